@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The index: which (worker, rank) holds which KV blocks.
+ *
+ * Model. A trie keyed by local hashes. A path from the root is a prompt prefix, a node is one block, and every
+ * node knows the set of (worker, rank) pairs that hold it. Per pair, the engine's own name of a block (its
+ * block hash) leads to the node.
+ *
+ *     root --L0--> [n1 {A,B}] --L1--> [n2 {A,B}] --L2--> [n3 {A}]
+ *                                         \-----L9--> [n4 {B}]
+ *     match(L0 L1 L2) = A:3  B:2
+ *
+ * Semantics (after NVIDIA Dynamo's indexer):
+ *   stored    All state is per (worker, rank): a parent must be known to the same pair, else -KVR_EPARENT and
+ *             nothing is applied. No parent: the blocks start a sequence. Repeating a store changes nothing.
+ *             A second name for a block that the pair already holds is kept beside the first; the pair holds
+ *             the block until both are removed. A known name that is stored at another place moves there.
+ *   removed   The pair gives up the block and everything it holds behind it. Unknown names are skipped and
+ *             reported (-KVR_ENOTFOUND) after the rest has been applied.
+ *   cleared   The emitting (worker, rank) holds nothing any more; with clear_worker_wide, every rank of it.
+ *   position  A store without a parent but with a start position is kept, dumped and counted, and is never
+ *             matched from block 0.
+ *   predicted Blocks recorded from routing decisions (kvr_index_record) expire after a time to live and are the
+ *             first to go under pressure. Events make them permanent.
+ *
+ * Invariant that everything rests on: a pair that holds a block holds its parent.
+ *
+ * Costs. A match reads one 32-byte node per block, mostly in sequence, and does work for a holder only where
+ * one drops out. A store costs a few table operations per block. Memory is about 70 bytes for a block with one
+ * holder and 40 for each further holder; kvr_index_stats tells.
+ *
+ * Threads. Writers (everything that takes a struct kvr_index *) are serialised by a lock inside. Readers
+ * (kvr_index_match) never wait, never allocate and write only their own epoch word; use one reader object per
+ * thread. A match that runs beside a writer returns, for each pair, a depth that was true at some moment of
+ * the call.
+ *
+ * Memory. bytes_max caps everything the index allocates. A store that does not fit returns -KVR_ENOMEM; its
+ * leading blocks that did fit stay, because they are true. A removal never fails for want of memory in a way
+ * that leaves a false hit: at worst the pair disappears from all answers until memory returns.
+ *
+ * Caveats. One writer at a time. The table of children is rebuilt in one go when it fills.
+ */
+#ifndef KVROUTE_INDEX_H
+#define KVROUTE_INDEX_H
+
+#include <kvroute/alloc.h>
+#include <kvroute/clock.h>
+#include <kvroute/event.h>
+#include <kvroute/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kvr_index;
+struct kvr_index_reader;
+
+struct kvr_index_config {
+    const struct kvr_alloc *alloc; /* NULL: libc. Called under the index's lock */
+    const struct kvr_clock *clock; /* NULL: CLOCK_MONOTONIC. Read only by kvr_index_record and _expire */
+    size_t bytes_max;              /* most bytes the index may allocate; 0: no cap */
+    uint64_t ttl_ns;               /* life of a predicted block; 0: 120 s */
+    size_t predicted_max;          /* predicted (block, holder) pairs that trigger pruning; 0: no limit */
+    double prune_target_ratio;     /* prune down to this share of predicted_max; 0: 0.8. In (0, 1] */
+    bool clear_worker_wide;        /* a cleared event clears every rank of its worker (older publishers) */
+};
+
+/* Makes an empty index. `config` may be NULL (all defaults) and is copied.
+ * Owns: the caller gets *out and gives it to kvr_index_destroy. Returns: 0, -KVR_EINVAL, -KVR_ENOMEM. */
+KVR_API int kvr_index_create(const struct kvr_index_config *config, struct kvr_index **out);
+
+/* Frees the index and every reader of it. NULL is fine. Threads: no other call may be running. */
+KVR_API void kvr_index_destroy(struct kvr_index *index);
+
+/* Applies one event. The tier must be device; others return -KVR_EUNSUPPORTED.
+ * Returns: 0, or
+ *   -KVR_EPARENT    stored under a parent this pair does not hold; nothing applied
+ *   -KVR_ESEQUENCE  the parent is among the blocks, or a name recurs under itself
+ *   -KVR_ENOTFOUND  removed: at least one name was unknown; the others were applied
+ *   -KVR_ENOMEM     see "Memory" above
+ *   -KVR_EINVAL     parent and start position together
+ * Threads: any; serialised inside. */
+KVR_API int kvr_index_apply(struct kvr_index *index, const struct kvr_event *event);
+
+/* Records a routing decision: `worker` is taken to hold all blocks of the prompt from now on for the time to
+ * live; every repetition restarts it. Names are the sequence hashes.
+ * Returns: 0, -KVR_ELENGTH when the two lengths differ (nothing applied), -KVR_ENOMEM. Threads: any. */
+KVR_API int kvr_index_record(struct kvr_index *index, struct kvr_worker worker, const uint64_t *locals,
+                             size_t locals_n, const uint64_t *seqs, size_t seqs_n);
+
+/* Drops predicted blocks whose time has come. Returns: how many (block, holder) pairs went. Threads: any. */
+KVR_API size_t kvr_index_expire(struct kvr_index *index);
+
+/* Removes every rank of a worker / one rank. Unknown ones are no error. Threads: any. */
+KVR_API void kvr_index_remove_worker(struct kvr_index *index, uint64_t worker_id);
+KVR_API void kvr_index_remove_rank(struct kvr_index *index, struct kvr_worker worker);
+
+/* One leading overlap: `depth` blocks of the query, at least 1. */
+struct kvr_overlap {
+    struct kvr_worker worker;
+    uint32_t depth;
+};
+
+/* A reader is used by one thread at a time. Owns: kvr_index_reader_destroy, or the index at its end.
+ * Returns: 0 or -KVR_ENOMEM. */
+KVR_API int kvr_index_reader_create(struct kvr_index *index, struct kvr_index_reader **out);
+KVR_API void kvr_index_reader_destroy(struct kvr_index_reader *reader);
+
+/* How many leading blocks of locals[n] each pair holds. Pairs without any are absent; order is unspecified.
+ * Returns: number of entries written, or -KVR_ELIMIT when cap is smaller than the number of holders of the
+ * first block (kvr_index_ranks is always enough); nothing useful is in `out` then.
+ * Threads: lock-free; one thread per reader. Cost: see the top. */
+KVR_API long kvr_index_match(struct kvr_index_reader *reader, const uint64_t *locals, size_t n,
+                             struct kvr_overlap *out, size_t cap);
+
+/* Number of (worker, rank) pairs the index has a place for: a safe `cap` for kvr_index_match as long as no
+ * pair is added in between. Threads: any, lock-free. */
+KVR_API size_t kvr_index_ranks(const struct kvr_index *index);
+
+/* Blocks held by one pair (names counted once per block); 0 when unknown. Threads: any. */
+KVR_API size_t kvr_index_rank_blocks(struct kvr_index *index, struct kvr_worker worker);
+
+/* Receives one stored event of a dump; the event is borrowed. Non-zero stops the dump. */
+typedef int kvr_index_emit(void *ctx, const struct kvr_event *event);
+
+/* Emits the content as stored events, parents before children, one event per unbranched stretch, event ids
+ * 0, 1, 2, ... `only` NULL: every pair. Applying them to an empty index gives an equal one.
+ * Returns: 0, what `emit` returned, or -KVR_ENOMEM. Threads: any; holds the writer lock, and `emit` must not
+ * call back into the index. */
+KVR_API int kvr_index_dump(struct kvr_index *index, const struct kvr_worker *only, kvr_index_emit *emit, void *ctx);
+
+/* Replaces the content of one pair by stored events (their `worker` is ignored).
+ * Returns: 0 or the first error of kvr_index_apply; the events before it stay. Threads: any. */
+KVR_API int kvr_index_restore(struct kvr_index *index, struct kvr_worker worker, const struct kvr_event *events,
+                              size_t events_n);
+
+struct kvr_index_stats {
+    size_t bytes;             /* allocated now */
+    size_t ranks;             /* (worker, rank) pairs present */
+    size_t nodes;             /* distinct blocks */
+    size_t blocks;            /* (block, holder) pairs */
+    size_t predicted;         /* of these, from routing decisions */
+    size_t aliases;           /* second names */
+    size_t sets;              /* distinct sets of holders */
+    uint64_t stored_events, removed_events, cleared_events;
+    uint64_t duplicate_stores;  /* stores that changed nothing */
+    uint64_t parent_not_found, block_not_found, invalid_sequence, no_memory;
+    uint64_t expired, pruned;   /* predicted pairs dropped by time, by size */
+};
+
+/* Threads: any; takes the writer lock. */
+KVR_API void kvr_index_stats(struct kvr_index *index, struct kvr_index_stats *out);
+
+/* Checks every internal invariant; O(size). Returns: true, or false and a static text in *reason.
+ * Threads: any; takes the writer lock. */
+KVR_API bool kvr_index_validate(struct kvr_index *index, const char **reason);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libkvroute: a KV-cache-aware router as a library. Includes every public header.
+ *
+ *   hash.h    tokens -> local hashes -> sequence hashes
+ *   index.h   who holds which blocks
+ *   load.h    active sequences: what each worker is busy with
+ *   select.h  cost of a candidate, and the choice
+ *   router.h  all of it behind one call
+ *
+ * The library opens no socket and no file and starts no thread.
+ */
+#ifndef KVROUTE_KVROUTE_H
+#define KVROUTE_KVROUTE_H
+
+#include <kvroute/alloc.h>
+#include <kvroute/api.h>
+#include <kvroute/clock.h>
+#include <kvroute/error.h>
+#include <kvroute/event.h>
+#include <kvroute/hash.h>
+#include <kvroute/index.h>
+#include <kvroute/load.h>
+#include <kvroute/router.h>
+#include <kvroute/select.h>
+#include <kvroute/types.h>
+
+#endif

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/base.h"
+
+#include <string.h>
+#include <time.h>
+#include <kvroute/types.h>
+
+static void *libc_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
+{
+    (void)ctx;
+    (void)old_size;
+    if (new_size == 0) {
+        free(ptr);
+        return NULL;
+    }
+    return realloc(ptr, new_size);
+}
+
+const struct kvr_alloc *kvr_alloc_libc(void)
+{
+    static const struct kvr_alloc libc_alloc = {libc_resize, NULL};
+    return &libc_alloc;
+}
+
+static uint64_t monotonic_now(void *ctx)
+{
+    struct timespec ts;
+    (void)ctx;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+const struct kvr_clock *kvr_clock_monotonic(void)
+{
+    static const struct kvr_clock clock = {monotonic_now, NULL};
+    return &clock;
+}
+
+const char *kvr_strerror(int code)
+{
+    switch (code < 0 ? -code : code) {
+    case 0: return "success";
+#define KVR_ERROR_TEXT(name, value, text) \
+    case value: return text;
+        KVR_ERROR_MAP(KVR_ERROR_TEXT)
+#undef KVR_ERROR_TEXT
+    default: return "unknown error";
+    }
+}
+
+const char *kvr_err_name(int code)
+{
+    switch (code < 0 ? -code : code) {
+    case 0: return "KVR_OK";
+#define KVR_ERROR_NAME(name, value, text) \
+    case value: return "KVR_E" #name;
+        KVR_ERROR_MAP(KVR_ERROR_NAME)
+#undef KVR_ERROR_NAME
+    default: return "KVR_EUNKNOWN";
+    }
+}
+
+const char *kvr_version(void)
+{
+    return KVR_VERSION_STRING;
+}
+
+const char *kvr_tier_name(enum kvr_tier tier)
+{
+    static const char *const names[] = {"device", "host_pinned", "disk", "external"};
+    return (unsigned)tier < KVR_ARRAY_LEN(names) ? names[tier] : NULL;
+}
+
+int kvr_tier_of_medium(const char *medium, size_t len, enum kvr_tier *out)
+{
+    static const struct {
+        const char *name;
+        enum kvr_tier tier;
+    } rows[] = {
+        {"", KVR_TIER_DEVICE},          {"GPU", KVR_TIER_DEVICE},        {"DEVICE", KVR_TIER_DEVICE},
+        {"CPU", KVR_TIER_HOST_PINNED},  {"CPU_PINNED", KVR_TIER_HOST_PINNED}, {"CPU_TIER1", KVR_TIER_HOST_PINNED},
+        {"CPU_TIER2", KVR_TIER_DISK},   {"DISK", KVR_TIER_DISK},         {"NVME", KVR_TIER_DISK},
+        {"STORAGE", KVR_TIER_DISK},     {"EXTERNAL", KVR_TIER_EXTERNAL}, {"NETWORK", KVR_TIER_EXTERNAL},
+        {"REMOTE", KVR_TIER_EXTERNAL},  {"SHARED", KVR_TIER_EXTERNAL},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
+        if (strlen(rows[i].name) == len && memcmp(rows[i].name, medium, len) == 0) {
+            *out = rows[i].tier;
+            return 0;
+        }
+    return -KVR_EINVAL;
+}
+
+int kvr_worker_cmp(struct kvr_worker a, struct kvr_worker b)
+{
+    if (a.worker_id != b.worker_id) return a.worker_id < b.worker_id ? -1 : 1;
+    return a.dp_rank == b.dp_rank ? 0 : a.dp_rank < b.dp_rank ? -1 : 1;
+}
+
+void kvr_mem_init(struct kvr_mem *m, const struct kvr_alloc *a, size_t bytes_max)
+{
+    m->a = a ? *a : *kvr_alloc_libc();
+    m->bytes = 0;
+    m->bytes_max = bytes_max;
+}
+
+void *kvr_mem_resize(struct kvr_mem *m, void *ptr, size_t old_size, size_t new_size)
+{
+    if (new_size > old_size && m->bytes_max) {
+        size_t more = new_size - old_size;
+        if (more > m->bytes_max || m->bytes > m->bytes_max - more) return NULL;
+    }
+    void *p = m->a.resize(m->a.ctx, ptr, old_size, new_size);
+    if (!p && new_size) return NULL;
+    m->bytes = m->bytes - old_size + new_size;
+    return p;
+}
+
+void *kvr_mem_get(struct kvr_mem *m, size_t size)
+{
+    return kvr_mem_resize(m, NULL, 0, size);
+}
+
+void *kvr_mem_zget(struct kvr_mem *m, size_t size)
+{
+    void *p = kvr_mem_get(m, size);
+    if (p) memset(p, 0, size);
+    return p;
+}
+
+void kvr_mem_put(struct kvr_mem *m, void *ptr, size_t size)
+{
+    if (ptr) kvr_mem_resize(m, ptr, size, 0);
+}
+
+int kvr_mem_grow(struct kvr_mem *m, void **ptr, size_t *cap, size_t need, size_t elem)
+{
+    if (need <= *cap) return 0;
+    size_t n = *cap ? *cap : 8;
+    while (n < need) {
+        if (n > SIZE_MAX / 2 / elem) return -KVR_ENOMEM;
+        n *= 2;
+    }
+    void *p = kvr_mem_resize(m, *ptr, *cap * elem, n * elem);
+    if (!p) return -KVR_ENOMEM;
+    *ptr = p;
+    *cap = n;
+    return 0;
+}

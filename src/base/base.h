@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Small things every layer uses: assertions that stay, byte-accounting memory, a seeded generator. */
+#ifndef KVR_BASE_H
+#define KVR_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <kvroute/alloc.h>
+#include <kvroute/clock.h>
+#include <kvroute/error.h>
+
+/* A programmer's mistake: checked in release builds too. */
+#define KVR_ASSERT(cond)                                                                       \
+    do {                                                                                       \
+        if (!(cond)) {                                                                         \
+            fprintf(stderr, "kvroute: assertion failed: %s (%s:%d)\n", #cond, __FILE__, __LINE__); \
+            abort();                                                                           \
+        }                                                                                      \
+    } while (0)
+
+#define KVR_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define KVR_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define KVR_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
+
+/* Memory of one object: an allocator, the bytes it holds and the most it may hold (0 = no cap).
+ * Not thread-safe: the owner serialises. */
+struct kvr_mem {
+    struct kvr_alloc a;
+    size_t bytes;
+    size_t bytes_max;
+};
+
+void kvr_mem_init(struct kvr_mem *m, const struct kvr_alloc *a, size_t bytes_max);
+/* Like kvr_alloc.resize, counted. NULL when memory is short or the cap would be passed. */
+void *kvr_mem_resize(struct kvr_mem *m, void *ptr, size_t old_size, size_t new_size);
+void *kvr_mem_get(struct kvr_mem *m, size_t size);  /* uninitialised */
+void *kvr_mem_zget(struct kvr_mem *m, size_t size); /* zeroed */
+void kvr_mem_put(struct kvr_mem *m, void *ptr, size_t size);
+/* Grows *ptr (elements of elem bytes, capacity *cap) to hold at least need elements. 0 or -KVR_ENOMEM. */
+int kvr_mem_grow(struct kvr_mem *m, void **ptr, size_t *cap, size_t need, size_t elem);
+
+/* 64-bit finaliser (murmur3's), for table positions. */
+static inline uint64_t kvr_mix64(uint64_t x)
+{
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdULL;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53ULL;
+    x ^= x >> 33;
+    return x;
+}
+
+/* splitmix64: small, seedable, good enough for ties and sampling; not for secrets. */
+struct kvr_rng {
+    uint64_t state;
+};
+
+static inline uint64_t kvr_rng_next(struct kvr_rng *r)
+{
+    uint64_t z = (r->state += 0x9e3779b97f4a7c15ULL);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+    return z ^ (z >> 31);
+}
+
+/* Uniform in [0, n), n > 0; multiply-shift, bias below 2^-32 for the small n used here. */
+static inline uint32_t kvr_rng_below(struct kvr_rng *r, uint32_t n)
+{
+    return (uint32_t)(((kvr_rng_next(r) >> 32) * n) >> 32);
+}
+
+/* Uniform in [0, 1). */
+static inline double kvr_rng_unit(struct kvr_rng *r)
+{
+    return (double)(kvr_rng_next(r) >> 11) * 0x1.0p-53;
+}
+
+static inline uint64_t kvr_now_ns(const struct kvr_clock *c)
+{
+    return c->now_ns(c->ctx);
+}
+
+static inline uint64_t kvr_load_be64(const unsigned char *p)
+{
+    uint64_t v = 0;
+    for (int i = 0; i < 8; i++) v = v << 8 | p[i];
+    return v;
+}
+
+static inline void kvr_store_be64(unsigned char *p, uint64_t v)
+{
+    for (int i = 7; i >= 0; i--, v >>= 8) p[i] = (unsigned char)v;
+}
+
+#endif

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmocka with what it wants included before it, and small helpers for every unit test. */
+#ifndef KVR_TEST_H
+#define KVR_TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/base.h"
+
+/* An allocator that fails its n-th call (counting from 0); -1: never. */
+struct failing_alloc {
+    long fail_at, calls;
+    size_t live;
+};
+
+static inline void *failing_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
+{
+    struct failing_alloc *f = ctx;
+    if (new_size == 0) {
+        f->live -= old_size;
+        free(ptr);
+        return NULL;
+    }
+    if (f->fail_at >= 0 && f->calls++ == f->fail_at) return NULL;
+    void *p = realloc(ptr, new_size);
+    if (p) f->live += new_size - old_size;
+    return p;
+}
+
+/* A clock that stands where it is put. */
+static inline uint64_t manual_now(void *ctx)
+{
+    return *(uint64_t *)ctx;
+}
+
+#endif
