@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/buf.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <string.h>
+
+int kvr_buf_reserve(struct kvr_buf *b, size_t more)
+{
+    if (b->failed) return -KVR_ENOMEM;
+    if (more <= b->cap - b->len) return 0;
+    size_t cap = b->cap ? b->cap : 256;
+    while (cap - b->len < more) {
+        if (cap > SIZE_MAX / 2) {
+            b->failed = true;
+            return -KVR_ENOMEM;
+        }
+        cap *= 2;
+    }
+    char *p = realloc(b->data, cap);
+    if (!p) {
+        b->failed = true;
+        return -KVR_ENOMEM;
+    }
+    b->data = p;
+    b->cap = cap;
+    return 0;
+}
+
+void kvr_buf_add(struct kvr_buf *b, const void *data, size_t len)
+{
+    if (len == 0 || kvr_buf_reserve(b, len)) return;
+    memcpy(b->data + b->len, data, len);
+    b->len += len;
+}
+
+void kvr_buf_str(struct kvr_buf *b, const char *s)
+{
+    kvr_buf_add(b, s, strlen(s));
+}
+
+void kvr_buf_printf(struct kvr_buf *b, const char *fmt, ...)
+{
+    va_list ap, again;
+    va_start(ap, fmt);
+    va_copy(again, ap);
+    int n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    if (n >= 0 && kvr_buf_reserve(b, (size_t)n + 1) == 0) {
+        vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
+        b->len += (size_t)n;
+    }
+    va_end(again);
+}
+
+void kvr_buf_free(struct kvr_buf *b)
+{
+    free(b->data);
+    *b = (struct kvr_buf){0};
+}
+
+static void json_sep(struct kvr_buf *b)
+{
+    if (b->comma) kvr_buf_add(b, ",", 1);
+    b->comma = true;
+}
+
+void kvr_json_open(struct kvr_buf *b, char bracket)
+{
+    json_sep(b);
+    kvr_buf_add(b, &bracket, 1);
+    b->comma = false;
+}
+
+void kvr_json_close(struct kvr_buf *b, char bracket)
+{
+    kvr_buf_add(b, &bracket, 1);
+    b->comma = true;
+}
+
+void kvr_json_key(struct kvr_buf *b, const char *key)
+{
+    json_sep(b);
+    kvr_buf_printf(b, "\"%s\":", key);
+    b->comma = false;
+}
+
+void kvr_json_u64(struct kvr_buf *b, uint64_t v)
+{
+    json_sep(b);
+    kvr_buf_printf(b, "%" PRIu64, v);
+}
+
+void kvr_json_i64(struct kvr_buf *b, int64_t v)
+{
+    json_sep(b);
+    kvr_buf_printf(b, "%" PRId64, v);
+}
+
+void kvr_json_double(struct kvr_buf *b, double v)
+{
+    json_sep(b);
+    if (isfinite(v)) kvr_buf_printf(b, "%.10g", v);
+    else kvr_buf_str(b, "null");
+}
+
+void kvr_json_bool(struct kvr_buf *b, bool v)
+{
+    json_sep(b);
+    kvr_buf_str(b, v ? "true" : "false");
+}
+
+void kvr_json_null(struct kvr_buf *b)
+{
+    json_sep(b);
+    kvr_buf_str(b, "null");
+}
+
+/* Length of the valid UTF-8 sequence at s, or 0. */
+static size_t utf8_len(const unsigned char *s, size_t n)
+{
+    static const struct {
+        unsigned char mask, lead;
+        uint32_t least;
+    } forms[] = {{0xe0, 0xc0, 0x80}, {0xf0, 0xe0, 0x800}, {0xf8, 0xf0, 0x10000}};
+    if (s[0] < 0x80) return 1;
+    for (size_t k = 0; k < 3; k++) {
+        if ((s[0] & forms[k].mask) != forms[k].lead) continue;
+        uint32_t cp = s[0] & (unsigned char)~forms[k].mask;
+        if (n < k + 2) return 0;
+        for (size_t i = 1; i <= k + 1; i++) {
+            if ((s[i] & 0xc0) != 0x80) return 0;
+            cp = cp << 6 | (s[i] & 0x3f);
+        }
+        bool surrogate = cp >= 0xd800 && cp < 0xe000;
+        return cp >= forms[k].least && cp <= 0x10ffff && !surrogate ? k + 2 : 0;
+    }
+    return 0;
+}
+
+void kvr_json_str(struct kvr_buf *b, const char *str, size_t len)
+{
+    const unsigned char *s = (const unsigned char *)str;
+    json_sep(b);
+    kvr_buf_add(b, "\"", 1);
+    for (size_t i = 0; i < len;) {
+        size_t k = utf8_len(s + i, len - i);
+        if (k == 0) {
+            kvr_buf_str(b, "\xef\xbf\xbd");
+            i++;
+        } else if (k > 1) {
+            kvr_buf_add(b, s + i, k);
+            i += k;
+        } else {
+            unsigned char c = s[i++];
+            if (c == '"' || c == '\\') kvr_buf_printf(b, "\\%c", c);
+            else if (c == '\n') kvr_buf_str(b, "\\n");
+            else if (c < 0x20) kvr_buf_printf(b, "\\u%04x", c);
+            else kvr_buf_add(b, &c, 1);
+        }
+    }
+    kvr_buf_add(b, "\"", 1);
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A growable byte buffer, with printf and JSON output. A failed allocation is remembered in `failed` and makes
+ * the following calls do nothing, so a caller checks once at the end. Single-threaded. */
+#ifndef KVR_BUF_H
+#define KVR_BUF_H
+
+#include "base/base.h"
+
+struct kvr_buf {
+    char *data;
+    size_t len, cap;
+    bool failed;
+    bool comma; /* JSON: the next value or key needs a comma first */
+};
+
+int kvr_buf_reserve(struct kvr_buf *b, size_t more);
+void kvr_buf_add(struct kvr_buf *b, const void *data, size_t len);
+void kvr_buf_str(struct kvr_buf *b, const char *s);
+void kvr_buf_printf(struct kvr_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void kvr_buf_free(struct kvr_buf *b);
+
+/* JSON. Containers take care of commas; keys are written by the caller's own literals. */
+void kvr_json_open(struct kvr_buf *b, char bracket);
+void kvr_json_close(struct kvr_buf *b, char bracket);
+void kvr_json_key(struct kvr_buf *b, const char *key);
+void kvr_json_u64(struct kvr_buf *b, uint64_t v);
+void kvr_json_i64(struct kvr_buf *b, int64_t v);
+void kvr_json_double(struct kvr_buf *b, double v);
+void kvr_json_bool(struct kvr_buf *b, bool v);
+void kvr_json_null(struct kvr_buf *b);
+/* Invalid UTF-8 is replaced by U+FFFD, so the output is always valid JSON. */
+void kvr_json_str(struct kvr_buf *b, const char *s, size_t len);
+
+#endif

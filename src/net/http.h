@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * HTTP/1.1 on libuv and llhttp: a server for whole requests and streamed answers, and a client with pooled
+ * keep-alive connections. Everything belongs to one loop and is used from its thread only.
+ *
+ * Limits: header section 64 KiB, request body as configured, 64 KiB of pipelined bytes behind a request that is
+ * being answered, bounded write queues (the caller pauses its source above KVR_HTTP_HIGH_WATER).
+ */
+#ifndef KVR_NET_HTTP_H
+#define KVR_NET_HTTP_H
+
+#include <uv.h>
+
+#include "base/base.h"
+#include "base/buf.h"
+
+enum {
+    KVR_HTTP_HEAD_MAX = 64 * 1024,
+    KVR_HTTP_PIPELINE_MAX = 64 * 1024,
+    KVR_HTTP_HEADERS_MAX = 128,
+    KVR_HTTP_HIGH_WATER = 256 * 1024,
+    KVR_HTTP_LOW_WATER = 64 * 1024
+};
+
+/* ---- headers ----------------------------------------------------------------------------------------- */
+
+struct kvr_header {
+    uint32_t name_at, name_len, value_at, value_len; /* in text */
+};
+
+struct kvr_headers {
+    struct kvr_buf text;
+    struct kvr_header *list;
+    size_t n, cap;
+};
+
+struct kvr_text {
+    const char *ptr; /* NULL: absent */
+    size_t len;
+};
+
+/* First header of that name (any case), or an absent text. */
+struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name);
+struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i);
+struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i);
+void kvr_headers_free(struct kvr_headers *h);
+bool kvr_text_is(struct kvr_text t, const char *s);      /* exact */
+bool kvr_text_is_nocase(struct kvr_text t, const char *s);
+/* Headers that concern one connection only: Connection, those it names, Keep-Alive, Transfer-Encoding, ... */
+bool kvr_header_is_hop_by_hop(const struct kvr_headers *h, struct kvr_text name);
+
+/* ---- server ------------------------------------------------------------------------------------------ */
+
+struct kvr_http_server;
+struct kvr_http_conn;
+
+struct kvr_http_handler {
+    /* A whole request has arrived. The handler answers now or later, exactly once. */
+    void (*on_request)(struct kvr_http_conn *conn, void *ctx);
+    /* The client went away while an answer was owed; the connection must not be used any more. */
+    void (*on_gone)(struct kvr_http_conn *conn, void *ctx);
+    /* The write queue fell below KVR_HTTP_LOW_WATER after it had been above the high mark. */
+    void (*on_drained)(struct kvr_http_conn *conn, void *ctx);
+    /* Error body for a request that never reached on_request; appends to `out`. */
+    void (*error_body)(struct kvr_buf *out, int status, const char *message);
+    void *ctx;
+};
+
+struct kvr_http_server_config {
+    const char *host;
+    uint16_t port; /* 0: any; kvr_http_server_port tells */
+    bool reuse_port;
+    size_t body_max, connections_max;
+    double head_timeout_s, body_timeout_s, idle_timeout_s;
+    struct kvr_http_handler handler;
+};
+
+struct kvr_http_server_stats {
+    uint64_t connections, refused_connections, bad_requests, too_large, timeouts, requests;
+    size_t open;
+};
+
+/* Returns: 0 or a libuv error (port taken, ...). */
+int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *config, struct kvr_http_server **out);
+uint16_t kvr_http_server_port(const struct kvr_http_server *s);
+void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_server_stats *out);
+/* Stops accepting and closes idle connections; those being answered live on. */
+void kvr_http_server_drain(struct kvr_http_server *s);
+/* Closes everything; on_gone is called for answers owed. Memory goes when the loop has run its close callbacks. */
+void kvr_http_server_close(struct kvr_http_server *s);
+
+struct kvr_http_request {
+    struct kvr_text method, target, path, query;
+    int minor; /* HTTP/1.minor */
+    const struct kvr_headers *headers;
+    const char *body;
+    size_t body_len;
+};
+
+/* Valid until the answer has ended. */
+const struct kvr_http_request *kvr_http_conn_request(struct kvr_http_conn *c);
+/* Gives the body's memory back early; request.body is NULL afterwards. */
+void kvr_http_conn_drop_body(struct kvr_http_conn *c);
+/* Takes the body out of the connection; the caller frees it. */
+char *kvr_http_conn_take_body(struct kvr_http_conn *c, size_t *len);
+void kvr_http_conn_set_user(struct kvr_http_conn *c, void *user);
+void *kvr_http_conn_user(struct kvr_http_conn *c);
+
+/* Begins an answer. `headers`: formatted lines ("Name: value\r\n"...). length < 0: unknown (chunked, or until
+ * close for HTTP/1.0). */
+void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length);
+/* Sends a piece of the body at once. Returns: bytes waiting in the write queue. */
+size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len);
+void kvr_http_end(struct kvr_http_conn *c);
+/* Breaks the transfer off, so that the client sees that the answer is not whole. */
+void kvr_http_abort(struct kvr_http_conn *c);
+/* A whole answer in one go. */
+void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers,
+                    const char *body, size_t len);
+/* A connection that is being answered does not take another request afterwards. */
+void kvr_http_close_after(struct kvr_http_conn *c);
+const char *kvr_http_reason(int status);
+
+/* ---- client ------------------------------------------------------------------------------------------ */
+
+struct kvr_http_client;
+struct kvr_http_call;
+
+struct kvr_endpoint {
+    char host[256];
+    uint16_t port;
+    char base[256];  /* path prefix without trailing slash, often "" */
+    uint64_t key;    /* identifies host:port in the pool */
+    bool is_numeric;
+    struct sockaddr_storage addr;
+};
+
+/* Parses http://host[:port][/path]. Returns: 0 or -KVR_EINVAL. */
+int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out);
+
+enum kvr_http_failure {
+    KVR_HTTP_CONNECT_FAILED, /* refused, unreachable, name unknown */
+    KVR_HTTP_CONNECT_TIMEOUT,
+    KVR_HTTP_RESET,          /* closed before the answer began */
+    KVR_HTTP_TRUNCATED,      /* closed in the middle */
+    KVR_HTTP_BAD_ANSWER
+};
+
+struct kvr_http_call_handler {
+    void (*on_head)(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length);
+    void (*on_body)(struct kvr_http_call *call, void *ctx, const char *data, size_t len);
+    /* Exactly one of these two ends a call that was not cancelled. The call is gone afterwards. */
+    void (*on_done)(struct kvr_http_call *call, void *ctx);
+    void (*on_failed)(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text);
+};
+
+struct kvr_http_call_config {
+    const struct kvr_endpoint *endpoint; /* copied */
+    const char *head;                    /* request line and headers, with the blank line; copied */
+    size_t head_len;
+    const char *body;                    /* borrowed until the call ends or is cancelled */
+    size_t body_len;
+    bool is_head;
+    double connect_timeout_s;
+    const struct kvr_http_call_handler *handler;
+    void *ctx;
+};
+
+int kvr_http_client_create(uv_loop_t *loop, double idle_timeout_s, struct kvr_http_client **out);
+/* Closes idle connections and cancels calls silently; memory goes with the loop's close callbacks. */
+void kvr_http_client_close(struct kvr_http_client *c);
+size_t kvr_http_client_idle(const struct kvr_http_client *c);
+
+/* Never calls back before it returns. Returns: the call or NULL when memory is short. A pooled connection that
+ * turns out to be closed by the peer is replaced by a fresh one without telling, once. */
+struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struct kvr_http_call_config *config);
+/* Ends a call without a callback; its connection is closed. */
+void kvr_http_call_cancel(struct kvr_http_call *call);
+void kvr_http_call_pause(struct kvr_http_call *call);
+void kvr_http_call_resume(struct kvr_http_call *call);
+
+#endif

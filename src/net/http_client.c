@@ -1,0 +1,528 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * HTTP client with a pool of keep-alive connections per host:port.
+ *
+ *     call --> idle connection, or a fresh one:  resolving -> connecting -> sending -> receiving -> idle | closed
+ *
+ * A connection belongs to one call or to the pool. A pooled connection that the peer closed just before we used it
+ * fails without a single answer byte; the call is then moved to a fresh connection once, so that the peer's idle
+ * timeout never looks like a failure. Idle connections are closed after a few seconds, before engines do (5 s).
+ */
+#include "net/http_internal.h"
+
+#include <string.h>
+
+enum { IDLE_MAX = 1024 };
+
+struct peer;
+
+struct kvr_http_client {
+    uv_loop_t *loop;
+    uv_timer_t sweep;
+    double idle_timeout_s;
+    struct peer *idle;    /* newest first */
+    struct peer *busy;
+    size_t idle_n;
+    llhttp_settings_t settings;
+    size_t handles;
+    bool closed;
+    char read_buffer[64 * 1024];
+};
+
+enum peer_state { RESOLVING, CONNECTING, RECEIVING, IDLE, CLOSING };
+
+struct peer { /* one connection */
+    uv_tcp_t tcp;
+    uv_timer_t timer; /* connect timeout */
+    uv_connect_t connect;
+    uv_getaddrinfo_t resolve;
+    uv_write_t write;
+    llhttp_t parser;
+    struct kvr_http_client *client;
+    struct kvr_http_call *call;
+    struct peer *next, *prev;
+    enum peer_state state;
+    uint64_t key, idle_since_ms;
+    struct kvr_headers headers;
+    int handles;
+    bool reused, got_bytes, in_value, writing, resolving, in_callback, done;
+};
+
+struct kvr_http_call {
+    struct kvr_http_call_config config;
+    struct kvr_endpoint endpoint;
+    struct peer *peer;
+    bool paused, retried;
+    size_t head_len;
+    char head[];
+};
+
+static struct peer *peer_new(struct kvr_http_client *c, uint64_t key);
+static void peer_start(struct peer *p);
+
+/* ---- lists ------------------------------------------------------------------------------------------- */
+
+static void list_remove(struct peer **head, struct peer *p)
+{
+    if (p->next) p->next->prev = p->prev;
+    *(p->prev ? &p->prev->next : head) = p->next;
+    p->next = p->prev = NULL;
+}
+
+static void list_push(struct peer **head, struct peer *p)
+{
+    p->prev = NULL;
+    p->next = *head;
+    if (*head) (*head)->prev = p;
+    *head = p;
+}
+
+/* ---- closing ----------------------------------------------------------------------------------------- */
+
+static void client_maybe_free(struct kvr_http_client *c)
+{
+    if (c->closed && c->handles == 0) free(c);
+}
+
+static void peer_maybe_free(struct peer *p)
+{
+    struct kvr_http_client *c = p->client;
+    if (p->handles || p->resolving) return;
+    kvr_headers_free(&p->headers);
+    free(p);
+    c->handles--;
+    client_maybe_free(c);
+}
+
+static void on_peer_closed(uv_handle_t *h)
+{
+    struct peer *p = h->data;
+    p->handles--;
+    peer_maybe_free(p);
+}
+
+static void peer_close(struct peer *p)
+{
+    if (p->state == CLOSING) return;
+    if (p->state == IDLE) {
+        list_remove(&p->client->idle, p);
+        p->client->idle_n--;
+    } else {
+        list_remove(&p->client->busy, p);
+    }
+    p->state = CLOSING;
+    if (p->resolving) uv_cancel((uv_req_t *)&p->resolve);
+    uv_close((uv_handle_t *)&p->tcp, on_peer_closed);
+    uv_close((uv_handle_t *)&p->timer, on_peer_closed);
+}
+
+static void call_failed(struct peer *p, enum kvr_http_failure why, const char *text)
+{
+    struct kvr_http_call *call = p->call;
+    p->call = NULL;
+    peer_close(p);
+    if (!call) return;
+    bool stale = p->reused && !p->got_bytes && why == KVR_HTTP_RESET && !call->retried && !p->client->closed;
+    if (stale) {
+        call->retried = true;
+        struct peer *fresh = peer_new(p->client, call->endpoint.key);
+        if (fresh) {
+            fresh->call = call;
+            call->peer = fresh;
+            peer_start(fresh);
+            return;
+        }
+    }
+    call->peer = NULL;
+    call->config.handler->on_failed(call, call->config.ctx, why, text);
+    free(call);
+}
+
+static void to_idle(struct peer *p)
+{
+    struct kvr_http_client *c = p->client;
+    list_remove(&c->busy, p);
+    list_push(&c->idle, p);
+    p->state = IDLE;
+    uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read); /* to notice when the peer closes */
+    p->idle_since_ms = uv_now(c->loop);
+    if (++c->idle_n > IDLE_MAX || c->closed) peer_close(p);
+}
+
+/* ---- answer ------------------------------------------------------------------------------------------ */
+
+static struct peer *peer_of(llhttp_t *parser)
+{
+    return (struct peer *)((char *)parser - offsetof(struct peer, parser));
+}
+
+static int on_field(llhttp_t *l, const char *at, size_t len)
+{
+    struct peer *p = peer_of(l);
+    bool fresh = p->in_value || p->headers.n == 0;
+    p->in_value = false;
+    return kvr__headers_name(&p->headers, at, len, fresh) ? HPE_USER : 0;
+}
+
+static int on_value(llhttp_t *l, const char *at, size_t len)
+{
+    struct peer *p = peer_of(l);
+    bool fresh = !p->in_value;
+    p->in_value = true;
+    return kvr__headers_value(&p->headers, at, len, fresh) ? HPE_USER : 0;
+}
+
+static int on_begin(llhttp_t *l)
+{
+    struct peer *p = peer_of(l);
+    kvr__headers_reset(&p->headers);
+    p->in_value = false;
+    return 0;
+}
+
+static int on_head(llhttp_t *l)
+{
+    struct peer *p = peer_of(l);
+    struct kvr_http_call *call = p->call;
+    if (!call) return HPE_USER;
+    if (l->status_code < 200) return 0; /* interim: the real one follows */
+    int64_t length = l->flags & F_CONTENT_LENGTH ? (int64_t)l->content_length : -1;
+    bool no_body = call->config.is_head || l->status_code == 204 || l->status_code == 304;
+    call->config.handler->on_head(call, call->config.ctx, l->status_code, &p->headers, length);
+    return no_body ? 1 : 0;
+}
+
+static int on_body(llhttp_t *l, const char *at, size_t len)
+{
+    struct peer *p = peer_of(l);
+    if (!p->call) return HPE_USER; /* cancelled by the handler in this very read */
+    p->call->config.handler->on_body(p->call, p->call->config.ctx, at, len);
+    return 0;
+}
+
+static int on_complete(llhttp_t *l)
+{
+    struct peer *p = peer_of(l);
+    if (l->status_code < 200) return 0;
+    p->done = true;
+    return HPE_PAUSED;
+}
+
+static void finish(struct peer *p, bool keep)
+{
+    struct kvr_http_call *call = p->call;
+    p->call = NULL;
+    if (keep && !p->writing && !p->client->closed) {
+        llhttp_resume(&p->parser);
+        to_idle(p);
+    } else {
+        peer_close(p);
+    }
+    if (!call) return;
+    call->peer = NULL;
+    call->config.handler->on_done(call, call->config.ctx);
+    free(call);
+}
+
+static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf)
+{
+    struct peer *p = h->data;
+    (void)hint;
+    *buf = uv_buf_init(p->client->read_buffer, sizeof p->client->read_buffer);
+}
+
+static void on_end_of_input(struct peer *p)
+{
+    if (p->state == IDLE || !p->call) {
+        peer_close(p);
+        return;
+    }
+    bool began = p->got_bytes;
+    if (llhttp_message_needs_eof(&p->parser) && began && llhttp_finish(&p->parser) == HPE_OK) {
+        finish(p, false);
+        return;
+    }
+    if (p->done) finish(p, false);
+    else call_failed(p, began ? KVR_HTTP_TRUNCATED : KVR_HTTP_RESET, "the connection was closed by the worker");
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+{
+    struct peer *p = stream->data;
+    if (n == 0) return;
+    if (n < 0) {
+        if (n == UV_EOF) on_end_of_input(p);
+        else if (p->call) call_failed(p, p->got_bytes ? KVR_HTTP_TRUNCATED : KVR_HTTP_RESET, uv_strerror((int)n));
+        else peer_close(p);
+        return;
+    }
+    if (p->state != RECEIVING) { /* bytes nobody asked for */
+        peer_close(p);
+        return;
+    }
+    p->got_bytes = true;
+    p->in_callback = true;
+    llhttp_errno_t e = llhttp_execute(&p->parser, buf->base, (size_t)n);
+    p->in_callback = false;
+    if (!p->call && !p->done) { /* cancelled meanwhile */
+        peer_close(p);
+    } else if (p->done) {
+        bool all_used = llhttp_get_error_pos(&p->parser) == buf->base + n;
+        finish(p, all_used && llhttp_should_keep_alive(&p->parser));
+    } else if (e != HPE_OK) {
+        call_failed(p, KVR_HTTP_BAD_ANSWER, llhttp_errno_name(e));
+    }
+}
+
+/* ---- request ----------------------------------------------------------------------------------------- */
+
+static void on_written(uv_write_t *w, int status)
+{
+    struct peer *p = w->data;
+    p->writing = false;
+    /* A write error shows on the read side too, possibly after an early answer that is worth reading. */
+    (void)status;
+}
+
+static int send_request(struct peer *p)
+{
+    const struct kvr_http_call *call = p->call;
+    p->state = RECEIVING;
+    p->got_bytes = p->done = p->in_value = false;
+    kvr__headers_reset(&p->headers);
+    llhttp_init(&p->parser, HTTP_RESPONSE, &p->client->settings);
+    uv_buf_t bufs[] = {uv_buf_init((char *)(uintptr_t)call->head, (unsigned)call->head_len),
+                       uv_buf_init((char *)(uintptr_t)call->config.body, (unsigned)call->config.body_len)};
+    p->write.data = p;
+    p->writing = true;
+    int rc = uv_write(&p->write, (uv_stream_t *)&p->tcp, bufs, call->config.body_len ? 2 : 1, on_written);
+    if (rc) p->writing = false;
+    if (rc == 0 && !call->paused) {
+        rc = uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read);
+        if (rc == UV_EALREADY) rc = 0;
+    }
+    return rc;
+}
+
+static void on_connected(uv_connect_t *req, int status)
+{
+    struct peer *p = req->data;
+    if (p->state == CLOSING) return;
+    uv_timer_stop(&p->timer);
+    if (status < 0) {
+        call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(status));
+        return;
+    }
+    uv_tcp_nodelay(&p->tcp, 1);
+    int rc = send_request(p);
+    if (rc) call_failed(p, KVR_HTTP_RESET, uv_strerror(rc));
+}
+
+static void connect_to(struct peer *p, const struct sockaddr *addr)
+{
+    p->state = CONNECTING;
+    p->connect.data = p;
+    int rc = uv_tcp_connect(&p->connect, &p->tcp, addr, on_connected);
+    if (rc) call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(rc));
+}
+
+static void on_resolved(uv_getaddrinfo_t *req, int status, struct addrinfo *list)
+{
+    struct peer *p = req->data;
+    p->resolving = false;
+    if (p->state == CLOSING) {
+        uv_freeaddrinfo(list);
+        peer_maybe_free(p);
+        return;
+    }
+    if (status < 0 || !list) {
+        call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(status ? status : UV_EAI_NONAME));
+        uv_freeaddrinfo(list);
+        return;
+    }
+    struct sockaddr_storage a = {0};
+    memcpy(&a, list->ai_addr, list->ai_addrlen);
+    uv_freeaddrinfo(list);
+    connect_to(p, (const struct sockaddr *)&a);
+}
+
+static void on_connect_timeout(uv_timer_t *t)
+{
+    struct peer *p = t->data;
+    call_failed(p, KVR_HTTP_CONNECT_TIMEOUT, "connecting took too long");
+}
+
+/* Failures in here are reported from the loop, so that starting a call never calls back. */
+static void on_start_soon(uv_timer_t *t)
+{
+    struct peer *p = t->data;
+    const struct kvr_http_call *call = p->call;
+    double timeout = call->config.connect_timeout_s;
+    if (timeout > 0) uv_timer_start(&p->timer, on_connect_timeout, (uint64_t)(timeout * 1000) + 1, 0);
+    if (call->endpoint.is_numeric) {
+        connect_to(p, (const struct sockaddr *)&call->endpoint.addr);
+        return;
+    }
+    char port[8];
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    snprintf(port, sizeof port, "%u", call->endpoint.port);
+    p->state = RESOLVING;
+    p->resolve.data = p;
+    p->resolving = true;
+    int rc = uv_getaddrinfo(p->client->loop, &p->resolve, on_resolved, call->endpoint.host, port, &hints);
+    if (rc) {
+        p->resolving = false;
+        call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(rc));
+    }
+}
+
+static struct peer *peer_new(struct kvr_http_client *c, uint64_t key)
+{
+    struct peer *p = calloc(1, sizeof *p);
+    if (!p) return NULL;
+    p->client = c;
+    p->key = key;
+    uv_tcp_init(c->loop, &p->tcp);
+    uv_timer_init(c->loop, &p->timer);
+    p->tcp.data = p->timer.data = p;
+    p->handles = 2;
+    p->state = CONNECTING;
+    c->handles++;
+    list_push(&c->busy, p);
+    return p;
+}
+
+static void peer_start(struct peer *p)
+{
+    uv_timer_start(&p->timer, on_start_soon, 0, 0);
+}
+
+static void on_reuse_failed(uv_timer_t *t)
+{
+    call_failed(t->data, KVR_HTTP_RESET, "the pooled connection is gone");
+}
+
+static struct peer *peer_from_pool(struct kvr_http_client *c, uint64_t key)
+{
+    for (struct peer *p = c->idle; p; p = p->next)
+        if (p->key == key) {
+            list_remove(&c->idle, p);
+            c->idle_n--;
+            list_push(&c->busy, p);
+            p->state = RECEIVING;
+            p->reused = true;
+            return p;
+        }
+    return NULL;
+}
+
+struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struct kvr_http_call_config *config)
+{
+    struct kvr_http_call *call = calloc(1, sizeof *call + config->head_len);
+    if (!call) return NULL;
+    call->config = *config;
+    call->endpoint = *config->endpoint;
+    call->head_len = config->head_len;
+    memcpy(call->head, config->head, config->head_len);
+    struct peer *p = peer_from_pool(c, call->endpoint.key);
+    bool pooled = p != NULL;
+    if (!p) p = peer_new(c, call->endpoint.key);
+    if (!p) {
+        free(call);
+        return NULL;
+    }
+    p->call = call;
+    call->peer = p;
+    if (pooled) {
+        if (send_request(p)) uv_timer_start(&p->timer, on_reuse_failed, 0, 0); /* told from the loop */
+    } else {
+        peer_start(p);
+    }
+    return call;
+}
+
+void kvr_http_call_cancel(struct kvr_http_call *call)
+{
+    struct peer *p = call->peer;
+    if (p) {
+        p->call = NULL;
+        if (!p->in_callback) peer_close(p);
+    }
+    free(call);
+}
+
+void kvr_http_call_pause(struct kvr_http_call *call)
+{
+    call->paused = true;
+    if (call->peer && call->peer->state == RECEIVING) uv_read_stop((uv_stream_t *)&call->peer->tcp);
+}
+
+void kvr_http_call_resume(struct kvr_http_call *call)
+{
+    if (!call->paused) return;
+    call->paused = false;
+    if (call->peer && call->peer->state == RECEIVING)
+        uv_read_start((uv_stream_t *)&call->peer->tcp, on_alloc, on_read);
+}
+
+/* ---- client ------------------------------------------------------------------------------------------ */
+
+static void on_sweep(uv_timer_t *t)
+{
+    struct kvr_http_client *c = t->data;
+    uint64_t now = uv_now(c->loop), limit = (uint64_t)(c->idle_timeout_s * 1000);
+    for (struct peer *p = c->idle, *next; p; p = next) {
+        next = p->next;
+        if (now - p->idle_since_ms >= limit) peer_close(p);
+    }
+}
+
+int kvr_http_client_create(uv_loop_t *loop, double idle_timeout_s, struct kvr_http_client **out)
+{
+    struct kvr_http_client *c = calloc(1, sizeof *c);
+    if (!c) return -KVR_ENOMEM;
+    c->loop = loop;
+    c->idle_timeout_s = idle_timeout_s;
+    llhttp_settings_init(&c->settings);
+    c->settings.on_message_begin = on_begin;
+    c->settings.on_header_field = on_field;
+    c->settings.on_header_value = on_value;
+    c->settings.on_headers_complete = on_head;
+    c->settings.on_body = on_body;
+    c->settings.on_message_complete = on_complete;
+    uv_timer_init(loop, &c->sweep);
+    c->sweep.data = c;
+    c->handles = 1;
+    uv_timer_start(&c->sweep, on_sweep, 500, 500);
+    uv_unref((uv_handle_t *)&c->sweep);
+    *out = c;
+    return 0;
+}
+
+size_t kvr_http_client_idle(const struct kvr_http_client *c)
+{
+    return c->idle_n;
+}
+
+static void on_client_closed(uv_handle_t *h)
+{
+    struct kvr_http_client *c = h->data;
+    c->handles--;
+    client_maybe_free(c);
+}
+
+void kvr_http_client_close(struct kvr_http_client *c)
+{
+    if (!c || c->closed) return;
+    c->closed = true;
+    while (c->idle) peer_close(c->idle);
+    while (c->busy) {
+        struct peer *p = c->busy;
+        if (p->call) {
+            p->call->peer = NULL; /* its owner cancels it later, or has forgotten it */
+            p->call = NULL;
+        }
+        peer_close(p);
+    }
+    uv_close((uv_handle_t *)&c->sweep, on_client_closed);
+}

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "net/http_internal.h"
+
+#include <string.h>
+#include <strings.h>
+
+#include <kvroute/hash.h>
+
+bool kvr_text_is(struct kvr_text t, const char *s)
+{
+    return t.ptr && t.len == strlen(s) && memcmp(t.ptr, s, t.len) == 0;
+}
+
+bool kvr_text_is_nocase(struct kvr_text t, const char *s)
+{
+    return t.ptr && t.len == strlen(s) && strncasecmp(t.ptr, s, t.len) == 0;
+}
+
+struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i)
+{
+    return (struct kvr_text){h->text.data + h->list[i].name_at, h->list[i].name_len};
+}
+
+struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i)
+{
+    return (struct kvr_text){h->text.data + h->list[i].value_at, h->list[i].value_len};
+}
+
+struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name)
+{
+    for (size_t i = 0; i < h->n; i++)
+        if (kvr_text_is_nocase(kvr_headers_name(h, i), name)) return kvr_headers_value(h, i);
+    return (struct kvr_text){0};
+}
+
+void kvr_headers_free(struct kvr_headers *h)
+{
+    kvr_buf_free(&h->text);
+    free(h->list);
+    *h = (struct kvr_headers){0};
+}
+
+void kvr__headers_reset(struct kvr_headers *h)
+{
+    h->n = 0;
+    h->text.len = 0;
+    h->text.failed = false;
+}
+
+int kvr__headers_name(struct kvr_headers *h, const char *at, size_t len, bool fresh)
+{
+    if (h->text.len + len > KVR_HTTP_HEAD_MAX) return -1;
+    if (fresh) {
+        if (h->n == KVR_HTTP_HEADERS_MAX) return -1;
+        if (h->n == h->cap) {
+            size_t cap = h->cap ? h->cap * 2 : 16;
+            struct kvr_header *list = realloc(h->list, cap * sizeof *list);
+            if (!list) return -1;
+            h->list = list;
+            h->cap = cap;
+        }
+        h->list[h->n++] = (struct kvr_header){.name_at = (uint32_t)h->text.len};
+    }
+    kvr_buf_add(&h->text, at, len);
+    h->list[h->n - 1].name_len += (uint32_t)len;
+    return h->text.failed ? -1 : 0;
+}
+
+int kvr__headers_value(struct kvr_headers *h, const char *at, size_t len, bool fresh)
+{
+    if (h->n == 0 || h->text.len + len > KVR_HTTP_HEAD_MAX) return -1;
+    struct kvr_header *last = &h->list[h->n - 1];
+    if (fresh) last->value_at = (uint32_t)h->text.len;
+    kvr_buf_add(&h->text, at, len);
+    last->value_len += (uint32_t)len;
+    return h->text.failed ? -1 : 0;
+}
+
+/* Is `name` in the comma-separated list? */
+static bool list_has(struct kvr_text list, struct kvr_text name)
+{
+    const char *p = list.ptr, *end = p + list.len;
+    while (p < end) {
+        while (p < end && (*p == ' ' || *p == '\t' || *p == ',')) p++;
+        const char *s = p;
+        while (p < end && *p != ',') p++;
+        size_t len = (size_t)(p - s);
+        while (len && (s[len - 1] == ' ' || s[len - 1] == '\t')) len--;
+        if (len == name.len && strncasecmp(s, name.ptr, len) == 0) return true;
+    }
+    return false;
+}
+
+bool kvr_header_is_hop_by_hop(const struct kvr_headers *h, struct kvr_text name)
+{
+    static const char *const names[] = {"connection", "keep-alive", "proxy-connection", "proxy-authenticate",
+                                        "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
+        if (kvr_text_is_nocase(name, names[i])) return true;
+    for (size_t i = 0; i < h->n; i++)
+        if (kvr_text_is_nocase(kvr_headers_name(h, i), "connection") && list_has(kvr_headers_value(h, i), name)) return true;
+    return false;
+}
+
+const char *kvr_http_reason(int status)
+{
+    switch (status) {
+    case 200: return "OK";
+    case 201: return "Created";
+    case 204: return "No Content";
+    case 400: return "Bad Request";
+    case 401: return "Unauthorized";
+    case 404: return "Not Found";
+    case 405: return "Method Not Allowed";
+    case 408: return "Request Timeout";
+    case 409: return "Conflict";
+    case 413: return "Content Too Large";
+    case 422: return "Unprocessable Content";
+    case 429: return "Too Many Requests";
+    case 431: return "Request Header Fields Too Large";
+    case 500: return "Internal Server Error";
+    case 501: return "Not Implemented";
+    case 502: return "Bad Gateway";
+    case 503: return "Service Unavailable";
+    case 504: return "Gateway Timeout";
+    default: return "Status";
+    }
+}
+
+int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out)
+{
+    struct kvr_endpoint e = {.port = 80};
+    const char *p = url, *end = url + len;
+    if (len < 8 || strncasecmp(p, "http://", 7) != 0) return -KVR_EINVAL;
+    p += 7;
+    bool v6 = p < end && *p == '[';
+    const char *host = v6 ? ++p : p;
+    while (p < end && (v6 ? *p != ']' : *p != ':' && *p != '/')) p++;
+    size_t n = (size_t)(p - host);
+    if (n == 0 || n >= sizeof e.host || (v6 && p == end)) return -KVR_EINVAL;
+    memcpy(e.host, host, n);
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)e.host[i] <= ' ' || strchr("@?#\\\"", e.host[i])) return -KVR_EINVAL;
+    if (v6) p++;
+    if (p < end && *p == ':') {
+        unsigned long port = 0;
+        const char *digits = ++p;
+        while (p < end && *p >= '0' && *p <= '9' && port <= 65535) port = port * 10 + (unsigned long)(*p++ - '0');
+        if (p == digits || port == 0 || port > 65535) return -KVR_EINVAL;
+        e.port = (uint16_t)port;
+    }
+    if (p < end && *p != '/') return -KVR_EINVAL;
+    while (end > p && end[-1] == '/') end--;
+    n = (size_t)(end - p);
+    if (n >= sizeof e.base) return -KVR_EINVAL;
+    memcpy(e.base, p, n);
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)e.base[i] <= ' ') return -KVR_EINVAL;
+    e.is_numeric = uv_ip4_addr(e.host, e.port, (struct sockaddr_in *)&e.addr) == 0 ||
+                   uv_ip6_addr(e.host, e.port, (struct sockaddr_in6 *)&e.addr) == 0;
+    e.key = kvr_hash_bytes(e.host, strlen(e.host), e.port);
+    *out = e;
+    return 0;
+}

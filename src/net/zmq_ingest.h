@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * KV events from engines: one thread, a SUB socket (and a DEALER for replay) per (worker, rank).
+ *
+ *     add --> restoring --replay from 0 ends--> live (trusted)
+ *                |                               |  gap: replay from the cursor, live batches wait meanwhile
+ *                |                               |  sequence backwards: the view is dropped, replay from 0
+ *                +--no answer in time------------+--> live (untrusted), replay is tried again with growing pauses
+ *
+ * Without a replay endpoint a view is trusted when the stream was seen from sequence 0 without a gap. An untrusted
+ * view becomes trusted again by a replay that lacks nothing, a restart seen from 0, or a clear. A view whose
+ * endpoint is down is untrusted at once and dropped after two seconds.
+ *
+ * Threads: the callbacks run on the ingest thread. The functions may be called from any thread but that one.
+ * Everything from the wire is hostile: frames, sizes and rates are bounded and refusals are counted.
+ */
+#ifndef KVR_NET_ZMQ_INGEST_H
+#define KVR_NET_ZMQ_INGEST_H
+
+#include <kvroute/event.h>
+
+#include "wire/engine_events.h"
+
+struct kvr_ingest;
+
+enum kvr_view_state { KVR_VIEW_RESTORING, KVR_VIEW_LIVE };
+
+#define KVR_INGEST_COUNTERS(X)                                                                       \
+    X(batches) X(events) X(blocks) X(bytes) X(stale_batches) X(gaps) X(restarts) X(replays)          \
+    X(replay_failures) X(bad_frames) X(decode_errors) X(parent_not_found) X(block_not_found)         \
+    X(apply_errors) X(disconnects) X(overflows)
+
+struct kvr_view_status {
+    struct kvr_worker worker;
+    enum kvr_view_state state;
+    bool trusted, settled; /* settled: restored or declared untrusted once */
+    char reason[96];       /* why it is not trusted; "" when it is */
+    uint64_t since_ns;     /* monotonic, of the last change of trust */
+    uint64_t next_sequence;
+    struct kvr_engine_counters filtered;
+#define KVR_INGEST_FIELD(name) uint64_t name;
+    KVR_INGEST_COUNTERS(KVR_INGEST_FIELD)
+#undef KVR_INGEST_FIELD
+};
+
+struct kvr_ingest_handler {
+    /* Apply one event; the result is a KVR_E code or 0. */
+    int (*on_event)(void *ctx, const struct kvr_event *event);
+    /* Forget the view of a rank. */
+    void (*on_reset)(void *ctx, struct kvr_worker worker);
+    void (*on_trust)(void *ctx, struct kvr_worker worker, bool trusted, const char *reason);
+    void *ctx;
+};
+
+/* restore_timeout_s: how long a replay may stay silent. Returns: 0, -KVR_ENOMEM. */
+int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, struct kvr_ingest **out);
+/* Stops the thread and closes every socket. */
+void kvr_ingest_destroy(struct kvr_ingest *in);
+
+/* Is this an endpoint we can connect to? (tcp://host:port, ipc://path) */
+bool kvr_ingest_endpoint_ok(const char *endpoint);
+/* tcp port + offset; false when the endpoint has no numeric port and the offset is not 0, or it would overflow. */
+bool kvr_ingest_endpoint_shift(const char *endpoint, uint32_t offset, char *out, size_t cap);
+
+/* Begins to follow a rank; replay may be NULL. One source per (worker, rank). Returns: 0, -KVR_EINVAL for a bad
+ * endpoint, -KVR_ENOMEM. The work happens on the thread; a failure shows in the status. */
+int kvr_ingest_add(struct kvr_ingest *in, struct kvr_worker worker, uint32_t block_size, const char *events,
+                   const char *replay);
+/* Stops following every rank of a worker; no callback for it runs after the return. */
+void kvr_ingest_remove(struct kvr_ingest *in, uint64_t worker_id);
+
+/* Copies the status of all views; returns how many there are (at most cap are written). */
+size_t kvr_ingest_status(struct kvr_ingest *in, struct kvr_view_status *out, size_t cap);
+
+#endif

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * struct kvr_engine_batch -> struct kvr_event: filter, salt, hash.
+ *
+ * Salts. A store with a salt tags its blocks with the salt's term of the hash seed; a store without one inherits
+ * its parent's. A block seen under two salts is ambiguous: stores below it are dropped, because hashing them
+ * would be a guess. Streams without salts pay one empty-map test per event.
+ */
+#include "wire/engine_events.h"
+
+#include <string.h>
+
+/* Marks a block hash that was seen under two salts; no seed term is this value in practice, and if one were, its
+ * blocks would only be missed. */
+#define AMBIGUOUS UINT64_MAX
+
+void kvr_engine_stream_init(struct kvr_engine_stream *s, struct kvr_worker worker, uint32_t block_size)
+{
+    memset(s, 0, sizeof *s);
+    s->worker = worker;
+    s->block_size = block_size;
+    kvr_mem_init(&s->mem, NULL, 0);
+}
+
+void kvr_engine_stream_free(struct kvr_engine_stream *s)
+{
+    kvr_map64_clear(&s->salts);
+    kvr_mem_put(&s->mem, s->blocks, s->blocks_cap * sizeof *s->blocks);
+    kvr_mem_put(&s->mem, s->locals, s->locals_cap * sizeof *s->locals);
+    kvr_mem_put(&s->mem, s->mm, s->mm_cap * sizeof *s->mm);
+    memset(s, 0, sizeof *s);
+}
+
+void kvr_engine_stream_reset(struct kvr_engine_stream *s)
+{
+    kvr_map64_clear(&s->salts);
+    memset(s->group_main, 0, sizeof s->group_main);
+}
+
+static bool bytes_are(struct kvr_bytes b, const char *text)
+{
+    return b.ptr && b.len == strlen(text) && memcmp(b.ptr, text, b.len) == 0;
+}
+
+/* 1 main attention, 2 another known kind, 3 unknown. */
+static uint8_t attention_kind(struct kvr_bytes kind)
+{
+    static const char *const main_kinds[] = {"full_attention", "mla_attention", "sink_full_attention"};
+    static const char *const others[] = {"sliding_window", "sliding_window_mla", "mamba", "chunked_local_attention",
+                                         "encoder_only_attention", "cross_attention"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(main_kinds); i++)
+        if (bytes_are(kind, main_kinds[i])) return 1;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(others); i++)
+        if (bytes_are(kind, others[i])) return 2;
+    return 3;
+}
+
+/* Does the event speak of the main attention cache? Learns which group is which on the way. */
+static bool passes_group_filter(struct kvr_engine_stream *s, const struct kvr_engine_event *ev)
+{
+    if (ev->spec_kind.ptr) {
+        uint8_t kind = attention_kind(ev->spec_kind);
+        if (ev->kind == KVR_ENGINE_STORED && ev->has_group && ev->group_idx < KVR_ENGINE_GROUPS)
+            s->group_main[ev->group_idx] = kind == 1 ? 1 : 2;
+        if (kind == 2) s->counters.non_main_attention_kind++;
+        if (kind == 3) s->counters.unknown_kind++;
+        return kind == 1;
+    }
+    if (!ev->has_group) return true;
+    uint8_t learned = ev->group_idx < KVR_ENGINE_GROUPS ? s->group_main[ev->group_idx] : 0;
+    if (learned == 2) s->counters.non_main_attention_group++;
+    if (learned == 0 && ev->group_idx != 0) s->counters.unlearned_group_idx++;
+    return learned ? learned == 1 : ev->group_idx == 0;
+}
+
+/* The salt term of a store's seed; tags its blocks. false: the store's salt cannot be known. */
+static bool propagate_salt(struct kvr_engine_stream *s, const struct kvr_engine_batch *b,
+                           const struct kvr_engine_event *ev, uint64_t *term)
+{
+    *term = 0;
+    if (ev->salt.ptr && ev->salt.len) {
+        *term = kvr_hash_bytes(ev->salt.ptr, ev->salt.len, 1);
+    } else if (ev->has_parent) {
+        const uint64_t *tag = kvr_map64_get(&s->salts, ev->parent);
+        if (tag) *term = *tag;
+    }
+    if (*term == AMBIGUOUS) return false;
+    if (*term == 0 && s->salts.n == 0) return true;
+    for (size_t i = 0; i < ev->hashes_n; i++) {
+        uint64_t h = b->hashes[ev->hashes_at + i], *tag = kvr_map64_get(&s->salts, h);
+        if (tag && *tag != *term) {
+            *tag = AMBIGUOUS;
+            return false;
+        }
+        if (!tag && *term && (s->salts.n >= KVR_ENGINE_SALT_TAGS_MAX || kvr_map64_put(&s->salts, h, *term))) return false;
+    }
+    return true;
+}
+
+static void forget_salts(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev)
+{
+    for (size_t i = 0; s->salts.n && i < ev->hashes_n; i++) {
+        const uint64_t *tag = kvr_map64_get(&s->salts, b->hashes[ev->hashes_at + i]);
+        if (tag && *tag != AMBIGUOUS) kvr_map64_del(&s->salts, b->hashes[ev->hashes_at + i]);
+    }
+}
+
+/* Parent and blocks must be pairwise distinct. Quadratic for short lists, a map for long ones. */
+static bool hashes_repeat(const uint64_t *h, size_t n, bool has_parent, uint64_t parent)
+{
+    if (n <= 32) {
+        for (size_t i = 0; i < n; i++) {
+            if (has_parent && h[i] == parent) return true;
+            for (size_t k = 0; k < i; k++)
+                if (h[k] == h[i]) return true;
+        }
+        return false;
+    }
+    struct kvr_map64 seen = {0};
+    bool repeat = false;
+    if (has_parent) repeat = kvr_map64_put(&seen, parent, 1) != 0;
+    for (size_t i = 0; i < n && !repeat; i++)
+        repeat = kvr_map64_get(&seen, h[i]) || kvr_map64_put(&seen, h[i], 1);
+    kvr_map64_clear(&seen);
+    return repeat;
+}
+
+static int hash_tokens(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
+                       uint64_t seed, size_t *blocks)
+{
+    size_t n = kvr_hash_block_count(ev->tokens_n, s->block_size, ev->eagle), mm_n = KVR_MIN(ev->mm_n, n);
+    if (kvr_mem_grow(&s->mem, (void **)&s->locals, &s->locals_cap, n, sizeof *s->locals)) return -KVR_ENOMEM;
+    if (kvr_mem_grow(&s->mem, (void **)&s->mm, &s->mm_cap, mm_n, sizeof *s->mm)) return -KVR_ENOMEM;
+    bool any = false;
+    for (size_t i = 0; i < mm_n; i++) {
+        const struct kvr_engine_mm *m = &b->mm[ev->mm_at + i];
+        s->mm[i] = (struct kvr_mm_block){m->n ? b->mm_hashes + m->at : NULL, m->n};
+        any |= m->n > 0;
+    }
+    long rc = kvr_hash_locals(b->tokens + ev->tokens_at, ev->tokens_n, s->block_size, ev->eagle, seed,
+                              any ? s->mm : NULL, any ? mm_n : 0, s->locals);
+    if (rc < 0) return (int)rc;
+    *blocks = n;
+    return 0;
+}
+
+/* Returns: 1 when *out is to be emitted, 0 when not, or an error. */
+static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_batch *b,
+                          const struct kvr_engine_event *ev, struct kvr_event *out)
+{
+    const uint64_t *hashes = b->hashes + ev->hashes_at;
+    uint64_t salt_term;
+    size_t n;
+    if (!propagate_salt(s, b, ev, &salt_term)) {
+        s->counters.ambiguous_cache_namespace++;
+        return 0;
+    }
+    if (ev->block_size != s->block_size) {
+        s->counters.block_size_mismatch++;
+        return 0;
+    }
+    if (hashes_repeat(hashes, ev->hashes_n, ev->has_parent, ev->parent)) {
+        s->counters.self_reference++;
+        return 0;
+    }
+    uint64_t seed = kvr_hash_seed(ev->lora.ptr, ev->lora.len, NULL, 0) + salt_term;
+    int rc = hash_tokens(s, b, ev, seed, &n);
+    if (rc == -KVR_ELIMIT) n = 0;
+    else if (rc) return rc;
+    if (n < ev->hashes_n) s->counters.truncated_tokens++;
+    n = KVR_MIN(n, ev->hashes_n);
+    if (n == 0) return 0;
+    if (kvr_mem_grow(&s->mem, (void **)&s->blocks, &s->blocks_cap, n, sizeof *s->blocks)) return -KVR_ENOMEM;
+    for (size_t i = 0; i < n; i++) s->blocks[i] = (struct kvr_block){hashes[i], s->locals[i]};
+    out->kind = KVR_EVENT_STORED;
+    out->has_parent = ev->has_parent;
+    out->parent_hash = ev->parent;
+    out->blocks = s->blocks;
+    out->blocks_n = n;
+    return 1;
+}
+
+static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
+                   struct kvr_event *out)
+{
+    if (ev->kind == KVR_ENGINE_IGNORED || ev->kind == KVR_ENGINE_UNKNOWN) {
+        if (ev->kind == KVR_ENGINE_IGNORED) s->counters.ignored_event++;
+        else s->counters.unknown_tag++;
+        return 0;
+    }
+    if (ev->kind == KVR_ENGINE_CLEARED) {
+        kvr_map64_clear(&s->salts);
+        out->kind = KVR_EVENT_CLEARED;
+        return 1;
+    }
+    if (!passes_group_filter(s, ev)) return 0;
+    if (ev->locality.ptr && !bytes_are(ev->locality, "LOCAL")) {
+        s->counters.remote_locality++;
+        return 0;
+    }
+    if (kvr_tier_of_medium(ev->medium.ptr ? ev->medium.ptr : "", ev->medium.len, &out->tier)) {
+        s->counters.unknown_medium++;
+        return 0;
+    }
+    if (ev->kind == KVR_ENGINE_STORED) return convert_stored(s, b, ev, out);
+    if (out->tier == KVR_TIER_DEVICE) forget_salts(s, b, ev);
+    out->kind = KVR_EVENT_REMOVED;
+    out->removed = b->hashes + ev->hashes_at;
+    out->removed_n = ev->hashes_n;
+    return ev->hashes_n > 0;
+}
+
+long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id,
+                        kvr_engine_emit *emit, void *ctx)
+{
+    long emitted = 0;
+    for (size_t i = 0; i < b->events_n; i++) {
+        struct kvr_event out = {.event_id = event_id, .worker = s->worker};
+        int rc = convert(s, b, &b->events[i], &out);
+        if (rc < 0) return rc;
+        if (rc == 0) continue;
+        if (out.tier != KVR_TIER_DEVICE) { /* lower tiers have no index yet; seen, not silently lost */
+            s->counters.lower_tier++;
+            continue;
+        }
+        emit(ctx, &out);
+        emitted++;
+    }
+    return emitted;
+}

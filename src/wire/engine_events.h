@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * KV event batches as engines publish them (vLLM, SGLang, TensorRT-LLM): msgpack, arrays or maps.
+ *
+ *     payload --decode--> struct kvr_engine_batch --convert--> struct kvr_event ... for the index
+ *
+ * Decoding checks the whole payload once for well-formedness, then walks it. Nothing from the payload is trusted:
+ * counts are bounded by the payload's own length. Converting filters (cache groups that are not the main
+ * attention, remote blocks, ambiguous salts), hashes tokens, and keeps what must be remembered between batches.
+ *
+ * Threads: one thread per batch object and per stream object.
+ */
+#ifndef KVR_WIRE_ENGINE_EVENTS_H
+#define KVR_WIRE_ENGINE_EVENTS_H
+
+#include <kvroute/event.h>
+#include <kvroute/hash.h>
+
+#include "base/base.h"
+#include "base/map64.h"
+
+struct kvr_bytes {
+    const char *ptr; /* NULL: absent */
+    size_t len;
+};
+
+enum kvr_engine_kind { KVR_ENGINE_STORED, KVR_ENGINE_REMOVED, KVR_ENGINE_CLEARED, KVR_ENGINE_IGNORED, KVR_ENGINE_UNKNOWN };
+
+struct kvr_engine_event {
+    enum kvr_engine_kind kind;
+    size_t hashes_at, hashes_n; /* in batch->hashes */
+    size_t tokens_at, tokens_n; /* in batch->tokens */
+    size_t mm_at, mm_n;         /* in batch->mm: one entry per block, for the first mm_n blocks */
+    uint64_t parent;
+    uint64_t block_size;
+    uint64_t group_idx;
+    bool has_parent, has_group, eagle;
+    struct kvr_bytes medium, lora, salt, spec_kind, locality; /* borrow the payload */
+};
+
+struct kvr_engine_mm {
+    size_t at, n; /* in batch->mm_hashes */
+};
+
+struct kvr_engine_batch {
+    double ts;
+    bool has_rank;
+    uint32_t rank;
+    struct kvr_engine_event *events;
+    size_t events_n, events_cap;
+    uint64_t *hashes;
+    size_t hashes_n, hashes_cap;
+    uint32_t *tokens;
+    size_t tokens_n, tokens_cap;
+    struct kvr_engine_mm *mm;
+    size_t mm_n, mm_cap;
+    uint64_t *mm_hashes;
+    size_t mm_hashes_n, mm_hashes_cap;
+    struct kvr_mem mem;
+};
+
+void kvr_engine_batch_init(struct kvr_engine_batch *b);
+void kvr_engine_batch_free(struct kvr_engine_batch *b);
+
+/* Returns: 0, -KVR_EFORMAT, -KVR_ENOMEM. The batch borrows `data`. Events with an unknown tag are kept as
+ * KVR_ENGINE_UNKNOWN, so that a newer engine does not blind us; a malformed known event fails the batch. */
+int kvr_engine_decode(struct kvr_engine_batch *b, const char *data, size_t len);
+
+/* Identifier of a multimodal object to its hash: 64 hex digits: the first 16 as a number; else XXH3. */
+uint64_t kvr_engine_mm_hash(const char *id, size_t len);
+
+#define KVR_ENGINE_COUNTERS(X)                                                 \
+    X(ignored_event) X(unknown_tag) X(ambiguous_cache_namespace)               \
+    X(non_main_attention_kind) X(unknown_kind) X(non_main_attention_group)     \
+    X(unlearned_group_idx) X(remote_locality) X(unknown_medium)                \
+    X(self_reference) X(block_size_mismatch) X(truncated_tokens) X(other_rank) X(lower_tier)
+
+struct kvr_engine_counters {
+#define KVR_ENGINE_FIELD(name) uint64_t name;
+    KVR_ENGINE_COUNTERS(KVR_ENGINE_FIELD)
+#undef KVR_ENGINE_FIELD
+};
+
+enum { KVR_ENGINE_GROUPS = 64, KVR_ENGINE_SALT_TAGS_MAX = 1 << 22 };
+
+/* What must be remembered about one (worker, rank) between batches. */
+struct kvr_engine_stream {
+    struct kvr_worker worker;
+    uint32_t block_size;
+    uint8_t group_main[KVR_ENGINE_GROUPS]; /* 0 not learned, 1 main attention, 2 other */
+    struct kvr_map64 salts;                /* block hash -> salt term of the seed; AMBIGUOUS */
+    struct kvr_engine_counters counters;
+    struct kvr_block *blocks;
+    uint64_t *locals;
+    size_t blocks_cap, locals_cap;
+    struct kvr_mm_block *mm;
+    size_t mm_cap;
+    struct kvr_mem mem;
+};
+
+void kvr_engine_stream_init(struct kvr_engine_stream *s, struct kvr_worker worker, uint32_t block_size);
+void kvr_engine_stream_free(struct kvr_engine_stream *s);
+/* Forgets what was learned (the engine restarted). */
+void kvr_engine_stream_reset(struct kvr_engine_stream *s);
+
+typedef void kvr_engine_emit(void *ctx, const struct kvr_event *event);
+
+/* Converts every event of a batch. Returns: number of events emitted, or -KVR_ENOMEM. */
+long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id,
+                        kvr_engine_emit *emit, void *ctx);
+
+#endif

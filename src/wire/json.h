@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading JSON: simdjson's DOM behind a C face. Values borrow the parser and are valid until its next parse.
+ * 64-bit integers stay exact. Numbers that fit no 64-bit type and no double are read as 0, because a body that
+ * an engine may accept must not be refused here; everything else that is not JSON is refused.
+ * Threads: one thread per parser. */
+#ifndef KVR_WIRE_JSON_H
+#define KVR_WIRE_JSON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kvr_json_parser;
+struct kvr_json {
+    const void *doc;
+    size_t at;
+};
+
+enum kvr_json_type {
+    KVR_JSON_NONE, /* an absent value: every reader below answers false, 0 or NONE */
+    KVR_JSON_NULL,
+    KVR_JSON_BOOL,
+    KVR_JSON_INT,
+    KVR_JSON_DOUBLE,
+    KVR_JSON_STRING,
+    KVR_JSON_ARRAY,
+    KVR_JSON_OBJECT
+};
+
+struct kvr_json_parser *kvr_json_parser_new(void);
+void kvr_json_parser_free(struct kvr_json_parser *p);
+
+/* Returns: 0, -KVR_EFORMAT with a static text in *why (may be NULL), -KVR_ENOMEM. The buffer may go afterwards. */
+int kvr_json_parse(struct kvr_json_parser *p, const char *buf, size_t len, struct kvr_json *root, const char **why);
+
+enum kvr_json_type kvr_json_type_of(struct kvr_json v);
+/* Member of an object, or an absent value. */
+struct kvr_json kvr_json_get(struct kvr_json object, const char *key);
+struct kvr_json kvr_json_at(struct kvr_json array, size_t i); /* linear */
+size_t kvr_json_count(struct kvr_json array_or_object);
+bool kvr_json_as_str(struct kvr_json v, const char **s, size_t *len);
+bool kvr_json_as_u64(struct kvr_json v, uint64_t *out);
+bool kvr_json_as_i64_bits(struct kvr_json v, uint64_t *out); /* signed or unsigned, by bits */
+bool kvr_json_as_double(struct kvr_json v, double *out);
+bool kvr_json_as_bool(struct kvr_json v, bool *out);
+/* All elements as u32 / as 64-bit words by bits. Returns: the count, or -KVR_EFORMAT, -KVR_ELIMIT when more than cap. */
+long kvr_json_u32_array(struct kvr_json array, uint32_t *out, size_t cap);
+long kvr_json_u64_array(struct kvr_json array, uint64_t *out, size_t cap);
+/* Calls fn for each element (key NULL) or member; a non-zero result stops and is returned. */
+typedef int kvr_json_each_fn(void *ctx, const char *key, size_t key_len, struct kvr_json value);
+int kvr_json_each(struct kvr_json container, kvr_json_each_fn *fn, void *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* OpenAI request bodies and answers: only what routing needs is read; bodies are forwarded byte for byte. */
+#ifndef KVR_WIRE_OPENAI_H
+#define KVR_WIRE_OPENAI_H
+
+#include "base/base.h"
+#include "base/buf.h"
+#include "wire/json.h"
+
+struct kvr_openai_request {
+    struct kvr_json root;
+    const char *model, *salt; /* NULL when absent; borrow the parser */
+    size_t model_len, salt_len;
+    bool stream, has_messages, has_prompt;
+    struct kvr_json tokens; /* prompt as a token array, or nvext.token_data; absent otherwise */
+    size_t tokens_n;
+    uint64_t max_tokens; /* 0: not given */
+};
+
+/* Reads a body. Returns: 0; -KVR_EFORMAT with a sentence for the client in *why. */
+int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out,
+                     const char **why);
+
+/* The canonical prompt text for byte tokens: the prompt string, or role and content of each message.
+ * Appends to `out`. false when the body has neither. */
+bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *out);
+
+struct kvr_usage {
+    bool present, has_cached;
+    uint64_t prompt_tokens, completion_tokens, cached_tokens;
+};
+
+/* usage of an answer or a stream chunk; `present` false when there is none. */
+void kvr_openai_usage(struct kvr_json root, struct kvr_usage *out);
+
+/* {"error":{"message":..., "type":..., "param":null, "code":status}} */
+void kvr_openai_error(struct kvr_buf *out, int status, const char *type, const char *message);
+const char *kvr_openai_error_type(int status);
+
+#endif

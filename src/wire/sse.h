@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Server-sent events, looked at while they pass: how many data events, is it over, what usage was reported.
+ *
+ * Lines are found with memchr; only a line that spans chunks is copied, up to SSE_LINE_MAX, and only a line that
+ * mentions "usage" is parsed. Nothing is changed or held back.
+ */
+#ifndef KVR_WIRE_SSE_H
+#define KVR_WIRE_SSE_H
+
+#include "base/buf.h"
+#include "wire/json.h"
+#include "wire/openai.h"
+
+enum { KVR_SSE_LINE_MAX = 256 * 1024 };
+
+struct kvr_sse {
+    struct kvr_buf part; /* start of a line that is not finished */
+    bool skipping;       /* the line grew past the limit */
+    bool done;           /* [DONE] was seen */
+    uint64_t events;     /* data events except [DONE] */
+    uint64_t first_token_at; /* caller's use */
+    struct kvr_usage usage;
+};
+
+/* `p` is used for lines that carry usage. Returns: number of new data events in this chunk. */
+uint64_t kvr_sse_feed(struct kvr_sse *s, struct kvr_json_parser *p, const char *data, size_t len);
+void kvr_sse_free(struct kvr_sse *s);
+
+#endif
