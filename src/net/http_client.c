@@ -138,6 +138,9 @@ static void call_failed(struct peer *p, enum kvr_http_failure why, const char *t
     free(call);
 }
 
+static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf);
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
+
 static void to_idle(struct peer *p)
 {
     struct kvr_http_client *c = p->client;

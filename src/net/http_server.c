@@ -46,7 +46,7 @@ struct kvr_http_conn {
     uint8_t line_start;
     bool in_value, in_head, started_message;
     bool answering, answer_started, chunked, keep_alive, close_when_sent, closing, above_high, expect_continue,
-        read_stopped;
+        read_stopped, write_failed; /* closed by the next sweep, so that writing never calls back */
     int64_t left;         /* body bytes still to be sent when the length is known; -1 unknown */
     int fail_status;
 };
@@ -105,7 +105,7 @@ static void send_bufs(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
     if (sent == total) return;
     struct write_req *w = malloc(sizeof *w + total - sent);
     if (!w) {
-        conn_close(c);
+        c->write_failed = true;
         return;
     }
     w->conn = c;
@@ -122,7 +122,7 @@ static void send_bufs(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
     if (uv_write(&w->req, (uv_stream_t *)&c->tcp, &b, 1, on_written)) {
         c->queued -= w->len;
         free(w);
-        conn_close(c);
+        c->write_failed = true;
     }
 }
 
@@ -547,6 +547,7 @@ static void on_sweep(uv_timer_t *t)
     uint64_t now = now_ms(s);
     for (struct kvr_http_conn *c = s->conns, *next; c; c = next) {
         next = c->next;
+        if (c->write_failed) conn_close(c);
         if (c->closing || c->answering || !c->deadline_ms || now < c->deadline_ms) continue;
         if (c->started_message && !c->close_when_sent) {
             refuse(c, 408, "the request did not arrive in time");

@@ -425,7 +425,6 @@ static void on_connected(struct kvr_ingest *in, struct source *s)
         if (again && s->cursor.applied_any && !s->missing && !s->mismatch) set_trust(in, s, true, "");
         return;
     }
-    if (s->replaying && !again) return;
     drop_waiting(s);
     s->rounds = s->retries = 0;
     if (s->cursor.applied_any) {

@@ -150,7 +150,7 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
 {
     const uint64_t *hashes = b->hashes + ev->hashes_at;
     uint64_t salt_term;
-    size_t n;
+    size_t n = 0;
     if (!propagate_salt(s, b, ev, &salt_term)) {
         s->counters.ambiguous_cache_namespace++;
         return 0;

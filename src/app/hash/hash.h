@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvroute hash: prints the hashes of tokens. */
+#ifndef KVR_APP_HASH_H
+#define KVR_APP_HASH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct hash_options {
+    char *config, *tokens, *lora_name, *cache_salt;
+    uint64_t block_size;
+    bool eagle;
+};
+
+int hash_main(const struct hash_options *options);
+
+#endif

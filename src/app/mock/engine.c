@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "app/mock/engine.h"
+
+#include <string.h>
+#include <kvroute/hash.h>
+
+#include "base/map64.h"
+
+enum { NIL = UINT32_MAX, EVENT_BLOCKS_MAX = 512 };
+
+struct block {
+    uint64_t hash;      /* 0: not in the prefix cache */
+    uint32_t refs;
+    uint32_t next, prev; /* free list, least recently used first */
+    bool listed;
+};
+
+enum state { WAITING, RUNNING };
+
+struct mock_request {
+    struct mock_request *next, *prev;
+    enum state state;
+    void *user;
+    uint32_t *tokens; /* prompt, then what was generated */
+    size_t prompt, tokens_n, tokens_cap;
+    uint64_t max_tokens, generated, salt, cached;
+    size_t computed; /* tokens whose KV is in blocks */
+    uint32_t *blocks;
+    size_t blocks_n, blocks_cap;
+    uint64_t *chain; /* hash of each full block */
+    size_t chain_n, chain_cap;
+    size_t published; /* full blocks that are in the cache */
+    bool ready;       /* yields a token at the end of this pass */
+};
+
+struct queue {
+    struct mock_request *head, *tail;
+    size_t n;
+};
+
+struct mock_engine {
+    struct mock_engine_config config;
+    struct kvr_mem mem;
+    struct block *blocks;
+    uint32_t free_head, free_tail;
+    size_t free_n;
+    struct kvr_map64 cache; /* chain hash -> block */
+    struct queue running, waiting;
+    struct mock_engine_stats stats;
+    uint64_t removed[EVENT_BLOCKS_MAX];
+    size_t removed_n;
+    bool in_pass;
+};
+
+/* ---- lists ------------------------------------------------------------------------------------------- */
+
+static void queue_push(struct queue *q, struct mock_request *r)
+{
+    r->next = NULL;
+    r->prev = q->tail;
+    *(q->tail ? &q->tail->next : &q->head) = r;
+    q->tail = r;
+    q->n++;
+}
+
+static void queue_push_front(struct queue *q, struct mock_request *r)
+{
+    r->prev = NULL;
+    r->next = q->head;
+    *(q->head ? &q->head->prev : &q->tail) = r;
+    q->head = r;
+    q->n++;
+}
+
+static void queue_remove(struct queue *q, struct mock_request *r)
+{
+    *(r->prev ? &r->prev->next : &q->head) = r->next;
+    *(r->next ? &r->next->prev : &q->tail) = r->prev;
+    q->n--;
+}
+
+static void free_push(struct mock_engine *e, uint32_t b)
+{
+    struct block *k = &e->blocks[b];
+    k->listed = true;
+    k->next = NIL;
+    k->prev = e->free_tail;
+    *(e->free_tail == NIL ? &e->free_head : &e->blocks[e->free_tail].next) = b;
+    e->free_tail = b;
+    e->free_n++;
+}
+
+static void free_remove(struct mock_engine *e, uint32_t b)
+{
+    struct block *k = &e->blocks[b];
+    *(k->prev == NIL ? &e->free_head : &e->blocks[k->prev].next) = k->next;
+    *(k->next == NIL ? &e->free_tail : &e->blocks[k->next].prev) = k->prev;
+    k->listed = false;
+    e->free_n--;
+}
+
+/* ---- cache ------------------------------------------------------------------------------------------- */
+
+static void flush_removed(struct mock_engine *e)
+{
+    struct kvr_event ev = {.kind = KVR_EVENT_REMOVED, .removed = e->removed, .removed_n = e->removed_n};
+    if (e->removed_n == 0) return;
+    e->removed_n = 0;
+    e->config.on_event(e->config.ctx, &ev, NULL, 0);
+}
+
+/* Takes the least recently used free block; what it cached is evicted. */
+static uint32_t take_block(struct mock_engine *e)
+{
+    uint32_t b = e->free_head;
+    struct block *k = &e->blocks[b];
+    free_remove(e, b);
+    if (k->hash) {
+        if (e->removed_n == EVENT_BLOCKS_MAX) flush_removed(e);
+        e->removed[e->removed_n++] = k->hash;
+        kvr_map64_del(&e->cache, k->hash);
+        k->hash = 0;
+    }
+    k->refs = 1;
+    return b;
+}
+
+static void drop_block(struct mock_engine *e, uint32_t b)
+{
+    if (--e->blocks[b].refs == 0) free_push(e, b);
+}
+
+/* Tails first, so that a chain is evicted from its end. */
+static void drop_blocks(struct mock_engine *e, struct mock_request *r)
+{
+    while (r->blocks_n) drop_block(e, r->blocks[--r->blocks_n]);
+    r->computed = 0;
+    r->published = 0;
+}
+
+/* The engine's own block hash: nobody else can derive it from the tokens' router hash. Never 0. */
+static uint64_t chain_hash(const struct mock_request *r, size_t at, uint32_t block_size)
+{
+    uint64_t parent = at ? r->chain[at - 1] : r->salt ^ 0x6d6f636bull;
+    uint64_t h = kvr_hash_bytes(r->tokens + at * block_size, block_size * sizeof(uint32_t), parent);
+    return h ? h : 1;
+}
+
+static int extend_chain(struct mock_engine *e, struct mock_request *r)
+{
+    size_t full = r->tokens_n / e->config.block_size;
+    if (kvr_mem_grow(&e->mem, (void **)&r->chain, &r->chain_cap, full, sizeof *r->chain)) return -KVR_ENOMEM;
+    for (; r->chain_n < full; r->chain_n++) r->chain[r->chain_n] = chain_hash(r, r->chain_n, e->config.block_size);
+    return 0;
+}
+
+/* How many leading full blocks are cached; at least one prompt token must be computed. */
+static size_t cached_prefix(const struct mock_engine *e, const struct mock_request *r)
+{
+    size_t limit = (r->tokens_n - 1) / e->config.block_size, n = 0;
+    if (!e->config.prefix_caching) return 0;
+    while (n < limit && n < r->chain_n && kvr_map64_get(&e->cache, r->chain[n])) n++;
+    return n;
+}
+
+static uint32_t cached_block(const struct mock_engine *e, uint64_t hash)
+{
+    const uint64_t *b = kvr_map64_get(&e->cache, hash);
+    KVR_ASSERT(b != NULL);
+    return (uint32_t)*b;
+}
+
+static void use_cached(struct mock_engine *e, uint32_t b)
+{
+    if (e->blocks[b].refs++ == 0) free_remove(e, b);
+}
+
+/* Puts the blocks that have become full into the cache and says so, in one event per stretch. */
+static void publish_blocks(struct mock_engine *e, struct mock_request *r)
+{
+    uint32_t bs = e->config.block_size;
+    size_t full = KVR_MIN(r->computed / bs, r->chain_n), start = r->published;
+    struct kvr_block out[EVENT_BLOCKS_MAX];
+    flush_removed(e);
+    while (e->config.prefix_caching && r->published < full) {
+        size_t n = 0;
+        start = r->published;
+        while (r->published < full && n < EVENT_BLOCKS_MAX) {
+            uint64_t h = r->chain[r->published];
+            if (kvr_map64_get(&e->cache, h)) break;
+            if (kvr_map64_put(&e->cache, h, r->blocks[r->published])) return;
+            e->blocks[r->blocks[r->published]].hash = h;
+            out[n++].block_hash = h;
+            r->published++;
+        }
+        if (n) {
+            struct kvr_event ev = {.kind = KVR_EVENT_STORED, .has_parent = start > 0,
+                                   .parent_hash = start ? r->chain[start - 1] : 0, .blocks = out, .blocks_n = n};
+            e->config.on_event(e->config.ctx, &ev, r->tokens + start * bs, n * bs);
+        }
+        /* What somebody else computed meanwhile is shared instead of kept twice. */
+        for (; r->published < full && kvr_map64_get(&e->cache, r->chain[r->published]); r->published++) {
+            uint32_t b = cached_block(e, r->chain[r->published]);
+            if (b == r->blocks[r->published]) continue;
+            use_cached(e, b);
+            drop_block(e, r->blocks[r->published]);
+            r->blocks[r->published] = b;
+        }
+    }
+}
+
+/* ---- scheduling -------------------------------------------------------------------------------------- */
+
+static int reserve_blocks(struct mock_engine *e, struct mock_request *r, size_t tokens)
+{
+    size_t need = (tokens + e->config.block_size - 1) / e->config.block_size;
+    if (need <= r->blocks_n) return 0;
+    if (need - r->blocks_n > e->free_n) return -KVR_ECAPACITY;
+    if (kvr_mem_grow(&e->mem, (void **)&r->blocks, &r->blocks_cap, need, sizeof *r->blocks)) return -KVR_ENOMEM;
+    while (r->blocks_n < need) r->blocks[r->blocks_n++] = take_block(e);
+    return 0;
+}
+
+static void preempt(struct mock_engine *e, struct mock_request *r)
+{
+    queue_remove(&e->running, r);
+    drop_blocks(e, r);
+    r->state = WAITING;
+    r->ready = false;
+    queue_push_front(&e->waiting, r);
+    e->stats.preemptions++;
+}
+
+/* One request's share of the pass: a decode token or a chunk of prompt. Returns: tokens computed, or an error. */
+static long compute(struct mock_engine *e, struct mock_request *r, size_t budget)
+{
+    size_t chunk = KVR_MIN(r->tokens_n - r->computed, budget);
+    int rc = reserve_blocks(e, r, r->computed + chunk);
+    if (rc) return rc;
+    r->computed += chunk;
+    r->ready = r->computed == r->tokens_n;
+    if (extend_chain(e, r)) return -KVR_ENOMEM;
+    publish_blocks(e, r);
+    return (long)chunk;
+}
+
+/* Takes cached blocks for a waiting request, unless too few blocks are free for the rest. */
+static bool admit(struct mock_engine *e, struct mock_request *r, size_t budget)
+{
+    if (extend_chain(e, r)) return false;
+    size_t hits = cached_prefix(e, r), idle_hits = 0, bs = e->config.block_size;
+    size_t first = KVR_MIN(r->tokens_n, hits * bs + budget), need = (first + bs - 1) / bs - hits;
+    for (size_t i = 0; i < hits; i++) idle_hits += e->blocks[cached_block(e, r->chain[i])].refs == 0;
+    if (need + idle_hits > e->free_n) return false;
+    if (kvr_mem_grow(&e->mem, (void **)&r->blocks, &r->blocks_cap, hits + need, sizeof *r->blocks)) return false;
+    for (size_t i = 0; i < hits; i++) {
+        uint32_t b = cached_block(e, r->chain[i]);
+        use_cached(e, b);
+        r->blocks[r->blocks_n++] = b;
+    }
+    r->computed = hits * bs;
+    r->published = hits;
+    if (r->generated == 0) {
+        r->cached = r->computed;
+        e->stats.cached_tokens += r->cached;
+        e->stats.prompt_tokens += r->prompt;
+    }
+    return true;
+}
+
+static double prefill_ms(double tokens)
+{
+    return tokens > 0 ? 4.209989e-07 * tokens * tokens + 1.518344e-02 * tokens + 16.50142 : 0;
+}
+
+static double decode_ms(const struct mock_engine *e, size_t batch)
+{
+    if (batch == 0) return 0;
+    double u = 1 - (double)e->free_n / e->config.num_blocks, t = -25.74 * u * u + 54.01 * u + 5.74;
+    return t < 1 ? 1 : t;
+}
+
+uint64_t mock_engine_begin_pass(struct mock_engine *e)
+{
+    size_t budget = e->config.max_batched_tokens, decodes = 0, prefill = 0;
+    bool preempted = false;
+    KVR_ASSERT(!e->in_pass);
+    for (struct mock_request *r = e->running.head, *next; r && budget; r = next) {
+        next = r->next;
+        bool decoding = r->generated > 0 && r->tokens_n - r->computed == 1;
+        long n = compute(e, r, budget);
+        while (n == -KVR_ECAPACITY && e->running.tail != r) {
+            preempted = true;
+            if (next == e->running.tail) next = NULL;
+            preempt(e, e->running.tail);
+            n = compute(e, r, budget);
+        }
+        if (n < 0) {
+            preempted = true;
+            preempt(e, r);
+            continue;
+        }
+        budget -= (size_t)n;
+        if (decoding) decodes++;
+        else prefill += (size_t)n;
+    }
+    while (!preempted && budget && e->waiting.head && e->running.n < e->config.max_num_seqs) {
+        struct mock_request *r = e->waiting.head;
+        if (!admit(e, r, budget)) break;
+        queue_remove(&e->waiting, r);
+        r->state = RUNNING;
+        queue_push(&e->running, r);
+        long n = compute(e, r, budget);
+        if (n < 0) {
+            preempt(e, r);
+            break;
+        }
+        budget -= (size_t)n;
+        prefill += (size_t)n;
+    }
+    flush_removed(e);
+    if (e->running.n == 0) return 0;
+    e->in_pass = true;
+    double ms = (prefill_ms((double)prefill) + decode_ms(e, decodes)) / e->config.speedup;
+    return (uint64_t)(ms * 1e6) + 1;
+}
+
+static void request_free(struct mock_engine *e, struct mock_request *r)
+{
+    drop_blocks(e, r);
+    kvr_mem_put(&e->mem, r->tokens, r->tokens_cap * sizeof *r->tokens);
+    kvr_mem_put(&e->mem, r->blocks, r->blocks_cap * sizeof *r->blocks);
+    kvr_mem_put(&e->mem, r->chain, r->chain_cap * sizeof *r->chain);
+    kvr_mem_put(&e->mem, r, sizeof *r);
+}
+
+/* The next token depends on the seed, the prompt and the place, so equal requests give equal answers. */
+static uint32_t next_token(const struct mock_engine *e, const struct mock_request *r)
+{
+    static const char letters[] = "etaoin shrdlu cmfwyp vbgkqjxz etaoinshr ";
+    uint64_t h = kvr_mix64(e->config.seed + r->generated * 0x9e3779b97f4a7c15ull + r->tokens[r->prompt - 1] * 31u + r->prompt);
+    return (uint32_t)(unsigned char)letters[h % (sizeof letters - 1)];
+}
+
+void mock_engine_end_pass(struct mock_engine *e)
+{
+    e->in_pass = false;
+    for (struct mock_request *r = e->running.head, *next; r; r = next) {
+        next = r->next;
+        if (!r->ready) continue;
+        r->ready = false;
+        uint32_t token = next_token(e, r);
+        uint64_t index = r->generated++;
+        e->stats.generated_tokens++;
+        if (kvr_mem_grow(&e->mem, (void **)&r->tokens, &r->tokens_cap, r->tokens_n + 1, sizeof *r->tokens) == 0)
+            r->tokens[r->tokens_n++] = token;
+        bool last = r->generated >= r->max_tokens;
+        if (last) queue_remove(&e->running, r);
+        e->config.on_token(e->config.ctx, r, token, index, last);
+        if (last) request_free(e, r);
+    }
+}
+
+/* ---- interface --------------------------------------------------------------------------------------- */
+
+struct mock_engine *mock_engine_create(const struct mock_engine_config *config)
+{
+    struct mock_engine *e = calloc(1, sizeof *e);
+    if (!e) return NULL;
+    e->config = *config;
+    kvr_mem_init(&e->mem, NULL, 0);
+    e->free_head = e->free_tail = NIL;
+    e->blocks = calloc(config->num_blocks, sizeof *e->blocks);
+    if (!e->blocks) {
+        free(e);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < config->num_blocks; i++) free_push(e, i);
+    return e;
+}
+
+void mock_engine_destroy(struct mock_engine *e)
+{
+    if (!e) return;
+    while (e->running.head) mock_engine_abort(e, e->running.head);
+    while (e->waiting.head) mock_engine_abort(e, e->waiting.head);
+    kvr_map64_clear(&e->cache);
+    free(e->blocks);
+    free(e);
+}
+
+bool mock_engine_fits(const struct mock_engine *e, size_t prompt, uint64_t max_tokens)
+{
+    return (prompt + max_tokens + e->config.block_size) / e->config.block_size <= e->config.num_blocks;
+}
+
+struct mock_request *mock_engine_submit(struct mock_engine *e, const uint32_t *tokens, size_t n, uint64_t max_tokens,
+                                        uint64_t salt, void *user)
+{
+    struct mock_request *r = kvr_mem_zget(&e->mem, sizeof *r);
+    if (!r) return NULL;
+    if (kvr_mem_grow(&e->mem, (void **)&r->tokens, &r->tokens_cap, n + 1, sizeof *r->tokens)) {
+        kvr_mem_put(&e->mem, r, sizeof *r);
+        return NULL;
+    }
+    memcpy(r->tokens, tokens, n * sizeof *tokens);
+    r->prompt = r->tokens_n = n;
+    r->max_tokens = max_tokens;
+    r->salt = salt;
+    r->user = user;
+    queue_push(&e->waiting, r);
+    e->stats.requests++;
+    return r;
+}
+
+void mock_engine_abort(struct mock_engine *e, struct mock_request *r)
+{
+    queue_remove(r->state == RUNNING ? &e->running : &e->waiting, r);
+    request_free(e, r);
+}
+
+void *mock_request_user(const struct mock_request *r)
+{
+    return r->user;
+}
+
+uint64_t mock_request_cached(const struct mock_request *r)
+{
+    return r->cached;
+}
+
+size_t mock_request_prompt(const struct mock_request *r)
+{
+    return r->prompt;
+}
+
+bool mock_engine_idle(const struct mock_engine *e)
+{
+    return e->running.n == 0 && e->waiting.n == 0;
+}
+
+bool mock_engine_reset_cache(struct mock_engine *e)
+{
+    if (e->running.n) return false;
+    for (uint32_t i = 0; i < e->config.num_blocks; i++) e->blocks[i].hash = 0;
+    kvr_map64_clear(&e->cache);
+    struct kvr_event ev = {.kind = KVR_EVENT_CLEARED};
+    e->config.on_event(e->config.ctx, &ev, NULL, 0);
+    return true;
+}
+
+void mock_engine_stats(const struct mock_engine *e, struct mock_engine_stats *out)
+{
+    *out = e->stats;
+    out->running = e->running.n;
+    out->waiting = e->waiting.n;
+    out->total_blocks = e->config.num_blocks;
+    out->used_blocks = e->config.num_blocks - e->free_n;
+    out->cached_blocks = e->cache.n;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A simulated engine: paged KV cache with prefix caching, continuous batching, a timing model. It knows neither
+ * sockets nor the clock: the caller says when a pass has ended, so the same code runs live and in virtual time.
+ *
+ * Cache. A full block is shared by content (a chain hash of its own, opaque to others) and stays after use; free
+ * blocks are reused least recently used first, tails before heads. Events are exactly what the cache does: a block
+ * entering the cache is stored, one leaving it is removed.
+ *
+ * A pass. Running requests take one token each, or a chunk of their prompt; then waiting ones are admitted while
+ * sequence slots, blocks and the token budget last. Its time is prefill(new tokens) + decode(cache in use), from
+ * a polynomial fit of a mid-size model on one large GPU, divided by speedup.
+ */
+#ifndef KVR_MOCK_ENGINE_H
+#define KVR_MOCK_ENGINE_H
+
+#include <kvroute/event.h>
+
+#include "base/base.h"
+
+struct mock_engine;
+struct mock_request;
+
+struct mock_engine_config {
+    uint32_t block_size, num_blocks, max_num_seqs, max_batched_tokens;
+    double speedup;
+    uint64_t seed;
+    bool prefix_caching;
+    /* Called in order, within step and reset. A stored event carries its tokens. */
+    void (*on_event)(void *ctx, const struct kvr_event *event, const uint32_t *tokens, size_t tokens_n);
+    /* A token was generated (index from 0); `last` ends the request, whose memory goes after the call. */
+    void (*on_token)(void *ctx, struct mock_request *request, uint32_t token, uint64_t index, bool last);
+    void *ctx;
+};
+
+struct mock_engine_stats {
+    uint64_t running, waiting, used_blocks, total_blocks, cached_blocks, preemptions;
+    uint64_t prompt_tokens, cached_tokens, generated_tokens, requests;
+};
+
+struct mock_engine *mock_engine_create(const struct mock_engine_config *config);
+void mock_engine_destroy(struct mock_engine *e);
+
+/* Queues a request. Tokens are copied. Returns: NULL when memory is short. The prompt and the answer must fit the
+ * cache: see mock_engine_fits. `salt` separates caches. */
+struct mock_request *mock_engine_submit(struct mock_engine *e, const uint32_t *tokens, size_t n, uint64_t max_tokens,
+                                        uint64_t salt, void *user);
+bool mock_engine_fits(const struct mock_engine *e, size_t prompt, uint64_t max_tokens);
+void mock_engine_abort(struct mock_engine *e, struct mock_request *r);
+void *mock_request_user(const struct mock_request *r);
+uint64_t mock_request_cached(const struct mock_request *r); /* prompt tokens found in the cache */
+size_t mock_request_prompt(const struct mock_request *r);
+
+bool mock_engine_idle(const struct mock_engine *e);
+/* Begins a pass: admits, computes, emits events. Returns: its duration in nanoseconds; 0 when there is no work. */
+uint64_t mock_engine_begin_pass(struct mock_engine *e);
+/* Ends it: emits the tokens. */
+void mock_engine_end_pass(struct mock_engine *e);
+/* Forgets every cached block that no request uses; one cleared event. Returns: false while requests run. */
+bool mock_engine_reset_cache(struct mock_engine *e);
+void mock_engine_stats(const struct mock_engine *e, struct mock_engine_stats *out);
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The KV event stream of one rank: PUB with sequences from 0, and a ROUTER that replays the last batches. */
+#ifndef KVR_MOCK_EVENTS_H
+#define KVR_MOCK_EVENTS_H
+
+#include <uv.h>
+#include <kvroute/event.h>
+
+#include "base/buf.h"
+
+struct mock_events;
+
+struct mock_events_config {
+    void *zmq;
+    uv_loop_t *loop;
+    const char *events, *replay; /* bind endpoints; replay may be NULL */
+    uint32_t rank, block_size;
+    uint64_t replay_buffer, drop_every;
+    bool topic_in_replay;
+};
+
+/* Returns: NULL when an endpoint cannot be bound; errno tells. */
+struct mock_events *mock_events_create(const struct mock_events_config *config);
+void mock_events_destroy(struct mock_events *m);
+/* Adds an event to the batch that is being made. */
+void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n,
+                     const char *lora);
+/* Publishes the batch, if it holds anything. */
+void mock_events_flush(struct mock_events *m);
+
+#endif

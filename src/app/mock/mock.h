@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mock engine server: vLLM's HTTP surface and KV event streams around the simulated engine. */
+#ifndef KVR_APP_MOCK_H
+#define KVR_APP_MOCK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct mock_options {
+    char *config, *host, *model, *kv_events, *kv_replay, *lora;
+    uint64_t port, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, dp_size, seed, replay_buffer;
+    uint64_t default_max_tokens;
+    double speedup_ratio;
+    bool prefix_caching;
+    /* faults, for tests */
+    uint64_t drop_events;      /* drop every n-th batch (0: none); its sequence is used up */
+    uint64_t fault_block_size; /* block size told in events */
+    bool fault_hang;           /* accept requests and never answer */
+    bool fault_bare_stream;    /* stream headers, then silence */
+    uint64_t fault_reset_after; /* cut streams after n tokens */
+    double startup_time;       /* /health answers 503 for that long */
+    bool hybrid_topic;         /* replay answers carry a topic frame */
+};
+
+/* Runs until SIGTERM or SIGINT. Returns: the exit code. */
+int mock_main(const struct mock_options *options);
+
+#endif

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Load generator. Open loop: every request has an absolute time; lateness of the generator does not shift the rest.
+ * Closed loop: a fixed number in flight. Synthetic turns of one conversation always wait for the turn before.
+ * The clock stops when every answer has ended.
+ */
+#include "app/replay/replay.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "app/replay/report.h"
+#include "app/replay/workload.h"
+#include "net/http.h"
+#include "wire/sse.h"
+
+struct run;
+
+struct flight {
+    struct run *run;
+    struct work_item item;
+    struct kvr_http_call *call;
+    char *body;
+    uv_timer_t timer;
+    struct kvr_sse sse;
+    struct kvr_buf answer;
+    int status;
+    uint64_t start_ns, first_ns, last_ns;
+    uint64_t worker;
+    bool is_sse, ended;
+};
+
+struct run {
+    const struct replay_options *o;
+    uv_loop_t loop;
+    uv_timer_t tick, progress;
+    uv_signal_t intr, term;
+    struct kvr_http_client *client;
+    struct kvr_json_parser *json;
+    struct kvr_endpoint endpoint;
+    struct workload *work;
+    struct report *report;
+    const char *label;
+    uint64_t start_ns, in_flight, issued;
+    bool exhausted, stopped;
+    int tty;
+};
+
+static void pump(struct run *r);
+
+static uint64_t now_ns(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic());
+}
+
+/* ---- one request ------------------------------------------------------------------------------------- */
+
+static void on_flight_closed(uv_handle_t *h)
+{
+    struct flight *f = h->data;
+    kvr_sse_free(&f->sse);
+    kvr_buf_free(&f->answer);
+    free(f->body);
+    work_item_free(&f->item);
+    free(f);
+}
+
+static void end_flight(struct flight *f, const char *error)
+{
+    struct run *r = f->run;
+    struct kvr_usage usage = f->sse.usage;
+    struct kvr_json root;
+    if (f->ended) return;
+    f->ended = true;
+    if (!error && f->status != 200) error = "status";
+    if (!error && f->is_sse && !f->sse.done) error = "the stream has no [DONE]";
+    if (!error && !f->is_sse && f->answer.len && kvr_json_parse(r->json, f->answer.data, f->answer.len, &root, NULL) == 0)
+        kvr_openai_usage(root, &usage);
+    uint64_t end = now_ns();
+    struct outcome out = {.error = error, .status = f->status, .worker = f->worker, .e2e_ms = (double)(end - f->start_ns) / 1e6,
+                          .ttft_ms = f->first_ns ? (double)(f->first_ns - f->start_ns) / 1e6 : 0, .usage = usage,
+                          .tokens = f->sse.events};
+    if (f->first_ns && f->sse.events > 1) out.itl_ms = (double)(f->last_ns - f->first_ns) / 1e6 / (double)(f->sse.events - 1);
+    report_add(r->report, &out);
+    workload_done(r->work, &f->item, f->answer.data ? f->answer.data : "", f->answer.len, f->is_sse);
+    r->in_flight--;
+    uv_close((uv_handle_t *)&f->timer, on_flight_closed);
+    pump(r);
+}
+
+static void on_head(struct kvr_http_call *c, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+{
+    struct flight *f = ctx;
+    (void)c;
+    (void)length;
+    struct kvr_text type = kvr_headers_get(h, "content-type"), worker = kvr_headers_get(h, "x-kvroute-worker");
+    char s[24] = {0};
+    f->status = status;
+    f->is_sse = type.len >= 17 && !memcmp(type.ptr, "text/event-stream", 17);
+    if (worker.ptr) memcpy(s, worker.ptr, KVR_MIN(worker.len, sizeof s - 1));
+    f->worker = strtoull(s, NULL, 10);
+}
+
+static void on_body(struct kvr_http_call *c, void *ctx, const char *data, size_t len)
+{
+    struct flight *f = ctx;
+    (void)c;
+    uint64_t before = f->sse.events;
+    if (f->is_sse) kvr_sse_feed(&f->sse, f->run->json, data, len);
+    if (f->answer.len + len < (8u << 20)) kvr_buf_add(&f->answer, data, len);
+    if (f->sse.events == before && f->is_sse) return;
+    f->last_ns = now_ns();
+    if (!f->first_ns) f->first_ns = f->last_ns;
+}
+
+static void on_done(struct kvr_http_call *c, void *ctx)
+{
+    struct flight *f = ctx;
+    (void)c;
+    f->call = NULL;
+    end_flight(f, NULL);
+}
+
+static void on_failed(struct kvr_http_call *c, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct flight *f = ctx;
+    (void)c;
+    (void)why;
+    f->call = NULL;
+    end_flight(f, text);
+}
+
+static void on_timeout(uv_timer_t *t)
+{
+    struct flight *f = t->data;
+    if (f->call) kvr_http_call_cancel(f->call);
+    f->call = NULL;
+    end_flight(f, "timeout");
+}
+
+static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
+
+static void launch(struct run *r, const struct work_item *item)
+{
+    char head[1024];
+    struct flight *f = calloc(1, sizeof *f);
+    struct kvr_buf body = {0};
+    KVR_ASSERT(f != NULL);
+    f->run = r;
+    f->item = *item;
+    work_item_body(item, r->o->model, r->o->stream, &body);
+    KVR_ASSERT(!body.failed);
+    f->body = body.data;
+    int n = snprintf(head, sizeof head, "POST %s/v1/completions HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
+                     r->endpoint.base, r->endpoint.host, r->endpoint.port, body.len);
+    struct kvr_http_call_config cc = {.endpoint = &r->endpoint, .head = head, .head_len = (size_t)n, .body = f->body,
+                                      .body_len = body.len, .connect_timeout_s = 5, .handler = &handler, .ctx = f};
+    uv_timer_init(&r->loop, &f->timer);
+    f->timer.data = f;
+    r->in_flight++;
+    r->issued++;
+    f->start_ns = now_ns();
+    f->call = kvr_http_call_start(r->client, &cc);
+    KVR_ASSERT(f->call != NULL);
+    uv_timer_start(&f->timer, on_timeout, (uint64_t)(r->o->timeout * 1000), 0);
+}
+
+/* ---- pacing ------------------------------------------------------------------------------------------ */
+
+static void on_tick(uv_timer_t *t)
+{
+    pump(t->data);
+}
+
+static void finish(struct run *r)
+{
+    if (r->in_flight || !r->exhausted) return;
+    uv_stop(&r->loop);
+}
+
+static bool time_is_up(const struct run *r)
+{
+    return r->o->duration > 0 && (double)(now_ns() - r->start_ns) / 1e9 >= r->o->duration;
+}
+
+static void pump(struct run *r)
+{
+    struct work_item item;
+    uint64_t wait_ms = 0;
+    while (!r->exhausted) {
+        if (r->stopped || time_is_up(r) || (r->o->limit && r->issued >= r->o->limit)) {
+            r->exhausted = true;
+            break;
+        }
+        if (r->o->concurrency && r->in_flight >= r->o->concurrency) return;
+        double now_s = (double)(now_ns() - r->start_ns) / 1e9;
+        enum work_state st = workload_next(r->work, r->o->concurrency ? HUGE_VAL : now_s, &item, &wait_ms);
+        if (st == WORK_READY) {
+            launch(r, &item);
+            continue;
+        }
+        if (st == WORK_FINISHED) {
+            r->exhausted = !(r->o->duration > 0 && workload_restart(r->work));
+            if (!r->exhausted) continue;
+            break;
+        }
+        if (st == WORK_LATER) uv_timer_start(&r->tick, on_tick, wait_ms, 0);
+        return; /* WORK_BLOCKED: an answer that comes wakes us */
+    }
+    finish(r);
+}
+
+static void on_progress(uv_timer_t *t)
+{
+    struct run *r = t->data;
+    char line[160];
+    report_progress(r->report, (double)(now_ns() - r->start_ns) / 1e9, line, sizeof line);
+    fprintf(stderr, "%s%-12s %s, %llu in flight%s", r->tty ? "\r" : "", r->label, line, (unsigned long long)r->in_flight, r->tty ? "   " : "\n");
+    fflush(stderr);
+}
+
+static void on_signal(uv_signal_t *s, int signum)
+{
+    struct run *r = s->data;
+    (void)signum;
+    r->stopped = true;
+    pump(r);
+}
+
+static void close_handle(uv_handle_t *h, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(h)) uv_close(h, NULL);
+}
+
+static int run_once(const struct replay_options *o, const char *label, struct report *report)
+{
+    struct run r = {.o = o, .report = report, .label = label, .tty = isatty(2)};
+    char err[256];
+    if (kvr_endpoint_parse(o->url, strlen(o->url), &r.endpoint)) {
+        fprintf(stderr, "kvroute replay: --url: bad value '%s'; allowed: http://host[:port]\n", o->url);
+        return 2;
+    }
+    r.work = workload_create(o, err, sizeof err);
+    if (!r.work) {
+        fprintf(stderr, "kvroute replay: --trace: %s\n", err);
+        return 2;
+    }
+    uv_loop_init(&r.loop);
+    r.json = kvr_json_parser_new();
+    kvr_http_client_create(&r.loop, 3, &r.client);
+    uv_timer_init(&r.loop, &r.tick);
+    uv_timer_init(&r.loop, &r.progress);
+    uv_signal_init(&r.loop, &r.intr);
+    uv_signal_init(&r.loop, &r.term);
+    r.tick.data = r.progress.data = r.intr.data = r.term.data = &r;
+    uv_signal_start(&r.intr, on_signal, SIGINT);
+    uv_signal_start(&r.term, on_signal, SIGTERM);
+    if (o->progress) uv_timer_start(&r.progress, on_progress, 1000, r.tty ? 500 : 5000);
+    r.start_ns = now_ns();
+    pump(&r);
+    if (!r.exhausted || r.in_flight) uv_run(&r.loop, UV_RUN_DEFAULT);
+    report_finish(report, (double)(now_ns() - r.start_ns) / 1e9);
+    if (o->progress && r.tty) fprintf(stderr, "\r%79s\r", "");
+    kvr_http_client_close(r.client);
+    uv_walk(&r.loop, close_handle, NULL);
+    uv_run(&r.loop, UV_RUN_DEFAULT);
+    uv_loop_close(&r.loop);
+    workload_destroy(r.work);
+    kvr_json_parser_free(r.json);
+    return r.stopped ? 1 : 0;
+}
+
+/* ---- compare ----------------------------------------------------------------------------------------- */
+
+struct simple {
+    struct kvr_buf body;
+    int status;
+    bool failed;
+};
+
+static void simple_head(struct kvr_http_call *c, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+{
+    (void)c;
+    (void)h;
+    (void)length;
+    ((struct simple *)ctx)->status = status;
+}
+
+static void simple_body(struct kvr_http_call *c, void *ctx, const char *data, size_t len)
+{
+    (void)c;
+    kvr_buf_add(&((struct simple *)ctx)->body, data, len);
+}
+
+static void simple_done(struct kvr_http_call *c, void *ctx)
+{
+    (void)c;
+    (void)ctx;
+}
+
+static void simple_failed(struct kvr_http_call *c, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    (void)c;
+    (void)why;
+    (void)text;
+    ((struct simple *)ctx)->failed = true;
+}
+
+/* One call on a loop of its own. Returns: the status, or -1. */
+static int request(const char *url, const char *method, const char *path, const char *body, struct kvr_buf *answer)
+{
+    static const struct kvr_http_call_handler h = {simple_head, simple_body, simple_done, simple_failed};
+    struct simple s = {0};
+    struct kvr_endpoint e;
+    struct kvr_http_client *client;
+    uv_loop_t loop;
+    char head[1024];
+    if (kvr_endpoint_parse(url, strlen(url), &e)) return -1;
+    uv_loop_init(&loop);
+    kvr_http_client_create(&loop, 1, &client);
+    int n = snprintf(head, sizeof head, "%s %s%s HTTP/1.1\r\nHost: %s:%u\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", method, e.base, path,
+                     e.host, e.port, strlen(body));
+    struct kvr_http_call_config cc = {.endpoint = &e, .head = head, .head_len = (size_t)n, .body = body, .body_len = strlen(body),
+                                      .connect_timeout_s = 5, .handler = &h, .ctx = &s};
+    if (!kvr_http_call_start(client, &cc)) s.failed = true;
+    uv_run(&loop, UV_RUN_DEFAULT);
+    kvr_http_client_close(client);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    uv_loop_close(&loop);
+    if (answer) *answer = s.body;
+    else kvr_buf_free(&s.body);
+    return s.failed ? -1 : s.status;
+}
+
+static int reset_worker(void *ctx, const char *key, size_t key_len, struct kvr_json w)
+{
+    const char *url;
+    size_t len;
+    char copy[512];
+    (void)ctx;
+    (void)key;
+    (void)key_len;
+    if (!kvr_json_as_str(kvr_json_get(w, "endpoint"), &url, &len) || len >= sizeof copy) return 0;
+    memcpy(copy, url, len);
+    copy[len] = 0;
+    for (int i = 0; i < 50; i++) {
+        int status = request(copy, "POST", "/reset_prefix_cache", "", NULL);
+        if (status != 503) return 0;
+        usleep(100000); /* requests that the last run broke off are still running */
+    }
+    return 0;
+}
+
+/* Same start for each mode: router mode set, the engines' caches empty. */
+static int prepare_mode(const struct replay_options *o, const char *mode)
+{
+    char body[128];
+    struct kvr_buf workers = {0};
+    struct kvr_json_parser *p = kvr_json_parser_new();
+    struct kvr_json root;
+    snprintf(body, sizeof body, "{\"router_mode\":\"%s\"}", mode);
+    int status = request(o->admin_url, "POST", "/router_mode", body, NULL);
+    if (status != 200) {
+        fprintf(stderr, status < 0 ? "kvroute replay: --admin-url: '%s' does not answer\n" : "kvroute replay: --compare: '%s' is not a router mode; allowed: kv, round-robin, random, least-loaded\n",
+                status < 0 ? o->admin_url : mode);
+        kvr_json_parser_free(p);
+        return 2;
+    }
+    if (request(o->admin_url, "GET", "/workers", "", &workers) == 200 && p &&
+        kvr_json_parse(p, workers.data, workers.len, &root, NULL) == 0)
+        kvr_json_each(root, reset_worker, NULL);
+    kvr_buf_free(&workers);
+    kvr_json_parser_free(p);
+    return 0;
+}
+
+int replay_main(const struct replay_options *o)
+{
+    struct report *reports[8] = {0};
+    char *modes = strdup(o->compare ? o->compare : "run"), *rest = modes, *mode;
+    size_t n = 0;
+    int rc = modes ? 0 : 1;
+    signal(SIGPIPE, SIG_IGN);
+    while (rc == 0 && n < 8 && (mode = strsep(&rest, ","))) {
+        if (o->compare) rc = prepare_mode(o, mode);
+        if (rc == 0) {
+            reports[n] = report_create(mode);
+            rc = run_once(o, mode, reports[n++]);
+        }
+    }
+    if (n && rc != 2) {
+        report_print(reports, n);
+        if (o->json && report_write_json(reports, n, o->json)) {
+            fprintf(stderr, "kvroute replay: --json: cannot write '%s': %s\n", o->json, strerror(errno));
+            rc = 1;
+        }
+        for (size_t i = 0; i < n; i++)
+            if (report_failures(reports[i])) rc = 1;
+    }
+    for (size_t i = 0; i < n; i++) report_destroy(reports[i]);
+    free(modes);
+    return rc;
+}

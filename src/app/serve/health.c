@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Active health checks, on the main loop: GET /health of every worker each interval, and GET /v1/models of those that
+ * are up. A worker that refuses connections to a request is checked at once.
+ */
+#include "app/serve/state.h"
+
+#include <string.h>
+
+enum { MODELS_BODY_MAX = 1 << 20, URGENT_MAX = 256 };
+
+struct check {
+    struct check *next;
+    struct serve *serve;
+    uint64_t id;
+    struct kvr_endpoint endpoint;
+    struct kvr_http_call *call;
+    uv_timer_t timeout;
+    bool models, ended;
+    int status;
+    struct kvr_buf body;
+};
+
+static struct {
+    uv_timer_t timer;
+    uv_async_t urgent;
+    pthread_mutex_t lock;
+    uint64_t ids[URGENT_MAX];
+    size_t n;
+    struct check *checks;
+    bool running;
+} health = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, bool models);
+
+static void on_check_closed(uv_handle_t *h)
+{
+    struct check *k = h->data;
+    kvr_buf_free(&k->body);
+    free(k);
+}
+
+static void check_end(struct check *k)
+{
+    struct check **p = &health.checks;
+    if (k->ended) return;
+    k->ended = true;
+    while (*p != k) p = &(*p)->next;
+    *p = k->next;
+    uv_close((uv_handle_t *)&k->timeout, on_check_closed);
+}
+
+static int add_model(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct {
+        struct model_entry *list;
+        size_t n;
+    } *out = ctx;
+    const char *id;
+    size_t len;
+    (void)key;
+    (void)key_len;
+    if (out->n == MODELS_MAX || !kvr_json_as_str(kvr_json_get(v, "id"), &id, &len) || len >= MODEL_MAX) return 0;
+    struct model_entry *m = &out->list[out->n++];
+    memset(m, 0, sizeof *m);
+    memcpy(m->id, id, len);
+    m->is_lora = kvr_json_type_of(kvr_json_get(v, "parent")) == KVR_JSON_STRING;
+    return 0;
+}
+
+static void read_models(struct check *k)
+{
+    struct serve *s = k->serve;
+    struct kvr_json root;
+    struct {
+        struct model_entry *list;
+        size_t n;
+    } out = {malloc(MODELS_MAX * sizeof(struct model_entry)), 0};
+    if (!out.list || k->status != 200 || kvr_json_parse(s->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
+        free(out.list);
+        return;
+    }
+    kvr_json_each(kvr_json_get(root, "data"), add_model, &out);
+    struct model_entry *fitted = realloc(out.list, (out.n + 1) * sizeof *fitted);
+    worker_set_models(s, k->id, fitted ? fitted : out.list, out.n);
+}
+
+static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+{
+    (void)call;
+    (void)h;
+    (void)length;
+    ((struct check *)ctx)->status = status;
+}
+
+static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    struct check *k = ctx;
+    (void)call;
+    if (k->models && k->body.len + len <= MODELS_BODY_MAX) kvr_buf_add(&k->body, data, len);
+}
+
+static void judge(struct check *k, bool answered)
+{
+    if (k->models) {
+        if (answered) read_models(k);
+    } else {
+        bool up = answered && k->status >= 200 && k->status < 300;
+        worker_set_health(k->serve, k->id, up ? HEALTH_UP : HEALTH_DOWN);
+        if (up) check_start(k->serve, k->id, &k->endpoint, true);
+    }
+    check_end(k);
+}
+
+static void on_done(struct kvr_http_call *call, void *ctx)
+{
+    struct check *k = ctx;
+    (void)call;
+    k->call = NULL;
+    judge(k, true);
+}
+
+static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct check *k = ctx;
+    (void)call;
+    (void)why;
+    (void)text;
+    k->call = NULL;
+    judge(k, false);
+}
+
+static void on_timeout(uv_timer_t *t)
+{
+    struct check *k = t->data;
+    if (k->call) kvr_http_call_cancel(k->call);
+    k->call = NULL;
+    judge(k, false);
+}
+
+static const struct kvr_http_call_handler check_handler = {on_head, on_body, on_done, on_failed};
+
+static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, bool models)
+{
+    char head[1024];
+    struct check *k = calloc(1, sizeof *k);
+    if (!k) return;
+    k->serve = s;
+    k->id = id;
+    k->endpoint = *e;
+    k->models = models;
+    int n = snprintf(head, sizeof head, "GET %s%s HTTP/1.1\r\nHost: %s:%u\r\n\r\n", e->base, models ? "/v1/models" : "/health", e->host, e->port);
+    struct kvr_http_call_config cc = {.endpoint = e, .head = head, .head_len = (size_t)n,
+                                      .connect_timeout_s = s->o->connect_timeout, .handler = &check_handler, .ctx = k};
+    uv_timer_init(&s->main_loop, &k->timeout);
+    k->timeout.data = k;
+    k->next = health.checks;
+    health.checks = k;
+    k->call = kvr_http_call_start(s->health_client, &cc);
+    if (!k->call) check_end(k);
+    else uv_timer_start(&k->timeout, on_timeout, (uint64_t)(KVR_MAX(s->o->health_interval, 1.0) * 1000), 0);
+}
+
+static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
+{
+    struct target {
+        uint64_t id;
+        struct kvr_endpoint endpoint;
+    } *t;
+    size_t n = 0;
+    pthread_mutex_lock(&s->lock);
+    t = calloc(s->workers_n + 1, sizeof *t);
+    for (const struct worker *w = s->workers; w && t; w = w->next) {
+        bool wanted = !only;
+        for (size_t i = 0; i < only_n; i++) wanted |= only[i] == w->id;
+        if (!wanted) continue;
+        t[n].id = w->id;
+        t[n++].endpoint = w->endpoint;
+    }
+    pthread_mutex_unlock(&s->lock);
+    for (size_t i = 0; i < n; i++) check_start(s, t[i].id, &t[i].endpoint, false);
+    free(t);
+}
+
+static void on_interval(uv_timer_t *t)
+{
+    check_all(t->data, NULL, 0);
+}
+
+static void on_urgent(uv_async_t *a)
+{
+    uint64_t ids[URGENT_MAX];
+    pthread_mutex_lock(&health.lock);
+    size_t n = health.n;
+    memcpy(ids, health.ids, n * sizeof *ids);
+    health.n = 0;
+    pthread_mutex_unlock(&health.lock);
+    if (n) check_all(a->data, ids, n);
+}
+
+void health_check_now(struct serve *s, uint64_t id)
+{
+    (void)s;
+    pthread_mutex_lock(&health.lock);
+    bool listed = health.n == URGENT_MAX; /* then the interval will do */
+    for (size_t i = 0; i < health.n; i++) listed |= health.ids[i] == id;
+    if (!listed) health.ids[health.n++] = id;
+    if (health.running) uv_async_send(&health.urgent);
+    pthread_mutex_unlock(&health.lock);
+}
+
+int health_start(struct serve *s)
+{
+    int rc = kvr_http_client_create(&s->main_loop, 3, &s->health_client);
+    if (rc) return rc;
+    uv_timer_init(&s->main_loop, &health.timer);
+    uv_async_init(&s->main_loop, &health.urgent, on_urgent);
+    health.timer.data = health.urgent.data = s;
+    pthread_mutex_lock(&health.lock);
+    health.running = true;
+    pthread_mutex_unlock(&health.lock);
+    uv_timer_start(&health.timer, on_interval, 0, (uint64_t)(s->o->health_interval * 1000) + 1);
+    return 0;
+}
+
+void health_stop(struct serve *s)
+{
+    pthread_mutex_lock(&health.lock);
+    bool was = health.running;
+    health.running = false;
+    pthread_mutex_unlock(&health.lock);
+    if (!was) return;
+    uv_close((uv_handle_t *)&health.timer, NULL);
+    uv_close((uv_handle_t *)&health.urgent, NULL);
+    while (health.checks) {
+        struct check *k = health.checks;
+        if (k->call) kvr_http_call_cancel(k->call);
+        k->call = NULL;
+        check_end(k);
+    }
+    kvr_http_client_close(s->health_client);
+}

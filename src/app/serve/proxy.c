@@ -1,0 +1,1139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One client request:
+ *
+ *   arrive -> read body fields -> tokens (given | cache | engine's /tokenize | bytes) -> choose and book
+ *      -> [parked until somebody is free] -> send -> head (held back) -> first byte -> relay -> end
+ *
+ * Rules that must hold whatever happens:
+ *   - the booking is made by route() and given back by unbook(), exactly once per attempt;
+ *   - nothing is sent to the client before the first body byte of the worker, so until then the request can go to
+ *     another worker; afterwards it never does;
+ *   - every path ends in px_end(), which frees the request.
+ *
+ * A request belongs to one data loop. Only `px_*` callbacks of that loop touch it.
+ */
+#include "app/serve/state.h"
+
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <kvroute/hash.h>
+
+#include "wire/sse.h"
+
+enum { ANSWER_KEPT_MAX = 4 << 20 };
+
+enum phase { PX_TOKENIZING, PX_PARKED, PX_WAITING_FIRST, PX_STREAMING };
+
+struct px {
+    struct loop *loop;
+    struct kvr_http_conn *conn;
+    struct px *next; /* parked list */
+    enum phase phase;
+    /* the request */
+    char id[ID_MAX];
+    char model[MODEL_MAX], lora[MODEL_MAX], session[256];
+    char *body;
+    size_t body_len;
+    bool routed;      /* a completion: tokens matter */
+    bool chat, stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, bound_session, is_head_request;
+    struct kvr_worker pin;
+    double priority;
+    char *salt;
+    size_t salt_len;
+    uint32_t *tokens;
+    size_t tokens_n;
+    uint64_t isl, generation_blocks;
+    /* routing */
+    struct pool *pool;
+    struct worker *worker;
+    struct kvr_router_result result;
+    char booking[32]; /* id of the current booking; "" = none */
+    uint64_t tried[TRIES_MAX];
+    unsigned tries;
+    const char *reason;
+    /* answer */
+    struct kvr_http_call *call;
+    uv_timer_t timer;
+    uint64_t arrived_ms, sent_ns, phase_deadline_ms, total_deadline_ms, last_byte_ms, wait_deadline_ms, itl_last_ns;
+    struct kvr_buf head;
+    int status;
+    int64_t length;
+    bool head_sent, is_sse, prefill_marked, paused;
+    struct kvr_sse sse;
+    struct kvr_buf answer;
+    struct kvr_usage usage;
+    double ttft_ms;
+};
+
+static void px_tokens(struct px *p);
+static void px_route(struct px *p);
+static void px_end(struct px *p);
+static void on_timer(uv_timer_t *t);
+
+static struct serve *serve_of(const struct px *p)
+{
+    return p->loop->serve;
+}
+
+#define COUNT(p, name) atomic_fetch_add_explicit(&serve_of(p)->metrics.name, 1, memory_order_relaxed)
+
+/* ---- answers of our own ------------------------------------------------------------------------------ */
+
+void proxy_error_body(struct kvr_buf *out, int status, const char *message)
+{
+    kvr_openai_error(out, status, kvr_openai_error_type(status), message);
+}
+
+static void reply_error(struct kvr_http_conn *c, int status, const char *message, const char *request_id)
+{
+    struct kvr_buf b = {0}, h = {0};
+    proxy_error_body(&b, status, message);
+    if (request_id && *request_id) kvr_buf_printf(&h, "x-request-id: %s\r\n", request_id);
+    if (status == 503) kvr_buf_str(&h, "Retry-After: 1\r\n");
+    kvr_http_reply(c, status, "application/json", h.data ? h.data : "", b.data ? b.data : "", b.len);
+    kvr_buf_free(&b);
+    kvr_buf_free(&h);
+}
+
+static void px_fail(struct px *p, int status, const char *message)
+{
+    p->status = status;
+    if (p->conn) {
+        kvr_http_conn_set_user(p->conn, NULL);
+        reply_error(p->conn, status, message, p->id);
+    }
+    p->conn = NULL;
+    if (status >= 500) COUNT(p, errors_total);
+    px_end(p);
+}
+
+/* ---- timers ------------------------------------------------------------------------------------------ */
+
+static uint64_t after(double seconds)
+{
+    return seconds > 0 ? now_ms() + (uint64_t)(seconds * 1000) + 1 : 0;
+}
+
+static void arm(struct px *p)
+{
+    uint64_t d = p->phase_deadline_ms, now = now_ms();
+    if (p->total_deadline_ms && (!d || p->total_deadline_ms < d)) d = p->total_deadline_ms;
+    if (d) uv_timer_start(&p->timer, on_timer, d > now ? d - now : 0, 0);
+    else uv_timer_stop(&p->timer);
+}
+
+/* ---- the book ---------------------------------------------------------------------------------------- */
+
+static void unbook(struct px *p)
+{
+    if (!p->booking[0]) return;
+    kvr_router_free(p->pool->router, p->booking, strlen(p->booking));
+    p->booking[0] = 0;
+    atomic_fetch_sub(&p->loop->active, 1);
+    serve_pump(serve_of(p));
+}
+
+static void mark_prefill(struct px *p)
+{
+    if (p->prefill_marked || !p->booking[0]) return;
+    p->prefill_marked = true;
+    kvr_router_mark_prefill_completed(p->pool->router, p->booking, strlen(p->booking));
+    serve_pump(serve_of(p));
+}
+
+static void track_output(struct px *p, uint64_t tokens)
+{
+    if (!serve_of(p)->o->track_output_blocks || !p->booking[0]) return;
+    uint64_t total = (p->isl + tokens + p->pool->block_size - 1) / p->pool->block_size;
+    if (total <= p->generation_blocks) return;
+    p->generation_blocks = total;
+    kvr_router_add_output_block(p->pool->router, p->booking, strlen(p->booking));
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------- */
+
+static void on_px_closed(uv_handle_t *h)
+{
+    free(h->data);
+}
+
+static void record_decision(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    struct timespec ts;
+    if (!p->worker) return;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    struct decision d = {.at_ms = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000, .worker = p->result.worker,
+                         .isl = p->isl, .cached_tokens = p->result.cached_tokens, .actual_cached = p->usage.cached_tokens,
+                         .has_actual = p->usage.present && p->usage.has_cached, .overlap_blocks = p->result.overlap_blocks,
+                         .status = (uint32_t)p->status, .best_blocks = p->result.best_blocks, .ttft_ms = p->ttft_ms};
+    snprintf(d.id, sizeof d.id, "%s", p->id);
+    snprintf(d.model, sizeof d.model, "%.47s", p->model);
+    snprintf(d.reason, sizeof d.reason, "%.31s", p->reason ? p->reason : "");
+    pthread_mutex_lock(&s->lock);
+    decisions_add(s, &d);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void count_usage(struct px *p)
+{
+    struct metrics *m = &serve_of(p)->metrics;
+    if (!p->usage.present || !p->tokens_n || p->status >= 400) return; /* without tokens nothing was predicted */
+    uint64_t predicted = p->result.cached_tokens;
+    uint64_t actual = p->usage.has_cached ? p->usage.cached_tokens : 0, bs = p->pool->block_size;
+    /* An engine computes at least one token, so a fully cached prompt counts one block less there. */
+    if (p->usage.prompt_tokens) predicted = KVR_MIN(predicted, (p->usage.prompt_tokens - 1) / bs * bs);
+    atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
+    atomic_fetch_add(&m->actual_cached_tokens_total, actual);
+    atomic_fetch_add(&m->prompt_tokens_total, p->usage.prompt_tokens);
+    atomic_fetch_add(&m->usage_answers_total, 1);
+    if (predicted / bs == actual / bs) atomic_fetch_add(&m->predicted_equals_actual_total, 1);
+}
+
+static void px_end(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    if (p->call) kvr_http_call_cancel(p->call);
+    p->call = NULL;
+    unbook(p);
+    if (p->routed) {
+        count_usage(p);
+        record_decision(p);
+    }
+    for (struct px **q = &p->loop->parked; *q; q = &(*q)->next)
+        if (*q == p) {
+            *q = p->next;
+            atomic_fetch_sub(&p->loop->parked_n, 1);
+            break;
+        }
+    worker_unref(s, p->worker);
+    kvr_sse_free(&p->sse);
+    kvr_buf_free(&p->head);
+    kvr_buf_free(&p->answer);
+    free(p->body);
+    free(p->tokens);
+    free(p->salt);
+    p->timer.data = p;
+    uv_close((uv_handle_t *)&p->timer, on_px_closed);
+}
+
+void proxy_on_gone(struct kvr_http_conn *c, void *ctx)
+{
+    struct px *p = kvr_http_conn_user(c);
+    (void)ctx;
+    if (!p) return;
+    COUNT(p, client_gone_total);
+    p->conn = NULL;
+    p->status = 499;
+    px_end(p);
+}
+
+void proxy_on_drained(struct kvr_http_conn *c, void *ctx)
+{
+    struct px *p = kvr_http_conn_user(c);
+    (void)ctx;
+    if (!p || !p->paused) return;
+    p->paused = false;
+    p->last_byte_ms = now_ms();
+    if (p->call) kvr_http_call_resume(p->call);
+}
+
+/* ---- relay ------------------------------------------------------------------------------------------- */
+
+static void put_decision_headers(struct px *p, struct kvr_buf *h)
+{
+    kvr_buf_printf(h, "x-request-id: %s\r\nx-kvroute-worker: %llu\r\nx-kvroute-dp-rank: %u\r\n", p->id,
+                   (unsigned long long)p->result.worker.worker_id, p->result.worker.dp_rank);
+    if (p->routed) kvr_buf_printf(h, "x-kvroute-overlap-blocks: %u\r\n", p->result.overlap_blocks);
+    kvr_buf_printf(h, "x-kvroute-reason: %s\r\n", p->reason);
+}
+
+static void keep_head(struct px *p, int status, const struct kvr_headers *headers, int64_t length)
+{
+    p->status = status;
+    p->length = length;
+    p->head.len = 0;
+    for (size_t i = 0; i < headers->n; i++) {
+        struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
+        if (kvr_header_is_hop_by_hop(headers, name) || kvr_text_is_nocase(name, "content-length") ||
+            kvr_text_is_nocase(name, "x-request-id") || (name.len > 10 && !strncasecmp(name.ptr, "x-kvroute-", 10)))
+            continue;
+        if (kvr_text_is_nocase(name, "content-type"))
+            p->is_sse = value.len >= 17 && strncasecmp(value.ptr, "text/event-stream", 17) == 0;
+        kvr_buf_printf(&p->head, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
+    }
+    put_decision_headers(p, &p->head);
+}
+
+static void send_head(struct px *p)
+{
+    if (p->head_sent) return;
+    p->head_sent = true;
+    kvr_http_start(p->conn, p->status, p->head.data ? p->head.data : "", p->head.len, p->length);
+    kvr_buf_free(&p->head);
+    free(p->body); /* from here on nobody else can be asked */
+    p->body = NULL;
+    free(p->tokens);
+    p->tokens = NULL;
+}
+
+static void note_first_token(struct px *p)
+{
+    struct metrics *m = &serve_of(p)->metrics;
+    uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    p->ttft_ms = (double)(now - p->sent_ns) / 1e6;
+    if (p->is_sse && p->status < 400) histogram_add(&m->ttft, p->ttft_ms / 1000);
+    p->itl_last_ns = now;
+    mark_prefill(p);
+}
+
+static void look_at_stream(struct px *p, const char *data, size_t len)
+{
+    uint64_t events = kvr_sse_feed(&p->sse, p->loop->json, data, len);
+    if (events && p->prefill_marked && p->itl_last_ns) {
+        uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+        histogram_add(&serve_of(p)->metrics.itl, (double)(now - p->itl_last_ns) / 1e9 / (double)events);
+        p->itl_last_ns = now;
+    }
+    if (p->sse.events) track_output(p, p->sse.events);
+    if (p->sse.usage.present) p->usage = p->sse.usage;
+}
+
+static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+{
+    struct px *p = ctx;
+    (void)call;
+    keep_head(p, status, headers, length);
+}
+
+static bool is_retryable(int status)
+{
+    return status == 502 || status == 503 || status == 504;
+}
+
+static void retry_or_fail(struct px *p, int status, const char *text);
+
+static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    struct px *p = ctx;
+    if (is_retryable(p->status)) return; /* judged when it is whole */
+    if (p->phase == PX_WAITING_FIRST) {
+        p->phase = PX_STREAMING;
+        send_head(p);
+        if (p->is_sse || p->length < 0) note_first_token(p);
+    }
+    p->last_byte_ms = now_ms();
+    p->phase_deadline_ms = 0;
+    if (p->is_sse) look_at_stream(p, data, len);
+    else if (p->routed && p->answer.len + len <= ANSWER_KEPT_MAX) kvr_buf_add(&p->answer, data, len);
+    size_t queued = kvr_http_write(p->conn, data, len);
+    if (queued > KVR_HTTP_HIGH_WATER && !p->paused) {
+        p->paused = true;
+        kvr_http_call_pause(call);
+    }
+}
+
+static void read_usage(struct px *p)
+{
+    struct kvr_json root;
+    if (p->is_sse || !p->answer.len || p->answer.failed) return;
+    if (kvr_json_parse(p->loop->json, p->answer.data, p->answer.len, &root, NULL) == 0) kvr_openai_usage(root, &p->usage);
+}
+
+static void bind_session(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    if (!p->session[0] || p->status >= 400) return;
+    pthread_mutex_lock(&s->lock);
+    sessions_bind(s->sessions, p->session, strlen(p->session), now_ms(), p->result.worker);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void on_done(struct kvr_http_call *call, void *ctx)
+{
+    struct px *p = ctx;
+    (void)call;
+    p->call = NULL;
+    if (is_retryable(p->status) && !p->head_sent) {
+        worker_report(serve_of(p), p->worker, p->status == 503);
+        retry_or_fail(p, p->status, "every worker that was tried answered with an error");
+        return;
+    }
+    worker_report(serve_of(p), p->worker, true);
+    if (p->phase == PX_WAITING_FIRST) {
+        send_head(p);
+        note_first_token(p);
+    } else if (!p->prefill_marked) {
+        note_first_token(p);
+    }
+    read_usage(p);
+    bind_session(p);
+    unbook(p); /* before the client can know that it is over */
+    struct kvr_http_conn *c = p->conn;
+    p->conn = NULL;
+    kvr_http_conn_set_user(c, NULL);
+    px_end(p);
+    kvr_http_end(c);
+}
+
+/* The worker broke off, or a timeout struck, after the answer had begun. */
+static void break_answer(struct px *p, const char *message)
+{
+    struct kvr_buf b = {0};
+    COUNT(p, errors_total);
+    struct kvr_http_conn *c = p->conn;
+    p->conn = NULL;
+    kvr_http_conn_set_user(c, NULL);
+    if (p->is_sse && p->length < 0) {
+        kvr_buf_str(&b, p->sse.part.len ? "\n\ndata: " : "data: ");
+        proxy_error_body(&b, 502, message);
+        kvr_buf_str(&b, "\n\n");
+        kvr_http_write(c, b.data, b.len);
+        kvr_buf_free(&b);
+        p->status = 502;
+        px_end(p);
+        kvr_http_end(c);
+    } else {
+        p->status = 502;
+        px_end(p);
+        kvr_http_abort(c);
+    }
+}
+
+static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct px *p = ctx;
+    (void)call;
+    p->call = NULL;
+    worker_report(serve_of(p), p->worker, false);
+    if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(serve_of(p), p->result.worker.worker_id);
+    if (p->head_sent) break_answer(p, "the worker broke off the answer");
+    else retry_or_fail(p, why == KVR_HTTP_CONNECT_TIMEOUT ? 504 : 502, text);
+}
+
+static const struct kvr_http_call_handler relay_handler = {on_head, on_body, on_done, on_failed};
+
+/* ---- send -------------------------------------------------------------------------------------------- */
+
+static bool is_ours(struct kvr_text name)
+{
+    static const char *const names[] = {"host", "content-length", "expect", "accept-encoding", "x-request-id",
+                                        "x-data-parallel-rank", "x-kvroute-worker", "x-kvroute-dp-rank",
+                                        "x-worker-instance-id", "x-request-priority"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
+        if (kvr_text_is_nocase(name, names[i])) return true;
+    return false;
+}
+
+static void put_request_head(struct px *p, struct kvr_buf *h)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(p->conn);
+    const struct worker *w = p->worker;
+    bool v6 = strchr(w->endpoint.host, ':') != NULL;
+    kvr_buf_printf(h, "%.*s %s%.*s HTTP/1.1\r\nHost: %s%s%s:%u\r\n", (int)rq->method.len, rq->method.ptr, w->endpoint.base,
+                   (int)rq->target.len, rq->target.ptr, v6 ? "[" : "", w->endpoint.host, v6 ? "]" : "", w->endpoint.port);
+    for (size_t i = 0; i < rq->headers->n; i++) {
+        struct kvr_text name = kvr_headers_name(rq->headers, i), value = kvr_headers_value(rq->headers, i);
+        if (is_ours(name) || kvr_header_is_hop_by_hop(rq->headers, name)) continue;
+        kvr_buf_printf(h, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
+    }
+    kvr_buf_printf(h, "x-request-id: %s\r\n", p->id);
+    if (p->routed) kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", p->result.worker.dp_rank);
+    if (p->body_len || kvr_text_is(rq->method, "POST") || kvr_text_is(rq->method, "PUT"))
+        kvr_buf_printf(h, "Content-Length: %zu\r\n", p->body_len);
+    kvr_buf_str(h, "\r\n");
+}
+
+static void px_send(struct px *p)
+{
+    const struct serve_options *o = serve_of(p)->o;
+    struct kvr_buf h = {0};
+    put_request_head(p, &h);
+    struct kvr_http_call_config cc = {.endpoint = &p->worker->endpoint, .head = h.data, .head_len = h.len, .body = p->body,
+                                      .body_len = p->body_len, .is_head = p->is_head_request,
+                                      .connect_timeout_s = o->connect_timeout, .handler = &relay_handler, .ctx = p};
+    p->call = h.failed ? NULL : kvr_http_call_start(p->loop->client, &cc);
+    kvr_buf_free(&h);
+    if (!p->call) {
+        px_fail(p, 503, "out of memory");
+        return;
+    }
+    p->phase = PX_WAITING_FIRST;
+    p->sent_ns = kvr_now_ns(kvr_clock_monotonic());
+    p->phase_deadline_ms = after(o->first_token_timeout);
+    arm(p);
+}
+
+/* ---- choose ------------------------------------------------------------------------------------------ */
+
+/* Workers that serve the model, in the pool most of them are in. */
+static size_t allowed_workers(struct px *p, uint64_t *ids, size_t cap)
+{
+    struct serve *s = serve_of(p);
+    size_t n = 0, best = 0;
+    bool lora;
+    p->pool = NULL;
+    for (struct pool *pool = s->pools; pool; pool = pool->next) {
+        size_t k = 0;
+        for (const struct worker *w = s->workers; w; w = w->next)
+            k += w->pool == pool && worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora);
+        if (k > best) {
+            best = k;
+            p->pool = pool;
+        }
+    }
+    for (struct worker *w = s->workers; w && p->pool; w = w->next) {
+        if (w->pool != p->pool || !worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora)) continue;
+        if (lora) p->is_lora = true;
+        if (w->schedulable != worker_is_schedulable(w, now_ms())) worker_sync_locked(s, w); /* a breaker's pause is over */
+        if (n < cap) ids[n++] = w->id;
+    }
+    return n;
+}
+
+static const char *reason_of(const struct px *p)
+{
+    static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
+    struct serve *s = serve_of(p);
+    int mode = atomic_load(&s->mode);
+    if (p->pinned) return "pinned";
+    if (p->result.preferred) return "session";
+    if (p->token_failed) return "load-tokenize-failed";
+    if (mode != KVR_MODE_KV) return modes[mode];
+    if (!p->result.trusted && s->ingest) return "untrusted";
+    return p->result.overlap_blocks ? "kv" : "load";
+}
+
+/* A request whose session is bound prefers the pair it is bound to. */
+static void look_up_session_locked(struct px *p, struct kvr_router_request *rq)
+{
+    struct serve *s = serve_of(p);
+    if (!p->session[0] || p->pinned) return;
+    if (!sessions_get(s->sessions, p->session, strlen(p->session), now_ms(), &rq->pin)) return;
+    rq->preferred = true;
+}
+
+static void park(struct px *p)
+{
+    struct px **q = &p->loop->parked;
+    p->phase = PX_PARKED;
+    if (!p->wait_deadline_ms) p->wait_deadline_ms = after(serve_of(p)->o->queue_timeout);
+    if (!p->wait_deadline_ms) p->wait_deadline_ms = now_ms() + 1;
+    /* A priority of n counts as n seconds of seniority. */
+    while (*q && (double)(*q)->arrived_ms - (*q)->priority * 1000 <= (double)p->arrived_ms - p->priority * 1000) q = &(*q)->next;
+    p->next = *q;
+    *q = p;
+    atomic_fetch_add(&p->loop->parked_n, 1);
+    p->phase_deadline_ms = p->wait_deadline_ms;
+    arm(p);
+}
+
+static void observe_times(struct px *p)
+{
+    struct metrics *m = &serve_of(p)->metrics;
+    const struct kvr_router_times *t = &p->result.times;
+    histogram_add(&m->block_hashing, (double)t->block_hashing / 1e6);
+    histogram_add(&m->find_matches, (double)t->find_matches / 1e6);
+    histogram_add(&m->seq_hashing, (double)t->seq_hashing / 1e6);
+    histogram_add(&m->scheduling, (double)t->scheduling / 1e6);
+    histogram_add(&m->total, (double)t->total / 1e6);
+    if (!p->routed || !p->tokens_n) return;
+    histogram_add(&m->isl, (double)p->isl);
+    histogram_add(&m->hit_rate, p->result.required_blocks ? p->result.effective_blocks / (double)p->result.required_blocks : 0);
+}
+
+enum outcome { SENT, WAIT, FAILED };
+
+static enum outcome refuse(struct px *p, int status, const char *message)
+{
+    px_fail(p, status, message);
+    return FAILED;
+}
+
+/* Chooses, books and sends. WAIT: nobody can take it now, and nothing was changed. */
+static enum outcome try_route(struct px *p, bool may_park)
+{
+    struct serve *s = serve_of(p);
+    enum { ALLOWED_MAX = 4096 };
+    static _Thread_local uint64_t allowed[ALLOWED_MAX];
+    struct kvr_router_request rq = {.book = true, .tokens = p->tokens, .tokens_n = p->tokens_n, .isl = p->isl,
+                                    .salt = p->salt, .salt_len = p->salt_len, .allowed = allowed, .excluded = p->tried,
+                                    .excluded_n = p->tries, .pinned = p->pinned, .pin_any_rank = p->pin_any_rank, .pin = p->pin,
+                                    .fail_when_busy = s->o->queue_threshold >= 0 && may_park};
+    pthread_mutex_lock(&s->lock);
+    bool any = s->workers_n > 0;
+    const struct worker *pinned = p->pinned ? worker_find_locked(s, p->pin.worker_id) : NULL;
+    rq.allowed_n = allowed_workers(p, allowed, ALLOWED_MAX);
+    if (pinned) p->pool = pinned->pool;
+    look_up_session_locked(p, &rq);
+    bool pinned_down = pinned && !worker_is_schedulable(pinned, now_ms());
+    bool rank_exists = pinned && (p->pin_any_rank || (p->pin.dp_rank >= pinned->dp_start && p->pin.dp_rank - pinned->dp_start < pinned->dp_size));
+    pthread_mutex_unlock(&s->lock);
+    if (p->pinned && any && !pinned) return refuse(p, 404, "the pinned worker is not known");
+    if (pinned && !rank_exists) return refuse(p, 400, "the pinned data-parallel rank is out of range");
+    if (pinned_down) return refuse(p, 503, "the pinned worker is not available");
+    if (atomic_load(&s->mode) == KVR_MODE_DIRECT && !p->pinned)
+        return refuse(p, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
+    if (!any) return WAIT;
+    if (!p->pool) {
+        char text[MODEL_MAX + 64];
+        snprintf(text, sizeof text, "no worker serves the model '%s'", p->model);
+        return refuse(p, 404, text);
+    }
+    if (p->is_lora) {
+        rq.lora = p->model;
+        rq.lora_len = strlen(p->model);
+    }
+    snprintf(p->booking, sizeof p->booking, "%llx", (unsigned long long)atomic_fetch_add(&s->next_id, 1));
+    rq.id = p->booking;
+    rq.id_len = strlen(p->booking);
+    struct kvr_router_ctx *ctx = ctx_get(&p->loop->ctxs, p->pool);
+    int rc = ctx ? kvr_router_find_best_match(p->pool->router, ctx, &rq, &p->result) : -KVR_ENOMEM;
+    if (rc) {
+        p->booking[0] = 0;
+        if (rc == -KVR_ENOTALLOWED) return refuse(p, 400, "the pinned worker does not serve this model");
+        if (rc == -KVR_ENOMEM || rc == -KVR_ELIMIT) return refuse(p, 503, kvr_strerror(rc));
+        return WAIT;
+    }
+    atomic_fetch_add(&p->loop->active, 1);
+    p->prefill_marked = false;
+    p->generation_blocks = (p->isl + p->pool->block_size - 1) / p->pool->block_size;
+    pthread_mutex_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, p->result.worker.worker_id);
+    struct worker *before = p->worker;
+    p->worker = w;
+    if (w) {
+        w->refs++;
+        w->requests++;
+    }
+    pthread_mutex_unlock(&s->lock);
+    worker_unref(s, before);
+    if (!w) { /* removed in this very moment */
+        unbook(p);
+        return WAIT;
+    }
+    p->reason = reason_of(p);
+    observe_times(p);
+    px_send(p);
+    return SENT;
+}
+
+static void px_route(struct px *p)
+{
+    bool backlog = serve_of(p)->o->queue_threshold >= 0 && p->loop->parked && p->tries == 0;
+    if (backlog || try_route(p, true) == WAIT) {
+        if (p->tries) px_fail(p, 502, "no other worker is available");
+        else park(p);
+    }
+}
+
+static void retry_or_fail(struct px *p, int status, const char *text)
+{
+    const struct serve_options *o = serve_of(p)->o;
+    char message[256];
+    unbook(p);
+    if (p->tries < TRIES_MAX) p->tried[p->tries++] = p->result.worker.worker_id;
+    if (!p->pinned && p->tries <= o->max_retries && p->tries < TRIES_MAX) {
+        COUNT(p, retries_total);
+        p->head.len = 0;
+        p->is_sse = false;
+        if (try_route(p, false) != WAIT) return;
+    }
+    snprintf(message, sizeof message, "the request failed on %u worker(s): %s", p->tries, text);
+    px_fail(p, status, message);
+}
+
+void proxy_try_parked(struct loop *l)
+{
+    for (struct px *p = l->parked, *next; p; p = next) {
+        next = p->next;
+        struct px **q = &l->parked;
+        while (*q != p) q = &(*q)->next;
+        *q = next;
+        atomic_fetch_sub(&l->parked_n, 1);
+        p->next = NULL;
+        if (try_route(p, true) == WAIT) {
+            park(p);
+            if (l->serve->o->queue_threshold >= 0) return; /* those behind it wait too */
+        }
+    }
+}
+
+void proxy_cancel_all(struct loop *l)
+{
+    while (l->parked) px_fail(l->parked, 503, "the router is shutting down");
+}
+
+/* ---- tokens ------------------------------------------------------------------------------------------ */
+
+static bool wants_tokens(const struct px *p)
+{
+    struct serve *s = serve_of(p);
+    return p->routed && atomic_load(&s->mode) == KVR_MODE_KV && s->o->overlap_credit > 0;
+}
+
+static void tokens_failed(struct px *p)
+{
+    p->token_failed = true;
+    COUNT(p, tokenize_failures_total);
+    px_route(p);
+}
+
+static void got_tokens(struct px *p, uint32_t *tokens, size_t n)
+{
+    p->tokens = tokens;
+    p->tokens_n = n;
+    p->isl = KVR_MAX(n, (size_t)1);
+    px_route(p);
+}
+
+static void tokenize_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+{
+    struct px *p = ctx;
+    (void)call;
+    (void)h;
+    (void)length;
+    p->status = status;
+}
+
+static void tokenize_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    struct px *p = ctx;
+    (void)call;
+    if (p->answer.len + len > (64u << 20)) p->answer.failed = true;
+    kvr_buf_add(&p->answer, data, len);
+}
+
+static void tokenize_done(struct kvr_http_call *call, void *ctx)
+{
+    struct px *p = ctx;
+    struct serve *s = serve_of(p);
+    struct kvr_json root, list;
+    uint32_t *tokens = NULL;
+    size_t n = 0;
+    (void)call;
+    p->call = NULL;
+    bool ok = p->status == 200 && !p->answer.failed && p->answer.len &&
+              kvr_json_parse(p->loop->json, p->answer.data, p->answer.len, &root, NULL) == 0;
+    if (ok) {
+        list = kvr_json_get(root, "tokens");
+        n = kvr_json_count(list);
+        tokens = kvr_json_type_of(list) == KVR_JSON_ARRAY ? malloc((n + 1) * sizeof *tokens) : NULL;
+        if (tokens && kvr_json_u32_array(list, tokens, n) < 0) {
+            free(tokens);
+            tokens = NULL;
+        }
+    }
+    kvr_buf_free(&p->answer);
+    p->status = 0;
+    if (!tokens) {
+        tokens_failed(p);
+        return;
+    }
+    pthread_mutex_lock(&s->lock);
+    token_cache_put(s->tokens, p->body, p->body_len, p->chat, tokens, n);
+    pthread_mutex_unlock(&s->lock);
+    got_tokens(p, tokens, n);
+}
+
+static void tokenize_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct px *p = ctx;
+    (void)call;
+    (void)why;
+    (void)text;
+    p->call = NULL;
+    kvr_buf_free(&p->answer);
+    tokens_failed(p);
+}
+
+static const struct kvr_http_call_handler tokenize_handler = {tokenize_head, tokenize_body, tokenize_done, tokenize_failed};
+
+/* Some healthy worker that serves the model. */
+static struct worker *tokenizer_worker(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    struct worker *found = NULL;
+    size_t seen = 0;
+    bool lora;
+    pthread_mutex_lock(&s->lock);
+    for (struct worker *w = s->workers; w; w = w->next) {
+        if (!worker_is_schedulable(w, now_ms()) ||
+            !worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora))
+            continue;
+        if (atomic_fetch_add(&s->next_id, 1) % ++seen == 0) found = w; /* spread over them */
+    }
+    if (found) found->refs++;
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
+static void ask_engine(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    struct kvr_buf h = {0};
+    struct worker *w = tokenizer_worker(p);
+    if (!w) {
+        bool none;
+        pthread_mutex_lock(&s->lock);
+        none = s->workers_n == 0;
+        pthread_mutex_unlock(&s->lock);
+        if (none) px_route(p);
+        else tokens_failed(p);
+        return;
+    }
+    struct kvr_text auth = kvr_headers_get(kvr_http_conn_request(p->conn)->headers, "authorization");
+    COUNT(p, tokenize_requests_total);
+    kvr_buf_printf(&h, "POST %s/tokenize HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
+                   w->endpoint.base, w->endpoint.host, w->endpoint.port, p->body_len);
+    if (auth.ptr) kvr_buf_printf(&h, "Authorization: %.*s\r\n", (int)auth.len, auth.ptr);
+    kvr_buf_str(&h, "\r\n");
+    struct kvr_http_call_config cc = {.endpoint = &w->endpoint, .head = h.data, .head_len = h.len, .body = p->body,
+                                      .body_len = p->body_len, .connect_timeout_s = s->o->connect_timeout,
+                                      .handler = &tokenize_handler, .ctx = p};
+    p->call = kvr_http_call_start(p->loop->client, &cc);
+    kvr_buf_free(&h);
+    worker_unref(s, w);
+    if (!p->call) {
+        tokens_failed(p);
+        return;
+    }
+    p->phase = PX_TOKENIZING;
+    p->phase_deadline_ms = after(s->o->tokenize_timeout);
+    arm(p);
+}
+
+static enum serve_tokenizer tokenizer_of(const struct serve *s)
+{
+    if (s->o->tokenizer != TOKENIZER_AUTO) return (enum serve_tokenizer)s->o->tokenizer;
+    return s->o->kv_events ? TOKENIZER_ENGINE : TOKENIZER_BYTES;
+}
+
+/* Tokens from the body itself: given ids, or bytes of the text. Returns: false when an engine must be asked. */
+static bool local_tokens(struct px *p, const struct kvr_openai_request *rq)
+{
+    struct kvr_buf text = {0};
+    if (rq->tokens.doc) {
+        uint32_t *t = malloc((rq->tokens_n + 1) * sizeof *t);
+        if (t && kvr_json_u32_array(rq->tokens, t, rq->tokens_n) >= 0) {
+            p->tokens = t;
+            p->tokens_n = rq->tokens_n;
+            return true;
+        }
+        free(t);
+        return false;
+    }
+    if (tokenizer_of(serve_of(p)) != TOKENIZER_BYTES || !kvr_openai_prompt_text(rq, &text)) return false;
+    p->tokens = malloc((text.len + 1) * sizeof *p->tokens);
+    for (size_t i = 0; p->tokens && i < text.len; i++) p->tokens[i] = (unsigned char)text.data[i];
+    p->tokens_n = p->tokens ? text.len : 0;
+    kvr_buf_free(&text);
+    return p->tokens != NULL;
+}
+
+static void px_tokens(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    if (!wants_tokens(p) || p->tokens) {
+        if (p->tokens) p->isl = KVR_MAX(p->tokens_n, (size_t)1);
+        px_route(p);
+        return;
+    }
+    pthread_mutex_lock(&s->lock);
+    size_t n = 0;
+    uint32_t *cached = token_cache_get(s->tokens, p->body, p->body_len, p->chat, &n);
+    pthread_mutex_unlock(&s->lock);
+    if (cached) {
+        COUNT(p, tokenize_cache_hits_total);
+        got_tokens(p, cached, n);
+    } else {
+        ask_engine(p);
+    }
+}
+
+/* ---- timeouts ---------------------------------------------------------------------------------------- */
+
+static void on_timer(uv_timer_t *t)
+{
+    struct px *p = t->data;
+    const struct serve_options *o = serve_of(p)->o;
+    uint64_t now = now_ms();
+    bool total = p->total_deadline_ms && now >= p->total_deadline_ms;
+    if (p->phase == PX_STREAMING && !total) { /* stall: armed lazily, judged by the last byte */
+        uint64_t limit = (uint64_t)(o->stall_timeout * 1000);
+        if (p->paused) p->last_byte_ms = now; /* it is the client that is slow */
+        if (o->stall_timeout <= 0 || now - p->last_byte_ms < limit) {
+            p->phase_deadline_ms = o->stall_timeout > 0 ? p->last_byte_ms + limit : 0;
+            arm(p);
+            return;
+        }
+    } else if (!total && now < p->phase_deadline_ms) {
+        arm(p);
+        return;
+    }
+    if (p->call) kvr_http_call_cancel(p->call);
+    p->call = NULL;
+    switch (p->phase) {
+    case PX_TOKENIZING:
+        kvr_buf_free(&p->answer);
+        if (total) px_fail(p, 504, "the request took longer than --total-timeout");
+        else tokens_failed(p);
+        return;
+    case PX_PARKED:
+        COUNT(p, queue_timeouts_total);
+        px_fail(p, 503, "no worker became available in time");
+        return;
+    case PX_WAITING_FIRST:
+        worker_report(serve_of(p), p->worker, false);
+        px_fail(p, 504, total ? "the request took longer than --total-timeout" : "the worker did not answer in time");
+        return;
+    case PX_STREAMING:
+        break_answer(p, total ? "the request took longer than --total-timeout" : "the worker stalled");
+        return;
+    }
+}
+
+/* ---- arrival ----------------------------------------------------------------------------------------- */
+
+static bool is_safe_id(struct kvr_text t)
+{
+    for (size_t i = 0; i < t.len; i++)
+        if ((unsigned char)t.ptr[i] < 0x21 || (unsigned char)t.ptr[i] > 0x7e) return false;
+    return t.len > 0 && t.len < ID_MAX;
+}
+
+static void take_request_id(struct px *p, const struct kvr_http_request *rq)
+{
+    struct kvr_text t = kvr_headers_get(rq->headers, "x-request-id");
+    struct serve *s = serve_of(p);
+    if (t.ptr && is_safe_id(t)) snprintf(p->id, sizeof p->id, "%.*s", (int)t.len, t.ptr);
+    else
+        snprintf(p->id, sizeof p->id, "kvr-%016llx", (unsigned long long)kvr_mix64(s->salt + atomic_fetch_add(&s->next_id, 1)));
+}
+
+static bool text_u64(struct kvr_text t, uint64_t max, uint64_t *out)
+{
+    uint64_t v = 0;
+    if (t.len == 0 || t.len > 20) return false;
+    for (size_t i = 0; i < t.len; i++) {
+        if (t.ptr[i] < '0' || t.ptr[i] > '9' || v > (UINT64_MAX - 9) / 10) return false;
+        v = v * 10 + (uint64_t)(t.ptr[i] - '0');
+    }
+    *out = v;
+    return v <= max;
+}
+
+static struct kvr_text either(const struct kvr_headers *h, const char *a, const char *b)
+{
+    struct kvr_text t = kvr_headers_get(h, a);
+    return t.ptr ? t : kvr_headers_get(h, b);
+}
+
+/* Pin, rank, priority and session headers. Returns: what is wrong, or NULL. */
+static const char *read_hints(struct px *p, const struct kvr_http_request *rq)
+{
+    struct kvr_text pin = either(rq->headers, "x-kvroute-worker", "x-worker-instance-id");
+    struct kvr_text rank = either(rq->headers, "x-kvroute-dp-rank", "x-data-parallel-rank");
+    struct kvr_text priority = kvr_headers_get(rq->headers, "x-request-priority");
+    struct kvr_text session = kvr_headers_get(rq->headers, "x-session-id");
+    uint64_t v;
+    if (rank.ptr) {
+        if (!text_u64(rank, UINT32_MAX, &v)) return "the data-parallel rank header must be a whole number";
+        p->pin.dp_rank = (uint32_t)v;
+        p->has_rank = true;
+    }
+    if (pin.ptr) {
+        if (!text_u64(pin, UINT64_MAX, &p->pin.worker_id)) return "the worker header must be a worker id";
+        p->pinned = true;
+        p->pin_any_rank = !p->has_rank;
+    }
+    if (priority.ptr) {
+        char s[32] = {0}, *end;
+        memcpy(s, priority.ptr, KVR_MIN(priority.len, sizeof s - 1));
+        p->priority = strtod(s, &end);
+        if (end == s || *end || !(p->priority >= -1e9 && p->priority <= 1e9)) return "x-request-priority must be a number";
+        if (p->priority < 0) p->priority = 0;
+    }
+    if (session.ptr && session.len < sizeof p->session) memcpy(p->session, session.ptr, session.len);
+    return NULL;
+}
+
+/* A rank without a worker: meaningful when one worker is there. */
+static const char *pin_rank_alone(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    const char *why = NULL;
+    if (!p->has_rank || p->pinned) return NULL;
+    pthread_mutex_lock(&s->lock);
+    const struct worker *w = s->workers;
+    if (w && !w->next) {
+        p->pin.worker_id = w->id;
+        p->pinned = true;
+    } else if (w) {
+        why = "a data-parallel rank needs the worker too (x-kvroute-worker)";
+    }
+    pthread_mutex_unlock(&s->lock);
+    return why;
+}
+
+static const char *read_body(struct px *p)
+{
+    struct kvr_openai_request rq;
+    const char *why;
+    if (kvr_openai_parse(p->loop->json, p->body, p->body_len, &rq, &why)) return why;
+    if (rq.model_len >= MODEL_MAX) return "`model` is longer than 127 bytes";
+    if (rq.model) memcpy(p->model, rq.model, rq.model_len);
+    p->stream = rq.stream;
+    if (rq.salt && rq.salt_len) {
+        p->salt = malloc(rq.salt_len);
+        if (p->salt) memcpy(p->salt, rq.salt, rq.salt_len);
+        p->salt_len = p->salt ? rq.salt_len : 0;
+    }
+    if (wants_tokens(p)) local_tokens(p, &rq);
+    return NULL;
+}
+
+static struct px *px_new(struct loop *l, struct kvr_http_conn *c)
+{
+    struct px *p = calloc(1, sizeof *p);
+    if (!p) return NULL;
+    p->loop = l;
+    p->conn = c;
+    p->reason = "load";
+    p->length = -1;
+    p->arrived_ms = now_ms();
+    uv_timer_init(&l->uv, &p->timer);
+    p->timer.data = p;
+    return p;
+}
+
+static void begin(struct loop *l, struct kvr_http_conn *c, bool routed, bool chat)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    struct px *p = px_new(l, c);
+    const char *why;
+    if (!p) {
+        reply_error(c, 503, "out of memory", NULL);
+        return;
+    }
+    COUNT(p, requests_total);
+    kvr_http_conn_set_user(c, p);
+    take_request_id(p, rq);
+    p->routed = routed;
+    p->chat = chat;
+    p->is_head_request = kvr_text_is(rq->method, "HEAD");
+    why = read_hints(p, rq);
+    p->body = kvr_http_conn_take_body(c, &p->body_len);
+    if (!why && (routed || p->body_len)) {
+        const char *body_error = read_body(p);
+        if (routed) why = body_error; /* other bodies are the engine's business */
+    }
+    if (!why) why = pin_rank_alone(p);
+    if (why) {
+        px_fail(p, 400, why);
+        return;
+    }
+    p->isl = KVR_MAX(p->body_len / 4, (size_t)1); /* until tokens are known */
+    p->total_deadline_ms = after(serve_of(p)->o->total_timeout);
+    px_tokens(p);
+}
+
+bool serve_ready(struct serve *s, const char **why)
+{
+    bool up = false;
+    uint64_t now = now_ms();
+    pthread_mutex_lock(&s->lock);
+    for (const struct worker *w = s->workers; w; w = w->next) up |= w->health == HEALTH_UP && worker_is_schedulable(w, now);
+    pthread_mutex_unlock(&s->lock);
+    *why = "no worker is schedulable";
+    if (!up) return false;
+    *why = "views are being restored";
+    if (!views_settled(s)) return false;
+    *why = "shutting down";
+    return !atomic_load(&s->draining);
+}
+
+/* Union over workers of what they list and of model=. */
+void models_write(struct serve *s, struct kvr_buf *out)
+{
+    struct model_entry *seen = calloc(MODELS_MAX, sizeof *seen);
+    size_t n = 0;
+    kvr_json_open(out, '{');
+    kvr_json_key(out, "object");
+    kvr_json_str(out, "list", 4);
+    kvr_json_key(out, "data");
+    kvr_json_open(out, '[');
+    pthread_mutex_lock(&s->lock);
+    for (const struct worker *w = s->workers; w && seen; w = w->next) {
+        const char *named = w->model[0] ? w->model : s->o->model;
+        for (size_t i = 0; i < w->models_n + (named ? 1 : 0); i++) {
+            const char *id = i < w->models_n ? w->models[i].id : named;
+            bool known = false;
+            for (size_t k = 0; k < n; k++) known |= strcmp(seen[k].id, id) == 0;
+            if (known || n == MODELS_MAX) continue;
+            snprintf(seen[n].id, MODEL_MAX, "%s", id);
+            seen[n++].is_lora = i < w->models_n && w->models[i].is_lora;
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    for (size_t k = 0; k < n; k++) {
+        kvr_json_open(out, '{');
+        kvr_json_key(out, "id");
+        kvr_json_str(out, seen[k].id, strlen(seen[k].id));
+        kvr_json_key(out, "object");
+        kvr_json_str(out, "model", 5);
+        kvr_json_key(out, "created");
+        kvr_json_u64(out, 0);
+        kvr_json_key(out, "owned_by");
+        kvr_json_str(out, "kvroute", 7);
+        kvr_json_close(out, '}');
+    }
+    kvr_json_close(out, ']');
+    kvr_json_close(out, '}');
+    free(seen);
+}
+
+static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
+{
+    struct kvr_buf b = {0};
+    const char *why = "";
+    if (what == 0) {
+        models_write(l->serve, &b);
+        kvr_http_reply(c, 200, "application/json", NULL, b.data, b.len);
+    } else if (what == 1) {
+        kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
+    } else if (serve_ready(l->serve, &why)) {
+        kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ready\"}", 18);
+    } else {
+        reply_error(c, 503, why, NULL);
+    }
+    kvr_buf_free(&b);
+}
+
+void proxy_on_request(struct kvr_http_conn *c, void *ctx)
+{
+    struct loop *l = ctx;
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    bool get = kvr_text_is(rq->method, "GET") || kvr_text_is(rq->method, "HEAD");
+    bool chat = kvr_text_is(rq->path, "/v1/chat/completions"), completion = kvr_text_is(rq->path, "/v1/completions");
+    static const char *const local[] = {"/v1/models", "/health", "/ready"};
+    for (int i = 0; i < 3; i++)
+        if (kvr_text_is(rq->path, local[i])) {
+            if (get) local_answer(l, c, i);
+            else reply_error(c, 405, "method not allowed; use GET", NULL);
+            return;
+        }
+    if (atomic_load(&l->serve->draining)) {
+        kvr_http_close_after(c);
+        reply_error(c, 503, "the router is shutting down", NULL);
+    } else if (chat || completion || kvr_text_is(rq->path, "/v1/embeddings")) {
+        if (kvr_text_is(rq->method, "POST")) begin(l, c, chat || completion, chat);
+        else reply_error(c, 405, "method not allowed; use POST", NULL);
+    } else if (rq->path.len > 4 && strncmp(rq->path.ptr, "/v1/", 4) == 0) {
+        begin(l, c, false, false);
+    } else {
+        reply_error(c, 404, "unknown path; the API is under /v1/", NULL);
+    }
+}

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Start, threads, signals, drain. The map of threads is in state.h. */
+#include "app/serve/state.h"
+
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { TOKEN_CACHE_BYTES = 16 << 20 };
+
+static struct {
+    uv_signal_t term, intr;
+    uv_timer_t expire;
+} handles;
+
+/* ---- data loops -------------------------------------------------------------------------------------- */
+
+static void on_wake(uv_async_t *a)
+{
+    struct loop *l = a->data;
+    if (atomic_load(&l->stop)) {
+        uv_stop(&l->uv);
+        return;
+    }
+    if (atomic_load(&l->serve->draining) && !l->draining) {
+        l->draining = true;
+        proxy_cancel_all(l);
+        kvr_http_server_drain(l->server);
+    }
+    if (!l->draining) proxy_try_parked(l);
+}
+
+static void close_handle(uv_handle_t *h, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(h)) uv_close(h, NULL);
+}
+
+static void *loop_main(void *arg)
+{
+    struct loop *l = arg;
+    uv_run(&l->uv, UV_RUN_DEFAULT);
+    proxy_cancel_all(l);
+    kvr_http_server_close(l->server);
+    kvr_http_client_close(l->client);
+    uv_close((uv_handle_t *)&l->wake, NULL);
+    uv_run(&l->uv, UV_RUN_DEFAULT);
+    uv_walk(&l->uv, close_handle, NULL);
+    uv_run(&l->uv, UV_RUN_DEFAULT);
+    uv_loop_close(&l->uv);
+    return NULL;
+}
+
+static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
+{
+    struct loop *l = calloc(1, sizeof *l);
+    if (!l) return NULL;
+    l->serve = s;
+    uv_loop_init(&l->uv);
+    uv_async_init(&l->uv, &l->wake, on_wake);
+    l->wake.data = l;
+    l->json = kvr_json_parser_new();
+    kvr_http_client_create(&l->uv, 3, &l->client);
+    struct kvr_http_server_config sc = {.host = s->o->host, .port = (uint16_t)s->o->port, .reuse_port = reuse_port,
+                                        .body_max = s->o->max_body_size, .connections_max = s->o->max_connections,
+                                        .head_timeout_s = 10, .body_timeout_s = 30, .idle_timeout_s = 75,
+                                        .handler = {proxy_on_request, proxy_on_gone, proxy_on_drained, proxy_error_body, l}};
+    *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
+    return l;
+}
+
+static void loop_free(struct loop *l)
+{
+    ctx_list_free(&l->ctxs);
+    kvr_json_parser_free(l->json);
+    free(l);
+}
+
+/* ---- main loop --------------------------------------------------------------------------------------- */
+
+static bool all_idle(const struct serve *s)
+{
+    for (size_t i = 0; i < s->loops_n; i++)
+        if (atomic_load(&s->loops[i]->active)) return false;
+    return true;
+}
+
+static uint64_t drain_deadline;
+
+static void on_second(uv_timer_t *t)
+{
+    struct serve *s = t->data;
+    for (const struct pool *p = s->pools; p; p = p->next)
+        if (p->index) kvr_index_expire(p->index);
+    if (atomic_load(&s->draining) && (all_idle(s) || now_ms() >= drain_deadline)) uv_stop(&s->main_loop);
+    else serve_pump(s); /* a breaker's pause may be over */
+}
+
+static void on_signal(uv_signal_t *sig, int signum)
+{
+    struct serve *s = sig->data;
+    (void)signum;
+    if (atomic_exchange(&s->draining, true)) { /* the second time means now */
+        uv_stop(&s->main_loop);
+        return;
+    }
+    drain_deadline = now_ms() + (uint64_t)(s->o->drain_timeout * 1000);
+    for (size_t i = 0; i < s->loops_n; i++) uv_async_send(&s->loops[i]->wake);
+    if (all_idle(s)) uv_timer_start(&handles.expire, on_second, 50, 50);
+    else {
+        fprintf(stderr, "kvroute serve: draining; a second signal stops at once\n");
+        uv_timer_start(&handles.expire, on_second, 50, 50);
+    }
+}
+
+static int add_configured_workers(struct serve *s)
+{
+    char err[512];
+    for (size_t i = 0; i < s->o->workers_n; i++) {
+        struct worker_spec spec;
+        if (worker_parse(s, s->o->workers[i], &spec, err, sizeof err)) {
+            fprintf(stderr, "kvroute serve: %s\n", err);
+            return 1;
+        }
+        spec.w.id = spec.has_id ? spec.id : i + 1;
+        pthread_mutex_lock(&s->lock);
+        bool duplicate = worker_find_locked(s, spec.w.id) != NULL;
+        pthread_mutex_unlock(&s->lock);
+        if (duplicate) {
+            fprintf(stderr, "kvroute serve: --worker: '%.120s': bad value '%llu' for 'id'; allowed: an id that no other worker has\n",
+                    s->o->workers[i], (unsigned long long)spec.w.id);
+            return 1;
+        }
+        if (worker_add(s, &spec.w, err, sizeof err)) {
+            fprintf(stderr, "kvroute serve: --worker: '%.120s': %s\n", s->o->workers[i], err);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int listen_failed(const char *flag, const char *host, uint64_t port, int rc)
+{
+    fprintf(stderr, "kvroute serve: --%s: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine\n", flag,
+            host, (unsigned long long)port, uv_strerror(rc));
+    return 1;
+}
+
+static int start_loops(struct serve *s)
+{
+    int rc = 0;
+    s->loops = calloc(s->o->threads, sizeof(struct loop *));
+    if (!s->loops) return 1;
+    for (uint64_t i = 0; i < s->o->threads; i++) {
+        struct loop *l = loop_new(s, s->o->threads > 1, &rc);
+        if (!l) return 1;
+        s->loops[s->loops_n++] = l;
+        if (rc) return listen_failed("port", s->o->host, s->o->port, rc);
+    }
+    return 0;
+}
+
+static void stop_loops(struct serve *s, bool started)
+{
+    for (size_t i = 0; i < s->loops_n; i++) {
+        struct loop *l = s->loops[i];
+        atomic_store(&l->stop, true);
+        if (started) {
+            uv_async_send(&l->wake);
+            pthread_join(l->thread, NULL);
+        } else {
+            uv_stop(&l->uv);
+            loop_main(l);
+        }
+    }
+}
+
+static void announce(const struct serve *s)
+{
+    static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
+    printf("kvroute serve: data on %s:%u, admin on http://%s:%u/, mode %s, %s, %zu worker(s)\n", s->o->host,
+           kvr_http_server_port(s->loops[0]->server), s->o->admin_host, kvr_http_server_port(s->admin), modes[s->o->mode],
+           s->ingest ? "KV events" : "predicted cache", s->workers_n);
+    fflush(stdout);
+}
+
+static void raise_file_limit(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+        r.rlim_cur = r.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &r);
+    }
+}
+
+static void serve_free(struct serve *s)
+{
+    ctx_list_free(&s->admin_ctxs);
+    for (size_t i = 0; i < s->loops_n; i++) loop_free(s->loops[i]);
+    free(s->loops);
+    workers_destroy(s);
+    sessions_destroy(s->sessions);
+    token_cache_destroy(s->tokens);
+    free(s->decisions);
+    kvr_json_parser_free(s->json);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+static struct serve *serve_new(const struct serve_options *o)
+{
+    struct serve *s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->o = o;
+    pthread_mutex_init(&s->lock, NULL);
+    metrics_init(&s->metrics);
+    atomic_store(&s->mode, o->mode);
+    s->started_ms = now_ms();
+    s->salt = kvr_mix64(kvr_now_ns(kvr_clock_monotonic()) ^ (uint64_t)getpid() << 32);
+    s->json = kvr_json_parser_new();
+    s->decisions = calloc(DECISIONS, sizeof *s->decisions);
+    s->tokens = token_cache_create(TOKEN_CACHE_BYTES);
+    if (o->session_ttl > 0) s->sessions = sessions_create(o->session_ttl);
+    return s;
+}
+
+static int run(struct serve *s)
+{
+    int rc = views_start(s);
+    if (rc) return 1;
+    if (health_start(s)) return 1;
+    if (add_configured_workers(s) || start_loops(s)) return 1;
+    rc = admin_start(s);
+    if (rc) return listen_failed("admin-port", s->o->admin_host, s->o->admin_port, rc);
+    uv_signal_init(&s->main_loop, &handles.term);
+    uv_signal_init(&s->main_loop, &handles.intr);
+    uv_timer_init(&s->main_loop, &handles.expire);
+    handles.term.data = handles.intr.data = handles.expire.data = s;
+    uv_signal_start(&handles.term, on_signal, SIGTERM);
+    uv_signal_start(&handles.intr, on_signal, SIGINT);
+    uv_timer_start(&handles.expire, on_second, 1000, 1000);
+    for (size_t i = 0; i < s->loops_n; i++)
+        if (pthread_create(&s->loops[i]->thread, NULL, loop_main, s->loops[i])) return 1;
+    announce(s);
+    uv_run(&s->main_loop, UV_RUN_DEFAULT);
+    return 0;
+}
+
+int serve_main(const struct serve_options *o)
+{
+    struct serve *s = serve_new(o);
+    if (!s) return 1;
+    signal(SIGPIPE, SIG_IGN);
+    raise_file_limit();
+    uv_loop_init(&s->main_loop);
+    int rc = run(s);
+    stop_loops(s, rc == 0);
+    health_stop(s);
+    kvr_http_server_close(s->admin);
+    kvr_ingest_destroy(s->ingest);
+    s->ingest = NULL;
+    uv_run(&s->main_loop, UV_RUN_NOWAIT);
+    uv_walk(&s->main_loop, close_handle, NULL);
+    uv_run(&s->main_loop, UV_RUN_DEFAULT);
+    uv_loop_close(&s->main_loop);
+    serve_free(s);
+    return rc;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The router program. Options as the command line gives them; every default is in cli/cmd_serve.c. */
+#ifndef KVR_APP_SERVE_H
+#define KVR_APP_SERVE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum serve_tokenizer { TOKENIZER_AUTO, TOKENIZER_ENGINE, TOKENIZER_BYTES };
+
+struct serve_options {
+    char *config, *host, *admin_host, *model, *metrics_labels;
+    uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, seed, index_max_bytes;
+    uint64_t max_connections, max_tree_size;
+    int mode, tokenizer; /* enum kvr_router_mode, enum serve_tokenizer */
+    double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout,
+        restore_timeout, drain_timeout, health_interval, breaker_cooldown, session_ttl;
+    double overlap_credit, credit_decay, prefill_load_scale, request_weight, host_weight, disk_weight, temperature,
+        ttl_secs, prune_target_ratio, queue_threshold;
+    bool kv_events, assume_kv_reuse, track_active_blocks, track_output_blocks, track_prefill_tokens, clear_worker_wide;
+    char *const *workers; /* --worker texts */
+    size_t workers_n;
+};
+
+/* Runs until SIGTERM or SIGINT, then drains. Returns: the exit code. */
+int serve_main(const struct serve_options *options);
+
+#endif

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the parts of `serve` share.
+ *
+ *   workers.c   the worker table, pools (one index and router per block size), health and breaker state
+ *   views.c     KV events -> index, trust -> router
+ *   sessions.c  session affinity
+ *   metrics.c   counters, histograms, /metrics
+ *   proxy.c     one client request from parsing to the last byte        (data loops)
+ *   tokens.c    where the prompt's tokens come from                     (data loops)
+ *   health.c    active health checks, model discovery                   (main loop)
+ *   admin.c     admin port                                              (main loop)
+ *   decisions.c the last decisions, for the admin page
+ *   serve.c     start, threads, signals, drain
+ *
+ * Threads and what they may touch:
+ *   main loop    admin server, health checks, timers
+ *   data loops   requests of their own connections; never each other's
+ *   ingest       KV events; calls into views.c only
+ * Shared state is in `struct serve` under `lock` (worker table, sessions, decisions), in atomics (metrics), or
+ * inside kvr_router and kvr_index, which have their own locks. Lock order: serve.lock before any lock of the library;
+ * nothing blocks under serve.lock.
+ */
+#ifndef KVR_SERVE_STATE_H
+#define KVR_SERVE_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <uv.h>
+#include <kvroute/router.h>
+
+#include "app/serve/serve.h"
+#include "base/buf.h"
+#include "net/http.h"
+#include "net/zmq_ingest.h"
+#include "wire/json.h"
+#include "wire/openai.h"
+
+enum { MODEL_MAX = 128, MODELS_MAX = 256, DP_MAX = 64, ID_MAX = 128, DECISIONS = 1000, TRIES_MAX = 8 };
+
+/* ---- workers ----------------------------------------------------------------------------------------- */
+
+struct pool {
+    struct pool *next;
+    uint32_t block_size;
+    struct kvr_index *index; /* NULL when the overlap credit is 0 */
+    struct kvr_router *router;
+};
+
+struct model_entry {
+    char id[MODEL_MAX];
+    bool is_lora;
+};
+
+enum health { HEALTH_UNKNOWN, HEALTH_UP, HEALTH_DOWN };
+
+struct worker {
+    struct worker *next;
+    uint64_t id;
+    char url[512], model[MODEL_MAX], group[MODEL_MAX], role[16];
+    struct kvr_endpoint endpoint;
+    uint32_t block_size, dp_start, dp_size;
+    uint64_t max_num_batched_tokens, total_kv_blocks;
+    char events[DP_MAX][96], replay[DP_MAX][96]; /* by rank - dp_start; "" = none */
+    struct pool *pool;
+    unsigned refs; /* table + requests */
+    bool removed, has_events;
+    enum health health;
+    unsigned failures; /* consecutive, for the breaker */
+    uint64_t open_until_ms;
+    bool schedulable; /* what the router was told */
+    struct model_entry *models; /* discovered; NULL = not known yet */
+    size_t models_n;
+    uint64_t requests, errors;
+};
+
+/* ---- the rest ---------------------------------------------------------------------------------------- */
+
+struct decision {
+    uint64_t at_ms; /* wall clock */
+    char id[ID_MAX], model[48], reason[32];
+    struct kvr_worker worker;
+    uint64_t isl, cached_tokens, actual_cached;
+    uint32_t overlap_blocks, status;
+    bool has_actual;
+    double best_blocks, ttft_ms;
+};
+
+#define SERVE_COUNTERS(X)                                                                              \
+    X(requests_total, "Client requests")                                                               \
+    X(retries_total, "Requests sent again to another worker")                                          \
+    X(errors_total, "Client requests that ended in an error of ours or a broken stream")               \
+    X(client_gone_total, "Requests whose client went away first")                                      \
+    X(queue_timeouts_total, "Requests that waited for a worker in vain")                               \
+    X(tokenize_failures_total, "Prompts that could not be tokenized and were routed by load")          \
+    X(tokenize_requests_total, "Prompts sent to an engine's tokenizer")                                \
+    X(tokenize_cache_hits_total, "Prompts found in the token cache")                                   \
+    X(predicted_cached_tokens_total, "Prompt tokens predicted to be cached, of answers with usage")    \
+    X(actual_cached_tokens_total, "Prompt tokens the engine reported as cached")                       \
+    X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")    \
+    X(usage_answers_total, "Answers that carried usage")                                               \
+    X(prompt_tokens_total, "Prompt tokens, of answers with usage")                                     \
+    X(breaker_opened_total, "Times a worker's breaker opened")                                         \
+    X(events_applied_total, "KV events applied")                                                       \
+    X(events_failed_total, "KV events refused by the index")
+
+enum { HIST_BUCKETS = 24 };
+
+struct histogram {
+    double first, factor; /* bucket i ends at first * factor^i */
+    int buckets;
+    _Atomic uint64_t counts[HIST_BUCKETS + 1], n;
+    _Atomic uint64_t sum_micro; /* sum in millionths */
+};
+
+struct metrics {
+#define SERVE_COUNTER_FIELD(name, help) _Atomic uint64_t name;
+    SERVE_COUNTERS(SERVE_COUNTER_FIELD)
+#undef SERVE_COUNTER_FIELD
+    struct histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
+};
+
+/* Router contexts of one thread, one per pool. */
+struct ctx_list {
+    struct {
+        struct pool *pool;
+        struct kvr_router_ctx *ctx;
+    } *items;
+    size_t n;
+};
+
+struct session_table;
+struct token_cache;
+struct loop;
+
+struct serve {
+    const struct serve_options *o;
+    pthread_mutex_t lock;
+    struct worker *workers;
+    size_t workers_n;
+    uint64_t workers_version;
+    struct pool *pools;
+    struct kvr_ingest *ingest;
+    struct session_table *sessions;
+    struct token_cache *tokens;
+    struct decision *decisions; /* ring */
+    uint64_t decisions_n;
+    struct metrics metrics;
+    struct loop **loops;
+    size_t loops_n;
+    uv_loop_t main_loop;
+    struct kvr_http_server *admin;
+    struct kvr_http_client *health_client;
+    struct kvr_json_parser *json; /* main loop's */
+    struct ctx_list admin_ctxs;   /* main loop's */
+    _Atomic bool draining;
+    _Atomic int mode;
+    _Atomic uint64_t next_id;
+    uint64_t started_ms;
+    uint64_t salt; /* makes request ids differ between processes */
+};
+
+/* One data loop. */
+struct loop {
+    struct serve *serve;
+    uv_loop_t uv;
+    uv_async_t wake;
+    pthread_t thread;
+    struct kvr_http_server *server;
+    struct kvr_http_client *client;
+    struct kvr_json_parser *json;
+    struct ctx_list ctxs;
+    struct px *parked; /* ordered by urgency */
+    _Atomic size_t parked_n, active;
+    _Atomic bool stop;
+    uint64_t drain_deadline_ms;
+    bool draining;
+};
+
+/* workers.c; those with _locked need serve.lock */
+struct worker_spec {
+    bool has_id;
+    uint64_t id;
+    struct worker w; /* parsed fields only */
+};
+/* Parses --worker. Returns: 0, or -1 with the reason in err. */
+int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap);
+/* Adds or replaces. Returns: 0, -1 with the reason in err. */
+int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap);
+bool worker_remove(struct serve *s, uint64_t id);
+struct worker *worker_find_locked(struct serve *s, uint64_t id);
+void worker_unref(struct serve *s, struct worker *w);
+bool worker_is_schedulable(const struct worker *w, uint64_t now_ms);
+void worker_sync_locked(struct serve *s, struct worker *w); /* tells the router whether it may be chosen */
+void worker_report(struct serve *s, struct worker *w, bool ok); /* result of a request, for the breaker */
+void worker_set_health(struct serve *s, uint64_t id, enum health h);
+void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n);
+bool worker_serves_locked(const struct serve *s, const struct worker *w, const char *model, size_t len, bool *is_lora);
+struct pool *pool_get_locked(struct serve *s, uint32_t block_size);
+void workers_destroy(struct serve *s);
+/* The thread's context for a pool, made at first use; NULL when memory is short. */
+struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct pool *pool);
+void ctx_list_free(struct ctx_list *list);
+/* Wakes parked requests everywhere. */
+void serve_pump(struct serve *s);
+uint64_t now_ms(void);
+
+/* views.c */
+int views_start(struct serve *s);
+void views_follow(struct serve *s, const struct worker *w);
+void views_unfollow(struct serve *s, uint64_t id);
+bool views_settled(struct serve *s);
+
+/* sessions.c */
+struct session_table *sessions_create(double ttl_s);
+void sessions_destroy(struct session_table *t);
+bool sessions_get(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker *out);
+void sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w);
+void sessions_forget(struct session_table *t, const char *id, size_t len);
+size_t sessions_count(const struct session_table *t);
+
+/* tokens.c: cache of tokenized bodies, under serve.lock */
+struct token_cache *token_cache_create(size_t bytes_max);
+void token_cache_destroy(struct token_cache *c);
+uint32_t *token_cache_get(struct token_cache *c, const char *body, size_t len, bool chat, size_t *n); /* malloc'd copy */
+void token_cache_put(struct token_cache *c, const char *body, size_t len, bool chat, const uint32_t *tokens, size_t n);
+
+/* metrics.c */
+void metrics_init(struct metrics *m);
+void histogram_add(struct histogram *h, double v);
+void metrics_write(struct serve *s, struct kvr_buf *out);
+
+/* decisions.c */
+void decisions_add(struct serve *s, const struct decision *d);
+void decisions_write(struct serve *s, struct kvr_buf *out, size_t most);
+
+/* health.c */
+int health_start(struct serve *s);
+void health_check_now(struct serve *s, uint64_t worker_id); /* any thread */
+void health_stop(struct serve *s);
+
+/* admin.c */
+int admin_start(struct serve *s);
+
+/* proxy.c */
+void proxy_on_request(struct kvr_http_conn *c, void *ctx);
+void proxy_on_gone(struct kvr_http_conn *c, void *ctx);
+void proxy_on_drained(struct kvr_http_conn *c, void *ctx);
+void proxy_error_body(struct kvr_buf *out, int status, const char *message);
+void proxy_try_parked(struct loop *l);
+void proxy_cancel_all(struct loop *l);
+bool serve_ready(struct serve *s, const char **why);
+void models_write(struct serve *s, struct kvr_buf *out);
+
+#endif

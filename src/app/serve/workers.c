@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "app/serve/state.h"
+
+#include <string.h>
+#include <time.h>
+
+uint64_t now_ms(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+}
+
+/* ---- --worker ---------------------------------------------------------------------------------------- */
+
+static const char worker_keys[] = "id, events, replay, model, group, block-size, dp-start, dp-size, role, "
+                                  "max-num-batched-tokens, total-kv-blocks";
+
+static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
+{
+    snprintf(err, cap, "%s: '%.80s': bad value '%.80s' for '%s'; allowed: %s", "--worker", text, value, key, allowed);
+    return -1;
+}
+
+static bool whole_number(const char *s, uint64_t max, uint64_t *out)
+{
+    uint64_t v = 0;
+    if (!*s) return false;
+    for (; *s; s++) {
+        if (*s < '0' || *s > '9' || v > (UINT64_MAX - 9) / 10) return false;
+        v = v * 10 + (uint64_t)(*s - '0');
+    }
+    *out = v;
+    return v <= max;
+}
+
+/* Endpoint of each rank: the given one, its port raised by the rank's place. */
+static bool spread_endpoint(const char *e, uint32_t dp_size, char (*out)[96])
+{
+    for (uint32_t r = 0; r < dp_size; r++)
+        if (!kvr_ingest_endpoint_shift(e, r, out[r], sizeof out[r])) return false;
+    return true;
+}
+
+static int parse_key(struct worker_spec *o, const char *text, char *key, char *events, char *replay, char *err, size_t cap)
+{
+    struct worker *w = &o->w;
+    char *value = strchr(key, '=');
+    uint64_t n;
+    if (!value) return fail(err, cap, text, "option", key, "key=value");
+    *value++ = 0;
+    if (!strcmp(key, "id")) {
+        if (!whole_number(value, UINT64_MAX, &o->id)) return fail(err, cap, text, key, value, "a whole number");
+        o->has_id = true;
+    } else if (!strcmp(key, "events") || !strcmp(key, "replay")) {
+        if (!kvr_ingest_endpoint_ok(value)) return fail(err, cap, text, key, value, "tcp://host:port or ipc://path");
+        snprintf(*key == 'e' ? events : replay, 256, "%s", value);
+    } else if (!strcmp(key, "model") || !strcmp(key, "group")) {
+        if (!*value || strlen(value) >= MODEL_MAX) return fail(err, cap, text, key, value, "1 to 127 characters");
+        snprintf(*key == 'm' ? w->model : w->group, MODEL_MAX, "%s", value);
+    } else if (!strcmp(key, "block-size")) {
+        if (!whole_number(value, 65536, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 65536");
+        w->block_size = (uint32_t)n;
+    } else if (!strcmp(key, "dp-start")) {
+        if (!whole_number(value, 1u << 20, &n)) return fail(err, cap, text, key, value, "0 to 1048576");
+        w->dp_start = (uint32_t)n;
+    } else if (!strcmp(key, "dp-size")) {
+        if (!whole_number(value, DP_MAX, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 64");
+        w->dp_size = (uint32_t)n;
+    } else if (!strcmp(key, "role")) {
+        if (strcmp(value, "both") && strcmp(value, "prefill") && strcmp(value, "decode"))
+            return fail(err, cap, text, key, value, "both, prefill, decode");
+        snprintf(w->role, sizeof w->role, "%s", value);
+    } else if (!strcmp(key, "max-num-batched-tokens")) {
+        if (!whole_number(value, UINT64_MAX, &w->max_num_batched_tokens)) return fail(err, cap, text, key, value, "a whole number");
+    } else if (!strcmp(key, "total-kv-blocks")) {
+        if (!whole_number(value, UINT64_MAX, &w->total_kv_blocks)) return fail(err, cap, text, key, value, "a whole number");
+    } else {
+        snprintf(err, cap, "--worker: '%.80s': unknown key '%.40s'; allowed: %s", text, key, worker_keys);
+        return -1;
+    }
+    return 0;
+}
+
+int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap)
+{
+    char copy[2048], *rest = copy, *part, events[256] = "", replay[256] = "";
+    struct worker *w = &out->w;
+    memset(out, 0, sizeof *out);
+    if (strlen(text) >= sizeof copy) {
+        snprintf(err, cap, "--worker: the value is longer than 2047 characters");
+        return -1;
+    }
+    memcpy(copy, text, strlen(text) + 1);
+    part = strsep(&rest, ",");
+    if (kvr_endpoint_parse(part, strlen(part), &w->endpoint)) {
+        snprintf(err, cap, "--worker: bad value '%.120s'; allowed: http://host[:port][,key=value...]", text);
+        return -1;
+    }
+    snprintf(w->url, sizeof w->url, "%s", part);
+    w->block_size = (uint32_t)s->o->block_size;
+    w->dp_size = 1;
+    snprintf(w->role, sizeof w->role, "both");
+    snprintf(w->group, sizeof w->group, "default");
+    while ((part = strsep(&rest, ",")))
+        if (parse_key(out, text, part, events, replay, err, cap)) return -1;
+    w->has_events = events[0] != 0;
+    if (replay[0] && !events[0]) return fail(err, cap, text, "replay", replay, "only together with events");
+    if ((events[0] && !spread_endpoint(events, w->dp_size, w->events)) ||
+        (replay[0] && !spread_endpoint(replay, w->dp_size, w->replay)))
+        return fail(err, cap, text, "events", events, "tcp endpoints whose ports leave room for every rank");
+    return 0;
+}
+
+/* ---- pools ------------------------------------------------------------------------------------------- */
+
+static bool uses_index(const struct serve_options *o)
+{
+    return o->overlap_credit > 0;
+}
+
+struct pool *pool_get_locked(struct serve *s, uint32_t block_size)
+{
+    const struct serve_options *o = s->o;
+    struct pool **p = &s->pools;
+    for (; *p; p = &(*p)->next)
+        if ((*p)->block_size == block_size) return *p;
+    struct pool *pool = calloc(1, sizeof *pool);
+    if (!pool) return NULL;
+    struct kvr_index_config ic = {.bytes_max = o->index_max_bytes, .ttl_ns = (uint64_t)(o->ttl_secs * 1e9) + 1,
+                                  .predicted_max = o->max_tree_size, .prune_target_ratio = o->prune_target_ratio,
+                                  .clear_worker_wide = o->clear_worker_wide};
+    struct kvr_router_config rc;
+    kvr_router_config_init(&rc);
+    pool->block_size = rc.block_size = block_size;
+    if (uses_index(o) && kvr_index_create(&ic, &pool->index)) {
+        free(pool);
+        return NULL;
+    }
+    rc.index = pool->index;
+    rc.cost.overlap_credit = o->overlap_credit;
+    rc.cost.credit_decay = o->credit_decay;
+    rc.cost.prefill_load_scale = o->prefill_load_scale;
+    rc.cost.host_weight = o->host_weight;
+    rc.cost.disk_weight = o->disk_weight;
+    rc.cost.request_weight = o->request_weight;
+    rc.cost.temperature = o->temperature;
+    rc.cost.track_prefill_tokens = o->track_prefill_tokens;
+    rc.mode = (enum kvr_router_mode)atomic_load(&s->mode);
+    rc.track_active_blocks = o->track_active_blocks;
+    rc.assume_kv_reuse = o->assume_kv_reuse;
+    rc.record_decisions = !o->kv_events && pool->index;
+    rc.seed = o->seed ? o->seed : s->salt;
+    if (kvr_router_create(&rc, &pool->router, NULL)) {
+        kvr_index_destroy(pool->index);
+        free(pool);
+        return NULL;
+    }
+    *p = pool;
+    return pool;
+}
+
+/* ---- table ------------------------------------------------------------------------------------------- */
+
+struct worker *worker_find_locked(struct serve *s, uint64_t id)
+{
+    for (struct worker *w = s->workers; w; w = w->next)
+        if (w->id == id) return w;
+    return NULL;
+}
+
+bool worker_is_schedulable(const struct worker *w, uint64_t now)
+{
+    return !w->removed && w->health != HEALTH_DOWN && w->open_until_ms <= now;
+}
+
+void worker_sync_locked(struct serve *s, struct worker *w)
+{
+    bool ok = worker_is_schedulable(w, now_ms());
+    (void)s;
+    w->schedulable = ok;
+    if (!w->removed) kvr_router_set_schedulable(w->pool->router, w->id, ok);
+}
+
+static void unref_locked(struct worker *w)
+{
+    if (--w->refs) return;
+    free(w->models);
+    free(w);
+}
+
+void worker_unref(struct serve *s, struct worker *w)
+{
+    if (!w) return;
+    pthread_mutex_lock(&s->lock);
+    unref_locked(w);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void detach_locked(struct serve *s, struct worker *w)
+{
+    struct worker **p = &s->workers;
+    while (*p != w) p = &(*p)->next;
+    *p = w->next;
+    w->removed = true;
+    s->workers_n--;
+    s->workers_version++;
+    kvr_router_remove_worker(w->pool->router, w->id);
+}
+
+/* All workers of one model must agree on the block size, or hashes could not be compared. */
+static const struct worker *block_size_conflict(const struct serve *s, const struct worker *spec)
+{
+    for (const struct worker *w = s->workers; w; w = w->next)
+        if (w->id != spec->id && w->block_size != spec->block_size && !strcmp(w->model, spec->model) &&
+            !strcmp(w->group, spec->group))
+            return w;
+    return NULL;
+}
+
+static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
+{
+    const struct worker *other = block_size_conflict(s, w);
+    if (other) {
+        snprintf(err, cap, "block_size mismatch for model=%s: worker %llu has %u, requested=%u", w->model[0] ? w->model : "default",
+                 (unsigned long long)other->id, other->block_size, w->block_size);
+        return -1;
+    }
+    struct worker *old = worker_find_locked(s, w->id);
+    if (old) {
+        detach_locked(s, old);
+        unref_locked(old);
+    }
+    w->pool = pool_get_locked(s, w->block_size);
+    if (!w->pool || kvr_router_set_worker(w->pool->router, w->id, w->dp_start, w->dp_size)) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    double tokens = s->o->queue_threshold * (double)w->max_num_batched_tokens;
+    if (s->o->queue_threshold >= 0 && w->max_num_batched_tokens)
+        kvr_router_set_busy_tokens(w->pool->router, w->id, tokens < 1 ? 1 : (uint64_t)tokens);
+    bool event_mode = s->o->kv_events && w->pool->index;
+    for (uint32_t r = 0; event_mode && r < w->dp_size; r++)
+        kvr_router_set_trusted(w->pool->router, (struct kvr_worker){w->id, w->dp_start + r}, false);
+    w->refs = 1;
+    struct worker **p = &s->workers;
+    while (*p) p = &(*p)->next;
+    w->next = NULL;
+    *p = w;
+    s->workers_n++;
+    s->workers_version++;
+    worker_sync_locked(s, w);
+    return 0;
+}
+
+int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap)
+{
+    struct worker *w = malloc(sizeof *w);
+    if (!w) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    *w = *spec;
+    views_unfollow(s, w->id);
+    pthread_mutex_lock(&s->lock);
+    int rc = add_locked(s, w, err, cap);
+    pthread_mutex_unlock(&s->lock);
+    if (rc) {
+        free(w);
+        return -1;
+    }
+    views_follow(s, spec);
+    health_check_now(s, spec->id);
+    serve_pump(s);
+    return 0;
+}
+
+bool worker_remove(struct serve *s, uint64_t id)
+{
+    pthread_mutex_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, id);
+    if (w) {
+        detach_locked(s, w);
+        unref_locked(w);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (w) views_unfollow(s, id);
+    return w != NULL;
+}
+
+void worker_report(struct serve *s, struct worker *w, bool ok)
+{
+    pthread_mutex_lock(&s->lock);
+    if (ok) {
+        w->failures = 0;
+    } else {
+        w->errors++;
+        if (++w->failures >= s->o->breaker_failures) {
+            w->failures = 0;
+            w->open_until_ms = now_ms() + (uint64_t)(s->o->breaker_cooldown * 1000);
+            atomic_fetch_add(&s->metrics.breaker_opened_total, 1);
+            worker_sync_locked(s, w);
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void worker_set_health(struct serve *s, uint64_t id, enum health h)
+{
+    bool came_up = false;
+    pthread_mutex_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, id);
+    if (w) {
+        came_up = h == HEALTH_UP && w->health != HEALTH_UP;
+        if (came_up) w->open_until_ms = 0;
+        w->health = h;
+        bool before = w->schedulable;
+        worker_sync_locked(s, w);
+        came_up |= w->schedulable && !before;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (came_up) serve_pump(s);
+}
+
+void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n)
+{
+    pthread_mutex_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, id);
+    if (w) {
+        free(w->models);
+        w->models = models;
+        w->models_n = n;
+        models = NULL;
+    }
+    pthread_mutex_unlock(&s->lock);
+    free(models);
+}
+
+static bool name_is(const char *name, const char *s, size_t len)
+{
+    return strlen(name) == len && memcmp(name, s, len) == 0;
+}
+
+bool worker_serves_locked(const struct serve *s, const struct worker *w, const char *model, size_t len, bool *is_lora)
+{
+    *is_lora = false;
+    if (!model) return true;
+    for (size_t i = 0; i < w->models_n; i++)
+        if (name_is(w->models[i].id, model, len)) {
+            *is_lora = w->models[i].is_lora;
+            return true;
+        }
+    if (w->model[0]) return name_is(w->model, model, len);
+    if (s->o->model && name_is(s->o->model, model, len)) return true;
+    return w->models == NULL && !s->o->model; /* not known yet: let the engine say */
+}
+
+struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct pool *pool)
+{
+    for (size_t i = 0; i < list->n; i++)
+        if (list->items[i].pool == pool) return list->items[i].ctx;
+    void *grown = realloc(list->items, (list->n + 1) * sizeof *list->items);
+    if (!grown) return NULL;
+    list->items = grown;
+    if (kvr_router_ctx_create(pool->router, &list->items[list->n].ctx)) return NULL;
+    list->items[list->n].pool = pool;
+    return list->items[list->n++].ctx;
+}
+
+void ctx_list_free(struct ctx_list *list)
+{
+    for (size_t i = 0; i < list->n; i++) kvr_router_ctx_destroy(list->items[i].ctx);
+    free(list->items);
+}
+
+void workers_destroy(struct serve *s)
+{
+    while (s->workers) {
+        struct worker *w = s->workers;
+        detach_locked(s, w);
+        unref_locked(w);
+    }
+    while (s->pools) {
+        struct pool *p = s->pools;
+        s->pools = p->next;
+        kvr_router_destroy(p->router);
+        kvr_index_destroy(p->index);
+        free(p);
+    }
+}
+
+void serve_pump(struct serve *s)
+{
+    for (size_t i = 0; i < s->loops_n; i++)
+        if (atomic_load(&s->loops[i]->parked_n)) uv_async_send(&s->loops[i]->wake);
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stddef.h>
+
+#include "app/hash/hash.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+
+#define AT(field) offsetof(struct hash_options, field)
+
+static const struct option_row rows[] = {
+    {"block-size", OPT_U64, AT(block_size), "16", 1, 65536, NULL, "tokens per block", NULL},
+    {"tokens", OPT_STRING, AT(tokens), NULL, 0, 0, "1,2,3", "token ids", NULL},
+    {"lora-name", OPT_STRING, AT(lora_name), NULL, 0, 0, "NAME", "LoRA adapter", NULL},
+    {"cache-salt", OPT_STRING, AT(cache_salt), NULL, 0, 0, "TEXT", "cache namespace", NULL},
+    {"eagle", OPT_BOOL, AT(eagle), "false", 0, 0, NULL, "windows of block size + 1 tokens", NULL},
+};
+
+static const char usage[] = "usage: kvroute hash --block-size N --tokens 1,2,3 [--lora-name X] [--cache-salt Y]\n\n"
+                            "Prints {\"block_size\":N,\"local_hashes\":[...],\"sequence_hashes\":[...]}, unsigned decimals.\n";
+
+int cmd_hash(int argc, char **argv)
+{
+    struct hash_options o = {0};
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    if (rc == 0) rc = hash_main(&o);
+    else if (rc == 1) rc = 0;
+    options_free(rows, sizeof rows / sizeof *rows, &o);
+    return rc;
+}

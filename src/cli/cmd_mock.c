@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stddef.h>
+
+#include "app/mock/mock.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+
+#define AT(field) offsetof(struct mock_options, field)
+#define NUM(name, field, initial, min, max, help) {name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL}
+#define STR(name, field, initial, what, help) {name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL}
+#define BOO(name, field, initial, help) {name, OPT_BOOL, AT(field), initial, 0, 0, NULL, help, NULL}
+
+static const struct option_row rows[] = {
+    STR("config", config, NULL, "FILE", "YAML file of these options"),
+    STR("host", host, "127.0.0.1", "ADDRESS", "address to listen on"),
+    NUM("port", port, "8001", 1, 65535, "HTTP port"),
+    STR("model", model, "mock", "NAME", "served model"),
+    STR("lora", lora, NULL, "NAME", "LoRA adapter that is served too"),
+    NUM("block-size", block_size, "16", 1, 65536, "tokens per KV block"),
+    NUM("num-gpu-blocks", num_gpu_blocks, "16384", 1, 1e8, "blocks in the cache of a rank"),
+    NUM("max-num-seqs", max_num_seqs, "256", 1, 1e6, "requests that run at once"),
+    NUM("max-num-batched-tokens", max_num_batched_tokens, "8192", 1, 1e8, "tokens per pass"),
+    NUM("dp-size", dp_size, "1", 1, 64, "data-parallel ranks"),
+    STR("kv-events", kv_events, NULL, "ENDPOINT", "bind KV events here, e.g. tcp://127.0.0.1:5557; rank r uses port + r"),
+    STR("kv-replay", kv_replay, NULL, "ENDPOINT", "bind the replay socket here; rank r uses port + r"),
+    NUM("replay-buffer", replay_buffer, "10000", 0, 1e7, "batches kept for replay"),
+    {"speedup-ratio", OPT_DOUBLE, AT(speedup_ratio), "1", 1e-3, 1e9, NULL, "divides all simulated times", NULL},
+    BOO("enable-prefix-caching", prefix_caching, "true", "reuse cached prefixes and publish events"),
+    NUM("default-max-tokens", default_max_tokens, "16", 1, 1e6, "output length when the request names none"),
+    NUM("seed", seed, "0", 0, 1.8e19, "seed of the generated text"),
+    NUM("drop-events", drop_events, "0", 0, 1e9, "fault: drop every n-th event batch"),
+    NUM("fault-block-size", fault_block_size, "0", 0, 65536, "fault: block size told in events"),
+    BOO("fault-hang", fault_hang, "false", "fault: never answer completions"),
+    BOO("fault-bare-stream", fault_bare_stream, "false", "fault: stream headers, then silence"),
+    NUM("fault-reset-after", fault_reset_after, "0", 0, 1e9, "fault: cut a stream after n tokens"),
+    {"startup-time", OPT_DOUBLE, AT(startup_time), "0", 0, 86400, NULL, "seconds during which /health answers 503", NULL},
+    BOO("replay-topic-frame", hybrid_topic, "false", "send a topic frame in replay answers, as newer engines do"),
+};
+
+static const char usage[] =
+    "usage: kvroute mock [options]\n\n"
+    "A mock engine with vLLM's HTTP surface, a real prefix cache and a timing model. Tokens are bytes.\n";
+
+int cmd_mock(int argc, char **argv)
+{
+    struct mock_options o = {0};
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    if (rc == 0) rc = mock_main(&o);
+    else if (rc == 1) rc = 0;
+    options_free(rows, sizeof rows / sizeof *rows, &o);
+    return rc;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stddef.h>
+
+#include "app/replay/replay.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+
+#define AT(field) offsetof(struct replay_options, field)
+#define NUM(name, field, initial, min, max, help) {name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL}
+#define STR(name, field, initial, what, help) {name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL}
+#define BOO(name, field, initial, help) {name, OPT_BOOL, AT(field), initial, 0, 0, NULL, help, NULL}
+
+static const struct option_row rows[] = {
+    STR("config", config, NULL, "FILE", "YAML file of these options"),
+    STR("trace", trace, "synthetic", "FILE|synthetic", "Mooncake trace (JSON lines), or a generated multi-turn workload"),
+    STR("url", url, "http://127.0.0.1:8080", "URL", "endpoint to drive"),
+    STR("admin-url", admin_url, "http://127.0.0.1:9090", "URL", "admin port of the router, for --compare"),
+    STR("model", model, NULL, "NAME", "model to ask for"),
+    NUM("limit", limit, "0", 0, 1e12, "stop after this many requests; 0 = all"),
+    NUM("concurrency", concurrency, "0", 0, 65536, "closed loop with so many requests at once; 0 = open loop by the trace's times"),
+    {"speedup", OPT_DOUBLE, AT(speedup), "1", 1e-6, 1e9, NULL, "divides the trace's times (open loop)", NULL},
+    {"duration", OPT_DOUBLE, AT(duration), "0", 0, 1e7, NULL, "repeat the workload until so many seconds have passed; 0 = once", NULL},
+    NUM("max-output", max_output, "0", 0, 1e9, "cap on output tokens per request; 0 = as in the trace"),
+    {"timeout", OPT_DOUBLE, AT(timeout), "300", 0.1, 1e6, NULL, "seconds per request", NULL},
+    NUM("vocab", vocab, "100000", 1, 4e9, "token ids that hash ids expand to"),
+    NUM("sessions", sessions, "64", 1, 1e7, "synthetic: conversations"),
+    NUM("turns", turns, "6", 1, 1e5, "synthetic: turns per conversation"),
+    NUM("groups", groups, "8", 1, 1e6, "synthetic: different system prompts"),
+    NUM("system-tokens", system_tokens, "2048", 0, 1e7, "synthetic: tokens of a system prompt"),
+    NUM("turn-tokens", turn_tokens, "256", 1, 1e7, "synthetic: mean tokens of a user turn"),
+    NUM("output-tokens", output_tokens, "64", 1, 1e6, "synthetic: output tokens per turn"),
+    NUM("seed", seed, "1", 0, 1.8e19, "synthetic: seed"),
+    STR("json", json, NULL, "FILE", "write the report here"),
+    STR("compare", compare, NULL, "MODE,MODE...", "run under each router mode (needs --admin-url) and print them side by side"),
+    BOO("stream", stream, "true", "ask for streams"),
+    BOO("progress", progress, "true", "show progress"),
+};
+
+static const char usage[] =
+    "usage: kvroute replay --trace FILE|synthetic --url http://127.0.0.1:8080 [options]\n\n"
+    "Prints TTFT, ITL and end-to-end percentiles, throughput, the cached-token ratio and the spread over workers.\n"
+    "Exit code 0 when every request succeeded, 1 otherwise.\n";
+
+int cmd_replay(int argc, char **argv)
+{
+    struct replay_options o = {0};
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    if (rc == 0) rc = replay_main(&o);
+    else if (rc == 1) rc = 0;
+    options_free(rows, sizeof rows / sizeof *rows, &o);
+    return rc;
+}

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Subcommands: each parses its options and runs its program. argv[0] is the subcommand's name. */
+#ifndef KVR_CLI_COMMANDS_H
+#define KVR_CLI_COMMANDS_H
+
+int cmd_serve(int argc, char **argv);
+int cmd_mock(int argc, char **argv);
+int cmd_replay(int argc, char **argv);
+int cmd_hash(int argc, char **argv);
+
+#endif

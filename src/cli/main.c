@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+#include <kvroute/error.h>
+
+#include "cli/commands.h"
+
+static const struct {
+    const char *name, *help;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"serve", "OpenAI-compatible router in front of inference workers", cmd_serve},
+    {"mock", "mock engine: prefix cache, batching, KV events, OpenAI API", cmd_mock},
+    {"replay", "replay a trace or a synthetic workload against an endpoint", cmd_replay},
+    {"hash", "print the hashes of tokens", cmd_hash},
+};
+
+static void print_commands(FILE *f)
+{
+    fprintf(f, "kvroute %s: KV-cache-aware router for LLM inference\n\nusage: kvroute COMMAND [options]\n\n", kvr_version());
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        fprintf(f, "  %-8s %s\n", commands[i].name, commands[i].help);
+    fprintf(f, "\n`kvroute COMMAND --help` explains a command; `kvroute version` prints the version.\n");
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "";
+    if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) {
+        print_commands(stdout);
+        return 0;
+    }
+    if (!strcmp(name, "version") || !strcmp(name, "--version")) {
+        printf("kvroute %s\n", kvr_version());
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (!strcmp(name, commands[i].name)) return commands[i].run(argc - 1, argv + 1);
+    if (argc > 1) fprintf(stderr, "kvroute: unknown command '%s'\n\n", name);
+    else fprintf(stderr, "kvroute: a command is missing\n\n");
+    print_commands(stderr);
+    return 2;
+}
