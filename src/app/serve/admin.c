@@ -356,7 +356,7 @@ static bool read_question(struct serve *s, struct kvr_http_conn *c, struct kvr_j
         }
     pthread_mutex_unlock(&s->lock);
     if (!known) {
-        char text[MODEL_MAX + 96];
+        char text[2 * MODEL_MAX + 96];
         snprintf(text, sizeof text, "no indexer for model=%s routing_group=%s", q->model[0] ? q->model : "default",
                  q->group[0] ? q->group : "default");
         question_free(q);

@@ -1,0 +1,611 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The facade: choosing, booking, pins, trust, modes, errors. */
+#include "test.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <kvroute/kvroute.h>
+
+struct fixture {
+    struct kvr_index *ix;
+    struct kvr_router *r;
+    struct kvr_router_ctx *ctx;
+};
+
+static int setup_with(void **s, struct kvr_router_config c, bool index)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    if (index) assert_int_equal(kvr_index_create(NULL, &f->ix), 0);
+    c.index = f->ix;
+    c.block_size = 4;
+    assert_int_equal(kvr_router_create(&c, &f->r, NULL), 0);
+    assert_int_equal(kvr_router_ctx_create(f->r, &f->ctx), 0);
+    for (uint64_t w = 1; w <= 3; w++) assert_int_equal(kvr_router_set_worker(f->r, w, 0, 1), 0);
+    *s = f;
+    return 0;
+}
+
+static int setup(void **s)
+{
+    struct kvr_router_config c;
+    kvr_router_config_init(&c);
+    c.seed = 5;
+    return setup_with(s, c, true);
+}
+
+static int teardown(void **s)
+{
+    struct fixture *f = *s;
+    const char *why = NULL;
+    if (!kvr_router_validate(f->r, &why)) fail_msg("%s", why);
+    kvr_router_ctx_destroy(f->ctx);
+    kvr_router_destroy(f->r);
+    kvr_index_destroy(f->ix);
+    free(f);
+    return 0;
+}
+
+static const uint32_t prompt[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+
+static void hold(struct fixture *f, struct kvr_worker w, size_t tokens)
+{
+    uint64_t l[4];
+    struct kvr_block b[4];
+    long n = kvr_hash_locals(prompt, tokens, 4, false, 1337, NULL, 0, l);
+    for (long i = 0; i < n; i++) b[i] = (struct kvr_block){1000 + (uint64_t)i, l[i]};
+    struct kvr_event ev = {.worker = w, .kind = KVR_EVENT_STORED, .blocks = b, .blocks_n = (size_t)n};
+    assert_int_equal(kvr_index_apply(f->ix, &ev), 0);
+}
+
+static struct kvr_router_request request(const char *id)
+{
+    return (struct kvr_router_request){.id = id, .id_len = id ? strlen(id) : 0, .book = id != NULL, .tokens = prompt, .tokens_n = 16};
+}
+
+static struct kvr_rank_load load_of(struct fixture *f, uint64_t w)
+{
+    struct kvr_rank_load l[16];
+    size_t n = kvr_router_loads(f->r, l, 16);
+    for (size_t i = 0; i < n; i++)
+        if (l[i].worker.worker_id == w) return l[i];
+    fail();
+    return l[0];
+}
+
+static void best_overlap_wins(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    hold(f, (struct kvr_worker){2, 0}, 12);
+    hold(f, (struct kvr_worker){3, 0}, 4);
+    struct kvr_router_request rq = request("a");
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.worker.worker_id, 2);
+    assert_int_equal(res.overlap_blocks, 3);
+    assert_int_equal(res.cached_tokens, 12);
+    assert_int_equal(res.prefill_tokens, 4);
+    assert_int_equal(res.required_blocks, 4);
+    assert_true(res.scored && res.trusted && res.best_blocks == 3);
+    assert_int_equal(load_of(f, 2).active_prefill_tokens, 4);
+    assert_int_equal(load_of(f, 2).active_decode_blocks, 4);
+}
+
+static void load_beats_a_small_overlap(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    hold(f, (struct kvr_worker){2, 0}, 4);
+    struct kvr_router_request rq = request("a");
+    rq.pinned = true;
+    rq.pin = (struct kvr_worker){2, 0};
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    uint32_t other[16] = {0};
+    struct kvr_router_request rq2 = request("b");
+    rq2.tokens = other;
+    rq2.pinned = true;
+    rq2.pin = (struct kvr_worker){2, 0};
+    kvr_router_find_best_match(f->r, f->ctx, &rq2, &res);
+    struct kvr_router_request rq3 = request("c");
+    kvr_router_find_best_match(f->r, f->ctx, &rq3, &res);
+    assert_int_not_equal(res.worker.worker_id, 2);
+}
+
+static void life_of_a_booking(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_router_request rq = request("a");
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    uint64_t w = res.worker.worker_id;
+    assert_int_equal(load_of(f, w).active_prefill_tokens, 16);
+    assert_int_equal(kvr_router_mark_prefill_completed(f->r, "a", 1), 0);
+    assert_int_equal(load_of(f, w).active_prefill_tokens, 0);
+    assert_int_equal(kvr_router_add_output_block(f->r, "a", 1), 0);
+    assert_int_equal(load_of(f, w).active_decode_blocks, 5);
+    assert_int_equal(kvr_router_free(f->r, "a", 1), 0);
+    assert_int_equal(kvr_router_free(f->r, "a", 1), -KVR_ENOTFOUND);
+    assert_int_equal(load_of(f, w).active_decode_blocks, 0);
+}
+
+static void query_only_books_nothing(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_router_request rq = request(NULL);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    for (uint64_t w = 1; w <= 3; w++) assert_int_equal(load_of(f, w).active_requests, 0);
+}
+
+static void booking_needs_an_id_and_a_new_one(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_router_request rq = request(NULL);
+    rq.book = true;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ENOID);
+    rq = request("a");
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_EEXISTS);
+}
+
+static void pins_have_exact_errors(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_router_request rq = request(NULL);
+    uint64_t allowed[] = {1};
+    rq.pinned = true;
+    rq.pin = (struct kvr_worker){2, 0};
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_true(res.pinned && res.worker.worker_id == 2);
+    rq.pin.dp_rank = 1;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ERANK);
+    rq.pin = (struct kvr_worker){9, 0};
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ENOTFOUND);
+    rq.pin = (struct kvr_worker){2, 0};
+    rq.allowed = allowed;
+    rq.allowed_n = 1;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ENOTALLOWED);
+    rq.allowed = NULL;
+    kvr_router_set_schedulable(f->r, 2, false);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ENOENDPOINTS);
+}
+
+static void pin_without_rank_chooses_among_the_ranks(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    kvr_router_set_worker(f->r, 7, 2, 3);
+    hold(f, (struct kvr_worker){7, 4}, 16);
+    hold(f, (struct kvr_worker){1, 0}, 16);
+    struct kvr_router_request rq = request(NULL);
+    rq.pinned = rq.pin_any_rank = true;
+    rq.pin.worker_id = 7;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.worker.worker_id, 7);
+    assert_int_equal(res.worker.dp_rank, 4);
+}
+
+static void preferred_falls_back_to_scoring(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    hold(f, (struct kvr_worker){3, 0}, 16);
+    struct kvr_router_request rq = request(NULL);
+    rq.preferred = true;
+    rq.pin = (struct kvr_worker){1, 0};
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_true(res.preferred && res.worker.worker_id == 1);
+    kvr_router_set_schedulable(f->r, 1, false);
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_true(!res.preferred && res.worker.worker_id == 3);
+}
+
+static void excluded_and_allowed_narrow(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    uint64_t ids[] = {1, 2}, all[] = {1, 2, 3};
+    struct kvr_router_request rq = request(NULL);
+    rq.excluded = ids;
+    rq.excluded_n = 2;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.worker.worker_id, 3);
+    rq.excluded = all;
+    rq.excluded_n = 3;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ENOENDPOINTS);
+    rq.excluded_n = 0;
+    rq.allowed = ids;
+    rq.allowed_n = 1;
+    for (int i = 0; i < 10; i++) {
+        kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+        assert_int_equal(res.worker.worker_id, 1);
+    }
+}
+
+static void untrusted_views_compete_on_load_alone(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_overlap out[8];
+    size_t blocks;
+    hold(f, (struct kvr_worker){2, 0}, 16);
+    kvr_router_set_trusted(f->r, (struct kvr_worker){2, 0}, false);
+    struct kvr_router_request rq = request(NULL);
+    rq.pinned = true;
+    rq.pin = (struct kvr_worker){2, 0};
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_true(!res.trusted && res.overlap_blocks == 0);
+    assert_int_equal(kvr_router_overlap(f->r, f->ctx, &rq, out, 8, &blocks), 1); /* still visible */
+    assert_int_equal(out[0].depth, 4);
+    assert_int_equal(blocks, 4);
+    kvr_router_set_trusted(f->r, (struct kvr_worker){2, 0}, true);
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(res.overlap_blocks, 4);
+}
+
+static void lora_and_salt_separate(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    hold(f, (struct kvr_worker){2, 0}, 16);
+    struct kvr_router_request rq = request(NULL);
+    rq.lora = "a";
+    rq.lora_len = 1;
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(res.best_blocks, 0);
+    rq.lora_len = 0;
+    rq.salt = "a";
+    rq.salt_len = 1;
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(res.best_blocks, 0);
+}
+
+static void overrides_flip_the_choice(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_cost_config c;
+    hold(f, (struct kvr_worker){2, 0}, 8);
+    struct kvr_router_request rq = request("busy");
+    rq.pinned = true;
+    rq.pin = (struct kvr_worker){2, 0};
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    kvr_router_mark_prefill_completed(f->r, "busy", 4);
+    kvr_cost_config_init(&c);
+    rq = request(NULL);
+    rq.override = &c;
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(res.worker.worker_id, 2);
+    c.overlap_credit = 0;
+    c.request_weight = 1;
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_not_equal(res.worker.worker_id, 2);
+}
+
+static void hashes_instead_of_tokens(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    uint64_t l[4], q[4];
+    hold(f, (struct kvr_worker){3, 0}, 16);
+    kvr_hash_locals(prompt, 16, 4, false, 1337, NULL, 0, l);
+    kvr_hash_sequence(l, 4, q);
+    struct kvr_router_request rq = {.locals = l, .locals_n = 4, .seqs = q, .seqs_n = 4, .isl = 16};
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(res.worker.worker_id, 3);
+    assert_int_equal(res.cached_tokens, 16);
+    rq.seqs_n = 3;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ELENGTH);
+}
+
+static void potential_loads_count_new_blocks(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_potential_load p[8];
+    hold(f, (struct kvr_worker){1, 0}, 8);
+    struct kvr_router_request rq = request("a");
+    rq.pinned = true;
+    rq.pin = (struct kvr_worker){1, 0};
+    rq.tokens_n = 8;
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    rq = request(NULL);
+    assert_int_equal(kvr_router_potential_loads(f->r, f->ctx, &rq, p, 8), 3);
+    for (int i = 0; i < 3; i++) {
+        bool first = p[i].worker.worker_id == 1;
+        assert_int_equal(p[i].potential_prefill_tokens, first ? 8 : 16);
+        assert_int_equal(p[i].potential_decode_blocks, 4);
+        assert_int_equal(p[i].active_requests, first ? 1 : 0);
+    }
+}
+
+static void no_reuse_makes_blocks_private(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    const char *ids[] = {"a", "b"};
+    for (int i = 0; i < 2; i++) {
+        struct kvr_router_request rq = request(ids[i]);
+        rq.pinned = true;
+        rq.pin = (struct kvr_worker){1, 0};
+        rq.assume_kv_reuse = -1;
+        kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    }
+    assert_int_equal(load_of(f, 1).active_decode_blocks, 8);
+    struct kvr_router_request rq = request("c");
+    rq.pinned = true;
+    rq.pin = (struct kvr_worker){2, 0};
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    rq.id = "d";
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(load_of(f, 2).active_decode_blocks, 4);
+}
+
+static void round_robin_visits_all(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    int seen[4] = {0};
+    kvr_router_set_mode(f->r, KVR_MODE_ROUND_ROBIN);
+    struct kvr_router_request rq = request(NULL);
+    for (int i = 0; i < 30; i++) {
+        kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+        seen[res.worker.worker_id]++;
+    }
+    for (int w = 1; w <= 3; w++) assert_int_equal(seen[w], 10);
+    assert_false(res.scored);
+}
+
+static void random_and_least_loaded(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    int seen[4] = {0};
+    kvr_router_set_mode(f->r, KVR_MODE_RANDOM);
+    struct kvr_router_request rq = request(NULL);
+    for (int i = 0; i < 300; i++) {
+        kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+        seen[res.worker.worker_id]++;
+    }
+    for (int w = 1; w <= 3; w++) assert_in_range(seen[w], 60, 140);
+    kvr_router_set_mode(f->r, KVR_MODE_LEAST_LOADED);
+    const char *ids[] = {"a", "b", "c", "d", "e", "f"};
+    for (int i = 0; i < 6; i++) {
+        rq = request(ids[i]);
+        kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    }
+    for (uint64_t w = 1; w <= 3; w++) assert_int_equal(load_of(f, w).active_requests, 2);
+}
+
+static void direct_serves_only_pins(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    kvr_router_set_mode(f->r, KVR_MODE_DIRECT);
+    struct kvr_router_request rq = request(NULL);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ENOENDPOINTS);
+    rq.pinned = true;
+    rq.pin.worker_id = 3;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+}
+
+static void busy_ranks_make_requests_wait(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    const char *ids[] = {"a", "b", "c", "d"};
+    for (uint64_t w = 1; w <= 3; w++) kvr_router_set_busy_tokens(f->r, w, 10);
+    for (int i = 0; i < 4; i++) {
+        uint32_t t[16];
+        for (int k = 0; k < 16; k++) t[k] = (uint32_t)(i * 100 + k);
+        struct kvr_router_request rq = request(ids[i]);
+        rq.tokens = t;
+        rq.fail_when_busy = true;
+        assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), i < 3 ? 0 : -KVR_EBUSY);
+    }
+    kvr_router_mark_prefill_completed(f->r, "b", 1);
+    struct kvr_router_request rq = request("d");
+    rq.fail_when_busy = true;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+}
+
+static size_t last_one(void *ctx, const struct kvr_candidate *c, const struct kvr_cost *costs, size_t n)
+{
+    (void)ctx;
+    (void)c;
+    (void)costs;
+    return n - 1;
+}
+
+static int setup_custom(void **s)
+{
+    struct kvr_router_config c;
+    kvr_router_config_init(&c);
+    c.select = last_one;
+    return setup_with(s, c, true);
+}
+
+static void selection_can_be_replaced(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    hold(f, (struct kvr_worker){1, 0}, 16);
+    struct kvr_router_request rq = request(NULL);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.worker.worker_id, 3);
+}
+
+static int setup_recording(void **s)
+{
+    struct kvr_router_config c;
+    kvr_router_config_init(&c);
+    c.record_decisions = true;
+    return setup_with(s, c, true);
+}
+
+static void approximate_mode_learns_from_decisions(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result first, second;
+    struct kvr_router_request rq = request("a");
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &first);
+    kvr_router_free(f->r, "a", 1);
+    rq = request("b");
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &second);
+    assert_int_equal(second.worker.worker_id, first.worker.worker_id);
+    assert_int_equal(second.overlap_blocks, 4);
+}
+
+static int setup_without_index(void **s)
+{
+    struct kvr_router_config c;
+    kvr_router_config_init(&c);
+    c.cost.overlap_credit = 0;
+    return setup_with(s, c, false);
+}
+
+static void credit_zero_works_without_an_index(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_overlap out[4];
+    struct kvr_router_request rq = request("a");
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(kvr_router_overlap(f->r, f->ctx, &rq, out, 4, NULL), -KVR_ENOINDEX);
+    assert_int_equal(kvr_router_dump(f->r, NULL, NULL, NULL), -KVR_ENOINDEX);
+    kvr_router_remove_worker(f->r, 1);
+}
+
+static void bad_configurations_are_named(void **s)
+{
+    (void)s;
+    struct kvr_router *r;
+    struct kvr_router_config c;
+    const char *field = NULL;
+    kvr_router_config_init(&c);
+    assert_int_equal(kvr_router_create(&c, &r, &field), -KVR_EINVAL);
+    assert_string_equal(field, "index");
+    c.block_size = 0;
+    assert_int_equal(kvr_router_create(&c, &r, &field), -KVR_EINVAL);
+    assert_string_equal(field, "block_size");
+    kvr_router_config_init(&c);
+    c.cost.temperature = -1;
+    assert_int_equal(kvr_router_create(&c, &r, &field), -KVR_EINVAL);
+    assert_string_equal(field, "temperature");
+}
+
+static void add_request_books_without_choosing(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_request rq = request("x");
+    assert_int_equal(kvr_router_add_request(f->r, f->ctx, &rq, (struct kvr_worker){2, 0}, 8), 0);
+    assert_int_equal(load_of(f, 2).active_prefill_tokens, 8);
+    assert_int_equal(kvr_router_add_request(f->r, f->ctx, &rq, (struct kvr_worker){2, 0}, 8), -KVR_EEXISTS);
+    rq.id_len = 0;
+    assert_int_equal(kvr_router_add_request(f->r, f->ctx, &rq, (struct kvr_worker){2, 0}, 8), -KVR_ENOID);
+}
+
+static void removed_workers_are_forgotten(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    hold(f, (struct kvr_worker){2, 0}, 16);
+    kvr_router_remove_worker(f->r, 2);
+    struct kvr_router_request rq = request("a");
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_not_equal(res.worker.worker_id, 2);
+    kvr_router_set_worker(f->r, 2, 0, 1);
+    assert_int_equal(kvr_index_rank_blocks(f->ix, (struct kvr_worker){2, 0}), 0);
+}
+
+static void without_workers_there_is_no_endpoint(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    for (uint64_t w = 1; w <= 3; w++) kvr_router_remove_worker(f->r, w);
+    struct kvr_router_request rq = request("a");
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ENOENDPOINTS);
+}
+
+struct thread_arg {
+    struct fixture *f;
+    int id;
+};
+
+static void *book_and_free(void *arg)
+{
+    struct thread_arg *a = arg;
+    struct kvr_router_ctx *ctx;
+    struct kvr_router_result res;
+    if (kvr_router_ctx_create(a->f->r, &ctx)) abort();
+    for (int i = 0; i < 2000; i++) {
+        char id[32];
+        uint32_t t[16];
+        snprintf(id, sizeof id, "%d-%d", a->id, i);
+        for (int k = 0; k < 16; k++) t[k] = (uint32_t)(k < 8 ? k : i + k);
+        struct kvr_router_request rq = {.id = id, .id_len = strlen(id), .book = true, .tokens = t, .tokens_n = 16};
+        KVR_ASSERT(kvr_router_find_best_match(a->f->r, ctx, &rq, &res) == 0);
+        KVR_ASSERT(kvr_router_mark_prefill_completed(a->f->r, id, rq.id_len) == 0);
+        KVR_ASSERT(kvr_router_free(a->f->r, id, rq.id_len) == 0);
+    }
+    kvr_router_ctx_destroy(ctx);
+    return NULL;
+}
+
+static void many_threads_leave_nothing_booked(void **s)
+{
+    struct fixture *f = *s;
+    pthread_t th[3];
+    struct thread_arg a[3];
+    for (int i = 0; i < 3; i++) {
+        a[i] = (struct thread_arg){f, i};
+        pthread_create(&th[i], NULL, book_and_free, &a[i]);
+    }
+    for (int i = 0; i < 200; i++) hold(f, (struct kvr_worker){1 + (uint64_t)i % 3, 0}, 16);
+    for (int i = 0; i < 3; i++) pthread_join(th[i], NULL);
+    for (uint64_t w = 1; w <= 3; w++) {
+        assert_int_equal(load_of(f, w).active_requests, 0);
+        assert_int_equal(load_of(f, w).active_decode_blocks, 0);
+        assert_int_equal(load_of(f, w).active_prefill_tokens, 0);
+    }
+}
+
+static void stages_are_timed(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_router_request rq = request(NULL);
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_true(res.times.total >= res.times.block_hashing + res.times.find_matches + res.times.seq_hashing);
+    assert_true(res.times.scheduling > 0);
+}
+
+static void stale_bookings_expire_on_request(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_router_request rq = request("a");
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(kvr_router_expire_requests(f->r, 3600ull * 1000000000), 0);
+    assert_int_equal(kvr_router_expire_requests(f->r, 0), 1);
+}
+
+#define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(best_overlap_wins), T(load_beats_a_small_overlap), T(life_of_a_booking), T(query_only_books_nothing),
+        T(booking_needs_an_id_and_a_new_one), T(pins_have_exact_errors), T(pin_without_rank_chooses_among_the_ranks),
+        T(preferred_falls_back_to_scoring), T(excluded_and_allowed_narrow), T(untrusted_views_compete_on_load_alone),
+        T(lora_and_salt_separate), T(overrides_flip_the_choice), T(hashes_instead_of_tokens), T(potential_loads_count_new_blocks),
+        T(no_reuse_makes_blocks_private), T(round_robin_visits_all), T(random_and_least_loaded), T(direct_serves_only_pins),
+        T(busy_ranks_make_requests_wait), cmocka_unit_test_setup_teardown(selection_can_be_replaced, setup_custom, teardown),
+        cmocka_unit_test_setup_teardown(approximate_mode_learns_from_decisions, setup_recording, teardown),
+        cmocka_unit_test_setup_teardown(credit_zero_works_without_an_index, setup_without_index, teardown),
+        cmocka_unit_test(bad_configurations_are_named), T(add_request_books_without_choosing), T(removed_workers_are_forgotten),
+        T(without_workers_there_is_no_endpoint), T(many_threads_leave_nothing_booked), T(stages_are_timed),
+        T(stale_bookings_expire_on_request),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
