@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The simulated engine: its events are exactly its cache, its cached_tokens what it really held. */
+#include "test.h"
+
+#include <kvroute/hash.h>
+#include <kvroute/index.h>
+
+#include "app/mock/engine.h"
+
+enum { BS = 4, BLOCKS = 64 };
+
+struct fixture {
+    struct mock_engine *e;
+    struct kvr_index *ix; /* follows the events */
+    struct kvr_index_reader *rd;
+    int stored, removed, cleared, finished;
+    uint64_t tokens, last_cached;
+};
+
+static void on_event(void *ctx, const struct kvr_event *in, const uint32_t *tokens, size_t n)
+{
+    struct fixture *f = ctx;
+    struct kvr_event ev = *in;
+    struct kvr_block b[512];
+    uint64_t l[512];
+    ev.worker = (struct kvr_worker){1, 0};
+    if (ev.kind == KVR_EVENT_STORED) {
+        assert_int_equal(n, ev.blocks_n * BS);
+        kvr_hash_locals(tokens, n, BS, false, 1337, NULL, 0, l);
+        for (size_t i = 0; i < ev.blocks_n; i++) b[i] = (struct kvr_block){ev.blocks[i].block_hash, l[i]};
+        ev.blocks = b;
+        f->stored += (int)ev.blocks_n;
+    }
+    if (ev.kind == KVR_EVENT_REMOVED) f->removed += (int)ev.removed_n;
+    f->cleared += ev.kind == KVR_EVENT_CLEARED;
+    assert_int_equal(kvr_index_apply(f->ix, &ev), 0);
+}
+
+static void on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last)
+{
+    struct fixture *f = ctx;
+    (void)token;
+    (void)index;
+    f->tokens++;
+    if (last) f->finished++;
+    f->last_cached = mock_request_cached(r);
+}
+
+static int setup_with(void **s, uint32_t blocks, uint32_t seqs, bool caching)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    struct mock_engine_config c = {.block_size = BS, .num_blocks = blocks, .max_num_seqs = seqs, .max_batched_tokens = 64,
+                                   .speedup = 1, .prefix_caching = caching, .on_event = on_event, .on_token = on_token, .ctx = f};
+    f->e = mock_engine_create(&c);
+    kvr_index_create(NULL, &f->ix);
+    kvr_index_reader_create(f->ix, &f->rd);
+    *s = f;
+    return 0;
+}
+
+static int setup(void **s) { return setup_with(s, BLOCKS, 8, true); }
+static int setup_uncached(void **s) { return setup_with(s, BLOCKS, 8, false); }
+static int setup_narrow(void **s) { return setup_with(s, BLOCKS, 1, true); }
+
+static int teardown(void **s)
+{
+    struct fixture *f = *s;
+    mock_engine_destroy(f->e);
+    kvr_index_destroy(f->ix);
+    free(f);
+    return 0;
+}
+
+static void drain(struct fixture *f)
+{
+    while (mock_engine_begin_pass(f->e)) mock_engine_end_pass(f->e);
+}
+
+static void submit(struct fixture *f, uint32_t first, size_t n, uint64_t max)
+{
+    uint32_t t[512];
+    for (size_t i = 0; i < n; i++) t[i] = first + (uint32_t)i;
+    assert_non_null(mock_engine_submit(f->e, t, n, max, 0, NULL));
+}
+
+/* The index that followed the events holds just what the engine caches. */
+static void check_view(struct fixture *f)
+{
+    struct mock_engine_stats st;
+    const char *why;
+    mock_engine_stats(f->e, &st);
+    assert_int_equal(kvr_index_rank_blocks(f->ix, (struct kvr_worker){1, 0}), st.cached_blocks);
+    assert_int_equal(f->stored - f->removed, st.cached_blocks);
+    assert_true(kvr_index_validate(f->ix, &why));
+}
+
+static void second_time_is_cached(void **s)
+{
+    struct fixture *f = *s;
+    submit(f, 0, 18, 3);
+    drain(f);
+    assert_int_equal(f->last_cached, 0);
+    assert_int_equal(f->tokens, 3);
+    submit(f, 0, 18, 3);
+    drain(f);
+    assert_int_equal(f->last_cached, 16);
+    check_view(f);
+}
+
+static void at_least_one_token_is_computed(void **s)
+{
+    struct fixture *f = *s;
+    submit(f, 0, 16, 1);
+    drain(f);
+    submit(f, 0, 16, 1);
+    drain(f);
+    assert_int_equal(f->last_cached, 12); /* floor((16 - 1) / 4) * 4 */
+}
+
+static void generated_blocks_are_cached_too(void **s)
+{
+    struct fixture *f = *s;
+    submit(f, 0, 6, 12);
+    drain(f);
+    assert_int_equal(f->stored, 4); /* 6 + 12 tokens, the last of them has no KV yet */
+    check_view(f);
+}
+
+static void eviction_is_told_and_tails_go_first(void **s)
+{
+    struct fixture *f = *s;
+    for (uint32_t i = 0; i < 20; i++) {
+        submit(f, i * 1000, 40, 2);
+        drain(f);
+        check_view(f);
+    }
+    assert_true(f->removed > 0);
+    uint32_t t[40];
+    uint64_t l[10];
+    for (uint32_t i = 0; i < 40; i++) t[i] = 19000 + i;
+    kvr_hash_locals(t, 40, BS, false, 1337, NULL, 0, l);
+    struct kvr_overlap o;
+    assert_int_equal(kvr_index_match(f->rd, l, 10, &o, 1), 1);
+    assert_int_equal(o.depth, 10);
+}
+
+static void predictions_equal_cached_tokens_under_churn(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_rng rng = {11};
+    for (int i = 0; i < 2000; i++) {
+        uint32_t t[64];
+        uint64_t l[16];
+        size_t n = 5 + kvr_rng_below(&rng, 50);
+        uint32_t group = kvr_rng_below(&rng, 4), tail = kvr_rng_below(&rng, 6);
+        for (size_t k = 0; k < n; k++) t[k] = (uint32_t)(group * 100 + k + (k > 20 ? tail * 1000 : 0));
+        kvr_hash_locals(t, n, BS, false, 1337, NULL, 0, l);
+        struct kvr_overlap o = {.depth = 0};
+        if (kvr_index_match(f->rd, l, n / BS, &o, 1) <= 0) o.depth = 0;
+        mock_engine_submit(f->e, t, n, 1 + kvr_rng_below(&rng, 6), 0, NULL);
+        drain(f);
+        assert_int_equal(f->last_cached / BS, KVR_MIN((size_t)o.depth, (n - 1) / BS));
+    }
+    check_view(f);
+}
+
+static void many_at_once_finish(void **s)
+{
+    struct fixture *f = *s;
+    for (uint32_t i = 0; i < 30; i++) submit(f, (i % 3) * 1000, 30 + i, 8);
+    drain(f);
+    assert_int_equal(f->finished, 30);
+    assert_int_equal(f->tokens, 240);
+    assert_true(mock_engine_idle(f->e));
+    check_view(f);
+}
+
+static void sequence_slots_are_respected(void **s)
+{
+    struct fixture *f = *s;
+    struct mock_engine_stats st;
+    for (uint32_t i = 0; i < 3; i++) submit(f, i * 100, 8, 4);
+    mock_engine_begin_pass(f->e);
+    mock_engine_stats(f->e, &st);
+    assert_int_equal(st.running, 1);
+    assert_int_equal(st.waiting, 2);
+    mock_engine_end_pass(f->e);
+    drain(f);
+    assert_int_equal(f->finished, 3);
+}
+
+static void aborts_give_blocks_back(void **s)
+{
+    struct fixture *f = *s;
+    struct mock_engine_stats st;
+    uint32_t t[40] = {0};
+    struct mock_request *r = mock_engine_submit(f->e, t, 40, 50, 0, NULL);
+    mock_engine_begin_pass(f->e);
+    mock_engine_end_pass(f->e);
+    mock_engine_abort(f->e, r);
+    mock_engine_stats(f->e, &st);
+    assert_int_equal(st.used_blocks, 0);
+    assert_true(mock_engine_idle(f->e));
+}
+
+static void without_caching_nothing_is_told(void **s)
+{
+    struct fixture *f = *s;
+    submit(f, 0, 20, 2);
+    drain(f);
+    submit(f, 0, 20, 2);
+    drain(f);
+    assert_int_equal(f->stored, 0);
+    assert_int_equal(f->last_cached, 0);
+}
+
+static void reset_clears_when_idle(void **s)
+{
+    struct fixture *f = *s;
+    submit(f, 0, 20, 2);
+    mock_engine_begin_pass(f->e);
+    assert_false(mock_engine_reset_cache(f->e));
+    mock_engine_end_pass(f->e);
+    drain(f);
+    assert_true(mock_engine_reset_cache(f->e));
+    assert_int_equal(f->cleared, 1);
+    assert_int_equal(kvr_index_rank_blocks(f->ix, (struct kvr_worker){1, 0}), 0);
+    submit(f, 0, 20, 2);
+    drain(f);
+    assert_int_equal(f->last_cached, 0);
+}
+
+static void prefill_takes_the_modelled_time(void **s)
+{
+    struct fixture *f = *s;
+    submit(f, 0, 40, 1);
+    double want = 4.209989e-07 * 1600 + 1.518344e-02 * 40 + 16.50142;
+    double got = (double)mock_engine_begin_pass(f->e) / 1e6;
+    assert_true(got > want - 0.001 && got < want + 0.001);
+    mock_engine_end_pass(f->e);
+}
+
+#define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(second_time_is_cached), T(at_least_one_token_is_computed), T(generated_blocks_are_cached_too),
+        T(eviction_is_told_and_tails_go_first), T(predictions_equal_cached_tokens_under_churn), T(many_at_once_finish),
+        cmocka_unit_test_setup_teardown(sequence_slots_are_respected, setup_narrow, teardown), T(aborts_give_blocks_back),
+        cmocka_unit_test_setup_teardown(without_caching_nothing_is_told, setup_uncached, teardown), T(reset_clears_when_idle),
+        T(prefill_takes_the_modelled_time),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

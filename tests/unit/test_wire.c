@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* JSON in and out, OpenAI bodies, SSE, trace lines, the stream cursor, small containers. */
+#include "test.h"
+
+#include <stdio.h>
+
+#include <kvroute/types.h>
+
+#include "base/map64.h"
+#include "recover/cursor.h"
+#include "wire/openai.h"
+#include "wire/sse.h"
+#include "wire/trace.h"
+
+static int setup(void **s)
+{
+    *s = kvr_json_parser_new();
+    return *s ? 0 : -1;
+}
+
+static int teardown(void **s)
+{
+    kvr_json_parser_free(*s);
+    return 0;
+}
+
+static int parse(void **s, const char *text, struct kvr_openai_request *r, const char **why)
+{
+    return kvr_openai_parse(*s, text, strlen(text), r, why);
+}
+
+static void json_keeps_64_bits(void **s)
+{
+    struct kvr_json root;
+    uint64_t v;
+    const char *t = "{\"a\":18446744073709551615,\"b\":-1,\"c\":1.5,\"d\":[1,-2]}";
+    assert_int_equal(kvr_json_parse(*s, t, strlen(t), &root, NULL), 0);
+    assert_true(kvr_json_as_u64(kvr_json_get(root, "a"), &v) && v == UINT64_MAX);
+    assert_false(kvr_json_as_u64(kvr_json_get(root, "b"), &v));
+    assert_true(kvr_json_as_i64_bits(kvr_json_get(root, "b"), &v) && v == UINT64_MAX);
+    assert_false(kvr_json_as_u64(kvr_json_get(root, "c"), &v));
+    uint64_t list[2];
+    assert_int_equal(kvr_json_u64_array(kvr_json_get(root, "d"), list, 2), 2);
+    assert_true(list[1] == (uint64_t)-2);
+    assert_int_equal(kvr_json_u64_array(kvr_json_get(root, "d"), list, 1), -KVR_ELIMIT);
+}
+
+static void json_tolerates_numbers_it_cannot_hold(void **s)
+{
+    struct kvr_json root;
+    const char *ok[] = {"{\"seed\":123456789012345678901234567890}", "{\"x\":1e400}", "[-99999999999999999999, 1.0E+999]"};
+    const char *bad[] = {"{\"x\":01}", "{\"x\":1.}", "{\"x\":--1}", "{\"x\":1e}", "{x:1}", "[1,]", "nul", "\"open", "{\"a\":1}}"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(ok); i++) assert_int_equal(kvr_json_parse(*s, ok[i], strlen(ok[i]), &root, NULL), 0);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) assert_int_equal(kvr_json_parse(*s, bad[i], strlen(bad[i]), &root, NULL), -KVR_EFORMAT);
+}
+
+static void json_absent_values_are_harmless(void **s)
+{
+    struct kvr_json root, none;
+    const char *str;
+    size_t len;
+    bool b;
+    double d;
+    assert_int_equal(kvr_json_parse(*s, "[]", 2, &root, NULL), 0);
+    none = kvr_json_get(root, "a");
+    assert_int_equal(kvr_json_type_of(none), KVR_JSON_NONE);
+    assert_false(kvr_json_as_str(none, &str, &len) || kvr_json_as_bool(none, &b) || kvr_json_as_double(none, &d));
+    assert_int_equal(kvr_json_count(none), 0);
+    assert_int_equal(kvr_json_type_of(kvr_json_at(root, 3)), KVR_JSON_NONE);
+    assert_int_equal(kvr_json_u32_array(none, NULL, 0), -KVR_EFORMAT);
+}
+
+static void json_deep_nesting_is_refused(void **s)
+{
+    char deep[8000];
+    struct kvr_json root;
+    memset(deep, '[', sizeof deep);
+    assert_int_equal(kvr_json_parse(*s, deep, sizeof deep, &root, NULL), -KVR_EFORMAT);
+}
+
+static void json_output_is_escaped(void **s)
+{
+    (void)s;
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '{');
+    kvr_json_key(&b, "t");
+    kvr_json_str(&b, "a\"\\\n\x01\xc3\xa9\xff\xed\xa0\x80", 11);
+    kvr_json_key(&b, "n");
+    kvr_json_open(&b, '[');
+    kvr_json_u64(&b, UINT64_MAX);
+    kvr_json_i64(&b, -1);
+    kvr_json_double(&b, 0.5);
+    kvr_json_bool(&b, true);
+    kvr_json_null(&b);
+    kvr_json_close(&b, ']');
+    kvr_json_close(&b, '}');
+    kvr_buf_add(&b, "", 1);
+    assert_string_equal(b.data, "{\"t\":\"a\\\"\\\\\\n\\u0001\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\","
+                                "\"n\":[18446744073709551615,-1,0.5,true,null]}");
+    kvr_buf_free(&b);
+}
+
+static void openai_fields(void **s)
+{
+    struct kvr_openai_request r;
+    const char *why;
+    assert_int_equal(parse(s, "{\"model\":\"m\",\"messages\":[],\"stream\":true,\"max_tokens\":7,\"cache_salt\":\"x\"}", &r, &why), 0);
+    assert_true(r.stream && r.has_messages && !r.has_prompt && r.max_tokens == 7);
+    assert_memory_equal(r.model, "m", 1);
+    assert_memory_equal(r.salt, "x", 1);
+    assert_int_equal(parse(s, "{\"messages\":[],\"max_completion_tokens\":9,\"nvext\":{\"cache_salt\":\"y\",\"token_data\":[1,2,3]}}", &r, &why), 0);
+    assert_int_equal(r.max_tokens, 9);
+    assert_int_equal(r.tokens_n, 3);
+    assert_memory_equal(r.salt, "y", 1);
+}
+
+static void openai_prompt_forms(void **s)
+{
+    struct kvr_openai_request r;
+    const char *why;
+    assert_int_equal(parse(s, "{\"prompt\":[5,6]}", &r, &why), 0);
+    assert_int_equal(r.tokens_n, 2);
+    assert_int_equal(parse(s, "{\"prompt\":[[5,6,7]]}", &r, &why), 0);
+    assert_int_equal(r.tokens_n, 3);
+    assert_int_equal(parse(s, "{\"prompt\":\"text\"}", &r, &why), 0);
+    assert_true(r.tokens_n == 0 && r.has_prompt);
+    assert_int_equal(parse(s, "{\"prompt\":[\"a\",\"b\"]}", &r, &why), 0);
+    assert_int_equal(r.tokens_n, 0);
+    assert_int_equal(parse(s, "{\"prompt\":[[1],[2]]}", &r, &why), 0);
+    assert_int_equal(r.tokens_n, 0); /* a batch: left to the engine */
+}
+
+static void openai_refusals(void **s)
+{
+    struct kvr_openai_request r;
+    const char *bad[] = {"", "{", "[1]", "\"x\"", "12", "null", "{\"model\":5}"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) {
+        const char *why = NULL;
+        assert_int_equal(parse(s, bad[i], &r, &why), -KVR_EFORMAT);
+        assert_non_null(why);
+    }
+}
+
+static void prompt_text_of_messages(void **s)
+{
+    struct kvr_openai_request r;
+    struct kvr_buf b = {0};
+    const char *why;
+    parse(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"yo\"}]}]}", &r, &why);
+    assert_true(kvr_openai_prompt_text(&r, &b));
+    kvr_buf_add(&b, "", 1);
+    assert_string_equal(b.data, "<|user|>\nhi<|end|>\n<|user|>\nyo<|end|>\n<|assistant|>\n");
+    b.len = 0;
+    parse(s, "{\"input\":1}", &r, &why);
+    assert_false(kvr_openai_prompt_text(&r, &b));
+    kvr_buf_free(&b);
+}
+
+static void usage_is_read(void **s)
+{
+    struct kvr_json root;
+    struct kvr_usage u;
+    const char *t = "{\"usage\":{\"prompt_tokens\":10,\"completion_tokens\":3,\"prompt_tokens_details\":{\"cached_tokens\":8}}}";
+    kvr_json_parse(*s, t, strlen(t), &root, NULL);
+    kvr_openai_usage(root, &u);
+    assert_true(u.present && u.has_cached && u.prompt_tokens == 10 && u.completion_tokens == 3 && u.cached_tokens == 8);
+    kvr_json_parse(*s, "{\"usage\":null}", 14, &root, NULL);
+    kvr_openai_usage(root, &u);
+    assert_false(u.present);
+    t = "{\"usage\":{\"prompt_tokens\":10,\"prompt_tokens_details\":null}}";
+    kvr_json_parse(*s, t, strlen(t), &root, NULL);
+    kvr_openai_usage(root, &u);
+    assert_true(u.present && !u.has_cached);
+}
+
+static void errors_are_openai_objects(void **s)
+{
+    struct kvr_buf b = {0};
+    struct kvr_json root, e;
+    kvr_openai_error(&b, 404, kvr_openai_error_type(404), "no \"model\"");
+    assert_int_equal(kvr_json_parse(*s, b.data, b.len, &root, NULL), 0);
+    e = kvr_json_get(root, "error");
+    assert_int_equal(kvr_json_type_of(kvr_json_get(e, "message")), KVR_JSON_STRING);
+    assert_int_equal(kvr_json_type_of(kvr_json_get(e, "type")), KVR_JSON_STRING);
+    kvr_buf_free(&b);
+}
+
+static const char stream[] = ": comment\n\ndata: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"choices\":[{\"text\":\"\\\"usage\\\"\"}],\"usage\":null}\r\n\r\n"
+                             "event: x\ndata:{\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2,"
+                             "\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
+
+static void sse_whole(void **s)
+{
+    struct kvr_sse e = {0};
+    assert_int_equal(kvr_sse_feed(&e, *s, stream, sizeof stream - 1), 3);
+    assert_true(e.done && e.usage.present && e.usage.cached_tokens == 4);
+    kvr_sse_free(&e);
+}
+
+static void sse_at_every_split(void **s)
+{
+    for (size_t cut = 0; cut < sizeof stream; cut++) {
+        struct kvr_sse e = {0};
+        kvr_sse_feed(&e, *s, stream, cut);
+        kvr_sse_feed(&e, *s, stream + cut, sizeof stream - 1 - KVR_MIN(cut, sizeof stream - 1));
+        assert_int_equal(e.events, 3);
+        assert_true(e.done && e.usage.cached_tokens == 4);
+        kvr_sse_free(&e);
+    }
+}
+
+static void sse_byte_by_byte(void **s)
+{
+    struct kvr_sse e = {0};
+    for (size_t i = 0; i + 1 < sizeof stream; i++) kvr_sse_feed(&e, *s, stream + i, 1);
+    assert_true(e.events == 3 && e.done && e.usage.cached_tokens == 4);
+    kvr_sse_free(&e);
+}
+
+static void sse_endless_line_is_bounded(void **s)
+{
+    struct kvr_sse e = {0};
+    char chunk[4096];
+    memset(chunk, 'x', sizeof chunk);
+    memcpy(chunk, "data: ", 6);
+    for (int i = 0; i < 1000; i++) kvr_sse_feed(&e, *s, chunk, sizeof chunk);
+    assert_true(e.part.cap <= 2 * KVR_SSE_LINE_MAX);
+    kvr_sse_feed(&e, *s, "\n\ndata: [DONE]\n\n", 16);
+    assert_true(e.done);
+    kvr_sse_free(&e);
+}
+
+static void trace_rows(void **s)
+{
+    struct kvr_trace_row r;
+    const char *why, *ok = "{\"timestamp\": 27, \"input_length\": 1000, \"output_length\": 5, \"hash_ids\": [4, 9]}";
+    assert_int_equal(kvr_trace_parse(*s, ok, strlen(ok), &r, &why), 0);
+    assert_true(r.timestamp_ms == 27 && r.input_length == 1000 && r.output_length == 5 && r.ids_n == 2 && r.ids[1] == 9);
+    uint32_t a[1000], b[1000];
+    kvr_trace_expand(&r, 50000, a);
+    r.ids[1] = 10;
+    kvr_trace_expand(&r, 50000, b);
+    assert_memory_equal(a, b, 512 * 4);
+    assert_memory_not_equal(a + 512, b + 512, 488 * 4);
+    for (int i = 0; i < 1000; i++) assert_in_range(a[i], 1000, 50999);
+    kvr_trace_row_free(&r);
+    const char *bad[] = {"{}", "{\"timestamp\":1,\"input_length\":1025,\"output_length\":1,\"hash_ids\":[1,2]}",
+                         "{\"timestamp\":-1,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}", "x",
+                         "{\"timestamp\":1,\"input_length\":1,\"output_length\":1,\"hash_ids\":[\"a\"]}",
+                         "{\"timestamp\":1,\"input_length\":0,\"output_length\":1,\"hash_ids\":[]}"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) assert_int_equal(kvr_trace_parse(*s, bad[i], strlen(bad[i]), &r, &why), -KVR_EFORMAT);
+}
+
+/* ---- cursor ------------------------------------------------------------------------------------------ */
+
+static void cursor_contiguous_and_gap(void **s)
+{
+    (void)s;
+    struct kvr_cursor c = {0};
+    for (uint64_t i = 0; i < 3; i++) {
+        assert_int_equal(kvr__cursor_live(&c, i, 1 + (double)i), KVR_CURSOR_APPLY);
+        kvr__cursor_advance(&c, i, 1 + (double)i);
+    }
+    assert_int_equal(kvr__cursor_live(&c, 5, 10), KVR_CURSOR_GAP);
+    assert_int_equal(c.next, 3);
+}
+
+static void cursor_late_join_is_a_gap(void **s)
+{
+    (void)s;
+    struct kvr_cursor c = {0};
+    assert_int_equal(kvr__cursor_live(&c, 7, 1), KVR_CURSOR_GAP);
+}
+
+static void cursor_queued_duplicates_are_stale(void **s)
+{
+    (void)s;
+    struct kvr_cursor c = {0};
+    for (uint64_t i = 0; i < 5; i++) {
+        assert_int_equal(kvr__cursor_replay(&c, i), KVR_CURSOR_APPLY);
+        kvr__cursor_advance(&c, i, 1 + (double)i);
+    }
+    assert_int_equal(kvr__cursor_replay(&c, 3), KVR_CURSOR_STALE);
+    assert_int_equal(kvr__cursor_live(&c, 3, 4), KVR_CURSOR_STALE); /* sent before the replay ended */
+    assert_int_equal(kvr__cursor_live(&c, 4, 5), KVR_CURSOR_STALE);
+    assert_int_equal(kvr__cursor_live(&c, 5, 6), KVR_CURSOR_APPLY);
+}
+
+static void cursor_backwards_is_a_restart(void **s)
+{
+    (void)s;
+    struct kvr_cursor c = {0};
+    for (uint64_t i = 0; i < 5; i++) {
+        kvr__cursor_live(&c, i, 1);
+        kvr__cursor_advance(&c, i, 1);
+    }
+    assert_int_equal(kvr__cursor_live(&c, 0, 1), KVR_CURSOR_RESTART);
+    kvr__cursor_reset(&c);
+    assert_int_equal(kvr__cursor_live(&c, 0, 9), KVR_CURSOR_APPLY);
+}
+
+static void cursor_restart_right_after_a_replay(void **s)
+{
+    (void)s;
+    struct kvr_cursor c = {0};
+    for (uint64_t i = 0; i < 500; i++) kvr__cursor_advance(&c, i, 100);
+    assert_int_equal(kvr__cursor_live(&c, 0, 101), KVR_CURSOR_RESTART); /* low, but later than all we know */
+}
+
+static void map64_random(void **s)
+{
+    (void)s;
+    struct kvr_map64 m = {0};
+    uint64_t model[256] = {0};
+    struct kvr_rng rng = {3};
+    for (int i = 0; i < 100000; i++) {
+        uint64_t k = kvr_rng_below(&rng, 256);
+        if (kvr_rng_below(&rng, 3)) {
+            model[k] = 1 + kvr_rng_below(&rng, 1000);
+            assert_int_equal(kvr_map64_put(&m, k, model[k]), 0);
+        } else {
+            model[k] = 0;
+            kvr_map64_del(&m, k);
+        }
+        uint64_t q = kvr_rng_below(&rng, 256), *v = kvr_map64_get(&m, q);
+        assert_true(v ? *v == model[q] : model[q] == 0);
+    }
+    kvr_map64_clear(&m);
+}
+
+static void errors_have_names_and_texts(void **s)
+{
+    (void)s;
+    assert_string_equal(kvr_strerror(-KVR_EPARENT), "parent block not found");
+    assert_string_equal(kvr_err_name(-KVR_ENOMEM), "KVR_ENOMEM");
+    assert_string_equal(kvr_strerror(-9999), "unknown error");
+    assert_string_equal(kvr_strerror(0), "success");
+}
+
+static void media_names(void **s)
+{
+    (void)s;
+    enum kvr_tier t;
+    assert_int_equal(kvr_tier_of_medium("", 0, &t), 0);
+    assert_int_equal(t, KVR_TIER_DEVICE);
+    assert_int_equal(kvr_tier_of_medium("CPU_PINNED", 10, &t), 0);
+    assert_int_equal(t, KVR_TIER_HOST_PINNED);
+    assert_int_equal(kvr_tier_of_medium("gpu", 3, &t), -KVR_EINVAL); /* exact case */
+    assert_string_equal(kvr_tier_name(KVR_TIER_EXTERNAL), "external");
+    assert_null(kvr_tier_name((enum kvr_tier)9));
+}
+
+#define J(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        J(json_keeps_64_bits), J(json_tolerates_numbers_it_cannot_hold), J(json_absent_values_are_harmless),
+        J(json_deep_nesting_is_refused), J(json_output_is_escaped), J(openai_fields), J(openai_prompt_forms), J(openai_refusals),
+        J(prompt_text_of_messages), J(usage_is_read), J(errors_are_openai_objects), J(sse_whole), J(sse_at_every_split),
+        J(sse_byte_by_byte), J(sse_endless_line_is_bounded), J(trace_rows), cmocka_unit_test(cursor_contiguous_and_gap),
+        cmocka_unit_test(cursor_late_join_is_a_gap), cmocka_unit_test(cursor_queued_duplicates_are_stale),
+        cmocka_unit_test(cursor_backwards_is_a_restart), cmocka_unit_test(cursor_restart_right_after_a_replay),
+        cmocka_unit_test(map64_random), cmocka_unit_test(errors_have_names_and_texts), cmocka_unit_test(media_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
