@@ -30,6 +30,7 @@ enum {
 struct waiting {
     struct waiting *next;
     uint64_t seq;
+    bool seen; /* the cursor knows that the live stream showed it */
     size_t len;
     char data[];
 };
@@ -196,7 +197,7 @@ static void replay_failed(struct kvr_ingest *in, struct source *s)
     set_trust(in, s, false, s->connected ? "the replay endpoint does not answer" : "the events endpoint is not reachable");
 }
 
-static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len);
+static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen);
 
 static void replay_complete(struct kvr_ingest *in, struct source *s)
 {
@@ -209,7 +210,7 @@ static void replay_complete(struct kvr_ingest *in, struct source *s)
     s->st.state = KVR_VIEW_LIVE;
     while (w) { /* a hole starts another replay, and the rest waits again */
         struct waiting *next = w->next;
-        on_live_message(in, s, w->seq, w->data, w->len);
+        on_live_message(in, s, w->seq, w->data, w->len, w->seen);
         free(w);
         w = next;
     }
@@ -267,7 +268,7 @@ static void on_replay_end(struct kvr_ingest *in, struct source *s)
 
 /* ---- live -------------------------------------------------------------------------------------------- */
 
-static void keep_waiting(struct source *s, uint64_t seq, const char *data, size_t len)
+static void keep_waiting(struct source *s, uint64_t seq, const char *data, size_t len, bool seen)
 {
     struct waiting *w = NULL;
     if (s->wait_n < WAITING_MESSAGES_MAX && s->wait_bytes + len <= WAITING_BYTES_MAX) w = malloc(sizeof *w + len);
@@ -277,6 +278,7 @@ static void keep_waiting(struct source *s, uint64_t seq, const char *data, size_
     }
     w->next = NULL;
     w->seq = seq;
+    w->seen = seen;
     w->len = len;
     memcpy(w->data, data, len);
     *s->wait_tail = w;
@@ -303,7 +305,7 @@ static void on_gap(struct kvr_ingest *in, struct source *s, uint64_t seq, const 
     if (!s->dealer) {
         unrepaired_gap(in, s, seq, data, len);
     } else if (s->rounds++ < REPLAY_ROUNDS_MAX) {
-        keep_waiting(s, seq, data, len);
+        keep_waiting(s, seq, data, len, true);
         request_replay(in, s, s->cursor.next);
     } else {
         s->rounds = 0;
@@ -326,15 +328,15 @@ static void on_restart(struct kvr_ingest *in, struct source *s, uint64_t seq, co
     }
 }
 
-static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen)
 {
     if (s->replaying) {
-        keep_waiting(s, seq, data, len);
+        keep_waiting(s, seq, data, len, seen);
         return;
     }
     if (s->retry_at_ms && s->dealer) return; /* the replay that is due will bring it */
     if (!decode(in, s, data, len)) return;
-    switch (kvr__cursor_live(&s->cursor, seq, in->batch.ts)) {
+    switch (seen ? kvr__cursor_replay(&s->cursor, seq) : kvr__cursor_live(&s->cursor, seq, in->batch.ts)) {
     case KVR_CURSOR_STALE: s->st.stale_batches++; return;
     case KVR_CURSOR_RESTART: on_restart(in, s, seq, data, len); return;
     case KVR_CURSOR_GAP: on_gap(in, s, seq, data, len); return;
@@ -393,7 +395,7 @@ static void read_sub(struct kvr_ingest *in, struct source *s)
     struct frames f;
     for (int i = 0; i < BURST && receive(s->sub, &f); i++) {
         if (f.total != 3 || zmq_msg_size(&f.m[1]) != 8) s->st.bad_frames++;
-        else on_live_message(in, s, kvr_load_be64(zmq_msg_data(&f.m[1])), zmq_msg_data(&f.m[2]), zmq_msg_size(&f.m[2]));
+        else on_live_message(in, s, kvr_load_be64(zmq_msg_data(&f.m[1])), zmq_msg_data(&f.m[2]), zmq_msg_size(&f.m[2]), false);
         release(&f);
     }
 }

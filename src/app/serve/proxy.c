@@ -92,7 +92,8 @@ static void reply_error(struct kvr_http_conn *c, int status, const char *message
     proxy_error_body(&b, status, message);
     if (request_id && *request_id) kvr_buf_printf(&h, "x-request-id: %s\r\n", request_id);
     if (status == 503) kvr_buf_str(&h, "Retry-After: 1\r\n");
-    kvr_http_reply(c, status, "application/json", h.data ? h.data : "", b.data ? b.data : "", b.len);
+    kvr_buf_add(&h, "", 1);
+    kvr_http_reply(c, status, "application/json", h.failed ? "" : h.data, b.data ? b.data : "", b.len);
     kvr_buf_free(&b);
     kvr_buf_free(&h);
 }
@@ -323,9 +324,10 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
         p->phase = PX_STREAMING;
         send_head(p);
         if (p->is_sse || p->length < 0) note_first_token(p);
+        p->phase_deadline_ms = after(serve_of(p)->o->stall_timeout);
+        arm(p);
     }
     p->last_byte_ms = now_ms();
-    p->phase_deadline_ms = 0;
     if (p->is_sse) look_at_stream(p, data, len);
     else if (p->routed && p->answer.len + len <= ANSWER_KEPT_MAX) kvr_buf_add(&p->answer, data, len);
     size_t queued = kvr_http_write(p->conn, data, len);

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes for end-to-end tests: mock engines, the router, and plain sockets to speak to them.
+
+KVROUTE names the binary under test. Every port is free when it is taken; every wait has a deadline; everything that
+a test starts is stopped by its fixture, and a sanitizer's report or a wrong exit code fails the test."""
+import http.client
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import msgpack
+import pytest
+import xxhash
+import zmq
+
+BINARY = os.environ.get("KVROUTE", os.path.join(os.path.dirname(__file__), "../../build/asan/kvroute"))
+SLOW = float(os.environ.get("KVROUTE_SLOW", "1"))  # sanitizers are slower
+# Freed memory is kept back by the address sanitizer; little of it, so that memory can be judged.
+os.environ.setdefault("ASAN_OPTIONS", "quarantine_size_mb=8")
+
+
+_next_port = 20000 + (os.getpid() * 137) % 30000
+
+
+def free_ports(n=1):
+    """n consecutive free ports."""
+    global _next_port
+    while True:
+        _next_port = 20000 + (_next_port - 20000 + 7) % 30000
+        socks = []
+        try:
+            for i in range(n):
+                s = socket.socket()
+                socks.append(s)
+                s.bind(("127.0.0.1", _next_port + i))
+            port = _next_port
+            _next_port += n
+            return port
+        except OSError:
+            continue
+        finally:
+            for s in socks:
+                s.close()
+
+
+def wait_for(what, check, timeout=10.0):
+    """Waits until check() is true and returns its value."""
+    deadline = time.monotonic() + timeout * SLOW
+    last = None
+    while time.monotonic() < deadline:
+        try:
+            last = check()
+            if last:
+                return last
+        except (OSError, http.client.HTTPException, AssertionError) as e:
+            last = e
+        time.sleep(0.01)
+    raise AssertionError(f"timed out waiting for {what}; last: {last!r}")
+
+
+class Process:
+    def __init__(self, *args, expect=0, env=None):
+        self.args = [BINARY, *map(str, args)]
+        self.log = tempfile.TemporaryFile("w+")
+        self.expect = expect
+        self.p = subprocess.Popen(self.args, stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+
+    def text(self):
+        self.log.flush()
+        self.log.seek(0)
+        return self.log.read()
+
+    def kill(self):
+        if self.p.poll() is None:
+            self.p.kill()
+        self.p.wait()
+        self.expect = None
+
+    def stop(self, timeout=20):
+        if self.p.poll() is None:
+            self.p.send_signal(signal.SIGTERM)
+        try:
+            self.p.wait(timeout * SLOW)
+        except subprocess.TimeoutExpired:
+            self.p.kill()
+            self.p.wait()
+            raise AssertionError(f"did not stop on SIGTERM: {' '.join(self.args)}\n{self.text()}")
+        text = self.text()
+        assert "Sanitizer" not in text and "runtime error" not in text, text
+        assert self.expect is None or self.p.returncode == self.expect, f"exit {self.p.returncode}: {text}"
+
+    def rss_kb(self):
+        with open(f"/proc/{self.p.pid}/status") as f:
+            return int(next(l for l in f if l.startswith("VmRSS")).split()[1])
+
+
+class Answer:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+
+    def json(self):
+        return json.loads(self.body)
+
+
+def call(port, method, path, body=None, headers=None, timeout=30):
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout * SLOW)
+    try:
+        data = body if isinstance(body, (bytes, str, type(None))) else json.dumps(body)
+        c.request(method, path, data, headers or {})
+        r = c.getresponse()
+        return Answer(r.status, {k.lower(): v for k, v in r.getheaders()}, r.read())
+    finally:
+        c.close()
+
+
+class Mock(Process):
+    def __init__(self, *extra, port=None, events=None, replay=None, dp=1, speedup=50, with_replay=True, with_events=True, **kw):
+        self.port = port or free_ports()
+        self.dp = dp
+        self.events = events or free_ports(dp)
+        self.replay = replay or free_ports(dp)
+        self.with_replay, self.with_events = with_replay, with_events
+        args = ["mock", "--port", self.port, "--speedup-ratio", speedup, "--dp-size", dp]
+        if with_events:
+            args += ["--kv-events", f"tcp://127.0.0.1:{self.events}"]
+            if with_replay:
+                args += ["--kv-replay", f"tcp://127.0.0.1:{self.replay}"]
+        super().__init__(*args, *extra, **kw)
+        wait_for("mock", lambda: call(self.port, "GET", "/health").status in (200, 503))
+
+    def spec(self, extra=""):
+        s = f"http://127.0.0.1:{self.port}"
+        if self.with_events:
+            s += f",events=tcp://127.0.0.1:{self.events}"
+            if self.with_replay:
+                s += f",replay=tcp://127.0.0.1:{self.replay}"
+        if self.dp > 1:
+            s += f",dp-size={self.dp}"
+        return s + extra
+
+    def metric(self, name):
+        total = 0
+        for line in call(self.port, "GET", "/metrics").body.decode().splitlines():
+            if line.startswith(name + "{"):
+                total += float(line.split()[-1])
+        return total
+
+
+class Serve(Process):
+    def __init__(self, workers, *extra, ready=True, **kw):
+        self.port, self.admin = free_ports(), free_ports()
+        args = ["serve", "--host", "127.0.0.1", "--port", self.port, "--admin-port", self.admin, "--health-interval", 0.3]
+        for w in workers:
+            args += ["--worker", w if isinstance(w, str) else w.spec()]
+        super().__init__(*args, *extra, **kw)
+        wait_for("serve", lambda: call(self.port, "GET", "/health").status == 200)
+        if ready:
+            wait_for("ready", lambda: call(self.port, "GET", "/ready").status == 200, 20)
+
+    def complete(self, prompt, max_tokens=2, headers=None, **body):
+        return call(self.port, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": max_tokens, **body}, headers)
+
+    def get(self, path):
+        return call(self.admin, "GET", path).json()
+
+    def post(self, path, body):
+        return call(self.admin, "POST", path, body)
+
+    def metric(self, name, **labels):
+        """Sum of a metric's samples that have these labels."""
+        total = 0.0
+        for line in call(self.admin, "GET", "/metrics").body.decode().splitlines():
+            if line.startswith(f"kvroute_{name}{{") or line.startswith(f"kvroute_{name} "):
+                if all(f'{k}="{v}"' in line for k, v in labels.items()):
+                    total += float(line.split()[-1])
+        return total
+
+    def views(self):
+        return {(w["worker_id"], v["dp_rank"]): v for w in self.get("/workers") for v in w["views"]}
+
+    def view(self, worker=1, rank=0):
+        return self.views().get((worker, rank), {})
+
+    def idle(self):
+        """No load is booked anywhere."""
+        return all(l["active_prefill_tokens"] == 0 and l["active_decode_blocks"] == 0 and l["active_requests"] == 0
+                   for l in self.get("/loads"))
+
+    def overlap(self, tokens, **more):
+        r = self.post("/overlap_scores", {"token_ids": tokens, **more})
+        assert r.status == 200, r.body
+        return {(w["worker_id"], w["dp_rank"]): w["device_blocks"] for w in r.json()["workers"]}
+
+
+class Engine:
+    """A hand-driven KV event publisher in vLLM's framing, with replay."""
+
+    def __init__(self, ctx, events=None, replay=None, topic=False):
+        self.events, self.replay_port = events or free_ports(), replay or free_ports()
+        self.pub = ctx.socket(zmq.PUB)
+        self.pub.linger = 0
+        self.pub.bind(f"tcp://127.0.0.1:{self.events}")
+        self.router = ctx.socket(zmq.ROUTER)
+        self.router.linger = 0
+        self.router.bind(f"tcp://127.0.0.1:{self.replay_port}")
+        self.seq, self.sent, self.topic = 0, [], topic
+
+    def close(self):
+        self.pub.close()
+        self.router.close()
+
+    def batch(self, *events, rank=0):
+        return msgpack.packb([time.time(), list(events), rank])
+
+    def send(self, payload, seq=None, drop=False, keep=True):
+        if seq is None:
+            seq = self.seq
+            self.seq += 1
+        if keep:
+            self.sent.append((seq, payload))
+        if not drop:
+            self.pub.send_multipart([b"", struct.pack(">Q", seq), payload])
+        return seq
+
+    def stored(self, names, tokens, parent=None, block_size=4, **kw):
+        self.send(self.batch(["BlockStored", names, parent, tokens, block_size, None, "GPU", None]), **kw)
+
+    def removed(self, names, **kw):
+        self.send(self.batch(["BlockRemoved", names, "GPU"]), **kw)
+
+    def cleared(self, **kw):
+        self.send(self.batch(["AllBlocksCleared"]), **kw)
+
+    def serve_replay(self, timeout=0.05):
+        """Answers replay requests that wait; returns the starts that were asked for."""
+        starts = []
+        while self.router.poll(timeout * 1000):
+            identity, empty, start = self.router.recv_multipart()
+            (start,) = struct.unpack(">Q", start)
+            starts.append(start)
+            head = [identity, b""] + ([b""] if self.topic else [])
+            for seq, payload in self.sent:
+                if seq >= start:
+                    self.router.send_multipart(head + [struct.pack(">Q", seq), payload])
+            self.router.send_multipart(head + [b"\xff" * 8, b""])
+        return starts
+
+    def until(self, what, check, timeout=10):
+        """Answers replay requests until check() is true."""
+        def step():
+            self.serve_replay(0.005)
+            return check()
+        return wait_for(what, step, timeout)
+
+
+def local_hashes(tokens, bs, seed=1337):
+    return [xxhash.xxh3_64_intdigest(struct.pack(f"<{bs}I", *tokens[i:i + bs]), seed) for i in range(0, len(tokens) - bs + 1, bs)]
+
+
+@pytest.fixture
+def start():
+    """start(Class, ...) makes a process that is stopped, and checked, at the end of the test."""
+    made = []
+
+    def make(cls, *args, **kw):
+        p = cls(*args, **kw)
+        made.append(p)
+        return p
+    yield make
+    errors = []
+    for p in reversed(made):
+        try:
+            p.stop()
+        except AssertionError as e:
+            errors.append(str(e))
+    assert not errors, "\n".join(errors)
+
+
+@pytest.fixture
+def zctx():
+    ctx = zmq.Context()
+    yield ctx
+    ctx.destroy(linger=0)
+
+
+@pytest.fixture
+def engine(zctx):
+    made = []
+
+    def make(**kw):
+        e = Engine(zctx, **kw)
+        made.append(e)
+        return e
+    yield make
+    for e in made:
+        e.close()
+
+
+@pytest.fixture
+def fleet(start):
+    """Two mocks and a router."""
+    mocks = [start(Mock), start(Mock)]
+    return start(Serve, mocks), mocks
+
+
+def read_sse(port, body, headers=None, until=None, path="/v1/completions"):
+    """Opens a stream; returns (connection, response) with headers read."""
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=30 * SLOW)
+    c.request("POST", path, json.dumps(body), headers or {})
+    return c, c.getresponse()
