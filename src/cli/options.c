@@ -263,7 +263,13 @@ static void print_help(const char *usage, const struct parse *p)
             continue;
         }
         if (r->type == OPT_BOOL) snprintf(left, sizeof left, "[no-]%s", r->name);
-        else snprintf(left, sizeof left, "%s %s", r->name, r->values ? r->values : r->type == OPT_DOUBLE ? "NUMBER" : r->type == OPT_SIZE ? "SIZE" : r->type == OPT_U64 ? "N" : "TEXT");
+        else
+            snprintf(left, sizeof left, "%s %s", r->name,
+                     r->values                ? r->values
+                     : r->type == OPT_DOUBLE ? "NUMBER"
+                     : r->type == OPT_SIZE   ? "SIZE"
+                     : r->type == OPT_U64    ? "N"
+                                             : "TEXT");
         printf("  --%-40s %s", left, r->help);
         if (r->initial) printf(" (default %s)", r->initial);
         printf("\n");

@@ -366,8 +366,9 @@ static int prepare_mode(const struct replay_options *o, const char *mode)
     snprintf(body, sizeof body, "{\"router_mode\":\"%s\"}", mode);
     int status = request(o->admin_url, "POST", "/router_mode", body, NULL);
     if (status != 200) {
-        fprintf(stderr, status < 0 ? "kvroute replay: --admin-url: '%s' does not answer\n" : "kvroute replay: --compare: '%s' is not a router mode; allowed: kv, round-robin, random, least-loaded\n",
-                status < 0 ? o->admin_url : mode);
+        if (status < 0) fprintf(stderr, "kvroute replay: --admin-url: '%s' does not answer\n", o->admin_url);
+        else
+            fprintf(stderr, "kvroute replay: --compare: '%s' is not a router mode; allowed: kv, round-robin, random, least-loaded\n", mode);
         kvr_json_parser_free(p);
         return 2;
     }

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
+.PHONY: all build demo test bench lint fuzz format install clean help
+
+all: build
+
+help:
+	@echo "make build    the program and the library, in build/release"
+	@echo "make demo     4 mock engines and the router; round-robin against kv (KEEP=1 leaves them running)"
+	@echo "make test     every test, under the address and thread sanitizers"
+	@echo "make bench    benchmarks, ratios in one run"
+	@echo "make lint     include directions, refused functions, clang-tidy"
+	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
+	@echo "make install  into DESTDIR/PREFIX"
+
+build:
+	@scripts/deps.sh build test
+	@cmake --preset release -DKVR_TESTS=OFF > build-release.log 2>&1 || (cat build-release.log; exit 1)
+	@rm -f build-release.log
+	@cmake --build --preset release
+
+demo: build
+	@scripts/demo.sh
+
+test:
+	@scripts/deps.sh build test
+	@/usr/bin/python3 tests/run.py
+
+bench: build
+	@scripts/bench.sh
+
+lint:
+	@scripts/deps.sh build test lint
+	@scripts/lint.sh
+
+fuzz:
+	@scripts/deps.sh build test lint
+	@scripts/fuzz.sh $(or $(FUZZ_SECONDS),10)
+
+format:
+	@clang-format -i $$(git ls-files '*.c' '*.h' '*.cc')
+
+PREFIX ?= /usr/local
+install: build
+	cmake --install build/release --prefix "$(DESTDIR)$(PREFIX)"
+
+clean:
+	rm -rf build

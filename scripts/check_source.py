@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refused functions, licence lines, paths of a machine, includes of an .c file by itself: what no compiler says."""
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+REFUSED = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|atoi|atol|strtok|alloca)\s*\(|atomic_thread_fence|\bvolatile\b")
+files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+if not files:
+    files = [os.path.relpath(os.path.join(d, f), ROOT) for d, _, fs in os.walk(ROOT) for f in fs if "/build" not in d and "/.git" not in d]
+bad = []
+for f in files:
+    path = os.path.join(ROOT, f)
+    if not f.endswith((".c", ".h", ".cc", ".py", ".sh", ".cmake")) and os.path.basename(f) not in ("CMakeLists.txt", "Makefile", "run"):
+        continue
+    text = open(path, errors="replace").read()
+    if "SPDX-License-Identifier: Apache-2.0" not in text[:300]:
+        bad.append(f"{f}: no SPDX line")
+    if f.endswith((".c", ".h", ".cc")):
+        for n, line in enumerate(text.splitlines(), 1):
+            if REFUSED.search(re.sub(r'"(\\.|[^"])*"|/\*.*?\*/|^\s*\*.*', "", line)):
+                bad.append(f"{f}:{n}: refused: {line.strip()[:80]}")
+            if len(line) > 160 and not f.endswith("serve/page.c"):  # a page of HTML
+                bad.append(f"{f}:{n}: line longer than 160 characters")
+print("\n".join(bad) if bad else "source is as agreed")
+sys.exit(1 if bad else 0)

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs the Debian packages that are missing for: build, test, lint. Says what it does; asks nothing.
+set -eu
+build="gcc g++ cmake ninja-build pkg-config libuv1-dev libzmq3-dev libmsgpuck-dev libsimdjson-dev libxxhash-dev libyaml-dev libc6-dev"
+test="libcmocka-dev python3 python3-pytest python3-zmq python3-msgpack python3-xxhash"
+lint="clang-14 libclang-rt-14-dev clang-tidy clang-format"
+want="$build"
+for what in "$@"; do
+  case "$what" in
+    build) ;;
+    test) want="$want $test" ;;
+    lint) want="$want $lint" ;;
+    *) echo "usage: deps.sh [build] [test] [lint]" >&2; exit 2 ;;
+  esac
+done
+# llhttp is packaged as a library in newer releases and as sources beside node-llhttp in Debian 12.
+if ! ls /usr/include/llhttp.h /usr/share/include/llhttp/llhttp.h >/dev/null 2>&1; then
+  if apt-cache show libllhttp-dev >/dev/null 2>&1; then want="$want libllhttp-dev"; else want="$want node-llhttp"; fi
+fi
+missing=""
+for p in $want; do
+  dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $p"
+done
+[ -n "$missing" ] || exit 0
+if ! command -v apt-get >/dev/null; then
+  echo "these packages are missing and apt-get is not here:$missing" >&2
+  exit 1
+fi
+sudo=""
+if [ "$(id -u)" != 0 ]; then
+  command -v sudo >/dev/null || { echo "run as root, or install:$missing" >&2; exit 1; }
+  sudo="sudo"
+fi
+echo "installing:$missing"
+export DEBIAN_FRONTEND=noninteractive
+$sudo apt-get update -qq
+# node-llhttp may not have been known before the lists were there
+$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds with sanitizers, runs every test, counts: the last line is "N passed, N failed"."""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SUPPRESSIONS = os.path.join(ROOT, "scripts/tsan.supp")
+ENV = {
+    "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1", "KVROUTE_SLOW": "3"},
+    "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
+}
+passed = failed = 0
+
+
+def report(name, ok, bad, text, seconds):
+    global passed, failed
+    passed += ok
+    failed += bad
+    print(f"{'ok  ' if bad == 0 else 'FAIL'} {name}: {ok} passed, {bad} failed ({seconds:.1f} s)", flush=True)
+    if bad:
+        print(text[-6000:], flush=True)
+
+
+def run(cmd, env=None, timeout=900):
+    t0 = time.monotonic()
+    p = subprocess.run(cmd, cwd=ROOT, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout)
+    return p.returncode, p.stdout, time.monotonic() - t0
+
+
+def build(preset):
+    for cmd in (["cmake", "--preset", preset], ["cmake", "--build", "--preset", preset]):
+        rc, text, _ = run(cmd)
+        if rc:
+            print(text)
+            sys.exit(f"the {preset} build failed")
+    print(f"built {preset}", flush=True)
+
+
+def unit(preset, binary):
+    rc, text, seconds = run([os.path.join(ROOT, "build", preset, "unit", binary)], ENV[preset])
+    ok, bad = len(re.findall(r"^\[       OK \]", text, re.M)), len(re.findall(r"^\[  FAILED  \] (?!\d+ test)(?!tests?:)", text, re.M)) // 2
+    if rc and not bad:
+        bad = 1
+    if rc == 0 and ok == 0:
+        bad, text = 1, text + "\nno test ran"
+    return f"{preset} {binary}", ok, bad, text, seconds
+
+
+def e2e(preset, path):
+    env = {**ENV[preset], "KVROUTE": os.path.join(ROOT, "build", preset, "kvroute"), "PYTHONDONTWRITEBYTECODE": "1"}
+    rc, text, seconds = run(["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", path], env)
+    counts = {k: int(n) for n, k in re.findall(r"(\d+) (passed|failed|error)", text.splitlines()[-1] if text else "")}
+    bad = counts.get("failed", 0) + counts.get("error", 0)
+    if rc and not bad:
+        bad = 1
+    return f"{preset} {os.path.basename(path)}", counts.get("passed", 0), bad, text, seconds
+
+
+def check(name, cmd):
+    rc, text, seconds = run(cmd)
+    return name, int(rc == 0), int(rc != 0), text, seconds
+
+
+def main():
+    started = time.monotonic()
+    for preset in ("asan", "tsan"):
+        build(preset)
+    report(*check("include directions", ["/usr/bin/python3", "scripts/check_includes.py"]))
+    report(*check("refused functions and licence lines", ["/usr/bin/python3", "scripts/check_source.py"]))
+    report(*check("consumer project (cmake, pkg-config, static and shared)", ["bash", "tests/consumer/run.sh"]))
+    units = sorted(f for f in os.listdir(os.path.join(ROOT, "build/asan/unit")) if f.startswith("test_"))
+    scripts = sorted(os.path.join("tests/e2e", f) for f in os.listdir(os.path.join(ROOT, "tests/e2e")) if f.startswith("test_"))
+    with ThreadPoolExecutor(2) as pool:  # two cores
+        jobs = [pool.submit(unit, p, u) for p in ("asan", "tsan") for u in units]
+        jobs += [pool.submit(e2e, p, s) for p in ("asan", "tsan") for s in scripts]
+        for j in jobs:
+            report(*j.result())
+    print(f"took {time.monotonic() - started:.0f} s")
+    print(f"{passed} passed, {failed} failed", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+main()
