@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs every fuzz target for a number of seconds (default 10).
+set -eu
+cd "$(dirname "$0")/.."
+seconds=${1:-10}
+cmake --preset fuzz >/dev/null
+cmake --build --preset fuzz | tail -1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+for f in build/fuzz/fuzzers/fuzz_*; do
+  name=$(basename "$f")
+  mkdir -p "$work/$name"
+  # Seeds: the wire vectors, so that the first inputs are already deep.
+  if [ "$name" = fuzz_engine_events ]; then
+    for h in 93cb3ff80000000000009198ab426c6f636b53746f726564910bc0920a0b02c0a3475055c000 \
+             93cb40000000000000009293ac426c6f636b52656d6f766564910ba347505591b0416c6c426c6f636b73436c656172656400 \
+             93cb3ff00000000000009196ab426c6f636b53746f726564920b0cc094920a0b920b0c920c0d920d0e02c000; do
+      printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/$h"
+    done
+  fi
+  [ "$name" = fuzz_openai ] && printf '{"model":"m","messages":[{"role":"user","content":"x"}],"prompt":[1],"usage":{"prompt_tokens":1}}' >"$work/$name/a"
+  [ "$name" = fuzz_endpoint ] && printf 'http://h:1/p' >"$work/$name/a"
+  echo "$name: $seconds s"
+  "$f" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=0 -artifact_prefix="$work/" "$work/$name" 2>"$work/log" || {
+    cat "$work/log"
+    echo "$name: a finding; input in hex:"
+    od -An -tx1 "$work"/crash-* "$work"/leak-* "$work"/timeout-* "$work"/oom-* 2>/dev/null | tr -d ' \n'
+    exit 1
+  }
+done
+echo "no findings"

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Include directions, refused functions, compiler warnings as errors, clang-tidy.
+set -eu
+cd "$(dirname "$0")/.."
+/usr/bin/python3 scripts/check_includes.py
+/usr/bin/python3 scripts/check_source.py
+cmake --preset release >/dev/null
+cmake --build --preset release | tail -1
+git ls-files 'src/*.c' | xargs -P 2 -n 8 clang-tidy -p build/release --quiet --warnings-as-errors='*' 2>/dev/null
+echo "lint is clean"

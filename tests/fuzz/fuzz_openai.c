@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Request bodies, usage and trace lines; the prompt text, written as JSON, reads back as itself. */
+#include <string.h>
+
+#include "wire/openai.h"
+#include "wire/trace.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct kvr_json_parser *p, *q;
+    struct kvr_openai_request r;
+    struct kvr_usage u;
+    struct kvr_trace_row row;
+    struct kvr_buf text = {0}, json = {0};
+    const char *why = NULL, *s;
+    size_t len;
+    if (!p) p = kvr_json_parser_new(), q = kvr_json_parser_new();
+    if (kvr_openai_parse(p, (const char *)data, size, &r, &why) == 0) {
+        kvr_openai_usage(r.root, &u);
+        if (r.tokens_n) {
+            uint32_t *t = malloc(r.tokens_n * sizeof *t);
+            if (t) KVR_ASSERT(kvr_json_u32_array(r.tokens, t, r.tokens_n) <= (long)r.tokens_n);
+            free(t);
+        }
+        if (kvr_openai_prompt_text(&r, &text)) {
+            struct kvr_json root;
+            kvr_json_str(&json, text.data ? text.data : "", text.len);
+            KVR_ASSERT(kvr_json_parse(q, json.data, json.len, &root, NULL) == 0 && kvr_json_as_str(root, &s, &len));
+            KVR_ASSERT(len == text.len && (len == 0 || memcmp(s, text.data, len) == 0));
+        }
+    } else {
+        KVR_ASSERT(why != NULL);
+    }
+    if (kvr_trace_parse(p, (const char *)data, size, &row, &why) == 0) {
+        KVR_ASSERT(row.input_length <= row.ids_n * KVR_TRACE_BLOCK);
+        kvr_trace_row_free(&row);
+    }
+    kvr_buf_free(&text);
+    kvr_buf_free(&json);
+    return 0;
+}
