@@ -205,6 +205,7 @@ class Engine:
         self.events, self.replay_port = events or free_ports(), replay or free_ports()
         self.pub = ctx.socket(zmq.PUB)
         self.pub.linger = 0
+        self.pub.sndhwm = 0
         self.pub.bind(f"tcp://127.0.0.1:{self.events}")
         self.router = ctx.socket(zmq.ROUTER)
         self.router.linger = 0
