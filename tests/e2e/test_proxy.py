@@ -489,6 +489,6 @@ def test_usage_counts_predicted_and_actual(fleet):
     for i in range(10):
         s.complete(TEXT + "x" * i)
         wait_for("events", lambda: s.metric("index_blocks") * 16 >= len(TEXT) - 16)
-    assert s.metric("usage_answers_total") == 10
+    wait_for("counted", lambda: s.metric("usage_answers_total") == 10)
     assert s.metric("predicted_cached_tokens_total") == s.metric("actual_cached_tokens_total") > 0
     assert s.metric("predicted_equals_actual_total") == 10

@@ -179,12 +179,11 @@ static void use_cached(struct mock_engine *e, uint32_t b)
 static void publish_blocks(struct mock_engine *e, struct mock_request *r)
 {
     uint32_t bs = e->config.block_size;
-    size_t full = KVR_MIN(r->computed / bs, r->chain_n), start = r->published;
+    size_t full = KVR_MIN(r->computed / bs, r->chain_n);
     struct kvr_block out[EVENT_BLOCKS_MAX];
     flush_removed(e);
     while (e->config.prefix_caching && r->published < full) {
-        size_t n = 0;
-        start = r->published;
+        size_t n = 0, start = r->published;
         while (r->published < full && n < EVENT_BLOCKS_MAX) {
             uint64_t h = r->chain[r->published];
             if (kvr_map64_get(&e->cache, h)) break;

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Benchmarks. Absolute figures depend on the machine; the ratios within one run are what counts.
+set -eu
+cd "$(dirname "$0")/.."
+grep -m1 'model name' /proc/cpuinfo || true
+echo "$(nproc) core(s), $(date -u +%F)"
+build/release/bench/bench_decision
+build/release/bench/bench_ingest
+build/release/bench/bench_proxy build/release/kvroute
