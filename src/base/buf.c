@@ -162,3 +162,15 @@ void kvr_json_str(struct kvr_buf *b, const char *str, size_t len)
     }
     kvr_buf_add(b, "\"", 1);
 }
+
+void kvr_json_put_u64(struct kvr_buf *b, const char *key, uint64_t v)
+{
+    kvr_json_key(b, key);
+    kvr_json_u64(b, v);
+}
+
+void kvr_json_put_str(struct kvr_buf *b, const char *key, const char *v)
+{
+    kvr_json_key(b, key);
+    kvr_json_str(b, v, strlen(v));
+}

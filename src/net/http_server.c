@@ -30,6 +30,7 @@ struct kvr_http_server {
 
 struct kvr_http_conn {
     uv_tcp_t tcp;
+    uv_shutdown_t shutdown;
     llhttp_t parser;
     struct kvr_http_server *server;
     struct kvr_http_conn *next, *prev;
@@ -46,7 +47,7 @@ struct kvr_http_conn {
     uint8_t line_start;
     bool in_value, in_head, started_message;
     bool answering, answer_started, chunked, keep_alive, close_when_sent, closing, above_high, expect_continue,
-        read_stopped, write_failed; /* closed by the next sweep, so that writing never calls back */
+        read_stopped, lingering, write_failed; /* closed by the next sweep, so that writing never calls back */
     int64_t left;         /* body bytes still to be sent when the length is known; -1 unknown */
     int fail_status;
 };
@@ -59,6 +60,7 @@ struct write_req {
 };
 
 static void conn_close(struct kvr_http_conn *c);
+static void linger(struct kvr_http_conn *c);
 static void parse_ahead(struct kvr_http_conn *c);
 
 static uint64_t now_ms(const struct kvr_http_server *s)
@@ -89,7 +91,7 @@ static void on_written(uv_write_t *req, int status)
         if (c->answering && c->server->config.handler.on_drained)
             c->server->config.handler.on_drained(c, c->server->config.handler.ctx);
     }
-    if (c->queued == 0 && c->close_when_sent && !c->answering) conn_close(c);
+    if (c->queued == 0 && c->close_when_sent && !c->answering) linger(c);
 }
 
 static void send_bufs(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
@@ -194,7 +196,7 @@ static void answer_over(struct kvr_http_conn *c)
     if (c->closing) return;
     if (!c->keep_alive || c->server->draining) {
         c->close_when_sent = true;
-        if (c->queued == 0) conn_close(c);
+        if (c->queued == 0) linger(c);
         return;
     }
     begin_message(c);
@@ -464,6 +466,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         conn_close(c);
         return;
     }
+    if (c->lingering) return;
     size_t used = 0;
     if (!c->answering && c->ahead.len == 0) used = parse(c, buf->base, (size_t)n);
     if (c->closing || c->close_when_sent || used == (size_t)n) return;
@@ -513,6 +516,17 @@ static void conn_close(struct kvr_http_conn *c)
     if (c->answering && c->user && c->server->config.handler.on_gone)
         c->server->config.handler.on_gone(c, c->server->config.handler.ctx);
     c->answering = false;
+}
+
+/* Everything is sent. A client that is still sending would lose our answer to a reset if we closed now, so only our
+ * side is shut, and what still comes is thrown away until the client closes or two seconds have passed. */
+static void linger(struct kvr_http_conn *c)
+{
+    if (c->closing || c->lingering) return;
+    c->lingering = true;
+    set_deadline(c, 2);
+    if (uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, NULL)) conn_close(c);
+    else if (c->read_stopped) resume_reading(c);
 }
 
 static void on_connection(uv_stream_t *listener, int status)

@@ -381,7 +381,7 @@ def raw(port, data, timeout=10):
                     return out
                 out += d
         except socket.timeout:
-            return out
+            return out  # what came so far; the caller judges
 
 
 def test_http_10(fleet):

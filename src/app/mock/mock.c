@@ -68,27 +68,17 @@ static void reply_error(struct kvr_http_conn *c, int status, const char *message
     reply_json(c, status, &b);
 }
 
-static void put_str(struct kvr_buf *b, const char *key, const char *value)
-{
-    kvr_json_key(b, key);
-    kvr_json_str(b, value, strlen(value));
-}
-
 static void put_usage(struct kvr_buf *b, const struct exchange *x)
 {
     uint64_t prompt = mock_request_prompt(x->request);
     kvr_json_key(b, "usage");
     kvr_json_open(b, '{');
-    kvr_json_key(b, "prompt_tokens");
-    kvr_json_u64(b, prompt);
-    kvr_json_key(b, "total_tokens");
-    kvr_json_u64(b, prompt + x->generated);
-    kvr_json_key(b, "completion_tokens");
-    kvr_json_u64(b, x->generated);
+    kvr_json_put_u64(b, "prompt_tokens", prompt);
+    kvr_json_put_u64(b, "total_tokens", prompt + x->generated);
+    kvr_json_put_u64(b, "completion_tokens", x->generated);
     kvr_json_key(b, "prompt_tokens_details");
     kvr_json_open(b, '{');
-    kvr_json_key(b, "cached_tokens");
-    kvr_json_u64(b, mock_request_cached(x->request));
+    kvr_json_put_u64(b, "cached_tokens", mock_request_cached(x->request));
     kvr_json_close(b, '}');
     kvr_json_close(b, '}');
 }
@@ -97,11 +87,10 @@ static void put_head(struct kvr_buf *b, const struct exchange *x, bool chunk)
 {
     char id[48];
     snprintf(id, sizeof id, "%s-%llu", x->chat ? "chatcmpl" : "cmpl", (unsigned long long)x->id);
-    put_str(b, "id", id);
-    put_str(b, "object", !x->chat ? "text_completion" : chunk ? "chat.completion.chunk" : "chat.completion");
-    kvr_json_key(b, "created");
-    kvr_json_u64(b, (uint64_t)time(NULL));
-    put_str(b, "model", x->model);
+    kvr_json_put_str(b, "id", id);
+    kvr_json_put_str(b, "object", !x->chat ? "text_completion" : chunk ? "chat.completion.chunk" : "chat.completion");
+    kvr_json_put_u64(b, "created", (uint64_t)time(NULL));
+    kvr_json_put_str(b, "model", x->model);
 }
 
 static void put_choice(struct kvr_buf *b, const struct exchange *x, const char *text, size_t len, bool chunk, bool last)
@@ -109,12 +98,11 @@ static void put_choice(struct kvr_buf *b, const struct exchange *x, const char *
     kvr_json_key(b, "choices");
     kvr_json_open(b, '[');
     kvr_json_open(b, '{');
-    kvr_json_key(b, "index");
-    kvr_json_u64(b, 0);
+    kvr_json_put_u64(b, "index", 0);
     if (x->chat) {
         kvr_json_key(b, chunk ? "delta" : "message");
         kvr_json_open(b, '{');
-        if (!chunk || x->generated == 1) put_str(b, "role", "assistant");
+        if (!chunk || x->generated == 1) kvr_json_put_str(b, "role", "assistant");
         kvr_json_key(b, "content");
         kvr_json_str(b, text, len);
         kvr_json_close(b, '}');
@@ -124,7 +112,7 @@ static void put_choice(struct kvr_buf *b, const struct exchange *x, const char *
     }
     kvr_json_key(b, "logprobs");
     kvr_json_null(b);
-    if (last) put_str(b, "finish_reason", "length");
+    if (last) kvr_json_put_str(b, "finish_reason", "length");
     else {
         kvr_json_key(b, "finish_reason");
         kvr_json_null(b);
@@ -349,10 +337,8 @@ static void tokenize(struct mock *m, struct kvr_http_conn *c)
         return;
     }
     kvr_json_open(&b, '{');
-    kvr_json_key(&b, "count");
-    kvr_json_u64(&b, n);
-    kvr_json_key(&b, "max_model_len");
-    kvr_json_u64(&b, m->o->num_gpu_blocks * m->o->block_size);
+    kvr_json_put_u64(&b, "count", n);
+    kvr_json_put_u64(&b, "max_model_len", m->o->num_gpu_blocks * m->o->block_size);
     kvr_json_key(&b, "tokens");
     kvr_json_open(&b, '[');
     for (size_t i = 0; i < n; i++) kvr_json_u64(&b, t[i]);
@@ -392,22 +378,21 @@ static void models(struct mock *m, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     kvr_json_open(&b, '{');
-    put_str(&b, "object", "list");
+    kvr_json_put_str(&b, "object", "list");
     kvr_json_key(&b, "data");
     kvr_json_open(&b, '[');
     for (int i = 0; i < (m->o->lora ? 2 : 1); i++) {
         kvr_json_open(&b, '{');
-        put_str(&b, "id", i ? m->o->lora : m->o->model);
-        put_str(&b, "object", "model");
-        put_str(&b, "owned_by", "kvroute-mock");
-        put_str(&b, "root", m->o->model);
-        if (i) put_str(&b, "parent", m->o->model);
+        kvr_json_put_str(&b, "id", i ? m->o->lora : m->o->model);
+        kvr_json_put_str(&b, "object", "model");
+        kvr_json_put_str(&b, "owned_by", "kvroute-mock");
+        kvr_json_put_str(&b, "root", m->o->model);
+        if (i) kvr_json_put_str(&b, "parent", m->o->model);
         else {
             kvr_json_key(&b, "parent");
             kvr_json_null(&b);
         }
-        kvr_json_key(&b, "max_model_len");
-        kvr_json_u64(&b, m->o->num_gpu_blocks * m->o->block_size);
+        kvr_json_put_u64(&b, "max_model_len", m->o->num_gpu_blocks * m->o->block_size);
         kvr_json_close(&b, '}');
     }
     kvr_json_close(&b, ']');

@@ -194,14 +194,10 @@ static void put_report(struct kvr_buf *b, const struct report *r)
         kvr_json_key(b, figures[f].key);
         kvr_json_double(b, figure(r, f));
     }
-    kvr_json_key(b, "prompt_tokens");
-    kvr_json_u64(b, r->prompt_tokens);
-    kvr_json_key(b, "cached_tokens");
-    kvr_json_u64(b, r->cached_tokens);
-    kvr_json_key(b, "output_tokens");
-    kvr_json_u64(b, r->output_tokens);
-    kvr_json_key(b, "answers_with_usage");
-    kvr_json_u64(b, r->with_usage);
+    kvr_json_put_u64(b, "prompt_tokens", r->prompt_tokens);
+    kvr_json_put_u64(b, "cached_tokens", r->cached_tokens);
+    kvr_json_put_u64(b, "output_tokens", r->output_tokens);
+    kvr_json_put_u64(b, "answers_with_usage", r->with_usage);
     kvr_json_key(b, "workers");
     kvr_json_open(b, '{');
     for (size_t k = 0; k < r->workers_n; k++) {

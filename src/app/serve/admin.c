@@ -38,18 +38,6 @@ static void reply_ok(struct kvr_http_conn *c, int status)
     kvr_http_reply(c, status, "application/json", NULL, "{\"status\":\"ok\"}", 15);
 }
 
-static void put_str(struct kvr_buf *b, const char *key, const char *v)
-{
-    kvr_json_key(b, key);
-    kvr_json_str(b, v, strlen(v));
-}
-
-static void put_u64(struct kvr_buf *b, const char *key, uint64_t v)
-{
-    kvr_json_key(b, key);
-    kvr_json_u64(b, v);
-}
-
 static const char *model_of(const struct serve *s, const struct worker *w)
 {
     return w->model[0] ? w->model : s->o->model ? s->o->model : w->models_n ? w->models[0].id : "default";
@@ -65,7 +53,7 @@ static void put_endpoints(struct kvr_buf *b, const char *key, const struct worke
     for (uint32_t r = 0; r < w->dp_size; r++) {
         if (!list[r][0]) continue;
         snprintf(rank, sizeof rank, "%u", w->dp_start + r);
-        put_str(b, rank, list[r]);
+        kvr_json_put_str(b, rank, list[r]);
     }
     kvr_json_close(b, '}');
 }
@@ -77,18 +65,18 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
     for (size_t i = 0; i < n; i++) {
         if (st[i].worker.worker_id != w->id) continue;
         kvr_json_open(b, '{');
-        put_u64(b, "dp_rank", st[i].worker.dp_rank);
-        put_str(b, "state", st[i].state == KVR_VIEW_LIVE ? "live" : "restoring");
+        kvr_json_put_u64(b, "dp_rank", st[i].worker.dp_rank);
+        kvr_json_put_str(b, "state", st[i].state == KVR_VIEW_LIVE ? "live" : "restoring");
         kvr_json_key(b, "trusted");
         kvr_json_bool(b, st[i].trusted);
-        put_str(b, "reason", st[i].reason);
-        put_u64(b, "for_ms", (kvr_now_ns(kvr_clock_monotonic()) - st[i].since_ns) / 1000000);
-        put_u64(b, "next_sequence", st[i].next_sequence);
-        put_u64(b, "batches", st[i].batches);
-        put_u64(b, "events", st[i].events);
-        put_u64(b, "gaps", st[i].gaps);
-        put_u64(b, "restarts", st[i].restarts);
-        put_u64(b, "blocks", w->pool->index ? kvr_index_rank_blocks(w->pool->index, st[i].worker) : 0);
+        kvr_json_put_str(b, "reason", st[i].reason);
+        kvr_json_put_u64(b, "for_ms", (kvr_now_ns(kvr_clock_monotonic()) - st[i].since_ns) / 1000000);
+        kvr_json_put_u64(b, "next_sequence", st[i].next_sequence);
+        kvr_json_put_u64(b, "batches", st[i].batches);
+        kvr_json_put_u64(b, "events", st[i].events);
+        kvr_json_put_u64(b, "gaps", st[i].gaps);
+        kvr_json_put_u64(b, "restarts", st[i].restarts);
+        kvr_json_put_u64(b, "blocks", w->pool->index ? kvr_index_rank_blocks(w->pool->index, st[i].worker) : 0);
         kvr_json_close(b, '}');
     }
     kvr_json_close(b, ']');
@@ -99,25 +87,25 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
 {
     static const char *const states[] = {"unknown", "up", "down"};
     kvr_json_open(b, '{');
-    put_u64(b, "worker_id", w->id);
-    put_str(b, "model_name", model_of(s, w));
-    put_str(b, "routing_group", w->group);
-    put_str(b, "endpoint", w->url);
-    put_u64(b, "block_size", w->block_size);
-    put_u64(b, "data_parallel_start_rank", w->dp_start);
-    put_u64(b, "data_parallel_size", w->dp_size);
-    put_str(b, "role", w->role);
+    kvr_json_put_u64(b, "worker_id", w->id);
+    kvr_json_put_str(b, "model_name", model_of(s, w));
+    kvr_json_put_str(b, "routing_group", w->group);
+    kvr_json_put_str(b, "endpoint", w->url);
+    kvr_json_put_u64(b, "block_size", w->block_size);
+    kvr_json_put_u64(b, "data_parallel_start_rank", w->dp_start);
+    kvr_json_put_u64(b, "data_parallel_size", w->dp_size);
+    kvr_json_put_str(b, "role", w->role);
     put_endpoints(b, "kv_events_endpoints", w, w->events);
     put_endpoints(b, "replay_endpoints", w, w->replay);
-    put_u64(b, "max_num_batched_tokens", w->max_num_batched_tokens);
-    put_u64(b, "total_kv_blocks", w->total_kv_blocks);
-    put_str(b, "status", states[w->health]);
+    kvr_json_put_u64(b, "max_num_batched_tokens", w->max_num_batched_tokens);
+    kvr_json_put_u64(b, "total_kv_blocks", w->total_kv_blocks);
+    kvr_json_put_str(b, "status", states[w->health]);
     kvr_json_key(b, "schedulable");
     kvr_json_bool(b, worker_is_schedulable(w, now_ms()));
     kvr_json_key(b, "breaker_open");
     kvr_json_bool(b, w->open_until_ms > now_ms());
-    put_u64(b, "requests", w->requests);
-    put_u64(b, "errors", w->errors);
+    kvr_json_put_u64(b, "requests", w->requests);
+    kvr_json_put_u64(b, "errors", w->errors);
     put_views(s, b, w, st, n);
     kvr_json_close(b, '}');
 }
@@ -416,21 +404,21 @@ static void overlap_scores(struct serve *s, struct kvr_http_conn *c, struct kvr_
     }
     if (ask_overlap(s, c, &q, &sc)) {
         kvr_json_open(&b, '{');
-        put_u64(&b, "block_size", q.pool->block_size);
-        put_u64(&b, "num_blocks", sc.blocks);
+        kvr_json_put_u64(&b, "block_size", q.pool->block_size);
+        kvr_json_put_u64(&b, "num_blocks", sc.blocks);
         kvr_json_key(&b, "workers");
         kvr_json_open(&b, '[');
         size_t n = KVR_MIN(kvr_router_loads(q.pool->router, l, RANKS_MAX), (size_t)RANKS_MAX);
         for (size_t i = 0; i < n; i++) {
             uint32_t d = depth_of(&sc, l[i].worker);
             kvr_json_open(&b, '{');
-            put_u64(&b, "worker_id", l[i].worker.worker_id);
-            put_u64(&b, "dp_rank", l[i].worker.dp_rank);
-            put_u64(&b, "device_blocks", d);
-            put_u64(&b, "host_pinned_blocks", d);
-            put_u64(&b, "disk_blocks", d);
-            put_u64(&b, "host_pinned_extension_blocks", 0);
-            put_u64(&b, "disk_extension_blocks", 0);
+            kvr_json_put_u64(&b, "worker_id", l[i].worker.worker_id);
+            kvr_json_put_u64(&b, "dp_rank", l[i].worker.dp_rank);
+            kvr_json_put_u64(&b, "device_blocks", d);
+            kvr_json_put_u64(&b, "host_pinned_blocks", d);
+            kvr_json_put_u64(&b, "disk_blocks", d);
+            kvr_json_put_u64(&b, "host_pinned_extension_blocks", 0);
+            kvr_json_put_u64(&b, "disk_extension_blocks", 0);
             kvr_json_close(&b, '}');
         }
         kvr_json_close(&b, ']');
@@ -460,20 +448,20 @@ static void put_query_answer(struct kvr_buf *b, const struct scores *sc, uint32_
             if (what) {
                 for (long k = i; k < sc->n; k++)
                     if (sc->o[k].worker.worker_id == id) best = KVR_MAX(best, (uint64_t)sc->o[k].depth * bs);
-                put_u64(b, "longest_matched", best);
-                put_u64(b, "gpu", best);
+                kvr_json_put_u64(b, "longest_matched", best);
+                kvr_json_put_u64(b, "gpu", best);
                 kvr_json_key(b, "dp");
                 kvr_json_open(b, '{');
             }
             for (long k = i; k < sc->n; k++) {
                 if (sc->o[k].worker.worker_id != id) continue;
                 snprintf(key, sizeof key, "%u", sc->o[k].worker.dp_rank);
-                put_u64(b, key, (uint64_t)sc->o[k].depth * bs);
+                kvr_json_put_u64(b, key, (uint64_t)sc->o[k].depth * bs);
             }
             kvr_json_close(b, '}');
             if (what) {
-                put_u64(b, "cpu", best);
-                put_u64(b, "disk", best);
+                kvr_json_put_u64(b, "cpu", best);
+                kvr_json_put_u64(b, "disk", best);
                 kvr_json_close(b, '}');
             }
         }
@@ -530,11 +518,11 @@ static void potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr
         kvr_json_open(&b, '[');
         for (long i = 0; i < KVR_MIN(n, (long)RANKS_MAX); i++) {
             kvr_json_open(&b, '{');
-            put_u64(&b, "worker_id", l[i].worker.worker_id);
-            put_u64(&b, "dp_rank", l[i].worker.dp_rank);
-            put_u64(&b, "potential_prefill_tokens", l[i].potential_prefill_tokens);
-            put_u64(&b, "potential_decode_blocks", l[i].potential_decode_blocks);
-            put_u64(&b, "active_requests", l[i].active_requests);
+            kvr_json_put_u64(&b, "worker_id", l[i].worker.worker_id);
+            kvr_json_put_u64(&b, "dp_rank", l[i].worker.dp_rank);
+            kvr_json_put_u64(&b, "potential_prefill_tokens", l[i].potential_prefill_tokens);
+            kvr_json_put_u64(&b, "potential_decode_blocks", l[i].potential_decode_blocks);
+            kvr_json_put_u64(&b, "active_requests", l[i].active_requests);
             kvr_json_close(&b, '}');
         }
         kvr_json_close(&b, ']');
@@ -578,13 +566,13 @@ static void loads_write(struct serve *s, struct kvr_buf *b)
     kvr_json_open(b, '[');
     for (size_t i = 0; i < n; i++) {
         kvr_json_open(b, '{');
-        put_str(b, "model_name", rows[i].model);
-        put_str(b, "routing_group", rows[i].group);
-        put_u64(b, "worker_id", rows[i].l.worker.worker_id);
-        put_u64(b, "dp_rank", rows[i].l.worker.dp_rank);
-        put_u64(b, "active_prefill_tokens", rows[i].l.active_prefill_tokens);
-        put_u64(b, "active_decode_blocks", rows[i].l.active_decode_blocks);
-        put_u64(b, "active_requests", rows[i].l.active_requests);
+        kvr_json_put_str(b, "model_name", rows[i].model);
+        kvr_json_put_str(b, "routing_group", rows[i].group);
+        kvr_json_put_u64(b, "worker_id", rows[i].l.worker.worker_id);
+        kvr_json_put_u64(b, "dp_rank", rows[i].l.worker.dp_rank);
+        kvr_json_put_u64(b, "active_prefill_tokens", rows[i].l.active_prefill_tokens);
+        kvr_json_put_u64(b, "active_decode_blocks", rows[i].l.active_decode_blocks);
+        kvr_json_put_u64(b, "active_requests", rows[i].l.active_requests);
         kvr_json_close(b, '}');
     }
     kvr_json_close(b, ']');
@@ -596,12 +584,12 @@ static int put_event(void *ctx, const struct kvr_event *ev)
 {
     struct kvr_buf *b = ctx;
     kvr_json_open(b, '{');
-    put_u64(b, "worker_id", ev->worker.worker_id);
-    put_str(b, "storage_tier", kvr_tier_name(ev->tier));
-    put_str(b, "residency_domain", "worker");
+    kvr_json_put_u64(b, "worker_id", ev->worker.worker_id);
+    kvr_json_put_str(b, "storage_tier", kvr_tier_name(ev->tier));
+    kvr_json_put_str(b, "residency_domain", "worker");
     kvr_json_key(b, "event");
     kvr_json_open(b, '{');
-    put_u64(b, "event_id", ev->event_id);
+    kvr_json_put_u64(b, "event_id", ev->event_id);
     kvr_json_key(b, "data");
     kvr_json_open(b, '{');
     kvr_json_key(b, "stored");
@@ -616,8 +604,8 @@ static int put_event(void *ctx, const struct kvr_event *ev)
     kvr_json_open(b, '[');
     for (size_t i = 0; i < ev->blocks_n; i++) {
         kvr_json_open(b, '{');
-        put_u64(b, "block_hash", ev->blocks[i].block_hash);
-        put_u64(b, "tokens_hash", ev->blocks[i].tokens_hash);
+        kvr_json_put_u64(b, "block_hash", ev->blocks[i].block_hash);
+        kvr_json_put_u64(b, "tokens_hash", ev->blocks[i].tokens_hash);
         kvr_json_key(b, "mm_extra_info");
         kvr_json_null(b);
         kvr_json_close(b, '}');
@@ -625,7 +613,7 @@ static int put_event(void *ctx, const struct kvr_event *ev)
     kvr_json_close(b, ']');
     kvr_json_close(b, '}');
     kvr_json_close(b, '}');
-    put_u64(b, "dp_rank", ev->worker.dp_rank);
+    kvr_json_put_u64(b, "dp_rank", ev->worker.dp_rank);
     kvr_json_close(b, '}');
     kvr_json_close(b, '}');
     return b->failed ? -KVR_ENOMEM : 0;
@@ -667,7 +655,7 @@ static void dump_write(struct serve *s, struct kvr_buf *b)
             kvr_buf_str(b, ":");
             b->comma = false;
             kvr_json_open(b, '{');
-            put_u64(b, "block_size", rows[i].block_size);
+            kvr_json_put_u64(b, "block_size", rows[i].block_size);
             kvr_json_key(b, "events");
             kvr_json_open(b, '[');
         }
@@ -689,15 +677,15 @@ static void status_write(struct serve *s, struct kvr_buf *b)
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     struct metrics *m = &s->metrics;
     kvr_json_open(b, '{');
-    put_str(b, "version", kvr_version());
-    put_str(b, "mode", modes[atomic_load(&s->mode)]);
-    put_u64(b, "uptime_ms", now_ms() - s->started_ms);
-    put_u64(b, "requests", atomic_load(&m->requests_total));
-    put_u64(b, "retries", atomic_load(&m->retries_total));
-    put_u64(b, "errors", atomic_load(&m->errors_total));
-    put_u64(b, "prompt_tokens", atomic_load(&m->prompt_tokens_total));
-    put_u64(b, "predicted_cached_tokens", atomic_load(&m->predicted_cached_tokens_total));
-    put_u64(b, "actual_cached_tokens", atomic_load(&m->actual_cached_tokens_total));
+    kvr_json_put_str(b, "version", kvr_version());
+    kvr_json_put_str(b, "mode", modes[atomic_load(&s->mode)]);
+    kvr_json_put_u64(b, "uptime_ms", now_ms() - s->started_ms);
+    kvr_json_put_u64(b, "requests", atomic_load(&m->requests_total));
+    kvr_json_put_u64(b, "retries", atomic_load(&m->retries_total));
+    kvr_json_put_u64(b, "errors", atomic_load(&m->errors_total));
+    kvr_json_put_u64(b, "prompt_tokens", atomic_load(&m->prompt_tokens_total));
+    kvr_json_put_u64(b, "predicted_cached_tokens", atomic_load(&m->predicted_cached_tokens_total));
+    kvr_json_put_u64(b, "actual_cached_tokens", atomic_load(&m->actual_cached_tokens_total));
     kvr_json_key(b, "workers");
     workers_write(s, b);
     kvr_json_key(b, "loads");

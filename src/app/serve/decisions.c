@@ -9,12 +9,6 @@ void decisions_add(struct serve *s, const struct decision *d)
     if (s->decisions) s->decisions[s->decisions_n++ % DECISIONS] = *d;
 }
 
-static void put_text(struct kvr_buf *b, const char *key, const char *v)
-{
-    kvr_json_key(b, key);
-    kvr_json_str(b, v, strlen(v));
-}
-
 static void put_number(struct kvr_buf *b, const char *key, double v)
 {
     kvr_json_key(b, key);
@@ -28,24 +22,17 @@ void decisions_write(struct serve *s, struct kvr_buf *b, size_t most)
     for (size_t i = 1; i <= n; i++) {
         const struct decision *d = &s->decisions[(s->decisions_n - i) % DECISIONS];
         kvr_json_open(b, '{');
-        kvr_json_key(b, "at_ms");
-        kvr_json_u64(b, d->at_ms);
-        put_text(b, "request_id", d->id);
-        put_text(b, "model", d->model);
-        put_text(b, "reason", d->reason);
-        kvr_json_key(b, "worker_id");
-        kvr_json_u64(b, d->worker.worker_id);
-        kvr_json_key(b, "dp_rank");
-        kvr_json_u64(b, d->worker.dp_rank);
-        kvr_json_key(b, "status");
-        kvr_json_u64(b, d->status);
-        kvr_json_key(b, "isl_tokens");
-        kvr_json_u64(b, d->isl);
-        kvr_json_key(b, "overlap_blocks");
-        kvr_json_u64(b, d->overlap_blocks);
+        kvr_json_put_u64(b, "at_ms", d->at_ms);
+        kvr_json_put_str(b, "request_id", d->id);
+        kvr_json_put_str(b, "model", d->model);
+        kvr_json_put_str(b, "reason", d->reason);
+        kvr_json_put_u64(b, "worker_id", d->worker.worker_id);
+        kvr_json_put_u64(b, "dp_rank", d->worker.dp_rank);
+        kvr_json_put_u64(b, "status", d->status);
+        kvr_json_put_u64(b, "isl_tokens", d->isl);
+        kvr_json_put_u64(b, "overlap_blocks", d->overlap_blocks);
         put_number(b, "best_overlap_blocks", d->best_blocks);
-        kvr_json_key(b, "predicted_cached_tokens");
-        kvr_json_u64(b, d->cached_tokens);
+        kvr_json_put_u64(b, "predicted_cached_tokens", d->cached_tokens);
         kvr_json_key(b, "actual_cached_tokens");
         if (d->has_actual) kvr_json_u64(b, d->actual_cached);
         else kvr_json_null(b);
