@@ -175,6 +175,20 @@ static void many_at_once_finish(void **s)
     check_view(f);
 }
 
+static void preemption_is_no_hit(void **s)
+{
+    struct fixture *f = *s;
+    struct mock_engine_stats st;
+    for (uint32_t i = 0; i < 6; i++) submit(f, i * 1000, 60, 40); /* six times 25 blocks do not fit in 64 */
+    drain(f);
+    mock_engine_stats(f->e, &st);
+    assert_true(st.preemptions > 0);
+    assert_int_equal(st.prompt_tokens, 360);
+    assert_int_equal(st.cached_tokens, 0);
+    assert_int_equal(f->finished, 6);
+    check_view(f);
+}
+
 static void sequence_slots_are_respected(void **s)
 {
     struct fixture *f = *s;
@@ -245,7 +259,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         T(second_time_is_cached), T(at_least_one_token_is_computed), T(generated_blocks_are_cached_too),
-        T(eviction_is_told_and_tails_go_first), T(predictions_equal_cached_tokens_under_churn), T(many_at_once_finish),
+        T(eviction_is_told_and_tails_go_first), T(predictions_equal_cached_tokens_under_churn), T(many_at_once_finish), T(preemption_is_no_hit),
         cmocka_unit_test_setup_teardown(sequence_slots_are_respected, setup_narrow, teardown), T(aborts_give_blocks_back),
         cmocka_unit_test_setup_teardown(without_caching_nothing_is_told, setup_uncached, teardown), T(reset_clears_when_idle),
         T(prefill_takes_the_modelled_time),

@@ -30,6 +30,7 @@ struct mock_request {
     uint64_t *chain; /* hash of each full block */
     size_t chain_n, chain_cap;
     size_t published; /* full blocks that are in the cache */
+    bool admitted;    /* was running before */
     bool ready;       /* yields a token at the end of this pass */
 };
 
@@ -259,7 +260,8 @@ static bool admit(struct mock_engine *e, struct mock_request *r, size_t budget)
     }
     r->computed = hits * bs;
     r->published = hits;
-    if (r->generated == 0) {
+    if (!r->admitted) { /* what a preempted request finds again is its own work, not a hit */
+        r->admitted = true;
         r->cached = r->computed;
         e->stats.cached_tokens += r->cached;
         e->stats.prompt_tokens += r->prompt;
