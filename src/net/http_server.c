@@ -317,7 +317,8 @@ static int on_head_complete(llhttp_t *p)
     if (has_te && count_headers(&c->headers, "content-length")) return fail(c, 400);
     if (has_te && !(p->flags & F_CHUNKED)) return fail(c, 501);
     if (p->content_length > c->server->config.body_max && (p->flags & F_CONTENT_LENGTH)) return fail(c, 413);
-    if (p->upgrade && p->method == HTTP_CONNECT) return fail(c, 405);
+    if (p->method == HTTP_CONNECT) return fail(c, 405);
+    p->upgrade = 0; /* an offered upgrade (h2c, say) is not taken; the request is served as it is */
     c->expect_continue = kvr_text_is_nocase(kvr_headers_get(&c->headers, "expect"), "100-continue");
     c->keep_alive = llhttp_should_keep_alive(p);
     set_deadline(c, c->server->config.body_timeout_s);

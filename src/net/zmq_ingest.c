@@ -48,6 +48,7 @@ struct source {
     uint64_t replay_from, silent_deadline_ms, retry_at_ms, tail_at_ms, drop_at_ms, rebuilt_ms;
     unsigned rounds, retries;
     bool replaying, verifying, missing, connected, was_connected, cleared, orphaned, mismatch;
+    bool doubt; /* reconnected without replay: the next batch tells whether it is the same stream */
 };
 
 struct command {
@@ -349,9 +350,10 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
     if (s->orphaned && s->dealer && s->st.trusted && in->now_ms - s->rebuilt_ms > REBUILD_PAUSE_MS) {
         s->rebuilt_ms = in->now_ms; /* a store under an unknown parent: something was missed, start over */
         rebuild(in, s);
-    } else if (!s->st.trusted && !s->missing && !s->mismatch && (seq == 0 || was_missing)) {
+    } else if (!s->st.trusted && !s->missing && !s->mismatch && (seq == 0 || was_missing || s->doubt)) {
         set_trust(in, s, true, "");
     }
+    s->doubt = false;
 }
 
 /* ---- sockets ----------------------------------------------------------------------------------------- */
@@ -424,7 +426,7 @@ static void on_connected(struct kvr_ingest *in, struct source *s)
     s->connected = s->was_connected = true;
     s->drop_at_ms = 0;
     if (!s->dealer) {
-        if (again && s->cursor.applied_any && !s->missing && !s->mismatch) set_trust(in, s, true, "");
+        s->doubt = again && s->cursor.applied_any;
         return;
     }
     drop_waiting(s);

@@ -421,6 +421,15 @@ def test_pipelining(fleet):
     assert out.count(b"HTTP/1.1 200") == 4
 
 
+def test_offered_upgrade_is_ignored(fleet):
+    s, _ = fleet
+    body = b'{"prompt":"x","max_tokens":1}'
+    out = raw(s.port, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\n"
+                      b"HTTP2-Settings: AAMAAABkAAQAAP__\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    assert out.startswith(b"HTTP/1.1 200")
+    assert raw(s.port, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 1).startswith(b"HTTP/1.1 200")
+
+
 def test_keep_alive(fleet):
     s, _ = fleet
     c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=10)

@@ -158,6 +158,24 @@ def test_dead_replay_endpoint_is_declared_untrusted(rig):
     e.until("recovered when it answers", lambda: trusted(s) and depth(s) == 1, 20)
 
 
+def test_reconnect_without_replay_is_trusted_after_the_next_batch(rig):
+    e, s = rig(replay=False)
+    wait_for("seen from 0", lambda: e.send(e.batch(), seq=0, keep=False) == 0 and trusted(s))
+    e.seq = 1
+    e.stored([1], T[:4])
+    wait_for("stored", lambda: depth(s) == 1)
+    e.pub.close()
+    wait_for("down", lambda: not trusted(s))
+    e.pub = zmq.Context.instance().socket(zmq.XPUB)  # tells when the subscription stands
+    e.pub.linger = 0
+    wait_for("bound", lambda: not e.pub.bind(f"tcp://127.0.0.1:{e.events}") or True)
+    wait_for("subscribed", lambda: e.pub.poll(100) and e.pub.recv() == b"\x01")
+    assert not trusted(s)
+    e.stored([2], T[4:8], parent=1)
+    wait_for("trusted", lambda: trusted(s) and depth(s) == 2)
+    e.pub.close()
+
+
 def test_dead_events_endpoint(start):
     m = start(Mock, with_events=False)
     p = free_ports(2)

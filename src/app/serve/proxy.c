@@ -216,6 +216,7 @@ static void px_end(struct px *p)
     free(p->body);
     free(p->tokens);
     free(p->salt);
+    atomic_fetch_sub(&p->loop->in_flight, 1);
     p->timer.data = p;
     uv_close((uv_handle_t *)&p->timer, on_px_closed);
 }
@@ -470,12 +471,13 @@ static void px_send(struct px *p)
 
 /* ---- choose ------------------------------------------------------------------------------------------ */
 
-/* Workers that serve the model, in the pool most of them are in. */
-static size_t allowed_workers(struct px *p, uint64_t *ids, size_t cap)
+/* Workers that serve the model, in the pool most of them are in. *all: that is every worker of the pool. */
+static size_t allowed_workers(struct px *p, uint64_t *ids, size_t cap, bool *all)
 {
     struct serve *s = serve_of(p);
     size_t n = 0, best = 0;
     bool lora;
+    *all = true;
     p->pool = NULL;
     for (struct pool *pool = s->pools; pool; pool = pool->next) {
         size_t k = 0;
@@ -487,7 +489,11 @@ static size_t allowed_workers(struct px *p, uint64_t *ids, size_t cap)
         }
     }
     for (struct worker *w = s->workers; w && p->pool; w = w->next) {
-        if (w->pool != p->pool || !worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora)) continue;
+        if (w->pool != p->pool) continue;
+        if (!worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora)) {
+            *all = false;
+            continue;
+        }
         if (lora) p->is_lora = true;
         if (w->schedulable != worker_is_schedulable(w, now_ms())) worker_sync_locked(s, w); /* a breaker's pause is over */
         if (n < cap) ids[n++] = w->id;
@@ -567,7 +573,9 @@ static enum outcome try_route(struct px *p, bool may_park)
     pthread_mutex_lock(&s->lock);
     bool any = s->workers_n > 0;
     const struct worker *pinned = p->pinned ? worker_find_locked(s, p->pin.worker_id) : NULL;
-    rq.allowed_n = allowed_workers(p, allowed, ALLOWED_MAX);
+    bool all;
+    rq.allowed_n = allowed_workers(p, allowed, ALLOWED_MAX, &all);
+    if (all) rq.allowed = NULL;
     if (pinned) p->pool = pinned->pool;
     look_up_session_locked(p, &rq);
     bool pinned_down = pinned && !worker_is_schedulable(pinned, now_ms());
@@ -1006,6 +1014,7 @@ static struct px *px_new(struct loop *l, struct kvr_http_conn *c)
     p->reason = "load";
     p->length = -1;
     p->arrived_ms = now_ms();
+    atomic_fetch_add(&l->in_flight, 1);
     uv_timer_init(&l->uv, &p->timer);
     p->timer.data = p;
     return p;

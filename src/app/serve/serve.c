@@ -28,7 +28,13 @@ static void on_wake(uv_async_t *a)
         proxy_cancel_all(l);
         kvr_http_server_drain(l->server);
     }
-    if (!l->draining) proxy_try_parked(l);
+    if (!l->draining) {
+        proxy_try_parked(l);
+        return;
+    }
+    struct kvr_http_server_stats st;
+    kvr_http_server_stats(l->server, &st);
+    atomic_store(&l->open_conns, st.open);
 }
 
 static void close_handle(uv_handle_t *h, void *arg)
@@ -79,11 +85,17 @@ static void loop_free(struct loop *l)
 
 /* ---- main loop --------------------------------------------------------------------------------------- */
 
+/* No request is open and every answer has left. */
 static bool all_idle(const struct serve *s)
 {
     for (size_t i = 0; i < s->loops_n; i++)
-        if (atomic_load(&s->loops[i]->active)) return false;
+        if (atomic_load(&s->loops[i]->in_flight) || atomic_load(&s->loops[i]->open_conns)) return false;
     return true;
+}
+
+static void wake_loops(struct serve *s)
+{
+    for (size_t i = 0; i < s->loops_n; i++) uv_async_send(&s->loops[i]->wake);
 }
 
 static uint64_t drain_deadline;
@@ -93,8 +105,12 @@ static void on_second(uv_timer_t *t)
     struct serve *s = t->data;
     for (const struct pool *p = s->pools; p; p = p->next)
         if (p->index) kvr_index_expire(p->index);
-    if (atomic_load(&s->draining) && (all_idle(s) || now_ms() >= drain_deadline)) uv_stop(&s->main_loop);
-    else serve_pump(s); /* a breaker's pause may be over */
+    if (!atomic_load(&s->draining)) {
+        serve_pump(s); /* a breaker's pause may be over */
+        return;
+    }
+    if (all_idle(s) || now_ms() >= drain_deadline) uv_stop(&s->main_loop);
+    wake_loops(s);
 }
 
 static void on_signal(uv_signal_t *sig, int signum)
@@ -106,12 +122,10 @@ static void on_signal(uv_signal_t *sig, int signum)
         return;
     }
     drain_deadline = now_ms() + (uint64_t)(s->o->drain_timeout * 1000);
-    for (size_t i = 0; i < s->loops_n; i++) uv_async_send(&s->loops[i]->wake);
-    if (all_idle(s)) uv_timer_start(&handles.expire, on_second, 50, 50);
-    else {
-        fprintf(stderr, "kvroute serve: draining; a second signal stops at once\n");
-        uv_timer_start(&handles.expire, on_second, 50, 50);
-    }
+    for (size_t i = 0; i < s->loops_n; i++) atomic_store(&s->loops[i]->open_conns, 1); /* until each has looked */
+    wake_loops(s);
+    fprintf(stderr, "kvroute serve: draining; a second signal stops at once\n");
+    uv_timer_start(&handles.expire, on_second, 50, 50);
 }
 
 static int add_configured_workers(struct serve *s)

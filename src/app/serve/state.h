@@ -171,7 +171,8 @@ struct loop {
     struct kvr_json_parser *json;
     struct ctx_list ctxs;
     struct px *parked; /* ordered by urgency */
-    _Atomic size_t parked_n, active;
+    _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
+    _Atomic size_t open_conns;                  /* kept up to date while draining */
     _Atomic bool stop;
     uint64_t drain_deadline_ms;
     bool draining;

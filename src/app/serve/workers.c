@@ -275,15 +275,19 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
 
 bool worker_remove(struct serve *s, uint64_t id)
 {
+    struct pool *pool = NULL;
     pthread_mutex_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
     if (w) {
+        pool = w->pool;
         detach_locked(s, w);
         unref_locked(w);
     }
     pthread_mutex_unlock(&s->lock);
-    if (w) views_unfollow(s, id);
-    return w != NULL;
+    if (!pool) return false;
+    views_unfollow(s, id);
+    kvr_router_remove_worker(pool->router, id); /* once more: an event may have been on its way */
+    return true;
 }
 
 void worker_report(struct serve *s, struct worker *w, bool ok)
