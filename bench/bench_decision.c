@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One decision (hash, match, project, select, book, free) with 64 workers that hold conversations, for prompts of 2k and 128k tokens, and
- * the parts of it. Workers hold 4,096 blocks each of 16 tokens; the measured prompt is held to 90 % by some of them; 64 requests are active.
+ * the parts of it. Workers hold 4,096 blocks each of 16 tokens; the measured prompt is held to 90 % by some of them; 64 requests are
+ * active.
  */
 #include <stdio.h>
 #include <string.h>
@@ -28,7 +29,8 @@ static void hold(struct kvr_index *ix, struct kvr_worker w, const uint64_t *l, c
     for (size_t at = 0; at < n; at += 256) {
         size_t m = KVR_MIN((size_t)256, n - at);
         for (size_t i = 0; i < m; i++) b[i] = (struct kvr_block){q[at + i], l[at + i]};
-        struct kvr_event ev = {.worker = w, .kind = KVR_EVENT_STORED, .has_parent = at > 0, .parent_hash = at ? q[at - 1] : 0, .blocks = b, .blocks_n = m};
+        struct kvr_event ev = {
+            .worker = w, .kind = KVR_EVENT_STORED, .has_parent = at > 0, .parent_hash = at ? q[at - 1] : 0, .blocks = b, .blocks_n = m};
         KVR_ASSERT(kvr_index_apply(ix, &ev) == 0);
     }
 }
@@ -86,10 +88,11 @@ static void run(size_t tokens)
         kvr_router_free(r, "x", 1);
     }
     qsort(total, RUNS, sizeof *total, ascending);
-    printf("decision %6zu tokens, %d workers: p50 %.1f us, p99 %.1f us; means: block hashing %.1f (%.1f GB/s), match %.1f, sequence hashing %.1f, "
+    printf("decision %6zu tokens, %d workers: p50 %.1f us, p99 %.1f us; means: block hashing %.1f (%.1f GB/s), match %.1f, sequence "
+           "hashing %.1f, "
            "schedule %.1f us; overlap %u of %zu blocks\n",
-           tokens, WORKERS, total[RUNS / 2], total[RUNS * 99 / 100], parts[0], (double)tokens * 4 / parts[0] / 1e3, parts[1], parts[2], parts[3],
-           res.overlap_blocks, blocks);
+           tokens, WORKERS, total[RUNS / 2], total[RUNS * 99 / 100], parts[0], (double)tokens * 4 / parts[0] / 1e3, parts[1], parts[2],
+           parts[3], res.overlap_blocks, blocks);
     kvr_router_ctx_destroy(ctx);
     kvr_router_destroy(r);
     kvr_index_destroy(ix);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ZMQ batches as vLLM sends them (array form, one stored event of 16 blocks of 16 tokens, then evictions), from a publisher thread over
- * loopback TCP through the ingest thread into the index. The clock stops when the last batch is applied. Also: decode and apply without ZMQ.
+ * loopback TCP through the ingest thread into the index. The clock stops when the last batch is applied. Also: decode and apply without
+ * ZMQ.
  */
 #include <msgpuck.h>
 #include <pthread.h>
@@ -82,8 +83,8 @@ static void direct(void)
         KVR_ASSERT(kvr_engine_convert(&s, &b, i, apply, ix) >= 0);
     }
     double s_taken = (double)(now() - t) / 1e9, blocks = BATCHES * (double)BLOCKS, removed = (BATCHES - KEPT) * (double)BLOCKS;
-    printf("decode, hash and apply, no socket: %.2f M stored blocks/s (and as many removed), %.0f ns per block operation\n", blocks / s_taken / 1e6,
-           s_taken * 1e9 / (blocks + removed));
+    printf("decode, hash and apply, no socket: %.2f M stored blocks/s (and as many removed), %.0f ns per block operation\n",
+           blocks / s_taken / 1e6, s_taken * 1e9 / (blocks + removed));
     kvr_engine_batch_free(&b);
     kvr_engine_stream_free(&s);
     kvr_index_destroy(ix);
@@ -138,7 +139,8 @@ static void over_zmq(void)
         kvr_ingest_status(in, &st, 1);
     }
     double s = (double)(now() - t) / 1e9;
-    printf("from ZMQ batches: %.2f M stored blocks/s (and as many removed) with the queue drained after %.2f s (sending took %.2f s); gaps %llu\n",
+    printf("from ZMQ batches: %.2f M stored blocks/s (and as many removed) with the queue drained after %.2f s (sending took %.2f s); gaps "
+           "%llu\n",
            BATCHES * (double)BLOCKS / s / 1e6, s, (double)(sent - t) / 1e9, (unsigned long long)st.gaps);
     kvr_ingest_destroy(in);
     kvr_index_destroy(ix);

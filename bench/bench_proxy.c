@@ -139,8 +139,14 @@ static void post(uint16_t port, const char *body, double *slot)
     snprintf(url, sizeof url, "http://127.0.0.1:%u", port);
     KVR_ASSERT(kvr_endpoint_parse(url, strlen(url), &e) == 0);
     int n = snprintf(head, sizeof head, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", strlen(body));
-    struct kvr_http_call_config cc = {.endpoint = &e, .head = head, .head_len = (size_t)n, .body = body, .body_len = strlen(body),
-                                      .connect_timeout_s = 10, .handler = &h, .ctx = o};
+    struct kvr_http_call_config cc = {.endpoint = &e,
+                                      .head = head,
+                                      .head_len = (size_t)n,
+                                      .body = body,
+                                      .body_len = strlen(body),
+                                      .connect_timeout_s = 10,
+                                      .handler = &h,
+                                      .ctx = o};
     o->start = now();
     o->slot = slot;
     KVR_ASSERT(kvr_http_call_start(client, &cc) != NULL);
@@ -179,8 +185,21 @@ static pid_t start_mock(uint16_t port, uint16_t events, char *speedup)
     char p[16], e[64];
     snprintf(p, sizeof p, "%u", port);
     snprintf(e, sizeof e, "tcp://127.0.0.1:%u", events);
-    const char *argv[] = {program, "mock", "--port", p, "--kv-events", e, "--speedup-ratio", speedup, "--max-num-seqs", "10000",
-                    "--max-num-batched-tokens", "200000", "--num-gpu-blocks", "200000", NULL};
+    const char *argv[] = {program,
+                          "mock",
+                          "--port",
+                          p,
+                          "--kv-events",
+                          e,
+                          "--speedup-ratio",
+                          speedup,
+                          "--max-num-seqs",
+                          "10000",
+                          "--max-num-batched-tokens",
+                          "200000",
+                          "--num-gpu-blocks",
+                          "200000",
+                          NULL};
     return spawn(argv);
 }
 
@@ -226,7 +245,8 @@ static void latency(void)
             p50[which] += us[SAMPLES / 2] / ROUNDS;
             p99[which] += us[SAMPLES * 99 / 100] / ROUNDS;
         }
-    printf("latency at %d req/s, means of %d rounds in turns: direct p50 %.0f us, p99 %.0f us; through the router p50 %.0f us, p99 %.0f us; added p50 "
+    printf("latency at %d req/s, means of %d rounds in turns: direct p50 %.0f us, p99 %.0f us; through the router p50 %.0f us, p99 %.0f "
+           "us; added p50 "
            "%.0f us, p99 %.0f us; failed %zu\n",
            RATE, ROUNDS, p50[0], p99[0], p50[1], p99[1], p50[1] - p50[0], p99[1] - p99[0], failed);
     end(serve);
@@ -254,8 +274,8 @@ static void streams(void)
     uint64_t until = now() + 40000000000ull;
     while (chunks < (size_t)N * 2 && now() < until) uv_run(&loop, UV_RUN_ONCE);
     run_for(3);
-    printf("%d open streams (%zu chunks seen, %zu failed): router RSS %ld KB, %ld KB of it before the first; %.1f KB a stream\n", N, chunks / 2, failed,
-           rss_kb(serve), empty, (double)(rss_kb(serve) - empty) / N);
+    printf("%d open streams (%zu chunks seen, %zu failed): router RSS %ld KB, %ld KB of it before the first; %.1f KB a stream\n", N,
+           chunks / 2, failed, rss_kb(serve), empty, (double)(rss_kb(serve) - empty) / N);
     end(serve);
     end(mock);
     run_for(0.5);
@@ -291,8 +311,9 @@ static void source_gone(struct kvr_http_conn *c, void *ctx)
 
 static void source_write(double seconds)
 {
-    static const char event[] = "data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":1700000000,\"model\":\"mock\",\"choices\":[{\"index\":0,"
-                                "\"text\":\" word\",\"logprobs\":null,\"finish_reason\":null}]}\n\n";
+    static const char event[] =
+        "data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":1700000000,\"model\":\"mock\",\"choices\":[{\"index\":0,"
+        "\"text\":\" word\",\"logprobs\":null,\"finish_reason\":null}]}\n\n";
     uint64_t start = now(), gap = 1000000000ull / (STREAMS * PER_STREAM_HZ), i = 0;
     while (now() < start + (uint64_t)(seconds * 1e9)) {
         while (start + i * gap > now()) uv_run(&loop, UV_RUN_NOWAIT);
@@ -398,8 +419,13 @@ static double measure_relay(pid_t pid, uint16_t port)
 static void relay(void)
 {
     struct kvr_http_server *source;
-    struct kvr_http_server_config sc = {.host = "127.0.0.1", .body_max = 1 << 20, .connections_max = 4096, .head_timeout_s = 60, .body_timeout_s = 60,
-                                        .idle_timeout_s = 60, .handler = {.on_request = source_request, .on_gone = source_gone}};
+    struct kvr_http_server_config sc = {.host = "127.0.0.1",
+                                        .body_max = 1 << 20,
+                                        .connections_max = 4096,
+                                        .head_timeout_s = 60,
+                                        .body_timeout_s = 60,
+                                        .idle_timeout_s = 60,
+                                        .handler = {.on_request = source_request, .on_gone = source_gone}};
     double us[2] = {0};
     KVR_ASSERT(kvr_http_server_start(&loop, &sc, &source) == 0);
     uint16_t target = kvr_http_server_port(source), relay_port = free_port(), port = free_port();
@@ -409,8 +435,8 @@ static void relay(void)
         us[0] += measure_relay(bare, relay_port) / 2;
         us[1] += measure_relay(serve, port) / 2;
     }
-    printf("relay of SSE chunks, %d streams x %d/s: bare libuv relay %.2f us of CPU a chunk, router %.2f us: %.2fx\n", STREAMS, PER_STREAM_HZ, us[0],
-           us[1], us[1] / us[0]);
+    printf("relay of SSE chunks, %d streams x %d/s: bare libuv relay %.2f us of CPU a chunk, router %.2f us: %.2fx\n", STREAMS,
+           PER_STREAM_HZ, us[0], us[1], us[1] / us[0]);
     end(serve);
     end(bare);
 }

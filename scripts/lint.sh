@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Include directions, refused functions, compiler warnings as errors, clang-tidy.
+# Include directions, refused functions, format, compiler warnings as errors, clang-tidy.
 set -eu
 cd "$(dirname "$0")/.."
 /usr/bin/python3 scripts/check_includes.py
 /usr/bin/python3 scripts/check_source.py
+git ls-files '*.c' '*.h' | xargs clang-format --dry-run --Werror
 cmake --preset release >/dev/null
 cmake --build --preset release | tail -1
 git ls-files 'src/*.c' | xargs -P 2 -n 8 clang-tidy -p build/release --quiet --extra-arg=-Wno-unknown-warning-option --warnings-as-errors='*' 2>/dev/null

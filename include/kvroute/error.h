@@ -16,23 +16,23 @@ extern "C" {
 #endif
 
 /* One row gives the enumerator, its value and its message. Values never change once released. */
-#define KVR_ERROR_MAP(X)                                                            \
-    X(NOMEM, 1, "out of memory")                                                    \
-    X(INVAL, 2, "invalid argument")                                                 \
-    X(PARENT, 3, "parent block not found")                                          \
-    X(NOTFOUND, 4, "not found")                                                     \
-    X(SEQUENCE, 5, "invalid block sequence")                                        \
-    X(CAPACITY, 6, "capacity exhausted")                                            \
-    X(EXISTS, 7, "already exists")                                                  \
-    X(LENGTH, 8, "local and sequence hashes differ in length")                      \
-    X(FORMAT, 9, "malformed input")                                                 \
-    X(LIMIT, 10, "input exceeds a limit")                                           \
-    X(UNSUPPORTED, 11, "unsupported operation")                                     \
-    X(NOENDPOINTS, 12, "no eligible worker")                                        \
-    X(NOTALLOWED, 13, "pinned worker not allowed")                                  \
-    X(RANK, 14, "data-parallel rank out of range")                                  \
-    X(NOID, 15, "booking needs a request id")                                       \
-    X(NOINDEX, 16, "no index: the overlap credit is 0")                             \
+#define KVR_ERROR_MAP(X)                                                                                                                   \
+    X(NOMEM, 1, "out of memory")                                                                                                           \
+    X(INVAL, 2, "invalid argument")                                                                                                        \
+    X(PARENT, 3, "parent block not found")                                                                                                 \
+    X(NOTFOUND, 4, "not found")                                                                                                            \
+    X(SEQUENCE, 5, "invalid block sequence")                                                                                               \
+    X(CAPACITY, 6, "capacity exhausted")                                                                                                   \
+    X(EXISTS, 7, "already exists")                                                                                                         \
+    X(LENGTH, 8, "local and sequence hashes differ in length")                                                                             \
+    X(FORMAT, 9, "malformed input")                                                                                                        \
+    X(LIMIT, 10, "input exceeds a limit")                                                                                                  \
+    X(UNSUPPORTED, 11, "unsupported operation")                                                                                            \
+    X(NOENDPOINTS, 12, "no eligible worker")                                                                                               \
+    X(NOTALLOWED, 13, "pinned worker not allowed")                                                                                         \
+    X(RANK, 14, "data-parallel rank out of range")                                                                                         \
+    X(NOID, 15, "booking needs a request id")                                                                                              \
+    X(NOINDEX, 16, "no index: the overlap credit is 0")                                                                                    \
     X(BUSY, 17, "every eligible worker is busy")
 
 enum kvr_error {

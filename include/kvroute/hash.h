@@ -33,7 +33,7 @@
 extern "C" {
 #endif
 
-#define KVR_HASH_SEED 1337u
+#define KVR_HASH_SEED      1337u
 #define KVR_MM_OBJECTS_MAX 64u
 
 /* Multimodal objects of one block: scheme M1, their hashes are appended to the token bytes, sorted ascending

@@ -85,8 +85,8 @@ KVR_API int kvr_index_apply(struct kvr_index *index, const struct kvr_event *eve
 /* Records a routing decision: `worker` is taken to hold all blocks of the prompt from now on for the time to
  * live; every repetition restarts it. Names are the sequence hashes.
  * Returns: 0, -KVR_ELENGTH when the two lengths differ (nothing applied), -KVR_ENOMEM. Threads: any. */
-KVR_API int kvr_index_record(struct kvr_index *index, struct kvr_worker worker, const uint64_t *locals,
-                             size_t locals_n, const uint64_t *seqs, size_t seqs_n);
+KVR_API int kvr_index_record(struct kvr_index *index, struct kvr_worker worker, const uint64_t *locals, size_t locals_n,
+                             const uint64_t *seqs, size_t seqs_n);
 
 /* Drops predicted blocks whose time has come. Returns: how many (block, holder) pairs went. Threads: any. */
 KVR_API size_t kvr_index_expire(struct kvr_index *index);
@@ -110,8 +110,7 @@ KVR_API void kvr_index_reader_destroy(struct kvr_index_reader *reader);
  * Returns: number of entries written, or -KVR_ELIMIT when cap is smaller than the number of holders of the
  * first block (kvr_index_ranks is always enough); nothing useful is in `out` then.
  * Threads: lock-free; one thread per reader. Cost: see the top. */
-KVR_API long kvr_index_match(struct kvr_index_reader *reader, const uint64_t *locals, size_t n,
-                             struct kvr_overlap *out, size_t cap);
+KVR_API long kvr_index_match(struct kvr_index_reader *reader, const uint64_t *locals, size_t n, struct kvr_overlap *out, size_t cap);
 
 /* Number of (worker, rank) pairs the index has a place for: a safe `cap` for kvr_index_match as long as no
  * pair is added in between. Threads: any, lock-free. */
@@ -131,21 +130,20 @@ KVR_API int kvr_index_dump(struct kvr_index *index, const struct kvr_worker *onl
 
 /* Replaces the content of one pair by stored events (their `worker` is ignored).
  * Returns: 0 or the first error of kvr_index_apply; the events before it stay. Threads: any. */
-KVR_API int kvr_index_restore(struct kvr_index *index, struct kvr_worker worker, const struct kvr_event *events,
-                              size_t events_n);
+KVR_API int kvr_index_restore(struct kvr_index *index, struct kvr_worker worker, const struct kvr_event *events, size_t events_n);
 
 struct kvr_index_stats {
-    size_t bytes;             /* allocated now */
-    size_t ranks;             /* (worker, rank) pairs present */
-    size_t nodes;             /* distinct blocks */
-    size_t blocks;            /* (block, holder) pairs */
-    size_t predicted;         /* of these, from routing decisions */
-    size_t aliases;           /* second names */
-    size_t sets;              /* distinct sets of holders */
+    size_t bytes;     /* allocated now */
+    size_t ranks;     /* (worker, rank) pairs present */
+    size_t nodes;     /* distinct blocks */
+    size_t blocks;    /* (block, holder) pairs */
+    size_t predicted; /* of these, from routing decisions */
+    size_t aliases;   /* second names */
+    size_t sets;      /* distinct sets of holders */
     uint64_t stored_events, removed_events, cleared_events;
-    uint64_t duplicate_stores;  /* stores that changed nothing */
+    uint64_t duplicate_stores; /* stores that changed nothing */
     uint64_t parent_not_found, block_not_found, invalid_sequence, no_memory;
-    uint64_t expired, pruned;   /* predicted pairs dropped by time, by size */
+    uint64_t expired, pruned; /* predicted pairs dropped by time, by size */
 };
 
 /* Threads: any; takes the writer lock. */

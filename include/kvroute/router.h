@@ -114,7 +114,7 @@ struct kvr_router_request {
     size_t allowed_n;
     const uint64_t *excluded;
     size_t excluded_n;
-    bool pinned;    /* only `pin`; its rank is free when pin_any_rank */
+    bool pinned; /* only `pin`; its rank is free when pin_any_rank */
     bool pin_any_rank;
     bool preferred; /* `pin` is taken if eligible, else scoring */
     struct kvr_worker pin;
@@ -154,13 +154,12 @@ struct kvr_router_result {
  *   -KVR_EBUSY          see fail_when_busy
  *   -KVR_ELENGTH        locals and seqs differ in length
  *   -KVR_ELIMIT, -KVR_ENOMEM */
-KVR_API int kvr_router_find_best_match(struct kvr_router *router, struct kvr_router_ctx *ctx,
-                                       const struct kvr_router_request *request, struct kvr_router_result *out);
+KVR_API int kvr_router_find_best_match(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request,
+                                       struct kvr_router_result *out);
 
 /* Books without choosing: `worker` and cached_tokens are the caller's. Returns: as kvr_load_add, -KVR_ENOID. */
-KVR_API int kvr_router_add_request(struct kvr_router *router, struct kvr_router_ctx *ctx,
-                                   const struct kvr_router_request *request, struct kvr_worker worker,
-                                   uint64_t cached_tokens);
+KVR_API int kvr_router_add_request(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request,
+                                   struct kvr_worker worker, uint64_t cached_tokens);
 KVR_API int kvr_router_mark_prefill_completed(struct kvr_router *router, const char *id, size_t id_len);
 KVR_API int kvr_router_add_output_block(struct kvr_router *router, const char *id, size_t id_len);
 /* Returns: 0, or -KVR_ENOTFOUND for an unknown id (harmless). */
@@ -169,9 +168,8 @@ KVR_API size_t kvr_router_expire_requests(struct kvr_router *router, uint64_t ol
 
 /* Overlap of every rank with the prompt, trusted or not; as kvr_index_match.
  * Returns: number of entries, or -KVR_ENOINDEX, -KVR_ELIMIT (cap too small), -KVR_ENOMEM. */
-KVR_API long kvr_router_overlap(struct kvr_router *router, struct kvr_router_ctx *ctx,
-                                const struct kvr_router_request *request, struct kvr_overlap *out, size_t cap,
-                                size_t *blocks_n);
+KVR_API long kvr_router_overlap(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request,
+                                struct kvr_overlap *out, size_t cap, size_t *blocks_n);
 
 /* Loads of all ranks, ordered by (worker_id, rank). Returns: number of ranks; at most cap are written. */
 KVR_API size_t kvr_router_loads(struct kvr_router *router, struct kvr_rank_load *out, size_t cap);
@@ -184,9 +182,8 @@ struct kvr_potential_load {
 
 /* Load of every rank as if the request went there; eligibility is ignored.
  * Returns: number of ranks (at most cap written), or an error of find_best_match. */
-KVR_API long kvr_router_potential_loads(struct kvr_router *router, struct kvr_router_ctx *ctx,
-                                        const struct kvr_router_request *request, struct kvr_potential_load *out,
-                                        size_t cap);
+KVR_API long kvr_router_potential_loads(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request,
+                                        struct kvr_potential_load *out, size_t cap);
 
 /* Dump of the index. Returns: as kvr_index_dump, or -KVR_ENOINDEX. */
 KVR_API int kvr_router_dump(struct kvr_router *router, const struct kvr_worker *only, kvr_index_emit *emit, void *ctx);

@@ -27,14 +27,14 @@ extern "C" {
 #endif
 
 struct kvr_cost_config {
-    double overlap_credit;      /* finite, >= 0; default 1 */
-    double credit_decay;        /* finite, >= 0; default 0 */
-    double prefill_load_scale;  /* >= 0; default 1 */
-    double host_weight;         /* 0..1; default 0.75 */
-    double disk_weight;         /* 0..1; default 0.25 */
-    double request_weight;      /* finite, >= 0; default 0 */
-    double temperature;         /* >= 0; default 0 */
-    bool track_prefill_tokens;  /* default true */
+    double overlap_credit;     /* finite, >= 0; default 1 */
+    double credit_decay;       /* finite, >= 0; default 0 */
+    double prefill_load_scale; /* >= 0; default 1 */
+    double host_weight;        /* 0..1; default 0.75 */
+    double disk_weight;        /* 0..1; default 0.25 */
+    double request_weight;     /* finite, >= 0; default 0 */
+    double temperature;        /* >= 0; default 0 */
+    bool track_prefill_tokens; /* default true */
 };
 
 KVR_API void kvr_cost_config_init(struct kvr_cost_config *config);
@@ -43,9 +43,9 @@ KVR_API int kvr_cost_config_check(const struct kvr_cost_config *config, const ch
 
 struct kvr_candidate {
     struct kvr_worker worker;
-    double device_blocks;   /* overlap, in blocks */
-    double host_blocks;     /* extension past the device overlap */
-    double disk_blocks;     /* extension past the host overlap, disk and external */
+    double device_blocks; /* overlap, in blocks */
+    double host_blocks;   /* extension past the device overlap */
+    double disk_blocks;   /* extension past the host overlap, disk and external */
     uint64_t active_prefill_tokens;
     uint64_t decode_blocks; /* D */
     uint32_t active_requests;

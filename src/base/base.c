@@ -40,7 +40,7 @@ const char *kvr_strerror(int code)
 {
     switch (code < 0 ? -code : code) {
     case 0: return "success";
-#define KVR_ERROR_TEXT(name, value, text) \
+#define KVR_ERROR_TEXT(name, value, text)                                                                                                  \
     case value: return text;
         KVR_ERROR_MAP(KVR_ERROR_TEXT)
 #undef KVR_ERROR_TEXT
@@ -52,7 +52,7 @@ const char *kvr_err_name(int code)
 {
     switch (code < 0 ? -code : code) {
     case 0: return "KVR_OK";
-#define KVR_ERROR_NAME(name, value, text) \
+#define KVR_ERROR_NAME(name, value, text)                                                                                                  \
     case value: return "KVR_E" #name;
         KVR_ERROR_MAP(KVR_ERROR_NAME)
 #undef KVR_ERROR_NAME
@@ -77,11 +77,20 @@ int kvr_tier_of_medium(const char *medium, size_t len, enum kvr_tier *out)
         const char *name;
         enum kvr_tier tier;
     } rows[] = {
-        {"", KVR_TIER_DEVICE},          {"GPU", KVR_TIER_DEVICE},        {"DEVICE", KVR_TIER_DEVICE},
-        {"CPU", KVR_TIER_HOST_PINNED},  {"CPU_PINNED", KVR_TIER_HOST_PINNED}, {"CPU_TIER1", KVR_TIER_HOST_PINNED},
-        {"CPU_TIER2", KVR_TIER_DISK},   {"DISK", KVR_TIER_DISK},         {"NVME", KVR_TIER_DISK},
-        {"STORAGE", KVR_TIER_DISK},     {"EXTERNAL", KVR_TIER_EXTERNAL}, {"NETWORK", KVR_TIER_EXTERNAL},
-        {"REMOTE", KVR_TIER_EXTERNAL},  {"SHARED", KVR_TIER_EXTERNAL},
+        {"", KVR_TIER_DEVICE},
+        {"GPU", KVR_TIER_DEVICE},
+        {"DEVICE", KVR_TIER_DEVICE},
+        {"CPU", KVR_TIER_HOST_PINNED},
+        {"CPU_PINNED", KVR_TIER_HOST_PINNED},
+        {"CPU_TIER1", KVR_TIER_HOST_PINNED},
+        {"CPU_TIER2", KVR_TIER_DISK},
+        {"DISK", KVR_TIER_DISK},
+        {"NVME", KVR_TIER_DISK},
+        {"STORAGE", KVR_TIER_DISK},
+        {"EXTERNAL", KVR_TIER_EXTERNAL},
+        {"NETWORK", KVR_TIER_EXTERNAL},
+        {"REMOTE", KVR_TIER_EXTERNAL},
+        {"SHARED", KVR_TIER_EXTERNAL},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         if (strlen(rows[i].name) == len && memcmp(rows[i].name, medium, len) == 0) {

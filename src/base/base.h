@@ -13,16 +13,16 @@
 #include <kvroute/error.h>
 
 /* A programmer's mistake: checked in release builds too. */
-#define KVR_ASSERT(cond)                                                                       \
-    do {                                                                                       \
-        if (!(cond)) {                                                                         \
-            fprintf(stderr, "kvroute: assertion failed: %s (%s:%d)\n", #cond, __FILE__, __LINE__); \
-            abort();                                                                           \
-        }                                                                                      \
+#define KVR_ASSERT(cond)                                                                                                                   \
+    do {                                                                                                                                   \
+        if (!(cond)) {                                                                                                                     \
+            fprintf(stderr, "kvroute: assertion failed: %s (%s:%d)\n", #cond, __FILE__, __LINE__);                                         \
+            abort();                                                                                                                       \
+        }                                                                                                                                  \
     } while (0)
 
-#define KVR_MIN(a, b) ((a) < (b) ? (a) : (b))
-#define KVR_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define KVR_MIN(a, b)    ((a) < (b) ? (a) : (b))
+#define KVR_MAX(a, b)    ((a) > (b) ? (a) : (b))
 #define KVR_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 
 /* Memory of one object: an allocator, the bytes it holds and the most it may hold (0 = no cap).

@@ -6,9 +6,18 @@
 #include "cli/options.h"
 
 #define AT(field) offsetof(struct mock_options, field)
-#define NUM(name, field, initial, min, max, help) {name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL}
-#define STR(name, field, initial, what, help) {name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL}
-#define BOO(name, field, initial, help) {name, OPT_BOOL, AT(field), initial, 0, 0, NULL, help, NULL}
+#define NUM(name, field, initial, min, max, help)                                                                                          \
+    {                                                                                                                                      \
+        name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL                                                                      \
+    }
+#define STR(name, field, initial, what, help)                                                                                              \
+    {                                                                                                                                      \
+        name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL                                                                       \
+    }
+#define BOO(name, field, initial, help)                                                                                                    \
+    {                                                                                                                                      \
+        name, OPT_BOOL, AT(field), initial, 0, 0, NULL, help, NULL                                                                         \
+    }
 
 static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
@@ -37,9 +46,8 @@ static const struct option_row rows[] = {
     BOO("replay-topic-frame", hybrid_topic, "false", "send a topic frame in replay answers, as newer engines do"),
 };
 
-static const char usage[] =
-    "usage: kvroute mock [options]\n\n"
-    "A mock engine with vLLM's HTTP surface, a real prefix cache and a timing model. Tokens are bytes.\n";
+static const char usage[] = "usage: kvroute mock [options]\n\n"
+                            "A mock engine with vLLM's HTTP surface, a real prefix cache and a timing model. Tokens are bytes.\n";
 
 int cmd_mock(int argc, char **argv)
 {

@@ -6,9 +6,18 @@
 #include "cli/options.h"
 
 #define AT(field) offsetof(struct replay_options, field)
-#define NUM(name, field, initial, min, max, help) {name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL}
-#define STR(name, field, initial, what, help) {name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL}
-#define BOO(name, field, initial, help) {name, OPT_BOOL, AT(field), initial, 0, 0, NULL, help, NULL}
+#define NUM(name, field, initial, min, max, help)                                                                                          \
+    {                                                                                                                                      \
+        name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL                                                                      \
+    }
+#define STR(name, field, initial, what, help)                                                                                              \
+    {                                                                                                                                      \
+        name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL                                                                       \
+    }
+#define BOO(name, field, initial, help)                                                                                                    \
+    {                                                                                                                                      \
+        name, OPT_BOOL, AT(field), initial, 0, 0, NULL, help, NULL                                                                         \
+    }
 
 static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
@@ -36,10 +45,9 @@ static const struct option_row rows[] = {
     BOO("progress", progress, "true", "show progress"),
 };
 
-static const char usage[] =
-    "usage: kvroute replay --trace FILE|synthetic --url http://127.0.0.1:8080 [options]\n\n"
-    "Prints TTFT, ITL and end-to-end percentiles, throughput, the cached-token ratio and the spread over workers.\n"
-    "Exit code 0 when every request succeeded, 1 otherwise.\n";
+static const char usage[] = "usage: kvroute replay --trace FILE|synthetic --url http://127.0.0.1:8080 [options]\n\n"
+                            "Prints TTFT, ITL and end-to-end percentiles, throughput, the cached-token ratio and the spread over workers.\n"
+                            "Exit code 0 when every request succeeded, 1 otherwise.\n";
 
 int cmd_replay(int argc, char **argv)
 {

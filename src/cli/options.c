@@ -253,8 +253,7 @@ static int read_environment(struct parse *p)
 
 static void print_help(const char *usage, const struct parse *p)
 {
-    printf("%s\nOptions (flag --name VALUE, environment KVROUTE_NAME, YAML key name; flag beats environment beats file):\n",
-           usage);
+    printf("%s\nOptions (flag --name VALUE, environment KVROUTE_NAME, YAML key name; flag beats environment beats file):\n", usage);
     for (size_t i = 0; i < p->n; i++) {
         const struct option_row *r = &p->rows[i];
         char left[96];
@@ -265,7 +264,7 @@ static void print_help(const char *usage, const struct parse *p)
         if (r->type == OPT_BOOL) snprintf(left, sizeof left, "[no-]%s", r->name);
         else
             snprintf(left, sizeof left, "%s %s", r->name,
-                     r->values                ? r->values
+                     r->values               ? r->values
                      : r->type == OPT_DOUBLE ? "NUMBER"
                      : r->type == OPT_SIZE   ? "SIZE"
                      : r->type == OPT_U64    ? "N"
@@ -289,7 +288,7 @@ static int read_flag(struct parse *p, const char *flag, const char *value)
 static int read_flags(struct parse *p, const char *usage, int argc, char **argv, bool only_config)
 {
     struct option *longs = calloc(2 * p->n + 2, sizeof *longs);
-    char (*negated)[96] = calloc(p->n, sizeof *negated);
+    char(*negated)[96] = calloc(p->n, sizeof *negated);
     int rc = longs && negated ? 0 : 2, at = 0;
     for (size_t i = 0; i < p->n && rc == 0; i++) {
         const struct option_row *r = row_by_name(p, p->rows[i].name);
@@ -312,8 +311,7 @@ static int read_flags(struct parse *p, const char *usage, int argc, char **argv,
             fprintf(stderr, "kvroute %s: %s needs a value\n", p->command, argv[optind - 1]);
             rc = 2;
         } else if (c == '?') {
-            fprintf(stderr, "kvroute %s: unknown option '%s'; `kvroute %s --help` lists the options\n", p->command,
-                    argv[arg], p->command);
+            fprintf(stderr, "kvroute %s: unknown option '%s'; `kvroute %s --help` lists the options\n", p->command, argv[arg], p->command);
             rc = 2;
         } else if (only_config == (strcmp(longs[index].name, "config") == 0)) {
             rc = read_flag(p, longs[index].name, optarg);

@@ -11,13 +11,13 @@
 #include <stddef.h>
 
 enum option_type {
-    OPT_STRING,  /* char * */
-    OPT_U64,     /* uint64_t, min..max */
-    OPT_DOUBLE,  /* double, min..max */
-    OPT_SIZE,    /* uint64_t bytes: plain, KiB, MiB, GiB */
-    OPT_BOOL,    /* bool; --name, --no-name, or a value in files and environment */
-    OPT_ENUM,    /* int: place in `values`, separated by | */
-    OPT_LIST     /* struct option_list; repeatable */
+    OPT_STRING, /* char * */
+    OPT_U64,    /* uint64_t, min..max */
+    OPT_DOUBLE, /* double, min..max */
+    OPT_SIZE,   /* uint64_t bytes: plain, KiB, MiB, GiB */
+    OPT_BOOL,   /* bool; --name, --no-name, or a value in files and environment */
+    OPT_ENUM,   /* int: place in `values`, separated by | */
+    OPT_LIST    /* struct option_list; repeatable */
 };
 
 struct option_list {

@@ -42,8 +42,7 @@ size_t kvr_hash_block_count(size_t n_tokens, uint32_t block_size, bool eagle)
 }
 
 /* Scheme M1: tokens, then the object hashes sorted ascending. */
-static int hash_mm_block(const uint32_t *tokens, size_t window, uint64_t seed, const struct kvr_mm_block *mm,
-                         uint64_t *out)
+static int hash_mm_block(const uint32_t *tokens, size_t window, uint64_t seed, const struct kvr_mm_block *mm, uint64_t *out)
 {
     uint64_t sorted[KVR_MM_OBJECTS_MAX];
     if (mm->count > KVR_MM_OBJECTS_MAX) return -KVR_ELIMIT;
@@ -62,23 +61,20 @@ static int hash_mm_block(const uint32_t *tokens, size_t window, uint64_t seed, c
     return 0;
 }
 
-static void hash_plain_blocks(const uint32_t *tokens, size_t blocks, size_t stride, size_t window, uint64_t seed,
-                              uint64_t *locals)
+static void hash_plain_blocks(const uint32_t *tokens, size_t blocks, size_t stride, size_t window, uint64_t seed, uint64_t *locals)
 {
     size_t bytes = window * sizeof *tokens;
     if (bytes <= XXH3_SHORT_MAX) {
-        for (size_t i = 0; i < blocks; i++)
-            locals[i] = XXH3_64bits_withSeed(tokens + i * stride, bytes, seed);
+        for (size_t i = 0; i < blocks; i++) locals[i] = XXH3_64bits_withSeed(tokens + i * stride, bytes, seed);
         return;
     }
     unsigned char secret[XXH3_SECRET_DEFAULT_SIZE];
     XXH3_generateSecret_fromSeed(secret, seed);
-    for (size_t i = 0; i < blocks; i++)
-        locals[i] = XXH3_64bits_withSecretandSeed(tokens + i * stride, bytes, secret, sizeof secret, seed);
+    for (size_t i = 0; i < blocks; i++) locals[i] = XXH3_64bits_withSecretandSeed(tokens + i * stride, bytes, secret, sizeof secret, seed);
 }
 
-long kvr_hash_locals(const uint32_t *tokens, size_t n_tokens, uint32_t block_size, bool eagle, uint64_t seed,
-                     const struct kvr_mm_block *mm, size_t mm_count, uint64_t *locals)
+long kvr_hash_locals(const uint32_t *tokens, size_t n_tokens, uint32_t block_size, bool eagle, uint64_t seed, const struct kvr_mm_block *mm,
+                     size_t mm_count, uint64_t *locals)
 {
     size_t blocks = kvr_hash_block_count(n_tokens, block_size, eagle);
     size_t window = (size_t)block_size + (eagle ? 1 : 0);

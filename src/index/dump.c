@@ -36,8 +36,7 @@ static void set_origin(const struct dump *d, uint32_t r, struct kvr_event *ev)
 
 static int emit_blocks(struct dump *d, uint32_t first, const struct kvr_block *blocks, size_t n)
 {
-    struct kvr_event ev = {.event_id = d->next_id++, .worker = d->rk->worker, .kind = KVR_EVENT_STORED,
-                           .blocks = blocks, .blocks_n = n};
+    struct kvr_event ev = {.event_id = d->next_id++, .worker = d->rk->worker, .kind = KVR_EVENT_STORED, .blocks = blocks, .blocks_n = n};
     set_origin(d, first, &ev);
     return d->emit(d->ctx, &ev);
 }
@@ -125,12 +124,12 @@ int kvr_index_restore(struct kvr_index *ix, struct kvr_worker w, const struct kv
 
 /* ---- validate ---------------------------------------------------------------------------------------- */
 
-#define CHECK(cond)                        \
-    do {                                   \
-        if (!(cond)) {                     \
-            *reason = "index: " #cond;     \
-            return false;                  \
-        }                                  \
+#define CHECK(cond)                                                                                                                        \
+    do {                                                                                                                                   \
+        if (!(cond)) {                                                                                                                     \
+            *reason = "index: " #cond;                                                                                                     \
+            return false;                                                                                                                  \
+        }                                                                                                                                  \
     } while (0)
 
 static bool check_nodes(const struct kvr_index *ix, size_t *holders, size_t *with_set, const char **reason)
@@ -196,12 +195,10 @@ static bool check_rank(const struct kvr_index *ix, const struct rank *rk, size_t
         bool node_lists_holder = kvr__set_has(atomic_load_explicit(&nd->holders, RLX), rk->slot);
         CHECK(node_lists_holder);
         bool parent_is_held = rc->parent ? rk->recs[rc->parent].node == up
-                                         : up == ROOT_NODE ||
-                                               atomic_load_explicit(&kvr__node(ix, up)->parent, RLX) == FLOAT_NODE;
+                                         : up == ROOT_NODE || atomic_load_explicit(&kvr__node(ix, up)->parent, RLX) == FLOAT_NODE;
         CHECK(parent_is_held);
     }
-    bool counts_are_right = canonical == rk->blocks && aliases == rk->aliases &&
-                            canonical + aliases == rk->names_n;
+    bool counts_are_right = canonical == rk->blocks && aliases == rk->aliases && canonical + aliases == rk->names_n;
     CHECK(counts_are_right);
     return true;
 }

@@ -315,8 +315,7 @@ static int find_start(struct kvr_index *ix, struct store *st, const struct kvr_e
         descend(st, r, st->rk->recs[r].node);
     } else if (ev->has_start_position && ev->start_position > 0 && ev->blocks_n > 0) {
         uint32_t anchor = child_of(ix, FLOAT_NODE, ev->start_position);
-        if (anchor == NODE_NONE && kvr__node_create(ix, FLOAT_NODE, ev->start_position, 0, NULL, &anchor))
-            return -KVR_ENOMEM;
+        if (anchor == NODE_NONE && kvr__node_create(ix, FLOAT_NODE, ev->start_position, 0, NULL, &anchor)) return -KVR_ENOMEM;
         descend(st, REC_NONE, anchor);
     }
     return 0;
@@ -447,14 +446,13 @@ int kvr_index_apply(struct kvr_index *ix, const struct kvr_event *ev)
     return rc;
 }
 
-int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *locals, size_t locals_n,
-                     const uint64_t *seqs, size_t seqs_n)
+int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *locals, size_t locals_n, const uint64_t *seqs,
+                     size_t seqs_n)
 {
     if (locals_n != seqs_n) return -KVR_ELENGTH;
     if (locals_n == 0) return 0;
     lock(ix);
-    struct store st = {.locals = locals, .names = seqs, .n = seqs_n,
-                       .expiry = kvr_now_ns(&ix->clock) + ix->ttl_ns};
+    struct store st = {.locals = locals, .names = seqs, .n = seqs_n, .expiry = kvr_now_ns(&ix->clock) + ix->ttl_ns};
     int rc = store(ix, w, &st, NULL);
     const struct rank *rk = st.rk;
     /* Leaves first, so that they expire before their parents. Blocks that events stored stay permanent. */
@@ -462,8 +460,7 @@ int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *
         uint32_t r = kvr__name_find(rk, seqs[i]);
         if (r && rk->timed[r].expiry) kvr__timed_touch(ix, st.rk, r, st.expiry);
     }
-    if (ix->predicted_max && ix->predicted_n > ix->predicted_max)
-        ix->counters.pruned += prune_predicted(ix, ix->predicted_target);
+    if (ix->predicted_max && ix->predicted_n > ix->predicted_max) ix->counters.pruned += prune_predicted(ix, ix->predicted_target);
     count_result(ix, rc);
     unlock(ix);
     return rc;

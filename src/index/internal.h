@@ -29,11 +29,11 @@ enum {
     CHUNKS_MAX = 1 << 19
 };
 #define NODE_NONE UINT32_MAX
-#define REC_NONE 0u
+#define REC_NONE  0u
 #define REC_ALIAS 0x80000000u
-#define RLX memory_order_relaxed
-#define ACQ memory_order_acquire
-#define REL memory_order_release
+#define RLX       memory_order_relaxed
+#define ACQ       memory_order_acquire
+#define REL       memory_order_release
 
 /* ---- epochs ------------------------------------------------------------------------------------------ */
 
@@ -106,8 +106,8 @@ struct kid_table {
 struct rec {
     uint64_t name;
     uint32_t node;
-    uint32_t parent;    /* canonical: record of the parent block, REC_NONE at the top */
-    uint32_t first_kid; /* canonical */
+    uint32_t parent;     /* canonical: record of the parent block, REC_NONE at the top */
+    uint32_t first_kid;  /* canonical */
     uint32_t next, prev; /* siblings; aliases of one block for an alias record; next is the free list link */
     uint32_t alias;      /* canonical: first alias record or 0; alias: REC_ALIAS | canonical */
 };
@@ -208,8 +208,7 @@ int kvr__nodes_init(struct kvr_index *ix);
 void kvr__nodes_destroy(struct kvr_index *ix);
 struct node *kvr__node(const struct kvr_index *ix, uint32_t id); /* writer side */
 uint32_t kvr__node_child(const struct chunk_dir *dir, const struct kid_table *kids, uint32_t parent, uint64_t local);
-int kvr__node_create(struct kvr_index *ix, uint32_t parent, uint64_t local, uint64_t name, struct hset *holders,
-                     uint32_t *out);
+int kvr__node_create(struct kvr_index *ix, uint32_t parent, uint64_t local, uint64_t name, struct hset *holders, uint32_t *out);
 void kvr__node_prune(struct kvr_index *ix, uint32_t id); /* unlink id and its ancestors while nobody needs them */
 void kvr__node_free(struct kvr_index *ix, uint32_t id);  /* after the grace period */
 

@@ -92,8 +92,7 @@ static int table_reserve(struct kvr_index *ix)
         uint64_t v = atomic_load_explicit(&old->slots[i], RLX);
         if (v == 0 || v == KID_TOMB) continue;
         const struct node *nd = kvr__node(ix, (uint32_t)v);
-        table_put(t, kid_hash(atomic_load_explicit(&nd->parent, RLX), atomic_load_explicit(&nd->local, RLX)),
-                  (uint32_t)v, &tombs);
+        table_put(t, kid_hash(atomic_load_explicit(&nd->parent, RLX), atomic_load_explicit(&nd->local, RLX)), (uint32_t)v, &tombs);
     }
     ix->kids_tombs = 0;
     atomic_store_explicit(&ix->kids, t, REL);
@@ -133,8 +132,7 @@ static int dir_reserve(struct kvr_index *ix, uint32_t need)
     struct chunk_dir *d = kvr_mem_zget(&ix->mem, dir_size(cap));
     if (!d) return -KVR_ENOMEM;
     d->cap = cap;
-    for (uint32_t i = 0; old && i < old->cap; i++)
-        atomic_store_explicit(&d->chunks[i], atomic_load_explicit(&old->chunks[i], RLX), RLX);
+    for (uint32_t i = 0; old && i < old->cap; i++) atomic_store_explicit(&d->chunks[i], atomic_load_explicit(&old->chunks[i], RLX), RLX);
     atomic_store_explicit(&ix->dir, d, REL);
     if (old) kvr__index_retire(ix, &old->link, dir_size(old->cap));
     return 0;
@@ -163,8 +161,7 @@ static bool chunk_has_room(const struct chunk *c)
 static int chunk_new(struct kvr_index *ix)
 {
     /* Room for the id in the free list is made here, so that giving a chunk back never allocates. */
-    if (kvr_mem_grow(&ix->mem, (void **)&ix->chunk_ids_free, &ix->chunk_ids_free_cap, ix->chunks_top + 1,
-                     sizeof(uint32_t)))
+    if (kvr_mem_grow(&ix->mem, (void **)&ix->chunk_ids_free, &ix->chunk_ids_free_cap, ix->chunks_top + 1, sizeof(uint32_t)))
         return -KVR_ENOMEM;
     uint32_t id = ix->chunk_ids_free_n ? ix->chunk_ids_free[ix->chunk_ids_free_n - 1] : ix->chunks_top;
     if (dir_reserve(ix, id + 1)) return -KVR_ENOMEM;
@@ -217,8 +214,7 @@ void kvr__node_free(struct kvr_index *ix, uint32_t id)
     }
 }
 
-int kvr__node_create(struct kvr_index *ix, uint32_t parent, uint64_t local, uint64_t name, struct hset *holders,
-                     uint32_t *out)
+int kvr__node_create(struct kvr_index *ix, uint32_t parent, uint64_t local, uint64_t name, struct hset *holders, uint32_t *out)
 {
     uint32_t id;
     if (table_reserve(ix)) return -KVR_ENOMEM;
@@ -246,8 +242,7 @@ void kvr__node_prune(struct kvr_index *ix, uint32_t id)
         struct node *nd = kvr__node(ix, id);
         if (nd->kids || atomic_load_explicit(&nd->holders, RLX)) return;
         uint32_t parent = atomic_load_explicit(&nd->parent, RLX);
-        if (!(has_next_in_chunk(parent) && id == parent + 1))
-            table_del(ix, kid_hash(parent, atomic_load_explicit(&nd->local, RLX)), id);
+        if (!(has_next_in_chunk(parent) && id == parent + 1)) table_del(ix, kid_hash(parent, atomic_load_explicit(&nd->local, RLX)), id);
         atomic_store_explicit(&nd->parent, NODE_NONE, REL);
         kvr__index_retire_node(ix, id);
         ix->nodes_live--;

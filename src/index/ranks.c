@@ -88,15 +88,13 @@ static int slots_reserve(struct kvr_index *ix)
 {
     struct rank_dir *old = atomic_load_explicit(&ix->ranks, RLX);
     uint32_t top = atomic_load_explicit(&ix->slots_top, RLX);
-    if (kvr_mem_grow(&ix->mem, (void **)&ix->slots_free, &ix->slots_free_cap, top + 1, sizeof(uint32_t)))
-        return -KVR_ENOMEM;
+    if (kvr_mem_grow(&ix->mem, (void **)&ix->slots_free, &ix->slots_free_cap, top + 1, sizeof(uint32_t))) return -KVR_ENOMEM;
     if (ix->slots_free_n || (old && top < old->cap)) return 0;
     uint32_t cap = old ? old->cap * 2 : 16;
     struct rank_dir *d = kvr_mem_zget(&ix->mem, rank_dir_size(cap));
     if (!d) return -KVR_ENOMEM;
     d->cap = cap;
-    for (uint32_t i = 0; old && i < old->cap; i++)
-        atomic_store_explicit(&d->ranks[i], atomic_load_explicit(&old->ranks[i], RLX), RLX);
+    for (uint32_t i = 0; old && i < old->cap; i++) atomic_store_explicit(&d->ranks[i], atomic_load_explicit(&old->ranks[i], RLX), RLX);
     atomic_store_explicit(&ix->ranks, d, REL);
     if (old) kvr__index_retire(ix, &old->link, rank_dir_size(old->cap));
     return 0;

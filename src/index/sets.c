@@ -65,8 +65,7 @@ static bool set_matches(const struct hset *s, const struct hset *base, uint32_t 
     if (add && s->members[at] != slot) return false;
     if (at && memcmp(s->members, base->members, at * sizeof(uint32_t)) != 0) return false;
     uint32_t tail = add ? base_n - at : base_n - at - 1;
-    return tail == 0 || memcmp(s->members + at + (add ? 1 : 0), base->members + at + (add ? 0 : 1),
-                               tail * sizeof(uint32_t)) == 0;
+    return tail == 0 || memcmp(s->members + at + (add ? 1 : 0), base->members + at + (add ? 0 : 1), tail * sizeof(uint32_t)) == 0;
 }
 
 static int set_derive(struct kvr_index *ix, struct hset *base, uint32_t slot, bool add, struct hset **out)

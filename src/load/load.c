@@ -36,9 +36,9 @@ struct edge {
 
 struct request {
     struct request *bucket_next;
-    struct request *older, *newer;           /* by time of booking */
-    struct request *slot_next, *slot_prev;   /* of one rank */
-    struct edge *end;                        /* NULL: no prompt blocks */
+    struct request *older, *newer;         /* by time of booking */
+    struct request *slot_next, *slot_prev; /* of one rank */
+    struct edge *end;                      /* NULL: no prompt blocks */
     uint64_t private_blocks, prefill_tokens, output_blocks, booked_ns, id_hash;
     uint32_t slot;
     uint32_t id_len;
@@ -341,8 +341,7 @@ int kvr_load_set_worker(struct kvr_load *ld, uint64_t worker_id, uint32_t dp_sta
     }
     for (size_t i = 0; i < ld->slots_n; i++) {
         struct kvr_worker w = ld->slots[i].load.worker;
-        if (ld->slots[i].used && w.worker_id == worker_id && (w.dp_rank < dp_start || w.dp_rank - dp_start >= dp_size))
-            slot_remove(ld, i);
+        if (ld->slots[i].used && w.worker_id == worker_id && (w.dp_rank < dp_start || w.dp_rank - dp_start >= dp_size)) slot_remove(ld, i);
     }
     return 0;
 }
@@ -358,8 +357,7 @@ void kvr_load_remove_worker(struct kvr_load *ld, uint64_t worker_id)
 static struct request **request_place(const struct kvr_load *ld, uint64_t hash, const char *id, size_t len)
 {
     struct request **p = &ld->requests[hash & (ld->requests_cap - 1)];
-    while (*p && !((*p)->id_hash == hash && (*p)->id_len == len && memcmp((*p)->id, id, len) == 0))
-        p = &(*p)->bucket_next;
+    while (*p && !((*p)->id_hash == hash && (*p)->id_len == len && memcmp((*p)->id, id, len) == 0)) p = &(*p)->bucket_next;
     return p;
 }
 
@@ -532,8 +530,7 @@ bool kvr_load_validate(const struct kvr_load *ld, const char **reason)
                 for (size_t k = 0; k < e->refs_n; k++)
                     if (e->refs[k].slot == i) blocks += e->len;
         if (!s->used) continue;
-        if (blocks != s->load.active_decode_blocks || prefill != s->load.active_prefill_tokens ||
-            requests != s->load.active_requests) {
+        if (blocks != s->load.active_decode_blocks || prefill != s->load.active_prefill_tokens || requests != s->load.active_requests) {
             *reason = "load: a rank's sums differ from its requests";
             return false;
         }

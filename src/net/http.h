@@ -44,7 +44,7 @@ struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name);
 struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i);
 struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i);
 void kvr_headers_free(struct kvr_headers *h);
-bool kvr_text_is(struct kvr_text t, const char *s);      /* exact */
+bool kvr_text_is(struct kvr_text t, const char *s); /* exact */
 bool kvr_text_is_nocase(struct kvr_text t, const char *s);
 /* Headers that concern one connection only: Connection, those it names, Keep-Alive, Transfer-Encoding, ... */
 bool kvr_header_is_hop_by_hop(const struct kvr_headers *h, struct kvr_text name);
@@ -115,8 +115,7 @@ void kvr_http_end(struct kvr_http_conn *c);
 /* Breaks the transfer off, so that the client sees that the answer is not whole. */
 void kvr_http_abort(struct kvr_http_conn *c);
 /* A whole answer in one go. */
-void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers,
-                    const char *body, size_t len);
+void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers, const char *body, size_t len);
 /* A connection that is being answered does not take another request afterwards. */
 void kvr_http_close_after(struct kvr_http_conn *c);
 const char *kvr_http_reason(int status);
@@ -129,8 +128,8 @@ struct kvr_http_call;
 struct kvr_endpoint {
     char host[256];
     uint16_t port;
-    char base[256];  /* path prefix without trailing slash, often "" */
-    uint64_t key;    /* identifies host:port in the pool */
+    char base[256]; /* path prefix without trailing slash, often "" */
+    uint64_t key;   /* identifies host:port in the pool */
     bool is_numeric;
     struct sockaddr_storage addr;
 };
@@ -141,8 +140,8 @@ int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out);
 enum kvr_http_failure {
     KVR_HTTP_CONNECT_FAILED, /* refused, unreachable, name unknown */
     KVR_HTTP_CONNECT_TIMEOUT,
-    KVR_HTTP_RESET,          /* closed before the answer began */
-    KVR_HTTP_TRUNCATED,      /* closed in the middle */
+    KVR_HTTP_RESET,     /* closed before the answer began */
+    KVR_HTTP_TRUNCATED, /* closed in the middle */
     KVR_HTTP_BAD_ANSWER
 };
 
@@ -158,7 +157,7 @@ struct kvr_http_call_config {
     const struct kvr_endpoint *endpoint; /* copied */
     const char *head;                    /* request line and headers, with the blank line; copied */
     size_t head_len;
-    const char *body;                    /* borrowed until the call ends or is cancelled */
+    const char *body; /* borrowed until the call ends or is cancelled */
     size_t body_len;
     bool is_head;
     double connect_timeout_s;

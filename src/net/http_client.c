@@ -20,7 +20,7 @@ struct kvr_http_client {
     uv_loop_t *loop;
     uv_timer_t sweep;
     double idle_timeout_s;
-    struct peer *idle;    /* newest first */
+    struct peer *idle; /* newest first */
     struct peer *busy;
     size_t idle_n;
     llhttp_settings_t settings;
@@ -464,8 +464,7 @@ void kvr_http_call_resume(struct kvr_http_call *call)
 {
     if (!call->paused) return;
     call->paused = false;
-    if (call->peer && call->peer->state == RECEIVING)
-        uv_read_start((uv_stream_t *)&call->peer->tcp, on_alloc, on_read);
+    if (call->peer && call->peer->state == RECEIVING) uv_read_start((uv_stream_t *)&call->peer->tcp, on_alloc, on_read);
 }
 
 /* ---- client ------------------------------------------------------------------------------------------ */

@@ -93,8 +93,9 @@ static bool list_has(struct kvr_text list, struct kvr_text name)
 
 bool kvr_header_is_hop_by_hop(const struct kvr_headers *h, struct kvr_text name)
 {
-    static const char *const names[] = {"connection", "keep-alive", "proxy-connection", "proxy-authenticate",
-                                        "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"};
+    static const char *const names[] = {
+        "connection", "keep-alive",        "proxy-connection", "proxy-authenticate", "proxy-authorization", "te",
+        "trailer",    "transfer-encoding", "upgrade"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
         if (kvr_text_is_nocase(name, names[i])) return true;
     for (size_t i = 0; i < h->n; i++)
@@ -156,8 +157,8 @@ int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out)
     memcpy(e.base, p, n);
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)e.base[i] <= ' ') return -KVR_EINVAL;
-    e.is_numeric = uv_ip4_addr(e.host, e.port, (struct sockaddr_in *)&e.addr) == 0 ||
-                   uv_ip6_addr(e.host, e.port, (struct sockaddr_in6 *)&e.addr) == 0;
+    e.is_numeric =
+        uv_ip4_addr(e.host, e.port, (struct sockaddr_in *)&e.addr) == 0 || uv_ip6_addr(e.host, e.port, (struct sockaddr_in6 *)&e.addr) == 0;
     e.key = kvr_hash_bytes(e.host, strlen(e.host), e.port);
     *out = e;
     return 0;

@@ -43,12 +43,12 @@ struct kvr_http_conn {
     uint64_t deadline_ms; /* 0: none */
     size_t queued;        /* bytes in write requests */
     size_t head_bytes;
-    unsigned last_two;    /* the last two bytes of the header section, for the scan */
+    unsigned last_two; /* the last two bytes of the header section, for the scan */
     uint8_t line_start;
     bool in_value, in_head, started_message;
-    bool answering, answer_started, chunked, keep_alive, close_when_sent, closing, above_high, expect_continue,
-        read_stopped, lingering, write_failed; /* closed by the next sweep, so that writing never calls back */
-    int64_t left;         /* body bytes still to be sent when the length is known; -1 unknown */
+    bool answering, answer_started, chunked, keep_alive, close_when_sent, closing, above_high, expect_continue, read_stopped, lingering,
+        write_failed; /* closed by the next sweep, so that writing never calls back */
+    int64_t left;     /* body bytes still to be sent when the length is known; -1 unknown */
     int fail_status;
 };
 
@@ -88,8 +88,7 @@ static void on_written(uv_write_t *req, int status)
     }
     if (c->above_high && c->queued < KVR_HTTP_LOW_WATER) {
         c->above_high = false;
-        if (c->answering && c->server->config.handler.on_drained)
-            c->server->config.handler.on_drained(c, c->server->config.handler.ctx);
+        if (c->answering && c->server->config.handler.on_drained) c->server->config.handler.on_drained(c, c->server->config.handler.ctx);
     }
     if (c->queued == 0 && c->close_when_sent && !c->answering) linger(c);
 }
@@ -148,10 +147,8 @@ void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, si
     if (c->chunked) b = snprintf(framing, sizeof framing, "Transfer-Encoding: chunked\r\n");
     else if (length >= 0 && status != 204 && status != 304)
         b = snprintf(framing, sizeof framing, "Content-Length: %lld\r\n", (long long)length);
-    const char *end = c->keep_alive ? (c->request.minor >= 1 ? "\r\n" : "Connection: keep-alive\r\n\r\n")
-                                    : "Connection: close\r\n\r\n";
-    uv_buf_t bufs[] = {buf_of(line, (size_t)a), buf_of(headers, headers_len), buf_of(framing, (size_t)b),
-                       buf_of(end, strlen(end))};
+    const char *end = c->keep_alive ? (c->request.minor >= 1 ? "\r\n" : "Connection: keep-alive\r\n\r\n") : "Connection: close\r\n\r\n";
+    uv_buf_t bufs[] = {buf_of(line, (size_t)a), buf_of(headers, headers_len), buf_of(framing, (size_t)b), buf_of(end, strlen(end))};
     send_bufs(c, bufs, 4);
 }
 
@@ -227,8 +224,7 @@ void kvr_http_abort(struct kvr_http_conn *c)
     if (c->queued == 0) conn_close(c);
 }
 
-void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers,
-                    const char *body, size_t len)
+void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers, const char *body, size_t len)
 {
     struct kvr_buf h = {0};
     if (content_type) kvr_buf_printf(&h, "Content-Type: %s\r\n", content_type);
@@ -333,8 +329,7 @@ static int on_body(llhttp_t *p, const char *at, size_t len)
 {
     struct kvr_http_conn *c = conn_of(p);
     if (len > c->server->config.body_max || c->body.len > c->server->config.body_max - len) return fail(c, 413);
-    if (c->body.cap == 0 && p->flags & F_CONTENT_LENGTH)
-        kvr_buf_reserve(&c->body, KVR_MIN(len + p->content_length, (size_t)1 << 20));
+    if (c->body.cap == 0 && p->flags & F_CONTENT_LENGTH) kvr_buf_reserve(&c->body, KVR_MIN(len + p->content_length, (size_t)1 << 20));
     kvr_buf_add(&c->body, at, len);
     set_deadline(c, c->server->config.body_timeout_s);
     return c->body.failed ? fail(c, 503) : 0;
@@ -417,11 +412,12 @@ static size_t parse(struct kvr_http_conn *c, const char *data, size_t len)
             dispatch(c);
         } else if (e != HPE_OK) {
             int status = c->fail_status ? c->fail_status : 400;
-            refuse(c, status, status == 413   ? "the request body is larger than the limit"
-                              : status == 431 ? "the header section is too large"
-                              : status == 501 ? "this transfer encoding is not supported"
-                              : status == 503 ? "out of memory"
-                                              : "malformed HTTP request");
+            refuse(c, status,
+                   status == 413   ? "the request body is larger than the limit"
+                   : status == 431 ? "the header section is too large"
+                   : status == 501 ? "this transfer encoding is not supported"
+                   : status == 503 ? "out of memory"
+                                   : "malformed HTTP request");
             return len;
         } else {
             used += n;
@@ -514,8 +510,7 @@ static void conn_close(struct kvr_http_conn *c)
     if (c->closing) return;
     c->closing = true;
     uv_close((uv_handle_t *)&c->tcp, on_conn_closed);
-    if (c->answering && c->user && c->server->config.handler.on_gone)
-        c->server->config.handler.on_gone(c, c->server->config.handler.ctx);
+    if (c->answering && c->user && c->server->config.handler.on_gone) c->server->config.handler.on_gone(c, c->server->config.handler.ctx);
     c->answering = false;
 }
 

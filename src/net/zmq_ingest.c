@@ -18,10 +18,10 @@ enum {
     MESSAGE_MAX = 64 << 20,
     WAITING_MESSAGES_MAX = 4096,
     WAITING_BYTES_MAX = 32 << 20,
-    BURST = 64,                 /* messages taken from one socket before the next gets its turn */
-    REPLAY_ROUNDS_MAX = 4,      /* holes behind holes before we give up */
+    BURST = 64,            /* messages taken from one socket before the next gets its turn */
+    REPLAY_ROUNDS_MAX = 4, /* holes behind holes before we give up */
     DOWN_GRACE_MS = 2000,
-    TAIL_CHECK_MS = 200,        /* the subscription may have come too late for what was sent just then */
+    TAIL_CHECK_MS = 200, /* the subscription may have come too late for what was sent just then */
     RETRY_MIN_MS = 500,
     RETRY_MAX_MS = 30000,
     REBUILD_PAUSE_MS = 30000
@@ -44,7 +44,7 @@ struct source {
     struct kvr_cursor cursor;
     struct waiting *wait_head, **wait_tail;
     size_t wait_n, wait_bytes;
-    uint64_t last_hash;       /* of the last applied payload */
+    uint64_t last_hash; /* of the last applied payload */
     uint64_t replay_from, silent_deadline_ms, retry_at_ms, tail_at_ms, drop_at_ms, rebuilt_ms;
     unsigned rounds, retries;
     bool replaying, verifying, missing, connected, was_connected, cleared, orphaned, mismatch;
@@ -589,10 +589,8 @@ static void check_deadlines(struct kvr_ingest *in, struct source *s)
         s->drop_at_ms = 0;
         drop_view(in, s);
     }
-    if (s->retry_at_ms && now >= s->retry_at_ms && s->connected && s->dealer && !s->replaying)
-        request_replay(in, s, s->cursor.next);
-    if (s->tail_at_ms && now >= s->tail_at_ms && s->connected && s->dealer && !s->replaying)
-        request_replay(in, s, s->cursor.next);
+    if (s->retry_at_ms && now >= s->retry_at_ms && s->connected && s->dealer && !s->replaying) request_replay(in, s, s->cursor.next);
+    if (s->tail_at_ms && now >= s->tail_at_ms && s->connected && s->dealer && !s->replaying) request_replay(in, s, s->cursor.next);
 }
 
 static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap)
@@ -731,8 +729,7 @@ bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t
     return port <= 65535 && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port) < (int)cap;
 }
 
-int kvr_ingest_add(struct kvr_ingest *in, struct kvr_worker worker, uint32_t block_size, const char *events,
-                   const char *replay)
+int kvr_ingest_add(struct kvr_ingest *in, struct kvr_worker worker, uint32_t block_size, const char *events, const char *replay)
 {
     if (!kvr_ingest_endpoint_ok(events) || (replay && !kvr_ingest_endpoint_ok(replay))) return -KVR_EINVAL;
     struct source *s = calloc(1, sizeof *s);

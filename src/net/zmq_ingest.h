@@ -25,10 +25,12 @@ struct kvr_ingest;
 
 enum kvr_view_state { KVR_VIEW_RESTORING, KVR_VIEW_LIVE };
 
-#define KVR_INGEST_COUNTERS(X)                                                                       \
-    X(batches) X(events) X(blocks) X(bytes) X(stale_batches) X(gaps) X(restarts) X(replays)          \
-    X(replay_failures) X(bad_frames) X(decode_errors) X(parent_not_found) X(block_not_found)         \
-    X(apply_errors) X(disconnects) X(overflows)
+/* clang-format off */
+#define KVR_INGEST_COUNTERS(X) \
+    X(batches) X(events) X(blocks) X(bytes) X(stale_batches) X(gaps) X(restarts) X(replays) X(replay_failures) \
+    X(bad_frames) X(decode_errors) X(parent_not_found) X(block_not_found) X(apply_errors) X(disconnects) \
+    X(overflows)
+/* clang-format on */
 
 struct kvr_view_status {
     struct kvr_worker worker;
@@ -64,8 +66,7 @@ bool kvr_ingest_endpoint_shift(const char *endpoint, uint32_t offset, char *out,
 
 /* Begins to follow a rank; replay may be NULL. One source per (worker, rank). Returns: 0, -KVR_EINVAL for a bad
  * endpoint, -KVR_ENOMEM. The work happens on the thread; a failure shows in the status. */
-int kvr_ingest_add(struct kvr_ingest *in, struct kvr_worker worker, uint32_t block_size, const char *events,
-                   const char *replay);
+int kvr_ingest_add(struct kvr_ingest *in, struct kvr_worker worker, uint32_t block_size, const char *events, const char *replay);
 /* Stops following every rank of a worker; no callback for it runs after the return. */
 void kvr_ingest_remove(struct kvr_ingest *in, uint64_t worker_id);
 

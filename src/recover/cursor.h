@@ -25,9 +25,9 @@ enum kvr_cursor_verdict { KVR_CURSOR_APPLY, KVR_CURSOR_STALE, KVR_CURSOR_GAP, KV
 
 struct kvr_cursor {
     bool applied_any, live_any;
-    uint64_t next;      /* the sequence that may be applied now; 0 at first */
+    uint64_t next; /* the sequence that may be applied now; 0 at first */
     uint64_t last_live;
-    double last_ts;     /* stamp of the last applied batch, seconds; 0 unknown */
+    double last_ts; /* stamp of the last applied batch, seconds; 0 unknown */
 };
 
 /* What a live batch means. Notes that it was seen; does not move the cursor. */

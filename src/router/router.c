@@ -269,8 +269,7 @@ static int match_prompt(struct kvr_router_ctx *c, struct prompt *p)
     if (!c->reader || p->locals_n == 0) return 0;
     for (;;) {
         size_t ranks = kvr_index_ranks(c->router->config.index);
-        if (kvr_mem_grow(&c->mem, (void **)&c->overlaps, &c->overlaps_cap, ranks + 1, sizeof *c->overlaps))
-            return -KVR_ENOMEM;
+        if (kvr_mem_grow(&c->mem, (void **)&c->overlaps, &c->overlaps_cap, ranks + 1, sizeof *c->overlaps)) return -KVR_ENOMEM;
         long n = kvr_index_match(c->reader, p->locals, p->locals_n, c->overlaps, c->overlaps_cap);
         if (n == -KVR_ELIMIT) continue; /* ranks were added in between */
         p->overlaps = c->overlaps;
@@ -377,17 +376,17 @@ static void spread_overlaps(struct kvr_router *r, struct kvr_router_ctx *c, cons
     }
 }
 
-static void fill_candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p,
-                           size_t slot, struct kvr_candidate *out)
+static void fill_candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot,
+                           struct kvr_candidate *out)
 {
     struct kvr_rank_load l = {0};
     kvr_load_get(r->load, slot, &l);
     size_t booked = booked_seqs(p, &r->config);
-    *out = (struct kvr_candidate){.worker = l.worker, .device_blocks = c->device[slot],
+    *out = (struct kvr_candidate){.worker = l.worker,
+                                  .device_blocks = c->device[slot],
                                   .active_prefill_tokens = r->config.cost.track_prefill_tokens ? l.active_prefill_tokens : 0,
                                   .active_requests = l.active_requests};
-    if (r->config.track_active_blocks)
-        out->decode_blocks = l.active_decode_blocks + (booked - c->depths[slot]) + p->private_blocks;
+    if (r->config.track_active_blocks) out->decode_blocks = l.active_decode_blocks + (booked - c->depths[slot]) + p->private_blocks;
 }
 
 static int pinned_slot(const struct kvr_router *r, const struct kvr_router_request *rq, size_t *out)
@@ -407,8 +406,8 @@ static int pinned_slot(const struct kvr_router *r, const struct kvr_router_reque
 }
 
 /* Collects the slots that may serve the request. */
-static int eligible_slots(const struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq,
-                          size_t *n_out, struct kvr_router_result *res)
+static int eligible_slots(const struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, size_t *n_out,
+                          struct kvr_router_result *res)
 {
     size_t n = 0, slot;
     if (rq->pinned && !rq->pin_any_rank) {
@@ -444,8 +443,8 @@ static bool all_busy(const struct kvr_router *r, const struct kvr_router_ctx *c,
     return true;
 }
 
-static size_t pick_by_mode(struct kvr_router *r, const struct kvr_router_ctx *c, const struct kvr_cost_config *cost,
-                           size_t n, struct kvr_router_result *res)
+static size_t pick_by_mode(struct kvr_router *r, const struct kvr_router_ctx *c, const struct kvr_cost_config *cost, size_t n,
+                           struct kvr_router_result *res)
 {
     struct kvr_rng rng = {r->rng};
     size_t at = 0;
@@ -459,8 +458,7 @@ static size_t pick_by_mode(struct kvr_router *r, const struct kvr_router_ctx *c,
         uint32_t ties = 1;
         for (size_t i = 1; i < n; i++) {
             if (c->candidates[i].active_requests < c->candidates[at].active_requests) at = i, ties = 1;
-            else if (c->candidates[i].active_requests == c->candidates[at].active_requests &&
-                     kvr_rng_below(&rng, ++ties) == 0) at = i;
+            else if (c->candidates[i].active_requests == c->candidates[at].active_requests && kvr_rng_below(&rng, ++ties) == 0) at = i;
         }
         r->rng = rng.state;
         return at;
@@ -473,12 +471,17 @@ static size_t pick_by_mode(struct kvr_router *r, const struct kvr_router_ctx *c,
     return kvr_pick(c->costs, n, cost->temperature, &r->rng);
 }
 
-static int book(struct kvr_router *r, const struct kvr_router_request *rq, const struct prompt *p,
-                struct kvr_worker worker, uint64_t prefill_tokens)
+static int book(struct kvr_router *r, const struct kvr_router_request *rq, const struct prompt *p, struct kvr_worker worker,
+                uint64_t prefill_tokens)
 {
-    struct kvr_load_request lr = {.id = rq->id, .id_len = rq->id_len, .worker = worker, .seqs = p->seqs,
-                                  .seqs_n = booked_seqs(p, &r->config), .private_blocks = p->private_blocks,
-                                  .prefill_tokens = prefill_tokens, .now_ns = p->start_ns};
+    struct kvr_load_request lr = {.id = rq->id,
+                                  .id_len = rq->id_len,
+                                  .worker = worker,
+                                  .seqs = p->seqs,
+                                  .seqs_n = booked_seqs(p, &r->config),
+                                  .private_blocks = p->private_blocks,
+                                  .prefill_tokens = prefill_tokens,
+                                  .now_ns = p->start_ns};
     return kvr_load_add(r->load, &lr);
 }
 
@@ -487,8 +490,8 @@ static uint64_t uncached_tokens(const struct kvr_router *r, uint64_t isl, uint64
     return r->config.cost.track_prefill_tokens && isl > cached ? isl - cached : 0;
 }
 
-static int schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq,
-                    const struct prompt *p, struct kvr_router_result *res)
+static int schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p,
+                    struct kvr_router_result *res)
 {
     size_t slots = kvr_load_slots(r->load), n;
     if (reserve_ranks(c, slots)) return -KVR_ENOMEM;
@@ -534,16 +537,15 @@ int kvr_router_find_best_match(struct kvr_router *r, struct kvr_router_ctx *c, c
     res.times.scheduling = end - t;
     res.times.total = end - p.start_ns;
     /* A prediction that does not fit is no reason to refuse the request; the index counts it. */
-    if (rq->book && r->config.record_decisions)
-        (void)kvr_index_record(r->config.index, res.worker, p.locals, p.locals_n, p.seqs, p.seqs_n);
+    if (rq->book && r->config.record_decisions) (void)kvr_index_record(r->config.index, res.worker, p.locals, p.locals_n, p.seqs, p.seqs_n);
     *out = res;
     return 0;
 }
 
 /* ---- book-keeping and questions ---------------------------------------------------------------------- */
 
-int kvr_router_add_request(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq,
-                           struct kvr_worker worker, uint64_t cached_tokens)
+int kvr_router_add_request(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct kvr_worker worker,
+                           uint64_t cached_tokens)
 {
     struct prompt p;
     if (rq->id_len == 0) return -KVR_ENOID;
@@ -591,8 +593,8 @@ size_t kvr_router_expire_requests(struct kvr_router *r, uint64_t older_than_ns)
     return n;
 }
 
-long kvr_router_overlap(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq,
-                        struct kvr_overlap *out, size_t cap, size_t *blocks_n)
+long kvr_router_overlap(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct kvr_overlap *out,
+                        size_t cap, size_t *blocks_n)
 {
     struct prompt p;
     if (!r->config.index) return -KVR_ENOINDEX;
@@ -648,8 +650,7 @@ long kvr_router_potential_loads(struct kvr_router *r, struct kvr_router_ctx *c, 
         fill_candidate(r, c, &p, i, &cand);
         kvr_cost_linear(&r->config.cost, r->config.block_size, KVR_MAX(p.isl, (uint64_t)1), &cand, 1, &cost);
         if (n < cap)
-            out[n] = (struct kvr_potential_load){cand.worker,
-                                                 cand.active_prefill_tokens + uncached_tokens(r, p.isl, cost.cached_tokens),
+            out[n] = (struct kvr_potential_load){cand.worker, cand.active_prefill_tokens + uncached_tokens(r, p.isl, cost.cached_tokens),
                                                  cand.decode_blocks, cand.active_requests};
         n++;
     }

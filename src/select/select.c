@@ -7,8 +7,8 @@
 
 void kvr_cost_config_init(struct kvr_cost_config *c)
 {
-    *c = (struct kvr_cost_config){.overlap_credit = 1, .prefill_load_scale = 1, .host_weight = 0.75,
-                                  .disk_weight = 0.25, .track_prefill_tokens = true};
+    *c = (struct kvr_cost_config){
+        .overlap_credit = 1, .prefill_load_scale = 1, .host_weight = 0.75, .disk_weight = 0.25, .track_prefill_tokens = true};
 }
 
 int kvr_cost_config_check(const struct kvr_cost_config *c, const char **field)
@@ -17,9 +17,12 @@ int kvr_cost_config_check(const struct kvr_cost_config *c, const char **field)
         const char *name;
         double value, max;
     } rows[] = {
-        {"overlap_credit", c->overlap_credit, DBL_MAX}, {"credit_decay", c->credit_decay, DBL_MAX},
-        {"prefill_load_scale", c->prefill_load_scale, DBL_MAX}, {"host_weight", c->host_weight, 1},
-        {"disk_weight", c->disk_weight, 1}, {"request_weight", c->request_weight, DBL_MAX},
+        {"overlap_credit", c->overlap_credit, DBL_MAX},
+        {"credit_decay", c->credit_decay, DBL_MAX},
+        {"prefill_load_scale", c->prefill_load_scale, DBL_MAX},
+        {"host_weight", c->host_weight, 1},
+        {"disk_weight", c->disk_weight, 1},
+        {"request_weight", c->request_weight, DBL_MAX},
         {"temperature", c->temperature, DBL_MAX},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
@@ -37,16 +40,16 @@ static uint64_t least_prefill(const struct kvr_candidate *c, size_t n)
     return least;
 }
 
-static double credit_factor(const struct kvr_cost_config *cfg, const struct kvr_candidate *c, uint64_t least,
-                            double block, double request_blocks)
+static double credit_factor(const struct kvr_cost_config *cfg, const struct kvr_candidate *c, uint64_t least, double block,
+                            double request_blocks)
 {
     if (!cfg->track_prefill_tokens || cfg->credit_decay <= 0) return 1;
     double excess = (double)(c->active_prefill_tokens - least) / block / request_blocks;
     return 1 / (1 + cfg->credit_decay * excess);
 }
 
-void kvr_cost_linear(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl,
-                     const struct kvr_candidate *candidates, size_t n, struct kvr_cost *costs)
+void kvr_cost_linear(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl, const struct kvr_candidate *candidates, size_t n,
+                     struct kvr_cost *costs)
 {
     KVR_ASSERT(block_size > 0 && isl > 0);
     double block = block_size, request_blocks = (double)((isl - 1) / block_size + 1);
@@ -61,8 +64,8 @@ void kvr_cost_linear(const struct kvr_cost_config *cfg, uint32_t block_size, uin
                         cfg->host_weight * c->host_blocks + cfg->disk_weight * c->disk_blocks;
         costs[i].effective_blocks = effective;
         costs[i].cached_tokens = (uint64_t)cached;
-        costs[i].cost = cfg->prefill_load_scale * KVR_MAX(raw - credit, 0.0) + (double)c->decode_blocks +
-                        cfg->request_weight * c->active_requests;
+        costs[i].cost =
+            cfg->prefill_load_scale * KVR_MAX(raw - credit, 0.0) + (double)c->decode_blocks + cfg->request_weight * c->active_requests;
     }
 }
 

@@ -46,8 +46,8 @@ static bool bytes_are(struct kvr_bytes b, const char *text)
 static uint8_t attention_kind(struct kvr_bytes kind)
 {
     static const char *const main_kinds[] = {"full_attention", "mla_attention", "sink_full_attention"};
-    static const char *const others[] = {"sliding_window", "sliding_window_mla", "mamba", "chunked_local_attention",
-                                         "encoder_only_attention", "cross_attention"};
+    static const char *const others[] = {"sliding_window",          "sliding_window_mla",     "mamba",
+                                         "chunked_local_attention", "encoder_only_attention", "cross_attention"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(main_kinds); i++)
         if (bytes_are(kind, main_kinds[i])) return 1;
     for (size_t i = 0; i < KVR_ARRAY_LEN(others); i++)
@@ -74,8 +74,7 @@ static bool passes_group_filter(struct kvr_engine_stream *s, const struct kvr_en
 }
 
 /* The salt term of a store's seed; tags its blocks. false: the store's salt cannot be known. */
-static bool propagate_salt(struct kvr_engine_stream *s, const struct kvr_engine_batch *b,
-                           const struct kvr_engine_event *ev, uint64_t *term)
+static bool propagate_salt(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev, uint64_t *term)
 {
     *term = 0;
     if (ev->salt.ptr && ev->salt.len) {
@@ -119,14 +118,13 @@ static bool hashes_repeat(const uint64_t *h, size_t n, bool has_parent, uint64_t
     struct kvr_map64 seen = {0};
     bool repeat = false;
     if (has_parent) repeat = kvr_map64_put(&seen, parent, 1) != 0;
-    for (size_t i = 0; i < n && !repeat; i++)
-        repeat = kvr_map64_get(&seen, h[i]) || kvr_map64_put(&seen, h[i], 1);
+    for (size_t i = 0; i < n && !repeat; i++) repeat = kvr_map64_get(&seen, h[i]) || kvr_map64_put(&seen, h[i], 1);
     kvr_map64_clear(&seen);
     return repeat;
 }
 
-static int hash_tokens(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
-                       uint64_t seed, size_t *blocks)
+static int hash_tokens(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev, uint64_t seed,
+                       size_t *blocks)
 {
     size_t n = kvr_hash_block_count(ev->tokens_n, s->block_size, ev->eagle), mm_n = KVR_MIN(ev->mm_n, n);
     if (kvr_mem_grow(&s->mem, (void **)&s->locals, &s->locals_cap, n, sizeof *s->locals)) return -KVR_ENOMEM;
@@ -137,16 +135,16 @@ static int hash_tokens(struct kvr_engine_stream *s, const struct kvr_engine_batc
         s->mm[i] = (struct kvr_mm_block){m->n ? b->mm_hashes + m->at : NULL, m->n};
         any |= m->n > 0;
     }
-    long rc = kvr_hash_locals(b->tokens + ev->tokens_at, ev->tokens_n, s->block_size, ev->eagle, seed,
-                              any ? s->mm : NULL, any ? mm_n : 0, s->locals);
+    long rc = kvr_hash_locals(b->tokens + ev->tokens_at, ev->tokens_n, s->block_size, ev->eagle, seed, any ? s->mm : NULL, any ? mm_n : 0,
+                              s->locals);
     if (rc < 0) return (int)rc;
     *blocks = n;
     return 0;
 }
 
 /* Returns: 1 when *out is to be emitted, 0 when not, or an error. */
-static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_batch *b,
-                          const struct kvr_engine_event *ev, struct kvr_event *out)
+static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
+                          struct kvr_event *out)
 {
     const uint64_t *hashes = b->hashes + ev->hashes_at;
     uint64_t salt_term;
@@ -180,8 +178,7 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
     return 1;
 }
 
-static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
-                   struct kvr_event *out)
+static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev, struct kvr_event *out)
 {
     if (ev->kind == KVR_ENGINE_IGNORED || ev->kind == KVR_ENGINE_UNKNOWN) {
         if (ev->kind == KVR_ENGINE_IGNORED) s->counters.ignored_event++;
@@ -210,8 +207,7 @@ static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b
     return ev->hashes_n > 0;
 }
 
-long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id,
-                        kvr_engine_emit *emit, void *ctx)
+long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id, kvr_engine_emit *emit, void *ctx)
 {
     long emitted = 0;
     for (size_t i = 0; i < b->events_n; i++) {

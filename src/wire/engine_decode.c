@@ -181,8 +181,7 @@ uint64_t kvr_engine_mm_hash(const char *id, size_t len)
 
 static int add_mm_hash(struct kvr_engine_batch *b, uint64_t hash)
 {
-    if (kvr_mem_grow(&b->mem, (void **)&b->mm_hashes, &b->mm_hashes_cap, b->mm_hashes_n + 1, sizeof *b->mm_hashes))
-        return -KVR_ENOMEM;
+    if (kvr_mem_grow(&b->mem, (void **)&b->mm_hashes, &b->mm_hashes_cap, b->mm_hashes_n + 1, sizeof *b->mm_hashes)) return -KVR_ENOMEM;
     b->mm_hashes[b->mm_hashes_n++] = hash;
     b->mm[b->mm_n - 1].n++;
     return 0;
@@ -207,8 +206,7 @@ static bool equals(struct kvr_bytes a, const char *s, size_t len)
 }
 
 /* One item of a block's extra keys. `want_salt`: still looking for the salt of the first block. */
-static int read_extra_key(struct kvr_engine_batch *b, const char **p, struct kvr_engine_event *ev, bool *want_salt,
-                          bool *lora_skipped)
+static int read_extra_key(struct kvr_engine_batch *b, const char **p, struct kvr_engine_event *ev, bool *want_salt, bool *lora_skipped)
 {
     static const char prefix[] = "dynamo-cache-salt:";
     uint32_t len;
@@ -419,8 +417,8 @@ static int read_event_array(struct kvr_engine_batch *b, const char **p, struct k
 
 enum { SEEN_TYPE = 1, SEEN_HASHES = 2, SEEN_TOKENS = 4, SEEN_BLOCK_SIZE = 8 };
 
-static int read_event_key(struct kvr_engine_batch *b, const char **p, struct kvr_engine_event *ev, const char *key,
-                          uint32_t key_len, const char **extra_keys, const char **mm_infos, unsigned *seen)
+static int read_event_key(struct kvr_engine_batch *b, const char **p, struct kvr_engine_event *ev, const char *key, uint32_t key_len,
+                          const char **extra_keys, const char **mm_infos, unsigned *seen)
 {
     struct kvr_bytes type = {0}, k = {key, key_len};
 #define KEY(name) equals(k, name, sizeof(name) - 1)

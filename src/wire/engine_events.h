@@ -69,11 +69,12 @@ int kvr_engine_decode(struct kvr_engine_batch *b, const char *data, size_t len);
 /* Identifier of a multimodal object to its hash: 64 hex digits: the first 16 as a number; else XXH3. */
 uint64_t kvr_engine_mm_hash(const char *id, size_t len);
 
-#define KVR_ENGINE_COUNTERS(X)                                                 \
-    X(ignored_event) X(unknown_tag) X(ambiguous_cache_namespace)               \
-    X(non_main_attention_kind) X(unknown_kind) X(non_main_attention_group)     \
-    X(unlearned_group_idx) X(remote_locality) X(unknown_medium)                \
-    X(self_reference) X(block_size_mismatch) X(truncated_tokens) X(other_rank) X(lower_tier)
+/* clang-format off */
+#define KVR_ENGINE_COUNTERS(X) \
+    X(ignored_event) X(unknown_tag) X(ambiguous_cache_namespace) X(non_main_attention_kind) X(unknown_kind) \
+    X(non_main_attention_group) X(unlearned_group_idx) X(remote_locality) X(unknown_medium) X(self_reference) \
+    X(block_size_mismatch) X(truncated_tokens) X(other_rank) X(lower_tier)
+/* clang-format on */
 
 struct kvr_engine_counters {
 #define KVR_ENGINE_FIELD(name) uint64_t name;
@@ -106,7 +107,6 @@ void kvr_engine_stream_reset(struct kvr_engine_stream *s);
 typedef void kvr_engine_emit(void *ctx, const struct kvr_event *event);
 
 /* Converts every event of a batch. Returns: number of events emitted, or -KVR_ENOMEM. */
-long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id,
-                        kvr_engine_emit *emit, void *ctx);
+long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id, kvr_engine_emit *emit, void *ctx);
 
 #endif

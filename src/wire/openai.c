@@ -12,15 +12,13 @@ static void read_prompt(struct kvr_json prompt, struct kvr_openai_request *out)
     if (kvr_json_type_of(first) == KVR_JSON_INT) {
         out->tokens = prompt;
         out->tokens_n = n;
-    } else if (n == 1 && kvr_json_type_of(first) == KVR_JSON_ARRAY &&
-               kvr_json_type_of(kvr_json_at(first, 0)) == KVR_JSON_INT) {
+    } else if (n == 1 && kvr_json_type_of(first) == KVR_JSON_ARRAY && kvr_json_type_of(kvr_json_at(first, 0)) == KVR_JSON_INT) {
         out->tokens = first;
         out->tokens_n = kvr_json_count(first);
     }
 }
 
-int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out,
-                     const char **why)
+int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out, const char **why)
 {
     const char *ignored;
     struct kvr_json v;
@@ -108,8 +106,7 @@ void kvr_openai_usage(struct kvr_json root, struct kvr_usage *out)
     out->present = true;
     kvr_json_as_u64(kvr_json_get(usage, "prompt_tokens"), &out->prompt_tokens);
     kvr_json_as_u64(kvr_json_get(usage, "completion_tokens"), &out->completion_tokens);
-    out->has_cached = kvr_json_as_u64(kvr_json_get(kvr_json_get(usage, "prompt_tokens_details"), "cached_tokens"),
-                                      &out->cached_tokens);
+    out->has_cached = kvr_json_as_u64(kvr_json_get(kvr_json_get(usage, "prompt_tokens_details"), "cached_tokens"), &out->cached_tokens);
 }
 
 const char *kvr_openai_error_type(int status)

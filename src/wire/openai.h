@@ -18,8 +18,7 @@ struct kvr_openai_request {
 };
 
 /* Reads a body. Returns: 0; -KVR_EFORMAT with a sentence for the client in *why. */
-int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out,
-                     const char **why);
+int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out, const char **why);
 
 /* The canonical prompt text for byte tokens: the prompt string, or role and content of each message.
  * Appends to `out`. false when the body has neither. */

@@ -18,8 +18,8 @@ int kvr_trace_parse(struct kvr_json_parser *p, const char *line, size_t len, str
     ids = kvr_json_get(root, "hash_ids");
     r.ids_n = kvr_json_count(ids);
     *why = "`hash_ids` must have one id per 512 tokens of input";
-    if (kvr_json_type_of(ids) != KVR_JSON_ARRAY || r.ids_n > KVR_TRACE_IDS_MAX ||
-        r.input_length > r.ids_n * KVR_TRACE_BLOCK || r.input_length == 0)
+    if (kvr_json_type_of(ids) != KVR_JSON_ARRAY || r.ids_n > KVR_TRACE_IDS_MAX || r.input_length > r.ids_n * KVR_TRACE_BLOCK ||
+        r.input_length == 0)
         return -KVR_EFORMAT;
     r.ids = malloc(r.ids_n * sizeof *r.ids);
     if (!r.ids) return -KVR_ENOMEM;

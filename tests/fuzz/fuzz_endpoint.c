@@ -16,6 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size >= sizeof text) return 0;
     memcpy(text, data, size);
     text[size] = 0;
-    if (kvr_ingest_endpoint_ok(text) && kvr_ingest_endpoint_shift(text, 1, shifted, sizeof shifted)) KVR_ASSERT(kvr_ingest_endpoint_ok(shifted));
+    if (kvr_ingest_endpoint_ok(text) && kvr_ingest_endpoint_shift(text, 1, shifted, sizeof shifted))
+        KVR_ASSERT(kvr_ingest_endpoint_ok(shifted));
     return 0;
 }

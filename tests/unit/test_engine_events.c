@@ -90,8 +90,10 @@ static void w1_array(void **state)
 static void w2_map_negative_hash(void **state)
 {
     struct fixture *f = *state;
-    assert_int_equal(feed_hex(f, "93cb3ff80000000000009186a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391ff"
-                                 "b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473920a0baa626c6f636b5f73697a6502a76c6f72615f6964c003"), 1);
+    assert_int_equal(
+        feed_hex(f, "93cb3ff80000000000009186a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391ff"
+                    "b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473920a0baa626c6f636b5f73697a6502a76c6f72615f6964c003"),
+        1);
     assert_int_equal(f->b.rank, 3);
     assert_true(f->got.blocks[0][0].block_hash == UINT64_MAX && f->got.blocks[0][0].tokens_hash == 7369860969341005925ull);
 }
@@ -99,7 +101,8 @@ static void w2_map_negative_hash(void **state)
 static void w3_removed_then_cleared(void **state)
 {
     struct fixture *f = *state;
-    assert_int_equal(feed_hex(f, "93cb40000000000000009293ac426c6f636b52656d6f766564910ba347505591b0416c6c426c6f636b73436c656172656400"), 2);
+    assert_int_equal(feed_hex(f, "93cb40000000000000009293ac426c6f636b52656d6f766564910ba347505591b0416c6c426c6f636b73436c656172656400"),
+                     2);
     assert_int_equal(f->got.ev[0].kind, KVR_EVENT_REMOVED);
     assert_true(f->got.removed[0][0] == 11);
     assert_int_equal(f->got.ev[1].kind, KVR_EVENT_CLEARED);
@@ -210,9 +213,18 @@ static void map_batch(void **state, const char *rank_key)
     assert_true(f->b.has_rank && f->b.ts == 2.5);
 }
 
-static void map_batch_data_parallel_rank(void **state) { map_batch(state, "data_parallel_rank"); }
-static void map_batch_dp_rank(void **state) { map_batch(state, "dp_rank"); }
-static void map_batch_attn_dp_rank(void **state) { map_batch(state, "attn_dp_rank"); }
+static void map_batch_data_parallel_rank(void **state)
+{
+    map_batch(state, "data_parallel_rank");
+}
+static void map_batch_dp_rank(void **state)
+{
+    map_batch(state, "dp_rank");
+}
+static void map_batch_attn_dp_rank(void **state)
+{
+    map_batch(state, "attn_dp_rank");
+}
 
 static void byte_string_hashes(void **state)
 {
@@ -303,7 +315,7 @@ static void fixed_tail_kinds(void **state)
     tail_decides(f, 5, "never_heard_of", false);
     assert_int_equal(f->s.counters.non_main_attention_kind, 2);
     assert_int_equal(f->s.counters.unknown_kind, 1);
-    tail_decides(f, 1, NULL, true);  /* learned above */
+    tail_decides(f, 1, NULL, true); /* learned above */
     tail_decides(f, 3, NULL, false);
     tail_decides(f, 9, NULL, false); /* never learned */
     assert_int_equal(f->s.counters.unlearned_group_idx, 1);
@@ -561,13 +573,32 @@ static void every_cut_and_bit_flip_is_survived(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(w1_array), T(w2_map_negative_hash), T(w3_removed_then_cleared), T(w4_bigram), T(two_element_batch),
-        T(longer_batch_is_accepted), T(map_batch_data_parallel_rank), T(map_batch_dp_rank), T(map_batch_attn_dp_rank),
-        T(byte_string_hashes), T(chained_blocks_and_truncation), T(wrong_block_size_is_counted_and_left_out),
-        T(self_reference_is_no_event), T(fixed_tail_kinds), T(legacy_tail_by_type), T(media_and_tiers),
-        T(lora_name_enters_the_hash), T(salt_propagates_to_children), T(ambiguous_salts_are_dropped), T(clear_forgets_salts),
-        T(hex_extra_keys_are_mm_objects), T(remote_blocks_are_left_out), T(unknown_and_ignored_tags),
-        T(malformed_events_fail_the_batch), T(deep_nesting_is_refused), T(huge_counts_are_refused),
+        T(w1_array),
+        T(w2_map_negative_hash),
+        T(w3_removed_then_cleared),
+        T(w4_bigram),
+        T(two_element_batch),
+        T(longer_batch_is_accepted),
+        T(map_batch_data_parallel_rank),
+        T(map_batch_dp_rank),
+        T(map_batch_attn_dp_rank),
+        T(byte_string_hashes),
+        T(chained_blocks_and_truncation),
+        T(wrong_block_size_is_counted_and_left_out),
+        T(self_reference_is_no_event),
+        T(fixed_tail_kinds),
+        T(legacy_tail_by_type),
+        T(media_and_tiers),
+        T(lora_name_enters_the_hash),
+        T(salt_propagates_to_children),
+        T(ambiguous_salts_are_dropped),
+        T(clear_forgets_salts),
+        T(hex_extra_keys_are_mm_objects),
+        T(remote_blocks_are_left_out),
+        T(unknown_and_ignored_tags),
+        T(malformed_events_fail_the_batch),
+        T(deep_nesting_is_refused),
+        T(huge_counts_are_refused),
         T(every_cut_and_bit_flip_is_survived),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -27,11 +27,11 @@ static void plain_xxh3(void **s)
     assert_true(kvr_hash_bytes("opaque-renderer-image-0", 23, 0) == 14437604544409538977ull);
 }
 
-#define SINGLE(name, bs, first, lora, salt, want)            \
-    static void name(void **s)                               \
-    {                                                        \
-        (void)s;                                             \
-        assert_true(one_block(bs, first, lora, salt) == want); \
+#define SINGLE(name, bs, first, lora, salt, want)                                                                                          \
+    static void name(void **s)                                                                                                             \
+    {                                                                                                                                      \
+        (void)s;                                                                                                                           \
+        assert_true(one_block(bs, first, lora, salt) == want);                                                                             \
     }
 SINGLE(va_1, 1, 0, NULL, NULL, 16451421758532862321ull)
 SINGLE(va_2, 2, 0, NULL, NULL, 10918435022357402928ull)
@@ -133,8 +133,8 @@ static void vg_raw_chains(void **s)
     kvr_hash_sequence(a, 3, q);
     assert_true(q[0] == 11 && q[1] == 750553365844651409ull && q[2] == 3257565445809651757ull);
     kvr_hash_sequence(b, 5, q);
-    assert_true(q[0] == 1 && q[1] == 16740963408272063728ull && q[2] == 5417695437591212399ull &&
-                q[3] == 15413681679220706959ull && q[4] == 16713516116484648481ull);
+    assert_true(q[0] == 1 && q[1] == 16740963408272063728ull && q[2] == 5417695437591212399ull && q[3] == 15413681679220706959ull &&
+                q[4] == 16713516116484648481ull);
     kvr_hash_sequence(c, 3, q);
     assert_true(q[2] == 15923921302563402129ull);
 }
@@ -208,17 +208,42 @@ static void block_counts(void **s)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain_xxh3), cmocka_unit_test(va_1), cmocka_unit_test(va_2), cmocka_unit_test(va_4),
-        cmocka_unit_test(va_11), cmocka_unit_test(va_16), cmocka_unit_test(va_32), cmocka_unit_test(va_48),
-        cmocka_unit_test(va_60), cmocka_unit_test(va_61), cmocka_unit_test(va_64), cmocka_unit_test(va_128),
-        cmocka_unit_test(vb_1), cmocka_unit_test(vb_4), cmocka_unit_test(vb_16), cmocka_unit_test(vb_64),
-        cmocka_unit_test(vd_lora_a), cmocka_unit_test(vd_lora_b), cmocka_unit_test(vd_salt),
-        cmocka_unit_test(vd_lora_named_like_salt), cmocka_unit_test(vd_both), cmocka_unit_test(vd_16_lora),
-        cmocka_unit_test(vd_64_lora), cmocka_unit_test(vd_32_lora), cmocka_unit_test(vd_empty_lora_is_none),
-        cmocka_unit_test(vd_empty_salt_is_none), cmocka_unit_test(vd_seeds), cmocka_unit_test(vc_extreme_tokens),
-        cmocka_unit_test(vb_chain), cmocka_unit_test(ve_chains), cmocka_unit_test(vf_lora_chain),
-        cmocka_unit_test(vg_raw_chains), cmocka_unit_test(vh_eagle_windows), cmocka_unit_test(vi_multimodal),
-        cmocka_unit_test(vk_pad_value_scheme_hashes_plain), cmocka_unit_test(negative_controls),
+        cmocka_unit_test(plain_xxh3),
+        cmocka_unit_test(va_1),
+        cmocka_unit_test(va_2),
+        cmocka_unit_test(va_4),
+        cmocka_unit_test(va_11),
+        cmocka_unit_test(va_16),
+        cmocka_unit_test(va_32),
+        cmocka_unit_test(va_48),
+        cmocka_unit_test(va_60),
+        cmocka_unit_test(va_61),
+        cmocka_unit_test(va_64),
+        cmocka_unit_test(va_128),
+        cmocka_unit_test(vb_1),
+        cmocka_unit_test(vb_4),
+        cmocka_unit_test(vb_16),
+        cmocka_unit_test(vb_64),
+        cmocka_unit_test(vd_lora_a),
+        cmocka_unit_test(vd_lora_b),
+        cmocka_unit_test(vd_salt),
+        cmocka_unit_test(vd_lora_named_like_salt),
+        cmocka_unit_test(vd_both),
+        cmocka_unit_test(vd_16_lora),
+        cmocka_unit_test(vd_64_lora),
+        cmocka_unit_test(vd_32_lora),
+        cmocka_unit_test(vd_empty_lora_is_none),
+        cmocka_unit_test(vd_empty_salt_is_none),
+        cmocka_unit_test(vd_seeds),
+        cmocka_unit_test(vc_extreme_tokens),
+        cmocka_unit_test(vb_chain),
+        cmocka_unit_test(ve_chains),
+        cmocka_unit_test(vf_lora_chain),
+        cmocka_unit_test(vg_raw_chains),
+        cmocka_unit_test(vh_eagle_windows),
+        cmocka_unit_test(vi_multimodal),
+        cmocka_unit_test(vk_pad_value_scheme_hashes_plain),
+        cmocka_unit_test(negative_controls),
         cmocka_unit_test(block_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -41,7 +41,7 @@ static int teardown(void **state)
     return 0;
 }
 
-#define W(id) ((struct kvr_worker){(id), 0})
+#define W(id)  ((struct kvr_worker){(id), 0})
 #define L(...) (const uint64_t[]){__VA_ARGS__}, sizeof((const uint64_t[]){__VA_ARGS__}) / 8
 
 /* Stores locals[n] behind the chain `before`; names are the chain of all of it. */
@@ -53,8 +53,8 @@ static int store_after(struct fixture *f, struct kvr_worker w, const uint64_t *b
     memcpy(all + bn, locals, n * 8);
     kvr_hash_sequence(all, bn + n, seq);
     for (size_t i = 0; i < n; i++) b[i] = (struct kvr_block){seq[bn + i], locals[i]};
-    struct kvr_event ev = {.worker = w, .kind = KVR_EVENT_STORED, .has_parent = bn > 0, .parent_hash = bn ? seq[bn - 1] : 0,
-                           .blocks = b, .blocks_n = n};
+    struct kvr_event ev = {
+        .worker = w, .kind = KVR_EVENT_STORED, .has_parent = bn > 0, .parent_hash = bn ? seq[bn - 1] : 0, .blocks = b, .blocks_n = n};
     return kvr_index_apply(f->ix, &ev);
 }
 
@@ -66,8 +66,8 @@ static int store(struct fixture *f, struct kvr_worker w, const uint64_t *locals,
 static int store_named(struct fixture *f, struct kvr_worker w, uint64_t parent, uint64_t name, uint64_t local)
 {
     struct kvr_block b = {name, local};
-    struct kvr_event ev = {.worker = w, .kind = KVR_EVENT_STORED, .has_parent = parent != 0, .parent_hash = parent,
-                           .blocks = &b, .blocks_n = 1};
+    struct kvr_event ev = {
+        .worker = w, .kind = KVR_EVENT_STORED, .has_parent = parent != 0, .parent_hash = parent, .blocks = &b, .blocks_n = 1};
     return kvr_index_apply(f->ix, &ev);
 }
 
@@ -400,8 +400,8 @@ static void t18_start_position(void **s)
 {
     struct fixture *f = *s;
     struct kvr_block b[2] = {{1000, 5}, {1001, 6}};
-    struct kvr_event ev = {.worker = W(1), .kind = KVR_EVENT_STORED, .has_start_position = true, .start_position = 10,
-                           .blocks = b, .blocks_n = 2};
+    struct kvr_event ev = {
+        .worker = W(1), .kind = KVR_EVENT_STORED, .has_start_position = true, .start_position = 10, .blocks = b, .blocks_n = 2};
     assert_int_equal(kvr_index_apply(f->ix, &ev), 0);
     assert_int_equal(matches(f, L(5, 6)), 0);
     assert_int_equal(size_of(f), 2);
@@ -743,22 +743,44 @@ static void bad_config_is_refused(void **s)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(t01_store_and_query), T(t02_same_store_twice), T(t03_continuation), T(t04_sizes), T(t05_middle_removal),
-        T(t06_workers_grow_apart), T(t07_second_worker_catches_up), T(t08_store_then_remove_all),
-        T(t09_shared_then_diverging), T(t10_removals_are_harmless), T(t11_dump_and_restore), T(t12_clear_is_per_rank),
+        T(t01_store_and_query),
+        T(t02_same_store_twice),
+        T(t03_continuation),
+        T(t04_sizes),
+        T(t05_middle_removal),
+        T(t06_workers_grow_apart),
+        T(t07_second_worker_catches_up),
+        T(t08_store_then_remove_all),
+        T(t09_shared_then_diverging),
+        T(t10_removals_are_harmless),
+        T(t11_dump_and_restore),
+        T(t12_clear_is_per_rank),
         cmocka_unit_test_setup_teardown(t12_clear_worker_wide_by_switch, setup_worker_wide, teardown),
-        T(t13_ranks_score_separately), T(t14_partial_removals), T(t15_disjoint_sequences), T(t16_from_tokens),
-        T(t17_lora_isolation), T(t18_start_position),
+        T(t13_ranks_score_separately),
+        T(t14_partial_removals),
+        T(t15_disjoint_sequences),
+        T(t16_from_tokens),
+        T(t17_lora_isolation),
+        T(t18_start_position),
         cmocka_unit_test_setup_teardown(t19_approximate, setup_approx, teardown),
-        cmocka_unit_test_setup_teardown(t19_size_pruning_takes_leaves_first, setup_pruned, teardown), T(t20_errors),
-        T(t20_node_reuse), cmocka_unit_test(t21_destroy_null), T(t22_linear_chain_dumps_as_one_event),
-        T(removal_concerns_one_worker_and_rank), T(two_copies_of_a_block_are_removed_one_by_one),
-        T(removing_the_second_name_keeps_the_first), T(engines_may_name_blocks_differently),
-        T(a_known_name_at_another_place_moves), T(same_content_under_two_prefixes), T(worker_ids_are_reusable),
-        T(thousands_of_holders), T(memory_comes_back),
+        cmocka_unit_test_setup_teardown(t19_size_pruning_takes_leaves_first, setup_pruned, teardown),
+        T(t20_errors),
+        T(t20_node_reuse),
+        cmocka_unit_test(t21_destroy_null),
+        T(t22_linear_chain_dumps_as_one_event),
+        T(removal_concerns_one_worker_and_rank),
+        T(two_copies_of_a_block_are_removed_one_by_one),
+        T(removing_the_second_name_keeps_the_first),
+        T(engines_may_name_blocks_differently),
+        T(a_known_name_at_another_place_moves),
+        T(same_content_under_two_prefixes),
+        T(worker_ids_are_reusable),
+        T(thousands_of_holders),
+        T(memory_comes_back),
         cmocka_unit_test_setup_teardown(byte_cap_holds_and_answers_stay_right, setup_capped, teardown),
         cmocka_unit_test_setup_teardown(predictions_make_room_under_the_cap, setup_capped, teardown),
-        cmocka_unit_test(every_allocation_may_fail), cmocka_unit_test(bad_config_is_refused),
+        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(bad_config_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -118,9 +118,14 @@ static void random_store(struct kvr_index *ix, struct model *m, struct kvr_rng *
         locals[i] = 1 + (int)kvr_rng_below(rng, LOCALS);
         b[i] = (struct kvr_block){(uint64_t)names[i], (uint64_t)locals[i]};
     }
-    struct kvr_event ev = {.worker = worker_of(r), .kind = KVR_EVENT_STORED, .has_parent = parent != 0,
-                           .parent_hash = (uint64_t)parent, .has_start_position = root != 0,
-                           .start_position = (uint32_t)root, .blocks = b, .blocks_n = (size_t)n};
+    struct kvr_event ev = {.worker = worker_of(r),
+                           .kind = KVR_EVENT_STORED,
+                           .has_parent = parent != 0,
+                           .parent_hash = (uint64_t)parent,
+                           .has_start_position = root != 0,
+                           .start_position = (uint32_t)root,
+                           .blocks = b,
+                           .blocks_n = (size_t)n};
     int want = model_store(m, r, parent, root, names, locals, n);
     assert_int_equal(kvr_index_apply(ix, &ev), want);
 }
@@ -334,8 +339,12 @@ static void store_range(struct kvr_index *ix, uint64_t w, const uint64_t *q, siz
 {
     struct kvr_block b[CHAIN];
     for (size_t i = from; i < to; i++) b[i - from] = (struct kvr_block){q[i] ^ w << 32, q[i]};
-    struct kvr_event ev = {.worker = {w, 0}, .kind = KVR_EVENT_STORED, .has_parent = from > 0,
-                           .parent_hash = from ? q[from - 1] ^ w << 32 : 0, .blocks = b, .blocks_n = to - from};
+    struct kvr_event ev = {.worker = {w, 0},
+                           .kind = KVR_EVENT_STORED,
+                           .has_parent = from > 0,
+                           .parent_hash = from ? q[from - 1] ^ w << 32 : 0,
+                           .blocks = b,
+                           .blocks_n = to - from};
     KVR_ASSERT(kvr_index_apply(ix, &ev) == 0);
 }
 

@@ -45,7 +45,7 @@ static struct kvr_rank_load get(struct fixture *f, uint64_t w)
     return l;
 }
 
-#define S(...) (const uint64_t[]){__VA_ARGS__}, sizeof((const uint64_t[]){__VA_ARGS__}) / 8
+#define S(...)      (const uint64_t[]){__VA_ARGS__}, sizeof((const uint64_t[]){__VA_ARGS__}) / 8
 #define FREE(f, id) kvr_load_free((f)->ld, id, strlen(id))
 
 static void shared_blocks_count_once(void **s)
@@ -276,10 +276,20 @@ static void random_operations_equal_a_recount(void **s)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(shared_blocks_count_once), T(projection_is_a_prefix_not_a_set), T(ranks_do_not_share), T(prefill_goes_with_the_first_token),
-        T(duplicate_ids_change_nothing), T(bad_requests_are_refused), T(double_free_is_harmless), T(output_blocks_are_unique),
-        T(private_blocks_cost_no_hashes), T(removing_a_worker_drops_its_requests), T(rank_range_can_change),
-        T(stale_requests_expire_oldest_first), cmocka_unit_test(every_allocation_may_fail), T(random_operations_equal_a_recount),
+        T(shared_blocks_count_once),
+        T(projection_is_a_prefix_not_a_set),
+        T(ranks_do_not_share),
+        T(prefill_goes_with_the_first_token),
+        T(duplicate_ids_change_nothing),
+        T(bad_requests_are_refused),
+        T(double_free_is_harmless),
+        T(output_blocks_are_unique),
+        T(private_blocks_cost_no_hashes),
+        T(removing_a_worker_drops_its_requests),
+        T(rank_range_can_change),
+        T(stale_requests_expire_oldest_first),
+        cmocka_unit_test(every_allocation_may_fail),
+        T(random_operations_equal_a_recount),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

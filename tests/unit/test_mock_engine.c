@@ -49,8 +49,15 @@ static void on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t
 static int setup_with(void **s, uint32_t blocks, uint32_t seqs, bool caching)
 {
     struct fixture *f = calloc(1, sizeof *f);
-    struct mock_engine_config c = {.block_size = BS, .num_blocks = blocks, .max_num_seqs = seqs, .max_batched_tokens = 64,
-                                   .speedup = 1, .prefix_caching = caching, .on_event = on_event, .on_token = on_token, .ctx = f};
+    struct mock_engine_config c = {.block_size = BS,
+                                   .num_blocks = blocks,
+                                   .max_num_seqs = seqs,
+                                   .max_batched_tokens = 64,
+                                   .speedup = 1,
+                                   .prefix_caching = caching,
+                                   .on_event = on_event,
+                                   .on_token = on_token,
+                                   .ctx = f};
     f->e = mock_engine_create(&c);
     kvr_index_create(NULL, &f->ix);
     kvr_index_reader_create(f->ix, &f->rd);
@@ -58,9 +65,18 @@ static int setup_with(void **s, uint32_t blocks, uint32_t seqs, bool caching)
     return 0;
 }
 
-static int setup(void **s) { return setup_with(s, BLOCKS, 8, true); }
-static int setup_uncached(void **s) { return setup_with(s, BLOCKS, 8, false); }
-static int setup_narrow(void **s) { return setup_with(s, BLOCKS, 1, true); }
+static int setup(void **s)
+{
+    return setup_with(s, BLOCKS, 8, true);
+}
+static int setup_uncached(void **s)
+{
+    return setup_with(s, BLOCKS, 8, false);
+}
+static int setup_narrow(void **s)
+{
+    return setup_with(s, BLOCKS, 1, true);
+}
 
 static int teardown(void **s)
 {
@@ -258,10 +274,17 @@ static void prefill_takes_the_modelled_time(void **s)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(second_time_is_cached), T(at_least_one_token_is_computed), T(generated_blocks_are_cached_too),
-        T(eviction_is_told_and_tails_go_first), T(predictions_equal_cached_tokens_under_churn), T(many_at_once_finish), T(preemption_is_no_hit),
-        cmocka_unit_test_setup_teardown(sequence_slots_are_respected, setup_narrow, teardown), T(aborts_give_blocks_back),
-        cmocka_unit_test_setup_teardown(without_caching_nothing_is_told, setup_uncached, teardown), T(reset_clears_when_idle),
+        T(second_time_is_cached),
+        T(at_least_one_token_is_computed),
+        T(generated_blocks_are_cached_too),
+        T(eviction_is_told_and_tails_go_first),
+        T(predictions_equal_cached_tokens_under_churn),
+        T(many_at_once_finish),
+        T(preemption_is_no_hit),
+        cmocka_unit_test_setup_teardown(sequence_slots_are_respected, setup_narrow, teardown),
+        T(aborts_give_blocks_back),
+        cmocka_unit_test_setup_teardown(without_caching_nothing_is_told, setup_uncached, teardown),
+        T(reset_clears_when_idle),
         T(prefill_takes_the_modelled_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -177,12 +177,18 @@ static void ranges_are_checked(void **s)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cached_tokens_above_the_prompt), cmocka_unit_test(request_weight),
-        cmocka_unit_test(documented_example_picks_the_second), cmocka_unit_test(credit_reduces_prefill),
-        cmocka_unit_test(scale_applies_after_credits_and_before_decode), cmocka_unit_test(lower_tiers_have_their_weights),
-        cmocka_unit_test(decay_halves_the_credit_at_one_request_of_excess), cmocka_unit_test(ties_spread_and_are_seeded),
-        cmocka_unit_test(softmax_prefers_cheap_and_reaches_all), cmocka_unit_test(softmax_of_equal_costs_is_uniform),
-        cmocka_unit_test(softmax_orders_extreme_costs), cmocka_unit_test(low_temperature_is_nearly_greedy),
+        cmocka_unit_test(cached_tokens_above_the_prompt),
+        cmocka_unit_test(request_weight),
+        cmocka_unit_test(documented_example_picks_the_second),
+        cmocka_unit_test(credit_reduces_prefill),
+        cmocka_unit_test(scale_applies_after_credits_and_before_decode),
+        cmocka_unit_test(lower_tiers_have_their_weights),
+        cmocka_unit_test(decay_halves_the_credit_at_one_request_of_excess),
+        cmocka_unit_test(ties_spread_and_are_seeded),
+        cmocka_unit_test(softmax_prefers_cheap_and_reaches_all),
+        cmocka_unit_test(softmax_of_equal_costs_is_uniform),
+        cmocka_unit_test(softmax_orders_extreme_costs),
+        cmocka_unit_test(low_temperature_is_nearly_greedy),
         cmocka_unit_test(ranges_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -108,7 +108,8 @@ static void openai_fields(void **s)
     assert_true(r.stream && r.has_messages && !r.has_prompt && r.max_tokens == 7);
     assert_memory_equal(r.model, "m", 1);
     assert_memory_equal(r.salt, "x", 1);
-    assert_int_equal(parse(s, "{\"messages\":[],\"max_completion_tokens\":9,\"nvext\":{\"cache_salt\":\"y\",\"token_data\":[1,2,3]}}", &r, &why), 0);
+    assert_int_equal(
+        parse(s, "{\"messages\":[],\"max_completion_tokens\":9,\"nvext\":{\"cache_salt\":\"y\",\"token_data\":[1,2,3]}}", &r, &why), 0);
     assert_int_equal(r.max_tokens, 9);
     assert_int_equal(r.tokens_n, 3);
     assert_memory_equal(r.salt, "y", 1);
@@ -146,7 +147,9 @@ static void prompt_text_of_messages(void **s)
     struct kvr_openai_request r;
     struct kvr_buf b = {0};
     const char *why;
-    parse(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"yo\"}]}]}", &r, &why);
+    parse(s,
+          "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"yo\"}]}]}",
+          &r, &why);
     assert_true(kvr_openai_prompt_text(&r, &b));
     kvr_buf_add(&b, "", 1);
     assert_string_equal(b.data, "<|user|>\nhi<|end|>\n<|user|>\nyo<|end|>\n<|assistant|>\n");
@@ -185,9 +188,10 @@ static void errors_are_openai_objects(void **s)
     kvr_buf_free(&b);
 }
 
-static const char stream[] = ": comment\n\ndata: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"choices\":[{\"text\":\"\\\"usage\\\"\"}],\"usage\":null}\r\n\r\n"
-                             "event: x\ndata:{\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2,"
-                             "\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
+static const char stream[] =
+    ": comment\n\ndata: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"choices\":[{\"text\":\"\\\"usage\\\"\"}],\"usage\":null}\r\n\r\n"
+    "event: x\ndata:{\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2,"
+    "\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
 
 static void sse_whole(void **s)
 {
@@ -244,8 +248,10 @@ static void trace_rows(void **s)
     assert_memory_not_equal(a + 512, b + 512, 488 * 4);
     for (int i = 0; i < 1000; i++) assert_in_range(a[i], 1000, 50999);
     kvr_trace_row_free(&r);
-    const char *bad[] = {"{}", "{\"timestamp\":1,\"input_length\":1025,\"output_length\":1,\"hash_ids\":[1,2]}",
-                         "{\"timestamp\":-1,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}", "x",
+    const char *bad[] = {"{}",
+                         "{\"timestamp\":1,\"input_length\":1025,\"output_length\":1,\"hash_ids\":[1,2]}",
+                         "{\"timestamp\":-1,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}",
+                         "x",
                          "{\"timestamp\":1,\"input_length\":1,\"output_length\":1,\"hash_ids\":[\"a\"]}",
                          "{\"timestamp\":1,\"input_length\":0,\"output_length\":1,\"hash_ids\":[]}"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) assert_int_equal(kvr_trace_parse(*s, bad[i], strlen(bad[i]), &r, &why), -KVR_EFORMAT);
@@ -354,13 +360,30 @@ static void media_names(void **s)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        J(json_keeps_64_bits), J(json_tolerates_numbers_it_cannot_hold), J(json_absent_values_are_harmless),
-        J(json_deep_nesting_is_refused), J(json_output_is_escaped), J(openai_fields), J(openai_prompt_forms), J(openai_refusals),
-        J(prompt_text_of_messages), J(usage_is_read), J(errors_are_openai_objects), J(sse_whole), J(sse_at_every_split),
-        J(sse_byte_by_byte), J(sse_endless_line_is_bounded), J(trace_rows), cmocka_unit_test(cursor_contiguous_and_gap),
-        cmocka_unit_test(cursor_late_join_is_a_gap), cmocka_unit_test(cursor_queued_duplicates_are_stale),
-        cmocka_unit_test(cursor_backwards_is_a_restart), cmocka_unit_test(cursor_restart_right_after_a_replay),
-        cmocka_unit_test(map64_random), cmocka_unit_test(errors_have_names_and_texts), cmocka_unit_test(media_names),
+        J(json_keeps_64_bits),
+        J(json_tolerates_numbers_it_cannot_hold),
+        J(json_absent_values_are_harmless),
+        J(json_deep_nesting_is_refused),
+        J(json_output_is_escaped),
+        J(openai_fields),
+        J(openai_prompt_forms),
+        J(openai_refusals),
+        J(prompt_text_of_messages),
+        J(usage_is_read),
+        J(errors_are_openai_objects),
+        J(sse_whole),
+        J(sse_at_every_split),
+        J(sse_byte_by_byte),
+        J(sse_endless_line_is_bounded),
+        J(trace_rows),
+        cmocka_unit_test(cursor_contiguous_and_gap),
+        cmocka_unit_test(cursor_late_join_is_a_gap),
+        cmocka_unit_test(cursor_queued_duplicates_are_stale),
+        cmocka_unit_test(cursor_backwards_is_a_restart),
+        cmocka_unit_test(cursor_restart_right_after_a_replay),
+        cmocka_unit_test(map64_random),
+        cmocka_unit_test(errors_have_names_and_texts),
+        cmocka_unit_test(media_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

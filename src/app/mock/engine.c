@@ -9,7 +9,7 @@
 enum { NIL = UINT32_MAX, EVENT_BLOCKS_MAX = 512 };
 
 struct block {
-    uint64_t hash;      /* 0: not in the prefix cache */
+    uint64_t hash; /* 0: not in the prefix cache */
     uint32_t refs;
     uint32_t next, prev; /* free list, least recently used first */
     bool listed;
@@ -194,8 +194,11 @@ static void publish_blocks(struct mock_engine *e, struct mock_request *r)
             r->published++;
         }
         if (n) {
-            struct kvr_event ev = {.kind = KVR_EVENT_STORED, .has_parent = start > 0,
-                                   .parent_hash = start ? r->chain[start - 1] : 0, .blocks = out, .blocks_n = n};
+            struct kvr_event ev = {.kind = KVR_EVENT_STORED,
+                                   .has_parent = start > 0,
+                                   .parent_hash = start ? r->chain[start - 1] : 0,
+                                   .blocks = out,
+                                   .blocks_n = n};
             e->config.on_event(e->config.ctx, &ev, r->tokens + start * bs, n * bs);
         }
         /* What somebody else computed meanwhile is shared instead of kept twice. */
@@ -395,8 +398,8 @@ bool mock_engine_fits(const struct mock_engine *e, size_t prompt, uint64_t max_t
     return (prompt + max_tokens + e->config.block_size) / e->config.block_size <= e->config.num_blocks;
 }
 
-struct mock_request *mock_engine_submit(struct mock_engine *e, const uint32_t *tokens, size_t n, uint64_t max_tokens,
-                                        uint64_t salt, void *user)
+struct mock_request *mock_engine_submit(struct mock_engine *e, const uint32_t *tokens, size_t n, uint64_t max_tokens, uint64_t salt,
+                                        void *user)
 {
     struct mock_request *r = kvr_mem_zget(&e->mem, sizeof *r);
     if (!r) return NULL;

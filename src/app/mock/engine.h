@@ -43,8 +43,8 @@ void mock_engine_destroy(struct mock_engine *e);
 
 /* Queues a request. Tokens are copied. Returns: NULL when memory is short. The prompt and the answer must fit the
  * cache: see mock_engine_fits. `salt` separates caches. */
-struct mock_request *mock_engine_submit(struct mock_engine *e, const uint32_t *tokens, size_t n, uint64_t max_tokens,
-                                        uint64_t salt, void *user);
+struct mock_request *mock_engine_submit(struct mock_engine *e, const uint32_t *tokens, size_t n, uint64_t max_tokens, uint64_t salt,
+                                        void *user);
 bool mock_engine_fits(const struct mock_engine *e, size_t prompt, uint64_t max_tokens);
 void mock_engine_abort(struct mock_engine *e, struct mock_request *r);
 void *mock_request_user(const struct mock_request *r);

@@ -46,8 +46,7 @@ static char *put_hashes(char *p, const uint64_t *h, const struct kvr_block *bloc
     return p;
 }
 
-void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n,
-                     const char *lora)
+void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n, const char *lora)
 {
     char *p = room(&m->events, 256 + 9 * (ev->blocks_n + ev->removed_n) + 5 * tokens_n + (lora ? strlen(lora) : 0));
     if (!p) return;

@@ -318,8 +318,7 @@ static void generate(struct mock *m, struct kvr_http_conn *c, bool chat)
     kvr_http_conn_set_user(c, x);
     kvr_http_conn_drop_body(c);
     if (m->o->fault_bare_stream && x->stream) start_stream(x);
-    if (!m->o->fault_hang && !m->o->fault_bare_stream)
-        x->request = mock_engine_submit(rank->engine, tokens, n, max, salt, x);
+    if (!m->o->fault_hang && !m->o->fault_bare_stream) x->request = mock_engine_submit(rank->engine, tokens, n, max, salt, x);
     free(tokens);
     if (!rank->in_pass) next_pass(rank);
 }
@@ -422,15 +421,15 @@ static void metrics(struct mock *m, struct kvr_http_conn *c)
         kvr_buf_printf(&b, "# TYPE %s %s\n", rows[i].name, rows[i].type);
         for (uint64_t r = 0; r < m->o->dp_size; r++) {
             mock_engine_stats(m->ranks[r].engine, &st);
-            kvr_buf_printf(&b, "%s{model_name=\"%s\",engine=\"%llu\"} %llu\n", rows[i].name, m->o->model,
-                           (unsigned long long)r, (unsigned long long)*(uint64_t *)(void *)((char *)&st + rows[i].at));
+            kvr_buf_printf(&b, "%s{model_name=\"%s\",engine=\"%llu\"} %llu\n", rows[i].name, m->o->model, (unsigned long long)r,
+                           (unsigned long long)*(uint64_t *)(void *)((char *)&st + rows[i].at));
         }
     }
     kvr_buf_str(&b, "# TYPE vllm:kv_cache_usage_perc gauge\n");
     for (uint64_t r = 0; r < m->o->dp_size; r++) {
         mock_engine_stats(m->ranks[r].engine, &st);
-        kvr_buf_printf(&b, "vllm:kv_cache_usage_perc{model_name=\"%s\",engine=\"%llu\"} %.6f\n", m->o->model,
-                       (unsigned long long)r, (double)st.used_blocks / (double)st.total_blocks);
+        kvr_buf_printf(&b, "vllm:kv_cache_usage_perc{model_name=\"%s\",engine=\"%llu\"} %.6f\n", m->o->model, (unsigned long long)r,
+                       (double)st.used_blocks / (double)st.total_blocks);
     }
     kvr_http_reply(c, 200, "text/plain; version=0.0.4", NULL, b.data ? b.data : "", b.len);
     kvr_buf_free(&b);
@@ -518,11 +517,16 @@ static int start_rank(struct mock *m, uint32_t id)
 {
     const struct mock_options *o = m->o;
     struct rank *r = &m->ranks[id];
-    struct mock_engine_config ec = {.block_size = (uint32_t)o->block_size, .num_blocks = (uint32_t)o->num_gpu_blocks,
+    struct mock_engine_config ec = {.block_size = (uint32_t)o->block_size,
+                                    .num_blocks = (uint32_t)o->num_gpu_blocks,
                                     .max_num_seqs = (uint32_t)o->max_num_seqs,
                                     .max_batched_tokens = (uint32_t)o->max_num_batched_tokens,
-                                    .speedup = o->speedup_ratio, .seed = o->seed, .prefix_caching = o->prefix_caching,
-                                    .on_event = on_event, .on_token = on_token, .ctx = r};
+                                    .speedup = o->speedup_ratio,
+                                    .seed = o->seed,
+                                    .prefix_caching = o->prefix_caching,
+                                    .on_event = on_event,
+                                    .on_token = on_token,
+                                    .ctx = r};
     r->mock = m;
     r->id = id;
     uv_timer_init(&m->loop, &r->timer);
@@ -534,9 +538,14 @@ static int start_rank(struct mock *m, uint32_t id)
         fprintf(stderr, "kvroute mock: --kv-events, --kv-replay: several ranks need tcp endpoints with a port\n");
         return 1;
     }
-    struct mock_events_config vc = {.zmq = m->zmq, .loop = &m->loop, .events = events, .replay = o->kv_replay ? replay : NULL,
-                                    .rank = id, .block_size = (uint32_t)(o->fault_block_size ? o->fault_block_size : o->block_size),
-                                    .replay_buffer = o->replay_buffer, .drop_every = o->drop_events,
+    struct mock_events_config vc = {.zmq = m->zmq,
+                                    .loop = &m->loop,
+                                    .events = events,
+                                    .replay = o->kv_replay ? replay : NULL,
+                                    .rank = id,
+                                    .block_size = (uint32_t)(o->fault_block_size ? o->fault_block_size : o->block_size),
+                                    .replay_buffer = o->replay_buffer,
+                                    .drop_every = o->drop_events,
                                     .topic_in_replay = o->hybrid_topic};
     if (!(r->events = mock_events_create(&vc))) {
         fprintf(stderr, "kvroute mock: --kv-events, --kv-replay: cannot bind '%s' or its replay: %s\n", events, zmq_strerror(zmq_errno()));
@@ -567,15 +576,19 @@ int mock_main(const struct mock_options *o)
     uv_signal_start(&m->intr, on_signal, SIGINT);
     m->started_ms = uv_now(&m->loop);
     for (uint32_t i = 0; i < o->dp_size && rc == 0; i++) rc = start_rank(m, i);
-    struct kvr_http_server_config sc = {.host = o->host, .port = (uint16_t)o->port, .body_max = 256u << 20,
-                                        .connections_max = 65536, .head_timeout_s = 30, .body_timeout_s = 60,
-                                        .idle_timeout_s = 5, .handler = {on_request, on_gone, NULL, error_body, m}};
+    struct kvr_http_server_config sc = {.host = o->host,
+                                        .port = (uint16_t)o->port,
+                                        .body_max = 256u << 20,
+                                        .connections_max = 65536,
+                                        .head_timeout_s = 30,
+                                        .body_timeout_s = 60,
+                                        .idle_timeout_s = 5,
+                                        .handler = {on_request, on_gone, NULL, error_body, m}};
     if (rc == 0 && (rc = kvr_http_server_start(&m->loop, &sc, &m->server)))
         fprintf(stderr, "kvroute mock: --port: cannot listen on %s:%u: %s\n", o->host, (unsigned)o->port, uv_strerror(rc));
     if (rc == 0) {
-        printf("kvroute mock: %s on %s:%u, %llu blocks of %llu tokens, %llu rank(s)\n", o->model, o->host,
-               kvr_http_server_port(m->server), (unsigned long long)o->num_gpu_blocks,
-               (unsigned long long)o->block_size, (unsigned long long)o->dp_size);
+        printf("kvroute mock: %s on %s:%u, %llu blocks of %llu tokens, %llu rank(s)\n", o->model, o->host, kvr_http_server_port(m->server),
+               (unsigned long long)o->num_gpu_blocks, (unsigned long long)o->block_size, (unsigned long long)o->dp_size);
         fflush(stdout);
         uv_run(&m->loop, UV_RUN_DEFAULT);
     }

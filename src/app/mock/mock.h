@@ -13,13 +13,13 @@ struct mock_options {
     double speedup_ratio;
     bool prefix_caching;
     /* faults, for tests */
-    uint64_t drop_events;      /* drop every n-th batch (0: none); its sequence is used up */
-    uint64_t fault_block_size; /* block size told in events */
-    bool fault_hang;           /* accept requests and never answer */
-    bool fault_bare_stream;    /* stream headers, then silence */
+    uint64_t drop_events;       /* drop every n-th batch (0: none); its sequence is used up */
+    uint64_t fault_block_size;  /* block size told in events */
+    bool fault_hang;            /* accept requests and never answer */
+    bool fault_bare_stream;     /* stream headers, then silence */
     uint64_t fault_reset_after; /* cut streams after n tokens */
-    double startup_time;       /* /health answers 503 for that long */
-    bool hybrid_topic;         /* replay answers carry a topic frame */
+    double startup_time;        /* /health answers 503 for that long */
+    bool hybrid_topic;          /* replay answers carry a topic frame */
 };
 
 /* Runs until SIGTERM or SIGINT. Returns: the exit code. */

@@ -81,8 +81,12 @@ static void end_flight(struct flight *f, const char *error)
     if (!error && !f->is_sse && f->answer.len && kvr_json_parse(r->json, f->answer.data, f->answer.len, &root, NULL) == 0)
         kvr_openai_usage(root, &usage);
     uint64_t end = now_ns();
-    struct outcome out = {.error = error, .status = f->status, .worker = f->worker, .e2e_ms = (double)(end - f->start_ns) / 1e6,
-                          .ttft_ms = f->first_ns ? (double)(f->first_ns - f->start_ns) / 1e6 : 0, .usage = usage,
+    struct outcome out = {.error = error,
+                          .status = f->status,
+                          .worker = f->worker,
+                          .e2e_ms = (double)(end - f->start_ns) / 1e6,
+                          .ttft_ms = f->first_ns ? (double)(f->first_ns - f->start_ns) / 1e6 : 0,
+                          .usage = usage,
                           .tokens = f->sse.events};
     if (f->first_ns && f->sse.events > 1) out.itl_ms = (double)(f->last_ns - f->first_ns) / 1e6 / (double)(f->sse.events - 1);
     report_add(r->report, &out);
@@ -155,10 +159,17 @@ static void launch(struct run *r, const struct work_item *item)
     work_item_body(item, r->o->model, r->o->stream, &body);
     KVR_ASSERT(!body.failed);
     f->body = body.data;
-    int n = snprintf(head, sizeof head, "POST %s/v1/completions HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
+    int n = snprintf(head, sizeof head,
+                     "POST %s/v1/completions HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
                      r->endpoint.base, r->endpoint.host, r->endpoint.port, body.len);
-    struct kvr_http_call_config cc = {.endpoint = &r->endpoint, .head = head, .head_len = (size_t)n, .body = f->body,
-                                      .body_len = body.len, .connect_timeout_s = 5, .handler = &handler, .ctx = f};
+    struct kvr_http_call_config cc = {.endpoint = &r->endpoint,
+                                      .head = head,
+                                      .head_len = (size_t)n,
+                                      .body = f->body,
+                                      .body_len = body.len,
+                                      .connect_timeout_s = 5,
+                                      .handler = &handler,
+                                      .ctx = f};
     uv_timer_init(&r->loop, &f->timer);
     f->timer.data = f;
     r->in_flight++;
@@ -219,7 +230,8 @@ static void on_progress(uv_timer_t *t)
     struct run *r = t->data;
     char line[160];
     report_progress(r->report, (double)(now_ns() - r->start_ns) / 1e9, line, sizeof line);
-    fprintf(stderr, "%s%-12s %s, %llu in flight%s", r->tty ? "\r" : "", r->label, line, (unsigned long long)r->in_flight, r->tty ? "   " : "\n");
+    fprintf(stderr, "%s%-12s %s, %llu in flight%s", r->tty ? "\r" : "", r->label, line, (unsigned long long)r->in_flight,
+            r->tty ? "   " : "\n");
     fflush(stderr);
 }
 
@@ -323,10 +335,16 @@ static int request(const char *url, const char *method, const char *path, const 
     if (kvr_endpoint_parse(url, strlen(url), &e)) return -1;
     uv_loop_init(&loop);
     kvr_http_client_create(&loop, 1, &client);
-    int n = snprintf(head, sizeof head, "%s %s%s HTTP/1.1\r\nHost: %s:%u\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", method, e.base, path,
-                     e.host, e.port, strlen(body));
-    struct kvr_http_call_config cc = {.endpoint = &e, .head = head, .head_len = (size_t)n, .body = body, .body_len = strlen(body),
-                                      .connect_timeout_s = 5, .handler = &h, .ctx = &s};
+    int n = snprintf(head, sizeof head, "%s %s%s HTTP/1.1\r\nHost: %s:%u\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", method,
+                     e.base, path, e.host, e.port, strlen(body));
+    struct kvr_http_call_config cc = {.endpoint = &e,
+                                      .head = head,
+                                      .head_len = (size_t)n,
+                                      .body = body,
+                                      .body_len = strlen(body),
+                                      .connect_timeout_s = 5,
+                                      .handler = &h,
+                                      .ctx = &s};
     if (!kvr_http_call_start(client, &cc)) s.failed = true;
     uv_run(&loop, UV_RUN_DEFAULT);
     kvr_http_client_close(client);

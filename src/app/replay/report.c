@@ -127,18 +127,39 @@ uint64_t report_failures(const struct report *r)
     return r->failed;
 }
 
-enum figure { F_OK, F_FAILED, F_WALL, F_RATE, F_TOKENS, F_CACHED, F_TTFT50, F_TTFT90, F_TTFT99, F_ITL50, F_ITL99, F_E2E50, F_E2E99, FIGURES };
+enum figure {
+    F_OK,
+    F_FAILED,
+    F_WALL,
+    F_RATE,
+    F_TOKENS,
+    F_CACHED,
+    F_TTFT50,
+    F_TTFT90,
+    F_TTFT99,
+    F_ITL50,
+    F_ITL99,
+    F_E2E50,
+    F_E2E99,
+    FIGURES
+};
 
 static const struct {
     const char *name, *key;
     int digits;
 } figures[FIGURES] = {
-    {"requests ok", "successes", 0},          {"requests failed", "errors", 0},
-    {"wall time, s", "wall_s", 1},            {"requests/s", "requests_per_s", 1},
-    {"output tokens/s", "output_tokens_per_s", 0}, {"cached-token ratio, %", "cached_token_ratio_pct", 1},
-    {"TTFT p50, ms", "ttft_p50_ms", 1},       {"TTFT p90, ms", "ttft_p90_ms", 1},
-    {"TTFT p99, ms", "ttft_p99_ms", 1},       {"ITL p50, ms", "itl_p50_ms", 2},
-    {"ITL p99, ms", "itl_p99_ms", 2},         {"E2E p50, ms", "e2e_p50_ms", 1},
+    {"requests ok", "successes", 0},
+    {"requests failed", "errors", 0},
+    {"wall time, s", "wall_s", 1},
+    {"requests/s", "requests_per_s", 1},
+    {"output tokens/s", "output_tokens_per_s", 0},
+    {"cached-token ratio, %", "cached_token_ratio_pct", 1},
+    {"TTFT p50, ms", "ttft_p50_ms", 1},
+    {"TTFT p90, ms", "ttft_p90_ms", 1},
+    {"TTFT p99, ms", "ttft_p99_ms", 1},
+    {"ITL p50, ms", "itl_p50_ms", 2},
+    {"ITL p99, ms", "itl_p99_ms", 2},
+    {"E2E p50, ms", "e2e_p50_ms", 1},
     {"E2E p99, ms", "e2e_p99_ms", 1},
 };
 

@@ -57,7 +57,8 @@ static enum work_state next_of_trace(struct workload *w, double now_s, struct wo
     }
     w->last_s = due;
     w->have_row = false;
-    *out = (struct work_item){.tokens = malloc(w->row.input_length * sizeof(uint32_t)), .tokens_n = w->row.input_length,
+    *out = (struct work_item){.tokens = malloc(w->row.input_length * sizeof(uint32_t)),
+                              .tokens_n = w->row.input_length,
                               .max_tokens = KVR_MAX(w->row.output_length, (uint64_t)1)};
     KVR_ASSERT(out->tokens != NULL);
     if (w->o->max_output) out->max_tokens = KVR_MIN(out->max_tokens, w->o->max_output);
@@ -107,8 +108,8 @@ static enum work_state next_of_synthetic(struct workload *w, double now_s, struc
         }
         uint64_t turn = w->o->turn_tokens / 2 + kvr_rng_below(&w->rng, (uint32_t)w->o->turn_tokens + 1);
         for (uint64_t t = 0; t < KVR_MAX(turn, (uint64_t)1); t++) append(s, random_token(w));
-        *out = (struct work_item){.tokens = malloc(s->n * sizeof(uint32_t)), .tokens_n = s->n,
-                                  .max_tokens = w->o->output_tokens, .session = (uint32_t)i};
+        *out = (struct work_item){
+            .tokens = malloc(s->n * sizeof(uint32_t)), .tokens_n = s->n, .max_tokens = w->o->output_tokens, .session = (uint32_t)i};
         KVR_ASSERT(out->tokens != NULL);
         memcpy(out->tokens, s->tokens, s->n * sizeof(uint32_t));
         s->busy = true;

@@ -357,9 +357,17 @@ static bool read_question(struct serve *s, struct kvr_http_conn *c, struct kvr_j
 
 static struct kvr_router_request as_request(const struct question *q)
 {
-    return (struct kvr_router_request){.tokens = q->tokens, .tokens_n = q->tokens_n, .locals = q->locals, .locals_n = q->locals_n,
-                                       .seqs = q->seqs, .seqs_n = q->seqs_n, .isl = q->isl, .lora = q->lora,
-                                       .lora_len = strlen(q->lora), .salt = q->salt, .salt_len = strlen(q->salt)};
+    return (struct kvr_router_request){.tokens = q->tokens,
+                                       .tokens_n = q->tokens_n,
+                                       .locals = q->locals,
+                                       .locals_n = q->locals_n,
+                                       .seqs = q->seqs,
+                                       .seqs_n = q->seqs_n,
+                                       .isl = q->isl,
+                                       .lora = q->lora,
+                                       .lora_len = strlen(q->lora),
+                                       .salt = q->salt,
+                                       .salt_len = strlen(q->salt)};
 }
 
 static struct kvr_router_ctx *admin_ctx(struct serve *s, struct pool *pool)
@@ -727,18 +735,45 @@ static void validate(struct serve *s, struct kvr_http_conn *c)
 
 /* ---- routes ------------------------------------------------------------------------------------------ */
 
-enum route { R_PAGE, R_HEALTH, R_READY, R_METRICS, R_WORKERS, R_ADD_WORKER, R_LOADS, R_POTENTIAL, R_OVERLAP, R_QUERY, R_QUERY_HASH, R_DUMP,
-             R_STATUS, R_DECISIONS, R_MODE, R_VALIDATE };
+enum route {
+    R_PAGE,
+    R_HEALTH,
+    R_READY,
+    R_METRICS,
+    R_WORKERS,
+    R_ADD_WORKER,
+    R_LOADS,
+    R_POTENTIAL,
+    R_OVERLAP,
+    R_QUERY,
+    R_QUERY_HASH,
+    R_DUMP,
+    R_STATUS,
+    R_DECISIONS,
+    R_MODE,
+    R_VALIDATE
+};
 
 static const struct {
     const char *method, *path;
     enum route route;
 } routes[] = {
-    {"GET", "/", R_PAGE}, {"GET", "/health", R_HEALTH}, {"GET", "/ready", R_READY}, {"GET", "/metrics", R_METRICS},
-    {"GET", "/workers", R_WORKERS}, {"POST", "/workers", R_ADD_WORKER}, {"GET", "/loads", R_LOADS},
-    {"POST", "/potential_loads", R_POTENTIAL}, {"POST", "/overlap_scores", R_OVERLAP}, {"POST", "/query", R_QUERY},
-    {"POST", "/query_by_hash", R_QUERY_HASH}, {"GET", "/dump", R_DUMP}, {"GET", "/status", R_STATUS},
-    {"GET", "/decisions", R_DECISIONS}, {"POST", "/router_mode", R_MODE}, {"POST", "/debug/validate", R_VALIDATE},
+    {"GET", "/", R_PAGE},
+    {"GET", "/health", R_HEALTH},
+    {"GET", "/ready", R_READY},
+    {"GET", "/metrics", R_METRICS},
+    {"GET", "/workers", R_WORKERS},
+    {"POST", "/workers", R_ADD_WORKER},
+    {"GET", "/loads", R_LOADS},
+    {"POST", "/potential_loads", R_POTENTIAL},
+    {"POST", "/overlap_scores", R_OVERLAP},
+    {"POST", "/query", R_QUERY},
+    {"POST", "/query_by_hash", R_QUERY_HASH},
+    {"GET", "/dump", R_DUMP},
+    {"GET", "/status", R_STATUS},
+    {"GET", "/decisions", R_DECISIONS},
+    {"POST", "/router_mode", R_MODE},
+    {"POST", "/debug/validate", R_VALIDATE},
 };
 
 static bool parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o)
@@ -855,8 +890,13 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
 
 int admin_start(struct serve *s)
 {
-    struct kvr_http_server_config sc = {.host = s->o->admin_host, .port = (uint16_t)s->o->admin_port, .body_max = 64u << 20,
-                                        .connections_max = 4096, .head_timeout_s = 10, .body_timeout_s = 30, .idle_timeout_s = 60,
+    struct kvr_http_server_config sc = {.host = s->o->admin_host,
+                                        .port = (uint16_t)s->o->admin_port,
+                                        .body_max = 64u << 20,
+                                        .connections_max = 4096,
+                                        .head_timeout_s = 10,
+                                        .body_timeout_s = 30,
+                                        .idle_timeout_s = 60,
                                         .handler = {on_request, NULL, NULL, error_body, s}};
     return kvr_http_server_start(&s->main_loop, &sc, &s->admin);
 }

@@ -149,9 +149,14 @@ static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint 
     k->id = id;
     k->endpoint = *e;
     k->models = models;
-    int n = snprintf(head, sizeof head, "GET %s%s HTTP/1.1\r\nHost: %s:%u\r\n\r\n", e->base, models ? "/v1/models" : "/health", e->host, e->port);
-    struct kvr_http_call_config cc = {.endpoint = e, .head = head, .head_len = (size_t)n,
-                                      .connect_timeout_s = s->o->connect_timeout, .handler = &check_handler, .ctx = k};
+    int n = snprintf(head, sizeof head, "GET %s%s HTTP/1.1\r\nHost: %s:%u\r\n\r\n", e->base, models ? "/v1/models" : "/health", e->host,
+                     e->port);
+    struct kvr_http_call_config cc = {.endpoint = e,
+                                      .head = head,
+                                      .head_len = (size_t)n,
+                                      .connect_timeout_s = s->o->connect_timeout,
+                                      .handler = &check_handler,
+                                      .ctx = k};
     uv_timer_init(&s->main_loop, &k->timeout);
     k->timeout.data = k;
     k->next = health.checks;
@@ -166,7 +171,7 @@ static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
     struct target {
         uint64_t id;
         struct kvr_endpoint endpoint;
-    } *t;
+    } * t;
     size_t n = 0;
     pthread_mutex_lock(&s->lock);
     t = calloc(s->workers_n + 1, sizeof *t);

@@ -49,8 +49,8 @@ static void put_histogram(struct kvr_buf *b, const char *name, const char *help,
     }
     cumulative += atomic_load_explicit(&h->counts[h->buckets], memory_order_relaxed);
     kvr_buf_printf(b, "kvroute_%s_bucket{le=\"+Inf\"} %llu\nkvroute_%s_sum %.6f\nkvroute_%s_count %llu\n", name,
-                   (unsigned long long)cumulative, name, (double)atomic_load_explicit(&h->sum_micro, memory_order_relaxed) / 1e6,
-                   name, (unsigned long long)cumulative);
+                   (unsigned long long)cumulative, name, (double)atomic_load_explicit(&h->sum_micro, memory_order_relaxed) / 1e6, name,
+                   (unsigned long long)cumulative);
 }
 
 static void put_type(struct kvr_buf *b, const char *name, const char *type, const char *help)
@@ -82,8 +82,9 @@ static void put_loads(struct serve *s, struct kvr_buf *b)
             for (size_t i = 0; i < n; i++)
                 kvr_buf_printf(b, "kvroute_%s{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n", names[k],
                                (unsigned long long)l[i].worker.worker_id, l[i].worker.dp_rank,
-                               (unsigned long long)(k == 0 ? l[i].active_prefill_tokens
-                                                    : k == 1 ? l[i].active_decode_blocks : l[i].active_requests));
+                               (unsigned long long)(k == 0   ? l[i].active_prefill_tokens
+                                                    : k == 1 ? l[i].active_decode_blocks
+                                                             : l[i].active_requests));
         }
     }
     free(l);
@@ -93,9 +94,8 @@ static void put_view_counter(struct kvr_buf *b, const struct kvr_view_status *st
 {
     kvr_buf_printf(b, "# HELP kvroute_kv_%s_total KV event streams: %s\n# TYPE kvroute_kv_%s_total counter\n", name, name, name);
     for (size_t i = 0; i < n; i++)
-        kvr_buf_printf(b, "kvroute_kv_%s_total{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n", name,
-                       (unsigned long long)st[i].worker.worker_id, st[i].worker.dp_rank,
-                       (unsigned long long)*(const uint64_t *)(const void *)((const char *)&st[i] + at));
+        kvr_buf_printf(b, "kvroute_kv_%s_total{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n", name, (unsigned long long)st[i].worker.worker_id,
+                       st[i].worker.dp_rank, (unsigned long long)*(const uint64_t *)(const void *)((const char *)&st[i] + at));
 }
 
 static void put_views(struct serve *s, struct kvr_buf *b)
@@ -105,16 +105,16 @@ static void put_views(struct serve *s, struct kvr_buf *b)
     size_t n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, VIEWS), (size_t)VIEWS) : 0;
     put_type(b, "view_trusted", "gauge", "1 when the view of a rank's cache is trusted");
     for (size_t i = 0; i < n; i++)
-        kvr_buf_printf(b, "kvroute_view_trusted{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n",
-                       (unsigned long long)st[i].worker.worker_id, st[i].worker.dp_rank, st[i].trusted);
+        kvr_buf_printf(b, "kvroute_view_trusted{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,
+                       st[i].worker.dp_rank, st[i].trusted);
 #define PUT(name) put_view_counter(b, st, n, #name, offsetof(struct kvr_view_status, name));
     KVR_INGEST_COUNTERS(PUT)
 #undef PUT
     put_type(b, "kv_events_filtered_total", "counter", "KV events left out, by reason");
     for (size_t i = 0; i < n; i++) {
-#define PUT(name)                                                                                                        \
-    if (st[i].filtered.name)                                                                                             \
-        kvr_buf_printf(b, "kvroute_kv_events_filtered_total{worker_id=\"%llu\",dp_rank=\"%u\",reason=\"" #name "\"} %llu\n", \
+#define PUT(name)                                                                                                                          \
+    if (st[i].filtered.name)                                                                                                               \
+        kvr_buf_printf(b, "kvroute_kv_events_filtered_total{worker_id=\"%llu\",dp_rank=\"%u\",reason=\"" #name "\"} %llu\n",               \
                        (unsigned long long)st[i].worker.worker_id, st[i].worker.dp_rank, (unsigned long long)st[i].filtered.name);
         KVR_ENGINE_COUNTERS(PUT)
 #undef PUT
@@ -155,13 +155,15 @@ static void put_workers(struct serve *s, struct kvr_buf *b)
     pthread_mutex_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next)
         for (uint32_t r = 0; r < w->dp_size; r++)
-            kvr_buf_printf(b, "kvroute_worker_registered{worker_id=\"%llu\",dp_rank=\"%u\"} 1\n", (unsigned long long)w->id, w->dp_start + r);
+            kvr_buf_printf(b, "kvroute_worker_registered{worker_id=\"%llu\",dp_rank=\"%u\"} 1\n", (unsigned long long)w->id,
+                           w->dp_start + r);
     put_type(b, "worker_up", "gauge", "1 when a worker may be chosen");
     for (const struct worker *w = s->workers; w; w = w->next)
         kvr_buf_printf(b, "kvroute_worker_up{worker_id=\"%llu\"} %d\n", (unsigned long long)w->id, worker_is_schedulable(w, now_ms()));
     put_type(b, "worker_requests_total", "counter", "Requests sent to a worker");
     for (const struct worker *w = s->workers; w; w = w->next)
-        kvr_buf_printf(b, "kvroute_worker_requests_total{worker_id=\"%llu\"} %llu\n", (unsigned long long)w->id, (unsigned long long)w->requests);
+        kvr_buf_printf(b, "kvroute_worker_requests_total{worker_id=\"%llu\"} %llu\n", (unsigned long long)w->id,
+                       (unsigned long long)w->requests);
     size_t sessions = sessions_count(s->sessions);
     pthread_mutex_unlock(&s->lock);
     put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions);
@@ -175,8 +177,8 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
         parked += atomic_load(&s->loops[i]->parked_n);
         active += atomic_load(&s->loops[i]->active);
     }
-#define PUT(name, help)                    \
-    put_type(b, #name, "counter", help);   \
+#define PUT(name, help)                                                                                                                    \
+    put_type(b, #name, "counter", help);                                                                                                   \
     put_value(b, #name, (double)atomic_load_explicit(&m->name, memory_order_relaxed));
     SERVE_COUNTERS(PUT)
 #undef PUT

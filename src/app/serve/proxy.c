@@ -36,7 +36,7 @@ struct px {
     char model[MODEL_MAX], lora[MODEL_MAX], session[256];
     char *body;
     size_t body_len;
-    bool routed;      /* a completion: tokens matter */
+    bool routed; /* a completion: tokens matter */
     bool chat, stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, bound_session, is_head_request;
     struct kvr_worker pin;
     double priority;
@@ -166,10 +166,16 @@ static void record_decision(struct px *p)
     struct timespec ts;
     if (!p->worker) return;
     clock_gettime(CLOCK_REALTIME, &ts);
-    struct decision d = {.at_ms = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000, .worker = p->result.worker,
-                         .isl = p->isl, .cached_tokens = p->result.cached_tokens, .actual_cached = p->usage.cached_tokens,
-                         .has_actual = p->usage.present && p->usage.has_cached, .overlap_blocks = p->result.overlap_blocks,
-                         .status = (uint32_t)p->status, .best_blocks = p->result.best_blocks, .ttft_ms = p->ttft_ms};
+    struct decision d = {.at_ms = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000,
+                         .worker = p->result.worker,
+                         .isl = p->isl,
+                         .cached_tokens = p->result.cached_tokens,
+                         .actual_cached = p->usage.cached_tokens,
+                         .has_actual = p->usage.present && p->usage.has_cached,
+                         .overlap_blocks = p->result.overlap_blocks,
+                         .status = (uint32_t)p->status,
+                         .best_blocks = p->result.best_blocks,
+                         .ttft_ms = p->ttft_ms};
     snprintf(d.id, sizeof d.id, "%s", p->id);
     snprintf(d.model, sizeof d.model, "%.47s", p->model);
     snprintf(d.reason, sizeof d.reason, "%.31s", p->reason ? p->reason : "");
@@ -262,8 +268,7 @@ static void keep_head(struct px *p, int status, const struct kvr_headers *header
         if (kvr_header_is_hop_by_hop(headers, name) || kvr_text_is_nocase(name, "content-length") ||
             kvr_text_is_nocase(name, "x-request-id") || (name.len > 10 && !strncasecmp(name.ptr, "x-kvroute-", 10)))
             continue;
-        if (kvr_text_is_nocase(name, "content-type"))
-            p->is_sse = value.len >= 17 && strncasecmp(value.ptr, "text/event-stream", 17) == 0;
+        if (kvr_text_is_nocase(name, "content-type")) p->is_sse = value.len >= 17 && strncasecmp(value.ptr, "text/event-stream", 17) == 0;
         kvr_buf_printf(&p->head, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
     }
     put_decision_headers(p, &p->head);
@@ -422,9 +427,16 @@ static const struct kvr_http_call_handler relay_handler = {on_head, on_body, on_
 
 static bool is_ours(struct kvr_text name)
 {
-    static const char *const names[] = {"host", "content-length", "expect", "accept-encoding", "x-request-id",
-                                        "x-data-parallel-rank", "x-kvroute-worker", "x-kvroute-dp-rank",
-                                        "x-worker-instance-id", "x-request-priority"};
+    static const char *const names[] = {"host",
+                                        "content-length",
+                                        "expect",
+                                        "accept-encoding",
+                                        "x-request-id",
+                                        "x-data-parallel-rank",
+                                        "x-kvroute-worker",
+                                        "x-kvroute-dp-rank",
+                                        "x-worker-instance-id",
+                                        "x-request-priority"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
         if (kvr_text_is_nocase(name, names[i])) return true;
     return false;
@@ -454,9 +466,15 @@ static void px_send(struct px *p)
     const struct serve_options *o = serve_of(p)->o;
     struct kvr_buf h = {0};
     put_request_head(p, &h);
-    struct kvr_http_call_config cc = {.endpoint = &p->worker->endpoint, .head = h.data, .head_len = h.len, .body = p->body,
-                                      .body_len = p->body_len, .is_head = p->is_head_request,
-                                      .connect_timeout_s = o->connect_timeout, .handler = &relay_handler, .ctx = p};
+    struct kvr_http_call_config cc = {.endpoint = &p->worker->endpoint,
+                                      .head = h.data,
+                                      .head_len = h.len,
+                                      .body = p->body,
+                                      .body_len = p->body_len,
+                                      .is_head = p->is_head_request,
+                                      .connect_timeout_s = o->connect_timeout,
+                                      .handler = &relay_handler,
+                                      .ctx = p};
     p->call = h.failed ? NULL : kvr_http_call_start(p->loop->client, &cc);
     kvr_buf_free(&h);
     if (!p->call) {
@@ -566,9 +584,18 @@ static enum outcome try_route(struct px *p, bool may_park)
     struct serve *s = serve_of(p);
     enum { ALLOWED_MAX = 4096 };
     static _Thread_local uint64_t allowed[ALLOWED_MAX];
-    struct kvr_router_request rq = {.book = true, .tokens = p->tokens, .tokens_n = p->tokens_n, .isl = p->isl,
-                                    .salt = p->salt, .salt_len = p->salt_len, .allowed = allowed, .excluded = p->tried,
-                                    .excluded_n = p->tries, .pinned = p->pinned, .pin_any_rank = p->pin_any_rank, .pin = p->pin,
+    struct kvr_router_request rq = {.book = true,
+                                    .tokens = p->tokens,
+                                    .tokens_n = p->tokens_n,
+                                    .isl = p->isl,
+                                    .salt = p->salt,
+                                    .salt_len = p->salt_len,
+                                    .allowed = allowed,
+                                    .excluded = p->tried,
+                                    .excluded_n = p->tries,
+                                    .pinned = p->pinned,
+                                    .pin_any_rank = p->pin_any_rank,
+                                    .pin = p->pin,
                                     .fail_when_busy = s->o->queue_threshold >= 0 && may_park};
     pthread_mutex_lock(&s->lock);
     bool any = s->workers_n > 0;
@@ -579,7 +606,8 @@ static enum outcome try_route(struct px *p, bool may_park)
     if (pinned) p->pool = pinned->pool;
     look_up_session_locked(p, &rq);
     bool pinned_down = pinned && !worker_is_schedulable(pinned, now_ms());
-    bool rank_exists = pinned && (p->pin_any_rank || (p->pin.dp_rank >= pinned->dp_start && p->pin.dp_rank - pinned->dp_start < pinned->dp_size));
+    bool rank_exists =
+        pinned && (p->pin_any_rank || (p->pin.dp_rank >= pinned->dp_start && p->pin.dp_rank - pinned->dp_start < pinned->dp_size));
     pthread_mutex_unlock(&s->lock);
     if (p->pinned && any && !pinned) return refuse(p, 404, "the pinned worker is not known");
     if (pinned && !rank_exists) return refuse(p, 400, "the pinned data-parallel rank is out of range");
@@ -770,8 +798,7 @@ static struct worker *tokenizer_worker(struct px *p)
     bool lora;
     pthread_mutex_lock(&s->lock);
     for (struct worker *w = s->workers; w; w = w->next) {
-        if (!worker_is_schedulable(w, now_ms()) ||
-            !worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora))
+        if (!worker_is_schedulable(w, now_ms()) || !worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora))
             continue;
         if (atomic_fetch_add(&s->next_id, 1) % ++seen == 0) found = w; /* spread over them */
     }
@@ -800,9 +827,14 @@ static void ask_engine(struct px *p)
                    w->endpoint.base, w->endpoint.host, w->endpoint.port, p->body_len);
     if (auth.ptr) kvr_buf_printf(&h, "Authorization: %.*s\r\n", (int)auth.len, auth.ptr);
     kvr_buf_str(&h, "\r\n");
-    struct kvr_http_call_config cc = {.endpoint = &w->endpoint, .head = h.data, .head_len = h.len, .body = p->body,
-                                      .body_len = p->body_len, .connect_timeout_s = s->o->connect_timeout,
-                                      .handler = &tokenize_handler, .ctx = p};
+    struct kvr_http_call_config cc = {.endpoint = &w->endpoint,
+                                      .head = h.data,
+                                      .head_len = h.len,
+                                      .body = p->body,
+                                      .body_len = p->body_len,
+                                      .connect_timeout_s = s->o->connect_timeout,
+                                      .handler = &tokenize_handler,
+                                      .ctx = p};
     p->call = kvr_http_call_start(p->loop->client, &cc);
     kvr_buf_free(&h);
     worker_unref(s, w);
@@ -899,9 +931,7 @@ static void on_timer(uv_timer_t *t)
         worker_report(serve_of(p), p->worker, false);
         px_fail(p, 504, total ? "the request took longer than --total-timeout" : "the worker did not answer in time");
         return;
-    case PX_STREAMING:
-        break_answer(p, total ? "the request took longer than --total-timeout" : "the worker stalled");
-        return;
+    case PX_STREAMING: break_answer(p, total ? "the request took longer than --total-timeout" : "the worker stalled"); return;
     }
 }
 
@@ -919,8 +949,7 @@ static void take_request_id(struct px *p, const struct kvr_http_request *rq)
     struct kvr_text t = kvr_headers_get(rq->headers, "x-request-id");
     struct serve *s = serve_of(p);
     if (t.ptr && is_safe_id(t)) snprintf(p->id, sizeof p->id, "%.*s", (int)t.len, t.ptr);
-    else
-        snprintf(p->id, sizeof p->id, "kvr-%016llx", (unsigned long long)kvr_mix64(s->salt + atomic_fetch_add(&s->next_id, 1)));
+    else snprintf(p->id, sizeof p->id, "kvr-%016llx", (unsigned long long)kvr_mix64(s->salt + atomic_fetch_add(&s->next_id, 1)));
 }
 
 static bool text_u64(struct kvr_text t, uint64_t max, uint64_t *out)

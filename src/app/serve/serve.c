@@ -68,9 +68,14 @@ static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
     l->wake.data = l;
     l->json = kvr_json_parser_new();
     kvr_http_client_create(&l->uv, 3, &l->client);
-    struct kvr_http_server_config sc = {.host = s->o->host, .port = (uint16_t)s->o->port, .reuse_port = reuse_port,
-                                        .body_max = s->o->max_body_size, .connections_max = s->o->max_connections,
-                                        .head_timeout_s = 10, .body_timeout_s = 30, .idle_timeout_s = 75,
+    struct kvr_http_server_config sc = {.host = s->o->host,
+                                        .port = (uint16_t)s->o->port,
+                                        .reuse_port = reuse_port,
+                                        .body_max = s->o->max_body_size,
+                                        .connections_max = s->o->max_connections,
+                                        .head_timeout_s = 10,
+                                        .body_timeout_s = 30,
+                                        .idle_timeout_s = 75,
                                         .handler = {proxy_on_request, proxy_on_gone, proxy_on_drained, proxy_error_body, l}};
     *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
     return l;
@@ -156,8 +161,8 @@ static int add_configured_workers(struct serve *s)
 
 static int listen_failed(const char *flag, const char *host, uint64_t port, int rc)
 {
-    fprintf(stderr, "kvroute serve: --%s: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine\n", flag,
-            host, (unsigned long long)port, uv_strerror(rc));
+    fprintf(stderr, "kvroute serve: --%s: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine\n", flag, host,
+            (unsigned long long)port, uv_strerror(rc));
     return 1;
 }
 

@@ -14,10 +14,10 @@ struct serve_options {
     uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
     int mode, tokenizer; /* enum kvr_router_mode, enum serve_tokenizer */
-    double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout,
-        restore_timeout, drain_timeout, health_interval, breaker_cooldown, session_ttl;
-    double overlap_credit, credit_decay, prefill_load_scale, request_weight, host_weight, disk_weight, temperature,
-        ttl_secs, prune_target_ratio, queue_threshold;
+    double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout, restore_timeout,
+        drain_timeout, health_interval, breaker_cooldown, session_ttl;
+    double overlap_credit, credit_decay, prefill_load_scale, request_weight, host_weight, disk_weight, temperature, ttl_secs,
+        prune_target_ratio, queue_threshold;
     bool kv_events, assume_kv_reuse, track_active_blocks, track_output_blocks, track_prefill_tokens, clear_worker_wide;
     char *const *workers; /* --worker texts */
     size_t workers_n;

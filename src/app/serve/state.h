@@ -68,7 +68,7 @@ struct worker {
     enum health health;
     unsigned failures; /* consecutive, for the breaker */
     uint64_t open_until_ms;
-    bool schedulable; /* what the router was told */
+    bool schedulable;           /* what the router was told */
     struct model_entry *models; /* discovered; NULL = not known yet */
     size_t models_n;
     uint64_t requests, errors;
@@ -86,22 +86,22 @@ struct decision {
     double best_blocks, ttft_ms;
 };
 
-#define SERVE_COUNTERS(X)                                                                              \
-    X(requests_total, "Client requests")                                                               \
-    X(retries_total, "Requests sent again to another worker")                                          \
-    X(errors_total, "Client requests that ended in an error of ours or a broken stream")               \
-    X(client_gone_total, "Requests whose client went away first")                                      \
-    X(queue_timeouts_total, "Requests that waited for a worker in vain")                               \
-    X(tokenize_failures_total, "Prompts that could not be tokenized and were routed by load")          \
-    X(tokenize_requests_total, "Prompts sent to an engine's tokenizer")                                \
-    X(tokenize_cache_hits_total, "Prompts found in the token cache")                                   \
-    X(predicted_cached_tokens_total, "Prompt tokens predicted to be cached, of answers with usage")    \
-    X(actual_cached_tokens_total, "Prompt tokens the engine reported as cached")                       \
-    X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")    \
-    X(usage_answers_total, "Answers that carried usage")                                               \
-    X(prompt_tokens_total, "Prompt tokens, of answers with usage")                                     \
-    X(breaker_opened_total, "Times a worker's breaker opened")                                         \
-    X(events_applied_total, "KV events applied")                                                       \
+#define SERVE_COUNTERS(X)                                                                                                                  \
+    X(requests_total, "Client requests")                                                                                                   \
+    X(retries_total, "Requests sent again to another worker")                                                                              \
+    X(errors_total, "Client requests that ended in an error of ours or a broken stream")                                                   \
+    X(client_gone_total, "Requests whose client went away first")                                                                          \
+    X(queue_timeouts_total, "Requests that waited for a worker in vain")                                                                   \
+    X(tokenize_failures_total, "Prompts that could not be tokenized and were routed by load")                                              \
+    X(tokenize_requests_total, "Prompts sent to an engine's tokenizer")                                                                    \
+    X(tokenize_cache_hits_total, "Prompts found in the token cache")                                                                       \
+    X(predicted_cached_tokens_total, "Prompt tokens predicted to be cached, of answers with usage")                                        \
+    X(actual_cached_tokens_total, "Prompt tokens the engine reported as cached")                                                           \
+    X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")                                        \
+    X(usage_answers_total, "Answers that carried usage")                                                                                   \
+    X(prompt_tokens_total, "Prompt tokens, of answers with usage")                                                                         \
+    X(breaker_opened_total, "Times a worker's breaker opened")                                                                             \
+    X(events_applied_total, "KV events applied")                                                                                           \
     X(events_failed_total, "KV events refused by the index")
 
 enum { HIST_BUCKETS = 24 };
@@ -125,7 +125,7 @@ struct ctx_list {
     struct {
         struct pool *pool;
         struct kvr_router_ctx *ctx;
-    } *items;
+    } * items;
     size_t n;
 };
 
@@ -170,7 +170,7 @@ struct loop {
     struct kvr_http_client *client;
     struct kvr_json_parser *json;
     struct ctx_list ctxs;
-    struct px *parked; /* ordered by urgency */
+    struct px *parked;                          /* ordered by urgency */
     _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
     _Atomic size_t open_conns;                  /* kept up to date while draining */
     _Atomic bool stop;
@@ -192,7 +192,7 @@ bool worker_remove(struct serve *s, uint64_t id);
 struct worker *worker_find_locked(struct serve *s, uint64_t id);
 void worker_unref(struct serve *s, struct worker *w);
 bool worker_is_schedulable(const struct worker *w, uint64_t now_ms);
-void worker_sync_locked(struct serve *s, struct worker *w); /* tells the router whether it may be chosen */
+void worker_sync_locked(struct serve *s, struct worker *w);     /* tells the router whether it may be chosen */
 void worker_report(struct serve *s, struct worker *w, bool ok); /* result of a request, for the breaker */
 void worker_set_health(struct serve *s, uint64_t id, enum health h);
 void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n);

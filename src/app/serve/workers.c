@@ -104,8 +104,7 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
         if (parse_key(out, text, part, events, replay, err, cap)) return -1;
     w->has_events = events[0] != 0;
     if (replay[0] && !events[0]) return fail(err, cap, text, "replay", replay, "only together with events");
-    if ((events[0] && !spread_endpoint(events, w->dp_size, w->events)) ||
-        (replay[0] && !spread_endpoint(replay, w->dp_size, w->replay)))
+    if ((events[0] && !spread_endpoint(events, w->dp_size, w->events)) || (replay[0] && !spread_endpoint(replay, w->dp_size, w->replay)))
         return fail(err, cap, text, "events", events, "tcp endpoints whose ports leave room for every rank");
     return 0;
 }
@@ -125,8 +124,10 @@ struct pool *pool_get_locked(struct serve *s, uint32_t block_size)
         if ((*p)->block_size == block_size) return *p;
     struct pool *pool = calloc(1, sizeof *pool);
     if (!pool) return NULL;
-    struct kvr_index_config ic = {.bytes_max = o->index_max_bytes, .ttl_ns = (uint64_t)(o->ttl_secs * 1e9) + 1,
-                                  .predicted_max = o->max_tree_size, .prune_target_ratio = o->prune_target_ratio,
+    struct kvr_index_config ic = {.bytes_max = o->index_max_bytes,
+                                  .ttl_ns = (uint64_t)(o->ttl_secs * 1e9) + 1,
+                                  .predicted_max = o->max_tree_size,
+                                  .prune_target_ratio = o->prune_target_ratio,
                                   .clear_worker_wide = o->clear_worker_wide};
     struct kvr_router_config rc;
     kvr_router_config_init(&rc);
@@ -210,8 +211,7 @@ static void detach_locked(struct serve *s, struct worker *w)
 static const struct worker *block_size_conflict(const struct serve *s, const struct worker *spec)
 {
     for (const struct worker *w = s->workers; w; w = w->next)
-        if (w->id != spec->id && w->block_size != spec->block_size && !strcmp(w->model, spec->model) &&
-            !strcmp(w->group, spec->group))
+        if (w->id != spec->id && w->block_size != spec->block_size && !strcmp(w->model, spec->model) && !strcmp(w->group, spec->group))
             return w;
     return NULL;
 }
