@@ -217,7 +217,7 @@ static void run_seed(uint64_t seed, uint64_t ops)
 static void random_operations_equal_the_model(void **s)
 {
     (void)s;
-    uint64_t seed = env_u64("KVR_SEED", 1), ops = env_u64("KVR_OPS", 300000);
+    uint64_t seed = env_u64("KVR_SEED", 1), ops = env_u64("KVR_OPS", 600000);
     for (uint64_t i = 0; i < 4; i++) run_seed(seed + i, ops);
 }
 

@@ -578,19 +578,29 @@ static enum outcome refuse(struct px *p, int status, const char *message)
     return FAILED;
 }
 
+/* Room for every worker's id. */
+static bool reserve_allowed(struct loop *l, size_t n)
+{
+    if (n <= l->allowed_cap) return true;
+    uint64_t *ids = realloc(l->allowed, 2 * n * sizeof *ids);
+    if (!ids) return false;
+    l->allowed = ids;
+    l->allowed_cap = 2 * n;
+    return true;
+}
+
 /* Chooses, books and sends. WAIT: nobody can take it now, and nothing was changed. */
 static enum outcome try_route(struct px *p, bool may_park)
 {
     struct serve *s = serve_of(p);
-    enum { ALLOWED_MAX = 4096 };
-    static _Thread_local uint64_t allowed[ALLOWED_MAX];
+    struct loop *l = p->loop;
     struct kvr_router_request rq = {.book = true,
                                     .tokens = p->tokens,
                                     .tokens_n = p->tokens_n,
                                     .isl = p->isl,
                                     .salt = p->salt,
                                     .salt_len = p->salt_len,
-                                    .allowed = allowed,
+                                    .allowed = l->allowed,
                                     .excluded = p->tried,
                                     .excluded_n = p->tries,
                                     .pinned = p->pinned,
@@ -598,11 +608,11 @@ static enum outcome try_route(struct px *p, bool may_park)
                                     .pin = p->pin,
                                     .fail_when_busy = s->o->queue_threshold >= 0 && may_park};
     pthread_mutex_lock(&s->lock);
-    bool any = s->workers_n > 0;
+    bool any = s->workers_n > 0, short_of_memory = !reserve_allowed(l, s->workers_n);
     const struct worker *pinned = p->pinned ? worker_find_locked(s, p->pin.worker_id) : NULL;
-    bool all;
-    rq.allowed_n = allowed_workers(p, allowed, ALLOWED_MAX, &all);
-    if (all) rq.allowed = NULL;
+    bool all = true;
+    rq.allowed_n = short_of_memory ? 0 : allowed_workers(p, l->allowed, l->allowed_cap, &all);
+    rq.allowed = all ? NULL : l->allowed;
     if (pinned) p->pool = pinned->pool;
     look_up_session_locked(p, &rq);
     bool pinned_down = pinned && !worker_is_schedulable(pinned, now_ms());
@@ -614,6 +624,7 @@ static enum outcome try_route(struct px *p, bool may_park)
     if (pinned_down) return refuse(p, 503, "the pinned worker is not available");
     if (atomic_load(&s->mode) == KVR_MODE_DIRECT && !p->pinned)
         return refuse(p, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
+    if (short_of_memory) return refuse(p, 503, "out of memory");
     if (!any) return WAIT;
     if (!p->pool) {
         char text[MODEL_MAX + 64];

@@ -84,6 +84,7 @@ static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
 static void loop_free(struct loop *l)
 {
     ctx_list_free(&l->ctxs);
+    free(l->allowed);
     kvr_json_parser_free(l->json);
     free(l);
 }

@@ -170,6 +170,8 @@ struct loop {
     struct kvr_http_client *client;
     struct kvr_json_parser *json;
     struct ctx_list ctxs;
+    uint64_t *allowed; /* scratch: ids of the workers that may serve a request */
+    size_t allowed_cap;
     struct px *parked;                          /* ordered by urgency */
     _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
     _Atomic size_t open_conns;                  /* kept up to date while draining */
