@@ -15,11 +15,10 @@
 enum { KVR_SSE_LINE_MAX = 256 * 1024 };
 
 struct kvr_sse {
-    struct kvr_buf part;     /* start of a line that is not finished */
-    bool skipping;           /* the line grew past the limit */
-    bool done;               /* [DONE] was seen */
-    uint64_t events;         /* data events except [DONE] */
-    uint64_t first_token_at; /* caller's use */
+    struct kvr_buf part; /* start of a line that is not finished */
+    bool skipping;       /* the line grew past the limit */
+    bool done;           /* [DONE] was seen */
+    uint64_t events;     /* data events except [DONE] */
     struct kvr_usage usage;
 };
 

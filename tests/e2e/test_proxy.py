@@ -305,8 +305,21 @@ def test_cache_salt_separates(fleet):
     s, _ = fleet
     s.complete(TEXT, cache_salt="a")
     wait_for("events", lambda: s.metric("index_blocks") > 0)
-    # The mock's events carry no salt, so a salted prompt never matches: a miss, not a false hit.
     assert s.complete(TEXT, cache_salt="b").headers["x-kvroute-overlap-blocks"] == "0"
+    assert s.complete(TEXT).headers["x-kvroute-overlap-blocks"] == "0"
+    r = s.complete(TEXT, cache_salt="a")
+    assert int(r.headers["x-kvroute-overlap-blocks"]) * 16 >= r.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_lora_cache_is_its_own(start):
+    s = start(Serve, [start(Mock, "--lora", "my-lora")])
+    wait_for("models", lambda: any(m["id"] == "my-lora" for m in call(s.port, "GET", "/v1/models").json()["data"]))
+    s.complete(TEXT, model="my-lora")
+    wait_for("events", lambda: s.metric("index_blocks") > 0)
+    base = s.complete(TEXT)
+    assert base.headers["x-kvroute-overlap-blocks"] == "0" and base.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    r = s.complete(TEXT, model="my-lora")
+    assert int(r.headers["x-kvroute-overlap-blocks"]) * 16 >= r.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 def test_token_prompts_need_no_tokenizer(fleet):

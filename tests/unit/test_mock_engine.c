@@ -17,8 +17,9 @@ struct fixture {
     uint64_t tokens, last_cached;
 };
 
-static void on_event(void *ctx, const struct kvr_event *in, const uint32_t *tokens, size_t n)
+static void on_event(void *ctx, const struct kvr_event *in, const uint32_t *tokens, size_t n, void *user)
 {
+    (void)user;
     struct fixture *f = ctx;
     struct kvr_event ev = *in;
     struct kvr_block b[512];

@@ -107,7 +107,7 @@ static void flush_removed(struct mock_engine *e)
     struct kvr_event ev = {.kind = KVR_EVENT_REMOVED, .removed = e->removed, .removed_n = e->removed_n};
     if (e->removed_n == 0) return;
     e->removed_n = 0;
-    e->config.on_event(e->config.ctx, &ev, NULL, 0);
+    e->config.on_event(e->config.ctx, &ev, NULL, 0, NULL);
 }
 
 /* Takes the least recently used free block; what it cached is evicted. */
@@ -199,7 +199,7 @@ static void publish_blocks(struct mock_engine *e, struct mock_request *r)
                                    .parent_hash = start ? r->chain[start - 1] : 0,
                                    .blocks = out,
                                    .blocks_n = n};
-            e->config.on_event(e->config.ctx, &ev, r->tokens + start * bs, n * bs);
+            e->config.on_event(e->config.ctx, &ev, r->tokens + start * bs, n * bs, r->user);
         }
         /* What somebody else computed meanwhile is shared instead of kept twice. */
         for (; r->published < full && kvr_map64_get(&e->cache, r->chain[r->published]); r->published++) {
@@ -449,7 +449,7 @@ bool mock_engine_reset_cache(struct mock_engine *e)
     for (uint32_t i = 0; i < e->config.num_blocks; i++) e->blocks[i].hash = 0;
     kvr_map64_clear(&e->cache);
     struct kvr_event ev = {.kind = KVR_EVENT_CLEARED};
-    e->config.on_event(e->config.ctx, &ev, NULL, 0);
+    e->config.on_event(e->config.ctx, &ev, NULL, 0, NULL);
     return true;
 }
 

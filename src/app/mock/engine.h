@@ -26,8 +26,8 @@ struct mock_engine_config {
     double speedup;
     uint64_t seed;
     bool prefix_caching;
-    /* Called in order, within step and reset. A stored event carries its tokens. */
-    void (*on_event)(void *ctx, const struct kvr_event *event, const uint32_t *tokens, size_t tokens_n);
+    /* Called in order, within passes and resets. A stored event carries its tokens and its request's `user`. */
+    void (*on_event)(void *ctx, const struct kvr_event *event, const uint32_t *tokens, size_t tokens_n, void *user);
     /* A token was generated (index from 0); `last` ends the request, whose memory goes after the call. */
     void (*on_token)(void *ctx, struct mock_request *request, uint32_t token, uint64_t index, bool last);
     void *ctx;

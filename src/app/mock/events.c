@@ -46,9 +46,11 @@ static char *put_hashes(char *p, const uint64_t *h, const struct kvr_block *bloc
     return p;
 }
 
-void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n, const char *lora)
+void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n, const char *lora,
+                     const char *salt)
 {
-    char *p = room(&m->events, 256 + 9 * (ev->blocks_n + ev->removed_n) + 5 * tokens_n + (lora ? strlen(lora) : 0));
+    char *p =
+        room(&m->events, 512 + 9 * (ev->blocks_n + ev->removed_n) + 5 * tokens_n + (lora ? strlen(lora) : 0) + (salt ? strlen(salt) : 0));
     if (!p) return;
     m->events_n++;
     if (ev->kind == KVR_EVENT_CLEARED) {
@@ -60,7 +62,7 @@ void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const ui
         p = put_hashes(p, ev->removed, NULL, ev->removed_n);
         p = mp_encode_text(p, "GPU");
     } else {
-        p = mp_encode_array(p, 8);
+        p = mp_encode_array(p, salt ? 9 : 8);
         p = mp_encode_text(p, "BlockStored");
         p = put_hashes(p, NULL, ev->blocks, ev->blocks_n);
         p = ev->has_parent ? mp_encode_uint(p, ev->parent_hash) : mp_encode_nil(p);
@@ -70,6 +72,13 @@ void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const ui
         p = mp_encode_nil(p);
         p = mp_encode_text(p, "GPU");
         p = lora ? mp_encode_text(p, lora) : mp_encode_nil(p);
+        if (salt) { /* extra_keys: the salt is an item of the first block */
+            char item[256];
+            int n = snprintf(item, sizeof item, "dynamo-cache-salt:%s", salt);
+            p = mp_encode_array(p, 1);
+            p = mp_encode_array(p, 1);
+            p = mp_encode_str(p, item, (uint32_t)KVR_MIN(n, (int)sizeof item - 1));
+        }
     }
     wrote(&m->events, p);
 }

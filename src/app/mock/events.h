@@ -22,8 +22,9 @@ struct mock_events_config {
 /* Returns: NULL when an endpoint cannot be bound; errno tells. */
 struct mock_events *mock_events_create(const struct mock_events_config *config);
 void mock_events_destroy(struct mock_events *m);
-/* Adds an event to the batch that is being made. */
-void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n, const char *lora);
+/* Adds an event to the batch that is being made. lora and salt may be NULL. */
+void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n, const char *lora,
+                     const char *salt);
 /* Publishes the batch, if it holds anything. */
 void mock_events_flush(struct mock_events *m);
 

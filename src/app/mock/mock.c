@@ -40,7 +40,7 @@ struct mock {
     struct kvr_json_parser *json;
     void *zmq;
     struct rank ranks[DP_MAX];
-    uint64_t started_ms, next_id, http_requests;
+    uint64_t started_ms, next_id;
 };
 
 struct exchange {
@@ -50,7 +50,8 @@ struct exchange {
     struct kvr_buf text;
     bool chat, stream, include_usage, head_sent;
     uint64_t max_tokens, id, generated;
-    char model[128];
+    char model[128], salt[128];
+    bool is_lora;
 };
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
@@ -212,10 +213,11 @@ static void on_pass(uv_timer_t *t)
     next_pass(r);
 }
 
-static void on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n)
+static void on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n, void *user)
 {
     struct rank *r = ctx;
-    if (r->events) mock_events_add(r->events, ev, tokens, n, NULL);
+    const struct exchange *x = user;
+    if (r->events) mock_events_add(r->events, ev, tokens, n, x && x->is_lora ? r->mock->o->lora : NULL, x && x->salt[0] ? x->salt : NULL);
 }
 
 /* ---- requests ---------------------------------------------------------------------------------------- */
@@ -312,9 +314,10 @@ static void generate(struct mock *m, struct kvr_http_conn *c, bool chat)
     snprintf(x->model, sizeof x->model, "%.*s", rq.model ? (int)KVR_MIN(rq.model_len, (size_t)100) : (int)strlen(m->o->model),
              rq.model ? rq.model : m->o->model);
     kvr_json_as_bool(kvr_json_get(kvr_json_get(rq.root, "stream_options"), "include_usage"), &x->include_usage);
-    uint64_t salt = rq.salt ? kvr_hash_bytes(rq.salt, rq.salt_len, 7) : 0;
-    bool is_lora = rq.model && m->o->lora && strlen(m->o->lora) == rq.model_len && !memcmp(m->o->lora, rq.model, rq.model_len);
-    if (is_lora) salt ^= kvr_hash_bytes(rq.model, rq.model_len, 9);
+    if (rq.salt) snprintf(x->salt, sizeof x->salt, "%.*s", (int)KVR_MIN(rq.salt_len, sizeof x->salt - 1), rq.salt);
+    uint64_t salt = x->salt[0] ? kvr_hash_bytes(x->salt, strlen(x->salt), 7) : 0;
+    x->is_lora = rq.model && m->o->lora && strlen(m->o->lora) == rq.model_len && !memcmp(m->o->lora, rq.model, rq.model_len);
+    if (x->is_lora) salt ^= kvr_hash_bytes(rq.model, rq.model_len, 9);
     kvr_http_conn_set_user(c, x);
     kvr_http_conn_drop_body(c);
     if (m->o->fault_bare_stream && x->stream) start_stream(x);
@@ -463,7 +466,6 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     struct mock *m = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool path_known = false;
-    m->http_requests++;
     for (size_t i = 0; i < KVR_ARRAY_LEN(routes); i++) {
         if (!kvr_text_is(rq->path, routes[i].path)) continue;
         path_known = true;

@@ -37,7 +37,7 @@ struct px {
     char *body;
     size_t body_len;
     bool routed; /* a completion: tokens matter */
-    bool chat, stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, bound_session, is_head_request;
+    bool chat, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request;
     struct kvr_worker pin;
     double priority;
     char *salt;
@@ -1035,7 +1035,6 @@ static const char *read_body(struct px *p)
     if (kvr_openai_parse(p->loop->json, p->body, p->body_len, &rq, &why)) return why;
     if (rq.model_len >= MODEL_MAX) return "`model` is longer than 127 bytes";
     if (rq.model) memcpy(p->model, rq.model, rq.model_len);
-    p->stream = rq.stream;
     if (rq.salt && rq.salt_len) {
         p->salt = malloc(rq.salt_len);
         if (p->salt) memcpy(p->salt, rq.salt, rq.salt_len);

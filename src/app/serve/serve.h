@@ -10,7 +10,7 @@
 enum serve_tokenizer { TOKENIZER_AUTO, TOKENIZER_ENGINE, TOKENIZER_BYTES };
 
 struct serve_options {
-    char *config, *host, *admin_host, *model, *metrics_labels;
+    char *config, *host, *admin_host, *model;
     uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
     int mode, tokenizer; /* enum kvr_router_mode, enum serve_tokenizer */
