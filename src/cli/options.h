@@ -31,7 +31,7 @@ struct option_row {
     size_t offset;       /* in the options struct */
     const char *initial; /* NULL: 0, false, NULL */
     double min, max;     /* OPT_U64, OPT_DOUBLE */
-    const char *values;  /* OPT_ENUM: "kv|random"; others: placeholder in the help */
+    const char *values;  /* OPT_ENUM: "kv|random"; others: what the help shows for the value */
     const char *help;
     const char *alias_of; /* another row's name: this one is an accepted alias */
 };

@@ -206,21 +206,19 @@ int kvr__rank_reserve(struct kvr_index *ix, struct rank *rk, size_t more)
     if (need <= cap) return 0;
     if (need >= REC_ALIAS) return -KVR_ENOMEM;
     for (cap = cap ? cap : 16; cap < need;) cap *= 2;
-    if (rk->timed) {
-        struct timed *t = kvr_mem_resize(&ix->mem, rk->timed, rk->recs_cap * sizeof *t, cap * sizeof *t);
-        if (!t) return -KVR_ENOMEM;
-        memset(t + rk->recs_cap, 0, (cap - rk->recs_cap) * sizeof *t);
-        rk->timed = t;
-    }
+    /* Both arrays have one capacity, which accounts for both: the new one of the pair is made before the other grows,
+     * so that a failure leaves everything as it was. */
+    struct timed *timed = NULL;
+    if (rk->timed && !(timed = kvr_mem_zget(&ix->mem, cap * sizeof *timed))) return -KVR_ENOMEM;
     struct rec *recs = kvr_mem_resize(&ix->mem, rk->recs, rk->recs_cap * sizeof *recs, cap * sizeof *recs);
     if (!recs) {
-        /* Keep both arrays of one capacity, so that one number accounts for both. Shrinking cannot fail here
-         * in a way that matters: on NULL the larger block stays valid and is trimmed by the next growth. */
-        if (rk->timed) {
-            struct timed *t = kvr_mem_resize(&ix->mem, rk->timed, cap * sizeof *t, rk->recs_cap * sizeof *t);
-            if (t) rk->timed = t;
-        }
+        kvr_mem_put(&ix->mem, timed, cap * sizeof *timed);
         return -KVR_ENOMEM;
+    }
+    if (timed) {
+        memcpy(timed, rk->timed, rk->recs_cap * sizeof *timed);
+        kvr_mem_put(&ix->mem, rk->timed, rk->recs_cap * sizeof *timed);
+        rk->timed = timed;
     }
     rk->recs = recs;
     rk->recs_cap = cap;
