@@ -88,11 +88,11 @@ def upstream():
 
 
 def test_chat_and_prefix_reuse(fleet):
-    s, _ = fleet
+    s, mocks = fleet
     first = call(s.port, "POST", "/v1/chat/completions", CHAT)
     assert first.status == 200 and first.headers["x-kvroute-reason"] == "load" and first.headers["x-kvroute-overlap-blocks"] == "0"
     worker = first.headers["x-kvroute-worker"]
-    wait_for("events", lambda: s.metric("index_blocks") > 0)
+    wait_for("events", lambda: s.metric("index_blocks") == sum(m.metric("kvroute_mock_cached_blocks") for m in mocks) > 0)
     for _ in range(3):
         r = call(s.port, "POST", "/v1/chat/completions", CHAT)
         assert r.headers["x-kvroute-worker"] == worker and r.headers["x-kvroute-reason"] == "kv"
@@ -507,10 +507,10 @@ def test_two_loops_share_the_work(start):
 
 
 def test_usage_counts_predicted_and_actual(fleet):
-    s, _ = fleet
+    s, mocks = fleet
     for i in range(10):
         s.complete(TEXT + "x" * i)
-        wait_for("events", lambda: s.metric("index_blocks") * 16 >= len(TEXT) - 16)
+        wait_for("events", lambda: s.metric("index_blocks") == sum(m.metric("kvroute_mock_cached_blocks") for m in mocks) > 0)
     wait_for("counted", lambda: s.metric("usage_answers_total") == 10)
     assert s.metric("predicted_cached_tokens_total") == s.metric("actual_cached_tokens_total") > 0
     assert s.metric("predicted_equals_actual_total") == 10
