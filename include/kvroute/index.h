@@ -63,6 +63,11 @@ struct kvr_index_config {
     size_t predicted_max;          /* predicted (block, holder) pairs that trigger pruning; 0: no limit */
     double prune_target_ratio;     /* prune down to this share of predicted_max; 0: 0.8. In (0, 1] */
     bool clear_worker_wide;        /* a cleared event clears every rank of its worker (older publishers) */
+    uint32_t lanes;                /* writers that do not wait for each other, 1 to 64; 0: 1 */
+    size_t ranks_max;              /* (worker, rank) pairs at once; 0: 16,384 */
+    size_t rank_capacity;          /* device blocks a pair may hold before its oldest go; 0: no limit */
+    bool evictable;                /* keep use stamps, so that kvr_index_set_capacity works (implied by the caps) */
+    bool portable;                 /* use no vector instructions; answers are the same */
 };
 
 /* Makes an empty index. `config` may be NULL (all defaults) and is copied.
@@ -81,6 +86,17 @@ KVR_API void kvr_index_destroy(struct kvr_index *index);
  *   -KVR_EINVAL     parent and start position together
  * Threads: any; serialised inside. */
 KVR_API int kvr_index_apply(struct kvr_index *index, const struct kvr_event *event);
+
+/* Applies events in order, prefetching across them. results: NULL, or n return values of kvr_index_apply.
+ * Returns: how many events did not return 0. Threads: any; to scale, give each lane's events to one thread. */
+KVR_API size_t kvr_index_apply_batch(struct kvr_index *index, const struct kvr_event *events, size_t n, int *results);
+
+/* The lane of a pair, assigned at first sight to the emptiest one. Threads: any. */
+KVR_API uint32_t kvr_index_lane(struct kvr_index *index, struct kvr_worker worker);
+
+/* Sets the capacity of one pair, in device blocks (0: no limit); what is over it goes at once.
+ * Returns: 0, -KVR_EUNSUPPORTED without `evictable`, -KVR_ENOMEM, -KVR_ECAPACITY. Threads: any. */
+KVR_API int kvr_index_set_capacity(struct kvr_index *index, struct kvr_worker worker, size_t blocks);
 
 /* Records a routing decision: `worker` is taken to hold all blocks of the prompt from now on for the time to
  * live; every repetition restarts it. Names are the sequence hashes.
@@ -112,6 +128,18 @@ KVR_API void kvr_index_reader_destroy(struct kvr_index_reader *reader);
  * Threads: lock-free; one thread per reader. Cost: see the top. */
 KVR_API long kvr_index_match(struct kvr_index_reader *reader, const uint64_t *locals, size_t n, struct kvr_overlap *out, size_t cap);
 
+/* One query of a batch; `found` is what kvr_index_match would return. */
+struct kvr_query {
+    const uint64_t *locals;
+    size_t n;
+    struct kvr_overlap *out;
+    size_t cap;
+    long found;
+};
+
+/* Matches several queries; the cache misses of up to 16 of them overlap. Threads: as kvr_index_match. */
+KVR_API void kvr_index_match_batch(struct kvr_index_reader *reader, struct kvr_query *queries, size_t n);
+
 /* Number of (worker, rank) pairs the index has a place for: a safe `cap` for kvr_index_match as long as no
  * pair is added in between. Threads: any, lock-free. */
 KVR_API size_t kvr_index_ranks(const struct kvr_index *index);
@@ -139,10 +167,11 @@ struct kvr_index_stats {
     size_t blocks;    /* (block, holder) pairs */
     size_t predicted; /* of these, from routing decisions */
     size_t aliases;   /* second names */
-    size_t sets;      /* distinct sets of holders */
+    size_t runs;      /* stretches of blocks that are kept as one */
     uint64_t stored_events, removed_events, cleared_events;
     uint64_t duplicate_stores; /* stores that changed nothing */
-    uint64_t parent_not_found, block_not_found, invalid_sequence, no_memory;
+    uint64_t parent_not_found, block_not_found, invalid_sequence, no_memory, no_room;
+    uint64_t evicted_capacity, evicted_bytes; /* (block, holder) pairs given up for a capacity, for the byte cap */
     uint64_t expired, pruned; /* predicted pairs dropped by time, by size */
 };
 

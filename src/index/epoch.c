@@ -2,96 +2,170 @@
 /*
  * Reclamation: when may memory that a reader could still look at be used again?
  *
- * A reader publishes the global epoch in its own word at entry and READER_IDLE at exit. The writer collects
- * what it unlinked in `young`; from time to time it makes `young` the `old` generation and raises the epoch to
- * old_epoch. The old generation is freed once every reader is idle or shows an epoch >= old_epoch.
+ * A reader publishes the epoch it entered in, and 0 when it leaves. A lane collects what it unlinked in `fresh`;
+ * from time to time it closes the collection: it raises the epoch from e to e + 1 and stamps the collection e + 1.
+ * A collection is freed once every reader is outside or shows an epoch >= its stamp.
  *
- * Why this is enough. Entry is   A: seen = e (seq_cst);  B: load epoch (seq_cst);   the writer's side is
+ * Why this is enough. A reader does   A: seen = e (seq_cst);  B: load epoch (seq_cst);   the lane does
  * C: raise epoch (seq_cst);  D: load seen (seq_cst). All four are in one total order.
- *   If A is before D, the writer sees e (or something later by that reader) and waits for it.
- *   If D is before A, then C < D < A < B, so B reads the raised epoch and synchronises with C: every unlink
- *   that came before C is visible to this reader, which therefore cannot reach the old generation.
- * Exit is a release store; the writer's D is an acquire load, so the reader's last look happens before reuse.
+ *   If A is before D, the lane sees e (or something later by that reader) and waits while e is too old.
+ *   If D is before A, then C < D < A < B, so B reads the raised epoch and synchronises with C: every unlink that
+ *   came before C is visible to this reader, which therefore cannot reach the collection.
+ * A reader that shows an epoch >= the stamp read it from C or a later raise, and synchronises with C as well.
+ * Leaving is a release store, D an acquire load, so the reader's last look happens before reuse.
  * No fence is used, so ThreadSanitizer sees the same argument.
  *
+ * Raises by several lanes form one modification order of read-modify-writes, so an epoch >= stamp read by anybody
+ * is in the release sequence of C. A lane keeps three collections; while the oldest cannot go, `fresh` grows.
  * A reader that never leaves stops reclamation, not progress: memory then grows up to the byte cap.
+ *
+ * Collections are lists through fields that readers do not look at, so that unlinking never needs memory.
  */
 #include "index/internal.h"
 
-enum { RECLAIM_BATCH = 128 };
+enum { RECLAIM_BATCH = 256 };
 
-uint64_t kvr__index_enter(struct kvr_index_reader *r)
+void kvr__reader_enter(struct kvr_index_reader *r)
 {
     uint64_t e = atomic_load_explicit(&r->index->epoch, ACQ);
-    atomic_store_explicit(&r->seen, e, memory_order_seq_cst);
-    return atomic_load_explicit(&r->index->epoch, memory_order_seq_cst);
+    atomic_store_explicit(&r->seen, e * 2 + 1, memory_order_seq_cst);
+    (void)atomic_load_explicit(&r->index->epoch, memory_order_seq_cst);
+    YIELD_POINT();
 }
 
-void kvr__index_leave(struct kvr_index_reader *r)
+void kvr__reader_leave(struct kvr_index_reader *r)
 {
-    atomic_store_explicit(&r->seen, READER_IDLE, REL);
+    YIELD_POINT();
+    atomic_store_explicit(&r->seen, 0, REL);
 }
 
-void kvr__index_retire(struct kvr_index *ix, struct retired *block, size_t size)
+static void set_link(struct run *r, struct run *next)
 {
-    block->size = size;
-    block->next = ix->young.blocks;
-    ix->young.blocks = block;
-    ix->young.count++;
+    memcpy(&r->next, &next, sizeof next); /* next and prev: 8 bytes that readers leave alone */
 }
 
-void kvr__index_retire_node(struct kvr_index *ix, uint32_t id)
+static struct run *get_link(const struct run *r)
 {
-    kvr__node(ix, id)->kids = ix->young.nodes;
-    ix->young.nodes = id;
-    ix->young.count++;
+    struct run *next;
+    memcpy(&next, &r->next, sizeof next);
+    return next;
+}
+_Static_assert(offsetof(struct run, prev) == offsetof(struct run, next) + 4 && sizeof(void *) <= 8, "a link fits in next and prev");
+
+void kvr__retire_run(struct lane *ln, struct run *r, bool with_id)
+{
+    r->kids = with_id;
+    set_link(r, ln->fresh.runs);
+    ln->fresh.runs = r;
+    ln->fresh.n++;
 }
 
-void kvr__index_retire_rank(struct kvr_index *ix, struct rank *rk)
+void kvr__retire_cover(struct lane *ln, struct cover *c)
 {
-    rk->garbage_next = ix->young.ranks;
-    ix->young.ranks = rk;
-    ix->young.count++;
+    c->link = ln->fresh.covers;
+    ln->fresh.covers = c;
+    ln->fresh.n++;
 }
 
-static bool old_is_unseen(const struct kvr_index *ix)
+void kvr__retire_seg(struct lane *ln, struct kid_seg *s)
 {
-    for (const struct kvr_index_reader *r = ix->readers; r; r = r->next)
-        if (atomic_load_explicit(&r->seen, memory_order_seq_cst) < ix->old_epoch) return false;
-    return true;
+    s->link = ln->fresh.segs;
+    ln->fresh.segs = s;
+    ln->fresh.n++;
 }
 
-static void free_old(struct kvr_index *ix)
+void kvr__retire_kid_dir(struct lane *ln, struct kid_dir *d)
 {
-    struct garbage g = ix->old;
-    ix->old = (struct garbage){.nodes = NODE_NONE};
-    while (g.blocks) {
-        struct retired *b = g.blocks;
-        g.blocks = b->next;
-        kvr_mem_put(&ix->mem, b, b->size);
+    d->link = ln->fresh.kid_dirs;
+    ln->fresh.kid_dirs = d;
+    ln->fresh.n++;
+}
+
+void kvr__retire_ref_dir(struct lane *ln, struct ref_dir *d)
+{
+    d->link = ln->fresh.ref_dirs;
+    ln->fresh.ref_dirs = d;
+    ln->fresh.n++;
+}
+
+/* Takes over `carrier`, a record made to carry the slot to its reuse. */
+void kvr__retire_slot(struct lane *ln, struct rank *carrier)
+{
+    carrier->next_free = ln->fresh.dead;
+    ln->fresh.dead = carrier;
+    ln->fresh.n++;
+}
+
+static void free_collection(struct lane *ln, struct limbo *l)
+{
+    struct limbo g = *l;
+    *l = (struct limbo){0};
+    while (g.runs) {
+        struct run *r = g.runs;
+        g.runs = get_link(r);
+        if (r->kids) kvr__id_put(ln, r->id);
+        kvr__run_release(ln, r);
     }
-    while (g.nodes != NODE_NONE) {
-        uint32_t id = g.nodes;
-        g.nodes = kvr__node(ix, id)->kids;
-        kvr__node_free(ix, id);
+    while (g.covers) {
+        struct cover *c = g.covers;
+        g.covers = c->link;
+        kvr__cover_free(ln, c);
     }
-    while (g.ranks) {
-        struct rank *rk = g.ranks;
-        g.ranks = rk->garbage_next;
-        kvr__rank_free(ix, rk);
+    while (g.segs) {
+        struct kid_seg *s = g.segs;
+        g.segs = s->link;
+        kvr_mem_put(&ln->mem, s, sizeof *s);
+    }
+    while (g.kid_dirs) {
+        struct kid_dir *d = g.kid_dirs;
+        g.kid_dirs = d->link;
+        kvr_mem_put(&ln->mem, d, sizeof *d + sizeof d->seg[0] * ((size_t)1 << d->depth));
+    }
+    while (g.ref_dirs) {
+        struct ref_dir *d = g.ref_dirs;
+        g.ref_dirs = d->link;
+        kvr_mem_put(&ln->mem, d, sizeof *d + sizeof d->chunk[0] * d->cap);
+    }
+    while (g.dead) {
+        struct rank *rk = g.dead;
+        g.dead = rk->next_free;
+        kvr__slot_free(ln, rk->slot);
+        kvr_mem_put(&ln->mem, rk, sizeof *rk);
     }
 }
 
-void kvr__index_reclaim(struct kvr_index *ix, bool all)
+/* The oldest epoch that a reader shows. */
+static uint64_t oldest_reader(struct kvr_index *ix)
 {
-    for (;;) {
-        if (ix->old.count) {
-            if (!old_is_unseen(ix)) return;
-            free_old(ix);
-        }
-        if (ix->young.count == 0 || (!all && ix->young.count < RECLAIM_BATCH)) return;
-        ix->old = ix->young;
-        ix->young = (struct garbage){.nodes = NODE_NONE};
-        ix->old_epoch = atomic_fetch_add_explicit(&ix->epoch, 1, memory_order_seq_cst) + 1;
+    uint64_t min = UINT64_MAX;
+    pthread_mutex_lock(&ix->readers_lock);
+    for (const struct kvr_index_reader *r = ix->readers; r; r = r->next) {
+        uint64_t s = atomic_load_explicit(&r->seen, memory_order_seq_cst);
+        if (s && s / 2 < min) min = s / 2;
     }
+    pthread_mutex_unlock(&ix->readers_lock);
+    return min;
+}
+
+static void close_fresh(struct lane *ln)
+{
+    for (int i = 0; i < 3; i++) {
+        if (ln->limbo[i].n) continue;
+        ln->limbo[i] = ln->fresh;
+        ln->fresh = (struct limbo){0};
+        ln->limbo[i].epoch = atomic_fetch_add_explicit(&ln->ix->epoch, 1, memory_order_seq_cst) + 1;
+        return;
+    }
+}
+
+void kvr__reclaim(struct lane *ln, bool now)
+{
+    if (ln->fresh.n >= RECLAIM_BATCH || (now && ln->fresh.n)) close_fresh(ln);
+    if (!now && ln->fresh.n != 0 && ln->fresh.n % RECLAIM_BATCH) return;
+    size_t waiting = 0;
+    for (int i = 0; i < 3; i++) waiting += ln->limbo[i].n;
+    if (!waiting) return;
+    uint64_t oldest = oldest_reader(ln->ix);
+    for (int i = 0; i < 3; i++)
+        if (ln->limbo[i].n && ln->limbo[i].epoch <= oldest) free_collection(ln, &ln->limbo[i]);
 }

@@ -1,45 +1,102 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The index's public operations. See include/kvroute/index.h for the model, internal.h for the parts.
- *
- * Progress and order of a match beside a writer:
- *   G1  A match takes no lock and loops only over the blocks of its query and the holders of their sets.
- *   G2  Stores add a rank from the root towards the leaf, removals from the leaf towards the root. So whenever
- *       a rank is found at block i and missing at block i+1 there was a moment, no earlier than the look at i's
- *       ancestors and no later than the look at i+1, when its depth was exactly i+1.
- *   G3  A rank that was seen missing once is not reported deeper, even if it comes back meanwhile.
- *   G4  Nodes, sets, tables and rank slots are not reused while a match that could have seen them runs.
- */
+/* Lanes, and the public calls that change the index. */
 #include "index/internal.h"
 
-#include <string.h>
+#define DEFAULT_TTL_NS      UINT64_C(120000000000)
+#define DEFAULT_PRUNE_RATIO 0.8
+#define DEFAULT_RANKS_MAX   16384
 
-enum { DEFAULT_TTL_S = 120 };
+/* ---- life ----------------------------------------------------------------------------------------------- */
 
-/* ---- life -------------------------------------------------------------------------------------------- */
+static void lane_destroy(struct lane *ln)
+{
+    for (int i = 0; i < 4; i++) kvr__reclaim(ln, true); /* no reader is inside */
+    for (uint32_t id = IDS_RESERVED; id < ln->ids_top; id++) {
+        struct run *r = (id & 0xFFFF) ? kvr__run(ln, id) : NULL;
+        struct cover *c = r && !kvr__is_alias(r) ? kvr__cover(r) : NULL;
+        if (c) kvr__cover_free(ln, c);
+    }
+    kvr__predict_destroy(ln);
+    kvr__names_destroy(ln);
+    kvr__kids_destroy(ln);
+    kvr__slab_destroy(ln);
+    kvr__refs_destroy(ln);
+    for (uint32_t i = 0; i < SLOT_CHUNKS; i++) {
+        struct slot *c = atomic_load_explicit(&ln->slots[i], RLX);
+        kvr_mem_put(&ln->mem, c, c ? sizeof *c * SLOT_CHUNK : 0);
+    }
+    kvr_mem_put(&ln->mem, ln->rank_of, ln->rank_of_cap * sizeof *ln->rank_of);
+    kvr_mem_put(&ln->mem, ln->dropped, ln->dropped_cap * sizeof *ln->dropped);
+    pthread_mutex_destroy(&ln->lock);
+}
+
+static int lane_init(struct kvr_index *ix, struct lane *ln)
+{
+    const struct kvr_index_config *c = &ix->config;
+    pthread_mutex_init(&ln->lock, NULL);
+    ln->ix = ix;
+    ln->simd = c->portable ? &kvr__simd_portable : kvr__simd_best();
+    kvr_mem_init(&ln->mem, &ix->mem.a, 0);
+    ln->stamps = c->bytes_max || c->rank_capacity || c->evictable;
+    ln->seed = kvr_mix64((uint64_t)(uintptr_t)ln ^ kvr_now_ns(&ix->clock));
+    ln->rng = ln->seed;
+    if (kvr__refs_init(ln)) return -KVR_ENOMEM;
+    if (kvr__kids_init(ln)) return -KVR_ENOMEM;
+    return kvr__names_init(ln);
+}
+
+/* The byte cap less what readers and the directory take, in equal shares. */
+static void share_cap(struct kvr_index *ix)
+{
+    if (!ix->config.bytes_max) return;
+    pthread_mutex_lock(&ix->readers_lock);
+    size_t rest = ix->config.bytes_max > ix->mem.bytes ? ix->config.bytes_max - ix->mem.bytes : 1;
+    pthread_mutex_unlock(&ix->readers_lock);
+    for (uint32_t i = 0; i < ix->lanes_n; i++) {
+        pthread_mutex_lock(&ix->lanes[i].lock);
+        ix->lanes[i].mem.bytes_max = KVR_MAX(rest / ix->lanes_n, (size_t)1);
+        pthread_mutex_unlock(&ix->lanes[i].lock);
+    }
+}
+
+static size_t index_bytes(uint32_t lanes)
+{
+    return sizeof(struct kvr_index) + lanes * sizeof(struct lane) + 64; /* room to align */
+}
+
+static bool config_is_valid(const struct kvr_index_config *c)
+{
+    return c->prune_target_ratio >= 0 && c->prune_target_ratio <= 1 && c->lanes <= LANES_MAX && c->ranks_max <= SLOT_MAX / 2;
+}
 
 int kvr_index_create(const struct kvr_index_config *config, struct kvr_index **out)
 {
-    static const struct kvr_index_config defaults = {0};
-    const struct kvr_index_config *c = config ? config : &defaults;
-    double ratio = c->prune_target_ratio == 0 ? 0.8 : c->prune_target_ratio;
-    if (!(ratio > 0 && ratio <= 1)) return -KVR_EINVAL;
+    struct kvr_index_config c = config ? *config : (struct kvr_index_config){0};
+    if (!config_is_valid(&c)) return -KVR_EINVAL;
+    if (!c.ttl_ns) c.ttl_ns = DEFAULT_TTL_NS;
+    if (c.prune_target_ratio == 0) c.prune_target_ratio = DEFAULT_PRUNE_RATIO;
+    if (!c.ranks_max) c.ranks_max = DEFAULT_RANKS_MAX;
+    if (!c.lanes) c.lanes = 1;
     struct kvr_mem mem;
-    kvr_mem_init(&mem, c->alloc, c->bytes_max);
-    struct kvr_index *ix = kvr_mem_zget(&mem, sizeof *ix);
-    if (!ix) return -KVR_ENOMEM;
+    kvr_mem_init(&mem, c.alloc, c.bytes_max);
+    char *raw = kvr_mem_zget(&mem, index_bytes(c.lanes));
+    if (!raw) return -KVR_ENOMEM;
+    struct kvr_index *ix = (struct kvr_index *)(void *)(raw + (64 - (uintptr_t)raw % 64) % 64);
+    ix->raw = raw;
+    ix->config = c;
+    ix->clock = c.clock ? *c.clock : *kvr_clock_monotonic();
     ix->mem = mem;
-    ix->clock = c->clock ? *c->clock : *kvr_clock_monotonic();
-    ix->ttl_ns = c->ttl_ns ? c->ttl_ns : DEFAULT_TTL_S * 1000000000ull;
-    ix->predicted_max = c->predicted_max;
-    ix->predicted_target = (size_t)((double)c->predicted_max * ratio);
-    ix->clear_worker_wide = c->clear_worker_wide;
-    ix->young.nodes = ix->old.nodes = NODE_NONE;
+    ix->lanes_n = c.lanes;
+    ix->slots_max = c.ranks_max + c.ranks_max / 4 + 64; /* cleared slots wait for readers */
     atomic_init(&ix->epoch, 1);
-    pthread_mutex_init(&ix->lock, NULL);
-    if (kvr__nodes_init(ix)) {
+    pthread_mutex_init(&ix->readers_lock, NULL);
+    pthread_rwlock_init(&ix->ranks_lock, NULL);
+    int rc = 0;
+    for (uint32_t i = 0; i < c.lanes && rc == 0; i++) rc = lane_init(ix, &ix->lanes[i]);
+    share_cap(ix);
+    if (rc) {
         kvr_index_destroy(ix);
-        return -KVR_ENOMEM;
+        return rc;
     }
     *out = ix;
     return 0;
@@ -49,482 +106,353 @@ void kvr_index_destroy(struct kvr_index *ix)
 {
     if (!ix) return;
     while (ix->readers) kvr_index_reader_destroy(ix->readers);
-    kvr__index_reclaim(ix, true);
-    struct rank_dir *d = atomic_load_explicit(&ix->ranks, RLX);
-    for (uint32_t i = 0; i < atomic_load_explicit(&ix->slots_top, RLX); i++) {
-        struct rank *rk = kvr__rank_at(ix, i);
-        if (!rk) continue;
-        kvr__rank_release_memory(ix, rk);
-        kvr_mem_put(&ix->mem, rk, sizeof *rk);
-    }
-    if (d) kvr_mem_put(&ix->mem, d, sizeof *d + d->cap * sizeof(struct rank *));
-    for (size_t i = 0; i < ix->set_buckets_n; i++)
-        for (struct hset *s = ix->set_buckets[i], *next; s; s = next) {
-            next = s->chain;
-            kvr_mem_put(&ix->mem, s, sizeof *s + s->n * sizeof(uint32_t));
-        }
-    kvr_mem_put(&ix->mem, ix->set_buckets, ix->set_buckets_n * sizeof *ix->set_buckets);
-    kvr__nodes_destroy(ix);
-    kvr_mem_put(&ix->mem, ix->rank_table, ix->rank_table_cap * sizeof(uint32_t));
-    kvr_mem_put(&ix->mem, ix->slots_free, ix->slots_free_cap * sizeof(uint32_t));
-    pthread_mutex_destroy(&ix->lock);
+    kvr__ranks_destroy(ix);
+    for (uint32_t i = 0; i < ix->lanes_n; i++)
+        if (ix->lanes[i].ix) lane_destroy(&ix->lanes[i]);
+    pthread_mutex_destroy(&ix->readers_lock);
+    pthread_rwlock_destroy(&ix->ranks_lock);
     struct kvr_mem mem = ix->mem;
-    kvr_mem_put(&mem, ix, sizeof *ix);
-    KVR_ASSERT(mem.bytes == 0);
+    kvr_mem_put(&mem, ix->raw, index_bytes(ix->lanes_n));
+}
+
+static size_t reader_bytes(const struct kvr_index *ix)
+{
+    return sizeof(struct kvr_index_reader) + 64 + ix->slots_max * 2 * sizeof(uint32_t) + sizeof(struct visit[MATCH_GROUP][MATCH_VISITS]);
 }
 
 int kvr_index_reader_create(struct kvr_index *ix, struct kvr_index_reader **out)
 {
-    /* Readers are cache-line aligned, which the caller's allocator need not offer. */
-    struct kvr_index_reader *r = aligned_alloc(64, sizeof *r);
-    if (!r) return -KVR_ENOMEM;
-    atomic_init(&r->seen, READER_IDLE);
-    r->index = ix;
-    r->prev = NULL;
-    pthread_mutex_lock(&ix->lock);
-    r->next = ix->readers;
-    if (r->next) r->next->prev = r;
-    ix->readers = r;
-    pthread_mutex_unlock(&ix->lock);
-    *out = r;
-    return 0;
-}
-
-void kvr_index_reader_destroy(struct kvr_index_reader *r)
-{
-    if (!r) return;
-    struct kvr_index *ix = r->index;
-    pthread_mutex_lock(&ix->lock);
-    if (r->next) r->next->prev = r->prev;
-    if (r->prev) r->prev->next = r->next;
-    else ix->readers = r->next;
-    pthread_mutex_unlock(&ix->lock);
-    free(r);
-}
-
-size_t kvr_index_ranks(const struct kvr_index *ix)
-{
-    return atomic_load_explicit(&ix->slots_top, ACQ);
-}
-
-/* ---- match ------------------------------------------------------------------------------------------- */
-
-/* Keeps at the front of out[0..active) the entries whose slot is in `s`; those that drop out get `depth` and end
- * up behind them. Slots are kept in dp_rank while matching, ascending in the active part.
- * Returns: how many stay active. */
-static size_t keep_members(struct kvr_overlap *out, size_t active, const struct hset *s, uint32_t depth)
-{
-    size_t kept = 0;
-    uint32_t at = 0, n = s ? s->n : 0;
-    for (size_t i = 0; i < active; i++) {
-        uint32_t slot = out[i].worker.dp_rank;
-        while (at < n && s->members[at] < slot) at++;
-        if (at == n || s->members[at] != slot) {
-            out[i].depth = depth;
-            continue;
-        }
-        struct kvr_overlap stays = out[i];
-        out[i] = out[kept];
-        out[kept++] = stays;
+    pthread_mutex_lock(&ix->readers_lock);
+    char *raw = kvr_mem_zget(&ix->mem, reader_bytes(ix));
+    if (raw) {
+        struct kvr_index_reader *rd = (struct kvr_index_reader *)(void *)(raw + (64 - (uintptr_t)raw % 64) % 64);
+        rd->raw = raw;
+        rd->index = ix;
+        rd->log = (struct visit(*)[MATCH_VISITS])(void *)(rd + 1);
+        rd->depth = (uint32_t *)(void *)(rd->log + MATCH_GROUP);
+        rd->found = rd->depth + ix->slots_max;
+        rd->next = ix->readers;
+        if (rd->next) rd->next->prev = rd;
+        ix->readers = rd;
+        *out = rd;
     }
-    return kept;
+    pthread_mutex_unlock(&ix->readers_lock);
+    share_cap(ix);
+    return raw ? 0 : -KVR_ENOMEM;
 }
 
-/* Turns slots into workers and leaves hidden ranks out. */
-static long finish_match(struct kvr_index *ix, struct kvr_overlap *out, size_t n)
+void kvr_index_reader_destroy(struct kvr_index_reader *rd)
 {
-    const struct rank_dir *d = atomic_load_explicit(&ix->ranks, ACQ);
-    size_t kept = 0;
-    for (size_t i = 0; i < n; i++) {
-        const struct rank *rk = atomic_load_explicit(&d->ranks[out[i].worker.dp_rank], ACQ);
-        if (atomic_load_explicit(&rk->hidden, ACQ)) continue;
-        out[kept].depth = out[i].depth;
-        out[kept++].worker = rk->worker;
-    }
-    return (long)kept;
+    if (!rd) return;
+    struct kvr_index *ix = rd->index;
+    pthread_mutex_lock(&ix->readers_lock);
+    if (rd->prev) rd->prev->next = rd->next;
+    else ix->readers = rd->next;
+    if (rd->next) rd->next->prev = rd->prev;
+    kvr_mem_put(&ix->mem, rd->raw, reader_bytes(ix));
+    pthread_mutex_unlock(&ix->readers_lock);
+    share_cap(ix);
 }
 
-static long match_inside(struct kvr_index *ix, const uint64_t *locals, size_t n, struct kvr_overlap *out, size_t cap)
-{
-    const struct kid_table *kids = atomic_load_explicit(&ix->kids, ACQ);
-    const struct chunk_dir *dir = atomic_load_explicit(&ix->dir, ACQ);
-    uint32_t id = kvr__node_child(dir, kids, ROOT_NODE, locals[0]);
-    if (id == NODE_NONE) return 0;
-    const struct hset *holders = atomic_load_explicit(&kvr__node_in(dir, id)->holders, ACQ);
-    if (!holders) return 0;
-    if (holders->n > cap) return -KVR_ELIMIT;
-    size_t active = holders->n, total = active;
-    for (size_t i = 0; i < active; i++) out[i].worker.dp_rank = holders->members[i];
-    size_t depth = 1;
-    for (; depth < n; depth++) {
-        id = kvr__node_child(dir, kids, id, locals[depth]);
-        if (id == NODE_NONE) break;
-        const struct hset *h = atomic_load_explicit(&kvr__node_in(dir, id)->holders, ACQ);
-        if (h == holders) continue;
-        active = keep_members(out, active, h, (uint32_t)depth);
-        holders = h;
-        if (active == 0) break;
-    }
-    for (size_t i = 0; i < active; i++) out[i].depth = (uint32_t)depth;
-    return finish_match(ix, out, total);
-}
+/* ---- events --------------------------------------------------------------------------------------------- */
 
-long kvr_index_match(struct kvr_index_reader *r, const uint64_t *locals, size_t n, struct kvr_overlap *out, size_t cap)
-{
-    if (n == 0) return 0;
-    kvr__index_enter(r);
-    long found = match_inside(r->index, locals, n, out, cap);
-    kvr__index_leave(r);
-    return found;
-}
-
-/* ---- writing ----------------------------------------------------------------------------------------- */
-
-static void lock(struct kvr_index *ix)
-{
-    pthread_mutex_lock(&ix->lock);
-}
-
-static void unlock(struct kvr_index *ix)
-{
-    kvr__index_reclaim(ix, false);
-    pthread_mutex_unlock(&ix->lock);
-}
-
-/* A rank whose removal ran out of memory is emptied before anything else happens to it. */
-static int unhide(struct kvr_index *ix, struct rank *rk)
-{
-    if (!atomic_load_explicit(&rk->hidden, RLX)) return 0;
-    kvr__index_reclaim(ix, true);
-    if (kvr__rank_clear(ix, rk)) return -KVR_ENOMEM;
-    atomic_store_explicit(&rk->hidden, false, REL);
-    return 0;
-}
-
-static bool is_self_or_ancestor(const struct rank *rk, uint32_t r, uint32_t of)
-{
-    for (; of; of = rk->recs[of].parent)
-        if (of == r) return true;
-    return false;
-}
-
-/* The rank's record of `node`, which it holds under record `parent`. */
-static uint32_t record_of_node(const struct kvr_index *ix, const struct rank *rk, uint32_t node, uint32_t parent)
-{
-    uint32_t r = kvr__name_find(rk, kvr__node(ix, node)->name);
-    if (r && rk->recs[r].node == node) return kvr__rec_canonical(rk, r);
-    r = parent ? rk->recs[parent].first_kid : rk->tops;
-    while (rk->recs[r].node != node) r = rk->recs[r].next;
-    return r;
-}
-
-static uint32_t child_of(const struct kvr_index *ix, uint32_t parent, uint64_t local)
-{
-    return kvr__node_child(atomic_load_explicit(&ix->dir, RLX), atomic_load_explicit(&ix->kids, RLX), parent, local);
-}
-
-/* One store on its way: blocks from an event, or a routing decision's two arrays with an expiry. */
-struct store {
-    struct rank *rk;
-    const struct kvr_block *blocks;
-    const uint64_t *locals, *names;
-    size_t n;
-    uint64_t expiry; /* 0: an event, permanent */
-    uint32_t parent_rec, parent_node;
-    bool changed;
-};
-
-static struct kvr_block store_at(const struct store *st, size_t i)
-{
-    return st->blocks ? st->blocks[i] : (struct kvr_block){st->names[i], st->locals[i]};
-}
-
-static void descend(struct store *st, uint32_t rec, uint32_t node)
-{
-    st->parent_rec = rec;
-    st->parent_node = node;
-}
-
-/* A name that is known at another place: give that place up, unless the new place lies below it. */
-static int move_name(struct kvr_index *ix, struct store *st, uint32_t r)
-{
-    struct rank *rk = st->rk;
-    bool is_only_name = rk->recs[r].alias == 0;
-    if (is_only_name && is_self_or_ancestor(rk, r, st->parent_rec)) return -KVR_ESEQUENCE;
-    return kvr__rec_remove(ix, rk, r);
-}
-
-/* The rank becomes a holder of child `node` of the current parent, made when it is NODE_NONE. */
-static int add_holder(struct kvr_index *ix, struct store *st, struct kvr_block b, uint32_t node)
-{
-    struct rank *rk = st->rk;
-    struct node *nd = node == NODE_NONE ? NULL : kvr__node(ix, node);
-    struct hset *to;
-    if (kvr__set_with(ix, nd ? atomic_load_explicit(&nd->holders, RLX) : NULL, rk->slot, &to)) return -KVR_ENOMEM;
-    if (nd) {
-        kvr__set_assign(ix, nd, to);
-    } else if (kvr__node_create(ix, st->parent_node, b.tokens_hash, b.block_hash, to, &node)) {
-        kvr__set_drop_if_unused(ix, to);
-        return -KVR_ENOMEM;
-    }
-    uint32_t r = kvr__rec_add(ix, rk, b.block_hash, node, st->parent_rec);
-    if (st->expiry) kvr__timed_touch(ix, rk, r, st->expiry);
-    descend(st, r, node);
-    return 0;
-}
-
-static int store_block(struct kvr_index *ix, struct store *st, struct kvr_block b)
-{
-    struct rank *rk = st->rk;
-    uint32_t r = kvr__name_find(rk, b.block_hash);
-    uint32_t node = child_of(ix, st->parent_node, b.tokens_hash);
-    if (r && rk->recs[r].node == node) {
-        if (!st->expiry) kvr__timed_unlink(ix, rk, r);
-        descend(st, kvr__rec_canonical(rk, r), node);
-        return 0;
-    }
-    if (r) {
-        int rc = move_name(ix, st, r);
-        if (rc) return rc;
-        node = child_of(ix, st->parent_node, b.tokens_hash);
-    }
-    bool held = node != NODE_NONE && kvr__set_has(atomic_load_explicit(&kvr__node(ix, node)->holders, RLX), rk->slot);
-    if (!held) {
-        st->changed = true;
-        return add_holder(ix, st, b, node);
-    }
-    uint32_t canonical = record_of_node(ix, rk, node, st->parent_rec);
-    if (!st->expiry) { /* a prediction gives no second name to a block that events have named */
-        kvr__rec_add_alias(ix, rk, b.block_hash, canonical);
-        st->changed = true;
-    }
-    descend(st, canonical, node);
-    return 0;
-}
-
-/* Finds where an event's store begins; makes the anchor of a start position. */
-static int find_start(struct kvr_index *ix, struct store *st, const struct kvr_event *ev)
-{
-    if (ev->has_parent) {
-        if (ev->has_start_position) return -KVR_EINVAL;
-        for (size_t i = 0; i < ev->blocks_n; i++)
-            if (ev->blocks[i].block_hash == ev->parent_hash) return -KVR_ESEQUENCE;
-        uint32_t r = kvr__name_find(st->rk, ev->parent_hash);
-        if (!r) return -KVR_EPARENT;
-        r = kvr__rec_canonical(st->rk, r);
-        descend(st, r, st->rk->recs[r].node);
-    } else if (ev->has_start_position && ev->start_position > 0 && ev->blocks_n > 0) {
-        uint32_t anchor = child_of(ix, FLOAT_NODE, ev->start_position);
-        if (anchor == NODE_NONE && kvr__node_create(ix, FLOAT_NODE, ev->start_position, 0, NULL, &anchor)) return -KVR_ENOMEM;
-        descend(st, REC_NONE, anchor);
-    }
-    return 0;
-}
-
-static int store_blocks(struct kvr_index *ix, struct store *st, const struct kvr_event *ev)
-{
-    if (kvr__rank_reserve(ix, st->rk, st->n)) return -KVR_ENOMEM;
-    if (st->expiry && kvr__rank_reserve_timed(ix, st->rk)) return -KVR_ENOMEM;
-    descend(st, REC_NONE, ROOT_NODE);
-    int rc = ev ? find_start(ix, st, ev) : 0;
-    if (rc) return rc;
-    /* The start counts as needed meanwhile: a moved name may take the last child of an anchor away. */
-    uint32_t start = st->parent_node;
-    kvr__node(ix, start)->kids++;
-    for (size_t i = 0; i < st->n && rc == 0; i++) rc = store_block(ix, st, store_at(st, i));
-    kvr__node(ix, start)->kids--;
-    kvr__node_prune(ix, start);
-    return rc;
-}
-
-static size_t prune_predicted(struct kvr_index *ix, size_t target)
-{
-    size_t before = ix->blocks_n;
-    while (ix->predicted_n > target) {
-        struct rank *rk = kvr__rank_at(ix, ix->timed_head_slot);
-        if (kvr__rec_remove(ix, rk, ix->timed_head_rec)) break;
-    }
-    return before - ix->blocks_n;
-}
-
-static int try_store(struct kvr_index *ix, struct kvr_worker w, struct store *st, const struct kvr_event *ev)
-{
-    int rc = kvr__rank_get(ix, w, &st->rk);
-    if (rc == 0) rc = unhide(ix, st->rk);
-    return rc ? rc : store_blocks(ix, st, ev);
-}
-
-/* When memory is short, predicted blocks go, an eighth at a time, until the store fits. */
-static int store(struct kvr_index *ix, struct kvr_worker w, struct store *st, const struct kvr_event *ev)
-{
-    int rc = try_store(ix, w, st, ev);
-    while (rc == -KVR_ENOMEM && ix->predicted_n) {
-        ix->counters.pruned += prune_predicted(ix, ix->predicted_n - ix->predicted_n / 8 - 1);
-        kvr__index_reclaim(ix, true);
-        rc = try_store(ix, w, st, ev);
-    }
-    return rc;
-}
-
-int kvr__index_store(struct kvr_index *ix, const struct kvr_event *ev)
-{
-    struct store st = {.blocks = ev->blocks, .n = ev->blocks_n};
-    int rc = store(ix, ev->worker, &st, ev);
-    if (rc == 0 && !st.changed && ev->blocks_n) ix->counters.duplicate_stores++;
-    return rc;
-}
-
-static int apply_removed(struct kvr_index *ix, const struct kvr_event *ev)
-{
-    struct rank *rk = kvr__rank_find(ix, ev->worker);
-    if (!rk) return ev->removed_n ? -KVR_ENOTFOUND : 0;
-    int rc = unhide(ix, rk);
-    if (rc) return rc;
-    for (size_t i = 0; i < ev->removed_n; i++)
-        if (!kvr__name_find(rk, ev->removed[i])) rc = -KVR_ENOTFOUND;
-    for (size_t i = 0; i < ev->removed_n; i++) {
-        uint32_t r = kvr__name_find(rk, ev->removed[i]);
-        if (r && kvr__rec_remove(ix, rk, r)) return -KVR_ENOMEM;
-    }
-    return rc;
-}
-
-/* Every rank of a worker, by a look at all slots. */
-static void for_ranks_of(struct kvr_index *ix, uint64_t worker_id, int (*fn)(struct kvr_index *, struct rank *), int *rc)
-{
-    for (uint32_t i = 0; i < atomic_load_explicit(&ix->slots_top, RLX); i++) {
-        struct rank *rk = kvr__rank_at(ix, i);
-        if (!rk || rk->worker.worker_id != worker_id || kvr__rank_find(ix, rk->worker) != rk) continue;
-        int one = fn(ix, rk);
-        if (one) *rc = one;
-    }
-}
-
-static int apply_cleared(struct kvr_index *ix, const struct kvr_event *ev)
-{
-    int rc = 0;
-    if (ix->clear_worker_wide) {
-        for_ranks_of(ix, ev->worker.worker_id, kvr__rank_clear, &rc);
-        return rc;
-    }
-    struct rank *rk = kvr__rank_find(ix, ev->worker);
-    return rk ? kvr__rank_clear(ix, rk) : 0;
-}
-
-static void count_result(struct kvr_index *ix, int rc)
+static void count_result(struct lane *ln, int rc)
 {
     switch (rc) {
-    case -KVR_EPARENT: ix->counters.parent_not_found++; break;
-    case -KVR_ENOTFOUND: ix->counters.block_not_found++; break;
-    case -KVR_ESEQUENCE: ix->counters.invalid_sequence++; break;
-    case -KVR_ENOMEM: ix->counters.no_memory++; break;
+    case -KVR_EPARENT: ln->counters.parent_not_found++; break;
+    case -KVR_ENOTFOUND: ln->counters.block_not_found++; break;
+    case -KVR_ESEQUENCE: ln->counters.invalid_sequence++; break;
+    case -KVR_ENOMEM: ln->counters.no_memory++; break;
+    case -KVR_ECAPACITY: ln->counters.no_room++; break;
     default: break;
     }
+}
+
+/* When memory is short, old blocks go until the store fits; a repeated store changes nothing it has done. */
+static int store(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
+{
+    int rc;
+    while ((rc = kvr__store(ln, rk, ev)) == -KVR_ENOMEM && kvr__evict_for_bytes(ln)) {
+    }
+    if (rk->capacity) kvr__evict_for_capacity(ln, rk);
+    return rc;
+}
+
+/* One event of a rank of this lane. The lane is locked. rk NULL: the pair is not known. */
+int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
+{
+    int rc = -KVR_EINVAL;
+    if (ln->stamps) kvr__evict_tick(ln);
+    switch (ev->kind) {
+    case KVR_EVENT_STORED:
+        ln->counters.stored_events++;
+        rc = store(ln, rk, ev);
+        break;
+    case KVR_EVENT_REMOVED:
+        ln->counters.removed_events++;
+        rc = kvr__remove(ln, rk, ev->removed, ev->removed_n);
+        break;
+    case KVR_EVENT_CLEARED:
+        ln->counters.cleared_events++;
+        kvr__rank_clear(ln, rk);
+        rc = 0;
+        break;
+    }
+    count_result(ln, rc);
+    kvr__reclaim(ln, false);
+    return rc;
+}
+
+/* An event of a pair that holds nothing and was never seen. */
+static int apply_unknown(struct kvr_index *ix, const struct kvr_event *ev)
+{
+    struct lane *ln = &ix->lanes[0];
+    int rc = ev->kind == KVR_EVENT_REMOVED && ev->removed_n ? -KVR_ENOTFOUND : 0;
+    pthread_mutex_lock(&ln->lock);
+    ln->counters.removed_events += ev->kind == KVR_EVENT_REMOVED;
+    ln->counters.cleared_events += ev->kind == KVR_EVENT_CLEARED;
+    count_result(ln, rc);
+    pthread_mutex_unlock(&ln->lock);
+    return rc;
+}
+
+static void clear_worker(struct kvr_index *ix, uint64_t worker_id)
+{
+    for (size_t i = 0; i < ix->ranks_cap; i++) {
+        struct rank *rk = ix->ranks[i];
+        if (!rk || rk->worker.worker_id != worker_id) continue;
+        pthread_mutex_lock(&rk->lane->lock);
+        kvr__rank_clear(rk->lane, rk);
+        pthread_mutex_unlock(&rk->lane->lock);
+    }
+}
+
+/* The rank an event is for; stores make it. ranks_lock is held shared. */
+int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out)
+{
+    if (ev->kind == KVR_EVENT_STORED) return kvr__rank_get(ix, ev->worker, out);
+    *out = kvr__rank_find(ix, ev->worker);
+    return 0;
+}
+
+/* One event; ranks_lock is held shared. */
+int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev)
+{
+    struct rank *rk;
+    if (ev->kind == KVR_EVENT_CLEARED && ix->config.clear_worker_wide) clear_worker(ix, ev->worker.worker_id);
+    int rc = kvr__rank_of_event(ix, ev, &rk);
+    if (rc) {
+        pthread_mutex_lock(&ix->lanes[0].lock);
+        count_result(&ix->lanes[0], rc);
+        pthread_mutex_unlock(&ix->lanes[0].lock);
+        return rc;
+    }
+    if (!rk) return apply_unknown(ix, ev);
+    pthread_mutex_lock(&rk->lane->lock);
+    rc = kvr__apply_one(rk->lane, rk, ev);
+    pthread_mutex_unlock(&rk->lane->lock);
+    return rc;
 }
 
 int kvr_index_apply(struct kvr_index *ix, const struct kvr_event *ev)
 {
     if (ev->tier != KVR_TIER_DEVICE) return -KVR_EUNSUPPORTED;
-    int rc = -KVR_EINVAL;
-    lock(ix);
-    switch (ev->kind) {
-    case KVR_EVENT_STORED:
-        ix->counters.stored_events++;
-        rc = kvr__index_store(ix, ev);
-        break;
-    case KVR_EVENT_REMOVED:
-        ix->counters.removed_events++;
-        rc = apply_removed(ix, ev);
-        break;
-    case KVR_EVENT_CLEARED:
-        ix->counters.cleared_events++;
-        rc = apply_cleared(ix, ev);
-        break;
-    }
-    count_result(ix, rc);
-    unlock(ix);
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    int rc = kvr__apply_alone(ix, ev);
+    pthread_rwlock_unlock(&ix->ranks_lock);
     return rc;
 }
 
-int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *locals, size_t locals_n, const uint64_t *seqs,
-                     size_t seqs_n)
+int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *locals, size_t locals_n, const uint64_t *seqs, size_t seqs_n)
 {
+    struct rank *rk;
     if (locals_n != seqs_n) return -KVR_ELENGTH;
     if (locals_n == 0) return 0;
-    lock(ix);
-    struct store st = {.locals = locals, .names = seqs, .n = seqs_n, .expiry = kvr_now_ns(&ix->clock) + ix->ttl_ns};
-    int rc = store(ix, w, &st, NULL);
-    const struct rank *rk = st.rk;
-    /* Leaves first, so that they expire before their parents. Blocks that events stored stay permanent. */
-    for (size_t i = seqs_n; i-- > 0 && rk && rk->timed;) {
-        uint32_t r = kvr__name_find(rk, seqs[i]);
-        if (r && rk->timed[r].expiry) kvr__timed_touch(ix, st.rk, r, st.expiry);
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    int rc = kvr__rank_get(ix, w, &rk);
+    if (rc == 0) {
+        struct lane *ln = rk->lane;
+        uint64_t expiry = kvr_now_ns(&ix->clock) + ix->config.ttl_ns;
+        size_t max = ix->config.predicted_max / ix->lanes_n;
+        pthread_mutex_lock(&ln->lock);
+        if (ln->stamps) kvr__evict_tick(ln);
+        while ((rc = kvr__store_predicted(ln, rk, locals, seqs, locals_n, expiry)) == -KVR_ENOMEM && kvr__evict_for_bytes(ln)) {
+        }
+        if (ix->config.predicted_max && ln->predict.blocks > max)
+            ln->counters.pruned += kvr__predict_prune(ln, (size_t)((double)max * ix->config.prune_target_ratio));
+        if (rk->capacity) kvr__evict_for_capacity(ln, rk);
+        count_result(ln, rc);
+        kvr__reclaim(ln, false);
+        pthread_mutex_unlock(&ln->lock);
     }
-    if (ix->predicted_max && ix->predicted_n > ix->predicted_max) ix->counters.pruned += prune_predicted(ix, ix->predicted_target);
-    count_result(ix, rc);
-    unlock(ix);
+    pthread_rwlock_unlock(&ix->ranks_lock);
     return rc;
 }
 
 size_t kvr_index_expire(struct kvr_index *ix)
 {
-    lock(ix);
-    size_t before = ix->blocks_n;
+    size_t gone = 0;
     uint64_t now = kvr_now_ns(&ix->clock);
-    while (ix->timed_head_rec) {
-        struct rank *rk = kvr__rank_at(ix, ix->timed_head_slot);
-        if (rk->timed[ix->timed_head_rec].expiry > now) break;
-        if (kvr__rec_remove(ix, rk, ix->timed_head_rec)) break;
+    for (uint32_t i = 0; i < ix->lanes_n; i++) {
+        struct lane *ln = &ix->lanes[i];
+        pthread_mutex_lock(&ln->lock);
+        size_t n = kvr__predict_expire(ln, now);
+        ln->counters.expired += n;
+        gone += n;
+        kvr__reclaim(ln, true);
+        pthread_mutex_unlock(&ln->lock);
     }
-    size_t gone = before - ix->blocks_n;
-    ix->counters.expired += gone;
-    unlock(ix);
     return gone;
 }
 
-static int remove_one(struct kvr_index *ix, struct rank *rk)
-{
-    if (kvr__rank_clear(ix, rk)) return -KVR_ENOMEM; /* hidden now; emptied when memory returns */
-    kvr__rank_remove(ix, rk);
-    return 0;
-}
+/* ---- removing ------------------------------------------------------------------------------------------- */
 
-void kvr_index_remove_worker(struct kvr_index *ix, uint64_t worker_id)
+/* False: the pair is not known (any more). */
+static bool empty_rank(struct kvr_index *ix, struct kvr_worker w)
 {
-    int rc = 0;
-    lock(ix);
-    for_ranks_of(ix, worker_id, remove_one, &rc);
-    count_result(ix, rc);
-    unlock(ix);
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    struct rank *rk = kvr__rank_find(ix, w);
+    if (rk) {
+        pthread_mutex_lock(&rk->lane->lock);
+        kvr__rank_clear(rk->lane, rk);
+        pthread_mutex_unlock(&rk->lane->lock);
+    }
+    pthread_rwlock_unlock(&ix->ranks_lock);
+    return rk != NULL;
 }
 
 void kvr_index_remove_rank(struct kvr_index *ix, struct kvr_worker w)
 {
-    lock(ix);
-    struct rank *rk = kvr__rank_find(ix, w);
-    if (rk) count_result(ix, remove_one(ix, rk));
-    unlock(ix);
+    bool gone = false;
+    while (!gone && empty_rank(ix, w)) { /* again when a store came in between */
+        pthread_rwlock_wrlock(&ix->ranks_lock);
+        struct rank *rk = kvr__rank_find(ix, w);
+        gone = !rk || rk->runs_n == 0;
+        struct lane *ln = rk ? rk->lane : NULL;
+        if (rk && gone) kvr__rank_forget(ix, rk);
+        pthread_rwlock_unlock(&ix->ranks_lock);
+        if (!ln) continue;
+        pthread_mutex_lock(&ln->lock);
+        kvr__reclaim(ln, true);
+        pthread_mutex_unlock(&ln->lock);
+    }
+}
+
+static bool find_rank_of(struct kvr_index *ix, uint64_t worker_id, struct kvr_worker *out)
+{
+    bool found = false;
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    for (size_t i = 0; i < ix->ranks_cap && !found; i++) {
+        found = ix->ranks[i] && ix->ranks[i]->worker.worker_id == worker_id;
+        if (found) *out = ix->ranks[i]->worker;
+    }
+    pthread_rwlock_unlock(&ix->ranks_lock);
+    return found;
+}
+
+void kvr_index_remove_worker(struct kvr_index *ix, uint64_t worker_id)
+{
+    struct kvr_worker w;
+    while (find_rank_of(ix, worker_id, &w)) kvr_index_remove_rank(ix, w);
+}
+
+int kvr_index_set_capacity(struct kvr_index *ix, struct kvr_worker w, size_t blocks)
+{
+    struct rank *rk;
+    if (!ix->lanes[0].stamps) return -KVR_EUNSUPPORTED;
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    int rc = kvr__rank_get(ix, w, &rk);
+    if (rc == 0) {
+        pthread_mutex_lock(&rk->lane->lock);
+        rk->capacity = blocks;
+        kvr__evict_for_capacity(rk->lane, rk);
+        kvr__reclaim(rk->lane, true);
+        pthread_mutex_unlock(&rk->lane->lock);
+    }
+    pthread_rwlock_unlock(&ix->ranks_lock);
+    return rc;
+}
+
+/* ---- looking -------------------------------------------------------------------------------------------- */
+
+size_t kvr_index_ranks(const struct kvr_index *ix)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < ix->lanes_n; i++) n += atomic_load_explicit(&ix->lanes[i].slots_top, ACQ);
+    return n;
 }
 
 size_t kvr_index_rank_blocks(struct kvr_index *ix, struct kvr_worker w)
 {
-    lock(ix);
-    const struct rank *rk = kvr__rank_find(ix, w);
-    size_t n = rk && !atomic_load_explicit(&rk->hidden, RLX) ? rk->blocks : 0;
-    unlock(ix);
+    size_t n = 0;
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    struct rank *rk = kvr__rank_find(ix, w);
+    if (rk) {
+        pthread_mutex_lock(&rk->lane->lock);
+        n = rk->blocks;
+        pthread_mutex_unlock(&rk->lane->lock);
+    }
+    pthread_rwlock_unlock(&ix->ranks_lock);
     return n;
+}
+
+uint32_t kvr_index_lane(struct kvr_index *ix, struct kvr_worker w)
+{
+    struct rank *rk;
+    uint32_t lane = 0;
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    if (kvr__rank_get(ix, w, &rk) == 0) lane = (uint32_t)(rk->lane - ix->lanes);
+    pthread_rwlock_unlock(&ix->ranks_lock);
+    return lane;
+}
+
+static void add_counters(struct kvr_index_stats *to, const struct kvr_index_stats *c)
+{
+    to->stored_events += c->stored_events;
+    to->removed_events += c->removed_events;
+    to->cleared_events += c->cleared_events;
+    to->duplicate_stores += c->duplicate_stores;
+    to->parent_not_found += c->parent_not_found;
+    to->block_not_found += c->block_not_found;
+    to->invalid_sequence += c->invalid_sequence;
+    to->no_memory += c->no_memory;
+    to->no_room += c->no_room;
+    to->expired += c->expired;
+    to->pruned += c->pruned;
+    to->evicted_capacity += c->evicted_capacity;
+    to->evicted_bytes += c->evicted_bytes;
 }
 
 void kvr_index_stats(struct kvr_index *ix, struct kvr_index_stats *out)
 {
-    lock(ix);
-    *out = ix->counters;
+    *out = (struct kvr_index_stats){0};
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    pthread_mutex_lock(&ix->readers_lock);
     out->bytes = ix->mem.bytes;
     out->ranks = ix->ranks_n;
-    out->nodes = ix->nodes_live;
-    out->blocks = ix->blocks_n;
-    out->predicted = ix->predicted_n;
-    out->aliases = ix->aliases_n;
-    out->sets = ix->sets_n;
-    unlock(ix);
+    pthread_mutex_unlock(&ix->readers_lock);
+    pthread_rwlock_unlock(&ix->ranks_lock);
+    for (uint32_t i = 0; i < ix->lanes_n; i++) {
+        struct lane *ln = &ix->lanes[i];
+        pthread_mutex_lock(&ln->lock);
+        add_counters(out, &ln->counters);
+        out->bytes += ln->mem.bytes;
+        out->nodes += ln->nodes_n;
+        out->runs += ln->runs_n;
+        out->blocks += ln->blocks_n;
+        out->predicted += ln->predict.blocks;
+        out->aliases += ln->aliases_n - ln->aliased_blocks;
+        pthread_mutex_unlock(&ln->lock);
+    }
+}
+
+bool kvr_index_validate(struct kvr_index *ix, const char **reason)
+{
+    bool ok = true;
+    for (uint32_t i = 0; i < ix->lanes_n && ok; i++) {
+        pthread_mutex_lock(&ix->lanes[i].lock);
+        ok = kvr__lane_check(&ix->lanes[i], reason);
+        pthread_mutex_unlock(&ix->lanes[i].lock);
+    }
+    return ok;
 }

@@ -1,250 +1,523 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts of the index.
+ * The index, inside.
  *
- *   epoch.c   when memory that readers may see can be reused
- *   sets.c    interned sets of holders
- *   nodes.c   the trie: node store, table of children
- *   ranks.c   one (worker, rank): its names, and which of its blocks follow which
- *   index.c   the public operations
- *   dump.c    dump, restore, validate
+ *   simd.c     comparing arrays of hashes: portable and vector paths with equal results
+ *   epoch.c    when memory that readers may see can be reused
+ *   slab.c     memory for runs, by size classes
+ *   names.c    one table from block hash to run, for all ranks of a lane
+ *   kids.c     one table from (run, offset, local hash) to child run, read without locks
+ *   cover.c    who holds how much of a run
+ *   runs.c     runs: made, extended, trimmed, freed
+ *   aliases.c  names of ranks whose engine calls a block differently
+ *   ranks.c    (worker, rank) pairs and the list of runs each one holds
+ *   apply.c    stored, removed, cleared
+ *   predict.c  blocks known from routing decisions: time to live, pruning
+ *   evict.c    capacities and the byte cap: least recently used first
+ *   match.c    queries
+ *   usage.c    use frequencies
+ *   tiers.c    host, disk and external tiers
+ *   dump.c     dump and restore
+ *   check.c    every invariant below
+ *   index.c    lanes and the public calls
  *
- * Writer state is guarded by kvr_index.lock. Fields that readers touch are _Atomic and marked R.
+ * Picture of one lane.
+ *
+ *     run 7  parent 0 (root), offset 0               run 9  parent 7, offset 3
+ *     +--------+--------+----+----+----+----+----+   +--------+----+----+----+
+ *     | header | holders| L0 | L1 | L2 | L3 | L4 |   | header | M0 | M1 | M2 |
+ *     +--------+----|---+----+----+----+----+----+   +--------+----+----+----+
+ *                   |   | N0 | N1 | N2 | N3 | N4 |            | O0 | O1 | O2 |
+ *                   v   +----+----+----+----+----+            +----+----+----+
+ *         (A, 5) (B, 3) (C, 3)                        (B, 3)
+ *
+ *     match(L0 L1 L2 M0 M1 X):  A 3  B 5  C 3
+ *
+ * A run is a stretch of blocks of one chain: their local hashes, then their names (the engine's block hashes).
+ * A child hangs behind any number of blocks of its parent, so a divergence splits nothing and a block never
+ * changes its place (run, offset). A holder is a word (rank, cut): the rank holds the first `cut` blocks.
+ *
+ * Invariants (cited by number in tests and in check.c)
+ *   I1  Prefix: a rank that holds a block holds its parent. So a rank's share of a run is one number, its cut,
+ *       and the holders of a child are among the holders of at least `poff` blocks of its parent.
+ *   I2  Place: once published, a block's (run, offset), its local hash and the run's parent and poff do not change.
+ *   I3  Tight: the length of a run is the largest cut of its holders; a run without holders does not exist.
+ *   I4  Unique: a child at (parent, poff) differs in its first local hash from its siblings and from the parent's
+ *       own block at poff.
+ *   I5  Named: a rank either uses the run's own names for all it holds of it (plain), or only names in its alias
+ *       objects, which then cover every block it holds (aliased). Per rank a name stands for one block.
+ *   I6  Findable: each name of a run and of an alias object has exactly one entry in the name table.
+ *   I7  Listed: a rank's list has each run it holds once, and the holder word's `pos` is the place in that list.
+ *
+ * What readers see (R1 to R4)
+ *   R1  A reader needs no lock: every field it looks at is either constant after publication or one atomic word.
+ *       The arrays below `len` are constant: blocks behind it are written before `len` is raised (release), and
+ *       memory that once was below a published `len` is not written again before it is reclaimed (`high`).
+ *   R2  Stores go down the chain, removals up: a parent's cut is raised before the child's appears, and the
+ *       child's is gone before the parent's is lowered. Hence, if a reader sees a rank in a run, the rank held
+ *       all blocks above it at that moment; and if it then misses it in the child, there was a moment in between
+ *       when the rank's depth ended exactly there. The last run in which it sees the rank gives a true depth.
+ *   R3  A cleared or removed rank disappears at once: its slot is marked dead, and a reader leaves dead slots out
+ *       at its end. The rank goes on under a new slot. A slot is reused only after every reader has left.
+ *   R4  A reader writes its own epoch word and nothing shared, except the use stamp of a run when eviction is on
+ *       (a plain store, at most once per run and clock tick). Its work is bounded by the blocks of the query, the
+ *       holders of the runs on its path and KID_SLOTS probes per run.
+ *
+ * Writers. A rank belongs to one lane from first sight on. A lane's state is guarded by its lock; lanes share
+ * only the allocator, the epoch and the directory of ranks, so they do not wait for each other.
+ *
+ * Pauses. Nothing is copied as a whole: the name table moves a few buckets per insertion while it grows, the
+ * child table splits one segment of 4 KiB at a time, runs and slabs are small. The directories (8 bytes per 1,024
+ * runs, 8 bytes per segment) and a rank's list of runs (4 bytes a run) are the only arrays that double.
  */
 #ifndef KVR_INDEX_INTERNAL_H
 #define KVR_INDEX_INTERNAL_H
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <kvroute/index.h>
 
 #include "base/base.h"
 
+#define RLX memory_order_relaxed
+#define ACQ memory_order_acquire
+#define REL memory_order_release
+
 enum {
-    NODE_CHUNK_BITS = 12,
-    NODE_CHUNK = 1 << NODE_CHUNK_BITS,
-    ROOT_NODE = 0,  /* parent of every first block */
-    FLOAT_NODE = 1, /* parent of the anchors of stores with a start position */
-    NODES_RESERVED = 2,
-    CHUNKS_MAX = 1 << 19
-};
-#define NODE_NONE UINT32_MAX
-#define REC_NONE  0u
-#define REC_ALIAS 0x80000000u
-#define RLX       memory_order_relaxed
-#define ACQ       memory_order_acquire
-#define REL       memory_order_release
-
-/* ---- epochs ------------------------------------------------------------------------------------------ */
-
-/* Embedded at the start of every block of memory that readers may see. */
-struct retired {
-    struct retired *next;
-    size_t size;
+    ROOT_RUN = 0,      /* parent of every first block */
+    FLOAT_RUN = 1,     /* parent of runs with a start position; `next` of such a run is the position */
+    IDS_RESERVED = 2,
+    ID_BITS = 26,      /* run ids; ids whose low 16 bits are 0 are not used (names.c) */
+    CUT_BITS = 12,
+    CUT_MASK = (1 << CUT_BITS) - 1,
+    RUN_MAX = CUT_MASK,            /* blocks of a run */
+    SLOT_MAX = (1 << 20) - 1,      /* rank slots of a lane; 0 is not used */
+    ALIAS_MARK = 0xFFFF,           /* `high` of an alias object */
+    KID_BITS = 9,
+    KID_SLOTS = 1 << KID_BITS,
+    REF_BITS = 10,
+    REF_CHUNK = 1 << REF_BITS,
+    SLOT_BITS = 10,
+    SLOT_CHUNK = 1 << SLOT_BITS,
+    SLOT_CHUNKS = (SLOT_MAX + 1) / SLOT_CHUNK,
+    LANES_MAX = 64
 };
 
-struct kvr_index_reader {
-    _Alignas(64) _Atomic uint64_t seen; /* R: epoch at entry, or READER_IDLE */
-    struct kvr_index *index;
-    struct kvr_index_reader *next, *prev;
+#ifdef KVR_INTERLEAVE
+void kvr_interleave(void);
+#define YIELD_POINT() kvr_interleave() /* stress builds give the processor away here */
+#else
+#define YIELD_POINT() ((void)0)
+#endif
+
+/* ---- simd.c ------------------------------------------------------------------------------------------ */
+
+struct simd {
+    size_t (*common)(const uint64_t *a, const uint64_t *b, size_t n);     /* length of the common prefix */
+    size_t (*find_last)(const uint64_t *a, size_t n, uint64_t v);         /* last index of v, or SIZE_MAX */
 };
-#define READER_IDLE UINT64_MAX
+extern const struct simd kvr__simd_portable;
+const struct simd *kvr__simd_best(void);
 
-struct garbage {
-    struct retired *blocks;
-    uint32_t nodes; /* chained through node.kids; NODE_NONE ends */
-    struct rank *ranks;
-    size_t count;
-};
+/* ---- runs -------------------------------------------------------------------------------------------- */
 
-/* ---- sets of holders --------------------------------------------------------------------------------- */
-
-struct hset {
-    struct retired link;
-    struct hset *chain; /* same bucket of the intern table */
-    uint64_t hash;      /* commutative: sum of set_mix(member) */
-    uint32_t refs;      /* nodes that point here */
-    uint32_t n;
-    uint32_t members[]; /* rank slots, ascending */
-};
-
-/* ---- trie -------------------------------------------------------------------------------------------- */
-
-struct node {
-    _Atomic uint64_t local;         /* R */
-    uint64_t name;                  /* block hash of the first holder; only a hint for finding its record */
-    _Atomic(struct hset *) holders; /* R: NULL = nobody */
-    _Atomic uint32_t parent;        /* R: NODE_NONE = not in the trie */
-    uint32_t kids;                  /* children; link of the free list and of the garbage list otherwise */
-};
-
-struct chunk {
-    uint32_t id, live, bump, free; /* free: first free node offset + 1 */
-    uint32_t next, prev;           /* list of chunks with room; id + 1, 0 = none */
-    struct node nodes[NODE_CHUNK];
+/* R marks what readers look at. An alias object has the same head and one array, of names:
+ * poff = first block it names, parent = the run, next = the rank's next alias object there, prev = the rank's slot. */
+struct run {
+    _Atomic uint16_t len; /* R */
+    uint16_t cap;
+    uint16_t poff;        /* R: hangs behind that many blocks of parent */
+    uint16_t high;        /* largest len ever published in this memory; ALIAS_MARK for an alias object */
+    uint32_t parent;      /* R */
+    uint32_t kids;        /* first child */
+    uint32_t next, prev;  /* siblings, 0 ends; a limbo link once retired */
+    uint32_t nkids;
+    uint32_t page;        /* slab page of this memory */
+    uint32_t id;
+    uint32_t position;    /* of a run under FLOAT_RUN */
+    _Atomic uint64_t hold; /* R: 0 nobody; entry << 32 | pos << 1 | 1: one holder; else a struct cover * */
+    uint64_t a[];         /* cap local hashes, cap names */
 };
 
-/* R: array of chunks; replaced when it grows. */
-struct chunk_dir {
-    struct retired link;
+/* Holders of a run by open addressing on the slot. An entry is slot << CUT_BITS | cut; cut 0 = left. */
+struct cover {
+    struct cover *link; /* limbo */
+    uint32_t cap, used, live, aliased;
+    _Atomic uint32_t e[]; /* R: cap entries, then cap of struct holder */
+};
+struct holder {
+    uint32_t pos;   /* place in the rank's list of runs */
+    uint32_t kids;  /* children of the run that the rank holds something of */
+    uint32_t alias; /* first alias object of the rank at this run, 0 = plain */
+};
+
+/* What a run id leads to. */
+struct run_ref {
+    _Atomic(struct run *) run; /* R */
+    _Atomic uint32_t stamp;    /* R: clock tick of the last use, when eviction is on */
+    uint32_t next_free;
+};
+struct ref_dir { /* R: replaced when it grows */
+    struct ref_dir *link;
     uint32_t cap;
-    _Atomic(struct chunk *) chunks[];
+    _Atomic(struct run_ref *) chunk[];
 };
 
-/* R: table of children, open addressing, linear probing: tag << 32 | node id; 0 = empty, KID_TOMB = deleted. */
-struct kid_table {
-    struct retired link;
-    uint64_t mask;
-    _Atomic uint64_t slots[];
+/* ---- child table ------------------------------------------------------------------------------------- */
+
+struct kid_seg {
+    struct kid_seg *link; /* limbo */
+    uint32_t depth, live, used;
+    _Atomic uint64_t slot[KID_SLOTS]; /* R: hash << 32 | run id; 0 empty, KID_TOMB deleted */
 };
-#define KID_TOMB UINT64_MAX
+#define KID_TOMB 1u
+struct kid_dir { /* R: replaced when it doubles */
+    struct kid_dir *link;
+    uint32_t depth;
+    _Atomic(struct kid_seg *) seg[]; /* 1 << depth */
+};
+
+/* ---- name table -------------------------------------------------------------------------------------- */
+
+enum { NAME_SLOTS = 11, NAME_CHUNK_BITS = 8, NAME_CHUNK = 1 << NAME_CHUNK_BITS, NAME_REACH = 4, NAME_TAIL = NAME_REACH };
+
+struct name_bucket { /* one cache line; see names.c */
+    uint16_t tag[NAME_SLOTS];
+    uint16_t id_lo[NAME_SLOTS]; /* 0 = empty */
+    uint8_t id_hi[NAME_SLOTS];
+    uint8_t over;     /* entries that passed this bucket; 255 sticks */
+    uint64_t extra;   /* 5 bits a slot: 2 of the id, 3 of the tag */
+};
+struct name_level { /* one size of the table */
+    struct name_bucket **chunk;
+    size_t chunks; /* length of chunk[] */
+    uint64_t nb;   /* home buckets; NAME_TAIL more follow */
+};
+struct name_spill {
+    uint32_t m, id, next;
+};
+struct name_table {
+    struct name_level now, old; /* old.nb > 0: moving from old to now */
+    uint64_t moved;             /* home buckets of old that have moved */
+    size_t used;
+    struct name_spill *spill; /* entries that found no room within reach; a list */
+    size_t spill_cap, spill_n;
+    uint32_t spill_head, spill_free;
+};
+
+/* ---- slabs ------------------------------------------------------------------------------------------- */
+
+enum { SLAB_CLASSES = 96 };
+struct slab_page {
+    char *mem;
+    size_t bytes;
+    uint32_t cls, objs, live, bump, free, next, prev; /* free, next, prev: 1-based, 0 ends */
+};
+struct slab {
+    struct slab_page *pages; /* [0] unused */
+    size_t pages_cap;
+    uint32_t pages_top, pages_free;
+    uint32_t partial[SLAB_CLASSES];
+    size_t class_bytes[SLAB_CLASSES];
+};
 
 /* ---- ranks ------------------------------------------------------------------------------------------- */
 
-/* One name of one block held by a rank. The canonical record of a block carries its place in the rank's
- * forest; a further name of the same block is an alias record. */
-struct rec {
-    uint64_t name;
-    uint32_t node;
-    uint32_t parent;     /* canonical: record of the parent block, REC_NONE at the top */
-    uint32_t first_kid;  /* canonical */
-    uint32_t next, prev; /* siblings; aliases of one block for an alias record; next is the free list link */
-    uint32_t alias;      /* canonical: first alias record or 0; alias: REC_ALIAS | canonical */
-};
-
-/* Place of a predicted record in the index-wide list ordered by expiry. */
-struct timed {
-    uint64_t expiry; /* 0: not predicted */
-    uint32_t prev_slot, prev_rec, next_slot, next_rec;
+/* R: what a reader turns a slot into. Constant while the slot can be seen, except `live`. */
+struct slot {
+    uint64_t worker_id;
+    uint32_t dp_rank;
+    _Atomic uint32_t live;
 };
 
 struct rank {
-    struct kvr_worker worker; /* R: constant while the slot can be seen */
-    _Atomic bool hidden;      /* R: true = answers leave this rank out (removal ran out of memory) */
+    struct kvr_worker worker;
+    struct lane *lane;
     uint32_t slot;
-    struct rec *recs; /* [0] unused */
-    size_t recs_cap, recs_top;
-    uint32_t recs_free;
-    struct timed *timed; /* NULL, or parallel to recs */
-    uint32_t *names;     /* open addressing: record or 0 */
-    size_t names_cap;    /* power of two or 0 */
-    size_t names_n;
-    uint32_t tops; /* first record without a parent */
-    size_t blocks; /* canonical records */
-    size_t aliases;
-    struct rank *garbage_next;
+    uint32_t *runs; /* ids of the runs it holds something of */
+    size_t runs_n, runs_cap;
+    size_t blocks;   /* device blocks held */
+    size_t capacity; /* 0: no limit */
+    uint64_t over_capacity;
+    struct rank *next_free;
 };
 
-/* R: slot -> rank; replaced when it grows. */
-struct rank_dir {
-    struct retired link;
-    uint32_t cap;
-    _Atomic(struct rank *) ranks[];
+/* ---- predicted, tiers, usage -------------------------------------------------------------------------- */
+
+/* A step of what decisions say of one (run, rank): blocks below `cut` live until `expiry`. Steps of one pair
+ * have falling cuts and rising expiries; all steps of a lane are in one list ordered by expiry. */
+struct step {
+    uint64_t expiry;
+    uint32_t run, slot;
+    uint32_t cut;
+    uint32_t down;       /* next step of the pair: smaller cut, later expiry */
+    uint32_t prev, next; /* the lane's list */
+};
+struct pair { /* hash entry: (run, slot) -> steps and what events made permanent */
+    uint32_t run, slot; /* run 0 = empty */
+    uint32_t steps;     /* longest cut first, 0 = none */
+    uint32_t perm;
+};
+struct predict {
+    struct step *steps;
+    size_t steps_cap;
+    uint32_t steps_top, steps_free, head, tail;
+    struct pair *pairs;
+    size_t pairs_cap, pairs_n;
+    size_t blocks; /* predicted (block, holder) pairs */
 };
 
-struct kvr_index {
+
+/* ---- lanes ------------------------------------------------------------------------------------------- */
+
+struct limbo { /* unlinked while the epoch was `epoch` */
+    uint64_t epoch;
+    struct run *runs;
+    struct cover *covers;
+    struct kid_seg *segs;
+    struct kid_dir *kid_dirs;
+    struct ref_dir *ref_dirs;
+    uint32_t *ids;
+    struct rank *dead; /* slots to give back */
+    size_t n;
+};
+
+struct lane {
     /* readers */
-    _Alignas(64) _Atomic uint64_t epoch;
-    _Atomic(struct chunk_dir *) dir;
-    _Atomic(struct kid_table *) kids;
-    _Atomic(struct rank_dir *) ranks;
-    _Atomic uint32_t slots_top; /* slots ever used at once */
+    _Alignas(64) _Atomic(struct kid_dir *) kids;
+    _Atomic(struct ref_dir *) refs;
+    _Atomic(struct slot *) slots[SLOT_CHUNKS];
+    _Atomic uint32_t slots_top; /* slots ever used */
+    _Atomic uint32_t tick;      /* clock of use stamps */
 
     /* writer */
     _Alignas(64) pthread_mutex_t lock;
+    struct kvr_index *ix;
+    const struct simd *simd;
     struct kvr_mem mem;
-    struct kvr_clock clock;
-    uint64_t ttl_ns;
-    size_t predicted_max, predicted_target;
-    bool clear_worker_wide;
-
-    struct kvr_index_reader *readers;
-    struct garbage young, old; /* old: waits until no reader is older than old_epoch */
-    uint64_t old_epoch;
-
-    uint32_t chunks_top, chunks_room;
-    uint32_t *chunk_ids_free;
-    size_t chunk_ids_free_n, chunk_ids_free_cap;
-    size_t nodes_live;
-    size_t kids_used, kids_tombs;
-
-    struct hset **set_buckets;
-    size_t set_buckets_n, sets_n;
-    struct {
-        const struct hset *from;
-        struct hset *to;
-        uint32_t slot;
-        bool add;
-    } last_set;
-
-    uint32_t *rank_table; /* (worker, rank) -> slot + 1, open addressing */
-    size_t rank_table_cap, ranks_n;
-    uint32_t *slots_free;
-    size_t slots_free_n, slots_free_cap;
-
-    uint32_t timed_head_slot, timed_head_rec, timed_tail_slot, timed_tail_rec; /* rec 0 = none */
-    size_t blocks_n, predicted_n, aliases_n;
+    struct slab slab;
+    struct name_table names;
+    uint64_t seed;
+    uint32_t ids_top, ids_free, ids_live;
+    size_t refs_n; /* chunks */
+    struct limbo limbo[3];
+    struct limbo fresh; /* unlinked since the last kvr__epoch_tick */
+    struct rank **rank_of; /* by slot */
+    size_t rank_of_cap;
+    uint32_t slots_free; /* list through slot.worker_id */
+    size_t runs_n, nodes_n, blocks_n, ranks_n, aliases_n, aliased_blocks;
+    bool dup_names; /* a name has had two places at once: joins look for conflicts */
+    bool stamps;    /* eviction is on */
+    uint32_t uses;  /* of the current tick */
+    uint64_t rng;
+    struct predict predict;
+    uint64_t *dropped; /* names the current event has dropped, for its remaining names */
+    size_t dropped_n, dropped_cap;
+    bool note_drops;
     struct kvr_index_stats counters; /* event counters only */
 };
 
-/* epoch.c */
-uint64_t kvr__index_enter(struct kvr_index_reader *r);
-void kvr__index_leave(struct kvr_index_reader *r);
-void kvr__index_retire(struct kvr_index *ix, struct retired *block, size_t size);
-void kvr__index_retire_node(struct kvr_index *ix, uint32_t id);
-void kvr__index_retire_rank(struct kvr_index *ix, struct rank *rk);
-void kvr__index_reclaim(struct kvr_index *ix, bool all);
+enum { MATCH_GROUP = 16, MATCH_VISITS = 48 };
+struct visit { /* the first m blocks of a run are the query's, from pos on */
+    const struct run *run;
+    uint32_t pos, m;
+};
 
-/* sets.c: results carry no reference; kvr__set_assign moves references. NULL in, NULL out = empty. */
-bool kvr__set_has(const struct hset *s, uint32_t slot);
-int kvr__set_with(struct kvr_index *ix, struct hset *s, uint32_t slot, struct hset **out);
-int kvr__set_without(struct kvr_index *ix, struct hset *s, uint32_t slot, struct hset **out);
-void kvr__set_assign(struct kvr_index *ix, struct node *nd, struct hset *to);
-void kvr__set_drop_if_unused(struct kvr_index *ix, struct hset *s);
-uint64_t kvr__set_mix(uint32_t slot);
+struct kvr_index_reader {
+    _Alignas(64) _Atomic uint64_t seen; /* epoch * 2 + 1 inside, 0 outside */
+    _Alignas(64) struct kvr_index *index;
+    char *raw; /* the allocation this is in */
+    struct kvr_index_reader *next, *prev;
+    uint32_t *depth; /* by slot; all 0 between matches */
+    uint32_t *found; /* slots with a depth */
+    size_t slots;
+    struct visit (*log)[MATCH_VISITS]; /* MATCH_GROUP walks */
+};
 
-/* nodes.c */
-int kvr__nodes_init(struct kvr_index *ix);
-void kvr__nodes_destroy(struct kvr_index *ix);
-struct node *kvr__node(const struct kvr_index *ix, uint32_t id); /* writer side */
-uint32_t kvr__node_child(const struct chunk_dir *dir, const struct kid_table *kids, uint32_t parent, uint64_t local);
-int kvr__node_create(struct kvr_index *ix, uint32_t parent, uint64_t local, uint64_t name, struct hset *holders, uint32_t *out);
-void kvr__node_prune(struct kvr_index *ix, uint32_t id); /* unlink id and its ancestors while nobody needs them */
-void kvr__node_free(struct kvr_index *ix, uint32_t id);  /* after the grace period */
+struct kvr_index {
+    _Alignas(64) _Atomic uint64_t epoch;
+    char *raw; /* the allocation this is in */
+    struct kvr_index_config config;
+    struct kvr_clock clock;
+    struct kvr_mem mem; /* of what is not in a lane; guarded by readers_lock */
+    uint32_t lanes_n;
+    size_t slots_max; /* of a lane */
+    pthread_mutex_t readers_lock;
+    struct kvr_index_reader *readers;
+    pthread_rwlock_t ranks_lock; /* directory: held shared while an event is applied */
+    struct rank **ranks;         /* open addressing by worker */
+    size_t ranks_cap, ranks_n;
+    struct lane lanes[];
+};
 
-static inline struct node *kvr__node_in(const struct chunk_dir *dir, uint32_t id)
+/* ---- epoch.c */
+void kvr__reader_enter(struct kvr_index_reader *r);
+void kvr__reader_leave(struct kvr_index_reader *r);
+void kvr__retire_run(struct lane *ln, struct run *r, bool with_id);
+void kvr__retire_cover(struct lane *ln, struct cover *c);
+void kvr__retire_seg(struct lane *ln, struct kid_seg *s);
+void kvr__retire_kid_dir(struct lane *ln, struct kid_dir *d);
+void kvr__retire_ref_dir(struct lane *ln, struct ref_dir *d);
+void kvr__retire_slot(struct lane *ln, struct rank *carrier);
+void kvr__reclaim(struct lane *ln, bool now); /* lane locked */
+
+/* ---- slab.c */
+size_t kvr__slab_round(size_t bytes);
+void *kvr__slab_get(struct lane *ln, size_t bytes, uint32_t *page); /* bytes: a rounded size */
+void kvr__slab_put(struct lane *ln, void *p, uint32_t page);
+void kvr__slab_destroy(struct lane *ln);
+
+/* ---- names.c */
+int kvr__names_init(struct lane *ln);
+void kvr__names_destroy(struct lane *ln);
+int kvr__names_reserve(struct lane *ln, size_t more);                 /* makes room; moves some old buckets */
+int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id);      /* cannot fail after reserve, except spills */
+void kvr__names_del(struct lane *ln, uint64_t name, uint32_t id);
+void kvr__names_prefetch(const struct lane *ln, uint64_t name);
+/* Calls fn for run ids that may have `name`, until it returns true. */
+typedef bool name_visit(void *ctx, uint32_t id);
+bool kvr__names_each(const struct lane *ln, uint64_t name, name_visit *fn, void *ctx);
+uint32_t kvr__names_first(const struct lane *ln, uint64_t name); /* some candidate or 0: for prefetching */
+bool kvr__names_has(const struct lane *ln, uint64_t name, uint32_t id);
+
+/* ---- kids.c */
+int kvr__kids_init(struct lane *ln);
+void kvr__kids_destroy(struct lane *ln);
+uint32_t kvr__kid_hash(const struct lane *ln, uint32_t parent, uint32_t off, uint64_t local);
+uint32_t kvr__kid_find(const struct lane *ln, uint32_t hash, uint32_t parent, uint32_t off, uint64_t local, struct run **out);
+int kvr__kids_reserve(struct lane *ln, uint32_t hash); /* room for one insertion with this hash */
+void kvr__kid_put(struct lane *ln, uint32_t hash, uint32_t id);
+void kvr__kid_del(struct lane *ln, uint32_t hash, uint32_t id);
+void kvr__kid_prefetch(const struct lane *ln, uint32_t hash);
+uint32_t kvr__kid_peek(const struct lane *ln, uint32_t hash); /* unverified */
+
+/* ---- runs.c */
+static inline struct run_ref *kvr__ref_in(const struct ref_dir *d, uint32_t id)
 {
-    struct chunk *c = atomic_load_explicit(&dir->chunks[id >> NODE_CHUNK_BITS], ACQ);
-    return &c->nodes[id & (NODE_CHUNK - 1)];
+    return atomic_load_explicit(&d->chunk[id >> REF_BITS], ACQ) + (id & (REF_CHUNK - 1));
 }
-
-/* ranks.c */
-struct rank *kvr__rank_find(const struct kvr_index *ix, struct kvr_worker w);
-int kvr__rank_get(struct kvr_index *ix, struct kvr_worker w, struct rank **out);
-struct rank *kvr__rank_at(const struct kvr_index *ix, uint32_t slot);
-void kvr__rank_remove(struct kvr_index *ix, struct rank *rk);
-void kvr__rank_free(struct kvr_index *ix, struct rank *rk); /* after the grace period */
-void kvr__rank_release_memory(struct kvr_index *ix, struct rank *rk);
-uint32_t kvr__name_find(const struct rank *rk, uint64_t name);
-int kvr__rank_reserve(struct kvr_index *ix, struct rank *rk, size_t more);
-int kvr__rank_reserve_timed(struct kvr_index *ix, struct rank *rk);
-/* Both need kvr__rank_reserve before. */
-uint32_t kvr__rec_add(struct kvr_index *ix, struct rank *rk, uint64_t name, uint32_t node, uint32_t parent);
-uint32_t kvr__rec_add_alias(struct kvr_index *ix, struct rank *rk, uint64_t name, uint32_t canonical);
-/* Gives up one name; with the last name of a block everything behind it goes too. 0, or -KVR_ENOMEM with the
- * rank hidden. */
-int kvr__rec_remove(struct kvr_index *ix, struct rank *rk, uint32_t r);
-int kvr__rank_clear(struct kvr_index *ix, struct rank *rk);
-void kvr__timed_touch(struct kvr_index *ix, struct rank *rk, uint32_t r, uint64_t expiry);
-void kvr__timed_unlink(struct kvr_index *ix, struct rank *rk, uint32_t r);
-
-static inline uint32_t kvr__rec_canonical(const struct rank *rk, uint32_t r)
+static inline struct run_ref *kvr__ref(const struct lane *ln, uint32_t id)
 {
-    uint32_t a = rk->recs[r].alias;
-    return a & REC_ALIAS ? a & ~REC_ALIAS : r;
+    return kvr__ref_in(atomic_load_explicit(&ln->refs, ACQ), id);
 }
+static inline struct run *kvr__run(const struct lane *ln, uint32_t id)
+{
+    return atomic_load_explicit(&kvr__ref(ln, id)->run, ACQ);
+}
+static inline uint32_t kvr__len(const struct run *r)
+{
+    return atomic_load_explicit(&r->len, ACQ);
+}
+static inline bool kvr__is_alias(const struct run *r)
+{
+    return r->high == ALIAS_MARK;
+}
+static inline uint64_t *kvr__names_of(struct run *r)
+{
+    return kvr__is_alias(r) ? r->a : r->a + r->cap;
+}
+int kvr__refs_init(struct lane *ln);
+void kvr__refs_destroy(struct lane *ln);
+int kvr__id_get(struct lane *ln, uint32_t *id);
+void kvr__id_put(struct lane *ln, uint32_t id);
+uint32_t kvr__run_hash(const struct lane *ln, const struct run *r);
+struct run *kvr__run_alloc(struct lane *ln, uint32_t blocks, bool alias, bool grows);
+void kvr__run_release(struct lane *ln, struct run *r); /* memory only */
+int kvr__run_resize(struct lane *ln, struct run **r, uint32_t blocks, bool grows);
+void kvr__run_link(struct lane *ln, struct run *r);   /* publishes: child table, parent's list */
+void kvr__run_trim(struct lane *ln, struct run *r);   /* restores I3; may free the run */
+void kvr__run_touch(struct lane *ln, uint32_t id);
 
-/* index.c */
-int kvr__index_store(struct kvr_index *ix, const struct kvr_event *ev);
+/* ---- cover.c */
+struct grip { /* one rank's share of one run */
+    uint32_t cut; /* 0: none */
+    uint32_t at;  /* entry of the cover, or UINT32_MAX: the single holder */
+};
+static inline struct cover *kvr__cover(const struct run *r)
+{
+    uint64_t h = atomic_load_explicit(&r->hold, ACQ);
+    return h & 1 ? NULL : (struct cover *)(uintptr_t)h;
+}
+static inline struct holder *kvr__holder(struct cover *c, uint32_t at)
+{
+    char *after = (char *)c + sizeof *c + c->cap * sizeof c->e[0];
+    return (struct holder *)(void *)after + at;
+}
+struct grip kvr__grip(const struct run *r, uint32_t slot);
+uint32_t kvr__grip_alias(const struct run *r, struct grip g);
+uint32_t kvr__grip_kids(const struct run *r, struct grip g);
+int kvr__cover_reserve(struct lane *ln, struct run *r, bool must_cover); /* room for one more holder */
+void kvr__cover_add(struct lane *ln, struct run *r, uint32_t slot, uint32_t cut, uint32_t pos); /* after reserve */
+void kvr__cover_set(struct run *r, uint32_t slot, struct grip g, uint32_t cut);
+void kvr__cover_remove(struct lane *ln, struct run *r, struct grip g);
+void kvr__cover_kids(struct run *r, uint32_t slot, int by);
+void kvr__cover_pos(struct run *r, uint32_t slot, uint32_t pos);
+uint32_t kvr__cover_pos_of(const struct run *r, struct grip g);
+uint32_t kvr__cover_max(const struct run *r);
+uint32_t kvr__cover_live(const struct run *r);
+void kvr__cover_free(struct lane *ln, struct cover *c);
+size_t kvr__cover_bytes(const struct cover *c);
+
+/* ---- ranks.c */
+static inline struct slot *kvr__slot(const struct lane *ln, uint32_t s)
+{
+    return atomic_load_explicit(&ln->slots[s >> SLOT_BITS], ACQ) + (s & (SLOT_CHUNK - 1));
+}
+struct rank *kvr__rank_find(struct kvr_index *ix, struct kvr_worker w); /* ranks_lock held */
+int kvr__rank_get(struct kvr_index *ix, struct kvr_worker w, struct rank **out); /* makes it; ranks_lock held shared at entry and exit */
+void kvr__rank_forget(struct kvr_index *ix, struct rank *rk); /* ranks_lock held exclusive; holds nothing */
+void kvr__ranks_destroy(struct kvr_index *ix);
+int kvr__rank_reserve(struct lane *ln, struct rank *rk); /* room for one more run */
+uint32_t kvr__rank_add(struct rank *rk, uint32_t run);
+void kvr__rank_drop(struct lane *ln, struct rank *rk, uint32_t pos);
+void kvr__rank_clear(struct lane *ln, struct rank *rk); /* gives up every device block at once (R3) */
+void kvr__slot_free(struct lane *ln, uint32_t slot);
+
+/* ---- aliases.c: one block of one rank is named by an alias object */
+int kvr__alias_convert(struct lane *ln, struct rank *rk, struct run *r); /* plain -> aliased */
+int kvr__alias_add(struct lane *ln, struct rank *rk, struct run *r, uint32_t off, uint64_t name);
+bool kvr__alias_names(const struct lane *ln, const struct run *r, uint32_t head, uint32_t off, uint64_t name);
+uint64_t kvr__alias_first(const struct lane *ln, const struct run *r, uint32_t head, uint32_t off);
+uint32_t kvr__alias_count(const struct lane *ln, uint32_t head, uint32_t off);
+bool kvr__alias_remove(struct lane *ln, struct run *r, struct grip g, uint32_t alias, uint64_t name); /* false: the block must go */
+void kvr__alias_cut(struct lane *ln, struct run *r, struct grip g, uint32_t len); /* drops names at and past len */
+
+/* ---- apply.c */
+struct place {
+    uint32_t run, off, alias;
+};
+bool kvr__resolve(const struct lane *ln, const struct rank *rk, uint64_t name, struct place *out);
+int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
+int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *locals, const uint64_t *names, size_t n, uint64_t expiry);
+int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n);
+void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* gives up blocks from cut on, and all behind */
+void kvr__leave_run(struct lane *ln, struct rank *rk, struct run *r, struct grip g);
+
+/* ---- predict.c */
+int kvr__predict_reserve(struct lane *ln, size_t runs);
+void kvr__predict_add(struct lane *ln, struct rank *rk, uint32_t run, uint32_t held, uint32_t cut, uint64_t expiry);
+void kvr__predict_perm(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* events hold [0, cut) now */
+void kvr__predict_cut(struct lane *ln, uint32_t slot, uint32_t run, uint32_t cut);    /* holding shrank to cut */
+size_t kvr__predict_expire(struct lane *ln, uint64_t now);
+size_t kvr__predict_prune(struct lane *ln, size_t target);
+void kvr__predict_destroy(struct lane *ln);
+bool kvr__predict_check(const struct lane *ln, const char **why);
+
+/* ---- evict.c */
+bool kvr__evict_for_bytes(struct lane *ln); /* false: nothing left to give */
+void kvr__evict_tick(struct lane *ln);
+void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
+
+/* ---- match.c */
+void kvr__match_touch(const struct lane *ln, struct run_ref *ref);
+
+/* ---- index.c */
+int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out); /* ranks_lock held shared */
+int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev);                      /* ranks_lock held shared */
+int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev);            /* lane locked */
+
+/* ---- check.c */
+bool kvr__lane_check(struct lane *ln, const char **why);
 
 #endif

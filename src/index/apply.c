@@ -1,0 +1,529 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Stored, removed, cleared, for one rank. The lane is locked.
+ *
+ * A store walks down from its parent: blocks that the tree knows are taken over by raising the rank's cut, the rest
+ * is appended to the run it ends in or becomes a child. Memory is reserved stretch by stretch before anything
+ * changes, so what runs out of memory ends after some leading blocks that are true.
+ */
+#include "index/internal.h"
+
+enum { STRETCH = 256, APPEND_HOLDERS = 8, DROPPED_MAX = 4096 };
+
+/* ---- finding names -------------------------------------------------------------------------------------- */
+
+struct lookup {
+    const struct lane *ln;
+    const struct rank *rk;
+    uint64_t name;
+    struct place *out;
+    bool elsewhere; /* some run has the name, whoever holds it */
+};
+
+static bool visit(void *ctx, uint32_t id)
+{
+    struct lookup *k = ctx;
+    struct run *r = kvr__run(k->ln, id);
+    uint32_t len = kvr__len(r), slot = k->rk->slot;
+    if (kvr__is_alias(r)) {
+        if (r->prev != slot && k->elsewhere) return false;
+        size_t i = k->ln->simd->find_last(r->a, len, k->name);
+        if (i == SIZE_MAX) return false;
+        k->elsewhere = true;
+        if (r->prev != slot) return false;
+        *k->out = (struct place){r->parent, r->poff + (uint32_t)i, id};
+        return true;
+    }
+    size_t i = k->ln->simd->find_last(r->a + r->cap, len, k->name);
+    if (i == SIZE_MAX) return false;
+    k->elsewhere = true;
+    struct grip g = kvr__grip(r, slot);
+    if (i >= g.cut || kvr__grip_alias(r, g)) return false;
+    *k->out = (struct place){id, (uint32_t)i, 0};
+    return true;
+}
+
+bool kvr__resolve(const struct lane *ln, const struct rank *rk, uint64_t name, struct place *out)
+{
+    struct lookup k = {ln, rk, name, out, false};
+    return kvr__names_each(ln, name, visit, &k);
+}
+
+/* ---- giving up ------------------------------------------------------------------------------------------ */
+
+static void note_drop(struct lane *ln, uint64_t name)
+{
+    if (ln->dropped_n >= DROPPED_MAX) return;
+    if (kvr_mem_grow(&ln->mem, (void **)&ln->dropped, &ln->dropped_cap, ln->dropped_n + 1, sizeof name)) return;
+    ln->dropped[ln->dropped_n++] = name;
+}
+
+static void note_drops(struct lane *ln, struct run *r, struct grip g, uint32_t from)
+{
+    uint32_t head = kvr__grip_alias(r, g);
+    for (uint32_t i = from; i < g.cut && !head; i++) note_drop(ln, kvr__names_of(r)[i]);
+    for (; head; head = kvr__run(ln, head)->next) {
+        struct run *a = kvr__run(ln, head);
+        for (uint32_t i = 0; i < kvr__len(a); i++)
+            if (a->poff + i >= from) note_drop(ln, a->a[i]);
+    }
+}
+
+/* The rank, which holds nothing behind `cut` in other runs, gives up this run from `cut` on. May free the run. */
+static void lower(struct lane *ln, struct rank *rk, struct run *r, uint32_t cut)
+{
+    struct grip g = kvr__grip(r, rk->slot);
+    if (ln->note_drops) note_drops(ln, r, g, cut);
+    if (kvr__grip_alias(r, g)) {
+        ln->aliased_blocks -= g.cut - cut;
+        kvr__alias_cut(ln, r, g, cut);
+    }
+    if (ln->predict.pairs_n) kvr__predict_cut(ln, rk->slot, r->id, cut);
+    rk->blocks -= g.cut - cut;
+    ln->blocks_n -= g.cut - cut;
+    YIELD_POINT();
+    if (cut) {
+        kvr__cover_set(r, rk->slot, g, cut);
+    } else {
+        uint32_t pos = kvr__cover_pos_of(r, g);
+        kvr__cover_remove(ln, r, g);
+        kvr__rank_drop(ln, rk, pos);
+        if (r->parent >= IDS_RESERVED) kvr__cover_kids(kvr__run(ln, r->parent), rk->slot, -1);
+    }
+    if (g.cut == kvr__len(r)) kvr__run_trim(ln, r);
+}
+
+/* Everything the rank holds in runs that hang behind more than `cut` blocks of r, deepest first (R2). */
+static void drop_behind(struct lane *ln, struct rank *rk, struct run *r, uint32_t cut)
+{
+    struct run *cur = r, *kid = NULL;
+    uint32_t k = r->kids;
+    for (;;) {
+        while (k) {
+            kid = kvr__run(ln, k);
+            if ((cur != r || kid->poff > cut) && kvr__grip(kid, rk->slot).cut) break;
+            k = kid->next;
+        }
+        if (k) {
+            cur = kid;
+            k = kvr__grip_kids(cur, kvr__grip(cur, rk->slot)) ? cur->kids : 0;
+            continue;
+        }
+        if (cur == r) return;
+        struct run *up = kvr__run(ln, cur->parent);
+        k = cur->next;
+        lower(ln, rk, cur, 0);
+        cur = up;
+        if (cur != r && kvr__grip_kids(cur, kvr__grip(cur, rk->slot)) == 0) k = 0;
+    }
+}
+
+void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut)
+{
+    struct run *r = kvr__run(ln, run);
+    struct grip g = kvr__grip(r, rk->slot);
+    if (cut >= g.cut) return;
+    if (kvr__grip_kids(r, g)) drop_behind(ln, rk, r, cut);
+    lower(ln, rk, r, cut);
+}
+
+/* Gives up one name; with the last name of a block, the block and all behind it. */
+static void remove_name(struct lane *ln, struct rank *rk, struct place p, uint64_t name)
+{
+    struct run *r = kvr__run(ln, p.run);
+    if (p.alias && kvr__alias_remove(ln, r, kvr__grip(r, rk->slot), p.alias, name)) {
+        if (ln->note_drops) note_drop(ln, name);
+        return;
+    }
+    kvr__shrink(ln, rk, p.run, p.off);
+}
+
+/* How many of names[0..n) are the names of neighbouring blocks of the rank, from the place of names[0] up or down;
+ * *low is the lowest block among them. */
+static size_t extent(struct run *r, struct grip g, uint32_t off, const uint64_t *names, size_t n, uint32_t *low)
+{
+    const uint64_t *x = kvr__names_of(r);
+    uint32_t lo = off, hi = off + 1;
+    size_t i = 1;
+    for (; i < n; i++) {
+        if (lo > 0 && x[lo - 1] == names[i]) lo--;
+        else if (hi < g.cut && x[hi] == names[i]) hi++;
+        else break;
+    }
+    *low = lo;
+    return i;
+}
+
+static bool dropped_before(const struct lane *ln, uint64_t name)
+{
+    return ln->simd->find_last(ln->dropped, ln->dropped_n, name) != SIZE_MAX;
+}
+
+int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n)
+{
+    int rc = 0;
+    ln->dropped_n = 0;
+    for (size_t i = 0; i < n && i < 16; i++) kvr__names_prefetch(ln, names[i]);
+    for (size_t i = 0, took; i < n; i += took) {
+        struct place p;
+        took = 1;
+        if (!kvr__resolve(ln, rk, names[i], &p)) {
+            if (!dropped_before(ln, names[i])) rc = -KVR_ENOTFOUND;
+            continue;
+        }
+        struct run *r = kvr__run(ln, p.run);
+        uint32_t low = p.off;
+        if (!p.alias) took = extent(r, kvr__grip(r, rk->slot), p.off, names + i, n - i, &low);
+        ln->note_drops = i + took < n;
+        if (p.alias) remove_name(ln, rk, p, names[i]);
+        else kvr__shrink(ln, rk, p.run, low);
+        ln->note_drops = false;
+    }
+    if (ln->dropped_cap > DROPPED_MAX) {
+        kvr_mem_put(&ln->mem, ln->dropped, ln->dropped_cap * sizeof *ln->dropped);
+        ln->dropped = NULL;
+        ln->dropped_cap = 0;
+    }
+    return rc;
+}
+
+/* ---- storing -------------------------------------------------------------------------------------------- */
+
+struct store {
+    struct lane *ln;
+    struct rank *rk;
+    uint32_t run, off; /* the next block goes behind `off` blocks of `run`; FLOAT_RUN: off is the position */
+    uint64_t expiry;   /* 0: an event */
+    bool changed, moved;
+};
+
+/* Is the block at p the one at (run, off - 1) or above it? */
+static bool is_above(const struct lane *ln, struct place p, uint32_t run, uint32_t off)
+{
+    while (run >= IDS_RESERVED) {
+        if (run == p.run) return p.off < off;
+        const struct run *r = kvr__run(ln, run);
+        off = r->poff;
+        run = r->parent;
+    }
+    return false;
+}
+
+static uint32_t names_at(const struct lane *ln, const struct rank *rk, struct place p)
+{
+    if (!p.alias) return 1;
+    const struct run *r = kvr__run(ln, p.run);
+    return kvr__alias_count(ln, kvr__grip_alias(r, kvr__grip(r, rk->slot)), p.off);
+}
+
+/* Before `name` is given to a block behind (run, off): a place where the rank has it already is given up.
+ * 0, or 1 when the block is there already (`own`) and has that name, or -KVR_ESEQUENCE when the place is above. */
+static int settle(struct store *st, uint64_t name, uint32_t run, uint32_t off, bool own)
+{
+    struct lane *ln = st->ln;
+    struct place p;
+    struct lookup k = {ln, st->rk, name, &p, false};
+    bool known = kvr__names_each(ln, name, visit, &k);
+    if (k.elsewhere) ln->dup_names = true;
+    if (!known) return 0;
+    if (own && p.run == run && p.off == off) return 1;
+    if (names_at(ln, st->rk, p) == 1 && is_above(ln, p, run, off)) return -KVR_ESEQUENCE;
+    remove_name(ln, st->rk, p, name);
+    st->moved = true;
+    return 0;
+}
+
+/* settle() for new blocks behind st's place: how many can be made; *rc says why not all. */
+static size_t settle_all(struct store *st, const uint64_t *names, size_t n, int *rc)
+{
+    *rc = 0;
+    for (size_t i = 0; i < n && i < 16; i++) kvr__names_prefetch(st->ln, names[i]);
+    for (size_t i = 0; i < n; i++) {
+        if (i + 16 < n) kvr__names_prefetch(st->ln, names[i + 16]);
+        int s = settle(st, names[i], st->run, st->off, false);
+        if (s < 0) *rc = s;
+        if (s < 0 || st->moved) return i;
+    }
+    return n;
+}
+
+static void held_more(struct store *st, struct run *r, uint32_t was, uint32_t cut)
+{
+    st->changed |= cut > was;
+    if (st->expiry) kvr__predict_add(st->ln, st->rk, r->id, was, cut, st->expiry);
+    else if (st->ln->predict.pairs_n) kvr__predict_perm(st->ln, st->rk, r->id, cut);
+    kvr__run_touch(st->ln, r->id);
+}
+
+/* The rank, plain here, holds [0, cut) now. */
+static int raise(struct store *st, struct run *r, uint32_t cut)
+{
+    struct lane *ln = st->ln;
+    struct rank *rk = st->rk;
+    struct grip g = kvr__grip(r, rk->slot);
+    if (cut > g.cut) {
+        if (g.cut) {
+            kvr__cover_set(r, rk->slot, g, cut);
+        } else {
+            if (kvr__rank_reserve(ln, rk) || kvr__cover_reserve(ln, r, false)) return -KVR_ENOMEM;
+            if (r->parent >= IDS_RESERVED) kvr__cover_kids(kvr__run(ln, r->parent), rk->slot, 1);
+            kvr__cover_add(ln, r, rk->slot, cut, kvr__rank_add(rk, r->id));
+        }
+        rk->blocks += cut - g.cut;
+        ln->blocks_n += cut - g.cut;
+    }
+    held_more(st, r, g.cut, cut);
+    YIELD_POINT();
+    return 0;
+}
+
+/* One block of a run under a name that is not the run's. */
+static int hold_named(struct store *st, struct run *r, uint32_t off, uint64_t name)
+{
+    struct lane *ln = st->ln;
+    struct grip g = kvr__grip(r, st->rk->slot);
+    bool held = off < g.cut;
+    if (held && st->expiry) return 0; /* a prediction gives no second name */
+    if (held && kvr__alias_names(ln, r, kvr__grip_alias(r, g), off, name)) return 0;
+    int rc = kvr__alias_convert(ln, st->rk, r);
+    if (rc == 0) rc = kvr__alias_add(ln, st->rk, r, off, name);
+    if (rc) return rc;
+    st->changed = true;
+    if (held) return 0;
+    if (g.cut) {
+        kvr__cover_set(r, st->rk->slot, kvr__grip(r, st->rk->slot), off + 1);
+        st->rk->blocks++;
+        ln->blocks_n++;
+        ln->aliased_blocks++;
+    }
+    return 0;
+}
+
+/* hold() when names are the run's own. */
+static int hold_plain(struct store *st, struct run *r, uint32_t off, const uint64_t *names, size_t n, size_t *took)
+{
+    uint32_t end = off + (uint32_t)n, from = KVR_MAX(off, kvr__grip(r, st->rk->slot).cut);
+    int rc = 0;
+    for (uint32_t i = from; st->ln->dup_names && i < end; i++) {
+        rc = settle(st, names[i - off], r->id, i, true);
+        if (st->moved) return 0; /* the tree may have changed: look again */
+        if (rc < 0) end = i;
+    }
+    if (rc > 0) rc = 0;
+    if (end == off) return rc;
+    int short_of = raise(st, r, end);
+    if (short_of) return short_of;
+    *took = end - off;
+    return rc;
+}
+
+/* hold() when some name differs: the rank gets names of its own here. */
+static int hold_aliased(struct store *st, struct run *r, uint32_t off, const uint64_t *names, size_t n, size_t *took)
+{
+    uint32_t was = kvr__grip(r, st->rk->slot).cut;
+    int rc = 0;
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        uint32_t o = off + (uint32_t)i;
+        bool held = o < kvr__grip(r, st->rk->slot).cut;
+        if (!held || !st->expiry) { /* a prediction gives no second name to a block */
+            rc = settle(st, names[i], r->id, o, true);
+            if (st->moved) break;
+            if (rc == 0) rc = hold_named(st, r, o, names[i]);
+            else if (rc > 0) rc = 0;
+        }
+        if (rc == 0) *took = i + 1;
+    }
+    if (*took) held_more(st, r, was, off + (uint32_t)*took);
+    return rc;
+}
+
+/* Blocks [off, off + n) of run r, which the tree has. *took: how many are held then. */
+static int hold(struct store *st, struct run *r, uint32_t off, const uint64_t *names, size_t n, size_t *took)
+{
+    struct grip g = kvr__grip(r, st->rk->slot);
+    size_t skip = st->expiry && g.cut > off ? KVR_MIN((size_t)(g.cut - off), n) : 0;
+    const uint64_t *own = kvr__names_of(r) + off;
+    *took = 0;
+    if (st->expiry && kvr__predict_reserve(st->ln, 1)) return -KVR_ENOMEM;
+    if (!kvr__grip_alias(r, g) && st->ln->simd->common(own + skip, names + skip, n - skip) == n - skip)
+        return hold_plain(st, r, off, names, n, took);
+    return hold_aliased(st, r, off, names, n, took);
+}
+
+static bool can_append(const struct store *st, const struct run *r)
+{
+    struct grip g = kvr__grip(r, st->rk->slot);
+    uint32_t len = kvr__len(r);
+    return st->off == len && g.cut == len && len < RUN_MAX && !kvr__grip_alias(r, g) && kvr__cover_live(r) <= APPEND_HOLDERS;
+}
+
+/* Enters names[0..n) for run id; how many went in. */
+static size_t enter_names(struct lane *ln, const uint64_t *names, size_t n, uint32_t id)
+{
+    for (size_t i = 0; i < n; i++)
+        if (kvr__names_put(ln, names[i], id)) return i;
+    return n;
+}
+
+/* New blocks at the end of the run that st is at the end of. */
+static int append(struct store *st, struct run *r, const uint64_t *locals, const uint64_t *names, size_t n, size_t *took)
+{
+    struct lane *ln = st->ln;
+    uint32_t len = kvr__len(r);
+    int rc;
+    *took = 0;
+    n = settle_all(st, names, KVR_MIN(n, (size_t)(RUN_MAX - len)), &rc);
+    if (n == 0 || st->moved) return rc;
+    if (kvr__names_reserve(ln, n) || (st->expiry && kvr__predict_reserve(ln, 1))) return -KVR_ENOMEM;
+    if ((len + n > r->cap || len < r->high) && kvr__run_resize(ln, &r, len + (uint32_t)n, true)) return -KVR_ENOMEM;
+    size_t in = enter_names(ln, names, n, r->id);
+    if (in < n) rc = -KVR_ENOMEM;
+    if (in == 0) return rc;
+    memcpy(r->a + len, locals, in * 8);
+    memcpy(r->a + r->cap + len, names, in * 8);
+    r->high = (uint16_t)(len + in);
+    atomic_store_explicit(&r->len, r->high, REL);
+    YIELD_POINT();
+    ln->nodes_n += in;
+    *took = in;
+    return raise(st, r, r->high) ? -KVR_ENOMEM : rc;
+}
+
+/* New blocks as a child of the place st is at. */
+static int branch(struct store *st, uint32_t hash, const uint64_t *locals, const uint64_t *names, size_t n, size_t *took)
+{
+    struct lane *ln = st->ln;
+    struct rank *rk = st->rk;
+    uint32_t id;
+    int rc;
+    *took = 0;
+    n = settle_all(st, names, KVR_MIN(n, (size_t)RUN_MAX), &rc);
+    if (n == 0 || st->moved) return rc;
+    if (kvr__names_reserve(ln, n) || kvr__kids_reserve(ln, hash) || kvr__rank_reserve(ln, rk)) return -KVR_ENOMEM;
+    if (st->expiry && kvr__predict_reserve(ln, 1)) return -KVR_ENOMEM;
+    int none = kvr__id_get(ln, &id);
+    if (none) return none;
+    struct run *r = kvr__run_alloc(ln, (uint32_t)n, false, true);
+    size_t in = r ? enter_names(ln, names, n, id) : 0;
+    if (in < n) rc = -KVR_ENOMEM;
+    if (in == 0) {
+        if (r) kvr__run_release(ln, r);
+        kvr__id_put(ln, id);
+        return rc;
+    }
+    r->id = id;
+    r->parent = st->run;
+    if (st->run == FLOAT_RUN) r->position = st->off;
+    else r->poff = (uint16_t)st->off;
+    memcpy(r->a, locals, in * 8);
+    memcpy(r->a + r->cap, names, in * 8);
+    r->high = (uint16_t)in;
+    atomic_store_explicit(&r->len, r->high, RLX);
+    kvr__cover_add(ln, r, rk->slot, r->high, kvr__rank_add(rk, id));
+    kvr__run_link(ln, r);
+    if (r->parent >= IDS_RESERVED) kvr__cover_kids(kvr__run(ln, r->parent), rk->slot, 1);
+    rk->blocks += in;
+    ln->blocks_n += in;
+    ln->nodes_n += in;
+    *took = in;
+    held_more(st, r, 0, r->high);
+    st->run = id;
+    st->off = 0; /* the caller adds *took */
+    return rc;
+}
+
+/* One step of a store from st's place: takes over, appends or branches. */
+static int step(struct store *st, const uint64_t *locals, const uint64_t *names, size_t n, size_t *took)
+{
+    struct lane *ln = st->ln;
+    struct run *r = st->run >= IDS_RESERVED ? kvr__run(ln, st->run) : NULL, *kid;
+    uint32_t len = r ? kvr__len(r) : 0;
+    size_t same = r && st->off < len ? ln->simd->common(r->a + st->off, locals, KVR_MIN(n, (size_t)(len - st->off))) : 0;
+    if (same) return hold(st, r, st->off, names, same, took);
+    uint32_t hash = kvr__kid_hash(ln, st->run, st->off, locals[0]);
+    uint32_t id = r && !r->kids ? 0 : kvr__kid_find(ln, hash, st->run, st->off, locals[0], &kid);
+    if (id) {
+        st->run = id;
+        st->off = 0;
+        *took = 0;
+        return 0;
+    }
+    return r && can_append(st, r) ? append(st, r, locals, names, n, took) : branch(st, hash, locals, names, n, took);
+}
+
+static int store_chunk(struct store *st, const uint64_t *locals, const uint64_t *names, size_t n)
+{
+    struct place from = {st->run, st->off, 0};
+    while (n) {
+        size_t took;
+        int rc = step(st, locals, names, n, &took);
+        locals += took;
+        names += took;
+        n -= took;
+        st->off += (uint32_t)took;
+        if (took) from = (struct place){st->run, st->off, 0};
+        if (rc) return rc;
+        if (st->moved) { /* a run on the way may be gone: walk on from the last block that is held */
+            st->run = from.run;
+            st->off = from.off;
+            st->moved = false;
+        }
+    }
+    return 0;
+}
+
+/* Length of the longest prefix of names without a repetition. A repeated name meets itself in the next chunk. */
+static size_t distinct(const struct lane *ln, const uint64_t *names, size_t n)
+{
+    for (size_t i = 1; i < n; i++)
+        if (ln->simd->find_last(names, i, names[i]) != SIZE_MAX) return i;
+    return n;
+}
+
+static int find_start(struct store *st, const struct kvr_event *ev)
+{
+    struct place p;
+    st->run = ROOT_RUN;
+    st->off = 0;
+    if (ev->has_parent) {
+        if (ev->has_start_position) return -KVR_EINVAL;
+        for (size_t i = 0; i < ev->blocks_n; i++)
+            if (ev->blocks[i].block_hash == ev->parent_hash) return -KVR_ESEQUENCE;
+        if (!kvr__resolve(st->ln, st->rk, ev->parent_hash, &p)) return -KVR_EPARENT;
+        st->run = p.run;
+        st->off = p.off + 1;
+    } else if (ev->has_start_position && ev->start_position > 0) {
+        st->run = FLOAT_RUN;
+        st->off = ev->start_position;
+    }
+    return 0;
+}
+
+int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
+{
+    struct store st = {.ln = ln, .rk = rk};
+    uint64_t locals[STRETCH], names[STRETCH];
+    int rc = find_start(&st, ev);
+    for (size_t i = 0, n; i < ev->blocks_n && rc == 0; i += n) {
+        n = KVR_MIN(ev->blocks_n - i, (size_t)STRETCH);
+        for (size_t j = 0; j < n; j++) {
+            locals[j] = ev->blocks[i + j].tokens_hash;
+            names[j] = ev->blocks[i + j].block_hash;
+        }
+        n = distinct(ln, names, n);
+        rc = store_chunk(&st, locals, names, n);
+    }
+    if (rc == 0 && !st.changed && ev->blocks_n) ln->counters.duplicate_stores++;
+    return rc;
+}
+
+int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *locals, const uint64_t *names, size_t n, uint64_t expiry)
+{
+    struct store st = {.ln = ln, .rk = rk, .run = ROOT_RUN, .expiry = expiry};
+    int rc = 0;
+    for (size_t i = 0, k; i < n && rc == 0; i += k) {
+        k = distinct(ln, names + i, KVR_MIN(n - i, (size_t)STRETCH));
+        rc = store_chunk(&st, locals + i, names + i, k);
+    }
+    return rc;
+}

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Applying many events. A software pipeline: while one event is applied, the cache lines that the next ones need
+ * are fetched, one stage every LAG events: its arrays, the name table's buckets, the proposed run's reference, the
+ * run's header, the ends of the run's arrays. Fetching is only a hint; every stage looks things up again.
+ */
+#include "index/internal.h"
+
+enum { LAG = 4, STAGES = 5, AHEAD = 24, WINDOW = 128 };
+
+struct pipe {
+    struct lane *ln;
+    struct rank *rk;
+    const struct kvr_event *ev;
+    uint32_t id;
+};
+
+static bool first_name(const struct kvr_event *ev, uint64_t *name)
+{
+    if (ev->kind == KVR_EVENT_REMOVED && ev->removed_n) *name = ev->removed[0];
+    else if (ev->kind == KVR_EVENT_STORED && ev->has_parent) *name = ev->parent_hash;
+    else return false;
+    return true;
+}
+
+static void fetch_payload(const struct kvr_event *ev)
+{
+    const char *p = ev->kind == KVR_EVENT_STORED ? (const char *)ev->blocks : (const char *)ev->removed;
+    size_t bytes = ev->kind == KVR_EVENT_STORED ? ev->blocks_n * sizeof *ev->blocks : ev->removed_n * 8;
+    for (size_t i = 0; i < bytes && i < 512; i += 64) __builtin_prefetch(p + i);
+}
+
+static void fetch_buckets(const struct pipe *p)
+{
+    uint64_t name;
+    const struct kvr_event *ev = p->ev;
+    if (ev->kind == KVR_EVENT_STORED)
+        for (size_t i = 0; i < ev->blocks_n && i < AHEAD; i++) kvr__names_prefetch(p->ln, ev->blocks[i].block_hash);
+    else if (ev->kind == KVR_EVENT_REMOVED)
+        for (size_t i = 1; i < ev->removed_n && i < AHEAD; i++) kvr__names_prefetch(p->ln, ev->removed[i]);
+    if (first_name(ev, &name)) kvr__names_prefetch(p->ln, name);
+    else if (ev->kind == KVR_EVENT_STORED && ev->blocks_n) kvr__kid_prefetch(p->ln, kvr__kid_hash(p->ln, ROOT_RUN, 0, ev->blocks[0].tokens_hash));
+}
+
+static void fetch_ref(struct pipe *p)
+{
+    uint64_t name;
+    p->id = first_name(p->ev, &name) ? kvr__names_first(p->ln, name) : 0;
+    if (p->id) __builtin_prefetch(kvr__ref(p->ln, p->id));
+}
+
+static void fetch_header(const struct pipe *p)
+{
+    if (p->id) __builtin_prefetch(kvr__run(p->ln, p->id), 1);
+}
+
+static void fetch_ends(const struct pipe *p)
+{
+    struct run *r = p->id ? kvr__run(p->ln, p->id) : NULL;
+    if (!r) return;
+    uint32_t len = kvr__len(r);
+    const uint64_t *names = kvr__names_of(r) + len;
+    __builtin_prefetch(names, 1);
+    if (p->ev->kind == KVR_EVENT_STORED) __builtin_prefetch(r->a + len, 1);
+    size_t more = p->ev->kind == KVR_EVENT_STORED ? 1 : p->ev->removed_n;
+    for (size_t i = 1; i <= more && i <= len && i < 64; i += 8) __builtin_prefetch(names - i);
+}
+
+static void stage(struct pipe *p, int s)
+{
+    switch (s) {
+    case 0: fetch_payload(p->ev); break;
+    case 1: fetch_buckets(p); break;
+    case 2: fetch_ref(p); break;
+    case 3: fetch_header(p); break;
+    default: fetch_ends(p); break;
+    }
+}
+
+/* Events of one lane, in order; results by `place`. The lane is locked. */
+static size_t run_pipe(struct pipe *p, size_t n, int *rc)
+{
+    size_t bad = 0;
+    for (size_t i = 0; i < n + (size_t)STAGES * LAG; i++) {
+        for (size_t s = 0; s < STAGES; s++)
+            if (i >= s * LAG && i - s * LAG < n) stage(&p[i - s * LAG], (int)s);
+        if (i < (size_t)STAGES * LAG) continue;
+        size_t x = i - (size_t)STAGES * LAG;
+        rc[x] = kvr__apply_one(p[x].ln, p[x].rk, p[x].ev);
+        bad += rc[x] != 0;
+    }
+    return bad;
+}
+
+/* Up to WINDOW events: those that need no special care go through the pipe of their lane. */
+static size_t apply_window(struct kvr_index *ix, const struct kvr_event *events, size_t n, int *results)
+{
+    struct pipe p[WINDOW];
+    size_t place[WINDOW], bad = 0;
+    int rc[WINDOW];
+    uint64_t lanes = 0;
+    struct rank *rk[WINDOW];
+    for (size_t i = 0; i < n; i++) (void)kvr__rank_of_event(ix, &events[i], &rk[i]); /* makes ranks: lets go of the lock */
+    for (size_t i = 0; i < n; i++) {
+        rk[i] = kvr__rank_find(ix, events[i].worker);
+        if (rk[i]) lanes |= UINT64_C(1) << (rk[i]->lane - ix->lanes);
+    }
+    for (; lanes; lanes &= lanes - 1) {
+        struct lane *ln = &ix->lanes[__builtin_ctzll(lanes)];
+        size_t k = 0;
+        for (size_t i = 0; i < n; i++) {
+            if (!rk[i] || rk[i]->lane != ln) continue;
+            place[k] = i;
+            p[k++] = (struct pipe){ln, rk[i], &events[i], 0};
+        }
+        pthread_mutex_lock(&ln->lock);
+        bad += run_pipe(p, k, rc);
+        pthread_mutex_unlock(&ln->lock);
+        for (size_t i = 0; results && i < k; i++) results[place[i]] = rc[i];
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (rk[i]) continue;
+        int one = kvr__apply_alone(ix, &events[i]);
+        bad += one != 0;
+        if (results) results[i] = one;
+    }
+    return bad;
+}
+
+static bool is_plain(const struct kvr_index *ix, const struct kvr_event *ev)
+{
+    return ev->tier == KVR_TIER_DEVICE && !(ev->kind == KVR_EVENT_CLEARED && ix->config.clear_worker_wide);
+}
+
+size_t kvr_index_apply_batch(struct kvr_index *ix, const struct kvr_event *events, size_t n, int *results)
+{
+    size_t bad = 0;
+    for (size_t i = 0, k; i < n; i += k) {
+        k = 0;
+        while (i + k < n && k < WINDOW && is_plain(ix, &events[i + k])) k++;
+        if (k == 0) {
+            int one = kvr_index_apply(ix, &events[i]);
+            bad += one != 0;
+            if (results) results[i] = one;
+            k = 1;
+            continue;
+        }
+        pthread_rwlock_rdlock(&ix->ranks_lock);
+        bad += apply_window(ix, events + i, k, results ? results + i : NULL);
+        pthread_rwlock_unlock(&ix->ranks_lock);
+    }
+    return bad;
+}

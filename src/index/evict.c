@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Giving up blocks that nobody has used for long: a rank over its capacity, or a lane when the byte cap is reached.
+ *
+ * Least recently used, approximately: every use of a run (a store, a decision, a match) leaves the clock tick in
+ * its stamp. Of SAMPLES runs taken by chance the one with the oldest stamp is given up, from its end, behind
+ * whatever the rank still holds below it: a use of a block is a use of everything above it, so the oldest runs are
+ * leaves. The tick is counted in uses, not in time, so that it tells apart what a busy second brought.
+ */
+#include "index/internal.h"
+
+enum { SAMPLES = 8, USES_PER_TICK = 64 };
+
+static uint32_t chance(struct lane *ln, uint32_t below)
+{
+    struct kvr_rng r = {ln->rng};
+    uint32_t v = kvr_rng_below(&r, below);
+    ln->rng = r.state;
+    return v;
+}
+
+void kvr__evict_tick(struct lane *ln)
+{
+    if (++ln->uses < USES_PER_TICK) return;
+    ln->uses = 0;
+    atomic_store_explicit(&ln->tick, atomic_load_explicit(&ln->tick, RLX) + 1, RLX);
+}
+
+static uint32_t age(const struct lane *ln, uint32_t run)
+{
+    return atomic_load_explicit(&ln->tick, RLX) - atomic_load_explicit(&kvr__ref(ln, run)->stamp, RLX);
+}
+
+/* The rank's deepest run at or below `run` along its first children: a leaf of what the rank holds. */
+static struct run *leaf_of(const struct lane *ln, const struct rank *rk, uint32_t run)
+{
+    struct run *r = kvr__run(ln, run);
+    while (kvr__grip_kids(r, kvr__grip(r, rk->slot))) {
+        uint32_t k = r->kids;
+        while (!kvr__grip(kvr__run(ln, k), rk->slot).cut) k = kvr__run(ln, k)->next;
+        r = kvr__run(ln, k);
+    }
+    return r;
+}
+
+/* Gives up at most `most` of the rank's blocks; returns how many. */
+static size_t give(struct lane *ln, struct rank *rk, size_t most)
+{
+    uint32_t best = 0, best_age = 0;
+    for (int i = 0; i < SAMPLES; i++) {
+        uint32_t run = rk->runs[chance(ln, (uint32_t)rk->runs_n)], a = age(ln, run);
+        if (best && a <= best_age) continue;
+        best = run;
+        best_age = a;
+    }
+    struct run *r = leaf_of(ln, rk, best);
+    uint32_t cut = kvr__grip(r, rk->slot).cut, to = cut > most ? cut - (uint32_t)most : 0;
+    size_t before = rk->blocks;
+    kvr__shrink(ln, rk, r->id, to);
+    return before - rk->blocks;
+}
+
+void kvr__evict_for_capacity(struct lane *ln, struct rank *rk)
+{
+    while (rk->capacity && rk->blocks > rk->capacity) ln->counters.evicted_capacity += give(ln, rk, rk->blocks - rk->capacity);
+}
+
+/* Some rank with blocks: the one of the oldest run among samples of ranks. */
+static struct rank *stalest_rank(struct lane *ln)
+{
+    uint32_t top = atomic_load_explicit(&ln->slots_top, RLX), best_age = 0;
+    struct rank *best = NULL;
+    for (uint32_t i = 0, from = chance(ln, top), seen = 0; i < top && seen < SAMPLES; i++) {
+        struct rank *rk = ln->rank_of[(from + i) % top];
+        if (!rk || rk->runs_n == 0) continue;
+        uint32_t a = age(ln, rk->runs[chance(ln, (uint32_t)rk->runs_n)]);
+        if (!best || a > best_age) {
+            best = rk;
+            best_age = a;
+        }
+        seen++;
+    }
+    return best;
+}
+
+bool kvr__evict_for_bytes(struct lane *ln)
+{
+    size_t want = ln->blocks_n / 64 + 1, gone = 0;
+    if (ln->predict.blocks) {
+        gone = kvr__predict_prune(ln, ln->predict.blocks - ln->predict.blocks / 8 - 1);
+        ln->counters.pruned += gone;
+    }
+    while (ln->stamps && gone < want) {
+        struct rank *rk = stalest_rank(ln);
+        if (!rk) break;
+        size_t n = give(ln, rk, want - gone);
+        ln->counters.evicted_bytes += n;
+        gone += n;
+    }
+    kvr__reclaim(ln, true);
+    kvr__reclaim(ln, true);
+    return gone > 0;
+}

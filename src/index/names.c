@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The name table: from an engine's block hash to the run (or alias object) that holds the name. One for all ranks
+ * of a lane, without keys: the run's own array of names is the key, so an entry costs 46 bits instead of 128.
+ *
+ *   m      31 bits of the name's mixed hash.       home bucket = m * nb >> 31  (rises with m)
+ *   tag    the low 19 bits of m                    11 entries of (tag 19, id 26) bits in a 64-byte bucket
+ *
+ * An entry that finds its home full goes up to NAME_REACH - 1 buckets further; `over` counts those that passed,
+ * so a search ends early and nothing is left behind by a removal. What finds no room at all (in practice: one name
+ * at dozens of places) goes to the spill list.
+ *
+ * Growing. With nb >= BIG, a bucket's range of m is at most 2^17 wide, so among NAME_REACH neighbouring buckets only
+ * one value of m has a given tag: bucket and tag together give m back, and with it the home in a table of another
+ * size. The table grows by a fifth and shrinks by moving a few old buckets per insertion or removal, in order;
+ * names with an old home below `moved` are in the new level, the others in the old one. Chunks of 16 KiB are taken
+ * and given back as the move passes, so growing needs no second table. Below BIG the table is rebuilt from the
+ * runs, which takes well under a millisecond.
+ *
+ * Writers only; readers never come here.
+ */
+#include "index/internal.h"
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+enum { M_BITS = 31, TAG_BITS = 19, MIN_NB = 64, MOVE_STEP = 2 };
+#define BIG          ((uint64_t)1 << (M_BITS - TAG_BITS + 2)) /* 2^14 buckets */
+#define TAG_MASK     ((1u << TAG_BITS) - 1)
+#define FULL(nb)     ((nb) * NAME_SLOTS * 86 / 100)
+#define EMPTYISH(nb) ((nb) * NAME_SLOTS * 35 / 100)
+
+static uint32_t m_of(const struct lane *ln, uint64_t name)
+{
+    return (uint32_t)(((name ^ ln->seed) * 0x9e3779b97f4a7c15ULL ^ name >> 32) * 0xd6e8feb86659fd93ULL >> (64 - M_BITS));
+}
+
+static uint64_t home(const struct name_level *l, uint32_t m)
+{
+    return (uint64_t)m * l->nb >> M_BITS;
+}
+
+static struct name_bucket *bucket(const struct name_level *l, uint64_t b)
+{
+    struct name_bucket *c = l->chunk[b >> NAME_CHUNK_BITS];
+    return c ? c + (b & (NAME_CHUNK - 1)) : NULL;
+}
+
+/* The same for a chunk that is there. */
+static struct name_bucket *bucket_at(const struct name_level *l, uint64_t b)
+{
+    return l->chunk[b >> NAME_CHUNK_BITS] + (b & (NAME_CHUNK - 1));
+}
+
+static void over_add(const struct name_level *l, uint64_t from, uint64_t to, int by)
+{
+    for (; from < to; from++) {
+        struct name_bucket *k = bucket_at(l, from);
+        if (k->over != 255) k->over = (uint8_t)(k->over + by);
+    }
+}
+
+/* ---- entries ------------------------------------------------------------------------------------------ */
+
+static uint32_t entry_extra(const struct name_bucket *k, unsigned i)
+{
+    return k->extra >> (5 * i) & 31;
+}
+
+static uint32_t entry_id(const struct name_bucket *k, unsigned i)
+{
+    return k->id_lo[i] | (uint32_t)k->id_hi[i] << 16 | (entry_extra(k, i) & 3) << 24;
+}
+
+static uint32_t entry_tag(const struct name_bucket *k, unsigned i)
+{
+    return k->tag[i] | entry_extra(k, i) >> 2 << 16;
+}
+
+static void entry_write(struct name_bucket *k, unsigned i, uint32_t tag, uint32_t id)
+{
+    uint64_t x = (uint64_t)(id >> 24 | tag >> 16 << 2) << (5 * i);
+    k->tag[i] = (uint16_t)tag;
+    k->id_lo[i] = (uint16_t)id;
+    k->id_hi[i] = (uint8_t)(id >> 16);
+    k->extra = (k->extra & ~((uint64_t)31 << (5 * i))) | x;
+}
+
+/* Entries whose 16-bit field equals v, as a mask. */
+static unsigned scan16(const uint16_t *f, uint16_t v)
+{
+#if defined(__SSE2__)
+    __m128i x = _mm_set1_epi16((short)v);
+    __m128i a = _mm_cmpeq_epi16(_mm_loadu_si128((const void *)f), x);
+    __m128i b = _mm_cmpeq_epi16(_mm_loadu_si128((const void *)(f + 3)), x);
+    unsigned both = (unsigned)_mm_movemask_epi8(_mm_packs_epi16(a, b));
+    return (both & 0xFF) | both >> 8 << 3;
+#else
+    unsigned m = 0;
+    for (unsigned i = 0; i < NAME_SLOTS; i++) m |= (unsigned)(f[i] == v) << i;
+    return m;
+#endif
+}
+#define ALL_SLOTS ((1u << NAME_SLOTS) - 1)
+
+/* Entries with this tag. */
+static unsigned scan_tag(const struct name_bucket *k, uint32_t tag)
+{
+    unsigned hits = scan16(k->tag, (uint16_t)tag), out = 0;
+    for (; hits; hits &= hits - 1) {
+        unsigned i = (unsigned)__builtin_ctz(hits);
+        if (k->id_lo[i] && entry_tag(k, i) == tag) out |= 1u << i;
+    }
+    return out;
+}
+
+/* ---- levels ------------------------------------------------------------------------------------------- */
+
+static int level_init(struct lane *ln, struct name_level *l, uint64_t nb)
+{
+    *l = (struct name_level){.nb = nb, .chunks = (nb + NAME_TAIL + NAME_CHUNK - 1) >> NAME_CHUNK_BITS};
+    l->chunk = kvr_mem_zget(&ln->mem, l->chunks * sizeof *l->chunk);
+    return l->chunk ? 0 : -KVR_ENOMEM;
+}
+
+static void chunk_free(struct lane *ln, struct name_level *l, size_t c)
+{
+    kvr_mem_put(&ln->mem, l->chunk[c], sizeof(struct name_bucket) * NAME_CHUNK);
+    l->chunk[c] = NULL;
+}
+
+static void level_free(struct lane *ln, struct name_level *l)
+{
+    for (size_t c = 0; c < l->chunks; c++)
+        if (l->chunk[c]) chunk_free(ln, l, c);
+    kvr_mem_put(&ln->mem, l->chunk, l->chunks * sizeof *l->chunk);
+    *l = (struct name_level){0};
+}
+
+/* Makes the chunks that an entry with home b can be in. */
+static int level_touch(struct lane *ln, struct name_level *l, uint64_t b)
+{
+    for (size_t c = b >> NAME_CHUNK_BITS; c <= (b + NAME_REACH - 1) >> NAME_CHUNK_BITS; c++)
+        if (!l->chunk[c] && !(l->chunk[c] = kvr_mem_zget(&ln->mem, sizeof(struct name_bucket) * NAME_CHUNK))) return -KVR_ENOMEM;
+    return 0;
+}
+
+static bool level_put(struct name_level *l, uint32_t m, uint32_t id)
+{
+    uint64_t b = home(l, m);
+    for (uint64_t i = 0; i < NAME_REACH; i++) {
+        struct name_bucket *k = bucket_at(l, b + i);
+        unsigned room = scan16(k->id_lo, 0) & ALL_SLOTS;
+        if (!room) continue;
+        entry_write(k, (unsigned)__builtin_ctz(room), m & TAG_MASK, id);
+        over_add(l, b, b + i, 1);
+        return true;
+    }
+    return false;
+}
+
+static void level_erase(struct name_level *l, uint64_t b, uint64_t at, unsigned slot)
+{
+    entry_write(bucket_at(l, at), slot, 0, 0);
+    over_add(l, b, at, -1);
+}
+
+static bool level_del(struct name_level *l, uint32_t m, uint32_t id)
+{
+    uint64_t b = home(l, m);
+    for (uint64_t i = 0; i < NAME_REACH; i++) {
+        struct name_bucket *k = bucket(l, b + i);
+        if (!k) return false;
+        for (unsigned hits = scan_tag(k, m & TAG_MASK); hits; hits &= hits - 1) {
+            unsigned s = (unsigned)__builtin_ctz(hits);
+            if (entry_id(k, s) != id) continue;
+            level_erase(l, b, b + i, s);
+            return true;
+        }
+        if (!k->over) return false;
+    }
+    return false;
+}
+
+/* ---- spill -------------------------------------------------------------------------------------------- */
+
+static int spill_put(struct lane *ln, uint32_t m, uint32_t id)
+{
+    struct name_table *t = &ln->names;
+    uint32_t s = t->spill_free;
+    if (!s) {
+        if (kvr_mem_grow(&ln->mem, (void **)&t->spill, &t->spill_cap, t->spill_n + 2, sizeof *t->spill)) return -KVR_ENOMEM;
+        s = (uint32_t)t->spill_n + 1; /* all below are in use */
+    } else {
+        t->spill_free = t->spill[s].next;
+    }
+    t->spill[s] = (struct name_spill){m, id, t->spill_head};
+    t->spill_head = s;
+    t->spill_n++;
+    return 0;
+}
+
+static bool spill_del(struct lane *ln, uint32_t m, uint32_t id)
+{
+    struct name_table *t = &ln->names;
+    for (uint32_t *at = &t->spill_head; *at; at = &t->spill[*at].next) {
+        uint32_t s = *at;
+        if (t->spill[s].m != m || t->spill[s].id != id) continue;
+        *at = t->spill[s].next;
+        t->spill[s].next = t->spill_free;
+        t->spill_free = s;
+        if (--t->spill_n == 0) {
+            kvr_mem_put(&ln->mem, t->spill, t->spill_cap * sizeof *t->spill);
+            t->spill = NULL;
+            t->spill_cap = t->spill_head = t->spill_free = 0;
+        }
+        return true;
+    }
+    return false;
+}
+
+/* ---- moving to another size ---------------------------------------------------------------------------- */
+
+static bool is_in_old(const struct name_table *t, uint32_t m)
+{
+    return t->old.nb && home(&t->old, m) >= t->moved;
+}
+
+static const struct name_level *level_of(const struct name_table *t, uint32_t m)
+{
+    return is_in_old(t, m) ? &t->old : &t->now;
+}
+
+/* The m of an entry with this tag whose home is bucket b, or false. */
+static bool m_with_home(uint64_t nb, uint64_t b, uint32_t tag, uint32_t *m)
+{
+    uint64_t lo = ((b << M_BITS) + nb - 1) / nb, c = (lo & ~(uint64_t)TAG_MASK) | tag;
+    if (c < lo) c += TAG_MASK + 1;
+    *m = (uint32_t)c;
+    return c >> M_BITS == 0 && c * nb >> M_BITS == b;
+}
+
+static int move_bucket(struct lane *ln)
+{
+    struct name_table *t = &ln->names;
+    uint64_t b = t->moved;
+    if (!bucket(&t->old, b)) { /* never used, or freed: nothing to move */
+        t->moved++;
+        return 0;
+    }
+    for (uint64_t i = 0; i < NAME_REACH; i++) {
+        struct name_bucket *k = bucket(&t->old, b + i);
+        if (!k) break;
+        for (unsigned full = ~scan16(k->id_lo, 0) & ALL_SLOTS; full; full &= full - 1) {
+            unsigned s = (unsigned)__builtin_ctz(full);
+            uint32_t m, id = entry_id(k, s);
+            if (!m_with_home(t->old.nb, b, entry_tag(k, s), &m)) continue;
+            if (level_touch(ln, &t->now, home(&t->now, m))) return -KVR_ENOMEM;
+            if (!level_put(&t->now, m, id) && spill_put(ln, m, id)) return -KVR_ENOMEM;
+            level_erase(&t->old, b, b + i, s);
+        }
+        if (!k->over) break;
+    }
+    t->moved++;
+    if ((t->moved & (NAME_CHUNK - 1)) == 0) chunk_free(ln, &t->old, (t->moved >> NAME_CHUNK_BITS) - 1);
+    return 0;
+}
+
+static int move_some(struct lane *ln, unsigned buckets)
+{
+    struct name_table *t = &ln->names;
+    for (; buckets && t->old.nb; buckets--) {
+        int rc = move_bucket(ln);
+        if (rc) return rc;
+        if (t->moved == t->old.nb) level_free(ln, &t->old);
+    }
+    return 0;
+}
+
+/* Puts every name of every run into a table of nb buckets. */
+static int rebuild(struct lane *ln, uint64_t nb)
+{
+    struct name_table *t = &ln->names, was = *t;
+    *t = (struct name_table){0};
+    int rc = level_init(ln, &t->now, nb);
+    for (uint32_t id = IDS_RESERVED; id < ln->ids_top && rc == 0; id++) {
+        struct run *r = kvr__run(ln, id);
+        uint32_t len = r ? kvr__len(r) : 0;
+        for (uint32_t i = 0; i < len && rc == 0; i++) rc = kvr__names_put(ln, kvr__names_of(r)[i], id);
+    }
+    struct name_table *drop = rc ? t : &was;
+    level_free(ln, &drop->now);
+    kvr_mem_put(&ln->mem, drop->spill, drop->spill_cap * sizeof *drop->spill);
+    if (rc) *t = was;
+    return rc;
+}
+
+static int resize(struct lane *ln, uint64_t nb)
+{
+    struct name_table *t = &ln->names;
+    struct name_level fresh;
+    if (level_init(ln, &fresh, nb)) return -KVR_ENOMEM;
+    t->old = t->now;
+    t->now = fresh;
+    t->moved = 0;
+    return 0;
+}
+
+static int grow(struct lane *ln, size_t need)
+{
+    struct name_table *t = &ln->names;
+    if (move_some(ln, UINT32_MAX)) return -KVR_ENOMEM;
+    uint64_t nb = t->now.nb < BIG ? t->now.nb * 4 : t->now.nb + t->now.nb / 5;
+    while (FULL(nb) < need) nb += nb / 5;
+    return t->now.nb < BIG ? rebuild(ln, nb) : resize(ln, nb);
+}
+
+int kvr__names_reserve(struct lane *ln, size_t more)
+{
+    struct name_table *t = &ln->names;
+    if (t->old.nb && move_some(ln, (unsigned)KVR_MIN(more, (size_t)RUN_MAX) * MOVE_STEP)) return -KVR_ENOMEM;
+    return t->used + more > FULL(t->now.nb) ? grow(ln, t->used + more) : 0;
+}
+
+/* ---- the table ---------------------------------------------------------------------------------------- */
+
+int kvr__names_init(struct lane *ln)
+{
+    return level_init(ln, &ln->names.now, MIN_NB);
+}
+
+void kvr__names_destroy(struct lane *ln)
+{
+    struct name_table *t = &ln->names;
+    level_free(ln, &t->now);
+    level_free(ln, &t->old);
+    kvr_mem_put(&ln->mem, t->spill, t->spill_cap * sizeof *t->spill);
+    *t = (struct name_table){0};
+}
+
+int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id)
+{
+    struct name_table *t = &ln->names;
+    uint32_t m = m_of(ln, name);
+    struct name_level *l = is_in_old(t, m) ? &t->old : &t->now;
+    if (level_touch(ln, l, home(l, m))) return -KVR_ENOMEM;
+    if (!level_put(l, m, id) && spill_put(ln, m, id)) return -KVR_ENOMEM;
+    t->used++;
+    return 0;
+}
+
+/* An empty table starts again small; a sparse one moves to a smaller size. Neither may fail a removal. */
+static void shrink(struct lane *ln)
+{
+    struct name_table *t = &ln->names;
+    if (t->used == 0 && t->now.nb > MIN_NB) {
+        struct name_level fresh;
+        if (level_init(ln, &fresh, MIN_NB)) return;
+        level_free(ln, &t->old);
+        level_free(ln, &t->now);
+        t->now = fresh;
+    } else if (t->old.nb) {
+        (void)move_some(ln, MOVE_STEP);
+    } else if (t->now.nb > BIG && t->used < EMPTYISH(t->now.nb)) {
+        (void)resize(ln, KVR_MAX(BIG, t->now.nb * 6 / 10));
+    }
+}
+
+void kvr__names_del(struct lane *ln, uint64_t name, uint32_t id)
+{
+    struct name_table *t = &ln->names;
+    uint32_t m = m_of(ln, name);
+    bool gone = level_del(is_in_old(t, m) ? &t->old : &t->now, m, id) || spill_del(ln, m, id);
+    KVR_ASSERT(gone);
+    t->used--;
+    shrink(ln);
+}
+
+void kvr__names_prefetch(const struct lane *ln, uint64_t name)
+{
+    uint32_t m = m_of(ln, name);
+    const struct name_level *l = level_of(&ln->names, m);
+    struct name_bucket *k = bucket(l, home(l, m));
+    if (k) __builtin_prefetch(k, 1);
+}
+
+bool kvr__names_each(const struct lane *ln, uint64_t name, name_visit *fn, void *ctx)
+{
+    const struct name_table *t = &ln->names;
+    uint32_t m = m_of(ln, name);
+    const struct name_level *l = level_of(t, m);
+    uint64_t b = home(l, m);
+    for (uint64_t i = 0; i < NAME_REACH; i++) {
+        struct name_bucket *k = bucket(l, b + i);
+        if (!k) break;
+        for (unsigned hits = scan_tag(k, m & TAG_MASK); hits; hits &= hits - 1)
+            if (fn(ctx, entry_id(k, (unsigned)__builtin_ctz(hits)))) return true;
+        if (!k->over) break;
+    }
+    for (uint32_t s = t->spill_head; s; s = t->spill[s].next)
+        if (t->spill[s].m == m && fn(ctx, t->spill[s].id)) return true;
+    return false;
+}
+
+static bool take_id(void *ctx, uint32_t id)
+{
+    *(uint32_t *)ctx = id;
+    return true;
+}
+
+uint32_t kvr__names_first(const struct lane *ln, uint64_t name)
+{
+    uint32_t id = 0;
+    (void)kvr__names_each(ln, name, take_id, &id);
+    return id;
+}
+
+static bool is_id(void *ctx, uint32_t id)
+{
+    return *(uint32_t *)ctx == id;
+}
+
+bool kvr__names_has(const struct lane *ln, uint64_t name, uint32_t id)
+{
+    return kvr__names_each(ln, name, is_id, &id);
+}
