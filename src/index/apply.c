@@ -521,6 +521,7 @@ int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *local
 {
     struct store st = {.ln = ln, .rk = rk, .run = ROOT_RUN, .expiry = expiry};
     int rc = 0;
+    kvr__predict_begin(ln);
     for (size_t i = 0, k; i < n && rc == 0; i += k) {
         k = distinct(ln, names + i, KVR_MIN(n - i, (size_t)STRETCH));
         rc = store_chunk(&st, locals + i, names + i, k);

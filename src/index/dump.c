@@ -57,7 +57,7 @@ static int order_runs(const struct lane *ln, const struct rank *rk, struct copy 
     }
     uint64_t *key = (uint64_t *)(void *)c->order; /* depth << 32 | run, then runs alone */
     for (size_t i = 0; i < rk->runs_n; i++) key[i] = (uint64_t)depth_of(ln, rk->runs[i]) << 32 | rk->runs[i];
-    qsort(key, rk->runs_n, sizeof *key, by_depth);
+    if (rk->runs_n) qsort(key, rk->runs_n, sizeof *key, by_depth);
     for (size_t i = 0; i < rk->runs_n; i++) c->order[i] = (uint32_t)key[i];
     c->order_n = rk->runs_n;
     return 0;

@@ -70,8 +70,10 @@ static struct rank *stalest_rank(struct lane *ln)
 {
     uint32_t top = atomic_load_explicit(&ln->slots_top, RLX), best_age = 0;
     struct rank *best = NULL;
+    if (top < 2) return NULL;
     for (uint32_t i = 0, from = chance(ln, top), seen = 0; i < top && seen < SAMPLES; i++) {
-        struct rank *rk = ln->rank_of[(from + i) % top];
+        uint32_t s = (from + i) % top;
+        struct rank *rk = s ? ln->rank_of[s] : NULL; /* slot 0 is not used */
         if (!rk || rk->runs_n == 0) continue;
         uint32_t a = age(ln, rk->runs[chance(ln, (uint32_t)rk->runs_n)]);
         if (!best || a > best_age) {

@@ -263,6 +263,7 @@ struct predict {
     struct step *steps;
     size_t steps_cap;
     uint32_t steps_top, steps_free, head, tail;
+    uint32_t mark; /* last step before the current decision */
     struct pair *pairs;
     size_t pairs_cap, pairs_n;
     size_t blocks; /* predicted (block, holder) pairs */
@@ -495,6 +496,7 @@ void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); 
 void kvr__leave_run(struct lane *ln, struct rank *rk, struct run *r, struct grip g);
 
 /* ---- predict.c */
+void kvr__predict_begin(struct lane *ln); /* before the stores of one decision */
 int kvr__predict_reserve(struct lane *ln, size_t runs);
 void kvr__predict_add(struct lane *ln, struct rank *rk, uint32_t run, uint32_t held, uint32_t cut, uint64_t expiry);
 void kvr__predict_perm(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* events hold [0, cut) now */

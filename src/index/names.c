@@ -120,7 +120,9 @@ static int level_init(struct lane *ln, struct name_level *l, uint64_t nb)
 {
     *l = (struct name_level){.nb = nb, .chunks = (nb + NAME_TAIL + NAME_CHUNK - 1) >> NAME_CHUNK_BITS};
     l->chunk = kvr_mem_zget(&ln->mem, l->chunks * sizeof *l->chunk);
-    return l->chunk ? 0 : -KVR_ENOMEM;
+    if (l->chunk) return 0;
+    *l = (struct name_level){0};
+    return -KVR_ENOMEM;
 }
 
 static void chunk_free(struct lane *ln, struct name_level *l, size_t c)

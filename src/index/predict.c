@@ -86,22 +86,26 @@ static void step_free(struct predict *p, uint32_t s)
     else p->head = x->next;
     if (x->next) p->steps[x->next].prev = x->prev;
     else p->tail = x->prev;
+    if (p->mark == s) p->mark = x->prev;
     x->next = p->steps_free;
     p->steps_free = s;
 }
 
-/* Behind all steps with an earlier expiry, in front of those of the same moment and rank: the same decision. */
+/* Behind all steps of earlier decisions, in front of those of this one. */
 static void list_add(struct predict *p, uint32_t s)
 {
     struct step *x = &p->steps[s];
-    uint32_t after = p->tail;
-    while (after && p->steps[after].expiry == x->expiry && p->steps[after].slot == x->slot) after = p->steps[after].prev;
-    x->prev = after;
-    x->next = after ? p->steps[after].next : p->head;
+    x->prev = p->mark;
+    x->next = p->mark ? p->steps[p->mark].next : p->head;
     if (x->next) p->steps[x->next].prev = s;
     else p->tail = s;
-    if (after) p->steps[after].next = s;
+    if (x->prev) p->steps[x->prev].next = s;
     else p->head = s;
+}
+
+void kvr__predict_begin(struct lane *ln)
+{
+    ln->predict.mark = ln->predict.tail;
 }
 
 /* Blocks of the pair that only decisions speak of. */
@@ -138,7 +142,7 @@ void kvr__predict_add(struct lane *ln, struct rank *rk, uint32_t run, uint32_t h
     p->blocks -= predicted(p, x);
     drop_steps_within(p, x, cut);
     uint32_t s = step_new(p);
-    p->steps[s] = (struct step){.expiry = KVR_MAX(expiry, p->tail ? p->steps[p->tail].expiry : 0), .run = run, .slot = rk->slot, .cut = cut};
+    p->steps[s] = (struct step){.expiry = KVR_MAX(expiry, p->mark ? p->steps[p->mark].expiry : 0), .run = run, .slot = rk->slot, .cut = cut};
     uint32_t *at = &x->steps;
     while (*at) at = &p->steps[*at].down;
     *at = s;
