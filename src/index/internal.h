@@ -180,7 +180,7 @@ struct kid_dir { /* R: replaced when it doubles */
 
 /* ---- name table -------------------------------------------------------------------------------------- */
 
-enum { NAME_SLOTS = 11, NAME_CHUNK_BITS = 8, NAME_CHUNK = 1 << NAME_CHUNK_BITS, NAME_REACH = 4, NAME_TAIL = NAME_REACH };
+enum { NAME_SLOTS = 11, NAME_CHUNK_BITS = 8, NAME_CHUNK = 1 << NAME_CHUNK_BITS, NAME_REACH = 8, NAME_TAIL = NAME_REACH, SPILL_HEADS = 1024 };
 
 struct name_bucket { /* one cache line; see names.c */
     uint16_t tag[NAME_SLOTS];
@@ -201,9 +201,9 @@ struct name_table {
     struct name_level now, old; /* old.nb > 0: moving from old to now */
     uint64_t moved;             /* home buckets of old that have moved */
     size_t used;
-    struct name_spill *spill; /* entries that found no room within reach; a list */
-    size_t spill_cap, spill_n;
-    uint32_t spill_head, spill_free;
+    struct name_spill *spill; /* entries that found no room within reach; lists by m % SPILL_HEADS */
+    size_t spill_cap, spill_n, spill_top;
+    uint32_t *spill_head, spill_free;
 };
 
 /* ---- slabs ------------------------------------------------------------------------------------------- */

@@ -8,9 +8,9 @@
  *
  * An entry that finds its home full goes up to NAME_REACH - 1 buckets further; `over` counts those that passed,
  * so a search ends early and nothing is left behind by a removal. What finds no room at all (in practice: one name
- * at dozens of places) goes to the spill list.
+ * at dozens of places) goes to the spill lists.
  *
- * Growing. With nb >= BIG, a bucket's range of m is at most 2^17 wide, so among NAME_REACH neighbouring buckets only
+ * Growing. With nb >= BIG, a bucket's range of m is at most 2^16 wide, so among NAME_REACH neighbouring buckets only
  * one value of m has a given tag: bucket and tag together give m back, and with it the home in a table of another
  * size. The table grows by a fifth and shrinks by moving a few old buckets per insertion or removal, in order;
  * names with an old home below `moved` are in the new level, the others in the old one. Chunks of 16 KiB are taken
@@ -24,8 +24,8 @@
 #include <emmintrin.h>
 #endif
 
-enum { M_BITS = 31, TAG_BITS = 19, MIN_NB = 64, MOVE_STEP = 2 };
-#define BIG          ((uint64_t)1 << (M_BITS - TAG_BITS + 2)) /* 2^14 buckets */
+enum { M_BITS = 31, TAG_BITS = 19, MIN_NB = 32, MOVE_STEP = 2 };
+#define BIG          ((uint64_t)1 << (M_BITS - TAG_BITS + 3)) /* 2^15 buckets */
 #define TAG_MASK     ((1u << TAG_BITS) - 1)
 #define FULL(nb)     ((nb) * NAME_SLOTS * 86 / 100)
 #define EMPTYISH(nb) ((nb) * NAME_SLOTS * 35 / 100)
@@ -190,35 +190,65 @@ static int spill_put(struct lane *ln, uint32_t m, uint32_t id)
 {
     struct name_table *t = &ln->names;
     uint32_t s = t->spill_free;
+    if (!t->spill_head && !(t->spill_head = kvr_mem_zget(&ln->mem, SPILL_HEADS * sizeof *t->spill_head))) return -KVR_ENOMEM;
     if (!s) {
-        if (kvr_mem_grow(&ln->mem, (void **)&t->spill, &t->spill_cap, t->spill_n + 2, sizeof *t->spill)) return -KVR_ENOMEM;
-        s = (uint32_t)t->spill_n + 1; /* all below are in use */
+        if (kvr_mem_grow(&ln->mem, (void **)&t->spill, &t->spill_cap, t->spill_top + 2, sizeof *t->spill)) return -KVR_ENOMEM;
+        s = (uint32_t)++t->spill_top;
     } else {
         t->spill_free = t->spill[s].next;
     }
-    t->spill[s] = (struct name_spill){m, id, t->spill_head};
-    t->spill_head = s;
+    t->spill[s] = (struct name_spill){m, id, t->spill_head[m % SPILL_HEADS]};
+    t->spill_head[m % SPILL_HEADS] = s;
     t->spill_n++;
     return 0;
+}
+
+static void spill_destroy(struct lane *ln, struct name_table *t)
+{
+    kvr_mem_put(&ln->mem, t->spill, t->spill_cap * sizeof *t->spill);
+    kvr_mem_put(&ln->mem, t->spill_head, t->spill_head ? SPILL_HEADS * sizeof *t->spill_head : 0);
+    t->spill = NULL;
+    t->spill_head = NULL;
+    t->spill_cap = t->spill_n = t->spill_top = t->spill_free = 0;
+}
+
+static void spill_take(struct lane *ln, uint32_t *at)
+{
+    struct name_table *t = &ln->names;
+    uint32_t s = *at;
+    *at = t->spill[s].next;
+    t->spill[s].next = t->spill_free;
+    t->spill_free = s;
+    if (--t->spill_n == 0) spill_destroy(ln, t);
 }
 
 static bool spill_del(struct lane *ln, uint32_t m, uint32_t id)
 {
     struct name_table *t = &ln->names;
-    for (uint32_t *at = &t->spill_head; *at; at = &t->spill[*at].next) {
-        uint32_t s = *at;
-        if (t->spill[s].m != m || t->spill[s].id != id) continue;
-        *at = t->spill[s].next;
-        t->spill[s].next = t->spill_free;
-        t->spill_free = s;
-        if (--t->spill_n == 0) {
-            kvr_mem_put(&ln->mem, t->spill, t->spill_cap * sizeof *t->spill);
-            t->spill = NULL;
-            t->spill_cap = t->spill_head = t->spill_free = 0;
-        }
+    if (!t->spill_n) return false;
+    for (uint32_t *at = &t->spill_head[m % SPILL_HEADS]; *at; at = &t->spill[*at].next) {
+        if (t->spill[*at].m != m || t->spill[*at].id != id) continue;
+        spill_take(ln, at);
         return true;
     }
     return false;
+}
+
+/* After a move there is room again: what was spilled goes to its bucket if it can. */
+static void spill_return(struct lane *ln)
+{
+    struct name_table *t = &ln->names;
+    for (uint32_t h = 0; h < SPILL_HEADS && t->spill_n; h++)
+        for (uint32_t *at = &t->spill_head[h]; *at;) {
+            struct name_spill s = t->spill[*at];
+            bool put = level_touch(ln, &t->now, home(&t->now, s.m)) == 0 && level_put(&t->now, s.m, s.id);
+            if (!put) {
+                at = &t->spill[*at].next;
+                continue;
+            }
+            spill_take(ln, at);
+            if (!t->spill_n) return;
+        }
 }
 
 /* ---- moving to another size ---------------------------------------------------------------------------- */
@@ -274,7 +304,9 @@ static int move_some(struct lane *ln, unsigned buckets)
     for (; buckets && t->old.nb; buckets--) {
         int rc = move_bucket(ln);
         if (rc) return rc;
-        if (t->moved == t->old.nb) level_free(ln, &t->old);
+        if (t->moved < t->old.nb) continue;
+        level_free(ln, &t->old);
+        spill_return(ln);
     }
     return 0;
 }
@@ -292,7 +324,7 @@ static int rebuild(struct lane *ln, uint64_t nb)
     }
     struct name_table *drop = rc ? t : &was;
     level_free(ln, &drop->now);
-    kvr_mem_put(&ln->mem, drop->spill, drop->spill_cap * sizeof *drop->spill);
+    spill_destroy(ln, drop);
     if (rc) *t = was;
     return rc;
 }
@@ -336,7 +368,7 @@ void kvr__names_destroy(struct lane *ln)
     struct name_table *t = &ln->names;
     level_free(ln, &t->now);
     level_free(ln, &t->old);
-    kvr_mem_put(&ln->mem, t->spill, t->spill_cap * sizeof *t->spill);
+    spill_destroy(ln, t);
     *t = (struct name_table){0};
 }
 
@@ -399,7 +431,7 @@ bool kvr__names_each(const struct lane *ln, uint64_t name, name_visit *fn, void 
             if (fn(ctx, entry_id(k, (unsigned)__builtin_ctz(hits)))) return true;
         if (!k->over) break;
     }
-    for (uint32_t s = t->spill_head; s; s = t->spill[s].next)
+    for (uint32_t s = t->spill_n ? t->spill_head[m % SPILL_HEADS] : 0; s; s = t->spill[s].next)
         if (t->spill[s].m == m && fn(ctx, t->spill[s].id)) return true;
     return false;
 }
