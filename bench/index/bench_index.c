@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 #include <kvroute/index.h>
@@ -314,6 +315,25 @@ static int run(const char *path, bool portable)
     return 0;
 }
 
+/* Only applies, for profilers. */
+static int apply_only(const char *path)
+{
+    struct load l = {0};
+    prepare(&l, path);
+    struct kvr_index *ix = index_new(1, false, l.w.workers);
+    fprintf(stderr, "applying\n");
+    pin(0);
+    double t = apply(ix, l.ev, l.half, NULL);
+    say("fill_ns_per_block", t * 1e9 / (double)blocks_of(l.ev, l.half));
+    struct rusage a, b;
+    getrusage(RUSAGE_SELF, &a);
+    t = apply(ix, l.ev + l.half, l.ev_n - l.half, NULL);
+    getrusage(RUSAGE_SELF, &b);
+    say("apply_ns_per_block", t * 1e9 / (double)blocks_of(l.ev + l.half, l.ev_n - l.half));
+    say("apply_page_faults", (double)(b.ru_minflt - a.ru_minflt));
+    return 0;
+}
+
 /* ---- lanes ------------------------------------------------------------------------------------------------------ */
 
 struct query_thread {
@@ -485,6 +505,7 @@ int main(int argc, char **argv)
     if (strcmp(what, "--help") == 0) return usage(0);
     if (strcmp(what, "make") == 0 && argc >= 4) return make(argv[2], argv[3], argc > 4 ? argv[4] : NULL);
     if (strcmp(what, "run") == 0 && argc >= 3) return run(argv[2], argc > 3 && strcmp(argv[3], "--portable") == 0);
+    if (strcmp(what, "apply") == 0 && argc == 3) return apply_only(argv[2]);
     if (strcmp(what, "lanes") == 0 && argc == 3) return lanes(argv[2]);
     if (strcmp(what, "churn") == 0 && argc == 4) return churn(argv[2], strtod(argv[3], NULL));
     if (strcmp(what, "floor") == 0) return machine_floor();

@@ -24,6 +24,7 @@ static const struct {
     struct workload_config c;
 } presets[] = {
     {"w1", "128 workers, conversations", {.workers = 128, .capacity = 16384, .sessions = 20000, .requests = 200000}},
+    {"w1l", "w1, four times as long", {.workers = 128, .capacity = 16384, .sessions = 20000, .requests = 800000}},
     {"w2", "8 workers, conversations", {.workers = 8, .capacity = 16384, .sessions = 2000, .requests = 40000}},
     {"w5", "128 workers, each with names of its own", {.workers = 128, .capacity = 16384, .sessions = 20000, .requests = 200000, .own_names = true}},
     {"w7",

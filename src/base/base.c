@@ -2,18 +2,41 @@
 #include "base/base.h"
 
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <kvroute/types.h>
+
+/* Large blocks are mapped, so that they go back to the system when they are given back. */
+enum { MAPPED_FROM = 256 << 10, HUGE_PAGE = 2 << 20 };
+
+static void *map_large(size_t size)
+{
+    size_t extra = size >= HUGE_PAGE ? HUGE_PAGE : 0; /* room to align */
+    char *p = mmap(NULL, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    if (!extra) return p;
+    size_t before = (size_t)(-(uintptr_t)p % HUGE_PAGE), kept = (size + 4095) / 4096 * 4096;
+    if (before) (void)munmap(p, before);
+    if (extra - before) (void)munmap(p + before + kept, extra - before);
+    (void)madvise(p + before, size, MADV_HUGEPAGE);
+    return p + before;
+}
 
 static void *libc_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
 {
     (void)ctx;
-    (void)old_size;
-    if (new_size == 0) {
+    bool was = old_size >= MAPPED_FROM, will = new_size >= MAPPED_FROM;
+    if (!was && !will) {
+        if (new_size) return realloc(ptr, new_size);
         free(ptr);
         return NULL;
     }
-    return realloc(ptr, new_size);
+    void *p = NULL;
+    if (new_size && !(p = will ? map_large(new_size) : malloc(new_size))) return NULL;
+    if (p && ptr) memcpy(p, ptr, KVR_MIN(old_size, new_size));
+    if (was) (void)munmap(ptr, old_size);
+    else free(ptr);
+    return p;
 }
 
 const struct kvr_alloc *kvr_alloc_libc(void)

@@ -163,7 +163,6 @@ int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t 
 {
     int rc = 0;
     ln->dropped_n = 0;
-    for (size_t i = 0; i < n && i < 16; i++) kvr__names_prefetch(ln, names[i]);
     for (size_t i = 0, took; i < n; i += took) {
         struct place p;
         took = 1;
@@ -231,20 +230,6 @@ static int settle(struct store *st, uint64_t name, uint32_t run, uint32_t off, b
     remove_name(ln, st->rk, p, name);
     st->moved = true;
     return 0;
-}
-
-/* settle() for new blocks behind st's place: how many can be made; *rc says why not all. */
-static size_t settle_all(struct store *st, const uint64_t *names, size_t n, int *rc)
-{
-    *rc = 0;
-    for (size_t i = 0; i < n && i < 16; i++) kvr__names_prefetch(st->ln, names[i]);
-    for (size_t i = 0; i < n; i++) {
-        if (i + 16 < n) kvr__names_prefetch(st->ln, names[i + 16]);
-        int s = settle(st, names[i], st->run, st->off, false);
-        if (s < 0) *rc = s;
-        if (s < 0 || st->moved) return i;
-    }
-    return n;
 }
 
 static void held_more(struct store *st, struct run *r, uint32_t was, uint32_t cut)
@@ -357,11 +342,20 @@ static bool can_append(const struct store *st, const struct run *r)
     return st->off == len && g.cut == len && len < RUN_MAX && !kvr__grip_alias(r, g) && kvr__cover_live(r) <= APPEND_HOLDERS;
 }
 
-/* Enters names[0..n) for run id; how many went in. */
-static size_t enter_names(struct lane *ln, const uint64_t *names, size_t n, uint32_t id)
+/* Enters names[0..n) of new blocks behind st's place for run id, and settles them. Returns how many went in; *rc and
+ * st->moved say why not all. */
+static size_t enter_names(struct store *st, const uint64_t *names, size_t n, uint32_t id, int *rc)
 {
-    for (size_t i = 0; i < n; i++)
-        if (kvr__names_put(ln, names[i], id)) return i;
+    struct lane *ln = st->ln;
+    *rc = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (i + NAMES_AHEAD < n) kvr__names_prefetch(ln, names[i + NAMES_AHEAD]);
+        if (kvr__names_claim(ln, names[i], id) == 0) continue;
+        if (ln->simd->find_last(names, i, names[i]) != SIZE_MAX) return i; /* meets itself in the next step */
+        *rc = settle(st, names[i], st->run, st->off, false);
+        if (*rc == 0 && !st->moved) *rc = kvr__names_put(ln, names[i], id);
+        if (*rc || st->moved) return i;
+    }
     return n;
 }
 
@@ -372,21 +366,47 @@ static int append(struct store *st, struct run *r, const uint64_t *locals, const
     uint32_t len = kvr__len(r);
     int rc;
     *took = 0;
-    n = settle_all(st, names, KVR_MIN(n, (size_t)(RUN_MAX - len)), &rc);
-    if (n == 0 || st->moved) return rc;
+    n = KVR_MIN(n, (size_t)(RUN_MAX - len));
     if (kvr__names_reserve(ln, n) || (st->expiry && kvr__predict_reserve(ln, 1))) return -KVR_ENOMEM;
     if ((len + n > r->cap || len < r->high) && kvr__run_resize(ln, &r, len + (uint32_t)n, true)) return -KVR_ENOMEM;
-    size_t in = enter_names(ln, names, n, r->id);
-    if (in < n) rc = -KVR_ENOMEM;
-    if (in == 0) return rc;
-    memcpy(r->a + len, locals, in * 8);
-    memcpy(r->a + r->cap + len, names, in * 8);
-    r->high = (uint16_t)(len + in);
+    n = enter_names(st, names, n, r->id, &rc);
+    if (n == 0) return rc;
+    memcpy(r->a + len, locals, n * 8);
+    memcpy(r->a + r->cap + len, names, n * 8);
+    r->high = (uint16_t)(len + n);
     atomic_store_explicit(&r->len, r->high, REL);
     YIELD_POINT();
-    ln->nodes_n += in;
-    *took = in;
+    ln->nodes_n += n;
+    *took = n;
     return raise(st, r, r->high) ? -KVR_ENOMEM : rc;
+}
+
+/* A run for n blocks behind st's place, known by its id, not in the tree yet. */
+static int run_new(struct store *st, size_t n, struct run **out)
+{
+    struct lane *ln = st->ln;
+    uint32_t id;
+    int rc = kvr__id_get(ln, &id);
+    if (rc) return rc;
+    struct run *r = kvr__run_alloc(ln, (uint32_t)n, false, true);
+    if (!r) {
+        kvr__id_put(ln, id);
+        return -KVR_ENOMEM;
+    }
+    r->id = id;
+    r->parent = st->run;
+    if (st->run == FLOAT_RUN) r->position = st->off;
+    else r->poff = (uint16_t)st->off;
+    atomic_store_explicit(&kvr__ref(ln, id)->run, r, REL);
+    *out = r;
+    return 0;
+}
+
+static void run_undo(struct lane *ln, struct run *r)
+{
+    uint32_t id = r->id;
+    kvr__run_release(ln, r);
+    kvr__id_put(ln, id);
 }
 
 /* New blocks as a child of the place st is at. */
@@ -394,40 +414,36 @@ static int branch(struct store *st, uint32_t hash, const uint64_t *locals, const
 {
     struct lane *ln = st->ln;
     struct rank *rk = st->rk;
-    uint32_t id;
-    int rc;
+    struct run *r;
     *took = 0;
-    n = settle_all(st, names, KVR_MIN(n, (size_t)RUN_MAX), &rc);
-    if (n == 0 || st->moved) return rc;
+    n = KVR_MIN(n, (size_t)RUN_MAX);
     if (kvr__names_reserve(ln, n) || kvr__kids_reserve(ln, hash) || kvr__rank_reserve(ln, rk)) return -KVR_ENOMEM;
     if (st->expiry && kvr__predict_reserve(ln, 1)) return -KVR_ENOMEM;
-    int none = kvr__id_get(ln, &id);
-    if (none) return none;
-    struct run *r = kvr__run_alloc(ln, (uint32_t)n, false, true);
-    size_t in = r ? enter_names(ln, names, n, id) : 0;
-    if (in < n) rc = -KVR_ENOMEM;
-    if (in == 0) {
-        if (r) kvr__run_release(ln, r);
-        kvr__id_put(ln, id);
+    int rc = run_new(st, n, &r);
+    if (rc) return rc;
+    n = enter_names(st, names, n, r->id, &rc);
+    if (n && st->moved && kvr__rank_reserve(ln, rk)) { /* the move emptied the rank's list */
+        for (size_t i = 0; i < n; i++) kvr__names_del(ln, names[i], r->id);
+        n = 0;
+        rc = -KVR_ENOMEM;
+    }
+    if (n == 0) {
+        run_undo(ln, r);
         return rc;
     }
-    r->id = id;
-    r->parent = st->run;
-    if (st->run == FLOAT_RUN) r->position = st->off;
-    else r->poff = (uint16_t)st->off;
-    memcpy(r->a, locals, in * 8);
-    memcpy(r->a + r->cap, names, in * 8);
-    r->high = (uint16_t)in;
+    memcpy(r->a, locals, n * 8);
+    memcpy(r->a + r->cap, names, n * 8);
+    r->high = (uint16_t)n;
     atomic_store_explicit(&r->len, r->high, RLX);
-    kvr__cover_add(ln, r, rk->slot, r->high, kvr__rank_add(rk, id));
+    kvr__cover_add(ln, r, rk->slot, r->high, kvr__rank_add(rk, r->id));
     kvr__run_link(ln, r);
     if (r->parent >= IDS_RESERVED) kvr__cover_kids(kvr__run(ln, r->parent), rk->slot, 1);
-    rk->blocks += in;
-    ln->blocks_n += in;
-    ln->nodes_n += in;
-    *took = in;
+    rk->blocks += n;
+    ln->blocks_n += n;
+    ln->nodes_n += n;
+    *took = n;
     held_more(st, r, 0, r->high);
-    st->run = id;
+    st->run = r->id;
     st->off = 0; /* the caller adds *took */
     return rc;
 }
@@ -472,14 +488,6 @@ static int store_chunk(struct store *st, const uint64_t *locals, const uint64_t 
     return 0;
 }
 
-/* Length of the longest prefix of names without a repetition. A repeated name meets itself in the next chunk. */
-static size_t distinct(const struct lane *ln, const uint64_t *names, size_t n)
-{
-    for (size_t i = 1; i < n; i++)
-        if (ln->simd->find_last(names, i, names[i]) != SIZE_MAX) return i;
-    return n;
-}
-
 static int find_start(struct store *st, const struct kvr_event *ev)
 {
     struct place p;
@@ -510,7 +518,6 @@ int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
             locals[j] = ev->blocks[i + j].tokens_hash;
             names[j] = ev->blocks[i + j].block_hash;
         }
-        n = distinct(ln, names, n);
         rc = store_chunk(&st, locals, names, n);
     }
     if (rc == 0 && !st.changed && ev->blocks_n) ln->counters.duplicate_stores++;
@@ -523,7 +530,7 @@ int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *local
     int rc = 0;
     kvr__predict_begin(ln);
     for (size_t i = 0, k; i < n && rc == 0; i += k) {
-        k = distinct(ln, names + i, KVR_MIN(n - i, (size_t)STRETCH));
+        k = KVR_MIN(n - i, (size_t)STRETCH);
         rc = store_chunk(&st, locals + i, names + i, k);
     }
     return rc;

@@ -6,7 +6,7 @@
  */
 #include "index/internal.h"
 
-enum { LAG = 4, STAGES = 5, AHEAD = 24, WINDOW = 128 };
+enum { LAG = 4, WINDOW = 128 };
 
 struct pipe {
     struct lane *ln;
@@ -30,16 +30,15 @@ static void fetch_payload(const struct kvr_event *ev)
     for (size_t i = 0; i < bytes && i < 512; i += 64) __builtin_prefetch(p + i);
 }
 
-static void fetch_buckets(const struct pipe *p)
+void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev)
 {
-    uint64_t name;
-    const struct kvr_event *ev = p->ev;
-    if (ev->kind == KVR_EVENT_STORED)
-        for (size_t i = 0; i < ev->blocks_n && i < AHEAD; i++) kvr__names_prefetch(p->ln, ev->blocks[i].block_hash);
-    else if (ev->kind == KVR_EVENT_REMOVED)
-        for (size_t i = 1; i < ev->removed_n && i < AHEAD; i++) kvr__names_prefetch(p->ln, ev->removed[i]);
-    if (first_name(ev, &name)) kvr__names_prefetch(p->ln, name);
-    else if (ev->kind == KVR_EVENT_STORED && ev->blocks_n) kvr__kid_prefetch(p->ln, kvr__kid_hash(p->ln, ROOT_RUN, 0, ev->blocks[0].tokens_hash));
+    if (ev->kind == KVR_EVENT_STORED) {
+        for (size_t i = 0; i < ev->blocks_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->blocks[i].block_hash);
+        if (ev->has_parent) kvr__names_prefetch(ln, ev->parent_hash);
+        else if (ev->blocks_n) kvr__kid_prefetch(ln, kvr__kid_hash(ln, ROOT_RUN, 0, ev->blocks[0].tokens_hash));
+    } else if (ev->kind == KVR_EVENT_REMOVED) {
+        for (size_t i = 0; i < ev->removed_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->removed[i]);
+    }
 }
 
 static void fetch_ref(struct pipe *p)
@@ -66,28 +65,20 @@ static void fetch_ends(const struct pipe *p)
     for (size_t i = 1; i <= more && i <= len && i < 64; i += 8) __builtin_prefetch(names - i);
 }
 
-static void stage(struct pipe *p, int s)
-{
-    switch (s) {
-    case 0: fetch_payload(p->ev); break;
-    case 1: fetch_buckets(p); break;
-    case 2: fetch_ref(p); break;
-    case 3: fetch_header(p); break;
-    default: fetch_ends(p); break;
-    }
-}
-
-/* Events of one lane, in order; results by `place`. The lane is locked. */
+/* Events of one lane, in order. The lane is locked. */
 static size_t run_pipe(struct pipe *p, size_t n, int *rc)
 {
     size_t bad = 0;
-    for (size_t i = 0; i < n + (size_t)STAGES * LAG; i++) {
-        for (size_t s = 0; s < STAGES; s++)
-            if (i >= s * LAG && i - s * LAG < n) stage(&p[i - s * LAG], (int)s);
-        if (i < (size_t)STAGES * LAG) continue;
-        size_t x = i - (size_t)STAGES * LAG;
-        rc[x] = kvr__apply_one(p[x].ln, p[x].rk, p[x].ev);
-        bad += rc[x] != 0;
+    for (size_t i = 0; i < n + 5 * LAG; i++) {
+        if (i < n) fetch_payload(p[i].ev);
+        if (i >= LAG && i - LAG < n) kvr__fetch_buckets(p[i - LAG].ln, p[i - LAG].ev);
+        if (i >= 2 * LAG && i - 2 * LAG < n) fetch_ref(&p[i - 2 * LAG]);
+        if (i >= 3 * LAG && i - 3 * LAG < n) fetch_header(&p[i - 3 * LAG]);
+        if (i >= 4 * LAG && i - 4 * LAG < n) fetch_ends(&p[i - 4 * LAG]);
+        if (i < 5 * LAG) continue;
+        struct pipe *x = &p[i - 5 * LAG];
+        rc[i - 5 * LAG] = kvr__apply_one(x->ln, x->rk, x->ev);
+        bad += rc[i - 5 * LAG] != 0;
     }
     return bad;
 }

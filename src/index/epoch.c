@@ -149,6 +149,7 @@ static uint64_t oldest_reader(struct kvr_index *ix)
 
 static void close_fresh(struct lane *ln)
 {
+    if (!ln->fresh.n) return;
     for (int i = 0; i < 3; i++) {
         if (ln->limbo[i].n) continue;
         ln->limbo[i] = ln->fresh;
@@ -160,11 +161,9 @@ static void close_fresh(struct lane *ln)
 
 void kvr__reclaim(struct lane *ln, bool now)
 {
-    if (ln->fresh.n >= RECLAIM_BATCH || (now && ln->fresh.n)) close_fresh(ln);
-    if (!now && ln->fresh.n != 0 && ln->fresh.n % RECLAIM_BATCH) return;
-    size_t waiting = 0;
-    for (int i = 0; i < 3; i++) waiting += ln->limbo[i].n;
-    if (!waiting) return;
+    if (now ? ln->fresh.n == 0 && !ln->limbo[0].n && !ln->limbo[1].n && !ln->limbo[2].n : ln->fresh.n < ln->reclaim_at) return;
+    close_fresh(ln);
+    ln->reclaim_at = ln->fresh.n + RECLAIM_BATCH; /* more when no collection was free */
     uint64_t oldest = oldest_reader(ln->ix);
     for (int i = 0; i < 3; i++)
         if (ln->limbo[i].n && ln->limbo[i].epoch <= oldest) free_collection(ln, &ln->limbo[i]);

@@ -46,7 +46,7 @@ static int lane_init(struct kvr_index *ix, struct lane *ln)
 }
 
 /* The byte cap less what readers and the directory take, in equal shares. */
-static void share_cap(struct kvr_index *ix)
+void kvr__share_cap(struct kvr_index *ix)
 {
     if (!ix->config.bytes_max) return;
     pthread_mutex_lock(&ix->readers_lock);
@@ -93,7 +93,7 @@ int kvr_index_create(const struct kvr_index_config *config, struct kvr_index **o
     pthread_rwlock_init(&ix->ranks_lock, NULL);
     int rc = 0;
     for (uint32_t i = 0; i < c.lanes && rc == 0; i++) rc = lane_init(ix, &ix->lanes[i]);
-    share_cap(ix);
+    kvr__share_cap(ix);
     if (rc) {
         kvr_index_destroy(ix);
         return rc;
@@ -137,7 +137,7 @@ int kvr_index_reader_create(struct kvr_index *ix, struct kvr_index_reader **out)
         *out = rd;
     }
     pthread_mutex_unlock(&ix->readers_lock);
-    share_cap(ix);
+    kvr__share_cap(ix);
     return raw ? 0 : -KVR_ENOMEM;
 }
 
@@ -151,7 +151,7 @@ void kvr_index_reader_destroy(struct kvr_index_reader *rd)
     if (rd->next) rd->next->prev = rd->prev;
     kvr_mem_put(&ix->mem, rd->raw, reader_bytes(ix));
     pthread_mutex_unlock(&ix->readers_lock);
-    share_cap(ix);
+    kvr__share_cap(ix);
 }
 
 /* ---- events --------------------------------------------------------------------------------------------- */
@@ -249,6 +249,7 @@ int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev)
     }
     if (!rk) return apply_unknown(ix, ev);
     pthread_mutex_lock(&rk->lane->lock);
+    kvr__fetch_buckets(rk->lane, ev);
     rc = kvr__apply_one(rk->lane, rk, ev);
     pthread_mutex_unlock(&rk->lane->lock);
     return rc;

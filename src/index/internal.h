@@ -88,7 +88,7 @@ enum {
     ROOT_RUN = 0,      /* parent of every first block */
     FLOAT_RUN = 1,     /* parent of runs with a start position; `next` of such a run is the position */
     IDS_RESERVED = 2,
-    ID_BITS = 26,      /* run ids; ids whose low 16 bits are 0 are not used (names.c) */
+    ID_BITS = 25,      /* run ids; ids whose low 16 bits are 0 are not used (names.c) */
     CUT_BITS = 12,
     CUT_MASK = (1 << CUT_BITS) - 1,
     RUN_MAX = CUT_MASK,            /* blocks of a run */
@@ -101,7 +101,8 @@ enum {
     SLOT_BITS = 10,
     SLOT_CHUNK = 1 << SLOT_BITS,
     SLOT_CHUNKS = (SLOT_MAX + 1) / SLOT_CHUNK,
-    LANES_MAX = 64
+    LANES_MAX = 64,
+    NAMES_AHEAD = 24 /* names of an event whose buckets are fetched before it is applied */
 };
 
 #ifdef KVR_INTERLEAVE
@@ -180,18 +181,19 @@ struct kid_dir { /* R: replaced when it doubles */
 
 /* ---- name table -------------------------------------------------------------------------------------- */
 
-enum { NAME_SLOTS = 11, NAME_CHUNK_BITS = 8, NAME_CHUNK = 1 << NAME_CHUNK_BITS, NAME_REACH = 8, NAME_TAIL = NAME_REACH, SPILL_HEADS = 1024 };
+enum { NAME_SLOTS = 11, NAME_REACH = 33, NAME_TAIL = NAME_REACH, SPILL_HEADS = 1024 };
 
 struct name_bucket { /* one cache line; see names.c */
     uint16_t tag[NAME_SLOTS];
     uint16_t id_lo[NAME_SLOTS]; /* 0 = empty */
     uint8_t id_hi[NAME_SLOTS];
-    uint8_t over;     /* entries that passed this bucket; 255 sticks */
-    uint64_t extra;   /* 5 bits a slot: 2 of the id, 3 of the tag */
+    uint8_t over;     /* entries of this home in their other bucket: at most 11 in each of 32 */
+    uint64_t extra;   /* 5 bits a slot: 1 of the id, 4 of the tag */
 };
 struct name_level { /* one size of the table */
     struct name_bucket **chunk;
-    size_t chunks; /* length of chunk[] */
+    size_t chunks;       /* length of chunk[] */
+    unsigned chunk_bits; /* buckets of a chunk: 16 KiB, or 256 KiB in large tables */
     uint64_t nb;   /* home buckets; NAME_TAIL more follow */
 };
 struct name_spill {
@@ -208,7 +210,7 @@ struct name_table {
 
 /* ---- slabs ------------------------------------------------------------------------------------------- */
 
-enum { SLAB_CLASSES = 96 };
+enum { SLAB_CLASSES = 120 };
 struct slab_page {
     char *mem;
     size_t bytes;
@@ -218,7 +220,7 @@ struct slab {
     struct slab_page *pages; /* [0] unused */
     size_t pages_cap;
     uint32_t pages_top, pages_free;
-    uint32_t partial[SLAB_CLASSES];
+    uint32_t partial[SLAB_CLASSES], spare[SLAB_CLASSES];
     size_t class_bytes[SLAB_CLASSES];
 };
 
@@ -303,7 +305,8 @@ struct lane {
     uint32_t ids_top, ids_free, ids_live;
     size_t refs_n; /* chunks */
     struct limbo limbo[3];
-    struct limbo fresh; /* unlinked since the last kvr__epoch_tick */
+    struct limbo fresh; /* unlinked since the last collection was closed */
+    size_t reclaim_at;  /* size of fresh that asks for reclamation */
     struct rank **rank_of; /* by slot */
     size_t rank_of_cap;
     uint32_t slots_free; /* list through slot.worker_id */
@@ -374,6 +377,8 @@ int kvr__names_init(struct lane *ln);
 void kvr__names_destroy(struct lane *ln);
 int kvr__names_reserve(struct lane *ln, size_t more);                 /* makes room; moves some old buckets */
 int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id);      /* cannot fail after reserve, except spills */
+/* As put, when it is certain at a glance that the name has no other entry; else 1 and nothing is done. */
+int kvr__names_claim(struct lane *ln, uint64_t name, uint32_t id);
 void kvr__names_del(struct lane *ln, uint64_t name, uint32_t id);
 void kvr__names_prefetch(const struct lane *ln, uint64_t name);
 /* Calls fn for run ids that may have `name`, until it returns true. */
@@ -514,9 +519,13 @@ void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
 /* ---- match.c */
 void kvr__match_touch(const struct lane *ln, struct run_ref *ref);
 
+/* ---- batch.c */
+void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev);
+
 /* ---- index.c */
 int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out); /* ranks_lock held shared */
 int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev);                      /* ranks_lock held shared */
+void kvr__share_cap(struct kvr_index *ix);
 int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev);            /* lane locked */
 
 /* ---- check.c */

@@ -3,19 +3,20 @@
  * The name table: from an engine's block hash to the run (or alias object) that holds the name. One for all ranks
  * of a lane, without keys: the run's own array of names is the key, so an entry costs 46 bits instead of 128.
  *
- *   m      31 bits of the name's mixed hash.       home bucket = m * nb >> 31  (rises with m)
- *   tag    the low 19 bits of m                    11 entries of (tag 19, id 26) bits in a 64-byte bucket
+ *   m      30 bits of the name's mixed hash.       home bucket = m * nb >> 30  (rises with m)
+ *   tag    the low 20 bits of m                    11 entries of (tag 20, id 25) bits in a 64-byte bucket
  *
- * An entry that finds its home full goes up to NAME_REACH - 1 buckets further; `over` counts those that passed,
- * so a search ends early and nothing is left behind by a removal. What finds no room at all (in practice: one name
- * at dozens of places) goes to the spill lists.
+ * An entry whose home is full goes to its other bucket, 1 to 32 further, which the tag chooses; `over` of the
+ * home counts them, so that most searches read one line and none more than two. When both are full, an entry of the
+ * home makes room by going to its own other bucket. What still finds no room (in practice: one name at dozens of
+ * places) goes to the spill lists.
  *
- * Growing. With nb >= BIG, a bucket's range of m is at most 2^16 wide, so among NAME_REACH neighbouring buckets only
+ * Growing. With nb >= BIG, a bucket's range of m is so narrow that among NAME_REACH neighbouring buckets only
  * one value of m has a given tag: bucket and tag together give m back, and with it the home in a table of another
  * size. The table grows by a fifth and shrinks by moving a few old buckets per insertion or removal, in order;
- * names with an old home below `moved` are in the new level, the others in the old one. Chunks of 16 KiB are taken
- * and given back as the move passes, so growing needs no second table. Below BIG the table is rebuilt from the
- * runs, which takes well under a millisecond.
+ * names with an old home below `moved` are in the new level, the others in the old one. Chunks are taken and given
+ * back as the move passes, so growing needs no second table. Below BIG the table is rebuilt from the runs, which
+ * takes well under a millisecond.
  *
  * Writers only; readers never come here.
  */
@@ -24,15 +25,16 @@
 #include <emmintrin.h>
 #endif
 
-enum { M_BITS = 31, TAG_BITS = 19, MIN_NB = 32, MOVE_STEP = 2 };
-#define BIG          ((uint64_t)1 << (M_BITS - TAG_BITS + 3)) /* 2^15 buckets */
+enum { M_BITS = 30, TAG_BITS = 20, FAR = 31, MIN_NB = 32, MOVE_STEP = 2 };
+#define BIG          (((uint64_t)1 << (M_BITS - TAG_BITS)) * (NAME_REACH + 1))
+#define LARGE        ((uint64_t)1 << 17)
 #define TAG_MASK     ((1u << TAG_BITS) - 1)
-#define FULL(nb)     ((nb) * NAME_SLOTS * 86 / 100)
+#define FULL(nb)     ((nb) * NAME_SLOTS * ((nb) < BIG ? 70 : 87) / 100)
 #define EMPTYISH(nb) ((nb) * NAME_SLOTS * 35 / 100)
 
 static uint32_t m_of(const struct lane *ln, uint64_t name)
 {
-    return (uint32_t)(((name ^ ln->seed) * 0x9e3779b97f4a7c15ULL ^ name >> 32) * 0xd6e8feb86659fd93ULL >> (64 - M_BITS));
+    return (uint32_t)((name ^ name >> 32 ^ ln->seed) * 0x9e3779b97f4a7c15ULL >> (64 - M_BITS));
 }
 
 static uint64_t home(const struct name_level *l, uint32_t m)
@@ -40,24 +42,32 @@ static uint64_t home(const struct name_level *l, uint32_t m)
     return (uint64_t)m * l->nb >> M_BITS;
 }
 
+static uint64_t chunk_mask(const struct name_level *l)
+{
+    return (UINT64_C(1) << l->chunk_bits) - 1;
+}
+
+static size_t chunk_bytes(const struct name_level *l)
+{
+    return sizeof(struct name_bucket) << l->chunk_bits;
+}
+
 static struct name_bucket *bucket(const struct name_level *l, uint64_t b)
 {
-    struct name_bucket *c = l->chunk[b >> NAME_CHUNK_BITS];
-    return c ? c + (b & (NAME_CHUNK - 1)) : NULL;
+    struct name_bucket *c = l->chunk[b >> l->chunk_bits];
+    return c ? c + (b & chunk_mask(l)) : NULL;
 }
 
 /* The same for a chunk that is there. */
 static struct name_bucket *bucket_at(const struct name_level *l, uint64_t b)
 {
-    return l->chunk[b >> NAME_CHUNK_BITS] + (b & (NAME_CHUNK - 1));
+    return l->chunk[b >> l->chunk_bits] + (b & chunk_mask(l));
 }
 
-static void over_add(const struct name_level *l, uint64_t from, uint64_t to, int by)
+/* The other bucket of an entry with home b. */
+static uint64_t other(uint64_t b, uint32_t tag)
 {
-    for (; from < to; from++) {
-        struct name_bucket *k = bucket_at(l, from);
-        if (k->over != 255) k->over = (uint8_t)(k->over + by);
-    }
+    return b + 1 + (tag & FAR);
 }
 
 /* ---- entries ------------------------------------------------------------------------------------------ */
@@ -69,44 +79,44 @@ static uint32_t entry_extra(const struct name_bucket *k, unsigned i)
 
 static uint32_t entry_id(const struct name_bucket *k, unsigned i)
 {
-    return k->id_lo[i] | (uint32_t)k->id_hi[i] << 16 | (entry_extra(k, i) & 3) << 24;
+    return k->id_lo[i] | (uint32_t)k->id_hi[i] << 16 | (entry_extra(k, i) & 1) << 24;
 }
 
 static uint32_t entry_tag(const struct name_bucket *k, unsigned i)
 {
-    return k->tag[i] | entry_extra(k, i) >> 2 << 16;
+    return k->tag[i] | entry_extra(k, i) >> 1 << 16;
 }
 
 static void entry_write(struct name_bucket *k, unsigned i, uint32_t tag, uint32_t id)
 {
-    uint64_t x = (uint64_t)(id >> 24 | tag >> 16 << 2) << (5 * i);
+    uint64_t x = (uint64_t)(id >> 24 | tag >> 16 << 1) << (5 * i);
     k->tag[i] = (uint16_t)tag;
     k->id_lo[i] = (uint16_t)id;
     k->id_hi[i] = (uint8_t)(id >> 16);
     k->extra = (k->extra & ~((uint64_t)31 << (5 * i))) | x;
 }
 
-/* Entries whose 16-bit field equals v, as a mask. */
-static unsigned scan16(const uint16_t *f, uint16_t v)
+/* Entries whose 16-bit field equals v in the bits of mask, as a mask. */
+static inline unsigned scan16(const uint16_t *f, uint16_t mask, uint16_t v)
 {
 #if defined(__SSE2__)
-    __m128i x = _mm_set1_epi16((short)v);
-    __m128i a = _mm_cmpeq_epi16(_mm_loadu_si128((const void *)f), x);
-    __m128i b = _mm_cmpeq_epi16(_mm_loadu_si128((const void *)(f + 3)), x);
+    __m128i x = _mm_set1_epi16((short)v), y = _mm_set1_epi16((short)mask);
+    __m128i a = _mm_cmpeq_epi16(_mm_and_si128(_mm_loadu_si128((const void *)f), y), x);
+    __m128i b = _mm_cmpeq_epi16(_mm_and_si128(_mm_loadu_si128((const void *)(f + 3)), y), x);
     unsigned both = (unsigned)_mm_movemask_epi8(_mm_packs_epi16(a, b));
     return (both & 0xFF) | both >> 8 << 3;
 #else
     unsigned m = 0;
-    for (unsigned i = 0; i < NAME_SLOTS; i++) m |= (unsigned)(f[i] == v) << i;
+    for (unsigned i = 0; i < NAME_SLOTS; i++) m |= (unsigned)((f[i] & mask) == v) << i;
     return m;
 #endif
 }
 #define ALL_SLOTS ((1u << NAME_SLOTS) - 1)
 
 /* Entries with this tag. */
-static unsigned scan_tag(const struct name_bucket *k, uint32_t tag)
+static inline unsigned scan_tag(const struct name_bucket *k, uint32_t tag)
 {
-    unsigned hits = scan16(k->tag, (uint16_t)tag), out = 0;
+    unsigned hits = scan16(k->tag, UINT16_MAX, (uint16_t)tag), out = 0;
     for (; hits; hits &= hits - 1) {
         unsigned i = (unsigned)__builtin_ctz(hits);
         if (k->id_lo[i] && entry_tag(k, i) == tag) out |= 1u << i;
@@ -118,7 +128,8 @@ static unsigned scan_tag(const struct name_bucket *k, uint32_t tag)
 
 static int level_init(struct lane *ln, struct name_level *l, uint64_t nb)
 {
-    *l = (struct name_level){.nb = nb, .chunks = (nb + NAME_TAIL + NAME_CHUNK - 1) >> NAME_CHUNK_BITS};
+    *l = (struct name_level){.nb = nb, .chunk_bits = nb < LARGE ? 8 : 15};
+    l->chunks = ((nb + NAME_TAIL - 1) >> l->chunk_bits) + 1;
     l->chunk = kvr_mem_zget(&ln->mem, l->chunks * sizeof *l->chunk);
     if (l->chunk) return 0;
     *l = (struct name_level){0};
@@ -127,7 +138,7 @@ static int level_init(struct lane *ln, struct name_level *l, uint64_t nb)
 
 static void chunk_free(struct lane *ln, struct name_level *l, size_t c)
 {
-    kvr_mem_put(&ln->mem, l->chunk[c], sizeof(struct name_bucket) * NAME_CHUNK);
+    kvr_mem_put(&ln->mem, l->chunk[c], chunk_bytes(l));
     l->chunk[c] = NULL;
 }
 
@@ -142,46 +153,86 @@ static void level_free(struct lane *ln, struct name_level *l)
 /* Makes the chunks that an entry with home b can be in. */
 static int level_touch(struct lane *ln, struct name_level *l, uint64_t b)
 {
-    for (size_t c = b >> NAME_CHUNK_BITS; c <= (b + NAME_REACH - 1) >> NAME_CHUNK_BITS; c++)
-        if (!l->chunk[c] && !(l->chunk[c] = kvr_mem_zget(&ln->mem, sizeof(struct name_bucket) * NAME_CHUNK))) return -KVR_ENOMEM;
+    for (uint64_t c = b >> l->chunk_bits; c <= (b + NAME_REACH - 1) >> l->chunk_bits; c++)
+        if (!l->chunk[c] && !(l->chunk[c] = kvr_mem_zget(&ln->mem, chunk_bytes(l)))) return -KVR_ENOMEM;
     return 0;
+}
+
+static unsigned free_slots(const struct name_bucket *k)
+{
+    return scan16(k->id_lo, UINT16_MAX, 0) & ALL_SLOTS;
+}
+
+/* The m of an entry with this tag whose home is bucket b, or false. Certain only with nb >= BIG. */
+static bool m_with_home(uint64_t nb, uint64_t b, uint32_t tag, uint32_t *m)
+{
+    uint64_t lo = ((b << M_BITS) + nb - 1) / nb, c = (lo & ~(uint64_t)TAG_MASK) | tag;
+    if (c < lo) c += TAG_MASK + 1;
+    *m = (uint32_t)c;
+    return c >> M_BITS == 0 && c * nb >> M_BITS == b;
+}
+
+/* Sends one entry of bucket b, its home, to its other bucket; its slot, or NAME_SLOTS when none can go. */
+static unsigned make_room(struct name_level *l, uint64_t b)
+{
+    struct name_bucket *k = bucket_at(l, b);
+    uint32_t m;
+    for (unsigned i = 0; i < NAME_SLOTS; i++) {
+        uint32_t tag = entry_tag(k, i);
+        struct name_bucket *to = bucket(l, other(b, tag));
+        unsigned room = to ? free_slots(to) : 0;
+        if (!room || !m_with_home(l->nb, b, tag, &m)) continue;
+        entry_write(to, (unsigned)__builtin_ctz(room), tag, entry_id(k, i));
+        k->over++;
+        return i;
+    }
+    return NAME_SLOTS;
 }
 
 static bool level_put(struct name_level *l, uint32_t m, uint32_t id)
 {
     uint64_t b = home(l, m);
-    for (uint64_t i = 0; i < NAME_REACH; i++) {
-        struct name_bucket *k = bucket_at(l, b + i);
-        unsigned room = scan16(k->id_lo, 0) & ALL_SLOTS;
-        if (!room) continue;
-        entry_write(k, (unsigned)__builtin_ctz(room), m & TAG_MASK, id);
-        over_add(l, b, b + i, 1);
+    uint32_t tag = m & TAG_MASK;
+    struct name_bucket *k = bucket_at(l, b), *k2;
+    unsigned room = free_slots(k), slot;
+    if (room) {
+        entry_write(k, (unsigned)__builtin_ctz(room), tag, id);
+        return true;
+    }
+    if (k->over == UINT8_MAX) return false;
+    k2 = bucket_at(l, other(b, tag));
+    room = free_slots(k2);
+    if (room) {
+        entry_write(k2, (unsigned)__builtin_ctz(room), tag, id);
+        k->over++;
+        return true;
+    }
+    if (l->nb < BIG || (slot = make_room(l, b)) == NAME_SLOTS) return false;
+    entry_write(k, slot, tag, id);
+    return true;
+}
+
+static bool bucket_del(struct name_bucket *k, uint32_t tag, uint32_t id)
+{
+    for (unsigned hits = scan_tag(k, tag); hits; hits &= hits - 1) {
+        unsigned s = (unsigned)__builtin_ctz(hits);
+        if (entry_id(k, s) != id) continue;
+        entry_write(k, s, 0, 0);
         return true;
     }
     return false;
 }
 
-static void level_erase(struct name_level *l, uint64_t b, uint64_t at, unsigned slot)
-{
-    entry_write(bucket_at(l, at), slot, 0, 0);
-    over_add(l, b, at, -1);
-}
-
 static bool level_del(struct name_level *l, uint32_t m, uint32_t id)
 {
     uint64_t b = home(l, m);
-    for (uint64_t i = 0; i < NAME_REACH; i++) {
-        struct name_bucket *k = bucket(l, b + i);
-        if (!k) return false;
-        for (unsigned hits = scan_tag(k, m & TAG_MASK); hits; hits &= hits - 1) {
-            unsigned s = (unsigned)__builtin_ctz(hits);
-            if (entry_id(k, s) != id) continue;
-            level_erase(l, b, b + i, s);
-            return true;
-        }
-        if (!k->over) return false;
-    }
-    return false;
+    uint32_t tag = m & TAG_MASK;
+    struct name_bucket *k = bucket(l, b);
+    if (!k) return false;
+    if (bucket_del(k, tag, id)) return true;
+    if (!k->over || !bucket_del(bucket_at(l, other(b, tag)), tag, id)) return false;
+    k->over--;
+    return true;
 }
 
 /* ---- spill -------------------------------------------------------------------------------------------- */
@@ -263,38 +314,37 @@ static const struct name_level *level_of(const struct name_table *t, uint32_t m)
     return is_in_old(t, m) ? &t->old : &t->now;
 }
 
-/* The m of an entry with this tag whose home is bucket b, or false. */
-static bool m_with_home(uint64_t nb, uint64_t b, uint32_t tag, uint32_t *m)
+/* Moves what bucket `at` has of home b to the new level. */
+static int move_entries(struct lane *ln, struct name_bucket *from, uint64_t b, uint64_t at)
 {
-    uint64_t lo = ((b << M_BITS) + nb - 1) / nb, c = (lo & ~(uint64_t)TAG_MASK) | tag;
-    if (c < lo) c += TAG_MASK + 1;
-    *m = (uint32_t)c;
-    return c >> M_BITS == 0 && c * nb >> M_BITS == b;
+    struct name_table *t = &ln->names;
+    unsigned full = ~free_slots(from) & ALL_SLOTS;
+    if (at != b) full &= scan16(from->tag, FAR, (uint16_t)(at - b - 1));
+    for (; full; full &= full - 1) {
+        unsigned s = (unsigned)__builtin_ctz(full);
+        uint32_t m, id = entry_id(from, s), tag = entry_tag(from, s);
+        if (!m_with_home(t->old.nb, b, tag, &m)) continue;
+        if (level_touch(ln, &t->now, home(&t->now, m))) return -KVR_ENOMEM;
+        if (!level_put(&t->now, m, id) && spill_put(ln, m, id)) return -KVR_ENOMEM;
+        entry_write(from, s, 0, 0);
+        if (at != b) bucket_at(&t->old, b)->over--;
+    }
+    return 0;
 }
 
 static int move_bucket(struct lane *ln)
 {
     struct name_table *t = &ln->names;
     uint64_t b = t->moved;
-    if (!bucket(&t->old, b)) { /* never used, or freed: nothing to move */
-        t->moved++;
-        return 0;
-    }
-    for (uint64_t i = 0; i < NAME_REACH; i++) {
-        struct name_bucket *k = bucket(&t->old, b + i);
-        if (!k) break;
-        for (unsigned full = ~scan16(k->id_lo, 0) & ALL_SLOTS; full; full &= full - 1) {
-            unsigned s = (unsigned)__builtin_ctz(full);
-            uint32_t m, id = entry_id(k, s);
-            if (!m_with_home(t->old.nb, b, entry_tag(k, s), &m)) continue;
-            if (level_touch(ln, &t->now, home(&t->now, m))) return -KVR_ENOMEM;
-            if (!level_put(&t->now, m, id) && spill_put(ln, m, id)) return -KVR_ENOMEM;
-            level_erase(&t->old, b, b + i, s);
-        }
-        if (!k->over) break;
+    struct name_bucket *k = bucket(&t->old, b);
+    if (k) {
+        if (move_entries(ln, k, b, b)) return -KVR_ENOMEM;
+        for (uint64_t i = 1; k->over && i < NAME_REACH; i++)
+            if (move_entries(ln, bucket_at(&t->old, b + i), b, b + i)) return -KVR_ENOMEM;
     }
     t->moved++;
-    if ((t->moved & (NAME_CHUNK - 1)) == 0) chunk_free(ln, &t->old, (t->moved >> NAME_CHUNK_BITS) - 1);
+    uint64_t c = (t->moved >> t->old.chunk_bits) - 1;
+    if ((t->moved & chunk_mask(&t->old)) == 0 && t->old.chunk[c]) chunk_free(ln, &t->old, c);
     return 0;
 }
 
@@ -383,6 +433,22 @@ int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id)
     return 0;
 }
 
+int kvr__names_claim(struct lane *ln, uint64_t name, uint32_t id)
+{
+    struct name_table *t = &ln->names;
+    uint32_t m = m_of(ln, name), tag = m & TAG_MASK;
+    struct name_level *l = is_in_old(t, m) ? &t->old : &t->now;
+    uint64_t b = home(l, m);
+    struct name_bucket *k = bucket(l, b);
+    if (!k || scan_tag(k, tag) || (t->spill_n && t->spill_head[m % SPILL_HEADS])) return 1;
+    unsigned room = free_slots(k);
+    if (k->over && scan_tag(bucket_at(l, other(b, tag)), tag)) return 1;
+    if (room) entry_write(k, (unsigned)__builtin_ctz(room), tag, id);
+    else if (!bucket(l, b + NAME_REACH - 1) || !level_put(l, m, id)) return 1;
+    t->used++;
+    return 0;
+}
+
 /* An empty table starts again small; a sparse one moves to a smaller size. Neither may fail a removal. */
 static void shrink(struct lane *ln)
 {
@@ -418,19 +484,22 @@ void kvr__names_prefetch(const struct lane *ln, uint64_t name)
     if (k) __builtin_prefetch(k, 1);
 }
 
+static inline bool each_in(const struct name_bucket *k, uint32_t tag, name_visit *fn, void *ctx)
+{
+    for (unsigned hits = scan_tag(k, tag); hits; hits &= hits - 1)
+        if (fn(ctx, entry_id(k, (unsigned)__builtin_ctz(hits)))) return true;
+    return false;
+}
+
 bool kvr__names_each(const struct lane *ln, uint64_t name, name_visit *fn, void *ctx)
 {
     const struct name_table *t = &ln->names;
-    uint32_t m = m_of(ln, name);
+    uint32_t m = m_of(ln, name), tag = m & TAG_MASK;
     const struct name_level *l = level_of(t, m);
     uint64_t b = home(l, m);
-    for (uint64_t i = 0; i < NAME_REACH; i++) {
-        struct name_bucket *k = bucket(l, b + i);
-        if (!k) break;
-        for (unsigned hits = scan_tag(k, m & TAG_MASK); hits; hits &= hits - 1)
-            if (fn(ctx, entry_id(k, (unsigned)__builtin_ctz(hits)))) return true;
-        if (!k->over) break;
-    }
+    const struct name_bucket *k = bucket(l, b);
+    if (k && each_in(k, tag, fn, ctx)) return true;
+    if (k && k->over && each_in(bucket_at(l, other(b, tag)), tag, fn, ctx)) return true;
     for (uint32_t s = t->spill_n ? t->spill_head[m % SPILL_HEADS] : 0; s; s = t->spill[s].next)
         if (t->spill[s].m == m && fn(ctx, t->spill[s].id)) return true;
     return false;

@@ -136,9 +136,11 @@ static int rank_new(struct kvr_index *ix, struct kvr_worker w)
 {
     if (ix->ranks_n >= ix->config.ranks_max) return -KVR_ECAPACITY;
     pthread_mutex_lock(&ix->readers_lock); /* for ix->mem */
+    size_t was = ix->ranks_cap;
     int none = dir_grow(ix);
     pthread_mutex_unlock(&ix->readers_lock);
     if (none) return none;
+    if (ix->ranks_cap != was) kvr__share_cap(ix);
     struct lane *ln = emptiest_lane(ix);
     pthread_mutex_lock(&ln->lock);
     uint32_t s = 0;

@@ -178,7 +178,6 @@ void kvr__run_trim(struct lane *ln, struct run *r)
 {
     uint32_t len = kvr__len(r), top = kvr__cover_max(r);
     if (top == len) return;
-    for (uint32_t i = top; i < len && i < top + 8; i++) kvr__names_prefetch(ln, r->a[r->cap + i]);
     for (uint32_t i = top; i < len; i++) {
         if (i + 8 < len) kvr__names_prefetch(ln, r->a[r->cap + i + 8]);
         kvr__names_del(ln, r->a[r->cap + i], r->id);

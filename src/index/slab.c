@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory for runs. Sizes are rounded to classes an eighth of an octave apart; each class takes its objects from
- * pages of its own. Pages grow with the class (a 16th of it, 4 KiB to 256 KiB), so slack stays in proportion, and
- * an empty page goes back to the allocator at once. An object remembers its page, so no alignment is asked for.
+ * pages of its own. Pages grow with the class (a 16th of it, 4 KiB to 256 KiB), so slack stays in proportion. Empty
+ * pages go back to the allocator, but for one of a class that has others in use: a page must not come and go with
+ * every object. An object remembers its page, so no alignment is asked for.
  */
 #include "index/internal.h"
 
@@ -63,11 +64,31 @@ static uint32_t page_new(struct lane *ln, uint32_t cls, size_t size)
     return p;
 }
 
+static void page_free(struct lane *ln, uint32_t p)
+{
+    struct slab *s = &ln->slab;
+    struct slab_page *pg = &s->pages[p];
+    s->class_bytes[pg->cls] -= pg->bytes;
+    kvr_mem_put(&ln->mem, pg->mem, pg->bytes);
+    *pg = (struct slab_page){.next = s->pages_free};
+    s->pages_free = p;
+}
+
+/* The spare page becomes the partial one. */
+static uint32_t spare_take(struct slab *s, uint32_t cls)
+{
+    uint32_t p = s->spare[cls];
+    s->spare[cls] = 0;
+    if (p) partial_add(s, p);
+    return p;
+}
+
 void *kvr__slab_get(struct lane *ln, size_t bytes, uint32_t *page)
 {
     struct slab *s = &ln->slab;
     uint32_t cls = class_of(bytes), p = s->partial[cls];
     KVR_ASSERT(cls < SLAB_CLASSES);
+    if (!p) p = spare_take(s, cls);
     if (!p && !(p = page_new(ln, cls, bytes))) return NULL;
     struct slab_page *pg = &s->pages[p];
     uint32_t i = pg->free;
@@ -89,11 +110,19 @@ void kvr__slab_put(struct lane *ln, void *ptr, uint32_t p)
         pg->free = (uint32_t)((size_t)((char *)ptr - pg->mem) / size) + 1;
         return;
     }
+    uint32_t cls = pg->cls;
     partial_del(s, p);
-    s->class_bytes[pg->cls] -= pg->bytes;
-    kvr_mem_put(&ln->mem, pg->mem, pg->bytes);
-    *pg = (struct slab_page){.next = s->pages_free};
-    s->pages_free = p;
+    if (s->spare[cls] == 0 && s->class_bytes[cls] > 2 * pg->bytes) {
+        pg->bump = pg->free = 0;
+        s->spare[cls] = p;
+        return;
+    }
+    page_free(ln, p);
+    uint32_t spare = s->spare[cls];
+    if (spare && s->class_bytes[cls] <= 2 * s->pages[spare].bytes) {
+        s->spare[cls] = 0;
+        page_free(ln, spare);
+    }
 }
 
 void kvr__slab_destroy(struct lane *ln)
