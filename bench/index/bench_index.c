@@ -190,7 +190,8 @@ static void check_answers(struct load *l, struct kvr_index_reader *rd)
         long n = kvr_index_match(rd, l->w.words + k->locals, k->n, l->out, l->cap);
         for (long j = 0; j < n; j++) depth[l->out[j].worker.worker_id] = l->out[j].depth;
         wrong += n != (long)k->holders_n;
-        for (uint32_t h = 0; h < k->holders_n; h++) wrong += depth[l->w.holders[k->holders + h] >> 32] != (uint32_t)l->w.holders[k->holders + h];
+        for (uint32_t h = 0; h < k->holders_n; h++)
+            wrong += depth[l->w.holders[k->holders + h] >> 32] != (uint32_t)l->w.holders[k->holders + h];
         for (long j = 0; j < n; j++) depth[l->out[j].worker.worker_id] = 0;
     }
     free(depth);
@@ -494,7 +495,8 @@ static int usage(int status)
 {
     fprintf(status ? stderr : stdout,
             "usage: bench_index make NAME FILE [TRACE]\n       bench_index run FILE [--portable]\n       bench_index lanes FILE\n"
-            "       bench_index churn FILE SECONDS\n       bench_index floor\nworkloads:\n%s  trace  conversations of a Mooncake trace, 128 workers\n",
+            "       bench_index churn FILE SECONDS\n       bench_index floor\nworkloads:\n%s  trace  conversations of a Mooncake trace, "
+            "128 workers\n",
             workload_names());
     return status;
 }

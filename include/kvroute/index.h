@@ -172,7 +172,7 @@ struct kvr_index_stats {
     uint64_t duplicate_stores; /* stores that changed nothing */
     uint64_t parent_not_found, block_not_found, invalid_sequence, no_memory, no_room;
     uint64_t evicted_capacity, evicted_bytes; /* (block, holder) pairs given up for a capacity, for the byte cap */
-    uint64_t expired, pruned; /* predicted pairs dropped by time, by size */
+    uint64_t expired, pruned;                 /* predicted pairs dropped by time, by size */
 };
 
 /* Threads: any; takes the writer lock. */

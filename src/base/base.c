@@ -1,25 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/base.h"
 
+#include <malloc.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <kvroute/types.h>
 
 /* Large blocks are mapped, so that they go back to the system when they are given back. */
-enum { MAPPED_FROM = 256 << 10, HUGE_PAGE = 2 << 20 };
+enum { MAPPED_FROM = 256 << 10 };
 
 static void *map_large(size_t size)
 {
-    size_t extra = size >= HUGE_PAGE ? HUGE_PAGE : 0; /* room to align */
-    char *p = mmap(NULL, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return NULL;
-    if (!extra) return p;
-    size_t before = (size_t)(-(uintptr_t)p % HUGE_PAGE), kept = (size + 4095) / 4096 * 4096;
-    if (before) (void)munmap(p, before);
-    if (extra - before) (void)munmap(p + before + kept, extra - before);
-    (void)madvise(p + before, size, MADV_HUGEPAGE);
-    return p + before;
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
 }
 
 static void *libc_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
@@ -146,6 +140,15 @@ void *kvr_mem_resize(struct kvr_mem *m, void *ptr, size_t old_size, size_t new_s
     if (!p && new_size) return NULL;
     m->bytes = m->bytes - old_size + new_size;
     return p;
+}
+
+void kvr_mem_trim(const struct kvr_mem *m)
+{
+#ifdef __GLIBC__
+    if (m->a.resize == libc_resize) (void)malloc_trim(0);
+#else
+    (void)m;
+#endif
 }
 
 void *kvr_mem_get(struct kvr_mem *m, size_t size)

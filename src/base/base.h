@@ -36,6 +36,8 @@ struct kvr_mem {
 void kvr_mem_init(struct kvr_mem *m, const struct kvr_alloc *a, size_t bytes_max);
 /* Like kvr_alloc.resize, counted. NULL when memory is short or the cap would be passed. */
 void *kvr_mem_resize(struct kvr_mem *m, void *ptr, size_t old_size, size_t new_size);
+/* Gives memory that the libc allocator keeps for reuse back to the system; slow. */
+void kvr_mem_trim(const struct kvr_mem *m);
 void *kvr_mem_get(struct kvr_mem *m, size_t size);  /* uninitialised */
 void *kvr_mem_zget(struct kvr_mem *m, size_t size); /* zeroed */
 void kvr_mem_put(struct kvr_mem *m, void *ptr, size_t size);

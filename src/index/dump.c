@@ -108,8 +108,7 @@ static int copy_run(const struct lane *ln, const struct rank *rk, struct copy *c
     uint32_t head = kvr__grip_alias(r, g);
     if (add_record(ln, rk, c, r, 0, g.cut)) return -KVR_ENOMEM;
     struct kvr_block *b = c->blocks + c->records[c->records_n - 1].first;
-    for (uint32_t i = 0; i < g.cut; i++)
-        b[i] = (struct kvr_block){head ? kvr__alias_first(ln, r, head, i) : kvr__names_of(r)[i], r->a[i]};
+    for (uint32_t i = 0; i < g.cut; i++) b[i] = (struct kvr_block){head ? kvr__alias_first(ln, r, head, i) : kvr__names_of(r)[i], r->a[i]};
     return head ? copy_more_names(ln, rk, c, r, head) : 0;
 }
 

@@ -162,6 +162,7 @@ static void close_fresh(struct lane *ln)
 void kvr__reclaim(struct lane *ln, bool now)
 {
     if (now ? ln->fresh.n == 0 && !ln->limbo[0].n && !ln->limbo[1].n && !ln->limbo[2].n : ln->fresh.n < ln->reclaim_at) return;
+    if (ln->mem.bytes > ln->mem_high) ln->mem_high = ln->mem.bytes;
     close_fresh(ln);
     ln->reclaim_at = ln->fresh.n + RECLAIM_BATCH; /* more when no collection was free */
     uint64_t oldest = oldest_reader(ln->ix);

@@ -5,6 +5,7 @@
 #define DEFAULT_TTL_NS      UINT64_C(120000000000)
 #define DEFAULT_PRUNE_RATIO 0.8
 #define DEFAULT_RANKS_MAX   16384
+#define TRIM_BYTES          ((size_t)8 << 20)
 
 /* ---- life ----------------------------------------------------------------------------------------------- */
 
@@ -117,7 +118,7 @@ void kvr_index_destroy(struct kvr_index *ix)
 
 static size_t reader_bytes(const struct kvr_index *ix)
 {
-    return sizeof(struct kvr_index_reader) + 64 + ix->slots_max * 2 * sizeof(uint32_t) + sizeof(struct visit[MATCH_GROUP][MATCH_VISITS]);
+    return sizeof(struct kvr_index_reader) + 64 + ix->slots_max * sizeof(uint32_t) + sizeof(struct visit[MATCH_GROUP][MATCH_VISITS]);
 }
 
 int kvr_index_reader_create(struct kvr_index *ix, struct kvr_index_reader **out)
@@ -129,8 +130,8 @@ int kvr_index_reader_create(struct kvr_index *ix, struct kvr_index_reader **out)
         rd->raw = raw;
         rd->index = ix;
         rd->log = (struct visit(*)[MATCH_VISITS])(void *)(rd + 1);
-        rd->depth = (uint32_t *)(void *)(rd->log + MATCH_GROUP);
-        rd->found = rd->depth + ix->slots_max;
+        rd->written = (uint32_t *)(void *)(rd->log + MATCH_GROUP);
+        rd->slots = ix->slots_max;
         rd->next = ix->readers;
         if (rd->next) rd->next->prev = rd;
         ix->readers = rd;
@@ -264,7 +265,8 @@ int kvr_index_apply(struct kvr_index *ix, const struct kvr_event *ev)
     return rc;
 }
 
-int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *locals, size_t locals_n, const uint64_t *seqs, size_t seqs_n)
+int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *locals, size_t locals_n, const uint64_t *seqs,
+                     size_t seqs_n)
 {
     struct rank *rk;
     if (locals_n != seqs_n) return -KVR_ELENGTH;
@@ -290,6 +292,25 @@ int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *
     return rc;
 }
 
+/* Has the lane given up most of a large amount of memory? The lane is locked. */
+static bool wants_trim(struct lane *ln)
+{
+    if (ln->mem.bytes > ln->mem_high) ln->mem_high = ln->mem.bytes;
+    if (ln->mem_high - ln->mem.bytes < TRIM_BYTES || ln->mem.bytes > ln->mem_high / 2) return false;
+    ln->mem_high = ln->mem.bytes;
+    return true;
+}
+
+/* Frees what no reader can see any more, and gives memory back to the system after a large removal. */
+static void tidy(struct kvr_index *ix, struct lane *ln)
+{
+    pthread_mutex_lock(&ln->lock);
+    kvr__reclaim(ln, true);
+    bool trim = wants_trim(ln);
+    pthread_mutex_unlock(&ln->lock);
+    if (trim) kvr_mem_trim(&ix->mem);
+}
+
 size_t kvr_index_expire(struct kvr_index *ix)
 {
     size_t gone = 0;
@@ -300,8 +321,8 @@ size_t kvr_index_expire(struct kvr_index *ix)
         size_t n = kvr__predict_expire(ln, now);
         ln->counters.expired += n;
         gone += n;
-        kvr__reclaim(ln, true);
         pthread_mutex_unlock(&ln->lock);
+        tidy(ix, ln);
     }
     return gone;
 }
@@ -332,10 +353,7 @@ void kvr_index_remove_rank(struct kvr_index *ix, struct kvr_worker w)
         struct lane *ln = rk ? rk->lane : NULL;
         if (rk && gone) kvr__rank_forget(ix, rk);
         pthread_rwlock_unlock(&ix->ranks_lock);
-        if (!ln) continue;
-        pthread_mutex_lock(&ln->lock);
-        kvr__reclaim(ln, true);
-        pthread_mutex_unlock(&ln->lock);
+        if (ln) tidy(ix, ln);
     }
 }
 

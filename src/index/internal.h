@@ -54,9 +54,10 @@
  *       The arrays below `len` are constant: blocks behind it are written before `len` is raised (release), and
  *       memory that once was below a published `len` is not written again before it is reclaimed (`high`).
  *   R2  Stores go down the chain, removals up: a parent's cut is raised before the child's appears, and the
- *       child's is gone before the parent's is lowered. Hence, if a reader sees a rank in a run, the rank held
- *       all blocks above it at that moment; and if it then misses it in the child, there was a moment in between
- *       when the rank's depth ended exactly there. The last run in which it sees the rank gives a true depth.
+ *       child's is gone before the parent's is lowered. A reader looks at the holders of the deepest run first. If it
+ *       sees a rank there, the rank held all blocks above at that moment (I1). If it does not, and sees it later in
+ *       the run above, there was a moment in between when the rank held that run and nothing behind it: either the
+ *       first look, or the moment when the share above was raised.
  *   R3  A cleared or removed rank disappears at once: its slot is marked dead, and a reader leaves dead slots out
  *       at its end. The rank goes on under a new slot. A slot is reused only after every reader has left.
  *   R4  A reader writes its own epoch word and nothing shared, except the use stamp of a run when eviction is on
@@ -85,15 +86,15 @@
 #define REL memory_order_release
 
 enum {
-    ROOT_RUN = 0,      /* parent of every first block */
-    FLOAT_RUN = 1,     /* parent of runs with a start position; `next` of such a run is the position */
+    ROOT_RUN = 0,  /* parent of every first block */
+    FLOAT_RUN = 1, /* parent of runs with a start position; `next` of such a run is the position */
     IDS_RESERVED = 2,
-    ID_BITS = 25,      /* run ids; ids whose low 16 bits are 0 are not used (names.c) */
+    ID_BITS = 25, /* run ids; ids whose low 16 bits are 0 are not used (names.c) */
     CUT_BITS = 12,
     CUT_MASK = (1 << CUT_BITS) - 1,
-    RUN_MAX = CUT_MASK,            /* blocks of a run */
-    SLOT_MAX = (1 << 20) - 1,      /* rank slots of a lane; 0 is not used */
-    ALIAS_MARK = 0xFFFF,           /* `high` of an alias object */
+    RUN_MAX = CUT_MASK,       /* blocks of a run */
+    SLOT_MAX = (1 << 20) - 1, /* rank slots of a lane; 0 is not used */
+    ALIAS_MARK = 0xFFFF,      /* `high` of an alias object */
     KID_BITS = 9,
     KID_SLOTS = 1 << KID_BITS,
     REF_BITS = 10,
@@ -102,7 +103,7 @@ enum {
     SLOT_CHUNK = 1 << SLOT_BITS,
     SLOT_CHUNKS = (SLOT_MAX + 1) / SLOT_CHUNK,
     LANES_MAX = 64,
-    NAMES_AHEAD = 24 /* names of an event whose buckets are fetched before it is applied */
+    NAMES_AHEAD = 48 /* names of an event whose buckets are fetched before it is applied */
 };
 
 #ifdef KVR_INTERLEAVE
@@ -115,8 +116,8 @@ void kvr_interleave(void);
 /* ---- simd.c ------------------------------------------------------------------------------------------ */
 
 struct simd {
-    size_t (*common)(const uint64_t *a, const uint64_t *b, size_t n);     /* length of the common prefix */
-    size_t (*find_last)(const uint64_t *a, size_t n, uint64_t v);         /* last index of v, or SIZE_MAX */
+    size_t (*common)(const uint64_t *a, const uint64_t *b, size_t n); /* length of the common prefix */
+    size_t (*find_last)(const uint64_t *a, size_t n, uint64_t v);     /* last index of v, or SIZE_MAX */
 };
 extern const struct simd kvr__simd_portable;
 const struct simd *kvr__simd_best(void);
@@ -128,17 +129,17 @@ const struct simd *kvr__simd_best(void);
 struct run {
     _Atomic uint16_t len; /* R */
     uint16_t cap;
-    uint16_t poff;        /* R: hangs behind that many blocks of parent */
-    uint16_t high;        /* largest len ever published in this memory; ALIAS_MARK for an alias object */
-    uint32_t parent;      /* R */
-    uint32_t kids;        /* first child */
-    uint32_t next, prev;  /* siblings, 0 ends; a limbo link once retired */
+    uint16_t poff;       /* R: hangs behind that many blocks of parent */
+    uint16_t high;       /* largest len ever published in this memory; ALIAS_MARK for an alias object */
+    uint32_t parent;     /* R */
+    uint32_t kids;       /* first child */
+    uint32_t next, prev; /* siblings, 0 ends; a limbo link once retired */
     uint32_t nkids;
-    uint32_t page;        /* slab page of this memory */
+    uint32_t page; /* slab page of this memory */
     uint32_t id;
-    uint32_t position;    /* of a run under FLOAT_RUN */
+    uint32_t position;     /* of a run under FLOAT_RUN */
     _Atomic uint64_t hold; /* R: 0 nobody; entry << 32 | pos << 1 | 1: one holder; else a struct cover * */
-    uint64_t a[];         /* cap local hashes, cap names */
+    uint64_t a[];          /* cap local hashes, cap names */
 };
 
 /* Holders of a run by open addressing on the slot. An entry is slot << CUT_BITS | cut; cut 0 = left. */
@@ -187,14 +188,14 @@ struct name_bucket { /* one cache line; see names.c */
     uint16_t tag[NAME_SLOTS];
     uint16_t id_lo[NAME_SLOTS]; /* 0 = empty */
     uint8_t id_hi[NAME_SLOTS];
-    uint8_t over;     /* entries of this home in their other bucket: at most 11 in each of 32 */
-    uint64_t extra;   /* 5 bits a slot: 1 of the id, 4 of the tag */
+    uint8_t over;   /* entries of this home in their other bucket: at most 11 in each of 32 */
+    uint64_t extra; /* 5 bits a slot: 1 of the id, 4 of the tag */
 };
 struct name_level { /* one size of the table */
     struct name_bucket **chunk;
     size_t chunks;       /* length of chunk[] */
     unsigned chunk_bits; /* buckets of a chunk: 16 KiB, or 256 KiB in large tables */
-    uint64_t nb;   /* home buckets; NAME_TAIL more follow */
+    uint64_t nb;         /* home buckets; NAME_TAIL more follow */
 };
 struct name_spill {
     uint32_t m, id, next;
@@ -256,7 +257,7 @@ struct step {
     uint32_t down;       /* next step of the pair: smaller cut, later expiry */
     uint32_t prev, next; /* the lane's list */
 };
-struct pair { /* hash entry: (run, slot) -> steps and what events made permanent */
+struct pair {           /* hash entry: (run, slot) -> steps and what events made permanent */
     uint32_t run, slot; /* run 0 = empty */
     uint32_t steps;     /* longest cut first, 0 = none */
     uint32_t perm;
@@ -270,7 +271,6 @@ struct predict {
     size_t pairs_cap, pairs_n;
     size_t blocks; /* predicted (block, holder) pairs */
 };
-
 
 /* ---- lanes ------------------------------------------------------------------------------------------- */
 
@@ -299,14 +299,15 @@ struct lane {
     struct kvr_index *ix;
     const struct simd *simd;
     struct kvr_mem mem;
+    size_t mem_high; /* most bytes since memory was last given back to the system */
     struct slab slab;
     struct name_table names;
     uint64_t seed;
     uint32_t ids_top, ids_free, ids_live;
     size_t refs_n; /* chunks */
     struct limbo limbo[3];
-    struct limbo fresh; /* unlinked since the last collection was closed */
-    size_t reclaim_at;  /* size of fresh that asks for reclamation */
+    struct limbo fresh;    /* unlinked since the last collection was closed */
+    size_t reclaim_at;     /* size of fresh that asks for reclamation */
     struct rank **rank_of; /* by slot */
     size_t rank_of_cap;
     uint32_t slots_free; /* list through slot.worker_id */
@@ -333,9 +334,9 @@ struct kvr_index_reader {
     _Alignas(64) struct kvr_index *index;
     char *raw; /* the allocation this is in */
     struct kvr_index_reader *next, *prev;
-    uint32_t *depth; /* by slot; all 0 between matches */
-    uint32_t *found; /* slots with a depth */
+    uint32_t *written; /* by slot: the mark of the last walk that wrote it */
     size_t slots;
+    uint32_t mark;
     struct visit (*log)[MATCH_VISITS]; /* MATCH_GROUP walks */
 };
 
@@ -375,12 +376,13 @@ void kvr__slab_destroy(struct lane *ln);
 /* ---- names.c */
 int kvr__names_init(struct lane *ln);
 void kvr__names_destroy(struct lane *ln);
-int kvr__names_reserve(struct lane *ln, size_t more);                 /* makes room; moves some old buckets */
-int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id);      /* cannot fail after reserve, except spills */
+int kvr__names_reserve(struct lane *ln, size_t more);            /* makes room; moves some old buckets */
+int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id); /* cannot fail after reserve, except spills */
 /* As put, when it is certain at a glance that the name has no other entry; else 1 and nothing is done. */
 int kvr__names_claim(struct lane *ln, uint64_t name, uint32_t id);
 void kvr__names_del(struct lane *ln, uint64_t name, uint32_t id);
 void kvr__names_prefetch(const struct lane *ln, uint64_t name);
+void kvr__names_prefetch_other(const struct lane *ln, uint64_t name); /* when the first line is there */
 /* Calls fn for run ids that may have `name`, until it returns true. */
 typedef bool name_visit(void *ctx, uint32_t id);
 bool kvr__names_each(const struct lane *ln, uint64_t name, name_visit *fn, void *ctx);
@@ -431,12 +433,12 @@ uint32_t kvr__run_hash(const struct lane *ln, const struct run *r);
 struct run *kvr__run_alloc(struct lane *ln, uint32_t blocks, bool alias, bool grows);
 void kvr__run_release(struct lane *ln, struct run *r); /* memory only */
 int kvr__run_resize(struct lane *ln, struct run **r, uint32_t blocks, bool grows);
-void kvr__run_link(struct lane *ln, struct run *r);   /* publishes: child table, parent's list */
-void kvr__run_trim(struct lane *ln, struct run *r);   /* restores I3; may free the run */
+void kvr__run_link(struct lane *ln, struct run *r); /* publishes: child table, parent's list */
+void kvr__run_trim(struct lane *ln, struct run *r); /* restores I3; may free the run */
 void kvr__run_touch(struct lane *ln, uint32_t id);
 
 /* ---- cover.c */
-struct grip { /* one rank's share of one run */
+struct grip {     /* one rank's share of one run */
     uint32_t cut; /* 0: none */
     uint32_t at;  /* entry of the cover, or UINT32_MAX: the single holder */
 };
@@ -453,7 +455,7 @@ static inline struct holder *kvr__holder(struct cover *c, uint32_t at)
 struct grip kvr__grip(const struct run *r, uint32_t slot);
 uint32_t kvr__grip_alias(const struct run *r, struct grip g);
 uint32_t kvr__grip_kids(const struct run *r, struct grip g);
-int kvr__cover_reserve(struct lane *ln, struct run *r, bool must_cover); /* room for one more holder */
+int kvr__cover_reserve(struct lane *ln, struct run *r, bool must_cover);                        /* room for one more holder */
 void kvr__cover_add(struct lane *ln, struct run *r, uint32_t slot, uint32_t cut, uint32_t pos); /* after reserve */
 void kvr__cover_set(struct run *r, uint32_t slot, struct grip g, uint32_t cut);
 void kvr__cover_remove(struct lane *ln, struct run *r, struct grip g);
@@ -470,9 +472,9 @@ static inline struct slot *kvr__slot(const struct lane *ln, uint32_t s)
 {
     return atomic_load_explicit(&ln->slots[s >> SLOT_BITS], ACQ) + (s & (SLOT_CHUNK - 1));
 }
-struct rank *kvr__rank_find(struct kvr_index *ix, struct kvr_worker w); /* ranks_lock held */
+struct rank *kvr__rank_find(struct kvr_index *ix, struct kvr_worker w);          /* ranks_lock held */
 int kvr__rank_get(struct kvr_index *ix, struct kvr_worker w, struct rank **out); /* makes it; ranks_lock held shared at entry and exit */
-void kvr__rank_forget(struct kvr_index *ix, struct rank *rk); /* ranks_lock held exclusive; holds nothing */
+void kvr__rank_forget(struct kvr_index *ix, struct rank *rk);                    /* ranks_lock held exclusive; holds nothing */
 void kvr__ranks_destroy(struct kvr_index *ix);
 int kvr__rank_reserve(struct lane *ln, struct rank *rk); /* room for one more run */
 uint32_t kvr__rank_add(struct rank *rk, uint32_t run);
@@ -487,7 +489,7 @@ bool kvr__alias_names(const struct lane *ln, const struct run *r, uint32_t head,
 uint64_t kvr__alias_first(const struct lane *ln, const struct run *r, uint32_t head, uint32_t off);
 uint32_t kvr__alias_count(const struct lane *ln, uint32_t head, uint32_t off);
 bool kvr__alias_remove(struct lane *ln, struct run *r, struct grip g, uint32_t alias, uint64_t name); /* false: the block must go */
-void kvr__alias_cut(struct lane *ln, struct run *r, struct grip g, uint32_t len); /* drops names at and past len */
+void kvr__alias_cut(struct lane *ln, struct run *r, struct grip g, uint32_t len);                     /* drops names at and past len */
 
 /* ---- apply.c */
 struct place {
@@ -526,7 +528,7 @@ void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev);
 int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out); /* ranks_lock held shared */
 int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev);                      /* ranks_lock held shared */
 void kvr__share_cap(struct kvr_index *ix);
-int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev);            /* lane locked */
+int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev); /* lane locked */
 
 /* ---- check.c */
 bool kvr__lane_check(struct lane *ln, const char **why);

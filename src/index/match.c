@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Queries. A walk visits the runs along the prompt: it compares the run's local hashes with the query, notes for
- * every holder the depth it reaches there, and looks up the child at the place where the comparison ended. The
- * last run in which a rank is seen gives its depth (R2), so nothing is carried from run to run.
+ * Queries. A walk visits the runs along the prompt: it compares the run's local hashes with the query and looks up the
+ * child at the place where the comparison ended. Then the holders of the visited runs are written, the deepest run
+ * first: a rank's depth is the one in the deepest run that has it (R2), so a rank is written once and passed over
+ * above.
  *
  * A hop costs two dependent cache misses (the child table's slot, the run), which several walks overlap: one walk
  * per lane and query goes on while the lines of the others are fetched.
@@ -21,10 +22,11 @@ struct walk {
     bool over;
 };
 
-/* Depths by slot, and the slots that have one. */
-struct tally {
-    uint32_t *depth, *found;
-    size_t n;
+/* Where a query's overlaps go. */
+struct sink {
+    struct kvr_overlap *out;
+    size_t cap, n;
+    uint32_t *written, mark; /* by slot: already written for this walk */
 };
 
 /* A run was used now. Readers store at most once per run and tick. */
@@ -34,24 +36,33 @@ void kvr__match_touch(const struct lane *ln, struct run_ref *ref)
     if (atomic_load_explicit(&ref->stamp, RLX) != now) atomic_store_explicit(&ref->stamp, now, RLX);
 }
 
-static inline void note(struct tally *t, uint32_t entry, uint32_t pos, uint32_t m)
+/* Writes entry e of a run whose first m blocks are the query's from pos on, unless a deeper run had its rank.
+ * Returns the new number of overlaps; what finds no room is counted only. */
+static inline size_t give(const struct lane *ln, const struct sink *k, size_t n, uint32_t entry, uint32_t pos, uint32_t m)
 {
     uint32_t cut = entry & CUT_MASK, slot = entry >> CUT_BITS;
-    if (!cut) return;
-    t->found[t->n] = slot;
-    t->n += t->depth[slot] == 0;
-    t->depth[slot] = pos + KVR_MIN(cut, m);
+    if (!cut || k->written[slot] == k->mark) return n;
+    k->written[slot] = k->mark;
+    const struct slot *sl = kvr__slot(ln, slot);
+    if (!atomic_load_explicit(&sl->live, ACQ)) return n;
+    if (n < k->cap) k->out[n] = (struct kvr_overlap){{sl->worker_id, sl->dp_rank}, pos + KVR_MIN(cut, m)};
+    return n + 1;
 }
 
-static void note_holders(struct tally *t, const struct run *r, uint32_t pos, uint32_t m)
+/* Writes the holders of a run. */
+static void give_holders(const struct lane *ln, struct sink *sink, const struct visit *v)
 {
-    uint64_t h = atomic_load_explicit(&r->hold, ACQ);
+    const struct sink k = *sink; /* a copy, which what is written cannot alias */
+    uint64_t h = atomic_load_explicit(&v->run->hold, ACQ);
+    uint32_t pos = v->pos, m = v->m;
+    size_t n = k.n;
     if (h & 1) {
-        note(t, (uint32_t)(h >> 32), pos, m);
+        n = give(ln, &k, n, (uint32_t)(h >> 32), pos, m);
     } else if (h) {
         const struct cover *c = (const struct cover *)(uintptr_t)h;
-        for (uint32_t i = 0; i < c->cap; i++) note(t, atomic_load_explicit(&c->e[i], ACQ), pos, m);
+        for (uint32_t i = 0, cap = c->cap; i < cap; i++) n = give(ln, &k, n, atomic_load_explicit(&c->e[i], ACQ), pos, m);
     }
+    sink->n = n;
 }
 
 static void walk_start(struct walk *w, const struct lane *ln, const uint64_t *q, size_t n)
@@ -88,80 +99,88 @@ static struct run *hop(struct walk *w, uint32_t *m)
     return r;
 }
 
-/* Turns a lane's tally into overlaps behind those of the lanes before; leaves all depths zero. */
-static long settle(const struct lane *ln, struct tally *t, struct kvr_overlap *out, size_t cap, long total)
-{
-    size_t n = total < 0 ? cap : (size_t)total;
-    bool full = total < 0;
-    for (size_t i = 0; i < t->n; i++) {
-        uint32_t s = t->found[i], depth = t->depth[s];
-        t->depth[s] = 0;
-        const struct slot *sl = kvr__slot(ln, s);
-        if (!atomic_load_explicit(&sl->live, ACQ)) continue;
-        if (n == cap) full = true;
-        else out[n++] = (struct kvr_overlap){{sl->worker_id, sl->dp_rank}, depth};
-    }
-    t->n = 0;
-    return full ? -KVR_ELIMIT : (long)n;
-}
-
-static long match_lane(struct kvr_index_reader *rd, const struct lane *ln, const struct kvr_query *q, long total)
-{
-    struct tally t = {rd->depth, rd->found, 0};
-    struct walk w;
-    walk_start(&w, ln, q->locals, q->n);
-    while (!w.over) {
-        uint32_t pos = w.pos, m;
-        fetch(&w);
-        const struct run *r = hop(&w, &m);
-        if (!r) break;
-        note_holders(&t, r, pos, m);
-    }
-    return settle(ln, &t, q->out, q->cap, total);
-}
-
-/* ---- several walks at once ------------------------------------------------------------------------------ */
-
 static void fetch_cover(const struct run *r)
 {
     const struct cover *c = kvr__cover(r);
     for (uint32_t i = 0; c && i < COVER_LINES; i++) __builtin_prefetch((const char *)c + i * 64ul);
 }
 
-/* Walks side by side and logs what they visit. */
+/* Goes on to the end, logging the last `room` visits: visit i is log[i % room]. */
+static void walk_on(struct walk *w, struct visit *log, uint32_t room)
+{
+    while (!w->over) {
+        uint32_t pos = w->pos, m;
+        fetch(w);
+        const struct run *r = hop(w, &m);
+        if (!r) break;
+        log[w->visits_n++ % room] = (struct visit){r, pos, m};
+        fetch_cover(r);
+    }
+    w->over = true;
+}
+
+/* Writes the holders along a finished walk, the deepest run first. When the log holds only the end of the walk, the
+ * part before is walked again. */
+static void give_all(struct walk *w, struct sink *k, struct visit *log, uint32_t room)
+{
+    for (;;) {
+        uint32_t n = KVR_MIN(w->visits_n, room);
+        for (uint32_t i = 1; i <= n; i++) give_holders(w->ln, k, &log[(w->visits_n - i) % room]);
+        if (n == w->visits_n) return;
+        walk_start(w, w->ln, w->q, log[w->visits_n % room].pos);
+        walk_on(w, log, room);
+    }
+}
+
+/* A new mark; the table of marks is wiped when they run out. */
+static uint32_t next_mark(struct kvr_index_reader *rd)
+{
+    if (++rd->mark == 0) {
+        memset(rd->written, 0, rd->slots * sizeof *rd->written);
+        rd->mark = 1;
+    }
+    return rd->mark;
+}
+
+/* Overlaps found so far, which may exceed what there is room for. */
+static long give_walk(struct kvr_index_reader *rd, struct walk *w, const struct kvr_query *q, long total, struct visit *log, uint32_t room)
+{
+    struct sink k = {.out = q->out, .cap = q->cap, .n = (size_t)total, .written = rd->written, .mark = next_mark(rd)};
+    give_all(w, &k, log, room);
+    return (long)k.n;
+}
+
+/* ---- several walks at once ------------------------------------------------------------------------------ */
+
+/* Walks side by side. */
 static void walk_all(struct walk *w, struct visit (*log)[MATCH_VISITS], size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (!w[i].over) kvr__kid_prefetch(w[i].ln, w[i].hash);
-    for (size_t i = 0; i < n; i++)
-        if (!w[i].over) fetch(&w[i]);
     for (size_t going = n; going;) {
         going = 0;
+        for (size_t i = 0; i < n; i++)
+            if (!w[i].over) fetch(&w[i]);
         for (size_t i = 0; i < n; i++) {
             uint32_t pos = w[i].pos, m;
-            const struct run *r = w[i].over || w[i].visits_n > MATCH_VISITS ? NULL : hop(&w[i], &m);
+            const struct run *r = w[i].over ? NULL : hop(&w[i], &m);
             if (!r) {
                 w[i].over = true;
                 continue;
             }
-            if (w[i].visits_n < MATCH_VISITS) log[i][w[i].visits_n] = (struct visit){r, pos, m};
-            w[i].visits_n++;
+            log[i][w[i].visits_n++ % MATCH_VISITS] = (struct visit){r, pos, m};
             fetch_cover(r);
             if (w[i].over) continue;
             kvr__kid_prefetch(w[i].ln, w[i].hash);
             going++;
         }
-        for (size_t i = 0; going && i < n; i++)
-            if (!w[i].over) fetch(&w[i]);
     }
 }
 
-/* Queries queries[0..n) in every lane, MATCH_GROUP walks at a time. Holders are read in a second pass, from the
- * top down as R2 wants it; a walk with more runs than the log holds is done again alone. */
+/* Queries queries[0..n) in every lane, MATCH_GROUP walks at a time. */
 static void match_group(struct kvr_index_reader *rd, struct kvr_query *queries, size_t n)
 {
     const struct kvr_index *ix = rd->index;
-    struct tally t = {rd->depth, rd->found, 0};
     struct walk w[MATCH_GROUP];
     for (size_t i = 0; i < n; i++) queries[i].found = 0;
     for (size_t done = 0, all = n * ix->lanes_n, g; done < all; done += g) {
@@ -173,14 +192,17 @@ static void match_group(struct kvr_index_reader *rd, struct kvr_query *queries, 
         walk_all(w, rd->log, g);
         for (size_t i = 0; i < g; i++) {
             struct kvr_query *q = &queries[(done + i) / ix->lanes_n];
-            if (w[i].visits_n > MATCH_VISITS) {
-                q->found = match_lane(rd, w[i].ln, q, q->found);
-                continue;
-            }
-            for (uint32_t v = 0; v < w[i].visits_n; v++) note_holders(&t, rd->log[i][v].run, rd->log[i][v].pos, rd->log[i][v].m);
-            q->found = settle(w[i].ln, &t, q->out, q->cap, q->found);
+            q->found = give_walk(rd, &w[i], q, q->found, rd->log[i], MATCH_VISITS);
         }
     }
+}
+
+static long match_alone(struct kvr_index_reader *rd, const struct kvr_query *q)
+{
+    struct walk w;
+    walk_start(&w, &rd->index->lanes[0], q->locals, q->n);
+    walk_on(&w, rd->log[0], MATCH_GROUP * MATCH_VISITS);
+    return give_walk(rd, &w, q, 0, rd->log[0], MATCH_GROUP * MATCH_VISITS);
 }
 
 /* ---- public --------------------------------------------------------------------------------------------- */
@@ -190,10 +212,10 @@ long kvr_index_match(struct kvr_index_reader *rd, const uint64_t *locals, size_t
     struct kvr_query q = {.locals = locals, .n = KVR_MIN(n, (size_t)UINT32_MAX), .out = out, .cap = cap};
     if (n == 0) return 0;
     kvr__reader_enter(rd);
-    if (rd->index->lanes_n == 1) q.found = match_lane(rd, &rd->index->lanes[0], &q, 0);
+    if (rd->index->lanes_n == 1) q.found = match_alone(rd, &q);
     else match_group(rd, &q, 1);
     kvr__reader_leave(rd);
-    return q.found;
+    return (size_t)q.found > cap ? -KVR_ELIMIT : q.found;
 }
 
 void kvr_index_match_batch(struct kvr_index_reader *rd, struct kvr_query *queries, size_t n)
@@ -203,5 +225,7 @@ void kvr_index_match_batch(struct kvr_index_reader *rd, struct kvr_query *querie
         kvr__reader_enter(rd);
         match_group(rd, queries, g);
         kvr__reader_leave(rd);
+        for (size_t i = 0; i < g; i++)
+            if ((size_t)queries[i].found > queries[i].cap) queries[i].found = -KVR_ELIMIT;
     }
 }

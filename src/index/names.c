@@ -27,10 +27,11 @@
 
 enum { M_BITS = 30, TAG_BITS = 20, FAR = 31, MIN_NB = 32, MOVE_STEP = 2 };
 #define BIG          (((uint64_t)1 << (M_BITS - TAG_BITS)) * (NAME_REACH + 1))
+#define SMALL        2048 /* from here the next size is BIG: a rebuild takes well under a millisecond */
 #define LARGE        ((uint64_t)1 << 17)
 #define TAG_MASK     ((1u << TAG_BITS) - 1)
-#define FULL(nb)     ((nb) * NAME_SLOTS * ((nb) < BIG ? 70 : 87) / 100)
-#define EMPTYISH(nb) ((nb) * NAME_SLOTS * 35 / 100)
+#define FULL(nb)     ((nb)*NAME_SLOTS * ((nb) < BIG ? 70 : 87) / 100)
+#define EMPTYISH(nb) ((nb)*NAME_SLOTS * 35 / 100)
 
 static uint32_t m_of(const struct lane *ln, uint64_t name)
 {
@@ -128,7 +129,7 @@ static inline unsigned scan_tag(const struct name_bucket *k, uint32_t tag)
 
 static int level_init(struct lane *ln, struct name_level *l, uint64_t nb)
 {
-    *l = (struct name_level){.nb = nb, .chunk_bits = nb < LARGE ? 8 : 15};
+    *l = (struct name_level){.nb = nb, .chunk_bits = nb < LARGE ? 8 : 12};
     l->chunks = ((nb + NAME_TAIL - 1) >> l->chunk_bits) + 1;
     l->chunk = kvr_mem_zget(&ln->mem, l->chunks * sizeof *l->chunk);
     if (l->chunk) return 0;
@@ -394,7 +395,7 @@ static int grow(struct lane *ln, size_t need)
 {
     struct name_table *t = &ln->names;
     if (move_some(ln, UINT32_MAX)) return -KVR_ENOMEM;
-    uint64_t nb = t->now.nb < BIG ? t->now.nb * 4 : t->now.nb + t->now.nb / 5;
+    uint64_t nb = t->now.nb < SMALL ? t->now.nb * 4 : KVR_MAX(BIG, t->now.nb + t->now.nb / 5);
     while (FULL(nb) < need) nb += nb / 5;
     return t->now.nb < BIG ? rebuild(ln, nb) : resize(ln, nb);
 }
@@ -482,6 +483,15 @@ void kvr__names_prefetch(const struct lane *ln, uint64_t name)
     const struct name_level *l = level_of(&ln->names, m);
     struct name_bucket *k = bucket(l, home(l, m));
     if (k) __builtin_prefetch(k, 1);
+}
+
+void kvr__names_prefetch_other(const struct lane *ln, uint64_t name)
+{
+    uint32_t m = m_of(ln, name);
+    const struct name_level *l = level_of(&ln->names, m);
+    uint64_t b = home(l, m);
+    const struct name_bucket *k = bucket(l, b);
+    if (k && k->over) __builtin_prefetch(bucket_at(l, other(b, m & TAG_MASK)), 1);
 }
 
 static inline bool each_in(const struct name_bucket *k, uint32_t tag, name_visit *fn, void *ctx)

@@ -142,7 +142,8 @@ void kvr__predict_add(struct lane *ln, struct rank *rk, uint32_t run, uint32_t h
     p->blocks -= predicted(p, x);
     drop_steps_within(p, x, cut);
     uint32_t s = step_new(p);
-    p->steps[s] = (struct step){.expiry = KVR_MAX(expiry, p->mark ? p->steps[p->mark].expiry : 0), .run = run, .slot = rk->slot, .cut = cut};
+    p->steps[s] =
+        (struct step){.expiry = KVR_MAX(expiry, p->mark ? p->steps[p->mark].expiry : 0), .run = run, .slot = rk->slot, .cut = cut};
     uint32_t *at = &x->steps;
     while (*at) at = &p->steps[*at].down;
     *at = s;

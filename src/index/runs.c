@@ -46,7 +46,8 @@ void kvr__refs_destroy(struct lane *ln)
 {
     struct ref_dir *d = refs_w(ln);
     if (!d) return;
-    for (size_t i = 0; i < ln->refs_n; i++) kvr_mem_put(&ln->mem, atomic_load_explicit(&d->chunk[i], RLX), sizeof(struct run_ref) * REF_CHUNK);
+    for (size_t i = 0; i < ln->refs_n; i++)
+        kvr_mem_put(&ln->mem, atomic_load_explicit(&d->chunk[i], RLX), sizeof(struct run_ref) * REF_CHUNK);
     kvr_mem_put(&ln->mem, d, ref_dir_bytes(d->cap));
 }
 
