@@ -238,6 +238,8 @@ static void held_more(struct store *st, struct run *r, uint32_t was, uint32_t cu
     if (st->expiry) kvr__predict_add(st->ln, st->rk, r->id, was, cut, st->expiry);
     else if (st->ln->predict.pairs_n) kvr__predict_perm(st->ln, st->rk, r->id, cut);
     kvr__run_touch(st->ln, r->id);
+    st->rk->last_run = r->id;
+    st->rk->last_off = cut;
 }
 
 /* The rank, plain here, holds [0, cut) now. */

@@ -5,11 +5,11 @@
  * Least recently used, approximately: every use of a run (a store, a decision, a match) leaves the clock tick in
  * its stamp. Of SAMPLES runs taken by chance the one with the oldest stamp is given up, from its end, behind
  * whatever the rank still holds below it: a use of a block is a use of everything above it, so the oldest runs are
- * leaves. The tick is counted in uses, not in time, so that it tells apart what a busy second brought.
+ * leaves. The tick counts events and decisions, not time, so that it tells apart what a busy second brought.
  */
 #include "index/internal.h"
 
-enum { SAMPLES = 8, USES_PER_TICK = 64 };
+enum { SAMPLES = 8, LOOK_AT_ALL = 16 };
 
 static uint32_t chance(struct lane *ln, uint32_t below)
 {
@@ -21,8 +21,6 @@ static uint32_t chance(struct lane *ln, uint32_t below)
 
 void kvr__evict_tick(struct lane *ln)
 {
-    if (++ln->uses < USES_PER_TICK) return;
-    ln->uses = 0;
     atomic_store_explicit(&ln->tick, atomic_load_explicit(&ln->tick, RLX) + 1, RLX);
 }
 
@@ -43,8 +41,33 @@ static struct run *leaf_of(const struct lane *ln, const struct rank *rk, uint32_
     return r;
 }
 
-/* Gives up at most `most` of the rank's blocks; returns how many. */
-static size_t give(struct lane *ln, struct rank *rk, size_t most)
+/* How many blocks of r the rank must keep: what it stored last, and what its children hang on. */
+static uint32_t kept(const struct lane *ln, const struct rank *rk, const struct run *r)
+{
+    uint32_t keep = 0, off = rk->last_off;
+    for (uint32_t id = rk->last_run; id >= IDS_RESERVED;) {
+        const struct run *p = kvr__run(ln, id);
+        if (!p) break; /* gone since */
+        if (p == r) keep = off;
+        off = p->poff;
+        id = p->parent;
+    }
+    if (!kvr__grip_kids(r, kvr__grip(r, rk->slot))) return keep;
+    for (uint32_t k = r->kids; k; k = kvr__run(ln, k)->next) {
+        const struct run *kid = kvr__run(ln, k);
+        if (kid->poff > keep && kvr__grip(kid, rk->slot).cut) keep = kid->poff;
+    }
+    return keep;
+}
+
+static uint32_t can_give(const struct lane *ln, const struct rank *rk, const struct run *r)
+{
+    uint32_t cut = kvr__grip(r, rk->slot).cut, keep = kept(ln, rk, r);
+    return cut > keep ? cut - keep : 0;
+}
+
+/* The oldest run of a sample, or its leaf. */
+static struct run *sample(struct lane *ln, const struct rank *rk)
 {
     uint32_t best = 0, best_age = 0;
     for (int i = 0; i < SAMPLES; i++) {
@@ -53,16 +76,43 @@ static size_t give(struct lane *ln, struct rank *rk, size_t most)
         best = run;
         best_age = a;
     }
-    struct run *r = leaf_of(ln, rk, best);
-    uint32_t cut = kvr__grip(r, rk->slot).cut, to = cut > most ? cut - (uint32_t)most : 0;
-    size_t before = rk->blocks;
-    kvr__shrink(ln, rk, r->id, to);
+    return leaf_of(ln, rk, best);
+}
+
+/* The oldest run that has something to give, by a look at all. */
+static struct run *oldest(const struct lane *ln, const struct rank *rk)
+{
+    struct run *best = NULL;
+    uint32_t best_age = 0;
+    for (size_t i = 0; i < rk->runs_n; i++) {
+        struct run *r = kvr__run(ln, rk->runs[i]);
+        uint32_t a = age(ln, r->id);
+        if ((best && a <= best_age) || !can_give(ln, rk, r)) continue;
+        best = r;
+        best_age = a;
+    }
+    return best;
+}
+
+/* Gives up at most `most` of the rank's blocks; returns how many. 0: all are needed. */
+static size_t give(struct lane *ln, struct rank *rk, size_t most)
+{
+    if (rk->runs_n == 0) return 0;
+    struct run *r = rk->runs_n > LOOK_AT_ALL ? sample(ln, rk) : NULL;
+    if (!r || !can_give(ln, rk, r)) r = oldest(ln, rk);
+    if (!r) return 0;
+    size_t n = KVR_MIN((size_t)can_give(ln, rk, r), most), before = rk->blocks;
+    kvr__shrink(ln, rk, r->id, kvr__grip(r, rk->slot).cut - (uint32_t)n);
     return before - rk->blocks;
 }
 
 void kvr__evict_for_capacity(struct lane *ln, struct rank *rk)
 {
-    while (rk->capacity && rk->blocks > rk->capacity) ln->counters.evicted_capacity += give(ln, rk, rk->blocks - rk->capacity);
+    while (rk->capacity && rk->blocks > rk->capacity) {
+        size_t n = give(ln, rk, rk->blocks - rk->capacity);
+        if (!n) rk->last_run = 0; /* what was stored last is over the capacity by itself */
+        ln->counters.evicted_capacity += n;
+    }
 }
 
 /* Some rank with blocks: the one of the oldest run among samples of ranks. */
@@ -96,6 +146,7 @@ bool kvr__evict_for_bytes(struct lane *ln)
         struct rank *rk = stalest_rank(ln);
         if (!rk) break;
         size_t n = give(ln, rk, want - gone);
+        if (!n) rk->last_run = 0;
         ln->counters.evicted_bytes += n;
         gone += n;
     }

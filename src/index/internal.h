@@ -242,7 +242,7 @@ struct rank {
     size_t runs_n, runs_cap;
     size_t blocks;   /* device blocks held */
     size_t capacity; /* 0: no limit */
-    uint64_t over_capacity;
+    uint32_t last_run, last_off; /* end of the last store: not evicted first */
     struct rank *next_free;
 };
 
@@ -314,7 +314,6 @@ struct lane {
     size_t runs_n, nodes_n, blocks_n, ranks_n, aliases_n, aliased_blocks;
     bool dup_names; /* a name has had two places at once: joins look for conflicts */
     bool stamps;    /* eviction is on */
-    uint32_t uses;  /* of the current tick */
     uint64_t rng;
     struct predict predict;
     uint64_t *dropped; /* names the current event has dropped, for its remaining names */

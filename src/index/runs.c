@@ -191,5 +191,10 @@ void kvr__run_trim(struct lane *ln, struct run *r)
 
 void kvr__run_touch(struct lane *ln, uint32_t id)
 {
-    if (ln->stamps) kvr__match_touch(ln, kvr__ref(ln, id));
+    uint32_t now = atomic_load_explicit(&ln->tick, RLX);
+    for (; ln->stamps && id >= IDS_RESERVED; id = kvr__run(ln, id)->parent) {
+        struct run_ref *ref = kvr__ref(ln, id);
+        if (atomic_load_explicit(&ref->stamp, RLX) == now) return; /* so is everything above */
+        atomic_store_explicit(&ref->stamp, now, RLX);
+    }
 }
