@@ -337,11 +337,12 @@ static int hold(struct store *st, struct run *r, uint32_t off, const uint64_t *n
     return hold_aliased(st, r, off, names, n, took);
 }
 
+/* A run that was longer once is not extended: its places keep their meaning for readers of the old blocks (I2). */
 static bool can_append(const struct store *st, const struct run *r)
 {
     struct grip g = kvr__grip(r, st->rk->slot);
     uint32_t len = kvr__len(r);
-    return st->off == len && g.cut == len && len < RUN_MAX && !kvr__grip_alias(r, g) && kvr__cover_live(r) <= APPEND_HOLDERS;
+    return st->off == len && len == r->high && g.cut == len && len < RUN_MAX && !kvr__grip_alias(r, g) && kvr__cover_live(r) <= APPEND_HOLDERS;
 }
 
 /* Enters names[0..n) of new blocks behind st's place for run id, and settles them. Returns how many went in; *rc and
@@ -370,7 +371,7 @@ static int append(struct store *st, struct run *r, const uint64_t *locals, const
     *took = 0;
     n = KVR_MIN(n, (size_t)(RUN_MAX - len));
     if (kvr__names_reserve(ln, n) || (st->expiry && kvr__predict_reserve(ln, 1))) return -KVR_ENOMEM;
-    if ((len + n > r->cap || len < r->high) && kvr__run_resize(ln, &r, len + (uint32_t)n, true)) return -KVR_ENOMEM;
+    if (len + n > r->cap && kvr__run_resize(ln, &r, len + (uint32_t)n, true)) return -KVR_ENOMEM;
     n = enter_names(st, names, n, r->id, &rc);
     if (n == 0) return rc;
     memcpy(r->a + len, locals, n * 8);

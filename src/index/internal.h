@@ -40,7 +40,9 @@
  * Invariants (cited by number in tests and in check.c)
  *   I1  Prefix: a rank that holds a block holds its parent. So a rank's share of a run is one number, its cut,
  *       and the holders of a child are among the holders of at least `poff` blocks of its parent.
- *   I2  Place: once published, a block's (run, offset), its local hash and the run's parent and poff do not change.
+ *   I2  Place: what block a (run, offset) stands for, once published, does not change while the run exists, nor do the
+ *       run's parent and poff. So a run that was trimmed is not extended again (`high`): a reader that has compared
+ *       the old blocks may still look at the holders.
  *   I3  Tight: the length of a run is the largest cut of its holders; a run without holders does not exist.
  *   I4  Unique: a child at (parent, poff) differs in its first local hash from its siblings and from the parent's
  *       own block at poff.
@@ -52,12 +54,13 @@
  * What readers see (R1 to R4)
  *   R1  A reader needs no lock: every field it looks at is either constant after publication or one atomic word.
  *       The arrays below `len` are constant: blocks behind it are written before `len` is raised (release), and
- *       memory that once was below a published `len` is not written again before it is reclaimed (`high`).
+ *       what once was below a published `len` is not written again (I2).
  *   R2  Stores go down the chain, removals up: a parent's cut is raised before the child's appears, and the
  *       child's is gone before the parent's is lowered. A reader looks at the holders of the deepest run first. If it
  *       sees a rank there, the rank held all blocks above at that moment (I1). If it does not, and sees it later in
- *       the run above, there was a moment in between when the rank held that run and nothing behind it: either the
- *       first look, or the moment when the share above was raised.
+ *       the run above, there was a moment during the call when the rank held that run and nothing behind it: one of
+ *       the two looks, or the moment when the share above was raised or the one behind it was dropped. This holds too
+ *       when the run above has moved to other memory meanwhile and the second look is at an older state.
  *   R3  A cleared or removed rank disappears at once: its slot is marked dead, and a reader leaves dead slots out
  *       at its end. The rank goes on under a new slot. A slot is reused only after every reader has left.
  *   R4  A reader writes its own epoch word and nothing shared, except the use stamp of a run when eviction is on

@@ -129,10 +129,7 @@ int kvr__run_resize(struct lane *ln, struct run **run, uint32_t blocks, bool gro
     n->page = page;
     n->cap = cap;
     memcpy(n->a, r->a, len * 8);
-    if (!alias) {
-        memcpy(n->a + cap, r->a + r->cap, len * 8);
-        n->high = (uint16_t)len;
-    }
+    if (!alias) memcpy(n->a + cap, r->a + r->cap, len * 8);
     atomic_store_explicit(&kvr__ref(ln, r->id)->run, n, REL);
     if (alias) kvr__run_release(ln, r);
     else kvr__retire_run(ln, r, false);
