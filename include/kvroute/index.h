@@ -67,6 +67,7 @@ struct kvr_index_config {
     size_t ranks_max;              /* (worker, rank) pairs at once; 0: 16,384 */
     size_t rank_capacity;          /* device blocks a pair may hold before its oldest go; 0: no limit */
     bool evictable;                /* keep use stamps, so that kvr_index_set_capacity works (implied by the caps) */
+    uint64_t frequency_window_ns;  /* kvr_index_use counts uses within this time; 0: off */
     bool portable;                 /* use no vector instructions; answers are the same */
 };
 
@@ -77,7 +78,7 @@ KVR_API int kvr_index_create(const struct kvr_index_config *config, struct kvr_i
 /* Frees the index and every reader of it. NULL is fine. Threads: no other call may be running. */
 KVR_API void kvr_index_destroy(struct kvr_index *index);
 
-/* Applies one event. The tier must be device; others return -KVR_EUNSUPPORTED.
+/* Applies one event, of any tier. A cleared event of the device tier clears all tiers.
  * Returns: 0, or
  *   -KVR_EPARENT    stored under a parent this pair does not hold; nothing applied
  *   -KVR_ESEQUENCE  the parent is among the blocks, or a name recurs under itself
@@ -128,6 +129,22 @@ KVR_API void kvr_index_reader_destroy(struct kvr_index_reader *reader);
  * Threads: lock-free; one thread per reader. Cost: see the top. */
 KVR_API long kvr_index_match(struct kvr_index_reader *reader, const uint64_t *locals, size_t n, struct kvr_overlap *out, size_t cap);
 
+/* How far a pair reaches tier by tier: device, then on into host_pinned, disk, external. Cumulative. */
+struct kvr_reach {
+    struct kvr_worker worker;
+    uint32_t depth[KVR_TIER_COUNT];
+};
+
+/* Matches through all tiers: every pair that reaches at least one block in any.
+ * Returns: entries written, or -KVR_ELIMIT when cap is too small. Threads: any; takes the lanes' locks for a moment
+ * per pair, so it is for the places that need tiers, not for every request. */
+KVR_API long kvr_index_match_tiers(struct kvr_index *index, const uint64_t *locals, size_t n, struct kvr_reach *out, size_t cap);
+
+/* Notes that the prompt locals[n] is used now. frequencies: NULL, or n numbers: how often each block of this prefix was
+ * used within the window before, this use not counted.
+ * Returns: 0, or -KVR_EUNSUPPORTED without frequency_window_ns. Threads: any; serialised. */
+KVR_API int kvr_index_use(struct kvr_index *index, const uint64_t *locals, size_t n, uint32_t *frequencies);
+
 /* One query of a batch; `found` is what kvr_index_match would return. */
 struct kvr_query {
     const uint64_t *locals;
@@ -167,10 +184,13 @@ struct kvr_index_stats {
     size_t blocks;    /* (block, holder) pairs */
     size_t predicted; /* of these, from routing decisions */
     size_t aliases;   /* second names */
+    size_t lower_tier_blocks;
     size_t runs;      /* stretches of blocks that are kept as one */
     uint64_t stored_events, removed_events, cleared_events;
     uint64_t duplicate_stores; /* stores that changed nothing */
     uint64_t parent_not_found, block_not_found, invalid_sequence, no_memory, no_room;
+    uint64_t tier_events;  /* events of lower tiers */
+    uint64_t uses_dropped; /* uses that left the window early, for want of room */
     uint64_t evicted_capacity, evicted_bytes; /* (block, holder) pairs given up for a capacity, for the byte cap */
     uint64_t expired, pruned;                 /* predicted pairs dropped by time, by size */
 };

@@ -11,6 +11,7 @@ struct record { /* one event of the copy; blocks are copy.blocks[first..first + 
     uint64_t parent_hash;
     uint32_t position;
     bool has_parent;
+    enum kvr_tier tier;
 };
 struct copy {
     struct kvr_mem mem;
@@ -18,7 +19,8 @@ struct copy {
     size_t records_n, records_cap;
     struct kvr_block *blocks;
     size_t blocks_n, blocks_cap;
-    uint32_t *order; /* runs, parents first */
+    enum kvr_tier tier; /* of the edges being copied */
+    uint32_t *order;    /* runs, parents first */
     size_t order_n, order_cap;
 };
 
@@ -65,8 +67,7 @@ static int order_runs(const struct lane *ln, const struct rank *rk, struct copy 
 
 /* ---- copying -------------------------------------------------------------------------------------------- */
 
-/* What the rank calls block `off` of a run it holds. */
-static uint64_t name_of(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off)
+uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off)
 {
     uint32_t head = kvr__grip_alias(r, kvr__grip(r, rk->slot));
     return head ? kvr__alias_first(ln, r, head, off) : kvr__names_of(r)[off];
@@ -80,8 +81,8 @@ static int add_record(const struct lane *ln, const struct rank *rk, struct copy 
     *e = (struct record){.first = c->blocks_n, .n = n};
     struct run *up = off == 0 && r->parent >= IDS_RESERVED ? kvr__run(ln, r->parent) : NULL;
     e->has_parent = off > 0 || up;
-    if (off) e->parent_hash = name_of(ln, rk, r, off - 1);
-    else if (up) e->parent_hash = name_of(ln, rk, up, r->poff - 1u);
+    if (off) e->parent_hash = kvr__block_name(ln, rk, r, off - 1);
+    else if (up) e->parent_hash = kvr__block_name(ln, rk, up, r->poff - 1u);
     else if (r->parent == FLOAT_RUN) e->position = r->position;
     c->blocks_n += n;
     return 0;
@@ -112,12 +113,32 @@ static int copy_run(const struct lane *ln, const struct rank *rk, struct copy *c
     return head ? copy_more_names(ln, rk, c, r, head) : 0;
 }
 
+static void copy_edge(void *ctx, bool root, uint64_t parent, struct kvr_block b)
+{
+    struct copy *c = ctx;
+    struct record *e = &c->records[c->records_n++];
+    *e = (struct record){.first = c->blocks_n, .n = 1, .parent_hash = parent, .has_parent = !root, .tier = c->tier};
+    c->blocks[c->blocks_n++] = b;
+}
+
+/* Lower tiers: one event a block, which may come before its parent. */
+static int copy_tier(const struct lane *ln, const struct rank *rk, struct copy *c, enum kvr_tier tier)
+{
+    size_t n = kvr__tiers_each(ln, rk, tier, NULL, NULL);
+    if (kvr_mem_grow(&c->mem, (void **)&c->records, &c->records_cap, c->records_n + n, sizeof *c->records)) return -KVR_ENOMEM;
+    if (kvr_mem_grow(&c->mem, (void **)&c->blocks, &c->blocks_cap, c->blocks_n + n, sizeof *c->blocks)) return -KVR_ENOMEM;
+    c->tier = tier;
+    (void)kvr__tiers_each(ln, rk, tier, copy_edge, c);
+    return 0;
+}
+
 static int copy_rank(const struct rank *rk, struct copy *c)
 {
     const struct lane *ln = rk->lane;
     c->records_n = c->blocks_n = 0;
     int rc = order_runs(ln, rk, c);
     for (size_t i = 0; i < c->order_n && rc == 0; i++) rc = copy_run(ln, rk, c, kvr__run(ln, c->order[i]));
+    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT && rc == 0; t++) rc = copy_tier(ln, rk, c, t);
     return rc;
 }
 
@@ -130,6 +151,7 @@ static int emit_copy(const struct copy *c, struct kvr_worker w, uint64_t *next_i
         const struct record *e = &c->records[i];
         struct kvr_event ev = {.event_id = (*next_id)++,
                                .worker = w,
+                               .tier = e->tier,
                                .kind = KVR_EVENT_STORED,
                                .has_parent = e->has_parent,
                                .parent_hash = e->parent_hash,

@@ -18,6 +18,7 @@ static void lane_destroy(struct lane *ln)
         if (c) kvr__cover_free(ln, c);
     }
     kvr__predict_destroy(ln);
+    kvr__tiers_destroy(ln);
     kvr__names_destroy(ln);
     kvr__kids_destroy(ln);
     kvr__slab_destroy(ln);
@@ -94,6 +95,7 @@ int kvr_index_create(const struct kvr_index_config *config, struct kvr_index **o
     pthread_rwlock_init(&ix->ranks_lock, NULL);
     int rc = 0;
     for (uint32_t i = 0; i < c.lanes && rc == 0; i++) rc = lane_init(ix, &ix->lanes[i]);
+    if (rc == 0 && c.frequency_window_ns) rc = kvr__usage_create(ix);
     kvr__share_cap(ix);
     if (rc) {
         kvr_index_destroy(ix);
@@ -107,6 +109,7 @@ void kvr_index_destroy(struct kvr_index *ix)
 {
     if (!ix) return;
     while (ix->readers) kvr_index_reader_destroy(ix->readers);
+    kvr__usage_destroy(ix);
     kvr__ranks_destroy(ix);
     for (uint32_t i = 0; i < ix->lanes_n; i++)
         if (ix->lanes[i].ix) lane_destroy(&ix->lanes[i]);
@@ -179,11 +182,24 @@ static int store(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
     return rc;
 }
 
+/* Everything, in all tiers. */
+static void clear_rank(struct lane *ln, struct rank *rk)
+{
+    kvr__rank_clear(ln, rk);
+    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) kvr__tiers_clear(ln, rk, t);
+}
+
 /* One event of a rank of this lane. The lane is locked. rk NULL: the pair is not known. */
 int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
 {
     int rc = -KVR_EINVAL;
     if (ln->stamps) kvr__evict_tick(ln);
+    if (ev->tier != KVR_TIER_DEVICE) {
+        ln->counters.tier_events++;
+        rc = kvr__tiers_apply(ln, rk, ev);
+        count_result(ln, rc);
+        return rc;
+    }
     switch (ev->kind) {
     case KVR_EVENT_STORED:
         ln->counters.stored_events++;
@@ -195,7 +211,7 @@ int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
         break;
     case KVR_EVENT_CLEARED:
         ln->counters.cleared_events++;
-        kvr__rank_clear(ln, rk);
+        clear_rank(ln, rk);
         rc = 0;
         break;
     }
@@ -208,7 +224,7 @@ int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
 static int apply_unknown(struct kvr_index *ix, const struct kvr_event *ev)
 {
     struct lane *ln = &ix->lanes[0];
-    int rc = ev->kind == KVR_EVENT_REMOVED && ev->removed_n ? -KVR_ENOTFOUND : 0;
+    int rc = ev->kind == KVR_EVENT_REMOVED && ev->removed_n && ev->tier == KVR_TIER_DEVICE ? -KVR_ENOTFOUND : 0;
     pthread_mutex_lock(&ln->lock);
     ln->counters.removed_events += ev->kind == KVR_EVENT_REMOVED;
     ln->counters.cleared_events += ev->kind == KVR_EVENT_CLEARED;
@@ -223,7 +239,7 @@ static void clear_worker(struct kvr_index *ix, uint64_t worker_id)
         struct rank *rk = ix->ranks[i];
         if (!rk || rk->worker.worker_id != worker_id) continue;
         pthread_mutex_lock(&rk->lane->lock);
-        kvr__rank_clear(rk->lane, rk);
+        clear_rank(rk->lane, rk);
         pthread_mutex_unlock(&rk->lane->lock);
     }
 }
@@ -258,7 +274,7 @@ int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev)
 
 int kvr_index_apply(struct kvr_index *ix, const struct kvr_event *ev)
 {
-    if (ev->tier != KVR_TIER_DEVICE) return -KVR_EUNSUPPORTED;
+    if (ev->tier < 0 || ev->tier >= KVR_TIER_COUNT) return -KVR_EINVAL;
     pthread_rwlock_rdlock(&ix->ranks_lock);
     int rc = kvr__apply_alone(ix, ev);
     pthread_rwlock_unlock(&ix->ranks_lock);
@@ -336,7 +352,7 @@ static bool empty_rank(struct kvr_index *ix, struct kvr_worker w)
     struct rank *rk = kvr__rank_find(ix, w);
     if (rk) {
         pthread_mutex_lock(&rk->lane->lock);
-        kvr__rank_clear(rk->lane, rk);
+        clear_rank(rk->lane, rk);
         pthread_mutex_unlock(&rk->lane->lock);
     }
     pthread_rwlock_unlock(&ix->ranks_lock);
@@ -349,7 +365,7 @@ void kvr_index_remove_rank(struct kvr_index *ix, struct kvr_worker w)
     while (!gone && empty_rank(ix, w)) { /* again when a store came in between */
         pthread_rwlock_wrlock(&ix->ranks_lock);
         struct rank *rk = kvr__rank_find(ix, w);
-        gone = !rk || rk->runs_n == 0;
+        gone = !rk || (rk->runs_n == 0 && !rk->tier_head[0] && !rk->tier_head[1] && !rk->tier_head[2]);
         struct lane *ln = rk ? rk->lane : NULL;
         if (rk && gone) kvr__rank_forget(ix, rk);
         pthread_rwlock_unlock(&ix->ranks_lock);
@@ -415,6 +431,25 @@ size_t kvr_index_rank_blocks(struct kvr_index *ix, struct kvr_worker w)
     return n;
 }
 
+long kvr_index_match_tiers(struct kvr_index *ix, const uint64_t *locals, size_t n, struct kvr_reach *out, size_t cap)
+{
+    long found = 0;
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    for (size_t i = 0; i < ix->ranks_cap; i++) {
+        struct kvr_reach reach;
+        struct rank *rk = ix->ranks[i];
+        if (!rk) continue;
+        pthread_mutex_lock(&rk->lane->lock);
+        kvr__tiers_reach(rk->lane, rk, locals, n, &reach);
+        pthread_mutex_unlock(&rk->lane->lock);
+        if (!reach.depth[KVR_TIER_COUNT - 1]) continue;
+        if ((size_t)found < cap) out[found] = reach;
+        found++;
+    }
+    pthread_rwlock_unlock(&ix->ranks_lock);
+    return (size_t)found > cap ? -KVR_ELIMIT : found;
+}
+
 uint32_t kvr_index_lane(struct kvr_index *ix, struct kvr_worker w)
 {
     struct rank *rk;
@@ -440,11 +475,12 @@ static void add_counters(struct kvr_index_stats *to, const struct kvr_index_stat
     to->pruned += c->pruned;
     to->evicted_capacity += c->evicted_capacity;
     to->evicted_bytes += c->evicted_bytes;
+    to->tier_events += c->tier_events;
 }
 
 void kvr_index_stats(struct kvr_index *ix, struct kvr_index_stats *out)
 {
-    *out = (struct kvr_index_stats){0};
+    *out = (struct kvr_index_stats){.uses_dropped = kvr__usage_dropped(ix)};
     pthread_rwlock_rdlock(&ix->ranks_lock);
     pthread_mutex_lock(&ix->readers_lock);
     out->bytes = ix->mem.bytes;
@@ -461,6 +497,7 @@ void kvr_index_stats(struct kvr_index *ix, struct kvr_index_stats *out)
         out->blocks += ln->blocks_n;
         out->predicted += ln->predict.blocks;
         out->aliases += ln->aliases_n - ln->aliased_blocks;
+        out->lower_tier_blocks += ln->tiers.n;
         pthread_mutex_unlock(&ln->lock);
     }
 }

@@ -246,6 +246,9 @@ struct rank {
     size_t blocks;   /* device blocks held */
     size_t capacity; /* 0: no limit */
     uint32_t last_run, last_off; /* end of the last store: not evicted first */
+    uint32_t serial; /* constant, unlike the slot */
+    uint32_t tier_head[KVR_TIER_COUNT - 1];
+    size_t tier_blocks[KVR_TIER_COUNT - 1];
     struct rank *next_free;
 };
 
@@ -273,6 +276,15 @@ struct predict {
     struct pair *pairs;
     size_t pairs_cap, pairs_n;
     size_t blocks; /* predicted (block, holder) pairs */
+};
+
+struct edge;
+struct tiers {
+    struct edge *edges; /* [0] unused */
+    size_t edges_cap, n;
+    uint32_t top, free;
+    uint32_t *table[2]; /* by (parent, local), by name */
+    size_t table_cap;
 };
 
 /* ---- lanes ------------------------------------------------------------------------------------------- */
@@ -319,6 +331,8 @@ struct lane {
     bool stamps;    /* eviction is on */
     uint64_t rng;
     struct predict predict;
+    struct tiers tiers;
+    uint32_t serials; /* given to ranks */
     uint64_t *dropped; /* names the current event has dropped, for its remaining names */
     size_t dropped_n, dropped_cap;
     bool note_drops;
@@ -342,6 +356,7 @@ struct kvr_index_reader {
     struct visit (*log)[MATCH_VISITS]; /* MATCH_GROUP walks */
 };
 
+struct usage;
 struct kvr_index {
     _Alignas(64) _Atomic uint64_t epoch;
     char *raw; /* the allocation this is in */
@@ -355,6 +370,7 @@ struct kvr_index {
     pthread_rwlock_t ranks_lock; /* directory: held shared while an event is applied */
     struct rank **ranks;         /* open addressing by worker */
     size_t ranks_cap, ranks_n;
+    struct usage *usage; /* NULL: frequencies are off */
     struct lane lanes[];
 };
 
@@ -519,6 +535,22 @@ bool kvr__predict_check(const struct lane *ln, const char **why);
 bool kvr__evict_for_bytes(struct lane *ln); /* false: nothing left to give */
 void kvr__evict_tick(struct lane *ln);
 void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
+
+/* ---- tiers.c */
+int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
+void kvr__tiers_clear(struct lane *ln, struct rank *rk, enum kvr_tier tier);
+void kvr__tiers_destroy(struct lane *ln);
+void kvr__tiers_reach(const struct lane *ln, const struct rank *rk, const uint64_t *q, size_t n, struct kvr_reach *out);
+typedef void kvr__tier_visit(void *ctx, bool root, uint64_t parent, struct kvr_block b);
+size_t kvr__tiers_each(const struct lane *ln, const struct rank *rk, enum kvr_tier tier, kvr__tier_visit *fn, void *ctx);
+
+/* ---- usage.c */
+int kvr__usage_create(struct kvr_index *ix);
+void kvr__usage_destroy(struct kvr_index *ix);
+uint64_t kvr__usage_dropped(struct kvr_index *ix);
+
+/* ---- dump.c */
+uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
 
 /* ---- match.c */
 void kvr__match_touch(const struct lane *ln, struct run_ref *ref);

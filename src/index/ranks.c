@@ -149,6 +149,7 @@ static int rank_new(struct kvr_index *ix, struct kvr_worker w)
     if (rc == 0) {
         rk->worker = w;
         rk->lane = ln;
+        rk->serial = ++ln->serials;
         rk->capacity = ix->config.rank_capacity;
         slot_give(ln, s, rk);
         ln->ranks_n++;

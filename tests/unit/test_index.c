@@ -505,8 +505,8 @@ static void t20_errors(void **s)
     store_named(f, W(1), 1, 2, 2);
     assert_int_equal(store_named(f, W(1), 2, 1, 3), -KVR_ESEQUENCE); /* a name under itself */
     assert_int_equal(score(f, W(1), L(1, 2)), 2);
-    struct kvr_event ev = {.worker = W(1), .tier = KVR_TIER_DISK, .kind = KVR_EVENT_CLEARED};
-    assert_int_equal(kvr_index_apply(f->ix, &ev), -KVR_EUNSUPPORTED);
+    struct kvr_event ev = {.worker = W(1), .tier = KVR_TIER_COUNT, .kind = KVR_EVENT_CLEARED};
+    assert_int_equal(kvr_index_apply(f->ix, &ev), -KVR_EINVAL);
 }
 
 static void t20_node_reuse(void **s)
