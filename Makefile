@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all build demo test bench lint fuzz format install clean help
+.PHONY: all build demo test bench bench-peers lint fuzz format install clean help
 
 all: build
 
@@ -9,6 +9,7 @@ help:
 	@echo "make demo     4 mock engines and the router; round-robin against kv (KEEP=1 leaves them running)"
 	@echo "make test     every test, under the address and thread sanitizers"
 	@echo "make bench    benchmarks, ratios in one run"
+	@echo "make bench-peers  the index beside Dynamo's and SMG's, in turns (optional: needs cargo and crates)"
 	@echo "make lint     include directions, refused functions, clang-tidy"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
 	@echo "make install  into DESTDIR/PREFIX"
@@ -28,6 +29,9 @@ test:
 
 bench: build
 	@scripts/bench.sh
+
+bench-peers: build
+	@scripts/bench_peers.sh
 
 lint:
 	@scripts/deps.sh build test lint

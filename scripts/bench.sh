@@ -8,3 +8,7 @@ echo "$(nproc) core(s), $(date -u +%F)"
 build/release/bench/bench_decision
 build/release/bench/bench_ingest
 build/release/bench/bench_proxy build/release/kvroute
+mkdir -p build/workloads
+[ -f build/workloads/w1 ] || build/release/bench/bench_index make w1 build/workloads/w1
+build/release/bench/bench_index run build/workloads/w1
+build/release/bench/bench_index lanes build/workloads/w1

@@ -73,6 +73,8 @@ def main():
     report(*check("include directions", ["/usr/bin/python3", "scripts/check_includes.py"]))
     report(*check("refused functions and licence lines", ["/usr/bin/python3", "scripts/check_source.py"]))
     report(*check("consumer project (cmake, pkg-config, static and shared)", ["bash", "tests/consumer/run.sh"]))
+    for preset in ("asan", "tsan"):
+        report(*check(f"{preset} example of the index's header", [os.path.join("build", preset, "unit", "index_example")]))
     units = sorted(f for f in os.listdir(os.path.join(ROOT, "build/asan/unit")) if f.startswith("test_"))
     scripts = sorted(os.path.join("tests/e2e", f) for f in os.listdir(os.path.join(ROOT, "tests/e2e")) if f.startswith("test_"))
     with ThreadPoolExecutor(2) as pool:  # two cores

@@ -2,43 +2,77 @@
 /*
  * The index: which (worker, rank) holds which KV blocks.
  *
- * Model. A trie keyed by local hashes. A path from the root is a prompt prefix, a node is one block, and every
- * node knows the set of (worker, rank) pairs that hold it. Per pair, the engine's own name of a block (its
- * block hash) leads to the node.
+ * IDEA. Prompts are cut into blocks; a block has a local hash (kvroute/hash.h), so a prompt is a list of local hashes
+ * and all prompts form a trie. Engines say which blocks they store and remove; the index answers, for a prompt, how
+ * many of its leading blocks each (worker, rank) has. It keeps stretches of blocks as runs, with one word per holder:
  *
- *     root --L0--> [n1 {A,B}] --L1--> [n2 {A,B}] --L2--> [n3 {A}]
- *                                         \-----L9--> [n4 {B}]
- *     match(L0 L1 L2) = A:3  B:2
+ *       run 7                              run 9, behind 3 blocks of run 7
+ *       L0  L1  L2  L3  L4                 M0  M1  M2
+ *       held: A 5, B 3, C 3                held: B 3
  *
- * Semantics (after NVIDIA Dynamo's indexer):
- *   stored    All state is per (worker, rank): a parent must be known to the same pair, else -KVR_EPARENT and
- *             nothing is applied. No parent: the blocks start a sequence. Repeating a store changes nothing.
- *             A second name for a block that the pair already holds is kept beside the first; the pair holds
- *             the block until both are removed. A known name that is stored at another place moves there.
- *   removed   The pair gives up the block and everything it holds behind it. Unknown names are skipped and
- *             reported (-KVR_ENOTFOUND) after the rest has been applied.
- *   cleared   The emitting (worker, rank) holds nothing any more; with clear_worker_wide, every rank of it.
- *   position  A store without a parent but with a start position is kept, dumped and counted, and is never
- *             matched from block 0.
- *   predicted Blocks recorded from routing decisions (kvr_index_record) expire after a time to live and are the
- *             first to go under pressure. Events make them permanent.
+ *       match(L0 L1 L2 M0 M1 X):  A 3   B 5   C 3
  *
- * Invariant that everything rests on: a pair that holds a block holds its parent.
+ * SEMANTICS (after NVIDIA Dynamo's indexer)
+ *   stored    All state is per (worker, rank): a parent must be known to the same pair, else -KVR_EPARENT and nothing is
+ *             applied. No parent: the blocks start a sequence. Repeating a store changes nothing. A second name for a
+ *             block that the pair already holds is kept beside the first; the pair holds the block until both are
+ *             removed. A known name that is stored at another place moves there.
+ *   removed   The pair gives up the block and everything it holds behind it. Unknown names are skipped and reported
+ *             (-KVR_ENOTFOUND) after the rest has been applied.
+ *   cleared   The emitting (worker, rank) holds nothing any more, in any tier; with clear_worker_wide, every rank of it.
+ *   position  A store without a parent but with a start position is kept, dumped and counted, and is never matched from
+ *             block 0.
+ *   predicted Blocks recorded from routing decisions (kvr_index_record) expire after a time to live and are the first to
+ *             go under pressure. Events make them permanent.
+ *   tiers     host_pinned, disk and external blocks go on from where the device ends (kvr_index_match_tiers).
+ *   names     Block hashes are opaque and compared within one pair only; pairs may call a block differently. Names with
+ *             equal hashes in the tables are told apart by the names themselves.
  *
- * Costs. A match reads one 32-byte node per block, mostly in sequence, and does work for a holder only where
- * one drops out. A store costs a few table operations per block. Memory is about 70 bytes for a block with one
- * holder and 40 for each further holder; kvr_index_stats tells.
+ * GUARANTEES
+ *   Exact      No answer rests on a hash of less than the 64 bits of the local hashes and names.
+ *   Readers    kvr_index_match and _match_batch take no lock, allocate nothing, never wait for a writer, and write only
+ *              memory of their own (with eviction on, also a use stamp per visited run). Use one reader object per
+ *              thread.
+ *   Moments    A match beside a writer gives each pair a depth that it had at some moment of the call. Events of several
+ *              blocks count block by block: a store from the first, a removal from the last; a clear counts as one.
+ *   Writers    Everything else takes locks: one per lane, and one for the directory of pairs, shared. A pair belongs to
+ *              one lane, assigned at first sight to the lane with the fewest; events of one pair are applied in order.
+ *   Memory     bytes_max caps everything the index allocates, in equal shares per lane. When it is reached predicted
+ *              blocks go, then the least recently used ones (counted). A store that still does not fit returns
+ *              -KVR_ENOMEM; its leading blocks that did fit stay, because they are true. Giving up never needs memory.
+ *   Pauses     No table is copied as a whole: they grow and shrink a little with each event.
  *
- * Threads. Writers (everything that takes a struct kvr_index *) are serialised by a lock inside. Readers
- * (kvr_index_match) never wait, never allocate and write only their own epoch word; use one reader object per
- * thread. A match that runs beside a writer returns, for each pair, a depth that was true at some moment of
- * the call.
+ * COSTS (docs/performance.md has figures). A match reads 8 bytes per block and a word per holder of the runs on its
+ * path, with two cache misses per run. A stored or removed block touches one or two cache lines of the name table and
+ * 16 bytes of its run. Memory is about 25 bytes for a block with one holder, plus 16 / (blocks of the run) bytes for each
+ * further holder, plus 14 for each further name.
  *
- * Memory. bytes_max caps everything the index allocates. A store that does not fit returns -KVR_ENOMEM; its
- * leading blocks that did fit stay, because they are true. A removal never fails for want of memory in a way
- * that leaves a false hit: at worst the pair disappears from all answers until memory returns.
+ * CAVEATS
+ *   Lanes share no blocks: with n lanes a block held in each is kept n times, and a match walks n trees (side by side).
+ *   One lane is right until one thread cannot apply the events.
+ *   Predicted and lower-tier blocks are in tables that double, so they can pause a lane for milliseconds when there are
+ *   millions of them. A dump stops the lane while it copies one pair. One name used for thousands of different blocks
+ *   makes its look-ups linear in their number.
+ *   At most 2^20 pairs and 2^25 runs a lane; beyond, stores return -KVR_ECAPACITY.
  *
- * Caveats. One writer at a time. The table of children is rebuilt in one go when it fills.
+ * EXAMPLE (compiled and run by the tests)
+ *
+ *     struct kvr_index *index;
+ *     struct kvr_index_reader *reader;
+ *     if (kvr_index_create(NULL, &index) || kvr_index_reader_create(index, &reader)) return 1;
+ *
+ *     struct kvr_block blocks[] = {{.block_hash = 901, .tokens_hash = 11}, {.block_hash = 902, .tokens_hash = 12}};
+ *     struct kvr_event stored = {.worker = {.worker_id = 7}, .kind = KVR_EVENT_STORED, .blocks = blocks, .blocks_n = 2};
+ *     if (kvr_index_apply(index, &stored)) return 1;
+ *
+ *     uint64_t prompt[] = {11, 12, 13};
+ *     struct kvr_overlap overlaps[8];
+ *     long n = kvr_index_match(reader, prompt, 3, overlaps, 8);
+ *     for (long i = 0; i < n; i++)
+ *         printf("worker %llu has %u blocks\n", (unsigned long long)overlaps[i].worker.worker_id, overlaps[i].depth);
+ *
+ *     kvr_index_reader_destroy(reader);
+ *     kvr_index_destroy(index);
  */
 #ifndef KVROUTE_INDEX_H
 #define KVROUTE_INDEX_H
@@ -56,7 +90,7 @@ struct kvr_index;
 struct kvr_index_reader;
 
 struct kvr_index_config {
-    const struct kvr_alloc *alloc; /* NULL: libc. Called under the index's lock */
+    const struct kvr_alloc *alloc; /* NULL: libc. Called by writers under their lane's lock; several lanes call it at once */
     const struct kvr_clock *clock; /* NULL: CLOCK_MONOTONIC. Read only by kvr_index_record and _expire */
     size_t bytes_max;              /* most bytes the index may allocate; 0: no cap */
     uint64_t ttl_ns;               /* life of a predicted block; 0: 120 s */
@@ -84,8 +118,9 @@ KVR_API void kvr_index_destroy(struct kvr_index *index);
  *   -KVR_ESEQUENCE  the parent is among the blocks, or a name recurs under itself
  *   -KVR_ENOTFOUND  removed: at least one name was unknown; the others were applied
  *   -KVR_ENOMEM     see "Memory" above
+ *   -KVR_ECAPACITY  no room for another pair or run
  *   -KVR_EINVAL     parent and start position together
- * Threads: any; serialised inside. */
+ * Threads: any; events of one lane are serialised. */
 KVR_API int kvr_index_apply(struct kvr_index *index, const struct kvr_event *event);
 
 /* Applies events in order, prefetching across them. results: NULL, or n return values of kvr_index_apply.
@@ -105,7 +140,8 @@ KVR_API int kvr_index_set_capacity(struct kvr_index *index, struct kvr_worker wo
 KVR_API int kvr_index_record(struct kvr_index *index, struct kvr_worker worker, const uint64_t *locals, size_t locals_n,
                              const uint64_t *seqs, size_t seqs_n);
 
-/* Drops predicted blocks whose time has come. Returns: how many (block, holder) pairs went. Threads: any. */
+/* Drops predicted blocks whose time has come, and gives memory back that has become free. Call it now and then.
+ * Returns: how many (block, holder) pairs went. Threads: any. */
 KVR_API size_t kvr_index_expire(struct kvr_index *index);
 
 /* Removes every rank of a worker / one rank. Unknown ones are no error. Threads: any. */
@@ -169,8 +205,9 @@ typedef int kvr_index_emit(void *ctx, const struct kvr_event *event);
 
 /* Emits the content as stored events, parents before children, one event per unbranched stretch, event ids
  * 0, 1, 2, ... `only` NULL: every pair. Applying them to an empty index gives an equal one.
- * Returns: 0, what `emit` returned, or -KVR_ENOMEM. Threads: any; holds the writer lock, and `emit` must not
- * call back into the index. */
+ * 0, 1, 2, ... Each pair is as it was at one moment; a lane is locked while one of its pairs is copied, and no lock is
+ * held while `emit` runs. Needs memory for the largest pair, outside bytes_max.
+ * Returns: 0, what `emit` returned, or -KVR_ENOMEM. Threads: any. */
 KVR_API int kvr_index_dump(struct kvr_index *index, const struct kvr_worker *only, kvr_index_emit *emit, void *ctx);
 
 /* Replaces the content of one pair by stored events (their `worker` is ignored).
@@ -195,11 +232,11 @@ struct kvr_index_stats {
     uint64_t expired, pruned;                 /* predicted pairs dropped by time, by size */
 };
 
-/* Threads: any; takes the writer lock. */
+/* Threads: any; takes each lane's lock for a moment. */
 KVR_API void kvr_index_stats(struct kvr_index *index, struct kvr_index_stats *out);
 
 /* Checks every internal invariant; O(size). Returns: true, or false and a static text in *reason.
- * Threads: any; takes the writer lock. */
+ * Threads: any; locks one lane after the other. */
 KVR_API bool kvr_index_validate(struct kvr_index *index, const char **reason);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Dynamo's indexes (crate dynamo-kv-router) on a workload file: bench-dynamo compressed|positional FILE
+//! Dynamo's indexes (crate dynamo-kv-router) on a workload file: bench-dynamo compressed|positional FILE [memory]
 //!
 //! Events go through ThreadPoolIndexer with one event thread: the structures take events only from their worker loop.
 //! They are converted before and queued in one go, so the queue is never empty and its cost is a few per cent.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SMG's chain index (crate kv-index) on a workload file: bench-smg FILE
+//! SMG's chain index (crate kv-index) on a workload file: bench-smg FILE [memory]
 #[path = "../../common/workload.rs"]
 mod workload;
 
@@ -52,7 +52,7 @@ impl Peer for Smg {
                 Event::Removed(w, names) => self.index.apply_removed(self.ids[*w as usize], names, &mut maps[*w as usize]),
             }
         }
-        std::mem::forget(batch); // freeing the events is not the peer's time
+        drop(maps);
     }
 
     fn find(&self, q: &Self::Query) -> usize {
