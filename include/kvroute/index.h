@@ -222,12 +222,12 @@ struct kvr_index_stats {
     size_t predicted; /* of these, from routing decisions */
     size_t aliases;   /* second names */
     size_t lower_tier_blocks;
-    size_t runs;      /* stretches of blocks that are kept as one */
+    size_t runs; /* stretches of blocks that are kept as one */
     uint64_t stored_events, removed_events, cleared_events;
     uint64_t duplicate_stores; /* stores that changed nothing */
     uint64_t parent_not_found, block_not_found, invalid_sequence, no_memory, no_room;
-    uint64_t tier_events;  /* events of lower tiers */
-    uint64_t uses_dropped; /* uses that left the window early, for want of room */
+    uint64_t tier_events;                     /* events of lower tiers */
+    uint64_t uses_dropped;                    /* uses that left the window early, for want of room */
     uint64_t evicted_capacity, evicted_bytes; /* (block, holder) pairs given up for a capacity, for the byte cap */
     uint64_t expired, pruned;                 /* predicted pairs dropped by time, by size */
 };

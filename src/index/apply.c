@@ -342,7 +342,8 @@ static bool can_append(const struct store *st, const struct run *r)
 {
     struct grip g = kvr__grip(r, st->rk->slot);
     uint32_t len = kvr__len(r);
-    return st->off == len && len == r->high && g.cut == len && len < RUN_MAX && !kvr__grip_alias(r, g) && kvr__cover_live(r) <= APPEND_HOLDERS;
+    return st->off == len && len == r->high && g.cut == len && len < RUN_MAX && !kvr__grip_alias(r, g) &&
+           kvr__cover_live(r) <= APPEND_HOLDERS;
 }
 
 /* Enters names[0..n) of new blocks behind st's place for run id, and settles them. Returns how many went in; *rc and

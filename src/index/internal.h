@@ -243,10 +243,10 @@ struct rank {
     uint32_t slot;
     uint32_t *runs; /* ids of the runs it holds something of */
     size_t runs_n, runs_cap;
-    size_t blocks;   /* device blocks held */
-    size_t capacity; /* 0: no limit */
+    size_t blocks;               /* device blocks held */
+    size_t capacity;             /* 0: no limit */
     uint32_t last_run, last_off; /* end of the last store: not evicted first */
-    uint32_t serial; /* constant, unlike the slot */
+    uint32_t serial;             /* constant, unlike the slot */
     uint32_t tier_head[KVR_TIER_COUNT - 1];
     size_t tier_blocks[KVR_TIER_COUNT - 1];
     struct rank *next_free;
@@ -332,7 +332,7 @@ struct lane {
     uint64_t rng;
     struct predict predict;
     struct tiers tiers;
-    uint32_t serials; /* given to ranks */
+    uint32_t serials;  /* given to ranks */
     uint64_t *dropped; /* names the current event has dropped, for its remaining names */
     size_t dropped_n, dropped_cap;
     bool note_drops;

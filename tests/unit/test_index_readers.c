@@ -164,8 +164,10 @@ static void *read_main(void *arg)
             }
             for (uint32_t v = 0; v < WORKERS; v++) {
                 if (was_true(w, from, to, leaf[i], v, seen[v])) continue;
-                fprintf(stderr, "worker %u: seen %u, right at moments %llu to %llu:", v, seen[v], (unsigned long long)from, (unsigned long long)to);
-                for (uint64_t m = from; m <= to; m++) fprintf(stderr, " %u%s", w->history[m].depth[leaf[i]][v], w->history[m].by_steps ? "" : "!");
+                fprintf(stderr, "worker %u: seen %u, right at moments %llu to %llu:", v, seen[v], (unsigned long long)from,
+                        (unsigned long long)to);
+                for (uint64_t m = from; m <= to; m++)
+                    fprintf(stderr, " %u%s", w->history[m].depth[leaf[i]][v], w->history[m].by_steps ? "" : "!");
                 fprintf(stderr, " in");
                 for (long k = 0; k < two[i].found; k++) fprintf(stderr, " %u:%u", (unsigned)out[i][k].worker.worker_id, out[i][k].depth);
                 fprintf(stderr, "\n");
@@ -206,8 +208,8 @@ static void run(uint32_t lanes, bool evictable, uint64_t seed, uint64_t ops)
     for (int i = 0; i < READERS; i++) pthread_join(th[i], NULL);
     const char *why = NULL;
     if (!kvr_index_validate(w->ix, &why)) fail_msg("%s", why);
-    print_message("seed %llu, %u lanes: %llu matches beside %llu events\n", (unsigned long long)seed, lanes,
-                  (unsigned long long)w->reads, (unsigned long long)ops);
+    print_message("seed %llu, %u lanes: %llu matches beside %llu events\n", (unsigned long long)seed, lanes, (unsigned long long)w->reads,
+                  (unsigned long long)ops);
     kvr_index_destroy(w->ix);
     free(w->history);
     free(w);
