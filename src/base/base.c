@@ -8,7 +8,7 @@
 #include <kvroute/types.h>
 
 /* Large blocks are mapped, so that they go back to the system when they are given back. */
-enum { MAPPED_FROM = 256 << 10 };
+enum { MAPPED_FROM = 64 << 10 };
 
 static void *map_large(size_t size)
 {

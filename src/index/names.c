@@ -13,7 +13,7 @@
  *
  * Growing. With nb >= BIG, a bucket's range of m is so narrow that among NAME_REACH neighbouring buckets only
  * one value of m has a given tag: bucket and tag together give m back, and with it the home in a table of another
- * size. The table grows by a fifth and shrinks by moving a few old buckets per insertion or removal, in order;
+ * size. The table grows by an eighth and shrinks by moving a few old buckets per insertion or removal, in order;
  * names with an old home below `moved` are in the new level, the others in the old one. Chunks are taken and given
  * back as the move passes, so growing needs no second table. Below BIG the table is rebuilt from the runs, which
  * takes well under a millisecond.
@@ -28,7 +28,6 @@
 enum { M_BITS = 30, TAG_BITS = 20, FAR = 31, MIN_NB = 32, MOVE_STEP = 2 };
 #define BIG          (((uint64_t)1 << (M_BITS - TAG_BITS)) * (NAME_REACH + 1))
 #define SMALL        2048 /* from here the next size is BIG: a rebuild takes well under a millisecond */
-#define LARGE        ((uint64_t)1 << 17)
 #define TAG_MASK     ((1u << TAG_BITS) - 1)
 #define FULL(nb)     ((nb)*NAME_SLOTS * ((nb) < BIG ? 70 : 87) / 100)
 #define EMPTYISH(nb) ((nb)*NAME_SLOTS * 35 / 100)
@@ -129,7 +128,7 @@ static inline unsigned scan_tag(const struct name_bucket *k, uint32_t tag)
 
 static int level_init(struct lane *ln, struct name_level *l, uint64_t nb)
 {
-    *l = (struct name_level){.nb = nb, .chunk_bits = nb < LARGE ? 8 : 12};
+    *l = (struct name_level){.nb = nb, .chunk_bits = nb < BIG ? 8 : 12};
     l->chunks = ((nb + NAME_TAIL - 1) >> l->chunk_bits) + 1;
     l->chunk = kvr_mem_zget(&ln->mem, l->chunks * sizeof *l->chunk);
     if (l->chunk) return 0;
@@ -395,8 +394,8 @@ static int grow(struct lane *ln, size_t need)
 {
     struct name_table *t = &ln->names;
     if (move_some(ln, UINT32_MAX)) return -KVR_ENOMEM;
-    uint64_t nb = t->now.nb < SMALL ? t->now.nb * 4 : KVR_MAX(BIG, t->now.nb + t->now.nb / 5);
-    while (FULL(nb) < need) nb += nb / 5;
+    uint64_t nb = t->now.nb < SMALL ? t->now.nb * 4 : KVR_MAX(BIG, t->now.nb + t->now.nb / 8);
+    while (FULL(nb) < need) nb += nb / 8;
     return t->now.nb < BIG ? rebuild(ln, nb) : resize(ln, nb);
 }
 

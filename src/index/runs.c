@@ -98,7 +98,7 @@ static size_t run_bytes(uint32_t blocks, bool alias)
 
 struct run *kvr__run_alloc(struct lane *ln, uint32_t blocks, bool alias, bool grows)
 {
-    if (grows) blocks = KVR_MIN(blocks + blocks / 16 + 1, (uint32_t)RUN_MAX);
+    if (grows) blocks = KVR_MIN(blocks + 1, (uint32_t)RUN_MAX); /* the size class adds 6 % on average */
     size_t bytes = run_bytes(blocks, alias);
     uint32_t page;
     struct run *r = kvr__slab_get(ln, bytes, &page);

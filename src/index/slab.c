@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory for runs. Sizes are rounded to classes an eighth of an octave apart; each class takes its objects from
- * pages of its own. Pages grow with the class (a 16th of it, 4 KiB to 256 KiB), so slack stays in proportion. Empty
+ * pages of its own. Pages grow with the class (a 32nd of it, 4 KiB to 256 KiB), so slack stays in proportion. Empty
  * pages go back to the allocator, but for one of a class that has others in use: a page must not come and go with
  * every object. An object remembers its page, so no alignment is asked for.
  */
 #include "index/internal.h"
 
-enum { GRAIN = 16, LINEAR = 16, PAGE_MIN = 4096, PAGE_MAX = 256 << 10 };
+enum { GRAIN = 16, LINEAR = 16, PAGE_MIN = 4096, PAGE_MAX = 256 << 10, PAGE_SHARE = 32 };
 
 /* Classes 1..16 are multiples of 16 bytes; then 8 classes per octave. */
 static uint32_t class_of(size_t bytes)
@@ -51,7 +51,7 @@ static uint32_t page_new(struct lane *ln, uint32_t cls, size_t size)
         if (kvr_mem_grow(&ln->mem, (void **)&s->pages, &s->pages_cap, (size_t)s->pages_top + 2, sizeof *s->pages)) return 0;
         p = s->pages_top + 1;
     }
-    size_t want = s->class_bytes[cls] / 16;
+    size_t want = s->class_bytes[cls] / PAGE_SHARE;
     want = KVR_MIN(KVR_MAX(want, (size_t)PAGE_MIN), (size_t)PAGE_MAX);
     size_t objs = KVR_MAX(want / size, (size_t)1);
     char *mem = kvr_mem_get(&ln->mem, objs * size);
