@@ -66,7 +66,7 @@ def table(name, results):
              "| figure | " + " | ".join(results) + " | best peer / kvroute |", "|---|" + "---|" * (len(results) + 1)]
     for title, key in ROWS:
         cells = [f"{r[key]:.4g}" if key in r else "" for r in results.values()]
-        others = [r[key] for n, r in results.items() if n != "kvroute" and key in r]
+        others = [r[key] for n, r in results.items() if n != "kvroute" and key in r and not r["wrong_answers"]]
         ours = results["kvroute"].get(key)
         ratio = f"{min(others) / ours:.1f}" if others and ours and key != "wrong_answers" else ""
         lines.append(f"| {title} | " + " | ".join(cells) + f" | {ratio} |")

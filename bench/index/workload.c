@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <kvroute/hash.h>
 
 static void *grown(void *p, size_t *cap, size_t need, size_t elem)
 {
@@ -391,6 +392,48 @@ static void trace(struct sim *s)
     free(path);
 }
 
+/* ---- names ------------------------------------------------------------------------------------------------- */
+
+struct rename {
+    uint64_t *from, *to;
+    size_t mask;
+};
+
+static uint64_t *renamed(const struct rename *r, uint64_t name)
+{
+    size_t i = mixed(name) & r->mask;
+    while (r->to[i] && r->from[i] != name) i = (i + 1) & r->mask;
+    r->from[i] = name;
+    return &r->to[i];
+}
+
+/* Names become the chain of local hashes, as Dynamo's own publishers make them: the positional index needs that. */
+static void chain_names(struct workload *w)
+{
+    struct rename r = {.mask = 1};
+    while (r.mask < w->words_n * 2) r.mask *= 2;
+    r.from = calloc(r.mask, sizeof *r.from);
+    r.to = calloc(r.mask, sizeof *r.to);
+    if (!r.from || !r.to) exit(1);
+    r.mask--;
+    for (size_t i = 0; i < w->ops_n; i++) {
+        struct op *o = &w->ops[i];
+        uint64_t *names = w->words + o->names, chain[2] = {0, 0}, out[2];
+        if (o->kind == OP_QUERY) continue;
+        if (o->has_parent) o->parent = chain[0] = *renamed(&r, o->parent);
+        for (uint32_t j = 0; j < o->n; j++) {
+            uint64_t *to = renamed(&r, names[j]);
+            chain[1] = o->kind == OP_STORED ? w->words[o->locals + j] : 0;
+            if (!*to && (j > 0 || o->has_parent)) kvr_hash_sequence(chain, 2, out);
+            else out[1] = chain[1];
+            if (!*to) *to = out[1];
+            names[j] = chain[0] = *to;
+        }
+    }
+    free(r.from);
+    free(r.to);
+}
+
 /* ---- answers ----------------------------------------------------------------------------------------------- */
 
 /* local_of is a bijection: undo it. */
@@ -438,6 +481,7 @@ void workload_make(const struct workload_config *c, struct workload *out)
     else conversations(&s);
     for (uint32_t v = 0; v < c->workers; v++) out->pairs += s.count[v];
     add_checks(&s);
+    if (!c->own_names) chain_names(out);
     free(s.table);
     free(s.newest);
     free(s.oldest);
