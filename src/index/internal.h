@@ -192,7 +192,7 @@ struct name_bucket { /* one cache line; see names.c */
     uint16_t id_lo[NAME_SLOTS]; /* 0 = empty */
     uint8_t id_hi[NAME_SLOTS];
     uint8_t over;   /* entries of this home in their other bucket: at most 11 in each of 32 */
-    uint64_t extra; /* 5 bits a slot: 1 of the id, 4 of the tag */
+    uint64_t extra; /* 5 bits a slot: 1 of the id, 4 of the tag; the top byte marks what `over` counts */
 };
 struct name_level { /* one size of the table */
     struct name_bucket **chunk;

@@ -158,6 +158,29 @@ static int level_touch(struct lane *ln, struct name_level *l, uint64_t b)
     return 0;
 }
 
+/* Entries of home k in their other buckets are counted, and marked by three bits of their tags in the top byte of
+ * `extra`, so that few searches go there in vain. The marks are wiped when the last one is gone. */
+static uint64_t passed_mark(uint32_t tag)
+{
+    return UINT64_C(1) << (56 + (tag >> 5 & 7));
+}
+
+static void passed_add(struct name_bucket *k, uint32_t tag)
+{
+    k->over++;
+    k->extra |= passed_mark(tag);
+}
+
+static void passed_del(struct name_bucket *k)
+{
+    if (--k->over == 0) k->extra &= ~(UINT64_C(255) << 56);
+}
+
+static bool may_have_passed(const struct name_bucket *k, uint32_t tag)
+{
+    return k->extra & passed_mark(tag);
+}
+
 static unsigned free_slots(const struct name_bucket *k)
 {
     return scan16(k->id_lo, UINT16_MAX, 0) & ALL_SLOTS;
@@ -183,7 +206,7 @@ static unsigned make_room(struct name_level *l, uint64_t b)
         unsigned room = to ? free_slots(to) : 0;
         if (!room || !m_with_home(l->nb, b, tag, &m)) continue;
         entry_write(to, (unsigned)__builtin_ctz(room), tag, entry_id(k, i));
-        k->over++;
+        passed_add(k, tag);
         return i;
     }
     return NAME_SLOTS;
@@ -204,7 +227,7 @@ static bool level_put(struct name_level *l, uint32_t m, uint32_t id)
     room = free_slots(k2);
     if (room) {
         entry_write(k2, (unsigned)__builtin_ctz(room), tag, id);
-        k->over++;
+        passed_add(k, tag);
         return true;
     }
     if (l->nb < BIG || (slot = make_room(l, b)) == NAME_SLOTS) return false;
@@ -230,8 +253,8 @@ static bool level_del(struct name_level *l, uint32_t m, uint32_t id)
     struct name_bucket *k = bucket(l, b);
     if (!k) return false;
     if (bucket_del(k, tag, id)) return true;
-    if (!k->over || !bucket_del(bucket_at(l, other(b, tag)), tag, id)) return false;
-    k->over--;
+    if (!may_have_passed(k, tag) || !bucket_del(bucket_at(l, other(b, tag)), tag, id)) return false;
+    passed_del(k);
     return true;
 }
 
@@ -327,7 +350,7 @@ static int move_entries(struct lane *ln, struct name_bucket *from, uint64_t b, u
         if (level_touch(ln, &t->now, home(&t->now, m))) return -KVR_ENOMEM;
         if (!level_put(&t->now, m, id) && spill_put(ln, m, id)) return -KVR_ENOMEM;
         entry_write(from, s, 0, 0);
-        if (at != b) bucket_at(&t->old, b)->over--;
+        if (at != b) passed_del(bucket_at(&t->old, b));
     }
     return 0;
 }
@@ -442,7 +465,7 @@ int kvr__names_claim(struct lane *ln, uint64_t name, uint32_t id)
     struct name_bucket *k = bucket(l, b);
     if (!k || scan_tag(k, tag) || (t->spill_n && t->spill_head[m % SPILL_HEADS])) return 1;
     unsigned room = free_slots(k);
-    if (k->over && scan_tag(bucket_at(l, other(b, tag)), tag)) return 1;
+    if (may_have_passed(k, tag) && scan_tag(bucket_at(l, other(b, tag)), tag)) return 1;
     if (room) entry_write(k, (unsigned)__builtin_ctz(room), tag, id);
     else if (!bucket(l, b + NAME_REACH - 1) || !level_put(l, m, id)) return 1;
     t->used++;
@@ -490,7 +513,7 @@ void kvr__names_prefetch_other(const struct lane *ln, uint64_t name)
     const struct name_level *l = level_of(&ln->names, m);
     uint64_t b = home(l, m);
     const struct name_bucket *k = bucket(l, b);
-    if (k && k->over) __builtin_prefetch(bucket_at(l, other(b, m & TAG_MASK)), 1);
+    if (k && may_have_passed(k, m & TAG_MASK)) __builtin_prefetch(bucket_at(l, other(b, m & TAG_MASK)), 1);
 }
 
 static inline bool each_in(const struct name_bucket *k, uint32_t tag, name_visit *fn, void *ctx)
@@ -508,7 +531,7 @@ bool kvr__names_each(const struct lane *ln, uint64_t name, name_visit *fn, void 
     uint64_t b = home(l, m);
     const struct name_bucket *k = bucket(l, b);
     if (k && each_in(k, tag, fn, ctx)) return true;
-    if (k && k->over && each_in(bucket_at(l, other(b, tag)), tag, fn, ctx)) return true;
+    if (k && may_have_passed(k, tag) && each_in(bucket_at(l, other(b, tag)), tag, fn, ctx)) return true;
     for (uint32_t s = t->spill_n ? t->spill_head[m % SPILL_HEADS] : 0; s; s = t->spill[s].next)
         if (t->spill[s].m == m && fn(ctx, t->spill[s].id)) return true;
     return false;
