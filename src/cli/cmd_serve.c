@@ -82,7 +82,7 @@ static const struct option_row rows[] = {
      NULL},
     BOO("router-clear-worker-wide", clear_worker_wide, "false", "a cleared event clears every rank of its worker (older publishers)"),
     NUM("router-seed", seed, "0", 0, 1.8e19, "seed for ties and temperature; 0 = from the clock"),
-    SIZ("index-max-bytes", index_max_bytes, "0", "cap on the index's memory; 0 = none"),
+    SIZ("index-max-bytes", index_max_bytes, "0", "cap on the index's memory, kept by giving up what is least recently used; 0 = none"),
     DBL("connect-timeout", connect_timeout, "2", 86400, "seconds to connect to a worker"),
     DBL("first-token-timeout", first_token_timeout, "600", 864000, "seconds to the first byte of an answer; 0 = off"),
     DBL("stall-timeout", stall_timeout, "120", 864000, "seconds between bytes of an answer; 0 = off"),

@@ -23,7 +23,7 @@ static void set_len(struct run *a, uint32_t len)
     atomic_store_explicit(&a->len, (uint16_t)len, RLX);
 }
 
-/* A new object naming [base, base + n); its names are in the table already when `listed`. */
+/* A new object naming [base, base + n). */
 static int object_new(struct lane *ln, struct rank *rk, struct run *r, uint32_t base, const uint64_t *names, uint32_t n, uint32_t *out)
 {
     uint32_t id;
@@ -104,7 +104,7 @@ int kvr__alias_add(struct lane *ln, struct rank *rk, struct run *r, uint32_t off
         if (rc) return rc;
         struct cover *c = kvr__cover(r);
         if (g.cut == 0) {
-            kvr__cover_add(ln, r, rk->slot, 1, kvr__rank_add(rk, r->id));
+            kvr__cover_add(r, rk->slot, 1, kvr__rank_add(rk, r->id));
             g = kvr__grip(r, rk->slot);
             c->aliased++;
             kvr__holder(c, g.at)->alias = id;
@@ -126,9 +126,8 @@ static bool covers(const struct run *a, uint32_t off)
     return a->poff <= off && off < a->poff + kvr__len(a);
 }
 
-bool kvr__alias_names(const struct lane *ln, const struct run *r, uint32_t head, uint32_t off, uint64_t name)
+bool kvr__alias_names(const struct lane *ln, uint32_t head, uint32_t off, uint64_t name)
 {
-    (void)r;
     for (uint32_t id = head; id; id = at(ln, id)->next) {
         const struct run *a = at(ln, id);
         if (covers(a, off) && a->a[off - a->poff] == name) return true;
@@ -136,9 +135,8 @@ bool kvr__alias_names(const struct lane *ln, const struct run *r, uint32_t head,
     return false;
 }
 
-uint64_t kvr__alias_first(const struct lane *ln, const struct run *r, uint32_t head, uint32_t off)
+uint64_t kvr__alias_first(const struct lane *ln, uint32_t head, uint32_t off)
 {
-    (void)r;
     for (uint32_t id = head; id; id = at(ln, id)->next)
         if (covers(at(ln, id), off)) return at(ln, id)->a[off - at(ln, id)->poff];
     KVR_ASSERT(!"an aliased block has a name");

@@ -254,7 +254,7 @@ static int raise(struct store *st, struct run *r, uint32_t cut)
         } else {
             if (kvr__rank_reserve(ln, rk) || kvr__cover_reserve(ln, r, false)) return -KVR_ENOMEM;
             if (r->parent >= IDS_RESERVED) kvr__cover_kids(kvr__run(ln, r->parent), rk->slot, 1);
-            kvr__cover_add(ln, r, rk->slot, cut, kvr__rank_add(rk, r->id));
+            kvr__cover_add(r, rk->slot, cut, kvr__rank_add(rk, r->id));
         }
         rk->blocks += cut - g.cut;
         ln->blocks_n += cut - g.cut;
@@ -271,7 +271,7 @@ static int hold_named(struct store *st, struct run *r, uint32_t off, uint64_t na
     struct grip g = kvr__grip(r, st->rk->slot);
     bool held = off < g.cut;
     if (held && st->expiry) return 0; /* a prediction gives no second name */
-    if (held && kvr__alias_names(ln, r, kvr__grip_alias(r, g), off, name)) return 0;
+    if (held && kvr__alias_names(ln, kvr__grip_alias(r, g), off, name)) return 0;
     int rc = kvr__alias_convert(ln, st->rk, r);
     if (rc == 0) rc = kvr__alias_add(ln, st->rk, r, off, name);
     if (rc) return rc;
@@ -439,7 +439,7 @@ static int branch(struct store *st, uint32_t hash, const uint64_t *locals, const
     memcpy(r->a + r->cap, names, n * 8);
     r->high = (uint16_t)n;
     atomic_store_explicit(&r->len, r->high, RLX);
-    kvr__cover_add(ln, r, rk->slot, r->high, kvr__rank_add(rk, r->id));
+    kvr__cover_add(r, rk->slot, r->high, kvr__rank_add(rk, r->id));
     kvr__run_link(ln, r);
     if (r->parent >= IDS_RESERVED) kvr__cover_kids(kvr__run(ln, r->parent), rk->slot, 1);
     rk->blocks += n;

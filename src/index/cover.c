@@ -150,9 +150,8 @@ int kvr__cover_reserve(struct lane *ln, struct run *r, bool must_cover)
     return 0;
 }
 
-void kvr__cover_add(struct lane *ln, struct run *r, uint32_t slot, uint32_t cut, uint32_t pos)
+void kvr__cover_add(struct run *r, uint32_t slot, uint32_t cut, uint32_t pos)
 {
-    (void)ln;
     struct cover *c = kvr__cover(r);
     if (c) cover_insert(c, slot, cut, (struct holder){.pos = pos});
     else hold_set(r, inline_word(slot, cut, pos));

@@ -70,7 +70,7 @@ static int order_runs(const struct lane *ln, const struct rank *rk, struct copy 
 uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off)
 {
     uint32_t head = kvr__grip_alias(r, kvr__grip(r, rk->slot));
-    return head ? kvr__alias_first(ln, r, head, off) : kvr__names_of(r)[off];
+    return head ? kvr__alias_first(ln, head, off) : kvr__names_of(r)[off];
 }
 
 static int add_record(const struct lane *ln, const struct rank *rk, struct copy *c, struct run *r, uint32_t off, size_t n)
@@ -95,7 +95,7 @@ static int copy_more_names(const struct lane *ln, const struct rank *rk, struct 
         const struct run *a = kvr__run(ln, id);
         for (uint32_t i = 0; i < kvr__len(a); i++) {
             uint32_t off = a->poff + i;
-            if (kvr__alias_first(ln, r, head, off) == a->a[i]) continue;
+            if (kvr__alias_first(ln, head, off) == a->a[i]) continue;
             if (add_record(ln, rk, c, r, off, 1)) return -KVR_ENOMEM;
             c->blocks[c->blocks_n - 1] = (struct kvr_block){a->a[i], r->a[off]};
         }
@@ -109,7 +109,7 @@ static int copy_run(const struct lane *ln, const struct rank *rk, struct copy *c
     uint32_t head = kvr__grip_alias(r, g);
     if (add_record(ln, rk, c, r, 0, g.cut)) return -KVR_ENOMEM;
     struct kvr_block *b = c->blocks + c->records[c->records_n - 1].first;
-    for (uint32_t i = 0; i < g.cut; i++) b[i] = (struct kvr_block){head ? kvr__alias_first(ln, r, head, i) : kvr__names_of(r)[i], r->a[i]};
+    for (uint32_t i = 0; i < g.cut; i++) b[i] = (struct kvr_block){head ? kvr__alias_first(ln, head, i) : kvr__names_of(r)[i], r->a[i]};
     return head ? copy_more_names(ln, rk, c, r, head) : 0;
 }
 

@@ -207,6 +207,7 @@ struct name_table {
     struct name_level now, old; /* old.nb > 0: moving from old to now */
     uint64_t moved;             /* home buckets of old that have moved */
     size_t used;
+    size_t puts, used_then;   /* insertions since the table last grew, and what it had then */
     struct name_spill *spill; /* entries that found no room within reach; lists by m % SPILL_HEADS */
     size_t spill_cap, spill_n, spill_top;
     uint32_t *spill_head, spill_free;
@@ -473,8 +474,8 @@ static inline struct holder *kvr__holder(struct cover *c, uint32_t at)
 struct grip kvr__grip(const struct run *r, uint32_t slot);
 uint32_t kvr__grip_alias(const struct run *r, struct grip g);
 uint32_t kvr__grip_kids(const struct run *r, struct grip g);
-int kvr__cover_reserve(struct lane *ln, struct run *r, bool must_cover);                        /* room for one more holder */
-void kvr__cover_add(struct lane *ln, struct run *r, uint32_t slot, uint32_t cut, uint32_t pos); /* after reserve */
+int kvr__cover_reserve(struct lane *ln, struct run *r, bool must_cover);       /* room for one more holder */
+void kvr__cover_add(struct run *r, uint32_t slot, uint32_t cut, uint32_t pos); /* after reserve */
 void kvr__cover_set(struct run *r, uint32_t slot, struct grip g, uint32_t cut);
 void kvr__cover_remove(struct lane *ln, struct run *r, struct grip g);
 void kvr__cover_kids(struct run *r, uint32_t slot, int by);
@@ -503,8 +504,8 @@ void kvr__slot_free(struct lane *ln, uint32_t slot);
 /* ---- aliases.c: one block of one rank is named by an alias object */
 int kvr__alias_convert(struct lane *ln, struct rank *rk, struct run *r); /* plain -> aliased */
 int kvr__alias_add(struct lane *ln, struct rank *rk, struct run *r, uint32_t off, uint64_t name);
-bool kvr__alias_names(const struct lane *ln, const struct run *r, uint32_t head, uint32_t off, uint64_t name);
-uint64_t kvr__alias_first(const struct lane *ln, const struct run *r, uint32_t head, uint32_t off);
+bool kvr__alias_names(const struct lane *ln, uint32_t head, uint32_t off, uint64_t name);
+uint64_t kvr__alias_first(const struct lane *ln, uint32_t head, uint32_t off);
 uint32_t kvr__alias_count(const struct lane *ln, uint32_t head, uint32_t off);
 bool kvr__alias_remove(struct lane *ln, struct run *r, struct grip g, uint32_t alias, uint64_t name); /* false: the block must go */
 void kvr__alias_cut(struct lane *ln, struct run *r, struct grip g, uint32_t len);                     /* drops names at and past len */
@@ -518,7 +519,6 @@ int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
 int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *locals, const uint64_t *names, size_t n, uint64_t expiry);
 int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n);
 void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* gives up blocks from cut on, and all behind */
-void kvr__leave_run(struct lane *ln, struct rank *rk, struct run *r, struct grip g);
 
 /* ---- predict.c */
 void kvr__predict_begin(struct lane *ln); /* before the stores of one decision */

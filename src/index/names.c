@@ -13,10 +13,10 @@
  *
  * Growing. With nb >= BIG, a bucket's range of m is so narrow that among NAME_REACH neighbouring buckets only
  * one value of m has a given tag: bucket and tag together give m back, and with it the home in a table of another
- * size. The table grows by an eighth and shrinks by moving a few old buckets per insertion or removal, in order;
- * names with an old home below `moved` are in the new level, the others in the old one. Chunks are taken and given
- * back as the move passes, so growing needs no second table. Below BIG the table is rebuilt from the runs, which
- * takes well under a millisecond.
+ * size. The table grows by a third while it fills, by an eighth when most of what comes replaces something, and
+ * shrinks when it is sparse; then a few old buckets move per insertion or removal, in order. Names with an old home
+ * below `moved` are in the new level, the others in the old one. Chunks are taken and given back as the move passes,
+ * so growing needs no second table. Below BIG the table is rebuilt from the runs, which takes about a millisecond.
  *
  * Writers only; readers never come here.
  */
@@ -25,7 +25,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { M_BITS = 30, TAG_BITS = 20, FAR = 31, MIN_NB = 32, MOVE_STEP = 2 };
+enum { M_BITS = 30, TAG_BITS = 20, FAR = 31, MIN_NB = 32, MOVE_STEP = 1 };
 #define BIG          (((uint64_t)1 << (M_BITS - TAG_BITS)) * (NAME_REACH + 1))
 #define SMALL        2048 /* from here the next size is BIG: a rebuild takes well under a millisecond */
 #define TAG_MASK     ((1u << TAG_BITS) - 1)
@@ -186,10 +186,16 @@ static unsigned free_slots(const struct name_bucket *k)
     return scan16(k->id_lo, UINT16_MAX, 0) & ALL_SLOTS;
 }
 
-/* The m of an entry with this tag whose home is bucket b, or false. Certain only with nb >= BIG. */
-static bool m_with_home(uint64_t nb, uint64_t b, uint32_t tag, uint32_t *m)
+/* The smallest m whose home is bucket b. */
+static uint64_t first_m(uint64_t nb, uint64_t b)
 {
-    uint64_t lo = ((b << M_BITS) + nb - 1) / nb, c = (lo & ~(uint64_t)TAG_MASK) | tag;
+    return ((b << M_BITS) + nb - 1) / nb;
+}
+
+/* The m of an entry with this tag whose home is bucket b, or false; lo is first_m(). Certain only with nb >= BIG. */
+static bool m_with_home(uint64_t nb, uint64_t b, uint64_t lo, uint32_t tag, uint32_t *m)
+{
+    uint64_t c = (lo & ~(uint64_t)TAG_MASK) | tag;
     if (c < lo) c += TAG_MASK + 1;
     *m = (uint32_t)c;
     return c >> M_BITS == 0 && c * nb >> M_BITS == b;
@@ -199,12 +205,13 @@ static bool m_with_home(uint64_t nb, uint64_t b, uint32_t tag, uint32_t *m)
 static unsigned make_room(struct name_level *l, uint64_t b)
 {
     struct name_bucket *k = bucket_at(l, b);
+    uint64_t lo = first_m(l->nb, b);
     uint32_t m;
     for (unsigned i = 0; i < NAME_SLOTS; i++) {
         uint32_t tag = entry_tag(k, i);
         struct name_bucket *to = bucket(l, other(b, tag));
         unsigned room = to ? free_slots(to) : 0;
-        if (!room || !m_with_home(l->nb, b, tag, &m)) continue;
+        if (!room || !m_with_home(l->nb, b, lo, tag, &m)) continue;
         entry_write(to, (unsigned)__builtin_ctz(room), tag, entry_id(k, i));
         passed_add(k, tag);
         return i;
@@ -240,7 +247,7 @@ static bool bucket_del(struct name_bucket *k, uint32_t tag, uint32_t id)
     for (unsigned hits = scan_tag(k, tag); hits; hits &= hits - 1) {
         unsigned s = (unsigned)__builtin_ctz(hits);
         if (entry_id(k, s) != id) continue;
-        entry_write(k, s, 0, 0);
+        k->id_lo[s] = 0;
         return true;
     }
     return false;
@@ -337,33 +344,58 @@ static const struct name_level *level_of(const struct name_table *t, uint32_t m)
     return is_in_old(t, m) ? &t->old : &t->now;
 }
 
+/* Where moved entries go: they come in order of m, so the bucket is mostly that of the one before, and its room is
+ * known without looking at what was just written. */
+struct target {
+    uint64_t b;
+    unsigned room;
+};
+
+static int move_entry(struct lane *ln, struct target *to, uint32_t m, uint32_t id)
+{
+    struct name_level *l = &ln->names.now;
+    uint64_t b = home(l, m);
+    if (b != to->b) {
+        if (level_touch(ln, l, b)) return -KVR_ENOMEM;
+        *to = (struct target){b, free_slots(bucket_at(l, b))};
+    }
+    if (to->room) {
+        entry_write(bucket_at(l, b), (unsigned)__builtin_ctz(to->room), m & TAG_MASK, id);
+        to->room &= to->room - 1;
+        return 0;
+    }
+    to->b = UINT64_MAX; /* making room may change any bucket near */
+    return level_put(l, m, id) ? 0 : spill_put(ln, m, id);
+}
+
 /* Moves what bucket `at` has of home b to the new level. */
-static int move_entries(struct lane *ln, struct name_bucket *from, uint64_t b, uint64_t at)
+static int move_entries(struct lane *ln, struct target *to, uint64_t b, uint64_t lo, uint64_t at)
 {
     struct name_table *t = &ln->names;
+    struct name_bucket *from = bucket_at(&t->old, at);
     unsigned full = ~free_slots(from) & ALL_SLOTS;
     if (at != b) full &= scan16(from->tag, FAR, (uint16_t)(at - b - 1));
     for (; full; full &= full - 1) {
         unsigned s = (unsigned)__builtin_ctz(full);
         uint32_t m, id = entry_id(from, s), tag = entry_tag(from, s);
-        if (!m_with_home(t->old.nb, b, tag, &m)) continue;
-        if (level_touch(ln, &t->now, home(&t->now, m))) return -KVR_ENOMEM;
-        if (!level_put(&t->now, m, id) && spill_put(ln, m, id)) return -KVR_ENOMEM;
-        entry_write(from, s, 0, 0);
+        if (!m_with_home(t->old.nb, b, lo, tag, &m)) continue;
+        if (move_entry(ln, to, m, id)) return -KVR_ENOMEM;
+        from->id_lo[s] = 0;
         if (at != b) passed_del(bucket_at(&t->old, b));
     }
     return 0;
 }
 
-static int move_bucket(struct lane *ln)
+static int move_bucket(struct lane *ln, struct target *to)
 {
     struct name_table *t = &ln->names;
     uint64_t b = t->moved;
     struct name_bucket *k = bucket(&t->old, b);
     if (k) {
-        if (move_entries(ln, k, b, b)) return -KVR_ENOMEM;
+        uint64_t lo = first_m(t->old.nb, b);
+        if (move_entries(ln, to, b, lo, b)) return -KVR_ENOMEM;
         for (uint64_t i = 1; k->over && i < NAME_REACH; i++)
-            if (move_entries(ln, bucket_at(&t->old, b + i), b, b + i)) return -KVR_ENOMEM;
+            if (move_entries(ln, to, b, lo, b + i)) return -KVR_ENOMEM;
     }
     t->moved++;
     uint64_t c = (t->moved >> t->old.chunk_bits) - 1;
@@ -374,8 +406,9 @@ static int move_bucket(struct lane *ln)
 static int move_some(struct lane *ln, unsigned buckets)
 {
     struct name_table *t = &ln->names;
+    struct target to = {UINT64_MAX, 0};
     for (; buckets && t->old.nb; buckets--) {
-        int rc = move_bucket(ln);
+        int rc = move_bucket(ln, &to);
         if (rc) return rc;
         if (t->moved < t->old.nb) continue;
         level_free(ln, &t->old);
@@ -417,15 +450,18 @@ static int grow(struct lane *ln, size_t need)
 {
     struct name_table *t = &ln->names;
     if (move_some(ln, UINT32_MAX)) return -KVR_ENOMEM;
-    uint64_t nb = t->now.nb < SMALL ? t->now.nb * 4 : KVR_MAX(BIG, t->now.nb + t->now.nb / 8);
+    bool filling = (t->used - KVR_MIN(t->used, t->used_then)) * 2 > t->puts;
+    uint64_t nb = t->now.nb < SMALL ? t->now.nb * 4 : KVR_MAX(BIG, t->now.nb + t->now.nb / (filling ? 3 : 8));
     while (FULL(nb) < need) nb += nb / 8;
+    t->used_then = t->used;
+    t->puts = 0;
     return t->now.nb < BIG ? rebuild(ln, nb) : resize(ln, nb);
 }
 
 int kvr__names_reserve(struct lane *ln, size_t more)
 {
     struct name_table *t = &ln->names;
-    if (t->old.nb && move_some(ln, (unsigned)KVR_MIN(more, (size_t)RUN_MAX) * MOVE_STEP)) return -KVR_ENOMEM;
+    if (t->old.nb && move_some(ln, (unsigned)KVR_MIN(more, (size_t)RUN_MAX) * MOVE_STEP + 1)) return -KVR_ENOMEM;
     return t->used + more > FULL(t->now.nb) ? grow(ln, t->used + more) : 0;
 }
 
@@ -453,6 +489,7 @@ int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id)
     if (level_touch(ln, l, home(l, m))) return -KVR_ENOMEM;
     if (!level_put(l, m, id) && spill_put(ln, m, id)) return -KVR_ENOMEM;
     t->used++;
+    t->puts++;
     return 0;
 }
 
@@ -469,6 +506,7 @@ int kvr__names_claim(struct lane *ln, uint64_t name, uint32_t id)
     if (room) entry_write(k, (unsigned)__builtin_ctz(room), tag, id);
     else if (!bucket(l, b + NAME_REACH - 1) || !level_put(l, m, id)) return 1;
     t->used++;
+    t->puts++;
     return 0;
 }
 

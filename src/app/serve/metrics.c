@@ -134,6 +134,10 @@ static void put_index(struct serve *s, struct kvr_buf *b)
         {"index_predicted_blocks", "gauge", "Pairs known from routing decisions", offsetof(struct kvr_index_stats, predicted)},
         {"index_duplicate_stores_total", "counter", "Stores that changed nothing", offsetof(struct kvr_index_stats, duplicate_stores)},
         {"index_out_of_memory_total", "counter", "Operations that ran into the byte cap", offsetof(struct kvr_index_stats, no_memory)},
+        {"index_no_room_total", "counter", "Stores refused because the pairs or runs have run out",
+         offsetof(struct kvr_index_stats, no_room)},
+        {"index_evicted_total", "counter", "Least recently used pairs given up for the byte cap",
+         offsetof(struct kvr_index_stats, evicted_bytes)},
         {"index_expired_total", "counter", "Predicted pairs dropped by time", offsetof(struct kvr_index_stats, expired)},
         {"index_pruned_total", "counter", "Predicted pairs dropped by size", offsetof(struct kvr_index_stats, pruned)},
     };
