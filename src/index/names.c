@@ -13,7 +13,7 @@
  *
  * Growing. With nb >= BIG, a bucket's range of m is so narrow that among NAME_REACH neighbouring buckets only
  * one value of m has a given tag: bucket and tag together give m back, and with it the home in a table of another
- * size. The table grows by a third while it fills, by an eighth when most of what comes replaces something, and
+ * size. The table grows by a half while it fills, by an eighth when most of what comes replaces something, and
  * shrinks when it is sparse; then a few old buckets move per insertion or removal, in order. Names with an old home
  * below `moved` are in the new level, the others in the old one. Chunks are taken and given back as the move passes,
  * so growing needs no second table. Below BIG the table is rebuilt from the runs, which takes about a millisecond.
@@ -451,7 +451,7 @@ static int grow(struct lane *ln, size_t need)
     struct name_table *t = &ln->names;
     if (move_some(ln, UINT32_MAX)) return -KVR_ENOMEM;
     bool filling = (t->used - KVR_MIN(t->used, t->used_then)) * 2 > t->puts;
-    uint64_t nb = t->now.nb < SMALL ? t->now.nb * 4 : KVR_MAX(BIG, t->now.nb + t->now.nb / (filling ? 3 : 8));
+    uint64_t nb = t->now.nb < SMALL ? t->now.nb * 4 : KVR_MAX(BIG, t->now.nb + t->now.nb / (filling ? 2 : 8));
     while (FULL(nb) < need) nb += nb / 8;
     t->used_then = t->used;
     t->puts = 0;
