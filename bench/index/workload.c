@@ -51,6 +51,7 @@ static const struct {
       .sticky = 0.2,
       .turns = 2,
       .max_blocks = 1400}},
+    {"one", "one worker: one holder in every answer", {.workers = 1, .capacity = 262144, .sessions = 3000, .requests = 40000}},
     {"small", "16 workers, 0.1 M pairs", {.workers = 16, .capacity = 6250, .sessions = 1000, .requests = 10000}},
     {"m05", "32 workers, 0.5 M pairs", {.workers = 32, .capacity = 16384, .sessions = 5000, .requests = 50000}},
     {"m50", "512 workers, 50 M pairs", {.workers = 512, .capacity = 98304, .sessions = 500000, .requests = 3000000}},

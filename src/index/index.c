@@ -66,6 +66,18 @@ static size_t index_bytes(uint32_t lanes)
     return sizeof(struct kvr_index) + lanes * sizeof(struct lane) + 64; /* room to align */
 }
 
+/* Threads that apply events hold the lock most of the time: who wants it alone must not wait for a gap. */
+static void init_ranks_lock(pthread_rwlock_t *lock)
+{
+    pthread_rwlockattr_t a;
+    pthread_rwlockattr_init(&a);
+#ifdef __GLIBC__
+    pthread_rwlockattr_setkind_np(&a, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+#endif
+    pthread_rwlock_init(lock, &a);
+    pthread_rwlockattr_destroy(&a);
+}
+
 static bool config_is_valid(const struct kvr_index_config *c)
 {
     return c->prune_target_ratio >= 0 && c->prune_target_ratio <= 1 && c->lanes <= LANES_MAX && c->ranks_max <= SLOT_MAX / 2;
@@ -92,7 +104,7 @@ int kvr_index_create(const struct kvr_index_config *config, struct kvr_index **o
     ix->slots_max = c.ranks_max + c.ranks_max / 4 + 64; /* cleared slots wait for readers */
     atomic_init(&ix->epoch, 1);
     pthread_mutex_init(&ix->readers_lock, NULL);
-    pthread_rwlock_init(&ix->ranks_lock, NULL);
+    init_ranks_lock(&ix->ranks_lock);
     int rc = 0;
     for (uint32_t i = 0; i < c.lanes && rc == 0; i++) rc = lane_init(ix, &ix->lanes[i]);
     if (rc == 0 && c.frequency_window_ns) rc = kvr__usage_create(ix);
