@@ -40,11 +40,12 @@
  *   Memory     bytes_max caps everything the index allocates, in equal shares per lane. When it is reached predicted
  *              blocks go, then the least recently used ones (counted). A store that still does not fit returns
  *              -KVR_ENOMEM; its leading blocks that did fit stay, because they are true. Giving up never needs memory.
- *   Pauses     No table is copied as a whole: they grow and shrink a little with each event.
+ *   Pauses     The tables of the device tier grow and shrink a little with each event; a large one is never copied as a
+ *              whole.
  *
  * COSTS (docs/performance.md has figures). A match reads 8 bytes per block and a word per holder of the runs on its
  * path, with two cache misses per run. A stored or removed block touches one or two cache lines of the name table and
- * 16 bytes of its run. Memory is about 25 bytes for a block with one holder, plus 16 / (blocks of the run) bytes for each
+ * 16 bytes of its run. Memory is about 26 bytes for a block with one holder, plus 16 / (blocks of the run) bytes for each
  * further holder, plus 14 for each further name.
  *
  * CAVEATS
