@@ -5,6 +5,7 @@
  *
  *   bench_index make NAME FILE [trace.jsonl]   writes a workload (see --help for names; "trace" with a file)
  *   bench_index run FILE [--portable]          measures
+ *   bench_index apply FILE                     only applies, for profilers
  *   bench_index lanes FILE                     one lane and two, with and without readers
  *   bench_index churn FILE SECONDS             applies and removes over and over, watching memory
  *   bench_index floor                          the machine: memory bandwidth and latency
@@ -494,7 +495,8 @@ static int make(const char *name, const char *path, const char *trace)
 static int usage(int status)
 {
     fprintf(status ? stderr : stdout,
-            "usage: bench_index make NAME FILE [TRACE]\n       bench_index run FILE [--portable]\n       bench_index lanes FILE\n"
+            "usage: bench_index make NAME FILE [TRACE]\n       bench_index run FILE [--portable]\n       bench_index apply FILE\n       "
+            "bench_index lanes FILE\n"
             "       bench_index churn FILE SECONDS\n       bench_index floor\nworkloads:\n%s  trace  conversations of a Mooncake trace, "
             "128 workers\n",
             workload_names());

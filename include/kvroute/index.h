@@ -37,11 +37,10 @@
  *              blocks count block by block: a store from the first, a removal from the last; a clear counts as one.
  *   Writers    Everything else takes locks: one per lane, and one for the directory of pairs, shared. A pair belongs to
  *              one lane, assigned at first sight to the lane with the fewest; events of one pair are applied in order.
- *   Memory     bytes_max caps everything the index allocates, in equal shares per lane. When it is reached predicted
- *              blocks go, then the least recently used ones (counted). A store that still does not fit returns
- *              -KVR_ENOMEM; its leading blocks that did fit stay, because they are true. Giving up never needs memory.
- *   Pauses     The tables of the device tier grow and shrink a little with each event; a large one is never copied as a
- *              whole.
+ *   Memory     bytes_max caps what the index allocates, in equal shares per lane (use counts and dumps in progress are apart). When it is
+ * reached predicted blocks go, then the least recently used ones (counted). A store that still does not fit returns -KVR_ENOMEM; its
+ * leading blocks that did fit stay, because they are true. Giving up never needs memory. Pauses     The tables of the device tier grow and
+ * shrink a little with each event; a large one is never copied as a whole.
  *
  * COSTS (docs/performance.md has figures). A match reads 8 bytes per block and a word per holder of the runs on its
  * path, with two cache misses per run. A stored or removed block touches one or two cache lines of the name table and
@@ -54,7 +53,7 @@
  *   Predicted and lower-tier blocks are in tables that double, so they can pause a lane for milliseconds when there are
  *   millions of them. A dump stops the lane while it copies one pair. One name used for thousands of different blocks
  *   makes its look-ups linear in their number.
- *   At most 2^20 pairs and 2^25 runs a lane; beyond, stores return -KVR_ECAPACITY.
+ *   At most 2^19 pairs (ranks_max) and 2^25 runs a lane; beyond, stores return -KVR_ECAPACITY.
  *
  * EXAMPLE (compiled and run by the tests)
  *
@@ -206,7 +205,7 @@ typedef int kvr_index_emit(void *ctx, const struct kvr_event *event);
 
 /* Emits the content as stored events, parents before children, one event per unbranched stretch, event ids
  * 0, 1, 2, ... `only` NULL: every pair. Applying them to an empty index gives an equal one.
- * 0, 1, 2, ... Each pair is as it was at one moment; a lane is locked while one of its pairs is copied, and no lock is
+ * Each pair is as it was at one moment; a lane is locked while one of its pairs is copied, and no lock is
  * held while `emit` runs. Needs memory for the largest pair, outside bytes_max.
  * Returns: 0, what `emit` returned, or -KVR_ENOMEM. Threads: any. */
 KVR_API int kvr_index_dump(struct kvr_index *index, const struct kvr_worker *only, kvr_index_emit *emit, void *ctx);

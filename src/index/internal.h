@@ -12,6 +12,7 @@
  *   aliases.c  names of ranks whose engine calls a block differently
  *   ranks.c    (worker, rank) pairs and the list of runs each one holds
  *   apply.c    stored, removed, cleared
+ *   batch.c    many events at once, with prefetching
  *   predict.c  blocks known from routing decisions: time to live, pruning
  *   evict.c    capacities and the byte cap: least recently used first
  *   match.c    queries
@@ -68,11 +69,13 @@
  *       holders of the runs on its path and KID_SLOTS probes per run.
  *
  * Writers. A rank belongs to one lane from first sight on. A lane's state is guarded by its lock; lanes share
- * only the allocator, the epoch and the directory of ranks, so they do not wait for each other.
+ * the allocator, the epoch, the list of readers (locked for a moment when memory is reclaimed) and the directory of
+ * ranks (held shared while events are applied), so they hardly wait for each other.
  *
- * Pauses. Nothing is copied as a whole: the name table moves a few buckets per insertion while it grows, the
- * child table splits one segment of 4 KiB at a time, runs and slabs are small. The directories (8 bytes per 1,024
- * runs, 8 bytes per segment) and a rank's list of runs (4 bytes a run) are the only arrays that double.
+ * Pauses. The device tier's tables are not copied as a whole: the name table moves a few buckets per insertion while it grows, the
+ * child table splits one segment of 4 KiB at a time, runs and slabs are small. What doubles
+ * is small (directories: 8 bytes per 1,024 runs, per segment, per rank; a rank's list: 4 bytes a run) or belongs to
+ * decisions, lower tiers and use counts.
  */
 #ifndef KVR_INDEX_INTERNAL_H
 #define KVR_INDEX_INTERNAL_H
@@ -90,7 +93,7 @@
 
 enum {
     ROOT_RUN = 0,  /* parent of every first block */
-    FLOAT_RUN = 1, /* parent of runs with a start position; `next` of such a run is the position */
+    FLOAT_RUN = 1, /* parent of runs with a start position */
     IDS_RESERVED = 2,
     ID_BITS = 25, /* run ids; ids whose low 16 bits are 0 are not used (names.c) */
     CUT_BITS = 12,
@@ -133,7 +136,7 @@ struct run {
     _Atomic uint16_t len; /* R */
     uint16_t cap;
     uint16_t poff;       /* R: hangs behind that many blocks of parent */
-    uint16_t high;       /* largest len ever published in this memory; ALIAS_MARK for an alias object */
+    uint16_t high;       /* largest len ever published (I2); ALIAS_MARK for an alias object */
     uint32_t parent;     /* R */
     uint32_t kids;       /* first child */
     uint32_t next, prev; /* siblings, 0 ends; a limbo link once retired */
@@ -249,7 +252,6 @@ struct rank {
     uint32_t last_run, last_off; /* end of the last store: not evicted first */
     uint32_t serial;             /* constant, unlike the slot */
     uint32_t tier_head[KVR_TIER_COUNT - 1];
-    size_t tier_blocks[KVR_TIER_COUNT - 1];
     struct rank *next_free;
 };
 
@@ -297,7 +299,6 @@ struct limbo { /* unlinked while the epoch was `epoch` */
     struct kid_seg *segs;
     struct kid_dir *kid_dirs;
     struct ref_dir *ref_dirs;
-    uint32_t *ids;
     struct rank *dead; /* slots to give back */
     size_t n;
 };

@@ -67,7 +67,7 @@ static void give_holders(const struct lane *ln, struct sink *sink, const struct 
 
 static void walk_start(struct walk *w, const struct lane *ln, const uint64_t *q, size_t n)
 {
-    *w = (struct walk){.ln = ln, .q = q, .n = (uint32_t)n, .run = ROOT_RUN, .over = n == 0};
+    *w = (struct walk){.ln = ln, .q = q, .n = (uint32_t)KVR_MIN(n, (size_t)UINT32_MAX), .run = ROOT_RUN, .over = n == 0};
     if (n) w->hash = kvr__kid_hash(ln, ROOT_RUN, 0, q[0]);
 }
 
@@ -209,7 +209,7 @@ static long match_alone(struct kvr_index_reader *rd, const struct kvr_query *q)
 
 long kvr_index_match(struct kvr_index_reader *rd, const uint64_t *locals, size_t n, struct kvr_overlap *out, size_t cap)
 {
-    struct kvr_query q = {.locals = locals, .n = KVR_MIN(n, (size_t)UINT32_MAX), .out = out, .cap = cap};
+    struct kvr_query q = {.locals = locals, .n = n, .out = out, .cap = cap};
     if (n == 0) return 0;
     kvr__reader_enter(rd);
     if (rd->index->lanes_n == 1) q.found = match_alone(rd, &q);

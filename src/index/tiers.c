@@ -121,7 +121,6 @@ static int edge_add(struct lane *ln, struct rank *rk, enum kvr_tier tier, bool r
     *head = id;
     for (int k = 0; k < 2; k++) table_put(t, t->table[k], t->table_cap, id, k);
     t->n++;
-    rk->tier_blocks[tier - 1]++;
     return 0;
 }
 
@@ -135,7 +134,6 @@ static void edge_del(struct lane *ln, struct rank *rk, enum kvr_tier tier, uint3
     if (e->next) t->edges[e->next].prev = e->prev;
     *e = (struct edge){.next = t->free};
     t->free = id;
-    rk->tier_blocks[tier - 1]--;
     if (--t->n == 0) kvr__tiers_destroy(ln);
 }
 

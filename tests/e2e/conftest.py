@@ -60,8 +60,16 @@ def wait_for(what, check, timeout=10.0):
                 return last
         except (OSError, http.client.HTTPException, AssertionError) as e:
             last = e
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
     raise AssertionError(f"timed out waiting for {what}; last: {last!r}")
+
+
+def stays(what, check, seconds):
+    """Asserts that check() is true, over and over, for that long: where the passing of time is what is tested."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert check(), f"no longer: {what}"
+        time.sleep(0.01)  # between two looks
 
 
 class Process:

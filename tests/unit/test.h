@@ -33,6 +33,13 @@ static inline void *failing_resize(void *ctx, void *ptr, size_t old_size, size_t
     return p;
 }
 
+/* A number from the environment: KVR_SEED, KVR_OPS. */
+static inline uint64_t env_u64(const char *name, uint64_t fallback)
+{
+    const char *v = getenv(name);
+    return v ? strtoull(v, NULL, 10) : fallback;
+}
+
 /* A clock that stands where it is put. */
 static inline uint64_t manual_now(void *ctx)
 {

@@ -8,12 +8,6 @@
 #include <kvroute/index.h>
 #include "index/internal.h"
 
-static uint64_t env_u64(const char *name, uint64_t fallback)
-{
-    const char *v = getenv(name);
-    return v ? strtoull(v, NULL, 10) : fallback;
-}
-
 static void check(struct kvr_index *ix)
 {
     const char *why = NULL;

@@ -206,12 +206,6 @@ static void check_dump(struct kvr_index *ix, const struct model *m, struct kvr_r
     kvr_index_destroy(copy);
 }
 
-static uint64_t env_u64(const char *name, uint64_t fallback)
-{
-    const char *v = getenv(name);
-    return v ? strtoull(v, NULL, 10) : fallback;
-}
-
 static void run_seed(uint64_t seed, uint64_t ops, const struct kvr_index_config *config)
 {
     struct kvr_rng rng = {seed};

@@ -24,12 +24,6 @@ void kvr_interleave(void)
     if (kvr_rng_below(&yield_rng, 3) == 0) sched_yield();
 }
 
-static uint64_t env_u64(const char *name, uint64_t fallback)
-{
-    const char *v = getenv(name);
-    return v ? strtoull(v, NULL, 10) : fallback;
-}
-
 /* The blocks are the nodes 1..NODES-1 of a binary tree; 2n and 2n + 1 come behind n. A query is the path to a leaf. */
 static uint64_t local_of(uint32_t node)
 {
