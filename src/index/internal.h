@@ -72,7 +72,7 @@
  * the allocator, the epoch, the list of readers (locked for a moment when memory is reclaimed) and the directory of
  * ranks (held shared while events are applied), so they hardly wait for each other.
  *
- * Pauses. The device tier's tables are not copied as a whole: the name table moves a few buckets per insertion while it grows, the
+ * Pauses. The device tier's tables are not copied as a whole: the name table moves groups of 64 buckets while it grows, the
  * child table splits one segment of 4 KiB at a time, runs and slabs are small. What doubles
  * is small (directories: 8 bytes per 1,024 runs, per segment, per rank; a rank's list: 4 bytes a run) or belongs to
  * decisions, lower tiers and use counts.
@@ -188,7 +188,7 @@ struct kid_dir { /* R: replaced when it doubles */
 
 /* ---- name table -------------------------------------------------------------------------------------- */
 
-enum { NAME_SLOTS = 11, NAME_REACH = 33, NAME_TAIL = NAME_REACH, SPILL_HEADS = 1024 };
+enum { NAME_SLOTS = 11, NAME_REACH = 33, NAME_TAIL = NAME_REACH, SPILL_HEADS = 4096 };
 
 struct name_bucket { /* one cache line; see names.c */
     uint16_t tag[NAME_SLOTS];
@@ -209,6 +209,7 @@ struct name_spill {
 struct name_table {
     struct name_level now, old; /* old.nb > 0: moving from old to now */
     uint64_t moved;             /* home buckets of old that have moved */
+    size_t owed;                /* names that came or went since the last group moved */
     size_t used;
     size_t puts, used_then;   /* insertions since the table last grew, and what it had then */
     struct name_spill *spill; /* entries that found no room within reach; lists by m % SPILL_HEADS */

@@ -14,9 +14,9 @@
  * Growing. With nb >= BIG, a bucket's range of m is so narrow that among NAME_REACH neighbouring buckets only
  * one value of m has a given tag: bucket and tag together give m back, and with it the home in a table of another
  * size. The table grows by a half while it fills, by an eighth when most of what comes replaces something, and
- * shrinks when it is sparse; then a few old buckets move per insertion or removal, in order. Names with an old home
- * below `moved` are in the new level, the others in the old one. Chunks are taken and given back as the move passes,
- * so growing needs no second table. Below BIG the table is rebuilt from the runs, which takes about a millisecond.
+ * shrinks when it is sparse; then, for every MOVE_EVERY names that come or go, the next group of old buckets moves. Names
+ * with an old home below `moved` are in the new level, the others in the old one. Chunks are taken and given back as the
+ * move passes, so growing needs no second table. Below BIG the table is rebuilt from the runs, which takes about a millisecond.
  *
  * Writers only; readers never come here.
  */
@@ -25,11 +25,11 @@
 #include <emmintrin.h>
 #endif
 
-enum { M_BITS = 30, TAG_BITS = 20, FAR = 31, MIN_NB = 32, MOVE_STEP = 1 };
+enum { M_BITS = 30, TAG_BITS = 20, FAR = 31, MIN_NB = 32, MOVE_GROUP = 64, MOVE_EVERY = 72 };
 #define BIG          (((uint64_t)1 << (M_BITS - TAG_BITS)) * (NAME_REACH + 1))
 #define SMALL        2048 /* from here the next size is BIG: a rebuild takes well under a millisecond */
 #define TAG_MASK     ((1u << TAG_BITS) - 1)
-#define FULL(nb)     ((nb)*NAME_SLOTS * ((nb) < BIG ? 70 : 87) / 100)
+#define FULL(nb)     ((nb)*NAME_SLOTS * ((nb) < BIG ? 70 : 82) / 100)
 #define EMPTYISH(nb) ((nb)*NAME_SLOTS * 35 / 100)
 
 static uint32_t m_of(const struct lane *ln, uint64_t name)
@@ -344,75 +344,78 @@ static const struct name_level *level_of(const struct name_table *t, uint32_t m)
     return is_in_old(t, m) ? &t->old : &t->now;
 }
 
-/* Where moved entries go: they come in order of m, so the bucket is mostly that of the one before, and its room is
- * known without looking at what was just written. */
-struct target {
-    uint64_t b;
-    unsigned room;
+/* A group of MOVE_GROUP home buckets moves at once. Its entries are in those buckets and the NAME_REACH - 1 after them,
+ * where a tag stands for one m (see the top), so one look at each bucket gathers them. When they are in the new level,
+ * the group counts as moved. What the old buckets still have of it is found by no search any more: a search that comes
+ * there asks for an m with a later home, and so for another tag. */
+struct group {
+    struct name_spill got[(MOVE_GROUP + NAME_REACH) * NAME_SLOTS];
+    unsigned n;
 };
 
-static int move_entry(struct lane *ln, struct target *to, uint32_t m, uint32_t id)
+/* The homes [b, end) of the old level. */
+static void gather(const struct name_level *old, struct group *g, uint64_t b, uint64_t end)
 {
-    struct name_level *l = &ln->names.now;
-    uint64_t b = home(l, m);
-    if (b != to->b) {
-        if (level_touch(ln, l, b)) return -KVR_ENOMEM;
-        *to = (struct target){b, free_slots(bucket_at(l, b))};
+    uint64_t from = first_m(old->nb, b), to = first_m(old->nb, end);
+    g->n = 0;
+    for (uint64_t at = b; at < end + NAME_REACH - 1; at++) {
+        const struct name_bucket *k = bucket(old, at);
+        if (!k) continue;
+        uint64_t lo = first_m(old->nb, at - KVR_MIN(at, (uint64_t)NAME_REACH - 1));
+        for (unsigned full = ~free_slots(k) & ALL_SLOTS; full; full &= full - 1) {
+            unsigned s = (unsigned)__builtin_ctz(full);
+            uint64_t m = (lo & ~(uint64_t)TAG_MASK) | entry_tag(k, s);
+            if (m < lo) m += TAG_MASK + 1;
+            if (m >= from && m < to) g->got[g->n++] = (struct name_spill){.m = (uint32_t)m, .id = entry_id(k, s)};
+        }
     }
-    if (to->room) {
-        entry_write(bucket_at(l, b), (unsigned)__builtin_ctz(to->room), m & TAG_MASK, id);
-        to->room &= to->room - 1;
-        return 0;
-    }
-    to->b = UINT64_MAX; /* making room may change any bucket near */
-    return level_put(l, m, id) ? 0 : spill_put(ln, m, id);
 }
 
-/* Moves what bucket `at` has of home b to the new level. */
-static int move_entries(struct lane *ln, struct target *to, uint64_t b, uint64_t lo, uint64_t at)
+/* Takes back the first n of what was put for a group that cannot be finished. */
+static void group_undo(struct lane *ln, const struct group *g, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (!level_del(&ln->names.now, g->got[i].m, g->got[i].id)) (void)spill_del(ln, g->got[i].m, g->got[i].id);
+}
+
+static int move_group(struct lane *ln)
 {
     struct name_table *t = &ln->names;
-    struct name_bucket *from = bucket_at(&t->old, at);
-    unsigned full = ~free_slots(from) & ALL_SLOTS;
-    if (at != b) full &= scan16(from->tag, FAR, (uint16_t)(at - b - 1));
-    for (; full; full &= full - 1) {
-        unsigned s = (unsigned)__builtin_ctz(full);
-        uint32_t m, id = entry_id(from, s), tag = entry_tag(from, s);
-        if (!m_with_home(t->old.nb, b, lo, tag, &m)) continue;
-        if (move_entry(ln, to, m, id)) return -KVR_ENOMEM;
-        from->id_lo[s] = 0;
-        if (at != b) passed_del(bucket_at(&t->old, b));
-    }
+    struct group g;
+    uint64_t b = t->moved, end = KVR_MIN(b + MOVE_GROUP, t->old.nb);
+    uint64_t first = home(&t->now, (uint32_t)first_m(t->old.nb, b));
+    uint64_t last = home(&t->now, (uint32_t)(first_m(t->old.nb, end) - 1));
+    for (uint64_t c = first; c < last + NAME_REACH; c += NAME_REACH)
+        if (level_touch(ln, &t->now, KVR_MIN(c, last))) return -KVR_ENOMEM;
+    gather(&t->old, &g, b, end);
+    for (unsigned i = 0; i < g.n; i++)
+        if (!level_put(&t->now, g.got[i].m, g.got[i].id) && spill_put(ln, g.got[i].m, g.got[i].id)) {
+            group_undo(ln, &g, i);
+            return -KVR_ENOMEM;
+        }
+    t->moved = end;
+    for (uint64_t c = b >> t->old.chunk_bits; c < end >> t->old.chunk_bits; c++)
+        if (t->old.chunk[c]) chunk_free(ln, &t->old, c);
+    if (end < t->old.nb) return 0;
+    level_free(ln, &t->old);
+    spill_return(ln);
     return 0;
 }
 
-static int move_bucket(struct lane *ln, struct target *to)
+static int move_all(struct lane *ln)
 {
-    struct name_table *t = &ln->names;
-    uint64_t b = t->moved;
-    struct name_bucket *k = bucket(&t->old, b);
-    if (k) {
-        uint64_t lo = first_m(t->old.nb, b);
-        if (move_entries(ln, to, b, lo, b)) return -KVR_ENOMEM;
-        for (uint64_t i = 1; k->over && i < NAME_REACH; i++)
-            if (move_entries(ln, to, b, lo, b + i)) return -KVR_ENOMEM;
-    }
-    t->moved++;
-    uint64_t c = (t->moved >> t->old.chunk_bits) - 1;
-    if ((t->moved & chunk_mask(&t->old)) == 0 && t->old.chunk[c]) chunk_free(ln, &t->old, c);
-    return 0;
+    int rc = 0;
+    while (ln->names.old.nb && rc == 0) rc = move_group(ln);
+    return rc;
 }
 
-static int move_some(struct lane *ln, unsigned buckets)
+/* n names came or went: moves a group for every MOVE_EVERY of them. */
+static int move_some(struct lane *ln, size_t n)
 {
     struct name_table *t = &ln->names;
-    struct target to = {UINT64_MAX, 0};
-    for (; buckets && t->old.nb; buckets--) {
-        int rc = move_bucket(ln, &to);
+    for (t->owed += n; t->old.nb && t->owed >= MOVE_EVERY; t->owed -= MOVE_EVERY) {
+        int rc = move_group(ln);
         if (rc) return rc;
-        if (t->moved < t->old.nb) continue;
-        level_free(ln, &t->old);
-        spill_return(ln);
     }
     return 0;
 }
@@ -443,13 +446,14 @@ static int resize(struct lane *ln, uint64_t nb)
     t->old = t->now;
     t->now = fresh;
     t->moved = 0;
+    t->owed = 0;
     return 0;
 }
 
 static int grow(struct lane *ln, size_t need)
 {
     struct name_table *t = &ln->names;
-    if (move_some(ln, UINT32_MAX)) return -KVR_ENOMEM;
+    if (move_all(ln)) return -KVR_ENOMEM;
     bool filling = (t->used - KVR_MIN(t->used, t->used_then)) * 2 > t->puts;
     uint64_t nb = t->now.nb < SMALL ? t->now.nb * 4 : KVR_MAX(BIG, t->now.nb + t->now.nb / (filling ? 2 : 8));
     while (FULL(nb) < need) nb += nb / 8;
@@ -461,7 +465,7 @@ static int grow(struct lane *ln, size_t need)
 int kvr__names_reserve(struct lane *ln, size_t more)
 {
     struct name_table *t = &ln->names;
-    if (t->old.nb && move_some(ln, (unsigned)KVR_MIN(more, (size_t)RUN_MAX) * MOVE_STEP + 1)) return -KVR_ENOMEM;
+    if (t->old.nb && move_some(ln, more)) return -KVR_ENOMEM;
     return t->used + more > FULL(t->now.nb) ? grow(ln, t->used + more) : 0;
 }
 
@@ -521,7 +525,7 @@ static void shrink(struct lane *ln)
         level_free(ln, &t->now);
         t->now = fresh;
     } else if (t->old.nb) {
-        (void)move_some(ln, MOVE_STEP);
+        (void)move_some(ln, 1);
     } else if (t->now.nb > BIG && t->used < EMPTYISH(t->now.nb)) {
         (void)resize(ln, KVR_MAX(BIG, t->now.nb * 6 / 10));
     }
