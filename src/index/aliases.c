@@ -38,7 +38,7 @@ static int object_new(struct lane *ln, struct rank *rk, struct run *r, uint32_t 
     a->id = id;
     a->poff = (uint16_t)base;
     a->parent = r->id;
-    a->prev = rk->slot;
+    a->position = rk->slot;
     memcpy(a->a, names, n * 8ul);
     atomic_store_explicit(&kvr__ref(ln, id)->run, a, REL);
     for (uint32_t i = 0; i < n; i++) {
@@ -104,11 +104,10 @@ int kvr__alias_add(struct lane *ln, struct rank *rk, struct run *r, uint32_t off
         if (rc) return rc;
         struct cover *c = kvr__cover(r);
         if (g.cut == 0) {
-            kvr__cover_add(r, rk->slot, 1, kvr__rank_add(rk, r->id));
+            kvr__cover_add(r, rk->slot, 1, kvr__rank_add(ln, rk, r));
             g = kvr__grip(r, rk->slot);
             c->aliased++;
             kvr__holder(c, g.at)->alias = id;
-            if (r->parent >= IDS_RESERVED) kvr__cover_kids(at(ln, r->parent), rk->slot, 1);
             rk->blocks++;
             ln->blocks_n++;
             ln->aliased_blocks++;
@@ -169,7 +168,7 @@ bool kvr__alias_remove(struct lane *ln, struct run *r, struct grip g, uint32_t a
     if (kvr__alias_count(ln, h->alias, a->poff + i) < 2) return false;
     if (i > 0 && i + 1 < len) { /* the rest goes to an object of its own; without memory the block goes */
         uint32_t id;
-        struct rank *rk = ln->rank_of[a->prev];
+        struct rank *rk = ln->rank_of[a->position];
         for (uint32_t x = i + 1; x < len; x++) kvr__names_del(ln, a->a[x], alias);
         set_len(a, i + 1);
         if (object_new(ln, rk, r, a->poff + i + 1, a->a + i + 1, len - i - 1, &id)) {

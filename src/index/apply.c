@@ -26,11 +26,11 @@ static bool visit(void *ctx, uint32_t id)
     struct run *r = kvr__run(k->ln, id);
     uint32_t len = kvr__len(r), slot = k->rk->slot;
     if (kvr__is_alias(r)) {
-        if (r->prev != slot && k->elsewhere) return false;
+        if (r->position != slot && k->elsewhere) return false;
         size_t i = k->ln->simd->find_last(r->a, len, k->name);
         if (i == SIZE_MAX) return false;
         k->elsewhere = true;
-        if (r->prev != slot) return false;
+        if (r->position != slot) return false;
         *k->out = (struct place){r->parent, r->poff + (uint32_t)i, id};
         return true;
     }
@@ -88,33 +88,47 @@ static void lower(struct lane *ln, struct rank *rk, struct run *r, uint32_t cut)
         uint32_t pos = kvr__cover_pos_of(r, g);
         kvr__cover_remove(ln, r, g);
         kvr__rank_drop(ln, rk, pos);
-        if (r->parent >= IDS_RESERVED) kvr__cover_kids(kvr__run(ln, r->parent), rk->slot, -1);
     }
     if (g.cut == kvr__len(r)) kvr__run_trim(ln, r);
 }
 
-/* Everything the rank holds in runs that hang behind more than `cut` blocks of r, deepest first (R2). */
+/* Everything the rank holds at and below the run at this place of its list, deepest first (R2). */
+static void drop_tree(struct lane *ln, struct rank *rk, uint32_t top)
+{
+    for (uint32_t id = rk->held[top].run, at = top;;) {
+        while (rk->held[at].kid != NO_PLACE) at = rk->held[at].kid;
+        uint32_t gone = rk->held[at].run;
+        uint32_t up = gone == id ? 0 : rk->held[rk->held[at].prev & ~FIRST_KID].run; /* we came down first children */
+        lower(ln, rk, kvr__run(ln, gone), 0);
+        if (gone == id) return;
+        struct run *r = kvr__run(ln, up); /* places have changed */
+        at = kvr__cover_pos_of(r, kvr__grip(r, rk->slot));
+    }
+}
+
+/* The same for runs that hang behind more than `cut` blocks of r. */
 static void drop_behind(struct lane *ln, struct rank *rk, struct run *r, uint32_t cut)
 {
-    struct run *cur = r, *kid = NULL;
-    uint32_t k = r->kids;
-    for (;;) {
-        while (k) {
-            kid = kvr__run(ln, k);
-            if ((cur != r || kid->poff > cut) && kvr__grip(kid, rk->slot).cut) break;
-            k = kid->next;
-        }
-        if (k) {
-            cur = kid;
-            k = kvr__grip_kids(cur, kvr__grip(cur, rk->slot)) ? cur->kids : 0;
+    for (uint32_t at = kvr__rank_kid(rk, r); at != NO_PLACE;) {
+        uint32_t next = rk->held[at].next, id = next == NO_PLACE ? 0 : rk->held[next].run;
+        if (kvr__run(ln, rk->held[at].run)->poff <= cut) {
+            at = next;
             continue;
         }
-        if (cur == r) return;
-        struct run *up = kvr__run(ln, cur->parent);
-        k = cur->next;
-        lower(ln, rk, cur, 0);
-        cur = up;
-        if (cur != r && kvr__grip_kids(cur, kvr__grip(cur, rk->slot)) == 0) k = 0;
+        drop_tree(ln, rk, at);
+        if (!id) return;
+        struct run *kid = kvr__run(ln, id); /* places have changed */
+        at = kvr__cover_pos_of(kid, kvr__grip(kid, rk->slot));
+    }
+}
+
+void kvr__drop_run(struct lane *ln, struct rank *rk, uint32_t id)
+{
+    while (id >= IDS_RESERVED) {
+        struct run *r = kvr__run(ln, id);
+        if (kvr__rank_kid(rk, r) != NO_PLACE) return;
+        id = r->parent;
+        lower(ln, rk, r, 0);
     }
 }
 
@@ -123,7 +137,7 @@ void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut)
     struct run *r = kvr__run(ln, run);
     struct grip g = kvr__grip(r, rk->slot);
     if (cut >= g.cut) return;
-    if (kvr__grip_kids(r, g)) drop_behind(ln, rk, r, cut);
+    drop_behind(ln, rk, r, cut);
     lower(ln, rk, r, cut);
 }
 
@@ -253,8 +267,7 @@ static int raise(struct store *st, struct run *r, uint32_t cut)
             kvr__cover_set(r, rk->slot, g, cut);
         } else {
             if (kvr__rank_reserve(ln, rk) || kvr__cover_reserve(ln, r, false)) return -KVR_ENOMEM;
-            if (r->parent >= IDS_RESERVED) kvr__cover_kids(kvr__run(ln, r->parent), rk->slot, 1);
-            kvr__cover_add(r, rk->slot, cut, kvr__rank_add(rk, r->id));
+            kvr__cover_add(r, rk->slot, cut, kvr__rank_add(ln, rk, r));
         }
         rk->blocks += cut - g.cut;
         ln->blocks_n += cut - g.cut;
@@ -439,9 +452,8 @@ static int branch(struct store *st, uint32_t hash, const uint64_t *locals, const
     memcpy(r->a + r->cap, names, n * 8);
     r->high = (uint16_t)n;
     atomic_store_explicit(&r->len, r->high, RLX);
-    kvr__cover_add(r, rk->slot, r->high, kvr__rank_add(rk, r->id));
+    kvr__cover_add(r, rk->slot, r->high, kvr__rank_add(ln, rk, r));
     kvr__run_link(ln, r);
-    if (r->parent >= IDS_RESERVED) kvr__cover_kids(kvr__run(ln, r->parent), rk->slot, 1);
     rk->blocks += n;
     ln->blocks_n += n;
     ln->nodes_n += n;
@@ -461,7 +473,7 @@ static int step(struct store *st, const uint64_t *locals, const uint64_t *names,
     size_t same = r && st->off < len ? ln->simd->common(r->a + st->off, locals, KVR_MIN(n, (size_t)(len - st->off))) : 0;
     if (same) return hold(st, r, st->off, names, same, took);
     uint32_t hash = kvr__kid_hash(ln, st->run, st->off, locals[0]);
-    uint32_t id = r && !r->kids ? 0 : kvr__kid_find(ln, hash, st->run, st->off, locals[0], &kid);
+    uint32_t id = r && !r->nkids ? 0 : kvr__kid_find(ln, hash, st->run, st->off, locals[0], &kid);
     if (id) {
         st->run = id;
         st->off = 0;

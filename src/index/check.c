@@ -4,6 +4,7 @@
 
 struct sums {
     size_t runs, nodes, names, aliases, aliased;
+    size_t kids, nkids; /* runs behind others, and what those others count */
 };
 
 static bool no(const char **why, const char *text)
@@ -12,12 +13,26 @@ static bool no(const char **why, const char *text)
     return false;
 }
 
+/* The place of a held run is linked to the place of the run above it, and once. */
+static bool check_links(const struct lane *ln, const struct rank *rk, uint32_t pos)
+{
+    const struct holding *h = &rk->held[pos];
+    const struct run *r = kvr__run(ln, h->run);
+    if (h->next != NO_PLACE && rk->held[h->next].prev != pos) return false;
+    if (h->kid != NO_PLACE && rk->held[h->kid].prev != (pos | FIRST_KID)) return false;
+    if (r->parent < IDS_RESERVED) return h->prev == NO_PLACE && h->next == NO_PLACE;
+    if (h->prev & FIRST_KID)
+        return h->prev != NO_PLACE && rk->held[h->prev & ~FIRST_KID].kid == pos && rk->held[h->prev & ~FIRST_KID].run == r->parent;
+    return rk->held[h->prev].next == pos && kvr__run(ln, rk->held[h->prev].run)->parent == r->parent;
+}
+
 static bool check_alias_chain(const struct lane *ln, const struct run *r, uint32_t slot, struct grip g, struct sums *s, const char **why)
 {
     uint32_t head = kvr__grip_alias(r, g);
     for (uint32_t id = head; id; id = kvr__run(ln, id)->next) {
         const struct run *a = kvr__run(ln, id);
-        if (!kvr__is_alias(a) || a->parent != r->id || a->prev != slot || a->id != id) return no(why, "I5: alias object of another place");
+        if (!kvr__is_alias(a) || a->parent != r->id || a->position != slot || a->id != id)
+            return no(why, "I5: alias object of another place");
         if (a->poff + kvr__len(a) > g.cut || kvr__len(a) == 0) return no(why, "I5: alias object exceeds the share");
         for (uint32_t i = 0; i < kvr__len(a); i++)
             if (!kvr__names_has(ln, a->a[i], id)) return no(why, "I6: alias name is not in the table");
@@ -36,11 +51,8 @@ static bool check_holder(const struct lane *ln, const struct run *r, uint32_t sl
     const struct rank *rk = slot < ln->rank_of_cap ? ln->rank_of[slot] : NULL;
     if (!rk) return no(why, "holder without a rank");
     uint32_t pos = kvr__cover_pos_of(r, g);
-    if (pos >= rk->runs_n || rk->runs[pos] != r->id) return no(why, "I7: run is not in the rank's list");
+    if (pos >= rk->held_n || rk->held[pos].run != r->id) return no(why, "I7: run is not in the rank's list");
     if (r->parent >= IDS_RESERVED && kvr__grip(kvr__run(ln, r->parent), slot).cut < r->poff) return no(why, "I1: parent is not held");
-    uint32_t kids = 0;
-    for (uint32_t k = r->kids; k; k = kvr__run(ln, k)->next) kids += kvr__grip(kvr__run(ln, k), slot).cut != 0;
-    if (kids != kvr__grip_kids(r, g)) return no(why, "children of a holder are miscounted");
     return check_alias_chain(ln, r, slot, g, s, why);
 }
 
@@ -74,9 +86,8 @@ static bool check_run(const struct lane *ln, struct run *r, uint32_t id, struct 
         if (!p || r->poff > kvr__len(p) || r->poff == 0) return no(why, "run hangs past its parent");
         if (r->poff < kvr__len(p) && p->a[r->poff] == r->a[0]) return no(why, "I4: child repeats its parent's block");
     }
-    uint32_t kids = 0;
-    for (uint32_t k = r->kids; k; k = kvr__run(ln, k)->next) kids++;
-    if (kids != r->nkids) return no(why, "children are miscounted");
+    if (r->parent >= IDS_RESERVED) s->kids++;
+    s->nkids += r->nkids;
     for (uint32_t i = 0; i < len; i++)
         if (!kvr__names_has(ln, kvr__names_of(r)[i], id)) return no(why, "I6: name is not in the table");
     s->runs++;
@@ -95,6 +106,7 @@ bool kvr__lane_check(struct lane *ln, const char **why)
         if (!check_run(ln, r, id, &s, why)) return false;
     }
     if (s.runs != ln->runs_n || s.nodes != ln->nodes_n) return no(why, "runs or blocks are miscounted");
+    if (s.kids != s.nkids) return no(why, "children are miscounted");
     if (s.names != ln->names.used) return no(why, "I6: the name table has other entries than names");
     if (s.aliases != ln->aliases_n || s.aliased != ln->aliased_blocks) return no(why, "aliases are miscounted");
     size_t blocks = 0, listed;
@@ -102,7 +114,10 @@ bool kvr__lane_check(struct lane *ln, const char **why)
         const struct rank *rk = ln->rank_of[i];
         if (!rk) continue;
         listed = 0;
-        for (size_t j = 0; j < rk->runs_n; j++) listed += kvr__grip(kvr__run(ln, rk->runs[j]), rk->slot).cut;
+        for (size_t j = 0; j < rk->held_n; j++) {
+            listed += kvr__grip(kvr__run(ln, rk->held[j].run), rk->slot).cut;
+            if (!check_links(ln, rk, (uint32_t)j)) return no(why, "I7: a rank's links do not follow the tree");
+        }
         if (listed != rk->blocks || rk->slot != i) return no(why, "I7: a rank's blocks are miscounted");
         blocks += listed;
     }

@@ -66,12 +66,6 @@ uint32_t kvr__grip_alias(const struct run *r, struct grip g)
     return c ? kvr__holder(c, g.at)->alias : 0;
 }
 
-uint32_t kvr__grip_kids(const struct run *r, struct grip g)
-{
-    struct cover *c = kvr__cover(r);
-    return c ? kvr__holder(c, g.at)->kids : r->nkids;
-}
-
 uint32_t kvr__cover_pos_of(const struct run *r, struct grip g)
 {
     struct cover *c = kvr__cover(r);
@@ -83,14 +77,6 @@ void kvr__cover_pos(struct run *r, uint32_t slot, uint32_t pos)
     struct cover *c = kvr__cover(r);
     if (c) kvr__holder(c, cover_place(c, slot))->pos = pos;
     else hold_set(r, inline_word(slot, (uint32_t)(hold_w(r) >> 32) & CUT_MASK, pos));
-}
-
-void kvr__cover_kids(struct run *r, uint32_t slot, int by)
-{
-    struct cover *c = kvr__cover(r);
-    if (!c) return; /* one holder has all children: nkids */
-    uint32_t at = cover_place(c, slot);
-    if (entry_w(c, at)) kvr__holder(c, at)->kids += (uint32_t)by;
 }
 
 uint32_t kvr__cover_live(const struct run *r)
@@ -143,7 +129,7 @@ int kvr__cover_reserve(struct lane *ln, struct run *r, bool must_cover)
         }
     } else if (h) {
         uint32_t e = (uint32_t)(h >> 32);
-        cover_insert(c, e >> CUT_BITS, e & CUT_MASK, (struct holder){.pos = (uint32_t)h >> 1, .kids = r->nkids});
+        cover_insert(c, e >> CUT_BITS, e & CUT_MASK, (struct holder){.pos = (uint32_t)h >> 1});
     }
     hold_set(r, (uint64_t)(uintptr_t)c);
     if (old) kvr__retire_cover(ln, old);

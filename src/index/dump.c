@@ -50,18 +50,18 @@ static int by_depth(const void *a, const void *b)
 static int order_runs(const struct lane *ln, const struct rank *rk, struct copy *c)
 {
     size_t cap = c->order_cap / 2;
-    if (rk->runs_n > cap) {
-        cap = rk->runs_n;
+    if (rk->held_n > cap) {
+        cap = rk->held_n;
         uint32_t *more = kvr_mem_resize(&c->mem, c->order, c->order_cap * sizeof *c->order, cap * 2 * sizeof *c->order);
         if (!more) return -KVR_ENOMEM;
         c->order = more;
         c->order_cap = cap * 2;
     }
     uint64_t *key = (uint64_t *)(void *)c->order; /* depth << 32 | run, then runs alone */
-    for (size_t i = 0; i < rk->runs_n; i++) key[i] = (uint64_t)depth_of(ln, rk->runs[i]) << 32 | rk->runs[i];
-    if (rk->runs_n) qsort(key, rk->runs_n, sizeof *key, by_depth);
-    for (size_t i = 0; i < rk->runs_n; i++) c->order[i] = (uint32_t)key[i];
-    c->order_n = rk->runs_n;
+    for (size_t i = 0; i < rk->held_n; i++) key[i] = (uint64_t)depth_of(ln, rk->held[i].run) << 32 | rk->held[i].run;
+    if (rk->held_n) qsort(key, rk->held_n, sizeof *key, by_depth);
+    for (size_t i = 0; i < rk->held_n; i++) c->order[i] = (uint32_t)key[i];
+    c->order_n = rk->held_n;
     return 0;
 }
 

@@ -41,20 +41,20 @@ void kvr__reader_leave(struct kvr_index_reader *r)
 
 static void set_link(struct run *r, struct run *next)
 {
-    memcpy(&r->next, &next, sizeof next); /* next and prev: 8 bytes that readers leave alone */
+    memcpy(&r->nkids, &next, sizeof next); /* nkids and next: 8 bytes that readers leave alone */
 }
 
 static struct run *get_link(const struct run *r)
 {
     struct run *next;
-    memcpy(&next, &r->next, sizeof next);
+    memcpy(&next, &r->nkids, sizeof next);
     return next;
 }
-_Static_assert(offsetof(struct run, prev) == offsetof(struct run, next) + 4 && sizeof(void *) <= 8, "a link fits in next and prev");
+_Static_assert(offsetof(struct run, next) == offsetof(struct run, nkids) + 4 && sizeof(void *) <= 8, "a link fits in nkids and next");
 
 void kvr__retire_run(struct lane *ln, struct run *r, bool with_id)
 {
-    r->kids = with_id;
+    r->high = with_id; /* no use for it any more */
     set_link(r, ln->fresh.runs);
     ln->fresh.runs = r;
     ln->fresh.n++;
@@ -103,7 +103,7 @@ static void free_collection(struct lane *ln, struct limbo *l)
     while (g.runs) {
         struct run *r = g.runs;
         g.runs = get_link(r);
-        if (r->kids) kvr__id_put(ln, r->id);
+        if (r->high) kvr__id_put(ln, r->id);
         kvr__run_release(ln, r);
     }
     while (g.covers) {

@@ -32,13 +32,10 @@ static uint32_t age(const struct lane *ln, uint32_t run)
 /* The rank's deepest run at or below `run` along its first children: a leaf of what the rank holds. */
 static struct run *leaf_of(const struct lane *ln, const struct rank *rk, uint32_t run)
 {
-    struct run *r = kvr__run(ln, run);
-    while (kvr__grip_kids(r, kvr__grip(r, rk->slot))) {
-        uint32_t k = r->kids;
-        while (!kvr__grip(kvr__run(ln, k), rk->slot).cut) k = kvr__run(ln, k)->next;
-        r = kvr__run(ln, k);
-    }
-    return r;
+    uint32_t at = kvr__rank_kid(rk, kvr__run(ln, run));
+    if (at == NO_PLACE) return kvr__run(ln, run);
+    while (rk->held[at].kid != NO_PLACE) at = rk->held[at].kid;
+    return kvr__run(ln, rk->held[at].run);
 }
 
 /* How many blocks of r the rank must keep: what it stored last, and what its children hang on. */
@@ -52,11 +49,8 @@ static uint32_t kept(const struct lane *ln, const struct rank *rk, const struct 
         off = p->poff;
         id = p->parent;
     }
-    if (!kvr__grip_kids(r, kvr__grip(r, rk->slot))) return keep;
-    for (uint32_t k = r->kids; k; k = kvr__run(ln, k)->next) {
-        const struct run *kid = kvr__run(ln, k);
-        if (kid->poff > keep && kvr__grip(kid, rk->slot).cut) keep = kid->poff;
-    }
+    for (uint32_t k = kvr__rank_kid(rk, r); k != NO_PLACE; k = rk->held[k].next)
+        keep = KVR_MAX(keep, (uint32_t)kvr__run(ln, rk->held[k].run)->poff);
     return keep;
 }
 
@@ -71,7 +65,7 @@ static struct run *sample(struct lane *ln, const struct rank *rk)
 {
     uint32_t best = 0, best_age = 0;
     for (int i = 0; i < SAMPLES; i++) {
-        uint32_t run = rk->runs[chance(ln, (uint32_t)rk->runs_n)], a = age(ln, run);
+        uint32_t run = rk->held[chance(ln, (uint32_t)rk->held_n)].run, a = age(ln, run);
         if (best && a <= best_age) continue;
         best = run;
         best_age = a;
@@ -84,8 +78,8 @@ static struct run *oldest(const struct lane *ln, const struct rank *rk)
 {
     struct run *best = NULL;
     uint32_t best_age = 0;
-    for (size_t i = 0; i < rk->runs_n; i++) {
-        struct run *r = kvr__run(ln, rk->runs[i]);
+    for (size_t i = 0; i < rk->held_n; i++) {
+        struct run *r = kvr__run(ln, rk->held[i].run);
         uint32_t a = age(ln, r->id);
         if ((best && a <= best_age) || !can_give(ln, rk, r)) continue;
         best = r;
@@ -97,8 +91,8 @@ static struct run *oldest(const struct lane *ln, const struct rank *rk)
 /* Gives up at most `most` of the rank's blocks; returns how many. 0: all are needed. */
 static size_t give(struct lane *ln, struct rank *rk, size_t most)
 {
-    if (rk->runs_n == 0) return 0;
-    struct run *r = rk->runs_n > LOOK_AT_ALL ? sample(ln, rk) : NULL;
+    if (rk->held_n == 0) return 0;
+    struct run *r = rk->held_n > LOOK_AT_ALL ? sample(ln, rk) : NULL;
     if (!r || !can_give(ln, rk, r)) r = oldest(ln, rk);
     if (!r) return 0;
     size_t n = KVR_MIN((size_t)can_give(ln, rk, r), most), before = rk->blocks;
@@ -124,8 +118,8 @@ static struct rank *stalest_rank(struct lane *ln)
     for (uint32_t i = 0, from = chance(ln, top), seen = 0; i < top && seen < SAMPLES; i++) {
         uint32_t s = (from + i) % top;
         struct rank *rk = s ? ln->rank_of[s] : NULL; /* slot 0 is not used */
-        if (!rk || rk->runs_n == 0) continue;
-        uint32_t a = age(ln, rk->runs[chance(ln, (uint32_t)rk->runs_n)]);
+        if (!rk || rk->held_n == 0) continue;
+        uint32_t a = age(ln, rk->held[chance(ln, (uint32_t)rk->held_n)].run);
         if (!best || a > best_age) {
             best = rk;
             best_age = a;

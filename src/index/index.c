@@ -377,7 +377,7 @@ void kvr_index_remove_rank(struct kvr_index *ix, struct kvr_worker w)
     while (!gone && empty_rank(ix, w)) { /* again when a store came in between */
         pthread_rwlock_wrlock(&ix->ranks_lock);
         struct rank *rk = kvr__rank_find(ix, w);
-        gone = !rk || (rk->runs_n == 0 && !rk->tier_head[0] && !rk->tier_head[1] && !rk->tier_head[2]);
+        gone = !rk || (rk->held_n == 0 && !rk->tier_head[0] && !rk->tier_head[1] && !rk->tier_head[2]);
         struct lane *ln = rk ? rk->lane : NULL;
         if (rk && gone) kvr__rank_forget(ix, rk);
         pthread_rwlock_unlock(&ix->ranks_lock);

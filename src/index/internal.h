@@ -50,7 +50,8 @@
  *   I5  Named: a rank either uses the run's own names for all it holds of it (plain), or only names in its alias
  *       objects, which then cover every block it holds (aliased). Per rank a name stands for one block.
  *   I6  Findable: each name of a run and of an alias object has exactly one entry in the name table.
- *   I7  Listed: a rank's list has each run it holds once, and the holder word's `pos` is the place in that list.
+ *   I7  Listed: a rank's list has each run it holds once, at the place that the holder's `pos` says, linked to those
+ *       of its children, and only those, that the rank holds something of.
  *
  * What readers see (R1 to R4)
  *   R1  A reader needs no lock: every field it looks at is either constant after publication or one atomic word.
@@ -74,7 +75,7 @@
  *
  * Pauses. The device tier's tables are not copied as a whole: the name table moves groups of 64 buckets while it grows, the
  * child table splits one segment of 4 KiB at a time, runs and slabs are small. What doubles
- * is small (directories: 8 bytes per 1,024 runs, per segment, per rank; a rank's list: 4 bytes a run) or belongs to
+ * is small (directories: 8 bytes per 1,024 runs, per segment, per rank; a rank's list: 16 bytes a run) or belongs to
  * decisions, lower tiers and use counts.
  */
 #ifndef KVR_INDEX_INTERNAL_H
@@ -131,19 +132,18 @@ const struct simd *kvr__simd_best(void);
 /* ---- runs -------------------------------------------------------------------------------------------- */
 
 /* R marks what readers look at. An alias object has the same head and one array, of names:
- * poff = first block it names, parent = the run, next = the rank's next alias object there, prev = the rank's slot. */
+ * poff = first block it names, parent = the run, next = the rank's next alias object there, position = the rank's slot. */
 struct run {
     _Atomic uint16_t len; /* R */
     uint16_t cap;
-    uint16_t poff;       /* R: hangs behind that many blocks of parent */
-    uint16_t high;       /* largest len ever published (I2); ALIAS_MARK for an alias object */
-    uint32_t parent;     /* R */
-    uint32_t kids;       /* first child */
-    uint32_t next, prev; /* siblings, 0 ends; a limbo link once retired */
-    uint32_t nkids;
-    uint32_t page; /* slab page of this memory */
+    uint16_t poff;   /* R: hangs behind that many blocks of parent */
+    uint16_t high;   /* largest len ever published (I2); ALIAS_MARK for an alias object */
+    uint32_t parent; /* R */
     uint32_t id;
-    uint32_t position;     /* of a run under FLOAT_RUN */
+    uint32_t page;         /* slab page of this memory */
+    uint32_t position;     /* R: of a run under FLOAT_RUN */
+    uint32_t nkids;        /* children; with `next` a limbo link once retired */
+    uint32_t next;         /* of an alias object */
     _Atomic uint64_t hold; /* R: 0 nobody; entry << 32 | pos << 1 | 1: one holder; else a struct cover * */
     uint64_t a[];          /* cap local hashes, cap names */
 };
@@ -155,8 +155,7 @@ struct cover {
     _Atomic uint32_t e[]; /* R: cap entries, then cap of struct holder */
 };
 struct holder {
-    uint32_t pos;   /* place in the rank's list of runs */
-    uint32_t kids;  /* children of the run that the rank holds something of */
+    uint32_t pos;   /* place in the rank's list */
     uint32_t alias; /* first alias object of the rank at this run, 0 = plain */
 };
 
@@ -242,12 +241,22 @@ struct slot {
     _Atomic uint32_t live;
 };
 
+/* A run that a rank holds something of. The links make the rank's part of the tree: places in its list, so that what
+ * a rank does costs nothing for the children that only others hold. */
+struct holding {
+    uint32_t run;
+    uint32_t kid;        /* first child that the rank holds something of */
+    uint32_t next, prev; /* its siblings; prev of a first child: FIRST_KID | its parent */
+};
+#define NO_PLACE  UINT32_MAX
+#define FIRST_KID (UINT32_C(1) << 31)
+
 struct rank {
     struct kvr_worker worker;
     struct lane *lane;
     uint32_t slot;
-    uint32_t *runs; /* ids of the runs it holds something of */
-    size_t runs_n, runs_cap;
+    struct holding *held;
+    size_t held_n, held_cap;
     size_t blocks;               /* device blocks held */
     size_t capacity;             /* 0: no limit */
     uint32_t last_run, last_off; /* end of the last store: not evicted first */
@@ -475,12 +484,10 @@ static inline struct holder *kvr__holder(struct cover *c, uint32_t at)
 }
 struct grip kvr__grip(const struct run *r, uint32_t slot);
 uint32_t kvr__grip_alias(const struct run *r, struct grip g);
-uint32_t kvr__grip_kids(const struct run *r, struct grip g);
 int kvr__cover_reserve(struct lane *ln, struct run *r, bool must_cover);       /* room for one more holder */
 void kvr__cover_add(struct run *r, uint32_t slot, uint32_t cut, uint32_t pos); /* after reserve */
 void kvr__cover_set(struct run *r, uint32_t slot, struct grip g, uint32_t cut);
 void kvr__cover_remove(struct lane *ln, struct run *r, struct grip g);
-void kvr__cover_kids(struct run *r, uint32_t slot, int by);
 void kvr__cover_pos(struct run *r, uint32_t slot, uint32_t pos);
 uint32_t kvr__cover_pos_of(const struct run *r, struct grip g);
 uint32_t kvr__cover_max(const struct run *r);
@@ -497,10 +504,11 @@ struct rank *kvr__rank_find(struct kvr_index *ix, struct kvr_worker w);         
 int kvr__rank_get(struct kvr_index *ix, struct kvr_worker w, struct rank **out); /* makes it; ranks_lock held shared at entry and exit */
 void kvr__rank_forget(struct kvr_index *ix, struct rank *rk);                    /* ranks_lock held exclusive; holds nothing */
 void kvr__ranks_destroy(struct kvr_index *ix);
-int kvr__rank_reserve(struct lane *ln, struct rank *rk); /* room for one more run */
-uint32_t kvr__rank_add(struct rank *rk, uint32_t run);
-void kvr__rank_drop(struct lane *ln, struct rank *rk, uint32_t pos);
-void kvr__rank_clear(struct lane *ln, struct rank *rk); /* gives up every device block at once (R3) */
+int kvr__rank_reserve(struct lane *ln, struct rank *rk);                       /* room for one more run */
+uint32_t kvr__rank_add(struct lane *ln, struct rank *rk, const struct run *r); /* the new place; after reserve */
+void kvr__rank_drop(struct lane *ln, struct rank *rk, uint32_t pos);           /* it has no children left */
+uint32_t kvr__rank_kid(const struct rank *rk, const struct run *r);            /* place of the first child, or NO_PLACE */
+void kvr__rank_clear(struct lane *ln, struct rank *rk);                        /* gives up every device block at once (R3) */
 void kvr__slot_free(struct lane *ln, uint32_t slot);
 
 /* ---- aliases.c: one block of one rank is named by an alias object */
@@ -521,6 +529,8 @@ int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
 int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *locals, const uint64_t *names, size_t n, uint64_t expiry);
 int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n);
 void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* gives up blocks from cut on, and all behind */
+/* When the rank holds nothing behind a run: gives it up, and the runs above with which that becomes true too. */
+void kvr__drop_run(struct lane *ln, struct rank *rk, uint32_t run);
 
 /* ---- predict.c */
 void kvr__predict_begin(struct lane *ln); /* before the stores of one decision */

@@ -6,6 +6,8 @@
  */
 #include "index/internal.h"
 
+enum { CLEAR_LAG = 2 }; /* runs between the stages of fetching */
+
 /* ---- slots --------------------------------------------------------------------------------------------- */
 
 static int slot_new(struct lane *ln, uint32_t *out)
@@ -54,32 +56,80 @@ static void slot_kill(struct lane *ln, uint32_t s)
 
 int kvr__rank_reserve(struct lane *ln, struct rank *rk)
 {
-    return kvr_mem_grow(&ln->mem, (void **)&rk->runs, &rk->runs_cap, rk->runs_n + 1, sizeof *rk->runs);
+    return kvr_mem_grow(&ln->mem, (void **)&rk->held, &rk->held_cap, rk->held_n + 1, sizeof *rk->held);
 }
 
-uint32_t kvr__rank_add(struct rank *rk, uint32_t run)
+uint32_t kvr__rank_kid(const struct rank *rk, const struct run *r)
 {
-    rk->runs[rk->runs_n] = run;
-    return (uint32_t)rk->runs_n++;
+    return rk->held[kvr__cover_pos_of(r, kvr__grip(r, rk->slot))].kid;
+}
+
+uint32_t kvr__rank_add(struct lane *ln, struct rank *rk, const struct run *r)
+{
+    uint32_t pos = (uint32_t)rk->held_n++;
+    struct holding *h = &rk->held[pos];
+    *h = (struct holding){r->id, NO_PLACE, NO_PLACE, NO_PLACE};
+    if (r->parent < IDS_RESERVED) return pos;
+    const struct run *p = kvr__run(ln, r->parent);
+    uint32_t up = kvr__cover_pos_of(p, kvr__grip(p, rk->slot));
+    h->prev = FIRST_KID | up;
+    h->next = rk->held[up].kid;
+    if (h->next != NO_PLACE) rk->held[h->next].prev = pos;
+    rk->held[up].kid = pos;
+    return pos;
+}
+
+/* What leads to the holding at one place leads to `to` instead. */
+static void relink(struct rank *rk, const struct holding *h, uint32_t to)
+{
+    if (h->prev == NO_PLACE) return;
+    if (h->prev & FIRST_KID) rk->held[h->prev & ~FIRST_KID].kid = to;
+    else rk->held[h->prev].next = to;
 }
 
 void kvr__rank_drop(struct lane *ln, struct rank *rk, uint32_t pos)
 {
-    uint32_t last = rk->runs[--rk->runs_n];
-    if (pos != rk->runs_n) {
-        rk->runs[pos] = last;
-        kvr__cover_pos(kvr__run(ln, last), rk->slot, pos);
+    struct holding *h = &rk->held[pos], *last = &rk->held[--rk->held_n];
+    KVR_ASSERT(h->kid == NO_PLACE);
+    relink(rk, h, h->next);
+    if (h->next != NO_PLACE) rk->held[h->next].prev = h->prev;
+    if (h != last) {
+        relink(rk, last, pos);
+        if (last->next != NO_PLACE) rk->held[last->next].prev = pos;
+        if (last->kid != NO_PLACE) rk->held[last->kid].prev = pos | FIRST_KID;
+        *h = *last;
+        kvr__cover_pos(kvr__run(ln, h->run), rk->slot, pos);
     }
-    if (rk->runs_n == 0) {
-        kvr_mem_put(&ln->mem, rk->runs, rk->runs_cap * sizeof *rk->runs);
-        rk->runs = NULL;
-        rk->runs_cap = 0;
+    if (rk->held_n == 0) {
+        kvr_mem_put(&ln->mem, rk->held, rk->held_cap * sizeof *rk->held);
+        rk->held = NULL;
+        rk->held_cap = 0;
+    }
+}
+
+/* Fetches what giving up the runs before `at` in the rank's list needs, stage by stage: the buckets of the next run's
+ * names, the arrays of one further on, its header, its reference. */
+static void fetch_runs(const struct lane *ln, const struct rank *rk, size_t at)
+{
+    if (at >= 4 * CLEAR_LAG) __builtin_prefetch(kvr__ref(ln, rk->held[at - 4 * CLEAR_LAG].run));
+    if (at >= 3 * CLEAR_LAG) __builtin_prefetch(kvr__run(ln, rk->held[at - 3 * CLEAR_LAG].run), 1);
+    if (at >= 2 * CLEAR_LAG) {
+        struct run *r = kvr__run(ln, rk->held[at - 2 * CLEAR_LAG].run);
+        const uint64_t *names = kvr__names_of(r);
+        __builtin_prefetch(r->a);
+        for (uint32_t i = 0; i < kvr__len(r) && i < NAMES_AHEAD; i += 8) __builtin_prefetch(names + i);
+    }
+    if (at >= CLEAR_LAG) {
+        struct run *r = kvr__run(ln, rk->held[at - CLEAR_LAG].run);
+        if (kvr__cover(r)) return; /* others hold it: its names stay */
+        kvr__kid_prefetch(ln, kvr__run_hash(ln, r));
+        for (uint32_t i = 0; i < kvr__len(r) && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, kvr__names_of(r)[i]);
     }
 }
 
 void kvr__rank_clear(struct lane *ln, struct rank *rk)
 {
-    if (rk->runs_n == 0) return;
+    if (rk->held_n == 0) return;
     uint32_t old = rk->slot, fresh = 0;
     struct rank *carrier = kvr_mem_zget(&ln->mem, sizeof *carrier);
     if (carrier && slot_new(ln, &fresh)) {
@@ -88,7 +138,12 @@ void kvr__rank_clear(struct lane *ln, struct rank *rk)
     }
     /* Without memory for a new slot the blocks go one by one, deepest first, in the readers' sight. */
     if (carrier) slot_kill(ln, old);
-    while (rk->runs_n) kvr__shrink(ln, rk, rk->runs[rk->runs_n - 1], 0);
+    /* Runs with others behind them are passed over: they go with the last of those. */
+    for (size_t at = rk->held_n; at--; at = KVR_MIN(at, rk->held_n)) {
+        fetch_runs(ln, rk, at);
+        kvr__drop_run(ln, rk, rk->held[at].run);
+    }
+    KVR_ASSERT(rk->held_n == 0);
     if (!carrier) return;
     carrier->slot = old;
     ln->rank_of[old] = NULL;
@@ -201,7 +256,7 @@ void kvr__ranks_destroy(struct kvr_index *ix)
     for (size_t i = 0; i < ix->ranks_cap; i++) {
         struct rank *rk = ix->ranks[i];
         if (!rk) continue;
-        kvr_mem_put(&rk->lane->mem, rk->runs, rk->runs_cap * sizeof *rk->runs);
+        kvr_mem_put(&rk->lane->mem, rk->held, rk->held_cap * sizeof *rk->held);
         kvr_mem_put(&rk->lane->mem, rk, sizeof *rk);
     }
     kvr_mem_put(&ix->mem, ix->ranks, ix->ranks_cap * sizeof *ix->ranks);

@@ -146,13 +146,7 @@ uint32_t kvr__run_hash(const struct lane *ln, const struct run *r)
 
 void kvr__run_link(struct lane *ln, struct run *r)
 {
-    if (r->parent >= IDS_RESERVED) {
-        struct run *p = kvr__run(ln, r->parent);
-        r->next = p->kids;
-        if (p->kids) kvr__run(ln, p->kids)->prev = r->id;
-        p->kids = r->id;
-        p->nkids++;
-    }
+    if (r->parent >= IDS_RESERVED) kvr__run(ln, r->parent)->nkids++;
     atomic_store_explicit(&kvr__ref(ln, r->id)->run, r, REL);
     kvr__kid_put(ln, kvr__run_hash(ln, r), r->id);
     ln->runs_n++;
@@ -161,13 +155,7 @@ void kvr__run_link(struct lane *ln, struct run *r)
 static void unlink_run(struct lane *ln, struct run *r)
 {
     kvr__kid_del(ln, kvr__run_hash(ln, r), r->id);
-    if (r->parent >= IDS_RESERVED) {
-        struct run *p = kvr__run(ln, r->parent);
-        if (r->prev) kvr__run(ln, r->prev)->next = r->next;
-        else p->kids = r->next;
-        if (r->next) kvr__run(ln, r->next)->prev = r->prev;
-        p->nkids--;
-    }
+    if (r->parent >= IDS_RESERVED) kvr__run(ln, r->parent)->nkids--;
     ln->runs_n--;
     kvr__retire_run(ln, r, true);
 }
