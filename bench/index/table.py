@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs bench_index and the peers in turns on workload files and prints medians side by side.
 
-  table.py [--rounds N] [--peers DIR] [--json FILE] WORKLOAD...
+  table.py [--rounds N] [--peers DIR] [--json FILE] [--sizes WORKLOAD...] [--lanes WORKLOAD] [--churn WORKLOAD SECONDS] WORKLOAD...
 
 DIR holds bench-dynamo and bench-smg (make bench-peers builds them); without it only kvroute runs. Any wrong answer of
 kvroute is an error; those of a peer are shown. Each program runs alone; the turns spread the machine's moods evenly.
+--sizes puts workloads side by side, of kvroute alone; --lanes and --churn are what bench_index says of them.
 """
 import argparse
 import json
@@ -36,7 +37,7 @@ ROWS = [
 
 
 def run(command):
-    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900).stdout
+    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800).stdout
     return {k: float(v) for k, v in (line.split() for line in out.splitlines() if len(line.split()) == 2)}
 
 
@@ -73,12 +74,35 @@ def table(name, results):
     return "\n".join(lines) + "\n"
 
 
+def sizes(files, rounds):
+    """The workloads in turns, a column each."""
+    samples = {f: [] for f in files}
+    for r in range(rounds):
+        for f in files:
+            print(f"sizes: round {r + 1} of {rounds}, {os.path.basename(f)}", file=sys.stderr)
+            samples[f].append(run([BENCH, "run", f]))
+    results = {os.path.basename(f): median_of(s) for f, s in samples.items()}
+    rows = [("pairs", "pairs"), ("blocks a query", "query_mean_blocks"), ("holders a query", "query_mean_holders")] + ROWS
+    print("| figure | " + " | ".join(results) + " |\n|---|" + "---|" * len(results))
+    for title, key in rows:
+        print(f"| {title} | " + " | ".join(f"{r[key]:.4g}" for r in results.values()) + " |")
+    print(f"\n(medians of {rounds} turns)\n", flush=True)
+    return results
+
+
+def said(title, results):
+    print(f"{title}:\n" + "\n".join(f"    {k} {v:.4g}" for k, v in results.items()) + "\n", flush=True)
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=5)
     ap.add_argument("--peers")
     ap.add_argument("--json")
-    ap.add_argument("workloads", nargs="+")
+    ap.add_argument("--sizes", nargs="+", default=[])
+    ap.add_argument("--lanes")
+    ap.add_argument("--churn", nargs=2)
+    ap.add_argument("workloads", nargs="*")
     a = ap.parse_args()
     all_results, wrong = {}, 0
     for f in a.workloads:
@@ -90,7 +114,16 @@ def main():
         results = {name: median_of(s) for name, s in samples.items()}
         wrong += results["kvroute"]["wrong_answers"]
         all_results[os.path.basename(f)] = results
-        print(table(os.path.basename(f), results), flush=True)
+        print(table(os.path.basename(f), results) + f"\n(medians of {a.rounds} turns)\n", flush=True)
+    if a.sizes:
+        all_results["sizes"] = sizes(a.sizes, a.rounds)
+        wrong += sum(r["wrong_answers"] for r in all_results["sizes"].values())
+    if a.lanes:
+        all_results["lanes"] = median_of([run([BENCH, "lanes", a.lanes]) for _ in range(a.rounds)])
+        said("lanes", all_results["lanes"])
+    if a.churn:
+        all_results["churn"] = run([BENCH, "churn", *a.churn])
+        said("churn", all_results["churn"])
     if a.json:
         with open(a.json, "w", encoding="utf-8") as out:
             json.dump(all_results, out, indent=1, sort_keys=True)

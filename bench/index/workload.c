@@ -53,8 +53,11 @@ static const struct {
       .max_blocks = 1400}},
     {"one", "one worker: one holder in every answer", {.workers = 1, .capacity = 262144, .sessions = 3000, .requests = 40000}},
     {"small", "16 workers, 0.1 M pairs", {.workers = 16, .capacity = 6250, .sessions = 1000, .requests = 10000}},
-    {"m05", "32 workers, 0.5 M pairs", {.workers = 32, .capacity = 16384, .sessions = 5000, .requests = 50000}},
-    {"m50", "512 workers, 50 M pairs", {.workers = 512, .capacity = 98304, .sessions = 500000, .requests = 3000000}},
+    {"one2", "one, of 2 M pairs", {.workers = 1, .capacity = 2097152, .sessions = 24000, .requests = 320000, .late_queries = true}},
+    {"one50", "one, of 50 M pairs", {.workers = 1, .capacity = 50331648, .sessions = 500000, .requests = 4500000, .late_queries = true}},
+    {"m05", "32 workers, 0.5 M pairs", {.workers = 32, .capacity = 16384, .sessions = 5000, .requests = 50000, .late_queries = true}},
+    {"m10", "m05 with 10 M pairs", {.workers = 32, .capacity = 327680, .sessions = 100000, .requests = 1000000, .late_queries = true}},
+    {"m50", "m05 with 50 M pairs", {.workers = 32, .capacity = 1572864, .sessions = 500000, .requests = 5000000, .late_queries = true}},
 };
 
 bool workload_preset(const char *name, struct workload_config *out)
@@ -106,6 +109,7 @@ struct sim {
     uint64_t mask;
     uint32_t *newest, *oldest, *count; /* per worker */
     uint32_t nodes;
+    size_t request;
     uint32_t *gone; /* scratch of evictions */
     size_t gone_cap;
 };
@@ -263,7 +267,7 @@ static void prefill(struct sim *s, uint32_t worker, const uint32_t *path, uint32
 {
     uint32_t hit = 0;
     while (hit < n && holds(s, worker, path[hit])) hit++;
-    emit(s, OP_QUERY, worker, path, 0, n);
+    if (!s->c->late_queries || s->request >= s->c->requests * 2 / 3) emit(s, OP_QUERY, worker, path, 0, n);
     for (uint32_t i = n; i-- > 0;) touch(s, worker, path[i]);
     if (hit < n) emit(s, OP_STORED, worker, path, hit, n);
     make_room(s, worker);
@@ -325,6 +329,7 @@ static void conversations(struct sim *s)
         for (uint32_t j = 0; j < c->prompt_blocks; j++) prompts[i][j] = s->nodes++;
     }
     for (size_t r = 0; r < c->requests; r++) {
+        s->request = r;
         uint32_t i = below(s, c->sessions);
         if (all[i].left) continue; /* still answering */
         if (!all[i].path) all[i].path = calloc(c->max_blocks, sizeof *all[i].path);
@@ -412,7 +417,9 @@ static uint64_t *renamed(const struct rename *r, uint64_t name)
 static void chain_names(struct workload *w)
 {
     struct rename r = {.mask = 1};
-    while (r.mask < w->words_n * 2) r.mask *= 2;
+    size_t stored = 0;
+    for (size_t i = 0; i < w->ops_n; i++) stored += w->ops[i].kind == OP_STORED ? w->ops[i].n : 0;
+    while (r.mask < stored + stored / 4) r.mask *= 2;
     r.from = calloc(r.mask, sizeof *r.from);
     r.to = calloc(r.mask, sizeof *r.to);
     if (!r.from || !r.to) exit(1);

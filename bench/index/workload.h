@@ -52,6 +52,7 @@ struct workload_config {
     size_t requests;
     double user, output, turns, sticky; /* mean blocks of a turn and of an answer, mean turns, chance to stay */
     bool own_names;                     /* every engine names blocks in its own way */
+    bool late_queries;                  /* only the last third of the requests asks: smaller files */
     const char *trace;                  /* NULL: synthetic */
     uint32_t expand, copies;            /* trace: blocks per hash id, disjoint copies of the trace */
     uint64_t seed;
