@@ -90,19 +90,22 @@ static void direct(void)
     kvr_index_destroy(ix);
 }
 
-static int on_event(void *ctx, const struct kvr_event *ev)
-{
-    return kvr_index_apply(ctx, ev);
-}
-
-static void on_reset(void *ctx, struct kvr_worker w)
-{
-    kvr_index_remove_rank(ctx, w);
-}
-
-static void on_trust(void *ctx, struct kvr_worker w, bool trusted, const char *reason)
+static int on_event(void *ctx, void *user, const struct kvr_event *ev)
 {
     (void)ctx;
+    return kvr_index_apply(user, ev);
+}
+
+static void on_reset(void *ctx, void *user, struct kvr_worker w)
+{
+    (void)ctx;
+    kvr_index_remove_rank(user, w);
+}
+
+static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
+{
+    (void)ctx;
+    (void)user;
     (void)w;
     (void)trusted;
     (void)reason;
@@ -113,7 +116,7 @@ static void over_zmq(void)
     struct kvr_index *ix;
     struct kvr_ingest *in;
     struct kvr_view_status st = {0};
-    struct kvr_ingest_handler h = {on_event, on_reset, on_trust, NULL};
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust};
     char endpoint[64];
     size_t len = sizeof endpoint;
     int hwm = 0;
@@ -121,9 +124,9 @@ static void over_zmq(void)
     zmq_setsockopt(pub, ZMQ_SNDHWM, &hwm, sizeof hwm);
     KVR_ASSERT(zmq_bind(pub, "tcp://127.0.0.1:*") == 0 && zmq_getsockopt(pub, ZMQ_LAST_ENDPOINT, endpoint, &len) == 0);
     KVR_ASSERT(kvr_index_create(NULL, &ix) == 0);
-    h.ctx = ix;
     KVR_ASSERT(kvr_ingest_create(&h, 5, &in) == 0);
-    KVR_ASSERT(kvr_ingest_add(in, (struct kvr_worker){1, 0}, BS, endpoint, NULL) == 0);
+    struct kvr_ingest_source src = {.worker = {1, 0}, .block_size = BS, .events = endpoint, .user = ix};
+    KVR_ASSERT(kvr_ingest_add(in, &src) == 0);
     usleep(500000); /* until the subscription stands; nothing is measured here */
     uint64_t t = now();
     for (uint64_t i = 0; i < BATCHES; i++) {

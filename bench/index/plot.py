@@ -13,7 +13,7 @@ def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     with open(sys.argv[1], encoding="utf-8") as f:
-        results = json.load(f)
+        results = {w: r for w, r in json.load(f).items() if "kvroute" in r}
     names = list(next(iter(results.values())))
     names.sort(key=lambda n: n != "kvroute")
     with tempfile.NamedTemporaryFile("w", suffix=".dat") as data:

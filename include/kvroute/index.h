@@ -37,10 +37,12 @@
  *              blocks count block by block: a store from the first, a removal from the last; a clear counts as one.
  *   Writers    Everything else takes locks: one per lane, and one for the directory of pairs, shared. A pair belongs to
  *              one lane, assigned at first sight to the lane with the fewest; events of one pair are applied in order.
- *   Memory     bytes_max caps what the index allocates, in equal shares per lane (use counts and dumps in progress are apart). When it is
- * reached predicted blocks go, then the least recently used ones (counted). A store that still does not fit returns -KVR_ENOMEM; its
- * leading blocks that did fit stay, because they are true. Giving up never needs memory. Pauses     The tables of the device tier grow and
- * shrink a little with each event; a large one is never copied as a whole.
+ *   Memory     bytes_max caps what the index allocates, in equal shares per lane (use counts and dumps in progress are
+ *              apart). When it is reached predicted blocks go, then the least recently used ones (counted). A store that
+ *              still does not fit returns -KVR_ENOMEM; its leading blocks that did fit stay, because they are true.
+ *              Giving up never needs memory.
+ *   Pauses     The tables of the device tier grow and shrink a little with each event; a large one is never copied as a
+ *              whole.
  *
  * COSTS (docs/performance.md has figures). A match reads 8 bytes per block and a word per holder of the runs on its
  * path, with two cache misses per run. A stored or removed block touches one or two cache lines of the name table and
@@ -129,6 +131,10 @@ KVR_API size_t kvr_index_apply_batch(struct kvr_index *index, const struct kvr_e
 
 /* The lane of a pair, assigned at first sight to the emptiest one. Threads: any. */
 KVR_API uint32_t kvr_index_lane(struct kvr_index *index, struct kvr_worker worker);
+
+/* Changes the cap of an index that was made with one; what is over it goes with the next stores.
+ * Returns: 0, -KVR_EUNSUPPORTED without bytes_max. Threads: any. */
+KVR_API int kvr_index_set_bytes_max(struct kvr_index *index, size_t bytes);
 
 /* Sets the capacity of one pair, in device blocks (0: no limit); what is over it goes at once.
  * Returns: 0, -KVR_EUNSUPPORTED without `evictable`, -KVR_ENOMEM, -KVR_ECAPACITY. Threads: any. */

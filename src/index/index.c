@@ -50,15 +50,25 @@ static int lane_init(struct kvr_index *ix, struct lane *ln)
 /* The byte cap less what readers and the directory take, in equal shares. */
 void kvr__share_cap(struct kvr_index *ix)
 {
-    if (!ix->config.bytes_max) return;
     pthread_mutex_lock(&ix->readers_lock);
-    size_t rest = ix->config.bytes_max > ix->mem.bytes ? ix->config.bytes_max - ix->mem.bytes : 1;
+    size_t max = ix->config.bytes_max, rest = max > ix->mem.bytes ? max - ix->mem.bytes : 1;
     pthread_mutex_unlock(&ix->readers_lock);
+    if (!max) return;
     for (uint32_t i = 0; i < ix->lanes_n; i++) {
         pthread_mutex_lock(&ix->lanes[i].lock);
         ix->lanes[i].mem.bytes_max = KVR_MAX(rest / ix->lanes_n, (size_t)1);
         pthread_mutex_unlock(&ix->lanes[i].lock);
     }
+}
+
+int kvr_index_set_bytes_max(struct kvr_index *ix, size_t bytes)
+{
+    pthread_mutex_lock(&ix->readers_lock);
+    bool capped = ix->config.bytes_max != 0;
+    if (capped) ix->config.bytes_max = KVR_MAX(bytes, (size_t)1);
+    pthread_mutex_unlock(&ix->readers_lock);
+    if (capped) kvr__share_cap(ix);
+    return capped ? 0 : -KVR_EUNSUPPORTED;
 }
 
 static size_t index_bytes(uint32_t lanes)

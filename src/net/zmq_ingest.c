@@ -24,6 +24,7 @@ enum {
     TAIL_CHECK_MS = 200, /* the subscription may have come too late for what was sent just then */
     RETRY_MIN_MS = 500,
     RETRY_MAX_MS = 30000,
+    RANKS_MAX = 1024, /* of one source */
     REBUILD_PAUSE_MS = 30000
 };
 
@@ -35,27 +36,42 @@ struct waiting {
     char data[];
 };
 
+/* What must be remembered of one rank; a source has one for its own and makes others as they show up. */
+struct rank_stream {
+    struct rank_stream *next;
+    struct kvr_engine_stream stream;
+};
+
 struct source {
     struct source *next;
     struct kvr_view_status st;
+    void *user;
+    bool any_rank;
     char events[256], replay[256];
     void *sub, *monitor, *dealer;
-    struct kvr_engine_stream stream;
+    struct rank_stream own;
+    size_t ranks_n;
     struct kvr_cursor cursor;
     struct waiting *wait_head, **wait_tail;
     size_t wait_n, wait_bytes;
     uint64_t last_hash; /* of the last applied payload */
     uint64_t replay_from, silent_deadline_ms, retry_at_ms, tail_at_ms, drop_at_ms, rebuilt_ms;
     unsigned rounds, retries;
-    bool replaying, verifying, missing, connected, was_connected, cleared, orphaned, mismatch;
+    bool replaying, verifying, missing, connected, cleared, orphaned, mismatch;
     bool doubt; /* reconnected without replay: the next batch tells whether it is the same stream */
 };
 
+enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT };
+
 struct command {
     struct command *next;
+    enum command_kind kind;
     struct source *add;
-    uint64_t remove_id;
+    struct kvr_worker worker;
+    kvr_ingest_visit *visit;
+    void *arg;
     bool *done;
+    int *rc;
 };
 
 struct kvr_ingest {
@@ -87,7 +103,7 @@ static void set_trust(struct kvr_ingest *in, struct source *s, bool trusted, con
     s->st.trusted = trusted;
     snprintf(s->st.reason, sizeof s->st.reason, "%s", reason);
     s->st.since_ns = kvr_now_ns(kvr_clock_monotonic());
-    in->handler.on_trust(in->handler.ctx, s->st.worker, trusted, reason);
+    in->handler.on_trust(in->handler.ctx, s->user, s->st.worker, trusted, reason);
 }
 
 static void drop_waiting(struct source *s)
@@ -101,12 +117,54 @@ static void drop_waiting(struct source *s)
     s->wait_n = s->wait_bytes = 0;
 }
 
+static void drop_content(struct kvr_ingest *in, struct source *s)
+{
+    for (struct rank_stream *r = &s->own; r; r = r->next) {
+        in->handler.on_reset(in->handler.ctx, s->user, r->stream.worker);
+        kvr_engine_stream_reset(&r->stream);
+    }
+}
+
+static void note_cursor(struct source *s)
+{
+    s->st.cursor = (struct kvr_view_cursor){s->cursor.applied_any, s->cursor.next, s->last_hash, s->cursor.last_ts};
+    s->st.next_sequence = s->cursor.next;
+}
+
 static void drop_view(struct kvr_ingest *in, struct source *s)
 {
-    in->handler.on_reset(in->handler.ctx, s->st.worker);
-    kvr_engine_stream_reset(&s->stream);
+    drop_content(in, s);
     kvr__cursor_reset(&s->cursor);
     s->missing = false;
+    note_cursor(s);
+}
+
+/* The stream of the batch's rank; NULL when the source is not to carry it. */
+static struct rank_stream *stream_of(struct kvr_ingest *in, struct source *s)
+{
+    struct rank_stream *r = &s->own;
+    if (!in->batch.has_rank || in->batch.rank == s->st.worker.dp_rank) return r;
+    if (!s->any_rank) return NULL;
+    for (r = s->own.next; r; r = r->next)
+        if (r->stream.worker.dp_rank == in->batch.rank) return r;
+    if (s->ranks_n >= RANKS_MAX || !(r = calloc(1, sizeof *r))) return NULL;
+    kvr_engine_stream_init(&r->stream, (struct kvr_worker){s->st.worker.worker_id, in->batch.rank}, s->own.stream.block_size);
+    r->stream.tiers = s->own.stream.tiers;
+    r->next = s->own.next;
+    s->own.next = r;
+    s->ranks_n++;
+    return r;
+}
+
+static void sum_counters(struct source *s)
+{
+    struct kvr_engine_counters *sum = &s->st.filtered;
+    *sum = s->own.stream.counters;
+    for (const struct rank_stream *r = s->own.next; r; r = r->next) {
+#define KVR_SUM(name) sum->name += r->stream.counters.name;
+        KVR_ENGINE_COUNTERS(KVR_SUM)
+#undef KVR_SUM
+    }
 }
 
 /* ---- applying ---------------------------------------------------------------------------------------- */
@@ -115,7 +173,7 @@ static void on_converted(void *ctx, const struct kvr_event *ev)
 {
     struct kvr_ingest *in = ctx;
     struct source *s = in->current;
-    int rc = in->handler.on_event(in->handler.ctx, ev);
+    int rc = in->handler.on_event(in->handler.ctx, s->user, ev);
     s->st.events++;
     s->st.blocks += ev->blocks_n + ev->removed_n;
     if (ev->kind == KVR_EVENT_CLEARED && rc == 0) s->cleared = true;
@@ -132,27 +190,28 @@ static void on_converted(void *ctx, const struct kvr_event *ev)
 /* Applies the decoded batch. */
 static void apply_batch(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
 {
-    uint64_t mismatches = s->stream.counters.block_size_mismatch;
-    if (in->batch.has_rank && in->batch.rank != s->st.worker.dp_rank) {
-        s->stream.counters.other_rank++;
+    struct rank_stream *r = stream_of(in, s);
+    uint64_t mismatches = r ? r->stream.counters.block_size_mismatch : 0;
+    if (!r) {
+        s->own.stream.counters.other_rank++;
         s->mismatch = true;
         set_trust(in, s, false, "the engine sends another data-parallel rank on this port");
     } else {
         in->current = s;
         s->cleared = s->orphaned = false;
-        if (kvr_engine_convert(&s->stream, &in->batch, seq, on_converted, in) < 0) s->st.apply_errors++;
-        if (s->cleared && s->missing) s->missing = false; /* an empty view is a complete one */
-        if (s->stream.counters.block_size_mismatch != mismatches) {
+        if (kvr_engine_convert(&r->stream, &in->batch, seq, on_converted, in) < 0) s->st.apply_errors++;
+        if (s->cleared && s->missing && s->ranks_n == 1) s->missing = false; /* an empty view is a complete one */
+        if (r->stream.counters.block_size_mismatch != mismatches) {
             s->mismatch = true;
             set_trust(in, s, false, "the engine's block size differs from the configured one");
         }
     }
     s->st.batches++;
     s->st.bytes += len;
-    s->st.filtered = s->stream.counters;
+    sum_counters(s);
     s->last_hash = kvr_hash_bytes(data, len, 0);
     kvr__cursor_advance(&s->cursor, seq, in->batch.ts);
-    s->st.next_sequence = s->cursor.next;
+    note_cursor(s);
 }
 
 static bool decode(struct kvr_ingest *in, struct source *s, const char *data, size_t len)
@@ -209,6 +268,7 @@ static void replay_complete(struct kvr_ingest *in, struct source *s)
     s->replaying = false;
     s->retries = 0;
     s->st.state = KVR_VIEW_LIVE;
+    if (!s->cursor.applied_any && !w) drop_content(in, s); /* the engine has done nothing yet */
     while (w) { /* a hole starts another replay, and the rest waits again */
         struct waiting *next = w->next;
         on_live_message(in, s, w->seq, w->data, w->len, w->seen);
@@ -243,6 +303,7 @@ static void on_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, c
         on_verified(in, s, same);
         return;
     }
+    if (!s->cursor.applied_any) drop_content(in, s); /* what was there came from less than the engine itself */
     switch (kvr__cursor_replay(&s->cursor, seq)) {
     case KVR_CURSOR_STALE:
     case KVR_CURSOR_RESTART: return;
@@ -422,11 +483,10 @@ static void read_dealer(struct kvr_ingest *in, struct source *s)
 
 static void on_connected(struct kvr_ingest *in, struct source *s)
 {
-    bool again = s->was_connected;
-    s->connected = s->was_connected = true;
+    s->connected = s->st.connected = true;
     s->drop_at_ms = 0;
     if (!s->dealer) {
-        s->doubt = again && s->cursor.applied_any;
+        s->doubt = s->cursor.applied_any;
         return;
     }
     drop_waiting(s);
@@ -443,7 +503,7 @@ static void on_connected(struct kvr_ingest *in, struct source *s)
 static void on_disconnected(struct kvr_ingest *in, struct source *s)
 {
     if (!s->connected) return;
-    s->connected = false;
+    s->connected = s->st.connected = false;
     s->st.disconnects++;
     s->replaying = s->verifying = false;
     s->retry_at_ms = s->tail_at_ms = 0;
@@ -496,15 +556,45 @@ static bool open_sockets(struct kvr_ingest *in, struct source *s)
     return s->dealer && zmq_connect(s->dealer, s->replay) == 0;
 }
 
-static void source_free(struct source *s)
+static void close_sockets(struct source *s)
 {
     if (s->sub) zmq_socket_monitor(s->sub, NULL, 0);
     if (s->sub) zmq_close(s->sub);
     if (s->monitor) zmq_close(s->monitor);
     if (s->dealer) zmq_close(s->dealer);
+    s->sub = s->monitor = s->dealer = NULL;
+}
+
+static void source_free(struct kvr_ingest *in, struct source *s)
+{
+    close_sockets(s);
     drop_waiting(s);
-    kvr_engine_stream_free(&s->stream);
+    while (s->own.next) {
+        struct rank_stream *r = s->own.next;
+        s->own.next = r->next;
+        kvr_engine_stream_free(&r->stream);
+        free(r);
+    }
+    kvr_engine_stream_free(&s->own.stream);
+    if (in->handler.on_end) in->handler.on_end(in->handler.ctx, s->user);
     free(s);
+}
+
+static void source_open(struct kvr_ingest *in, struct source *s)
+{
+    s->st.failed = !open_sockets(in, s);
+    if (s->st.failed) {
+        close_sockets(s);
+        set_trust(in, s, false, "the events socket could not be made");
+    } else if (s->dealer) {
+        s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
+        s->replaying = true; /* waits for the connection; asked for when it stands */
+    } else {
+        s->st.state = KVR_VIEW_LIVE;
+        set_trust(in, s, false,
+                  s->cursor.applied_any ? "waiting for the next batch to confirm it (no replay endpoint)"
+                                        : "waiting for sequence 0 (no replay endpoint)");
+    }
 }
 
 static void source_start(struct kvr_ingest *in, struct source *s)
@@ -512,36 +602,77 @@ static void source_start(struct kvr_ingest *in, struct source *s)
     s->next = in->sources;
     in->sources = s;
     in->sources_n++;
-    if (!open_sockets(in, s)) {
-        set_trust(in, s, false, "the events socket could not be made");
+    source_open(in, s);
+}
+
+static void source_pause(struct kvr_ingest *in, struct source *s, bool pause)
+{
+    if (pause == s->st.paused) return;
+    s->st.paused = pause;
+    if (!pause) {
+        source_open(in, s);
         return;
     }
-    if (s->dealer) {
-        s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
-        s->replaying = true; /* waits for the connection; asked for when it stands */
-    } else {
-        s->st.state = KVR_VIEW_LIVE;
-        set_trust(in, s, false, "waiting for sequence 0 (no replay endpoint)");
+    close_sockets(s);
+    drop_waiting(s);
+    s->connected = s->st.connected = s->replaying = s->verifying = false;
+    s->retry_at_ms = s->tail_at_ms = s->drop_at_ms = 0;
+    set_trust(in, s, false, "paused");
+}
+
+/* Content up to `c` has been put in place from elsewhere. */
+static void source_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c)
+{
+    s->cursor.applied_any = true;
+    s->cursor.next = c->next;
+    s->cursor.last_ts = c->last_ts;
+    s->last_hash = c->last_hash;
+    s->missing = s->verifying = false;
+    note_cursor(s);
+    if (s->dealer && s->connected) {
+        s->rounds = s->retries = 0;
+        request_replay(in, s, c->next);
+    } else if (s->connected && !s->mismatch) {
+        set_trust(in, s, true, "");
     }
+}
+
+static void source_visit(struct kvr_ingest *in, struct source *s, const struct command *c)
+{
+    uint32_t ranks[RANKS_MAX];
+    size_t n = 0;
+    struct kvr_view_cursor adopt = {0};
+    for (const struct rank_stream *r = &s->own; r && n < RANKS_MAX; r = r->next) ranks[n++] = r->stream.worker.dp_rank;
+    c->visit(c->arg, &s->st, ranks, n, &adopt);
+    if (adopt.known) source_adopt(in, s, &adopt);
 }
 
 /* ---- the thread -------------------------------------------------------------------------------------- */
 
 static void run_command(struct kvr_ingest *in, struct command *c)
 {
-    if (c->add) source_start(in, c->add);
-    for (struct source **p = &in->sources; !c->add && *p;) {
+    int rc = c->kind == VISIT ? -KVR_ENOTFOUND : 0;
+    if (c->kind == ADD) source_start(in, c->add);
+    for (struct source **p = &in->sources; c->kind != ADD && *p;) {
         struct source *s = *p;
-        if (s->st.worker.worker_id != c->remove_id) {
-            p = &s->next;
+        bool of_worker = s->st.worker.worker_id == c->worker.worker_id;
+        bool it = of_worker && (c->kind == REMOVE_WORKER || s->st.worker.dp_rank == c->worker.dp_rank);
+        if (it && (c->kind == REMOVE_WORKER || c->kind == REMOVE_RANK)) {
+            *p = s->next;
+            in->sources_n--;
+            source_free(in, s);
             continue;
         }
-        *p = s->next;
-        in->sources_n--;
-        source_free(s);
+        if (it && (c->kind == PAUSE || c->kind == RESUME)) source_pause(in, s, c->kind == PAUSE);
+        if (it && c->kind == VISIT) {
+            source_visit(in, s, c);
+            rc = 0;
+        }
+        p = &s->next;
     }
     if (c->done) {
         pthread_mutex_lock(&in->lock);
+        if (c->rc) *c->rc = rc;
         *c->done = true;
         pthread_cond_broadcast(&in->cond);
         pthread_mutex_unlock(&in->lock);
@@ -635,7 +766,7 @@ static void *ingest_main(void *arg)
     while (in->sources) {
         struct source *s = in->sources;
         in->sources = s->next;
-        source_free(s);
+        source_free(in, s);
     }
     free(items);
     return NULL;
@@ -692,7 +823,7 @@ void kvr_ingest_destroy(struct kvr_ingest *in)
     while (in->commands) {
         struct command *c = in->commands;
         in->commands = c->next;
-        if (c->add) source_free(c->add);
+        if (c->add) source_free(in, c->add);
         free(c);
     }
     zmq_close(in->wake_in);
@@ -729,9 +860,9 @@ bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t
     return port <= 65535 && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port) < (int)cap;
 }
 
-int kvr_ingest_add(struct kvr_ingest *in, struct kvr_worker worker, uint32_t block_size, const char *events, const char *replay)
+int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
 {
-    if (!kvr_ingest_endpoint_ok(events) || (replay && !kvr_ingest_endpoint_ok(replay))) return -KVR_EINVAL;
+    if (!kvr_ingest_endpoint_ok(src->events) || (src->replay && !kvr_ingest_endpoint_ok(src->replay))) return -KVR_EINVAL;
     struct source *s = calloc(1, sizeof *s);
     struct command *c = calloc(1, sizeof *c);
     if (!s || !c) {
@@ -739,27 +870,61 @@ int kvr_ingest_add(struct kvr_ingest *in, struct kvr_worker worker, uint32_t blo
         free(c);
         return -KVR_ENOMEM;
     }
-    s->st.worker = worker;
+    s->st.worker = src->worker;
+    s->user = src->user;
+    s->any_rank = src->any_rank;
+    s->ranks_n = 1;
     s->wait_tail = &s->wait_head;
-    snprintf(s->events, sizeof s->events, "%s", events);
-    if (replay) snprintf(s->replay, sizeof s->replay, "%s", replay);
-    kvr_engine_stream_init(&s->stream, worker, block_size);
+    snprintf(s->events, sizeof s->events, "%s", src->events);
+    if (src->replay) snprintf(s->replay, sizeof s->replay, "%s", src->replay);
+    kvr_engine_stream_init(&s->own.stream, src->worker, src->block_size);
+    s->own.stream.tiers = src->tiers;
+    if (src->from.known) {
+        s->cursor.applied_any = true;
+        s->cursor.next = src->from.next;
+        s->cursor.last_ts = src->from.last_ts;
+        s->last_hash = src->from.last_hash;
+        note_cursor(s);
+    }
+    c->kind = ADD;
     c->add = s;
     send_command(in, c);
     return 0;
 }
 
-void kvr_ingest_remove(struct kvr_ingest *in, uint64_t worker_id)
+/* Sends a copy of the command and waits until the thread has run it. */
+static int run_and_wait(struct kvr_ingest *in, const struct command *what)
 {
-    struct command *c = calloc(1, sizeof *c);
+    struct command *c = malloc(sizeof *c);
     bool done = false;
-    if (!c) return; /* the source goes on; its events for an unknown worker are refused by the handler */
-    c->remove_id = worker_id;
+    int rc = -KVR_ENOMEM;
+    if (!c) return rc;
+    *c = *what;
     c->done = &done;
+    c->rc = &rc;
     send_command(in, c);
     pthread_mutex_lock(&in->lock);
     while (!done && !in->stop) pthread_cond_wait(&in->cond, &in->lock);
     pthread_mutex_unlock(&in->lock);
+    return rc;
+}
+
+void kvr_ingest_remove(struct kvr_ingest *in, uint64_t worker_id, const uint32_t *rank)
+{
+    struct command c = {.kind = rank ? REMOVE_RANK : REMOVE_WORKER, .worker = {worker_id, rank ? *rank : 0}};
+    (void)run_and_wait(in, &c); /* without memory the source goes on */
+}
+
+void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool pause)
+{
+    struct command c = {.kind = pause ? PAUSE : RESUME, .worker = worker};
+    (void)run_and_wait(in, &c);
+}
+
+int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg)
+{
+    struct command c = {.kind = VISIT, .worker = worker, .visit = fn, .arg = arg};
+    return run_and_wait(in, &c);
 }
 
 size_t kvr_ingest_status(struct kvr_ingest *in, struct kvr_view_status *out, size_t cap)

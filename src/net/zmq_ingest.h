@@ -7,6 +7,9 @@
  *                |                               |  sequence backwards: the view is dropped, replay from 0
  *                +--no answer in time------------+--> live (untrusted), replay is tried again with growing pauses
  *
+ * A source that is added with content in place (`from`) asks for its last batch again and goes on when it is the same one,
+ * else starts over; without a replay endpoint the next batch in sequence confirms it.
+ *
  * Without a replay endpoint a view is trusted when the stream was seen from sequence 0 without a gap. An untrusted
  * view becomes trusted again by a replay that lacks nothing, a restart seen from 0, or a clear. A view whose
  * endpoint is down is untrusted at once and dropped after two seconds.
@@ -32,10 +35,20 @@ enum kvr_view_state { KVR_VIEW_RESTORING, KVR_VIEW_LIVE };
     X(overflows)
 /* clang-format on */
 
+/* Where a view stands in its engine's stream: enough to go on from content that was kept elsewhere. */
+struct kvr_view_cursor {
+    bool known;         /* false: nothing was applied yet, or the content came without a position */
+    uint64_t next;      /* the sequence that comes next */
+    uint64_t last_hash; /* of the payload of the last applied batch */
+    double last_ts;     /* its stamp, seconds */
+};
+
 struct kvr_view_status {
     struct kvr_worker worker;
     enum kvr_view_state state;
     bool trusted, settled; /* settled: restored or declared untrusted once */
+    bool connected, paused, failed;
+    struct kvr_view_cursor cursor;
     char reason[96];       /* why it is not trusted; "" when it is */
     uint64_t since_ns;     /* monotonic, of the last change of trust */
     uint64_t next_sequence;
@@ -45,13 +58,25 @@ struct kvr_view_status {
 #undef KVR_INGEST_FIELD
 };
 
+/* `user` is the pointer given with the source. */
 struct kvr_ingest_handler {
     /* Apply one event; the result is a KVR_E code or 0. */
-    int (*on_event)(void *ctx, const struct kvr_event *event);
+    int (*on_event)(void *ctx, void *user, const struct kvr_event *event);
     /* Forget the view of a rank. */
-    void (*on_reset)(void *ctx, struct kvr_worker worker);
-    void (*on_trust)(void *ctx, struct kvr_worker worker, bool trusted, const char *reason);
+    void (*on_reset)(void *ctx, void *user, struct kvr_worker worker);
+    void (*on_trust)(void *ctx, void *user, struct kvr_worker worker, bool trusted, const char *reason);
+    void (*on_end)(void *ctx, void *user); /* the source is gone; may be NULL */
     void *ctx;
+};
+
+struct kvr_ingest_source {
+    struct kvr_worker worker;
+    uint32_t block_size;
+    const char *events, *replay; /* endpoints; replay may be NULL */
+    void *user;
+    bool any_rank;               /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
+    bool tiers;                  /* lower-tier events are wanted */
+    struct kvr_view_cursor from; /* when known: the content up to there is in place, and is confirmed by what comes next */
 };
 
 /* restore_timeout_s: how long a replay may stay silent. Returns: 0, -KVR_ENOMEM. */
@@ -64,11 +89,20 @@ bool kvr_ingest_endpoint_ok(const char *endpoint);
 /* tcp port + offset; false when the endpoint has no numeric port and the offset is not 0, or it would overflow. */
 bool kvr_ingest_endpoint_shift(const char *endpoint, uint32_t offset, char *out, size_t cap);
 
-/* Begins to follow a rank; replay may be NULL. One source per (worker, rank). Returns: 0, -KVR_EINVAL for a bad
- * endpoint, -KVR_ENOMEM. The work happens on the thread; a failure shows in the status. */
-int kvr_ingest_add(struct kvr_ingest *in, struct kvr_worker worker, uint32_t block_size, const char *events, const char *replay);
-/* Stops following every rank of a worker; no callback for it runs after the return. */
-void kvr_ingest_remove(struct kvr_ingest *in, uint64_t worker_id);
+/* Begins to follow a rank. One source per (worker, rank). Returns: 0, -KVR_EINVAL for a bad endpoint,
+ * -KVR_ENOMEM. The work happens on the thread; a failure shows in the status. */
+int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *source);
+/* Stops following a worker (rank NULL: every rank); no callback for it runs after the return, but on_end before. */
+void kvr_ingest_remove(struct kvr_ingest *in, uint64_t worker_id, const uint32_t *rank);
+/* Closes or reopens the sockets of a source; its view and place stay. The return is after that. */
+void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool pause);
+
+/* Runs fn on the ingest thread between two batches, and returns after it: the view's content and its status belong
+ * together then. ranks[n]: every rank the source has carried. fn may replace the content and say so by setting *adopt: to a
+ * known place, from which the source goes on (asking for what has come since, when there is a replay endpoint), trusted.
+ * Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
+typedef void kvr_ingest_visit(void *arg, const struct kvr_view_status *status, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt);
+int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg);
 
 /* Copies the status of all views; returns how many there are (at most cap are written). */
 size_t kvr_ingest_status(struct kvr_ingest *in, struct kvr_view_status *out, size_t cap);

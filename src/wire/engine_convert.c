@@ -215,7 +215,7 @@ long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_bat
         int rc = convert(s, b, &b->events[i], &out);
         if (rc < 0) return rc;
         if (rc == 0) continue;
-        if (out.tier != KVR_TIER_DEVICE) { /* the program does not choose by lower tiers yet; seen, not silently lost */
+        if (out.tier != KVR_TIER_DEVICE && !s->tiers) { /* seen, not silently lost */
             s->counters.lower_tier++;
             continue;
         }

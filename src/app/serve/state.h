@@ -210,7 +210,7 @@ uint64_t now_ms(void);
 
 /* views.c */
 int views_start(struct serve *s);
-void views_follow(struct serve *s, const struct worker *w);
+void views_follow(struct serve *s, const struct worker *w, struct pool *pool);
 void views_unfollow(struct serve *s, uint64_t id);
 bool views_settled(struct serve *s);
 

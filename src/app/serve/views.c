@@ -1,41 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * KV events into the index, trust into the router. The callbacks run on the ingest thread; pools live as long as
- * the process, and a pool of a worker is found once when it is followed.
+ * KV events into the index, trust into the router. The callbacks run on the ingest thread; `user` is the worker's pool,
+ * which lives as long as the process.
  */
 #include "app/serve/state.h"
 
 #include <string.h>
 
-static struct pool *pool_of(struct serve *s, uint64_t worker_id)
-{
-    pthread_mutex_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, worker_id);
-    struct pool *p = w ? w->pool : NULL;
-    pthread_mutex_unlock(&s->lock);
-    return p;
-}
-
-static int on_event(void *ctx, const struct kvr_event *ev)
+static int on_event(void *ctx, void *user, const struct kvr_event *ev)
 {
     struct serve *s = ctx;
-    const struct pool *p = pool_of(s, ev->worker.worker_id);
-    int rc = p && p->index ? kvr_index_apply(p->index, ev) : -KVR_ENOTFOUND;
+    const struct pool *p = user;
+    int rc = kvr_index_apply(p->index, ev);
     atomic_fetch_add_explicit(rc ? &s->metrics.events_failed_total : &s->metrics.events_applied_total, 1, memory_order_relaxed);
     return rc;
 }
 
-static void on_reset(void *ctx, struct kvr_worker w)
+static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
-    const struct pool *p = pool_of(ctx, w.worker_id);
-    if (p && p->index) kvr_index_remove_rank(p->index, w);
+    const struct pool *p = user;
+    (void)ctx;
+    kvr_index_remove_rank(p->index, w);
 }
 
-static void on_trust(void *ctx, struct kvr_worker w, bool trusted, const char *reason)
+static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
 {
-    struct serve *s = ctx;
-    const struct pool *p = pool_of(s, w.worker_id);
-    if (p) kvr_router_set_trusted(p->router, w, trusted);
+    const struct pool *p = user;
+    (void)ctx;
+    kvr_router_set_trusted(p->router, w, trusted);
     fprintf(stderr, "kvroute: view of worker %llu rank %u is %s%s%s\n", (unsigned long long)w.worker_id, w.dp_rank,
             trusted ? "trusted" : "not trusted", reason[0] ? ": " : "", reason);
 }
@@ -43,21 +35,25 @@ static void on_trust(void *ctx, struct kvr_worker w, bool trusted, const char *r
 int views_start(struct serve *s)
 {
     if (!s->o->kv_events || s->o->overlap_credit <= 0) return 0;
-    struct kvr_ingest_handler h = {on_event, on_reset, on_trust, s};
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = s};
     return kvr_ingest_create(&h, s->o->restore_timeout, &s->ingest);
 }
 
-void views_follow(struct serve *s, const struct worker *w)
+void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
 {
-    for (uint32_t r = 0; s->ingest && w->has_events && r < w->dp_size; r++)
-        if (w->events[r][0])
-            kvr_ingest_add(s->ingest, (struct kvr_worker){w->id, w->dp_start + r}, w->block_size, w->events[r],
-                           w->replay[r][0] ? w->replay[r] : NULL);
+    for (uint32_t r = 0; s->ingest && w->has_events && r < w->dp_size; r++) {
+        struct kvr_ingest_source src = {.worker = {w->id, w->dp_start + r},
+                                        .block_size = w->block_size,
+                                        .events = w->events[r],
+                                        .replay = w->replay[r][0] ? w->replay[r] : NULL,
+                                        .user = pool};
+        if (w->events[r][0]) kvr_ingest_add(s->ingest, &src);
+    }
 }
 
 void views_unfollow(struct serve *s, uint64_t id)
 {
-    if (s->ingest) kvr_ingest_remove(s->ingest, id);
+    if (s->ingest) kvr_ingest_remove(s->ingest, id, NULL);
 }
 
 bool views_settled(struct serve *s)

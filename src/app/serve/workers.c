@@ -262,12 +262,13 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     views_unfollow(s, w->id);
     pthread_mutex_lock(&s->lock);
     int rc = add_locked(s, w, err, cap);
+    struct pool *pool = w->pool;
     pthread_mutex_unlock(&s->lock);
     if (rc) {
         free(w);
         return -1;
     }
-    views_follow(s, spec);
+    views_follow(s, spec, pool);
     health_check_now(s, spec->id);
     serve_pump(s);
     return 0;
