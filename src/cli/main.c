@@ -10,6 +10,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"serve", "OpenAI-compatible router in front of inference workers", cmd_serve},
+    {"indexer", "who holds which KV blocks: events in, overlap queries over HTTP", cmd_indexer},
     {"mock", "mock engine: prefix cache, batching, KV events, OpenAI API", cmd_mock},
     {"replay", "replay a trace or a synthetic workload against an endpoint", cmd_replay},
     {"hash", "print the hashes of tokens", cmd_hash},

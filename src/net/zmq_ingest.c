@@ -56,7 +56,7 @@ struct source {
     size_t wait_n, wait_bytes;
     uint64_t last_hash; /* of the last applied payload */
     uint64_t replay_from, silent_deadline_ms, retry_at_ms, tail_at_ms, drop_at_ms, rebuilt_ms;
-    unsigned rounds, retries;
+    unsigned rounds, retries, owed_ends; /* owed_ends: replays asked for on this dealer whose end has not come */
     bool replaying, verifying, missing, connected, cleared, orphaned, mismatch;
     bool doubt; /* reconnected without replay: the next batch tells whether it is the same stream */
 };
@@ -127,7 +127,8 @@ static void drop_content(struct kvr_ingest *in, struct source *s)
 
 static void note_cursor(struct source *s)
 {
-    s->st.cursor = (struct kvr_view_cursor){s->cursor.applied_any, s->cursor.next, s->last_hash, s->cursor.last_ts};
+    bool whole = s->cursor.applied_any && !s->missing && !s->mismatch;
+    s->st.cursor = (struct kvr_view_cursor){whole, s->cursor.next, s->last_hash, s->cursor.last_ts};
     s->st.next_sequence = s->cursor.next;
 }
 
@@ -229,11 +230,27 @@ static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t fro
     kvr_store_be64(start, from);
     s->st.replays++;
     s->replaying = true;
+    s->owed_ends++;
     s->replay_from = from;
     s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
     s->retry_at_ms = s->tail_at_ms = 0;
     if (zmq_send(s->dealer, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 || zmq_send(s->dealer, start, 8, ZMQ_DONTWAIT) < 0)
         s->silent_deadline_ms = in->now_ms; /* reported as silence */
+}
+
+static void *socket_new(struct kvr_ingest *in, int type);
+
+/* A fresh dealer: what the old one was still owed will not be taken for the answer to the next question. */
+static void renew_dealer(struct kvr_ingest *in, struct source *s)
+{
+    void *fresh = socket_new(in, ZMQ_DEALER);
+    if (!fresh || zmq_connect(fresh, s->replay)) { /* then a late answer is told apart by its end only */
+        if (fresh) zmq_close(fresh);
+        return;
+    }
+    zmq_close(s->dealer);
+    s->dealer = fresh;
+    s->owed_ends = 0;
 }
 
 static void rebuild(struct kvr_ingest *in, struct source *s)
@@ -249,9 +266,9 @@ static void replay_failed(struct kvr_ingest *in, struct source *s)
 {
     uint64_t pause = (uint64_t)RETRY_MIN_MS << KVR_MIN(s->retries, 6u);
     s->st.replay_failures++;
-    s->replaying = false;
-    s->verifying = false;
+    s->replaying = false; /* verifying stays: who has not answered has confirmed nothing */
     s->retries++;
+    renew_dealer(in, s);
     s->retry_at_ms = in->now_ms + KVR_MIN(pause, (uint64_t)RETRY_MAX_MS);
     drop_waiting(s);
     set_trust(in, s, false, s->connected ? "the replay endpoint does not answer" : "the events endpoint is not reachable");
@@ -269,7 +286,7 @@ static void replay_complete(struct kvr_ingest *in, struct source *s)
     s->retries = 0;
     s->st.state = KVR_VIEW_LIVE;
     if (!s->cursor.applied_any && !w) drop_content(in, s); /* the engine has done nothing yet */
-    while (w) { /* a hole starts another replay, and the rest waits again */
+    while (w) {                                            /* a hole starts another replay, and the rest waits again */
         struct waiting *next = w->next;
         on_live_message(in, s, w->seq, w->data, w->len, w->seen);
         free(w);
@@ -469,13 +486,16 @@ static void read_dealer(struct kvr_ingest *in, struct source *s)
     struct frames f;
     for (int i = 0; i < BURST && receive(s->dealer, &f); i++) {
         bool ok = (f.total == 3 || f.total == 4) && zmq_msg_size(&f.m[0]) == 0 && zmq_msg_size(&f.m[f.n - 2]) == 8;
-        if (!ok || !s->replaying) {
-            s->st.bad_frames += !ok;
+        if (!ok) {
+            s->st.bad_frames++;
         } else {
             uint64_t seq = kvr_load_be64(zmq_msg_data(&f.m[f.n - 2]));
             size_t len = zmq_msg_size(&f.m[f.n - 1]);
-            if (seq == UINT64_MAX && len == 0) on_replay_end(in, s);
-            else on_replayed(in, s, seq, zmq_msg_data(&f.m[f.n - 1]), len);
+            bool end = seq == UINT64_MAX && len == 0;
+            s->owed_ends -= end && s->owed_ends;
+            bool current = s->replaying && s->owed_ends == !end; /* answers come in the order of the questions */
+            if (current && end) on_replay_end(in, s);
+            else if (current) on_replayed(in, s, seq, zmq_msg_data(&f.m[f.n - 1]), len);
         }
         release(&f);
     }
@@ -490,6 +510,7 @@ static void on_connected(struct kvr_ingest *in, struct source *s)
         return;
     }
     drop_waiting(s);
+    if (s->owed_ends) renew_dealer(in, s);
     s->rounds = s->retries = 0;
     if (s->cursor.applied_any) {
         s->verifying = true;
@@ -563,6 +584,7 @@ static void close_sockets(struct source *s)
     if (s->monitor) zmq_close(s->monitor);
     if (s->dealer) zmq_close(s->dealer);
     s->sub = s->monitor = s->dealer = NULL;
+    s->owed_ends = 0;
 }
 
 static void source_free(struct kvr_ingest *in, struct source *s)
@@ -643,11 +665,25 @@ static void source_visit(struct kvr_ingest *in, struct source *s, const struct c
     size_t n = 0;
     struct kvr_view_cursor adopt = {0};
     for (const struct rank_stream *r = &s->own; r && n < RANKS_MAX; r = r->next) ranks[n++] = r->stream.worker.dp_rank;
+    note_cursor(s);
     c->visit(c->arg, &s->st, ranks, n, &adopt);
     if (adopt.known) source_adopt(in, s, &adopt);
 }
 
 /* ---- the thread -------------------------------------------------------------------------------------- */
+
+static void publish_statuses(struct kvr_ingest *in)
+{
+    size_t n = 0;
+    if (in->sources_n > in->statuses_cap) {
+        struct kvr_view_status *p = realloc(in->statuses, in->sources_n * 2 * sizeof *p);
+        if (!p) return;
+        in->statuses = p;
+        in->statuses_cap = in->sources_n * 2;
+    }
+    for (const struct source *s = in->sources; s; s = s->next) in->statuses[n++] = s->st;
+    in->statuses_n = n;
+}
 
 static void run_command(struct kvr_ingest *in, struct command *c)
 {
@@ -672,25 +708,13 @@ static void run_command(struct kvr_ingest *in, struct command *c)
     }
     if (c->done) {
         pthread_mutex_lock(&in->lock);
+        publish_statuses(in); /* who waited sees what it asked for */
         if (c->rc) *c->rc = rc;
         *c->done = true;
         pthread_cond_broadcast(&in->cond);
         pthread_mutex_unlock(&in->lock);
     }
     free(c);
-}
-
-static void publish_statuses(struct kvr_ingest *in)
-{
-    size_t n = 0;
-    if (in->sources_n > in->statuses_cap) {
-        struct kvr_view_status *p = realloc(in->statuses, in->sources_n * 2 * sizeof *p);
-        if (!p) return;
-        in->statuses = p;
-        in->statuses_cap = in->sources_n * 2;
-    }
-    for (const struct source *s = in->sources; s; s = s->next) in->statuses[n++] = s->st;
-    in->statuses_n = n;
 }
 
 /* Returns: false when it is time to stop. */
@@ -720,7 +744,8 @@ static void check_deadlines(struct kvr_ingest *in, struct source *s)
         s->drop_at_ms = 0;
         drop_view(in, s);
     }
-    if (s->retry_at_ms && now >= s->retry_at_ms && s->connected && s->dealer && !s->replaying) request_replay(in, s, s->cursor.next);
+    if (s->retry_at_ms && now >= s->retry_at_ms && s->connected && s->dealer && !s->replaying)
+        request_replay(in, s, s->cursor.next - s->verifying);
     if (s->tail_at_ms && now >= s->tail_at_ms && s->connected && s->dealer && !s->replaying) request_replay(in, s, s->cursor.next);
 }
 
@@ -748,7 +773,7 @@ static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap
         if (s->sub && s->monitor) {
             if (it[n++].revents) read_monitor(in, s);
             if (it[n++].revents) read_sub(in, s);
-            if (s->dealer && it[n++].revents) read_dealer(in, s);
+            if (s->dealer && it[n++].revents) read_dealer(in, s); /* a renewed one has nothing yet */
         }
         check_deadlines(in, s);
     }
@@ -877,6 +902,7 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     s->wait_tail = &s->wait_head;
     snprintf(s->events, sizeof s->events, "%s", src->events);
     if (src->replay) snprintf(s->replay, sizeof s->replay, "%s", src->replay);
+    s->st.can_replay = src->replay != NULL;
     kvr_engine_stream_init(&s->own.stream, src->worker, src->block_size);
     s->own.stream.tiers = src->tiers;
     if (src->from.known) {

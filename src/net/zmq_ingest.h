@@ -37,7 +37,7 @@ enum kvr_view_state { KVR_VIEW_RESTORING, KVR_VIEW_LIVE };
 
 /* Where a view stands in its engine's stream: enough to go on from content that was kept elsewhere. */
 struct kvr_view_cursor {
-    bool known;         /* false: nothing was applied yet, or the content came without a position */
+    bool known;         /* false: nothing was applied yet, or something is missing below `next` */
     uint64_t next;      /* the sequence that comes next */
     uint64_t last_hash; /* of the payload of the last applied batch */
     double last_ts;     /* its stamp, seconds */
@@ -48,9 +48,10 @@ struct kvr_view_status {
     enum kvr_view_state state;
     bool trusted, settled; /* settled: restored or declared untrusted once */
     bool connected, paused, failed;
+    bool can_replay; /* has a replay endpoint */
     struct kvr_view_cursor cursor;
-    char reason[96];       /* why it is not trusted; "" when it is */
-    uint64_t since_ns;     /* monotonic, of the last change of trust */
+    char reason[96];   /* why it is not trusted; "" when it is */
+    uint64_t since_ns; /* monotonic, of the last change of trust */
     uint64_t next_sequence;
     struct kvr_engine_counters filtered;
 #define KVR_INGEST_FIELD(name) uint64_t name;
@@ -101,7 +102,8 @@ void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool paus
  * together then. ranks[n]: every rank the source has carried. fn may replace the content and say so by setting *adopt: to a
  * known place, from which the source goes on (asking for what has come since, when there is a replay endpoint), trusted.
  * Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
-typedef void kvr_ingest_visit(void *arg, const struct kvr_view_status *status, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt);
+typedef void kvr_ingest_visit(void *arg, const struct kvr_view_status *status, const uint32_t *ranks, size_t n,
+                              struct kvr_view_cursor *adopt);
 int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg);
 
 /* Copies the status of all views; returns how many there are (at most cap are written). */

@@ -323,3 +323,54 @@ def read_sse(port, body, headers=None, until=None, path="/v1/completions"):
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=30 * SLOW)
     c.request("POST", path, json.dumps(body), headers or {})
     return c, c.getresponse()
+
+
+class Indexer(Process):
+    def __init__(self, *extra, port=None, ready=True, key=None, **kw):
+        self.port, self.key = port or free_ports(), key
+        super().__init__("indexer", "--port", self.port, *extra, **kw)
+        wait_for("indexer", lambda: self.p.poll() is not None or call(self.port, "GET", "/health").status == 200)
+        if ready:
+            wait_for("ready", lambda: call(self.port, "GET", "/ready").status == 200, 20)
+
+    def call(self, method, path, body=None, headers=None):
+        h = {"Content-Type": "application/json"} if body is not None else {}
+        if self.key:
+            h["Authorization"] = f"Bearer {self.key}"
+        return call(self.port, method, path, body, {**h, **(headers or {})})
+
+    def post(self, path, body=None, status=200):
+        r = self.call("POST", path, {} if body is None else body)
+        assert r.status == status, (r.status, r.body)
+        return r.json()
+
+    def get(self, path, status=200):
+        r = self.call("GET", path)
+        assert r.status == status, (r.status, r.body)
+        return r.json()
+
+    def register(self, i, engine, rank=None, replay=True, model="m", block_size=4, status=201, **more):
+        body = {"instance_id": i, "endpoint": f"tcp://127.0.0.1:{engine.events}", "model_name": model, "block_size": block_size, **more}
+        if replay:
+            body["replay_endpoint"] = f"tcp://127.0.0.1:{engine.replay_port}"
+        if rank is not None:
+            body["dp_rank"] = rank
+        return self.post("/register", body, status)
+
+    def listeners(self):
+        return {(w["instance_id"], int(r)): l for w in self.get("/workers") for r, l in w["listeners"].items()}
+
+    def trusted(self):
+        ls = self.listeners()
+        return bool(ls) and all(l["trusted"] for l in ls.values())
+
+    def scores(self, tokens, model="m", **more):
+        r = self.post("/query", {"token_ids": tokens, "model_name": model, **more})
+        return {(int(i), int(k)): n for i, ranks in r["scores"].items() for k, n in ranks.items()}
+
+    def metric(self, name):
+        total = 0.0
+        for line in self.call("GET", "/metrics").body.decode().splitlines():
+            if line.startswith(name + "{") or line.startswith(name + " "):
+                total += float(line.split()[-1])
+        return total

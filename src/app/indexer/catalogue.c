@@ -1,0 +1,590 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Partitions, instances, listeners. The first registration of a partition fixes its block size; with its last instance it
+ * goes. Error texts are those of Dynamo's indexer, which clients compare.
+ */
+#include "app/indexer/state.h"
+
+#include <string.h>
+
+uint64_t indexer_now_ms(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+}
+
+/* ---- partitions ------------------------------------------------------------------------------------------ */
+
+void partition_ref(struct partition *p)
+{
+    atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
+}
+
+void partition_unref(struct partition *p)
+{
+    if (atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1) return;
+    kvr_index_destroy(p->index);
+    free(p);
+}
+
+static struct partition *find_locked(const struct indexer *x, const char *model, size_t model_len, const char *group, size_t group_len)
+{
+    for (struct partition *p = x->partitions; p; p = p->next)
+        if (strlen(p->model) == model_len && strlen(p->group) == group_len && memcmp(p->model, model, model_len) == 0 &&
+            memcmp(p->group, group, group_len) == 0)
+            return p;
+    return NULL;
+}
+
+struct partition *catalogue_find(struct indexer *x, const char *model, size_t model_len, const char *group, size_t group_len)
+{
+    pthread_mutex_lock(&x->lock);
+    struct partition *p = find_locked(x, model, model_len, group, group_len);
+    if (p) partition_ref(p);
+    pthread_mutex_unlock(&x->lock);
+    return p;
+}
+
+/* Partitions share the cap in equal parts. */
+static void share_cap_locked(struct indexer *x)
+{
+    for (struct partition *p = x->partitions; p && x->o->max_bytes; p = p->next)
+        kvr_index_set_bytes_max(p->index, x->o->max_bytes / x->partitions_n);
+}
+
+static struct partition *make_locked(struct indexer *x, const char *model, const char *group, uint32_t block_size)
+{
+    struct partition *p = calloc(1, sizeof *p);
+    struct kvr_index_config c = {.bytes_max = x->o->max_bytes};
+    if (!p || kvr_index_create(&c, &p->index)) {
+        free(p);
+        return NULL;
+    }
+    snprintf(p->model, sizeof p->model, "%s", model);
+    snprintf(p->group, sizeof p->group, "%s", group);
+    p->block_size = block_size;
+    atomic_init(&p->refs, 1);
+    p->next = x->partitions;
+    x->partitions = p;
+    x->partitions_n++;
+    share_cap_locked(x);
+    return p;
+}
+
+static void drop_locked(struct indexer *x, struct partition *p)
+{
+    struct partition **at = &x->partitions;
+    while (*at != p) at = &(*at)->next;
+    *at = p->next;
+    x->partitions_n--;
+    atomic_store(&p->gone, true);
+    if (x->partitions_n) share_cap_locked(x);
+    partition_unref(p);
+}
+
+struct partition *catalogue_get(struct indexer *x, const char *model, const char *group, uint32_t block_size)
+{
+    pthread_mutex_lock(&x->lock);
+    struct partition *p = find_locked(x, model, strlen(model), group, strlen(group));
+    if (!p) p = make_locked(x, model, group, block_size);
+    if (p && p->block_size != block_size) p = NULL;
+    if (p) partition_ref(p);
+    pthread_mutex_unlock(&x->lock);
+    return p;
+}
+
+struct partition **catalogue_list(struct indexer *x, size_t *n)
+{
+    pthread_mutex_lock(&x->lock);
+    struct partition **list = calloc(x->partitions_n + 1, sizeof *list);
+    *n = 0;
+    for (struct partition *p = x->partitions; p && list; p = p->next) {
+        partition_ref(p);
+        list[(*n)++] = p;
+    }
+    pthread_mutex_unlock(&x->lock);
+    return list;
+}
+
+/* ---- events ------------------------------------------------------------------------------------------------ */
+
+static int on_event(void *ctx, void *user, const struct kvr_event *ev)
+{
+    struct indexer *x = ctx;
+    struct partition *p = user;
+    int rc = kvr_index_apply(p->index, ev);
+    if (ev->tier != KVR_TIER_DEVICE && ev->kind == KVR_EVENT_STORED) atomic_store_explicit(&p->tiers, true, memory_order_relaxed);
+    atomic_fetch_add_explicit(&x->telemetry.events[ev->kind][rc != 0], 1, memory_order_relaxed);
+    return rc;
+}
+
+static void on_reset(void *ctx, void *user, struct kvr_worker w)
+{
+    const struct partition *p = user;
+    (void)ctx;
+    kvr_index_remove_rank(p->index, w);
+}
+
+static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
+{
+    (void)ctx;
+    (void)user;
+    fprintf(stderr, "kvroute: view of instance %llu rank %u is %s%s%s\n", (unsigned long long)w.worker_id, w.dp_rank,
+            trusted ? "trusted" : "not trusted", reason[0] ? ": " : "", reason);
+}
+
+static void on_end(void *ctx, void *user)
+{
+    (void)ctx;
+    partition_unref(user);
+}
+
+int catalogue_start(struct indexer *x)
+{
+    struct kvr_ingest_handler h = {on_event, on_reset, on_trust, on_end, x};
+    return kvr_ingest_create(&h, x->o->restore_timeout, &x->ingest);
+}
+
+/* ---- instances --------------------------------------------------------------------------------------------- */
+
+static struct instance *instance_locked(const struct indexer *x, uint64_t id)
+{
+    for (struct instance *i = x->instances; i; i = i->next)
+        if (i->id == id) return i;
+    return NULL;
+}
+
+static struct listener *listener_locked(const struct instance *i, uint32_t rank)
+{
+    for (size_t k = 0; k < i->listeners_n; k++)
+        if (i->listeners[k].rank == rank) return &i->listeners[k];
+    return NULL;
+}
+
+bool catalogue_has_listener(struct indexer *x, struct kvr_worker w)
+{
+    pthread_mutex_lock(&x->lock);
+    const struct instance *i = instance_locked(x, w.worker_id);
+    bool has = i && listener_locked(i, w.dp_rank);
+    pthread_mutex_unlock(&x->lock);
+    return has;
+}
+
+bool catalogue_recover_url(struct indexer *x, struct kvr_worker w, char *out, size_t cap)
+{
+    pthread_mutex_lock(&x->lock);
+    const struct instance *i = instance_locked(x, w.worker_id);
+    const struct listener *l = i ? listener_locked(i, w.dp_rank) : NULL;
+    snprintf(out, cap, "%s", l ? l->recover : "");
+    pthread_mutex_unlock(&x->lock);
+    return out[0] != 0;
+}
+
+/* tcp://host:port (a star and port 0 pass, as in the original), ipc://, inproc://. */
+bool catalogue_endpoint_ok(const char *e)
+{
+    if (strlen(e) >= ENDPOINT_MAX) return false;
+    if (strncmp(e, "ipc://", 6) == 0) return e[6] != 0;
+    if (strncmp(e, "inproc://", 9) == 0) return e[9] != 0;
+    if (strncmp(e, "tcp://", 6) != 0) return false;
+    const char *colon = strrchr(e + 6, ':');
+    if (!colon || colon == e + 6 || !colon[1] || strlen(colon + 1) > 5) return false;
+    for (const char *p = colon + 1; *p; p++)
+        if (*p < '0' || *p > '9') return false;
+    return strtoul(colon + 1, NULL, 10) <= 65535;
+}
+
+void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_view_cursor *cursor)
+{
+    struct seed *s = NULL;
+    pthread_mutex_lock(&x->lock);
+    for (s = x->seeds; s && kvr_worker_cmp(s->worker, w) != 0;) s = s->next;
+    if (!s && (s = calloc(1, sizeof *s))) {
+        s->worker = w;
+        s->next = x->seeds;
+        x->seeds = s;
+    }
+    if (s) s->cursor = *cursor;
+    pthread_mutex_unlock(&x->lock);
+}
+
+static struct kvr_view_cursor take_seed_locked(struct indexer *x, struct kvr_worker w)
+{
+    struct kvr_view_cursor c = {0};
+    for (struct seed **at = &x->seeds; *at; at = &(*at)->next) {
+        if (kvr_worker_cmp((*at)->worker, w) != 0) continue;
+        struct seed *s = *at;
+        c = s->cursor;
+        *at = s->next;
+        free(s);
+        break;
+    }
+    return c;
+}
+
+static struct instance *instance_make_locked(struct indexer *x, const struct registration *r, struct partition *p)
+{
+    struct instance *i = calloc(1, sizeof *i);
+    if (!i) return NULL;
+    i->id = r->instance_id;
+    i->part = p;
+    p->instances++;
+    i->next = x->instances;
+    x->instances = i;
+    x->instances_n++;
+    return i;
+}
+
+static void instance_drop_locked(struct indexer *x, struct instance *i)
+{
+    struct instance **at = &x->instances;
+    while (*at != i) at = &(*at)->next;
+    *at = i->next;
+    x->instances_n--;
+    if (--i->part->instances == 0) drop_locked(x, i->part);
+    free(i->listeners);
+    free(i);
+}
+
+static int add_listener_locked(struct indexer *x, struct instance *i, const struct registration *r)
+{
+    if (i->listeners_n == RANKS_OF_INSTANCE_MAX) return -KVR_ELIMIT;
+    if (i->listeners_n == i->listeners_cap) {
+        size_t cap = i->listeners_cap ? i->listeners_cap * 2 : 2;
+        struct listener *l = realloc(i->listeners, cap * sizeof *l);
+        if (!l) return -KVR_ENOMEM;
+        i->listeners = l;
+        i->listeners_cap = cap;
+    }
+    struct kvr_worker w = {r->instance_id, r->dp_rank};
+    struct kvr_ingest_source src = {.worker = w,
+                                    .block_size = i->part->block_size,
+                                    .events = r->endpoint,
+                                    .replay = r->replay[0] ? r->replay : NULL,
+                                    .user = i->part,
+                                    .any_rank = true,
+                                    .tiers = true,
+                                    .from = take_seed_locked(x, w)};
+    partition_ref(i->part);
+    int rc = kvr_ingest_add(x->ingest, &src);
+    if (rc) {
+        partition_unref(i->part);
+        return rc;
+    }
+    struct listener *l = &i->listeners[i->listeners_n++];
+    *l = (struct listener){.rank = r->dp_rank};
+    snprintf(l->endpoint, sizeof l->endpoint, "%s", r->endpoint);
+    snprintf(l->replay, sizeof l->replay, "%s", r->replay);
+    snprintf(l->recover, sizeof l->recover, "%s", r->recover);
+    x->registrations_version++;
+    return 0;
+}
+
+static int register_locked(struct indexer *x, const struct registration *r, char *err, size_t cap)
+{
+    struct instance *i = instance_locked(x, r->instance_id);
+    struct partition *p = find_locked(x, r->model, strlen(r->model), r->group, strlen(r->group));
+    unsigned long long id = r->instance_id;
+    if (i && i->part != p) {
+        snprintf(err, cap, "instance %llu is already registered for model=%s routing_group=%s", id, i->part->model, i->part->group);
+        return 409;
+    }
+    if (i && listener_locked(i, r->dp_rank)) {
+        snprintf(err, cap, "instance %llu dp_rank %u already registered", id, r->dp_rank);
+        return 409;
+    }
+    if (p && p->block_size != r->block_size) {
+        snprintf(err, cap, "block_size mismatch for model=%s routing_group=%s: existing=%u, requested=%u", r->model, r->group,
+                 p->block_size, r->block_size);
+        return 409;
+    }
+    bool fresh = !i;
+    if (!p) p = make_locked(x, r->model, r->group, r->block_size);
+    if (p && !i) i = instance_make_locked(x, r, p);
+    int rc = i ? add_listener_locked(x, i, r) : -KVR_ENOMEM;
+    if (rc == 0) return 0;
+    if (i && fresh) instance_drop_locked(x, i);
+    else if (p && p->instances == 0) drop_locked(x, p);
+    snprintf(err, cap, "%s", rc == -KVR_EINVAL ? "this endpoint cannot be connected to" : kvr_strerror(rc));
+    return rc == -KVR_EINVAL ? 400 : 500;
+}
+
+int catalogue_register(struct indexer *x, const struct registration *r, char *err, size_t cap)
+{
+    if (!catalogue_endpoint_ok(r->endpoint)) {
+        snprintf(err, cap, "invalid ZMQ endpoint `%.200s`: expected tcp://host:port, ipc://path or inproc://name", r->endpoint);
+        return 400;
+    }
+    if (r->replay[0] && !catalogue_endpoint_ok(r->replay)) {
+        snprintf(err, cap, "invalid replay endpoint `%.200s`: expected tcp://host:port, ipc://path or inproc://name", r->replay);
+        return 400;
+    }
+    pthread_mutex_lock(&x->change_lock);
+    pthread_mutex_lock(&x->lock);
+    int rc = register_locked(x, r, err, cap);
+    pthread_mutex_unlock(&x->lock);
+    pthread_mutex_unlock(&x->change_lock);
+    if (rc == 0) keeper_wake(x);
+    return rc;
+}
+
+/* What is to be taken from an instance. 0, or 404 with the reason. */
+static int find_for_removal_locked(const struct indexer *x, uint64_t id, const char *model, const char *group, const uint32_t *rank,
+                                   struct instance **out, char *err, size_t cap)
+{
+    struct instance *i = instance_locked(x, id);
+    unsigned long long n = id;
+    if (!i) {
+        snprintf(err, cap, "instance %llu not found", n);
+        return 404;
+    }
+    if (strcmp(i->part->model, model) != 0 || (group && strcmp(i->part->group, group) != 0)) {
+        snprintf(err, cap, "instance %llu is registered for model=%s routing_group=%s", n, i->part->model, i->part->group);
+        return 404;
+    }
+    if (rank && !listener_locked(i, *rank)) {
+        snprintf(err, cap, "instance %llu dp_rank %u not found", n, *rank);
+        return 404;
+    }
+    *out = i;
+    return 0;
+}
+
+int catalogue_unregister(struct indexer *x, uint64_t id, const char *model, const char *group, const uint32_t *rank, char *err, size_t cap)
+{
+    struct instance *i = NULL;
+    struct partition *p = NULL;
+    if (!group) rank = NULL; /* without a group the whole instance goes */
+    pthread_mutex_lock(&x->change_lock);
+    pthread_mutex_lock(&x->lock);
+    int rc = find_for_removal_locked(x, id, model, group, rank, &i, err, cap);
+    if (i) {
+        p = i->part;
+        partition_ref(p);
+        struct listener *l = rank ? listener_locked(i, *rank) : NULL;
+        if (l && i->listeners_n > 1) {
+            *l = i->listeners[--i->listeners_n];
+        } else {
+            rank = NULL;
+            instance_drop_locked(x, i);
+        }
+        x->registrations_version++;
+    }
+    pthread_mutex_unlock(&x->lock);
+    if (p) {
+        kvr_ingest_remove(x->ingest, id, rank);
+        if (rank) kvr_index_remove_rank(p->index, (struct kvr_worker){id, *rank});
+        else kvr_index_remove_worker(p->index, id);
+        partition_unref(p);
+    }
+    pthread_mutex_unlock(&x->change_lock);
+    if (rc == 0) keeper_wake(x);
+    return rc;
+}
+
+/* ---- states ------------------------------------------------------------------------------------------------- */
+
+const char *listener_state(const struct kvr_view_status *st)
+{
+    if (!st) return "pending";
+    return st->failed ? "failed" : st->paused ? "paused" : st->connected ? "active" : "pending";
+}
+
+struct kvr_view_status *catalogue_statuses(struct indexer *x, size_t *n)
+{
+    size_t cap = 64;
+    for (;;) {
+        struct kvr_view_status *st = calloc(cap, sizeof *st);
+        *n = st ? kvr_ingest_status(x->ingest, st, cap) : 0;
+        if (*n <= cap) return st;
+        cap = *n + 64;
+        free(st);
+    }
+}
+
+static const struct kvr_view_status *status_of(const struct kvr_view_status *st, size_t n, struct kvr_worker w)
+{
+    for (size_t i = 0; i < n; i++)
+        if (kvr_worker_cmp(st[i].worker, w) == 0) return &st[i];
+    return NULL;
+}
+
+int catalogue_pause(struct indexer *x, uint64_t id, uint32_t rank, bool pause, char *err, size_t cap)
+{
+    int rc = 0;
+    size_t n;
+    struct kvr_view_status *st = catalogue_statuses(x, &n);
+    pthread_mutex_lock(&x->lock);
+    const struct instance *i = instance_locked(x, id);
+    struct listener *l = i ? listener_locked(i, rank) : NULL;
+    const char *state = l ? l->paused ? "paused" : listener_state(status_of(st, n, (struct kvr_worker){id, rank})) : "";
+    if (!i) {
+        snprintf(err, cap, "instance %llu not found", (unsigned long long)id);
+        rc = 404;
+    } else if (!l) {
+        snprintf(err, cap, "instance %llu dp_rank %u not found", (unsigned long long)id, rank);
+        rc = 404;
+    } else if (pause ? strcmp(state, "pending") && strcmp(state, "active") : strcmp(state, "paused") && strcmp(state, "failed")) {
+        snprintf(err, cap, "instance %llu dp_rank %u cannot be %s from status %s", (unsigned long long)id, rank,
+                 pause ? "paused" : "resumed", state);
+        rc = 409;
+    } else {
+        l->paused = pause;
+    }
+    pthread_mutex_unlock(&x->lock);
+    free(st);
+    if (rc == 0) kvr_ingest_pause(x->ingest, (struct kvr_worker){id, rank}, pause);
+    return rc;
+}
+
+/* ---- GET /workers ------------------------------------------------------------------------------------------- */
+
+static void rank_key(struct kvr_buf *b, uint32_t rank)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%u", rank);
+    kvr_json_key(b, text);
+}
+
+/* failed before pending before active before paused. */
+static const char *instance_state(const struct instance *i, const struct kvr_view_status *st, size_t n)
+{
+    static const char *const order[] = {"failed", "pending", "active"};
+    for (size_t o = 0; o < KVR_ARRAY_LEN(order); o++)
+        for (size_t k = 0; k < i->listeners_n; k++) {
+            const struct kvr_view_status *s = status_of(st, n, (struct kvr_worker){i->id, i->listeners[k].rank});
+            if (strcmp(listener_state(s), order[o]) == 0) return order[o];
+        }
+    return "paused";
+}
+
+static void put_listener(struct kvr_buf *b, const struct listener *l, const struct kvr_view_status *s)
+{
+    rank_key(b, l->rank);
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "endpoint", l->endpoint);
+    kvr_json_put_str(b, "status", listener_state(s));
+    if (s && s->failed) kvr_json_put_str(b, "last_error", s->reason);
+    kvr_json_key(b, "trusted");
+    kvr_json_bool(b, s && s->trusted);
+    if (s && !s->trusted) kvr_json_put_str(b, "untrusted_reason", s->reason);
+    kvr_json_put_u64(b, "next_sequence", s ? s->next_sequence : 0);
+    kvr_json_put_u64(b, "gaps", s ? s->gaps : 0);
+    kvr_json_put_u64(b, "restarts", s ? s->restarts : 0);
+    if (s && s->filtered.block_size_mismatch) {
+        kvr_json_put_u64(b, "block_size_mismatches", s->filtered.block_size_mismatch);
+        kvr_json_put_str(b, "warning",
+                         "the engine's KV block size differs from the registered block_size; its blocks are left out: register it with "
+                         "the engine's --block-size");
+    }
+    kvr_json_close(b, '}');
+}
+
+static void put_instance(struct kvr_buf *b, const struct instance *i, const struct kvr_view_status *st, size_t n)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "instance_id", i->id);
+    kvr_json_put_str(b, "source", "zmq");
+    kvr_json_put_str(b, "status", instance_state(i, st, n));
+    kvr_json_put_str(b, "model_name", i->part->model);
+    kvr_json_put_str(b, "routing_group", i->part->group);
+    kvr_json_put_u64(b, "block_size", i->part->block_size);
+    kvr_json_key(b, "endpoints");
+    kvr_json_open(b, '{');
+    for (size_t k = 0; k < i->listeners_n; k++) {
+        rank_key(b, i->listeners[k].rank);
+        kvr_json_str(b, i->listeners[k].endpoint, strlen(i->listeners[k].endpoint));
+    }
+    kvr_json_close(b, '}');
+    kvr_json_key(b, "listeners");
+    kvr_json_open(b, '{');
+    for (size_t k = 0; k < i->listeners_n; k++)
+        put_listener(b, &i->listeners[k], status_of(st, n, (struct kvr_worker){i->id, i->listeners[k].rank}));
+    kvr_json_close(b, '}');
+    kvr_json_close(b, '}');
+}
+
+void catalogue_workers_write(struct indexer *x, const char *model, const char *group, struct kvr_buf *out)
+{
+    size_t n;
+    struct kvr_view_status *st = catalogue_statuses(x, &n);
+    kvr_json_open(out, '[');
+    pthread_mutex_lock(&x->lock);
+    for (const struct instance *i = x->instances; i; i = i->next) {
+        if ((model && strcmp(i->part->model, model) != 0) || (group && strcmp(i->part->group, group) != 0)) continue;
+        put_instance(out, i, st, n);
+    }
+    pthread_mutex_unlock(&x->lock);
+    kvr_json_close(out, ']');
+    free(st);
+}
+
+/* The bodies of the /register calls that would bring the catalogue back, as a JSON array. */
+void catalogue_registrations_write(struct indexer *x, struct kvr_buf *b)
+{
+    kvr_json_open(b, '[');
+    pthread_mutex_lock(&x->lock);
+    for (const struct instance *i = x->instances; i; i = i->next)
+        for (size_t k = 0; k < i->listeners_n; k++) {
+            const struct listener *l = &i->listeners[k];
+            kvr_json_open(b, '{');
+            kvr_json_put_u64(b, "instance_id", i->id);
+            kvr_json_put_u64(b, "dp_rank", l->rank);
+            kvr_json_put_u64(b, "block_size", i->part->block_size);
+            kvr_json_put_str(b, "model_name", i->part->model);
+            kvr_json_put_str(b, "routing_group", i->part->group);
+            kvr_json_put_str(b, "endpoint", l->endpoint);
+            if (l->replay[0]) kvr_json_put_str(b, "replay_endpoint", l->replay);
+            if (l->recover[0]) kvr_json_put_str(b, "recover_endpoint", l->recover);
+            kvr_json_close(b, '}');
+        }
+    pthread_mutex_unlock(&x->lock);
+    kvr_json_close(b, ']');
+}
+
+/* ---- peers --------------------------------------------------------------------------------------------------- */
+
+static size_t peer_place_locked(const struct indexer *x, const char *url, size_t len)
+{
+    size_t i = 0;
+    while (i < x->peers_n && (strlen(x->peers[i]) != len || memcmp(x->peers[i], url, len) != 0)) i++;
+    return i;
+}
+
+bool catalogue_add_peer(struct indexer *x, const char *url, size_t len)
+{
+    pthread_mutex_lock(&x->lock);
+    bool ok = peer_place_locked(x, url, len) < x->peers_n;
+    char *copy = !ok && x->peers_n < PEERS_MAX ? strndup(url, len) : NULL;
+    if (copy) {
+        x->peers[x->peers_n++] = copy;
+        ok = true;
+    }
+    pthread_mutex_unlock(&x->lock);
+    return ok;
+}
+
+bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len)
+{
+    pthread_mutex_lock(&x->lock);
+    size_t i = peer_place_locked(x, url, len);
+    bool found = i < x->peers_n;
+    if (found) {
+        free(x->peers[i]);
+        x->peers[i] = x->peers[--x->peers_n];
+    }
+    pthread_mutex_unlock(&x->lock);
+    return found;
+}
+
+void catalogue_destroy(struct indexer *x)
+{
+    kvr_ingest_destroy(x->ingest);
+    while (x->instances) instance_drop_locked(x, x->instances);
+    while (x->partitions) drop_locked(x, x->partitions);
+    while (x->seeds) {
+        struct seed *s = x->seeds;
+        x->seeds = s->next;
+        free(s);
+    }
+    while (x->peers_n) free(x->peers[--x->peers_n]);
+}

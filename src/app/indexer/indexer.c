@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Start, threads, signals. The map of threads is in state.h. */
+#include "app/indexer/state.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+
+enum { SWEEP_MS = 1000, KEY_MAX = 4096, STOP_WAIT_MS = 5000 };
+
+/* ---- what the command line says ------------------------------------------------------------------------------------------- */
+
+/* The next item of a comma list into out, without spaces around it; false at the end. Empty items are skipped. */
+static bool next_item(const char **list, char *out, size_t cap)
+{
+    while (*list && **list) {
+        const char *comma = strchr(*list, ','), *end = comma ? comma : *list + strlen(*list), *p = *list;
+        *list = comma ? comma + 1 : end;
+        while (p < end && *p == ' ') p++;
+        while (end > p && end[-1] == ' ') end--;
+        if (p == end) continue;
+        snprintf(out, cap, "%.*s", (int)(end - p), p);
+        return true;
+    }
+    return false;
+}
+
+static bool whole(const char *s, uint64_t max, uint64_t *out)
+{
+    char *end;
+    errno = 0;
+    *out = strtoull(s, &end, 10);
+    return *s >= '0' && *s <= '9' && *end == 0 && errno == 0 && *out <= max;
+}
+
+/* instance_id[:dp_rank]=endpoint */
+static int add_worker(struct indexer *x, char *item)
+{
+    struct registration r = {.block_size = (uint32_t)x->o->block_size};
+    char err[1024], copy[512], *eq = strchr(item, '='), *colon;
+    uint64_t rank = 0;
+    snprintf(copy, sizeof copy, "%s", item);
+    if (!eq) {
+        fprintf(stderr, "kvroute indexer: --workers: invalid worker entry `%s`; expected worker_id[:dp_rank]=endpoint\n", copy);
+        return 1;
+    }
+    *eq = 0;
+    colon = strchr(item, ':');
+    if (colon) *colon = 0;
+    if (!whole(item, UINT64_MAX, &r.instance_id)) {
+        fprintf(stderr, "kvroute indexer: --workers: invalid worker id in `%s`: allowed: a whole number\n", copy);
+        return 1;
+    }
+    if (colon && !whole(colon + 1, UINT32_MAX, &rank)) {
+        fprintf(stderr, "kvroute indexer: --workers: invalid dp_rank in `%s`: allowed: a whole number below 2^32\n", copy);
+        return 1;
+    }
+    r.dp_rank = (uint32_t)rank;
+    snprintf(r.model, sizeof r.model, "%s", x->o->model);
+    snprintf(r.group, sizeof r.group, "%s", x->o->group);
+    snprintf(r.endpoint, sizeof r.endpoint, "%s", eq + 1);
+    if (catalogue_register(x, &r, err, sizeof err) == 0) return 0;
+    fprintf(stderr, "kvroute indexer: --workers: `%s`: %s\n", copy, err);
+    return 1;
+}
+
+static int add_configured(struct indexer *x)
+{
+    const char *list = x->o->workers;
+    char item[512];
+    while (next_item(&list, item, sizeof item))
+        if (add_worker(x, item)) return 1;
+    for (list = x->o->peers; next_item(&list, item, sizeof item);) {
+        struct kvr_endpoint e;
+        if (kvr_endpoint_parse(item, strlen(item), &e) || !catalogue_add_peer(x, item, strlen(item))) {
+            fprintf(stderr, "kvroute indexer: --peers: bad value '%s'; allowed: at most %d of http://host[:port]\n", item, PEERS_MAX);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* One key a line; empty lines and those with # are left out. */
+static int read_keys(struct indexer *x)
+{
+    char line[KEY_MAX];
+    FILE *f = x->o->api_key_file ? fopen(x->o->api_key_file, "re") : NULL;
+    if (!x->o->api_key_file) return 0;
+    while (f && fgets(line, sizeof line, f)) {
+        size_t n = strcspn(line, "\r\n");
+        line[n] = 0;
+        if (!n || line[0] == '#') continue;
+        char **keys = realloc(x->keys, (x->keys_n + 1) * sizeof *keys);
+        if (!keys || !(keys[x->keys_n] = strdup(line))) return 1;
+        x->keys = keys;
+        x->keys_n++;
+    }
+    if (f) fclose(f);
+    if (x->keys_n) return 0;
+    fprintf(stderr, "kvroute indexer: --api-key-file: no key in '%s'; allowed: a readable file with one key a line\n", x->o->api_key_file);
+    return 1;
+}
+
+/* ---- data loops --------------------------------------------------------------------------------------------------------------- */
+
+static void on_wake(uv_async_t *a)
+{
+    struct loop *l = a->data;
+    if (atomic_load(&l->stop)) uv_stop(&l->uv);
+}
+
+static void on_sweep(uv_timer_t *t)
+{
+    desks_sweep(t->data, false);
+}
+
+static void *loop_main(void *arg)
+{
+    struct loop *l = arg;
+    uv_run(&l->uv, UV_RUN_DEFAULT);
+    kvr_http_server_close(l->server);
+    uv_close((uv_handle_t *)&l->wake, NULL);
+    uv_close((uv_handle_t *)&l->sweep, NULL);
+    uv_run(&l->uv, UV_RUN_DEFAULT); /* until the last dump has noticed */
+    uv_loop_close(&l->uv);
+    desks_sweep(l, true);
+    return NULL;
+}
+
+static struct loop *loop_new(struct indexer *x, int *rc)
+{
+    struct loop *l = calloc(1, sizeof *l);
+    if (!l) return NULL;
+    l->indexer = x;
+    uv_loop_init(&l->uv);
+    uv_async_init(&l->uv, &l->wake, on_wake);
+    uv_timer_init(&l->uv, &l->sweep);
+    l->wake.data = l->sweep.data = l;
+    uv_timer_start(&l->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
+    l->json = kvr_json_parser_new();
+    struct kvr_http_server_config c = {.host = x->o->bind,
+                                       .port = (uint16_t)x->o->port,
+                                       .reuse_port = x->o->threads > 1,
+                                       .body_max = x->o->max_body_size,
+                                       .connections_max = x->o->max_connections,
+                                       .head_timeout_s = 10,
+                                       .body_timeout_s = 30,
+                                       .idle_timeout_s = 75,
+                                       .handler = {routes_on_request, dump_on_gone, dump_on_drained, routes_error_body, l}};
+    *rc = kvr_http_server_start(&l->uv, &c, &l->server);
+    return l;
+}
+
+static void loop_free(struct loop *l)
+{
+    kvr_json_parser_free(l->json);
+    kvr_buf_free(&l->body);
+    free(l->desks);
+    free(l->tokens);
+    free(l->locals);
+    free(l->overlaps);
+    free(l->reaches);
+    free(l);
+}
+
+static int start_loops(struct indexer *x)
+{
+    int rc = 0;
+    x->loops = calloc(x->o->threads, sizeof *x->loops);
+    for (uint64_t i = 0; x->loops && i < x->o->threads; i++) {
+        struct loop *l = loop_new(x, &rc);
+        if (!l) return 1;
+        if (!rc && pthread_create(&l->thread, NULL, loop_main, l)) rc = UV_EAGAIN;
+        if (rc) {
+            fprintf(stderr, "kvroute indexer: --port: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine\n",
+                    x->o->bind, (unsigned long long)x->o->port, uv_strerror(rc));
+            uv_stop(&l->uv);
+            loop_main(l);
+            loop_free(l);
+            return 1;
+        }
+        x->loops[x->loops_n++] = l;
+    }
+    return x->loops ? 0 : 1;
+}
+
+static void stop_loops(struct indexer *x)
+{
+    for (size_t i = 0; i < x->loops_n; i++) {
+        atomic_store(&x->loops[i]->stop, true);
+        uv_async_send(&x->loops[i]->wake);
+        pthread_join(x->loops[i]->thread, NULL);
+        loop_free(x->loops[i]);
+    }
+    free(x->loops);
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------------------------------------ */
+
+static void on_signal(uv_signal_t *s, int signum)
+{
+    (void)signum;
+    uv_stop(s->loop);
+}
+
+static void close_handle(uv_handle_t *h, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(h)) uv_close(h, NULL);
+}
+
+/* Gives memory back that has become free. */
+static void on_second(uv_timer_t *t)
+{
+    size_t n;
+    struct partition **list = catalogue_list(t->data, &n);
+    for (size_t i = 0; i < n; i++) {
+        kvr_index_expire(list[i]->index);
+        partition_unref(list[i]);
+    }
+    free(list);
+}
+
+static void announce(const struct indexer *x)
+{
+    const struct indexer_options *o = x->o;
+    printf("kvroute indexer: http://%s:%llu, %llu thread(s), %s, %s\n", o->bind, (unsigned long long)o->port,
+           (unsigned long long)o->threads, x->keys_n ? "API keys" : "no API key", o->data_dir ? o->data_dir : "nothing kept on disk");
+    fflush(stdout);
+}
+
+static int run(struct indexer *x)
+{
+    static uv_signal_t term, intr;
+    static uv_timer_t second;
+    if (read_keys(x) || telemetry_init(x) || catalogue_start(x)) return 1;
+    uv_signal_init(&x->main_loop, &term);
+    uv_signal_init(&x->main_loop, &intr);
+    uv_timer_init(&x->main_loop, &second);
+    second.data = x;
+    uv_signal_start(&term, on_signal, SIGTERM);
+    uv_signal_start(&intr, on_signal, SIGINT);
+    uv_timer_start(&second, on_second, 1000, 1000);
+    if (keeper_start(x) || start_loops(x)) return 1;
+    while (x->o->data_dir && x->o->workers && !atomic_load(&x->loaded)) uv_sleep(1); /* --workers go on from what is on disk */
+    if (add_configured(x) || recovery_start(x)) return 1;
+    announce(x);
+    uv_run(&x->main_loop, UV_RUN_DEFAULT);
+    return 0;
+}
+
+static void raise_file_limit(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur >= r.rlim_max) return;
+    r.rlim_cur = r.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &r);
+}
+
+int indexer_main(const struct indexer_options *o)
+{
+    struct indexer *x = calloc(1, sizeof *x);
+    if (!x) return 1;
+    x->o = o;
+    x->started_ms = indexer_now_ms();
+    snprintf(x->why, sizeof x->why, "loading what is on disk");
+    pthread_mutex_init(&x->lock, NULL);
+    pthread_mutex_init(&x->change_lock, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    raise_file_limit();
+    uv_loop_init(&x->main_loop);
+    int rc = run(x);
+    atomic_store(&x->stopping, true);
+    stop_loops(x);
+    keeper_stop(x);
+    recovery_stop(x);
+    uv_run(&x->main_loop, UV_RUN_NOWAIT);
+    uv_walk(&x->main_loop, close_handle, NULL);
+    uv_run(&x->main_loop, UV_RUN_DEFAULT);
+    uv_loop_close(&x->main_loop);
+    free(x->recovery);
+    catalogue_destroy(x);
+    telemetry_free(x);
+    for (size_t i = 0; i < x->keys_n; i++) free(x->keys[i]);
+    free(x->keys);
+    pthread_mutex_destroy(&x->lock);
+    pthread_mutex_destroy(&x->change_lock);
+    free(x);
+    return rc;
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `kvroute indexer`: who holds which blocks, over HTTP. Options as the command line gives them; the strings live as long
+ * as the program. */
+#ifndef KVR_INDEXER_H
+#define KVR_INDEXER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct indexer_options {
+    char *config;
+    char *bind;
+    uint64_t port, threads, block_size, min_workers;
+    char *workers, *peers; /* comma lists */
+    char *model, *group;
+    char *data_dir, *api_key_file, *access_log, *trace_header;
+    double snapshot_interval, restore_timeout;
+    uint64_t max_bytes, max_body_size, max_connections;
+    bool local_time, tenant_as_group, tree_sizes, test_endpoints;
+};
+
+/* Runs until SIGTERM or SIGINT. Returns the process's exit status. */
+int indexer_main(const struct indexer_options *o);
+
+#endif

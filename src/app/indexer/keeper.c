@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The data directory: `workers.json`, written at once when a registration changes, and `index.kvr`, the content, every
+ * --snapshot-interval and at the end. One thread does it; it also reads both at start, content first, so that what is registered
+ * goes on from there. A file that is not as it should be is set aside as NAME.bad-N and said so.
+ *
+ * A failure to write is said once, counted, and tried again at the next interval; the old file stays.
+ */
+#include "app/indexer/snapshot.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+struct keeper {
+    struct indexer *x;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool wake, stop;
+    uint64_t written_version; /* of the registrations */
+    char index_path[4096], workers_path[4096];
+    char last_error[512];
+};
+
+/* ---- workers.json ---------------------------------------------------------------------------------------------------- */
+
+/* Said when it is new; the same trouble is not repeated every interval. */
+static void complain(struct keeper *k, const char *text)
+{
+    atomic_fetch_add(&k->x->telemetry.snapshot_failures, 1);
+    if (strcmp(text, k->last_error) == 0) return;
+    snprintf(k->last_error, sizeof k->last_error, "%s", text);
+    fprintf(stderr, "kvroute indexer: %s; going on without\n", text);
+}
+
+static bool write_file(const char *path, const struct kvr_buf *b, char *err, size_t cap)
+{
+    char tmp[4200];
+    snprintf(tmp, sizeof tmp, "%s.tmp", path);
+    FILE *f = fopen(tmp, "we");
+    bool ok = f && !b->failed && fwrite(b->data, 1, b->len, f) == b->len && fflush(f) == 0 && fsync(fileno(f)) == 0;
+    int why = errno;
+    if (f) ok &= fclose(f) == 0;
+    if (ok && rename(tmp, path) == 0) return true;
+    snprintf(err, cap, "cannot write '%s': %s", path, strerror(ok ? errno : why));
+    if (f) (void)unlink(tmp);
+    return false;
+}
+
+static void write_workers(struct keeper *k)
+{
+    struct kvr_buf list = {0}, b = {0};
+    char err[4400];
+    pthread_mutex_lock(&k->x->lock);
+    uint64_t version = k->x->registrations_version;
+    pthread_mutex_unlock(&k->x->lock);
+    if (version == k->written_version) return;
+    catalogue_registrations_write(k->x, &list);
+    kvr_buf_printf(&b, "{\"version\":1,\"checksum\":\"%016llx\",\"workers\":%.*s}\n",
+                   (unsigned long long)kvr_hash_bytes(list.data ? list.data : "", list.len, 0), (int)list.len, list.data ? list.data : "");
+    if (list.failed || !write_file(k->workers_path, &b, err, sizeof err)) complain(k, list.failed ? "out of memory" : err);
+    else k->written_version = version;
+    kvr_buf_free(&list);
+    kvr_buf_free(&b);
+}
+
+static void text_of(struct kvr_json o, const char *key, char *out, size_t cap)
+{
+    const char *s = "";
+    size_t n = 0;
+    if (!kvr_json_as_str(kvr_json_get(o, key), &s, &n) || n >= cap || memchr(s, 0, n)) n = 0;
+    memcpy(out, s, n);
+    out[n] = 0;
+}
+
+static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_json o)
+{
+    struct indexer *x = ctx;
+    struct registration r = {0};
+    uint64_t rank = 0, bs = 0;
+    char err[1024];
+    (void)key;
+    (void)key_len;
+    text_of(o, "model_name", r.model, sizeof r.model);
+    text_of(o, "routing_group", r.group, sizeof r.group);
+    text_of(o, "endpoint", r.endpoint, sizeof r.endpoint);
+    text_of(o, "replay_endpoint", r.replay, sizeof r.replay);
+    text_of(o, "recover_endpoint", r.recover, sizeof r.recover);
+    kvr_json_as_u64(kvr_json_get(o, "instance_id"), &r.instance_id);
+    kvr_json_as_u64(kvr_json_get(o, "dp_rank"), &rank);
+    kvr_json_as_u64(kvr_json_get(o, "block_size"), &bs);
+    r.dp_rank = (uint32_t)rank;
+    r.block_size = (uint32_t)bs;
+    int status = catalogue_register(x, &r, err, sizeof err);
+    if (status && status != 409) fprintf(stderr, "kvroute indexer: a saved registration is left out: %s\n", err);
+    return 0;
+}
+
+/* Returns: what is wrong, or NULL. */
+static const char *use_workers(struct indexer *x, const char *text, size_t len)
+{
+    struct kvr_json_parser *p = kvr_json_parser_new();
+    struct kvr_json o, list;
+    const char *why = "out of memory", *at = len ? memmem(text, len, "\"workers\":", 10) : NULL;
+    uint64_t version;
+    char want[17], have[17];
+    if (p && kvr_json_parse(p, text, len, &o, &why) == 0) {
+        list = kvr_json_get(o, "workers");
+        text_of(o, "checksum", have, sizeof have);
+        const char *begin = at ? at + 10 : text, *end = text + len;
+        while (end > begin && end[-1] != '}') end--;
+        size_t n = end > begin ? (size_t)(end - begin) - 1 : 0;
+        snprintf(want, sizeof want, "%016llx", (unsigned long long)kvr_hash_bytes(begin, n, 0));
+        if (!kvr_json_as_u64(kvr_json_get(o, "version"), &version) || version != 1 || kvr_json_type_of(list) != KVR_JSON_ARRAY)
+            why = "it is not a list of workers of version 1";
+        else if (strcmp(want, have) != 0) why = "its checksum is wrong";
+        else why = kvr_json_each(list, register_one, x) ? "out of memory" : NULL;
+    }
+    kvr_json_parser_free(p);
+    return why;
+}
+
+/* ---- start ------------------------------------------------------------------------------------------------------------- */
+
+/* Moves a file that cannot be used out of the way. */
+static void set_aside(const char *path)
+{
+    char to[4200];
+    for (int i = 1; i < 1000; i++) {
+        snprintf(to, sizeof to, "%s.bad-%d", path, i);
+        if (access(to, F_OK) == 0) continue;
+        if (rename(path, to) == 0) fprintf(stderr, "kvroute indexer: '%s' is kept as '%s'\n", path, to);
+        return;
+    }
+}
+
+static char *read_file(const char *path, size_t *len)
+{
+    FILE *f = fopen(path, "re");
+    char *text = NULL;
+    *len = 0;
+    if (!f) return NULL;
+    for (size_t cap = 0, got = 1; got;) {
+        if (*len == cap) {
+            char *p = realloc(text, cap = cap ? cap * 2 : 65536);
+            if (!p) break;
+            text = p;
+        }
+        got = fread(text + *len, 1, cap - *len, f);
+        *len += got;
+    }
+    fclose(f);
+    return text;
+}
+
+static void read_all(struct keeper *k)
+{
+    char err[4400];
+    uint64_t blocks = 0, t = indexer_now_ms();
+    int rc = snapshot_read(k->x, k->index_path, &blocks, err, sizeof err);
+    if (rc == 0)
+        fprintf(stderr, "kvroute indexer: %llu blocks from '%s' in %llu ms, not confirmed yet\n", (unsigned long long)blocks, k->index_path,
+                (unsigned long long)(indexer_now_ms() - t));
+    if (rc < 0) {
+        fprintf(stderr, "kvroute indexer: %s\n", err);
+        set_aside(k->index_path);
+    }
+    size_t len;
+    char *text = read_file(k->workers_path, &len);
+    const char *wrong = text ? use_workers(k->x, text, len) : NULL;
+    free(text);
+    if (!wrong) return;
+    fprintf(stderr, "kvroute indexer: '%s' is not used: %s\n", k->workers_path, wrong);
+    set_aside(k->workers_path);
+}
+
+/* ---- the thread ---------------------------------------------------------------------------------------------------------- */
+
+static void write_index(struct keeper *k)
+{
+    struct telemetry *t = &k->x->telemetry;
+    uint64_t bytes, blocks, start = indexer_now_ms();
+    char err[4400];
+    if (snapshot_write(k->x, k->index_path, &bytes, &blocks, err, sizeof err)) {
+        complain(k, err);
+        return;
+    }
+    k->last_error[0] = 0;
+    atomic_fetch_add(&t->snapshots, 1);
+    atomic_store(&t->snapshot_bytes, bytes);
+    atomic_store(&t->snapshot_ms, indexer_now_ms() - start);
+}
+
+/* Waits for the next thing to do. Returns: false at the end. */
+static bool wait_until(struct keeper *k, uint64_t due_ms)
+{
+    struct timespec ts;
+    uint64_t now = indexer_now_ms(), wait = due_ms > now ? due_ms - now : 0;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    ts.tv_sec += (time_t)(wait / 1000);
+    ts.tv_nsec += (long)(wait % 1000) * 1000000;
+    if (ts.tv_nsec >= 1000000000) {
+        ts.tv_sec++;
+        ts.tv_nsec -= 1000000000;
+    }
+    pthread_mutex_lock(&k->lock);
+    while (!k->wake && !k->stop)
+        if (pthread_cond_timedwait(&k->cond, &k->lock, &ts)) break;
+    k->wake = false;
+    bool go = !k->stop;
+    pthread_mutex_unlock(&k->lock);
+    return go;
+}
+
+static void *keeper_main(void *arg)
+{
+    struct keeper *k = arg;
+    uint64_t interval = (uint64_t)(k->x->o->snapshot_interval * 1000);
+    read_all(k);
+    atomic_store(&k->x->loaded, true);
+    uint64_t due = indexer_now_ms() + interval;
+    for (bool go = true; go;) {
+        go = wait_until(k, due);
+        write_workers(k);
+        if (go && indexer_now_ms() < due) continue;
+        write_index(k);
+        due = indexer_now_ms() + interval;
+    }
+    return NULL;
+}
+
+int keeper_start(struct indexer *x)
+{
+    if (!x->o->data_dir) {
+        atomic_store(&x->loaded, true);
+        return 0;
+    }
+    struct keeper *k = calloc(1, sizeof *k);
+    pthread_condattr_t a;
+    if (!k) return -1;
+    k->x = x;
+    snprintf(k->index_path, sizeof k->index_path, "%s/index.kvr", x->o->data_dir);
+    snprintf(k->workers_path, sizeof k->workers_path, "%s/workers.json", x->o->data_dir);
+    if (mkdir(x->o->data_dir, 0700) && errno != EEXIST) {
+        fprintf(stderr, "kvroute indexer: --data-dir: cannot make '%s': %s; allowed: a directory that can be written\n", x->o->data_dir,
+                strerror(errno));
+        free(k);
+        return -1;
+    }
+    pthread_mutex_init(&k->lock, NULL);
+    pthread_condattr_init(&a);
+    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+    pthread_cond_init(&k->cond, &a);
+    pthread_condattr_destroy(&a);
+    x->keeper = k;
+    return pthread_create(&k->thread, NULL, keeper_main, k) ? -1 : 0;
+}
+
+void keeper_wake(struct indexer *x)
+{
+    struct keeper *k = x->keeper;
+    if (!k) return;
+    pthread_mutex_lock(&k->lock);
+    k->wake = true;
+    pthread_cond_signal(&k->cond);
+    pthread_mutex_unlock(&k->lock);
+}
+
+void keeper_stop(struct indexer *x)
+{
+    struct keeper *k = x->keeper;
+    if (!k) return;
+    pthread_mutex_lock(&k->lock);
+    k->stop = true;
+    pthread_cond_signal(&k->cond);
+    pthread_mutex_unlock(&k->lock);
+    pthread_join(k->thread, NULL);
+    pthread_mutex_destroy(&k->lock);
+    pthread_cond_destroy(&k->cond);
+    free(k);
+    x->keeper = NULL;
+}

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * /query and /query_by_hash: the same answer, from tokens or from local block hashes. Counts are tokens. The device tier
+ * is matched without a lock; the lower tiers are asked only where such blocks have been seen.
+ */
+#include "app/indexer/state.h"
+
+#include <string.h>
+
+enum { MAP_ROOM = 64 };
+
+/* ---- readers of this loop ---------------------------------------------------------------------------------- */
+
+static void desk_close(struct loop *l, size_t i)
+{
+    struct desk d = l->desks[i];
+    l->desks[i] = l->desks[--l->desks_n];
+    kvr_index_reader_destroy(d.reader);
+    partition_unref(d.part);
+}
+
+void desks_sweep(struct loop *l, bool all)
+{
+    for (size_t i = l->desks_n; i-- > 0;)
+        if (all || atomic_load(&l->desks[i].part->gone)) desk_close(l, i);
+}
+
+struct kvr_index_reader *desk_reader(struct loop *l, struct partition *p)
+{
+    for (size_t i = 0; i < l->desks_n; i++)
+        if (l->desks[i].part == p) return l->desks[i].reader;
+    if (l->desks_n == l->desks_cap) {
+        size_t cap = l->desks_cap ? l->desks_cap * 2 : 4;
+        struct desk *d = realloc(l->desks, cap * sizeof *d);
+        if (!d) return NULL;
+        l->desks = d;
+        l->desks_cap = cap;
+    }
+    struct kvr_index_reader *rd;
+    if (kvr_index_reader_create(p->index, &rd)) return NULL;
+    partition_ref(p);
+    l->desks[l->desks_n++] = (struct desk){p, rd};
+    return rd;
+}
+
+static bool room(void *ptr, size_t *cap, size_t need, size_t elem)
+{
+    if (need <= *cap) return true;
+    size_t n = need + need / 2;
+    void **at = ptr, *p = realloc(*at, n * elem);
+    if (!p) return false;
+    *at = p;
+    *cap = n;
+    return true;
+}
+
+/* ---- matching ------------------------------------------------------------------------------------------------ */
+
+static int by_worker(const void *a, const void *b)
+{
+    const struct kvr_reach *x = a, *y = b;
+    return kvr_worker_cmp(x->worker, y->worker);
+}
+
+/* All pairs that have something, ordered, in l->reaches. Returns: how many, or an error. */
+static long reach_all(struct loop *l, struct partition *p, size_t n)
+{
+    struct kvr_index_reader *rd = desk_reader(l, p);
+    if (!rd) return -KVR_ENOMEM;
+    for (;;) {
+        size_t cap = kvr_index_ranks(p->index) + MAP_ROOM;
+        if (!room(&l->overlaps, &l->overlaps_cap, cap, sizeof *l->overlaps) || !room(&l->reaches, &l->reaches_cap, cap, sizeof *l->reaches))
+            return -KVR_ENOMEM;
+        long k;
+        if (atomic_load_explicit(&p->tiers, memory_order_relaxed)) {
+            k = kvr_index_match_tiers(p->index, l->locals, n, l->reaches, cap);
+        } else {
+            k = kvr_index_match(rd, l->locals, n, l->overlaps, cap);
+            for (long i = 0; i < k; i++) {
+                uint32_t d = l->overlaps[i].depth;
+                l->reaches[i] = (struct kvr_reach){l->overlaps[i].worker, {d, d, d, d}};
+            }
+        }
+        if (k == -KVR_ELIMIT) continue; /* pairs came meanwhile */
+        if (k > 0) qsort(l->reaches, (size_t)k, sizeof *l->reaches, by_worker);
+        return k;
+    }
+}
+
+/* ---- the answer ---------------------------------------------------------------------------------------------- */
+
+static void number_key(struct kvr_buf *b, uint64_t v)
+{
+    char text[24];
+    int at = (int)sizeof text - 1;
+    text[at] = 0;
+    do text[--at] = (char)('0' + v % 10);
+    while (v /= 10);
+    kvr_json_key(b, text + at);
+}
+
+/* How many of r[0..n) belong to the first one's instance. */
+static size_t same_instance(const struct kvr_reach *r, size_t n)
+{
+    size_t k = 1;
+    while (k < n && r[k].worker.worker_id == r[0].worker.worker_id) k++;
+    return k;
+}
+
+/* {"<rank>": tokens} of one instance's device tier. */
+static void put_ranks(struct kvr_buf *b, const struct kvr_reach *r, size_t k, uint64_t bs)
+{
+    kvr_json_open(b, '{');
+    for (size_t i = 0; i < k; i++) {
+        if (!r[i].depth[KVR_TIER_DEVICE]) continue;
+        number_key(b, r[i].worker.dp_rank);
+        kvr_json_u64(b, r[i].depth[KVR_TIER_DEVICE] * bs);
+    }
+    kvr_json_close(b, '}');
+}
+
+static uint64_t most(const struct kvr_reach *r, size_t k, enum kvr_tier t)
+{
+    uint64_t m = 0;
+    for (size_t i = 0; i < k; i++) m = KVR_MAX(m, (uint64_t)r[i].depth[t]);
+    return m;
+}
+
+static void put_scores(struct kvr_buf *b, const struct kvr_reach *r, size_t n, uint64_t bs)
+{
+    kvr_json_key(b, "scores");
+    kvr_json_open(b, '{');
+    for (size_t i = 0, k; i < n; i += k) {
+        k = same_instance(r + i, n - i);
+        if (!most(r + i, k, KVR_TIER_DEVICE)) continue;
+        number_key(b, r[i].worker.worker_id);
+        put_ranks(b, r + i, k, bs);
+    }
+    kvr_json_close(b, '}');
+}
+
+/* At place d: how many pairs hold at least d + 1 blocks on their devices. */
+static void put_frequencies(struct loop *l, struct kvr_buf *b, const struct kvr_reach *r, size_t n)
+{
+    size_t deepest = most(r, n, KVR_TIER_DEVICE);
+    kvr_json_key(b, "frequencies");
+    kvr_json_open(b, '[');
+    if (deepest && room(&l->locals, &l->locals_cap, deepest + 1, sizeof *l->locals)) {
+        uint64_t *count = l->locals; /* the query is over */
+        memset(count, 0, (deepest + 1) * sizeof *count);
+        for (size_t i = 0; i < n; i++) count[r[i].depth[KVR_TIER_DEVICE]]++;
+        for (size_t d = deepest; d-- > 1;) count[d] += count[d + 1];
+        for (size_t d = 1; d <= deepest; d++) kvr_json_u64(b, count[d]);
+    }
+    kvr_json_close(b, ']');
+}
+
+static void put_instances(struct kvr_buf *b, const struct kvr_reach *r, size_t n, uint64_t bs)
+{
+    kvr_json_key(b, "instances");
+    kvr_json_open(b, '{');
+    for (size_t i = 0, k; i < n; i += k) {
+        k = same_instance(r + i, n - i);
+        uint64_t disk = most(r + i, k, KVR_TIER_EXTERNAL) * bs;
+        number_key(b, r[i].worker.worker_id);
+        kvr_json_open(b, '{');
+        kvr_json_put_u64(b, "longest_matched", disk);
+        kvr_json_put_u64(b, "gpu", most(r + i, k, KVR_TIER_DEVICE) * bs);
+        kvr_json_key(b, "dp");
+        put_ranks(b, r + i, k, bs);
+        kvr_json_put_u64(b, "cpu", most(r + i, k, KVR_TIER_HOST_PINNED) * bs);
+        kvr_json_put_u64(b, "disk", disk);
+        kvr_json_close(b, '}');
+    }
+    kvr_json_close(b, '}');
+}
+
+static void put_tree_sizes(struct kvr_buf *b, const struct partition *p, const struct kvr_reach *r, size_t n)
+{
+    kvr_json_key(b, "tree_sizes");
+    kvr_json_open(b, '{');
+    for (size_t i = 0, k; i < n; i += k) {
+        k = same_instance(r + i, n - i);
+        number_key(b, r[i].worker.worker_id);
+        kvr_json_open(b, '{');
+        for (size_t j = i; j < i + k; j++) {
+            number_key(b, r[j].worker.dp_rank);
+            kvr_json_u64(b, kvr_index_rank_blocks(p->index, r[j].worker));
+        }
+        kvr_json_close(b, '}');
+    }
+    kvr_json_close(b, '}');
+}
+
+/* The views that may not show all, of this partition. */
+static void put_untrusted(struct indexer *x, struct kvr_buf *b, const struct partition *p)
+{
+    size_t n;
+    struct kvr_view_status *st = catalogue_statuses(x, &n);
+    kvr_json_key(b, "untrusted");
+    kvr_json_open(b, '[');
+    pthread_mutex_lock(&x->lock);
+    for (const struct instance *i = x->instances; i; i = i->next) {
+        if (i->part != p) continue;
+        for (size_t k = 0; k < i->listeners_n; k++) {
+            const struct kvr_view_status *s = NULL;
+            for (size_t j = 0; j < n && !s; j++)
+                if (st[j].worker.worker_id == i->id && st[j].worker.dp_rank == i->listeners[k].rank) s = &st[j];
+            if (s && s->trusted) continue;
+            kvr_json_open(b, '{');
+            kvr_json_put_u64(b, "instance_id", i->id);
+            kvr_json_put_u64(b, "dp_rank", i->listeners[k].rank);
+            kvr_json_put_str(b, "reason", s ? s->reason : "not followed yet");
+            kvr_json_close(b, '}');
+        }
+    }
+    pthread_mutex_unlock(&x->lock);
+    kvr_json_close(b, ']');
+    free(st);
+}
+
+static bool wants_detail(const struct request *rq)
+{
+    struct kvr_text q = kvr_http_conn_request(rq->conn)->query;
+    return q.ptr && memmem(q.ptr, q.len, "detail=1", 8) != NULL;
+}
+
+/* Answers for l->locals[0..n). */
+static void answer(struct request *rq, struct partition *p, size_t n)
+{
+    struct loop *l = rq->loop;
+    struct kvr_buf *b = &l->body;
+    long k = reach_all(l, p, n);
+    if (k < 0) {
+        routes_error(rq, 500, "index failure: %s", kvr_strerror((int)k));
+        return;
+    }
+    b->len = 0;
+    b->comma = b->failed = false;
+    kvr_json_open(b, '{');
+    put_scores(b, l->reaches, (size_t)k, p->block_size);
+    put_frequencies(l, b, l->reaches, (size_t)k);
+    put_instances(b, l->reaches, (size_t)k, p->block_size);
+    if (l->indexer->o->tree_sizes) put_tree_sizes(b, p, l->reaches, (size_t)k);
+    if (wants_detail(rq)) put_untrusted(l->indexer, b, p);
+    kvr_json_close(b, '}');
+    if (b->failed) routes_error(rq, 500, "out of memory");
+    else routes_reply(rq, 200, NULL, b->data, b->len);
+}
+
+/* ---- the questions ------------------------------------------------------------------------------------------- */
+
+/* The partition a body names, with a reference; NULL after having answered. */
+static struct partition *partition_of(struct request *rq, struct kvr_json o)
+{
+    struct indexer *x = rq->loop->indexer;
+    char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1];
+    if (routes_text(rq, o, "model_name", true, model, sizeof model) < 0) return NULL;
+    snprintf(rq->model, sizeof rq->model, "%.63s", model);
+    int has = routes_text(rq, o, "routing_group", false, group, sizeof group);
+    if (has == 0 && x->o->tenant_as_group) has = routes_text(rq, o, "tenant_id", false, group, sizeof group);
+    if (has < 0) return NULL;
+    if (has == 0) snprintf(group, sizeof group, "default");
+    struct partition *p = catalogue_find(x, model, strlen(model), group, strlen(group));
+    if (!p) routes_error(rq, 404, "no indexer for model=%s routing_group=%s", model, group);
+    return p;
+}
+
+static bool is_array(struct request *rq, struct kvr_json v, const char *key)
+{
+    if (kvr_json_type_of(v) == KVR_JSON_ARRAY) return true;
+    if (kvr_json_type_of(v) == KVR_JSON_NONE) routes_error(rq, 422, "missing field `%s`", key);
+    else routes_error(rq, 422, "field `%s` must be an array of integers", key);
+    return false;
+}
+
+void query_by_tokens(struct request *rq, struct kvr_json o)
+{
+    struct loop *l = rq->loop;
+    struct kvr_json tokens = kvr_json_get(o, "token_ids");
+    char lora[NAME_MAX_LEN + 1] = "", salt[NAME_MAX_LEN + 1] = "";
+    struct partition *p;
+    if (!is_array(rq, tokens, "token_ids") || routes_text(rq, o, "lora_name", false, lora, sizeof lora) < 0 ||
+        routes_text(rq, o, "cache_salt", false, salt, sizeof salt) < 0 || !(p = partition_of(rq, o)))
+        return;
+    size_t n = kvr_json_count(tokens), blocks = n / p->block_size;
+    if (!room(&l->tokens, &l->tokens_cap, n + 1, sizeof *l->tokens) || !room(&l->locals, &l->locals_cap, blocks + 1, sizeof *l->locals)) {
+        routes_error(rq, 500, "out of memory");
+    } else if (kvr_json_u32_array(tokens, l->tokens, n) < 0) {
+        routes_error(rq, 422, "field `token_ids` must be an array of integers from 0 to 4294967295");
+    } else {
+        uint64_t seed = kvr_hash_seed(lora, strlen(lora), salt, strlen(salt));
+        kvr_hash_locals(l->tokens, n, p->block_size, false, seed, NULL, 0, l->locals);
+        answer(rq, p, blocks);
+    }
+    partition_unref(p);
+}
+
+void query_by_hash(struct request *rq, struct kvr_json o)
+{
+    struct loop *l = rq->loop;
+    struct kvr_json hashes = kvr_json_get(o, "block_hashes");
+    struct partition *p;
+    if (kvr_json_type_of(kvr_json_get(o, "cache_salt")) > KVR_JSON_NULL) {
+        routes_error(rq, 400, "cache_salt is not accepted here: block_hashes must already include the salt");
+        return;
+    }
+    if (!is_array(rq, hashes, "block_hashes") || !(p = partition_of(rq, o))) return;
+    size_t n = kvr_json_count(hashes);
+    if (!room(&l->locals, &l->locals_cap, n + 1, sizeof *l->locals)) routes_error(rq, 500, "out of memory");
+    else if (kvr_json_u64_array(hashes, l->locals, n) < 0)
+        routes_error(rq, 422, "field `block_hashes` must be an array of 64-bit integers");
+    else answer(rq, p, n);
+    partition_unref(p);
+}

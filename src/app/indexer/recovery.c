@@ -1,0 +1,458 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Content from elsewhere, when the engines themselves cannot give it.
+ *
+ *     loading --disk is read--> settling --every view trusted or given up--> asking peers --> ready
+ *                                                                               ^               |
+ *                                                                               +--a view is lost+
+ *
+ * Authority, highest first: the engine's replay (the ingest thread does that by itself), the engine's snapshot
+ * (recover_endpoint), a peer's dump, our own disk. So a peer is asked only for views that are not trusted, and what it gives is
+ * taken over for a view only if the peer trusts its own, and is not behind us or the engine can replay the rest: then the content at the peer's place in the stream
+ * replaces ours, and the source goes on from that place. Of workers that are not registered here everything is taken.
+ * A peer without places (no "views" in its dump) fills views that have nothing; they stay untrusted.
+ *
+ * Everything here runs on the main loop; one question at a time.
+ */
+#include "app/indexer/stage.h"
+
+#include <string.h>
+
+#include "wire/dump_stream.h"
+
+enum { TICK_MS = 100, PEER_TIMEOUT_MS = 10000, LOST_MS = 1000, RETRY_MIN_MS = 1000, RETRY_MAX_MS = 60000, SNAPSHOT_MAX = 1 << 30 };
+
+enum phase { LOADING, SETTLING, ASKING, READY };
+
+struct place {
+    struct partition *part;
+    struct kvr_dump_view view;
+};
+
+struct recovery {
+    struct indexer *x;
+    uv_timer_t tick;
+    struct kvr_http_client *client;
+    struct kvr_http_call *call;
+    uint64_t deadline_ms, next_ask_ms, pause_ms;
+    enum phase phase;
+    /* the question */
+    bool of_engine;
+    struct kvr_worker worker; /* whose engine is asked */
+    char url[ENDPOINT_MAX + 256];
+    size_t peer; /* the next one to ask */
+    char **peers;
+    size_t peers_n;
+    struct kvr_dump_stream dump;
+    bool dump_open;
+    struct kvr_buf body; /* an engine's answer */
+    int status, error;
+    struct partition *part; /* the dump is in; a reference */
+    struct stage stage;
+    struct place *places;
+    size_t places_n, places_cap;
+};
+
+static void ask_next_peer(struct recovery *r);
+
+/* ---- taking over -------------------------------------------------------------------------------------------------- */
+
+struct takeover {
+    struct partition *part;
+    const struct stage *stage;
+    const bool *others;        /* by place in the stage: ranks of this worker that have no listener of their own */
+    const struct place *place; /* NULL: the content has no place */
+    bool taken;
+};
+
+/* On the ingest thread: a view that is not trusted gets the staged content, if that is at least as far as the view, or the
+ * engine can replay the rest. */
+static void take_over(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
+{
+    struct takeover *t = arg;
+    const struct kvr_dump_view *v = t->place ? &t->place->view : NULL;
+    if (st->trusted) return;
+    if (v ? v->next_sequence < st->next_sequence && !st->can_replay : st->next_sequence > 0) return;
+    for (size_t i = 0; i < n; i++) {
+        struct kvr_worker w = {st->worker.worker_id, ranks[i]};
+        if (stage_put(stage_find(t->stage, t->part, w), t->part, w)) return;
+    }
+    for (size_t i = 0; i < t->stage->n; i++)
+        if (t->others[i] && stage_put(&t->stage->list[i], t->part, t->stage->list[i].worker)) return;
+    t->taken = true;
+    if (v) *adopt = (struct kvr_view_cursor){true, v->next_sequence, v->last_hash, v->last_ts};
+}
+
+static const struct place *place_of(const struct recovery *r, const struct partition *p, struct kvr_worker w)
+{
+    for (size_t i = 0; i < r->places_n; i++)
+        if (r->places[i].part == p && kvr_worker_cmp(r->places[i].view.worker, w) == 0) return &r->places[i];
+    return NULL;
+}
+
+static bool give_to_view(struct recovery *r, struct partition *p, struct kvr_worker w, const struct place *place)
+{
+    struct takeover t = {.part = p, .stage = &r->stage, .place = place};
+    bool *others = calloc(r->stage.n + 1, sizeof *others);
+    if (!others) return false;
+    for (size_t i = 0; i < r->stage.n; i++) {
+        const struct staged *g = &r->stage.list[i];
+        others[i] = g->part == p && g->worker.worker_id == w.worker_id && !catalogue_has_listener(r->x, g->worker);
+    }
+    t.others = others;
+    int rc = kvr_ingest_visit_view(r->x->ingest, w, take_over, &t);
+    free(others);
+    return rc == 0 && t.taken;
+}
+
+/* Puts what is staged in place; returns how many views it helped. */
+static size_t use_stage(struct recovery *r)
+{
+    size_t n, taken = 0;
+    struct kvr_view_status *st = catalogue_statuses(r->x, &n);
+    for (size_t i = 0; i < r->places_n; i++) { /* views with a place; an empty one may have no events */
+        const struct place *pl = &r->places[i];
+        if (catalogue_has_listener(r->x, pl->view.worker)) {
+            if (pl->view.trusted) taken += give_to_view(r, pl->part, pl->view.worker, pl);
+        } else if (stage_put(stage_find(&r->stage, pl->part, pl->view.worker), pl->part, pl->view.worker) == 0) {
+            struct kvr_view_cursor c = {pl->view.trusted, pl->view.next_sequence, pl->view.last_hash, pl->view.last_ts};
+            catalogue_seed(r->x, pl->view.worker, &c);
+            taken++;
+        }
+    }
+    for (size_t i = 0; i < r->stage.n; i++) {
+        const struct staged *g = &r->stage.list[i];
+        if (place_of(r, g->part, g->worker)) continue;
+        if (catalogue_has_listener(r->x, g->worker)) taken += r->places_n ? 0 : give_to_view(r, g->part, g->worker, NULL);
+        else if (!r->places_n) taken += stage_put(g, g->part, g->worker) == 0;
+    }
+    free(st);
+    return taken;
+}
+
+/* ---- a question --------------------------------------------------------------------------------------------------- */
+
+static void forget_question(struct recovery *r)
+{
+    if (r->call) kvr_http_call_cancel(r->call);
+    r->call = NULL;
+    if (r->dump_open) kvr_dump_stream_free(&r->dump);
+    r->dump_open = false;
+    kvr_buf_free(&r->body);
+    r->body = (struct kvr_buf){0};
+    if (r->part) partition_unref(r->part);
+    r->part = NULL;
+    for (size_t i = 0; i < r->places_n; i++) partition_unref(r->places[i].part);
+    free(r->places);
+    r->places = NULL;
+    r->places_n = r->places_cap = 0;
+    stage_free(&r->stage);
+    r->status = r->error = 0;
+}
+
+static void forget_peers(struct recovery *r)
+{
+    for (size_t i = 0; i < r->peers_n; i++) free(r->peers[i]);
+    free(r->peers);
+    r->peers = NULL;
+    r->peers_n = r->peer = 0;
+}
+
+static void asked(struct recovery *r, bool helped)
+{
+    forget_question(r);
+    forget_peers(r);
+    r->pause_ms = helped ? RETRY_MIN_MS : KVR_MIN(KVR_MAX(r->pause_ms * 2, (uint64_t)RETRY_MIN_MS), (uint64_t)RETRY_MAX_MS);
+    r->next_ask_ms = indexer_now_ms() + r->pause_ms;
+    if (r->phase == ASKING) r->phase = READY;
+}
+
+static int on_partition(void *ctx, const char *model, const char *group, uint32_t block_size)
+{
+    struct recovery *r = ctx;
+    if (r->part) partition_unref(r->part);
+    r->part = catalogue_get(r->x, model, group, block_size);
+    if (!r->part) /* another block size here: this partition is left out, as the original does */
+        fprintf(stderr, "kvroute indexer: %s: model=%s routing_group=%s has block size %u there; left out\n", r->url, model, group,
+                block_size);
+    return 0;
+}
+
+static int on_event(void *ctx, const struct kvr_event *ev)
+{
+    struct recovery *r = ctx;
+    return r->part ? stage_add(&r->stage, r->part, ev) : 0;
+}
+
+static int on_view(void *ctx, const struct kvr_dump_view *v)
+{
+    struct recovery *r = ctx;
+    if (!r->part) return 0;
+    if (r->places_n == r->places_cap) {
+        size_t cap = r->places_cap ? r->places_cap * 2 : 16;
+        struct place *p = realloc(r->places, cap * sizeof *p);
+        if (!p) return -KVR_ENOMEM;
+        r->places = p;
+        r->places_cap = cap;
+    }
+    partition_ref(r->part);
+    r->places[r->places_n++] = (struct place){r->part, *v};
+    return 0;
+}
+
+static void fail(struct recovery *r, const char *why)
+{
+    struct telemetry *t = &r->x->telemetry;
+    bool engine = r->of_engine;
+    fprintf(stderr, "kvroute indexer: recovery from %s failed: %s\n", r->url, why);
+    atomic_fetch_add(engine ? &t->engine_recovery_failures : &t->peer_failures, 1);
+    r->call = NULL;
+    forget_question(r);
+    ask_next_peer(r);
+}
+
+static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+{
+    struct recovery *r = ctx;
+    (void)call;
+    (void)headers;
+    (void)length;
+    r->status = status;
+    r->deadline_ms = indexer_now_ms() + PEER_TIMEOUT_MS;
+}
+
+static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    struct recovery *r = ctx;
+    (void)call;
+    r->deadline_ms = indexer_now_ms() + PEER_TIMEOUT_MS; /* ten seconds without progress, however large the dump is */
+    if (r->status / 100 != 2 || r->error) return;
+    if (!r->of_engine) {
+        r->error = kvr_dump_stream_feed(&r->dump, data, len);
+    } else {
+        kvr_buf_add(&r->body, data, len);
+        r->error = r->body.failed ? -KVR_ENOMEM : r->body.len > SNAPSHOT_MAX ? -KVR_ELIMIT : 0;
+    }
+}
+
+static int tree_event(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct recovery *r = ctx;
+    struct kvr_event ev;
+    (void)key;
+    (void)key_len;
+    int rc = kvr_router_event_read(v, &ev, &r->dump.blocks, &r->dump.blocks_cap);
+    if (rc) return rc;
+    ev.worker = r->worker; /* the engine need not know the id it has here */
+    return stage_add(&r->stage, r->part, &ev);
+}
+
+/* {"TreeDump": {"events": [...], "last_event_id": n}} */
+static bool read_tree(struct recovery *r)
+{
+    struct kvr_json o, tree;
+    uint64_t last;
+    const char *why = NULL;
+    if (kvr_json_parse(r->dump.json, r->body.data ? r->body.data : "", r->body.len, &o, &why)) return false;
+    tree = kvr_json_get(o, "TreeDump");
+    if (!kvr_json_as_u64(kvr_json_get(tree, "last_event_id"), &last)) return false;
+    struct kvr_json events = kvr_json_get(tree, "events");
+    if (kvr_json_type_of(events) != KVR_JSON_ARRAY || kvr_json_each(events, tree_event, r)) return false;
+    struct kvr_dump_view v = {.worker = r->worker, .trusted = true, .next_sequence = last + 1};
+    return on_view(r, &v) == 0;
+}
+
+static void on_done(struct kvr_http_call *call, void *ctx)
+{
+    struct recovery *r = ctx;
+    struct telemetry *t = &r->x->telemetry;
+    char why[96];
+    (void)call;
+    r->call = NULL;
+    snprintf(why, sizeof why, "status %d", r->status);
+    if (r->status / 100 != 2) {
+        fail(r, why);
+    } else if (r->error) {
+        fail(r, r->dump.why ? r->dump.why : kvr_strerror(r->error));
+    } else if (r->of_engine ? !read_tree(r) : !kvr_dump_stream_over(&r->dump)) {
+        fail(r, r->of_engine ? "the answer is not a tree dump" : "the dump ends too early");
+    } else {
+        size_t taken = use_stage(r);
+        fprintf(stderr, "kvroute indexer: took %zu view(s) over from %s\n", taken, r->url);
+        atomic_fetch_add(r->of_engine ? &t->engine_recoveries : &t->peer_recoveries, 1);
+        if (r->of_engine && !taken) {
+            forget_question(r);
+            ask_next_peer(r);
+        } else {
+            asked(r, taken > 0);
+        }
+    }
+}
+
+static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct recovery *r = ctx;
+    (void)call;
+    (void)why;
+    r->call = NULL;
+    fail(r, text);
+}
+
+/* Asks r->url + path. */
+static bool ask(struct recovery *r, const char *path)
+{
+    static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
+    static const struct kvr_dump_handler dump = {.on_partition = on_partition, .on_event = on_event, .on_view = on_view};
+    struct kvr_dump_handler h = dump;
+    struct kvr_endpoint e;
+    struct kvr_buf head = {0};
+    h.ctx = r;
+    if (kvr_endpoint_parse(r->url, strlen(r->url), &e) || kvr_dump_stream_init(&r->dump, &h)) return false;
+    r->dump_open = true;
+    kvr_buf_printf(&head, "GET %s%s HTTP/1.1\r\nHost: %s\r\n", e.base, path, e.host);
+    if (r->x->keys_n) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", r->x->keys[0]);
+    kvr_buf_str(&head, "\r\n");
+    struct kvr_http_call_config c = {
+        .endpoint = &e, .head = head.data, .head_len = head.len, .connect_timeout_s = 2, .handler = &handler, .ctx = r};
+    r->deadline_ms = indexer_now_ms() + PEER_TIMEOUT_MS;
+    r->call = head.failed ? NULL : kvr_http_call_start(r->client, &c);
+    kvr_buf_free(&head);
+    if (r->call) return true;
+    forget_question(r);
+    return false;
+}
+
+static void ask_next_peer(struct recovery *r)
+{
+    r->of_engine = false;
+    while (r->peer < r->peers_n) {
+        snprintf(r->url, sizeof r->url, "%s", r->peers[r->peer++]);
+        if (ask(r, "/dump?views=1")) return;
+    }
+    asked(r, false);
+}
+
+/* ---- when ---------------------------------------------------------------------------------------------------------- */
+
+static void copy_peers(struct recovery *r)
+{
+    struct indexer *x = r->x;
+    pthread_mutex_lock(&x->lock);
+    r->peers = calloc(x->peers_n + 1, sizeof *r->peers);
+    for (size_t i = 0; r->peers && i < x->peers_n; i++)
+        if ((r->peers[r->peers_n] = strdup(x->peers[i]))) r->peers_n++;
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* A view that is connected and will not become whole by itself. */
+static const struct kvr_view_status *lost_view(const struct kvr_view_status *st, size_t n)
+{
+    uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    for (size_t i = 0; i < n; i++) {
+        bool waits = st[i].trusted || !st[i].settled || st[i].paused || st[i].failed || !st[i].connected;
+        if (!waits && !st[i].filtered.block_size_mismatch && now - st[i].since_ns > (uint64_t)LOST_MS * 1000000) return &st[i];
+    }
+    return NULL;
+}
+
+static struct partition *partition_of(struct indexer *x, uint64_t id)
+{
+    struct partition *p = NULL;
+    pthread_mutex_lock(&x->lock);
+    for (const struct instance *i = x->instances; i && !p; i = i->next)
+        if (i->id == id) partition_ref(p = i->part);
+    pthread_mutex_unlock(&x->lock);
+    return p;
+}
+
+/* Asks the view's engine for a snapshot, or else the peers. */
+static void begin(struct recovery *r, const struct kvr_view_status *lost)
+{
+    copy_peers(r);
+    r->of_engine = lost && catalogue_recover_url(r->x, lost->worker, r->url, ENDPOINT_MAX);
+    if (r->of_engine) {
+        r->worker = lost->worker;
+        r->part = partition_of(r->x, lost->worker.worker_id);
+        if (r->part && ask(r, "")) return;
+        forget_question(r);
+    }
+    ask_next_peer(r);
+}
+
+static bool settled(const struct recovery *r, const struct kvr_view_status *st, size_t n)
+{
+    size_t missing = 0, want = r->x->o->min_workers;
+    pthread_mutex_lock(&r->x->lock);
+    size_t have = r->x->instances_n;
+    for (size_t i = 0; i < n; i++) missing += !st[i].settled;
+    bool yes = !missing && have >= want;
+    if (!yes && missing) snprintf(r->x->why, sizeof r->x->why, "waiting for the engines of %zu listener(s)", missing);
+    if (!yes && !missing) snprintf(r->x->why, sizeof r->x->why, "waiting for workers: %zu of %zu are registered", have, want);
+    pthread_mutex_unlock(&r->x->lock);
+    return yes;
+}
+
+/* At start: is there anything that peers could tell? */
+static bool should_ask_peers(const struct recovery *r, const struct kvr_view_status *st, size_t n)
+{
+    bool all = n > 0;
+    for (size_t i = 0; i < n; i++) all = all && st[i].trusted;
+    return r->x->peers_n > 0 && !all;
+}
+
+static void step(struct recovery *r)
+{
+    struct indexer *x = r->x;
+    size_t n;
+    struct kvr_view_status *st = catalogue_statuses(x, &n);
+    if (r->phase == LOADING && atomic_load(&x->loaded)) r->phase = SETTLING;
+    if (r->phase == SETTLING && settled(r, st, n)) {
+        r->phase = ASKING;
+        pthread_mutex_lock(&x->lock);
+        snprintf(x->why, sizeof x->why, "asking the peers");
+        pthread_mutex_unlock(&x->lock);
+        if (should_ask_peers(r, st, n)) begin(r, NULL);
+        else r->phase = READY;
+    }
+    if (r->phase == READY && !atomic_load(&x->ready)) {
+        atomic_store(&x->ready, true);
+        fprintf(stderr, "kvroute indexer: ready\n");
+    }
+    const struct kvr_view_status *lost = r->phase == READY && !r->call && indexer_now_ms() >= r->next_ask_ms ? lost_view(st, n) : NULL;
+    char url[ENDPOINT_MAX];
+    if (lost && (x->peers_n || catalogue_recover_url(x, lost->worker, url, sizeof url))) begin(r, lost);
+    free(st);
+}
+
+static void on_tick(uv_timer_t *t)
+{
+    struct recovery *r = t->data;
+    if (r->call && indexer_now_ms() >= r->deadline_ms) {
+        kvr_http_call_cancel(r->call);
+        fail(r, "no answer in time");
+    }
+    step(r);
+}
+
+int recovery_start(struct indexer *x)
+{
+    struct recovery *r = calloc(1, sizeof *r);
+    if (!r) return -1;
+    r->x = x;
+    x->recovery = r;
+    kvr_http_client_create(&x->main_loop, 3, &r->client);
+    uv_timer_init(&x->main_loop, &r->tick);
+    r->tick.data = r;
+    return uv_timer_start(&r->tick, on_tick, 0, TICK_MS);
+}
+
+void recovery_stop(struct indexer *x)
+{
+    struct recovery *r = x->recovery;
+    if (!r) return;
+    uv_timer_stop(&r->tick);
+    uv_close((uv_handle_t *)&r->tick, NULL);
+    forget_question(r);
+    forget_peers(r);
+    kvr_http_client_close(r->client);
+}

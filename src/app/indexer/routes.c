@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Routes of the indexer: who may call, what a body must have, and the small answers. Errors are {"error": text}. */
+#include "app/indexer/state.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+#define JSON_TYPE "application/json"
+
+/* ---- answers -------------------------------------------------------------------------------------------------- */
+
+static void answer_with(struct request *rq, int status, const char *type, const char *extra, const char *body, size_t len)
+{
+    char head[256];
+    bool ready = atomic_load(&rq->loop->indexer->ready);
+    snprintf(head, sizeof head, "%s%s", ready ? "" : "x-kvroute-recovering: 1\r\n", extra ? extra : "");
+    telemetry_record(rq, status);
+    kvr_http_reply(rq->conn, status, type, head, body, len);
+}
+
+void routes_reply(struct request *rq, int status, const char *extra, const char *body, size_t len)
+{
+    answer_with(rq, status, JSON_TYPE, extra, body, len);
+}
+
+static void reply_buf(struct request *rq, int status, const char *type, struct kvr_buf *b)
+{
+    if (b->failed) answer_with(rq, 500, JSON_TYPE, NULL, "{\"error\":\"out of memory\"}", 25);
+    else answer_with(rq, status, type, NULL, b->data ? b->data : "", b->len);
+    kvr_buf_free(b);
+}
+
+static void reply_ok(struct request *rq, int status)
+{
+    answer_with(rq, status, JSON_TYPE, NULL, "{\"status\":\"ok\"}", 15);
+}
+
+void routes_error_body(struct kvr_buf *b, int status, const char *message)
+{
+    (void)status;
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "error", message);
+    kvr_json_close(b, '}');
+}
+
+static void error_with(struct request *rq, int status, const char *extra, const char *text)
+{
+    struct kvr_buf b = {0};
+    routes_error_body(&b, status, text);
+    if (b.failed) answer_with(rq, 500, JSON_TYPE, NULL, "", 0);
+    else answer_with(rq, status, JSON_TYPE, extra, b.data, b.len);
+    kvr_buf_free(&b);
+}
+
+void routes_error(struct request *rq, int status, const char *fmt, ...)
+{
+    char text[1200];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    error_with(rq, status, NULL, text);
+}
+
+/* ---- bodies --------------------------------------------------------------------------------------------------- */
+
+int routes_text(struct request *rq, struct kvr_json o, const char *key, bool required, char *out, size_t cap)
+{
+    struct kvr_json v = kvr_json_get(o, key);
+    const char *s;
+    size_t len;
+    out[0] = 0;
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) {
+        if (!required) return 0;
+        routes_error(rq, 422, "missing field `%s`", key);
+        return -1;
+    }
+    if (!kvr_json_as_str(v, &s, &len) || len >= cap || memchr(s, 0, len)) {
+        routes_error(rq, 422, "field `%s` must be a string of at most %zu bytes", key, cap - 1);
+        return -1;
+    }
+    memcpy(out, s, len);
+    out[len] = 0;
+    return 1;
+}
+
+/* 1 there, 0 absent or null, -1 answered. */
+static int number(struct request *rq, struct kvr_json o, const char *key, bool required, uint64_t max, uint64_t *out)
+{
+    struct kvr_json v = kvr_json_get(o, key);
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) {
+        if (!required) return 0;
+        routes_error(rq, 422, "missing field `%s`", key);
+        return -1;
+    }
+    if (kvr_json_as_u64(v, out) && *out <= max) return 1;
+    routes_error(rq, 422, "field `%s` must be an integer from 0 to %llu", key, (unsigned long long)max);
+    return -1;
+}
+
+/* The group of a body: routing_group, or with --tenant-as-group tenant_id. As routes_text. */
+static int group_of(struct request *rq, struct kvr_json o, char *out, size_t cap)
+{
+    int has = routes_text(rq, o, "routing_group", false, out, cap);
+    if (has == 0 && rq->loop->indexer->o->tenant_as_group) has = routes_text(rq, o, "tenant_id", false, out, cap);
+    return has;
+}
+
+static void post_register(struct request *rq, struct kvr_json o)
+{
+    struct registration r = {0};
+    uint64_t rank = 0, bs = 0;
+    char err[1024], unused[NAME_MAX_LEN + 1];
+    if (number(rq, o, "instance_id", true, UINT64_MAX, &r.instance_id) < 0 ||
+        routes_text(rq, o, "endpoint", true, r.endpoint, sizeof r.endpoint) < 0 ||
+        routes_text(rq, o, "model_name", true, r.model, sizeof r.model) < 0 || number(rq, o, "block_size", true, UINT32_MAX, &bs) < 0 ||
+        number(rq, o, "dp_rank", false, UINT32_MAX, &rank) < 0 ||
+        routes_text(rq, o, "replay_endpoint", false, r.replay, sizeof r.replay) < 0 ||
+        routes_text(rq, o, "recover_endpoint", false, r.recover, sizeof r.recover) < 0 ||
+        routes_text(rq, o, "additional_salt", false, unused, sizeof unused) < 0)
+        return;
+    int has = group_of(rq, o, r.group, sizeof r.group);
+    if (has < 0) return;
+    if (has == 0) snprintf(r.group, sizeof r.group, "default");
+    snprintf(rq->model, sizeof rq->model, "%.63s", r.model);
+    if (bs == 0 || bs > 65536) {
+        routes_error(rq, 400, "block_size must be from 1 to 65536");
+        return;
+    }
+    if (r.recover[0]) {
+        struct kvr_endpoint e;
+        if (kvr_endpoint_parse(r.recover, strlen(r.recover), &e)) {
+            routes_error(rq, 400, "invalid recover endpoint `%s`: expected http://host[:port][/path]", r.recover);
+            return;
+        }
+    }
+    r.dp_rank = (uint32_t)rank;
+    r.block_size = (uint32_t)bs;
+    int status = catalogue_register(rq->loop->indexer, &r, err, sizeof err);
+    if (status) routes_error(rq, status, "%s", err);
+    else reply_ok(rq, 201);
+}
+
+static void post_unregister(struct request *rq, struct kvr_json o)
+{
+    char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1], err[1024];
+    uint64_t id, rank;
+    if (number(rq, o, "instance_id", true, UINT64_MAX, &id) < 0 || routes_text(rq, o, "model_name", true, model, sizeof model) < 0) return;
+    int has_group = group_of(rq, o, group, sizeof group),
+        has_rank = has_group < 0 ? -1 : number(rq, o, "dp_rank", false, UINT32_MAX, &rank);
+    if (has_rank < 0) return;
+    snprintf(rq->model, sizeof rq->model, "%.63s", model);
+    uint32_t r = has_rank ? (uint32_t)rank : 0;
+    int status = catalogue_unregister(rq->loop->indexer, id, model, has_group ? group : NULL, has_rank ? &r : NULL, err, sizeof err);
+    if (status) routes_error(rq, status, "%s", err);
+    else reply_ok(rq, 200);
+}
+
+static void post_pause(struct request *rq, struct kvr_json o, bool pause)
+{
+    uint64_t id, rank = 0;
+    char err[256];
+    if (number(rq, o, "instance_id", true, UINT64_MAX, &id) < 0 || number(rq, o, "dp_rank", false, UINT32_MAX, &rank) < 0) return;
+    int status = catalogue_pause(rq->loop->indexer, id, (uint32_t)rank, pause, err, sizeof err);
+    if (status) routes_error(rq, status, "%s", err);
+    else reply_ok(rq, 200);
+}
+
+static void post_peer(struct request *rq, struct kvr_json o, bool add)
+{
+    char url[NAME_MAX_LEN + 1];
+    struct kvr_endpoint e;
+    if (routes_text(rq, o, "url", true, url, sizeof url) < 0) return;
+    if (!add) {
+        if (catalogue_drop_peer(rq->loop->indexer, url, strlen(url))) reply_ok(rq, 200);
+        else routes_error(rq, 404, "peer not found");
+    } else if (kvr_endpoint_parse(url, strlen(url), &e)) {
+        routes_error(rq, 400, "invalid peer url `%s`: expected http://host[:port]", url);
+    } else if (!catalogue_add_peer(rq->loop->indexer, url, strlen(url))) {
+        routes_error(rq, 409, "no room for another peer; at most %d", PEERS_MAX);
+    } else {
+        reply_ok(rq, 201);
+    }
+}
+
+/* ---- questions without a body ------------------------------------------------------------------------------------ */
+
+static void get_ready(struct request *rq)
+{
+    struct indexer *x = rq->loop->indexer;
+    char why[sizeof x->why];
+    if (atomic_load(&x->ready)) {
+        reply_ok(rq, 200);
+        return;
+    }
+    pthread_mutex_lock(&x->lock);
+    memcpy(why, x->why, sizeof why);
+    pthread_mutex_unlock(&x->lock);
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '{');
+    kvr_json_put_str(&b, "status", "recovering");
+    kvr_json_put_str(&b, "error", why);
+    kvr_json_close(&b, '}');
+    reply_buf(rq, 503, JSON_TYPE, &b);
+}
+
+static int hex(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* A query parameter, percent-decoded; false: absent or too long. */
+static bool parameter(struct kvr_text q, const char *key, char *out, size_t cap)
+{
+    size_t key_len = strlen(key), n = 0;
+    for (const char *p = q.ptr, *end = q.ptr ? q.ptr + q.len : NULL; p && p < end;) {
+        const char *amp = memchr(p, '&', (size_t)(end - p)), *stop = amp ? amp : end;
+        if ((size_t)(stop - p) > key_len && memcmp(p, key, key_len) == 0 && p[key_len] == '=') {
+            for (p += key_len + 1; p < stop && n + 1 < cap; p++) {
+                bool code = *p == '%' && stop - p > 2 && hex(p[1]) >= 0 && hex(p[2]) >= 0;
+                out[n++] = code ? (char)(hex(p[1]) * 16 + hex(p[2])) : *p == '+' ? ' ' : *p;
+                if (code) p += 2;
+            }
+            out[n] = 0;
+            return p >= stop;
+        }
+        p = amp ? amp + 1 : end;
+    }
+    return false;
+}
+
+static void get_workers(struct request *rq)
+{
+    struct kvr_text q = kvr_http_conn_request(rq->conn)->query;
+    struct kvr_buf b = {0};
+    char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1];
+    bool by_model = parameter(q, "model_name", model, sizeof model), by_group = parameter(q, "routing_group", group, sizeof group);
+    if (!by_group && rq->loop->indexer->o->tenant_as_group) by_group = parameter(q, "tenant_id", group, sizeof group);
+    catalogue_workers_write(rq->loop->indexer, by_model ? model : NULL, by_group ? group : NULL, &b);
+    reply_buf(rq, 200, JSON_TYPE, &b);
+}
+
+static void get_peers(struct request *rq)
+{
+    struct indexer *x = rq->loop->indexer;
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '[');
+    pthread_mutex_lock(&x->lock);
+    for (size_t i = 0; i < x->peers_n; i++) kvr_json_str(&b, x->peers[i], strlen(x->peers[i]));
+    pthread_mutex_unlock(&x->lock);
+    kvr_json_close(&b, ']');
+    reply_buf(rq, 200, JSON_TYPE, &b);
+}
+
+static void get_metrics(struct request *rq)
+{
+    struct kvr_buf b = {0};
+    telemetry_write(rq->loop->indexer, &b);
+    reply_buf(rq, 200, "text/plain; version=0.0.4", &b);
+}
+
+static void post_validate(struct request *rq)
+{
+    size_t n;
+    struct partition **list = catalogue_list(rq->loop->indexer, &n);
+    const char *why = NULL;
+    bool ok = true;
+    for (size_t i = 0; i < n; i++) {
+        ok = ok && kvr_index_validate(list[i]->index, &why);
+        partition_unref(list[i]);
+    }
+    free(list);
+    if (ok) reply_ok(rq, 200);
+    else routes_error(rq, 500, "%s", why);
+}
+
+static void post_reopen(struct request *rq)
+{
+    if (telemetry_reopen(rq->loop->indexer)) routes_error(rq, 500, "the access log cannot be opened again");
+    else reply_ok(rq, 200);
+}
+
+/* ---- who may, and where to ---------------------------------------------------------------------------------------- */
+
+/* Compares in time that does not depend on where a and b differ. */
+static bool same_secret(const char *a, size_t a_len, const char *b)
+{
+    size_t b_len = strlen(b);
+    unsigned char diff = a_len != b_len;
+    for (size_t i = 0; i < a_len; i++) diff |= (unsigned char)(a[i] ^ (b_len ? b[i % b_len] : 0));
+    return diff == 0;
+}
+
+static bool may(struct indexer *x, const struct kvr_http_request *hr)
+{
+    struct kvr_text a = kvr_headers_get(hr->headers, "authorization");
+    bool ok = false;
+    if (!x->keys_n) return true;
+    if (!a.ptr || a.len < 7 || strncasecmp(a.ptr, "bearer ", 7) != 0) return false;
+    for (size_t i = 0; i < x->keys_n; i++) ok |= same_secret(a.ptr + 7, a.len - 7, x->keys[i]);
+    return ok;
+}
+
+static const struct {
+    const char *path;
+    bool get, body;
+} routes[ENDPOINTS] = {
+    [AT_HEALTH] = {"/health", true, false},
+    [AT_READY] = {"/ready", true, false},
+    [AT_METRICS] = {"/metrics", true, false},
+    [AT_REGISTER] = {"/register", false, true},
+    [AT_UNREGISTER] = {"/unregister", false, true},
+    [AT_WORKERS] = {"/workers", true, false},
+    [AT_QUERY] = {"/query", false, true},
+    [AT_QUERY_BY_HASH] = {"/query_by_hash", false, true},
+    [AT_DUMP] = {"/dump", true, false},
+    [AT_REGISTER_PEER] = {"/register_peer", false, true},
+    [AT_DEREGISTER_PEER] = {"/deregister_peer", false, true},
+    [AT_PEERS] = {"/peers", true, false},
+    [AT_REOPEN_LOGS] = {"/reopen_logs", false, false},
+    [AT_VALIDATE] = {"/debug/validate", false, false},
+    [AT_PAUSE] = {"/test/pause_listener", false, true},
+    [AT_RESUME] = {"/test/resume_listener", false, true},
+    [AT_UNKNOWN] = {NULL, false, false},
+};
+
+static enum endpoint route_of(const struct indexer *x, struct kvr_text path)
+{
+    for (size_t i = 0; i < AT_UNKNOWN; i++)
+        if (kvr_text_is(path, routes[i].path) && (x->o->test_endpoints || (i != AT_PAUSE && i != AT_RESUME))) return (enum endpoint)i;
+    return AT_UNKNOWN;
+}
+
+static bool is_json(const struct kvr_http_request *hr)
+{
+    struct kvr_text t = kvr_headers_get(hr->headers, "content-type");
+    return t.ptr && t.len >= 16 && strncasecmp(t.ptr, JSON_TYPE, 16) == 0;
+}
+
+static void with_body(struct request *rq, const struct kvr_http_request *hr)
+{
+    struct kvr_json o;
+    const char *why = "";
+    bool query = rq->at == AT_QUERY || rq->at == AT_QUERY_BY_HASH;
+    if (!is_json(hr)) {
+        routes_error(rq, 415, "expected the header 'Content-Type: application/json'");
+        return;
+    }
+    if (!query && hr->body_len > SMALL_BODY) {
+        routes_error(rq, 413, "the body is larger than %d bytes", SMALL_BODY);
+        return;
+    }
+    if (kvr_json_parse(rq->loop->json, hr->body ? hr->body : "", hr->body_len, &o, &why)) {
+        routes_error(rq, 400, "the body is not JSON: %s", why ? why : "out of memory");
+        return;
+    }
+    if (kvr_json_type_of(o) != KVR_JSON_OBJECT) {
+        routes_error(rq, 422, "the body must be a JSON object");
+        return;
+    }
+    switch (rq->at) {
+    case AT_QUERY: query_by_tokens(rq, o); break;
+    case AT_QUERY_BY_HASH: query_by_hash(rq, o); break;
+    case AT_REGISTER: post_register(rq, o); break;
+    case AT_UNREGISTER: post_unregister(rq, o); break;
+    case AT_REGISTER_PEER: post_peer(rq, o, true); break;
+    case AT_DEREGISTER_PEER: post_peer(rq, o, false); break;
+    default: post_pause(rq, o, rq->at == AT_PAUSE); break;
+    }
+}
+
+static void without_body(struct request *rq)
+{
+    switch (rq->at) {
+    case AT_HEALTH: answer_with(rq, 200, NULL, NULL, "", 0); break;
+    case AT_READY: get_ready(rq); break;
+    case AT_METRICS: get_metrics(rq); break;
+    case AT_WORKERS: get_workers(rq); break;
+    case AT_DUMP: dump_start(rq); break;
+    case AT_PEERS: get_peers(rq); break;
+    case AT_REOPEN_LOGS: post_reopen(rq); break;
+    default: post_validate(rq); break;
+    }
+}
+
+void routes_on_request(struct kvr_http_conn *c, void *ctx)
+{
+    struct loop *l = ctx;
+    struct indexer *x = l->indexer;
+    const struct kvr_http_request *hr = kvr_http_conn_request(c);
+    struct request rq = {.loop = l, .conn = c, .at = route_of(x, hr->path), .started_ns = kvr_now_ns(kvr_clock_monotonic())};
+    struct kvr_text trace = x->o->access_log ? kvr_headers_get(hr->headers, x->o->trace_header) : (struct kvr_text){0};
+    snprintf(rq.method, sizeof rq.method, "%.*s", (int)hr->method.len, hr->method.ptr);
+    snprintf(rq.path, sizeof rq.path, "%.*s", (int)KVR_MIN(hr->path.len, sizeof rq.path - 1), hr->path.ptr);
+    if (trace.ptr) snprintf(rq.trace, sizeof rq.trace, "%.*s", (int)KVR_MIN(trace.len, sizeof rq.trace - 1), trace.ptr);
+    bool open = rq.at == AT_HEALTH || rq.at == AT_READY;
+    if (!open && !may(x, hr)) {
+        atomic_fetch_add(&x->telemetry.refused_keys, 1);
+        error_with(&rq, 401, "WWW-Authenticate: Bearer\r\n", "a valid API key is required: Authorization: Bearer KEY");
+    } else if (rq.at == AT_UNKNOWN) {
+        routes_error(&rq, 404, "no such route");
+    } else if (!kvr_text_is(hr->method, routes[rq.at].get ? "GET" : "POST")) {
+        error_with(&rq, 405, routes[rq.at].get ? "Allow: GET\r\n" : "Allow: POST\r\n", "this route has another method");
+    } else if (routes[rq.at].body) {
+        with_body(&rq, hr);
+    } else {
+        without_body(&rq);
+    }
+}

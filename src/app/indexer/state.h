@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the parts of `indexer` share.
+ *
+ *   catalogue.c  partitions (model, group) with an index each; instances and their listeners
+ *   routes.c     HTTP: which route, who may, the small answers
+ *   query.c      /query and /query_by_hash
+ *   dump.c       /dump, streamed by a thread of its own
+ *   recovery.c   content from peers and engines' snapshots, at start and when a view is lost
+ *   keeper.c     the data directory: when registrations and content are written, what is read at start
+ *   snapshot.c   the snapshot file
+ *   stage.c      content that is collected before it is put in place
+ *   telemetry.c  metrics and the access log
+ *   indexer.c    start, threads, signals
+ *
+ * Threads
+ *   main loop    timers, signals, calls to peers; no requests
+ *   data loops   requests of their own connections
+ *   ingest       KV events, straight into the index of the listener's partition
+ *   keeper       writes snapshots; at start it loads what there is
+ *   one per dump that is being sent
+ * `lock` guards the catalogue; nothing blocks under it, and a partition that is in use is held by a reference.
+ * `change_lock` serialises changes of who is followed, which wait for the ingest thread. The ingest thread takes neither. The
+ * index has its own locks.
+ */
+#ifndef KVR_INDEXER_STATE_H
+#define KVR_INDEXER_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <uv.h>
+#include <kvroute/hash.h>
+#include <kvroute/index.h>
+
+#include "app/indexer/indexer.h"
+#include "base/buf.h"
+#include "net/http.h"
+#include "net/zmq_ingest.h"
+#include "wire/json.h"
+
+enum { NAME_MAX_LEN = 255, ENDPOINT_MAX = 240, PEERS_MAX = 64, RANKS_OF_INSTANCE_MAX = 1024, SMALL_BODY = 2 << 20 };
+
+/* ---- catalogue ------------------------------------------------------------------------------------------ */
+
+struct partition {
+    struct partition *next;
+    char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1];
+    uint32_t block_size;
+    struct kvr_index *index;
+    _Atomic unsigned refs; /* catalogue, listeners, data loops, work in progress */
+    _Atomic bool tiers;    /* lower-tier blocks have been stored */
+    _Atomic bool gone;     /* no longer in the catalogue */
+    size_t instances;
+};
+
+struct listener {
+    uint32_t rank;
+    bool paused;
+    char endpoint[ENDPOINT_MAX], replay[ENDPOINT_MAX];
+    char recover[ENDPOINT_MAX]; /* URL of the engine's snapshot, or "" */
+};
+
+struct instance {
+    struct instance *next;
+    uint64_t id;
+    struct partition *part;
+    struct listener *listeners;
+    size_t listeners_n, listeners_cap;
+};
+
+/* Where content that was restored for a rank stands; used when the rank is registered. */
+struct seed {
+    struct seed *next;
+    struct kvr_worker worker;
+    struct kvr_view_cursor cursor;
+};
+
+struct registration {
+    uint64_t instance_id;
+    uint32_t dp_rank, block_size;
+    char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1];
+    char endpoint[ENDPOINT_MAX], replay[ENDPOINT_MAX], recover[ENDPOINT_MAX];
+};
+
+/* ---- telemetry ------------------------------------------------------------------------------------------- */
+
+/* clang-format off */
+#define INDEXER_ENDPOINTS(X) \
+    X(HEALTH, "/health") X(READY, "/ready") X(METRICS, "/metrics") X(REGISTER, "/register") X(UNREGISTER, "/unregister") \
+    X(WORKERS, "/workers") X(QUERY, "/query") X(QUERY_BY_HASH, "/query_by_hash") X(DUMP, "/dump") \
+    X(REGISTER_PEER, "/register_peer") X(DEREGISTER_PEER, "/deregister_peer") X(PEERS, "/peers") X(REOPEN_LOGS, "/reopen_logs") \
+    X(VALIDATE, "/validate") X(PAUSE, "/test/pause_listener") X(RESUME, "/test/resume_listener")
+/* clang-format on */
+enum endpoint {
+#define INDEXER_ENDPOINT(name, path) AT_##name,
+    INDEXER_ENDPOINTS(INDEXER_ENDPOINT)
+#undef INDEXER_ENDPOINT
+        AT_UNKNOWN,
+    ENDPOINTS
+};
+
+enum { DURATION_BUCKETS = 20, METHODS = 5 };
+
+struct telemetry {
+    _Atomic uint64_t requests[ENDPOINTS][METHODS], errors[ENDPOINTS][2];
+    _Atomic uint64_t buckets[ENDPOINTS][DURATION_BUCKETS + 1], sum_ns[ENDPOINTS];
+    _Atomic uint64_t events[3][2]; /* stored, removed, cleared; ok, failed */
+    _Atomic uint64_t refused_keys, peer_recoveries, peer_failures, engine_recoveries, engine_recovery_failures;
+    _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
+    pthread_mutex_t log_lock;
+    FILE *log;
+};
+
+/* ---- the whole ------------------------------------------------------------------------------------------- */
+
+struct loop;
+struct keeper;
+struct recovery;
+
+struct indexer {
+    const struct indexer_options *o;
+    pthread_mutex_t change_lock; /* who registers, unregisters or loads; taken before lock, and held while waiting for ingest */
+    pthread_mutex_t lock;
+    struct partition *partitions;
+    struct instance *instances;
+    struct seed *seeds;
+    size_t partitions_n, instances_n;
+    char *peers[PEERS_MAX];
+    size_t peers_n;
+    uint64_t registrations_version;
+    struct kvr_ingest *ingest;
+    struct telemetry telemetry;
+    char **keys;
+    size_t keys_n;
+    struct loop **loops;
+    size_t loops_n;
+    uv_loop_t main_loop;
+    struct keeper *keeper;
+    struct recovery *recovery;
+    _Atomic bool loaded; /* what was on disk is in place */
+    _Atomic bool ready;  /* recovery is over */
+    _Atomic bool stopping;
+    char why[128]; /* under lock: why it is not ready */
+    uint64_t started_ms;
+};
+
+/* One partition as a data loop sees it. */
+struct desk {
+    struct partition *part;
+    struct kvr_index_reader *reader;
+};
+
+struct loop {
+    struct indexer *indexer;
+    uv_loop_t uv;
+    uv_async_t wake;
+    uv_timer_t sweep;
+    pthread_t thread;
+    struct kvr_http_server *server;
+    struct kvr_json_parser *json;
+    struct desk *desks;
+    size_t desks_n, desks_cap;
+    uint32_t *tokens;
+    uint64_t *locals;
+    struct kvr_overlap *overlaps;
+    struct kvr_reach *reaches;
+    size_t tokens_cap, locals_cap, overlaps_cap, reaches_cap;
+    struct kvr_buf body;
+    _Atomic size_t dumps; /* being sent */
+    _Atomic bool stop;
+};
+
+/* A request until it is answered. */
+struct request {
+    struct loop *loop;
+    struct kvr_http_conn *conn;
+    enum endpoint at;
+    uint64_t started_ns;
+    char model[64], method[8], trace[128], path[128];
+};
+
+uint64_t indexer_now_ms(void);
+
+/* catalogue.c */
+int catalogue_register(struct indexer *x, const struct registration *r, char *err, size_t cap); /* 0, 400, 409, 500 */
+int catalogue_unregister(struct indexer *x, uint64_t id, const char *model, const char *group, const uint32_t *rank, char *err,
+                         size_t cap);                                                                  /* 0, 404 */
+int catalogue_pause(struct indexer *x, uint64_t id, uint32_t rank, bool pause, char *err, size_t cap); /* 0, 404, 409 */
+/* With a reference, or NULL. */
+struct partition *catalogue_find(struct indexer *x, const char *model, size_t model_len, const char *group, size_t group_len);
+/* The same, made when it is not there (for restored content). NULL: no memory, or it has another block size. */
+struct partition *catalogue_get(struct indexer *x, const char *model, const char *group, uint32_t block_size);
+void partition_ref(struct partition *p);
+void partition_unref(struct partition *p);
+void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_view_cursor *cursor);
+bool catalogue_has_listener(struct indexer *x, struct kvr_worker w);
+bool catalogue_recover_url(struct indexer *x, struct kvr_worker w, char *out, size_t cap); /* false: none */
+void catalogue_workers_write(struct indexer *x, const char *model, const char *group, struct kvr_buf *out);
+void catalogue_registrations_write(struct indexer *x, struct kvr_buf *out);
+/* All partitions, each with a reference; the caller frees the list. */
+struct partition **catalogue_list(struct indexer *x, size_t *n);
+struct kvr_view_status *catalogue_statuses(struct indexer *x, size_t *n); /* malloc'd */
+bool catalogue_add_peer(struct indexer *x, const char *url, size_t len);
+bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len);
+bool catalogue_endpoint_ok(const char *endpoint);
+int catalogue_start(struct indexer *x);
+void catalogue_destroy(struct indexer *x);
+const char *listener_state(const struct kvr_view_status *st);
+
+/* routes.c */
+void routes_on_request(struct kvr_http_conn *c, void *ctx);
+void routes_error_body(struct kvr_buf *out, int status, const char *message);
+void routes_reply(struct request *rq, int status, const char *extra, const char *body, size_t len);
+void routes_error(struct request *rq, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* A string member of at most NAME_MAX_LEN bytes. 1 there, 0 absent or null, -1 answered with an error. */
+int routes_text(struct request *rq, struct kvr_json o, const char *key, bool required, char *out, size_t cap);
+
+/* query.c */
+void query_by_tokens(struct request *rq, struct kvr_json o);
+void query_by_hash(struct request *rq, struct kvr_json o);
+struct kvr_index_reader *desk_reader(struct loop *l, struct partition *p);
+void desks_sweep(struct loop *l, bool all);
+
+/* dump.c */
+void dump_start(struct request *rq);
+void dump_on_gone(struct kvr_http_conn *c, void *ctx);
+void dump_on_drained(struct kvr_http_conn *c, void *ctx);
+
+/* recovery.c */
+int recovery_start(struct indexer *x);
+void recovery_stop(struct indexer *x);
+
+/* keeper.c */
+int keeper_start(struct indexer *x);
+void keeper_wake(struct indexer *x); /* registrations have changed */
+void keeper_stop(struct indexer *x);
+
+/* telemetry.c */
+int telemetry_init(struct indexer *x);
+void telemetry_free(struct indexer *x);
+int telemetry_reopen(struct indexer *x);
+void telemetry_record(struct request *rq, int status);
+void telemetry_write(struct indexer *x, struct kvr_buf *out);
+
+#endif

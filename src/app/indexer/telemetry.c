@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Counters per route under the names of Dynamo's indexer and ours, and the access log: one JSON object per request. */
+#include "app/indexer/state.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+static const char *const paths[ENDPOINTS] = {
+#define INDEXER_PATH(name, path) path,
+    INDEXER_ENDPOINTS(INDEXER_PATH)
+#undef INDEXER_PATH
+        "unknown"};
+static const char *const methods[METHODS] = {"GET", "POST", "PUT", "DELETE", "other"};
+
+int telemetry_init(struct indexer *x)
+{
+    pthread_mutex_init(&x->telemetry.log_lock, NULL);
+    if (!x->o->access_log || telemetry_reopen(x) == 0) return 0;
+    fprintf(stderr, "kvroute indexer: --access-log: cannot open '%s': %s; allowed: a file that can be written\n", x->o->access_log,
+            strerror(errno));
+    return -1;
+}
+
+void telemetry_free(struct indexer *x)
+{
+    if (x->telemetry.log) fclose(x->telemetry.log);
+    pthread_mutex_destroy(&x->telemetry.log_lock);
+}
+
+int telemetry_reopen(struct indexer *x)
+{
+    struct telemetry *t = &x->telemetry;
+    if (!x->o->access_log) return 0;
+    FILE *f = fopen(x->o->access_log, "ae");
+    if (!f) return -1;
+    pthread_mutex_lock(&t->log_lock);
+    if (t->log) fclose(t->log);
+    t->log = f;
+    pthread_mutex_unlock(&t->log_lock);
+    return 0;
+}
+
+static void put_time(struct kvr_buf *b, bool local)
+{
+    struct timespec now;
+    struct tm tm;
+    char day[32], zone[8] = "Z";
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (local) {
+        localtime_r(&now.tv_sec, &tm);
+        strftime(zone, sizeof zone, "%z", &tm);
+    } else {
+        gmtime_r(&now.tv_sec, &tm);
+    }
+    strftime(day, sizeof day, "%Y-%m-%dT%H:%M:%S", &tm);
+    kvr_json_key(b, "ts");
+    char text[64];
+    snprintf(text, sizeof text, "%s.%06u%s", day, (unsigned)(now.tv_nsec / 1000) % 1000000, zone);
+    kvr_json_str(b, text, strlen(text));
+}
+
+static void log_request(struct indexer *x, const struct request *rq, int status, uint64_t ns)
+{
+    struct telemetry *t = &x->telemetry;
+    struct kvr_buf b = {0};
+    if (!x->o->access_log) return;
+    kvr_json_open(&b, '{');
+    put_time(&b, x->o->local_time);
+    kvr_json_key(&b, "trace_id");
+    if (rq->trace[0]) kvr_json_str(&b, rq->trace, strlen(rq->trace));
+    else kvr_json_null(&b);
+    kvr_json_put_str(&b, "method", rq->method);
+    kvr_json_put_str(&b, "path", rq->path);
+    kvr_json_key(&b, "model");
+    if (rq->model[0]) kvr_json_str(&b, rq->model, strlen(rq->model));
+    else kvr_json_null(&b);
+    kvr_json_put_u64(&b, "status", (uint64_t)status);
+    kvr_json_key(&b, "duration_ms");
+    kvr_buf_printf(&b, "%.6f", (double)ns / 1e6);
+    kvr_json_close(&b, '}');
+    kvr_buf_str(&b, "\n");
+    pthread_mutex_lock(&t->log_lock);
+    if (t->log && !b.failed) {
+        fwrite(b.data, 1, b.len, t->log);
+        fflush(t->log);
+    }
+    pthread_mutex_unlock(&t->log_lock);
+    kvr_buf_free(&b);
+}
+
+void telemetry_record(struct request *rq, int status)
+{
+    struct indexer *x = rq->loop->indexer;
+    struct telemetry *t = &x->telemetry;
+    uint64_t ns = kvr_now_ns(kvr_clock_monotonic()) - rq->started_ns, edge = 100000;
+    size_t m = 0, bucket = 0;
+    while (m < METHODS - 1 && strcmp(rq->method, methods[m]) != 0) m++;
+    while (bucket < DURATION_BUCKETS && ns > edge) {
+        bucket++;
+        edge *= 2;
+    }
+    if (rq->at != AT_METRICS) {
+        atomic_fetch_add_explicit(&t->requests[rq->at][m], 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&t->buckets[rq->at][bucket], 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&t->sum_ns[rq->at], ns, memory_order_relaxed);
+        if (status >= 400) atomic_fetch_add_explicit(&t->errors[rq->at][status >= 500], 1, memory_order_relaxed);
+    }
+    log_request(x, rq, status, ns);
+}
+
+/* ---- /metrics ------------------------------------------------------------------------------------------------ */
+
+static uint64_t load(const _Atomic uint64_t *v)
+{
+    return atomic_load_explicit(v, memory_order_relaxed);
+}
+
+static void head(struct kvr_buf *b, const char *name, const char *type, const char *help)
+{
+    kvr_buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void single(struct kvr_buf *b, const char *name, const char *type, const char *help, double v)
+{
+    head(b, name, type, help);
+    kvr_buf_printf(b, "%s %.15g\n", name, v);
+}
+
+static void write_requests(const struct telemetry *t, struct kvr_buf *b)
+{
+    head(b, "dynamo_kvindexer_request_duration_seconds", "histogram", "Duration of HTTP requests");
+    for (size_t e = 0; e < ENDPOINTS; e++) {
+        uint64_t n = 0;
+        double edge = 0.0001;
+        for (size_t i = 0; i <= DURATION_BUCKETS; i++) n += load(&t->buckets[e][i]);
+        if (!n) continue;
+        n = 0;
+        for (size_t i = 0; i < DURATION_BUCKETS; i++, edge *= 2) {
+            n += load(&t->buckets[e][i]);
+            kvr_buf_printf(b, "dynamo_kvindexer_request_duration_seconds_bucket{endpoint=\"%s\",le=\"%.10g\"} %llu\n", paths[e], edge,
+                           (unsigned long long)n);
+        }
+        n += load(&t->buckets[e][DURATION_BUCKETS]);
+        kvr_buf_printf(b,
+                       "dynamo_kvindexer_request_duration_seconds_bucket{endpoint=\"%s\",le=\"+Inf\"} %llu\n"
+                       "dynamo_kvindexer_request_duration_seconds_sum{endpoint=\"%s\"} %.9g\n"
+                       "dynamo_kvindexer_request_duration_seconds_count{endpoint=\"%s\"} %llu\n",
+                       paths[e], (unsigned long long)n, paths[e], (double)load(&t->sum_ns[e]) / 1e9, paths[e], (unsigned long long)n);
+    }
+    head(b, "dynamo_kvindexer_requests_total", "counter", "HTTP requests");
+    for (size_t e = 0; e < ENDPOINTS; e++)
+        for (size_t m = 0; m < METHODS; m++)
+            if (load(&t->requests[e][m]))
+                kvr_buf_printf(b, "dynamo_kvindexer_requests_total{endpoint=\"%s\",method=\"%s\"} %llu\n", paths[e], methods[m],
+                               (unsigned long long)load(&t->requests[e][m]));
+    head(b, "dynamo_kvindexer_errors_total", "counter", "HTTP requests that were answered with an error");
+    for (size_t e = 0; e < ENDPOINTS; e++)
+        for (size_t k = 0; k < 2; k++)
+            if (load(&t->errors[e][k]))
+                kvr_buf_printf(b, "dynamo_kvindexer_errors_total{endpoint=\"%s\",status_class=\"%s\"} %llu\n", paths[e], k ? "5xx" : "4xx",
+                               (unsigned long long)load(&t->errors[e][k]));
+}
+
+static void write_events(const struct telemetry *t, struct kvr_buf *b)
+{
+    static const char *const kinds[] = {"stored", "removed", "cleared"};
+    static const char *const names[] = {"dynamo_kvrouter_kv_cache_events_applied", "kvroute_events_applied_total"};
+    for (size_t k = 0; k < 2; k++) {
+        head(b, names[k], "counter", "KV events by their outcome");
+        for (size_t e = 0; e < 3; e++)
+            for (size_t f = 0; f < 2; f++)
+                kvr_buf_printf(b, "%s{event_type=\"%s\",status=\"%s\"} %llu\n", names[k], kinds[e], f ? "failed" : "ok",
+                               (unsigned long long)load(&t->events[e][f]));
+    }
+}
+
+static void write_views(struct indexer *x, struct kvr_buf *b)
+{
+    static const char *const states[] = {"pending", "active", "paused", "failed"};
+    size_t n, counts[4] = {0};
+    struct kvr_view_status *st = catalogue_statuses(x, &n);
+    for (size_t i = 0; i < n; i++)
+        for (size_t s = 0; s < 4; s++) counts[s] += strcmp(listener_state(&st[i]), states[s]) == 0;
+    head(b, "dynamo_kvindexer_listeners", "gauge", "Listeners by their state");
+    for (size_t s = 0; s < 4; s++) kvr_buf_printf(b, "dynamo_kvindexer_listeners{status=\"%s\"} %zu\n", states[s], counts[s]);
+    head(b, "kvroute_view_trusted", "gauge", "1: the view is known to be whole");
+    for (size_t i = 0; i < n; i++)
+        kvr_buf_printf(b, "kvroute_view_trusted{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,
+                       st[i].worker.dp_rank, st[i].trusted);
+    static const struct {
+        const char *name;
+        size_t at;
+    } counters[] = {
+#define VIEW_COUNTER(field) {#field, offsetof(struct kvr_view_status, field)},
+        KVR_INGEST_COUNTERS(VIEW_COUNTER)
+#undef VIEW_COUNTER
+    };
+    for (size_t c = 0; c < KVR_ARRAY_LEN(counters); c++) {
+        uint64_t sum = 0;
+        char name[96];
+        for (size_t i = 0; i < n; i++) {
+            uint64_t v;
+            memcpy(&v, (const char *)&st[i] + counters[c].at, sizeof v);
+            sum += v;
+        }
+        snprintf(name, sizeof name, "kvroute_ingest_%s_total", counters[c].name);
+        single(b, name, "counter", "Of the listeners there are now", (double)sum);
+    }
+    head(b, "kvroute_ingest_filtered_total", "counter", "Events left out, by the reason");
+#define FILTERED(field)                                                                                                                    \
+    {                                                                                                                                      \
+        uint64_t sum = 0;                                                                                                                  \
+        for (size_t i = 0; i < n; i++) sum += st[i].filtered.field;                                                                        \
+        kvr_buf_printf(b, "kvroute_ingest_filtered_total{reason=\"" #field "\"} %llu\n", (unsigned long long)sum);                         \
+    }
+    KVR_ENGINE_COUNTERS(FILTERED)
+#undef FILTERED
+    free(st);
+}
+
+static void write_index(struct indexer *x, struct kvr_buf *b)
+{
+    size_t n;
+    struct partition **list = catalogue_list(x, &n);
+    struct kvr_index_stats sum = {0};
+    for (size_t i = 0; i < n; i++) {
+        struct kvr_index_stats s;
+        kvr_index_stats(list[i]->index, &s);
+        sum.bytes += s.bytes;
+        sum.blocks += s.blocks;
+        sum.nodes += s.nodes;
+        sum.ranks += s.ranks;
+        sum.lower_tier_blocks += s.lower_tier_blocks;
+        sum.evicted_bytes += s.evicted_bytes;
+        sum.duplicate_stores += s.duplicate_stores;
+        sum.no_memory += s.no_memory;
+        partition_unref(list[i]);
+    }
+    free(list);
+    single(b, "kvroute_index_bytes", "gauge", "Memory of the indexes", (double)sum.bytes);
+    single(b, "kvroute_index_bytes_max", "gauge", "Cap on it; 0: none", (double)x->o->max_bytes);
+    single(b, "kvroute_index_blocks", "gauge", "(block, holder) pairs", (double)sum.blocks);
+    single(b, "kvroute_index_distinct_blocks", "gauge", "Distinct blocks", (double)sum.nodes);
+    single(b, "kvroute_index_lower_tier_blocks", "gauge", "(block, holder) pairs of the lower tiers", (double)sum.lower_tier_blocks);
+    single(b, "kvroute_index_evicted_blocks_total", "counter", "(block, holder) pairs given up for the cap", (double)sum.evicted_bytes);
+    single(b, "kvroute_index_no_memory_total", "counter", "Stores that found no memory", (double)sum.no_memory);
+    head(b, "dynamo_kvrouter_kv_cache_event_warnings", "counter", "Events that were odd but harmless");
+    kvr_buf_printf(b, "dynamo_kvrouter_kv_cache_event_warnings{warning_kind=\"duplicate_store\"} %zu\n", (size_t)sum.duplicate_stores);
+}
+
+void telemetry_write(struct indexer *x, struct kvr_buf *b)
+{
+    const struct telemetry *t = &x->telemetry;
+    pthread_mutex_lock(&x->lock);
+    size_t models = x->partitions_n, workers = x->instances_n;
+    pthread_mutex_unlock(&x->lock);
+    write_requests(t, b);
+    single(b, "dynamo_kvindexer_models", "gauge", "Partitions (model, routing group)", (double)models);
+    single(b, "dynamo_kvindexer_workers", "gauge", "Registered instances", (double)workers);
+    write_views(x, b);
+    write_events(t, b);
+    write_index(x, b);
+    single(b, "kvroute_refused_keys_total", "counter", "Requests without a valid key", (double)load(&t->refused_keys));
+    single(b, "kvroute_peer_recoveries_total", "counter", "Dumps of peers that were taken over", (double)load(&t->peer_recoveries));
+    single(b, "kvroute_peer_failures_total", "counter", "Dumps of peers that failed", (double)load(&t->peer_failures));
+    single(b, "kvroute_engine_recoveries_total", "counter", "Snapshots of engines that were taken over",
+           (double)load(&t->engine_recoveries));
+    single(b, "kvroute_engine_recovery_failures_total", "counter", "Snapshots of engines that failed",
+           (double)load(&t->engine_recovery_failures));
+    single(b, "kvroute_snapshots_total", "counter", "Snapshots written", (double)load(&t->snapshots));
+    single(b, "kvroute_snapshot_failures_total", "counter", "Snapshots that could not be written", (double)load(&t->snapshot_failures));
+    single(b, "kvroute_snapshot_bytes", "gauge", "Size of the last snapshot", (double)load(&t->snapshot_bytes));
+    single(b, "kvroute_snapshot_milliseconds", "gauge", "Time the last snapshot took", (double)load(&t->snapshot_ms));
+    single(b, "kvroute_ready", "gauge", "1: recovery is over", atomic_load(&x->ready));
+}

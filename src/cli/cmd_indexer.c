@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "app/indexer/indexer.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+
+#define AT(field) offsetof(struct indexer_options, field)
+
+static const struct option_row rows[] = {
+    {"config", OPT_STRING, AT(config), NULL, 0, 0, "FILE", "YAML file of these options", NULL},
+    {"bind", OPT_STRING, AT(bind), "127.0.0.1", 0, 0, "ADDRESS", "address to listen on; 0.0.0.0 for every one", NULL},
+    {"port", OPT_U64, AT(port), "8090", 1, 65535, NULL, "HTTP port", NULL},
+    {"threads", OPT_U64, AT(threads), "4", 1, 64, NULL, "event loops that answer HTTP", NULL},
+    {"block-size", OPT_U64, AT(block_size), "0", 0, 65536, NULL, "tokens per KV block of the workers given by --workers", NULL},
+    {"workers", OPT_STRING, AT(workers), NULL, 0, 0, "LIST", "comma list of instance_id[:dp_rank]=zmq_endpoint to follow from the start",
+     NULL},
+    {"model-name", OPT_STRING, AT(model), "default", 0, 0, "NAME", "model of those workers", NULL},
+    {"routing-group", OPT_STRING, AT(group), "default", 0, 0, "NAME", "routing group of those workers", NULL},
+    {"peers", OPT_STRING, AT(peers), NULL, 0, 0, "LIST", "comma list of other indexers' URLs, asked when engines cannot tell", NULL},
+    {"min-initial-workers", OPT_U64, AT(min_workers), "0", 0, 1e6, NULL, "/ready waits for that many registered workers", NULL},
+    {"restore-timeout", OPT_DOUBLE, AT(restore_timeout), "10", 0.05, 86400, NULL,
+     "seconds a replay may be silent before a view is declared untrusted", NULL},
+    {"data-dir", OPT_STRING, AT(data_dir), NULL, 0, 0, "DIR", "keep registrations and content here, and go on from them after a restart",
+     NULL},
+    {"snapshot-interval", OPT_DOUBLE, AT(snapshot_interval), "30", 0.05, 86400, NULL, "seconds between snapshots of the content", NULL},
+    {"max-bytes", OPT_SIZE, AT(max_bytes), "0", 0, 0, NULL,
+     "cap on the memory of the indexes, in equal parts per partition, kept by giving up what is least recently used; 0 = none", NULL},
+    {"api-key-file", OPT_STRING, AT(api_key_file), NULL, 0, 0, "FILE",
+     "one key a line; every route but /health and /ready then needs Authorization: Bearer KEY. The first is sent to peers", NULL},
+    {"access-log", OPT_STRING, AT(access_log), NULL, 0, 0, "FILE", "one JSON object per request; POST /reopen_logs after a rotation", NULL},
+    {"trace-id-header", OPT_STRING, AT(trace_header), "x-trace-id", 0, 0, "NAME", "request header that becomes the log's trace_id", NULL},
+    {"access-log-local-time", OPT_BOOL, AT(local_time), "false", 0, 0, NULL, "local time in the access log instead of UTC", NULL},
+    {"tenant-as-group", OPT_BOOL, AT(tenant_as_group), "false", 0, 0, NULL,
+     "tenant_id partitions as routing_group does, for older clients; else it is ignored", NULL},
+    {"tree-sizes", OPT_BOOL, AT(tree_sizes), "false", 0, 0, NULL, "add tree_sizes to the answers of queries, for older clients", NULL},
+    {"test-endpoints", OPT_BOOL, AT(test_endpoints), "false", 0, 0, NULL, "serve /test/pause_listener and /test/resume_listener", NULL},
+    {"max-body-size", OPT_SIZE, AT(max_body_size), "8MiB", 0, 0, NULL, "largest body of a query; other bodies: 2 MiB", NULL},
+    {"max-connections", OPT_U64, AT(max_connections), "16384", 1, 1e6, NULL, "client connections per thread", NULL},
+};
+
+static const char usage[] =
+    "usage: kvroute indexer [options]\n\n"
+    "Follows the KV events of engines and answers who holds which blocks: POST /register a worker, POST /query tokens.\n"
+    "The API is that of Dynamo's standalone indexer. SIGTERM exits with 0.\n";
+
+static bool is_truthy(const char *s)
+{
+    return s && (strcmp(s, "1") == 0 || strcasecmp(s, "true") == 0 || strcasecmp(s, "yes") == 0 || strcasecmp(s, "on") == 0);
+}
+
+/* The names that Dynamo's indexer reads. */
+static void read_original_environment(struct indexer_options *o)
+{
+    const char *n = getenv("DYN_ROUTER_MIN_INITIAL_WORKERS");
+    if (n && !o->min_workers) o->min_workers = strtoull(n, NULL, 10);
+    if (is_truthy(getenv("DYN_KV_INDEXER_TEST_ENDPOINTS"))) o->test_endpoints = true;
+}
+
+int cmd_indexer(int argc, char **argv)
+{
+    struct indexer_options o = {0};
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    if (rc == 0 && o.workers && o.workers[0] && !o.block_size) {
+        fprintf(stderr, "kvroute indexer: --block-size is required when --workers is specified\n");
+        rc = 2;
+    }
+    if (rc == 0) {
+        read_original_environment(&o);
+        rc = indexer_main(&o);
+    } else if (rc == 1) {
+        rc = 0;
+    }
+    options_free(rows, sizeof rows / sizeof *rows, &o);
+    return rc;
+}

@@ -1,0 +1,593 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvroute indexer`: every route and status code, events with faults, restarts, peers, protection."""
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from conftest import BINARY, SLOW, Indexer, Mock, call, free_ports, local_hashes, wait_for
+from fleet_model import BS, Fleet
+
+TOKENS = list(range(100, 132))  # 8 blocks of 4
+
+
+@pytest.fixture
+def fleet_of():
+    made = []
+
+    def make(*a, **kw):
+        made.append(Fleet(*a, **kw))
+        return made[-1]
+    yield make
+    for f in made:
+        f.close()
+
+
+@pytest.fixture
+def one(start, engine):
+    """An indexer that follows one engine, which has stored two blocks."""
+    ix, e = start(Indexer, "--test-endpoints"), engine()
+    ix.register(7, e)
+    e.until("trusted", ix.trusted)
+    e.stored([1, 2], TOKENS[:8])
+    wait_for("stored", lambda: ix.scores(TOKENS) == {(7, 0): 8})
+    return ix, e
+
+
+# ---- registration ----------------------------------------------------------------------------------------------
+
+def test_registration_and_its_conflicts(start, engine):
+    ix, e = start(Indexer), engine()
+    assert ix.get("/workers") == []
+    assert ix.register(7, e) == {"status": "ok"}
+    assert ix.register(7, e, status=409) == {"error": "instance 7 dp_rank 0 already registered"}
+    assert ix.register(7, e, model="other", status=409) == {"error": "instance 7 is already registered for model=m routing_group=default"}
+    assert ix.register(8, e, block_size=16, status=409) == {
+        "error": "block_size mismatch for model=m routing_group=default: existing=4, requested=16"}
+    ix.register(7, e, rank=1)
+    ix.register(9, e, routing_group="g2", block_size=16)
+    w = {x["instance_id"]: x for x in ix.get("/workers")}
+    assert w[7]["endpoints"].keys() == {"0", "1"} and w[9]["routing_group"] == "g2" and w[9]["source"] == "zmq"
+    assert [x["instance_id"] for x in ix.get("/workers?routing_group=g2&model_name=m")] == [9]
+    assert ix.get("/workers?model_name=nobody") == []
+
+
+def test_unregister(start, engine):
+    ix, e = start(Indexer), engine()
+    for rank in (0, 1):
+        ix.register(7, e, rank=rank)
+    un = lambda status, **b: ix.post("/unregister", {"instance_id": 7, "model_name": "m", **b}, status)
+    assert un(404, instance_id=8) == {"error": "instance 8 not found"}
+    assert un(404, routing_group="default", dp_rank=5) == {"error": "instance 7 dp_rank 5 not found"}
+    assert un(404, routing_group="g2") == {"error": "instance 7 is registered for model=m routing_group=default"}
+    assert un(200, routing_group="default", dp_rank=1) == {"status": "ok"}
+    assert ix.get("/workers")[0]["endpoints"].keys() == {"0"}
+    assert ix.post("/query", {"token_ids": [1], "model_name": "m"})["scores"] == {}
+    un(200, dp_rank=9)  # without a group the whole instance goes, whatever rank is named
+    assert ix.get("/workers") == []
+    assert ix.post("/query", {"token_ids": [1], "model_name": "m"}, 404) == {"error": "no indexer for model=m routing_group=default"}
+
+
+@pytest.mark.parametrize("endpoint,status", [("tcp://h:1", 201), ("tcp://*:5558", 201), ("ipc:///tmp/kvroute-no-such", 201),
+                                             ("tcp://h", 400), ("tcp://:5", 400), ("http://h:1", 400), ("h:1", 400), ("tcp://h:99999", 400)])
+def test_endpoints_are_checked(start, endpoint, status):
+    ix = start(Indexer)
+    body = {"instance_id": 1, "model_name": "m", "block_size": 4}
+    # what cannot be connected to from here, like a star, is refused when it is tried
+    assert ix.call("POST", "/register", {**body, "endpoint": endpoint}).status in ((201, 400) if "*" in endpoint else (status,))
+    if status == 400:
+        r = ix.call("POST", "/register", {**body, "endpoint": "tcp://127.0.0.1:5", "replay_endpoint": endpoint})
+        assert r.status == 400 and r.json()["error"].startswith(f"invalid replay endpoint `{endpoint}`")
+
+
+# ---- bad requests ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("path", ["/register", "/unregister", "/query", "/query_by_hash", "/register_peer", "/deregister_peer",
+                                  "/test/pause_listener"])
+def test_bad_bodies(start, path):
+    ix = start(Indexer, "--test-endpoints")
+    json_type = {"Content-Type": "application/json"}
+    assert call(ix.port, "POST", path, b"{", json_type).status == 400
+    assert call(ix.port, "POST", path, b"[]", json_type).status == 422
+    assert call(ix.port, "POST", path, b"{}", json_type).status == 422
+    assert call(ix.port, "POST", path, b"{}", {"Content-Type": "text/plain"}).status == 415
+    assert call(ix.port, "GET", path).status == 405
+    big = 9 << 20 if path.startswith("/query") else 3 << 20
+    assert call(ix.port, "POST", path, b" " * big, json_type).status == 413
+    assert call(ix.port, "POST", "/no/such", b"{}", json_type).status == 404
+    for r in (call(ix.port, "POST", path, b"{", json_type), call(ix.port, "GET", "/nowhere")):
+        assert set(r.json()) == {"error"}
+    assert ix.metric("dynamo_kvindexer_errors_total") > 0
+
+
+def test_bad_values(start, engine):
+    ix, e = start(Indexer), engine()
+    ix.register(1, e)
+    bad = [("/query", {"token_ids": [-1], "model_name": "m"}), ("/query", {"token_ids": ["a"], "model_name": "m"}),
+           ("/query", {"token_ids": 5, "model_name": "m"}), ("/query", {"token_ids": [1], "model_name": 5}),
+           ("/query", {"token_ids": [1 << 32], "model_name": "m"}), ("/query_by_hash", {"block_hashes": [1.5], "model_name": "m"}),
+           ("/register", {"instance_id": -1, "endpoint": "tcp://a:1", "model_name": "m", "block_size": 4})]
+    for path, body in bad:
+        ix.post(path, body, 422)
+    ix.post("/register", {"instance_id": 2, "endpoint": "tcp://a:1", "model_name": "m", "block_size": 0}, 400)
+    assert "already include the salt" in ix.post("/query_by_hash", {"block_hashes": [1], "model_name": "m", "cache_salt": ""}, 400)["error"]
+    assert ix.post("/query_by_hash", {"block_hashes": [1], "model_name": "m", "cache_salt": None})["scores"] == {}
+
+
+# ---- queries ---------------------------------------------------------------------------------------------------
+
+def test_both_queries_give_tokens(one):
+    ix, e = one
+    want = {"scores": {"7": {"0": 8}}, "frequencies": [1, 1],
+            "instances": {"7": {"longest_matched": 8, "gpu": 8, "dp": {"0": 8}, "cpu": 8, "disk": 8}}}
+    assert ix.post("/query", {"token_ids": TOKENS, "model_name": "m"}) == want
+    signed = [h - (1 << 64) if h >> 63 else h for h in local_hashes(TOKENS, 4)]
+    assert ix.post("/query_by_hash", {"block_hashes": signed, "model_name": "m"}) == want
+    assert ix.post("/query_by_hash", {"block_hashes": local_hashes(TOKENS, 4), "model_name": "m"}) == want
+    assert ix.post("/query", {"token_ids": TOKENS[:7], "model_name": "m"})["scores"] == {"7": {"0": 4}}  # a partial tail is dropped
+    assert ix.post("/query", {"token_ids": [], "model_name": "m"})["scores"] == {}
+    assert ix.scores(TOKENS, cache_salt="x") == {} and ix.scores(TOKENS, lora_name="x") == {}
+    assert "untrusted" not in ix.post("/query", {"token_ids": TOKENS, "model_name": "m"})
+    assert ix.post("/query?detail=1", {"token_ids": TOKENS, "model_name": "m"})["untrusted"] == []
+
+
+def test_lower_tiers_add_up(one):
+    ix, e = one
+    store = lambda names, frm, to, parent, medium: e.send(e.batch(["BlockStored", names, parent, TOKENS[frm * 4:to * 4], 4, None, medium, None]))
+    store([3, 4], 2, 4, 2, "CPU")
+    store([5], 4, 5, 4, "DISK")
+    store([6], 5, 6, 5, "EXTERNAL")
+    want = {"longest_matched": 24, "gpu": 8, "dp": {"0": 8}, "cpu": 16, "disk": 24}
+    wait_for("tiers", lambda: ix.post("/query", {"token_ids": TOKENS, "model_name": "m"})["instances"] == {"7": want})
+    assert ix.scores(TOKENS) == {(7, 0): 8}
+    e.send(e.batch(["BlockRemoved", [6], "EXTERNAL"]))
+    wait_for("removed", lambda: ix.post("/query", {"token_ids": TOKENS, "model_name": "m"})["instances"]["7"]["disk"] == 20)
+    tiers = {ev["storage_tier"] for ev in ix.get("/dump")["m:default"]["events"]}
+    assert tiers == {"device", "host_pinned", "disk"}
+
+
+def test_ranks_are_multiplexed(one):
+    """A batch's own rank counts; only the whole instance can be unregistered with it."""
+    ix, e = one
+    e.send(e.batch(["BlockStored", [1, 2, 3], None, TOKENS[:12], 4, None, "GPU", None], rank=3))
+    wait_for("rank 3", lambda: ix.scores(TOKENS) == {(7, 0): 8, (7, 3): 12})
+    r = ix.post("/query", {"token_ids": TOKENS, "model_name": "m"})
+    assert r["frequencies"] == [2, 2, 1] and r["instances"]["7"]["gpu"] == 12 and r["instances"]["7"]["dp"] == {"0": 8, "3": 12}
+    ix.post("/unregister", {"instance_id": 7, "model_name": "m", "routing_group": "default", "dp_rank": 3}, 404)
+    ix.post("/unregister", {"instance_id": 7, "model_name": "m"})
+    ix.post("/query", {"token_ids": TOKENS, "model_name": "m"}, 404)
+
+
+def test_tree_sizes_and_tenants(start, engine):
+    ix, e = start(Indexer, "--tree-sizes", "--tenant-as-group"), engine()
+    ix.register(1, e, tenant_id="t1")
+    e.until("trusted", ix.trusted)
+    e.stored([1, 2], TOKENS[:8])
+    ask = lambda **b: ix.call("POST", "/query", {"token_ids": TOKENS[:4], "model_name": "m", **b})
+    wait_for("stored", lambda: ask(tenant_id="t1").json()["scores"])
+    assert ask(tenant_id="t1").json()["tree_sizes"] == {"1": {"0": 2}}
+    assert ask().status == 404 and ask(tenant_id="t2").status == 404
+    assert ask(tenant_id="t2", routing_group="t1").status == 200  # the group wins
+    plain = start(Indexer)
+    plain.register(1, e, tenant_id="t1")
+    assert plain.get("/workers")[0]["routing_group"] == "default"
+
+
+def test_a_wrong_block_size_is_a_warning(one):
+    ix, e = one
+    e.stored([11], TOKENS[:16], block_size=16)
+    l = wait_for("warning", lambda: (x := ix.listeners()[(7, 0)]).get("warning") and x)
+    assert "block_size" in l["warning"] and l["block_size_mismatches"] == 1 and not l["trusted"]
+    assert ix.post("/query?detail=1", {"token_ids": TOKENS, "model_name": "m"})["untrusted"][0]["instance_id"] == 7
+
+
+# ---- listeners -------------------------------------------------------------------------------------------------
+
+def test_pause_and_resume(one):
+    ix, e = one
+    who = {"instance_id": 7}
+    assert ix.post("/test/resume_listener", who, 409) == {"error": "instance 7 dp_rank 0 cannot be resumed from status active"}
+    ix.post("/test/pause_listener", who)
+    assert ix.get("/workers")[0]["status"] == "paused"
+    assert ix.post("/test/pause_listener", who, 409) == {"error": "instance 7 dp_rank 0 cannot be paused from status paused"}
+    e.stored([3], TOKENS[8:12], parent=2)  # nobody hears it
+    ix.post("/test/resume_listener", who)
+    e.until("replayed", lambda: ix.scores(TOKENS) == {(7, 0): 12})
+    e.until("trusted", ix.trusted)
+    ix.post("/test/pause_listener", {"instance_id": 9}, 404)
+    ix.post("/test/pause_listener", {"instance_id": 7, "dp_rank": 4}, 404)
+
+
+def test_test_routes_are_behind_a_switch(start):
+    assert start(Indexer).call("POST", "/test/pause_listener", {"instance_id": 1}).status == 404
+    by_env = start(Indexer, env={"DYN_KV_INDEXER_TEST_ENDPOINTS": "yes"})
+    assert by_env.call("POST", "/test/pause_listener", {"instance_id": 1}).json() == {"error": "instance 1 not found"}
+
+
+def test_ready_waits_for_workers(start, engine):
+    ix = start(Indexer, "--min-initial-workers", 1, ready=False)
+    wait_for("reason", lambda: "0 of 1" in ix.get("/ready", 503)["error"])
+    assert ix.call("GET", "/health").body == b"" and ix.call("GET", "/workers").headers["x-kvroute-recovering"] == "1"
+    e = engine()
+    ix.register(1, e)
+    e.until("ready", lambda: ix.call("GET", "/ready").status == 200)
+    assert "x-kvroute-recovering" not in ix.call("GET", "/workers").headers
+
+
+def test_initial_workers(start, engine):
+    e = engine()
+    ix = start(Indexer, "--block-size", 4, "--workers", f"5:2=tcp://127.0.0.1:{e.events}, ,", "--model-name", "mm", "--routing-group", "gg")
+    w = ix.get("/workers")[0]
+    assert (w["instance_id"], w["model_name"], w["routing_group"], list(w["endpoints"])) == (5, "mm", "gg", ["2"])
+
+
+@pytest.mark.parametrize("args,text", [
+    (["--workers", "5=tcp://a:1"], "--block-size is required when --workers is specified"),
+    (["--block-size", 4, "--workers", "5"], "invalid worker entry `5`; expected worker_id[:dp_rank]=endpoint"),
+    (["--block-size", 4, "--workers", "x=tcp://a:1"], "invalid worker id in `x=tcp://a:1`"),
+    (["--block-size", 4, "--workers", "5:y=tcp://a:1"], "invalid dp_rank in `5:y=tcp://a:1`"),
+    (["--peers", "ftp://x"], "--peers: bad value 'ftp://x'"),
+    (["--api-key-file", "/no/such"], "no key in '/no/such'"),
+    (["--access-log", "/no/such/file"], "cannot open '/no/such/file'"),
+    (["--data-dir", "/proc/none"], "cannot make '/proc/none'"),
+])
+def test_start_up_errors(args, text):
+    p = subprocess.run([BINARY, "indexer", "--port", str(free_ports()), *map(str, args)], capture_output=True, text=True, timeout=30 * SLOW)
+    assert p.returncode != 0 and text in p.stderr, p.stderr
+
+
+# ---- protection, logs ------------------------------------------------------------------------------------------
+
+def test_keys(start, tmp_path):
+    f = tmp_path / "keys"
+    f.write_text("# two of them\nalpha-key\nbeta-key\n")
+    ix = start(Indexer, "--api-key-file", f)
+    for path in ("/workers", "/metrics", "/dump", "/peers", "/nowhere"):
+        assert call(ix.port, "GET", path).status == 401
+        for wrong in ("Bearer alpha-ke", "Bearer alpha-keyy", "Bearer ", "alpha-key", "Basic alpha-key"):
+            r = call(ix.port, "GET", path, headers={"Authorization": wrong})
+            assert r.status == 401 and r.headers["www-authenticate"] == "Bearer" and b"workers" not in r.body
+    for key in ("alpha-key", "beta-key"):
+        assert call(ix.port, "GET", "/workers", headers={"Authorization": f"Bearer {key}"}).status == 200
+    assert call(ix.port, "GET", "/health").status == 200 and call(ix.port, "GET", "/ready").status == 200
+    ix.key = "beta-key"
+    assert ix.metric("kvroute_refused_keys_total") == 30
+
+
+def test_access_log(start, tmp_path):
+    log = tmp_path / "access.log"
+    ix = start(Indexer, "--access-log", log)
+    ix.call("POST", "/query", {"token_ids": [1], "model_name": "mo"}, {"x-trace-id": "abc"})
+    line = json.loads(log.read_text().splitlines()[-1])
+    assert line["ts"].endswith("Z") and isinstance(line.pop("duration_ms"), float) and line.pop("ts")
+    assert line == {"trace_id": "abc", "method": "POST", "path": "/query", "model": "mo", "status": 404}
+    log.rename(tmp_path / "old.log")
+    assert ix.post("/reopen_logs") == {"status": "ok"}
+    ix.get("/peers")
+    assert [json.loads(l)["path"] for l in log.read_text().splitlines()] == ["/reopen_logs", "/peers"]
+    (tmp_path / "gone").mkdir()
+
+
+def test_metrics_names(one):
+    ix, e = one
+    text = ix.call("GET", "/metrics").body.decode()
+    for want in ('dynamo_kvindexer_requests_total{endpoint="/query",method="POST"}', "dynamo_kvindexer_models 1", "dynamo_kvindexer_workers 1",
+                 'dynamo_kvindexer_listeners{status="active"} 1', 'dynamo_kvindexer_listeners{status="failed"} 0',
+                 'dynamo_kvindexer_request_duration_seconds_bucket{endpoint="/query",le="0.0001"}',
+                 'dynamo_kvrouter_kv_cache_events_applied{event_type="stored",status="ok"} 1', 'kvroute_view_trusted{worker_id="7",dp_rank="0"} 1'):
+        assert want in text, want
+    assert 'endpoint="/metrics"' not in text
+    assert ix.post("/debug/validate") == {"status": "ok"}
+
+
+# ---- events with faults ----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("seed", [int(s) for s in os.environ.get("KVROUTE_SEEDS", "1,2").split(",")])
+def test_many_publishers_equal_the_model(start, fleet_of, seed):
+    publishers, batches = int(os.environ.get("KVROUTE_PUBLISHERS", "12")), int(os.environ.get("KVROUTE_BATCHES", "60"))
+    ix, f = start(Indexer), fleet_of(seed, publishers)
+    for p in f.list:
+        ix.register(p.worker, p, block_size=BS)
+    wait_for("trusted", lambda: (f.answer_replays(), ix.trusted())[1], 60)
+    f.run(batches)
+    wait_for(f"drained (seed {seed})", lambda: f.drained(ix), 120)
+    f.check(ix)
+    assert ix.post("/debug/validate") == {"status": "ok"}
+
+
+# ---- restarts ----------------------------------------------------------------------------------------------------
+
+def follow(ix, fleet, **kw):
+    for p in fleet.list:
+        ix.register(p.worker, p, block_size=BS, **kw)
+
+
+def all_trusted(ix, fleet):
+    wait_for("trusted", lambda: (fleet.answer_replays(), ix.trusted())[1], 60)
+
+
+def snapshots_of(ix):
+    return ix.metric("kvroute_snapshots_total")
+
+
+def keeper(start, tmp_path, *extra, interval=3600, **kw):
+    return start(Indexer, "--data-dir", tmp_path / "data", "--snapshot-interval", interval, "--restore-timeout", 2, *extra, **kw)
+
+
+def test_a_restart_goes_on_from_the_disk(start, fleet_of, tmp_path):
+    """Engines that do not replay: the content is back at once, not trusted, and trusted again with the next batch in sequence."""
+    f = fleet_of(3, 4)
+    ix = keeper(start, tmp_path)
+    follow(ix, f, replay=False)
+    wait_for("connected", lambda: ix.get("/workers") and all(l["status"] == "active" for l in ix.listeners().values()))
+    f.run(30, faults=False)
+    wait_for("drained", lambda: f.drained(ix))
+    f.check(ix)
+    ix.stop()
+    ix = keeper(start, tmp_path)
+    f.check(ix)
+    assert len(ix.post("/query?detail=1", {"token_ids": f.prompts[0], "model_name": "m"})["untrusted"]) == 4
+    wait_for("connected", lambda: all(l["status"] == "active" for l in ix.listeners().values()))
+    assert not ix.trusted()
+    f.run(3, faults=False)
+    wait_for("drained and trusted", lambda: f.drained(ix))
+    f.check(ix)
+
+
+def test_a_restart_is_confirmed_by_replay(start, fleet_of, tmp_path):
+    """The engine is asked for its last batch: if it is the one we know, only what came since is replayed."""
+    f = fleet_of(4, 3)
+    ix = keeper(start, tmp_path)
+    follow(ix, f)
+    all_trusted(ix, f)
+    f.run(20)
+    wait_for("drained", lambda: f.drained(ix), 60)
+    ix.stop()
+    f.run(10)  # nobody hears it
+    for p in f.list:
+        p.buffer = p.buffer[-40:]  # what is older is gone; enough is there
+    f.list[0].restart()
+    f.list[0].batch(faults=False)
+    ix = keeper(start, tmp_path)
+    wait_for("drained", lambda: f.drained(ix), 60)
+    f.check(ix)
+
+
+def test_content_of_the_disk_that_is_not_confirmed_is_not_trusted(start, fleet_of, tmp_path):
+    """The engine's buffer no longer reaches back to our place."""
+    f = fleet_of(5, 2)
+    ix = keeper(start, tmp_path)
+    follow(ix, f)
+    all_trusted(ix, f)
+    f.run(10, faults=False)
+    wait_for("drained", lambda: f.drained(ix), 60)
+    ix.stop()
+    f.run(10, faults=False)
+    for p in f.list:
+        p.buffer = p.buffer[-3:]
+    ix = keeper(start, tmp_path)
+    reason = lambda: {l.get("untrusted_reason") for l in ix.listeners().values()}
+    wait_for("not trusted", lambda: (f.answer_replays(), reason() == {"the engine's replay buffer no longer holds the whole history"})[1])
+    for p in f.list:  # never a block that is not held
+        for (w, r), n in ix.scores(f.prompts[0]).items():
+            assert n <= f.list[w - 1].held.depth(f.prompts[0]) * BS
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign", "empty", "version", "workers"])
+def test_damaged_files_are_set_aside(start, fleet_of, tmp_path, damage):
+    f = fleet_of(6, 2)
+    ix = keeper(start, tmp_path)
+    follow(ix, f, replay=False)
+    wait_for("connected", lambda: all(l["status"] == "active" for l in ix.listeners().values()))
+    f.run(5, faults=False)
+    wait_for("drained", lambda: f.drained(ix))
+    ix.stop()
+    path = tmp_path / "data" / ("workers.json" if damage == "workers" else "index.kvr")
+    good = path.read_bytes()
+    at = random.Random(1).randrange(200, len(good) - 50) if len(good) > 300 else len(good) // 2
+    path.write_bytes({"truncated": good[:at], "flipped": good[:at] + bytes([good[at] ^ 4]) + good[at + 1:], "foreign": b"#!/bin/sh\n" * 9,
+                      "empty": b"", "version": good[:8] + b"\x02" + good[9:], "workers": good.replace(b"instance_id\":1", b"instance_id\":3")}[damage])
+    ix = keeper(start, tmp_path)
+    assert "is not used: " in ix.text() and (path.parent / (path.name + ".bad-1")).exists()
+    assert len(ix.get("/workers")) == (0 if damage == "workers" else 2)
+    assert ix.scores(f.prompts[0]) == {} if damage != "workers" else True
+
+
+def test_every_flipped_byte_is_noticed(start, fleet_of, tmp_path):
+    f = fleet_of(7, 1, prompts=3, blocks=4)
+    ix = keeper(start, tmp_path)
+    follow(ix, f, replay=False)
+    wait_for("connected", lambda: all(l["status"] == "active" for l in ix.listeners().values()))
+    f.run(2, faults=False)
+    wait_for("drained", lambda: f.drained(ix))
+    ix.stop()
+    path = tmp_path / "data" / "index.kvr"
+    good = path.read_bytes()
+    for at in random.Random(7).sample(range(len(good)), 12):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 16]) + good[at + 1:])
+        ix = keeper(start, tmp_path)
+        bad = "is not used: " in ix.text()
+        ix.stop()
+        assert bad or 12 <= at < 16, at  # four reserved bytes of the head
+    path.write_bytes(good)
+
+
+def test_a_full_disk_and_a_read_only_directory(start, fleet_of, tmp_path):
+    f = fleet_of(8, 2)
+    ix = keeper(start, tmp_path, interval=0.1)
+    follow(ix, f)
+    all_trusted(ix, f)
+    f.run(5, faults=False)
+    wait_for("drained", lambda: f.drained(ix))
+    n = snapshots_of(ix)
+    wait_for("a snapshot with it", lambda: snapshots_of(ix) > n + 1)
+    good = (tmp_path / "data" / "index.kvr").read_bytes()
+    (tmp_path / "data" / "index.kvr.tmp").mkdir()  # nothing can be written there any more
+    wait_for("failures", lambda: ix.metric("kvroute_snapshot_failures_total") > 2)
+    assert ix.text().count("cannot write") == 1 and (tmp_path / "data" / "index.kvr").read_bytes() == good
+    f.check(ix)
+    (tmp_path / "data" / "index.kvr.tmp").rmdir()
+    n = snapshots_of(ix)
+    wait_for("written again", lambda: snapshots_of(ix) > n)
+
+
+# ---- peers -------------------------------------------------------------------------------------------------------
+
+def test_a_new_replica_takes_over_from_a_peer(start, fleet_of):
+    """Engines without replay: a replica that joins late knows all, exactly, from its peer, and goes on from its place."""
+    f = fleet_of(9, 4)
+    a = start(Indexer)
+    follow(a, f, replay=False)
+    wait_for("connected", lambda: all(l["status"] == "active" for l in a.listeners().values()))
+    f.run(20, faults=False)
+    wait_for("drained", lambda: f.drained(a))
+    b = start(Indexer, "--peers", f"http://127.0.0.1:{a.port}")
+    f.check(b)  # of workers that are not registered here yet
+    follow(b, f, replay=False)
+    wait_for("connected", lambda: all(l["status"] == "active" for l in b.listeners().values()))
+    f.run(5, faults=False)
+    wait_for("both drained", lambda: f.drained(a) and f.drained(b))
+    f.check(a)
+    f.check(b)
+
+
+def test_a_lost_view_comes_back_from_a_peer(start, fleet_of):
+    f = fleet_of(10, 2)
+    a, b = start(Indexer), start(Indexer, "--test-endpoints")
+    for ix in (a, b):
+        follow(ix, f, replay=False)
+        wait_for("connected", lambda: all(l["status"] == "active" for l in ix.listeners().values()))
+    assert b.post("/register_peer", {"url": f"http://127.0.0.1:{a.port}"}, 201) == {"status": "ok"}
+    assert b.get("/peers") == [f"http://127.0.0.1:{a.port}"]
+    f.run(10, faults=False)
+    wait_for("both drained", lambda: f.drained(a) and f.drained(b))
+    b.post("/test/pause_listener", {"instance_id": 1})
+    f.run(5, faults=False)  # b misses those of 1
+    b.post("/test/resume_listener", {"instance_id": 1})
+    wait_for("connected", lambda: b.listeners()[(1, 0)]["status"] == "active")
+    f.run(2, faults=False)
+    wait_for("b is whole again", lambda: f.drained(a) and f.drained(b), 20)
+    f.check(b)
+    assert b.metric("kvroute_peer_recoveries_total") >= 1
+    b.post("/deregister_peer", {"url": f"http://127.0.0.1:{a.port}"})
+    assert b.post("/deregister_peer", {"url": "http://x"}, 404) == {"error": "peer not found"}
+
+
+def test_two_cold_replicas_do_not_wait_for_each_other(start):
+    ports = free_ports(2)
+    a = start(Indexer, "--peers", f"http://127.0.0.1:{ports + 1}", port=ports, ready=False)
+    b = start(Indexer, "--peers", f"http://127.0.0.1:{ports}", port=ports + 1, ready=False)
+    for ix in (a, b):
+        wait_for("ready", lambda: ix.call("GET", "/ready").status == 200, 5)
+    silent = start(Indexer, "--peers", f"http://127.0.0.1:{free_ports()}", ready=False)
+    wait_for("ready", lambda: silent.call("GET", "/ready").status == 200, 5)
+
+
+def test_model_names_with_colons(start, engine):
+    a, e = start(Indexer), engine()
+    a.register(1, e, model="org:model%1")
+    e.until("trusted", a.trusted)
+    e.stored([1, 2], TOKENS[:8])
+    wait_for("stored", lambda: a.scores(TOKENS, model="org:model%1"))
+    assert list(a.get("/dump")) == ["org%3Amodel%251:default"]
+    b = start(Indexer, "--peers", f"http://127.0.0.1:{a.port}")
+    assert b.scores(TOKENS, model="org:model%1") == {(1, 0): 8}
+
+
+class Canned:
+    """An HTTP server that gives one answer."""
+
+    def __init__(self, body, status=200):
+        import http.server
+        class H(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            def log_message(self, *a):
+                pass
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), H)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def canned():
+    made = []
+
+    def make(*a, **kw):
+        made.append(Canned(*a, **kw))
+        return made[-1]
+    yield make
+    for c in made:
+        c.close()
+
+
+def router_event(worker, names, tokens, parent=None, **more):
+    blocks = [{"block_hash": n, "tokens_hash": h, "mm_extra_info": None} for n, h in zip(names, local_hashes(tokens, 4))]
+    return {"worker_id": worker, **more, "event": {"event_id": 1, "data": {"stored": {"parent_hash": parent, "blocks": blocks}}, "dp_rank": 0}}
+
+
+def test_dumps_of_other_indexers_are_understood(start, canned):
+    """Old and new forms, and a model name with a bare colon."""
+    old = router_event(4, [1, 2], TOKENS[:8])
+    new = router_event(5, [1], TOKENS[:4], storage_tier="device", residency_domain="worker")
+    tier = router_event(5, [2], TOKENS[4:8], parent=1, storage_tier="host_pinned")
+    dump = {"m:default": {"block_size": 4, "events": [old, new, tier]}, "a:b": {"block_size": 4, "events": []}}
+    ix = start(Indexer, "--peers", canned(json.dumps(dump).encode()).url)
+    r = ix.post("/query", {"token_ids": TOKENS, "model_name": "m"})
+    assert r["scores"] == {"4": {"0": 8}, "5": {"0": 4}} and r["instances"]["5"]["cpu"] == 8
+    assert ix.post("/query", {"token_ids": TOKENS, "model_name": "a", "routing_group": "b"})["scores"] == {}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"m:default":{"error":"no"}}', b'{"m:default":{"events":[]}}', b'{"m:default":5}',
+                                  b'{"m:default":{"block_size":4,"events":[{"worker_id":1}]}}', b'{"m":{"block_size":4,"events":[]}}',
+                                  b'{"m:default":{"block_size":4,"events":[]}', b'{"m:default":{"block_size":4,"events":[{{]}}', b"}" * 9, b"\xff\xfe"])
+def test_bad_dumps_fail_that_peer_only(start, canned, body):
+    good = json.dumps({"m:default": {"block_size": 4, "events": [router_event(4, [1, 2], TOKENS[:8])]}}).encode()
+    ix = start(Indexer, "--peers", f"{canned(body).url},{canned(b'', 500).url},{canned(good).url}")
+    assert ix.scores(TOKENS) == {(4, 0): 8} and ix.metric("kvroute_peer_failures_total") == 2
+
+
+def test_an_engines_snapshot_comes_before_the_peers(start, engine, canned):
+    """A view whose history the engine's replay has lost is whole again by its recover_endpoint."""
+    e = engine()
+    e.seq = 10  # ten batches are not in the replay buffer any more
+    tree = {"TreeDump": {"events": [router_event(0, [1, 2, 3], TOKENS[:12])], "last_event_id": 9}}
+    ix = start(Indexer)
+    ix.register(7, e, recover_endpoint=canned(json.dumps(tree).encode()).url + "/kv_recover")
+    wait_for("connected", lambda: (e.serve_replay(0.01), ix.listeners()[(7, 0)]["status"] == "active")[1])
+    e.stored([4], TOKENS[12:16], parent=3)
+    e.until("trusted", lambda: ix.trusted() and ix.scores(TOKENS) == {(7, 0): 16}, 15)
+    assert ix.metric("kvroute_engine_recoveries_total") == 1
+
+
+# ---- kills -------------------------------------------------------------------------------------------------------
+
+def test_kill_9_at_any_moment(start, fleet_of, tmp_path):
+    """With replay available every restart is right again within seconds; seeds are printed."""
+    seed, rounds = int(os.environ.get("KVROUTE_KILL_SEED", "11")), int(os.environ.get("KVROUTE_KILLS", "4"))
+    rng, f = random.Random(seed), fleet_of(seed, 6)
+    ix = keeper(start, tmp_path, interval=0.05)
+    follow(ix, f)
+    for i in range(rounds):
+        for _ in range(rng.randrange(1, 12)):
+            f.run(1)
+            f.answer_replays()
+        ix.kill()
+        f.run(2)
+        ix = keeper(start, tmp_path, interval=0.05, ready=False)
+        wait_for(f"right again (seed {seed}, round {i})", lambda: f.drained(ix), 5)
+        f.check(ix)
+        assert "is not used" not in ix.text()
+    assert ix.post("/debug/validate") == {"status": "ok"}
