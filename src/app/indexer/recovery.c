@@ -7,9 +7,10 @@
  *                                                                               +--a view is lost+
  *
  * Authority, highest first: the engine's replay (the ingest thread does that by itself), the engine's snapshot
- * (recover_endpoint), a peer's dump, our own disk. So a peer is asked only for views that are not trusted, and what it gives is
- * taken over for a view only if the peer trusts its own, and is not behind us or the engine can replay the rest: then the content at the peer's place in the stream
- * replaces ours, and the source goes on from that place. Of workers that are not registered here everything is taken.
+ * (recover_endpoint), a peer's dump, our own disk. So a peer is asked only for views that are not trusted. What it gives is
+ * taken over for a view only if the peer trusts its own, and is not behind us or the engine can replay the rest: then the
+ * content at the peer's place in the stream replaces ours, and the source goes on from there. Of workers that are not
+ * registered here everything is taken.
  * A peer without places (no "views" in its dump) fills views that have nothing; they stay untrusted.
  *
  * Everything here runs on the main loop; one question at a time.

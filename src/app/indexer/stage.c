@@ -32,7 +32,7 @@ int stage_add(struct stage *s, struct partition *p, const struct kvr_event *ev)
         return -KVR_ENOMEM;
     g->events[g->events_n] = *ev;
     g->events[g->events_n++].blocks = NULL;
-    memcpy(g->blocks + g->blocks_n, ev->blocks, ev->blocks_n * sizeof *ev->blocks);
+    if (ev->blocks_n) memcpy(g->blocks + g->blocks_n, ev->blocks, ev->blocks_n * sizeof *ev->blocks);
     g->blocks_n += ev->blocks_n;
     return 0;
 }
