@@ -31,6 +31,8 @@ static const struct option_row rows[] = {
      "cap on the memory of the indexes, in equal parts per partition, kept by giving up what is least recently used; 0 = none", NULL},
     {"api-key-file", OPT_STRING, AT(api_key_file), NULL, 0, 0, "FILE",
      "one key a line; every route but /health and /ready then needs Authorization: Bearer KEY. The first is sent to peers", NULL},
+    {"tls-cert", OPT_STRING, AT(tls_cert), NULL, 0, 0, "FILE", "serve HTTPS with this certificate chain (PEM); needs --tls-key", NULL},
+    {"tls-key", OPT_STRING, AT(tls_key), NULL, 0, 0, "FILE", "its private key (PEM)", NULL},
     {"access-log", OPT_STRING, AT(access_log), NULL, 0, 0, "FILE", "one JSON object per request; POST /reopen_logs after a rotation", NULL},
     {"trace-id-header", OPT_STRING, AT(trace_header), "x-trace-id", 0, 0, "NAME", "request header that becomes the log's trace_id", NULL},
     {"access-log-local-time", OPT_BOOL, AT(local_time), "false", 0, 0, NULL, "local time in the access log instead of UTC", NULL},
@@ -66,6 +68,10 @@ int cmd_indexer(int argc, char **argv)
     int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
     if (rc == 0 && o.workers && o.workers[0] && !o.block_size) {
         fprintf(stderr, "kvroute indexer: --block-size is required when --workers is specified\n");
+        rc = 2;
+    }
+    if (rc == 0 && !o.tls_cert != !o.tls_key) {
+        fprintf(stderr, "kvroute indexer: --tls-cert and --tls-key: one is missing; allowed: both or none\n");
         rc = 2;
     }
     if (rc == 0) {

@@ -9,10 +9,12 @@
 #ifndef KVR_NET_HTTP_H
 #define KVR_NET_HTTP_H
 
+#include <stdatomic.h>
 #include <uv.h>
 
 #include "base/base.h"
 #include "base/buf.h"
+#include "net/tls.h"
 
 enum {
     KVR_HTTP_HEAD_MAX = 64 * 1024,
@@ -72,6 +74,8 @@ struct kvr_http_server_config {
     bool reuse_port;
     size_t body_max, connections_max;
     double head_timeout_s, body_timeout_s, idle_timeout_s;
+    struct kvr_tls_ctx *tls;        /* NULL: plain; borrowed */
+    _Atomic uint64_t *tls_failures; /* counts handshakes that failed; shared by servers */
     struct kvr_http_handler handler;
 };
 

@@ -25,6 +25,7 @@ struct kvr_http_server {
     llhttp_settings_t settings;
     int handles; /* open handles of the server itself */
     bool draining, closed, listening;
+    char plain[64 * 1024];       /* what TLS has made of read_buffer */
     char read_buffer[64 * 1024]; /* reads are handled before the next one, so one buffer serves all */
 };
 
@@ -32,6 +33,7 @@ struct kvr_http_conn {
     uv_tcp_t tcp;
     uv_shutdown_t shutdown;
     llhttp_t parser;
+    struct kvr_tls *tls; /* NULL: plain */
     struct kvr_http_server *server;
     struct kvr_http_conn *next, *prev;
     void *user;
@@ -93,7 +95,8 @@ static void on_written(uv_write_t *req, int status)
     if (c->queued == 0 && c->close_when_sent && !c->answering) linger(c);
 }
 
-static void send_bufs(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
+/* Bytes for the wire. */
+static void send_raw(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
 {
     size_t total = 0, sent = 0;
     if (c->closing) return;
@@ -127,12 +130,34 @@ static void send_bufs(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
     }
 }
 
+static void flush_tls(struct kvr_http_conn *c)
+{
+    char *data;
+    size_t n = kvr_tls_pending(c->tls, &data);
+    if (!n) return;
+    uv_buf_t b = uv_buf_init(data, (unsigned)n);
+    send_raw(c, &b, 1);
+    kvr_tls_sent(c->tls);
+}
+
+static void send_bufs(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
+{
+    if (!c->tls) {
+        send_raw(c, bufs, n);
+        return;
+    }
+    for (unsigned i = 0; i < n && !c->closing; i++)
+        if (!kvr_tls_write(c->tls, bufs[i].base, bufs[i].len)) c->write_failed = true;
+    flush_tls(c);
+}
+
 static uv_buf_t buf_of(const char *data, size_t len)
 {
     return uv_buf_init((char *)(uintptr_t)data, (unsigned)len);
 }
 
-void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length)
+/* The head, and in the same go a body of `length` bytes when there is one. */
+static void start_with(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length, const char *body)
 {
     char line[128], framing[96];
     KVR_ASSERT(c->answering && !c->answer_started);
@@ -148,8 +173,16 @@ void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, si
     else if (length >= 0 && status != 204 && status != 304)
         b = snprintf(framing, sizeof framing, "Content-Length: %lld\r\n", (long long)length);
     const char *end = c->keep_alive ? (c->request.minor >= 1 ? "\r\n" : "Connection: keep-alive\r\n\r\n") : "Connection: close\r\n\r\n";
-    uv_buf_t bufs[] = {buf_of(line, (size_t)a), buf_of(headers, headers_len), buf_of(framing, (size_t)b), buf_of(end, strlen(end))};
-    send_bufs(c, bufs, 4);
+    size_t body_len = body && c->left > 0 ? (size_t)c->left : 0;
+    c->left -= (int64_t)body_len;
+    uv_buf_t bufs[] = {buf_of(line, (size_t)a), buf_of(headers, headers_len), buf_of(framing, (size_t)b), buf_of(end, strlen(end)),
+                       buf_of(body, body_len)};
+    send_bufs(c, bufs, body_len ? 5 : 4);
+}
+
+void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length)
+{
+    start_with(c, status, headers, headers_len, length, NULL);
 }
 
 size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
@@ -229,9 +262,8 @@ void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_typ
     struct kvr_buf h = {0};
     if (content_type) kvr_buf_printf(&h, "Content-Type: %s\r\n", content_type);
     if (extra_headers) kvr_buf_str(&h, extra_headers);
-    kvr_http_start(c, status, h.data ? h.data : "", h.len, (int64_t)len);
+    start_with(c, status, h.data ? h.data : "", h.len, (int64_t)len, body);
     kvr_buf_free(&h);
-    kvr_http_write(c, body, len);
     kvr_http_end(c);
 }
 
@@ -455,19 +487,13 @@ static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf)
     *buf = uv_buf_init(c->server->read_buffer, sizeof c->server->read_buffer);
 }
 
-static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+/* Plain bytes of a request. */
+static void take(struct kvr_http_conn *c, const char *data, size_t n)
 {
-    struct kvr_http_conn *c = stream->data;
-    if (n == 0) return;
-    if (n < 0) {
-        conn_close(c);
-        return;
-    }
-    if (c->lingering) return;
     size_t used = 0;
-    if (!c->answering && c->ahead.len == 0) used = parse(c, buf->base, (size_t)n);
-    if (c->closing || c->close_when_sent || used == (size_t)n) return;
-    kvr_buf_add(&c->ahead, buf->base + used, (size_t)n - used);
+    if (!c->answering && c->ahead.len == 0) used = parse(c, data, n);
+    if (c->closing || c->close_when_sent || used == n) return;
+    kvr_buf_add(&c->ahead, data + used, n - used);
     if (c->ahead.failed) {
         conn_close(c);
         return;
@@ -475,8 +501,42 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     if (!c->answering) parse_ahead(c);
     if (!c->closing && c->ahead.len > KVR_HTTP_PIPELINE_MAX) {
         c->read_stopped = true;
-        uv_read_stop(stream);
+        uv_read_stop((uv_stream_t *)&c->tcp);
     }
+}
+
+/* The connection ends: was it before TLS stood? */
+static void note_handshake(const struct kvr_http_conn *c)
+{
+    if (c->tls && !kvr_tls_is_up(c->tls) && c->server->config.tls_failures) atomic_fetch_add(c->server->config.tls_failures, 1);
+}
+
+static void take_tls(struct kvr_http_conn *c, const char *data, size_t n)
+{
+    long got = kvr_tls_feed(c->tls, data, n) ? 1 : -1;
+    while (got > 0 && !c->closing && !c->lingering) {
+        got = kvr_tls_read(c->tls, c->server->plain, sizeof c->server->plain);
+        if (got > 0) take(c, c->server->plain, (size_t)got);
+    }
+    if (c->closing) return;
+    flush_tls(c); /* the handshake's part, an alert */
+    if (got >= 0) return;
+    note_handshake(c);
+    conn_close(c);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+{
+    struct kvr_http_conn *c = stream->data;
+    if (n == 0) return;
+    if (n < 0) {
+        note_handshake(c);
+        conn_close(c);
+        return;
+    }
+    if (c->lingering) return;
+    if (c->tls) take_tls(c, buf->base, (size_t)n);
+    else take(c, buf->base, (size_t)n);
 }
 
 static void resume_reading(struct kvr_http_conn *c)
@@ -501,6 +561,7 @@ static void on_conn_closed(uv_handle_t *h)
     kvr_buf_free(&c->method_target);
     kvr_buf_free(&c->body);
     kvr_buf_free(&c->ahead);
+    kvr_tls_free(c->tls);
     free(c);
     server_maybe_free(s);
 }
@@ -521,6 +582,10 @@ static void linger(struct kvr_http_conn *c)
     if (c->closing || c->lingering) return;
     c->lingering = true;
     set_deadline(c, 2);
+    if (c->tls) {
+        kvr_tls_shutdown(c->tls);
+        flush_tls(c);
+    }
     if (uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, NULL)) conn_close(c);
     else if (c->read_stopped) resume_reading(c);
 }
@@ -541,6 +606,10 @@ static void on_connection(uv_stream_t *listener, int status)
     s->conns = c;
     if (uv_accept(listener, (uv_stream_t *)&c->tcp) || s->stats.open > s->config.connections_max) {
         s->stats.refused_connections++;
+        conn_close(c);
+        return;
+    }
+    if (s->config.tls && !(c->tls = kvr_tls_new(s->config.tls))) {
         conn_close(c);
         return;
     }

@@ -326,9 +326,11 @@ def read_sse(port, body, headers=None, until=None, path="/v1/completions"):
 
 
 class Indexer(Process):
-    def __init__(self, *extra, port=None, ready=True, key=None, **kw):
+    def __init__(self, *extra, port=None, ready=True, key=None, plain=True, **kw):
         self.port, self.key = port or free_ports(), key
         super().__init__("indexer", "--port", self.port, *extra, **kw)
+        if not plain:  # speaks TLS: the test itself waits
+            return
         wait_for("indexer", lambda: self.p.poll() is not None or call(self.port, "GET", "/health").status == 200)
         if ready:
             wait_for("ready", lambda: call(self.port, "GET", "/ready").status == 200, 20)

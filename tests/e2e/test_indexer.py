@@ -591,3 +591,44 @@ def test_kill_9_at_any_moment(start, fleet_of, tmp_path):
         f.check(ix)
         assert "is not used" not in ix.text()
     assert ix.post("/debug/validate") == {"status": "ok"}
+
+
+# ---- TLS, schema, memory -----------------------------------------------------------------------------------------
+
+def test_tls(start, tmp_path):
+    import socket
+    import ssl
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj",
+                    "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert], check=True, capture_output=True)
+    for args in (["--tls-cert", cert], ["--tls-cert", cert, "--tls-key", cert]):
+        p = subprocess.run([BINARY, "indexer", "--port", str(free_ports()), *map(str, args)], capture_output=True, text=True, timeout=30 * SLOW)
+        assert p.returncode != 0 and "--tls-cert" in p.stderr
+    port = free_ports()
+    p = start(Indexer, "--tls-cert", cert, "--tls-key", key, port=port, plain=False)
+    ctx = ssl.create_default_context(cafile=cert)
+
+    def ask(method, path, body=None):
+        import http.client
+        c = http.client.HTTPSConnection("127.0.0.1", port, context=ctx, timeout=30 * SLOW)
+        c.request(method, path, body, {"Content-Type": "application/json"})
+        r = c.getresponse()
+        out = r.status, r.read()
+        c.close()
+        return out
+    wait_for("https", lambda: ask("GET", "/health")[0] == 200)
+    assert ask("POST", "/query", json.dumps({"token_ids": list(range(100000)), "model_name": "m"}))[0] == 404
+    assert len(ask("GET", "/metrics")[1]) > 3000
+    with socket.create_connection(("127.0.0.1", port)) as s:  # plain HTTP on the TLS port
+        s.sendall(b"GET /workers HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"HTTP" not in s.recv(1000)
+    with socket.create_connection(("127.0.0.1", port)) as s:
+        s.sendall(os.urandom(3000))
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port)) as s:
+        old.wrap_socket(s)
+    text = lambda: ask("GET", "/metrics")[1].decode()
+    wait_for("counted", lambda: "kvroute_tls_failures_total 3" in text() or "kvroute_tls_failures_total 2" in text())
+    assert p.p.poll() is None

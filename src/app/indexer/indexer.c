@@ -102,6 +102,15 @@ static int read_keys(struct indexer *x)
     return 1;
 }
 
+static int read_certificate(struct indexer *x)
+{
+    char err[512];
+    if (!x->o->tls_cert) return 0;
+    x->tls = kvr_tls_ctx_new(x->o->tls_cert, x->o->tls_key, err, sizeof err);
+    if (!x->tls) fprintf(stderr, "kvroute indexer: --tls-cert, --tls-key: %s; allowed: PEM files that belong together\n", err);
+    return x->tls ? 0 : 1;
+}
+
 /* ---- data loops --------------------------------------------------------------------------------------------------------------- */
 
 static void on_wake(uv_async_t *a)
@@ -147,6 +156,8 @@ static struct loop *loop_new(struct indexer *x, int *rc)
                                        .head_timeout_s = 10,
                                        .body_timeout_s = 30,
                                        .idle_timeout_s = 75,
+                                       .tls = x->tls,
+                                       .tls_failures = &x->telemetry.tls_failures,
                                        .handler = {routes_on_request, dump_on_gone, dump_on_drained, routes_error_body, l}};
     *rc = kvr_http_server_start(&l->uv, &c, &l->server);
     return l;
@@ -225,7 +236,7 @@ static void on_second(uv_timer_t *t)
 static void announce(const struct indexer *x)
 {
     const struct indexer_options *o = x->o;
-    printf("kvroute indexer: http://%s:%llu, %llu thread(s), %s, %s\n", o->bind, (unsigned long long)o->port,
+    printf("kvroute indexer: %s://%s:%llu, %llu thread(s), %s, %s\n", x->tls ? "https" : "http", o->bind, (unsigned long long)o->port,
            (unsigned long long)o->threads, x->keys_n ? "API keys" : "no API key", o->data_dir ? o->data_dir : "nothing kept on disk");
     fflush(stdout);
 }
@@ -234,7 +245,7 @@ static int run(struct indexer *x)
 {
     static uv_signal_t term, intr;
     static uv_timer_t second;
-    if (read_keys(x) || telemetry_init(x) || catalogue_start(x)) return 1;
+    if (telemetry_init(x) || read_keys(x) || read_certificate(x) || catalogue_start(x)) return 1;
     uv_signal_init(&x->main_loop, &term);
     uv_signal_init(&x->main_loop, &intr);
     uv_timer_init(&x->main_loop, &second);
@@ -282,6 +293,7 @@ int indexer_main(const struct indexer_options *o)
     free(x->recovery);
     catalogue_destroy(x);
     telemetry_free(x);
+    kvr_tls_ctx_free(x->tls);
     for (size_t i = 0; i < x->keys_n; i++) free(x->keys[i]);
     free(x->keys);
     pthread_mutex_destroy(&x->lock);

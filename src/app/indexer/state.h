@@ -105,7 +105,7 @@ struct telemetry {
     _Atomic uint64_t requests[ENDPOINTS][METHODS], errors[ENDPOINTS][2];
     _Atomic uint64_t buckets[ENDPOINTS][DURATION_BUCKETS + 1], sum_ns[ENDPOINTS];
     _Atomic uint64_t events[3][2]; /* stored, removed, cleared; ok, failed */
-    _Atomic uint64_t refused_keys, peer_recoveries, peer_failures, engine_recoveries, engine_recovery_failures;
+    _Atomic uint64_t refused_keys, tls_failures, peer_recoveries, peer_failures, engine_recoveries, engine_recovery_failures;
     _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
     pthread_mutex_t log_lock;
     FILE *log;
@@ -132,6 +132,7 @@ struct indexer {
     struct telemetry telemetry;
     char **keys;
     size_t keys_n;
+    struct kvr_tls_ctx *tls;
     struct loop **loops;
     size_t loops_n;
     uv_loop_t main_loop;
