@@ -25,6 +25,7 @@ enum {
     RETRY_MIN_MS = 500,
     RETRY_MAX_MS = 30000,
     RANKS_MAX = 1024, /* of one source */
+    RECENT = 64,
     REBUILD_PAUSE_MS = 30000
 };
 
@@ -55,6 +56,9 @@ struct source {
     struct waiting *wait_head, **wait_tail;
     size_t wait_n, wait_bytes;
     uint64_t last_hash; /* of the last applied payload */
+    struct {
+        uint64_t end, hash; /* sequence + 1, so that 0 is empty */
+    } recent[RECENT];       /* the last applied batches: one that comes again is not a restart */
     uint64_t replay_from, silent_deadline_ms, retry_at_ms, tail_at_ms, drop_at_ms, rebuilt_ms;
     unsigned rounds, retries, owed_ends; /* owed_ends: replays asked for on this dealer whose end has not come */
     bool replaying, verifying, missing, connected, cleared, orphaned, mismatch;
@@ -136,8 +140,21 @@ static void drop_view(struct kvr_ingest *in, struct source *s)
 {
     drop_content(in, s);
     kvr__cursor_reset(&s->cursor);
+    memset(s->recent, 0, sizeof s->recent);
     s->missing = false;
     note_cursor(s);
+}
+
+static void remember(struct source *s, uint64_t seq, uint64_t hash)
+{
+    s->last_hash = hash;
+    s->recent[seq % RECENT].end = seq + 1;
+    s->recent[seq % RECENT].hash = hash;
+}
+
+static bool remembers(const struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    return s->recent[seq % RECENT].end == seq + 1 && s->recent[seq % RECENT].hash == kvr_hash_bytes(data, len, 0);
 }
 
 /* The stream of the batch's rank; NULL when the source is not to carry it. */
@@ -210,7 +227,7 @@ static void apply_batch(struct kvr_ingest *in, struct source *s, uint64_t seq, c
     s->st.batches++;
     s->st.bytes += len;
     sum_counters(s);
-    s->last_hash = kvr_hash_bytes(data, len, 0);
+    remember(s, seq, kvr_hash_bytes(data, len, 0));
     kvr__cursor_advance(&s->cursor, seq, in->batch.ts);
     note_cursor(s);
 }
@@ -414,6 +431,10 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
         return;
     }
     if (s->retry_at_ms && s->dealer) return; /* the replay that is due will bring it */
+    if (remembers(s, seq, data, len)) { /* sent twice, or overtaken by its replay */
+        s->st.stale_batches++;
+        return;
+    }
     if (!decode(in, s, data, len)) return;
     switch (seen ? kvr__cursor_replay(&s->cursor, seq) : kvr__cursor_live(&s->cursor, seq, in->batch.ts)) {
     case KVR_CURSOR_STALE: s->st.stale_batches++; return;
@@ -648,7 +669,7 @@ static void source_adopt(struct kvr_ingest *in, struct source *s, const struct k
     s->cursor.applied_any = true;
     s->cursor.next = c->next;
     s->cursor.last_ts = c->last_ts;
-    s->last_hash = c->last_hash;
+    if (c->next) remember(s, c->next - 1, c->last_hash);
     s->missing = s->verifying = false;
     note_cursor(s);
     if (s->dealer && s->connected) {
@@ -909,7 +930,7 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
         s->cursor.applied_any = true;
         s->cursor.next = src->from.next;
         s->cursor.last_ts = src->from.last_ts;
-        s->last_hash = src->from.last_hash;
+        if (src->from.next) remember(s, src->from.next - 1, src->from.last_hash);
         note_cursor(s);
     }
     c->kind = ADD;

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 
+import jsonschema
 import msgpack
 import pytest
 import xxhash
@@ -325,6 +326,28 @@ def read_sse(port, body, headers=None, until=None, path="/v1/completions"):
     return c, c.getresponse()
 
 
+with open(os.path.join(os.path.dirname(__file__), "../../docs/openapi-indexer.json"), encoding="utf-8") as _f:
+    OPENAPI = json.load(_f)
+_resolver = jsonschema.RefResolver("", OPENAPI)
+SEEN = set()  # (path, method, status) that some test of this run has seen
+
+
+def check_schema(method, path, answer):
+    """The answer of a documented route is one of those in the OpenAPI document."""
+    path, method = path.split("?")[0], method.lower()
+    if path not in OPENAPI["paths"]:
+        return
+    known = OPENAPI["paths"][path].get(method)
+    responses = known["responses"] if known else {"405": next(iter(OPENAPI["paths"][path].values()))["responses"]["405"]}
+    assert str(answer.status) in responses, f"{method} {path}: undocumented status {answer.status}"
+    SEEN.add((path, method, answer.status))
+    content = responses[str(answer.status)].get("content", {})
+    assert answer.headers.get("content-type", "").split(";")[0] == next(iter(content), ""), (method, path, answer.headers)
+    if "application/json" in content:
+        schema = content["application/json"]["schema"]
+        jsonschema.Draft202012Validator(schema, resolver=_resolver).validate(answer.json())
+
+
 class Indexer(Process):
     def __init__(self, *extra, port=None, ready=True, key=None, plain=True, **kw):
         self.port, self.key = port or free_ports(), key
@@ -339,7 +362,9 @@ class Indexer(Process):
         h = {"Content-Type": "application/json"} if body is not None else {}
         if self.key:
             h["Authorization"] = f"Bearer {self.key}"
-        return call(self.port, method, path, body, {**h, **(headers or {})})
+        r = call(self.port, method, path, body, {**h, **(headers or {})})
+        check_schema(method, path, r)
+        return r
 
     def post(self, path, body=None, status=200):
         r = self.call("POST", path, {} if body is None else body)
