@@ -47,7 +47,7 @@ struct source {
     struct source *next;
     struct kvr_view_status st;
     void *user;
-    bool any_rank;
+    bool any_rank, lossy;
     char events[256], replay[256];
     void *sub, *monitor, *dealer;
     struct rank_stream own;
@@ -431,7 +431,7 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
         return;
     }
     if (s->retry_at_ms && s->dealer) return; /* the replay that is due will bring it */
-    if (remembers(s, seq, data, len)) { /* sent twice, or overtaken by its replay */
+    if (remembers(s, seq, data, len)) {      /* sent twice, or overtaken by its replay */
         s->st.stale_batches++;
         return;
     }
@@ -446,7 +446,7 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
     apply_batch(in, s, seq, data, len);
     s->rounds = 0;
     s->st.state = KVR_VIEW_LIVE;
-    if (s->orphaned && s->dealer && s->st.trusted && in->now_ms - s->rebuilt_ms > REBUILD_PAUSE_MS) {
+    if (s->orphaned && !s->lossy && s->dealer && s->st.trusted && in->now_ms - s->rebuilt_ms > REBUILD_PAUSE_MS) {
         s->rebuilt_ms = in->now_ms; /* a store under an unknown parent: something was missed, start over */
         rebuild(in, s);
     } else if (!s->st.trusted && !s->missing && !s->mismatch && (seq == 0 || was_missing || s->doubt)) {
@@ -919,6 +919,7 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     s->st.worker = src->worker;
     s->user = src->user;
     s->any_rank = src->any_rank;
+    s->lossy = src->lossy;
     s->ranks_n = 1;
     s->wait_tail = &s->wait_head;
     snprintf(s->events, sizeof s->events, "%s", src->events);

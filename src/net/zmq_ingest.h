@@ -77,6 +77,7 @@ struct kvr_ingest_source {
     void *user;
     bool any_rank;               /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
     bool tiers;                  /* lower-tier events are wanted */
+    bool lossy;                  /* the index gives blocks up by itself: a parent that is not there says nothing */
     struct kvr_view_cursor from; /* when known: the content up to there is in place, and is confirmed by what comes next */
 };
 

@@ -595,6 +595,34 @@ def test_kill_9_at_any_moment(start, fleet_of, tmp_path):
     assert ix.post("/debug/validate") == {"status": "ok"}
 
 
+def test_a_byte_cap_makes_answers_shorter_never_wrong(start, fleet_of):
+    f, cap = fleet_of(12, 8, prompts=120, blocks=60), 500_000
+    ix = start(Indexer, "--max-bytes", cap)
+    follow(ix, f)
+    all_trusted(ix, f)
+    f.run(80, faults=False)
+    wait_for("drained", lambda: f.drained(ix), 60)
+    assert ix.metric("kvroute_index_evicted_blocks_total") > 0 and ix.metric("kvroute_index_bytes") <= cap
+    some = 0
+    for p in f.prompts:
+        want = f.expected(p)
+        for k, n in ix.scores(p).items():
+            some += 1
+            assert n <= want.get(k, 0), (k, n, want)
+    assert some and ix.post("/debug/validate") == {"status": "ok"}
+
+
+def test_a_batch_sent_twice_changes_nothing(one):
+    ix, e = one
+    e.stored([3], TOKENS[8:12], parent=2)
+    for seq, payload in list(e.sent) * 3:
+        e.send(payload, seq=seq, keep=False)
+    e.stored([4], TOKENS[12:16], parent=3)
+    wait_for("all", lambda: ix.scores(TOKENS) == {(7, 0): 16})
+    l = ix.listeners()[(7, 0)]
+    assert (l["restarts"], l["gaps"], l["trusted"]) == (0, 0, True) and ix.metric("kvroute_ingest_stale_batches_total") == 6
+
+
 # ---- TLS, schema, memory -----------------------------------------------------------------------------------------
 
 def test_tls(start, tmp_path):

@@ -263,6 +263,7 @@ static int add_listener_locked(struct indexer *x, struct instance *i, const stru
                                     .user = i->part,
                                     .any_rank = true,
                                     .tiers = true,
+                                    .lossy = x->o->max_bytes > 0,
                                     .from = take_seed_locked(x, w)};
     partition_ref(i->part);
     int rc = kvr_ingest_add(x->ingest, &src);
