@@ -81,15 +81,44 @@ void kvr_json_close(struct kvr_buf *b, char bracket)
 
 void kvr_json_key(struct kvr_buf *b, const char *key)
 {
-    json_sep(b);
-    kvr_buf_printf(b, "\"%s\":", key);
+    size_t n = strlen(key), c = b->comma;
+    if (kvr_buf_reserve(b, n + 4)) return;
+    char *p = b->data + b->len;
+    if (c) *p++ = ',';
+    *p++ = '"';
+    memcpy(p, key, n);
+    memcpy(p + n, "\":", 2);
+    b->len += n + 3 + c;
     b->comma = false;
+}
+
+enum { DIGITS = 20 };
+
+/* Writes v to the end of text[DIGITS]; returns where it begins. Answers are mostly numbers, so this is no printf. */
+static char *digits(char *text, uint64_t v)
+{
+    char *p = text + DIGITS;
+    do *--p = (char)('0' + v % 10);
+    while (v /= 10);
+    return p;
 }
 
 void kvr_json_u64(struct kvr_buf *b, uint64_t v)
 {
-    json_sep(b);
-    kvr_buf_printf(b, "%" PRIu64, v);
+    char text[DIGITS], *p = digits(text, v);
+    size_t n = (size_t)(text + DIGITS - p), c = b->comma;
+    if (kvr_buf_reserve(b, n + 1)) return;
+    if (c) b->data[b->len++] = ',';
+    memcpy(b->data + b->len, p, n);
+    b->len += n;
+    b->comma = true;
+}
+
+void kvr_json_key_u64(struct kvr_buf *b, uint64_t key)
+{
+    char text[DIGITS + 1], *p = digits(text, key);
+    text[DIGITS] = 0;
+    kvr_json_key(b, p);
 }
 
 void kvr_json_i64(struct kvr_buf *b, int64_t v)

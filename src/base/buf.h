@@ -23,6 +23,7 @@ void kvr_buf_free(struct kvr_buf *b);
 void kvr_json_open(struct kvr_buf *b, char bracket);
 void kvr_json_close(struct kvr_buf *b, char bracket);
 void kvr_json_key(struct kvr_buf *b, const char *key);
+void kvr_json_key_u64(struct kvr_buf *b, uint64_t key); /* "123" */
 void kvr_json_u64(struct kvr_buf *b, uint64_t v);
 void kvr_json_i64(struct kvr_buf *b, int64_t v);
 void kvr_json_double(struct kvr_buf *b, double v);

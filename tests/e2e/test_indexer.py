@@ -595,6 +595,51 @@ def test_kill_9_at_any_moment(start, fleet_of, tmp_path):
     assert ix.post("/debug/validate") == {"status": "ok"}
 
 
+def test_kill_9_with_only_a_peer(start, fleet_of):
+    """Engines that replay nothing, no disk: what the peer knows is there again, exactly and trusted."""
+    seed, rounds = int(os.environ.get("KVROUTE_KILL_SEED", "21")), int(os.environ.get("KVROUTE_KILLS", "3"))
+    rng, f = random.Random(seed), fleet_of(seed, 4)
+    workers = ",".join(f"{p.worker}=tcp://127.0.0.1:{p.events}" for p in f.list)
+    peer = start(Indexer)
+    follow(peer, f, replay=False)
+    connected = lambda ix: all(l["status"] == "active" for l in ix.listeners().values())
+    args = ["--peers", f"http://127.0.0.1:{peer.port}", "--block-size", BS, "--workers", workers, "--model-name", "m", "--restore-timeout", 2]
+    ix = start(Indexer, *args)
+    wait_for("connected", lambda: connected(peer) and connected(ix))
+    for i in range(rounds):
+        for _ in range(rng.randrange(1, 6)):
+            f.run(1, faults=False)
+        ix.kill()
+        f.run(2, faults=False)
+        wait_for("the peer has all", lambda: f.drained(peer))
+        ix = start(Indexer, *args, ready=False)
+        wait_for(f"right again (seed {seed}, round {i})", lambda: f.drained(ix), 5)
+        f.check(ix)
+
+
+def test_kill_9_with_only_the_disk(start, fleet_of, tmp_path):
+    """Then the content is what the last snapshot had, and is not trusted until something confirms it."""
+    seed, rounds = int(os.environ.get("KVROUTE_KILL_SEED", "31")), int(os.environ.get("KVROUTE_KILLS", "3"))
+    rng, f = random.Random(seed), fleet_of(seed, 4)
+    ix = keeper(start, tmp_path)
+    follow(ix, f, replay=False)
+    connected = lambda: all(l["status"] == "active" for l in ix.listeners().values())
+    wait_for("connected", connected)
+    f.run(5, faults=False)
+    wait_for("drained", lambda: f.drained(ix))
+    ix.stop()  # writes a snapshot
+    then = {tuple(p): f.expected(p) for p in f.prompts}
+    for i in range(rounds):
+        ix = keeper(start, tmp_path)
+        wait_for("connected", connected)
+        for p in f.prompts:
+            assert ix.scores(p) == then[tuple(p)], (seed, i)
+        assert not any(l["trusted"] for l in ix.listeners().values())
+        assert len(ix.post("/query?detail=1", {"token_ids": f.prompts[0], "model_name": "m"})["untrusted"]) == len(f.list)
+        f.run(rng.randrange(1, 4), faults=False)  # seen, but in no snapshot
+        ix.kill()
+
+
 def test_a_byte_cap_makes_answers_shorter_never_wrong(start, fleet_of):
     f, cap = fleet_of(12, 8, prompts=120, blocks=60), 500_000
     ix = start(Indexer, "--max-bytes", cap)

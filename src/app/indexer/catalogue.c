@@ -439,13 +439,6 @@ int catalogue_pause(struct indexer *x, uint64_t id, uint32_t rank, bool pause, c
 
 /* ---- GET /workers ------------------------------------------------------------------------------------------- */
 
-static void rank_key(struct kvr_buf *b, uint32_t rank)
-{
-    char text[16];
-    snprintf(text, sizeof text, "%u", rank);
-    kvr_json_key(b, text);
-}
-
 /* failed before pending before active before paused. */
 static const char *instance_state(const struct instance *i, const struct kvr_view_status *st, size_t n)
 {
@@ -460,7 +453,7 @@ static const char *instance_state(const struct instance *i, const struct kvr_vie
 
 static void put_listener(struct kvr_buf *b, const struct listener *l, const struct kvr_view_status *s)
 {
-    rank_key(b, l->rank);
+    kvr_json_key_u64(b, l->rank);
     kvr_json_open(b, '{');
     kvr_json_put_str(b, "endpoint", l->endpoint);
     kvr_json_put_str(b, "status", listener_state(s));
@@ -492,7 +485,7 @@ static void put_instance(struct kvr_buf *b, const struct instance *i, const stru
     kvr_json_key(b, "endpoints");
     kvr_json_open(b, '{');
     for (size_t k = 0; k < i->listeners_n; k++) {
-        rank_key(b, i->listeners[k].rank);
+        kvr_json_key_u64(b, i->listeners[k].rank);
         kvr_json_str(b, i->listeners[k].endpoint, strlen(i->listeners[k].endpoint));
     }
     kvr_json_close(b, '}');

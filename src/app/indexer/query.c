@@ -89,16 +89,6 @@ static long reach_all(struct loop *l, struct partition *p, size_t n)
 
 /* ---- the answer ---------------------------------------------------------------------------------------------- */
 
-static void number_key(struct kvr_buf *b, uint64_t v)
-{
-    char text[24];
-    int at = (int)sizeof text - 1;
-    text[at] = 0;
-    do text[--at] = (char)('0' + v % 10);
-    while (v /= 10);
-    kvr_json_key(b, text + at);
-}
-
 /* How many of r[0..n) belong to the first one's instance. */
 static size_t same_instance(const struct kvr_reach *r, size_t n)
 {
@@ -113,7 +103,7 @@ static void put_ranks(struct kvr_buf *b, const struct kvr_reach *r, size_t k, ui
     kvr_json_open(b, '{');
     for (size_t i = 0; i < k; i++) {
         if (!r[i].depth[KVR_TIER_DEVICE]) continue;
-        number_key(b, r[i].worker.dp_rank);
+        kvr_json_key_u64(b, r[i].worker.dp_rank);
         kvr_json_u64(b, r[i].depth[KVR_TIER_DEVICE] * bs);
     }
     kvr_json_close(b, '}');
@@ -133,7 +123,7 @@ static void put_scores(struct kvr_buf *b, const struct kvr_reach *r, size_t n, u
     for (size_t i = 0, k; i < n; i += k) {
         k = same_instance(r + i, n - i);
         if (!most(r + i, k, KVR_TIER_DEVICE)) continue;
-        number_key(b, r[i].worker.worker_id);
+        kvr_json_key_u64(b, r[i].worker.worker_id);
         put_ranks(b, r + i, k, bs);
     }
     kvr_json_close(b, '}');
@@ -162,7 +152,7 @@ static void put_instances(struct kvr_buf *b, const struct kvr_reach *r, size_t n
     for (size_t i = 0, k; i < n; i += k) {
         k = same_instance(r + i, n - i);
         uint64_t disk = most(r + i, k, KVR_TIER_EXTERNAL) * bs;
-        number_key(b, r[i].worker.worker_id);
+        kvr_json_key_u64(b, r[i].worker.worker_id);
         kvr_json_open(b, '{');
         kvr_json_put_u64(b, "longest_matched", disk);
         kvr_json_put_u64(b, "gpu", most(r + i, k, KVR_TIER_DEVICE) * bs);
@@ -181,10 +171,10 @@ static void put_tree_sizes(struct kvr_buf *b, const struct partition *p, const s
     kvr_json_open(b, '{');
     for (size_t i = 0, k; i < n; i += k) {
         k = same_instance(r + i, n - i);
-        number_key(b, r[i].worker.worker_id);
+        kvr_json_key_u64(b, r[i].worker.worker_id);
         kvr_json_open(b, '{');
         for (size_t j = i; j < i + k; j++) {
-            number_key(b, r[j].worker.dp_rank);
+            kvr_json_key_u64(b, r[j].worker.dp_rank);
             kvr_json_u64(b, kvr_index_rank_blocks(p->index, r[j].worker));
         }
         kvr_json_close(b, '}');
