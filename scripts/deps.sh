@@ -3,7 +3,7 @@
 # Installs the Debian packages that are missing for: build, test, lint. Says what it does; asks nothing.
 set -eu
 build="gcc g++ cmake ninja-build pkg-config libuv1-dev libssl-dev libzmq3-dev libmsgpuck-dev libsimdjson-dev libxxhash-dev libyaml-dev libc6-dev"
-test="libcmocka-dev python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema openssl"
+test="libcmocka-dev python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema openssl curl"
 lint="clang-14 libclang-rt-14-dev clang-tidy clang-format"
 want="$build"
 for what in "$@"; do

@@ -20,6 +20,16 @@ for f in build/fuzz/fuzzers/fuzz_*; do
     done
   fi
   [ "$name" = fuzz_openai ] && printf '{"model":"m","messages":[{"role":"user","content":"x"}],"prompt":[1],"usage":{"prompt_tokens":1}}' >"$work/$name/a"
+  [ "$name" = fuzz_dump ] && printf '8{"m:g":{"block_size":4,"events":[{"worker_id":1,"storage_tier":"disk","event":{"event_id":0,"dp_rank":2,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":1,"tokens_hash":2,"mm_extra_info":null}]}}}}],"views":[{"worker_id":1,"dp_rank":0,"trusted":true,"next_sequence":3,"last_hash":4,"last_ts":1.5}]}}' >"$work/$name/a"
+  if [ "$name" = fuzz_snapshot ]; then # a partition, a source, an event of one block, the end; checksums are made right by the target
+    h=01$(printf KVRSNAP | od -An -tx1 | tr -d ' \n')000100000000000000
+    h=${h}01000000000000000a00000000000000040000000100010061620000000000000000
+    h=${h}0200000000000000280000000000000001000000000000000000000001000000030000000000000007000000000000000000000000000000
+    h=${h}0000000000000000
+    h=${h}030000000000000030000000000000000100000000000000000000000000000000000000000000000100000000000000090000000000000008000000000000000000000000000000
+    h=${h}0400000000000000080000000000000001000000000000000000000000000000
+    printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/a"
+  fi
   [ "$name" = fuzz_endpoint ] && printf 'http://h:1/p' >"$work/$name/a"
   echo "$name: $seconds s"
   "$f" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=0 -artifact_prefix="$work/" "$work/$name" 2>"$work/log" || {

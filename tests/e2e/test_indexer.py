@@ -709,6 +709,30 @@ def test_tls(start, tmp_path):
     assert p.p.poll() is None
 
 
+def test_the_examples_of_the_manual(start, tmp_path):
+    """The curl lines of docs/indexer.md, one after the other, against a mock engine."""
+    import re
+    from conftest import Mock
+    root = os.path.join(os.path.dirname(__file__), "../..")
+    with open(os.path.join(root, "docs/indexer.md"), encoding="utf-8") as f:
+        text = f.read()
+    mock, ix = start(Mock, "--block-size", 16), start(Indexer, "--data-dir", tmp_path / "d")
+    block = re.search(r"```sh\n(.*?)```", text, re.S)[1]
+    for a, b in {"8001": mock.port, "5557": mock.events, "5558": mock.replay, "8090": ix.port}.items():
+        block = block.replace(f"127.0.0.1:{a}", f"127.0.0.1:{b}")
+    commands = re.split(r"\n(?=curl)", block.strip())
+    model = call(mock.port, "GET", "/v1/models").json()["data"][0]["id"]
+    out = []
+    for c in commands:
+        c = c.replace('"model": "mock"', f'"model": "{model}"')
+        if "/query" in c:  # the events take a moment
+            wait_for("blocks", lambda: "\"0\":16" in subprocess.run(["bash", "-c", c], capture_output=True, text=True, check=True).stdout)
+        out.append(subprocess.run(["bash", "-c", c], capture_output=True, text=True, check=True).stdout)
+    assert len(out) == 8
+    want = re.search(r"answer to the query: `(.*?)`", text)[1]
+    assert json.loads(out[2]) == json.loads(want)
+
+
 def test_the_document_is_seen_whole():
     """Last of all: the tests above have met what the OpenAPI document promises, but for what needs a failing machine."""
     if len(SEEN) < 40:
