@@ -61,6 +61,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t cut = data[0] * (size - 1) / 256;
     const char *text = (const char *)data + 1;
     int ra = read_in(&a, text, size - 1, size - 1, &over_a), rb = read_in(&b, text, size - 1, cut, &over_b);
-    KVR_ASSERT(ra == rb && over_a == over_b && a.sum == b.sum && a.events == b.events && a.views == b.views && a.partitions == b.partitions);
+    KVR_ASSERT(ra == rb && over_a == over_b && a.sum == b.sum && a.events == b.events && a.views == b.views &&
+               a.partitions == b.partitions);
     return 0;
 }
