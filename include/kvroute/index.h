@@ -40,6 +40,7 @@
  *   Memory     bytes_max caps what the index allocates, in equal shares per lane (use counts and dumps in progress are
  *              apart). When it is reached predicted blocks go, then the least recently used ones (counted). A store that
  *              still does not fit returns -KVR_ENOMEM; its leading blocks that did fit stay, because they are true.
+ *              A reader (80 KB with the default ranks_max) counts and is not refused: blocks make room for it.
  *              Giving up never needs memory.
  *   Pauses     The tables of the device tier grow and shrink a little with each event; a large one is never copied as a
  *              whole.
@@ -132,7 +133,7 @@ KVR_API size_t kvr_index_apply_batch(struct kvr_index *index, const struct kvr_e
 /* The lane of a pair, assigned at first sight to the emptiest one. Threads: any. */
 KVR_API uint32_t kvr_index_lane(struct kvr_index *index, struct kvr_worker worker);
 
-/* Changes the cap of an index that was made with one; what is over it goes with the next stores.
+/* Changes the cap of an index that was made with one; what is over it goes at once.
  * Returns: 0, -KVR_EUNSUPPORTED without bytes_max. Threads: any. */
 KVR_API int kvr_index_set_bytes_max(struct kvr_index *index, size_t bytes);
 

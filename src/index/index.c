@@ -61,14 +61,28 @@ void kvr__share_cap(struct kvr_index *ix)
     }
 }
 
+/* Gives up what is over the cap. Memory that readers may still look at comes back later: then it stops for now. */
+static void keep_cap(struct lane *ln)
+{
+    pthread_mutex_lock(&ln->lock);
+    for (int idle = 0; ln->mem.bytes > ln->mem.bytes_max && idle < 8;) {
+        size_t before = ln->mem.bytes;
+        if (!kvr__evict_for_bytes(ln)) break;
+        idle = ln->mem.bytes < before ? 0 : idle + 1;
+    }
+    pthread_mutex_unlock(&ln->lock);
+}
+
 int kvr_index_set_bytes_max(struct kvr_index *ix, size_t bytes)
 {
     pthread_mutex_lock(&ix->readers_lock);
     bool capped = ix->config.bytes_max != 0;
     if (capped) ix->config.bytes_max = KVR_MAX(bytes, (size_t)1);
     pthread_mutex_unlock(&ix->readers_lock);
-    if (capped) kvr__share_cap(ix);
-    return capped ? 0 : -KVR_EUNSUPPORTED;
+    if (!capped) return -KVR_EUNSUPPORTED;
+    kvr__share_cap(ix);
+    for (uint32_t i = 0; i < ix->lanes_n; i++) keep_cap(&ix->lanes[i]);
+    return 0;
 }
 
 static size_t index_bytes(uint32_t lanes)
@@ -146,10 +160,14 @@ static size_t reader_bytes(const struct kvr_index *ix)
     return sizeof(struct kvr_index_reader) + 64 + ix->slots_max * sizeof(uint32_t) + sizeof(struct visit[MATCH_GROUP][MATCH_VISITS]);
 }
 
+/* A reader counts, but it is not refused for the cap: blocks make room for it, for who holds much must be asked too. */
 int kvr_index_reader_create(struct kvr_index *ix, struct kvr_index_reader **out)
 {
     pthread_mutex_lock(&ix->readers_lock);
+    size_t max = ix->mem.bytes_max;
+    ix->mem.bytes_max = 0;
     char *raw = kvr_mem_zget(&ix->mem, reader_bytes(ix));
+    ix->mem.bytes_max = max;
     if (raw) {
         struct kvr_index_reader *rd = (struct kvr_index_reader *)(void *)(raw + (64 - (uintptr_t)raw % 64) % 64);
         rd->raw = raw;

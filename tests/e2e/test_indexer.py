@@ -641,11 +641,17 @@ def test_kill_9_with_only_the_disk(start, fleet_of, tmp_path):
 
 
 def test_a_byte_cap_makes_answers_shorter_never_wrong(start, fleet_of):
-    f, cap = fleet_of(12, 8, prompts=120, blocks=60), 500_000
-    ix = start(Indexer, "--max-bytes", cap)
+    f = fleet_of(12, 8, prompts=120, blocks=60)
+    free = start(Indexer)
+    follow(free, f)
+    all_trusted(free, f)
+    f.run(80, faults=False)
+    wait_for("drained", lambda: f.drained(free), 60)
+    f.check(free)
+    cap = int(free.metric("kvroute_index_bytes")) // 2
+    ix = start(Indexer, "--max-bytes", cap, "--threads", 1)
     follow(ix, f)
     all_trusted(ix, f)
-    f.run(80, faults=False)
     wait_for("drained", lambda: f.drained(ix), 60)
     assert ix.metric("kvroute_index_evicted_blocks_total") > 0 and ix.metric("kvroute_index_bytes") <= cap
     some = 0

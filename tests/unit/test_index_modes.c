@@ -122,6 +122,32 @@ static void capacity_needs_stamps(void **state)
     kvr_index_destroy(ix);
 }
 
+static void the_byte_cap_can_be_lowered(void **state)
+{
+    (void)state;
+    struct kvr_index *ix;
+    struct kvr_index_stats st;
+    struct kvr_index_config c = {.bytes_max = 8 << 20, .lanes = 2};
+    struct kvr_index_reader *rd;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    assert_int_equal(kvr_index_set_bytes_max(ix, 1 << 20), -KVR_EUNSUPPORTED);
+    kvr_index_destroy(ix);
+    assert_int_equal(kvr_index_create(&c, &ix), 0);
+    for (size_t cap = 8 << 20; cap >= 256 << 10; cap /= 2) {
+        assert_int_equal(kvr_index_set_bytes_max(ix, cap), 0);
+        for (uint32_t w = 0; w < 40; w++)
+            for (uint32_t h = 0; h < HEADS; h++) (void)store_chain(ix, (struct kvr_worker){w, 0}, h, 0, DEEP, true);
+        kvr_index_stats(ix, &st);
+        assert_true(st.bytes <= cap);
+        check(ix);
+    }
+    assert_true(st.evicted_bytes > 0);
+    kvr_index_set_bytes_max(ix, 64 << 10);
+    assert_int_equal(kvr_index_reader_create(ix, &rd), 0); /* larger than the cap, and not refused */
+    check(ix);
+    kvr_index_destroy(ix);
+}
+
 /* ---- everything at once ------------------------------------------------------------------------------------------ */
 
 /* Events, decisions, expiry, capacities and a byte cap in one index; names shared and own. What is checked: nothing
@@ -549,6 +575,7 @@ int main(void)
         cmocka_unit_test(vector_and_portable_paths_agree),
         cmocka_unit_test(capacities_are_kept_and_recent_blocks_stay),
         cmocka_unit_test(capacity_needs_stamps),
+        cmocka_unit_test(the_byte_cap_can_be_lowered),
         cmocka_unit_test(all_modes_together),
         cmocka_unit_test(memory_may_fail_at_any_moment),
         cmocka_unit_test(tables_grow_and_shrink),
