@@ -400,6 +400,30 @@ def test_damaged_files_are_set_aside(start, fleet_of, tmp_path, damage):
     assert ix.scores(f.prompts[0]) == {} if damage != "workers" else True
 
 
+def test_content_without_registrations_is_kept(start, fleet_of, tmp_path):
+    """workers.json is lost: the content stays, through further snapshots, until the workers are registered again."""
+    f = fleet_of(13, 2)
+    ix = keeper(start, tmp_path)
+    follow(ix, f, replay=False)
+    active = lambda: all(l["status"] == "active" for l in ix.listeners().values())
+    wait_for("connected", active)
+    f.run(5, faults=False)
+    wait_for("drained", lambda: f.drained(ix))
+    ix.stop()
+    (tmp_path / "data" / "workers.json").unlink()
+    for _ in range(2):
+        ix = keeper(start, tmp_path)
+        assert ix.get("/workers") == []
+        f.check(ix)
+        ix.stop()
+    ix = keeper(start, tmp_path)
+    follow(ix, f, replay=False)
+    wait_for("connected", active)
+    f.run(1, faults=False)
+    wait_for("drained and trusted", lambda: f.drained(ix))
+    f.check(ix)
+
+
 def test_every_flipped_byte_is_noticed(start, fleet_of, tmp_path):
     f = fleet_of(7, 1, prompts=3, blocks=4)
     ix = keeper(start, tmp_path)

@@ -512,5 +512,5 @@ def test_usage_counts_predicted_and_actual(fleet):
         s.complete(TEXT + "x" * i)
         wait_for("events", lambda: s.metric("index_blocks") == sum(m.metric("kvroute_mock_cached_blocks") for m in mocks) > 0)
     wait_for("counted", lambda: s.metric("usage_answers_total") == 10)
-    assert s.metric("predicted_cached_tokens_total") == s.metric("actual_cached_tokens_total") > 0
+    wait_for("equal", lambda: s.metric("predicted_cached_tokens_total") == s.metric("actual_cached_tokens_total") > 0)
     assert s.metric("predicted_equals_actual_total") == 10

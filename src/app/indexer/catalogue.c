@@ -53,6 +53,7 @@ static void share_cap_locked(struct indexer *x)
 
 static struct partition *make_locked(struct indexer *x, const char *model, const char *group, uint32_t block_size)
 {
+    if (x->partitions_n >= PARTITIONS_MAX) return NULL;
     struct partition *p = calloc(1, sizeof *p);
     struct kvr_index_config c = {.bytes_max = x->o->max_bytes};
     if (!p || kvr_index_create(&c, &p->index)) {
@@ -207,6 +208,18 @@ void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_vie
     pthread_mutex_unlock(&x->lock);
 }
 
+struct seed *catalogue_seeds(struct indexer *x, size_t *n)
+{
+    pthread_mutex_lock(&x->lock);
+    *n = 0;
+    for (const struct seed *s = x->seeds; s; s = s->next) ++*n;
+    struct seed *list = calloc(*n + 1, sizeof *list), *to = list;
+    for (const struct seed *s = x->seeds; s && list; s = s->next) *to++ = *s;
+    pthread_mutex_unlock(&x->lock);
+    if (!list) *n = 0;
+    return list;
+}
+
 static struct kvr_view_cursor take_seed_locked(struct indexer *x, struct kvr_worker w)
 {
     struct kvr_view_cursor c = {0};
@@ -296,6 +309,10 @@ static int register_locked(struct indexer *x, const struct registration *r, char
     if (p && p->block_size != r->block_size) {
         snprintf(err, cap, "block_size mismatch for model=%s routing_group=%s: existing=%u, requested=%u", r->model, r->group,
                  p->block_size, r->block_size);
+        return 409;
+    }
+    if ((!i && x->instances_n >= INSTANCES_MAX) || (!p && x->partitions_n >= PARTITIONS_MAX)) {
+        snprintf(err, cap, "no room for another registration: at most %d instances and %d partitions", INSTANCES_MAX, PARTITIONS_MAX);
         return 409;
     }
     bool fresh = !i;

@@ -318,8 +318,10 @@ void dump_start(struct request *rq)
     static const char head[] = "Content-Type: application/json\r\n";
     struct dump *d = calloc(1, sizeof *d);
     struct kvr_text q = kvr_http_conn_request(rq->conn)->query;
-    if (!d) {
-        routes_error(rq, 500, "out of memory");
+    bool too_many = atomic_load(&rq->loop->dumps) >= DUMPS_MAX;
+    if (!d || too_many) {
+        free(d);
+        routes_error(rq, too_many ? 503 : 500, too_many ? "too many dumps are being sent" : "out of memory");
         return;
     }
     d->rq = *rq;

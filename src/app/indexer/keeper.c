@@ -220,6 +220,7 @@ static void *keeper_main(void *arg)
     struct keeper *k = arg;
     uint64_t interval = (uint64_t)(k->x->o->snapshot_interval * 1000);
     read_all(k);
+    if (atomic_load(&k->x->stopping)) return NULL; /* perhaps in the middle: what is on disk is better */
     atomic_store(&k->x->loaded, true);
     uint64_t due = indexer_now_ms() + interval;
     for (bool go = true; go;) {

@@ -61,6 +61,17 @@ static int keep_event(void *ctx, const struct kvr_event *ev)
     return b->failed ? -KVR_ENOMEM : 0;
 }
 
+static void source_text(unsigned char *b, struct kvr_worker w, const struct kvr_view_cursor *c)
+{
+    uint32_t known = c->known;
+    memcpy(b, &w.worker_id, 8);
+    memcpy(b + 8, &w.dp_rank, 4);
+    memcpy(b + 12, &known, 4);
+    memcpy(b + 16, &c->next, 8);
+    memcpy(b + 24, &c->last_hash, 8);
+    memcpy(b + 32, &c->last_ts, 8);
+}
+
 struct visit {
     struct writer *w;
     const struct partition *part;
@@ -72,15 +83,8 @@ struct visit {
 static void visit_source(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
 {
     struct visit *v = arg;
-    unsigned char *b = v->source;
-    uint32_t known = st->cursor.known;
     (void)adopt;
-    memcpy(b, &st->worker.worker_id, 8);
-    memcpy(b + 8, &st->worker.dp_rank, 4);
-    memcpy(b + 12, &known, 4);
-    memcpy(b + 16, &st->cursor.next, 8);
-    memcpy(b + 24, &st->cursor.last_hash, 8);
-    memcpy(b + 32, &st->cursor.last_ts, 8);
+    source_text(v->source, st->worker, &st->cursor);
     for (size_t i = 0; i < n && v->rc == 0; i++) {
         struct kvr_worker w = {st->worker.worker_id, ranks[i]};
         v->rc = kvr_index_dump(v->part->index, &w, keep_event, v->w);
@@ -120,6 +124,22 @@ static void put_sources(struct indexer *x, struct writer *w, const struct partit
     free(st);
 }
 
+/* Content that was restored for workers which nobody has registered yet. */
+static void put_seeds(struct indexer *x, struct writer *w, const struct partition *p)
+{
+    size_t n;
+    struct seed *list = catalogue_seeds(x, &n);
+    for (size_t i = 0; i < n && !w->failed; i++) {
+        unsigned char b[SOURCE_BYTES];
+        if (!kvr_index_rank_blocks(p->index, list[i].worker) || catalogue_has_listener(x, list[i].worker)) continue;
+        source_text(b, list[i].worker, &list[i].cursor);
+        w->failed |= kvr_index_dump(p->index, &list[i].worker, keep_event, w) != 0;
+        put_record(w, SOURCE, b, sizeof b);
+        flush_events(w);
+    }
+    free(list);
+}
+
 static int sync_directory(const char *path)
 {
     char dir[4096];
@@ -142,6 +162,7 @@ static void write_all(struct indexer *x, struct writer *w)
     for (size_t i = 0; i < n; i++) {
         put_partition(w, list[i]);
         put_sources(x, w, list[i]);
+        put_seeds(x, w, list[i]);
         partition_unref(list[i]);
     }
     free(list);

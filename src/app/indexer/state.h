@@ -38,7 +38,16 @@
 #include "net/zmq_ingest.h"
 #include "wire/json.h"
 
-enum { NAME_MAX_LEN = 255, ENDPOINT_MAX = 240, PEERS_MAX = 64, RANKS_OF_INSTANCE_MAX = 1024, SMALL_BODY = 2 << 20 };
+enum {
+    NAME_MAX_LEN = 255,
+    ENDPOINT_MAX = 240,
+    PEERS_MAX = 64,
+    RANKS_OF_INSTANCE_MAX = 1024,
+    INSTANCES_MAX = 16384,
+    PARTITIONS_MAX = 1024,
+    DUMPS_MAX = 4, /* of one data loop at once */
+    SMALL_BODY = 2 << 20
+};
 
 /* ---- catalogue ------------------------------------------------------------------------------------------ */
 
@@ -194,6 +203,7 @@ struct partition *catalogue_get(struct indexer *x, const char *model, const char
 void partition_ref(struct partition *p);
 void partition_unref(struct partition *p);
 void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_view_cursor *cursor);
+struct seed *catalogue_seeds(struct indexer *x, size_t *n); /* a copy as an array; malloc'd */
 bool catalogue_has_listener(struct indexer *x, struct kvr_worker w);
 bool catalogue_recover_url(struct indexer *x, struct kvr_worker w, char *out, size_t cap); /* false: none */
 void catalogue_workers_write(struct indexer *x, const char *model, const char *group, struct kvr_buf *out);
