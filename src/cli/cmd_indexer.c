@@ -20,6 +20,7 @@ static const struct option_row rows[] = {
      NULL},
     {"model-name", OPT_STRING, AT(model), "default", 0, 0, "NAME", "model of those workers", NULL},
     {"routing-group", OPT_STRING, AT(group), "default", 0, 0, "NAME", "routing group of those workers", NULL},
+    {"tenant-id", OPT_STRING, AT(tenant), NULL, 0, 0, "NAME", "accepted for older command lines and ignored; see --routing-group", NULL},
     {"peers", OPT_STRING, AT(peers), NULL, 0, 0, "LIST", "comma list of other indexers' URLs, asked when engines cannot tell", NULL},
     {"min-initial-workers", OPT_U64, AT(min_workers), "0", 0, 1e6, NULL, "/ready waits for that many registered workers", NULL},
     {"restore-timeout", OPT_DOUBLE, AT(restore_timeout), "10", 0.05, 86400, NULL,

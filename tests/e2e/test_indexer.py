@@ -221,7 +221,8 @@ def test_ready_waits_for_workers(start, engine):
 
 def test_initial_workers(start, engine):
     e = engine()
-    ix = start(Indexer, "--block-size", 4, "--workers", f"5:2=tcp://127.0.0.1:{e.events}, ,", "--model-name", "mm", "--routing-group", "gg")
+    ix = start(Indexer, "--block-size", 4, "--workers", f"5:2=tcp://127.0.0.1:{e.events}, ,", "--model-name", "mm", "--routing-group", "gg",
+               "--tenant-id", "ignored")
     w = ix.get("/workers")[0]
     assert (w["instance_id"], w["model_name"], w["routing_group"], list(w["endpoints"])) == (5, "mm", "gg", ["2"])
 

@@ -14,6 +14,7 @@ struct indexer_options {
     uint64_t port, threads, block_size, min_workers;
     char *workers, *peers; /* comma lists */
     char *model, *group;
+    char *tenant; /* accepted from older command lines, not used */
     char *data_dir, *api_key_file, *tls_cert, *tls_key, *access_log, *trace_header;
     double snapshot_interval, restore_timeout;
     uint64_t max_bytes, max_body_size, max_connections;
