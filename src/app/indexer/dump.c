@@ -9,7 +9,7 @@
  *
  * A colon or a percent sign in a model's name is written as %3A or %25, so that the first colon is the separator.
  */
-#include "app/indexer/state.h"
+#include "app/indexer/stage.h"
 
 #include <string.h>
 
@@ -135,36 +135,16 @@ static void put_view(struct kvr_buf *b, const struct kvr_view_status *s)
 
 /* A source's content at one place of its stream, copied on the ingest thread. */
 struct still {
-    struct dump *d;
-    const struct partition *part;
-    struct kvr_event *events; /* with their blocks behind each other in blocks */
-    struct kvr_block *blocks;
-    size_t events_n, events_cap, blocks_n, blocks_cap;
+    struct partition *part;
+    struct stage stage;
     struct kvr_view_status status;
     bool failed;
 };
 
-static void *grown(void *p, size_t *cap, size_t need, size_t elem)
-{
-    if (need <= *cap) return p;
-    size_t n = KVR_MAX(need, *cap * 2);
-    void *q = realloc(p, n * elem);
-    if (q) *cap = n;
-    return q;
-}
-
 static int keep_event(void *ctx, const struct kvr_event *ev)
 {
     struct still *s = ctx;
-    void *e = grown(s->events, &s->events_cap, s->events_n + 1, sizeof *s->events);
-    if (e) s->events = e;
-    void *b = grown(s->blocks, &s->blocks_cap, s->blocks_n + ev->blocks_n, sizeof *s->blocks);
-    if (b) s->blocks = b;
-    if (!e || !b) return -KVR_ENOMEM;
-    s->events[s->events_n++] = *ev;
-    memcpy(s->blocks + s->blocks_n, ev->blocks, ev->blocks_n * sizeof *ev->blocks);
-    s->blocks_n += ev->blocks_n;
-    return 0;
+    return stage_add(&s->stage, s->part, ev);
 }
 
 static void take_still(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
@@ -179,24 +159,21 @@ static void take_still(void *arg, const struct kvr_view_status *st, const uint32
 }
 
 /* The events of one source together with its place. */
-static bool dump_source(struct dump *d, const struct partition *p, struct kvr_worker w, struct kvr_buf *views)
+static bool dump_source(struct dump *d, struct partition *p, struct kvr_worker w, struct kvr_buf *views)
 {
-    struct still s = {.d = d, .part = p};
+    struct still s = {.part = p};
     int rc = kvr_ingest_visit_view(d->rq.loop->indexer->ingest, w, take_still, &s);
-    size_t at = 0;
     bool ok = rc == -KVR_ENOTFOUND || (rc == 0 && !s.failed);
-    for (size_t i = 0; rc == 0 && ok && i < s.events_n; i++) {
-        s.events[i].blocks = s.blocks + at;
-        at += s.events[i].blocks_n;
-        ok = on_event(d, &s.events[i]) == 0;
+    for (size_t g = 0; ok && g < s.stage.n; g++) {
+        const struct kvr_event *ev = stage_events(&s.stage.list[g]);
+        for (size_t i = 0; ok && i < s.stage.list[g].events_n; i++) ok = on_event(d, &ev[i]) == 0;
     }
     if (rc == 0 && ok && s.status.cursor.known) put_view(views, &s.status);
-    free(s.events);
-    free(s.blocks);
+    stage_free(&s.stage);
     return ok;
 }
 
-static bool dump_with_views(struct dump *d, const struct partition *p, struct kvr_buf *views)
+static bool dump_with_views(struct dump *d, struct partition *p, struct kvr_buf *views)
 {
     struct indexer *x = d->rq.loop->indexer;
     size_t n;
@@ -213,7 +190,7 @@ static bool dump_with_views(struct dump *d, const struct partition *p, struct kv
     return ok;
 }
 
-static bool dump_partition(struct dump *d, const struct partition *p)
+static bool dump_partition(struct dump *d, struct partition *p)
 {
     struct kvr_buf *b = &d->b, views = {0};
     put_key(b, p);

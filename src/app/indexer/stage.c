@@ -44,19 +44,25 @@ const struct staged *stage_find(const struct stage *s, const struct partition *p
     return NULL;
 }
 
+const struct kvr_event *stage_events(const struct staged *g)
+{
+    const struct kvr_block *at = g->blocks; /* the array may have moved since the events were added */
+    for (size_t i = 0; i < g->events_n; i++) {
+        g->events[i].blocks = at;
+        at += g->events[i].blocks_n;
+    }
+    return g->events;
+}
+
 int stage_put(const struct staged *g, struct partition *p, struct kvr_worker w)
 {
     if (!g) {
         kvr_index_remove_rank(p->index, w);
         return 0;
     }
-    size_t at = 0;
-    for (size_t i = 0; i < g->events_n; i++) {
-        g->events[i].blocks = g->blocks + at;
-        at += g->events[i].blocks_n;
+    for (size_t i = 0; i < g->events_n; i++)
         if (g->events[i].tier != KVR_TIER_DEVICE) atomic_store(&p->tiers, true);
-    }
-    return kvr_index_restore(p->index, w, g->events, g->events_n);
+    return kvr_index_restore(p->index, w, stage_events(g), g->events_n);
 }
 
 void stage_free(struct stage *s)

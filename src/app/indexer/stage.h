@@ -11,7 +11,7 @@
 struct staged {
     struct partition *part; /* a reference */
     struct kvr_worker worker;
-    struct kvr_event *events; /* blocks: places in `blocks` until stage_events() */
+    struct kvr_event *events; /* see stage_events() */
     struct kvr_block *blocks;
     size_t events_n, events_cap, blocks_n, blocks_cap;
 };
@@ -23,7 +23,9 @@ struct stage {
 
 /* Returns: 0, -KVR_ENOMEM. */
 int stage_add(struct stage *s, struct partition *p, const struct kvr_event *ev);
-/* The pair's events, ready to be applied; NULL: none staged. */
+/* A pair's events_n events with their blocks, valid until the next stage_add. */
+const struct kvr_event *stage_events(const struct staged *g);
+/* What is staged for a pair; NULL: nothing. */
 const struct staged *stage_find(const struct stage *s, const struct partition *p, struct kvr_worker w);
 /* Replaces the content of a pair by what is staged for it (NULL: nothing). Returns: 0 or an error of the index. */
 int stage_put(const struct staged *g, struct partition *p, struct kvr_worker w);
