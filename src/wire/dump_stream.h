@@ -52,7 +52,4 @@ int kvr_dump_stream_feed(struct kvr_dump_stream *s, const char *data, size_t len
 /* Did the dump end where it should? */
 bool kvr_dump_stream_over(const struct kvr_dump_stream *s);
 
-/* One RouterEvent with a stored event. *blocks is grown as needed. Returns: 0, -KVR_EFORMAT, -KVR_ENOMEM. */
-int kvr_router_event_read(struct kvr_json o, struct kvr_event *out, struct kvr_block **blocks, size_t *cap);
-
 #endif

@@ -13,6 +13,8 @@
 
 #include <string.h>
 
+#include "wire/router_event.h"
+
 enum { PIECE = 256 << 10, PIECES_MAX = 8 };
 
 struct piece {
@@ -61,49 +63,11 @@ static bool flush(struct dump *d)
     return go;
 }
 
-static void put_stored(struct kvr_buf *b, const struct kvr_event *ev)
-{
-    kvr_json_key(b, "stored");
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "parent_hash");
-    if (ev->has_parent) kvr_json_u64(b, ev->parent_hash);
-    else kvr_json_null(b);
-    kvr_json_key(b, "start_position");
-    if (ev->has_start_position) kvr_json_u64(b, ev->start_position);
-    else kvr_json_null(b);
-    kvr_json_key(b, "blocks");
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < ev->blocks_n; i++) {
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "block_hash", ev->blocks[i].block_hash);
-        kvr_json_put_u64(b, "tokens_hash", ev->blocks[i].tokens_hash);
-        kvr_json_key(b, "mm_extra_info");
-        kvr_json_null(b);
-        kvr_json_close(b, '}');
-    }
-    kvr_json_close(b, ']');
-    kvr_json_close(b, '}');
-}
-
 static int on_event(void *ctx, const struct kvr_event *ev)
 {
     struct dump *d = ctx;
-    struct kvr_buf *b = &d->b;
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", ev->worker.worker_id);
-    kvr_json_put_str(b, "storage_tier", kvr_tier_name(ev->tier));
-    kvr_json_put_str(b, "residency_domain", "worker");
-    kvr_json_key(b, "event");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "event_id", d->events++);
-    kvr_json_key(b, "data");
-    kvr_json_open(b, '{');
-    put_stored(b, ev);
-    kvr_json_close(b, '}');
-    kvr_json_put_u64(b, "dp_rank", ev->worker.dp_rank);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
-    if (b->len < PIECE) return 0;
+    kvr_router_event_write(&d->b, ev, d->events++);
+    if (d->b.len < PIECE) return 0;
     return flush(d) ? 0 : 1;
 }
 

@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "wire/dump_stream.h"
+#include "wire/router_event.h"
 
 enum { TICK_MS = 100, PEER_TIMEOUT_MS = 10000, LOST_MS = 1000, RETRY_MIN_MS = 1000, RETRY_MAX_MS = 60000, SNAPSHOT_MAX = 1 << 30 };
 

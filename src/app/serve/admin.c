@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "wire/router_event.h"
+
 extern const char admin_page[]; /* page.c */
 
 enum { RANKS_MAX = 8192 };
@@ -591,39 +593,7 @@ static void loads_write(struct serve *s, struct kvr_buf *b)
 static int put_event(void *ctx, const struct kvr_event *ev)
 {
     struct kvr_buf *b = ctx;
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", ev->worker.worker_id);
-    kvr_json_put_str(b, "storage_tier", kvr_tier_name(ev->tier));
-    kvr_json_put_str(b, "residency_domain", "worker");
-    kvr_json_key(b, "event");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "event_id", ev->event_id);
-    kvr_json_key(b, "data");
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "stored");
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "parent_hash");
-    if (ev->has_parent) kvr_json_u64(b, ev->parent_hash);
-    else kvr_json_null(b);
-    kvr_json_key(b, "start_position");
-    if (ev->has_start_position) kvr_json_u64(b, ev->start_position);
-    else kvr_json_null(b);
-    kvr_json_key(b, "blocks");
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < ev->blocks_n; i++) {
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "block_hash", ev->blocks[i].block_hash);
-        kvr_json_put_u64(b, "tokens_hash", ev->blocks[i].tokens_hash);
-        kvr_json_key(b, "mm_extra_info");
-        kvr_json_null(b);
-        kvr_json_close(b, '}');
-    }
-    kvr_json_close(b, ']');
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
-    kvr_json_put_u64(b, "dp_rank", ev->worker.dp_rank);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
+    kvr_router_event_write(b, ev, ev->event_id);
     return b->failed ? -KVR_ENOMEM : 0;
 }
 
