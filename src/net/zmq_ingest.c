@@ -276,6 +276,7 @@ static void rebuild(struct kvr_ingest *in, struct source *s)
     s->verifying = false;
     s->rounds = 0;
     s->st.state = KVR_VIEW_RESTORING;
+    set_trust(in, s, false, "being replayed from the start");
     request_replay(in, s, 0);
 }
 
@@ -420,6 +421,7 @@ static void on_restart(struct kvr_ingest *in, struct source *s, uint64_t seq, co
         apply_batch(in, s, seq, data, len);
         if (!s->mismatch) set_trust(in, s, true, "");
     } else {
+        set_trust(in, s, false, "being replayed from the start");
         on_gap(in, s, seq, data, len);
     }
 }
