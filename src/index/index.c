@@ -61,7 +61,7 @@ void kvr__share_cap(struct kvr_index *ix)
     }
 }
 
-/* Gives up what is over the cap. Memory that readers may still look at comes back later: then it stops for now. */
+/* Gives up what is over the cap; stops when nothing comes back, because readers may still look at it. */
 static void keep_cap(struct lane *ln)
 {
     pthread_mutex_lock(&ln->lock);

@@ -181,7 +181,7 @@ bool catalogue_recover_url(struct indexer *x, struct kvr_worker w, char *out, si
 }
 
 /* tcp://host:port (a star and port 0 pass, as in the original), ipc://, inproc://. */
-bool catalogue_endpoint_ok(const char *e)
+static bool endpoint_ok(const char *e)
 {
     if (strlen(e) >= ENDPOINT_MAX) return false;
     if (strncmp(e, "ipc://", 6) == 0) return e[6] != 0;
@@ -328,11 +328,11 @@ static int register_locked(struct indexer *x, const struct registration *r, char
 
 int catalogue_register(struct indexer *x, const struct registration *r, char *err, size_t cap)
 {
-    if (!catalogue_endpoint_ok(r->endpoint)) {
+    if (!endpoint_ok(r->endpoint)) {
         snprintf(err, cap, "invalid ZMQ endpoint `%.200s`: expected tcp://host:port, ipc://path or inproc://name", r->endpoint);
         return 400;
     }
-    if (r->replay[0] && !catalogue_endpoint_ok(r->replay)) {
+    if (r->replay[0] && !endpoint_ok(r->replay)) {
         snprintf(err, cap, "invalid replay endpoint `%.200s`: expected tcp://host:port, ipc://path or inproc://name", r->replay);
         return 400;
     }

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-enum { SWEEP_MS = 1000, KEY_MAX = 4096, STOP_WAIT_MS = 5000 };
+enum { SWEEP_MS = 1000, KEY_MAX = 4096 };
 
 /* ---- what the command line says ------------------------------------------------------------------------------------------- */
 
@@ -274,7 +274,6 @@ int indexer_main(const struct indexer_options *o)
     struct indexer *x = calloc(1, sizeof *x);
     if (!x) return 1;
     x->o = o;
-    x->started_ms = indexer_now_ms();
     snprintf(x->why, sizeof x->why, "loading what is on disk");
     pthread_mutex_init(&x->lock, NULL);
     pthread_mutex_init(&x->change_lock, NULL);

@@ -107,11 +107,11 @@ static bool give_to_view(struct recovery *r, struct partition *p, struct kvr_wor
     return rc == 0 && t.taken;
 }
 
-/* Puts what is staged in place; returns how many views it helped. */
+/* Puts what is staged in place; returns how many views it helped. Nobody is registered or unregistered meanwhile. */
 static size_t use_stage(struct recovery *r)
 {
-    size_t n, taken = 0;
-    struct kvr_view_status *st = catalogue_statuses(r->x, &n);
+    size_t taken = 0;
+    pthread_mutex_lock(&r->x->change_lock);
     for (size_t i = 0; i < r->places_n; i++) { /* views with a place; an empty one may have no events */
         const struct place *pl = &r->places[i];
         if (catalogue_has_listener(r->x, pl->view.worker)) {
@@ -128,7 +128,7 @@ static size_t use_stage(struct recovery *r)
         if (catalogue_has_listener(r->x, g->worker)) taken += r->places_n ? 0 : give_to_view(r, g->part, g->worker, NULL);
         else if (!r->places_n) taken += stage_put(g, g->part, g->worker) == 0;
     }
-    free(st);
+    pthread_mutex_unlock(&r->x->change_lock);
     return taken;
 }
 

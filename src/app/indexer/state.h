@@ -151,7 +151,6 @@ struct indexer {
     _Atomic bool ready;  /* recovery is over */
     _Atomic bool stopping;
     char why[128]; /* under lock: why it is not ready */
-    uint64_t started_ms;
 };
 
 /* One partition as a data loop sees it. */
@@ -213,7 +212,6 @@ struct partition **catalogue_list(struct indexer *x, size_t *n);
 struct kvr_view_status *catalogue_statuses(struct indexer *x, size_t *n); /* malloc'd */
 bool catalogue_add_peer(struct indexer *x, const char *url, size_t len);
 bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len);
-bool catalogue_endpoint_ok(const char *endpoint);
 int catalogue_start(struct indexer *x);
 void catalogue_destroy(struct indexer *x);
 const char *listener_state(const struct kvr_view_status *st);
