@@ -12,16 +12,17 @@ ALLOWED = {
     "index": {"base", "hash"},
     "load": {"base", "hash"},
     "select": {"base"},
+    "queue": {"base"},
     "recover": {"base", "hash", "index"},
-    "router": {"base", "hash", "index", "load", "select", "recover"},
-    "wire": {"base", "hash", "index", "load", "select", "recover", "router"},
-    "net": {"base", "hash", "index", "load", "select", "recover", "router", "wire"},
-    "app": {"base", "hash", "index", "load", "select", "recover", "router", "wire", "net"},
+    "router": {"base", "hash", "index", "load", "select", "queue", "recover"},
+    "wire": {"base", "hash", "index", "load", "select", "queue", "recover", "router"},
+    "net": {"base", "hash", "index", "load", "select", "queue", "recover", "router", "wire"},
+    "app": {"base", "hash", "index", "load", "select", "queue", "recover", "router", "wire", "net"},
     "cli": {"base", "app"},
 }
 PUBLIC_OF = {"api": "base", "error": "base", "alloc": "base", "clock": "base", "types": "base", "hash": "hash", "event": "base",
-             "index": "index", "load": "load", "select": "select", "router": "router", "kvroute": "router"}
-LIBRARY = {"base", "hash", "index", "load", "select", "recover", "router"}
+             "index": "index", "load": "load", "select": "select", "ttft_model": "select", "queue": "queue", "router": "router", "kvroute": "router"}
+LIBRARY = {"base", "hash", "index", "load", "select", "queue", "recover", "router"}
 FORBIDDEN_BELOW = re.compile(r"<(sys/socket|netinet/|arpa/|uv|zmq|llhttp|simdjson|yaml|sys/epoll|fcntl|sys/stat)")
 
 

@@ -33,7 +33,10 @@ extern "C" {
     X(RANK, 14, "data-parallel rank out of range")                                                                                         \
     X(NOID, 15, "booking needs a request id")                                                                                              \
     X(NOINDEX, 16, "no index: the overlap credit is 0")                                                                                    \
-    X(BUSY, 17, "every eligible worker is busy")
+    X(BUSY, 17, "every eligible worker is busy")                                                                                           \
+    X(OVERLOADED, 18, "every eligible worker is overloaded")                                                                               \
+    X(QUEUEFULL, 19, "the queue of the request's class is full")                                                                           \
+    X(SHUTDOWN, 20, "shutting down")
 
 enum kvr_error {
 #define KVR_ERROR_ENUM(name, value, text) KVR_E##name = (value),

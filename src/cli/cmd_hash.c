@@ -8,11 +8,11 @@
 #define AT(field) offsetof(struct hash_options, field)
 
 static const struct option_row rows[] = {
-    {"block-size", OPT_U64, AT(block_size), "16", 1, 65536, NULL, "tokens per block", NULL},
-    {"tokens", OPT_STRING, AT(tokens), NULL, 0, 0, "1,2,3", "token ids", NULL},
-    {"lora-name", OPT_STRING, AT(lora_name), NULL, 0, 0, "NAME", "LoRA adapter", NULL},
-    {"cache-salt", OPT_STRING, AT(cache_salt), NULL, 0, 0, "TEXT", "cache namespace", NULL},
-    {"eagle", OPT_BOOL, AT(eagle), "false", 0, 0, NULL, "windows of block size + 1 tokens", NULL},
+    {"block-size", OPT_U64, AT(block_size), "16", 1, 65536, NULL, "tokens per block", NULL, NULL},
+    {"tokens", OPT_STRING, AT(tokens), NULL, 0, 0, "1,2,3", "token ids", NULL, NULL},
+    {"lora-name", OPT_STRING, AT(lora_name), NULL, 0, 0, "NAME", "LoRA adapter", NULL, NULL},
+    {"cache-salt", OPT_STRING, AT(cache_salt), NULL, 0, 0, "TEXT", "cache namespace", NULL, NULL},
+    {"eagle", OPT_BOOL, AT(eagle), "false", 0, 0, NULL, "windows of block size + 1 tokens", NULL, NULL},
 };
 
 static const char usage[] = "usage: kvroute hash --block-size N --tokens 1,2,3 [--lora-name X] [--cache-salt Y]\n\n"

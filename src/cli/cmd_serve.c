@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* `serve` and `select`: one table of router options, and what each adds to it. */
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "app/serve/serve.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/policy_file.h"
 
 struct serve_cli {
     struct serve_options o;
@@ -11,111 +16,258 @@ struct serve_cli {
 };
 
 #define AT(field) offsetof(struct serve_cli, o.field)
-#define NUM(name, field, initial, min, max, help)                                                                                          \
+#define NUM(name, field, initial, lo, hi, env, help)                                                                                       \
     {                                                                                                                                      \
-        name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL                                                                      \
+        name, OPT_U64, AT(field), initial, lo, hi, NULL, help, NULL, env                                                                   \
     }
-#define DBL(name, field, initial, max, help)                                                                                               \
+#define DBL(name, field, initial, lo, hi, env, help)                                                                                       \
     {                                                                                                                                      \
-        name, OPT_DOUBLE, AT(field), initial, 0, max, NULL, help, NULL                                                                     \
+        name, OPT_DOUBLE, AT(field), initial, lo, hi, NULL, help, NULL, env                                                                \
     }
-#define STR(name, field, initial, what, help)                                                                                              \
+#define STR(name, field, initial, what, env, help)                                                                                         \
     {                                                                                                                                      \
-        name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL                                                                       \
+        name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL, env                                                                  \
     }
-#define SIZ(name, field, initial, help)                                                                                                    \
+#define SIZ(name, field, initial, env, help)                                                                                               \
     {                                                                                                                                      \
-        name, OPT_SIZE, AT(field), initial, 0, 0, NULL, help, NULL                                                                         \
+        name, OPT_SIZE, AT(field), initial, 0, 0, NULL, help, NULL, env                                                                    \
     }
-#define BOO(name, field, initial, help)                                                                                                    \
+#define BOO(name, field, initial, env, help)                                                                                               \
     {                                                                                                                                      \
-        name, OPT_BOOL, AT(field), initial, 0, 0, NULL, help, NULL                                                                         \
+        name, OPT_BOOL, AT(field), initial, 0, 0, NULL, help, NULL, env                                                                    \
     }
-#define ENU(name, field, initial, values, help)                                                                                            \
+#define ENU(name, field, initial, values, env, help)                                                                                       \
     {                                                                                                                                      \
-        name, OPT_ENUM, AT(field), initial, 0, 0, values, help, NULL                                                                       \
+        name, OPT_ENUM, AT(field), initial, 0, 0, values, help, NULL, env                                                                  \
     }
+/* Another spelling that stays / one that warns. */
 #define ALIAS(name, type, field, of)                                                                                                       \
     {                                                                                                                                      \
-        name, type, AT(field), NULL, 0, 0, NULL, NULL, of                                                                                  \
+        name, type, AT(field), NULL, 0, 0, NULL, NULL, of, NULL                                                                            \
+    }
+#define OLD(name, type, field, of)                                                                                                         \
+    {                                                                                                                                      \
+        name, type, AT(field), NULL, 0, 0, "deprecated", NULL, of, NULL                                                                    \
     }
 #define ANY 1e300
 
-static const struct option_row rows[] = {
+/* Each row: name, place, default, range or values, environment name of NVIDIA Dynamo's router that is accepted too, help. */
+#define ROUTER_ROWS                                                                                                                        \
+    STR("config", config, NULL, "FILE", NULL, "YAML file of these options"),                                                               \
+        STR("model", model, NULL, "NAME", NULL, "model name of workers that have none of their own"),                                      \
+        NUM("block-size", block_size, "16", 1, 65536, NULL, "tokens per KV block, as the engines have it"),                                \
+        ENU("router-mode", mode, "kv", "kv|round-robin|random|least-loaded|direct", "DYN_ROUTER_MODE", "how a worker is chosen"),          \
+        BOO("load-aware", load_aware, "false", "DYN_ROUTER_LOAD_AWARE",                                                                    \
+            "balance tokens and blocks, nothing else: kv mode with credit 0, no events, active blocks and prefill tracked, no reuse"),     \
+        BOO("router-kv-events", kv_events, "true", "DYN_ROUTER_USE_KV_EVENTS",                                                             \
+            "follow the engines' KV events; without: predict from own decisions"),                                                         \
+        ALIAS("kv-events", OPT_BOOL, kv_events, "router-kv-events"),                                                                       \
+        ENU("cost", cost, "linear", "linear|lmetric|time", "DYN_ROUTER_SELECTION_POLICY",                                                  \
+            "what is made small: blocks; prefill blocks times active blocks; predicted milliseconds"),                                     \
+        ALIAS("router-selection-policy", OPT_ENUM, cost, "cost"),                                                                          \
+        DBL("router-kv-overlap-score-credit", overlap_credit, "1", 0, ANY, "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",                           \
+            "credit per cached prefix block; 0 = no index"),                                                                               \
+        DBL("router-kv-overlap-score-credit-decay", credit_decay, "0", 0, ANY, "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",                 \
+            "shrinks the credit of workers with more prefill than the least loaded"),                                                      \
+        STR("router-kv-overlap-score-weight", overlap_weight_text, NULL, "WEIGHT", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",                   \
+            "deprecated: sets router-prefill-load-scale; 0 also sets router-kv-overlap-score-credit to 0"),                                \
+        OLD("kv-overlap-score-weight", OPT_STRING, overlap_weight_text, "router-kv-overlap-score-weight"),                                 \
+        DBL("router-prefill-load-scale", prefill_load_scale, "1", 0, ANY, "DYN_ROUTER_PREFILL_LOAD_SCALE", "weight of the prefill term"),  \
+        DBL("router-decode-active-request-weight", request_weight, "0", 0, ANY, "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",                 \
+            "blocks added per active request"),                                                                                            \
+        DBL("router-host-cache-hit-weight", host_weight, "0.75", 0, 1, "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",                                 \
+            "credit per host-pinned block beyond the device prefix"),                                                                      \
+        DBL("router-disk-cache-hit-weight", disk_weight, "0.25", 0, 1, "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",                                 \
+            "credit per disk or external block beyond the host prefix"),                                                                   \
+        DBL("shared-cache-multiplier", shared_multiplier, "0", 0, 1, "DYN_SHARED_CACHE_MULTIPLIER",                                        \
+            "credit per block that a shared pool holds beyond the device prefix, when the request says which (shared_cache_ranges)"),      \
+        DBL("router-temperature", temperature, "0", 0, ANY, "DYN_ROUTER_TEMPERATURE", "0 = cheapest; else softmax over normalised costs"), \
+        DBL("router-load-bound", load_bound, "2", 1, ANY, NULL,                                                                            \
+            "cost time: overlap counts only up to this times the mean number of requests"),                                                \
+        DBL("router-request-share", request_share, "0.1", 0, ANY, NULL,                                                                    \
+            "cost time: what delaying a running request is worth, as a share of delaying ours"),                                           \
+        DBL("router-guard-ratio", guard_ratio, "0.02", 0, 1, NULL,                                                                         \
+            "cost time: below this mean share of cached prompt, overlap is not chased"),                                                   \
+        BOO("router-track-active-blocks", track_active_blocks, "true", "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",                                   \
+            "count the blocks of running requests"),                                                                                       \
+        ALIAS("track-active-blocks", OPT_BOOL, track_active_blocks, "router-track-active-blocks"),                                         \
+        BOO("router-track-output-blocks", track_output_blocks, "false", "DYN_ROUTER_TRACK_OUTPUT_BLOCKS",                                  \
+            "count blocks filled by generation"),                                                                                          \
+        ALIAS("track-output-blocks", OPT_BOOL, track_output_blocks, "router-track-output-blocks"),                                         \
+        BOO("router-track-prefill-tokens", track_prefill_tokens, "true", "DYN_ROUTER_TRACK_PREFILL_TOKENS",                                \
+            "count prompt tokens still to be computed"),                                                                                   \
+        BOO("router-assume-kv-reuse", assume_kv_reuse, "true", "DYN_ROUTER_ASSUME_KV_REUSE",                                               \
+            "running requests with one prefix share its blocks"),                                                                          \
+        ALIAS("router-with-cascade-attention", OPT_BOOL, assume_kv_reuse, "router-assume-kv-reuse"),                                       \
+        ALIAS("assume-kv-reuse", OPT_BOOL, assume_kv_reuse, "router-assume-kv-reuse"),                                                     \
+        ENU("router-prefill-load-model", prefill_load_model, "none", "none|fitted", "DYN_ROUTER_PREFILL_LOAD_MODEL",                       \
+            "fitted: prefill load decays over the duration that observed first tokens predict"),                                           \
+        DBL("router-ttl-secs", ttl_secs, "120", 0, 31536000, "DYN_ROUTER_TTL_SECS", "life of predicted blocks without KV events"),         \
+        DBL("router-predicted-ttl-secs", predicted_ttl_secs, "-1", -1, 31536000, "DYN_ROUTER_PREDICTED_TTL_SECS",                          \
+            "with KV events: a decision counts as cached for this long, before its events come; 2 to 5 is typical; -1 = off"),             \
+        NUM("router-max-tree-size", max_tree_size, "1048576", 1, 4e9, "DYN_ROUTER_MAX_TREE_SIZE", "predicted blocks that start pruning"),  \
+        DBL("router-prune-target-ratio", prune_target_ratio, "0.8", 0.01, 1, "DYN_ROUTER_PRUNE_TARGET_RATIO",                              \
+            "prune down to this share of the tree size"),                                                                                  \
+        DBL("router-queue-threshold", queue_threshold, "-1", -1, ANY, "DYN_ROUTER_QUEUE_THRESHOLD",                                        \
+            "requests wait while every rank has more prefill tokens than this times max-num-batched-tokens; -1 = off"),                    \
+        ENU("router-queue-policy", queue_policy, "fcfs", "fcfs|lcfs|wspt", "DYN_ROUTER_QUEUE_POLICY", "order of waiting requests"),        \
+        DBL("router-queue-ageing-secs", queue_ageing, "0", 0, 31536000, NULL,                                                              \
+            "what has waited this long goes first, whatever the order (bounds the starvation of wspt); 0 = off"),                          \
+        STR("router-policy-config", policy_config, NULL, "FILE", "DYN_ROUTER_POLICY_CONFIG", "YAML file of queue classes"),                \
+        DBL("active-decode-blocks-threshold", busy_decode_blocks, "-1", -1, 1, "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",                       \
+            "a rank with more than this share of total-kv-blocks in use is overloaded; -1 = off"),                                         \
+        DBL("active-prefill-tokens-threshold", busy_prefill_tokens, "-1", -1, ANY, "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",                  \
+            "a rank with more prefill tokens is overloaded; -1 = off"),                                                                    \
+        DBL("active-prefill-tokens-threshold-frac", busy_prefill_frac, "-1", -1, ANY, "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",          \
+            "the same as a share of max-num-batched-tokens; -1 = off"),                                                                    \
+        BOO("router-clear-worker-wide", clear_worker_wide, "false", NULL,                                                                  \
+            "a cleared event clears every rank of its worker (older publishers)"),                                                         \
+        NUM("router-seed", seed, "0", 0, 1.8e19, NULL, "seed for ties and temperature; 0 = from the clock"),                               \
+        NUM("replica-sync-port", replica_sync_port, "0", 0, 65535, NULL,                                                                   \
+            "port (ZMQ) on which other routers of the fleet hear what this one books; 0 = off"),                                           \
+        STR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \
+        SIZ("index-max-bytes", index_max_bytes, "0", NULL,                                                                                 \
+            "cap on an index's memory, kept by giving up what is least recently used; 0 = none"),                                          \
+        DBL("queue-timeout", queue_timeout, "30", 0, 864000, NULL, "seconds to wait for a worker"),                                        \
+        DBL("restore-timeout", restore_timeout, "10", 0.05, 86400, NULL,                                                                   \
+            "seconds a replay may be silent before a view is declared untrusted"),                                                         \
+        DBL("router-active-request-expiry-secs", request_expiry, "300", 1, 31536000, "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",              \
+            "reservations made over HTTP of which nothing is heard for this long are dropped")
+
+static const struct option_row serve_rows[] = {
     {"worker", OPT_LIST, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
-     "a worker; keys: id, events, replay, model, group, block-size, dp-start, dp-size, role, max-num-batched-tokens, total-kv-blocks; "
-     "repeatable",
-     NULL},
-    STR("config", config, NULL, "FILE", "YAML file of these options"),
-    STR("host", host, "0.0.0.0", "ADDRESS", "address of the data port"),
-    NUM("port", port, "8080", 1, 65535, "data port"),
-    STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", "address of the admin port"),
-    NUM("admin-port", admin_port, "9090", 1, 65535, "admin port"),
-    NUM("threads", threads, "1", 1, 64, "event loops for the data port"),
-    STR("model", model, NULL, "NAME", "model name of workers that have none of their own"),
-    NUM("block-size", block_size, "16", 1, 65536, "tokens per KV block, as the engines have it"),
-    ENU("router-mode", mode, "kv", "kv|round-robin|random|least-loaded|direct", "how a worker is chosen"),
-    ENU("tokenizer", tokenizer, "auto", "auto|engine|bytes", "where tokens come from; auto = engine with KV events, bytes without"),
-    BOO("router-kv-events", kv_events, "true", "follow the engines' KV events; without: predict from own decisions"),
-    ALIAS("kv-events", OPT_BOOL, kv_events, "router-kv-events"),
-    DBL("router-kv-overlap-score-credit", overlap_credit, "1", ANY, "credit per cached prefix block; 0 = no index"),
-    DBL("router-kv-overlap-score-credit-decay", credit_decay, "0", ANY,
-        "shrinks the credit of workers with more prefill than the least loaded"),
-    DBL("router-prefill-load-scale", prefill_load_scale, "1", ANY, "weight of the prefill term"),
-    DBL("router-decode-active-request-weight", request_weight, "0", ANY, "blocks added per active request"),
-    DBL("router-host-cache-hit-weight", host_weight, "0.75", 1, "credit per host-pinned block beyond the device prefix"),
-    DBL("router-disk-cache-hit-weight", disk_weight, "0.25", 1, "credit per disk block beyond the host prefix"),
-    DBL("router-temperature", temperature, "0", ANY, "0 = cheapest; else softmax over normalised costs"),
-    BOO("router-track-active-blocks", track_active_blocks, "true", "count the blocks of running requests"),
-    BOO("router-track-output-blocks", track_output_blocks, "false", "count blocks filled by generation"),
-    BOO("router-track-prefill-tokens", track_prefill_tokens, "true", "count prompt tokens still to be computed"),
-    BOO("router-assume-kv-reuse", assume_kv_reuse, "true", "running requests with one prefix share its blocks"),
-    ALIAS("router-with-cascade-attention", OPT_BOOL, assume_kv_reuse, "router-assume-kv-reuse"),
-    ALIAS("assume-kv-reuse", OPT_BOOL, assume_kv_reuse, "router-assume-kv-reuse"),
-    DBL("router-ttl-secs", ttl_secs, "120", 31536000, "life of predicted blocks"),
-    NUM("router-max-tree-size", max_tree_size, "1048576", 1, 4e9, "predicted blocks that start pruning"),
-    {"router-prune-target-ratio", OPT_DOUBLE, AT(prune_target_ratio), "0.8", 0.01, 1, NULL, "prune down to this share of the tree size",
-     NULL},
-    {"router-queue-threshold", OPT_DOUBLE, AT(queue_threshold), "-1", -1, ANY, NULL,
-     "requests wait while every rank has more prefill tokens than this times max-num-batched-tokens; -1 = off", NULL},
-    {"router-session-affinity-ttl-secs", OPT_DOUBLE, AT(session_ttl), "0", 0, 31536000, NULL, "idle life of x-session-id bindings; 0 = off",
-     NULL},
-    BOO("router-clear-worker-wide", clear_worker_wide, "false", "a cleared event clears every rank of its worker (older publishers)"),
-    NUM("router-seed", seed, "0", 0, 1.8e19, "seed for ties and temperature; 0 = from the clock"),
-    SIZ("index-max-bytes", index_max_bytes, "0", "cap on the index's memory, kept by giving up what is least recently used; 0 = none"),
-    DBL("connect-timeout", connect_timeout, "2", 86400, "seconds to connect to a worker"),
-    DBL("first-token-timeout", first_token_timeout, "600", 864000, "seconds to the first byte of an answer; 0 = off"),
-    DBL("stall-timeout", stall_timeout, "120", 864000, "seconds between bytes of an answer; 0 = off"),
-    DBL("total-timeout", total_timeout, "0", 864000, "seconds for a whole request; 0 = off"),
-    DBL("queue-timeout", queue_timeout, "30", 864000, "seconds to wait for a worker"),
-    DBL("tokenize-timeout", tokenize_timeout, "5", 86400, "seconds for the engine's tokenizer"),
-    {"restore-timeout", OPT_DOUBLE, AT(restore_timeout), "10", 0.05, 86400, NULL,
-     "seconds a replay may be silent before a view is declared untrusted", NULL},
-    DBL("drain-timeout", drain_timeout, "180", 864000, "seconds for running requests after SIGTERM"),
-    {"health-interval", OPT_DOUBLE, AT(health_interval), "5", 0.05, 86400, NULL, "seconds between health checks", NULL},
-    NUM("breaker-failures", breaker_failures, "10", 1, 1e9, "consecutive failures that open a worker's breaker"),
-    DBL("breaker-cooldown", breaker_cooldown, "60", 86400, "seconds a breaker stays open"),
-    NUM("max-retries", max_retries, "2", 0, 7, "retries on other workers before the first byte"),
-    SIZ("max-body-size", max_body_size, "64MiB", "largest request body"),
-    NUM("max-connections", max_connections, "16384", 1, 1e6, "client connections per loop"),
+     "a worker; keys: id, events, replay, model, group, block-size, dp-start, dp-size, role, max-num-batched-tokens, total-kv-blocks, "
+     "taint; repeatable",
+     NULL, NULL},
+    STR("host", host, "0.0.0.0", "ADDRESS", NULL, "address of the data port"),
+    NUM("port", port, "8080", 1, 65535, NULL, "data port"),
+    STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port"),
+    NUM("admin-port", admin_port, "9090", 1, 65535, NULL, "admin port"),
+    NUM("threads", threads, "1", 1, 64, NULL, "event loops for the data port"),
+    ENU("tokenizer", tokenizer, "auto", "auto|engine|bytes", NULL, "where tokens come from; auto = engine with KV events, bytes without"),
+    ROUTER_ROWS,
+    DBL("router-session-affinity-ttl-secs", session_ttl, "0", 0, 31536000, "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
+        "idle life of x-session-id bindings; 0 = off"),
+    DBL("queue-keepalive", queue_keepalive, "5", 0, 86400, NULL,
+        "seconds between the comments a waiting streaming request gets; its status is 200 from the first on; 0 = off"),
+    DBL("connect-timeout", connect_timeout, "2", 0, 86400, NULL, "seconds to connect to a worker"),
+    DBL("first-token-timeout", first_token_timeout, "600", 0, 864000, NULL, "seconds to the first byte of an answer; 0 = off"),
+    DBL("stall-timeout", stall_timeout, "120", 0, 864000, NULL, "seconds between bytes of an answer; 0 = off"),
+    DBL("total-timeout", total_timeout, "0", 0, 864000, NULL, "seconds for a whole request; 0 = off"),
+    DBL("tokenize-timeout", tokenize_timeout, "5", 0, 86400, NULL, "seconds for the engine's tokenizer"),
+    DBL("drain-timeout", drain_timeout, "180", 0, 864000, NULL, "seconds for running requests after SIGTERM"),
+    DBL("health-interval", health_interval, "5", 0.05, 86400, NULL, "seconds between health checks"),
+    NUM("breaker-failures", breaker_failures, "10", 1, 1e9, NULL, "consecutive failures that open a worker's breaker"),
+    DBL("breaker-cooldown", breaker_cooldown, "60", 0, 86400, NULL, "seconds a breaker stays open"),
+    NUM("max-retries", max_retries, "2", 0, 7, NULL, "retries on other workers before the first byte"),
+    SIZ("max-body-size", max_body_size, "64MiB", NULL, "largest request body"),
+    NUM("max-connections", max_connections, "16384", 1, 1e6, NULL, "client connections per loop"),
 };
 
-static const char usage[] =
+static const struct option_row select_rows[] = {
+    STR("host", admin_host, "0.0.0.0", "ADDRESS", NULL, "address to listen on"),
+    NUM("port", admin_port, "8092", 1, 65535, NULL, "port to listen on"),
+    NUM("threads", threads, "4", 1, 64, NULL, "accepted for older command lines; one thread serves and one follows events"),
+    ROUTER_ROWS,
+};
+
+static const char serve_usage[] =
     "usage: kvroute serve --worker URL[,key=value...] [options]\n\n"
     "Routes OpenAI requests to the worker that will serve them soonest: by what its KV cache holds and how loaded it is.\n"
     "SIGTERM drains and exits with 0.\n";
 
+static const char select_usage[] =
+    "usage: kvroute select [options]\n\n"
+    "Chooses workers over HTTP for those who keep their own gateway: register workers, select, reserve, report, release.\n"
+    "SIGTERM exits with 0.\n";
+
+static int fail(const char *command, const char *text)
+{
+    fprintf(stderr, "kvroute %s: %s\n", command, text);
+    return 2;
+}
+
+/* The weight of older configurations: it is the scale of the prefill term now. */
+static int apply_overlap_weight(const char *command, struct serve_options *o)
+{
+    char *end;
+    if (!o->overlap_weight_text) return 0;
+    double v = strtod(o->overlap_weight_text, &end);
+    if (end == o->overlap_weight_text || *end || !(v >= 0 && v < 1e300)) {
+        fprintf(stderr, "kvroute %s: router-kv-overlap-score-weight: bad value '%s'; allowed: a number >= 0\n", command,
+                o->overlap_weight_text);
+        return 2;
+    }
+    fprintf(stderr, "kvroute %s: warning: router-kv-overlap-score-weight is deprecated; use router-prefill-load-scale\n", command);
+    o->prefill_load_scale = v;
+    if (v == 0) o->overlap_credit = 0;
+    return 0;
+}
+
+static void apply_load_aware(struct serve_options *o)
+{
+    if (!o->load_aware) return;
+    o->mode = 0;
+    o->overlap_credit = 0;
+    o->kv_events = false;
+    o->track_active_blocks = o->track_prefill_tokens = true;
+    o->assume_kv_reuse = false;
+    o->shared_multiplier = 0;
+    o->predicted_ttl_secs = -1;
+}
+
+static int cross_checks(const char *command, const struct serve_options *o)
+{
+    if (o->track_output_blocks && !o->track_active_blocks)
+        return fail(command, "router-track-output-blocks needs router-track-active-blocks");
+    if (o->prefill_load_model && !o->track_prefill_tokens)
+        return fail(command, "router-prefill-load-model fitted needs router-track-prefill-tokens");
+    if (o->predicted_ttl_secs >= 0 && !o->kv_events) return fail(command, "router-predicted-ttl-secs needs router-kv-events");
+    if (o->predicted_ttl_secs >= 0 && o->overlap_credit <= 0)
+        return fail(command, "router-predicted-ttl-secs needs router-kv-overlap-score-credit above 0");
+    if (o->predicted_ttl_secs < 0 && o->predicted_ttl_secs != -1)
+        return fail(command, "router-predicted-ttl-secs: allowed: -1, or a number >= 0");
+    if (o->policy_config && o->queue_threshold >= 0)
+        return fail(command, "router-policy-config and router-queue-threshold exclude each other: thresholds are in the file");
+    if (o->replica_sync_peers && !o->replica_sync_port) return fail(command, "replica-sync-peers needs replica-sync-port");
+    return 0;
+}
+
+static int run(const char *usage, const struct option_row *rows, size_t n, int argc, char **argv, struct serve_cli *cli)
+{
+    struct policy_file policies = {0};
+    int rc = options_parse(usage, rows, n, argc, argv, cli);
+    if (rc == 1) return 0;
+    if (rc == 0) rc = apply_overlap_weight(argv[0], &cli->o);
+    if (rc == 0) apply_load_aware(&cli->o);
+    if (rc == 0) rc = cross_checks(argv[0], &cli->o);
+    if (rc == 0 && cli->o.policy_config) {
+        char err[512];
+        if (policy_file_read(cli->o.policy_config, &policies, err, sizeof err)) rc = fail(argv[0], err);
+        cli->o.profiles = policies.profiles;
+        cli->o.profiles_n = policies.n;
+    }
+    if (rc == 0) {
+        cli->o.workers = cli->workers.items;
+        cli->o.workers_n = cli->workers.n;
+        rc = serve_main(&cli->o);
+    }
+    policy_file_free(&policies);
+    return rc;
+}
+
 int cmd_serve(int argc, char **argv)
 {
     struct serve_cli cli = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &cli);
-    if (rc == 0) {
-        cli.o.workers = cli.workers.items;
-        cli.o.workers_n = cli.workers.n;
-        rc = serve_main(&cli.o);
-    } else if (rc == 1) {
-        rc = 0;
-    }
-    options_free(rows, sizeof rows / sizeof *rows, &cli);
+    int rc = run(serve_usage, serve_rows, sizeof serve_rows / sizeof *serve_rows, argc, argv, &cli);
+    options_free(serve_rows, sizeof serve_rows / sizeof *serve_rows, &cli);
+    return rc;
+}
+
+int cmd_select(int argc, char **argv)
+{
+    struct serve_cli cli = {.o = {.select_only = true, .health_interval = 5}};
+    int rc = run(select_usage, select_rows, sizeof select_rows / sizeof *select_rows, argc, argv, &cli);
+    options_free(select_rows, sizeof select_rows / sizeof *select_rows, &cli);
     return rc;
 }

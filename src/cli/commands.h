@@ -4,6 +4,7 @@
 #define KVR_CLI_COMMANDS_H
 
 int cmd_serve(int argc, char **argv);
+int cmd_select(int argc, char **argv);
 int cmd_mock(int argc, char **argv);
 int cmd_replay(int argc, char **argv);
 int cmd_indexer(int argc, char **argv);

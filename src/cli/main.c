@@ -11,6 +11,7 @@ static const struct {
 } commands[] = {
     {"serve", "OpenAI-compatible router in front of inference workers", cmd_serve},
     {"indexer", "who holds which KV blocks: events in, overlap queries over HTTP", cmd_indexer},
+    {"select", "selection service: choose and book workers over HTTP", cmd_select},
     {"mock", "mock engine: prefix cache, batching, KV events, OpenAI API", cmd_mock},
     {"replay", "replay a trace or a synthetic workload against an endpoint", cmd_replay},
     {"hash", "print the hashes of tokens", cmd_hash},

@@ -19,7 +19,8 @@ struct parse {
     const struct option_row *rows;
     size_t n;
     char *options;
-    unsigned char *set; /* who set a row last: 0 nobody, 1 file, 2 environment, 3 flag */
+    unsigned char *set;    /* who set a row last: 0 nobody, 1 file, 2 environment, 3 flag */
+    unsigned char *warned; /* deprecated rows that have been spoken of */
     const char *command;
 };
 
@@ -28,6 +29,18 @@ static const struct option_row *row_by_name(const struct parse *p, const char *n
     for (size_t i = 0; i < p->n; i++)
         if (strcmp(p->rows[i].name, name) == 0) return p->rows[i].alias_of ? row_by_name(p, p->rows[i].alias_of) : &p->rows[i];
     return NULL;
+}
+
+/* The same, for a name that a user wrote. */
+static const struct option_row *row_given(struct parse *p, const char *name)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        const struct option_row *r = &p->rows[i];
+        if (strcmp(r->name, name) || !r->alias_of || !r->values || p->warned[i]) continue;
+        fprintf(stderr, "kvroute %s: warning: %s is deprecated; use %s\n", p->command, name, r->alias_of);
+        p->warned[i] = 1;
+    }
+    return row_by_name(p, name);
 }
 
 static int bad_value(const struct parse *p, const struct option_row *r, const char *value, const char *source)
@@ -64,6 +77,7 @@ static bool parse_double(const char *s, double min, double max, double *out)
     char *end;
     errno = 0;
     double v = strtod(s, &end);
+    if (min == -1 && (!strcmp(s, "none") || !strcmp(s, "null"))) return *out = -1, true; /* -1 is off */
     if (end == s || *end || errno || !isfinite(v) || v < min || v > max) return false;
     *out = v;
     return true;
@@ -166,7 +180,7 @@ static int file_error(const struct parse *p, const char *path, const yaml_mark_t
 static int file_value(struct parse *p, const char *path, yaml_document_t *doc, const yaml_node_t *key, int value_id)
 {
     const char *name = (const char *)key->data.scalar.value;
-    const struct option_row *r = row_by_name(p, name);
+    const struct option_row *r = row_given(p, name);
     yaml_node_t *v = yaml_document_get_node(doc, value_id);
     char text[160];
     if (!r || !strcmp(r->name, "config")) {
@@ -234,11 +248,18 @@ static int read_environment(struct parse *p)
     for (size_t i = 0; i < p->n; i++) {
         env_name(p->rows[i].name, name, sizeof name);
         char *v = getenv(name);
+        if (v) row_given(p, p->rows[i].name);
+        if (!v && p->rows[i].env) {
+            v = getenv(p->rows[i].env);
+            snprintf(name, sizeof name, "%s", p->rows[i].env);
+        }
         const struct option_row *r = row_by_name(p, p->rows[i].name);
         KVR_ASSERT(r != NULL);
         if (!v || !strcmp(r->name, "config")) continue;
         if (r->type != OPT_LIST) {
-            int rc = assign(p, r, v, 2, "KVROUTE_* of ");
+            char prefix[160];
+            snprintf(prefix, sizeof prefix, "%s: ", name);
+            int rc = assign(p, r, v, 2, prefix);
             if (rc) return rc;
             continue;
         }
@@ -276,10 +297,53 @@ static void print_help(const char *usage, const struct parse *p)
     printf("  --%-40s %s\n", "help", "print this and exit");
 }
 
+static const char *type_name(const struct option_row *r)
+{
+    return r->type == OPT_BOOL     ? "true, false"
+           : r->type == OPT_DOUBLE ? "number"
+           : r->type == OPT_SIZE   ? "size"
+           : r->type == OPT_U64    ? "whole number"
+                                   : "text";
+}
+
+static void print_range(const struct option_row *r)
+{
+    if (r->type == OPT_ENUM) {
+        for (const char *v = r->values; *v; v++) *v == '|' ? fputs(", ", stdout) : putchar(*v);
+    } else if (r->type != OPT_U64 && r->type != OPT_DOUBLE) {
+        fputs(r->values ? r->values : type_name(r), stdout);
+    } else if (r->max >= 1e300) {
+        printf("%s, from %g", type_name(r), r->min);
+    } else {
+        printf("%s, %.10g to %.10g", type_name(r), r->min, r->max);
+    }
+}
+
+static void print_markdown(const struct parse *p)
+{
+    char env[128];
+    printf("| flag and YAML key | environment | default | values | meaning |\n|---|---|---|---|---|\n");
+    for (size_t i = 0; i < p->n; i++) {
+        const struct option_row *r = &p->rows[i];
+        env_name(r->name, env, sizeof env);
+        printf("| `%s` | `%s`", r->name, env);
+        if (r->alias_of) {
+            printf(" | | | same as `%s`%s |\n", r->alias_of, r->values ? "; deprecated" : "");
+            continue;
+        }
+        if (r->env) printf(", `%s`", r->env);
+        printf(" | %s | ", r->initial ? r->initial : "");
+        print_range(r);
+        printf(" | ");
+        for (const char *h = r->help; *h; h++) *h == '|' ? fputs("\\|", stdout) : putchar(*h);
+        printf(" |\n");
+    }
+}
+
 static int read_flag(struct parse *p, const char *flag, const char *value)
 {
     bool negated = strncmp(flag, "no-", 3) == 0 && !row_by_name(p, flag);
-    const struct option_row *r = row_by_name(p, negated ? flag + 3 : flag);
+    const struct option_row *r = row_given(p, negated ? flag + 3 : flag);
     KVR_ASSERT(r != NULL);
     if (r->type == OPT_BOOL) return assign(p, r, negated ? "false" : value ? value : "true", 3, "--");
     return assign(p, r, value, 3, "--");
@@ -298,14 +362,15 @@ static int read_flags(struct parse *p, const char *usage, int argc, char **argv,
         snprintf(negated[i], sizeof negated[i], "no-%s", p->rows[i].name);
         longs[at++] = (struct option){negated[i], no_argument, NULL, 1};
     }
-    if (rc == 0) longs[at] = (struct option){"help", no_argument, NULL, 'h'};
+    if (rc == 0) longs[at] = (struct option){"help", optional_argument, NULL, 'h'};
     optind = 0;
     opterr = 0;
     while (rc == 0) {
         int index = 0, arg = optind ? optind : 1, c = getopt_long(argc, argv, ":h", longs, &index);
         if (c == -1) break;
         if (c == 'h') {
-            print_help(usage, p);
+            if (optarg && !strcmp(optarg, "markdown")) print_markdown(p);
+            else print_help(usage, p);
             rc = 1;
         } else if (c == ':') {
             fprintf(stderr, "kvroute %s: %s needs a value\n", p->command, argv[optind - 1]);
@@ -328,8 +393,8 @@ static int read_flags(struct parse *p, const char *usage, int argc, char **argv,
 
 int options_parse(const char *usage, const struct option_row *rows, size_t n, int argc, char **argv, void *options)
 {
-    struct parse p = {.rows = rows, .n = n, .options = options, .set = calloc(n, 1), .command = argv[0]};
-    int rc = p.set ? 0 : 2;
+    struct parse p = {.rows = rows, .n = n, .options = options, .set = calloc(n, 1), .warned = calloc(n, 1), .command = argv[0]};
+    int rc = p.set && p.warned ? 0 : 2;
     for (size_t i = 0; i < n && rc == 0; i++)
         if (rows[i].initial && !rows[i].alias_of) rc = assign(&p, &rows[i], rows[i].initial, 0, "default of ");
     const struct option_row *config = rc ? NULL : row_by_name(&p, "config");
@@ -342,6 +407,7 @@ int options_parse(const char *usage, const struct option_row *rows, size_t n, in
     if (rc == 0) rc = read_environment(&p);
     if (rc == 0) rc = read_flags(&p, usage, argc, argv, false);
     free(p.set);
+    free(p.warned);
     return rc;
 }
 

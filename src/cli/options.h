@@ -2,7 +2,7 @@
 /*
  * One row per option gives its flag (--name), environment name (KVROUTE_NAME), YAML key (name), help and checks.
  * Flag beats environment beats file beats default. Unknown keys and bad values end with a message that names the
- * key, the value and what is allowed.
+ * key, the value and what is allowed. `--help=markdown` prints the table for the documentation.
  */
 #ifndef KVR_CLI_OPTIONS_H
 #define KVR_CLI_OPTIONS_H
@@ -33,7 +33,8 @@ struct option_row {
     double min, max;     /* OPT_U64, OPT_DOUBLE */
     const char *values;  /* OPT_ENUM: "kv|random"; others: what the help shows for the value */
     const char *help;
-    const char *alias_of; /* another row's name: this one is an accepted alias */
+    const char *alias_of; /* another row's name: this one is an accepted alias; `values` "deprecated": it warns, once */
+    const char *env;      /* an environment name of other software that is read too; KVROUTE_NAME beats it. NULL: none */
 };
 
 /* Fills `options`. argv[0] is the subcommand's name. Returns: 0 go on, 1 help was printed, 2 an error was printed. */

@@ -15,14 +15,18 @@
  */
 #include "base/base.h"
 
+#include <math.h>
 #include <string.h>
 #include <kvroute/hash.h>
 #include <kvroute/load.h>
 
-enum { ID_MAX = 256, RANKS_MAX_PER_WORKER = 4096, SLOT_FREE = 0 };
+enum { ID_MAX = 256, RANKS_MAX_PER_WORKER = 4096 };
+
+/* Weight of a whole block; sums are exact. */
+#define ONE ((uint64_t)1 << 20)
 
 struct ref {
-    uint32_t slot, count;
+    uint32_t slot, count, weight; /* of each of the edge's blocks, in units of ONE */
 };
 
 struct edge {
@@ -36,19 +40,26 @@ struct edge {
 
 struct request {
     struct request *bucket_next;
-    struct request *older, *newer;         /* by time of booking */
-    struct request *slot_next, *slot_prev; /* of one rank */
-    struct edge *end;                      /* NULL: no prompt blocks */
-    uint64_t private_blocks, prefill_tokens, output_blocks, booked_ns, id_hash;
-    uint32_t slot;
-    uint32_t id_len;
+    struct request *older, *newer;               /* leases, by the last sign of life */
+    struct request *slot_next, *slot_prev;       /* of one rank */
+    struct request *prefill_next, *prefill_prev; /* prefills of one rank, oldest first; while prefill_tokens > 0 */
+    struct edge *end;                            /* NULL: no prompt blocks */
+    uint64_t private_blocks, output_blocks;      /* numbers */
+    uint64_t own_weight;                         /* of both */
+    uint64_t prefill_tokens, prefill_ns, heard_ns, id_hash;
+    uint32_t slot, owner, id_len;
+    bool has_duration, guarded;
     char id[];
 };
 
 struct slot {
-    struct kvr_rank_load load;
-    struct request *requests;
+    struct kvr_worker worker;
     bool used;
+    uint32_t requests_n, undated; /* prefills without a duration */
+    uint64_t weight;              /* of all active blocks */
+    uint64_t prefill_tokens;      /* sum, not decayed */
+    uint64_t anchor_ns;           /* when prefill_front became the front */
+    struct request *requests, *prefill_front, *prefill_back;
 };
 
 struct kvr_load {
@@ -150,18 +161,35 @@ static int ref_add(struct kvr_load *ld, struct edge *e, uint32_t slot)
             return 0;
         }
     if (kvr_mem_grow(&ld->mem, (void **)&e->refs, &e->refs_cap, e->refs_n + 1, sizeof *e->refs)) return -KVR_ENOMEM;
-    e->refs[e->refs_n++] = (struct ref){slot, 1};
-    ld->slots[slot].load.active_decode_blocks += e->len;
+    e->refs[e->refs_n++] = (struct ref){slot, 1, ONE};
+    ld->slots[slot].weight += e->len * ONE;
     return 0;
+}
+
+static struct ref *ref_of(const struct edge *e, uint32_t slot)
+{
+    size_t i = 0;
+    while (e->refs[i].slot != slot) i++;
+    return &e->refs[i];
 }
 
 static void ref_drop(struct kvr_load *ld, struct edge *e, uint32_t slot)
 {
-    size_t i = 0;
-    while (e->refs[i].slot != slot) i++;
-    if (--e->refs[i].count) return;
-    e->refs[i] = e->refs[--e->refs_n];
-    ld->slots[slot].load.active_decode_blocks -= e->len;
+    struct ref *r = ref_of(e, slot);
+    if (--r->count) return;
+    ld->slots[slot].weight -= e->len * r->weight;
+    *r = e->refs[--e->refs_n];
+}
+
+/* Gives every block that only this request holds on its rank one weight. */
+static void chain_weigh(struct kvr_load *ld, const struct request *rq, uint32_t weight)
+{
+    for (struct edge *e = rq->end; e && e != &ld->root; e = e->parent) {
+        struct ref *r = ref_of(e, rq->slot);
+        if (r->count > 1) return; /* those above it are shared too */
+        ld->slots[rq->slot].weight += e->len * weight - e->len * r->weight;
+        r->weight = weight;
+    }
 }
 
 /* Gives back one request's references from `e` to the root, and the edges nobody passes any more. */
@@ -270,7 +298,7 @@ static size_t slot_place(const struct kvr_load *ld, struct kvr_worker w)
 {
     size_t mask = ld->slot_table_cap - 1;
     size_t i = kvr_mix64(w.worker_id * 0x9e3779b97f4a7c15ULL + w.dp_rank) & mask;
-    while (ld->slot_table[i] && kvr_worker_cmp(ld->slots[ld->slot_table[i] - 1].load.worker, w) != 0) i = (i + 1) & mask;
+    while (ld->slot_table[i] && kvr_worker_cmp(ld->slots[ld->slot_table[i] - 1].worker, w) != 0) i = (i + 1) & mask;
     return i;
 }
 
@@ -286,7 +314,7 @@ static void slot_table_fill(struct kvr_load *ld)
 {
     memset(ld->slot_table, 0, ld->slot_table_cap * sizeof *ld->slot_table);
     for (size_t i = 0; i < ld->slots_n; i++)
-        if (ld->slots[i].used) ld->slot_table[slot_place(ld, ld->slots[i].load.worker)] = (uint32_t)i + 1;
+        if (ld->slots[i].used) ld->slot_table[slot_place(ld, ld->slots[i].worker)] = (uint32_t)i + 1;
 }
 
 static int slot_table_reserve(struct kvr_load *ld)
@@ -303,10 +331,23 @@ static int slot_table_reserve(struct kvr_load *ld)
     return 0;
 }
 
-int kvr_load_get(const struct kvr_load *ld, size_t slot, struct kvr_rank_load *out)
+/* See "Prefill decay" in the header. */
+static uint64_t decayed_prefill(const struct slot *s, uint64_t now)
+{
+    const struct request *anchor = s->prefill_front;
+    if (!anchor || !anchor->has_duration) return s->prefill_tokens;
+    uint64_t elapsed = now > s->anchor_ns ? now - s->anchor_ns : 0;
+    double share = anchor->prefill_ns ? (double)elapsed / (double)anchor->prefill_ns : 1, tokens = (double)anchor->prefill_tokens;
+    if (s->undated) return s->prefill_tokens - anchor->prefill_tokens + (uint64_t)ceil(tokens * (1 - KVR_MIN(share, 1.0)));
+    double gone = floor(tokens * share);
+    return gone >= (double)s->prefill_tokens ? 0 : s->prefill_tokens - (uint64_t)gone;
+}
+
+int kvr_load_get(const struct kvr_load *ld, size_t slot, uint64_t now_ns, struct kvr_rank_load *out)
 {
     if (slot >= ld->slots_n || !ld->slots[slot].used) return -KVR_ENOTFOUND;
-    *out = ld->slots[slot].load;
+    const struct slot *s = &ld->slots[slot];
+    *out = (struct kvr_rank_load){s->worker, decayed_prefill(s, now_ns), (s->weight + ONE / 2) / ONE, s->requests_n};
     return 0;
 }
 
@@ -316,17 +357,17 @@ static int slot_add(struct kvr_load *ld, struct kvr_worker w)
     while (i < ld->slots_n && ld->slots[i].used) i++;
     if (kvr_mem_grow(&ld->mem, (void **)&ld->slots, &ld->slots_cap, i + 1, sizeof *ld->slots)) return -KVR_ENOMEM;
     if (slot_table_reserve(ld)) return -KVR_ENOMEM;
-    ld->slots[i] = (struct slot){.used = true, .load.worker = w};
+    ld->slots[i] = (struct slot){.used = true, .worker = w};
     if (i == ld->slots_n) ld->slots_n++;
     ld->slot_table[slot_place(ld, w)] = (uint32_t)i + 1;
     return 0;
 }
 
-static void request_end(struct kvr_load *ld, struct request *rq);
+static void request_end(struct kvr_load *ld, struct request *rq, uint64_t now_ns);
 
 static void slot_remove(struct kvr_load *ld, size_t i)
 {
-    while (ld->slots[i].requests) request_end(ld, ld->slots[i].requests);
+    while (ld->slots[i].requests) request_end(ld, ld->slots[i].requests, 0);
     ld->slots[i].used = false;
     slot_table_fill(ld);
 }
@@ -340,7 +381,7 @@ int kvr_load_set_worker(struct kvr_load *ld, uint64_t worker_id, uint32_t dp_sta
         if (kvr_load_slot_of(ld, w) < 0 && slot_add(ld, w)) return -KVR_ENOMEM;
     }
     for (size_t i = 0; i < ld->slots_n; i++) {
-        struct kvr_worker w = ld->slots[i].load.worker;
+        struct kvr_worker w = ld->slots[i].worker;
         if (ld->slots[i].used && w.worker_id == worker_id && (w.dp_rank < dp_start || w.dp_rank - dp_start >= dp_size)) slot_remove(ld, i);
     }
     return 0;
@@ -349,7 +390,7 @@ int kvr_load_set_worker(struct kvr_load *ld, uint64_t worker_id, uint32_t dp_sta
 void kvr_load_remove_worker(struct kvr_load *ld, uint64_t worker_id)
 {
     for (size_t i = 0; i < ld->slots_n; i++)
-        if (ld->slots[i].used && ld->slots[i].load.worker.worker_id == worker_id) slot_remove(ld, i);
+        if (ld->slots[i].used && ld->slots[i].worker.worker_id == worker_id) slot_remove(ld, i);
 }
 
 /* ---- requests ---------------------------------------------------------------------------------------- */
@@ -384,39 +425,87 @@ static int requests_reserve(struct kvr_load *ld)
     return 0;
 }
 
+static void lease_link(struct kvr_load *ld, struct request *rq)
+{
+    if (rq->guarded) return;
+    rq->newer = NULL;
+    rq->older = ld->newest;
+    if (ld->newest) ld->newest->newer = rq;
+    else ld->oldest = rq;
+    ld->newest = rq;
+}
+
+static void lease_unlink(struct kvr_load *ld, struct request *rq)
+{
+    if (rq->guarded) return;
+    *(rq->older ? &rq->older->newer : &ld->oldest) = rq->newer;
+    *(rq->newer ? &rq->newer->older : &ld->newest) = rq->older;
+}
+
+static void heard_of(struct kvr_load *ld, struct request *rq, uint64_t now_ns)
+{
+    lease_unlink(ld, rq);
+    rq->heard_ns = now_ns;
+    lease_link(ld, rq);
+}
+
+static void prefill_link(struct kvr_load *ld, struct request *rq, uint64_t now_ns)
+{
+    struct slot *s = &ld->slots[rq->slot];
+    if (!rq->prefill_tokens) return;
+    rq->prefill_prev = s->prefill_back;
+    if (s->prefill_back) s->prefill_back->prefill_next = rq;
+    else {
+        s->prefill_front = rq;
+        s->anchor_ns = now_ns;
+    }
+    s->prefill_back = rq;
+    s->prefill_tokens += rq->prefill_tokens;
+    s->undated += !rq->has_duration;
+}
+
+static void prefill_unlink(struct kvr_load *ld, struct request *rq, uint64_t now_ns)
+{
+    struct slot *s = &ld->slots[rq->slot];
+    if (!rq->prefill_tokens) return;
+    if (s->prefill_front == rq) s->anchor_ns = now_ns;
+    *(rq->prefill_prev ? &rq->prefill_prev->prefill_next : &s->prefill_front) = rq->prefill_next;
+    *(rq->prefill_next ? &rq->prefill_next->prefill_prev : &s->prefill_back) = rq->prefill_prev;
+    s->prefill_tokens -= rq->prefill_tokens;
+    s->undated -= !rq->has_duration;
+    rq->prefill_tokens = 0;
+    rq->prefill_next = rq->prefill_prev = NULL;
+}
+
 static void request_link(struct kvr_load *ld, struct request *rq)
 {
     struct request **p = &ld->requests[rq->id_hash & (ld->requests_cap - 1)];
     rq->bucket_next = *p;
     *p = rq;
-    rq->older = ld->newest;
-    if (ld->newest) ld->newest->newer = rq;
-    else ld->oldest = rq;
-    ld->newest = rq;
+    lease_link(ld, rq);
     struct slot *s = &ld->slots[rq->slot];
     rq->slot_next = s->requests;
     if (s->requests) s->requests->slot_prev = rq;
     s->requests = rq;
+    s->requests_n++;
     ld->requests_n++;
 }
 
 static void request_unlink(struct kvr_load *ld, struct request *rq)
 {
     *request_place(ld, rq->id_hash, rq->id, rq->id_len) = rq->bucket_next;
-    *(rq->older ? &rq->older->newer : &ld->oldest) = rq->newer;
-    *(rq->newer ? &rq->newer->older : &ld->newest) = rq->older;
+    lease_unlink(ld, rq);
     if (rq->slot_next) rq->slot_next->slot_prev = rq->slot_prev;
     *(rq->slot_prev ? &rq->slot_prev->slot_next : &ld->slots[rq->slot].requests) = rq->slot_next;
+    ld->slots[rq->slot].requests_n--;
     ld->requests_n--;
 }
 
-static void request_end(struct kvr_load *ld, struct request *rq)
+static void request_end(struct kvr_load *ld, struct request *rq, uint64_t now_ns)
 {
-    struct kvr_rank_load *l = &ld->slots[rq->slot].load;
     chain_release(ld, rq->end, rq->slot);
-    l->active_decode_blocks -= rq->private_blocks + rq->output_blocks;
-    l->active_prefill_tokens -= rq->prefill_tokens;
-    l->active_requests--;
+    ld->slots[rq->slot].weight -= rq->own_weight;
+    prefill_unlink(ld, rq, now_ns);
     request_unlink(ld, rq);
     kvr_mem_put(&ld->mem, rq, sizeof *rq + rq->id_len);
 }
@@ -438,48 +527,138 @@ int kvr_load_add(struct kvr_load *ld, const struct kvr_load_request *in)
     memcpy(rq->id, in->id, in->id_len);
     rq->id_hash = kvr_hash_bytes(in->id, in->id_len, 0);
     rq->slot = (uint32_t)slot;
+    rq->owner = in->owner;
+    rq->guarded = in->guarded;
     rq->private_blocks = in->private_blocks;
+    rq->own_weight = in->private_blocks * ONE;
     rq->prefill_tokens = in->prefill_tokens;
-    rq->booked_ns = in->now_ns;
-    struct kvr_rank_load *l = &ld->slots[slot].load;
-    l->active_decode_blocks += rq->private_blocks;
-    l->active_prefill_tokens += rq->prefill_tokens;
-    l->active_requests++;
+    rq->has_duration = in->has_duration;
+    rq->prefill_ns = in->prefill_ns;
+    rq->heard_ns = in->now_ns;
+    ld->slots[slot].weight += rq->own_weight;
+    prefill_link(ld, rq, in->now_ns);
     request_link(ld, rq);
     return 0;
 }
 
-int kvr_load_prefill_done(struct kvr_load *ld, const char *id, size_t id_len)
+int kvr_load_prefill_done(struct kvr_load *ld, const char *id, size_t id_len, uint64_t now_ns)
 {
     struct request *rq = request_find(ld, id, id_len);
     if (!rq) return -KVR_ENOTFOUND;
-    ld->slots[rq->slot].load.active_prefill_tokens -= rq->prefill_tokens;
-    rq->prefill_tokens = 0;
+    prefill_unlink(ld, rq, now_ns);
+    heard_of(ld, rq, now_ns);
     return 0;
 }
 
-int kvr_load_output_block(struct kvr_load *ld, const char *id, size_t id_len)
+int kvr_load_output_blocks(struct kvr_load *ld, const char *id, size_t id_len, uint64_t n, double fraction, uint64_t now_ns)
+{
+    if (!(fraction <= 1)) return -KVR_EINVAL;
+    struct request *rq = request_find(ld, id, id_len);
+    if (!rq) return -KVR_ENOTFOUND;
+    struct slot *s = &ld->slots[rq->slot];
+    rq->output_blocks += n;
+    s->weight -= rq->own_weight;
+    if (fraction < 0) {
+        rq->own_weight += n * ONE;
+    } else {
+        uint32_t weight = (uint32_t)llround(fraction * (double)ONE);
+        rq->own_weight = (rq->private_blocks + rq->output_blocks) * weight;
+        chain_weigh(ld, rq, weight);
+    }
+    s->weight += rq->own_weight;
+    heard_of(ld, rq, now_ns);
+    return 0;
+}
+
+int kvr_load_touch(struct kvr_load *ld, const char *id, size_t id_len, uint64_t now_ns)
 {
     struct request *rq = request_find(ld, id, id_len);
     if (!rq) return -KVR_ENOTFOUND;
-    rq->output_blocks++;
-    ld->slots[rq->slot].load.active_decode_blocks++;
+    heard_of(ld, rq, now_ns);
     return 0;
 }
 
-int kvr_load_free(struct kvr_load *ld, const char *id, size_t id_len)
+int kvr_load_where(const struct kvr_load *ld, const char *id, size_t id_len, struct kvr_worker *out)
+{
+    const struct request *rq = request_find(ld, id, id_len);
+    if (!rq) return -KVR_ENOTFOUND;
+    *out = ld->slots[rq->slot].worker;
+    return 0;
+}
+
+int kvr_load_free(struct kvr_load *ld, const char *id, size_t id_len, uint64_t now_ns)
 {
     struct request *rq = request_find(ld, id, id_len);
     if (!rq) return -KVR_ENOTFOUND;
-    request_end(ld, rq);
+    request_end(ld, rq, now_ns);
     return 0;
 }
 
-size_t kvr_load_expire(struct kvr_load *ld, uint64_t before_ns)
+size_t kvr_load_expire(struct kvr_load *ld, uint64_t before_ns, uint64_t now_ns, void (*freed)(void *ctx, const char *id, size_t id_len),
+                       void *ctx)
 {
     size_t n = 0;
-    for (; ld->oldest && ld->oldest->booked_ns < before_ns; n++) request_end(ld, ld->oldest);
+    for (; ld->oldest && ld->oldest->heard_ns < before_ns; n++) {
+        if (freed) freed(ctx, ld->oldest->id, ld->oldest->id_len);
+        request_end(ld, ld->oldest, now_ns);
+    }
     return n;
+}
+
+size_t kvr_load_free_owner(struct kvr_load *ld, uint32_t owner, uint64_t now_ns)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < ld->slots_n; i++)
+        for (struct request *r = ld->slots[i].requests, *next; r; r = next) {
+            next = r->slot_next;
+            if (r->owner != owner) continue;
+            request_end(ld, r, now_ns);
+            n++;
+        }
+    return n;
+}
+
+/* ---- snapshots --------------------------------------------------------------------------------------- */
+
+static size_t chain_length(const struct edge *e)
+{
+    size_t n = 0;
+    for (; e; e = e->parent) n += e->len;
+    return n;
+}
+
+int kvr_load_each(const struct kvr_load *ld, uint32_t owner, int (*fn)(void *ctx, const struct kvr_load_entry *entry), void *ctx)
+{
+    int rc = 0;
+    for (size_t i = 0; i < ld->slots_n && rc == 0; i++)
+        for (const struct request *r = ld->slots[i].requests; r && rc == 0; r = r->slot_next) {
+            if (r->owner != owner) continue;
+            struct kvr_load_entry e = {.request = {.id = r->id,
+                                                   .id_len = r->id_len,
+                                                   .worker = ld->slots[i].worker,
+                                                   .seqs_n = chain_length(r->end),
+                                                   .private_blocks = r->private_blocks,
+                                                   .prefill_tokens = r->prefill_tokens,
+                                                   .has_duration = r->has_duration,
+                                                   .prefill_ns = r->prefill_ns,
+                                                   .now_ns = r->heard_ns,
+                                                   .owner = r->owner,
+                                                   .guarded = r->guarded},
+                                       .output_blocks = r->output_blocks,
+                                       .handle = r};
+            rc = fn(ctx, &e);
+        }
+    return rc;
+}
+
+void kvr_load_seqs(const struct kvr_load_entry *entry, uint64_t *seqs)
+{
+    const struct request *r = entry->handle;
+    size_t at = entry->request.seqs_n;
+    for (const struct edge *e = r->end; e && at; e = e->parent) {
+        at -= e->len;
+        memcpy(seqs + at, e->hashes, e->len * sizeof *seqs);
+    }
 }
 
 /* ---- life -------------------------------------------------------------------------------------------- */
@@ -498,7 +677,8 @@ int kvr_load_create(const struct kvr_alloc *alloc, struct kvr_load **out)
 void kvr_load_destroy(struct kvr_load *ld)
 {
     if (!ld) return;
-    while (ld->oldest) request_end(ld, ld->oldest);
+    for (size_t i = 0; i < ld->slots_n; i++)
+        if (ld->slots[i].used) slot_remove(ld, i);
     KVR_ASSERT(ld->edges_n == 0);
     kvr_mem_put(&ld->mem, ld->edges, ld->edges_cap * sizeof(struct edge *));
     kvr_mem_put(&ld->mem, ld->requests, ld->requests_cap * sizeof(struct request *));
@@ -519,18 +699,19 @@ bool kvr_load_validate(const struct kvr_load *ld, const char **reason)
     size_t edges = 0;
     for (size_t i = 0; i < ld->slots_n; i++) {
         const struct slot *s = &ld->slots[i];
-        uint64_t blocks = 0, prefill = 0, requests = 0;
+        uint64_t weight = 0, prefill = 0, requests = 0, queued = 0;
         for (const struct request *r = s->requests; r; r = r->slot_next) {
-            blocks += r->private_blocks + r->output_blocks;
+            weight += r->own_weight;
             prefill += r->prefill_tokens;
             requests++;
         }
+        for (const struct request *r = s->prefill_front; r; r = r->prefill_next) queued += r->prefill_tokens;
         for (size_t b = 0; b < ld->edges_cap; b++)
             for (const struct edge *e = ld->edges[b]; e; e = e->bucket_next)
                 for (size_t k = 0; k < e->refs_n; k++)
-                    if (e->refs[k].slot == i) blocks += e->len;
+                    if (e->refs[k].slot == i) weight += e->len * e->refs[k].weight;
         if (!s->used) continue;
-        if (blocks != s->load.active_decode_blocks || prefill != s->load.active_prefill_tokens || requests != s->load.active_requests) {
+        if (weight != s->weight || prefill != s->prefill_tokens || queued != prefill || requests != s->requests_n) {
             *reason = "load: a rank's sums differ from its requests";
             return false;
         }

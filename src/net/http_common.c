@@ -124,6 +124,7 @@ const char *kvr_http_reason(int status)
     case 502: return "Bad Gateway";
     case 503: return "Service Unavailable";
     case 504: return "Gateway Timeout";
+    case 529: return "Site Is Overloaded";
     default: return "Status";
     }
 }

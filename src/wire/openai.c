@@ -18,6 +18,15 @@ static void read_prompt(struct kvr_json prompt, struct kvr_openai_request *out)
     }
 }
 
+/* Hints of the wrong type are left out: they are advice. */
+static void read_hints(struct kvr_json hints, struct kvr_openai_request *out)
+{
+    uint64_t strict = 0;
+    if (!kvr_json_as_double(kvr_json_get(hints, "priority"), &out->priority) || !(out->priority >= 0 && out->priority < 1e9)) out->priority = 0;
+    if (kvr_json_as_u64(kvr_json_get(hints, "strict_priority"), &strict)) out->strict_priority = (uint32_t)KVR_MIN(strict, (uint64_t)UINT32_MAX);
+    kvr_json_as_u64(kvr_json_get(hints, "osl"), &out->expected_osl);
+}
+
 int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out, const char **why)
 {
     const char *ignored;
@@ -46,6 +55,7 @@ int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, st
     kvr_json_as_bool(kvr_json_get(out->root, "stream"), &out->stream);
     if (!kvr_json_as_u64(kvr_json_get(out->root, "max_completion_tokens"), &out->max_tokens))
         kvr_json_as_u64(kvr_json_get(out->root, "max_tokens"), &out->max_tokens);
+    read_hints(kvr_json_get(kvr_json_get(out->root, "nvext"), "agent_hints"), out);
     out->has_messages = kvr_json_type_of(kvr_json_get(out->root, "messages")) == KVR_JSON_ARRAY;
     v = kvr_json_get(out->root, "prompt");
     out->has_prompt = kvr_json_type_of(v) == KVR_JSON_STRING || kvr_json_type_of(v) == KVR_JSON_ARRAY;
@@ -117,6 +127,7 @@ const char *kvr_openai_error_type(int status)
     case 413: return "invalid_request_error";
     case 404: return "not_found_error";
     case 503: return "service_unavailable";
+    case 529: return "queue_full";
     case 504: return "timeout_error";
     case 502: return "bad_gateway";
     default: return status >= 500 ? "internal_server_error" : "invalid_request_error";

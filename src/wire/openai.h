@@ -15,6 +15,10 @@ struct kvr_openai_request {
     struct kvr_json tokens; /* prompt as a token array, or nvext.token_data; absent otherwise */
     size_t tokens_n;
     uint64_t max_tokens; /* 0: not given */
+    /* nvext.agent_hints: seconds of seniority, strict priority, expected output tokens; 0: not given */
+    double priority;
+    uint32_t strict_priority;
+    uint64_t expected_osl;
 };
 
 /* Reads a body. Returns: 0; -KVR_EFORMAT with a sentence for the client in *why. */

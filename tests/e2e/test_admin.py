@@ -84,7 +84,7 @@ def test_overlap_scores_and_queries(fleet):
     r = s.post("/overlap_scores", {"token_ids": tokens + [1] * 30, "model_name": "mock"}).json()
     assert r["block_size"] == 16 and r["num_blocks"] == 6
     assert r["workers"][0] == {"worker_id": 1, "dp_rank": 0, "device_blocks": 0, "host_pinned_blocks": 0, "disk_blocks": 0,
-                               "host_pinned_extension_blocks": 0, "disk_extension_blocks": 0}
+                               "host_pinned_extension_blocks": 0, "disk_extension_blocks": 0, "router_credit_blocks": 0}
     assert r["workers"][1]["device_blocks"] == r["workers"][1]["disk_blocks"] == 5
     h = local_hashes(tokens, 16)
     signed = [x - 2 ** 64 if x >= 2 ** 63 else x for x in h]

@@ -172,7 +172,7 @@ def test_no_worker_waits_then_serves(start):
     out = []
     t = threading.Thread(target=lambda: out.append(s.complete("x").status))
     t.start()
-    wait_for("parked", lambda: s.metric("router_queue_pending_requests") == 1)
+    wait_for("parked", lambda: s.metric("requests_without_worker") == 1)
     m = start(Mock)
     assert s.post("/workers", {"worker_id": 5, "endpoint": f"http://127.0.0.1:{m.port}"}).status == 201
     t.join()

@@ -2,11 +2,13 @@
 /* Active sequences: the upstream assertions, and a random run against a naive recount. */
 #include "test.h"
 
+#include <math.h>
 #include <kvroute/load.h>
 
 struct fixture {
     struct kvr_load *ld;
     struct failing_alloc fa;
+    uint64_t now;
 };
 
 static int setup(void **s)
@@ -41,12 +43,12 @@ static int add(struct fixture *f, const char *id, uint64_t w, const uint64_t *se
 static struct kvr_rank_load get(struct fixture *f, uint64_t w)
 {
     struct kvr_rank_load l;
-    assert_int_equal(kvr_load_get(f->ld, (size_t)kvr_load_slot_of(f->ld, (struct kvr_worker){w, 0}), &l), 0);
+    assert_int_equal(kvr_load_get(f->ld, (size_t)kvr_load_slot_of(f->ld, (struct kvr_worker){w, 0}), f->now, &l), 0);
     return l;
 }
 
 #define S(...)      (const uint64_t[]){__VA_ARGS__}, sizeof((const uint64_t[]){__VA_ARGS__}) / 8
-#define FREE(f, id) kvr_load_free((f)->ld, id, strlen(id))
+#define FREE(f, id) kvr_load_free((f)->ld, id, strlen(id), (f)->now)
 
 static void shared_blocks_count_once(void **s)
 {
@@ -100,12 +102,12 @@ static void prefill_goes_with_the_first_token(void **s)
     add(f, "a", 1, S(1), 100);
     add(f, "b", 1, S(2), 50);
     assert_int_equal(get(f, 1).active_prefill_tokens, 150);
-    assert_int_equal(kvr_load_prefill_done(f->ld, "a", 1), 0);
-    assert_int_equal(kvr_load_prefill_done(f->ld, "a", 1), 0);
+    assert_int_equal(kvr_load_prefill_done(f->ld, "a", 1, f->now), 0);
+    assert_int_equal(kvr_load_prefill_done(f->ld, "a", 1, f->now), 0);
     assert_int_equal(get(f, 1).active_prefill_tokens, 50);
     FREE(f, "b");
     assert_int_equal(get(f, 1).active_prefill_tokens, 0);
-    assert_int_equal(kvr_load_prefill_done(f->ld, "zz", 2), -KVR_ENOTFOUND);
+    assert_int_equal(kvr_load_prefill_done(f->ld, "zz", 2, f->now), -KVR_ENOTFOUND);
 }
 
 static void duplicate_ids_change_nothing(void **s)
@@ -145,10 +147,10 @@ static void output_blocks_are_unique(void **s)
 {
     struct fixture *f = *s;
     add(f, "a", 1, S(1, 2), 0);
-    assert_int_equal(kvr_load_output_block(f->ld, "a", 1), 0);
-    assert_int_equal(kvr_load_output_block(f->ld, "a", 1), 0);
+    assert_int_equal(kvr_load_output_blocks(f->ld, "a", 1, 1, -1, f->now), 0);
+    assert_int_equal(kvr_load_output_blocks(f->ld, "a", 1, 1, -1, f->now), 0);
     assert_int_equal(get(f, 1).active_decode_blocks, 4);
-    assert_int_equal(kvr_load_output_block(f->ld, "q", 1), -KVR_ENOTFOUND);
+    assert_int_equal(kvr_load_output_blocks(f->ld, "q", 1, 1, -1, f->now), -KVR_ENOTFOUND);
     FREE(f, "a");
     assert_int_equal(get(f, 1).active_decode_blocks, 0);
 }
@@ -196,9 +198,9 @@ static void stale_requests_expire_oldest_first(void **s)
         struct kvr_load_request r = {.id = id, .id_len = 1, .worker = {1, 0}, .private_blocks = 1, .now_ns = i * 10};
         kvr_load_add(f->ld, &r);
     }
-    assert_int_equal(kvr_load_expire(f->ld, 20), 2);
+    assert_int_equal(kvr_load_expire(f->ld, 20, f->now, NULL, NULL), 2);
     assert_int_equal(get(f, 1).active_requests, 3);
-    assert_int_equal(kvr_load_expire(f->ld, 1000), 3);
+    assert_int_equal(kvr_load_expire(f->ld, 1000, f->now, NULL, NULL), 3);
 }
 
 static void every_allocation_may_fail(void **s)
@@ -272,6 +274,228 @@ static void random_operations_equal_a_recount(void **s)
     }
 }
 
+static int add_timed(struct fixture *f, const char *id, uint64_t tokens, bool has, uint64_t seconds)
+{
+    struct kvr_load_request r = {.id = id,
+                                 .id_len = strlen(id),
+                                 .worker = {1, 0},
+                                 .prefill_tokens = tokens,
+                                 .has_duration = has,
+                                 .prefill_ns = seconds * 1000000000,
+                                 .now_ns = f->now};
+    return kvr_load_add(f->ld, &r);
+}
+
+static void at(struct fixture *f, double seconds)
+{
+    f->now = (uint64_t)(seconds * 1e9);
+}
+
+static void prefill_decays_over_its_duration(void **s)
+{
+    struct fixture *f = *s;
+    add_timed(f, "a", 100, true, 10);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 100);
+    at(f, 5);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 50);
+    at(f, 50);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 0);
+}
+
+static void decay_runs_on_into_later_prefills(void **s)
+{
+    struct fixture *f = *s;
+    add_timed(f, "a", 100, true, 10);
+    add_timed(f, "b", 100, true, 10);
+    at(f, 15);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 50);
+    kvr_load_prefill_done(f->ld, "a", 1, f->now); /* b is anchored now */
+    assert_int_equal(get(f, 1).active_prefill_tokens, 100);
+    at(f, 20);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 50);
+}
+
+static void only_the_anchor_decays_beside_unknown_durations(void **s)
+{
+    struct fixture *f = *s;
+    add_timed(f, "a", 100, true, 10);
+    add_timed(f, "b", 70, false, 0);
+    at(f, 5);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 120);
+    at(f, 500);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 70);
+    kvr_load_prefill_done(f->ld, "a", 1, f->now); /* the anchor has no duration: static */
+    at(f, 5000);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 70);
+}
+
+static void a_duration_of_zero_counts_as_finished(void **s)
+{
+    struct fixture *f = *s;
+    add_timed(f, "a", 100, true, 0);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 0);
+    add_timed(f, "b", 70, false, 0);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 70);
+}
+
+static void the_new_oldest_is_anchored_afresh(void **s)
+{
+    struct fixture *f = *s;
+    add_timed(f, "a", 10, true, 100);
+    add_timed(f, "b", 30, true, 100);
+    at(f, 50);
+    FREE(f, "a");
+    at(f, 70);
+    assert_int_equal(get(f, 1).active_prefill_tokens, 24); /* 30 tokens over 100 s, 20 s on */
+}
+
+/* The worked example of the reference. */
+static void fractions_weigh_what_only_one_request_holds(void **s)
+{
+    struct fixture *f = *s;
+    add(f, "r1", 1, S(1, 2, 3), 0);
+    assert_int_equal(get(f, 1).active_decode_blocks, 3);
+    assert_int_equal(kvr_load_output_blocks(f->ld, "r1", 2, 1, 0.5, 0), 0);
+    assert_int_equal(get(f, 1).active_decode_blocks, 2);
+    add(f, "r2", 1, S(1, 2), 0);
+    assert_int_equal(get(f, 1).active_decode_blocks, 2);
+    assert_int_equal(kvr_load_output_blocks(f->ld, "r1", 2, 1, 0, 0), 0);
+    assert_int_equal(get(f, 1).active_decode_blocks, 1);
+    FREE(f, "r1");
+    FREE(f, "r2");
+    assert_int_equal(get(f, 1).active_decode_blocks, 0);
+    add(f, "r3", 1, S(9), 0);
+    assert_int_equal(kvr_load_output_blocks(f->ld, "r3", 2, 1, 1.5, 0), -KVR_EINVAL);
+    assert_int_equal(kvr_load_output_blocks(f->ld, "r3", 2, 1, NAN, 0), -KVR_EINVAL);
+    assert_int_equal(kvr_load_output_blocks(f->ld, "r3", 2, 3, -1, 0), 0);
+    assert_int_equal(get(f, 1).active_decode_blocks, 4);
+}
+
+static void a_life_sign_renews_the_lease_and_guarded_ones_need_none(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_load_request r = {.id = "g", .id_len = 1, .worker = {1, 0}, .guarded = true};
+    kvr_load_add(f->ld, &r);
+    for (uint64_t i = 0; i < 3; i++) {
+        char id[2] = {(char)('a' + i), 0};
+        r = (struct kvr_load_request){.id = id, .id_len = 1, .worker = {1, 0}, .now_ns = 10};
+        kvr_load_add(f->ld, &r);
+    }
+    assert_int_equal(kvr_load_touch(f->ld, "a", 1, 500), 0);
+    assert_int_equal(kvr_load_output_blocks(f->ld, "b", 1, 1, -1, 600), 0);
+    assert_int_equal(kvr_load_expire(f->ld, 400, 600, NULL, NULL), 1); /* c */
+    assert_int_equal(kvr_load_touch(f->ld, "c", 1, 700), -KVR_ENOTFOUND);
+    assert_int_equal(kvr_load_expire(f->ld, 550, 600, NULL, NULL), 1); /* a */
+    assert_int_equal(kvr_load_expire(f->ld, UINT64_MAX, 600, NULL, NULL), 1);
+    assert_int_equal(get(f, 1).active_requests, 1);
+    r = (struct kvr_load_request){.id = "a", .id_len = 1, .worker = {1, 0}}; /* expire, then add again */
+    assert_int_equal(kvr_load_add(f->ld, &r), 0);
+}
+
+static int count_entry(void *ctx, const struct kvr_load_entry *e)
+{
+    uint64_t seqs[8], *sum = ctx;
+    kvr_load_seqs(e, seqs);
+    for (size_t i = 0; i < e->request.seqs_n; i++) sum[0] += seqs[i] * (i + 1);
+    sum[1] += e->request.prefill_tokens;
+    sum[2] += e->output_blocks;
+    return 0;
+}
+
+static void owners_are_told_apart(void **s)
+{
+    struct fixture *f = *s;
+    uint64_t sum[3] = {0};
+    add(f, "mine", 1, S(1, 2, 3), 7);
+    add(f, "also", 2, S(1, 2, 9, 5), 0);
+    kvr_load_output_blocks(f->ld, "also", 4, 2, -1, 0);
+    struct kvr_load_request r = {
+        .id = "theirs", .id_len = 6, .worker = {1, 0}, .seqs = (uint64_t[]){1, 8}, .seqs_n = 2, .owner = 5, .guarded = true};
+    assert_int_equal(kvr_load_add(f->ld, &r), 0);
+    assert_int_equal(get(f, 1).active_decode_blocks, 4);
+    assert_int_equal(kvr_load_each(f->ld, 0, count_entry, sum), 0);
+    assert_int_equal(sum[0], 1 + 4 + 9 + 1 + 4 + 27 + 20);
+    assert_int_equal(sum[1], 7);
+    assert_int_equal(sum[2], 2);
+    assert_int_equal(kvr_load_free_owner(f->ld, 5, 0), 1);
+    assert_int_equal(kvr_load_free_owner(f->ld, 5, 0), 0);
+    assert_int_equal(get(f, 1).active_decode_blocks, 3);
+}
+
+/* Weights, durations, completions: against a recount from scratch, to the block and the token. */
+static void weighted_operations_equal_a_recount(void **s)
+{
+    struct fixture *f = *s;
+    enum { LIVE = 24, LEN = 6 };
+    struct live {
+        bool used;
+        uint64_t seq[LEN], out, prefill;
+        size_t n;
+    } live[LIVE] = {0};
+    struct {
+        uint64_t hash;
+        double weight;
+    } blocks[4096]; /* every block active now, with its weight; outputs are per request */
+    double out_weight[LIVE] = {0};
+    size_t blocks_n = 0;
+    struct kvr_rng rng = {env_u64("KVR_SEED", 3)};
+    for (uint64_t op = 0, ops = env_u64("KVR_OPS", 40000); op < ops; op++) {
+        uint32_t i = kvr_rng_below(&rng, LIVE), what = kvr_rng_below(&rng, 4);
+        struct live *l = &live[i];
+        char id[8];
+        snprintf(id, sizeof id, "r%u", i);
+        if (!l->used) {
+            *l = (struct live){.used = true, .n = kvr_rng_below(&rng, LEN + 1), .prefill = kvr_rng_below(&rng, 100)};
+            uint64_t h = 0;
+            for (size_t k = 0; k < l->n; k++) {
+                l->seq[k] = h = kvr_mix64(h * 3 + kvr_rng_below(&rng, 2) + 1);
+                size_t b = 0;
+                while (b < blocks_n && blocks[b].hash != h) b++;
+                if (b == blocks_n) blocks[blocks_n].hash = h, blocks[blocks_n++].weight = 1;
+            }
+            out_weight[i] = 0;
+            assert_int_equal(add(f, id, 1, l->seq, l->n, l->prefill), 0);
+        } else if (what == 0) {
+            l->used = false;
+            assert_int_equal(FREE(f, id), 0);
+            for (size_t b = 0; b < blocks_n;) {
+                bool held = false;
+                for (int r = 0; r < LIVE; r++)
+                    for (size_t k = 0; live[r].used && k < live[r].n; k++) held |= live[r].seq[k] == blocks[b].hash;
+                if (held) b++;
+                else blocks[b] = blocks[--blocks_n];
+            }
+        } else if (what == 1) {
+            l->prefill = 0;
+            assert_int_equal(kvr_load_prefill_done(f->ld, id, strlen(id), 0), 0);
+        } else {
+            double fraction = what == 2 ? -1 : (double)kvr_rng_below(&rng, 5) / 4; /* exact in binary */
+            l->out++;
+            assert_int_equal(kvr_load_output_blocks(f->ld, id, strlen(id), 1, fraction, 0), 0);
+            if (fraction < 0) {
+                out_weight[i] += 1;
+            } else {
+                out_weight[i] = (double)l->out * fraction;
+                for (size_t b = 0; b < blocks_n; b++) {
+                    int holders = 0;
+                    bool mine = false;
+                    for (int r = 0; r < LIVE; r++)
+                        for (size_t k = 0; live[r].used && k < live[r].n; k++)
+                            if (live[r].seq[k] == blocks[b].hash) holders++, mine |= r == (int)i;
+                    if (mine && holders == 1) blocks[b].weight = fraction;
+                }
+            }
+        }
+        double sum = 0;
+        uint64_t prefill = 0;
+        for (size_t b = 0; b < blocks_n; b++) sum += blocks[b].weight;
+        for (int r = 0; r < LIVE; r++)
+            if (live[r].used) sum += out_weight[r], prefill += live[r].prefill;
+        assert_int_equal(get(f, 1).active_decode_blocks, (uint64_t)floor(sum + 0.5));
+        assert_int_equal(get(f, 1).active_prefill_tokens, prefill);
+    }
+}
+
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 int main(void)
 {
@@ -290,6 +514,15 @@ int main(void)
         T(stale_requests_expire_oldest_first),
         cmocka_unit_test(every_allocation_may_fail),
         T(random_operations_equal_a_recount),
+        T(prefill_decays_over_its_duration),
+        T(decay_runs_on_into_later_prefills),
+        T(only_the_anchor_decays_beside_unknown_durations),
+        T(a_duration_of_zero_counts_as_finished),
+        T(the_new_oldest_is_anchored_afresh),
+        T(fractions_weigh_what_only_one_request_holds),
+        T(a_life_sign_renews_the_lease_and_guarded_ones_need_none),
+        T(owners_are_told_apart),
+        T(weighted_operations_equal_a_recount),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

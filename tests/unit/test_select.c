@@ -16,7 +16,7 @@ static struct kvr_cost_config defaults(void)
 static double cost_of(const struct kvr_cost_config *cfg, uint32_t bs, uint64_t isl, struct kvr_candidate c)
 {
     struct kvr_cost out;
-    kvr_cost_linear(cfg, bs, isl, &c, 1, &out);
+    kvr_cost_of(cfg, bs, isl, &c, 1, &out);
     return out.cost;
 }
 
@@ -77,7 +77,7 @@ static void lower_tiers_have_their_weights(void **s)
     struct kvr_cost_config c = defaults();
     struct kvr_candidate k = {.device_blocks = 2, .host_blocks = 4, .disk_blocks = 4};
     struct kvr_cost out;
-    kvr_cost_linear(&c, 16, 320, &k, 1, &out);
+    kvr_cost_of(&c, 16, 320, &k, 1, &out);
     assert_true(out.effective_blocks == 2 + 3 + 1);
     assert_int_equal(out.cached_tokens, 96);
     assert_true(out.cost == 20 - 6.0);
@@ -90,7 +90,7 @@ static void decay_halves_the_credit_at_one_request_of_excess(void **s)
     c.credit_decay = 1;
     struct kvr_candidate k[2] = {{.device_blocks = 10, .active_prefill_tokens = 160}, {.active_prefill_tokens = 0}};
     struct kvr_cost out[2];
-    kvr_cost_linear(&c, 16, 160, k, 2, out);
+    kvr_cost_of(&c, 16, 160, k, 2, out);
     assert_true(out[0].cost == 20 - 5.0);
     assert_true(out[1].cost == 10.0); /* a cold idle worker wins now */
 }

@@ -378,7 +378,7 @@ static struct kvr_router_ctx *admin_ctx(struct serve *s, struct pool *pool)
 }
 
 struct scores {
-    struct kvr_overlap *o;
+    struct kvr_reach *o;
     long n;
     size_t blocks;
 };
@@ -395,11 +395,12 @@ static bool ask_overlap(struct serve *s, struct kvr_http_conn *c, const struct q
     return false;
 }
 
-static uint32_t depth_of(const struct scores *sc, struct kvr_worker w)
+static const uint32_t *depths_of(const struct scores *sc, struct kvr_worker w)
 {
+    static const uint32_t none[KVR_TIER_COUNT];
     for (long i = 0; i < sc->n; i++)
         if (kvr_worker_cmp(sc->o[i].worker, w) == 0) return sc->o[i].depth;
-    return 0;
+    return none;
 }
 
 static void overlap_scores(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
@@ -420,15 +421,18 @@ static void overlap_scores(struct serve *s, struct kvr_http_conn *c, struct kvr_
         kvr_json_open(&b, '[');
         size_t n = KVR_MIN(kvr_router_loads(q.pool->router, l, RANKS_MAX), (size_t)RANKS_MAX);
         for (size_t i = 0; i < n; i++) {
-            uint32_t d = depth_of(&sc, l[i].worker);
+            const uint32_t *d = depths_of(&sc, l[i].worker);
+            uint32_t device = d[KVR_TIER_DEVICE], host = d[KVR_TIER_HOST_PINNED], disk = d[KVR_TIER_EXTERNAL];
             kvr_json_open(&b, '{');
             kvr_json_put_u64(&b, "worker_id", l[i].worker.worker_id);
             kvr_json_put_u64(&b, "dp_rank", l[i].worker.dp_rank);
-            kvr_json_put_u64(&b, "device_blocks", d);
-            kvr_json_put_u64(&b, "host_pinned_blocks", d);
-            kvr_json_put_u64(&b, "disk_blocks", d);
-            kvr_json_put_u64(&b, "host_pinned_extension_blocks", 0);
-            kvr_json_put_u64(&b, "disk_extension_blocks", 0);
+            kvr_json_put_u64(&b, "device_blocks", device);
+            kvr_json_put_u64(&b, "host_pinned_blocks", host);
+            kvr_json_put_u64(&b, "disk_blocks", disk);
+            kvr_json_put_u64(&b, "host_pinned_extension_blocks", host - device);
+            kvr_json_put_u64(&b, "disk_extension_blocks", disk - host);
+            kvr_json_key(&b, "router_credit_blocks");
+            kvr_json_double(&b, s->o->overlap_credit * device + s->o->host_weight * (host - device) + s->o->disk_weight * (disk - host));
             kvr_json_close(&b, '}');
         }
         kvr_json_close(&b, ']');
@@ -448,7 +452,7 @@ static void put_query_answer(struct kvr_buf *b, const struct scores *sc, uint32_
         kvr_json_key(b, what ? "instances" : "scores");
         kvr_json_open(b, '{');
         for (long i = 0; i < sc->n; i++) {
-            uint64_t id = sc->o[i].worker.worker_id, best = 0;
+            uint64_t id = sc->o[i].worker.worker_id, best[KVR_TIER_COUNT] = {0};
             bool first = true;
             for (long k = 0; k < i; k++) first &= sc->o[k].worker.worker_id != id;
             if (!first) continue;
@@ -457,21 +461,22 @@ static void put_query_answer(struct kvr_buf *b, const struct scores *sc, uint32_
             kvr_json_open(b, '{');
             if (what) {
                 for (long k = i; k < sc->n; k++)
-                    if (sc->o[k].worker.worker_id == id) best = KVR_MAX(best, (uint64_t)sc->o[k].depth * bs);
-                kvr_json_put_u64(b, "longest_matched", best);
-                kvr_json_put_u64(b, "gpu", best);
+                    for (int t = 0; sc->o[k].worker.worker_id == id && t < KVR_TIER_COUNT; t++)
+                        best[t] = KVR_MAX(best[t], (uint64_t)sc->o[k].depth[t] * bs);
+                kvr_json_put_u64(b, "longest_matched", best[KVR_TIER_EXTERNAL]);
+                kvr_json_put_u64(b, "gpu", best[KVR_TIER_DEVICE]);
                 kvr_json_key(b, "dp");
                 kvr_json_open(b, '{');
             }
             for (long k = i; k < sc->n; k++) {
                 if (sc->o[k].worker.worker_id != id) continue;
                 snprintf(key, sizeof key, "%u", sc->o[k].worker.dp_rank);
-                kvr_json_put_u64(b, key, (uint64_t)sc->o[k].depth * bs);
+                kvr_json_put_u64(b, key, (uint64_t)sc->o[k].depth[KVR_TIER_DEVICE] * bs);
             }
             kvr_json_close(b, '}');
             if (what) {
-                kvr_json_put_u64(b, "cpu", best);
-                kvr_json_put_u64(b, "disk", best);
+                kvr_json_put_u64(b, "cpu", best[KVR_TIER_HOST_PINNED]);
+                kvr_json_put_u64(b, "disk", best[KVR_TIER_EXTERNAL]);
                 kvr_json_close(b, '}');
             }
         }
@@ -481,7 +486,7 @@ static void put_query_answer(struct kvr_buf *b, const struct scores *sc, uint32_
         kvr_json_open(b, '[');
         for (size_t d = 0; d < sc->blocks; d++) {
             uint64_t n = 0;
-            for (long i = 0; i < sc->n; i++) n += sc->o[i].depth > d;
+            for (long i = 0; i < sc->n; i++) n += sc->o[i].depth[KVR_TIER_DEVICE] > d;
             if (n == 0) break;
             kvr_json_u64(b, n);
         }

@@ -23,6 +23,10 @@ void metrics_init(struct metrics *m)
     histogram_init(&m->total, 0.001, 2, 15);
     histogram_init(&m->hit_rate, 0.05, 0, 20); /* factor 0: linear */
     histogram_init(&m->isl, 50, 2, 13);
+    histogram_init(&m->best_overlap, 0.05, 0, 20);
+    histogram_init(&m->regret, 1, 2, 16);
+    histogram_init(&m->shortfall, 1, 2, 16);
+    histogram_init(&m->queue_wait, 0.001, 2.1, 18);
 }
 
 static double bucket_end(const struct histogram *h, int i)
@@ -173,6 +177,39 @@ static void put_workers(struct serve *s, struct kvr_buf *b)
     put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions);
 }
 
+static void put_queue_gauge(struct serve *s, struct kvr_buf *b, const char *name, const char *help, size_t at)
+{
+    put_type(b, name, "gauge", help);
+    for (const struct pool *p = s->pools; p; p = p->next)
+        for (size_t c = 0; c < kvr_router_classes(p->router); c++) {
+            struct kvr_class_stats st;
+            const char *class_name = kvr_router_class_stats(p->router, c, &st);
+            kvr_buf_printf(b, "kvroute_%s{model=\"%s\",routing_group=\"%s\",policy_class=\"%s\"} %llu\n", name, p->model, p->group,
+                           class_name, (unsigned long long)*(uint64_t *)(void *)((char *)&st + at));
+        }
+}
+
+static void put_queues(struct serve *s, struct kvr_buf *b)
+{
+    static const char *const reasons[] = {"", "request_limit", "raw_isl_token_limit", "cached_token_limit"};
+    put_queue_gauge(s, b, "router_queue_pending_requests", "Requests in the queue", offsetof(struct kvr_class_stats, requests));
+    put_queue_gauge(s, b, "router_queue_pending_isl_tokens", "Their prompt tokens", offsetof(struct kvr_class_stats, isl_tokens));
+    put_queue_gauge(s, b, "router_queue_pending_cached_tokens", "Of these, cached somewhere",
+                    offsetof(struct kvr_class_stats, cached_tokens));
+    put_type(b, "router_queue_backpressure_total", "counter", "Requests refused by a limit of their class");
+    for (const struct pool *p = s->pools; p; p = p->next)
+        for (size_t c = 0; c < kvr_router_classes(p->router); c++)
+            for (size_t k = 1; k < KVR_ARRAY_LEN(reasons); k++) {
+                struct kvr_class_stats st;
+                const char *class_name = kvr_router_class_stats(p->router, c, &st);
+                kvr_buf_printf(
+                    b,
+                    "kvroute_router_queue_backpressure_total{model=\"%s\",routing_group=\"%s\",policy_class=\"%s\",reason=\"%s\"} "
+                    "%llu\n",
+                    p->model, p->group, class_name, reasons[k], (unsigned long long)st.rejected[k]);
+            }
+}
+
 void metrics_write(struct serve *s, struct kvr_buf *b)
 {
     struct metrics *m = &s->metrics;
@@ -187,11 +224,21 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     SERVE_COUNTERS(PUT)
 #undef PUT
     put_gauge(b, "requests_active", "Requests booked on a worker", (double)active);
-    put_gauge(b, "router_queue_pending_requests", "Requests waiting for a worker", (double)parked);
+    put_gauge(b, "requests_without_worker", "Requests waiting for a worker to exist", (double)parked);
+    put_queues(s, b);
     put_histogram(b, "time_to_first_token_seconds", "From sending to the first stream event", &m->ttft);
     put_histogram(b, "inter_token_latency_seconds", "Between stream events", &m->itl);
     put_histogram(b, "input_sequence_tokens", "Prompt tokens", &m->isl);
     put_histogram(b, "kv_hit_rate", "Predicted share of the prompt that is cached", &m->hit_rate);
+    put_histogram(b, "best_overlap_ratio", "Best overlap any eligible rank had, as a share of the prompt", &m->best_overlap);
+    put_histogram(b, "overlap_regret_blocks", "Blocks of overlap given up for load: best less chosen", &m->regret);
+    put_histogram(b, "prediction_error_blocks", "Distance of predicted and delivered cached blocks", &m->shortfall);
+    put_histogram(b, "router_queue_wait_seconds", "Time in the queue, of requests that waited", &m->queue_wait);
+    pthread_mutex_lock(&s->lock);
+    struct quality q = s->quality;
+    pthread_mutex_unlock(&s->lock);
+    put_gauge(b, "prediction_divergence_ratio", "Moving mean of |predicted - delivered| cached tokens / prompt", q.divergence);
+    put_gauge(b, "prediction_diverged", "1 while predicted and delivered cached tokens have parted ways", q.diverged);
     put_histogram(b, "router_overhead_block_hashing_ms", "Hashing of blocks", &m->block_hashing);
     put_histogram(b, "router_overhead_indexer_find_matches_ms", "Matching in the index", &m->find_matches);
     put_histogram(b, "router_overhead_seq_hashing_ms", "Hashing of sequences", &m->seq_hashing);

@@ -3,7 +3,8 @@
  * One client request:
  *
  *   arrive -> read body fields -> tokens (given | cache | engine's /tokenize | bytes) -> choose and book
- *      -> [parked until somebody is free] -> send -> head (held back) -> first byte -> relay -> end
+ *      -> [waits: for a worker to exist (loop->parked), or for its turn in the router's queue]
+ *      -> send -> head (held back) -> first byte -> relay -> end
  *
  * Rules that must hold whatever happens:
  *   - the booking is made by route() and given back by unbook(), exactly once per attempt;
@@ -11,7 +12,12 @@
  *     another worker; afterwards it never does;
  *   - every path ends in px_end(), which frees the request.
  *
- * A request belongs to one data loop. Only `px_*` callbacks of that loop touch it.
+ * A streaming request that waits long gets its head early (200, SSE) and comments, so that nothing between it and us gives
+ * up; from then on failures are events of the stream.
+ *
+ * A request belongs to one data loop. Only `px_*` callbacks of that loop touch it, except while it is in the router's queue:
+ * then the router reads p->rq, and on_turn (any thread, under the router's lock) puts it on the loop's `ready` list.
+ * Locks: router's, then loop's mail lock.
  */
 #include "app/serve/state.h"
 
@@ -24,7 +30,7 @@
 
 enum { ANSWER_KEPT_MAX = 4 << 20 };
 
-enum phase { PX_TOKENIZING, PX_PARKED, PX_WAITING_FIRST, PX_STREAMING };
+enum phase { PX_TOKENIZING, PX_PARKED, PX_QUEUED, PX_WAITING_FIRST, PX_STREAMING };
 
 struct px {
     struct loop *loop;
@@ -37,9 +43,12 @@ struct px {
     char *body;
     size_t body_len;
     bool routed; /* a completion: tokens matter */
-    bool chat, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request;
+    bool chat, stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain;
     struct kvr_worker pin;
     double priority;
+    uint32_t strict_priority;
+    uint64_t expected_osl; /* 0: not given */
+    char policy_class[KVR_CLASS_NAME_MAX];
     char *salt;
     size_t salt_len;
     uint32_t *tokens;
@@ -48,7 +57,15 @@ struct px {
     /* routing */
     struct pool *pool;
     struct worker *worker;
+    struct kvr_router_request rq;
+    uint64_t *allowed;     /* owned; NULL: every worker of the pool */
+    bool queued;           /* the router has the ticket, or the loop's ready list has p */
+    struct px *ready_next; /* the loop's ready list */
+    int granted;           /* what the queue said */
+    struct kvr_ticket ticket;
+    struct kvr_rejection rejection;
     struct kvr_router_result result;
+    struct decision_table table;
     char booking[32]; /* id of the current booking; "" = none */
     uint64_t tried[TRIES_MAX];
     unsigned tries;
@@ -60,7 +77,7 @@ struct px {
     struct kvr_buf head;
     int status;
     int64_t length;
-    bool head_sent, is_sse, prefill_marked, paused;
+    bool early_head, head_sent, is_sse, prefill_marked, paused;
     struct kvr_sse sse;
     struct kvr_buf answer;
     struct kvr_usage usage;
@@ -98,16 +115,28 @@ static void reply_error(struct kvr_http_conn *c, int status, const char *message
     kvr_buf_free(&h);
 }
 
+static void write_error_event(struct kvr_http_conn *c, int status, const char *message)
+{
+    struct kvr_buf b = {0};
+    kvr_buf_str(&b, "data: ");
+    proxy_error_body(&b, status, message);
+    kvr_buf_str(&b, "\n\n");
+    kvr_http_write(c, b.data ? b.data : "", b.len);
+    kvr_buf_free(&b);
+}
+
 static void px_fail(struct px *p, int status, const char *message)
 {
+    struct kvr_http_conn *c = p->conn;
     p->status = status;
-    if (p->conn) {
-        kvr_http_conn_set_user(p->conn, NULL);
-        reply_error(p->conn, status, message, p->id);
-    }
     p->conn = NULL;
     if (status >= 500) COUNT(p, errors_total);
+    if (c) kvr_http_conn_set_user(c, NULL);
+    if (c && p->early_head) write_error_event(c, status, message);
+    else if (c) reply_error(c, status, message, p->id);
+    bool end_stream = c && p->early_head;
     px_end(p);
+    if (end_stream) kvr_http_end(c);
 }
 
 /* ---- timers ------------------------------------------------------------------------------------------ */
@@ -149,8 +178,10 @@ static void track_output(struct px *p, uint64_t tokens)
     if (!serve_of(p)->o->track_output_blocks || !p->booking[0]) return;
     uint64_t total = (p->isl + tokens + p->pool->block_size - 1) / p->pool->block_size;
     if (total <= p->generation_blocks) return;
+    double left = p->expected_osl ? 1 - (double)tokens / (double)p->expected_osl : -1;
+    kvr_router_add_output_blocks(p->pool->router, p->booking, strlen(p->booking), total - p->generation_blocks,
+                                 p->expected_osl ? KVR_MAX(left, 0.0) : -1);
     p->generation_blocks = total;
-    kvr_router_add_output_block(p->pool->router, p->booking, strlen(p->booking));
 }
 
 /* ---- the end ----------------------------------------------------------------------------------------- */
@@ -175,7 +206,11 @@ static void record_decision(struct px *p)
                          .overlap_blocks = p->result.overlap_blocks,
                          .status = (uint32_t)p->status,
                          .best_blocks = p->result.best_blocks,
-                         .ttft_ms = p->ttft_ms};
+                         .effective_blocks = p->result.effective_blocks,
+                         .cost = p->result.cost,
+                         .waited_ms = (double)p->result.waited_ns / 1e6,
+                         .ttft_ms = p->ttft_ms,
+                         .table = p->table};
     snprintf(d.id, sizeof d.id, "%s", p->id);
     snprintf(d.model, sizeof d.model, "%.47s", p->model);
     snprintf(d.reason, sizeof d.reason, "%.31s", p->reason ? p->reason : "");
@@ -197,6 +232,29 @@ static void count_usage(struct px *p)
     atomic_fetch_add(&m->prompt_tokens_total, p->usage.prompt_tokens);
     atomic_fetch_add(&m->usage_answers_total, 1);
     if (predicted / bs == actual / bs) atomic_fetch_add(&m->predicted_equals_actual_total, 1);
+    quality_delivered(serve_of(p), p->id, p->result.worker, predicted, actual, KVR_MAX(p->usage.prompt_tokens, (uint64_t)1), (uint32_t)bs);
+}
+
+static void leave_ready_list(struct px *p)
+{
+    pthread_mutex_lock(&p->loop->mail_lock);
+    for (struct px **q = &p->loop->ready; *q; q = &(*q)->ready_next)
+        if (*q == p) {
+            *q = p->ready_next;
+            break;
+        }
+    pthread_mutex_unlock(&p->loop->mail_lock);
+}
+
+/* Gives up its place. If its turn has come meanwhile it is booked, and unbook() gives that back. */
+static void leave_queue(struct px *p)
+{
+    if (!p->queued) return;
+    p->queued = false;
+    bool waited = kvr_router_cancel(p->pool->router, &p->ticket);
+    if (!waited) leave_ready_list(p);
+    if (waited || p->granted) p->booking[0] = 0;
+    else atomic_fetch_add(&p->loop->active, 1);
 }
 
 static void px_end(struct px *p)
@@ -204,6 +262,7 @@ static void px_end(struct px *p)
     struct serve *s = serve_of(p);
     if (p->call) kvr_http_call_cancel(p->call);
     p->call = NULL;
+    leave_queue(p);
     unbook(p);
     if (p->routed) {
         count_usage(p);
@@ -222,6 +281,7 @@ static void px_end(struct px *p)
     free(p->body);
     free(p->tokens);
     free(p->salt);
+    free(p->allowed);
     atomic_fetch_sub(&p->loop->in_flight, 1);
     p->timer.data = p;
     uv_close((uv_handle_t *)&p->timer, on_px_closed);
@@ -256,6 +316,7 @@ static void put_decision_headers(struct px *p, struct kvr_buf *h)
                    (unsigned long long)p->result.worker.worker_id, p->result.worker.dp_rank);
     if (p->routed) kvr_buf_printf(h, "x-kvroute-overlap-blocks: %u\r\n", p->result.overlap_blocks);
     kvr_buf_printf(h, "x-kvroute-reason: %s\r\n", p->reason);
+    if (p->explain && p->routed) decision_table_header(&p->table, h);
 }
 
 static void keep_head(struct px *p, int status, const struct kvr_headers *headers, int64_t length)
@@ -278,7 +339,7 @@ static void send_head(struct px *p)
 {
     if (p->head_sent) return;
     p->head_sent = true;
-    kvr_http_start(p->conn, p->status, p->head.data ? p->head.data : "", p->head.len, p->length);
+    if (!p->early_head) kvr_http_start(p->conn, p->status, p->head.data ? p->head.data : "", p->head.len, p->length);
     kvr_buf_free(&p->head);
     free(p->body); /* from here on nobody else can be asked */
     p->body = NULL;
@@ -291,7 +352,10 @@ static void note_first_token(struct px *p)
     struct metrics *m = &serve_of(p)->metrics;
     uint64_t now = kvr_now_ns(kvr_clock_monotonic());
     p->ttft_ms = (double)(now - p->sent_ns) / 1e6;
-    if (p->is_sse && p->status < 400) histogram_add(&m->ttft, p->ttft_ms / 1000);
+    if (p->is_sse && p->status < 400) {
+        histogram_add(&m->ttft, p->ttft_ms / 1000);
+        kvr_router_observe_ttft(p->pool->router, &p->result, p->ttft_ms);
+    }
     p->itl_last_ns = now;
     mark_prefill(p);
 }
@@ -326,6 +390,12 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
 {
     struct px *p = ctx;
     if (is_retryable(p->status)) return; /* judged when it is whole */
+    if (p->early_head && !p->head_sent && !(p->status == 200 && p->is_sse)) {
+        char message[96];
+        snprintf(message, sizeof message, "the worker answered with status %d", p->status);
+        px_fail(p, p->status, message);
+        return;
+    }
     if (p->phase == PX_WAITING_FIRST) {
         p->phase = PX_STREAMING;
         send_head(p);
@@ -389,17 +459,13 @@ static void on_done(struct kvr_http_call *call, void *ctx)
 /* The worker broke off, or a timeout struck, after the answer had begun. */
 static void break_answer(struct px *p, const char *message)
 {
-    struct kvr_buf b = {0};
     COUNT(p, errors_total);
     struct kvr_http_conn *c = p->conn;
     p->conn = NULL;
     kvr_http_conn_set_user(c, NULL);
     if (p->is_sse && p->length < 0) {
-        kvr_buf_str(&b, p->sse.part.len ? "\n\ndata: " : "data: ");
-        proxy_error_body(&b, 502, message);
-        kvr_buf_str(&b, "\n\n");
-        kvr_http_write(c, b.data, b.len);
-        kvr_buf_free(&b);
+        if (p->sse.part.len) kvr_http_write(c, "\n\n", 2); /* ends what was begun */
+        write_error_event(c, 502, message);
         p->status = 502;
         px_end(p);
         kvr_http_end(c);
@@ -436,7 +502,9 @@ static bool is_ours(struct kvr_text name)
                                         "x-kvroute-worker",
                                         "x-kvroute-dp-rank",
                                         "x-worker-instance-id",
-                                        "x-request-priority"};
+                                        "x-request-priority",
+                                        "x-kvroute-explain",
+                                        "x-kvroute-policy-class"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
         if (kvr_text_is_nocase(name, names[i])) return true;
     return false;
@@ -541,19 +609,41 @@ static void look_up_session_locked(struct px *p, struct kvr_router_request *rq)
     rq->preferred = true;
 }
 
+/* The next moment a waiting request needs the timer: a comment for its client, or the end of its patience. */
+static void arm_waiting(struct px *p)
+{
+    const struct serve_options *o = serve_of(p)->o;
+    if (!p->wait_deadline_ms) p->wait_deadline_ms = after(o->queue_timeout);
+    if (!p->wait_deadline_ms) p->wait_deadline_ms = now_ms() + 1;
+    p->phase_deadline_ms = p->wait_deadline_ms;
+    if (p->stream && o->queue_keepalive > 0) p->phase_deadline_ms = KVR_MIN(p->wait_deadline_ms, after(o->queue_keepalive));
+    arm(p);
+}
+
+static void keep_alive(struct px *p)
+{
+    if (!p->early_head) {
+        struct kvr_buf h = {0};
+        p->early_head = true;
+        kvr_buf_printf(&h, "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nx-request-id: %s\r\nx-kvroute-reason: queued\r\n",
+                       p->id);
+        kvr_http_start(p->conn, 200, h.data ? h.data : "", h.len, -1);
+        kvr_buf_free(&h);
+    }
+    kvr_http_write(p->conn, ": waiting for a worker\n\n", 24);
+}
+
+/* Waits for a worker to exist. */
 static void park(struct px *p)
 {
     struct px **q = &p->loop->parked;
     p->phase = PX_PARKED;
-    if (!p->wait_deadline_ms) p->wait_deadline_ms = after(serve_of(p)->o->queue_timeout);
-    if (!p->wait_deadline_ms) p->wait_deadline_ms = now_ms() + 1;
     /* A priority of n counts as n seconds of seniority. */
     while (*q && (double)(*q)->arrived_ms - (*q)->priority * 1000 <= (double)p->arrived_ms - p->priority * 1000) q = &(*q)->next;
     p->next = *q;
     *q = p;
     atomic_fetch_add(&p->loop->parked_n, 1);
-    p->phase_deadline_ms = p->wait_deadline_ms;
-    arm(p);
+    arm_waiting(p);
 }
 
 static void observe_times(struct px *p)
@@ -568,9 +658,10 @@ static void observe_times(struct px *p)
     if (!p->routed || !p->tokens_n) return;
     histogram_add(&m->isl, (double)p->isl);
     histogram_add(&m->hit_rate, p->result.required_blocks ? p->result.effective_blocks / (double)p->result.required_blocks : 0);
+    quality_decided(serve_of(p), &p->result);
 }
 
-enum outcome { SENT, WAIT, FAILED };
+enum outcome { SENT, QUEUED, WAIT, FAILED };
 
 static enum outcome refuse(struct px *p, int status, const char *message)
 {
@@ -589,63 +680,27 @@ static bool reserve_allowed(struct loop *l, size_t n)
     return true;
 }
 
-/* Chooses, books and sends. WAIT: nobody can take it now, and nothing was changed. */
-static enum outcome try_route(struct px *p, bool may_park)
+/* Under the router's lock, from any thread: see the top. */
+static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
+{
+    struct px *p = t->user;
+    struct loop *l = p->loop;
+    p->granted = rc;
+    if (rc == 0) {
+        p->result = *result;
+        decision_table_take(&p->table, ctx);
+    }
+    pthread_mutex_lock(&l->mail_lock);
+    p->ready_next = l->ready;
+    l->ready = p;
+    pthread_mutex_unlock(&l->mail_lock);
+    uv_async_send(&l->wake);
+}
+
+/* Booked: finds the worker and sends. WAIT: it was removed in this very moment. */
+static enum outcome px_booked(struct px *p)
 {
     struct serve *s = serve_of(p);
-    struct loop *l = p->loop;
-    struct kvr_router_request rq = {.book = true,
-                                    .tokens = p->tokens,
-                                    .tokens_n = p->tokens_n,
-                                    .isl = p->isl,
-                                    .salt = p->salt,
-                                    .salt_len = p->salt_len,
-                                    .allowed = l->allowed,
-                                    .excluded = p->tried,
-                                    .excluded_n = p->tries,
-                                    .pinned = p->pinned,
-                                    .pin_any_rank = p->pin_any_rank,
-                                    .pin = p->pin,
-                                    .fail_when_busy = s->o->queue_threshold >= 0 && may_park};
-    pthread_mutex_lock(&s->lock);
-    bool any = s->workers_n > 0, short_of_memory = !reserve_allowed(l, s->workers_n);
-    const struct worker *pinned = p->pinned ? worker_find_locked(s, p->pin.worker_id) : NULL;
-    bool all = true;
-    rq.allowed_n = short_of_memory ? 0 : allowed_workers(p, l->allowed, l->allowed_cap, &all);
-    rq.allowed = all ? NULL : l->allowed;
-    if (pinned) p->pool = pinned->pool;
-    look_up_session_locked(p, &rq);
-    bool pinned_down = pinned && !worker_is_schedulable(pinned, now_ms());
-    bool rank_exists =
-        pinned && (p->pin_any_rank || (p->pin.dp_rank >= pinned->dp_start && p->pin.dp_rank - pinned->dp_start < pinned->dp_size));
-    pthread_mutex_unlock(&s->lock);
-    if (p->pinned && any && !pinned) return refuse(p, 404, "the pinned worker is not known");
-    if (pinned && !rank_exists) return refuse(p, 400, "the pinned data-parallel rank is out of range");
-    if (pinned_down) return refuse(p, 503, "the pinned worker is not available");
-    if (atomic_load(&s->mode) == KVR_MODE_DIRECT && !p->pinned)
-        return refuse(p, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
-    if (short_of_memory) return refuse(p, 503, "out of memory");
-    if (!any) return WAIT;
-    if (!p->pool) {
-        char text[MODEL_MAX + 64];
-        snprintf(text, sizeof text, "no worker serves the model '%s'", p->model);
-        return refuse(p, 404, text);
-    }
-    if (p->is_lora) {
-        rq.lora = p->model;
-        rq.lora_len = strlen(p->model);
-    }
-    snprintf(p->booking, sizeof p->booking, "%llx", (unsigned long long)atomic_fetch_add(&s->next_id, 1));
-    rq.id = p->booking;
-    rq.id_len = strlen(p->booking);
-    struct kvr_router_ctx *ctx = ctx_get(&p->loop->ctxs, p->pool);
-    int rc = ctx ? kvr_router_find_best_match(p->pool->router, ctx, &rq, &p->result) : -KVR_ENOMEM;
-    if (rc) {
-        p->booking[0] = 0;
-        if (rc == -KVR_ENOTALLOWED) return refuse(p, 400, "the pinned worker does not serve this model");
-        if (rc == -KVR_ENOMEM || rc == -KVR_ELIMIT) return refuse(p, 503, kvr_strerror(rc));
-        return WAIT;
-    }
     atomic_fetch_add(&p->loop->active, 1);
     p->prefill_marked = false;
     p->generation_blocks = (p->isl + p->pool->block_size - 1) / p->pool->block_size;
@@ -659,7 +714,7 @@ static enum outcome try_route(struct px *p, bool may_park)
     }
     pthread_mutex_unlock(&s->lock);
     worker_unref(s, before);
-    if (!w) { /* removed in this very moment */
+    if (!w) {
         unbook(p);
         return WAIT;
     }
@@ -669,12 +724,133 @@ static enum outcome try_route(struct px *p, bool may_park)
     return SENT;
 }
 
+static enum outcome refuse_by_router(struct px *p, int rc)
+{
+    char text[256];
+    p->booking[0] = 0;
+    switch (rc) {
+    case -KVR_ENOTALLOWED: return refuse(p, 400, "the pinned worker does not serve this model");
+    case -KVR_EQUEUEFULL:
+        snprintf(text, sizeof text, "the queue of class %s is full: %s %llu of %llu", p->rejection.policy_class,
+                 kvr_queue_limit_name(p->rejection.kind), (unsigned long long)p->rejection.current, (unsigned long long)p->rejection.limit);
+        return refuse(p, 529, text);
+    case -KVR_EOVERLOADED:
+        COUNT(p, overload_rejections_total);
+        return refuse(p, 503, "every worker that may serve this request is overloaded");
+    case -KVR_ESHUTDOWN: return refuse(p, 503, "the router is shutting down");
+    case -KVR_ENOMEM:
+    case -KVR_ELIMIT: return refuse(p, 503, kvr_strerror(rc));
+    default: return WAIT;
+    }
+}
+
+/* Fills p->rq for the workers there are now. Returns: SENT to go on, or WAIT or FAILED. */
+static enum outcome px_prepare(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    struct loop *l = p->loop;
+    struct kvr_router_request *rq = &p->rq;
+    *rq = (struct kvr_router_request){.book = true,
+                                      .guarded = true,
+                                      .tokens = p->tokens,
+                                      .tokens_n = p->tokens_n,
+                                      .isl = p->isl,
+                                      .salt = p->salt,
+                                      .salt_len = p->salt_len,
+                                      .excluded = p->tried,
+                                      .excluded_n = p->tries,
+                                      .pinned = p->pinned,
+                                      .pin_any_rank = p->pin_any_rank,
+                                      .pin = p->pin,
+                                      .priority_jump = p->priority,
+                                      .strict_priority = p->strict_priority,
+                                      .policy_class = p->policy_class,
+                                      .policy_class_len = strlen(p->policy_class)};
+    pthread_mutex_lock(&s->lock);
+    bool any = s->workers_n > 0, short_of_memory = !reserve_allowed(l, s->workers_n);
+    const struct worker *pinned = p->pinned ? worker_find_locked(s, p->pin.worker_id) : NULL;
+    bool all = true;
+    rq->allowed_n = short_of_memory ? 0 : allowed_workers(p, l->allowed, l->allowed_cap, &all);
+    if (pinned) p->pool = pinned->pool;
+    look_up_session_locked(p, rq);
+    bool pinned_down = pinned && !worker_is_schedulable(pinned, now_ms());
+    bool rank_exists =
+        pinned && (p->pin_any_rank || (p->pin.dp_rank >= pinned->dp_start && p->pin.dp_rank - pinned->dp_start < pinned->dp_size));
+    pthread_mutex_unlock(&s->lock);
+    if (!all) { /* a list of its own: it may wait */
+        free(p->allowed);
+        p->allowed = malloc((rq->allowed_n + 1) * sizeof *p->allowed);
+        if (p->allowed) memcpy(p->allowed, l->allowed, rq->allowed_n * sizeof *p->allowed);
+        else short_of_memory = true;
+        rq->allowed = p->allowed;
+    }
+    if (p->pinned && any && !pinned) return refuse(p, 404, "the pinned worker is not known");
+    if (pinned && !rank_exists) return refuse(p, 400, "the pinned data-parallel rank is out of range");
+    if (pinned_down) return refuse(p, 503, "the pinned worker is not available");
+    if (atomic_load(&s->mode) == KVR_MODE_DIRECT && !p->pinned)
+        return refuse(p, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
+    if (short_of_memory) return refuse(p, 503, "out of memory");
+    if (!any) return WAIT;
+    if (!p->pool) {
+        char text[MODEL_MAX + 64];
+        snprintf(text, sizeof text, "no worker serves the model '%s'", p->model);
+        return refuse(p, 404, text);
+    }
+    if (p->is_lora) {
+        rq->lora = p->model;
+        rq->lora_len = strlen(p->model);
+    }
+    snprintf(p->booking, sizeof p->booking, "%llx", (unsigned long long)atomic_fetch_add(&s->next_id, 1));
+    rq->id = p->booking;
+    rq->id_len = strlen(p->booking);
+    return SENT;
+}
+
+/* Chooses, books and sends. WAIT: nobody can take it now, and nothing was changed. */
+static enum outcome try_route(struct px *p, bool may_queue)
+{
+    enum outcome prepared = px_prepare(p);
+    if (prepared != SENT) return prepared;
+    struct kvr_router_ctx *ctx = ctx_get(&p->loop->ctxs, p->pool);
+    int rc = -KVR_ENOMEM;
+    p->queued = may_queue; /* before on_turn can run */
+    p->phase = PX_QUEUED;
+    if (ctx && may_queue) rc = kvr_router_submit(p->pool->router, ctx, &p->rq, &p->ticket, on_turn, p, &p->result, &p->rejection);
+    else if (ctx) rc = kvr_router_find_best_match(p->pool->router, ctx, &p->rq, &p->result);
+    if (rc == KVR_PARKED) {
+        arm_waiting(p);
+        return QUEUED;
+    }
+    p->queued = false;
+    if (rc) return refuse_by_router(p, rc);
+    decision_table_take(&p->table, ctx);
+    return px_booked(p);
+}
+
 static void px_route(struct px *p)
 {
-    bool backlog = serve_of(p)->o->queue_threshold >= 0 && p->loop->parked && p->tries == 0;
-    if (backlog || try_route(p, true) == WAIT) {
-        if (p->tries) px_fail(p, 502, "no other worker is available");
-        else park(p);
+    if (try_route(p, true) != WAIT) return;
+    if (p->tries) px_fail(p, 502, "no other worker is available");
+    else park(p);
+}
+
+/* The queue has spoken. */
+static void px_granted(struct px *p)
+{
+    p->queued = false;
+    enum outcome o = p->granted ? refuse_by_router(p, p->granted) : px_booked(p);
+    if (o == WAIT) park(p);
+}
+
+void proxy_take_ready(struct loop *l)
+{
+    for (;;) {
+        pthread_mutex_lock(&l->mail_lock);
+        struct px *p = l->ready;
+        if (p) l->ready = p->ready_next;
+        pthread_mutex_unlock(&l->mail_lock);
+        if (!p) return;
+        px_granted(p);
     }
 }
 
@@ -703,10 +879,7 @@ void proxy_try_parked(struct loop *l)
         *q = next;
         atomic_fetch_sub(&l->parked_n, 1);
         p->next = NULL;
-        if (try_route(p, true) == WAIT) {
-            park(p);
-            if (l->serve->o->queue_threshold >= 0) return; /* those behind it wait too */
-        }
+        if (try_route(p, true) == WAIT) park(p);
     }
 }
 
@@ -914,6 +1087,11 @@ static void on_timer(uv_timer_t *t)
     const struct serve_options *o = serve_of(p)->o;
     uint64_t now = now_ms();
     bool total = p->total_deadline_ms && now >= p->total_deadline_ms;
+    if ((p->phase == PX_PARKED || p->phase == PX_QUEUED) && !total && now < p->wait_deadline_ms) {
+        if (now >= p->phase_deadline_ms) keep_alive(p);
+        arm_waiting(p);
+        return;
+    }
     if (p->phase == PX_STREAMING && !total) { /* stall: armed lazily, judged by the last byte */
         uint64_t limit = (uint64_t)(o->stall_timeout * 1000);
         if (p->paused) p->last_byte_ms = now; /* it is the client that is slow */
@@ -935,6 +1113,7 @@ static void on_timer(uv_timer_t *t)
         else tokens_failed(p);
         return;
     case PX_PARKED:
+    case PX_QUEUED:
         COUNT(p, queue_timeouts_total);
         px_fail(p, 503, "no worker became available in time");
         return;
@@ -985,8 +1164,9 @@ static struct kvr_text either(const struct kvr_headers *h, const char *a, const 
 static const char *read_hints(struct px *p, const struct kvr_http_request *rq)
 {
     struct kvr_text pin = either(rq->headers, "x-kvroute-worker", "x-worker-instance-id");
+    if (!pin.ptr) pin = kvr_headers_get(rq->headers, "x-dynamo-worker-instance-id");
     struct kvr_text rank = either(rq->headers, "x-kvroute-dp-rank", "x-data-parallel-rank");
-    struct kvr_text priority = kvr_headers_get(rq->headers, "x-request-priority");
+    struct kvr_text priority = either(rq->headers, "x-request-priority", "x-dynamo-request-priority");
     struct kvr_text session = kvr_headers_get(rq->headers, "x-session-id");
     uint64_t v;
     if (rank.ptr) {
@@ -1007,6 +1187,14 @@ static const char *read_hints(struct px *p, const struct kvr_http_request *rq)
         if (p->priority < 0) p->priority = 0;
     }
     if (session.ptr && session.len < sizeof p->session) memcpy(p->session, session.ptr, session.len);
+    struct kvr_text strict = kvr_headers_get(rq->headers, "x-dynamo-request-strict-priority");
+    if (strict.ptr) {
+        if (!text_u64(strict, UINT32_MAX, &v)) return "x-dynamo-request-strict-priority must be a whole number";
+        p->strict_priority = (uint32_t)v;
+    }
+    struct kvr_text policy = either(rq->headers, "x-kvroute-policy-class", "x-dynamo-meta-policy-class");
+    if (policy.ptr && policy.len < sizeof p->policy_class) memcpy(p->policy_class, policy.ptr, policy.len);
+    p->explain = kvr_text_is(kvr_headers_get(rq->headers, "x-kvroute-explain"), "1");
     return NULL;
 }
 
@@ -1035,6 +1223,10 @@ static const char *read_body(struct px *p)
     if (kvr_openai_parse(p->loop->json, p->body, p->body_len, &rq, &why)) return why;
     if (rq.model_len >= MODEL_MAX) return "`model` is longer than 127 bytes";
     if (rq.model) memcpy(p->model, rq.model, rq.model_len);
+    p->stream = rq.stream;
+    p->expected_osl = rq.expected_osl;
+    if (rq.priority > 0 && p->priority == 0) p->priority = rq.priority;
+    if (rq.strict_priority && !p->strict_priority) p->strict_priority = rq.strict_priority;
     if (rq.salt && rq.salt_len) {
         p->salt = malloc(rq.salt_len);
         if (p->salt) memcpy(p->salt, rq.salt, rq.salt_len);

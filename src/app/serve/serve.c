@@ -11,7 +11,7 @@ enum { TOKEN_CACHE_BYTES = 16 << 20 };
 
 static struct {
     uv_signal_t term, intr;
-    uv_timer_t expire;
+    uv_timer_t expire, poll;
 } handles;
 
 /* ---- data loops -------------------------------------------------------------------------------------- */
@@ -28,6 +28,7 @@ static void on_wake(uv_async_t *a)
         proxy_cancel_all(l);
         kvr_http_server_drain(l->server);
     }
+    proxy_take_ready(l);
     if (!l->draining) {
         proxy_try_parked(l);
         return;
@@ -63,6 +64,7 @@ static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
     struct loop *l = calloc(1, sizeof *l);
     if (!l) return NULL;
     l->serve = s;
+    pthread_mutex_init(&l->mail_lock, NULL);
     uv_loop_init(&l->uv);
     uv_async_init(&l->uv, &l->wake, on_wake);
     l->wake.data = l;
@@ -86,6 +88,7 @@ static void loop_free(struct loop *l)
     ctx_list_free(&l->ctxs);
     free(l->allowed);
     kvr_json_parser_free(l->json);
+    pthread_mutex_destroy(&l->mail_lock);
     free(l);
 }
 
@@ -109,14 +112,20 @@ static uint64_t drain_deadline;
 static void on_second(uv_timer_t *t)
 {
     struct serve *s = t->data;
-    for (const struct pool *p = s->pools; p; p = p->next)
-        if (p->index) kvr_index_expire(p->index);
+    pools_tick(s);
     if (!atomic_load(&s->draining)) {
         serve_pump(s); /* a breaker's pause may be over */
         return;
     }
     if (all_idle(s) || now_ms() >= drain_deadline) uv_stop(&s->main_loop);
     wake_loops(s);
+}
+
+/* Decay alone can release what waits. */
+static void on_poll(uv_timer_t *t)
+{
+    const struct serve *s = t->data;
+    for (const struct pool *p = s->pools; p; p = p->next) kvr_router_poll(p->router);
 }
 
 static void on_signal(uv_signal_t *sig, int signum)
@@ -127,6 +136,7 @@ static void on_signal(uv_signal_t *sig, int signum)
         uv_stop(&s->main_loop);
         return;
     }
+    for (const struct pool *p = s->pools; p; p = p->next) kvr_router_shut_queue(p->router);
     drain_deadline = now_ms() + (uint64_t)(s->o->drain_timeout * 1000);
     for (size_t i = 0; i < s->loops_n; i++) atomic_store(&s->loops[i]->open_conns, 1); /* until each has looked */
     wake_loops(s);
@@ -220,6 +230,7 @@ static void serve_free(struct serve *s)
     for (size_t i = 0; i < s->loops_n; i++) loop_free(s->loops[i]);
     free(s->loops);
     workers_destroy(s);
+    pools_destroy(s);
     sessions_destroy(s->sessions);
     token_cache_destroy(s->tokens);
     free(s->decisions);
@@ -256,6 +267,9 @@ static int run(struct serve *s)
     uv_signal_init(&s->main_loop, &handles.term);
     uv_signal_init(&s->main_loop, &handles.intr);
     uv_timer_init(&s->main_loop, &handles.expire);
+    uv_timer_init(&s->main_loop, &handles.poll);
+    handles.poll.data = s;
+    uv_timer_start(&handles.poll, on_poll, 100, 100);
     handles.term.data = handles.intr.data = handles.expire.data = s;
     uv_signal_start(&handles.term, on_signal, SIGTERM);
     uv_signal_start(&handles.intr, on_signal, SIGINT);

@@ -6,14 +6,30 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <kvroute/queue.h>
 
 enum serve_tokenizer { TOKENIZER_AUTO, TOKENIZER_ENGINE, TOKENIZER_BYTES };
 
+/* Queue classes for one model; model "" is the root profile. */
+struct policy_profile {
+    char model[128];
+    struct kvr_policy policy;
+};
+
 struct serve_options {
+    bool select_only; /* `kvroute select`: no data port; the admin port is the service */
+    const struct policy_profile *profiles;
+    size_t profiles_n;
     char *config, *host, *admin_host, *model;
     uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
-    int mode, tokenizer; /* enum kvr_router_mode, enum serve_tokenizer */
+    int mode, tokenizer;                        /* enum kvr_router_mode, enum serve_tokenizer */
+    int cost, queue_policy, prefill_load_model; /* enum kvr_cost_kind, enum kvr_queue_policy, none|fitted */
+    double shared_multiplier, predicted_ttl_secs, load_bound, request_share, guard_ratio, queue_ageing, queue_keepalive;
+    double busy_decode_blocks, busy_prefill_tokens, busy_prefill_frac, request_expiry;
+    bool load_aware;
+    char *policy_config, *overlap_weight_text, *replica_sync_peers, *indexer_peers;
+    uint64_t replica_sync_port, min_initial_workers;
     double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout, restore_timeout,
         drain_timeout, health_interval, breaker_cooldown, session_ttl;
     double overlap_credit, credit_decay, prefill_load_scale, request_weight, host_weight, disk_weight, temperature, ttl_secs,

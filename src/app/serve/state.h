@@ -2,7 +2,8 @@
 /*
  * What the parts of `serve` share.
  *
- *   workers.c   the worker table, pools (one index and router per block size), health and breaker state
+ *   workers.c   the worker table, health and breaker state
+ *   pools.c     one index and router per (model, group, block size)
  *   views.c     KV events -> index, trust -> router
  *   sessions.c  session affinity
  *   metrics.c   counters, histograms, /metrics
@@ -11,6 +12,7 @@
  *   health.c    active health checks, model discovery                   (main loop)
  *   admin.c     admin port                                              (main loop)
  *   decisions.c the last decisions, for the admin page
+ *   quality.c   what was predicted against what was delivered
  *   serve.c     start, threads, signals, drain
  *
  * Threads and what they may touch:
@@ -36,14 +38,27 @@
 #include "wire/json.h"
 #include "wire/openai.h"
 
-enum { MODEL_MAX = 128, MODELS_MAX = 256, DP_MAX = 64, ID_MAX = 128, DECISIONS = 1000, TRIES_MAX = 8 };
+enum {
+    MODEL_MAX = 128,
+    MODELS_MAX = 256,
+    DP_MAX = 64,
+    POOLS_MAX = 256,
+    TAINTS_MAX = 16,
+    ID_MAX = 128,
+    DECISIONS = 10000,
+    TABLE_ROWS = 8,
+    TRIES_MAX = 8
+};
 
 /* ---- workers ----------------------------------------------------------------------------------------- */
 
+/* A partition: workers whose caches and loads are comparable. Made at first use, kept as long as the process lives. */
 struct pool {
     struct pool *next;
+    char model[MODEL_MAX], group[MODEL_MAX]; /* model "": workers that were not given one */
     uint32_t block_size;
-    struct kvr_index *index; /* NULL when the overlap credit is 0 */
+    struct kvr_index *index;     /* NULL when the overlap credit is 0 */
+    struct kvr_index *predicted; /* --router-predicted-ttl-secs */
     struct kvr_router *router;
 };
 
@@ -62,6 +77,8 @@ struct worker {
     uint32_t block_size, dp_start, dp_size;
     uint64_t max_num_batched_tokens, total_kv_blocks;
     char events[DP_MAX][96], replay[DP_MAX][96]; /* by rank - dp_start; "" = none */
+    char taints[TAINTS_MAX][64];
+    size_t taints_n;
     struct pool *pool;
     unsigned refs; /* table + requests */
     bool removed, has_events;
@@ -76,6 +93,18 @@ struct worker {
 
 /* ---- the rest ---------------------------------------------------------------------------------------- */
 
+/* The cheapest candidates of a decision, cheapest first; `total` says how many there were. */
+struct decision_table {
+    uint32_t n, total;
+    struct {
+        struct kvr_worker worker;
+        float device, host, disk;
+        uint32_t requests;
+        uint64_t prefill_tokens, decode_blocks;
+        double cost;
+    } rows[TABLE_ROWS];
+};
+
 struct decision {
     uint64_t at_ms; /* wall clock */
     char id[ID_MAX], model[48], reason[32];
@@ -83,7 +112,8 @@ struct decision {
     uint64_t isl, cached_tokens, actual_cached;
     uint32_t overlap_blocks, status;
     bool has_actual;
-    double best_blocks, ttft_ms;
+    double best_blocks, effective_blocks, cost, waited_ms, ttft_ms;
+    struct decision_table table;
 };
 
 #define SERVE_COUNTERS(X)                                                                                                                  \
@@ -100,6 +130,7 @@ struct decision {
     X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")                                        \
     X(usage_answers_total, "Answers that carried usage")                                                                                   \
     X(prompt_tokens_total, "Prompt tokens, of answers with usage")                                                                         \
+    X(overload_rejections_total, "Requests refused because every eligible worker was overloaded")                                          \
     X(breaker_opened_total, "Times a worker's breaker opened")                                                                             \
     X(events_applied_total, "KV events applied")                                                                                           \
     X(events_failed_total, "KV events refused by the index")
@@ -118,6 +149,14 @@ struct metrics {
     SERVE_COUNTERS(SERVE_COUNTER_FIELD)
 #undef SERVE_COUNTER_FIELD
     struct histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
+    struct histogram best_overlap, regret, shortfall, queue_wait;
+};
+
+/* How predictions fare, under serve.lock (quality.c). */
+struct quality {
+    double divergence; /* moving mean of |predicted - delivered| / prompt */
+    uint64_t answers, last_log_ms, unlogged;
+    bool diverged;
 };
 
 /* Router contexts of one thread, one per pool. */
@@ -145,6 +184,7 @@ struct serve {
     struct token_cache *tokens;
     struct decision *decisions; /* ring */
     uint64_t decisions_n;
+    struct quality quality;
     struct metrics metrics;
     struct loop **loops;
     size_t loops_n;
@@ -172,7 +212,9 @@ struct loop {
     struct ctx_list ctxs;
     uint64_t *allowed; /* scratch: ids of the workers that may serve a request */
     size_t allowed_cap;
-    struct px *parked;                          /* ordered by urgency */
+    struct px *parked; /* wait for a worker to exist; ordered by urgency */
+    pthread_mutex_t mail_lock;
+    struct px *ready;                           /* their turn in the queue has come; under mail_lock */
     _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
     _Atomic size_t open_conns;                  /* kept up to date while draining */
     _Atomic bool stop;
@@ -199,12 +241,19 @@ void worker_report(struct serve *s, struct worker *w, bool ok); /* result of a r
 void worker_set_health(struct serve *s, uint64_t id, enum health h);
 void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n);
 bool worker_serves_locked(const struct serve *s, const struct worker *w, const char *model, size_t len, bool *is_lora);
-struct pool *pool_get_locked(struct serve *s, uint32_t block_size);
 void workers_destroy(struct serve *s);
+
+/* pools.c */
+/* The partition, made if need be; NULL with the reason in err. */
+struct pool *pool_get_locked(struct serve *s, const char *model, const char *group, uint32_t block_size, char *err, size_t cap);
+/* A partition by name ("" and "default" are the same model), or NULL. */
+struct pool *pool_find_locked(struct serve *s, const char *model, const char *group);
+void pools_destroy(struct serve *s);
+void pools_tick(struct serve *s); /* main loop: expiry, decay */
 /* The thread's context for a pool, made at first use; NULL when memory is short. */
 struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct pool *pool);
 void ctx_list_free(struct ctx_list *list);
-/* Wakes parked requests everywhere. */
+/* workers.c: wakes parked requests everywhere. */
 void serve_pump(struct serve *s);
 uint64_t now_ms(void);
 
@@ -236,6 +285,15 @@ void metrics_write(struct serve *s, struct kvr_buf *out);
 /* decisions.c */
 void decisions_add(struct serve *s, const struct decision *d);
 void decisions_write(struct serve *s, struct kvr_buf *out, size_t most);
+/* The decision of one request id, with its table. false: not kept (any more). */
+bool decisions_write_one(struct serve *s, struct kvr_buf *out, const char *id, size_t len);
+void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx);
+void decision_table_header(const struct decision_table *t, struct kvr_buf *out);
+
+/* quality.c */
+void quality_decided(struct serve *s, const struct kvr_router_result *r);
+void quality_delivered(struct serve *s, const char *id, struct kvr_worker w, uint64_t predicted, uint64_t actual, uint64_t prompt,
+                       uint32_t block_size);
 
 /* health.c */
 int health_start(struct serve *s);
@@ -251,6 +309,7 @@ void proxy_on_gone(struct kvr_http_conn *c, void *ctx);
 void proxy_on_drained(struct kvr_http_conn *c, void *ctx);
 void proxy_error_body(struct kvr_buf *out, int status, const char *message);
 void proxy_try_parked(struct loop *l);
+void proxy_take_ready(struct loop *l);
 void proxy_cancel_all(struct loop *l);
 bool serve_ready(struct serve *s, const char **why);
 void models_write(struct serve *s, struct kvr_buf *out);

@@ -11,6 +11,7 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev)
 {
     struct serve *s = ctx;
     const struct pool *p = user;
+    if (ev->tier != KVR_TIER_DEVICE) kvr_router_use_lower_tiers(p->router);
     int rc = kvr_index_apply(p->index, ev);
     atomic_fetch_add_explicit(rc ? &s->metrics.events_failed_total : &s->metrics.events_applied_total, 1, memory_order_relaxed);
     return rc;
@@ -46,6 +47,7 @@ void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
                                         .block_size = w->block_size,
                                         .events = w->events[r],
                                         .replay = w->replay[r][0] ? w->replay[r] : NULL,
+                                        .tiers = true,
                                         .user = pool};
         if (w->events[r][0]) kvr_ingest_add(s->ingest, &src);
     }

@@ -12,7 +12,7 @@ uint64_t now_ms(void)
 /* ---- --worker ---------------------------------------------------------------------------------------- */
 
 static const char worker_keys[] = "id, events, replay, model, group, block-size, dp-start, dp-size, role, "
-                                  "max-num-batched-tokens, total-kv-blocks";
+                                  "max-num-batched-tokens, total-kv-blocks, taint";
 
 static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
 {
@@ -73,6 +73,10 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
         if (!whole_number(value, UINT64_MAX, &w->max_num_batched_tokens)) return fail(err, cap, text, key, value, "a whole number");
     } else if (!strcmp(key, "total-kv-blocks")) {
         if (!whole_number(value, UINT64_MAX, &w->total_kv_blocks)) return fail(err, cap, text, key, value, "a whole number");
+    } else if (!strcmp(key, "taint")) {
+        if (!*value || strlen(value) >= sizeof w->taints[0] || w->taints_n == TAINTS_MAX)
+            return fail(err, cap, text, key, value, "1 to 63 characters, at most 16 of them");
+        snprintf(w->taints[w->taints_n++], sizeof w->taints[0], "%s", value);
     } else {
         snprintf(err, cap, "--worker: '%.80s': unknown key '%.40s'; allowed: %s", text, key, worker_keys);
         return -1;
@@ -107,56 +111,6 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
     if ((events[0] && !spread_endpoint(events, w->dp_size, w->events)) || (replay[0] && !spread_endpoint(replay, w->dp_size, w->replay)))
         return fail(err, cap, text, "events", events, "tcp endpoints whose ports leave room for every rank");
     return 0;
-}
-
-/* ---- pools ------------------------------------------------------------------------------------------- */
-
-static bool uses_index(const struct serve_options *o)
-{
-    return o->overlap_credit > 0;
-}
-
-struct pool *pool_get_locked(struct serve *s, uint32_t block_size)
-{
-    const struct serve_options *o = s->o;
-    struct pool **p = &s->pools;
-    for (; *p; p = &(*p)->next)
-        if ((*p)->block_size == block_size) return *p;
-    struct pool *pool = calloc(1, sizeof *pool);
-    if (!pool) return NULL;
-    struct kvr_index_config ic = {.bytes_max = o->index_max_bytes,
-                                  .ttl_ns = (uint64_t)(o->ttl_secs * 1e9) + 1,
-                                  .predicted_max = o->max_tree_size,
-                                  .prune_target_ratio = o->prune_target_ratio,
-                                  .clear_worker_wide = o->clear_worker_wide};
-    struct kvr_router_config rc;
-    kvr_router_config_init(&rc);
-    pool->block_size = rc.block_size = block_size;
-    if (uses_index(o) && kvr_index_create(&ic, &pool->index)) {
-        free(pool);
-        return NULL;
-    }
-    rc.index = pool->index;
-    rc.cost.overlap_credit = o->overlap_credit;
-    rc.cost.credit_decay = o->credit_decay;
-    rc.cost.prefill_load_scale = o->prefill_load_scale;
-    rc.cost.host_weight = o->host_weight;
-    rc.cost.disk_weight = o->disk_weight;
-    rc.cost.request_weight = o->request_weight;
-    rc.cost.temperature = o->temperature;
-    rc.cost.track_prefill_tokens = o->track_prefill_tokens;
-    rc.mode = (enum kvr_router_mode)atomic_load(&s->mode);
-    rc.track_active_blocks = o->track_active_blocks;
-    rc.assume_kv_reuse = o->assume_kv_reuse;
-    rc.record_decisions = !o->kv_events && pool->index;
-    rc.seed = o->seed ? o->seed : s->salt;
-    if (kvr_router_create(&rc, &pool->router, NULL)) {
-        kvr_index_destroy(pool->index);
-        free(pool);
-        return NULL;
-    }
-    *p = pool;
-    return pool;
 }
 
 /* ---- table ------------------------------------------------------------------------------------------- */
@@ -229,14 +183,18 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
         detach_locked(s, old);
         unref_locked(old);
     }
-    w->pool = pool_get_locked(s, w->block_size);
-    if (!w->pool || kvr_router_set_worker(w->pool->router, w->id, w->dp_start, w->dp_size)) {
-        snprintf(err, cap, "out of memory");
+    w->pool = pool_get_locked(s, w->model, w->group, w->block_size, err, cap);
+    if (!w->pool) return -1;
+    const char *taints[TAINTS_MAX];
+    for (size_t i = 0; i < w->taints_n; i++) taints[i] = w->taints[i];
+    int rc = kvr_router_set_worker(w->pool->router, w->id, w->dp_start, w->dp_size);
+    if (rc == 0) rc = kvr_router_set_taints(w->pool->router, w->id, taints, w->taints_n);
+    if (rc) {
+        kvr_router_remove_worker(w->pool->router, w->id);
+        snprintf(err, cap, "%s", kvr_strerror(rc));
         return -1;
     }
-    double tokens = s->o->queue_threshold * (double)w->max_num_batched_tokens;
-    if (s->o->queue_threshold >= 0 && w->max_num_batched_tokens)
-        kvr_router_set_busy_tokens(w->pool->router, w->id, tokens < 1 ? 1 : (uint64_t)tokens);
+    kvr_router_set_limits(w->pool->router, w->id, w->max_num_batched_tokens, w->total_kv_blocks);
     bool event_mode = s->o->kv_events && w->pool->index;
     for (uint32_t r = 0; event_mode && r < w->dp_size; r++)
         kvr_router_set_trusted(w->pool->router, (struct kvr_worker){w->id, w->dp_start + r}, false);
@@ -358,37 +316,12 @@ bool worker_serves_locked(const struct serve *s, const struct worker *w, const c
     return w->models == NULL && !s->o->model; /* not known yet: let the engine say */
 }
 
-struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct pool *pool)
-{
-    for (size_t i = 0; i < list->n; i++)
-        if (list->items[i].pool == pool) return list->items[i].ctx;
-    void *grown = realloc(list->items, (list->n + 1) * sizeof *list->items);
-    if (!grown) return NULL;
-    list->items = grown;
-    if (kvr_router_ctx_create(pool->router, &list->items[list->n].ctx)) return NULL;
-    list->items[list->n].pool = pool;
-    return list->items[list->n++].ctx;
-}
-
-void ctx_list_free(struct ctx_list *list)
-{
-    for (size_t i = 0; i < list->n; i++) kvr_router_ctx_destroy(list->items[i].ctx);
-    free(list->items);
-}
-
 void workers_destroy(struct serve *s)
 {
     while (s->workers) {
         struct worker *w = s->workers;
         detach_locked(s, w);
         unref_locked(w);
-    }
-    while (s->pools) {
-        struct pool *p = s->pools;
-        s->pools = p->next;
-        kvr_router_destroy(p->router);
-        kvr_index_destroy(p->index);
-        free(p);
     }
 }
 

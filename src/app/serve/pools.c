@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Partitions: an index, a router and its queue for each (model, routing group, block size). */
+#include "app/serve/state.h"
+
+#include <string.h>
+
+static void pool_free(struct pool *p)
+{
+    kvr_router_destroy(p->router);
+    kvr_index_destroy(p->index);
+    kvr_index_destroy(p->predicted);
+    free(p);
+}
+
+static int make_indexes(struct serve *s, struct pool *pool)
+{
+    const struct serve_options *o = s->o;
+    struct kvr_index_config ic = {.bytes_max = o->index_max_bytes,
+                                  .ttl_ns = (uint64_t)(o->ttl_secs * 1e9) + 1,
+                                  .predicted_max = o->max_tree_size,
+                                  .prune_target_ratio = o->prune_target_ratio,
+                                  .clear_worker_wide = o->clear_worker_wide};
+    if (o->overlap_credit <= 0) return 0;
+    if (kvr_index_create(&ic, &pool->index)) return -1;
+    if (o->predicted_ttl_secs < 0) return 0;
+    ic.ttl_ns = (uint64_t)(o->predicted_ttl_secs * 1e9) + 1;
+    return kvr_index_create(&ic, &pool->predicted);
+}
+
+/* The classes of a model: its own profile, else the root one, else one class from the plain flags. */
+static void policy_of(const struct serve_options *o, const char *model, struct kvr_policy *out)
+{
+    const struct policy_profile *root = NULL;
+    for (size_t i = 0; i < o->profiles_n; i++) {
+        if (o->profiles[i].model[0] == 0) root = &o->profiles[i];
+        else if (!strcmp(o->profiles[i].model, model)) {
+            *out = o->profiles[i].policy;
+            return;
+        }
+    }
+    if (root) {
+        *out = root->policy;
+        return;
+    }
+    kvr_policy_init(out);
+    out->classes[0].policy = (enum kvr_queue_policy)o->queue_policy;
+    out->classes[0].busy_frac = o->queue_threshold;
+    out->classes[0].ageing_ns = (uint64_t)(o->queue_ageing * 1e9);
+}
+
+static void configure(const struct serve *s, const struct pool *pool, const struct kvr_policy *policy, struct kvr_router_config *rc)
+{
+    const struct serve_options *o = s->o;
+    kvr_router_config_init(rc);
+    rc->block_size = pool->block_size;
+    rc->index = pool->index;
+    rc->predicted = pool->predicted;
+    rc->cost.kind = (enum kvr_cost_kind)o->cost;
+    rc->cost.overlap_credit = o->overlap_credit;
+    rc->cost.credit_decay = o->credit_decay;
+    rc->cost.prefill_load_scale = o->prefill_load_scale;
+    rc->cost.host_weight = o->host_weight;
+    rc->cost.disk_weight = o->disk_weight;
+    rc->cost.shared_multiplier = o->shared_multiplier;
+    rc->cost.request_weight = o->request_weight;
+    rc->cost.temperature = o->temperature;
+    rc->cost.load_bound = o->load_bound;
+    rc->cost.request_share = o->request_share;
+    rc->cost.track_prefill_tokens = o->track_prefill_tokens;
+    rc->guard_ratio = o->guard_ratio;
+    rc->fit_ttft = o->prefill_load_model != 0;
+    rc->mode = (enum kvr_router_mode)atomic_load(&s->mode);
+    rc->track_active_blocks = o->track_active_blocks;
+    rc->assume_kv_reuse = o->assume_kv_reuse;
+    rc->record_decisions = !o->kv_events && pool->index;
+    rc->seed = o->seed ? o->seed : s->salt;
+    rc->policy = policy;
+    rc->busy = (struct kvr_busy_thresholds){o->busy_decode_blocks, o->busy_prefill_tokens, o->busy_prefill_frac};
+}
+
+static bool same_name(const char *a, const char *b)
+{
+    return !strcmp(*a ? a : "default", *b ? b : "default");
+}
+
+struct pool *pool_find_locked(struct serve *s, const char *model, const char *group)
+{
+    for (struct pool *p = s->pools; p; p = p->next)
+        if (same_name(p->model, model) && same_name(p->group, group)) return p;
+    return NULL;
+}
+
+struct pool *pool_get_locked(struct serve *s, const char *model, const char *group, uint32_t block_size, char *err, size_t cap)
+{
+    struct kvr_router_config rc;
+    struct pool **p = &s->pools;
+    size_t n = 0;
+    for (; *p; p = &(*p)->next, n++)
+        if ((*p)->block_size == block_size && same_name((*p)->model, model) && same_name((*p)->group, group)) return *p;
+    snprintf(err, cap, n < POOLS_MAX ? "out of memory" : "more than 256 partitions of (model, group, block size)");
+    if (n == POOLS_MAX) return NULL;
+    struct pool *pool = calloc(1, sizeof *pool);
+    struct kvr_policy *policy = malloc(sizeof *policy);
+    bool ok = pool && policy;
+    if (ok) {
+        snprintf(pool->model, sizeof pool->model, "%s", model);
+        snprintf(pool->group, sizeof pool->group, "%s", group);
+        pool->block_size = block_size;
+        policy_of(s->o, model, policy);
+        ok = make_indexes(s, pool) == 0;
+    }
+    if (ok) {
+        configure(s, pool, policy, &rc);
+        ok = kvr_router_create(&rc, &pool->router, NULL) == 0;
+    }
+    free(policy);
+    if (!ok) {
+        if (pool) pool_free(pool);
+        return NULL;
+    }
+    *p = pool;
+    return pool;
+}
+
+void pools_tick(struct serve *s)
+{
+    for (const struct pool *p = s->pools; p; p = p->next) {
+        if (p->index) kvr_index_expire(p->index);
+        if (p->predicted) kvr_index_expire(p->predicted);
+        kvr_router_expire_requests(p->router, (uint64_t)(s->o->request_expiry * 1e9));
+    }
+}
+
+void pools_destroy(struct serve *s)
+{
+    while (s->pools) {
+        struct pool *p = s->pools;
+        s->pools = p->next;
+        pool_free(p);
+    }
+}
+
+/* ---- contexts ---------------------------------------------------------------------------------------- */
+
+struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct pool *pool)
+{
+    for (size_t i = 0; i < list->n; i++)
+        if (list->items[i].pool == pool) return list->items[i].ctx;
+    void *grown = realloc(list->items, (list->n + 1) * sizeof *list->items);
+    if (!grown) return NULL;
+    list->items = grown;
+    if (kvr_router_ctx_create(pool->router, &list->items[list->n].ctx)) return NULL;
+    list->items[list->n].pool = pool;
+    return list->items[list->n++].ctx;
+}
+
+void ctx_list_free(struct ctx_list *list)
+{
+    for (size_t i = 0; i < list->n; i++) kvr_router_ctx_destroy(list->items[i].ctx);
+    free(list->items);
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* --router-policy-config: queue classes from YAML. docs/scheduling.md shows the format. */
+#ifndef KVR_CLI_POLICY_FILE_H
+#define KVR_CLI_POLICY_FILE_H
+
+#include "app/serve/serve.h"
+
+struct policy_file {
+    struct policy_profile *profiles; /* "" first, when the root has classes */
+    size_t n;
+};
+
+/* Returns: 0; -1 with file, line, key and what is allowed in err. */
+int policy_file_read(const char *path, struct policy_file *out, char *err, size_t cap);
+/* The same from memory; `name` stands for the file in messages. */
+int policy_file_parse(const char *name, const void *text, size_t len, struct policy_file *out, char *err, size_t cap);
+void policy_file_free(struct policy_file *f);
+
+#endif

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the parts of the router share.
+ *
+ *   router.c    life, configuration, workers, the book's own calls, questions
+ *   prompt.c    prepare: tokens -> hashes -> overlaps; the caller's thread, no lock
+ *   schedule.c  who is eligible, what each would cost, which one, booking; under the lock
+ *   waiting.c   the queue: park, look again, hand out; under the lock
+ *
+ * Threads. One lock guards everything in struct kvr_router but `config` (constant, except mode and thresholds, which it
+ * guards), the clock and the atomics. The index has its own rules and is only called while matching (lock-free) and
+ * recording. Hooks and `done` callbacks run under the lock and must not call back.
+ */
+#ifndef KVR_ROUTER_INTERNAL_H
+#define KVR_ROUTER_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <kvroute/router.h>
+
+#include "base/base.h"
+
+enum { TAINT_WORDS = KVR_TAINTS_MAX / 64, TAINT_NAME_MAX = 128 };
+
+struct taints {
+    uint64_t bits[TAINT_WORDS];
+};
+
+struct worker_info {
+    uint64_t id;
+    bool used, blocked, over; /* over: this decision found every rank above a busy threshold */
+    uint32_t ranks, ranks_over;
+    uint64_t max_num_batched_tokens, total_kv_blocks; /* 0: not known */
+    uint64_t mark;                                    /* == router.mark: in the allow-list at hand */
+    struct taints taints;
+    double taint_weight; /* of the request at hand */
+    struct kvr_ttft_model model;
+};
+
+struct rank_info { /* parallel to the slots of the load table */
+    struct kvr_worker worker;
+    bool known, untrusted, decode_latched;
+    uint32_t owner; /* place in `workers` */
+    uint64_t kv_used_blocks;
+};
+
+struct kvr_router {
+    struct kvr_mem mem;
+    struct kvr_clock clock;
+    struct kvr_router_config config;
+    pthread_mutex_t lock;
+    struct kvr_load *load;
+    struct rank_info *infos;
+    size_t infos_cap;
+    uint32_t *order; /* slots in use, by (worker, rank): choices do not depend on who came first */
+    size_t order_n, order_cap;
+    struct worker_info *workers;
+    size_t workers_n, workers_cap, workers_used;
+    char (*taint_names)[TAINT_NAME_MAX];
+    size_t taints_n, taints_cap;
+    struct kvr_ttft_model fleet; /* of all workers: for those that are not known yet */
+    double shared_ratio;         /* moving mean of best overlap / prompt */
+    uint64_t rng, turn, mark;
+    struct kvr_queue *queue;
+    bool may_park; /* some class has a threshold */
+    _Atomic size_t pending;
+    _Atomic bool lower_tiers;
+    struct kvr_router_ctx *dispatch_ctx;
+    bool stopping;
+};
+
+struct kvr_router_ctx {
+    struct kvr_router *router;
+    struct kvr_mem mem;
+    struct kvr_index_reader *reader, *predicted_reader;
+    uint64_t *locals, *seqs;
+    size_t locals_cap, seqs_cap;
+    struct kvr_overlap *overlaps, *predicted;
+    size_t overlaps_cap, predicted_cap;
+    struct kvr_reach *reaches;
+    size_t reaches_cap;
+    /* by slot */
+    uint32_t *depths, *device;
+    uint32_t *host, *disk; /* only while lower tiers have been seen */
+    /* by candidate */
+    uint32_t *slots;
+    struct kvr_candidate *candidates;
+    struct kvr_cost *costs;
+    size_t ranks_cap, candidates_n;
+};
+
+/* What is known about a prompt before the lock is taken. */
+struct prompt {
+    const uint64_t *locals, *seqs;
+    size_t locals_n, seqs_n;
+    uint64_t isl, private_blocks;
+    const struct kvr_overlap *overlaps, *predicted;
+    size_t overlaps_n, predicted_n;
+    const struct kvr_reach *reaches; /* instead of overlaps when lower tiers have been seen */
+    size_t reaches_n;
+    struct kvr_cost_config cost; /* the router's, with the request's override */
+    struct kvr_router_times times;
+    uint64_t start_ns;
+};
+
+/* prompt.c */
+int kvr__prepare(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct prompt *p);
+int kvr__hash_and_chain(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct prompt *p);
+int kvr__match(struct kvr_router_ctx *c, struct prompt *p);
+/* The chain that the load book knows: none when blocks are private. */
+size_t kvr__booked_seqs(const struct prompt *p, const struct kvr_router_config *cfg);
+
+/* schedule.c; under the lock */
+int kvr__reserve_ranks(struct kvr_router_ctx *c, size_t n);
+void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, uint64_t now);
+void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot, uint64_t now,
+                    struct kvr_candidate *out);
+/* Slots that may serve the request into c->slots; overload is ignored here. */
+int kvr__eligible(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, size_t *n,
+                  struct kvr_router_result *res);
+int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p,
+                  struct kvr_router_result *res);
+int kvr__book(struct kvr_router *r, const struct kvr_router_request *rq, const struct prompt *p, struct kvr_worker worker,
+              uint64_t prefill_tokens, uint64_t now);
+void kvr__record(struct kvr_router *r, const struct prompt *p, struct kvr_worker worker);
+uint64_t kvr__uncached(const struct prompt *p, uint64_t cached);
+long kvr__taint(const struct kvr_router *r, const char *name);
+
+/* waiting.c; under the lock */
+void kvr__dispatch(struct kvr_router *r);
+
+#endif

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Before the lock: tokens to hashes, hashes to overlaps. */
+#include <string.h>
+
+#include "router/internal.h"
+
+static int hash_prompt(struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct prompt *p)
+{
+    p->isl = rq->isl ? rq->isl : rq->tokens_n;
+    if (rq->locals) {
+        if (rq->seqs && rq->seqs_n != rq->locals_n) return -KVR_ELENGTH;
+        p->locals = rq->locals;
+        p->locals_n = rq->locals_n;
+        return 0;
+    }
+    if (rq->seqs) { /* for booking only */
+        p->locals_n = rq->seqs_n;
+        return 0;
+    }
+    uint32_t bs = c->router->config.block_size;
+    size_t n = kvr_hash_block_count(rq->tokens_n, bs, rq->eagle);
+    if (kvr_mem_grow(&c->mem, (void **)&c->locals, &c->locals_cap, n, sizeof *c->locals)) return -KVR_ENOMEM;
+    uint64_t seed = kvr_hash_seed(rq->lora, rq->lora_len, rq->salt, rq->salt_len);
+    long rc = kvr_hash_locals(rq->tokens, rq->tokens_n, bs, rq->eagle, seed, rq->mm, rq->mm_n, c->locals);
+    if (rc < 0) return (int)rc;
+    p->locals = c->locals;
+    p->locals_n = n;
+    return 0;
+}
+
+static int match_device(struct kvr_router_ctx *c, const struct kvr_index *index, struct kvr_index_reader *reader, const struct prompt *p,
+                        struct kvr_overlap **out, size_t *cap, size_t *n_out)
+{
+    for (;;) {
+        size_t ranks = kvr_index_ranks(index);
+        if (kvr_mem_grow(&c->mem, (void **)out, cap, ranks + 1, sizeof **out)) return -KVR_ENOMEM;
+        long n = kvr_index_match(reader, p->locals, p->locals_n, *out, *cap);
+        if (n == -KVR_ELIMIT) continue; /* ranks were added in between */
+        *n_out = (size_t)n;
+        return 0;
+    }
+}
+
+static int match_tiers(struct kvr_router_ctx *c, struct prompt *p)
+{
+    struct kvr_index *index = c->router->config.index;
+    for (;;) {
+        size_t ranks = kvr_index_ranks(index);
+        if (kvr_mem_grow(&c->mem, (void **)&c->reaches, &c->reaches_cap, ranks + 16, sizeof *c->reaches)) return -KVR_ENOMEM;
+        long n = kvr_index_match_tiers(index, p->locals, p->locals_n, c->reaches, c->reaches_cap);
+        if (n == -KVR_ELIMIT) continue;
+        p->reaches = c->reaches;
+        p->reaches_n = (size_t)n;
+        return 0;
+    }
+}
+
+int kvr__match(struct kvr_router_ctx *c, struct prompt *p)
+{
+    struct kvr_router *r = c->router;
+    int rc = 0;
+    if (!p->locals || p->locals_n == 0) return 0;
+    if (c->reader && atomic_load_explicit(&r->lower_tiers, memory_order_relaxed)) {
+        rc = match_tiers(c, p);
+    } else if (c->reader) {
+        rc = match_device(c, r->config.index, c->reader, p, &c->overlaps, &c->overlaps_cap, &p->overlaps_n);
+        p->overlaps = c->overlaps;
+    }
+    if (rc == 0 && c->predicted_reader) {
+        rc = match_device(c, r->config.predicted, c->predicted_reader, p, &c->predicted, &c->predicted_cap, &p->predicted_n);
+        p->predicted = c->predicted;
+    }
+    return rc;
+}
+
+static int chain_prompt(struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct prompt *p)
+{
+    const struct kvr_router_config *cfg = &c->router->config;
+    const struct kvr_override *o = rq->override;
+    bool reuse = o && (o->set & KVR_OVERRIDE_ASSUME_KV_REUSE) ? o->assume_kv_reuse : cfg->assume_kv_reuse;
+    size_t n = p->locals_n;
+    if (cfg->track_active_blocks && !reuse) p->private_blocks = n;
+    bool needed = (cfg->track_active_blocks && reuse) || cfg->record_decisions || cfg->predicted;
+    if (!needed) return 0;
+    if (rq->seqs) {
+        p->seqs = rq->seqs;
+    } else {
+        if (kvr_mem_grow(&c->mem, (void **)&c->seqs, &c->seqs_cap, n, sizeof *c->seqs)) return -KVR_ENOMEM;
+        kvr_hash_sequence(p->locals, n, c->seqs);
+        p->seqs = c->seqs;
+    }
+    p->seqs_n = n;
+    return 0;
+}
+
+static int resolve_cost(const struct kvr_router *r, const struct kvr_router_request *rq, struct prompt *p)
+{
+    const char *field;
+    p->cost = r->config.cost;
+    return rq->override ? kvr_override_apply(rq->override, &p->cost, &field) : 0;
+}
+
+int kvr__hash_and_chain(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct prompt *p)
+{
+    memset(p, 0, sizeof *p);
+    p->start_ns = kvr_now_ns(&r->clock);
+    int rc = resolve_cost(r, rq, p);
+    if (rc == 0) rc = hash_prompt(c, rq, p);
+    return rc ? rc : chain_prompt(c, rq, p);
+}
+
+int kvr__prepare(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct prompt *p)
+{
+    memset(p, 0, sizeof *p);
+    uint64_t t0 = p->start_ns = kvr_now_ns(&r->clock);
+    int rc = resolve_cost(r, rq, p);
+    if (rc == 0) rc = hash_prompt(c, rq, p);
+    if (rc) return rc;
+    uint64_t t1 = kvr_now_ns(&r->clock);
+    rc = kvr__match(c, p);
+    if (rc) return rc;
+    uint64_t t2 = kvr_now_ns(&r->clock);
+    rc = chain_prompt(c, rq, p);
+    uint64_t t3 = kvr_now_ns(&r->clock);
+    p->times.block_hashing = t1 - t0;
+    p->times.find_matches = t2 - t1;
+    p->times.seq_hashing = t3 - t2;
+    return rc;
+}
+
+size_t kvr__booked_seqs(const struct prompt *p, const struct kvr_router_config *cfg)
+{
+    return cfg->track_active_blocks && p->private_blocks == 0 ? p->seqs_n : 0;
+}

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Under the lock: who is eligible, what each would cost, which one, booking. Nothing here allocates in the steady state. */
+#include <math.h>
+#include <string.h>
+
+#include "router/internal.h"
+
+int kvr__reserve_ranks(struct kvr_router_ctx *c, size_t n)
+{
+    enum { ARRAYS = 5 };
+    if (n <= c->ranks_cap) return 0;
+    size_t cap = n + 16;
+    struct kvr_candidate *cand = kvr_mem_get(&c->mem, cap * sizeof *cand);
+    struct kvr_cost *costs = kvr_mem_get(&c->mem, cap * sizeof *costs);
+    uint32_t *words = kvr_mem_zget(&c->mem, ARRAYS * cap * sizeof *words);
+    if (!cand || !costs || !words) {
+        kvr_mem_put(&c->mem, cand, cap * sizeof *cand);
+        kvr_mem_put(&c->mem, costs, cap * sizeof *costs);
+        kvr_mem_put(&c->mem, words, ARRAYS * cap * sizeof *words);
+        return -KVR_ENOMEM;
+    }
+    kvr_mem_put(&c->mem, c->candidates, c->ranks_cap * sizeof *cand);
+    kvr_mem_put(&c->mem, c->costs, c->ranks_cap * sizeof *costs);
+    kvr_mem_put(&c->mem, c->depths, ARRAYS * c->ranks_cap * sizeof *words);
+    c->candidates = cand;
+    c->costs = costs;
+    c->depths = words;
+    c->slots = words + cap;
+    c->device = words + 2 * cap;
+    c->host = words + 3 * cap;
+    c->disk = words + 4 * cap;
+    c->ranks_cap = cap;
+    return 0;
+}
+
+/* ---- who may serve it -------------------------------------------------------------------------------- */
+
+static bool has_id(const uint64_t *ids, size_t n, uint64_t id)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+static struct worker_info *worker_of(struct kvr_router *r, uint32_t slot)
+{
+    return &r->workers[r->infos[slot].owner];
+}
+
+/* Marks the workers of the allow-list, so that the walk over the ranks asks one word each. */
+static void mark_allowed(struct kvr_router *r, const struct kvr_router_request *rq)
+{
+    r->mark++;
+    for (size_t i = 0; i < rq->allowed_n; i++) {
+        struct kvr_worker w = {rq->allowed[i], 0};
+        size_t lo = 0, hi = r->order_n;
+        while (lo < hi) { /* first slot of that worker */
+            size_t mid = (lo + hi) / 2;
+            if (kvr_worker_cmp(r->infos[r->order[mid]].worker, w) < 0) lo = mid + 1;
+            else hi = mid;
+        }
+        if (lo < r->order_n && r->infos[r->order[lo]].worker.worker_id == w.worker_id) worker_of(r, r->order[lo])->mark = r->mark;
+    }
+}
+
+long kvr__taint(const struct kvr_router *r, const char *name)
+{
+    for (size_t i = 0; i < r->taints_n; i++)
+        if (!strcmp(r->taint_names[i], name)) return (long)i;
+    return -1;
+}
+
+/* Returns: false when a required taint is one that no worker has. */
+static bool required_set(const struct kvr_router *r, const struct kvr_router_request *rq, struct taints *out)
+{
+    memset(out, 0, sizeof *out);
+    for (size_t i = 0; i < rq->required_n; i++) {
+        long at = kvr__taint(r, rq->required_taints[i]);
+        if (at < 0) return false;
+        out->bits[at / 64] |= (uint64_t)1 << (at % 64);
+    }
+    return true;
+}
+
+static bool has_taints(const struct taints *have, const struct taints *need)
+{
+    for (int i = 0; i < TAINT_WORDS; i++)
+        if (need->bits[i] & ~have->bits[i]) return false;
+    return true;
+}
+
+static void weigh_taints(struct kvr_router *r, const struct kvr_router_request *rq)
+{
+    for (size_t i = 0; i < r->workers_n; i++) r->workers[i].taint_weight = 0;
+    for (size_t k = 0; k < rq->preferred_n; k++) {
+        long at = kvr__taint(r, rq->preferred_taints[k].name);
+        if (at < 0) continue;
+        for (size_t i = 0; i < r->workers_n; i++)
+            if (r->workers[i].taints.bits[at / 64] >> (at % 64) & 1) r->workers[i].taint_weight += rq->preferred_taints[k].weight;
+    }
+}
+
+/* Order of the checks: not allowed, unknown, rank out of range, not schedulable, taints. */
+static int pinned_slot(struct kvr_router *r, const struct kvr_router_request *rq, bool taints_exist, const struct taints *required,
+                       size_t *out)
+{
+    if (rq->allowed && !has_id(rq->allowed, rq->allowed_n, rq->pin.worker_id)) return -KVR_ENOTALLOWED;
+    size_t ranks = 0, found = SIZE_MAX;
+    for (size_t i = 0; i < r->order_n; i++) {
+        uint32_t slot = r->order[i];
+        if (r->infos[slot].worker.worker_id != rq->pin.worker_id) continue;
+        ranks++;
+        if (rq->pin_any_rank || r->infos[slot].worker.dp_rank == rq->pin.dp_rank) found = slot;
+    }
+    if (ranks == 0) return -KVR_ENOTFOUND;
+    if (found == SIZE_MAX) return -KVR_ERANK;
+    const struct worker_info *w = worker_of(r, (uint32_t)found);
+    if (w->blocked || has_id(rq->excluded, rq->excluded_n, rq->pin.worker_id)) return -KVR_ENOENDPOINTS;
+    if (!taints_exist || !has_taints(&w->taints, required)) return -KVR_ENOENDPOINTS;
+    *out = found;
+    return 0;
+}
+
+int kvr__eligible(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, size_t *n_out,
+                  struct kvr_router_result *res)
+{
+    size_t n = 0, slot;
+    struct taints required;
+    bool taints_exist = required_set(r, rq, &required);
+    if (rq->pinned) {
+        int rc = pinned_slot(r, rq, taints_exist, &required, &slot);
+        if (rc) return rc;
+        res->pinned = true;
+    } else if (rq->preferred && pinned_slot(r, rq, taints_exist, &required, &slot) == 0) {
+        res->preferred = true;
+    }
+    if (res->preferred || (res->pinned && !rq->pin_any_rank)) {
+        c->slots[n++] = (uint32_t)slot;
+    } else if (taints_exist) {
+        if (rq->allowed) mark_allowed(r, rq);
+        for (size_t i = 0; i < r->order_n; i++) {
+            const struct worker_info *w = worker_of(r, r->order[i]);
+            if (w->blocked || (rq->allowed && w->mark != r->mark) || (rq->pinned && w->id != rq->pin.worker_id)) continue;
+            if (rq->excluded_n && has_id(rq->excluded, rq->excluded_n, w->id)) continue;
+            if (rq->required_n && !has_taints(&w->taints, &required)) continue;
+            c->slots[n++] = r->order[i];
+        }
+    }
+    *n_out = n;
+    return n ? 0 : -KVR_ENOENDPOINTS;
+}
+
+/* ---- overload ---------------------------------------------------------------------------------------- */
+
+static bool rank_is_over(struct kvr_router *r, uint32_t slot, uint64_t now)
+{
+    enum { BATCH_UNKNOWN = 10000000 };
+    const struct kvr_busy_thresholds *b = &r->config.busy;
+    struct rank_info *i = &r->infos[slot];
+    const struct worker_info *w = worker_of(r, slot);
+    struct kvr_rank_load l = {0};
+    kvr_load_get(r->load, slot, now, &l);
+    double batch = (double)(w->max_num_batched_tokens ? w->max_num_batched_tokens : BATCH_UNKNOWN),
+           prefill = (double)l.active_prefill_tokens;
+    if (b->decode_blocks_frac >= 0 && w->total_kv_blocks) {
+        double line = b->decode_blocks_frac * (double)w->total_kv_blocks;
+        bool book = (double)l.active_decode_blocks > line, engine = (double)i->kv_used_blocks > line;
+        if (book || engine) i->decode_latched = true;
+        else if ((double)l.active_decode_blocks < line && (double)i->kv_used_blocks < line) i->decode_latched = false;
+        if (i->decode_latched) return true;
+    }
+    return (b->prefill_tokens >= 0 && prefill > b->prefill_tokens) ||
+           (b->prefill_tokens_frac >= 0 && prefill > b->prefill_tokens_frac * batch);
+}
+
+static bool watches_overload(const struct kvr_router *r)
+{
+    const struct kvr_busy_thresholds *b = &r->config.busy;
+    return b->decode_blocks_frac >= 0 || b->prefill_tokens >= 0 || b->prefill_tokens_frac >= 0;
+}
+
+/* A worker is overloaded when all its ranks are. Removes those from c->slots. */
+static size_t drop_overloaded(struct kvr_router *r, struct kvr_router_ctx *c, size_t n, uint64_t now)
+{
+    if (!watches_overload(r)) return n;
+    for (size_t i = 0; i < r->workers_n; i++) r->workers[i].ranks_over = 0;
+    for (size_t i = 0; i < r->order_n; i++)
+        if (rank_is_over(r, r->order[i], now)) worker_of(r, r->order[i])->ranks_over++;
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct worker_info *w = worker_of(r, c->slots[i]);
+        if (w->ranks_over < w->ranks) c->slots[kept++] = c->slots[i];
+    }
+    return kept;
+}
+
+/* ---- candidates -------------------------------------------------------------------------------------- */
+
+static void note_overlap(const struct kvr_router *r, struct kvr_router_ctx *c, struct kvr_worker w, uint32_t device, uint32_t host,
+                         uint32_t disk)
+{
+    long slot = kvr_load_slot_of(r->load, w);
+    if (slot < 0 || r->infos[slot].untrusted) return;
+    c->device[slot] = KVR_MAX(c->device[slot], device);
+    c->host[slot] = host;
+    c->disk[slot] = disk;
+}
+
+/* Spreads overlaps and active blocks over slots; ranks that are not trusted count as holding nothing. */
+void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, uint64_t now)
+{
+    size_t slots = kvr_load_slots(r->load);
+    (void)now;
+    memset(c->device, 0, slots * sizeof *c->device);
+    memset(c->host, 0, slots * sizeof *c->host);
+    memset(c->disk, 0, slots * sizeof *c->disk);
+    for (size_t i = 0; i < p->overlaps_n; i++) note_overlap(r, c, p->overlaps[i].worker, p->overlaps[i].depth, 0, 0);
+    for (size_t i = 0; i < p->reaches_n; i++) {
+        const uint32_t *d = p->reaches[i].depth;
+        note_overlap(r, c, p->reaches[i].worker, d[KVR_TIER_DEVICE], d[KVR_TIER_HOST_PINNED] - d[KVR_TIER_DEVICE],
+                     d[KVR_TIER_EXTERNAL] - d[KVR_TIER_HOST_PINNED]);
+    }
+    for (size_t i = 0; i < p->predicted_n; i++) {
+        long slot = kvr_load_slot_of(r->load, p->predicted[i].worker);
+        if (slot >= 0) c->device[slot] = KVR_MAX(c->device[slot], p->predicted[i].depth);
+    }
+    kvr_load_project(r->load, p->seqs, kvr__booked_seqs(p, &r->config), c->depths);
+}
+
+static double shared_past(const struct kvr_router_request *rq, double device)
+{
+    double n = 0, from = round(device);
+    for (size_t i = 0; i < rq->shared_n; i++) n += KVR_MAX((double)rq->shared[i].end - KVR_MAX((double)rq->shared[i].start, from), 0.0);
+    return n;
+}
+
+void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot, uint64_t now,
+                    struct kvr_candidate *out)
+{
+    struct kvr_rank_load l = {0};
+    const struct worker_info *w = &r->workers[r->infos[slot].owner];
+    kvr_load_get(r->load, slot, now, &l);
+    *out = (struct kvr_candidate){.worker = l.worker,
+                                  .device_blocks = c->device[slot],
+                                  .host_blocks = c->host[slot],
+                                  .disk_blocks = c->disk[slot],
+                                  .active_prefill_tokens = r->config.cost.track_prefill_tokens ? l.active_prefill_tokens : 0,
+                                  .active_requests = l.active_requests,
+                                  .model = w->model.observations >= KVR_TTFT_WARM ? &w->model : &r->fleet};
+    if (r->config.track_active_blocks)
+        out->decode_blocks = l.active_decode_blocks + (kvr__booked_seqs(p, &r->config) - c->depths[slot]) + p->private_blocks;
+}
+
+/* ---- the choice -------------------------------------------------------------------------------------- */
+
+static size_t pick_least_loaded(const struct kvr_candidate *c, size_t n, struct kvr_rng *rng)
+{
+    size_t at = 0;
+    uint32_t ties = 1;
+    for (size_t i = 1; i < n; i++) {
+        if (c[i].active_requests < c[at].active_requests) at = i, ties = 1;
+        else if (c[i].active_requests == c[at].active_requests && kvr_rng_below(rng, ++ties) == 0) at = i;
+    }
+    return at;
+}
+
+static size_t pick_by_mode(struct kvr_router *r, struct kvr_router_ctx *c, double temperature, size_t n, struct kvr_router_result *res)
+{
+    struct kvr_rng rng = {r->rng};
+    size_t at = n;
+    switch (r->config.mode) {
+    case KVR_MODE_ROUND_ROBIN: return (size_t)(r->turn++ % n);
+    case KVR_MODE_RANDOM: at = kvr_rng_below(&rng, (uint32_t)n); break;
+    case KVR_MODE_LEAST_LOADED: at = pick_least_loaded(c->candidates, n, &rng); break;
+    case KVR_MODE_KV:
+    case KVR_MODE_DIRECT:
+        res->scored = true;
+        if (r->config.select) return r->config.select(r->config.select_ctx, c->candidates, c->costs, n);
+        return kvr_pick(c->costs, n, temperature, &r->rng);
+    }
+    r->rng = rng.state;
+    return at;
+}
+
+/* When prompts share next to nothing, chasing the little they do share only unbalances. */
+static void apply_guard(const struct kvr_router *r, struct kvr_cost_config *cost)
+{
+    if (cost->kind != KVR_COST_TIME || r->shared_ratio >= r->config.guard_ratio) return;
+    cost->overlap_credit = cost->host_weight = cost->disk_weight = cost->shared_multiplier = 0;
+}
+
+static void learn_shared_ratio(struct kvr_router *r, const struct kvr_router_result *res)
+{
+    if (!res->required_blocks) return;
+    double ratio = KVR_MIN(res->best_blocks / (double)res->required_blocks, 1.0);
+    r->shared_ratio += 0.02 * (ratio - r->shared_ratio);
+}
+
+uint64_t kvr__uncached(const struct prompt *p, uint64_t cached)
+{
+    return p->cost.track_prefill_tokens && p->isl > cached ? p->isl - cached : 0;
+}
+
+static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t at, size_t n,
+                        struct kvr_router_result *res)
+{
+    const struct kvr_cost *cost = &c->costs[at];
+    res->worker = c->candidates[at].worker;
+    res->effective_blocks = cost->effective_blocks;
+    res->overlap_blocks = (uint32_t)lround(cost->effective_blocks);
+    res->cost = cost->cost;
+    res->cached_tokens = cost->cached_tokens;
+    res->prefill_tokens = kvr__uncached(p, cost->cached_tokens);
+    res->required_blocks = (p->isl + r->config.block_size - 1) / r->config.block_size;
+    res->ahead_tokens = c->candidates[at].active_prefill_tokens;
+    res->ahead_requests = c->candidates[at].active_requests;
+    res->trusted = !r->infos[c->slots[at]].untrusted;
+    res->candidates = n;
+    for (size_t i = 0; i < n; i++) res->best_blocks = KVR_MAX(res->best_blocks, c->costs[i].effective_blocks);
+}
+
+int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p,
+                  struct kvr_router_result *res)
+{
+    size_t n;
+    uint64_t now = kvr_now_ns(&r->clock), isl = KVR_MAX(p->isl, (uint64_t)1);
+    c->candidates_n = 0;
+    if (kvr__reserve_ranks(c, kvr_load_slots(r->load))) return -KVR_ENOMEM;
+    if (r->config.mode == KVR_MODE_DIRECT && !rq->pinned) return -KVR_ENOENDPOINTS;
+    int rc = kvr__eligible(r, c, rq, &n, res);
+    if (rc) return rc;
+    size_t calm = drop_overloaded(r, c, n, now);
+    if (calm == 0 && res->preferred) { /* soft: somebody else then */
+        struct kvr_router_request other = *rq;
+        other.preferred = false;
+        res->preferred = false;
+        return kvr__schedule(r, c, &other, p, res);
+    }
+    if (calm == 0) return -KVR_EOVERLOADED;
+    n = calm;
+    kvr__spread(r, c, p, now);
+    if (rq->preferred_n) weigh_taints(r, rq);
+    struct kvr_cost_config cost = p->cost;
+    apply_guard(r, &cost);
+    for (size_t i = 0; i < n; i++) {
+        kvr__candidate(r, c, p, c->slots[i], now, &c->candidates[i]);
+        if (rq->preferred_n) c->candidates[i].taint_weight = worker_of(r, c->slots[i])->taint_weight;
+        if (rq->shared_n) c->candidates[i].shared_blocks = shared_past(rq, c->candidates[i].device_blocks);
+    }
+    kvr_cost_of(&cost, r->config.block_size, isl, c->candidates, n, c->costs);
+    if (cost.overlap_credit != p->cost.overlap_credit) /* the guard is about the choice, not about what is cached */
+        for (size_t i = 0; i < n; i++) {
+            const struct kvr_candidate *k = &c->candidates[i];
+            c->costs[i].effective_blocks = k->device_blocks + p->cost.host_weight * k->host_blocks + p->cost.disk_weight * k->disk_blocks;
+            c->costs[i].cached_tokens = (uint64_t)llround(c->costs[i].effective_blocks * r->config.block_size);
+        }
+    c->candidates_n = n;
+    size_t at = res->preferred || (res->pinned && n == 1) ? 0 : pick_by_mode(r, c, cost.temperature, n, res);
+    if (at >= n) return -KVR_ENOENDPOINTS;
+    fill_result(r, c, p, at, n, res);
+    if (!rq->book) return 0;
+    learn_shared_ratio(r, res);
+    return kvr__book(r, rq, p, res->worker, res->prefill_tokens, now);
+}
+
+/* ---- booking ----------------------------------------------------------------------------------------- */
+
+static void estimate_prefill(const struct kvr_router *r, const struct prompt *p, struct kvr_load_request *lr)
+{
+    int64_t ns = -1;
+    if (!lr->prefill_tokens) return;
+    if (r->config.prefill) {
+        ns = r->config.prefill(r->config.prefill_ctx, lr->worker, lr->prefill_tokens, p->isl - KVR_MIN(p->isl, lr->prefill_tokens));
+    } else if (r->config.fit_ttft) {
+        long slot = kvr_load_slot_of(r->load, lr->worker);
+        const struct kvr_ttft_model *m = slot < 0 ? &r->fleet : &r->workers[r->infos[slot].owner].model;
+        if (m->observations < KVR_TTFT_WARM) m = &r->fleet;
+        if (m->observations >= KVR_TTFT_WARM) ns = (int64_t)((double)lr->prefill_tokens * m->token_ms * 1e6);
+    }
+    lr->has_duration = ns >= 0;
+    lr->prefill_ns = ns >= 0 ? (uint64_t)ns : 0;
+}
+
+int kvr__book(struct kvr_router *r, const struct kvr_router_request *rq, const struct prompt *p, struct kvr_worker worker,
+              uint64_t prefill_tokens, uint64_t now)
+{
+    struct kvr_load_event ev = {.kind = KVR_LOAD_ADD,
+                                .request = {.id = rq->id,
+                                            .id_len = rq->id_len,
+                                            .worker = worker,
+                                            .seqs = p->seqs,
+                                            .seqs_n = kvr__booked_seqs(p, &r->config),
+                                            .private_blocks = p->private_blocks,
+                                            .prefill_tokens = prefill_tokens,
+                                            .now_ns = now,
+                                            .guarded = rq->guarded}};
+    estimate_prefill(r, p, &ev.request);
+    int rc = kvr_load_add(r->load, &ev.request);
+    if (rc == 0 && r->config.hook) r->config.hook(r->config.hook_ctx, &ev);
+    return rc;
+}
+
+void kvr__record(struct kvr_router *r, const struct prompt *p, struct kvr_worker worker)
+{
+    /* A prediction that does not fit is no reason to refuse the request; the index counts it. */
+    if (r->config.record_decisions) (void)kvr_index_record(r->config.index, worker, p->locals, p->locals_n, p->seqs, p->seqs_n);
+    if (r->config.predicted) (void)kvr_index_record(r->config.predicted, worker, p->locals, p->locals_n, p->seqs, p->seqs_n);
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parked requests. A request waits when its class has a threshold and either others of its class wait already (nobody
+ * overtakes) or every rank that may serve it is busy. Whenever load goes down the queue hands out what may go now: each is
+ * looked up afresh, chosen and booked in one go, so the next one sees its load.
+ *
+ * Dispatch runs under the lock with a context of the router's own; hashing a parked prompt again costs what hashing it the
+ * first time did, and keeps nothing but the request's own memory while it waits.
+ */
+#include <string.h>
+
+#include "router/internal.h"
+
+static bool class_waits(const struct kvr_class_config *c)
+{
+    return c->busy_tokens >= 0 || c->busy_frac >= 0;
+}
+
+static bool rank_is_busy(const struct kvr_router *r, const struct kvr_class_config *cls, uint32_t slot, uint64_t now)
+{
+    enum { BATCH_UNKNOWN = 10000000 };
+    const struct worker_info *w = &r->workers[r->infos[slot].owner];
+    double batch = (double)(w->max_num_batched_tokens ? w->max_num_batched_tokens : BATCH_UNKNOWN);
+    struct kvr_rank_load l = {0};
+    kvr_load_get(r->load, slot, now, &l);
+    double prefill = (double)l.active_prefill_tokens;
+    return (cls->busy_tokens >= 0 && prefill > cls->busy_tokens) || (cls->busy_frac >= 0 && prefill > cls->busy_frac * batch);
+}
+
+/* Whether the ranks in c->slots are, as a pool, busy for that class. */
+static bool pool_is_busy(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct kvr_class_config *cls, size_t n,
+                         uint64_t now)
+{
+    double need = cls->busy_worker_ratio * (double)n;
+    size_t busy = 0;
+    for (size_t i = 0; i < n; i++) {
+        busy += rank_is_busy(r, cls, c->slots[i], now);
+        if ((double)busy >= need) return true;
+        if ((double)(busy + n - 1 - i) < need) return false;
+    }
+    return false;
+}
+
+/* Busy for one request; also the ranks it may go to are then in c->slots. No eligible rank: not busy, so that the request
+ * fails at once instead of waiting for ever. */
+static bool all_busy(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq,
+                     const struct kvr_class_config *cls, uint64_t now)
+{
+    struct kvr_router_result ignored = {0};
+    struct kvr_router_request hard = *rq;
+    size_t n;
+    hard.preferred = false; /* a preference does not make a request wait for one rank */
+    if (!class_waits(cls) || !r->config.cost.track_prefill_tokens) return false;
+    if (kvr__reserve_ranks(c, kvr_load_slots(r->load)) || kvr__eligible(r, c, &hard, &n, &ignored)) return false;
+    return pool_is_busy(r, c, cls, n, now);
+}
+
+/* Largest cached prefix among the eligible ranks; the pinned one's for a pin. */
+static uint64_t best_cached(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p,
+                            uint64_t now)
+{
+    struct kvr_router_result ignored = {0};
+    size_t n;
+    double best = 0;
+    if (kvr__reserve_ranks(c, kvr_load_slots(r->load)) || kvr__eligible(r, c, rq, &n, &ignored)) return 0;
+    kvr__spread(r, c, p, now);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t s = c->slots[i];
+        best = KVR_MAX(best, (double)c->device[s] + p->cost.host_weight * c->host[s] + p->cost.disk_weight * c->disk[s]);
+    }
+    return KVR_MIN((uint64_t)(best * r->config.block_size + 0.5), p->isl);
+}
+
+static int park(struct kvr_router *r, const struct kvr_router_request *rq, const struct prompt *p, size_t class_at, uint64_t cached,
+                struct kvr_ticket *t, struct kvr_rejection *rejection)
+{
+    t->item = (struct kvr_queue_item){.pin = rq->pin,
+                                      .pinned = rq->pinned && !rq->pin_any_rank,
+                                      .strict_priority = rq->strict_priority,
+                                      .priority_jump = rq->priority_jump,
+                                      .isl = p->isl,
+                                      .cached = cached,
+                                      .arrived_ns = p->start_ns};
+    int rc = kvr_queue_push(r->queue, class_at, r->workers_used, &t->item, rejection);
+    if (rc) return rc;
+    t->parked = true;
+    atomic_fetch_add_explicit(&r->pending, 1, memory_order_relaxed);
+    return KVR_PARKED;
+}
+
+/* Checks that need no waiting: a request that can never be served fails at once. */
+static int fails_at_once(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq)
+{
+    struct kvr_router_result ignored = {0};
+    struct kvr_worker where;
+    size_t n;
+    if (kvr__reserve_ranks(c, kvr_load_slots(r->load))) return -KVR_ENOMEM;
+    if (kvr_load_where(r->load, rq->id, rq->id_len, &where) == 0) return -KVR_EEXISTS;
+    return kvr__eligible(r, c, rq, &n, &ignored);
+}
+
+static int admit_or_park(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p,
+                         struct kvr_ticket *t, struct kvr_router_result *res, struct kvr_rejection *rejection)
+{
+    uint64_t now = p->start_ns;
+    if (r->stopping) return -KVR_ESHUTDOWN;
+    if (!r->may_park) return kvr__schedule(r, c, rq, p, res);
+    int rc = fails_at_once(r, c, rq);
+    if (rc) return rc;
+    uint64_t cached = best_cached(r, c, rq, p, now);
+    size_t at = kvr_queue_class(r->queue, rq->policy_class, rq->policy_class_len, p->isl - cached);
+    const struct kvr_class_config *cls = kvr_queue_class_config(r->queue, at);
+    struct kvr_class_stats st;
+    kvr_queue_stats(r->queue, at, &st);
+    bool wait = class_waits(cls) && (st.requests > 0 || all_busy(r, c, rq, cls, now));
+    if (!wait) return kvr__schedule(r, c, rq, p, res);
+    return rq->do_not_queue ? -KVR_EBUSY : park(r, rq, p, at, cached, t, rejection);
+}
+
+int kvr_router_submit(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct kvr_ticket *t,
+                      kvr_done_fn *done, void *user, struct kvr_router_result *out, struct kvr_rejection *rejection)
+{
+    struct kvr_router_result res = {0};
+    struct kvr_rejection refused = {0};
+    struct prompt p;
+    KVR_ASSERT(rq->book);
+    if (rq->id_len == 0) return -KVR_ENOID;
+    int rc = kvr__prepare(r, c, rq, &p);
+    if (rc) return rc;
+    *t = (struct kvr_ticket){.request = rq, .done = done, .user = user};
+    uint64_t began = kvr_now_ns(&r->clock);
+    pthread_mutex_lock(&r->lock);
+    rc = admit_or_park(r, c, rq, &p, t, &res, &refused);
+    pthread_mutex_unlock(&r->lock);
+    if (rc == -KVR_EQUEUEFULL && rejection) *rejection = refused;
+    if (rc) return rc;
+    uint64_t end = kvr_now_ns(&r->clock);
+    res.times = p.times;
+    res.times.scheduling = end - began;
+    res.times.total = end - p.start_ns;
+    kvr__record(r, &p, res.worker);
+    *out = res;
+    return 0;
+}
+
+/* ---- handing out ------------------------------------------------------------------------------------- */
+
+struct looking {
+    struct kvr_router *r;
+    uint64_t now;
+};
+
+static struct kvr_ticket *ticket_of(const struct kvr_queue_item *item)
+{
+    return (struct kvr_ticket *)((uintptr_t)item - offsetof(struct kvr_ticket, item));
+}
+
+static bool may_go(void *ctx, const struct kvr_queue_item *item)
+{
+    const struct looking *l = ctx;
+    return !all_busy(l->r, l->r->dispatch_ctx, ticket_of(item)->request, kvr_queue_class_config(l->r->queue, item->class_at), l->now);
+}
+
+static void finish(struct kvr_router *r, struct kvr_ticket *t, int rc, const struct kvr_router_result *res)
+{
+    t->parked = false;
+    atomic_fetch_sub_explicit(&r->pending, 1, memory_order_relaxed);
+    t->done(t, rc, res, r->dispatch_ctx);
+}
+
+static void hand_out(struct kvr_router *r, struct kvr_ticket *t, uint64_t now)
+{
+    struct kvr_router_result res = {0};
+    struct prompt p;
+    int rc = kvr__prepare(r, r->dispatch_ctx, t->request, &p);
+    if (rc == 0) rc = kvr__schedule(r, r->dispatch_ctx, t->request, &p, &res);
+    if (rc == 0) kvr__record(r, &p, res.worker);
+    res.waited_ns = now - t->item.arrived_ns;
+    res.times = p.times;
+    res.times.total = kvr_now_ns(&r->clock) - p.start_ns;
+    finish(r, t, rc, &res);
+}
+
+void kvr__dispatch(struct kvr_router *r)
+{
+    struct looking l = {r, kvr_now_ns(&r->clock)};
+    struct kvr_queue_item *item;
+    if (atomic_load_explicit(&r->pending, memory_order_relaxed) == 0) return;
+    while ((item = kvr_queue_pop(r->queue, l.now, may_go, &l))) hand_out(r, ticket_of(item), l.now);
+}
+
+bool kvr_router_cancel(struct kvr_router *r, struct kvr_ticket *t)
+{
+    pthread_mutex_lock(&r->lock);
+    bool parked = t->parked;
+    if (parked) {
+        kvr_queue_remove(r->queue, &t->item);
+        t->parked = false;
+        atomic_fetch_sub_explicit(&r->pending, 1, memory_order_relaxed);
+        kvr__dispatch(r); /* it may have been the head that blocked the others */
+    }
+    pthread_mutex_unlock(&r->lock);
+    return parked;
+}
+
+void kvr_router_poll(struct kvr_router *r)
+{
+    if (kvr_router_pending(r) == 0) return;
+    pthread_mutex_lock(&r->lock);
+    kvr__dispatch(r);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void kvr_router_shut_queue(struct kvr_router *r)
+{
+    struct kvr_queue_item *item;
+    pthread_mutex_lock(&r->lock);
+    r->stopping = true;
+    while (r->queue && (item = kvr_queue_take_any(r->queue))) finish(r, ticket_of(item), -KVR_ESHUTDOWN, NULL);
+    pthread_mutex_unlock(&r->lock);
+}
+
+size_t kvr_router_pending(const struct kvr_router *r)
+{
+    return atomic_load_explicit(&r->pending, memory_order_relaxed);
+}
+
+size_t kvr_router_classes(const struct kvr_router *r)
+{
+    return kvr_queue_classes(r->queue);
+}
+
+const char *kvr_router_class_stats(struct kvr_router *r, size_t class_at, struct kvr_class_stats *out)
+{
+    pthread_mutex_lock(&r->lock);
+    kvr_queue_stats(r->queue, class_at, out);
+    pthread_mutex_unlock(&r->lock);
+    return kvr_queue_class_config(r->queue, class_at)->name;
+}

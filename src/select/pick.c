@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/base.h"
+
+#include <math.h>
+#include <kvroute/select.h>
+
+/* Reservoir sampling: the k-th of equal minima replaces the choice with probability 1/k. */
+static size_t pick_min(const struct kvr_cost *costs, size_t n, struct kvr_rng *rng)
+{
+    size_t best = 0;
+    uint32_t ties = 1;
+    for (size_t i = 1; i < n; i++) {
+        if (costs[i].cost < costs[best].cost) {
+            best = i;
+            ties = 1;
+        } else if (costs[i].cost == costs[best].cost && kvr_rng_below(rng, ++ties) == 0) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+static size_t pick_softmax(struct kvr_cost *costs, size_t n, double temperature, struct kvr_rng *rng)
+{
+    double lo = costs[0].cost, hi = lo;
+    for (size_t i = 1; i < n; i++) {
+        lo = KVR_MIN(lo, costs[i].cost);
+        hi = KVR_MAX(hi, costs[i].cost);
+    }
+    if (hi == lo) return kvr_rng_below(rng, (uint32_t)n);
+    double unit = 1;
+    if (isinf(hi - lo)) { /* extreme but finite costs: bring them into range first */
+        unit = KVR_MAX(fabs(lo), fabs(hi));
+        lo /= unit;
+        hi /= unit;
+    }
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += costs[i].weight = exp(-(costs[i].cost / unit - lo) / ((hi - lo) * temperature));
+    double u = kvr_rng_unit(rng) * sum, cumulative = 0;
+    for (size_t i = 0; i < n; i++) {
+        cumulative += costs[i].weight;
+        if (u <= cumulative) return i;
+    }
+    return n - 1;
+}
+
+size_t kvr_pick(struct kvr_cost *costs, size_t n, double temperature, uint64_t *rng_state)
+{
+    KVR_ASSERT(n > 0);
+    struct kvr_rng rng = {*rng_state};
+    size_t at = temperature > 0 ? pick_softmax(costs, n, temperature, &rng) : pick_min(costs, n, &rng);
+    *rng_state = rng.state;
+    return at;
+}

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Classes, order, limits and fairness of the queue; a random run against a naive list. */
+#include "test.h"
+
+#include <kvroute/queue.h>
+
+#define SECOND 1000000000ull
+
+struct item {
+    struct kvr_queue_item q;
+    bool in, ready;
+    int id;
+};
+
+static struct kvr_policy plain(enum kvr_queue_policy order)
+{
+    struct kvr_policy p;
+    kvr_policy_init(&p);
+    p.classes[0].policy = order;
+    return p;
+}
+
+static bool always(void *ctx, const struct kvr_queue_item *it)
+{
+    (void)ctx;
+    (void)it;
+    return true;
+}
+
+static bool if_ready(void *ctx, const struct kvr_queue_item *it)
+{
+    (void)ctx;
+    return ((const struct item *)(const void *)it)->ready;
+}
+
+static struct kvr_queue *make(const struct kvr_policy *p)
+{
+    struct kvr_queue *q;
+    assert_int_equal(kvr_queue_create(NULL, p, 0, &q), 0);
+    return q;
+}
+
+static void push(struct kvr_queue *q, struct item *it, int id, uint64_t at_s, double jump, uint64_t isl, uint64_t cached)
+{
+    struct kvr_rejection r;
+    *it = (struct item){
+        .q = {.priority_jump = jump, .isl = isl, .cached = cached, .arrived_ns = at_s * SECOND}, .in = true, .ready = true, .id = id};
+    size_t c = kvr_queue_class(q, NULL, 0, isl - cached);
+    assert_int_equal(kvr_queue_push(q, c, 1, &it->q, &r), 0);
+}
+
+static int pop(struct kvr_queue *q, uint64_t now_s)
+{
+    struct item *it = (struct item *)kvr_queue_pop(q, now_s * SECOND, if_ready, NULL);
+    return it ? it->id : -1;
+}
+
+static void fcfs_jump_of_50_beats_5_seconds_of_seniority(void **s)
+{
+    (void)s;
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_queue *q = make(&p);
+    struct item a, b, c;
+    push(q, &a, 1, 0, 0, 100, 0);
+    push(q, &b, 2, 5, 50, 100, 0);
+    push(q, &c, 3, 5, 4, 100, 0);
+    assert_int_equal(pop(q, 6), 2);
+    assert_int_equal(pop(q, 6), 1); /* 4 seconds bought are less than 5 */
+    assert_int_equal(pop(q, 6), 3);
+    assert_int_equal(pop(q, 6), -1);
+    kvr_queue_destroy(q);
+}
+
+static void lcfs_is_the_reverse(void **s)
+{
+    (void)s;
+    struct kvr_policy p = plain(KVR_QUEUE_LCFS);
+    struct kvr_queue *q = make(&p);
+    struct item a, b;
+    push(q, &a, 1, 0, 0, 100, 0);
+    push(q, &b, 2, 5, 0, 100, 0);
+    assert_int_equal(pop(q, 6), 2);
+    assert_int_equal(pop(q, 6), 1);
+    kvr_queue_destroy(q);
+}
+
+static void strict_priority_beats_any_score_in_all_three(void **s)
+{
+    (void)s;
+    for (int order = 0; order < 3; order++) {
+        struct kvr_policy p = plain((enum kvr_queue_policy)order);
+        struct kvr_queue *q = make(&p);
+        struct item a = {0}, b = {0};
+        struct kvr_rejection r;
+        a = (struct item){.q = {.priority_jump = 1e6, .isl = 1, .arrived_ns = SECOND}, .id = 1, .ready = true};
+        b = (struct item){.q = {.strict_priority = 1, .isl = 100000, .arrived_ns = 2 * SECOND}, .id = 2, .ready = true};
+        kvr_queue_push(q, 0, 1, &a.q, &r);
+        kvr_queue_push(q, 0, 1, &b.q, &r);
+        assert_int_equal(pop(q, 3), 2);
+        assert_int_equal(pop(q, 3), 1);
+        kvr_queue_destroy(q);
+    }
+}
+
+static void wspt_prefers_short_and_counts_overlap(void **s)
+{
+    (void)s;
+    struct kvr_policy p = plain(KVR_QUEUE_WSPT);
+    struct kvr_queue *q = make(&p);
+    struct item a, b, c, d;
+    push(q, &a, 1, 0, 0, 5000, 0);
+    push(q, &b, 2, 1, 0, 1000, 0);
+    push(q, &c, 3, 2, 0, 5000, 4900); /* long, but cached */
+    push(q, &d, 4, 3, 0, 9000, 9000); /* wholly cached: clamped to 1 */
+    assert_int_equal(pop(q, 4), 4);
+    assert_int_equal(pop(q, 4), 3);
+    assert_int_equal(pop(q, 4), 2);
+    assert_int_equal(pop(q, 4), 1);
+    kvr_queue_destroy(q);
+}
+
+static void ageing_bounds_the_starvation_of_wspt(void **s)
+{
+    (void)s;
+    struct kvr_policy p = plain(KVR_QUEUE_WSPT);
+    for (int aged = 0; aged < 2; aged++) {
+        p.classes[0].ageing_ns = aged ? 10 * SECOND : 0;
+        struct kvr_queue *q = make(&p);
+        struct item longest, others[100];
+        push(q, &longest, 1000, 0, 0, 100000, 0);
+        int served_at = -1;
+        for (int i = 0; i < 100; i++) { /* a short one each second, and one is served each second */
+            push(q, &others[i], i, (uint64_t)i, 0, 10, 0);
+            if (pop(q, (uint64_t)i) == 1000) served_at = i;
+        }
+        assert_int_equal(served_at, aged ? 10 : -1);
+        kvr_queue_destroy(q);
+    }
+}
+
+static struct kvr_policy matrix(void)
+{
+    struct kvr_policy p = {.default_family = "std", .buckets_n = 2, .classes_n = 5};
+    p.buckets[1].min_tokens = 1000;
+    snprintf(p.buckets[0].name, 64, "small");
+    snprintf(p.buckets[1].name, 64, "large");
+    const char *const rows[5][3] = {{"std-small", "std", "small"},
+                                    {"std-large", "std", "large"},
+                                    {"vip-small", "vip", "small"},
+                                    {"vip-large", "vip", "large"},
+                                    {"batch", "", ""}};
+    for (int i = 0; i < 5; i++) {
+        kvr_class_config_init(&p.classes[i]);
+        snprintf(p.classes[i].name, 64, "%s", rows[i][0]);
+        snprintf(p.classes[i].family, 64, "%s", rows[i][1]);
+        snprintf(p.classes[i].bucket, 64, "%s", rows[i][2]);
+    }
+    return p;
+}
+
+static const char *class_of(struct kvr_queue *q, const char *name, uint64_t uncached)
+{
+    return kvr_queue_class_config(q, kvr_queue_class(q, name, name ? strlen(name) : 0, uncached))->name;
+}
+
+static void families_and_buckets_choose_classes(void **s)
+{
+    (void)s;
+    struct kvr_policy p = matrix();
+    struct kvr_queue *q = make(&p);
+    assert_string_equal(class_of(q, NULL, 999), "std-small");
+    assert_string_equal(class_of(q, NULL, 1000), "std-large");
+    assert_string_equal(class_of(q, "vip", 0), "vip-small");
+    assert_string_equal(class_of(q, "vip", 5000), "vip-large");
+    assert_string_equal(class_of(q, "nobody", 5000), "std-large");    /* unknown: the default family */
+    assert_string_equal(class_of(q, "vip-small", 5000), "std-large"); /* a matrix class's own name is no override */
+    assert_string_equal(class_of(q, "batch", 5000), "batch");         /* an explicit name is */
+    kvr_queue_destroy(q);
+}
+
+static void policies_are_checked(void **s)
+{
+    (void)s;
+    char err[256];
+    struct kvr_policy p = matrix();
+    assert_int_equal(kvr_policy_check(&p, err, sizeof err), 0);
+    p.classes[0].busy_worker_ratio = 0.95;
+    assert_int_equal(kvr_policy_check(&p, err, sizeof err), -KVR_EINVAL); /* a ratio without a threshold */
+    assert_non_null(strstr(err, "busy_worker_ratio"));
+    p.classes[0].busy_tokens = 1;
+    assert_int_equal(kvr_policy_check(&p, err, sizeof err), 0);
+    p.classes[0].busy_worker_ratio = 16;
+    assert_int_equal(kvr_policy_check(&p, err, sizeof err), -KVR_EINVAL);
+    p = matrix();
+    p.classes_n = 3; /* vip has no class for large */
+    assert_int_equal(kvr_policy_check(&p, err, sizeof err), -KVR_EINVAL);
+    assert_non_null(strstr(err, "vip"));
+    p = matrix();
+    p.buckets[0].min_tokens = 5;
+    assert_int_equal(kvr_policy_check(&p, err, sizeof err), -KVR_EINVAL);
+    p = matrix();
+    p.classes[4].quantum = 0;
+    assert_int_equal(kvr_policy_check(&p, err, sizeof err), -KVR_EINVAL);
+    p = matrix();
+    snprintf(p.classes[4].name, 64, "a b");
+    assert_int_equal(kvr_policy_check(&p, err, sizeof err), -KVR_EINVAL);
+    p = matrix();
+    snprintf(p.default_family, 64, "none");
+    assert_int_equal(kvr_policy_check(&p, err, sizeof err), -KVR_EINVAL);
+}
+
+static void limits_are_typed_and_follow_the_fleet(void **s)
+{
+    (void)s;
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    p.classes[0].requests_per_worker = 2;
+    p.classes[0].raw_isl_per_worker = 1000;
+    struct kvr_queue *q = make(&p);
+    struct item it[8];
+    struct kvr_rejection r;
+    memset(it, 0, sizeof it);
+    for (int i = 0; i < 4; i++) assert_int_equal(kvr_queue_push(q, 0, 2, &it[i].q, &r), 0);
+    assert_int_equal(kvr_queue_push(q, 0, 2, &it[4].q, &r), -KVR_EQUEUEFULL);
+    assert_int_equal(r.kind, KVR_LIMIT_REQUESTS);
+    assert_int_equal(r.current, 4);
+    assert_int_equal(r.limit, 4);
+    assert_string_equal(r.policy_class, "default");
+    assert_int_equal(kvr_queue_push(q, 0, 3, &it[4].q, &r), 0);               /* a worker more */
+    assert_int_equal(kvr_queue_push(q, 0, 1, &it[5].q, &r), -KVR_EQUEUEFULL); /* two fewer: nobody is dropped */
+    assert_int_equal(kvr_queue_len(q), 5);
+    for (int i = 0; i < 5; i++) assert_non_null(kvr_queue_pop(q, 0, always, NULL));
+    it[0].q.isl = 1500; /* the one that crosses is accepted, the next is not */
+    assert_int_equal(kvr_queue_push(q, 0, 1, &it[0].q, &r), 0);
+    assert_int_equal(kvr_queue_push(q, 0, 1, &it[1].q, &r), -KVR_EQUEUEFULL);
+    assert_string_equal(kvr_queue_limit_name(r.kind), "raw_isl_tokens");
+    struct kvr_class_stats st;
+    kvr_queue_stats(q, 0, &st);
+    assert_int_equal(st.rejected[KVR_LIMIT_REQUESTS], 2);
+    assert_int_equal(st.rejected[KVR_LIMIT_RAW_ISL_TOKENS], 1);
+    assert_int_equal(st.isl_tokens, 1500);
+    kvr_queue_destroy(q);
+}
+
+static void blocked_pins_block_nobody_else(void **s)
+{
+    (void)s;
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_queue *q = make(&p);
+    struct item it[3] = {{.q = {.pinned = true, .pin = {7, 0}}, .id = 0},
+                         {.q = {.pinned = true, .pin = {8, 0}}, .id = 1, .ready = true},
+                         {.q = {.isl = 1}, .id = 2, .ready = true}};
+    struct kvr_rejection r;
+    for (int i = 0; i < 3; i++) {
+        it[i].q.arrived_ns = (uint64_t)i * SECOND;
+        assert_int_equal(kvr_queue_push(q, 0, 1, &it[i].q, &r), 0);
+    }
+    assert_int_equal(pop(q, 9), 1);
+    assert_int_equal(pop(q, 9), 2);
+    assert_int_equal(pop(q, 9), -1);
+    it[0].ready = true;
+    assert_int_equal(pop(q, 9), 0);
+    kvr_queue_destroy(q);
+}
+
+static void a_blocked_head_blocks_the_rest_of_its_lane(void **s)
+{
+    (void)s;
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_queue *q = make(&p);
+    struct item a, b;
+    push(q, &a, 1, 0, 0, 10, 0);
+    push(q, &b, 2, 1, 0, 10, 0);
+    a.ready = false;
+    assert_int_equal(pop(q, 2), -1);
+    kvr_queue_remove(q, &a.q);
+    assert_int_equal(pop(q, 2), 2);
+    kvr_queue_destroy(q);
+}
+
+/* Tokens served by class are as the quanta while both have work. */
+static void deficit_round_robin_is_fair_by_tokens(void **s)
+{
+    (void)s;
+    struct kvr_policy p = {.default_family = "a", .classes_n = 2};
+    for (int i = 0; i < 2; i++) {
+        kvr_class_config_init(&p.classes[i]);
+        snprintf(p.classes[i].name, 64, "%c", 'a' + i);
+        p.classes[i].quantum = i ? 300 : 100;
+    }
+    struct kvr_queue *q = make(&p);
+    static struct item it[2][400];
+    struct kvr_rejection r;
+    uint64_t served[2] = {0};
+    for (int c = 0; c < 2; c++)
+        for (int i = 0; i < 400; i++) {
+            it[c][i] = (struct item){.q = {.isl = c ? 100 : 50, .arrived_ns = (uint64_t)i}, .ready = true, .id = c};
+            assert_int_equal(kvr_queue_push(q, (size_t)c, 1, &it[c][i].q, &r), 0);
+        }
+    for (int i = 0; i < 400; i++) {
+        int c = pop(q, 1);
+        assert_true(c >= 0);
+        if (c < 0) break;
+        served[c] += c ? 100 : 50;
+    }
+    double share = (double)served[1] / (double)served[0];
+    assert_true(share > 2.7 && share < 3.3);
+    kvr_queue_destroy(q);
+}
+
+static void tiny_quanta_still_serve(void **s)
+{
+    (void)s;
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    p.classes[0].quantum = 1e-3;
+    struct kvr_queue *q = make(&p);
+    struct item a;
+    push(q, &a, 1, 0, 0, 100000, 0);
+    assert_int_equal(pop(q, 1), 1);
+    kvr_queue_destroy(q);
+}
+
+/* One class, fcfs, pins and removals in the middle, against a list that is searched. */
+static void random_operations_equal_a_list(void **s)
+{
+    (void)s;
+    enum { N = 200 };
+    static struct item it[N];
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct failing_alloc fa = {.fail_at = -1};
+    struct kvr_alloc alloc = {failing_resize, &fa};
+    struct kvr_queue *q;
+    struct kvr_rng rng = {env_u64("KVR_SEED", 11)};
+    struct kvr_rejection r;
+    memset(it, 0, sizeof it);
+    assert_int_equal(kvr_queue_create(&alloc, &p, 0, &q), 0);
+    for (uint64_t op = 0, ops = env_u64("KVR_OPS", 200000); op < ops; op++) {
+        struct item *x = &it[kvr_rng_below(&rng, N)];
+        uint32_t what = kvr_rng_below(&rng, 3);
+        if (what < 2 && !x->in) {
+            *x = (struct item){.q = {.pinned = kvr_rng_below(&rng, 2) == 0,
+                                     .pin = {kvr_rng_below(&rng, 3), 0},
+                                     .strict_priority = kvr_rng_below(&rng, 2),
+                                     .priority_jump = kvr_rng_below(&rng, 5),
+                                     .isl = 1 + kvr_rng_below(&rng, 100),
+                                     .arrived_ns = op},
+                               .in = true,
+                               .ready = kvr_rng_below(&rng, 4) != 0};
+            assert_int_equal(kvr_queue_push(q, 0, 1, &x->q, &r), 0);
+        } else if (what == 0 && x->in) {
+            kvr_queue_remove(q, &x->q);
+            x->in = false;
+        } else if (what == 2) {
+            struct item *best = NULL, *heads[4] = {0};
+            size_t len = 0;
+            for (int i = 0; i < N; i++) {
+                if (!it[i].in) continue;
+                len++;
+                struct item **h = &heads[it[i].q.pinned ? it[i].q.pin.worker_id : 3], *a = &it[i];
+                if (!*h || a->q.strict_priority > (*h)->q.strict_priority ||
+                    (a->q.strict_priority == (*h)->q.strict_priority &&
+                     (a->q.score > (*h)->q.score || (a->q.score == (*h)->q.score && a->q.sequence < (*h)->q.sequence))))
+                    *h = a;
+            }
+            for (int k = 0; k < 4; k++) {
+                struct item *a = heads[k];
+                if (!a || !a->ready) continue;
+                if (!best || a->q.strict_priority > best->q.strict_priority ||
+                    (a->q.strict_priority == best->q.strict_priority &&
+                     (a->q.score > best->q.score || (a->q.score == best->q.score && a->q.sequence < best->q.sequence))))
+                    best = a;
+            }
+            assert_int_equal(kvr_queue_len(q), len);
+            struct item *got = (struct item *)kvr_queue_pop(q, op, if_ready, NULL);
+            assert_ptr_equal(got, best);
+            if (got) got->in = false;
+        }
+        assert_int_equal(kvr_queue_bytes(q), fa.live);
+    }
+    kvr_queue_destroy(q);
+    assert_int_equal(fa.live, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fcfs_jump_of_50_beats_5_seconds_of_seniority),
+        cmocka_unit_test(lcfs_is_the_reverse),
+        cmocka_unit_test(strict_priority_beats_any_score_in_all_three),
+        cmocka_unit_test(wspt_prefers_short_and_counts_overlap),
+        cmocka_unit_test(ageing_bounds_the_starvation_of_wspt),
+        cmocka_unit_test(families_and_buckets_choose_classes),
+        cmocka_unit_test(policies_are_checked),
+        cmocka_unit_test(limits_are_typed_and_follow_the_fleet),
+        cmocka_unit_test(blocked_pins_block_nobody_else),
+        cmocka_unit_test(a_blocked_head_blocks_the_rest_of_its_lane),
+        cmocka_unit_test(deficit_round_robin_is_fair_by_tokens),
+        cmocka_unit_test(tiny_quanta_still_serve),
+        cmocka_unit_test(random_operations_equal_a_list),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
