@@ -21,8 +21,8 @@
  * Multiplicative cost (lmetric): cost = prefill * (D + 1) + request_weight * N.
  *
  * Time cost, in milliseconds: the predicted time to the first token, by each candidate's model
- * (kvroute/ttft_model.h) of P + max(I - C, 0) tokens and N requests, plus what the choice costs others: while our
- * uncached tokens are computed, N running requests stand still, and each is as much worth as ours times request_share.
+ * (kvroute/ttft_model.h) of max(I - C, 0) tokens behind P others and N requests, plus recompute_share of the time our own
+ * uncached tokens take: computing what somebody else holds is not free, the next request pays for it.
  * Overlap is honoured only within a bounded load (Mirrokni et al., Consistent Hashing with Bounded Loads): a candidate
  * whose requests, with this one, would exceed `load_bound` times the mean is costed as if it held nothing.
  *
@@ -54,7 +54,7 @@ struct kvr_cost_config {
     double request_weight;     /* finite, >= 0; default 0 */
     double temperature;        /* >= 0; default 0 */
     double load_bound;         /* time cost: >= 1; default 2 */
-    double request_share;      /* time cost: >= 0; default 0.1 */
+    double recompute_share;    /* time cost: >= 0; default 0.25 */
     bool track_prefill_tokens; /* default true */
     bool decode_role;          /* the decode leg of disaggregated serving; default false */
 };
@@ -93,6 +93,7 @@ struct kvr_candidate {
     uint64_t decode_blocks; /* D */
     uint32_t active_requests;
     const struct kvr_ttft_model *model; /* time cost only; never NULL there */
+    uint64_t turn;                      /* when it was chosen last, in decisions; 0: never */
 };
 
 struct kvr_cost {
@@ -110,6 +111,10 @@ KVR_API void kvr_cost_of(const struct kvr_cost_config *config, uint32_t block_si
  * softmax over costs normalised to 0..1, so the worst candidate weighs exp(-1 / temperature).
  * `rng` is the state of the seeded generator and is advanced; equal states and equal orders give equal picks. */
 KVR_API size_t kvr_pick(struct kvr_cost *costs, size_t n, double temperature, uint64_t *rng);
+
+/* The same for time costs, which are estimates: of those within `tolerance` (a share of the smallest) that hold as much
+ * of the prompt, the one that was chosen longest ago. So equal workers take turns, which queues less than chance does. */
+KVR_API size_t kvr_pick_in_turn(const struct kvr_candidate *candidates, const struct kvr_cost *costs, size_t n, double tolerance);
 
 #ifdef __cplusplus
 }

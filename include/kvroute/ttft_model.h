@@ -2,10 +2,11 @@
 /*
  * Time to first token of one worker, learnt from what was observed.
  *
- *     ms = base + per_token * tokens + per_request * requests
+ *     ms = base + token * own + ahead * ahead tokens + request * requests
  *
- * `tokens` are the prompt tokens the worker had to compute before the first token of a request could come (those queued
- * before it and its own that were not cached), `requests` those that were running. Three parameters, each at least 0.
+ * `own` are the request's prompt tokens that were not cached, `ahead` the prompt tokens that waited or were being computed
+ * before it, `requests` those that were running. Four parameters, each at least 0. Tokens ahead have a weight of their
+ * own because part of them is computed already, how much nobody says.
  *
  * Fitted by recursive least squares with forgetting: about the last `1 / (1 - 0.995)` = 200 observations count. An
  * observation far from the prediction is pulled in (Huber: beyond three times the mean absolute error its weight falls
@@ -27,19 +28,19 @@ extern "C" {
 #define KVR_TTFT_WARM 20u
 
 struct kvr_ttft_model {
-    double base_ms, token_ms, request_ms; /* what kvr_ttft_predict uses; >= 0 */
-    double theta[3], p[3][3];             /* state of the fit, in units of ms, 1000 tokens, request */
-    double error_ms;                      /* moving mean absolute error */
+    double base_ms, token_ms, ahead_ms, request_ms; /* what kvr_ttft_predict uses; >= 0 */
+    double theta[4], p[4][4];                       /* state of the fit, in units of ms, 1000 tokens, request */
+    double error_ms;                                /* moving mean absolute error */
     uint64_t observations;
 };
 
 KVR_API void kvr_ttft_init(struct kvr_ttft_model *model);
 
 /* Takes one observation. Values that are not finite or negative are ignored. */
-KVR_API void kvr_ttft_observe(struct kvr_ttft_model *model, double tokens, double requests, double ms);
+KVR_API void kvr_ttft_observe(struct kvr_ttft_model *model, double own, double ahead, double requests, double ms);
 
 /* Predicted milliseconds. */
-KVR_API double kvr_ttft_predict(const struct kvr_ttft_model *model, double tokens, double requests);
+KVR_API double kvr_ttft_predict(const struct kvr_ttft_model *model, double own, double ahead, double requests);
 
 #ifdef __cplusplus
 }

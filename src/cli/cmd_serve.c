@@ -84,8 +84,8 @@ struct serve_cli {
         DBL("router-temperature", temperature, "0", 0, ANY, "DYN_ROUTER_TEMPERATURE", "0 = cheapest; else softmax over normalised costs"), \
         DBL("router-load-bound", load_bound, "2", 1, ANY, NULL,                                                                            \
             "cost time: overlap counts only up to this times the mean number of requests"),                                                \
-        DBL("router-request-share", request_share, "0.1", 0, ANY, NULL,                                                                    \
-            "cost time: what delaying a running request is worth, as a share of delaying ours"),                                           \
+        DBL("router-recompute-share", recompute_share, "0.25", 0, ANY, NULL,                                                               \
+            "cost time: what computing cached tokens again costs those who come later, as a share of its time"),                           \
         DBL("router-guard-ratio", guard_ratio, "0.02", 0, 1, NULL,                                                                         \
             "cost time: below this mean share of cached prompt, overlap is not chased"),                                                   \
         BOO("router-track-active-blocks", track_active_blocks, "true", "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",                                   \

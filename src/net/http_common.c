@@ -164,3 +164,27 @@ int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out)
     *out = e;
     return 0;
 }
+
+static int hex(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+bool kvr_query_parameter(struct kvr_text q, const char *key, char *out, size_t cap)
+{
+    size_t key_len = strlen(key), n = 0;
+    for (const char *p = q.ptr, *end = q.ptr ? q.ptr + q.len : NULL; p && p < end;) {
+        const char *amp = memchr(p, '&', (size_t)(end - p)), *stop = amp ? amp : end;
+        if ((size_t)(stop - p) > key_len && memcmp(p, key, key_len) == 0 && p[key_len] == '=') {
+            for (p += key_len + 1; p < stop && n + 1 < cap; p++) {
+                bool code = *p == '%' && stop - p > 2 && hex(p[1]) >= 0 && hex(p[2]) >= 0;
+                out[n++] = code ? (char)(hex(p[1]) * 16 + hex(p[2])) : *p == '+' ? ' ' : *p;
+                if (code) p += 2;
+            }
+            out[n] = 0;
+            return p >= stop;
+        }
+        p = amp ? amp + 1 : end;
+    }
+    return false;
+}

@@ -41,7 +41,7 @@ struct rank_info { /* parallel to the slots of the load table */
     struct kvr_worker worker;
     bool known, untrusted, decode_latched;
     uint32_t owner; /* place in `workers` */
-    uint64_t kv_used_blocks;
+    uint64_t kv_used_blocks, turn;
 };
 
 struct kvr_router {
@@ -60,7 +60,7 @@ struct kvr_router {
     size_t taints_n, taints_cap;
     struct kvr_ttft_model fleet; /* of all workers: for those that are not known yet */
     double shared_ratio;         /* moving mean of best overlap / prompt */
-    uint64_t rng, turn, mark;
+    uint64_t rng, turn, mark, decisions;
     struct kvr_queue *queue;
     bool may_park; /* some class has a threshold */
     _Atomic size_t pending;

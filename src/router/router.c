@@ -526,11 +526,11 @@ int kvr_router_snapshot(struct kvr_router *r, void (*mark)(void *ctx), kvr_load_
 
 void kvr_router_observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
 {
-    double tokens = (double)(res->ahead_tokens + res->prefill_tokens), requests = res->ahead_requests;
+    double own = (double)res->prefill_tokens, ahead = (double)res->ahead_tokens, requests = res->ahead_requests;
     pthread_mutex_lock(&r->lock);
     struct worker_info *w = worker_find(r, res->worker.worker_id);
-    if (w) kvr_ttft_observe(&w->model, tokens, requests, ms);
-    kvr_ttft_observe(&r->fleet, tokens, requests, ms);
+    if (w) kvr_ttft_observe(&w->model, own, ahead, requests, ms);
+    kvr_ttft_observe(&r->fleet, own, ahead, requests, ms);
     pthread_mutex_unlock(&r->lock);
 }
 

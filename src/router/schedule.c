@@ -246,10 +246,14 @@ void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, 
                                   .disk_blocks = c->disk[slot],
                                   .active_prefill_tokens = r->config.cost.track_prefill_tokens ? l.active_prefill_tokens : 0,
                                   .active_requests = l.active_requests,
+                                  .turn = r->infos[slot].turn,
                                   .model = w->model.observations >= KVR_TTFT_WARM ? &w->model : &r->fleet};
     if (r->config.track_active_blocks)
         out->decode_blocks = l.active_decode_blocks + (kvr__booked_seqs(p, &r->config) - c->depths[slot]) + p->private_blocks;
 }
+
+/* Predicted times this close are equal: models are not better than that. */
+static const double TURN_TOLERANCE = 0.2;
 
 /* ---- the choice -------------------------------------------------------------------------------------- */
 
@@ -276,6 +280,7 @@ static size_t pick_by_mode(struct kvr_router *r, struct kvr_router_ctx *c, doubl
     case KVR_MODE_DIRECT:
         res->scored = true;
         if (r->config.select) return r->config.select(r->config.select_ctx, c->candidates, c->costs, n);
+        if (r->config.cost.kind == KVR_COST_TIME && temperature <= 0) return kvr_pick_in_turn(c->candidates, c->costs, n, TURN_TOLERANCE);
         return kvr_pick(c->costs, n, temperature, &r->rng);
     }
     r->rng = rng.state;
@@ -360,6 +365,7 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     fill_result(r, c, p, at, n, res);
     if (!rq->book) return 0;
     learn_shared_ratio(r, res);
+    r->infos[c->slots[at]].turn = ++r->decisions;
     return kvr__book(r, rq, p, res->worker, res->prefill_tokens, now);
 }
 
@@ -403,6 +409,7 @@ int kvr__book(struct kvr_router *r, const struct kvr_router_request *rq, const s
 void kvr__record(struct kvr_router *r, const struct prompt *p, struct kvr_worker worker)
 {
     /* A prediction that does not fit is no reason to refuse the request; the index counts it. */
+    if (!p->locals) return; /* hashes for booking only */
     if (r->config.record_decisions) (void)kvr_index_record(r->config.index, worker, p->locals, p->locals_n, p->seqs, p->seqs_n);
     if (r->config.predicted) (void)kvr_index_record(r->config.predicted, worker, p->locals, p->locals_n, p->seqs, p->seqs_n);
 }

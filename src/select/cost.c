@@ -12,7 +12,7 @@ void kvr_cost_config_init(struct kvr_cost_config *c)
                                   .host_weight = 0.75,
                                   .disk_weight = 0.25,
                                   .load_bound = 2,
-                                  .request_share = 0.1,
+                                  .recompute_share = 0.25,
                                   .track_prefill_tokens = true};
 }
 
@@ -32,7 +32,7 @@ int kvr_cost_config_check(const struct kvr_cost_config *c, const char **field)
         {"request_weight", c->request_weight, 0, DBL_MAX},
         {"temperature", c->temperature, 0, DBL_MAX},
         {"load_bound", c->load_bound, 1, DBL_MAX},
-        {"request_share", c->request_share, 0, DBL_MAX},
+        {"recompute_share", c->recompute_share, 0, DBL_MAX},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         if (!(rows[i].value >= rows[i].min && rows[i].value <= rows[i].max)) {
@@ -103,8 +103,7 @@ static double time_cost(const struct common *m, const struct kvr_candidate *c)
     const struct kvr_cost_config *cfg = m->cfg;
     bool within = (double)c->active_requests + 1 <= m->requests_allowed;
     double uncached = KVR_MAX(m->isl - (within ? block_credit(m, c) * m->block : 0), 0.0), n = c->active_requests;
-    return kvr_ttft_predict(c->model, (double)c->active_prefill_tokens + uncached, n) +
-           cfg->request_share * n * (c->model->token_ms * uncached + c->model->request_ms);
+    return kvr_ttft_predict(c->model, uncached, (double)c->active_prefill_tokens, n) + cfg->recompute_share * c->model->token_ms * uncached;
 }
 
 void kvr_cost_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl, const struct kvr_candidate *candidates, size_t n,

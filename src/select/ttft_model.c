@@ -5,45 +5,47 @@
 #include <kvroute/ttft_model.h>
 
 /* Tokens are counted in thousands, so that the three regressors are of one size and the matrix stays well-conditioned. */
+enum { FEATURES = 4 };
 static const double FORGET = 0.995, TOKENS_UNIT = 1000, PRIOR_MS_PER_UNIT = 50, VARIANCE_MAX = 1e6;
 
 void kvr_ttft_init(struct kvr_ttft_model *m)
 {
-    *m = (struct kvr_ttft_model){.theta = {1, PRIOR_MS_PER_UNIT, 0}};
-    for (int i = 0; i < 3; i++) m->p[i][i] = 100;
+    *m = (struct kvr_ttft_model){.theta = {1, PRIOR_MS_PER_UNIT, PRIOR_MS_PER_UNIT, 0}};
+    for (int i = 0; i < FEATURES; i++) m->p[i][i] = 100;
     m->base_ms = m->theta[0];
     m->token_ms = m->theta[1] / TOKENS_UNIT;
+    m->ahead_ms = m->theta[2] / TOKENS_UNIT;
 }
 
-double kvr_ttft_predict(const struct kvr_ttft_model *m, double tokens, double requests)
+double kvr_ttft_predict(const struct kvr_ttft_model *m, double own, double ahead, double requests)
 {
-    return m->base_ms + m->token_ms * tokens + m->request_ms * requests;
+    return m->base_ms + m->token_ms * own + m->ahead_ms * ahead + m->request_ms * requests;
 }
 
 /* One step of recursive least squares for regressors x, with the weight of the observation. */
-static void step(struct kvr_ttft_model *m, const double x[3], double error, double weight)
+static void step(struct kvr_ttft_model *m, const double x[FEATURES], double error, double weight)
 {
-    double px[3], denominator = FORGET / weight;
-    for (int i = 0; i < 3; i++) {
+    double px[FEATURES], denominator = FORGET / weight;
+    for (int i = 0; i < FEATURES; i++) {
         px[i] = 0;
-        for (int k = 0; k < 3; k++) px[i] += m->p[i][k] * x[k];
+        for (int k = 0; k < FEATURES; k++) px[i] += m->p[i][k] * x[k];
         denominator += x[i] * px[i];
     }
-    for (int i = 0; i < 3; i++) m->theta[i] += px[i] / denominator * error;
-    for (int i = 0; i < 3; i++)
-        for (int k = 0; k < 3; k++) m->p[i][k] = (m->p[i][k] - px[i] * px[k] / denominator) / FORGET;
-    for (int i = 0; i < 3; i++) /* without excitation forgetting would let the variance run away */
+    for (int i = 0; i < FEATURES; i++) m->theta[i] += px[i] / denominator * error;
+    for (int i = 0; i < FEATURES; i++)
+        for (int k = 0; k < FEATURES; k++) m->p[i][k] = (m->p[i][k] - px[i] * px[k] / denominator) / FORGET;
+    for (int i = 0; i < FEATURES; i++) /* without excitation forgetting would let the variance run away */
         if (!(m->p[i][i] < VARIANCE_MAX)) {
             double down = sqrt(VARIANCE_MAX / m->p[i][i]);
-            for (int k = 0; k < 3; k++) m->p[i][k] *= down, m->p[k][i] *= down;
+            for (int k = 0; k < FEATURES; k++) m->p[i][k] *= down, m->p[k][i] *= down;
         }
 }
 
-void kvr_ttft_observe(struct kvr_ttft_model *m, double tokens, double requests, double ms)
+void kvr_ttft_observe(struct kvr_ttft_model *m, double own, double ahead, double requests, double ms)
 {
-    if (!(tokens >= 0 && tokens < 1e12 && requests >= 0 && requests < 1e9 && ms >= 0 && ms < 1e9)) return;
-    double x[3] = {1, tokens / TOKENS_UNIT, requests}, expected = 0;
-    for (int i = 0; i < 3; i++) expected += m->theta[i] * x[i];
+    if (!(own >= 0 && own < 1e12 && ahead >= 0 && ahead < 1e12 && requests >= 0 && requests < 1e9 && ms >= 0 && ms < 1e9)) return;
+    double x[FEATURES] = {1, own / TOKENS_UNIT, ahead / TOKENS_UNIT, requests}, expected = 0;
+    for (int i = 0; i < FEATURES; i++) expected += m->theta[i] * x[i];
     double error = ms - expected, wide = 3 * m->error_ms;
     bool warm = m->observations >= KVR_TTFT_WARM;
     double weight = warm && fabs(error) > wide ? KVR_MAX(wide, 1e-3) / fabs(error) : 1;
@@ -53,5 +55,6 @@ void kvr_ttft_observe(struct kvr_ttft_model *m, double tokens, double requests, 
     m->observations++;
     m->base_ms = KVR_MAX(m->theta[0], 0.0);
     m->token_ms = KVR_MAX(m->theta[1], 0.0) / TOKENS_UNIT;
-    m->request_ms = KVR_MAX(m->theta[2], 0.0);
+    m->ahead_ms = KVR_MAX(m->theta[2], 0.0) / TOKENS_UNIT;
+    m->request_ms = KVR_MAX(m->theta[3], 0.0);
 }

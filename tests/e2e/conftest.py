@@ -401,3 +401,27 @@ class Indexer(Process):
             if line.startswith(name + "{") or line.startswith(name + " "):
                 total += float(line.split()[-1])
         return total
+
+
+class Select(Process):
+    """The selection service. It has Serve's questions, on its one port."""
+
+    def __init__(self, *extra, **kw):
+        self.port = self.admin = free_ports()
+        super().__init__("select", "--host", "127.0.0.1", "--port", self.port, *extra, **kw)
+        wait_for("select", lambda: self.p.poll() is not None or call(self.port, "GET", "/health").status == 200)
+
+    get, post, metric, views = Serve.get, Serve.post, Serve.metric, Serve.views
+    idle, overlap = Serve.idle, Serve.overlap
+
+    def ask(self, path, body=None, status=200, method="POST", headers=None):
+        r = call(self.port, method, path, body, headers)
+        assert r.status == status, (r.status, r.body)
+        return r.json() if r.body else None
+
+    def worker(self, i, block_size=4, status=201, **more):
+        return self.ask("/workers", {"worker_id": i, "endpoint": f"http://10.0.0.{i}:8000", "block_size": block_size, **more}, status)
+
+    def loads(self):
+        return {(l["worker_id"], l["dp_rank"]): (l["active_prefill_tokens"], l["active_decode_blocks"], l["active_requests"])
+                for l in self.get("/loads")}

@@ -174,6 +174,156 @@ static void ranges_are_checked(void **s)
     assert_int_equal(kvr_cost_config_check(&c, &field), -KVR_EINVAL);
 }
 
+static void overrides_have_their_ranges(void **s)
+{
+    (void)s;
+    const char *field = NULL;
+    struct kvr_cost_config c = defaults();
+    struct kvr_override o = {
+        .set = KVR_OVERRIDE_OVERLAP_CREDIT | KVR_OVERRIDE_TEMPERATURE, .overlap_credit = 2, .temperature = 0.5, .prefill_load_scale = 9};
+    assert_int_equal(kvr_override_apply(&o, &c, &field), 0);
+    assert_true(c.overlap_credit == 2 && c.temperature == 0.5 && c.prefill_load_scale == 1); /* what is not set stays */
+    o = (struct kvr_override){.set = KVR_OVERRIDE_SHARED_MULTIPLIER, .shared_multiplier = 1.5};
+    assert_int_equal(kvr_override_apply(&o, &c, &field), -KVR_EINVAL);
+    assert_string_equal(field, "shared_multiplier");
+}
+
+static void shared_hits_lower_the_cost(void **s)
+{
+    (void)s;
+    struct kvr_cost_config c = defaults();
+    struct kvr_candidate k = {.device_blocks = 2, .shared_blocks = 4};
+    assert_true(cost_of(&c, 16, 160, k) == 8.0); /* multiplier 0: as if there were none */
+    c.shared_multiplier = 0.5;
+    assert_true(cost_of(&c, 16, 160, k) == 6.0);
+}
+
+/* Prefill not tracked, role decode: 10 - 3 = 7. */
+static void the_decode_role_credits_overlap_against_decode(void **s)
+{
+    (void)s;
+    struct kvr_cost_config c = defaults();
+    struct kvr_candidate k = {.device_blocks = 3, .decode_blocks = 10};
+    c.track_prefill_tokens = false;
+    assert_true(cost_of(&c, 16, 160, k) == 10.0);
+    c.decode_role = true;
+    assert_true(cost_of(&c, 16, 160, k) == 7.0);
+    k.device_blocks = 30;
+    assert_true(cost_of(&c, 16, 160, k) == 0.0);
+    c.overlap_credit = 0;
+    assert_true(cost_of(&c, 16, 160, k) == 10.0);
+}
+
+static void lmetric_multiplies(void **s)
+{
+    (void)s;
+    struct kvr_cost_config c = defaults();
+    c.kind = KVR_COST_LMETRIC;
+    struct kvr_candidate k = {.device_blocks = 6, .decode_blocks = 7};
+    assert_true(cost_of(&c, 16, 160, k) == 4.0 * 8);
+}
+
+static void documented_costs(void **s)
+{
+    (void)s;
+    struct kvr_cost_config c = defaults();
+    /* prefill 10 - overlap + decode: (2, 10), (5, 5), (8, 9) */
+    struct kvr_candidate k[3] = {
+        {.device_blocks = 2, .decode_blocks = 10}, {.device_blocks = 5, .decode_blocks = 5}, {.device_blocks = 8, .decode_blocks = 9}};
+    struct kvr_cost out[3];
+    kvr_cost_of(&c, 16, 160, k, 3, out);
+    assert_true(out[0].cost == 18 && out[1].cost == 10 && out[2].cost == 11);
+}
+
+static void a_credit_above_one_prefers_a_loaded_warm_worker(void **s)
+{
+    (void)s;
+    struct kvr_cost_config c = defaults();
+    struct kvr_candidate k[2] = {{.device_blocks = 10, .active_prefill_tokens = 200}, {.active_prefill_tokens = 0}};
+    struct kvr_cost out[2];
+    kvr_cost_of(&c, 16, 160, k, 2, out);
+    assert_true(out[0].cost > out[1].cost);
+    c.overlap_credit = 1.5;
+    kvr_cost_of(&c, 16, 160, k, 2, out);
+    assert_true(out[0].cost < out[1].cost);
+}
+
+static void preferred_taints_scale_costs(void **s)
+{
+    (void)s;
+    struct kvr_cost_config c = defaults();
+    c.track_prefill_tokens = false;
+    struct kvr_candidate k = {.decode_blocks = 100, .taint_weight = 0.85};
+    double lean = cost_of(&c, 16, 16, k);
+    assert_true(lean < 90 && fabs(lean - 100 * exp(-tanh(0.85))) < 1e-9);
+    k.taint_weight = -0.85;
+    assert_true(cost_of(&c, 16, 16, k) > 110);
+    k.taint_weight = 1e9;
+    assert_true(cost_of(&c, 16, 16, k) > 36.7);
+}
+
+static void time_cost_adds_up(void **s)
+{
+    (void)s;
+    struct kvr_ttft_model m = {.base_ms = 5, .token_ms = 0.1, .ahead_ms = 0.05, .request_ms = 2};
+    struct kvr_cost_config c = defaults();
+    c.kind = KVR_COST_TIME;
+    c.recompute_share = 0.5;
+    c.load_bound = 1.2;
+    struct kvr_candidate k[2] = {{.active_prefill_tokens = 100, .active_requests = 3, .model = &m},
+                                 {.device_blocks = 10, .active_requests = 3, .model = &m}};
+    struct kvr_cost out[2];
+    kvr_cost_of(&c, 16, 200, k, 2, out);
+    assert_true(fabs(out[0].cost - (5 + 0.1 * 200 + 0.05 * 100 + 2 * 3 + 0.5 * 0.1 * 200)) < 1e-9);
+    assert_true(fabs(out[1].cost - (5 + 0.1 * 40 + 2 * 3 + 0.5 * 0.1 * 40)) < 1e-9);
+    k[1].active_requests = 20; /* 21 is above 1.2 times the mean: its overlap is not honoured */
+    kvr_cost_of(&c, 16, 200, k, 2, out);
+    assert_true(fabs(out[1].cost - (5 + 0.1 * 200 + 2 * 20 + 0.5 * 0.1 * 200)) < 1e-9);
+    assert_int_equal(out[1].cached_tokens, 160); /* that is about the choice, not about what is cached */
+}
+
+static void equals_take_turns(void **s)
+{
+    (void)s;
+    struct kvr_cost costs[3] = {{.cost = 100}, {.cost = 110}, {.cost = 105, .effective_blocks = 0}};
+    struct kvr_candidate k[3] = {{.turn = 9}, {.turn = 3}, {.turn = 5}};
+    costs[0].effective_blocks = 0;
+    assert_int_equal(kvr_pick_in_turn(k, costs, 3, 0.2), 1);
+    assert_int_equal(kvr_pick_in_turn(k, costs, 3, 0.07), 2);
+    assert_int_equal(kvr_pick_in_turn(k, costs, 3, 0.01), 0);
+    costs[0].effective_blocks = 4; /* who holds more is not equal */
+    assert_int_equal(kvr_pick_in_turn(k, costs, 3, 0.2), 0);
+}
+
+static double noise(struct kvr_rng *rng)
+{
+    return kvr_rng_unit(rng) - 0.5;
+}
+
+static void models_learn_and_stay_robust(void **s)
+{
+    (void)s;
+    struct kvr_ttft_model m;
+    struct kvr_rng rng = {4};
+    kvr_ttft_init(&m);
+    for (int i = 0; i < 2000; i++) {
+        double own = kvr_rng_below(&rng, 8000), ahead = kvr_rng_below(&rng, 4000), n = kvr_rng_below(&rng, 30);
+        double ms = 12 + 0.03 * own + 0.015 * ahead + 0.8 * n + 4 * noise(&rng);
+        if (i % 50 == 49) ms += 5000; /* a stall now and then */
+        kvr_ttft_observe(&m, own, ahead, n, ms);
+    }
+    assert_true(fabs(m.token_ms - 0.03) < 0.003 && fabs(m.ahead_ms - 0.015) < 0.003 && fabs(m.request_ms - 0.8) < 0.3);
+    assert_true(fabs(kvr_ttft_predict(&m, 4000, 1000, 10) - (12 + 120 + 15 + 8)) < 10);
+    for (int i = 0; i < 1000; i++) kvr_ttft_observe(&m, 1000, 0, 0, 100); /* the engine changed; and no excitation */
+    assert_true(fabs(kvr_ttft_predict(&m, 1000, 0, 0) - 100) < 5);
+    kvr_ttft_observe(&m, NAN, 0, 0, 1);
+    kvr_ttft_observe(&m, 1, 0, 0, INFINITY);
+    kvr_ttft_observe(&m, -1, 0, 0, 1);
+    assert_true(isfinite(kvr_ttft_predict(&m, 1e6, 1e6, 1000)));
+    for (int i = 0; i < 200; i++) kvr_ttft_observe(&m, 1000 + i, 0, 0, 50 - i * 0.2); /* falls with length: never a negative price */
+    assert_true(m.token_ms >= 0 && m.ahead_ms >= 0 && m.request_ms >= 0 && m.base_ms >= 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -190,6 +340,16 @@ int main(void)
         cmocka_unit_test(softmax_orders_extreme_costs),
         cmocka_unit_test(low_temperature_is_nearly_greedy),
         cmocka_unit_test(ranges_are_checked),
+        cmocka_unit_test(overrides_have_their_ranges),
+        cmocka_unit_test(shared_hits_lower_the_cost),
+        cmocka_unit_test(the_decode_role_credits_overlap_against_decode),
+        cmocka_unit_test(lmetric_multiplies),
+        cmocka_unit_test(documented_costs),
+        cmocka_unit_test(a_credit_above_one_prefers_a_loaded_warm_worker),
+        cmocka_unit_test(preferred_taints_scale_costs),
+        cmocka_unit_test(time_cost_adds_up),
+        cmocka_unit_test(equals_take_turns),
+        cmocka_unit_test(models_learn_and_stay_robust),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -204,38 +204,14 @@ static void get_ready(struct request *rq)
     reply_buf(rq, 503, JSON_TYPE, &b);
 }
 
-static int hex(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-/* A query parameter, percent-decoded; false: absent or too long. */
-static bool parameter(struct kvr_text q, const char *key, char *out, size_t cap)
-{
-    size_t key_len = strlen(key), n = 0;
-    for (const char *p = q.ptr, *end = q.ptr ? q.ptr + q.len : NULL; p && p < end;) {
-        const char *amp = memchr(p, '&', (size_t)(end - p)), *stop = amp ? amp : end;
-        if ((size_t)(stop - p) > key_len && memcmp(p, key, key_len) == 0 && p[key_len] == '=') {
-            for (p += key_len + 1; p < stop && n + 1 < cap; p++) {
-                bool code = *p == '%' && stop - p > 2 && hex(p[1]) >= 0 && hex(p[2]) >= 0;
-                out[n++] = code ? (char)(hex(p[1]) * 16 + hex(p[2])) : *p == '+' ? ' ' : *p;
-                if (code) p += 2;
-            }
-            out[n] = 0;
-            return p >= stop;
-        }
-        p = amp ? amp + 1 : end;
-    }
-    return false;
-}
-
 static void get_workers(struct request *rq)
 {
     struct kvr_text q = kvr_http_conn_request(rq->conn)->query;
     struct kvr_buf b = {0};
     char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1];
-    bool by_model = parameter(q, "model_name", model, sizeof model), by_group = parameter(q, "routing_group", group, sizeof group);
-    if (!by_group && rq->loop->indexer->o->tenant_as_group) by_group = parameter(q, "tenant_id", group, sizeof group);
+    bool by_model = kvr_query_parameter(q, "model_name", model, sizeof model),
+         by_group = kvr_query_parameter(q, "routing_group", group, sizeof group);
+    if (!by_group && rq->loop->indexer->o->tenant_as_group) by_group = kvr_query_parameter(q, "tenant_id", group, sizeof group);
     catalogue_workers_write(rq->loop->indexer, by_model ? model : NULL, by_group ? group : NULL, &b);
     reply_buf(rq, 200, JSON_TYPE, &b);
 }

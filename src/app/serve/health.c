@@ -178,7 +178,7 @@ static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
     for (const struct worker *w = s->workers; w && t; w = w->next) {
         bool wanted = !only;
         for (size_t i = 0; i < only_n; i++) wanted |= only[i] == w->id;
-        if (!wanted) continue;
+        if (!wanted || w->unreachable) continue;
         t[n].id = w->id;
         t[n++].endpoint = w->endpoint;
     }

@@ -65,7 +65,7 @@ static void configure(const struct serve *s, const struct pool *pool, const stru
     rc->cost.request_weight = o->request_weight;
     rc->cost.temperature = o->temperature;
     rc->cost.load_bound = o->load_bound;
-    rc->cost.request_share = o->request_share;
+    rc->cost.recompute_share = o->recompute_share;
     rc->cost.track_prefill_tokens = o->track_prefill_tokens;
     rc->guard_ratio = o->guard_ratio;
     rc->fit_ttft = o->prefill_load_model != 0;

@@ -1287,7 +1287,8 @@ bool serve_ready(struct serve *s, const char **why)
     bool up = false;
     uint64_t now = now_ms();
     pthread_mutex_lock(&s->lock);
-    for (const struct worker *w = s->workers; w; w = w->next) up |= w->health == HEALTH_UP && worker_is_schedulable(w, now);
+    for (const struct worker *w = s->workers; w; w = w->next)
+        up |= (w->health == HEALTH_UP || s->o->select_only) && worker_is_schedulable(w, now);
     pthread_mutex_unlock(&s->lock);
     *why = "no worker is schedulable";
     if (!up) return false;

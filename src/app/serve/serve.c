@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Start, threads, signals, drain. The map of threads is in state.h. */
-#include "app/serve/state.h"
+#include "app/serve/admin.h"
 
 #include <signal.h>
 #include <string.h>
@@ -113,6 +113,7 @@ static void on_second(uv_timer_t *t)
 {
     struct serve *s = t->data;
     pools_tick(s);
+    selection_tick(s);
     if (!atomic_load(&s->draining)) {
         serve_pump(s); /* a breaker's pause may be over */
         return;
@@ -209,9 +210,13 @@ static void stop_loops(struct serve *s, bool started)
 static void announce(const struct serve *s)
 {
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
-    printf("kvroute serve: data on %s:%u, admin on http://%s:%u/, mode %s, %s, %zu worker(s)\n", s->o->host,
-           kvr_http_server_port(s->loops[0]->server), s->o->admin_host, kvr_http_server_port(s->admin), modes[s->o->mode],
-           s->ingest ? "KV events" : "predicted cache", s->workers_n);
+    if (s->o->select_only)
+        printf("kvroute select: on http://%s:%u/, mode %s, %s\n", s->o->admin_host, kvr_http_server_port(s->admin), modes[s->o->mode],
+               s->ingest ? "KV events" : "predicted cache");
+    else
+        printf("kvroute serve: data on %s:%u, admin on http://%s:%u/, mode %s, %s, %zu worker(s)\n", s->o->host,
+               kvr_http_server_port(s->loops[0]->server), s->o->admin_host, kvr_http_server_port(s->admin), modes[s->o->mode],
+               s->ingest ? "KV events" : "predicted cache", s->workers_n);
     fflush(stdout);
 }
 
@@ -260,10 +265,9 @@ static int run(struct serve *s)
 {
     int rc = views_start(s);
     if (rc) return 1;
-    if (health_start(s)) return 1;
-    if (add_configured_workers(s) || start_loops(s)) return 1;
+    if (!s->o->select_only && (health_start(s) || add_configured_workers(s) || start_loops(s))) return 1;
     rc = admin_start(s);
-    if (rc) return listen_failed("admin-port", s->o->admin_host, s->o->admin_port, rc);
+    if (rc) return listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc);
     uv_signal_init(&s->main_loop, &handles.term);
     uv_signal_init(&s->main_loop, &handles.intr);
     uv_timer_init(&s->main_loop, &handles.expire);
@@ -292,6 +296,7 @@ int serve_main(const struct serve_options *o)
     stop_loops(s, rc == 0);
     health_stop(s);
     kvr_http_server_close(s->admin);
+    selection_stop(s);
     kvr_ingest_destroy(s->ingest);
     s->ingest = NULL;
     uv_run(&s->main_loop, UV_RUN_NOWAIT);

@@ -82,6 +82,7 @@ struct worker {
     struct pool *pool;
     unsigned refs; /* table + requests */
     bool removed, has_events;
+    bool unreachable; /* registered for book-keeping only: no endpoint */
     enum health health;
     unsigned failures; /* consecutive, for the breaker */
     uint64_t open_until_ms;

@@ -124,7 +124,7 @@ struct worker *worker_find_locked(struct serve *s, uint64_t id)
 
 bool worker_is_schedulable(const struct worker *w, uint64_t now)
 {
-    return !w->removed && w->health != HEALTH_DOWN && w->open_until_ms <= now;
+    return !w->removed && !w->unreachable && w->health != HEALTH_DOWN && w->open_until_ms <= now;
 }
 
 void worker_sync_locked(struct serve *s, struct worker *w)
@@ -199,6 +199,7 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
     for (uint32_t r = 0; event_mode && r < w->dp_size; r++)
         kvr_router_set_trusted(w->pool->router, (struct kvr_worker){w->id, w->dp_start + r}, false);
     w->refs = 1;
+    w->unreachable = !w->url[0] && !s->o->select_only;
     struct worker **p = &s->workers;
     while (*p) p = &(*p)->next;
     w->next = NULL;

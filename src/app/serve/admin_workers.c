@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* /workers: the worker object of the selection service's API, in and out. */
+#include <string.h>
+
+#include "app/serve/admin.h"
+
+static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, char (*list)[96])
+{
+    char rank[16];
+    kvr_json_key(b, key);
+    kvr_json_open(b, '{');
+    for (uint32_t r = 0; r < w->dp_size; r++) {
+        if (!list[r][0]) continue;
+        snprintf(rank, sizeof rank, "%u", w->dp_start + r);
+        kvr_json_put_str(b, rank, list[r]);
+    }
+    kvr_json_close(b, '}');
+}
+
+static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
+{
+    kvr_json_key(b, "views");
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) {
+        if (st[i].worker.worker_id != w->id) continue;
+        kvr_json_open(b, '{');
+        kvr_json_put_u64(b, "dp_rank", st[i].worker.dp_rank);
+        kvr_json_put_str(b, "state", st[i].state == KVR_VIEW_LIVE ? "live" : "restoring");
+        kvr_json_key(b, "trusted");
+        kvr_json_bool(b, st[i].trusted);
+        kvr_json_put_str(b, "reason", st[i].reason);
+        kvr_json_put_u64(b, "for_ms", (kvr_now_ns(kvr_clock_monotonic()) - st[i].since_ns) / 1000000);
+        kvr_json_put_u64(b, "next_sequence", st[i].next_sequence);
+        kvr_json_put_u64(b, "batches", st[i].batches);
+        kvr_json_put_u64(b, "events", st[i].events);
+        kvr_json_put_u64(b, "gaps", st[i].gaps);
+        kvr_json_put_u64(b, "restarts", st[i].restarts);
+        kvr_json_put_u64(b, "blocks", w->pool->index ? kvr_index_rank_blocks(w->pool->index, st[i].worker) : 0);
+        kvr_json_close(b, '}');
+    }
+    kvr_json_close(b, ']');
+    (void)s;
+}
+
+/* What has been learnt about its times to first token. */
+static void put_model(struct kvr_buf *b, const struct worker *w)
+{
+    struct kvr_ttft_model m;
+    if (kvr_router_ttft_model(w->pool->router, &w->id, &m)) return;
+    kvr_json_key(b, "ttft_model");
+    kvr_json_open(b, '{');
+    const struct {
+        const char *key;
+        double v;
+    } rows[] = {{"base_ms", m.base_ms}, {"token_ms", m.token_ms}, {"ahead_token_ms", m.ahead_ms}, {"request_ms", m.request_ms}, {"error_ms", m.error_ms}};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
+        kvr_json_key(b, rows[i].key);
+        kvr_json_double(b, rows[i].v);
+    }
+    kvr_json_put_u64(b, "observations", m.observations);
+    kvr_json_close(b, '}');
+}
+
+static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, const struct kvr_view_status *st, size_t n)
+{
+    static const char *const states[] = {"unknown", "up", "down"};
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "worker_id", w->id);
+    kvr_json_put_str(b, "model_name", worker_model(s, w));
+    kvr_json_put_str(b, "routing_group", w->group);
+    kvr_json_put_str(b, "endpoint", w->url);
+    kvr_json_put_u64(b, "block_size", w->block_size);
+    kvr_json_put_u64(b, "data_parallel_start_rank", w->dp_start);
+    kvr_json_put_u64(b, "data_parallel_size", w->dp_size);
+    kvr_json_put_str(b, "role", w->role);
+    put_endpoints(b, "kv_events_endpoints", w, w->events);
+    put_endpoints(b, "replay_endpoints", w, w->replay);
+    kvr_json_put_u64(b, "max_num_batched_tokens", w->max_num_batched_tokens);
+    kvr_json_put_u64(b, "total_kv_blocks", w->total_kv_blocks);
+    kvr_json_put_str(b, "status", states[w->health]);
+    kvr_json_key(b, "schedulable");
+    kvr_json_bool(b, worker_is_schedulable(w, now_ms()));
+    kvr_json_key(b, "breaker_open");
+    kvr_json_bool(b, w->open_until_ms > now_ms());
+    kvr_json_key(b, "taints");
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < w->taints_n; i++) kvr_json_str(b, w->taints[i], strlen(w->taints[i]));
+    kvr_json_close(b, ']');
+    put_model(b, w);
+    kvr_json_put_u64(b, "requests", w->requests);
+    kvr_json_put_u64(b, "errors", w->errors);
+    put_views(s, b, w, st, n);
+    kvr_json_close(b, '}');
+}
+
+void admin_workers_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group)
+{
+    struct kvr_view_status *st = calloc(RANKS_MAX, sizeof *st);
+    size_t n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, RANKS_MAX), (size_t)RANKS_MAX) : 0;
+    kvr_json_open(b, '[');
+    pthread_mutex_lock(&s->lock);
+    for (struct worker *w = s->workers; w; w = w->next)
+        if ((!model || !strcmp(model, worker_model(s, w))) && (!group || !strcmp(group, w->group))) put_worker(s, b, w, st, n);
+    pthread_mutex_unlock(&s->lock);
+    kvr_json_close(b, ']');
+    free(st);
+}
+
+struct endpoints {
+    struct worker *w;
+    char (*list)[96];
+};
+
+static int add_endpoint(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct endpoints *e = ctx;
+    const char *s;
+    size_t len;
+    char rank_text[16] = {0}, *end;
+    if (!key || key_len >= sizeof rank_text || !kvr_json_as_str(v, &s, &len) || len >= 96) return 1;
+    memcpy(rank_text, key, key_len);
+    unsigned long rank = strtoul(rank_text, &end, 10);
+    if (*end || rank < e->w->dp_start || rank - e->w->dp_start >= e->w->dp_size) return 1;
+    char *out = e->list[rank - e->w->dp_start];
+    memcpy(out, s, len);
+    out[len] = 0;
+    return kvr_ingest_endpoint_ok(out) ? 0 : 1;
+}
+
+/* {rank: url}, or one url whose port rises with the rank. */
+static bool get_endpoints(struct kvr_json v, struct worker *w, char (*list)[96])
+{
+    const char *s;
+    size_t len;
+    char base[96];
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    memset(list, 0, sizeof(char[DP_MAX][96]));
+    if (kvr_json_type_of(v) == KVR_JSON_OBJECT) {
+        struct endpoints e = {w, list};
+        return kvr_json_each(v, add_endpoint, &e) == 0;
+    }
+    if (!kvr_json_as_str(v, &s, &len) || len >= sizeof base) return false;
+    memcpy(base, s, len);
+    base[len] = 0;
+    if (!kvr_ingest_endpoint_ok(base)) return false;
+    for (uint32_t r = 0; r < w->dp_size; r++)
+        if (!kvr_ingest_endpoint_shift(base, r, list[r], 96)) return false;
+    return true;
+}
+
+static int add_taint(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct worker *w = ctx;
+    const char *s;
+    size_t len;
+    (void)key;
+    (void)key_len;
+    if (!kvr_json_as_str(v, &s, &len) || len == 0 || len >= sizeof w->taints[0] || w->taints_n == TAINTS_MAX || memchr(s, 0, len)) return 1;
+    memcpy(w->taints[w->taints_n], s, len);
+    w->taints[w->taints_n++][len] = 0;
+    return 0;
+}
+
+static bool get_taints(struct kvr_json v, struct worker *w)
+{
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    memset(w->taints, 0, sizeof w->taints);
+    w->taints_n = 0;
+    return kvr_json_type_of(v) == KVR_JSON_ARRAY && kvr_json_each(v, add_taint, w) == 0;
+}
+
+/* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
+static const char *read_worker(struct kvr_json o, struct worker *w)
+{
+    const char *bad = NULL;
+    uint64_t bs = w->block_size, start = w->dp_start, size = w->dp_size;
+    char url[512] = "", role[16] = "";
+    if (!member_text(o, "endpoint", url, sizeof url, &bad) || !member_text(o, "model_name", w->model, MODEL_MAX, &bad) ||
+        !member_text(o, "routing_group", w->group, MODEL_MAX, &bad) || !member_text(o, "role", role, sizeof role, &bad) ||
+        !member_u64(o, "block_size", 65536, &bs, &bad) || !member_u64(o, "data_parallel_start_rank", 1u << 20, &start, &bad) ||
+        !member_u64(o, "data_parallel_size", DP_MAX, &size, &bad) ||
+        !member_u64(o, "max_num_batched_tokens", UINT64_MAX, &w->max_num_batched_tokens, &bad) ||
+        !member_u64(o, "total_kv_blocks", UINT64_MAX, &w->total_kv_blocks, &bad))
+        return bad;
+    if (bs == 0) return "block_size";
+    if (size == 0) return "data_parallel_size";
+    if (role[0]) {
+        if (strcmp(role, "both") && strcmp(role, "prefill") && strcmp(role, "decode")) return "role";
+        snprintf(w->role, sizeof w->role, "%s", role);
+    }
+    w->block_size = (uint32_t)bs;
+    w->dp_start = (uint32_t)start;
+    w->dp_size = (uint32_t)size;
+    if (url[0]) {
+        if (kvr_endpoint_parse(url, strlen(url), &w->endpoint)) return "endpoint";
+        snprintf(w->url, sizeof w->url, "%s", url);
+    }
+    if (!get_taints(kvr_json_get(o, "taints"), w)) return "taints";
+    if (!get_endpoints(kvr_json_get(o, "kv_events_endpoints"), w, w->events)) return "kv_events_endpoints";
+    if (!get_endpoints(kvr_json_get(o, "replay_endpoint"), w, w->replay)) return "replay_endpoint";
+    if (!get_endpoints(kvr_json_get(o, "replay_endpoints"), w, w->replay)) return "replay_endpoints";
+    w->has_events = false;
+    for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->events[r][0] != 0;
+    return NULL;
+}
+
+static void reset_runtime(struct worker *w)
+{
+    w->next = NULL;
+    w->pool = NULL;
+    w->refs = 0;
+    w->removed = false;
+    w->health = HEALTH_UNKNOWN;
+    w->failures = 0;
+    w->open_until_ms = 0;
+    w->models = NULL;
+    w->models_n = 0;
+    w->requests = w->errors = 0;
+}
+
+static void save_worker(struct serve *s, struct kvr_http_conn *c, struct worker *w, int status)
+{
+    char err[256];
+    if (worker_add(s, w, err, sizeof err)) admin_error(c, 409, err);
+    else admin_ok(c, status);
+}
+
+void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    struct worker w = {.block_size = (uint32_t)s->o->block_size, .dp_size = 1, .role = "both", .group = "default"};
+    if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &w.id)) {
+        admin_bad_field(c, "worker_id");
+        return;
+    }
+    const char *bad = read_worker(o, &w);
+    if (!bad && !w.url[0] && !s->o->select_only) bad = "endpoint";
+    if (bad) admin_bad_field(c, bad);
+    else save_worker(s, c, &w, 201);
+}
+
+void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
+{
+    struct worker w;
+    pthread_mutex_lock(&s->lock);
+    const struct worker *old = worker_find_locked(s, id);
+    if (old) w = *old;
+    pthread_mutex_unlock(&s->lock);
+    if (!old) {
+        admin_error(c, 404, "worker not found");
+        return;
+    }
+    reset_runtime(&w);
+    const char *bad = read_worker(o, &w);
+    if (bad) admin_bad_field(c, bad);
+    else save_worker(s, c, &w, 200);
+}
