@@ -17,7 +17,8 @@ ALLOWED = {
     "router": {"base", "hash", "index", "load", "select", "queue", "recover"},
     "wire": {"base", "hash", "index", "load", "select", "queue", "recover", "router"},
     "net": {"base", "hash", "index", "load", "select", "queue", "recover", "router", "wire"},
-    "app": {"base", "hash", "index", "load", "select", "queue", "recover", "router", "wire", "net"},
+    "engine": {"base", "hash"},
+    "app": {"engine", "base", "hash", "index", "load", "select", "queue", "recover", "router", "wire", "net"},
     "cli": {"base", "app"},
 }
 PUBLIC_OF = {"api": "base", "error": "base", "alloc": "base", "clock": "base", "types": "base", "hash": "hash", "event": "base",

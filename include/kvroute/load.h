@@ -94,6 +94,9 @@ KVR_API int kvr_load_prefill_done(struct kvr_load *load, const char *id, size_t 
  * holds; negative: none given. Returns: 0, -KVR_EINVAL for a fraction above 1 or not a number, -KVR_ENOTFOUND. */
 KVR_API int kvr_load_output_blocks(struct kvr_load *load, const char *id, size_t id_len, uint64_t n, double fraction, uint64_t now_ns);
 
+/* Output blocks of a request; 0 for an unknown one. */
+KVR_API uint64_t kvr_load_outputs(const struct kvr_load *load, const char *id, size_t id_len);
+
 /* A sign of life: the lease begins anew. Returns: 0 or -KVR_ENOTFOUND. */
 KVR_API int kvr_load_touch(struct kvr_load *load, const char *id, size_t id_len, uint64_t now_ns);
 

@@ -72,6 +72,7 @@ struct kvr_load_event {
     enum kvr_load_event_kind kind;
     struct kvr_load_request request;
     uint64_t output_blocks; /* OUTPUT: how many more; ADD in a snapshot: how many there are */
+    uint64_t output_total;  /* OUTPUT: with these */
     double fraction;        /* OUTPUT */
 };
 typedef void kvr_load_hook(void *ctx, const struct kvr_load_event *event);

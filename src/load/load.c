@@ -570,6 +570,12 @@ int kvr_load_output_blocks(struct kvr_load *ld, const char *id, size_t id_len, u
     return 0;
 }
 
+uint64_t kvr_load_outputs(const struct kvr_load *ld, const char *id, size_t id_len)
+{
+    const struct request *rq = request_find(ld, id, id_len);
+    return rq ? rq->output_blocks : 0;
+}
+
 int kvr_load_touch(struct kvr_load *ld, const char *id, size_t id_len, uint64_t now_ns)
 {
     struct request *rq = request_find(ld, id, id_len);

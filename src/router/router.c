@@ -370,6 +370,7 @@ static void tell(const struct kvr_router *r, enum kvr_load_event_kind kind, cons
 {
     if (!r->config.hook) return;
     struct kvr_load_event ev = {.kind = kind, .request = {.id = id, .id_len = id_len}, .output_blocks = n, .fraction = fraction};
+    if (kind == KVR_LOAD_OUTPUT) ev.output_total = kvr_load_outputs(r->load, id, id_len);
     r->config.hook(r->config.hook_ctx, &ev);
 }
 

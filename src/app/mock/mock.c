@@ -16,7 +16,7 @@
 #include <zmq.h>
 #include <kvroute/hash.h>
 
-#include "app/mock/engine.h"
+#include "engine/engine.h"
 #include "app/mock/events.h"
 #include "net/http.h"
 #include "wire/openai.h"

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "net/zmq_sync.h"
+
 extern const char admin_page[]; /* page.c */
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
@@ -338,6 +340,56 @@ static void post_select_and_reserve(struct serve *s, struct kvr_http_conn *c, st
     selection_select(s, c, o, true);
 }
 
+/* ---- replicas ---------------------------------------------------------------------------------------- */
+
+static void put_peer(void *ctx, const char *endpoint, bool live)
+{
+    struct kvr_buf *b = ctx;
+    (void)live;
+    kvr_json_str(b, endpoint, strlen(endpoint));
+}
+
+static bool has_sync(const struct serve *s, struct kvr_http_conn *c)
+{
+    if (s->sync) return true;
+    admin_error(c, 400, "replica sync is off; start with --replica-sync-port");
+    return false;
+}
+
+static void get_peers(struct serve *s, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '[');
+    if (s->sync) kvr_sync_each_peer(s->sync, put_peer, &b);
+    kvr_json_close(&b, ']');
+    admin_reply(c, 200, &b);
+}
+
+static void change_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool add)
+{
+    char endpoint[256] = "";
+    const char *bad = NULL;
+    if (!has_sync(s, c)) return;
+    if (!member_text(o, "endpoint", endpoint, sizeof endpoint, &bad) || !endpoint[0]) {
+        admin_bad_field(c, "endpoint");
+        return;
+    }
+    int rc = add ? kvr_sync_add_peer(s->sync, endpoint) : kvr_sync_remove_peer(s->sync, endpoint);
+    if (rc == -KVR_EINVAL || rc == -KVR_ELIMIT) admin_bad_field(c, "endpoint");
+    else if (rc == -KVR_ENOTFOUND) admin_error(c, 404, "peer not found");
+    else admin_ok(c, add ? 201 : 200); /* one that is known is no error */
+}
+
+static void post_register_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    change_peer(s, c, o, true);
+}
+
+static void post_deregister_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    change_peer(s, c, o, false);
+}
+
 /* ---- routes ------------------------------------------------------------------------------------------ */
 
 static const struct {
@@ -368,6 +420,9 @@ static const struct {
     {"/add", NULL, tracker_add},
     {"/prefill_complete", NULL, tracker_prefill_complete},
     {"/free", NULL, tracker_free},
+    {"/replica_sync/peers", get_peers, NULL},
+    {"/replica_sync/register_peer", NULL, post_register_peer},
+    {"/replica_sync/deregister_peer", NULL, post_deregister_peer},
     {"/router_mode", NULL, set_mode},
 };
 

@@ -52,7 +52,11 @@ static void put_model(struct kvr_buf *b, const struct worker *w)
     const struct {
         const char *key;
         double v;
-    } rows[] = {{"base_ms", m.base_ms}, {"token_ms", m.token_ms}, {"ahead_token_ms", m.ahead_ms}, {"request_ms", m.request_ms}, {"error_ms", m.error_ms}};
+    } rows[] = {{"base_ms", m.base_ms},
+                {"token_ms", m.token_ms},
+                {"ahead_token_ms", m.ahead_ms},
+                {"request_ms", m.request_ms},
+                {"error_ms", m.error_ms}};
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         kvr_json_key(b, rows[i].key);
         kvr_json_double(b, rows[i].v);

@@ -248,4 +248,5 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     put_loads(s, b);
     put_views(s, b);
     put_index(s, b);
+    replicas_metrics(s, b);
 }

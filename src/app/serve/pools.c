@@ -9,6 +9,7 @@ static void pool_free(struct pool *p)
     kvr_router_destroy(p->router);
     kvr_index_destroy(p->index);
     kvr_index_destroy(p->predicted);
+    kvr_buf_free(&p->sync_buf);
     free(p);
 }
 
@@ -48,7 +49,7 @@ static void policy_of(const struct serve_options *o, const char *model, struct k
     out->classes[0].ageing_ns = (uint64_t)(o->queue_ageing * 1e9);
 }
 
-static void configure(const struct serve *s, const struct pool *pool, const struct kvr_policy *policy, struct kvr_router_config *rc)
+static void configure(const struct serve *s, struct pool *pool, const struct kvr_policy *policy, struct kvr_router_config *rc)
 {
     const struct serve_options *o = s->o;
     kvr_router_config_init(rc);
@@ -75,6 +76,8 @@ static void configure(const struct serve *s, const struct pool *pool, const stru
     rc->record_decisions = !o->kv_events && pool->index;
     rc->seed = o->seed ? o->seed : s->salt;
     rc->policy = policy;
+    rc->hook = o->replica_sync_port ? replicas_on_change : NULL;
+    rc->hook_ctx = pool;
     rc->busy = (struct kvr_busy_thresholds){o->busy_decode_blocks, o->busy_prefill_tokens, o->busy_prefill_frac};
 }
 
@@ -106,6 +109,8 @@ struct pool *pool_get_locked(struct serve *s, const char *model, const char *gro
         snprintf(pool->model, sizeof pool->model, "%s", model);
         snprintf(pool->group, sizeof pool->group, "%s", group);
         pool->block_size = block_size;
+        pool->number = n;
+        pool->serve = s;
         policy_of(s->o, model, policy);
         ok = make_indexes(s, pool) == 0;
     }

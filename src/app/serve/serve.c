@@ -263,8 +263,13 @@ static struct serve *serve_new(const struct serve_options *o)
 
 static int run(struct serve *s)
 {
+    char err[256];
     int rc = views_start(s);
     if (rc) return 1;
+    if (replicas_start(s, err, sizeof err)) {
+        fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
+        return 1;
+    }
     if (!s->o->select_only && (health_start(s) || add_configured_workers(s) || start_loops(s))) return 1;
     rc = admin_start(s);
     if (rc) return listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc);
@@ -299,6 +304,7 @@ int serve_main(const struct serve_options *o)
     selection_stop(s);
     kvr_ingest_destroy(s->ingest);
     s->ingest = NULL;
+    replicas_stop(s);
     uv_run(&s->main_loop, UV_RUN_NOWAIT);
     uv_walk(&s->main_loop, close_handle, NULL);
     uv_run(&s->main_loop, UV_RUN_DEFAULT);

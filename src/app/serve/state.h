@@ -5,6 +5,7 @@
  *   workers.c   the worker table, health and breaker state
  *   pools.c     one index and router per (model, group, block size)
  *   views.c     KV events -> index, trust -> router
+ *   replicas.c  what other routers of the fleet book
  *   sessions.c  session affinity
  *   metrics.c   counters, histograms, /metrics
  *   proxy.c     one client request from parsing to the last byte        (data loops)
@@ -19,6 +20,7 @@
  *   main loop    admin server, health checks, timers
  *   data loops   requests of their own connections; never each other's
  *   ingest       KV events; calls into views.c only
+ *   sync         other routers' bookings; calls into replicas.c only
  * Shared state is in `struct serve` under `lock` (worker table, sessions, decisions), in atomics (metrics), or
  * inside kvr_router and kvr_index, which have their own locks. Lock order: serve.lock before any lock of the library;
  * nothing blocks under serve.lock.
@@ -60,6 +62,9 @@ struct pool {
     struct kvr_index *index;     /* NULL when the overlap credit is 0 */
     struct kvr_index *predicted; /* --router-predicted-ttl-secs */
     struct kvr_router *router;
+    struct serve *serve;
+    uint64_t number;         /* of this partition, for other routers */
+    struct kvr_buf sync_buf; /* replicas.c; under the router's lock */
 };
 
 struct model_entry {
@@ -170,6 +175,7 @@ struct ctx_list {
 };
 
 struct session_table;
+struct kvr_sync;
 struct token_cache;
 struct loop;
 
@@ -181,6 +187,7 @@ struct serve {
     uint64_t workers_version;
     struct pool *pools;
     struct kvr_ingest *ingest;
+    struct kvr_sync *sync; /* NULL: alone */
     struct session_table *sessions;
     struct token_cache *tokens;
     struct decision *decisions; /* ring */
@@ -263,6 +270,13 @@ int views_start(struct serve *s);
 void views_follow(struct serve *s, const struct worker *w, struct pool *pool);
 void views_unfollow(struct serve *s, uint64_t id);
 bool views_settled(struct serve *s);
+
+/* replicas.c */
+int replicas_start(struct serve *s, char *err, size_t cap);
+void replicas_stop(struct serve *s);
+void replicas_on_change(void *pool, const struct kvr_load_event *event);
+void replicas_workers_changed(struct serve *s);
+void replicas_metrics(struct serve *s, struct kvr_buf *out);
 
 /* sessions.c */
 struct session_table *sessions_create(double ttl_s);

@@ -228,6 +228,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
         return -1;
     }
     views_follow(s, spec, pool);
+    replicas_workers_changed(s);
     health_check_now(s, spec->id);
     serve_pump(s);
     return 0;

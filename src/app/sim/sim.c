@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "app/mock/engine.h"
+#include "engine/engine.h"
 #include "app/sim/workload.h"
 
 enum { BLOCK = 16, BLOCKS = 16384, TOKENS_PER_PASS = 8192, SEQS = 256 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Simulated fleets in virtual time: real routing (libkvroute) over simulated engines (app/mock/engine.h), driven by a
+ * Simulated fleets in virtual time: real routing (libkvroute) over simulated engines (engine/engine.h), driven by a
  * workload. Nothing sleeps; the same seed gives the same figures.
  *
  * What an engine stores is known to the router when the pass that computed it ends. The policies called "+ ttl" remember

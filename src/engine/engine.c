@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "app/mock/engine.h"
+#include "engine/engine.h"
 
 #include <string.h>
 #include <kvroute/hash.h>

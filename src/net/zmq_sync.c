@@ -1,0 +1,638 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lock order: callers' locks, then outbox; `lock` (commands, peer list, stats) is never held while the handler runs.
+ * Bounds: the outbox has OUTBOX_MAX bytes; an event that does not fit keeps its number and loses its content, so that
+ * followers see a gap and ask. What a follower keeps back while it waits for a snapshot has HELD_MAX bytes; beyond that it
+ * begins anew.
+ */
+#include "net/zmq_sync.h"
+
+#include <errno.h>
+#include <msgpuck.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "net/zmq_ingest.h"
+
+enum {
+    VERSION = 1,
+    BEAT_MS = 250,
+    SILENCE_MS = 1200,
+    SNAPSHOT_MS = 1500, /* patience with a snapshot */
+    BATCH_MS = 1,
+    PEERS_MAX = 64,
+    HWM = 100000,
+    OUTBOX_MAX = 64 << 20,
+    MESSAGE_TARGET = 256 << 10, /* messages end at the event that crosses it */
+    MESSAGE_MAX = 64 << 20,
+    HELD_MAX = 64 << 20,
+    HEADER_MAX = 48,
+    ENDPOINT_MAX = 256
+};
+
+enum kind { KIND_EVENTS, KIND_PART, KIND_END };
+enum state { WAITING, SYNCING, LIVE };
+
+struct held {
+    struct held *next;
+    uint64_t number;
+    size_t len;
+    char data[];
+};
+
+struct peer {
+    uint32_t id;
+    char endpoint[ENDPOINT_MAX];
+    void *sub;
+    enum state state;
+    uint64_t publisher, expected; /* next event number */
+    uint64_t heard_ms, asked_ms;
+    uint64_t parts;
+    char topic[24]; /* of the snapshot that is waited for */
+    struct held *held, **held_tail;
+    size_t held_bytes;
+};
+
+struct kvr_sync {
+    struct kvr_sync_handler h;
+    void *zmq, *pub;
+    uint64_t self;
+    int wake;
+    pthread_t thread;
+    _Atomic bool stop;
+    /* outbox */
+    pthread_mutex_t out_lock;
+    struct kvr_buf out;
+    uint64_t out_first, next; /* number of the first event in `out`; of the next to come */
+    /* the thread's */
+    struct peer *peers[PEERS_MAX];
+    size_t peers_n;
+    uint64_t beat_ms, nonce;
+    uint32_t ids;
+    /* commands and what others may see */
+    pthread_mutex_t lock;
+    char adds[PEERS_MAX][ENDPOINT_MAX], removes[PEERS_MAX][ENDPOINT_MAX], known[PEERS_MAX][ENDPOINT_MAX];
+    bool live[PEERS_MAX];
+    size_t adds_n, removes_n, known_n;
+    bool resync;
+    struct kvr_sync_stats stats;
+};
+
+static uint64_t now_ms(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+}
+
+static void count(struct kvr_sync *s, uint64_t *counter, uint64_t n)
+{
+    pthread_mutex_lock(&s->lock);
+    *counter += n;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void wake(struct kvr_sync *s)
+{
+    uint64_t one = 1;
+    if (write(s->wake, &one, sizeof one) < 0) return; /* the counter is full: it is awake */
+}
+
+/* ---- publishing -------------------------------------------------------------------------------------- */
+
+uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len)
+{
+    bool dropped = false, was_empty;
+    pthread_mutex_lock(&s->out_lock);
+    uint64_t number = s->next++;
+    was_empty = s->out.len == 0;
+    /* content must be contiguous with numbers: after a drop the rest of this outbox is dropped too */
+    if (s->out_first + 1 == 0 || s->out.len + len > OUTBOX_MAX) dropped = true;
+    else kvr_buf_add(&s->out, event, len);
+    if (s->out.failed) {
+        s->out.failed = false;
+        dropped = true;
+    }
+    if (dropped) s->out_first = UINT64_MAX;
+    pthread_mutex_unlock(&s->out_lock);
+    if (dropped) count(s, &s->stats.dropped, 1);
+    if (was_empty || dropped) wake(s);
+    return number;
+}
+
+uint64_t kvr_sync_next(struct kvr_sync *s)
+{
+    pthread_mutex_lock(&s->out_lock);
+    uint64_t n = s->next;
+    pthread_mutex_unlock(&s->out_lock);
+    return n;
+}
+
+static void send_message(struct kvr_sync *s, const char *topic, enum kind kind, uint64_t number, const char *data, size_t len)
+{
+    zmq_msg_t m;
+    char head[HEADER_MAX], *p = head;
+    p = mp_encode_array(p, 5);
+    p = mp_encode_uint(p, VERSION);
+    p = mp_encode_uint(p, s->self);
+    p = mp_encode_uint(p, kind);
+    p = mp_encode_uint(p, number);
+    p = mp_encode_binl(p, (uint32_t)len);
+    size_t head_len = (size_t)(p - head);
+    if (zmq_msg_init_size(&m, head_len + len)) return;
+    memcpy(zmq_msg_data(&m), head, head_len);
+    if (len) memcpy((char *)zmq_msg_data(&m) + head_len, data, len);
+    zmq_send(s->pub, topic, strlen(topic), ZMQ_SNDMORE | ZMQ_DONTWAIT);
+    if (zmq_msg_send(&m, s->pub, ZMQ_DONTWAIT) < 0) zmq_msg_close(&m);
+    count(s, &s->stats.messages_sent, 1);
+}
+
+/* Cuts a run of values into messages of about MESSAGE_TARGET bytes. Returns: how many values there were. */
+static uint64_t send_run(struct kvr_sync *s, const char *topic, enum kind kind, uint64_t first, const char *data, size_t len)
+{
+    const char *end = data + len, *start = data, *p = data;
+    uint64_t values = 0, from = first, parts = 0;
+    while (p < end) {
+        mp_next(&p);
+        values++;
+        if ((size_t)(p - start) < MESSAGE_TARGET && p < end) continue;
+        send_message(s, topic, kind, kind == KIND_PART ? parts : from, start, (size_t)(p - start));
+        parts++;
+        start = p;
+        from = first + values;
+    }
+    return kind == KIND_PART ? parts : values;
+}
+
+static void flush(struct kvr_sync *s, bool beat)
+{
+    struct kvr_buf run = {0};
+    pthread_mutex_lock(&s->out_lock);
+    uint64_t first = s->out_first, next = s->next;
+    run = s->out;
+    s->out = (struct kvr_buf){0};
+    s->out_first = next;
+    pthread_mutex_unlock(&s->out_lock);
+    if (first != UINT64_MAX && run.len) count(s, &s->stats.events_sent, send_run(s, "e", KIND_EVENTS, first, run.data, run.len));
+    if (beat || first == UINT64_MAX) send_message(s, "e", KIND_EVENTS, next, NULL, 0);
+    kvr_buf_free(&run);
+}
+
+static void send_snapshot(struct kvr_sync *s, const char *topic)
+{
+    struct kvr_buf b = {0};
+    flush(s, false);
+    s->h.write_snapshot(s->h.ctx, &b);
+    if (!b.failed) {
+        uint64_t parts = send_run(s, topic, KIND_PART, 0, b.data, b.len);
+        send_message(s, topic, KIND_END, parts, NULL, 0);
+        count(s, &s->stats.snapshots_sent, 1);
+    }
+    kvr_buf_free(&b);
+}
+
+/* Subscriptions are the questions. */
+static void take_questions(struct kvr_sync *s)
+{
+    char frame[64];
+    int n;
+    while ((n = zmq_recv(s->pub, frame, sizeof frame - 1, ZMQ_DONTWAIT)) >= 0) {
+        if (n < 3 || n >= (int)sizeof frame - 1 || frame[0] != 1 || frame[1] != 's') continue;
+        frame[n] = 0;
+        send_snapshot(s, frame + 1);
+    }
+}
+
+/* ---- following --------------------------------------------------------------------------------------- */
+
+static void drop_held(struct peer *p)
+{
+    while (p->held) {
+        struct held *h = p->held;
+        p->held = h->next;
+        free(h);
+    }
+    p->held_tail = &p->held;
+    p->held_bytes = 0;
+}
+
+static void stop_asking(struct peer *p)
+{
+    if (p->topic[0]) zmq_setsockopt(p->sub, ZMQ_UNSUBSCRIBE, p->topic, strlen(p->topic));
+    p->topic[0] = 0;
+}
+
+static void ask_snapshot(struct kvr_sync *s, struct peer *p)
+{
+    stop_asking(p);
+    drop_held(p);
+    p->state = SYNCING;
+    p->asked_ms = now_ms();
+    p->parts = 0;
+    snprintf(p->topic, sizeof p->topic, "s%016llx", (unsigned long long)kvr_mix64(s->self ^ ++s->nonce));
+    zmq_setsockopt(p->sub, ZMQ_SUBSCRIBE, p->topic, strlen(p->topic));
+}
+
+static void lose(struct kvr_sync *s, struct peer *p)
+{
+    bool had = p->state != WAITING;
+    stop_asking(p);
+    drop_held(p);
+    p->state = WAITING;
+    p->publisher = 0;
+    if (!had) return;
+    count(s, &s->stats.lost_peers, 1);
+    s->h.on_reset(s->h.ctx, p->id);
+}
+
+static void hand_over(struct kvr_sync *s, struct peer *p, uint64_t number, const char *data, size_t len)
+{
+    const char *end = data + len, *at = data;
+    uint64_t n = 0;
+    while (at < end) {
+        const char *event = at;
+        mp_next(&at);
+        s->h.on_event(s->h.ctx, p->id, number ? number + n : 0, event, (size_t)(at - event));
+        n++;
+    }
+    if (number) p->expected = number + n;
+    count(s, &s->stats.events_received, n);
+}
+
+static void hold_back(struct kvr_sync *s, struct peer *p, uint64_t number, const char *data, size_t len)
+{
+    struct held *h = p->held_bytes + len > HELD_MAX ? NULL : malloc(sizeof *h + len);
+    if (!h) {
+        ask_snapshot(s, p);
+        return;
+    }
+    *h = (struct held){.number = number, .len = len};
+    if (len) memcpy(h->data, data, len);
+    *p->held_tail = h;
+    p->held_tail = &h->next;
+    p->held_bytes += len;
+}
+
+/* Takes a run of live events. false: there is a gap before it. */
+static bool take_run(struct kvr_sync *s, struct peer *p, uint64_t number, const char *data, size_t len)
+{
+    if (number > p->expected) return false;
+    if (len && number + 1 > p->expected) hand_over(s, p, number, data, len);
+    return true; /* runs are never cut differently, so an older one is a copy */
+}
+
+static void snapshot_ended(struct kvr_sync *s, struct peer *p, uint64_t parts)
+{
+    if (parts != p->parts) {
+        ask_snapshot(s, p);
+        return;
+    }
+    if (parts == 0) s->h.on_reset(s->h.ctx, p->id); /* an empty one */
+    stop_asking(p);
+    p->state = LIVE;
+    struct held *h = p->held;
+    p->expected = h ? h->number : p->expected;
+    for (; h && p->state == LIVE; h = h->next)
+        if (!take_run(s, p, h->number, h->data, h->len)) break;
+    bool gap = h != NULL;
+    drop_held(p);
+    count(s, &s->stats.snapshots_received, 1);
+    if (gap) ask_snapshot(s, p);
+}
+
+static void take_live(struct kvr_sync *s, struct peer *p, uint64_t publisher, uint64_t number, const char *data, size_t len)
+{
+    if (publisher != p->publisher) { /* the first word, or another process at the same place */
+        if (p->publisher) lose(s, p);
+        p->publisher = publisher;
+        p->state = SYNCING;
+        p->expected = number;
+        ask_snapshot(s, p);
+    }
+    if (p->state == SYNCING) {
+        hold_back(s, p, number, data, len);
+    } else if (p->state == WAITING) {
+        p->expected = number;
+        ask_snapshot(s, p);
+        hold_back(s, p, number, data, len);
+    } else if (!take_run(s, p, number, data, len)) {
+        count(s, &s->stats.gaps, 1);
+        ask_snapshot(s, p);
+        hold_back(s, p, number, data, len);
+    }
+}
+
+/* The blob is a run of whole values: flat arrays, so that nobody recurses over what a stranger sent. */
+static bool run_is_whole(const char *p, size_t len)
+{
+    const char *end = p + len;
+    while (p < end) {
+        const char *event = p;
+        if (mp_check(&p, end) || mp_typeof(*event) != MP_ARRAY) return false;
+        for (uint32_t n = mp_decode_array(&event); n > 0; n--) {
+            if (mp_typeof(*event) == MP_ARRAY || mp_typeof(*event) == MP_MAP) return false;
+            mp_next(&event);
+        }
+    }
+    return true;
+}
+
+struct message {
+    uint64_t version, publisher, kind, number;
+    const char *data;
+    uint32_t len;
+};
+
+static bool read_message(const char *p, size_t len, struct message *m)
+{
+    const char *end = p + len, *check = p;
+    uint64_t *fields[] = {&m->version, &m->publisher, &m->kind, &m->number};
+    if (len == 0 || mp_typeof(*p) != MP_ARRAY || mp_check(&check, end) || check != end || mp_decode_array(&p) != 5) return false;
+    for (int i = 0; i < 4; i++) {
+        if (mp_typeof(*p) != MP_UINT) return false;
+        *fields[i] = mp_decode_uint(&p);
+    }
+    if (mp_typeof(*p) != MP_BIN) return false;
+    m->data = mp_decode_bin(&p, &m->len);
+    return m->version == VERSION && m->kind <= KIND_END && run_is_whole(m->data, m->len);
+}
+
+static void take_message(struct kvr_sync *s, struct peer *p, const char *topic, const char *data, size_t len)
+{
+    struct message m;
+    if (!read_message(data, len, &m)) {
+        count(s, &s->stats.malformed, 1);
+        return;
+    }
+    count(s, &s->stats.messages_received, 1);
+    if (m.publisher == s->self) return; /* somebody gave us our own port */
+    p->heard_ms = now_ms();
+    if (m.kind == KIND_EVENTS) {
+        if (m.number && m.number < UINT64_MAX / 2) take_live(s, p, m.publisher, m.number, m.data, m.len);
+    } else if (p->state == SYNCING && m.publisher == p->publisher && !strcmp(topic, p->topic)) {
+        if (m.kind == KIND_END) {
+            snapshot_ended(s, p, m.number);
+        } else if (m.number != p->parts) {
+            ask_snapshot(s, p);
+        } else {
+            if (p->parts++ == 0) s->h.on_reset(s->h.ctx, p->id);
+            hand_over(s, p, 0, m.data, m.len);
+        }
+    }
+}
+
+/* Takes what a peer has sent, at most a burst, so that all get their turn. */
+static void take_messages(struct kvr_sync *s, struct peer *p)
+{
+    for (int burst = 0; burst < 256; burst++) {
+        char topic[24];
+        zmq_msg_t body;
+        int n = zmq_recv(p->sub, topic, sizeof topic - 1, ZMQ_DONTWAIT), more = 0;
+        size_t size = sizeof more;
+        if (n < 0) return;
+        topic[KVR_MIN(n, (int)sizeof topic - 1)] = 0;
+        zmq_getsockopt(p->sub, ZMQ_RCVMORE, &more, &size);
+        for (int frame = 0; more; frame++) {
+            zmq_msg_init(&body);
+            zmq_msg_recv(&body, p->sub, 0);
+            if (frame == 0) take_message(s, p, topic, zmq_msg_data(&body), zmq_msg_size(&body));
+            zmq_msg_close(&body);
+            zmq_getsockopt(p->sub, ZMQ_RCVMORE, &more, &size);
+        }
+    }
+}
+
+/* ---- the thread -------------------------------------------------------------------------------------- */
+
+static void set_int(void *socket, int option, int value)
+{
+    zmq_setsockopt(socket, option, &value, sizeof value);
+}
+
+static void peer_open(struct kvr_sync *s, const char *endpoint)
+{
+    struct peer *p = calloc(1, sizeof *p);
+    int64_t max = MESSAGE_MAX;
+    if (!p || s->peers_n == PEERS_MAX) {
+        free(p);
+        return;
+    }
+    p->id = ++s->ids;
+    p->held_tail = &p->held;
+    snprintf(p->endpoint, sizeof p->endpoint, "%s", endpoint);
+    p->sub = zmq_socket(s->zmq, ZMQ_SUB);
+    set_int(p->sub, ZMQ_LINGER, 0);
+    set_int(p->sub, ZMQ_RCVHWM, HWM);
+    set_int(p->sub, ZMQ_RECONNECT_IVL, 100);
+    set_int(p->sub, ZMQ_RECONNECT_IVL_MAX, 500);
+    zmq_setsockopt(p->sub, ZMQ_MAXMSGSIZE, &max, sizeof max);
+    zmq_setsockopt(p->sub, ZMQ_SUBSCRIBE, "e", 1);
+    zmq_connect(p->sub, endpoint);
+    s->peers[s->peers_n++] = p;
+}
+
+static void peer_close(struct kvr_sync *s, size_t at)
+{
+    struct peer *p = s->peers[at];
+    lose(s, p);
+    zmq_close(p->sub);
+    free(p);
+    s->peers[at] = s->peers[--s->peers_n];
+}
+
+static void run_commands(struct kvr_sync *s)
+{
+    char endpoint[ENDPOINT_MAX];
+    for (;;) {
+        int what = 0;
+        endpoint[0] = 0;
+        pthread_mutex_lock(&s->lock);
+        if (s->removes_n) what = 1, memcpy(endpoint, s->removes[--s->removes_n], ENDPOINT_MAX);
+        else if (s->adds_n) what = 2, memcpy(endpoint, s->adds[--s->adds_n], ENDPOINT_MAX);
+        else if (s->resync) what = 3, s->resync = false;
+        pthread_mutex_unlock(&s->lock);
+        if (what == 0) return;
+        if (what == 2) peer_open(s, endpoint);
+        for (size_t i = s->peers_n; i-- > 0;) {
+            if (what == 1 && !strcmp(s->peers[i]->endpoint, endpoint)) peer_close(s, i);
+            else if (what == 3 && s->peers[i]->state == LIVE) ask_snapshot(s, s->peers[i]);
+        }
+    }
+}
+
+static void look_at_clocks(struct kvr_sync *s)
+{
+    uint64_t now = now_ms();
+    for (size_t i = 0; i < s->peers_n; i++) {
+        struct peer *p = s->peers[i];
+        if (p->state != WAITING && now - p->heard_ms > SILENCE_MS) lose(s, p);
+        else if (p->state == SYNCING && now - p->asked_ms > SNAPSHOT_MS) ask_snapshot(s, p);
+    }
+    if (now >= s->beat_ms) {
+        flush(s, true);
+        s->beat_ms = now + BEAT_MS;
+    }
+    pthread_mutex_lock(&s->lock);
+    s->stats.peers = s->peers_n;
+    s->stats.live_peers = 0;
+    for (size_t i = 0; i < s->peers_n; i++) {
+        bool live = s->peers[i]->state == LIVE;
+        s->stats.live_peers += live;
+        for (size_t k = 0; k < s->known_n; k++)
+            if (!strcmp(s->known[k], s->peers[i]->endpoint)) s->live[k] = live;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *sync_main(void *arg)
+{
+    struct kvr_sync *s = arg;
+    uint64_t flush_at = 0;
+    while (!s->stop) {
+        zmq_pollitem_t items[PEERS_MAX + 2] = {{.fd = s->wake, .events = ZMQ_POLLIN}, {.socket = s->pub, .events = ZMQ_POLLIN}};
+        size_t n = s->peers_n;
+        uint64_t now = now_ms(), until = flush_at ? KVR_MIN(flush_at, s->beat_ms) : s->beat_ms, junk;
+        for (size_t i = 0; i < n; i++) items[i + 2] = (zmq_pollitem_t){.socket = s->peers[i]->sub, .events = ZMQ_POLLIN};
+        zmq_poll(items, (int)n + 2, until > now ? (long)(until - now) : 0);
+        if (items[0].revents) {
+            if (read(s->wake, &junk, sizeof junk) > 0 && !flush_at) flush_at = now_ms() + BATCH_MS;
+            run_commands(s);
+        }
+        if (items[1].revents) take_questions(s);
+        for (size_t i = 0; i < n && i < s->peers_n; i++) take_messages(s, s->peers[i]);
+        if (flush_at && now_ms() >= flush_at) {
+            flush_at = 0;
+            flush(s, false);
+        }
+        look_at_clocks(s);
+    }
+    while (s->peers_n) peer_close(s, s->peers_n - 1);
+    return NULL;
+}
+
+/* ---- life -------------------------------------------------------------------------------------------- */
+
+static void sync_free(struct kvr_sync *s)
+{
+    if (s->pub) zmq_close(s->pub);
+    if (s->zmq) zmq_ctx_term(s->zmq);
+    if (s->wake >= 0) close(s->wake);
+    kvr_buf_free(&s->out);
+    pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->out_lock);
+    free(s);
+}
+
+int kvr_sync_create(uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out)
+{
+    struct kvr_sync *s = calloc(1, sizeof *s);
+    struct timespec ts;
+    char endpoint[64];
+    if (!s) return -KVR_ENOMEM;
+    s->h = *handler;
+    s->next = s->out_first = 1;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->out_lock, NULL);
+    clock_gettime(CLOCK_REALTIME, &ts);
+    s->self = kvr_mix64((uint64_t)ts.tv_sec * 1000000007u + (uint64_t)ts.tv_nsec) ^ kvr_mix64((uint64_t)getpid() << 20 ^ port);
+    s->self |= 1; /* 0 is nobody */
+    s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->zmq = zmq_ctx_new();
+    s->pub = s->zmq ? zmq_socket(s->zmq, ZMQ_XPUB) : NULL;
+    int rc = s->pub && s->wake >= 0 ? 0 : -KVR_ENOMEM;
+    if (rc == 0) {
+        set_int(s->pub, ZMQ_LINGER, 0);
+        set_int(s->pub, ZMQ_SNDHWM, HWM);
+        set_int(s->pub, ZMQ_XPUB_VERBOSE, 1);
+        snprintf(endpoint, sizeof endpoint, "tcp://*:%u", port);
+        if (zmq_bind(s->pub, endpoint)) rc = -KVR_EEXISTS;
+    }
+    if (rc == 0 && pthread_create(&s->thread, NULL, sync_main, s)) rc = -KVR_ENOMEM;
+    if (rc) {
+        sync_free(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void kvr_sync_destroy(struct kvr_sync *s)
+{
+    if (!s) return;
+    s->stop = true;
+    wake(s);
+    pthread_join(s->thread, NULL);
+    sync_free(s);
+}
+
+/* ---- peers ------------------------------------------------------------------------------------------- */
+
+static long known_at(const struct kvr_sync *s, const char *endpoint)
+{
+    for (size_t i = 0; i < s->known_n; i++)
+        if (!strcmp(s->known[i], endpoint)) return (long)i;
+    return -1;
+}
+
+int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint)
+{
+    int rc = 0;
+    if (strlen(endpoint) >= ENDPOINT_MAX || !kvr_ingest_endpoint_ok(endpoint)) return -KVR_EINVAL;
+    pthread_mutex_lock(&s->lock);
+    if (known_at(s, endpoint) >= 0) rc = -KVR_EEXISTS;
+    else if (s->known_n == PEERS_MAX || s->adds_n == PEERS_MAX) rc = -KVR_ELIMIT;
+    if (rc == 0) {
+        snprintf(s->adds[s->adds_n++], ENDPOINT_MAX, "%s", endpoint);
+        size_t at = s->known_n++;
+        for (; at > 0 && strcmp(s->known[at - 1], endpoint) > 0; at--) {
+            memcpy(s->known[at], s->known[at - 1], ENDPOINT_MAX);
+            s->live[at] = s->live[at - 1];
+        }
+        snprintf(s->known[at], ENDPOINT_MAX, "%s", endpoint);
+        s->live[at] = false;
+    }
+    pthread_mutex_unlock(&s->lock);
+    wake(s);
+    return rc;
+}
+
+int kvr_sync_remove_peer(struct kvr_sync *s, const char *endpoint)
+{
+    pthread_mutex_lock(&s->lock);
+    long at = known_at(s, endpoint);
+    if (at >= 0 && s->removes_n < PEERS_MAX) {
+        snprintf(s->removes[s->removes_n++], ENDPOINT_MAX, "%s", endpoint);
+        for (size_t i = (size_t)at; i + 1 < s->known_n; i++) {
+            memcpy(s->known[i], s->known[i + 1], ENDPOINT_MAX);
+            s->live[i] = s->live[i + 1];
+        }
+        s->known_n--;
+    }
+    pthread_mutex_unlock(&s->lock);
+    wake(s);
+    return at >= 0 ? 0 : -KVR_ENOTFOUND;
+}
+
+void kvr_sync_each_peer(struct kvr_sync *s, void (*fn)(void *ctx, const char *endpoint, bool live), void *ctx)
+{
+    pthread_mutex_lock(&s->lock);
+    for (size_t i = 0; i < s->known_n; i++) fn(ctx, s->known[i], s->live[i]);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void kvr_sync_resync(struct kvr_sync *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->resync = true;
+    pthread_mutex_unlock(&s->lock);
+    wake(s);
+}
+
+void kvr_sync_stats(struct kvr_sync *s, struct kvr_sync_stats *out)
+{
+    pthread_mutex_lock(&s->lock);
+    *out = s->stats;
+    pthread_mutex_unlock(&s->lock);
+}

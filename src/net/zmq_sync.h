@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A replicated log between equals, over ZeroMQ: each publishes numbered events on one port (XPUB) and follows the others
+ * (one SUB each). What it adds to plain publishing: numbers, so that a loss is seen; a snapshot on demand, so that a loss,
+ * a late start or a restart is mended; a heartbeat, so that a death is noticed.
+ *
+ *     follower                                   publisher
+ *        | SUB "e"  <----------- events, beats ----- |     every 1 ms with events, every BEAT_MS without
+ *        | a gap, a new publisher, the first beat    |
+ *        | SUB "s<nonce>" -------------------------> |     the subscription itself is the question
+ *        | <------------------- parts, end --------- |     snapshot, only for that nonce
+ *        | UNSUB "s<nonce>"; goes on with "e"        |
+ *
+ * A message is two frames: the topic, and msgpack [version, publisher, kind, number, bin]. kind 0: `bin` is a run of
+ * msgpack values, one per event, the first numbered `number` (none: a beat, `number` comes next). kind 1: part `number` of a
+ * snapshot. kind 2: its end, `number` parts. Another version is counted and left out.
+ *
+ * Threads: one of its own, which owns all sockets and calls the handler. kvr_sync_publish and kvr_sync_next may be called
+ * from anywhere, also under locks the handler takes, as they take only the outbox's lock. The others take the thread's
+ * commands' lock and return before the work is done.
+ */
+#ifndef KVR_NET_ZMQ_SYNC_H
+#define KVR_NET_ZMQ_SYNC_H
+
+#include "base/base.h"
+#include "base/buf.h"
+
+struct kvr_sync;
+
+/* `peer` is a number > 0 that a peer keeps as long as it is registered. */
+struct kvr_sync_handler {
+    /* One event; number 0: of a snapshot. The bytes are one well-formed msgpack value. */
+    void (*on_event)(void *ctx, uint32_t peer, uint64_t number, const char *event, size_t len);
+    /* Forget what the peer has told: a snapshot follows, or it is gone. */
+    void (*on_reset)(void *ctx, uint32_t peer);
+    /* Append the state as msgpack values; calls kvr_sync_next under the locks that make the two fit. */
+    void (*write_snapshot)(void *ctx, struct kvr_buf *out);
+    void *ctx;
+};
+
+struct kvr_sync_stats {
+    uint64_t events_sent, events_received, messages_sent, messages_received;
+    uint64_t gaps, snapshots_sent, snapshots_received, dropped, malformed, lost_peers;
+    size_t peers, live_peers;
+};
+
+/* Binds the port on every address. Returns: 0, -KVR_ENOMEM, -KVR_EEXISTS when the port is taken. */
+int kvr_sync_create(uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out);
+/* The handler is not called any more after the return. NULL is fine. */
+void kvr_sync_destroy(struct kvr_sync *s);
+
+/* Publishes one msgpack value. Returns: its number. */
+uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len);
+/* The number the next event will get. */
+uint64_t kvr_sync_next(struct kvr_sync *s);
+
+/* Returns: 0, -KVR_EINVAL for a bad endpoint, -KVR_EEXISTS, -KVR_ELIMIT above 64 peers. */
+int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint);
+/* Returns: 0 or -KVR_ENOTFOUND. What it told is reset. */
+int kvr_sync_remove_peer(struct kvr_sync *s, const char *endpoint);
+/* Calls fn for each endpoint, sorted. */
+void kvr_sync_each_peer(struct kvr_sync *s, void (*fn)(void *ctx, const char *endpoint, bool live), void *ctx);
+/* Asks every peer for its snapshot again. */
+void kvr_sync_resync(struct kvr_sync *s);
+void kvr_sync_stats(struct kvr_sync *s, struct kvr_sync_stats *out);
+
+#endif

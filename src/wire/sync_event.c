@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "wire/sync_event.h"
+
+#include <msgpuck.h>
+#include <string.h>
+
+enum { SMALL = 96 }; /* more than all scalars of an event take */
+
+static char *put_text(char *p, const char *s, size_t len)
+{
+    return mp_encode_str(p, s, (uint32_t)len);
+}
+
+void kvr_sync_event_write(struct kvr_buf *out, uint64_t pool, const char *model, const char *group, uint32_t block_size,
+                          const struct kvr_load_event *load)
+{
+    static const uint32_t sizes[] = {13, 3, 5, 3};
+    const struct kvr_load_request *q = &load->request;
+    size_t hashes = load->kind == KVR_LOAD_ADD ? q->seqs_n * 8 : 0, names = load->kind == KVR_LOAD_ADD ? strlen(model) + strlen(group) : 0;
+    if (kvr_buf_reserve(out, SMALL + hashes + names + q->id_len)) return;
+    char *start = out->data + out->len, *p = mp_encode_array(start, sizes[load->kind]);
+    p = mp_encode_uint(p, load->kind);
+    p = mp_encode_uint(p, pool);
+    if (load->kind == KVR_LOAD_ADD) {
+        p = put_text(p, model, strlen(model));
+        p = put_text(p, group, strlen(group));
+        p = mp_encode_uint(p, block_size);
+    }
+    p = put_text(p, q->id, q->id_len);
+    if (load->kind == KVR_LOAD_ADD) {
+        p = mp_encode_uint(p, q->worker.worker_id);
+        p = mp_encode_uint(p, q->worker.dp_rank);
+        p = mp_encode_binl(p, (uint32_t)hashes);
+        for (size_t i = 0; i < q->seqs_n; i++, p += 8)
+            for (int k = 0; k < 8; k++) p[k] = (char)(q->seqs[i] >> (8 * k));
+        p = mp_encode_uint(p, q->private_blocks);
+        p = mp_encode_uint(p, q->prefill_tokens);
+        p = q->has_duration ? mp_encode_uint(p, q->prefill_ns) : mp_encode_nil(p);
+        p = mp_encode_uint(p, load->output_blocks);
+    } else if (load->kind == KVR_LOAD_OUTPUT) {
+        p = mp_encode_uint(p, load->output_blocks);
+        p = load->fraction >= 0 ? mp_encode_double(p, load->fraction) : mp_encode_nil(p);
+    }
+    out->len += (size_t)(p - start);
+}
+
+void kvr_sync_mark_write(struct kvr_buf *out, uint64_t pool, uint64_t number)
+{
+    if (kvr_buf_reserve(out, SMALL)) return;
+    char *start = out->data + out->len, *p = mp_encode_array(start, 3);
+    p = mp_encode_uint(p, KVR_SYNC_MARK);
+    p = mp_encode_uint(p, pool);
+    p = mp_encode_uint(p, number);
+    out->len += (size_t)(p - start);
+}
+
+static bool get_uint(const char **p, uint64_t max, uint64_t *out)
+{
+    if (mp_typeof(**p) != MP_UINT) return false;
+    *out = mp_decode_uint(p);
+    return *out <= max;
+}
+
+static bool get_text(const char **p, uint32_t max, const char **s, uint32_t *len)
+{
+    if (mp_typeof(**p) != MP_STR) return false;
+    *s = mp_decode_str(p, len);
+    return *len <= max;
+}
+
+static bool get_optional(const char **p, uint64_t *out, bool *has)
+{
+    *has = mp_typeof(**p) != MP_NIL;
+    if (*has) return get_uint(p, UINT64_MAX, out);
+    mp_decode_nil(p);
+    return true;
+}
+
+static bool read_add(const char **p, struct kvr_sync_event *e)
+{
+    struct kvr_load_request *q = &e->load.request;
+    uint64_t rank = 0;
+    uint32_t bytes = 0;
+    if (!get_uint(p, UINT64_MAX, &q->worker.worker_id) || !get_uint(p, UINT32_MAX, &rank) || mp_typeof(**p) != MP_BIN) return false;
+    e->hashes = mp_decode_bin(p, &bytes);
+    q->worker.dp_rank = (uint32_t)rank;
+    q->seqs_n = bytes / 8;
+    return bytes % 8 == 0 && get_uint(p, UINT32_MAX, &q->private_blocks) && get_uint(p, UINT32_MAX, &q->prefill_tokens) &&
+           get_optional(p, &q->prefill_ns, &q->has_duration) && get_uint(p, UINT32_MAX, &e->load.output_blocks);
+}
+
+static bool read_weight(const char **p, double *out)
+{
+    *out = -1;
+    if (mp_typeof(**p) == MP_NIL) {
+        mp_decode_nil(p);
+        return true;
+    }
+    if (mp_typeof(**p) != MP_DOUBLE) return false;
+    *out = mp_decode_double(p);
+    return *out >= 0 && *out <= 1;
+}
+
+int kvr_sync_event_read(const char *data, size_t len, struct kvr_sync_event *e)
+{
+    static const uint32_t sizes[] = {13, 3, 5, 3, 3};
+    const char *p = data;
+    uint64_t kind = 0, block_size = 0;
+    uint32_t id_len = 0;
+    memset(e, 0, sizeof *e);
+    if (len == 0 || mp_typeof(*p) != MP_ARRAY) return -KVR_EFORMAT;
+    uint32_t n = mp_decode_array(&p);
+    if (n < 3 || !get_uint(&p, KVR_SYNC_MARK, &kind) || n != sizes[kind] || !get_uint(&p, UINT32_MAX, &e->pool)) return -KVR_EFORMAT;
+    e->kind = (enum kvr_sync_kind)kind;
+    e->load.kind = (enum kvr_load_event_kind)(kind == KVR_SYNC_MARK ? 0 : kind);
+    e->load.fraction = -1;
+    if (e->kind == KVR_SYNC_MARK) return get_uint(&p, UINT64_MAX, &e->number) ? 0 : -KVR_EFORMAT;
+    if (e->kind == KVR_SYNC_ADD && (!get_text(&p, 256, &e->model, &e->model_len) || !get_text(&p, 256, &e->group, &e->group_len) ||
+                                    !get_uint(&p, UINT32_MAX, &block_size)))
+        return -KVR_EFORMAT;
+    e->block_size = (uint32_t)block_size;
+    if (!get_text(&p, 240, &e->load.request.id, &id_len) || id_len == 0) return -KVR_EFORMAT;
+    e->load.request.id_len = id_len;
+    bool ok = true;
+    if (e->kind == KVR_SYNC_ADD) ok = read_add(&p, e);
+    else if (e->kind == KVR_SYNC_OUTPUT) ok = get_uint(&p, UINT32_MAX, &e->load.output_blocks) && read_weight(&p, &e->load.fraction);
+    return ok ? 0 : -KVR_EFORMAT;
+}

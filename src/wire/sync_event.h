@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What routers of one fleet tell each other, as msgpack arrays (net/zmq_sync.h carries them). `pool` is the sender's number
+ * of a partition; an ADD says which one that is.
+ *
+ *     [0, pool, model, group, block_size, id, worker, rank, hashes, private, prefill, duration_ns | nil, outputs]
+ *     [1, pool, id]                        prefill done
+ *     [2, pool, id, blocks, weight | nil]  output
+ *     [3, pool, id]                        free
+ *     [4, pool, number]                    snapshot: of this partition, what comes next includes events up to `number`
+ *
+ * hashes: sequence hashes as 8-byte little-endian words in one bin.
+ */
+#ifndef KVR_WIRE_SYNC_EVENT_H
+#define KVR_WIRE_SYNC_EVENT_H
+
+#include <kvroute/router.h>
+
+#include "base/buf.h"
+
+enum kvr_sync_kind { KVR_SYNC_ADD, KVR_SYNC_PREFILL_DONE, KVR_SYNC_OUTPUT, KVR_SYNC_FREE, KVR_SYNC_MARK };
+
+/* Texts are borrowed and not terminated. */
+struct kvr_sync_event {
+    enum kvr_sync_kind kind;
+    uint64_t pool;
+    const char *model, *group;
+    uint32_t model_len, group_len, block_size;
+    struct kvr_load_event load; /* request.seqs is not set: see `hashes` */
+    const char *hashes;         /* request.seqs_n of them */
+    uint64_t number;            /* MARK */
+};
+
+/* Appends one event. load->kind says which; ADD needs the partition's names. */
+void kvr_sync_event_write(struct kvr_buf *out, uint64_t pool, const char *model, const char *group, uint32_t block_size,
+                          const struct kvr_load_event *load);
+void kvr_sync_mark_write(struct kvr_buf *out, uint64_t pool, uint64_t number);
+
+/* `data` is one well-formed msgpack array of scalars. Returns: 0 or -KVR_EFORMAT. */
+int kvr_sync_event_read(const char *data, size_t len, struct kvr_sync_event *out);
+
+#endif
