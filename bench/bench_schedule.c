@@ -247,7 +247,7 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data
     if (kvr_sync_event_read(data, len, &e) || e.kind == KVR_SYNC_MARK) return;
     e.load.request.owner = peer;
     if (e.kind == KVR_SYNC_ADD) {
-        memcpy(s->hashes, e.hashes, e.load.request.seqs_n * 8);
+        kvr_sync_event_hashes(&e, s->hashes);
         e.load.request.seqs = s->hashes;
     }
     kvr_router_apply_remote(s->router, &e.load);
@@ -336,7 +336,7 @@ static void bench_replicas(void)
     while (!st.live_peers);
     double both = book_for(&a, seconds, rate);
     do kvr_sync_stats(b.sync, &st);
-    while (st.events_received + 1 < (uint64_t)(seconds * (double)rate) * 3 - 300);
+    while (st.events_received + 1 < (uint64_t)(seconds * (double)rate) * 3 - 400);
     printf(
         "replicas at %llu requests/s of %d blocks (booked, prefill, freed): %.1f %% of a core for both sides; %.1f %% the bookings alone; "
         "%llu events in %llu messages\n",

@@ -22,7 +22,8 @@
  *     the anchor has none:                         sum
  *
  * Threads: not thread-safe; the caller serialises (kvroute/router.h does).
- * Memory: about 8 bytes per distinct active block of the fleet plus 240 per request; accounted in kvr_load_bytes.
+ * Memory: about 10 bytes per distinct active block of the fleet plus 300 per request; accounted in kvr_load_bytes. What is
+ * freed is kept for reuse, up to 1 MiB and a quarter of what is in use, so that booking does not allocate in the long run.
  * Stale requests: whoever books must free. For callers whose clients may vanish there are leases: a booking that is not
  * `guarded` is dropped by kvr_load_expire unless something was heard of it (kvr_load_touch, a first token, an output
  * block). A guarded one never expires, however long it lives.
@@ -66,6 +67,9 @@ struct kvr_rank_load {
 
 /* Load of one slot at `now_ns`. Returns: 0, or -KVR_ENOTFOUND for a slot that is not in use. */
 KVR_API int kvr_load_get(const struct kvr_load *load, size_t slot, uint64_t now_ns, struct kvr_rank_load *out);
+
+/* Loads of all slots at once; out[kvr_load_slots()] is written, zeroes for slots that are not in use. */
+KVR_API void kvr_load_get_all(const struct kvr_load *load, uint64_t now_ns, struct kvr_rank_load *out);
 
 struct kvr_load_request {
     const char *id; /* bytes, copied; at most 256 */

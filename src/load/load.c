@@ -20,7 +20,7 @@
 #include <kvroute/hash.h>
 #include <kvroute/load.h>
 
-enum { ID_MAX = 256, RANKS_MAX_PER_WORKER = 4096 };
+enum { ID_MAX = 256, RANKS_MAX_PER_WORKER = 4096, SPARE_MIN_SHIFT = 5, SPARE_CLASSES = 4 * 12, SPARE_KEPT = 1 << 20 };
 
 /* Weight of a whole block; sums are exact. */
 #define ONE ((uint64_t)1 << 20)
@@ -62,6 +62,11 @@ struct slot {
     struct request *requests, *prefill_front, *prefill_back;
 };
 
+/* A freed piece; its memory begins with this. */
+struct spare {
+    struct spare *next;
+};
+
 struct kvr_load {
     struct kvr_mem mem;
     struct edge root;
@@ -72,9 +77,71 @@ struct kvr_load {
     struct request *oldest, *newest;
     struct slot *slots;
     size_t slots_cap, slots_n;
+    struct spare *spares[SPARE_CLASSES]; /* freed memory that is kept, by size class */
+    size_t spare_bytes;
     uint32_t *slot_table; /* (worker, rank) -> slot + 1, open addressing; made anew when ranks change */
     size_t slot_table_cap;
 };
+
+/* ---- memory that comes and goes ---------------------------------------------------------------------- */
+
+/* Sizes are rounded up to 32 * 2^k * (1, 1.25, 1.5, 1.75): at most a quarter is wasted. Larger ones go to the allocator.
+ * Returns: the class, or -1; *rounded is what is really taken. */
+static int spare_class(size_t size, size_t *rounded)
+{
+    size_t base = (size_t)1 << SPARE_MIN_SHIFT;
+    int c = 0;
+    *rounded = base;
+    if (size > base) {
+        int k = 63 - __builtin_clzll(size - 1) - SPARE_MIN_SHIFT; /* base < size <= 2 * base */
+        base <<= k;
+        int quarters = (int)((size - base + base / 4 - 1) / (base / 4));
+        c = 4 * k + quarters;
+        *rounded = base + base / 4 * (size_t)quarters;
+    }
+    if (c < SPARE_CLASSES) return c;
+    *rounded = size;
+    return -1;
+}
+
+static void *piece_get(struct kvr_load *ld, size_t size)
+{
+    size_t rounded;
+    int c = spare_class(size, &rounded);
+    if (c < 0 || !ld->spares[c]) return kvr_mem_get(&ld->mem, rounded);
+    struct spare *s = ld->spares[c];
+    ld->spares[c] = s->next;
+    ld->spare_bytes -= rounded;
+    return s;
+}
+
+static void piece_put(struct kvr_load *ld, void *ptr, size_t size)
+{
+    size_t rounded;
+    int c = spare_class(size, &rounded);
+    if (!ptr) return;
+    if (c < 0 || ld->spare_bytes + rounded > SPARE_KEPT + (ld->mem.bytes - ld->spare_bytes) / 4) {
+        kvr_mem_put(&ld->mem, ptr, rounded);
+        return;
+    }
+    struct spare *s = ptr;
+    s->next = ld->spares[c];
+    ld->spares[c] = s;
+    ld->spare_bytes += rounded;
+}
+
+static void spares_free(struct kvr_load *ld)
+{
+    size_t base = (size_t)1 << SPARE_MIN_SHIFT;
+    for (int c = 0; c < SPARE_CLASSES; c++) {
+        if (c && c % 4 == 0) base *= 2;
+        while (ld->spares[c]) {
+            struct spare *s = ld->spares[c];
+            ld->spares[c] = s->next;
+            kvr_mem_put(&ld->mem, s, base + base / 4 * (size_t)(c % 4));
+        }
+    }
+}
 
 /* ---- table of edges ---------------------------------------------------------------------------------- */
 
@@ -132,26 +199,39 @@ static int edges_reserve(struct kvr_load *ld)
 
 static struct edge *edge_new(struct kvr_load *ld, const uint64_t *hashes, size_t len)
 {
-    struct edge *e = kvr_mem_zget(&ld->mem, sizeof *e);
-    if (!e) return NULL;
-    e->hashes = kvr_mem_get(&ld->mem, len * sizeof *hashes);
-    if (!e->hashes) {
-        kvr_mem_put(&ld->mem, e, sizeof *e);
+    struct edge *e = piece_get(ld, sizeof *e);
+    uint64_t *copy = piece_get(ld, len * sizeof *hashes);
+    if (!e || !copy) {
+        piece_put(ld, e, sizeof *e);
+        piece_put(ld, copy, len * sizeof *hashes);
         return NULL;
     }
+    *e = (struct edge){.hashes = copy, .len = len, .hashes_cap = len};
     memcpy(e->hashes, hashes, len * sizeof *hashes);
-    e->len = e->hashes_cap = len;
     return e;
 }
 
 static void edge_free(struct kvr_load *ld, struct edge *e)
 {
-    kvr_mem_put(&ld->mem, e->hashes, e->hashes_cap * sizeof *e->hashes);
-    kvr_mem_put(&ld->mem, e->refs, e->refs_cap * sizeof *e->refs);
-    kvr_mem_put(&ld->mem, e, sizeof *e);
+    piece_put(ld, e->hashes, e->hashes_cap * sizeof *e->hashes);
+    piece_put(ld, e->refs, e->refs_cap * sizeof *e->refs);
+    piece_put(ld, e, sizeof *e);
 }
 
 /* ---- references -------------------------------------------------------------------------------------- */
+
+static int refs_reserve(struct kvr_load *ld, struct edge *e, size_t n)
+{
+    if (n <= e->refs_cap) return 0;
+    size_t cap = KVR_MAX(KVR_MAX(n, (size_t)2), 2 * e->refs_cap);
+    struct ref *refs = piece_get(ld, cap * sizeof *refs);
+    if (!refs) return -KVR_ENOMEM;
+    if (e->refs_n) memcpy(refs, e->refs, e->refs_n * sizeof *refs);
+    piece_put(ld, e->refs, e->refs_cap * sizeof *refs);
+    e->refs = refs;
+    e->refs_cap = cap;
+    return 0;
+}
 
 static int ref_add(struct kvr_load *ld, struct edge *e, uint32_t slot)
 {
@@ -160,7 +240,7 @@ static int ref_add(struct kvr_load *ld, struct edge *e, uint32_t slot)
             e->refs[i].count++;
             return 0;
         }
-    if (kvr_mem_grow(&ld->mem, (void **)&e->refs, &e->refs_cap, e->refs_n + 1, sizeof *e->refs)) return -KVR_ENOMEM;
+    if (refs_reserve(ld, e, e->refs_n + 1)) return -KVR_ENOMEM;
     e->refs[e->refs_n++] = (struct ref){slot, 1, ONE};
     ld->slots[slot].weight += e->len * ONE;
     return 0;
@@ -222,7 +302,7 @@ static struct edge *edge_split(struct kvr_load *ld, struct edge *e, size_t at)
     if (edges_reserve(ld)) return NULL;
     struct edge *top = edge_new(ld, e->hashes, at);
     if (!top) return NULL;
-    if (kvr_mem_grow(&ld->mem, (void **)&top->refs, &top->refs_cap, e->refs_n, sizeof *top->refs)) {
+    if (refs_reserve(ld, top, e->refs_n)) {
         edge_free(ld, top);
         return NULL;
     }
@@ -231,11 +311,14 @@ static struct edge *edge_split(struct kvr_load *ld, struct edge *e, size_t at)
     struct edge *parent = e->parent;
     edge_unlink(ld, e);
     e->len -= at;
-    memmove(e->hashes, e->hashes + at, e->len * sizeof *e->hashes);
-    uint64_t *smaller = kvr_mem_resize(&ld->mem, e->hashes, e->hashes_cap * sizeof *smaller, e->len * sizeof *smaller);
+    uint64_t *smaller = piece_get(ld, e->len * sizeof *smaller);
     if (smaller) {
+        memcpy(smaller, e->hashes + at, e->len * sizeof *smaller);
+        piece_put(ld, e->hashes, e->hashes_cap * sizeof *smaller);
         e->hashes = smaller;
         e->hashes_cap = e->len;
+    } else {
+        memmove(e->hashes, e->hashes + at, e->len * sizeof *e->hashes);
     }
     edge_link(ld, top, parent);
     edge_link(ld, e, top);
@@ -343,12 +426,21 @@ static uint64_t decayed_prefill(const struct slot *s, uint64_t now)
     return gone >= (double)s->prefill_tokens ? 0 : s->prefill_tokens - (uint64_t)gone;
 }
 
+static struct kvr_rank_load load_of(const struct slot *s, uint64_t now_ns)
+{
+    return (struct kvr_rank_load){s->worker, decayed_prefill(s, now_ns), (s->weight + ONE / 2) / ONE, s->requests_n};
+}
+
 int kvr_load_get(const struct kvr_load *ld, size_t slot, uint64_t now_ns, struct kvr_rank_load *out)
 {
     if (slot >= ld->slots_n || !ld->slots[slot].used) return -KVR_ENOTFOUND;
-    const struct slot *s = &ld->slots[slot];
-    *out = (struct kvr_rank_load){s->worker, decayed_prefill(s, now_ns), (s->weight + ONE / 2) / ONE, s->requests_n};
+    *out = load_of(&ld->slots[slot], now_ns);
     return 0;
+}
+
+void kvr_load_get_all(const struct kvr_load *ld, uint64_t now_ns, struct kvr_rank_load *out)
+{
+    for (size_t i = 0; i < ld->slots_n; i++) out[i] = ld->slots[i].used ? load_of(&ld->slots[i], now_ns) : (struct kvr_rank_load){0};
 }
 
 static int slot_add(struct kvr_load *ld, struct kvr_worker w)
@@ -507,7 +599,7 @@ static void request_end(struct kvr_load *ld, struct request *rq, uint64_t now_ns
     ld->slots[rq->slot].weight -= rq->own_weight;
     prefill_unlink(ld, rq, now_ns);
     request_unlink(ld, rq);
-    kvr_mem_put(&ld->mem, rq, sizeof *rq + rq->id_len);
+    piece_put(ld, rq, sizeof *rq + rq->id_len);
 }
 
 int kvr_load_add(struct kvr_load *ld, const struct kvr_load_request *in)
@@ -517,10 +609,11 @@ int kvr_load_add(struct kvr_load *ld, const struct kvr_load_request *in)
     long slot = kvr_load_slot_of(ld, in->worker);
     if (slot < 0) return -KVR_ENOTFOUND;
     if (requests_reserve(ld)) return -KVR_ENOMEM;
-    struct request *rq = kvr_mem_zget(&ld->mem, sizeof *rq + in->id_len);
+    struct request *rq = piece_get(ld, sizeof *rq + in->id_len);
     if (!rq) return -KVR_ENOMEM;
+    memset(rq, 0, sizeof *rq);
     if (chain_acquire(ld, in->seqs, in->seqs_n, (uint32_t)slot, &rq->end)) {
-        kvr_mem_put(&ld->mem, rq, sizeof *rq + in->id_len);
+        piece_put(ld, rq, sizeof *rq + in->id_len);
         return -KVR_ENOMEM;
     }
     rq->id_len = (uint32_t)in->id_len;
@@ -686,6 +779,7 @@ void kvr_load_destroy(struct kvr_load *ld)
     for (size_t i = 0; i < ld->slots_n; i++)
         if (ld->slots[i].used) slot_remove(ld, i);
     KVR_ASSERT(ld->edges_n == 0);
+    spares_free(ld);
     kvr_mem_put(&ld->mem, ld->edges, ld->edges_cap * sizeof(struct edge *));
     kvr_mem_put(&ld->mem, ld->requests, ld->requests_cap * sizeof(struct request *));
     kvr_mem_put(&ld->mem, ld->slots, ld->slots_cap * sizeof *ld->slots);

@@ -26,15 +26,12 @@ struct taints {
     uint64_t bits[TAINT_WORDS];
 };
 
-struct worker_info {
+struct worker_info { /* walked by every decision: small */
     uint64_t id;
-    bool used, blocked, over; /* over: this decision found every rank above a busy threshold */
-    uint32_t ranks, ranks_over;
+    bool used, blocked, over;                         /* over: this decision found every rank above a busy threshold */
     uint64_t max_num_batched_tokens, total_kv_blocks; /* 0: not known */
     uint64_t mark;                                    /* == router.mark: in the allow-list at hand */
     struct taints taints;
-    double taint_weight; /* of the request at hand */
-    struct kvr_ttft_model model;
 };
 
 struct rank_info { /* parallel to the slots of the load table */
@@ -55,7 +52,8 @@ struct kvr_router {
     uint32_t *order; /* slots in use, by (worker, rank): choices do not depend on who came first */
     size_t order_n, order_cap;
     struct worker_info *workers;
-    size_t workers_n, workers_cap, workers_used;
+    struct kvr_ttft_model *models; /* parallel to workers */
+    size_t workers_n, workers_cap, models_cap, workers_used;
     char (*taint_names)[TAINT_NAME_MAX];
     size_t taints_n, taints_cap;
     struct kvr_ttft_model fleet; /* of all workers: for those that are not known yet */
@@ -80,6 +78,7 @@ struct kvr_router_ctx {
     struct kvr_reach *reaches;
     size_t reaches_cap;
     /* by slot */
+    struct kvr_rank_load *loads; /* as of this decision */
     uint32_t *depths, *device;
     uint32_t *host, *disk; /* only while lower tiers have been seen */
     /* by candidate */
@@ -113,7 +112,8 @@ size_t kvr__booked_seqs(const struct prompt *p, const struct kvr_router_config *
 /* schedule.c; under the lock */
 int kvr__reserve_ranks(struct kvr_router_ctx *c, size_t n);
 void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, uint64_t now);
-void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot, uint64_t now,
+/* After kvr__spread. */
+void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot,
                     struct kvr_candidate *out);
 /* Slots that may serve the request into c->slots; overload is ignored here. */
 int kvr__eligible(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, size_t *n,

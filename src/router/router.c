@@ -90,6 +90,7 @@ void kvr_router_destroy(struct kvr_router *r)
     kvr_mem_put(&r->mem, r->infos, r->infos_cap * sizeof *r->infos);
     kvr_mem_put(&r->mem, r->order, r->order_cap * sizeof *r->order);
     kvr_mem_put(&r->mem, r->workers, r->workers_cap * sizeof *r->workers);
+    kvr_mem_put(&r->mem, r->models, r->models_cap * sizeof *r->models);
     kvr_mem_put(&r->mem, r->taint_names, r->taints_cap * sizeof *r->taint_names);
     pthread_mutex_destroy(&r->lock);
     struct kvr_mem mem = r->mem;
@@ -126,6 +127,7 @@ void kvr_router_ctx_destroy(struct kvr_router_ctx *c)
     kvr_mem_put(&c->mem, c->candidates, c->ranks_cap * sizeof *c->candidates);
     kvr_mem_put(&c->mem, c->costs, c->ranks_cap * sizeof *c->costs);
     kvr_mem_put(&c->mem, c->depths, 5 * c->ranks_cap * sizeof *c->depths);
+    kvr_mem_put(&c->mem, c->loads, c->ranks_cap * sizeof *c->loads);
     struct kvr_mem mem = c->mem;
     kvr_mem_put(&mem, c, sizeof *c);
 }
@@ -187,9 +189,10 @@ static struct worker_info *worker_make(struct kvr_router *r, uint64_t id)
     size_t at = 0;
     while (at < r->workers_n && r->workers[at].used) at++;
     if (kvr_mem_grow(&r->mem, (void **)&r->workers, &r->workers_cap, at + 1, sizeof *r->workers)) return NULL;
+    if (kvr_mem_grow(&r->mem, (void **)&r->models, &r->models_cap, at + 1, sizeof *r->models)) return NULL;
     if (at == r->workers_n) r->workers_n++;
     r->workers[at] = (struct worker_info){.id = id, .used = true};
-    kvr_ttft_init(&r->workers[at].model);
+    kvr_ttft_init(&r->models[at]);
     r->workers_used++;
     return &r->workers[at];
 }
@@ -209,7 +212,6 @@ static int sync_infos(struct kvr_router *r)
     if (kvr_mem_grow(&r->mem, (void **)&r->infos, &r->infos_cap, n, sizeof *r->infos)) return -KVR_ENOMEM;
     if (r->infos_cap > old_cap) memset(r->infos + old_cap, 0, (r->infos_cap - old_cap) * sizeof *r->infos);
     if (kvr_mem_grow(&r->mem, (void **)&r->order, &r->order_cap, n, sizeof *r->order)) return -KVR_ENOMEM;
-    for (size_t i = 0; i < r->workers_n; i++) r->workers[i].ranks = 0;
     r->order_n = 0;
     for (size_t i = 0; i < n; i++) {
         struct kvr_rank_load l;
@@ -224,7 +226,6 @@ static int sync_infos(struct kvr_router *r)
         if (!w || !w->used || w->id != l.worker.worker_id) w = worker_find(r, l.worker.worker_id);
         KVR_ASSERT(w);
         r->infos[i].owner = (uint32_t)(w - r->workers);
-        w->ranks++;
         size_t at = r->order_n++;
         for (; at > 0 && kvr_worker_cmp(r->infos[r->order[at - 1]].worker, l.worker) > 0; at--) r->order[at] = r->order[at - 1];
         r->order[at] = (uint32_t)i;
@@ -529,8 +530,8 @@ void kvr_router_observe_ttft(struct kvr_router *r, const struct kvr_router_resul
 {
     double own = (double)res->prefill_tokens, ahead = (double)res->ahead_tokens, requests = res->ahead_requests;
     pthread_mutex_lock(&r->lock);
-    struct worker_info *w = worker_find(r, res->worker.worker_id);
-    if (w) kvr_ttft_observe(&w->model, own, ahead, requests, ms);
+    const struct worker_info *w = worker_find(r, res->worker.worker_id);
+    if (w) kvr_ttft_observe(&r->models[w - r->workers], own, ahead, requests, ms);
     kvr_ttft_observe(&r->fleet, own, ahead, requests, ms);
     pthread_mutex_unlock(&r->lock);
 }
@@ -540,7 +541,7 @@ int kvr_router_ttft_model(struct kvr_router *r, const uint64_t *worker_id, struc
     pthread_mutex_lock(&r->lock);
     const struct worker_info *w = worker_id ? worker_find(r, *worker_id) : NULL;
     bool ok = !worker_id || w;
-    if (ok) *out = w ? w->model : r->fleet;
+    if (ok) *out = w ? r->models[w - r->workers] : r->fleet;
     pthread_mutex_unlock(&r->lock);
     return ok ? 0 : -KVR_ENOTFOUND;
 }
@@ -601,7 +602,7 @@ long kvr_router_potential_loads(struct kvr_router *r, struct kvr_router_ctx *c, 
     for (size_t i = 0; i < KVR_MIN(n, cap) && rc == 0; i++) {
         struct kvr_candidate cand;
         struct kvr_cost cost;
-        kvr__candidate(r, c, &p, r->order[i], now, &cand);
+        kvr__candidate(r, c, &p, r->order[i], &cand);
         kvr_cost_of(&p.cost, r->config.block_size, isl, &cand, 1, &cost);
         out[i] = (struct kvr_potential_load){cand.worker, cand.active_prefill_tokens + kvr__uncached(&p, cost.cached_tokens),
                                              cand.decode_blocks, cand.active_requests};

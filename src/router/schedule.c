@@ -13,15 +13,19 @@ int kvr__reserve_ranks(struct kvr_router_ctx *c, size_t n)
     struct kvr_candidate *cand = kvr_mem_get(&c->mem, cap * sizeof *cand);
     struct kvr_cost *costs = kvr_mem_get(&c->mem, cap * sizeof *costs);
     uint32_t *words = kvr_mem_zget(&c->mem, ARRAYS * cap * sizeof *words);
-    if (!cand || !costs || !words) {
+    struct kvr_rank_load *loads = kvr_mem_get(&c->mem, cap * sizeof *loads);
+    if (!cand || !costs || !words || !loads) {
         kvr_mem_put(&c->mem, cand, cap * sizeof *cand);
         kvr_mem_put(&c->mem, costs, cap * sizeof *costs);
         kvr_mem_put(&c->mem, words, ARRAYS * cap * sizeof *words);
+        kvr_mem_put(&c->mem, loads, cap * sizeof *loads);
         return -KVR_ENOMEM;
     }
     kvr_mem_put(&c->mem, c->candidates, c->ranks_cap * sizeof *cand);
     kvr_mem_put(&c->mem, c->costs, c->ranks_cap * sizeof *costs);
     kvr_mem_put(&c->mem, c->depths, ARRAYS * c->ranks_cap * sizeof *words);
+    kvr_mem_put(&c->mem, c->loads, c->ranks_cap * sizeof *loads);
+    c->loads = loads;
     c->candidates = cand;
     c->costs = costs;
     c->depths = words;
@@ -89,17 +93,6 @@ static bool has_taints(const struct taints *have, const struct taints *need)
     return true;
 }
 
-static void weigh_taints(struct kvr_router *r, const struct kvr_router_request *rq)
-{
-    for (size_t i = 0; i < r->workers_n; i++) r->workers[i].taint_weight = 0;
-    for (size_t k = 0; k < rq->preferred_n; k++) {
-        long at = kvr__taint(r, rq->preferred_taints[k].name);
-        if (at < 0) continue;
-        for (size_t i = 0; i < r->workers_n; i++)
-            if (r->workers[i].taints.bits[at / 64] >> (at % 64) & 1) r->workers[i].taint_weight += rq->preferred_taints[k].weight;
-    }
-}
-
 /* Order of the checks: not allowed, unknown, rank out of range, not schedulable, taints. */
 static int pinned_slot(struct kvr_router *r, const struct kvr_router_request *rq, bool taints_exist, const struct taints *required,
                        size_t *out)
@@ -152,21 +145,41 @@ int kvr__eligible(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
 
 /* ---- overload ---------------------------------------------------------------------------------------- */
 
-static bool rank_is_over(struct kvr_router *r, uint32_t slot, uint64_t now)
+/* A preferred taint that somebody has. */
+struct lean {
+    uint32_t word, bit;
+    double weight;
+};
+
+static size_t leans_of(const struct kvr_router *r, const struct kvr_router_request *rq, struct lean leans[KVR_TAINTS_MAX])
+{
+    size_t n = 0;
+    for (size_t k = 0; k < rq->preferred_n && n < KVR_TAINTS_MAX; k++) {
+        long at = kvr__taint(r, rq->preferred_taints[k].name);
+        if (at >= 0) leans[n++] = (struct lean){(uint32_t)at / 64, (uint32_t)at % 64, rq->preferred_taints[k].weight};
+    }
+    return n;
+}
+
+static double lean_of(const struct taints *t, const struct lean *leans, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        if (t->bits[leans[i].word] >> leans[i].bit & 1) sum += leans[i].weight;
+    return sum;
+}
+
+static bool rank_is_over(const struct kvr_router *r, struct rank_info *i, const struct worker_info *w, const struct kvr_rank_load *l)
 {
     enum { BATCH_UNKNOWN = 10000000 };
     const struct kvr_busy_thresholds *b = &r->config.busy;
-    struct rank_info *i = &r->infos[slot];
-    const struct worker_info *w = worker_of(r, slot);
-    struct kvr_rank_load l = {0};
-    kvr_load_get(r->load, slot, now, &l);
     double batch = (double)(w->max_num_batched_tokens ? w->max_num_batched_tokens : BATCH_UNKNOWN),
-           prefill = (double)l.active_prefill_tokens;
+           prefill = (double)(int64_t)l->active_prefill_tokens;
     if (b->decode_blocks_frac >= 0 && w->total_kv_blocks) {
-        double line = b->decode_blocks_frac * (double)w->total_kv_blocks;
-        bool book = (double)l.active_decode_blocks > line, engine = (double)i->kv_used_blocks > line;
-        if (book || engine) i->decode_latched = true;
-        else if ((double)l.active_decode_blocks < line && (double)i->kv_used_blocks < line) i->decode_latched = false;
+        double line = b->decode_blocks_frac * (double)w->total_kv_blocks, book = (double)(int64_t)l->active_decode_blocks,
+               engine = (double)(int64_t)i->kv_used_blocks;
+        if (book > line || engine > line) i->decode_latched = true;
+        else if (book < line && engine < line) i->decode_latched = false;
         if (i->decode_latched) return true;
     }
     return (b->prefill_tokens >= 0 && prefill > b->prefill_tokens) ||
@@ -180,17 +193,20 @@ static bool watches_overload(const struct kvr_router *r)
 }
 
 /* A worker is overloaded when all its ranks are. Removes those from c->slots. */
-static size_t drop_overloaded(struct kvr_router *r, struct kvr_router_ctx *c, size_t n, uint64_t now)
+static size_t drop_overloaded(struct kvr_router *r, struct kvr_router_ctx *c, size_t n)
 {
     if (!watches_overload(r)) return n;
-    for (size_t i = 0; i < r->workers_n; i++) r->workers[i].ranks_over = 0;
-    for (size_t i = 0; i < r->order_n; i++)
-        if (rank_is_over(r, r->order[i], now)) worker_of(r, r->order[i])->ranks_over++;
-    size_t kept = 0;
-    for (size_t i = 0; i < n; i++) {
-        const struct worker_info *w = worker_of(r, c->slots[i]);
-        if (w->ranks_over < w->ranks) c->slots[kept++] = c->slots[i];
+    const struct worker_info *last = NULL;
+    for (size_t i = 0; i < r->order_n; i++) { /* a worker's ranks are neighbours */
+        struct rank_info *info = &r->infos[r->order[i]];
+        struct worker_info *w = &r->workers[info->owner];
+        bool over = rank_is_over(r, info, w, &c->loads[r->order[i]]);
+        w->over = w == last ? w->over && over : over;
+        last = w;
     }
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if (!worker_of(r, c->slots[i])->over) c->slots[kept++] = c->slots[i];
     return kept;
 }
 
@@ -210,7 +226,7 @@ static void note_overlap(const struct kvr_router *r, struct kvr_router_ctx *c, s
 void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, uint64_t now)
 {
     size_t slots = kvr_load_slots(r->load);
-    (void)now;
+    kvr_load_get_all(r->load, now, c->loads);
     memset(c->device, 0, slots * sizeof *c->device);
     memset(c->host, 0, slots * sizeof *c->host);
     memset(c->disk, 0, slots * sizeof *c->disk);
@@ -229,27 +245,33 @@ void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct pr
 
 static double shared_past(const struct kvr_router_request *rq, double device)
 {
-    double n = 0, from = round(device);
+    double n = 0, from = floor(device + 0.5);
     for (size_t i = 0; i < rq->shared_n; i++) n += KVR_MAX((double)rq->shared[i].end - KVR_MAX((double)rq->shared[i].start, from), 0.0);
     return n;
 }
 
-void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot, uint64_t now,
+static inline void fill_candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, uint64_t booked,
+                                  size_t slot, struct kvr_candidate *out)
+{
+    const struct kvr_rank_load *l = &c->loads[slot];
+    const struct rank_info *i = &r->infos[slot];
+    out->worker = l->worker;
+    out->device_blocks = c->device[slot];
+    out->host_blocks = c->host[slot];
+    out->disk_blocks = c->disk[slot];
+    out->shared_blocks = out->taint_weight = 0;
+    out->active_prefill_tokens = r->config.cost.track_prefill_tokens ? l->active_prefill_tokens : 0;
+    out->decode_blocks = r->config.track_active_blocks ? l->active_decode_blocks + (booked - c->depths[slot]) + p->private_blocks : 0;
+    out->active_requests = l->active_requests;
+    out->turn = i->turn;
+    out->model = &r->fleet;
+    if (p->cost.kind == KVR_COST_TIME && r->models[i->owner].observations >= KVR_TTFT_WARM) out->model = &r->models[i->owner];
+}
+
+void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot,
                     struct kvr_candidate *out)
 {
-    struct kvr_rank_load l = {0};
-    const struct worker_info *w = &r->workers[r->infos[slot].owner];
-    kvr_load_get(r->load, slot, now, &l);
-    *out = (struct kvr_candidate){.worker = l.worker,
-                                  .device_blocks = c->device[slot],
-                                  .host_blocks = c->host[slot],
-                                  .disk_blocks = c->disk[slot],
-                                  .active_prefill_tokens = r->config.cost.track_prefill_tokens ? l.active_prefill_tokens : 0,
-                                  .active_requests = l.active_requests,
-                                  .turn = r->infos[slot].turn,
-                                  .model = w->model.observations >= KVR_TTFT_WARM ? &w->model : &r->fleet};
-    if (r->config.track_active_blocks)
-        out->decode_blocks = l.active_decode_blocks + (kvr__booked_seqs(p, &r->config) - c->depths[slot]) + p->private_blocks;
+    fill_candidate(r, c, p, kvr__booked_seqs(p, &r->config), slot, out);
 }
 
 /* Predicted times this close are equal: models are not better than that. */
@@ -324,6 +346,19 @@ static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx 
     for (size_t i = 0; i < n; i++) res->best_blocks = KVR_MAX(res->best_blocks, c->costs[i].effective_blocks);
 }
 
+/* Candidates for the slots in c->slots. */
+static void collect(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p, size_t n)
+{
+    struct lean leans[KVR_TAINTS_MAX];
+    size_t leans_n = rq->preferred_n ? leans_of(r, rq, leans) : 0, booked = kvr__booked_seqs(p, &r->config);
+    for (size_t i = 0; i < n; i++) {
+        struct kvr_candidate *k = &c->candidates[i];
+        fill_candidate(r, c, p, booked, c->slots[i], k);
+        if (leans_n) k->taint_weight = lean_of(&worker_of(r, c->slots[i])->taints, leans, leans_n);
+        if (rq->shared_n) k->shared_blocks = shared_past(rq, k->device_blocks);
+    }
+}
+
 int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p,
                   struct kvr_router_result *res)
 {
@@ -334,7 +369,8 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     if (r->config.mode == KVR_MODE_DIRECT && !rq->pinned) return -KVR_ENOENDPOINTS;
     int rc = kvr__eligible(r, c, rq, &n, res);
     if (rc) return rc;
-    size_t calm = drop_overloaded(r, c, n, now);
+    kvr__spread(r, c, p, now);
+    size_t calm = drop_overloaded(r, c, n);
     if (calm == 0 && res->preferred) { /* soft: somebody else then */
         struct kvr_router_request other = *rq;
         other.preferred = false;
@@ -343,15 +379,9 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     }
     if (calm == 0) return -KVR_EOVERLOADED;
     n = calm;
-    kvr__spread(r, c, p, now);
-    if (rq->preferred_n) weigh_taints(r, rq);
     struct kvr_cost_config cost = p->cost;
     apply_guard(r, &cost);
-    for (size_t i = 0; i < n; i++) {
-        kvr__candidate(r, c, p, c->slots[i], now, &c->candidates[i]);
-        if (rq->preferred_n) c->candidates[i].taint_weight = worker_of(r, c->slots[i])->taint_weight;
-        if (rq->shared_n) c->candidates[i].shared_blocks = shared_past(rq, c->candidates[i].device_blocks);
-    }
+    collect(r, c, rq, p, n);
     kvr_cost_of(&cost, r->config.block_size, isl, c->candidates, n, c->costs);
     if (cost.overlap_credit != p->cost.overlap_credit) /* the guard is about the choice, not about what is cached */
         for (size_t i = 0; i < n; i++) {
@@ -379,7 +409,7 @@ static void estimate_prefill(const struct kvr_router *r, const struct prompt *p,
         ns = r->config.prefill(r->config.prefill_ctx, lr->worker, lr->prefill_tokens, p->isl - KVR_MIN(p->isl, lr->prefill_tokens));
     } else if (r->config.fit_ttft) {
         long slot = kvr_load_slot_of(r->load, lr->worker);
-        const struct kvr_ttft_model *m = slot < 0 ? &r->fleet : &r->workers[r->infos[slot].owner].model;
+        const struct kvr_ttft_model *m = slot < 0 ? &r->fleet : &r->models[r->infos[slot].owner];
         if (m->observations < KVR_TTFT_WARM) m = &r->fleet;
         if (m->observations >= KVR_TTFT_WARM) ns = (int64_t)((double)lr->prefill_tokens * m->token_ms * 1e6);
     }

@@ -55,15 +55,15 @@ int kvr_override_apply(const struct kvr_override *o, struct kvr_cost_config *c, 
 /* What all candidates have in common. */
 struct common {
     const struct kvr_cost_config *cfg;
-    double isl, block, request_blocks;
-    uint64_t least_prefill;  /* 0 unless credits decay */
-    double requests_allowed; /* time cost: bound on a candidate's requests, this one included */
+    double isl, block, per_block, per_request; /* per_x: 1 / x */
+    uint64_t least_prefill;                    /* 0 unless credits decay */
+    double requests_allowed;                   /* time cost: bound on a candidate's requests, this one included */
 };
 
 static struct common common_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl, const struct kvr_candidate *c,
                                size_t n)
 {
-    struct common m = {cfg, (double)isl, block_size, (double)((isl - 1) / block_size + 1), 0, 0};
+    struct common m = {cfg, (double)isl, block_size, 1.0 / block_size, 1.0 / (double)((isl - 1) / block_size + 1), 0, 0};
     if (cfg->credit_decay > 0 && cfg->track_prefill_tokens) {
         m.least_prefill = UINT64_MAX;
         for (size_t i = 0; i < n; i++) m.least_prefill = KVR_MIN(m.least_prefill, c[i].active_prefill_tokens);
@@ -76,24 +76,30 @@ static struct common common_of(const struct kvr_cost_config *cfg, uint32_t block
     return m;
 }
 
-static double block_credit(const struct common *m, const struct kvr_candidate *c)
+/* Counts are far below 2^63, and signed ones convert without a branch. */
+static inline double number(uint64_t n)
+{
+    return (double)(int64_t)n;
+}
+
+static inline double block_credit(const struct common *m, const struct kvr_candidate *c)
 {
     const struct kvr_cost_config *cfg = m->cfg;
     double device = cfg->overlap_credit * c->device_blocks;
     if (cfg->credit_decay > 0 && cfg->track_prefill_tokens) {
-        double excess = (double)(c->active_prefill_tokens - m->least_prefill) / m->block / m->request_blocks;
+        double excess = number(c->active_prefill_tokens - m->least_prefill) * m->per_block * m->per_request;
         device /= 1 + cfg->credit_decay * excess;
     }
     return device + cfg->host_weight * c->host_blocks + cfg->disk_weight * c->disk_blocks + cfg->shared_multiplier * c->shared_blocks;
 }
 
-static double block_cost(const struct common *m, const struct kvr_candidate *c, double cached)
+static inline double block_cost(const struct common *m, const struct kvr_candidate *c, double cached)
 {
     const struct kvr_cost_config *cfg = m->cfg;
-    double credit = block_credit(m, c), decode = (double)c->decode_blocks, requests = cfg->request_weight * c->active_requests;
+    double credit = block_credit(m, c), decode = number(c->decode_blocks), requests = cfg->request_weight * c->active_requests;
     if (cfg->decode_role && !cfg->track_prefill_tokens && cfg->overlap_credit > 0) return KVR_MAX(decode - credit, 0.0) + requests;
     double uncached = KVR_MAX(m->isl - cached, 0.0);
-    double raw = cfg->track_prefill_tokens ? ((double)c->active_prefill_tokens + uncached + cached) / m->block : 0;
+    double raw = cfg->track_prefill_tokens ? (number(c->active_prefill_tokens) + uncached + cached) * m->per_block : 0;
     double prefill = cfg->prefill_load_scale * KVR_MAX(raw - credit, 0.0);
     return (cfg->kind == KVR_COST_LMETRIC ? prefill * (decode + 1) : prefill + decode) + requests;
 }
@@ -103,7 +109,23 @@ static double time_cost(const struct common *m, const struct kvr_candidate *c)
     const struct kvr_cost_config *cfg = m->cfg;
     bool within = (double)c->active_requests + 1 <= m->requests_allowed;
     double uncached = KVR_MAX(m->isl - (within ? block_credit(m, c) * m->block : 0), 0.0), n = c->active_requests;
-    return kvr_ttft_predict(c->model, uncached, (double)c->active_prefill_tokens, n) + cfg->recompute_share * c->model->token_ms * uncached;
+    return kvr_ttft_predict(c->model, uncached, number(c->active_prefill_tokens), n) + cfg->recompute_share * c->model->token_ms * uncached;
+}
+
+enum { MEMO = 8 };
+
+struct memo {
+    double weight[MEMO], factor[MEMO];
+    unsigned next;
+};
+
+static double taint_factor(struct memo *m, double weight)
+{
+    for (unsigned i = 0; i < KVR_MIN(m->next, (unsigned)MEMO); i++)
+        if (m->weight[i] == weight) return m->factor[i];
+    unsigned at = m->next++ % MEMO;
+    m->weight[at] = weight;
+    return m->factor[at] = exp(-tanh(weight));
 }
 
 void kvr_cost_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl, const struct kvr_candidate *candidates, size_t n,
@@ -111,7 +133,7 @@ void kvr_cost_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_
 {
     KVR_ASSERT(block_size > 0 && isl > 0);
     struct common m = common_of(cfg, block_size, isl, candidates, n);
-    double last_weight = 0, last_factor = 1; /* few distinct sums of taints, often in a row */
+    struct memo memo = {.next = 0}; /* there are few distinct sums of taints */
     for (size_t i = 0; i < n; i++) {
         const struct kvr_candidate *c = &candidates[i];
         double effective = c->device_blocks + cfg->host_weight * c->host_blocks + cfg->disk_weight * c->disk_blocks;
@@ -119,11 +141,6 @@ void kvr_cost_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_
         costs[i].effective_blocks = effective;
         costs[i].cached_tokens = (uint64_t)cached;
         costs[i].cost = cfg->kind == KVR_COST_TIME ? time_cost(&m, c) : block_cost(&m, c, cached);
-        if (c->taint_weight == 0) continue;
-        if (c->taint_weight != last_weight) {
-            last_weight = c->taint_weight;
-            last_factor = exp(-tanh(last_weight));
-        }
-        costs[i].cost *= last_factor;
+        if (c->taint_weight != 0) costs[i].cost *= taint_factor(&memo, c->taint_weight);
     }
 }

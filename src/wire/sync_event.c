@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wire/sync_event.h"
 
+#include <endian.h>
 #include <msgpuck.h>
 #include <string.h>
 
@@ -31,8 +32,10 @@ void kvr_sync_event_write(struct kvr_buf *out, uint64_t pool, const char *model,
         p = mp_encode_uint(p, q->worker.worker_id);
         p = mp_encode_uint(p, q->worker.dp_rank);
         p = mp_encode_binl(p, (uint32_t)hashes);
-        for (size_t i = 0; i < q->seqs_n; i++, p += 8)
-            for (int k = 0; k < 8; k++) p[k] = (char)(q->seqs[i] >> (8 * k));
+        for (size_t i = 0; i < q->seqs_n; i++, p += 8) {
+            uint64_t word = htole64(q->seqs[i]);
+            memcpy(p, &word, 8);
+        }
         p = mp_encode_uint(p, q->private_blocks);
         p = mp_encode_uint(p, q->prefill_tokens);
         p = q->has_duration ? mp_encode_uint(p, q->prefill_ns) : mp_encode_nil(p);
@@ -99,6 +102,15 @@ static bool read_weight(const char **p, double *out)
     if (mp_typeof(**p) != MP_DOUBLE) return false;
     *out = mp_decode_double(p);
     return *out >= 0 && *out <= 1;
+}
+
+void kvr_sync_event_hashes(const struct kvr_sync_event *e, uint64_t *out)
+{
+    for (size_t i = 0; i < e->load.request.seqs_n; i++) {
+        uint64_t word;
+        memcpy(&word, e->hashes + i * 8, 8);
+        out[i] = le64toh(word);
+    }
 }
 
 int kvr_sync_event_read(const char *data, size_t len, struct kvr_sync_event *e)

@@ -38,5 +38,7 @@ void kvr_sync_mark_write(struct kvr_buf *out, uint64_t pool, uint64_t number);
 
 /* `data` is one well-formed msgpack array of scalars. Returns: 0 or -KVR_EFORMAT. */
 int kvr_sync_event_read(const char *data, size_t len, struct kvr_sync_event *out);
+/* Writes the hashes of an ADD: load.request.seqs_n of them. */
+void kvr_sync_event_hashes(const struct kvr_sync_event *event, uint64_t *out);
 
 #endif

@@ -141,12 +141,7 @@ static bool take_hashes(struct kvr_sync_event *e)
         rep.hashes = grown;
         rep.hashes_cap = q->seqs_n * 2;
     }
-    for (size_t i = 0; i < q->seqs_n; i++) {
-        const unsigned char *b = (const unsigned char *)e->hashes + i * 8;
-        uint64_t v = 0;
-        for (int k = 7; k >= 0; k--) v = v << 8 | b[k];
-        rep.hashes[i] = v;
-    }
+    kvr_sync_event_hashes(e, rep.hashes);
     q->seqs = rep.hashes;
     return true;
 }
