@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all build demo test bench bench-peers lint fuzz format install clean help
+.PHONY: all build demo test bench bench-peers lint fuzz format install clean help sim options-page
 
 all: build
 
@@ -10,6 +10,7 @@ help:
 	@echo "make test     every test, under the address and thread sanitizers"
 	@echo "make bench    benchmarks, ratios in one run"
 	@echo "make bench-peers  the index beside Dynamo's and SMG's, in turns (optional: needs cargo and crates)"
+	@echo "make sim      routing policies over simulated fleets, in virtual time"
 	@echo "make lint     include directions, refused functions, clang-tidy"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
 	@echo "make install  into DESTDIR/PREFIX"
@@ -45,6 +46,13 @@ format:
 	@clang-format -i $$(git ls-files '*.c' '*.h' '*.cc')
 
 PREFIX ?= /usr/local
+options-page: build
+	@scripts/options_page.sh
+
+sim: build
+	@cmake --preset release -DKVR_BENCH=ON > /dev/null && cmake --build --preset release | tail -1
+	@build/release/bench/bench_sim
+
 install: build
 	cmake --install build/release --prefix "$(DESTDIR)$(PREFIX)"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Benchmarks. Absolute figures depend on the machine; the ratios within one run are what counts.
-set -eu
+set -euo pipefail
 cd "$(dirname "$0")/.."
 grep -m1 'model name' /proc/cpuinfo || true
 echo "$(nproc) core(s), $(date -u +%F)"
@@ -12,3 +12,5 @@ mkdir -p build/workloads
 [ -f build/workloads/w1 ] || build/release/bench/bench_index make w1 build/workloads/w1
 build/release/bench/bench_index run build/workloads/w1
 build/release/bench/bench_index lanes build/workloads/w1
+build/release/bench/bench_schedule
+build/release/bench/bench_sim

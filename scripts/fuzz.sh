@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs every fuzz target for a number of seconds (default 10).
-set -eu
+set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-10}
 cmake --preset fuzz >/dev/null
@@ -29,6 +29,14 @@ for f in build/fuzz/fuzzers/fuzz_*; do
     h=${h}030000000000000030000000000000000100000000000000000000000000000000000000000000000100000000000000090000000000000008000000000000000000000000000000
     h=${h}0400000000000000080000000000000001000000000000000000000000000000
     printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/a"
+  fi
+  if [ "$name" = fuzz_policy ]; then
+    printf 'default_policy_family: std\nuncached_isl_buckets: [{min_tokens: 0, bucket: s}, {min_tokens: 9, bucket: l}]\npolicy_classes:\n- {name: a, policy_family: std, cache_bucket: s, queue_policy: wspt, quantum: 2, prefill_busy_threshold: 5, busy_worker_ratio: 0.9}\n- {name: b, policy_family: std, cache_bucket: l, request_queue_limit_per_worker: 1, queue_ageing_secs: 3}\nmodels:\n  m: {default_policy_family: c, policy_classes: [{name: c}]}\n' >"$work/$name/a"
+  fi
+  if [ "$name" = fuzz_sync ]; then
+    for h in 9d0000a16da16704a17801 9d0000a16da16704a1780100c41001000000000000000200000000000000000a05c002 930101a178 950201a17808cb3fe0000000000000 930301a178 93040105; do
+      printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/$h"
+    done
   fi
   [ "$name" = fuzz_endpoint ] && printf 'http://h:1/p' >"$work/$name/a"
   echo "$name: $seconds s"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Include directions, refused functions, format, compiler warnings as errors, clang-tidy.
-set -eu
+set -euo pipefail
 cd "$(dirname "$0")/.."
 /usr/bin/python3 scripts/check_includes.py
 /usr/bin/python3 scripts/check_source.py

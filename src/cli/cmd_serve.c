@@ -122,6 +122,8 @@ struct serve_cli {
             "the same as a share of max-num-batched-tokens; -1 = off"),                                                                    \
         BOO("router-clear-worker-wide", clear_worker_wide, "false", NULL,                                                                  \
             "a cleared event clears every rank of its worker (older publishers)"),                                                         \
+        NUM("min-initial-workers", min_initial_workers, "0", 0, 1e6, "DYN_ROUTER_MIN_INITIAL_WORKERS",                                     \
+            "/ready waits for that many workers"),                                                                                         \
         NUM("router-seed", seed, "0", 0, 1.8e19, NULL, "seed for ties and temperature; 0 = from the clock"),                               \
         NUM("replica-sync-port", replica_sync_port, "0", 0, 65535, NULL,                                                                   \
             "port (ZMQ) on which other routers of the fleet hear what this one books; 0 = off"),                                           \

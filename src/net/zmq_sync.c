@@ -17,6 +17,7 @@
 #include <zmq.h>
 
 #include "net/zmq_ingest.h"
+#include "wire/sync_event.h"
 
 enum {
     VERSION = 1,
@@ -324,21 +325,6 @@ static void take_live(struct kvr_sync *s, struct peer *p, uint64_t publisher, ui
     }
 }
 
-/* The blob is a run of whole values: flat arrays, so that nobody recurses over what a stranger sent. */
-static bool run_is_whole(const char *p, size_t len)
-{
-    const char *end = p + len;
-    while (p < end) {
-        const char *event = p;
-        if (mp_check(&p, end) || mp_typeof(*event) != MP_ARRAY) return false;
-        for (uint32_t n = mp_decode_array(&event); n > 0; n--) {
-            if (mp_typeof(*event) == MP_ARRAY || mp_typeof(*event) == MP_MAP) return false;
-            mp_next(&event);
-        }
-    }
-    return true;
-}
-
 struct message {
     uint64_t version, publisher, kind, number;
     const char *data;
@@ -356,7 +342,7 @@ static bool read_message(const char *p, size_t len, struct message *m)
     }
     if (mp_typeof(*p) != MP_BIN) return false;
     m->data = mp_decode_bin(&p, &m->len);
-    return m->version == VERSION && m->kind <= KIND_END && run_is_whole(m->data, m->len);
+    return m->version == VERSION && m->kind <= KIND_END && kvr_sync_run_is_whole(m->data, m->len);
 }
 
 static void take_message(struct kvr_sync *s, struct peer *p, const char *topic, const char *data, size_t len)

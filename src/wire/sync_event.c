@@ -57,6 +57,21 @@ void kvr_sync_mark_write(struct kvr_buf *out, uint64_t pool, uint64_t number)
     out->len += (size_t)(p - start);
 }
 
+/* mp_check alone does not do: it counts with an int, which a hostile array length makes negative. */
+bool kvr_sync_run_is_whole(const char *p, size_t len)
+{
+    enum { SCALARS_MAX = 64 };
+    const char *end = p + len;
+    while (p < end) {
+        if (mp_typeof(*p) != MP_ARRAY || mp_check_array(p, end) > 0) return false;
+        uint32_t n = mp_decode_array(&p);
+        if (n > SCALARS_MAX) return false;
+        for (; n > 0; n--)
+            if (p >= end || mp_typeof(*p) == MP_ARRAY || mp_typeof(*p) == MP_MAP || mp_check(&p, end)) return false;
+    }
+    return true;
+}
+
 static bool get_uint(const char **p, uint64_t max, uint64_t *out)
 {
     if (mp_typeof(**p) != MP_UINT) return false;

@@ -36,7 +36,11 @@ void kvr_sync_event_write(struct kvr_buf *out, uint64_t pool, const char *model,
                           const struct kvr_load_event *load);
 void kvr_sync_mark_write(struct kvr_buf *out, uint64_t pool, uint64_t number);
 
-/* `data` is one well-formed msgpack array of scalars. Returns: 0 or -KVR_EFORMAT. */
+/* Whether the bytes are a run of flat msgpack arrays of at most 64 scalars each, nothing cut off. Only then may the reader
+ * below, or mp_next, walk them. */
+bool kvr_sync_run_is_whole(const char *data, size_t len);
+
+/* `data` is one such array. Returns: 0 or -KVR_EFORMAT. */
 int kvr_sync_event_read(const char *data, size_t len, struct kvr_sync_event *out);
 /* Writes the hashes of an ADD: load.request.seqs_n of them. */
 void kvr_sync_event_hashes(const struct kvr_sync_event *event, uint64_t *out);

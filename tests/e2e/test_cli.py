@@ -7,14 +7,14 @@ import subprocess
 
 import pytest
 
-from conftest import BINARY, Mock, Process, Serve, call, free_ports, wait_for
+from conftest import BINARY, Mock, Process, Select, Serve, call, free_ports, wait_for
 
 
 def run(*args, env=None, timeout=30):
     return subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=timeout, env={**os.environ, **(env or {})})
 
 
-@pytest.mark.parametrize("command", ["serve", "mock", "replay", "hash"])
+@pytest.mark.parametrize("command", ["serve", "select", "indexer", "mock", "replay", "hash"])
 def test_help_of_each_command(command):
     r = run(command, "--help")
     assert r.returncode == 0 and "--" in r.stdout and "default" in r.stdout
@@ -22,7 +22,7 @@ def test_help_of_each_command(command):
 
 def test_help_lists_commands():
     r = run("help")
-    assert r.returncode == 0 and all(c in r.stdout for c in ("serve", "mock", "replay", "hash"))
+    assert r.returncode == 0 and all(c in r.stdout for c in ("serve", "select", "indexer", "mock", "replay", "hash"))
 
 
 @pytest.mark.parametrize("args", [[], ["frobnicate"]])
@@ -52,6 +52,21 @@ def test_missing_or_unknown_command(args):
     (["--worker"], ["--worker", "value"]),
     (["extra"], ["extra"]),
     (["--config", "/nonexistent.yaml"], ["config", "/nonexistent.yaml"]),
+    (["--cost", "money"], ["cost", "money", "linear|lmetric|time"]),
+    (["--router-host-cache-hit-weight", "1.5"], ["router-host-cache-hit-weight", "1.5", "from 0 to 1"]),
+    (["--router-kv-overlap-score-credit", "nan"], ["router-kv-overlap-score-credit", "nan"]),
+    (["--router-queue-policy", "lifo"], ["router-queue-policy", "fcfs|lcfs|wspt"]),
+    (["--router-kv-overlap-score-weight", "heavy"], ["router-kv-overlap-score-weight", "heavy", ">= 0"]),
+    (["--router-track-output-blocks", "--no-router-track-active-blocks"], ["router-track-output-blocks", "router-track-active-blocks"]),
+    (["--router-prefill-load-model", "fitted", "--no-router-track-prefill-tokens"], ["router-prefill-load-model", "router-track-prefill-tokens"]),
+    (["--router-predicted-ttl-secs", "5", "--no-router-kv-events"], ["router-predicted-ttl-secs", "router-kv-events"]),
+    (["--router-predicted-ttl-secs", "5", "--router-kv-overlap-score-credit", "0"], ["router-predicted-ttl-secs", "credit"]),
+    (["--router-predicted-ttl-secs", "-0.5"], ["router-predicted-ttl-secs", "-1"]),
+    (["--replica-sync-peers", "tcp://127.0.0.1:1"], ["replica-sync-peers", "replica-sync-port"]),
+    (["--replica-sync-port", "1", "--replica-sync-peers", "http://x"], ["replica-sync"]),
+    (["--router-policy-config", "/nonexistent.yaml"], ["router-policy-config", "/nonexistent.yaml"]),
+    (["--active-decode-blocks-threshold", "2"], ["active-decode-blocks-threshold", "from -1 to 1"]),
+    (["--worker", "http://127.0.0.1:1,taint="], ["--worker", "taint"]),
 ])
 def test_serve_start_up_errors(args, words):
     r = run("serve", "--admin-port", free_ports(), *(["--port", free_ports()] if "--port" not in args else []), *args)
@@ -155,3 +170,94 @@ def test_mock_refuses_a_taken_endpoint(start):
     m = start(Mock)
     r = run("mock", "--port", free_ports(), "--kv-events", f"tcp://127.0.0.1:{m.events}")
     assert r.returncode == 1 and str(m.events) in r.stderr
+
+
+@pytest.mark.parametrize("text,words", [
+    ("", ["empty", "policy_classes"]),
+    ("[]", ["a mapping is expected"]),
+    ("policy_classes: {}", ["policy_classes", "a list is expected"]),
+    ("policy_classes:\n- {name: a, quantum: 0}\n", ["quantum", "above 0"]),
+    ("policy_classes:\n- {name: a, quantum: x}\n", [":2:", "quantum", "a number"]),
+    ("policy_classes:\n- {name: a, queue_policy: lifo}\n", ["queue_policy", "fcfs, lcfs, wspt"]),
+    ("policy_classes:\n- {name: a, colour: red}\n", [":2:", "colour", "allowed: name"]),
+    ("policy_classes:\n- {name: 'a b'}\ndefault_policy_family: 'a b'\n", ["a b", "letters"]),
+    ("policy_classes:\n- {name: a, busy_worker_ratio: 0.5}\n", ["busy_worker_ratio", "prefill_busy_threshold"]),
+    ("policy_classes:\n- {name: a, prefill_busy_threshold: 1, busy_worker_ratio: 16.0}\n", ["busy_worker_ratio", "(0, 1]"]),
+    ("policy_classes:\n- {name: a, policy_family: f}\n", ["policy_family", "cache_bucket"]),
+    ("policy_classes:\n- {name: a}\n- {name: b}\n", ["default_policy_family"]),
+    ("policy_classes:\n- {name: a}\n- {name: a}\ndefault_policy_family: a\n", ["a occurs twice"]),
+    ("uncached_isl_buckets:\n- {min_tokens: 5, bucket: s}\npolicy_classes:\n- {name: a, policy_family: f, cache_bucket: s}\n", ["start at 0"]),
+    ("uncached_isl_buckets:\n- {min_tokens: 0, bucket: s}\n- {min_tokens: 9, bucket: l}\n"
+     "policy_classes:\n- {name: a, policy_family: f, cache_bucket: s}\n", ["family f", "bucket l"]),
+    ("models:\n  m:\n    policy_classes:\n    - {name: a, quantum: -1}\n", [":4:", "quantum"]),
+    ("worker_selection: x\npolicy_classes:\n- {name: a}\n", ["worker_selection", "unknown key"]),
+    ("policy_classes: [\n", ["p.yaml:"]),
+    ("policy_classes:\n- {name: a, name: b}\n", ["name", "twice"]),
+])
+def test_policy_file_errors(tmp_path, text, words):
+    p = tmp_path / "p.yaml"
+    p.write_text(text)
+    r = run("select", "--port", free_ports(), "--router-policy-config", p)
+    assert r.returncode == 2, r.stderr
+    for w in words:
+        assert w in r.stderr, r.stderr
+
+
+def test_a_models_profile_replaces_the_root(start, tmp_path):
+    p = tmp_path / "p.yaml"
+    p.write_text("default_policy_family: root\npolicy_classes:\n- {name: root}\n"
+                 "models:\n  special:\n    default_policy_family: own\n    policy_classes:\n    - {name: own, prefill_busy_threshold_frac: 0.5}\n")
+    s = start(Select, "--router-policy-config", p)
+    s.worker(1)
+    s.worker(2, model_name="special")
+    text = call(s.port, "GET", "/metrics").body.decode()
+    assert 'policy_class="root"' in text and 'model="special",routing_group="default",policy_class="own"' in text
+
+
+def test_other_environment_names_are_read_and_ours_beats_them(start):
+    env = {"DYN_ROUTER_TEMPERATURE": "-3"}
+    r = run("select", "--port", free_ports(), env=env)
+    assert r.returncode == 2 and "DYN_ROUTER_TEMPERATURE" in r.stderr and "-3" in r.stderr
+    s = start(Select, env={"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD": "77", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.5",
+                           "KVROUTE_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.25", "DYN_ROUTER_QUEUE_THRESHOLD": "null"})
+    s.worker(1)
+    t = s.get("/busy_threshold")["thresholds"][0]
+    assert t["active_prefill_tokens_threshold"] == 77 and t["active_decode_blocks_threshold"] == 0.25
+
+
+def test_deprecated_names_warn_once_and_work(start):
+    s = start(Select, "--kv-overlap-score-weight", "2.5", env={"KVROUTE_KV_OVERLAP_SCORE_WEIGHT": "2"})
+    s.worker(1)
+    assert s.text().count("kv-overlap-score-weight is deprecated") == 2  # the alias and the name it stands for, once each
+    s2 = start(Select, "--router-kv-overlap-score-weight", "0")  # no index: everything else works
+    s2.worker(1)
+    assert s2.ask("/select_and_reserve", {"token_ids": [1] * 8, "selection_id": "a"})["worker_id"] == 1
+    assert "no index" in s2.ask("/overlap_scores", {"token_ids": [1] * 8}, 400)["error"]
+    s2.ask("/reservations/a", method="DELETE")
+
+
+def test_load_aware_balances_without_an_index(start):
+    s = start(Select, "--load-aware")
+    for i in (1, 2):
+        s.worker(i)
+    chosen = {s.ask("/select_and_reserve", {"token_ids": [1] * 16, "selection_id": f"r{i}"})["worker_id"] for i in range(2)}
+    assert chosen == {1, 2}
+    s.ask("/select_and_reserve", {"token_ids": [1] * 16, "selection_id": "r2", "pinned_worker": {"worker_id": 1, "dp_rank": 0}})
+    assert s.loads()[(1, 0)] == (32, 8, 2)  # nothing is shared
+    for i in range(3):
+        s.ask(f"/reservations/r{i}", method="DELETE")
+
+
+def test_ready_waits_for_the_workers_that_were_promised(start):
+    s = start(Select, "--min-initial-workers", 2)
+    s.worker(1)
+    r = call(s.port, "GET", "/ready")
+    assert r.status == 503 and "min-initial-workers" in r.json()["error"]
+    s.worker(2)
+    assert call(s.port, "GET", "/ready").status == 200
+
+
+@pytest.mark.parametrize("command", ["serve", "select"])
+def test_the_options_page_is_what_the_program_says(command):
+    page = open(os.path.join(os.path.dirname(__file__), "../../docs/configuration.md"), encoding="utf-8").read()
+    assert run(command, "--help=markdown").stdout in page, f"docs/configuration.md: renew it with `make options-page`"

@@ -28,7 +28,7 @@ struct serve_options {
     double shared_multiplier, predicted_ttl_secs, load_bound, recompute_share, guard_ratio, queue_ageing, queue_keepalive;
     double busy_decode_blocks, busy_prefill_tokens, busy_prefill_frac, request_expiry;
     bool load_aware;
-    char *policy_config, *overlap_weight_text, *replica_sync_peers, *indexer_peers;
+    char *policy_config, *overlap_weight_text, *replica_sync_peers;
     uint64_t replica_sync_port, min_initial_workers;
     double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout, restore_timeout,
         drain_timeout, health_interval, breaker_cooldown, session_ttl;

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Writes docs/configuration.md from the program's own option tables.
+set -eu
+cd "$(dirname "$0")/.."
+k=build/release/kvroute
+{
+  echo "# Options of serve and select"
+  echo
+  echo "Written by \`make options-page\` from the program's tables; the tests compare. Flag beats environment beats YAML file (\`--config FILE\`)"
+  echo "beats default. A boolean is \`--name\`, \`--no-name\` or \`--name=VALUE\`. Of two environment names the first beats the second, which is that of"
+  echo "NVIDIA Dynamo's router. \`none\` and \`null\` stand for -1 where -1 means off."
+  echo
+  echo "## kvroute serve"
+  echo
+  $k serve --help=markdown
+  echo
+  echo "## kvroute select"
+  echo
+  $k select --help=markdown
+} >docs/configuration.md
