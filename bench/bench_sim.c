@@ -31,13 +31,12 @@ int main(int argc, char **argv)
            "|---|---|---:|---:|---:|---:|---|\n");
     for (int w = 0; w < SIM_WORKLOADS; w++) {
         struct sim_result r[SIM_POLICIES];
-        for (int p = 0; p < SIM_POLICIES; p++) {
-            run((enum sim_workload)w, (enum sim_policy)p, requests, load, &r[p]);
+        for (int p = 0; p < SIM_POLICIES; p++) run((enum sim_workload)w, (enum sim_policy)p, requests, load, &r[p]);
+        for (int p = 0; p < SIM_POLICIES; p++)
             printf("| %s | %s | %.1f | %.1f | %.1f | %.1f %% | %.2f, %.2f |\n", p ? "" : sim_workload_name((enum sim_workload)w),
                    sim_policy_name((enum sim_policy)p), r[p].ttft_mean_ms, r[p].ttft_p50_ms, r[p].ttft_p99_ms, 100 * r[p].cached_ratio,
-                   r[p].ttft_mean_ms / r[0].ttft_mean_ms, r[p].ttft_mean_ms / (p ? r[1].ttft_mean_ms : 1e300));
-            fflush(stdout);
-        }
+                   r[p].ttft_mean_ms / r[SIM_ROUND_ROBIN].ttft_mean_ms, r[p].ttft_mean_ms / r[SIM_LEAST_LOADED].ttft_mean_ms);
+        fflush(stdout);
     }
     return 0;
 }

@@ -22,8 +22,10 @@ static void read_prompt(struct kvr_json prompt, struct kvr_openai_request *out)
 static void read_hints(struct kvr_json hints, struct kvr_openai_request *out)
 {
     uint64_t strict = 0;
-    if (!kvr_json_as_double(kvr_json_get(hints, "priority"), &out->priority) || !(out->priority >= 0 && out->priority < 1e9)) out->priority = 0;
-    if (kvr_json_as_u64(kvr_json_get(hints, "strict_priority"), &strict)) out->strict_priority = (uint32_t)KVR_MIN(strict, (uint64_t)UINT32_MAX);
+    if (!kvr_json_as_double(kvr_json_get(hints, "priority"), &out->priority) || !(out->priority >= 0 && out->priority < 1e9))
+        out->priority = 0;
+    if (kvr_json_as_u64(kvr_json_get(hints, "strict_priority"), &strict))
+        out->strict_priority = (uint32_t)KVR_MIN(strict, (uint64_t)UINT32_MAX);
     kvr_json_as_u64(kvr_json_get(hints, "osl"), &out->expected_osl);
 }
 

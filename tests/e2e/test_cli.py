@@ -229,8 +229,11 @@ def test_deprecated_names_warn_once_and_work(start):
     s = start(Select, "--kv-overlap-score-weight", "2.5", env={"KVROUTE_KV_OVERLAP_SCORE_WEIGHT": "2"})
     s.worker(1)
     assert s.text().count("kv-overlap-score-weight is deprecated") == 2  # the alias and the name it stands for, once each
+    assert s.get("/status")["prefill_load_scale"] == 2.5 and s.get("/status")["overlap_score_credit"] == 1
     s2 = start(Select, "--router-kv-overlap-score-weight", "0")  # no index: everything else works
     s2.worker(1)
+    assert s2.get("/status")["prefill_load_scale"] == 0 and s2.get("/status")["overlap_score_credit"] == 0
+    assert start(Select, "--router-kv-overlap-score-weight", "3", "--router-prefill-load-scale", "9").get("/status")["prefill_load_scale"] == 3
     assert s2.ask("/select_and_reserve", {"token_ids": [1] * 8, "selection_id": "a"})["worker_id"] == 1
     assert "no index" in s2.ask("/overlap_scores", {"token_ids": [1] * 8}, 400)["error"]
     s2.ask("/reservations/a", method="DELETE")

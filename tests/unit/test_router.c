@@ -572,6 +572,138 @@ static void stale_bookings_expire_on_request(void **s)
     assert_int_equal(kvr_router_expire_requests(f->r, 0), 1);
 }
 
+/* Equal fleets, registered in another order, choose alike: ties and softmax draw over (worker, rank), not over places. */
+static void picks_do_not_depend_on_the_order_of_registration(void **s)
+{
+    (void)s;
+    for (int hot = 0; hot < 2; hot++) {
+        struct kvr_router *r[2];
+        struct kvr_router_ctx *ctx[2];
+        struct kvr_router_config c;
+        kvr_router_config_init(&c);
+        c.cost.overlap_credit = 0;
+        c.cost.temperature = hot ? 0.7 : 0;
+        c.seed = 11;
+        for (int k = 0; k < 2; k++) {
+            assert_int_equal(kvr_router_create(&c, &r[k], NULL), 0);
+            assert_int_equal(kvr_router_ctx_create(r[k], &ctx[k]), 0);
+            for (uint64_t i = 0; i < 6; i++) assert_int_equal(kvr_router_set_worker(r[k], k ? 6 - i : i + 1, 0, 2), 0);
+        }
+        unsigned seen = 0;
+        for (int i = 0; i < 200; i++) {
+            struct kvr_router_result a, b;
+            struct kvr_router_request rq = {.isl = 16 + (uint64_t)i};
+            char id[8];
+            if (i % 3 == 0) {
+                rq.id = id;
+                rq.id_len = (size_t)snprintf(id, sizeof id, "r%d", i);
+                rq.book = true;
+            }
+            assert_int_equal(kvr_router_find_best_match(r[0], ctx[0], &rq, &a), 0);
+            assert_int_equal(kvr_router_find_best_match(r[1], ctx[1], &rq, &b), 0);
+            assert_int_equal(kvr_worker_cmp(a.worker, b.worker), 0);
+            seen |= 1u << (a.worker.worker_id * 2 + a.worker.dp_rank);
+        }
+        assert_int_equal(__builtin_popcount(seen), 12); /* and they spread */
+        for (int k = 0; k < 2; k++) {
+            kvr_router_ctx_destroy(ctx[k]);
+            kvr_router_destroy(r[k]);
+        }
+    }
+}
+
+static void each_override_can_flip_the_choice(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_override o = {0};
+    kvr_router_set_schedulable(f->r, 3, false);
+    hold(f, (struct kvr_worker){1, 0}, 8);
+    struct kvr_router_request rq = request("decoding"); /* worker 1: warm, 1 block of decode more; worker 2: idle */
+    rq.tokens = (uint32_t[]){91, 92, 93, 94};
+    rq.tokens_n = 4;
+    rq.pinned = true;
+    rq.pin = (struct kvr_worker){1, 0};
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    kvr_router_mark_prefill_completed(f->r, "decoding", 8);
+    struct kvr_shared_range all = {0, 4};
+    rq = request(NULL);
+    rq.shared = &all;
+    rq.shared_n = 1;
+    rq.override = &o;
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(res.worker.worker_id, 1);
+    o = (struct kvr_override){.set = KVR_OVERRIDE_OVERLAP_CREDIT, .overlap_credit = 0};
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(res.worker.worker_id, 2);
+    o = (struct kvr_override){.set = KVR_OVERRIDE_PREFILL_LOAD_SCALE, .prefill_load_scale = 0};
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(res.worker.worker_id, 2);
+    o = (struct kvr_override){.set = KVR_OVERRIDE_SHARED_MULTIPLIER, .shared_multiplier = 1}; /* everybody can fetch all of it */
+    kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    assert_int_equal(res.worker.worker_id, 2);
+    o = (struct kvr_override){.set = KVR_OVERRIDE_TEMPERATURE, .temperature = 100};
+    int second = 0;
+    for (int i = 0; i < 200; i++) {
+        kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+        second += res.worker.worker_id == 2;
+    }
+    assert_in_range(second, 60, 140);
+}
+
+static void block_size_one_with_repeated_tokens(void **s)
+{
+    (void)s;
+    struct kvr_router *r;
+    struct kvr_router_ctx *ctx;
+    struct kvr_router_config c;
+    struct kvr_router_result res;
+    struct kvr_potential_load p[2];
+    uint32_t same[10];
+    for (int i = 0; i < 10; i++) same[i] = 7;
+    kvr_router_config_init(&c);
+    c.cost.overlap_credit = 0;
+    c.block_size = 1;
+    assert_int_equal(kvr_router_create(&c, &r, NULL), 0);
+    assert_int_equal(kvr_router_ctx_create(r, &ctx), 0);
+    assert_int_equal(kvr_router_set_worker(r, 1, 0, 1), 0);
+    struct kvr_router_request rq = {.id = "a", .id_len = 1, .book = true, .tokens = same, .tokens_n = 6};
+    assert_int_equal(kvr_router_find_best_match(r, ctx, &rq, &res), 0);
+    rq.tokens_n = 10;
+    assert_int_equal(kvr_router_potential_loads(r, ctx, &rq, p, 2), 1);
+    assert_int_equal(p[0].potential_decode_blocks, 10); /* a prefix, not a set */
+    rq.tokens_n = 3;
+    assert_int_equal(kvr_router_potential_loads(r, ctx, &rq, p, 2), 1);
+    assert_int_equal(p[0].potential_decode_blocks, 6);
+    kvr_router_ctx_destroy(ctx);
+    kvr_router_destroy(r);
+}
+
+static void remote_bookings_count_and_can_be_forgotten(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_load_event add = {
+        .kind = KVR_LOAD_ADD,
+        .request = {.id = "p1/x", .id_len = 4, .worker = {1, 0}, .seqs = (uint64_t[]){1, 2}, .seqs_n = 2, .prefill_tokens = 9, .owner = 1}};
+    struct kvr_load_event end = {.kind = KVR_LOAD_FREE, .request = {.id = "p1/x", .id_len = 4}};
+    assert_int_equal(kvr_router_apply_remote(f->r, &add), 0);
+    assert_int_equal(kvr_router_apply_remote(f->r, &add), 0); /* once more: replaced */
+    assert_int_equal(load_of(f, 1).active_requests, 1);
+    assert_int_equal(load_of(f, 1).active_decode_blocks, 2);
+    assert_int_equal(kvr_router_apply_remote(f->r, &end), 0);
+    assert_int_equal(kvr_router_apply_remote(f->r, &end), -KVR_ENOTFOUND);
+    add.request.worker.worker_id = 99;
+    assert_int_equal(kvr_router_apply_remote(f->r, &add), -KVR_ENOTFOUND); /* unknown workers are not made */
+    add.request.worker.worker_id = 2;
+    add.request.owner = 0;
+    assert_int_equal(kvr_router_apply_remote(f->r, &add), -KVR_EINVAL);
+    add.request.owner = 7;
+    assert_int_equal(kvr_router_apply_remote(f->r, &add), 0);
+    assert_int_equal(kvr_router_forget_remote(f->r, 6), 0);
+    assert_int_equal(kvr_router_forget_remote(f->r, 7), 1);
+    assert_int_equal(load_of(f, 2).active_requests, 0);
+}
+
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 int main(void)
 {
@@ -604,6 +736,10 @@ int main(void)
         T(many_threads_leave_nothing_booked),
         T(stages_are_timed),
         T(stale_bookings_expire_on_request),
+        cmocka_unit_test(picks_do_not_depend_on_the_order_of_registration),
+        T(each_override_can_flip_the_choice),
+        cmocka_unit_test(block_size_one_with_repeated_tokens),
+        T(remote_bookings_count_and_can_be_forgotten),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,8 +25,10 @@ struct waiter {
     struct kvr_rejection rejection;
     uint32_t tokens[128];
     char id[16];
-    int calls, rc;
+    int calls, rc, order;
 };
+
+static int orders;
 
 static struct fixture *start(struct kvr_router_config c, double busy_frac, uint64_t workers)
 {
@@ -72,6 +74,7 @@ static void on_done(struct kvr_ticket *t, int rc, const struct kvr_router_result
     struct waiter *w = t->user;
     (void)ctx;
     w->calls++;
+    w->order = ++orders;
     w->rc = rc;
     if (rc == 0) w->res = *res;
 }
@@ -442,6 +445,38 @@ static void workers_that_come_release_what_waits(void **s)
     stop(f);
 }
 
+/* Cached tokens for the order: the best among the eligible; for a pin its own; what a taint forbids does not count. */
+static void wspt_counts_the_best_overlap_among_the_eligible(void **s)
+{
+    (void)s;
+    struct kvr_router_config c;
+    struct kvr_policy p;
+    kvr_policy_init(&p);
+    p.classes[0].policy = KVR_QUEUE_WSPT;
+    p.classes[0].busy_tokens = 0;
+    kvr_router_config_init(&c);
+    c.policy = &p;
+    struct fixture *f = start(c, -1, 3);
+    struct waiter busy[3], cold, warm, forbidden;
+    const char *taint = "here";
+    for (uint64_t w = 1; w <= 2; w++) assert_int_equal(kvr_router_set_taints(f->r, w, &taint, 1), 0);
+    for (int i = 0; i < 3; i++) assert_int_equal(go(f, &busy[i], i, 16), 0);
+    prepare(&forbidden, 10, 64); /* only worker 3 holds it, which it may not use */
+    hold(f, 3, &forbidden, 64);
+    forbidden.rq.required_taints = &taint;
+    forbidden.rq.required_n = 1;
+    assert_int_equal(submit(f, &forbidden), KVR_PARKED);
+    assert_int_equal(go(f, &cold, 11, 32), KVR_PARKED);
+    prepare(&warm, 12, 64);
+    hold(f, 1, &warm, 60);
+    assert_int_equal(submit(f, &warm), KVR_PARKED);
+    for (int i = 0; i < 3; i++) end(f, &busy[i]);
+    end(f, &warm);
+    end(f, &cold);
+    assert_true(warm.order && warm.order < cold.order && cold.order < forbidden.order); /* 4, 32 and 64 uncached */
+    stop(f);
+}
+
 /* ---- overload and taints ----------------------------------------------------------------------------- */
 
 static struct fixture *overloadable(double decay)
@@ -683,6 +718,7 @@ int main(void)
         cmocka_unit_test(cancelling_frees_the_place_and_is_final),
         cmocka_unit_test(limits_refuse_with_their_kind),
         cmocka_unit_test(workers_that_come_release_what_waits),
+        cmocka_unit_test(wspt_counts_the_best_overlap_among_the_eligible),
         cmocka_unit_test(overloaded_warm_workers_are_skipped),
         cmocka_unit_test(when_all_are_overloaded_that_is_the_error),
         cmocka_unit_test(decode_overload_is_latched),

@@ -116,6 +116,10 @@ static void status_write(struct serve *s, struct kvr_buf *b)
     kvr_json_open(b, '{');
     kvr_json_put_str(b, "version", kvr_version());
     kvr_json_put_str(b, "mode", modes[atomic_load(&s->mode)]);
+    kvr_json_key(b, "overlap_score_credit");
+    kvr_json_double(b, s->o->overlap_credit);
+    kvr_json_key(b, "prefill_load_scale");
+    kvr_json_double(b, s->o->prefill_load_scale);
     kvr_json_put_u64(b, "uptime_ms", now_ms() - s->started_ms);
     kvr_json_put_u64(b, "requests", atomic_load(&m->requests_total));
     kvr_json_put_u64(b, "retries", atomic_load(&m->retries_total));

@@ -14,7 +14,16 @@
 #include "base/base.h"
 
 enum sim_workload { SIM_UNIFORM, SIM_SHARED, SIM_AGENTS, SIM_SIBLINGS, SIM_LONG_TAIL, SIM_WORKLOADS };
-enum sim_policy { SIM_ROUND_ROBIN, SIM_LEAST_LOADED, SIM_LINEAR, SIM_LMETRIC, SIM_TIME, SIM_LINEAR_PREDICTED, SIM_TIME_PREDICTED, SIM_POLICIES };
+enum sim_policy {
+    SIM_ROUND_ROBIN,
+    SIM_LEAST_LOADED,
+    SIM_LINEAR,
+    SIM_LMETRIC,
+    SIM_TIME,
+    SIM_LINEAR_PREDICTED,
+    SIM_TIME_PREDICTED,
+    SIM_POLICIES
+};
 
 struct sim_config {
     enum sim_workload workload;
