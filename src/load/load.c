@@ -306,7 +306,7 @@ static struct edge *edge_split(struct kvr_load *ld, struct edge *e, size_t at)
         edge_free(ld, top);
         return NULL;
     }
-    memcpy(top->refs, e->refs, e->refs_n * sizeof *e->refs);
+    if (e->refs_n) memcpy(top->refs, e->refs, e->refs_n * sizeof *e->refs);
     top->refs_n = e->refs_n;
     struct edge *parent = e->parent;
     edge_unlink(ld, e);

@@ -117,7 +117,7 @@ static int pinned_slot(struct kvr_router *r, const struct kvr_router_request *rq
 int kvr__eligible(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, size_t *n_out,
                   struct kvr_router_result *res)
 {
-    size_t n = 0, slot;
+    size_t n = 0, slot = 0;
     struct taints required;
     bool taints_exist = required_set(r, rq, &required);
     if (rq->pinned) {

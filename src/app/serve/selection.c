@@ -532,7 +532,7 @@ static void reserve_explicit(struct serve *s, struct kvr_http_conn *c, struct kv
 void selection_reserve(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     char id[SELECTION_ID_MAX + 3];
-    bool given, explicit_form = kvr_json_type_of(kvr_json_get(o, "worker_id")) > KVR_JSON_NULL;
+    bool given = false, explicit_form = kvr_json_type_of(kvr_json_get(o, "worker_id")) > KVR_JSON_NULL;
     const char *bad = read_id(s, o, "selection_id", id, &given);
     if (bad || (!given && !explicit_form)) admin_bad_field(c, "selection_id");
     else if (explicit_form) reserve_explicit(s, c, o, id);
