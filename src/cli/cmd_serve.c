@@ -122,6 +122,9 @@ struct serve_cli {
             "the same as a share of max-num-batched-tokens; -1 = off"),                                                                    \
         BOO("router-clear-worker-wide", clear_worker_wide, "false", NULL,                                                                  \
             "a cleared event clears every rank of its worker (older publishers)"),                                                         \
+        DBL("selection-cache-ttl-secs", selection_ttl, "120", 0, 86400, NULL, "how long what /select chose can be booked"),                \
+        NUM("selection-cache-max-entries", selection_entries, "4096", 1, 1e7, NULL, "how many such choices are kept"),                     \
+        SIZ("selection-cache-max-bytes", selection_bytes, "256MiB", NULL, "and in how many bytes"),                                        \
         NUM("min-initial-workers", min_initial_workers, "0", 0, 1e6, "DYN_ROUTER_MIN_INITIAL_WORKERS",                                     \
             "/ready waits for that many workers"),                                                                                         \
         NUM("router-seed", seed, "0", 0, 1.8e19, NULL, "seed for ties and temperature; 0 = from the clock"),                               \

@@ -34,6 +34,12 @@ struct worker_info { /* walked by every decision: small */
     struct taints taints;
 };
 
+/* What one pass takes, for thresholds that are shares of it; so much when it is not known that none is reached. */
+static inline double kvr__batch_tokens(const struct worker_info *w)
+{
+    return w->max_num_batched_tokens ? (double)w->max_num_batched_tokens : 1e7;
+}
+
 struct rank_info { /* parallel to the slots of the load table */
     struct kvr_worker worker;
     bool known, untrusted, decode_latched;

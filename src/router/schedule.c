@@ -171,10 +171,8 @@ static double lean_of(const struct taints *t, const struct lean *leans, size_t n
 
 static bool rank_is_over(const struct kvr_router *r, struct rank_info *i, const struct worker_info *w, const struct kvr_rank_load *l)
 {
-    enum { BATCH_UNKNOWN = 10000000 };
     const struct kvr_busy_thresholds *b = &r->config.busy;
-    double batch = (double)(w->max_num_batched_tokens ? w->max_num_batched_tokens : BATCH_UNKNOWN),
-           prefill = (double)(int64_t)l->active_prefill_tokens;
+    double batch = kvr__batch_tokens(w), prefill = (double)(int64_t)l->active_prefill_tokens;
     if (b->decode_blocks_frac >= 0 && w->total_kv_blocks) {
         double line = b->decode_blocks_frac * (double)w->total_kv_blocks, book = (double)(int64_t)l->active_decode_blocks,
                engine = (double)(int64_t)i->kv_used_blocks;

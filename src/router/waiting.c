@@ -18,9 +18,7 @@ static bool class_waits(const struct kvr_class_config *c)
 
 static bool rank_is_busy(const struct kvr_router *r, const struct kvr_class_config *cls, uint32_t slot, uint64_t now)
 {
-    enum { BATCH_UNKNOWN = 10000000 };
-    const struct worker_info *w = &r->workers[r->infos[slot].owner];
-    double batch = (double)(w->max_num_batched_tokens ? w->max_num_batched_tokens : BATCH_UNKNOWN);
+    double batch = kvr__batch_tokens(&r->workers[r->infos[slot].owner]);
     struct kvr_rank_load l = {0};
     kvr_load_get(r->load, slot, now, &l);
     double prefill = (double)l.active_prefill_tokens;

@@ -180,7 +180,7 @@ def test_siblings_with_a_new_prefix_stay_together_when_decisions_are_remembered(
     seen = {}
     for name, flags in (("forgotten", ()), ("remembered", ("--router-predicted-ttl-secs", 5)),
                         ("by time", ("--router-predicted-ttl-secs", 5, "--cost", "time", "--router-guard-ratio", 0))):
-        mocks = [start(Mock, with_events=False, **SLOW_ENGINE) for _ in range(4)]
+        mocks = [start(Mock, with_events=False, speedup=0.01) for _ in range(4)]  # nobody gets a first token
         engines = [engine() for _ in mocks]  # the events' side of each: silent as yet
         s = start(Serve, [f"{m.spec()},events=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay_port}"
                           for m, e in zip(mocks, engines)], *flags, ready=False)

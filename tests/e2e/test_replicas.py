@@ -216,8 +216,7 @@ def test_two_routers_balance_as_one(start):
             t = threading.Thread(target=r.complete, args=([seed + i] * (200 + i * 37 % 400),), kwargs={"max_tokens": 30})
             t.start()
             threads.append(t)
-            while time.monotonic() < begin + i / rate:
-                time.sleep(0.001)  # the open loop's pace
+            stop.wait(max(0.0, begin + (i + 1) / rate - time.monotonic()))  # the open loop's pace
         for t in threads:
             t.join()
         stop.set()

@@ -97,6 +97,20 @@ def test_pending_selections_are_booked_once(start):
     assert s.idle()
 
 
+def test_pending_selections_are_bounded(start):
+    s = start(Select, "--selection-cache-max-entries", 2)
+    s.worker(1)
+    for i in "abc":
+        s.ask("/select", {"token_ids": [1] * 8, "selection_id": i})
+    s.ask("/reservations", {"selection_id": "a"}, 404)  # the oldest went
+    s.ask("/reservations", {"selection_id": "b"}, 201)
+    s.ask("/reservations/b", method="DELETE")
+    s2 = start(Select, "--selection-cache-ttl-secs", 0)
+    s2.worker(1)
+    s2.ask("/select", {"token_ids": [1] * 8, "selection_id": "a"})
+    s2.ask("/reservations", {"selection_id": "a"}, 404)
+
+
 def test_groups_are_apart(start):
     s = start(Select)
     s.worker(1, routing_group="a")

@@ -16,8 +16,7 @@
 
 #include "app/serve/admin.h"
 
-enum { SELECTION_ID_MAX = 200, PENDING_BUCKETS = 1024, PENDING_MAX = 4096, PENDING_TTL_MS = 120000 };
-static const size_t PENDING_BYTES_MAX = 256u << 20;
+enum { SELECTION_ID_MAX = 200, PENDING_BUCKETS = 1024 };
 
 /* ---- what has been selected and not booked yet ------------------------------------------------------- */
 
@@ -84,11 +83,11 @@ static void pending_drop(struct pending *p)
     free(p);
 }
 
-static void pending_add(struct pending *p)
+static void pending_add(const struct serve_options *o, struct pending *p)
 {
     struct pending **place = pending_place(p->id);
     if (*place) pending_drop(*place);
-    while (sel.oldest && (sel.pending_n >= PENDING_MAX || sel.pending_bytes + pending_size(p) > PENDING_BYTES_MAX))
+    while (sel.oldest && (sel.pending_n >= o->selection_entries || sel.pending_bytes + pending_size(p) > o->selection_bytes))
         pending_drop(sel.oldest);
     place = pending_place(p->id);
     p->bucket_next = *place;
@@ -396,7 +395,7 @@ static void remember(struct serve *s, const struct waiting *w)
     uint64_t *seqs = sequence_of(&w->q, &n);
     struct pending *p = seqs ? calloc(1, sizeof *p + n * sizeof *p->seqs) : NULL;
     if (p) {
-        *p = (struct pending){.expires_ms = now_ms() + PENDING_TTL_MS,
+        *p = (struct pending){.expires_ms = now_ms() + (uint64_t)(s->o->selection_ttl * 1000),
                               .pool = w->q.pool,
                               .worker = w->result.worker,
                               .isl = w->q.isl,
@@ -405,7 +404,7 @@ static void remember(struct serve *s, const struct waiting *w)
                               .seqs_n = n};
         snprintf(p->id, sizeof p->id, "%s", w->id + 2);
         memcpy(p->seqs, seqs, n * sizeof *seqs);
-        pending_add(p);
+        pending_add(s->o, p);
     }
     free(seqs);
 }

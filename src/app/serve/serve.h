@@ -29,7 +29,8 @@ struct serve_options {
     double busy_decode_blocks, busy_prefill_tokens, busy_prefill_frac, request_expiry;
     bool load_aware;
     char *policy_config, *overlap_weight_text, *replica_sync_peers;
-    uint64_t replica_sync_port, min_initial_workers;
+    uint64_t replica_sync_port, min_initial_workers, selection_entries, selection_bytes;
+    double selection_ttl;
     double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout, restore_timeout,
         drain_timeout, health_interval, breaker_cooldown, session_ttl;
     double overlap_credit, credit_decay, prefill_load_scale, request_weight, host_weight, disk_weight, temperature, ttl_secs,
