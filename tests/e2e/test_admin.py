@@ -142,7 +142,7 @@ def test_page_and_status(fleet):
     page = call(s.admin, "GET", "/")
     assert page.status == 200 and "text/html" in page.headers["content-type"] and b"kvroute" in page.body
     assert b"http://" not in page.body and b"https://" not in page.body
-    st = s.get("/status")
+    st = wait_for("decision", lambda: s.get("/status")["decisions"] and s.get("/status"))
     assert st["decisions"][0]["reason"] in ("kv", "load") and len(st["loads"]) == 2
     assert len(s.get("/decisions")) == 1
 

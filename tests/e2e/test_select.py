@@ -283,6 +283,17 @@ def test_serve_has_the_same_routes(fleet):
     assert {s.complete([i] * 20).headers["x-kvroute-worker"] for i in range(6)} <= {"1", "2"}
 
 
+def test_serve_keeps_models_apart_in_one_partition(start):
+    a, b = start(Mock), start(Mock)
+    s = start(Serve, [a.spec(",model=mock,group=x"), b.spec(",model=other,group=y")], ready=False)
+    wait_for("up", lambda: call(s.port, "GET", "/ready").status == 200)
+    for _ in range(4):
+        assert s.post("/select", {"token_ids": [1] * 32, "model_name": "other"}).json()["worker_id"] == 2
+        assert s.post("/select", {"token_ids": [1] * 32, "routing_group": "x"}).json()["worker_id"] == 1
+    assert s.post("/select", {"token_ids": [1] * 32, "model_name": "other", "allowed_worker_ids": [1]}).status == 503
+    assert s.post("/select", {"token_ids": [1] * 32, "model_name": "nobody's"}).status == 404
+
+
 BODIES = ["", "{", "[]", "null", "7", '"x"', "{}", '{"token_ids":7}', '{"token_ids":[-1]}', '{"token_ids":["a"]}', '{"token_ids":[4294967296]}',
           '{"token_ids":[1],"model_name":5}', '{"block_hashes":[1],"sequence_hashes":[1,2]}', '{"sequence_hashes":[1]}',
           '{"token_ids":[1],"allowed_worker_ids":"x"}', '{"token_ids":[1],"routing_constraints":[1]}',

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Partitions: an index, a router and its queue for each (model, routing group, block size). */
+/*
+ * Partitions: an index, a router and its queue.
+ *
+ * The selection service has one for each (model, routing group, block size), as its callers name them. The proxy's workers
+ * often have no name until they are asked, and a request must reach all that serve its model, so there a partition is a
+ * block size; only a model with queue classes of its own has one to itself.
+ */
 #include "app/serve/state.h"
 
 #include <string.h>
@@ -86,15 +92,48 @@ static bool same_name(const char *a, const char *b)
     return !strcmp(*a ? a : "default", *b ? b : "default");
 }
 
+static bool in_scope(const struct serve *s, const struct worker *w, const char *model, const char *group)
+{
+    bool lora;
+    if (*group && strcmp(w->group, group)) return false;
+    return !*model || same_name(w->model, model) || worker_serves_locked(s, w, model, strlen(model), &lora);
+}
+
 struct pool *pool_find_locked(struct serve *s, const char *model, const char *group)
 {
-    for (struct pool *p = s->pools; p; p = p->next)
-        if (same_name(p->model, model) && same_name(p->group, group)) return p;
+    if (s->o->select_only) {
+        for (struct pool *p = s->pools; p; p = p->next)
+            if (same_name(p->model, model) && same_name(p->group, group)) return p;
+        return NULL;
+    }
+    for (const struct worker *w = s->workers; w; w = w->next)
+        if (in_scope(s, w, model, group)) return w->pool;
     return NULL;
 }
 
-struct pool *pool_get_locked(struct serve *s, const char *model, const char *group, uint32_t block_size, char *err, size_t cap)
+size_t pool_scope_locked(struct serve *s, const struct pool *pool, const char *model, const char *group, uint64_t *ids, bool *all)
 {
+    size_t n = 0;
+    *all = true;
+    for (const struct worker *w = s->workers; w; w = w->next) {
+        if (w->pool != pool) continue;
+        if (s->o->select_only || in_scope(s, w, model, group)) ids[n++] = w->id;
+        else *all = false;
+    }
+    return n;
+}
+
+static bool has_profile(const struct serve_options *o, const char *model)
+{
+    for (size_t i = 0; i < o->profiles_n; i++)
+        if (o->profiles[i].model[0] && !strcmp(o->profiles[i].model, model)) return true;
+    return false;
+}
+
+struct pool *pool_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap)
+{
+    const char *group = s->o->select_only ? w->group : "default", *model = s->o->select_only || has_profile(s->o, w->model) ? w->model : "";
+    uint32_t block_size = w->block_size;
     struct kvr_router_config rc;
     struct pool **p = &s->pools;
     size_t n = 0;

@@ -386,16 +386,22 @@ static bool is_retryable(int status)
 
 static void retry_or_fail(struct px *p, int status, const char *text);
 
+/* The client was promised a stream, and the worker answers with something else: says so in the stream. Returns: whether that
+ * ended the request. */
+static bool contradicts_early_head(struct px *p)
+{
+    char message[96];
+    if (!p->early_head || p->head_sent || (p->status == 200 && p->is_sse)) return false;
+    snprintf(message, sizeof message, "the worker answered with status %d", p->status);
+    px_fail(p, p->status, message);
+    return true;
+}
+
 static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
 {
     struct px *p = ctx;
     if (is_retryable(p->status)) return; /* judged when it is whole */
-    if (p->early_head && !p->head_sent && !(p->status == 200 && p->is_sse)) {
-        char message[96];
-        snprintf(message, sizeof message, "the worker answered with status %d", p->status);
-        px_fail(p, p->status, message);
-        return;
-    }
+    if (contradicts_early_head(p)) return;
     if (p->phase == PX_WAITING_FIRST) {
         p->phase = PX_STREAMING;
         send_head(p);
@@ -440,6 +446,7 @@ static void on_done(struct kvr_http_call *call, void *ctx)
         return;
     }
     worker_report(serve_of(p), p->worker, true);
+    if (contradicts_early_head(p)) return;
     if (p->phase == PX_WAITING_FIRST) {
         send_head(p);
         note_first_token(p);

@@ -168,16 +168,36 @@ static bool read_override(struct kvr_json o, struct kvr_override *out, char *bad
     return ok;
 }
 
+/* Where a partition has other workers too, only those of the scope may be chosen: the list the caller gave is narrowed. */
+static bool narrow(struct serve *s, struct question *q)
+{
+    bool all;
+    uint64_t *ids = malloc((s->workers_n + 1) * sizeof *ids);
+    size_t n = ids ? pool_scope_locked(s, q->pool, q->model, q->group, ids, &all) : 0;
+    if (!ids || all) {
+        free(ids);
+        return ids != NULL;
+    }
+    if (q->allowed) {
+        size_t kept = 0;
+        for (size_t i = 0; i < n; i++) {
+            bool given = false;
+            for (size_t k = 0; k < q->allowed_n && !given; k++) given = q->allowed[k] == ids[i];
+            if (given) ids[kept++] = ids[i];
+        }
+        n = kept;
+    }
+    free(q->allowed);
+    q->allowed = ids;
+    q->allowed_n = n;
+    return true;
+}
+
 static bool find_pool(struct serve *s, struct question *q)
 {
-    bool lora;
     pthread_mutex_lock(&s->lock);
-    if (s->o->select_only || q->model[0] || q->group[0]) q->pool = pool_find_locked(s, q->model, q->group);
-    /* the proxy's workers may have names that were discovered */
-    for (const struct worker *w = s->o->select_only ? NULL : s->workers; w && !q->pool; w = w->next) {
-        if (q->group[0] && strcmp(q->group, w->group)) continue;
-        if (!q->model[0] || worker_serves_locked(s, w, q->model, strlen(q->model), &lora)) q->pool = w->pool;
-    }
+    q->pool = pool_find_locked(s, q->model, q->group);
+    if (q->pool && !narrow(s, q)) q->pool = NULL;
     pthread_mutex_unlock(&s->lock);
     return q->pool != NULL;
 }

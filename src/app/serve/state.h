@@ -3,7 +3,7 @@
  * What the parts of `serve` share.
  *
  *   workers.c   the worker table, health and breaker state
- *   pools.c     one index and router per (model, group, block size)
+ *   pools.c     partitions: an index, a router and its queue
  *   views.c     KV events -> index, trust -> router
  *   replicas.c  what other routers of the fleet book
  *   sessions.c  session affinity
@@ -57,7 +57,7 @@ enum {
 /* A partition: workers whose caches and loads are comparable. Made at first use, kept as long as the process lives. */
 struct pool {
     struct pool *next;
-    char model[MODEL_MAX], group[MODEL_MAX]; /* model "": workers that were not given one */
+    char model[MODEL_MAX], group[MODEL_MAX]; /* model "": any */
     uint32_t block_size;
     struct kvr_index *index;     /* NULL when the overlap credit is 0 */
     struct kvr_index *predicted; /* --router-predicted-ttl-secs */
@@ -253,9 +253,11 @@ void workers_destroy(struct serve *s);
 
 /* pools.c */
 /* The partition, made if need be; NULL with the reason in err. */
-struct pool *pool_get_locked(struct serve *s, const char *model, const char *group, uint32_t block_size, char *err, size_t cap);
-/* A partition by name ("" and "default" are the same model), or NULL. */
+struct pool *pool_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap);
+/* The partition of a model and a group ("": any on serve, "default" on select), or NULL. */
 struct pool *pool_find_locked(struct serve *s, const char *model, const char *group);
+/* Its workers of that model and group into ids[workers_n]; *all: that is all it has. */
+size_t pool_scope_locked(struct serve *s, const struct pool *pool, const char *model, const char *group, uint64_t *ids, bool *all);
 void pools_destroy(struct serve *s);
 void pools_tick(struct serve *s); /* main loop: expiry, decay */
 /* The thread's context for a pool, made at first use; NULL when memory is short. */

@@ -183,7 +183,7 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
         detach_locked(s, old);
         unref_locked(old);
     }
-    w->pool = pool_get_locked(s, w->model, w->group, w->block_size, err, cap);
+    w->pool = pool_get_locked(s, w, err, cap);
     if (!w->pool) return -1;
     const char *taints[TAINTS_MAX];
     for (size_t i = 0; i < w->taints_n; i++) taints[i] = w->taints[i];
