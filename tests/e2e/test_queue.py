@@ -57,6 +57,19 @@ def test_a_parked_stream_that_times_out_ends_with_an_error_event(start):
     wait_for("idle", s.idle)
 
 
+def test_a_promised_stream_whose_worker_refuses_says_so(start):
+    s = busy_serve(start, "--router-queue-threshold", 0, "--queue-keepalive", 0.05)
+    held = occupy(s)
+    c, r = read_sse(s.port, {"prompt": [5] * 20, "max_tokens": 10 ** 9, "stream": True})
+    assert r.status == 200 and r.readline() == b": waiting for a worker\n"
+    for h in held:
+        h.close()
+    text = r.read()
+    assert b"the worker answered with status 400" in text and b"[DONE]" not in text
+    c.close()
+    wait_for("idle", s.idle)
+
+
 def test_limits_of_a_class_answer_529(start, tmp_path):
     policy = tmp_path / "p.yaml"
     policy.write_text("default_policy_family: std\npolicy_classes:\n"
