@@ -175,6 +175,18 @@ def test_a_decision_can_be_explained(fleet):
     assert s.metric("overlap_regret_blocks_count") == 3 and s.metric("prediction_diverged") == 0
 
 
+def test_times_to_first_token_are_learnt(start):
+    mocks = [start(Mock), start(Mock)]
+    s = start(Serve, mocks, "--cost", "time", "--router-prefill-load-model", "fitted")
+    for i in range(60):
+        assert s.complete([i] * (16 + i * 20), max_tokens=1, stream=True).status == 200
+    models = [w["ttft_model"] for w in s.get("/workers")]
+    assert sum(m["observations"] for m in models) == 60 and min(m["observations"] for m in models) >= 20
+    assert all(0 <= m["base_ms"] < 1000 and 0 <= m["token_ms"] < 10 for m in models)
+    assert s.complete([1] * 20, headers={"x-kvroute-policy-class": "x" * 64}).status == 400
+    wait_for("idle", s.idle)
+
+
 def test_predictions_that_do_not_come_true_raise_the_alarm(start):
     """The engine gives blocks up without a word (its cache is tiny): what is predicted is not delivered."""
     m = start(Mock, "--num-gpu-blocks", 8)

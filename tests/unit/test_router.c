@@ -651,6 +651,45 @@ static void each_override_can_flip_the_choice(void **s)
     assert_in_range(second, 60, 140);
 }
 
+/* While nothing is shared, what little there is does not draw requests to a loaded worker; once much is, it does. */
+static void the_guard_lets_overlap_count_when_there_is_much_of_it(void **s)
+{
+    (void)s;
+    struct fixture *f;
+    struct kvr_router_config c;
+    struct kvr_router_result res;
+    kvr_router_config_init(&c);
+    c.cost.kind = KVR_COST_TIME;
+    c.guard_ratio = 0.2;
+    assert_int_equal(setup_with((void **)&f, c, true), 0);
+    hold(f, (struct kvr_worker){2, 0}, 16);
+    for (uint64_t w = 1; w <= 3; w += 2) kvr_router_set_schedulable(f->r, w, w == 1); /* 1 and 2 */
+    struct kvr_router_request rq = request("load");
+    rq.tokens = (uint32_t[]){91, 92, 93, 94};
+    rq.tokens_n = 4;
+    rq.pinned = true;
+    rq.pin = (struct kvr_worker){2, 0};
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    rq = request(NULL);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.worker.worker_id, 1);
+    assert_true(kvr_router_shared_ratio(f->r) < 0.2);
+    assert_true(res.best_blocks == 4); /* it is seen all the same */
+    for (int i = 0; i < 30; i++) {
+        char id[8];
+        struct kvr_router_request again = request(id);
+        again.id_len = (size_t)snprintf(id, sizeof id, "s%d", i);
+        again.book = true;
+        assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &again, &res), 0);
+        kvr_router_free(f->r, id, again.id_len);
+    }
+    assert_true(kvr_router_shared_ratio(f->r) > 0.2);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.worker.worker_id, 2);
+    assert_int_equal(res.cached_tokens, 16);
+    teardown((void **)&f);
+}
+
 static void block_size_one_with_repeated_tokens(void **s)
 {
     (void)s;
@@ -738,6 +777,7 @@ int main(void)
         T(stale_bookings_expire_on_request),
         cmocka_unit_test(picks_do_not_depend_on_the_order_of_registration),
         T(each_override_can_flip_the_choice),
+        cmocka_unit_test(the_guard_lets_overlap_count_when_there_is_much_of_it),
         cmocka_unit_test(block_size_one_with_repeated_tokens),
         T(remote_bookings_count_and_can_be_forgotten),
     };

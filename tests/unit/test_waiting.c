@@ -261,6 +261,31 @@ static void decay_alone_releases_a_parked_request(void **s)
     stop(f);
 }
 
+static void prefill_runs_down_over_the_learnt_time(void **s)
+{
+    (void)s;
+    struct kvr_router_config c;
+    struct kvr_rank_load l;
+    kvr_router_config_init(&c);
+    c.fit_ttft = true;
+    struct fixture *f = start(c, -1, 1);
+    struct waiter a, b;
+    assert_int_equal(go(f, &a, 1, 100), 0);
+    f->now = SECOND / 2;
+    kvr_router_loads(f->r, &l, 1);
+    assert_int_equal(l.active_prefill_tokens, 100); /* nothing is known yet: until the first token */
+    end(f, &a);
+    for (uint64_t i = 0; i < 200; i++) { /* 10 ms a token */
+        struct kvr_router_result r = {.worker = {1, 0}, .prefill_tokens = 20 + i};
+        kvr_router_observe_ttft(f->r, &r, 10.0 * (double)(20 + i));
+    }
+    assert_int_equal(go(f, &b, 2, 100), 0);
+    f->now += SECOND / 2;
+    kvr_router_loads(f->r, &l, 1);
+    assert_in_range(l.active_prefill_tokens, 48, 52);
+    stop(f);
+}
+
 static void what_can_never_be_served_fails_at_once(void **s)
 {
     (void)s;
@@ -709,6 +734,7 @@ int main(void)
         cmocka_unit_test(class_thresholds_are_independent),
         cmocka_unit_test(a_share_of_the_pool_may_count_as_busy),
         cmocka_unit_test(decay_alone_releases_a_parked_request),
+        cmocka_unit_test(prefill_runs_down_over_the_learnt_time),
         cmocka_unit_test(what_can_never_be_served_fails_at_once),
         cmocka_unit_test(an_allow_list_holds_while_waiting),
         cmocka_unit_test(a_blocked_pin_does_not_block_another),

@@ -1200,7 +1200,8 @@ static const char *read_hints(struct px *p, const struct kvr_http_request *rq)
         p->strict_priority = (uint32_t)v;
     }
     struct kvr_text policy = either(rq->headers, "x-kvroute-policy-class", "x-dynamo-meta-policy-class");
-    if (policy.ptr && policy.len < sizeof p->policy_class) memcpy(p->policy_class, policy.ptr, policy.len);
+    if (policy.len >= sizeof p->policy_class) return "the policy class header has more than 63 characters";
+    if (policy.ptr) memcpy(p->policy_class, policy.ptr, policy.len);
     p->explain = kvr_text_is(kvr_headers_get(rq->headers, "x-kvroute-explain"), "1");
     return NULL;
 }
