@@ -63,6 +63,7 @@ struct kvr_rank_load {
     uint64_t active_prefill_tokens; /* decayed */
     uint64_t active_decode_blocks;  /* distinct prompt blocks + private blocks + output blocks, by weight */
     uint32_t active_requests;
+    uint32_t active_prefills; /* of these, before their first token, as far as prefill is tracked */
 };
 
 /* Load of one slot at `now_ns`. Returns: 0, or -KVR_ENOTFOUND for a slot that is not in use. */

@@ -216,7 +216,7 @@ struct kvr_router_result {
     uint64_t prefill_tokens;  /* what was or would be booked: max(isl - cached, 0), 0 when not tracked */
     uint64_t required_blocks; /* ceil(isl / block size) */
     uint64_t ahead_tokens;    /* prefill tokens on the chosen rank before this request */
-    uint32_t ahead_requests;  /* requests there */
+    uint32_t ahead_decoding;  /* requests there that had their first token */
     uint64_t waited_ns;       /* in the queue */
     size_t candidates;
     bool pinned, preferred, trusted;
@@ -303,10 +303,11 @@ KVR_API size_t kvr_router_forget_remote(struct kvr_router *router, uint32_t owne
  * between. Returns: 0 or -KVR_ENOMEM. */
 KVR_API int kvr_router_snapshot(struct kvr_router *router, void (*mark)(void *ctx), kvr_load_hook *hook, void *ctx);
 
-/* What was observed of a decision: milliseconds from sending to the first token. Teaches the worker's model. */
+/* What was observed of a decision: milliseconds from sending to the first token. Teaches the fleet's line and the worker's factor. */
 KVR_API void kvr_router_observe_ttft(struct kvr_router *router, const struct kvr_router_result *result, double ms);
-/* Model of a worker, or of the fleet with worker_id NULL. Returns: 0 or -KVR_ENOTFOUND. */
-KVR_API int kvr_router_ttft_model(struct kvr_router *router, const uint64_t *worker_id, struct kvr_ttft_model *out);
+/* The fleet's line, and a worker's factor unless worker_id or factor is NULL. Returns: 0 or -KVR_ENOTFOUND. */
+KVR_API int kvr_router_ttft_model(struct kvr_router *router, const uint64_t *worker_id, struct kvr_ttft_model *out,
+                                  struct kvr_ttft_factor *factor);
 /* Moving mean of best overlap / prompt over recent requests, 0..1. */
 KVR_API double kvr_router_shared_ratio(struct kvr_router *router);
 

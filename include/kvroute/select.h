@@ -20,8 +20,8 @@
  *
  * Multiplicative cost (lmetric): cost = prefill * (D + 1) + request_weight * N.
  *
- * Time cost, in milliseconds: the predicted time to the first token, by each candidate's model
- * (kvroute/ttft_model.h) of max(I - C, 0) tokens behind P others and N requests, plus recompute_share of the time our own
+ * Time cost, in milliseconds: the predicted time to the first token, by the fleet's model and each worker's factor
+ * (kvroute/ttft_model.h) of max(I - C, 0) tokens behind P others and the requests that generate, plus recompute_share of the time our own
  * uncached tokens take: computing what somebody else holds is not free, the next request pays for it.
  * Overlap is honoured only within a bounded load (Mirrokni et al., Consistent Hashing with Bounded Loads): a candidate
  * whose requests, with this one, would exceed `load_bound` times the mean is costed as if it held nothing.
@@ -91,8 +91,9 @@ struct kvr_candidate {
     double taint_weight;  /* sum of the weights of preferred taints it has */
     uint64_t active_prefill_tokens;
     uint64_t decode_blocks; /* D */
-    uint32_t active_requests;
+    uint32_t active_requests, active_prefills;
     const struct kvr_ttft_model *model; /* time cost only; never NULL there */
+    double model_factor;                /* of this worker */
     uint64_t turn;                      /* when it was chosen last, in decisions; 0: never */
 };
 

@@ -1,17 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Time to first token of one worker, learnt from what was observed.
+ * Time to first token, learnt from what was observed: one line for the fleet, and a factor for each worker.
  *
- *     ms = base + token * own + ahead * ahead tokens + request * requests
+ *     ms = factor of the worker * (base + token * own + ahead * ahead tokens + request * requests)
  *
  * `own` are the request's prompt tokens that were not cached, `ahead` the prompt tokens that waited or were being computed
- * before it, `requests` those that were running. Four parameters, each at least 0. Tokens ahead have a weight of their
- * own because part of them is computed already, how much nobody says.
+ * before it, `requests` those that were generating (not those in prefill: their tokens are counted already). Four parameters, each at least
+ * 0. Tokens ahead have a weight of their own because part of them is computed already, how much nobody says.
  *
- * Fitted by recursive least squares with forgetting: about the last `1 / (1 - 0.995)` = 200 observations count. An
- * observation far from the prediction is pulled in (Huber: beyond three times the mean absolute error its weight falls
- * as 1 / distance), so that a stall or a cold start does not bend the line. Before `KVR_TTFT_WARM` observations the prior
- * counts: an idle model of 0.05 ms a token.
+ * The line is fitted by least squares over about the last `1 / (1 - 0.995)` = 200 observations, solved anew with each under
+ * the constraint that no parameter is negative, and held by a weak ridge to a prior (0.05 ms a token): where requests are all
+ * alike many lines fit, and without it the fit would wander among them. An observation far from the prediction is pulled in
+ * (Huber: beyond three times the mean absolute error its weight falls as 1 / distance), so that a stall does not bend it.
+ *
+ * The factor is what was observed over what the line had said, of about the last 50 observations, drawn towards 1 as by 10
+ * observations of 1. One number a worker: lines of their own differ by chance where requests are alike, and a worker whose
+ * line looks slow by chance is not chosen and cannot show that it is not. For the same reason what is old counts less
+ * (kvr_ttft_factor_age): a worker that looks slow is tried again.
  *
  * Threads: the caller serialises.
  */
@@ -29,7 +34,7 @@ extern "C" {
 
 struct kvr_ttft_model {
     double base_ms, token_ms, ahead_ms, request_ms; /* what kvr_ttft_predict uses; >= 0 */
-    double theta[4], p[4][4];                       /* state of the fit, in units of ms, 1000 tokens, request */
+    double s[4][4], t[4];                           /* decayed sums of x x' and x y; tokens in thousands */
     double error_ms;                                /* moving mean absolute error */
     uint64_t observations;
 };
@@ -41,6 +46,18 @@ KVR_API void kvr_ttft_observe(struct kvr_ttft_model *model, double own, double a
 
 /* Predicted milliseconds. */
 KVR_API double kvr_ttft_predict(const struct kvr_ttft_model *model, double own, double ahead, double requests);
+
+struct kvr_ttft_factor {
+    double value; /* 0.1..10 */
+    double observed, expected, weight;
+    uint64_t observations;
+};
+
+KVR_API void kvr_ttft_factor_init(struct kvr_ttft_factor *factor);
+/* `predicted_ms`: what the line said. One observation counts at most five times that. */
+KVR_API void kvr_ttft_factor_observe(struct kvr_ttft_factor *factor, double predicted_ms, double ms);
+/* What is known is old: a quarter of it counts. */
+KVR_API void kvr_ttft_factor_age(struct kvr_ttft_factor *factor);
 
 #ifdef __cplusplus
 }

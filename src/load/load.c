@@ -55,10 +55,10 @@ struct request {
 struct slot {
     struct kvr_worker worker;
     bool used;
-    uint32_t requests_n, undated; /* prefills without a duration */
-    uint64_t weight;              /* of all active blocks */
-    uint64_t prefill_tokens;      /* sum, not decayed */
-    uint64_t anchor_ns;           /* when prefill_front became the front */
+    uint32_t requests_n, prefills_n, undated; /* undated: prefills without a duration */
+    uint64_t weight;                          /* of all active blocks */
+    uint64_t prefill_tokens;                  /* sum, not decayed */
+    uint64_t anchor_ns;                       /* when prefill_front became the front */
     struct request *requests, *prefill_front, *prefill_back;
 };
 
@@ -428,7 +428,7 @@ static uint64_t decayed_prefill(const struct slot *s, uint64_t now)
 
 static struct kvr_rank_load load_of(const struct slot *s, uint64_t now_ns)
 {
-    return (struct kvr_rank_load){s->worker, decayed_prefill(s, now_ns), (s->weight + ONE / 2) / ONE, s->requests_n};
+    return (struct kvr_rank_load){s->worker, decayed_prefill(s, now_ns), (s->weight + ONE / 2) / ONE, s->requests_n, s->prefills_n};
 }
 
 int kvr_load_get(const struct kvr_load *ld, size_t slot, uint64_t now_ns, struct kvr_rank_load *out)
@@ -553,6 +553,7 @@ static void prefill_link(struct kvr_load *ld, struct request *rq, uint64_t now_n
     }
     s->prefill_back = rq;
     s->prefill_tokens += rq->prefill_tokens;
+    s->prefills_n++;
     s->undated += !rq->has_duration;
 }
 
@@ -564,6 +565,7 @@ static void prefill_unlink(struct kvr_load *ld, struct request *rq, uint64_t now
     *(rq->prefill_prev ? &rq->prefill_prev->prefill_next : &s->prefill_front) = rq->prefill_next;
     *(rq->prefill_next ? &rq->prefill_next->prefill_prev : &s->prefill_back) = rq->prefill_prev;
     s->prefill_tokens -= rq->prefill_tokens;
+    s->prefills_n--;
     s->undated -= !rq->has_duration;
     rq->prefill_tokens = 0;
     rq->prefill_next = rq->prefill_prev = NULL;

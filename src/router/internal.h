@@ -26,6 +26,12 @@ struct taints {
     uint64_t bits[TAINT_WORDS];
 };
 
+/* What is known of a worker's times to first token. */
+struct worker_model {
+    struct kvr_ttft_factor factor;
+    uint64_t seen; /* router.decisions at the last observation */
+};
+
 struct worker_info { /* walked by every decision: small */
     uint64_t id;
     bool used, blocked, over;                         /* over: this decision found every rank above a busy threshold */
@@ -58,11 +64,11 @@ struct kvr_router {
     uint32_t *order; /* slots in use, by (worker, rank): choices do not depend on who came first */
     size_t order_n, order_cap;
     struct worker_info *workers;
-    struct kvr_ttft_model *models; /* parallel to workers */
+    struct worker_model *models; /* parallel to workers */
     size_t workers_n, workers_cap, models_cap, workers_used;
     char (*taint_names)[TAINT_NAME_MAX];
     size_t taints_n, taints_cap;
-    struct kvr_ttft_model fleet; /* of all workers: for those that are not known yet */
+    struct kvr_ttft_model fleet; /* of all workers; each has its factor */
     double shared_ratio;         /* moving mean of best overlap / prompt */
     uint64_t rng, turn, mark, decisions;
     struct kvr_queue *queue;
@@ -128,6 +134,9 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
                   struct kvr_router_result *res);
 int kvr__book(struct kvr_router *r, const struct kvr_router_request *rq, const struct prompt *p, struct kvr_worker worker,
               uint64_t prefill_tokens, uint64_t now);
+/* The worker's factor; 1 when nothing was heard of it for long. */
+double kvr__factor(const struct kvr_router *r, uint32_t worker);
+bool kvr__model_is_old(const struct kvr_router *r, uint32_t worker);
 void kvr__record(struct kvr_router *r, const struct prompt *p, struct kvr_worker worker);
 uint64_t kvr__uncached(const struct prompt *p, uint64_t cached);
 long kvr__taint(const struct kvr_router *r, const char *name);

@@ -192,7 +192,8 @@ static struct worker_info *worker_make(struct kvr_router *r, uint64_t id)
     if (kvr_mem_grow(&r->mem, (void **)&r->models, &r->models_cap, at + 1, sizeof *r->models)) return NULL;
     if (at == r->workers_n) r->workers_n++;
     r->workers[at] = (struct worker_info){.id = id, .used = true};
-    kvr_ttft_init(&r->models[at]);
+    r->models[at].seen = r->decisions;
+    kvr_ttft_factor_init(&r->models[at].factor);
     r->workers_used++;
     return &r->workers[at];
 }
@@ -528,20 +529,26 @@ int kvr_router_snapshot(struct kvr_router *r, void (*mark)(void *ctx), kvr_load_
 
 void kvr_router_observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
 {
-    double own = (double)res->prefill_tokens, ahead = (double)res->ahead_tokens, requests = res->ahead_requests;
+    double own = (double)res->prefill_tokens, ahead = (double)res->ahead_tokens, requests = res->ahead_decoding;
     pthread_mutex_lock(&r->lock);
     const struct worker_info *w = worker_find(r, res->worker.worker_id);
-    if (w) kvr_ttft_observe(&r->models[w - r->workers], own, ahead, requests, ms);
+    if (w) {
+        struct worker_model *m = &r->models[w - r->workers];
+        if (kvr__model_is_old(r, (uint32_t)(w - r->workers))) kvr_ttft_factor_age(&m->factor);
+        kvr_ttft_factor_observe(&m->factor, kvr_ttft_predict(&r->fleet, own, ahead, requests), ms);
+        m->seen = r->decisions;
+    }
     kvr_ttft_observe(&r->fleet, own, ahead, requests, ms);
     pthread_mutex_unlock(&r->lock);
 }
 
-int kvr_router_ttft_model(struct kvr_router *r, const uint64_t *worker_id, struct kvr_ttft_model *out)
+int kvr_router_ttft_model(struct kvr_router *r, const uint64_t *worker_id, struct kvr_ttft_model *out, struct kvr_ttft_factor *factor)
 {
     pthread_mutex_lock(&r->lock);
     const struct worker_info *w = worker_id ? worker_find(r, *worker_id) : NULL;
     bool ok = !worker_id || w;
-    if (ok) *out = w ? r->models[w - r->workers] : r->fleet;
+    if (ok) *out = r->fleet;
+    if (w && factor) *factor = r->models[w - r->workers].factor;
     pthread_mutex_unlock(&r->lock);
     return ok ? 0 : -KVR_ENOTFOUND;
 }

@@ -248,6 +248,17 @@ static double shared_past(const struct kvr_router_request *rq, double device)
     return n;
 }
 
+/* Not chosen for a hundred rounds of the fleet. */
+bool kvr__model_is_old(const struct kvr_router *r, uint32_t worker)
+{
+    return r->decisions - r->models[worker].seen > 100 * r->order_n;
+}
+
+double kvr__factor(const struct kvr_router *r, uint32_t worker)
+{
+    return kvr__model_is_old(r, worker) ? 1 : r->models[worker].factor.value;
+}
+
 static inline void fill_candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, uint64_t booked,
                                   size_t slot, struct kvr_candidate *out)
 {
@@ -261,9 +272,10 @@ static inline void fill_candidate(const struct kvr_router *r, const struct kvr_r
     out->active_prefill_tokens = r->config.cost.track_prefill_tokens ? l->active_prefill_tokens : 0;
     out->decode_blocks = r->config.track_active_blocks ? l->active_decode_blocks + (booked - c->depths[slot]) + p->private_blocks : 0;
     out->active_requests = l->active_requests;
+    out->active_prefills = l->active_prefills;
     out->turn = i->turn;
     out->model = &r->fleet;
-    if (p->cost.kind == KVR_COST_TIME && r->models[i->owner].observations >= KVR_TTFT_WARM) out->model = &r->models[i->owner];
+    out->model_factor = p->cost.kind == KVR_COST_TIME ? kvr__factor(r, i->owner) : 1;
 }
 
 void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot,
@@ -338,7 +350,7 @@ static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx 
     res->prefill_tokens = kvr__uncached(p, cost->cached_tokens);
     res->required_blocks = (p->isl + r->config.block_size - 1) / r->config.block_size;
     res->ahead_tokens = c->candidates[at].active_prefill_tokens;
-    res->ahead_requests = c->candidates[at].active_requests;
+    res->ahead_decoding = c->candidates[at].active_requests - c->candidates[at].active_prefills;
     res->trusted = !r->infos[c->slots[at]].untrusted;
     res->candidates = n;
     for (size_t i = 0; i < n; i++) res->best_blocks = KVR_MAX(res->best_blocks, c->costs[i].effective_blocks);
@@ -407,9 +419,8 @@ static void estimate_prefill(const struct kvr_router *r, const struct prompt *p,
         ns = r->config.prefill(r->config.prefill_ctx, lr->worker, lr->prefill_tokens, p->isl - KVR_MIN(p->isl, lr->prefill_tokens));
     } else if (r->config.fit_ttft) {
         long slot = kvr_load_slot_of(r->load, lr->worker);
-        const struct kvr_ttft_model *m = slot < 0 ? &r->fleet : &r->models[r->infos[slot].owner];
-        if (m->observations < KVR_TTFT_WARM) m = &r->fleet;
-        if (m->observations >= KVR_TTFT_WARM) ns = (int64_t)((double)lr->prefill_tokens * m->token_ms * 1e6);
+        double factor = slot < 0 ? 1 : kvr__factor(r, r->infos[slot].owner);
+        if (r->fleet.observations >= KVR_TTFT_WARM) ns = (int64_t)((double)lr->prefill_tokens * factor * r->fleet.token_ms * 1e6);
     }
     lr->has_duration = ns >= 0;
     lr->prefill_ns = ns >= 0 ? (uint64_t)ns : 0;

@@ -58,12 +58,13 @@ struct common {
     double isl, block, per_block, per_request; /* per_x: 1 / x */
     uint64_t least_prefill;                    /* 0 unless credits decay */
     double requests_allowed;                   /* time cost: bound on a candidate's requests, this one included */
+    double recompute_ms;                       /* time cost: price of computing a token, the same for all */
 };
 
 static struct common common_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl, const struct kvr_candidate *c,
                                size_t n)
 {
-    struct common m = {cfg, (double)isl, block_size, 1.0 / block_size, 1.0 / (double)((isl - 1) / block_size + 1), 0, 0};
+    struct common m = {cfg, (double)isl, block_size, 1.0 / block_size, 1.0 / (double)((isl - 1) / block_size + 1), 0, 0, 0};
     if (cfg->credit_decay > 0 && cfg->track_prefill_tokens) {
         m.least_prefill = UINT64_MAX;
         for (size_t i = 0; i < n; i++) m.least_prefill = KVR_MIN(m.least_prefill, c[i].active_prefill_tokens);
@@ -71,6 +72,7 @@ static struct common common_of(const struct kvr_cost_config *cfg, uint32_t block
     if (cfg->kind == KVR_COST_TIME) {
         double sum = 1;
         for (size_t i = 0; i < n; i++) sum += c[i].active_requests;
+        m.recompute_ms = cfg->recompute_share * c[0].model->token_ms;
         m.requests_allowed = ceil(cfg->load_bound * sum / (double)n);
     }
     return m;
@@ -106,10 +108,10 @@ static inline double block_cost(const struct common *m, const struct kvr_candida
 
 static double time_cost(const struct common *m, const struct kvr_candidate *c)
 {
-    const struct kvr_cost_config *cfg = m->cfg;
     bool within = (double)c->active_requests + 1 <= m->requests_allowed;
-    double uncached = KVR_MAX(m->isl - (within ? block_credit(m, c) * m->block : 0), 0.0), n = c->active_requests;
-    return kvr_ttft_predict(c->model, uncached, number(c->active_prefill_tokens), n) + cfg->recompute_share * c->model->token_ms * uncached;
+    double uncached = KVR_MAX(m->isl - (within ? block_credit(m, c) * m->block : 0), 0.0),
+           decoding = c->active_requests - c->active_prefills;
+    return c->model_factor * kvr_ttft_predict(c->model, uncached, number(c->active_prefill_tokens), decoding) + m->recompute_ms * uncached;
 }
 
 enum { MEMO = 8 };

@@ -2,19 +2,26 @@
 #include "base/base.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <kvroute/ttft_model.h>
 
-/* Tokens are counted in thousands, so that the three regressors are of one size and the matrix stays well-conditioned. */
+/* Tokens are counted in thousands, so that the regressors are of one size and the sums stay well-conditioned. */
 enum { FEATURES = 4 };
-static const double FORGET = 0.995, TOKENS_UNIT = 1000, PRIOR_MS_PER_UNIT = 50, VARIANCE_MAX = 1e6;
+static const double KEEP = 0.995, TOKENS_UNIT = 1000, RIDGE = 0.1;
+static const double PRIOR[FEATURES] = {1, 50, 25, 0};
+
+static void set_line(struct kvr_ttft_model *m, const double theta[FEATURES])
+{
+    m->base_ms = theta[0];
+    m->token_ms = theta[1] / TOKENS_UNIT;
+    m->ahead_ms = theta[2] / TOKENS_UNIT;
+    m->request_ms = theta[3];
+}
 
 void kvr_ttft_init(struct kvr_ttft_model *m)
 {
-    *m = (struct kvr_ttft_model){.theta = {1, PRIOR_MS_PER_UNIT, PRIOR_MS_PER_UNIT, 0}};
-    for (int i = 0; i < FEATURES; i++) m->p[i][i] = 100;
-    m->base_ms = m->theta[0];
-    m->token_ms = m->theta[1] / TOKENS_UNIT;
-    m->ahead_ms = m->theta[2] / TOKENS_UNIT;
+    *m = (struct kvr_ttft_model){0};
+    set_line(m, PRIOR);
 }
 
 double kvr_ttft_predict(const struct kvr_ttft_model *m, double own, double ahead, double requests)
@@ -22,39 +29,92 @@ double kvr_ttft_predict(const struct kvr_ttft_model *m, double own, double ahead
     return m->base_ms + m->token_ms * own + m->ahead_ms * ahead + m->request_ms * requests;
 }
 
-/* One step of recursive least squares for regressors x, with the weight of the observation. */
-static void step(struct kvr_ttft_model *m, const double x[FEATURES], double error, double weight)
+/* Solves for the parameters in `active`, the others being 0. The matrix is positive definite by the ridge. */
+static void solve(const struct kvr_ttft_model *m, const bool active[FEATURES], double theta[FEATURES])
 {
-    double px[FEATURES], denominator = FORGET / weight;
-    for (int i = 0; i < FEATURES; i++) {
-        px[i] = 0;
-        for (int k = 0; k < FEATURES; k++) px[i] += m->p[i][k] * x[k];
-        denominator += x[i] * px[i];
-    }
-    for (int i = 0; i < FEATURES; i++) m->theta[i] += px[i] / denominator * error;
+    double a[FEATURES][FEATURES + 1];
+    int at[FEATURES], n = 0;
     for (int i = 0; i < FEATURES; i++)
-        for (int k = 0; k < FEATURES; k++) m->p[i][k] = (m->p[i][k] - px[i] * px[k] / denominator) / FORGET;
-    for (int i = 0; i < FEATURES; i++) /* without excitation forgetting would let the variance run away */
-        if (!(m->p[i][i] < VARIANCE_MAX)) {
-            double down = sqrt(VARIANCE_MAX / m->p[i][i]);
-            for (int k = 0; k < FEATURES; k++) m->p[i][k] *= down, m->p[k][i] *= down;
+        if (active[i]) at[n++] = i;
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < n; k++) a[i][k] = m->s[at[i]][at[k]] + (i == k ? RIDGE : 0);
+        a[i][n] = m->t[at[i]] + RIDGE * PRIOR[at[i]];
+    }
+    for (int i = 0; i < n; i++)
+        for (int r = i + 1; r < n; r++) {
+            double f = a[r][i] / a[i][i];
+            for (int k = i; k <= n; k++) a[r][k] -= f * a[i][k];
         }
+    for (int i = 0; i < FEATURES; i++) theta[i] = 0;
+    for (int i = n - 1; i >= 0; i--) {
+        double v = a[i][n];
+        for (int k = i + 1; k < n; k++) v -= a[i][k] * theta[at[k]];
+        theta[at[i]] = v / a[i][i];
+    }
+}
+
+/* Takes out the most negative parameter until none is. */
+static void fit(struct kvr_ttft_model *m)
+{
+    bool active[FEATURES] = {true, true, true, true};
+    double theta[FEATURES];
+    for (;;) {
+        int worst = -1;
+        solve(m, active, theta);
+        for (int i = 0; i < FEATURES; i++)
+            if (theta[i] < 0 && (worst < 0 || theta[i] < theta[worst])) worst = i;
+        if (worst < 0) break;
+        active[worst] = false;
+    }
+    set_line(m, theta);
 }
 
 void kvr_ttft_observe(struct kvr_ttft_model *m, double own, double ahead, double requests, double ms)
 {
-    if (!(own >= 0 && own < 1e12 && ahead >= 0 && ahead < 1e12 && requests >= 0 && requests < 1e9 && ms >= 0 && ms < 1e9)) return;
-    double x[FEATURES] = {1, own / TOKENS_UNIT, ahead / TOKENS_UNIT, requests}, expected = 0;
-    for (int i = 0; i < FEATURES; i++) expected += m->theta[i] * x[i];
-    double error = ms - expected, wide = 3 * m->error_ms;
+    if (!(own >= 0 && own < 1e9 && ahead >= 0 && ahead < 1e9 && requests >= 0 && requests < 1e6 && ms >= 0 && ms < 1e9)) return;
+    double x[FEATURES] = {1, own / TOKENS_UNIT, ahead / TOKENS_UNIT, requests};
+    double error = fabs(ms - kvr_ttft_predict(m, own, ahead, requests)), wide = 3 * m->error_ms;
     bool warm = m->observations >= KVR_TTFT_WARM;
-    double weight = warm && fabs(error) > wide ? KVR_MAX(wide, 1e-3) / fabs(error) : 1;
-    step(m, x, error, weight);
+    double weight = warm && error > wide ? KVR_MAX(wide, 1e-3) / error : 1;
+    for (int i = 0; i < FEATURES; i++) {
+        m->t[i] = KEEP * m->t[i] + weight * x[i] * ms;
+        for (int k = 0; k < FEATURES; k++) m->s[i][k] = KEEP * m->s[i][k] + weight * x[i] * x[k];
+    }
     double share = warm ? 0.02 : 1.0 / (double)(m->observations + 1);
-    m->error_ms += share * (KVR_MIN(fabs(error), warm ? 2 * wide + 1 : 1e9) - m->error_ms);
+    m->error_ms += share * (KVR_MIN(error, warm ? 2 * wide + 1 : 1e9) - m->error_ms);
     m->observations++;
-    m->base_ms = KVR_MAX(m->theta[0], 0.0);
-    m->token_ms = KVR_MAX(m->theta[1], 0.0) / TOKENS_UNIT;
-    m->ahead_ms = KVR_MAX(m->theta[2], 0.0) / TOKENS_UNIT;
-    m->request_ms = KVR_MAX(m->theta[3], 0.0);
+    fit(m);
+}
+
+/* ---- a worker's factor ------------------------------------------------------------------------------- */
+
+static void weigh_factor(struct kvr_ttft_factor *f)
+{
+    enum { LIKE_ONE = 10 };
+    double raw = f->expected > 0 ? f->observed / f->expected : 1, value = (raw * f->weight + LIKE_ONE) / (f->weight + LIKE_ONE);
+    f->value = KVR_MAX(0.1, KVR_MIN(value, 10.0));
+}
+
+void kvr_ttft_factor_init(struct kvr_ttft_factor *f)
+{
+    *f = (struct kvr_ttft_factor){.value = 1};
+}
+
+void kvr_ttft_factor_observe(struct kvr_ttft_factor *f, double predicted_ms, double ms)
+{
+    static const double KEPT = 0.98, MOST = 5;
+    if (!(predicted_ms > 0 && predicted_ms < 1e9 && ms >= 0 && ms < 1e9)) return;
+    f->observed = KEPT * f->observed + KVR_MIN(ms, MOST * predicted_ms);
+    f->expected = KEPT * f->expected + predicted_ms;
+    f->weight = KEPT * f->weight + 1;
+    f->observations++;
+    weigh_factor(f);
+}
+
+void kvr_ttft_factor_age(struct kvr_ttft_factor *f)
+{
+    f->observed /= 4;
+    f->expected /= 4;
+    f->weight /= 4;
+    weigh_factor(f);
 }

@@ -270,8 +270,8 @@ static void time_cost_adds_up(void **s)
     c.kind = KVR_COST_TIME;
     c.recompute_share = 0.5;
     c.load_bound = 1.2;
-    struct kvr_candidate k[2] = {{.active_prefill_tokens = 100, .active_requests = 3, .model = &m},
-                                 {.device_blocks = 10, .active_requests = 3, .model = &m}};
+    struct kvr_candidate k[2] = {{.active_prefill_tokens = 100, .active_requests = 3, .model = &m, .model_factor = 1},
+                                 {.device_blocks = 10, .active_requests = 3, .model = &m, .model_factor = 1}};
     struct kvr_cost out[2];
     kvr_cost_of(&c, 16, 200, k, 2, out);
     assert_true(fabs(out[0].cost - (5 + 0.1 * 200 + 0.05 * 100 + 2 * 3 + 0.5 * 0.1 * 200)) < 1e-9);
@@ -298,6 +298,43 @@ static void equals_take_turns(void **s)
 static double noise(struct kvr_rng *rng)
 {
     return kvr_rng_unit(rng) - 0.5;
+}
+
+static void factors_tell_slow_workers_and_forget(void **s)
+{
+    (void)s;
+    struct kvr_ttft_factor f;
+    kvr_ttft_factor_init(&f);
+    assert_true(f.value == 1);
+    kvr_ttft_factor_observe(&f, 100, 100000); /* one stall is worth little: five times, against ten that say 1 */
+    assert_true(f.value < 1.5);
+    for (int i = 0; i < 300; i++) kvr_ttft_factor_observe(&f, 100, 300);
+    assert_true(f.value > 2.5 && f.value < 3);
+    for (int i = 0; i < 4; i++) kvr_ttft_factor_age(&f);
+    assert_true(f.value < 1.1);
+    for (int i = 0; i < 300; i++) kvr_ttft_factor_observe(&f, 100, 50);
+    assert_true(f.value < 0.6);
+    kvr_ttft_factor_observe(&f, NAN, 1);
+    kvr_ttft_factor_observe(&f, 0, 1);
+    kvr_ttft_factor_observe(&f, 1, INFINITY);
+    assert_int_equal(f.observations, 601);
+}
+
+/* Many lines fit requests that are all alike. The one that is kept must stay where it predicts other requests too. */
+static void alike_requests_do_not_make_the_line_wander(void **s)
+{
+    (void)s;
+    struct kvr_ttft_model m;
+    struct kvr_rng rng = {8};
+    kvr_ttft_init(&m);
+    for (int i = 0; i < 20000; i++) {
+        double ahead = 4224 * (double)kvr_rng_below(&rng, 4), ms = 120 + 0.02 * ahead + 60 * noise(&rng);
+        if (i % 37 == 0) ms *= 4;
+        kvr_ttft_observe(&m, 4224, ahead, 30, ms);
+        if (i > 50) assert_true(m.base_ms < 400 && m.token_ms < 0.1 && m.ahead_ms < 0.1 && m.request_ms < 15);
+    }
+    double alike = kvr_ttft_predict(&m, 4224, 0, 30), small = kvr_ttft_predict(&m, 100, 0, 30);
+    assert_true(alike > 90 && alike < 200 && small <= alike && small >= 0);
 }
 
 static void models_learn_and_stay_robust(void **s)
@@ -349,6 +386,8 @@ int main(void)
         cmocka_unit_test(preferred_taints_scale_costs),
         cmocka_unit_test(time_cost_adds_up),
         cmocka_unit_test(equals_take_turns),
+        cmocka_unit_test(factors_tell_slow_workers_and_forget),
+        cmocka_unit_test(alike_requests_do_not_make_the_line_wander),
         cmocka_unit_test(models_learn_and_stay_robust),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

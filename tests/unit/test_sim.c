@@ -19,6 +19,7 @@ static double mean_ttft(enum sim_workload w, enum sim_policy p)
         struct sim_config c = {.workload = w, .policy = p, .workers = 8, .requests = REQUESTS, .seed = seed, .load = 1};
         assert_int_equal(sim_run(&c, &r), 0);
         assert_int_equal(r.completed, REQUESTS);
+        if (p == SIM_TIME) assert_true(r.fewest > REQUESTS / 8 / 3); /* nobody is forgotten */
         sum += r.ttft_mean_ms / SEEDS;
     }
     return sum;

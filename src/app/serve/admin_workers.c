@@ -42,26 +42,24 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
     (void)s;
 }
 
-/* What has been learnt about its times to first token. */
+/* What has been learnt about its times to first token: the fleet's line and its own factor. */
 static void put_model(struct kvr_buf *b, const struct worker *w)
 {
     struct kvr_ttft_model m;
-    if (kvr_router_ttft_model(w->pool->router, &w->id, &m)) return;
+    struct kvr_ttft_factor f;
+    if (kvr_router_ttft_model(w->pool->router, &w->id, &m, &f)) return;
     kvr_json_key(b, "ttft_model");
     kvr_json_open(b, '{');
     const struct {
         const char *key;
         double v;
-    } rows[] = {{"base_ms", m.base_ms},
-                {"token_ms", m.token_ms},
-                {"ahead_token_ms", m.ahead_ms},
-                {"request_ms", m.request_ms},
-                {"error_ms", m.error_ms}};
+    } rows[] = {{"factor", f.value},          {"base_ms", m.base_ms},  {"token_ms", m.token_ms}, {"ahead_token_ms", m.ahead_ms},
+                {"request_ms", m.request_ms}, {"error_ms", m.error_ms}};
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         kvr_json_key(b, rows[i].key);
         kvr_json_double(b, rows[i].v);
     }
-    kvr_json_put_u64(b, "observations", m.observations);
+    kvr_json_put_u64(b, "observations", f.observations);
     kvr_json_close(b, '}');
 }
 

@@ -306,15 +306,17 @@ static int ascending(const void *a, const void *b)
 static void report(struct sim *s, struct sim_result *out)
 {
     struct mock_engine_stats st, sum = {0};
+    uint64_t fewest = UINT64_MAX;
     double total = 0;
     for (uint32_t i = 0; i < s->cfg.workers; i++) {
         mock_engine_stats(s->workers[i].engine, &st);
+        fewest = KVR_MIN(fewest, st.requests);
         sum.prompt_tokens += st.prompt_tokens;
         sum.cached_tokens += st.cached_tokens;
     }
     for (size_t i = 0; i < s->ttft_n; i++) total += s->ttft[i];
     if (s->ttft_n) qsort(s->ttft, s->ttft_n, sizeof *s->ttft, ascending);
-    *out = (struct sim_result){.completed = (uint32_t)s->ttft_n, .seconds = (double)s->now_ns / 1e9};
+    *out = (struct sim_result){.completed = (uint32_t)s->ttft_n, .fewest = (uint32_t)fewest, .seconds = (double)s->now_ns / 1e9};
     if (!s->ttft_n) return;
     out->ttft_mean_ms = total / (double)s->ttft_n;
     out->ttft_p50_ms = s->ttft[s->ttft_n / 2];

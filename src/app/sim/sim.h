@@ -36,7 +36,7 @@ struct sim_config {
 struct sim_result {
     double ttft_mean_ms, ttft_p50_ms, ttft_p99_ms, seconds; /* seconds: virtual, until the last token */
     double cached_ratio;                                    /* of prompt tokens, as the engines say */
-    uint32_t completed;
+    uint32_t completed, fewest;                             /* fewest: requests of the worker that had the fewest */
 };
 
 const char *sim_workload_name(enum sim_workload w);
