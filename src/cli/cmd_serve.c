@@ -122,6 +122,16 @@ struct serve_cli {
             "the same as a share of max-num-batched-tokens; -1 = off"),                                                                    \
         BOO("router-clear-worker-wide", clear_worker_wide, "false", NULL,                                                                  \
             "a cleared event clears every rank of its worker (older publishers)"),                                                         \
+        ENU("shared-cache-type", shared_cache_type, "none", "none|hicache", "DYN_SHARED_CACHE_TYPE",                                       \
+            "only none: no shared pool is asked; a request may say what one holds (shared_cache_ranges)"),                                 \
+        BOO("router-replica-sync", replica_sync, "false", "DYN_ROUTER_REPLICA_SYNC",                                                       \
+            "share bookings with other routers; needs replica-sync-port"),                                                                 \
+        BOO("router-durable-kv-events", durable_events, "false", "DYN_ROUTER_DURABLE_KV_EVENTS", "only false: of older configurations"),   \
+        NUM("router-event-threads", event_threads, "1", 1, 1024, "DYN_ROUTER_EVENT_THREADS",                                               \
+            "accepted and ignored: one thread follows all events"),                                                                        \
+        NUM("router-snapshot-threshold", snapshot_threshold, "1000000", 1, 1e18, "DYN_ROUTER_SNAPSHOT_THRESHOLD",                          \
+            "accepted and ignored: of older configurations"),                                                                              \
+        BOO("router-reset-states", reset_states, "false", "DYN_ROUTER_RESET_STATES", "accepted and ignored: of older configurations"),     \
         DBL("selection-cache-ttl-secs", selection_ttl, "120", 0, 86400, NULL, "how long what /select chose can be booked"),                \
         NUM("selection-cache-max-entries", selection_entries, "4096", 1, 1e7, NULL, "how many such choices are kept"),                     \
         SIZ("selection-cache-max-bytes", selection_bytes, "256MiB", NULL, "and in how many bytes"),                                        \
@@ -234,6 +244,10 @@ static int cross_checks(const char *command, const struct serve_options *o)
         return fail(command, "router-predicted-ttl-secs: allowed: -1, or a number >= 0");
     if (o->policy_config && o->queue_threshold >= 0)
         return fail(command, "router-policy-config and router-queue-threshold exclude each other: thresholds are in the file");
+    if (o->shared_cache_type)
+        return fail(command, "shared-cache-type hicache is not supported; allowed: none (requests may carry shared_cache_ranges)");
+    if (o->durable_events) return fail(command, "router-durable-kv-events is not supported; allowed: false (views are restored by replay)");
+    if (o->replica_sync && !o->replica_sync_port) return fail(command, "router-replica-sync needs replica-sync-port");
     if (o->replica_sync_peers && !o->replica_sync_port) return fail(command, "replica-sync-peers needs replica-sync-port");
     return 0;
 }

@@ -146,7 +146,7 @@ static int hash_tokens(struct kvr_engine_stream *s, const struct kvr_engine_batc
 static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
                           struct kvr_event *out)
 {
-    const uint64_t *hashes = b->hashes + ev->hashes_at;
+    const uint64_t *hashes = b->hashes ? b->hashes + ev->hashes_at : NULL; /* a batch may have none */
     uint64_t salt_term;
     size_t n = 0;
     if (!propagate_salt(s, b, ev, &salt_term)) {
@@ -202,7 +202,7 @@ static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b
     if (ev->kind == KVR_ENGINE_STORED) return convert_stored(s, b, ev, out);
     if (out->tier == KVR_TIER_DEVICE) forget_salts(s, b, ev);
     out->kind = KVR_EVENT_REMOVED;
-    out->removed = b->hashes + ev->hashes_at;
+    out->removed = b->hashes ? b->hashes + ev->hashes_at : NULL;
     out->removed_n = ev->hashes_n;
     return ev->hashes_n > 0;
 }

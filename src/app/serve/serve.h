@@ -31,6 +31,9 @@ struct serve_options {
     char *policy_config, *overlap_weight_text, *replica_sync_peers;
     uint64_t replica_sync_port, min_initial_workers, selection_entries, selection_bytes;
     double selection_ttl;
+    int shared_cache_type;                           /* none|hicache */
+    bool replica_sync, durable_events, reset_states; /* checked or ignored by the command line */
+    uint64_t event_threads, snapshot_threshold;      /* ignored */
     double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout, restore_timeout,
         drain_timeout, health_interval, breaker_cooldown, session_ttl;
     double overlap_credit, credit_decay, prefill_load_scale, request_weight, host_weight, disk_weight, temperature, ttl_secs,
