@@ -110,7 +110,7 @@ uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len)
     uint64_t number = s->next++;
     was_empty = s->out.len == 0;
     /* content must be contiguous with numbers: after a drop the rest of this outbox is dropped too */
-    if (s->out_first + 1 == 0 || s->out.len + len > OUTBOX_MAX) dropped = true;
+    if (s->out_first == UINT64_MAX || s->out.len + len > OUTBOX_MAX) dropped = true;
     else kvr_buf_add(&s->out, event, len);
     if (s->out.failed) {
         s->out.failed = false;
@@ -295,8 +295,7 @@ static void snapshot_ended(struct kvr_sync *s, struct peer *p, uint64_t parts)
     p->state = LIVE;
     struct held *h = p->held;
     p->expected = h ? h->number : p->expected;
-    for (; h && p->state == LIVE; h = h->next)
-        if (!take_run(s, p, h->number, h->data, h->len)) break;
+    while (h && take_run(s, p, h->number, h->data, h->len)) h = h->next;
     bool gap = h != NULL;
     drop_held(p);
     count(s, &s->stats.snapshots_received, 1);
@@ -307,16 +306,11 @@ static void take_live(struct kvr_sync *s, struct peer *p, uint64_t publisher, ui
 {
     if (publisher != p->publisher) { /* the first word, or another process at the same place */
         if (p->publisher) lose(s, p);
-        p->publisher = publisher;
-        p->state = SYNCING;
+        p->publisher = publisher; /* so it is WAITING only while it has none */
         p->expected = number;
         ask_snapshot(s, p);
     }
     if (p->state == SYNCING) {
-        hold_back(s, p, number, data, len);
-    } else if (p->state == WAITING) {
-        p->expected = number;
-        ask_snapshot(s, p);
         hold_back(s, p, number, data, len);
     } else if (!take_run(s, p, number, data, len)) {
         count(s, &s->stats.gaps, 1);
@@ -588,7 +582,10 @@ int kvr_sync_remove_peer(struct kvr_sync *s, const char *endpoint)
 {
     pthread_mutex_lock(&s->lock);
     long at = known_at(s, endpoint);
-    if (at >= 0 && s->removes_n < PEERS_MAX) {
+    bool full = at >= 0 && s->removes_n == PEERS_MAX;
+    for (size_t i = 0; at >= 0 && i < s->adds_n; i++) /* not begun yet: never begin */
+        if (!strcmp(s->adds[i], endpoint)) memmove(s->adds[i], s->adds[--s->adds_n], ENDPOINT_MAX);
+    if (at >= 0 && !full) {
         snprintf(s->removes[s->removes_n++], ENDPOINT_MAX, "%s", endpoint);
         for (size_t i = (size_t)at; i + 1 < s->known_n; i++) {
             memcpy(s->known[i], s->known[i + 1], ENDPOINT_MAX);
@@ -598,7 +595,7 @@ int kvr_sync_remove_peer(struct kvr_sync *s, const char *endpoint)
     }
     pthread_mutex_unlock(&s->lock);
     wake(s);
-    return at >= 0 ? 0 : -KVR_ENOTFOUND;
+    return full ? -KVR_ELIMIT : at >= 0 ? 0 : -KVR_ENOTFOUND;
 }
 
 void kvr_sync_each_peer(struct kvr_sync *s, void (*fn)(void *ctx, const char *endpoint, bool live), void *ctx)

@@ -56,7 +56,7 @@ uint64_t kvr_sync_next(struct kvr_sync *s);
 
 /* Returns: 0, -KVR_EINVAL for a bad endpoint, -KVR_EEXISTS, -KVR_ELIMIT above 64 peers. */
 int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint);
-/* Returns: 0 or -KVR_ENOTFOUND. What it told is reset. */
+/* Returns: 0, -KVR_ENOTFOUND, -KVR_ELIMIT when 64 others are on their way out. What it told is reset. */
 int kvr_sync_remove_peer(struct kvr_sync *s, const char *endpoint);
 /* Calls fn for each endpoint, sorted. */
 void kvr_sync_each_peer(struct kvr_sync *s, void (*fn)(void *ctx, const char *endpoint, bool live), void *ctx);

@@ -138,6 +138,7 @@ def test_constraints_narrow_the_choice(start):
     s.ask("/select", {**body, "pinned_worker": {"worker_id": 1, "dp_rank": 4}}, 400)
     s.ask("/select", {**body, "pinned_worker": {"worker_id": 8, "dp_rank": 0}}, 404)
     s.ask("/select", {**body, "pinned_worker": {"worker_id": 1, "dp_rank": 0}, "allowed_worker_ids": [2]}, 400)
+    assert "allowed_worker_ids" in s.ask("/select", {**body, "allowed_worker_ids": [1] * 8193}, 400)["error"]
     assert s.get("/workers")[1]["taints"] == ["zone=a"]
 
 
@@ -236,11 +237,13 @@ def test_slot_tracker(start):
     reg = {"worker_id": 4, "model_name": "m", "block_size": 4, "dp_start": 2, "dp_size": 2}
     s.ask("/register", reg, 201)
     s.ask("/register", {**reg, "worker_id": 5, "block_size": 8}, 409)
+    s.ask("/register", {**reg, "dp_size": 1}, 409)
     for key in ("worker_id", "model_name", "block_size", "dp_size"):
         assert key in s.ask("/register", {k: v for k, v in reg.items() if k != key}, 400)["error"]
     add = {"model_name": "m", "request_id": "r", "worker_id": 4, "dp_rank": 3, "sequence_hashes": [1, -2, 3], "new_isl_tokens": 40}
     s.ask("/add", add, 201)
     s.ask("/add", add, 409)
+    s.ask("/register", reg, 201)  # said again: what is booked stays
     s.ask("/add", {**add, "request_id": "s", "sequence_hashes": [1, -2, 9], "new_isl_tokens": 0}, 201)
     s.ask("/add", {**add, "request_id": "t", "dp_rank": 9}, 404)
     s.ask("/add", {**add, "request_id": "t", "model_name": "other"}, 404)
@@ -267,6 +270,13 @@ def test_slot_tracker(start):
     s.ask("/unregister", {"worker_id": 4, "model_name": "m"})
     s.ask("/unregister", {"worker_id": 4, "model_name": "m"}, 404)
     assert s.get("/workers") == []
+
+
+def test_names_are_escaped_in_labels(start):
+    s = start(Select)
+    s.ask("/register", {"worker_id": 4, "model_name": 'a"b\\c\nd', "routing_group": "g", "block_size": 4, "dp_start": 0, "dp_size": 1}, 201)
+    want = r'kvroute_router_queue_pending_requests{model="a\"b\\c\nd",routing_group="g",policy_class="default"} 0'
+    assert want in call(s.admin, "GET", "/metrics").body.decode().splitlines()
 
 
 def test_serve_has_the_same_routes(fleet):

@@ -177,6 +177,20 @@ static void put_workers(struct serve *s, struct kvr_buf *b)
     put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions);
 }
 
+/* Names that clients have given, as label values. */
+static void put_scope(struct kvr_buf *b, const struct pool *p)
+{
+    const char *const names[] = {p->model, p->group};
+    for (int i = 0; i < 2; i++) {
+        kvr_buf_str(b, i ? "\",routing_group=\"" : "model=\"");
+        for (const char *c = names[i]; *c; c++) {
+            if (*c == '"' || *c == '\\' || *c == '\n') kvr_buf_str(b, "\\");
+            kvr_buf_add(b, *c == '\n' ? "n" : c, 1);
+        }
+    }
+    kvr_buf_str(b, "\"");
+}
+
 static void put_queue_gauge(struct serve *s, struct kvr_buf *b, const char *name, const char *help, size_t at)
 {
     put_type(b, name, "gauge", help);
@@ -184,8 +198,9 @@ static void put_queue_gauge(struct serve *s, struct kvr_buf *b, const char *name
         for (size_t c = 0; c < kvr_router_classes(p->router); c++) {
             struct kvr_class_stats st;
             const char *class_name = kvr_router_class_stats(p->router, c, &st);
-            kvr_buf_printf(b, "kvroute_%s{model=\"%s\",routing_group=\"%s\",policy_class=\"%s\"} %llu\n", name, p->model, p->group,
-                           class_name, (unsigned long long)*(uint64_t *)(void *)((char *)&st + at));
+            kvr_buf_printf(b, "kvroute_%s{", name);
+            put_scope(b, p);
+            kvr_buf_printf(b, ",policy_class=\"%s\"} %llu\n", class_name, (unsigned long long)*(uint64_t *)(void *)((char *)&st + at));
         }
 }
 
@@ -202,11 +217,9 @@ static void put_queues(struct serve *s, struct kvr_buf *b)
             for (size_t k = 1; k < KVR_ARRAY_LEN(reasons); k++) {
                 struct kvr_class_stats st;
                 const char *class_name = kvr_router_class_stats(p->router, c, &st);
-                kvr_buf_printf(
-                    b,
-                    "kvroute_router_queue_backpressure_total{model=\"%s\",routing_group=\"%s\",policy_class=\"%s\",reason=\"%s\"} "
-                    "%llu\n",
-                    p->model, p->group, class_name, reasons[k], (unsigned long long)st.rejected[k]);
+                kvr_buf_str(b, "kvroute_router_queue_backpressure_total{");
+                put_scope(b, p);
+                kvr_buf_printf(b, ",policy_class=\"%s\",reason=\"%s\"} %llu\n", class_name, reasons[k], (unsigned long long)st.rejected[k]);
             }
 }
 

@@ -162,7 +162,6 @@ static void unbook(struct px *p)
     kvr_router_free(p->pool->router, p->booking, strlen(p->booking));
     p->booking[0] = 0;
     atomic_fetch_sub(&p->loop->active, 1);
-    serve_pump(serve_of(p));
 }
 
 static void mark_prefill(struct px *p)
@@ -170,7 +169,6 @@ static void mark_prefill(struct px *p)
     if (p->prefill_marked || !p->booking[0]) return;
     p->prefill_marked = true;
     kvr_router_mark_prefill_completed(p->pool->router, p->booking, strlen(p->booking));
-    serve_pump(serve_of(p));
 }
 
 static void track_output(struct px *p, uint64_t tokens)
@@ -354,7 +352,7 @@ static void note_first_token(struct px *p)
     p->ttft_ms = (double)(now - p->sent_ns) / 1e6;
     if (p->is_sse && p->status < 400) {
         histogram_add(&m->ttft, p->ttft_ms / 1000);
-        kvr_router_observe_ttft(p->pool->router, &p->result, p->ttft_ms);
+        if (p->tokens_n) kvr_router_observe_ttft(p->pool->router, &p->result, p->ttft_ms); /* else its length was a guess */
     }
     p->itl_last_ns = now;
     mark_prefill(p);

@@ -97,7 +97,8 @@ static const char *read_constraints(struct kvr_json o, struct question *q)
     if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_OBJECT || kvr_json_each(v, add_preferred, q)))
         return "preferred_taints";
     v = kvr_json_get(o, "allowed_worker_ids");
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && !get_hashes(v, &q->allowed, &q->allowed_n)) return "allowed_worker_ids";
+    if (kvr_json_type_of(v) > KVR_JSON_NULL && (!get_hashes(v, &q->allowed, &q->allowed_n) || q->allowed_n > RANKS_MAX))
+        return "allowed_worker_ids";
     v = kvr_json_get(o, "shared_cache_ranges");
     if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_each(v, add_range, q)))
         return "shared_cache_ranges";

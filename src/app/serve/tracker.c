@@ -43,6 +43,12 @@ static bool known_scope(struct kvr_http_conn *c, const struct scope *sc)
     return false;
 }
 
+static bool same_registration(const struct worker *a, const struct worker *b)
+{
+    return !strcmp(a->model, b->model) && !strcmp(a->group, b->group) && a->block_size == b->block_size && a->dp_start == b->dp_start &&
+           a->dp_size == b->dp_size;
+}
+
 void tracker_register(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct worker w = {.dp_size = 0, .role = "both", .group = "default"};
@@ -61,7 +67,13 @@ void tracker_register(struct serve *s, struct kvr_http_conn *c, struct kvr_json 
     w.block_size = (uint32_t)block_size;
     w.dp_start = (uint32_t)start;
     w.dp_size = (uint32_t)size;
-    if (worker_add(s, &w, err, sizeof err)) admin_error(c, 409, err);
+    pthread_mutex_lock(&s->lock);
+    const struct worker *known = worker_find_locked(s, w.id);
+    bool other = known && !same_registration(known, &w);
+    pthread_mutex_unlock(&s->lock);
+    if (other) admin_error(c, 409, "worker_id is registered otherwise");
+    else if (known) admin_ok(c, 201); /* once more: what is booked there stays */
+    else if (worker_add(s, &w, err, sizeof err)) admin_error(c, 409, err);
     else admin_ok(c, 201);
 }
 
