@@ -217,6 +217,21 @@ typedef int kvr_index_emit(void *ctx, const struct kvr_event *event);
  * Returns: 0, what `emit` returned, or -KVR_ENOMEM. Threads: any. */
 KVR_API int kvr_index_dump(struct kvr_index *index, const struct kvr_worker *only, kvr_index_emit *emit, void *ctx);
 
+/* A walk: the dump of one pair in pieces, in little memory and without stopping the pair's writer for longer than a piece
+ * takes. The pieces are of different moments. Together they are what the pair held at the beginning, less what it has given
+ * up since, plus some of what it has got since; who applies them and then every event since the beginning, in order, has
+ * what the pair holds (stores whose parent went meanwhile are refused on the way).
+ * Owns: the caller gives *out to kvr_index_walk_end, before the index is destroyed. An unknown pair is an empty one.
+ * Returns: 0, -KVR_ENOMEM. Threads: any; a walk is used by one thread at a time. */
+struct kvr_index_walk;
+KVR_API int kvr_index_walk_begin(struct kvr_index *index, struct kvr_worker worker, struct kvr_index_walk **out);
+/* Emits the next piece: about `blocks` blocks, at most 4,095 more. Parents come before children (but not in lower tiers).
+ * Returns: 1 when there is more, 0 at the end, what `emit` returned, -KVR_ENOMEM, or -KVR_ESEQUENCE when a name of the pair
+ * was given to another block meanwhile, or a block got or lost a second name: engines hardly do that. The walk is of no use
+ * then; begin again. */
+KVR_API int kvr_index_walk_next(struct kvr_index_walk *walk, size_t blocks, kvr_index_emit *emit, void *ctx);
+KVR_API void kvr_index_walk_end(struct kvr_index_walk *walk);
+
 /* Replaces the content of one pair by stored events (their `worker` is ignored).
  * Returns: 0 or the first error of kvr_index_apply; the events before it stay. Threads: any. */
 KVR_API int kvr_index_restore(struct kvr_index *index, struct kvr_worker worker, const struct kvr_event *events, size_t events_n);

@@ -21,6 +21,7 @@
 #include <kvroute/hash.h>
 #include <kvroute/index.h>
 #include <kvroute/load.h>
+#include <kvroute/local_index.h>
 #include <kvroute/router.h>
 #include <kvroute/select.h>
 #include <kvroute/types.h>

@@ -20,7 +20,8 @@ static bool check_links(const struct lane *ln, const struct rank *rk, uint32_t p
     const struct run *r = kvr__run(ln, h->run);
     if (h->next != NO_PLACE && rk->held[h->next].prev != pos) return false;
     if (h->kid != NO_PLACE && rk->held[h->kid].prev != (pos | FIRST_KID)) return false;
-    if (r->parent < IDS_RESERVED) return h->prev == NO_PLACE && h->next == NO_PLACE;
+    if (r->parent < IDS_RESERVED && h->prev == NO_PLACE) return rk->root == pos;
+    if (r->parent < IDS_RESERVED) return rk->held[h->prev].next == pos && kvr__run(ln, rk->held[h->prev].run)->parent < IDS_RESERVED;
     if (h->prev & FIRST_KID)
         return h->prev != NO_PLACE && rk->held[h->prev & ~FIRST_KID].kid == pos && rk->held[h->prev & ~FIRST_KID].run == r->parent;
     return rk->held[h->prev].next == pos && kvr__run(ln, rk->held[h->prev].run)->parent == r->parent;

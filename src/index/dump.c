@@ -3,6 +3,12 @@
  * Dump and restore. A dump takes one rank at a time: under the lane's lock it copies what the rank holds into
  * events, then emits them without any lock, so that a slow receiver stops nobody. What it needs is the size of the
  * largest rank; each rank is as it was at one moment.
+ *
+ * A walk goes over one rank in pieces, for those that can make up for what happens meanwhile (see the header). It visits the
+ * rank's tree in preorder: a run, then those behind it. Between pieces it stands before a run; when the rank drops that
+ * one, the lane moves the walk on to the next in order, which is still there (what is behind the run has gone before it). A
+ * new run comes first among its siblings, so that a walk that has begun on them does not see it, and one that has not,
+ * does. The same holds for the lists of lower tiers.
  */
 #include "index/internal.h"
 
@@ -19,8 +25,7 @@ struct copy {
     size_t records_n, records_cap;
     struct kvr_block *blocks;
     size_t blocks_n, blocks_cap;
-    enum kvr_tier tier; /* of the edges being copied */
-    uint32_t *order;    /* runs, parents first */
+    uint32_t *order; /* runs, parents first */
     size_t order_n, order_cap;
 };
 
@@ -113,22 +118,18 @@ static int copy_run(const struct lane *ln, const struct rank *rk, struct copy *c
     return head ? copy_more_names(ln, rk, c, r, head) : 0;
 }
 
-static void copy_edge(void *ctx, bool root, uint64_t parent, struct kvr_block b)
+/* Lower tiers: one event a block, which may come before its parent. At most `most` blocks; *id is the next one then. */
+static int copy_edges(const struct lane *ln, struct copy *c, enum kvr_tier tier, uint32_t *id, size_t most)
 {
-    struct copy *c = ctx;
-    struct record *e = &c->records[c->records_n++];
-    *e = (struct record){.first = c->blocks_n, .n = 1, .parent_hash = parent, .has_parent = !root, .tier = c->tier};
-    c->blocks[c->blocks_n++] = b;
-}
-
-/* Lower tiers: one event a block, which may come before its parent. */
-static int copy_tier(const struct lane *ln, const struct rank *rk, struct copy *c, enum kvr_tier tier)
-{
-    size_t n = kvr__tiers_each(ln, rk, tier, NULL, NULL);
-    if (kvr_mem_grow(&c->mem, (void **)&c->records, &c->records_cap, c->records_n + n, sizeof *c->records)) return -KVR_ENOMEM;
-    if (kvr_mem_grow(&c->mem, (void **)&c->blocks, &c->blocks_cap, c->blocks_n + n, sizeof *c->blocks)) return -KVR_ENOMEM;
-    c->tier = tier;
-    (void)kvr__tiers_each(ln, rk, tier, copy_edge, c);
+    for (; *id && most; most--) {
+        if (kvr_mem_grow(&c->mem, (void **)&c->records, &c->records_cap, c->records_n + 1, sizeof *c->records)) return -KVR_ENOMEM;
+        if (kvr_mem_grow(&c->mem, (void **)&c->blocks, &c->blocks_cap, c->blocks_n + 1, sizeof *c->blocks)) return -KVR_ENOMEM;
+        struct record *e = &c->records[c->records_n++];
+        bool root;
+        *e = (struct record){.first = c->blocks_n, .n = 1, .tier = tier};
+        *id = kvr__tier_edge(ln, *id, &root, &e->parent_hash, &c->blocks[c->blocks_n++]);
+        e->has_parent = !root;
+    }
     return 0;
 }
 
@@ -138,7 +139,10 @@ static int copy_rank(const struct rank *rk, struct copy *c)
     c->records_n = c->blocks_n = 0;
     int rc = order_runs(ln, rk, c);
     for (size_t i = 0; i < c->order_n && rc == 0; i++) rc = copy_run(ln, rk, c, kvr__run(ln, c->order[i]));
-    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT && rc == 0; t++) rc = copy_tier(ln, rk, c, t);
+    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT && rc == 0; t++) {
+        uint32_t id = rk->tier_head[t - 1];
+        rc = copy_edges(ln, c, t, &id, SIZE_MAX);
+    }
     return rc;
 }
 
@@ -223,4 +227,126 @@ int kvr_index_restore(struct kvr_index *ix, struct kvr_worker w, const struct kv
         if (rc) return rc;
     }
     return 0;
+}
+
+/* ---- walks ---------------------------------------------------------------------------------------------- */
+
+struct kvr_index_walk {
+    struct kvr_index_walk *link;
+    struct kvr_index *ix;
+    struct lane *lane;
+    struct kvr_worker worker;
+    /* under the lane's lock */
+    struct rank *rk; /* NULL: gone */
+    uint32_t run;    /* the next to visit; 0: the device tier is done */
+    uint32_t edge[KVR_TIER_COUNT - 1];
+    bool changed; /* a name stands for another block, or a block has got or lost a second name */
+    /* the walker's own */
+    struct copy copy;
+    uint64_t next_id;
+};
+
+/* What comes after the run at a place, in preorder, leaving out what is behind it. */
+static uint32_t run_past(const struct lane *ln, const struct rank *rk, uint32_t pos)
+{
+    while (rk->held[pos].next == NO_PLACE) {
+        uint32_t up = kvr__run(ln, rk->held[pos].run)->parent;
+        if (up < IDS_RESERVED) return 0;
+        const struct run *r = kvr__run(ln, up);
+        pos = kvr__cover_pos_of(r, kvr__grip(r, rk->slot));
+    }
+    return rk->held[rk->held[pos].next].run;
+}
+
+void kvr__walks_run_goes(struct lane *ln, const struct rank *rk, uint32_t pos)
+{
+    for (struct kvr_index_walk *w = ln->walks; w; w = w->link)
+        if (w->rk == rk && w->run == rk->held[pos].run) w->run = run_past(ln, rk, pos);
+}
+
+void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next)
+{
+    for (struct kvr_index_walk *w = ln->walks; w; w = w->link)
+        for (int t = 0; t < KVR_TIER_COUNT - 1; t++)
+            if (w->edge[t] == id) w->edge[t] = next;
+}
+
+void kvr__walks_name_changes(struct lane *ln, const struct rank *rk)
+{
+    for (struct kvr_index_walk *w = ln->walks; w; w = w->link) w->changed |= w->rk == rk;
+}
+
+void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk)
+{
+    for (struct kvr_index_walk *w = ln->walks; w; w = w->link)
+        if (w->rk == rk) w->rk = NULL;
+}
+
+int kvr_index_walk_begin(struct kvr_index *ix, struct kvr_worker worker, struct kvr_index_walk **out)
+{
+    struct kvr_mem mem;
+    kvr_mem_init(&mem, &ix->mem.a, 0);
+    struct kvr_index_walk *w = kvr_mem_zget(&mem, sizeof *w);
+    if (!w) return -KVR_ENOMEM;
+    w->ix = ix;
+    w->worker = worker;
+    kvr_mem_init(&w->copy.mem, &ix->mem.a, 0);
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    struct rank *rk = kvr__rank_find(ix, worker);
+    if (rk) {
+        w->lane = rk->lane;
+        pthread_mutex_lock(&w->lane->lock);
+        w->rk = rk;
+        w->run = rk->held_n ? rk->held[rk->root].run : 0;
+        memcpy(w->edge, rk->tier_head, sizeof w->edge);
+        w->link = w->lane->walks;
+        w->lane->walks = w;
+        pthread_mutex_unlock(&w->lane->lock);
+    }
+    pthread_rwlock_unlock(&ix->ranks_lock);
+    *out = w;
+    return 0;
+}
+
+static int copy_piece(struct kvr_index_walk *w, size_t blocks)
+{
+    const struct lane *ln = w->lane;
+    struct copy *c = &w->copy;
+    int rc = 0;
+    while (w->rk && w->run && c->blocks_n < blocks && rc == 0) {
+        struct run *r = kvr__run(ln, w->run);
+        uint32_t pos = kvr__cover_pos_of(r, kvr__grip(r, w->rk->slot)), kid = w->rk->held[pos].kid;
+        rc = copy_run(ln, w->rk, c, r);
+        w->run = kid != NO_PLACE ? w->rk->held[kid].run : run_past(ln, w->rk, pos);
+    }
+    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT && w->rk && !w->run && rc == 0; t++)
+        if (c->blocks_n < blocks) rc = copy_edges(ln, c, t, &w->edge[t - 1], blocks - c->blocks_n);
+    return rc;
+}
+
+int kvr_index_walk_next(struct kvr_index_walk *w, size_t blocks, kvr_index_emit *emit, void *ctx)
+{
+    if (!w->lane) return 0;
+    w->copy.records_n = w->copy.blocks_n = 0;
+    pthread_mutex_lock(&w->lane->lock);
+    int rc = w->changed ? -KVR_ESEQUENCE : copy_piece(w, KVR_MAX(blocks, (size_t)1));
+    bool more = w->rk && (w->run || w->edge[0] || w->edge[1] || w->edge[2]);
+    pthread_mutex_unlock(&w->lane->lock);
+    if (rc == 0) rc = emit_copy(&w->copy, w->worker, &w->next_id, emit, ctx);
+    return rc ? rc : more;
+}
+
+void kvr_index_walk_end(struct kvr_index_walk *w)
+{
+    if (!w) return;
+    if (w->lane) {
+        pthread_mutex_lock(&w->lane->lock);
+        struct kvr_index_walk **at = &w->lane->walks;
+        while (*at != w) at = &(*at)->link;
+        *at = w->link;
+        pthread_mutex_unlock(&w->lane->lock);
+    }
+    struct kvr_mem mem = w->copy.mem;
+    copy_free(&w->copy);
+    kvr_mem_put(&mem, w, sizeof *w);
 }

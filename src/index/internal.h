@@ -51,7 +51,7 @@
  *       objects, which then cover every block it holds (aliased). Per rank a name stands for one block.
  *   I6  Findable: each name of a run and of an alias object has exactly one entry in the name table.
  *   I7  Listed: a rank's list has each run it holds once, at the place that the holder's `pos` says, linked to those
- *       of its children, and only those, that the rank holds something of.
+ *       of its children, and only those, that the rank holds something of; the runs without a parent are linked too.
  *
  * What readers see (R1 to R4)
  *   R1  A reader needs no lock: every field it looks at is either constant after publication or one atomic word.
@@ -260,6 +260,7 @@ struct rank {
     size_t blocks;               /* device blocks held */
     size_t capacity;             /* 0: no limit */
     uint32_t last_run, last_off; /* end of the last store: not evicted first */
+    uint32_t root;               /* place of the first run that starts a sequence, or NO_PLACE; they are siblings */
     uint32_t serial;             /* constant, unlike the slot */
     uint32_t tier_head[KVR_TIER_COUNT - 1];
     struct rank *next_free;
@@ -348,6 +349,7 @@ struct lane {
     uint64_t *dropped; /* names the current event has dropped, for its remaining names */
     size_t dropped_n, dropped_cap;
     bool note_drops;
+    struct kvr_index_walk *walks;    /* dump.c: to be told of what goes */
     struct kvr_index_stats counters; /* event counters only */
 };
 
@@ -553,8 +555,8 @@ int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *e
 void kvr__tiers_clear(struct lane *ln, struct rank *rk, enum kvr_tier tier);
 void kvr__tiers_destroy(struct lane *ln);
 void kvr__tiers_reach(const struct lane *ln, const struct rank *rk, const uint64_t *q, size_t n, struct kvr_reach *out);
-typedef void kvr__tier_visit(void *ctx, bool root, uint64_t parent, struct kvr_block b);
-size_t kvr__tiers_each(const struct lane *ln, const struct rank *rk, enum kvr_tier tier, kvr__tier_visit *fn, void *ctx);
+/* One block of a rank's list for a tier, which begins at tier_head. Returns: the next one, 0 at the end. */
+uint32_t kvr__tier_edge(const struct lane *ln, uint32_t id, bool *root, uint64_t *parent, struct kvr_block *b);
 
 /* ---- usage.c */
 int kvr__usage_create(struct kvr_index *ix);
@@ -562,6 +564,10 @@ void kvr__usage_destroy(struct kvr_index *ix);
 uint64_t kvr__usage_dropped(struct kvr_index *ix);
 
 /* ---- dump.c */
+void kvr__walks_run_goes(struct lane *ln, const struct rank *rk, uint32_t pos); /* before the run at that place is dropped */
+void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next);
+void kvr__walks_name_changes(struct lane *ln, const struct rank *rk);
+void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk);
 uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
 
 /* ---- match.c */

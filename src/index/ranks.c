@@ -69,7 +69,12 @@ uint32_t kvr__rank_add(struct lane *ln, struct rank *rk, const struct run *r)
     uint32_t pos = (uint32_t)rk->held_n++;
     struct holding *h = &rk->held[pos];
     *h = (struct holding){r->id, NO_PLACE, NO_PLACE, NO_PLACE};
-    if (r->parent < IDS_RESERVED) return pos;
+    if (r->parent < IDS_RESERVED) {
+        h->next = rk->root;
+        if (h->next != NO_PLACE) rk->held[h->next].prev = pos;
+        rk->root = pos;
+        return pos;
+    }
     const struct run *p = kvr__run(ln, r->parent);
     uint32_t up = kvr__cover_pos_of(p, kvr__grip(p, rk->slot));
     h->prev = FIRST_KID | up;
@@ -82,13 +87,14 @@ uint32_t kvr__rank_add(struct lane *ln, struct rank *rk, const struct run *r)
 /* What leads to the holding at one place leads to `to` instead. */
 static void relink(struct rank *rk, const struct holding *h, uint32_t to)
 {
-    if (h->prev == NO_PLACE) return;
-    if (h->prev & FIRST_KID) rk->held[h->prev & ~FIRST_KID].kid = to;
+    if (h->prev == NO_PLACE) rk->root = to;
+    else if (h->prev & FIRST_KID) rk->held[h->prev & ~FIRST_KID].kid = to;
     else rk->held[h->prev].next = to;
 }
 
 void kvr__rank_drop(struct lane *ln, struct rank *rk, uint32_t pos)
 {
+    if (ln->walks) kvr__walks_run_goes(ln, rk, pos);
     struct holding *h = &rk->held[pos], *last = &rk->held[--rk->held_n];
     KVR_ASSERT(h->kid == NO_PLACE);
     relink(rk, h, h->next);
@@ -204,6 +210,7 @@ static int rank_new(struct kvr_index *ix, struct kvr_worker w)
     if (rc == 0) {
         rk->worker = w;
         rk->lane = ln;
+        rk->root = NO_PLACE;
         rk->serial = ++ln->serials;
         rk->capacity = ix->config.rank_capacity;
         slot_give(ln, s, rk);
@@ -244,6 +251,7 @@ void kvr__rank_forget(struct kvr_index *ix, struct rank *rk)
     ix->ranks[i] = NULL;
     ix->ranks_n--;
     pthread_mutex_lock(&ln->lock);
+    if (ln->walks) kvr__walks_rank_goes(ln, rk);
     slot_kill(ln, rk->slot);
     ln->rank_of[rk->slot] = NULL;
     ln->ranks_n--;

@@ -128,6 +128,7 @@ static void edge_del(struct lane *ln, struct rank *rk, enum kvr_tier tier, uint3
 {
     struct tiers *t = &ln->tiers;
     struct edge *e = &t->edges[id];
+    if (ln->walks) kvr__walks_edge_goes(ln, id, e->next);
     for (int k = 0; k < 2; k++) table_del(t, id, k);
     if (e->prev) t->edges[e->prev].next = e->next;
     else rk->tier_head[tier - 1] = e->next;
@@ -239,12 +240,11 @@ void kvr__tiers_reach(const struct lane *ln, const struct rank *rk, const uint64
 
 /* ---- dump -------------------------------------------------------------------------------------------------- */
 
-size_t kvr__tiers_each(const struct lane *ln, const struct rank *rk, enum kvr_tier tier, kvr__tier_visit *fn, void *ctx)
+uint32_t kvr__tier_edge(const struct lane *ln, uint32_t id, bool *root, uint64_t *parent, struct kvr_block *b)
 {
-    size_t n = 0;
-    for (uint32_t id = rk->tier_head[tier - 1]; id; id = ln->tiers.edges[id].next, n++) {
-        const struct edge *e = &ln->tiers.edges[id];
-        if (fn) fn(ctx, e->flags & EDGE_ROOT, e->parent, (struct kvr_block){e->name, e->local});
-    }
-    return n;
+    const struct edge *e = &ln->tiers.edges[id];
+    *root = e->flags & EDGE_ROOT;
+    *parent = e->parent;
+    *b = (struct kvr_block){e->name, e->local};
+    return e->next;
 }

@@ -51,6 +51,7 @@ static int on_element(struct kvr_dump_stream *s)
     if (rc) return rc;
     if (strcmp(s->member, "views") == 0) return read_view(s, o);
     rc = kvr_router_event_read(o, &ev, &s->blocks, &s->blocks_cap);
+    if (rc == 0 && ev.kind != KVR_EVENT_STORED) rc = -KVR_EFORMAT;
     if (rc == -KVR_EFORMAT) return bad(s, "an event is not a stored event of a worker");
     return rc ? rc : s->handler.on_event(s->handler.ctx, &ev);
 }

@@ -5,48 +5,6 @@
 
 enum { EVENT_BLOCKS_MAX = 1 << 20 };
 
-static void put_stored(struct kvr_buf *b, const struct kvr_event *ev)
-{
-    kvr_json_key(b, "stored");
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "parent_hash");
-    if (ev->has_parent) kvr_json_u64(b, ev->parent_hash);
-    else kvr_json_null(b);
-    kvr_json_key(b, "start_position");
-    if (ev->has_start_position) kvr_json_u64(b, ev->start_position);
-    else kvr_json_null(b);
-    kvr_json_key(b, "blocks");
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < ev->blocks_n; i++) {
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "block_hash", ev->blocks[i].block_hash);
-        kvr_json_put_u64(b, "tokens_hash", ev->blocks[i].tokens_hash);
-        kvr_json_key(b, "mm_extra_info");
-        kvr_json_null(b);
-        kvr_json_close(b, '}');
-    }
-    kvr_json_close(b, ']');
-    kvr_json_close(b, '}');
-}
-
-void kvr_router_event_write(struct kvr_buf *b, const struct kvr_event *ev, uint64_t event_id)
-{
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", ev->worker.worker_id);
-    kvr_json_put_str(b, "storage_tier", kvr_tier_name(ev->tier));
-    kvr_json_put_str(b, "residency_domain", "worker");
-    kvr_json_key(b, "event");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "event_id", event_id);
-    kvr_json_key(b, "data");
-    kvr_json_open(b, '{');
-    put_stored(b, ev);
-    kvr_json_close(b, '}');
-    kvr_json_put_u64(b, "dp_rank", ev->worker.dp_rank);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
-}
-
 struct block_list {
     struct kvr_block *blocks;
     size_t n;
@@ -82,6 +40,31 @@ static bool read_tier(struct kvr_json v, enum kvr_tier *out)
     return false;
 }
 
+static bool room_for(struct kvr_block **blocks, size_t *cap, size_t n)
+{
+    if (n <= *cap) return true;
+    struct kvr_block *p = realloc(*blocks, n * 2 * sizeof *p);
+    if (!p) return false;
+    *blocks = p;
+    *cap = n * 2;
+    return true;
+}
+
+/* The hashes go where blocks would. */
+static int read_removed(struct kvr_json o, struct kvr_event *ev, struct kvr_block **blocks, size_t *cap)
+{
+    struct kvr_json list = kvr_json_get(o, "block_hashes");
+    size_t n = kvr_json_count(list);
+    if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > EVENT_BLOCKS_MAX) return -KVR_EFORMAT;
+    if (!room_for(blocks, cap, n / 2 + 1)) return -KVR_ENOMEM;
+    uint64_t *hashes = (uint64_t *)(void *)*blocks;
+    if (kvr_json_u64_array(list, hashes, n) != (long)n) return -KVR_EFORMAT;
+    ev->kind = KVR_EVENT_REMOVED;
+    ev->removed = hashes;
+    ev->removed_n = n;
+    return 0;
+}
+
 static int read_stored(struct kvr_json o, struct kvr_event *ev, struct kvr_block **blocks, size_t *cap)
 {
     struct kvr_json list = kvr_json_get(o, "blocks"), parent = kvr_json_get(o, "parent_hash"), start = kvr_json_get(o, "start_position");
@@ -97,12 +80,7 @@ static int read_stored(struct kvr_json o, struct kvr_event *ev, struct kvr_block
         ev->has_start_position = true;
         ev->start_position = (uint32_t)position;
     }
-    if (n > *cap) {
-        struct kvr_block *p = realloc(*blocks, n * 2 * sizeof *p);
-        if (!p) return -KVR_ENOMEM;
-        *blocks = p;
-        *cap = n * 2;
-    }
+    if (!room_for(blocks, cap, n)) return -KVR_ENOMEM;
     struct block_list l = {*blocks, 0};
     if (n && kvr_json_each(list, read_block, &l)) return -KVR_EFORMAT;
     ev->kind = KVR_EVENT_STORED;
@@ -113,7 +91,8 @@ static int read_stored(struct kvr_json o, struct kvr_event *ev, struct kvr_block
 
 int kvr_router_event_read(struct kvr_json o, struct kvr_event *out, struct kvr_block **blocks, size_t *cap)
 {
-    struct kvr_json event = kvr_json_get(o, "event"), data = kvr_json_get(event, "data"), stored = kvr_json_get(data, "stored");
+    struct kvr_json event = kvr_json_get(o, "event"), data = kvr_json_get(event, "data");
+    struct kvr_json stored = kvr_json_get(data, "stored"), removed = kvr_json_get(data, "removed");
     struct kvr_json domain = kvr_json_get(o, "residency_domain");
     uint64_t rank = 0;
     *out = (struct kvr_event){0};
@@ -125,6 +104,8 @@ int kvr_router_event_read(struct kvr_json o, struct kvr_event *out, struct kvr_b
     out->worker.dp_rank = (uint32_t)rank;
     if (!read_tier(kvr_json_get(o, "storage_tier"), &out->tier)) return -KVR_EFORMAT;
     if (kvr_json_type_of(domain) != KVR_JSON_NONE && !is_text(domain, "worker")) return -KVR_EFORMAT;
-    if (kvr_json_type_of(stored) != KVR_JSON_OBJECT) return -KVR_EFORMAT;
-    return read_stored(stored, out, blocks, cap);
+    if (kvr_json_type_of(stored) == KVR_JSON_OBJECT) return read_stored(stored, out, blocks, cap);
+    if (kvr_json_type_of(removed) == KVR_JSON_OBJECT) return read_removed(removed, out, blocks, cap);
+    out->kind = KVR_EVENT_CLEARED;
+    return is_text(data, "cleared") ? 0 : -KVR_EFORMAT;
 }

@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-#include "wire/router_event.h"
+#include "recover/event_json.h"
 
 enum { PIECE = 256 << 10, PIECES_MAX = 8 };
 
@@ -66,7 +66,7 @@ static bool flush(struct dump *d)
 static int on_event(void *ctx, const struct kvr_event *ev)
 {
     struct dump *d = ctx;
-    kvr_router_event_write(&d->b, ev, d->events++);
+    kvr__event_json(&d->b, ev, d->events++);
     if (d->b.len < PIECE) return 0;
     return flush(d) ? 0 : 1;
 }

@@ -244,7 +244,7 @@ static int tree_event(void *ctx, const char *key, size_t key_len, struct kvr_jso
     (void)key;
     (void)key_len;
     int rc = kvr_router_event_read(v, &ev, &r->dump.blocks, &r->dump.blocks_cap);
-    if (rc) return rc;
+    if (rc || ev.kind != KVR_EVENT_STORED) return rc ? rc : -KVR_EFORMAT;
     ev.worker = r->worker; /* the engine need not know the id it has here */
     return stage_add(&r->stage, r->part, &ev);
 }

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "app/serve/admin.h"
-#include "wire/router_event.h"
+#include "recover/event_json.h"
 
 struct scores {
     struct kvr_reach *o;
@@ -227,7 +227,7 @@ void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, co
 static int put_event(void *ctx, const struct kvr_event *ev)
 {
     struct kvr_buf *b = ctx;
-    kvr_router_event_write(b, ev, ev->event_id);
+    kvr__event_json(b, ev, ev->event_id);
     return b->failed ? -KVR_ENOMEM : 0;
 }
 
