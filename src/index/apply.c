@@ -147,7 +147,7 @@ static void remove_name(struct lane *ln, struct rank *rk, struct place p, uint64
     struct run *r = kvr__run(ln, p.run);
     if (p.alias && kvr__alias_remove(ln, r, kvr__grip(r, rk->slot), p.alias, name)) {
         if (ln->note_drops) note_drop(ln, name);
-        if (ln->walks) kvr__walks_name_changes(ln, rk);
+        if (ln->walks) kvr__walks_disturbed(ln, rk);
         return;
     }
     kvr__shrink(ln, rk, p.run, p.off);
@@ -243,7 +243,7 @@ static int settle(struct store *st, uint64_t name, uint32_t run, uint32_t off, b
     if (own && p.run == run && p.off == off) return 1;
     if (names_at(ln, st->rk, p) == 1 && is_above(ln, p, run, off)) return -KVR_ESEQUENCE;
     remove_name(ln, st->rk, p, name);
-    if (ln->walks) kvr__walks_name_changes(ln, st->rk);
+    if (ln->walks) kvr__walks_disturbed(ln, st->rk);
     st->moved = true;
     return 0;
 }
@@ -291,7 +291,7 @@ static int hold_named(struct store *st, struct run *r, uint32_t off, uint64_t na
     if (rc == 0) rc = kvr__alias_add(ln, st->rk, r, off, name);
     if (rc) return rc;
     st->changed = true;
-    if (held && ln->walks) kvr__walks_name_changes(ln, st->rk);
+    if (held && ln->walks) kvr__walks_disturbed(ln, st->rk);
     if (held) return 0;
     if (g.cut) {
         kvr__cover_set(r, st->rk->slot, kvr__grip(r, st->rk->slot), off + 1);

@@ -240,7 +240,7 @@ struct kvr_index_walk {
     struct rank *rk; /* NULL: gone */
     uint32_t run;    /* the next to visit; 0: the device tier is done */
     uint32_t edge[KVR_TIER_COUNT - 1];
-    bool changed; /* a name stands for another block, or a block has got or lost a second name */
+    bool disturbed; /* see the header */
     /* the walker's own */
     struct copy copy;
     uint64_t next_id;
@@ -271,9 +271,9 @@ void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next)
             if (w->edge[t] == id) w->edge[t] = next;
 }
 
-void kvr__walks_name_changes(struct lane *ln, const struct rank *rk)
+void kvr__walks_disturbed(struct lane *ln, const struct rank *rk)
 {
-    for (struct kvr_index_walk *w = ln->walks; w; w = w->link) w->changed |= w->rk == rk;
+    for (struct kvr_index_walk *w = ln->walks; w; w = w->link) w->disturbed |= w->rk == rk;
 }
 
 void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk)
@@ -329,7 +329,7 @@ int kvr_index_walk_next(struct kvr_index_walk *w, size_t blocks, kvr_index_emit 
     if (!w->lane) return 0;
     w->copy.records_n = w->copy.blocks_n = 0;
     pthread_mutex_lock(&w->lane->lock);
-    int rc = w->changed ? -KVR_ESEQUENCE : copy_piece(w, KVR_MAX(blocks, (size_t)1));
+    int rc = w->disturbed ? -KVR_ESEQUENCE : copy_piece(w, KVR_MAX(blocks, (size_t)1));
     bool more = w->rk && (w->run || w->edge[0] || w->edge[1] || w->edge[2]);
     pthread_mutex_unlock(&w->lane->lock);
     if (rc == 0) rc = emit_copy(&w->copy, w->worker, &w->next_id, emit, ctx);

@@ -244,6 +244,7 @@ int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
     case KVR_EVENT_STORED:
         ln->counters.stored_events++;
         rc = store(ln, rk, ev);
+        if (rc && ln->walks) kvr__walks_disturbed(ln, rk);
         break;
     case KVR_EVENT_REMOVED:
         ln->counters.removed_events++;

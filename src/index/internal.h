@@ -566,7 +566,7 @@ uint64_t kvr__usage_dropped(struct kvr_index *ix);
 /* ---- dump.c */
 void kvr__walks_run_goes(struct lane *ln, const struct rank *rk, uint32_t pos); /* before the run at that place is dropped */
 void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next);
-void kvr__walks_name_changes(struct lane *ln, const struct rank *rk);
+void kvr__walks_disturbed(struct lane *ln, const struct rank *rk); /* replaying events will not make up for this one */
 void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk);
 uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
 

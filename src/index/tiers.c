@@ -158,7 +158,10 @@ static int tier_store(struct lane *ln, struct rank *rk, const struct kvr_event *
     for (size_t i = 0; i < ev->blocks_n; i++) {
         uint32_t at = find_edge(t, owner, root, parent, ev->blocks[i].tokens_hash);
         uint32_t named = find_name(t, owner, ev->blocks[i].block_hash);
-        if (at != named) return 0; /* another block has the place, or the name another place */
+        if (at != named) { /* another block has the place, or the name another place */
+            if (ln->walks) kvr__walks_disturbed(ln, rk);
+            return 0;
+        }
         if (!at && edge_add(ln, rk, ev->tier, root, parent, ev->blocks[i])) return -KVR_ENOMEM;
         parent = ev->blocks[i].block_hash;
         root = false;

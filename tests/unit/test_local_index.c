@@ -176,7 +176,7 @@ static void what_is_not_whole_is_not_dumped(void **state)
 
 /* ---- dumps in progress ------------------------------------------------------------------------------------ */
 
-enum { NAMES = 400, LOCALS = 3 };
+enum { NAMES = 2000, LOCALS = 3 };
 
 struct event_copy {
     struct kvr_event ev;
@@ -189,27 +189,44 @@ static uint64_t name_of(struct kvr_rng *rng)
     return 1 + kvr_rng_below(rng, NAMES);
 }
 
-/* tidy: a name stands for one content, as engines' do, but for collisions; else for anything. */
-static void random_event(struct kvr_rng *rng, struct event_copy *e, bool tidy)
+/* The names of what is held on the device. */
+struct held {
+    uint64_t names[NAMES];
+    size_t n;
+};
+
+static int hold_names(void *ctx, const struct kvr_event *ev)
 {
+    struct held *h = ctx;
+    for (size_t i = 0; i < ev->blocks_n && ev->tier == KVR_TIER_DEVICE; i++) h->names[h->n++] = ev->blocks[i].block_hash;
+    return 0;
+}
+
+/* Given an index: a sound engine's event, whose parents are held and whose names stand for one content, but for collisions. Else
+ * anything. */
+static void random_event(struct kvr_rng *rng, struct event_copy *e, struct kvr_index *sound)
+{
+    static struct held h;
     uint32_t what = kvr_rng_below(rng, 1000);
     memset(e, 0, sizeof *e);
     e->ev.worker = W;
-    e->ev.tier = kvr_rng_below(rng, 5) ? KVR_TIER_DEVICE : KVR_TIER_HOST_PINNED;
+    e->ev.tier = kvr_rng_below(rng, 9) ? KVR_TIER_DEVICE : KVR_TIER_HOST_PINNED;
     if (what < 560) {
         e->ev.kind = KVR_EVENT_STORED;
-        e->ev.has_parent = kvr_rng_below(rng, 5) > 0;
-        e->ev.parent_hash = name_of(rng);
+        h.n = 0;
+        if (sound) assert_int_equal(kvr_index_dump(sound, &W, hold_names, &h), 0);
+        e->ev.has_parent = kvr_rng_below(rng, 3) > 0 && (h.n || !sound);
+        e->ev.parent_hash = h.n ? h.names[kvr_rng_below(rng, (uint32_t)h.n)] : name_of(rng);
         e->ev.blocks_n = 1 + kvr_rng_below(rng, 6);
         uint64_t parent = e->ev.has_parent ? e->ev.parent_hash : 0;
         for (size_t i = 0; i < e->ev.blocks_n; i++) {
             uint64_t local = kvr_rng_below(rng, LOCALS), name = 1 + kvr_mix64(parent * LOCALS + local) % NAMES;
-            e->blocks[i] = (struct kvr_block){parent = tidy ? name : name_of(rng), local};
+            e->blocks[i] = (struct kvr_block){parent = sound ? name : name_of(rng), local};
         }
     } else if (what < 998) {
         e->ev.kind = KVR_EVENT_REMOVED;
         e->ev.removed_n = 1 + kvr_rng_below(rng, 6);
-        for (size_t i = 0; i < e->ev.removed_n; i++) e->removed[i] = name_of(rng);
+        for (size_t i = 0; i < e->ev.removed_n; i++) e->removed[i] = h.n ? h.names[kvr_rng_below(rng, (uint32_t)h.n)] : name_of(rng);
     } else {
         e->ev.kind = KVR_EVENT_CLEARED;
         e->ev.tier = KVR_TIER_DEVICE;
@@ -270,7 +287,7 @@ static void assert_equal_content(struct kvr_index *a, struct kvr_index *b)
 }
 
 /* Walks `truth` while random events hit it; the copy gets the pieces, then the events. Returns whether the walk was whole. */
-static bool walk_once(struct kvr_index *truth, struct kvr_rng *rng, bool tidy, size_t *emitted)
+static bool walk_once(struct kvr_index *truth, struct kvr_rng *rng, bool sound, size_t *emitted)
 {
     enum { MOST = 4000 };
     static struct event_copy log[MOST];
@@ -282,7 +299,7 @@ static bool walk_once(struct kvr_index *truth, struct kvr_rng *rng, bool tidy, s
     assert_int_equal(kvr_index_walk_begin(truth, W, &walk), 0);
     while (more == 1) {
         for (uint32_t k = kvr_rng_below(rng, 4); k && n < MOST; k--) {
-            random_event(rng, &log[n], tidy);
+            random_event(rng, &log[n], sound ? truth : NULL);
             (void)apply_copy(truth, &log[n++]);
         }
         more = kvr_index_walk_next(walk, 1 + kvr_rng_below(rng, 3), apply_emitted, copy);
@@ -308,7 +325,7 @@ static void a_walk_and_the_events_since_give_the_content(void **state)
         for (uint64_t i = 0; i < rounds / 4; i++) {
             struct event_copy e;
             for (uint32_t k = kvr_rng_below(&rng, 60); k; k--) {
-                random_event(&rng, &e, s != 0);
+                random_event(&rng, &e, s ? truth : NULL);
                 (void)apply_copy(truth, &e);
             }
             whole += walk_once(truth, &rng, s != 0, &emitted);
@@ -379,7 +396,7 @@ static void readers_beside_the_writer(void **state)
     for (int i = 0; i < 2; i++) pthread_create(&readers[i], NULL, reader_main, li);
     for (uint64_t i = 1; i < 60000; i++) {
         struct event_copy e;
-        random_event(&rng, &e, true);
+        random_event(&rng, &e, NULL);
         e.ev.event_id = i;
         e.ev.blocks = e.blocks;
         e.ev.removed = e.removed;
