@@ -4,458 +4,10 @@
  * commands through a list under `lock` and wake it by an inproc PAIR socket; removal waits until the thread has done
  * it. Statuses are copied under the same lock, which the thread takes once per wake-up, never while it applies.
  */
-#include "net/zmq_ingest.h"
+#include "net/ingest_internal.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <string.h>
 #include <zmq.h>
-
-#include "recover/cursor.h"
-
-enum {
-    HWM = 100000,
-    MESSAGE_MAX = 64 << 20,
-    WAITING_MESSAGES_MAX = 4096,
-    WAITING_BYTES_MAX = 32 << 20,
-    BURST = 64,            /* messages taken from one socket before the next gets its turn */
-    REPLAY_ROUNDS_MAX = 4, /* holes behind holes before we give up */
-    DOWN_GRACE_MS = 2000,
-    TAIL_CHECK_MS = 200, /* the subscription may have come too late for what was sent just then */
-    RETRY_MIN_MS = 500,
-    RETRY_MAX_MS = 30000,
-    RANKS_MAX = 1024, /* of one source */
-    RECENT = 64,
-    REBUILD_PAUSE_MS = 30000
-};
-
-struct waiting {
-    struct waiting *next;
-    uint64_t seq;
-    bool seen; /* the cursor knows that the live stream showed it */
-    size_t len;
-    char data[];
-};
-
-/* What must be remembered of one rank; a source has one for its own and makes others as they show up. */
-struct rank_stream {
-    struct rank_stream *next;
-    struct kvr_engine_stream stream;
-};
-
-struct source {
-    struct source *next;
-    struct kvr_view_status st;
-    void *user;
-    bool any_rank, lossy;
-    char events[256], replay[256];
-    void *sub, *monitor, *dealer;
-    struct rank_stream own;
-    size_t ranks_n;
-    struct kvr_cursor cursor;
-    struct waiting *wait_head, **wait_tail;
-    size_t wait_n, wait_bytes;
-    uint64_t last_hash; /* of the last applied payload */
-    struct {
-        uint64_t end, hash; /* sequence + 1, so that 0 is empty */
-    } recent[RECENT];       /* the last applied batches: one that comes again is not a restart */
-    uint64_t replay_from, silent_deadline_ms, retry_at_ms, tail_at_ms, drop_at_ms, rebuilt_ms;
-    unsigned rounds, retries, owed_ends; /* owed_ends: replays asked for on this dealer whose end has not come */
-    bool replaying, verifying, missing, connected, cleared, orphaned, mismatch;
-    bool doubt; /* reconnected without replay: the next batch tells whether it is the same stream */
-};
-
-enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT };
-
-struct command {
-    struct command *next;
-    enum command_kind kind;
-    struct source *add;
-    struct kvr_worker worker;
-    kvr_ingest_visit *visit;
-    void *arg;
-    bool *done;
-    int *rc;
-};
-
-struct kvr_ingest {
-    struct kvr_ingest_handler handler;
-    uint64_t restore_timeout_ms;
-    void *zmq, *wake_in, *wake_out;
-    pthread_t thread;
-    pthread_mutex_t lock; /* commands, stop, statuses */
-    pthread_cond_t cond;
-    struct command *commands;
-    bool stop;
-    struct kvr_view_status *statuses;
-    size_t statuses_n, statuses_cap;
-    /* the thread's own */
-    struct source *sources;
-    size_t sources_n, monitors;
-    struct kvr_engine_batch batch;
-    struct source *current;
-    uint64_t now_ms;
-};
-
-/* ---- trust ------------------------------------------------------------------------------------------- */
-
-static void set_trust(struct kvr_ingest *in, struct source *s, bool trusted, const char *reason)
-{
-    bool changed = s->st.trusted != trusted || !s->st.settled || strcmp(s->st.reason, reason) != 0;
-    s->st.settled = true;
-    if (!changed) return;
-    s->st.trusted = trusted;
-    snprintf(s->st.reason, sizeof s->st.reason, "%s", reason);
-    s->st.since_ns = kvr_now_ns(kvr_clock_monotonic());
-    in->handler.on_trust(in->handler.ctx, s->user, s->st.worker, trusted, reason);
-}
-
-static void drop_waiting(struct source *s)
-{
-    while (s->wait_head) {
-        struct waiting *w = s->wait_head;
-        s->wait_head = w->next;
-        free(w);
-    }
-    s->wait_tail = &s->wait_head;
-    s->wait_n = s->wait_bytes = 0;
-}
-
-static void drop_content(struct kvr_ingest *in, struct source *s)
-{
-    for (struct rank_stream *r = &s->own; r; r = r->next) {
-        in->handler.on_reset(in->handler.ctx, s->user, r->stream.worker);
-        kvr_engine_stream_reset(&r->stream);
-    }
-}
-
-static void note_cursor(struct source *s)
-{
-    bool whole = s->cursor.applied_any && !s->missing && !s->mismatch;
-    s->st.cursor = (struct kvr_view_cursor){whole, s->cursor.next, s->last_hash, s->cursor.last_ts};
-    s->st.next_sequence = s->cursor.next;
-}
-
-static void drop_view(struct kvr_ingest *in, struct source *s)
-{
-    drop_content(in, s);
-    kvr__cursor_reset(&s->cursor);
-    memset(s->recent, 0, sizeof s->recent);
-    s->missing = false;
-    note_cursor(s);
-}
-
-static void remember(struct source *s, uint64_t seq, uint64_t hash)
-{
-    s->last_hash = hash;
-    s->recent[seq % RECENT].end = seq + 1;
-    s->recent[seq % RECENT].hash = hash;
-}
-
-static bool remembers(const struct source *s, uint64_t seq, const char *data, size_t len)
-{
-    return s->recent[seq % RECENT].end == seq + 1 && s->recent[seq % RECENT].hash == kvr_hash_bytes(data, len, 0);
-}
-
-/* The stream of the batch's rank; NULL when the source is not to carry it. */
-static struct rank_stream *stream_of(struct kvr_ingest *in, struct source *s)
-{
-    struct rank_stream *r = &s->own;
-    if (!in->batch.has_rank || in->batch.rank == s->st.worker.dp_rank) return r;
-    if (!s->any_rank) return NULL;
-    for (r = s->own.next; r; r = r->next)
-        if (r->stream.worker.dp_rank == in->batch.rank) return r;
-    if (s->ranks_n >= RANKS_MAX || !(r = calloc(1, sizeof *r))) return NULL;
-    kvr_engine_stream_init(&r->stream, (struct kvr_worker){s->st.worker.worker_id, in->batch.rank}, s->own.stream.block_size);
-    r->stream.tiers = s->own.stream.tiers;
-    r->next = s->own.next;
-    s->own.next = r;
-    s->ranks_n++;
-    return r;
-}
-
-static void sum_counters(struct source *s)
-{
-    struct kvr_engine_counters *sum = &s->st.filtered;
-    *sum = s->own.stream.counters;
-    for (const struct rank_stream *r = s->own.next; r; r = r->next) {
-#define KVR_SUM(name) sum->name += r->stream.counters.name;
-        KVR_ENGINE_COUNTERS(KVR_SUM)
-#undef KVR_SUM
-    }
-}
-
-/* ---- applying ---------------------------------------------------------------------------------------- */
-
-static void on_converted(void *ctx, const struct kvr_event *ev)
-{
-    struct kvr_ingest *in = ctx;
-    struct source *s = in->current;
-    int rc = in->handler.on_event(in->handler.ctx, s->user, ev);
-    s->st.events++;
-    s->st.blocks += ev->blocks_n + ev->removed_n;
-    if (ev->kind == KVR_EVENT_CLEARED && rc == 0) s->cleared = true;
-    if (rc == -KVR_EPARENT) {
-        s->st.parent_not_found++;
-        s->orphaned = true;
-    } else if (rc == -KVR_ENOTFOUND) {
-        s->st.block_not_found++;
-    } else if (rc) {
-        s->st.apply_errors++;
-    }
-}
-
-/* Applies the decoded batch. */
-static void apply_batch(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
-{
-    struct rank_stream *r = stream_of(in, s);
-    uint64_t mismatches = r ? r->stream.counters.block_size_mismatch : 0;
-    if (!r) {
-        s->own.stream.counters.other_rank++;
-        s->mismatch = true;
-        set_trust(in, s, false, "the engine sends another data-parallel rank on this port");
-    } else {
-        in->current = s;
-        s->cleared = s->orphaned = false;
-        if (kvr_engine_convert(&r->stream, &in->batch, seq, on_converted, in) < 0) s->st.apply_errors++;
-        if (s->cleared && s->missing && s->ranks_n == 1) s->missing = false; /* an empty view is a complete one */
-        if (r->stream.counters.block_size_mismatch != mismatches) {
-            s->mismatch = true;
-            set_trust(in, s, false, "the engine's block size differs from the configured one");
-        }
-    }
-    s->st.batches++;
-    s->st.bytes += len;
-    sum_counters(s);
-    remember(s, seq, kvr_hash_bytes(data, len, 0));
-    kvr__cursor_advance(&s->cursor, seq, in->batch.ts);
-    note_cursor(s);
-}
-
-static bool decode(struct kvr_ingest *in, struct source *s, const char *data, size_t len)
-{
-    if (kvr_engine_decode(&in->batch, data, len) == 0) return true;
-    s->st.decode_errors++;
-    return false;
-}
-
-/* ---- replay ------------------------------------------------------------------------------------------ */
-
-static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from)
-{
-    unsigned char start[8];
-    kvr_store_be64(start, from);
-    s->st.replays++;
-    s->replaying = true;
-    s->owed_ends++;
-    s->replay_from = from;
-    s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
-    s->retry_at_ms = s->tail_at_ms = 0;
-    if (zmq_send(s->dealer, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 || zmq_send(s->dealer, start, 8, ZMQ_DONTWAIT) < 0)
-        s->silent_deadline_ms = in->now_ms; /* reported as silence */
-}
-
-static void *socket_new(struct kvr_ingest *in, int type);
-
-/* A fresh dealer: what the old one was still owed will not be taken for the answer to the next question. */
-static void renew_dealer(struct kvr_ingest *in, struct source *s)
-{
-    void *fresh = socket_new(in, ZMQ_DEALER);
-    if (!fresh || zmq_connect(fresh, s->replay)) { /* then a late answer is told apart by its end only */
-        if (fresh) zmq_close(fresh);
-        return;
-    }
-    zmq_close(s->dealer);
-    s->dealer = fresh;
-    s->owed_ends = 0;
-}
-
-static void rebuild(struct kvr_ingest *in, struct source *s)
-{
-    drop_view(in, s);
-    s->verifying = false;
-    s->rounds = 0;
-    s->st.state = KVR_VIEW_RESTORING;
-    set_trust(in, s, false, "being replayed from the start");
-    request_replay(in, s, 0);
-}
-
-static void replay_failed(struct kvr_ingest *in, struct source *s)
-{
-    uint64_t pause = (uint64_t)RETRY_MIN_MS << KVR_MIN(s->retries, 6u);
-    s->st.replay_failures++;
-    s->replaying = false; /* verifying stays: who has not answered has confirmed nothing */
-    s->retries++;
-    renew_dealer(in, s);
-    s->retry_at_ms = in->now_ms + KVR_MIN(pause, (uint64_t)RETRY_MAX_MS);
-    drop_waiting(s);
-    set_trust(in, s, false, s->connected ? "the replay endpoint does not answer" : "the events endpoint is not reachable");
-}
-
-static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen);
-
-static void replay_complete(struct kvr_ingest *in, struct source *s)
-{
-    struct waiting *w = s->wait_head;
-    s->wait_head = NULL;
-    s->wait_tail = &s->wait_head;
-    s->wait_n = s->wait_bytes = 0;
-    s->replaying = false;
-    s->retries = 0;
-    s->st.state = KVR_VIEW_LIVE;
-    if (!s->cursor.applied_any && !w) drop_content(in, s); /* the engine has done nothing yet */
-    while (w) {                                            /* a hole starts another replay, and the rest waits again */
-        struct waiting *next = w->next;
-        on_live_message(in, s, w->seq, w->data, w->len, w->seen);
-        free(w);
-        w = next;
-    }
-    if (s->replaying) return;
-    s->rounds = 0;
-    s->st.state = KVR_VIEW_LIVE;
-    if (s->mismatch) return;
-    if (s->missing) set_trust(in, s, false, "the engine's replay buffer no longer holds the whole history");
-    else set_trust(in, s, true, "");
-}
-
-/* A reconnected engine must still have our last batch, else it is another life of it. */
-static void on_verified(struct kvr_ingest *in, struct source *s, bool same)
-{
-    s->verifying = false;
-    if (same) return;
-    s->st.restarts++;
-    s->mismatch = false;
-    s->replaying = false;
-    rebuild(in, s);
-}
-
-static void on_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
-{
-    s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
-    if (seq < s->replay_from) return; /* left over from an earlier request */
-    if (s->verifying) {
-        bool same = seq + 1 == s->cursor.next && kvr_hash_bytes(data, len, 0) == s->last_hash;
-        on_verified(in, s, same);
-        return;
-    }
-    if (!s->cursor.applied_any) drop_content(in, s); /* what was there came from less than the engine itself */
-    switch (kvr__cursor_replay(&s->cursor, seq)) {
-    case KVR_CURSOR_STALE:
-    case KVR_CURSOR_RESTART: return;
-    case KVR_CURSOR_GAP: s->missing = true; break;
-    case KVR_CURSOR_APPLY: break;
-    }
-    if (decode(in, s, data, len)) {
-        apply_batch(in, s, seq, data, len);
-    } else {
-        s->missing = true; /* it will never decode; go on without it, untrusted */
-        kvr__cursor_advance(&s->cursor, seq, 0);
-    }
-}
-
-static void on_replay_end(struct kvr_ingest *in, struct source *s)
-{
-    if (!s->replaying) return;
-    if (s->verifying) {
-        on_verified(in, s, false);
-        return;
-    }
-    replay_complete(in, s);
-}
-
-/* ---- live -------------------------------------------------------------------------------------------- */
-
-static void keep_waiting(struct source *s, uint64_t seq, const char *data, size_t len, bool seen)
-{
-    struct waiting *w = NULL;
-    if (s->wait_n < WAITING_MESSAGES_MAX && s->wait_bytes + len <= WAITING_BYTES_MAX) w = malloc(sizeof *w + len);
-    if (!w) { /* the hole is found, and repaired, when the replay ends */
-        s->st.overflows++;
-        return;
-    }
-    w->next = NULL;
-    w->seq = seq;
-    w->seen = seen;
-    w->len = len;
-    memcpy(w->data, data, len);
-    *s->wait_tail = w;
-    s->wait_tail = &w->next;
-    s->wait_n++;
-    s->wait_bytes += len;
-}
-
-static void unrepaired_gap(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
-{
-    struct kvr_cursor seen = s->cursor;
-    drop_view(in, s);
-    s->cursor.live_any = true;
-    s->cursor.last_live = seen.last_live;
-    s->missing = true;
-    apply_batch(in, s, seq, data, len);
-    if (s->missing) set_trust(in, s, false, "batches were lost and there is no replay endpoint");
-    else if (!s->mismatch) set_trust(in, s, true, "");
-}
-
-static void on_gap(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
-{
-    s->st.gaps++;
-    if (!s->dealer) {
-        unrepaired_gap(in, s, seq, data, len);
-    } else if (s->rounds++ < REPLAY_ROUNDS_MAX) {
-        keep_waiting(s, seq, data, len, true);
-        request_replay(in, s, s->cursor.next);
-    } else {
-        s->rounds = 0;
-        unrepaired_gap(in, s, seq, data, len);
-    }
-}
-
-static void on_restart(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
-{
-    s->st.restarts++;
-    s->mismatch = false;
-    drop_view(in, s);
-    s->cursor.live_any = true;
-    s->cursor.last_live = seq;
-    if (seq == 0) {
-        apply_batch(in, s, seq, data, len);
-        if (!s->mismatch) set_trust(in, s, true, "");
-    } else {
-        set_trust(in, s, false, "being replayed from the start");
-        on_gap(in, s, seq, data, len);
-    }
-}
-
-static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen)
-{
-    if (s->replaying) {
-        keep_waiting(s, seq, data, len, seen);
-        return;
-    }
-    if (s->retry_at_ms && s->dealer) return; /* the replay that is due will bring it */
-    if (remembers(s, seq, data, len)) {      /* sent twice, or overtaken by its replay */
-        s->st.stale_batches++;
-        return;
-    }
-    if (!decode(in, s, data, len)) return;
-    switch (seen ? kvr__cursor_replay(&s->cursor, seq) : kvr__cursor_live(&s->cursor, seq, in->batch.ts)) {
-    case KVR_CURSOR_STALE: s->st.stale_batches++; return;
-    case KVR_CURSOR_RESTART: on_restart(in, s, seq, data, len); return;
-    case KVR_CURSOR_GAP: on_gap(in, s, seq, data, len); return;
-    case KVR_CURSOR_APPLY: break;
-    }
-    bool was_missing = s->missing;
-    apply_batch(in, s, seq, data, len);
-    s->rounds = 0;
-    s->st.state = KVR_VIEW_LIVE;
-    if (s->orphaned && !s->lossy && s->dealer && s->st.trusted && in->now_ms - s->rebuilt_ms > REBUILD_PAUSE_MS) {
-        s->rebuilt_ms = in->now_ms; /* a store under an unknown parent: something was missed, start over */
-        rebuild(in, s);
-    } else if (!s->st.trusted && !s->missing && !s->mismatch && (seq == 0 || was_missing || s->doubt)) {
-        set_trust(in, s, true, "");
-    }
-    s->doubt = false;
-}
 
 /* ---- sockets ----------------------------------------------------------------------------------------- */
 
@@ -498,7 +50,7 @@ static void read_sub(struct kvr_ingest *in, struct source *s)
     struct frames f;
     for (int i = 0; i < BURST && receive(s->sub, &f); i++) {
         if (f.total != 3 || zmq_msg_size(&f.m[1]) != 8) s->st.bad_frames++;
-        else on_live_message(in, s, kvr_load_be64(zmq_msg_data(&f.m[1])), zmq_msg_data(&f.m[2]), zmq_msg_size(&f.m[2]), false);
+        else kvr__view_live(in, s, kvr_load_be64(zmq_msg_data(&f.m[1])), zmq_msg_data(&f.m[2]), zmq_msg_size(&f.m[2]));
         release(&f);
     }
 }
@@ -517,43 +69,11 @@ static void read_dealer(struct kvr_ingest *in, struct source *s)
             bool end = seq == UINT64_MAX && len == 0;
             s->owed_ends -= end && s->owed_ends;
             bool current = s->replaying && s->owed_ends == !end; /* answers come in the order of the questions */
-            if (current && end) on_replay_end(in, s);
-            else if (current) on_replayed(in, s, seq, zmq_msg_data(&f.m[f.n - 1]), len);
+            if (current && end) kvr__view_replay_end(in, s);
+            else if (current) kvr__view_replayed(in, s, seq, zmq_msg_data(&f.m[f.n - 1]), len);
         }
         release(&f);
     }
-}
-
-static void on_connected(struct kvr_ingest *in, struct source *s)
-{
-    s->connected = s->st.connected = true;
-    s->drop_at_ms = 0;
-    if (!s->dealer) {
-        s->doubt = s->cursor.applied_any;
-        return;
-    }
-    drop_waiting(s);
-    if (s->owed_ends) renew_dealer(in, s);
-    s->rounds = s->retries = 0;
-    if (s->cursor.applied_any) {
-        s->verifying = true;
-        request_replay(in, s, s->cursor.next - 1);
-    } else {
-        request_replay(in, s, 0);
-    }
-    s->tail_at_ms = in->now_ms + TAIL_CHECK_MS;
-}
-
-static void on_disconnected(struct kvr_ingest *in, struct source *s)
-{
-    if (!s->connected) return;
-    s->connected = s->st.connected = false;
-    s->st.disconnects++;
-    s->replaying = s->verifying = false;
-    s->retry_at_ms = s->tail_at_ms = 0;
-    drop_waiting(s);
-    s->drop_at_ms = in->now_ms + DOWN_GRACE_MS;
-    set_trust(in, s, false, "the events endpoint is down");
 }
 
 static void read_monitor(struct kvr_ingest *in, struct source *s)
@@ -563,12 +83,12 @@ static void read_monitor(struct kvr_ingest *in, struct source *s)
         uint16_t event = 0;
         if (f.n > 0 && zmq_msg_size(&f.m[0]) >= 2) memcpy(&event, zmq_msg_data(&f.m[0]), 2);
         release(&f);
-        if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) on_connected(in, s);
-        if (event == ZMQ_EVENT_DISCONNECTED || event == ZMQ_EVENT_CLOSED) on_disconnected(in, s);
+        if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) kvr__view_connected(in, s);
+        if (event == ZMQ_EVENT_DISCONNECTED || event == ZMQ_EVENT_CLOSED) kvr__view_disconnected(in, s);
     }
 }
 
-static void *socket_new(struct kvr_ingest *in, int type)
+void *kvr__ingest_socket(struct kvr_ingest *in, int type)
 {
     void *sock = zmq_socket(in->zmq, type);
     int hwm = HWM, zero = 0, reconnect = 50, reconnect_max = 1000, heartbeat = 2000, v6 = 1;
@@ -589,14 +109,14 @@ static bool open_sockets(struct kvr_ingest *in, struct source *s)
 {
     char monitor[64];
     snprintf(monitor, sizeof monitor, "inproc://monitor-%zu", in->monitors++);
-    s->sub = socket_new(in, ZMQ_SUB);
+    s->sub = kvr__ingest_socket(in, ZMQ_SUB);
     s->monitor = zmq_socket(in->zmq, ZMQ_PAIR);
     if (!s->sub || !s->monitor) return false;
     if (zmq_setsockopt(s->sub, ZMQ_SUBSCRIBE, "", 0)) return false;
     if (zmq_socket_monitor(s->sub, monitor, ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED)) return false;
     if (zmq_connect(s->monitor, monitor) || zmq_connect(s->sub, s->events)) return false;
     if (!s->replay[0]) return true;
-    s->dealer = socket_new(in, ZMQ_DEALER);
+    s->dealer = kvr__ingest_socket(in, ZMQ_DEALER);
     return s->dealer && zmq_connect(s->dealer, s->replay) == 0;
 }
 
@@ -613,7 +133,7 @@ static void close_sockets(struct source *s)
 static void source_free(struct kvr_ingest *in, struct source *s)
 {
     close_sockets(s);
-    drop_waiting(s);
+    kvr__view_forget_repair(in, s);
     while (s->own.next) {
         struct rank_stream *r = s->own.next;
         s->own.next = r->next;
@@ -627,18 +147,22 @@ static void source_free(struct kvr_ingest *in, struct source *s)
 
 static void source_open(struct kvr_ingest *in, struct source *s)
 {
+    bool asks = s->recover[0] && !in->recover;
+    if (asks && kvr_recover_client_create(kvr__ingest_on_reply, in, in->recover_key, &in->recover)) in->recover = NULL;
     s->st.failed = !open_sockets(in, s);
     if (s->st.failed) {
         close_sockets(s);
-        set_trust(in, s, false, "the events socket could not be made");
+        kvr__view_trust(in, s, false, "the events socket could not be made");
     } else if (s->dealer) {
         s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
         s->replaying = true; /* waits for the connection; asked for when it stands */
+    } else if (s->recover[0]) {
+        s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
     } else {
         s->st.state = KVR_VIEW_LIVE;
-        set_trust(in, s, false,
-                  s->cursor.applied_any ? "waiting for the next batch to confirm it (no replay endpoint)"
-                                        : "waiting for sequence 0 (no replay endpoint)");
+        kvr__view_trust(in, s, false,
+                        s->cursor.applied_any ? "waiting for the next batch to confirm it (no replay endpoint)"
+                                              : "waiting for sequence 0 (no replay endpoint)");
     }
 }
 
@@ -659,27 +183,10 @@ static void source_pause(struct kvr_ingest *in, struct source *s, bool pause)
         return;
     }
     close_sockets(s);
-    drop_waiting(s);
-    s->connected = s->st.connected = s->replaying = s->verifying = false;
-    s->retry_at_ms = s->tail_at_ms = s->drop_at_ms = 0;
-    set_trust(in, s, false, "paused");
-}
-
-/* Content up to `c` has been put in place from elsewhere. */
-static void source_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c)
-{
-    s->cursor.applied_any = true;
-    s->cursor.next = c->next;
-    s->cursor.last_ts = c->last_ts;
-    if (c->next) remember(s, c->next - 1, c->last_hash);
-    s->missing = s->verifying = false;
-    note_cursor(s);
-    if (s->dealer && s->connected) {
-        s->rounds = s->retries = 0;
-        request_replay(in, s, c->next);
-    } else if (s->connected && !s->mismatch) {
-        set_trust(in, s, true, "");
-    }
+    kvr__view_forget_repair(in, s);
+    s->connected = s->st.connected = false;
+    s->drop_at_ms = 0;
+    kvr__view_trust(in, s, false, "paused");
 }
 
 static void source_visit(struct kvr_ingest *in, struct source *s, const struct command *c)
@@ -688,9 +195,9 @@ static void source_visit(struct kvr_ingest *in, struct source *s, const struct c
     size_t n = 0;
     struct kvr_view_cursor adopt = {0};
     for (const struct rank_stream *r = &s->own; r && n < RANKS_MAX; r = r->next) ranks[n++] = r->stream.worker.dp_rank;
-    note_cursor(s);
+    kvr__view_note_cursor(s);
     c->visit(c->arg, &s->st, ranks, n, &adopt);
-    if (adopt.known) source_adopt(in, s, &adopt);
+    if (adopt.known) kvr__view_adopt(in, s, &adopt);
 }
 
 /* ---- the thread -------------------------------------------------------------------------------------- */
@@ -704,15 +211,27 @@ static void publish_statuses(struct kvr_ingest *in)
         in->statuses = p;
         in->statuses_cap = in->sources_n * 2;
     }
-    for (const struct source *s = in->sources; s; s = s->next) in->statuses[n++] = s->st;
+    for (const struct source *s = in->sources; s; s = s->next) {
+        in->statuses[n] = s->st;
+        in->statuses[n++].repairing = kvr__view_repairing(s);
+    }
     in->statuses_n = n;
+}
+
+static void take_reply(struct kvr_ingest *in, struct kvr_recover_reply *reply)
+{
+    struct source *s = in->sources;
+    while (s && s->asking != reply->token) s = s->next;
+    if (s) kvr__view_reply(in, s, reply);
+    else kvr_recover_reply_free(reply);
 }
 
 static void run_command(struct kvr_ingest *in, struct command *c)
 {
     int rc = c->kind == VISIT ? -KVR_ENOTFOUND : 0;
     if (c->kind == ADD) source_start(in, c->add);
-    for (struct source **p = &in->sources; c->kind != ADD && *p;) {
+    if (c->kind == REPLY) take_reply(in, c->reply);
+    for (struct source **p = &in->sources; c->kind != ADD && c->kind != REPLY && *p;) {
         struct source *s = *p;
         bool of_worker = s->st.worker.worker_id == c->worker.worker_id;
         bool it = of_worker && (c->kind == REMOVE_WORKER || s->st.worker.dp_rank == c->worker.dp_rank);
@@ -723,6 +242,7 @@ static void run_command(struct kvr_ingest *in, struct command *c)
             continue;
         }
         if (it && (c->kind == PAUSE || c->kind == RESUME)) source_pause(in, s, c->kind == PAUSE);
+        if (it && c->kind == EVIDENCE) kvr__view_evidence(in, s, c->text);
         if (it && c->kind == VISIT) {
             source_visit(in, s, c);
             rc = 0;
@@ -759,19 +279,6 @@ static bool exchange(struct kvr_ingest *in)
     return !stop;
 }
 
-static void check_deadlines(struct kvr_ingest *in, struct source *s)
-{
-    uint64_t now = in->now_ms;
-    if (s->replaying && now >= s->silent_deadline_ms) replay_failed(in, s);
-    if (s->drop_at_ms && now >= s->drop_at_ms) {
-        s->drop_at_ms = 0;
-        drop_view(in, s);
-    }
-    if (s->retry_at_ms && now >= s->retry_at_ms && s->connected && s->dealer && !s->replaying)
-        request_replay(in, s, s->cursor.next - s->verifying);
-    if (s->tail_at_ms && now >= s->tail_at_ms && s->connected && s->dealer && !s->replaying) request_replay(in, s, s->cursor.next);
-}
-
 static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap)
 {
     size_t n = 0, need = 1 + 3 * in->sources_n;
@@ -789,7 +296,7 @@ static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap
         it[n++] = (zmq_pollitem_t){.socket = s->sub, .events = ZMQ_POLLIN};
         if (s->dealer) it[n++] = (zmq_pollitem_t){.socket = s->dealer, .events = ZMQ_POLLIN};
     }
-    zmq_poll(it, (int)n, 50);
+    zmq_poll(it, (int)n, in->incoming_n ? 0 : 50);
     in->now_ms = kvr_now_ns(kvr_clock_monotonic()) / 1000000;
     n = 1;
     for (struct source *s = in->sources; s; s = s->next) {
@@ -798,7 +305,8 @@ static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap
             if (it[n++].revents) read_sub(in, s);
             if (s->dealer && it[n++].revents) read_dealer(in, s); /* a renewed one has nothing yet */
         }
-        check_deadlines(in, s);
+        kvr__view_step(in, s);
+        kvr__view_deadlines(in, s);
     }
     return true;
 }
@@ -832,12 +340,25 @@ static void send_command(struct kvr_ingest *in, struct command *c)
     pthread_mutex_unlock(&in->lock);
 }
 
-int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, struct kvr_ingest **out)
+void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply)
+{
+    struct command *c = calloc(1, sizeof *c);
+    if (!c) { /* as if it had not come: the source asks again when it notices */
+        kvr_recover_reply_free(reply);
+        return;
+    }
+    c->kind = REPLY;
+    c->reply = reply;
+    send_command(ctx, c);
+}
+
+int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, const char *recover_key, struct kvr_ingest **out)
 {
     struct kvr_ingest *in = calloc(1, sizeof *in);
     if (!in) return -KVR_ENOMEM;
     in->handler = *handler;
     in->restore_timeout_ms = (uint64_t)(restore_timeout_s * 1000) + 1;
+    snprintf(in->recover_key, sizeof in->recover_key, "%s", recover_key ? recover_key : "");
     kvr_engine_batch_init(&in->batch);
     pthread_mutex_init(&in->lock, NULL);
     pthread_cond_init(&in->cond, NULL);
@@ -868,10 +389,12 @@ void kvr_ingest_destroy(struct kvr_ingest *in)
     zmq_send(in->wake_in, "", 0, ZMQ_DONTWAIT);
     pthread_mutex_unlock(&in->lock);
     pthread_join(in->thread, NULL);
+    kvr_recover_client_destroy(in->recover);
     while (in->commands) {
         struct command *c = in->commands;
         in->commands = c->next;
         if (c->add) source_free(in, c->add);
+        kvr_recover_reply_free(c->reply);
         free(c);
     }
     zmq_close(in->wake_in);
@@ -926,15 +449,16 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     s->wait_tail = &s->wait_head;
     snprintf(s->events, sizeof s->events, "%s", src->events);
     if (src->replay) snprintf(s->replay, sizeof s->replay, "%s", src->replay);
-    s->st.can_replay = src->replay != NULL;
+    if (src->recover) snprintf(s->recover, sizeof s->recover, "%s", src->recover);
+    s->st.can_replay = src->replay != NULL || s->recover[0];
     kvr_engine_stream_init(&s->own.stream, src->worker, src->block_size);
     s->own.stream.tiers = src->tiers;
     if (src->from.known) {
         s->cursor.applied_any = true;
         s->cursor.next = src->from.next;
         s->cursor.last_ts = src->from.last_ts;
-        if (src->from.next) remember(s, src->from.next - 1, src->from.last_hash);
-        note_cursor(s);
+        if (src->from.next) kvr__view_remember(s, src->from.next - 1, src->from.last_hash);
+        kvr__view_note_cursor(s);
     }
     c->kind = ADD;
     c->add = s;
@@ -971,6 +495,16 @@ void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool paus
     (void)run_and_wait(in, &c);
 }
 
+void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, const char *text)
+{
+    struct command *c = calloc(1, sizeof *c);
+    if (!c) return;
+    c->kind = EVIDENCE;
+    c->worker = worker;
+    snprintf(c->text, sizeof c->text, "%s", text ? text : "");
+    send_command(in, c);
+}
+
 int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg)
 {
     struct command c = {.kind = VISIT, .worker = worker, .visit = fn, .arg = arg};
@@ -984,4 +518,9 @@ size_t kvr_ingest_status(struct kvr_ingest *in, struct kvr_view_status *out, siz
     if (n && cap) memcpy(out, in->statuses, KVR_MIN(n, cap) * sizeof *out);
     pthread_mutex_unlock(&in->lock);
     return n;
+}
+
+const char *kvr_view_trust_name(const struct kvr_view_status *st)
+{
+    return st->trusted ? "trusted" : st->repairing ? "recovering" : "untrusted";
 }

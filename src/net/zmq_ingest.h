@@ -7,6 +7,9 @@
  *                |                               |  sequence backwards: the view is dropped, replay from 0
  *                +--no answer in time------------+--> live (untrusted), replay is tried again with growing pauses
  *
+ * With a recover endpoint (kvroute/local_index.h) the worker is asked for what a replay cannot give, or, without a replay
+ * endpoint, for whatever is missing; see ingest_view.c.
+ *
  * A source that is added with content in place (`from`) asks for its last batch again and goes on when it is the same one,
  * else starts over; without a replay endpoint the next batch in sequence confirms it.
  *
@@ -32,7 +35,7 @@ enum kvr_view_state { KVR_VIEW_RESTORING, KVR_VIEW_LIVE };
 #define KVR_INGEST_COUNTERS(X) \
     X(batches) X(events) X(blocks) X(bytes) X(stale_batches) X(gaps) X(restarts) X(replays) X(replay_failures) \
     X(bad_frames) X(decode_errors) X(parent_not_found) X(block_not_found) X(apply_errors) X(disconnects) \
-    X(overflows)
+    X(overflows) X(questions) X(recovered_events) X(recovered_dumps) X(recovery_failures)
 /* clang-format on */
 
 /* Where a view stands in its engine's stream: enough to go on from content that was kept elsewhere. */
@@ -48,7 +51,8 @@ struct kvr_view_status {
     enum kvr_view_state state;
     bool trusted, settled; /* settled: restored or declared untrusted once */
     bool connected, paused, failed;
-    bool can_replay; /* has a replay endpoint */
+    bool can_replay; /* has a replay or a recover endpoint */
+    bool repairing;  /* something that was lost is being fetched */
     struct kvr_view_cursor cursor;
     char reason[96];   /* why it is not trusted; "" when it is */
     uint64_t since_ns; /* monotonic, of the last change of trust */
@@ -59,10 +63,16 @@ struct kvr_view_status {
 #undef KVR_INGEST_FIELD
 };
 
+/* What an event was made from: the engine's own words. */
+struct kvr_ingest_origin {
+    const struct kvr_engine_batch *batch;
+    const struct kvr_engine_event *event;
+};
+
 /* `user` is the pointer given with the source. */
 struct kvr_ingest_handler {
-    /* Apply one event; the result is a KVR_E code or 0. */
-    int (*on_event)(void *ctx, void *user, const struct kvr_event *event);
+    /* Apply one event; the result is a KVR_E code or 0. origin NULL: it comes from a recover endpoint. */
+    int (*on_event)(void *ctx, void *user, const struct kvr_event *event, const struct kvr_ingest_origin *origin);
     /* Forget the view of a rank. */
     void (*on_reset)(void *ctx, void *user, struct kvr_worker worker);
     void (*on_trust)(void *ctx, void *user, struct kvr_worker worker, bool trusted, const char *reason);
@@ -74,6 +84,7 @@ struct kvr_ingest_source {
     struct kvr_worker worker;
     uint32_t block_size;
     const char *events, *replay; /* endpoints; replay may be NULL */
+    const char *recover;         /* URL of the worker's recover endpoint, or NULL */
     void *user;
     bool any_rank;               /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
     bool tiers;                  /* lower-tier events are wanted */
@@ -81,8 +92,9 @@ struct kvr_ingest_source {
     struct kvr_view_cursor from; /* when known: the content up to there is in place, and is confirmed by what comes next */
 };
 
-/* restore_timeout_s: how long a replay may stay silent. Returns: 0, -KVR_ENOMEM. */
-int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, struct kvr_ingest **out);
+/* restore_timeout_s: how long a replay may stay silent. recover_key: bearer token for recover endpoints, or NULL.
+ * Returns: 0, -KVR_ENOMEM. */
+int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, const char *recover_key, struct kvr_ingest **out);
 /* Stops the thread and closes every socket. */
 void kvr_ingest_destroy(struct kvr_ingest *in);
 
@@ -99,6 +111,10 @@ void kvr_ingest_remove(struct kvr_ingest *in, uint64_t worker_id, const uint32_t
 /* Closes or reopens the sockets of a source; its view and place stay. The return is after that. */
 void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool pause);
 
+/* What speaks against a view from outside (predictions that do not come true): it is not trusted, whatever its stream says,
+ * until the text is "". Returns at once; unknown workers are no error. */
+void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, const char *text);
+
 /* Runs fn on the ingest thread between two batches, and returns after it: the view's content and its status belong
  * together then. ranks[n]: every rank the source has carried. fn may replace the content and say so by setting *adopt: to a
  * known place, from which the source goes on (asking for what has come since, when there is a replay endpoint), trusted.
@@ -106,6 +122,9 @@ void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool paus
 typedef void kvr_ingest_visit(void *arg, const struct kvr_view_status *status, const uint32_t *ranks, size_t n,
                               struct kvr_view_cursor *adopt);
 int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg);
+
+/* "trusted", "recovering" (not trusted, and being repaired) or "untrusted". */
+const char *kvr_view_trust_name(const struct kvr_view_status *st);
 
 /* Copies the status of all views; returns how many there are (at most cap are written). */
 size_t kvr_ingest_status(struct kvr_ingest *in, struct kvr_view_status *out, size_t cap);

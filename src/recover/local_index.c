@@ -21,6 +21,7 @@
 #include <kvroute/index.h>
 
 #include "recover/event_json.h"
+#include "recover/event_list.h"
 #include "recover/ring.h"
 
 enum { EVENTS_MAX = 1024, RING_BYTES = 16 << 20, PIECE = 64 << 10, WALK_BLOCKS = 2048 };
@@ -333,42 +334,21 @@ static int answer_dump(struct answer *a)
     return close_variant(a);
 }
 
-/* Events copied out of the ring: heads, then each one's blocks or hashes. */
-struct copied {
-    struct kvr_mem mem;
-    struct kvr_event *events;
-    size_t events_n, events_cap;
-    char *data;
-    size_t data_n, data_cap;
-};
-
-static int copy_one(struct copied *c, const struct kvr_event *ev)
-{
-    size_t bytes = kvr__event_bytes(ev);
-    if (kvr_mem_grow(&c->mem, (void **)&c->events, &c->events_cap, c->events_n + 1, sizeof *c->events) ||
-        kvr_mem_grow(&c->mem, (void **)&c->data, &c->data_cap, c->data_n + bytes + 1, 1))
-        return -KVR_ENOMEM;
-    c->events[c->events_n++] = *ev;
-    if (bytes) memcpy(c->data + c->data_n, ev->kind == KVR_EVENT_STORED ? (const void *)ev->blocks : ev->removed, bytes);
-    c->data_n += bytes;
-    return 0;
-}
-
 /* Copies places [at, end), PIECE bytes at a time. Returns: 0, 1 when the ring went past us, -KVR_ENOMEM. */
-static int copy_range(struct kvr_local_index *li, struct copied *c, uint64_t at, uint64_t end)
+static int copy_range(struct kvr_local_index *li, struct kvr_event_list *c, uint64_t at, uint64_t end)
 {
     int rc = 0;
     while (at < end && rc == 0) {
         pthread_mutex_lock(&li->lock);
         if (at < li->ring.first) rc = 1;
         for (size_t goal = c->data_n + PIECE, n = 0; rc == 0 && at < end && c->data_n < goal && n < 256; at++, n++)
-            rc = copy_one(c, kvr__ring_at(&li->ring, at));
+            rc = kvr__event_list_add(c, kvr__ring_at(&li->ring, at));
         pthread_mutex_unlock(&li->lock);
     }
     return rc;
 }
 
-static int write_events(struct answer *a, struct copied *c, uint64_t last)
+static int write_events(struct answer *a, struct kvr_event_list *c, uint64_t last)
 {
     int rc = 0;
     if (a->q->old_shape) {
@@ -380,15 +360,8 @@ static int write_events(struct answer *a, struct copied *c, uint64_t last)
         kvr_json_key(&a->b, "events");
     }
     kvr_json_open(&a->b, '[');
-    const char *at = c->data;
-    for (size_t i = 0; i < c->events_n && rc == 0; i++) {
-        struct kvr_event *ev = &c->events[i];
-        size_t bytes = kvr__event_bytes(ev);
-        if (ev->kind == KVR_EVENT_STORED) ev->blocks = (const struct kvr_block *)(const void *)at;
-        else if (ev->kind == KVR_EVENT_REMOVED) ev->removed = (const uint64_t *)(const void *)at;
-        at += bytes;
-        rc = put_event(a, ev);
-    }
+    const struct kvr_event *events = kvr__event_list_events(c);
+    for (size_t i = 0; i < c->n && rc == 0; i++) rc = put_event(a, &events[i]);
     kvr_json_close(&a->b, ']');
     if (rc) return rc;
     if (!a->q->old_shape) {
@@ -401,13 +374,12 @@ static int write_events(struct answer *a, struct copied *c, uint64_t last)
 
 static int answer_events(struct answer *a, uint64_t from, uint64_t to, uint64_t last)
 {
-    struct copied c = {0};
-    kvr_mem_init(&c.mem, &a->li->alloc, 0);
+    struct kvr_event_list c;
+    kvr__event_list_init(&c, &a->li->alloc);
     int rc = copy_range(a->li, &c, from, to);
     if (rc == 0) rc = write_events(a, &c, last);
     else if (rc == 1) rc = answer_dump(a); /* what was asked for has just fallen out */
-    kvr_mem_put(&c.mem, c.events, c.events_cap * sizeof *c.events);
-    kvr_mem_put(&c.mem, c.data, c.data_cap);
+    kvr__event_list_free(&c);
     return rc;
 }
 

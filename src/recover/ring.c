@@ -3,11 +3,7 @@
 
 #include <string.h>
 
-size_t kvr__event_bytes(const struct kvr_event *ev)
-{
-    if (ev->kind == KVR_EVENT_STORED) return ev->blocks_n * sizeof *ev->blocks;
-    return ev->kind == KVR_EVENT_REMOVED ? ev->removed_n * sizeof *ev->removed : 0;
-}
+#include "recover/event_list.h"
 
 int kvr__ring_init(struct kvr_ring *r, struct kvr_mem *mem, size_t events_max, size_t bytes_max)
 {

@@ -28,9 +28,6 @@ struct kvr_ring {
     bool evicted_any;
 };
 
-/* Bytes of an event's blocks or hashes. */
-size_t kvr__event_bytes(const struct kvr_event *ev);
-
 int kvr__ring_init(struct kvr_ring *r, struct kvr_mem *mem, size_t events_max, size_t bytes_max);
 void kvr__ring_free(struct kvr_ring *r);
 /* Adds a copy; the oldest fall out. One that does not fit, or for which there is no memory, empties the ring. */

@@ -219,6 +219,7 @@ long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_bat
             s->counters.lower_tier++;
             continue;
         }
+        s->current = &b->events[i];
         emit(ctx, &out);
         emitted++;
     }

@@ -92,6 +92,7 @@ struct kvr_engine_stream {
     uint8_t group_main[KVR_ENGINE_GROUPS]; /* 0 not learned, 1 main attention, 2 other */
     struct kvr_map64 salts;                /* block hash -> salt term of the seed; AMBIGUOUS */
     struct kvr_engine_counters counters;
+    const struct kvr_engine_event *current; /* the event that is being converted */
     struct kvr_block *blocks;
     uint64_t *locals;
     size_t blocks_cap, locals_cap;

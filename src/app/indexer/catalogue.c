@@ -108,10 +108,11 @@ struct partition **catalogue_list(struct indexer *x, size_t *n)
 
 /* ---- events ------------------------------------------------------------------------------------------------ */
 
-static int on_event(void *ctx, void *user, const struct kvr_event *ev)
+static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
 {
     struct indexer *x = ctx;
     struct partition *p = user;
+    (void)origin;
     int rc = kvr_index_apply(p->index, ev);
     if (ev->tier != KVR_TIER_DEVICE && ev->kind == KVR_EVENT_STORED) atomic_store_explicit(&p->tiers, true, memory_order_relaxed);
     atomic_fetch_add_explicit(&x->telemetry.events[ev->kind][rc != 0], 1, memory_order_relaxed);
@@ -142,7 +143,7 @@ static void on_end(void *ctx, void *user)
 int catalogue_start(struct indexer *x)
 {
     struct kvr_ingest_handler h = {on_event, on_reset, on_trust, on_end, x};
-    return kvr_ingest_create(&h, x->o->restore_timeout, &x->ingest);
+    return kvr_ingest_create(&h, x->o->restore_timeout, x->keys_n ? x->keys[0] : NULL, &x->ingest);
 }
 
 /* ---- instances --------------------------------------------------------------------------------------------- */
@@ -168,16 +169,6 @@ bool catalogue_has_listener(struct indexer *x, struct kvr_worker w)
     bool has = i && listener_locked(i, w.dp_rank);
     pthread_mutex_unlock(&x->lock);
     return has;
-}
-
-bool catalogue_recover_url(struct indexer *x, struct kvr_worker w, char *out, size_t cap)
-{
-    pthread_mutex_lock(&x->lock);
-    const struct instance *i = instance_locked(x, w.worker_id);
-    const struct listener *l = i ? listener_locked(i, w.dp_rank) : NULL;
-    snprintf(out, cap, "%s", l ? l->recover : "");
-    pthread_mutex_unlock(&x->lock);
-    return out[0] != 0;
 }
 
 /* tcp://host:port (a star and port 0 pass, as in the original), ipc://, inproc://. */
@@ -273,6 +264,7 @@ static int add_listener_locked(struct indexer *x, struct instance *i, const stru
                                     .block_size = i->part->block_size,
                                     .events = r->endpoint,
                                     .replay = r->replay[0] ? r->replay : NULL,
+                                    .recover = r->recover[0] ? r->recover : NULL,
                                     .user = i->part,
                                     .any_rank = true,
                                     .tiers = true,
@@ -478,6 +470,7 @@ static void put_listener(struct kvr_buf *b, const struct listener *l, const stru
     kvr_json_key(b, "trusted");
     kvr_json_bool(b, s && s->trusted);
     if (s && !s->trusted) kvr_json_put_str(b, "untrusted_reason", s->reason);
+    kvr_json_put_str(b, "trust", s ? kvr_view_trust_name(s) : "untrusted");
     kvr_json_put_u64(b, "next_sequence", s ? s->next_sequence : 0);
     kvr_json_put_u64(b, "gaps", s ? s->gaps : 0);
     kvr_json_put_u64(b, "restarts", s ? s->restarts : 0);

@@ -129,8 +129,8 @@ static bool dump_source(struct dump *d, struct partition *p, struct kvr_worker w
     int rc = kvr_ingest_visit_view(d->rq.loop->indexer->ingest, w, take_still, &s);
     bool ok = rc == -KVR_ENOTFOUND || (rc == 0 && !s.failed);
     for (size_t g = 0; ok && g < s.stage.n; g++) {
-        const struct kvr_event *ev = stage_events(&s.stage.list[g]);
-        for (size_t i = 0; ok && i < s.stage.list[g].events_n; i++) ok = on_event(d, &ev[i]) == 0;
+        const struct kvr_event *ev = kvr__event_list_events(&s.stage.list[g].content);
+        for (size_t i = 0; ok && i < s.stage.list[g].content.n; i++) ok = on_event(d, &ev[i]) == 0;
     }
     if (rc == 0 && ok && s.status.cursor.known) put_view(views, &s.status);
     stage_free(&s.stage);

@@ -6,8 +6,8 @@
  *                                                                               ^               |
  *                                                                               +--a view is lost+
  *
- * Authority, highest first: the engine's replay (the ingest thread does that by itself), the engine's snapshot
- * (recover_endpoint), a peer's dump, our own disk. So a peer is asked only for views that are not trusted. What it gives is
+ * Authority, highest first: the engine's replay and the worker's recover endpoint (the ingest thread does both by itself), a
+ * peer's dump, our own disk. So a peer is asked only for views that are not trusted. What it gives is
  * taken over for a view only if the peer trusts its own, and is not behind us or the engine can replay the rest: then the
  * content at the peer's place in the stream replaces ours, and the source goes on from there. Of workers that are not
  * registered here everything is taken.
@@ -20,9 +20,8 @@
 #include <string.h>
 
 #include "wire/dump_stream.h"
-#include "wire/router_event.h"
 
-enum { TICK_MS = 100, PEER_TIMEOUT_MS = 10000, LOST_MS = 1000, RETRY_MIN_MS = 1000, RETRY_MAX_MS = 60000, SNAPSHOT_MAX = 1 << 30 };
+enum { TICK_MS = 100, PEER_TIMEOUT_MS = 10000, LOST_MS = 1000, RETRY_MIN_MS = 1000, RETRY_MAX_MS = 60000 };
 
 enum phase { LOADING, SETTLING, ASKING, READY };
 
@@ -39,15 +38,12 @@ struct recovery {
     uint64_t deadline_ms, next_ask_ms, pause_ms;
     enum phase phase;
     /* the question */
-    bool of_engine;
-    struct kvr_worker worker; /* whose engine is asked */
     char url[ENDPOINT_MAX + 256];
     size_t peer; /* the next one to ask */
     char **peers;
     size_t peers_n;
     struct kvr_dump_stream dump;
     bool dump_open;
-    struct kvr_buf body; /* an engine's answer */
     int status, error;
     struct partition *part; /* the dump is in; a reference */
     struct stage stage;
@@ -61,7 +57,7 @@ static void ask_next_peer(struct recovery *r);
 
 struct takeover {
     struct partition *part;
-    const struct stage *stage;
+    struct stage *stage;
     const bool *others;        /* by place in the stage: ranks of this worker that have no listener of their own */
     const struct place *place; /* NULL: the content has no place */
     bool taken;
@@ -123,7 +119,7 @@ static size_t use_stage(struct recovery *r)
         }
     }
     for (size_t i = 0; i < r->stage.n; i++) {
-        const struct staged *g = &r->stage.list[i];
+        struct staged *g = &r->stage.list[i];
         if (place_of(r, g->part, g->worker)) continue;
         if (catalogue_has_listener(r->x, g->worker)) taken += r->places_n ? 0 : give_to_view(r, g->part, g->worker, NULL);
         else if (!r->places_n) taken += stage_put(g, g->part, g->worker) == 0;
@@ -140,8 +136,6 @@ static void forget_question(struct recovery *r)
     r->call = NULL;
     if (r->dump_open) kvr_dump_stream_free(&r->dump);
     r->dump_open = false;
-    kvr_buf_free(&r->body);
-    r->body = (struct kvr_buf){0};
     if (r->part) partition_unref(r->part);
     r->part = NULL;
     for (size_t i = 0; i < r->places_n; i++) partition_unref(r->places[i].part);
@@ -204,10 +198,8 @@ static int on_view(void *ctx, const struct kvr_dump_view *v)
 
 static void fail(struct recovery *r, const char *why)
 {
-    struct telemetry *t = &r->x->telemetry;
-    bool engine = r->of_engine;
     fprintf(stderr, "kvroute indexer: recovery from %s failed: %s\n", r->url, why);
-    atomic_fetch_add(engine ? &t->engine_recovery_failures : &t->peer_failures, 1);
+    atomic_fetch_add(&r->x->telemetry.peer_failures, 1);
     r->call = NULL;
     forget_question(r);
     ask_next_peer(r);
@@ -229,45 +221,12 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
     (void)call;
     r->deadline_ms = indexer_now_ms() + PEER_TIMEOUT_MS; /* ten seconds without progress, however large the dump is */
     if (r->status / 100 != 2 || r->error) return;
-    if (!r->of_engine) {
-        r->error = kvr_dump_stream_feed(&r->dump, data, len);
-    } else {
-        kvr_buf_add(&r->body, data, len);
-        r->error = r->body.failed ? -KVR_ENOMEM : r->body.len > SNAPSHOT_MAX ? -KVR_ELIMIT : 0;
-    }
-}
-
-static int tree_event(void *ctx, const char *key, size_t key_len, struct kvr_json v)
-{
-    struct recovery *r = ctx;
-    struct kvr_event ev;
-    (void)key;
-    (void)key_len;
-    int rc = kvr_router_event_read(v, &ev, &r->dump.blocks, &r->dump.blocks_cap);
-    if (rc || ev.kind != KVR_EVENT_STORED) return rc ? rc : -KVR_EFORMAT;
-    ev.worker = r->worker; /* the engine need not know the id it has here */
-    return stage_add(&r->stage, r->part, &ev);
-}
-
-/* {"TreeDump": {"events": [...], "last_event_id": n}} */
-static bool read_tree(struct recovery *r)
-{
-    struct kvr_json o, tree;
-    uint64_t last;
-    const char *why = NULL;
-    if (kvr_json_parse(r->dump.json, r->body.data ? r->body.data : "", r->body.len, &o, &why)) return false;
-    tree = kvr_json_get(o, "TreeDump");
-    if (!kvr_json_as_u64(kvr_json_get(tree, "last_event_id"), &last)) return false;
-    struct kvr_json events = kvr_json_get(tree, "events");
-    if (kvr_json_type_of(events) != KVR_JSON_ARRAY || kvr_json_each(events, tree_event, r)) return false;
-    struct kvr_dump_view v = {.worker = r->worker, .trusted = true, .next_sequence = last + 1};
-    return on_view(r, &v) == 0;
+    r->error = kvr_dump_stream_feed(&r->dump, data, len);
 }
 
 static void on_done(struct kvr_http_call *call, void *ctx)
 {
     struct recovery *r = ctx;
-    struct telemetry *t = &r->x->telemetry;
     char why[96];
     (void)call;
     r->call = NULL;
@@ -276,18 +235,13 @@ static void on_done(struct kvr_http_call *call, void *ctx)
         fail(r, why);
     } else if (r->error) {
         fail(r, r->dump.why ? r->dump.why : kvr_strerror(r->error));
-    } else if (r->of_engine ? !read_tree(r) : !kvr_dump_stream_over(&r->dump)) {
-        fail(r, r->of_engine ? "the answer is not a tree dump" : "the dump ends too early");
+    } else if (!kvr_dump_stream_over(&r->dump)) {
+        fail(r, "the dump ends too early");
     } else {
         size_t taken = use_stage(r);
         fprintf(stderr, "kvroute indexer: took %zu view(s) over from %s\n", taken, r->url);
-        atomic_fetch_add(r->of_engine ? &t->engine_recoveries : &t->peer_recoveries, 1);
-        if (r->of_engine && !taken) {
-            forget_question(r);
-            ask_next_peer(r);
-        } else {
-            asked(r, taken > 0);
-        }
+        atomic_fetch_add(&r->x->telemetry.peer_recoveries, 1);
+        asked(r, taken > 0);
     }
 }
 
@@ -300,8 +254,8 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     fail(r, text);
 }
 
-/* Asks r->url + path. */
-static bool ask(struct recovery *r, const char *path)
+/* Asks r->url for its dump. */
+static bool ask(struct recovery *r)
 {
     static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
     static const struct kvr_dump_handler dump = {.on_partition = on_partition, .on_event = on_event, .on_view = on_view};
@@ -311,7 +265,7 @@ static bool ask(struct recovery *r, const char *path)
     h.ctx = r;
     if (kvr_endpoint_parse(r->url, strlen(r->url), &e) || kvr_dump_stream_init(&r->dump, &h)) return false;
     r->dump_open = true;
-    kvr_buf_printf(&head, "GET %s%s HTTP/1.1\r\nHost: %s\r\n", e.base, path, e.host);
+    kvr_buf_printf(&head, "GET %s/dump?views=1 HTTP/1.1\r\nHost: %s\r\n", e.base, e.host);
     if (r->x->keys_n) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", r->x->keys[0]);
     kvr_buf_str(&head, "\r\n");
     struct kvr_http_call_config c = {
@@ -326,10 +280,9 @@ static bool ask(struct recovery *r, const char *path)
 
 static void ask_next_peer(struct recovery *r)
 {
-    r->of_engine = false;
     while (r->peer < r->peers_n) {
         snprintf(r->url, sizeof r->url, "%s", r->peers[r->peer++]);
-        if (ask(r, "/dump?views=1")) return;
+        if (ask(r)) return;
     }
     asked(r, false);
 }
@@ -347,37 +300,19 @@ static void copy_peers(struct recovery *r)
 }
 
 /* A view that is connected and will not become whole by itself. */
-static const struct kvr_view_status *lost_view(const struct kvr_view_status *st, size_t n)
+static bool lost_a_view(const struct kvr_view_status *st, size_t n)
 {
     uint64_t now = kvr_now_ns(kvr_clock_monotonic());
     for (size_t i = 0; i < n; i++) {
-        bool waits = st[i].trusted || !st[i].settled || st[i].paused || st[i].failed || !st[i].connected;
-        if (!waits && !st[i].filtered.block_size_mismatch && now - st[i].since_ns > (uint64_t)LOST_MS * 1000000) return &st[i];
+        bool waits = st[i].trusted || st[i].repairing || !st[i].settled || st[i].paused || st[i].failed || !st[i].connected;
+        if (!waits && !st[i].filtered.block_size_mismatch && now - st[i].since_ns > (uint64_t)LOST_MS * 1000000) return true;
     }
-    return NULL;
+    return false;
 }
 
-static struct partition *partition_of(struct indexer *x, uint64_t id)
-{
-    struct partition *p = NULL;
-    pthread_mutex_lock(&x->lock);
-    for (const struct instance *i = x->instances; i && !p; i = i->next)
-        if (i->id == id) partition_ref(p = i->part);
-    pthread_mutex_unlock(&x->lock);
-    return p;
-}
-
-/* Asks the view's engine for a snapshot, or else the peers. */
-static void begin(struct recovery *r, const struct kvr_view_status *lost)
+static void begin(struct recovery *r)
 {
     copy_peers(r);
-    r->of_engine = lost && catalogue_recover_url(r->x, lost->worker, r->url, ENDPOINT_MAX);
-    if (r->of_engine) {
-        r->worker = lost->worker;
-        r->part = partition_of(r->x, lost->worker.worker_id);
-        if (r->part && ask(r, "")) return;
-        forget_question(r);
-    }
     ask_next_peer(r);
 }
 
@@ -413,16 +348,15 @@ static void step(struct recovery *r)
         pthread_mutex_lock(&x->lock);
         snprintf(x->why, sizeof x->why, "asking the peers");
         pthread_mutex_unlock(&x->lock);
-        if (should_ask_peers(r, st, n)) begin(r, NULL);
+        if (should_ask_peers(r, st, n)) begin(r);
         else r->phase = READY;
     }
     if (r->phase == READY && !atomic_load(&x->ready)) {
         atomic_store(&x->ready, true);
         fprintf(stderr, "kvroute indexer: ready\n");
     }
-    const struct kvr_view_status *lost = r->phase == READY && !r->call && indexer_now_ms() >= r->next_ask_ms ? lost_view(st, n) : NULL;
-    char url[ENDPOINT_MAX];
-    if (lost && (x->peers_n || catalogue_recover_url(x, lost->worker, url, sizeof url))) begin(r, lost);
+    bool free_to_ask = r->phase == READY && !r->call && x->peers_n && indexer_now_ms() >= r->next_ask_ms;
+    if (free_to_ask && lost_a_view(st, n)) begin(r);
     free(st);
 }
 

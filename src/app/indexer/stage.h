@@ -7,13 +7,12 @@
 #define KVR_INDEXER_STAGE_H
 
 #include "app/indexer/state.h"
+#include "recover/event_list.h"
 
 struct staged {
     struct partition *part; /* a reference */
     struct kvr_worker worker;
-    struct kvr_event *events; /* see stage_events() */
-    struct kvr_block *blocks;
-    size_t events_n, events_cap, blocks_n, blocks_cap;
+    struct kvr_event_list content;
 };
 
 struct stage {
@@ -23,12 +22,10 @@ struct stage {
 
 /* Returns: 0, -KVR_ENOMEM. */
 int stage_add(struct stage *s, struct partition *p, const struct kvr_event *ev);
-/* A pair's events_n events with their blocks, valid until the next stage_add. */
-const struct kvr_event *stage_events(const struct staged *g);
 /* What is staged for a pair; NULL: nothing. */
-const struct staged *stage_find(const struct stage *s, const struct partition *p, struct kvr_worker w);
+struct staged *stage_find(const struct stage *s, const struct partition *p, struct kvr_worker w);
 /* Replaces the content of a pair by what is staged for it (NULL: nothing). Returns: 0 or an error of the index. */
-int stage_put(const struct staged *g, struct partition *p, struct kvr_worker w);
+int stage_put(struct staged *g, struct partition *p, struct kvr_worker w);
 void stage_free(struct stage *s);
 
 #endif

@@ -114,7 +114,7 @@ struct telemetry {
     _Atomic uint64_t requests[ENDPOINTS][METHODS], errors[ENDPOINTS][2];
     _Atomic uint64_t buckets[ENDPOINTS][DURATION_BUCKETS + 1], sum_ns[ENDPOINTS];
     _Atomic uint64_t events[3][2]; /* stored, removed, cleared; ok, failed */
-    _Atomic uint64_t refused_keys, tls_failures, peer_recoveries, peer_failures, engine_recoveries, engine_recovery_failures;
+    _Atomic uint64_t refused_keys, tls_failures, peer_recoveries, peer_failures;
     _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
     pthread_mutex_t log_lock;
     FILE *log;
@@ -204,7 +204,6 @@ void partition_unref(struct partition *p);
 void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_view_cursor *cursor);
 struct seed *catalogue_seeds(struct indexer *x, size_t *n); /* a copy as an array; malloc'd */
 bool catalogue_has_listener(struct indexer *x, struct kvr_worker w);
-bool catalogue_recover_url(struct indexer *x, struct kvr_worker w, char *out, size_t cap); /* false: none */
 void catalogue_workers_write(struct indexer *x, const char *model, const char *group, struct kvr_buf *out);
 void catalogue_registrations_write(struct indexer *x, struct kvr_buf *out);
 /* All partitions, each with a reference; the caller frees the list. */

@@ -265,10 +265,6 @@ void telemetry_write(struct indexer *x, struct kvr_buf *b)
     single(b, "kvroute_tls_failures_total", "counter", "TLS handshakes that failed", (double)load(&t->tls_failures));
     single(b, "kvroute_peer_recoveries_total", "counter", "Dumps of peers that were taken over", (double)load(&t->peer_recoveries));
     single(b, "kvroute_peer_failures_total", "counter", "Dumps of peers that failed", (double)load(&t->peer_failures));
-    single(b, "kvroute_engine_recoveries_total", "counter", "Snapshots of engines that were taken over",
-           (double)load(&t->engine_recoveries));
-    single(b, "kvroute_engine_recovery_failures_total", "counter", "Snapshots of engines that failed",
-           (double)load(&t->engine_recovery_failures));
     single(b, "kvroute_snapshots_total", "counter", "Snapshots written", (double)load(&t->snapshots));
     single(b, "kvroute_snapshot_failures_total", "counter", "Snapshots that could not be written", (double)load(&t->snapshot_failures));
     single(b, "kvroute_snapshot_bytes", "gauge", "Size of the last snapshot", (double)load(&t->snapshot_bytes));

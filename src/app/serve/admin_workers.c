@@ -26,6 +26,7 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_open(b, '{');
         kvr_json_put_u64(b, "dp_rank", st[i].worker.dp_rank);
         kvr_json_put_str(b, "state", st[i].state == KVR_VIEW_LIVE ? "live" : "restoring");
+        kvr_json_put_str(b, "trust", kvr_view_trust_name(&st[i]));
         kvr_json_key(b, "trusted");
         kvr_json_bool(b, st[i].trusted);
         kvr_json_put_str(b, "reason", st[i].reason);
@@ -35,6 +36,8 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_put_u64(b, "events", st[i].events);
         kvr_json_put_u64(b, "gaps", st[i].gaps);
         kvr_json_put_u64(b, "restarts", st[i].restarts);
+        kvr_json_put_u64(b, "recovered_events", st[i].recovered_events);
+        kvr_json_put_u64(b, "recovered_dumps", st[i].recovered_dumps);
         kvr_json_put_u64(b, "blocks", w->pool->index ? kvr_index_rank_blocks(w->pool->index, st[i].worker) : 0);
         kvr_json_close(b, '}');
     }
@@ -77,6 +80,7 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     kvr_json_put_str(b, "role", w->role);
     put_endpoints(b, "kv_events_endpoints", w, w->events);
     put_endpoints(b, "replay_endpoints", w, w->replay);
+    if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
     kvr_json_put_u64(b, "max_num_batched_tokens", w->max_num_batched_tokens);
     kvr_json_put_u64(b, "total_kv_blocks", w->total_kv_blocks);
     kvr_json_put_str(b, "status", states[w->health]);
@@ -163,6 +167,20 @@ static int add_taint(void *ctx, const char *key, size_t key_len, struct kvr_json
     return 0;
 }
 
+/* null or "": none. */
+static bool get_recover(struct kvr_json v, struct worker *w)
+{
+    const char *url;
+    size_t n;
+    struct kvr_endpoint e;
+    if (kvr_json_type_of(v) == KVR_JSON_NONE) return true;
+    w->recover[0] = 0;
+    if (kvr_json_type_of(v) == KVR_JSON_NULL || (kvr_json_as_str(v, &url, &n) && n == 0)) return true;
+    if (!kvr_json_as_str(v, &url, &n) || n >= sizeof w->recover || kvr_endpoint_parse(url, n, &e)) return false;
+    snprintf(w->recover, sizeof w->recover, "%.*s", (int)n, url);
+    return true;
+}
+
 static bool get_taints(struct kvr_json v, struct worker *w)
 {
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
@@ -201,6 +219,7 @@ static const char *read_worker(struct kvr_json o, struct worker *w)
     if (!get_endpoints(kvr_json_get(o, "kv_events_endpoints"), w, w->events)) return "kv_events_endpoints";
     if (!get_endpoints(kvr_json_get(o, "replay_endpoint"), w, w->replay)) return "replay_endpoint";
     if (!get_endpoints(kvr_json_get(o, "replay_endpoints"), w, w->replay)) return "replay_endpoints";
+    if (!get_recover(kvr_json_get(o, "recover_endpoint"), w)) return "recover_endpoint";
     w->has_events = false;
     for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->events[r][0] != 0;
     return NULL;

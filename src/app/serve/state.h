@@ -82,6 +82,7 @@ struct worker {
     uint32_t block_size, dp_start, dp_size;
     uint64_t max_num_batched_tokens, total_kv_blocks;
     char events[DP_MAX][96], replay[DP_MAX][96]; /* by rank - dp_start; "" = none */
+    char recover[240];                           /* URL for all ranks; "" = none */
     char taints[TAINTS_MAX][64];
     size_t taints_n;
     struct pool *pool;

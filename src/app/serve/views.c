@@ -7,10 +7,11 @@
 
 #include <string.h>
 
-static int on_event(void *ctx, void *user, const struct kvr_event *ev)
+static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
 {
     struct serve *s = ctx;
     const struct pool *p = user;
+    (void)origin;
     if (ev->tier != KVR_TIER_DEVICE) kvr_router_use_lower_tiers(p->router);
     int rc = kvr_index_apply(p->index, ev);
     atomic_fetch_add_explicit(rc ? &s->metrics.events_failed_total : &s->metrics.events_applied_total, 1, memory_order_relaxed);
@@ -37,7 +38,7 @@ int views_start(struct serve *s)
 {
     if (!s->o->kv_events || s->o->overlap_credit <= 0) return 0;
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = s};
-    return kvr_ingest_create(&h, s->o->restore_timeout, &s->ingest);
+    return kvr_ingest_create(&h, s->o->restore_timeout, NULL, &s->ingest);
 }
 
 void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
@@ -47,6 +48,7 @@ void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
                                         .block_size = w->block_size,
                                         .events = w->events[r],
                                         .replay = w->replay[r][0] ? w->replay[r] : NULL,
+                                        .recover = w->recover[0] ? w->recover : NULL,
                                         .tiers = true,
                                         .user = pool};
         if (w->events[r][0]) kvr_ingest_add(s->ingest, &src);

@@ -11,7 +11,7 @@ uint64_t now_ms(void)
 
 /* ---- --worker ---------------------------------------------------------------------------------------- */
 
-static const char worker_keys[] = "id, events, replay, model, group, block-size, dp-start, dp-size, role, "
+static const char worker_keys[] = "id, events, replay, recover, model, group, block-size, dp-start, dp-size, role, "
                                   "max-num-batched-tokens, total-kv-blocks, taint";
 
 static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
@@ -53,6 +53,11 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
     } else if (!strcmp(key, "events") || !strcmp(key, "replay")) {
         if (!kvr_ingest_endpoint_ok(value)) return fail(err, cap, text, key, value, "tcp://host:port or ipc://path");
         snprintf(*key == 'e' ? events : replay, 256, "%s", value);
+    } else if (!strcmp(key, "recover")) {
+        struct kvr_endpoint e;
+        if (strlen(value) >= sizeof w->recover || kvr_endpoint_parse(value, strlen(value), &e))
+            return fail(err, cap, text, key, value, "http://host:port/path, e.g. http://10.0.0.1:5559/kv_recover");
+        snprintf(w->recover, sizeof w->recover, "%s", value);
     } else if (!strcmp(key, "model") || !strcmp(key, "group")) {
         if (!*value || strlen(value) >= MODEL_MAX) return fail(err, cap, text, key, value, "1 to 127 characters");
         snprintf(*key == 'm' ? w->model : w->group, MODEL_MAX, "%s", value);
@@ -108,6 +113,7 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
         if (parse_key(out, text, part, events, replay, err, cap)) return -1;
     w->has_events = events[0] != 0;
     if (replay[0] && !events[0]) return fail(err, cap, text, "replay", replay, "only together with events");
+    if (w->recover[0] && !events[0]) return fail(err, cap, text, "recover", w->recover, "only together with events");
     if ((events[0] && !spread_endpoint(events, w->dp_size, w->events)) || (replay[0] && !spread_endpoint(replay, w->dp_size, w->replay)))
         return fail(err, cap, text, "events", events, "tcp endpoints whose ports leave room for every rank");
     return 0;

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ingest, inside.
+ *
+ *   zmq_ingest.c   sockets, the thread, commands from other threads
+ *   ingest_view.c  what a source makes of what arrives: trust, applying, gaps, restarts, how a loss is repaired
+ *
+ * Everything here belongs to the ingest thread, but for what is under `lock`.
+ */
+#ifndef KVR_NET_INGEST_INTERNAL_H
+#define KVR_NET_INGEST_INTERNAL_H
+
+#include <pthread.h>
+#include <string.h>
+
+#include "net/recover_client.h"
+#include "net/zmq_ingest.h"
+#include "recover/cursor.h"
+
+enum {
+    HWM = 100000,
+    MESSAGE_MAX = 64 << 20,
+    WAITING_MESSAGES_MAX = 4096,
+    WAITING_BYTES_MAX = 32 << 20,
+    BURST = 64,            /* messages taken from one socket before the next gets its turn */
+    REPLAY_ROUNDS_MAX = 4, /* holes behind holes before we give up */
+    DOWN_GRACE_MS = 2000,
+    TAIL_CHECK_MS = 200, /* the subscription may have come too late for what was sent just then */
+    RETRY_MIN_MS = 500,
+    RETRY_MAX_MS = 30000,
+    RANKS_MAX = 1024, /* of one source */
+    RECENT = 64,
+    REBUILD_PAUSE_MS = 30000,
+    STEP_BLOCKS = 16384, /* of a recovered content, applied before other sources get their turn */
+    UNDECODABLE_MAX = 5, /* batches that cannot be decoded, within UNDECODABLE_MS */
+    UNDECODABLE_MS = 60000
+};
+
+struct waiting {
+    struct waiting *next;
+    uint64_t seq;
+    bool seen; /* the cursor knows that the live stream showed it */
+    size_t len;
+    char data[];
+};
+
+/* What must be remembered of one rank; a source has one for its own and makes others as they show up. */
+struct rank_stream {
+    struct rank_stream *next;
+    struct kvr_engine_stream stream;
+};
+
+struct source {
+    struct source *next;
+    struct kvr_view_status st;
+    void *user;
+    bool any_rank, lossy;
+    char events[256], replay[256], recover[512];
+    void *sub, *monitor, *dealer;
+    struct rank_stream own;
+    size_t ranks_n;
+    struct kvr_cursor cursor;
+    struct waiting *wait_head, **wait_tail;
+    size_t wait_n, wait_bytes;
+    uint64_t last_hash; /* of the last applied payload */
+    struct {
+        uint64_t end, hash; /* sequence + 1, so that 0 is empty */
+    } recent[RECENT];       /* the last applied batches: one that comes again is not a restart */
+    uint64_t replay_from, silent_deadline_ms, retry_at_ms, tail_at_ms, drop_at_ms, rebuilt_ms;
+    unsigned rounds, retries, owed_ends; /* owed_ends: replays asked for on this dealer whose end has not come */
+    bool replaying, verifying, missing, connected, cleared, orphaned, mismatch;
+    bool doubt;        /* reconnected without replay: the next batch tells whether it is the same stream */
+    bool sound;        /* trusted, but for `evidence` and `undecodable` */
+    char evidence[96]; /* what speaks against the view from outside, or "" */
+    bool undecodable;
+    unsigned undecodable_n;
+    uint64_t undecodable_ms; /* when the count began */
+    /* questions to the worker's recover endpoint */
+    uint64_t asking; /* token of the one that is out, or 0 */
+    bool asked_all, has_epoch;
+    uint64_t epoch;                     /* of the worker that has answered */
+    uint64_t orphans_until;             /* after a tree dump: up to here a store may lack its parent */
+    struct kvr_recover_reply *incoming; /* being applied */
+    size_t incoming_at;
+};
+
+enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT, REPLY, EVIDENCE };
+
+struct command {
+    struct command *next;
+    enum command_kind kind;
+    struct source *add;
+    struct kvr_worker worker;
+    kvr_ingest_visit *visit;
+    void *arg;
+    struct kvr_recover_reply *reply;
+    char text[96];
+    bool *done;
+    int *rc;
+};
+
+struct kvr_ingest {
+    struct kvr_ingest_handler handler;
+    uint64_t restore_timeout_ms;
+    char recover_key[256];
+    void *zmq, *wake_in, *wake_out;
+    pthread_t thread;
+    pthread_mutex_t lock; /* commands, stop, statuses */
+    pthread_cond_t cond;
+    struct command *commands;
+    bool stop;
+    struct kvr_view_status *statuses;
+    size_t statuses_n, statuses_cap;
+    /* the thread's own */
+    struct source *sources;
+    size_t sources_n, monitors;
+    struct kvr_engine_batch batch;
+    struct source *current;
+    const struct kvr_engine_stream *applying; /* the stream whose batch is being converted, or NULL */
+    uint64_t now_ms;
+    struct kvr_recover_client *recover; /* made with the first source that has a recover endpoint */
+    uint64_t tokens;
+    size_t incoming_n; /* sources with content being applied */
+};
+
+/* ---- zmq_ingest.c */
+void *kvr__ingest_socket(struct kvr_ingest *in, int type);
+void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply); /* any thread */
+
+/* ---- ingest_view.c */
+void kvr__view_trust(struct kvr_ingest *in, struct source *s, bool trusted, const char *reason);
+void kvr__view_note_cursor(struct source *s);
+void kvr__view_remember(struct source *s, uint64_t seq, uint64_t hash);
+bool kvr__view_repairing(const struct source *s);
+void kvr__view_forget_repair(struct kvr_ingest *in, struct source *s); /* waiting batches, questions, what is being applied */
+void kvr__view_connected(struct kvr_ingest *in, struct source *s);
+void kvr__view_disconnected(struct kvr_ingest *in, struct source *s);
+void kvr__view_live(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len);
+void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len);
+void kvr__view_replay_end(struct kvr_ingest *in, struct source *s);
+void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply); /* takes the reply */
+void kvr__view_step(struct kvr_ingest *in, struct source *s);                                   /* goes on with what is being applied */
+void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text);             /* "": none any more */
+void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c);
+void kvr__view_deadlines(struct kvr_ingest *in, struct source *s);
+
+#endif

@@ -1,0 +1,651 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One source's view: see zmq_ingest.h for its life.
+ *
+ * A loss is repaired by the first of these that the source has and that works:
+ *
+ *     the engine's replay socket        batches since the cursor; from 0 for a view that has nothing
+ *     the worker's recover endpoint     events since the cursor, or its whole content (TreeDump), which replaces the view
+ *     nothing                           the view is dropped and goes on untrusted
+ *
+ * While a repair is under way live batches wait (bounded; what overflows is found as a hole when the repair ends, and
+ * repaired in turn). A tree dump is of the moment it began: the batches since then are applied on top of it, whether they
+ * waited or come later, and are idempotent. Each answer names the worker's epoch; another one than before means another
+ * life: the view is dropped and asked for as a whole, even when the ids would fit.
+ */
+#include "net/ingest_internal.h"
+
+#include <stdlib.h>
+#include <zmq.h>
+
+/* ---- trust ------------------------------------------------------------------------------------------- */
+
+static const char *objection(const struct source *s)
+{
+    return s->evidence[0] ? s->evidence : s->undecodable ? "KV events cannot be decoded" : NULL;
+}
+
+void kvr__view_trust(struct kvr_ingest *in, struct source *s, bool trusted, const char *reason)
+{
+    s->sound = trusted;
+    if (trusted && objection(s)) {
+        trusted = false;
+        reason = objection(s);
+    }
+    bool changed = s->st.trusted != trusted || !s->st.settled || strcmp(s->st.reason, reason) != 0;
+    s->st.settled = true;
+    if (!changed) return;
+    s->st.trusted = trusted;
+    snprintf(s->st.reason, sizeof s->st.reason, "%s", reason);
+    s->st.since_ns = kvr_now_ns(kvr_clock_monotonic());
+    in->handler.on_trust(in->handler.ctx, s->user, s->st.worker, trusted, reason);
+}
+
+static void drop_waiting(struct source *s)
+{
+    while (s->wait_head) {
+        struct waiting *w = s->wait_head;
+        s->wait_head = w->next;
+        free(w);
+    }
+    s->wait_tail = &s->wait_head;
+    s->wait_n = s->wait_bytes = 0;
+}
+
+static void drop_content(struct kvr_ingest *in, struct source *s)
+{
+    for (struct rank_stream *r = &s->own; r; r = r->next) {
+        in->handler.on_reset(in->handler.ctx, s->user, r->stream.worker);
+        kvr_engine_stream_reset(&r->stream);
+    }
+}
+
+void kvr__view_note_cursor(struct source *s)
+{
+    bool whole = s->cursor.applied_any && !s->missing && !s->mismatch;
+    s->st.cursor = (struct kvr_view_cursor){whole, s->cursor.next, s->last_hash, s->cursor.last_ts};
+    s->st.next_sequence = s->cursor.next;
+}
+
+static void drop_view(struct kvr_ingest *in, struct source *s)
+{
+    drop_content(in, s);
+    kvr__cursor_reset(&s->cursor);
+    memset(s->recent, 0, sizeof s->recent);
+    s->missing = false;
+    kvr__view_note_cursor(s);
+}
+
+void kvr__view_remember(struct source *s, uint64_t seq, uint64_t hash)
+{
+    s->last_hash = hash;
+    s->recent[seq % RECENT].end = seq + 1;
+    s->recent[seq % RECENT].hash = hash;
+}
+
+static bool remembers(const struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    return s->recent[seq % RECENT].end == seq + 1 && s->recent[seq % RECENT].hash == kvr_hash_bytes(data, len, 0);
+}
+
+/* The stream of the batch's rank; NULL when the source is not to carry it. */
+static struct rank_stream *stream_of(struct kvr_ingest *in, struct source *s)
+{
+    struct rank_stream *r = &s->own;
+    if (!in->batch.has_rank || in->batch.rank == s->st.worker.dp_rank) return r;
+    if (!s->any_rank) return NULL;
+    for (r = s->own.next; r; r = r->next)
+        if (r->stream.worker.dp_rank == in->batch.rank) return r;
+    if (s->ranks_n >= RANKS_MAX || !(r = calloc(1, sizeof *r))) return NULL;
+    kvr_engine_stream_init(&r->stream, (struct kvr_worker){s->st.worker.worker_id, in->batch.rank}, s->own.stream.block_size);
+    r->stream.tiers = s->own.stream.tiers;
+    r->next = s->own.next;
+    s->own.next = r;
+    s->ranks_n++;
+    return r;
+}
+
+static void sum_counters(struct source *s)
+{
+    struct kvr_engine_counters *sum = &s->st.filtered;
+    *sum = s->own.stream.counters;
+    for (const struct rank_stream *r = s->own.next; r; r = r->next) {
+#define KVR_SUM(name) sum->name += r->stream.counters.name;
+        KVR_ENGINE_COUNTERS(KVR_SUM)
+#undef KVR_SUM
+    }
+}
+
+/* ---- applying ---------------------------------------------------------------------------------------- */
+
+static void on_converted(void *ctx, const struct kvr_event *ev)
+{
+    struct kvr_ingest *in = ctx;
+    struct source *s = in->current;
+    struct kvr_ingest_origin origin = {&in->batch, in->applying ? in->applying->current : NULL};
+    int rc = in->handler.on_event(in->handler.ctx, s->user, ev, in->applying ? &origin : NULL);
+    s->st.events++;
+    s->st.blocks += ev->blocks_n + ev->removed_n;
+    if (ev->kind == KVR_EVENT_CLEARED && rc == 0) s->cleared = true;
+    if (rc == -KVR_EPARENT) {
+        s->st.parent_not_found++;
+        s->orphaned = true;
+    } else if (rc == -KVR_ENOTFOUND) {
+        s->st.block_not_found++;
+    } else if (rc) {
+        s->st.apply_errors++;
+    }
+}
+
+/* Applies the decoded batch. */
+static void apply_batch(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    struct rank_stream *r = stream_of(in, s);
+    uint64_t mismatches = r ? r->stream.counters.block_size_mismatch : 0;
+    if (!r) {
+        s->own.stream.counters.other_rank++;
+        s->mismatch = true;
+        kvr__view_trust(in, s, false, "the engine sends another data-parallel rank on this port");
+    } else {
+        in->current = s;
+        s->cleared = s->orphaned = false;
+        in->applying = &r->stream;
+        if (kvr_engine_convert(&r->stream, &in->batch, seq, on_converted, in) < 0) s->st.apply_errors++;
+        in->applying = NULL;
+        if (s->cleared && s->missing && s->ranks_n == 1) s->missing = false; /* an empty view is a complete one */
+        if (r->stream.counters.block_size_mismatch != mismatches) {
+            s->mismatch = true;
+            kvr__view_trust(in, s, false, "the engine's block size differs from the configured one");
+        }
+    }
+    s->st.batches++;
+    s->st.bytes += len;
+    sum_counters(s);
+    kvr__view_remember(s, seq, kvr_hash_bytes(data, len, 0));
+    kvr__cursor_advance(&s->cursor, seq, in->batch.ts);
+    kvr__view_note_cursor(s);
+}
+
+static bool decode(struct kvr_ingest *in, struct source *s, const char *data, size_t len)
+{
+    if (kvr_engine_decode(&in->batch, data, len) == 0) return true;
+    s->st.decode_errors++;
+    if (in->now_ms - s->undecodable_ms > UNDECODABLE_MS) {
+        s->undecodable_ms = in->now_ms;
+        s->undecodable_n = 0;
+    }
+    if (++s->undecodable_n > UNDECODABLE_MAX && !s->undecodable) {
+        s->undecodable = true;
+        kvr__view_trust(in, s, s->sound, s->st.reason);
+    }
+    return false;
+}
+
+/* ---- asking the worker ---------------------------------------------------------------------------------- */
+
+bool kvr__view_repairing(const struct source *s)
+{
+    return s->replaying || s->asking || s->incoming;
+}
+
+static void drop_incoming(struct kvr_ingest *in, struct source *s)
+{
+    if (!s->incoming) return;
+    kvr_recover_reply_free(s->incoming);
+    s->incoming = NULL;
+    in->incoming_n--;
+}
+
+void kvr__view_forget_repair(struct kvr_ingest *in, struct source *s)
+{
+    if (s->asking) kvr_recover_client_cancel(in->recover, s->asking);
+    s->asking = 0;
+    s->replaying = s->verifying = false;
+    s->retry_at_ms = s->tail_at_ms = 0;
+    drop_incoming(in, s);
+    drop_waiting(s);
+}
+
+static void repair_later(struct kvr_ingest *in, struct source *s, const char *why)
+{
+    uint64_t pause = (uint64_t)RETRY_MIN_MS << KVR_MIN(s->retries, 6u);
+    s->retries++;
+    s->retry_at_ms = in->now_ms + KVR_MIN(pause, (uint64_t)RETRY_MAX_MS);
+    drop_waiting(s);
+    kvr__view_trust(in, s, false, why);
+}
+
+static void recovery_failed(struct kvr_ingest *in, struct source *s, const char *why)
+{
+    char text[96];
+    s->st.recovery_failures++;
+    snprintf(text, sizeof text, "recovery failed: %.70s", why);
+    repair_later(in, s, text);
+}
+
+/* Asks the worker's recover endpoint for what comes next, or for everything. */
+static void ask(struct kvr_ingest *in, struct source *s, bool everything)
+{
+    struct kvr_recover_question q = {++in->tokens, s->recover, s->st.worker.dp_rank, !everything, s->cursor.next};
+    s->st.questions++;
+    s->asking = q.token;
+    s->asked_all = everything;
+    s->retry_at_ms = s->tail_at_ms = 0;
+    if (everything) s->st.state = KVR_VIEW_RESTORING;
+    if (in->recover && kvr_recover_client_ask(in->recover, &q) == 0) return;
+    s->asking = 0;
+    recovery_failed(in, s, "out of memory");
+}
+
+/* Without an epoch nobody can tell whether the ids are still those of the same life. */
+static bool must_ask_all(const struct source *s)
+{
+    return !s->cursor.applied_any || !s->has_epoch;
+}
+
+static void settle(struct kvr_ingest *in, struct source *s);
+static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from);
+
+/* The incoming content is applied. */
+static void incoming_done(struct kvr_ingest *in, struct source *s)
+{
+    const struct kvr_recover_answer *a = &s->incoming->answer;
+    bool dump = a->kind == KVR_RECOVER_TREE_DUMP, nothing = dump && a->events.n == 0 && a->last_event_id == 0;
+    uint64_t next = nothing ? 0 : a->has_last ? a->last_event_id + 1 : s->cursor.next; /* nothing: whether 0 or 1 comes first is open */
+    bool behind = dump && next < s->cursor.next; /* batches that we had are gone with the old content */
+    s->cursor.applied_any = true;
+    s->cursor.next = dump ? next : KVR_MAX(next, s->cursor.next);
+    s->cursor.last_ts = 0; /* later batches are not "stamped later", they are just late */
+    s->last_hash = 0;
+    s->missing = false;
+    s->orphans_until = dump ? a->has_end ? a->end_event_id : a->last_event_id : s->orphans_until;
+    if (dump) s->st.recovered_dumps++;
+    else s->st.recovered_events += a->events.n;
+    kvr__view_note_cursor(s);
+    drop_incoming(in, s);
+    if (behind && s->dealer) request_replay(in, s, next);
+    else if (behind) ask(in, s, false);
+    else settle(in, s);
+}
+
+void kvr__view_step(struct kvr_ingest *in, struct source *s)
+{
+    if (!s->incoming) return;
+    struct kvr_event_list *l = &s->incoming->answer.events;
+    in->current = s;
+    for (size_t blocks = 0; s->incoming_at < l->n && blocks < STEP_BLOCKS; s->incoming_at++) {
+        struct kvr_event ev = l->events[s->incoming_at];
+        blocks += ev.blocks_n + ev.removed_n + 1;
+        ev.worker = s->st.worker; /* the worker need not know the id it has here */
+        if (s->incoming->answer.kind == KVR_RECOVER_EVENTS && ev.event_id < s->cursor.next) continue;
+        on_converted(in, &ev);
+    }
+    if (s->incoming_at == l->n) incoming_done(in, s);
+}
+
+static void take_events(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply)
+{
+    (void)kvr__event_list_events(&reply->answer.events);
+    s->incoming = reply;
+    s->incoming_at = 0;
+    in->incoming_n++;
+    if (reply->answer.kind != KVR_RECOVER_TREE_DUMP) return;
+    in->handler.on_reset(in->handler.ctx, s->user, s->st.worker);
+    kvr_engine_stream_reset(&s->own.stream);
+}
+
+/* The worker lives another life than the view is of. */
+static void ask_anew(struct kvr_ingest *in, struct source *s)
+{
+    s->st.restarts++;
+    s->mismatch = false;
+    drop_view(in, s);
+    ask(in, s, true);
+}
+
+void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply)
+{
+    const struct kvr_recover_answer *a = &reply->answer;
+    bool same_life = !s->has_epoch || !a->has_epoch || a->epoch == s->epoch, all = s->asked_all;
+    s->asking = 0;
+    if (a->has_epoch) {
+        s->has_epoch = true;
+        s->epoch = a->epoch;
+    }
+    if (a->kind == KVR_RECOVER_TREE_DUMP || (a->kind == KVR_RECOVER_EVENTS && same_life && !all)) {
+        take_events(in, s, reply);
+        return;
+    }
+    if (a->kind == KVR_RECOVER_EVENTS || a->kind == KVR_RECOVER_TOO_NEW) {
+        bool caught_up = a->kind == KVR_RECOVER_TOO_NEW && same_life && a->newest_available + 1 >= s->cursor.next;
+        if (caught_up && !all) settle(in, s);
+        else if (!all) ask_anew(in, s);
+        else recovery_failed(in, s, "the worker does not answer with its whole content");
+    } else {
+        recovery_failed(in, s, a->kind == KVR_RECOVER_FAILED ? a->message : "an answer that is not known here");
+    }
+    kvr_recover_reply_free(reply);
+}
+
+void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text)
+{
+    snprintf(s->evidence, sizeof s->evidence, "%s", text);
+    kvr__view_trust(in, s, s->sound, s->sound ? "" : s->st.reason);
+}
+
+/* ---- replay ------------------------------------------------------------------------------------------ */
+
+static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from)
+{
+    unsigned char start[8];
+    kvr_store_be64(start, from);
+    s->st.replays++;
+    s->replaying = true;
+    s->owed_ends++;
+    s->replay_from = from;
+    s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
+    s->retry_at_ms = s->tail_at_ms = 0;
+    if (zmq_send(s->dealer, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 || zmq_send(s->dealer, start, 8, ZMQ_DONTWAIT) < 0)
+        s->silent_deadline_ms = in->now_ms; /* reported as silence */
+}
+
+/* A fresh dealer: what the old one was still owed will not be taken for the answer to the next question. */
+static void renew_dealer(struct kvr_ingest *in, struct source *s)
+{
+    void *fresh = kvr__ingest_socket(in, ZMQ_DEALER);
+    if (!fresh || zmq_connect(fresh, s->replay)) { /* then a late answer is told apart by its end only */
+        if (fresh) zmq_close(fresh);
+        return;
+    }
+    zmq_close(s->dealer);
+    s->dealer = fresh;
+    s->owed_ends = 0;
+}
+
+static void rebuild(struct kvr_ingest *in, struct source *s)
+{
+    drop_view(in, s);
+    s->verifying = false;
+    s->rounds = 0;
+    s->st.state = KVR_VIEW_RESTORING;
+    kvr__view_trust(in, s, false, "being restored from the start");
+    if (s->dealer) request_replay(in, s, 0);
+    else ask(in, s, true);
+}
+
+static void replay_failed(struct kvr_ingest *in, struct source *s)
+{
+    s->st.replay_failures++;
+    s->replaying = false; /* verifying stays: who has not answered has confirmed nothing */
+    renew_dealer(in, s);
+    if (s->recover[0] && s->connected) {
+        s->verifying = false;
+        ask(in, s, true);
+        return;
+    }
+    repair_later(in, s, s->connected ? "the replay endpoint does not answer" : "the events endpoint is not reachable");
+}
+
+static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen);
+
+/* A repair is over: takes what has waited, and says what the view is now. */
+static void settle(struct kvr_ingest *in, struct source *s)
+{
+    struct waiting *w = s->wait_head;
+    s->wait_head = NULL;
+    s->wait_tail = &s->wait_head;
+    s->wait_n = s->wait_bytes = 0;
+    s->st.state = KVR_VIEW_LIVE;
+    while (w) { /* a hole starts another repair, and the rest waits again */
+        struct waiting *next = w->next;
+        on_live_message(in, s, w->seq, w->data, w->len, w->seen);
+        free(w);
+        w = next;
+    }
+    if (kvr__view_repairing(s) || s->retry_at_ms) return;
+    s->rounds = s->retries = 0;
+    s->st.state = KVR_VIEW_LIVE;
+    if (s->mismatch) return;
+    if (s->missing) kvr__view_trust(in, s, false, "the engine's replay buffer no longer holds the whole history");
+    else kvr__view_trust(in, s, true, "");
+}
+
+static void replay_complete(struct kvr_ingest *in, struct source *s)
+{
+    s->replaying = false;
+    if (s->missing && s->recover[0]) {
+        ask(in, s, true);
+        return;
+    }
+    if (!s->cursor.applied_any && !s->wait_head) drop_content(in, s); /* the engine has done nothing yet */
+    settle(in, s);
+}
+
+/* A reconnected engine must still have our last batch, else it is another life of it. */
+static void on_verified(struct kvr_ingest *in, struct source *s, bool same)
+{
+    s->verifying = false;
+    if (same) return;
+    s->st.restarts++;
+    s->mismatch = false;
+    s->replaying = false;
+    rebuild(in, s);
+}
+
+void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
+    if (seq < s->replay_from) return; /* left over from an earlier request */
+    if (s->verifying) {
+        bool same = seq + 1 == s->cursor.next && kvr_hash_bytes(data, len, 0) == s->last_hash;
+        on_verified(in, s, same);
+        return;
+    }
+    if (!s->cursor.applied_any) drop_content(in, s); /* what was there came from less than the engine itself */
+    switch (kvr__cursor_replay(&s->cursor, seq)) {
+    case KVR_CURSOR_STALE:
+    case KVR_CURSOR_RESTART: return;
+    case KVR_CURSOR_GAP: s->missing = true; break;
+    case KVR_CURSOR_APPLY: break;
+    }
+    if (decode(in, s, data, len)) {
+        apply_batch(in, s, seq, data, len);
+    } else {
+        s->missing = true; /* it will never decode; go on without it, untrusted */
+        kvr__cursor_advance(&s->cursor, seq, 0);
+    }
+}
+
+void kvr__view_replay_end(struct kvr_ingest *in, struct source *s)
+{
+    if (!s->replaying) return;
+    if (s->verifying) {
+        on_verified(in, s, false);
+        return;
+    }
+    replay_complete(in, s);
+}
+
+/* ---- live -------------------------------------------------------------------------------------------- */
+
+static void keep_waiting(struct source *s, uint64_t seq, const char *data, size_t len, bool seen)
+{
+    struct waiting *w = NULL;
+    if (s->wait_n < WAITING_MESSAGES_MAX && s->wait_bytes + len <= WAITING_BYTES_MAX) w = malloc(sizeof *w + len);
+    if (!w) { /* the hole is found, and repaired, when the replay ends */
+        s->st.overflows++;
+        return;
+    }
+    w->next = NULL;
+    w->seq = seq;
+    w->seen = seen;
+    w->len = len;
+    memcpy(w->data, data, len);
+    *s->wait_tail = w;
+    s->wait_tail = &w->next;
+    s->wait_n++;
+    s->wait_bytes += len;
+}
+
+static void unrepaired_gap(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    struct kvr_cursor seen = s->cursor;
+    drop_view(in, s);
+    s->cursor.live_any = true;
+    s->cursor.last_live = seen.last_live;
+    s->missing = true;
+    apply_batch(in, s, seq, data, len);
+    if (s->missing) kvr__view_trust(in, s, false, "batches were lost and there is no replay endpoint");
+    else if (!s->mismatch) kvr__view_trust(in, s, true, "");
+}
+
+static void on_gap(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    s->st.gaps++;
+    if (!s->dealer && s->recover[0]) {
+        keep_waiting(s, seq, data, len, true);
+        if (s->rounds++ < REPLAY_ROUNDS_MAX) ask(in, s, must_ask_all(s));
+        else repair_later(in, s, "events are lost faster than they are recovered");
+        if (s->rounds > REPLAY_ROUNDS_MAX) s->rounds = 0;
+    } else if (!s->dealer) {
+        unrepaired_gap(in, s, seq, data, len);
+    } else if (s->rounds++ < REPLAY_ROUNDS_MAX) {
+        keep_waiting(s, seq, data, len, true);
+        request_replay(in, s, s->cursor.next);
+    } else if (s->recover[0]) {
+        keep_waiting(s, seq, data, len, true);
+        ask(in, s, true);
+    } else {
+        s->rounds = 0;
+        unrepaired_gap(in, s, seq, data, len);
+    }
+}
+
+static void on_restart(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    s->st.restarts++;
+    s->mismatch = false;
+    drop_view(in, s);
+    s->cursor.live_any = true;
+    s->cursor.last_live = seq;
+    if (seq == 0) {
+        apply_batch(in, s, seq, data, len);
+        if (!s->mismatch) kvr__view_trust(in, s, true, "");
+    } else {
+        kvr__view_trust(in, s, false, "being restored from the start");
+        on_gap(in, s, seq, data, len);
+    }
+}
+
+static bool can_repair(const struct source *s)
+{
+    return s->dealer || s->recover[0];
+}
+
+static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen)
+{
+    if (kvr__view_repairing(s)) {
+        keep_waiting(s, seq, data, len, seen);
+        return;
+    }
+    if (s->retry_at_ms && can_repair(s)) return; /* the repair that is due will bring it */
+    if (remembers(s, seq, data, len)) {          /* sent twice, or overtaken by its replay */
+        s->st.stale_batches++;
+        return;
+    }
+    if (!decode(in, s, data, len)) return;
+    switch (seen ? kvr__cursor_replay(&s->cursor, seq) : kvr__cursor_live(&s->cursor, seq, in->batch.ts)) {
+    case KVR_CURSOR_STALE: s->st.stale_batches++; return;
+    case KVR_CURSOR_RESTART: on_restart(in, s, seq, data, len); return;
+    case KVR_CURSOR_GAP: on_gap(in, s, seq, data, len); return;
+    case KVR_CURSOR_APPLY: break;
+    }
+    bool was_missing = s->missing;
+    apply_batch(in, s, seq, data, len);
+    s->rounds = 0;
+    s->st.state = KVR_VIEW_LIVE;
+    bool lost = s->orphaned && !s->lossy && seq > s->orphans_until && s->st.trusted;
+    if (lost && can_repair(s) && in->now_ms - s->rebuilt_ms > REBUILD_PAUSE_MS) {
+        s->rebuilt_ms = in->now_ms; /* a store under an unknown parent: something was missed, start over */
+        rebuild(in, s);
+    } else if (!s->st.trusted && !s->missing && !s->mismatch && (seq == 0 || was_missing || s->doubt)) {
+        kvr__view_trust(in, s, true, "");
+    }
+    s->doubt = false;
+}
+
+void kvr__view_live(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    on_live_message(in, s, seq, data, len, false);
+}
+
+void kvr__view_connected(struct kvr_ingest *in, struct source *s)
+{
+    s->connected = s->st.connected = true;
+    s->drop_at_ms = 0;
+    if (!can_repair(s)) {
+        s->doubt = s->cursor.applied_any;
+        return;
+    }
+    drop_waiting(s);
+    if (s->owed_ends) renew_dealer(in, s);
+    s->rounds = s->retries = 0;
+    if (!s->dealer) {
+        ask(in, s, must_ask_all(s));
+    } else if (s->cursor.applied_any) {
+        s->verifying = true;
+        request_replay(in, s, s->cursor.next - 1);
+    } else {
+        request_replay(in, s, 0);
+    }
+    s->tail_at_ms = in->now_ms + TAIL_CHECK_MS;
+}
+
+void kvr__view_disconnected(struct kvr_ingest *in, struct source *s)
+{
+    if (!s->connected) return;
+    s->connected = s->st.connected = false;
+    s->st.disconnects++;
+    kvr__view_forget_repair(in, s);
+    s->drop_at_ms = in->now_ms + DOWN_GRACE_MS;
+    kvr__view_trust(in, s, false, "the events endpoint is down");
+}
+
+/* Content up to `c` has been put in place from elsewhere. */
+void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c)
+{
+    s->cursor.applied_any = true;
+    s->cursor.next = c->next;
+    s->cursor.last_ts = c->last_ts;
+    if (c->next) kvr__view_remember(s, c->next - 1, c->last_hash);
+    s->missing = s->verifying = false;
+    kvr__view_note_cursor(s);
+    if (s->dealer && s->connected) {
+        s->rounds = s->retries = 0;
+        request_replay(in, s, c->next);
+    } else if (s->recover[0] && s->connected) {
+        ask(in, s, must_ask_all(s));
+    } else if (s->connected && !s->mismatch) {
+        kvr__view_trust(in, s, true, "");
+    }
+}
+
+void kvr__view_deadlines(struct kvr_ingest *in, struct source *s)
+{
+    uint64_t now = in->now_ms;
+    if (s->replaying && now >= s->silent_deadline_ms) replay_failed(in, s);
+    if (!s->st.settled && s->recover[0] && now >= s->silent_deadline_ms)
+        kvr__view_trust(in, s, false, s->connected ? "being recovered" : "the events endpoint is not reachable");
+    if (s->drop_at_ms && now >= s->drop_at_ms) {
+        s->drop_at_ms = 0;
+        drop_view(in, s);
+    }
+    if (s->undecodable && now - s->undecodable_ms > UNDECODABLE_MS) {
+        s->undecodable = false;
+        kvr__view_trust(in, s, s->sound, s->sound ? "" : s->st.reason);
+    }
+    bool retry = s->retry_at_ms && now >= s->retry_at_ms, tail = s->tail_at_ms && now >= s->tail_at_ms;
+    if ((!retry && !tail) || !s->connected || kvr__view_repairing(s)) return;
+    if (s->dealer) request_replay(in, s, s->cursor.next - (retry && s->verifying));
+    else if (s->recover[0]) ask(in, s, must_ask_all(s));
+}
