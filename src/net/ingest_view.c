@@ -183,6 +183,11 @@ static bool decode(struct kvr_ingest *in, struct source *s, const char *data, si
 
 /* ---- asking the worker ---------------------------------------------------------------------------------- */
 
+static bool can_repair(const struct source *s)
+{
+    return s->dealer || s->recover[0];
+}
+
 bool kvr__view_repairing(const struct source *s)
 {
     return s->replaying || s->asking || s->incoming;
@@ -502,6 +507,7 @@ static void unrepaired_gap(struct kvr_ingest *in, struct source *s, uint64_t seq
 static void on_gap(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
 {
     s->st.gaps++;
+    if (can_repair(s) && s->st.trusted) kvr__view_trust(in, s, false, "batches are missing");
     if (!s->dealer && s->recover[0]) {
         keep_waiting(s, seq, data, len, true);
         if (s->rounds++ < REPLAY_ROUNDS_MAX) ask(in, s, must_ask_all(s));
@@ -535,11 +541,6 @@ static void on_restart(struct kvr_ingest *in, struct source *s, uint64_t seq, co
         kvr__view_trust(in, s, false, "being restored from the start");
         on_gap(in, s, seq, data, len);
     }
-}
-
-static bool can_repair(const struct source *s)
-{
-    return s->dealer || s->recover[0];
 }
 
 static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen)

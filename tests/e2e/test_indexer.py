@@ -596,7 +596,7 @@ def test_an_engines_snapshot_comes_before_the_peers(start, engine, canned):
     wait_for("connected", lambda: (e.serve_replay(0.01), ix.listeners()[(7, 0)]["status"] == "active")[1])
     e.stored([4], TOKENS[12:16], parent=3)
     e.until("trusted", lambda: ix.trusted() and ix.scores(TOKENS) == {(7, 0): 16}, 15)
-    assert ix.metric("kvroute_kv_recovered_dumps_total") == 1
+    assert ix.metric("kvroute_ingest_recovered_dumps_total") == 1
 
 
 # ---- kills -------------------------------------------------------------------------------------------------------
