@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GET /dump: {"<model>:<group>": {"block_size": n, "events": [RouterEvent, ...]}, ...}, streamed.
- *
- * A thread of its own walks the indexes and writes JSON into pieces; it waits while PIECES_MAX of them are on their way
- * or the client is slow, so the memory of a dump is those pieces and one (worker, rank) pair's blocks. The data loop sends the pieces.
+ * GET /dump: {"<model>:<group>": {"block_size": n, "events": [RouterEvent, ...]}, ...}, written by a thread of its own
+ * (net/http_produce.h). The memory of a dump is what is on its way and one (worker, rank) pair's blocks.
  * With ?views=1 each partition also has "views": where each rank stands in its engine's stream, sampled before the
  * events, so that another replica can go on from there; it is only said of ranks whose content was taken at that very place.
  *
@@ -13,62 +11,22 @@
 
 #include <string.h>
 
+#include "net/http_produce.h"
 #include "recover/event_json.h"
-
-enum { PIECE = 256 << 10, PIECES_MAX = 8 };
-
-struct piece {
-    struct piece *next;
-    struct kvr_buf b;
-};
 
 struct dump {
     struct request rq;
-    uv_async_t async;
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t cond;
-    struct piece *head, **tail;
-    size_t pieces;
-    bool full;     /* the client's queue is above its mark */
-    bool finished; /* the thread has written all it will */
-    bool failed;
-    bool gone; /* the client, or the program */
+    struct kvr_producer *out;
     bool views;
-    struct kvr_buf b; /* the thread's */
+    struct kvr_buf b;
     uint64_t events;
 };
-
-/* ---- the thread ------------------------------------------------------------------------------------------------- */
-
-/* Hands over what has been written. Returns: false when it is of no use any more. */
-static bool flush(struct dump *d)
-{
-    struct piece *p = calloc(1, sizeof *p);
-    pthread_mutex_lock(&d->lock);
-    while (d->pieces >= PIECES_MAX && !d->gone) pthread_cond_wait(&d->cond, &d->lock);
-    bool go = p && !d->gone && !d->b.failed;
-    if (go) {
-        bool comma = d->b.comma;
-        p->b = d->b;
-        d->b = (struct kvr_buf){.comma = comma};
-        *d->tail = p;
-        d->tail = &p->next;
-        d->pieces++;
-    } else {
-        free(p);
-    }
-    pthread_mutex_unlock(&d->lock);
-    uv_async_send(&d->async);
-    return go;
-}
 
 static int on_event(void *ctx, const struct kvr_event *ev)
 {
     struct dump *d = ctx;
     kvr__event_json(&d->b, ev, d->events++);
-    if (d->b.len < PIECE) return 0;
-    return flush(d) ? 0 : 1;
+    return d->b.len < KVR_PRODUCE_PIECE ? 0 : kvr_produce(d->out, &d->b);
 }
 
 static void put_key(struct kvr_buf *b, const struct partition *p)
@@ -177,12 +135,13 @@ static bool dump_partition(struct dump *d, struct partition *p)
     return ok;
 }
 
-static void *dump_main(void *arg)
+static bool write_dump(struct kvr_producer *out, void *arg)
 {
     struct dump *d = arg;
     size_t n;
     struct partition **list = catalogue_list(d->rq.loop->indexer, &n);
     bool ok = list != NULL;
+    d->out = out;
     kvr_json_open(&d->b, '{');
     for (size_t i = 0; i < n; i++) {
         ok = ok && dump_partition(d, list[i]);
@@ -190,121 +149,44 @@ static void *dump_main(void *arg)
     }
     free(list);
     kvr_json_close(&d->b, '}');
-    ok = ok && flush(d);
-    pthread_mutex_lock(&d->lock);
-    d->finished = true;
-    d->failed = !ok;
-    pthread_mutex_unlock(&d->lock);
-    uv_async_send(&d->async);
-    return NULL;
+    return ok && kvr_produce(out, &d->b) == 0;
 }
 
-/* ---- the data loop ---------------------------------------------------------------------------------------------- */
-
-static void on_closed(uv_handle_t *h)
+static void on_over(void *arg, bool sent, bool gone)
 {
-    struct dump *d = h->data;
-    while (d->head) {
-        struct piece *p = d->head;
-        d->head = p->next;
-        kvr_buf_free(&p->b);
-        free(p);
-    }
-    kvr_buf_free(&d->b);
-    pthread_mutex_destroy(&d->lock);
-    pthread_cond_destroy(&d->cond);
+    struct dump *d = arg;
+    if (!gone) telemetry_record(&d->rq, sent ? 200 : 500);
     atomic_fetch_sub(&d->rq.loop->dumps, 1);
+    kvr_buf_free(&d->b);
     free(d);
-}
-
-/* Sends what is there, as far as the client takes it. */
-static void on_async(uv_async_t *a)
-{
-    struct dump *d = a->data;
-    for (;;) {
-        pthread_mutex_lock(&d->lock);
-        struct piece *p = d->full || d->gone ? NULL : d->head;
-        bool over = d->finished && (d->gone || !d->head), gone = d->gone, failed = d->failed;
-        if (p) {
-            d->head = p->next;
-            if (!d->head) d->tail = &d->head;
-            d->pieces--;
-            pthread_cond_signal(&d->cond);
-        }
-        pthread_mutex_unlock(&d->lock);
-        if (p) {
-            size_t waiting = kvr_http_write(d->rq.conn, p->b.data, p->b.len);
-            kvr_buf_free(&p->b);
-            free(p);
-            pthread_mutex_lock(&d->lock);
-            d->full = waiting > KVR_HTTP_HIGH_WATER;
-            pthread_mutex_unlock(&d->lock);
-            continue;
-        }
-        if (!over || uv_is_closing((uv_handle_t *)a)) return;
-        pthread_join(d->thread, NULL);
-        if (!gone) {
-            kvr_http_conn_set_user(d->rq.conn, NULL);
-            telemetry_record(&d->rq, failed ? 500 : 200);
-            if (failed) kvr_http_abort(d->rq.conn);
-            else kvr_http_end(d->rq.conn);
-        }
-        uv_close((uv_handle_t *)a, on_closed);
-        return;
-    }
 }
 
 void dump_start(struct request *rq)
 {
-    static const char head[] = "Content-Type: application/json\r\n";
     struct dump *d = calloc(1, sizeof *d);
     struct kvr_text q = kvr_http_conn_request(rq->conn)->query;
-    bool too_many = atomic_load(&rq->loop->dumps) >= DUMPS_MAX;
-    if (!d || too_many) {
-        free(d);
-        routes_error(rq, too_many ? 503 : 500, too_many ? "too many dumps are being sent" : "out of memory");
-        return;
+    bool too_many = atomic_load(&rq->loop->dumps) >= DUMPS_MAX, ready = atomic_load(&rq->loop->indexer->ready);
+    struct kvr_produce_config c = {.loop = &rq->loop->uv, .conn = rq->conn, .fn = write_dump, .on_over = on_over, .arg = d};
+    c.headers = ready ? "Content-Type: application/json\r\n" : "Content-Type: application/json\r\nx-kvroute-recovering: 1\r\n";
+    if (d) {
+        d->rq = *rq;
+        d->views = q.ptr && memmem(q.ptr, q.len, "views=1", 7);
     }
-    d->rq = *rq;
-    d->tail = &d->head;
-    d->views = q.ptr && memmem(q.ptr, q.len, "views=1", 7);
-    pthread_mutex_init(&d->lock, NULL);
-    pthread_cond_init(&d->cond, NULL);
-    uv_async_init(&rq->loop->uv, &d->async, on_async);
-    d->async.data = d;
-    atomic_fetch_add(&rq->loop->dumps, 1);
-    if (pthread_create(&d->thread, NULL, dump_main, d)) {
-        uv_close((uv_handle_t *)&d->async, on_closed);
-        routes_error(rq, 500, "no thread for the dump");
-        return;
-    }
-    kvr_http_conn_set_user(rq->conn, d);
-    bool ready = atomic_load(&rq->loop->indexer->ready);
-    struct kvr_buf h = {0};
-    kvr_buf_printf(&h, "%s%s", head, ready ? "" : "x-kvroute-recovering: 1\r\n");
-    kvr_http_start(rq->conn, 200, h.data ? h.data : "", h.len, -1);
-    kvr_buf_free(&h);
+    if (!too_many && d) atomic_fetch_add(&rq->loop->dumps, 1);
+    if (!too_many && d && kvr_produce_start(&c) == 0) return;
+    if (!too_many && d) atomic_fetch_sub(&rq->loop->dumps, 1);
+    free(d);
+    routes_error(rq, too_many ? 503 : 500, too_many ? "too many dumps are being sent" : "out of memory");
 }
 
 void dump_on_gone(struct kvr_http_conn *c, void *ctx)
 {
-    struct dump *d = kvr_http_conn_user(c);
     (void)ctx;
-    if (!d) return;
-    pthread_mutex_lock(&d->lock);
-    d->gone = true;
-    pthread_cond_signal(&d->cond);
-    pthread_mutex_unlock(&d->lock);
-    uv_async_send(&d->async);
+    kvr_produce_on_gone(c);
 }
 
 void dump_on_drained(struct kvr_http_conn *c, void *ctx)
 {
-    struct dump *d = kvr_http_conn_user(c);
     (void)ctx;
-    if (!d) return;
-    pthread_mutex_lock(&d->lock);
-    d->full = false;
-    pthread_mutex_unlock(&d->lock);
-    uv_async_send(&d->async);
+    kvr_produce_on_drained(c);
 }
