@@ -117,6 +117,11 @@ typedef int kvr_local_sink(void *ctx, const char *data, size_t len);
  * Returns: 0, what `sink` returned, or -KVR_ENOMEM with the answer broken off. Threads: any. May wait for another dump. */
 KVR_API int kvr_local_index_answer(struct kvr_local_index *li, const struct kvr_local_query *query, kvr_local_sink *sink, void *ctx);
 
+/* Emits the content as stored events with synthetic ids, in pieces, as in a TreeDump.
+ * Returns: 0, what `emit` returned, -KVR_ENOMEM, -KVR_ESEQUENCE (see kvr_index_walk_next), -KVR_EUNSUPPORTED when there can
+ * be no dump now. Threads: any. May wait for another dump. */
+KVR_API int kvr_local_index_dump(struct kvr_local_index *li, int (*emit)(void *ctx, const struct kvr_event *event), void *ctx);
+
 struct kvr_local_index_stats {
     uint64_t epoch, newest_id, oldest_id; /* oldest_id: first one whose events are all in the ring; 0, 0: no event yet */
     uint64_t events, evicted;             /* applied; fallen out of the ring */

@@ -39,6 +39,7 @@ static const struct option_row rows[] = {
     NUM("seed", seed, "0", 0, 1.8e19, "seed of the generated text"),
     NUM("drop-events", drop_events, "0", 0, 1e9, "fault: drop every n-th event batch"),
     NUM("fault-block-size", fault_block_size, "0", 0, 65536, "fault: block size told in events"),
+    BOO("fault-omit-salt", fault_omit_salt, "false", "fault: events do not tell the cache salt of a request"),
     BOO("fault-hang", fault_hang, "false", "fault: never answer completions"),
     BOO("fault-bare-stream", fault_bare_stream, "false", "fault: stream headers, then silence"),
     NUM("fault-reset-after", fault_reset_after, "0", 0, 1e9, "fault: cut a stream after n tokens"),

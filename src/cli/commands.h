@@ -8,6 +8,7 @@ int cmd_select(int argc, char **argv);
 int cmd_mock(int argc, char **argv);
 int cmd_replay(int argc, char **argv);
 int cmd_indexer(int argc, char **argv);
+int cmd_publish(int argc, char **argv);
 int cmd_hash(int argc, char **argv);
 
 #endif

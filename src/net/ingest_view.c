@@ -76,11 +76,17 @@ static void drop_view(struct kvr_ingest *in, struct source *s)
     kvr__view_note_cursor(s);
 }
 
+/* Should it come again, it is not a restart. */
+static void note_recent(struct source *s, uint64_t seq, uint64_t hash)
+{
+    s->recent[seq % RECENT].end = seq + 1;
+    s->recent[seq % RECENT].hash = hash;
+}
+
 void kvr__view_remember(struct source *s, uint64_t seq, uint64_t hash)
 {
     s->last_hash = hash;
-    s->recent[seq % RECENT].end = seq + 1;
-    s->recent[seq % RECENT].hash = hash;
+    note_recent(s, seq, hash);
 }
 
 static bool remembers(const struct source *s, uint64_t seq, const char *data, size_t len)
@@ -556,7 +562,10 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
     }
     if (!decode(in, s, data, len)) return;
     switch (seen ? kvr__cursor_replay(&s->cursor, seq) : kvr__cursor_live(&s->cursor, seq, in->batch.ts)) {
-    case KVR_CURSOR_STALE: s->st.stale_batches++; return;
+    case KVR_CURSOR_STALE:
+        s->st.stale_batches++;
+        note_recent(s, seq, kvr_hash_bytes(data, len, 0));
+        return;
     case KVR_CURSOR_RESTART: on_restart(in, s, seq, data, len); return;
     case KVR_CURSOR_GAP: on_gap(in, s, seq, data, len); return;
     case KVR_CURSOR_APPLY: break;

@@ -303,30 +303,43 @@ static uint64_t dump_state(struct kvr_local_index *li, char *why, size_t cap)
     return offline ? 0 : id;
 }
 
+/* Walks the index; `dumping` is held. */
+static int walk(struct kvr_local_index *li, kvr_index_emit *emit, void *ctx)
+{
+    struct kvr_index_walk *w;
+    int rc = kvr_index_walk_begin(li->index, li->config.worker, &w), more = 1;
+    if (rc) return rc;
+    while (more == 1) more = kvr_index_walk_next(w, WALK_BLOCKS, emit, ctx);
+    kvr_index_walk_end(w);
+    return more;
+}
+
+int kvr_local_index_dump(struct kvr_local_index *li, int (*emit)(void *ctx, const struct kvr_event *event), void *ctx)
+{
+    char why[128];
+    pthread_mutex_lock(&li->dumping);
+    (void)dump_state(li, why, sizeof why);
+    int rc = why[0] ? -KVR_EUNSUPPORTED : walk(li, emit, ctx);
+    pthread_mutex_unlock(&li->dumping);
+    return rc;
+}
+
 static int answer_dump(struct answer *a)
 {
     struct kvr_local_index *li = a->li;
-    struct kvr_index_walk *walk = NULL;
     char why[128];
+    int rc = 0;
     pthread_mutex_lock(&li->dumping);
     uint64_t last = dump_state(li, why, sizeof why);
-    if (why[0]) {
-        pthread_mutex_unlock(&li->dumping);
-        return answer_failed(a, last, why);
-    }
-    int rc = kvr_index_walk_begin(li->index, li->config.worker, &walk), more = 1;
-    if (rc == 0) {
+    if (!why[0]) {
         open_variant(a, "TreeDump");
         put_epoch(a);
         kvr_json_key(&a->b, "events");
         kvr_json_open(&a->b, '[');
-        while (rc == 0 && more > 0) {
-            more = kvr_index_walk_next(walk, WALK_BLOCKS, put_event, a);
-            rc = more < 0 ? more : more > 1 ? more : 0;
-        }
-        kvr_index_walk_end(walk);
+        rc = walk(li, put_event, a);
     }
     pthread_mutex_unlock(&li->dumping);
+    if (why[0]) return answer_failed(a, last, why);
     if (rc) return rc;
     kvr_json_close(&a->b, ']');
     kvr_json_put_u64(&a->b, "last_event_id", last);

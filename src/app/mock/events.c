@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "app/mock/events.h"
 
-#include <msgpuck.h>
 #include <string.h>
 #include <time.h>
 #include <zmq.h>
+
+#include "wire/engine_encode.h"
 
 struct sent {
     uint64_t seq;
@@ -24,63 +25,14 @@ struct mock_events {
     int handles;
 };
 
-static char *room(struct kvr_buf *b, size_t more)
-{
-    return kvr_buf_reserve(b, more) ? NULL : b->data + b->len;
-}
-
-static void wrote(struct kvr_buf *b, const char *end)
-{
-    b->len = (size_t)(end - b->data);
-}
-
-static char *mp_encode_text(char *p, const char *s)
-{
-    return mp_encode_str(p, s, (uint32_t)strlen(s));
-}
-
-static char *put_hashes(char *p, const uint64_t *h, const struct kvr_block *blocks, size_t n)
-{
-    p = mp_encode_array(p, (uint32_t)n);
-    for (size_t i = 0; i < n; i++) p = mp_encode_uint(p, h ? h[i] : blocks[i].block_hash);
-    return p;
-}
-
 void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n, const char *lora,
                      const char *salt)
 {
-    char *p =
-        room(&m->events, 512 + 9 * (ev->blocks_n + ev->removed_n) + 5 * tokens_n + (lora ? strlen(lora) : 0) + (salt ? strlen(salt) : 0));
-    if (!p) return;
+    struct kvr_engine_words w = {.tokens = tokens, .tokens_n = tokens_n, .block_size = m->config.block_size};
+    if (lora) w.lora = (struct kvr_bytes){lora, strlen(lora)};
+    if (salt && !m->config.omit_salt) w.salt = (struct kvr_bytes){salt, strlen(salt)};
+    kvr_engine_encode(&m->events, ev, &w);
     m->events_n++;
-    if (ev->kind == KVR_EVENT_CLEARED) {
-        p = mp_encode_array(p, 1);
-        p = mp_encode_text(p, "AllBlocksCleared");
-    } else if (ev->kind == KVR_EVENT_REMOVED) {
-        p = mp_encode_array(p, 3);
-        p = mp_encode_text(p, "BlockRemoved");
-        p = put_hashes(p, ev->removed, NULL, ev->removed_n);
-        p = mp_encode_text(p, "GPU");
-    } else {
-        p = mp_encode_array(p, salt ? 9 : 8);
-        p = mp_encode_text(p, "BlockStored");
-        p = put_hashes(p, NULL, ev->blocks, ev->blocks_n);
-        p = ev->has_parent ? mp_encode_uint(p, ev->parent_hash) : mp_encode_nil(p);
-        p = mp_encode_array(p, (uint32_t)tokens_n);
-        for (size_t i = 0; i < tokens_n; i++) p = mp_encode_uint(p, tokens[i]);
-        p = mp_encode_uint(p, m->config.block_size);
-        p = mp_encode_nil(p);
-        p = mp_encode_text(p, "GPU");
-        p = lora ? mp_encode_text(p, lora) : mp_encode_nil(p);
-        if (salt) { /* extra_keys: the salt is an item of the first block */
-            char item[256];
-            int n = snprintf(item, sizeof item, "dynamo-cache-salt:%s", salt);
-            p = mp_encode_array(p, 1);
-            p = mp_encode_array(p, 1);
-            p = mp_encode_str(p, item, (uint32_t)KVR_MIN(n, (int)sizeof item - 1));
-        }
-    }
-    wrote(&m->events, p);
 }
 
 static double wall_clock(void)
@@ -110,14 +62,8 @@ void mock_events_flush(struct mock_events *m)
     struct kvr_buf out = {0};
     unsigned char seq[8];
     if (m->events_n == 0) return;
-    char *p = room(&out, 64 + m->events.len);
-    if (p) {
-        p = mp_encode_array(p, 3);
-        p = mp_encode_double(p, wall_clock());
-        p = mp_encode_array(p, m->events_n);
-        memcpy(p, m->events.data, m->events.len);
-        p = mp_encode_uint(p + m->events.len, m->config.rank);
-        wrote(&out, p);
+    kvr_engine_encode_batch(&out, wall_clock(), &m->events, m->events_n, m->config.rank);
+    if (!out.failed) {
         kvr_store_be64(seq, m->next_seq);
         bool drop = m->config.drop_every && m->next_seq % m->config.drop_every == m->config.drop_every - 1;
         if (!drop) {

@@ -17,6 +17,7 @@ struct mock_events_config {
     uint32_t rank, block_size;
     uint64_t replay_buffer, drop_every;
     bool topic_in_replay;
+    bool omit_salt; /* fault: events do not tell the cache salt */
 };
 
 /* Returns: NULL when an endpoint cannot be bound; errno tells. */

@@ -548,7 +548,8 @@ static int start_rank(struct mock *m, uint32_t id)
                                     .block_size = (uint32_t)(o->fault_block_size ? o->fault_block_size : o->block_size),
                                     .replay_buffer = o->replay_buffer,
                                     .drop_every = o->drop_events,
-                                    .topic_in_replay = o->hybrid_topic};
+                                    .topic_in_replay = o->hybrid_topic,
+                                    .omit_salt = o->fault_omit_salt};
     if (!(r->events = mock_events_create(&vc))) {
         fprintf(stderr, "kvroute mock: --kv-events, --kv-replay: cannot bind '%s' or its replay: %s\n", events, zmq_strerror(zmq_errno()));
         return 1;

@@ -15,6 +15,7 @@ struct mock_options {
     /* faults, for tests */
     uint64_t drop_events;       /* drop every n-th batch (0: none); its sequence is used up */
     uint64_t fault_block_size;  /* block size told in events */
+    bool fault_omit_salt;       /* events do not tell the cache salt */
     bool fault_hang;            /* accept requests and never answer */
     bool fault_bare_stream;     /* stream headers, then silence */
     uint64_t fault_reset_after; /* cut streams after n tokens */

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "app/publish/feed.h"
+
+#include <string.h>
+#include <time.h>
+#include <zmq.h>
+
+#include "wire/engine_encode.h"
+
+enum { HWM = 100000, SALTS_MAX = 1 << 16, COPIES_MAX = 1 << 26 };
+
+static double wall_clock(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
+}
+
+/* ---- salts ---------------------------------------------------------------------------------------------------- */
+
+/* Place of a salt in the list, + 1; 0: no room. */
+static uint64_t salt_place(struct feed *f, struct kvr_bytes salt)
+{
+    for (size_t i = f->salts_n; i-- > 0;)
+        if (f->salts[i].len == salt.len && memcmp(f->salts[i].text, salt.ptr, salt.len) == 0) return i + 1;
+    if (f->salts_n == f->salts_cap) {
+        size_t cap = f->salts_cap ? f->salts_cap * 2 : 8;
+        struct feed_salt *p = f->salts_n < SALTS_MAX ? realloc(f->salts, cap * sizeof *p) : NULL;
+        if (!p) return 0;
+        f->salts = p;
+        f->salts_cap = cap;
+    }
+    char *copy = malloc(salt.len);
+    if (!copy) return 0;
+    memcpy(copy, salt.ptr, salt.len);
+    f->salts[f->salts_n++] = (struct feed_salt){copy, salt.len};
+    return f->salts_n;
+}
+
+static void forget_salts(struct feed *f)
+{
+    for (size_t i = 0; i < f->salts_n; i++) free(f->salts[i].text);
+    free(f->salts);
+    f->salts = NULL;
+    f->salts_n = f->salts_cap = 0;
+    kvr_map64_clear(&f->salted);
+}
+
+/* The salt of a store: its own, or its parent's; its blocks are marked with it. */
+static struct kvr_bytes salt_of(struct feed *f, const struct kvr_event *ev, const struct kvr_engine_event *words)
+{
+    const uint64_t *of_parent = ev->has_parent ? kvr_map64_get(&f->salted, ev->parent_hash) : NULL;
+    uint64_t at = words->salt.len ? salt_place(f, words->salt) : of_parent ? *of_parent : 0;
+    if (!at) {
+        if (words->salt.len) atomic_fetch_add_explicit(&f->forgotten_salts, 1, memory_order_relaxed);
+        return words->salt;
+    }
+    for (size_t i = 0; i < ev->blocks_n; i++)
+        if (kvr_map64_put(&f->salted, ev->blocks[i].block_hash, at)) break;
+    return (struct kvr_bytes){f->salts[at - 1].text, f->salts[at - 1].len};
+}
+
+/* ---- copies --------------------------------------------------------------------------------------------------- */
+
+static void count_stored(struct feed *f, const struct kvr_event *ev)
+{
+    struct kvr_map64 *m = &f->copies[ev->tier];
+    for (size_t i = 0; i < ev->blocks_n; i++) {
+        uint64_t *n = kvr_map64_get(m, ev->blocks[i].block_hash);
+        if (n) ++*n;
+        else if (m->n < COPIES_MAX) (void)kvr_map64_put(m, ev->blocks[i].block_hash, 1); /* not counted: the first removal tells */
+    }
+}
+
+/* The hashes of a removal whose last copy goes. Returns: how many are in f->kept, or -KVR_ENOMEM. */
+static long last_copies(struct feed *f, const struct kvr_event *ev)
+{
+    struct kvr_map64 *m = &f->copies[ev->tier];
+    size_t kept = 0;
+    if (ev->removed_n > f->kept_cap) {
+        uint64_t *p = realloc(f->kept, ev->removed_n * sizeof *p);
+        if (!p) return -KVR_ENOMEM;
+        f->kept = p;
+        f->kept_cap = ev->removed_n;
+    }
+    for (size_t i = 0; i < ev->removed_n; i++) {
+        uint64_t *n = kvr_map64_get(m, ev->removed[i]);
+        if (n && --*n > 0) {
+            atomic_fetch_add_explicit(&f->duplicates, 1, memory_order_relaxed);
+            continue;
+        }
+        kvr_map64_del(m, ev->removed[i]);
+        if (ev->tier == KVR_TIER_DEVICE) kvr_map64_del(&f->salted, ev->removed[i]);
+        f->kept[kept++] = ev->removed[i];
+    }
+    return (long)kept;
+}
+
+static void forget_copies(struct feed *f)
+{
+    for (int t = 0; t < KVR_TIER_COUNT; t++) kvr_map64_clear(&f->copies[t]);
+    forget_salts(f);
+}
+
+/* ---- publishing ----------------------------------------------------------------------------------------------- */
+
+static void send_batch(struct feed *f, uint64_t id)
+{
+    unsigned char seq[8];
+    kvr_store_be64(seq, id);
+    bool ok = !f->batch.failed && zmq_send(f->pub, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
+              zmq_send(f->pub, seq, 8, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 && zmq_send(f->pub, f->batch.data, f->batch.len, ZMQ_DONTWAIT) >= 0;
+    atomic_fetch_add_explicit(ok ? &f->published : &f->send_failures, 1, memory_order_relaxed);
+}
+
+/* Local index first, then the wire: who asks after a loss finds what was published. */
+static int publish(struct feed *f, struct kvr_event *ev, const struct kvr_engine_words *words)
+{
+    ev->event_id = f->next_id++;
+    int rc = kvr_local_index_apply(f->index, ev);
+    f->event.len = f->batch.len = 0;
+    f->event.failed = f->batch.failed = false;
+    kvr_engine_encode(&f->event, ev, words);
+    kvr_engine_encode_batch(&f->batch, wall_clock(), &f->event, 1, f->worker.dp_rank);
+    send_batch(f, ev->event_id);
+    return rc;
+}
+
+static int publish_stored(struct feed *f, struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+{
+    const struct kvr_engine_batch *b = origin->batch;
+    const struct kvr_engine_event *e = origin->event;
+    size_t used = ev->blocks_n * f->block_size + e->eagle;
+    struct kvr_engine_words w = {.tokens = b->tokens + e->tokens_at,
+                                 .tokens_n = KVR_MIN(e->tokens_n, used),
+                                 .block_size = f->block_size,
+                                 .lora = e->lora,
+                                 .salt = salt_of(f, ev, e),
+                                 .eagle = e->eagle};
+    if (e->mm_n) {
+        w.mm = b->mm + e->mm_at;
+        w.mm_n = KVR_MIN(e->mm_n, ev->blocks_n);
+        w.mm_hashes = b->mm_hashes;
+    }
+    count_stored(f, ev);
+    return publish(f, ev, &w);
+}
+
+static int publish_removed(struct feed *f, struct kvr_event *ev)
+{
+    static const struct kvr_engine_words none;
+    long n = last_copies(f, ev);
+    if (n <= 0) return (int)n;
+    ev->removed = f->kept;
+    ev->removed_n = (size_t)n;
+    return publish(f, ev, &none);
+}
+
+static int publish_clear(struct feed *f)
+{
+    static const struct kvr_engine_words none;
+    struct kvr_event ev = {.worker = f->worker, .kind = KVR_EVENT_CLEARED};
+    forget_copies(f);
+    return publish(f, &ev, &none);
+}
+
+int feed_event(struct feed *f, const struct kvr_event *event, const struct kvr_ingest_origin *origin)
+{
+    struct kvr_event ev = *event;
+    if (ev.kind == KVR_EVENT_CLEARED) return publish_clear(f);
+    if (ev.kind == KVR_EVENT_REMOVED) return publish_removed(f, &ev);
+    return publish_stored(f, &ev, origin);
+}
+
+void feed_reset(struct feed *f)
+{
+    struct kvr_local_index_stats st;
+    kvr_local_index_stats(f->index, &st);
+    if (st.blocks || f->copies[KVR_TIER_DEVICE].n || f->copies[KVR_TIER_HOST_PINNED].n || f->copies[KVR_TIER_DISK].n ||
+        f->copies[KVR_TIER_EXTERNAL].n)
+        (void)publish_clear(f);
+}
+
+/* ---- life ----------------------------------------------------------------------------------------------------- */
+
+int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, void *zmq, char *err, size_t cap)
+{
+    struct kvr_local_index_config c = {.worker = {o->worker_id, rank},
+                                       .block_size = (uint32_t)o->block_size,
+                                       .events_max = o->buffer_events,
+                                       .ring_bytes_max = o->buffer_bytes,
+                                       .index_bytes_max = o->index_max_bytes};
+    int hwm = HWM, zero = 0, one = 1;
+    f->worker = c.worker;
+    f->block_size = c.block_size;
+    f->next_id = 1;
+    if (!kvr_ingest_endpoint_shift(o->publish, rank - (uint32_t)o->dp_start, f->endpoint, sizeof f->endpoint)) {
+        snprintf(err, cap, "--publish: '%s' leaves no port for rank %u; allowed: tcp://host:port, ipc://path for one rank", o->publish,
+                 rank);
+        return -1;
+    }
+    if (kvr_local_index_create(&c, &f->index)) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    kvr_local_index_set_incomplete(f->index, "the engine's events have not been seen yet");
+    f->pub = zmq_socket(zmq, ZMQ_PUB);
+    if (f->pub) {
+        zmq_setsockopt(f->pub, ZMQ_SNDHWM, &hwm, sizeof hwm);
+        zmq_setsockopt(f->pub, ZMQ_LINGER, &zero, sizeof zero);
+        zmq_setsockopt(f->pub, ZMQ_IPV6, &one, sizeof one);
+    }
+    if (!f->pub || zmq_bind(f->pub, f->endpoint)) {
+        snprintf(err, cap, "--publish: cannot bind '%s': %s", f->endpoint, zmq_strerror(zmq_errno()));
+        return -1;
+    }
+    (void)publish_clear(f);
+    return 0;
+}
+
+void feed_close(struct feed *f)
+{
+    if (f->pub) zmq_close(f->pub);
+    kvr_local_index_destroy(f->index);
+    forget_copies(f);
+    kvr_buf_free(&f->event);
+    kvr_buf_free(&f->batch);
+    free(f->kept);
+}

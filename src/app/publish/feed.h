@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What becomes of one rank's engine events:
+ *
+ *     ingest --> duplicates out --> next id --> local index and ring --> PUB, in engine framing, sequence = id
+ *
+ * Duplicates: an engine may keep one block twice; it is given up when the last copy is (reference counts per tier and hash,
+ * after NVIDIA Dynamo's publisher). A removal that concerns nobody is not published and takes no id.
+ * Ids begin at 1 with each life of the program; the first event of a life is a clear, and so is what tells that the engine's
+ * stream was lost. Salted stores carry their salt also when the engine only tells it once a chain.
+ *
+ * Threads: the ingest thread calls feed_event and _reset and owns the socket from the first call on; others only ask the
+ * local index, which has its own locks.
+ */
+#ifndef KVR_PUBLISH_FEED_H
+#define KVR_PUBLISH_FEED_H
+
+#include <stdatomic.h>
+#include <kvroute/local_index.h>
+
+#include "app/publish/publish.h"
+#include "base/buf.h"
+#include "base/map64.h"
+#include "net/zmq_ingest.h"
+
+struct feed_salt {
+    char *text;
+    size_t len;
+};
+
+struct feed {
+    struct kvr_worker worker;
+    uint32_t block_size;
+    char endpoint[256]; /* where it publishes */
+    void *pub;
+    struct kvr_local_index *index;
+    uint64_t next_id;
+    struct kvr_map64 copies[KVR_TIER_COUNT]; /* hash -> how often it was stored */
+    struct kvr_map64 salted;                 /* hash -> place in salts, + 1 */
+    struct feed_salt *salts;
+    size_t salts_n, salts_cap;
+    struct kvr_buf event, batch;
+    uint64_t *kept; /* scratch: hashes of a removal that remain */
+    size_t kept_cap;
+    _Atomic uint64_t published, duplicates, send_failures, forgotten_salts;
+};
+
+/* Binds the socket and publishes the first clear. Returns: 0, or -1 with the reason in err. */
+int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, void *zmq, char *err, size_t cap);
+void feed_close(struct feed *f);
+/* Returns: what the index says. */
+int feed_event(struct feed *f, const struct kvr_event *ev, const struct kvr_ingest_origin *origin);
+/* Nothing that was told holds any more. */
+void feed_reset(struct feed *f);
+
+#endif

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "app/publish/state.h"
+
+#include <signal.h>
+#include <string.h>
+#include <zmq.h>
+
+/* ---- the engine's streams ---------------------------------------------------------------------------------------- */
+
+static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+{
+    (void)ctx;
+    return feed_event(user, ev, origin);
+}
+
+static void on_reset(void *ctx, void *user, struct kvr_worker w)
+{
+    (void)ctx;
+    (void)w;
+    feed_reset(user);
+}
+
+static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
+{
+    struct feed *f = user;
+    (void)ctx;
+    kvr_local_index_set_incomplete(f->index, trusted ? NULL : reason);
+    fprintf(stderr, "kvroute publish: rank %u is %s%s%s\n", w.dp_rank, trusted ? "whole" : "not whole", reason[0] ? ": " : "", reason);
+}
+
+static int follow(struct publish *p, struct feed *f, char *err, size_t cap)
+{
+    const struct publish_options *o = p->o;
+    char events[256], replay[256];
+    uint32_t place = f->worker.dp_rank - (uint32_t)o->dp_start;
+    if (!kvr_ingest_endpoint_shift(o->events, place, events, sizeof events) ||
+        (o->replay && !kvr_ingest_endpoint_shift(o->replay, place, replay, sizeof replay))) {
+        snprintf(err, cap, "--events, --replay: no port for rank %u; allowed: tcp endpoints whose ports leave room for every rank",
+                 f->worker.dp_rank);
+        return -1;
+    }
+    struct kvr_ingest_source src = {
+        .worker = f->worker, .block_size = f->block_size, .events = events, .replay = o->replay ? replay : NULL, .user = f, .tiers = true};
+    int rc = kvr_ingest_add(p->ingest, &src);
+    if (rc)
+        snprintf(err, cap, "--events, --replay: %s: '%s' or its replay; allowed: tcp://host:port, ipc://path", kvr_strerror(rc), events);
+    return rc;
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+static void on_signal(uv_signal_t *s, int number)
+{
+    (void)number;
+    uv_stop(s->loop);
+}
+
+static int serve(struct publish *p, char *err, size_t cap)
+{
+    const struct publish_options *o = p->o;
+    struct kvr_http_server_config c = {
+        .host = o->host,
+        .port = (uint16_t)o->port,
+        .body_max = 1 << 16,
+        .connections_max = 1024,
+        .head_timeout_s = 10,
+        .body_timeout_s = 10,
+        .idle_timeout_s = 75,
+        .handler = {publish_on_request, publish_on_gone, publish_on_drained, publish_error_body, p},
+    };
+    int rc = kvr_http_server_start(&p->loop, &c, &p->server);
+    if (rc) snprintf(err, cap, "cannot listen on %s:%llu: %s", o->host, (unsigned long long)o->port, uv_strerror(rc));
+    return rc;
+}
+
+static int start(struct publish *p, char *err, size_t cap)
+{
+    const struct publish_options *o = p->o;
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = p};
+    p->zmq = zmq_ctx_new();
+    for (uint32_t r = 0; r < o->dp_size; r++) {
+        struct feed *f = &p->feeds[p->feeds_n++];
+        if (feed_open(f, o, (uint32_t)o->dp_start + r, p->zmq, err, cap)) return -1;
+    }
+    if (kvr_ingest_create(&h, o->restore_timeout, NULL, &p->ingest)) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    for (size_t i = 0; i < p->feeds_n; i++)
+        if (follow(p, &p->feeds[i], err, cap)) return -1;
+    return serve(p, err, cap);
+}
+
+static void close_handle(uv_handle_t *h, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(h)) uv_close(h, NULL);
+}
+
+static void stop(struct publish *p)
+{
+    for (size_t i = 0; i < p->feeds_n; i++)
+        if (p->feeds[i].index) kvr_local_index_shutdown(p->feeds[i].index);
+    if (p->server) kvr_http_server_close(p->server);
+    while (p->answers) uv_run(&p->loop, UV_RUN_ONCE); /* their threads end as their clients are gone */
+    uv_walk(&p->loop, close_handle, NULL);
+    uv_run(&p->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&p->loop);
+    kvr_ingest_destroy(p->ingest);
+    for (size_t i = 0; i < p->feeds_n; i++) feed_close(&p->feeds[i]);
+    if (p->zmq) zmq_ctx_term(p->zmq);
+}
+
+int publish_main(const struct publish_options *o)
+{
+    static uv_signal_t term, intr;
+    struct publish *p = calloc(1, sizeof *p);
+    char err[512] = "";
+    if (!p) return 1;
+    p->o = o;
+    signal(SIGPIPE, SIG_IGN);
+    uv_loop_init(&p->loop);
+    uv_signal_init(&p->loop, &term);
+    uv_signal_init(&p->loop, &intr);
+    uv_signal_start(&term, on_signal, SIGTERM);
+    uv_signal_start(&intr, on_signal, SIGINT);
+    int rc = start(p, err, sizeof err);
+    if (rc) {
+        fprintf(stderr, "kvroute publish: %s\n", err);
+    } else {
+        printf("kvroute publish: worker %llu, %zu rank(s) from %s, published on %s, http://%s:%llu/kv_recover\n",
+               (unsigned long long)o->worker_id, p->feeds_n, o->events, o->publish, o->host, (unsigned long long)o->port);
+        fflush(stdout);
+        uv_run(&p->loop, UV_RUN_DEFAULT);
+    }
+    stop(p);
+    free(p);
+    return rc ? 1 : 0;
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `kvroute publish`: beside one engine. Options as the command line gives them; the strings live as long as the program. */
+#ifndef KVR_PUBLISH_H
+#define KVR_PUBLISH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct publish_options {
+    char *config, *host, *model, *events, *replay, *publish;
+    uint64_t port, worker_id, block_size, dp_start, dp_size, buffer_events, buffer_bytes, index_max_bytes;
+    double restore_timeout;
+};
+
+/* Runs until SIGTERM or SIGINT. Returns the process's exit status. */
+int publish_main(const struct publish_options *o);
+
+#endif

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * HTTP of `publish`.
+ *
+ *   GET /kv_recover?start=&end=&dp_rank=   what a consumer lacks (kvroute/local_index.h); shape=old, supports_tree_dump_failed=1
+ *   GET /dump                              everything, as the indexer's /dump
+ *   GET /status                            each rank: trust, ids, sizes
+ *   GET /health  /ready  /metrics
+ */
+#include "app/publish/state.h"
+
+#include <string.h>
+
+#include "net/http_produce.h"
+#include "recover/event_json.h"
+
+#define JSON_HEADER "Content-Type: application/json\r\n"
+
+/* ---- small answers ------------------------------------------------------------------------------------------------ */
+
+void publish_error_body(struct kvr_buf *b, int status, const char *message)
+{
+    (void)status;
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "Error", message);
+    kvr_json_close(b, '}');
+}
+
+static void reply(struct kvr_http_conn *c, int status, const char *type, struct kvr_buf *b)
+{
+    if (b->failed) kvr_http_reply(c, 500, type, NULL, "", 0);
+    else kvr_http_reply(c, status, type, NULL, b->data ? b->data : "", b->len);
+    kvr_buf_free(b);
+}
+
+static void error(struct publish *p, struct kvr_http_conn *c, int status, const char *message)
+{
+    struct kvr_buf b = {0};
+    p->bad_requests += status / 100 == 4;
+    publish_error_body(&b, status, message);
+    reply(c, status, "application/json", &b);
+}
+
+/* ---- answers made by a thread --------------------------------------------------------------------------------------- */
+
+struct answer {
+    struct publish *p;
+    struct feed *feed; /* NULL: all, as a dump */
+    struct kvr_local_query query;
+    struct kvr_producer *out;
+    struct kvr_buf b;
+};
+
+static int to_client(void *ctx, const char *data, size_t len)
+{
+    struct answer *a = ctx;
+    kvr_buf_add(&a->b, data, len);
+    return a->b.len < KVR_PRODUCE_PIECE ? 0 : kvr_produce(a->out, &a->b);
+}
+
+static int put_event(void *ctx, const struct kvr_event *ev)
+{
+    struct answer *a = ctx;
+    kvr__event_json(&a->b, ev, ev->event_id);
+    return a->b.len < KVR_PRODUCE_PIECE ? 0 : kvr_produce(a->out, &a->b);
+}
+
+static int write_dump(struct answer *a)
+{
+    const struct publish_options *o = a->p->o;
+    char key[300];
+    int rc = 0;
+    snprintf(key, sizeof key, "%s:default", o->model);
+    kvr_json_open(&a->b, '{');
+    kvr_json_str(&a->b, key, strlen(key));
+    kvr_buf_str(&a->b, ":");
+    a->b.comma = false;
+    kvr_json_open(&a->b, '{');
+    kvr_json_put_u64(&a->b, "block_size", o->block_size);
+    kvr_json_key(&a->b, "events");
+    kvr_json_open(&a->b, '[');
+    for (size_t i = 0; i < a->p->feeds_n && rc == 0; i++) rc = kvr_local_index_dump(a->p->feeds[i].index, put_event, a);
+    kvr_json_close(&a->b, ']');
+    kvr_json_close(&a->b, '}');
+    kvr_json_close(&a->b, '}');
+    return rc;
+}
+
+static bool write_answer(struct kvr_producer *out, void *arg)
+{
+    struct answer *a = arg;
+    a->out = out;
+    int rc = a->feed ? kvr_local_index_answer(a->feed->index, &a->query, to_client, a) : write_dump(a);
+    return rc == 0 && kvr_produce(out, &a->b) == 0;
+}
+
+static void on_over(void *arg, bool sent, bool gone)
+{
+    struct answer *a = arg;
+    (void)sent;
+    (void)gone;
+    a->p->answers--;
+    kvr_buf_free(&a->b);
+    free(a);
+}
+
+static void answer_by_thread(struct publish *p, struct kvr_http_conn *c, struct feed *f, const struct kvr_local_query *q)
+{
+    struct answer *a = p->answers < ANSWERS_MAX ? calloc(1, sizeof *a) : NULL;
+    struct kvr_produce_config pc = {.loop = &p->loop, .conn = c, .headers = JSON_HEADER, .fn = write_answer, .on_over = on_over, .arg = a};
+    if (a) {
+        *a = (struct answer){.p = p, .feed = f, .query = *q};
+        p->answers++;
+        if (kvr_produce_start(&pc) == 0) return;
+        p->answers--;
+        free(a);
+    }
+    p->refused_answers++;
+    error(p, c, 503, "too many answers are being written; try again");
+}
+
+/* A whole number in the query. 1 there, 0 not, -1 answered with an error. */
+static int number(struct publish *p, struct kvr_http_conn *c, const char *key, uint64_t max, uint64_t *out)
+{
+    char text[40], message[160];
+    uint64_t v = 0;
+    if (!kvr_query_parameter(kvr_http_conn_request(c)->query, key, text, sizeof text) || !text[0]) return 0;
+    bool ok = true;
+    for (const char *s = text; *s && ok; s++) {
+        ok = *s >= '0' && *s <= '9' && v <= (UINT64_MAX - (uint64_t)(*s - '0')) / 10;
+        v = v * 10 + (uint64_t)(*s - '0');
+    }
+    if (ok && v <= max) {
+        *out = v;
+        return 1;
+    }
+    snprintf(message, sizeof message, "bad value '%.30s' for '%s'; allowed: a whole number up to %llu", text, key, (unsigned long long)max);
+    error(p, c, 400, message);
+    return -1;
+}
+
+static bool is_set(struct kvr_http_conn *c, const char *key, const char *value)
+{
+    char text[16];
+    return kvr_query_parameter(kvr_http_conn_request(c)->query, key, text, sizeof text) && strcmp(text, value) == 0;
+}
+
+static void recover(struct publish *p, struct kvr_http_conn *c)
+{
+    struct kvr_local_query q = {.old_shape = is_set(c, "shape", "old")};
+    uint64_t rank = p->o->dp_start, worker = p->o->worker_id;
+    char message[160];
+    q.supports_tree_dump_failed = is_set(c, "supports_tree_dump_failed", "1") || is_set(c, "supports_tree_dump_failed", "true");
+    p->recover_requests++;
+    int start = number(p, c, "start", UINT64_MAX, &q.start);
+    int end = start < 0 ? -1 : number(p, c, "end", UINT64_MAX, &q.end);
+    int of_rank = end < 0 ? -1 : number(p, c, "dp_rank", UINT32_MAX, &rank);
+    if (of_rank < 0 || number(p, c, "worker_id", UINT64_MAX, &worker) < 0) return;
+    q.has_start = start > 0;
+    q.has_end = end > 0;
+    struct feed *f = NULL;
+    for (size_t i = 0; i < p->feeds_n; i++)
+        if (p->feeds[i].worker.dp_rank == rank) f = &p->feeds[i];
+    if (f && worker == p->o->worker_id) {
+        answer_by_thread(p, c, f, &q);
+        return;
+    }
+    snprintf(message, sizeof message, "this is worker %llu with dp_rank %llu to %llu", (unsigned long long)p->o->worker_id,
+             (unsigned long long)p->o->dp_start, (unsigned long long)(p->o->dp_start + p->o->dp_size - 1));
+    error(p, c, 404, message);
+}
+
+/* ---- status --------------------------------------------------------------------------------------------------------- */
+
+static size_t statuses(struct publish *p, struct kvr_view_status *st)
+{
+    return KVR_MIN(kvr_ingest_status(p->ingest, st, RANKS_MAX), (size_t)RANKS_MAX);
+}
+
+static const struct kvr_view_status *status_of(const struct kvr_view_status *st, size_t n, const struct feed *f)
+{
+    for (size_t i = 0; i < n; i++)
+        if (st[i].worker.dp_rank == f->worker.dp_rank) return &st[i];
+    return NULL;
+}
+
+static void put_rank(struct kvr_buf *b, struct feed *f, const struct kvr_view_status *st)
+{
+    struct kvr_local_index_stats n;
+    kvr_local_index_stats(f->index, &n);
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "dp_rank", f->worker.dp_rank);
+    kvr_json_put_str(b, "published_on", f->endpoint);
+    kvr_json_put_str(b, "trust", st ? kvr_view_trust_name(st) : "untrusted");
+    kvr_json_put_str(b, "reason", st ? st->reason : "");
+    kvr_json_key(b, "connected");
+    kvr_json_bool(b, st && st->connected);
+    kvr_json_put_u64(b, "engine_batches", st ? st->batches : 0);
+    kvr_json_put_u64(b, "engine_gaps", st ? st->gaps : 0);
+    kvr_json_put_u64(b, "engine_restarts", st ? st->restarts : 0);
+    kvr_json_put_u64(b, "block_size_mismatches", st ? st->filtered.block_size_mismatch : 0);
+    kvr_json_put_u64(b, "epoch", n.epoch);
+    kvr_json_put_u64(b, "oldest_id", n.oldest_id);
+    kvr_json_put_u64(b, "newest_id", n.newest_id);
+    kvr_json_put_u64(b, "blocks", n.blocks);
+    kvr_json_put_u64(b, "buffer_events", n.ring_events);
+    kvr_json_put_u64(b, "buffer_bytes", n.ring_bytes);
+    kvr_json_put_u64(b, "index_bytes", n.index_bytes);
+    kvr_json_close(b, '}');
+}
+
+static void status(struct publish *p, struct kvr_http_conn *c)
+{
+    struct kvr_view_status st[RANKS_MAX];
+    size_t n = statuses(p, st);
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '{');
+    kvr_json_put_u64(&b, "worker_id", p->o->worker_id);
+    kvr_json_put_str(&b, "model_name", p->o->model);
+    kvr_json_put_u64(&b, "block_size", p->o->block_size);
+    kvr_json_key(&b, "ranks");
+    kvr_json_open(&b, '[');
+    for (size_t i = 0; i < p->feeds_n; i++) put_rank(&b, &p->feeds[i], status_of(st, n, &p->feeds[i]));
+    kvr_json_close(&b, ']');
+    kvr_json_close(&b, '}');
+    reply(c, 200, "application/json", &b);
+}
+
+static void ready(struct publish *p, struct kvr_http_conn *c)
+{
+    struct kvr_view_status st[RANKS_MAX];
+    size_t n = statuses(p, st);
+    char why[160] = "";
+    for (size_t i = 0; i < p->feeds_n && !why[0]; i++) {
+        const struct kvr_view_status *s = status_of(st, n, &p->feeds[i]);
+        if (s && s->trusted) continue;
+        snprintf(why, sizeof why, "rank %u is not whole: %s", p->feeds[i].worker.dp_rank, s && s->reason[0] ? s->reason : "not seen yet");
+    }
+    if (why[0]) error(p, c, 503, why);
+    else kvr_http_reply(c, 200, "text/plain", NULL, "ready\n", 6);
+}
+
+/* ---- metrics -------------------------------------------------------------------------------------------------------- */
+
+static void put_metric(struct kvr_buf *b, const struct publish *p, const char *name, const char *type, const char *help, const uint64_t *v)
+{
+    kvr_buf_printf(b, "# HELP kvroute_publish_%s %s\n# TYPE kvroute_publish_%s %s\n", name, help, name, type);
+    for (size_t i = 0; i < p->feeds_n; i++)
+        kvr_buf_printf(b, "kvroute_publish_%s{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n", name, (unsigned long long)p->o->worker_id,
+                       p->feeds[i].worker.dp_rank, (unsigned long long)v[i]);
+}
+
+static void metrics(struct publish *p, struct kvr_http_conn *c)
+{
+    struct kvr_view_status st[RANKS_MAX], of[RANKS_MAX] = {0};
+    struct kvr_local_index_stats ls[RANKS_MAX];
+    uint64_t v[RANKS_MAX];
+    size_t n = statuses(p, st);
+    struct kvr_buf b = {0};
+    for (size_t i = 0; i < p->feeds_n; i++) {
+        const struct kvr_view_status *s = status_of(st, n, &p->feeds[i]);
+        if (s) of[i] = *s;
+        kvr_local_index_stats(p->feeds[i].index, &ls[i]);
+    }
+#define PUT(name, type, help, value)                                                                                                       \
+    do {                                                                                                                                   \
+        for (size_t i = 0; i < p->feeds_n; i++) v[i] = (value);                                                                            \
+        put_metric(&b, p, name, type, help, v);                                                                                            \
+    } while (0)
+    PUT("whole", "gauge", "1 when the local index has all the engine holds", of[i].trusted);
+    PUT("events_total", "counter", "Events published", atomic_load(&p->feeds[i].published));
+    PUT("send_failures_total", "counter", "Events that the socket did not take", atomic_load(&p->feeds[i].send_failures));
+    PUT("duplicates_total", "counter", "Removed hashes of which a copy remains", atomic_load(&p->feeds[i].duplicates));
+    PUT("forgotten_salts_total", "counter", "Salted stores for whose salt there was no room", atomic_load(&p->feeds[i].forgotten_salts));
+    PUT("refused_events_total", "counter", "Events that the local index refused", ls[i].refused);
+    PUT("blocks", "gauge", "Blocks in the local index", ls[i].blocks);
+    PUT("index_bytes", "gauge", "Memory of the local index", ls[i].index_bytes);
+    PUT("buffer_events", "gauge", "Events in the buffer", ls[i].ring_events);
+    PUT("buffer_bytes", "gauge", "Memory of the buffer", ls[i].ring_bytes);
+    PUT("answers_events_total", "counter", "Recovery answers from the buffer", ls[i].ranges);
+    PUT("answers_dump_total", "counter", "Recovery answers with everything", ls[i].dumps);
+    PUT("answers_failed_total", "counter", "Recovery questions that could not be answered", ls[i].dump_failures);
+    PUT("answers_too_new_total", "counter", "Recovery questions for what has not happened", ls[i].too_new);
+#define ENGINE(name) PUT("engine_" #name "_total", "counter", "The engine's stream: " #name, of[i].name);
+    KVR_INGEST_COUNTERS(ENGINE)
+#undef ENGINE
+#undef PUT
+    kvr_buf_printf(&b,
+                   "# HELP kvroute_publish_refused_answers_total Recovery questions refused because too many were being answered\n"
+                   "# TYPE kvroute_publish_refused_answers_total counter\nkvroute_publish_refused_answers_total %llu\n",
+                   (unsigned long long)p->refused_answers);
+    reply(c, 200, "text/plain; version=0.0.4", &b);
+}
+
+/* ---- routing -------------------------------------------------------------------------------------------------------- */
+
+void publish_on_request(struct kvr_http_conn *c, void *ctx)
+{
+    struct publish *p = ctx;
+    const struct kvr_http_request *r = kvr_http_conn_request(c);
+    kvr_http_conn_set_user(c, NULL);
+    if (!kvr_text_is(r->method, "GET")) error(p, c, 405, "only GET");
+    else if (kvr_text_is(r->path, "/kv_recover")) recover(p, c);
+    else if (kvr_text_is(r->path, "/dump")) answer_by_thread(p, c, NULL, &(struct kvr_local_query){0});
+    else if (kvr_text_is(r->path, "/status")) status(p, c);
+    else if (kvr_text_is(r->path, "/health")) kvr_http_reply(c, 200, "text/plain", NULL, "ok\n", 3);
+    else if (kvr_text_is(r->path, "/ready")) ready(p, c);
+    else if (kvr_text_is(r->path, "/metrics")) metrics(p, c);
+    else error(p, c, 404, "no such path; there are /kv_recover, /dump, /status, /health, /ready, /metrics");
+}
+
+void publish_on_gone(struct kvr_http_conn *c, void *ctx)
+{
+    (void)ctx;
+    kvr_produce_on_gone(c);
+}
+
+void publish_on_drained(struct kvr_http_conn *c, void *ctx)
+{
+    (void)ctx;
+    kvr_produce_on_drained(c);
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the parts of `publish` share.
+ *
+ *   publish.c   start, signals, end; the engine's streams to the feeds
+ *   feed.c      one rank: duplicates, ids, local index, republishing
+ *   routes.c    HTTP: recovery, dump, status, metrics
+ *
+ * Threads: the main loop (HTTP, signals), the ingest thread (feeds), one for each recovery answer being written.
+ */
+#ifndef KVR_PUBLISH_STATE_H
+#define KVR_PUBLISH_STATE_H
+
+#include "app/publish/feed.h"
+#include "net/http.h"
+
+enum { ANSWERS_MAX = 32, RANKS_MAX = 64 };
+
+struct publish {
+    const struct publish_options *o;
+    uv_loop_t loop;
+    struct kvr_http_server *server;
+    struct kvr_ingest *ingest;
+    void *zmq;
+    struct feed feeds[RANKS_MAX];
+    size_t feeds_n;
+    size_t answers; /* being written */
+    uint64_t refused_answers, recover_requests, bad_requests;
+};
+
+/* routes.c */
+void publish_on_request(struct kvr_http_conn *c, void *ctx);
+void publish_on_gone(struct kvr_http_conn *c, void *ctx);
+void publish_on_drained(struct kvr_http_conn *c, void *ctx);
+void publish_error_body(struct kvr_buf *out, int status, const char *message);
+
+#endif

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stddef.h>
+#include <stdio.h>
+
+#include "app/publish/publish.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+
+#define AT(field) offsetof(struct publish_options, field)
+#define NUM(name, field, initial, min, max, help)                                                                                          \
+    {                                                                                                                                      \
+        name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL, NULL                                                                \
+    }
+#define STR(name, field, initial, what, help)                                                                                              \
+    {                                                                                                                                      \
+        name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL, NULL                                                                 \
+    }
+#define SIZ(name, field, initial, help)                                                                                                    \
+    {                                                                                                                                      \
+        name, OPT_SIZE, AT(field), initial, 0, 0, NULL, help, NULL, NULL                                                                   \
+    }
+
+static const struct option_row rows[] = {
+    STR("config", config, NULL, "FILE", "YAML file of these options"),
+    STR("host", host, "0.0.0.0", "ADDRESS", "address of the HTTP port"),
+    NUM("port", port, "5559", 1, 65535, "HTTP port: recovery, status, metrics"),
+    STR("events", events, "tcp://127.0.0.1:5557", "ENDPOINT", "the engine's KV event stream; rank r is at port + r - dp-start"),
+    STR("replay", replay, NULL, "ENDPOINT", "the engine's replay socket; without it the stream must be seen from its first batch"),
+    STR("publish", publish, "tcp://*:5560", "ENDPOINT", "where to publish, in engine framing; rank r at port + r - dp-start"),
+    NUM("worker-id", worker_id, "0", 0, 1.8e19, "worker id told in answers"),
+    STR("model", model, "default", "NAME", "model name told in /dump and /status"),
+    NUM("block-size", block_size, "16", 1, 65536, "the engine's tokens per KV block"),
+    NUM("dp-start", dp_start, "0", 0, 1048576, "first data-parallel rank"),
+    NUM("dp-size", dp_size, "1", 1, 64, "data-parallel ranks"),
+    NUM("buffer-events", buffer_events, "1024", 1, 1e8, "events kept for consumers that lack some"),
+    SIZ("buffer-bytes", buffer_bytes, "16MiB", "most bytes of these"),
+    SIZ("index-max-bytes", index_max_bytes, "0", "most bytes of a rank's local index; past it dumps are refused; 0 = no limit"),
+    {"restore-timeout", OPT_DOUBLE, AT(restore_timeout), "10", 0.1, 3600, NULL, "seconds a replay may be silent", NULL, NULL},
+};
+
+static const char usage[] = "usage: kvroute publish [options]\n\n"
+                            "Runs beside one engine: takes its KV events, keeps what it holds, publishes the events again and answers\n"
+                            "GET /kv_recover, so that a router that has lost events can be told everything.\n";
+
+int cmd_publish(int argc, char **argv)
+{
+    struct publish_options o = {0};
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    if (rc == 0) rc = publish_main(&o);
+    else if (rc == 1) rc = 0;
+    options_free(rows, sizeof rows / sizeof *rows, &o);
+    return rc;
+}
