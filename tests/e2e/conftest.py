@@ -403,6 +403,35 @@ class Indexer(Process):
         return total
 
 
+class Publish(Process):
+    """The sidecar of one engine: a Mock or a hand-driven Engine."""
+
+    def __init__(self, engine, *extra, port=None, out=None, with_replay=True, dp=1, block_size=16, **kw):
+        self.port, self.out, self.dp = port or free_ports(), out or free_ports(dp), dp
+        replay = engine.replay if isinstance(engine, Mock) else engine.replay_port
+        args = ["publish", "--host", "127.0.0.1", "--port", self.port, "--events", f"tcp://127.0.0.1:{engine.events}",
+                "--publish", f"tcp://127.0.0.1:{self.out}", "--dp-size", dp, "--block-size", block_size, "--restore-timeout", 2]
+        if with_replay:
+            args += ["--replay", f"tcp://127.0.0.1:{replay}"]
+        super().__init__(*args, *extra, **kw)
+        wait_for("publish", lambda: call(self.port, "GET", "/health").status == 200)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/kv_recover"
+
+    def source(self):
+        """What a router is told of it."""
+        return f",events=tcp://127.0.0.1:{self.out},recover={self.url}" + (f",dp-size={self.dp}" if self.dp > 1 else "")
+
+    def recover(self, **query):
+        r = call(self.port, "GET", "/kv_recover?" + "&".join(f"{k}={v}" for k, v in query.items()))
+        return r.status, r.json()
+
+    def status(self, rank=0):
+        return call(self.port, "GET", "/status").json()["ranks"][rank]
+
+
 class Select(Process):
     """The selection service. It has Serve's questions, on its one port."""
 

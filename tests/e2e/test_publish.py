@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvroute publish` beside an engine: what it publishes, what it answers, and what a router makes of it when things die."""
+import msgpack
+import pytest
+import zmq
+
+from conftest import Engine, Indexer, Mock, Publish, Serve, call, free_ports, local_hashes, wait_for
+
+TOKENS = list(range(1, 33))
+
+
+def subscriber(zctx, publish):
+    s = zctx.socket(zmq.SUB)
+    s.linger = 0
+    s.subscribe(b"")
+    s.connect(f"tcp://127.0.0.1:{publish.out}")
+    return s
+
+
+def kinds(answer, variant):
+    """(id, kind) of each event of an answer."""
+    body = answer[variant]
+    events = body["events"] if isinstance(body, dict) else body
+    return [(e["event"]["event_id"], e["event"]["data"] if isinstance(e["event"]["data"], str) else list(e["event"]["data"])[0]) for e in events]
+
+
+@pytest.fixture
+def hand(zctx):
+    e = Engine(zctx)
+    yield e
+    e.close()
+
+
+def test_ids_duplicates_and_every_answer(start, hand):
+    """Ids begin at 1 with a clear; a block goes with its last copy; every row of the table, and both shapes."""
+    p = start(Publish, hand, "--buffer-events", 4, "--worker-id", 9, block_size=4)
+    hand.until("whole", lambda: p.status()["trust"] == "trusted")
+    assert p.status()["newest_id"] == 1
+    hand.stored([1, 2], TOKENS[:8])
+    hand.stored([1, 2], TOKENS[:8])  # a second copy
+    hand.removed([2])                # of which one goes: nobody is told
+    hand.removed([2])
+    hand.stored([3], TOKENS[8:12], parent=1)
+    wait_for("5 events", lambda: p.status()["newest_id"] == 5)
+    status, answer = p.recover(start=2)
+    assert status == 200 and kinds(answer, "Events") == [(2, "stored"), (3, "stored"), (4, "removed"), (5, "stored")]
+    stored = answer["Events"]["events"][0]
+    assert stored["worker_id"] == 9 and stored["storage_tier"] == "device" and stored["event"]["dp_rank"] == 0
+    assert [b["tokens_hash"] for b in stored["event"]["data"]["stored"]["blocks"]] == local_hashes(TOKENS[:8], 4)
+    assert answer["Events"]["last_event_id"] == 5 and answer["Events"]["epoch"] == p.status()["epoch"]
+    assert kinds(p.recover(start=4, end=4)[1], "Events") == [(4, "removed")]
+    assert isinstance(p.recover(start=4, shape="old")[1]["Events"], list)
+    tree = p.recover(start=1)[1]["TreeDump"]  # 1 has fallen out
+    assert tree["last_event_id"] == 5 and sum(len(e["event"]["data"]["stored"]["blocks"]) for e in tree["events"]) == 2
+    assert p.recover()[1]["TreeDump"]["last_event_id"] == 5
+    assert p.recover(start=6)[1] == {"TooNew": {"requested_start": 6, "requested_end": None, "newest_available": 5, "epoch": p.status()["epoch"]}}
+    assert p.recover(start=3, end=2)[1] == {"InvalidRange": {"start_id": 3, "end_id": 2}}
+    assert p.recover(dp_rank=3) == (404, {"Error": "this is worker 9 with dp_rank 0 to 0"})
+    assert p.recover(worker_id=8)[0] == 404
+    for bad in ("x", "-1", "1.5", "18446744073709551616", "9" * 50):
+        status, answer = p.recover(start=bad)
+        assert status == 400 or bad == "9" * 50, answer
+    assert call(p.port, "POST", "/kv_recover").status == 405 and call(p.port, "GET", "/nothing").status == 404
+    dump = call(p.port, "GET", "/dump").json()["default:default"]
+    assert dump["block_size"] == 4 and len(dump["events"]) >= 1
+    text = call(p.port, "GET", "/metrics").body.decode()
+    assert 'kvroute_publish_duplicates_total{worker_id="9",dp_rank="0"} 1' in text
+
+
+def test_published_again_in_engine_framing(start, hand, zctx):
+    """Salt, LoRA, tier, pairs and multimodal objects survive; a salt is told in each event of its chain."""
+    p = start(Publish, hand, block_size=4)
+    hand.until("whole", lambda: p.status()["trust"] == "trusted")
+    s = subscriber(zctx, p)
+    ix = start(Indexer)
+    ix.register(7, hand, replay=False, endpoint=f"tcp://127.0.0.1:{p.out}", recover_endpoint=p.url)
+    wait_for("trusted", lambda: ix.trusted())
+    direct = start(Indexer)
+    direct.register(7, hand)
+    hand.until("trusted", lambda: direct.trusted())
+    hand.send(hand.batch(["BlockStored", [1], None, TOKENS[:4], 4, None, "GPU", "adapter", [["dynamo-cache-salt:tenant"]]]))
+    hand.send(hand.batch(["BlockStored", [2], 1, TOKENS[4:8], 4, None, "GPU", "adapter"]))  # inherits the salt
+    hand.send(hand.batch(["BlockStored", [3], None, [[t, t + 1] for t in TOKENS[:4]], 4, None, "GPU", None]))
+    hand.send(hand.batch(["BlockStored", [4], None, TOKENS[8:12], 4, None, "GPU", None, [[["ab" * 32, 0]]]]))
+    hand.send(hand.batch(["BlockStored", [5], None, TOKENS[12:16], 4, None, "CPU", None]))
+    hand.send(hand.batch({"type": "BlockStored", "block_hashes": [6], "token_ids": TOKENS[16:20], "block_size": 4, "parent_block_hash": None},
+                         {"type": "BlockRemoved", "block_hashes": [6, 99]}))
+    messages = []
+    wait_for("8 messages", lambda: [messages.append(s.recv_multipart()) for _ in iter(lambda: s.poll(10), 0)] is None or len(messages) >= 7)
+    events = [msgpack.unpackb(m[2])[1][0] for m in messages]
+    assert all(m[0] == b"" for m in messages)
+    assert [int.from_bytes(m[1], "big") for m in messages] == list(range(2, 9))  # the sequence is the id
+    assert events[1][8] == [["dynamo-cache-salt:tenant"]] and events[1][7] == "adapter"
+    assert events[2][3] == [[t, t + 1] for t in TOKENS[:4]]
+    assert events[4][6] == "CPU_PINNED" and events[6] == ["BlockRemoved", [6, 99], "GPU"]
+
+    def contents(i):
+        blocks = [(e["storage_tier"], b["block_hash"], b["tokens_hash"]) for e in i.call("GET", "/dump").json()["m:default"]["events"]
+                  for b in e["event"]["data"]["stored"]["blocks"]]
+        return sorted(blocks)
+    hand.until("equal", lambda: len(contents(direct)) == 5 and contents(direct) == contents(ix))
+    s.close()
+
+
+def answers_of(serve, prompts):
+    return [serve.complete(p).json() for p in prompts]
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_router_behind_sidecars_survives_every_death(start, dp):
+    """Two engines with a sidecar each: the sidecar dies, the engine dies, the router dies; every view is whole again."""
+    mocks = [start(Mock, dp=dp) for _ in range(2)]
+    sides = [start(Publish, m, dp=dp) for m in mocks]
+    spec = lambda: [f"http://127.0.0.1:{m.port}" + p.source() for m, p in zip(mocks, sides)]
+    s = start(Serve, spec())
+    prompts = [f"{i} " + "the quick brown fox jumps over the lazy dog " * 8 for i in range(6)]
+
+    def views_equal_engines():
+        views = s.views()
+        if len(views) != 2 * dp or not all(v["trusted"] for v in views.values()):
+            return False
+        return all(views[w + 1, r]["blocks"] == p.status(r)["blocks"] for w, p in enumerate(sides) for r in range(dp))
+
+    def works():
+        answers_of(s, prompts)
+        wait_for("views", views_equal_engines, 20)
+        return sum(v["blocks"] for v in s.views().values()) > 0
+    assert works()
+    sides[0].kill()
+    wait_for("noticed", lambda: not s.view(1, 0)["trusted"])
+    assert s.view(1, 0)["trust"] in ("untrusted", "recovering") and "down" in s.view(1, 0)["reason"]
+    answers_of(s, prompts)  # what the engine does now the dead sidecar does not see
+    sides[0] = start(Publish, mocks[0], dp=dp, port=sides[0].port, out=sides[0].out)
+    assert works() and s.metric("kv_recovered_dumps_total", worker_id="1") >= 1
+    mocks[1].kill()
+    wait_for("the sidecar noticed", lambda: sides[1].status()["trust"] != "trusted")
+    assert sides[1].recover(supports_tree_dump_failed=1)[1].keys() == {"TreeDumpFailed"}  # it does not say what it does not know
+    assert "Error" in sides[1].recover()[1]
+    mocks[1] = start(Mock, dp=dp, port=mocks[1].port, events=mocks[1].events, replay=mocks[1].replay)
+    wait_for("whole again", lambda: sides[1].status()["trust"] == "trusted", 20)
+    wait_for("healthy", lambda: all(w["schedulable"] for w in s.get("/workers")), 20)
+    assert works()
+    s.kill()
+    s = start(Serve, spec())
+    wait_for("restored", views_equal_engines, 20)
+    assert works()
+
+def test_without_replay_it_must_see_the_first_batch(start, hand):
+    hand.stored([1], TOKENS[:4])  # before anybody listens
+    p = start(Publish, hand, block_size=4, with_replay=False)
+    wait_for("connected", lambda: p.status()["connected"])
+    hand.stored([2], TOKENS[4:8], parent=1)
+    wait_for("seen", lambda: p.status()["engine_batches"] == 1)
+    assert p.status()["trust"] == "untrusted" and call(p.port, "GET", "/ready").status == 503
+    assert p.recover(supports_tree_dump_failed=1)[1]["TreeDumpFailed"]["message"] == p.status()["reason"]
+    hand.cleared()  # an empty cache is a whole one
+    wait_for("whole", lambda: p.status()["trust"] == "trusted" and call(p.port, "GET", "/ready").status == 200)
+    assert p.recover()[1]["TreeDump"]["events"] == []
+
+
+@pytest.mark.parametrize("args, text", [
+    (["--publish", "tcp://nowhere"], "--publish"), (["--events", "udp://x:1"], "--events"), (["--block-size", "0"], "block-size"),
+    (["--dp-size", "2", "--publish", "ipc:///tmp/x"], "--publish"), (["--nonsense"], "nonsense")])
+def test_bad_options_are_named(start, args, text, tmp_path):
+    from conftest import Process
+    p = Process("publish", "--port", free_ports(), "--publish", f"tcp://127.0.0.1:{free_ports(2)}", *args, expect=None)
+    assert wait_for("the end", lambda: p.p.poll() is not None) and p.p.returncode in (1, 2) and text in p.text()
+
+
+def test_garbage_from_the_engine_hurts_nobody(start, hand):
+    p = start(Publish, hand, block_size=4)
+    hand.until("whole", lambda: p.status()["trust"] == "trusted")
+    junk = [b"", b"\xc1", b"\x93", b"\xff" * 100, msgpack.packb({"ts": 1}), msgpack.packb([1.0, [["BlockStored"]], 0]), b"\x00" * 70000]
+
+    def throw(pieces):
+        for piece in pieces:
+            hand.pub.send_multipart([b"", b"12345678", piece])
+            hand.pub.send_multipart([b"", b"123", piece])
+            hand.pub.send_multipart([piece])
+    throw(junk[:4])
+    hand.stored([1], TOKENS[:4])
+    hand.until("still whole", lambda: p.status()["trust"] == "trusted" and p.status()["blocks"] == 1)
+    throw(junk)  # too much of it says that we do not understand this engine
+    wait_for("alarm", lambda: p.status()["trust"] == "untrusted" and "cannot be decoded" in p.status()["reason"])
+    assert "cannot be decoded" in p.recover(supports_tree_dump_failed=1)[1]["TreeDumpFailed"]["message"]
