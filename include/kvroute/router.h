@@ -216,6 +216,7 @@ struct kvr_router_result {
     uint64_t prefill_tokens;  /* what was or would be booked: max(isl - cached, 0), 0 when not tracked */
     uint64_t required_blocks; /* ceil(isl / block size) */
     uint64_t ahead_tokens;    /* prefill tokens on the chosen rank before this request */
+    uint32_t view_blocks;     /* device blocks of the prompt that the chosen rank's view has, trusted or not */
     uint32_t ahead_decoding;  /* requests there that had their first token */
     uint64_t waited_ns;       /* in the queue */
     size_t candidates;

@@ -338,12 +338,6 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
     kvr_recover_reply_free(reply);
 }
 
-void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text)
-{
-    snprintf(s->evidence, sizeof s->evidence, "%s", text);
-    kvr__view_trust(in, s, s->sound, s->sound ? "" : s->st.reason);
-}
-
 /* ---- replay ------------------------------------------------------------------------------------------ */
 
 static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from)
@@ -382,6 +376,18 @@ static void rebuild(struct kvr_ingest *in, struct source *s)
     kvr__view_trust(in, s, false, "being restored from the start");
     if (s->dealer) request_replay(in, s, 0);
     else ask(in, s, true);
+}
+
+/* New evidence against a view that can be restored has it restored, once in a while; should that not help, it stays untrusted. */
+void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text)
+{
+    bool first = text[0] && !s->evidence[0];
+    snprintf(s->evidence, sizeof s->evidence, "%s", text);
+    kvr__view_trust(in, s, s->sound, s->sound ? "" : s->st.reason);
+    if (!first || !can_repair(s) || !s->connected || kvr__view_repairing(s)) return;
+    if (s->rebuilt_ms && in->now_ms - s->rebuilt_ms <= REBUILD_PAUSE_MS) return;
+    s->rebuilt_ms = in->now_ms;
+    rebuild(in, s);
 }
 
 static void replay_failed(struct kvr_ingest *in, struct source *s)

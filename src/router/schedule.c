@@ -338,6 +338,16 @@ uint64_t kvr__uncached(const struct prompt *p, uint64_t cached)
     return p->cost.track_prefill_tokens && p->isl > cached ? p->isl - cached : 0;
 }
 
+/* What the rank's view says, whether it counted or not. */
+static uint32_t view_of(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t at)
+{
+    struct kvr_worker w = c->candidates[at].worker;
+    if (!r->infos[c->slots[at]].untrusted) return c->device[c->slots[at]];
+    for (size_t i = 0; i < p->overlaps_n; i++)
+        if (kvr_worker_cmp(p->overlaps[i].worker, w) == 0) return p->overlaps[i].depth;
+    return 0;
+}
+
 static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t at, size_t n,
                         struct kvr_router_result *res)
 {
@@ -351,6 +361,7 @@ static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx 
     res->required_blocks = (p->isl + r->config.block_size - 1) / r->config.block_size;
     res->ahead_tokens = c->candidates[at].active_prefill_tokens;
     res->ahead_decoding = c->candidates[at].active_requests - c->candidates[at].active_prefills;
+    res->view_blocks = view_of(r, c, p, at);
     res->trusted = !r->infos[c->slots[at]].untrusted;
     res->candidates = n;
     for (size_t i = 0; i < n; i++) res->best_blocks = KVR_MAX(res->best_blocks, c->costs[i].effective_blocks);

@@ -41,8 +41,18 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_put_u64(b, "blocks", w->pool->index ? kvr_index_rank_blocks(w->pool->index, st[i].worker) : 0);
         kvr_json_close(b, '}');
     }
+    for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
+        if (w->has_events && w->events[r][0]) continue;
+        kvr_json_open(b, '{');
+        kvr_json_put_u64(b, "dp_rank", w->dp_start + r);
+        kvr_json_put_str(b, "state", "none");
+        kvr_json_put_str(b, "trust", "untrusted");
+        kvr_json_key(b, "trusted");
+        kvr_json_bool(b, false);
+        kvr_json_put_str(b, "reason", "no KV events endpoint is configured");
+        kvr_json_close(b, '}');
+    }
     kvr_json_close(b, ']');
-    (void)s;
 }
 
 /* What has been learnt about its times to first token: the fleet's line and its own factor. */

@@ -111,6 +111,10 @@ static void put_views(struct serve *s, struct kvr_buf *b)
     for (size_t i = 0; i < n; i++)
         kvr_buf_printf(b, "kvroute_view_trusted{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,
                        st[i].worker.dp_rank, st[i].trusted);
+    put_type(b, "view_recovering", "gauge", "1 while what a view has lost is being fetched");
+    for (size_t i = 0; i < n; i++)
+        kvr_buf_printf(b, "kvroute_view_recovering{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,
+                       st[i].worker.dp_rank, st[i].repairing && !st[i].trusted);
 #define PUT(name) put_view_counter(b, st, n, #name, offsetof(struct kvr_view_status, name));
     KVR_INGEST_COUNTERS(PUT)
 #undef PUT
@@ -261,5 +265,6 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     put_loads(s, b);
     put_views(s, b);
     put_index(s, b);
+    evidence_metrics(s, b);
     replicas_metrics(s, b);
 }

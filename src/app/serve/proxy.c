@@ -43,7 +43,7 @@ struct px {
     char *body;
     size_t body_len;
     bool routed; /* a completion: tokens matter */
-    bool chat, stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain;
+    bool chat, stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain, answered;
     struct kvr_worker pin;
     double priority;
     uint32_t strict_priority;
@@ -53,6 +53,7 @@ struct px {
     size_t salt_len;
     uint32_t *tokens;
     size_t tokens_n;
+    struct evidence_check *evidence;
     uint64_t isl, generation_blocks;
     /* routing */
     struct pool *pool;
@@ -233,6 +234,20 @@ static void count_usage(struct px *p)
     quality_delivered(serve_of(p), p->id, p->result.worker, predicted, actual, KVR_MAX(p->usage.prompt_tokens, (uint64_t)1), (uint32_t)bs);
 }
 
+static void keep_evidence(struct px *p)
+{
+    struct evidence_prompt a = {.pool = p->pool,
+                                .worker = p->result.worker,
+                                .tokens = p->tokens,
+                                .tokens_n = p->tokens_n,
+                                .lora = p->is_lora ? p->model : NULL,
+                                .lora_len = p->is_lora ? strlen(p->model) : 0,
+                                .salt = p->salt,
+                                .salt_len = p->salt_len,
+                                .view_blocks = p->result.view_blocks};
+    if (p->tokens && p->tokens_n && p->status == 200 && p->routed && !p->evidence) p->evidence = evidence_keep(serve_of(p), &a);
+}
+
 static void leave_ready_list(struct px *p)
 {
     pthread_mutex_lock(&p->loop->mail_lock);
@@ -266,6 +281,7 @@ static void px_end(struct px *p)
         count_usage(p);
         record_decision(p);
     }
+    evidence_answered(s, p->evidence, p->answered, p->usage.present && p->usage.has_cached, p->usage.cached_tokens);
     for (struct px **q = &p->loop->parked; *q; q = &(*q)->next)
         if (*q == p) {
             *q = p->next;
@@ -341,6 +357,7 @@ static void send_head(struct px *p)
     kvr_buf_free(&p->head);
     free(p->body); /* from here on nobody else can be asked */
     p->body = NULL;
+    keep_evidence(p);
     free(p->tokens);
     p->tokens = NULL;
 }
@@ -457,6 +474,7 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     struct kvr_http_conn *c = p->conn;
     p->conn = NULL;
     kvr_http_conn_set_user(c, NULL);
+    p->answered = true;
     px_end(p);
     kvr_http_end(c);
 }

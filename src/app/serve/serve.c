@@ -125,8 +125,9 @@ static void on_second(uv_timer_t *t)
 /* Decay alone can release what waits. */
 static void on_poll(uv_timer_t *t)
 {
-    const struct serve *s = t->data;
+    struct serve *s = t->data;
     for (const struct pool *p = s->pools; p; p = p->next) kvr_router_poll(p->router);
+    evidence_tick(s);
 }
 
 static void on_signal(uv_signal_t *sig, int signum)
@@ -235,6 +236,7 @@ static void serve_free(struct serve *s)
     for (size_t i = 0; i < s->loops_n; i++) loop_free(s->loops[i]);
     free(s->loops);
     workers_destroy(s);
+    evidence_destroy(s->evidence);
     pools_destroy(s);
     sessions_destroy(s->sessions);
     token_cache_destroy(s->tokens);
@@ -258,6 +260,7 @@ static struct serve *serve_new(const struct serve_options *o)
     s->decisions = calloc(DECISIONS, sizeof *s->decisions);
     s->tokens = token_cache_create(TOKEN_CACHE_BYTES);
     if (o->session_ttl > 0) s->sessions = sessions_create(o->session_ttl);
+    s->evidence = evidence_create();
     return s;
 }
 

@@ -14,6 +14,7 @@
  *   admin.c     admin port                                              (main loop)
  *   decisions.c the last decisions, for the admin page
  *   quality.c   what was predicted against what was delivered
+ *   evidence.c  what the answers say of the views
  *   serve.c     start, threads, signals, drain
  *
  * Threads and what they may touch:
@@ -176,6 +177,7 @@ struct ctx_list {
 };
 
 struct session_table;
+struct evidence;
 struct kvr_sync;
 struct token_cache;
 struct loop;
@@ -190,6 +192,7 @@ struct serve {
     struct kvr_ingest *ingest;
     struct kvr_sync *sync; /* NULL: alone */
     struct session_table *sessions;
+    struct evidence *evidence;
     struct token_cache *tokens;
     struct decision *decisions; /* ring */
     uint64_t decisions_n;
@@ -312,6 +315,27 @@ void decision_table_header(const struct decision_table *t, struct kvr_buf *out);
 void quality_decided(struct serve *s, const struct kvr_router_result *r);
 void quality_delivered(struct serve *s, const char *id, struct kvr_worker w, uint64_t predicted, uint64_t actual, uint64_t prompt,
                        uint32_t block_size);
+
+/* evidence.c */
+struct evidence_prompt { /* a prompt that was sent to a rank; borrowed */
+    struct pool *pool;
+    struct kvr_worker worker;
+    const uint32_t *tokens;
+    size_t tokens_n;
+    const char *lora, *salt;
+    size_t lora_len, salt_len;
+    uint32_t view_blocks; /* what the view held of it then */
+};
+struct evidence_check;
+struct evidence *evidence_create(void);
+void evidence_destroy(struct evidence *e);
+/* What will be looked at when it is answered; NULL: nothing. */
+struct evidence_check *evidence_keep(struct serve *s, const struct evidence_prompt *a);
+/* The answer has ended. whole: it is one of the engine. cached: tokens by its usage. Takes the check; NULL is fine. */
+void evidence_answered(struct serve *s, struct evidence_check *c, bool whole, bool has_cached, uint64_t cached);
+void evidence_tick(struct serve *s);
+void evidence_forget_locked(struct serve *s, uint64_t worker_id);
+void evidence_metrics(struct serve *s, struct kvr_buf *out);
 
 /* health.c */
 int health_start(struct serve *s);

@@ -165,6 +165,7 @@ static void detach_locked(struct serve *s, struct worker *w)
     s->workers_n--;
     s->workers_version++;
     kvr_router_remove_worker(w->pool->router, w->id);
+    evidence_forget_locked(s, w->id);
 }
 
 /* All workers of one model must agree on the block size, or hashes could not be compared. */
