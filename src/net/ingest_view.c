@@ -161,11 +161,15 @@ static void apply_batch(struct kvr_ingest *in, struct source *s, uint64_t seq, c
         if (s->cleared && s->missing && s->ranks_n == 1) s->missing = false; /* an empty view is a complete one */
         if (r->stream.counters.block_size_mismatch != mismatches) {
             s->mismatch = true;
-            kvr__view_trust(in, s, false, "the engine's block size differs from the configured one");
+            char text[96];
+            snprintf(text, sizeof text, "the engine's block size is %u, not the configured %u", r->stream.engine_block_size,
+                     r->stream.block_size);
+            kvr__view_trust(in, s, false, text);
         }
     }
     s->st.batches++;
     s->st.bytes += len;
+    s->st.engine_block_size = s->own.stream.engine_block_size;
     sum_counters(s);
     kvr__view_remember(s, seq, kvr_hash_bytes(data, len, 0));
     kvr__cursor_advance(&s->cursor, seq, in->batch.ts);

@@ -57,6 +57,7 @@ struct kvr_view_status {
     char reason[96];   /* why it is not trusted; "" when it is */
     uint64_t since_ns; /* monotonic, of the last change of trust */
     uint64_t next_sequence;
+    uint32_t engine_block_size; /* as the engine says; 0: not said yet */
     struct kvr_engine_counters filtered;
 #define KVR_INGEST_FIELD(name) uint64_t name;
     KVR_INGEST_COUNTERS(KVR_INGEST_FIELD)

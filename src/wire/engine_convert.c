@@ -153,6 +153,7 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
         s->counters.ambiguous_cache_namespace++;
         return 0;
     }
+    s->engine_block_size = (uint32_t)KVR_MIN(ev->block_size, (uint64_t)UINT32_MAX);
     if (ev->block_size != s->block_size) {
         s->counters.block_size_mismatch++;
         return 0;

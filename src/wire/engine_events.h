@@ -88,6 +88,7 @@ enum { KVR_ENGINE_GROUPS = 64, KVR_ENGINE_SALT_TAGS_MAX = 1 << 22 };
 struct kvr_engine_stream {
     struct kvr_worker worker;
     uint32_t block_size;
+    uint32_t engine_block_size;            /* of the last store, as the engine said it; 0: none yet */
     bool tiers;                            /* emit lower-tier events; else they are counted and dropped */
     uint8_t group_main[KVR_ENGINE_GROUPS]; /* 0 not learned, 1 main attention, 2 other */
     struct kvr_map64 salts;                /* block hash -> salt term of the seed; AMBIGUOUS */

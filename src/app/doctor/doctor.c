@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A target is a URL; what answers there is told by its routes:
+ *
+ *     /workers with "views"       a router or selection service, at its admin port: each worker, then its engine
+ *     /workers with "listeners"   an indexer: each listener, then its stream
+ *     /status with "ranks"        a sidecar (kvroute publish)
+ *     /v1/models and /ready       a router's data port: a prompt twice, predicted against cached
+ *     /v1/models                  an engine
+ */
+#include "app/doctor/state.h"
+
+#include <string.h>
+
+#include "net/zmq_ingest.h"
+
+/* ---- small readers --------------------------------------------------------------------------------------------------- */
+
+static void text_of(struct kvr_json o, const char *key, char *out, size_t cap)
+{
+    const char *s;
+    size_t n;
+    out[0] = 0;
+    if (kvr_json_as_str(kvr_json_get(o, key), &s, &n)) snprintf(out, cap, "%.*s", (int)KVR_MIN(n, cap - 1), s);
+}
+
+static uint64_t number_of(struct kvr_json o, const char *key, uint64_t fallback)
+{
+    uint64_t v = fallback;
+    (void)kvr_json_as_u64(kvr_json_get(o, key), &v);
+    return v;
+}
+
+static bool true_of(struct kvr_json o, const char *key)
+{
+    bool v = false;
+    return kvr_json_as_bool(kvr_json_get(o, key), &v) && v;
+}
+
+static bool get(struct doctor *d, const char *base, const char *path, struct fetched *f, struct kvr_json *out)
+{
+    char url[400];
+    snprintf(url, sizeof url, "%s%s", base, path);
+    fetch(d, url, NULL, "", f);
+    return fetched_json(d, f, out);
+}
+
+/* ---- routers and selection services ---------------------------------------------------------------------------------- */
+
+static void take_endpoints(struct kvr_json list, const struct engine_target *t, char (*out)[128])
+{
+    for (uint32_t r = 0; r < t->dp_size; r++) {
+        char rank[16];
+        snprintf(rank, sizeof rank, "%u", t->dp_start + r);
+        text_of(list, rank, out[r], 128);
+    }
+}
+
+static void report_views(struct doctor *d, const char *subject, struct kvr_json views)
+{
+    for (size_t i = 0; i < kvr_json_count(views); i++) {
+        struct kvr_json v = kvr_json_at(views, i);
+        char reason[160], trust[16];
+        text_of(v, "reason", reason, sizeof reason);
+        text_of(v, "trust", trust, sizeof trust);
+        unsigned rank = (unsigned)number_of(v, "dp_rank", 0);
+        if (true_of(v, "trusted"))
+            found(d, OK, subject, "view", "", "rank %u is trusted, %llu blocks", rank, (unsigned long long)number_of(v, "blocks", 0));
+        else
+            found(d, PROBLEM, subject, "view", "its requests are routed by load; the checks below say why", "rank %u is %s: %s", rank,
+                  trust, reason);
+    }
+}
+
+/* A copy of the list of workers: the parser is used for other answers while they are examined. */
+static size_t read_workers(struct doctor *d, const char *base, struct kvr_json list, struct engine_target **out)
+{
+    size_t n = kvr_json_count(list);
+    struct engine_target *all = calloc(n + 1, sizeof *all);
+    for (size_t i = 0; all && i < n; i++) {
+        struct kvr_json w = kvr_json_at(list, i);
+        struct engine_target *t = &all[i];
+        t->worker_id = number_of(w, "worker_id", 0);
+        t->block_size = (uint32_t)KVR_MIN(number_of(w, "block_size", 16), (uint64_t)65536);
+        t->dp_start = (uint32_t)number_of(w, "data_parallel_start_rank", 0);
+        t->dp_size = (uint32_t)KVR_MIN(number_of(w, "data_parallel_size", 1), (uint64_t)RANKS_MAX);
+        snprintf(t->subject, sizeof t->subject, "worker %llu", (unsigned long long)t->worker_id);
+        snprintf(t->router, sizeof t->router, "%s", base);
+        text_of(w, "endpoint", t->url, sizeof t->url);
+        text_of(w, "model_name", t->model, sizeof t->model);
+        text_of(w, "recover_endpoint", t->recover, sizeof t->recover);
+        if (!strcmp(t->model, "default")) t->model[0] = 0;
+        take_endpoints(kvr_json_get(w, "kv_events_endpoints"), t, t->events);
+        take_endpoints(kvr_json_get(w, "replay_endpoints"), t, t->replay);
+        report_views(d, t->subject, kvr_json_get(w, "views"));
+        if (t->url[0] && !true_of(w, "schedulable"))
+            found(d, PROBLEM, t->subject, "health", "see the router's log", "the router does not send it requests");
+    }
+    *out = all;
+    return all ? n : 0;
+}
+
+static void examine_router(struct doctor *d, const char *base, struct kvr_json list)
+{
+    struct engine_target *all;
+    size_t n = read_workers(d, base, list, &all);
+    if (n == 0) found(d, PROBLEM, base, "workers", "register them: --worker or POST /workers", "none is registered");
+    for (size_t i = 0; i < n; i++) {
+        bool any = all[i].url[0] != 0;
+        for (uint32_t r = 0; r < all[i].dp_size; r++) any |= all[i].events[r][0] != 0;
+        if (any) engine_examine(d, &all[i]);
+    }
+    free(all);
+}
+
+/* ---- indexers -------------------------------------------------------------------------------------------------------- */
+
+struct listing {
+    struct doctor *d;
+    char subject[96];
+    uint32_t block_size;
+    struct engine_target *targets;
+    size_t n, cap;
+};
+
+static int take_listener(void *ctx, const char *rank, size_t rank_len, struct kvr_json v)
+{
+    struct listing *l = ctx;
+    struct doctor *d = l->d;
+    char state[24], reason[160], what[16];
+    snprintf(what, sizeof what, "%.*s", (int)KVR_MIN(rank_len, sizeof what - 1), rank);
+    text_of(v, "status", state, sizeof state);
+    text_of(v, "untrusted_reason", reason, sizeof reason);
+    if (true_of(v, "trusted"))
+        found(d, OK, l->subject, "view", "", "rank %s is trusted, next sequence %llu", what,
+              (unsigned long long)number_of(v, "next_sequence", 0));
+    else found(d, PROBLEM, l->subject, "view", "see the reason", "rank %s (%s) is not trusted: %s", what, state, reason);
+    if (number_of(v, "block_size_mismatches", 0))
+        found(d, PROBLEM, l->subject, "block size", "register the engine's --block-size", "the engine's differs from the registered %u",
+              l->block_size);
+    if (l->n == l->cap) {
+        size_t cap = l->cap ? l->cap * 2 : 16;
+        struct engine_target *p = realloc(l->targets, cap * sizeof *p);
+        if (!p) return 0;
+        l->targets = p;
+        l->cap = cap;
+    }
+    struct engine_target *t = &l->targets[l->n];
+    *t = (struct engine_target){.block_size = l->block_size, .dp_start = (uint32_t)strtoul(what, NULL, 10), .dp_size = 1};
+    snprintf(t->subject, sizeof t->subject, "%s", l->subject);
+    text_of(v, "endpoint", t->events[0], sizeof t->events[0]);
+    if (kvr_ingest_endpoint_ok(t->events[0])) l->n++;
+    return 0;
+}
+
+static void examine_indexer(struct doctor *d, const char *base, struct kvr_json list)
+{
+    struct listing l = {.d = d};
+    for (size_t i = 0; i < kvr_json_count(list); i++) {
+        struct kvr_json w = kvr_json_at(list, i);
+        snprintf(l.subject, sizeof l.subject, "instance %llu", (unsigned long long)number_of(w, "instance_id", 0));
+        l.block_size = (uint32_t)KVR_MIN(number_of(w, "block_size", 16), (uint64_t)65536);
+        kvr_json_each(kvr_json_get(w, "listeners"), take_listener, &l);
+    }
+    if (kvr_json_count(list) == 0) found(d, PROBLEM, base, "instances", "POST /register", "none is registered");
+    for (size_t i = 0; i < l.n; i++) engine_examine(d, &l.targets[i]);
+    free(l.targets);
+}
+
+/* ---- sidecars -------------------------------------------------------------------------------------------------------- */
+
+static void examine_sidecar(struct doctor *d, const char *base, struct kvr_json o)
+{
+    struct kvr_json ranks = kvr_json_get(o, "ranks");
+    for (size_t i = 0; i < kvr_json_count(ranks); i++) {
+        struct kvr_json r = kvr_json_at(ranks, i);
+        char reason[160];
+        unsigned rank = (unsigned)number_of(r, "dp_rank", 0);
+        text_of(r, "reason", reason, sizeof reason);
+        if (!true_of(r, "connected"))
+            found(d, PROBLEM, base, "events endpoint", "is the engine running, with KV events on?", "rank %u: not connected to the engine",
+                  rank);
+        if (number_of(r, "block_size_mismatches", 0))
+            found(d, PROBLEM, base, "block size", "start the sidecar with the engine's --block-size", "rank %u: the engine's differs",
+                  rank);
+        char trust[16];
+        text_of(r, "trust", trust, sizeof trust);
+        if (!strcmp(trust, "trusted"))
+            found(d, OK, base, "local index", "", "rank %u is whole: %llu blocks, ids %llu to %llu in the buffer", rank,
+                  (unsigned long long)number_of(r, "blocks", 0), (unsigned long long)number_of(r, "oldest_id", 0),
+                  (unsigned long long)number_of(r, "newest_id", 0));
+        else
+            found(d, PROBLEM, base, "local index", "give the engine a replay endpoint, or start the sidecar before it",
+                  "rank %u is not whole: %s", rank, reason);
+    }
+}
+
+/* ---- a router's data port -------------------------------------------------------------------------------------------- */
+
+static void examine_data_port(struct doctor *d, const char *base)
+{
+    struct fetched f = {0};
+    struct kvr_buf b = {0};
+    struct kvr_json o;
+    char url[320], text[1200];
+    size_t n = 0;
+    uint64_t state = kvr_now_ns(kvr_clock_monotonic()), cached = 0;
+    for (int i = 0; i < 180; i++) {
+        state = kvr_mix64(state + 1);
+        n += (size_t)snprintf(text + n, sizeof text - n, "%05u ", (unsigned)(state % 100000));
+    }
+    kvr_json_open(&b, '{');
+    kvr_json_put_str(&b, "prompt", text);
+    kvr_json_put_u64(&b, "max_tokens", 1);
+    kvr_json_close(&b, '}');
+    kvr_buf_add(&b, "", 1);
+    snprintf(url, sizeof url, "%s/v1/completions", base);
+    for (int i = 0; i < 2 && !b.failed; i++) {
+        fetch(d, url, b.data, "", &f);
+        uv_sleep(300); /* events are on their way */
+    }
+    struct kvr_text overlap = kvr_headers_get(&f.headers, "x-kvroute-overlap-blocks"),
+                    reason = kvr_headers_get(&f.headers, "x-kvroute-reason");
+    bool said = fetched_json(d, &f, &o) &&
+                kvr_json_as_u64(kvr_json_get(kvr_json_get(kvr_json_get(o, "usage"), "prompt_tokens_details"), "cached_tokens"), &cached);
+    bool predicted = overlap.ptr && !(overlap.len == 1 && overlap.ptr[0] == '0');
+    if (f.status != 200)
+        found(d, PROBLEM, base, "probe", "see the router's log", "a prompt is answered with status %d %s", f.status, f.error);
+    else if (!said)
+        found(d, UNKNOWN, base, "prediction", "let the engines report cached tokens (vLLM: --enable-prompt-tokens-details)",
+              "a prompt sent twice: %.*s blocks predicted, nothing reported", (int)overlap.len, overlap.ptr ? overlap.ptr : "");
+    else if (predicted != (cached > 0))
+        found(d, PROBLEM, base, "prediction", "run doctor on the admin port",
+              "a prompt sent twice: %.*s blocks predicted, %llu cached tokens (reason %.*s)", (int)overlap.len,
+              overlap.ptr ? overlap.ptr : "0", (unsigned long long)cached, (int)reason.len, reason.ptr ? reason.ptr : "");
+    else if (!predicted)
+        found(d, PROBLEM, base, "prediction", "run doctor on the admin port",
+              "a prompt sent twice is neither predicted nor found cached (reason %.*s)", (int)reason.len, reason.ptr ? reason.ptr : "");
+    else
+        found(d, OK, base, "prediction", "", "a prompt sent twice: %.*s blocks predicted, %llu cached tokens", (int)overlap.len,
+              overlap.ptr, (unsigned long long)cached);
+    kvr_buf_free(&b);
+    fetched_free(&f);
+}
+
+/* ---- targets --------------------------------------------------------------------------------------------------------- */
+
+static bool take_key(struct engine_target *t, char *key, char *events, char *replay, char *err, size_t cap)
+{
+    char *value = strchr(key, '=');
+    if (!value) {
+        snprintf(err, cap, "'%s' is not key=value", key);
+        return false;
+    }
+    *value++ = 0;
+    bool number = *value && strspn(value, "0123456789") == strlen(value);
+    unsigned long n = strtoul(value, NULL, 10);
+    if (!strcmp(key, "events") && kvr_ingest_endpoint_ok(value)) snprintf(events, 128, "%.127s", value);
+    else if (!strcmp(key, "replay") && kvr_ingest_endpoint_ok(value)) snprintf(replay, 128, "%.127s", value);
+    else if (!strcmp(key, "recover")) snprintf(t->recover, sizeof t->recover, "%.255s", value);
+    else if (!strcmp(key, "model")) snprintf(t->model, sizeof t->model, "%.127s", value);
+    else if (!strcmp(key, "block-size") && number && n > 0 && n <= 65536) t->block_size = (uint32_t)n;
+    else if (!strcmp(key, "dp-start") && number && n <= 1 << 20) t->dp_start = (uint32_t)n;
+    else if (!strcmp(key, "dp-size") && number && n > 0 && n <= RANKS_MAX) t->dp_size = (uint32_t)n;
+    else {
+        snprintf(
+            err, cap,
+            "bad key or value '%.40s=%.80s'; allowed: events, replay (tcp://host:port), recover, model, block-size (1 to 65536), dp-start, "
+            "dp-size (1 to 64)",
+            key, value);
+        return false;
+    }
+    return true;
+}
+
+static bool parse_target(char *text, struct engine_target *t, char *err, size_t cap)
+{
+    char events[128] = "", replay[128] = "", *rest = text, *part = strsep(&rest, ",");
+    struct kvr_endpoint e;
+    *t = (struct engine_target){.block_size = 16, .dp_size = 1};
+    size_t n = strlen(part);
+    while (n && part[n - 1] == '/') part[--n] = 0;
+    if (n >= sizeof t->url || kvr_endpoint_parse(part, n, &e)) {
+        snprintf(err, cap, "'%.80s' is no URL; allowed: http://host[:port][,key=value...]", part);
+        return false;
+    }
+    snprintf(t->url, sizeof t->url, "%s", part);
+    snprintf(t->subject, sizeof t->subject, "%.90s", part);
+    while ((part = strsep(&rest, ",")))
+        if (!take_key(t, part, events, replay, err, cap)) return false;
+    for (uint32_t r = 0; r < t->dp_size; r++)
+        if ((events[0] && !kvr_ingest_endpoint_shift(events, r, t->events[r], sizeof t->events[r])) ||
+            (replay[0] && !kvr_ingest_endpoint_shift(replay, r, t->replay[r], sizeof t->replay[r]))) {
+            snprintf(err, cap, "no port for rank %u", t->dp_start + r);
+            return false;
+        }
+    return true;
+}
+
+static bool has_member(struct kvr_json list, const char *key)
+{
+    return kvr_json_type_of(list) == KVR_JSON_ARRAY && kvr_json_type_of(kvr_json_get(kvr_json_at(list, 0), key)) != KVR_JSON_NONE;
+}
+
+static void examine(struct doctor *d, struct engine_target *t)
+{
+    struct fetched f = {0};
+    struct kvr_json o;
+    bool workers = get(d, t->url, "/workers", &f, &o);
+    int status = f.status;
+    if (workers && has_member(o, "listeners")) {
+        examine_indexer(d, t->url, o);
+    } else if (workers && kvr_json_type_of(o) == KVR_JSON_ARRAY) {
+        examine_router(d, t->url, o);
+    } else if (status && get(d, t->url, "/status", &f, &o) && kvr_json_type_of(kvr_json_get(o, "ranks")) == KVR_JSON_ARRAY) {
+        examine_sidecar(d, t->url, o);
+    } else if (status && !get(d, t->url, "/v1/models", &f, &o)) {
+        found(d, PROBLEM, t->subject, "reachable", "give a router's, indexer's, sidecar's or engine's address",
+              "something answers, but nothing that is known here");
+        d->unusable = true;
+    } else if (status) {
+        fetch(d, t->url, NULL, "", &f);
+        (void)get(d, t->url, "/ready", &f, &o);
+        if ((f.status == 200 || f.status == 503) && !t->events[0][0]) examine_data_port(d, t->url);
+        else engine_examine(d, t);
+    } else {
+        found(d, PROBLEM, t->subject, "reachable", "is it running, and is this its address?", "%s", f.error);
+        d->unusable = true;
+    }
+    fetched_free(&f);
+}
+
+int doctor_main(const struct doctor_options *o)
+{
+    struct doctor d = {.o = o};
+    struct engine_target *t = calloc(o->targets_n, sizeof *t);
+    char err[320];
+    int rc = 0;
+    for (size_t i = 0; t && i < o->targets_n && rc == 0; i++)
+        if (!parse_target(o->targets[i], &t[i], err, sizeof err)) {
+            fprintf(stderr, "kvroute doctor: %s\n", err);
+            rc = 2;
+        }
+    if (!t || rc) {
+        free(t);
+        return 2;
+    }
+    uv_loop_init(&d.loop);
+    d.json = kvr_json_parser_new();
+    if (!d.json || kvr_http_client_create(&d.loop, 3, &d.http)) rc = 2;
+    for (size_t i = 0; i < o->targets_n && rc == 0; i++) examine(&d, &t[i]);
+    size_t problems = rc ? 0 : findings_print(&d);
+    if (d.http) kvr_http_client_close(d.http);
+    uv_run(&d.loop, UV_RUN_DEFAULT);
+    uv_loop_close(&d.loop);
+    kvr_json_parser_free(d.json);
+    free(d.findings);
+    free(t);
+    return rc ? rc : d.unusable ? 2 : problems ? 1 : 0;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `kvroute doctor`: looks for every known cause of silent cache misses in a live deployment. */
+#ifndef KVR_DOCTOR_H
+#define KVR_DOCTOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct doctor_options {
+    char **targets; /* URL[,key=value...] */
+    size_t targets_n;
+    char *key; /* bearer token */
+    double timeout;
+    bool json, quiet, no_probe;
+};
+
+/* Returns the process's exit status: 0 nothing found, 1 a problem was found, 2 a target could not be used. */
+int doctor_main(const struct doctor_options *o);
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "app/doctor/state.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+static const char *const words[] = {"ok", "problem", "unknown"};
+
+static void print_line(const struct doctor *d, const struct finding *f)
+{
+    if (d->o->json || (d->o->quiet && f->verdict == OK)) return;
+    printf("%-8s %s: %s: %s%s%s\n", words[f->verdict], f->subject, f->check, f->detail, f->advice[0] ? "; " : "", f->advice);
+    fflush(stdout);
+}
+
+void found(struct doctor *d, enum verdict v, const char *subject, const char *check, const char *advice, const char *fmt, ...)
+{
+    if (d->findings_n == d->findings_cap) {
+        size_t cap = d->findings_cap ? d->findings_cap * 2 : 64;
+        struct finding *p = realloc(d->findings, cap * sizeof *p);
+        if (!p) return;
+        d->findings = p;
+        d->findings_cap = cap;
+    }
+    struct finding *f = &d->findings[d->findings_n++];
+    va_list ap;
+    f->verdict = v;
+    snprintf(f->subject, sizeof f->subject, "%s", subject);
+    snprintf(f->check, sizeof f->check, "%s", check);
+    snprintf(f->advice, sizeof f->advice, "%s", v == OK ? "" : advice);
+    va_start(ap, fmt);
+    vsnprintf(f->detail, sizeof f->detail, fmt, ap);
+    va_end(ap);
+    print_line(d, f);
+}
+
+size_t findings_print(struct doctor *d)
+{
+    size_t n[3] = {0};
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '{');
+    kvr_json_key(&b, "findings");
+    kvr_json_open(&b, '[');
+    for (size_t i = 0; i < d->findings_n; i++) {
+        const struct finding *f = &d->findings[i];
+        n[f->verdict]++;
+        kvr_json_open(&b, '{');
+        kvr_json_put_str(&b, "subject", f->subject);
+        kvr_json_put_str(&b, "check", f->check);
+        kvr_json_put_str(&b, "verdict", words[f->verdict]);
+        kvr_json_put_str(&b, "detail", f->detail);
+        kvr_json_put_str(&b, "advice", f->advice);
+        kvr_json_close(&b, '}');
+    }
+    kvr_json_close(&b, ']');
+    for (int v = 0; v < 3; v++) kvr_json_put_u64(&b, words[v], n[v]);
+    kvr_json_close(&b, '}');
+    if (d->o->json && !b.failed) printf("%.*s\n", (int)b.len, b.data);
+    else if (!d->o->json) printf("%zu ok, %zu problem(s), %zu unknown\n", n[OK], n[PROBLEM], n[UNKNOWN]);
+    kvr_buf_free(&b);
+    return n[PROBLEM];
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the parts of `doctor` share. Single-threaded, but for the ingest that an examination of an engine starts.
+ *
+ *   doctor.c    targets: what kind of program each is, what it says of itself
+ *   engine.c    one engine, by its events and by prompts sent to it
+ *   findings.c  the list of what was found, as text or JSON
+ *   fetch.c     one HTTP request and its whole answer
+ */
+#ifndef KVR_DOCTOR_STATE_H
+#define KVR_DOCTOR_STATE_H
+
+#include <uv.h>
+
+#include "app/doctor/doctor.h"
+#include "base/buf.h"
+#include "net/http.h"
+#include "wire/json.h"
+
+enum verdict { OK, PROBLEM, UNKNOWN };
+
+struct finding {
+    enum verdict verdict;
+    char subject[96], check[40], detail[256], advice[256];
+};
+
+struct doctor {
+    const struct doctor_options *o;
+    uv_loop_t loop;
+    struct kvr_http_client *http;
+    struct kvr_json_parser *json;
+    struct finding *findings;
+    size_t findings_n, findings_cap;
+    bool unusable; /* a target could not be examined */
+};
+
+/* findings.c: prints each as it is made, or all at the end as JSON. advice "" when there is nothing to do. */
+void found(struct doctor *d, enum verdict v, const char *subject, const char *check, const char *advice, const char *fmt, ...)
+    __attribute__((format(printf, 6, 7)));
+size_t findings_print(struct doctor *d); /* how many problems */
+
+/* fetch.c */
+struct fetched {
+    int status; /* 0: no answer; `error` says why */
+    struct kvr_headers headers;
+    struct kvr_buf body;
+    char error[128];
+};
+/* url: with path. body NULL: GET, else POST. headers: formatted lines or "". Frees what `out` had before. */
+void fetch(struct doctor *d, const char *url, const char *body, const char *headers, struct fetched *out);
+void fetched_free(struct fetched *f);
+/* The body as JSON, valid until the next parse; false: it is not. */
+bool fetched_json(struct doctor *d, const struct fetched *f, struct kvr_json *out);
+
+/* engine.c */
+enum { RANKS_MAX = 64 };
+struct engine_target {
+    char subject[96]; /* "worker 3", or its URL */
+    char url[256], model[128];
+    char events[RANKS_MAX][128], replay[RANKS_MAX][128], recover[256]; /* by rank - dp_start; "" none */
+    uint32_t block_size, dp_start, dp_size;
+    uint64_t worker_id;
+    char router[256]; /* admin URL of the router that knows it, or "" */
+};
+void engine_examine(struct doctor *d, const struct engine_target *t);
+
+#endif

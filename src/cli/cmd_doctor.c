@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "app/doctor/doctor.h"
+#include "cli/commands.h"
+
+static const char usage[] =
+    "usage: kvroute doctor [options] URL[,key=value...]...\n\n"
+    "Looks for every known cause of silent cache misses and prints one line for each check: ok, problem or unknown, and what to do.\n"
+    "A URL is a router's admin or data port, a selection service, an indexer, a sidecar (kvroute publish) or an engine. For an\n"
+    "engine, keys say where its events are: events=tcp://host:port, replay=tcp://host:port, recover=URL, block-size=16, model=NAME,\n"
+    "dp-start=0, dp-size=1. It sends a few short prompts of random words to the engines it examines.\n\n"
+    "  --json             one JSON object instead of lines\n"
+    "  --quiet            leave out what is ok\n"
+    "  --no-probe         send no prompts: only look\n"
+    "  --api-key KEY      bearer token for all requests\n"
+    "  --timeout SECONDS  for one HTTP answer; default 30\n"
+    "  --help\n\n"
+    "Exit status: 0 nothing found, 1 a problem was found, 2 bad usage or a target that cannot be examined.\n";
+
+int cmd_doctor(int argc, char **argv)
+{
+    static const struct option rows[] = {{"json", no_argument, NULL, 'j'},
+                                         {"quiet", no_argument, NULL, 'q'},
+                                         {"no-probe", no_argument, NULL, 'n'},
+                                         {"api-key", required_argument, NULL, 'k'},
+                                         {"timeout", required_argument, NULL, 't'},
+                                         {"help", no_argument, NULL, 'h'},
+                                         {NULL, 0, NULL, 0}};
+    struct doctor_options o = {.timeout = 30};
+    char *end = NULL;
+    int c;
+    while ((c = getopt_long(argc, argv, "h", rows, NULL)) != -1) {
+        if (c == 'j') o.json = true;
+        else if (c == 'q') o.quiet = true;
+        else if (c == 'n') o.no_probe = true;
+        else if (c == 'k') o.key = optarg;
+        else if (c == 't') o.timeout = strtod(optarg, &end);
+        else if (c == 'h') return fputs(usage, stdout) < 0;
+        else return 2;
+    }
+    if (end && (*end || o.timeout <= 0 || o.timeout > 3600)) {
+        fprintf(stderr, "kvroute doctor: bad value for '--timeout'; allowed: seconds, more than 0 and at most 3600\n");
+        return 2;
+    }
+    if (optind == argc) {
+        fprintf(stderr, "kvroute doctor: no URL is given; see kvroute doctor --help\n");
+        return 2;
+    }
+    o.targets = argv + optind;
+    o.targets_n = (size_t)(argc - optind);
+    return doctor_main(&o);
+}
