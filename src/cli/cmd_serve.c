@@ -144,6 +144,10 @@ struct serve_cli {
         SIZ("index-max-bytes", index_max_bytes, "0", NULL,                                                                                 \
             "cap on an index's memory, kept by giving up what is least recently used; 0 = none"),                                          \
         DBL("queue-timeout", queue_timeout, "30", 0, 864000, NULL, "seconds to wait for a worker"),                                        \
+        STR("record-events", record_events, NULL, "FILE", NULL, "write every KV event to this file (JSON Lines)"),                         \
+        NUM("record-max-lines", record_max_lines, "0", 0, 1e18, NULL, "events of one file, then FILE.1, FILE.2, ...; 0 = all in one"),     \
+        NUM("record-max-count", record_max_count, "0", 0, 1e18, NULL, "the recording ends after that many events; 0 = no limit"),          \
+        DBL("record-max-secs", record_max_secs, "0", 0, 31536000, NULL, "the recording ends after that many seconds; 0 = no limit"),       \
         DBL("restore-timeout", restore_timeout, "10", 0.05, 86400, NULL,                                                                   \
             "seconds a replay may be silent before a view is declared untrusted"),                                                         \
         DBL("router-active-request-expiry-secs", request_expiry, "300", 1, 31536000, "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",              \

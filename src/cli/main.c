@@ -16,6 +16,7 @@ static const struct {
     {"doctor", "find out why cache-aware routing misses, in a live deployment", cmd_doctor},
     {"mock", "mock engine: prefix cache, batching, KV events, OpenAI API", cmd_mock},
     {"replay", "replay a trace or a synthetic workload against an endpoint", cmd_replay},
+    {"replay-events", "check or replay a recording of KV events", cmd_replay_events},
     {"hash", "print the hashes of tokens", cmd_hash},
 };
 

@@ -113,6 +113,7 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     struct indexer *x = ctx;
     struct partition *p = user;
     (void)origin;
+    kvr_recorder_event(x->recorder, ev);
     int rc = kvr_index_apply(p->index, ev);
     if (ev->tier != KVR_TIER_DEVICE && ev->kind == KVR_EVENT_STORED) atomic_store_explicit(&p->tiers, true, memory_order_relaxed);
     atomic_fetch_add_explicit(&x->telemetry.events[ev->kind][rc != 0], 1, memory_order_relaxed);
@@ -122,7 +123,8 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     const struct partition *p = user;
-    (void)ctx;
+    const struct indexer *x = ctx;
+    kvr_recorder_event(x->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
     kvr_index_remove_rank(p->index, w);
 }
 
@@ -143,6 +145,12 @@ static void on_end(void *ctx, void *user)
 int catalogue_start(struct indexer *x)
 {
     struct kvr_ingest_handler h = {on_event, on_reset, on_trust, on_end, x};
+    struct kvr_recorder_config rc = {x->o->record_events, x->o->record_max_lines, x->o->record_max_count, x->o->record_max_secs};
+    char err[400];
+    if (rc.path && kvr_recorder_create(&rc, &x->recorder, err, sizeof err)) {
+        fprintf(stderr, "kvroute indexer: --record-events: %s\n", err);
+        return -1;
+    }
     return kvr_ingest_create(&h, x->o->restore_timeout, x->keys_n ? x->keys[0] : NULL, &x->ingest);
 }
 
@@ -583,6 +591,7 @@ bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len)
 void catalogue_destroy(struct indexer *x)
 {
     kvr_ingest_destroy(x->ingest);
+    kvr_recorder_destroy(x->recorder);
     while (x->instances) instance_drop_locked(x, x->instances);
     while (x->partitions) drop_locked(x, x->partitions);
     while (x->seeds) {

@@ -17,8 +17,11 @@ struct indexer_options {
     char *tenant; /* accepted from older command lines, not used */
     char *data_dir, *api_key_file, *tls_cert, *tls_key, *access_log, *trace_header;
     double snapshot_interval, restore_timeout;
+    char *record_events;
+    uint64_t record_max_lines, record_max_count;
+    double record_max_secs;
     uint64_t max_bytes, max_body_size, max_connections;
-    bool local_time, tenant_as_group, tree_sizes, test_endpoints;
+    bool local_time, tenant_as_group, tree_sizes, test_endpoints, accept_events;
 };
 
 /* Runs until SIGTERM or SIGINT. Returns the process's exit status. */

@@ -294,16 +294,23 @@ static const struct {
     [AT_DEREGISTER_PEER] = {"/deregister_peer", false, true},
     [AT_PEERS] = {"/peers", true, false},
     [AT_REOPEN_LOGS] = {"/reopen_logs", false, false},
+    [AT_EVENTS] = {"/events", false, true},
     [AT_VALIDATE] = {"/debug/validate", false, false},
     [AT_PAUSE] = {"/test/pause_listener", false, true},
     [AT_RESUME] = {"/test/resume_listener", false, true},
     [AT_UNKNOWN] = {NULL, false, false},
 };
 
+static bool is_served(const struct indexer *x, enum endpoint at)
+{
+    if (at == AT_PAUSE || at == AT_RESUME) return x->o->test_endpoints;
+    return at != AT_EVENTS || x->o->accept_events;
+}
+
 static enum endpoint route_of(const struct indexer *x, struct kvr_text path)
 {
     for (size_t i = 0; i < AT_UNKNOWN; i++)
-        if (kvr_text_is(path, routes[i].path) && (x->o->test_endpoints || (i != AT_PAUSE && i != AT_RESUME))) return (enum endpoint)i;
+        if (kvr_text_is(path, routes[i].path) && is_served(x, (enum endpoint)i)) return (enum endpoint)i;
     return AT_UNKNOWN;
 }
 
@@ -337,6 +344,7 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
     switch (rq->at) {
     case AT_QUERY: query_by_tokens(rq, o); break;
     case AT_QUERY_BY_HASH: query_by_hash(rq, o); break;
+    case AT_EVENTS: events_post(rq, o); break;
     case AT_REGISTER: post_register(rq, o); break;
     case AT_UNREGISTER: post_unregister(rq, o); break;
     case AT_REGISTER_PEER: post_peer(rq, o, true); break;

@@ -5,6 +5,7 @@
  *   catalogue.c  partitions (model, group) with an index each; instances and their listeners
  *   routes.c     HTTP: which route, who may, the small answers
  *   query.c      /query and /query_by_hash
+ *   events.c     /events: content from a recording
  *   dump.c       /dump, streamed by a thread of its own
  *   recovery.c   content from peers and engines' snapshots, at start and when a view is lost
  *   keeper.c     the data directory: when registrations and content are written, what is read at start
@@ -34,6 +35,7 @@
 
 #include "app/indexer/indexer.h"
 #include "base/buf.h"
+#include "net/event_recorder.h"
 #include "net/http.h"
 #include "net/zmq_ingest.h"
 #include "wire/json.h"
@@ -98,7 +100,7 @@ struct registration {
     X(HEALTH, "/health") X(READY, "/ready") X(METRICS, "/metrics") X(REGISTER, "/register") X(UNREGISTER, "/unregister") \
     X(WORKERS, "/workers") X(QUERY, "/query") X(QUERY_BY_HASH, "/query_by_hash") X(DUMP, "/dump") \
     X(REGISTER_PEER, "/register_peer") X(DEREGISTER_PEER, "/deregister_peer") X(PEERS, "/peers") X(REOPEN_LOGS, "/reopen_logs") \
-    X(VALIDATE, "/validate") X(PAUSE, "/test/pause_listener") X(RESUME, "/test/resume_listener")
+    X(EVENTS, "/events") X(VALIDATE, "/validate") X(PAUSE, "/test/pause_listener") X(RESUME, "/test/resume_listener")
 /* clang-format on */
 enum endpoint {
 #define INDEXER_ENDPOINT(name, path) AT_##name,
@@ -138,6 +140,7 @@ struct indexer {
     size_t peers_n;
     uint64_t registrations_version;
     struct kvr_ingest *ingest;
+    struct kvr_recorder *recorder; /* NULL: nothing is recorded */
     struct telemetry telemetry;
     char **keys;
     size_t keys_n;
@@ -228,6 +231,9 @@ void query_by_tokens(struct request *rq, struct kvr_json o);
 void query_by_hash(struct request *rq, struct kvr_json o);
 struct kvr_index_reader *desk_reader(struct loop *l, struct partition *p);
 void desks_sweep(struct loop *l, bool all);
+
+/* events.c */
+void events_post(struct request *rq, struct kvr_json o);
 
 /* dump.c */
 void dump_start(struct request *rq);

@@ -196,6 +196,7 @@ static void write_views(struct indexer *x, struct kvr_buf *b)
         KVR_INGEST_COUNTERS(VIEW_COUNTER)
 #undef VIEW_COUNTER
     };
+    kvr_recorder_metrics(x->recorder, b);
     for (size_t c = 0; c < KVR_ARRAY_LEN(counters); c++) {
         uint64_t sum = 0;
         char name[96];

@@ -266,5 +266,6 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     put_views(s, b);
     put_index(s, b);
     evidence_metrics(s, b);
+    kvr_recorder_metrics(s->recorder, b);
     replicas_metrics(s, b);
 }

@@ -306,6 +306,7 @@ int serve_main(const struct serve_options *o)
     kvr_http_server_close(s->admin);
     selection_stop(s);
     kvr_ingest_destroy(s->ingest);
+    kvr_recorder_destroy(s->recorder);
     s->ingest = NULL;
     replicas_stop(s);
     uv_run(&s->main_loop, UV_RUN_NOWAIT);

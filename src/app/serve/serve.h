@@ -34,6 +34,9 @@ struct serve_options {
     int shared_cache_type;                           /* none|hicache */
     bool replica_sync, durable_events, reset_states; /* checked or ignored by the command line */
     uint64_t event_threads, snapshot_threshold;      /* ignored */
+    char *record_events;
+    uint64_t record_max_lines, record_max_count;
+    double record_max_secs;
     double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout, restore_timeout,
         drain_timeout, health_interval, breaker_cooldown, session_ttl;
     double overlap_credit, credit_decay, prefill_load_scale, request_weight, host_weight, disk_weight, temperature, ttl_secs,

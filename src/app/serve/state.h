@@ -36,6 +36,7 @@
 
 #include "app/serve/serve.h"
 #include "base/buf.h"
+#include "net/event_recorder.h"
 #include "net/http.h"
 #include "net/zmq_ingest.h"
 #include "wire/json.h"
@@ -190,7 +191,8 @@ struct serve {
     uint64_t workers_version;
     struct pool *pools;
     struct kvr_ingest *ingest;
-    struct kvr_sync *sync; /* NULL: alone */
+    struct kvr_recorder *recorder; /* NULL: nothing is recorded */
+    struct kvr_sync *sync;         /* NULL: alone */
     struct session_table *sessions;
     struct evidence *evidence;
     struct token_cache *tokens;

@@ -13,6 +13,7 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     const struct pool *p = user;
     (void)origin;
     if (ev->tier != KVR_TIER_DEVICE) kvr_router_use_lower_tiers(p->router);
+    kvr_recorder_event(s->recorder, ev);
     int rc = kvr_index_apply(p->index, ev);
     atomic_fetch_add_explicit(rc ? &s->metrics.events_failed_total : &s->metrics.events_applied_total, 1, memory_order_relaxed);
     return rc;
@@ -21,7 +22,8 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     const struct pool *p = user;
-    (void)ctx;
+    const struct serve *s = ctx;
+    kvr_recorder_event(s->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
     kvr_index_remove_rank(p->index, w);
 }
 
@@ -37,6 +39,12 @@ static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, c
 int views_start(struct serve *s)
 {
     if (!s->o->kv_events || s->o->overlap_credit <= 0) return 0;
+    struct kvr_recorder_config rc = {s->o->record_events, s->o->record_max_lines, s->o->record_max_count, s->o->record_max_secs};
+    char err[400];
+    if (rc.path && kvr_recorder_create(&rc, &s->recorder, err, sizeof err)) {
+        fprintf(stderr, "kvroute: --record-events: %s\n", err);
+        return -KVR_EINVAL;
+    }
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = s};
     return kvr_ingest_create(&h, s->o->restore_timeout, NULL, &s->ingest);
 }

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reads lines, one after the other, and gives each event to a sink: an index of our own that is validated at the end, or an
+ * indexer's POST /events. A line that is not a recorded event is said, counted and left out.
+ */
+#include "app/events/events.h"
+
+#include <errno.h>
+#include <string.h>
+#include <uv.h>
+#include <kvroute/index.h>
+
+#include "base/buf.h"
+#include "net/http.h"
+#include "recover/event_json.h"
+#include "wire/record.h"
+
+enum { POST_BYTES = 512 << 10, LINE_MAX_BYTES = 64 << 20, COMPLAINTS_MAX = 10 };
+
+struct replay {
+    const struct events_options *o;
+    struct kvr_json_parser *json;
+    struct kvr_block *blocks;
+    size_t cap;
+    uint64_t lines, bad, events, failed, kinds[3];
+    uint64_t began_ns, last_stamp;
+    bool over, broken;       /* a limit was reached; the target is gone */
+    struct kvr_index *index; /* --check */
+    /* --to */
+    uv_loop_t loop;
+    struct kvr_http_client *http;
+    struct kvr_endpoint endpoint;
+    struct kvr_buf batch;
+    uint64_t batch_n;
+    int status;
+    bool answered;
+    struct kvr_buf answer;
+};
+
+/* ---- sending ---------------------------------------------------------------------------------------------------------- */
+
+static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+{
+    (void)call;
+    (void)headers;
+    (void)length;
+    ((struct replay *)ctx)->status = status;
+}
+
+static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    (void)call;
+    kvr_buf_add(&((struct replay *)ctx)->answer, data, len);
+}
+
+static void on_done(struct kvr_http_call *call, void *ctx)
+{
+    (void)call;
+    ((struct replay *)ctx)->answered = true;
+}
+
+static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct replay *r = ctx;
+    (void)call;
+    (void)why;
+    r->status = 0;
+    r->answer.len = 0;
+    kvr_buf_str(&r->answer, text);
+    r->answered = true;
+}
+
+static void read_answer(struct replay *r)
+{
+    struct kvr_json o;
+    uint64_t failed = 0;
+    if (r->status != 200) {
+        fprintf(stderr, "kvroute replay-events: %s answers with status %d: %.*s%s\n", r->o->to, r->status, (int)r->answer.len,
+                r->answer.data ? r->answer.data : "", r->status == 404 ? " (is the indexer started with --accept-events?)" : "");
+        r->broken = true;
+    } else if (kvr_json_parse(r->json, r->answer.data ? r->answer.data : "", r->answer.len, &o, NULL) == 0) {
+        (void)kvr_json_as_u64(kvr_json_get(o, "failed"), &failed);
+        r->failed += failed;
+    }
+}
+
+static void post(struct replay *r)
+{
+    static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
+    struct kvr_buf head = {0}, body = {0};
+    if (!r->batch_n || r->broken) return;
+    kvr_json_open(&body, '{');
+    kvr_json_put_str(&body, "model_name", r->o->model);
+    kvr_json_put_str(&body, "routing_group", r->o->group);
+    kvr_json_put_u64(&body, "block_size", r->o->block_size);
+    kvr_json_key(&body, "events");
+    kvr_buf_str(&body, "[");
+    kvr_buf_add(&body, r->batch.data, r->batch.len);
+    kvr_buf_str(&body, "]}");
+    kvr_buf_printf(&head, "POST %s/events HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
+                   r->endpoint.base, r->endpoint.host, body.len);
+    if (r->o->key) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", r->o->key);
+    kvr_buf_str(&head, "\r\n");
+    struct kvr_http_call_config c = {.endpoint = &r->endpoint,
+                                     .head = head.data,
+                                     .head_len = head.len,
+                                     .body = body.data,
+                                     .body_len = body.len,
+                                     .connect_timeout_s = 5,
+                                     .handler = &handler,
+                                     .ctx = r};
+    r->answered = false;
+    r->answer.len = 0;
+    bool sent = !head.failed && !body.failed && kvr_http_call_start(r->http, &c);
+    while (sent && !r->answered) uv_run(&r->loop, UV_RUN_ONCE);
+    if (sent) read_answer(r);
+    r->broken |= !sent;
+    r->batch.len = 0;
+    r->batch.comma = false;
+    r->batch_n = 0;
+    kvr_buf_free(&head);
+    kvr_buf_free(&body);
+}
+
+/* ---- lines ------------------------------------------------------------------------------------------------------------- */
+
+/* Waits until it is the event's time. */
+static void wait_for_stamp(struct replay *r, uint64_t stamp)
+{
+    uint64_t now = (kvr_now_ns(kvr_clock_monotonic()) - r->began_ns) / 1000000;
+    if (stamp <= now) return;
+    if (r->o->to) post(r);
+    uv_sleep((unsigned)KVR_MIN(stamp - now, (uint64_t)3600000));
+}
+
+static void take_event(struct replay *r, const struct kvr_event *ev)
+{
+    r->events++;
+    r->kinds[ev->kind]++;
+    if (r->index) {
+        int rc = kvr_index_apply(r->index, ev);
+        r->failed += rc && rc != -KVR_ENOTFOUND; /* a removal of what has gone already is as good as one */
+        return;
+    }
+    kvr__event_json(&r->batch, ev, ev->event_id);
+    r->batch_n++;
+    if (r->batch.len >= POST_BYTES) post(r);
+}
+
+static void take_line(struct replay *r, const char *file, const char *line, size_t len)
+{
+    struct kvr_event ev;
+    uint64_t stamp = 0;
+    r->lines++;
+    while (len && (line[len - 1] == '\n' || line[len - 1] == '\r')) len--;
+    if (!len) return;
+    int rc = len > LINE_MAX_BYTES ? -KVR_ELIMIT : kvr_record_read(r->json, line, len, &stamp, &ev, &r->blocks, &r->cap);
+    if (rc) {
+        if (++r->bad <= COMPLAINTS_MAX)
+            fprintf(stderr, "kvroute replay-events: %s: line %llu is not a recorded event: %s\n", file, (unsigned long long)r->lines,
+                    kvr_strerror(rc));
+        return;
+    }
+    if (r->o->timed) wait_for_stamp(r, stamp);
+    take_event(r, &ev);
+    double elapsed = (double)(kvr_now_ns(kvr_clock_monotonic()) - r->began_ns) / 1e9;
+    r->over = (r->o->max_count && r->events >= r->o->max_count) || (r->o->max_time > 0 && elapsed >= r->o->max_time);
+}
+
+static int take_file(struct replay *r, const char *path)
+{
+    FILE *f = fopen(path, "re");
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    if (!f) {
+        fprintf(stderr, "kvroute replay-events: cannot read '%s': %s\n", path, strerror(errno));
+        return 2;
+    }
+    r->lines = 0;
+    while (!r->over && !r->broken && (n = getline(&line, &cap, f)) >= 0) take_line(r, path, line, (size_t)n);
+    free(line);
+    fclose(f);
+    return 0;
+}
+
+/* ---- the end ------------------------------------------------------------------------------------------------------------ */
+
+static int report(struct replay *r)
+{
+    double seconds = (double)(kvr_now_ns(kvr_clock_monotonic()) - r->began_ns) / 1e9;
+    const char *why = NULL;
+    bool valid = !r->index || kvr_index_validate(r->index, &why);
+    printf("%llu events in %.3f s: %llu stored, %llu removed, %llu cleared; %llu failed to apply, %llu bad lines\n",
+           (unsigned long long)r->events, seconds, (unsigned long long)r->kinds[0], (unsigned long long)r->kinds[1],
+           (unsigned long long)r->kinds[2], (unsigned long long)r->failed, (unsigned long long)r->bad);
+    if (r->index) {
+        struct kvr_index_stats st;
+        kvr_index_stats(r->index, &st);
+        printf("index: %zu ranks, %zu blocks held, %zu distinct, %zu in lower tiers, %zu bytes; %s%s\n", st.ranks, st.blocks, st.nodes,
+               st.lower_tier_blocks, st.bytes, valid ? "valid" : "INVALID: ", valid ? "" : why);
+        printf("unknown parents %llu, unknown removals %llu, invalid sequences %llu, duplicate stores %llu\n",
+               (unsigned long long)st.parent_not_found, (unsigned long long)st.block_not_found, (unsigned long long)st.invalid_sequence,
+               (unsigned long long)st.duplicate_stores);
+    }
+    if (r->broken) return 2;
+    return !valid || r->bad || r->failed ? 1 : 0;
+}
+
+static bool open_sink(struct replay *r)
+{
+    if (!r->o->to) return kvr_index_create(NULL, &r->index) == 0;
+    if (kvr_endpoint_parse(r->o->to, strlen(r->o->to), &r->endpoint)) {
+        fprintf(stderr, "kvroute replay-events: --to: '%s' is no URL; allowed: http://host[:port]\n", r->o->to);
+        return false;
+    }
+    uv_loop_init(&r->loop);
+    return kvr_http_client_create(&r->loop, 3, &r->http) == 0;
+}
+
+int events_main(const struct events_options *o)
+{
+    struct replay r = {.o = o, .json = kvr_json_parser_new(), .began_ns = kvr_now_ns(kvr_clock_monotonic())};
+    int rc = r.json && open_sink(&r) ? 0 : 2;
+    for (size_t i = 0; i < o->files_n && rc == 0 && !r.over && !r.broken; i++) rc = take_file(&r, o->files[i]);
+    if (rc == 0 && o->to) post(&r);
+    if (rc == 0) rc = report(&r);
+    if (r.http) {
+        kvr_http_client_close(r.http);
+        uv_run(&r.loop, UV_RUN_DEFAULT);
+        uv_loop_close(&r.loop);
+    }
+    kvr_index_destroy(r.index);
+    kvr_buf_free(&r.batch);
+    kvr_buf_free(&r.answer);
+    free(r.blocks);
+    kvr_json_parser_free(r.json);
+    return rc;
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "app/events/events.h"
+#include "cli/commands.h"
+
+static const char usage[] =
+    "usage: kvroute replay-events FILE... --check\n"
+    "       kvroute replay-events FILE... --to URL [--model-name NAME] [--routing-group NAME] --block-size N\n\n"
+    "Replays recordings of KV events (--record-events), oldest file first.\n\n"
+    "  --check            rebuild an index from them and validate it\n"
+    "  --to URL           send them to an indexer that was started with --accept-events\n"
+    "  --model-name NAME  partition there; default: default\n"
+    "  --routing-group NAME\n"
+    "  --block-size N     tokens per KV block of what was recorded; default 16\n"
+    "  --timed            at the times they were recorded; else as fast as possible\n"
+    "  --max-count N      at most N events\n"
+    "  --max-time SECONDS stop after that long\n"
+    "  --api-key KEY      bearer token of the indexer\n"
+    "  --help\n\n"
+    "Exit status: 0; 1 there were bad lines, events that could not be applied, or the index is not valid; 2 bad usage, no such file or\n"
+    "no such target.\n";
+
+static int bad_value(const char *flag, const char *allowed)
+{
+    fprintf(stderr, "kvroute replay-events: bad value for '--%s'; allowed: %s\n", flag, allowed);
+    return 2;
+}
+
+int cmd_replay_events(int argc, char **argv)
+{
+    static const struct option rows[] = {{"check", no_argument, NULL, 'c'},
+                                         {"to", required_argument, NULL, 't'},
+                                         {"model-name", required_argument, NULL, 'm'},
+                                         {"routing-group", required_argument, NULL, 'g'},
+                                         {"block-size", required_argument, NULL, 'b'},
+                                         {"timed", no_argument, NULL, 'T'},
+                                         {"max-count", required_argument, NULL, 'n'},
+                                         {"max-time", required_argument, NULL, 's'},
+                                         {"api-key", required_argument, NULL, 'k'},
+                                         {"help", no_argument, NULL, 'h'},
+                                         {NULL, 0, NULL, 0}};
+    struct events_options o = {.model = "default", .group = "default", .block_size = 16};
+    bool check = false;
+    char *end = NULL;
+    int c;
+    while ((c = getopt_long(argc, argv, "h", rows, NULL)) != -1) {
+        if (c == 'c') check = true;
+        else if (c == 't') o.to = optarg;
+        else if (c == 'm') o.model = optarg;
+        else if (c == 'g') o.group = optarg;
+        else if (c == 'T') o.timed = true;
+        else if (c == 'k') o.key = optarg;
+        else if (c == 'h') return fputs(usage, stdout) < 0;
+        else if (c == 'b') {
+            o.block_size = strtoull(optarg, &end, 10);
+            if (*end || !o.block_size || o.block_size > 65536) return bad_value("block-size", "1 to 65536");
+        } else if (c == 'n') {
+            o.max_count = strtoull(optarg, &end, 10);
+            if (*end || !o.max_count) return bad_value("max-count", "a whole number above 0");
+        } else if (c == 's') {
+            o.max_time = strtod(optarg, &end);
+            if (*end || o.max_time <= 0) return bad_value("max-time", "seconds, more than 0");
+        } else {
+            return 2;
+        }
+    }
+    if (check == (o.to != NULL)) {
+        fprintf(stderr, "kvroute replay-events: either --check or --to URL is needed; see kvroute replay-events --help\n");
+        return 2;
+    }
+    if (optind == argc) {
+        fprintf(stderr, "kvroute replay-events: no file is given; see kvroute replay-events --help\n");
+        return 2;
+    }
+    o.files = argv + optind;
+    o.files_n = (size_t)(argc - optind);
+    return events_main(&o);
+}
