@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all build demo test bench bench-peers lint fuzz format install clean help sim options-page
+.PHONY: all build demo test bench bench-peers lint fuzz format install clean help sim options-page wheel
 
 all: build
 
@@ -13,6 +13,7 @@ help:
 	@echo "make sim      routing policies over simulated fleets, in virtual time"
 	@echo "make lint     include directions, refused functions, clang-tidy"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
+	@echo "make wheel    the Python package, in build/wheel"
 	@echo "make install  into DESTDIR/PREFIX"
 
 build:
@@ -25,7 +26,7 @@ demo: build
 	@scripts/demo.sh
 
 test:
-	@scripts/deps.sh build test
+	@scripts/deps.sh build test python
 	@/usr/bin/python3 tests/run.py
 
 bench: build
@@ -58,3 +59,8 @@ install: build
 
 clean:
 	rm -rf build
+
+# The Python package, in build/wheel. Works offline once it is built.
+wheel: build
+	@scripts/deps.sh build python
+	@scripts/wheel.sh

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages that are missing for: build, test, lint. Says what it does; asks nothing.
+# Installs the Debian packages that are missing for: build, test, python, lint. Says what it does; asks nothing.
 set -eu
 build="gcc g++ cmake ninja-build pkg-config libuv1-dev libssl-dev libzmq3-dev libmsgpuck-dev libsimdjson-dev libxxhash-dev libyaml-dev libc6-dev"
-test="libcmocka-dev python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema openssl curl"
+test="libcmocka-dev python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema python3-hypothesis python3-venv openssl curl"
+python="python3 python3-dev python3-cffi python3-setuptools python3-wheel"
 lint="clang-14 libclang-rt-14-dev clang-tidy clang-format"
 want="$build"
 for what in "$@"; do
@@ -11,7 +12,8 @@ for what in "$@"; do
     build) ;;
     test) want="$want $test" ;;
     lint) want="$want $lint" ;;
-    *) echo "usage: deps.sh [build] [test] [lint]" >&2; exit 2 ;;
+    python) want="$want $python" ;;
+    *) echo "usage: deps.sh [build] [test] [python] [lint]" >&2; exit 2 ;;
   esac
 done
 # llhttp is packaged as a library in newer releases and as sources beside node-llhttp in Debian 12.

@@ -19,6 +19,25 @@ for f in build/fuzz/fuzzers/fuzz_*; do
       printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/$h"
     done
   fi
+  event='{"worker_id":1,"storage_tier":"device","residency_domain":"worker","event":{"event_id":3,"data":{"stored":{"parent_hash":5,"start_position":null,"blocks":[{"block_hash":1,"tokens_hash":2,"mm_extra_info":null}]}},"dp_rank":0}}'
+  removed='{"worker_id":1,"event":{"event_id":4,"data":{"removed":{"block_hashes":[1,2]}},"dp_rank":0}}'
+  if [ "$name" = fuzz_recover ]; then
+    printf '9{"Events":{"epoch":1,"events":[%s,%s],"last_event_id":4}}' "$event" "$removed" >"$work/$name/a"
+    printf '9{"Events":[%s,%s]}' "$event" "$removed" >"$work/$name/b"
+    printf '9{"TreeDump":{"epoch":1,"events":[%s],"last_event_id":4,"end_event_id":9}}' "$event" >"$work/$name/c"
+    printf '9{"TooNew":{"requested_start":7,"requested_end":null,"newest_available":6}}' >"$work/$name/d"
+    printf '9{"TreeDumpFailed":{"last_event_id":7,"message":"no"}}' >"$work/$name/e"
+  fi
+  if [ "$name" = fuzz_record ]; then
+    printf '{"timestamp":17,"event":%s}' "$event" >"$work/$name/a"
+    printf '%s' "$removed" >"$work/$name/b"
+  fi
+  if [ "$name" = fuzz_publish ]; then # the wire vectors, each with its length before it
+    h=2793cb3ff80000000000009198ab426c6f636b53746f726564910bc0920a0b02c0a3475055c000
+    h=${h}3193cb40000000000000009293ac426c6f636b52656d6f766564910ba347505591b0416c6c426c6f636b73436c656172656400
+    h=${h}2c93cb3ff00000000000009196ab426c6f636b53746f726564920b0cc094920a0b920b0c920c0d920d0e02c000
+    printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/a"
+  fi
   [ "$name" = fuzz_openai ] && printf '{"model":"m","messages":[{"role":"user","content":"x"}],"prompt":[1],"usage":{"prompt_tokens":1}}' >"$work/$name/a"
   [ "$name" = fuzz_dump ] && printf '8{"m:g":{"block_size":4,"events":[{"worker_id":1,"storage_tier":"disk","event":{"event_id":0,"dp_rank":2,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":1,"tokens_hash":2,"mm_extra_info":null}]}}}}],"views":[{"worker_id":1,"dp_rank":0,"trusted":true,"next_sequence":3,"last_hash":4,"last_ts":1.5}]}}' >"$work/$name/a"
   if [ "$name" = fuzz_snapshot ]; then # a partition, a source, an event of one block, the end; checksums are made right by the target

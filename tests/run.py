@@ -61,6 +61,15 @@ def e2e(preset, path):
     return f"{preset} {os.path.basename(path)}", counts.get("passed", 0), bad, text, seconds
 
 
+def python(preset):
+    """The wheel: built, installed into a clean environment, tested."""
+    env = {**ENV[preset], "KVROUTE": os.path.join(ROOT, "build", preset, "kvroute")}
+    rc, text, seconds = run(["bash", "tests/python/run.sh"], env)
+    counts = {k: int(n) for n, k in re.findall(r"(\d+) (passed|failed|error)", text.splitlines()[-1] if text else "")}
+    bad = counts.get("failed", 0) + counts.get("error", 0)
+    return "python package", counts.get("passed", 0) + int("ran in a clean environment" in text), bad or int(rc != 0), text, seconds
+
+
 def check(name, cmd):
     rc, text, seconds = run(cmd)
     return name, int(rc == 0), int(rc != 0), text, seconds
@@ -80,6 +89,7 @@ def main():
     with ThreadPoolExecutor(2) as pool:  # two cores
         jobs = [pool.submit(unit, p, u) for p in ("asan", "tsan") for u in units]
         jobs += [pool.submit(e2e, p, s) for p in ("asan", "tsan") for s in scripts]
+        jobs.append(pool.submit(python, "asan"))
         for j in jobs:
             report(*j.result())
     print(f"took {time.monotonic() - started:.0f} s")

@@ -65,6 +65,8 @@ static int open_bracket(struct kvr_recover_reader *r, char c, bool *keep)
     }
     bool list = c == '[' && !r->list_depth && r->depth <= 3 && (ends_with(&r->rest, "\"events\":") || ends_with(&r->rest, "\"Events\":"));
     if (!list) return 0;
+    if (r->had_list) return bad(r, "two lists of events");
+    r->had_list = true;
     r->list_depth = r->depth;
     kvr_buf_str(&r->rest, "[");
     *keep = false;

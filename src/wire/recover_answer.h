@@ -37,7 +37,7 @@ struct kvr_recover_reader {
     struct kvr_block *blocks;
     size_t blocks_cap, taken; /* bytes of events so far */
     int depth, list_depth, element_depth;
-    bool in_string, escaped;
+    bool in_string, escaped, had_list;
     struct kvr_recover_answer answer;
     const char *why; /* what is wrong, after an error */
 };

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine's KV events, published as ever and kept for routers that have lost some.
+
+    engine --Tee.publish--> [ LocalIndexer ]  <-- GET /kv_recover?start=&end=   (the standard library's HTTP server)
+                 |
+                 '--------> ZeroMQ PUB: [topic, sequence, msgpack([ts, events, dp_rank])]
+
+    python3 engine_tee.py --events tcp://127.0.0.1:5557 --port 8001
+    kvroute serve --worker http://127.0.0.1:8001,events=tcp://127.0.0.1:5557,recover=http://127.0.0.1:8001/kv_recover
+
+Run as a program it is a toy engine that stores and removes blocks at random; an engine would call publish() with what it does.
+Needs pyzmq and msgpack, which engines that publish KV events have."""
+import argparse
+import random
+import struct
+import threading
+import time
+import urllib.parse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import msgpack
+import zmq
+
+import kvroute
+
+
+class Tee:
+    """Where an engine's KV events go. publish() from the engine's thread; recover() from any."""
+
+    def __init__(self, endpoint, block_size, worker_id=0, dp_rank=0, max_events=1024):
+        self.block_size, self.dp_rank, self.sequence = block_size, dp_rank, 0
+        self.local = kvroute.LocalIndexer(worker_id, block_size, dp_rank, max_events=max_events)
+        self.socket = zmq.Context.instance().socket(zmq.PUB)
+        self.socket.linger = 0
+        self.socket.sndhwm = 100000
+        self.socket.bind(endpoint)
+
+    def publish(self, events, send=True):
+        """One batch. Events: ("stored", hashes, parent, tokens), ("removed", hashes), ("cleared",). The local index first: whoever asks
+        after a loss finds what was published. `send` False: the batch is lost on the way (for tests)."""
+        wire = []
+        with self.local.batch():  # a consumer is told the whole batch or none of it
+            for kind, *what in events:
+                if kind == "stored":
+                    hashes, parent, tokens = what
+                    self.local.apply_stored(self.sequence, tokens, hashes, parent)
+                    wire.append(["BlockStored", hashes, parent, tokens, self.block_size, None, "GPU", None])
+                elif kind == "removed":
+                    self.local.apply_removed(self.sequence, what[0])
+                    wire.append(["BlockRemoved", what[0], "GPU"])
+                else:
+                    self.local.apply_cleared(self.sequence)
+                    wire.append(["AllBlocksCleared"])
+        if send:
+            self.socket.send_multipart([b"", struct.pack(">Q", self.sequence), msgpack.packb([time.time(), wire, self.dp_rank])])
+        self.sequence += 1
+
+    def recover(self, write, start=None, end=None):
+        self.local.write_events_json(write, start, end)
+
+    def close(self):
+        self.local.shutdown()
+        self.socket.close()
+
+
+def serve(tee, port, host="127.0.0.1"):
+    """Answers GET /kv_recover, and what a router asks of an engine to see that it lives. Returns the running server."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            url = urllib.parse.urlsplit(self.path)
+            if url.path == "/kv_recover":
+                self.answer_recover(dict(urllib.parse.parse_qsl(url.query)))
+            elif url.path in ("/health", "/v1/models"):
+                self.answer(200, b'{"object":"list","data":[{"id":"toy","object":"model"}]}')
+            else:
+                self.answer(404, b'{"Error":"no such path"}')
+
+        def answer_recover(self, query):
+            try:
+                start, end = (int(query[k]) if k in query else None for k in ("start", "end"))
+            except ValueError:
+                self.answer(400, b'{"Error":"start and end are whole numbers"}')
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            tee.recover(lambda piece: self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece)), start, end)
+            self.wfile.write(b"0\r\n\r\n")
+
+        def answer(self, status, body):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer((host, port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def main():
+    p = argparse.ArgumentParser(description="a toy engine with a tee")
+    p.add_argument("--events", default="tcp://127.0.0.1:5557")
+    p.add_argument("--port", type=int, default=8001)
+    p.add_argument("--block-size", type=int, default=16)
+    args = p.parse_args()
+    tee = Tee(args.events, args.block_size)
+    serve(tee, args.port)
+    held = []
+    while True:
+        if held and random.random() < 0.5:
+            tee.publish([("removed", [held.pop(random.randrange(len(held)))])])
+        else:
+            name = random.getrandbits(63)
+            tee.publish([("stored", [name], None, [random.randrange(50000) for _ in range(args.block_size)])])
+            held.append(name)
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()

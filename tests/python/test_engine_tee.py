@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example's engine tee, end to end with a real router: lost batches, an evicted ring, a router that comes late."""
+import importlib.util
+import os
+import random
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "e2e"))
+os.environ.setdefault("KVROUTE", os.path.join(ROOT, "build", "asan", "kvroute"))
+
+from conftest import Serve, free_ports, start, wait_for  # noqa: E402,F401
+
+spec = importlib.util.spec_from_file_location("engine_tee", os.path.join(ROOT, "bindings/python/examples/engine_tee.py"))
+engine_tee = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(engine_tee)
+
+BS = 4
+
+
+def tokens_of(path):
+    return [t for letter in path for t in [letter] * BS]
+
+
+def name_of(path):
+    return (hash(("block",) + tuple(path)) & ((1 << 63) - 1)) | 1
+
+
+class Engine:
+    """A cache of paths over a small alphabet, and what it does to the tee."""
+
+    def __init__(self, tee, seed):
+        self.tee, self.rng, self.held = tee, random.Random(seed), set()
+
+    def step(self, lose=0.0):
+        send = self.rng.random() >= lose
+        leaves = [p for p in self.held if not any(q[:-1] == p for q in self.held)]
+        if leaves and self.rng.random() < 0.45:
+            p = self.rng.choice(leaves)
+            self.held.discard(p)
+            self.tee.publish([("removed", [name_of(p)])], send)
+            return
+        p = tuple(self.rng.randrange(3) for _ in range(self.rng.randrange(1, 6)))
+        events = []
+        for n in range(1, len(p) + 1):
+            q = p[:n]
+            if q not in self.held:
+                self.held.add(q)
+                events.append(("stored", [name_of(q)], name_of(q[:-1]) if n > 1 else None, tokens_of(q[-1:])))
+        if events:
+            self.tee.publish(events, send)
+
+
+@pytest.mark.parametrize("ring", [16, 1024])
+def test_a_router_ends_right_whatever_it_loses(start, ring):  # noqa: F811
+    port, events = free_ports(), free_ports()
+    tee = engine_tee.Tee(f"tcp://127.0.0.1:{events}", BS, max_events=ring)
+    server = engine_tee.serve(tee, port)
+    try:
+        e = Engine(tee, ring)
+        for _ in range(200):
+            e.step()  # before anybody listens
+        worker = f"http://127.0.0.1:{port},events=tcp://127.0.0.1:{events},recover=http://127.0.0.1:{port}/kv_recover,block-size={BS}"
+        s = start(Serve, [worker])
+        for round_ in range(5):
+            for _ in range(100):
+                e.step(lose=0.2)
+            e.step()
+            wait_for("equal", lambda: [e.step()] and s.view()["trusted"] and s.view()["blocks"] == len(e.held), 20)
+            for p in list(e.held)[:10]:
+                assert s.overlap(tokens_of(p)) == {(1, 0): len(p)}
+        assert s.metric("kv_recovered_dumps_total") >= 1
+        if ring == 1024:
+            assert s.metric("kv_recovered_events_total") >= 1
+    finally:
+        server.shutdown()
+        server.server_close()
+        tee.close()
