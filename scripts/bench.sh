@@ -7,6 +7,7 @@ grep -m1 'model name' /proc/cpuinfo || true
 echo "$(nproc) core(s), $(date -u +%F)"
 build/release/bench/bench_decision
 build/release/bench/bench_ingest
+build/release/bench/bench_tee
 build/release/bench/bench_proxy build/release/kvroute
 mkdir -p build/workloads
 [ -f build/workloads/w1 ] || build/release/bench/bench_index make w1 build/workloads/w1

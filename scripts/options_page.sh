@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 k=build/release/kvroute
 {
-  echo "# Options of serve and select"
+  echo "# Options of serve, select and publish"
   echo
   echo "Written by \`make options-page\` from the program's tables; the tests compare. Flag beats environment beats YAML file (\`--config FILE\`)"
   echo "beats default. A boolean is \`--name\`, \`--no-name\` or \`--name=VALUE\`. Of two environment names the first beats the second, which is that of"
@@ -18,4 +18,8 @@ k=build/release/kvroute
   echo "## kvroute select"
   echo
   $k select --help=markdown
+  echo
+  echo "## kvroute publish"
+  echo
+  $k publish --help=markdown
 } >docs/configuration.md

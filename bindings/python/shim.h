@@ -11,8 +11,8 @@ typedef struct kvr_router kvr_router;
 typedef struct kvr_router_ctx kvr_router_ctx;
 
 /* ---- hashing */
-static long py_hash_locals(const uint32_t *tokens, size_t n, uint32_t bs, bool eagle, uint64_t seed, const uint64_t *mm, const size_t *mm_counts,
-                           size_t mm_n, uint64_t *out)
+static long py_hash_locals(const uint32_t *tokens, size_t n, uint32_t bs, bool eagle, uint64_t seed, const uint64_t *mm,
+                           const size_t *mm_counts, size_t mm_n, uint64_t *out)
 {
     struct kvr_mm_block *list = mm_n ? calloc(mm_n, sizeof *list) : NULL;
     if (mm_n && !list) return -KVR_ENOMEM;
@@ -23,7 +23,11 @@ static long py_hash_locals(const uint32_t *tokens, size_t n, uint32_t bs, bool e
 }
 
 /* ---- index */
-typedef struct { uint64_t worker_id; uint32_t dp_rank; uint32_t depth; } py_overlap;
+typedef struct {
+    uint64_t worker_id;
+    uint32_t dp_rank;
+    uint32_t depth;
+} py_overlap;
 
 static kvr_index *py_index_new(double ttl_s, uint64_t predicted_max, double prune_ratio, double window_s, uint64_t bytes_max)
 {
@@ -48,8 +52,15 @@ static int py_store(kvr_index *ix, uint64_t id, uint32_t rank, int tier, int has
     struct kvr_block *b = malloc((n + 1) * sizeof *b);
     if (!b) return -KVR_ENOMEM;
     for (size_t i = 0; i < n; i++) b[i] = (struct kvr_block){names[i], locals[i]};
-    struct kvr_event ev = {.worker = {id, rank}, .tier = (enum kvr_tier)tier, .kind = KVR_EVENT_STORED, .has_parent = has_parent,
-                           .parent_hash = parent, .has_start_position = has_start, .start_position = start, .blocks = b, .blocks_n = n};
+    struct kvr_event ev = {.worker = {id, rank},
+                           .tier = (enum kvr_tier)tier,
+                           .kind = KVR_EVENT_STORED,
+                           .has_parent = has_parent,
+                           .parent_hash = parent,
+                           .has_start_position = has_start,
+                           .start_position = start,
+                           .blocks = b,
+                           .blocks_n = n};
     int rc = kvr_index_apply(ix, &ev);
     free(b);
     return rc;
@@ -104,14 +115,22 @@ static uint64_t py_rank_blocks(kvr_index *ix, uint64_t id, uint32_t rank)
     return kvr_index_rank_blocks(ix, (struct kvr_worker){id, rank});
 }
 
-typedef struct { uint64_t event_id, worker_id; uint32_t dp_rank; int tier, has_parent, has_start; uint64_t parent; uint32_t start;
-                 size_t blocks_n; const uint64_t *blocks; } py_stored;
+typedef struct {
+    uint64_t event_id, worker_id;
+    uint32_t dp_rank;
+    int tier, has_parent, has_start;
+    uint64_t parent;
+    uint32_t start;
+    size_t blocks_n;
+    const uint64_t *blocks;
+} py_stored;
 static int py_on_stored(void *ctx, const py_stored *event);
 
 static int py_emit(void *ctx, const struct kvr_event *ev)
 {
-    py_stored s = {ev->event_id, ev->worker.worker_id, ev->worker.dp_rank, ev->tier, ev->has_parent, ev->has_start_position,
-                   ev->parent_hash, ev->start_position, ev->blocks_n, (const uint64_t *)(const void *)ev->blocks};
+    py_stored s = {
+        ev->event_id,           ev->worker.worker_id, ev->worker.dp_rank, ev->tier,     ev->has_parent,
+        ev->has_start_position, ev->parent_hash,      ev->start_position, ev->blocks_n, (const uint64_t *)(const void *)ev->blocks};
     return py_on_stored(ctx, &s);
 }
 
@@ -121,19 +140,23 @@ static int py_dump(kvr_index *ix, void *ctx)
 }
 
 /* ---- local index */
-typedef struct { uint64_t epoch, newest_id, oldest_id, events, evicted, refused, dumps, dump_failures, ranges, too_new, ring_events,
-                 ring_bytes, index_bytes, blocks; int complete; } py_local_stats;
+typedef struct {
+    uint64_t epoch, newest_id, oldest_id, events, evicted, refused, dumps, dump_failures, ranges, too_new, ring_events, ring_bytes,
+        index_bytes, blocks;
+    int complete;
+} py_local_stats;
 
 static kvr_local_index *py_local_new(uint64_t id, uint32_t rank, uint32_t bs, uint64_t epoch, size_t events, size_t ring, size_t index)
 {
     struct kvr_local_index *li = NULL;
-    struct kvr_local_index_config c = {.worker = {id, rank}, .block_size = bs, .epoch = epoch, .events_max = events, .ring_bytes_max = ring,
-                                       .index_bytes_max = index};
+    struct kvr_local_index_config c = {
+        .worker = {id, rank}, .block_size = bs, .epoch = epoch, .events_max = events, .ring_bytes_max = ring, .index_bytes_max = index};
     return kvr_local_index_create(&c, &li) ? NULL : li;
 }
 
-static int py_local_store(kvr_local_index *li, uint64_t id, int tier, const uint32_t *tokens, size_t tokens_n, const uint64_t *names, size_t n,
-                          int has_parent, uint64_t parent, const char *lora, size_t lora_len, const char *salt, size_t salt_len, int eagle)
+static int py_local_store(kvr_local_index *li, uint64_t id, int tier, const uint32_t *tokens, size_t tokens_n, const uint64_t *names,
+                          size_t n, int has_parent, uint64_t parent, const char *lora, size_t lora_len, const char *salt, size_t salt_len,
+                          int eagle)
 {
     struct kvr_local_store s = {tokens, tokens_n, names, n, has_parent, parent, lora, lora_len, salt, salt_len, eagle, (enum kvr_tier)tier};
     return kvr_local_index_store(li, id, &s);
@@ -144,7 +167,10 @@ static int py_local_remove(kvr_local_index *li, uint64_t id, int tier, const uin
     return kvr_local_index_remove(li, id, (enum kvr_tier)tier, names, n);
 }
 
-struct py_text { char *data; size_t len, cap; };
+struct py_text {
+    char *data;
+    size_t len, cap;
+};
 
 static int py_collect(void *ctx, const char *data, size_t len)
 {
@@ -166,8 +192,8 @@ static struct kvr_local_query py_query(int has_start, uint64_t start, int has_en
     return (struct kvr_local_query){has_start, has_end, start, end, old_shape, tree_dump_failed};
 }
 
-static int py_local_answer(kvr_local_index *li, int has_start, uint64_t start, int has_end, uint64_t end, int old_shape, int tree_dump_failed,
-                           char **out, size_t *len)
+static int py_local_answer(kvr_local_index *li, int has_start, uint64_t start, int has_end, uint64_t end, int old_shape,
+                           int tree_dump_failed, char **out, size_t *len)
 {
     struct py_text t = {NULL, 0, 0};
     struct kvr_local_query q = py_query(has_start, start, has_end, end, old_shape, tree_dump_failed);
@@ -180,8 +206,8 @@ static int py_local_answer(kvr_local_index *li, int has_start, uint64_t start, i
 
 static int py_on_piece(void *ctx, const char *data, size_t len);
 
-static int py_local_write(kvr_local_index *li, int has_start, uint64_t start, int has_end, uint64_t end, int old_shape, int tree_dump_failed,
-                          void *ctx)
+static int py_local_write(kvr_local_index *li, int has_start, uint64_t start, int has_end, uint64_t end, int old_shape,
+                          int tree_dump_failed, void *ctx)
 {
     struct kvr_local_query q = py_query(has_start, start, has_end, end, old_shape, tree_dump_failed);
     return kvr_local_index_answer(li, &q, py_on_piece, ctx);
@@ -191,21 +217,51 @@ static void py_local_stats_get(kvr_local_index *li, py_local_stats *o)
 {
     struct kvr_local_index_stats s;
     kvr_local_index_stats(li, &s);
-    *o = (py_local_stats){s.epoch, s.newest_id, s.oldest_id, s.events, s.evicted, s.refused, s.dumps, s.dump_failures, s.ranges, s.too_new,
-                          s.ring_events, s.ring_bytes, s.index_bytes, s.blocks, s.complete};
+    *o = (py_local_stats){s.epoch,  s.newest_id, s.oldest_id,   s.events,     s.evicted,     s.refused, s.dumps,   s.dump_failures,
+                          s.ranges, s.too_new,   s.ring_events, s.ring_bytes, s.index_bytes, s.blocks,  s.complete};
 }
 
 /* ---- router */
-typedef struct { double overlap_credit, credit_decay, prefill_load_scale, host_weight, disk_weight, shared_multiplier, temperature;
-                 int cost, track_active_blocks, assume_kv_reuse, track_prefill_tokens, record_decisions; uint64_t seed; } py_router_config;
-typedef struct { const char *id; size_t id_len; const uint32_t *tokens; size_t tokens_n; const char *lora; size_t lora_len;
-                 const char *salt; size_t salt_len; int eagle, book; const uint64_t *allowed; size_t allowed_n; int pinned, pin_any_rank;
-                 uint64_t pin_worker; uint32_t pin_rank; unsigned set; double credit, scale, temperature, shared; } py_request;
-typedef struct { uint64_t worker_id; uint32_t dp_rank, overlap_blocks; double effective_blocks, cost;
-                 uint64_t cached_tokens, prefill_tokens; } py_result;
-typedef struct { uint64_t worker_id; uint32_t dp_rank; uint64_t potential_prefill_tokens, potential_decode_blocks;
-                 uint32_t active_requests; } py_potential;
-typedef struct { uint64_t worker_id; uint32_t dp_rank; uint32_t device, host, disk; } py_reach;
+typedef struct {
+    double overlap_credit, credit_decay, prefill_load_scale, host_weight, disk_weight, shared_multiplier, temperature;
+    int cost, track_active_blocks, assume_kv_reuse, track_prefill_tokens, record_decisions;
+    uint64_t seed;
+} py_router_config;
+typedef struct {
+    const char *id;
+    size_t id_len;
+    const uint32_t *tokens;
+    size_t tokens_n;
+    const char *lora;
+    size_t lora_len;
+    const char *salt;
+    size_t salt_len;
+    int eagle, book;
+    const uint64_t *allowed;
+    size_t allowed_n;
+    int pinned, pin_any_rank;
+    uint64_t pin_worker;
+    uint32_t pin_rank;
+    unsigned set;
+    double credit, scale, temperature, shared;
+} py_request;
+typedef struct {
+    uint64_t worker_id;
+    uint32_t dp_rank, overlap_blocks;
+    double effective_blocks, cost;
+    uint64_t cached_tokens, prefill_tokens;
+} py_result;
+typedef struct {
+    uint64_t worker_id;
+    uint32_t dp_rank;
+    uint64_t potential_prefill_tokens, potential_decode_blocks;
+    uint32_t active_requests;
+} py_potential;
+typedef struct {
+    uint64_t worker_id;
+    uint32_t dp_rank;
+    uint32_t device, host, disk;
+} py_reach;
 
 static kvr_router *py_router_new(kvr_index *index, uint32_t bs, const py_router_config *c, const char **field, int *rc)
 {
@@ -255,7 +311,10 @@ static void py_fill(const py_request *p, struct kvr_router_request *rq, struct k
     rq->pinned = p->pinned;
     rq->pin_any_rank = p->pin_any_rank;
     rq->pin = (struct kvr_worker){p->pin_worker, p->pin_rank};
-    *o = (struct kvr_override){.set = p->set, .overlap_credit = p->credit, .prefill_load_scale = p->scale, .temperature = p->temperature,
+    *o = (struct kvr_override){.set = p->set,
+                               .overlap_credit = p->credit,
+                               .prefill_load_scale = p->scale,
+                               .temperature = p->temperature,
                                .shared_multiplier = p->shared};
     if (p->set) rq->override = o;
 }
@@ -269,8 +328,8 @@ static int py_best(kvr_router *r, kvr_router_ctx *c, const py_request *p, py_res
     py_fill(p, &rq, &o);
     int rc = kvr_router_find_best_match(r, c, &rq, &res);
     if (rc == 0)
-        *out = (py_result){res.worker.worker_id, res.worker.dp_rank, res.overlap_blocks, res.effective_blocks, res.cost, res.cached_tokens,
-                           res.prefill_tokens};
+        *out = (py_result){res.worker.worker_id, res.worker.dp_rank, res.overlap_blocks, res.effective_blocks, res.cost,
+                           res.cached_tokens,    res.prefill_tokens};
     return rc;
 }
 

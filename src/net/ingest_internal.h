@@ -76,11 +76,11 @@ struct source {
     unsigned undecodable_n;
     uint64_t undecodable_ms; /* when the count began */
     /* questions to the worker's recover endpoint */
-    uint64_t asking; /* token of the one that is out, or 0 */
-    bool asked_all, has_epoch;
-    uint64_t epoch;                     /* of the worker that has answered */
-    uint64_t orphans_until;             /* after a tree dump: up to here a store may lack its parent */
-    struct kvr_recover_reply *incoming; /* being applied */
+    uint64_t asking;                      /* token of the one that is out, or 0 */
+    bool asked_all, has_epoch, same_life; /* same_life: the content is from this connection */
+    uint64_t epoch;                       /* of the worker that has answered */
+    uint64_t orphans_until;               /* after a tree dump: up to here a store may lack its parent */
+    struct kvr_recover_reply *incoming;   /* being applied */
     size_t incoming_at;
 };
 

@@ -252,10 +252,10 @@ static void ask(struct kvr_ingest *in, struct source *s, bool everything)
     recovery_failed(in, s, "out of memory");
 }
 
-/* Without an epoch nobody can tell whether the ids are still those of the same life. */
+/* After a reconnection, without an epoch, nobody can tell whether the ids are still those of the same life. */
 static bool must_ask_all(const struct source *s)
 {
-    return !s->cursor.applied_any || !s->has_epoch;
+    return !s->cursor.applied_any || (!s->has_epoch && !s->same_life);
 }
 
 static void settle(struct kvr_ingest *in, struct source *s);
@@ -273,6 +273,7 @@ static void incoming_done(struct kvr_ingest *in, struct source *s)
     s->cursor.last_ts = 0; /* later batches are not "stamped later", they are just late */
     s->last_hash = 0;
     s->missing = false;
+    s->same_life = true;
     s->orphans_until = dump ? a->has_end ? a->end_event_id : a->last_event_id : s->orphans_until;
     if (dump) s->st.recovered_dumps++;
     else s->st.recovered_events += a->events.n;
@@ -602,6 +603,7 @@ void kvr__view_live(struct kvr_ingest *in, struct source *s, uint64_t seq, const
 void kvr__view_connected(struct kvr_ingest *in, struct source *s)
 {
     s->connected = s->st.connected = true;
+    s->same_life = false;
     s->drop_at_ms = 0;
     if (!can_repair(s)) {
         s->doubt = s->cursor.applied_any;

@@ -329,12 +329,20 @@ static bool settled(const struct recovery *r, const struct kvr_view_status *st, 
     return yes;
 }
 
+static bool has_peers(struct indexer *x)
+{
+    pthread_mutex_lock(&x->lock);
+    bool any = x->peers_n > 0;
+    pthread_mutex_unlock(&x->lock);
+    return any;
+}
+
 /* At start: is there anything that peers could tell? */
 static bool should_ask_peers(const struct recovery *r, const struct kvr_view_status *st, size_t n)
 {
     bool all = n > 0;
     for (size_t i = 0; i < n; i++) all = all && st[i].trusted;
-    return r->x->peers_n > 0 && !all;
+    return has_peers(r->x) && !all;
 }
 
 static void step(struct recovery *r)
@@ -355,8 +363,8 @@ static void step(struct recovery *r)
         atomic_store(&x->ready, true);
         fprintf(stderr, "kvroute indexer: ready\n");
     }
-    bool free_to_ask = r->phase == READY && !r->call && x->peers_n && indexer_now_ms() >= r->next_ask_ms;
-    if (free_to_ask && lost_a_view(st, n)) begin(r);
+    bool free_to_ask = r->phase == READY && !r->call && indexer_now_ms() >= r->next_ask_ms;
+    if (free_to_ask && lost_a_view(st, n) && has_peers(x)) begin(r);
     free(st);
 }
 
