@@ -10,7 +10,7 @@
 
 #include "net/http.h"
 
-enum { AT_ONCE = 16, ATTEMPTS = 8, BACKOFF_MS = 200, SILENT_MS = 10000, TICK_MS = 50, JITTER_MS = 3 };
+enum { AT_ONCE = 16, ATTEMPTS = 8, BACKOFF_MS = 200, SILENT_MS = 10000, ATTEMPT_MS = 600000, TICK_MS = 50, JITTER_MS = 3 };
 
 struct job {
     struct job *next;
@@ -19,7 +19,7 @@ struct job {
     struct kvr_endpoint endpoint;
     char target[512];
     unsigned attempts;
-    uint64_t due_ms, deadline_ms; /* loop time */
+    uint64_t due_ms, deadline_ms, began_ms; /* loop time */
     struct kvr_http_call *call;
     struct kvr_recover_reader reader;
     int status, error;
@@ -160,7 +160,8 @@ static void attempt(struct job *j)
         .endpoint = &j->endpoint, .head = head.data, .head_len = head.len, .connect_timeout_s = 2, .handler = &handler, .ctx = j};
     if (!head.failed && kvr_recover_reader_init(&j->reader) == 0) j->call = kvr_http_call_start(c->http, &config);
     kvr_buf_free(&head);
-    j->deadline_ms = uv_now(&c->loop) + SILENT_MS;
+    j->began_ms = uv_now(&c->loop);
+    j->deadline_ms = j->began_ms + SILENT_MS;
     if (j->call) c->on_wire++;
     else failed(j, "out of memory");
 }
@@ -170,7 +171,7 @@ static void start_due(struct kvr_recover_client *c)
     uint64_t now = uv_now(&c->loop);
     for (struct job *j = c->jobs, *next; j; j = next) {
         next = j->next;
-        if (j->call && now >= j->deadline_ms) {
+        if (j->call && (now >= j->deadline_ms || now >= j->began_ms + ATTEMPT_MS)) {
             kvr_http_call_cancel(j->call);
             end_attempt(j);
             failed(j, "the recover endpoint does not answer in time");

@@ -4,7 +4,8 @@
  *
  * At most 16 questions are on the wire at once; a transport failure, a 5xx or an answer that is not one is tried again, up to 8
  * times with pauses of 0.2 s x 2^n (after NVIDIA Dynamo's router). A question for everything waits up to 3 ms first, so that
- * many routers that start together do not ask in the same instant. An attempt may be silent for ten seconds.
+ * many routers that start together do not ask in the same instant. An attempt may be silent for ten seconds, and take ten
+ * minutes in all.
  *
  * Threads: one of its own. ask and cancel: any. on_reply runs on the thread, once for each question that was not cancelled.
  */

@@ -37,7 +37,8 @@ static int take_event(void *ctx, const char *key, size_t key_len, struct kvr_jso
 static void answer(struct feed *f, int rc)
 {
     struct kvr_buf b = {0};
-    unsigned long long at = (unsigned long long)(f->applied + f->failed);
+    unsigned long long at = f->applied;
+    at += f->failed;
     if (rc == -KVR_EFORMAT) {
         routes_error(f->rq, 422, "events[%llu] is not a router event; those before it are applied", at);
     } else if (rc == -KVR_EEXISTS) {
