@@ -213,6 +213,7 @@ static void publish_statuses(struct kvr_ingest *in)
     }
     for (const struct source *s = in->sources; s; s = s->next) {
         in->statuses[n] = s->st;
+        in->statuses[n].sound = s->sound;
         in->statuses[n++].repairing = kvr__view_repairing(s);
     }
     in->statuses_n = n;

@@ -53,6 +53,7 @@ struct kvr_view_status {
     bool connected, paused, failed;
     bool can_replay; /* has a replay or a recover endpoint */
     bool repairing;  /* something that was lost is being fetched */
+    bool sound;      /* nothing speaks against it but what came from outside (kvr_ingest_set_evidence) */
     struct kvr_view_cursor cursor;
     char reason[96];   /* why it is not trusted; "" when it is */
     uint64_t since_ns; /* monotonic, of the last change of trust */

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from conftest import Mock, Serve, wait_for
+from conftest import Mock, Publish, Serve, wait_for
 
 REQUESTS = 60
 
@@ -95,3 +95,19 @@ def test_trust_comes_back_when_the_answers_agree(start):
     wait_for("healthy", lambda: s.get("/workers")[0]["schedulable"])
     wait_for("trust", lambda: drive(s, 2) and s.view()["trusted"], 30)
     assert s.complete("session 1: " + "we talk about this and that and remember everything. " * 4).headers["x-kvroute-reason"] in ("kv", "load")
+
+
+def test_what_a_broken_stream_lacks_is_not_held_against_a_repaired_view(start):
+    """Prompts that were served while the sidecar was dead are not in the view; once it is repaired that is no evidence."""
+    m = start(Mock)
+    p = start(Publish, m)
+    s = start(Serve, [f"http://127.0.0.1:{m.port}" + p.source()])
+    drive(s, 20)
+    p.kill()
+    wait_for("noticed", lambda: not s.view()["trusted"])
+    drive(s, 40)
+    p = start(Publish, m, port=p.port, out=p.out)
+    wait_for("trusted again", lambda: s.view()["trusted"], 20)
+    drive(s, 20)
+    wait_for("judged", lambda: s.metric("view_evidence_total", outcome="fine") >= 8)
+    assert s.view()["trusted"] and s.metric("view_evidence_total", outcome="missing") == 0

@@ -11,6 +11,8 @@
  * knew, is what happens when requests with one prefix overlap in time, so it is not held against the view; if the view lacked the blocks
  * for good, `missing` says so.
  *
+ * Only views that are whole as far as their stream can tell are judged: what a broken stream lacks is known already.
+ *
  * Of each rank the last WINDOW outcomes are kept. With OUTCOMES_MIN of them and ALARM_SHARE bad the view is not trusted any
  * more; it is again when no more than CALM_SHARE are. While it is not trusted the rank is still served, by load, so there are
  * outcomes; predictions are made for it and not used.
@@ -41,7 +43,8 @@ struct evidence_check { /* is the prompt in the rank's view now? */
     uint64_t due_ms;
     uint64_t view_tokens, prompt_max; /* what the view had of it; what can be cached of it */
     size_t blocks;
-    bool stale; /* usage said far less than the view */
+    bool stale;   /* usage said far less than the view */
+    bool trusted; /* when it was sent */
     uint64_t locals[BLOCKS_MAX];
 };
 
@@ -108,7 +111,8 @@ struct evidence_check *evidence_keep(struct serve *s, const struct evidence_prom
     if (!s->evidence || !s->ingest || !a->pool->index || !blocks) return NULL; /* too short to say anything */
     struct evidence_check *c = malloc(sizeof *c);
     if (!c) return NULL;
-    *c = (struct evidence_check){.pool = a->pool, .worker = a->worker, .blocks = blocks, .view_tokens = (uint64_t)a->view_blocks * bs};
+    *c = (struct evidence_check){
+        .pool = a->pool, .worker = a->worker, .blocks = blocks, .view_tokens = (uint64_t)a->view_blocks * bs, .trusted = a->trusted};
     c->prompt_max = (a->tokens_n - 1) / bs * bs; /* an engine computes at least one token */
     uint64_t seed = kvr_hash_seed(a->lora, a->lora_len, a->salt, a->salt_len);
     (void)kvr_hash_locals(a->tokens, blocks * bs, bs, false, seed, NULL, 0, c->locals);
@@ -164,6 +168,7 @@ static bool judge_locked(struct serve *s, const struct evidence_check *c, enum o
 {
     struct rank_evidence *r = rank_of(s->evidence, c->worker);
     if (!r) return false;
+    if (what == STALE && !c->trusted && !r->alarm) what = FINE; /* the view was not whole when the prompt was sent */
     r->last[r->n++ % WINDOW] = (uint8_t)what;
     s->evidence->outcomes[what]++;
     size_t of = KVR_MIN(r->n, (size_t)WINDOW), bad = of - count(r, FINE);
@@ -206,9 +211,30 @@ static long blocks_in_view(struct evidence *e, const struct evidence_check *c)
     return n < 0 ? -1 : 0;
 }
 
-static void look(struct serve *s, const struct evidence_check *c, bool again)
+struct statuses {
+    struct kvr_view_status *list;
+    size_t n;
+};
+
+static void read_statuses(struct serve *s, struct statuses *st)
+{
+    size_t cap = kvr_ingest_status(s->ingest, NULL, 0) + 8;
+    st->list = calloc(cap, sizeof *st->list);
+    st->n = st->list ? KVR_MIN(kvr_ingest_status(s->ingest, st->list, cap), cap) : 0;
+}
+
+/* Is there nothing else that speaks against the view? */
+static bool is_sound(const struct statuses *st, struct kvr_worker w)
+{
+    for (size_t i = 0; i < st->n; i++)
+        if (kvr_worker_cmp(st->list[i].worker, w) == 0) return st->list[i].sound && st->list[i].connected;
+    return false;
+}
+
+static void look(struct serve *s, const struct statuses *st, const struct evidence_check *c, bool again)
 {
     char text[96];
+    if (!is_sound(st, c->worker)) return;
     long have = blocks_in_view(s->evidence, c);
     if (have < 0) return;
     bool missing = (size_t)have * 2 < c->blocks;
@@ -237,9 +263,18 @@ static bool take_due(struct serve *s, int which, struct evidence_check *out)
 
 void evidence_tick(struct serve *s)
 {
+    struct evidence *e = s->evidence;
     struct evidence_check c;
-    for (int i = 0; s->evidence && i < CHECKS_MAX && take_due(s, 0, &c); i++) look(s, &c, false);
-    for (int i = 0; s->evidence && i < CHECKS_MAX && take_due(s, 1, &c); i++) look(s, &c, true);
+    if (!e || !s->ingest) return;
+    pthread_mutex_lock(&s->lock);
+    bool any = e->looks[0].n || e->looks[1].n;
+    pthread_mutex_unlock(&s->lock);
+    if (!any) return;
+    struct statuses st = {0};
+    read_statuses(s, &st);
+    for (int i = 0; i < CHECKS_MAX && take_due(s, 0, &c); i++) look(s, &st, &c, false);
+    for (int i = 0; i < CHECKS_MAX && take_due(s, 1, &c); i++) look(s, &st, &c, true);
+    free(st.list);
 }
 
 void evidence_forget_locked(struct serve *s, uint64_t worker_id)

@@ -244,7 +244,8 @@ static void keep_evidence(struct px *p)
                                 .lora_len = p->is_lora ? strlen(p->model) : 0,
                                 .salt = p->salt,
                                 .salt_len = p->salt_len,
-                                .view_blocks = p->result.view_blocks};
+                                .view_blocks = p->result.view_blocks,
+                                .trusted = p->result.trusted};
     if (p->tokens && p->tokens_n && p->status == 200 && p->routed && !p->evidence) p->evidence = evidence_keep(serve_of(p), &a);
 }
 

@@ -327,6 +327,7 @@ struct evidence_prompt { /* a prompt that was sent to a rank; borrowed */
     const char *lora, *salt;
     size_t lora_len, salt_len;
     uint32_t view_blocks; /* what the view held of it then */
+    bool trusted;         /* and whether it was trusted */
 };
 struct evidence_check;
 struct evidence *evidence_create(void);
