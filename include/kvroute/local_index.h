@@ -24,13 +24,13 @@
  *
  * JSON, externally tagged:
  *     {"Events":   {"epoch": e, "events": [RouterEvent...], "last_event_id": n}}
- *     {"TreeDump": {"epoch": e, "events": [RouterEvent...], "last_event_id": n, "end_event_id": m}}
+ *     {"TreeDump": {"epoch": e, "block_size": b, "events": [RouterEvent...], "last_event_id": n, "end_event_id": m}}
  *     {"TooNew":   {"requested_start": n, "requested_end": n or null, "newest_available": n, "epoch": e}}
  *     {"InvalidRange": {"start_id": n, "end_id": n}}
  *     {"TreeDumpFailed": {"last_event_id": n, "message": "..."}}   or, to who has not asked for it, {"Error": "..."}
- * `epoch` and `end_event_id` are our additions: the first differs between lives of this object, so that a restart is seen even
- * when ids overlap; up to the second the dump may already contain what later events bring. With `old_shape` Events is the
- * bare array and there are no additions.
+ * `epoch`, `block_size` (when configured) and `end_event_id` are our additions: the epoch differs between lives of this object, so
+ * that a restart is seen even when ids overlap; up to `end_event_id` the dump may already contain what later events bring. With `old_shape`
+ * Events is the bare array and there are no additions.
  *
  * A DUMP IN PROGRESS stops nobody: the index is walked in pieces of some thousand blocks, `last_event_id` is that of the
  * beginning, and replaying what follows gives exactly the content (the argument is at kvr_index_walk_begin). Memory: one

@@ -328,6 +328,15 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
         s->has_epoch = true;
         s->epoch = a->epoch;
     }
+    if (a->has_block_size && a->block_size != s->own.stream.block_size) {
+        char text[96];
+        snprintf(text, sizeof text, "the worker's block size is %llu, not the configured %u", (unsigned long long)a->block_size,
+                 s->own.stream.block_size);
+        s->st.recovery_failures++;
+        repair_later(in, s, text);
+        kvr_recover_reply_free(reply);
+        return;
+    }
     if (a->kind == KVR_RECOVER_TREE_DUMP || (a->kind == KVR_RECOVER_EVENTS && same_life && !all)) {
         take_events(in, s, reply);
         return;

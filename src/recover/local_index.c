@@ -334,6 +334,7 @@ static int answer_dump(struct answer *a)
     if (!why[0]) {
         open_variant(a, "TreeDump");
         put_epoch(a);
+        if (li->config.block_size && !a->q->old_shape) kvr_json_put_u64(&a->b, "block_size", li->config.block_size);
         kvr_json_key(&a->b, "events");
         kvr_json_open(&a->b, '[');
         rc = walk(li, put_event, a);

@@ -138,6 +138,7 @@ static int read_events(struct kvr_recover_reader *r, struct kvr_json v, bool dum
     a->kind = dump ? KVR_RECOVER_TREE_DUMP : KVR_RECOVER_EVENTS;
     a->has_last = kvr_json_as_u64(kvr_json_get(v, "last_event_id"), &a->last_event_id);
     a->has_end = kvr_json_as_u64(kvr_json_get(v, "end_event_id"), &a->end_event_id);
+    a->has_block_size = kvr_json_as_u64(kvr_json_get(v, "block_size"), &a->block_size);
     struct kvr_json list = kvr_json_type_of(v) == KVR_JSON_ARRAY && !dump ? v : kvr_json_get(v, "events");
     if (kvr_json_type_of(list) != KVR_JSON_ARRAY || (dump && !a->has_last)) return bad(r, "events or last_event_id is missing");
     for (size_t i = 0; dump && i < a->events.n; i++)

@@ -25,8 +25,8 @@ struct kvr_recover_answer {
     enum kvr_recover_kind kind;
     uint64_t last_event_id;    /* TreeDump, Events; of the bare array: its last event's id */
     uint64_t newest_available; /* TooNew */
-    bool has_last, has_epoch, has_end;
-    uint64_t epoch, end_event_id; /* kvroute's additions */
+    bool has_last, has_epoch, has_end, has_block_size;
+    uint64_t epoch, end_event_id, block_size; /* kvroute's additions */
     char message[128];
     struct kvr_event_list events; /* TreeDump: stored events only */
 };

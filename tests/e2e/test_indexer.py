@@ -599,6 +599,23 @@ def test_an_engines_snapshot_comes_before_the_peers(start, engine, canned):
     assert ix.metric("kvroute_ingest_recovered_dumps_total") == 1
 
 
+def test_events_of_a_recording_are_taken_when_allowed(start, engine):
+    """POST /events applies stored, removed and cleared events of workers that nobody follows here."""
+    ix = start(Indexer, "--accept-events")
+    body = {"model_name": "m", "block_size": 4, "events": [router_event(4, [1, 2, 3], TOKENS[:12]), router_event(4, [9], TOKENS[:4], parent=77)]}
+    assert ix.post("/events", body) == {"applied": 1, "failed": 1} and ix.scores(TOKENS) == {(4, 0): 12}
+    removed = {"worker_id": 4, "event": {"event_id": 2, "data": {"removed": {"block_hashes": [3, 55]}}, "dp_rank": 0}}
+    assert ix.post("/events", {**body, "events": [removed]}) == {"applied": 1, "failed": 0} and ix.scores(TOKENS) == {(4, 0): 8}
+    cleared = {"worker_id": 4, "event": {"event_id": 3, "data": "cleared", "dp_rank": 0}}
+    assert ix.post("/events", {**body, "events": [cleared]})["applied"] == 1 and ix.scores(TOKENS) == {}
+    assert "block_size mismatch" in ix.post("/events", {**body, "block_size": 8}, 409)["error"]
+    for wrong in ({"events": 5}, {"events": [5]}, {"events": [{}]}, {"block_size": 0}, {"block_size": "x"}, {"model_name": 5}):
+        ix.post("/events", {**body, **wrong}, 422)
+    ix.register(4, engine())
+    assert "registered here" in ix.post("/events", body, 409)["error"]
+    start(Indexer).post("/events", body, 404)
+
+
 # ---- kills -------------------------------------------------------------------------------------------------------
 
 def test_kill_9_at_any_moment(start, fleet_of, tmp_path):

@@ -60,8 +60,10 @@ static void every_row_of_the_table(void **state)
     struct kvr_local_index *li = make(4, 0);
     (void)state;
     assert_string_equal(ask(li, 5, 4, false), "{\"InvalidRange\":{\"start_id\":5,\"end_id\":4}}"); /* also when empty */
-    assert_string_equal(ask(li, -1, -1, false), "{\"TreeDump\":{\"epoch\":99,\"events\":[],\"last_event_id\":0,\"end_event_id\":0}}");
-    assert_string_equal(ask(li, 3, -1, false), "{\"TreeDump\":{\"epoch\":99,\"events\":[],\"last_event_id\":0,\"end_event_id\":0}}");
+    assert_string_equal(ask(li, -1, -1, false),
+                        "{\"TreeDump\":{\"epoch\":99,\"block_size\":4,\"events\":[],\"last_event_id\":0,\"end_event_id\":0}}");
+    assert_string_equal(ask(li, 3, -1, false),
+                        "{\"TreeDump\":{\"epoch\":99,\"block_size\":4,\"events\":[],\"last_event_id\":0,\"end_event_id\":0}}");
     for (uint64_t i = 1; i <= 6; i++) assert_int_equal(put(li, i, i), 0);
     assert_true(has(ask(li, -1, -1, false), "\"last_event_id\":6,"));
     assert_true(has(ask(li, -1, 3, false), "{\"TreeDump\""));

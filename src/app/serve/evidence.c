@@ -29,9 +29,9 @@ enum {
     OUTCOMES_MIN = 8,
     ALARM_SHARE = 75, /* percent */
     CALM_SHARE = 25,
-    LOOK_MS = 20, /* events are on their way */
-    LOOK_AGAIN_MS = 500,
-    BLOCKS_MAX = 32, /* of a prompt: its beginning will do */
+    LOOK_MS = 20,         /* events are on their way */
+    LOOK_AGAIN_MS = 2000, /* some engines hold events back for a while */
+    BLOCKS_MAX = 32,      /* of a prompt: its beginning will do */
     CHECKS_MAX = 256
 };
 
@@ -160,7 +160,7 @@ static void explain(const struct rank_evidence *r, size_t held, char *out, size_
     size_t of = KVR_MIN(r->n, (size_t)WINDOW), missing = count(r, MISSING), stale = count(r, STALE);
     if (stale > missing) snprintf(out, cap, "%zu of %zu answers had far fewer cached tokens than the view said", stale, of);
     else if (held == 0) snprintf(out, cap, "%zu of %zu served prompts left no KV events: events or prefix caching are off", missing, of);
-    else snprintf(out, cap, "%zu of %zu served prompts are not in the view: salt, LoRA, tokenizer or block size", missing, of);
+    else snprintf(out, cap, "%zu of %zu served prompts are not in the view: salt, LoRA, tokenizer, rank or block size", missing, of);
 }
 
 /* Notes an outcome. Returns: whether the alarm has changed; the text is for the ingest then. */
