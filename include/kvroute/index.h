@@ -226,10 +226,10 @@ KVR_API int kvr_index_dump(struct kvr_index *index, const struct kvr_worker *onl
 struct kvr_index_walk;
 KVR_API int kvr_index_walk_begin(struct kvr_index *index, struct kvr_worker worker, struct kvr_index_walk **out);
 /* Emits the next piece: about `blocks` blocks, at most 4,095 more. Parents come before children (but not in lower tiers).
- * Returns: 1 when there is more, 0 at the end, what `emit` returned, -KVR_ENOMEM, or -KVR_ESEQUENCE when replaying will
+ * Returns: 0 with *more saying whether there is any, what `emit` returned, -KVR_ENOMEM, or -KVR_ESEQUENCE when replaying will
  * not make up for what happened meanwhile: a store was refused, in part or whole, a name was given to another block, or a
  * block got or lost a second name. Sound engines hardly do that. The walk is of no use then; begin again. */
-KVR_API int kvr_index_walk_next(struct kvr_index_walk *walk, size_t blocks, kvr_index_emit *emit, void *ctx);
+KVR_API int kvr_index_walk_next(struct kvr_index_walk *walk, size_t blocks, kvr_index_emit *emit, void *ctx, bool *more);
 KVR_API void kvr_index_walk_end(struct kvr_index_walk *walk);
 
 /* Replaces the content of one pair by stored events (their `worker` is ignored).

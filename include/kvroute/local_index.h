@@ -34,7 +34,7 @@
  *
  * A DUMP IN PROGRESS stops nobody: the index is walked in pieces of some thousand blocks, `last_event_id` is that of the
  * beginning, and replaying what follows gives exactly the content (the argument is at kvr_index_walk_begin). Memory: one
- * piece. Two dumps at once are made one after the other; answers from the ring do not wait for them.
+ * piece for each; the caller decides how many there may be at once. Nobody waits for a slow reader.
  *
  * THREADS. One writer: apply_*, hold, release. Any number of readers: kvr_local_index_answer, _stats. shutdown: any.
  *
@@ -114,12 +114,12 @@ struct kvr_local_query {
 /* Takes a piece of the answer; borrowed. Non-zero breaks the answer off. */
 typedef int kvr_local_sink(void *ctx, const char *data, size_t len);
 /* Writes the JSON answer to a query.
- * Returns: 0, what `sink` returned, or -KVR_ENOMEM with the answer broken off. Threads: any. May wait for another dump. */
+ * Returns: 0, what `sink` returned, or -KVR_ENOMEM with the answer broken off. Threads: any. */
 KVR_API int kvr_local_index_answer(struct kvr_local_index *li, const struct kvr_local_query *query, kvr_local_sink *sink, void *ctx);
 
 /* Emits the content as stored events with synthetic ids, in pieces, as in a TreeDump.
  * Returns: 0, what `emit` returned, -KVR_ENOMEM, -KVR_ESEQUENCE (see kvr_index_walk_next), -KVR_EUNSUPPORTED when there can
- * be no dump now. Threads: any. May wait for another dump. */
+ * be no dump now. Threads: any. */
 KVR_API int kvr_local_index_dump(struct kvr_local_index *li, int (*emit)(void *ctx, const struct kvr_event *event), void *ctx);
 
 struct kvr_local_index_stats {

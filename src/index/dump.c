@@ -324,16 +324,18 @@ static int copy_piece(struct kvr_index_walk *w, size_t blocks)
     return rc;
 }
 
-int kvr_index_walk_next(struct kvr_index_walk *w, size_t blocks, kvr_index_emit *emit, void *ctx)
+int kvr_index_walk_next(struct kvr_index_walk *w, size_t blocks, kvr_index_emit *emit, void *ctx, bool *more)
 {
+    *more = false;
     if (!w->lane) return 0;
     w->copy.records_n = w->copy.blocks_n = 0;
     pthread_mutex_lock(&w->lane->lock);
     int rc = w->disturbed ? -KVR_ESEQUENCE : copy_piece(w, KVR_MAX(blocks, (size_t)1));
-    bool more = w->rk && (w->run || w->edge[0] || w->edge[1] || w->edge[2]);
+    bool rest = w->rk && (w->run || w->edge[0] || w->edge[1] || w->edge[2]);
     pthread_mutex_unlock(&w->lane->lock);
     if (rc == 0) rc = emit_copy(&w->copy, w->worker, &w->next_id, emit, ctx);
-    return rc ? rc : more;
+    *more = rc == 0 && rest;
+    return rc;
 }
 
 void kvr_index_walk_end(struct kvr_index_walk *w)

@@ -10,9 +10,14 @@ struct piece {
     struct kvr_buf b;
 };
 
+enum { LOOK_MS = 1000, STALL_MS = 30000 };
+
 struct kvr_producer {
     struct kvr_produce_config config;
     uv_async_t async;
+    uv_timer_t timer;
+    int handles;
+    uint64_t full_since_ms; /* loop time; 0: the client takes what there is */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t cond;
@@ -61,6 +66,7 @@ static void *thread_main(void *arg)
 static void on_closed(uv_handle_t *h)
 {
     struct kvr_producer *d = h->data;
+    if (--d->handles) return;
     while (d->head) {
         struct piece *p = d->head;
         d->head = p->next;
@@ -84,6 +90,24 @@ static void end(struct kvr_producer *d, bool gone, bool failed)
         d->config.on_over(d->config.arg, false, true);
     }
     uv_close((uv_handle_t *)&d->async, on_closed);
+    uv_close((uv_handle_t *)&d->timer, on_closed);
+}
+
+/* Nobody may hold an answer up for ever. */
+static void on_timer(uv_timer_t *t)
+{
+    struct kvr_producer *d = t->data;
+    pthread_mutex_lock(&d->lock);
+    bool stalled = d->full && !d->gone && uv_now(d->config.loop) - d->full_since_ms > STALL_MS;
+    if (stalled) {
+        d->gone = true;
+        pthread_cond_signal(&d->cond);
+    }
+    pthread_mutex_unlock(&d->lock);
+    if (!stalled) return;
+    kvr_http_conn_set_user(d->config.conn, NULL);
+    kvr_http_abort(d->config.conn);
+    uv_async_send(&d->async);
 }
 
 /* Sends what is there, as far as the client takes it. */
@@ -110,6 +134,7 @@ static void on_async(uv_async_t *a)
         free(p);
         pthread_mutex_lock(&d->lock);
         d->full = waiting > KVR_HTTP_HIGH_WATER;
+        d->full_since_ms = uv_now(d->config.loop);
         pthread_mutex_unlock(&d->lock);
     }
 }
@@ -123,9 +148,13 @@ int kvr_produce_start(const struct kvr_produce_config *config)
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->cond, NULL);
     uv_async_init(config->loop, &d->async, on_async);
-    d->async.data = d;
+    uv_timer_init(config->loop, &d->timer);
+    d->async.data = d->timer.data = d;
+    d->handles = 2;
+    uv_timer_start(&d->timer, on_timer, LOOK_MS, LOOK_MS);
     if (pthread_create(&d->thread, NULL, thread_main, d)) {
         uv_close((uv_handle_t *)&d->async, on_closed);
+        uv_close((uv_handle_t *)&d->timer, on_closed);
         return -KVR_ENOMEM;
     }
     kvr_http_conn_set_user(config->conn, d);

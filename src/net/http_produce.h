@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An answer that a thread of its own writes while the loop sends it, for what is large or slow to make. The thread waits
- * while KVR_PRODUCE_PIECES pieces are on their way or the client is slow, so the memory of an answer is those pieces.
+ * while KVR_PRODUCE_PIECES pieces are on their way or the client is slow, so the memory of an answer is those pieces. A client
+ * that takes nothing for 30 seconds is cut off.
  *
  *     loop: kvr_produce_start --> thread: fn writes pieces (kvr_produce) --> loop: sends them --> on_over
  *

@@ -7,7 +7,7 @@
  * the consumer will see again (include/kvroute/index.h, "A walk").
  *
  * `lock` guards the ring, the ids and the counters. The writer takes it once per event for the copy into the ring, readers for
- * PIECE bytes of copying at a time. `dumping` makes dumps wait for each other; nobody holds it and wants the writer's.
+ * PIECE bytes of copying at a time. Dumps do not wait for each other, so that a slow reader holds up nobody.
  * The bytes of the index are counted by the allocator below, because an index with a cap of its own gives blocks up by itself,
  * and what it then dumped would be a lie.
  */
@@ -38,7 +38,7 @@ struct kvr_local_index {
     size_t blocks_cap, locals_cap;
     bool held;
     /* shared */
-    pthread_mutex_t lock, dumping;
+    pthread_mutex_t lock;
     _Atomic bool offline;
     struct kvr_mem ring_mem;
     struct kvr_ring ring;
@@ -86,7 +86,6 @@ int kvr_local_index_create(const struct kvr_local_index_config *config, struct k
     if (!li->config.events_max) li->config.events_max = EVENTS_MAX;
     if (!li->config.ring_bytes_max) li->config.ring_bytes_max = RING_BYTES;
     pthread_mutex_init(&li->lock, NULL);
-    pthread_mutex_init(&li->dumping, NULL);
     kvr_mem_init(&li->ring_mem, &li->alloc, 0);
     struct kvr_alloc counted = {counted_resize, li};
     struct kvr_index_config c = {.alloc = &counted, .ranks_max = 64};
@@ -105,7 +104,6 @@ void kvr_local_index_destroy(struct kvr_local_index *li)
     kvr_mem_put(&li->own, li->blocks, li->blocks_cap * sizeof *li->blocks);
     kvr_mem_put(&li->own, li->locals, li->locals_cap * sizeof *li->locals);
     pthread_mutex_destroy(&li->lock);
-    pthread_mutex_destroy(&li->dumping);
     struct kvr_mem mem = li->own;
     kvr_mem_put(&mem, li, sizeof *li);
 }
@@ -303,44 +301,37 @@ static uint64_t dump_state(struct kvr_local_index *li, char *why, size_t cap)
     return offline ? 0 : id;
 }
 
-/* Walks the index; `dumping` is held. */
+/* Emits the whole index. */
 static int walk(struct kvr_local_index *li, kvr_index_emit *emit, void *ctx)
 {
     struct kvr_index_walk *w;
-    int rc = kvr_index_walk_begin(li->index, li->config.worker, &w), more = 1;
+    bool more = true;
+    int rc = kvr_index_walk_begin(li->index, li->config.worker, &w);
     if (rc) return rc;
-    while (more == 1) more = kvr_index_walk_next(w, WALK_BLOCKS, emit, ctx);
+    while (more && rc == 0) rc = kvr_index_walk_next(w, WALK_BLOCKS, emit, ctx, &more);
     kvr_index_walk_end(w);
-    return more;
+    return rc;
 }
 
 int kvr_local_index_dump(struct kvr_local_index *li, int (*emit)(void *ctx, const struct kvr_event *event), void *ctx)
 {
     char why[128];
-    pthread_mutex_lock(&li->dumping);
     (void)dump_state(li, why, sizeof why);
-    int rc = why[0] ? -KVR_EUNSUPPORTED : walk(li, emit, ctx);
-    pthread_mutex_unlock(&li->dumping);
-    return rc;
+    return why[0] ? -KVR_EUNSUPPORTED : walk(li, emit, ctx);
 }
 
 static int answer_dump(struct answer *a)
 {
     struct kvr_local_index *li = a->li;
     char why[128];
-    int rc = 0;
-    pthread_mutex_lock(&li->dumping);
     uint64_t last = dump_state(li, why, sizeof why);
-    if (!why[0]) {
-        open_variant(a, "TreeDump");
-        put_epoch(a);
-        if (li->config.block_size && !a->q->old_shape) kvr_json_put_u64(&a->b, "block_size", li->config.block_size);
-        kvr_json_key(&a->b, "events");
-        kvr_json_open(&a->b, '[');
-        rc = walk(li, put_event, a);
-    }
-    pthread_mutex_unlock(&li->dumping);
     if (why[0]) return answer_failed(a, last, why);
+    open_variant(a, "TreeDump");
+    put_epoch(a);
+    if (li->config.block_size && !a->q->old_shape) kvr_json_put_u64(&a->b, "block_size", li->config.block_size);
+    kvr_json_key(&a->b, "events");
+    kvr_json_open(&a->b, '[');
+    int rc = walk(li, put_event, a);
     if (rc) return rc;
     kvr_json_close(&a->b, ']');
     kvr_json_put_u64(&a->b, "last_event_id", last);

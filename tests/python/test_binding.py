@@ -146,6 +146,10 @@ def test_local_indexer_as_an_engine_uses_it():
     assert json.loads(b"".join(pieces)) == json.loads(li.get_events_json(4))
     with pytest.raises(ZeroDivisionError):
         li.write_events_json(lambda piece: 1 / 0)
+    large = LocalIndexer(1, 1)
+    large.apply_stored(1, range(50000), range(1, 50001))
+    with pytest.raises(ZeroDivisionError):
+        large.write_events_json(lambda piece: 1 / 0)
     with pytest.raises(ValueError):
         li.apply_cleared(1)
     with pytest.raises(ValueError):

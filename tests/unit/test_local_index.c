@@ -296,23 +296,24 @@ static bool walk_once(struct kvr_index *truth, struct kvr_rng *rng, bool sound, 
     struct kvr_index_walk *walk;
     struct kvr_index *copy;
     size_t n = 0;
-    int more = 1;
+    bool more = true;
+    int rc = 0;
     assert_int_equal(kvr_index_create(NULL, &copy), 0);
     assert_int_equal(kvr_index_walk_begin(truth, W, &walk), 0);
-    while (more == 1) {
+    while (more && rc == 0) {
         for (uint32_t k = kvr_rng_below(rng, 4); k && n < MOST; k--) {
             random_event(rng, &log[n], sound ? truth : NULL);
             (void)apply_copy(truth, &log[n++]);
         }
-        more = kvr_index_walk_next(walk, 1 + kvr_rng_below(rng, 3), apply_emitted, copy);
+        rc = kvr_index_walk_next(walk, 1 + kvr_rng_below(rng, 3), apply_emitted, copy, &more);
     }
     kvr_index_walk_end(walk);
     *emitted = kvr_index_rank_blocks(copy, W);
-    assert_true(more == 0 || more == -KVR_ESEQUENCE);
-    for (size_t i = 0; i < n && more == 0; i++) (void)apply_copy(copy, &log[i]);
-    if (more == 0) assert_equal_content(truth, copy);
+    assert_true(rc == 0 || rc == -KVR_ESEQUENCE);
+    for (size_t i = 0; i < n && rc == 0; i++) (void)apply_copy(copy, &log[i]);
+    if (rc == 0) assert_equal_content(truth, copy);
     kvr_index_destroy(copy);
-    return more == 0;
+    return rc == 0;
 }
 
 static void a_walk_and_the_events_since_give_the_content(void **state)
@@ -339,21 +340,41 @@ static void a_walk_and_the_events_since_give_the_content(void **state)
     assert_true(whole > rounds / 20 && blocks > rounds * 2);
 }
 
+static int stop_at_third(void *ctx, const char *data, size_t len)
+{
+    (void)data;
+    (void)len;
+    return ++*(int *)ctx == 3;
+}
+
+static void a_reader_that_has_enough_ends_its_dump(void **state)
+{
+    struct kvr_local_index *li = make(0, 0);
+    struct kvr_local_query q = {0};
+    int pieces = 0;
+    (void)state;
+    for (uint64_t i = 1; i <= 20000; i++) assert_int_equal(put(li, i, i), 0);
+    assert_int_equal(kvr_local_index_answer(li, &q, stop_at_third, &pieces), 1);
+    assert_int_equal(pieces, 3);
+    kvr_local_index_destroy(li);
+}
+
 static void a_walk_outlives_its_rank(void **state)
 {
     struct kvr_index *ix;
     struct kvr_index_walk *walk, *none;
     struct listing l = {.n = 0};
+    bool more;
     (void)state;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     assert_int_equal(kvr_index_walk_begin(ix, W, &none), 0);
-    assert_int_equal(kvr_index_walk_next(none, 1, list_event, &l), 0);
+    assert_int_equal(kvr_index_walk_next(none, 1, list_event, &l, &more), 0);
     struct kvr_block b[2] = {{1, 1}, {2, 2}};
     struct kvr_event ev = {.worker = W, .kind = KVR_EVENT_STORED, .blocks = b, .blocks_n = 2};
     assert_int_equal(kvr_index_apply(ix, &ev), 0);
     assert_int_equal(kvr_index_walk_begin(ix, W, &walk), 0);
     kvr_index_remove_worker(ix, W.worker_id);
-    assert_int_equal(kvr_index_walk_next(walk, 1, list_event, &l), 0);
+    assert_int_equal(kvr_index_walk_next(walk, 1, list_event, &l, &more), 0);
     assert_int_equal(l.n, 0);
     kvr_index_walk_end(walk);
     kvr_index_walk_end(none);
@@ -453,10 +474,15 @@ static void memory_may_run_out_anywhere(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_row_of_the_table),          cmocka_unit_test(answers_are_dynamos_json),
-        cmocka_unit_test(a_batch_is_told_whole_or_not),    cmocka_unit_test(the_ring_is_bounded_in_bytes),
-        cmocka_unit_test(what_is_not_whole_is_not_dumped), cmocka_unit_test(a_walk_and_the_events_since_give_the_content),
-        cmocka_unit_test(a_walk_outlives_its_rank),        cmocka_unit_test(readers_beside_the_writer),
+        cmocka_unit_test(every_row_of_the_table),
+        cmocka_unit_test(answers_are_dynamos_json),
+        cmocka_unit_test(a_batch_is_told_whole_or_not),
+        cmocka_unit_test(the_ring_is_bounded_in_bytes),
+        cmocka_unit_test(what_is_not_whole_is_not_dumped),
+        cmocka_unit_test(a_walk_and_the_events_since_give_the_content),
+        cmocka_unit_test(a_reader_that_has_enough_ends_its_dump),
+        cmocka_unit_test(a_walk_outlives_its_rank),
+        cmocka_unit_test(readers_beside_the_writer),
         cmocka_unit_test(memory_may_run_out_anywhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,7 +14,7 @@
 
 #include "net/zmq_ingest.h"
 
-enum { WORDS = 12, TOKENS_MAX = 8192, SKEW_MAX_S = 5 };
+enum { BLOCKS = 12, WORDS_MAX = 1300, TOKENS_MAX = 8192, SKEW_MAX_S = 5 };
 
 struct exam {
     struct doctor *d;
@@ -134,11 +134,12 @@ static bool is_reachable(struct exam *e)
     return true;
 }
 
-/* A text that no cache can know, at least as long as `blocks` blocks when a word is a token. */
-static void make_text(struct exam *e, size_t blocks, struct kvr_buf *b)
+/* A text that no cache can know, some blocks long (a word is at least a token, and at most six bytes). */
+static void make_text(struct exam *e, struct kvr_buf *b)
 {
+    size_t words = KVR_MIN((size_t)BLOCKS * e->t->block_size, (size_t)WORDS_MAX);
     b->len = 0;
-    for (size_t i = 0; i < blocks * e->t->block_size; i++) kvr_buf_printf(b, "%s%05u", i ? " " : "", kvr_rng_below(&e->rng, 100000));
+    for (size_t i = 0; i < words; i++) kvr_buf_printf(b, "%s%05u", i ? " " : "", kvr_rng_below(&e->rng, 100000));
     kvr_buf_add(b, "", 1);
 }
 
@@ -271,7 +272,7 @@ static bool check_probe(struct exam *e, uint32_t rank, struct kvr_buf *text)
     long first, second;
     struct kvr_view_status before = {0}, after = {0};
     (void)status_of(e, rank, &before);
-    make_text(e, WORDS, text);
+    make_text(e, text);
     bool tokens = tokenize(e, text->data);
     if (!complete(e, e->model, text->data, NULL, rank, &first)) {
         SAY(e, PROBLEM, "probe", "send a completion by hand and look at the engine's log",
@@ -313,7 +314,7 @@ static bool check_probe(struct exam *e, uint32_t rank, struct kvr_buf *text)
 static void check_salt(struct exam *e, uint32_t rank, struct kvr_buf *text)
 {
     long cached;
-    make_text(e, WORDS, text);
+    make_text(e, text);
     if (!tokenize(e, text->data)) return;
     if (!complete(e, e->model, text->data, "kvroute-doctor", rank, &cached)) {
         SAY(e, OK, "salt", "", "the engine refuses cache_salt, so nobody can use it");
@@ -334,7 +335,7 @@ static void check_lora(struct exam *e, uint32_t rank, struct kvr_buf *text)
         SAY(e, OK, "LoRA", "", "no adapter is served");
         return;
     }
-    make_text(e, WORDS, text);
+    make_text(e, text);
     if (!tokenize(e, text->data) || !complete(e, e->lora, text->data, NULL, rank, &cached)) return;
     size_t want = e->tokens_n / e->t->block_size;
     if (blocks_seen(e, rank, e->lora, NULL, want) == want) SAY(e, OK, "LoRA", "", "events of adapter '%s' carry its name", e->lora);

@@ -14,7 +14,7 @@
 #include "app/publish/feed.h"
 #include "net/http.h"
 
-enum { ANSWERS_MAX = 32, RANKS_MAX = 64 };
+enum { ANSWERS_MAX = 8, RANKS_MAX = 64 };
 
 struct publish {
     const struct publish_options *o;
