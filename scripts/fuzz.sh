@@ -37,6 +37,10 @@ for f in build/fuzz/fuzzers/fuzz_*; do
     h=${h}3193cb40000000000000009293ac426c6f636b52656d6f766564910ba347505591b0416c6c426c6f636b73436c656172656400
     h=${h}2c93cb3ff00000000000009196ab426c6f636b53746f726564920b0cc094920a0b920b0c920c0d920d0e02c000
     printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/a"
+    # a salted chain that tells its salt once, a copy with other words, a removal
+    h=5693cb3ff00000000000009299ab426c6f636b53746f7265649101c092010202c0a3475055c09191b364796e616d6f2d63616368652d73616c743a7898ab426c6f636b53746f72656491020192030402c0a3435055c0006093cb4000
+    h=${h}0000000000009299ab426c6f636b53746f7265649101c092010202c0a3475055a46c6f72619192b364796e616d6f2d63616368652d73616c743a7892a861626162616261620093ac426c6f636b52656d6f766564920102a347505500
+    printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/b"
   fi
   [ "$name" = fuzz_openai ] && printf '{"model":"m","messages":[{"role":"user","content":"x"}],"prompt":[1],"usage":{"prompt_tokens":1}}' >"$work/$name/a"
   [ "$name" = fuzz_dump ] && printf '8{"m:g":{"block_size":4,"events":[{"worker_id":1,"storage_tier":"disk","event":{"event_id":0,"dp_rank":2,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":1,"tokens_hash":2,"mm_extra_info":null}]}}}}],"views":[{"worker_id":1,"dp_rank":0,"trusted":true,"next_sequence":3,"last_hash":4,"last_ts":1.5}]}}' >"$work/$name/a"

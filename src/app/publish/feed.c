@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 #include <zmq.h>
+#include <kvroute/hash.h>
 
 #include "wire/engine_encode.h"
 
@@ -18,11 +19,14 @@ static double wall_clock(void)
 
 /* ---- salts ---------------------------------------------------------------------------------------------------- */
 
-/* Place of a salt in the list, + 1; 0: no room. */
-static uint64_t salt_place(struct feed *f, struct kvr_bytes salt)
+/* A free place, + 1; 0: there is none. */
+static size_t free_place(struct feed *f)
 {
-    for (size_t i = f->salts_n; i-- > 0;)
-        if (f->salts[i].len == salt.len && memcmp(f->salts[i].text, salt.ptr, salt.len) == 0) return i + 1;
+    size_t at = f->salts_free;
+    if (at) {
+        f->salts_free = f->salts[at - 1].next_free;
+        return at;
+    }
     if (f->salts_n == f->salts_cap) {
         size_t cap = f->salts_cap ? f->salts_cap * 2 : 8;
         struct feed_salt *p = f->salts_n < SALTS_MAX ? realloc(f->salts, cap * sizeof *p) : NULL;
@@ -30,11 +34,57 @@ static uint64_t salt_place(struct feed *f, struct kvr_bytes salt)
         f->salts = p;
         f->salts_cap = cap;
     }
+    return ++f->salts_n;
+}
+
+/* Place of a salt, + 1; 0: no room for it. */
+static size_t salt_place(struct feed *f, struct kvr_bytes salt)
+{
+    uint64_t hash = kvr_hash_bytes(salt.ptr, salt.len, 0), *known = kvr_map64_get(&f->salt_at, hash);
+    if (known) {
+        const struct feed_salt *s = &f->salts[*known - 1];
+        return s->len == salt.len && memcmp(s->text, salt.ptr, salt.len) == 0 ? *known : 0;
+    }
     char *copy = malloc(salt.len);
-    if (!copy) return 0;
+    size_t at = copy ? free_place(f) : 0;
+    if (!at || kvr_map64_put(&f->salt_at, hash, at)) {
+        if (at) f->salts[at - 1] = (struct feed_salt){.next_free = f->salts_free};
+        if (at) f->salts_free = at;
+        free(copy);
+        return 0;
+    }
     memcpy(copy, salt.ptr, salt.len);
-    f->salts[f->salts_n++] = (struct feed_salt){copy, salt.len};
-    return f->salts_n;
+    f->salts[at - 1] = (struct feed_salt){.text = copy, .len = salt.len, .hash = hash};
+    return at;
+}
+
+/* A salt that no block carries is forgotten. */
+static void release_salt(struct feed *f, size_t at)
+{
+    struct feed_salt *s = &f->salts[at - 1];
+    if (s->blocks) return;
+    free(s->text);
+    kvr_map64_del(&f->salt_at, s->hash);
+    *s = (struct feed_salt){.next_free = f->salts_free};
+    f->salts_free = at;
+}
+
+static void unmark(struct feed *f, uint64_t block)
+{
+    const uint64_t *at = kvr_map64_get(&f->salted, block);
+    if (!at) return;
+    size_t place = *at;
+    kvr_map64_del(&f->salted, block);
+    f->salts[place - 1].blocks--;
+    release_salt(f, place);
+}
+
+static void mark(struct feed *f, uint64_t block, size_t at)
+{
+    const uint64_t *old = kvr_map64_get(&f->salted, block);
+    if (old && *old == at) return;
+    if (old) unmark(f, block);
+    if (f->salted.n < COPIES_MAX && kvr_map64_put(&f->salted, block, at) == 0) f->salts[at - 1].blocks++;
 }
 
 static void forget_salts(struct feed *f)
@@ -42,22 +92,24 @@ static void forget_salts(struct feed *f)
     for (size_t i = 0; i < f->salts_n; i++) free(f->salts[i].text);
     free(f->salts);
     f->salts = NULL;
-    f->salts_n = f->salts_cap = 0;
+    f->salts_n = f->salts_cap = f->salts_free = 0;
     kvr_map64_clear(&f->salted);
+    kvr_map64_clear(&f->salt_at);
 }
 
-/* The salt of a store: its own, or its parent's; its blocks are marked with it. */
-static struct kvr_bytes salt_of(struct feed *f, const struct kvr_event *ev, const struct kvr_engine_event *words)
+/* The salt of a store: its own, or its parent's. Its blocks are marked with it. *keep: what to release when it is written. */
+static struct kvr_bytes salt_of(struct feed *f, const struct kvr_event *ev, const struct kvr_engine_event *words, size_t *keep)
 {
     const uint64_t *of_parent = ev->has_parent ? kvr_map64_get(&f->salted, ev->parent_hash) : NULL;
-    uint64_t at = words->salt.len ? salt_place(f, words->salt) : of_parent ? *of_parent : 0;
-    if (!at) {
+    *keep = words->salt.len ? salt_place(f, words->salt) : of_parent ? *of_parent : 0;
+    if (!*keep) {
+        for (size_t i = 0; f->salted.n && i < ev->blocks_n; i++) unmark(f, ev->blocks[i].block_hash);
         if (words->salt.len) atomic_fetch_add_explicit(&f->forgotten_salts, 1, memory_order_relaxed);
         return words->salt;
     }
-    for (size_t i = 0; i < ev->blocks_n; i++)
-        if (kvr_map64_put(&f->salted, ev->blocks[i].block_hash, at)) break;
-    return (struct kvr_bytes){f->salts[at - 1].text, f->salts[at - 1].len};
+    f->salts[*keep - 1].blocks++; /* until it is written */
+    for (size_t i = 0; i < ev->blocks_n; i++) mark(f, ev->blocks[i].block_hash, *keep);
+    return (struct kvr_bytes){f->salts[*keep - 1].text, f->salts[*keep - 1].len};
 }
 
 /* ---- copies --------------------------------------------------------------------------------------------------- */
@@ -90,7 +142,7 @@ static long last_copies(struct feed *f, const struct kvr_event *ev)
             continue;
         }
         kvr_map64_del(m, ev->removed[i]);
-        if (ev->tier == KVR_TIER_DEVICE) kvr_map64_del(&f->salted, ev->removed[i]);
+        if (ev->tier == KVR_TIER_DEVICE) unmark(f, ev->removed[i]);
         f->kept[kept++] = ev->removed[i];
     }
     return (long)kept;
@@ -130,12 +182,12 @@ static int publish_stored(struct feed *f, struct kvr_event *ev, const struct kvr
 {
     const struct kvr_engine_batch *b = origin->batch;
     const struct kvr_engine_event *e = origin->event;
-    size_t used = ev->blocks_n * f->block_size + e->eagle;
+    size_t used = ev->blocks_n * f->block_size + e->eagle, salt = 0;
     struct kvr_engine_words w = {.tokens = b->tokens + e->tokens_at,
                                  .tokens_n = KVR_MIN(e->tokens_n, used),
                                  .block_size = f->block_size,
                                  .lora = e->lora,
-                                 .salt = salt_of(f, ev, e),
+                                 .salt = salt_of(f, ev, e, &salt),
                                  .eagle = e->eagle};
     if (e->mm_n) {
         w.mm = b->mm + e->mm_at;
@@ -143,7 +195,12 @@ static int publish_stored(struct feed *f, struct kvr_event *ev, const struct kvr
         w.mm_hashes = b->mm_hashes;
     }
     count_stored(f, ev);
-    return publish(f, ev, &w);
+    int rc = publish(f, ev, &w);
+    if (salt) {
+        f->salts[salt - 1].blocks--;
+        release_salt(f, salt);
+    }
+    return rc;
 }
 
 static int publish_removed(struct feed *f, struct kvr_event *ev)

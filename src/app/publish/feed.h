@@ -24,8 +24,10 @@
 #include "net/zmq_ingest.h"
 
 struct feed_salt {
-    char *text;
-    size_t len;
+    char *text;         /* NULL: free */
+    size_t len, blocks; /* how many carry it */
+    uint64_t hash;
+    size_t next_free; /* place + 1 */
 };
 
 struct feed {
@@ -36,9 +38,10 @@ struct feed {
     struct kvr_local_index *index;
     uint64_t next_id;
     struct kvr_map64 copies[KVR_TIER_COUNT]; /* hash -> how often it was stored */
-    struct kvr_map64 salted;                 /* hash -> place in salts, + 1 */
+    struct kvr_map64 salted;                 /* block hash -> place in salts, + 1 */
+    struct kvr_map64 salt_at;                /* hash of a salt -> its place, + 1 */
     struct feed_salt *salts;
-    size_t salts_n, salts_cap;
+    size_t salts_n, salts_cap, salts_free;
     struct kvr_buf event, batch;
     uint64_t *kept; /* scratch: hashes of a removal that remain */
     size_t kept_cap;

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The sidecar's feed without its socket: salts are told in every event of their chain and forgotten with their last block; copies. */
+#include "test.h"
+
+#include <stdio.h>
+
+#include "app/publish/feed.h"
+
+enum { BS = 2 };
+
+struct run {
+    struct feed feed;
+    struct kvr_engine_batch sent;
+};
+
+static void setup(struct run *r)
+{
+    struct kvr_local_index_config c = {.worker = {1, 0}, .block_size = BS};
+    memset(r, 0, sizeof *r);
+    r->feed = (struct feed){.worker = {1, 0}, .block_size = BS, .next_id = 1};
+    assert_int_equal(kvr_local_index_create(&c, &r->feed.index), 0);
+    kvr_engine_batch_init(&r->sent);
+}
+
+static void teardown(struct run *r)
+{
+    kvr_engine_batch_free(&r->sent);
+    feed_close(&r->feed);
+}
+
+/* Stores a block and returns the salt of what was published. */
+static struct kvr_bytes store(struct run *r, uint64_t name, uint64_t parent, const char *salt)
+{
+    static uint32_t tokens[BS] = {1, 2};
+    struct kvr_block b = {name, name};
+    struct kvr_event ev = {.kind = KVR_EVENT_STORED, .has_parent = parent > 0, .parent_hash = parent, .blocks = &b, .blocks_n = 1};
+    struct kvr_engine_batch in = {.tokens = tokens, .tokens_n = BS};
+    struct kvr_engine_event words = {.kind = KVR_ENGINE_STORED, .tokens_n = BS, .block_size = BS};
+    struct kvr_ingest_origin origin = {&in, &words};
+    if (salt) words.salt = (struct kvr_bytes){salt, strlen(salt)};
+    assert_int_equal(feed_event(&r->feed, &ev, &origin), 0);
+    assert_int_equal(kvr_engine_decode(&r->sent, r->feed.batch.data, r->feed.batch.len), 0);
+    return r->sent.events[0].salt;
+}
+
+static uint64_t removed(struct run *r, uint64_t name)
+{
+    struct kvr_event ev = {.kind = KVR_EVENT_REMOVED, .removed = &name, .removed_n = 1};
+    uint64_t before = r->feed.next_id;
+    int rc = feed_event(&r->feed, &ev, NULL);
+    assert_true(rc == 0 || rc == -KVR_ENOTFOUND);
+    return r->feed.next_id - before;
+}
+
+static bool is(struct kvr_bytes b, const char *text)
+{
+    return text ? b.len == strlen(text) && memcmp(b.ptr, text, b.len) == 0 : b.len == 0;
+}
+
+static void salts_live_as_long_as_their_blocks(void **state)
+{
+    struct run r;
+    char salt[32];
+    (void)state;
+    setup(&r);
+    for (int round = 0; round < 3; round++) {
+        for (uint64_t i = 1; i <= 500; i++) {
+            snprintf(salt, sizeof salt, "tenant %d", (int)(i % 100));
+            assert_true(is(store(&r, i * 10, 0, salt), salt));
+            assert_true(is(store(&r, i * 10 + 1, i * 10, NULL), salt)); /* inherited */
+            assert_true(is(store(&r, i * 10 + 2, i * 10 + 1, NULL), salt));
+        }
+        assert_true(is(store(&r, 7, 0, NULL), NULL) && is(store(&r, 8, 7, NULL), NULL));
+        assert_int_equal(r.feed.salt_at.n, 100);
+        assert_int_equal(r.feed.salted.n, 1500);
+        for (uint64_t i = 500; i >= 1; i--)
+            for (uint64_t k = 3; k-- > 0;) assert_int_equal(removed(&r, i * 10 + k), 1);
+        assert_int_equal(r.feed.salt_at.n + r.feed.salted.n, 0);
+        assert_true(r.feed.salts_n <= 101); /* places are used again */
+        removed(&r, 8);
+        removed(&r, 7);
+    }
+    assert_true(is(store(&r, 10, 0, "a"), "a") && is(store(&r, 10, 0, "b"), "b") &&
+                is(store(&r, 11, 10, NULL), "b")); /* the last word counts */
+    assert_true(is(store(&r, 10, 0, NULL), NULL) && is(store(&r, 12, 10, NULL), NULL));
+    assert_int_equal(r.feed.forgotten_salts, 0);
+    teardown(&r);
+}
+
+static void a_block_goes_with_its_last_copy(void **state)
+{
+    struct run r;
+    (void)state;
+    setup(&r);
+    for (int i = 0; i < 3; i++) store(&r, 5, 0, NULL);
+    assert_int_equal(removed(&r, 5), 0);
+    assert_int_equal(removed(&r, 5), 0);
+    assert_int_equal(removed(&r, 5), 1);
+    assert_int_equal(removed(&r, 5), 1); /* never counted: passed on */
+    store(&r, 5, 0, NULL);
+    uint64_t before = r.feed.next_id;
+    feed_reset(&r.feed);
+    feed_reset(&r.feed);
+    assert_int_equal(r.feed.next_id, before + 1); /* nothing to forget the second time */
+    store(&r, 5, 0, NULL);
+    assert_int_equal(removed(&r, 5), 1); /* counts began anew */
+    teardown(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(salts_live_as_long_as_their_blocks),
+        cmocka_unit_test(a_block_goes_with_its_last_copy),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
