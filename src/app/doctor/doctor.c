@@ -14,6 +14,19 @@
 
 #include "net/zmq_ingest.h"
 
+/* ---- asking -------------------------------------------------------------------------------------------------------------- */
+
+void fetch(struct doctor *d, const char *url, const char *body, const char *headers, struct kvr_fetched *out)
+{
+    struct kvr_fetch f = {&d->loop, d->http, url, body, headers, d->o->key, d->o->timeout};
+    kvr_http_fetch(&f, out);
+}
+
+bool fetched_json(struct doctor *d, const struct kvr_fetched *f, struct kvr_json *out)
+{
+    return f->status == 200 && f->body.len && kvr_json_parse(d->json, f->body.data, f->body.len, out, NULL) == 0;
+}
+
 /* ---- small readers --------------------------------------------------------------------------------------------------- */
 
 static void text_of(struct kvr_json o, const char *key, char *out, size_t cap)
@@ -37,7 +50,7 @@ static bool true_of(struct kvr_json o, const char *key)
     return kvr_json_as_bool(kvr_json_get(o, key), &v) && v;
 }
 
-static bool get(struct doctor *d, const char *base, const char *path, struct fetched *f, struct kvr_json *out)
+static bool get(struct doctor *d, const char *base, const char *path, struct kvr_fetched *f, struct kvr_json *out)
 {
     char url[400];
     snprintf(url, sizeof url, "%s%s", base, path);
@@ -199,7 +212,7 @@ static void examine_sidecar(struct doctor *d, const char *base, struct kvr_json 
 
 static void examine_data_port(struct doctor *d, const char *base)
 {
-    struct fetched f = {0};
+    struct kvr_fetched f = {0};
     struct kvr_buf b = {0};
     struct kvr_json o;
     char url[320], text[1200];
@@ -240,7 +253,7 @@ static void examine_data_port(struct doctor *d, const char *base)
         found(d, OK, base, "prediction", "", "a prompt sent twice: %.*s blocks predicted, %llu cached tokens", (int)overlap.len,
               overlap.ptr, (unsigned long long)cached);
     kvr_buf_free(&b);
-    fetched_free(&f);
+    kvr_fetched_free(&f);
 }
 
 /* ---- targets --------------------------------------------------------------------------------------------------------- */
@@ -304,7 +317,7 @@ static bool has_member(struct kvr_json list, const char *key)
 
 static void examine(struct doctor *d, struct engine_target *t)
 {
-    struct fetched f = {0};
+    struct kvr_fetched f = {0};
     struct kvr_json o;
     bool workers = get(d, t->url, "/workers", &f, &o);
     int status = f.status;
@@ -327,7 +340,7 @@ static void examine(struct doctor *d, struct engine_target *t)
         found(d, PROBLEM, t->subject, "reachable", "is it running, and is this its address?", "%s", f.error);
         d->unusable = true;
     }
-    fetched_free(&f);
+    kvr_fetched_free(&f);
 }
 
 int doctor_main(const struct doctor_options *o)

@@ -22,7 +22,7 @@ struct exam {
     struct kvr_index *index;
     struct kvr_index_reader *reader;
     struct kvr_ingest *ingest;
-    struct fetched f;
+    struct kvr_fetched f;
     char model[128], lora[128];
     uint32_t tokens[TOKENS_MAX];
     size_t tokens_n;
@@ -419,6 +419,6 @@ void engine_examine(struct doctor *d, const struct engine_target *t)
     else if (up && made) examine_ranks(e);
     kvr_ingest_destroy(e->ingest);
     kvr_index_destroy(e->index);
-    fetched_free(&e->f);
+    kvr_fetched_free(&e->f);
     free(e);
 }

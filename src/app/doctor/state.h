@@ -5,7 +5,6 @@
  *   doctor.c    targets: what kind of program each is, what it says of itself
  *   engine.c    one engine, by its events and by prompts sent to it
  *   findings.c  the list of what was found, as text or JSON
- *   fetch.c     one HTTP request and its whole answer
  */
 #ifndef KVR_DOCTOR_STATE_H
 #define KVR_DOCTOR_STATE_H
@@ -14,7 +13,7 @@
 
 #include "app/doctor/doctor.h"
 #include "base/buf.h"
-#include "net/http.h"
+#include "net/http_fetch.h"
 #include "wire/json.h"
 
 enum verdict { OK, PROBLEM, UNKNOWN };
@@ -39,18 +38,11 @@ void found(struct doctor *d, enum verdict v, const char *subject, const char *ch
     __attribute__((format(printf, 6, 7)));
 size_t findings_print(struct doctor *d); /* how many problems */
 
-/* fetch.c */
-struct fetched {
-    int status; /* 0: no answer; `error` says why */
-    struct kvr_headers headers;
-    struct kvr_buf body;
-    char error[128];
-};
-/* url: with path. body NULL: GET, else POST. headers: formatted lines or "". Frees what `out` had before. */
-void fetch(struct doctor *d, const char *url, const char *body, const char *headers, struct fetched *out);
-void fetched_free(struct fetched *f);
+/* doctor.c */
+/* headers: formatted lines, or NULL. */
+void fetch(struct doctor *d, const char *url, const char *body, const char *headers, struct kvr_fetched *out);
 /* The body as JSON, valid until the next parse; false: it is not. */
-bool fetched_json(struct doctor *d, const struct fetched *f, struct kvr_json *out);
+bool fetched_json(struct doctor *d, const struct kvr_fetched *f, struct kvr_json *out);
 
 /* engine.c */
 enum { RANKS_MAX = 64 };

@@ -11,11 +11,11 @@
 #include <kvroute/index.h>
 
 #include "base/buf.h"
-#include "net/http.h"
+#include "net/http_fetch.h"
 #include "recover/event_json.h"
 #include "wire/record.h"
 
-enum { POST_BYTES = 512 << 10, LINE_MAX_BYTES = 64 << 20, COMPLAINTS_MAX = 10 };
+enum { POST_BYTES = 512 << 10, LINE_MAX_BYTES = 64 << 20, COMPLAINTS_MAX = 10, POST_TIMEOUT_S = 60 };
 
 struct replay {
     const struct events_options *o;
@@ -29,56 +29,21 @@ struct replay {
     /* --to */
     uv_loop_t loop;
     struct kvr_http_client *http;
-    struct kvr_endpoint endpoint;
     struct kvr_buf batch;
     uint64_t batch_n;
-    int status;
-    bool answered;
-    struct kvr_buf answer;
 };
 
 /* ---- sending ---------------------------------------------------------------------------------------------------------- */
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
-{
-    (void)call;
-    (void)headers;
-    (void)length;
-    ((struct replay *)ctx)->status = status;
-}
-
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
-{
-    (void)call;
-    kvr_buf_add(&((struct replay *)ctx)->answer, data, len);
-}
-
-static void on_done(struct kvr_http_call *call, void *ctx)
-{
-    (void)call;
-    ((struct replay *)ctx)->answered = true;
-}
-
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
-{
-    struct replay *r = ctx;
-    (void)call;
-    (void)why;
-    r->status = 0;
-    r->answer.len = 0;
-    kvr_buf_str(&r->answer, text);
-    r->answered = true;
-}
-
-static void read_answer(struct replay *r)
+static void read_answer(struct replay *r, const struct kvr_fetched *f)
 {
     struct kvr_json o;
     uint64_t failed = 0;
-    if (r->status != 200) {
-        fprintf(stderr, "kvroute replay-events: %s answers with status %d: %.*s%s\n", r->o->to, r->status, (int)r->answer.len,
-                r->answer.data ? r->answer.data : "", r->status == 404 ? " (is the indexer started with --accept-events?)" : "");
+    if (f->status != 200) {
+        fprintf(stderr, "kvroute replay-events: %s answers with status %d: %s%.*s%s\n", r->o->to, f->status, f->error, (int)f->body.len,
+                f->body.data ? f->body.data : "", f->status == 404 ? " (is the indexer started with --accept-events?)" : "");
         r->broken = true;
-    } else if (kvr_json_parse(r->json, r->answer.data ? r->answer.data : "", r->answer.len, &o, NULL) == 0) {
+    } else if (kvr_json_parse(r->json, f->body.data ? f->body.data : "", f->body.len, &o, NULL) == 0) {
         (void)kvr_json_as_u64(kvr_json_get(o, "failed"), &failed);
         r->failed += failed;
     }
@@ -86,8 +51,9 @@ static void read_answer(struct replay *r)
 
 static void post(struct replay *r)
 {
-    static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
-    struct kvr_buf head = {0}, body = {0};
+    struct kvr_buf body = {0};
+    struct kvr_fetched answer = {0};
+    char url[600];
     if (!r->batch_n || r->broken) return;
     kvr_json_open(&body, '{');
     kvr_json_put_str(&body, "model_name", r->o->model);
@@ -97,29 +63,18 @@ static void post(struct replay *r)
     kvr_buf_str(&body, "[");
     kvr_buf_add(&body, r->batch.data, r->batch.len);
     kvr_buf_str(&body, "]}");
-    kvr_buf_printf(&head, "POST %s/events HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
-                   r->endpoint.base, r->endpoint.host, body.len);
-    if (r->o->key) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", r->o->key);
-    kvr_buf_str(&head, "\r\n");
-    struct kvr_http_call_config c = {.endpoint = &r->endpoint,
-                                     .head = head.data,
-                                     .head_len = head.len,
-                                     .body = body.data,
-                                     .body_len = body.len,
-                                     .connect_timeout_s = 5,
-                                     .handler = &handler,
-                                     .ctx = r};
-    r->answered = false;
-    r->answer.len = 0;
-    bool sent = !head.failed && !body.failed && kvr_http_call_start(r->http, &c);
-    while (sent && !r->answered) uv_run(&r->loop, UV_RUN_ONCE);
-    if (sent) read_answer(r);
-    r->broken |= !sent;
+    kvr_buf_add(&body, "", 1);
+    size_t n = strlen(r->o->to);
+    while (n && r->o->to[n - 1] == '/') n--;
+    snprintf(url, sizeof url, "%.*s/events", (int)n, r->o->to);
+    struct kvr_fetch f = {&r->loop, r->http, url, body.failed ? "" : body.data, NULL, r->o->key, POST_TIMEOUT_S};
+    kvr_http_fetch(&f, &answer);
+    read_answer(r, &answer);
+    kvr_fetched_free(&answer);
+    kvr_buf_free(&body);
     r->batch.len = 0;
     r->batch.comma = false;
     r->batch_n = 0;
-    kvr_buf_free(&head);
-    kvr_buf_free(&body);
 }
 
 /* ---- lines ------------------------------------------------------------------------------------------------------------- */
@@ -210,7 +165,8 @@ static int report(struct replay *r)
 static bool open_sink(struct replay *r)
 {
     if (!r->o->to) return kvr_index_create(NULL, &r->index) == 0;
-    if (kvr_endpoint_parse(r->o->to, strlen(r->o->to), &r->endpoint)) {
+    struct kvr_endpoint e;
+    if (strlen(r->o->to) > 500 || kvr_endpoint_parse(r->o->to, strlen(r->o->to), &e)) {
         fprintf(stderr, "kvroute replay-events: --to: '%s' is no URL; allowed: http://host[:port]\n", r->o->to);
         return false;
     }
@@ -232,7 +188,6 @@ int events_main(const struct events_options *o)
     }
     kvr_index_destroy(r.index);
     kvr_buf_free(&r.batch);
-    kvr_buf_free(&r.answer);
     free(r.blocks);
     kvr_json_parser_free(r.json);
     return rc;

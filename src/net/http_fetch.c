@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "app/doctor/state.h"
+#include "net/http_fetch.h"
 
 #include <string.h>
 
-enum { BODY_MAX = 64 << 20 };
-
 struct request {
-    struct fetched *out;
+    struct kvr_fetched *out;
     bool over;
 };
 
@@ -37,7 +35,7 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
 {
     struct request *r = ctx;
     (void)call;
-    if (r->out->body.len + len <= BODY_MAX) kvr_buf_add(&r->out->body, data, len);
+    if (r->out->body.len + len <= KVR_FETCH_BODY_MAX) kvr_buf_add(&r->out->body, data, len);
 }
 
 static void on_done(struct kvr_http_call *call, void *ctx)
@@ -56,11 +54,11 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     r->over = true;
 }
 
-void fetched_free(struct fetched *f)
+void kvr_fetched_free(struct kvr_fetched *f)
 {
     kvr_headers_free(&f->headers);
     kvr_buf_free(&f->body);
-    *f = (struct fetched){0};
+    *f = (struct kvr_fetched){0};
 }
 
 static void on_time(uv_timer_t *t)
@@ -73,49 +71,55 @@ static void on_timer_closed(uv_handle_t *h)
     h->data = NULL;
 }
 
-void fetch(struct doctor *d, const char *url, const char *body, const char *headers, struct fetched *out)
+static void write_head(const struct kvr_fetch *f, const struct kvr_endpoint *e, struct kvr_buf *head)
+{
+    kvr_buf_printf(head, "%s %s HTTP/1.1\r\nHost: %s\r\n%s", f->body ? "POST" : "GET", e->base[0] ? e->base : "/", e->host,
+                   f->headers ? f->headers : "");
+    if (f->key) kvr_buf_printf(head, "Authorization: Bearer %s\r\n", f->key);
+    if (f->body) kvr_buf_printf(head, "Content-Type: application/json\r\nContent-Length: %zu\r\n", strlen(f->body));
+    kvr_buf_str(head, "\r\n");
+}
+
+/* Runs the loop until the call is over or time is up. */
+static void wait_for(const struct kvr_fetch *f, struct kvr_http_call *call, struct request *r)
+{
+    uv_timer_t timer;
+    bool late = false;
+    uv_timer_init(f->loop, &timer);
+    timer.data = &late;
+    uv_timer_start(&timer, on_time, (uint64_t)(f->timeout_s * 1000), 0);
+    while (!r->over && !late) uv_run(f->loop, UV_RUN_ONCE);
+    if (!r->over) {
+        kvr_http_call_cancel(call);
+        r->out->status = 0;
+        snprintf(r->out->error, sizeof r->out->error, "no answer within %g s", f->timeout_s);
+    }
+    uv_close((uv_handle_t *)&timer, on_timer_closed);
+    while (timer.data) uv_run(f->loop, UV_RUN_NOWAIT);
+}
+
+void kvr_http_fetch(const struct kvr_fetch *f, struct kvr_fetched *out)
 {
     static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
     struct request r = {.out = out};
     struct kvr_endpoint e;
     struct kvr_buf head = {0};
-    uv_timer_t timer;
-    bool late = false;
-    fetched_free(out);
-    if (kvr_endpoint_parse(url, strlen(url), &e)) {
-        snprintf(out->error, sizeof out->error, "'%.80s' is no http URL", url);
+    kvr_fetched_free(out);
+    if (kvr_endpoint_parse(f->url, strlen(f->url), &e)) {
+        snprintf(out->error, sizeof out->error, "'%.80s' is no http URL", f->url);
         return;
     }
-    kvr_buf_printf(&head, "%s %s HTTP/1.1\r\nHost: %s\r\n%s", body ? "POST" : "GET", e.base[0] ? e.base : "/", e.host, headers);
-    if (d->o->key) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", d->o->key);
-    if (body) kvr_buf_printf(&head, "Content-Type: application/json\r\nContent-Length: %zu\r\n", strlen(body));
-    kvr_buf_str(&head, "\r\n");
+    write_head(f, &e, &head);
     struct kvr_http_call_config c = {.endpoint = &e,
                                      .head = head.data,
                                      .head_len = head.len,
-                                     .body = body,
-                                     .body_len = body ? strlen(body) : 0,
+                                     .body = f->body,
+                                     .body_len = f->body ? strlen(f->body) : 0,
                                      .connect_timeout_s = 3,
                                      .handler = &handler,
                                      .ctx = &r};
-    struct kvr_http_call *call = head.failed ? NULL : kvr_http_call_start(d->http, &c);
-    uv_timer_init(&d->loop, &timer);
-    timer.data = &late;
-    uv_timer_start(&timer, on_time, (uint64_t)(d->o->timeout * 1000), 0);
-    while (call && !r.over && !late) uv_run(&d->loop, UV_RUN_ONCE);
-    if (call && !r.over) {
-        kvr_http_call_cancel(call);
-        out->status = 0;
-        snprintf(out->error, sizeof out->error, "no answer within %g s", d->o->timeout);
-    } else if (!call) {
-        snprintf(out->error, sizeof out->error, "out of memory");
-    }
-    uv_close((uv_handle_t *)&timer, on_timer_closed);
-    while (timer.data) uv_run(&d->loop, UV_RUN_NOWAIT);
+    struct kvr_http_call *call = head.failed ? NULL : kvr_http_call_start(f->client, &c);
+    if (call) wait_for(f, call, &r);
+    else snprintf(out->error, sizeof out->error, "out of memory");
     kvr_buf_free(&head);
-}
-
-bool fetched_json(struct doctor *d, const struct fetched *f, struct kvr_json *out)
-{
-    return f->status == 200 && f->body.len && kvr_json_parse(d->json, f->body.data, f->body.len, out, NULL) == 0;
 }
