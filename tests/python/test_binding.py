@@ -200,6 +200,9 @@ def test_router_and_its_configuration():
     for bad in (dict(serve_indexer=True, use_remote_indexer=True), dict(serve_indexer=True, overlap_score_credit=0), dict(cost="x")):
         with pytest.raises(ValueError):
             KvRouterConfig(**bad)
+    for name, value in dict(routing_constraints={"a": 1}, strict_priority=1, policy_class="x", block_mm_infos=[{}]).items():
+        with pytest.raises(NotImplementedError, match=name):
+            r.best_worker(TOKENS, **{name: value})
     with pytest.raises(TypeError):
         KvRouterConfig(nonsense=1)
     with pytest.raises(ValueError):

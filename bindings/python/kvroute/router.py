@@ -62,6 +62,15 @@ class KvRouterConfig:
         return f"KvRouterConfig({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
 
 
+
+
+def _refuse(**given):
+    """What Dynamo's router takes and this one does not is refused, not ignored."""
+    for name, value in given.items():
+        if value:
+            raise NotImplementedError(f"{name}: not supported by the router in this process; run kvroute serve or select")
+
+
 _OVERRIDES = {"overlap_score_credit": (1, "credit"), "overlap_score_weight": (1, "credit"), "prefill_load_scale": (2, "scale"),
               "router_temperature": (4, "temperature"), "shared_cache_multiplier": (8, "shared")}
 
@@ -73,6 +82,7 @@ class KvRouter:
     endpoint is kept for callers that have one and is not used. Results can be awaited. Threads: any, at once."""
 
     def __init__(self, endpoint=None, block_size=16, kv_router_config=None, aic_perf_config=None):
+        _refuse(aic_perf_config=aic_perf_config)
         config = kv_router_config or KvRouterConfig()
         if config.use_remote_indexer:
             raise ValueError("use_remote_indexer: there is no service to ask in this process; run kvroute serve")
@@ -153,6 +163,7 @@ class KvRouter:
         """(worker_id, dp_rank, overlap_blocks). With request_id it books: mark_prefill_complete and free follow.
 
         update_indexer: without KV events, remember the decision. Raises NoEndpoints when nobody is eligible."""
+        _refuse(block_mm_infos=block_mm_infos, routing_constraints=routing_constraints, strict_priority=strict_priority, policy_class=policy_class)
         keep = []
         rq = self._request(keep, token_ids, lora_name, cache_namespace, request_id, request_id is not None, router_config_override,
                            allowed_worker_ids, worker_id, dp_rank)
@@ -181,6 +192,7 @@ class KvRouter:
 
     def get_potential_loads(self, token_ids, block_mm_infos=None, lora_name=None, cache_namespace=None):
         """What each rank's load would be with this prompt."""
+        _refuse(block_mm_infos=block_mm_infos)
         keep, cap = [], 4096
         out = ffi.new("py_potential[]", cap)
         n = check(lib.py_potential_loads(self._router, self._contexts.get(), self._request(keep, token_ids, lora_name, cache_namespace), out, cap))
@@ -190,6 +202,7 @@ class KvRouter:
     def get_overlap_scores(self, token_ids, router_config_override=None, block_mm_infos=None, lora_name=None, include_shared=True,
                            cache_namespace=None):
         """{"block_size", "num_blocks", "shared_cache", "workers": [...]} with the blocks each rank holds, tier by tier."""
+        _refuse(block_mm_infos=block_mm_infos, router_config_override=router_config_override)
         if not self._tree:
             raise ValueError("there is no index: overlap_score_credit is 0")
         keep, cap = [], lib.kvr_index_ranks(self._tree._index.ptr) + 64

@@ -276,6 +276,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
     PUT("blocks", "gauge", "Blocks in the local index", ls[i].blocks);
     PUT("index_bytes", "gauge", "Memory of the local index", ls[i].index_bytes);
     PUT("buffer_events", "gauge", "Events in the buffer", ls[i].ring_events);
+    PUT("buffer_evicted_total", "counter", "Events that have fallen out of the buffer", ls[i].evicted);
     PUT("buffer_bytes", "gauge", "Memory of the buffer", ls[i].ring_bytes);
     PUT("answers_events_total", "counter", "Recovery answers from the buffer", ls[i].ranges);
     PUT("answers_dump_total", "counter", "Recovery answers with everything", ls[i].dumps);
