@@ -558,6 +558,8 @@ static void on_restart(struct kvr_ingest *in, struct source *s, uint64_t seq, co
     s->st.restarts++;
     s->mismatch = false;
     drop_view(in, s);
+    s->has_epoch = false; /* the new one is not known yet */
+    s->same_life = true;
     s->cursor.live_any = true;
     s->cursor.last_live = seq;
     if (seq == 0) {
