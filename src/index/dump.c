@@ -9,6 +9,16 @@
  * one, the lane moves the walk on to the next in order, which is still there (what is behind the run has gone before it). A
  * new run comes first among its siblings, so that a walk that has begun on them does not see it, and one that has not,
  * does. The same holds for the lists of lower tiers.
+ *
+ * Why the pieces and then the events since the beginning give the content. Each block is seen at a moment of its own, parents no
+ * later than what is behind them.
+ *   1. What was held at the beginning and is not seen was given up before its turn: the copy hears of it, and of its return.
+ *   2. What is seen although it came later is stored again by an event, which changes nothing, and removed by a later one if so.
+ *   3. A store may find its parent missing in the copy. The parent was then given up after that store, and before its turn (else
+ *      it would have been seen); what hung behind it went with it, and what came back comes back in the copy.
+ * So for each block the last event that concerns it has the same effect in the copy. This needs events that mean the same when
+ * the copy has more or less than the pair had: a store that the pair refused may be accepted by the copy, a name that moved may
+ * be found at its later place, a block's first name may be another one. Such events mark the walk (kvr__walks_disturbed).
  */
 #include "index/internal.h"
 
