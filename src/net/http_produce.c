@@ -10,7 +10,7 @@ struct piece {
     struct kvr_buf b;
 };
 
-enum { LOOK_MS = 1000, STALL_MS = 30000 };
+enum { LOOK_MS = 1000, STALL_S = 30 };
 
 struct kvr_producer {
     struct kvr_produce_config config;
@@ -98,7 +98,7 @@ static void on_timer(uv_timer_t *t)
 {
     struct kvr_producer *d = t->data;
     pthread_mutex_lock(&d->lock);
-    bool stalled = d->full && !d->gone && uv_now(d->config.loop) - d->full_since_ms > STALL_MS;
+    bool stalled = d->full && !d->gone && (double)(uv_now(d->config.loop) - d->full_since_ms) > 1000 * d->config.stall_s;
     if (stalled) {
         d->gone = true;
         pthread_cond_signal(&d->cond);
@@ -144,6 +144,7 @@ int kvr_produce_start(const struct kvr_produce_config *config)
     struct kvr_producer *d = calloc(1, sizeof *d);
     if (!d) return -KVR_ENOMEM;
     d->config = *config;
+    if (d->config.stall_s <= 0) d->config.stall_s = STALL_S;
     d->tail = &d->head;
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->cond, NULL);

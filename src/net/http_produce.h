@@ -2,7 +2,7 @@
 /*
  * An answer that a thread of its own writes while the loop sends it, for what is large or slow to make. The thread waits
  * while KVR_PRODUCE_PIECES pieces are on their way or the client is slow, so the memory of an answer is those pieces. A client
- * that takes nothing for 30 seconds is cut off.
+ * that takes nothing for a while is cut off.
  *
  *     loop: kvr_produce_start --> thread: fn writes pieces (kvr_produce) --> loop: sends them --> on_over
  *
@@ -27,6 +27,7 @@ struct kvr_produce_config {
     /* On the loop, last: `sent` whole, or not (failed, or the client is gone). */
     void (*on_over)(void *arg, bool sent, bool gone);
     void *arg;
+    double stall_s; /* how long the client may take nothing before it is cut off; 0: 30 */
 };
 
 /* Answers with 200. Returns: 0, or -KVR_ENOMEM: nothing was begun and on_over is not called. */
