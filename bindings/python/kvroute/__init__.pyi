@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, Protocol
 
 class _Buffer(Protocol):
     def __len__(self) -> int: ...
@@ -11,9 +11,12 @@ _Hash = int | bytes
 _Event = bytes | bytearray | str | Mapping[str, Any]
 
 __version__: str
+__all__ = ["ApproxKvIndexer", "KvIndexer", "KvRecorder", "KvRouter", "KvRouterConfig", "KvrouteError", "LocalIndexer", "NoEndpoints",
+           "OverlapScores", "RadixTree", "compute_block_hash_for_seq", "compute_seq_hash_for_block"]
 
 class KvrouteError(Exception):
     code: int
+    def __init__(self, code: int, text: str | None = None) -> None: ...
 
 class NoEndpoints(KvrouteError): ...
 
@@ -22,7 +25,8 @@ def compute_block_hash_for_seq(
     lora_name: str | None = None, is_eagle: bool = False, cache_namespace: str | None = None) -> list[int]: ...
 def compute_seq_hash_for_block(block_hashes: Iterable[int]) -> list[int]: ...
 
-class OverlapScores(Awaitable["OverlapScores"]):
+class OverlapScores:
+    def __await__(self) -> Generator[Any, None, OverlapScores]: ...
     scores: dict[tuple[int, int], int]
     frequencies: list[int]
     def __init__(self, scores: Mapping[tuple[int, int], int] | None = None, frequencies: Iterable[int] | None = None) -> None: ...
@@ -75,17 +79,53 @@ class LocalIndexer:
 
 class KvRouterConfig:
     overlap_score_weight: float
+    overlap_score_credit: float
+    overlap_score_credit_decay: float
+    prefill_load_scale: float
+    host_cache_hit_weight: float
+    disk_cache_hit_weight: float
+    router_temperature: float
+    use_kv_events: bool
+    durable_kv_events: bool
+    router_replica_sync: bool
+    router_track_active_blocks: bool
+    router_track_output_blocks: bool
+    router_assume_kv_reuse: bool
+    router_track_prefill_tokens: bool
+    router_prefill_load_model: str
+    router_snapshot_threshold: int
+    router_reset_states: bool
+    router_ttl_secs: float
+    router_queue_threshold: float | None
+    router_policy_config: Any
+    router_event_threads: int
+    router_queue_policy: str
+    use_remote_indexer: bool
+    serve_indexer: bool
+    shared_cache_multiplier: float
+    shared_cache_type: str
+    router_predicted_ttl_secs: float | None
+    router_max_tree_size: int
+    router_prune_target_ratio: float
+    cost: str
+    seed: int
     def __init__(self, **options: Any) -> None: ...
     @classmethod
     def from_json(cls, text: str | bytes) -> "KvRouterConfig": ...
     def copy(self) -> "KvRouterConfig": ...
     def with_overrides(self, **options: Any) -> "KvRouterConfig": ...
-    def __getattr__(self, name: str) -> Any: ...
 
-class _Result(tuple[int, int, int], Awaitable[tuple[int, int, int]]): ...
-class _List(list[dict[str, int]], Awaitable[list[dict[str, int]]]): ...
-class _Dict(dict[str, Any], Awaitable[dict[str, Any]]): ...
-class _Text(str, Awaitable[str]): ...
+class _Result(tuple[int, int, int]):
+    def __await__(self) -> Generator[Any, None, tuple[int, int, int]]: ...
+
+class _List(list[dict[str, int]]):
+    def __await__(self) -> Generator[Any, None, list[dict[str, int]]]: ...
+
+class _Dict(dict[str, Any]):
+    def __await__(self) -> Generator[Any, None, dict[str, Any]]: ...
+
+class _Text(str):
+    def __await__(self) -> Generator[Any, None, str]: ...
 
 class KvRouter:
     def __init__(self, endpoint: Any = None, block_size: int = 16, kv_router_config: KvRouterConfig | None = None,

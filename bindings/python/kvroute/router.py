@@ -222,18 +222,20 @@ class KvRouter:
         return self._block_size
 
 
-def _awaitable(base):
-    class Value(base):
-        __slots__ = ()
+class _Result(tuple):
+    __slots__ = ()
 
-        def __await__(self):
-            return self
-            yield
-    Value.__name__ = Value.__qualname__ = base.__name__
-    return Value
+    def __await__(self):
+        return self
+        yield  # a generator
 
 
-_Result, _Text = _awaitable(tuple), _awaitable(str)
+class _Text(str):
+    __slots__ = ()
+
+    def __await__(self):
+        return self
+        yield
 
 
 class _List(list):
