@@ -23,7 +23,7 @@ static const struct {
 static void print_commands(FILE *f)
 {
     fprintf(f, "kvroute %s: KV-cache-aware router for LLM inference\n\nusage: kvroute COMMAND [options]\n\n", kvr_version());
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) fprintf(f, "  %-8s %s\n", commands[i].name, commands[i].help);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) fprintf(f, "  %-13s %s\n", commands[i].name, commands[i].help);
     fprintf(f, "\n`kvroute COMMAND --help` explains a command; `kvroute version` prints the version.\n");
 }
 
