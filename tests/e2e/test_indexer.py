@@ -322,6 +322,12 @@ def keeper(start, tmp_path, *extra, interval=3600, **kw):
     return start(Indexer, "--data-dir", tmp_path / "data", "--snapshot-interval", interval, "--restore-timeout", 2, *extra, **kw)
 
 
+def on_disk(tmp_path, fleet):
+    """Waits until all registrations are written: a 201 does not wait for the disk, and whoever is killed before has lost one."""
+    path = tmp_path / "data" / "workers.json"
+    wait_for("registrations on disk", lambda: os.path.exists(path) and len(json.loads(path.read_text())["workers"]) == len(fleet.list))
+
+
 def test_a_restart_goes_on_from_the_disk(start, fleet_of, tmp_path):
     """Engines that do not replay: the content is back at once, not trusted, and trusted again with the next batch in sequence."""
     f = fleet_of(3, 4)
@@ -624,6 +630,7 @@ def test_kill_9_at_any_moment(start, fleet_of, tmp_path):
     rng, f = random.Random(seed), fleet_of(seed, 6)
     ix = keeper(start, tmp_path, interval=0.05)
     follow(ix, f)
+    on_disk(tmp_path, f)
     for i in range(rounds):
         for _ in range(rng.randrange(1, 12)):
             f.run(1)
