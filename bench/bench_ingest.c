@@ -103,21 +103,12 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_index_remove_rank(user, w);
 }
 
-static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
-{
-    (void)ctx;
-    (void)user;
-    (void)w;
-    (void)trusted;
-    (void)reason;
-}
-
 static void over_zmq(void)
 {
     struct kvr_index *ix;
     struct kvr_ingest *in;
     struct kvr_view_status st = {0};
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust};
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset};
     char endpoint[64];
     size_t len = sizeof endpoint;
     int hwm = 0;

@@ -92,7 +92,8 @@ struct kvr_local_store {
     enum kvr_tier tier;
 };
 /* The three calls of an engine's event tee. Returns: as kvr_local_index_apply; store also -KVR_EINVAL without a block size,
- * -KVR_ENOMEM. Threads: the writer. */
+ * -KVR_ENOMEM; the event is then lost, and ranges that would need it become dumps, which fail until the next clear.
+ * Threads: the writer. */
 KVR_API int kvr_local_index_store(struct kvr_local_index *li, uint64_t event_id, const struct kvr_local_store *blocks);
 KVR_API int kvr_local_index_remove(struct kvr_local_index *li, uint64_t event_id, enum kvr_tier tier, const uint64_t *hashes, size_t n);
 KVR_API int kvr_local_index_clear(struct kvr_local_index *li, uint64_t event_id);

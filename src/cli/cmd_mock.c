@@ -1,23 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stddef.h>
-
 #include "app/mock/mock.h"
 #include "cli/commands.h"
-#include "cli/options.h"
 
-#define AT(field) offsetof(struct mock_options, field)
-#define NUM(name, field, initial, min, max, help)                                                                                          \
-    {                                                                                                                                      \
-        name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL, NULL                                                                \
-    }
-#define STR(name, field, initial, what, help)                                                                                              \
-    {                                                                                                                                      \
-        name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL, NULL                                                                 \
-    }
-#define BOO(name, field, initial, help)                                                                                                    \
-    {                                                                                                                                      \
-        name, OPT_BOOL, AT(field), initial, 0, 0, NULL, help, NULL, NULL                                                                   \
-    }
+#define OPTIONS struct mock_options
+#include "cli/option_rows.h"
 
 static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
@@ -33,7 +19,7 @@ static const struct option_row rows[] = {
     STR("kv-events", kv_events, NULL, "ENDPOINT", "bind KV events here, e.g. tcp://127.0.0.1:5557; rank r uses port + r"),
     STR("kv-replay", kv_replay, NULL, "ENDPOINT", "bind the replay socket here; rank r uses port + r"),
     NUM("replay-buffer", replay_buffer, "10000", 0, 1e7, "batches kept for replay"),
-    {"speedup-ratio", OPT_DOUBLE, AT(speedup_ratio), "1", 1e-3, 1e9, NULL, "divides all simulated times", NULL, NULL},
+    DBL("speedup-ratio", speedup_ratio, "1", 1e-3, 1e9, "divides all simulated times"),
     BOO("enable-prefix-caching", prefix_caching, "true", "reuse cached prefixes and publish events"),
     NUM("default-max-tokens", default_max_tokens, "16", 1, 1e6, "output length when the request names none"),
     NUM("seed", seed, "0", 0, 1.8e19, "seed of the generated text"),
@@ -43,7 +29,7 @@ static const struct option_row rows[] = {
     BOO("fault-hang", fault_hang, "false", "fault: never answer completions"),
     BOO("fault-bare-stream", fault_bare_stream, "false", "fault: stream headers, then silence"),
     NUM("fault-reset-after", fault_reset_after, "0", 0, 1e9, "fault: cut a stream after n tokens"),
-    {"startup-time", OPT_DOUBLE, AT(startup_time), "0", 0, 86400, NULL, "seconds during which /health answers 503", NULL, NULL},
+    DBL("startup-time", startup_time, "0", 0, 86400, "seconds during which /health answers 503"),
     BOO("replay-topic-frame", hybrid_topic, "false", "send a topic frame in replay answers, as newer engines do"),
 };
 

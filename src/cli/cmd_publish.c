@@ -1,24 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stddef.h>
-#include <stdio.h>
 
 #include "app/publish/publish.h"
 #include "cli/commands.h"
-#include "cli/options.h"
 
-#define AT(field) offsetof(struct publish_options, field)
-#define NUM(name, field, initial, min, max, help)                                                                                          \
-    {                                                                                                                                      \
-        name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL, NULL                                                                \
-    }
-#define STR(name, field, initial, what, help)                                                                                              \
-    {                                                                                                                                      \
-        name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL, NULL                                                                 \
-    }
-#define SIZ(name, field, initial, help)                                                                                                    \
-    {                                                                                                                                      \
-        name, OPT_SIZE, AT(field), initial, 0, 0, NULL, help, NULL, NULL                                                                   \
-    }
+#define OPTIONS struct publish_options
+#include "cli/option_rows.h"
 
 static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
@@ -35,7 +21,7 @@ static const struct option_row rows[] = {
     NUM("buffer-events", buffer_events, "1024", 1, 1e8, "events kept for consumers that lack some"),
     SIZ("buffer-bytes", buffer_bytes, "16MiB", "most bytes of these"),
     SIZ("index-max-bytes", index_max_bytes, "0", "most bytes of a rank's local index; past it dumps are refused; 0 = no limit"),
-    {"restore-timeout", OPT_DOUBLE, AT(restore_timeout), "10", 0.1, 3600, NULL, "seconds a replay may be silent", NULL, NULL},
+    DBL("restore-timeout", restore_timeout, "10", 0.1, 3600, "seconds a replay may be silent"),
 };
 
 static const char usage[] = "usage: kvroute publish [options]\n\n"

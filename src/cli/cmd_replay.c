@@ -1,23 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stddef.h>
-
 #include "app/replay/replay.h"
 #include "cli/commands.h"
-#include "cli/options.h"
 
-#define AT(field) offsetof(struct replay_options, field)
-#define NUM(name, field, initial, min, max, help)                                                                                          \
-    {                                                                                                                                      \
-        name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL, NULL                                                                \
-    }
-#define STR(name, field, initial, what, help)                                                                                              \
-    {                                                                                                                                      \
-        name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL, NULL                                                                 \
-    }
-#define BOO(name, field, initial, help)                                                                                                    \
-    {                                                                                                                                      \
-        name, OPT_BOOL, AT(field), initial, 0, 0, NULL, help, NULL, NULL                                                                   \
-    }
+#define OPTIONS struct replay_options
+#include "cli/option_rows.h"
 
 static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
@@ -27,11 +13,10 @@ static const struct option_row rows[] = {
     STR("model", model, NULL, "NAME", "model to ask for"),
     NUM("limit", limit, "0", 0, 1e12, "stop after this many requests; 0 = all"),
     NUM("concurrency", concurrency, "0", 0, 65536, "closed loop with so many requests at once; 0 = open loop by the trace's times"),
-    {"speedup", OPT_DOUBLE, AT(speedup), "1", 1e-6, 1e9, NULL, "divides the trace's times (open loop)", NULL, NULL},
-    {"duration", OPT_DOUBLE, AT(duration), "0", 0, 1e7, NULL, "repeat the workload until so many seconds have passed; 0 = once", NULL,
-     NULL},
+    DBL("speedup", speedup, "1", 1e-6, 1e9, "divides the trace's times (open loop)"),
+    DBL("duration", duration, "0", 0, 1e7, "repeat the workload until so many seconds have passed; 0 = once"),
     NUM("max-output", max_output, "0", 0, 1e9, "cap on output tokens per request; 0 = as in the trace"),
-    {"timeout", OPT_DOUBLE, AT(timeout), "300", 0.1, 1e6, NULL, "seconds per request", NULL, NULL},
+    DBL("timeout", timeout, "300", 0.1, 1e6, "seconds per request"),
     NUM("vocab", vocab, "100000", 1, 4e9, "token ids that hash ids expand to"),
     NUM("sessions", sessions, "64", 1, 1e7, "synthetic: conversations"),
     NUM("turns", turns, "6", 1, 1e5, "synthetic: turns per conversation"),

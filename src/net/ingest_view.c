@@ -38,7 +38,7 @@ void kvr__view_trust(struct kvr_ingest *in, struct source *s, bool trusted, cons
     s->st.trusted = trusted;
     snprintf(s->st.reason, sizeof s->st.reason, "%s", reason);
     s->st.since_ns = kvr_now_ns(kvr_clock_monotonic());
-    in->handler.on_trust(in->handler.ctx, s->user, s->st.worker, trusted, reason);
+    if (in->handler.on_trust) in->handler.on_trust(in->handler.ctx, s->user, s->st.worker, trusted, reason);
 }
 
 static void drop_waiting(struct source *s)

@@ -77,7 +77,7 @@ struct kvr_ingest_handler {
     int (*on_event)(void *ctx, void *user, const struct kvr_event *event, const struct kvr_ingest_origin *origin);
     /* Forget the view of a rank. */
     void (*on_reset)(void *ctx, void *user, struct kvr_worker worker);
-    void (*on_trust)(void *ctx, void *user, struct kvr_worker worker, bool trusted, const char *reason);
+    void (*on_trust)(void *ctx, void *user, struct kvr_worker worker, bool trusted, const char *reason); /* may be NULL */
     void (*on_end)(void *ctx, void *user); /* the source is gone; may be NULL */
     void *ctx;
 };

@@ -122,19 +122,44 @@ static void show(struct kvr_local_index *li)
     li->any_shown = li->any;
 }
 
+/* May the next event have this id? */
+static int admits(const struct kvr_local_index *li, uint64_t id)
+{
+    if (atomic_load_explicit(&li->offline, memory_order_acquire)) return -KVR_ESHUTDOWN;
+    return li->any && id < li->last ? -KVR_EINVAL : 0;
+}
+
+/* Under `lock`. */
+static void count(struct kvr_local_index *li, uint64_t id, int rc)
+{
+    li->any = true;
+    li->last = id;
+    li->n.events++;
+    li->n.refused += rc != 0;
+}
+
+/* An event that there was no memory to look at: neither ranges nor dumps may pretend that it never was. */
+static int lose(struct kvr_local_index *li, uint64_t id)
+{
+    pthread_mutex_lock(&li->lock);
+    kvr__ring_skip(&li->ring, id);
+    count(li, id, -KVR_ENOMEM);
+    li->overfull = true;
+    if (!li->held) show(li);
+    pthread_mutex_unlock(&li->lock);
+    return -KVR_ENOMEM;
+}
+
 int kvr_local_index_apply(struct kvr_local_index *li, const struct kvr_event *event)
 {
     struct kvr_event ev = *event;
-    if (atomic_load_explicit(&li->offline, memory_order_acquire)) return -KVR_ESHUTDOWN;
-    if (li->any && ev.event_id < li->last) return -KVR_EINVAL;
+    int rc = admits(li, ev.event_id);
+    if (rc) return rc;
     ev.worker = li->config.worker;
-    int rc = kvr_index_apply(li->index, &ev);
+    rc = kvr_index_apply(li->index, &ev);
     pthread_mutex_lock(&li->lock);
     kvr__ring_add(&li->ring, &ev);
-    li->any = true;
-    li->last = ev.event_id;
-    li->n.events++;
-    li->n.refused += rc != 0;
+    count(li, ev.event_id, rc);
     if (rc == -KVR_ENOMEM || rc == -KVR_ECAPACITY) li->overfull = true;
     if (ev.kind == KVR_EVENT_CLEARED && ev.tier == KVR_TIER_DEVICE && rc == 0) li->overfull = false;
     if (!li->held) show(li);
@@ -145,11 +170,12 @@ int kvr_local_index_apply(struct kvr_local_index *li, const struct kvr_event *ev
 int kvr_local_index_store(struct kvr_local_index *li, uint64_t event_id, const struct kvr_local_store *s)
 {
     uint32_t bs = li->config.block_size;
-    if (!bs) return -KVR_EINVAL;
+    int rc = bs ? admits(li, event_id) : -KVR_EINVAL;
+    if (rc) return rc;
     size_t fill = kvr_hash_block_count(s->tokens_n, bs, s->eagle), n = KVR_MIN(fill, s->blocks_n);
     if (kvr_mem_grow(&li->own, (void **)&li->locals, &li->locals_cap, fill + 1, sizeof *li->locals) ||
         kvr_mem_grow(&li->own, (void **)&li->blocks, &li->blocks_cap, n + 1, sizeof *li->blocks))
-        return -KVR_ENOMEM;
+        return lose(li, event_id);
     uint64_t seed = kvr_hash_seed(s->lora, s->lora_len, s->salt, s->salt_len);
     (void)kvr_hash_locals(s->tokens, s->tokens_n, bs, s->eagle, seed, NULL, 0, li->locals);
     for (size_t i = 0; i < n; i++) li->blocks[i] = (struct kvr_block){s->block_hashes[i], li->locals[i]};

@@ -57,17 +57,22 @@ static bool make_room(struct kvr_ring *r, struct kvr_ring_entry *e, size_t need)
     return true;
 }
 
+void kvr__ring_skip(struct kvr_ring *r, uint64_t id)
+{
+    while (r->first < r->end) drop_oldest(r, false);
+    r->first = ++r->end;
+    r->shown = KVR_MAX(r->shown, r->first);
+    r->evicted_id = id;
+    r->evicted_any = true;
+}
+
 void kvr__ring_add(struct kvr_ring *r, const struct kvr_event *ev)
 {
     size_t need = kvr__event_bytes(ev);
     if (r->end - r->first == r->slots_n) drop_oldest(r, true);
     struct kvr_ring_entry *e = slot(r, r->end);
     if (!make_room(r, e, need)) {
-        while (r->first < r->end) drop_oldest(r, false);
-        r->first = ++r->end;
-        r->shown = KVR_MAX(r->shown, r->first);
-        r->evicted_id = ev->event_id;
-        r->evicted_any = true;
+        kvr__ring_skip(r, ev->event_id);
         return;
     }
     e->ev = *ev;

@@ -32,6 +32,8 @@ int kvr__ring_init(struct kvr_ring *r, struct kvr_mem *mem, size_t events_max, s
 void kvr__ring_free(struct kvr_ring *r);
 /* Adds a copy; the oldest fall out. One that does not fit, or for which there is no memory, empties the ring. */
 void kvr__ring_add(struct kvr_ring *r, const struct kvr_event *ev);
+/* An event with this id is not to be had: empties the ring. */
+void kvr__ring_skip(struct kvr_ring *r, uint64_t id);
 const struct kvr_event *kvr__ring_at(const struct kvr_ring *r, uint64_t place);
 /* First shown place whose id is at least `id`. */
 uint64_t kvr__ring_find(const struct kvr_ring *r, uint64_t id);

@@ -4,6 +4,7 @@
 KVROUTE names the binary under test. Every port is free when it is taken; every wait has a deadline; everything that
 a test starts is stopped by its fixture, and a sanitizer's report or a wrong exit code fails the test."""
 import http.client
+import http.server
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.parse
 
 import jsonschema
 import msgpack
@@ -71,6 +74,35 @@ def stays(what, check, seconds):
     while time.monotonic() < until:
         assert check(), f"no longer: {what}"
         time.sleep(0.01)  # between two looks
+
+
+class ScriptedServer:
+    """An HTTP server that answers GET with what `script` returns for the query: bytes, a dict, or a status (with `no` as its body)."""
+
+    def __init__(self, script, path=""):
+        self.script, self.asked = script, []
+        scripted = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+                scripted.asked.append(query)
+                answer = scripted.script(query)
+                body = json.dumps(answer).encode() if isinstance(answer, dict) else answer if isinstance(answer, bytes) else b"no"
+                self.send_response(answer if isinstance(answer, int) else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *a):
+                pass
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}{path}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
 
 
 class Process:

@@ -5,12 +5,11 @@ import os
 import random
 import signal
 import subprocess
-import threading
 import time
 
 import pytest
 
-from conftest import BINARY, OPENAPI, SEEN, SLOW, Indexer, call, check_schema, free_ports, local_hashes, wait_for
+from conftest import BINARY, OPENAPI, SEEN, SLOW, Indexer, ScriptedServer, call, check_schema, free_ports, local_hashes, wait_for
 from fleet_model import BS, Fleet
 
 TOKENS = list(range(100, 132))  # 8 blocks of 4
@@ -532,34 +531,13 @@ def test_model_names_with_colons(start, engine):
     assert b.scores(TOKENS, model="org:model%1") == {(1, 0): 8}
 
 
-class Canned:
-    """An HTTP server that gives one answer."""
-
-    def __init__(self, body, status=200):
-        import http.server
-        class H(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), H)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-
 @pytest.fixture
 def canned():
     made = []
 
-    def make(*a, **kw):
-        made.append(Canned(*a, **kw))
+    def make(answer):
+        """`answer`: bytes or a status."""
+        made.append(ScriptedServer(lambda q: answer))
         return made[-1]
     yield make
     for c in made:
@@ -588,7 +566,7 @@ def test_dumps_of_other_indexers_are_understood(start, canned):
                                   b'{"m:default":{"block_size":4,"events":[]}', b'{"m:default":{"block_size":4,"events":[{{]}}', b"}" * 9, b"\xff\xfe"])
 def test_bad_dumps_fail_that_peer_only(start, canned, body):
     good = json.dumps({"m:default": {"block_size": 4, "events": [router_event(4, [1, 2], TOKENS[:8])]}}).encode()
-    ix = start(Indexer, "--peers", f"{canned(body).url},{canned(b'', 500).url},{canned(good).url}")
+    ix = start(Indexer, "--peers", f"{canned(body).url},{canned(500).url},{canned(good).url}")
     assert ix.scores(TOKENS) == {(4, 0): 8} and ix.metric("kvroute_peer_failures_total") == 2
 
 

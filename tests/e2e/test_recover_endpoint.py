@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A router and a worker's recover endpoint that answers as told: what is asked, what becomes of the view, and bad answers."""
-import http.server
-import json
-import threading
-import urllib.parse
 
 import pytest
 
-from conftest import Engine, Serve, local_hashes, wait_for
+from conftest import Engine, ScriptedServer, Serve, local_hashes, wait_for
 
 TOKENS = list(range(1, 41))
 
@@ -18,29 +14,9 @@ def event(i, names, tokens, parent=None, kind="stored"):
     return {"worker_id": 99, "event": {"event_id": i, "data": data, "dp_rank": 0}}
 
 
-class Worker:
-    """Answers GET with what `script` returns for the query: bytes, a dict, or a status."""
-
+class Worker(ScriptedServer):
     def __init__(self):
-        self.script, self.asked = lambda q: 503, []
-        worker = self
-
-        class H(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
-                worker.asked.append(query)
-                answer = worker.script(query)
-                body = json.dumps(answer).encode() if isinstance(answer, dict) else answer if isinstance(answer, bytes) else b"no"
-                self.send_response(answer if isinstance(answer, int) else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), H)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/kv_recover"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        super().__init__(lambda q: 503, "/kv_recover")
 
     def starts(self):
         return [int(q["start"]) if "start" in q else None for q in self.asked]
@@ -50,8 +26,7 @@ class Worker:
 def worker():
     w = Worker()
     yield w
-    w.server.shutdown()
-    w.server.server_close()
+    w.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import gc
 import inspect
 import json
 import threading
+import time
 
 import hypothesis.strategies as st
 import pytest
@@ -114,8 +115,9 @@ def test_indexers_for_requests():
         await a.process_routing_decision_for_request(TOKENS, 3, 1)
         return await a.find_matches_for_request(TOKENS)
     assert asyncio.run(known_callers()).scores == {(3, 1): 4}
-    import time
-    time.sleep(0.3)
+    deadline = time.monotonic() + 30
+    while a.find_matches_for_request(TOKENS).scores and time.monotonic() < deadline:
+        pass
     assert a.find_matches_for_request(TOKENS).scores == {}
     for make in (lambda: KvIndexer(None, 0), lambda: KvIndexer(None), lambda: ApproxKvIndexer(None, 16, -1), lambda: ApproxKvIndexer(None, 1 << 20)):
         with pytest.raises(ValueError):

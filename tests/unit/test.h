@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 #include "base/base.h"
@@ -45,5 +46,26 @@ static inline uint64_t manual_now(void *ctx)
 {
     return *(uint64_t *)ctx;
 }
+
+static inline uint64_t seconds_from_now(double s)
+{
+    return kvr_now_ns(kvr_clock_monotonic()) + (uint64_t)(s * 1e9);
+}
+
+static inline bool time_is_left(uint64_t deadline_ns)
+{
+    struct timespec pause = {.tv_nsec = 200000};
+    nanosleep(&pause, NULL);
+    return kvr_now_ns(kvr_clock_monotonic()) < deadline_ns;
+}
+
+/* Looks until `condition` holds, and fails when it does not within so many seconds. */
+#define WAIT_FOR(condition, seconds)                                                                                                       \
+    do {                                                                                                                                   \
+        uint64_t deadline_ = seconds_from_now(seconds);                                                                                    \
+        while (!(condition) && time_is_left(deadline_)) {                                                                                  \
+        }                                                                                                                                  \
+        assert_true(condition);                                                                                                            \
+    } while (0)
 
 #endif

@@ -176,6 +176,39 @@ static void what_is_not_whole_is_not_dumped(void **state)
     kvr_local_index_destroy(li);
 }
 
+static void an_event_without_memory_is_not_forgotten(void **state)
+{
+    struct failing_alloc f = {.fail_at = -1};
+    struct kvr_alloc a = {failing_resize, &f};
+    struct kvr_local_index *li;
+    struct kvr_local_index_config c = {.alloc = &a, .worker = W, .block_size = 4, .epoch = 99};
+    uint32_t tokens[400] = {0};
+    uint64_t names[100];
+    struct kvr_local_store s = {.tokens = tokens, .tokens_n = 4, .block_hashes = names, .blocks_n = 1};
+    struct kvr_local_index_stats st;
+    (void)state;
+    for (size_t i = 0; i < 100; i++) names[i] = 1 + i;
+    assert_int_equal(kvr_local_index_create(&c, &li), 0);
+    assert_int_equal(kvr_local_index_store(li, 1, &s), 0);
+    s.tokens_n = 400;
+    s.blocks_n = 100;
+    f.fail_at = f.calls; /* the scratch has to grow */
+    assert_int_equal(kvr_local_index_store(li, 2, &s), -KVR_ENOMEM);
+    f.fail_at = -1;
+    assert_true(has(ask(li, 3, -1, false), "{\"TooNew\""));   /* 2 has been */
+    assert_true(has(ask(li, 2, -1, false), "out of memory")); /* and is not to be had */
+    assert_int_equal(kvr_local_index_store(li, 1, &s), -KVR_EINVAL);
+    assert_int_equal(kvr_local_index_store(li, 3, &s), 0);
+    assert_true(has(ask(li, 3, -1, false), "{\"Events\""));
+    assert_true(has(ask(li, -1, -1, false), "out of memory"));
+    kvr_local_index_stats(li, &st);
+    assert_true(!st.complete && st.events == 3 && st.refused == 1 && st.newest_id == 3);
+    assert_int_equal(kvr_local_index_clear(li, 4), 0);
+    assert_true(has(ask(li, -1, -1, false), "{\"TreeDump\":"));
+    kvr_local_index_destroy(li);
+    assert_int_equal(f.live, 0);
+}
+
 /* ---- dumps in progress ------------------------------------------------------------------------------------ */
 
 enum { NAMES = 2000, LOCALS = 3 };
@@ -479,6 +512,7 @@ int main(void)
         cmocka_unit_test(a_batch_is_told_whole_or_not),
         cmocka_unit_test(the_ring_is_bounded_in_bytes),
         cmocka_unit_test(what_is_not_whole_is_not_dumped),
+        cmocka_unit_test(an_event_without_memory_is_not_forgotten),
         cmocka_unit_test(a_walk_and_the_events_since_give_the_content),
         cmocka_unit_test(a_reader_that_has_enough_ends_its_dump),
         cmocka_unit_test(a_walk_outlives_its_rank),

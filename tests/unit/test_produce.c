@@ -3,7 +3,9 @@
 #include "test.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,7 +18,7 @@ struct stage {
     uint64_t bytes_max; /* the thread writes that much */
     bool fail;          /* and says that it is not all */
     double stall_s;
-    uint64_t written;
+    _Atomic uint64_t written;
     bool over, sent, gone, thread_stopped;
 };
 
@@ -96,24 +98,28 @@ static int begin(struct stage *s)
     return fd;
 }
 
-/* Runs until the answer is over; reads from fd what comes unless it is negative. Returns: bytes read. */
-static uint64_t run(struct stage *s, int fd)
+/* Takes what has come for the client; false once there is no more to come. */
+static bool take(int fd, uint64_t *n)
 {
     static char sink[1 << 16];
-    uint64_t n = 0, deadline = kvr_now_ns(kvr_clock_monotonic()) + UINT64_C(20000000000);
-    while (!s->over && kvr_now_ns(kvr_clock_monotonic()) < deadline) {
-        uv_run(&s->loop, UV_RUN_NOWAIT);
-        ssize_t k = fd < 0 ? 0 : recv(fd, sink, sizeof sink, MSG_DONTWAIT);
-        if (k > 0) n += (uint64_t)k;
-        else uv_sleep(1);
-    }
-    assert_true(s->over && s->thread_stopped);
-    for (int i = 0; i < 50; i++) { /* what is still on its way */
-        uv_run(&s->loop, UV_RUN_NOWAIT);
-        ssize_t k;
-        while (fd >= 0 && (k = recv(fd, sink, sizeof sink, MSG_DONTWAIT)) > 0) n += (uint64_t)k;
-        uv_sleep(1);
-    }
+    ssize_t k;
+    while ((k = recv(fd, sink, sizeof sink, MSG_DONTWAIT)) > 0) *n += (uint64_t)k;
+    return k < 0 && errno == EAGAIN;
+}
+
+static bool turn(struct stage *s)
+{
+    uv_run(&s->loop, UV_RUN_NOWAIT);
+    return true;
+}
+
+/* Runs until the answer is over and the connection closed; reads from fd what comes unless it is negative. Returns: bytes read. */
+static uint64_t run(struct stage *s, int fd)
+{
+    uint64_t n = 0;
+    WAIT_FOR(turn(s) && (fd < 0 || take(fd, &n) || true) && s->over, 20);
+    assert_true(s->thread_stopped);
+    if (fd >= 0) WAIT_FOR(turn(s) && !take(fd, &n), 20);
     return n;
 }
 
@@ -151,7 +157,7 @@ static void a_client_that_leaves_ends_the_thread(void **state)
     struct stage s = {.bytes_max = UINT64_MAX / 2};
     (void)state;
     int fd = begin(&s);
-    for (int i = 0; i < 50; i++) uv_run(&s.loop, UV_RUN_NOWAIT), uv_sleep(1);
+    WAIT_FOR(turn(&s) && s.written > 0, 20); /* the thread is at work */
     close(fd);
     run(&s, -1);
     assert_true(s.gone && !s.sent);

@@ -52,6 +52,7 @@ struct engine {
     /* the server's account */
     _Atomic unsigned questions, all, evicted, dumps;
     unsigned restarts;
+    uint64_t sent; /* the last batch that was not lost on the way */
 };
 
 static size_t find_block(const struct engine *e, uint64_t name)
@@ -145,6 +146,7 @@ static void put_on_wire(struct engine *e)
     zmq_send(e->pub, "", 0, ZMQ_SNDMORE);
     zmq_send(e->pub, seq, 8, ZMQ_SNDMORE);
     zmq_send(e->pub, e->out.data, e->out.len, 0);
+    e->sent = e->seq;
 }
 
 /* One batch; `loss` in thousandths. */
@@ -164,6 +166,19 @@ static void publish(struct engine *e, uint32_t loss)
     e->batch_n = 0;
 }
 
+/* Has the socket an endpoint? */
+static bool bound(const struct engine *e)
+{
+    char endpoint[64] = "";
+    size_t len = sizeof endpoint;
+    return zmq_getsockopt(e->pub, ZMQ_LAST_ENDPOINT, endpoint, &len) == 0 && endpoint[0];
+}
+
+static bool bind_to(struct engine *e, const char *endpoint)
+{
+    return bound(e) || zmq_bind(e->pub, endpoint) == 0;
+}
+
 static void start_engine(struct engine *e)
 {
     char endpoint[64];
@@ -174,15 +189,13 @@ static void start_engine(struct engine *e)
     pthread_mutex_lock(&e->lock);
     e->index = li;
     pthread_mutex_unlock(&e->lock);
-    e->n = e->seq = 0;
+    e->n = e->seq = e->sent = 0;
     e->pub = zmq_socket(e->zmq, ZMQ_PUB);
     int hwm = 0, linger = 1000;
     zmq_setsockopt(e->pub, ZMQ_SNDHWM, &hwm, sizeof hwm);
     zmq_setsockopt(e->pub, ZMQ_LINGER, &linger, sizeof linger);
     snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%d", e->port);
-    int rc = -1;
-    for (int i = 0; i < 500 && (rc = zmq_bind(e->pub, e->port ? endpoint : "tcp://127.0.0.1:*")); i++) usleep(10000); /* its old life's */
-    assert_int_equal(rc, 0);
+    WAIT_FOR(bind_to(e, e->port ? endpoint : "tcp://127.0.0.1:*"), 5); /* the port may be its old life's */
     size_t len = sizeof endpoint;
     zmq_getsockopt(e->pub, ZMQ_LAST_ENDPOINT, endpoint, &len);
     e->port = (int)strtol(strrchr(endpoint, ':') + 1, NULL, 10);
@@ -310,19 +323,10 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_index_remove_rank(user, w);
 }
 
-static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
-{
-    (void)ctx;
-    (void)user;
-    (void)w;
-    (void)trusted;
-    (void)reason;
-}
-
 static void start_consumer(struct consumer *c, const struct engine *e, const struct server *s)
 {
     char events[64], recover[64];
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust};
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset};
     assert_int_equal(kvr_index_create(NULL, &c->index), 0);
     assert_int_equal(kvr_ingest_create(&h, 5, NULL, &c->ingest), 0);
     snprintf(events, sizeof events, "tcp://127.0.0.1:%d", e->port);
@@ -388,15 +392,34 @@ static void assert_same_content(struct kvr_index *a, struct kvr_index *b)
 
 static void wait_caught_up(struct consumer *c, struct engine *e, uint64_t seed)
 {
-    for (int i = 0; i < 6000; i++) { /* 60 s */
+    uint64_t deadline = seconds_from_now(60), sign_of_life = seconds_from_now(0.2);
+    while (time_is_left(deadline)) {
         if (caught_up(c, e)) return;
-        usleep(10000);
-        if (i % 20 == 19) publish(e, 0); /* an engine that lives is heard of; the last batch may have been lost */
+        if (kvr_now_ns(kvr_clock_monotonic()) < sign_of_life) continue;
+        publish(e, 0); /* an engine that lives is heard of; the last batch may have been lost */
+        sign_of_life = seconds_from_now(0.2);
     }
     struct kvr_view_status st;
     kvr_ingest_status(c->ingest, &st, 1);
     fail_msg("seed %llu: the consumer is at %llu of %llu, %s", (unsigned long long)seed, (unsigned long long)st.next_sequence,
              (unsigned long long)e->seq, st.reason);
+}
+
+static bool connected(struct consumer *c)
+{
+    struct kvr_view_status st;
+    return kvr_ingest_status(c->ingest, &st, 1) == 1 && st.connected;
+}
+
+/* Lets the consumer see the last batch that was sent: it has it, or is busy finding out what it lacks. One whose subscription
+ * had not arrived will never see it, so that the time is short and no failure. */
+static void look(struct consumer *c, const struct engine *e)
+{
+    struct kvr_view_status st;
+    uint64_t deadline = seconds_from_now(0.02);
+    do {
+        if (kvr_ingest_status(c->ingest, &st, 1) != 1 || !st.connected || st.repairing || st.state != KVR_VIEW_LIVE) return;
+    } while (st.next_sequence <= e->sent && time_is_left(deadline));
 }
 
 static void run_seed(uint64_t seed, uint64_t events)
@@ -414,7 +437,7 @@ static void run_seed(uint64_t seed, uint64_t events)
     while (e.events < events) {
         for (int i = 0; i < 200; i++) {
             publish(&e, loss);
-            if (i % 20 == 0) usleep(kvr_rng_below(rng, 1000)); /* about what a loopback question takes */
+            if (i % 20 == 0) look(&c, &e);
         }
         if (kvr_rng_below(rng, 40) == 0) {
             stop_consumer(&c);
@@ -422,7 +445,7 @@ static void run_seed(uint64_t seed, uint64_t events)
         }
         if (kvr_rng_below(rng, 60) == 0) {
             stop_engine(&e);
-            if (kvr_rng_below(rng, 2)) usleep(kvr_rng_below(rng, 100000));
+            if (kvr_rng_below(rng, 2)) WAIT_FOR(!connected(&c), 30); /* else its new life may be there before anybody has noticed */
             start_engine(&e);
             e.restarts++;
         }

@@ -48,15 +48,6 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_index_remove_rank(e->index, w);
 }
 
-static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
-{
-    (void)ctx;
-    (void)user;
-    (void)w;
-    (void)trusted;
-    (void)reason;
-}
-
 static bool status_of(struct exam *e, uint32_t rank, struct kvr_view_status *out)
 {
     struct kvr_view_status st[RANKS_MAX];
@@ -405,7 +396,7 @@ static void examine_ranks(struct exam *e)
 void engine_examine(struct doctor *d, const struct engine_target *t)
 {
     struct exam *e = calloc(1, sizeof *e);
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = e};
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .ctx = e};
     if (!e) return;
     e->d = d;
     e->t = t;
