@@ -36,7 +36,8 @@ extern "C" {
     X(BUSY, 17, "every eligible worker is busy")                                                                                           \
     X(OVERLOADED, 18, "every eligible worker is overloaded")                                                                               \
     X(QUEUEFULL, 19, "the queue of the request's class is full")                                                                           \
-    X(SHUTDOWN, 20, "shutting down")
+    X(SHUTDOWN, 20, "shutting down")                                                                                                       \
+    X(TIMEDOUT, 21, "timed out")
 
 enum kvr_error {
 #define KVR_ERROR_ENUM(name, value, text) KVR_E##name = (value),

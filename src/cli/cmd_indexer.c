@@ -7,6 +7,7 @@
 #include "app/indexer/indexer.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/plane_rows.h"
 
 #define AT(field) offsetof(struct indexer_options, field)
 
@@ -48,6 +49,7 @@ static const struct option_row rows[] = {
      NULL},
     {"test-endpoints", OPT_BOOL, AT(test_endpoints), "false", 0, 0, NULL, "serve /test/pause_listener and /test/resume_listener", NULL,
      NULL},
+    PLANE_ROWS(AT(plane)),
     {"record-events", OPT_STRING, AT(record_events), NULL, 0, 0, "FILE", "write every KV event to this file (JSON Lines)", NULL, NULL},
     {"record-max-lines", OPT_U64, AT(record_max_lines), "0", 0, 1e18, NULL, "events of one file, then FILE.1, FILE.2, ...; 0 = all in one",
      NULL, NULL},

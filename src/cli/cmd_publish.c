@@ -5,6 +5,7 @@
 
 #define OPTIONS struct publish_options
 #include "cli/option_rows.h"
+#include "cli/plane_rows.h"
 
 static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
@@ -12,7 +13,9 @@ static const struct option_row rows[] = {
     NUM("port", port, "5559", 1, 65535, "HTTP port: recovery, status, metrics"),
     STR("events", events, "tcp://127.0.0.1:5557", "ENDPOINT", "the engine's KV event stream; rank r is at port + r - dp-start"),
     STR("replay", replay, NULL, "ENDPOINT", "the engine's replay socket; without it the stream must be seen from its first batch"),
-    STR("publish", publish, "tcp://*:5560", "ENDPOINT", "where to publish, in engine framing; rank r at port + r - dp-start"),
+    STR("publish", publish, "tcp://*:5560", "ENDPOINT", "event plane zmq: where to publish; rank r at port + r - dp-start"),
+    ENU("publish-format", publish_format, "engine", "engine|envelope", "event plane zmq: as engines do, or router events in envelopes"),
+    PLANE_ROWS(AT(plane)),
     NUM("worker-id", worker_id, "0", 0, 1.8e19, "worker id told in answers"),
     STR("model", model, "default", "NAME", "model name told in /dump and /status"),
     NUM("block-size", block_size, "16", 1, 65536, "the engine's tokens per KV block"),

@@ -8,6 +8,7 @@
 #include "app/serve/serve.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/plane_rows.h"
 #include "cli/policy_file.h"
 
 struct serve_cli {
@@ -141,6 +142,7 @@ struct serve_cli {
         NUM("replica-sync-port", replica_sync_port, "0", 0, 65535, NULL,                                                                   \
             "port (ZMQ) on which other routers of the fleet hear what this one books; 0 = off"),                                           \
         STR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \
+        PLANE_ROWS(AT(plane)),                                                                                                             \
         SIZ("index-max-bytes", index_max_bytes, "0", NULL,                                                                                 \
             "cap on an index's memory, kept by giving up what is least recently used; 0 = none"),                                          \
         DBL("queue-timeout", queue_timeout, "30", 0, 864000, NULL, "seconds to wait for a worker"),                                        \

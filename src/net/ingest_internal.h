@@ -2,8 +2,9 @@
 /*
  * The ingest, inside.
  *
- *   zmq_ingest.c   sockets, the thread, commands from other threads
- *   ingest_view.c  what a source makes of what arrives: trust, applying, gaps, restarts, how a loss is repaired
+ *   ingest.c   sockets, the thread, commands from other threads
+ *   ingest_view.c   what a source makes of what arrives: trust, applying, gaps, restarts, how a loss is repaired
+ *   ingest_plane.c  one stream for many ranks: which source a message is for, beats
  *
  * Everything here belongs to the ingest thread, but for what is under `lock`.
  */
@@ -13,9 +14,12 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "base/buf.h"
+#include "base/map64.h"
 #include "net/recover_client.h"
-#include "net/zmq_ingest.h"
+#include "net/ingest.h"
 #include "recover/cursor.h"
+#include "wire/json.h"
 
 enum {
     HWM = 100000,
@@ -33,7 +37,10 @@ enum {
     REBUILD_PAUSE_MS = 30000,
     STEP_BLOCKS = 16384, /* of a recovered content, applied before other sources get their turn */
     UNDECODABLE_MAX = 5, /* batches that cannot be decoded, within UNDECODABLE_MS */
-    UNDECODABLE_MS = 60000
+    UNDECODABLE_MS = 60000,
+    PLANE_BYTES_MAX = 64 << 20, /* of the shared stream, waiting for the thread */
+    SILENT_MS = 3500,           /* without a beat of one that has sent beats */
+    BEHIND_MS = 1000            /* a beat tells of an event that has not come for so long */
 };
 
 struct waiting {
@@ -79,9 +86,39 @@ struct source {
     uint64_t asking;                      /* token of the one that is out, or 0 */
     bool asked_all, has_epoch, same_life; /* same_life: the content is from this connection */
     uint64_t epoch;                       /* of the worker that has answered */
-    uint64_t orphans_until;               /* after a tree dump: up to here a store may lack its parent */
-    struct kvr_recover_reply *incoming;   /* being applied */
+    /* of a shared stream (ingest_plane.c) */
+    bool plane;                         /* fed by it */
+    bool enveloped;                     /* what comes are events with a plane_head, not engine batches; a socket may carry them too */
+    uint64_t publisher;                 /* whose events are applied; 0: not known yet */
+    double publisher_since;             /* stamp of its first */
+    uint64_t event_ms;                  /* its last event was applied then */
+    uint64_t heard_ms;                  /* an event or a beat came */
+    uint64_t beat_ms;                   /* its last beat; 0: it sends none, as far as is known */
+    uint64_t behind_ms, behind_id;      /* a beat told of this event then, and it was not here */
+    uint64_t orphans_until;             /* after a tree dump: up to here a store may lack its parent */
+    struct kvr_recover_reply *incoming; /* being applied */
     size_t incoming_at;
+};
+
+/* An event of the shared stream as it waits and is kept: this, then the event's msgpack. */
+struct plane_head {
+    double ts; /* seconds since 1970 */
+    uint64_t publisher;
+};
+
+struct plane_message {
+    struct plane_message *next;
+    uint64_t position;
+    size_t len;
+    char data[];
+};
+
+struct kvr_plane_queue {
+    pthread_mutex_t lock;
+    struct plane_message *head, **tail;
+    size_t bytes;
+    uint64_t dropped;
+    bool up, down_since_taken; /* the latter: also when it is up again by now */
 };
 
 enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT, REPLY, EVIDENCE };
@@ -111,6 +148,7 @@ struct kvr_ingest {
     bool stop;
     struct kvr_view_status *statuses;
     size_t statuses_n, statuses_cap;
+    struct kvr_ingest_plane_stats plane_seen; /* copy for others, under `lock` */
     /* the thread's own */
     struct source *sources;
     size_t sources_n, monitors;
@@ -118,13 +156,23 @@ struct kvr_ingest {
     struct source *current;
     const struct kvr_engine_stream *applying; /* the stream whose batch is being converted, or NULL */
     uint64_t now_ms;
+    struct kvr_plane_queue plane; /* any thread, under its lock */
+    bool plane_up;
+    struct kvr_ingest_plane_stats plane_stats;
+    struct kvr_map64 plane_sources; /* mix of (worker, rank) -> source */
+    struct kvr_buf plane_unit, plane_scratch;
+    struct kvr_event plane_event; /* decoded */
+    struct kvr_block *plane_blocks;
+    size_t plane_blocks_cap;
+    struct kvr_json_parser *plane_json; /* made with the first event as JSON */
     struct kvr_recover_client *recover; /* made with the first source that has a recover endpoint */
     uint64_t tokens;
     size_t incoming_n; /* sources with content being applied */
 };
 
-/* ---- zmq_ingest.c */
+/* ---- ingest.c */
 void *kvr__ingest_socket(struct kvr_ingest *in, int type);
+void kvr__ingest_wake(struct kvr_ingest *in);                          /* any thread */
 void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply); /* any thread */
 
 /* ---- ingest_view.c */
@@ -143,5 +191,25 @@ void kvr__view_step(struct kvr_ingest *in, struct source *s);                   
 void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text);             /* "": none any more */
 void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c);
 void kvr__view_deadlines(struct kvr_ingest *in, struct source *s);
+/* From now on events come with a plane_head. */
+void kvr__view_enveloped(struct kvr_ingest *in, struct source *s);
+/* The shared stream is down: untrusted, but kept. */
+void kvr__view_stream_down(struct kvr_ingest *in, struct source *s);
+/* The publisher has told of an event that has not come. */
+void kvr__view_behind(struct kvr_ingest *in, struct source *s, bool other_life);
+/* The publisher says that the view has everything. */
+void kvr__view_confirmed(struct kvr_ingest *in, struct source *s);
+
+/* ---- ingest_plane.c */
+int kvr__plane_init(struct kvr_ingest *in);
+void kvr__plane_free(struct kvr_ingest *in);
+void kvr__plane_attach(struct kvr_ingest *in, struct source *s); /* a source begins, ends */
+void kvr__plane_detach(struct kvr_ingest *in, struct source *s);
+void kvr__plane_take(struct kvr_ingest *in); /* what has come since */
+/* The last frame of a message of this source's own socket. */
+void kvr__plane_frame(struct kvr_ingest *in, struct source *s, const char *data, size_t len);
+void kvr__plane_deadlines(struct kvr_ingest *in, struct source *s);
+/* Into in->plane_event, in->batch.ts and *publisher. */
+bool kvr__plane_decode(struct kvr_ingest *in, const char *data, size_t len, uint64_t *publisher);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One source's view: see zmq_ingest.h for its life.
+ * One source's view: see ingest.h for its life.
  *
  * A loss is repaired by the first of these that the source has and that works:
  *
@@ -73,6 +73,7 @@ static void drop_view(struct kvr_ingest *in, struct source *s)
     kvr__cursor_reset(&s->cursor);
     memset(s->recent, 0, sizeof s->recent);
     s->missing = false;
+    s->publisher = 0;
     kvr__view_note_cursor(s);
 }
 
@@ -143,8 +144,20 @@ static void on_converted(void *ctx, const struct kvr_event *ev)
     }
 }
 
-/* Applies the decoded batch. */
-static void apply_batch(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+/* One event of the shared stream. */
+static void apply_plane_event(struct kvr_ingest *in, struct source *s)
+{
+    s->event_ms = in->now_ms;
+    if (in->plane_event.tier != KVR_TIER_DEVICE && !s->own.stream.tiers) return;
+    in->current = s;
+    in->plane_event.worker = s->st.worker; /* on a socket of its own it need not know its id */
+    s->cleared = s->orphaned = false;
+    on_converted(in, &in->plane_event);
+    if (s->cleared) s->missing = false; /* an empty view is a complete one */
+}
+
+/* The decoded batch. */
+static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t seq)
 {
     struct rank_stream *r = stream_of(in, s);
     uint64_t mismatches = r ? r->stream.counters.block_size_mismatch : 0;
@@ -167,10 +180,17 @@ static void apply_batch(struct kvr_ingest *in, struct source *s, uint64_t seq, c
             kvr__view_trust(in, s, false, text);
         }
     }
-    s->st.batches++;
-    s->st.bytes += len;
     s->st.engine_block_size = s->own.stream.engine_block_size;
     sum_counters(s);
+}
+
+/* Applies what was decoded. */
+static void apply_batch(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    if (s->enveloped) apply_plane_event(in, s);
+    else apply_engine_batch(in, s, seq);
+    s->st.batches++;
+    s->st.bytes += len;
     kvr__view_remember(s, seq, kvr_hash_bytes(data, len, 0));
     kvr__cursor_advance(&s->cursor, seq, in->batch.ts);
     kvr__view_note_cursor(s);
@@ -178,7 +198,8 @@ static void apply_batch(struct kvr_ingest *in, struct source *s, uint64_t seq, c
 
 static bool decode(struct kvr_ingest *in, struct source *s, const char *data, size_t len)
 {
-    if (kvr_engine_decode(&in->batch, data, len) == 0) return true;
+    uint64_t publisher;
+    if (s->enveloped ? kvr__plane_decode(in, data, len, &publisher) : kvr_engine_decode(&in->batch, data, len) == 0) return true;
     s->st.decode_errors++;
     if (in->now_ms - s->undecodable_ms > UNDECODABLE_MS) {
         s->undecodable_ms = in->now_ms;
@@ -518,15 +539,29 @@ static void keep_waiting(struct source *s, uint64_t seq, const char *data, size_
     s->wait_bytes += len;
 }
 
+/* The view goes with another life of the publisher from here on. */
+static void note_publisher(struct kvr_ingest *in, struct source *s, const char *data)
+{
+    struct plane_head h;
+    if (!s->enveloped) return;
+    memcpy(&h, data, sizeof h);
+    s->publisher = h.publisher;
+    s->publisher_since = in->batch.ts;
+}
+
 static void unrepaired_gap(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
 {
     struct kvr_cursor seen = s->cursor;
     drop_view(in, s);
+    note_publisher(in, s, data);
     s->cursor.live_any = true;
     s->cursor.last_live = seen.last_live;
     s->missing = true;
     apply_batch(in, s, seq, data, len);
-    if (s->missing) kvr__view_trust(in, s, false, "batches were lost and there is no replay endpoint");
+    if (s->missing)
+        kvr__view_trust(in, s, false,
+                        s->enveloped ? "events were lost and there is no recover endpoint"
+                                     : "batches were lost and there is no replay endpoint");
     else if (!s->mismatch) kvr__view_trust(in, s, true, "");
 }
 
@@ -553,6 +588,12 @@ static void on_gap(struct kvr_ingest *in, struct source *s, uint64_t seq, const 
     }
 }
 
+/* An event after which nothing before it matters. */
+static bool begins_anew(const struct kvr_ingest *in, const struct source *s)
+{
+    return s->enveloped && in->plane_event.kind == KVR_EVENT_CLEARED && in->plane_event.tier == KVR_TIER_DEVICE;
+}
+
 static void on_restart(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
 {
     s->st.restarts++;
@@ -562,13 +603,34 @@ static void on_restart(struct kvr_ingest *in, struct source *s, uint64_t seq, co
     s->same_life = true;
     s->cursor.live_any = true;
     s->cursor.last_live = seq;
-    if (seq == 0) {
+    note_publisher(in, s, data);
+    if (seq == 0 || begins_anew(in, s)) {
         apply_batch(in, s, seq, data, len);
         if (!s->mismatch) kvr__view_trust(in, s, true, "");
     } else {
         kvr__view_trust(in, s, false, "being restored from the start");
         on_gap(in, s, seq, data, len);
     }
+}
+
+/* What a decoded event of the shared stream means. A publisher that says who it is need not be guessed at. */
+static enum kvr_cursor_verdict plane_verdict(struct kvr_ingest *in, struct source *s, uint64_t seq, uint64_t publisher, bool seen)
+{
+    if (!publisher) return seen ? kvr__cursor_replay(&s->cursor, seq) : kvr__cursor_live(&s->cursor, seq, in->batch.ts);
+    if (s->publisher && s->publisher != publisher)
+        return in->batch.ts < s->publisher_since ? KVR_CURSOR_STALE : KVR_CURSOR_RESTART; /* of its life before, or after */
+    if (!s->publisher) s->publisher_since = in->batch.ts;
+    s->publisher = publisher;
+    enum kvr_cursor_verdict v = kvr__cursor_replay(&s->cursor, seq);
+    return v == KVR_CURSOR_GAP && begins_anew(in, s) ? KVR_CURSOR_APPLY : v;
+}
+
+static enum kvr_cursor_verdict verdict(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, bool seen)
+{
+    struct plane_head h;
+    if (!s->enveloped) return seen ? kvr__cursor_replay(&s->cursor, seq) : kvr__cursor_live(&s->cursor, seq, in->batch.ts);
+    memcpy(&h, data, sizeof h);
+    return plane_verdict(in, s, seq, h.publisher, seen);
 }
 
 static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen)
@@ -583,7 +645,7 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
         return;
     }
     if (!decode(in, s, data, len)) return;
-    switch (seen ? kvr__cursor_replay(&s->cursor, seq) : kvr__cursor_live(&s->cursor, seq, in->batch.ts)) {
+    switch (verdict(in, s, seq, data, seen)) {
     case KVR_CURSOR_STALE:
         s->st.stale_batches++;
         note_recent(s, seq, kvr_hash_bytes(data, len, 0));
@@ -600,7 +662,7 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
     if (lost && can_repair(s) && in->now_ms - s->rebuilt_ms > REBUILD_PAUSE_MS) {
         s->rebuilt_ms = in->now_ms; /* a store under an unknown parent: something was missed, start over */
         rebuild(in, s);
-    } else if (!s->st.trusted && !s->missing && !s->mismatch && (seq == 0 || was_missing || s->doubt)) {
+    } else if (!s->st.trusted && !s->missing && !s->mismatch && (seq == 0 || was_missing || s->doubt || (s->enveloped && s->cleared))) {
         kvr__view_trust(in, s, true, "");
     }
     s->doubt = false;
@@ -609,6 +671,13 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
 void kvr__view_live(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
 {
     on_live_message(in, s, seq, data, len, false);
+}
+
+void kvr__view_enveloped(struct kvr_ingest *in, struct source *s)
+{
+    s->enveloped = true;
+    drop_waiting(s);                     /* engine batches */
+    if (s->st.batches) drop_view(in, s); /* their names say nothing of events' ids */
 }
 
 void kvr__view_connected(struct kvr_ingest *in, struct source *s)
@@ -634,14 +703,42 @@ void kvr__view_connected(struct kvr_ingest *in, struct source *s)
     s->tail_at_ms = in->now_ms + TAIL_CHECK_MS;
 }
 
-void kvr__view_disconnected(struct kvr_ingest *in, struct source *s)
+static void cut_off(struct kvr_ingest *in, struct source *s, const char *why)
 {
-    if (!s->connected) return;
     s->connected = s->st.connected = false;
     s->st.disconnects++;
     kvr__view_forget_repair(in, s);
+    kvr__view_trust(in, s, false, why);
+}
+
+void kvr__view_disconnected(struct kvr_ingest *in, struct source *s)
+{
+    if (!s->connected) return;
     s->drop_at_ms = in->now_ms + DOWN_GRACE_MS;
-    kvr__view_trust(in, s, false, "the events endpoint is down");
+    cut_off(in, s, s->plane ? "its publisher is silent" : "the events endpoint is down");
+}
+
+void kvr__view_stream_down(struct kvr_ingest *in, struct source *s)
+{
+    if (s->connected) cut_off(in, s, "the event plane is down");
+}
+
+void kvr__view_behind(struct kvr_ingest *in, struct source *s, bool other_life)
+{
+    s->st.gaps++;
+    s->st.restarts += other_life;
+    if (other_life) s->has_epoch = false;
+    if (other_life || !can_repair(s)) drop_view(in, s);
+    s->missing = !can_repair(s);
+    kvr__view_trust(in, s, false, "events are missing");
+    if (can_repair(s)) ask(in, s, must_ask_all(s));
+}
+
+void kvr__view_confirmed(struct kvr_ingest *in, struct source *s)
+{
+    if (s->sound || s->missing || s->mismatch || !s->cursor.applied_any || !s->connected) return;
+    s->doubt = false;
+    kvr__view_trust(in, s, true, "");
 }
 
 /* Content up to `c` has been put in place from elsewhere. */

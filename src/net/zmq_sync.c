@@ -16,7 +16,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "net/zmq_ingest.h"
+#include "net/ingest.h"
 #include "wire/sync_event.h"
 
 enum {

@@ -2,7 +2,7 @@
 /*
  * msgpack batch -> struct kvr_engine_batch.
  *
- * mp_check proves that the payload is one well-formed value, so the walking below never leaves it; types are
+ * kvr_msgpack_is_whole proves that the payload is one well-formed value, so the walking below never leaves it; types are
  * checked before each decode. Lists are bounded by the payload: every element takes at least one byte.
  */
 #include "wire/engine_events.h"
@@ -10,7 +10,7 @@
 #include <msgpuck.h>
 #include <string.h>
 
-enum { BATCH_DEPTH_MAX = 64 };
+#include "wire/msgpack.h"
 
 void kvr_engine_batch_init(struct kvr_engine_batch *b)
 {
@@ -37,30 +37,6 @@ static bool skip_nil(const char **p)
 {
     if (!is(*p, MP_NIL)) return false;
     mp_decode_nil(p);
-    return true;
-}
-
-/* Nesting is bounded, because mp_next and we recurse over hostile input otherwise (mp_check itself does not). */
-static bool depth_is_sane(const char *p, const char *end)
-{
-    uint64_t left[BATCH_DEPTH_MAX];
-    int depth = 0;
-    left[0] = 1;
-    while (depth >= 0) {
-        if (left[depth] == 0) {
-            depth--;
-            continue;
-        }
-        left[depth]--;
-        if (p >= end) return false;
-        uint64_t kids = 0;
-        if (is(p, MP_ARRAY)) kids = mp_decode_array(&p);
-        else if (is(p, MP_MAP)) kids = 2ull * mp_decode_map(&p);
-        else mp_next(&p);
-        if (kids == 0) continue;
-        if (depth + 1 == BATCH_DEPTH_MAX) return false;
-        left[++depth] = kids;
-    }
     return true;
 }
 
@@ -544,13 +520,12 @@ static int read_batch_map(struct kvr_engine_batch *b, const char **p)
 
 int kvr_engine_decode(struct kvr_engine_batch *b, const char *data, size_t len)
 {
-    const char *p = data, *end = data + len;
+    const char *p = data;
     b->ts = 0;
     b->has_rank = false;
     b->rank = 0;
     b->events_n = b->hashes_n = b->tokens_n = b->mm_n = b->mm_hashes_n = 0;
-    if (len == 0 || mp_check(&p, end) || p != end || !depth_is_sane(data, end)) return -KVR_EFORMAT;
-    p = data;
+    if (!kvr_msgpack_is_whole(data, len)) return -KVR_EFORMAT;
     if (is(p, MP_MAP)) return read_batch_map(b, &p);
     if (!is(p, MP_ARRAY)) return -KVR_EFORMAT;
     uint32_t n = mp_decode_array(&p);

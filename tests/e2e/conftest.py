@@ -473,7 +473,7 @@ class Select(Process):
         wait_for("select", lambda: self.p.poll() is not None or call(self.port, "GET", "/health").status == 200)
 
     get, post, metric, views = Serve.get, Serve.post, Serve.metric, Serve.views
-    idle, overlap = Serve.idle, Serve.overlap
+    idle, overlap, view = Serve.idle, Serve.overlap, Serve.view
 
     def ask(self, path, body=None, status=200, method="POST", headers=None):
         r = call(self.port, method, path, body, headers)

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "net/http.h"
-#include "net/zmq_ingest.h"
+#include "net/ingest.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engine batches through the sidecar: what it publishes decodes, and gives a consumer what the sidecar's own index holds. The
  * input is several batches, each with its length in one byte before it. */
+#include "../capture_outlet.h"
 #include "app/publish/feed.h"
 
 #include <string.h>
@@ -10,6 +11,7 @@
 
 struct run {
     struct feed feed;
+    struct capture sent;
     struct kvr_engine_batch in, out;
     struct kvr_engine_stream from_engine, from_sidecar;
     struct kvr_index *consumer;
@@ -32,7 +34,7 @@ static void publish(void *ctx, const struct kvr_event *ev)
     if (r->feed.next_id == before) return; /* nobody is told */
     KVR_ASSERT(r->feed.next_id == before + 1);
     r->last = (struct kvr_event){.kind = ev->kind, .tier = ev->tier};
-    KVR_ASSERT(kvr_engine_decode(&r->out, r->feed.batch.data, r->feed.batch.len) == 0 && r->out.events_n == 1);
+    KVR_ASSERT(kvr_engine_decode(&r->out, r->sent.batch.data, r->sent.batch.len) == 0 && r->out.events_n == 1);
     KVR_ASSERT(kvr_engine_convert(&r->from_sidecar, &r->out, before, consume, r) >= 0);
 }
 
@@ -45,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct kvr_local_index_stats st;
     const char *why;
     *r = zero;
-    r->feed = (struct feed){.worker = w, .block_size = 2, .next_id = 1};
+    r->feed = (struct feed){.worker = w, .block_size = 2, .next_id = 1, .outlet = capture_open(&r->sent)};
     KVR_ASSERT(kvr_local_index_create(&c, &r->feed.index) == 0 && kvr_index_create(NULL, &r->consumer) == 0);
     kvr_engine_batch_init(&r->in);
     kvr_engine_batch_init(&r->out);

@@ -4,12 +4,14 @@
 
 #include <stdio.h>
 
+#include "../capture_outlet.h"
 #include "app/publish/feed.h"
 
 enum { BS = 2 };
 
 struct run {
     struct feed feed;
+    struct capture out;
     struct kvr_engine_batch sent;
 };
 
@@ -17,7 +19,7 @@ static void setup(struct run *r)
 {
     struct kvr_local_index_config c = {.worker = {1, 0}, .block_size = BS};
     memset(r, 0, sizeof *r);
-    r->feed = (struct feed){.worker = {1, 0}, .block_size = BS, .next_id = 1};
+    r->feed = (struct feed){.worker = {1, 0}, .block_size = BS, .next_id = 1, .outlet = capture_open(&r->out)};
     assert_int_equal(kvr_local_index_create(&c, &r->feed.index), 0);
     kvr_engine_batch_init(&r->sent);
 }
@@ -39,7 +41,7 @@ static struct kvr_bytes store(struct run *r, uint64_t name, uint64_t parent, con
     struct kvr_ingest_origin origin = {&in, &words};
     if (salt) words.salt = (struct kvr_bytes){salt, strlen(salt)};
     assert_int_equal(feed_event(&r->feed, &ev, &origin), 0);
-    assert_int_equal(kvr_engine_decode(&r->sent, r->feed.batch.data, r->feed.batch.len), 0);
+    assert_int_equal(kvr_engine_decode(&r->sent, r->out.batch.data, r->out.batch.len), 0);
     return r->sent.events[0].salt;
 }
 

@@ -22,7 +22,7 @@
 #include <kvroute/local_index.h>
 
 #include "net/http.h"
-#include "net/zmq_ingest.h"
+#include "net/ingest.h"
 #include "wire/engine_encode.h"
 
 enum { SEEDS = 20, EVENTS = 50000, BS = 4, BRANCH = 4, DEPTH = 12, CACHE = 300, BATCH_EVENTS = 4 };

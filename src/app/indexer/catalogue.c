@@ -142,6 +142,18 @@ static void on_end(void *ctx, void *user)
     partition_unref(user);
 }
 
+static int start_plane(struct indexer *x)
+{
+    const struct kvr_plane_options *o = &x->o->plane;
+    char err[512];
+    if (o->plane == KVR_PLANE_ZMQ) return 0;
+    if (kvr_plane_scope(o, x->scope, err, sizeof err) || kvr_plane_connect(o, "kvroute indexer", &x->nats, err, sizeof err)) {
+        fprintf(stderr, "kvroute indexer: %s\n", err);
+        return -1;
+    }
+    return kvr_plane_feed_nats(x->nats, x->scope, x->ingest, &x->feed);
+}
+
 int catalogue_start(struct indexer *x)
 {
     struct kvr_ingest_handler h = {on_event, on_reset, on_trust, on_end, x};
@@ -151,7 +163,7 @@ int catalogue_start(struct indexer *x)
         fprintf(stderr, "kvroute indexer: --record-events: %s\n", err);
         return -1;
     }
-    return kvr_ingest_create(&h, x->o->restore_timeout, x->keys_n ? x->keys[0] : NULL, &x->ingest);
+    return kvr_ingest_create(&h, x->o->restore_timeout, x->keys_n ? x->keys[0] : NULL, &x->ingest) || start_plane(x);
 }
 
 /* ---- instances --------------------------------------------------------------------------------------------- */
@@ -179,10 +191,17 @@ bool catalogue_has_listener(struct indexer *x, struct kvr_worker w)
     return has;
 }
 
+/* A registration whose events come by the event plane. */
+static bool is_plane(const char *endpoint)
+{
+    return strcmp(endpoint, "plane") == 0;
+}
+
 /* tcp://host:port (a star and port 0 pass, as in the original), ipc://, inproc://. */
 static bool endpoint_ok(const char *e)
 {
     if (strlen(e) >= ENDPOINT_MAX) return false;
+    if (is_plane(e)) return true;
     if (strncmp(e, "ipc://", 6) == 0) return e[6] != 0;
     if (strncmp(e, "inproc://", 9) == 0) return e[9] != 0;
     if (strncmp(e, "tcp://", 6) != 0) return false;
@@ -270,7 +289,7 @@ static int add_listener_locked(struct indexer *x, struct instance *i, const stru
     struct kvr_worker w = {r->instance_id, r->dp_rank};
     struct kvr_ingest_source src = {.worker = w,
                                     .block_size = i->part->block_size,
-                                    .events = r->endpoint,
+                                    .events = is_plane(r->endpoint) ? NULL : r->endpoint,
                                     .replay = r->replay[0] ? r->replay : NULL,
                                     .recover = r->recover[0] ? r->recover : NULL,
                                     .user = i->part,
@@ -329,10 +348,14 @@ static int register_locked(struct indexer *x, const struct registration *r, char
 int catalogue_register(struct indexer *x, const struct registration *r, char *err, size_t cap)
 {
     if (!endpoint_ok(r->endpoint)) {
-        snprintf(err, cap, "invalid ZMQ endpoint `%.200s`: expected tcp://host:port, ipc://path or inproc://name", r->endpoint);
+        snprintf(err, cap, "invalid ZMQ endpoint `%.200s`: expected tcp://host:port, ipc://path, inproc://name or plane", r->endpoint);
         return 400;
     }
-    if (r->replay[0] && !endpoint_ok(r->replay)) {
+    if (is_plane(r->endpoint) && !x->feed) {
+        snprintf(err, cap, "endpoint `plane`: this indexer follows no event plane (--event-plane nats or jetstream)");
+        return 400;
+    }
+    if (r->replay[0] && (is_plane(r->endpoint) || !endpoint_ok(r->replay))) {
         snprintf(err, cap, "invalid replay endpoint `%.200s`: expected tcp://host:port, ipc://path or inproc://name", r->replay);
         return 400;
     }
@@ -590,7 +613,9 @@ bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len)
 
 void catalogue_destroy(struct indexer *x)
 {
+    kvr_plane_feed_close(x->feed);
     kvr_ingest_destroy(x->ingest);
+    kvr_nats_close(x->nats);
     kvr_recorder_destroy(x->recorder);
     while (x->instances) instance_drop_locked(x, x->instances);
     while (x->partitions) drop_locked(x, x->partitions);

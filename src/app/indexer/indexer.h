@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "net/event_plane.h"
+
 struct indexer_options {
     char *config;
     char *bind;
@@ -17,6 +19,7 @@ struct indexer_options {
     char *tenant; /* accepted from older command lines, not used */
     char *data_dir, *api_key_file, *tls_cert, *tls_key, *access_log, *trace_header;
     double snapshot_interval, restore_timeout;
+    struct kvr_plane_options plane;
     char *record_events;
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;

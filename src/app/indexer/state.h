@@ -37,7 +37,7 @@
 #include "base/buf.h"
 #include "net/event_recorder.h"
 #include "net/http.h"
-#include "net/zmq_ingest.h"
+#include "net/ingest.h"
 #include "wire/json.h"
 
 enum {
@@ -140,6 +140,9 @@ struct indexer {
     size_t peers_n;
     uint64_t registrations_version;
     struct kvr_ingest *ingest;
+    struct kvr_nats *nats; /* NULL: not used */
+    struct kvr_plane_feed *feed;
+    char scope[KVR_SCOPE_MAX];
     struct kvr_recorder *recorder; /* NULL: nothing is recorded */
     struct telemetry telemetry;
     char **keys;

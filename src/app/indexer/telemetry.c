@@ -197,6 +197,7 @@ static void write_views(struct indexer *x, struct kvr_buf *b)
 #undef VIEW_COUNTER
     };
     kvr_recorder_metrics(x->recorder, b);
+    kvr_plane_feed_metrics(x->feed, x->ingest, x->nats, b);
     for (size_t c = 0; c < KVR_ARRAY_LEN(counters); c++) {
         uint64_t sum = 0;
         char name[96];

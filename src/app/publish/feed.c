@@ -2,20 +2,9 @@
 #include "app/publish/feed.h"
 
 #include <string.h>
-#include <time.h>
-#include <zmq.h>
 #include <kvroute/hash.h>
 
-#include "wire/engine_encode.h"
-
-enum { HWM = 100000, SALTS_MAX = 1 << 16, COPIES_MAX = 1 << 26 };
-
-static double wall_clock(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_REALTIME, &ts);
-    return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
-}
+enum { SALTS_MAX = 1 << 16, COPIES_MAX = 1 << 26 };
 
 /* ---- salts ---------------------------------------------------------------------------------------------------- */
 
@@ -156,25 +145,14 @@ static void forget_copies(struct feed *f)
 
 /* ---- publishing ----------------------------------------------------------------------------------------------- */
 
-static void send_batch(struct feed *f, uint64_t id)
-{
-    unsigned char seq[8];
-    kvr_store_be64(seq, id);
-    bool ok = !f->batch.failed && zmq_send(f->pub, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
-              zmq_send(f->pub, seq, 8, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 && zmq_send(f->pub, f->batch.data, f->batch.len, ZMQ_DONTWAIT) >= 0;
-    atomic_fetch_add_explicit(ok ? &f->published : &f->send_failures, 1, memory_order_relaxed);
-}
-
 /* Local index first, then the wire: who asks after a loss finds what was published. */
 static int publish(struct feed *f, struct kvr_event *ev, const struct kvr_engine_words *words)
 {
     ev->event_id = f->next_id++;
     int rc = kvr_local_index_apply(f->index, ev);
-    f->event.len = f->batch.len = 0;
-    f->event.failed = f->batch.failed = false;
-    kvr_engine_encode(&f->event, ev, words);
-    kvr_engine_encode_batch(&f->batch, wall_clock(), &f->event, 1, f->worker.dp_rank);
-    send_batch(f, ev->event_id);
+    ev->worker = f->worker;
+    bool sent = f->outlet->publish(f->outlet, ev, words) == 0;
+    atomic_fetch_add_explicit(sent ? &f->published : &f->send_failures, 1, memory_order_relaxed);
     return rc;
 }
 
@@ -240,47 +218,30 @@ void feed_reset(struct feed *f)
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
 
-int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, void *zmq, char *err, size_t cap)
+int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, struct kvr_outlet *outlet, char *err, size_t cap)
 {
     struct kvr_local_index_config c = {.worker = {o->worker_id, rank},
                                        .block_size = (uint32_t)o->block_size,
                                        .events_max = o->buffer_events,
                                        .ring_bytes_max = o->buffer_bytes,
                                        .index_bytes_max = o->index_max_bytes};
-    int hwm = HWM, zero = 0, one = 1;
+    f->outlet = outlet;
     f->worker = c.worker;
     f->block_size = c.block_size;
     f->next_id = 1;
-    if (!kvr_ingest_endpoint_shift(o->publish, rank - (uint32_t)o->dp_start, f->endpoint, sizeof f->endpoint)) {
-        snprintf(err, cap, "--publish: '%s' leaves no port for rank %u; allowed: tcp://host:port, ipc://path for one rank", o->publish,
-                 rank);
-        return -1;
-    }
     if (kvr_local_index_create(&c, &f->index)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
     kvr_local_index_set_incomplete(f->index, "the engine's events have not been seen yet");
-    f->pub = zmq_socket(zmq, ZMQ_PUB);
-    if (f->pub) {
-        zmq_setsockopt(f->pub, ZMQ_SNDHWM, &hwm, sizeof hwm);
-        zmq_setsockopt(f->pub, ZMQ_LINGER, &zero, sizeof zero);
-        zmq_setsockopt(f->pub, ZMQ_IPV6, &one, sizeof one);
-    }
-    if (!f->pub || zmq_bind(f->pub, f->endpoint)) {
-        snprintf(err, cap, "--publish: cannot bind '%s': %s", f->endpoint, zmq_strerror(zmq_errno()));
-        return -1;
-    }
     (void)publish_clear(f);
     return 0;
 }
 
 void feed_close(struct feed *f)
 {
-    if (f->pub) zmq_close(f->pub);
+    if (f->outlet) f->outlet->close(f->outlet);
     kvr_local_index_destroy(f->index);
     forget_copies(f);
-    kvr_buf_free(&f->event);
-    kvr_buf_free(&f->batch);
     free(f->kept);
 }

@@ -2,14 +2,14 @@
 /*
  * What becomes of one rank's engine events:
  *
- *     ingest --> duplicates out --> next id --> local index and ring --> PUB, in engine framing, sequence = id
+ *     ingest --> duplicates out --> next id --> local index and ring --> outlet (net/event_plane.h); sequence = id
  *
  * Duplicates: an engine may keep one block twice; it is given up when the last copy is (reference counts per tier and hash,
  * after NVIDIA Dynamo's publisher). A removal that concerns nobody is not published and takes no id.
  * Ids begin at 1 with each life of the program; the first event of a life is a clear, and so is what tells that the engine's
  * stream was lost. Salted stores carry their salt also when the engine only tells it once a chain.
  *
- * Threads: the ingest thread calls feed_event and _reset and owns the socket from the first call on; others only ask the
+ * Threads: the ingest thread calls feed_event and _reset and owns the outlet from the first call on; others only ask the
  * local index, which has its own locks.
  */
 #ifndef KVR_PUBLISH_FEED_H
@@ -21,7 +21,7 @@
 #include "app/publish/publish.h"
 #include "base/buf.h"
 #include "base/map64.h"
-#include "net/zmq_ingest.h"
+#include "net/ingest.h"
 
 struct feed_salt {
     char *text;         /* NULL: free */
@@ -33,8 +33,7 @@ struct feed_salt {
 struct feed {
     struct kvr_worker worker;
     uint32_t block_size;
-    char endpoint[256]; /* where it publishes */
-    void *pub;
+    struct kvr_outlet *outlet;
     struct kvr_local_index *index;
     uint64_t next_id;
     struct kvr_map64 copies[KVR_TIER_COUNT]; /* hash -> how often it was stored */
@@ -42,14 +41,13 @@ struct feed {
     struct kvr_map64 salt_at;                /* hash of a salt -> its place, + 1 */
     struct feed_salt *salts;
     size_t salts_n, salts_cap, salts_free;
-    struct kvr_buf event, batch;
     uint64_t *kept; /* scratch: hashes of a removal that remain */
     size_t kept_cap;
     _Atomic uint64_t published, duplicates, send_failures, forgotten_salts;
 };
 
-/* Binds the socket and publishes the first clear. Returns: 0, or -1 with the reason in err. */
-int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, void *zmq, char *err, size_t cap);
+/* Publishes the first clear. Takes the outlet. Returns: 0, or -1 with the reason in err. */
+int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, struct kvr_outlet *outlet, char *err, size_t cap);
 void feed_close(struct feed *f);
 /* Returns: what the index says. */
 int feed_event(struct feed *f, const struct kvr_event *ev, const struct kvr_ingest_origin *origin);

@@ -73,21 +73,61 @@ static int serve(struct publish *p, char *err, size_t cap)
     return rc;
 }
 
+static int open_outlet(struct publish *p, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
+{
+    const struct publish_options *o = p->o;
+    char endpoint[256];
+    if (p->nats) return kvr_outlet_nats(p->nats, p->scope, o->plane.plane == KVR_PLANE_JETSTREAM, w, out, err, cap);
+    if (kvr_ingest_endpoint_shift(o->publish, w.dp_rank - (uint32_t)o->dp_start, endpoint, sizeof endpoint))
+        return kvr_outlet_zmq(p->zmq, endpoint, o->publish_format, w, out, err, cap);
+    snprintf(err, cap, "--publish: '%s' leaves no port for rank %u; allowed: tcp://host:port, ipc://path for one rank", o->publish,
+             w.dp_rank);
+    return -1;
+}
+
+static int open_feeds(struct publish *p, char *err, size_t cap)
+{
+    const struct publish_options *o = p->o;
+    for (uint32_t r = 0; r < o->dp_size; r++) {
+        struct kvr_outlet *outlet;
+        uint32_t rank = (uint32_t)o->dp_start + r;
+        if (open_outlet(p, (struct kvr_worker){o->worker_id, rank}, &outlet, err, cap)) return -1;
+        if (feed_open(&p->feeds[p->feeds_n++], o, rank, outlet, err, cap)) return -1;
+    }
+    return 0;
+}
+
+static void on_beat(uv_timer_t *t)
+{
+    struct publish *p = t->data;
+    for (size_t i = 0; i < p->feeds_n; i++)
+        if (p->feeds[i].outlet->beat) p->feeds[i].outlet->beat(p->feeds[i].outlet);
+}
+
+static int connect_plane(struct publish *p, char *err, size_t cap)
+{
+    const struct kvr_plane_options *o = &p->o->plane;
+    char name[64];
+    if (o->plane == KVR_PLANE_ZMQ) return 0;
+    snprintf(name, sizeof name, "kvroute publish, worker %llu", (unsigned long long)p->o->worker_id);
+    return kvr_plane_scope(o, p->scope, err, cap) || kvr_plane_connect(o, name, &p->nats, err, cap) ? -1 : 0;
+}
+
 static int start(struct publish *p, char *err, size_t cap)
 {
     const struct publish_options *o = p->o;
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = p};
     p->zmq = zmq_ctx_new();
-    for (uint32_t r = 0; r < o->dp_size; r++) {
-        struct feed *f = &p->feeds[p->feeds_n++];
-        if (feed_open(f, o, (uint32_t)o->dp_start + r, p->zmq, err, cap)) return -1;
-    }
+    if (connect_plane(p, err, cap) || open_feeds(p, err, cap)) return -1;
     if (kvr_ingest_create(&h, o->restore_timeout, NULL, &p->ingest)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
     for (size_t i = 0; i < p->feeds_n; i++)
         if (follow(p, &p->feeds[i], err, cap)) return -1;
+    uv_timer_init(&p->loop, &p->beat);
+    p->beat.data = p;
+    uv_timer_start(&p->beat, on_beat, KVR_BEAT_MS, KVR_BEAT_MS);
     return serve(p, err, cap);
 }
 
@@ -108,6 +148,7 @@ static void stop(struct publish *p)
     uv_loop_close(&p->loop);
     kvr_ingest_destroy(p->ingest);
     for (size_t i = 0; i < p->feeds_n; i++) feed_close(&p->feeds[i]);
+    kvr_nats_close(p->nats);
     if (p->zmq) zmq_ctx_term(p->zmq);
 }
 
@@ -129,7 +170,7 @@ int publish_main(const struct publish_options *o)
         fprintf(stderr, "kvroute publish: %s\n", err);
     } else {
         printf("kvroute publish: worker %llu, %zu rank(s) from %s, published on %s, http://%s:%llu/kv_recover\n",
-               (unsigned long long)o->worker_id, p->feeds_n, o->events, o->publish, o->host, (unsigned long long)o->port);
+               (unsigned long long)o->worker_id, p->feeds_n, o->events, p->feeds[0].outlet->where, o->host, (unsigned long long)o->port);
         fflush(stdout);
         uv_run(&p->loop, UV_RUN_DEFAULT);
     }

@@ -6,10 +6,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "net/event_plane.h"
+
 struct publish_options {
     char *config, *host, *model, *events, *replay, *publish;
     uint64_t port, worker_id, block_size, dp_start, dp_size, buffer_events, buffer_bytes, index_max_bytes;
     double restore_timeout;
+    int publish_format; /* enum kvr_plane_format, with zmq */
+    struct kvr_plane_options plane;
 };
 
 /* Runs until SIGTERM or SIGINT. Returns the process's exit status. */

@@ -190,7 +190,7 @@ static void put_rank(struct kvr_buf *b, struct feed *f, const struct kvr_view_st
     kvr_local_index_stats(f->index, &n);
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "dp_rank", f->worker.dp_rank);
-    kvr_json_put_str(b, "published_on", f->endpoint);
+    kvr_json_put_str(b, "published_on", f->outlet->where);
     kvr_json_put_str(b, "trust", st ? kvr_view_trust_name(st) : "untrusted");
     kvr_json_put_str(b, "reason", st ? st->reason : "");
     kvr_json_key(b, "connected");

@@ -22,6 +22,9 @@ struct publish {
     struct kvr_http_server *server;
     struct kvr_ingest *ingest;
     void *zmq;
+    struct kvr_nats *nats; /* NULL with event plane zmq */
+    char scope[KVR_SCOPE_MAX];
+    uv_timer_t beat;
     struct feed feeds[RANKS_MAX];
     size_t feeds_n;
     size_t answers; /* being written */

@@ -42,7 +42,7 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_close(b, '}');
     }
     for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
-        if (w->has_events && w->events[r][0]) continue;
+        if (views_has_source(s, w, r)) continue;
         kvr_json_open(b, '{');
         kvr_json_put_u64(b, "dp_rank", w->dp_start + r);
         kvr_json_put_str(b, "state", "none");

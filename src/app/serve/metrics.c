@@ -268,4 +268,5 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     evidence_metrics(s, b);
     kvr_recorder_metrics(s->recorder, b);
     replicas_metrics(s, b);
+    kvr_plane_feed_metrics(s->feed, s->ingest, s->nats, b);
 }

@@ -264,9 +264,21 @@ static struct serve *serve_new(const struct serve_options *o)
     return s;
 }
 
+static int connect_nats(struct serve *s, char *err, size_t cap)
+{
+    const struct kvr_plane_options *o = &s->o->plane;
+    if (kvr_plane_scope(o, s->scope, err, cap)) return -1;
+    if (o->plane == KVR_PLANE_ZMQ) return 0;
+    return kvr_plane_connect(o, s->o->select_only ? "kvroute select" : "kvroute serve", &s->nats, err, cap);
+}
+
 static int run(struct serve *s)
 {
-    char err[256];
+    char err[512];
+    if (connect_nats(s, err, sizeof err)) {
+        fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
+        return 1;
+    }
     int rc = views_start(s);
     if (rc) return 1;
     if (replicas_start(s, err, sizeof err)) {
@@ -305,10 +317,9 @@ int serve_main(const struct serve_options *o)
     health_stop(s);
     kvr_http_server_close(s->admin);
     selection_stop(s);
-    kvr_ingest_destroy(s->ingest);
-    kvr_recorder_destroy(s->recorder);
-    s->ingest = NULL;
+    views_stop(s);
     replicas_stop(s);
+    kvr_nats_close(s->nats);
     uv_run(&s->main_loop, UV_RUN_NOWAIT);
     uv_walk(&s->main_loop, close_handle, NULL);
     uv_run(&s->main_loop, UV_RUN_DEFAULT);

@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <kvroute/queue.h>
 
+#include "net/event_plane.h"
+
 enum serve_tokenizer { TOKENIZER_AUTO, TOKENIZER_ENGINE, TOKENIZER_BYTES };
 
 /* Queue classes for one model; model "" is the root profile. */
@@ -35,6 +37,7 @@ struct serve_options {
     bool replica_sync, durable_events, reset_states; /* checked or ignored by the command line */
     uint64_t event_threads, snapshot_threshold;      /* ignored */
     char *record_events;
+    struct kvr_plane_options plane;
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;
     double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout, restore_timeout,

@@ -38,7 +38,7 @@
 #include "base/buf.h"
 #include "net/event_recorder.h"
 #include "net/http.h"
-#include "net/zmq_ingest.h"
+#include "net/ingest.h"
 #include "wire/json.h"
 #include "wire/openai.h"
 
@@ -88,9 +88,9 @@ struct worker {
     char taints[TAINTS_MAX][64];
     size_t taints_n;
     struct pool *pool;
-    unsigned refs; /* table + requests */
-    bool removed, has_events;
-    bool unreachable; /* registered for book-keeping only: no endpoint */
+    unsigned refs;            /* table + requests */
+    bool removed, has_events; /* the latter: a rank has an endpoint in events */
+    bool unreachable;         /* registered for book-keeping only: no endpoint */
     enum health health;
     unsigned failures; /* consecutive, for the breaker */
     uint64_t open_until_ms;
@@ -191,6 +191,9 @@ struct serve {
     uint64_t workers_version;
     struct pool *pools;
     struct kvr_ingest *ingest;
+    struct kvr_nats *nats;       /* NULL: not used */
+    struct kvr_plane_feed *feed; /* NULL: each source has its own socket */
+    char scope[KVR_SCOPE_MAX];
     struct kvr_recorder *recorder; /* NULL: nothing is recorded */
     struct kvr_sync *sync;         /* NULL: alone */
     struct session_table *sessions;
@@ -277,6 +280,9 @@ uint64_t now_ms(void);
 int views_start(struct serve *s);
 void views_follow(struct serve *s, const struct worker *w, struct pool *pool);
 void views_unfollow(struct serve *s, uint64_t id);
+/* Do KV events of this rank (by place) come from somewhere? */
+bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place);
+void views_stop(struct serve *s);
 bool views_settled(struct serve *s);
 
 /* replicas.c */

@@ -46,20 +46,35 @@ int views_start(struct serve *s)
         return -KVR_EINVAL;
     }
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = s};
-    return kvr_ingest_create(&h, s->o->restore_timeout, NULL, &s->ingest);
+    int failed = kvr_ingest_create(&h, s->o->restore_timeout, NULL, &s->ingest);
+    return failed || s->o->plane.plane == KVR_PLANE_ZMQ ? failed : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
+}
+
+void views_stop(struct serve *s)
+{
+    kvr_plane_feed_close(s->feed);
+    kvr_ingest_destroy(s->ingest);
+    kvr_recorder_destroy(s->recorder);
+    s->feed = NULL;
+    s->ingest = NULL;
+}
+
+bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place)
+{
+    return s->ingest && (w->events[place][0] || s->feed);
 }
 
 void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
 {
-    for (uint32_t r = 0; s->ingest && w->has_events && r < w->dp_size; r++) {
+    for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
         struct kvr_ingest_source src = {.worker = {w->id, w->dp_start + r},
                                         .block_size = w->block_size,
-                                        .events = w->events[r],
+                                        .events = w->events[r][0] ? w->events[r] : NULL,
                                         .replay = w->replay[r][0] ? w->replay[r] : NULL,
                                         .recover = w->recover[0] ? w->recover : NULL,
                                         .tiers = true,
                                         .user = pool};
-        if (w->events[r][0]) kvr_ingest_add(s->ingest, &src);
+        if (views_has_source(s, w, r)) kvr_ingest_add(s->ingest, &src);
     }
 }
 
@@ -75,7 +90,7 @@ bool views_settled(struct serve *s)
     if (!s->ingest) return true;
     pthread_mutex_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next)
-        for (uint32_t r = 0; w->has_events && r < w->dp_size; r++) want += w->events[r][0] != 0;
+        for (uint32_t r = 0; r < w->dp_size; r++) want += views_has_source(s, w, r);
     pthread_mutex_unlock(&s->lock);
     cap = want + 16;
     st = calloc(cap, sizeof *st);

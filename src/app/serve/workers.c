@@ -113,7 +113,8 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
         if (parse_key(out, text, part, events, replay, err, cap)) return -1;
     w->has_events = events[0] != 0;
     if (replay[0] && !events[0]) return fail(err, cap, text, "replay", replay, "only together with events");
-    if (w->recover[0] && !events[0]) return fail(err, cap, text, "recover", w->recover, "only together with events");
+    if (w->recover[0] && !events[0] && s->o->plane.plane == KVR_PLANE_ZMQ)
+        return fail(err, cap, text, "recover", w->recover, "only together with events");
     if ((events[0] && !spread_endpoint(events, w->dp_size, w->events)) || (replay[0] && !spread_endpoint(replay, w->dp_size, w->replay)))
         return fail(err, cap, text, "events", events, "tcp endpoints whose ports leave room for every rank");
     return 0;

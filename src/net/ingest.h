@@ -17,11 +17,16 @@
  * view becomes trusted again by a replay that lacks nothing, a restart seen from 0, or a clear. A view whose
  * endpoint is down is untrusted at once and dropped after two seconds.
  *
+ * Sources without an endpoint of their own are fed from one shared stream, an event plane (wire/plane_event.h), by
+ * kvr_ingest_plane_message: each event finds its source by (worker, rank), and its id takes the place of the sequence. Beats of
+ * the publishers tell what should have come. While the stream is down these views are untrusted, but kept; a publisher that
+ * falls silent is like an endpoint that is down.
+ *
  * Threads: the callbacks run on the ingest thread. The functions may be called from any thread but that one.
  * Everything from the wire is hostile: frames, sizes and rates are bounded and refusals are counted.
  */
-#ifndef KVR_NET_ZMQ_INGEST_H
-#define KVR_NET_ZMQ_INGEST_H
+#ifndef KVR_NET_INGEST_H
+#define KVR_NET_INGEST_H
 
 #include <kvroute/event.h>
 
@@ -85,7 +90,7 @@ struct kvr_ingest_handler {
 struct kvr_ingest_source {
     struct kvr_worker worker;
     uint32_t block_size;
-    const char *events, *replay; /* endpoints; replay may be NULL */
+    const char *events, *replay; /* endpoints; replay may be NULL. events NULL: by the shared stream */
     const char *recover;         /* URL of the worker's recover endpoint, or NULL */
     void *user;
     bool any_rank;               /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
@@ -124,6 +129,22 @@ void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, co
 typedef void kvr_ingest_visit(void *arg, const struct kvr_view_status *status, const uint32_t *ranks, size_t n,
                               struct kvr_view_cursor *adopt);
 int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg);
+
+/* ---- the shared stream ------------------------------------------------------------------------------------ */
+
+struct kvr_ingest_plane_stats {
+    bool up;
+    uint64_t messages, events, beats, bytes;
+    uint64_t malformed, other_version, unknown_workers, dropped; /* dropped: found the queue full */
+    uint64_t position;                                           /* of the last message that was taken */
+};
+
+/* One message of the stream, an envelope or a router event as JSON, copied. position: rises along a durable stream, else 0.
+ * Any thread. Returns: 0, -KVR_ELIMIT when too much waits (counted as dropped when `drop`), -KVR_ENOMEM. */
+int kvr_ingest_plane_message(struct kvr_ingest *in, const char *data, size_t len, uint64_t position, bool drop);
+/* The stream is there, or not. Any thread. */
+void kvr_ingest_plane_state(struct kvr_ingest *in, bool up);
+void kvr_ingest_plane_stats(struct kvr_ingest *in, struct kvr_ingest_plane_stats *out);
 
 /* "trusted", "recovering" (not trusted, and being repaired) or "untrusted". */
 const char *kvr_view_trust_name(const struct kvr_view_status *st);

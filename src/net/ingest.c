@@ -49,7 +49,8 @@ static void read_sub(struct kvr_ingest *in, struct source *s)
 {
     struct frames f;
     for (int i = 0; i < BURST && receive(s->sub, &f); i++) {
-        if (f.total != 3 || zmq_msg_size(&f.m[1]) != 8) s->st.bad_frames++;
+        if (f.total == 4 && zmq_msg_size(&f.m[2]) == 8) kvr__plane_frame(in, s, zmq_msg_data(&f.m[3]), zmq_msg_size(&f.m[3]));
+        else if (f.total != 3 || zmq_msg_size(&f.m[1]) != 8) s->st.bad_frames++;
         else kvr__view_live(in, s, kvr_load_be64(zmq_msg_data(&f.m[1])), zmq_msg_data(&f.m[2]), zmq_msg_size(&f.m[2]));
         release(&f);
     }
@@ -132,6 +133,7 @@ static void close_sockets(struct source *s)
 
 static void source_free(struct kvr_ingest *in, struct source *s)
 {
+    kvr__plane_detach(in, s);
     close_sockets(s);
     kvr__view_forget_repair(in, s);
     while (s->own.next) {
@@ -149,10 +151,16 @@ static void source_open(struct kvr_ingest *in, struct source *s)
 {
     bool asks = s->recover[0] && !in->recover;
     if (asks && kvr_recover_client_create(kvr__ingest_on_reply, in, in->recover_key, &in->recover)) in->recover = NULL;
-    s->st.failed = !open_sockets(in, s);
+    s->st.failed = !s->plane && !open_sockets(in, s);
     if (s->st.failed) {
         close_sockets(s);
         kvr__view_trust(in, s, false, "the events socket could not be made");
+    } else if (s->plane) {
+        s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
+        s->st.state = KVR_VIEW_LIVE;
+        kvr__plane_attach(in, s);
+        if (!s->recover[0]) kvr__view_trust(in, s, false, "waiting for a clear (no recover endpoint)");
+        if (in->plane_up) kvr__view_connected(in, s);
     } else if (s->dealer) {
         s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
         s->replaying = true; /* waits for the connection; asked for when it stands */
@@ -183,6 +191,7 @@ static void source_pause(struct kvr_ingest *in, struct source *s, bool pause)
         return;
     }
     close_sockets(s);
+    kvr__plane_detach(in, s);
     kvr__view_forget_repair(in, s);
     s->connected = s->st.connected = false;
     s->drop_at_ms = 0;
@@ -217,6 +226,8 @@ static void publish_statuses(struct kvr_ingest *in)
         in->statuses[n++].repairing = kvr__view_repairing(s);
     }
     in->statuses_n = n;
+    in->plane_seen = in->plane_stats;
+    in->plane_seen.up = in->plane_up;
 }
 
 static void take_reply(struct kvr_ingest *in, struct kvr_recover_reply *reply)
@@ -277,6 +288,7 @@ static bool exchange(struct kvr_ingest *in)
         run_command(in, c);
         c = next;
     }
+    if (!stop) kvr__plane_take(in);
     return !stop;
 }
 
@@ -308,6 +320,7 @@ static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap
         }
         kvr__view_step(in, s);
         kvr__view_deadlines(in, s);
+        if (s->plane) kvr__plane_deadlines(in, s);
     }
     return true;
 }
@@ -341,6 +354,13 @@ static void send_command(struct kvr_ingest *in, struct command *c)
     pthread_mutex_unlock(&in->lock);
 }
 
+void kvr__ingest_wake(struct kvr_ingest *in)
+{
+    pthread_mutex_lock(&in->lock);
+    zmq_send(in->wake_in, "", 0, ZMQ_DONTWAIT);
+    pthread_mutex_unlock(&in->lock);
+}
+
 void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply)
 {
     struct command *c = calloc(1, sizeof *c);
@@ -361,6 +381,7 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
     in->restore_timeout_ms = (uint64_t)(restore_timeout_s * 1000) + 1;
     snprintf(in->recover_key, sizeof in->recover_key, "%s", recover_key ? recover_key : "");
     kvr_engine_batch_init(&in->batch);
+    kvr__plane_init(in);
     pthread_mutex_init(&in->lock, NULL);
     pthread_cond_init(&in->cond, NULL);
     in->zmq = zmq_ctx_new();
@@ -375,6 +396,7 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
         if (in->zmq) zmq_ctx_term(in->zmq);
         pthread_mutex_destroy(&in->lock);
         pthread_cond_destroy(&in->cond);
+        kvr__plane_free(in);
         free(in);
         return -KVR_ENOMEM;
     }
@@ -402,6 +424,7 @@ void kvr_ingest_destroy(struct kvr_ingest *in)
     zmq_close(in->wake_out);
     zmq_ctx_term(in->zmq);
     kvr_engine_batch_free(&in->batch);
+    kvr__plane_free(in);
     pthread_mutex_destroy(&in->lock);
     pthread_cond_destroy(&in->cond);
     free(in->statuses);
@@ -434,7 +457,9 @@ bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t
 
 int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
 {
-    if (!kvr_ingest_endpoint_ok(src->events) || (src->replay && !kvr_ingest_endpoint_ok(src->replay))) return -KVR_EINVAL;
+    if ((src->events && !kvr_ingest_endpoint_ok(src->events)) || (src->replay && !src->events) ||
+        (src->replay && !kvr_ingest_endpoint_ok(src->replay)))
+        return -KVR_EINVAL;
     struct source *s = calloc(1, sizeof *s);
     struct command *c = calloc(1, sizeof *c);
     if (!s || !c) {
@@ -448,7 +473,8 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     s->lossy = src->lossy;
     s->ranks_n = 1;
     s->wait_tail = &s->wait_head;
-    snprintf(s->events, sizeof s->events, "%s", src->events);
+    s->plane = s->enveloped = !src->events;
+    if (src->events) snprintf(s->events, sizeof s->events, "%s", src->events);
     if (src->replay) snprintf(s->replay, sizeof s->replay, "%s", src->replay);
     if (src->recover) snprintf(s->recover, sizeof s->recover, "%s", src->recover);
     s->st.can_replay = src->replay != NULL || s->recover[0];

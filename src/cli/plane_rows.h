@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Option rows of a struct kvr_plane_options (of the program's options header) that stands at `at` in the options. */
+#ifndef KVR_CLI_PLANE_ROWS_H
+#define KVR_CLI_PLANE_ROWS_H
+
+#include "cli/options.h"
+
+#define PLANE_AT(at, field) (at) + offsetof(struct kvr_plane_options, field)
+#define PLANE_ROWS(at)                                                                                                                     \
+    {"event-plane",                                                                                                                        \
+     OPT_ENUM,                                                                                                                             \
+     PLANE_AT(at, plane),                                                                                                                  \
+     "zmq",                                                                                                                                \
+     0,                                                                                                                                    \
+     0,                                                                                                                                    \
+     "zmq|nats",                                                                                                                           \
+     "what carries KV events: each publisher's own socket, or a NATS server",                                                              \
+     NULL,                                                                                                                                 \
+     "DYN_EVENT_PLANE"},                                                                                                                   \
+        {"namespace",                                                                                                                      \
+         OPT_STRING,                                                                                                                       \
+         PLANE_AT(at, name_space),                                                                                                         \
+         "default",                                                                                                                        \
+         0,                                                                                                                                \
+         0,                                                                                                                                \
+         "NAME",                                                                                                                           \
+         "with --component the scope of NATS subjects: namespace.NAME.component.NAME",                                                     \
+         NULL,                                                                                                                             \
+         "DYN_NAMESPACE"},                                                                                                                 \
+        {"component", OPT_STRING, PLANE_AT(at, component), "backend", 0, 0, "NAME", "the workers' component in that scope", NULL, NULL},   \
+        {"nats-url",                                                                                                                       \
+         OPT_STRING,                                                                                                                       \
+         PLANE_AT(at, nats_url),                                                                                                           \
+         "nats://127.0.0.1:4222",                                                                                                          \
+         0,                                                                                                                                \
+         0,                                                                                                                                \
+         "URL[,URL...]",                                                                                                                   \
+         "NATS servers, nats:// or tls://, with user:password@ if need be",                                                                \
+         NULL,                                                                                                                             \
+         "NATS_SERVER"},                                                                                                                   \
+        {"nats-creds", OPT_STRING, PLANE_AT(at, nats_creds), NULL, 0, 0, "FILE", "a NATS user's credentials (JWT and seed)", NULL, NULL},  \
+        {"nats-tls-ca", OPT_STRING, PLANE_AT(at, nats_tls_ca), NULL, 0, 0, "FILE", "check the NATS server's certificate against these",    \
+         NULL,          NULL},                                                                                                             \
+        {"nats-tls-cert", OPT_STRING, PLANE_AT(at, nats_tls_cert), NULL, 0, 0, "FILE", "our certificate for the NATS server", NULL, NULL}, \
+    {                                                                                                                                      \
+        "nats-tls-key", OPT_STRING, PLANE_AT(at, nats_tls_key), NULL, 0, 0, "FILE", "its private key", NULL, NULL                          \
+    }
+
+#endif

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The event plane: what carries KV events from publishers to those who keep an index. One of
+ *
+ *     zmq         each rank's publisher binds a PUB socket, consumers connect to each: nothing else has to run. Engine framing, or
+ *                 envelopes in four frames (wire/plane_event.h)
+ *     nats        envelopes on one NATS subject per scope. Losses show by the event ids and are repaired by asking the worker
+ *     jetstream   the same, kept by JetStream: a durable consumer per replica, snapshots (nats_jetstream.c)
+ *
+ *     subjects, with S = namespace.{ns}.component.{component}
+ *       S.kv-events   envelopes of router events               S.kv-beats   one a second of each rank
+ *
+ *     publisher:  event --> kvr_outlet.publish --> wire          consumer:  wire --> kvr_plane_feed --> ingest (kvr_ingest_plane_*)
+ *
+ * An outlet belongs to one rank and one thread, but for beat, which any thread may call.
+ */
+#ifndef KVR_NET_EVENT_PLANE_H
+#define KVR_NET_EVENT_PLANE_H
+
+#include "net/ingest.h"
+#include "net/nats_link.h"
+#include "wire/engine_encode.h"
+
+enum kvr_plane { KVR_PLANE_ZMQ, KVR_PLANE_NATS, KVR_PLANE_JETSTREAM };
+enum kvr_plane_format { KVR_PLANE_ENGINE, KVR_PLANE_ENVELOPE };
+
+enum { KVR_SCOPE_MAX = 160, KVR_BEAT_MS = 1000 };
+
+/* Options of every program that takes part, as the command line gives them. */
+struct kvr_plane_options {
+    int plane;                    /* enum kvr_plane */
+    char *name_space, *component; /* the scope */
+    char *nats_url, *nats_creds, *nats_tls_ca, *nats_tls_cert, *nats_tls_key;
+};
+
+/* "namespace.{ns}.component.{component}". Returns: 0, or -1 with the reason in err. */
+int kvr_plane_scope(const struct kvr_plane_options *o, char out[KVR_SCOPE_MAX], char *err, size_t cap);
+/* Connects. Returns: 0, or -1 with the reason in err. */
+int kvr_plane_connect(const struct kvr_plane_options *o, const char *name, struct kvr_nats **out, char *err, size_t cap);
+
+struct kvr_outlet {
+    /* `words` are the engine's own, for engine framing. Returns: 0, -KVR_ELIMIT: lost, because too much waits. */
+    int (*publish)(struct kvr_outlet *o, const struct kvr_event *ev, const struct kvr_engine_words *words);
+    void (*beat)(struct kvr_outlet *o); /* to be called every KVR_BEAT_MS; may be NULL */
+    void (*close)(struct kvr_outlet *o);
+    char where[320]; /* for people */
+};
+
+/* Binds a PUB socket. Returns: 0, or -1 with the reason in err. */
+int kvr_outlet_zmq(void *zmq, const char *endpoint, enum kvr_plane_format format, struct kvr_worker w, struct kvr_outlet **out, char *err,
+                   size_t cap);
+/* durable: through JetStream. `link` must outlive it. */
+int kvr_outlet_nats(struct kvr_nats *link, const char *scope, bool durable, struct kvr_worker w, struct kvr_outlet **out, char *err,
+                    size_t cap);
+
+/* What envelopes of one publisher have in common. */
+struct kvr_stamp {
+    uint64_t publisher, sequence;
+};
+void kvr_stamp_init(struct kvr_stamp *s); /* a random publisher id, 53 bits */
+/* An envelope around the payload; counts the sequence on. */
+void kvr_stamp_envelope(struct kvr_stamp *s, const char *topic, const struct kvr_buf *payload, struct kvr_buf *out);
+
+struct kvr_plane_feed;
+/* Subscribes for an ingest. `link` and `in` must outlive it. Returns: 0, -KVR_ENOMEM, -KVR_EINVAL. */
+int kvr_plane_feed_nats(struct kvr_nats *link, const char *scope, struct kvr_ingest *in, struct kvr_plane_feed **out);
+void kvr_plane_feed_close(struct kvr_plane_feed *f); /* NULL is fine */
+/* Messages that the client library dropped because the ingest was too slow. */
+uint64_t kvr_plane_feed_dropped(const struct kvr_plane_feed *f);
+/* Prometheus text; nothing without a feed. */
+void kvr_plane_feed_metrics(const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link, struct kvr_buf *out);
+
+#endif

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV events over NATS: publishers, routers and indexers on one server; losses, silence, partitions, restarts of every part."""
+import pytest
+
+from conftest import Indexer, Mock, Process, Publish, ScriptedServer, Select, Serve, call, free_ports, local_hashes, stays, wait_for
+from nats_parts import NatsClient, NatsServer, Proxy, envelope, router_event, stored
+
+EVENTS, BEATS = "namespace.default.component.backend.kv-events", "namespace.default.component.backend.kv-beats"
+TOKENS = list(range(1, 33))
+HASHES = local_hashes(TOKENS, 4)
+
+
+@pytest.fixture
+def nats():
+    n = NatsServer()
+    yield n
+    n.stop()
+
+
+@pytest.fixture
+def client(nats):
+    c = NatsClient(nats.port)
+    yield c
+    c.close()
+
+
+def plane(url, kind="nats"):
+    return ["--event-plane", kind, "--nats-url", url]
+
+
+def select_on(start, url, *extra):
+    s = start(Select, "--block-size", 4, *plane(url), *extra)
+    wait_for("the event plane", lambda: s.metric("event_plane_up") == 1)
+    return s
+
+
+def overlap(s, tokens=TOKENS):
+    return s.overlap(tokens, model_name="m")
+
+
+def add_worker(s, i, **more):
+    s.worker(i, model_name="m", **more)
+
+
+def test_router_and_indexer_follow_sidecars(start, nats):
+    """Two engines, their sidecars, two routers and an indexer: all know the same."""
+    mocks = [start(Mock) for _ in range(2)]
+    pubs = [start(Publish, m, "--worker-id", i + 1, *plane(nats.url)) for i, m in enumerate(mocks)]
+    workers = [f"http://127.0.0.1:{m.port},id={i + 1},recover={p.url}" for i, (m, p) in enumerate(zip(mocks, pubs))]
+    routers = [start(Serve, workers, *plane(nats.url)) for _ in range(2)]
+    ix = start(Indexer, *plane(nats.url), ready=False)
+    for i, p in enumerate(pubs):
+        ix.post("/register", {"instance_id": i + 1, "endpoint": "plane", "model_name": "m", "block_size": 16, "recover_endpoint": p.url}, 201)
+    for r in routers:
+        wait_for("trust", lambda: all(v["trusted"] for v in r.views().values()))
+    prompts = [[n * 1000 + k for k in range(160)] for n in range(8)]
+    for k, p in enumerate(prompts):
+        assert routers[k % 2].complete(p).status == 200
+    for p in prompts:
+        held = wait_for("the event", lambda: (lambda o: o if max(o.values(), default=0) == 10 else None)(routers[0].overlap(p)))
+        assert len([w for w, n in held.items() if n]) == 1
+        wait_for("the other router", lambda: routers[1].overlap(p) == held)
+        wait_for("the indexer", lambda: {w: n for w, n in ix.scores(p).items()} == {w: n * 16 for w, n in held.items() if n})
+    again = routers[1].complete(prompts[0])
+    assert int(again.headers["x-kvroute-overlap-blocks"]) >= 9
+    assert all(v["gaps"] == 0 for r in routers for v in r.views().values())
+
+
+def test_envelopes_of_other_publishers(start, nats, client):
+    """Dynamo's shapes: one event or several, no version, no beats; a clear makes a view whole."""
+    s = select_on(start, nats.url)
+    add_worker(s, 7)
+    client.publish(EVENTS, envelope(5, 0, router_event(7, 1, "cleared")))
+    wait_for("trust", lambda: s.view(7).get("trusted"))
+    client.publish(EVENTS, envelope(5, 1, [router_event(7, 2, stored([1, 2], HASHES[:2])), router_event(7, 3, stored([3], HASHES[2:3], 2))]))
+    wait_for("both events", lambda: overlap(s) == {(7, 0): 3})
+    client.publish(EVENTS, envelope(5, 2, router_event(7, 4, {"removed": {"block_hashes": [3]}}), numbers=True))
+    wait_for("a payload of numbers", lambda: overlap(s) == {(7, 0): 2})
+    client.publish(EVENTS, b'{"worker_id":7,"event":{"event_id":5,"data":{"stored":{"parent_hash":2,"blocks":[{"block_hash":3,"tokens_hash":%d}]}},"dp_rank":0}}'
+                   % HASHES[2])
+    wait_for("an event as JSON", lambda: overlap(s) == {(7, 0): 3})
+    client.publish(EVENTS, envelope(5, 3, router_event(9, 1, "cleared")))
+    client.publish(EVENTS, b"\xc1garbage")
+    client.publish(EVENTS, envelope(5, 4, b"\x81\xa1x"))
+    client.publish(EVENTS, envelope(5, 4, router_event(7, 6, "cleared"), version=2))
+    wait_for("what was refused is counted", lambda: s.metric("event_plane_malformed_total") == 2 and
+             s.metric("event_plane_other_version_total") == 1 and s.metric("event_plane_unknown_workers_total") == 1)
+    assert overlap(s) == {(7, 0): 3} and s.view(7).get("trusted")
+
+
+def test_a_lost_event_without_recovery_costs_trust(start, nats, client):
+    s = select_on(start, nats.url)
+    add_worker(s, 7)
+    client.publish(EVENTS, envelope(5, 0, router_event(7, 1, "cleared")))
+    client.publish(EVENTS, envelope(5, 1, router_event(7, 2, stored([1], HASHES[:1]))))
+    wait_for("the block", lambda: overlap(s) == {(7, 0): 1})
+    client.publish(EVENTS, envelope(5, 3, router_event(7, 4, stored([9], HASHES[:1]))))
+    view = wait_for("the gap", lambda: (lambda v: v if v.get("gaps") == 1 else None)(s.view(7)))
+    assert not view["trusted"] and "lost" in view["reason"]
+    client.publish(EVENTS, envelope(5, 4, router_event(7, 5, "cleared")))  # an empty view is a complete one
+    wait_for("trust again", lambda: s.view(7).get("trusted"))
+    # another life of the publisher whose ids would fit
+    client.publish(EVENTS, envelope(6, 0, router_event(7, 6, stored([1], HASHES[:1]))))
+    view = wait_for("the other life", lambda: (lambda v: v if v["restarts"] == 1 else None)(s.view(7)))
+    assert not view["trusted"]
+    # a late message of the life before is left out
+    client.publish(EVENTS, envelope(5, 5, router_event(7, 6, stored([8], HASHES[:1])), at=1))
+    client.publish(EVENTS, envelope(6, 1, router_event(7, 7, "cleared")))
+    wait_for("trust of the new life", lambda: s.view(7).get("trusted"))
+    assert s.view(7)["restarts"] == 1 and overlap(s) == {(7, 0): 0}
+
+
+def test_beats_tell_of_a_lost_tail(start, nats, client):
+    """Nothing comes after the lost event, but the beat says that there was one: the worker is asked, or the view loses its trust."""
+    def answer(q):
+        lost = {"event_id": 2, "data": stored([1], HASHES[:1]), "dp_rank": 0}
+        if q.get("start") == "2":
+            return {"Events": {"epoch": 5, "events": [{"worker_id": 7, "event": lost}], "last_event_id": 2}}
+        return {"TreeDump": {"epoch": 5, "events": [], "last_event_id": 1}}
+    worker = ScriptedServer(answer, "/kv_recover")
+    s = select_on(start, nats.url)
+    add_worker(s, 7, recover_endpoint=worker.url)
+    add_worker(s, 8)
+    for w in (7, 8):
+        client.publish(EVENTS, envelope(w, 0, router_event(w, 1, "cleared")))
+
+    def beats(last):
+        for w in (7, 8):
+            client.publish(BEATS, envelope(w, 0, {"worker_id": w, "dp_rank": 0, "last_event_id": last}, topic="kv-beats"))
+        return True
+    wait_for("trust", lambda: beats(1) and s.view(8).get("trusted") and s.view(7).get("trusted"))
+    wait_for("worker 7 is asked", lambda: beats(2) and overlap(s).get((7, 0)) == 1)
+    wait_for("its view is trusted", lambda: beats(2) and s.view(7)["trusted"])
+    view = wait_for("worker 8 is not", lambda: beats(2) and (lambda v: v if not v["trusted"] else None)(s.view(8)))
+    assert "missing" in view["reason"] and view["gaps"] == 1
+    worker.close()
+
+
+def test_a_silent_publisher_is_not_believed(start, nats):
+    """Its beats end: the view is untrusted at once, and dropped; a router that never heard one waits for the first."""
+    m = start(Mock)
+    p = start(Publish, m, "--worker-id", 1, *plane(nats.url))
+    r = start(Serve, [f"http://127.0.0.1:{m.port},id=1,recover={p.url}"], *plane(nats.url))
+    wait_for("trust", lambda: r.view().get("trusted"))
+    r.complete(TOKENS)
+    wait_for("the blocks", lambda: r.overlap(TOKENS) == {(1, 0): 2})
+    wait_for("beats", lambda: r.metric("event_plane_beats_total") >= 1)
+    p.kill()
+    wait_for("silence is noticed", lambda: not r.view()["trusted"] and "silent" in r.view()["reason"], 20)
+    wait_for("the view is dropped", lambda: r.overlap(TOKENS) == {(1, 0): 0}, 20)
+    assert r.complete(TOKENS).status == 200
+    start(Publish, m, "--worker-id", 1, *plane(nats.url), port=p.port)
+    wait_for("its successor is", lambda: r.view()["trusted"] and r.overlap(TOKENS) == {(1, 0): 2}, 20)
+
+
+def test_partition_keeps_requests_going_and_is_repaired(start, nats):
+    """The line between router and NATS is cut under load: requests go on, views are untrusted, and right again afterwards."""
+    proxy = Proxy(nats.port)
+    try:
+        mocks = [start(Mock) for _ in range(2)]
+        pubs = [start(Publish, m, "--worker-id", i + 1, *plane(nats.url)) for i, m in enumerate(mocks)]
+        workers = [f"http://127.0.0.1:{m.port},id={i + 1},recover={p.url}" for i, (m, p) in enumerate(zip(mocks, pubs))]
+        r, other = start(Serve, workers, *plane(proxy.url)), start(Serve, workers, *plane(nats.url))
+        for x in (r, other):
+            wait_for("trust", lambda: len(x.views()) == 2 and all(v["trusted"] for v in x.views().values()))
+        proxy.cut()
+        n = 0
+
+        def request(router):
+            nonlocal n
+            n += 1
+            assert router.complete([n * 1000 + k for k in range(64)]).status == 200
+            return True
+        wait_for("distrust", lambda: request(r) and all(not v["trusted"] for v in r.views().values()), 20)
+        assert all("event plane is down" in v["reason"] for v in r.views().values())
+        stays("requests go on", lambda: request(r) and request(other), 3)
+        proxy.heal()
+        wait_for("trust again", lambda: request(r) and all(v["trusted"] for v in r.views().values()), 20)
+        for k in range(1, n + 1):
+            prompt = [k * 1000 + i for i in range(64)]
+            wait_for("the same content", lambda: r.overlap(prompt) == other.overlap(prompt))
+        blocks = {w: v["blocks"] for w, v in r.views().items()}
+        wait_for("the same sizes", lambda: {w: v["blocks"] for w, v in other.views().items()} == blocks)
+    finally:
+        proxy.stop()
+
+
+def test_nats_dies_and_comes_back(start, nats):
+    mocks = [start(Mock) for _ in range(2)]
+    pubs = [start(Publish, m, "--worker-id", i + 1, *plane(nats.url)) for i, m in enumerate(mocks)]
+    r = start(Serve, [f"http://127.0.0.1:{m.port},id={i + 1},recover={p.url}" for i, (m, p) in enumerate(zip(mocks, pubs))], *plane(nats.url))
+    wait_for("trust", lambda: all(v["trusted"] for v in r.views().values()))
+    nats.kill()
+    wait_for("distrust", lambda: not any(v["trusted"] for v in r.views().values()), 20)
+    for k in range(20):
+        assert r.complete([k * 1000 + i for i in range(64)]).status == 200
+    nats.start()
+    wait_for("trust again", lambda: all(v["trusted"] for v in r.views().values()), 20)
+    assert all(max(r.overlap([k * 1000 + i for i in range(64)]).values()) == 4 for k in range(20))
+    pubs[0].kill()  # a sidecar's new life
+    pubs[0] = start(Publish, mocks[0], "--worker-id", 1, *plane(nats.url), port=pubs[0].port)
+    wait_for("its new life is believed", lambda: all(v["trusted"] for v in r.views().values()) and
+             all(max(r.overlap([k * 1000 + i for i in range(64)]).values()) == 4 for k in range(20)), 20)
+
+
+def test_starts_before_there_is_a_server(start):
+    """Everything starts without NATS, says so, and works when it comes."""
+    port = free_ports()
+    m = start(Mock)
+    p = start(Publish, m, "--worker-id", 1, *plane(f"nats://127.0.0.1:{port}"))
+    r = start(Serve, [f"http://127.0.0.1:{m.port},id=1,recover={p.url}"], *plane(f"nats://127.0.0.1:{port}"), ready=False)
+    assert r.complete(TOKENS).status == 200
+    nats = NatsServer(port=port)
+    try:
+        wait_for("trust", lambda: r.view().get("trusted"), 20)
+        assert r.complete(TOKENS).status == 200 and "no server is there yet" in r.text()
+    finally:
+        nats.stop()
+
+
+def test_four_frames_over_zmq(start, zctx):
+    """The envelope without any server: the sidecar's own socket."""
+    m = start(Mock)
+    p = start(Publish, m, "--publish-format", "envelope")
+    r = start(Serve, [f"http://127.0.0.1:{m.port},id=1{p.source()}"])
+    assert r.complete(TOKENS * 4).status == 200
+    wait_for("the event", lambda: r.overlap(TOKENS * 4) == {(1, 0): 8})
+    assert r.view()["trusted"] and r.view()["gaps"] == 0
+
+
+def test_users_and_tls(start, tmp_path):
+    import subprocess
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost",
+                    "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], check=True, capture_output=True)
+    nats = NatsServer(extra=f'authorization {{ user: u, password: secret }}\ntls {{ cert_file: "{cert}", key_file: "{key}" }}')
+    try:
+        url = f"tls://u:secret@localhost:{nats.port}"
+        s = start(Select, *plane(url), "--nats-tls-ca", cert)
+        wait_for("connected", lambda: s.metric("event_plane_up") == 1)
+        assert "secret" not in s.text()
+        for args, why in ((plane(f"tls://u:wrong@localhost:{nats.port}") + ["--nats-tls-ca", cert], "Authentication"), (plane(url), "SSL")):
+            p = start(Process, "select", "--port", free_ports(), *args, expect=1)
+            assert p.p.wait(30) == 1 and "--nats-url" in p.text() and why in p.text(), p.text()
+            assert "secret" not in p.text() and "wrong" not in p.text()
+    finally:
+        nats.stop()
+
+
+@pytest.mark.parametrize("args, text", [
+    (["--nats-url", "http:/x:y:z"], "--nats-url: bad value"),
+    (["--nats-creds", "/nowhere"], "--nats-creds: bad value '/nowhere'"),
+    (["--nats-tls-cert", "/nowhere"], "--nats-tls-cert"),
+    (["--namespace", "a.b"], "--namespace: bad value 'a.b'"),
+    (["--component", "a b"], "--component: bad value 'a b'"),
+])
+def test_bad_options_are_named(start, args, text):
+    s = start(Process, "serve", "--event-plane", "nats", "--port", free_ports(), "--admin-port", free_ports(), *args, expect=1)
+    assert s.p.wait(20) == 1 and text in s.text()
+
+
+def test_registering_a_plane_that_is_not_followed(start):
+    ix = start(Indexer)
+    assert "follows no event plane" in ix.post("/register", {"instance_id": 1, "endpoint": "plane", "model_name": "m", "block_size": 4}, 400)["error"]
