@@ -88,7 +88,9 @@ struct kvr_busy_thresholds {
 struct kvr_router_config {
     const struct kvr_alloc *alloc;
     const struct kvr_clock *clock;
-    struct kvr_index *index;     /* NULL: no index; needs cost.overlap_credit 0 or a mode other than kv */
+    struct kvr_index *index;     /* NULL: no index; needs cost.overlap_credit 0, a mode other than kv, or remote_index */
+    bool remote_index;           /* overlaps come with each request (`scores`), from an index elsewhere; needs index NULL */
+    bool serve_index;            /* others are answered from `index`; needs one, cost.overlap_credit > 0 and no remote_index */
     struct kvr_index *predicted; /* NULL, or a second index fed by decisions; overlap is the larger of the two */
     uint32_t block_size;         /* tokens, > 0 */
     struct kvr_cost_config cost;
@@ -177,6 +179,8 @@ struct kvr_router_request {
     size_t mm_n;
     const struct kvr_shared_range *shared;
     size_t shared_n;
+    const struct kvr_reach *scores; /* with remote_index: what the index elsewhere said; NULL: nothing is known to be cached */
+    size_t scores_n;
 
     /* Who may serve it. */
     const uint64_t *allowed; /* worker ids; NULL: all */
@@ -316,6 +320,9 @@ KVR_API double kvr_router_shared_ratio(struct kvr_router *router);
  * Returns: number of entries, or -KVR_ENOINDEX, -KVR_ELIMIT (cap too small), -KVR_ENOMEM. */
 KVR_API long kvr_router_overlap(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request,
                                 struct kvr_reach *out, size_t cap, size_t *blocks_n);
+
+/* Keeps those of reaches[n] whose ranks are registered and trusted, in order. Returns: how many. */
+KVR_API size_t kvr_router_keep_trusted(struct kvr_router *router, struct kvr_reach *reaches, size_t n);
 
 /* Loads of all ranks, ordered by (worker_id, rank). Returns: number of ranks; at most cap are written. */
 KVR_API size_t kvr_router_loads(struct kvr_router *router, struct kvr_rank_load *out, size_t cap);

@@ -168,6 +168,11 @@ static const struct option_row serve_rows[] = {
     NUM("threads", threads, "1", 1, 64, NULL, "event loops for the data port"),
     ENU("tokenizer", tokenizer, "auto", "auto|engine|bytes", NULL, "where tokens come from; auto = engine with KV events, bytes without"),
     ROUTER_ROWS,
+    BOO("serve-indexer", serve_indexer, "false", "DYN_ROUTER_SERVE_INDEXER",
+        "answer other routers from this one's index: on the admin port, and over NATS with an event plane of it"),
+    STR("use-remote-indexer", use_remote_indexer, NULL, "URL", NULL,
+        "keep no index and ask a router that serves its own: http://HOST:ADMIN-PORT or nats://[NAMESPACE.COMPONENT]"),
+    DBL("remote-indexer-timeout", remote_timeout, "0.1", 0.001, 60, NULL, "seconds for its answer; then the request is routed by load"),
     DBL("router-session-affinity-ttl-secs", session_ttl, "0", 0, 31536000, "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
         "idle life of x-session-id bindings; 0 = off"),
     DBL("queue-keepalive", queue_keepalive, "5", 0, 86400, NULL,
@@ -253,6 +258,10 @@ static int cross_checks(const char *command, const struct serve_options *o)
         return fail(command, "router-policy-config and router-queue-threshold exclude each other: thresholds are in the file");
     if (o->shared_cache_type)
         return fail(command, "shared-cache-type hicache is not supported; allowed: none (requests may carry shared_cache_ranges)");
+    if (o->serve_indexer && o->use_remote_indexer) return fail(command, "serve-indexer and use-remote-indexer exclude each other");
+    if (o->serve_indexer && o->overlap_credit <= 0) return fail(command, "serve-indexer needs router-kv-overlap-score-credit above 0");
+    if (o->use_remote_indexer && o->predicted_ttl_secs >= 0)
+        return fail(command, "use-remote-indexer and router-predicted-ttl-secs exclude each other: there is no index here");
     if (o->durable_events) return fail(command, "router-durable-kv-events is not supported; allowed: false (views are restored by replay)");
     if (o->replica_sync && !o->replica_sync_port) return fail(command, "router-replica-sync needs replica-sync-port");
     if (o->replica_sync_peers && !o->replica_sync_port) return fail(command, "replica-sync-peers needs replica-sync-port");

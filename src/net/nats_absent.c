@@ -45,3 +45,32 @@ uint64_t kvr_plane_feed_dropped(const struct kvr_plane_feed *f)
     (void)f;
     return 0;
 }
+
+bool kvr_nats_is_up(const struct kvr_nats *n)
+{
+    (void)n;
+    return false;
+}
+
+int kvr_nats_publish(struct kvr_nats *n, const char *subject, const char *reply, const void *data, size_t len)
+{
+    (void)n, (void)subject, (void)reply, (void)data, (void)len;
+    return -KVR_EUNSUPPORTED;
+}
+
+int kvr_nats_subscribe(struct kvr_nats *n, const char *subject, const char *queue, size_t pending_bytes, kvr_nats_on_message *fn, void *ctx,
+                       struct kvr_nats_sub **out)
+{
+    (void)n, (void)subject, (void)queue, (void)pending_bytes, (void)fn, (void)ctx, (void)out;
+    return -KVR_EUNSUPPORTED;
+}
+
+void kvr_nats_unsubscribe(struct kvr_nats_sub *sub)
+{
+    KVR_ASSERT(!sub);
+}
+
+void kvr_nats_inbox(char *out, size_t cap)
+{
+    snprintf(out, cap, "_");
+}

@@ -4,7 +4,7 @@
  * listeners and `up`, and is held while listeners run, so that each sees the changes in order and none after unlisten; listeners
  * therefore take no lock under which this file is called. Counters are atomic.
  */
-#include "net/nats_link.h"
+#include "net/nats_internal.h"
 
 #include <nats/nats.h>
 #include <pthread.h>
@@ -362,4 +362,9 @@ void kvr_nats_inbox(char *out, size_t cap)
     out[0] = 0;
     if (natsInbox_Create(&inbox) == NATS_OK) snprintf(out, cap, "%s", inbox);
     natsInbox_Destroy(inbox);
+}
+
+natsConnection *kvr__nats_connection(struct kvr_nats *n)
+{
+    return n->nc;
 }

@@ -7,6 +7,10 @@
 static int hash_prompt(struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct prompt *p)
 {
     p->isl = rq->isl ? rq->isl : rq->tokens_n;
+    if (c->router->config.remote_index) {
+        p->reaches = rq->scores;
+        p->reaches_n = rq->scores ? rq->scores_n : 0;
+    }
     if (rq->locals) {
         if (rq->seqs && rq->seqs_n != rq->locals_n) return -KVR_ELENGTH;
         p->locals = rq->locals;

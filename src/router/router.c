@@ -24,8 +24,12 @@ static int check_config(const struct kvr_router_config *c, const char **field)
     *field = "block_size";
     if (c->block_size == 0) return -KVR_EINVAL;
     if (kvr_cost_config_check(&c->cost, field)) return -KVR_EINVAL;
+    *field = "remote_index"; /* one or the other */
+    if (c->remote_index && (c->index || c->predicted || c->record_decisions || c->serve_index)) return -KVR_EINVAL;
+    *field = "serve_index"; /* what is served must count for something here */
+    if (c->serve_index && (!c->index || c->cost.overlap_credit <= 0)) return -KVR_EINVAL;
     *field = "index";
-    if (!c->index && ((c->mode == KVR_MODE_KV && c->cost.overlap_credit > 0) || c->record_decisions)) return -KVR_EINVAL;
+    if (!c->index && !c->remote_index && ((c->mode == KVR_MODE_KV && c->cost.overlap_credit > 0) || c->record_decisions)) return -KVR_EINVAL;
     *field = "predicted"; /* a second index beside one that follows events */
     if (c->predicted && (!c->index || c->record_decisions)) return -KVR_EINVAL;
     *field = "fit_ttft"; /* durations of what is not counted mean nothing */
@@ -583,6 +587,18 @@ long kvr_router_overlap(struct kvr_router *r, struct kvr_router_ctx *c, const st
     }
     if (blocks_n) *blocks_n = p.locals_n;
     return (long)n;
+}
+
+size_t kvr_router_keep_trusted(struct kvr_router *r, struct kvr_reach *reaches, size_t n)
+{
+    size_t kept = 0;
+    pthread_mutex_lock(&r->lock);
+    for (size_t i = 0; i < n; i++) {
+        const struct rank_info *info = info_of(r, reaches[i].worker);
+        if (info && !info->untrusted) reaches[kept++] = reaches[i];
+    }
+    pthread_mutex_unlock(&r->lock);
+    return kept;
 }
 
 size_t kvr_router_loads(struct kvr_router *r, struct kvr_rank_load *out, size_t cap)

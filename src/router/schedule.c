@@ -345,6 +345,8 @@ static uint32_t view_of(const struct kvr_router *r, const struct kvr_router_ctx 
     if (!r->infos[c->slots[at]].untrusted) return c->device[c->slots[at]];
     for (size_t i = 0; i < p->overlaps_n; i++)
         if (kvr_worker_cmp(p->overlaps[i].worker, w) == 0) return p->overlaps[i].depth;
+    for (size_t i = 0; i < p->reaches_n; i++)
+        if (kvr_worker_cmp(p->reaches[i].worker, w) == 0) return p->reaches[i].depth[KVR_TIER_DEVICE];
     return 0;
 }
 

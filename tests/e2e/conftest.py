@@ -194,8 +194,8 @@ class Mock(Process):
 
 
 class Serve(Process):
-    def __init__(self, workers, *extra, ready=True, **kw):
-        self.port, self.admin = free_ports(), free_ports()
+    def __init__(self, workers, *extra, ready=True, ports=None, **kw):
+        self.port, self.admin = ports or (free_ports(), free_ports())
         args = ["serve", "--host", "127.0.0.1", "--port", self.port, "--admin-port", self.admin, "--health-interval", 0.3]
         for w in workers:
             args += ["--worker", w if isinstance(w, str) else w.spec()]

@@ -476,6 +476,65 @@ static void bad_configurations_are_named(void **s)
     assert_string_equal(field, "temperature");
 }
 
+static void serving_and_asking_exclude_each_other(void **s)
+{
+    struct kvr_router *r;
+    struct kvr_router_config c;
+    struct kvr_index *ix;
+    const char *field = NULL;
+    (void)s;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    kvr_router_config_init(&c);
+    c.index = ix;
+    c.remote_index = true;
+    assert_int_equal(kvr_router_create(&c, &r, &field), -KVR_EINVAL);
+    assert_string_equal(field, "remote_index");
+    c.index = NULL;
+    c.serve_index = true;
+    assert_int_equal(kvr_router_create(&c, &r, &field), -KVR_EINVAL);
+    assert_string_equal(field, "remote_index");
+    c.remote_index = false;
+    assert_int_equal(kvr_router_create(&c, &r, &field), -KVR_EINVAL);
+    assert_string_equal(field, "serve_index");
+    c.index = ix;
+    c.cost.overlap_credit = 0;
+    assert_int_equal(kvr_router_create(&c, &r, &field), -KVR_EINVAL);
+    assert_string_equal(field, "serve_index");
+    c.cost.overlap_credit = 1;
+    assert_int_equal(kvr_router_create(&c, &r, &field), 0);
+    kvr_router_destroy(r);
+    kvr_index_destroy(ix);
+}
+
+static void overlaps_from_elsewhere_count(void **s)
+{
+    struct fixture f = {0};
+    struct kvr_router_config c;
+    struct kvr_router_result res;
+    (void)s;
+    kvr_router_config_init(&c);
+    c.remote_index = true;
+    c.block_size = 4;
+    assert_int_equal(kvr_router_create(&c, &f.r, NULL), 0);
+    assert_int_equal(kvr_router_ctx_create(f.r, &f.ctx), 0);
+    for (uint64_t w = 1; w <= 3; w++) assert_int_equal(kvr_router_set_worker(f.r, w, 0, 1), 0);
+    struct kvr_reach scores[] = {{{2, 0}, {3, 4, 4, 4}}, {{3, 0}, {1, 1, 1, 1}}, {{9, 0}, {4, 4, 4, 4}}}; /* 9 is not known here */
+    struct kvr_router_request rq = request("a");
+    rq.scores = scores;
+    rq.scores_n = 3;
+    assert_int_equal(kvr_router_find_best_match(f.r, f.ctx, &rq, &res), 0);
+    assert_true(res.worker.worker_id == 2 && res.view_blocks == 3 && res.effective_blocks == 3.75 && res.cached_tokens == 15);
+    rq = request("b"); /* nothing is known */
+    assert_int_equal(kvr_router_find_best_match(f.r, f.ctx, &rq, &res), 0);
+    assert_true(res.worker.worker_id != 2 && res.effective_blocks == 0);
+    kvr_router_set_trusted(f.r, (struct kvr_worker){3, 0}, false);
+    assert_int_equal(kvr_router_keep_trusted(f.r, scores, 3), 1);
+    assert_int_equal(scores[0].worker.worker_id, 2);
+    assert_int_equal(kvr_router_overlap(f.r, f.ctx, &rq, scores, 3, NULL), -KVR_ENOINDEX);
+    kvr_router_ctx_destroy(f.ctx);
+    kvr_router_destroy(f.r);
+}
+
 static void add_request_books_without_choosing(void **s)
 {
     struct fixture *f = *s;
@@ -769,6 +828,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(approximate_mode_learns_from_decisions, setup_recording, teardown),
         cmocka_unit_test_setup_teardown(credit_zero_works_without_an_index, setup_without_index, teardown),
         cmocka_unit_test(bad_configurations_are_named),
+        cmocka_unit_test(serving_and_asking_exclude_each_other),
+        cmocka_unit_test(overlaps_from_elsewhere_count),
         T(add_request_books_without_choosing),
         T(removed_workers_are_forgotten),
         T(without_workers_there_is_no_endpoint),

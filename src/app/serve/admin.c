@@ -428,6 +428,9 @@ static const struct {
     {"/replica_sync/register_peer", NULL, post_register_peer},
     {"/replica_sync/deregister_peer", NULL, post_deregister_peer},
     {"/router_mode", NULL, set_mode},
+    {"/kv_indexer_query", NULL, served_post_query},
+    {"/kv_indexer_record_routing_decision", NULL, served_post_record},
+    {"/kv_indexer_info", served_get_info, served_post_info},
 };
 
 static bool under(struct kvr_text path, const char *prefix, struct kvr_text *rest)

@@ -268,5 +268,7 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     evidence_metrics(s, b);
     kvr_recorder_metrics(s->recorder, b);
     replicas_metrics(s, b);
+    served_metrics(s, b);
+    remote_metrics(s, b);
     kvr_plane_feed_metrics(s->feed, s->ingest, s->nats, b);
 }

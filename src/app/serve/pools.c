@@ -27,7 +27,7 @@ static int make_indexes(struct serve *s, struct pool *pool)
                                   .predicted_max = o->max_tree_size,
                                   .prune_target_ratio = o->prune_target_ratio,
                                   .clear_worker_wide = o->clear_worker_wide};
-    if (o->overlap_credit <= 0) return 0;
+    if (o->overlap_credit <= 0 || o->use_remote_indexer) return 0;
     if (kvr_index_create(&ic, &pool->index)) return -1;
     if (o->predicted_ttl_secs < 0) return 0;
     ic.ttl_ns = (uint64_t)(o->predicted_ttl_secs * 1e9) + 1;
@@ -62,6 +62,8 @@ static void configure(const struct serve *s, struct pool *pool, const struct kvr
     rc->block_size = pool->block_size;
     rc->index = pool->index;
     rc->predicted = pool->predicted;
+    rc->remote_index = o->use_remote_indexer != NULL;
+    rc->serve_index = o->serve_indexer;
     rc->cost.kind = (enum kvr_cost_kind)o->cost;
     rc->cost.overlap_credit = o->overlap_credit;
     rc->cost.credit_decay = o->credit_decay;

@@ -30,7 +30,7 @@
 
 enum { ANSWER_KEPT_MAX = 4 << 20 };
 
-enum phase { PX_TOKENIZING, PX_PARKED, PX_QUEUED, PX_WAITING_FIRST, PX_STREAMING };
+enum phase { PX_TOKENIZING, PX_ASKING, PX_PARKED, PX_QUEUED, PX_WAITING_FIRST, PX_STREAMING };
 
 struct px {
     struct loop *loop;
@@ -54,6 +54,14 @@ struct px {
     uint32_t *tokens;
     size_t tokens_n;
     struct evidence_check *evidence;
+    /* with an index elsewhere */
+    struct kvr_remote_query *query;
+    uint64_t *locals; /* hashes of the prompt, for blocks of hashed_for tokens */
+    size_t locals_n;
+    uint32_t hashed_for;
+    struct kvr_reach *scores;
+    size_t scores_n;
+    bool no_index; /* it did not answer */
     uint64_t isl, generation_blocks;
     /* routing */
     struct pool *pool;
@@ -275,7 +283,9 @@ static void px_end(struct px *p)
 {
     struct serve *s = serve_of(p);
     if (p->call) kvr_http_call_cancel(p->call);
+    if (p->query) kvr_remote_cancel(p->query);
     p->call = NULL;
+    p->query = NULL;
     leave_queue(p);
     unbook(p);
     if (p->routed) {
@@ -295,6 +305,8 @@ static void px_end(struct px *p)
     kvr_buf_free(&p->answer);
     free(p->body);
     free(p->tokens);
+    free(p->locals);
+    free(p->scores);
     free(p->salt);
     free(p->allowed);
     atomic_fetch_sub(&p->loop->in_flight, 1);
@@ -620,6 +632,7 @@ static const char *reason_of(const struct px *p)
     if (p->result.preferred) return "session";
     if (p->token_failed) return "load-tokenize-failed";
     if (mode != KVR_MODE_KV) return modes[mode];
+    if (p->no_index) return "index-unavailable";
     if (!p->result.trusted && s->ingest) return "untrusted";
     return p->result.overlap_blocks ? "kv" : "load";
 }
@@ -721,6 +734,18 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
     uv_async_send(&l->wake);
 }
 
+/* An index elsewhere that predicts must hear of every decision. */
+static void record_remotely(struct px *p)
+{
+    struct kvr_remote_index *r = p->loop->remote;
+    if (!r || serve_of(p)->o->kv_events || !p->locals || p->hashed_for != p->pool->block_size) return;
+    uint64_t *seqs = malloc((p->locals_n + 1) * sizeof *seqs);
+    if (!seqs) return;
+    kvr_hash_sequence(p->locals, p->locals_n, seqs);
+    kvr_remote_record(r, p->model, p->result.worker, p->locals, seqs, p->locals_n);
+    free(seqs);
+}
+
 /* Booked: finds the worker and sends. WAIT: it was removed in this very moment. */
 static enum outcome px_booked(struct px *p)
 {
@@ -743,6 +768,7 @@ static enum outcome px_booked(struct px *p)
         return WAIT;
     }
     p->reason = reason_of(p);
+    record_remotely(p);
     observe_times(p);
     px_send(p);
     return SENT;
@@ -823,6 +849,12 @@ static enum outcome px_prepare(struct px *p)
     if (p->is_lora) {
         rq->lora = p->model;
         rq->lora_len = strlen(p->model);
+    }
+    if (p->locals && p->hashed_for == p->pool->block_size) {
+        rq->locals = p->locals;
+        rq->locals_n = p->locals_n;
+        rq->scores = p->scores;
+        rq->scores_n = p->scores_n;
     }
     snprintf(p->booking, sizeof p->booking, "%llx", (unsigned long long)atomic_fetch_add(&s->next_id, 1));
     rq->id = p->booking;
@@ -912,13 +944,65 @@ void proxy_cancel_all(struct loop *l)
     while (l->parked) px_fail(l->parked, 503, "the router is shutting down");
 }
 
-/* ---- tokens ------------------------------------------------------------------------------------------ */
-
 static bool wants_tokens(const struct px *p)
 {
     struct serve *s = serve_of(p);
     return p->routed && atomic_load(&s->mode) == KVR_MODE_KV && s->o->overlap_credit > 0;
 }
+
+/* ---- an index elsewhere ------------------------------------------------------------------------------ */
+
+static void on_scores(void *ctx, const struct kvr_reach *scores, long n)
+{
+    struct px *p = ctx;
+    p->query = NULL;
+    p->scores = n > 0 ? malloc((size_t)n * sizeof *scores) : NULL;
+    p->no_index = n < 0 || (n > 0 && !p->scores);
+    if (p->scores) {
+        memcpy(p->scores, scores, (size_t)n * sizeof *scores);
+        p->scores_n = (size_t)n;
+    }
+    px_route(p);
+}
+
+/* The prompt's hashes, for the pool it would go to now. Returns: false when it has none, or there is no memory. */
+static bool hash_for_remote(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    bool all;
+    pthread_mutex_lock(&s->lock);
+    (void)allowed_workers(p, NULL, 0, &all);
+    pthread_mutex_unlock(&s->lock);
+    if (!p->pool) return false;
+    uint32_t bs = p->pool->block_size;
+    size_t n = kvr_hash_block_count(p->tokens_n, bs, false);
+    p->locals = malloc((n + 1) * sizeof *p->locals);
+    if (!p->locals) return false;
+    uint64_t seed = kvr_hash_seed(p->is_lora ? p->model : NULL, p->is_lora ? strlen(p->model) : 0, p->salt, p->salt_len);
+    (void)kvr_hash_locals(p->tokens, p->tokens_n, bs, false, seed, NULL, 0, p->locals);
+    p->locals_n = n;
+    p->hashed_for = bs;
+    return true;
+}
+
+/* The tokens are there: what of them is cached where? */
+static void px_overlap(struct px *p)
+{
+    struct kvr_remote_index *r = p->loop->remote;
+    if (r && wants_tokens(p) && p->tokens && hash_for_remote(p) && p->locals_n) {
+        p->query = kvr_remote_ask(r, p->model, p->locals, p->locals_n, on_scores, p);
+        p->no_index = !p->query;
+        p->phase = PX_ASKING;
+        p->phase_deadline_ms = 0; /* the question has its own */
+        if (p->query) {
+            arm(p);
+            return;
+        }
+    }
+    px_route(p);
+}
+
+/* ---- tokens ------------------------------------------------------------------------------------------ */
 
 static void tokens_failed(struct px *p)
 {
@@ -932,7 +1016,7 @@ static void got_tokens(struct px *p, uint32_t *tokens, size_t n)
     p->tokens = tokens;
     p->tokens_n = n;
     p->isl = KVR_MAX(n, (size_t)1);
-    px_route(p);
+    px_overlap(p);
 }
 
 static void tokenize_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
@@ -1088,7 +1172,7 @@ static void px_tokens(struct px *p)
     struct serve *s = serve_of(p);
     if (!wants_tokens(p) || p->tokens) {
         if (p->tokens) p->isl = KVR_MAX(p->tokens_n, (size_t)1);
-        px_route(p);
+        px_overlap(p);
         return;
     }
     pthread_mutex_lock(&s->lock);
@@ -1136,6 +1220,7 @@ static void on_timer(uv_timer_t *t)
         if (total) px_fail(p, 504, "the request took longer than --total-timeout");
         else tokens_failed(p);
         return;
+    case PX_ASKING: px_fail(p, 504, "the request took longer than --total-timeout"); return;
     case PX_PARKED:
     case PX_QUEUED:
         COUNT(p, queue_timeouts_total);

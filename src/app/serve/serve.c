@@ -50,6 +50,7 @@ static void *loop_main(void *arg)
     uv_run(&l->uv, UV_RUN_DEFAULT);
     proxy_cancel_all(l);
     kvr_http_server_close(l->server);
+    kvr_remote_close(l->remote);
     kvr_http_client_close(l->client);
     uv_close((uv_handle_t *)&l->wake, NULL);
     uv_run(&l->uv, UV_RUN_DEFAULT);
@@ -70,6 +71,7 @@ static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
     l->wake.data = l;
     l->json = kvr_json_parser_new();
     kvr_http_client_create(&l->uv, 3, &l->client);
+    *rc = remote_open(s, l) ? UV_ENOMEM : 0;
     struct kvr_http_server_config sc = {.host = s->o->host,
                                         .port = (uint16_t)s->o->port,
                                         .reuse_port = reuse_port,
@@ -79,7 +81,7 @@ static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
                                         .body_timeout_s = 30,
                                         .idle_timeout_s = 75,
                                         .handler = {proxy_on_request, proxy_on_gone, proxy_on_drained, proxy_error_body, l}};
-    *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
+    if (*rc == 0) *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
     return l;
 }
 
@@ -128,6 +130,7 @@ static void on_poll(uv_timer_t *t)
     struct serve *s = t->data;
     for (const struct pool *p = s->pools; p; p = p->next) kvr_router_poll(p->router);
     evidence_tick(s);
+    served_tick(s);
 }
 
 static void on_signal(uv_signal_t *sig, int signum)
@@ -268,7 +271,8 @@ static int connect_nats(struct serve *s, char *err, size_t cap)
 {
     const struct kvr_plane_options *o = &s->o->plane;
     if (kvr_plane_scope(o, s->scope, err, cap)) return -1;
-    if (o->plane == KVR_PLANE_ZMQ) return 0;
+    if (remote_parse(s, err, cap)) return -1;
+    if (o->plane == KVR_PLANE_ZMQ && !remote_needs_nats(s)) return 0;
     return kvr_plane_connect(o, s->o->select_only ? "kvroute select" : "kvroute serve", &s->nats, err, cap);
 }
 
@@ -280,7 +284,7 @@ static int run(struct serve *s)
         return 1;
     }
     int rc = views_start(s);
-    if (rc) return 1;
+    if (rc || served_start(s)) return 1;
     if (replicas_start(s, err, sizeof err)) {
         fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
         return 1;
@@ -317,6 +321,7 @@ int serve_main(const struct serve_options *o)
     health_stop(s);
     kvr_http_server_close(s->admin);
     selection_stop(s);
+    served_stop(s);
     views_stop(s);
     replicas_stop(s);
     kvr_nats_close(s->nats);

@@ -38,6 +38,9 @@ struct serve_options {
     uint64_t event_threads, snapshot_threshold;      /* ignored */
     char *record_events;
     struct kvr_plane_options plane;
+    bool serve_indexer;
+    char *use_remote_indexer; /* http://host:port or nats://[namespace.component]; NULL: an index of our own */
+    double remote_timeout;
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;
     double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout, restore_timeout,

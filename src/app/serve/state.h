@@ -6,6 +6,8 @@
  *   pools.c     partitions: an index, a router and its queue
  *   views.c     KV events -> index, trust -> router
  *   replicas.c  what other routers of the fleet book
+ *   served.c    our index answers other routers
+ *   remote.c    another router's index answers us
  *   sessions.c  session affinity
  *   metrics.c   counters, histograms, /metrics
  *   proxy.c     one client request from parsing to the last byte        (data loops)
@@ -39,6 +41,7 @@
 #include "net/event_recorder.h"
 #include "net/http.h"
 #include "net/ingest.h"
+#include "net/remote_index.h"
 #include "wire/json.h"
 #include "wire/openai.h"
 
@@ -194,8 +197,12 @@ struct serve {
     struct kvr_nats *nats;       /* NULL: not used */
     struct kvr_plane_feed *feed; /* NULL: each source has its own socket */
     char scope[KVR_SCOPE_MAX];
-    struct kvr_recorder *recorder; /* NULL: nothing is recorded */
-    struct kvr_sync *sync;         /* NULL: alone */
+    struct served *served;                /* NULL: the index is not served */
+    struct kvr_remote_stats remote_stats; /* of all loops */
+    struct kvr_endpoint remote_endpoint;  /* --use-remote-indexer over HTTP */
+    char remote_scope[KVR_SCOPE_MAX];     /* over NATS; both empty: not used */
+    struct kvr_recorder *recorder;        /* NULL: nothing is recorded */
+    struct kvr_sync *sync;                /* NULL: alone */
     struct session_table *sessions;
     struct evidence *evidence;
     struct token_cache *tokens;
@@ -225,6 +232,7 @@ struct loop {
     pthread_t thread;
     struct kvr_http_server *server;
     struct kvr_http_client *client;
+    struct kvr_remote_index *remote; /* NULL: the index is here */
     struct kvr_json_parser *json;
     struct ctx_list ctxs;
     uint64_t *allowed; /* scratch: ids of the workers that may serve a request */
@@ -291,6 +299,24 @@ void replicas_stop(struct serve *s);
 void replicas_on_change(void *pool, const struct kvr_load_event *event);
 void replicas_workers_changed(struct serve *s);
 void replicas_metrics(struct serve *s, struct kvr_buf *out);
+
+/* served.c */
+int served_start(struct serve *s);
+void served_stop(struct serve *s);
+void served_tick(struct serve *s); /* main loop */
+void served_metrics(struct serve *s, struct kvr_buf *out);
+void served_post_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void served_post_record(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void served_post_info(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void served_get_info(struct serve *s, struct kvr_http_conn *c);
+
+/* remote.c */
+/* Reads --use-remote-indexer. Returns: 0, or -1 with the reason in err. */
+int remote_parse(struct serve *s, char *err, size_t cap);
+bool remote_needs_nats(const struct serve *s);
+/* For one loop; *out stays NULL when the index is here. */
+int remote_open(struct serve *s, struct loop *l);
+void remote_metrics(struct serve *s, struct kvr_buf *out);
 
 /* sessions.c */
 struct session_table *sessions_create(double ttl_s);

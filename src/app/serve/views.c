@@ -38,7 +38,7 @@ static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, c
 
 int views_start(struct serve *s)
 {
-    if (!s->o->kv_events || s->o->overlap_credit <= 0) return 0;
+    if (!s->o->kv_events || s->o->overlap_credit <= 0 || s->o->use_remote_indexer) return 0;
     struct kvr_recorder_config rc = {s->o->record_events, s->o->record_max_lines, s->o->record_max_count, s->o->record_max_secs};
     char err[400];
     if (rc.path && kvr_recorder_create(&rc, &s->recorder, err, sizeof err)) {

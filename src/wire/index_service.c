@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "wire/index_service.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORKERS_MAX = 1 << 20 };
+
+/* ---- writing ------------------------------------------------------------------------------------------------------ */
+
+static void put_hashes(struct kvr_buf *b, const char *key, const uint64_t *hashes, size_t n)
+{
+    kvr_json_key(b, key);
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) kvr_json_u64(b, hashes[i]);
+    kvr_json_close(b, ']');
+}
+
+static void put_worker(struct kvr_buf *b, struct kvr_worker w)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "worker_id", w.worker_id);
+    kvr_json_put_u64(b, "dp_rank", w.dp_rank);
+    kvr_json_close(b, '}');
+}
+
+void kvr_service_query_write(struct kvr_buf *b, const char *model, const uint64_t *locals, size_t n, bool device_only)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "model_name", model);
+    put_hashes(b, "block_hashes", locals, n);
+    kvr_json_key(b, "device_only");
+    kvr_json_bool(b, device_only);
+    kvr_json_close(b, '}');
+}
+
+void kvr_service_record_write(struct kvr_buf *b, const char *model, struct kvr_worker w, const uint64_t *locals, const uint64_t *seqs,
+                              size_t n)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "model_name", model);
+    kvr_json_key(b, "worker");
+    put_worker(b, w);
+    put_hashes(b, "local_hashes", locals, n);
+    put_hashes(b, "sequence_hashes", seqs, n);
+    kvr_json_close(b, '}');
+}
+
+static void put_pairs(struct kvr_buf *b, const struct kvr_reach *r, size_t n, int tier)
+{
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) {
+        uint32_t beyond = r[i].depth[tier] - (tier ? r[i].depth[tier - 1] : 0);
+        if (!beyond) continue;
+        kvr_json_open(b, '[');
+        put_worker(b, r[i].worker);
+        kvr_json_u64(b, beyond);
+        kvr_json_close(b, ']');
+    }
+    kvr_json_close(b, ']');
+}
+
+void kvr_service_scores_write(struct kvr_buf *b, const struct kvr_reach *r, size_t n, uint64_t instance)
+{
+    kvr_json_open(b, '{');
+    kvr_json_key(b, "TieredScores");
+    kvr_json_open(b, '{');
+    kvr_json_key(b, "device");
+    kvr_json_open(b, '{');
+    kvr_json_key(b, "scores");
+    put_pairs(b, r, n, KVR_TIER_DEVICE);
+    kvr_json_key(b, "frequencies");
+    kvr_json_open(b, '[');
+    kvr_json_close(b, ']');
+    kvr_json_close(b, '}');
+    kvr_json_key(b, "lower_tier");
+    kvr_json_open(b, '[');
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
+        bool any = false;
+        for (size_t i = 0; i < n; i++) any |= r[i].depth[t] > r[i].depth[t - 1];
+        if (!any) continue;
+        const char *name = kvr_tier_name((enum kvr_tier)t);
+        kvr_json_open(b, '[');
+        kvr_json_str(b, name, strlen(name));
+        kvr_json_open(b, '{');
+        kvr_json_key(b, "hits");
+        put_pairs(b, r, n, t);
+        kvr_json_close(b, '}');
+        kvr_json_close(b, ']');
+    }
+    kvr_json_close(b, ']');
+    kvr_json_close(b, '}');
+    kvr_json_put_u64(b, "instance", instance);
+    kvr_json_close(b, '}');
+}
+
+void kvr_service_info_write(struct kvr_buf *b, const struct kvr_service_info *i, const char *why)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "instance", i->instance);
+    kvr_json_put_str(b, "mode", i->predicted ? "predicted" : "events");
+    kvr_json_key(b, "ready");
+    kvr_json_bool(b, i->ready);
+    kvr_json_put_str(b, "why", why);
+    kvr_json_close(b, '}');
+}
+
+void kvr_service_error_write(struct kvr_buf *b, const char *text)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "Error", text);
+    kvr_json_close(b, '}');
+}
+
+/* ---- reading ------------------------------------------------------------------------------------------------------ */
+
+bool kvr_service_worker_read(struct kvr_json v, struct kvr_worker *out)
+{
+    uint64_t rank = 0;
+    struct kvr_json r = kvr_json_get(v, "dp_rank");
+    if (!kvr_json_as_u64(kvr_json_get(v, "worker_id"), &out->worker_id)) return false;
+    if (kvr_json_type_of(r) > KVR_JSON_NULL && (!kvr_json_as_u64(r, &rank) || rank > UINT32_MAX)) return false;
+    out->dp_rank = (uint32_t)rank;
+    return true;
+}
+
+/* -KVR_EUNSUPPORTED with the server's text when the answer is an Error. */
+static int error_of(struct kvr_json answer, char *why, size_t cap)
+{
+    const char *text;
+    size_t n;
+    if (!kvr_json_as_str(kvr_json_get(answer, "Error"), &text, &n)) return 0;
+    snprintf(why, cap, "%.*s", (int)KVR_MIN(n, (size_t)200), text);
+    return -KVR_EUNSUPPORTED;
+}
+
+struct scores {
+    struct kvr_reach *rows;
+    size_t n, cap;
+    uint32_t depth_max;
+    int tier;
+};
+
+static struct kvr_reach *row_of(struct scores *s, struct kvr_worker w)
+{
+    for (size_t i = 0; s->tier && i < s->n; i++)
+        if (kvr_worker_cmp(s->rows[i].worker, w) == 0) return &s->rows[i];
+    if (s->n == s->cap) {
+        size_t cap = s->cap ? s->cap * 2 : 64;
+        struct kvr_reach *p = s->n < WORKERS_MAX ? realloc(s->rows, cap * sizeof *p) : NULL;
+        if (!p) return NULL;
+        s->rows = p;
+        s->cap = cap;
+    }
+    s->rows[s->n] = (struct kvr_reach){.worker = w};
+    return &s->rows[s->n++];
+}
+
+static int take_pair(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct scores *s = ctx;
+    struct kvr_worker w;
+    uint64_t blocks;
+    (void)key;
+    (void)key_len;
+    if (!kvr_service_worker_read(kvr_json_at(v, 0), &w) || !kvr_json_as_u64(kvr_json_at(v, 1), &blocks)) return -KVR_EFORMAT;
+    struct kvr_reach *r = row_of(s, w);
+    if (!r) return -KVR_ENOMEM;
+    uint64_t depth = KVR_MIN(blocks, (uint64_t)s->depth_max) + r->depth[s->tier];
+    for (int t = s->tier; t < KVR_TIER_COUNT; t++) r->depth[t] = (uint32_t)KVR_MIN(depth, (uint64_t)s->depth_max);
+    return 0;
+}
+
+static int take_tier(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct scores *s = ctx;
+    const char *name;
+    size_t len;
+    (void)key;
+    (void)key_len;
+    if (!kvr_json_as_str(kvr_json_at(v, 0), &name, &len)) return -KVR_EFORMAT;
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
+        const char *known = kvr_tier_name((enum kvr_tier)t);
+        if (len != strlen(known) || memcmp(name, known, len) != 0) continue;
+        s->tier = t;
+        struct kvr_json hits = kvr_json_get(kvr_json_at(v, 1), "hits");
+        return kvr_json_type_of(hits) == KVR_JSON_ARRAY ? kvr_json_each(hits, take_pair, s) : -KVR_EFORMAT;
+    }
+    return 0; /* a tier that is not known here */
+}
+
+long kvr_service_scores_read(struct kvr_json answer, uint32_t depth_max, struct kvr_reach **out, uint64_t *instance, char *why, size_t cap)
+{
+    struct kvr_json tiered = kvr_json_get(answer, "TieredScores"), device = kvr_json_get(kvr_json_get(tiered, "device"), "scores"),
+                    lower = kvr_json_get(tiered, "lower_tier");
+    struct scores s = {.depth_max = depth_max};
+    int rc = error_of(answer, why, cap);
+    if (rc) return rc;
+    if (kvr_json_type_of(device) != KVR_JSON_ARRAY) return -KVR_EFORMAT;
+    rc = kvr_json_each(device, take_pair, &s);
+    if (rc == 0 && kvr_json_type_of(lower) == KVR_JSON_ARRAY) rc = kvr_json_each(lower, take_tier, &s);
+    if (rc) {
+        free(s.rows);
+        return rc;
+    }
+    *instance = 0;
+    (void)kvr_json_as_u64(kvr_json_get(answer, "instance"), instance);
+    *out = s.rows;
+    return (long)s.n;
+}
+
+int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, char *why, size_t cap)
+{
+    const char *mode, *text = "";
+    size_t n, text_n = 0;
+    int rc = error_of(answer, why, cap);
+    if (rc) return rc;
+    if (!kvr_json_as_u64(kvr_json_get(answer, "instance"), &out->instance) || !kvr_json_as_str(kvr_json_get(answer, "mode"), &mode, &n) ||
+        !kvr_json_as_bool(kvr_json_get(answer, "ready"), &out->ready))
+        return -KVR_EFORMAT;
+    out->predicted = n == 9 && memcmp(mode, "predicted", 9) == 0;
+    (void)kvr_json_as_str(kvr_json_get(answer, "why"), &text, &text_n);
+    snprintf(why, cap, "%.*s", (int)KVR_MIN(text_n, (size_t)200), text);
+    return out->predicted || (n == 6 && memcmp(mode, "events", 6) == 0) ? 0 : -KVR_EFORMAT;
+}
+
+int kvr_service_recorded_read(struct kvr_json answer, char *why, size_t cap)
+{
+    const char *text;
+    size_t n;
+    int rc = error_of(answer, why, cap);
+    if (rc) return rc;
+    return kvr_json_as_str(answer, &text, &n) && n == 8 && memcmp(text, "Recorded", 8) == 0 ? 0 : -KVR_EFORMAT;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The words of a served index, JSON, as NVIDIA Dynamo's request plane has them:
+ *
+ *     kv_indexer_query     {"model_name", "block_hashes": [local hashes], "device_only"}
+ *                          -> {"TieredScores": {"device": {"scores": [[{"worker_id", "dp_rank"}, blocks], ...], "frequencies": []},
+ *                                               "lower_tier": [["host_pinned", {"hits": [[{worker}, blocks], ...]}], ...]}}
+ *     kv_indexer_record_routing_decision   {"model_name", "worker", "local_hashes", "sequence_hashes"} -> "Recorded"
+ *     kv_indexer_info      {} -> {"instance": u64, "mode": "events" | "predicted", "ready": bool, "why": text}; ours
+ *     any of them          -> {"Error": text}
+ *
+ * hits are blocks beyond the tier before. Ours adds "instance" to a TieredScores, so that a change of the server is seen.
+ */
+#ifndef KVR_WIRE_INDEX_SERVICE_H
+#define KVR_WIRE_INDEX_SERVICE_H
+
+#include <kvroute/index.h>
+
+#include "base/buf.h"
+#include "wire/json.h"
+
+#define KVR_SERVICE_QUERY  "kv_indexer_query"
+#define KVR_SERVICE_RECORD "kv_indexer_record_routing_decision"
+#define KVR_SERVICE_INFO   "kv_indexer_info"
+
+enum { KVR_SERVICE_BLOCKS_MAX = 1 << 20 };
+
+struct kvr_service_info {
+    uint64_t instance;
+    bool predicted, ready;
+};
+
+/* ---- the asking side ---- */
+void kvr_service_query_write(struct kvr_buf *out, const char *model, const uint64_t *locals, size_t n, bool device_only);
+void kvr_service_record_write(struct kvr_buf *out, const char *model, struct kvr_worker w, const uint64_t *locals, const uint64_t *seqs,
+                              size_t n);
+/* `depth_max`: no rank can hold more. *out is malloc'd, the caller frees it. Returns: how many, -KVR_EFORMAT, -KVR_ENOMEM,
+ * -KVR_EUNSUPPORTED for an Error, whose text is in why. */
+long kvr_service_scores_read(struct kvr_json answer, uint32_t depth_max, struct kvr_reach **out, uint64_t *instance, char *why, size_t cap);
+/* Returns: 0, -KVR_EFORMAT, -KVR_EUNSUPPORTED as above. */
+int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, char *why, size_t cap);
+int kvr_service_recorded_read(struct kvr_json answer, char *why, size_t cap);
+
+/* ---- the answering side ---- */
+void kvr_service_scores_write(struct kvr_buf *out, const struct kvr_reach *reaches, size_t n, uint64_t instance);
+void kvr_service_info_write(struct kvr_buf *out, const struct kvr_service_info *info, const char *why);
+void kvr_service_error_write(struct kvr_buf *out, const char *text);
+bool kvr_service_worker_read(struct kvr_json v, struct kvr_worker *out);
+
+#endif

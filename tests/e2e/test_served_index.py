@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routers that keep no index and ask one that does, over HTTP and NATS: same answers, one owner of a predicted index, and no
+harm when it dies."""
+import json
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from conftest import Mock, Process, ScriptedServer, Serve, call, free_ports, local_hashes, stays, wait_for
+from nats_parts import NatsClient, NatsServer
+
+SCOPE = "namespace.default.component.backend"
+
+
+@pytest.fixture
+def nats():
+    n = NatsServer()
+    yield n
+    n.stop()
+
+
+def prompt(k, n=160):
+    return [k * 1000 + i for i in range(n)]
+
+
+def fleet(start, n=2, **kw):
+    mocks = [start(Mock, **kw) for _ in range(n)]
+    return mocks, [m.spec(f",id={i + 1}") for i, m in enumerate(mocks)]
+
+
+def bare(mocks):
+    return [f"http://127.0.0.1:{m.port},id={i + 1}" for i, m in enumerate(mocks)]
+
+
+def up(consumer):
+    return wait_for("the remote index", lambda: consumer.metric("remote_indexer_up") == 1)
+
+
+def over(server, transport, nats):
+    """(options of the server, of the consumer)"""
+    if transport == "http":
+        return [], lambda s: ["--use-remote-indexer", f"http://127.0.0.1:{s.admin}"]
+    return ["--event-plane", "nats", "--nats-url", nats.url], lambda s: ["--use-remote-indexer", "nats://", "--nats-url", nats.url]
+
+
+class PostServer:
+    """Answers POST with what script(path) gives; None: never."""
+
+    def __init__(self, script):
+        import http.server
+        import threading
+        self.stop = threading.Event()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                answer = script(self.path)
+                if answer is None:
+                    outer.stop.wait(30)
+                    return
+                body = json.dumps(answer).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *a):
+                pass
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.stop.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.mark.parametrize("transport", ["http", "nats"])
+def test_consumers_choose_as_the_server_would(start, nats, transport):
+    mocks, workers = fleet(start)
+    server_args, consumer_args = over(None, transport, nats)
+    server = start(Serve, workers, "--serve-indexer", *server_args)
+    consumers = [start(Serve, bare(mocks), *consumer_args(server)) for _ in range(2)]
+    for c in consumers:
+        up(c)
+    chosen = {}
+    for k in range(6):
+        r = server.complete(prompt(k))
+        chosen[k] = r.headers["x-kvroute-worker"]
+        wait_for("the event", lambda: max(server.overlap(prompt(k)).values()) == 10)
+    for c in consumers:
+        for k in range(6):
+            r = c.complete(prompt(k))
+            assert r.status == 200 and r.headers["x-kvroute-worker"] == chosen[k]
+            assert int(r.headers["x-kvroute-overlap-blocks"]) >= 9 and r.headers["x-kvroute-reason"] == "kv"
+        assert c.metric("remote_indexer_queries_total") == 6 and c.metric("remote_indexer_query_failures_total") == 0
+        assert c.metric("index_blocks") == 0
+    assert server.metric("served_index_queries_total") == 12
+
+
+def test_the_words_on_the_wire(start, nats):
+    """The request plane's JSON, over HTTP and NATS."""
+    mocks, workers = fleet(start, 1)
+    server = start(Serve, workers, "--serve-indexer", "--event-plane", "nats", "--nats-url", nats.url)
+    server.complete(prompt(1))
+    wait_for("the event", lambda: max(server.overlap(prompt(1)).values()) == 10)
+    hashes = local_hashes(prompt(1), 16)
+    body = {"model_name": "mock", "block_hashes": hashes[:4] + [1], "device_only": True}
+    want = {"device": {"scores": [[{"worker_id": 1, "dp_rank": 0}, 4]], "frequencies": []}, "lower_tier": []}
+    client = NatsClient(nats.port)
+    wait_for("the service", lambda: server.get("/kv_indexer_info")["ready"])
+    over_http = server.post("/kv_indexer_query", body)
+    assert over_http.status == 200 and over_http.json()["TieredScores"] == want
+    assert json.loads(client.request(f"{SCOPE}.kv_indexer_query.mock", json.dumps(body).encode()))["TieredScores"] == want
+    info = json.loads(client.request(f"{SCOPE}.kv_indexer_info", b"{}"))
+    assert info["mode"] == "events" and info["ready"] and info == server.get("/kv_indexer_info")
+    for service, bad, text in (("query", {"model_name": "no", "block_hashes": []}, "not served"), ("query", {"model_name": "mock"}, "block_hashes"),
+                               ("query", {"model_name": "mock", "block_hashes": ["x"]}, "block_hashes"),
+                               ("record_routing_decision", {"model_name": "mock"}, "follows KV events")):
+        r = server.post(f"/kv_indexer_{service}", bad)
+        assert r.status >= 400 and text in r.json()["Error"]
+    assert "Error" in json.loads(client.request(f"{SCOPE}.kv_indexer_query.mock", b"\x00garbage"))
+    other = start(Serve, workers)
+    assert other.post("/kv_indexer_query", body).status == 404
+    client.close()
+
+
+@pytest.mark.parametrize("transport", ["http", "nats"])
+def test_predicted_mode_records_through_the_service(start, nats, transport):
+    mocks, _ = fleet(start, with_events=False)
+    plane = ["--event-plane", "nats", "--nats-url", nats.url] if transport == "nats" else []
+    server = start(Serve, bare(mocks), "--no-router-kv-events", "--serve-indexer", *plane)
+    args = over(None, transport, nats)[1](server)
+    a, b = (start(Serve, bare(mocks), "--no-router-kv-events", *args) for _ in range(2))
+    up(a), up(b)
+    first = a.complete("a long common beginning of everything " * 20)
+    wait_for("the record", lambda: server.metric("served_index_records_total") == 1)
+    second = b.complete("a long common beginning of everything " * 20)
+    assert second.headers["x-kvroute-worker"] == first.headers["x-kvroute-worker"] and second.headers["x-kvroute-reason"] == "kv"
+    assert a.metric("remote_indexer_write_failures_total") == 0
+    r = server.post("/kv_indexer_record_routing_decision", {"model_name": "mock", "worker": {"worker_id": 1, "dp_rank": 0},
+                                                            "local_hashes": [1, 2], "sequence_hashes": [1]})
+    assert r.status == 400 and r.json() == {"Error": "local and sequence hashes differ in length"}
+
+
+@pytest.mark.parametrize("transport", ["http", "nats"])
+def test_a_dead_index_costs_nothing_but_overlap(start, nats, transport):
+    mocks, workers = fleet(start)
+    server_args, consumer_args = over(None, transport, nats)
+    server = start(Serve, workers, "--serve-indexer", *server_args)
+    c = start(Serve, bare(mocks), *consumer_args(server))
+    up(c)
+    c.complete(prompt(1))
+    wait_for("the event", lambda: max(server.overlap(prompt(1)).values()) == 10)
+    assert c.complete(prompt(1)).headers["x-kvroute-reason"] == "kv"
+    ports = (server.port, server.admin)
+    server.kill()
+    reasons = [c.complete(prompt(1)).headers["x-kvroute-reason"] for _ in range(30)]
+    assert set(reasons) == {"index-unavailable"}
+    wait_for("the short circuit", lambda: c.metric("remote_indexer_up") == 0)
+    before = c.metric("remote_indexer_queries_total")
+    assert c.complete(prompt(1)).status == 200 and c.metric("remote_indexer_queries_total") == before
+    assert c.metric("remote_indexer_short_circuits_total") > 0
+    start(Serve, workers, "--serve-indexer", *server_args, ports=ports)
+    up(c)
+    wait_for("overlap again", lambda: c.complete(prompt(1)).headers["x-kvroute-reason"] == "kv")
+
+
+def test_a_silent_or_lying_index_is_not_waited_for(start):
+    """One that hangs, one that answers rubbish, one of the other mode, one that is not ready."""
+    mocks, _ = fleet(start, 1)
+    info = {"instance": 5, "mode": "events", "ready": True, "why": ""}
+    state = {"info": info, "query": {"TieredScores": {"device": {"scores": "no"}}}}
+    fake = PostServer(lambda path: state["info"] if path.endswith("info") else state["query"])
+    c = start(Serve, bare(mocks), "--use-remote-indexer", fake.url, "--remote-indexer-timeout", 0.05)
+    up(c)
+    assert c.complete(prompt(1)).headers["x-kvroute-reason"] == "index-unavailable"
+    state["query"] = None  # never answers
+    t0 = time.monotonic()
+    assert c.complete(prompt(1)).headers["x-kvroute-reason"] == "index-unavailable" and time.monotonic() - t0 < 5
+    assert c.metric("remote_indexer_query_failures_total") >= 2
+    state["info"] = {**info, "mode": "predicted", "instance": 6}
+    state["query"] = {"TieredScores": {"device": {"scores": []}}, "instance": 6}
+    wait_for("the new mode is noticed", lambda: c.complete(prompt(1)).status == 200 and c.metric("remote_indexer_up") == 0)
+    assert "predicts from routing decisions" in c.text()
+    state["info"] = {**info, "ready": False, "why": "restoring"}
+    wait_for("not ready", lambda: "it is not ready: restoring" in c.text())
+    state["info"], state["query"] = info, {"TieredScores": {"device": {"scores": [[{"worker_id": 1}, 10 ** 12]]}}, "instance": 5}
+    up(c)
+    r = c.complete(prompt(1))
+    assert r.headers["x-kvroute-reason"] == "kv" and int(r.headers["x-kvroute-overlap-blocks"]) == 10  # no more than the prompt has
+    fake.close()
+
+
+def test_concurrent_queries_share_connections(start):
+    """A hundred at once, on few connections, which stay."""
+    mocks, workers = fleet(start, speedup=1000)
+    server = start(Serve, workers, "--serve-indexer")
+    c = start(Serve, bare(mocks), "--use-remote-indexer", f"http://127.0.0.1:{server.admin}", "--remote-indexer-timeout", 5)
+    up(c)
+    with ThreadPoolExecutor(16) as pool:
+        assert all(r.status == 200 for r in pool.map(lambda k: c.complete(prompt(k)), range(200)))
+    assert c.metric("remote_indexer_queries_total") == 200 and c.metric("remote_indexer_query_failures_total") == 0
+    pid = c.p.pid
+    inodes = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    target = f":{server.admin:04X}"
+    n = sum(1 for l in open(f"/proc/{pid}/net/tcp") if l.split()[2].endswith(target) and l.split()[3] == "01" and f"socket:[{l.split()[9]}]" in inodes)
+    assert 1 <= n <= 20
+
+
+@pytest.mark.parametrize("args, text", [
+    (["--serve-indexer", "--use-remote-indexer", "http://127.0.0.1:1"], "serve-indexer and use-remote-indexer exclude each other"),
+    (["--serve-indexer", "--router-kv-overlap-score-credit", "0"], "serve-indexer needs router-kv-overlap-score-credit above 0"),
+    (["--use-remote-indexer", "http://127.0.0.1:1", "--router-predicted-ttl-secs", "3"], "exclude each other"),
+    (["--use-remote-indexer", "ftp://x"], "--use-remote-indexer: bad value 'ftp://x'"),
+    (["--use-remote-indexer", "nats://a"], "--use-remote-indexer: bad value 'nats://a'"),
+])
+def test_rules_are_refused_at_the_start(start, args, text):
+    p = start(Process, "serve", "--port", free_ports(), "--admin-port", free_ports(), *args, expect=None)
+    assert p.p.wait(20) in (1, 2) and text in p.text()
