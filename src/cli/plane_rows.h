@@ -42,6 +42,16 @@
         {"nats-tls-ca", OPT_STRING, PLANE_AT(at, nats_tls_ca), NULL, 0, 0, "FILE", "check the NATS server's certificate against these",    \
          NULL,          NULL},                                                                                                             \
         {"nats-tls-cert", OPT_STRING, PLANE_AT(at, nats_tls_cert), NULL, 0, 0, "FILE", "our certificate for the NATS server", NULL, NULL}, \
+        {"nats-replicas",                                                                                                                  \
+         OPT_U64,                                                                                                                          \
+         PLANE_AT(at, nats_replicas),                                                                                                      \
+         "1",                                                                                                                              \
+         1,                                                                                                                                \
+         5,                                                                                                                                \
+         NULL,                                                                                                                             \
+         "copies of the streams and buckets that are made in a cluster",                                                                   \
+         NULL,                                                                                                                             \
+         NULL},                                                                                                                            \
     {                                                                                                                                      \
         "nats-tls-key", OPT_STRING, PLANE_AT(at, nats_tls_key), NULL, 0, 0, "FILE", "its private key", NULL, NULL                          \
     }

@@ -30,6 +30,7 @@ enum { KVR_SCOPE_MAX = 160, KVR_BEAT_MS = 1000 };
 struct kvr_plane_options {
     int plane;                    /* enum kvr_plane */
     char *name_space, *component; /* the scope */
+    uint64_t nats_replicas;       /* of streams and buckets that are made */
     char *nats_url, *nats_creds, *nats_tls_ca, *nats_tls_cert, *nats_tls_key;
 };
 

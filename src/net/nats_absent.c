@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Built without the NATS client: connecting refuses, so that nothing else here is ever called with a connection. */
 #include "net/event_plane.h"
+#include "net/nats_registry.h"
 
 int kvr_nats_connect(const struct kvr_nats_config *c, struct kvr_nats **out, char *err, size_t cap)
 {
@@ -73,4 +74,38 @@ void kvr_nats_unsubscribe(struct kvr_nats_sub *sub)
 void kvr_nats_inbox(char *out, size_t cap)
 {
     snprintf(out, cap, "_");
+}
+
+int kvr_registry_open(const struct kvr_registry_config *config, struct kvr_registry **out)
+{
+    (void)config, (void)out;
+    return -KVR_EUNSUPPORTED;
+}
+
+void kvr_registry_close(struct kvr_registry *r)
+{
+    KVR_ASSERT(!r);
+}
+
+int kvr_registry_keep(struct kvr_registry *r, const char *key, const char *value, bool exclusive)
+{
+    (void)r, (void)key, (void)value, (void)exclusive;
+    return -KVR_EUNSUPPORTED;
+}
+
+bool kvr_registry_holds(struct kvr_registry *r, const char *key, char *owner, size_t cap)
+{
+    (void)r, (void)key, (void)owner, (void)cap;
+    return false;
+}
+
+bool kvr_registry_settled(struct kvr_registry *r)
+{
+    (void)r;
+    return false;
+}
+
+void kvr_registry_token(const char *text, char *out, size_t cap)
+{
+    snprintf(out, cap, "%s", text);
 }

@@ -9,7 +9,7 @@
 
 #include "net/nats_internal.h"
 
-enum { STEP_MS = 50, KEPT_MAX = 256, SEEN_MAX = 1 << 20 };
+enum { STEP_MS = 50, CALL_MS = 1000, KEPT_MAX = 256, SEEN_MAX = 1 << 20 };
 
 struct kept {
     char key[KVR_REGISTRY_KEY_MAX];
@@ -77,7 +77,10 @@ static bool open_store(struct kvr_registry *r)
 {
     kvConfig c;
     if (r->kv) return true;
-    if (!r->js && natsConnection_JetStream(&r->js, kvr__nats_connection(r->c.link), NULL) != NATS_OK) return false;
+    jsOptions o;
+    jsOptions_Init(&o);
+    o.Wait = CALL_MS;
+    if (!r->js && natsConnection_JetStream(&r->js, kvr__nats_connection(r->c.link), &o) != NATS_OK) return false;
     if (js_KeyValue(&r->kv, r->js, r->bucket) == NATS_OK) return true;
     kvConfig_Init(&c);
     c.Bucket = r->bucket;
@@ -207,7 +210,7 @@ static bool watch_step(struct kvr_registry *r)
         r->connects = st.connects;
         r->grace_ms = now_ms() + r->ttl_ms;
     }
-    for (int64_t wait = STEP_MS;; wait = 0) {
+    for (int64_t wait = STEP_MS;; wait = 1) { /* 0 is not allowed */
         kvEntry *e = NULL;
         natsStatus s = kvWatcher_Next(&e, r->watcher, wait);
         if (s == NATS_OK && e) take_entry(r, e);

@@ -3,14 +3,13 @@
 harm when it dies."""
 import json
 import os
-import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from conftest import Mock, Process, ScriptedServer, Serve, call, free_ports, local_hashes, stays, wait_for
-from nats_parts import NatsClient, NatsServer
+from nats_parts import NatsClient, NatsServer, Proxy
 
 SCOPE = "namespace.default.component.backend"
 
@@ -224,3 +223,64 @@ def test_concurrent_queries_share_connections(start):
 def test_rules_are_refused_at_the_start(start, args, text):
     p = start(Process, "serve", "--port", free_ports(), "--admin-port", free_ports(), *args, expect=None)
     assert p.p.wait(20) in (1, 2) and text in p.text()
+
+
+def test_a_predicted_index_has_one_owner(start, nats):
+    """A second owner says who the first is; when that dies, consumers go on without overlap until there is a new one."""
+    mocks, _ = fleet(start, with_events=False)
+    args = ["--no-router-kv-events", "--event-plane", "nats", "--nats-url", nats.url]
+    text = "the words that all of them have in common " * 20
+    owner = start(Serve, bare(mocks), "--serve-indexer", *args)
+    c = start(Serve, bare(mocks), *args, "--use-remote-indexer", "nats://")
+    up(c)
+    c.complete(text)
+    wait_for("overlap", lambda: c.complete(text).headers["x-kvroute-reason"] == "kv")
+    second = start(Process, "serve", "--port", free_ports(), "--admin-port", free_ports(), "--serve-indexer", *args, expect=1)
+    assert second.p.wait(30) == 1
+    assert "owned or served already" in second.text() and f"process {owner.p.pid} on " in second.text() and f"admin port {owner.admin}" in second.text()
+    events = start(Process, "serve", "--port", free_ports(), "--admin-port", free_ports(), "--serve-indexer", *args[1:], expect=1)
+    assert events.p.wait(30) == 1 and "owned by one that predicts" in events.text()
+    owner.kill()
+    wait_for("degraded", lambda: c.complete(text).headers["x-kvroute-reason"] == "index-unavailable")
+    stays("requests go on", lambda: c.complete(text).status == 200, 0.5)
+    t0 = time.monotonic()
+    start(Serve, bare(mocks), "--serve-indexer", *args)
+    up(c)
+    wait_for("overlap again", lambda: c.complete(text).headers["x-kvroute-reason"] == "kv")
+    print(f"back after {time.monotonic() - t0:.1f} s")
+
+
+def test_an_owner_that_is_cut_off_stops_answering(start, nats):
+    """Its lease ends: it says so on its own port; healed, it goes on."""
+    proxy = Proxy(nats.port)
+    try:
+        mocks, _ = fleet(start, 1, with_events=False)
+        owner = start(Serve, bare(mocks), "--serve-indexer", "--no-router-kv-events", "--event-plane", "nats", "--nats-url", proxy.url)
+        wait_for("ready", lambda: owner.get("/kv_indexer_info")["ready"])
+        proxy.cut()
+        wait_for("the lease ends", lambda: not owner.get("/kv_indexer_info")["ready"], 20)
+        r = owner.post("/kv_indexer_query", {"model_name": "mock", "block_hashes": [1]})
+        assert r.status == 503 and "lost its claim" in r.json()["Error"]
+        proxy.heal()
+        wait_for("it has it again", lambda: owner.get("/kv_indexer_info")["ready"], 20)
+    finally:
+        proxy.stop()
+
+
+def test_servers_that_follow_events_may_be_many(start, nats):
+    """Two serve; one dies; consumers hardly notice. A predicted one is refused beside them."""
+    mocks, workers = fleet(start)
+    args = ["--event-plane", "nats", "--nats-url", nats.url]
+    servers = [start(Serve, workers, "--serve-indexer", *args) for _ in range(2)]
+    c = start(Serve, bare(mocks), "--nats-url", nats.url, "--use-remote-indexer", "nats://")
+    up(c)
+    c.complete(prompt(1))
+    for s in servers:
+        wait_for("the event", lambda: max(s.overlap(prompt(1)).values()) == 10)
+    for _ in range(20):
+        assert c.complete(prompt(1)).headers["x-kvroute-reason"] == "kv"
+    assert all(s.metric("served_index_queries_total") > 0 for s in servers)
+    p = start(Process, "serve", "--port", free_ports(), "--admin-port", free_ports(), "--serve-indexer", "--no-router-kv-events", *args, expect=1)
+    assert p.p.wait(30) == 1 and "owned or served already" in p.text()
+    servers[0].kill()
+    wait_for("the other one answers", lambda: c.complete(prompt(1)).headers["x-kvroute-reason"] == "kv" and c.metric("remote_indexer_up") == 1)

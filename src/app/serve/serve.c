@@ -284,8 +284,8 @@ static int run(struct serve *s)
         return 1;
     }
     int rc = views_start(s);
-    if (rc || served_start(s)) return 1;
-    if (replicas_start(s, err, sizeof err)) {
+    if (rc) return 1;
+    if (served_start(s, err, sizeof err) || replicas_start(s, err, sizeof err)) {
         fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
@@ -306,6 +306,8 @@ static int run(struct serve *s)
         if (pthread_create(&s->loops[i]->thread, NULL, loop_main, s->loops[i])) return 1;
     announce(s);
     uv_run(&s->main_loop, UV_RUN_DEFAULT);
+    uv_timer_stop(&handles.expire); /* what they look after ends now */
+    uv_timer_stop(&handles.poll);
     return 0;
 }
 

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "app/serve/admin.h"
+#include "app/serve/claim.h"
 #include "net/remote_index.h"
 #include "wire/index_service.h"
 
@@ -34,7 +35,8 @@ struct asker {
 struct served {
     uint64_t instance;
     bool subscribed;
-    _Atomic bool ready;
+    _Atomic bool ready;  /* the views have been restored */
+    struct claim *claim; /* NULL without NATS: nobody else can be known of */
     struct asker http, query, record, info;
     _Atomic uint64_t queries, records, errors;
 };
@@ -42,6 +44,13 @@ struct served {
 static bool predicted(const struct serve *s)
 {
     return !s->o->kv_events;
+}
+
+/* Why nothing is answered now, or NULL. */
+static const char *not_ready(const struct served *v)
+{
+    if (!atomic_load(&v->ready)) return "not ready: the views are being restored";
+    return v->claim && !claim_holds(v->claim) ? "not ready: this server has lost its claim on the index, or NATS is away" : NULL;
 }
 
 /* ---- answers ------------------------------------------------------------------------------------------------------ */
@@ -131,11 +140,10 @@ static int answer_record(struct asker *a, struct kvr_json o)
 static int answer_info(struct asker *a, struct kvr_json o)
 {
     struct served *v = a->serve->served;
-    const char *why = "";
+    const char *why = not_ready(v);
     (void)o;
-    struct kvr_service_info i = {v->instance, predicted(a->serve), atomic_load(&v->ready)};
-    if (!i.ready) why = "the views are being restored";
-    kvr_service_info_write(&a->out, &i, why);
+    struct kvr_service_info i = {v->instance, predicted(a->serve), !why};
+    kvr_service_info_write(&a->out, &i, why ? why : "");
     return 200;
 }
 
@@ -145,7 +153,8 @@ static int answer(struct asker *a, answer_fn *fn, struct kvr_json o)
 {
     a->out.len = 0;
     a->out.comma = a->out.failed = false;
-    if (fn != answer_info && !atomic_load(&a->serve->served->ready)) return refuse(a, 503, "not ready: the views are being restored");
+    const char *why = fn == answer_info ? NULL : not_ready(a->serve->served);
+    if (why) return refuse(a, 503, why);
     int status = fn(a, o);
     return a->out.failed ? 500 : status;
 }
@@ -233,15 +242,23 @@ void served_tick(struct serve *s)
 
 /* ---- life --------------------------------------------------------------------------------------------------------- */
 
-int served_start(struct serve *s)
+int served_start(struct serve *s, char *err, size_t cap)
 {
     if (!s->o->serve_indexer) return 0;
     struct served *v = calloc(1, sizeof *v);
-    if (!v) return -KVR_ENOMEM;
+    if (!v) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
     v->http.serve = v->query.serve = v->record.serve = v->info.serve = s;
     v->instance = s->salt >> 11; /* exact as a JSON number */
     s->served = v;
-    return s->nats ? subscribe(&v->info, KVR_SERVICE_INFO, false, on_info) : 0;
+    if (!s->nats) return 0;
+    struct claim_config cc = {s->nats, s->scope, predicted(s), (int)s->o->plane.nats_replicas, v->instance, s->o->admin_port};
+    if (claim_open(&cc, &v->claim, err, cap)) return -1;
+    if (subscribe(&v->info, KVR_SERVICE_INFO, false, on_info) == 0) return 0;
+    snprintf(err, cap, "serve-indexer: the service cannot be announced over NATS");
+    return -1;
 }
 
 static void asker_free(struct asker *a)
@@ -263,6 +280,7 @@ void served_stop(struct serve *s)
     asker_free(&v->record);
     asker_free(&v->info);
     asker_free(&v->http);
+    claim_close(v->claim);
     free(v);
     s->served = NULL;
 }
@@ -275,7 +293,7 @@ void served_metrics(struct serve *s, struct kvr_buf *b)
         const char *name, *type, *help;
         uint64_t v;
     } rows[] = {
-        {"ready", "gauge", "1 when the served index answers", atomic_load(&v->ready)},
+        {"ready", "gauge", "1 when the served index answers", not_ready(v) == NULL},
         {"queries_total", "counter", "Overlap queries answered", atomic_load(&v->queries)},
         {"records_total", "counter", "Routing decisions recorded for others", atomic_load(&v->records)},
         {"errors_total", "counter", "Questions refused", atomic_load(&v->errors)},

@@ -7,6 +7,7 @@
  *   views.c     KV events -> index, trust -> router
  *   replicas.c  what other routers of the fleet book
  *   served.c    our index answers other routers
+ *   claim.c     whether it may
  *   remote.c    another router's index answers us
  *   sessions.c  session affinity
  *   metrics.c   counters, histograms, /metrics
@@ -301,7 +302,8 @@ void replicas_workers_changed(struct serve *s);
 void replicas_metrics(struct serve *s, struct kvr_buf *out);
 
 /* served.c */
-int served_start(struct serve *s);
+/* Returns: 0, or -1 with the reason in err. */
+int served_start(struct serve *s, char *err, size_t cap);
 void served_stop(struct serve *s);
 void served_tick(struct serve *s); /* main loop */
 void served_metrics(struct serve *s, struct kvr_buf *out);
