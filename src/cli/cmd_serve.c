@@ -127,12 +127,14 @@ struct serve_cli {
             "only none: no shared pool is asked; a request may say what one holds (shared_cache_ranges)"),                                 \
         BOO("router-replica-sync", replica_sync, "false", "DYN_ROUTER_REPLICA_SYNC",                                                       \
             "share bookings with other routers; needs replica-sync-port"),                                                                 \
-        BOO("router-durable-kv-events", durable_events, "false", "DYN_ROUTER_DURABLE_KV_EVENTS", "only false: of older configurations"),   \
+        BOO("router-durable-kv-events", durable_events, "false", "DYN_ROUTER_DURABLE_KV_EVENTS",                                           \
+            "another name for --event-plane jetstream"),                                                                                   \
         NUM("router-event-threads", event_threads, "1", 1, 1024, "DYN_ROUTER_EVENT_THREADS",                                               \
             "accepted and ignored: one thread follows all events"),                                                                        \
-        NUM("router-snapshot-threshold", snapshot_threshold, "1000000", 1, 1e18, "DYN_ROUTER_SNAPSHOT_THRESHOLD",                          \
-            "accepted and ignored: of older configurations"),                                                                              \
-        BOO("router-reset-states", reset_states, "false", "DYN_ROUTER_RESET_STATES", "accepted and ignored: of older configurations"),     \
+        NUM("router-snapshot-threshold", plane.snapshot_threshold, "1000000", 1, 1e18, "DYN_ROUTER_SNAPSHOT_THRESHOLD",                    \
+            "jetstream: new messages in the stream that make a snapshot due"),                                                             \
+        BOO("router-reset-states", plane.reset_states, "false", "DYN_ROUTER_RESET_STATES",                                                 \
+            "jetstream: throw the stream and all snapshots away at the start"),                                                            \
         DBL("selection-cache-ttl-secs", selection_ttl, "120", 0, 86400, NULL, "how long what /select chose can be booked"),                \
         NUM("selection-cache-max-entries", selection_entries, "4096", 1, 1e7, NULL, "how many such choices are kept"),                     \
         SIZ("selection-cache-max-bytes", selection_bytes, "256MiB", NULL, "and in how many bytes"),                                        \
@@ -262,7 +264,6 @@ static int cross_checks(const char *command, const struct serve_options *o)
     if (o->serve_indexer && o->overlap_credit <= 0) return fail(command, "serve-indexer needs router-kv-overlap-score-credit above 0");
     if (o->use_remote_indexer && o->predicted_ttl_secs >= 0)
         return fail(command, "use-remote-indexer and router-predicted-ttl-secs exclude each other: there is no index here");
-    if (o->durable_events) return fail(command, "router-durable-kv-events is not supported; allowed: false (views are restored by replay)");
     if (o->replica_sync && !o->replica_sync_port) return fail(command, "router-replica-sync needs replica-sync-port");
     if (o->replica_sync_peers && !o->replica_sync_port) return fail(command, "replica-sync-peers needs replica-sync-port");
     return 0;
@@ -275,6 +276,7 @@ static int run(const char *usage, const struct option_row *rows, size_t n, int a
     if (rc == 1) return 0;
     if (rc == 0) rc = apply_overlap_weight(argv[0], &cli->o);
     if (rc == 0) apply_load_aware(&cli->o);
+    if (rc == 0 && cli->o.durable_events) cli->o.plane.plane = KVR_PLANE_JETSTREAM;
     if (rc == 0) rc = cross_checks(argv[0], &cli->o);
     if (rc == 0 && cli->o.policy_config) {
         char err[512];

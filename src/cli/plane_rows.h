@@ -13,8 +13,8 @@
      "zmq",                                                                                                                                \
      0,                                                                                                                                    \
      0,                                                                                                                                    \
-     "zmq|nats",                                                                                                                           \
-     "what carries KV events: each publisher's own socket, or a NATS server",                                                              \
+     "zmq|nats|jetstream",                                                                                                                 \
+     "what carries KV events: each publisher's own socket, a NATS server, or one that keeps them (JetStream)",                             \
      NULL,                                                                                                                                 \
      "DYN_EVENT_PLANE"},                                                                                                                   \
         {"namespace",                                                                                                                      \

@@ -159,11 +159,11 @@ int kvr_outlet_zmq(void *zmq, const char *endpoint, enum kvr_plane_format format
 
 /* ---- metrics ---------------------------------------------------------------------------------------------------- */
 
-void kvr_plane_feed_metrics(const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link, struct kvr_buf *out)
+void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link, struct kvr_buf *out)
 {
     struct kvr_ingest_plane_stats p;
     struct kvr_nats_stats n;
-    if (!f || !in) return;
+    if (!any || !in) return;
     kvr_ingest_plane_stats(in, &p);
     kvr_nats_stats(link, &n);
     const struct {

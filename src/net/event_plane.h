@@ -17,6 +17,9 @@
 #ifndef KVR_NET_EVENT_PLANE_H
 #define KVR_NET_EVENT_PLANE_H
 
+#include <stdatomic.h>
+#include <kvroute/index.h>
+
 #include "net/ingest.h"
 #include "net/nats_link.h"
 #include "wire/engine_encode.h"
@@ -30,7 +33,9 @@ enum { KVR_SCOPE_MAX = 160, KVR_BEAT_MS = 1000 };
 struct kvr_plane_options {
     int plane;                    /* enum kvr_plane */
     char *name_space, *component; /* the scope */
-    uint64_t nats_replicas;       /* of streams and buckets that are made */
+    uint64_t snapshot_threshold;
+    bool reset_states;
+    uint64_t nats_replicas; /* of streams and buckets that are made */
     char *nats_url, *nats_creds, *nats_tls_ca, *nats_tls_cert, *nats_tls_key;
 };
 
@@ -50,9 +55,12 @@ struct kvr_outlet {
 /* Binds a PUB socket. Returns: 0, or -1 with the reason in err. */
 int kvr_outlet_zmq(void *zmq, const char *endpoint, enum kvr_plane_format format, struct kvr_worker w, struct kvr_outlet **out, char *err,
                    size_t cap);
-/* durable: through JetStream. `link` must outlive it. */
-int kvr_outlet_nats(struct kvr_nats *link, const char *scope, bool durable, struct kvr_worker w, struct kvr_outlet **out, char *err,
-                    size_t cap);
+/* `link` must outlive these. */
+int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap);
+int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas, struct kvr_worker w, struct kvr_outlet **out, char *err,
+                         size_t cap);
+/* The envelope that a NATS outlet would publish for an event; its beats count on from there. */
+void kvr_nats_outlet_envelope(struct kvr_outlet *o, const struct kvr_event *ev, struct kvr_buf *out);
 
 /* What envelopes of one publisher have in common. */
 struct kvr_stamp {
@@ -68,7 +76,30 @@ int kvr_plane_feed_nats(struct kvr_nats *link, const char *scope, struct kvr_ing
 void kvr_plane_feed_close(struct kvr_plane_feed *f); /* NULL is fine */
 /* Messages that the client library dropped because the ingest was too slow. */
 uint64_t kvr_plane_feed_dropped(const struct kvr_plane_feed *f);
-/* Prometheus text; nothing without a feed. */
-void kvr_plane_feed_metrics(const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link, struct kvr_buf *out);
+/* A feed from JetStream. hold and release: the index behind a source's `user`, which stays until released; hold runs on the
+ * ingest thread. */
+struct kvr_durable_config {
+    struct kvr_nats *link;
+    const char *scope;
+    struct kvr_ingest *in;
+    int replicas;       /* of what is made */
+    uint64_t threshold; /* messages in the stream that make a snapshot due; 0: this replica writes none */
+    bool reset;         /* throw the stream's content and all snapshots away first */
+    struct kvr_index *(*hold)(void *ctx, void *user);
+    void (*release)(void *ctx, void *user);
+    void *ctx;
+};
+struct kvr_durable_stats {
+    _Atomic uint64_t position, stream_messages, keeper, starts, restarts, loaded_snapshots, torn_snapshots, written_snapshots,
+        failed_snapshots, purges, orphans_removed;
+};
+struct kvr_durable_feed;
+/* Returns: 0, -KVR_ENOMEM. The work happens on its threads. */
+int kvr_durable_feed_open(const struct kvr_durable_config *config, struct kvr_durable_feed **out);
+void kvr_durable_feed_close(struct kvr_durable_feed *f); /* NULL is fine */
+void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_buf *out);
+
+/* Prometheus text; nothing unless there is `any` shared stream. */
+void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link, struct kvr_buf *out);
 
 #endif

@@ -243,7 +243,8 @@ static void run_command(struct kvr_ingest *in, struct command *c)
     int rc = c->kind == VISIT ? -KVR_ENOTFOUND : 0;
     if (c->kind == ADD) source_start(in, c->add);
     if (c->kind == REPLY) take_reply(in, c->reply);
-    for (struct source **p = &in->sources; c->kind != ADD && c->kind != REPLY && *p;) {
+    if (c->kind == VISIT_PLANE) kvr__plane_visit(in, c->visit_plane, c->arg);
+    for (struct source **p = &in->sources; c->kind != ADD && c->kind != REPLY && c->kind != VISIT_PLANE && *p;) {
         struct source *s = *p;
         bool of_worker = s->st.worker.worker_id == c->worker.worker_id;
         bool it = of_worker && (c->kind == REMOVE_WORKER || s->st.worker.dp_rank == c->worker.dp_rank);
@@ -535,6 +536,12 @@ void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, co
 int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg)
 {
     struct command c = {.kind = VISIT, .worker = worker, .visit = fn, .arg = arg};
+    return run_and_wait(in, &c);
+}
+
+int kvr_ingest_visit_plane(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg)
+{
+    struct command c = {.kind = VISIT_PLANE, .visit_plane = fn, .arg = arg};
     return run_and_wait(in, &c);
 }
 

@@ -31,6 +31,7 @@
 #include <kvroute/event.h>
 
 #include "wire/engine_events.h"
+#include "wire/plane_snapshot.h"
 
 struct kvr_ingest;
 
@@ -142,8 +143,23 @@ struct kvr_ingest_plane_stats {
 /* One message of the stream, an envelope or a router event as JSON, copied. position: rises along a durable stream, else 0.
  * Any thread. Returns: 0, -KVR_ELIMIT when too much waits (counted as dropped when `drop`), -KVR_ENOMEM. */
 int kvr_ingest_plane_message(struct kvr_ingest *in, const char *data, size_t len, uint64_t position, bool drop);
-/* The stream is there, or not. Any thread. */
+/* The stream is there, or not; of a durable one: and has been caught up with. In order with the messages. Any thread. */
 void kvr_ingest_plane_state(struct kvr_ingest *in, bool up);
+/* The stream keeps its events, so that what is missing will come; before anything else. */
+void kvr_ingest_plane_durable(struct kvr_ingest *in);
+/* Content in place of what is there: begin, pieces (wire/plane_snapshot.h), end with the position it is of. In order with the
+ * messages. Returns: 0, -KVR_ELIMIT when too much waits, -KVR_ENOMEM. */
+int kvr_ingest_plane_snapshot_begin(struct kvr_ingest *in);
+int kvr_ingest_plane_snapshot_piece(struct kvr_ingest *in, const char *data, size_t len);
+int kvr_ingest_plane_snapshot_end(struct kvr_ingest *in, uint64_t position);
+/* Runs fn on the ingest thread: every view of the shared stream as of one position of it. Returns: 0, -KVR_ENOMEM. */
+struct kvr_plane_view {
+    struct kvr_snapshot_cursor cursor;
+    bool whole; /* nothing is missing or being repaired */
+    void *user;
+};
+typedef void kvr_ingest_plane_visit(void *arg, uint64_t position, const struct kvr_plane_view *views, size_t n);
+int kvr_ingest_visit_plane(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg);
 void kvr_ingest_plane_stats(struct kvr_ingest *in, struct kvr_ingest_plane_stats *out);
 
 /* "trusted", "recovering" (not trusted, and being repaired) or "untrusted". */

@@ -12,6 +12,7 @@
 #define KVR_NET_INGEST_INTERNAL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/buf.h"
@@ -106,8 +107,11 @@ struct plane_head {
     uint64_t publisher;
 };
 
+enum plane_kind { PLANE_MESSAGE, PLANE_UP, PLANE_DOWN, PLANE_SNAPSHOT_BEGIN, PLANE_SNAPSHOT_PIECE, PLANE_SNAPSHOT_END };
+
 struct plane_message {
     struct plane_message *next;
+    enum plane_kind kind;
     uint64_t position;
     size_t len;
     char data[];
@@ -118,10 +122,9 @@ struct kvr_plane_queue {
     struct plane_message *head, **tail;
     size_t bytes;
     uint64_t dropped;
-    bool up, down_since_taken; /* the latter: also when it is up again by now */
 };
 
-enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT, REPLY, EVIDENCE };
+enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT, VISIT_PLANE, REPLY, EVIDENCE };
 
 struct command {
     struct command *next;
@@ -129,6 +132,7 @@ struct command {
     struct source *add;
     struct kvr_worker worker;
     kvr_ingest_visit *visit;
+    kvr_ingest_plane_visit *visit_plane;
     void *arg;
     struct kvr_recover_reply *reply;
     char text[96];
@@ -158,6 +162,7 @@ struct kvr_ingest {
     uint64_t now_ms;
     struct kvr_plane_queue plane; /* any thread, under its lock */
     bool plane_up;
+    _Atomic bool plane_durable; /* the stream keeps its events: nobody is asked for what it will bring */
     struct kvr_ingest_plane_stats plane_stats;
     struct kvr_map64 plane_sources; /* mix of (worker, rank) -> source */
     struct kvr_buf plane_unit, plane_scratch;
@@ -193,6 +198,11 @@ void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_v
 void kvr__view_deadlines(struct kvr_ingest *in, struct source *s);
 /* From now on events come with a plane_head. */
 void kvr__view_enveloped(struct kvr_ingest *in, struct source *s);
+/* Content from a snapshot: an event of it; where the rank goes on. */
+void kvr__view_restore(struct kvr_ingest *in, struct source *s, const struct kvr_event *ev);
+void kvr__view_restored(struct kvr_ingest *in, struct source *s, const struct kvr_snapshot_cursor *c);
+/* A snapshot will follow. */
+void kvr__view_empty(struct kvr_ingest *in, struct source *s);
 /* The shared stream is down: untrusted, but kept. */
 void kvr__view_stream_down(struct kvr_ingest *in, struct source *s);
 /* The publisher has told of an event that has not come. */
@@ -206,6 +216,7 @@ void kvr__plane_free(struct kvr_ingest *in);
 void kvr__plane_attach(struct kvr_ingest *in, struct source *s); /* a source begins, ends */
 void kvr__plane_detach(struct kvr_ingest *in, struct source *s);
 void kvr__plane_take(struct kvr_ingest *in); /* what has come since */
+void kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg);
 /* The last frame of a message of this source's own socket. */
 void kvr__plane_frame(struct kvr_ingest *in, struct source *s, const char *data, size_t len);
 void kvr__plane_deadlines(struct kvr_ingest *in, struct source *s);

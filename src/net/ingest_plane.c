@@ -14,6 +14,7 @@
  * durable one offers it again.
  */
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "net/ingest_internal.h"
 #include "wire/plane_event.h"
@@ -48,15 +49,16 @@ void kvr__plane_free(struct kvr_ingest *in)
 
 /* ---- from other threads ---------------------------------------------------------------------------------------- */
 
-int kvr_ingest_plane_message(struct kvr_ingest *in, const char *data, size_t len, uint64_t position, bool drop)
+/* bounded: refused when too much waits. */
+static int enqueue(struct kvr_ingest *in, enum plane_kind kind, const char *data, size_t len, uint64_t position, bool bounded, bool drop)
 {
     struct kvr_plane_queue *q = &in->plane;
     struct plane_message *m = malloc(sizeof *m + len);
     if (!m) return -KVR_ENOMEM;
-    *m = (struct plane_message){.position = position, .len = len};
-    memcpy(m->data, data, len);
+    *m = (struct plane_message){.kind = kind, .position = position, .len = len};
+    if (len) memcpy(m->data, data, len);
     pthread_mutex_lock(&q->lock);
-    bool full = q->bytes && q->bytes + len > PLANE_BYTES_MAX, first = !q->head;
+    bool full = bounded && q->bytes && q->bytes + len > PLANE_BYTES_MAX, first = !q->head;
     if (!full) {
         *q->tail = m;
         q->tail = &m->next;
@@ -69,13 +71,34 @@ int kvr_ingest_plane_message(struct kvr_ingest *in, const char *data, size_t len
     return full ? -KVR_ELIMIT : 0;
 }
 
+int kvr_ingest_plane_message(struct kvr_ingest *in, const char *data, size_t len, uint64_t position, bool drop)
+{
+    return enqueue(in, PLANE_MESSAGE, data, len, position, true, drop);
+}
+
 void kvr_ingest_plane_state(struct kvr_ingest *in, bool up)
 {
-    pthread_mutex_lock(&in->plane.lock);
-    in->plane.down_since_taken |= !up;
-    in->plane.up = up;
-    pthread_mutex_unlock(&in->plane.lock);
-    kvr__ingest_wake(in);
+    while (enqueue(in, up ? PLANE_UP : PLANE_DOWN, NULL, 0, 0, false, false)) usleep(1000); /* it must be heard of */
+}
+
+void kvr_ingest_plane_durable(struct kvr_ingest *in)
+{
+    atomic_store(&in->plane_durable, true);
+}
+
+int kvr_ingest_plane_snapshot_begin(struct kvr_ingest *in)
+{
+    return enqueue(in, PLANE_SNAPSHOT_BEGIN, NULL, 0, 0, false, false);
+}
+
+int kvr_ingest_plane_snapshot_piece(struct kvr_ingest *in, const char *data, size_t len)
+{
+    return enqueue(in, PLANE_SNAPSHOT_PIECE, data, len, 0, true, false);
+}
+
+int kvr_ingest_plane_snapshot_end(struct kvr_ingest *in, uint64_t position)
+{
+    return enqueue(in, PLANE_SNAPSHOT_END, NULL, 0, position, false, false);
 }
 
 void kvr_ingest_plane_stats(struct kvr_ingest *in, struct kvr_ingest_plane_stats *out)
@@ -261,20 +284,57 @@ static void take_message(struct kvr_ingest *in, const struct plane_message *m)
 
 /* ---- the stream as a whole -------------------------------------------------------------------------------------- */
 
-static void take_state(struct kvr_ingest *in, bool up, bool was_down)
+static void take_state(struct kvr_ingest *in, bool up)
 {
-    if (in->plane_up && was_down) {
-        in->plane_up = false;
-        for (struct source *s = in->sources; s; s = s->next)
-            if (s->plane && !s->st.paused) kvr__view_stream_down(in, s);
+    bool was = in->plane_up;
+    in->plane_up = up;
+    for (struct source *s = in->sources; s; s = s->next) {
+        if (!s->plane || s->st.paused) continue;
+        if (was && !up) kvr__view_stream_down(in, s);
+        if (was || !up || s->connected) continue;
+        s->beat_ms = 0; /* nobody can have been heard */
+        kvr__view_connected(in, s);
     }
-    if (in->plane_up || !up) return;
-    in->plane_up = true;
-    for (struct source *s = in->sources; s; s = s->next)
-        if (s->plane && !s->st.paused && !s->connected) {
-            s->beat_ms = 0; /* nobody can have been heard */
-            kvr__view_connected(in, s);
-        }
+}
+
+static int restore_event(void *ctx, const struct kvr_event *ev)
+{
+    struct kvr_ingest *in = ctx;
+    struct source *s = source_of(in, ev->worker);
+    in->plane_stats.unknown_workers += !s;
+    if (s && !s->st.paused) kvr__view_restore(in, s, ev);
+    return 0;
+}
+
+static int restore_cursor(void *ctx, const struct kvr_snapshot_cursor *c)
+{
+    struct kvr_ingest *in = ctx;
+    struct source *s = source_of(in, c->worker);
+    if (s && !s->st.paused) kvr__view_restored(in, s, c);
+    return 0;
+}
+
+static void take_piece(struct kvr_ingest *in, const struct plane_message *m)
+{
+    struct kvr_snapshot_reader r = {restore_event, restore_cursor, in, in->plane_blocks, in->plane_blocks_cap};
+    in->plane_stats.malformed += kvr_snapshot_read(&r, m->data, m->len) != 0;
+    in->plane_blocks = r.blocks;
+    in->plane_blocks_cap = r.cap;
+}
+
+static void take_one(struct kvr_ingest *in, const struct plane_message *m)
+{
+    switch (m->kind) {
+    case PLANE_MESSAGE: take_message(in, m); return;
+    case PLANE_UP: take_state(in, true); return;
+    case PLANE_DOWN: take_state(in, false); return;
+    case PLANE_SNAPSHOT_PIECE: take_piece(in, m); return;
+    case PLANE_SNAPSHOT_END: in->plane_stats.position = m->position; return;
+    case PLANE_SNAPSHOT_BEGIN:
+        for (struct source *s = in->sources; s; s = s->next)
+            if (s->plane) kvr__view_empty(in, s);
+        return;
+    }
 }
 
 void kvr__plane_take(struct kvr_ingest *in)
@@ -282,15 +342,25 @@ void kvr__plane_take(struct kvr_ingest *in)
     struct kvr_plane_queue *q = &in->plane;
     pthread_mutex_lock(&q->lock);
     struct plane_message *list = q->head;
-    bool up = q->up, was_down = q->down_since_taken;
     q->head = NULL;
     q->tail = &q->head;
     q->bytes = 0;
-    q->down_since_taken = false;
     pthread_mutex_unlock(&q->lock);
-    take_state(in, up, was_down);
-    for (const struct plane_message *m = list; m; m = m->next) take_message(in, m);
+    for (const struct plane_message *m = list; m; m = m->next) take_one(in, m);
     free_messages(list);
+}
+
+void kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg)
+{
+    size_t n = 0;
+    struct kvr_plane_view *views = malloc((in->sources_n + 1) * sizeof *views);
+    for (const struct source *s = in->sources; s && views; s = s->next) {
+        if (!s->plane) continue;
+        bool whole = s->cursor.applied_any && !s->missing && !s->mismatch && !kvr__view_repairing(s) && !s->retry_at_ms;
+        views[n++] = (struct kvr_plane_view){{s->st.worker, s->cursor.next, s->publisher, s->publisher_since}, whole, s->user};
+    }
+    if (views) fn(arg, in->plane_stats.position, views, n);
+    free(views);
 }
 
 void kvr__plane_deadlines(struct kvr_ingest *in, struct source *s)

@@ -685,6 +685,11 @@ void kvr__view_connected(struct kvr_ingest *in, struct source *s)
     s->connected = s->st.connected = true;
     s->same_life = false;
     s->drop_at_ms = 0;
+    if (s->plane && atomic_load_explicit(&in->plane_durable, memory_order_relaxed) && s->cursor.applied_any) {
+        if (s->missing && can_repair(s)) ask(in, s, must_ask_all(s));
+        else if (!s->missing && !s->mismatch) kvr__view_trust(in, s, true, ""); /* the stream has been caught up with */
+        return;
+    }
     if (!can_repair(s)) {
         s->doubt = s->cursor.applied_any;
         return;
@@ -701,6 +706,32 @@ void kvr__view_connected(struct kvr_ingest *in, struct source *s)
         request_replay(in, s, 0);
     }
     s->tail_at_ms = in->now_ms + TAIL_CHECK_MS;
+}
+
+void kvr__view_empty(struct kvr_ingest *in, struct source *s)
+{
+    kvr__view_forget_repair(in, s);
+    drop_view(in, s);
+}
+
+void kvr__view_restore(struct kvr_ingest *in, struct source *s, const struct kvr_event *ev)
+{
+    if (ev->tier != KVR_TIER_DEVICE && !s->own.stream.tiers) return;
+    in->current = s;
+    on_converted(in, ev);
+}
+
+void kvr__view_restored(struct kvr_ingest *in, struct source *s, const struct kvr_snapshot_cursor *c)
+{
+    s->cursor.applied_any = true;
+    s->cursor.next = c->next;
+    s->cursor.last_ts = 0;
+    s->publisher = c->publisher;
+    s->publisher_since = c->ts;
+    s->missing = false;
+    s->st.recovered_dumps++;
+    kvr__view_note_cursor(s);
+    (void)in;
 }
 
 static void cut_off(struct kvr_ingest *in, struct source *s, const char *why)

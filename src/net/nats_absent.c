@@ -22,12 +22,34 @@ void kvr_nats_stats(struct kvr_nats *n, struct kvr_nats_stats *out)
     *out = (struct kvr_nats_stats){0};
 }
 
-int kvr_outlet_nats(struct kvr_nats *link, const char *scope, bool durable, struct kvr_worker w, struct kvr_outlet **out, char *err,
-                    size_t cap)
+int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
 {
-    (void)link, (void)scope, (void)durable, (void)w, (void)out;
+    (void)link, (void)scope, (void)w, (void)out;
     snprintf(err, cap, "built without NATS");
     return -1;
+}
+
+int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas, struct kvr_worker w, struct kvr_outlet **out, char *err,
+                         size_t cap)
+{
+    (void)replicas;
+    return kvr_outlet_nats(link, scope, w, out, err, cap);
+}
+
+int kvr_durable_feed_open(const struct kvr_durable_config *config, struct kvr_durable_feed **out)
+{
+    (void)config, (void)out;
+    return -KVR_EUNSUPPORTED;
+}
+
+void kvr_durable_feed_close(struct kvr_durable_feed *f)
+{
+    KVR_ASSERT(!f);
+}
+
+void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_buf *out)
+{
+    (void)f, (void)out;
 }
 
 int kvr_plane_feed_nats(struct kvr_nats *link, const char *scope, struct kvr_ingest *in, struct kvr_plane_feed **out)

@@ -9,4 +9,9 @@
 
 natsConnection *kvr__nats_connection(struct kvr_nats *n);
 
+static inline uint64_t kvr_nats_now_ms(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+}
+
 #endif

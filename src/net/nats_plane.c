@@ -62,11 +62,22 @@ static void close_outlet(struct kvr_outlet *base)
     free(o);
 }
 
-int kvr_outlet_nats(struct kvr_nats *link, const char *scope, bool durable, struct kvr_worker w, struct kvr_outlet **out, char *err,
-                    size_t cap)
+void kvr_nats_outlet_envelope(struct kvr_outlet *base, const struct kvr_event *ev, struct kvr_buf *out)
+{
+    struct nats_outlet *o = (struct nats_outlet *)base;
+    pthread_mutex_lock(&o->lock);
+    kvr_plane_event_write(&o->payload, ev);
+    if (o->payload.failed) out->failed = true;
+    else kvr_stamp_envelope(&o->stamp, KVR_PLANE_EVENTS, &o->payload, out);
+    o->last_id = ev->event_id;
+    o->payload.len = 0;
+    o->payload.failed = false;
+    pthread_mutex_unlock(&o->lock);
+}
+
+int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
 {
     struct nats_outlet *o = calloc(1, sizeof *o);
-    (void)durable;
     if (!o) {
         snprintf(err, cap, "out of memory");
         return -1;

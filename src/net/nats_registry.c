@@ -38,7 +38,7 @@ struct kvr_registry {
     jsCtx *js;
     kvStore *kv;
     kvWatcher *watcher;
-    struct seen *seen;
+    struct seen *seen; /* the list and its keys change under `lock` */
     size_t seen_n;
     uint64_t connects; /* of the link when the watcher was made */
     uint64_t grace_ms; /* before, nothing is gone */
@@ -46,7 +46,7 @@ struct kvr_registry {
 
 static uint64_t now_ms(void)
 {
-    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+    return kvr_nats_now_ms();
 }
 
 void kvr_registry_token(const char *text, char *out, size_t cap)
@@ -167,8 +167,10 @@ static struct seen **find_seen(struct kvr_registry *r, const char *key)
 static void forget(struct kvr_registry *r, struct seen **at)
 {
     struct seen *s = *at;
+    pthread_mutex_lock(&r->lock);
     *at = s->next;
     r->seen_n--;
+    pthread_mutex_unlock(&r->lock);
     if (r->c.on_gone) r->c.on_gone(r->c.ctx, s->key);
     free(s);
 }
@@ -186,9 +188,13 @@ static void take_entry(struct kvr_registry *r, kvEntry *e)
     uint64_t hash = kvr_hash_bytes(value ? value : "", len, 0);
     bool fresh = !*at;
     if (fresh) {
-        if (!(*at = calloc(1, sizeof **at))) return;
-        snprintf((*at)->key, sizeof(*at)->key, "%s", key);
+        struct seen *one = calloc(1, sizeof *one);
+        if (!one) return;
+        snprintf(one->key, sizeof one->key, "%s", key);
+        pthread_mutex_lock(&r->lock);
+        *at = one;
         r->seen_n++;
+        pthread_mutex_unlock(&r->lock);
     }
     (*at)->heard_ms = now_ms();
     if (!fresh && (*at)->hash == hash) return;
@@ -354,6 +360,15 @@ bool kvr_registry_holds(struct kvr_registry *r, const char *key, char *owner, si
     if (owner) snprintf(owner, cap, "%s", k && !held ? k->owner : "");
     pthread_mutex_unlock(&r->lock);
     return held;
+}
+
+bool kvr_registry_sees(struct kvr_registry *r, const char *key)
+{
+    pthread_mutex_lock(&r->lock);
+    const struct seen *s = r->seen;
+    while (s && strcmp(s->key, key) != 0) s = s->next;
+    pthread_mutex_unlock(&r->lock);
+    return s != NULL;
 }
 
 bool kvr_registry_settled(struct kvr_registry *r)

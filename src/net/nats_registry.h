@@ -46,6 +46,9 @@ bool kvr_registry_holds(struct kvr_registry *r, const char *key, char *owner, si
 /* Have the initial entries been told, and kept keys been tried? */
 bool kvr_registry_settled(struct kvr_registry *r);
 
+/* Is this key of those that are watched there? */
+bool kvr_registry_sees(struct kvr_registry *r, const char *key);
+
 /* Any text as part of a key: what NATS does not allow becomes -, and a hash tells changed ones apart. */
 void kvr_registry_token(const char *text, char *out, size_t cap);
 

@@ -10,7 +10,7 @@ TOKENS = list(range(1, 33))
 HASHES = local_hashes(TOKENS, 4)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)  # before `start`, so that it ends after what was started
 def nats():
     n = NatsServer()
     yield n
@@ -42,13 +42,14 @@ def add_worker(s, i, **more):
     s.worker(i, model_name="m", **more)
 
 
-def test_router_and_indexer_follow_sidecars(start, nats):
+@pytest.mark.parametrize("kind", ["nats", "jetstream"])
+def test_router_and_indexer_follow_sidecars(start, nats, kind):
     """Two engines, their sidecars, two routers and an indexer: all know the same."""
     mocks = [start(Mock) for _ in range(2)]
-    pubs = [start(Publish, m, "--worker-id", i + 1, *plane(nats.url)) for i, m in enumerate(mocks)]
+    pubs = [start(Publish, m, "--worker-id", i + 1, *plane(nats.url, kind)) for i, m in enumerate(mocks)]
     workers = [f"http://127.0.0.1:{m.port},id={i + 1},recover={p.url}" for i, (m, p) in enumerate(zip(mocks, pubs))]
-    routers = [start(Serve, workers, *plane(nats.url)) for _ in range(2)]
-    ix = start(Indexer, *plane(nats.url), ready=False)
+    routers = [start(Serve, workers, *plane(nats.url, kind)) for _ in range(2)]
+    ix = start(Indexer, *plane(nats.url, kind), ready=False)
     for i, p in enumerate(pubs):
         ix.post("/register", {"instance_id": i + 1, "endpoint": "plane", "model_name": "m", "block_size": 16, "recover_endpoint": p.url}, 201)
     for r in routers:
@@ -136,11 +137,12 @@ def test_beats_tell_of_a_lost_tail(start, nats, client):
     worker.close()
 
 
-def test_a_silent_publisher_is_not_believed(start, nats):
+@pytest.mark.parametrize("kind", ["nats", "jetstream"])
+def test_a_silent_publisher_is_not_believed(start, nats, kind):
     """Its beats end: the view is untrusted at once, and dropped; a router that never heard one waits for the first."""
     m = start(Mock)
-    p = start(Publish, m, "--worker-id", 1, *plane(nats.url))
-    r = start(Serve, [f"http://127.0.0.1:{m.port},id=1,recover={p.url}"], *plane(nats.url))
+    p = start(Publish, m, "--worker-id", 1, *plane(nats.url, kind))
+    r = start(Serve, [f"http://127.0.0.1:{m.port},id=1,recover={p.url}"], *plane(nats.url, kind))
     wait_for("trust", lambda: r.view().get("trusted"))
     r.complete(TOKENS)
     wait_for("the blocks", lambda: r.overlap(TOKENS) == {(1, 0): 2})
@@ -149,18 +151,19 @@ def test_a_silent_publisher_is_not_believed(start, nats):
     wait_for("silence is noticed", lambda: not r.view()["trusted"] and "silent" in r.view()["reason"], 20)
     wait_for("the view is dropped", lambda: r.overlap(TOKENS) == {(1, 0): 0}, 20)
     assert r.complete(TOKENS).status == 200
-    start(Publish, m, "--worker-id", 1, *plane(nats.url), port=p.port)
+    start(Publish, m, "--worker-id", 1, *plane(nats.url, kind), port=p.port)
     wait_for("its successor is", lambda: r.view()["trusted"] and r.overlap(TOKENS) == {(1, 0): 2}, 20)
 
 
-def test_partition_keeps_requests_going_and_is_repaired(start, nats):
+@pytest.mark.parametrize("kind", ["nats", "jetstream"])
+def test_partition_keeps_requests_going_and_is_repaired(start, nats, kind):
     """The line between router and NATS is cut under load: requests go on, views are untrusted, and right again afterwards."""
     proxy = Proxy(nats.port)
     try:
         mocks = [start(Mock) for _ in range(2)]
-        pubs = [start(Publish, m, "--worker-id", i + 1, *plane(nats.url)) for i, m in enumerate(mocks)]
+        pubs = [start(Publish, m, "--worker-id", i + 1, *plane(nats.url, kind)) for i, m in enumerate(mocks)]
         workers = [f"http://127.0.0.1:{m.port},id={i + 1},recover={p.url}" for i, (m, p) in enumerate(zip(mocks, pubs))]
-        r, other = start(Serve, workers, *plane(proxy.url)), start(Serve, workers, *plane(nats.url))
+        r, other = start(Serve, workers, *plane(proxy.url, kind)), start(Serve, workers, *plane(nats.url, kind))
         for x in (r, other):
             wait_for("trust", lambda: len(x.views()) == 2 and all(v["trusted"] for v in x.views().values()))
         proxy.cut()
@@ -185,10 +188,11 @@ def test_partition_keeps_requests_going_and_is_repaired(start, nats):
         proxy.stop()
 
 
-def test_nats_dies_and_comes_back(start, nats):
+@pytest.mark.parametrize("kind", ["nats", "jetstream"])
+def test_nats_dies_and_comes_back(start, nats, kind):
     mocks = [start(Mock) for _ in range(2)]
-    pubs = [start(Publish, m, "--worker-id", i + 1, *plane(nats.url)) for i, m in enumerate(mocks)]
-    r = start(Serve, [f"http://127.0.0.1:{m.port},id={i + 1},recover={p.url}" for i, (m, p) in enumerate(zip(mocks, pubs))], *plane(nats.url))
+    pubs = [start(Publish, m, "--worker-id", i + 1, *plane(nats.url, kind)) for i, m in enumerate(mocks)]
+    r = start(Serve, [f"http://127.0.0.1:{m.port},id={i + 1},recover={p.url}" for i, (m, p) in enumerate(zip(mocks, pubs))], *plane(nats.url, kind))
     wait_for("trust", lambda: all(v["trusted"] for v in r.views().values()))
     nats.kill()
     wait_for("distrust", lambda: not any(v["trusted"] for v in r.views().values()), 20)
@@ -198,7 +202,7 @@ def test_nats_dies_and_comes_back(start, nats):
     wait_for("trust again", lambda: all(v["trusted"] for v in r.views().values()), 20)
     assert all(max(r.overlap([k * 1000 + i for i in range(64)]).values()) == 4 for k in range(20))
     pubs[0].kill()  # a sidecar's new life
-    pubs[0] = start(Publish, mocks[0], "--worker-id", 1, *plane(nats.url), port=pubs[0].port)
+    pubs[0] = start(Publish, mocks[0], "--worker-id", 1, *plane(nats.url, kind), port=pubs[0].port)
     wait_for("its new life is believed", lambda: all(v["trusted"] for v in r.views().values()) and
              all(max(r.overlap([k * 1000 + i for i in range(64)]).values()) == 4 for k in range(20)), 20)
 

@@ -14,7 +14,7 @@ from nats_parts import NatsClient, NatsServer, Proxy
 SCOPE = "namespace.default.component.backend"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)  # before `start`, so that it ends after what was started
 def nats():
     n = NatsServer()
     yield n

@@ -151,7 +151,36 @@ static int start_plane(struct indexer *x)
         fprintf(stderr, "kvroute indexer: %s\n", err);
         return -1;
     }
-    return kvr_plane_feed_nats(x->nats, x->scope, x->ingest, &x->feed);
+    return o->plane == KVR_PLANE_NATS ? kvr_plane_feed_nats(x->nats, x->scope, x->ingest, &x->feed) : 0;
+}
+
+static struct kvr_index *hold(void *ctx, void *user)
+{
+    struct partition *p = user;
+    (void)ctx;
+    partition_ref(p);
+    return p->index;
+}
+
+static void release(void *ctx, void *user)
+{
+    (void)ctx;
+    partition_unref(user);
+}
+
+int catalogue_start_durable(struct indexer *x)
+{
+    const struct kvr_plane_options *o = &x->o->plane;
+    struct kvr_durable_config c = {.link = x->nats,
+                                   .scope = x->scope,
+                                   .in = x->ingest,
+                                   .replicas = (int)o->nats_replicas,
+                                   .threshold = o->snapshot_threshold,
+                                   .reset = o->reset_states,
+                                   .hold = hold,
+                                   .release = release,
+                                   .ctx = x};
+    return o->plane == KVR_PLANE_JETSTREAM ? kvr_durable_feed_open(&c, &x->durable) : 0;
 }
 
 int catalogue_start(struct indexer *x)
@@ -351,7 +380,7 @@ int catalogue_register(struct indexer *x, const struct registration *r, char *er
         snprintf(err, cap, "invalid ZMQ endpoint `%.200s`: expected tcp://host:port, ipc://path, inproc://name or plane", r->endpoint);
         return 400;
     }
-    if (is_plane(r->endpoint) && !x->feed) {
+    if (is_plane(r->endpoint) && x->o->plane.plane == KVR_PLANE_ZMQ) {
         snprintf(err, cap, "endpoint `plane`: this indexer follows no event plane (--event-plane nats or jetstream)");
         return 400;
     }
@@ -614,6 +643,7 @@ bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len)
 void catalogue_destroy(struct indexer *x)
 {
     kvr_plane_feed_close(x->feed);
+    kvr_durable_feed_close(x->durable);
     kvr_ingest_destroy(x->ingest);
     kvr_nats_close(x->nats);
     kvr_recorder_destroy(x->recorder);

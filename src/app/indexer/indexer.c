@@ -255,7 +255,7 @@ static int run(struct indexer *x)
     uv_timer_start(&second, on_second, 1000, 1000);
     if (keeper_start(x) || start_loops(x)) return 1;
     while (x->o->data_dir && x->o->workers && !atomic_load(&x->loaded)) uv_sleep(1); /* --workers go on from what is on disk */
-    if (add_configured(x) || recovery_start(x)) return 1;
+    if (add_configured(x) || catalogue_start_durable(x) || recovery_start(x)) return 1;
     announce(x);
     uv_run(&x->main_loop, UV_RUN_DEFAULT);
     return 0;

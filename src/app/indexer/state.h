@@ -142,6 +142,7 @@ struct indexer {
     struct kvr_ingest *ingest;
     struct kvr_nats *nats; /* NULL: not used */
     struct kvr_plane_feed *feed;
+    struct kvr_durable_feed *durable;
     char scope[KVR_SCOPE_MAX];
     struct kvr_recorder *recorder; /* NULL: nothing is recorded */
     struct telemetry telemetry;
@@ -218,6 +219,7 @@ struct kvr_view_status *catalogue_statuses(struct indexer *x, size_t *n); /* mal
 bool catalogue_add_peer(struct indexer *x, const char *url, size_t len);
 bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len);
 int catalogue_start(struct indexer *x);
+int catalogue_start_durable(struct indexer *x); /* when the workers that are configured are registered */
 void catalogue_destroy(struct indexer *x);
 const char *listener_state(const struct kvr_view_status *st);
 

@@ -197,7 +197,8 @@ static void write_views(struct indexer *x, struct kvr_buf *b)
 #undef VIEW_COUNTER
     };
     kvr_recorder_metrics(x->recorder, b);
-    kvr_plane_feed_metrics(x->feed, x->ingest, x->nats, b);
+    kvr_plane_feed_metrics(x->o->plane.plane != KVR_PLANE_ZMQ, x->feed, x->ingest, x->nats, b);
+    kvr_durable_feed_metrics(x->durable, b);
     for (size_t c = 0; c < KVR_ARRAY_LEN(counters); c++) {
         uint64_t sum = 0;
         char name[96];

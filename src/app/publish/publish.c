@@ -77,7 +77,9 @@ static int open_outlet(struct publish *p, struct kvr_worker w, struct kvr_outlet
 {
     const struct publish_options *o = p->o;
     char endpoint[256];
-    if (p->nats) return kvr_outlet_nats(p->nats, p->scope, o->plane.plane == KVR_PLANE_JETSTREAM, w, out, err, cap);
+    if (o->plane.plane == KVR_PLANE_JETSTREAM)
+        return kvr_outlet_jetstream(p->nats, p->scope, (int)o->plane.nats_replicas, w, out, err, cap);
+    if (o->plane.plane == KVR_PLANE_NATS) return kvr_outlet_nats(p->nats, p->scope, w, out, err, cap);
     if (kvr_ingest_endpoint_shift(o->publish, w.dp_rank - (uint32_t)o->dp_start, endpoint, sizeof endpoint))
         return kvr_outlet_zmq(p->zmq, endpoint, o->publish_format, w, out, err, cap);
     snprintf(err, cap, "--publish: '%s' leaves no port for rank %u; allowed: tcp://host:port, ipc://path for one rank", o->publish,

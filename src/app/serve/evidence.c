@@ -240,7 +240,7 @@ static void look(struct serve *s, const struct statuses *st, const struct eviden
     bool missing = (size_t)have * 2 < c->blocks;
     pthread_mutex_lock(&s->lock);
     const struct worker *w = worker_find_locked(s, c->worker.worker_id);
-    bool ours = w && w->pool == c->pool && (w->has_events || s->feed), changed = false;
+    bool ours = w && w->pool == c->pool && (w->has_events || s->feed || s->durable), changed = false;
     if (missing && !again) put_locked(s->evidence, 1, c);
     else if (ours) changed = judge_locked(s, c, missing ? MISSING : c->stale ? STALE : FINE, text, sizeof text);
     pthread_mutex_unlock(&s->lock);

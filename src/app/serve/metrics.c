@@ -270,5 +270,6 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     replicas_metrics(s, b);
     served_metrics(s, b);
     remote_metrics(s, b);
-    kvr_plane_feed_metrics(s->feed, s->ingest, s->nats, b);
+    kvr_plane_feed_metrics(s->o->plane.plane != KVR_PLANE_ZMQ, s->feed, s->ingest, s->nats, b);
+    kvr_durable_feed_metrics(s->durable, b);
 }

@@ -289,7 +289,8 @@ static int run(struct serve *s)
         fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
-    if (!s->o->select_only && (health_start(s) || add_configured_workers(s) || start_loops(s))) return 1;
+    if (!s->o->select_only && (health_start(s) || add_configured_workers(s))) return 1;
+    if (views_start_durable(s) || (!s->o->select_only && start_loops(s))) return 1;
     rc = admin_start(s);
     if (rc) return listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc);
     uv_signal_init(&s->main_loop, &handles.term);

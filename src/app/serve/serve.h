@@ -33,9 +33,9 @@ struct serve_options {
     char *policy_config, *overlap_weight_text, *replica_sync_peers;
     uint64_t replica_sync_port, min_initial_workers, selection_entries, selection_bytes;
     double selection_ttl;
-    int shared_cache_type;                           /* none|hicache */
-    bool replica_sync, durable_events, reset_states; /* checked or ignored by the command line */
-    uint64_t event_threads, snapshot_threshold;      /* ignored */
+    int shared_cache_type;             /* none|hicache */
+    bool replica_sync, durable_events; /* checked by the command line */
+    uint64_t event_threads;            /* ignored */
     char *record_events;
     struct kvr_plane_options plane;
     bool serve_indexer;

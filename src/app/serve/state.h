@@ -195,7 +195,8 @@ struct serve {
     uint64_t workers_version;
     struct pool *pools;
     struct kvr_ingest *ingest;
-    struct kvr_nats *nats;       /* NULL: not used */
+    struct kvr_nats *nats; /* NULL: not used */
+    struct kvr_durable_feed *durable;
     struct kvr_plane_feed *feed; /* NULL: each source has its own socket */
     char scope[KVR_SCOPE_MAX];
     struct served *served;                /* NULL: the index is not served */
@@ -287,6 +288,7 @@ uint64_t now_ms(void);
 
 /* views.c */
 int views_start(struct serve *s);
+int views_start_durable(struct serve *s); /* when the workers that are configured are followed */
 void views_follow(struct serve *s, const struct worker *w, struct pool *pool);
 void views_unfollow(struct serve *s, uint64_t id);
 /* Do KV events of this rank (by place) come from somewhere? */

@@ -47,12 +47,42 @@ int views_start(struct serve *s)
     }
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = s};
     int failed = kvr_ingest_create(&h, s->o->restore_timeout, NULL, &s->ingest);
-    return failed || s->o->plane.plane == KVR_PLANE_ZMQ ? failed : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
+    return failed || s->o->plane.plane != KVR_PLANE_NATS ? failed : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
+}
+
+/* Pools live as long as the process. */
+static struct kvr_index *hold(void *ctx, void *user)
+{
+    const struct pool *p = user;
+    (void)ctx;
+    return p->index;
+}
+
+static void release(void *ctx, void *user)
+{
+    (void)ctx;
+    (void)user;
+}
+
+int views_start_durable(struct serve *s)
+{
+    const struct kvr_plane_options *o = &s->o->plane;
+    struct kvr_durable_config c = {.link = s->nats,
+                                   .scope = s->scope,
+                                   .in = s->ingest,
+                                   .replicas = (int)o->nats_replicas,
+                                   .threshold = o->snapshot_threshold,
+                                   .reset = o->reset_states,
+                                   .hold = hold,
+                                   .release = release};
+    return o->plane == KVR_PLANE_JETSTREAM && s->ingest ? kvr_durable_feed_open(&c, &s->durable) : 0;
 }
 
 void views_stop(struct serve *s)
 {
     kvr_plane_feed_close(s->feed);
+    kvr_durable_feed_close(s->durable);
+    s->durable = NULL;
     kvr_ingest_destroy(s->ingest);
     kvr_recorder_destroy(s->recorder);
     s->feed = NULL;
@@ -61,7 +91,7 @@ void views_stop(struct serve *s)
 
 bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place)
 {
-    return s->ingest && (w->events[place][0] || s->feed);
+    return s->ingest && (w->events[place][0] || s->o->plane.plane != KVR_PLANE_ZMQ);
 }
 
 void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
