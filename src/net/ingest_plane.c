@@ -160,6 +160,7 @@ struct taking {
     struct kvr_ingest *in;
     struct plane_head head;
     struct source *only; /* events of one socket; NULL: of the shared stream */
+    bool live;           /* of a durable stream, ahead of its storing: taken when it is what comes next, else left to the stream */
 };
 
 static void heard(struct kvr_ingest *in, struct source *s)
@@ -190,8 +191,11 @@ static int take_event(void *ctx, const struct kvr_plane_place *place)
     in->plane_stats.events++;
     in->plane_stats.unknown_workers += !s;
     if (!s || s->st.paused) return 0;
+    bool same = t->head.publisher && s->publisher == t->head.publisher;
+    if (t->live && (!in->plane_up || !s->connected || kvr__view_repairing(s) || !same || place->event_id != s->cursor.next)) return 0;
     heard(in, s);
-    hand_over(t, s, place);
+    if (same && place->event_id < s->cursor.next) s->st.stale_batches++;
+    else hand_over(t, s, place);
     return 0;
 }
 
@@ -214,7 +218,7 @@ void kvr__plane_frame(struct kvr_ingest *in, struct source *s, const char *data,
               kvr_envelope_read(envelope, envelope_len, &in->plane_scratch, &e) == 0;
     in->plane_scratch.failed = false;
     if (ok && !s->enveloped) kvr__view_enveloped(in, s);
-    struct taking t = {in, {ok ? (double)e.published_at_ms * 1e-3 : 0, ok ? e.publisher : 0}, s};
+    struct taking t = {in, {ok ? (double)e.published_at_ms * 1e-3 : 0, ok ? e.publisher : 0}, s, false};
     if (ok && kvr_envelope_is(&e, KVR_PLANE_EVENTS)) ok = kvr_plane_events_each(e.payload, e.payload_len, take_own_event, &t) == 0;
     s->st.decode_errors += !ok;
 }
@@ -263,7 +267,10 @@ static int take_envelope(struct kvr_ingest *in, const struct plane_message *m)
     struct kvr_beat beat;
     int rc = kvr_envelope_read(m->data, m->len, &in->plane_scratch, &e);
     if (rc) return rc;
-    struct taking t = {in, {(double)e.published_at_ms * 1e-3, e.publisher}, NULL};
+    struct taking t = {in,
+                       {(double)e.published_at_ms * 1e-3, e.publisher},
+                       NULL,
+                       !m->position && atomic_load_explicit(&in->plane_durable, memory_order_relaxed)};
     if (kvr_envelope_is(&e, KVR_PLANE_EVENTS)) return kvr_plane_events_each(e.payload, e.payload_len, take_event, &t);
     if (!kvr_envelope_is(&e, KVR_PLANE_BEATS)) return 0; /* something else that travels here */
     rc = kvr_beat_read(e.payload, e.payload_len, &beat);

@@ -15,7 +15,9 @@
  * A message is acknowledged when the ingest has it in its queue: what dies with the process is restored from the snapshot and the
  * stream by the next one, not from its acknowledgements.
  *
- * Beats come by a plain subscription: old ones say nothing.
+ * Beats come by a plain subscription: old ones say nothing. So do the events, a second time and sooner: publishers use the plain
+ * subject, which the stream stores. A plain event is taken when it is the next of its rank and left to the stream otherwise; so
+ * views keep up while the stream has no leader, and a loss on the plain way is none.
  */
 #include <pthread.h>
 #include <string.h>
@@ -59,20 +61,21 @@ static natsStatus context(struct kvr_nats *link, jsCtx **out)
 }
 
 /* Makes the stream unless it is there. */
-static natsStatus ensure_stream(jsCtx *js, const char *name, int replicas)
+static natsStatus ensure_stream(jsCtx *js, const char *scope, const char *name, int replicas)
 {
-    char subjects[KVR_SCOPE_MAX + 40];
-    const char *list[] = {subjects};
+    char live[KVR_SCOPE_MAX + 32], own[KVR_SCOPE_MAX + 40];
+    const char *list[] = {live, own};
     jsStreamConfig c;
     jsStreamInfo *si = NULL;
     natsStatus s = js_GetStreamInfo(&si, js, name, NULL, NULL);
     jsStreamInfo_Destroy(si);
     if (s != NATS_NOT_FOUND) return s;
-    snprintf(subjects, sizeof subjects, "%s.*", name);
+    snprintf(live, sizeof live, "%s." KVR_PLANE_EVENTS, scope);
+    snprintf(own, sizeof own, "%s.*", name);
     jsStreamConfig_Init(&c);
     c.Name = name;
     c.Subjects = list;
-    c.SubjectsLen = 1;
+    c.SubjectsLen = 2;
     c.MaxAge = MAX_AGE_NS;
     c.Storage = js_FileStorage;
     c.Replicas = replicas;
@@ -87,7 +90,7 @@ struct js_outlet {
     struct kvr_outlet *beats; /* a plain one, for the beats and the stamp */
     struct kvr_nats *link;
     jsCtx *js;
-    char subject[KVR_SCOPE_MAX + 64], stream[KVR_SCOPE_MAX + 32];
+    char subject[KVR_SCOPE_MAX + 32], scope[KVR_SCOPE_MAX], stream[KVR_SCOPE_MAX + 32];
     int replicas;
     bool stream_is_there;
     struct kvr_buf out;
@@ -113,7 +116,8 @@ static int js_publish(struct kvr_outlet *base, const struct kvr_event *ev, const
     o->out.failed = false;
     kvr_nats_outlet_envelope(o->beats, ev, &o->out);
     if (o->out.failed) return -KVR_ENOMEM;
-    if (!o->stream_is_there && kvr_nats_is_up(o->link)) o->stream_is_there = ensure_stream(o->js, o->stream, o->replicas) == NATS_OK;
+    if (!o->stream_is_there && kvr_nats_is_up(o->link))
+        o->stream_is_there = ensure_stream(o->js, o->scope, o->stream, o->replicas) == NATS_OK;
     jsPubOptions_Init(&po);
     po.MaxWait = 5000;
     return js_PublishAsync(o->js, o->subject, o->out.data, (int)o->out.len, &po) == NATS_OK ? 0 : -KVR_ELIMIT;
@@ -153,7 +157,8 @@ int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas,
     o->link = link;
     o->replicas = replicas;
     stream_name(scope, o->stream, sizeof o->stream);
-    snprintf(o->subject, sizeof o->subject, "%s." KVR_PLANE_EVENTS, o->stream);
+    snprintf(o->scope, sizeof o->scope, "%s", scope);
+    snprintf(o->subject, sizeof o->subject, "%s." KVR_PLANE_EVENTS, scope);
     snprintf(o->base.where, sizeof o->base.where, "jetstream %s", o->subject);
     jo.Wait = CALL_MS;
     jo.PublishAsync.MaxPending = PENDING_MAX;
@@ -174,7 +179,7 @@ int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas,
 struct kvr_durable_feed {
     struct kvr_durable_config c;
     char scope[KVR_SCOPE_MAX], stream[KVR_SCOPE_MAX + 32], consumer[40], token[100];
-    struct kvr_nats_sub *beats;
+    struct kvr_nats_sub *beats, *live;
     struct kvr_registry *registry;
     pthread_t follower, keeper;
     bool follows, keeps;
@@ -279,9 +284,7 @@ static natsStatus bind_consumer(struct kvr_durable_feed *f)
     so.Stream = f->stream;
     so.Consumer = f->consumer;
     so.ManualAck = true;
-    char subject[KVR_SCOPE_MAX + 40];
-    snprintf(subject, sizeof subject, "%s.*", f->stream);
-    return js_PullSubscribe(&f->sub, f->js, subject, f->consumer, NULL, &so, NULL);
+    return js_PullSubscribe(&f->sub, f->js, "", f->consumer, NULL, &so, NULL);
 }
 
 static void unbind(struct kvr_durable_feed *f)
@@ -317,7 +320,7 @@ static bool start_over(struct kvr_durable_feed *f)
 {
     uint64_t position;
     unbind(f);
-    if (ensure_stream(f->js, f->stream, f->c.replicas) != NATS_OK || !reset_states(f)) return false;
+    if (ensure_stream(f->js, f->scope, f->stream, f->c.replicas) != NATS_OK || !reset_states(f)) return false;
     if (load_newest(f, &position) || make_consumer(f, position) != NATS_OK) return false;
     if (!stream_reaches(f, position)) {
         COUNT(f, restarts);
@@ -614,7 +617,7 @@ static void *keeper_main(void *arg)
 
 /* ---- life --------------------------------------------------------------------------------------------------------- */
 
-static void on_beat(void *ctx, const struct kvr_nats_message *m)
+static void on_plain(void *ctx, const struct kvr_nats_message *m)
 {
     struct kvr_durable_feed *f = ctx;
     (void)kvr_ingest_plane_message(f->c.in, m->data, m->len, 0, true);
@@ -646,7 +649,9 @@ int kvr_durable_feed_open(const struct kvr_durable_config *c, struct kvr_durable
     snprintf(f->consumer, sizeof f->consumer, "kvroute-%llx", (unsigned long long)id.publisher);
     kvr_ingest_plane_durable(c->in);
     snprintf(subject, sizeof subject, "%s." KVR_PLANE_BEATS, c->scope);
-    int rc = kvr_nats_subscribe(c->link, subject, NULL, PENDING_BYTES, on_beat, f, &f->beats);
+    int rc = kvr_nats_subscribe(c->link, subject, NULL, PENDING_BYTES, on_plain, f, &f->beats);
+    snprintf(subject, sizeof subject, "%s." KVR_PLANE_EVENTS, c->scope);
+    if (rc == 0) rc = kvr_nats_subscribe(c->link, subject, NULL, PENDING_BYTES, on_plain, f, &f->live);
     if (rc == 0) rc = open_registry(f);
     if (rc == 0) f->follows = pthread_create(&f->follower, NULL, follower_main, f) == 0;
     if (rc == 0) f->keeps = pthread_create(&f->keeper, NULL, keeper_main, f) == 0;
@@ -664,6 +669,7 @@ void kvr_durable_feed_close(struct kvr_durable_feed *f)
     if (f->keeps) pthread_join(f->keeper, NULL);
     kvr_registry_close(f->registry);
     kvr_nats_unsubscribe(f->beats);
+    kvr_nats_unsubscribe(f->live);
     free(f);
 }
 
