@@ -27,6 +27,7 @@ void metrics_init(struct metrics *m)
     histogram_init(&m->regret, 1, 2, 16);
     histogram_init(&m->shortfall, 1, 2, 16);
     histogram_init(&m->queue_wait, 0.001, 2.1, 18);
+    histogram_init(&m->remote_query, 0.02, 1.5, 22);
 }
 
 static double bucket_end(const struct histogram *h, int i)
@@ -260,6 +261,8 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     put_histogram(b, "router_overhead_indexer_find_matches_ms", "Matching in the index", &m->find_matches);
     put_histogram(b, "router_overhead_seq_hashing_ms", "Hashing of sequences", &m->seq_hashing);
     put_histogram(b, "router_overhead_scheduling_ms", "Projection, choice and booking", &m->scheduling);
+    if (s->o->use_remote_indexer)
+        put_histogram(b, "router_overhead_remote_index_ms", "From asking the remote index to its answer", &m->remote_query);
     put_histogram(b, "router_overhead_total_ms", "The whole decision", &m->total);
     put_workers(s, b);
     put_loads(s, b);

@@ -56,6 +56,7 @@ struct px {
     struct evidence_check *evidence;
     /* with an index elsewhere */
     struct kvr_remote_query *query;
+    uint64_t asked_ns;
     uint64_t *locals; /* hashes of the prompt, for blocks of hashed_for tokens */
     size_t locals_n;
     uint32_t hashed_for;
@@ -956,6 +957,7 @@ static void on_scores(void *ctx, const struct kvr_reach *scores, long n)
 {
     struct px *p = ctx;
     p->query = NULL;
+    if (n >= 0) histogram_add(&serve_of(p)->metrics.remote_query, (double)(kvr_now_ns(kvr_clock_monotonic()) - p->asked_ns) / 1e6);
     p->scores = n > 0 ? malloc((size_t)n * sizeof *scores) : NULL;
     p->no_index = n < 0 || (n > 0 && !p->scores);
     if (p->scores) {
@@ -990,6 +992,7 @@ static void px_overlap(struct px *p)
 {
     struct kvr_remote_index *r = p->loop->remote;
     if (r && wants_tokens(p) && p->tokens && hash_for_remote(p) && p->locals_n) {
+        p->asked_ns = kvr_now_ns(kvr_clock_monotonic());
         p->query = kvr_remote_ask(r, p->model, p->locals, p->locals_n, on_scores, p);
         p->no_index = !p->query;
         p->phase = PX_ASKING;

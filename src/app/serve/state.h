@@ -162,7 +162,7 @@ struct metrics {
     SERVE_COUNTERS(SERVE_COUNTER_FIELD)
 #undef SERVE_COUNTER_FIELD
     struct histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
-    struct histogram best_overlap, regret, shortfall, queue_wait;
+    struct histogram best_overlap, regret, shortfall, queue_wait, remote_query;
 };
 
 /* How predictions fare, under serve.lock (quality.c). */
