@@ -144,6 +144,14 @@ struct serve_cli {
         NUM("replica-sync-port", replica_sync_port, "0", 0, 65535, NULL,                                                                   \
             "port (ZMQ) on which other routers of the fleet hear what this one books; 0 = off"),                                           \
         STR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \
+        ENU("discovery", discovery, "static", "static|file|dns|nats", NULL, "where workers are found, beside those that are configured"),  \
+        STR("discovery-target", discovery_target, NULL, "FILE|NAME:PORT|_SERVICE._PROTO.NAME", NULL,                                       \
+            "file: one --worker value a line; dns: whose addresses or SRV records"),                                                       \
+        STR("discovery-worker", discovery_worker, NULL, "KEY=VALUE,...", NULL,                                                             \
+            "dns: further keys of each worker; {host} and {port} stand for its own"),                                                      \
+        STR("discovery-dns-server", discovery_dns_server, NULL, "ADDRESS:PORT", NULL, "dns: ask this server, not the system's"),           \
+        DBL("discovery-interval", discovery_interval, "5", 0.1, 86400, NULL, "dns: seconds between two looks"),                            \
+        STR("advertise-host", advertise_host, NULL, "HOST", NULL, "nats: the name others reach this machine by; default: its own"),        \
         PLANE_ROWS(AT(plane)),                                                                                                             \
         SIZ("index-max-bytes", index_max_bytes, "0", NULL,                                                                                 \
             "cap on an index's memory, kept by giving up what is least recently used; 0 = none"),                                          \

@@ -224,6 +224,7 @@ static bool watch_step(struct kvr_registry *r)
             pthread_mutex_lock(&r->lock);
             r->watched = true;
             pthread_mutex_unlock(&r->lock);
+            if (r->c.on_known) r->c.on_known(r->c.ctx);
         }
         kvEntry_Destroy(e);
         if (s == NATS_TIMEOUT) return true;

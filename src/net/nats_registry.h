@@ -16,7 +16,8 @@
 
 #include "net/nats_link.h"
 
-enum { KVR_REGISTRY_KEY_MAX = 128, KVR_REGISTRY_VALUE_MAX = 16384 };
+enum { KVR_REGISTRY_KEY_MAX = 128, KVR_REGISTRY_VALUE_MAX = 16384, KVR_REGISTRY_TTL_S = 5 };
+#define KVR_REGISTRY_BUCKET "kvroute-registry" /* of workers and routers */
 
 struct kvr_registry;
 
@@ -29,6 +30,7 @@ struct kvr_registry_config {
     /* An entry is there, or is another than before. The value is borrowed and not terminated. */
     void (*on_entry)(void *ctx, const char *key, const char *value, size_t len);
     void (*on_gone)(void *ctx, const char *key);
+    void (*on_known)(void *ctx); /* the initial entries have been told; after each connection */
     /* A lease was won or lost. */
     void (*on_lease)(void *ctx, const char *key, bool held);
     void *ctx;

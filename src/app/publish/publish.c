@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 #include <zmq.h>
 
 /* ---- the engine's streams ---------------------------------------------------------------------------------------- */
@@ -110,9 +111,57 @@ static int connect_plane(struct publish *p, char *err, size_t cap)
 {
     const struct kvr_plane_options *o = &p->o->plane;
     char name[64];
-    if (o->plane == KVR_PLANE_ZMQ) return 0;
+    if (o->plane == KVR_PLANE_ZMQ && !p->o->announce) return 0;
     snprintf(name, sizeof name, "kvroute publish, worker %llu", (unsigned long long)p->o->worker_id);
     return kvr_plane_scope(o, p->scope, err, cap) || kvr_plane_connect(o, name, &p->nats, err, cap) ? -1 : 0;
+}
+
+static void put_worker(const struct publish *p, const char *host, struct kvr_buf *b)
+{
+    const struct publish_options *o = p->o;
+    char text[400];
+    const char *port = strrchr(o->publish, ':');
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "worker_id", o->worker_id);
+    kvr_json_put_str(b, "endpoint", o->announce);
+    if (strcmp(o->model, "default") != 0) kvr_json_put_str(b, "model_name", o->model);
+    kvr_json_put_u64(b, "block_size", o->block_size);
+    kvr_json_put_u64(b, "data_parallel_start_rank", o->dp_start);
+    kvr_json_put_u64(b, "data_parallel_size", o->dp_size);
+    if (o->total_kv_blocks) kvr_json_put_u64(b, "total_kv_blocks", o->total_kv_blocks);
+    if (o->max_num_batched_tokens) kvr_json_put_u64(b, "max_num_batched_tokens", o->max_num_batched_tokens);
+    if (o->plane.plane == KVR_PLANE_ZMQ) {
+        snprintf(text, sizeof text, "tcp://%.200s%.32s", host, port ? port : "");
+        kvr_json_put_str(b, "kv_events_endpoints", text);
+    }
+    snprintf(text, sizeof text, "http://%.200s:%llu/kv_recover", host, (unsigned long long)o->port);
+    kvr_json_put_str(b, "recover_endpoint", text);
+    kvr_json_close(b, '}');
+}
+
+/* The worker object that routers find, see app/serve/discovery_nats.c. */
+static int announce(struct publish *p, char *err, size_t cap)
+{
+    const struct publish_options *o = p->o;
+    struct kvr_registry_config rc = {
+        .link = p->nats, .bucket = KVR_REGISTRY_BUCKET, .ttl_s = KVR_REGISTRY_TTL_S, .replicas = (int)o->plane.nats_replicas};
+    char host[64] = "", scope[96], key[KVR_REGISTRY_KEY_MAX];
+    struct kvr_buf b = {0};
+    struct kvr_endpoint e;
+    if (!o->announce) return 0;
+    if (kvr_endpoint_parse(o->announce, strlen(o->announce), &e)) {
+        snprintf(err, cap, "--announce: bad value '%.200s'; allowed: http://host[:port]", o->announce);
+        return -1;
+    }
+    (void)gethostname(host, sizeof host - 1);
+    kvr_registry_token(p->scope, scope, sizeof scope);
+    snprintf(key, sizeof key, "worker.%.90s.%llu", scope, (unsigned long long)o->worker_id);
+    put_worker(p, o->advertise_host ? o->advertise_host : host, &b);
+    kvr_buf_add(&b, "", 1);
+    int failed = b.failed || kvr_registry_open(&rc, &p->registry) || kvr_registry_keep(p->registry, key, b.data, false);
+    kvr_buf_free(&b);
+    if (failed) snprintf(err, cap, "--announce: out of memory");
+    return failed ? -1 : 0;
 }
 
 static int start(struct publish *p, char *err, size_t cap)
@@ -130,7 +179,8 @@ static int start(struct publish *p, char *err, size_t cap)
     uv_timer_init(&p->loop, &p->beat);
     p->beat.data = p;
     uv_timer_start(&p->beat, on_beat, KVR_BEAT_MS, KVR_BEAT_MS);
-    return serve(p, err, cap);
+    int rc = serve(p, err, cap);
+    return rc ? rc : announce(p, err, cap);
 }
 
 static void close_handle(uv_handle_t *h, void *arg)
@@ -141,6 +191,7 @@ static void close_handle(uv_handle_t *h, void *arg)
 
 static void stop(struct publish *p)
 {
+    kvr_registry_close(p->registry);
     for (size_t i = 0; i < p->feeds_n; i++)
         if (p->feeds[i].index) kvr_local_index_shutdown(p->feeds[i].index);
     if (p->server) kvr_http_server_close(p->server);

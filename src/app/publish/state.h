@@ -13,6 +13,7 @@
 
 #include "app/publish/feed.h"
 #include "net/http.h"
+#include "net/nats_registry.h"
 
 enum { ANSWERS_MAX = 8, RANKS_MAX = 64 };
 
@@ -24,6 +25,7 @@ struct publish {
     void *zmq;
     struct kvr_nats *nats; /* NULL with event plane zmq */
     char scope[KVR_SCOPE_MAX];
+    struct kvr_registry *registry; /* NULL: not announced */
     uv_timer_t beat;
     struct feed feeds[RANKS_MAX];
     size_t feeds_n;

@@ -32,6 +32,8 @@ bool member_text(struct kvr_json o, const char *key, char *out, size_t cap, cons
 /* ---- workers ---- */
 const char *worker_model(const struct serve *s, const struct worker *w);
 void admin_workers_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group);
+/* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
+const char *admin_read_worker(struct kvr_json o, struct worker *w);
 void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o);
 

@@ -200,7 +200,7 @@ static bool get_taints(struct kvr_json v, struct worker *w)
 }
 
 /* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
-static const char *read_worker(struct kvr_json o, struct worker *w)
+const char *admin_read_worker(struct kvr_json o, struct worker *w)
 {
     const char *bad = NULL;
     uint64_t bs = w->block_size, start = w->dp_start, size = w->dp_size;
@@ -263,7 +263,7 @@ void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json
         admin_bad_field(c, "worker_id");
         return;
     }
-    const char *bad = read_worker(o, &w);
+    const char *bad = admin_read_worker(o, &w);
     if (!bad && !w.url[0] && !s->o->select_only) bad = "endpoint";
     if (bad) admin_bad_field(c, bad);
     else save_worker(s, c, &w, 201);
@@ -281,7 +281,7 @@ void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, s
         return;
     }
     reset_runtime(&w);
-    const char *bad = read_worker(o, &w);
+    const char *bad = admin_read_worker(o, &w);
     if (bad) admin_bad_field(c, bad);
     else save_worker(s, c, &w, 200);
 }

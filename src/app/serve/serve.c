@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Start, threads, signals, drain. The map of threads is in state.h. */
 #include "app/serve/admin.h"
+#include "app/serve/discovery.h"
 
 #include <signal.h>
 #include <string.h>
@@ -124,6 +125,15 @@ static void on_second(uv_timer_t *t)
     wake_loops(s);
 }
 
+/* A durable stream begins when the workers are known whose events it brings. */
+static void follow_durable(struct serve *s)
+{
+    enum { PATIENCE_MS = 5000 };
+    if (s->durable || s->o->plane.plane != KVR_PLANE_JETSTREAM) return;
+    if (!discovery_settled() && now_ms() - s->started_ms < PATIENCE_MS) return;
+    if (views_start_durable(s)) fprintf(stderr, "kvroute: the durable stream cannot be followed: out of memory\n");
+}
+
 /* Decay alone can release what waits. */
 static void on_poll(uv_timer_t *t)
 {
@@ -131,6 +141,8 @@ static void on_poll(uv_timer_t *t)
     for (const struct pool *p = s->pools; p; p = p->next) kvr_router_poll(p->router);
     evidence_tick(s);
     served_tick(s);
+    discovery_tick(s);
+    follow_durable(s);
 }
 
 static void on_signal(uv_signal_t *sig, int signum)
@@ -272,7 +284,7 @@ static int connect_nats(struct serve *s, char *err, size_t cap)
     const struct kvr_plane_options *o = &s->o->plane;
     if (kvr_plane_scope(o, s->scope, err, cap)) return -1;
     if (remote_parse(s, err, cap)) return -1;
-    if (o->plane == KVR_PLANE_ZMQ && !remote_needs_nats(s)) return 0;
+    if (o->plane == KVR_PLANE_ZMQ && !remote_needs_nats(s) && s->o->discovery != DISCOVERY_NATS) return 0;
     return kvr_plane_connect(o, s->o->select_only ? "kvroute select" : "kvroute serve", &s->nats, err, cap);
 }
 
@@ -290,7 +302,11 @@ static int run(struct serve *s)
         return 1;
     }
     if (!s->o->select_only && (health_start(s) || add_configured_workers(s))) return 1;
-    if (views_start_durable(s) || (!s->o->select_only && start_loops(s))) return 1;
+    if (discovery_start(s, err, sizeof err)) {
+        fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
+        return 1;
+    }
+    if (!s->o->select_only && start_loops(s)) return 1;
     rc = admin_start(s);
     if (rc) return listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc);
     uv_signal_init(&s->main_loop, &handles.term);
@@ -324,6 +340,7 @@ int serve_main(const struct serve_options *o)
     health_stop(s);
     kvr_http_server_close(s->admin);
     selection_stop(s);
+    discovery_stop(s);
     served_stop(s);
     views_stop(s);
     replicas_stop(s);

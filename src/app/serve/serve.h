@@ -38,6 +38,9 @@ struct serve_options {
     uint64_t event_threads;            /* ignored */
     char *record_events;
     struct kvr_plane_options plane;
+    int discovery; /* static|file|dns|nats */
+    char *discovery_target, *discovery_worker, *discovery_dns_server, *advertise_host;
+    double discovery_interval;
     bool serve_indexer;
     char *use_remote_indexer; /* http://host:port or nats://[namespace.component]; NULL: an index of our own */
     double remote_timeout;

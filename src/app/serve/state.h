@@ -3,6 +3,7 @@
  * What the parts of `serve` share.
  *
  *   workers.c   the worker table, health and breaker state
+ *   discovery*.c  workers that are found rather than configured
  *   pools.c     partitions: an index, a router and its queue
  *   views.c     KV events -> index, trust -> router
  *   replicas.c  what other routers of the fleet book
@@ -302,6 +303,13 @@ void replicas_stop(struct serve *s);
 void replicas_on_change(void *pool, const struct kvr_load_event *event);
 void replicas_workers_changed(struct serve *s);
 void replicas_metrics(struct serve *s, struct kvr_buf *out);
+
+/* discovery.c */
+int discovery_start(struct serve *s, char *err, size_t cap);
+void discovery_tick(struct serve *s); /* main loop */
+bool discovery_settled(void);
+void discovery_stop(struct serve *s);
+void discovery_metrics(struct serve *s, struct kvr_buf *out);
 
 /* served.c */
 /* Returns: 0, or -1 with the reason in err. */
