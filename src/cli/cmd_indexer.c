@@ -49,6 +49,8 @@ static const struct option_row rows[] = {
      NULL},
     {"test-endpoints", OPT_BOOL, AT(test_endpoints), "false", 0, 0, NULL, "serve /test/pause_listener and /test/resume_listener", NULL,
      NULL},
+    {"indexer-shards", OPT_U64, AT(indexer_shards), "1", 1, 64, NULL,
+     "parts of an index that are written without waiting for each other; a rank is assigned to the emptiest at first sight", NULL, NULL},
     PLANE_ROWS(AT(plane)),
     {"router-snapshot-threshold", OPT_U64, AT(plane.snapshot_threshold), "1000000", 1, 1e18, NULL,
      "jetstream: new messages in the stream that make a snapshot due", NULL, "DYN_ROUTER_SNAPSHOT_THRESHOLD"},

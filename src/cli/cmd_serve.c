@@ -144,6 +144,8 @@ struct serve_cli {
         NUM("replica-sync-port", replica_sync_port, "0", 0, 65535, NULL,                                                                   \
             "port (ZMQ) on which other routers of the fleet hear what this one books; 0 = off"),                                           \
         STR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \
+        NUM("indexer-shards", indexer_shards, "1", 1, 64, NULL,                                                                            \
+            "parts of an index that are written without waiting for each other; a rank is assigned to the emptiest at first sight"),       \
         ENU("discovery", discovery, "static", "static|file|dns|nats", NULL, "where workers are found, beside those that are configured"),  \
         STR("discovery-target", discovery_target, NULL, "FILE|NAME:PORT|_SERVICE._PROTO.NAME", NULL,                                       \
             "file: one --worker value a line; dns: whose addresses or SRV records"),                                                       \
@@ -180,8 +182,9 @@ static const struct option_row serve_rows[] = {
     ROUTER_ROWS,
     BOO("serve-indexer", serve_indexer, "false", "DYN_ROUTER_SERVE_INDEXER",
         "answer other routers from this one's index: on the admin port, and over NATS with an event plane of it"),
-    STR("use-remote-indexer", use_remote_indexer, NULL, "URL", NULL,
-        "keep no index and ask a router that serves its own: http://HOST:ADMIN-PORT or nats://[NAMESPACE.COMPONENT]"),
+    STR("use-remote-indexer", use_remote_indexer, NULL, "URL[,URL...]", NULL,
+        "keep no index and ask a router that serves its own: http://HOST:ADMIN-PORT or nats://[NAMESPACE.COMPONENT]; or up to 16 indexers, "
+        "http://HOST:PORT,..., among which the workers are divided"),
     DBL("remote-indexer-timeout", remote_timeout, "0.1", 0.001, 60, NULL, "seconds for its answer; then the request is routed by load"),
     DBL("router-session-affinity-ttl-secs", session_ttl, "0", 0, 31536000, "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
         "idle life of x-session-id bindings; 0 = off"),

@@ -51,7 +51,7 @@ struct kvr_remote_index {
     struct kvr_remote_query *open;
     enum state state;
     unsigned failures;
-    bool probing;
+    bool probing, registers;
     uint64_t numbers, instance, next_probe_ms;
     struct kvr_nats_sub *sub;
     pthread_mutex_t lock; /* mail */
@@ -120,8 +120,8 @@ static void finish_query(struct kvr_remote_query *q, const struct kvr_reach *sco
     kvr_remote_done *done = q->done;
     void *ctx = q->ctx;
     if (n < 0) COUNT(q->owner, query_failures);
+    done(ctx, q, scores, n);
     drop(q);
-    done(ctx, scores, n);
 }
 
 /* why: of the failure; certain: the server is not there, rather than slow or of another opinion. */
@@ -157,6 +157,7 @@ static void judge_info(struct kvr_remote_query *q)
     if (why[0] || r->state != GOOD) set_state(r, why[0] ? BAD : GOOD, why);
     else r->next_probe_ms = now_ms() + REVALIDATE_MS;
     if (!why[0]) r->instance = q->info.instance;
+    r->registers = q->info.registers;
     drop(q);
 }
 
@@ -386,6 +387,11 @@ void kvr_remote_record(struct kvr_remote_index *r, const char *model, struct kvr
     }
     kvr_service_record_write(&q->body, model, w, locals, seqs, n);
     if (!send_question(q, KVR_SERVICE_RECORD, model)) fail(q, "it cannot be asked", true);
+}
+
+bool kvr_remote_registers(const struct kvr_remote_index *r)
+{
+    return r->registers;
 }
 
 const char *kvr_remote_why(const struct kvr_remote_index *r)

@@ -42,8 +42,9 @@ struct kvr_remote_config {
     struct kvr_remote_stats *stats;
 };
 
-/* scores: of ranks the index knows, borrowed for the call; n < 0: the read failed (counted). */
-typedef void kvr_remote_done(void *ctx, const struct kvr_reach *scores, long n);
+/* q: which question; it must not be cancelled any more. scores: of ranks the index knows, borrowed for the call; n < 0: the read failed
+ * (counted). */
+typedef void kvr_remote_done(void *ctx, const struct kvr_remote_query *q, const struct kvr_reach *scores, long n);
 
 /* Returns: 0, -KVR_ENOMEM. */
 int kvr_remote_create(const struct kvr_remote_config *config, struct kvr_remote_index **out);
@@ -58,6 +59,8 @@ void kvr_remote_cancel(struct kvr_remote_query *q);
 /* Records a decision; nobody waits for it. */
 void kvr_remote_record(struct kvr_remote_index *r, const char *model, struct kvr_worker w, const uint64_t *locals, const uint64_t *seqs,
                        size_t n);
+/* Does it follow the workers that are registered with it? As its last info said. */
+bool kvr_remote_registers(const struct kvr_remote_index *r);
 /* Why it is not good; "" when it is. */
 const char *kvr_remote_why(const struct kvr_remote_index *r);
 

@@ -102,6 +102,8 @@ void kvr_service_info_write(struct kvr_buf *b, const struct kvr_service_info *i,
     kvr_json_key(b, "ready");
     kvr_json_bool(b, i->ready);
     kvr_json_put_str(b, "why", why);
+    kvr_json_key(b, "registers");
+    kvr_json_bool(b, i->registers);
     kvr_json_close(b, '}');
 }
 
@@ -218,6 +220,8 @@ int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, 
     if (!kvr_json_as_u64(kvr_json_get(answer, "instance"), &out->instance) || !kvr_json_as_str(kvr_json_get(answer, "mode"), &mode, &n) ||
         !kvr_json_as_bool(kvr_json_get(answer, "ready"), &out->ready))
         return -KVR_EFORMAT;
+    out->registers = false;
+    (void)kvr_json_as_bool(kvr_json_get(answer, "registers"), &out->registers);
     out->predicted = n == 9 && memcmp(mode, "predicted", 9) == 0;
     (void)kvr_json_as_str(kvr_json_get(answer, "why"), &text, &text_n);
     snprintf(why, cap, "%.*s", (int)KVR_MIN(text_n, (size_t)200), text);

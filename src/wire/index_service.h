@@ -6,7 +6,8 @@
  *                          -> {"TieredScores": {"device": {"scores": [[{"worker_id", "dp_rank"}, blocks], ...], "frequencies": []},
  *                                               "lower_tier": [["host_pinned", {"hits": [[{worker}, blocks], ...]}], ...]}}
  *     kv_indexer_record_routing_decision   {"model_name", "worker", "local_hashes", "sequence_hashes"} -> "Recorded"
- *     kv_indexer_info      {} -> {"instance": u64, "mode": "events" | "predicted", "ready": bool, "why": text}; ours
+ *     kv_indexer_info      {} -> {"instance": u64, "mode": "events" | "predicted", "ready": bool, "why": text, "registers": bool}; ours.
+ *                          registers: it follows the workers that are registered with it, as `kvroute indexer` does
  *     any of them          -> {"Error": text}
  *
  * hits are blocks beyond the tier before. Ours adds "instance" to a TieredScores, so that a change of the server is seen.
@@ -27,7 +28,7 @@ enum { KVR_SERVICE_BLOCKS_MAX = 1 << 20 };
 
 struct kvr_service_info {
     uint64_t instance;
-    bool predicted, ready;
+    bool predicted, ready, registers;
 };
 
 /* ---- the asking side ---- */

@@ -112,10 +112,10 @@ class Fleet:
         """From `limit` on after the kill all is right, also for prompts that came after it; until then it may not be."""
         t0, last_wrong, why = time.monotonic(), 0.0, None
         self.fresh()
-        while time.monotonic() - t0 < limit * SLOW + 1:
-            now = self.wrong()
-            if now:
-                last_wrong, why = time.monotonic() - t0, now
+        while (now := time.monotonic() - t0) < limit + 1 or (last_wrong > now - 1 and now < limit * SLOW + 1):
+            wrong = self.wrong()
+            if wrong:
+                last_wrong, why = time.monotonic() - t0, wrong
             time.sleep(0.1)  # between two looks
         print(f"{what}: wrong for {last_wrong:.2f} s, {why}")
         assert last_wrong < limit * SLOW, (what, last_wrong, why)

@@ -55,7 +55,7 @@ static struct partition *make_locked(struct indexer *x, const char *model, const
 {
     if (x->partitions_n >= PARTITIONS_MAX) return NULL;
     struct partition *p = calloc(1, sizeof *p);
-    struct kvr_index_config c = {.bytes_max = x->o->max_bytes};
+    struct kvr_index_config c = {.bytes_max = x->o->max_bytes, .lanes = (uint32_t)x->o->indexer_shards};
     if (!p || kvr_index_create(&c, &p->index)) {
         free(p);
         return NULL;

@@ -273,7 +273,10 @@ int indexer_main(const struct indexer_options *o)
 {
     struct indexer *x = calloc(1, sizeof *x);
     if (!x) return 1;
+    struct kvr_stamp number;
     x->o = o;
+    kvr_stamp_init(&number);
+    x->instance_number = number.publisher;
     snprintf(x->why, sizeof x->why, "loading what is on disk");
     pthread_mutex_init(&x->lock, NULL);
     pthread_mutex_init(&x->change_lock, NULL);

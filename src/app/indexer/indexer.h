@@ -13,7 +13,7 @@
 struct indexer_options {
     char *config;
     char *bind;
-    uint64_t port, threads, block_size, min_workers;
+    uint64_t indexer_shards, port, threads, block_size, min_workers;
     char *workers, *peers; /* comma lists */
     char *model, *group;
     char *tenant; /* accepted from older command lines, not used */

@@ -4,6 +4,7 @@
  * is matched without a lock; the lower tiers are asked only where such blocks have been seen.
  */
 #include "app/indexer/state.h"
+#include "wire/index_service.h"
 
 #include <string.h>
 
@@ -302,4 +303,59 @@ void query_by_hash(struct request *rq, struct kvr_json o)
         routes_error(rq, 422, "field `block_hashes` must be an array of 64-bit integers");
     else answer(rq, p, n);
     partition_unref(p);
+}
+
+/* ---- the words of a served index --------------------------------------------------------------------------------- */
+
+static void service_error(struct request *rq, int status, const char *text)
+{
+    struct kvr_buf *b = &rq->loop->body;
+    b->len = 0;
+    b->comma = b->failed = false;
+    kvr_service_error_write(b, text);
+    routes_reply(rq, status, NULL, b->failed ? "" : b->data, b->failed ? 0 : b->len);
+}
+
+void query_service(struct request *rq, struct kvr_json o)
+{
+    struct loop *l = rq->loop;
+    struct kvr_buf *b = &l->body;
+    struct kvr_json hashes = kvr_json_get(o, "block_hashes");
+    const char *model;
+    size_t len, n = kvr_json_count(hashes);
+    if (!kvr_json_as_str(kvr_json_get(o, "model_name"), &model, &len) || kvr_json_type_of(hashes) != KVR_JSON_ARRAY ||
+        n > KVR_SERVICE_BLOCKS_MAX) {
+        service_error(rq, 400, "allowed: model_name, and block_hashes, a list of at most 1048576 hashes");
+        return;
+    }
+    snprintf(rq->model, sizeof rq->model, "%.*s", (int)KVR_MIN(len, (size_t)63), model);
+    struct partition *p = catalogue_find(l->indexer, model, len, "default", 7);
+    if (!p) {
+        service_error(rq, 404, "this model is not served here");
+        return;
+    }
+    long k = -KVR_ENOMEM;
+    if (room(&l->locals, &l->locals_cap, n + 1, sizeof *l->locals))
+        k = kvr_json_u64_array(hashes, l->locals, n) < 0 ? -KVR_EFORMAT : reach_all(l, p, n);
+    partition_unref(p);
+    if (k < 0) {
+        service_error(rq, k == -KVR_EFORMAT ? 400 : 500,
+                      k == -KVR_EFORMAT ? "block_hashes: allowed: 64-bit integers" : kvr_strerror((int)k));
+        return;
+    }
+    b->len = 0;
+    b->comma = b->failed = false;
+    kvr_service_scores_write(b, l->reaches, (size_t)k, l->indexer->instance_number);
+    routes_reply(rq, b->failed ? 500 : 200, NULL, b->failed ? "" : b->data, b->failed ? 0 : b->len);
+}
+
+void query_service_info(struct request *rq)
+{
+    struct indexer *x = rq->loop->indexer;
+    struct kvr_buf *b = &rq->loop->body;
+    struct kvr_service_info i = {.instance = x->instance_number, .ready = true, .registers = true};
+    b->len = 0;
+    b->comma = b->failed = false;
+    kvr_service_info_write(b, &i, "");
+    routes_reply(rq, b->failed ? 500 : 200, NULL, b->failed ? "" : b->data, b->failed ? 0 : b->len);
 }

@@ -290,6 +290,8 @@ static const struct {
     [AT_QUERY] = {"/query", false, true},
     [AT_QUERY_BY_HASH] = {"/query_by_hash", false, true},
     [AT_DUMP] = {"/dump", true, false},
+    [AT_SERVICE_QUERY] = {"/kv_indexer_query", false, true},
+    [AT_SERVICE_INFO] = {"/kv_indexer_info", false, true},
     [AT_REGISTER_PEER] = {"/register_peer", false, true},
     [AT_DEREGISTER_PEER] = {"/deregister_peer", false, true},
     [AT_PEERS] = {"/peers", true, false},
@@ -324,7 +326,7 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
 {
     struct kvr_json o;
     const char *why = "";
-    bool query = rq->at == AT_QUERY || rq->at == AT_QUERY_BY_HASH;
+    bool query = rq->at == AT_QUERY || rq->at == AT_QUERY_BY_HASH || rq->at == AT_SERVICE_QUERY;
     if (!is_json(hr)) {
         routes_error(rq, 415, "expected the header 'Content-Type: application/json'");
         return;
@@ -344,6 +346,8 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
     switch (rq->at) {
     case AT_QUERY: query_by_tokens(rq, o); break;
     case AT_QUERY_BY_HASH: query_by_hash(rq, o); break;
+    case AT_SERVICE_QUERY: query_service(rq, o); break;
+    case AT_SERVICE_INFO: query_service_info(rq); break;
     case AT_EVENTS: events_post(rq, o); break;
     case AT_REGISTER: post_register(rq, o); break;
     case AT_UNREGISTER: post_unregister(rq, o); break;

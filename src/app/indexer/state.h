@@ -99,6 +99,7 @@ struct registration {
 #define INDEXER_ENDPOINTS(X) \
     X(HEALTH, "/health") X(READY, "/ready") X(METRICS, "/metrics") X(REGISTER, "/register") X(UNREGISTER, "/unregister") \
     X(WORKERS, "/workers") X(QUERY, "/query") X(QUERY_BY_HASH, "/query_by_hash") X(DUMP, "/dump") \
+    X(SERVICE_QUERY, "/kv_indexer_query") X(SERVICE_INFO, "/kv_indexer_info") \
     X(REGISTER_PEER, "/register_peer") X(DEREGISTER_PEER, "/deregister_peer") X(PEERS, "/peers") X(REOPEN_LOGS, "/reopen_logs") \
     X(EVENTS, "/events") X(VALIDATE, "/validate") X(PAUSE, "/test/pause_listener") X(RESUME, "/test/resume_listener")
 /* clang-format on */
@@ -144,6 +145,7 @@ struct indexer {
     struct kvr_plane_feed *feed;
     struct kvr_durable_feed *durable;
     char scope[KVR_SCOPE_MAX];
+    uint64_t instance_number;      /* of this process, for those who ask it */
     struct kvr_recorder *recorder; /* NULL: nothing is recorded */
     struct telemetry telemetry;
     char **keys;
@@ -234,6 +236,9 @@ int routes_text(struct request *rq, struct kvr_json o, const char *key, bool req
 /* query.c */
 void query_by_tokens(struct request *rq, struct kvr_json o);
 void query_by_hash(struct request *rq, struct kvr_json o);
+/* The words of a served index (wire/index_service.h). */
+void query_service(struct request *rq, struct kvr_json o);
+void query_service_info(struct request *rq);
 struct kvr_index_reader *desk_reader(struct loop *l, struct partition *p);
 void desks_sweep(struct loop *l, bool all);
 

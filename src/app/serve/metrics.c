@@ -274,6 +274,7 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     served_metrics(s, b);
     discovery_metrics(s, b);
     remote_metrics(s, b);
+    shards_metrics(s, b);
     kvr_plane_feed_metrics(s->o->plane.plane != KVR_PLANE_ZMQ, s->feed, s->ingest, s->nats, b);
     kvr_durable_feed_metrics(s->durable, b);
 }

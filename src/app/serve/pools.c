@@ -23,6 +23,7 @@ static int make_indexes(struct serve *s, struct pool *pool)
 {
     const struct serve_options *o = s->o;
     struct kvr_index_config ic = {.bytes_max = o->index_max_bytes,
+                                  .lanes = (uint32_t)o->indexer_shards,
                                   .ttl_ns = (uint64_t)(o->ttl_secs * 1e9) + 1,
                                   .predicted_max = o->max_tree_size,
                                   .prune_target_ratio = o->prune_target_ratio,

@@ -55,14 +55,15 @@ struct px {
     size_t tokens_n;
     struct evidence_check *evidence;
     /* with an index elsewhere */
-    struct kvr_remote_query *query;
+    struct kvr_remote_query *queries[REMOTES_MAX];
+    size_t unanswered;
     uint64_t asked_ns;
     uint64_t *locals; /* hashes of the prompt, for blocks of hashed_for tokens */
     size_t locals_n;
     uint32_t hashed_for;
     struct kvr_reach *scores;
     size_t scores_n;
-    bool no_index; /* it did not answer */
+    bool no_index, part_index; /* it did not answer; of several some did */
     uint64_t isl, generation_blocks;
     /* routing */
     struct pool *pool;
@@ -280,13 +281,20 @@ static void leave_queue(struct px *p)
     else atomic_fetch_add(&p->loop->active, 1);
 }
 
+static void forget_queries(struct px *p)
+{
+    for (size_t i = 0; i < REMOTES_MAX; i++) {
+        if (p->queries[i]) kvr_remote_cancel(p->queries[i]);
+        p->queries[i] = NULL;
+    }
+}
+
 static void px_end(struct px *p)
 {
     struct serve *s = serve_of(p);
     if (p->call) kvr_http_call_cancel(p->call);
-    if (p->query) kvr_remote_cancel(p->query);
+    forget_queries(p);
     p->call = NULL;
-    p->query = NULL;
     leave_queue(p);
     unbook(p);
     if (p->routed) {
@@ -633,7 +641,7 @@ static const char *reason_of(const struct px *p)
     if (p->result.preferred) return "session";
     if (p->token_failed) return "load-tokenize-failed";
     if (mode != KVR_MODE_KV) return modes[mode];
-    if (p->no_index) return "index-unavailable";
+    if (p->no_index) return p->part_index ? "index-partial" : "index-unavailable";
     if (!p->result.trusted && s->ingest) return "untrusted";
     return p->result.overlap_blocks ? "kv" : "load";
 }
@@ -738,7 +746,7 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
 /* An index elsewhere that predicts must hear of every decision. */
 static void record_remotely(struct px *p)
 {
-    struct kvr_remote_index *r = p->loop->remote;
+    struct kvr_remote_index *r = p->loop->remotes_n ? p->loop->remotes[0] : NULL; /* a predicted index has one owner */
     if (!r || serve_of(p)->o->kv_events || !p->locals || p->hashed_for != p->pool->block_size) return;
     uint64_t *seqs = malloc((p->locals_n + 1) * sizeof *seqs);
     if (!seqs) return;
@@ -953,18 +961,34 @@ static bool wants_tokens(const struct px *p)
 
 /* ---- an index elsewhere ------------------------------------------------------------------------------ */
 
-static void on_scores(void *ctx, const struct kvr_reach *scores, long n)
+/* Adds what one index knows. Workers are divided among several, so the lists do not overlap. */
+static bool keep_scores(struct px *p, const struct kvr_reach *scores, size_t n)
+{
+    if (n == 0) return true;
+    struct kvr_reach *more = realloc(p->scores, (p->scores_n + n) * sizeof *more);
+    if (!more) return false;
+    memcpy(more + p->scores_n, scores, n * sizeof *more);
+    p->scores = more;
+    p->scores_n += n;
+    return true;
+}
+
+static void one_answered(struct px *p)
+{
+    if (--p->unanswered) return;
+    if (p->no_index && p->part_index) atomic_fetch_add_explicit(&serve_of(p)->metrics.remote_partial, 1, memory_order_relaxed);
+    px_route(p);
+}
+
+static void on_scores(void *ctx, const struct kvr_remote_query *q, const struct kvr_reach *scores, long n)
 {
     struct px *p = ctx;
-    p->query = NULL;
+    for (size_t i = 0; i < REMOTES_MAX; i++)
+        if (p->queries[i] == q) p->queries[i] = NULL;
     if (n >= 0) histogram_add(&serve_of(p)->metrics.remote_query, (double)(kvr_now_ns(kvr_clock_monotonic()) - p->asked_ns) / 1e6);
-    p->scores = n > 0 ? malloc((size_t)n * sizeof *scores) : NULL;
-    p->no_index = n < 0 || (n > 0 && !p->scores);
-    if (p->scores) {
-        memcpy(p->scores, scores, (size_t)n * sizeof *scores);
-        p->scores_n = (size_t)n;
-    }
-    px_route(p);
+    if (n < 0 || !keep_scores(p, scores, (size_t)n)) p->no_index = true;
+    else p->part_index = true;
+    one_answered(p);
 }
 
 /* The prompt's hashes, for the pool it would go to now. Returns: false when it has none, or there is no memory. */
@@ -987,22 +1011,33 @@ static bool hash_for_remote(struct px *p)
     return true;
 }
 
+/* What several indexers call the model: they know the fleet's workers by what was registered. */
+static const char *asked_model(const struct px *p, char *out, size_t cap)
+{
+    if (serve_of(p)->remote_n <= 1) return p->model;
+    remote_model(serve_of(p), p->hashed_for, out, cap);
+    return out;
+}
+
 /* The tokens are there: what of them is cached where? */
 static void px_overlap(struct px *p)
 {
-    struct kvr_remote_index *r = p->loop->remote;
-    if (r && wants_tokens(p) && p->tokens && hash_for_remote(p) && p->locals_n) {
-        p->asked_ns = kvr_now_ns(kvr_clock_monotonic());
-        p->query = kvr_remote_ask(r, p->model, p->locals, p->locals_n, on_scores, p);
-        p->no_index = !p->query;
-        p->phase = PX_ASKING;
-        p->phase_deadline_ms = 0; /* the question has its own */
-        if (p->query) {
-            arm(p);
-            return;
-        }
+    struct loop *l = p->loop;
+    char model[MODEL_MAX + 16];
+    if (!l->remotes_n || !wants_tokens(p) || !p->tokens || !hash_for_remote(p) || !p->locals_n) {
+        px_route(p);
+        return;
     }
-    px_route(p);
+    p->asked_ns = kvr_now_ns(kvr_clock_monotonic());
+    for (size_t i = 0; i < l->remotes_n; i++) {
+        p->queries[i] = kvr_remote_ask(l->remotes[i], asked_model(p, model, sizeof model), p->locals, p->locals_n, on_scores, p);
+        if (p->queries[i]) p->unanswered++;
+        else p->no_index = true;
+    }
+    p->phase = PX_ASKING;
+    p->phase_deadline_ms = 0; /* the questions have their own */
+    if (p->unanswered) arm(p);
+    else px_route(p);
 }
 
 /* ---- tokens ------------------------------------------------------------------------------------------ */

@@ -4,25 +4,42 @@
 
 #include "app/serve/state.h"
 
+static int parse_nats(struct serve *s, const char *scope, char *err, size_t cap)
+{
+    char copy[160], *dot;
+    struct kvr_plane_options o = s->o->plane;
+    snprintf(copy, sizeof copy, "%s", scope);
+    if (copy[0]) {
+        dot = strchr(copy, '.');
+        if (!dot) return -1;
+        *dot = 0;
+        o.name_space = copy;
+        o.component = dot + 1;
+    }
+    return kvr_plane_scope(&o, s->remote_scope, err, cap);
+}
+
+static bool parse_list(struct serve *s, const char *urls)
+{
+    char copy[8192], *rest = copy, *one;
+    if (strlen(urls) >= sizeof copy) return false;
+    snprintf(copy, sizeof copy, "%s", urls);
+    while ((one = strsep(&rest, ", "))) {
+        if (!*one) continue;
+        if (s->remote_n == REMOTES_MAX || kvr_endpoint_parse(one, strlen(one), &s->remote[s->remote_n])) return false;
+        s->remote_n++;
+    }
+    return s->remote_n > 0;
+}
+
 int remote_parse(struct serve *s, char *err, size_t cap)
 {
     const char *url = s->o->use_remote_indexer;
     if (!url) return 0;
-    if (strncmp(url, "nats://", 7) == 0) {
-        char copy[160], *dot;
-        snprintf(copy, sizeof copy, "%s", url + 7);
-        struct kvr_plane_options o = s->o->plane;
-        if (copy[0] && (dot = strchr(copy, '.'))) {
-            *dot = 0;
-            o.name_space = copy;
-            o.component = dot + 1;
-        }
-        if ((!copy[0] || o.name_space == copy) && kvr_plane_scope(&o, s->remote_scope, err, cap) == 0) return 0;
-    } else if (kvr_endpoint_parse(url, strlen(url), &s->remote_endpoint) == 0) {
-        return 0;
-    }
+    if (strncmp(url, "nats://", 7) == 0 ? parse_nats(s, url + 7, err, cap) == 0 : parse_list(s, url)) return 0;
     snprintf(err, cap,
-             "--use-remote-indexer: bad value '%.200s'; allowed: http://host:port (an admin port), nats:// or nats://namespace.component",
+             "--use-remote-indexer: bad value '%.200s'; allowed: http://host:port (an admin port), up to 16 of them (indexers), nats:// or "
+             "nats://namespace.component",
              url);
     return -1;
 }
@@ -34,15 +51,31 @@ bool remote_needs_nats(const struct serve *s)
 
 int remote_open(struct serve *s, struct loop *l)
 {
-    struct kvr_remote_config c = {.loop = &l->uv,
-                                  .client = l->client,
-                                  .endpoint = s->remote_endpoint.port ? &s->remote_endpoint : NULL,
-                                  .nats = s->remote_scope[0] ? s->nats : NULL,
-                                  .scope = s->remote_scope,
-                                  .predicted = !s->o->kv_events,
-                                  .timeout_s = s->o->remote_timeout,
-                                  .stats = &s->remote_stats};
-    return s->o->use_remote_indexer ? kvr_remote_create(&c, &l->remote) : 0;
+    size_t n = s->remote_scope[0] ? 1 : s->remote_n;
+    for (size_t i = 0; i < n; i++) {
+        struct kvr_remote_config c = {.loop = &l->uv,
+                                      .client = l->client,
+                                      .endpoint = s->remote_scope[0] ? NULL : &s->remote[i],
+                                      .nats = s->remote_scope[0] ? s->nats : NULL,
+                                      .scope = s->remote_scope,
+                                      .predicted = !s->o->kv_events,
+                                      .timeout_s = s->o->remote_timeout,
+                                      .stats = &s->remote_stats};
+        int rc = kvr_remote_create(&c, &l->remotes[i]);
+        if (rc) return rc;
+        l->remotes_n++;
+    }
+    return 0;
+}
+
+void remote_close(struct loop *l)
+{
+    while (l->remotes_n) kvr_remote_close(l->remotes[--l->remotes_n]);
+}
+
+void remote_model(const struct serve *s, uint32_t block_size, char *out, size_t cap)
+{
+    snprintf(out, cap, "%s@%u", s->o->model ? s->o->model : "default", block_size);
 }
 
 void remote_metrics(struct serve *s, struct kvr_buf *b)
@@ -53,10 +86,14 @@ void remote_metrics(struct serve *s, struct kvr_buf *b)
         const char *name, *type, *help;
         uint64_t v;
     } rows[] = {
-        {"up", "gauge", "1 when every loop may ask the remote index", (size_t)atomic_load(&st->good) == s->loops_n},
+        {"up", "gauge", "1 when every loop may ask the remote index",
+         (size_t)atomic_load(&st->good) == s->loops_n * KVR_MAX(s->remote_n, (size_t)1)},
         {"queries_total", "counter", "Overlap queries sent to the remote index", atomic_load(&st->queries)},
         {"query_failures_total", "counter", "Of these, without an answer; the requests counted as having no overlap",
          atomic_load(&st->query_failures)},
+        {"partial_total", "counter",
+         "Requests for which some of several indexers did not answer; their workers counted as having no overlap",
+         atomic_load(&s->metrics.remote_partial)},
         {"short_circuits_total", "counter", "Requests that did not ask, because the remote index is known to be away",
          atomic_load(&st->short_circuits)},
         {"writes_total", "counter", "Routing decisions to be recorded by the remote index", atomic_load(&st->writes)},

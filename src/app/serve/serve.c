@@ -51,7 +51,7 @@ static void *loop_main(void *arg)
     uv_run(&l->uv, UV_RUN_DEFAULT);
     proxy_cancel_all(l);
     kvr_http_server_close(l->server);
-    kvr_remote_close(l->remote);
+    remote_close(l);
     kvr_http_client_close(l->client);
     uv_close((uv_handle_t *)&l->wake, NULL);
     uv_run(&l->uv, UV_RUN_DEFAULT);
@@ -143,6 +143,7 @@ static void on_poll(uv_timer_t *t)
     served_tick(s);
     discovery_tick(s);
     follow_durable(s);
+    shards_tick(s);
 }
 
 static void on_signal(uv_signal_t *sig, int signum)
@@ -341,6 +342,7 @@ int serve_main(const struct serve_options *o)
     kvr_http_server_close(s->admin);
     selection_stop(s);
     discovery_stop(s);
+    shards_stop(s);
     served_stop(s);
     views_stop(s);
     replicas_stop(s);

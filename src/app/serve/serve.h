@@ -42,6 +42,7 @@ struct serve_options {
     char *discovery_target, *discovery_worker, *discovery_dns_server, *advertise_host;
     double discovery_interval;
     bool serve_indexer;
+    uint64_t indexer_shards;
     char *use_remote_indexer; /* http://host:port or nats://[namespace.component]; NULL: an index of our own */
     double remote_timeout;
     uint64_t record_max_lines, record_max_count;

@@ -142,7 +142,7 @@ static int answer_info(struct asker *a, struct kvr_json o)
     struct served *v = a->serve->served;
     const char *why = not_ready(v);
     (void)o;
-    struct kvr_service_info i = {v->instance, predicted(a->serve), !why};
+    struct kvr_service_info i = {v->instance, predicted(a->serve), !why, false};
     kvr_service_info_write(&a->out, &i, why ? why : "");
     return 200;
 }

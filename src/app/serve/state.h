@@ -62,6 +62,8 @@ enum {
 /* ---- workers ----------------------------------------------------------------------------------------- */
 
 /* A partition: workers whose caches and loads are comparable. Made at first use, kept as long as the process lives. */
+enum { REMOTES_MAX = 16 };
+
 struct pool {
     struct pool *next;
     char model[MODEL_MAX], group[MODEL_MAX]; /* model "": any */
@@ -164,6 +166,7 @@ struct metrics {
 #undef SERVE_COUNTER_FIELD
     struct histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
     struct histogram best_overlap, regret, shortfall, queue_wait, remote_query;
+    _Atomic uint64_t remote_partial;
 };
 
 /* How predictions fare, under serve.lock (quality.c). */
@@ -200,12 +203,13 @@ struct serve {
     struct kvr_durable_feed *durable;
     struct kvr_plane_feed *feed; /* NULL: each source has its own socket */
     char scope[KVR_SCOPE_MAX];
-    struct served *served;                /* NULL: the index is not served */
-    struct kvr_remote_stats remote_stats; /* of all loops */
-    struct kvr_endpoint remote_endpoint;  /* --use-remote-indexer over HTTP */
-    char remote_scope[KVR_SCOPE_MAX];     /* over NATS; both empty: not used */
-    struct kvr_recorder *recorder;        /* NULL: nothing is recorded */
-    struct kvr_sync *sync;                /* NULL: alone */
+    struct served *served;                   /* NULL: the index is not served */
+    struct kvr_remote_stats remote_stats;    /* of all loops */
+    struct kvr_endpoint remote[REMOTES_MAX]; /* --use-remote-indexer over HTTP */
+    size_t remote_n;
+    char remote_scope[KVR_SCOPE_MAX]; /* over NATS; none of both: not used */
+    struct kvr_recorder *recorder;    /* NULL: nothing is recorded */
+    struct kvr_sync *sync;            /* NULL: alone */
     struct session_table *sessions;
     struct evidence *evidence;
     struct token_cache *tokens;
@@ -235,7 +239,8 @@ struct loop {
     pthread_t thread;
     struct kvr_http_server *server;
     struct kvr_http_client *client;
-    struct kvr_remote_index *remote; /* NULL: the index is here */
+    struct kvr_remote_index *remotes[REMOTES_MAX]; /* none: the index is here */
+    size_t remotes_n;
     struct kvr_json_parser *json;
     struct ctx_list ctxs;
     uint64_t *allowed; /* scratch: ids of the workers that may serve a request */
@@ -326,8 +331,15 @@ void served_get_info(struct serve *s, struct kvr_http_conn *c);
 /* Reads --use-remote-indexer. Returns: 0, or -1 with the reason in err. */
 int remote_parse(struct serve *s, char *err, size_t cap);
 bool remote_needs_nats(const struct serve *s);
-/* For one loop; *out stays NULL when the index is here. */
-int remote_open(struct serve *s, struct loop *l);
+int remote_open(struct serve *s, struct loop *l); /* for one loop */
+void remote_close(struct loop *l);
+/* The model that indexers know a block size's workers by. */
+void remote_model(const struct serve *s, uint32_t block_size, char *out, size_t cap);
+
+/* shards.c: which of several indexers follows which worker */
+void shards_tick(struct serve *s); /* main loop */
+void shards_stop(struct serve *s);
+void shards_metrics(struct serve *s, struct kvr_buf *out);
 void remote_metrics(struct serve *s, struct kvr_buf *out);
 
 /* sessions.c */
