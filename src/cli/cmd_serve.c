@@ -126,7 +126,7 @@ struct serve_cli {
         ENU("shared-cache-type", shared_cache_type, "none", "none|hicache", "DYN_SHARED_CACHE_TYPE",                                       \
             "only none: no shared pool is asked; a request may say what one holds (shared_cache_ranges)"),                                 \
         BOO("router-replica-sync", replica_sync, "false", "DYN_ROUTER_REPLICA_SYNC",                                                       \
-            "share bookings with other routers; needs replica-sync-port"),                                                                 \
+            "share bookings and sessions with other routers; needs replica-sync-port, or replica-sync-transport nats"),                    \
         BOO("router-durable-kv-events", durable_events, "false", "DYN_ROUTER_DURABLE_KV_EVENTS",                                           \
             "another name for --event-plane jetstream"),                                                                                   \
         NUM("router-event-threads", event_threads, "1", 1, 1024, "DYN_ROUTER_EVENT_THREADS",                                               \
@@ -143,6 +143,8 @@ struct serve_cli {
         NUM("router-seed", seed, "0", 0, 1.8e19, NULL, "seed for ties and temperature; 0 = from the clock"),                               \
         NUM("replica-sync-port", replica_sync_port, "0", 0, 65535, NULL,                                                                   \
             "port (ZMQ) on which other routers of the fleet hear what this one books; 0 = off"),                                           \
+        ENU("replica-sync-transport", replica_sync_transport, "zmq", "zmq|nats", NULL,                                                     \
+            "with router-replica-sync: nats needs neither port nor peers, routers of one scope hear each other"),                          \
         STR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \
         NUM("indexer-shards", indexer_shards, "1", 1, 64, NULL,                                                                            \
             "parts of an index that are written without waiting for each other; a rank is assigned to the emptiest at first sight"),       \
@@ -275,7 +277,8 @@ static int cross_checks(const char *command, const struct serve_options *o)
     if (o->serve_indexer && o->overlap_credit <= 0) return fail(command, "serve-indexer needs router-kv-overlap-score-credit above 0");
     if (o->use_remote_indexer && o->predicted_ttl_secs >= 0)
         return fail(command, "use-remote-indexer and router-predicted-ttl-secs exclude each other: there is no index here");
-    if (o->replica_sync && !o->replica_sync_port) return fail(command, "router-replica-sync needs replica-sync-port");
+    if (o->replica_sync && !o->replica_sync_port && o->replica_sync_transport == 0)
+        return fail(command, "router-replica-sync needs replica-sync-port, or replica-sync-transport nats");
     if (o->replica_sync_peers && !o->replica_sync_port) return fail(command, "replica-sync-peers needs replica-sync-port");
     return 0;
 }

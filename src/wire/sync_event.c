@@ -57,6 +57,18 @@ void kvr_sync_mark_write(struct kvr_buf *out, uint64_t pool, uint64_t number)
     out->len += (size_t)(p - start);
 }
 
+void kvr_sync_session_write(struct kvr_buf *out, const char *session, size_t len, struct kvr_worker w)
+{
+    if (kvr_buf_reserve(out, SMALL + len)) return;
+    char *start = out->data + out->len, *p = mp_encode_array(start, 5);
+    p = mp_encode_uint(p, KVR_SYNC_SESSION);
+    p = mp_encode_uint(p, 0);
+    p = put_text(p, session, len);
+    p = mp_encode_uint(p, w.worker_id);
+    p = mp_encode_uint(p, w.dp_rank);
+    out->len += (size_t)(p - start);
+}
+
 /* mp_check alone does not do: it counts with an int, which a hostile array length makes negative. */
 bool kvr_sync_run_is_whole(const char *p, size_t len)
 {
@@ -107,6 +119,15 @@ static bool read_add(const char **p, struct kvr_sync_event *e)
            get_optional(p, &q->prefill_ns, &q->has_duration) && get_uint(p, UINT32_MAX, &e->load.output_blocks);
 }
 
+static bool read_session(const char **p, struct kvr_sync_event *e)
+{
+    uint64_t rank = 0;
+    bool ok = get_text(p, 256, &e->session, &e->session_len) && e->session_len &&
+              get_uint(p, UINT64_MAX, &e->load.request.worker.worker_id) && get_uint(p, UINT32_MAX, &rank);
+    e->load.request.worker.dp_rank = (uint32_t)rank;
+    return ok;
+}
+
 static bool read_weight(const char **p, double *out)
 {
     *out = -1;
@@ -130,18 +151,19 @@ void kvr_sync_event_hashes(const struct kvr_sync_event *e, uint64_t *out)
 
 int kvr_sync_event_read(const char *data, size_t len, struct kvr_sync_event *e)
 {
-    static const uint32_t sizes[] = {13, 3, 5, 3, 3};
+    static const uint32_t sizes[] = {13, 3, 5, 3, 3, 5};
     const char *p = data;
     uint64_t kind = 0, block_size = 0;
     uint32_t id_len = 0;
     memset(e, 0, sizeof *e);
     if (len == 0 || mp_typeof(*p) != MP_ARRAY) return -KVR_EFORMAT;
     uint32_t n = mp_decode_array(&p);
-    if (n < 3 || !get_uint(&p, KVR_SYNC_MARK, &kind) || n != sizes[kind] || !get_uint(&p, UINT32_MAX, &e->pool)) return -KVR_EFORMAT;
+    if (n < 3 || !get_uint(&p, KVR_SYNC_SESSION, &kind) || n != sizes[kind] || !get_uint(&p, UINT32_MAX, &e->pool)) return -KVR_EFORMAT;
     e->kind = (enum kvr_sync_kind)kind;
-    e->load.kind = (enum kvr_load_event_kind)(kind == KVR_SYNC_MARK ? 0 : kind);
+    e->load.kind = (enum kvr_load_event_kind)(kind >= KVR_SYNC_MARK ? 0 : kind);
     e->load.fraction = -1;
     if (e->kind == KVR_SYNC_MARK) return get_uint(&p, UINT64_MAX, &e->number) ? 0 : -KVR_EFORMAT;
+    if (e->kind == KVR_SYNC_SESSION) return read_session(&p, e) ? 0 : -KVR_EFORMAT;
     if (e->kind == KVR_SYNC_ADD && (!get_text(&p, 256, &e->model, &e->model_len) || !get_text(&p, 256, &e->group, &e->group_len) ||
                                     !get_uint(&p, UINT32_MAX, &block_size)))
         return -KVR_EFORMAT;

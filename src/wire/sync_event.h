@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What routers of one fleet tell each other, as msgpack arrays (net/zmq_sync.h carries them). `pool` is the sender's number
+ * What routers of one fleet tell each other, as msgpack arrays (net/sync.h carries them). `pool` is the sender's number
  * of a partition; an ADD says which one that is.
  *
  *     [0, pool, model, group, block_size, id, worker, rank, hashes, private, prefill, duration_ns | nil, outputs]
@@ -8,6 +8,8 @@
  *     [2, pool, id, blocks, weight | nil]  output
  *     [3, pool, id]                        free
  *     [4, pool, number]                    snapshot: of this partition, what comes next includes events up to `number`
+ *
+ *     [5, 0, session, worker, rank]        a session is bound; of no partition
  *
  * hashes: sequence hashes as 8-byte little-endian words in one bin.
  */
@@ -18,7 +20,7 @@
 
 #include "base/buf.h"
 
-enum kvr_sync_kind { KVR_SYNC_ADD, KVR_SYNC_PREFILL_DONE, KVR_SYNC_OUTPUT, KVR_SYNC_FREE, KVR_SYNC_MARK };
+enum kvr_sync_kind { KVR_SYNC_ADD, KVR_SYNC_PREFILL_DONE, KVR_SYNC_OUTPUT, KVR_SYNC_FREE, KVR_SYNC_MARK, KVR_SYNC_SESSION };
 
 /* Texts are borrowed and not terminated. */
 struct kvr_sync_event {
@@ -29,12 +31,16 @@ struct kvr_sync_event {
     struct kvr_load_event load; /* request.seqs is not set: see `hashes` */
     const char *hashes;         /* request.seqs_n of them */
     uint64_t number;            /* MARK */
+    const char *session;        /* SESSION; its worker is load.request.worker */
+    uint32_t session_len;
 };
 
 /* Appends one event. load->kind says which; ADD needs the partition's names. */
 void kvr_sync_event_write(struct kvr_buf *out, uint64_t pool, const char *model, const char *group, uint32_t block_size,
                           const struct kvr_load_event *load);
 void kvr_sync_mark_write(struct kvr_buf *out, uint64_t pool, uint64_t number);
+
+void kvr_sync_session_write(struct kvr_buf *out, const char *session, size_t len, struct kvr_worker w);
 
 /* Whether the bytes are a run of flat msgpack arrays of at most 64 scalars each, nothing cut off. Only then may the reader
  * below, or mp_next, walk them. */

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "net/zmq_sync.h"
+#include "net/sync.h"
 
 extern const char admin_page[]; /* page.c */
 

@@ -11,7 +11,7 @@
 
 #include "app/serve/discovery.h"
 #include "net/nats_registry.h"
-#include "net/zmq_sync.h"
+#include "net/sync.h"
 
 static struct {
     struct kvr_registry *registry;

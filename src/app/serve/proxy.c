@@ -468,7 +468,8 @@ static void bind_session(struct px *p)
     struct serve *s = serve_of(p);
     if (!p->session[0] || p->status >= 400) return;
     pthread_mutex_lock(&s->lock);
-    sessions_bind(s->sessions, p->session, strlen(p->session), now_ms(), p->result.worker);
+    if (sessions_bind(s->sessions, p->session, strlen(p->session), now_ms(), p->result.worker))
+        replicas_on_session_locked(s, p->session, strlen(p->session), p->result.worker);
     pthread_mutex_unlock(&s->lock);
 }
 

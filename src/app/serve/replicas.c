@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "app/serve/state.h"
-#include "net/zmq_sync.h"
+#include "net/sync.h"
 #include "wire/sync_event.h"
 
 enum { OUTPUT_STEP = 8, PEER_SLOTS = 64 };
@@ -45,6 +45,15 @@ void replicas_on_change(void *ctx, const struct kvr_load_event *ev)
     p->sync_buf.len = 0; /* under the router's lock */
     kvr_sync_event_write(&p->sync_buf, p->number, p->model, p->group, p->block_size, &coarse);
     if (!p->sync_buf.failed) kvr_sync_publish(p->serve->sync, p->sync_buf.data, p->sync_buf.len);
+}
+
+void replicas_on_session_locked(struct serve *s, const char *id, size_t len, struct kvr_worker w)
+{
+    struct kvr_buf b = {0};
+    if (!s->sync) return;
+    kvr_sync_session_write(&b, id, len, w);
+    if (!b.failed) kvr_sync_publish(s->sync, b.data, b.len);
+    kvr_buf_free(&b);
 }
 
 struct snapshot {
@@ -146,12 +155,26 @@ static bool take_hashes(struct kvr_sync_event *e)
     return true;
 }
 
+/* The first binding that lives wins; others are left out. */
+static void take_session(struct serve *s, const struct kvr_sync_event *e)
+{
+    struct kvr_worker bound;
+    pthread_mutex_lock(&s->lock);
+    bool known = sessions_get(s->sessions, e->session, e->session_len, now_ms(), &bound);
+    if (!known) (void)sessions_bind(s->sessions, e->session, e->session_len, now_ms(), e->load.request.worker);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data, size_t len)
 {
     struct kvr_sync_event e;
     struct peer_view *v = view_of(peer, true);
     char id[272];
     bool ok = v && kvr_sync_event_read(data, len, &e) == 0 && e.pool < POOLS_MAX;
+    if (ok && e.kind == KVR_SYNC_SESSION) {
+        take_session(ctx, &e);
+        return;
+    }
     if (ok && e.kind == KVR_SYNC_MARK) {
         v->pools[e.pool].mark = e.number;
         return;
@@ -174,9 +197,19 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data
 
 /* ---- life -------------------------------------------------------------------------------------------- */
 
+bool replicas_over_nats(const struct serve *s)
+{
+    return s->o->replica_sync && s->o->replica_sync_transport == 1;
+}
+
 int replicas_start(struct serve *s, char *err, size_t cap)
 {
     struct kvr_sync_handler h = {.on_event = on_event, .on_reset = on_reset, .write_snapshot = write_snapshot, .ctx = s};
+    if (replicas_over_nats(s)) {
+        int failed = kvr_sync_create_nats(s->nats, s->scope, &h, &s->sync);
+        if (failed) snprintf(err, cap, "replica-sync-transport: %s", kvr_strerror(failed));
+        return failed ? -1 : 0;
+    }
     if (!s->o->replica_sync_port) return 0;
     int rc = kvr_sync_create((uint16_t)s->o->replica_sync_port, &h, &s->sync);
     if (rc) {

@@ -285,7 +285,7 @@ static int connect_nats(struct serve *s, char *err, size_t cap)
     const struct kvr_plane_options *o = &s->o->plane;
     if (kvr_plane_scope(o, s->scope, err, cap)) return -1;
     if (remote_parse(s, err, cap)) return -1;
-    if (o->plane == KVR_PLANE_ZMQ && !remote_needs_nats(s) && s->o->discovery != DISCOVERY_NATS) return 0;
+    if (o->plane == KVR_PLANE_ZMQ && !remote_needs_nats(s) && !replicas_over_nats(s) && s->o->discovery != DISCOVERY_NATS) return 0;
     return kvr_plane_connect(o, s->o->select_only ? "kvroute select" : "kvroute serve", &s->nats, err, cap);
 }
 

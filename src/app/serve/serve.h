@@ -34,6 +34,7 @@ struct serve_options {
     uint64_t replica_sync_port, min_initial_workers, selection_entries, selection_bytes;
     double selection_ttl;
     int shared_cache_type;             /* none|hicache */
+    int replica_sync_transport;        /* zmq|nats */
     bool replica_sync, durable_events; /* checked by the command line */
     uint64_t event_threads;            /* ignored */
     char *record_events;

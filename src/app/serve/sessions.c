@@ -9,7 +9,7 @@ enum { SESSIONS_MAX = 1 << 20, SESSION_ID_MAX = 256 };
 
 struct session {
     struct session *bucket_next, *older, *newer;
-    uint64_t hash, touched_ms;
+    uint64_t hash, touched_ms, told_ms;
     struct kvr_worker worker;
     size_t len;
     char id[];
@@ -93,17 +93,18 @@ static void grow(struct session_table *t)
     t->cap = cap;
 }
 
-void sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w)
+bool sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w)
 {
-    if (!t || len == 0 || len > SESSION_ID_MAX) return;
+    if (!t || len == 0 || len > SESSION_ID_MAX) return false;
     uint64_t hash = kvr_hash_bytes(id, len, 0);
     struct session *s = *place(t, hash, id, len);
+    bool news = !s || kvr_worker_cmp(s->worker, w) != 0 || now - s->told_ms >= t->ttl_ms / 4;
     if (s) {
         unlink_age(t, s);
     } else {
         if (t->n >= t->cap) grow(t);
         s = malloc(sizeof *s + len);
-        if (!s) return;
+        if (!s) return false;
         s->hash = hash;
         s->len = len;
         memcpy(s->id, id, len);
@@ -114,8 +115,10 @@ void sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t
     }
     s->worker = w;
     s->touched_ms = now;
+    if (news) s->told_ms = now;
     link_newest(t, s);
     expire(t, now);
+    return news;
 }
 
 void sessions_forget(struct session_table *t, const char *id, size_t len)

@@ -303,8 +303,11 @@ void views_stop(struct serve *s);
 bool views_settled(struct serve *s);
 
 /* replicas.c */
+bool replicas_over_nats(const struct serve *s);
 int replicas_start(struct serve *s, char *err, size_t cap);
 void replicas_stop(struct serve *s);
+/* A session was bound here; serve.lock is held. */
+void replicas_on_session_locked(struct serve *s, const char *id, size_t len, struct kvr_worker w);
 void replicas_on_change(void *pool, const struct kvr_load_event *event);
 void replicas_workers_changed(struct serve *s);
 void replicas_metrics(struct serve *s, struct kvr_buf *out);
@@ -346,7 +349,8 @@ void remote_metrics(struct serve *s, struct kvr_buf *out);
 struct session_table *sessions_create(double ttl_s);
 void sessions_destroy(struct session_table *t);
 bool sessions_get(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker *out);
-void sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w);
+/* Returns: whether other routers should hear of it: it is new, another, or was told long ago. */
+bool sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w);
 void sessions_forget(struct session_table *t, const char *id, size_t len);
 size_t sessions_count(const struct session_table *t);
 

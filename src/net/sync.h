@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A replicated log between equals, over ZeroMQ: each publishes numbered events on one port (XPUB) and follows the others
- * (one SUB each). What it adds to plain publishing: numbers, so that a loss is seen; a snapshot on demand, so that a loss,
- * a late start or a restart is mended; a heartbeat, so that a death is noticed.
+ * A replicated log between equals, over ZeroMQ or NATS. Over ZeroMQ each publishes numbered events on one port (XPUB) and follows the
+ * others (one SUB each). What it adds to plain publishing: numbers, so that a loss is seen; a snapshot on demand, so that a loss, a late
+ * start or a restart is mended; a heartbeat, so that a death is noticed.
  *
  *     follower                                   publisher
  *        | SUB "e"  <----------- events, beats ----- |     every 1 ms with events, every BEAT_MS without
@@ -15,15 +15,23 @@
  * msgpack values, one per event, the first numbered `number` (none: a beat, `number` comes next). kind 1: part `number` of a
  * snapshot. kind 2: its end, `number` parts. Another version is counted and left out.
  *
+ * Over NATS the same messages travel on one subject tree, and nobody needs an address:
+ *
+ *     S.replica_sync.{publisher}.e           events and beats            S.replica_sync.{publisher}.ask   the question, a topic in it
+ *     S.replica_sync.{publisher}.s<nonce>    the answer
+ *
+ * A peer is then whoever is heard; one that has been silent for FORGET_MS is forgotten.
+ *
  * Threads: one of its own, which owns all sockets and calls the handler. kvr_sync_publish and kvr_sync_next may be called
  * from anywhere, also under locks the handler takes, as they take only the outbox's lock. The others take the thread's
  * commands' lock and return before the work is done.
  */
-#ifndef KVR_NET_ZMQ_SYNC_H
-#define KVR_NET_ZMQ_SYNC_H
+#ifndef KVR_NET_SYNC_H
+#define KVR_NET_SYNC_H
 
 #include "base/base.h"
 #include "base/buf.h"
+#include "net/nats_link.h"
 
 struct kvr_sync;
 
@@ -46,6 +54,9 @@ struct kvr_sync_stats {
 
 /* Binds the port on every address. Returns: 0, -KVR_ENOMEM, -KVR_EEXISTS when the port is taken. */
 int kvr_sync_create(uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out);
+/* The same over NATS; `link` must outlive it. Peers are found by themselves: kvr_sync_add_peer and _remove_peer answer
+ * -KVR_EUNSUPPORTED. Returns: 0, -KVR_ENOMEM, -KVR_EINVAL. */
+int kvr_sync_create_nats(struct kvr_nats *link, const char *scope, const struct kvr_sync_handler *handler, struct kvr_sync **out);
 /* The handler is not called any more after the return. NULL is fine. */
 void kvr_sync_destroy(struct kvr_sync *s);
 

@@ -5,7 +5,7 @@
  * followers see a gap and ask. What a follower keeps back while it waits for a snapshot has HELD_MAX bytes; beyond that it
  * begins anew.
  */
-#include "net/zmq_sync.h"
+#include "net/sync.h"
 
 #include <errno.h>
 #include <msgpuck.h>
@@ -32,11 +32,22 @@ enum {
     MESSAGE_MAX = 64 << 20,
     HELD_MAX = 64 << 20,
     HEADER_MAX = 48,
-    ENDPOINT_MAX = 256
+    ENDPOINT_MAX = 256,
+    MAIL_BYTES_MAX = 64 << 20,
+    FORGET_MS = 60000
 };
 
 enum kind { KIND_EVENTS, KIND_PART, KIND_END };
 enum state { WAITING, SYNCING, LIVE };
+
+/* A message of NATS on its way to the thread. */
+struct mail {
+    struct mail *next;
+    uint64_t publisher;
+    char topic[24];
+    size_t len;
+    char data[];
+};
 
 struct held {
     struct held *next;
@@ -53,6 +64,7 @@ struct peer {
     uint64_t publisher, expected; /* next event number */
     uint64_t heard_ms, asked_ms;
     uint64_t parts;
+    bool fresh;     /* over NATS: nothing of it is known */
     char topic[24]; /* of the snapshot that is waited for */
     struct held *held, **held_tail;
     size_t held_bytes;
@@ -61,6 +73,11 @@ struct peer {
 struct kvr_sync {
     struct kvr_sync_handler h;
     void *zmq, *pub;
+    struct kvr_nats *nats; /* then the two above are NULL */
+    struct kvr_nats_sub *sub;
+    char root[192];                 /* subject tree */
+    struct mail *mail, **mail_tail; /* under `lock` */
+    size_t mail_bytes;
     uint64_t self;
     int wake;
     pthread_t thread;
@@ -131,6 +148,18 @@ uint64_t kvr_sync_next(struct kvr_sync *s)
     return n;
 }
 
+static void send_over_nats(struct kvr_sync *s, const char *topic, const char *head, size_t head_len, const char *data, size_t len)
+{
+    char subject[256];
+    struct kvr_buf b = {0};
+    snprintf(subject, sizeof subject, "%s.%016llx.%s", s->root, (unsigned long long)s->self, topic);
+    kvr_buf_add(&b, head, head_len);
+    kvr_buf_add(&b, data, len);
+    if (!b.failed) (void)kvr_nats_publish(s->nats, subject, NULL, b.data, b.len); /* a loss is a gap, which is mended */
+    kvr_buf_free(&b);
+    count(s, &s->stats.messages_sent, 1);
+}
+
 static void send_message(struct kvr_sync *s, const char *topic, enum kind kind, uint64_t number, const char *data, size_t len)
 {
     zmq_msg_t m;
@@ -142,6 +171,10 @@ static void send_message(struct kvr_sync *s, const char *topic, enum kind kind, 
     p = mp_encode_uint(p, number);
     p = mp_encode_binl(p, (uint32_t)len);
     size_t head_len = (size_t)(p - head);
+    if (s->nats) {
+        send_over_nats(s, topic, head, head_len, data, len);
+        return;
+    }
     if (zmq_msg_init_size(&m, head_len + len)) return;
     memcpy(zmq_msg_data(&m), head, head_len);
     if (len) memcpy((char *)zmq_msg_data(&m) + head_len, data, len);
@@ -221,7 +254,7 @@ static void drop_held(struct peer *p)
 
 static void stop_asking(struct peer *p)
 {
-    if (p->topic[0]) zmq_setsockopt(p->sub, ZMQ_UNSUBSCRIBE, p->topic, strlen(p->topic));
+    if (p->topic[0] && p->sub) zmq_setsockopt(p->sub, ZMQ_UNSUBSCRIBE, p->topic, strlen(p->topic));
     p->topic[0] = 0;
 }
 
@@ -233,7 +266,13 @@ static void ask_snapshot(struct kvr_sync *s, struct peer *p)
     p->asked_ms = now_ms();
     p->parts = 0;
     snprintf(p->topic, sizeof p->topic, "s%016llx", (unsigned long long)kvr_mix64(s->self ^ ++s->nonce));
-    zmq_setsockopt(p->sub, ZMQ_SUBSCRIBE, p->topic, strlen(p->topic));
+    if (p->sub) {
+        zmq_setsockopt(p->sub, ZMQ_SUBSCRIBE, p->topic, strlen(p->topic));
+        return;
+    }
+    char subject[256];
+    snprintf(subject, sizeof subject, "%s.%016llx.ask", s->root, (unsigned long long)p->publisher);
+    (void)kvr_nats_publish(s->nats, subject, NULL, p->topic, strlen(p->topic));
 }
 
 static void lose(struct kvr_sync *s, struct peer *p)
@@ -242,7 +281,8 @@ static void lose(struct kvr_sync *s, struct peer *p)
     stop_asking(p);
     drop_held(p);
     p->state = WAITING;
-    p->publisher = 0;
+    if (p->sub) p->publisher = 0; /* over NATS a peer is its publisher */
+    else p->fresh = true;
     if (!had) return;
     count(s, &s->stats.lost_peers, 1);
     s->h.on_reset(s->h.ctx, p->id);
@@ -304,6 +344,11 @@ static void snapshot_ended(struct kvr_sync *s, struct peer *p, uint64_t parts)
 
 static void take_live(struct kvr_sync *s, struct peer *p, uint64_t publisher, uint64_t number, const char *data, size_t len)
 {
+    if (p->fresh) {
+        p->fresh = false;
+        p->expected = number;
+        ask_snapshot(s, p);
+    }
     if (publisher != p->publisher) { /* the first word, or another process at the same place */
         if (p->publisher) lose(s, p);
         p->publisher = publisher; /* so it is WAITING only while it has none */
@@ -384,6 +429,81 @@ static void take_messages(struct kvr_sync *s, struct peer *p)
     }
 }
 
+/* ---- NATS -------------------------------------------------------------------------------------------- */
+
+/* root.{publisher}.{topic} */
+static bool read_subject(const struct kvr_sync *s, const char *subject, uint64_t *publisher, char topic[24])
+{
+    size_t n = strlen(s->root);
+    char *end;
+    if (strncmp(subject, s->root, n) != 0 || subject[n] != '.') return false;
+    *publisher = strtoull(subject + n + 1, &end, 16);
+    return *publisher && *end == '.' && snprintf(topic, 24, "%s", end + 1) < 24;
+}
+
+static void on_nats(void *ctx, const struct kvr_nats_message *m)
+{
+    struct kvr_sync *s = ctx;
+    uint64_t publisher;
+    char topic[24];
+    if (m->len > MESSAGE_MAX || !read_subject(s, m->subject, &publisher, topic)) return;
+    bool ask = strcmp(topic, "ask") == 0;
+    if (ask != (publisher == s->self)) return; /* our own words, or questions to others */
+    struct mail *mail = malloc(sizeof *mail + m->len + 1);
+    if (!mail) return; /* a gap */
+    *mail = (struct mail){.publisher = publisher, .len = m->len};
+    memcpy(mail->topic, topic, sizeof topic);
+    memcpy(mail->data, m->data, m->len);
+    mail->data[m->len] = 0;
+    pthread_mutex_lock(&s->lock);
+    bool full = s->mail_bytes + m->len > MAIL_BYTES_MAX;
+    if (!full) {
+        *s->mail_tail = mail;
+        s->mail_tail = &mail->next;
+        s->mail_bytes += m->len;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (full) free(mail);
+    else wake(s);
+}
+
+static struct peer *peer_of(struct kvr_sync *s, uint64_t publisher)
+{
+    for (size_t i = 0; i < s->peers_n; i++)
+        if (s->peers[i]->publisher == publisher) return s->peers[i];
+    struct peer *p = s->peers_n < PEERS_MAX ? calloc(1, sizeof *p) : NULL;
+    if (!p) return NULL;
+    p->id = ++s->ids;
+    p->held_tail = &p->held;
+    p->publisher = publisher;
+    p->fresh = true;
+    snprintf(p->endpoint, sizeof p->endpoint, "nats:%016llx", (unsigned long long)publisher);
+    s->peers[s->peers_n++] = p;
+    return p;
+}
+
+static void take_mail(struct kvr_sync *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct mail *list = s->mail;
+    s->mail = NULL;
+    s->mail_tail = &s->mail;
+    s->mail_bytes = 0;
+    pthread_mutex_unlock(&s->lock);
+    while (list) {
+        struct mail *m = list;
+        list = m->next;
+        if (m->publisher == s->self) {
+            if (m->data[0] == 's' && m->len < 24 && strlen(m->data) == m->len && strspn(m->data + 1, "0123456789abcdef") == m->len - 1)
+                send_snapshot(s, m->data);
+        } else {
+            struct peer *p = peer_of(s, m->publisher);
+            if (p) take_message(s, p, m->topic, m->data, m->len);
+        }
+        free(m);
+    }
+}
+
 /* ---- the thread -------------------------------------------------------------------------------------- */
 
 static void set_int(void *socket, int option, int value)
@@ -417,7 +537,7 @@ static void peer_close(struct kvr_sync *s, size_t at)
 {
     struct peer *p = s->peers[at];
     lose(s, p);
-    zmq_close(p->sub);
+    if (p->sub) zmq_close(p->sub);
     free(p);
     s->peers[at] = s->peers[--s->peers_n];
 }
@@ -450,6 +570,8 @@ static void look_at_clocks(struct kvr_sync *s)
         if (p->state != WAITING && now - p->heard_ms > SILENCE_MS) lose(s, p);
         else if (p->state == SYNCING && now - p->asked_ms > SNAPSHOT_MS) ask_snapshot(s, p);
     }
+    for (size_t i = s->peers_n; s->nats && i-- > 0;)
+        if (s->peers[i]->state == WAITING && now - s->peers[i]->heard_ms > FORGET_MS) peer_close(s, i);
     if (now >= s->beat_ms) {
         flush(s, true);
         s->beat_ms = now + BEAT_MS;
@@ -472,15 +594,16 @@ static void *sync_main(void *arg)
     uint64_t flush_at = 0;
     while (!s->stop) {
         zmq_pollitem_t items[PEERS_MAX + 2] = {{.fd = s->wake, .events = ZMQ_POLLIN}, {.socket = s->pub, .events = ZMQ_POLLIN}};
-        size_t n = s->peers_n;
+        size_t n = s->nats ? 0 : s->peers_n, fixed = s->nats ? 1 : 2;
         uint64_t now = now_ms(), until = flush_at ? KVR_MIN(flush_at, s->beat_ms) : s->beat_ms, junk;
         for (size_t i = 0; i < n; i++) items[i + 2] = (zmq_pollitem_t){.socket = s->peers[i]->sub, .events = ZMQ_POLLIN};
-        zmq_poll(items, (int)n + 2, until > now ? (long)(until - now) : 0);
+        zmq_poll(items, (int)(n + fixed), until > now ? (long)(until - now) : 0);
         if (items[0].revents) {
             if (read(s->wake, &junk, sizeof junk) > 0 && !flush_at) flush_at = now_ms() + BATCH_MS;
             run_commands(s);
         }
-        if (items[1].revents) take_questions(s);
+        if (s->nats) take_mail(s);
+        else if (items[1].revents) take_questions(s);
         for (size_t i = 0; i < n && i < s->peers_n; i++) take_messages(s, s->peers[i]);
         if (flush_at && now_ms() >= flush_at) {
             flush_at = 0;
@@ -496,6 +619,11 @@ static void *sync_main(void *arg)
 
 static void sync_free(struct kvr_sync *s)
 {
+    while (s->mail) {
+        struct mail *m = s->mail;
+        s->mail = m->next;
+        free(m);
+    }
     if (s->pub) zmq_close(s->pub);
     if (s->zmq) zmq_ctx_term(s->zmq);
     if (s->wake >= 0) close(s->wake);
@@ -505,23 +633,44 @@ static void sync_free(struct kvr_sync *s)
     free(s);
 }
 
-int kvr_sync_create(uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out)
+static struct kvr_sync *sync_new(const struct kvr_sync_handler *handler, uint64_t seed)
 {
     struct kvr_sync *s = calloc(1, sizeof *s);
     struct timespec ts;
-    char endpoint[64];
-    if (!s) return -KVR_ENOMEM;
+    if (!s) return NULL;
     s->h = *handler;
     s->next = s->out_first = 1;
+    s->mail_tail = &s->mail;
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->out_lock, NULL);
     clock_gettime(CLOCK_REALTIME, &ts);
-    s->self = kvr_mix64((uint64_t)ts.tv_sec * 1000000007u + (uint64_t)ts.tv_nsec) ^ kvr_mix64((uint64_t)getpid() << 20 ^ port);
+    s->self = kvr_mix64((uint64_t)ts.tv_sec * 1000000007u + (uint64_t)ts.tv_nsec) ^ kvr_mix64((uint64_t)getpid() << 20 ^ seed);
     s->self |= 1; /* 0 is nobody */
     s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return s;
+}
+
+static int start(struct kvr_sync *s, int rc, struct kvr_sync **out)
+{
+    if (rc == 0 && s->wake < 0) rc = -KVR_ENOMEM;
+    if (rc == 0 && pthread_create(&s->thread, NULL, sync_main, s)) rc = -KVR_ENOMEM;
+    if (rc) {
+        kvr_nats_unsubscribe(s->sub);
+        sync_free(s);
+    } else {
+        *out = s;
+    }
+    return rc;
+}
+
+int kvr_sync_create(uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out)
+{
+    struct kvr_sync *s = sync_new(handler, port);
+    char endpoint[64];
+    if (!s) return -KVR_ENOMEM;
     s->zmq = zmq_ctx_new();
     s->pub = s->zmq ? zmq_socket(s->zmq, ZMQ_XPUB) : NULL;
-    int rc = s->pub && s->wake >= 0 ? 0 : -KVR_ENOMEM;
+    int rc = s->pub ? 0 : -KVR_ENOMEM;
     if (rc == 0) {
         set_int(s->pub, ZMQ_LINGER, 0);
         set_int(s->pub, ZMQ_SNDHWM, HWM);
@@ -529,18 +678,24 @@ int kvr_sync_create(uint16_t port, const struct kvr_sync_handler *handler, struc
         snprintf(endpoint, sizeof endpoint, "tcp://*:%u", port);
         if (zmq_bind(s->pub, endpoint)) rc = -KVR_EEXISTS;
     }
-    if (rc == 0 && pthread_create(&s->thread, NULL, sync_main, s)) rc = -KVR_ENOMEM;
-    if (rc) {
-        sync_free(s);
-        return rc;
-    }
-    *out = s;
-    return 0;
+    return start(s, rc, out);
+}
+
+int kvr_sync_create_nats(struct kvr_nats *link, const char *scope, const struct kvr_sync_handler *handler, struct kvr_sync **out)
+{
+    struct kvr_sync *s = sync_new(handler, (uint64_t)(uintptr_t)link);
+    char subject[256];
+    if (!s) return -KVR_ENOMEM;
+    s->nats = link;
+    snprintf(s->root, sizeof s->root, "%s.replica_sync", scope);
+    snprintf(subject, sizeof subject, "%s.*.*", s->root);
+    return start(s, kvr_nats_subscribe(link, subject, NULL, MAIL_BYTES_MAX, on_nats, s, &s->sub), out);
 }
 
 void kvr_sync_destroy(struct kvr_sync *s)
 {
     if (!s) return;
+    kvr_nats_unsubscribe(s->sub);
     s->stop = true;
     wake(s);
     pthread_join(s->thread, NULL);
@@ -559,6 +714,7 @@ static long known_at(const struct kvr_sync *s, const char *endpoint)
 int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint)
 {
     int rc = 0;
+    if (s->nats) return -KVR_EUNSUPPORTED;
     if (strlen(endpoint) >= ENDPOINT_MAX || !kvr_ingest_endpoint_ok(endpoint)) return -KVR_EINVAL;
     pthread_mutex_lock(&s->lock);
     if (known_at(s, endpoint) >= 0) rc = -KVR_EEXISTS;
@@ -580,6 +736,7 @@ int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint)
 
 int kvr_sync_remove_peer(struct kvr_sync *s, const char *endpoint)
 {
+    if (s->nats) return -KVR_EUNSUPPORTED;
     pthread_mutex_lock(&s->lock);
     long at = known_at(s, endpoint);
     bool full = at >= 0 && s->removes_n == PEERS_MAX;
