@@ -83,7 +83,10 @@ class Dns:
             known = name in self.a or name in self.srv
             head = q[:2] + struct.pack(">HHHHH", 0x8180 if known else 0x8183, 1, len(records), 0, 0)
             body = b"".join(b"\xc0\x0c" + struct.pack(">HHIH", kind, cls, 1, len(r)) + r for r in records)
-            self.s.sendto(head + q[12:at + 5] + body, who)
+            try:
+                self.s.sendto(head + q[12:at + 5] + body, who)
+            except OSError:
+                return
 
     def close(self):
         self.s.close()
