@@ -275,6 +275,8 @@ static int cross_checks(const char *command, const struct serve_options *o)
         return fail(command, "shared-cache-type hicache is not supported; allowed: none (requests may carry shared_cache_ranges)");
     if (o->serve_indexer && o->use_remote_indexer) return fail(command, "serve-indexer and use-remote-indexer exclude each other");
     if (o->serve_indexer && o->overlap_credit <= 0) return fail(command, "serve-indexer needs router-kv-overlap-score-credit above 0");
+    if (o->use_remote_indexer && o->overlap_credit <= 0)
+        return fail(command, "use-remote-indexer needs router-kv-overlap-score-credit above 0: else nobody is asked");
     if (o->use_remote_indexer && o->predicted_ttl_secs >= 0)
         return fail(command, "use-remote-indexer and router-predicted-ttl-secs exclude each other: there is no index here");
     if (o->replica_sync && !o->replica_sync_port && o->replica_sync_transport == 0)
