@@ -51,6 +51,8 @@ static const struct option_row rows[] = {
      NULL},
     {"indexer-shards", OPT_U64, AT(indexer_shards), "1", 1, 64, NULL,
      "parts of an index that are written without waiting for each other; a rank is assigned to the emptiest at first sight", NULL, NULL},
+    {"advertise-host", OPT_STRING, AT(advertise_host), NULL, 0, 0, "HOST",
+     "with an event plane of NATS: the name others reach this machine by; default: its own", NULL, NULL},
     PLANE_ROWS(AT(plane)),
     {"router-snapshot-threshold", OPT_U64, AT(plane.snapshot_threshold), "1000000", 1, 1e18, NULL,
      "jetstream: new messages in the stream that make a snapshot due", NULL, "DYN_ROUTER_SNAPSHOT_THRESHOLD"},

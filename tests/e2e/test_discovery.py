@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that are found: in a file that changes, by DNS, in a registry in NATS. What is found feeds one table; what goes, goes."""
+import base64
+import json
 import os
 import socket
 import struct
@@ -7,8 +9,8 @@ import threading
 
 import pytest
 
-from conftest import Mock, Process, Publish, Serve, free_ports, stays, wait_for
-from nats_parts import NatsServer
+from conftest import Indexer, Mock, Process, Publish, Serve, free_ports, stays, wait_for
+from nats_parts import NatsClient, NatsServer
 
 TOKENS = list(range(1, 129))
 
@@ -163,6 +165,24 @@ def test_sidecars_announce_their_engines(start):
     finally:
         for p in procs:
             p.kill()
+        nats.stop()
+
+
+def test_an_indexer_announces_itself(start):
+    """Its key is there while it lives, and soon gone when it is killed."""
+    nats = NatsServer()
+    try:
+        ix = start(Indexer, "--event-plane", "nats", "--nats-url", nats.url, "--advertise-host", "10.9.8.7")
+        client = NatsClient(nats.port)
+
+        def entry():
+            answer = json.loads(client.request("$JS.API.STREAM.MSG.GET.KV_kvroute-registry", b'{"last_by_subj":"$KV.kvroute-registry.indexer.>"}'))
+            return base64.b64decode(answer.get("message", {}).get("data", "")).decode()
+        wait_for("its key", lambda: entry() == f'{{"url":"http://10.9.8.7:{ix.port}"}}')
+        ix.kill()
+        wait_for("its end", lambda: entry() == "", 20)
+        client.close()
+    finally:
         nats.stop()
 
 

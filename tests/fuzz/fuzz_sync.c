@@ -44,6 +44,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (kvr_sync_event_read((const char *)data, (size_t)(p - (const char *)data), &e)) return 0;
     if (e.kind == KVR_SYNC_MARK) {
         kvr_sync_mark_write(&b, e.pool, e.number);
+    } else if (e.kind == KVR_SYNC_SESSION) {
+        kvr_sync_session_write(&b, e.session, e.session_len, e.load.request.worker);
+        e.pool = 0; /* of none */
     } else {
         memcpy(model, e.model ? e.model : "", e.model_len);
         memcpy(group, e.group ? e.group : "", e.group_len);

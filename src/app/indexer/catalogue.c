@@ -6,6 +6,9 @@
 #include "app/indexer/state.h"
 
 #include <string.h>
+#include <unistd.h>
+
+#include "net/nats_registry.h"
 
 uint64_t indexer_now_ms(void)
 {
@@ -142,6 +145,21 @@ static void on_end(void *ctx, void *user)
     partition_unref(user);
 }
 
+/* indexer.{scope}.{number} in the registry of workers and routers. */
+static int announce(struct indexer *x)
+{
+    char host[64] = "", scope[96], key[KVR_REGISTRY_KEY_MAX], value[256];
+    struct kvr_registry_config rc = {
+        .link = x->nats, .bucket = KVR_REGISTRY_BUCKET, .ttl_s = KVR_REGISTRY_TTL_S, .replicas = (int)x->o->plane.nats_replicas};
+    (void)gethostname(host, sizeof host - 1);
+    kvr_registry_token(x->scope, scope, sizeof scope);
+    snprintf(key, sizeof key, "indexer.%.90s.%llu", scope, (unsigned long long)x->instance_number);
+    snprintf(value, sizeof value, "{\"url\":\"http%s://%.100s:%llu\"}", x->tls ? "s" : "",
+             x->o->advertise_host ? x->o->advertise_host : host, (unsigned long long)x->o->port);
+    int rc2 = kvr_registry_open(&rc, &x->registry);
+    return rc2 ? rc2 : kvr_registry_keep(x->registry, key, value, false);
+}
+
 static int start_plane(struct indexer *x)
 {
     const struct kvr_plane_options *o = &x->o->plane;
@@ -151,6 +169,7 @@ static int start_plane(struct indexer *x)
         fprintf(stderr, "kvroute indexer: %s\n", err);
         return -1;
     }
+    if (announce(x)) return -KVR_ENOMEM;
     return o->plane == KVR_PLANE_NATS ? kvr_plane_feed_nats(x->nats, x->scope, x->ingest, &x->feed) : 0;
 }
 
@@ -644,6 +663,7 @@ void catalogue_destroy(struct indexer *x)
 {
     kvr_plane_feed_close(x->feed);
     kvr_durable_feed_close(x->durable);
+    kvr_registry_close(x->registry);
     kvr_ingest_destroy(x->ingest);
     kvr_nats_close(x->nats);
     kvr_recorder_destroy(x->recorder);

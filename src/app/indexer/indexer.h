@@ -20,6 +20,7 @@ struct indexer_options {
     char *data_dir, *api_key_file, *tls_cert, *tls_key, *access_log, *trace_header;
     double snapshot_interval, restore_timeout;
     struct kvr_plane_options plane;
+    char *advertise_host;
     char *record_events;
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;

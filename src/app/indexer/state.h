@@ -144,6 +144,7 @@ struct indexer {
     struct kvr_nats *nats; /* NULL: not used */
     struct kvr_plane_feed *feed;
     struct kvr_durable_feed *durable;
+    struct kvr_registry *registry;
     char scope[KVR_SCOPE_MAX];
     uint64_t instance_number;      /* of this process, for those who ask it */
     struct kvr_recorder *recorder; /* NULL: nothing is recorded */
