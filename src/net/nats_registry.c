@@ -9,7 +9,7 @@
 
 #include "net/nats_internal.h"
 
-enum { STEP_MS = 50, CALL_MS = 1000, KEPT_MAX = 256, SEEN_MAX = 1 << 20 };
+enum { STEP_MS = 50, CALL_MS = 1000, KEPT_MAX = 256, SEEN_MAX = 1 << 20, SEEN_BUCKETS = 4096 };
 
 struct kept {
     char key[KVR_REGISTRY_KEY_MAX];
@@ -38,7 +38,7 @@ struct kvr_registry {
     jsCtx *js;
     kvStore *kv;
     kvWatcher *watcher;
-    struct seen *seen; /* the list and its keys change under `lock` */
+    struct seen *seen[SEEN_BUCKETS]; /* the lists and their keys change under `lock` */
     size_t seen_n;
     uint64_t connects; /* of the link when the watcher was made */
     uint64_t grace_ms; /* before, nothing is gone */
@@ -155,11 +155,28 @@ static void keep_all(struct kvr_registry *r)
     for (size_t i = 0; i < n; i++) keep_one(r, r->kept[i]); /* entries stay where they are */
 }
 
+/* Leases end also without a connection. */
+static void end_leases(struct kvr_registry *r)
+{
+    pthread_mutex_lock(&r->lock);
+    size_t n = r->kept_n;
+    pthread_mutex_unlock(&r->lock);
+    for (size_t i = 0; i < n; i++) {
+        struct kept *k = r->kept[i];
+        if (k->exclusive && k->held && now_ms() - k->renewed_ms > r->ttl_ms * 4 / 5) set_held(r, k, false);
+    }
+}
+
 /* ---- watching ----------------------------------------------------------------------------------------------------- */
+
+static struct seen **bucket_of(struct kvr_registry *r, const char *key)
+{
+    return &r->seen[kvr_hash_bytes(key, strlen(key), 0) % SEEN_BUCKETS];
+}
 
 static struct seen **find_seen(struct kvr_registry *r, const char *key)
 {
-    struct seen **at = &r->seen;
+    struct seen **at = bucket_of(r, key);
     while (*at && strcmp((*at)->key, key) != 0) at = &(*at)->next;
     return at;
 }
@@ -240,10 +257,11 @@ static void expire_seen(struct kvr_registry *r)
 {
     uint64_t now = now_ms();
     if (!kvr_nats_is_up(r->c.link) || now < r->grace_ms) return;
-    for (struct seen **at = &r->seen; *at;) {
-        if (now - (*at)->heard_ms > r->ttl_ms) forget(r, at);
-        else at = &(*at)->next;
-    }
+    for (size_t b = 0; b < SEEN_BUCKETS; b++)
+        for (struct seen **at = &r->seen[b]; *at;) {
+            if (now - (*at)->heard_ms > r->ttl_ms) forget(r, at);
+            else at = &(*at)->next;
+        }
 }
 
 /* ---- the thread --------------------------------------------------------------------------------------------------- */
@@ -262,10 +280,7 @@ static void *registry_main(void *arg)
     while (!stopping(r)) {
         bool up = kvr_nats_is_up(r->c.link), waited = false;
         if (up) keep_all(r);
-        else
-            for (size_t i = 0; i < r->kept_n; i++) /* leases end also without a connection */
-                if (r->kept[i]->held && r->kept[i]->exclusive && now_ms() - r->kept[i]->renewed_ms > r->ttl_ms * 4 / 5)
-                    set_held(r, r->kept[i], false);
+        else end_leases(r);
         if (up && r->watch[0]) {
             waited = watch_step(r);
             expire_seen(r);
@@ -310,11 +325,12 @@ void kvr_registry_close(struct kvr_registry *r)
         free(r->kept[i]->value);
         free(r->kept[i]);
     }
-    while (r->seen) {
-        struct seen *s = r->seen;
-        r->seen = s->next;
-        free(s);
-    }
+    for (size_t b = 0; b < SEEN_BUCKETS; b++)
+        while (r->seen[b]) {
+            struct seen *s = r->seen[b];
+            r->seen[b] = s->next;
+            free(s);
+        }
     pthread_mutex_destroy(&r->lock);
     free(r);
 }
@@ -366,7 +382,7 @@ bool kvr_registry_holds(struct kvr_registry *r, const char *key, char *owner, si
 bool kvr_registry_sees(struct kvr_registry *r, const char *key)
 {
     pthread_mutex_lock(&r->lock);
-    const struct seen *s = r->seen;
+    const struct seen *s = *bucket_of(r, key);
     while (s && strcmp(s->key, key) != 0) s = s->next;
     pthread_mutex_unlock(&r->lock);
     return s != NULL;

@@ -11,7 +11,16 @@
 
 #include "wire/index_service.h"
 
-enum { PROBE_MS = 200, REVALIDATE_MS = 5000, GATHER_MS = 150, FAILURES_MAX = 3, ANSWER_MAX = 64 << 20, TICK_MS = 10, MAIL_MAX = 16 << 20 };
+enum {
+    PROBE_MS = 200,
+    REVALIDATE_MS = 5000,
+    GATHER_MS = 150,
+    FAILURES_MAX = 3,
+    ANSWER_MAX = 64 << 20,
+    TICK_MS = 10,
+    MAIL_MAX = 16 << 20,
+    NATS_HASHES_MAX = 40000 /* a message of NATS holds a megabyte */
+};
 
 enum kind { QUERY, RECORD, INFO };
 
@@ -359,6 +368,7 @@ struct kvr_remote_query *kvr_remote_ask(struct kvr_remote_index *r, const char *
     }
     struct kvr_remote_query *q = query_new(r, QUERY);
     if (!q) return NULL;
+    if (r->c.nats) n = KVR_MIN(n, (size_t)NATS_HASHES_MAX);
     COUNT(r, queries);
     q->done = done;
     q->ctx = ctx;
@@ -380,6 +390,7 @@ void kvr_remote_record(struct kvr_remote_index *r, const char *model, struct kvr
                        size_t n)
 {
     struct kvr_remote_query *q = r->state == GOOD && n <= KVR_SERVICE_BLOCKS_MAX ? query_new(r, RECORD) : NULL;
+    if (r->c.nats) n = KVR_MIN(n, (size_t)NATS_HASHES_MAX / 2);
     COUNT(r, writes);
     if (!q) {
         COUNT(r, write_failures);

@@ -9,7 +9,8 @@
  * instance than before. It fits when the server is ready and its mode (events or predicted) is ours; of a predicted index there
  * must be exactly one.
  *
- * Every call has a deadline. HTTP calls share the loop's connection pool; NATS requests one inbox.
+ * Over NATS at most the first 40,000 blocks of a prompt are asked for, and 20,000 recorded. Every call has a deadline. HTTP calls share the
+ * loop's connection pool; NATS requests one inbox.
  *
  * Threads: the loop's, but for the statistics.
  */

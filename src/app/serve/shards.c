@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "app/serve/admin.h"
+#include "base/map64.h"
 
 enum { ROUND_MS = 1000, CALL_S = 2, ANSWER_MAX = 32 << 20, WORKERS_MAX = 16384, CALLS_MAX = 64 };
 
@@ -42,8 +43,7 @@ static struct {
     uint64_t next_ms;
     struct place *places;
     size_t places_n, ranks[REMOTES_MAX];
-    uint64_t *known; /* workers that were ours: they may be unregistered */
-    size_t known_n, known_cap;
+    struct kvr_map64 known; /* workers that were ours: they may be unregistered */
     _Atomic uint64_t registered, unregistered, refused;
 } sh;
 
@@ -184,11 +184,16 @@ static bool start_call(struct serve *s, size_t shard, const char *path, struct k
 
 /* ---- assigning ------------------------------------------------------------------------------------------------------- */
 
+static int by_worker(const void *a, const void *b)
+{
+    return kvr_worker_cmp(((const struct place *)a)->worker, ((const struct place *)b)->worker);
+}
+
+/* The places are in order. */
 static struct place *place_of(struct kvr_worker w)
 {
-    for (size_t i = 0; i < sh.places_n; i++)
-        if (kvr_worker_cmp(sh.places[i].worker, w) == 0) return &sh.places[i];
-    return NULL;
+    struct place key = {.worker = w};
+    return sh.places_n ? bsearch(&key, sh.places, sh.places_n, sizeof key, by_worker) : NULL;
 }
 
 static size_t emptiest(const struct serve *s)
@@ -214,32 +219,12 @@ static void put_registration(struct serve *s, const struct worker *w, uint32_t p
     kvr_json_close(b, '}');
 }
 
-static bool was_ours(uint64_t id)
-{
-    for (size_t i = 0; i < sh.known_n; i++)
-        if (sh.known[i] == id) return true;
-    return false;
-}
-
-static void remember(uint64_t id)
-{
-    if (was_ours(id)) return;
-    if (sh.known_n == sh.known_cap) {
-        size_t cap = sh.known_cap ? sh.known_cap * 2 : 64;
-        uint64_t *more = realloc(sh.known, cap * sizeof *more);
-        if (!more) return;
-        sh.known = more;
-        sh.known_cap = cap;
-    }
-    sh.known[sh.known_n++] = id;
-}
-
 /* A rank of ours: where it is, it stays. */
 static void see_rank(struct serve *s, const struct worker *w, uint32_t place)
 {
     struct kvr_buf b = {0};
     struct place *p = place_of((struct kvr_worker){w->id, w->dp_start + place});
-    remember(w->id);
+    (void)kvr_map64_put(&sh.known, w->id, 1); /* not remembered: it stays registered */
     if (p) {
         p->wanted = true;
         return;
@@ -270,12 +255,13 @@ static void take_away(struct serve *s, const struct place *p)
 /* All have said what they follow. */
 static void assign(struct serve *s)
 {
+    if (sh.places_n) qsort(sh.places, sh.places_n, sizeof *sh.places, by_worker);
     pthread_mutex_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next)
         for (uint32_t r = 0; r < w->dp_size; r++) see_rank(s, w, r);
     pthread_mutex_unlock(&s->lock);
     for (size_t i = 0; i < sh.places_n; i++)
-        if (!sh.places[i].wanted && was_ours(sh.places[i].worker.worker_id)) take_away(s, &sh.places[i]);
+        if (!sh.places[i].wanted && kvr_map64_get(&sh.known, sh.places[i].worker.worker_id)) take_away(s, &sh.places[i]);
 }
 
 /* ---- time -------------------------------------------------------------------------------------------------------------- */
@@ -311,7 +297,7 @@ void shards_stop(struct serve *s)
     while (sh.calls) end_call(sh.calls);
     if (sh.client) kvr_http_client_close(sh.client);
     free(sh.places);
-    free(sh.known);
+    kvr_map64_clear(&sh.known);
 }
 
 void shards_metrics(struct serve *s, struct kvr_buf *b)
