@@ -23,7 +23,8 @@ def report(name, ok, bad, text, seconds):
     failed += bad
     print(f"{'ok  ' if bad == 0 else 'FAIL'} {name}: {ok} passed, {bad} failed ({seconds:.1f} s)", flush=True)
     if bad:
-        print(text[-6000:], flush=True)
+        said = [line for line in text.splitlines() if line.startswith(("[  ERROR", "[   LINE", "[  FAILED"))]  # what follows may be long
+        print("\n".join([*said[:20], text[-6000:]]), flush=True)
 
 
 def run(cmd, env=None, timeout=900):

@@ -96,7 +96,7 @@ int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker 
 
 /* ---- consuming -------------------------------------------------------------------------------------------------- */
 
-enum { PENDING_BYTES = 64 << 20 };
+enum { PENDING_BYTES = 64 << 20, SUBSCRIBE_MS = 1000 };
 
 struct kvr_plane_feed {
     struct kvr_nats *link;
@@ -126,7 +126,11 @@ int kvr_plane_feed_nats(struct kvr_nats *link, const char *scope, struct kvr_ing
     int rc = kvr_nats_subscribe(link, subject, NULL, PENDING_BYTES, on_message, f, &f->events);
     snprintf(subject, sizeof subject, "%s." KVR_PLANE_BEATS, scope);
     if (rc == 0) rc = kvr_nats_subscribe(link, subject, NULL, PENDING_BYTES, on_message, f, &f->beats);
-    if (rc == 0) rc = kvr_nats_listen(link, on_state, f);
+    if (rc == 0) {
+        (void)kvr_nats_flush(link,
+                             SUBSCRIBE_MS); /* "up" means that the server knows of the subscriptions; while it is away, nothing is up */
+        rc = kvr_nats_listen(link, on_state, f);
+    }
     if (rc) kvr_plane_feed_close(f);
     else *out = f;
     return rc;

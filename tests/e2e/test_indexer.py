@@ -135,6 +135,24 @@ def test_both_queries_give_tokens(one):
     assert ix.post("/query?detail=1", {"token_ids": TOKENS, "model_name": "m"})["untrusted"] == []
 
 
+def test_the_words_of_a_served_index(one):
+    """What a router asks that spreads its workers over several indexers."""
+    ix, _ = one
+    hashes = local_hashes(TOKENS, 4)
+    info = ix.post("/kv_indexer_info", {})
+    assert info["mode"] == "events" and info["ready"] and info["registers"] and info["instance"] > 0
+    answer = ix.post("/kv_indexer_query", {"model_name": "m", "block_hashes": hashes})
+    assert answer == {"TieredScores": {"device": {"scores": [[{"worker_id": 7, "dp_rank": 0}, 2]], "frequencies": []}, "lower_tier": []},
+                      "instance": info["instance"]}
+    assert "no" in ix.post("/kv_indexer_query", {"model_name": "no", "block_hashes": hashes}, 404)["Error"]
+    for bad in ({"model_name": "m", "block_hashes": ["x"]}, {"model_name": "m"}, {"block_hashes": hashes}):
+        assert "block_hashes" in ix.post("/kv_indexer_query", bad, 400)["Error"]
+    assert ix.post("/kv_indexer_query", [], 422)["error"]
+    bad_json = call(ix.port, "POST", "/kv_indexer_query", b"{", {"Content-Type": "application/json"})
+    check_schema("POST", "/kv_indexer_query", bad_json)
+    assert bad_json.status == 400
+
+
 def test_lower_tiers_add_up(one):
     ix, e = one
     store = lambda names, frm, to, parent, medium: e.send(e.batch(["BlockStored", names, parent, TOKENS[frm * 4:to * 4], 4, None, medium, None]))

@@ -227,22 +227,29 @@ static int to_buf(void *ctx, const char *data, size_t len)
     return 0;
 }
 
+static bool too_late(struct kvr_local_index *index, const struct kvr_local_query *q)
+{
+    struct kvr_local_index_stats st;
+    kvr_local_index_stats(index, &st);
+    return q->has_start && (q->start < st.oldest_id || st.events == 0);
+}
+
 static void on_request(struct kvr_http_conn *c, void *ctx)
 {
     struct engine *e = ((struct server *)ctx)->engine;
     struct kvr_buf b = {0};
     char start[32];
     struct kvr_local_query q = {0};
-    struct kvr_local_index_stats st;
     q.has_start = kvr_query_parameter(kvr_http_conn_request(c)->query, "start", start, sizeof start);
     if (q.has_start) q.start = strtoull(start, NULL, 10);
     pthread_mutex_lock(&e->lock);
     if (e->index) {
+        bool late = too_late(e->index, &q);
         assert_int_equal(kvr_local_index_answer(e->index, &q, to_buf, &b), 0);
-        kvr_local_index_stats(e->index, &st); /* of now: the engine goes on meanwhile */
+        late = late || too_late(e->index, &q); /* the engine goes on meanwhile: its ring may fill or turn just now */
         atomic_fetch_add(&e->questions, 1);
         atomic_fetch_add(&e->all, !q.has_start);
-        atomic_fetch_add(&e->evicted, q.has_start && (q.start < st.oldest_id || st.events == 0));
+        atomic_fetch_add(&e->evicted, late);
         atomic_fetch_add(&e->dumps, memmem(b.data, KVR_MIN(b.len, (size_t)20), "TreeDump", 8) != NULL);
     }
     pthread_mutex_unlock(&e->lock);
