@@ -29,7 +29,8 @@ static int check_config(const struct kvr_router_config *c, const char **field)
     *field = "serve_index"; /* what is served must count for something here */
     if (c->serve_index && (!c->index || c->cost.overlap_credit <= 0)) return -KVR_EINVAL;
     *field = "index";
-    if (!c->index && !c->remote_index && ((c->mode == KVR_MODE_KV && c->cost.overlap_credit > 0) || c->record_decisions)) return -KVR_EINVAL;
+    if (!c->index && !c->remote_index && ((c->mode == KVR_MODE_KV && c->cost.overlap_credit > 0) || c->record_decisions))
+        return -KVR_EINVAL;
     *field = "predicted"; /* a second index beside one that follows events */
     if (c->predicted && (!c->index || c->record_decisions)) return -KVR_EINVAL;
     *field = "fit_ttft"; /* durations of what is not counted mean nothing */
