@@ -39,3 +39,11 @@ export DEBIAN_FRONTEND=noninteractive
 $sudo apt-get update -qq
 # node-llhttp may not have been known before the lists were there
 $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+# Debian starts nats-server as a service on every interface; the tests run their own, so one that came with this installation is stopped.
+case " $missing " in
+  *" nats-server "*)
+    if [ -d /run/systemd/system ]; then
+      echo "stopping and disabling the nats-server service that came with the package"
+      $sudo systemctl disable --now nats-server >/dev/null 2>&1 || echo "could not disable it: systemctl disable --now nats-server" >&2
+    fi ;;
+esac
