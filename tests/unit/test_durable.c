@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* KV events through JetStream, on a real nats-server: several publishers, replicas that come at any time, snapshots that bound
  * the stream, torn ones, a server that is killed. What every replica ends with is what the publishers hold. */
+#include "same_content.h"
 #include "test.h"
 
 #include <fcntl.h>
@@ -261,46 +262,11 @@ static bool caught_up(struct replica *r, const struct fleet *f)
     return good == WORKERS;
 }
 
-struct listing {
-    struct {
-        uint64_t name, parent, local;
-    } rows[CHAINS * DEPTH];
-    size_t n;
-};
-
-static int list(void *ctx, const struct kvr_event *ev)
-{
-    struct listing *l = ctx;
-    uint64_t parent = ev->has_parent ? ev->parent_hash : 0;
-    for (size_t i = 0; i < ev->blocks_n; i++) {
-        l->rows[l->n].name = ev->blocks[i].block_hash;
-        l->rows[l->n].parent = parent;
-        l->rows[l->n++].local = ev->blocks[i].tokens_hash;
-        parent = ev->blocks[i].block_hash;
-    }
-    return 0;
-}
-
-static int by_name(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* Waits until the replica has everything, trusted, and compares. */
 static void assert_right(struct replica *r, const struct fleet *f)
 {
-    static struct listing x, y;
     WAIT_FOR(caught_up(r, f), 120);
-    for (size_t i = 0; i < WORKERS; i++) {
-        x.n = y.n = 0;
-        assert_int_equal(kvr_index_dump(f->truth, &f->w[i].id, list, &x), 0);
-        assert_int_equal(kvr_index_dump(r->index, &f->w[i].id, list, &y), 0);
-        assert_int_equal(x.n, y.n);
-        qsort(x.rows, x.n, sizeof *x.rows, by_name);
-        qsort(y.rows, y.n, sizeof *y.rows, by_name);
-        assert_memory_equal(x.rows, y.rows, x.n * sizeof *x.rows);
-    }
+    for (size_t i = 0; i < WORKERS; i++) assert_same_content(f->truth, r->index, &f->w[i].id);
 }
 
 /* ---- the server from the side ---------------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
  *
  * KVR_SEED sets the first seed, KVR_OPS the events of a seed.
  */
+#include "same_content.h"
 #include "test.h"
 
 #include <pthread.h>
@@ -355,46 +356,6 @@ static bool caught_up(struct consumer *c, const struct engine *e)
     return kvr_ingest_status(c->ingest, &st, 1) == 1 && st.trusted && st.next_sequence == e->seq;
 }
 
-/* ---- content ---------------------------------------------------------------------------------------------- */
-
-struct listing {
-    struct {
-        uint64_t name, parent, local;
-    } rows[CACHE + DEPTH];
-    size_t n;
-};
-
-static int list(void *ctx, const struct kvr_event *ev)
-{
-    struct listing *l = ctx;
-    uint64_t parent = ev->has_parent ? ev->parent_hash : 0;
-    for (size_t i = 0; i < ev->blocks_n; i++) {
-        l->rows[l->n].name = ev->blocks[i].block_hash;
-        l->rows[l->n].parent = parent;
-        l->rows[l->n++].local = ev->blocks[i].tokens_hash;
-        parent = ev->blocks[i].block_hash;
-    }
-    return 0;
-}
-
-static int by_name(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-static void assert_same_content(struct kvr_index *a, struct kvr_index *b)
-{
-    static struct listing x, y;
-    x.n = y.n = 0;
-    assert_int_equal(kvr_index_dump(a, &W, list, &x), 0);
-    assert_int_equal(kvr_index_dump(b, &W, list, &y), 0);
-    assert_int_equal(x.n, y.n);
-    qsort(x.rows, x.n, sizeof *x.rows, by_name);
-    qsort(y.rows, y.n, sizeof *y.rows, by_name);
-    assert_memory_equal(x.rows, y.rows, x.n * sizeof *x.rows);
-}
-
 /* ---- one seed --------------------------------------------------------------------------------------------- */
 
 static void wait_caught_up(struct consumer *c, struct engine *e, uint64_t seed)
@@ -458,11 +419,11 @@ static void run_seed(uint64_t seed, uint64_t events)
         }
         if (kvr_rng_below(rng, 20) == 0) {
             wait_caught_up(&c, &e, seed);
-            assert_same_content(e.truth, c.index);
+            assert_same_content(e.truth, c.index, &W);
         }
     }
     wait_caught_up(&c, &e, seed);
-    assert_same_content(e.truth, c.index);
+    assert_same_content(e.truth, c.index, &W);
     /* Everything is asked for by a consumer that has nothing, after a restart of the engine, and by nobody else. A restart can be seen
      * twice: by the broken connection and by the ids. */
     unsigned all = atomic_load(&e.all), evicted = atomic_load(&e.evicted), dumps = atomic_load(&e.dumps);
