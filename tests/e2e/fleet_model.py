@@ -44,11 +44,13 @@ class Publisher:
 
     def __init__(self, ctx, rng, worker, prompts, topic=False, events=None, replay=None):
         self.ctx, self.rng, self.worker, self.prompts, self.topic = ctx, rng, worker, prompts, topic
-        self.pub = ctx.socket(zmq.PUB)
+        self.pub = ctx.socket(zmq.XPUB)  # which tells of subscriptions
+        self.pub.xpub_verbose = True
         self.router = ctx.socket(zmq.ROUTER)
         for s in (self.pub, self.router):
             s.linger = 0
             s.sndhwm = 0
+        self.subscribed = 0
         self.events = self.pub.bind_to_random_port("tcp://127.0.0.1")
         self.replay_port = self.router.bind_to_random_port("tcp://127.0.0.1")
         self.held, self.buffer, self.seq, self.life, self.late, self.names = Held(), [], 0, 0, [], {}
@@ -56,6 +58,12 @@ class Publisher:
     def close(self):
         self.pub.close()
         self.router.close()
+
+    def subscriptions(self):
+        """How many have come so far: what is sent before reaches nobody, though the connection is there."""
+        while self.pub.poll(0, zmq.POLLIN):
+            self.subscribed += self.pub.recv()[:1] == b"\x01"
+        return self.subscribed
 
     def name(self, prompt, i):
         """One name per prefix and life: prompts that begin alike share their first blocks."""

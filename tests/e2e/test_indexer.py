@@ -323,8 +323,10 @@ def test_many_publishers_equal_the_model(start, fleet_of, seed):
 # ---- restarts ----------------------------------------------------------------------------------------------------
 
 def follow(ix, fleet, **kw):
+    before = [p.subscriptions() for p in fleet.list]
     for p in fleet.list:
         ix.register(p.worker, p, block_size=BS, **kw)
+    wait_for("subscriptions", lambda: all(p.subscriptions() > n for p, n in zip(fleet.list, before)))
 
 
 def all_trusted(ix, fleet):

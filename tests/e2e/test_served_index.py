@@ -277,9 +277,12 @@ def test_servers_that_follow_events_may_be_many(start, nats):
     c.complete(prompt(1))
     for s in servers:
         wait_for("the event", lambda: max(s.overlap(prompt(1)).values()) == 10)
+    for s in servers:
+        wait_for("ready", lambda: s.get("/kv_indexer_info")["ready"])
+    asked = lambda: c.complete(prompt(1)).headers["x-kvroute-reason"] == "kv"
+    wait_for("both are asked", lambda: asked() and all(s.metric("served_index_queries_total") > 0 for s in servers))
     for _ in range(20):
-        assert c.complete(prompt(1)).headers["x-kvroute-reason"] == "kv"
-    assert all(s.metric("served_index_queries_total") > 0 for s in servers)
+        assert asked()
     p = start(Process, "serve", "--port", free_ports(), "--admin-port", free_ports(), "--serve-indexer", "--no-router-kv-events", *args, expect=1)
     assert p.p.wait(30) == 1 and "owned or served already" in p.text()
     servers[0].kill()
