@@ -45,10 +45,10 @@ static void release(struct frames *f)
     for (int i = 0; i < f->n; i++) zmq_msg_close(&f->m[i]);
 }
 
-static void read_sub(struct kvr_ingest *in, struct source *s)
+static void read_sub(struct kvr_ingest *in, struct source *s, int most)
 {
     struct frames f;
-    for (int i = 0; i < BURST && receive(s->sub, &f); i++) {
+    for (int i = 0; i < most && receive(s->sub, &f); i++) {
         if (f.total == 4 && zmq_msg_size(&f.m[2]) == 8) kvr__plane_frame(in, s, zmq_msg_data(&f.m[3]), zmq_msg_size(&f.m[3]));
         else if (f.total != 3 || zmq_msg_size(&f.m[1]) != 8) s->st.bad_frames++;
         else kvr__view_live(in, s, kvr_load_be64(zmq_msg_data(&f.m[1])), zmq_msg_data(&f.m[2]), zmq_msg_size(&f.m[2]));
@@ -85,7 +85,11 @@ static void read_monitor(struct kvr_ingest *in, struct source *s)
         if (f.n > 0 && zmq_msg_size(&f.m[0]) >= 2) memcpy(&event, zmq_msg_data(&f.m[0]), 2);
         release(&f);
         if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) kvr__view_connected(in, s);
-        if (event == ZMQ_EVENT_DISCONNECTED || event == ZMQ_EVENT_CLOSED) kvr__view_disconnected(in, s);
+        if (event != ZMQ_EVENT_DISCONNECTED && event != ZMQ_EVENT_CLOSED) continue;
+        /* What the broken connection had brought is read first: after the next one it could be taken for a new life's, if its
+         * sequence happens to be the next. What the next one has brought by now is taken for the old life's, and asked for again. */
+        read_sub(in, s, HWM);
+        kvr__view_disconnected(in, s);
     }
 }
 
@@ -316,7 +320,7 @@ static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap
     for (struct source *s = in->sources; s; s = s->next) {
         if (s->sub && s->monitor) {
             if (it[n++].revents) read_monitor(in, s);
-            if (it[n++].revents) read_sub(in, s);
+            if (it[n++].revents) read_sub(in, s, BURST);
             if (s->dealer && it[n++].revents) read_dealer(in, s); /* a renewed one has nothing yet */
         }
         kvr__view_step(in, s);

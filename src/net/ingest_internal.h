@@ -86,6 +86,7 @@ struct source {
     /* questions to the worker's recover endpoint */
     uint64_t asking;                      /* token of the one that is out, or 0 */
     bool asked_all, has_epoch, same_life; /* same_life: the content is from this connection */
+    bool line_is_old;                     /* the worker told of another life before its connection broke */
     uint64_t epoch;                       /* of the worker that has answered */
     /* of a shared stream (ingest_plane.c) */
     bool plane;                         /* fed by it */

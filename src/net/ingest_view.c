@@ -358,6 +358,11 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
         kvr_recover_reply_free(reply);
         return;
     }
+    if (!same_life) { /* what waits may be of the life before, what its line still brings too */
+        drop_waiting(s);
+        s->tail_at_ms = in->now_ms + TAIL_CHECK_MS;
+        s->line_is_old = s->same_life;
+    }
     if (a->kind == KVR_RECOVER_TREE_DUMP || (a->kind == KVR_RECOVER_EVENTS && same_life && !all)) {
         take_events(in, s, reply);
         return;
@@ -684,6 +689,8 @@ void kvr__view_connected(struct kvr_ingest *in, struct source *s)
 {
     s->connected = s->st.connected = true;
     s->same_life = false;
+    if (s->line_is_old) s->has_epoch = false; /* the epoch was known before its line was: everything is asked for */
+    s->line_is_old = false;
     s->drop_at_ms = 0;
     if (s->plane && atomic_load_explicit(&in->plane_durable, memory_order_relaxed) && s->cursor.applied_any) {
         if (s->missing && can_repair(s)) ask(in, s, must_ask_all(s));

@@ -9,7 +9,7 @@
 
 #include "net/nats_internal.h"
 
-enum { STEP_MS = 50, CALL_MS = 1000, KEPT_MAX = 256, SEEN_MAX = 1 << 20, SEEN_BUCKETS = 4096 };
+enum { STEP_MS = 50, CALL_MS = 1000, KEPT_MAX = 256, SEEN_MAX = 1 << 20, SEEN_BUCKETS = 4096, SETTLE_MS = 3000 };
 
 struct kept {
     char key[KVR_REGISTRY_KEY_MAX];
@@ -40,7 +40,9 @@ struct kvr_registry {
     kvWatcher *watcher;
     struct seen *seen[SEEN_BUCKETS]; /* the lists and their keys change under `lock` */
     size_t seen_n;
-    uint64_t connects; /* of the link when the watcher was made */
+    uint64_t connects; /* of the link when the watcher was made, or last seen */
+    uint64_t renew_ms; /* the watcher is made anew; 0: not. After a reconnect libnats (3.4) renews the watcher's consumer on a thread of its
+                        * own, and destroying it meanwhile reads a name that thread has freed */
     uint64_t grace_ms; /* before, nothing is gone */
 };
 
@@ -224,13 +226,20 @@ static bool watch_step(struct kvr_registry *r)
 {
     struct kvr_nats_stats st;
     kvr_nats_stats(r->c.link, &st);
-    if (r->watcher && st.connects != r->connects) { /* from another connection */
+    uint64_t now = now_ms();
+    if (r->watcher && st.connects != r->connects) {
+        r->connects = st.connects;
+        r->renew_ms = now + SETTLE_MS;
+        r->grace_ms = r->renew_ms + r->ttl_ms;
+    }
+    if (r->watcher && r->renew_ms && now >= r->renew_ms) { /* it is from another connection and may have missed something */
         kvWatcher_Destroy(r->watcher);
         r->watcher = NULL;
     }
     if (!r->watcher) {
         if (!open_store(r) || kvStore_Watch(&r->watcher, r->kv, r->watch, NULL) != NATS_OK) return false;
         r->connects = st.connects;
+        r->renew_ms = 0;
         r->grace_ms = now_ms() + r->ttl_ms;
     }
     for (int64_t wait = STEP_MS;; wait = 1) { /* 0 is not allowed */
