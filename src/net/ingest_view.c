@@ -358,11 +358,7 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
         kvr_recover_reply_free(reply);
         return;
     }
-    if (!same_life) { /* what waits may be of the life before, what its line still brings too */
-        drop_waiting(s);
-        s->tail_at_ms = in->now_ms + TAIL_CHECK_MS;
-        s->line_is_old = s->same_life;
-    }
+    if (!same_life && s->same_life) s->line_is_old = true; /* what waits, and what comes until it breaks, may be of the life before */
     if (a->kind == KVR_RECOVER_TREE_DUMP || (a->kind == KVR_RECOVER_EVENTS && same_life && !all)) {
         take_events(in, s, reply);
         return;
