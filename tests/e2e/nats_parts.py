@@ -166,7 +166,9 @@ class Proxy:
     """Forwards TCP connections to a port; `cut` drops bytes without a word, as a partition does, `heal` ends that."""
 
     def __init__(self, target):
-        self.target, self.port, self.silent, self.stopping = target, free_ports(), False, False
+        self.target, self.port, self.stopping = target, free_ports(), False
+        self.talks = threading.Event()
+        self.talks.set()
         self.listener = socket.socket()
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.listener.bind(("127.0.0.1", self.port))
@@ -180,10 +182,10 @@ class Proxy:
         return f"nats://127.0.0.1:{self.port}"
 
     def cut(self):
-        self.silent = True
+        self.talks.clear()
 
     def heal(self):
-        self.silent = False
+        self.talks.set()
 
     def _drop(self, s):
         other = self.pairs.pop(s, None)
@@ -203,9 +205,7 @@ class Proxy:
 
     def _run(self):
         while not self.stopping:
-            if self.silent:  # nothing is read, nobody is let in; connections stay open, as far as they know
-                time.sleep(0.02)
-                continue
+            self.talks.wait()  # meanwhile nothing is read, nobody is let in; connections stay open, as far as they know
             for s in select.select([self.listener, *self.pairs], [], [], 0.05)[0]:
                 if s is self.listener:
                     self._accept()
@@ -221,6 +221,7 @@ class Proxy:
 
     def stop(self):
         self.stopping = True
+        self.talks.set()
         self.t.join()
 
 

@@ -97,12 +97,13 @@ class Fleet:
 
     def held_alike(self, k):
         """What both serving routers say, once the last event has reached both."""
-        for _ in range(20):
+        def alike():
             held = [r.overlap(prompt(k)) for r in self.serving]
-            if held[0] == held[1]:
-                return held[0]
-            time.sleep(0.01)  # between two looks
-        return None
+            return held[0] if held[0] == held[1] else None
+        try:
+            return wait_for("the same from both", alike, 0.2)
+        except AssertionError:
+            return None
 
     def settle(self, timeout):
         self.fresh()
@@ -116,7 +117,6 @@ class Fleet:
             wrong = self.wrong()
             if wrong:
                 last_wrong, why = time.monotonic() - t0, wrong
-            time.sleep(0.1)  # between two looks
         print(f"{what}: wrong for {last_wrong:.2f} s, {why}")
         assert last_wrong < limit * SLOW, (what, last_wrong, why)
 
