@@ -257,22 +257,48 @@ static bool check_block_size(struct exam *e, uint32_t rank)
     return true;
 }
 
-/* A fresh prompt, twice. Returns: whether its events came. */
-static bool check_probe(struct exam *e, uint32_t rank, struct kvr_buf *text)
+struct probe {
+    bool connected;    /* to the stream */
+    bool tokens;       /* the engine's /tokenize gave them */
+    size_t want, seen; /* blocks of the prompt, those of them in the index */
+    uint64_t batches;  /* that the stream has brought for it */
+};
+
+/* A fresh prompt. Returns: false when the engine does not answer it. */
+static bool send_probe(struct exam *e, uint32_t rank, struct kvr_buf *text, struct probe *p)
 {
-    long first, second;
+    long cached;
     struct kvr_view_status before = {0}, after = {0};
     (void)status_of(e, rank, &before);
     make_text(e, text);
-    bool tokens = tokenize(e, text->data);
-    if (!complete(e, e->model, text->data, NULL, rank, &first)) {
+    p->tokens = tokenize(e, text->data);
+    if (!complete(e, e->model, text->data, NULL, rank, &cached)) return false;
+    (void)status_of(e, rank, &after);
+    for (int i = 0; i < 40 && after.connected && after.batches == before.batches; i++) {
+        pause_ms(50);
+        (void)status_of(e, rank, &after);
+    }
+    p->connected = after.connected;
+    p->batches = after.batches - before.batches;
+    p->want = p->tokens ? e->tokens_n / e->t->block_size : 0;
+    p->seen = p->batches ? blocks_seen(e, rank, NULL, NULL, p->want) : 0;
+    return true;
+}
+
+/* A fresh prompt, twice. Returns: whether its events came. */
+static bool check_probe(struct exam *e, uint32_t rank, struct kvr_buf *text)
+{
+    long second;
+    struct probe p = {0};
+    bool answered = send_probe(e, rank, text, &p);
+    /* The subscription may have come too late for the first one's events, which only recovery has then brought. */
+    if (answered && p.connected && !p.batches) answered = send_probe(e, rank, text, &p);
+    if (!answered) {
         SAY(e, PROBLEM, "probe", "send a completion by hand and look at the engine's log",
             "rank %u: the engine refuses a prompt: %s (status %d)", rank, e->f.error[0] ? e->f.error : "error", e->f.status);
         return false;
     }
-    size_t want = tokens ? e->tokens_n / e->t->block_size : 0, seen = blocks_seen(e, rank, NULL, NULL, want);
     complete(e, e->model, text->data, NULL, rank, &second);
-    (void)status_of(e, rank, &after);
     if (second < 0)
         SAY(e, UNKNOWN, "cached tokens", "let the engine report them (vLLM: --enable-prompt-tokens-details)",
             "rank %u: usage has no cached_tokens, so predictions cannot be compared", rank);
@@ -280,26 +306,26 @@ static bool check_probe(struct exam *e, uint32_t rank, struct kvr_buf *text)
         SAY(e, PROBLEM, "prefix caching", "switch it on (vLLM: --enable-prefix-caching)",
             "rank %u: a prompt sent twice had %ld cached tokens the second time", rank, second);
     else SAY(e, OK, "prefix caching", "", "rank %u: a prompt sent twice had %ld cached tokens the second time", rank, second);
-    if (after.batches == before.batches) {
+    if (!p.batches) {
         SAY(e, PROBLEM, "events flow", "switch KV events and prefix caching on in the engine", "rank %u: a new prompt caused no KV event",
             rank);
         return false;
     }
-    SAY(e, OK, "events flow", "", "rank %u: %llu batches for a new prompt", rank, (unsigned long long)(after.batches - before.batches));
+    SAY(e, OK, "events flow", "", "rank %u: %llu batches for a new prompt", rank, (unsigned long long)p.batches);
     if (!check_block_size(e, rank)) return false;
-    if (!tokens) SAY(e, UNKNOWN, "tokens", "prompts must be sent as token ids, or routed by load", "the engine has no /tokenize");
-    else if (seen < want)
+    if (!p.tokens) SAY(e, UNKNOWN, "tokens", "prompts must be sent as token ids, or routed by load", "the engine has no /tokenize");
+    else if (p.seen < p.want)
         SAY(e, PROBLEM, "tokens", "the engine's /tokenize and its events must agree: same tokenizer, chat template, LoRA, salt",
-            "rank %u: %zu of the prompt's %zu blocks appear in its events under our hashes", rank, seen, want);
-    else SAY(e, OK, "tokens", "", "rank %u: all %zu blocks of the prompt appear in its events", rank, seen);
-    if (tokens && second >= 0 && seen == want) {
+            "rank %u: %zu of the prompt's %zu blocks appear in its events under our hashes", rank, p.seen, p.want);
+    else SAY(e, OK, "tokens", "", "rank %u: all %zu blocks of the prompt appear in its events", rank, p.seen);
+    if (p.tokens && second >= 0 && p.seen == p.want) {
         long predicted = (long)((e->tokens_n - 1) / e->t->block_size * e->t->block_size);
         if (labs(second - predicted) >= 2 * (long)e->t->block_size)
             SAY(e, PROBLEM, "prediction", "look at cache pressure, sliding windows, connectors",
                 "rank %u: %ld cached tokens predicted, %ld delivered", rank, predicted, second);
         else SAY(e, OK, "prediction", "", "rank %u: %ld cached tokens predicted, %ld delivered", rank, predicted, second);
     }
-    return tokens && seen == want;
+    return p.tokens && p.seen == p.want;
 }
 
 static void check_salt(struct exam *e, uint32_t rank, struct kvr_buf *text)
