@@ -30,6 +30,7 @@ enum {
     BURST = 64,            /* messages taken from one socket before the next gets its turn */
     REPLAY_ROUNDS_MAX = 4, /* holes behind holes before we give up */
     DOWN_GRACE_MS = 2000,
+    OLD_LINE_MS = 10000, /* a connection to a process that is gone breaks within this (twice the heartbeat's interval and time) */
     TAIL_CHECK_MS = 200, /* the subscription may have come too late for what was sent just then */
     RETRY_MIN_MS = 500,
     RETRY_MAX_MS = 30000,
@@ -86,8 +87,8 @@ struct source {
     /* questions to the worker's recover endpoint */
     uint64_t asking;                      /* token of the one that is out, or 0 */
     bool asked_all, has_epoch, same_life; /* same_life: the content is from this connection */
-    bool line_is_old;                     /* the worker told of another life before its connection broke */
-    uint64_t epoch;                       /* of the worker that has answered */
+    bool mixed;                           /* the content may be of two lives */
+    uint64_t epoch, epoch_ms;             /* of the worker that has answered; first told then */
     /* of a shared stream (ingest_plane.c) */
     bool plane;                         /* fed by it */
     bool enveloped;                     /* what comes are events with a plane_head, not engine batches; a socket may carry them too */

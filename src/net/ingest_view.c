@@ -12,6 +12,11 @@
  * repaired in turn). A tree dump is of the moment it began: the batches since then are applied on top of it, whether they
  * waited or come later, and are idempotent. Each answer names the worker's epoch; another one than before means another
  * life: the view is dropped and asked for as a whole, even when the ids would fit.
+ *
+ * The stream does not name a life. A worker that restarts may answer before the connection to its life before is seen to be
+ * broken, and what that one had still brought is then taken for the new life's. A connection that breaks soon after an epoch
+ * was first told may have been such a one, so the view is asked for as a whole at the next. Later breaks cannot be: a dead
+ * peer does not answer heartbeats.
  */
 #include "net/ingest_internal.h"
 
@@ -276,7 +281,7 @@ static void ask(struct kvr_ingest *in, struct source *s, bool everything)
 /* After a reconnection, without an epoch, nobody can tell whether the ids are still those of the same life. */
 static bool must_ask_all(const struct source *s)
 {
-    return !s->cursor.applied_any || (!s->has_epoch && !s->same_life);
+    return !s->cursor.applied_any || s->mixed || (!s->has_epoch && !s->same_life);
 }
 
 static void settle(struct kvr_ingest *in, struct source *s);
@@ -295,6 +300,7 @@ static void incoming_done(struct kvr_ingest *in, struct source *s)
     s->last_hash = 0;
     s->missing = false;
     s->same_life = true;
+    s->mixed = s->mixed && !dump;
     s->orphans_until = dump ? a->has_end ? a->end_event_id : a->last_event_id : s->orphans_until;
     if (dump) s->st.recovered_dumps++;
     else s->st.recovered_events += a->events.n;
@@ -345,9 +351,10 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
     const struct kvr_recover_answer *a = &reply->answer;
     bool same_life = !s->has_epoch || !a->has_epoch || a->epoch == s->epoch, all = s->asked_all;
     s->asking = 0;
-    if (a->has_epoch) {
+    if (a->has_epoch && !(s->has_epoch && same_life)) {
         s->has_epoch = true;
         s->epoch = a->epoch;
+        s->epoch_ms = in->now_ms;
     }
     if (a->has_block_size && a->block_size != s->own.stream.block_size) {
         char text[96];
@@ -358,7 +365,6 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
         kvr_recover_reply_free(reply);
         return;
     }
-    if (!same_life && s->same_life) s->line_is_old = true; /* what waits, and what comes until it breaks, may be of the life before */
     if (a->kind == KVR_RECOVER_TREE_DUMP || (a->kind == KVR_RECOVER_EVENTS && same_life && !all)) {
         take_events(in, s, reply);
         return;
@@ -685,8 +691,6 @@ void kvr__view_connected(struct kvr_ingest *in, struct source *s)
 {
     s->connected = s->st.connected = true;
     s->same_life = false;
-    if (s->line_is_old) s->has_epoch = false; /* the epoch was known before its line was: everything is asked for */
-    s->line_is_old = false;
     s->drop_at_ms = 0;
     if (s->plane && atomic_load_explicit(&in->plane_durable, memory_order_relaxed) && s->cursor.applied_any) {
         if (s->missing && can_repair(s)) ask(in, s, must_ask_all(s));
@@ -748,6 +752,7 @@ static void cut_off(struct kvr_ingest *in, struct source *s, const char *why)
 void kvr__view_disconnected(struct kvr_ingest *in, struct source *s)
 {
     if (!s->connected) return;
+    if (s->has_epoch && !s->publisher && in->now_ms - s->epoch_ms < OLD_LINE_MS) s->mixed = true;
     s->drop_at_ms = in->now_ms + DOWN_GRACE_MS;
     cut_off(in, s, s->plane ? "its publisher is silent" : "the events endpoint is down");
 }

@@ -77,6 +77,29 @@ def test_another_epoch_is_another_life(start, engine, worker):
     assert worker.starts()[-2:] == [10, None] and s.view()["restarts"] == 1
 
 
+def test_what_an_old_line_brought_is_not_kept_by_the_new_life(start, zctx, worker):
+    old = Engine(zctx)
+    dump = [event(0, [1, 2], TOKENS[:8])]
+    worker.script = lambda q: ({"TooNew": {"requested_start": 11, "requested_end": None, "newest_available": 10, "epoch": 2}} if "start" in q else
+                               {"TreeDump": {"epoch": 2, "events": dump, "last_event_id": 9}})
+    s = router(start, old, worker)
+    wait_for("trusted", lambda: s.view().get("trusted") and depth(s) == 2)
+
+    last = old.batch(["BlockStored", [5], 2, TOKENS[8:12], 4, None, "GPU", None])
+
+    def goes_on():  # the worker's answer was of its new life, what still comes is of the one before
+        old.send(last, seq=10)
+        return depth(s) == 3
+    wait_for("the old life's batch", goes_on)
+    old.close()
+    wait_for("the line is down", lambda: not s.view()["trusted"])
+    questions = len(worker.starts())
+    new = Engine(zctx, old.events)
+    wait_for("trusted again", lambda: s.view()["trusted"], 20)
+    assert worker.starts()[questions] is None and depth(s) == 2
+    new.close()
+
+
 def test_a_worker_that_is_behind_has_restarted(start, engine, worker):
     worker.script = lambda q: {"TreeDump": {"events": [event(0, [1, 2], TOKENS[:8])], "last_event_id": 9}}
     s = router(start, engine, worker)
