@@ -40,7 +40,7 @@ struct kvr_registry {
     kvWatcher *watcher;
     struct seen *seen[SEEN_BUCKETS]; /* the lists and their keys change under `lock` */
     size_t seen_n;
-    uint64_t connects; /* of the link when the watcher was made, or last seen */
+    uint64_t connects; /* of the link, last seen */
     uint64_t renew_ms; /* the watcher is made anew; 0: not. After a reconnect libnats (3.4) renews the watcher's consumer on a thread of its
                         * own, and destroying it meanwhile reads a name that thread has freed */
     uint64_t grace_ms; /* before, nothing is gone */
@@ -221,24 +221,28 @@ static void take_entry(struct kvr_registry *r, kvEntry *e)
     if (r->c.on_entry) r->c.on_entry(r->c.ctx, key, value ? value : "", len);
 }
 
-/* Takes what has come; waits a step for the first. */
-static bool watch_step(struct kvr_registry *r)
+/* A watcher is of one connection: on another one it may have missed something. */
+static void note_reconnect(struct kvr_registry *r)
 {
     struct kvr_nats_stats st;
     kvr_nats_stats(r->c.link, &st);
-    uint64_t now = now_ms();
     if (r->watcher && st.connects != r->connects) {
-        r->connects = st.connects;
-        r->renew_ms = now + SETTLE_MS;
+        r->renew_ms = now_ms() + SETTLE_MS;
         r->grace_ms = r->renew_ms + r->ttl_ms;
     }
-    if (r->watcher && r->renew_ms && now >= r->renew_ms) { /* it is from another connection and may have missed something */
+    r->connects = st.connects;
+}
+
+/* Takes what has come; waits a step for the first. */
+static bool watch_step(struct kvr_registry *r)
+{
+    note_reconnect(r);
+    if (r->watcher && r->renew_ms && now_ms() >= r->renew_ms) {
         kvWatcher_Destroy(r->watcher);
         r->watcher = NULL;
     }
     if (!r->watcher) {
         if (!open_store(r) || kvStore_Watch(&r->watcher, r->kv, r->watch, NULL) != NATS_OK) return false;
-        r->connects = st.connects;
         r->renew_ms = 0;
         r->grace_ms = now_ms() + r->ttl_ms;
     }
@@ -255,8 +259,7 @@ static bool watch_step(struct kvr_registry *r)
         kvEntry_Destroy(e);
         if (s == NATS_TIMEOUT) return true;
         if (s != NATS_OK) {
-            kvWatcher_Destroy(r->watcher);
-            r->watcher = NULL;
+            if (!r->renew_ms) r->renew_ms = now_ms() + SETTLE_MS;
             return false;
         }
     }
@@ -298,6 +301,8 @@ static void *registry_main(void *arg)
     }
     for (size_t i = 0; i < r->kept_n; i++)
         if (r->kept[i]->held && r->kv && kvr_nats_is_up(r->c.link)) kvStore_Delete(r->kv, r->kept[i]->key);
+    note_reconnect(r);
+    while (r->watcher && now_ms() < r->renew_ms) nats_Sleep(STEP_MS);
     drop_store(r);
     jsCtx_Destroy(r->js);
     return NULL;
