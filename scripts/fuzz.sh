@@ -78,7 +78,7 @@ for f in build/fuzz/fuzzers/fuzz_*; do
   "$f" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=0 -artifact_prefix="$work/" "$work/$name" 2>"$work/log" || {
     cat "$work/log"
     echo "$name: a finding; input in hex:"
-    od -An -tx1 "$work"/crash-* "$work"/leak-* "$work"/timeout-* "$work"/oom-* 2>/dev/null | tr -d ' \n'
+    od -An -v -tx1 "$work"/crash-* "$work"/leak-* "$work"/timeout-* "$work"/oom-* 2>/dev/null | tr -d ' \n'
     exit 1
   }
 done

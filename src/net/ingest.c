@@ -485,6 +485,7 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     s->st.can_replay = src->replay != NULL || s->recover[0];
     kvr_engine_stream_init(&s->own.stream, src->worker, src->block_size);
     s->own.stream.tiers = src->tiers;
+    s->own.stream.copies = src->copies;
     if (src->from.known) {
         s->cursor.applied_any = true;
         s->cursor.next = src->from.next;

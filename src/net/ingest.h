@@ -71,10 +71,11 @@ struct kvr_view_status {
 #undef KVR_INGEST_FIELD
 };
 
-/* What an event was made from: the engine's own words. */
+/* What an event was made from: the engine's own words, and the stream they came in. */
 struct kvr_ingest_origin {
     const struct kvr_engine_batch *batch;
     const struct kvr_engine_event *event;
+    struct kvr_engine_stream *stream;
 };
 
 /* `user` is the pointer given with the source. */
@@ -96,6 +97,7 @@ struct kvr_ingest_source {
     void *user;
     bool any_rank;               /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
     bool tiers;                  /* lower-tier events are wanted */
+    bool copies;                 /* the handler counts copies of blocks (struct kvr_engine_stream) */
     bool lossy;                  /* the index gives blocks up by itself: a parent that is not there says nothing */
     struct kvr_view_cursor from; /* when known: the content up to there is in place, and is confirmed by what comes next */
 };

@@ -160,7 +160,7 @@ struct kvr_ingest {
     size_t sources_n, monitors;
     struct kvr_engine_batch batch;
     struct source *current;
-    const struct kvr_engine_stream *applying; /* the stream whose batch is being converted, or NULL */
+    struct kvr_engine_stream *applying; /* the stream whose batch is being converted, or NULL */
     uint64_t now_ms;
     struct kvr_plane_queue plane; /* any thread, under its lock */
     bool plane_up;

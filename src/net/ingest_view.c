@@ -111,6 +111,7 @@ static struct rank_stream *stream_of(struct kvr_ingest *in, struct source *s)
     if (s->ranks_n >= RANKS_MAX || !(r = calloc(1, sizeof *r))) return NULL;
     kvr_engine_stream_init(&r->stream, (struct kvr_worker){s->st.worker.worker_id, in->batch.rank}, s->own.stream.block_size);
     r->stream.tiers = s->own.stream.tiers;
+    r->stream.copies = s->own.stream.copies;
     r->next = s->own.next;
     s->own.next = r;
     s->ranks_n++;
@@ -134,7 +135,7 @@ static void on_converted(void *ctx, const struct kvr_event *ev)
 {
     struct kvr_ingest *in = ctx;
     struct source *s = in->current;
-    struct kvr_ingest_origin origin = {&in->batch, in->applying ? in->applying->current : NULL};
+    struct kvr_ingest_origin origin = {&in->batch, in->applying ? in->applying->current : NULL, in->applying};
     int rc = in->handler.on_event(in->handler.ctx, s->user, ev, in->applying ? &origin : NULL);
     s->st.events++;
     s->st.blocks += ev->blocks_n + ev->removed_n;

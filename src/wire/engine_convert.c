@@ -96,12 +96,10 @@ static bool propagate_salt(struct kvr_engine_stream *s, const struct kvr_engine_
     return true;
 }
 
-static void forget_salts(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev)
+void kvr_engine_stream_forget(struct kvr_engine_stream *s, uint64_t block_hash)
 {
-    for (size_t i = 0; s->salts.n && i < ev->hashes_n; i++) {
-        const uint64_t *tag = kvr_map64_get(&s->salts, b->hashes[ev->hashes_at + i]);
-        if (tag && *tag != AMBIGUOUS) kvr_map64_del(&s->salts, b->hashes[ev->hashes_at + i]);
-    }
+    const uint64_t *tag = s->salts.n ? kvr_map64_get(&s->salts, block_hash) : NULL;
+    if (tag && *tag != AMBIGUOUS) kvr_map64_del(&s->salts, block_hash);
 }
 
 /* Parent and blocks must be pairwise distinct. Quadratic for short lists, a map for long ones. */
@@ -201,7 +199,8 @@ static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b
         return 0;
     }
     if (ev->kind == KVR_ENGINE_STORED) return convert_stored(s, b, ev, out);
-    if (out->tier == KVR_TIER_DEVICE) forget_salts(s, b, ev);
+    for (size_t i = 0; out->tier == KVR_TIER_DEVICE && !s->copies && i < ev->hashes_n; i++)
+        kvr_engine_stream_forget(s, b->hashes[ev->hashes_at + i]);
     out->kind = KVR_EVENT_REMOVED;
     out->removed = b->hashes ? b->hashes + ev->hashes_at : NULL;
     out->removed_n = ev->hashes_n;

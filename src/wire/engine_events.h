@@ -90,6 +90,7 @@ struct kvr_engine_stream {
     uint32_t block_size;
     uint32_t engine_block_size;            /* of the last store, as the engine said it; 0: none yet */
     bool tiers;                            /* emit lower-tier events; else they are counted and dropped */
+    bool copies;                           /* the emitter counts a block's copies, and calls _forget when the last one goes */
     uint8_t group_main[KVR_ENGINE_GROUPS]; /* 0 not learned, 1 main attention, 2 other */
     struct kvr_map64 salts;                /* block hash -> salt term of the seed; AMBIGUOUS */
     struct kvr_engine_counters counters;
@@ -106,6 +107,8 @@ void kvr_engine_stream_init(struct kvr_engine_stream *s, struct kvr_worker worke
 void kvr_engine_stream_free(struct kvr_engine_stream *s);
 /* Forgets what was learned (the engine restarted). */
 void kvr_engine_stream_reset(struct kvr_engine_stream *s);
+/* The device holds no copy of the block any more: which salt it had is forgotten. Only with `copies`; else every removal does it. */
+void kvr_engine_stream_forget(struct kvr_engine_stream *s, uint64_t block_hash);
 
 typedef void kvr_engine_emit(void *ctx, const struct kvr_event *event);
 

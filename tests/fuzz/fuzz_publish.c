@@ -28,7 +28,7 @@ static void consume(void *ctx, const struct kvr_event *ev)
 static void publish(void *ctx, const struct kvr_event *ev)
 {
     struct run *r = ctx;
-    struct kvr_ingest_origin origin = {&r->in, r->from_engine.current};
+    struct kvr_ingest_origin origin = {&r->in, r->from_engine.current, &r->from_engine};
     uint64_t before = r->feed.next_id;
     (void)feed_event(&r->feed, ev, &origin);
     if (r->feed.next_id == before) return; /* nobody is told */
@@ -54,6 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     kvr_engine_stream_init(&r->from_engine, w, 2);
     kvr_engine_stream_init(&r->from_sidecar, w, 2);
     r->from_engine.tiers = r->from_sidecar.tiers = true;
+    r->from_engine.copies = true;
     while (size > 1) {
         size_t n = KVR_MIN((size_t)data[0], size - 1);
         if (kvr_engine_decode(&r->in, (const char *)data + 1, n) == 0)

@@ -3,16 +3,19 @@
 #include "test.h"
 
 #include <stdio.h>
+#include <kvroute/hash.h>
 
 #include "../capture_outlet.h"
 #include "app/publish/feed.h"
+#include "wire/engine_encode.h"
 
 enum { BS = 2 };
 
 struct run {
     struct feed feed;
     struct capture out;
-    struct kvr_engine_batch sent;
+    struct kvr_engine_batch in, sent;
+    struct kvr_engine_stream engine;
 };
 
 static void setup(struct run *r)
@@ -21,11 +24,16 @@ static void setup(struct run *r)
     memset(r, 0, sizeof *r);
     r->feed = (struct feed){.worker = {1, 0}, .block_size = BS, .next_id = 1, .outlet = capture_open(&r->out)};
     assert_int_equal(kvr_local_index_create(&c, &r->feed.index), 0);
+    kvr_engine_batch_init(&r->in);
     kvr_engine_batch_init(&r->sent);
+    kvr_engine_stream_init(&r->engine, r->feed.worker, BS);
+    r->engine.copies = true;
 }
 
 static void teardown(struct run *r)
 {
+    kvr_engine_stream_free(&r->engine);
+    kvr_engine_batch_free(&r->in);
     kvr_engine_batch_free(&r->sent);
     feed_close(&r->feed);
 }
@@ -38,7 +46,7 @@ static struct kvr_bytes store(struct run *r, uint64_t name, uint64_t parent, con
     struct kvr_event ev = {.kind = KVR_EVENT_STORED, .has_parent = parent > 0, .parent_hash = parent, .blocks = &b, .blocks_n = 1};
     struct kvr_engine_batch in = {.tokens = tokens, .tokens_n = BS};
     struct kvr_engine_event words = {.kind = KVR_ENGINE_STORED, .tokens_n = BS, .block_size = BS};
-    struct kvr_ingest_origin origin = {&in, &words};
+    struct kvr_ingest_origin origin = {&in, &words, &r->engine};
     if (salt) words.salt = (struct kvr_bytes){salt, strlen(salt)};
     assert_int_equal(feed_event(&r->feed, &ev, &origin), 0);
     assert_int_equal(kvr_engine_decode(&r->sent, r->out.batch.data, r->out.batch.len), 0);
@@ -48,8 +56,9 @@ static struct kvr_bytes store(struct run *r, uint64_t name, uint64_t parent, con
 static uint64_t removed(struct run *r, uint64_t name)
 {
     struct kvr_event ev = {.kind = KVR_EVENT_REMOVED, .removed = &name, .removed_n = 1};
+    struct kvr_ingest_origin origin = {.stream = &r->engine};
     uint64_t before = r->feed.next_id;
-    int rc = feed_event(&r->feed, &ev, NULL);
+    int rc = feed_event(&r->feed, &ev, &origin);
     assert_true(rc == 0 || rc == -KVR_ENOTFOUND);
     return r->feed.next_id - before;
 }
@@ -109,11 +118,86 @@ static void a_block_goes_with_its_last_copy(void **state)
     teardown(&r);
 }
 
+/* An engine's words, as the ingest takes them. */
+static void fed(void *ctx, const struct kvr_event *ev)
+{
+    struct run *r = ctx;
+    struct kvr_ingest_origin origin = {&r->in, r->engine.current, &r->engine};
+    (void)feed_event(&r->feed, ev, &origin);
+}
+
+static void engine_says(struct run *r, const struct kvr_event *ev, const char *salt)
+{
+    static uint32_t tokens[BS] = {1, 2};
+    struct kvr_buf event = {0}, batch = {0};
+    struct kvr_engine_words w = {.tokens = tokens, .tokens_n = BS, .block_size = BS};
+    if (salt) w.salt = (struct kvr_bytes){salt, strlen(salt)};
+    kvr_engine_encode(&event, ev, &w);
+    kvr_engine_encode_batch(&batch, 1, &event, 1, 0);
+    assert_int_equal(kvr_engine_decode(&r->in, batch.data, batch.len), 0);
+    assert_int_equal(kvr_engine_convert(&r->engine, &r->in, 1, fed, r), 1);
+    kvr_buf_free(&event);
+    kvr_buf_free(&batch);
+}
+
+static void the_engine_stores(struct run *r, uint64_t name, uint64_t parent, const char *salt)
+{
+    struct kvr_block b = {.block_hash = name};
+    struct kvr_event ev = {.kind = KVR_EVENT_STORED, .has_parent = parent > 0, .parent_hash = parent, .blocks = &b, .blocks_n = 1};
+    engine_says(r, &ev, salt);
+}
+
+static void the_engine_removes(struct run *r, uint64_t name)
+{
+    struct kvr_event ev = {.kind = KVR_EVENT_REMOVED, .removed = &name, .removed_n = 1};
+    engine_says(r, &ev, NULL);
+}
+
+static int to_buf(void *ctx, const char *data, size_t len)
+{
+    kvr_buf_add(ctx, data, len);
+    return 0;
+}
+
+/* Has the sidecar's own index a block with the hash of tokens {1, 2} under the salt? */
+static bool holds(struct run *r, uint64_t name, const char *salt)
+{
+    static const uint32_t tokens[BS] = {1, 2};
+    struct kvr_buf b = {0};
+    char text[96];
+    uint64_t local;
+    struct kvr_local_query q = {0};
+    (void)kvr_hash_locals(tokens, BS, BS, false, kvr_hash_seed("", 0, salt, strlen(salt)), NULL, 0, &local);
+    snprintf(text, sizeof text, "\"block_hash\":%llu,\"tokens_hash\":%llu", (unsigned long long)name, (unsigned long long)local);
+    assert_int_equal(kvr_local_index_answer(r->feed.index, &q, to_buf, &b), 0);
+    kvr_buf_add(&b, "", 1);
+    bool found = strstr(b.data, text) != NULL;
+    kvr_buf_free(&b);
+    return found;
+}
+
+static void a_copy_that_stays_keeps_its_salt(void **state)
+{
+    struct run r;
+    (void)state;
+    setup(&r);
+    the_engine_stores(&r, 5, 0, "tenant");
+    the_engine_stores(&r, 5, 0, "tenant");
+    the_engine_removes(&r, 5);
+    the_engine_stores(&r, 6, 5, NULL); /* the salt is told once a chain */
+    assert_true(holds(&r, 5, "tenant") && holds(&r, 6, "tenant"));
+    the_engine_removes(&r, 6);
+    the_engine_removes(&r, 5);
+    assert_int_equal(r.engine.salts.n, 0);
+    teardown(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(salts_live_as_long_as_their_blocks),
         cmocka_unit_test(a_block_goes_with_its_last_copy),
+        cmocka_unit_test(a_copy_that_stays_keeps_its_salt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -114,7 +114,7 @@ static void count_stored(struct feed *f, const struct kvr_event *ev)
 }
 
 /* The hashes of a removal whose last copy goes. Returns: how many are in f->kept, or -KVR_ENOMEM. */
-static long last_copies(struct feed *f, const struct kvr_event *ev)
+static long last_copies(struct feed *f, const struct kvr_event *ev, struct kvr_engine_stream *stream)
 {
     struct kvr_map64 *m = &f->copies[ev->tier];
     size_t kept = 0;
@@ -131,7 +131,10 @@ static long last_copies(struct feed *f, const struct kvr_event *ev)
             continue;
         }
         kvr_map64_del(m, ev->removed[i]);
-        if (ev->tier == KVR_TIER_DEVICE) unmark(f, ev->removed[i]);
+        if (ev->tier == KVR_TIER_DEVICE) {
+            unmark(f, ev->removed[i]);
+            kvr_engine_stream_forget(stream, ev->removed[i]);
+        }
         f->kept[kept++] = ev->removed[i];
     }
     return (long)kept;
@@ -181,10 +184,10 @@ static int publish_stored(struct feed *f, struct kvr_event *ev, const struct kvr
     return rc;
 }
 
-static int publish_removed(struct feed *f, struct kvr_event *ev)
+static int publish_removed(struct feed *f, struct kvr_event *ev, const struct kvr_ingest_origin *origin)
 {
     static const struct kvr_engine_words none;
-    long n = last_copies(f, ev);
+    long n = last_copies(f, ev, origin->stream);
     if (n <= 0) return (int)n;
     ev->removed = f->kept;
     ev->removed_n = (size_t)n;
@@ -203,7 +206,7 @@ int feed_event(struct feed *f, const struct kvr_event *event, const struct kvr_i
 {
     struct kvr_event ev = *event;
     if (ev.kind == KVR_EVENT_CLEARED) return publish_clear(f);
-    if (ev.kind == KVR_EVENT_REMOVED) return publish_removed(f, &ev);
+    if (ev.kind == KVR_EVENT_REMOVED) return publish_removed(f, &ev, origin);
     return publish_stored(f, &ev, origin);
 }
 

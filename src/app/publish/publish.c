@@ -40,8 +40,13 @@ static int follow(struct publish *p, struct feed *f, char *err, size_t cap)
                  f->worker.dp_rank);
         return -1;
     }
-    struct kvr_ingest_source src = {
-        .worker = f->worker, .block_size = f->block_size, .events = events, .replay = o->replay ? replay : NULL, .user = f, .tiers = true};
+    struct kvr_ingest_source src = {.worker = f->worker,
+                                    .block_size = f->block_size,
+                                    .events = events,
+                                    .replay = o->replay ? replay : NULL,
+                                    .user = f,
+                                    .tiers = true,
+                                    .copies = true};
     int rc = kvr_ingest_add(p->ingest, &src);
     if (rc)
         snprintf(err, cap, "--events, --replay: %s: '%s' or its replay; allowed: tcp://host:port, ipc://path", kvr_strerror(rc), events);
