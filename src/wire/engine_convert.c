@@ -4,7 +4,7 @@
  *
  * Salts. A store with a salt tags its blocks with the salt's term of the hash seed; a store without one inherits
  * its parent's. A block seen under two salts is ambiguous: stores below it are dropped, because hashing them
- * would be a guess. Streams without salts pay one empty-map test per event.
+ * would be a guess. A store that is dropped tags nothing. Streams without salts pay one empty-map test per event.
  */
 #include "wire/engine_events.h"
 
@@ -73,26 +73,34 @@ static bool passes_group_filter(struct kvr_engine_stream *s, const struct kvr_en
     return learned ? learned == 1 : ev->group_idx == 0;
 }
 
-/* The salt term of a store's seed; tags its blocks. false: the store's salt cannot be known. */
-static bool propagate_salt(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev, uint64_t *term)
+/* The salt term of a store's seed. false: its salt cannot be known. */
+static bool find_salt(const struct kvr_engine_stream *s, const struct kvr_engine_event *ev, uint64_t *term)
 {
     *term = 0;
     if (ev->salt.ptr && ev->salt.len) {
         *term = kvr_hash_bytes(ev->salt.ptr, ev->salt.len, 1);
-    } else if (ev->has_parent) {
+    } else if (ev->has_parent && s->salts.n) {
         const uint64_t *tag = kvr_map64_get(&s->salts, ev->parent);
         if (tag) *term = *tag;
     }
-    if (*term == AMBIGUOUS) return false;
-    if (*term == 0 && s->salts.n == 0) return true;
-    for (size_t i = 0; i < ev->hashes_n; i++) {
-        uint64_t h = b->hashes[ev->hashes_at + i], *tag = kvr_map64_get(&s->salts, h);
-        if (tag && *tag != *term) {
+    return *term != AMBIGUOUS;
+}
+
+/* Tags the blocks of a store, all or none. false: one of them is known under another salt, or there is no room. */
+static bool tag_blocks(struct kvr_engine_stream *s, const uint64_t *hashes, size_t n, uint64_t term)
+{
+    if (term == 0 && s->salts.n == 0) return true;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t *tag = kvr_map64_get(&s->salts, hashes[i]);
+        if (tag && *tag != term) {
             *tag = AMBIGUOUS;
             return false;
         }
-        if (!tag && *term && (s->salts.n >= KVR_ENGINE_SALT_TAGS_MAX || kvr_map64_put(&s->salts, h, *term))) return false;
     }
+    if (term == 0) return true;
+    if (s->salts.n + n > KVR_ENGINE_SALT_TAGS_MAX) return false;
+    for (size_t i = 0; i < n; i++)
+        if (!kvr_map64_get(&s->salts, hashes[i]) && kvr_map64_put(&s->salts, hashes[i], term)) return false;
     return true;
 }
 
@@ -147,10 +155,6 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
     const uint64_t *hashes = b->hashes ? b->hashes + ev->hashes_at : NULL; /* a batch may have none */
     uint64_t salt_term;
     size_t n = 0;
-    if (!propagate_salt(s, b, ev, &salt_term)) {
-        s->counters.ambiguous_cache_namespace++;
-        return 0;
-    }
     s->engine_block_size = (uint32_t)KVR_MIN(ev->block_size, (uint64_t)UINT32_MAX);
     if (ev->block_size != s->block_size) {
         s->counters.block_size_mismatch++;
@@ -160,6 +164,10 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
         s->counters.self_reference++;
         return 0;
     }
+    if (!find_salt(s, ev, &salt_term)) {
+        s->counters.ambiguous_cache_namespace++;
+        return 0;
+    }
     uint64_t seed = kvr_hash_seed(ev->lora.ptr, ev->lora.len, NULL, 0) + salt_term;
     int rc = hash_tokens(s, b, ev, seed, &n);
     if (rc == -KVR_ELIMIT) n = 0;
@@ -167,6 +175,10 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
     if (n < ev->hashes_n) s->counters.truncated_tokens++;
     n = KVR_MIN(n, ev->hashes_n);
     if (n == 0) return 0;
+    if (!tag_blocks(s, hashes, n, salt_term)) {
+        s->counters.ambiguous_cache_namespace++;
+        return 0;
+    }
     if (kvr_mem_grow(&s->mem, (void **)&s->blocks, &s->blocks_cap, n, sizeof *s->blocks)) return -KVR_ENOMEM;
     for (size_t i = 0; i < n; i++) s->blocks[i] = (struct kvr_block){hashes[i], s->locals[i]};
     out->kind = KVR_EVENT_STORED;

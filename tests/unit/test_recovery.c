@@ -316,6 +316,7 @@ struct consumer {
     struct kvr_index *index;
     struct kvr_ingest *ingest;
     unsigned starts;
+    uint64_t breaks, rebuilt, failures; /* of all its lives: connections that broke, views given up, questions without an answer */
 };
 
 static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
@@ -346,6 +347,12 @@ static void start_consumer(struct consumer *c, const struct engine *e, const str
 
 static void stop_consumer(struct consumer *c)
 {
+    struct kvr_view_status st;
+    if (kvr_ingest_status(c->ingest, &st, 1) == 1) {
+        c->breaks += st.disconnects;
+        c->rebuilt += st.restarts + st.parent_not_found;
+        c->failures += st.recovery_failures;
+    }
     kvr_ingest_destroy(c->ingest);
     kvr_index_destroy(c->index);
 }
@@ -426,13 +433,15 @@ static void run_seed(uint64_t seed, uint64_t events)
     assert_same_content(e.truth, c.index, &W);
     /* Everything is asked for by a consumer that has nothing, after a restart of the engine, and by nobody else. A restart can be seen
      * twice: by the broken connection and by the ids. */
-    unsigned all = atomic_load(&e.all), evicted = atomic_load(&e.evicted), dumps = atomic_load(&e.dumps);
-    print_message("seed %llu: ring %zu, loss %u/1000, %u consumers, %u restarts; %u questions, %u for all, %u too late, %u dumps\n",
-                  (unsigned long long)seed, e.ring, loss, c.starts, e.restarts, atomic_load(&e.questions), all, evicted, dumps);
-    assert_true(dumps <= all + evicted);
-    assert_true(all <= c.starts + 2 * e.restarts);
     stop_consumer(&c);
     stop_server(&s);
+    unsigned all = atomic_load(&e.all), evicted = atomic_load(&e.evicted), dumps = atomic_load(&e.dumps);
+    print_message("seed %llu: ring %zu, loss %u/1000, %u consumers, %u restarts; %u questions, %u for all, %u too late, %u dumps; "
+                  "%llu breaks, %llu given up, %llu failures\n",
+                  (unsigned long long)seed, e.ring, loss, c.starts, e.restarts, atomic_load(&e.questions), all, evicted, dumps,
+                  (unsigned long long)c.breaks, (unsigned long long)c.rebuilt, (unsigned long long)c.failures);
+    assert_true(dumps <= all + evicted);
+    assert_true(all <= c.starts + 2 * e.restarts);
     stop_engine(&e);
     zmq_ctx_term(e.zmq);
     kvr_buf_free(&e.batch);
