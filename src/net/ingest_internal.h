@@ -87,7 +87,6 @@ struct source {
     /* questions to the worker's recover endpoint */
     uint64_t asking;                      /* token of the one that is out, or 0 */
     bool asked_all, has_epoch, same_life; /* same_life: the content is from this connection */
-    bool mixed;                           /* the content may be of two lives */
     uint64_t epoch, epoch_ms;             /* of the worker that has answered; first told then */
     /* of a shared stream (ingest_plane.c) */
     bool plane;                         /* fed by it */

@@ -282,7 +282,7 @@ static void ask(struct kvr_ingest *in, struct source *s, bool everything)
 /* After a reconnection, without an epoch, nobody can tell whether the ids are still those of the same life. */
 static bool must_ask_all(const struct source *s)
 {
-    return !s->cursor.applied_any || s->mixed || (!s->has_epoch && !s->same_life);
+    return !s->cursor.applied_any || (!s->has_epoch && !s->same_life);
 }
 
 static void settle(struct kvr_ingest *in, struct source *s);
@@ -301,7 +301,6 @@ static void incoming_done(struct kvr_ingest *in, struct source *s)
     s->last_hash = 0;
     s->missing = false;
     s->same_life = true;
-    s->mixed = s->mixed && !dump;
     s->orphans_until = dump ? a->has_end ? a->end_event_id : a->last_event_id : s->orphans_until;
     if (dump) s->st.recovered_dumps++;
     else s->st.recovered_events += a->events.n;
@@ -753,7 +752,7 @@ static void cut_off(struct kvr_ingest *in, struct source *s, const char *why)
 void kvr__view_disconnected(struct kvr_ingest *in, struct source *s)
 {
     if (!s->connected) return;
-    if (s->has_epoch && !s->publisher && in->now_ms - s->epoch_ms < OLD_LINE_MS) s->mixed = true;
+    if (s->has_epoch && !s->publisher && in->now_ms - s->epoch_ms < OLD_LINE_MS) drop_view(in, s); /* it may be of two lives */
     s->drop_at_ms = in->now_ms + DOWN_GRACE_MS;
     cut_off(in, s, s->plane ? "its publisher is silent" : "the events endpoint is down");
 }

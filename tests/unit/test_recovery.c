@@ -316,7 +316,7 @@ struct consumer {
     struct kvr_index *index;
     struct kvr_ingest *ingest;
     unsigned starts;
-    uint64_t breaks, rebuilt, failures; /* of all its lives: connections that broke, views given up, questions without an answer */
+    uint64_t breaks, restarts, orphans, failures; /* what it says of all its lives */
 };
 
 static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
@@ -350,7 +350,8 @@ static void stop_consumer(struct consumer *c)
     struct kvr_view_status st;
     if (kvr_ingest_status(c->ingest, &st, 1) == 1) {
         c->breaks += st.disconnects;
-        c->rebuilt += st.restarts + st.parent_not_found;
+        c->restarts += st.restarts;
+        c->orphans += st.parent_not_found;
         c->failures += st.recovery_failures;
     }
     kvr_ingest_destroy(c->ingest);
@@ -437,9 +438,10 @@ static void run_seed(uint64_t seed, uint64_t events)
     stop_server(&s);
     unsigned all = atomic_load(&e.all), evicted = atomic_load(&e.evicted), dumps = atomic_load(&e.dumps);
     print_message("seed %llu: ring %zu, loss %u/1000, %u consumers, %u restarts; %u questions, %u for all, %u too late, %u dumps; "
-                  "%llu breaks, %llu given up, %llu failures\n",
+                  "%llu breaks, %llu restarts seen, %llu orphans, %llu failures\n",
                   (unsigned long long)seed, e.ring, loss, c.starts, e.restarts, atomic_load(&e.questions), all, evicted, dumps,
-                  (unsigned long long)c.breaks, (unsigned long long)c.rebuilt, (unsigned long long)c.failures);
+                  (unsigned long long)c.breaks, (unsigned long long)c.restarts, (unsigned long long)c.orphans,
+                  (unsigned long long)c.failures);
     assert_true(dumps <= all + evicted);
     assert_true(all <= c.starts + 2 * e.restarts);
     stop_engine(&e);
