@@ -288,6 +288,16 @@ static bool must_ask_all(const struct source *s)
 static void settle(struct kvr_ingest *in, struct source *s);
 static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from);
 
+/* The incoming content has stores whose parent is nowhere: it, or what the view had, is not whole. */
+static void incoming_torn(struct kvr_ingest *in, struct source *s)
+{
+    bool dump = s->incoming->answer.kind == KVR_RECOVER_TREE_DUMP;
+    drop_incoming(in, s);
+    drop_view(in, s);
+    if (dump) recovery_failed(in, s, "the worker's dump lacks parents of its blocks");
+    else ask(in, s, true);
+}
+
 /* The incoming content is applied. */
 static void incoming_done(struct kvr_ingest *in, struct source *s)
 {
@@ -314,16 +324,21 @@ static void incoming_done(struct kvr_ingest *in, struct source *s)
 void kvr__view_step(struct kvr_ingest *in, struct source *s)
 {
     if (!s->incoming) return;
+    bool dump = s->incoming->answer.kind == KVR_RECOVER_TREE_DUMP;
     struct kvr_event_list *l = &s->incoming->answer.events;
     in->current = s;
     for (size_t blocks = 0; s->incoming_at < l->n && blocks < STEP_BLOCKS; s->incoming_at++) {
         struct kvr_event ev = l->events[s->incoming_at];
         blocks += ev.blocks_n + ev.removed_n + 1;
         ev.worker = s->st.worker; /* the worker need not know the id it has here */
-        if (s->incoming->answer.kind == KVR_RECOVER_EVENTS && ev.event_id < s->cursor.next) continue;
+        if (!dump && ev.event_id < s->cursor.next) continue;
+        s->orphaned = false;
         on_converted(in, &ev);
+        s->incoming_torn |= s->orphaned && !s->lossy && (dump || ev.event_id > s->orphans_until);
     }
-    if (s->incoming_at == l->n) incoming_done(in, s);
+    if (s->incoming_at < l->n) return;
+    if (s->incoming_torn) incoming_torn(in, s);
+    else incoming_done(in, s);
 }
 
 static void take_events(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply)
@@ -331,6 +346,7 @@ static void take_events(struct kvr_ingest *in, struct source *s, struct kvr_reco
     (void)kvr__event_list_events(&reply->answer.events);
     s->incoming = reply;
     s->incoming_at = 0;
+    s->incoming_torn = false;
     in->incoming_n++;
     if (reply->answer.kind != KVR_RECOVER_TREE_DUMP) return;
     in->handler.on_reset(in->handler.ctx, s->user, s->st.worker);

@@ -303,10 +303,11 @@ static int answer_too_new(struct answer *a, uint64_t newest)
     return close_variant(a);
 }
 
-static uint64_t newest_id(struct kvr_local_index *li)
+/* The last event that a walk just ended may have seen something of, shown or held. */
+static uint64_t last_applied(struct kvr_local_index *li)
 {
     pthread_mutex_lock(&li->lock);
-    uint64_t id = li->any_shown ? li->newest : 0;
+    uint64_t id = li->any ? li->last : 0;
     pthread_mutex_unlock(&li->lock);
     return id;
 }
@@ -361,7 +362,7 @@ static int answer_dump(struct answer *a)
     if (rc) return rc;
     kvr_json_close(&a->b, ']');
     kvr_json_put_u64(&a->b, "last_event_id", last);
-    if (!a->q->old_shape) kvr_json_put_u64(&a->b, "end_event_id", newest_id(li));
+    if (!a->q->old_shape) kvr_json_put_u64(&a->b, "end_event_id", last_applied(li));
     return close_variant(a);
 }
 

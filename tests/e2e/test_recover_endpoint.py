@@ -100,6 +100,18 @@ def test_what_an_old_line_brought_is_not_kept_by_the_new_life(start, zctx, worke
     new.close()
 
 
+def test_a_store_under_an_unknown_parent_in_what_was_missing(start, engine, worker):
+    worker.script = lambda q: {"TreeDump": {"epoch": 1, "events": [event(0, [1, 2], TOKENS[:8])], "last_event_id": 9}}
+    s = router(start, engine, worker)
+    wait_for("trusted", lambda: s.view().get("trusted") and depth(s) == 2)
+    worker.script = lambda q: ({"Events": {"epoch": 1, "events": [event(10, [4], TOKENS[12:16], 3)], "last_event_id": 10}} if "start" in q else
+                               {"TreeDump": {"epoch": 1, "events": [event(0, [1, 2, 3, 4], TOKENS[:16])], "last_event_id": 10}})
+    engine.seq = 11
+    engine.stored([5], TOKENS[16:20], parent=4)  # 10 was lost, and so had 3 been before
+    wait_for("whole", lambda: depth(s) == 5 and s.view()["trusted"])
+    assert worker.starts()[-2:] == [10, None]
+
+
 def test_a_worker_that_is_behind_has_restarted(start, engine, worker):
     worker.script = lambda q: {"TreeDump": {"events": [event(0, [1, 2], TOKENS[:8])], "last_event_id": 9}}
     s = router(start, engine, worker)
@@ -136,6 +148,7 @@ def test_bad_answers_are_asked_for_again(start, engine, worker, bad):
 @pytest.mark.parametrize("bad, reason", [({"Error": "the dog ate it"}, "the dog ate it"), ({"InvalidRange": {"start_id": 1, "end_id": 0}}, "not known"),
                                          ({"TreeDumpFailed": {"last_event_id": 3, "message": "Indexer is offline"}}, "offline"), (404, "404"),
                                          ({"TreeDump": {"block_size": 8, "events": [], "last_event_id": 3}}, "block size is 8, not the configured 4"),
+                                         ({"TreeDump": {"events": [event(0, [5], TOKENS[:4], 77)], "last_event_id": 3}}, "lacks parents"),
                                          ({"Later": {}}, "not known"), ({"Events": []}, "whole content")])
 def test_a_worker_that_cannot_tell_leaves_the_view_untrusted(start, engine, worker, bad, reason):
     worker.script = lambda q: bad

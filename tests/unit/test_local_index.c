@@ -113,6 +113,7 @@ static void a_batch_is_told_whole_or_not(void **state)
     assert_true(has(ask(li, 2, -1, false), "{\"TooNew\""));
     put(li, 2, 3);
     assert_true(has(ask(li, 1, -1, false), "\"last_event_id\":1}}"));
+    assert_true(has(ask(li, -1, -1, false), "\"last_event_id\":1,\"end_event_id\":2}}")); /* a dump shows what there is of it */
     kvr_local_index_release(li);
     assert_true(has(ask(li, 2, -1, false), "\"block_hash\":3,"));
     assert_int_equal(put(li, 1, 4), -KVR_EINVAL); /* ids do not fall */
