@@ -365,7 +365,7 @@ static void ask_anew(struct kvr_ingest *in, struct source *s)
 void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply)
 {
     const struct kvr_recover_answer *a = &reply->answer;
-    bool same_life = !s->has_epoch || !a->has_epoch || a->epoch == s->epoch, all = s->asked_all;
+    bool told = s->has_epoch && a->has_epoch, same_life = !told || a->epoch == s->epoch, all = s->asked_all;
     s->asking = 0;
     if (a->has_epoch && !(s->has_epoch && same_life)) {
         s->has_epoch = true;
@@ -386,7 +386,8 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
         return;
     }
     if (a->kind == KVR_RECOVER_EVENTS || a->kind == KVR_RECOVER_TOO_NEW) {
-        bool caught_up = a->kind == KVR_RECOVER_TOO_NEW && same_life && a->newest_available + 1 >= s->cursor.next;
+        /* A worker that is behind us has restarted, unless it says that it has not: batches may be nothing to it. */
+        bool caught_up = a->kind == KVR_RECOVER_TOO_NEW && same_life && (told || a->newest_available + 1 >= s->cursor.next);
         if (caught_up && !all) settle(in, s);
         else if (!all) ask_anew(in, s);
         else recovery_failed(in, s, "the worker does not answer with its whole content");
