@@ -100,7 +100,7 @@ struct source {
     uint64_t orphans_until;             /* after a tree dump: up to here a store may lack its parent */
     struct kvr_recover_reply *incoming; /* being applied */
     size_t incoming_at;
-    bool incoming_torn; /* it has a store under an unknown parent */
+    bool incoming_torn; /* it has a store under a parent that should be there */
 };
 
 /* An event of the shared stream as it waits and is kept: this, then the event's msgpack. */

@@ -288,14 +288,12 @@ static bool must_ask_all(const struct source *s)
 static void settle(struct kvr_ingest *in, struct source *s);
 static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from);
 
-/* The incoming content has stores whose parent is nowhere: it, or what the view had, is not whole. */
-static void incoming_torn(struct kvr_ingest *in, struct source *s)
+/* A store under a parent that should be there: something was missed before, and the view starts over, once in a while. */
+static bool may_rebuild(struct kvr_ingest *in, struct source *s)
 {
-    bool dump = s->incoming->answer.kind == KVR_RECOVER_TREE_DUMP;
-    drop_incoming(in, s);
-    drop_view(in, s);
-    if (dump) recovery_failed(in, s, "the worker's dump lacks parents of its blocks");
-    else ask(in, s, true);
+    if (s->rebuilt_ms && in->now_ms - s->rebuilt_ms <= REBUILD_PAUSE_MS) return false;
+    s->rebuilt_ms = in->now_ms;
+    return true;
 }
 
 /* The incoming content is applied. */
@@ -334,11 +332,16 @@ void kvr__view_step(struct kvr_ingest *in, struct source *s)
         if (!dump && ev.event_id < s->cursor.next) continue;
         s->orphaned = false;
         on_converted(in, &ev);
-        s->incoming_torn |= s->orphaned && !s->lossy && (dump || ev.event_id > s->orphans_until);
+        s->incoming_torn |= !dump && s->orphaned && !s->lossy && ev.event_id > s->orphans_until;
     }
     if (s->incoming_at < l->n) return;
-    if (s->incoming_torn) incoming_torn(in, s);
-    else incoming_done(in, s);
+    if (s->incoming_torn && may_rebuild(in, s)) {
+        drop_incoming(in, s);
+        drop_view(in, s);
+        ask(in, s, true);
+    } else {
+        incoming_done(in, s);
+    }
 }
 
 static void take_events(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply)
@@ -444,9 +447,7 @@ void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *tex
     snprintf(s->evidence, sizeof s->evidence, "%s", text);
     kvr__view_trust(in, s, s->sound, s->sound ? "" : s->st.reason);
     if (!first || !can_repair(s) || !s->connected || kvr__view_repairing(s)) return;
-    if (s->rebuilt_ms && in->now_ms - s->rebuilt_ms <= REBUILD_PAUSE_MS) return;
-    s->rebuilt_ms = in->now_ms;
-    rebuild(in, s);
+    if (may_rebuild(in, s)) rebuild(in, s);
 }
 
 static void replay_failed(struct kvr_ingest *in, struct source *s)
@@ -683,8 +684,7 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
     s->rounds = 0;
     s->st.state = KVR_VIEW_LIVE;
     bool lost = s->orphaned && !s->lossy && seq > s->orphans_until && s->st.trusted;
-    if (lost && can_repair(s) && in->now_ms - s->rebuilt_ms > REBUILD_PAUSE_MS) {
-        s->rebuilt_ms = in->now_ms; /* a store under an unknown parent: something was missed, start over */
+    if (lost && can_repair(s) && may_rebuild(in, s)) {
         rebuild(in, s);
     } else if (!s->st.trusted && !s->missing && !s->mismatch && (seq == 0 || was_missing || s->doubt || (s->enveloped && s->cleared))) {
         kvr__view_trust(in, s, true, "");

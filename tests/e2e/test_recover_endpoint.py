@@ -148,7 +148,6 @@ def test_bad_answers_are_asked_for_again(start, engine, worker, bad):
 @pytest.mark.parametrize("bad, reason", [({"Error": "the dog ate it"}, "the dog ate it"), ({"InvalidRange": {"start_id": 1, "end_id": 0}}, "not known"),
                                          ({"TreeDumpFailed": {"last_event_id": 3, "message": "Indexer is offline"}}, "offline"), (404, "404"),
                                          ({"TreeDump": {"block_size": 8, "events": [], "last_event_id": 3}}, "block size is 8, not the configured 4"),
-                                         ({"TreeDump": {"events": [event(0, [5], TOKENS[:4], 77)], "last_event_id": 3}}, "lacks parents"),
                                          ({"Later": {}}, "not known"), ({"Events": []}, "whole content")])
 def test_a_worker_that_cannot_tell_leaves_the_view_untrusted(start, engine, worker, bad, reason):
     worker.script = lambda q: bad
