@@ -288,6 +288,20 @@ static bool must_ask_all(const struct source *s)
 static void settle(struct kvr_ingest *in, struct source *s);
 static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from);
 
+/* Content is on its way out: nobody may rely on what is left of it. A view that was never trusted keeps its reason. */
+static void distrust(struct kvr_ingest *in, struct source *s, const char *why)
+{
+    if (s->sound) kvr__view_trust(in, s, false, why);
+}
+
+/* Everything from the worker, in place of what is here. */
+static void start_over(struct kvr_ingest *in, struct source *s)
+{
+    distrust(in, s, "being restored from the start");
+    drop_view(in, s);
+    ask(in, s, true);
+}
+
 /* A store under a parent that should be there: something was missed before, and the view starts over, once in a while. */
 static bool may_rebuild(struct kvr_ingest *in, struct source *s)
 {
@@ -337,8 +351,7 @@ void kvr__view_step(struct kvr_ingest *in, struct source *s)
     if (s->incoming_at < l->n) return;
     if (s->incoming_torn && may_rebuild(in, s)) {
         drop_incoming(in, s);
-        drop_view(in, s);
-        ask(in, s, true);
+        start_over(in, s);
     } else {
         incoming_done(in, s);
     }
@@ -352,6 +365,7 @@ static void take_events(struct kvr_ingest *in, struct source *s, struct kvr_reco
     s->incoming_torn = false;
     in->incoming_n++;
     if (reply->answer.kind != KVR_RECOVER_TREE_DUMP) return;
+    distrust(in, s, "being restored from a dump");
     in->handler.on_reset(in->handler.ctx, s->user, s->st.worker);
     kvr_engine_stream_reset(&s->own.stream);
 }
@@ -361,8 +375,7 @@ static void ask_anew(struct kvr_ingest *in, struct source *s)
 {
     s->st.restarts++;
     s->mismatch = false;
-    drop_view(in, s);
-    ask(in, s, true);
+    start_over(in, s);
 }
 
 void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply)

@@ -127,8 +127,8 @@ int kvr_plane_feed_nats(struct kvr_nats *link, const char *scope, struct kvr_ing
     snprintf(subject, sizeof subject, "%s." KVR_PLANE_BEATS, scope);
     if (rc == 0) rc = kvr_nats_subscribe(link, subject, NULL, PENDING_BYTES, on_message, f, &f->beats);
     if (rc == 0) {
-        (void)kvr_nats_flush(link,
-                             SUBSCRIBE_MS); /* "up" means that the server knows of the subscriptions; while it is away, nothing is up */
+        /* "Up" means that the server knows of the subscriptions; while it is away, nothing is up. */
+        (void)kvr_nats_flush(link, SUBSCRIBE_MS);
         rc = kvr_nats_listen(link, on_state, f);
     }
     if (rc) kvr_plane_feed_close(f);

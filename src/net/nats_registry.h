@@ -17,7 +17,7 @@
 #include "net/nats_link.h"
 
 enum { KVR_REGISTRY_KEY_MAX = 128, KVR_REGISTRY_VALUE_MAX = 16384, KVR_REGISTRY_TTL_S = 5 };
-#define KVR_REGISTRY_BUCKET "kvroute-registry" /* of workers and routers */
+#define KVR_REGISTRY_BUCKET "kvroute-registry" /* of workers, routers and indexers */
 
 struct kvr_registry;
 
@@ -38,10 +38,12 @@ struct kvr_registry_config {
 
 /* Returns at once; the bucket is made when there is a connection. Returns: 0, -KVR_ENOMEM. */
 int kvr_registry_open(const struct kvr_registry_config *config, struct kvr_registry **out);
-/* Deletes what is kept. No handler runs after the return. NULL is fine. */
+/* Deletes what is kept. Soon after a reconnect it takes up to 3 s, until the client library has come to rest. No handler runs after the
+ * return. NULL is fine. */
 void kvr_registry_close(struct kvr_registry *r);
 
-/* Keeps a key, copied; a key that is kept already gets the new value. Returns: 0, -KVR_ENOMEM, -KVR_EINVAL. */
+/* Keeps a key, copied; a key that is kept already gets the new value. Returns: 0, -KVR_ENOMEM, -KVR_EINVAL (too
+ * long), -KVR_ELIMIT (256 are kept). */
 int kvr_registry_keep(struct kvr_registry *r, const char *key, const char *value, bool exclusive);
 /* Is this exclusive key ours? If not, `owner` (may be NULL) gets the value of who holds it, "" when nobody is known to. */
 bool kvr_registry_holds(struct kvr_registry *r, const char *key, char *owner, size_t cap);

@@ -148,16 +148,23 @@ static void on_end(void *ctx, void *user)
 /* indexer.{scope}.{number} in the registry of workers and routers. */
 static int announce(struct indexer *x)
 {
-    char host[64] = "", scope[96], key[KVR_REGISTRY_KEY_MAX], value[256];
-    struct kvr_registry_config rc = {
+    char host[64] = "", scope[96], key[KVR_REGISTRY_KEY_MAX], url[200];
+    struct kvr_buf value = {0};
+    struct kvr_registry_config config = {
         .link = x->nats, .bucket = KVR_REGISTRY_BUCKET, .ttl_s = KVR_REGISTRY_TTL_S, .replicas = (int)x->o->plane.nats_replicas};
     (void)gethostname(host, sizeof host - 1);
     kvr_registry_token(x->scope, scope, sizeof scope);
     snprintf(key, sizeof key, "indexer.%.90s.%llu", scope, (unsigned long long)x->instance_number);
-    snprintf(value, sizeof value, "{\"url\":\"http%s://%.100s:%llu\"}", x->tls ? "s" : "",
-             x->o->advertise_host ? x->o->advertise_host : host, (unsigned long long)x->o->port);
-    int rc2 = kvr_registry_open(&rc, &x->registry);
-    return rc2 ? rc2 : kvr_registry_keep(x->registry, key, value, false);
+    snprintf(url, sizeof url, "http%s://%.100s:%llu", x->tls ? "s" : "", x->o->advertise_host ? x->o->advertise_host : host,
+             (unsigned long long)x->o->port);
+    kvr_json_open(&value, '{');
+    kvr_json_put_str(&value, "url", url);
+    kvr_json_close(&value, '}');
+    kvr_buf_add(&value, "", 1);
+    bool kept =
+        !value.failed && kvr_registry_open(&config, &x->registry) == 0 && kvr_registry_keep(x->registry, key, value.data, false) == 0;
+    kvr_buf_free(&value);
+    return kept ? 0 : -KVR_ENOMEM;
 }
 
 static int start_plane(struct indexer *x)

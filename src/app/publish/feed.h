@@ -49,7 +49,7 @@ struct feed {
 /* Publishes the first clear. Takes the outlet. Returns: 0, or -1 with the reason in err. */
 int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, struct kvr_outlet *outlet, char *err, size_t cap);
 void feed_close(struct feed *f);
-/* Returns: what the index says. */
+/* `origin` with the engine's words and its stream, which is told when a block's last copy goes. Returns: what the index says. */
 int feed_event(struct feed *f, const struct kvr_event *ev, const struct kvr_ingest_origin *origin);
 /* Nothing that was told holds any more. */
 void feed_reset(struct feed *f);

@@ -14,7 +14,7 @@
 #include "app/serve/admin.h"
 #include "base/map64.h"
 
-enum { ROUND_MS = 1000, CALL_S = 2, ANSWER_MAX = 32 << 20, WORKERS_MAX = 16384, CALLS_MAX = 64 };
+enum { ROUND_MS = 1000, CALL_S = 2, ANSWER_MAX = 32 << 20, WORKERS_MAX = 16384, KNOWN_MAX = 1 << 20, CALLS_MAX = 64 };
 
 struct call {
     struct serve *serve;
@@ -256,6 +256,7 @@ static void take_away(struct serve *s, const struct place *p)
 static void assign(struct serve *s)
 {
     if (sh.places_n) qsort(sh.places, sh.places_n, sizeof *sh.places, by_worker);
+    if (sh.known.n >= KNOWN_MAX) kvr_map64_clear(&sh.known); /* those of now are put back at once */
     pthread_mutex_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next)
         for (uint32_t r = 0; r < w->dp_size; r++) see_rank(s, w, r);
