@@ -199,6 +199,8 @@ static void source_pause(struct kvr_ingest *in, struct source *s, bool pause)
     kvr__view_forget_repair(in, s);
     s->connected = s->st.connected = false;
     s->drop_at_ms = 0;
+    s->beat_ms = 0;
+    s->missing |= s->plane && atomic_load_explicit(&in->plane_durable, memory_order_relaxed); /* what passes is not brought again */
     kvr__view_trust(in, s, false, "paused");
 }
 

@@ -299,7 +299,7 @@ static void take_state(struct kvr_ingest *in, bool up)
         if (!s->plane || s->st.paused) continue;
         if (was && !up) kvr__view_stream_down(in, s);
         if (was || !up || s->connected) continue;
-        s->beat_ms = 0; /* nobody can have been heard */
+        if (s->beat_ms) s->beat_ms = in->now_ms; /* nobody can have been heard: from now on it is silence */
         kvr__view_connected(in, s);
     }
 }

@@ -717,14 +717,23 @@ void kvr__view_enveloped(struct kvr_ingest *in, struct source *s)
     if (s->st.batches) drop_view(in, s); /* their names say nothing of events' ids */
 }
 
+/* A durable stream has brought what it has. Its publisher may hold more, as it may be at the server later than we are: one that
+ * sends beats has to say first that this is all. */
+static void caught_up(struct kvr_ingest *in, struct source *s)
+{
+    if (s->missing && can_repair(s)) ask(in, s, must_ask_all(s));
+    else if (s->missing) kvr__view_trust(in, s, false, "events were lost and there is no recover endpoint");
+    else if (s->beat_ms) kvr__view_trust(in, s, false, "its publisher has not been heard since");
+    else if (!s->mismatch) kvr__view_trust(in, s, true, "");
+}
+
 void kvr__view_connected(struct kvr_ingest *in, struct source *s)
 {
     s->connected = s->st.connected = true;
     s->same_life = false;
     s->drop_at_ms = 0;
     if (s->plane && atomic_load_explicit(&in->plane_durable, memory_order_relaxed) && s->cursor.applied_any) {
-        if (s->missing && can_repair(s)) ask(in, s, must_ask_all(s));
-        else if (!s->missing && !s->mismatch) kvr__view_trust(in, s, true, ""); /* the stream has been caught up with */
+        caught_up(in, s);
         return;
     }
     if (!can_repair(s)) {
@@ -805,7 +814,7 @@ void kvr__view_behind(struct kvr_ingest *in, struct source *s, bool other_life)
 
 void kvr__view_confirmed(struct kvr_ingest *in, struct source *s)
 {
-    if (s->sound || s->missing || s->mismatch || !s->cursor.applied_any || !s->connected) return;
+    if (s->sound || s->missing || s->mismatch || !s->cursor.applied_any || !s->connected || kvr__view_repairing(s)) return;
     s->doubt = false;
     kvr__view_trust(in, s, true, "");
 }

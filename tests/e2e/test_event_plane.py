@@ -207,6 +207,57 @@ def test_nats_dies_and_comes_back(start, nats, kind):
              all(max(r.overlap([k * 1000 + i for i in range(64)]).values()) == 4 for k in range(20)), 20)
 
 
+@pytest.mark.parametrize("kind", ["nats", "jetstream"])
+def test_a_publisher_that_is_back_later_than_the_router(start, nats, kind):
+    """What it holds meanwhile is missed by nobody's ids: a stream that keeps events is not believed before a beat, and neither for long."""
+    proxy = Proxy(nats.port)
+    try:
+        m = start(Mock)
+        p = start(Publish, m, "--worker-id", 1, *plane(proxy.url, kind))
+        r = start(Serve, [f"http://127.0.0.1:{m.port},id=1,recover={p.url}"], *plane(nats.url, kind))
+        wait_for("trust", lambda: r.view().get("trusted"))
+        assert r.complete(TOKENS).status == 200
+        wait_for("the blocks", lambda: r.overlap(TOKENS) == {(1, 0): 2})
+        wait_for("beats", lambda: r.metric("event_plane_beats_total") >= 1)
+        proxy.cut()
+        nats.kill()
+        wait_for("distrust", lambda: not r.view()["trusted"], 20)
+        nats.start()
+        seen = []
+
+        def silent():
+            v = r.view()
+            seen.append(v["trusted"])
+            return not v["trusted"] and "silent" in v["reason"]
+        wait_for("silence is noticed", silent, 20)
+        assert kind == "nats" or not any(seen)  # over plain NATS the worker itself has been asked
+        later = [9000 + i for i in range(64)]
+        assert r.complete(later).status == 200
+        proxy.heal()
+        wait_for("trust again", lambda: r.view()["trusted"], 20)
+        assert r.overlap(TOKENS) == {(1, 0): 2} and r.overlap(later) == {(1, 0): 4}
+    finally:
+        proxy.stop()
+
+
+def test_what_a_durable_stream_brought_during_a_pause(start, nats):
+    """It is not brought again: the worker is asked."""
+    m = start(Mock)
+    p = start(Publish, m, "--worker-id", 1, *plane(nats.url, "jetstream"))
+    ix = start(Indexer, "--test-endpoints", *plane(nats.url, "jetstream"), ready=False)
+    ix.post("/register", {"instance_id": 1, "endpoint": "plane", "model_name": "m", "block_size": 16, "recover_endpoint": p.url}, 201)
+    r = start(Serve, [f"http://127.0.0.1:{m.port},id=1,recover={p.url}"], *plane(nats.url, "jetstream"))
+    assert r.complete(TOKENS).status == 200
+    wait_for("the blocks", lambda: ix.scores(TOKENS) == {(1, 0): 32})
+    ix.post("/test/pause_listener", {"instance_id": 1})
+    later = [9000 + i for i in range(64)]
+    assert r.complete(later).status == 200
+    wait_for("the router has them", lambda: r.overlap(later) == {(1, 0): 4})
+    ix.post("/test/resume_listener", {"instance_id": 1})
+    wait_for("trust", ix.trusted)
+    assert ix.scores(later) == {(1, 0): 64}
+
+
 def test_starts_before_there_is_a_server(start):
     """Everything starts without NATS, says so, and works when it comes."""
     port = free_ports()
