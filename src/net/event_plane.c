@@ -59,7 +59,8 @@ void kvr_stamp_envelope(struct kvr_stamp *s, const char *topic, const struct kvr
                              .topic = topic,
                              .topic_len = (uint32_t)strlen(topic),
                              .payload = payload->data,
-                             .payload_len = (uint32_t)payload->len};
+                             .payload_len = (uint32_t)payload->len,
+                             .beats = s->beats};
     kvr_envelope_write(out, &e);
 }
 

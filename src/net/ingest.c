@@ -200,7 +200,7 @@ static void source_pause(struct kvr_ingest *in, struct source *s, bool pause)
     s->connected = s->st.connected = false;
     s->drop_at_ms = 0;
     s->beat_ms = 0;
-    s->missing |= s->plane && atomic_load_explicit(&in->plane_durable, memory_order_relaxed); /* what passes is not brought again */
+    s->missing |= kvr__plane_is_durable(in, s); /* what passes is not brought again */
     kvr__view_trust(in, s, false, "paused");
 }
 

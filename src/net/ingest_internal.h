@@ -95,8 +95,8 @@ struct source {
     double publisher_since;             /* stamp of its first */
     uint64_t event_ms;                  /* its last event was applied then */
     uint64_t heard_ms;                  /* an event or a beat came */
-    uint64_t beat_ms;                   /* its last beat; 0: it sends none, as far as is known */
-    uint64_t behind_ms, behind_id;      /* a beat told of this event then, and it was not here */
+    uint64_t beat_ms;                   /* its last beat, or when one was expected first; 0: it sends none, as far as is known */
+    uint64_t behind_ms;                 /* a beat told then of an event that was not here; 0: none */
     uint64_t orphans_until;             /* after a tree dump: up to here a store may lack its parent */
     struct kvr_recover_reply *incoming; /* being applied */
     size_t incoming_at;
@@ -217,7 +217,8 @@ int kvr__plane_init(struct kvr_ingest *in);
 void kvr__plane_free(struct kvr_ingest *in);
 void kvr__plane_attach(struct kvr_ingest *in, struct source *s); /* a source begins, ends */
 void kvr__plane_detach(struct kvr_ingest *in, struct source *s);
-void kvr__plane_take(struct kvr_ingest *in); /* what has come since */
+bool kvr__plane_is_durable(const struct kvr_ingest *in, const struct source *s); /* fed by a stream that keeps its events */
+void kvr__plane_take(struct kvr_ingest *in);                                     /* what has come since */
 void kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg);
 /* The last frame of a message of this source's own socket. */
 void kvr__plane_frame(struct kvr_ingest *in, struct source *s, const char *data, size_t len);

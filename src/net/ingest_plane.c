@@ -144,6 +144,11 @@ void kvr__plane_detach(struct kvr_ingest *in, struct source *s)
         if (o != s && o->plane && key_of(o->st.worker) == key_of(s->st.worker)) kvr__plane_attach(in, o);
 }
 
+bool kvr__plane_is_durable(const struct kvr_ingest *in, const struct source *s)
+{
+    return s->plane && atomic_load_explicit(&in->plane_durable, memory_order_relaxed);
+}
+
 /* ---- messages ------------------------------------------------------------------------------------------------- */
 
 bool kvr__plane_decode(struct kvr_ingest *in, const char *data, size_t len, uint64_t *publisher)
@@ -160,6 +165,7 @@ struct taking {
     struct kvr_ingest *in;
     struct plane_head head;
     struct source *only; /* events of one socket; NULL: of the shared stream */
+    bool beats;          /* their publisher sends beats */
     bool live;           /* of a durable stream, ahead of its storing: taken when it is what comes next, else left to the stream */
 };
 
@@ -193,6 +199,7 @@ static int take_event(void *ctx, const struct kvr_plane_place *place)
     if (!s || s->st.paused) return 0;
     bool same = t->head.publisher && s->publisher == t->head.publisher;
     if (t->live && (!in->plane_up || !s->connected || kvr__view_repairing(s) || !same || place->event_id != s->cursor.next)) return 0;
+    if (t->beats && !s->beat_ms) s->beat_ms = in->now_ms;
     heard(in, s);
     if (same && place->event_id < s->cursor.next) s->st.stale_batches++;
     else hand_over(t, s, place);
@@ -218,7 +225,7 @@ void kvr__plane_frame(struct kvr_ingest *in, struct source *s, const char *data,
               kvr_envelope_read(envelope, envelope_len, &in->plane_scratch, &e) == 0;
     in->plane_scratch.failed = false;
     if (ok && !s->enveloped) kvr__view_enveloped(in, s);
-    struct taking t = {in, {ok ? (double)e.published_at_ms * 1e-3 : 0, ok ? e.publisher : 0}, s, false};
+    struct taking t = {in, {ok ? (double)e.published_at_ms * 1e-3 : 0, ok ? e.publisher : 0}, s, false, false};
     if (ok && kvr_envelope_is(&e, KVR_PLANE_EVENTS)) ok = kvr_plane_events_each(e.payload, e.payload_len, take_own_event, &t) == 0;
     s->st.decode_errors += !ok;
 }
@@ -238,7 +245,15 @@ static int take_json(struct kvr_ingest *in, const struct plane_message *m)
     return kvr_plane_events_each(in->plane_scratch.data, in->plane_scratch.len, take_event, &t);
 }
 
-static void take_beat(struct kvr_ingest *in, uint64_t publisher, const struct kvr_beat *b)
+/* A worker's answer does not name the publisher: a beat that tells of the same last event does. */
+static void learn_publisher(struct source *s, const struct plane_head *h)
+{
+    if (s->publisher || !s->cursor.applied_any) return;
+    s->publisher = h->publisher;
+    s->publisher_since = h->ts;
+}
+
+static void take_beat(struct kvr_ingest *in, const struct plane_head *h, const struct kvr_beat *b)
 {
     struct source *s = source_of(in, b->worker);
     in->plane_stats.beats++;
@@ -248,13 +263,17 @@ static void take_beat(struct kvr_ingest *in, uint64_t publisher, const struct kv
     }
     s->beat_ms = in->now_ms;
     heard(in, s);
-    bool other = s->publisher && s->publisher != publisher, has_all = b->last_event_id < s->cursor.next && !other;
-    if (kvr__view_repairing(s) || s->retry_at_ms || has_all || (b->last_event_id == 0 && !s->cursor.applied_any)) {
+    uint64_t last = b->last_event_id, next = s->cursor.next;
+    bool even = last + 1 == next || (last == 0 && next == 0), known = s->publisher != 0;
+    bool other = known ? s->publisher != h->publisher : last + 1 < next, has_all = known ? !other && last < next : even;
+    bool busy = kvr__view_repairing(s) || s->retry_at_ms || !in->plane_up; /* not up: a durable stream is being caught up with */
+    if (busy || has_all || (last == 0 && !s->cursor.applied_any)) {
         s->behind_ms = 0;
-        if (has_all && b->last_event_id + 1 == s->cursor.next) kvr__view_confirmed(in, s);
+        if (busy || !has_all) return;
+        learn_publisher(s, h);
+        kvr__view_confirmed(in, s);
     } else if (!s->behind_ms) {
         s->behind_ms = in->now_ms;
-        s->behind_id = b->last_event_id;
     } else if (in->now_ms - s->behind_ms >= BEHIND_MS && in->now_ms - s->event_ms >= BEHIND_MS) {
         s->behind_ms = 0;
         kvr__view_behind(in, s, other);
@@ -270,11 +289,12 @@ static int take_envelope(struct kvr_ingest *in, const struct plane_message *m)
     struct taking t = {in,
                        {(double)e.published_at_ms * 1e-3, e.publisher},
                        NULL,
+                       e.beats,
                        !m->position && atomic_load_explicit(&in->plane_durable, memory_order_relaxed)};
     if (kvr_envelope_is(&e, KVR_PLANE_EVENTS)) return kvr_plane_events_each(e.payload, e.payload_len, take_event, &t);
     if (!kvr_envelope_is(&e, KVR_PLANE_BEATS)) return 0; /* something else that travels here */
     rc = kvr_beat_read(e.payload, e.payload_len, &beat);
-    if (rc == 0) take_beat(in, e.publisher, &beat);
+    if (rc == 0) take_beat(in, &t.head, &beat);
     return rc;
 }
 
@@ -364,7 +384,8 @@ void kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *a
     for (const struct source *s = in->sources; s && views; s = s->next) {
         if (!s->plane) continue;
         bool whole = s->cursor.applied_any && !s->missing && !s->mismatch && !kvr__view_repairing(s) && !s->retry_at_ms;
-        views[n++] = (struct kvr_plane_view){{s->st.worker, s->cursor.next, s->publisher, s->publisher_since}, whole, s->user};
+        views[n++] =
+            (struct kvr_plane_view){{s->st.worker, s->cursor.next, s->publisher, s->publisher_since, s->beat_ms != 0}, whole, s->user};
     }
     if (views) fn(arg, in->plane_stats.position, views, n);
     free(views);

@@ -23,6 +23,8 @@
 #include <stdlib.h>
 #include <zmq.h>
 
+#include "wire/plane_event.h"
+
 /* ---- trust ------------------------------------------------------------------------------------------- */
 
 static const char *objection(const struct source *s)
@@ -32,6 +34,10 @@ static const char *objection(const struct source *s)
 
 void kvr__view_trust(struct kvr_ingest *in, struct source *s, bool trusted, const char *reason)
 {
+    if (trusted && !s->connected && kvr__plane_is_durable(in, s)) {
+        trusted = false;
+        reason = "the stream is being caught up with";
+    }
     s->sound = trusted;
     if (trusted && objection(s)) {
         trusted = false;
@@ -657,6 +663,8 @@ static enum kvr_cursor_verdict plane_verdict(struct kvr_ingest *in, struct sourc
     if (!publisher) return seen ? kvr__cursor_replay(&s->cursor, seq) : kvr__cursor_live(&s->cursor, seq, in->batch.ts);
     if (s->publisher && s->publisher != publisher)
         return in->batch.ts < s->publisher_since ? KVR_CURSOR_STALE : KVR_CURSOR_RESTART; /* of its life before, or after */
+    bool first = !s->publisher && seq == KVR_PLANE_FIRST_EVENT && begins_anew(in, s);
+    if (first && s->cursor.next > KVR_PLANE_FIRST_EVENT + 1) return KVR_CURSOR_RESTART; /* the content is of the life before */
     if (!s->publisher) s->publisher_since = in->batch.ts;
     s->publisher = publisher;
     enum kvr_cursor_verdict v = kvr__cursor_replay(&s->cursor, seq);
@@ -732,7 +740,7 @@ void kvr__view_connected(struct kvr_ingest *in, struct source *s)
     s->connected = s->st.connected = true;
     s->same_life = false;
     s->drop_at_ms = 0;
-    if (s->plane && atomic_load_explicit(&in->plane_durable, memory_order_relaxed) && s->cursor.applied_any) {
+    if (kvr__plane_is_durable(in, s) && s->cursor.applied_any) {
         caught_up(in, s);
         return;
     }
@@ -774,10 +782,10 @@ void kvr__view_restored(struct kvr_ingest *in, struct source *s, const struct kv
     s->cursor.last_ts = 0;
     s->publisher = c->publisher;
     s->publisher_since = c->ts;
+    if (c->beats) s->beat_ms = in->now_ms;
     s->missing = false;
     s->st.recovered_dumps++;
     kvr__view_note_cursor(s);
-    (void)in;
 }
 
 static void cut_off(struct kvr_ingest *in, struct source *s, const char *why)
@@ -803,6 +811,10 @@ void kvr__view_stream_down(struct kvr_ingest *in, struct source *s)
 
 void kvr__view_behind(struct kvr_ingest *in, struct source *s, bool other_life)
 {
+    if (kvr__plane_is_durable(in, s) && !can_repair(s) && !other_life) {
+        distrust(in, s, "events are missing"); /* the stream may bring them yet; if not, the next event shows the gap */
+        return;
+    }
     s->st.gaps++;
     s->st.restarts += other_life;
     if (other_life) s->has_epoch = false;
@@ -814,7 +826,7 @@ void kvr__view_behind(struct kvr_ingest *in, struct source *s, bool other_life)
 
 void kvr__view_confirmed(struct kvr_ingest *in, struct source *s)
 {
-    if (s->sound || s->missing || s->mismatch || !s->cursor.applied_any || !s->connected || kvr__view_repairing(s)) return;
+    if (s->sound || s->missing || s->mismatch || !s->cursor.applied_any || !s->connected) return;
     s->doubt = false;
     kvr__view_trust(in, s, true, "");
 }

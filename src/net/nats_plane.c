@@ -90,6 +90,7 @@ int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker 
     snprintf(o->base.where, sizeof o->base.where, "nats %s", o->events);
     pthread_mutex_init(&o->lock, NULL);
     kvr_stamp_init(&o->stamp);
+    o->stamp.beats = true;
     *out = &o->base;
     return 0;
 }

@@ -25,7 +25,7 @@
 #define KVR_PLANE_EVENTS "kv-events"
 #define KVR_PLANE_BEATS  "kv-beats"
 
-enum { KVR_PLANE_VERSION = 1, KVR_PLANE_FRAME_HEAD = 5 };
+enum { KVR_PLANE_VERSION = 1, KVR_PLANE_FRAME_HEAD = 5, KVR_PLANE_FIRST_EVENT = 1 /* id of a life's first event, a clear */ };
 
 struct kvr_envelope {
     uint64_t publisher, sequence, published_at_ms;
@@ -33,6 +33,7 @@ struct kvr_envelope {
     uint32_t topic_len;
     const char *payload;
     uint32_t payload_len;
+    bool beats; /* its publisher sends beats: silence means that it is gone */
 };
 
 struct kvr_beat {

@@ -30,13 +30,14 @@ void kvr_snapshot_event_write(struct kvr_buf *out, const struct kvr_event *ev)
 void kvr_snapshot_cursor_write(struct kvr_buf *out, const struct kvr_snapshot_cursor *c)
 {
     if (kvr_buf_reserve(out, SMALL)) return;
-    char *start = out->data + out->len, *p = mp_encode_array(start, 6);
+    char *start = out->data + out->len, *p = mp_encode_array(start, 7);
     p = mp_encode_uint(p, 1);
     p = mp_encode_uint(p, c->worker.worker_id);
     p = mp_encode_uint(p, c->worker.dp_rank);
     p = mp_encode_uint(p, c->next);
     p = mp_encode_uint(p, c->publisher);
     p = mp_encode_double(p, c->ts);
+    p = mp_encode_bool(p, c->beats);
     out->len += (size_t)(p - start);
 }
 
@@ -90,6 +91,8 @@ static int read_cursor(struct kvr_snapshot_reader *r, const char **p, struct kvr
     struct kvr_snapshot_cursor c = {.worker = w};
     if (!take_uint(p, UINT64_MAX, &c.next) || !take_uint(p, UINT64_MAX, &c.publisher) || mp_typeof(**p) != MP_DOUBLE) return -KVR_EFORMAT;
     c.ts = mp_decode_double(p);
+    if (mp_typeof(**p) != MP_BOOL) return -KVR_EFORMAT;
+    c.beats = mp_decode_bool(p);
     return r->on_cursor(r->ctx, &c);
 }
 
@@ -107,9 +110,7 @@ int kvr_snapshot_read(struct kvr_snapshot_reader *r, const char *data, size_t le
     while (p < end) {
         uint64_t kind, id, rank;
         uint32_t n = mp_decode_array(&p);
-        if (n < 6 || !take_uint(&p, 1, &kind) || n != (kind ? 6 : 7) || !take_uint(&p, UINT64_MAX, &id) ||
-            !take_uint(&p, UINT32_MAX, &rank))
-            return -KVR_EFORMAT;
+        if (n != 7 || !take_uint(&p, 1, &kind) || !take_uint(&p, UINT64_MAX, &id) || !take_uint(&p, UINT32_MAX, &rank)) return -KVR_EFORMAT;
         struct kvr_worker w = {id, (uint32_t)rank};
         int rc = kind ? read_cursor(r, &p, w) : read_event(r, &p, w);
         if (rc) return rc;

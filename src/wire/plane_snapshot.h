@@ -4,7 +4,7 @@
  *
  *     [0, worker, rank, tier, parent | nil, start position | nil, blocks]     a store; blocks: 16 bytes each, block hash and tokens
  *                                                                             hash, little-endian, in one bin
- *     [1, worker, rank, next event id, publisher, stamp]                      where that rank's events go on
+ *     [1, worker, rank, next event id, publisher, stamp, it sends beats]      where that rank's events go on
  *
  * A rank without the second kind is not whole. Readers borrow the bytes.
  */
@@ -15,12 +15,11 @@
 
 #include "base/buf.h"
 
-enum { KVR_SNAPSHOT_FORMAT = 1 };
-
 struct kvr_snapshot_cursor {
     struct kvr_worker worker;
     uint64_t next, publisher;
     double ts;
+    bool beats;
 };
 
 struct kvr_snapshot_reader {

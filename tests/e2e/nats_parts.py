@@ -167,7 +167,7 @@ class Proxy:
 
     def __init__(self, target):
         self.target, self.port, self.stopping = target, free_ports(), False
-        self.talks = threading.Event()
+        self.talks, self.still = threading.Event(), threading.Event()
         self.talks.set()
         self.listener = socket.socket()
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -182,7 +182,9 @@ class Proxy:
         return f"nats://127.0.0.1:{self.port}"
 
     def cut(self):
+        self.still.clear()
         self.talks.clear()
+        assert self.still.wait(10)  # what was on its way has passed
 
     def heal(self):
         self.talks.set()
@@ -205,6 +207,8 @@ class Proxy:
 
     def _run(self):
         while not self.stopping:
+            if not self.talks.is_set():
+                self.still.set()
             self.talks.wait()  # meanwhile nothing is read, nobody is let in; connections stay open, as far as they know
             for s in select.select([self.listener, *self.pairs], [], [], 0.05)[0]:
                 if s is self.listener:

@@ -137,6 +137,50 @@ def test_beats_tell_of_a_lost_tail(start, nats, client):
     worker.close()
 
 
+@pytest.mark.parametrize("told_by", ["its first event", "beats"])
+def test_another_life_of_a_publisher_that_had_not_spoken(start, nats, client, told_by):
+    """What a worker answered does not name its publisher: should that be another soon after, with smaller ids, they are not old ones."""
+    last = 100
+    worker = ScriptedServer(lambda q: {"TreeDump": {"epoch": last, "events": [{"worker_id": 7, "event": {
+        "event_id": 0, "data": stored([1], HASHES[:1]), "dp_rank": 0}}] if last > 1 else [], "last_event_id": last}}, "/kv_recover")
+    s = select_on(start, nats.url)
+    add_worker(s, 7, recover_endpoint=worker.url)
+    wait_for("its content", lambda: s.view(7).get("trusted") and overlap(s) == {(7, 0): 1})
+    stays("trust", lambda: s.view(7)["trusted"], 0.5)  # it has also been asked once more
+    last = 1
+    if told_by == "beats":
+        def beats():
+            client.publish(BEATS, envelope(5, 1, {"worker_id": 7, "dp_rank": 0, "last_event_id": 1}, topic="kv-beats"))
+            return True
+        wait_for("the worker is asked", lambda: beats() and s.view(7)["trusted"] and overlap(s) == {(7, 0): 0})
+    else:
+        client.publish(EVENTS, envelope(5, 0, router_event(7, 1, "cleared")))
+        wait_for("the clear", lambda: s.view(7)["trusted"] and overlap(s) == {(7, 0): 0})
+    wait_for("the restart is counted", lambda: s.view(7)["restarts"] == 1)
+    client.publish(EVENTS, envelope(5, 2, router_event(7, 2, stored([1], HASHES[:2]))))
+    wait_for("its events", lambda: overlap(s) == {(7, 0): 1})
+    worker.close()
+
+
+def test_a_beat_before_its_event_on_a_durable_stream(start, nats, client):
+    """Nobody can be asked: the view waits, untrusted, for what the stream may still bring, and is not thrown away."""
+    r = start(Select, "--block-size", 4, *plane(nats.url, "jetstream"))
+    wait_for("the event plane", lambda: r.metric("event_plane_up") == 1)
+    add_worker(r, 7)
+
+    def beats(last):
+        client.publish(BEATS, envelope(5, 0, {"worker_id": 7, "dp_rank": 0, "last_event_id": last}, topic="kv-beats"))
+        return True
+    client.publish(EVENTS, envelope(5, 0, router_event(7, 1, "cleared"), beats=True))
+    client.publish(EVENTS, envelope(5, 1, router_event(7, 2, stored([1], HASHES[:1])), beats=True))
+    wait_for("the block", lambda: beats(2) and overlap(r) == {(7, 0): 1} and r.view(7)["trusted"])
+    wait_for("distrust", lambda: beats(3) and not r.view(7)["trusted"])
+    assert "missing" in r.view(7)["reason"] and overlap(r) == {(7, 0): 1} and r.view(7)["gaps"] == 0
+    client.publish(EVENTS, envelope(5, 2, router_event(7, 3, stored([2], HASHES[1:2], parent=1)), beats=True))
+    wait_for("trust", lambda: beats(3) and r.view(7)["trusted"])
+    assert overlap(r) == {(7, 0): 2} and r.view(7)["gaps"] == 0
+
+
 @pytest.mark.parametrize("kind", ["nats", "jetstream"])
 def test_a_silent_publisher_is_not_believed(start, nats, kind):
     """Its beats end: the view is untrusted at once, and dropped; a router that never heard one waits for the first."""
@@ -236,6 +280,38 @@ def test_a_publisher_that_is_back_later_than_the_router(start, nats, kind):
         proxy.heal()
         wait_for("trust again", lambda: r.view()["trusted"], 20)
         assert r.overlap(TOKENS) == {(1, 0): 2} and r.overlap(later) == {(1, 0): 4}
+    finally:
+        proxy.stop()
+
+
+@pytest.mark.parametrize("threshold", [1, 1000])
+def test_a_new_router_knows_who_sends_beats(start, nats, threshold):
+    """From the events themselves, or from the snapshot: it does not believe what a publisher that is cut off has left in the stream."""
+    proxy = Proxy(nats.port)
+    try:
+        m = start(Mock)
+        p = start(Publish, m, "--worker-id", 1, *plane(proxy.url, "jetstream"))
+        workers = [f"http://127.0.0.1:{m.port},id=1,recover={p.url}"]
+        more = [*plane(nats.url, "jetstream"), "--router-snapshot-threshold", threshold]
+        old = start(Serve, workers, *more)
+        wait_for("trust", lambda: old.view().get("trusted"))
+        for k in range(4):
+            assert old.complete([1000 * k + i for i in range(32)]).status == 200
+        wait_for("the blocks", lambda: old.overlap(list(range(3000, 3032))) == {(1, 0): 2})
+        if threshold == 1:
+            wait_for("a snapshot", lambda: old.metric("durable_written_snapshots_total") >= 1, 20)
+        proxy.cut()
+        new = start(Serve, workers, *more)
+        seen = []
+
+        def silent():
+            v = new.view()
+            seen.append(v.get("trusted"))
+            return v.get("reason") and "silent" in v["reason"]
+        wait_for("silence is noticed", silent, 20)
+        assert not any(seen) and new.metric("durable_loaded_snapshots_total") == (threshold == 1)
+        proxy.heal()
+        wait_for("trust", lambda: new.view()["trusted"] and new.overlap(list(range(3000, 3032))) == {(1, 0): 2}, 20)
     finally:
         proxy.stop()
 

@@ -44,7 +44,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (kvr_envelope_read(text, size, &scratch, &e) == 0) {
         kvr_envelope_write(&out, &e);
         KVR_ASSERT(!out.failed && kvr_envelope_read(out.data, out.len, &scratch2, &e2) == 0);
-        KVR_ASSERT(e2.publisher == e.publisher && e2.sequence == e.sequence && e2.published_at_ms == e.published_at_ms);
+        KVR_ASSERT(e2.publisher == e.publisher && e2.sequence == e.sequence && e2.published_at_ms == e.published_at_ms &&
+                   e2.beats == e.beats);
         KVR_ASSERT(e2.topic_len == e.topic_len && (e.topic_len == 0 || memcmp(e2.topic, e.topic, e.topic_len) == 0));
         KVR_ASSERT(e2.payload_len == e.payload_len && (e.payload_len == 0 || memcmp(e2.payload, e.payload, e.payload_len) == 0));
         (void)kvr_plane_events_each(e.payload, e.payload_len, check_event, &l);

@@ -4,6 +4,8 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "wire/plane_event.h"
+
 enum { SALTS_MAX = 1 << 16, COPIES_MAX = 1 << 26 };
 
 /* ---- salts ---------------------------------------------------------------------------------------------------- */
@@ -231,7 +233,7 @@ int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, st
     f->outlet = outlet;
     f->worker = c.worker;
     f->block_size = c.block_size;
-    f->next_id = 1;
+    f->next_id = KVR_PLANE_FIRST_EVENT;
     if (kvr_local_index_create(&c, &f->index)) {
         snprintf(err, cap, "out of memory");
         return -1;
