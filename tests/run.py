@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SUPPRESSIONS = os.path.join(ROOT, "scripts/tsan.supp")
 ENV = {
-    "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1", "KVROUTE_SLOW": "3"},
-    "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
+    "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1:handle_abort=1", "UBSAN_OPTIONS": "print_stacktrace=1", "KVROUTE_SLOW": "3"},
+    "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
 }
 passed = failed = 0
 

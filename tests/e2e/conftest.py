@@ -29,22 +29,37 @@ SLOW = float(os.environ.get("KVROUTE_SLOW", "1"))  # sanitizers are slower
 os.environ.setdefault("ASAN_OPTIONS", "quarantine_size_mb=8")
 
 
-_next_port = 20000 + (os.getpid() * 137) % 30000
+FIRST_PORT, BLOCK, BLOCKS = 10000, 1000, 22  # below those that the kernel gives to whoever connects
+
+
+def _claim_block():
+    """Ports that no other test process hands out: the first of them is held as long as this one lives."""
+    for k in range(BLOCKS):
+        guard, first = socket.socket(), FIRST_PORT + BLOCK * ((os.getpid() + k) % BLOCKS)
+        try:
+            guard.bind(("127.0.0.1", first))
+            return guard, first
+        except OSError:
+            guard.close()
+    raise RuntimeError("too many test processes: no block of ports is free")
+
+
+_guard, _block = _claim_block()
+_next_port = _block + 1
 
 
 def free_ports(n=1):
     """n consecutive free ports."""
     global _next_port
     while True:
-        _next_port = 20000 + (_next_port - 20000 + 7) % 30000
+        port = _next_port if _next_port + n <= _block + BLOCK else _block + 1
+        _next_port = port + n
         socks = []
         try:
             for i in range(n):
                 s = socket.socket()
                 socks.append(s)
-                s.bind(("127.0.0.1", _next_port + i))
-            port = _next_port
-            _next_port += n
+                s.bind(("127.0.0.1", port + i))
             return port
         except OSError:
             continue

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -58,6 +59,7 @@ static void server_run(struct server *s)
     s->pid = fork();
     if (s->pid == 0) {
         int null = open("/dev/null", O_WRONLY);
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails does not leave it behind */
         dup2(null, 1);
         dup2(null, 2);
         execlp("nats-server", "nats-server", "-a", "127.0.0.1", "-p", port, "-js", "-sd", s->dir, (char *)NULL);

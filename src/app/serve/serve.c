@@ -49,16 +49,18 @@ static void *loop_main(void *arg)
 {
     struct loop *l = arg;
     uv_run(&l->uv, UV_RUN_DEFAULT);
+    return NULL;
+}
+
+/* Its thread has ended. `wake` stays open until loop_free: another thread may be about to use it. */
+static void loop_end(struct loop *l)
+{
     proxy_cancel_all(l);
     kvr_http_server_close(l->server);
     remote_close(l);
     kvr_http_client_close(l->client);
-    uv_close((uv_handle_t *)&l->wake, NULL);
-    uv_run(&l->uv, UV_RUN_DEFAULT);
-    uv_walk(&l->uv, close_handle, NULL);
-    uv_run(&l->uv, UV_RUN_DEFAULT);
-    uv_loop_close(&l->uv);
-    return NULL;
+    uv_unref((uv_handle_t *)&l->wake);
+    while (uv_run(&l->uv, UV_RUN_DEFAULT)) continue; /* a late wake-up stops it */
 }
 
 static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
@@ -86,8 +88,12 @@ static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
     return l;
 }
 
+/* No other thread is left. */
 static void loop_free(struct loop *l)
 {
+    uv_walk(&l->uv, close_handle, NULL);
+    uv_run(&l->uv, UV_RUN_DEFAULT);
+    uv_loop_close(&l->uv);
     ctx_list_free(&l->ctxs);
     free(l->allowed);
     kvr_json_parser_free(l->json);
@@ -211,17 +217,10 @@ static int start_loops(struct serve *s)
 
 static void stop_loops(struct serve *s, bool started)
 {
-    for (size_t i = 0; i < s->loops_n; i++) {
-        struct loop *l = s->loops[i];
-        atomic_store(&l->stop, true);
-        if (started) {
-            uv_async_send(&l->wake);
-            pthread_join(l->thread, NULL);
-        } else {
-            uv_stop(&l->uv);
-            loop_main(l);
-        }
-    }
+    for (size_t i = 0; i < s->loops_n; i++) atomic_store(&s->loops[i]->stop, true);
+    if (started) wake_loops(s);
+    for (size_t i = 0; started && i < s->loops_n; i++) pthread_join(s->loops[i]->thread, NULL);
+    for (size_t i = 0; i < s->loops_n; i++) loop_end(s->loops[i]);
 }
 
 static void announce(const struct serve *s)
