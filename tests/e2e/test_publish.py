@@ -41,7 +41,7 @@ def test_ids_duplicates_and_every_answer(start, hand):
     hand.removed([2])                # of which one goes: nobody is told
     hand.removed([2])
     hand.stored([3], TOKENS[8:12], parent=1)
-    wait_for("5 events", lambda: p.status()["newest_id"] == 5)
+    hand.until("5 events", lambda: p.status()["newest_id"] == 5)
     status, answer = p.recover(start=2)
     assert status == 200 and kinds(answer, "Events") == [(2, "stored"), (3, "stored"), (4, "removed"), (5, "stored")]
     stored = answer["Events"]["events"][0]
@@ -87,7 +87,7 @@ def test_published_again_in_engine_framing(start, hand, zctx):
         first += 2
         return s.poll(50)
     hand.until("the subscription", comes_and_goes)
-    wait_for("the last of these", lambda: s.poll(50) and int.from_bytes(s.recv_multipart()[1], "big") == first - 1)
+    hand.until("the last of these", lambda: s.poll(50) and int.from_bytes(s.recv_multipart()[1], "big") == first - 1)
     hand.send(hand.batch(["BlockStored", [1], None, TOKENS[:4], 4, None, "GPU", "adapter", [["dynamo-cache-salt:tenant"]]]))
     hand.send(hand.batch(["BlockStored", [2], 1, TOKENS[4:8], 4, None, "GPU", "adapter"]))  # inherits the salt
     hand.send(hand.batch(["BlockStored", [3], None, [[t, t + 1] for t in TOKENS[:4]], 4, None, "GPU", None]))
@@ -96,7 +96,7 @@ def test_published_again_in_engine_framing(start, hand, zctx):
     hand.send(hand.batch({"type": "BlockStored", "block_hashes": [6], "token_ids": TOKENS[16:20], "block_size": 4, "parent_block_hash": None},
                          {"type": "BlockRemoved", "block_hashes": [6, 99]}))
     messages = []
-    wait_for("7 messages", lambda: [messages.append(s.recv_multipart()) for _ in iter(lambda: s.poll(10), 0)] is None or len(messages) >= 7)
+    hand.until("7 messages", lambda: [messages.append(s.recv_multipart()) for _ in iter(lambda: s.poll(10), 0)] is None or len(messages) >= 7)
     events = [msgpack.unpackb(m[2])[1][0] for m in messages]
     assert all(m[0] == b"" for m in messages)
     assert [int.from_bytes(m[1], "big") for m in messages] == list(range(first, first + 7))  # the sequence is the id
