@@ -65,7 +65,7 @@ void kvr_nats_outlet_envelope(struct kvr_outlet *o, const struct kvr_event *ev, 
 /* What envelopes of one publisher have in common. */
 struct kvr_stamp {
     uint64_t publisher, sequence;
-    bool beats;
+    bool beats; /* its publisher sends them */
 };
 void kvr_stamp_init(struct kvr_stamp *s); /* a random publisher id, 53 bits */
 /* An envelope around the payload; counts the sequence on. */
