@@ -284,6 +284,7 @@ static bool exchange(struct kvr_ingest *in)
 {
     char drain[64];
     while (zmq_recv(in->wake_out, drain, sizeof drain, ZMQ_DONTWAIT) >= 0) continue;
+    struct plane_message *messages = kvr__plane_waiting(in); /* before the commands: see ingest_plane.c */
     pthread_mutex_lock(&in->lock);
     struct command *c = in->commands;
     in->commands = NULL;
@@ -295,7 +296,7 @@ static bool exchange(struct kvr_ingest *in)
         run_command(in, c);
         c = next;
     }
-    if (!stop) kvr__plane_take(in);
+    kvr__plane_take(in, messages, !stop);
     return !stop;
 }
 

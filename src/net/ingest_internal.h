@@ -217,8 +217,9 @@ int kvr__plane_init(struct kvr_ingest *in);
 void kvr__plane_free(struct kvr_ingest *in);
 void kvr__plane_attach(struct kvr_ingest *in, struct source *s); /* a source begins, ends */
 void kvr__plane_detach(struct kvr_ingest *in, struct source *s);
-bool kvr__plane_is_durable(const struct kvr_ingest *in, const struct source *s); /* fed by a stream that keeps its events */
-void kvr__plane_take(struct kvr_ingest *in);                                     /* what has come since */
+bool kvr__plane_is_durable(const struct kvr_ingest *in, const struct source *s);     /* fed by a stream that keeps its events */
+struct plane_message *kvr__plane_waiting(struct kvr_ingest *in);                     /* what has come since, for kvr__plane_take */
+void kvr__plane_take(struct kvr_ingest *in, struct plane_message *list, bool apply); /* applies, or not, and frees */
 void kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg);
 /* The last frame of a message of this source's own socket. */
 void kvr__plane_frame(struct kvr_ingest *in, struct source *s, const char *data, size_t len);

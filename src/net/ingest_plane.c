@@ -12,6 +12,9 @@
  *
  * The queue is bounded in bytes. What finds it full is refused: of a plain stream it is then lost, which the ids show; a
  * durable one offers it again.
+ *
+ * What waits is taken from the queue before the commands are, and applied after them: a message that came after
+ * kvr_ingest_add returned finds its source.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -364,7 +367,7 @@ static void take_one(struct kvr_ingest *in, const struct plane_message *m)
     }
 }
 
-void kvr__plane_take(struct kvr_ingest *in)
+struct plane_message *kvr__plane_waiting(struct kvr_ingest *in)
 {
     struct kvr_plane_queue *q = &in->plane;
     pthread_mutex_lock(&q->lock);
@@ -373,7 +376,12 @@ void kvr__plane_take(struct kvr_ingest *in)
     q->tail = &q->head;
     q->bytes = 0;
     pthread_mutex_unlock(&q->lock);
-    for (const struct plane_message *m = list; m; m = m->next) take_one(in, m);
+    return list;
+}
+
+void kvr__plane_take(struct kvr_ingest *in, struct plane_message *list, bool apply)
+{
+    for (const struct plane_message *m = list; m && apply; m = m->next) take_one(in, m);
     free_messages(list);
 }
 

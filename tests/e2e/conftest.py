@@ -336,6 +336,7 @@ def start():
             p.stop()
         except AssertionError as e:
             errors.append(str(e))
+        print(f"--- {' '.join(p.args[1:])}\n{p.text()[-4000:]}")  # shown when the test fails
     assert not errors, "\n".join(errors)
 
 
