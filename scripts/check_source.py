@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-REFUSED = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|atoi|atol|strtok|alloca)\s*\(|atomic_thread_fence|\bvolatile\b")
+# natsSubscription_Fetch: see bind_consumer in src/net/nats_jetstream.c
+REFUSED = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|atoi|atol|strtok|alloca|natsSubscription_Fetch(Request)?)\s*\(|atomic_thread_fence|\bvolatile\b")
 files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
 if not files:
     files = [os.path.relpath(os.path.join(d, f), ROOT) for d, _, fs in os.walk(ROOT) for f in fs if "/build" not in d and "/.git" not in d]

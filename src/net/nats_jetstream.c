@@ -32,7 +32,8 @@
 enum {
     CALL_MS = 2000,
     BATCH = 512,
-    FETCH_MS = 200,
+    FETCH_MS = 200, /* a request for messages stands so long */
+    LATE_MS = 1000, /* and its answer may take so long */
     KEEPER_MS = 1000,
     WALK_BLOCKS = 2048,
     WALK_TRIES = 4,
@@ -187,7 +188,10 @@ struct kvr_durable_feed {
     /* the follower's */
     jsCtx *js;
     natsSubscription *sub;
-    uint64_t last; /* sequence that was handed to the ingest */
+    char inbox[64];
+    int owed;          /* messages that were asked for and have not come */
+    uint64_t asked_ms; /* when */
+    uint64_t last;     /* sequence that was handed to the ingest */
     bool started, up;
     struct kvr_durable_stats n; /* atomics */
 };
@@ -276,15 +280,14 @@ static natsStatus make_consumer(struct kvr_durable_feed *f, uint64_t after)
     return js_AddConsumer(NULL, f->js, f->stream, &c, NULL, NULL);
 }
 
+/* What the consumer sends comes to an inbox of ours. natsSubscription_Fetch would do it too, but that of libnats 3.4 writes past
+ * its array when some of the messages were there before the call and more come than it then asks for. */
 static natsStatus bind_consumer(struct kvr_durable_feed *f)
 {
-    jsSubOptions so;
     if (f->sub) return NATS_OK;
-    jsSubOptions_Init(&so);
-    so.Stream = f->stream;
-    so.Consumer = f->consumer;
-    so.ManualAck = true;
-    return js_PullSubscribe(&f->sub, f->js, "", f->consumer, NULL, &so, NULL);
+    f->owed = 0;
+    kvr_nats_inbox(f->inbox, sizeof f->inbox);
+    return natsConnection_SubscribeSync(&f->sub, kvr__nats_connection(f->c.link), f->inbox);
 }
 
 static void unbind(struct kvr_durable_feed *f)
@@ -347,27 +350,70 @@ static bool take_message(struct kvr_durable_feed *f, natsMsg *msg, uint64_t *pen
     return ok;
 }
 
+/* Asks for a batch, unless what was asked for before is still to come. */
+static natsStatus ask(struct kvr_durable_feed *f)
+{
+    char subject[KVR_SCOPE_MAX + 128], body[64];
+    if (f->owed && kvr_nats_now_ms() - f->asked_ms < FETCH_MS + LATE_MS) return NATS_OK;
+    f->owed = BATCH;
+    f->asked_ms = kvr_nats_now_ms();
+    snprintf(subject, sizeof subject, "$JS.API.CONSUMER.MSG.NEXT.%s.%s", f->stream, f->consumer);
+    snprintf(body, sizeof body, "{\"batch\":%d,\"expires\":%lld}", BATCH, FETCH_MS * 1000000ll);
+    return natsConnection_PublishRequestString(kvr__nats_connection(f->c.link), subject, f->inbox, body);
+}
+
+/* What the server says instead of more messages; NULL: `msg` is one. */
+static const char *status_of(natsMsg *msg)
+{
+    const char *status;
+    return natsMsg_GetDataLength(msg) == 0 && natsMsgHeader_Get(msg, "Status", &status) == NATS_OK ? status : NULL;
+}
+
+struct batch {
+    int n;
+    uint64_t pending; /* behind the last one */
+    bool whole, over; /* over: the server has nothing more now */
+    char reply[256];  /* where the last one is acknowledged */
+};
+
+static natsStatus take_next(struct kvr_durable_feed *f, struct batch *b, int64_t wait_ms)
+{
+    natsMsg *msg = NULL;
+    natsStatus s = natsSubscription_NextMsg(&msg, f->sub, wait_ms);
+    if (s != NATS_OK) return s;
+    const char *status = status_of(msg), *reply = natsMsg_GetReply(msg);
+    if (status) {
+        f->owed = 0;
+        b->over = strcmp(status, "404") == 0 || strcmp(status, "408") == 0; /* no messages; none until the request expired */
+        s = b->over ? NATS_TIMEOUT : NATS_ERR;
+    } else {
+        f->owed -= f->owed > 0;
+        b->n++;
+        b->whole = take_message(f, msg, &b->pending);
+        if (b->whole) snprintf(b->reply, sizeof b->reply, "%s", reply ? reply : "");
+    }
+    natsMsg_Destroy(msg);
+    return s;
+}
+
 /* Returns: false when the stream has to be started over. */
 static bool take_batch(struct kvr_durable_feed *f)
 {
-    natsMsgList list = {0};
-    uint64_t pending = 0;
-    bool whole = true;
-    natsStatus s = natsSubscription_Fetch(&list, f->sub, BATCH, FETCH_MS, NULL);
-    for (int i = 0; i < list.Count && whole; i++) whole = take_message(f, list.Msgs[i], &pending);
-    if (whole && list.Count > 0) (void)natsMsg_Ack(list.Msgs[list.Count - 1], NULL);
-    bool caught_up = (s == NATS_OK && pending == 0 && list.Count > 0) || (s == NATS_TIMEOUT && list.Count == 0);
-    natsMsgList_Destroy(&list);
-    if (!whole) {
+    struct batch b = {.whole = true};
+    natsStatus s = ask(f);
+    uint64_t until = kvr_nats_now_ms() + FETCH_MS, now;
+    while (s == NATS_OK && b.whole && f->owed && (now = kvr_nats_now_ms()) < until) s = take_next(f, &b, (int64_t)(until - now));
+    if (!b.whole) {
         COUNT(f, restarts);
         fprintf(stderr, "kvroute: jetstream: the stream was purged past our place; starting over\n");
         return false;
     }
-    if (caught_up) set_up(f, true);
+    if (b.reply[0]) (void)natsConnection_PublishString(kvr__nats_connection(f->c.link), b.reply, "+ACK"); /* and all before it */
+    if (b.n ? b.pending == 0 : b.over) set_up(f, true);
     if (s == NATS_OK || s == NATS_TIMEOUT) return true;
     unbind(f); /* the consumer's leader moved, or the like: bind again */
     nats_Sleep(50);
-    return s != NATS_NOT_FOUND;
+    return true;
 }
 
 static bool consumer_is_there(struct kvr_durable_feed *f)

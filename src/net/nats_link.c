@@ -3,6 +3,10 @@
  * Threads: the client library has a reader, a callback thread, and one thread for each subscription. `lock` guards the
  * listeners and `up`, and is held while listeners run, so that each sees the changes in order and none after unlisten; listeners
  * therefore take no lock under which this file is called. Counters are atomic.
+ *
+ * Whoever lets go of a subscription last frees the messages that wait in it, by way of a thread of the library that ends with the
+ * last connection. So that this is never the delivery thread, kvr_nats_unsubscribe waits for its end, told by a destructor of
+ * thread-specific data, and lets go after it.
  */
 #include "net/nats_internal.h"
 
@@ -306,13 +310,30 @@ static void on_message(natsConnection *nc, natsSubscription *sub, natsMsg *msg, 
     natsMsg_Destroy(msg);
 }
 
-static void on_sub_ended(void *closure)
+/* The delivery thread has returned from the library's code. */
+static void on_thread_ended(void *closure)
 {
     struct kvr_nats_sub *s = closure;
     pthread_mutex_lock(&s->lock);
     s->ended = true;
     pthread_cond_signal(&s->ended_cond);
     pthread_mutex_unlock(&s->lock);
+}
+
+static pthread_key_t thread_key;
+static bool has_thread_key;
+
+static void make_thread_key(void)
+{
+    has_thread_key = pthread_key_create(&thread_key, on_thread_ended) == 0;
+}
+
+/* The last call on the delivery thread, which still holds the subscription then, and what waits in it. */
+static void on_sub_ended(void *closure)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, make_thread_key);
+    if (!has_thread_key || pthread_setspecific(thread_key, closure)) on_thread_ended(closure);
 }
 
 int kvr_nats_subscribe(struct kvr_nats *n, const char *subject, const char *queue, size_t pending_bytes, kvr_nats_on_message *fn, void *ctx,

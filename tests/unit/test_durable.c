@@ -1,21 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* KV events through JetStream, on a real nats-server: several publishers, replicas that come at any time, snapshots that bound
  * the stream, torn ones, a server that is killed. What every replica ends with is what the publishers hold. */
+#include "nats_server.h"
 #include "same_content.h"
-#include "test.h"
 
-#include <fcntl.h>
 #include <kvroute/index.h>
 #include <nats/nats.h>
-#include <netinet/in.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "net/event_plane.h"
 #include "net/nats_registry.h"
@@ -23,74 +15,6 @@
 
 enum { WORKERS = 4, CHAINS = 64, DEPTH = 48, BS = 16 };
 static const char SCOPE[] = "namespace.test.component.unit", STREAM[] = "namespace-test-component-unit-kv-events";
-
-/* ---- the server ----------------------------------------------------------------------------------------------------- */
-
-struct server {
-    pid_t pid;
-    int port;
-    char dir[64], url[64];
-};
-
-static int free_port(void)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
-    close(fd);
-    return ntohs(a.sin_port);
-}
-
-static bool answers(const struct server *s)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)s->port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    bool ok = connect(fd, (struct sockaddr *)&a, sizeof a) == 0;
-    close(fd);
-    return ok;
-}
-
-static void server_run(struct server *s)
-{
-    char port[16];
-    snprintf(port, sizeof port, "%d", s->port);
-    s->pid = fork();
-    if (s->pid == 0) {
-        int null = open("/dev/null", O_WRONLY);
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails does not leave it behind */
-        dup2(null, 1);
-        dup2(null, 2);
-        execlp("nats-server", "nats-server", "-a", "127.0.0.1", "-p", port, "-js", "-sd", s->dir, (char *)NULL);
-        execl("/usr/sbin/nats-server", "nats-server", "-a", "127.0.0.1", "-p", port, "-js", "-sd", s->dir, (char *)NULL);
-        _exit(127);
-    }
-    WAIT_FOR(answers(s), 20);
-}
-
-static void server_start(struct server *s)
-{
-    snprintf(s->dir, sizeof s->dir, "/tmp/kvroute-durable-XXXXXX");
-    assert_non_null(mkdtemp(s->dir));
-    s->port = free_port();
-    snprintf(s->url, sizeof s->url, "nats://127.0.0.1:%d", s->port);
-    server_run(s);
-}
-
-static void server_kill(struct server *s)
-{
-    kill(s->pid, SIGKILL);
-    waitpid(s->pid, NULL, 0);
-}
-
-static void server_remove(struct server *s)
-{
-    char command[128];
-    server_kill(s);
-    snprintf(command, sizeof command, "rm -rf %s", s->dir);
-    assert_int_equal(system(command), 0);
-}
 
 /* ---- publishers ----------------------------------------------------------------------------------------------------- */
 
