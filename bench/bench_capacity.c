@@ -18,6 +18,7 @@
 #include "base/base.h"
 #include "base/buf.h"
 #include "base/map64.h"
+#include "wire/index_question.h"
 #include "wire/index_service.h"
 #include "wire/plane_event.h"
 
@@ -201,6 +202,7 @@ static void measure_service(void)
     struct kvr_json_parser *p = kvr_json_parser_new();
     struct kvr_json o;
     struct kvr_reach scores[64], *got;
+    struct kvr_service_question asked = {0};
     uint64_t *locals = calloc(want.prompt, sizeof *locals), instance, t0 = now();
     char why[64];
     for (size_t i = 0; i < want.prompt; i++) locals[i] = kvr_mix64(i) | UINT64_C(1) << 63;
@@ -209,7 +211,7 @@ static void measure_service(void)
     for (int i = 0; i < RUNS; i++) { /* the asking side: write, read */
         q.len = 0;
         q.comma = false;
-        kvr_service_query_write(&q, "model", locals, want.prompt, false);
+        kvr_service_query_write(&q, true, "model", locals, want.prompt, false);
         KVR_ASSERT(kvr_json_parse(p, a.data, a.len, &o, NULL) == 0 &&
                    kvr_service_scores_read(o, 1 << 20, &got, &instance, why, sizeof why) == 64);
         free(got);
@@ -217,14 +219,14 @@ static void measure_service(void)
     in.ask_ns = (double)(now() - t0) / RUNS;
     t0 = now();
     for (int i = 0; i < RUNS; i++) { /* the answering side: read, write */
-        KVR_ASSERT(kvr_json_parse(p, q.data, q.len, &o, NULL) == 0 &&
-                   kvr_json_u64_array(kvr_json_get(o, "block_hashes"), locals, want.prompt) > 0);
+        KVR_ASSERT(kvr_service_question_packed(&asked, q.data, q.len) == 0 && asked.blocks.given);
         a.len = 0;
         a.comma = false;
         kvr_service_scores_write(&a, scores, 64, 7);
     }
     in.answer_ns = (double)(now() - t0) / RUNS;
     kvr_json_parser_free(p);
+    kvr_service_question_free(&asked);
     kvr_buf_free(&q);
     kvr_buf_free(&a);
     free(locals);

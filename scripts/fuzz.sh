@@ -72,6 +72,10 @@ for f in build/fuzz/fuzzers/fuzz_*; do
   if [ "$name" = fuzz_service ]; then
     printf '{"TieredScores":{"device":{"scores":[[{"worker_id":1,"dp_rank":0},4]],"frequencies":[]},"lower_tier":[["disk",{"hits":[[{"worker_id":1},2],[{"worker_id":2},1]]}]]},"instance":5}' >"$work/$name/a"
     printf '{"instance":5,"mode":"predicted","ready":true,"why":"","registers":true}' >"$work/$name/b"
+    printf '{"model_name":"m","block_hashes":[1,18446744073709551615],"device_only":true}' >"$work/$name/c"
+    printf '{"model_name":"m","worker":{"worker_id":1,"dp_rank":2},"local_hashes":[1,2],"sequence_hashes":[3,4]}' >"$work/$name/d"
+    printf '\203\252model_name\241m\254block_hashes\304\0101234abcd\253device_only\303' >"$work/$name/e"
+    printf '\204\252model_name\241m\246worker\202\251worker_id\001\247dp_rank\002\254local_hashes\304\0101234abcd\257sequence_hashes\304\0101234abcd' >"$work/$name/f"
   fi
   [ "$name" = fuzz_endpoint ] && printf 'http://h:1/p' >"$work/$name/a"
   echo "$name: $seconds s"

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "wire/index_question.h"
 #include "wire/index_service.h"
 
 enum {
@@ -19,7 +20,8 @@ enum {
     ANSWER_MAX = 64 << 20,
     TICK_MS = 10,
     MAIL_MAX = 16 << 20,
-    NATS_HASHES_MAX = 40000 /* a message of NATS holds a megabyte */
+    NATS_HASHES_MAX = 40000, /* a message of NATS holds a megabyte */
+    NATS_PACKED_MAX = 120000
 };
 
 enum kind { QUERY, RECORD, INFO };
@@ -32,6 +34,7 @@ struct kvr_remote_query {
     kvr_remote_done *done;
     void *ctx;
     uint32_t blocks;
+    bool packed;
     struct kvr_http_call *call;
     struct kvr_buf body, answer;
     /* INFO over NATS gathers the answers of all servers */
@@ -60,7 +63,7 @@ struct kvr_remote_index {
     struct kvr_remote_query *open;
     enum state state;
     unsigned failures;
-    bool probing, registers;
+    bool probing, registers, packed; /* the last two: as it said */
     uint64_t numbers, instance, next_probe_ms;
     struct kvr_nats_sub *sub;
     pthread_mutex_t lock; /* mail */
@@ -167,6 +170,7 @@ static void judge_info(struct kvr_remote_query *q)
     else r->next_probe_ms = now_ms() + REVALIDATE_MS;
     if (!why[0]) r->instance = q->info.instance;
     r->registers = q->info.registers;
+    r->packed = q->info.packed;
     drop(q);
 }
 
@@ -259,9 +263,9 @@ static bool send_http(struct kvr_remote_query *q, const char *service)
     static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
     struct kvr_remote_index *r = q->owner;
     char head[700];
-    int n =
-        snprintf(head, sizeof head, "POST %s/%s HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
-                 r->endpoint.base, service, r->endpoint.host, r->endpoint.port, q->body.len);
+    int n = snprintf(head, sizeof head, "POST %s/%s HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n",
+                     r->endpoint.base, service, r->endpoint.host, r->endpoint.port, q->packed ? KVR_PACKED_TYPE : "application/json",
+                     q->body.len);
     struct kvr_http_call_config cc = {.endpoint = &r->endpoint,
                                       .head = head,
                                       .head_len = (size_t)n,
@@ -359,6 +363,12 @@ static void probe(struct kvr_remote_index *r)
     if (!send_question(q, KVR_SERVICE_INFO, "")) fail(q, "it cannot be asked", true);
 }
 
+/* So many hashes go into a question. */
+static size_t hashes_max(const struct kvr_remote_index *r)
+{
+    return !r->c.nats ? KVR_SERVICE_BLOCKS_MAX : r->packed ? NATS_PACKED_MAX : NATS_HASHES_MAX;
+}
+
 struct kvr_remote_query *kvr_remote_ask(struct kvr_remote_index *r, const char *model, const uint64_t *locals, size_t n,
                                         kvr_remote_done *done, void *ctx)
 {
@@ -368,12 +378,13 @@ struct kvr_remote_query *kvr_remote_ask(struct kvr_remote_index *r, const char *
     }
     struct kvr_remote_query *q = query_new(r, QUERY);
     if (!q) return NULL;
-    if (r->c.nats) n = KVR_MIN(n, (size_t)NATS_HASHES_MAX);
+    n = KVR_MIN(n, hashes_max(r));
     COUNT(r, queries);
     q->done = done;
     q->ctx = ctx;
     q->blocks = (uint32_t)n;
-    kvr_service_query_write(&q->body, model, locals, n, false);
+    q->packed = r->packed;
+    kvr_service_query_write(&q->body, q->packed, model, locals, n, false);
     if (send_question(q, KVR_SERVICE_QUERY, model)) return q;
     COUNT(r, query_failures);
     drop(q);
@@ -390,13 +401,14 @@ void kvr_remote_record(struct kvr_remote_index *r, const char *model, struct kvr
                        size_t n)
 {
     struct kvr_remote_query *q = r->state == GOOD && n <= KVR_SERVICE_BLOCKS_MAX ? query_new(r, RECORD) : NULL;
-    if (r->c.nats) n = KVR_MIN(n, (size_t)NATS_HASHES_MAX / 2);
+    if (r->c.nats) n = KVR_MIN(n, hashes_max(r) / 2);
     COUNT(r, writes);
     if (!q) {
         COUNT(r, write_failures);
         return;
     }
-    kvr_service_record_write(&q->body, model, w, locals, seqs, n);
+    q->packed = r->packed;
+    kvr_service_record_write(&q->body, q->packed, model, w, locals, seqs, n);
     if (!send_question(q, KVR_SERVICE_RECORD, model)) fail(q, "it cannot be asked", true);
 }
 

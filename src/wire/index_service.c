@@ -8,41 +8,11 @@ enum { WORKERS_MAX = 1 << 20 };
 
 /* ---- writing ------------------------------------------------------------------------------------------------------ */
 
-static void put_hashes(struct kvr_buf *b, const char *key, const uint64_t *hashes, size_t n)
-{
-    kvr_json_key(b, key);
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < n; i++) kvr_json_u64(b, hashes[i]);
-    kvr_json_close(b, ']');
-}
-
-static void put_worker(struct kvr_buf *b, struct kvr_worker w)
+void kvr_service_worker_write(struct kvr_buf *b, struct kvr_worker w)
 {
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "worker_id", w.worker_id);
     kvr_json_put_u64(b, "dp_rank", w.dp_rank);
-    kvr_json_close(b, '}');
-}
-
-void kvr_service_query_write(struct kvr_buf *b, const char *model, const uint64_t *locals, size_t n, bool device_only)
-{
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "model_name", model);
-    put_hashes(b, "block_hashes", locals, n);
-    kvr_json_key(b, "device_only");
-    kvr_json_bool(b, device_only);
-    kvr_json_close(b, '}');
-}
-
-void kvr_service_record_write(struct kvr_buf *b, const char *model, struct kvr_worker w, const uint64_t *locals, const uint64_t *seqs,
-                              size_t n)
-{
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "model_name", model);
-    kvr_json_key(b, "worker");
-    put_worker(b, w);
-    put_hashes(b, "local_hashes", locals, n);
-    put_hashes(b, "sequence_hashes", seqs, n);
     kvr_json_close(b, '}');
 }
 
@@ -53,7 +23,7 @@ static void put_pairs(struct kvr_buf *b, const struct kvr_reach *r, size_t n, in
         uint32_t beyond = r[i].depth[tier] - (tier ? r[i].depth[tier - 1] : 0);
         if (!beyond) continue;
         kvr_json_open(b, '[');
-        put_worker(b, r[i].worker);
+        kvr_service_worker_write(b, r[i].worker);
         kvr_json_u64(b, beyond);
         kvr_json_close(b, ']');
     }
@@ -104,6 +74,8 @@ void kvr_service_info_write(struct kvr_buf *b, const struct kvr_service_info *i,
     kvr_json_put_str(b, "why", why);
     kvr_json_key(b, "registers");
     kvr_json_bool(b, i->registers);
+    kvr_json_key(b, "packed");
+    kvr_json_bool(b, i->packed);
     kvr_json_close(b, '}');
 }
 
@@ -220,8 +192,9 @@ int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, 
     if (!kvr_json_as_u64(kvr_json_get(answer, "instance"), &out->instance) || !kvr_json_as_str(kvr_json_get(answer, "mode"), &mode, &n) ||
         !kvr_json_as_bool(kvr_json_get(answer, "ready"), &out->ready))
         return -KVR_EFORMAT;
-    out->registers = false;
+    out->registers = out->packed = false;
     (void)kvr_json_as_bool(kvr_json_get(answer, "registers"), &out->registers);
+    (void)kvr_json_as_bool(kvr_json_get(answer, "packed"), &out->packed);
     out->predicted = n == 9 && memcmp(mode, "predicted", 9) == 0;
     (void)kvr_json_as_str(kvr_json_get(answer, "why"), &text, &text_n);
     snprintf(why, cap, "%.*s", (int)KVR_MIN(text_n, (size_t)200), text);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The words of a served index, JSON, as NVIDIA Dynamo's request plane has them:
+ * The answers of a served index, JSON, as NVIDIA Dynamo's request plane has them (the questions: wire/index_question.h):
  *
  *     kv_indexer_query     {"model_name", "block_hashes": [local hashes], "device_only"}
  *                          -> {"TieredScores": {"device": {"scores": [[{"worker_id", "dp_rank"}, blocks], ...], "frequencies": []},
  *                                               "lower_tier": [["host_pinned", {"hits": [[{worker}, blocks], ...]}], ...]}}
  *     kv_indexer_record_routing_decision   {"model_name", "worker", "local_hashes", "sequence_hashes"} -> "Recorded"
- *     kv_indexer_info      {} -> {"instance": u64, "mode": "events" | "predicted", "ready": bool, "why": text, "registers": bool}; ours.
- *                          registers: it follows the workers that are registered with it, as `kvroute indexer` does
+ *     kv_indexer_info      {} -> {"instance": u64, "mode": "events" | "predicted", "ready": bool, "why": text, "registers": bool,
+ *                          "packed": bool}; ours. registers: it follows the workers that are registered with it, as `kvroute indexer`
+ *                          does. packed: it reads packed questions
  *     any of them          -> {"Error": text}
  *
  * hits are blocks beyond the tier before. Ours adds "instance" to a TieredScores, so that a change of the server is seen.
@@ -24,17 +25,12 @@
 #define KVR_SERVICE_RECORD "kv_indexer_record_routing_decision"
 #define KVR_SERVICE_INFO   "kv_indexer_info"
 
-enum { KVR_SERVICE_BLOCKS_MAX = 1 << 20 };
-
 struct kvr_service_info {
     uint64_t instance;
-    bool predicted, ready, registers;
+    bool predicted, ready, registers, packed;
 };
 
 /* ---- the asking side ---- */
-void kvr_service_query_write(struct kvr_buf *out, const char *model, const uint64_t *locals, size_t n, bool device_only);
-void kvr_service_record_write(struct kvr_buf *out, const char *model, struct kvr_worker w, const uint64_t *locals, const uint64_t *seqs,
-                              size_t n);
 /* `depth_max`: no rank can hold more. *out is malloc'd, the caller frees it. Returns: how many, -KVR_EFORMAT, -KVR_ENOMEM,
  * -KVR_EUNSUPPORTED for an Error, whose text is in why. */
 long kvr_service_scores_read(struct kvr_json answer, uint32_t depth_max, struct kvr_reach **out, uint64_t *instance, char *why, size_t cap);
@@ -46,6 +42,9 @@ int kvr_service_recorded_read(struct kvr_json answer, char *why, size_t cap);
 void kvr_service_scores_write(struct kvr_buf *out, const struct kvr_reach *reaches, size_t n, uint64_t instance);
 void kvr_service_info_write(struct kvr_buf *out, const struct kvr_service_info *info, const char *why);
 void kvr_service_error_write(struct kvr_buf *out, const char *text);
+
+/* {"worker_id", "dp_rank"} */
+void kvr_service_worker_write(struct kvr_buf *out, struct kvr_worker w);
 bool kvr_service_worker_read(struct kvr_json v, struct kvr_worker *out);
 
 #endif

@@ -4,9 +4,11 @@ import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import time
 
+import msgpack
 import pytest
 
 from conftest import BINARY, OPENAPI, SEEN, SLOW, Indexer, ScriptedServer, call, check_schema, free_ports, local_hashes, wait_for
@@ -140,7 +142,7 @@ def test_the_words_of_a_served_index(one):
     ix, _ = one
     hashes = local_hashes(TOKENS, 4)
     info = ix.post("/kv_indexer_info", {})
-    assert info["mode"] == "events" and info["ready"] and info["registers"] and info["instance"] > 0
+    assert info["mode"] == "events" and info["ready"] and info["registers"] and info["packed"] and info["instance"] > 0
     answer = ix.post("/kv_indexer_query", {"model_name": "m", "block_hashes": hashes})
     assert answer == {"TieredScores": {"device": {"scores": [[{"worker_id": 7, "dp_rank": 0}, 2]], "frequencies": []}, "lower_tier": []},
                       "instance": info["instance"]}
@@ -148,6 +150,16 @@ def test_the_words_of_a_served_index(one):
     for bad in ({"model_name": "m", "block_hashes": ["x"]}, {"model_name": "m"}, {"block_hashes": hashes}):
         assert "block_hashes" in ix.post("/kv_indexer_query", bad, 400)["Error"]
     assert ix.post("/kv_indexer_query", [], 422)["error"]
+
+    def packed(data):
+        r = call(ix.port, "POST", "/kv_indexer_query", data, {"Content-Type": "application/msgpack"})
+        check_schema("POST", "/kv_indexer_query", r)
+        return r
+    question = msgpack.packb({"model_name": "m", "block_hashes": struct.pack(f"<{len(hashes)}Q", *hashes)})
+    assert packed(question).json() == answer
+    assert packed(question.replace(b"\xa1m", b"\xa1n")).status == 404
+    for bad in (b"", question[:-1], question + b"x", b"\x80", b"\xdf\xff\xff\xff\xff", msgpack.packb({"model_name": "m", "block_hashes": b"odd"})):
+        assert packed(bad).status == 400
     bad_json = call(ix.port, "POST", "/kv_indexer_query", b"{", {"Content-Type": "application/json"})
     check_schema("POST", "/kv_indexer_query", bad_json)
     assert bad_json.status == 400

@@ -3,9 +3,11 @@
 harm when it dies."""
 import json
 import os
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgpack
 import pytest
 
 from conftest import Mock, Process, ScriptedServer, Serve, call, free_ports, local_hashes, stays, wait_for
@@ -51,12 +53,13 @@ class PostServer:
     def __init__(self, script):
         import http.server
         import threading
-        self.stop = threading.Event()
+        self.stop, self.asked = threading.Event(), []  # (path, type, body)
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                outer.asked.append((self.path, self.headers.get("Content-Type"), body))
                 answer = script(self.path)
                 if answer is None:
                     outer.stop.wait(30)
@@ -103,8 +106,18 @@ def test_consumers_choose_as_the_server_would(start, nats, transport):
     assert server.metric("served_index_queries_total") == 12
 
 
+def packed(question):
+    """A question in msgpack: a list of hashes is one bin."""
+    return msgpack.packb({k: struct.pack(f"<{len(v)}Q", *v) if k.endswith("_hashes") and all(isinstance(x, int) for x in v) else v
+                          for k, v in question.items()})
+
+
+def post_packed(server, path, data):
+    return call(server.admin, "POST", path, data, {"Content-Type": "application/msgpack"})
+
+
 def test_the_words_on_the_wire(start, nats):
-    """The request plane's JSON, over HTTP and NATS."""
+    """The request plane's JSON, and our msgpack, over HTTP and NATS."""
     mocks, workers = fleet(start, 1)
     server = start(Serve, workers, "--serve-indexer", "--event-plane", "nats", "--nats-url", nats.url)
     server.complete(prompt(1))
@@ -117,16 +130,26 @@ def test_the_words_on_the_wire(start, nats):
     over_http = server.post("/kv_indexer_query", body)
     assert over_http.status == 200 and over_http.json()["TieredScores"] == want
     assert json.loads(client.request(f"{SCOPE}.kv_indexer_query.mock", json.dumps(body).encode()))["TieredScores"] == want
+    for data, says in ((packed(body), want), (packed({**body, "no": [1], "worker": 3}), want)):
+        assert post_packed(server, "/kv_indexer_query", data).json()["TieredScores"] == says
+        assert json.loads(client.request(f"{SCOPE}.kv_indexer_query.mock", data))["TieredScores"] == says
     info = json.loads(client.request(f"{SCOPE}.kv_indexer_info", b"{}"))
-    assert info["mode"] == "events" and info["ready"] and info == server.get("/kv_indexer_info")
+    assert info["packed"] and info["mode"] == "events" and info["ready"] and info == server.get("/kv_indexer_info")
     for service, bad, text in (("query", {"model_name": "no", "block_hashes": []}, "not served"), ("query", {"model_name": "mock"}, "block_hashes"),
                                ("query", {"model_name": "mock", "block_hashes": ["x"]}, "block_hashes"),
                                ("record_routing_decision", {"model_name": "mock"}, "follows KV events")):
         r = server.post(f"/kv_indexer_{service}", bad)
         assert r.status >= 400 and text in r.json()["Error"]
-    assert "Error" in json.loads(client.request(f"{SCOPE}.kv_indexer_query.mock", b"\x00garbage"))
+        r = post_packed(server, f"/kv_indexer_{service}", packed(bad))
+        assert r.status >= 400 and text in r.json()["Error"]
+    head = {"model_name": "mock"}
+    for bad in (b"\x00garbage", packed(body)[:-1], packed(body) + b"x", msgpack.packb({**head, "block_hashes": b"seven by"[:7]}),
+                msgpack.packb({**head, "block_hashes": [1, 2]}), b"\x82\xaamodel_name", b"\xdf\xff\xff\xff\xff"):
+        assert "Error" in json.loads(client.request(f"{SCOPE}.kv_indexer_query.mock", bad))
+        assert post_packed(server, "/kv_indexer_query", bad).status == 400
+    assert post_packed(server, "/workers", packed(body)).status == 415
     other = start(Serve, workers)
-    assert other.post("/kv_indexer_query", body).status == 404
+    assert other.post("/kv_indexer_query", body).status == 404 and post_packed(other, "/kv_indexer_query", packed(body)).status == 404
     client.close()
 
 
@@ -194,6 +217,28 @@ def test_a_silent_or_lying_index_is_not_waited_for(start):
     up(c)
     r = c.complete(prompt(1))
     assert r.headers["x-kvroute-reason"] == "kv" and int(r.headers["x-kvroute-overlap-blocks"]) == 10  # no more than the prompt has
+    fake.close()
+
+
+@pytest.mark.parametrize("says_packed", [False, True])
+def test_questions_are_packed_for_who_reads_them(start, says_packed):
+    """JSON for a server that does not say that it reads anything else; the same hashes either way, in a decision's record too."""
+    mocks, _ = fleet(start, 1)
+    info = {"instance": 5, "mode": "predicted", "ready": True, "why": "", **({"packed": True} if says_packed else {})}
+    fake = PostServer(lambda path: info if path.endswith("info") else "Recorded" if "record" in path else
+                      {"TieredScores": {"device": {"scores": []}}, "instance": 5})
+    c = start(Serve, bare(mocks), "--no-router-kv-events", "--use-remote-indexer", fake.url, "--remote-indexer-timeout", 5)
+    up(c)
+    assert c.complete(prompt(1)).status == 200
+    record = wait_for("the record", lambda: next((a for a in fake.asked if "record" in a[0]), None))
+    query = next(a for a in fake.asked if "query" in a[0])
+    locals_ = local_hashes(prompt(1), 16)
+    for path, kind, body in (query, record):
+        assert kind == ("application/msgpack" if says_packed else "application/json")
+        q = msgpack.unpackb(body) if says_packed else json.loads(body)
+        hashes = {k: list(struct.unpack(f"<{len(v) // 8}Q", v)) if says_packed else v for k, v in q.items() if k.endswith("_hashes")}
+        assert isinstance(q["model_name"], str) and hashes.get("block_hashes", hashes.get("local_hashes")) == locals_
+    assert q["worker"] == {"worker_id": 1, "dp_rank": 0} and len(hashes["sequence_hashes"]) == len(locals_)
     fake.close()
 
 

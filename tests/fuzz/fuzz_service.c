@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Answers of a served index: what is taken of them never exceeds the prompt, grows from tier to tier, and survives being written
- * and read again. */
+ * and read again. Questions, as JSON and packed: what was read of one, and written either way, is read again. */
+#include <stdlib.h>
 #include <string.h>
 
+#include "wire/index_question.h"
 #include "wire/index_service.h"
 
 enum { DEPTH = 1000 };
@@ -29,6 +31,57 @@ static void again(struct kvr_json_parser *p, const struct kvr_reach *r, long n)
     kvr_buf_free(&b);
 }
 
+static void read_either(struct kvr_json_parser *p, struct kvr_service_question *q, const struct kvr_buf *b)
+{
+    struct kvr_json o;
+    KVR_ASSERT(!b->failed);
+    if (kvr_service_is_packed(b->data, b->len)) {
+        KVR_ASSERT(kvr_service_question_packed(q, b->data, b->len) == 0);
+    } else {
+        KVR_ASSERT(kvr_json_parse(p, b->data, b->len, &o, NULL) == 0 && kvr_service_question_json(q, o) == 0);
+    }
+}
+
+static bool same(const struct kvr_service_hashes *a, const struct kvr_service_hashes *b, size_t n)
+{
+    return a->given && b->given && b->n == n && memcmp(a->h, b->h, n * 8) == 0;
+}
+
+static void ask_again(struct kvr_json_parser *p, const struct kvr_service_question *q)
+{
+    for (int packed = 0; packed < 2; packed++) {
+        struct kvr_service_question got = {0};
+        struct kvr_buf query = {0}, record = {0};
+        size_t n = KVR_MIN(q->locals.n, q->seqs.n);
+        if (q->blocks.given) {
+            kvr_service_query_write(&query, packed, "m", q->blocks.h, q->blocks.n, q->device_only);
+            read_either(p, &got, &query);
+            KVR_ASSERT(same(&q->blocks, &got.blocks, q->blocks.n) && got.device_only == q->device_only && !got.has_worker);
+            KVR_ASSERT(got.model_len == 1 && got.model[0] == 'm' && !got.locals.given && !got.seqs.given);
+        }
+        if (q->has_worker && q->locals.given && q->seqs.given) {
+            kvr_service_record_write(&record, packed, "", q->worker, q->locals.h, q->seqs.h, n);
+            read_either(p, &got, &record);
+            KVR_ASSERT(got.has_worker && kvr_worker_cmp(got.worker, q->worker) == 0 && got.model && got.model_len == 0);
+            KVR_ASSERT(same(&q->locals, &got.locals, n) && same(&q->seqs, &got.seqs, n) && !got.blocks.given);
+        }
+        kvr_buf_free(&query);
+        kvr_buf_free(&record);
+        kvr_service_question_free(&got);
+    }
+}
+
+static void questions(struct kvr_json_parser *p, const char *data, size_t size)
+{
+    struct kvr_service_question q = {0};
+    struct kvr_json_parser *other = kvr_json_parser_new();
+    struct kvr_json o;
+    if (kvr_service_question_packed(&q, data, size) == 0) ask_again(other, &q);
+    if (kvr_json_parse(p, data, size, &o, NULL) == 0 && kvr_service_question_json(&q, o) == 0) ask_again(other, &q);
+    kvr_service_question_free(&q);
+    kvr_json_parser_free(other);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct kvr_json_parser *p = kvr_json_parser_new();
@@ -47,6 +100,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             free(r);
         }
     }
+    questions(p, (const char *)data, size);
     kvr_json_parser_free(p);
     return 0;
 }

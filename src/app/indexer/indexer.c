@@ -170,6 +170,7 @@ static void loop_free(struct loop *l)
     free(l->desks);
     free(l->tokens);
     free(l->locals);
+    kvr_service_question_free(&l->question);
     free(l->overlaps);
     free(l->reaches);
     free(l);

@@ -64,7 +64,7 @@ static int by_worker(const void *a, const void *b)
 }
 
 /* All pairs that have something, ordered, in l->reaches. Returns: how many, or an error. */
-static long reach_all(struct loop *l, struct partition *p, size_t n)
+static long reach_all(struct loop *l, struct partition *p, const uint64_t *locals, size_t n)
 {
     struct kvr_index_reader *rd = desk_reader(l, p);
     if (!rd) return -KVR_ENOMEM;
@@ -74,9 +74,9 @@ static long reach_all(struct loop *l, struct partition *p, size_t n)
             return -KVR_ENOMEM;
         long k;
         if (atomic_load_explicit(&p->tiers, memory_order_relaxed)) {
-            k = kvr_index_match_tiers(p->index, l->locals, n, l->reaches, cap);
+            k = kvr_index_match_tiers(p->index, locals, n, l->reaches, cap);
         } else {
-            k = kvr_index_match(rd, l->locals, n, l->overlaps, cap);
+            k = kvr_index_match(rd, locals, n, l->overlaps, cap);
             for (long i = 0; i < k; i++) {
                 uint32_t d = l->overlaps[i].depth;
                 l->reaches[i] = (struct kvr_reach){l->overlaps[i].worker, {d, d, d, d}};
@@ -221,7 +221,7 @@ static void answer(struct request *rq, struct partition *p, size_t n)
 {
     struct loop *l = rq->loop;
     struct kvr_buf *b = &l->body;
-    long k = reach_all(l, p, n);
+    long k = reach_all(l, p, l->locals, n);
     if (k < 0) {
         routes_error(rq, 500, "index failure: %s", kvr_strerror((int)k));
         return;
@@ -316,31 +316,30 @@ static void service_error(struct request *rq, int status, const char *text)
     routes_reply(rq, status, NULL, b->failed ? "" : b->data, b->failed ? 0 : b->len);
 }
 
-void query_service(struct request *rq, struct kvr_json o)
+/* `read`: what came of reading l->question. */
+static void answer_service(struct request *rq, int read)
 {
     struct loop *l = rq->loop;
     struct kvr_buf *b = &l->body;
-    struct kvr_json hashes = kvr_json_get(o, "block_hashes");
-    const char *model;
-    size_t len, n = kvr_json_count(hashes);
-    if (!kvr_json_as_str(kvr_json_get(o, "model_name"), &model, &len) || kvr_json_type_of(hashes) != KVR_JSON_ARRAY ||
-        n > KVR_SERVICE_BLOCKS_MAX) {
+    const struct kvr_service_question *q = &l->question;
+    if (read == -KVR_ENOMEM) {
+        service_error(rq, 500, kvr_strerror(read));
+        return;
+    }
+    if (read || !q->model || !q->blocks.given) {
         service_error(rq, 400, "allowed: model_name, and block_hashes, a list of at most 1048576 hashes");
         return;
     }
-    snprintf(rq->model, sizeof rq->model, "%.*s", (int)KVR_MIN(len, (size_t)63), model);
-    struct partition *p = catalogue_find(l->indexer, model, len, "default", 7);
+    snprintf(rq->model, sizeof rq->model, "%.*s", (int)KVR_MIN(q->model_len, (size_t)63), q->model);
+    struct partition *p = catalogue_find(l->indexer, q->model, q->model_len, "default", 7);
     if (!p) {
         service_error(rq, 404, "this model is not served here");
         return;
     }
-    long k = -KVR_ENOMEM;
-    if (room(&l->locals, &l->locals_cap, n + 1, sizeof *l->locals))
-        k = kvr_json_u64_array(hashes, l->locals, n) < 0 ? -KVR_EFORMAT : reach_all(l, p, n);
+    long k = reach_all(l, p, q->blocks.h, q->blocks.n);
     partition_unref(p);
     if (k < 0) {
-        service_error(rq, k == -KVR_EFORMAT ? 400 : 500,
-                      k == -KVR_EFORMAT ? "block_hashes: allowed: 64-bit integers" : kvr_strerror((int)k));
+        service_error(rq, 500, kvr_strerror((int)k));
         return;
     }
     b->len = 0;
@@ -349,11 +348,21 @@ void query_service(struct request *rq, struct kvr_json o)
     routes_reply(rq, b->failed ? 500 : 200, NULL, b->failed ? "" : b->data, b->failed ? 0 : b->len);
 }
 
+void query_service(struct request *rq, struct kvr_json o)
+{
+    answer_service(rq, kvr_service_question_json(&rq->loop->question, o));
+}
+
+void query_service_packed(struct request *rq, const char *body, size_t len)
+{
+    answer_service(rq, kvr_service_question_packed(&rq->loop->question, body, len));
+}
+
 void query_service_info(struct request *rq)
 {
     struct indexer *x = rq->loop->indexer;
     struct kvr_buf *b = &rq->loop->body;
-    struct kvr_service_info i = {.instance = x->instance_number, .ready = true, .registers = true};
+    struct kvr_service_info i = {.instance = x->instance_number, .ready = true, .registers = true, .packed = true};
     b->len = 0;
     b->comma = b->failed = false;
     kvr_service_info_write(b, &i, "");

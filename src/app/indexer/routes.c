@@ -316,10 +316,11 @@ static enum endpoint route_of(const struct indexer *x, struct kvr_text path)
     return AT_UNKNOWN;
 }
 
-static bool is_json(const struct kvr_http_request *hr)
+static bool is_of_type(const struct kvr_http_request *hr, const char *type)
 {
     struct kvr_text t = kvr_headers_get(hr->headers, "content-type");
-    return t.ptr && t.len >= 16 && strncasecmp(t.ptr, JSON_TYPE, 16) == 0;
+    size_t n = strlen(type);
+    return t.ptr && t.len >= n && strncasecmp(t.ptr, type, n) == 0;
 }
 
 static void with_body(struct request *rq, const struct kvr_http_request *hr)
@@ -327,7 +328,11 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
     struct kvr_json o;
     const char *why = "";
     bool query = rq->at == AT_QUERY || rq->at == AT_QUERY_BY_HASH || rq->at == AT_SERVICE_QUERY;
-    if (!is_json(hr)) {
+    if (rq->at == AT_SERVICE_QUERY && is_of_type(hr, KVR_PACKED_TYPE)) {
+        query_service_packed(rq, hr->body ? hr->body : "", hr->body_len);
+        return;
+    }
+    if (!is_of_type(hr, JSON_TYPE)) {
         routes_error(rq, 415, "expected the header 'Content-Type: application/json'");
         return;
     }

@@ -38,6 +38,7 @@
 #include "net/event_recorder.h"
 #include "net/http.h"
 #include "net/ingest.h"
+#include "wire/index_question.h"
 #include "wire/json.h"
 
 enum {
@@ -184,6 +185,7 @@ struct loop {
     struct kvr_overlap *overlaps;
     struct kvr_reach *reaches;
     size_t tokens_cap, locals_cap, overlaps_cap, reaches_cap;
+    struct kvr_service_question question;
     struct kvr_buf body;
     _Atomic size_t dumps; /* being sent */
     _Atomic bool stop;
@@ -239,6 +241,7 @@ void query_by_tokens(struct request *rq, struct kvr_json o);
 void query_by_hash(struct request *rq, struct kvr_json o);
 /* The words of a served index (wire/index_service.h). */
 void query_service(struct request *rq, struct kvr_json o);
+void query_service_packed(struct request *rq, const char *body, size_t len);
 void query_service_info(struct request *rq);
 struct kvr_index_reader *desk_reader(struct loop *l, struct partition *p);
 void desks_sweep(struct loop *l, bool all);

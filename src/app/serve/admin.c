@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "net/sync.h"
+#include "wire/index_question.h"
 
 extern const char admin_page[]; /* page.c */
 
@@ -491,6 +492,10 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     }
     if (post && kvr_text_is(rq->path, "/debug/validate")) {
         validate(s, c);
+        return;
+    }
+    if (post && kvr_text_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) {
+        served_post_packed(s, c);
         return;
     }
     for (size_t i = 0; i < KVR_ARRAY_LEN(routes); i++) {

@@ -16,17 +16,17 @@
 #include "app/serve/admin.h"
 #include "app/serve/claim.h"
 #include "net/remote_index.h"
+#include "wire/index_question.h"
 #include "wire/index_service.h"
 
-enum { PENDING_BYTES = 16 << 20, BLOCKS_MAX = KVR_SERVICE_BLOCKS_MAX };
+enum { PENDING_BYTES = 16 << 20 };
 
 /* What one thread needs to answer. */
 struct asker {
     struct serve *serve;
     struct ctx_list ctxs;
     struct kvr_json_parser *json;
-    uint64_t *locals, *seqs;
-    size_t locals_cap, seqs_cap;
+    struct kvr_service_question q;
     struct kvr_reach *reaches;
     struct kvr_buf out;
     struct kvr_nats_sub *sub;
@@ -64,143 +64,142 @@ static int refuse(struct asker *a, int status, const char *text)
     return status;
 }
 
-static struct pool *find_pool(struct serve *s, struct kvr_json o)
+static struct pool *find_pool(struct serve *s, const struct kvr_service_question *q)
 {
-    const char *name;
-    size_t len;
     char model[MODEL_MAX];
-    if (!kvr_json_as_str(kvr_json_get(o, "model_name"), &name, &len) || len >= sizeof model) return NULL;
-    memcpy(model, name, len);
-    model[len] = 0;
+    if (!q->model || q->model_len >= sizeof model) return NULL;
+    memcpy(model, q->model, q->model_len);
+    model[q->model_len] = 0;
     pthread_mutex_lock(&s->lock);
     struct pool *p = pool_find_locked(s, model, "");
     pthread_mutex_unlock(&s->lock);
     return p;
 }
 
-/* Returns: how many, or -1. */
-static long take_hashes(struct kvr_json list, uint64_t **to, size_t *cap)
-{
-    size_t n = kvr_json_count(list);
-    if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > BLOCKS_MAX) return -1;
-    if (n > *cap) {
-        uint64_t *p = realloc(*to, 2 * n * sizeof *p);
-        if (!p) return -1;
-        *to = p;
-        *cap = 2 * n;
-    }
-    return kvr_json_u64_array(list, *to, n);
-}
-
-/* Each answers with the HTTP status, the body in a->out. */
-static int answer_query(struct asker *a, struct kvr_json o)
+/* Each answers a->q with the HTTP status, the body in a->out. */
+static int answer_query(struct asker *a)
 {
     struct serve *s = a->serve;
-    struct pool *p = find_pool(s, o);
-    bool device_only = false;
+    struct pool *p = find_pool(s, &a->q);
     if (!p) return refuse(a, 404, "this model is not served here");
-    long n = take_hashes(kvr_json_get(o, "block_hashes"), &a->locals, &a->locals_cap);
-    if (n < 0) return refuse(a, 400, "block_hashes: allowed: a list of at most 1048576 hashes");
-    (void)kvr_json_as_bool(kvr_json_get(o, "device_only"), &device_only);
+    if (!a->q.blocks.given) return refuse(a, 400, "block_hashes: allowed: a list of at most 1048576 hashes");
     struct kvr_router_ctx *ctx = ctx_get(&a->ctxs, p);
     if (!a->reaches) a->reaches = malloc(RANKS_MAX * sizeof *a->reaches);
-    struct kvr_router_request rq = {.locals = a->locals, .locals_n = (size_t)n};
+    struct kvr_router_request rq = {.locals = a->q.blocks.h, .locals_n = a->q.blocks.n};
     long found = ctx && a->reaches ? kvr_router_overlap(p->router, ctx, &rq, a->reaches, RANKS_MAX, NULL) : -KVR_ENOMEM;
     if (found < 0) return refuse(a, 500, kvr_strerror((int)found));
     found = (long)kvr_router_keep_trusted(p->router, a->reaches, (size_t)found);
-    for (long i = 0; device_only && i < found; i++)
+    for (long i = 0; a->q.device_only && i < found; i++)
         for (int t = 1; t < KVR_TIER_COUNT; t++) a->reaches[i].depth[t] = a->reaches[i].depth[0];
     atomic_fetch_add_explicit(&s->served->queries, 1, memory_order_relaxed);
     kvr_service_scores_write(&a->out, a->reaches, (size_t)found, s->served->instance);
     return 200;
 }
 
-static int answer_record(struct asker *a, struct kvr_json o)
+static int answer_record(struct asker *a)
 {
     struct serve *s = a->serve;
-    const struct pool *p = find_pool(s, o);
-    struct kvr_worker w;
+    const struct kvr_service_question *q = &a->q;
+    const struct pool *p = find_pool(s, q);
     if (!predicted(s)) return refuse(a, 409, "this index follows KV events and records no decisions");
     if (!p) return refuse(a, 404, "this model is not served here");
-    if (!kvr_service_worker_read(kvr_json_get(o, "worker"), &w)) return refuse(a, 400, "worker: allowed: {worker_id, dp_rank}");
-    long n = take_hashes(kvr_json_get(o, "local_hashes"), &a->locals, &a->locals_cap);
-    long m = take_hashes(kvr_json_get(o, "sequence_hashes"), &a->seqs, &a->seqs_cap);
-    if (n < 0 || m < 0) return refuse(a, 400, "local_hashes, sequence_hashes: allowed: lists of at most 1048576 hashes");
+    if (!q->has_worker) return refuse(a, 400, "worker: allowed: {worker_id, dp_rank}");
+    if (!q->locals.given || !q->seqs.given)
+        return refuse(a, 400, "local_hashes, sequence_hashes: allowed: lists of at most 1048576 hashes");
     pthread_mutex_lock(&s->lock);
-    const struct worker *known = worker_find_locked(s, w.worker_id);
+    const struct worker *known = worker_find_locked(s, q->worker.worker_id);
     pthread_mutex_unlock(&s->lock);
     if (!known) return refuse(a, 404, "this worker is not known here");
-    int rc = kvr_index_record(p->index, w, a->locals, (size_t)n, a->seqs, (size_t)m);
+    int rc = kvr_index_record(p->index, q->worker, q->locals.h, q->locals.n, q->seqs.h, q->seqs.n);
     if (rc) return refuse(a, rc == -KVR_ELENGTH ? 400 : 503, kvr_strerror(rc));
     atomic_fetch_add_explicit(&s->served->records, 1, memory_order_relaxed);
     kvr_buf_str(&a->out, "\"Recorded\"");
     return 200;
 }
 
-static int answer_info(struct asker *a, struct kvr_json o)
+static int answer_info(struct asker *a)
 {
     struct served *v = a->serve->served;
     const char *why = not_ready(v);
-    (void)o;
-    struct kvr_service_info i = {v->instance, predicted(a->serve), !why, false};
+    struct kvr_service_info i = {.instance = v->instance, .predicted = predicted(a->serve), .ready = !why, .packed = true};
     kvr_service_info_write(&a->out, &i, why ? why : "");
     return 200;
 }
 
-typedef int answer_fn(struct asker *a, struct kvr_json o);
+typedef int answer_fn(struct asker *a);
 
-static int answer(struct asker *a, answer_fn *fn, struct kvr_json o)
+/* `read`: what came of reading the question. */
+static int answer(struct asker *a, answer_fn *fn, int read)
 {
     a->out.len = 0;
     a->out.comma = a->out.failed = false;
     const char *why = fn == answer_info ? NULL : not_ready(a->serve->served);
+    if (read) return refuse(a, read == -KVR_ENOMEM ? 500 : 400, read == -KVR_ENOMEM ? kvr_strerror(read) : "not a map of its members");
     if (why) return refuse(a, 503, why);
-    int status = fn(a, o);
+    int status = fn(a);
     return a->out.failed ? 500 : status;
 }
 
 /* ---- HTTP --------------------------------------------------------------------------------------------------------- */
 
-static void reply(struct serve *s, struct kvr_http_conn *c, answer_fn *fn, struct kvr_json o)
+static void reply(struct serve *s, struct kvr_http_conn *c, answer_fn *fn, int read)
 {
-    if (!s->served) {
-        admin_error(c, 404, "this router does not serve its index (--serve-indexer)");
-        return;
-    }
     struct asker *a = &s->served->http;
-    int status = answer(a, fn, o);
+    int status = answer(a, fn, read);
     kvr_http_reply(c, status, "application/json", NULL, a->out.failed ? "" : a->out.data, a->out.failed ? 0 : a->out.len);
+}
+
+static bool serves(const struct serve *s, struct kvr_http_conn *c)
+{
+    if (!s->served) admin_error(c, 404, "this router does not serve its index (--serve-indexer)");
+    return s->served != NULL;
 }
 
 void served_post_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    reply(s, c, answer_query, o);
+    if (serves(s, c)) reply(s, c, answer_query, kvr_service_question_json(&s->served->http.q, o));
 }
 
 void served_post_record(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    reply(s, c, answer_record, o);
+    if (serves(s, c)) reply(s, c, answer_record, kvr_service_question_json(&s->served->http.q, o));
 }
 
 void served_get_info(struct serve *s, struct kvr_http_conn *c)
 {
-    reply(s, c, answer_info, (struct kvr_json){0});
+    if (serves(s, c)) reply(s, c, answer_info, 0);
 }
 
 void served_post_info(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    reply(s, c, answer_info, o);
+    (void)o;
+    served_get_info(s, c);
+}
+
+void served_post_packed(struct serve *s, struct kvr_http_conn *c)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    answer_fn *fn = kvr_text_is(rq->path, "/" KVR_SERVICE_QUERY)    ? answer_query
+                    : kvr_text_is(rq->path, "/" KVR_SERVICE_RECORD) ? answer_record
+                                                                    : NULL;
+    if (!fn) admin_error(c, 415, "only /" KVR_SERVICE_QUERY " and /" KVR_SERVICE_RECORD " take " KVR_PACKED_TYPE);
+    else if (serves(s, c)) reply(s, c, fn, kvr_service_question_packed(&s->served->http.q, rq->body, rq->body_len));
 }
 
 /* ---- NATS --------------------------------------------------------------------------------------------------------- */
 
-static void on_message(struct asker *a, answer_fn *fn, const struct kvr_nats_message *m)
+static int read_question(struct asker *a, const char *data, size_t len)
 {
     struct kvr_json o;
+    if (kvr_service_is_packed(data, len)) return kvr_service_question_packed(&a->q, data, len);
+    int rc = kvr_json_parse(a->json, data, len, &o, NULL);
+    return rc ? rc : kvr_service_question_json(&a->q, o);
+}
+
+static void on_message(struct asker *a, answer_fn *fn, const struct kvr_nats_message *m)
+{
     if (!m->reply) return;
-    if (kvr_json_parse(a->json, m->data, m->len, &o, NULL) || kvr_json_type_of(o) != KVR_JSON_OBJECT)
-        (void)refuse(a, 400, "not a JSON object");
-    else (void)answer(a, fn, o);
+    (void)answer(a, fn, read_question(a, m->data, m->len));
     if (!a->out.failed) (void)kvr_nats_publish(a->serve->nats, m->reply, NULL, a->out.data, a->out.len);
 }
 
@@ -266,8 +265,7 @@ static void asker_free(struct asker *a)
     kvr_nats_unsubscribe(a->sub);
     ctx_list_free(&a->ctxs);
     if (a->json) kvr_json_parser_free(a->json);
-    free(a->locals);
-    free(a->seqs);
+    kvr_service_question_free(&a->q);
     free(a->reaches);
     kvr_buf_free(&a->out);
 }

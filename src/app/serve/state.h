@@ -328,6 +328,7 @@ void served_metrics(struct serve *s, struct kvr_buf *out);
 void served_post_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void served_post_record(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void served_post_info(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void served_post_packed(struct serve *s, struct kvr_http_conn *c); /* a question in msgpack */
 void served_get_info(struct serve *s, struct kvr_http_conn *c);
 
 /* remote.c */
