@@ -371,9 +371,9 @@ static const char *status_of(natsMsg *msg)
 
 struct batch {
     int n;
-    uint64_t pending; /* behind the last one */
-    bool whole, over; /* over: the server has nothing more now */
-    char reply[256];  /* where the last one is acknowledged */
+    uint64_t pending;                /* behind the last one */
+    bool whole, over;                /* over: the server has nothing more now */
+    char reply[KVR_SCOPE_MAX + 256]; /* where the last one is acknowledged */
 };
 
 static natsStatus take_next(struct kvr_durable_feed *f, struct batch *b, int64_t wait_ms)

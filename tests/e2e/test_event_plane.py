@@ -162,6 +162,24 @@ def test_another_life_of_a_publisher_that_had_not_spoken(start, nats, client, to
     worker.close()
 
 
+def test_the_longest_scope_is_acknowledged(start, nats):
+    """Subjects grow with it: of the stream, of the consumer, and of its acknowledgements."""
+    args = [*plane(nats.url, "jetstream"), "--namespace", "n" * 63, "--component", "c" * 63]
+    m = start(Mock)
+    p = start(Publish, m, "--worker-id", 1, *args)
+    r = start(Serve, [f"http://127.0.0.1:{m.port},id=1,recover={p.url}"], *args)
+    prompt = list(range(160))
+    assert r.complete(prompt).status == 200
+    wait_for("the events", lambda: r.overlap(prompt) == {(1, 0): 10})
+
+    def acknowledged():
+        streams = nats.ask("/jsz?streams=1&consumers=1")["account_details"][0]["stream_detail"]
+        (stream,) = [s for s in streams if s["name"].endswith("-kv-events")]
+        (consumer,) = stream["consumer_detail"]
+        return stream["state"]["last_seq"] > 0 and consumer["ack_floor"]["stream_seq"] == stream["state"]["last_seq"]
+    wait_for("all is acknowledged", acknowledged)
+
+
 def test_a_beat_before_its_event_on_a_durable_stream(start, nats, client):
     """Nobody can be asked: the view waits, untrusted, for what the stream may still bring, and is not thrown away."""
     r = start(Select, "--block-size", 4, *plane(nats.url, "jetstream"))
