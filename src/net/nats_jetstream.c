@@ -292,7 +292,7 @@ static natsStatus bind_consumer(struct kvr_durable_feed *f)
 
 static void unbind(struct kvr_durable_feed *f)
 {
-    natsSubscription_Destroy(f->sub); /* the consumer stays */
+    if (f->sub) kvr__nats_retire(f->c.link, f->sub); /* the consumer stays */
     f->sub = NULL;
 }
 

@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PING_MS = 500, PINGS_OUT = 2, RECONNECT_MS = 100, CONNECT_MS = 2000, URLS_MAX = 16 };
+enum { PING_MS = 500, PINGS_OUT = 2, RECONNECT_MS = 100, CONNECT_MS = 2000, SETTLE_MS = 1000, URLS_MAX = 16 };
 
 struct kvr_nats {
     natsConnection *nc;
@@ -28,6 +28,10 @@ struct kvr_nats {
     size_t listeners_n;
     pthread_cond_t closed_cond;
     bool closed;
+    struct retired {
+        struct retired *next;
+        natsSubscription *sub;
+    } * retired;          /* under `lock`: freed by a later one, or with the connection */
     _Atomic bool closing; /* by us */
     _Atomic bool up;
     _Atomic uint64_t connects, disconnects, errors, published, publish_failures, received;
@@ -45,6 +49,8 @@ struct kvr_nats_sub {
 };
 
 static _Atomic int links; /* connections of this process */
+
+static void free_retired(struct retired *list);
 
 /* ---- state ------------------------------------------------------------------------------------------------------ */
 
@@ -271,6 +277,7 @@ void kvr_nats_close(struct kvr_nats *n)
         pthread_mutex_lock(&n->lock);
         while (!n->closed) pthread_cond_wait(&n->closed_cond, &n->lock);
         pthread_mutex_unlock(&n->lock);
+        free_retired(n->retired);
         natsConnection_Destroy(n->nc);
         if (atomic_fetch_sub(&links, 1) == 1) nats_CloseAndWait(2000); /* the library's own threads and memory */
     }
@@ -297,6 +304,47 @@ int kvr_nats_publish(struct kvr_nats *n, const char *subject, const char *reply,
 int kvr_nats_flush(struct kvr_nats *n, int timeout_ms)
 {
     return natsConnection_FlushTimeout(n->nc, timeout_ms) == NATS_OK ? 0 : -KVR_ETIMEDOUT;
+}
+
+bool kvr__nats_settle(struct kvr_nats *n)
+{
+    return kvr_nats_is_up(n) && natsConnection_FlushTimeout(n->nc, SETTLE_MS) == NATS_OK;
+}
+
+static void free_retired(struct retired *list)
+{
+    while (list) {
+        struct retired *r = list;
+        list = r->next;
+        natsSubscription_Destroy(r->sub);
+        free(r);
+    }
+}
+
+void kvr__nats_retire(struct kvr_nats *n, natsSubscription *sub)
+{
+    struct retired *r = malloc(sizeof *r), *list = NULL;
+    (void)natsSubscription_Unsubscribe(sub);
+    if (!r) return; /* without memory it is kept for good */
+    r->sub = sub;
+    pthread_mutex_lock(&n->lock);
+    r->next = n->retired;
+    n->retired = r;
+    list = n->retired;
+    n->retired = NULL;
+    pthread_mutex_unlock(&n->lock);
+    if (kvr__nats_settle(n)) {
+        free_retired(list);
+        return;
+    }
+    while (list) { /* back again */
+        struct retired *next = list->next;
+        pthread_mutex_lock(&n->lock);
+        list->next = n->retired;
+        n->retired = list;
+        pthread_mutex_unlock(&n->lock);
+        list = next;
+    }
 }
 
 static void on_message(natsConnection *nc, natsSubscription *sub, natsMsg *msg, void *closure)
@@ -365,7 +413,7 @@ void kvr_nats_unsubscribe(struct kvr_nats_sub *s)
     pthread_mutex_lock(&s->lock);
     while (!s->ended) pthread_cond_wait(&s->ended_cond, &s->lock);
     pthread_mutex_unlock(&s->lock);
-    natsSubscription_Destroy(s->sub);
+    kvr__nats_retire(s->link, s->sub);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->ended_cond);
     free(s);

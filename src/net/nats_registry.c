@@ -67,11 +67,19 @@ void kvr_registry_token(const char *text, char *out, size_t cap)
 
 /* ---- the bucket --------------------------------------------------------------------------------------------------- */
 
+static void drop_watcher(struct kvr_registry *r)
+{
+    if (!r->watcher) return;
+    (void)kvWatcher_Stop(r->watcher);
+    (void)kvr__nats_settle(r->c.link); /* see kvr__nats_retire; with the line down nothing is being read */
+    kvWatcher_Destroy(r->watcher);
+    r->watcher = NULL;
+}
+
 static void drop_store(struct kvr_registry *r)
 {
-    kvWatcher_Destroy(r->watcher);
+    drop_watcher(r);
     kvStore_Destroy(r->kv);
-    r->watcher = NULL;
     r->kv = NULL;
 }
 
@@ -237,10 +245,7 @@ static void note_reconnect(struct kvr_registry *r)
 static bool watch_step(struct kvr_registry *r)
 {
     note_reconnect(r);
-    if (r->watcher && r->renew_ms && now_ms() >= r->renew_ms) {
-        kvWatcher_Destroy(r->watcher);
-        r->watcher = NULL;
-    }
+    if (r->renew_ms && now_ms() >= r->renew_ms) drop_watcher(r);
     if (!r->watcher) {
         if (!open_store(r) || kvStore_Watch(&r->watcher, r->kv, r->watch, NULL) != NATS_OK) return false;
         r->renew_ms = 0;
