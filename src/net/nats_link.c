@@ -323,28 +323,22 @@ static void free_retired(struct retired *list)
 
 void kvr__nats_retire(struct kvr_nats *n, natsSubscription *sub)
 {
-    struct retired *r = malloc(sizeof *r), *list = NULL;
+    struct retired *list = malloc(sizeof *list), **end = &list;
     (void)natsSubscription_Unsubscribe(sub);
-    if (!r) return; /* without memory it is kept for good */
-    r->sub = sub;
+    if (!list) return; /* without memory it is kept for good */
     pthread_mutex_lock(&n->lock);
-    r->next = n->retired;
-    n->retired = r;
-    list = n->retired;
+    *list = (struct retired){n->retired, sub};
     n->retired = NULL;
     pthread_mutex_unlock(&n->lock);
     if (kvr__nats_settle(n)) {
         free_retired(list);
         return;
     }
-    while (list) { /* back again */
-        struct retired *next = list->next;
-        pthread_mutex_lock(&n->lock);
-        list->next = n->retired;
-        n->retired = list;
-        pthread_mutex_unlock(&n->lock);
-        list = next;
-    }
+    while (*end) end = &(*end)->next;
+    pthread_mutex_lock(&n->lock);
+    *end = n->retired;
+    n->retired = list;
+    pthread_mutex_unlock(&n->lock);
 }
 
 static void on_message(natsConnection *nc, natsSubscription *sub, natsMsg *msg, void *closure)

@@ -69,7 +69,7 @@ int kvr_nats_flush(struct kvr_nats *n, int timeout_ms);
  * messages are dropped and counted. Returns: 0, -KVR_ENOMEM, -KVR_EINVAL for a bad subject. */
 int kvr_nats_subscribe(struct kvr_nats *n, const char *subject, const char *queue, size_t pending_bytes, kvr_nats_on_message *fn, void *ctx,
                        struct kvr_nats_sub **out);
-/* fn does not run any more after the return. NULL is fine. */
+/* fn does not run any more after the return, which may wait a second for the server. NULL is fine. */
 void kvr_nats_unsubscribe(struct kvr_nats_sub *sub);
 uint64_t kvr_nats_sub_dropped(const struct kvr_nats_sub *sub);
 

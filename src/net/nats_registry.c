@@ -67,18 +67,20 @@ void kvr_registry_token(const char *text, char *out, size_t cap)
 
 /* ---- the bucket --------------------------------------------------------------------------------------------------- */
 
-static void drop_watcher(struct kvr_registry *r)
+/* Returns: false when it has to be tried again, as the server has not answered (see kvr__nats_retire). */
+static bool drop_watcher(struct kvr_registry *r, bool at_any_rate)
 {
-    if (!r->watcher) return;
+    if (!r->watcher) return true;
     (void)kvWatcher_Stop(r->watcher);
-    (void)kvr__nats_settle(r->c.link); /* see kvr__nats_retire; with the line down nothing is being read */
+    if (!kvr__nats_settle(r->c.link) && !at_any_rate) return false;
     kvWatcher_Destroy(r->watcher);
     r->watcher = NULL;
+    return true;
 }
 
 static void drop_store(struct kvr_registry *r)
 {
-    drop_watcher(r);
+    (void)drop_watcher(r, true);
     kvStore_Destroy(r->kv);
     r->kv = NULL;
 }
@@ -245,7 +247,7 @@ static void note_reconnect(struct kvr_registry *r)
 static bool watch_step(struct kvr_registry *r)
 {
     note_reconnect(r);
-    if (r->renew_ms && now_ms() >= r->renew_ms) drop_watcher(r);
+    if (r->renew_ms && now_ms() >= r->renew_ms && !drop_watcher(r, false)) return false;
     if (!r->watcher) {
         if (!open_store(r) || kvStore_Watch(&r->watcher, r->kv, r->watch, NULL) != NATS_OK) return false;
         r->renew_ms = 0;

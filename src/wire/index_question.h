@@ -21,6 +21,7 @@ enum { KVR_SERVICE_BLOCKS_MAX = 1 << 20 };
 
 #define KVR_PACKED_TYPE "application/msgpack"
 
+/* locals[n], seqs[n]: borrowed, n at most KVR_SERVICE_BLOCKS_MAX. Without memory out->failed is set. */
 void kvr_service_query_write(struct kvr_buf *out, bool packed, const char *model, const uint64_t *locals, size_t n, bool device_only);
 void kvr_service_record_write(struct kvr_buf *out, bool packed, const char *model, struct kvr_worker w, const uint64_t *locals,
                               const uint64_t *seqs, size_t n);
