@@ -377,13 +377,15 @@ static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struc
     w->rq.id = w->id;
     w->rq.id_len = strlen(w->id);
     w->deadline_ms = now_ms() + (uint64_t)(s->o->queue_timeout * 1000);
-    w->parked = true; /* before on_turn can run */
-    if (pool_of_booking(s, w->id, &where)) w->rc = -KVR_EEXISTS;
-    else w->rc = ctx ? kvr_router_submit(w->q.pool->router, ctx, &w->rq, &w->ticket, on_turn, w, &w->result, &w->rejection) : -KVR_ENOMEM;
-    if (w->rc == KVR_PARKED) {
+    w->parked = true; /* before on_turn can run: from a KVR_PARKED on, what it writes is its own */
+    int rc = -KVR_EEXISTS;
+    if (!pool_of_booking(s, w->id, &where))
+        rc = ctx ? kvr_router_submit(w->q.pool->router, ctx, &w->rq, &w->ticket, on_turn, w, &w->result, &w->rejection) : -KVR_ENOMEM;
+    if (rc == KVR_PARKED) {
         kvr_http_conn_set_user(c, w);
         return;
     }
+    w->rc = rc;
     w->parked = false;
     if (w->rc == 0) take_reach(w, ctx);
     answer(w);
