@@ -80,8 +80,8 @@ KVR_API int kvr_local_index_apply(struct kvr_local_index *li, const struct kvr_e
 struct kvr_local_store {
     const uint32_t *tokens; /* of all blocks, in order */
     size_t tokens_n;
-    const uint64_t *block_hashes; /* the engine's names; at most as many as the tokens fill are used */
-    size_t blocks_n;
+    const uint64_t *block_hashes; /* the engine's names, one for each block that the tokens fill; tokens past the last full block */
+    size_t blocks_n;              /* are allowed and mean nothing */
     bool has_parent;
     uint64_t parent_hash;
     const char *lora; /* name, NULL: none */
@@ -91,7 +91,8 @@ struct kvr_local_store {
     bool eagle; /* bigram windows, see kvroute/hash.h */
     enum kvr_tier tier;
 };
-/* The three calls of an engine's event tee. Returns: as kvr_local_index_apply; store also -KVR_EINVAL without a block size,
+/* The three calls of an engine's event tee. Returns: as kvr_local_index_apply; store also -KVR_EINVAL without a block size;
+ * -KVR_ELENGTH when the tokens fill more or fewer blocks than there are hashes (nothing is applied and the id is not taken);
  * -KVR_ENOMEM; the event is then lost, and ranges that would need it become dumps, which fail until the next clear.
  * Threads: the writer. */
 KVR_API int kvr_local_index_store(struct kvr_local_index *li, uint64_t event_id, const struct kvr_local_store *blocks);

@@ -172,8 +172,9 @@ int kvr_local_index_store(struct kvr_local_index *li, uint64_t event_id, const s
     uint32_t bs = li->config.block_size;
     int rc = bs ? admits(li, event_id) : -KVR_EINVAL;
     if (rc) return rc;
-    size_t fill = kvr_hash_block_count(s->tokens_n, bs, s->eagle), n = KVR_MIN(fill, s->blocks_n);
-    if (kvr_mem_grow(&li->own, (void **)&li->locals, &li->locals_cap, fill + 1, sizeof *li->locals) ||
+    size_t n = kvr_hash_block_count(s->tokens_n, bs, s->eagle);
+    if (n != s->blocks_n) return -KVR_ELENGTH;
+    if (kvr_mem_grow(&li->own, (void **)&li->locals, &li->locals_cap, n + 1, sizeof *li->locals) ||
         kvr_mem_grow(&li->own, (void **)&li->blocks, &li->blocks_cap, n + 1, sizeof *li->blocks))
         return lose(li, event_id);
     uint64_t seed = kvr_hash_seed(s->lora, s->lora_len, s->salt, s->salt_len);

@@ -166,6 +166,15 @@ def test_local_indexer_as_an_engine_uses_it():
         li.apply_cleared(9)
 
 
+def test_a_store_of_16_tokens_and_3_hashes_is_refused_and_leaves_nothing():
+    li = LocalIndexer(1, 16)
+    for tokens, hashes in ((16, [1, 2, 3]), (48, [1]), (15, [1]), (0, [1]), (16, [])):
+        with pytest.raises(ValueError, match="block_hashes"):
+            li.apply_stored(1, range(tokens), hashes)
+    assert li.stats()["events"] == 0 and li.stats()["blocks"] == 0 and li.stats()["newest_id"] == 0
+    assert li.apply_stored(0, range(17), [1])  # tokens past the last full block mean nothing
+
+
 def test_router_and_its_configuration():
     r = KvRouter(None, 16, KvRouterConfig(seed=1))
     with pytest.raises(kvroute.NoEndpoints):

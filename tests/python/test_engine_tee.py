@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example's engine tee, end to end with a real router: lost batches, an evicted ring, a router that comes late."""
 import importlib.util
+import json
 import os
 import random
 import sys
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -51,6 +54,34 @@ class Engine:
                 events.append(("stored", [name_of(q)], name_of(q[:-1]) if n > 1 else None, tokens_of(q[-1:])))
         if events:
             self.tee.publish(events, send)
+
+
+def ask(port, query):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/kv_recover?{query}", timeout=30) as r:
+            return r.status, json.load(r)
+    except urllib.error.HTTPError as e:
+        return e.code, json.load(e)
+
+
+def test_a_bad_number_in_kv_recover_is_a_400_that_names_the_parameter():
+    port, events = free_ports(), free_ports()
+    tee = engine_tee.Tee(f"tcp://127.0.0.1:{events}", BS)
+    server = engine_tee.serve(tee, port)
+    try:
+        tee.publish([("stored", [1], None, tokens_of((1,)))])
+        for name in ("start", "end"):
+            for bad in ("-1", "1.5", "1e3", "x", "", "%2B1", "1_0", "%201", "18446744073709551616", "9" * 400, "%D9%A1", "0x1", "nan"):
+                status, answer = ask(port, f"{name}={bad}")
+                assert status == 400 and answer["Error"].startswith(name + ":"), (name, bad, answer)
+        status, answer = ask(port, "start=5&end=4")
+        assert status == 400 and answer["Error"].startswith("start:") and "end" in answer["Error"]
+        assert "Events" in ask(port, "start=0&end=18446744073709551615")[1] and "TooNew" in ask(port, "start=18446744073709551615")[1]
+        assert "TreeDump" in ask(port, "")[1] and ask(port, "start=0")[0] == 200
+    finally:
+        server.shutdown()
+        server.server_close()
+        tee.close()
 
 
 @pytest.mark.parametrize("ring", [16, 1024])

@@ -78,12 +78,45 @@ static void every_row_of_the_table(void **state)
     kvr_local_index_destroy(li);
 }
 
+static void a_store_whose_tokens_and_hashes_differ_in_length_is_refused_and_leaves_nothing(void **state)
+{
+    struct kvr_local_index *li = make(0, 0);
+    struct kvr_local_index_stats st;
+    uint32_t tokens[64] = {0};
+    uint64_t names[] = {11, 12, 13};
+    const struct {
+        size_t tokens, hashes;
+        bool eagle;
+        int rc;
+    } cases[] = {{4, 3, false, -KVR_ELENGTH},
+                 {12, 1, false, -KVR_ELENGTH},
+                 {3, 1, false, -KVR_ELENGTH},
+                 {0, 1, false, -KVR_ELENGTH},
+                 {12, 0, false, -KVR_ELENGTH},
+                 {12, 3, true, -KVR_ELENGTH},
+                 {13, 3, true, 0},
+                 {15, 3, false, 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct kvr_local_store s = {
+            .tokens = tokens, .tokens_n = cases[i].tokens, .block_hashes = names, .blocks_n = cases[i].hashes, .eagle = cases[i].eagle};
+        kvr_local_index_stats(li, &st);
+        uint64_t events = st.events, blocks = st.blocks;
+        assert_int_equal(kvr_local_index_store(li, 1 + i, &s), cases[i].rc);
+        kvr_local_index_stats(li, &st);
+        if (cases[i].rc) assert_true(st.events == events && st.blocks == blocks && st.newest_id == 0);
+        else assert_int_equal(st.newest_id, 1 + i);
+        assert_int_equal(kvr_local_index_clear(li, st.newest_id), 0);
+    }
+    kvr_local_index_destroy(li);
+}
+
 static void answers_are_dynamos_json(void **state)
 {
     struct kvr_local_index *li = make(0, 0);
     uint32_t tokens[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
-    uint64_t names[] = {11, 12, 13}, gone[] = {12};
-    struct kvr_local_store s = {.tokens = tokens, .tokens_n = 9, .block_hashes = names, .blocks_n = 3, .tier = KVR_TIER_DEVICE};
+    uint64_t names[] = {11, 12}, gone[] = {12};
+    struct kvr_local_store s = {.tokens = tokens, .tokens_n = 9, .block_hashes = names, .blocks_n = 2, .tier = KVR_TIER_DEVICE};
     (void)state;
     assert_int_equal(kvr_local_index_store(li, 1, &s), 0); /* a ninth token fills no block */
     assert_int_equal(kvr_local_index_remove(li, 2, KVR_TIER_DEVICE, gone, 1), 0);
@@ -509,6 +542,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_of_the_table),
+        cmocka_unit_test(a_store_whose_tokens_and_hashes_differ_in_length_is_refused_and_leaves_nothing),
         cmocka_unit_test(answers_are_dynamos_json),
         cmocka_unit_test(a_batch_is_told_whole_or_not),
         cmocka_unit_test(the_ring_is_bounded_in_bytes),

@@ -11,7 +11,9 @@
 Run as a program it is a toy engine that stores and removes blocks at random; an engine would call publish() with what it does.
 Needs pyzmq and msgpack, which engines that publish KV events have."""
 import argparse
+import json
 import random
+import re
 import struct
 import threading
 import time
@@ -63,6 +65,16 @@ class Tee:
         self.socket.close()
 
 
+def event_id(query, name):
+    """An id from the query string, None when it is not there."""
+    text = query.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch("[0-9]{1,20}", text) or int(text) >= 1 << 64:  # int() alone takes "-1", "1_0" and " 1"
+        raise ValueError(f"{name}: bad value {text[:40]!r}; allowed: a whole number, 0 to 2^64 - 1")
+    return int(text)
+
+
 def serve(tee, port, host="127.0.0.1"):
     """Answers GET /kv_recover, and what a router asks of an engine to see that it lives. Returns the running server."""
 
@@ -72,7 +84,7 @@ def serve(tee, port, host="127.0.0.1"):
         def do_GET(self):
             url = urllib.parse.urlsplit(self.path)
             if url.path == "/kv_recover":
-                self.answer_recover(dict(urllib.parse.parse_qsl(url.query)))
+                self.answer_recover(dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True)))
             elif url.path in ("/health", "/v1/models"):
                 self.answer(200, b'{"object":"list","data":[{"id":"toy","object":"model"}]}')
             else:
@@ -80,9 +92,11 @@ def serve(tee, port, host="127.0.0.1"):
 
         def answer_recover(self, query):
             try:
-                start, end = (int(query[k]) if k in query else None for k in ("start", "end"))
-            except ValueError:
-                self.answer(400, b'{"Error":"start and end are whole numbers"}')
+                start, end = event_id(query, "start"), event_id(query, "end")
+                if start is not None and end is not None and start > end:
+                    raise ValueError(f"start: {start} is above end, {end}; allowed: at most end")
+            except ValueError as e:
+                self.answer(400, json.dumps({"Error": str(e)}).encode())
                 return
             self.send_response(200)
             self.send_header("Content-Type", "application/json")

@@ -2,7 +2,7 @@
 import contextlib
 
 from ._c import ffi, hash_of, hashes_of, lib, text_of, tier_of, tokens_of
-from ._errors import EINVAL, ENOMEM, ESHUTDOWN, check
+from ._errors import EINVAL, ELENGTH, ENOMEM, ESHUTDOWN, check
 
 
 @ffi.def_extern(error=1)
@@ -51,13 +51,15 @@ class LocalIndexer:
 
     def apply_stored(self, event_id, token_ids, block_hashes, parent_hash=None, lora_name=None, cache_salt=None, is_eagle=False, medium=None):
         """Blocks were stored: their tokens, in order, and the engine's names (ints, signed or not, or bytes). parent_hash None: they
-        start a sequence. medium: None and "GPU" are the device; "CPU_PINNED", "DISK", ... are lower tiers."""
+        start a sequence. There is one name for each block that the tokens fill, or ValueError and nothing applied. medium: None and "GPU" are the device; "CPU_PINNED", "DISK", ... are lower tiers."""
         tokens, tokens_n = tokens_of(token_ids)
         names, n = hashes_of(block_hashes)
         lora, lora_n = text_of(lora_name)
         salt, salt_n = text_of(cache_salt)
         rc = lib.py_local_store(self._li, event_id, tier_of(medium), tokens, tokens_n, names, n, parent_hash is not None,
                                 hash_of(parent_hash or 0), lora, lora_n, salt, salt_n, bool(is_eagle))
+        if rc == -ELENGTH:
+            raise ValueError(f"block_hashes: {n} for {tokens_n} tokens; allowed: one for each full block of kv_block_size tokens")
         return self._applied(rc, event_id)
 
     def apply_removed(self, event_id, block_hashes, medium=None):
