@@ -142,14 +142,14 @@ static void post(uint16_t port, const char *body, double *slot)
     struct kvr_http_call_config cc = {.endpoint = &e,
                                       .head = head,
                                       .head_len = (size_t)n,
-                                      .body = body,
-                                      .body_len = strlen(body),
+                                      .body = kvr_body_copy(body, strlen(body)),
                                       .connect_timeout_s = 10,
                                       .handler = &h,
                                       .ctx = o};
     o->start = now();
     o->slot = slot;
-    KVR_ASSERT(kvr_http_call_start(client, &cc) != NULL);
+    KVR_ASSERT(cc.body && kvr_http_call_start(client, &cc) != NULL);
+    kvr_body_unref(cc.body);
 }
 
 static void run_for(double seconds)

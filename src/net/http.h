@@ -5,6 +5,10 @@
  *
  * Limits: header section 64 KiB, request body as configured, 64 KiB of pipelined bytes behind a request that is
  * being answered, bounded write queues (the caller pauses its source above KVR_HTTP_HIGH_WATER).
+ *
+ * Rule: no span that is still needed when a call has returned is borrowed. What the kernel, a thread or a later turn of the
+ * loop reads is copied (heads, pieces of an answer, endpoints) or held by a reference of its own (struct kvr_body), which is
+ * given back by the very callback that ends the reading. What a callback is handed lives until it returns, and no longer.
  */
 #ifndef KVR_NET_HTTP_H
 #define KVR_NET_HTTP_H
@@ -52,6 +56,25 @@ bool kvr_text_is_nocase(struct kvr_text t, const char *s);
 bool kvr_query_parameter(struct kvr_text query, const char *key, char *out, size_t cap);
 /* Headers that concern one connection only: Connection, those it names, Keep-Alive, Transfer-Encoding, ... */
 bool kvr_header_is_hop_by_hop(const struct kvr_headers *h, struct kvr_text name);
+
+/* ---- bodies ------------------------------------------------------------------------------------------ */
+
+/* Bytes that several hold at once: whoever received them, who sends them, who reads them on another thread. They do not change
+ * once more than one holds them, and go with the last reference.
+ * Threads: references may be taken and given back anywhere. */
+struct kvr_body {
+    char *data;
+    size_t len;
+    _Atomic unsigned refs;
+};
+
+/* Takes the buffer's bytes and empties it. Owns: the caller, one reference. NULL: no memory, or the buffer has failed; the
+ * buffer keeps its bytes. */
+struct kvr_body *kvr_body_take(struct kvr_buf *bytes);
+struct kvr_body *kvr_body_copy(const void *data, size_t len); /* likewise */
+/* Returns: b. NULL is fine for both. */
+struct kvr_body *kvr_body_ref(struct kvr_body *b);
+void kvr_body_unref(struct kvr_body *b);
 
 /* ---- server ------------------------------------------------------------------------------------------ */
 
@@ -107,8 +130,8 @@ struct kvr_http_request {
 const struct kvr_http_request *kvr_http_conn_request(struct kvr_http_conn *c);
 /* Gives the body's memory back early; request.body is NULL afterwards. */
 void kvr_http_conn_drop_body(struct kvr_http_conn *c);
-/* Takes the body out of the connection; the caller frees it. */
-char *kvr_http_conn_take_body(struct kvr_http_conn *c, size_t *len);
+/* Takes the body out of the connection; request.body is NULL afterwards. Owns: the caller, one reference. NULL: it has none. */
+struct kvr_body *kvr_http_conn_take_body(struct kvr_http_conn *c);
 void kvr_http_conn_set_user(struct kvr_http_conn *c, void *user);
 void *kvr_http_conn_user(struct kvr_http_conn *c);
 
@@ -163,8 +186,7 @@ struct kvr_http_call_config {
     const struct kvr_endpoint *endpoint; /* copied */
     const char *head;                    /* request line and headers, with the blank line; copied */
     size_t head_len;
-    const char *body; /* borrowed until the call ends or is cancelled */
-    size_t body_len;
+    struct kvr_body *body; /* NULL: none; the call takes a reference, and keeps one until the last byte has left */
     bool is_head;
     double connect_timeout_s;
     const struct kvr_http_call_handler *handler;

@@ -37,6 +37,7 @@ struct peer { /* one connection */
     uv_connect_t connect;
     uv_getaddrinfo_t resolve;
     uv_write_t write;
+    struct kvr_body *sent_head, *sent_body; /* what `write` reads, held until its callback */
     llhttp_t parser;
     struct kvr_http_client *client;
     struct kvr_http_call *call;
@@ -51,10 +52,9 @@ struct peer { /* one connection */
 struct kvr_http_call {
     struct kvr_http_call_config config;
     struct kvr_endpoint endpoint;
+    struct kvr_body *head;
     struct peer *peer;
     bool paused, retried;
-    size_t head_len;
-    char head[];
 };
 
 static struct peer *peer_new(struct kvr_http_client *c, uint64_t key);
@@ -75,6 +75,13 @@ static void list_push(struct peer **head, struct peer *p)
     p->next = *head;
     if (*head) (*head)->prev = p;
     *head = p;
+}
+
+static void call_free(struct kvr_http_call *call)
+{
+    kvr_body_unref(call->head);
+    kvr_body_unref(call->config.body);
+    free(call);
 }
 
 /* ---- closing ----------------------------------------------------------------------------------------- */
@@ -135,7 +142,7 @@ static void call_failed(struct peer *p, enum kvr_http_failure why, const char *t
     }
     call->peer = NULL;
     call->config.handler->on_failed(call, call->config.ctx, why, text);
-    free(call);
+    call_free(call);
 }
 
 static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf);
@@ -224,7 +231,7 @@ static void finish(struct peer *p, bool keep)
     if (!call) return;
     call->peer = NULL;
     call->config.handler->on_done(call, call->config.ctx);
-    free(call);
+    call_free(call);
 }
 
 static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf)
@@ -279,10 +286,18 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 
 /* ---- request ----------------------------------------------------------------------------------------- */
 
+static void stop_holding(struct peer *p)
+{
+    p->writing = false;
+    kvr_body_unref(p->sent_head);
+    kvr_body_unref(p->sent_body);
+    p->sent_head = p->sent_body = NULL;
+}
+
 static void on_written(uv_write_t *w, int status)
 {
     struct peer *p = w->data;
-    p->writing = false;
+    stop_holding(p);
     /* A write error shows on the read side too, possibly after an early answer that is worth reading. */
     (void)status;
 }
@@ -294,12 +309,15 @@ static int send_request(struct peer *p)
     p->got_bytes = p->done = p->in_value = false;
     kvr__headers_reset(&p->headers);
     llhttp_init(&p->parser, HTTP_RESPONSE, &p->client->settings);
-    uv_buf_t bufs[] = {uv_buf_init((char *)(uintptr_t)call->head, (unsigned)call->head_len),
-                       uv_buf_init((char *)(uintptr_t)call->config.body, (unsigned)call->config.body_len)};
+    p->sent_head = kvr_body_ref(call->head);
+    p->sent_body = kvr_body_ref(call->config.body);
+    bool has_body = p->sent_body && p->sent_body->len;
+    uv_buf_t bufs[] = {uv_buf_init(p->sent_head->data, (unsigned)p->sent_head->len),
+                       has_body ? uv_buf_init(p->sent_body->data, (unsigned)p->sent_body->len) : (uv_buf_t){0}};
     p->write.data = p;
     p->writing = true;
-    int rc = uv_write(&p->write, (uv_stream_t *)&p->tcp, bufs, call->config.body_len ? 2 : 1, on_written);
-    if (rc) p->writing = false;
+    int rc = uv_write(&p->write, (uv_stream_t *)&p->tcp, bufs, has_body ? 2 : 1, on_written);
+    if (rc) stop_holding(p);
     if (rc == 0 && !call->paused) {
         rc = uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read);
         if (rc == UV_EALREADY) rc = 0;
@@ -421,17 +439,24 @@ static struct peer *peer_from_pool(struct kvr_http_client *c, uint64_t key)
 
 struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struct kvr_http_call_config *config)
 {
-    struct kvr_http_call *call = calloc(1, sizeof *call + config->head_len);
-    if (!call) return NULL;
+    struct kvr_http_call *call = calloc(1, sizeof *call);
+    struct kvr_body *head = kvr_body_copy(config->head, config->head_len);
+    if (!call || !head) {
+        free(call);
+        kvr_body_unref(head);
+        return NULL;
+    }
     call->config = *config;
+    call->config.body = kvr_body_ref(config->body);
+    call->config.head = NULL;
+    call->head = head;
     call->endpoint = *config->endpoint;
-    call->head_len = config->head_len;
-    memcpy(call->head, config->head, config->head_len);
+    call->config.endpoint = &call->endpoint;
     struct peer *p = peer_from_pool(c, call->endpoint.key);
     bool pooled = p != NULL;
     if (!p) p = peer_new(c, call->endpoint.key);
     if (!p) {
-        free(call);
+        call_free(call);
         return NULL;
     }
     p->call = call;
@@ -451,7 +476,7 @@ void kvr_http_call_cancel(struct kvr_http_call *call)
         p->call = NULL;
         if (!p->in_callback) peer_close(p);
     }
-    free(call);
+    call_free(call);
 }
 
 void kvr_http_call_pause(struct kvr_http_call *call)

@@ -113,12 +113,13 @@ void kvr_http_fetch(const struct kvr_fetch *f, struct kvr_fetched *out)
     struct kvr_http_call_config c = {.endpoint = &e,
                                      .head = head.data,
                                      .head_len = head.len,
-                                     .body = f->body,
-                                     .body_len = f->body ? strlen(f->body) : 0,
+                                     .body = f->body ? kvr_body_copy(f->body, strlen(f->body)) : NULL,
                                      .connect_timeout_s = 3,
                                      .handler = &handler,
                                      .ctx = &r};
-    struct kvr_http_call *call = head.failed ? NULL : kvr_http_call_start(f->client, &c);
+    bool short_of_memory = head.failed || (f->body && !c.body);
+    struct kvr_http_call *call = short_of_memory ? NULL : kvr_http_call_start(f->client, &c);
+    kvr_body_unref(c.body);
     if (call) wait_for(f, call, &r);
     else snprintf(out->error, sizeof out->error, "out of memory");
     kvr_buf_free(&head);

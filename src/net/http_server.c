@@ -40,7 +40,8 @@ struct kvr_http_conn {
     struct kvr_http_request request;
     struct kvr_headers headers;
     struct kvr_buf method_target; /* target text */
-    struct kvr_buf body;
+    struct kvr_buf arriving;      /* the body, as far as it has come */
+    struct kvr_body *body;        /* and when it is whole */
     struct kvr_buf ahead;
     uint64_t deadline_ms; /* 0: none */
     size_t queued;        /* bytes in write requests */
@@ -204,11 +205,18 @@ size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
     return c->queued;
 }
 
+static void free_body(struct kvr_http_conn *c)
+{
+    kvr_buf_free(&c->arriving);
+    kvr_body_unref(c->body);
+    c->body = NULL;
+}
+
 static void begin_message(struct kvr_http_conn *c)
 {
     kvr__headers_reset(&c->headers);
     if (c->headers.text.cap > 4096) kvr_headers_free(&c->headers);
-    kvr_buf_free(&c->body);
+    free_body(c);
     c->method_target.len = 0;
     c->request = (struct kvr_http_request){0};
     c->in_head = true;
@@ -360,16 +368,18 @@ static int on_head_complete(llhttp_t *p)
 static int on_body(llhttp_t *p, const char *at, size_t len)
 {
     struct kvr_http_conn *c = conn_of(p);
-    if (len > c->server->config.body_max || c->body.len > c->server->config.body_max - len) return fail(c, 413);
-    if (c->body.cap == 0 && p->flags & F_CONTENT_LENGTH) kvr_buf_reserve(&c->body, KVR_MIN(len + p->content_length, (size_t)1 << 20));
-    kvr_buf_add(&c->body, at, len);
+    if (len > c->server->config.body_max || c->arriving.len > c->server->config.body_max - len) return fail(c, 413);
+    if (c->arriving.cap == 0 && p->flags & F_CONTENT_LENGTH)
+        kvr_buf_reserve(&c->arriving, KVR_MIN(len + p->content_length, (size_t)1 << 20));
+    kvr_buf_add(&c->arriving, at, len);
     set_deadline(c, c->server->config.body_timeout_s);
-    return c->body.failed ? fail(c, 503) : 0;
+    return c->arriving.failed ? fail(c, 503) : 0;
 }
 
 static int on_complete(llhttp_t *p)
 {
-    (void)p;
+    struct kvr_http_conn *c = conn_of(p);
+    if (c->arriving.len && !(c->body = kvr_body_take(&c->arriving))) return fail(c, 503);
     return HPE_PAUSED;
 }
 
@@ -383,8 +393,8 @@ static void dispatch(struct kvr_http_conn *c)
     c->request.path = (struct kvr_text){c->request.target.ptr, path_len};
     if (q) c->request.query = (struct kvr_text){q + 1, c->request.target.len - path_len - 1};
     c->request.headers = &c->headers;
-    c->request.body = c->body.data;
-    c->request.body_len = c->body.len;
+    c->request.body = c->body ? c->body->data : NULL;
+    c->request.body_len = c->body ? c->body->len : 0;
     c->answering = true;
     c->answer_started = false;
     c->deadline_ms = 0;
@@ -559,7 +569,7 @@ static void on_conn_closed(uv_handle_t *h)
     s->stats.open--;
     kvr_headers_free(&c->headers);
     kvr_buf_free(&c->method_target);
-    kvr_buf_free(&c->body);
+    free_body(c);
     kvr_buf_free(&c->ahead);
     kvr_tls_free(c->tls);
     free(c);
@@ -730,21 +740,18 @@ const struct kvr_http_request *kvr_http_conn_request(struct kvr_http_conn *c)
     return &c->request;
 }
 
-void kvr_http_conn_drop_body(struct kvr_http_conn *c)
+struct kvr_body *kvr_http_conn_take_body(struct kvr_http_conn *c)
 {
-    kvr_buf_free(&c->body);
+    struct kvr_body *b = c->body;
+    c->body = NULL;
     c->request.body = NULL;
     c->request.body_len = 0;
+    return b;
 }
 
-char *kvr_http_conn_take_body(struct kvr_http_conn *c, size_t *len)
+void kvr_http_conn_drop_body(struct kvr_http_conn *c)
 {
-    char *p = c->body.data;
-    *len = c->body.len;
-    c->body = (struct kvr_buf){0};
-    c->request.body = NULL;
-    c->request.body_len = 0;
-    return p;
+    kvr_body_unref(kvr_http_conn_take_body(c));
 }
 
 void kvr_http_conn_set_user(struct kvr_http_conn *c, void *user)

@@ -269,12 +269,12 @@ static bool send_http(struct kvr_remote_query *q, const char *service)
     struct kvr_http_call_config cc = {.endpoint = &r->endpoint,
                                       .head = head,
                                       .head_len = (size_t)n,
-                                      .body = q->body.data,
-                                      .body_len = q->body.len,
+                                      .body = kvr_body_take(&q->body),
                                       .connect_timeout_s = r->c.timeout_s,
                                       .handler = &handler,
                                       .ctx = q};
-    q->call = n < (int)sizeof head ? kvr_http_call_start(r->c.client, &cc) : NULL;
+    q->call = cc.body && n < (int)sizeof head ? kvr_http_call_start(r->c.client, &cc) : NULL;
+    kvr_body_unref(cc.body);
     return q->call != NULL;
 }
 

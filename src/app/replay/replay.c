@@ -24,7 +24,6 @@ struct flight {
     struct run *run;
     struct work_item item;
     struct kvr_http_call *call;
-    char *body;
     uv_timer_t timer;
     struct kvr_sse sse;
     struct kvr_buf answer;
@@ -64,7 +63,6 @@ static void on_flight_closed(uv_handle_t *h)
     struct flight *f = h->data;
     kvr_sse_free(&f->sse);
     kvr_buf_free(&f->answer);
-    free(f->body);
     work_item_free(&f->item);
     free(f);
 }
@@ -158,15 +156,13 @@ static void launch(struct run *r, const struct work_item *item)
     f->item = *item;
     work_item_body(item, r->o->model, r->o->stream, &body);
     KVR_ASSERT(!body.failed);
-    f->body = body.data;
     int n = snprintf(head, sizeof head,
                      "POST %s/v1/completions HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
                      r->endpoint.base, r->endpoint.host, r->endpoint.port, body.len);
     struct kvr_http_call_config cc = {.endpoint = &r->endpoint,
                                       .head = head,
                                       .head_len = (size_t)n,
-                                      .body = f->body,
-                                      .body_len = body.len,
+                                      .body = kvr_body_take(&body),
                                       .connect_timeout_s = 5,
                                       .handler = &handler,
                                       .ctx = f};
@@ -177,6 +173,7 @@ static void launch(struct run *r, const struct work_item *item)
     f->start_ns = now_ns();
     f->call = kvr_http_call_start(r->client, &cc);
     KVR_ASSERT(f->call != NULL);
+    kvr_body_unref(cc.body);
     uv_timer_start(&f->timer, on_timeout, (uint64_t)(r->o->timeout * 1000), 0);
 }
 
@@ -340,12 +337,12 @@ static int request(const char *url, const char *method, const char *path, const 
     struct kvr_http_call_config cc = {.endpoint = &e,
                                       .head = head,
                                       .head_len = (size_t)n,
-                                      .body = body,
-                                      .body_len = strlen(body),
+                                      .body = kvr_body_copy(body, strlen(body)),
                                       .connect_timeout_s = 5,
                                       .handler = &h,
                                       .ctx = &s};
-    if (!kvr_http_call_start(client, &cc)) s.failed = true;
+    if (!cc.body || !kvr_http_call_start(client, &cc)) s.failed = true;
+    kvr_body_unref(cc.body);
     uv_run(&loop, UV_RUN_DEFAULT);
     kvr_http_client_close(client);
     uv_run(&loop, UV_RUN_DEFAULT);

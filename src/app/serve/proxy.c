@@ -40,7 +40,7 @@ struct px {
     /* the request */
     char id[ID_MAX];
     char model[MODEL_MAX], lora[MODEL_MAX], session[256];
-    char *body;
+    struct kvr_body *body; /* until nobody else can be asked; who is sending it holds it too */
     size_t body_len;
     bool routed; /* a completion: tokens matter */
     bool chat, stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain, answered;
@@ -312,7 +312,7 @@ static void px_end(struct px *p)
     kvr_sse_free(&p->sse);
     kvr_buf_free(&p->head);
     kvr_buf_free(&p->answer);
-    free(p->body);
+    kvr_body_unref(p->body);
     free(p->tokens);
     free(p->locals);
     free(p->scores);
@@ -377,7 +377,7 @@ static void send_head(struct px *p)
     p->head_sent = true;
     if (!p->early_head) kvr_http_start(p->conn, p->status, p->head.data ? p->head.data : "", p->head.len, p->length);
     kvr_buf_free(&p->head);
-    free(p->body); /* from here on nobody else can be asked */
+    kvr_body_unref(p->body); /* from here on nobody else can be asked */
     p->body = NULL;
     keep_evidence(p);
     free(p->tokens);
@@ -584,7 +584,6 @@ static void px_send(struct px *p)
                                       .head = h.data,
                                       .head_len = h.len,
                                       .body = p->body,
-                                      .body_len = p->body_len,
                                       .is_head = p->is_head_request,
                                       .connect_timeout_s = o->connect_timeout,
                                       .handler = &relay_handler,
@@ -1102,7 +1101,7 @@ static void tokenize_done(struct kvr_http_call *call, void *ctx)
         return;
     }
     pthread_mutex_lock(&s->lock);
-    token_cache_put(s->tokens, p->body, p->body_len, p->chat, tokens, n);
+    token_cache_put(s->tokens, p->body->data, p->body->len, p->chat, tokens, n);
     pthread_mutex_unlock(&s->lock);
     got_tokens(p, tokens, n);
 }
@@ -1162,7 +1161,6 @@ static void ask_engine(struct px *p)
                                       .head = h.data,
                                       .head_len = h.len,
                                       .body = p->body,
-                                      .body_len = p->body_len,
                                       .connect_timeout_s = s->o->connect_timeout,
                                       .handler = &tokenize_handler,
                                       .ctx = p};
@@ -1216,7 +1214,7 @@ static void px_tokens(struct px *p)
     }
     pthread_mutex_lock(&s->lock);
     size_t n = 0;
-    uint32_t *cached = token_cache_get(s->tokens, p->body, p->body_len, p->chat, &n);
+    uint32_t *cached = token_cache_get(s->tokens, p->body->data, p->body->len, p->chat, &n);
     pthread_mutex_unlock(&s->lock);
     if (cached) {
         COUNT(p, tokenize_cache_hits_total);
@@ -1369,7 +1367,7 @@ static const char *read_body(struct px *p)
 {
     struct kvr_openai_request rq;
     const char *why;
-    if (kvr_openai_parse(p->loop->json, p->body, p->body_len, &rq, &why)) return why;
+    if (kvr_openai_parse(p->loop->json, p->body ? p->body->data : NULL, p->body_len, &rq, &why)) return why;
     if (rq.model_len >= MODEL_MAX) return "`model` is longer than 127 bytes";
     if (rq.model) memcpy(p->model, rq.model, rq.model_len);
     p->stream = rq.stream;
@@ -1416,7 +1414,8 @@ static void begin(struct loop *l, struct kvr_http_conn *c, bool routed, bool cha
     p->chat = chat;
     p->is_head_request = kvr_text_is(rq->method, "HEAD");
     why = read_hints(p, rq);
-    p->body = kvr_http_conn_take_body(c, &p->body_len);
+    p->body = kvr_http_conn_take_body(c);
+    p->body_len = p->body ? p->body->len : 0;
     if (!why && (routed || p->body_len)) {
         const char *body_error = read_body(p);
         if (routed) why = body_error; /* other bodies are the engine's business */

@@ -22,7 +22,7 @@ struct call {
     bool list; /* GET /workers; else a change */
     int status;
     struct kvr_http_call *http;
-    struct kvr_buf body, answer;
+    struct kvr_buf answer;
     struct call *next;
     uint64_t deadline_ms;
 };
@@ -54,7 +54,6 @@ static void end_call(struct call *c)
     *at = c->next;
     sh.calls_n--;
     if (c->http) kvr_http_call_cancel(c->http);
-    kvr_buf_free(&c->body);
     kvr_buf_free(&c->answer);
     free(c);
 }
@@ -161,23 +160,22 @@ static bool start_call(struct serve *s, size_t shard, const char *path, struct k
     char head[700];
     if (!c) return false;
     *c = (struct call){.serve = s, .shard = shard, .list = !body, .next = sh.calls, .deadline_ms = now_ms() + 1000 * CALL_S};
-    if (body) c->body = *body;
-    if (body) *body = (struct kvr_buf){0};
     sh.calls = c;
     sh.calls_n++;
     int n = body ? snprintf(head, sizeof head,
                             "POST %s%s HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n", e->base,
-                            path, e->host, e->port, c->body.len)
+                            path, e->host, e->port, body->len)
                  : snprintf(head, sizeof head, "GET %s%s HTTP/1.1\r\nHost: %s:%u\r\n\r\n", e->base, path, e->host, e->port);
     struct kvr_http_call_config cc = {.endpoint = e,
                                       .head = head,
                                       .head_len = (size_t)n,
-                                      .body = c->body.data,
-                                      .body_len = c->body.len,
+                                      .body = body ? kvr_body_take(body) : NULL,
                                       .connect_timeout_s = CALL_S,
                                       .handler = &handler,
                                       .ctx = c};
-    c->http = kvr_http_call_start(sh.client, &cc);
+    if (!body || cc.body) c->http = kvr_http_call_start(sh.client, &cc);
+    kvr_body_unref(cc.body);
+    if (body) kvr_buf_free(body);
     if (!c->http) end_call(c);
     return c != NULL;
 }
