@@ -194,6 +194,8 @@ struct kvr_http_call_config {
 };
 
 int kvr_http_client_create(uv_loop_t *loop, double idle_timeout_s, struct kvr_http_client **out);
+/* `counter` (outlives the client) counts calls that were sent again because the peer had closed a pooled connection. */
+void kvr_http_client_count_reopened(struct kvr_http_client *c, _Atomic uint64_t *counter);
 /* Closes idle connections and cancels calls silently; memory goes with the loop's close callbacks. */
 void kvr_http_client_close(struct kvr_http_client *c);
 size_t kvr_http_client_idle(const struct kvr_http_client *c);

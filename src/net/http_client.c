@@ -26,6 +26,7 @@ struct kvr_http_client {
     llhttp_settings_t settings;
     size_t handles;
     bool closed;
+    _Atomic uint64_t *reopened; /* NULL: not counted */
     char read_buffer[64 * 1024];
 };
 
@@ -134,6 +135,7 @@ static void call_failed(struct peer *p, enum kvr_http_failure why, const char *t
         call->retried = true;
         struct peer *fresh = peer_new(p->client, call->endpoint.key);
         if (fresh) {
+            if (p->client->reopened) atomic_fetch_add_explicit(p->client->reopened, 1, memory_order_relaxed);
             fresh->call = call;
             call->peer = fresh;
             peer_start(fresh);
@@ -524,6 +526,11 @@ int kvr_http_client_create(uv_loop_t *loop, double idle_timeout_s, struct kvr_ht
     uv_unref((uv_handle_t *)&c->sweep);
     *out = c;
     return 0;
+}
+
+void kvr_http_client_count_reopened(struct kvr_http_client *c, _Atomic uint64_t *counter)
+{
+    c->reopened = counter;
 }
 
 size_t kvr_http_client_idle(const struct kvr_http_client *c)

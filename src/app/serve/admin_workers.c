@@ -247,6 +247,7 @@ static void reset_runtime(struct worker *w)
     w->models = NULL;
     w->models_n = 0;
     w->requests = w->errors = 0;
+    w->series = NULL;
 }
 
 static void save_worker(struct serve *s, struct kvr_http_conn *c, struct worker *w, int status)

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "wire/prom_text.h"
+
 static void histogram_init(struct histogram *h, double first, double factor, int buckets)
 {
     h->first = first;
@@ -188,10 +190,7 @@ static void put_scope(struct kvr_buf *b, const struct pool *p)
     const char *const names[] = {p->model, p->group};
     for (int i = 0; i < 2; i++) {
         kvr_buf_str(b, i ? "\",routing_group=\"" : "model=\"");
-        for (const char *c = names[i]; *c; c++) {
-            if (*c == '"' || *c == '\\' || *c == '\n') kvr_buf_str(b, "\\");
-            kvr_buf_add(b, *c == '\n' ? "n" : c, 1);
-        }
+        kvr_prom_put_value(b, names[i], strlen(names[i]));
     }
     kvr_buf_str(b, "\"");
 }
@@ -241,6 +240,7 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     put_value(b, #name, (double)atomic_load_explicit(&m->name, memory_order_relaxed));
     SERVE_COUNTERS(PUT)
 #undef PUT
+    labels_metrics(s, b);
     put_gauge(b, "requests_active", "Requests booked on a worker", (double)active);
     put_gauge(b, "requests_without_worker", "Requests waiting for a worker to exist", (double)parked);
     put_queues(s, b);

@@ -88,7 +88,7 @@ struct px {
     struct kvr_buf head;
     int status;
     int64_t length;
-    bool early_head, head_sent, is_sse, prefill_marked, paused;
+    bool early_head, head_sent, is_sse, prefill_marked, paused, counted;
     struct kvr_sse sse;
     struct kvr_buf answer;
     struct kvr_usage usage;
@@ -136,11 +136,23 @@ static void write_error_event(struct kvr_http_conn *c, int status, const char *m
     kvr_buf_free(&b);
 }
 
+/* Once a request, before its client can see the status. */
+static void count_request(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    if (p->counted) return;
+    p->counted = true;
+    pthread_mutex_lock(&s->lock);
+    labels_request_locked(s, p->worker, p->model, p->status);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void px_fail(struct px *p, int status, const char *message)
 {
     struct kvr_http_conn *c = p->conn;
     p->status = status;
     p->conn = NULL;
+    count_request(p);
     if (status >= 500) COUNT(p, errors_total);
     if (c) kvr_http_conn_set_user(c, NULL);
     if (c && p->early_head) write_error_event(c, status, message);
@@ -238,6 +250,9 @@ static void count_usage(struct px *p)
     if (p->usage.prompt_tokens) predicted = KVR_MIN(predicted, (p->usage.prompt_tokens - 1) / bs * bs);
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
+    pthread_mutex_lock(&serve_of(p)->lock);
+    labels_cached_locked(serve_of(p), p->worker, p->model, predicted, actual);
+    pthread_mutex_unlock(&serve_of(p)->lock);
     atomic_fetch_add(&m->prompt_tokens_total, p->usage.prompt_tokens);
     atomic_fetch_add(&m->usage_answers_total, 1);
     if (predicted / bs == actual / bs) atomic_fetch_add(&m->predicted_equals_actual_total, 1);
@@ -297,6 +312,7 @@ static void px_end(struct px *p)
     p->call = NULL;
     leave_queue(p);
     unbook(p);
+    count_request(p);
     if (p->routed) {
         count_usage(p);
         record_decision(p);
@@ -330,7 +346,7 @@ void proxy_on_gone(struct kvr_http_conn *c, void *ctx)
     if (!p) return;
     COUNT(p, client_gone_total);
     p->conn = NULL;
-    p->status = 499;
+    p->status = STATUS_CLIENT_GONE;
     px_end(p);
 }
 
@@ -375,6 +391,7 @@ static void send_head(struct px *p)
 {
     if (p->head_sent) return;
     p->head_sent = true;
+    count_request(p);
     if (!p->early_head) kvr_http_start(p->conn, p->status, p->head.data ? p->head.data : "", p->head.len, p->length);
     kvr_buf_free(&p->head);
     kvr_body_unref(p->body); /* from here on nobody else can be asked */

@@ -73,7 +73,8 @@ static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
     uv_async_init(&l->uv, &l->wake, on_wake);
     l->wake.data = l;
     l->json = kvr_json_parser_new();
-    kvr_http_client_create(&l->uv, 3, &l->client);
+    if (kvr_http_client_create(&l->uv, 3, &l->client) == 0)
+        kvr_http_client_count_reopened(l->client, &s->metrics.reopened_connections_total);
     *rc = remote_open(s, l) ? UV_ENOMEM : 0;
     struct kvr_http_server_config sc = {.host = s->o->host,
                                         .port = (uint16_t)s->o->port,
@@ -251,6 +252,7 @@ static void serve_free(struct serve *s)
     for (size_t i = 0; i < s->loops_n; i++) loop_free(s->loops[i]);
     free(s->loops);
     workers_destroy(s);
+    labels_free(s->series);
     evidence_destroy(s->evidence);
     pools_destroy(s);
     sessions_destroy(s->sessions);

@@ -12,6 +12,7 @@
  *   remote.c    another router's index answers us
  *   sessions.c  session affinity
  *   metrics.c   counters, histograms, /metrics
+ *   labels.c    counters by model, worker and status class
  *   proxy.c     one client request from parsing to the last byte        (data loops)
  *   tokens.c    where the prompt's tokens come from                     (data loops)
  *   health.c    active health checks, model discovery                   (main loop)
@@ -56,7 +57,8 @@ enum {
     ID_MAX = 128,
     DECISIONS = 10000,
     TABLE_ROWS = 8,
-    TRIES_MAX = 8
+    TRIES_MAX = 8,
+    STATUS_CLIENT_GONE = 499
 };
 
 /* ---- workers ----------------------------------------------------------------------------------------- */
@@ -105,6 +107,7 @@ struct worker {
     struct model_entry *models; /* discovered; NULL = not known yet */
     size_t models_n;
     uint64_t requests, errors;
+    struct series *series; /* labels.c */
 };
 
 /* ---- the rest ---------------------------------------------------------------------------------------- */
@@ -132,8 +135,12 @@ struct decision {
     struct decision_table table;
 };
 
+/* Totals; labels.c tells them by model, worker and status class. */
+#define SERVE_LABELLED(X) X(requests_total) X(predicted_cached_tokens_total) X(actual_cached_tokens_total)
+
 #define SERVE_COUNTERS(X)                                                                                                                  \
-    X(requests_total, "Client requests")                                                                                                   \
+    X(uncounted_total, "Requests that no labelled counter took: out of memory")                                                            \
+    X(reopened_connections_total, "Requests sent again on a fresh connection: the worker had closed the kept one")                         \
     X(retries_total, "Requests sent again to another worker")                                                                              \
     X(errors_total, "Client requests that ended in an error of ours or a broken stream")                                                   \
     X(client_gone_total, "Requests whose client went away first")                                                                          \
@@ -141,8 +148,6 @@ struct decision {
     X(tokenize_failures_total, "Prompts that could not be tokenized and were routed by load")                                              \
     X(tokenize_requests_total, "Prompts sent to an engine's tokenizer")                                                                    \
     X(tokenize_cache_hits_total, "Prompts found in the token cache")                                                                       \
-    X(predicted_cached_tokens_total, "Prompt tokens predicted to be cached, of answers with usage")                                        \
-    X(actual_cached_tokens_total, "Prompt tokens the engine reported as cached")                                                           \
     X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")                                        \
     X(usage_answers_total, "Answers that carried usage")                                                                                   \
     X(prompt_tokens_total, "Prompt tokens, of answers with usage")                                                                         \
@@ -164,6 +169,9 @@ struct metrics {
 #define SERVE_COUNTER_FIELD(name, help) _Atomic uint64_t name;
     SERVE_COUNTERS(SERVE_COUNTER_FIELD)
 #undef SERVE_COUNTER_FIELD
+#define SERVE_LABELLED_FIELD(name) _Atomic uint64_t name;
+    SERVE_LABELLED(SERVE_LABELLED_FIELD)
+#undef SERVE_LABELLED_FIELD
     struct histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
     struct histogram best_overlap, regret, shortfall, queue_wait, remote_query;
     _Atomic uint64_t remote_partial;
@@ -186,6 +194,7 @@ struct ctx_list {
 };
 
 struct session_table;
+struct series;
 struct evidence;
 struct kvr_sync;
 struct token_cache;
@@ -216,6 +225,7 @@ struct serve {
     struct decision *decisions; /* ring */
     uint64_t decisions_n;
     struct quality quality;
+    struct series *series; /* of requests that no worker had, labels.c */
     struct metrics metrics;
     struct loop **loops;
     size_t loops_n;
@@ -365,6 +375,12 @@ void token_cache_put(struct token_cache *c, const char *body, size_t len, bool c
 void metrics_init(struct metrics *m);
 void histogram_add(struct histogram *h, double v);
 void metrics_write(struct serve *s, struct kvr_buf *out);
+
+/* labels.c; under serve.lock. w NULL: no worker had it. model "": the request names none. */
+void labels_request_locked(struct serve *s, struct worker *w, const char *model, int status);
+void labels_cached_locked(struct serve *s, struct worker *w, const char *model, uint64_t predicted, uint64_t actual);
+void labels_metrics(struct serve *s, struct kvr_buf *out); /* takes the lock */
+void labels_free(struct series *list);
 
 /* decisions.c */
 void decisions_add(struct serve *s, const struct decision *d);

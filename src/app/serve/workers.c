@@ -146,6 +146,7 @@ static void unref_locked(struct worker *w)
 {
     if (--w->refs) return;
     free(w->models);
+    labels_free(w->series);
     free(w);
 }
 
@@ -188,6 +189,8 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
     }
     struct worker *old = worker_find_locked(s, w->id);
     if (old) {
+        w->series = old->series;
+        old->series = NULL;
         detach_locked(s, old);
         unref_locked(old);
     }
@@ -232,6 +235,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     struct pool *pool = w->pool;
     pthread_mutex_unlock(&s->lock);
     if (rc) {
+        labels_free(w->series);
         free(w);
         return -1;
     }
