@@ -109,7 +109,7 @@ int kvr_snapshots_head(struct kvr_snapshots *s, struct kvr_snapshot_head *out)
     list = rc ? (struct kvr_json){0} : kvr_json_get(o, "versions");
     bool ok =
         rc == 0 && kvr_json_as_u64(kvr_json_get(o, "format"), &format) && format == FORMAT && kvr_json_type_of(list) == KVR_JSON_ARRAY;
-    rc = ok ? kvr_json_each(list, take_version, out) : -KVR_EFORMAT;
+    if (rc != -KVR_ENOMEM) rc = ok ? kvr_json_each(list, take_version, out) : -KVR_EFORMAT;
     uint64_t revision = out->revision;
     if (rc) kvr_snapshot_head_free(out);
     out->revision = revision;

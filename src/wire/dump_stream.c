@@ -123,8 +123,9 @@ static int end_string(struct kvr_dump_stream *s)
 static void end_number(struct kvr_dump_stream *s)
 {
     if (s->depth == 2 && s->in_value && strcmp(s->member, "block_size") == 0 && s->text.len && s->text.len < 8) {
-        kvr_buf_add(&s->text, "", 1);
-        if (!s->text.failed) s->block_size = strtoul(s->text.data, NULL, 10);
+        char digits[8] = "";
+        memcpy(digits, s->text.data, s->text.len);
+        s->block_size = strtoul(digits, NULL, 10);
     }
     s->text.len = 0;
 }

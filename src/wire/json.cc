@@ -34,7 +34,7 @@ static kvr_json wrap(element e)
 
 static const kvr_json absent = {nullptr, 0};
 // Memory of a parser that met a large document is given back.
-static const size_t keep_capacity = 1u << 20;
+static const size_t keep_capacity = 256u << 10;
 
 kvr_json_parser *kvr_json_parser_new(void)
 {
@@ -93,28 +93,40 @@ static std::string tame_numbers(const char *buf, size_t len)
     return s;
 }
 
+// After an allocation that failed simdjson's parser is half made and must not be used again; see also keep_capacity.
+static void discard(kvr_json_parser *p)
+{
+    delete p->dom;
+    p->dom = nullptr;
+}
+
+static int out_of_memory(kvr_json_parser *p, const char **why)
+{
+    discard(p);
+    if (why) *why = "out of memory";
+    return -KVR_ENOMEM;
+}
+
 int kvr_json_parse(kvr_json_parser *p, const char *buf, size_t len, kvr_json *root, const char **why)
 {
     try {
-        if (p->dom->capacity() > keep_capacity && len < keep_capacity) {
-            auto *fresh = new simdjson::dom::parser();
-            delete p->dom;
-            p->dom = fresh;
-        }
+        if (p->dom && p->dom->capacity() > keep_capacity && len < keep_capacity) discard(p);
+        if (!p->dom) p->dom = new simdjson::dom::parser();
         element e;
         auto error = p->dom->parse(buf, len, true).get(e);
         if (error == simdjson::NUMBER_ERROR) {
             std::string tamed = tame_numbers(buf, len);
             error = p->dom->parse(tamed.data(), tamed.size(), true).get(e);
         }
+        if (error == simdjson::MEMALLOC) return out_of_memory(p, why);
         if (error) {
             if (why) *why = simdjson::error_message(error);
-            return error == simdjson::MEMALLOC ? -KVR_ENOMEM : -KVR_EFORMAT;
+            return -KVR_EFORMAT;
         }
         *root = wrap(e);
         return 0;
     } catch (const std::bad_alloc &) {
-        return -KVR_ENOMEM;
+        return out_of_memory(p, why);
     }
 }
 

@@ -34,7 +34,10 @@ enum kvr_json_type {
 struct kvr_json_parser *kvr_json_parser_new(void);
 void kvr_json_parser_free(struct kvr_json_parser *p);
 
-/* Returns: 0, -KVR_EFORMAT with a static text in *why (may be NULL), -KVR_ENOMEM. The buffer may go afterwards. */
+/* Takes up to 15 bytes of memory for each byte of the text, and keeps them for the next one when the text is shorter than 256 KiB;
+ * of a longer one they are given back by the next shorter one, or with the parser.
+ * Returns: 0; or with a static text in *why (may be NULL) -KVR_EFORMAT, or -KVR_ENOMEM: that says nothing about the text, and the
+ * parser can be used again. The buffer may go afterwards. */
 int kvr_json_parse(struct kvr_json_parser *p, const char *buf, size_t len, struct kvr_json *root, const char **why);
 
 enum kvr_json_type kvr_json_type_of(struct kvr_json v);

@@ -38,9 +38,10 @@ int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, st
         *why = "the request body is empty";
         return -KVR_EFORMAT;
     }
-    if (kvr_json_parse(p, body, len, &out->root, &ignored)) {
-        *why = "the request body is not valid JSON";
-        return -KVR_EFORMAT;
+    int rc = kvr_json_parse(p, body, len, &out->root, &ignored);
+    if (rc) {
+        *why = rc == -KVR_ENOMEM ? "out of memory" : "the request body is not valid JSON";
+        return rc;
     }
     if (kvr_json_type_of(out->root) != KVR_JSON_OBJECT) {
         *why = "the request body must be a JSON object";

@@ -21,7 +21,7 @@ struct kvr_openai_request {
     uint64_t expected_osl;
 };
 
-/* Reads a body. Returns: 0; -KVR_EFORMAT with a sentence for the client in *why. */
+/* Reads a body. Returns: 0; or with a sentence for the client in *why -KVR_EFORMAT, or -KVR_ENOMEM: nothing is wrong with it. */
 int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out, const char **why);
 
 /* The canonical prompt text for byte tokens: the prompt string, or role and content of each message.

@@ -20,12 +20,14 @@ int kvr_record_read(struct kvr_json_parser *p, const char *line, size_t len, uin
 {
     struct kvr_json o, ev, stamp;
     uint64_t ms = 0;
-    if (kvr_json_parse(p, line, len, &o, NULL) || kvr_json_type_of(o) != KVR_JSON_OBJECT) return -KVR_EFORMAT;
+    int rc = kvr_json_parse(p, line, len, &o, NULL);
+    if (rc) return rc;
+    if (kvr_json_type_of(o) != KVR_JSON_OBJECT) return -KVR_EFORMAT;
     ev = kvr_json_get(o, "event");
     stamp = kvr_json_get(o, "timestamp");
     bool bare = kvr_json_type_of(kvr_json_get(o, "worker_id")) != KVR_JSON_NONE;
     if (kvr_json_type_of(stamp) != KVR_JSON_NONE && !kvr_json_as_u64(stamp, &ms)) return -KVR_EFORMAT;
-    int rc = kvr_router_event_read(bare ? o : ev, out, blocks, cap);
+    rc = kvr_router_event_read(bare ? o : ev, out, blocks, cap);
     if (rc == 0) *timestamp_ms = ms;
     return rc;
 }

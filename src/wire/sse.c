@@ -33,6 +33,9 @@ static void keep_part(struct kvr_sse *s, const char *data, size_t len)
         return;
     }
     kvr_buf_add(&s->part, data, len);
+    if (!s->part.failed) return;
+    kvr_buf_free(&s->part); /* without memory it is a line that is too long */
+    s->skipping = true;
 }
 
 uint64_t kvr_sse_feed(struct kvr_sse *s, struct kvr_json_parser *p, const char *data, size_t len)

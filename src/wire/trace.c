@@ -7,7 +7,9 @@ int kvr_trace_parse(struct kvr_json_parser *p, const char *line, size_t len, str
     struct kvr_trace_row r = {0};
     double ts;
     *why = "the line is not valid JSON";
-    if (kvr_json_parse(p, line, len, &root, NULL)) return -KVR_EFORMAT;
+    int rc = kvr_json_parse(p, line, len, &root, NULL);
+    if (rc == -KVR_ENOMEM) *why = "out of memory";
+    if (rc) return rc;
     *why = "`timestamp` must be a number of milliseconds";
     if (!kvr_json_as_double(kvr_json_get(root, "timestamp"), &ts) || ts < 0 || ts > 1e15) return -KVR_EFORMAT;
     r.timestamp_ms = (uint64_t)ts;

@@ -340,8 +340,10 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
         routes_error(rq, 413, "the body is larger than %d bytes", SMALL_BODY);
         return;
     }
-    if (kvr_json_parse(rq->loop->json, hr->body ? hr->body : "", hr->body_len, &o, &why)) {
-        routes_error(rq, 400, "the body is not JSON: %s", why ? why : "out of memory");
+    int rc = kvr_json_parse(rq->loop->json, hr->body ? hr->body : "", hr->body_len, &o, &why);
+    if (rc) {
+        if (rc == -KVR_ENOMEM) routes_error(rq, 503, "out of memory");
+        else routes_error(rq, 400, "the body is not JSON: %s", why);
         return;
     }
     if (kvr_json_type_of(o) != KVR_JSON_OBJECT) {

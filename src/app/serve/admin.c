@@ -99,8 +99,9 @@ void admin_bad_field(struct kvr_http_conn *c, const char *field)
 bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    if (rq->body_len == 0 || kvr_json_parse(s->json, rq->body, rq->body_len, o, NULL)) {
-        admin_error(c, 400, "the body is not valid JSON");
+    int rc = rq->body_len ? kvr_json_parse(s->json, rq->body, rq->body_len, o, NULL) : -KVR_EFORMAT;
+    if (rc) {
+        admin_error(c, rc == -KVR_ENOMEM ? 503 : 400, rc == -KVR_ENOMEM ? "out of memory" : "the body is not valid JSON");
         return false;
     }
     if (kvr_json_type_of(*o) != KVR_JSON_OBJECT) {

@@ -1380,11 +1380,14 @@ static const char *pin_rank_alone(struct px *p)
     return why;
 }
 
-static const char *read_body(struct px *p)
+/* Returns: what is wrong, with its status, or NULL. */
+static const char *read_body(struct px *p, int *status)
 {
     struct kvr_openai_request rq;
     const char *why;
-    if (kvr_openai_parse(p->loop->json, p->body ? p->body->data : NULL, p->body_len, &rq, &why)) return why;
+    int rc = kvr_openai_parse(p->loop->json, p->body ? p->body->data : NULL, p->body_len, &rq, &why);
+    *status = rc == -KVR_ENOMEM ? 503 : 400;
+    if (rc) return why;
     if (rq.model_len >= MODEL_MAX) return "`model` is longer than 127 bytes";
     if (rq.model) memcpy(p->model, rq.model, rq.model_len);
     p->stream = rq.stream;
@@ -1420,6 +1423,7 @@ static void begin(struct loop *l, struct kvr_http_conn *c, bool routed, bool cha
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct px *p = px_new(l, c);
     const char *why;
+    int status = 400;
     if (!p) {
         reply_error(c, 503, "out of memory", NULL);
         return;
@@ -1434,12 +1438,12 @@ static void begin(struct loop *l, struct kvr_http_conn *c, bool routed, bool cha
     p->body = kvr_http_conn_take_body(c);
     p->body_len = p->body ? p->body->len : 0;
     if (!why && (routed || p->body_len)) {
-        const char *body_error = read_body(p);
-        if (routed) why = body_error; /* other bodies are the engine's business */
+        const char *body_error = read_body(p, &status);
+        if (routed || status == 503) why = body_error; /* other bodies are the engine's business */
     }
     if (!why) why = pin_rank_alone(p);
     if (why) {
-        px_fail(p, 400, why);
+        px_fail(p, status, why);
         return;
     }
     p->isl = KVR_MAX(p->body_len / 4, (size_t)1); /* until tokens are known */
