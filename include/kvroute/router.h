@@ -175,8 +175,8 @@ struct kvr_router_request {
     const char *salt;
     size_t salt_len;
     bool eagle;
-    const struct kvr_mm_block *mm;
-    size_t mm_n;
+    const struct kvr_mm_block *mm; /* with tokens: the multimodal objects that block i touches; blocks past mm_n are plain */
+    size_t mm_n;                   /* ignored with locals or seqs: those hashes must already include the objects */
     const struct kvr_shared_range *shared;
     size_t shared_n;
     const struct kvr_reach *scores; /* with remote_index: what the index elsewhere said; NULL: nothing is known to be cached */

@@ -181,7 +181,8 @@ static bool equals(struct kvr_bytes a, const char *s, size_t len)
     return a.ptr && a.len == len && memcmp(a.ptr, s, len) == 0;
 }
 
-/* One item of a block's extra keys. `want_salt`: still looking for the salt of the first block. */
+/* One item of a block's extra keys. `want_salt`: still looking for the salt of the first block. Texts and bytes that say nothing else are
+ * objects too: what the engine keeps apart from a plain block must never be taken for one. Numbers are ids of adapters. */
 static int read_extra_key(struct kvr_engine_batch *b, const char **p, struct kvr_engine_event *ev, bool *want_salt, bool *lora_skipped)
 {
     static const char prefix[] = "dynamo-cache-salt:";
@@ -199,8 +200,11 @@ static int read_extra_key(struct kvr_engine_batch *b, const char **p, struct kvr
                 return 0;
             }
         }
-        if (is_hex64(s, len) && !equals(ev->lora, s, len)) return add_mm_hash(b, kvr_engine_mm_hash(s, len));
-        return 0;
+        return len && !equals(ev->lora, s, len) ? add_mm_hash(b, kvr_engine_mm_hash(s, len)) : 0;
+    }
+    if (is(*p, MP_BIN)) { /* embeddings in place of tokens */
+        const char *s = mp_decode_bin(p, &len);
+        return len ? add_mm_hash(b, kvr_hash_bytes(s, len, 0)) : 0;
     }
     if (is(*p, MP_ARRAY)) {
         const char *q = *p;

@@ -5,6 +5,7 @@
  */
 #include "app/indexer/state.h"
 #include "wire/index_service.h"
+#include "wire/mm_infos.h"
 
 #include <string.h>
 
@@ -274,16 +275,23 @@ void query_by_tokens(struct request *rq, struct kvr_json o)
     if (!is_array(rq, tokens, "token_ids") || routes_text(rq, o, "lora_name", false, lora, sizeof lora) < 0 ||
         routes_text(rq, o, "cache_salt", false, salt, sizeof salt) < 0 || !(p = partition_of(rq, o)))
         return;
+    struct kvr_mm_infos mm = {0};
+    char why[160] = "";
     size_t n = kvr_json_count(tokens), blocks = n / p->block_size;
-    if (!room(&l->tokens, &l->tokens_cap, n + 1, sizeof *l->tokens) || !room(&l->locals, &l->locals_cap, blocks + 1, sizeof *l->locals)) {
+    int rc = kvr_mm_infos_read(o, KVR_MAX((n + p->block_size - 1) / p->block_size, (size_t)1), &mm, why, sizeof why);
+    if (rc == -KVR_EFORMAT) {
+        routes_error(rq, 422, "%s", why);
+    } else if (rc || !room(&l->tokens, &l->tokens_cap, n + 1, sizeof *l->tokens) ||
+               !room(&l->locals, &l->locals_cap, blocks + 1, sizeof *l->locals)) {
         routes_error(rq, 500, "out of memory");
     } else if (kvr_json_u32_array(tokens, l->tokens, n) < 0) {
         routes_error(rq, 422, "field `token_ids` must be an array of integers from 0 to 4294967295");
     } else {
         uint64_t seed = kvr_hash_seed(lora, strlen(lora), salt, strlen(salt));
-        kvr_hash_locals(l->tokens, n, p->block_size, false, seed, NULL, 0, l->locals);
+        kvr_hash_locals(l->tokens, n, p->block_size, false, seed, mm.blocks, mm.n, l->locals);
         answer(rq, p, blocks);
     }
+    kvr_mm_infos_free(&mm);
     partition_unref(p);
 }
 
@@ -294,6 +302,10 @@ void query_by_hash(struct request *rq, struct kvr_json o)
     struct partition *p;
     if (kvr_json_type_of(kvr_json_get(o, "cache_salt")) > KVR_JSON_NULL) {
         routes_error(rq, 400, "cache_salt is not accepted here: block_hashes must already include the salt");
+        return;
+    }
+    if (kvr_json_type_of(kvr_json_get(o, "block_mm_infos")) > KVR_JSON_NULL) {
+        routes_error(rq, 400, "block_mm_infos is not accepted here: block_hashes must already include the objects");
         return;
     }
     if (!is_array(rq, hashes, "block_hashes") || !(p = partition_of(rq, o))) return;

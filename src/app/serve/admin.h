@@ -12,6 +12,7 @@
 #define KVR_SERVE_ADMIN_H
 
 #include "app/serve/state.h"
+#include "wire/mm_infos.h"
 
 enum { RANKS_MAX = 8192, TAINT_LIST_MAX = 16, SHARED_RANGES_MAX = 64 };
 
@@ -56,12 +57,13 @@ struct question {
     size_t required_n, preferred_n;
     struct kvr_shared_range shared[SHARED_RANGES_MAX];
     size_t shared_n;
+    struct kvr_mm_infos mm; /* by block of the partition's size */
     struct kvr_override override;
     struct pool *pool;
 };
 
-/* token_ids (or tokens), or block_hashes + sequence_hashes + isl_tokens, or sequence_hashes + new_isl_tokens; constraints;
- * override. Returns: false after having answered. */
+/* token_ids (or tokens) and perhaps block_mm_infos, or block_hashes + sequence_hashes + isl_tokens, or sequence_hashes + new_isl_tokens;
+ * constraints; override. Returns: false after having answered. */
 bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q);
 void question_free(struct question *q);
 /* Borrows the question. */

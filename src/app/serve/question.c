@@ -11,6 +11,7 @@ void question_free(struct question *q)
     free(q->locals);
     free(q->seqs);
     free(q->allowed);
+    kvr_mm_infos_free(&q->mm);
 }
 
 bool get_hashes(struct kvr_json v, uint64_t **out, size_t *n)
@@ -219,6 +220,19 @@ static const char *read_fields(struct kvr_json o, struct question *q)
     return bad ? bad : read_constraints(o, q);
 }
 
+/* Which blocks touch which multimodal objects: the partition says how long a block is. Returns: false after having answered. */
+static bool read_mm_infos(struct kvr_http_conn *c, struct kvr_json o, struct question *q)
+{
+    char why[160];
+    uint32_t bs = q->pool->block_size;
+    size_t blocks = q->tokens ? KVR_MAX((q->tokens_n + bs - 1) / bs, (size_t)1) : 0;
+    int rc = kvr_mm_infos_read(o, blocks, &q->mm, why, sizeof why);
+    if (rc == 0) return true;
+    question_free(q);
+    admin_error(c, rc == -KVR_ENOMEM ? 503 : 400, rc == -KVR_ENOMEM ? kvr_strerror(rc) : why);
+    return false;
+}
+
 bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
 {
     char name[64];
@@ -238,6 +252,7 @@ bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, 
         admin_error(c, 404, text);
         return false;
     }
+    if (!read_mm_infos(c, o, q)) return false;
     if (!q->isl) q->isl = q->tokens ? q->tokens_n : (q->locals ? q->locals_n * q->pool->block_size : 0);
     return true;
 }
@@ -255,6 +270,8 @@ struct kvr_router_request question_request(const struct question *q)
                                     .lora_len = strlen(q->lora),
                                     .salt = q->salt,
                                     .salt_len = strlen(q->salt),
+                                    .mm = q->mm.blocks,
+                                    .mm_n = q->mm.n,
                                     .shared = q->shared,
                                     .shared_n = q->shared_n,
                                     .allowed = q->allowed,

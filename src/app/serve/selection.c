@@ -173,7 +173,7 @@ static uint64_t *sequence_of(const struct question *q, size_t *n)
     if (q->locals) memcpy(out, q->locals, *n * sizeof *out);
     else
         kvr_hash_locals(q->tokens, q->tokens_n, q->pool->block_size, false,
-                        kvr_hash_seed(q->lora, strlen(q->lora), q->salt, strlen(q->salt)), NULL, 0, out);
+                        kvr_hash_seed(q->lora, strlen(q->lora), q->salt, strlen(q->salt)), q->mm.blocks, q->mm.n, out);
     kvr_hash_sequence(out, *n, out);
     return out;
 }
