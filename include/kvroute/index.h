@@ -248,6 +248,7 @@ struct kvr_index_stats {
     uint64_t stored_events, removed_events, cleared_events;
     uint64_t duplicate_stores; /* stores that changed nothing */
     uint64_t parent_not_found, block_not_found, invalid_sequence, no_memory, no_room;
+    uint64_t aliases_refused;                 /* further names of a block that were left out: it has 32 */
     uint64_t tier_events;                     /* events of lower tiers */
     uint64_t uses_dropped;                    /* uses that left the window early, for want of room */
     uint64_t evicted_capacity, evicted_bytes; /* (block, holder) pairs given up for a capacity, for the byte cap */

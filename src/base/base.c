@@ -2,8 +2,10 @@
 #include "base/base.h"
 
 #include <malloc.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <time.h>
 #include <kvroute/types.h>
 
@@ -51,6 +53,25 @@ const struct kvr_clock *kvr_clock_monotonic(void)
 {
     static const struct kvr_clock clock = {monotonic_now, NULL};
     return &clock;
+}
+
+/* Without the system's generator: what an outsider can hardly guess. */
+static uint64_t guess_secret(void)
+{
+    uint64_t local = 0;
+    return kvr_mix64(monotonic_now(NULL)) ^ kvr_mix64((uint64_t)(uintptr_t)&local) ^ (uint64_t)(uintptr_t)&guess_secret;
+}
+
+uint64_t kvr_secret(void)
+{
+    static _Atomic uint64_t secret;
+    uint64_t s = atomic_load_explicit(&secret, memory_order_relaxed), fresh = 0;
+    if (s) return s;
+    const char *given = getenv("KVR_SEED");
+    if (given && *given) fresh = kvr_mix64(strtoull(given, NULL, 10) + 1);
+    else if (getrandom(&fresh, sizeof fresh, GRND_NONBLOCK) != sizeof fresh) fresh = guess_secret();
+    if (!fresh) fresh = 1;
+    return atomic_compare_exchange_strong(&secret, &s, fresh) ? fresh : s;
 }
 
 const char *kvr_strerror(int code)

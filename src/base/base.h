@@ -55,6 +55,17 @@ static inline uint64_t kvr_mix64(uint64_t x)
     return x;
 }
 
+/* A number that nobody outside knows, the same for the life of the process and never 0: from the system's generator, or from the
+ * environment's KVR_SEED, which makes tests repeatable. Any thread. */
+uint64_t kvr_secret(void);
+
+/* Table positions of keys that somebody else may choose: a permutation that depends on `secret`, so that nobody can prepare
+ * keys that meet at one place. */
+static inline uint64_t kvr_mix64_keyed(uint64_t x, uint64_t secret)
+{
+    return kvr_mix64((x ^ secret) * ((secret << 29 | secret >> 35) | 1));
+}
+
 /* splitmix64: small, seedable, good enough for ties and sampling; not for secrets. */
 struct kvr_rng {
     uint64_t state;

@@ -3,6 +3,13 @@
  * Names of ranks whose engine calls a block otherwise than the run does (I5). Per (run, rank) a chain of alias
  * objects, each naming a stretch of blocks; overlapping stretches are several names for one block. Only writers
  * come here, so an object's memory is reused at once.
+ *
+ * Bounds. A block has at most ALIASES_MAX names of a rank, and a chain at most ALIAS_OBJECTS_MAX objects (and one or two more, see
+ * kvr__alias_add), so that every walk here is short whatever an engine sends. A further name of a block that is held is left out
+ * (counted: aliases_refused). No hit becomes false by it: a block is held as long as one of the names that are known stands, and
+ * each of those was stored by the engine and not removed. What may be lost is a hit: when all known names are removed, the block
+ * goes although the engine may have it under a name that was left out. A removal that would need one object too many takes
+ * the block and what is behind it, as one without memory does.
  */
 #include "index/internal.h"
 
@@ -125,6 +132,13 @@ static bool covers(const struct run *a, uint32_t off)
     return a->poff <= off && off < a->poff + kvr__len(a);
 }
 
+bool kvr__alias_has_room(const struct lane *ln, uint32_t head, uint32_t off)
+{
+    uint32_t objects = 0;
+    for (uint32_t id = head; id; id = at(ln, id)->next) objects++;
+    return objects < ALIAS_OBJECTS_MAX && kvr__alias_count(ln, head, off) < ALIASES_MAX;
+}
+
 bool kvr__alias_names(const struct lane *ln, uint32_t head, uint32_t off, uint64_t name)
 {
     for (uint32_t id = head; id; id = at(ln, id)->next) {
@@ -166,12 +180,14 @@ bool kvr__alias_remove(struct lane *ln, struct run *r, struct grip g, uint32_t a
     struct run *a = at(ln, alias);
     uint32_t len = kvr__len(a), i = (uint32_t)ln->simd->find_last(a->a, len, name);
     if (kvr__alias_count(ln, h->alias, a->poff + i) < 2) return false;
-    if (i > 0 && i + 1 < len) { /* the rest goes to an object of its own; without memory the block goes */
-        uint32_t id;
+    if (i > 0 && i + 1 < len) { /* the rest goes to an object of its own; without memory or room the block goes */
+        uint32_t id, objects = 0;
+        for (id = h->alias; id; id = at(ln, id)->next) objects++;
         struct rank *rk = ln->rank_of[a->position];
         for (uint32_t x = i + 1; x < len; x++) kvr__names_del(ln, a->a[x], alias);
         set_len(a, i + 1);
-        if (object_new(ln, rk, r, a->poff + i + 1, a->a + i + 1, len - i - 1, &id)) {
+        if (objects >= ALIAS_OBJECTS_MAX) ln->counters.aliases_refused++;
+        if (objects >= ALIAS_OBJECTS_MAX || object_new(ln, rk, r, a->poff + i + 1, a->a + i + 1, len - i - 1, &id)) {
             ln->aliases_n -= len - i - 1; /* their blocks go with this one */
             return false;
         }

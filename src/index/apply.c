@@ -8,7 +8,7 @@
  */
 #include "index/internal.h"
 
-enum { STRETCH = 256, APPEND_HOLDERS = 8, DROPPED_MAX = 4096 };
+enum { STRETCH = 256, APPEND_HOLDERS = 8, DROPPED_MAX = 4096, CLIMB_MAX = 1 << 18 };
 
 /* ---- finding names -------------------------------------------------------------------------------------- */
 
@@ -208,15 +208,18 @@ struct store {
     struct rank *rk;
     uint32_t run, off; /* the next block goes behind `off` blocks of `run`; FLOAT_RUN: off is the position */
     uint64_t expiry;   /* 0: an event */
+    size_t climbed;    /* runs that were passed in looking for what is above */
     bool changed, moved;
 };
 
-/* Is the block at p the one at (run, off - 1) or above it? */
-static bool is_above(const struct lane *ln, struct place p, uint32_t run, uint32_t off)
+/* Is the block at p the one at (run, off - 1) or above it? When one store has climbed CLIMB_MAX runs, yes: the store ends there,
+ * which is a hit less and never one too many. */
+static bool is_above(struct store *st, struct place p, uint32_t run, uint32_t off)
 {
     while (run >= IDS_RESERVED) {
         if (run == p.run) return p.off < off;
-        const struct run *r = kvr__run(ln, run);
+        if (st->climbed++ >= CLIMB_MAX) return true;
+        const struct run *r = kvr__run(st->ln, run);
         off = r->poff;
         run = r->parent;
     }
@@ -241,7 +244,7 @@ static int settle(struct store *st, uint64_t name, uint32_t run, uint32_t off, b
     if (k.elsewhere) ln->dup_names = true;
     if (!known) return 0;
     if (own && p.run == run && p.off == off) return 1;
-    if (names_at(ln, st->rk, p) == 1 && is_above(ln, p, run, off)) return -KVR_ESEQUENCE;
+    if (names_at(ln, st->rk, p) == 1 && is_above(st, p, run, off)) return -KVR_ESEQUENCE;
     remove_name(ln, st->rk, p, name);
     if (ln->walks) kvr__walks_disturbed(ln, st->rk);
     st->moved = true;
@@ -287,6 +290,10 @@ static int hold_named(struct store *st, struct run *r, uint32_t off, uint64_t na
     bool held = off < g.cut;
     if (held && st->expiry) return 0; /* a prediction gives no second name */
     if (held && kvr__alias_names(ln, kvr__grip_alias(r, g), off, name)) return 0;
+    if (held && !kvr__alias_has_room(ln, kvr__grip_alias(r, g), off)) {
+        ln->counters.aliases_refused++;
+        return 0;
+    }
     int rc = kvr__alias_convert(ln, st->rk, r);
     if (rc == 0) rc = kvr__alias_add(ln, st->rk, r, off, name);
     if (rc) return rc;

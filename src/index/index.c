@@ -40,7 +40,7 @@ static int lane_init(struct kvr_index *ix, struct lane *ln)
     ln->simd = c->portable ? &kvr__simd_portable : kvr__simd_best();
     kvr_mem_init(&ln->mem, &ix->mem.a, 0);
     ln->stamps = c->bytes_max || c->rank_capacity || c->evictable;
-    ln->seed = kvr_mix64((uint64_t)(uintptr_t)ln ^ kvr_now_ns(&ix->clock));
+    ln->seed = kvr_mix64(kvr_secret() + (uint64_t)(ln - ix->lanes));
     ln->rng = ln->seed;
     if (kvr__refs_init(ln)) return -KVR_ENOMEM;
     if (kvr__kids_init(ln)) return -KVR_ENOMEM;
@@ -512,6 +512,7 @@ static void add_counters(struct kvr_index_stats *to, const struct kvr_index_stat
     to->invalid_sequence += c->invalid_sequence;
     to->no_memory += c->no_memory;
     to->no_room += c->no_room;
+    to->aliases_refused += c->aliases_refused;
     to->expired += c->expired;
     to->pruned += c->pruned;
     to->evicted_capacity += c->evicted_capacity;

@@ -102,6 +102,8 @@ enum {
     RUN_MAX = CUT_MASK,       /* blocks of a run */
     SLOT_MAX = (1 << 20) - 1, /* rank slots of a lane; 0 is not used */
     ALIAS_MARK = 0xFFFF,      /* `high` of an alias object */
+    ALIASES_MAX = 32,         /* names of one block of a rank */
+    ALIAS_OBJECTS_MAX = 64,   /* alias objects of a rank at a run */
     KID_BITS = 9,
     KID_SLOTS = 1 << KID_BITS,
     REF_BITS = 10,
@@ -516,6 +518,7 @@ void kvr__slot_free(struct lane *ln, uint32_t slot);
 /* ---- aliases.c: one block of one rank is named by an alias object */
 int kvr__alias_convert(struct lane *ln, struct rank *rk, struct run *r); /* plain -> aliased */
 int kvr__alias_add(struct lane *ln, struct rank *rk, struct run *r, uint32_t off, uint64_t name);
+bool kvr__alias_has_room(const struct lane *ln, uint32_t head, uint32_t off); /* for a further name of a block that is held */
 bool kvr__alias_names(const struct lane *ln, uint32_t head, uint32_t off, uint64_t name);
 uint64_t kvr__alias_first(const struct lane *ln, uint32_t head, uint32_t off);
 uint32_t kvr__alias_count(const struct lane *ln, uint32_t head, uint32_t off);

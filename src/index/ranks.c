@@ -159,9 +159,15 @@ void kvr__rank_clear(struct lane *ln, struct rank *rk)
 
 /* ---- directory ----------------------------------------------------------------------------------------- */
 
+static size_t dir_home(const struct kvr_index *ix, struct kvr_worker w)
+{
+    uint64_t secret = kvr_secret();
+    return kvr_mix64_keyed(kvr_mix64_keyed(w.worker_id, secret) + w.dp_rank, secret) & (ix->ranks_cap - 1);
+}
+
 static size_t dir_place(const struct kvr_index *ix, struct kvr_worker w)
 {
-    size_t mask = ix->ranks_cap - 1, i = kvr_mix64(w.worker_id ^ (uint64_t)w.dp_rank << 40) & mask;
+    size_t mask = ix->ranks_cap - 1, i = dir_home(ix, w);
     while (ix->ranks[i] && kvr_worker_cmp(ix->ranks[i]->worker, w) != 0) i = (i + 1) & mask;
     return i;
 }
@@ -242,8 +248,7 @@ void kvr__rank_forget(struct kvr_index *ix, struct rank *rk)
     struct lane *ln = rk->lane;
     size_t mask = ix->ranks_cap - 1, i = dir_place(ix, rk->worker);
     for (size_t j = (i + 1) & mask; ix->ranks[j]; j = (j + 1) & mask) {
-        struct kvr_worker w = ix->ranks[j]->worker;
-        size_t home = kvr_mix64(w.worker_id ^ (uint64_t)w.dp_rank << 40) & mask;
+        size_t home = dir_home(ix, ix->ranks[j]->worker);
         if (((j - home) & mask) < ((j - i) & mask)) continue;
         ix->ranks[i] = ix->ranks[j];
         i = j;

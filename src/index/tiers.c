@@ -21,12 +21,14 @@ enum { EDGE_ROOT = 1, EDGE_USED = 2 };
 
 static uint64_t edge_hash(uint32_t owner, bool root, uint64_t parent, uint64_t local)
 {
-    return kvr_mix64(kvr_mix64((root ? 0x5bd1e995 : parent) ^ local * 0x9e3779b97f4a7c15ULL) + owner * 2 + root);
+    uint64_t secret = kvr_secret(), own = kvr_mix64_keyed(root ? 0 : parent, secret);
+    return kvr_mix64_keyed(own + kvr_mix64_keyed(local + root, ~secret) + owner, secret);
 }
 
 static uint64_t name_hash(uint32_t owner, uint64_t name)
 {
-    return kvr_mix64(name ^ (uint64_t)owner << 32);
+    uint64_t secret = kvr_secret();
+    return kvr_mix64_keyed(kvr_mix64_keyed(name, secret) + owner, secret);
 }
 
 static uint64_t hash_of(const struct edge *e, bool by_name)

@@ -147,7 +147,7 @@ static void spares_free(struct kvr_load *ld)
 
 static struct edge **edge_bucket(const struct kvr_load *ld, const struct edge *parent, uint64_t first)
 {
-    uint64_t h = kvr_mix64(first ^ ((uint64_t)(uintptr_t)parent * 0x9e3779b97f4a7c15ULL));
+    uint64_t secret = kvr_secret(), h = kvr_mix64_keyed(kvr_mix64_keyed(first, secret) + (uint64_t)(uintptr_t)parent, secret);
     return &ld->edges[h & (ld->edges_cap - 1)];
 }
 
@@ -380,7 +380,7 @@ size_t kvr_load_slots(const struct kvr_load *ld)
 static size_t slot_place(const struct kvr_load *ld, struct kvr_worker w)
 {
     size_t mask = ld->slot_table_cap - 1;
-    size_t i = kvr_mix64(w.worker_id * 0x9e3779b97f4a7c15ULL + w.dp_rank) & mask;
+    size_t i = kvr_mix64_keyed(kvr_mix64_keyed(w.worker_id, kvr_secret()) + w.dp_rank, kvr_secret()) & mask;
     while (ld->slot_table[i] && kvr_worker_cmp(ld->slots[ld->slot_table[i] - 1].worker, w) != 0) i = (i + 1) & mask;
     return i;
 }
@@ -496,7 +496,7 @@ static struct request **request_place(const struct kvr_load *ld, uint64_t hash, 
 
 static struct request *request_find(const struct kvr_load *ld, const char *id, size_t len)
 {
-    return ld->requests_cap ? *request_place(ld, kvr_hash_bytes(id, len, 0), id, len) : NULL;
+    return ld->requests_cap ? *request_place(ld, kvr_hash_bytes(id, len, kvr_secret()), id, len) : NULL;
 }
 
 static int requests_reserve(struct kvr_load *ld)
@@ -620,7 +620,7 @@ int kvr_load_add(struct kvr_load *ld, const struct kvr_load_request *in)
     }
     rq->id_len = (uint32_t)in->id_len;
     memcpy(rq->id, in->id, in->id_len);
-    rq->id_hash = kvr_hash_bytes(in->id, in->id_len, 0);
+    rq->id_hash = kvr_hash_bytes(in->id, in->id_len, kvr_secret());
     rq->slot = (uint32_t)slot;
     rq->owner = in->owner;
     rq->guarded = in->guarded;

@@ -118,7 +118,7 @@ void kvr_ingest_plane_stats(struct kvr_ingest *in, struct kvr_ingest_plane_stats
 
 static uint64_t key_of(struct kvr_worker w)
 {
-    return kvr_mix64(w.worker_id) ^ w.dp_rank;
+    return kvr_mix64_keyed(w.worker_id, kvr_secret()) + w.dp_rank;
 }
 
 static struct source *source_of(struct kvr_ingest *in, struct kvr_worker w)

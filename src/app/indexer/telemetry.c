@@ -238,6 +238,7 @@ static void write_index(struct indexer *x, struct kvr_buf *b)
         sum.evicted_bytes += s.evicted_bytes;
         sum.duplicate_stores += s.duplicate_stores;
         sum.no_memory += s.no_memory;
+        sum.aliases_refused += s.aliases_refused;
         partition_unref(list[i]);
     }
     free(list);
@@ -248,6 +249,8 @@ static void write_index(struct indexer *x, struct kvr_buf *b)
     single(b, "kvroute_index_lower_tier_blocks", "gauge", "(block, holder) pairs of the lower tiers", (double)sum.lower_tier_blocks);
     single(b, "kvroute_index_evicted_blocks_total", "counter", "(block, holder) pairs given up for the cap", (double)sum.evicted_bytes);
     single(b, "kvroute_index_no_memory_total", "counter", "Stores that found no memory", (double)sum.no_memory);
+    single(b, "kvroute_index_aliases_refused_total", "counter", "Further names of a block that were left out: it has 32",
+           (double)sum.aliases_refused);
     head(b, "dynamo_kvrouter_kv_cache_event_warnings", "counter", "Events that were odd but harmless");
     kvr_buf_printf(b, "dynamo_kvrouter_kv_cache_event_warnings{warning_kind=\"duplicate_store\"} %zu\n", (size_t)sum.duplicate_stores);
 }

@@ -31,7 +31,7 @@ static size_t free_place(struct feed *f)
 /* Place of a salt, + 1; 0: no room for it. */
 static size_t salt_place(struct feed *f, struct kvr_bytes salt)
 {
-    uint64_t hash = kvr_hash_bytes(salt.ptr, salt.len, 0), *known = kvr_map64_get(&f->salt_at, hash);
+    uint64_t hash = kvr_hash_bytes(salt.ptr, salt.len, kvr_secret()), *known = kvr_map64_get(&f->salt_at, hash);
     if (known) {
         const struct feed_salt *s = &f->salts[*known - 1];
         return s->len == salt.len && memcmp(s->text, salt.ptr, salt.len) == 0 ? *known : 0;

@@ -147,6 +147,8 @@ static void put_index(struct serve *s, struct kvr_buf *b)
         {"index_out_of_memory_total", "counter", "Operations that ran into the byte cap", offsetof(struct kvr_index_stats, no_memory)},
         {"index_no_room_total", "counter", "Stores refused because the pairs or runs have run out",
          offsetof(struct kvr_index_stats, no_room)},
+        {"index_aliases_refused_total", "counter", "Further names of a block that were left out: it has 32",
+         offsetof(struct kvr_index_stats, aliases_refused)},
         {"index_evicted_total", "counter", "Least recently used pairs given up for the byte cap",
          offsetof(struct kvr_index_stats, evicted_bytes)},
         {"index_expired_total", "counter", "Predicted pairs dropped by time", offsetof(struct kvr_index_stats, expired)},

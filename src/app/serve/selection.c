@@ -67,7 +67,7 @@ static size_t pending_size(const struct pending *p)
 
 static struct pending **pending_place(const char *id)
 {
-    uint64_t h = kvr_hash_bytes(id, strlen(id), 0);
+    uint64_t h = kvr_hash_bytes(id, strlen(id), kvr_secret());
     struct pending **p = &sel.buckets[h % PENDING_BUCKETS];
     while (*p && strcmp((*p)->id, id)) p = &(*p)->bucket_next;
     return p;

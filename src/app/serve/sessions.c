@@ -72,7 +72,7 @@ bool sessions_get(struct session_table *t, const char *id, size_t len, uint64_t 
 {
     if (!t) return false;
     expire(t, now);
-    const struct session *s = *place(t, kvr_hash_bytes(id, len, 0), id, len);
+    const struct session *s = *place(t, kvr_hash_bytes(id, len, kvr_secret()), id, len);
     if (s) *out = s->worker;
     return s != NULL;
 }
@@ -96,7 +96,7 @@ static void grow(struct session_table *t)
 bool sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w)
 {
     if (!t || len == 0 || len > SESSION_ID_MAX) return false;
-    uint64_t hash = kvr_hash_bytes(id, len, 0);
+    uint64_t hash = kvr_hash_bytes(id, len, kvr_secret());
     struct session *s = *place(t, hash, id, len);
     bool news = !s || kvr_worker_cmp(s->worker, w) != 0 || now - s->told_ms >= t->ttl_ms / 4;
     if (s) {
@@ -123,7 +123,7 @@ bool sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t
 
 void sessions_forget(struct session_table *t, const char *id, size_t len)
 {
-    struct session *s = t ? *place(t, kvr_hash_bytes(id, len, 0), id, len) : NULL;
+    struct session *s = t ? *place(t, kvr_hash_bytes(id, len, kvr_secret()), id, len) : NULL;
     if (s) drop(t, s);
 }
 

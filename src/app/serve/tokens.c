@@ -32,8 +32,8 @@ struct token_cache *token_cache_create(size_t bytes_max)
 
 static void key_of(const char *body, size_t len, bool chat, uint64_t key[2])
 {
-    key[0] = kvr_hash_bytes(body, len, chat ? 11 : 12);
-    key[1] = kvr_hash_bytes(body, len, chat ? 21 : 22);
+    key[0] = kvr_hash_bytes(body, len, kvr_secret() + (chat ? 11 : 12));
+    key[1] = kvr_hash_bytes(body, len, kvr_secret() + (chat ? 21 : 22));
 }
 
 static struct entry **place(struct token_cache *c, const uint64_t key[2])

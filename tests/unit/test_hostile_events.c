@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What one worker's events can make everybody else wait for: measured in steps and entries, not in seconds. */
+#include "test.h"
+
+#include <kvroute/index.h>
+#include "base/map64.h"
+#include "index/internal.h"
+
+static const struct kvr_worker W = {1, 0};
+
+static int store_one(struct kvr_index *ix, uint64_t parent, uint64_t name, uint64_t local)
+{
+    struct kvr_block b = {name, local};
+    struct kvr_event ev = {
+        .worker = W, .kind = KVR_EVENT_STORED, .has_parent = parent != 0, .parent_hash = parent, .blocks = &b, .blocks_n = 1};
+    return kvr_index_apply(ix, &ev);
+}
+
+static int remove_one(struct kvr_index *ix, uint64_t name)
+{
+    struct kvr_event ev = {.worker = W, .kind = KVR_EVENT_REMOVED, .removed = &name, .removed_n = 1};
+    return kvr_index_apply(ix, &ev);
+}
+
+static void check(struct kvr_index *ix)
+{
+    const char *why = NULL;
+    if (!kvr_index_validate(ix, &why)) fail_msg("%s", why);
+}
+
+static struct kvr_index_stats stats_of(struct kvr_index *ix)
+{
+    struct kvr_index_stats st;
+    kvr_index_stats(ix, &st);
+    return st;
+}
+
+/* ---- one block under many names ------------------------------------------------------------------------------------ */
+
+static void thirty_thousand_names_for_one_block_are_bounded_and_never_a_false_hit(void **state)
+{
+    enum { STORES = 30000 };
+    struct kvr_index *ix;
+    (void)state;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    for (uint64_t i = 1; i <= STORES; i++) assert_int_equal(store_one(ix, 0, i, 77), 0);
+    struct kvr_index_stats st = stats_of(ix);
+    assert_int_equal(st.blocks, 1);
+    assert_int_equal(st.aliases, ALIASES_MAX - 1);
+    assert_int_equal(st.aliases_refused, STORES - ALIASES_MAX);
+    check(ix);
+    /* A name that was left out is not known: its removal takes nothing. */
+    assert_int_equal(remove_one(ix, STORES), -KVR_ENOTFOUND);
+    assert_int_equal(stats_of(ix).blocks, 1);
+    /* With the last known name the block goes: a hit less, never one too many. */
+    for (uint64_t i = 1; i <= ALIASES_MAX; i++) assert_int_equal(remove_one(ix, i), 0);
+    assert_int_equal(stats_of(ix).blocks, 0);
+    check(ix);
+    kvr_index_destroy(ix);
+}
+
+static void names_of_many_blocks_in_any_order_make_few_objects(void **state)
+{
+    enum { CHAIN = 1000 };
+    struct kvr_block b[CHAIN];
+    struct kvr_index *ix;
+    (void)state;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    for (uint64_t i = 0; i < CHAIN; i++) b[i] = (struct kvr_block){1000 + i, 5000 + i};
+    struct kvr_event ev = {.worker = W, .kind = KVR_EVENT_STORED, .blocks = b, .blocks_n = CHAIN};
+    assert_int_equal(kvr_index_apply(ix, &ev), 0);
+    for (uint64_t i = CHAIN - 1; i > 0; i--) assert_int_equal(store_one(ix, 1000 + i - 1, 9000 + i, 5000 + i), 0);
+    struct kvr_index_stats st = stats_of(ix);
+    assert_true(st.aliases < ALIAS_OBJECTS_MAX);
+    assert_int_equal(st.aliases + st.aliases_refused, CHAIN - 1);
+    assert_int_equal(st.blocks, CHAIN);
+    check(ix);
+    kvr_index_destroy(ix);
+}
+
+/* Removals in the middle of second names split what names them, again and again. */
+static void splits_of_names_are_bounded(void **state)
+{
+    enum { CHAIN = 1000 };
+    struct kvr_block b[CHAIN];
+    struct kvr_index *ix;
+    (void)state;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    for (uint64_t layer = 1; layer <= 2; layer++) {
+        for (uint64_t i = 0; i < CHAIN; i++) b[i] = (struct kvr_block){layer * 10000 + i, 5000 + i};
+        struct kvr_event ev = {.worker = W, .kind = KVR_EVENT_STORED, .blocks = b, .blocks_n = CHAIN};
+        assert_int_equal(kvr_index_apply(ix, &ev), 0);
+    }
+    for (uint64_t i = 1; i < CHAIN; i += 2) (void)remove_one(ix, 20000 + i);
+    struct kvr_index_stats st = stats_of(ix);
+    assert_true(st.runs <= 2 + ALIAS_OBJECTS_MAX);
+    assert_true(st.aliases_refused > 0);
+    check(ix);
+    kvr_index_destroy(ix);
+}
+
+/* ---- names below which they are to go again ------------------------------------------------------------------------- */
+
+/* A chain of runs of one block each: a run that was longer once is not extended. */
+static void build_ladder(struct kvr_index *ix, uint64_t depth)
+{
+    for (uint64_t i = 1, parent = 0; i <= depth; parent = i++) {
+        assert_int_equal(store_one(ix, parent, i, 1000000 + i), 0);
+        assert_int_equal(store_one(ix, i, 500000 + i, 7), 0);
+        assert_int_equal(remove_one(ix, 500000 + i), 0);
+    }
+}
+
+static void looking_for_what_is_above_ends(void **state)
+{
+    enum { DEPTH = 3000, NAMES = 200 };
+    struct kvr_block b[NAMES];
+    struct kvr_index *ix;
+    (void)state;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    build_ladder(ix, DEPTH);
+    for (uint64_t i = 0; i < NAMES; i++) {
+        assert_int_equal(store_one(ix, 0, 800000 + i, 9000000 + i), 0); /* each is known elsewhere */
+        b[i] = (struct kvr_block){800000 + i, 60000 + i};
+    }
+    struct kvr_event ev = {.worker = W, .kind = KVR_EVENT_STORED, .has_parent = true, .parent_hash = DEPTH, .blocks = b, .blocks_n = NAMES};
+    assert_int_equal(kvr_index_apply(ix, &ev), -KVR_ESEQUENCE);
+    assert_int_equal(stats_of(ix).invalid_sequence, 1);
+    check(ix);
+    kvr_index_destroy(ix);
+}
+
+/* ---- tables --------------------------------------------------------------------------------------------------------- */
+
+/* kvr_mix64 backwards: keys that meet wherever the table does not have a secret. */
+static uint64_t unmix(uint64_t x)
+{
+    x ^= x >> 33;
+    x *= 0x9cb4b2f8129337dbULL;
+    x ^= x >> 33;
+    x *= 0x4f74430c22a54005ULL;
+    x ^= x >> 33;
+    return x;
+}
+
+static void keys_made_to_meet_in_a_map_do_not(void **state)
+{
+    enum { KEYS = 20000 };
+    struct kvr_map64 m = {0};
+    size_t longest = 0, now = 0;
+    (void)state;
+    for (uint64_t i = 1; i <= KEYS; i++) {
+        assert_int_equal(kvr_mix64(unmix(i << 40)), i << 40);
+        assert_int_equal(kvr_map64_put(&m, unmix(i << 40), i), 0);
+    }
+    for (size_t i = 0; i < m.cap; i++) {
+        now = m.slots[i].used ? now + 1 : 0;
+        longest = KVR_MAX(longest, now);
+    }
+    assert_true(longest < 1000);
+    for (uint64_t i = 1; i <= KEYS; i++) assert_int_equal(*kvr_map64_get(&m, unmix(i << 40)), i);
+    kvr_map64_clear(&m);
+}
+
+static void the_secret_of_a_process_stays(void **state)
+{
+    (void)state;
+    uint64_t s = kvr_secret();
+    assert_true(s != 0);
+    assert_int_equal(kvr_secret(), s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(thirty_thousand_names_for_one_block_are_bounded_and_never_a_false_hit),
+        cmocka_unit_test(names_of_many_blocks_in_any_order_make_few_objects),
+        cmocka_unit_test(splits_of_names_are_bounded),
+        cmocka_unit_test(looking_for_what_is_above_ends),
+        cmocka_unit_test(keys_made_to_meet_in_a_map_do_not),
+        cmocka_unit_test(the_secret_of_a_process_stays),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
