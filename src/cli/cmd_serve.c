@@ -159,6 +159,8 @@ struct serve_cli {
         PLANE_ROWS(AT(plane)),                                                                                                             \
         SIZ("index-max-bytes", index_max_bytes, "0", NULL,                                                                                 \
             "cap on an index's memory, kept by giving up what is least recently used; 0 = none"),                                          \
+        NUM("max-prompt-tokens", max_prompt_tokens, "2097152", 1, 1e9, NULL,                                                               \
+            "most tokens (or block hashes) of a prompt that are given as numbers; more are refused with 413"),                             \
         DBL("queue-timeout", queue_timeout, "30", 0, 864000, NULL, "seconds to wait for a worker"),                                        \
         STR("record-events", record_events, NULL, "FILE", NULL, "write every KV event to this file (JSON Lines)"),                         \
         NUM("record-max-lines", record_max_lines, "0", 0, 1e18, NULL, "events of one file, then FILE.1, FILE.2, ...; 0 = all in one"),     \
@@ -202,6 +204,9 @@ static const struct option_row serve_rows[] = {
     NUM("breaker-failures", breaker_failures, "10", 1, 1e9, NULL, "consecutive failures that open a worker's breaker"),
     DBL("breaker-cooldown", breaker_cooldown, "60", 0, 86400, NULL, "seconds a breaker stays open"),
     NUM("max-retries", max_retries, "2", 0, 7, NULL, "retries on other workers before the first byte"),
+    NUM("max-messages", max_messages, "16384", 1, 1e9, NULL, "most messages of a chat request; more are refused with 413"),
+    SIZ("max-prompt-text", max_prompt_text, "8MiB", NULL,
+        "longest prompt text that is turned into byte tokens (--tokenizer bytes); a longer one is refused with 413"),
     SIZ("max-body-size", max_body_size, "64MiB", NULL, "largest request body"),
     NUM("max-connections", max_connections, "16384", 1, 1e6, NULL, "client connections per loop"),
 };

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 #include <kvroute/error.h>
@@ -27,9 +28,19 @@ static void print_commands(FILE *f)
     fprintf(f, "\n`kvroute COMMAND --help` explains a command; `kvroute version` prints the version.\n");
 }
 
+/* Large blocks are mapped, so they go back to the system when they are freed. Left to itself glibc stops doing that for blocks of
+ * up to 32 MiB after the first one that is freed, and the memory of a large body stays in a heap. */
+static void map_large_blocks(void)
+{
+#ifdef M_MMAP_THRESHOLD
+    (void)mallopt(M_MMAP_THRESHOLD, 512 << 10);
+#endif
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
+    map_large_blocks();
     if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) {
         print_commands(stdout);
         return 0;

@@ -71,43 +71,52 @@ int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, st
     return 0;
 }
 
+/* The text as far as it has come. Every piece is at most as long as the body, so it ends at most that far beyond `max`. */
+struct text {
+    struct kvr_buf *out;
+    size_t max; /* bytes; more than that is nobody's business */
+};
+
 static int add_part_text(void *ctx, const char *key, size_t key_len, struct kvr_json part)
 {
+    const struct text *t = ctx;
     const char *s;
     size_t len;
     (void)key;
     (void)key_len;
-    if (kvr_json_as_str(part, &s, &len) || kvr_json_as_str(kvr_json_get(part, "text"), &s, &len)) kvr_buf_add(ctx, s, len);
-    return 0;
+    if (kvr_json_as_str(part, &s, &len) || kvr_json_as_str(kvr_json_get(part, "text"), &s, &len)) kvr_buf_add(t->out, s, len);
+    return t->out->failed || t->out->len > t->max;
 }
 
 static int add_message_text(void *ctx, const char *key, size_t key_len, struct kvr_json message)
 {
+    const struct text *t = ctx;
     const char *s;
     size_t len;
     (void)key;
     (void)key_len;
     struct kvr_json content = kvr_json_get(message, "content");
-    kvr_buf_add(ctx, "<|", 2);
-    if (kvr_json_as_str(kvr_json_get(message, "role"), &s, &len)) kvr_buf_add(ctx, s, len);
-    kvr_buf_add(ctx, "|>\n", 3);
-    if (kvr_json_as_str(content, &s, &len)) kvr_buf_add(ctx, s, len);
+    kvr_buf_add(t->out, "<|", 2);
+    if (kvr_json_as_str(kvr_json_get(message, "role"), &s, &len)) kvr_buf_add(t->out, s, len);
+    kvr_buf_add(t->out, "|>\n", 3);
+    if (kvr_json_as_str(content, &s, &len)) kvr_buf_add(t->out, s, len);
     else kvr_json_each(content, add_part_text, ctx);
-    kvr_buf_add(ctx, "<|end|>\n", 8);
-    return 0;
+    kvr_buf_add(t->out, "<|end|>\n", 8);
+    return t->out->failed || t->out->len > t->max;
 }
 
 bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *out)
 {
+    struct text t = {out, r->text_max ? r->text_max : SIZE_MAX};
     if (r->has_messages) {
-        kvr_json_each(kvr_json_get(r->root, "messages"), add_message_text, out);
+        kvr_json_each(kvr_json_get(r->root, "messages"), add_message_text, &t);
         kvr_buf_str(out, "<|assistant|>\n");
         return true;
     }
     if (!r->has_prompt) return false;
     struct kvr_json prompt = kvr_json_get(r->root, "prompt");
-    if (kvr_json_type_of(prompt) == KVR_JSON_STRING) return add_part_text(out, NULL, 0, prompt) == 0;
-    kvr_json_each(prompt, add_part_text, out);
+    if (kvr_json_type_of(prompt) == KVR_JSON_STRING) add_part_text(&t, NULL, 0, prompt);
+    else kvr_json_each(prompt, add_part_text, &t);
     return true;
 }
 

@@ -14,6 +14,7 @@ struct kvr_openai_request {
     bool stream, has_messages, has_prompt;
     struct kvr_json tokens; /* prompt as a token array, or nvext.token_data; absent otherwise */
     size_t tokens_n;
+    size_t text_max;     /* the caller's: bytes of prompt text that are enough; 0: all there is */
     uint64_t max_tokens; /* 0: not given */
     /* nvext.agent_hints: seconds of seniority, strict priority, expected output tokens; 0: not given */
     double priority;
@@ -25,7 +26,8 @@ struct kvr_openai_request {
 int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out, const char **why);
 
 /* The canonical prompt text for byte tokens: the prompt string, or role and content of each message.
- * Appends to `out`. false when the body has neither. */
+ * Appends to `out`, and stops soon after text_max: then out->len is above it. false when the body has neither. Without memory
+ * out->failed is set. */
 bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *out);
 
 struct kvr_usage {

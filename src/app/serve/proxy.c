@@ -16,7 +16,9 @@
  * up; from then on failures are events of the stream.
  *
  * A request belongs to one data loop. Only `px_*` callbacks of that loop touch it, except while it is in the router's queue:
- * then the router reads p->rq, and on_turn (any thread, under the router's lock) puts it on the loop's `ready` list.
+ * then the router reads p->rq, and on_turn (any thread, under the router's lock) puts it on the loop's `ready` list; and while a
+ * large body or prompt is read or hashed on a thread (p->working): then `run_*` fills in what it makes, which the loop does not
+ * look at until `over_*`, and a request that has ended meanwhile is freed there.
  * Locks: router's, then loop's mail lock.
  */
 #include "app/serve/state.h"
@@ -28,9 +30,9 @@
 
 #include "wire/sse.h"
 
-enum { ANSWER_KEPT_MAX = 4 << 20 };
+enum { ANSWER_KEPT_MAX = 4 << 20, HASH_ON_LOOP = 256 << 10 /* tokens; more are hashed on a thread of the pool */ };
 
-enum phase { PX_TOKENIZING, PX_ASKING, PX_PARKED, PX_QUEUED, PX_WAITING_FIRST, PX_STREAMING };
+enum phase { PX_READING, PX_TOKENIZING, PX_HASHING, PX_ASKING, PX_PARKED, PX_QUEUED, PX_WAITING_FIRST, PX_STREAMING };
 
 struct px {
     struct loop *loop;
@@ -53,7 +55,15 @@ struct px {
     size_t salt_len;
     uint32_t *tokens;
     size_t tokens_n;
+    uint64_t cache_key[2]; /* when an engine is asked for them */
     struct evidence_check *evidence;
+    /* what a thread does for it; see the top */
+    struct kvr_job job;
+    bool working, ended;
+    int refusal;         /* 0, or the status `refused` goes out with */
+    const char *refused; /* what is wrong with the body, or refused_text */
+    char refused_text[160];
+    _Atomic uint64_t *refused_by; /* the counter of the limit, or NULL */
     /* with an index elsewhere */
     struct kvr_remote_query *queries[REMOTES_MAX];
     size_t unanswered;
@@ -95,7 +105,6 @@ struct px {
     double ttft_ms;
 };
 
-static void px_tokens(struct px *p);
 static void px_route(struct px *p);
 static void px_end(struct px *p);
 static void on_timer(uv_timer_t *t);
@@ -304,6 +313,22 @@ static void forget_queries(struct px *p)
     }
 }
 
+static void px_free(struct px *p)
+{
+    kvr_sse_free(&p->sse);
+    kvr_buf_free(&p->head);
+    kvr_buf_free(&p->answer);
+    kvr_body_unref(p->body);
+    free(p->tokens);
+    free(p->locals);
+    free(p->scores);
+    free(p->salt);
+    free(p->allowed);
+    atomic_fetch_sub(&p->loop->in_flight, 1);
+    p->timer.data = p;
+    uv_close((uv_handle_t *)&p->timer, on_px_closed);
+}
+
 static void px_end(struct px *p)
 {
     struct serve *s = serve_of(p);
@@ -325,18 +350,11 @@ static void px_end(struct px *p)
             break;
         }
     worker_unref(s, p->worker);
-    kvr_sse_free(&p->sse);
-    kvr_buf_free(&p->head);
-    kvr_buf_free(&p->answer);
-    kvr_body_unref(p->body);
-    free(p->tokens);
-    free(p->locals);
-    free(p->scores);
-    free(p->salt);
-    free(p->allowed);
-    atomic_fetch_sub(&p->loop->in_flight, 1);
-    p->timer.data = p;
-    uv_close((uv_handle_t *)&p->timer, on_px_closed);
+    p->worker = NULL;
+    uv_timer_stop(&p->timer);
+    p->ended = true;
+    if (p->working) kvr_job_give_up(&p->job);
+    else px_free(p);
 }
 
 void proxy_on_gone(struct kvr_http_conn *c, void *ctx)
@@ -970,6 +988,36 @@ void proxy_cancel_all(struct loop *l)
     while (l->parked) px_fail(l->parked, 503, "the router is shutting down");
 }
 
+/* ---- on a thread of the pool ------------------------------------------------------------------------- */
+
+static struct px *px_of_job(struct kvr_job *j)
+{
+    return (struct px *)((char *)j - offsetof(struct px, job));
+}
+
+/* The loop goes on with the request in `over`. Until then it has no other deadline than --total-timeout. */
+static void work(struct px *p, enum phase phase, void (*run)(struct kvr_job *j), void (*over)(struct kvr_job *j, bool given_up))
+{
+    p->phase = phase;
+    p->phase_deadline_ms = 0;
+    arm(p);
+    p->working = true;
+    p->job.run = run;
+    p->job.over = over;
+    kvr_job_start(&p->loop->jobs, &p->loop->uv, &p->job);
+}
+
+/* Returns: the request to go on with; NULL: it had ended before, and is gone now. */
+static struct px *job_is_over(struct kvr_job *j, bool given_up)
+{
+    struct px *p = px_of_job(j);
+    KVR_ASSERT(given_up == p->ended);
+    p->working = false;
+    if (!given_up) return p;
+    px_free(p);
+    return NULL;
+}
+
 static bool wants_tokens(const struct px *p)
 {
     struct serve *s = serve_of(p);
@@ -1008,24 +1056,28 @@ static void on_scores(void *ctx, const struct kvr_remote_query *q, const struct 
     one_answered(p);
 }
 
-/* The prompt's hashes, for the pool it would go to now. Returns: false when it has none, or there is no memory. */
-static bool hash_for_remote(struct px *p)
+/* The pool the prompt would go to now, for whose blocks it is hashed ahead. */
+static bool find_pool(struct px *p)
 {
     struct serve *s = serve_of(p);
     bool all;
     pthread_mutex_lock(&s->lock);
     (void)allowed_workers(p, NULL, 0, &all);
     pthread_mutex_unlock(&s->lock);
-    if (!p->pool) return false;
+    return p->pool != NULL;
+}
+
+/* The prompt's hashes, for p->pool. Without memory there are none. */
+static void hash_prompt(struct px *p)
+{
     uint32_t bs = p->pool->block_size;
     size_t n = kvr_hash_block_count(p->tokens_n, bs, false);
     p->locals = malloc((n + 1) * sizeof *p->locals);
-    if (!p->locals) return false;
+    if (!p->locals) return;
     uint64_t seed = kvr_hash_seed(p->is_lora ? p->model : NULL, p->is_lora ? strlen(p->model) : 0, p->salt, p->salt_len);
     (void)kvr_hash_locals(p->tokens, p->tokens_n, bs, false, seed, NULL, 0, p->locals);
     p->locals_n = n;
     p->hashed_for = bs;
-    return true;
 }
 
 /* What several indexers call the model: they know the fleet's workers by what was registered. */
@@ -1036,12 +1088,12 @@ static const char *asked_model(const struct px *p, char *out, size_t cap)
     return out;
 }
 
-/* The tokens are there: what of them is cached where? */
-static void px_overlap(struct px *p)
+/* Its hashes are there, or will be made when it is routed: what of it is cached elsewhere? */
+static void px_ask_remotes(struct px *p)
 {
     struct loop *l = p->loop;
     char model[MODEL_MAX + 16];
-    if (!l->remotes_n || !wants_tokens(p) || !p->tokens || !hash_for_remote(p) || !p->locals_n) {
+    if (!l->remotes_n || !p->locals_n) {
         px_route(p);
         return;
     }
@@ -1057,6 +1109,31 @@ static void px_overlap(struct px *p)
     else px_route(p);
 }
 
+static void run_hashing(struct kvr_job *j)
+{
+    hash_prompt(px_of_job(j));
+}
+
+static void over_hashing(struct kvr_job *j, bool given_up)
+{
+    struct px *p = job_is_over(j, given_up);
+    if (p) px_ask_remotes(p);
+}
+
+/* The tokens are there: what of them is cached where? */
+static void px_overlap(struct px *p)
+{
+    bool large = p->tokens_n > HASH_ON_LOOP;
+    if (!wants_tokens(p) || !p->tokens || (!large && !p->loop->remotes_n) || !find_pool(p)) {
+        px_route(p);
+    } else if (large) {
+        work(p, PX_HASHING, run_hashing, over_hashing);
+    } else {
+        hash_prompt(p);
+        px_ask_remotes(p);
+    }
+}
+
 /* ---- tokens ------------------------------------------------------------------------------------------ */
 
 static void tokens_failed(struct px *p)
@@ -1066,11 +1143,9 @@ static void tokens_failed(struct px *p)
     px_route(p);
 }
 
-static void got_tokens(struct px *p, uint32_t *tokens, size_t n)
+static void got_tokens(struct px *p)
 {
-    p->tokens = tokens;
-    p->tokens_n = n;
-    p->isl = KVR_MAX(n, (size_t)1);
+    p->isl = KVR_MAX(p->tokens_n, (size_t)1);
     px_overlap(p);
 }
 
@@ -1087,40 +1162,66 @@ static void tokenize_body(struct kvr_http_call *call, void *ctx, const char *dat
 {
     struct px *p = ctx;
     (void)call;
-    if (p->answer.len + len > (64u << 20)) p->answer.failed = true;
+    if (p->answer.len + len > serve_of(p)->o->max_body_size) p->answer.failed = true;
     kvr_buf_add(&p->answer, data, len);
+}
+
+/* p->tokens of what /tokenize answered; none: it is not an answer, or a longer one than prompts may have. */
+static void read_tokens(struct px *p, struct kvr_json_parser *json)
+{
+    struct kvr_json root, list;
+    if (!json || kvr_json_parse(json, p->answer.data, p->answer.len, &root, NULL)) return;
+    list = kvr_json_get(root, "tokens");
+    size_t n = kvr_json_count(list);
+    if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > serve_of(p)->o->max_prompt_tokens) return;
+    p->tokens = malloc((n + 1) * sizeof *p->tokens);
+    p->tokens_n = n;
+    if (!p->tokens || kvr_json_u32_array(list, p->tokens, n) >= 0) return;
+    free(p->tokens);
+    p->tokens = NULL;
+}
+
+static void tokens_are_read(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    kvr_buf_free(&p->answer);
+    p->status = 0;
+    if (!p->tokens) {
+        p->tokens_n = 0;
+        tokens_failed(p);
+        return;
+    }
+    pthread_mutex_lock(&s->lock);
+    token_cache_put(s->tokens, p->cache_key, p->tokens, p->tokens_n);
+    pthread_mutex_unlock(&s->lock);
+    got_tokens(p);
+}
+
+static void run_token_reading(struct kvr_job *j)
+{
+    struct kvr_json_parser *json = kvr_json_parser_new();
+    read_tokens(px_of_job(j), json);
+    kvr_json_parser_free(json);
+}
+
+static void over_token_reading(struct kvr_job *j, bool given_up)
+{
+    struct px *p = job_is_over(j, given_up);
+    if (p) tokens_are_read(p);
 }
 
 static void tokenize_done(struct kvr_http_call *call, void *ctx)
 {
     struct px *p = ctx;
-    struct serve *s = serve_of(p);
-    struct kvr_json root, list;
-    uint32_t *tokens = NULL;
-    size_t n = 0;
     (void)call;
     p->call = NULL;
-    bool ok = p->status == 200 && !p->answer.failed && p->answer.len &&
-              kvr_json_parse(p->loop->json, p->answer.data, p->answer.len, &root, NULL) == 0;
-    if (ok) {
-        list = kvr_json_get(root, "tokens");
-        n = kvr_json_count(list);
-        tokens = kvr_json_type_of(list) == KVR_JSON_ARRAY ? malloc((n + 1) * sizeof *tokens) : NULL;
-        if (tokens && kvr_json_u32_array(list, tokens, n) < 0) {
-            free(tokens);
-            tokens = NULL;
-        }
-    }
-    kvr_buf_free(&p->answer);
-    p->status = 0;
-    if (!tokens) {
-        tokens_failed(p);
+    bool ok = p->status == 200 && !p->answer.failed && p->answer.len;
+    if (ok && p->answer.len > KVR_JOB_BYTES) {
+        work(p, PX_READING, run_token_reading, over_token_reading);
         return;
     }
-    pthread_mutex_lock(&s->lock);
-    token_cache_put(s->tokens, p->body->data, p->body->len, p->chat, tokens, n);
-    pthread_mutex_unlock(&s->lock);
-    got_tokens(p, tokens, n);
+    if (ok) read_tokens(p, p->loop->json);
+    tokens_are_read(p);
 }
 
 static void tokenize_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
@@ -1193,14 +1294,34 @@ static void ask_engine(struct px *p)
     arm(p);
 }
 
+static void refuse_body(struct px *p, int status, const char *why)
+{
+    p->refusal = status;
+    p->refused = why;
+}
+
+static void out_of_memory(struct px *p)
+{
+    refuse_body(p, 503, "out of memory");
+}
+
+/* `what` has more of `unit` than the option allows. */
+static void too_large(struct px *p, _Atomic uint64_t *counter, const char *what, uint64_t limit, const char *unit, const char *option)
+{
+    snprintf(p->refused_text, sizeof p->refused_text, "%s has more than %llu %s, which is --%s", what, (unsigned long long)limit, unit,
+             option);
+    refuse_body(p, 413, p->refused_text);
+    p->refused_by = counter;
+}
+
 static enum serve_tokenizer tokenizer_of(const struct serve *s)
 {
     if (s->o->tokenizer != TOKENIZER_AUTO) return (enum serve_tokenizer)s->o->tokenizer;
     return s->o->kv_events ? TOKENIZER_ENGINE : TOKENIZER_BYTES;
 }
 
-/* Tokens from the body itself: given ids, or bytes of the text. Returns: false when an engine must be asked. */
-static bool local_tokens(struct px *p, const struct kvr_openai_request *rq)
+/* Tokens from the body itself: given ids, or bytes of the text. None: an engine must be asked. */
+static void local_tokens(struct px *p, const struct kvr_openai_request *rq)
 {
     struct kvr_buf text = {0};
     if (rq->tokens.doc) {
@@ -1208,17 +1329,22 @@ static bool local_tokens(struct px *p, const struct kvr_openai_request *rq)
         if (t && kvr_json_u32_array(rq->tokens, t, rq->tokens_n) >= 0) {
             p->tokens = t;
             p->tokens_n = rq->tokens_n;
-            return true;
+            return;
         }
+        if (!t) out_of_memory(p);
         free(t);
-        return false;
+        return;
     }
-    if (tokenizer_of(serve_of(p)) != TOKENIZER_BYTES || !kvr_openai_prompt_text(rq, &text)) return false;
-    p->tokens = malloc((text.len + 1) * sizeof *p->tokens);
-    for (size_t i = 0; p->tokens && i < text.len; i++) p->tokens[i] = (unsigned char)text.data[i];
-    p->tokens_n = p->tokens ? text.len : 0;
+    if (tokenizer_of(serve_of(p)) != TOKENIZER_BYTES || !kvr_openai_prompt_text(rq, &text)) return;
+    if (text.len > rq->text_max) {
+        too_large(p, &serve_of(p)->metrics.prompt_texts_refused_total, "the text of the prompt", rq->text_max, "bytes", "max-prompt-text");
+    } else {
+        p->tokens = text.failed ? NULL : malloc((text.len + 1) * sizeof *p->tokens);
+        if (!p->tokens) out_of_memory(p);
+        for (size_t i = 0; p->tokens && i < text.len; i++) p->tokens[i] = (unsigned char)text.data[i];
+        p->tokens_n = p->tokens ? text.len : 0;
+    }
     kvr_buf_free(&text);
-    return p->tokens != NULL;
 }
 
 static void px_tokens(struct px *p)
@@ -1229,13 +1355,13 @@ static void px_tokens(struct px *p)
         px_overlap(p);
         return;
     }
+    token_cache_key(p->body->data, p->body->len, p->chat, p->cache_key);
     pthread_mutex_lock(&s->lock);
-    size_t n = 0;
-    uint32_t *cached = token_cache_get(s->tokens, p->body->data, p->body->len, p->chat, &n);
+    p->tokens = token_cache_get(s->tokens, p->cache_key, &p->tokens_n);
     pthread_mutex_unlock(&s->lock);
-    if (cached) {
+    if (p->tokens) {
         COUNT(p, tokenize_cache_hits_total);
-        got_tokens(p, cached, n);
+        got_tokens(p);
     } else {
         ask_engine(p);
     }
@@ -1274,6 +1400,8 @@ static void on_timer(uv_timer_t *t)
         if (total) px_fail(p, 504, "the request took longer than --total-timeout");
         else tokens_failed(p);
         return;
+    case PX_READING:
+    case PX_HASHING:
     case PX_ASKING: px_fail(p, 504, "the request took longer than --total-timeout"); return;
     case PX_PARKED:
     case PX_QUEUED:
@@ -1380,15 +1508,31 @@ static const char *pin_rank_alone(struct px *p)
     return why;
 }
 
-/* Returns: what is wrong, with its status, or NULL. */
-static const char *read_body(struct px *p, int *status)
+static bool is_small_enough(struct px *p, const struct kvr_openai_request *rq)
+{
+    struct serve *s = serve_of(p);
+    size_t messages = rq->has_messages ? kvr_json_count(kvr_json_get(rq->root, "messages")) : 0;
+    if (messages > s->o->max_messages)
+        too_large(p, &s->metrics.prompt_messages_refused_total, "`messages`", s->o->max_messages, "entries", "max-messages");
+    else if (rq->tokens.doc && rq->tokens_n > s->o->max_prompt_tokens)
+        too_large(p, &s->metrics.prompt_tokens_refused_total, "the prompt", s->o->max_prompt_tokens, "tokens", "max-prompt-tokens");
+    return !p->refusal;
+}
+
+/* What routing needs of the body, or p->refused. May run on a thread: see the top. */
+static void read_body(struct px *p, struct kvr_json_parser *json)
 {
     struct kvr_openai_request rq;
-    const char *why;
-    int rc = kvr_openai_parse(p->loop->json, p->body ? p->body->data : NULL, p->body_len, &rq, &why);
-    *status = rc == -KVR_ENOMEM ? 503 : 400;
-    if (rc) return why;
-    if (rq.model_len >= MODEL_MAX) return "`model` is longer than 127 bytes";
+    const char *why = "out of memory";
+    int rc = json ? kvr_openai_parse(json, p->body ? p->body->data : NULL, p->body_len, &rq, &why) : -KVR_ENOMEM;
+    if (rc == 0 && rq.model_len >= MODEL_MAX) {
+        why = "`model` is longer than 127 bytes";
+        rc = -KVR_EINVAL;
+    }
+    if (rc) {
+        refuse_body(p, rc == -KVR_ENOMEM ? 503 : 400, why);
+        return;
+    }
     if (rq.model) memcpy(p->model, rq.model, rq.model_len);
     p->stream = rq.stream;
     p->expected_osl = rq.expected_osl;
@@ -1397,10 +1541,11 @@ static const char *read_body(struct px *p, int *status)
     if (rq.salt && rq.salt_len) {
         p->salt = malloc(rq.salt_len);
         if (p->salt) memcpy(p->salt, rq.salt, rq.salt_len);
+        else out_of_memory(p); /* without it the prompt would be another one */
         p->salt_len = p->salt ? rq.salt_len : 0;
     }
-    if (wants_tokens(p)) local_tokens(p, &rq);
-    return NULL;
+    rq.text_max = serve_of(p)->o->max_prompt_text;
+    if (p->routed && is_small_enough(p, &rq) && wants_tokens(p)) local_tokens(p, &rq);
 }
 
 static struct px *px_new(struct loop *l, struct kvr_http_conn *c)
@@ -1418,12 +1563,38 @@ static struct px *px_new(struct loop *l, struct kvr_http_conn *c)
     return p;
 }
 
+static void body_is_read(struct px *p)
+{
+    const char *why = NULL;
+    if (p->refused_by) atomic_fetch_add_explicit(p->refused_by, 1, memory_order_relaxed);
+    if (p->refusal && (p->routed || p->refusal == 503)) { /* other bodies are the engine's business */
+        px_fail(p, p->refusal, p->refused);
+    } else if ((why = pin_rank_alone(p))) {
+        px_fail(p, 400, why);
+    } else {
+        p->isl = KVR_MAX(p->body_len / 4, (size_t)1); /* until tokens are known */
+        px_tokens(p);
+    }
+}
+
+static void run_reading(struct kvr_job *j)
+{
+    struct kvr_json_parser *json = kvr_json_parser_new(); /* its memory goes with it */
+    read_body(px_of_job(j), json);
+    kvr_json_parser_free(json);
+}
+
+static void over_reading(struct kvr_job *j, bool given_up)
+{
+    struct px *p = job_is_over(j, given_up);
+    if (p) body_is_read(p);
+}
+
 static void begin(struct loop *l, struct kvr_http_conn *c, bool routed, bool chat)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct px *p = px_new(l, c);
     const char *why;
-    int status = 400;
     if (!p) {
         reply_error(c, 503, "out of memory", NULL);
         return;
@@ -1434,21 +1605,20 @@ static void begin(struct loop *l, struct kvr_http_conn *c, bool routed, bool cha
     p->routed = routed;
     p->chat = chat;
     p->is_head_request = kvr_text_is(rq->method, "HEAD");
+    p->total_deadline_ms = after(serve_of(p)->o->total_timeout);
     why = read_hints(p, rq);
-    p->body = kvr_http_conn_take_body(c);
-    p->body_len = p->body ? p->body->len : 0;
-    if (!why && (routed || p->body_len)) {
-        const char *body_error = read_body(p, &status);
-        if (routed || status == 503) why = body_error; /* other bodies are the engine's business */
-    }
-    if (!why) why = pin_rank_alone(p);
     if (why) {
-        px_fail(p, status, why);
+        px_fail(p, 400, why);
         return;
     }
-    p->isl = KVR_MAX(p->body_len / 4, (size_t)1); /* until tokens are known */
-    p->total_deadline_ms = after(serve_of(p)->o->total_timeout);
-    px_tokens(p);
+    p->body = kvr_http_conn_take_body(c);
+    p->body_len = p->body ? p->body->len : 0;
+    if (p->body_len > KVR_JOB_BYTES) {
+        work(p, PX_READING, run_reading, over_reading);
+        return;
+    }
+    if (routed || p->body_len) read_body(p, l->json);
+    body_is_read(p);
 }
 
 bool serve_ready(struct serve *s, const char **why)

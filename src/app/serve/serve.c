@@ -336,6 +336,7 @@ int serve_main(const struct serve_options *o)
     if (!s) return 1;
     signal(SIGPIPE, SIG_IGN);
     raise_file_limit();
+    kvr_jobs_reserve_threads((o->select_only ? 0 : o->threads) + 1);
     uv_loop_init(&s->main_loop);
     int rc = run(s);
     stop_loops(s, rc == 0);

@@ -23,7 +23,8 @@ struct serve_options {
     const struct policy_profile *profiles;
     size_t profiles_n;
     char *config, *host, *admin_host, *model;
-    uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, seed, index_max_bytes;
+    uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, max_prompt_tokens, max_messages,
+        max_prompt_text, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
     int mode, tokenizer;                        /* enum kvr_router_mode, enum serve_tokenizer */
     int cost, queue_policy, prefill_load_model; /* enum kvr_cost_kind, enum kvr_queue_policy, none|fitted */

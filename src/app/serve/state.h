@@ -44,6 +44,7 @@
 #include "net/event_recorder.h"
 #include "net/http.h"
 #include "net/ingest.h"
+#include "net/jobs.h"
 #include "net/remote_index.h"
 #include "wire/json.h"
 #include "wire/openai.h"
@@ -151,6 +152,9 @@ struct decision {
     X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")                                        \
     X(usage_answers_total, "Answers that carried usage")                                                                                   \
     X(prompt_tokens_total, "Prompt tokens, of answers with usage")                                                                         \
+    X(prompt_tokens_refused_total, "Prompts refused because they had more tokens than --max-prompt-tokens")                                \
+    X(prompt_messages_refused_total, "Requests refused because they had more messages than --max-messages")                                \
+    X(prompt_texts_refused_total, "Prompts refused because their text was longer than --max-prompt-text")                                  \
     X(overload_rejections_total, "Requests refused because every eligible worker was overloaded")                                          \
     X(breaker_opened_total, "Times a worker's breaker opened")                                                                             \
     X(events_applied_total, "KV events applied")                                                                                           \
@@ -233,6 +237,7 @@ struct serve {
     struct kvr_http_server *admin;
     struct kvr_http_client *health_client;
     struct kvr_json_parser *json; /* main loop's */
+    struct kvr_jobs jobs;         /* main loop's: large bodies */
     struct ctx_list admin_ctxs;   /* main loop's */
     _Atomic bool draining;
     _Atomic int mode;
@@ -252,6 +257,7 @@ struct loop {
     struct kvr_remote_index *remotes[REMOTES_MAX]; /* none: the index is here */
     size_t remotes_n;
     struct kvr_json_parser *json;
+    struct kvr_jobs jobs; /* large bodies and prompts */
     struct ctx_list ctxs;
     uint64_t *allowed; /* scratch: ids of the workers that may serve a request */
     size_t allowed_cap;
@@ -365,11 +371,12 @@ bool sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t
 void sessions_forget(struct session_table *t, const char *id, size_t len);
 size_t sessions_count(const struct session_table *t);
 
-/* tokens.c: cache of tokenized bodies, under serve.lock */
+/* tokens.c: cache of tokenized bodies, under serve.lock; but the key, which reads all of the body */
 struct token_cache *token_cache_create(size_t bytes_max);
 void token_cache_destroy(struct token_cache *c);
-uint32_t *token_cache_get(struct token_cache *c, const char *body, size_t len, bool chat, size_t *n); /* malloc'd copy */
-void token_cache_put(struct token_cache *c, const char *body, size_t len, bool chat, const uint32_t *tokens, size_t n);
+void token_cache_key(const char *body, size_t len, bool chat, uint64_t key[2]);
+uint32_t *token_cache_get(struct token_cache *c, const uint64_t key[2], size_t *n); /* malloc'd copy */
+void token_cache_put(struct token_cache *c, const uint64_t key[2], const uint32_t *tokens, size_t n);
 
 /* metrics.c */
 void metrics_init(struct metrics *m);

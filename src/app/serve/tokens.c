@@ -30,7 +30,7 @@ struct token_cache *token_cache_create(size_t bytes_max)
     return c;
 }
 
-static void key_of(const char *body, size_t len, bool chat, uint64_t key[2])
+void token_cache_key(const char *body, size_t len, bool chat, uint64_t key[2])
 {
     key[0] = kvr_hash_bytes(body, len, kvr_secret() + (chat ? 11 : 12));
     key[1] = kvr_hash_bytes(body, len, kvr_secret() + (chat ? 21 : 22));
@@ -70,10 +70,8 @@ static void drop(struct token_cache *c, struct entry *e)
     free(e);
 }
 
-uint32_t *token_cache_get(struct token_cache *c, const char *body, size_t len, bool chat, size_t *n)
+uint32_t *token_cache_get(struct token_cache *c, const uint64_t key[2], size_t *n)
 {
-    uint64_t key[2];
-    key_of(body, len, chat, key);
     struct entry *e = *place(c, key);
     if (!e) return NULL;
     unlink_age(c, e);
@@ -85,16 +83,14 @@ uint32_t *token_cache_get(struct token_cache *c, const char *body, size_t len, b
     return t;
 }
 
-void token_cache_put(struct token_cache *c, const char *body, size_t len, bool chat, const uint32_t *tokens, size_t n)
+void token_cache_put(struct token_cache *c, const uint64_t key[2], const uint32_t *tokens, size_t n)
 {
-    uint64_t key[2];
-    key_of(body, len, chat, key);
     size_t size = entry_size(n);
     if (size > c->bytes_max / 8 || *place(c, key)) return;
     while (c->oldest && c->bytes + size > c->bytes_max) drop(c, c->oldest);
     struct entry *e = malloc(size);
     if (!e) return;
-    memcpy(e->key, key, sizeof key);
+    memcpy(e->key, key, sizeof e->key);
     e->n = n;
     memcpy(e->tokens, tokens, n * sizeof *tokens);
     struct entry **head = &c->buckets[key[0] % BUCKETS];

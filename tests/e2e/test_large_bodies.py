@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large bodies: other requests are answered meanwhile, what a prompt may be is limited, and memory comes back."""
+import http.server
+import json
+import select
+import socket
+import threading
+
+import pytest
+from conftest import SLOW, Mock, Serve, call, wait_for
+
+MIB = 1 << 20
+
+
+def numbers(n):
+    return b"[" + b",".join([b"7"] * n) + b"]"
+
+
+def upload(port, path, body, but=0):
+    """A connection over which all of a request has left but for its last bytes."""
+    s = socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    s.sendall(head + (body[:-but] if but else body))
+    return s
+
+
+def answers_meanwhile(port, path, body):
+    """Is /health answered before a large body is, although it was asked later? Often enough there is time for that."""
+    for _ in range(20):
+        large = upload(port, path, body, but=1)
+        small = socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW)
+        ask = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        small.sendall(ask)  # it lives, and is idle
+        assert small.recv(4096).startswith(b"HTTP/1.1 200")
+        large.sendall(body[-1:])
+        small.sendall(ask)
+        readable, _, _ = select.select([large, small], [], [], 60 * SLOW)
+        status = large.recv(4096).split(b" ")[1]
+        assert status in (b"200", b"413", b"400", b"404"), status
+        large.close()
+        small.close()
+        if readable == [small]:
+            return True
+    return False
+
+
+def test_health_is_answered_while_a_large_body_is_read(start):
+    s = start(Serve, [], ready=False)
+    assert answers_meanwhile(s.port, "/v1/completions", b'{"prompt":' + numbers(4 * MIB) + b"}")
+
+
+def test_prompts_have_limits_and_the_answer_names_them(start):
+    m = start(Mock, with_events=False)
+    s = start(Serve, [m], "--no-router-kv-events", "--max-prompt-tokens", 1000, "--max-messages", 50, "--max-prompt-text", 2000)
+
+    def error(path, body):
+        r = call(s.port, "POST", path, body)
+        e = r.json()["error"]
+        assert r.status == 413 and e["type"] == "invalid_request_error" and e["code"] == 413, r.body
+        return e["message"]
+    assert s.complete([1] * 1000, max_tokens=1).status == 200
+    assert "more than 1000 tokens, which is --max-prompt-tokens" in error("/v1/completions", {"prompt": [1] * 1001})
+    assert "more than 1000 tokens" in error("/v1/completions", {"prompt": [[1] * 1001]})
+    assert "more than 1000 tokens" in error("/v1/chat/completions", {"messages": [], "nvext": {"token_data": [1] * 1001}})
+    messages = [{"role": "user", "content": "a"}] * 50
+    assert call(s.port, "POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1}).status == 200
+    assert "more than 50 entries, which is --max-messages" in error("/v1/chat/completions", {"messages": messages + messages[:1]})
+    assert s.complete("a" * 2000, max_tokens=1).status == 200
+    assert "more than 2000 bytes, which is --max-prompt-text" in error("/v1/completions", {"prompt": "a" * 2001})
+    assert "more than 2000 bytes" in error("/v1/chat/completions", {"messages": [{"content": "a" * 100}] * 30})
+    assert "--max-prompt-text" in error("/v1/completions", {"prompt": "b" * (MIB // 2)})  # read on a thread
+    assert s.metric("prompt_tokens_refused_total") == 3 and s.metric("prompt_messages_refused_total") == 1
+    assert s.metric("prompt_texts_refused_total") == 3
+    assert s.idle()
+
+
+class Tokenizer:
+    """A worker that answers completions, and /tokenize with what it is told."""
+
+    def __init__(self):
+        self.tokens, me = [], self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self, body):
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                try:
+                    self.wfile.write(body)
+                except OSError:
+                    pass  # it may be cut off
+
+            def do_GET(self):
+                self.answer(b'{"data":[]}')
+
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.answer(b'{"tokens":%s}' % me.tokens if self.path == "/tokenize" else b'{"choices":[]}')
+
+            def log_message(self, *a):
+                pass
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def tokenizer():
+    t = Tokenizer()
+    yield t
+    t.server.shutdown()
+    t.server.server_close()
+
+
+def test_a_worker_that_makes_too_many_tokens_is_not_believed(start, tokenizer):
+    s = start(Serve, [tokenizer.url], "--tokenizer", "engine", "--no-router-kv-events", "--max-prompt-tokens", 300000, "--max-body-size", "2MiB")
+
+    def reason(n):
+        tokenizer.tokens = numbers(n)
+        r = s.complete(f"prompt {n}")
+        assert r.status == 200
+        return r.headers["x-kvroute-reason"]
+    assert reason(1000) == "load"
+    assert reason(300000) == "kv"  # read on a thread
+    assert reason(300001) == "load-tokenize-failed"
+    assert reason(4 * MIB) == "load-tokenize-failed"  # longer than a body may be
+    assert s.metric("tokenize_failures_total") == 2
+    assert s.idle()
+
+
+def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing_behind(start):
+    m = start(Mock, with_events=False)
+    s = start(Serve, [m], "--no-router-kv-events")
+    body = b'{"prompt":' + numbers(2 * MIB) + b"}"
+    for _ in range(3):
+        gone = [upload(s.port, "/v1/completions", body) for _ in range(4)]
+        for g in gone:
+            g.close()
+    wait_for("nothing in flight", lambda: s.metric("client_gone_total") == s.metric("requests_total") and s.idle())
+    assert s.complete("still here").status == 200
+
+
+def rss_settles(p, limit_kb):
+    wait_for(f"at most {limit_kb} kB", lambda: p.rss_kb() <= limit_kb)
+
+
+def test_the_memory_of_large_bodies_comes_back(start):
+    m = start(Mock, with_events=False)
+    s = start(Serve, [m], "--no-router-kv-events")
+    large = b'{"model_name":"m","prompt":' + numbers(2 * MIB) + b"}"
+    call(s.port, "POST", "/v1/completions", b'{"prompt":[')  # whatever it keeps for small ones is there
+    before = s.rss_kb()
+    for _ in range(3):
+        assert call(s.port, "POST", "/v1/completions", large[:-2] + b",8]x").status == 400
+    rss_settles(s, before + 24 * 1024)  # the sanitizer keeps 8 MiB of freed memory, and its own accounts
+
+
+def test_many_small_messages_are_no_large_prompt(start):
+    """{"messages":[{},{},...]}: what is made of it is bounded before it is made."""
+    m = start(Mock, with_events=False)
+    s = start(Serve, [m], "--no-router-kv-events", "--max-messages", 10 ** 7)
+    body = json.dumps({"messages": [{}] * (2 * MIB)}, separators=(",", ":"))
+    before = s.rss_kb()
+    r = call(s.port, "POST", "/v1/chat/completions", body)
+    assert r.status == 413 and "--max-prompt-text" in r.json()["error"]["message"]
+    rss_settles(s, before + 32 * 1024)
