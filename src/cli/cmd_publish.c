@@ -28,6 +28,10 @@ static const struct option_row rows[] = {
     NUM("buffer-events", buffer_events, "1024", 1, 1e8, "events kept for consumers that lack some"),
     SIZ("buffer-bytes", buffer_bytes, "16MiB", "most bytes of these"),
     SIZ("index-max-bytes", index_max_bytes, "0", "most bytes of a rank's local index; past it dumps are refused; 0 = no limit"),
+    STR("engine-metrics", engine_metrics, NULL, "URL",
+        "the engine's /metrics (vLLM, SGLang): its load is told on an event plane of NATS, at /load and at /metrics"),
+    DBL("engine-metrics-interval", engine_metrics_interval, "1", 0.05, 3600, "seconds between two looks at it"),
+    DBL("engine-metrics-max-age", engine_metrics_max_age, "10", 0.1, 86400, "a load older than this is stale: it is not told any more"),
     DBL("restore-timeout", restore_timeout, "10", 0.1, 3600, "seconds a replay may be silent"),
 };
 

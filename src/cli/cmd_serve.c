@@ -155,6 +155,9 @@ struct serve_cli {
             "dns: further keys of each worker; {host} and {port} stand for its own"),                                                      \
         STR("discovery-dns-server", discovery_dns_server, NULL, "ADDRESS:PORT", NULL, "dns: ask this server, not the system's"),           \
         DBL("discovery-interval", discovery_interval, "5", 0.1, 86400, NULL, "dns: seconds between two looks"),                            \
+        DBL("engine-metrics-interval", engine_metrics_interval, "2", 0.05, 3600, NULL, "seconds between two looks at a worker's metrics"), \
+        DBL("engine-load-max-age", engine_load_max_age, "10", 0.1, 86400, NULL,                                                            \
+            "what an engine says of its load is not used any more when it is so many seconds old"),                                        \
         STR("advertise-host", advertise_host, NULL, "HOST", NULL, "nats: the name others reach this machine by; default: its own"),        \
         PLANE_ROWS(AT(plane)),                                                                                                             \
         SIZ("index-max-bytes", index_max_bytes, "0", NULL,                                                                                 \
@@ -173,7 +176,7 @@ struct serve_cli {
 
 static const struct option_row serve_rows[] = {
     {"worker", OPT_LIST, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
-     "a worker; keys: id, events, replay, recover, model, group, block-size, dp-start, dp-size, role, max-num-batched-tokens, "
+     "a worker; keys: id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, role, max-num-batched-tokens, "
      "total-kv-blocks, "
      "taint; repeatable",
      NULL, NULL},

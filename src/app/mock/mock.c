@@ -434,6 +434,10 @@ static void metrics(struct mock *m, struct kvr_http_conn *c)
         kvr_buf_printf(&b, "vllm:kv_cache_usage_perc{model_name=\"%s\",engine=\"%llu\"} %.6f\n", m->o->model, (unsigned long long)r,
                        (double)st.used_blocks / (double)st.total_blocks);
     }
+    kvr_buf_str(&b, "# TYPE vllm:cache_config_info gauge\n");
+    for (uint64_t r = 0; r < m->o->dp_size; r++)
+        kvr_buf_printf(&b, "vllm:cache_config_info{block_size=\"%llu\",engine=\"%llu\",num_gpu_blocks=\"%llu\"} 1\n",
+                       (unsigned long long)m->o->block_size, (unsigned long long)r, (unsigned long long)m->o->num_gpu_blocks);
     kvr_http_reply(c, 200, "text/plain; version=0.0.4", NULL, b.data ? b.data : "", b.len);
     kvr_buf_free(&b);
 }

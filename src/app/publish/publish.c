@@ -184,7 +184,8 @@ static int start(struct publish *p, char *err, size_t cap)
     uv_timer_init(&p->loop, &p->beat);
     p->beat.data = p;
     uv_timer_start(&p->beat, on_beat, KVR_BEAT_MS, KVR_BEAT_MS);
-    int rc = serve(p, err, cap);
+    int rc = engine_metrics_start(p, err, cap);
+    if (rc == 0) rc = serve(p, err, cap);
     return rc ? rc : announce(p, err, cap);
 }
 
@@ -200,6 +201,7 @@ static void stop(struct publish *p)
     for (size_t i = 0; i < p->feeds_n; i++)
         if (p->feeds[i].index) kvr_local_index_shutdown(p->feeds[i].index);
     if (p->server) kvr_http_server_close(p->server);
+    engine_metrics_stop(p);
     while (p->answers) uv_run(&p->loop, UV_RUN_ONCE); /* their threads end as their clients are gone */
     uv_walk(&p->loop, close_handle, NULL);
     uv_run(&p->loop, UV_RUN_DEFAULT);

@@ -5,6 +5,7 @@
  *   GET /kv_recover?start=&end=&dp_rank=   what a consumer lacks (kvroute/local_index.h); shape=old, supports_tree_dump_failed=1
  *   GET /dump                              everything, as the indexer's /dump
  *   GET /status                            each rank: trust, ids, sizes
+ *   GET /load                              how loaded the engine says it is, each rank
  *   GET /health  /ready  /metrics
  */
 #include "app/publish/state.h"
@@ -226,6 +227,13 @@ static void status(struct publish *p, struct kvr_http_conn *c)
     reply(c, 200, "application/json", &b);
 }
 
+static void load(struct publish *p, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    engine_metrics_write_json(p, &b);
+    reply(c, p->engine_metrics ? 200 : 404, "application/json", &b);
+}
+
 static void ready(struct publish *p, struct kvr_http_conn *c)
 {
     struct kvr_view_status st[RANKS_MAX];
@@ -290,6 +298,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
                    "# HELP kvroute_publish_refused_answers_total Recovery questions refused because too many were being answered\n"
                    "# TYPE kvroute_publish_refused_answers_total counter\nkvroute_publish_refused_answers_total %llu\n",
                    (unsigned long long)p->refused_answers);
+    engine_metrics_write(p, &b);
     reply(c, 200, "text/plain; version=0.0.4", &b);
 }
 
@@ -304,10 +313,11 @@ void publish_on_request(struct kvr_http_conn *c, void *ctx)
     else if (kvr_text_is(r->path, "/kv_recover")) recover(p, c);
     else if (kvr_text_is(r->path, "/dump")) answer_by_thread(p, c, NULL, &(struct kvr_local_query){0});
     else if (kvr_text_is(r->path, "/status")) status(p, c);
+    else if (kvr_text_is(r->path, "/load")) load(p, c);
     else if (kvr_text_is(r->path, "/health")) kvr_http_reply(c, 200, "text/plain", NULL, "ok\n", 3);
     else if (kvr_text_is(r->path, "/ready")) ready(p, c);
     else if (kvr_text_is(r->path, "/metrics")) metrics(p, c);
-    else error(p, c, 404, "no such path; there are /kv_recover, /dump, /status, /health, /ready, /metrics");
+    else error(p, c, 404, "no such path; there are /kv_recover, /dump, /status, /load, /health, /ready, /metrics");
 }
 
 void publish_on_gone(struct kvr_http_conn *c, void *ctx)

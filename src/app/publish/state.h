@@ -4,7 +4,8 @@
  *
  *   publish.c   start, signals, end; the engine's streams to the feeds
  *   feed.c      one rank: duplicates, ids, local index, republishing
- *   routes.c    HTTP: recovery, dump, status, metrics
+ *   routes.c    HTTP: recovery, dump, status, load, metrics
+ *   engine_metrics.c   how loaded the engine says it is: read, published, shown
  *
  * Threads: the main loop (HTTP, signals), the ingest thread (feeds), one for each recovery answer being written.
  */
@@ -27,11 +28,19 @@ struct publish {
     char scope[KVR_SCOPE_MAX];
     struct kvr_registry *registry; /* NULL: not announced */
     uv_timer_t beat;
+    struct engine_metrics *engine_metrics; /* NULL: without --engine-metrics */
     struct feed feeds[RANKS_MAX];
     size_t feeds_n;
     size_t answers; /* being written */
     uint64_t refused_answers, recover_requests, bad_requests;
 };
+
+/* engine_metrics.c; main loop */
+/* Returns: 0, or -1 with the reason in err. */
+int engine_metrics_start(struct publish *p, char *err, size_t cap);
+void engine_metrics_stop(struct publish *p);
+void engine_metrics_write(const struct publish *p, struct kvr_buf *b); /* Prometheus text */
+void engine_metrics_write_json(const struct publish *p, struct kvr_buf *b);
 
 /* routes.c */
 void publish_on_request(struct kvr_http_conn *c, void *ctx);

@@ -178,6 +178,7 @@ void admin_potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_
 struct load_row {
     char model[MODEL_MAX], group[MODEL_MAX];
     struct kvr_rank_load l;
+    struct rank_load engine;
 };
 
 static int by_scope_and_worker(const void *a, const void *b)
@@ -202,6 +203,8 @@ void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, co
             if (!w || (model && strcmp(model, worker_model(s, w))) || (group && strcmp(group, w->group))) continue;
             snprintf(rows[n].model, MODEL_MAX, "%s", worker_model(s, w));
             snprintf(rows[n].group, MODEL_MAX, "%s", w->group);
+            uint32_t place = l[i].worker.dp_rank - w->dp_start;
+            if (place < w->dp_size) rows[n].engine = w->loads[place];
             rows[n++].l = l[i];
         }
         pthread_mutex_unlock(&s->lock);
@@ -217,6 +220,7 @@ void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, co
         kvr_json_put_u64(b, "active_prefill_tokens", rows[i].l.active_prefill_tokens);
         kvr_json_put_u64(b, "active_decode_blocks", rows[i].l.active_decode_blocks);
         kvr_json_put_u64(b, "active_requests", rows[i].l.active_requests);
+        engine_load_write(s, b, &rows[i].engine);
         kvr_json_close(b, '}');
     }
     kvr_json_close(b, ']');

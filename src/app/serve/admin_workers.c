@@ -91,6 +91,8 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     put_endpoints(b, "kv_events_endpoints", w, w->events);
     put_endpoints(b, "replay_endpoints", w, w->replay);
     if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
+    if (w->metrics[0]) kvr_json_put_str(b, "metrics_endpoint", w->metrics);
+    if (w->metrics_error) kvr_json_put_str(b, "metrics_error", w->metrics_error);
     kvr_json_put_u64(b, "max_num_batched_tokens", w->max_num_batched_tokens);
     kvr_json_put_u64(b, "total_kv_blocks", w->total_kv_blocks);
     kvr_json_put_str(b, "status", states[w->health]);
@@ -178,16 +180,16 @@ static int add_taint(void *ctx, const char *key, size_t key_len, struct kvr_json
 }
 
 /* null or "": none. */
-static bool get_recover(struct kvr_json v, struct worker *w)
+static bool get_url(struct kvr_json v, char *out, size_t cap)
 {
     const char *url;
     size_t n;
     struct kvr_endpoint e;
     if (kvr_json_type_of(v) == KVR_JSON_NONE) return true;
-    w->recover[0] = 0;
+    out[0] = 0;
     if (kvr_json_type_of(v) == KVR_JSON_NULL || (kvr_json_as_str(v, &url, &n) && n == 0)) return true;
-    if (!kvr_json_as_str(v, &url, &n) || n >= sizeof w->recover || kvr_endpoint_parse(url, n, &e)) return false;
-    snprintf(w->recover, sizeof w->recover, "%.*s", (int)n, url);
+    if (!kvr_json_as_str(v, &url, &n) || n >= cap || kvr_endpoint_parse(url, n, &e)) return false;
+    snprintf(out, cap, "%.*s", (int)n, url);
     return true;
 }
 
@@ -229,7 +231,8 @@ const char *admin_read_worker(struct kvr_json o, struct worker *w)
     if (!get_endpoints(kvr_json_get(o, "kv_events_endpoints"), w, w->events)) return "kv_events_endpoints";
     if (!get_endpoints(kvr_json_get(o, "replay_endpoint"), w, w->replay)) return "replay_endpoint";
     if (!get_endpoints(kvr_json_get(o, "replay_endpoints"), w, w->replay)) return "replay_endpoints";
-    if (!get_recover(kvr_json_get(o, "recover_endpoint"), w)) return "recover_endpoint";
+    if (!get_url(kvr_json_get(o, "recover_endpoint"), w->recover, sizeof w->recover)) return "recover_endpoint";
+    if (!get_url(kvr_json_get(o, "metrics_endpoint"), w->metrics, sizeof w->metrics)) return "metrics_endpoint";
     w->has_events = false;
     for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->events[r][0] != 0;
     return NULL;
@@ -248,6 +251,9 @@ static void reset_runtime(struct worker *w)
     w->models_n = 0;
     w->requests = w->errors = 0;
     w->series = NULL;
+    w->metrics_error = NULL;
+    w->metrics_due_ms = w->learnt_kv_blocks = 0;
+    memset(w->loads, 0, sizeof w->loads);
 }
 
 static void save_worker(struct serve *s, struct kvr_http_conn *c, struct worker *w, int status)

@@ -268,6 +268,7 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     put_histogram(b, "router_overhead_total_ms", "The whole decision", &m->total);
     put_workers(s, b);
     put_loads(s, b);
+    engine_load_metrics(s, b);
     put_views(s, b);
     put_index(s, b);
     evidence_metrics(s, b);

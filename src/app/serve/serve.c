@@ -147,6 +147,7 @@ static void on_poll(uv_timer_t *t)
     struct serve *s = t->data;
     for (const struct pool *p = s->pools; p; p = p->next) kvr_router_poll(p->router);
     evidence_tick(s);
+    engine_load_tick(s);
     served_tick(s);
     discovery_tick(s);
     follow_durable(s);
@@ -303,6 +304,10 @@ static int run(struct serve *s)
         fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
+    if (engine_load_start(s)) {
+        fprintf(stderr, "kvroute %s: out of memory\n", s->o->select_only ? "select" : "serve");
+        return 1;
+    }
     if (!s->o->select_only && (health_start(s) || add_configured_workers(s))) return 1;
     if (discovery_start(s, err, sizeof err)) {
         fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
@@ -343,6 +348,7 @@ int serve_main(const struct serve_options *o)
     health_stop(s);
     kvr_http_server_close(s->admin);
     selection_stop(s);
+    engine_load_stop();
     discovery_stop(s);
     shards_stop(s);
     served_stop(s);

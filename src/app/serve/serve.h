@@ -43,6 +43,7 @@ struct serve_options {
     int discovery; /* static|file|dns|nats */
     char *discovery_target, *discovery_worker, *discovery_dns_server, *advertise_host;
     double discovery_interval;
+    double engine_metrics_interval, engine_load_max_age;
     bool serve_indexer;
     uint64_t indexer_shards;
     char *use_remote_indexer; /* http://host:port or nats://[namespace.component]; NULL: an index of our own */

@@ -12,6 +12,7 @@
  *   remote.c    another router's index answers us
  *   sessions.c  session affinity
  *   metrics.c   counters, histograms, /metrics
+ *   engine_load.c  how loaded the engines say they are
  *   labels.c    counters by model, worker and status class
  *   proxy.c     one client request from parsing to the last byte        (data loops)
  *   tokens.c    where the prompt's tokens come from                     (data loops)
@@ -46,6 +47,7 @@
 #include "net/ingest.h"
 #include "net/jobs.h"
 #include "net/remote_index.h"
+#include "wire/engine_load.h"
 #include "wire/json.h"
 #include "wire/openai.h"
 
@@ -84,6 +86,15 @@ struct model_entry {
     bool is_lora;
 };
 
+enum { METRICS_URL_MAX = 240 };
+
+/* What an engine says of one rank, engine_load.c. */
+struct rank_load {
+    bool known, expired; /* expired: the router does not go by it any more */
+    struct kvr_engine_load load;
+    uint64_t at_ms; /* when it was so */
+};
+
 enum health { HEALTH_UNKNOWN, HEALTH_UP, HEALTH_DOWN };
 
 struct worker {
@@ -108,7 +119,11 @@ struct worker {
     struct model_entry *models; /* discovered; NULL = not known yet */
     size_t models_n;
     uint64_t requests, errors;
-    struct series *series; /* labels.c */
+    struct series *series;         /* labels.c */
+    char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
+    uint64_t metrics_due_ms, learnt_kv_blocks;
+    const char *metrics_error;      /* static; NULL: none */
+    struct rank_load loads[DP_MAX]; /* by rank - dp_start */
 };
 
 /* ---- the rest ---------------------------------------------------------------------------------------- */
@@ -140,6 +155,12 @@ struct decision {
 #define SERVE_LABELLED(X) X(requests_total) X(predicted_cached_tokens_total) X(actual_cached_tokens_total)
 
 #define SERVE_COUNTERS(X)                                                                                                                  \
+    X(engine_metrics_reads_total, "Times that an engine's metrics were read")                                                              \
+    X(engine_metrics_failures_total, "Times that they could not be read, or had nothing of use")                                           \
+    X(engine_load_reports_total, "Loads of engines that came over the event plane")                                                        \
+    X(engine_load_malformed_total, "Of these, messages that could not be read")                                                            \
+    X(engine_load_unknown_workers_total, "Loads of ranks that are not registered")                                                         \
+    X(engine_loads_expired_total, "Loads of engines that grew too old to be used")                                                         \
     X(uncounted_total, "Requests that no labelled counter took: out of memory")                                                            \
     X(reopened_connections_total, "Requests sent again on a fresh connection: the worker had closed the kept one")                         \
     X(retries_total, "Requests sent again to another worker")                                                                              \
@@ -382,6 +403,13 @@ void token_cache_put(struct token_cache *c, const uint64_t key[2], const uint32_
 void metrics_init(struct metrics *m);
 void histogram_add(struct histogram *h, double v);
 void metrics_write(struct serve *s, struct kvr_buf *out);
+
+/* engine_load.c */
+int engine_load_start(struct serve *s);
+void engine_load_tick(struct serve *s); /* main loop */
+void engine_load_stop(void);
+void engine_load_write(const struct serve *s, struct kvr_buf *b, const struct rank_load *r); /* the member `engine` */
+void engine_load_metrics(struct serve *s, struct kvr_buf *b);
 
 /* labels.c; under serve.lock. w NULL: no worker had it. model "": the request names none. */
 void labels_request_locked(struct serve *s, struct worker *w, const char *model, int status);

@@ -11,7 +11,7 @@ uint64_t now_ms(void)
 
 /* ---- --worker ---------------------------------------------------------------------------------------- */
 
-static const char worker_keys[] = "id, events, replay, recover, model, group, block-size, dp-start, dp-size, role, "
+static const char worker_keys[] = "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, role, "
                                   "max-num-batched-tokens, total-kv-blocks, taint";
 
 static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
@@ -58,6 +58,11 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
         if (strlen(value) >= sizeof w->recover || kvr_endpoint_parse(value, strlen(value), &e))
             return fail(err, cap, text, key, value, "http://host:port/path, e.g. http://10.0.0.1:5559/kv_recover");
         snprintf(w->recover, sizeof w->recover, "%s", value);
+    } else if (!strcmp(key, "metrics")) {
+        struct kvr_endpoint e;
+        if (strlen(value) >= sizeof w->metrics || kvr_endpoint_parse(value, strlen(value), &e))
+            return fail(err, cap, text, key, value, "http://host[:port][/path], e.g. http://10.0.0.1:8000/metrics");
+        snprintf(w->metrics, sizeof w->metrics, "%s", value);
     } else if (!strcmp(key, "model") || !strcmp(key, "group")) {
         if (!*value || strlen(value) >= MODEL_MAX) return fail(err, cap, text, key, value, "1 to 127 characters");
         snprintf(*key == 'm' ? w->model : w->group, MODEL_MAX, "%s", value);
