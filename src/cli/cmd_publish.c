@@ -19,6 +19,7 @@ static const struct option_row rows[] = {
     STR("advertise-host", advertise_host, NULL, "HOST", "the name routers reach this machine by; default: its own"),
     NUM("total-kv-blocks", total_kv_blocks, "0", 0, 1e15, "told with it: blocks of a rank's cache; 0 = not known"),
     NUM("max-num-batched-tokens", max_num_batched_tokens, "0", 0, 1e15, "told with it: tokens of a pass; 0 = not known"),
+    ENU("engine", engine, "vllm", "vllm|sglang", "told with it: whose engine it is, for the place where it reads a request's rank"),
     PLANE_ROWS(AT(plane)),
     NUM("worker-id", worker_id, "0", 0, 1.8e19, "worker id told in answers"),
     STR("model", model, "default", "NAME", "model name told in /dump and /status"),

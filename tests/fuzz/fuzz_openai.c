@@ -3,7 +3,26 @@
 #include <string.h>
 
 #include "wire/openai.h"
+#include "wire/rank_member.h"
 #include "wire/trace.h"
+
+/* Spliced, it says the rank; without what was spliced in, it is what it was. */
+static void splice_rank(struct kvr_json_parser *q, struct kvr_json body, const char *data, size_t size)
+{
+    struct kvr_rank_member has, now;
+    struct kvr_buf out = {0};
+    struct kvr_json root;
+    if (kvr_rank_member_read(body, &has)) return;
+    uint32_t rank = has.given ? has.rank : 3;
+    kvr_rank_member_splice(data, size, &has, rank, &out);
+    size_t more = out.len - size, tail = size;
+    while (tail && data[tail - 1] != '}') tail--;
+    KVR_ASSERT(tail && memcmp(out.data, data, tail - 1) == 0 && memcmp(out.data + tail - 1 + more, data + tail - 1, size - tail + 1) == 0);
+    KVR_ASSERT(kvr_json_parse(q, out.data, out.len, &root, NULL) == 0);
+    KVR_ASSERT(kvr_rank_member_read(root, &now) == NULL && (now.has[0] || !has.has[0]) && (now.has[1] || !has.has[1]));
+    KVR_ASSERT((has.has[0] && has.has[1]) ? more == 0 : more > 0);
+    kvr_buf_free(&out);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -17,6 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!p) p = kvr_json_parser_new(), q = kvr_json_parser_new();
     if (kvr_openai_parse(p, (const char *)data, size, &r, &why) == 0) {
         kvr_openai_usage(r.root, &u);
+        splice_rank(q, r.root, (const char *)data, size);
         if (r.tokens_n) {
             uint32_t *t = malloc(r.tokens_n * sizeof *t);
             if (t) KVR_ASSERT(kvr_json_u32_array(r.tokens, t, r.tokens_n) <= (long)r.tokens_n);

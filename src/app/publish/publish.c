@@ -133,6 +133,7 @@ static void put_worker(const struct publish *p, const char *host, struct kvr_buf
     kvr_json_put_u64(b, "block_size", o->block_size);
     kvr_json_put_u64(b, "data_parallel_start_rank", o->dp_start);
     kvr_json_put_u64(b, "data_parallel_size", o->dp_size);
+    kvr_json_put_str(b, "engine", o->engine ? "sglang" : "vllm");
     if (o->total_kv_blocks) kvr_json_put_u64(b, "total_kv_blocks", o->total_kv_blocks);
     if (o->max_num_batched_tokens) kvr_json_put_u64(b, "max_num_batched_tokens", o->max_num_batched_tokens);
     if (o->plane.plane == KVR_PLANE_ZMQ) {

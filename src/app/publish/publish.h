@@ -15,6 +15,7 @@ struct publish_options {
     char *engine_metrics; /* URL; NULL: the engine is not asked */
     double engine_metrics_interval, engine_metrics_max_age;
     char *announce, *advertise_host;
+    int engine; /* place in vllm|sglang */
     uint64_t total_kv_blocks, max_num_batched_tokens;
     int publish_format; /* enum kvr_plane_format, with zmq */
     struct kvr_plane_options plane;

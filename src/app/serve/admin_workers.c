@@ -88,6 +88,7 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     kvr_json_put_u64(b, "data_parallel_start_rank", w->dp_start);
     kvr_json_put_u64(b, "data_parallel_size", w->dp_size);
     kvr_json_put_str(b, "role", w->role);
+    kvr_json_put_str(b, "engine", engine_kind_name(w->engine));
     put_endpoints(b, "kv_events_endpoints", w, w->events);
     put_endpoints(b, "replay_endpoints", w, w->replay);
     if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
@@ -206,11 +207,11 @@ const char *admin_read_worker(struct kvr_json o, struct worker *w)
 {
     const char *bad = NULL;
     uint64_t bs = w->block_size, start = w->dp_start, size = w->dp_size;
-    char url[512] = "", role[16] = "";
+    char url[512] = "", role[16] = "", engine[16] = "";
     if (!member_text(o, "endpoint", url, sizeof url, &bad) || !member_text(o, "model_name", w->model, MODEL_MAX, &bad) ||
         !member_text(o, "routing_group", w->group, MODEL_MAX, &bad) || !member_text(o, "role", role, sizeof role, &bad) ||
-        !member_u64(o, "block_size", 65536, &bs, &bad) || !member_u64(o, "data_parallel_start_rank", 1u << 20, &start, &bad) ||
-        !member_u64(o, "data_parallel_size", DP_MAX, &size, &bad) ||
+        !member_text(o, "engine", engine, sizeof engine, &bad) || !member_u64(o, "block_size", 65536, &bs, &bad) ||
+        !member_u64(o, "data_parallel_start_rank", 1u << 20, &start, &bad) || !member_u64(o, "data_parallel_size", DP_MAX, &size, &bad) ||
         !member_u64(o, "max_num_batched_tokens", UINT64_MAX, &w->max_num_batched_tokens, &bad) ||
         !member_u64(o, "total_kv_blocks", UINT64_MAX, &w->total_kv_blocks, &bad))
         return bad;
@@ -220,6 +221,7 @@ const char *admin_read_worker(struct kvr_json o, struct worker *w)
         if (strcmp(role, "both") && strcmp(role, "prefill") && strcmp(role, "decode")) return "role";
         snprintf(w->role, sizeof w->role, "%s", role);
     }
+    if (engine[0] && !engine_kind_parse(engine, &w->engine)) return "engine";
     w->block_size = (uint32_t)bs;
     w->dp_start = (uint32_t)start;
     w->dp_size = (uint32_t)size;

@@ -44,7 +44,10 @@ struct px {
     char model[MODEL_MAX], lora[MODEL_MAX], session[256];
     struct kvr_body *body; /* until nobody else can be asked; who is sending it holds it too */
     size_t body_len;
-    bool routed; /* a completion: tokens matter */
+    bool routed;    /* a completion: tokens matter */
+    bool is_object; /* the body is a JSON object */
+    struct kvr_rank_member body_rank;
+    const char *rank_error; /* NULL: what the body says of the rank is sound */
     bool chat, stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain, answered;
     struct kvr_worker pin;
     double priority;
@@ -591,7 +594,7 @@ static bool is_ours(struct kvr_text name)
     return false;
 }
 
-static void put_request_head(struct px *p, struct kvr_buf *h)
+static void put_request_head(struct px *p, size_t body_len, struct kvr_buf *h)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(p->conn);
     const struct worker *w = p->worker;
@@ -604,9 +607,9 @@ static void put_request_head(struct px *p, struct kvr_buf *h)
         kvr_buf_printf(h, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
     }
     kvr_buf_printf(h, "x-request-id: %s\r\n", p->id);
-    if (p->routed) kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", p->result.worker.dp_rank);
-    if (p->body_len || kvr_text_is(rq->method, "POST") || kvr_text_is(rq->method, "PUT"))
-        kvr_buf_printf(h, "Content-Length: %zu\r\n", p->body_len);
+    kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", p->result.worker.dp_rank); /* the one whose load is booked */
+    if (body_len || kvr_text_is(rq->method, "POST") || kvr_text_is(rq->method, "PUT"))
+        kvr_buf_printf(h, "Content-Length: %zu\r\n", body_len);
     kvr_buf_str(h, "\r\n");
 }
 
@@ -614,17 +617,19 @@ static void px_send(struct px *p)
 {
     const struct serve_options *o = serve_of(p)->o;
     struct kvr_buf h = {0};
-    put_request_head(p, &h);
+    struct kvr_body *body = rank_body(p->worker, p->body, p->is_object ? &p->body_rank : NULL, p->result.worker.dp_rank);
+    if (body || !p->body) put_request_head(p, body ? body->len : 0, &h);
     struct kvr_http_call_config cc = {.endpoint = &p->worker->endpoint,
                                       .head = h.data,
                                       .head_len = h.len,
-                                      .body = p->body,
+                                      .body = body,
                                       .is_head = p->is_head_request,
                                       .connect_timeout_s = o->connect_timeout,
                                       .handler = &relay_handler,
                                       .ctx = p};
-    p->call = h.failed ? NULL : kvr_http_call_start(p->loop->client, &cc);
+    p->call = h.failed || !h.len ? NULL : kvr_http_call_start(p->loop->client, &cc);
     kvr_buf_free(&h);
+    kvr_body_unref(body);
     if (!p->call) {
         px_fail(p, 503, "out of memory");
         return;
@@ -1490,6 +1495,19 @@ static const char *read_hints(struct px *p, const struct kvr_http_request *rq)
     return NULL;
 }
 
+/* A rank in the body counts as one in the header. Returns: what is wrong, or NULL. */
+static const char *join_ranks(struct px *p)
+{
+    if (p->rank_error || !p->body_rank.given) return p->rank_error;
+    if (p->has_rank && p->pin.dp_rank != p->body_rank.rank)
+        return "`data_parallel_rank` (or `routed_dp_rank`) of the body and the data-parallel rank header are different ranks; give one, or "
+               "the same";
+    p->has_rank = true;
+    p->pin.dp_rank = p->body_rank.rank;
+    p->pin_any_rank = false;
+    return NULL;
+}
+
 /* A rank without a worker: meaningful when one worker is there. */
 static const char *pin_rank_alone(struct px *p)
 {
@@ -1533,6 +1551,8 @@ static void read_body(struct px *p, struct kvr_json_parser *json)
         refuse_body(p, rc == -KVR_ENOMEM ? 503 : 400, why);
         return;
     }
+    p->is_object = true;
+    p->rank_error = kvr_rank_member_read(rq.root, &p->body_rank);
     if (rq.model) memcpy(p->model, rq.model, rq.model_len);
     p->stream = rq.stream;
     p->expected_osl = rq.expected_osl;
@@ -1569,7 +1589,7 @@ static void body_is_read(struct px *p)
     if (p->refused_by) atomic_fetch_add_explicit(p->refused_by, 1, memory_order_relaxed);
     if (p->refusal && (p->routed || p->refusal == 503)) { /* other bodies are the engine's business */
         px_fail(p, p->refusal, p->refused);
-    } else if ((why = pin_rank_alone(p))) {
+    } else if ((why = join_ranks(p)) || (why = pin_rank_alone(p))) {
         px_fail(p, 400, why);
     } else {
         p->isl = KVR_MAX(p->body_len / 4, (size_t)1); /* until tokens are known */

@@ -15,6 +15,7 @@
  *   engine_load.c  how loaded the engines say they are
  *   labels.c    counters by model, worker and status class
  *   proxy.c     one client request from parsing to the last byte        (data loops)
+ *   rank.c      the data-parallel rank: what a request asks for, how the chosen one reaches the engine
  *   tokens.c    where the prompt's tokens come from                     (data loops)
  *   health.c    active health checks, model discovery                   (main loop)
  *   admin.c     admin port                                              (main loop)
@@ -50,6 +51,7 @@
 #include "wire/engine_load.h"
 #include "wire/json.h"
 #include "wire/openai.h"
+#include "wire/rank_member.h"
 
 enum {
     MODEL_MAX = 128,
@@ -95,6 +97,8 @@ struct rank_load {
     uint64_t at_ms; /* when it was so */
 };
 
+enum engine_kind { ENGINE_VLLM, ENGINE_SGLANG };
+
 enum health { HEALTH_UNKNOWN, HEALTH_UP, HEALTH_DOWN };
 
 struct worker {
@@ -108,6 +112,7 @@ struct worker {
     char recover[240];                           /* URL for all ranks; "" = none */
     char taints[TAINTS_MAX][64];
     size_t taints_n;
+    enum engine_kind engine; /* where it reads the rank */
     struct pool *pool;
     unsigned refs;            /* table + requests */
     bool removed, has_events; /* the latter: a rank has an endpoint in events */
@@ -312,6 +317,13 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h);
 void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n);
 bool worker_serves_locked(const struct serve *s, const struct worker *w, const char *model, size_t len, bool *is_lora);
 void workers_destroy(struct serve *s);
+
+/* rank.c */
+bool engine_kind_parse(const char *name, enum engine_kind *out);
+const char *engine_kind_name(enum engine_kind kind);
+/* What the worker is sent of a body for that rank. `has`: what the body says; NULL: it is no JSON object. Returns: `body`, or another
+ * one; the caller gives it back; NULL: no memory. */
+struct kvr_body *rank_body(const struct worker *w, struct kvr_body *body, const struct kvr_rank_member *has, uint32_t rank);
 
 /* pools.c */
 /* The partition, made if need be; NULL with the reason in err. */

@@ -11,7 +11,7 @@ uint64_t now_ms(void)
 
 /* ---- --worker ---------------------------------------------------------------------------------------- */
 
-static const char worker_keys[] = "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, role, "
+static const char worker_keys[] = "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
                                   "max-num-batched-tokens, total-kv-blocks, taint";
 
 static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
@@ -75,6 +75,8 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
     } else if (!strcmp(key, "dp-size")) {
         if (!whole_number(value, DP_MAX, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 64");
         w->dp_size = (uint32_t)n;
+    } else if (!strcmp(key, "engine")) {
+        if (!engine_kind_parse(value, &w->engine)) return fail(err, cap, text, key, value, "vllm, sglang");
     } else if (!strcmp(key, "role")) {
         if (strcmp(value, "both") && strcmp(value, "prefill") && strcmp(value, "decode"))
             return fail(err, cap, text, key, value, "both, prefill, decode");
