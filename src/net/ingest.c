@@ -16,12 +16,14 @@ enum { FRAMES_MAX = 8 };
 struct frames {
     zmq_msg_t m[FRAMES_MAX];
     int n, total;
+    size_t bytes;
 };
 
 /* Receives one multipart message. Returns: false when there is none. Frames past the limit are counted, not kept. */
-static bool receive(void *socket, struct frames *f)
+static bool receive(void *socket, struct frames *f, struct kvr_zmq_line *line)
 {
     f->n = f->total = 0;
+    f->bytes = 0;
     for (;;) {
         zmq_msg_t m;
         zmq_msg_init(&m);
@@ -30,6 +32,8 @@ static bool receive(void *socket, struct frames *f)
             return f->total > 0;
         }
         bool more = zmq_msg_more(&m);
+        f->bytes += zmq_msg_size(&m);
+        if (line) kvr_zmq_line_took(line, zmq_msg_size(&m));
         if (f->n < FRAMES_MAX) {
             zmq_msg_init(&f->m[f->n]);
             zmq_msg_move(&f->m[f->n++], &m);
@@ -45,59 +49,125 @@ static void release(struct frames *f)
     for (int i = 0; i < f->n; i++) zmq_msg_close(&f->m[i]);
 }
 
-static void read_sub(struct kvr_ingest *in, struct source *s, int most)
+struct turn kvr__turn_begin(void)
+{
+    return (struct turn){.began_ns = kvr_now_ns(kvr_clock_monotonic())};
+}
+
+bool kvr__turn_over(const struct kvr_ingest *in, struct turn *t, size_t bytes)
+{
+    t->bytes += bytes;
+    return ++t->messages >= TURN_MESSAGES || t->bytes >= TURN_BYTES || atomic_load_explicit(&in->stop, memory_order_relaxed) ||
+           kvr_now_ns(kvr_clock_monotonic()) - t->began_ns >= TURN_MS * UINT64_C(1000000);
+}
+
+static void take_frames(struct kvr_ingest *in, struct source *s, struct frames *f)
+{
+    if (f->total == 4 && zmq_msg_size(&f->m[2]) == 8) kvr__plane_frame(in, s, zmq_msg_data(&f->m[3]), zmq_msg_size(&f->m[3]));
+    else if (f->total != 3 || zmq_msg_size(&f->m[1]) != 8) s->st.bad_frames++;
+    else kvr__view_live(in, s, kvr_load_be64(zmq_msg_data(&f->m[1])), zmq_msg_data(&f->m[2]), zmq_msg_size(&f->m[2]));
+}
+
+/* What the broken connection had brought is read. */
+static void connection_broke(struct kvr_ingest *in, struct source *s)
+{
+    s->breaking = 0;
+    in->breaking_n--;
+    kvr__view_disconnected(in, s);
+}
+
+static void read_sub(struct kvr_ingest *in, struct source *s)
 {
     struct frames f;
-    for (int i = 0; i < most && receive(s->sub, &f); i++) {
-        if (f.total == 4 && zmq_msg_size(&f.m[2]) == 8) kvr__plane_frame(in, s, zmq_msg_data(&f.m[3]), zmq_msg_size(&f.m[3]));
-        else if (f.total != 3 || zmq_msg_size(&f.m[1]) != 8) s->st.bad_frames++;
-        else kvr__view_live(in, s, kvr_load_be64(zmq_msg_data(&f.m[1])), zmq_msg_data(&f.m[2]), zmq_msg_size(&f.m[2]));
+    struct turn t = kvr__turn_begin();
+    bool drained = false, over = false;
+    while (!drained && !over) {
+        if (!receive(s->sub, &f, &s->line)) {
+            drained = true;
+            break;
+        }
+        take_frames(in, s, &f);
         release(&f);
+        drained = s->breaking == 1; /* enough of it */
+        s->breaking -= s->breaking > 1;
+        over = kvr__turn_over(in, &t, f.bytes);
     }
+    if (t.messages) s->floods = 0;
+    if (drained && s->breaking) connection_broke(in, s);
 }
 
 /* Replies: "" [topic] sequence payload; the end is a sequence of all ones with an empty payload. */
+static void take_reply_frames(struct kvr_ingest *in, struct source *s, struct frames *f)
+{
+    bool ok = (f->total == 3 || f->total == 4) && zmq_msg_size(&f->m[0]) == 0 && zmq_msg_size(&f->m[f->n - 2]) == 8;
+    if (!ok) {
+        s->st.bad_frames++;
+        kvr__view_replay_broken(in, s);
+        return;
+    }
+    uint64_t seq = kvr_load_be64(zmq_msg_data(&f->m[f->n - 2]));
+    size_t len = zmq_msg_size(&f->m[f->n - 1]);
+    bool end = seq == UINT64_MAX && len == 0;
+    s->owed_ends -= end && s->owed_ends;
+    bool current = (s->replaying || s->probing) && s->owed_ends == !end; /* answers come in the order of the questions */
+    if (current && end) kvr__view_replay_end(in, s);
+    else if (current) kvr__view_replayed(in, s, seq, zmq_msg_data(&f->m[f->n - 1]), len);
+}
+
 static void read_dealer(struct kvr_ingest *in, struct source *s)
 {
     struct frames f;
-    for (int i = 0; i < BURST && receive(s->dealer, &f); i++) {
-        bool ok = (f.total == 3 || f.total == 4) && zmq_msg_size(&f.m[0]) == 0 && zmq_msg_size(&f.m[f.n - 2]) == 8;
-        if (!ok) {
-            s->st.bad_frames++;
-        } else {
-            uint64_t seq = kvr_load_be64(zmq_msg_data(&f.m[f.n - 2]));
-            size_t len = zmq_msg_size(&f.m[f.n - 1]);
-            bool end = seq == UINT64_MAX && len == 0;
-            s->owed_ends -= end && s->owed_ends;
-            bool current = s->replaying && s->owed_ends == !end; /* answers come in the order of the questions */
-            if (current && end) kvr__view_replay_end(in, s);
-            else if (current) kvr__view_replayed(in, s, seq, zmq_msg_data(&f.m[f.n - 1]), len);
-        }
+    struct turn t = kvr__turn_begin();
+    void *dealer = s->dealer;
+    while (receive(dealer, &f, &s->dealer_line)) {
+        take_reply_frames(in, s, &f);
         release(&f);
+        if (s->dealer != dealer || kvr__turn_over(in, &t, f.bytes)) return; /* a renewed one has nothing yet */
     }
 }
 
-static void read_monitor(struct kvr_ingest *in, struct source *s)
+static bool read_event(void *monitor, uint16_t *event, uint32_t *value)
 {
     struct frames f;
-    while (receive(s->monitor, &f)) {
-        uint16_t event = 0;
-        if (f.n > 0 && zmq_msg_size(&f.m[0]) >= 2) memcpy(&event, zmq_msg_data(&f.m[0]), 2);
-        release(&f);
+    if (!receive(monitor, &f, NULL)) return false;
+    *event = 0;
+    *value = 0;
+    if (f.n > 0 && zmq_msg_size(&f.m[0]) >= 6) {
+        memcpy(event, zmq_msg_data(&f.m[0]), 2);
+        memcpy(value, (char *)zmq_msg_data(&f.m[0]) + 2, 4);
+    }
+    release(&f);
+    return true;
+}
+
+/* After a break the next events wait until what the broken connection had brought is read (read_sub): after the next one it could be
+ * taken for a new life's, if its sequence happens to be the next. What the next one has brought by now is taken for the old life's, and
+ * asked for again. */
+static void read_monitor(struct kvr_ingest *in, struct source *s)
+{
+    uint16_t event;
+    uint32_t value;
+    while (!s->breaking && read_event(s->monitor, &event, &value)) {
+        kvr_zmq_line_event(&s->line, event, value, in->now_ms);
         if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) kvr__view_connected(in, s);
         if (event != ZMQ_EVENT_DISCONNECTED && event != ZMQ_EVENT_CLOSED) continue;
-        /* What the broken connection had brought is read first: after the next one it could be taken for a new life's, if its
-         * sequence happens to be the next. What the next one has brought by now is taken for the old life's, and asked for again. */
-        read_sub(in, s, HWM);
-        kvr__view_disconnected(in, s);
+        s->breaking = OLD_MESSAGES_MAX;
+        in->breaking_n++;
     }
+}
+
+static void read_dealer_monitor(struct kvr_ingest *in, struct source *s)
+{
+    uint16_t event;
+    uint32_t value;
+    while (read_event(s->dealer_monitor, &event, &value)) kvr_zmq_line_event(&s->dealer_line, event, value, in->now_ms);
 }
 
 void *kvr__ingest_socket(struct kvr_ingest *in, int type)
 {
     void *sock = zmq_socket(in->zmq, type);
     int hwm = HWM, zero = 0, reconnect = 50, reconnect_max = 1000, heartbeat = 2000, v6 = 1;
-    int64_t max = MESSAGE_MAX;
+    int64_t max = FRAME_MAX;
     if (!sock) return NULL;
     zmq_setsockopt(sock, ZMQ_RCVHWM, &hwm, sizeof hwm);
     zmq_setsockopt(sock, ZMQ_SNDHWM, &hwm, sizeof hwm);
@@ -110,35 +180,90 @@ void *kvr__ingest_socket(struct kvr_ingest *in, int type)
     return sock;
 }
 
-static bool open_sockets(struct kvr_ingest *in, struct source *s)
+/* A socket that hears of another one's connections; NULL: no memory. */
+static void *monitor_of(struct kvr_ingest *in, void *socket)
 {
-    char monitor[64];
-    snprintf(monitor, sizeof monitor, "inproc://monitor-%zu", in->monitors++);
-    s->sub = kvr__ingest_socket(in, ZMQ_SUB);
-    s->monitor = zmq_socket(in->zmq, ZMQ_PAIR);
-    if (!s->sub || !s->monitor) return false;
-    if (zmq_setsockopt(s->sub, ZMQ_SUBSCRIBE, "", 0)) return false;
-    if (zmq_socket_monitor(s->sub, monitor, ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED)) return false;
-    if (zmq_connect(s->monitor, monitor) || zmq_connect(s->sub, s->events)) return false;
-    if (!s->replay[0]) return true;
-    s->dealer = kvr__ingest_socket(in, ZMQ_DEALER);
-    return s->dealer && zmq_connect(s->dealer, s->replay) == 0;
+    char name[64];
+    void *monitor = zmq_socket(in->zmq, ZMQ_PAIR);
+    snprintf(name, sizeof name, "inproc://monitor-%zu", in->monitors++);
+    if (monitor && zmq_socket_monitor(socket, name, ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED) == 0 &&
+        zmq_connect(monitor, name) == 0)
+        return monitor;
+    if (monitor) zmq_close(monitor);
+    return NULL;
 }
 
-static void close_sockets(struct source *s)
+static void close_pair(void **socket, void **monitor)
 {
-    if (s->sub) zmq_socket_monitor(s->sub, NULL, 0);
-    if (s->sub) zmq_close(s->sub);
-    if (s->monitor) zmq_close(s->monitor);
-    if (s->dealer) zmq_close(s->dealer);
-    s->sub = s->monitor = s->dealer = NULL;
+    if (*socket) zmq_socket_monitor(*socket, NULL, 0);
+    if (*socket) zmq_close(*socket);
+    if (*monitor) zmq_close(*monitor);
+    *socket = *monitor = NULL;
+}
+
+void *kvr__ingest_dealer(struct kvr_ingest *in, struct source *s, void **monitor)
+{
+    void *dealer = kvr__ingest_socket(in, ZMQ_DEALER);
+    *monitor = dealer ? monitor_of(in, dealer) : NULL;
+    if (*monitor && zmq_connect(dealer, s->replay) == 0) return dealer;
+    close_pair(&dealer, monitor);
+    return NULL;
+}
+
+static bool open_sockets(struct kvr_ingest *in, struct source *s)
+{
+    s->sub = kvr__ingest_socket(in, ZMQ_SUB);
+    s->monitor = s->sub ? monitor_of(in, s->sub) : NULL;
+    if (!s->monitor) return false;
+    if (zmq_setsockopt(s->sub, ZMQ_SUBSCRIBE, "", 0) || zmq_connect(s->sub, s->events)) return false;
+    if (!s->replay[0]) return true;
+    s->dealer = kvr__ingest_dealer(in, s, &s->dealer_monitor);
+    return s->dealer != NULL;
+}
+
+static void close_sockets(struct kvr_ingest *in, struct source *s)
+{
+    close_pair(&s->sub, &s->monitor);
+    close_pair(&s->dealer, &s->dealer_monitor);
+    s->line = s->dealer_line = (struct kvr_zmq_line){0};
     s->owed_ends = 0;
+    in->breaking_n -= s->breaking != 0;
+    s->breaking = 0;
+}
+
+/* A connection that brings bytes and no messages: it is given up, and tried again after a pause. */
+static void give_up_flood(struct kvr_ingest *in, struct source *s)
+{
+    uint64_t pause = (uint64_t)FLOOD_PAUSE_MS << KVR_MIN(s->floods, 5u);
+    s->floods++;
+    s->st.floods++;
+    kvr__view_disconnected(in, s);
+    kvr__view_trust(in, s, false, "the worker sends more than can be taken");
+    close_sockets(in, s);
+    s->reopen_ms = in->now_ms + KVR_MIN(pause, (uint64_t)RETRY_MAX_MS);
+}
+
+static void reopen(struct kvr_ingest *in, struct source *s)
+{
+    s->reopen_ms = 0;
+    if (open_sockets(in, s)) return;
+    close_sockets(in, s);
+    s->reopen_ms = in->now_ms + RETRY_MAX_MS; /* memory is short */
+}
+
+static void look_for_floods(struct kvr_ingest *in)
+{
+    if (in->now_ms < in->unread_at_ms) return;
+    in->unread_at_ms = in->now_ms + UNREAD_LOOK_MS;
+    for (struct source *s = in->sources; s; s = s->next)
+        if (kvr_zmq_line_unread(&s->line, in->now_ms) > UNREAD_MAX || kvr_zmq_line_unread(&s->dealer_line, in->now_ms) > UNREAD_MAX)
+            give_up_flood(in, s);
 }
 
 static void source_free(struct kvr_ingest *in, struct source *s)
 {
     kvr__plane_detach(in, s);
-    close_sockets(s);
+    close_sockets(in, s);
     kvr__view_forget_repair(in, s);
     while (s->own.next) {
         struct rank_stream *r = s->own.next;
@@ -157,7 +282,7 @@ static void source_open(struct kvr_ingest *in, struct source *s)
     if (asks && kvr_recover_client_create(kvr__ingest_on_reply, in, in->recover_key, &in->recover)) in->recover = NULL;
     s->st.failed = !s->plane && !open_sockets(in, s);
     if (s->st.failed) {
-        close_sockets(s);
+        close_sockets(in, s);
         kvr__view_trust(in, s, false, "the events socket could not be made");
     } else if (s->plane) {
         s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
@@ -194,7 +319,8 @@ static void source_pause(struct kvr_ingest *in, struct source *s, bool pause)
         source_open(in, s);
         return;
     }
-    close_sockets(s);
+    close_sockets(in, s);
+    s->reopen_ms = 0;
     kvr__plane_detach(in, s);
     kvr__view_forget_repair(in, s);
     s->connected = s->st.connected = false;
@@ -236,47 +362,84 @@ static void publish_statuses(struct kvr_ingest *in)
     in->plane_seen.up = in->plane_up;
 }
 
-static void take_reply(struct kvr_ingest *in, struct kvr_recover_reply *reply)
+/* Takes the list. */
+static void take_replies(struct kvr_ingest *in, struct kvr_recover_reply *list)
 {
-    struct source *s = in->sources;
-    while (s && s->asking != reply->token) s = s->next;
-    if (s) kvr__view_reply(in, s, reply);
-    else kvr_recover_reply_free(reply);
+    struct kvr_recover_reply *r = NULL;
+    while (list) { /* in the order in which they came */
+        struct kvr_recover_reply *next = list->next;
+        list->next = r;
+        r = list;
+        list = next;
+    }
+    while (r) {
+        struct kvr_recover_reply *next = r->next;
+        struct source *s = in->sources;
+        while (s && s->asking != r->token) s = s->next;
+        if (s) kvr__view_reply(in, s, r);
+        else kvr_recover_reply_free(r);
+        r = next;
+    }
 }
 
-static void run_command(struct kvr_ingest *in, struct command *c)
+static void command_free(struct kvr_ingest *in, struct command *c)
 {
-    int rc = c->kind == VISIT ? -KVR_ENOTFOUND : 0;
-    if (c->kind == ADD) source_start(in, c->add);
-    if (c->kind == REPLY) take_reply(in, c->reply);
-    if (c->kind == VISIT_PLANE) kvr__plane_visit(in, c->visit_plane, c->arg);
-    for (struct source **p = &in->sources; c->kind != ADD && c->kind != REPLY && c->kind != VISIT_PLANE && *p;) {
+    if (!c->spare) {
+        free(c);
+        return;
+    }
+    pthread_mutex_lock(&in->lock);
+    c->spare = false;
+    pthread_mutex_unlock(&in->lock);
+}
+
+static bool concerns(const struct command *c, const struct source *s)
+{
+    bool of_worker = s->st.worker.worker_id == c->worker.worker_id;
+    return of_worker && (c->kind == REMOVE_WORKER || s->st.worker.dp_rank == c->worker.dp_rank);
+}
+
+/* Returns: whether a source was there. */
+static bool run_on_sources(struct kvr_ingest *in, const struct command *c)
+{
+    bool found = false;
+    for (struct source **p = &in->sources; *p;) {
         struct source *s = *p;
-        bool of_worker = s->st.worker.worker_id == c->worker.worker_id;
-        bool it = of_worker && (c->kind == REMOVE_WORKER || s->st.worker.dp_rank == c->worker.dp_rank);
-        if (it && (c->kind == REMOVE_WORKER || c->kind == REMOVE_RANK)) {
+        if (!concerns(c, s)) {
+            p = &s->next;
+            continue;
+        }
+        found = true;
+        if (c->kind == REMOVE_WORKER || c->kind == REMOVE_RANK) {
             *p = s->next;
             in->sources_n--;
             source_free(in, s);
             continue;
         }
-        if (it && (c->kind == PAUSE || c->kind == RESUME)) source_pause(in, s, c->kind == PAUSE);
-        if (it && c->kind == EVIDENCE) kvr__view_evidence(in, s, c->text);
-        if (it && c->kind == VISIT) {
-            source_visit(in, s, c);
-            rc = 0;
-        }
+        if (c->kind == PAUSE || c->kind == RESUME) source_pause(in, s, c->kind == PAUSE);
+        if (c->kind == EVIDENCE) kvr__view_evidence(in, s, c->text);
+        if (c->kind == VISIT) source_visit(in, s, c);
         p = &s->next;
     }
-    if (c->done) {
-        pthread_mutex_lock(&in->lock);
-        publish_statuses(in); /* who waited sees what it asked for */
-        if (c->rc) *c->rc = rc;
-        *c->done = true;
-        pthread_cond_broadcast(&in->cond);
-        pthread_mutex_unlock(&in->lock);
+    return found;
+}
+
+static void run_command(struct kvr_ingest *in, struct command *c)
+{
+    int rc = 0;
+    if (c->kind == ADD) source_start(in, c->add);
+    else if (c->kind == VISIT_PLANE) rc = kvr__plane_visit(in, c->visit_plane, c->arg);
+    else if (!run_on_sources(in, c) && c->kind == VISIT) rc = -KVR_ENOTFOUND;
+    if (!c->done) {
+        command_free(in, c);
+        return;
     }
-    free(c);
+    pthread_mutex_lock(&in->lock);
+    publish_statuses(in); /* who waited sees what it asked for */
+    if (c->rc) *c->rc = rc;
+    *c->done = true;
+    pthread_cond_broadcast(&in->cond);
+    pthread_mutex_unlock(&in->lock);
 }
 
 /* Returns: false when it is time to stop. */
@@ -287,7 +450,9 @@ static bool exchange(struct kvr_ingest *in)
     struct plane_message *messages = kvr__plane_waiting(in); /* before the commands: see ingest_plane.c */
     pthread_mutex_lock(&in->lock);
     struct command *c = in->commands;
+    struct kvr_recover_reply *replies = in->replies;
     in->commands = NULL;
+    in->replies = NULL;
     bool stop = in->stop;
     publish_statuses(in);
     pthread_mutex_unlock(&in->lock);
@@ -296,40 +461,75 @@ static bool exchange(struct kvr_ingest *in)
         run_command(in, c);
         c = next;
     }
+    take_replies(in, replies);
     kvr__plane_take(in, messages, !stop);
     return !stop;
 }
 
-static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap)
+/* Room for what is polled. */
+static bool items_reserve(const struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap)
 {
-    size_t n = 0, need = 1 + 3 * in->sources_n;
-    if (need > *cap) {
-        zmq_pollitem_t *p = realloc(*items, need * 2 * sizeof *p);
-        if (!p) return false;
-        *items = p;
-        *cap = need * 2;
-    }
-    zmq_pollitem_t *it = *items;
+    size_t need = 1 + 4 * in->sources_n;
+    if (need <= *cap) return true;
+    zmq_pollitem_t *p = realloc(*items, need * 2 * sizeof *p);
+    if (!p) return false;
+    *items = p;
+    *cap = need * 2;
+    return true;
+}
+
+/* While what has waited is taken, new messages stay in the socket. */
+static bool reads_sub(const struct source *s)
+{
+    return !s->settling || s->breaking;
+}
+
+static size_t fill_items(const struct kvr_ingest *in, zmq_pollitem_t *it)
+{
+    size_t n = 0;
     it[n++] = (zmq_pollitem_t){.socket = in->wake_out, .events = ZMQ_POLLIN};
     for (const struct source *s = in->sources; s; s = s->next) {
         if (!s->sub || !s->monitor) continue;
-        it[n++] = (zmq_pollitem_t){.socket = s->monitor, .events = ZMQ_POLLIN};
-        it[n++] = (zmq_pollitem_t){.socket = s->sub, .events = ZMQ_POLLIN};
-        if (s->dealer) it[n++] = (zmq_pollitem_t){.socket = s->dealer, .events = ZMQ_POLLIN};
+        it[n++] = (zmq_pollitem_t){.socket = s->monitor, .events = s->breaking ? 0 : ZMQ_POLLIN};
+        it[n++] = (zmq_pollitem_t){.socket = s->sub, .events = reads_sub(s) ? ZMQ_POLLIN : 0};
+        if (!s->dealer) continue;
+        it[n++] = (zmq_pollitem_t){.socket = s->dealer_monitor, .events = ZMQ_POLLIN};
+        it[n++] = (zmq_pollitem_t){.socket = s->dealer, .events = ZMQ_POLLIN};
     }
-    zmq_poll(it, (int)n, in->incoming_n ? 0 : 50);
+    return n;
+}
+
+/* One source's turn. Returns: how many items were its. */
+static size_t take_turn(struct kvr_ingest *in, struct source *s, const zmq_pollitem_t *it)
+{
+    size_t n = 0;
+    if (s->sub && s->monitor) {
+        if (it[n++].revents) read_monitor(in, s);
+        if (it[n++].revents || s->breaking) read_sub(in, s);
+        if (s->dealer) {
+            if (it[n++].revents) read_dealer_monitor(in, s);
+            if (it[n++].revents) read_dealer(in, s);
+        }
+    } else if (s->reopen_ms && in->now_ms >= s->reopen_ms) {
+        reopen(in, s);
+    }
+    kvr__view_step(in, s);
+    kvr__view_deadlines(in, s);
+    if (s->plane) kvr__plane_deadlines(in, s);
+    return n;
+}
+
+static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap)
+{
+    if (!items_reserve(in, items, cap)) return false;
+    zmq_pollitem_t *it = *items;
+    size_t n = fill_items(in, it);
+    bool busy = in->incoming_n || in->settling_n || in->breaking_n;
+    zmq_poll(it, (int)n, busy ? 0 : 50);
     in->now_ms = kvr_now_ns(kvr_clock_monotonic()) / 1000000;
     n = 1;
-    for (struct source *s = in->sources; s; s = s->next) {
-        if (s->sub && s->monitor) {
-            if (it[n++].revents) read_monitor(in, s);
-            if (it[n++].revents) read_sub(in, s, BURST);
-            if (s->dealer && it[n++].revents) read_dealer(in, s); /* a renewed one has nothing yet */
-        }
-        kvr__view_step(in, s);
-        kvr__view_deadlines(in, s);
-        if (s->plane) kvr__plane_deadlines(in, s);
-    }
+    for (struct source *s = in->sources; s && !in->stop; s = s->next) n += take_turn(in, s, it + n);
+    look_for_floods(in);
     return true;
 }
 
@@ -371,14 +571,12 @@ void kvr__ingest_wake(struct kvr_ingest *in)
 
 void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply)
 {
-    struct command *c = calloc(1, sizeof *c);
-    if (!c) { /* as if it had not come: the source asks again when it notices */
-        kvr_recover_reply_free(reply);
-        return;
-    }
-    c->kind = REPLY;
-    c->reply = reply;
-    send_command(ctx, c);
+    struct kvr_ingest *in = ctx;
+    pthread_mutex_lock(&in->lock);
+    reply->next = in->replies;
+    in->replies = reply;
+    zmq_send(in->wake_in, "", 0, ZMQ_DONTWAIT);
+    pthread_mutex_unlock(&in->lock);
 }
 
 int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, const char *recover_key, struct kvr_ingest **out)
@@ -417,6 +615,7 @@ void kvr_ingest_destroy(struct kvr_ingest *in)
     if (!in) return;
     pthread_mutex_lock(&in->lock);
     in->stop = true;
+    pthread_cond_broadcast(&in->cond);
     zmq_send(in->wake_in, "", 0, ZMQ_DONTWAIT);
     pthread_mutex_unlock(&in->lock);
     pthread_join(in->thread, NULL);
@@ -425,8 +624,12 @@ void kvr_ingest_destroy(struct kvr_ingest *in)
         struct command *c = in->commands;
         in->commands = c->next;
         if (c->add) source_free(in, c->add);
-        kvr_recover_reply_free(c->reply);
-        free(c);
+        if (!c->spare) free(c); /* nobody waits any more */
+    }
+    while (in->replies) {
+        struct kvr_recover_reply *r = in->replies;
+        in->replies = r->next;
+        kvr_recover_reply_free(r);
     }
     zmq_close(in->wake_in);
     zmq_close(in->wake_out);
@@ -502,19 +705,26 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     return 0;
 }
 
-/* Sends a copy of the command and waits until the thread has run it. */
-static int run_and_wait(struct kvr_ingest *in, const struct command *what)
+/* Takes a command back that the thread has not begun with. */
+static bool withdraw_locked(struct kvr_ingest *in, const struct command *c)
 {
-    struct command *c = malloc(sizeof *c);
+    struct command **p = &in->commands;
+    while (*p && *p != c) p = &(*p)->next;
+    if (!*p) return false;
+    *p = c->next;
+    return true;
+}
+
+/* Sends the command and waits until the thread has run it, or is about to end; needs no memory. */
+static int run_and_wait(struct kvr_ingest *in, struct command *c)
+{
     bool done = false;
     int rc = -KVR_ENOMEM;
-    if (!c) return rc;
-    *c = *what;
     c->done = &done;
     c->rc = &rc;
     send_command(in, c);
     pthread_mutex_lock(&in->lock);
-    while (!done && !in->stop) pthread_cond_wait(&in->cond, &in->lock);
+    while (!done && !(in->stop && withdraw_locked(in, c))) pthread_cond_wait(&in->cond, &in->lock);
     pthread_mutex_unlock(&in->lock);
     return rc;
 }
@@ -522,7 +732,7 @@ static int run_and_wait(struct kvr_ingest *in, const struct command *what)
 void kvr_ingest_remove(struct kvr_ingest *in, uint64_t worker_id, const uint32_t *rank)
 {
     struct command c = {.kind = rank ? REMOVE_RANK : REMOVE_WORKER, .worker = {worker_id, rank ? *rank : 0}};
-    (void)run_and_wait(in, &c); /* without memory the source goes on */
+    (void)run_and_wait(in, &c);
 }
 
 void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool pause)
@@ -531,9 +741,22 @@ void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool paus
     (void)run_and_wait(in, &c);
 }
 
+/* What must not be lost when memory is short. */
+static struct command *take_spare(struct kvr_ingest *in)
+{
+    struct command *c = NULL;
+    pthread_mutex_lock(&in->lock);
+    for (size_t i = 0; i < SPARE_COMMANDS && !c; i++)
+        if (!in->spares[i].spare) c = &in->spares[i];
+    if (c) *c = (struct command){.spare = true};
+    pthread_mutex_unlock(&in->lock);
+    return c;
+}
+
 void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, const char *text)
 {
     struct command *c = calloc(1, sizeof *c);
+    if (!c) c = take_spare(in);
     if (!c) return;
     c->kind = EVIDENCE;
     c->worker = worker;

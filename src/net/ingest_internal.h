@@ -19,19 +19,28 @@
 #include "base/map64.h"
 #include "net/recover_client.h"
 #include "net/ingest.h"
+#include "net/zmq_guard.h"
 #include "recover/cursor.h"
 #include "wire/json.h"
 
 enum {
-    HWM = 100000,
-    MESSAGE_MAX = 64 << 20,
+    HWM = 4096, /* whole messages; then the publisher's own queue fills */
+    FRAME_MAX = 16 << 20,
+    UNREAD_MAX = 128 << 20, /* bytes of one connection that came and make no message that can be taken */
+    UNREAD_LOOK_MS = 20,
+    SPARE_COMMANDS = 16,
+    FLOOD_PAUSE_MS = 1000,     /* before a connection is tried again that brought too much; doubles up to RETRY_MAX_MS */
+    OLD_MESSAGES_MAX = 100000, /* of a broken connection, read before it counts as broken */
     WAITING_MESSAGES_MAX = 4096,
     WAITING_BYTES_MAX = 32 << 20,
-    BURST = 64,            /* messages taken from one socket before the next gets its turn */
+    TURN_MESSAGES = 64, /* one source's, before the next gets its turn: whichever of these three comes first */
+    TURN_BYTES = 1 << 20,
+    TURN_MS = 20,
     REPLAY_ROUNDS_MAX = 4, /* holes behind holes before we give up */
     DOWN_GRACE_MS = 2000,
-    OLD_LINE_MS = 10000, /* a connection to a process that is gone breaks within this (twice the heartbeat's interval and time) */
-    TAIL_CHECK_MS = 200, /* the subscription may have come too late for what was sent just then */
+    OLD_LINE_MS = 10000,  /* a connection to a process that is gone breaks within this (twice the heartbeat's interval and time) */
+    TAIL_CHECK_MS = 200,  /* the subscription may have come too late for what was sent just then */
+    REPLAY_PATIENCE = 30, /* a replay may take that many times --restore-timeout in all */
     RETRY_MIN_MS = 500,
     RETRY_MAX_MS = 30000,
     RANKS_MAX = 1024, /* of one source */
@@ -65,7 +74,11 @@ struct source {
     void *user;
     bool any_rank, lossy;
     char events[256], replay[256], recover[512];
-    void *sub, *monitor, *dealer;
+    void *sub, *monitor, *dealer, *dealer_monitor;
+    struct kvr_zmq_line line, dealer_line;
+    size_t breaking;    /* messages that may still be read of a connection that broke; then, or when there are none, it counts as broken */
+    uint64_t reopen_ms; /* its sockets are closed until then; 0: no */
+    unsigned floods;    /* in a row */
     struct rank_stream own;
     size_t ranks_n;
     struct kvr_cursor cursor;
@@ -78,9 +91,14 @@ struct source {
     uint64_t replay_from, silent_deadline_ms, retry_at_ms, tail_at_ms, drop_at_ms, rebuilt_ms;
     unsigned rounds, retries, owed_ends; /* owed_ends: replays asked for on this dealer whose end has not come */
     bool replaying, verifying, missing, connected, cleared, orphaned, mismatch;
-    bool doubt;        /* reconnected without replay: the next batch tells whether it is the same stream */
-    bool sound;        /* trusted, but for `evidence` and `undecodable` */
-    char evidence[96]; /* what speaks against the view from outside, or "" */
+    enum { NOT_SETTLING, SETTLING, GOING_ON } settling; /* what has waited is taken, turn by turn */
+    bool mute;               /* who could repair does not answer: live batches go on without, and it is asked again now and then */
+    bool hollow;             /* nothing is known of what came before the first batch that was applied */
+    bool probing;            /* mute, and the replay socket is asked; nothing waits for it */
+    uint64_t replay_ends_ms; /* a replay that takes longer is as good as none */
+    bool doubt;              /* reconnected without replay: the next batch tells whether it is the same stream */
+    bool sound;              /* trusted, but for `evidence` and `undecodable` */
+    char evidence[96];       /* what speaks against the view from outside, or "" */
     bool undecodable;
     unsigned undecodable_n;
     uint64_t undecodable_ms; /* when the count began */
@@ -126,7 +144,7 @@ struct kvr_plane_queue {
     uint64_t dropped;
 };
 
-enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT, VISIT_PLANE, REPLY, EVIDENCE };
+enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT, VISIT_PLANE, EVIDENCE };
 
 struct command {
     struct command *next;
@@ -136,9 +154,9 @@ struct command {
     kvr_ingest_visit *visit;
     kvr_ingest_plane_visit *visit_plane;
     void *arg;
-    struct kvr_recover_reply *reply;
     char text[96];
-    bool *done;
+    bool spare; /* one of kvr_ingest.spares, in use */
+    bool *done; /* somebody waits, and the command is theirs; NULL: it is freed */
     int *rc;
 };
 
@@ -148,10 +166,11 @@ struct kvr_ingest {
     char recover_key[256];
     void *zmq, *wake_in, *wake_out;
     pthread_t thread;
-    pthread_mutex_t lock; /* commands, stop, statuses */
+    pthread_mutex_t lock; /* commands, replies, statuses */
     pthread_cond_t cond;
-    struct command *commands;
-    bool stop;
+    struct command *commands, spares[SPARE_COMMANDS];
+    struct kvr_recover_reply *replies; /* of the recover client, newest first */
+    _Atomic bool stop;                 /* set under `lock`; looked at between two messages */
     struct kvr_view_status *statuses;
     size_t statuses_n, statuses_cap;
     struct kvr_ingest_plane_stats plane_seen; /* copy for others, under `lock` */
@@ -175,9 +194,22 @@ struct kvr_ingest {
     struct kvr_recover_client *recover; /* made with the first source that has a recover endpoint */
     uint64_t tokens;
     size_t incoming_n; /* sources with content being applied */
+    size_t settling_n; /* sources that take what has waited */
+    size_t breaking_n; /* sources that read the last of a broken connection */
+    uint64_t unread_at_ms;
+};
+
+/* What one source may do before the next gets its turn. */
+struct turn {
+    size_t messages, bytes;
+    uint64_t began_ns;
 };
 
 /* ---- ingest.c */
+struct turn kvr__turn_begin(void);
+bool kvr__turn_over(const struct kvr_ingest *in, struct turn *t,
+                    size_t bytes); /* after a message of so many bytes; also when it is time to stop */
+void *kvr__ingest_dealer(struct kvr_ingest *in, struct source *s, void **monitor); /* connected; NULL: no memory */
 void *kvr__ingest_socket(struct kvr_ingest *in, int type);
 void kvr__ingest_wake(struct kvr_ingest *in);                          /* any thread */
 void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply); /* any thread */
@@ -193,6 +225,7 @@ void kvr__view_disconnected(struct kvr_ingest *in, struct source *s);
 void kvr__view_live(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len);
 void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len);
 void kvr__view_replay_end(struct kvr_ingest *in, struct source *s);
+void kvr__view_replay_broken(struct kvr_ingest *in, struct source *s);                          /* an answer that is none */
 void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply); /* takes the reply */
 void kvr__view_step(struct kvr_ingest *in, struct source *s);                                   /* goes on with what is being applied */
 void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text);             /* "": none any more */
@@ -220,7 +253,7 @@ void kvr__plane_detach(struct kvr_ingest *in, struct source *s);
 bool kvr__plane_is_durable(const struct kvr_ingest *in, const struct source *s);     /* fed by a stream that keeps its events */
 struct plane_message *kvr__plane_waiting(struct kvr_ingest *in);                     /* what has come since, for kvr__plane_take */
 void kvr__plane_take(struct kvr_ingest *in, struct plane_message *list, bool apply); /* applies, or not, and frees */
-void kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg);
+int kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg);
 /* The last frame of a message of this source's own socket. */
 void kvr__plane_frame(struct kvr_ingest *in, struct source *s, const char *data, size_t len);
 void kvr__plane_deadlines(struct kvr_ingest *in, struct source *s);

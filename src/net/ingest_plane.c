@@ -381,11 +381,11 @@ struct plane_message *kvr__plane_waiting(struct kvr_ingest *in)
 
 void kvr__plane_take(struct kvr_ingest *in, struct plane_message *list, bool apply)
 {
-    for (const struct plane_message *m = list; m && apply; m = m->next) take_one(in, m);
+    for (const struct plane_message *m = list; m && apply && !in->stop; m = m->next) take_one(in, m);
     free_messages(list);
 }
 
-void kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg)
+int kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg)
 {
     size_t n = 0;
     struct kvr_plane_view *views = malloc((in->sources_n + 1) * sizeof *views);
@@ -397,6 +397,7 @@ void kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *a
     }
     if (views) fn(arg, in->plane_stats.position, views, n);
     free(views);
+    return views ? 0 : -KVR_ENOMEM;
 }
 
 void kvr__plane_deadlines(struct kvr_ingest *in, struct source *s)

@@ -8,10 +8,15 @@
  *     the worker's recover endpoint     events since the cursor, or its whole content (TreeDump), which replaces the view
  *     nothing                           the view is dropped and goes on untrusted
  *
+ * Who is asked and does not answer (in time, or not at all) is left out from then on: the view is mute. What has waited and what comes is
+ * applied as if nobody could repair, untrusted, and he is asked again with growing pauses, in the background: the replay socket for
+ * everything (a probe), whose first answer begins the view anew.
+ *
  * While a repair is under way live batches wait (bounded; what overflows is found as a hole when the repair ends, and
- * repaired in turn). A tree dump is of the moment it began: the batches since then are applied on top of it, whether they
- * waited or come later, and are idempotent. Each answer names the worker's epoch; another one than before means another
- * life: the view is dropped and asked for as a whole, even when the ids would fit.
+ * repaired in turn). When it is over they are taken turn by turn (settling); what comes meanwhile stays in the socket. A tree dump is of
+ * the moment it began: the batches since then are applied on top of it, whether they waited or come later, and are idempotent. Each answer
+ * names the worker's epoch; another one than before means another life: the view is dropped and asked for as a whole, even when the ids
+ * would fit.
  *
  * The stream does not name a life. A worker that restarts may answer before the connection to its life before is seen to be
  * broken, and what that one had still brought is then taken for the new life's. A connection that breaks soon after an epoch
@@ -38,6 +43,10 @@ void kvr__view_trust(struct kvr_ingest *in, struct source *s, bool trusted, cons
         trusted = false;
         reason = "the stream is being caught up with";
     }
+    if (trusted && s->mute) {
+        trusted = false;
+        reason = s->recover[0] ? "the recover endpoint does not answer" : "the replay endpoint does not answer";
+    }
     s->sound = trusted;
     if (trusted && objection(s)) {
         trusted = false;
@@ -52,8 +61,16 @@ void kvr__view_trust(struct kvr_ingest *in, struct source *s, bool trusted, cons
     if (in->handler.on_trust) in->handler.on_trust(in->handler.ctx, s->user, s->st.worker, trusted, reason);
 }
 
-static void drop_waiting(struct source *s)
+static void set_settling(struct kvr_ingest *in, struct source *s, int how)
 {
+    in->settling_n -= s->settling != NOT_SETTLING;
+    in->settling_n += how != NOT_SETTLING;
+    s->settling = how;
+}
+
+static void drop_waiting(struct kvr_ingest *in, struct source *s)
+{
+    set_settling(in, s, NOT_SETTLING);
     while (s->wait_head) {
         struct waiting *w = s->wait_head;
         s->wait_head = w->next;
@@ -83,7 +100,7 @@ static void drop_view(struct kvr_ingest *in, struct source *s)
     drop_content(in, s);
     kvr__cursor_reset(&s->cursor);
     memset(s->recent, 0, sizeof s->recent);
-    s->missing = false;
+    s->missing = s->hollow = false;
     s->publisher = 0;
     kvr__view_note_cursor(s);
 }
@@ -165,7 +182,7 @@ static void apply_plane_event(struct kvr_ingest *in, struct source *s)
     in->plane_event.worker = s->st.worker; /* on a socket of its own it need not know its id */
     s->cleared = s->orphaned = false;
     on_converted(in, &in->plane_event);
-    if (s->cleared) s->missing = false; /* an empty view is a complete one */
+    if (s->cleared) s->missing = s->hollow = false; /* an empty view is a complete one */
 }
 
 /* The decoded batch. */
@@ -183,7 +200,7 @@ static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t
         in->applying = &r->stream;
         if (kvr_engine_convert(&r->stream, &in->batch, seq, on_converted, in) < 0) s->st.apply_errors++;
         in->applying = NULL;
-        if (s->cleared && s->missing && s->ranks_n == 1) s->missing = false; /* an empty view is a complete one */
+        if (s->cleared && s->missing && s->ranks_n == 1) s->missing = s->hollow = false; /* an empty view is a complete one */
         if (r->stream.counters.block_size_mismatch != mismatches) {
             s->mismatch = true;
             char text[96];
@@ -231,9 +248,15 @@ static bool can_repair(const struct source *s)
     return s->dealer || s->recover[0];
 }
 
+/* A repair is under way that live batches have to wait for. */
+static bool live_waits(const struct source *s)
+{
+    return s->replaying || (s->asking && !s->mute) || s->incoming;
+}
+
 bool kvr__view_repairing(const struct source *s)
 {
-    return s->replaying || s->asking || s->incoming;
+    return s->replaying || s->asking || s->incoming || s->settling;
 }
 
 static void drop_incoming(struct kvr_ingest *in, struct source *s)
@@ -248,19 +271,27 @@ void kvr__view_forget_repair(struct kvr_ingest *in, struct source *s)
 {
     if (s->asking) kvr_recover_client_cancel(in->recover, s->asking);
     s->asking = 0;
-    s->replaying = s->verifying = false;
+    s->replaying = s->verifying = s->probing = s->mute = false;
     s->retry_at_ms = s->tail_at_ms = 0;
     drop_incoming(in, s);
-    drop_waiting(s);
+    drop_waiting(in, s);
 }
 
+/* The repair is tried again after a pause. Meanwhile live batches go on without it, or, when there are none to come, are let go. */
 static void repair_later(struct kvr_ingest *in, struct source *s, const char *why)
 {
     uint64_t pause = (uint64_t)RETRY_MIN_MS << KVR_MIN(s->retries, 6u);
     s->retries++;
     s->retry_at_ms = in->now_ms + KVR_MIN(pause, (uint64_t)RETRY_MAX_MS);
-    drop_waiting(s);
     kvr__view_trust(in, s, false, why);
+    if (!s->connected) {
+        drop_waiting(in, s);
+        return;
+    }
+    s->mute = true;
+    s->verifying = false;
+    s->st.state = KVR_VIEW_LIVE;
+    if (s->settling == NOT_SETTLING) set_settling(in, s, GOING_ON);
 }
 
 static void recovery_failed(struct kvr_ingest *in, struct source *s, const char *why)
@@ -279,7 +310,7 @@ static void ask(struct kvr_ingest *in, struct source *s, bool everything)
     s->asking = q.token;
     s->asked_all = everything;
     s->retry_at_ms = s->tail_at_ms = 0;
-    if (everything) s->st.state = KVR_VIEW_RESTORING;
+    if (everything && !s->mute) s->st.state = KVR_VIEW_RESTORING;
     if (in->recover && kvr_recover_client_ask(in->recover, &q) == 0) return;
     s->asking = 0;
     recovery_failed(in, s, "out of memory");
@@ -288,7 +319,7 @@ static void ask(struct kvr_ingest *in, struct source *s, bool everything)
 /* After a reconnection, without an epoch, nobody can tell whether the ids are still those of the same life. */
 static bool must_ask_all(const struct source *s)
 {
-    return !s->cursor.applied_any || (!s->has_epoch && !s->same_life);
+    return !s->cursor.applied_any || s->hollow || (!s->has_epoch && !s->same_life);
 }
 
 static void settle(struct kvr_ingest *in, struct source *s);
@@ -327,7 +358,7 @@ static void incoming_done(struct kvr_ingest *in, struct source *s)
     s->cursor.next = dump ? next : KVR_MAX(next, s->cursor.next);
     s->cursor.last_ts = 0; /* later batches are not "stamped later", they are just late */
     s->last_hash = 0;
-    s->missing = false;
+    s->missing = s->hollow = false;
     s->same_life = true;
     s->orphans_until = dump ? a->has_end ? a->end_event_id : a->last_event_id : s->orphans_until;
     if (dump) s->st.recovered_dumps++;
@@ -339,9 +370,8 @@ static void incoming_done(struct kvr_ingest *in, struct source *s)
     else settle(in, s);
 }
 
-void kvr__view_step(struct kvr_ingest *in, struct source *s)
+static void take_incoming(struct kvr_ingest *in, struct source *s)
 {
-    if (!s->incoming) return;
     bool dump = s->incoming->answer.kind == KVR_RECOVER_TREE_DUMP;
     struct kvr_event_list *l = &s->incoming->answer.events;
     in->current = s;
@@ -389,6 +419,7 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
     const struct kvr_recover_answer *a = &reply->answer;
     bool told = s->has_epoch && a->has_epoch, same_life = !told || a->epoch == s->epoch, all = s->asked_all;
     s->asking = 0;
+    s->mute = false;
     if (a->has_epoch && !(s->has_epoch && same_life)) {
         s->has_epoch = true;
         s->epoch = a->epoch;
@@ -421,30 +452,59 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
 
 /* ---- replay ------------------------------------------------------------------------------------------ */
 
-static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from)
+static void send_replay_request(struct kvr_ingest *in, struct source *s, uint64_t from)
 {
     unsigned char start[8];
     kvr_store_be64(start, from);
     s->st.replays++;
-    s->replaying = true;
     s->owed_ends++;
     s->replay_from = from;
     s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
+    s->replay_ends_ms = in->now_ms + in->restore_timeout_ms * REPLAY_PATIENCE;
     s->retry_at_ms = s->tail_at_ms = 0;
     if (zmq_send(s->dealer, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 || zmq_send(s->dealer, start, 8, ZMQ_DONTWAIT) < 0)
         s->silent_deadline_ms = in->now_ms; /* reported as silence */
 }
 
+static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from)
+{
+    s->replaying = true;
+    s->probing = s->mute = false;
+    send_replay_request(in, s, from);
+}
+
+/* Asks a mute engine for everything; nothing waits for the answer. */
+static void probe(struct kvr_ingest *in, struct source *s)
+{
+    s->probing = true;
+    send_replay_request(in, s, 0);
+}
+
+/* The first answer to a probe: the view begins anew. What came on the live stream since it was sent may be missing in it and gone with
+ * the old content, so the tail is looked at afterwards. */
+static void probe_answered(struct kvr_ingest *in, struct source *s)
+{
+    s->probing = s->mute = s->verifying = s->mismatch = false;
+    s->rounds = s->retries = 0;
+    set_settling(in, s, NOT_SETTLING); /* what waits is taken when the replay is over */
+    distrust(in, s, "being restored from the start");
+    drop_view(in, s);
+    s->st.state = KVR_VIEW_RESTORING;
+    s->replaying = true;
+    s->tail_at_ms = in->now_ms + TAIL_CHECK_MS;
+}
+
 /* A fresh dealer: what the old one was still owed will not be taken for the answer to the next question. */
 static void renew_dealer(struct kvr_ingest *in, struct source *s)
 {
-    void *fresh = kvr__ingest_socket(in, ZMQ_DEALER);
-    if (!fresh || zmq_connect(fresh, s->replay)) { /* then a late answer is told apart by its end only */
-        if (fresh) zmq_close(fresh);
-        return;
-    }
+    void *monitor, *fresh = kvr__ingest_dealer(in, s, &monitor);
+    if (!fresh) return; /* then a late answer is told apart by its end only */
+    zmq_socket_monitor(s->dealer, NULL, 0);
     zmq_close(s->dealer);
+    zmq_close(s->dealer_monitor);
     s->dealer = fresh;
+    s->dealer_monitor = monitor;
+    s->dealer_line = (struct kvr_zmq_line){0};
     s->owed_ends = 0;
 }
 
@@ -465,14 +525,14 @@ void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *tex
     bool first = text[0] && !s->evidence[0];
     snprintf(s->evidence, sizeof s->evidence, "%s", text);
     kvr__view_trust(in, s, s->sound, s->sound ? "" : s->st.reason);
-    if (!first || !can_repair(s) || !s->connected || kvr__view_repairing(s)) return;
+    if (!first || !can_repair(s) || s->mute || !s->connected || kvr__view_repairing(s)) return;
     if (may_rebuild(in, s)) rebuild(in, s);
 }
 
 static void replay_failed(struct kvr_ingest *in, struct source *s)
 {
     s->st.replay_failures++;
-    s->replaying = false; /* verifying stays: who has not answered has confirmed nothing */
+    s->replaying = s->probing = false; /* verifying stays: who has not answered has confirmed nothing */
     renew_dealer(in, s);
     if (s->recover[0] && s->connected) {
         s->verifying = false;
@@ -482,28 +542,73 @@ static void replay_failed(struct kvr_ingest *in, struct source *s)
     repair_later(in, s, s->connected ? "the replay endpoint does not answer" : "the events endpoint is not reachable");
 }
 
-static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen);
-
-/* A repair is over: takes what has waited, and says what the view is now. */
-static void settle(struct kvr_ingest *in, struct source *s)
+void kvr__view_replay_broken(struct kvr_ingest *in, struct source *s)
 {
-    struct waiting *w = s->wait_head;
-    s->wait_head = NULL;
-    s->wait_tail = &s->wait_head;
-    s->wait_n = s->wait_bytes = 0;
-    s->st.state = KVR_VIEW_LIVE;
-    while (w) { /* a hole starts another repair, and the rest waits again */
-        struct waiting *next = w->next;
-        on_live_message(in, s, w->seq, w->data, w->len, w->seen);
-        free(w);
-        w = next;
-    }
-    if (kvr__view_repairing(s) || s->retry_at_ms) return;
+    if (s->replaying || s->probing) replay_failed(in, s);
+}
+
+static void take_live(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen);
+
+/* The repair that is due will bring what comes live. */
+static bool repair_is_due(const struct source *s)
+{
+    return s->retry_at_ms && can_repair(s) && !s->mute;
+}
+
+/* Everything that has waited is taken: says what the view is now. */
+static void settled(struct kvr_ingest *in, struct source *s)
+{
+    bool whole = s->settling == SETTLING;
+    set_settling(in, s, NOT_SETTLING);
+    if (!whole || kvr__view_repairing(s) || s->retry_at_ms) return;
     s->rounds = s->retries = 0;
     s->st.state = KVR_VIEW_LIVE;
     if (s->mismatch) return;
     if (s->missing) kvr__view_trust(in, s, false, "the engine's replay buffer no longer holds the whole history");
     else kvr__view_trust(in, s, true, "");
+}
+
+/* One turn of taking what has waited. A hole starts another repair, and the rest waits on, behind the batch that showed it. */
+static void take_waiting(struct kvr_ingest *in, struct source *s)
+{
+    struct waiting *w = s->wait_head, **rest_tail = s->wait_tail;
+    size_t n = s->wait_n, bytes = s->wait_bytes;
+    struct turn t = kvr__turn_begin();
+    bool over = false;
+    s->wait_head = NULL;
+    s->wait_tail = &s->wait_head;
+    s->wait_n = s->wait_bytes = 0;
+    while (w && !over && !live_waits(s)) {
+        struct waiting *next = w->next;
+        n--;
+        bytes -= w->len;
+        if (!repair_is_due(s)) take_live(in, s, w->seq, w->data, w->len, w->seen);
+        over = kvr__turn_over(in, &t, w->len);
+        free(w);
+        w = next;
+    }
+    if (w) {
+        *s->wait_tail = w;
+        s->wait_tail = rest_tail;
+        s->wait_n += n;
+        s->wait_bytes += bytes;
+    }
+    if (live_waits(s)) set_settling(in, s, NOT_SETTLING);
+    else if (!s->wait_head) settled(in, s);
+}
+
+/* A repair is over. */
+static void settle(struct kvr_ingest *in, struct source *s)
+{
+    s->st.state = KVR_VIEW_LIVE;
+    set_settling(in, s, SETTLING);
+    take_waiting(in, s);
+}
+
+void kvr__view_step(struct kvr_ingest *in, struct source *s)
+{
+    if (s->settling) take_waiting(in, s);
+    else if (s->incoming) take_incoming(in, s);
 }
 
 static void replay_complete(struct kvr_ingest *in, struct source *s)
@@ -530,8 +635,9 @@ static void on_verified(struct kvr_ingest *in, struct source *s, bool same)
 
 void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
 {
-    s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
     if (seq < s->replay_from) return; /* left over from an earlier request */
+    if (s->probing) probe_answered(in, s);
+    s->silent_deadline_ms = KVR_MIN(in->now_ms + in->restore_timeout_ms, s->replay_ends_ms);
     if (s->verifying) {
         bool same = seq + 1 == s->cursor.next && kvr_hash_bytes(data, len, 0) == s->last_hash;
         on_verified(in, s, same);
@@ -554,6 +660,13 @@ void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, c
 
 void kvr__view_replay_end(struct kvr_ingest *in, struct source *s)
 {
+    if (s->probing && s->cursor.applied_any) { /* it has nothing to tell of what came before */
+        s->probing = s->mute = false;
+        s->missing = s->hollow = true;
+        settle(in, s);
+        return;
+    }
+    if (s->probing) probe_answered(in, s);
     if (!s->replaying) return;
     if (s->verifying) {
         on_verified(in, s, false);
@@ -600,12 +713,13 @@ static void unrepaired_gap(struct kvr_ingest *in, struct source *s, uint64_t seq
     note_publisher(in, s, data);
     s->cursor.live_any = true;
     s->cursor.last_live = seen.last_live;
-    s->missing = true;
+    s->missing = s->hollow = true;
     apply_batch(in, s, seq, data, len);
     if (s->missing)
         kvr__view_trust(in, s, false,
-                        s->enveloped ? "events were lost and there is no recover endpoint"
-                                     : "batches were lost and there is no replay endpoint");
+                        s->mute        ? "batches were lost, and who could repair it does not answer"
+                        : s->enveloped ? "events were lost and there is no recover endpoint"
+                                       : "batches were lost and there is no replay endpoint");
     else if (!s->mismatch) kvr__view_trust(in, s, true, "");
 }
 
@@ -613,7 +727,9 @@ static void on_gap(struct kvr_ingest *in, struct source *s, uint64_t seq, const 
 {
     s->st.gaps++;
     if (can_repair(s) && s->st.trusted) kvr__view_trust(in, s, false, "batches are missing");
-    if (!s->dealer && s->recover[0]) {
+    if (s->mute) {
+        unrepaired_gap(in, s, seq, data, len);
+    } else if (!s->dealer && s->recover[0]) {
         keep_waiting(s, seq, data, len, true);
         if (s->rounds++ < REPLAY_ROUNDS_MAX) ask(in, s, must_ask_all(s));
         else repair_later(in, s, "events are lost faster than they are recovered");
@@ -679,14 +795,10 @@ static enum kvr_cursor_verdict verdict(struct kvr_ingest *in, struct source *s, 
     return plane_verdict(in, s, seq, h.publisher, seen);
 }
 
-static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen)
+/* A batch that has not to wait. */
+static void take_live(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len, bool seen)
 {
-    if (kvr__view_repairing(s)) {
-        keep_waiting(s, seq, data, len, seen);
-        return;
-    }
-    if (s->retry_at_ms && can_repair(s)) return; /* the repair that is due will bring it */
-    if (remembers(s, seq, data, len)) {          /* sent twice, or overtaken by its replay */
+    if (remembers(s, seq, data, len)) { /* sent twice, or overtaken by its replay */
         s->st.stale_batches++;
         return;
     }
@@ -705,7 +817,7 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
     s->rounds = 0;
     s->st.state = KVR_VIEW_LIVE;
     bool lost = s->orphaned && !s->lossy && seq > s->orphans_until && s->st.trusted;
-    if (lost && can_repair(s) && may_rebuild(in, s)) {
+    if (lost && can_repair(s) && !s->mute && may_rebuild(in, s)) {
         rebuild(in, s);
     } else if (!s->st.trusted && !s->missing && !s->mismatch && (seq == 0 || was_missing || s->doubt || (s->enveloped && s->cleared))) {
         kvr__view_trust(in, s, true, "");
@@ -715,13 +827,14 @@ static void on_live_message(struct kvr_ingest *in, struct source *s, uint64_t se
 
 void kvr__view_live(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
 {
-    on_live_message(in, s, seq, data, len, false);
+    if (live_waits(s) || s->settling) keep_waiting(s, seq, data, len, false);
+    else if (!repair_is_due(s)) take_live(in, s, seq, data, len, false);
 }
 
 void kvr__view_enveloped(struct kvr_ingest *in, struct source *s)
 {
     s->enveloped = true;
-    drop_waiting(s);                     /* engine batches */
+    drop_waiting(in, s);                 /* engine batches */
     if (s->st.batches) drop_view(in, s); /* their names say nothing of events' ids */
 }
 
@@ -748,9 +861,11 @@ void kvr__view_connected(struct kvr_ingest *in, struct source *s)
         s->doubt = s->cursor.applied_any;
         return;
     }
-    drop_waiting(s);
+    drop_waiting(in, s);
+    s->mute = s->probing = false;
     if (s->owed_ends) renew_dealer(in, s);
     s->rounds = s->retries = 0;
+    if (s->dealer && s->hollow) drop_view(in, s); /* it may be whole now */
     if (!s->dealer) {
         ask(in, s, must_ask_all(s));
     } else if (s->cursor.applied_any) {
@@ -783,7 +898,7 @@ void kvr__view_restored(struct kvr_ingest *in, struct source *s, const struct kv
     s->publisher = c->publisher;
     s->publisher_since = c->ts;
     if (c->beats) s->beat_ms = in->now_ms;
-    s->missing = false;
+    s->missing = s->hollow = false;
     s->st.recovered_dumps++;
     kvr__view_note_cursor(s);
 }
@@ -838,7 +953,7 @@ void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_v
     s->cursor.next = c->next;
     s->cursor.last_ts = c->last_ts;
     if (c->next) kvr__view_remember(s, c->next - 1, c->last_hash);
-    s->missing = s->verifying = false;
+    s->missing = s->hollow = s->verifying = false;
     kvr__view_note_cursor(s);
     if (s->dealer && s->connected) {
         s->rounds = s->retries = 0;
@@ -853,7 +968,7 @@ void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_v
 void kvr__view_deadlines(struct kvr_ingest *in, struct source *s)
 {
     uint64_t now = in->now_ms;
-    if (s->replaying && now >= s->silent_deadline_ms) replay_failed(in, s);
+    if ((s->replaying || s->probing) && now >= s->silent_deadline_ms) replay_failed(in, s);
     if (!s->st.settled && s->recover[0] && now >= s->silent_deadline_ms)
         kvr__view_trust(in, s, false, s->connected ? "being recovered" : "the events endpoint is not reachable");
     if (s->drop_at_ms && now >= s->drop_at_ms) {
@@ -866,6 +981,7 @@ void kvr__view_deadlines(struct kvr_ingest *in, struct source *s)
     }
     bool retry = s->retry_at_ms && now >= s->retry_at_ms, tail = s->tail_at_ms && now >= s->tail_at_ms;
     if ((!retry && !tail) || !s->connected || kvr__view_repairing(s)) return;
-    if (s->dealer) request_replay(in, s, s->cursor.next - (retry && s->verifying));
+    if (s->dealer && s->mute) probe(in, s);
+    else if (s->dealer) request_replay(in, s, s->cursor.next - (retry && s->verifying));
     else if (s->recover[0]) ask(in, s, must_ask_all(s));
 }

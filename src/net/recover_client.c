@@ -22,6 +22,7 @@ struct job {
     uint64_t due_ms, deadline_ms, began_ms; /* loop time */
     struct kvr_http_call *call;
     struct kvr_recover_reader reader;
+    struct kvr_recover_reply *reply; /* made with the question: whoever waits for it gets it, memory or not */
     int status, error;
     bool cancel; /* of an inbox entry: forget the token */
 };
@@ -55,6 +56,7 @@ void kvr_recover_reply_free(struct kvr_recover_reply *r)
 static void job_free(struct job *j)
 {
     kvr_recover_reader_free(&j->reader);
+    kvr_recover_reply_free(j->reply);
     free(j);
 }
 
@@ -69,20 +71,19 @@ static void unlink_job(struct job *j)
 static void finish(struct job *j, const char *why)
 {
     struct kvr_recover_client *c = j->client;
-    struct kvr_recover_reply *r = calloc(1, sizeof *r);
+    struct kvr_recover_reply *r = j->reply;
     unlink_job(j);
-    if (r) {
-        r->token = j->token;
-        r->answered = !why;
-        if (why) {
-            r->answer.kind = KVR_RECOVER_FAILED;
-            snprintf(r->answer.message, sizeof r->answer.message, "%s", why);
-        } else {
-            r->answer = j->reader.answer; /* takes the events */
-            j->reader.answer.events = (struct kvr_event_list){0};
-        }
-        c->on_reply(c->ctx, r);
+    r->token = j->token;
+    r->answered = !why;
+    if (why) {
+        r->answer.kind = KVR_RECOVER_FAILED;
+        snprintf(r->answer.message, sizeof r->answer.message, "%s", why);
+    } else {
+        r->answer = j->reader.answer; /* takes the events */
+        j->reader.answer.events = (struct kvr_event_list){0};
     }
+    j->reply = NULL;
+    c->on_reply(c->ctx, r);
     job_free(j);
 }
 
@@ -312,9 +313,13 @@ int kvr_recover_client_ask(struct kvr_recover_client *c, const struct kvr_recove
 {
     struct job *j = calloc(1, sizeof *j);
     char start[32] = "";
-    if (!j) return -KVR_ENOMEM;
-    if (kvr_endpoint_parse(q->url, strlen(q->url), &j->endpoint)) {
+    if (j) j->reply = calloc(1, sizeof *j->reply);
+    if (!j || !j->reply) {
         free(j);
+        return -KVR_ENOMEM;
+    }
+    if (kvr_endpoint_parse(q->url, strlen(q->url), &j->endpoint)) {
+        job_free(j);
         return -KVR_EINVAL;
     }
     if (q->has_start) snprintf(start, sizeof start, "&start=%llu", (unsigned long long)q->start);

@@ -30,6 +30,7 @@ struct kvr_recover_reply {
     uint64_t token;
     bool answered; /* false: `answer.message` says why not */
     struct kvr_recover_answer answer;
+    struct kvr_recover_reply *next; /* the callee's */
 };
 
 /* The callee owns the reply and gives it to kvr_recover_reply_free. */
