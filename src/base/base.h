@@ -91,6 +91,21 @@ static inline double kvr_rng_unit(struct kvr_rng *r)
     return (double)(kvr_rng_next(r) >> 11) * 0x1.0p-53;
 }
 
+/* The whole text, decimal digits only, as a number of at most `max`; *out is untouched otherwise. */
+static inline bool kvr_parse_u64(const char *s, size_t len, uint64_t max, uint64_t *out)
+{
+    uint64_t v = 0;
+    for (size_t i = 0; i < len; i++) {
+        if (s[i] < '0' || s[i] > '9') return false;
+        uint64_t digit = (uint64_t)(s[i] - '0');
+        if (v > (UINT64_MAX - digit) / 10) return false;
+        v = v * 10 + digit;
+    }
+    if (len == 0 || v > max) return false;
+    *out = v;
+    return true;
+}
+
 static inline uint64_t kvr_now_ns(const struct kvr_clock *c)
 {
     return c->now_ns(c->ctx);

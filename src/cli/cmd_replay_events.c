@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "app/events/events.h"
+#include "base/base.h"
 #include "cli/commands.h"
 
 static const char usage[] =
@@ -56,11 +57,10 @@ int cmd_replay_events(int argc, char **argv)
         else if (c == 'k') o.key = optarg;
         else if (c == 'h') return fputs(usage, stdout) < 0;
         else if (c == 'b') {
-            o.block_size = strtoull(optarg, &end, 10);
-            if (*end || !o.block_size || o.block_size > 65536) return bad_value("block-size", "1 to 65536");
+            if (!kvr_parse_u64(optarg, strlen(optarg), 65536, &o.block_size) || !o.block_size) return bad_value("block-size", "1 to 65536");
         } else if (c == 'n') {
-            o.max_count = strtoull(optarg, &end, 10);
-            if (*end || !o.max_count) return bad_value("max-count", "a whole number above 0");
+            if (!kvr_parse_u64(optarg, strlen(optarg), UINT64_MAX, &o.max_count) || !o.max_count)
+                return bad_value("max-count", "a whole number above 0");
         } else if (c == 's') {
             o.max_time = strtod(optarg, &end);
             if (*end || o.max_time <= 0) return bad_value("max-time", "seconds, more than 0");

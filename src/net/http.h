@@ -52,8 +52,9 @@ struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i);
 void kvr_headers_free(struct kvr_headers *h);
 bool kvr_text_is(struct kvr_text t, const char *s); /* exact */
 bool kvr_text_is_nocase(struct kvr_text t, const char *s);
-/* A query parameter, percent-decoded; false: absent or too long. */
-bool kvr_query_parameter(struct kvr_text query, const char *key, char *out, size_t cap);
+/* A query parameter, percent-decoded, in out. Returns: 1; 0 absent; -1 there, but longer than cap - 1 bytes or with a NUL: no
+ * value that the caller knows, and not the same as none. out is "" then. */
+int kvr_query_parameter(struct kvr_text query, const char *key, char *out, size_t cap);
 /* Headers that concern one connection only: Connection, those it names, Keep-Alive, Transfer-Encoding, ... */
 bool kvr_header_is_hop_by_hop(const struct kvr_headers *h, struct kvr_text name);
 

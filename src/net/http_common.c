@@ -170,7 +170,7 @@ static int hex(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-bool kvr_query_parameter(struct kvr_text q, const char *key, char *out, size_t cap)
+int kvr_query_parameter(struct kvr_text q, const char *key, char *out, size_t cap)
 {
     size_t key_len = strlen(key), n = 0;
     for (const char *p = q.ptr, *end = q.ptr ? q.ptr + q.len : NULL; p && p < end;) {
@@ -181,10 +181,11 @@ bool kvr_query_parameter(struct kvr_text q, const char *key, char *out, size_t c
                 out[n++] = code ? (char)(hex(p[1]) * 16 + hex(p[2])) : *p == '+' ? ' ' : *p;
                 if (code) p += 2;
             }
-            out[n] = 0;
-            return p >= stop;
+            bool whole = p >= stop && !memchr(out, 0, n);
+            out[whole ? n : 0] = 0;
+            return whole ? 1 : -1;
         }
         p = amp ? amp + 1 : end;
     }
-    return false;
+    return 0;
 }

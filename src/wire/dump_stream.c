@@ -5,7 +5,7 @@
 
 #include "wire/router_event.h"
 
-enum { ELEMENT_MAX = 64 << 20 };
+enum { ELEMENT_MAX = 64 << 20, BLOCK_SIZE_MAX = 65536 };
 
 int kvr_dump_stream_init(struct kvr_dump_stream *s, const struct kvr_dump_handler *handler)
 {
@@ -79,7 +79,7 @@ static int announce(struct kvr_dump_stream *s)
 {
     char *colon = strchr(s->key, ':');
     if (s->announced) return 0;
-    if (!s->block_size || s->block_size > 65536) return bad(s, "a partition has no block_size before its events");
+    if (!s->block_size) return bad(s, "a partition has no block_size before its events");
     if (!colon) return bad(s, "a partition's key has no colon");
     *colon = 0;
     unescape(s->key);
@@ -117,17 +117,18 @@ static int end_string(struct kvr_dump_stream *s)
         snprintf(s->member, sizeof s->member, "%.*s", (int)KVR_MIN(s->text.len, sizeof s->member - 1), s->text.data ? s->text.data : "");
         return strcmp(s->member, "error") == 0 ? bad(s, "the peer could not dump a partition") : 0;
     }
+    if (s->depth >= 2) kvr_buf_str(&s->text, "\""); /* a text is no number */
     return 0;
 }
 
-static void end_number(struct kvr_dump_stream *s)
+/* The end of a member of a partition: what is kept of its value is a number's text. */
+static int end_number(struct kvr_dump_stream *s)
 {
-    if (s->depth == 2 && s->in_value && strcmp(s->member, "block_size") == 0 && s->text.len && s->text.len < 8) {
-        char digits[8] = "";
-        memcpy(digits, s->text.data, s->text.len);
-        s->block_size = strtoul(digits, NULL, 10);
-    }
+    while (s->text.len && s->text.data[s->text.len - 1] <= ' ') s->text.len--;
+    bool size = s->depth == 2 && s->in_value && strcmp(s->member, "block_size") == 0;
+    bool ok = !size || (s->text.data && kvr_parse_u64(s->text.data, s->text.len, BLOCK_SIZE_MAX, &s->block_size) && s->block_size);
     s->text.len = 0;
+    return ok ? 0 : bad(s, "a partition's block_size is not a whole number from 1 to 65536");
 }
 
 static bool wanted(const struct kvr_dump_stream *s)
@@ -151,13 +152,14 @@ static int open_bracket(struct kvr_dump_stream *s, char c)
 
 static int close_bracket(struct kvr_dump_stream *s)
 {
-    if (s->depth == 2) end_number(s);
+    int rc = s->depth == 2 ? end_number(s) : 0;
+    if (rc) return rc;
     if (s->depth == 1 && s->have_key) return bad(s, "a partition is a JSON object");
     s->depth--;
     if (s->depth == 3 && s->element) {
         s->element = false;
         kvr_buf_add(&s->text, "}", 1);
-        int rc = on_element(s);
+        rc = on_element(s);
         s->text.len = 0;
         return rc;
     }
@@ -195,11 +197,12 @@ static int one(struct kvr_dump_stream *s, char c)
     } else if (c == ',') {
         if (s->depth == 1 && s->have_key) return bad(s, "a partition is a JSON object");
         if (s->depth == 2) {
-            end_number(s);
+            int rc = end_number(s);
+            if (rc) return rc;
             s->in_value = false;
         }
     } else {
-        keep |= s->depth == 2 && s->in_value && c >= '0' && c <= '9';
+        keep |= s->depth == 2 && s->in_value && (c > ' ' || s->text.len);
         if (s->depth == 0 && c > ' ') return bad(s, "a dump is a JSON object");
     }
     if (!keep) return 0;

@@ -89,7 +89,7 @@ void kvr_service_record_write(struct kvr_buf *b, bool packed, const char *model,
 
 static void forget(struct kvr_service_question *q)
 {
-    q->model = NULL;
+    q->model = q->wrong_query = q->wrong_record = NULL;
     q->model_len = 0;
     q->has_worker = q->device_only = false;
     q->blocks.given = q->locals.given = q->seqs.given = false;
@@ -118,6 +118,27 @@ static int room(struct kvr_service_hashes *l, size_t n)
     return 0;
 }
 
+const char *kvr_service_allowed(const char *member)
+{
+    if (strcmp(member, "model_name") == 0) return "a text";
+    if (strcmp(member, "device_only") == 0) return "true or false";
+    if (strcmp(member, "worker") == 0) return "{worker_id: 0 to 18446744073709551615, dp_rank: 0 to 4294967295}";
+    return "a list of at most 1048576 hashes, 64-bit integers";
+}
+
+static void is_wrong(struct kvr_service_question *q, const char *member)
+{
+    bool of_query = strcmp(member, "block_hashes") == 0 || strcmp(member, "device_only") == 0;
+    bool of_both = strcmp(member, "model_name") == 0;
+    if (of_query || of_both) q->wrong_query = member;
+    if (!of_query || of_both) q->wrong_record = member;
+}
+
+static bool is_there(struct kvr_json v)
+{
+    return kvr_json_type_of(v) > KVR_JSON_NULL;
+}
+
 static int hashes_json(struct kvr_service_hashes *l, struct kvr_json v)
 {
     size_t n = kvr_json_count(v);
@@ -135,11 +156,17 @@ int kvr_service_question_json(struct kvr_service_question *q, struct kvr_json o)
     int rc = 0;
     forget(q);
     if (kvr_json_type_of(o) != KVR_JSON_OBJECT) return -KVR_EFORMAT;
-    if (!kvr_json_as_str(kvr_json_get(o, "model_name"), &q->model, &q->model_len)) q->model = NULL;
-    (void)kvr_json_as_bool(kvr_json_get(o, "device_only"), &q->device_only);
-    q->has_worker = kvr_service_worker_read(kvr_json_get(o, "worker"), &q->worker);
-    for (size_t i = 0; i < KVR_ARRAY_LEN(keys) && rc == 0; i++)
-        rc = hashes_json(list_of(q, keys[i], strlen(keys[i])), kvr_json_get(o, keys[i]));
+    struct kvr_json model = kvr_json_get(o, "model_name"), only = kvr_json_get(o, "device_only"), worker = kvr_json_get(o, "worker");
+    if (!kvr_json_as_str(model, &q->model, &q->model_len) && is_there(model)) is_wrong(q, "model_name");
+    if (!kvr_json_as_bool(only, &q->device_only) && is_there(only)) is_wrong(q, "device_only");
+    q->has_worker = kvr_service_worker_read(worker, &q->worker);
+    if (!q->has_worker && is_there(worker)) is_wrong(q, "worker");
+    for (size_t i = 0; i < KVR_ARRAY_LEN(keys) && rc == 0; i++) {
+        struct kvr_service_hashes *l = list_of(q, keys[i], strlen(keys[i]));
+        struct kvr_json v = kvr_json_get(o, keys[i]);
+        rc = hashes_json(l, v);
+        if (!l->given && is_there(v)) is_wrong(q, keys[i]);
+    }
     return rc;
 }
 
@@ -192,15 +219,23 @@ static int member_packed(struct kvr_service_question *q, const char *key, uint32
     struct kvr_service_hashes *l = list_of(q, key, key_len);
     enum mp_type type = mp_typeof(**p);
     uint32_t len;
-    if (l) return hashes_packed(l, p);
-    if (same(key, key_len, "worker")) {
+    if (type == MP_NIL) { /* as not given */
+        mp_next(p);
+    } else if (l) {
+        int rc = hashes_packed(l, p);
+        if (!l->given) is_wrong(q, l == &q->blocks ? "block_hashes" : l == &q->locals ? "local_hashes" : "sequence_hashes");
+        return rc;
+    } else if (same(key, key_len, "worker")) {
         q->has_worker = worker_packed(&q->worker, p);
+        if (!q->has_worker) is_wrong(q, "worker");
     } else if (same(key, key_len, "model_name") && type == MP_STR) {
         q->model = mp_decode_str(p, &len);
         q->model_len = len;
     } else if (same(key, key_len, "device_only") && type == MP_BOOL) {
         q->device_only = mp_decode_bool(p);
     } else {
+        if (same(key, key_len, "model_name")) is_wrong(q, "model_name");
+        if (same(key, key_len, "device_only")) is_wrong(q, "device_only");
         mp_next(p);
     }
     return 0;

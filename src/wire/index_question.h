@@ -33,6 +33,9 @@ struct kvr_service_hashes {
     bool given;
 };
 
+/* What is allowed for a member that was wrong, for its error's text. */
+const char *kvr_service_allowed(const char *member);
+
 /* Zero-initialize; one thread. The lists are the question's own, and their room is kept from one to the next. */
 struct kvr_service_question {
     const char *model; /* NULL: not given; borrowed from what was read */
@@ -40,9 +43,11 @@ struct kvr_service_question {
     bool has_worker, device_only;
     struct kvr_worker worker;
     struct kvr_service_hashes blocks, locals, seqs;
+    const char *wrong_query, *wrong_record; /* a member of that question that is there and not as it should be; NULL: none */
 };
 
-/* Members that are not known, or have another type than they should, count as not given.
+/* Members that are not known are passed over. One that has another type than it should, or a number out of range, is named in
+ * q->wrong_query or q->wrong_record, and counts as not given.
  * Returns: 0, -KVR_EFORMAT when it is no map, -KVR_ENOMEM. */
 int kvr_service_question_json(struct kvr_service_question *q, struct kvr_json object);
 int kvr_service_question_packed(struct kvr_service_question *q, const char *data, size_t len);

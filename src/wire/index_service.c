@@ -166,10 +166,12 @@ static int take_tier(void *ctx, const char *key, size_t key_len, struct kvr_json
 long kvr_service_scores_read(struct kvr_json answer, uint32_t depth_max, struct kvr_reach **out, uint64_t *instance, char *why, size_t cap)
 {
     struct kvr_json tiered = kvr_json_get(answer, "TieredScores"), device = kvr_json_get(kvr_json_get(tiered, "device"), "scores"),
-                    lower = kvr_json_get(tiered, "lower_tier");
+                    lower = kvr_json_get(tiered, "lower_tier"), number = kvr_json_get(answer, "instance");
     struct scores s = {.depth_max = depth_max};
     int rc = error_of(answer, why, cap);
     if (rc) return rc;
+    *instance = 0; /* that of servers which do not say */
+    if (kvr_json_type_of(number) > KVR_JSON_NULL && !kvr_json_as_u64(number, instance)) return -KVR_EFORMAT;
     if (kvr_json_type_of(device) != KVR_JSON_ARRAY) return -KVR_EFORMAT;
     rc = kvr_json_each(device, take_pair, &s);
     if (rc == 0 && kvr_json_type_of(lower) == KVR_JSON_ARRAY) rc = kvr_json_each(lower, take_tier, &s);
@@ -177,10 +179,13 @@ long kvr_service_scores_read(struct kvr_json answer, uint32_t depth_max, struct 
         free(s.rows);
         return rc;
     }
-    *instance = 0;
-    (void)kvr_json_as_u64(kvr_json_get(answer, "instance"), instance);
     *out = s.rows;
     return (long)s.n;
+}
+
+static bool optional_bool(struct kvr_json v, bool *out)
+{
+    return kvr_json_type_of(v) <= KVR_JSON_NULL || kvr_json_as_bool(v, out);
 }
 
 int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, char *why, size_t cap)
@@ -193,8 +198,8 @@ int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, 
         !kvr_json_as_bool(kvr_json_get(answer, "ready"), &out->ready))
         return -KVR_EFORMAT;
     out->registers = out->packed = false;
-    (void)kvr_json_as_bool(kvr_json_get(answer, "registers"), &out->registers);
-    (void)kvr_json_as_bool(kvr_json_get(answer, "packed"), &out->packed);
+    if (!optional_bool(kvr_json_get(answer, "registers"), &out->registers) || !optional_bool(kvr_json_get(answer, "packed"), &out->packed))
+        return -KVR_EFORMAT;
     out->predicted = n == 9 && memcmp(mode, "predicted", 9) == 0;
     (void)kvr_json_as_str(kvr_json_get(answer, "why"), &text, &text_n);
     snprintf(why, cap, "%.*s", (int)KVR_MIN(text_n, (size_t)200), text);

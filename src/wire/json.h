@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading JSON: simdjson's DOM behind a C face. Values borrow the parser and are valid until its next parse.
- * 64-bit integers stay exact. Numbers that fit no 64-bit type and no double are read as 0, because a body that
- * an engine may accept must not be refused here; everything else that is not JSON is refused.
+ * 64-bit integers stay exact. A number that is JSON but fits no 64-bit integer and no double is kept as one that is out
+ * of range: every reader here refuses it, so it is never taken for absent, for 0 or for a neighbour, and a body with one in
+ * a field that nobody reads goes on to the engine. Everything that is not JSON is refused.
  * Threads: one thread per parser. */
 #ifndef KVR_WIRE_JSON_H
 #define KVR_WIRE_JSON_H
@@ -26,6 +27,7 @@ enum kvr_json_type {
     KVR_JSON_BOOL,
     KVR_JSON_INT,
     KVR_JSON_DOUBLE,
+    KVR_JSON_RANGE, /* an integer beyond 64 bits, or a number beyond a double */
     KVR_JSON_STRING,
     KVR_JSON_ARRAY,
     KVR_JSON_OBJECT
@@ -41,8 +43,17 @@ void kvr_json_parser_free(struct kvr_json_parser *p);
 int kvr_json_parse(struct kvr_json_parser *p, const char *buf, size_t len, struct kvr_json *root, const char **why);
 
 enum kvr_json_type kvr_json_type_of(struct kvr_json v);
-/* Member of an object, or an absent value. */
+/* Member of an object, or an absent value. Of members of one name the last, which is what the engines' readers take. */
 struct kvr_json kvr_json_get(struct kvr_json object, const char *key);
+/* out[i]: the member keys[i], or an absent value, for n keys in one pass over the object.
+ * Returns: -1, or which of the keys the object has more than once. */
+int kvr_json_pick(struct kvr_json object, const char *const *keys, size_t n, struct kvr_json *out);
+
+/* Whether every object of the parsed text has each member once. For bodies of our own APIs, where a second reader (a proxy,
+ * a log) may take the other one. Objects of more than KVR_JSON_MEMBERS_MAX members are refused, to bound the work.
+ * Returns: 0; -KVR_EEXISTS with the start of the member's name in `name` (cut to cap, NUL behind); -KVR_ELIMIT; -KVR_ENOMEM. */
+enum { KVR_JSON_MEMBERS_MAX = 4096 };
+int kvr_json_check_members(const struct kvr_json_parser *p, char *name, size_t cap);
 struct kvr_json kvr_json_at(struct kvr_json array, size_t i); /* linear */
 size_t kvr_json_count(struct kvr_json array_or_object);
 bool kvr_json_as_str(struct kvr_json v, const char **s, size_t *len);

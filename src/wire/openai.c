@@ -3,22 +3,30 @@
 
 #include <string.h>
 
+#define TOKEN_DATA "`nvext.token_data` must be an array of token ids, integers from 0 to 4294967295"
+#define TWICE(key) "`" key "` is given more than once"
+
+static bool is_number(struct kvr_json v)
+{
+    return kvr_json_type_of(v) == KVR_JSON_INT || kvr_json_type_of(v) == KVR_JSON_RANGE;
+}
+
 /* Prompt forms: string; array of tokens; array with one of these; anything else is left to the engine. */
 static void read_prompt(struct kvr_json prompt, struct kvr_openai_request *out)
 {
     if (kvr_json_type_of(prompt) != KVR_JSON_ARRAY) return;
     struct kvr_json first = kvr_json_at(prompt, 0);
     size_t n = kvr_json_count(prompt);
-    if (kvr_json_type_of(first) == KVR_JSON_INT) {
+    if (is_number(first)) {
         out->tokens = prompt;
         out->tokens_n = n;
-    } else if (n == 1 && kvr_json_type_of(first) == KVR_JSON_ARRAY && kvr_json_type_of(kvr_json_at(first, 0)) == KVR_JSON_INT) {
+    } else if (n == 1 && kvr_json_type_of(first) == KVR_JSON_ARRAY && is_number(kvr_json_at(first, 0))) {
         out->tokens = first;
         out->tokens_n = kvr_json_count(first);
     }
 }
 
-/* Hints of the wrong type are left out: they are advice. */
+/* Hints of the wrong type, or out of range, are left out: they are advice. */
 static void read_hints(struct kvr_json hints, struct kvr_openai_request *out)
 {
     uint64_t strict = 0;
@@ -29,10 +37,72 @@ static void read_hints(struct kvr_json hints, struct kvr_openai_request *out)
     kvr_json_as_u64(kvr_json_get(hints, "osl"), &out->expected_osl);
 }
 
+/* A string, or nothing. A list is left to the engine (some take one per prompt): what it stands for is not known here. */
+static bool read_salt(struct kvr_json v, struct kvr_openai_request *out)
+{
+    enum kvr_json_type type = kvr_json_type_of(v);
+    return type <= KVR_JSON_NULL || type == KVR_JSON_ARRAY || kvr_json_as_str(v, &out->salt, &out->salt_len);
+}
+
+static int is_no_token(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    uint64_t id;
+    (void)ctx;
+    (void)key;
+    (void)key_len;
+    return !kvr_json_as_u64(v, &id) || id > UINT32_MAX;
+}
+
+static const char *read_nvext(struct kvr_json nvext, struct kvr_openai_request *out)
+{
+    enum { SALT, TOKENS, HINTS, MEMBERS };
+    static const char *const keys[MEMBERS] = {"cache_salt", "token_data", "agent_hints"};
+    static const char *const twice[MEMBERS] = {TWICE("nvext.cache_salt"), TWICE("nvext.token_data"), TWICE("nvext.agent_hints")};
+    struct kvr_json v[MEMBERS];
+    if (kvr_json_type_of(nvext) > KVR_JSON_NULL && kvr_json_type_of(nvext) != KVR_JSON_OBJECT) return "`nvext` must be an object";
+    int again = kvr_json_pick(nvext, keys, MEMBERS, v);
+    if (again >= 0) return twice[again];
+    if (!out->salt && !read_salt(v[SALT], out)) return "`nvext.cache_salt` must be a string";
+    read_hints(v[HINTS], out);
+    if (kvr_json_type_of(v[TOKENS]) <= KVR_JSON_NULL) return NULL;
+    if (kvr_json_type_of(v[TOKENS]) != KVR_JSON_ARRAY) return TOKEN_DATA;
+    if (kvr_json_each(v[TOKENS], is_no_token, NULL)) return TOKEN_DATA;
+    out->tokens = v[TOKENS];
+    out->tokens_n = kvr_json_count(v[TOKENS]);
+    return NULL;
+}
+
+/* What routing reads must be there once: the engine would take the last of two, and a reader in between the first. */
+static const char *read_members(struct kvr_json root, struct kvr_openai_request *out)
+{
+    enum { MODEL, PROMPT, MESSAGES, SALT, STREAM, MAX_TOKENS, MAX_COMPLETION, NVEXT, MEMBERS };
+    static const char *const keys[MEMBERS] = {"model", "prompt", "messages", "cache_salt", "stream", "max_tokens", "max_completion_tokens",
+                                              "nvext"};
+    static const char *const twice[MEMBERS] = {TWICE("model"),
+                                               TWICE("prompt"),
+                                               TWICE("messages"),
+                                               TWICE("cache_salt"),
+                                               TWICE("stream"),
+                                               TWICE("max_tokens"),
+                                               TWICE("max_completion_tokens"),
+                                               TWICE("nvext")};
+    struct kvr_json v[MEMBERS];
+    int again = kvr_json_pick(root, keys, MEMBERS, v);
+    if (again >= 0) return twice[again];
+    if (kvr_json_type_of(v[MODEL]) > KVR_JSON_NULL && !kvr_json_as_str(v[MODEL], &out->model, &out->model_len))
+        return "`model` must be a string";
+    if (!read_salt(v[SALT], out)) return "`cache_salt` must be a string";
+    kvr_json_as_bool(v[STREAM], &out->stream);
+    if (!kvr_json_as_u64(v[MAX_COMPLETION], &out->max_tokens)) kvr_json_as_u64(v[MAX_TOKENS], &out->max_tokens);
+    out->has_messages = kvr_json_type_of(v[MESSAGES]) == KVR_JSON_ARRAY;
+    out->has_prompt = kvr_json_type_of(v[PROMPT]) == KVR_JSON_STRING || kvr_json_type_of(v[PROMPT]) == KVR_JSON_ARRAY;
+    read_prompt(v[PROMPT], out);
+    return read_nvext(v[NVEXT], out);
+}
+
 int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out, const char **why)
 {
-    const char *ignored;
-    struct kvr_json v;
+    const char *ignored, *bad;
     memset(out, 0, sizeof *out);
     if (len == 0) {
         *why = "the request body is empty";
@@ -47,28 +117,10 @@ int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, st
         *why = "the request body must be a JSON object";
         return -KVR_EFORMAT;
     }
-    v = kvr_json_get(out->root, "model");
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && !kvr_json_as_str(v, &out->model, &out->model_len)) {
-        *why = "`model` must be a string";
-        return -KVR_EFORMAT;
-    }
-    v = kvr_json_get(out->root, "cache_salt");
-    if (!kvr_json_as_str(v, &out->salt, &out->salt_len))
-        kvr_json_as_str(kvr_json_get(kvr_json_get(out->root, "nvext"), "cache_salt"), &out->salt, &out->salt_len);
-    kvr_json_as_bool(kvr_json_get(out->root, "stream"), &out->stream);
-    if (!kvr_json_as_u64(kvr_json_get(out->root, "max_completion_tokens"), &out->max_tokens))
-        kvr_json_as_u64(kvr_json_get(out->root, "max_tokens"), &out->max_tokens);
-    read_hints(kvr_json_get(kvr_json_get(out->root, "nvext"), "agent_hints"), out);
-    out->has_messages = kvr_json_type_of(kvr_json_get(out->root, "messages")) == KVR_JSON_ARRAY;
-    v = kvr_json_get(out->root, "prompt");
-    out->has_prompt = kvr_json_type_of(v) == KVR_JSON_STRING || kvr_json_type_of(v) == KVR_JSON_ARRAY;
-    read_prompt(v, out);
-    v = kvr_json_get(kvr_json_get(out->root, "nvext"), "token_data");
-    if (kvr_json_type_of(v) == KVR_JSON_ARRAY) {
-        out->tokens = v;
-        out->tokens_n = kvr_json_count(v);
-    }
-    return 0;
+    bad = read_members(out->root, out);
+    if (!bad) return 0;
+    *why = bad;
+    return -KVR_EFORMAT;
 }
 
 /* The text as far as it has come. Every piece is at most as long as the body, so it ends at most that far beyond `max`. */
@@ -120,14 +172,20 @@ bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *
     return true;
 }
 
+/* Absent or null is 0. Returns: false when there is something that is no count. */
+static bool count_of(struct kvr_json usage, const char *key, uint64_t *out)
+{
+    struct kvr_json v = kvr_json_get(usage, key);
+    return kvr_json_as_u64(v, out) || kvr_json_type_of(v) <= KVR_JSON_NULL;
+}
+
 void kvr_openai_usage(struct kvr_json root, struct kvr_usage *out)
 {
     struct kvr_json usage = kvr_json_get(root, "usage");
     memset(out, 0, sizeof *out);
-    if (kvr_json_type_of(usage) != KVR_JSON_OBJECT) return;
-    out->present = true;
-    kvr_json_as_u64(kvr_json_get(usage, "prompt_tokens"), &out->prompt_tokens);
-    kvr_json_as_u64(kvr_json_get(usage, "completion_tokens"), &out->completion_tokens);
+    out->present = kvr_json_type_of(usage) == KVR_JSON_OBJECT && count_of(usage, "prompt_tokens", &out->prompt_tokens) &&
+                   count_of(usage, "completion_tokens", &out->completion_tokens);
+    if (!out->present) return;
     out->has_cached = kvr_json_as_u64(kvr_json_get(kvr_json_get(usage, "prompt_tokens_details"), "cached_tokens"), &out->cached_tokens);
 }
 

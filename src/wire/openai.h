@@ -35,7 +35,7 @@ struct kvr_usage {
     uint64_t prompt_tokens, completion_tokens, cached_tokens;
 };
 
-/* usage of an answer or a stream chunk; `present` false when there is none. */
+/* usage of an answer or a stream chunk; `present` false when there is none, or its counts are no 64-bit numbers. */
 void kvr_openai_usage(struct kvr_json root, struct kvr_usage *out);
 
 /* {"error":{"message":..., "type":..., "param":null, "code":status}} */

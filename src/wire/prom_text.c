@@ -175,14 +175,7 @@ struct kvr_prom_text kvr_prom_label(const struct kvr_prom_sample *s, const char 
 
 bool kvr_prom_u64(struct kvr_prom_text t, uint64_t *out)
 {
-    uint64_t v = 0;
-    if (!t.len || t.len > 19) return false; /* more may not fit */
-    for (size_t i = 0; i < t.len; i++) {
-        if (t.ptr[i] < '0' || t.ptr[i] > '9') return false;
-        v = v * 10 + (uint64_t)(t.ptr[i] - '0');
-    }
-    *out = v;
-    return true;
+    return t.ptr && kvr_parse_u64(t.ptr, t.len, UINT64_MAX, out);
 }
 
 long kvr_prom_unescape(struct kvr_prom_text value, char *out, size_t cap)

@@ -131,14 +131,22 @@ static void take_text(struct kvr_recover_answer *a, struct kvr_json v)
     if (kvr_json_as_str(v, &s, &n)) snprintf(a->message, sizeof a->message, "%.*s", (int)KVR_MIN(n, sizeof a->message - 1), s);
 }
 
+/* Absent or null: *has is false. Returns: false when there is something else than a 64-bit number. */
+static bool optional_u64(struct kvr_json o, const char *key, uint64_t *out, bool *has)
+{
+    struct kvr_json v = kvr_json_get(o, key);
+    *has = kvr_json_as_u64(v, out);
+    return *has || kvr_json_type_of(v) <= KVR_JSON_NULL;
+}
+
 static int read_events(struct kvr_recover_reader *r, struct kvr_json v, bool dump)
 {
     struct kvr_recover_answer *a = &r->answer;
     const struct kvr_event *events = a->events.events;
     a->kind = dump ? KVR_RECOVER_TREE_DUMP : KVR_RECOVER_EVENTS;
-    a->has_last = kvr_json_as_u64(kvr_json_get(v, "last_event_id"), &a->last_event_id);
-    a->has_end = kvr_json_as_u64(kvr_json_get(v, "end_event_id"), &a->end_event_id);
-    a->has_block_size = kvr_json_as_u64(kvr_json_get(v, "block_size"), &a->block_size);
+    if (!optional_u64(v, "last_event_id", &a->last_event_id, &a->has_last)) return bad(r, "last_event_id is no 64-bit number");
+    if (!optional_u64(v, "end_event_id", &a->end_event_id, &a->has_end)) return bad(r, "end_event_id is no 64-bit number");
+    if (!optional_u64(v, "block_size", &a->block_size, &a->has_block_size)) return bad(r, "block_size is no 64-bit number");
     struct kvr_json list = kvr_json_type_of(v) == KVR_JSON_ARRAY && !dump ? v : kvr_json_get(v, "events");
     if (kvr_json_type_of(list) != KVR_JSON_ARRAY || (dump && !a->has_last)) return bad(r, "events or last_event_id is missing");
     for (size_t i = 0; dump && i < a->events.n; i++)
@@ -178,7 +186,7 @@ int kvr_recover_reader_end(struct kvr_recover_reader *r)
         a->kind = KVR_RECOVER_FAILED;
         take_text(a, v);
     }
-    a->has_epoch = kvr_json_as_u64(kvr_json_get(v, "epoch"), &a->epoch);
+    if (!optional_u64(v, "epoch", &a->epoch, &a->has_epoch)) return bad(r, "epoch is no 64-bit number");
     if (a->kind != KVR_RECOVER_EVENTS && a->kind != KVR_RECOVER_TREE_DUMP && a->events.n) return bad(r, "events where there are none");
     return rc;
 }

@@ -79,6 +79,11 @@ static void what_is_refused(void **state)
         "{\"Events\":",
         "{\"Events\":5}",
         "{\"Events\":{}}",
+        "{\"Events\":{\"events\":[" STORED(4) "],\"last_event_id\":18446744073709551616}}", /* not as if it were not there */
+        "{\"Events\":{\"events\":[" STORED(4) "],\"last_event_id\":4,\"end_event_id\":-1}}",
+        "{\"Events\":{\"events\":[" STORED(4) "],\"last_event_id\":4,\"block_size\":1e400}}",
+        "{\"Events\":{\"events\":[" STORED(4) "],\"last_event_id\":4,\"epoch\":1.5}}",
+        "{\"TooNew\":{\"newest_available\":18446744073709551616}}",
         "{\"TreeDump\":{\"events\":[]}}",
         "{\"TreeDump\":{\"last_event_id\":1}}",
         "{\"TreeDump\":{\"events\":[" REMOVED(1) "],\"last_event_id\":1}}",

@@ -54,6 +54,116 @@ static void json_tolerates_numbers_it_cannot_hold(void **s)
     for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) assert_int_equal(kvr_json_parse(*s, bad[i], strlen(bad[i]), &root, NULL), -KVR_EFORMAT);
 }
 
+/* Beyond 64 bits, or a double, is neither 0 nor absent, and its neighbours are what they are. */
+static void json_numbers_beyond_range_are_no_zeros(void **s)
+{
+    static const char *const beyond[] = {"18446744073709551616",
+                                         "-9223372036854775809",
+                                         "123456789012345678901234567890",
+                                         "1e400",
+                                         "-1e400",
+                                         "1E+309",
+                                         "1.8e308",
+                                         "1.7976931348623159e308",
+                                         "100000e304",
+                                         "0.0001e313",
+                                         "1e999999999999999999999999",
+                                         "1797693134862315807937289714053034150799341327100378269361737789804449682927647509466490179775872"
+                                         "0709633028641669288791094655554785194"
+                                         "0402630657488671505820681908902000708383676273854845817711531764475730270069855571366959622842914"
+                                         "819860834936475292719074168444365510"
+                                         "704342711559699508093042880177904174497792.0"};
+    static const char *const within[] = {"18446744073709551615",
+                                         "-9223372036854775808",
+                                         "1e308",
+                                         "1.7976931348623157e308",
+                                         "1.7976931348623158e308",
+                                         "0e99999",
+                                         "1e-400",
+                                         "-0",
+                                         "0.00001e312",
+                                         "1e-99999999999999999999",
+                                         "0.000e+400",
+                                         "1e0000000000000000001"};
+    char text[700];
+    struct kvr_json root, v;
+    uint64_t u;
+    double d;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(beyond); i++) {
+        snprintf(text, sizeof text,
+                 "{\"before\":18446744073709551615,\"1e400\":[\"1e400\\\"\",true,%s,-2,1.25e1],\"after\":1234567890123456789}", beyond[i]);
+        assert_int_equal(kvr_json_parse(*s, text, strlen(text), &root, NULL), 0);
+        v = kvr_json_at(kvr_json_get(root, "1e400"), 2);
+        assert_int_equal(kvr_json_type_of(v), KVR_JSON_RANGE);
+        assert_false(kvr_json_as_u64(v, &u) || kvr_json_as_i64_bits(v, &u) || kvr_json_as_double(v, &d));
+        assert_true(kvr_json_as_u64(kvr_json_get(root, "before"), &u) && u == UINT64_MAX);
+        assert_true(kvr_json_as_u64(kvr_json_get(root, "after"), &u) && u == 1234567890123456789u);
+        assert_true(kvr_json_as_double(kvr_json_at(kvr_json_get(root, "1e400"), 4), &d) && d == 12.5);
+        assert_true(kvr_json_as_i64_bits(kvr_json_at(kvr_json_get(root, "1e400"), 3), &u) && u == (uint64_t)-2);
+        uint64_t list[5];
+        assert_int_equal(kvr_json_u64_array(kvr_json_get(root, "1e400"), list, 5), -KVR_EFORMAT);
+    }
+    for (size_t i = 0; i < KVR_ARRAY_LEN(within); i++) { /* a neighbour that is out of range does not make them so */
+        snprintf(text, sizeof text, "[%s,1e400]", within[i]);
+        assert_int_equal(kvr_json_parse(*s, text, strlen(text), &root, NULL), 0);
+        assert_true(kvr_json_as_double(kvr_json_at(root, 0), &d));
+        assert_true(d == strtod(within[i], NULL));
+        assert_int_equal(kvr_json_type_of(kvr_json_at(root, 1)), KVR_JSON_RANGE);
+    }
+}
+
+/* A text that only becomes JSON when a number in it is written otherwise. */
+static void json_that_is_none_stays_refused_beside_numbers_beyond_range(void **s)
+{
+    static const char *const bad[] = {"--18446744073709551616",
+                                      "[-18446744073709551616-]",
+                                      "[18446744073709551616 1]",
+                                      "[018446744073709551616]",
+                                      "[18446744073709551616.]",
+                                      "[1e400e]",
+                                      "[1e4001.5]",
+                                      "[.18446744073709551616]",
+                                      "[+18446744073709551616]",
+                                      "[18446744073709551616x]",
+                                      "[1e400,]",
+                                      "[1e400,Infinity]",
+                                      "[\"1e400,18446744073709551616]",
+                                      "[1e400,NaN]"};
+    struct kvr_json root;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) assert_int_equal(kvr_json_parse(*s, bad[i], strlen(bad[i]), &root, NULL), -KVR_EFORMAT);
+}
+
+static void json_members_that_are_there_twice_are_found(void **s)
+{
+    static const struct {
+        const char *text, *name;
+    } rows[] = {
+        {"{\"a\":1,\"b\":{\"a\":2},\"c\":[{\"a\":3},{\"a\":4}]}", NULL},
+        {"{\"a\":1,\"b\":2,\"a\":1}", "a"},
+        {"{\"a\":1,\"b\":2,\"\\u0061\":1}", "a"},
+        {"{\"a\":{\"x\":1,\"yy\":\"x\",\"yy\":1e400}}", "yy"},
+        {"[1,2,[{\"\":{}},{\"\":[],\"\":0}]]", ""},
+        {"[\"a\",\"a\",{\"k\":\"k\"}]", NULL},
+        {"{}", NULL},
+        {"\"a\"", NULL},
+    };
+    struct kvr_json root;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
+        char name[16] = "?";
+        assert_int_equal(kvr_json_parse(*s, rows[i].text, strlen(rows[i].text), &root, NULL), 0);
+        assert_int_equal(kvr_json_check_members(*s, name, sizeof name), rows[i].name ? -KVR_EEXISTS : 0);
+        assert_string_equal(name, rows[i].name ? rows[i].name : "?");
+    }
+    struct kvr_buf b = {0};
+    char name[4] = "";
+    kvr_json_open(&b, '{');
+    for (unsigned i = 0; i <= KVR_JSON_MEMBERS_MAX; i++) kvr_json_key_u64(&b, i), kvr_json_u64(&b, i);
+    kvr_json_close(&b, '}');
+    assert_int_equal(kvr_json_parse(*s, b.data, b.len, &root, NULL), 0);
+    assert_int_equal(kvr_json_check_members(*s, name, sizeof name), -KVR_ELIMIT);
+    kvr_buf_free(&b);
+}
+
 static void json_absent_values_are_harmless(void **s)
 {
     struct kvr_json root, none;
@@ -140,6 +250,63 @@ static void openai_refusals(void **s)
         assert_int_equal(parse(s, bad[i], &r, &why), -KVR_EFORMAT);
         assert_non_null(why);
     }
+}
+
+/* We would read one and the engine the other: another model's name, another tenant's salt. */
+static void openai_members_that_routing_reads_are_there_once(void **s)
+{
+    static const struct {
+        const char *body, *name;
+    } rows[] = {
+        {"{\"model\":\"a\",\"model\":\"b\"}", "model"},
+        {"{\"model\":\"a\",\"prompt\":\"x\",\"prompt\":\"y\"}", "prompt"},
+        {"{\"messages\":[],\"messages\":[]}", "messages"},
+        {"{\"cache_salt\":\"a\",\"prompt\":\"x\",\"cache_salt\":\"b\"}", "cache_salt"},
+        {"{\"cache_salt\":\"a\",\"cache\\u005fsalt\":\"b\"}", "cache_salt"},
+        {"{\"stream\":true,\"stream\":false}", "stream"},
+        {"{\"max_tokens\":1,\"max_tokens\":2}", "max_tokens"},
+        {"{\"max_completion_tokens\":1,\"max_completion_tokens\":2}", "max_completion_tokens"},
+        {"{\"nvext\":{},\"nvext\":{}}", "nvext"},
+        {"{\"nvext\":{\"cache_salt\":\"a\",\"cache_salt\":\"b\"}}", "nvext.cache_salt"},
+        {"{\"nvext\":{\"token_data\":[1],\"token_data\":[2]}}", "nvext.token_data"},
+        {"{\"nvext\":{\"agent_hints\":{},\"agent_hints\":{}}}", "nvext.agent_hints"},
+    };
+    struct kvr_openai_request r;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
+        const char *why = "";
+        char quoted[64];
+        snprintf(quoted, sizeof quoted, "`%s`", rows[i].name);
+        assert_int_equal(parse(s, rows[i].body, &r, &why), -KVR_EFORMAT);
+        assert_non_null(strstr(why, quoted));
+    }
+    const char *why = "", *unread = "{\"logit_bias\":{\"1\":2,\"1\":3},\"x\":1,\"x\":2,\"model\":\"m\"}";
+    assert_int_equal(parse(s, unread, &r, &why), 0); /* the engine's business */
+}
+
+static void openai_numbers_beyond_range_do_not_touch_neighbours(void **s)
+{
+    static const char *const refused[] = {"{\"model\":1e400}",
+                                          "{\"cache_salt\":18446744073709551616}",
+                                          "{\"cache_salt\":5}",
+                                          "{\"nvext\":1e400}",
+                                          "{\"nvext\":[]}",
+                                          "{\"nvext\":{\"cache_salt\":7}}",
+                                          "{\"nvext\":{\"token_data\":\"1,2\"}}"};
+    struct kvr_openai_request r;
+    const char *why = "";
+    const char *body =
+        "{\"seed\":123456789012345678901234567890,\"prompt\":[18446744073709551615,4294967295,7],\"max_tokens\":1234567890123456789,"
+        "\"x\":-1e400,\"model\":\"m\"}";
+    assert_int_equal(parse(s, body, &r, &why), 0);
+    uint64_t tokens[3];
+    assert_int_equal(kvr_json_u64_array(r.tokens, tokens, 3), 3);
+    assert_true(tokens[0] == UINT64_MAX && tokens[1] == UINT32_MAX && tokens[2] == 7);
+    assert_true(r.max_tokens == 1234567890123456789u);
+    assert_int_equal(parse(s, "{\"max_tokens\":18446744073709551616,\"prompt\":\"x\"}", &r, &why), 0); /* the engine's business */
+    assert_int_equal(r.max_tokens, 0);
+    assert_int_equal(parse(s, "{\"prompt\":[1e400,1]}", &r, &why), 0); /* a token that is none is no text either */
+    assert_int_equal(r.tokens_n, 2);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(refused); i++) assert_int_equal(parse(s, refused[i], &r, &why), -KVR_EFORMAT);
 }
 
 static void prompt_text_of_messages(void **s)
@@ -362,12 +529,17 @@ int main(void)
     const struct CMUnitTest tests[] = {
         J(json_keeps_64_bits),
         J(json_tolerates_numbers_it_cannot_hold),
+        J(json_numbers_beyond_range_are_no_zeros),
+        J(json_that_is_none_stays_refused_beside_numbers_beyond_range),
+        J(json_members_that_are_there_twice_are_found),
         J(json_absent_values_are_harmless),
         J(json_deep_nesting_is_refused),
         J(json_output_is_escaped),
         J(openai_fields),
         J(openai_prompt_forms),
         J(openai_refusals),
+        J(openai_members_that_routing_reads_are_there_once),
+        J(openai_numbers_beyond_range_do_not_touch_neighbours),
         J(prompt_text_of_messages),
         J(usage_is_read),
         J(errors_are_openai_objects),

@@ -28,10 +28,7 @@ static bool next_item(const char **list, char *out, size_t cap)
 
 static bool whole(const char *s, uint64_t max, uint64_t *out)
 {
-    char *end;
-    errno = 0;
-    *out = strtoull(s, &end, 10);
-    return *s >= '0' && *s <= '9' && *end == 0 && errno == 0 && *out <= max;
+    return kvr_parse_u64(s, strlen(s), max, out);
 }
 
 /* instance_id[:dp_rank]=endpoint */

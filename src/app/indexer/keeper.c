@@ -76,6 +76,13 @@ static void text_of(struct kvr_json o, const char *key, char *out, size_t cap)
     out[n] = 0;
 }
 
+/* Returns: false when there is something else than a whole number up to max; absent is `*out` as it was. */
+static bool number_of(struct kvr_json o, const char *key, uint64_t max, uint64_t *out)
+{
+    struct kvr_json v = kvr_json_get(o, key);
+    return kvr_json_type_of(v) == KVR_JSON_NONE || (kvr_json_as_u64(v, out) && *out <= max);
+}
+
 static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_json o)
 {
     struct indexer *x = ctx;
@@ -89,9 +96,14 @@ static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_j
     text_of(o, "endpoint", r.endpoint, sizeof r.endpoint);
     text_of(o, "replay_endpoint", r.replay, sizeof r.replay);
     text_of(o, "recover_endpoint", r.recover, sizeof r.recover);
-    kvr_json_as_u64(kvr_json_get(o, "instance_id"), &r.instance_id);
-    kvr_json_as_u64(kvr_json_get(o, "dp_rank"), &rank);
-    kvr_json_as_u64(kvr_json_get(o, "block_size"), &bs);
+    const char *bad = !kvr_json_as_u64(kvr_json_get(o, "instance_id"), &r.instance_id) ? "instance_id"
+                      : !number_of(o, "dp_rank", UINT32_MAX, &rank)                    ? "dp_rank"
+                      : !number_of(o, "block_size", 65536, &bs) || bs == 0             ? "block_size"
+                                                                                       : NULL;
+    if (bad) {
+        fprintf(stderr, "kvroute indexer: a saved registration is left out: %s is not a number that is allowed\n", bad);
+        return 0;
+    }
     r.dp_rank = (uint32_t)rank;
     r.block_size = (uint32_t)bs;
     int status = catalogue_register(x, &r, err, sizeof err);

@@ -338,6 +338,12 @@ static void answer_service(struct request *rq, int read)
         service_error(rq, 500, kvr_strerror(read));
         return;
     }
+    if (!read && q->wrong_query) {
+        char text[160];
+        snprintf(text, sizeof text, "%s: allowed: %s", q->wrong_query, kvr_service_allowed(q->wrong_query));
+        service_error(rq, 400, text);
+        return;
+    }
     if (read || !q->model || !q->blocks.given) {
         service_error(rq, 400, "allowed: model_name, and block_hashes, a list of at most 1048576 hashes");
         return;

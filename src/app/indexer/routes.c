@@ -323,6 +323,17 @@ static bool is_of_type(const struct kvr_http_request *hr, const char *type)
     return t.ptr && t.len >= n && strncasecmp(t.ptr, type, n) == 0;
 }
 
+/* Of the body that was parsed last. Returns: false after having answered. */
+static bool has_members_once(struct request *rq)
+{
+    char name[64];
+    int rc = kvr_json_check_members(rq->loop->json, name, sizeof name);
+    if (rc == -KVR_EEXISTS) routes_error(rq, 400, "field `%s` is given more than once; allowed: each once", name);
+    else if (rc == -KVR_ELIMIT) routes_error(rq, 400, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
+    else if (rc) routes_error(rq, 500, "out of memory");
+    return rc == 0;
+}
+
 static void with_body(struct request *rq, const struct kvr_http_request *hr)
 {
     struct kvr_json o;
@@ -350,6 +361,7 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
         routes_error(rq, 422, "the body must be a JSON object");
         return;
     }
+    if (!has_members_once(rq)) return;
     switch (rq->at) {
     case AT_QUERY: query_by_tokens(rq, o); break;
     case AT_QUERY_BY_HASH: query_by_hash(rq, o); break;

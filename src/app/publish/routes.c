@@ -124,17 +124,9 @@ static void answer_by_thread(struct publish *p, struct kvr_http_conn *c, struct 
 static int number(struct publish *p, struct kvr_http_conn *c, const char *key, uint64_t max, uint64_t *out)
 {
     char text[40], message[160];
-    uint64_t v = 0;
-    if (!kvr_query_parameter(kvr_http_conn_request(c)->query, key, text, sizeof text) || !text[0]) return 0;
-    bool ok = true;
-    for (const char *s = text; *s && ok; s++) {
-        ok = *s >= '0' && *s <= '9' && v <= (UINT64_MAX - (uint64_t)(*s - '0')) / 10;
-        v = v * 10 + (uint64_t)(*s - '0');
-    }
-    if (ok && v <= max) {
-        *out = v;
-        return 1;
-    }
+    int given = kvr_query_parameter(kvr_http_conn_request(c)->query, key, text, sizeof text);
+    if (given == 0 || (given > 0 && !text[0])) return 0;
+    if (kvr_parse_u64(text, strlen(text), max, out)) return 1;
     snprintf(message, sizeof message, "bad value '%.30s' for '%s'; allowed: a whole number up to %llu", text, key, (unsigned long long)max);
     error(p, c, 400, message);
     return -1;

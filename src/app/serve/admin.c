@@ -91,9 +91,21 @@ bool member_text(struct kvr_json o, const char *key, char *out, size_t cap, cons
 
 void admin_bad_field(struct kvr_http_conn *c, const char *field)
 {
-    char text[160];
-    snprintf(text, sizeof text, "field '%s' has a value that is not allowed", field);
+    char text[320];
+    field_refusal(field, text, sizeof text);
     admin_error(c, 400, text);
+}
+
+/* Of the body that was parsed last. Returns: false after having answered. */
+static bool has_members_once(const struct serve *s, struct kvr_http_conn *c)
+{
+    char name[64], text[160] = "out of memory";
+    int rc = kvr_json_check_members(s->json, name, sizeof name);
+    if (rc == 0) return true;
+    if (rc == -KVR_EEXISTS) snprintf(text, sizeof text, "field '%s' is given more than once; allowed: each once", name);
+    if (rc == -KVR_ELIMIT) snprintf(text, sizeof text, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
+    admin_error(c, rc == -KVR_ENOMEM ? 503 : 400, text);
+    return false;
 }
 
 bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o)
@@ -108,7 +120,7 @@ bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_jso
         admin_error(c, 400, "the body must be a JSON object");
         return false;
     }
-    return true;
+    return has_members_once(s, c);
 }
 
 static void status_write(struct serve *s, struct kvr_buf *b)
@@ -371,17 +383,19 @@ static void get_peers(struct serve *s, struct kvr_http_conn *c)
     admin_reply(c, 200, &b);
 }
 
+#define PEER_REFUSAL "field 'endpoint' is missing or wrong, or there are too many; allowed: tcp://host:port of another router"
+
 static void change_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool add)
 {
     char endpoint[256] = "";
     const char *bad = NULL;
     if (!has_sync(s, c)) return;
     if (!member_text(o, "endpoint", endpoint, sizeof endpoint, &bad) || !endpoint[0]) {
-        admin_bad_field(c, "endpoint");
+        admin_error(c, 400, PEER_REFUSAL);
         return;
     }
     int rc = add ? kvr_sync_add_peer(s->sync, endpoint) : kvr_sync_remove_peer(s->sync, endpoint);
-    if (rc == -KVR_EINVAL || rc == -KVR_ELIMIT) admin_bad_field(c, "endpoint");
+    if (rc == -KVR_EINVAL || rc == -KVR_ELIMIT) admin_error(c, 400, PEER_REFUSAL);
     else if (rc == -KVR_ENOTFOUND) admin_error(c, 404, "peer not found");
     else admin_ok(c, add ? 201 : 200); /* one that is known is no error */
 }
@@ -446,11 +460,7 @@ static bool under(struct kvr_text path, const char *prefix, struct kvr_text *res
 static bool worker_path(struct kvr_text path, uint64_t *id)
 {
     struct kvr_text rest;
-    char text[24] = {0}, *end;
-    if (!under(path, "/workers/", &rest) || rest.len >= sizeof text || rest.ptr[0] < '0' || rest.ptr[0] > '9') return false;
-    memcpy(text, rest.ptr, rest.len);
-    *id = strtoull(text, &end, 10);
-    return *end == 0;
+    return under(path, "/workers/", &rest) && kvr_parse_u64(rest.ptr, rest.len, UINT64_MAX, id);
 }
 
 static void one_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id)

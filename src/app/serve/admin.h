@@ -6,6 +6,7 @@
  *   admin_workers.c    /workers
  *   admin_questions.c  /overlap_scores, /query, /potential_loads, /loads, /dump
  *   selection.c        /select, /select_and_reserve, /reservations, the request protocol
+ *   fields.c           what members of bodies may be, in words
  *   tracker.c          the slot tracker's /register, /add, /free ...
  */
 #ifndef KVR_SERVE_ADMIN_H
@@ -20,7 +21,10 @@ enum { RANKS_MAX = 8192, TAINT_LIST_MAX = 16, SHARED_RANGES_MAX = 64 };
 void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b);
 void admin_error(struct kvr_http_conn *c, int status, const char *text);
 void admin_ok(struct kvr_http_conn *c, int status);
+/* 400, with what is allowed for the member (fields.c, where each that is read has a row). */
 void admin_bad_field(struct kvr_http_conn *c, const char *field);
+/* The text of that. */
+void field_refusal(const char *field, char *out, size_t cap);
 
 /* ---- bodies ---- */
 bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o);

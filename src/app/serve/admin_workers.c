@@ -135,11 +135,10 @@ static int add_endpoint(void *ctx, const char *key, size_t key_len, struct kvr_j
     struct endpoints *e = ctx;
     const char *s;
     size_t len;
-    char rank_text[16] = {0}, *end;
-    if (!key || key_len >= sizeof rank_text || !kvr_json_as_str(v, &s, &len) || len >= 96) return 1;
-    memcpy(rank_text, key, key_len);
-    unsigned long rank = strtoul(rank_text, &end, 10);
-    if (*end || rank < e->w->dp_start || rank - e->w->dp_start >= e->w->dp_size) return 1;
+    uint64_t rank;
+    if (!key || !kvr_parse_u64(key, key_len, UINT32_MAX, &rank) || !kvr_json_as_str(v, &s, &len) || len >= 96 || memchr(s, 0, len))
+        return 1;
+    if (rank < e->w->dp_start || rank - e->w->dp_start >= e->w->dp_size) return 1;
     char *out = e->list[rank - e->w->dp_start];
     memcpy(out, s, len);
     out[len] = 0;
@@ -158,7 +157,7 @@ static bool get_endpoints(struct kvr_json v, struct worker *w, char (*list)[96])
         struct endpoints e = {w, list};
         return kvr_json_each(v, add_endpoint, &e) == 0;
     }
-    if (!kvr_json_as_str(v, &s, &len) || len >= sizeof base) return false;
+    if (!kvr_json_as_str(v, &s, &len) || len >= sizeof base || memchr(s, 0, len)) return false;
     memcpy(base, s, len);
     base[len] = 0;
     if (!kvr_ingest_endpoint_ok(base)) return false;
@@ -189,7 +188,7 @@ static bool get_url(struct kvr_json v, char *out, size_t cap)
     if (kvr_json_type_of(v) == KVR_JSON_NONE) return true;
     out[0] = 0;
     if (kvr_json_type_of(v) == KVR_JSON_NULL || (kvr_json_as_str(v, &url, &n) && n == 0)) return true;
-    if (!kvr_json_as_str(v, &url, &n) || n >= cap || kvr_endpoint_parse(url, n, &e)) return false;
+    if (!kvr_json_as_str(v, &url, &n) || n >= cap || memchr(url, 0, n) || kvr_endpoint_parse(url, n, &e)) return false;
     snprintf(out, cap, "%.*s", (int)n, url);
     return true;
 }

@@ -116,11 +116,14 @@ static bool read_spec(struct serve *s, const char *spec, size_t len, struct work
         return true;
     }
     *out = (struct worker_spec){.w = {.block_size = (uint32_t)s->o->block_size, .dp_size = 1, .role = "both", .group = "default"}};
-    const char *bad = "it is not JSON";
-    if (kvr_json_parse(s->json, spec, len, &o, NULL) == 0)
-        bad = kvr_json_as_u64(kvr_json_get(o, "worker_id"), &out->id) ? admin_read_worker(o, &out->w) : "worker_id";
+    char twice[64];
+    if (kvr_json_parse(s->json, spec, len, &o, NULL) || kvr_json_check_members(s->json, twice, sizeof twice)) {
+        snprintf(err, cap, "it is not a JSON object that has each of its fields once");
+        return false;
+    }
+    const char *bad = kvr_json_as_u64(kvr_json_get(o, "worker_id"), &out->id) ? admin_read_worker(o, &out->w) : "worker_id";
     if (!bad && !out->w.url[0] && !s->o->select_only) bad = "endpoint";
-    if (bad) snprintf(err, cap, "field '%s' has a value that is not allowed", bad);
+    if (bad) field_refusal(bad, err, cap);
     return !bad;
 }
 

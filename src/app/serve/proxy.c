@@ -1440,14 +1440,7 @@ static void take_request_id(struct px *p, const struct kvr_http_request *rq)
 
 static bool text_u64(struct kvr_text t, uint64_t max, uint64_t *out)
 {
-    uint64_t v = 0;
-    if (t.len == 0 || t.len > 20) return false;
-    for (size_t i = 0; i < t.len; i++) {
-        if (t.ptr[i] < '0' || t.ptr[i] > '9' || v > (UINT64_MAX - 9) / 10) return false;
-        v = v * 10 + (uint64_t)(t.ptr[i] - '0');
-    }
-    *out = v;
-    return v <= max;
+    return kvr_parse_u64(t.ptr, t.len, max, out);
 }
 
 static struct kvr_text either(const struct kvr_headers *h, const char *a, const char *b)

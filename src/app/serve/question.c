@@ -152,6 +152,14 @@ static int read_override_member(void *ctx, const char *key, size_t key_len, stru
     return 1;
 }
 
+/* The library's name of a setting as the member that sets it. */
+static const char *member_of(const char *setting)
+{
+    if (!strcmp(setting, "overlap_credit")) return "overlap_score_credit";
+    if (!strcmp(setting, "temperature")) return "router_temperature";
+    return !strcmp(setting, "shared_multiplier") ? "shared_cache_multiplier" : setting;
+}
+
 /* Returns: false with the member's name in bad. */
 static bool read_override(struct kvr_json o, struct kvr_override *out, char *bad, size_t cap)
 {
@@ -163,7 +171,7 @@ static bool read_override(struct kvr_json o, struct kvr_override *out, char *bad
     bool ok = kvr_json_type_of(v) == KVR_JSON_OBJECT && kvr_json_each(v, read_override_member, &a) == 0;
     kvr_cost_config_init(&c);
     if (ok && kvr_override_apply(out, &c, &field)) {
-        snprintf(a.bad, sizeof a.bad, "%s", field);
+        snprintf(a.bad, sizeof a.bad, "%s", member_of(field));
         ok = false;
     }
     if (!ok) snprintf(bad, cap, "%s", a.bad);

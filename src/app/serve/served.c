@@ -134,8 +134,16 @@ static int answer(struct asker *a, answer_fn *fn, int read)
     a->out.len = 0;
     a->out.comma = a->out.failed = false;
     const char *why = fn == answer_info ? NULL : not_ready(a->serve->served);
-    if (read) return refuse(a, read == -KVR_ENOMEM ? 500 : 400, read == -KVR_ENOMEM ? kvr_strerror(read) : "not a map of its members");
+    if (read)
+        return refuse(a, read == -KVR_ENOMEM ? 500 : 400,
+                      read == -KVR_ENOMEM ? kvr_strerror(read) : "not a map that has each of its members once");
     if (why) return refuse(a, 503, why);
+    const char *wrong = fn == answer_query ? a->q.wrong_query : fn == answer_record ? a->q.wrong_record : NULL;
+    if (wrong) {
+        char text[160];
+        snprintf(text, sizeof text, "%s: allowed: %s", wrong, kvr_service_allowed(wrong));
+        return refuse(a, 400, text);
+    }
     int status = fn(a);
     return a->out.failed ? 500 : status;
 }
@@ -192,7 +200,9 @@ static int read_question(struct asker *a, const char *data, size_t len)
 {
     struct kvr_json o;
     if (kvr_service_is_packed(data, len)) return kvr_service_question_packed(&a->q, data, len);
+    char twice[64];
     int rc = kvr_json_parse(a->json, data, len, &o, NULL);
+    if (rc == 0) rc = kvr_json_check_members(a->json, twice, sizeof twice);
     return rc ? rc : kvr_service_question_json(&a->q, o);
 }
 

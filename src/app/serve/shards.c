@@ -69,15 +69,13 @@ struct listing {
 static int take_rank(void *ctx, const char *key, size_t len, struct kvr_json v)
 {
     const struct listing *l = ctx;
-    char text[24];
+    uint64_t rank;
     (void)v;
-    if (!key || len >= sizeof text) return 0;
-    memcpy(text, key, len);
-    text[len] = 0;
+    if (!key || !kvr_parse_u64(key, len, UINT32_MAX, &rank)) return -KVR_EFORMAT;
     sh.ranks[l->shard]++;
     if (sh.places_n == WORKERS_MAX) return 0;
     struct place *p = &sh.places[sh.places_n++];
-    *p = (struct place){{l->id, (uint32_t)strtoul(text, NULL, 10)}, l->shard, false, ""};
+    *p = (struct place){{l->id, (uint32_t)rank}, l->shard, false, ""};
     memcpy(p->model, l->model, sizeof p->model);
     return 0;
 }

@@ -22,14 +22,7 @@ static int fail(char *err, size_t cap, const char *text, const char *key, const 
 
 static bool whole_number(const char *s, uint64_t max, uint64_t *out)
 {
-    uint64_t v = 0;
-    if (!*s) return false;
-    for (; *s; s++) {
-        if (*s < '0' || *s > '9' || v > (UINT64_MAX - 9) / 10) return false;
-        v = v * 10 + (uint64_t)(*s - '0');
-    }
-    *out = v;
-    return v <= max;
+    return kvr_parse_u64(s, strlen(s), max, out);
 }
 
 /* Endpoint of each rank: the given one, its port raised by the rank's place. */
