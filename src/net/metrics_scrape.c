@@ -54,6 +54,7 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     (void)call;
     s->call = NULL;
     kvr_prom_end(&s->reader);
+    s->loads.bad_lines = s->reader.malformed;
     if (s->status != 200) end(s, "the answer is not 200");
     else end(s, s->loads.n ? NULL : "the answer has no figure that is known here");
 }

@@ -49,7 +49,8 @@ struct kvr_engine_loads {
         struct kvr_engine_load load;
     } ranks[KVR_ENGINE_RANKS_MAX];
     size_t n;
-    bool too_many; /* ranks were left out */
+    bool too_many;      /* ranks were left out */
+    uint64_t bad_lines; /* that were no samples; counted by who reads */
 };
 
 /* A kvr_prom_fn: ctx is a struct kvr_engine_loads. */

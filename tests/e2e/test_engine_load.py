@@ -37,7 +37,7 @@ def scripted():
 
 
 def load(s, worker=1, rank=0):
-    return next(l for l in s.get("/loads") if (l["worker_id"], l["dp_rank"]) == (worker, rank))["engine"]
+    return next((l["engine"] for l in s.get("/loads") if (l["worker_id"], l["dp_rank"]) == (worker, rank)), None)
 
 
 def usage(v, blocks=None):
@@ -125,6 +125,16 @@ def test_a_sidecar_tells_the_load_and_its_death_is_noticed(nats, start, kind):
     wait_for("expired", lambda: s.metric("engine_loads_expired_total") == 2)
     c.sock.close()
     c.close()
+
+
+def test_a_sidecar_that_announces_its_engine_tells_its_load_too(nats, start):
+    """The events come over ZMQ; what is told over NATS needs no URL."""
+    m = start(Mock)
+    p = start(Publish, m, "--worker-id", 5, "--nats-url", nats.url, "--announce", f"http://127.0.0.1:{m.port}", "--advertise-host", "127.0.0.1",
+              "--engine-metrics", f"http://127.0.0.1:{m.port}/metrics", *FAST)
+    s = start(Serve, [], "--discovery", "nats", "--nats-url", nats.url, ready=False)
+    wait_for("the load", lambda: load(s, 5) and load(s, 5)["running"] == 0)
+    assert not load(s, 5)["stale"] and call(p.port, "GET", "/load").json()["worker_id"] == 5
 
 
 def test_a_sidecar_tells_no_old_load(start, scripted):

@@ -103,6 +103,7 @@ static const char *keep_all_locked(struct serve *s, struct worker *w, const stru
         keep_locked(s, w, i, &l);
         any = true;
     }
+    if (loads->too_many) return "the answer has more than 64 ranks";
     return any ? NULL : "the answer has no figure of this worker's ranks";
 }
 
@@ -120,6 +121,7 @@ static void on_read(void *ctx, const struct kvr_engine_loads *loads, const char 
         w->metrics_due_ms = now_ms() + (uint64_t)(s->o->engine_metrics_interval * 1000);
     }
     pthread_mutex_unlock(&s->lock);
+    if (loads) atomic_fetch_add(&s->metrics.engine_metrics_bad_lines_total, loads->bad_lines);
     atomic_fetch_add(error ? &s->metrics.engine_metrics_failures_total : &s->metrics.engine_metrics_reads_total, 1);
     forget_reading(k);
 }
@@ -162,8 +164,9 @@ void engine_load_tick(struct serve *s)
     pthread_mutex_lock(&s->lock);
     for (struct worker *w = s->workers; w; w = w->next) {
         expire_locked(s, w, now);
-        if (!w->metrics[0] || now < w->metrics_due_ms || el.readings_n == READINGS_MAX || is_read(w->id)) continue;
-        if (!read_metrics(s, w)) atomic_fetch_add(&s->metrics.engine_metrics_failures_total, 1);
+        if (!w->metrics[0] || now < w->metrics_due_ms || is_read(w->id)) continue;
+        if (el.readings_n == READINGS_MAX) atomic_fetch_add(&s->metrics.engine_metrics_postponed_total, 1);
+        else if (!read_metrics(s, w)) atomic_fetch_add(&s->metrics.engine_metrics_failures_total, 1);
     }
     pthread_mutex_unlock(&s->lock);
 }

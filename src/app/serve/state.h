@@ -162,6 +162,8 @@ struct decision {
 #define SERVE_COUNTERS(X)                                                                                                                  \
     X(engine_metrics_reads_total, "Times that an engine's metrics were read")                                                              \
     X(engine_metrics_failures_total, "Times that they could not be read, or had nothing of use")                                           \
+    X(engine_metrics_bad_lines_total, "Lines of them that were passed over: no sample, or longer than 8 KiB")                              \
+    X(engine_metrics_postponed_total, "Times that a reading waited because 64 others were on the way")                                     \
     X(engine_load_reports_total, "Loads of engines that came over the event plane")                                                        \
     X(engine_load_malformed_total, "Of these, messages that could not be read")                                                            \
     X(engine_load_unknown_workers_total, "Loads of ranks that are not registered")                                                         \
