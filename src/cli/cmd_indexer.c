@@ -68,6 +68,8 @@ static const struct option_row rows[] = {
     {"accept-events", OPT_BOOL, AT(accept_events), "false", 0, 0, NULL,
      "serve POST /events, which applies events of a recording (kvroute replay-events)", NULL, NULL},
     {"max-body-size", OPT_SIZE, AT(max_body_size), "8MiB", 0, 0, NULL, "largest body of a query; other bodies: 2 MiB", NULL, NULL},
+    {"max-prompt-tokens", OPT_U64, AT(max_prompt_tokens), "2097152", 1, 1e9, NULL,
+     "most tokens or block hashes of a query; more are refused with 413", NULL, NULL},
     {"max-connections", OPT_U64, AT(max_connections), "16384", 1, 1e6, NULL, "client connections per thread", NULL, NULL},
 };
 

@@ -262,6 +262,21 @@ void kvr_service_question_free(struct kvr_service_question *q)
     *q = (struct kvr_service_question){0};
 }
 
+static void trim(struct kvr_service_hashes *l)
+{
+    enum { KEEP = (256 << 10) / sizeof *l->h };
+    if (l->cap <= KEEP) return;
+    free(l->h);
+    *l = (struct kvr_service_hashes){0};
+}
+
+void kvr_service_question_trim(struct kvr_service_question *q)
+{
+    trim(&q->blocks);
+    trim(&q->locals);
+    trim(&q->seqs);
+}
+
 bool kvr_service_is_packed(const char *data, size_t len)
 {
     return len && mp_typeof(*data) == MP_MAP;

@@ -52,6 +52,8 @@ struct kvr_service_question {
 int kvr_service_question_json(struct kvr_service_question *q, struct kvr_json object);
 int kvr_service_question_packed(struct kvr_service_question *q, const char *data, size_t len);
 void kvr_service_question_free(struct kvr_service_question *q);
+/* Gives the lists' room back where it is more than 256 KiB: after the answer. */
+void kvr_service_question_trim(struct kvr_service_question *q);
 /* Where both may come: JSON objects begin with a brace or space, packed maps with neither. */
 bool kvr_service_is_packed(const char *data, size_t len);
 

@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from conftest import SLOW, Mock, Serve, call, wait_for
+from conftest import SLOW, Indexer, Mock, Select, Serve, call, wait_for
 
 MIB = 1 << 20
 
@@ -47,6 +47,11 @@ def answers_meanwhile(port, path, body):
 def test_health_is_answered_while_a_large_body_is_read(start):
     s = start(Serve, [], ready=False)
     assert answers_meanwhile(s.port, "/v1/completions", b'{"prompt":' + numbers(4 * MIB) + b"}")
+    s2 = start(Select)
+    s2.worker(1)
+    assert answers_meanwhile(s2.port, "/select", b'{"token_ids":' + numbers(4 * MIB) + b"}")
+    i = start(Indexer, "--threads", 1)
+    assert answers_meanwhile(i.port, "/query", b'{"model_name":"m","token_ids":' + numbers(3 * MIB) + b"}")
 
 
 def test_prompts_have_limits_and_the_answer_names_them(start):
@@ -72,6 +77,23 @@ def test_prompts_have_limits_and_the_answer_names_them(start):
     assert s.metric("prompt_tokens_refused_total") == 3 and s.metric("prompt_messages_refused_total") == 1
     assert s.metric("prompt_texts_refused_total") == 3
     assert s.idle()
+
+
+def test_questions_have_the_same_limit(start):
+    s = start(Select, "--max-prompt-tokens", 1000)
+    s.worker(1)
+    for path in ("/select", "/select_and_reserve", "/overlap_scores", "/potential_loads", "/query"):
+        e = s.ask(path, {"token_ids": [1] * 1001}, 413)["error"]
+        assert "token_ids" in e and "1000" in e and "--max-prompt-tokens" in e
+    e = s.ask("/select", {"block_hashes": [1] * 1001, "isl_tokens": 4004}, 413)["error"]
+    assert "block_hashes" in e and "--max-prompt-tokens" in e
+    assert s.metric("prompt_tokens_refused_total") == 6
+    assert s.idle()
+    i = start(Indexer, "--max-prompt-tokens", 1000)
+    e = i.post("/query", {"model_name": "m", "token_ids": [1] * 1001}, 413)["error"]
+    assert "token_ids" in e and "1000" in e and "--max-prompt-tokens" in e
+    assert "block_hashes" in i.post("/query_by_hash", {"model_name": "m", "block_hashes": [1] * 1001}, 413)["error"]
+    assert i.metric("kvroute_indexer_prompts_refused_total") == 2
 
 
 class Tokenizer:
@@ -141,6 +163,13 @@ def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing_behind(start
             g.close()
     wait_for("nothing in flight", lambda: s.metric("client_gone_total") == s.metric("requests_total") and s.idle())
     assert s.complete("still here").status == 200
+    s2, i = start(Select), start(Indexer, "--threads", 1)
+    s2.worker(1)
+    for port, path in ((s2.port, "/select_and_reserve"), (i.port, "/query")):
+        for g in [upload(port, path, body.replace(b"prompt", b"token_ids")) for _ in range(4)]:
+            g.close()
+    assert s2.ask("/select", {"token_ids": [1] * 8})["worker_id"] == 1 and s2.idle()
+    i.post("/query", {"model_name": "m", "token_ids": [1]}, 404)
 
 
 def rss_settles(p, limit_kb):
@@ -150,12 +179,17 @@ def rss_settles(p, limit_kb):
 def test_the_memory_of_large_bodies_comes_back(start):
     m = start(Mock, with_events=False)
     s = start(Serve, [m], "--no-router-kv-events")
-    large = b'{"model_name":"m","prompt":' + numbers(2 * MIB) + b"}"
+    i = start(Indexer, "--threads", 1)
+    large, small = b'{"model_name":"m","prompt":' + numbers(2 * MIB) + b"}", b'{"model_name":"m","token_ids":[1]}'
+    j = {"Content-Type": "application/json"}
     call(s.port, "POST", "/v1/completions", b'{"prompt":[')  # whatever it keeps for small ones is there
-    before = s.rss_kb()
+    assert call(i.port, "POST", "/query", small, j).status == 404
+    before = s.rss_kb(), i.rss_kb()
     for _ in range(3):
         assert call(s.port, "POST", "/v1/completions", large[:-2] + b",8]x").status == 400
-    rss_settles(s, before + 24 * 1024)  # the sanitizer keeps 8 MiB of freed memory, and its own accounts
+        assert call(i.port, "POST", "/query", large.replace(b"prompt", b"token_ids"), j).status in (404, 413)
+    rss_settles(s, before[0] + 24 * 1024)  # the sanitizer keeps 8 MiB of freed memory, and its own accounts
+    rss_settles(i, before[1] + 24 * 1024)
 
 
 def test_many_small_messages_are_no_large_prompt(start):

@@ -155,7 +155,7 @@ static struct loop *loop_new(struct indexer *x, int *rc)
                                        .idle_timeout_s = 75,
                                        .tls = x->tls,
                                        .tls_failures = &x->telemetry.tls_failures,
-                                       .handler = {routes_on_request, dump_on_gone, dump_on_drained, routes_error_body, l}};
+                                       .handler = {routes_on_request, routes_on_gone, routes_on_drained, routes_error_body, l}};
     *rc = kvr_http_server_start(&l->uv, &c, &l->server);
     return l;
 }
@@ -280,6 +280,7 @@ int indexer_main(const struct indexer_options *o)
     pthread_mutex_init(&x->change_lock, NULL);
     signal(SIGPIPE, SIG_IGN);
     raise_file_limit();
+    kvr_jobs_reserve_threads(o->threads);
     uv_loop_init(&x->main_loop);
     int rc = run(x);
     atomic_store(&x->stopping, true);

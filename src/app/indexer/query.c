@@ -56,6 +56,23 @@ static bool room(void *ptr, size_t *cap, size_t need, size_t elem)
     return true;
 }
 
+void query_give_back(struct loop *l)
+{
+    enum { KEEP = 256 << 10 }; /* bytes */
+    if (l->tokens_cap > KEEP / sizeof *l->tokens) {
+        free(l->tokens);
+        l->tokens = NULL;
+        l->tokens_cap = 0;
+    }
+    if (l->locals_cap > KEEP / sizeof *l->locals) {
+        free(l->locals);
+        l->locals = NULL;
+        l->locals_cap = 0;
+    }
+    kvr_service_question_trim(&l->question);
+    if (l->body.cap > KEEP) kvr_buf_free(&l->body);
+}
+
 /* ---- matching ------------------------------------------------------------------------------------------------ */
 
 static int by_worker(const void *a, const void *b)
@@ -236,7 +253,7 @@ static void answer(struct request *rq, struct partition *p, size_t n)
     if (l->indexer->o->tree_sizes) put_tree_sizes(b, p, l->reaches, (size_t)k);
     if (wants_detail(rq)) put_untrusted(l->indexer, b, p);
     kvr_json_close(b, '}');
-    if (b->failed) routes_error(rq, 500, "out of memory");
+    if (b->failed) routes_error(rq, 503, "out of memory");
     else routes_reply(rq, 200, NULL, b->data, b->len);
 }
 
@@ -258,11 +275,21 @@ static struct partition *partition_of(struct request *rq, struct kvr_json o)
     return p;
 }
 
-static bool is_array(struct request *rq, struct kvr_json v, const char *key)
+/* An array of at most --max-prompt-tokens, with its length. Returns: false after having answered. */
+static bool is_array(struct request *rq, struct kvr_json v, const char *key, size_t *n)
 {
-    if (kvr_json_type_of(v) == KVR_JSON_ARRAY) return true;
-    if (kvr_json_type_of(v) == KVR_JSON_NONE) routes_error(rq, 422, "missing field `%s`", key);
-    else routes_error(rq, 422, "field `%s` must be an array of integers", key);
+    struct indexer *x = rq->loop->indexer;
+    *n = kvr_json_count(v);
+    if (kvr_json_type_of(v) == KVR_JSON_ARRAY && *n <= x->o->max_prompt_tokens) return true;
+    if (kvr_json_type_of(v) == KVR_JSON_ARRAY) {
+        atomic_fetch_add_explicit(&x->telemetry.refused_prompts, 1, memory_order_relaxed);
+        routes_error(rq, 413, "field `%s` has more than %llu entries, which is --max-prompt-tokens", key,
+                     (unsigned long long)x->o->max_prompt_tokens);
+    } else if (kvr_json_type_of(v) == KVR_JSON_NONE) {
+        routes_error(rq, 422, "missing field `%s`", key);
+    } else {
+        routes_error(rq, 422, "field `%s` must be an array of integers", key);
+    }
     return false;
 }
 
@@ -272,18 +299,19 @@ void query_by_tokens(struct request *rq, struct kvr_json o)
     struct kvr_json tokens = kvr_json_get(o, "token_ids");
     char lora[NAME_MAX_LEN + 1] = "", salt[NAME_MAX_LEN + 1] = "";
     struct partition *p;
-    if (!is_array(rq, tokens, "token_ids") || routes_text(rq, o, "lora_name", false, lora, sizeof lora) < 0 ||
+    size_t n;
+    if (!is_array(rq, tokens, "token_ids", &n) || routes_text(rq, o, "lora_name", false, lora, sizeof lora) < 0 ||
         routes_text(rq, o, "cache_salt", false, salt, sizeof salt) < 0 || !(p = partition_of(rq, o)))
         return;
     struct kvr_mm_infos mm = {0};
     char why[160] = "";
-    size_t n = kvr_json_count(tokens), blocks = n / p->block_size;
+    size_t blocks = n / p->block_size;
     int rc = kvr_mm_infos_read(o, KVR_MAX((n + p->block_size - 1) / p->block_size, (size_t)1), &mm, why, sizeof why);
     if (rc == -KVR_EFORMAT) {
         routes_error(rq, 422, "%s", why);
     } else if (rc || !room(&l->tokens, &l->tokens_cap, n + 1, sizeof *l->tokens) ||
                !room(&l->locals, &l->locals_cap, blocks + 1, sizeof *l->locals)) {
-        routes_error(rq, 500, "out of memory");
+        routes_error(rq, 503, "out of memory");
     } else if (kvr_json_u32_array(tokens, l->tokens, n) < 0) {
         routes_error(rq, 422, "field `token_ids` must be an array of integers from 0 to 4294967295");
     } else {
@@ -300,6 +328,7 @@ void query_by_hash(struct request *rq, struct kvr_json o)
     struct loop *l = rq->loop;
     struct kvr_json hashes = kvr_json_get(o, "block_hashes");
     struct partition *p;
+    size_t n;
     if (kvr_json_type_of(kvr_json_get(o, "cache_salt")) > KVR_JSON_NULL) {
         routes_error(rq, 400, "cache_salt is not accepted here: block_hashes must already include the salt");
         return;
@@ -308,9 +337,8 @@ void query_by_hash(struct request *rq, struct kvr_json o)
         routes_error(rq, 400, "block_mm_infos is not accepted here: block_hashes must already include the objects");
         return;
     }
-    if (!is_array(rq, hashes, "block_hashes") || !(p = partition_of(rq, o))) return;
-    size_t n = kvr_json_count(hashes);
-    if (!room(&l->locals, &l->locals_cap, n + 1, sizeof *l->locals)) routes_error(rq, 500, "out of memory");
+    if (!is_array(rq, hashes, "block_hashes", &n) || !(p = partition_of(rq, o))) return;
+    if (!room(&l->locals, &l->locals_cap, n + 1, sizeof *l->locals)) routes_error(rq, 503, "out of memory");
     else if (kvr_json_u64_array(hashes, l->locals, n) < 0)
         routes_error(rq, 422, "field `block_hashes` must be an array of 64-bit integers");
     else answer(rq, p, n);

@@ -323,45 +323,26 @@ static bool is_of_type(const struct kvr_http_request *hr, const char *type)
     return t.ptr && t.len >= n && strncasecmp(t.ptr, type, n) == 0;
 }
 
-/* Of the body that was parsed last. Returns: false after having answered. */
-static bool has_members_once(struct request *rq)
+static void with_json(struct request *rq, const struct kvr_json_read *r)
 {
-    char name[64];
-    int rc = kvr_json_check_members(rq->loop->json, name, sizeof name);
-    if (rc == -KVR_EEXISTS) routes_error(rq, 400, "field `%s` is given more than once; allowed: each once", name);
-    else if (rc == -KVR_ELIMIT) routes_error(rq, 400, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
-    else if (rc) routes_error(rq, 500, "out of memory");
-    return rc == 0;
-}
-
-static void with_body(struct request *rq, const struct kvr_http_request *hr)
-{
-    struct kvr_json o;
-    const char *why = "";
-    bool query = rq->at == AT_QUERY || rq->at == AT_QUERY_BY_HASH || rq->at == AT_SERVICE_QUERY;
-    if (rq->at == AT_SERVICE_QUERY && is_of_type(hr, KVR_PACKED_TYPE)) {
-        query_service_packed(rq, hr->body ? hr->body : "", hr->body_len);
+    struct kvr_json o = r->root;
+    if (r->rc == -KVR_ENOMEM || r->members == -KVR_ENOMEM) {
+        routes_error(rq, 503, "out of memory");
         return;
     }
-    if (!is_of_type(hr, JSON_TYPE)) {
-        routes_error(rq, 415, "expected the header 'Content-Type: application/json'");
-        return;
-    }
-    if (!query && hr->body_len > SMALL_BODY) {
-        routes_error(rq, 413, "the body is larger than %d bytes", SMALL_BODY);
-        return;
-    }
-    int rc = kvr_json_parse(rq->loop->json, hr->body ? hr->body : "", hr->body_len, &o, &why);
-    if (rc) {
-        if (rc == -KVR_ENOMEM) routes_error(rq, 503, "out of memory");
-        else routes_error(rq, 400, "the body is not JSON: %s", why);
+    if (r->rc) {
+        routes_error(rq, 400, "the body is not JSON: %s", r->why);
         return;
     }
     if (kvr_json_type_of(o) != KVR_JSON_OBJECT) {
         routes_error(rq, 422, "the body must be a JSON object");
         return;
     }
-    if (!has_members_once(rq)) return;
+    if (r->members) {
+        if (r->members == -KVR_EEXISTS) routes_error(rq, 400, "field `%s` is given more than once; allowed: each once", r->member);
+        else routes_error(rq, 400, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
+        return;
+    }
     switch (rq->at) {
     case AT_QUERY: query_by_tokens(rq, o); break;
     case AT_QUERY_BY_HASH: query_by_hash(rq, o); break;
@@ -374,6 +355,54 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
     case AT_DEREGISTER_PEER: post_peer(rq, o, false); break;
     default: post_pause(rq, o, rq->at == AT_PAUSE); break;
     }
+}
+
+struct large_body {
+    struct kvr_json_body b; /* first */
+    struct request rq;
+};
+
+static void on_large_body(struct kvr_json_body *b)
+{
+    struct large_body *l = (struct large_body *)b;
+    with_json(&l->rq, &b->read);
+    query_give_back(l->rq.loop);
+}
+
+static void read_large(struct request *rq)
+{
+    struct large_body *l = calloc(1, sizeof *l);
+    if (!l) {
+        routes_error(rq, 503, "out of memory");
+        return;
+    }
+    *l = (struct large_body){.b = {.on_read = on_large_body}, .rq = *rq};
+    kvr_json_body_start(&l->b, &rq->loop->jobs, &rq->loop->uv, rq->conn);
+}
+
+static void with_body(struct request *rq, const struct kvr_http_request *hr)
+{
+    bool query = rq->at == AT_QUERY || rq->at == AT_QUERY_BY_HASH || rq->at == AT_SERVICE_QUERY;
+    if (rq->at == AT_SERVICE_QUERY && is_of_type(hr, KVR_PACKED_TYPE)) {
+        query_service_packed(rq, hr->body ? hr->body : "", hr->body_len);
+        query_give_back(rq->loop);
+        return;
+    }
+    if (!is_of_type(hr, JSON_TYPE)) {
+        routes_error(rq, 415, "expected the header 'Content-Type: application/json'");
+        return;
+    }
+    if (!query && hr->body_len > SMALL_BODY) {
+        routes_error(rq, 413, "the body is larger than %d bytes", SMALL_BODY);
+        return;
+    }
+    if (kvr_json_body_is_large(rq->conn)) {
+        read_large(rq);
+        return;
+    }
+    struct kvr_json_read r;
+    kvr_json_read(&r, rq->loop->json, hr->body, hr->body_len);
+    with_json(rq, &r);
 }
 
 static void without_body(struct request *rq)
@@ -413,4 +442,16 @@ void routes_on_request(struct kvr_http_conn *c, void *ctx)
     } else {
         without_body(&rq);
     }
+}
+
+void routes_on_gone(struct kvr_http_conn *c, void *ctx)
+{
+    struct loop *l = ctx;
+    if (!kvr_json_body_on_gone(&l->jobs, c)) dump_on_gone(c, ctx);
+}
+
+void routes_on_drained(struct kvr_http_conn *c, void *ctx)
+{
+    struct loop *l = ctx;
+    if (!kvr_json_body_is_read(&l->jobs, c)) dump_on_drained(c, ctx);
 }

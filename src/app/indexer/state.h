@@ -38,6 +38,7 @@
 #include "net/event_recorder.h"
 #include "net/http.h"
 #include "net/ingest.h"
+#include "net/json_body.h"
 #include "wire/index_question.h"
 #include "wire/json.h"
 
@@ -118,7 +119,7 @@ struct telemetry {
     _Atomic uint64_t requests[ENDPOINTS][METHODS], errors[ENDPOINTS][2];
     _Atomic uint64_t buckets[ENDPOINTS][DURATION_BUCKETS + 1], sum_ns[ENDPOINTS];
     _Atomic uint64_t events[3][2]; /* stored, removed, cleared; ok, failed */
-    _Atomic uint64_t refused_keys, tls_failures, peer_recoveries, peer_failures;
+    _Atomic uint64_t refused_prompts, refused_keys, tls_failures, peer_recoveries, peer_failures;
     _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
     pthread_mutex_t log_lock;
     FILE *log;
@@ -178,6 +179,7 @@ struct loop {
     pthread_t thread;
     struct kvr_http_server *server;
     struct kvr_json_parser *json;
+    struct kvr_jobs jobs; /* large bodies */
     struct desk *desks;
     size_t desks_n, desks_cap;
     uint32_t *tokens;
@@ -230,6 +232,8 @@ const char *listener_state(const struct kvr_view_status *st);
 
 /* routes.c */
 void routes_on_request(struct kvr_http_conn *c, void *ctx);
+void routes_on_gone(struct kvr_http_conn *c, void *ctx);
+void routes_on_drained(struct kvr_http_conn *c, void *ctx);
 void routes_error_body(struct kvr_buf *out, int status, const char *message);
 void routes_reply(struct request *rq, int status, const char *extra, const char *body, size_t len);
 void routes_error(struct request *rq, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -243,6 +247,8 @@ void query_by_hash(struct request *rq, struct kvr_json o);
 void query_service(struct request *rq, struct kvr_json o);
 void query_service_packed(struct request *rq, const char *body, size_t len);
 void query_service_info(struct request *rq);
+/* Gives room back that large questions have taken. */
+void query_give_back(struct loop *l);
 struct kvr_index_reader *desk_reader(struct loop *l, struct partition *p);
 void desks_sweep(struct loop *l, bool all);
 

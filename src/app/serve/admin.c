@@ -92,35 +92,45 @@ bool member_text(struct kvr_json o, const char *key, char *out, size_t cap, cons
 void admin_bad_field(struct kvr_http_conn *c, const char *field)
 {
     char text[320];
+    if (!*field) {
+        admin_error(c, 503, "out of memory");
+        return;
+    }
     field_refusal(field, text, sizeof text);
     admin_error(c, 400, text);
 }
 
-/* Of the body that was parsed last. Returns: false after having answered. */
-static bool has_members_once(const struct serve *s, struct kvr_http_conn *c)
+/* What came of reading a body. Returns: false after having answered. */
+static bool is_object(struct kvr_http_conn *c, const struct kvr_json_read *r)
 {
-    char name[64], text[160] = "out of memory";
-    int rc = kvr_json_check_members(s->json, name, sizeof name);
-    if (rc == 0) return true;
-    if (rc == -KVR_EEXISTS) snprintf(text, sizeof text, "field '%s' is given more than once; allowed: each once", name);
-    if (rc == -KVR_ELIMIT) snprintf(text, sizeof text, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
-    admin_error(c, rc == -KVR_ENOMEM ? 503 : 400, text);
+    char text[160];
+    if (r->rc == -KVR_ENOMEM || r->members == -KVR_ENOMEM) {
+        admin_error(c, 503, "out of memory");
+    } else if (r->rc) {
+        admin_error(c, 400, "the body is not valid JSON");
+    } else if (kvr_json_type_of(r->root) != KVR_JSON_OBJECT) {
+        admin_error(c, 400, "the body must be a JSON object");
+    } else if (r->members) {
+        if (r->members == -KVR_EEXISTS) snprintf(text, sizeof text, "field '%s' is given more than once; allowed: each once", r->member);
+        else snprintf(text, sizeof text, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
+        admin_error(c, 400, text);
+    } else {
+        return true;
+    }
     return false;
 }
 
 bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    int rc = rq->body_len ? kvr_json_parse(s->json, rq->body, rq->body_len, o, NULL) : -KVR_EFORMAT;
-    if (rc) {
-        admin_error(c, rc == -KVR_ENOMEM ? 503 : 400, rc == -KVR_ENOMEM ? "out of memory" : "the body is not valid JSON");
+    if (rq->body_len > KVR_JOB_BYTES) {
+        admin_error(c, 413, "the body is larger than 262144 bytes");
         return false;
     }
-    if (kvr_json_type_of(*o) != KVR_JSON_OBJECT) {
-        admin_error(c, 400, "the body must be a JSON object");
-        return false;
-    }
-    return has_members_once(s, c);
+    struct kvr_json_read r;
+    kvr_json_read(&r, s->json, rq->body, rq->body_len);
+    *o = r.root;
+    return is_object(c, &r);
 }
 
 static void status_write(struct serve *s, struct kvr_buf *b)
@@ -449,6 +459,57 @@ static const struct {
     {"/kv_indexer_info", served_get_info, served_post_info},
 };
 
+/* No prompt of more than --max-prompt-tokens, as whatever it is given. Returns: false after having answered. */
+static bool prompt_is_small_enough(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    static const char *const keys[] = {"token_ids", "tokens", "block_hashes", "sequence_hashes"};
+    char text[160];
+    for (size_t i = 0; i < KVR_ARRAY_LEN(keys); i++) {
+        if (kvr_json_count(kvr_json_get(o, keys[i])) <= s->o->max_prompt_tokens) continue;
+        atomic_fetch_add_explicit(&s->metrics.prompt_tokens_refused_total, 1, memory_order_relaxed);
+        snprintf(text, sizeof text, "field '%s' has more than %llu entries, which is --max-prompt-tokens", keys[i],
+                 (unsigned long long)s->o->max_prompt_tokens);
+        admin_error(c, 413, text);
+        return false;
+    }
+    return true;
+}
+
+typedef void post_fn(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+
+static void post_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, post_fn *fn)
+{
+    if (prompt_is_small_enough(s, c, o)) fn(s, c, o);
+}
+
+struct large_post {
+    struct kvr_json_body b; /* first */
+    struct serve *serve;
+    post_fn *fn;
+};
+
+static void on_large_post(struct kvr_json_body *b)
+{
+    const struct large_post *p = (const struct large_post *)b;
+    if (is_object(b->conn, &b->read)) post_object(p->serve, b->conn, b->read.root, p->fn);
+}
+
+static void post(struct serve *s, struct kvr_http_conn *c, post_fn *fn)
+{
+    struct kvr_json o;
+    if (!kvr_json_body_is_large(c)) {
+        if (admin_parse_object(s, c, &o)) post_object(s, c, o, fn);
+        return;
+    }
+    struct large_post *p = calloc(1, sizeof *p);
+    if (!p) {
+        admin_error(c, 503, "out of memory");
+        return;
+    }
+    *p = (struct large_post){.b = {.on_read = on_large_post}, .serve = s, .fn = fn};
+    kvr_json_body_start(&p->b, &s->jobs, &s->main_loop, c);
+}
+
 static bool under(struct kvr_text path, const char *prefix, struct kvr_text *rest)
 {
     size_t n = strlen(prefix);
@@ -490,9 +551,8 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     struct serve *s = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_text rest;
-    struct kvr_json o;
     uint64_t id;
-    bool get = kvr_text_is(rq->method, "GET"), post = kvr_text_is(rq->method, "POST");
+    bool get = kvr_text_is(rq->method, "GET"), is_post = kvr_text_is(rq->method, "POST");
     if (worker_path(rq->path, &id)) {
         one_worker(s, c, id);
         return;
@@ -501,19 +561,19 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
         one_reservation(s, c, rest);
         return;
     }
-    if (post && kvr_text_is(rq->path, "/debug/validate")) {
+    if (is_post && kvr_text_is(rq->path, "/debug/validate")) {
         validate(s, c);
         return;
     }
-    if (post && kvr_text_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) {
+    if (is_post && kvr_text_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) {
         served_post_packed(s, c);
         return;
     }
     for (size_t i = 0; i < KVR_ARRAY_LEN(routes); i++) {
         if (!kvr_text_is(rq->path, routes[i].path)) continue;
         if (get && routes[i].get) routes[i].get(s, c);
-        else if (!post || !routes[i].post) admin_error(c, 405, "method not allowed");
-        else if (admin_parse_object(s, c, &o)) routes[i].post(s, c, o);
+        else if (!is_post || !routes[i].post) admin_error(c, 405, "method not allowed");
+        else post(s, c, routes[i].post);
         return;
     }
     admin_error(c, 404, "unknown path");
@@ -521,8 +581,8 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
 
 static void on_gone(struct kvr_http_conn *c, void *ctx)
 {
-    (void)ctx;
-    selection_gone(c);
+    struct serve *s = ctx;
+    if (!kvr_json_body_on_gone(&s->jobs, c)) selection_gone(c);
 }
 
 int admin_start(struct serve *s)

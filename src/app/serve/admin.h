@@ -21,7 +21,8 @@ enum { RANKS_MAX = 8192, TAINT_LIST_MAX = 16, SHARED_RANGES_MAX = 64 };
 void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b);
 void admin_error(struct kvr_http_conn *c, int status, const char *text);
 void admin_ok(struct kvr_http_conn *c, int status);
-/* 400, with what is allowed for the member (fields.c, where each that is read has a row). */
+/* 400, with what is allowed for the member (fields.c, where each that is read has a row); 503 for "": it could not be read for want
+ * of memory. */
 void admin_bad_field(struct kvr_http_conn *c, const char *field);
 /* The text of that. */
 void field_refusal(const char *field, char *out, size_t cap);
@@ -73,7 +74,8 @@ void question_free(struct question *q);
 /* Borrows the question. */
 struct kvr_router_request question_request(const struct question *q);
 struct kvr_router_ctx *admin_ctx(struct serve *s, struct pool *pool);
-bool get_hashes(struct kvr_json v, uint64_t **out, size_t *n);
+/* The array of hashes o[key], malloc'd; the caller frees *out whatever comes. Returns: NULL; the key when it is none; "": no memory. */
+const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_t *n);
 
 void admin_overlap_scores(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void admin_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool by_hash);

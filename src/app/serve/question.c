@@ -5,6 +5,9 @@
 
 #include "app/serve/admin.h"
 
+/* In place of a member's name. */
+static const char no_memory[] = "";
+
 void question_free(struct question *q)
 {
     free(q->tokens);
@@ -14,29 +17,33 @@ void question_free(struct question *q)
     kvr_mm_infos_free(&q->mm);
 }
 
-bool get_hashes(struct kvr_json v, uint64_t **out, size_t *n)
+const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_t *n)
 {
-    if (kvr_json_type_of(v) != KVR_JSON_ARRAY) return false;
+    struct kvr_json v = kvr_json_get(o, key);
+    if (kvr_json_type_of(v) != KVR_JSON_ARRAY) return key;
     *n = kvr_json_count(v);
     *out = malloc((*n + 1) * sizeof **out);
-    return *out && kvr_json_u64_array(v, *out, *n) >= 0;
+    if (!*out) return no_memory;
+    return kvr_json_u64_array(v, *out, *n) >= 0 ? NULL : key;
 }
 
 static const char *read_prompt(struct kvr_json o, struct question *q)
 {
     struct kvr_json tokens = kvr_json_get(o, "token_ids"), hashes = kvr_json_get(o, "block_hashes"),
                     seqs = kvr_json_get(o, "sequence_hashes");
+    const char *bad = NULL;
     if (kvr_json_type_of(tokens) <= KVR_JSON_NULL) tokens = kvr_json_get(o, "tokens");
     bool has_seqs = kvr_json_type_of(seqs) > KVR_JSON_NULL;
     if (kvr_json_type_of(tokens) > KVR_JSON_NULL) {
         if (kvr_json_type_of(tokens) != KVR_JSON_ARRAY) return "token_ids";
         q->tokens_n = kvr_json_count(tokens);
         q->tokens = malloc((q->tokens_n + 1) * sizeof *q->tokens);
-        return q->tokens && kvr_json_u32_array(tokens, q->tokens, q->tokens_n) >= 0 ? NULL : "token_ids";
+        if (!q->tokens) return no_memory;
+        return kvr_json_u32_array(tokens, q->tokens, q->tokens_n) >= 0 ? NULL : "token_ids";
     }
-    if (has_seqs && !get_hashes(seqs, &q->seqs, &q->seqs_n)) return "sequence_hashes";
+    if (has_seqs && (bad = get_hashes(o, "sequence_hashes", &q->seqs, &q->seqs_n))) return bad;
     if (kvr_json_type_of(hashes) > KVR_JSON_NULL) {
-        if (!get_hashes(hashes, &q->locals, &q->locals_n)) return "block_hashes";
+        if ((bad = get_hashes(o, "block_hashes", &q->locals, &q->locals_n))) return bad;
         return has_seqs && q->seqs_n != q->locals_n ? "sequence_hashes" : NULL;
     }
     return has_seqs ? NULL : "token_ids";
@@ -98,8 +105,8 @@ static const char *read_constraints(struct kvr_json o, struct question *q)
     if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_OBJECT || kvr_json_each(v, add_preferred, q)))
         return "preferred_taints";
     v = kvr_json_get(o, "allowed_worker_ids");
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && (!get_hashes(v, &q->allowed, &q->allowed_n) || q->allowed_n > RANKS_MAX))
-        return "allowed_worker_ids";
+    const char *bad = kvr_json_type_of(v) > KVR_JSON_NULL ? get_hashes(o, "allowed_worker_ids", &q->allowed, &q->allowed_n) : NULL;
+    if (bad || q->allowed_n > RANKS_MAX) return bad ? bad : "allowed_worker_ids";
     v = kvr_json_get(o, "shared_cache_ranges");
     if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_each(v, add_range, q)))
         return "shared_cache_ranges";
@@ -203,13 +210,14 @@ static bool narrow(struct serve *s, struct question *q)
     return true;
 }
 
-static bool find_pool(struct serve *s, struct question *q)
+/* Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
+static int find_pool(struct serve *s, struct question *q)
 {
     pthread_mutex_lock(&s->lock);
     q->pool = pool_find_locked(s, q->model, q->group);
-    if (q->pool && !narrow(s, q)) q->pool = NULL;
+    int rc = !q->pool ? -KVR_ENOTFOUND : narrow(s, q) ? 0 : -KVR_ENOMEM;
     pthread_mutex_unlock(&s->lock);
-    return q->pool != NULL;
+    return rc;
 }
 
 static const char *read_fields(struct kvr_json o, struct question *q)
@@ -252,12 +260,14 @@ bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, 
         admin_bad_field(c, bad);
         return false;
     }
-    if (!find_pool(s, q)) {
+    int rc = find_pool(s, q);
+    if (rc) {
         char text[2 * MODEL_MAX + 96];
         snprintf(text, sizeof text, "no indexer for model=%s routing_group=%s", q->model[0] ? q->model : "default",
                  q->group[0] ? q->group : "default");
         question_free(q);
-        admin_error(c, 404, text);
+        if (rc == -KVR_ENOMEM) admin_bad_field(c, no_memory);
+        else admin_error(c, 404, text);
         return false;
     }
     if (!read_mm_infos(c, o, q)) return false;

@@ -135,7 +135,7 @@ static int answer(struct asker *a, answer_fn *fn, int read)
     a->out.comma = a->out.failed = false;
     const char *why = fn == answer_info ? NULL : not_ready(a->serve->served);
     if (read)
-        return refuse(a, read == -KVR_ENOMEM ? 500 : 400,
+        return refuse(a, read == -KVR_ENOMEM ? 503 : 400,
                       read == -KVR_ENOMEM ? kvr_strerror(read) : "not a map that has each of its members once");
     if (why) return refuse(a, 503, why);
     const char *wrong = fn == answer_query ? a->q.wrong_query : fn == answer_record ? a->q.wrong_record : NULL;
@@ -155,6 +155,7 @@ static void reply(struct serve *s, struct kvr_http_conn *c, answer_fn *fn, int r
     struct asker *a = &s->served->http;
     int status = answer(a, fn, read);
     kvr_http_reply(c, status, "application/json", NULL, a->out.failed ? "" : a->out.data, a->out.failed ? 0 : a->out.len);
+    kvr_service_question_trim(&a->q);
 }
 
 static bool serves(const struct serve *s, struct kvr_http_conn *c)

@@ -47,6 +47,7 @@
 #include "net/http.h"
 #include "net/ingest.h"
 #include "net/jobs.h"
+#include "net/json_body.h"
 #include "net/remote_index.h"
 #include "wire/engine_load.h"
 #include "wire/json.h"

@@ -104,7 +104,7 @@ void tracker_add(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
     if (!read_scope(s, c, o, true, &sc)) return;
     if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &w.worker_id)) bad = "worker_id";
     else if (!member_u64(o, "dp_rank", UINT32_MAX, &rank, &bad) || !member_u64(o, "new_isl_tokens", UINT32_MAX, &isl, &bad)) (void)bad;
-    else if (!get_hashes(kvr_json_get(o, "sequence_hashes"), &seqs, &n)) bad = "sequence_hashes";
+    else bad = get_hashes(o, "sequence_hashes", &seqs, &n);
     if (bad) {
         admin_bad_field(c, bad);
     } else if (known_scope(c, &sc)) {
