@@ -18,6 +18,7 @@ help:
 
 build:
 	@scripts/deps.sh build test
+	@scripts/moved.sh build/release
 	@cmake --preset release -DKVR_TESTS=OFF > build-release.log 2>&1 || (cat build-release.log; exit 1)
 	@rm -f build-release.log
 	@cmake --build --preset release
@@ -51,6 +52,7 @@ options-page: build
 	@scripts/options_page.sh
 
 sim: build
+	@scripts/moved.sh build/release
 	@cmake --preset release -DKVR_BENCH=ON > /dev/null && cmake --build --preset release | tail -1
 	@build/release/bench/bench_sim
 
@@ -60,7 +62,7 @@ install: build
 clean:
 	rm -rf build
 
-# The Python package, in build/wheel. Works offline once it is built.
-wheel: build
+# The Python package, in build/wheel. Needs the library only, and no network.
+wheel:
 	@scripts/deps.sh build python
 	@scripts/wheel.sh

@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-10}
+scripts/moved.sh build/fuzz
 cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz | tail -1
 work=$(mktemp -d)

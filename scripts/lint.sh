@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 /usr/bin/python3 scripts/check_includes.py
 /usr/bin/python3 scripts/check_source.py
 git ls-files '*.c' '*.h' | xargs clang-format --dry-run --Werror
+scripts/moved.sh build/release
 cmake --preset release >/dev/null
 cmake --build --preset release | tail -1
 git ls-files 'src/*.c' | xargs -P 2 -n 8 clang-tidy -p build/release --quiet --extra-arg=-Wno-unknown-warning-option --warnings-as-errors='*' 2>/dev/null

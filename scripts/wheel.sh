@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the Python wheel into build/wheel with Debian's Python. KVROUTE_LIB: the static library to link in.
+# Builds the Python wheel into build/wheel, with Debian's Python or the one PYTHON names: one wheel for every CPython from 3.9 on.
+# KVROUTE_LIB: the static library to link in; else it is built here. Needs nothing of git, and no network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=$PWD/build/wheel
+root=$PWD out=$PWD/build/wheel
+scripts/moved.sh build/wheel-lib
+if [ -z "${KVROUTE_LIB:-}" ]; then
+  cmake -S . -B build/wheel-lib -G Ninja -DKVR_LIB_ONLY=ON > /dev/null
+  cmake --build build/wheel-lib > /dev/null
+  KVROUTE_LIB=$root/build/wheel-lib/libkvroute.a
+fi
 work=$out/work
 rm -rf "$out"
 mkdir -p "$work"
 cp -r bindings/python/. "$work"
-sed -i "s|^ROOT = .*|ROOT = '$PWD'|" "$work/build_kvroute.py"
-export KVROUTE_LIB=${KVROUTE_LIB:-$PWD/build/release/libkvroute.a}
-(cd "$work" && /usr/bin/python3 setup.py -q bdist_wheel -d "$out" > "$out/log" 2>&1) || { cat "$out/log" >&2; exit 1; }
+export KVROUTE_LIB KVROUTE_INCLUDE=$root/include
+(cd "$work" && "${PYTHON:-/usr/bin/python3}" setup.py -q bdist_wheel -d "$out" > "$out/log" 2>&1) || { cat "$out/log" >&2; exit 1; }
 rm -rf "$work"
 ls "$out"/*.whl

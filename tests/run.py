@@ -34,7 +34,7 @@ def run(cmd, env=None, timeout=900):
 
 
 def build(preset):
-    for cmd in (["cmake", "--preset", preset], ["cmake", "--build", "--preset", preset]):
+    for cmd in (["scripts/moved.sh", f"build/{preset}"], ["cmake", "--preset", preset], ["cmake", "--build", "--preset", preset]):
         rc, text, _ = run(cmd)
         if rc:
             print(text)

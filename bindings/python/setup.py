@@ -1,40 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the wheel: `make wheel` at the project's root does it with the right library.
 
-The compiled module needs cffi's backend at run time. So that the wheel installs and works without a network, the backend of the
-Python that builds it is put inside and used when there is no other; with another version of Python, cffi is asked for."""
+One module of the stable ABI, with libkvroute inside: it needs nothing at run time and serves every CPython from 3.9 on.
+KVROUTE_LIB names the static library, KVROUTE_INCLUDE the folder of its headers."""
 import os
-import shutil
-import sys
 
-import _cffi_backend
-from setuptools import setup
-from setuptools.command.build_py import build_py
+from setuptools import Extension, setup
 
-BACKEND = os.path.basename(_cffi_backend.__file__)
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+LIB = os.environ.get("KVROUTE_LIB", os.path.join(ROOT, "build", "release", "libkvroute.a"))
+INCLUDE = os.environ.get("KVROUTE_INCLUDE", os.path.join(ROOT, "include"))
+SOURCES = ["args", "hashing", "index", "local", "module", "request", "router", "ticket"]
 
-
-class WithBackend(build_py):
-    def run(self):
-        super().run()
-        to = os.path.join(self.build_lib, "kvroute", "_backend")
-        os.makedirs(to, exist_ok=True)
-        shutil.copy(_cffi_backend.__file__, os.path.join(to, BACKEND))
-
+with open(os.path.join(HERE, "README.md"), encoding="utf-8") as readme:
+    TEXT = readme.read()
 
 setup(
     name="kvroute",
     version=os.environ.get("KVROUTE_VERSION", "0.1.0"),
     description="KV-cache-aware routing for LLM inference: index, local index of an engine, selection",
-    long_description=open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "README.md")).read(),
+    long_description=TEXT,
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=["kvroute"],
     package_data={"kvroute": ["py.typed", "*.pyi"]},
-    cffi_modules=["build_kvroute.py:ffi"],
-    cmdclass={"build_py": WithBackend},
+    ext_modules=[Extension("kvroute._kvroute", [f"src/{name}.c" for name in SOURCES], depends=["src/binding.h"], include_dirs=[INCLUDE],
+                           extra_objects=[LIB], libraries=["m", "pthread"], define_macros=[("Py_LIMITED_API", "0x03090000")],
+                           extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Wno-cast-function-type",
+                                               "-Werror=implicit-function-declaration", "-fvisibility=hidden"],
+                           extra_link_args=["-Wl,--exclude-libs,ALL"], py_limited_api=True)],
     python_requires=">=3.9",
-    install_requires=[f'cffi>=1.15; python_version != "{sys.version_info[0]}.{sys.version_info[1]}"'],
     options={"bdist_wheel": {"py_limited_api": "cp39"}},
     zip_safe=False,
 )

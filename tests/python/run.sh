@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds the wheel, installs it into a clean environment without a network, and runs the tests against it. KVROUTE: the binary for
-# the end-to-end test.
+# the end-to-end test. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-build=$PWD/build/python
-cmake -S . -B "$build/lib" -G Ninja -DKVR_LIB_ONLY=ON >/dev/null
-cmake --build "$build/lib" >/dev/null
-KVROUTE_LIB=$build/lib/libkvroute.a scripts/wheel.sh >/dev/null
+root=$PWD build=$PWD/build/python
+scripts/wheel.sh >/dev/null
+mkdir -p "$build"
 rm -rf "$build/venv"
 /usr/bin/python3 -m venv "$build/venv"
 http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 "$build/venv/bin/python3" -m pip install -q --no-index --disable-pip-version-check build/wheel/kvroute-*.whl
 cd "$build" # away from the sources
-"$build/venv/bin/python3" -I -W error - "$OLDPWD/bindings/python/README.md" <<'PY'
+"$build/venv/bin/python3" -I -W error - "$root/bindings/python/README.md" <<'PY'
 import re, sys
 with open(sys.argv[1]) as f:
-    code = re.search(r"```python\n(.*?)```", f.read(), re.S).group(1)
-exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    blocks = re.findall(r"```python\n(.*?)```", f.read(), re.S)
+assert blocks
+for code in blocks:
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
 import kvroute
-print("the README's example ran in a clean environment, version", kvroute.__version__)
+print("the README's examples ran in a clean environment, version", kvroute.__version__)
 PY
 site=$("$build/venv/bin/python3" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-PYTHONPATH=$site PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -m pytest -q -p no:cacheprovider "$OLDPWD/tests/python"
+PYTHONPATH=$site PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -m pytest -q -p no:cacheprovider "$root/tests/python" "$@"

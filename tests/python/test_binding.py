@@ -5,6 +5,7 @@ import asyncio
 import gc
 import inspect
 import json
+import sys
 import threading
 import time
 
@@ -211,8 +212,8 @@ def test_router_and_its_configuration():
     for bad in (dict(serve_indexer=True, use_remote_indexer=True), dict(serve_indexer=True, overlap_score_credit=0), dict(cost="x")):
         with pytest.raises(ValueError):
             KvRouterConfig(**bad)
-    for name, value in dict(routing_constraints={"a": 1}, strict_priority=1, policy_class="x", block_mm_infos=[{}]).items():
-        with pytest.raises(NotImplementedError, match=name):
+    for name, value in dict(routing_constraints={"a": 1}, strict_priority=-1, policy_class=5, block_mm_infos=[5], priority_jump="x").items():
+        with pytest.raises((ValueError, TypeError), match=name):
             r.best_worker(TOKENS, **{name: value})
     with pytest.raises(TypeError):
         KvRouterConfig(nonsense=1)
@@ -269,6 +270,35 @@ def test_threads_share_an_index_and_give_it_back():
         r.best_worker(TOKENS)
         del r
     gc.collect()
+
+
+def test_calls_leave_no_objects_behind():
+    tree, local, big = KvIndexer(None, 16), LocalIndexer(1, 16, max_events=8), KvRouter(None, 16, KvRouterConfig(), select=lambda c: 0)
+    big.add_worker(1)
+    locals_ = kvroute.compute_block_hash_for_seq(TOKENS, 16)
+    mm = [{"mm_objects": [{"mm_hash": 1}]}]
+
+    def every_call(i):
+        tree.apply_event(1, stored([1, 2, 3, 4], locals_))
+        tree.find_matches(locals_), tree.find_matches_for_request(TOKENS, "lora"), tree.dump_tree_as_events(), tree.current_size()
+        local.apply_stored(i, TOKENS, [1, b"2", 3, 4], block_mm_infos=mm), local.apply_removed(i, [1]), local.get_events_json(), local.stats()
+        local.write_events_json(lambda piece: None)
+        big.best_worker(TOKENS, {"router_temperature": 1.0}, "a", block_mm_infos=mm, routing_constraints={"preferred_taints": {"x": 1}},
+                        policy_class="p", allowed_worker_ids=[1], cache_namespace="n")
+        big.mark_prefill_complete("a"), big.add_output_block("a"), big.free("a"), big.get_potential_loads(TOKENS), big.get_overlap_scores(TOKENS)
+        for wrong in (lambda: tree.find_matches("x"), lambda: big.best_worker([-1]), lambda: big.free("nobody"), lambda: big.best_worker(TOKENS, request_id=5),
+                      lambda: local.apply_stored(i, TOKENS, [1]), lambda: kvroute.compute_block_hash_for_seq([1 << 40], 1)):
+            with pytest.raises(Exception):
+                wrong()
+
+    def run(times, first):
+        for i in range(first, first + times):
+            every_call(i)
+        gc.collect()
+        return sys.getallocatedblocks()
+    run(30, 1)
+    before = run(30, 100)
+    assert run(300, 200) - before < 250  # less than one for each round
 
 
 class TreeAgainstModel(RuleBasedStateMachine):

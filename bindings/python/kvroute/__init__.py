@@ -3,19 +3,23 @@
 
     hashing     compute_block_hash_for_seq, compute_seq_hash_for_block
     index       RadixTree, KvIndexer, ApproxKvIndexer, OverlapScores
-    engine      LocalIndexer: what an engine holds, for routers that have lost events
-    selection   KvRouter, KvRouterConfig
+    engine      KvEventPublisher: events of what an engine holds; LocalIndexer: all of it, for routers that have lost some
+    selection   KvRouter, KvRouterConfig, BestWorker
     recordings  KvRecorder
 
 Every call that does work in C releases the interpreter lock. Tokens are taken without a copy from anything that offers a buffer
 of 4-byte unsigned or signed integers (array('I'), numpy.uint32, numpy.int32, memoryview); lists are copied."""
-from ._errors import KvrouteError, NoEndpoints
+from ._await import BestWorker
+from ._errors import KvrouteError, NoEndpoints, QueueTimeout
+from ._kvroute import version as __version__
+from .config import KvRouterConfig
 from .hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
 from .index import ApproxKvIndexer, KvIndexer, OverlapScores, RadixTree
 from .local import LocalIndexer
+from .publisher import KvEventPublisher
 from .recorder import KvRecorder
-from .router import KvRouter, KvRouterConfig
-from ._c import version as __version__
+from .router import KvRouter
 
-__all__ = ["ApproxKvIndexer", "KvIndexer", "KvRecorder", "KvRouter", "KvRouterConfig", "KvrouteError", "LocalIndexer", "NoEndpoints",
-           "OverlapScores", "RadixTree", "compute_block_hash_for_seq", "compute_seq_hash_for_block"]
+__all__ = ["ApproxKvIndexer", "BestWorker", "KvEventPublisher", "KvIndexer", "KvRecorder", "KvRouter", "KvRouterConfig", "KvrouteError",
+           "LocalIndexer", "NoEndpoints", "OverlapScores", "QueueTimeout", "RadixTree", "compute_block_hash_for_seq",
+           "compute_seq_hash_for_block"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-from ._c import ffi, lib
+from . import _kvroute
 
-ENOMEM, EINVAL, EPARENT, ENOTFOUND, ESEQUENCE, ELENGTH, EFORMAT, ENOENDPOINTS, ESHUTDOWN = 1, 2, 3, 4, 5, 8, 9, 12, 20
+ENOMEM, EINVAL, EPARENT, ENOTFOUND, ESEQUENCE, EEXISTS, ELENGTH, ELIMIT, ENOENDPOINTS, ESHUTDOWN, ETIMEDOUT = 1, 2, 3, 4, 5, 7, 8, 10, 12, 20, 21
 
 
 class KvrouteError(Exception):
@@ -9,19 +9,31 @@ class KvrouteError(Exception):
 
     def __init__(self, code, text=None):
         self.code = abs(code)
-        super().__init__(text or ffi.string(lib.kvr_strerror(self.code)).decode())
+        super().__init__(text or _kvroute.error_text(self.code))
 
 
 class NoEndpoints(KvrouteError):
     """Nobody is eligible for a request."""
 
 
+class QueueTimeout(KvrouteError, TimeoutError):
+    """A request waited for its turn for longer than it was given."""
+
+
+_KINDS = {ENOENDPOINTS: NoEndpoints, ETIMEDOUT: QueueTimeout}
+
+
+def _make(code):
+    if -code == ENOMEM:
+        return MemoryError("kvroute")
+    return _KINDS.get(-code, KvrouteError)(code)
+
+
 def check(rc):
     """rc, or the exception it stands for."""
-    if rc >= 0:
-        return rc
-    if -rc == ENOMEM:
-        raise MemoryError("kvroute")
-    if -rc == ENOENDPOINTS:
-        raise NoEndpoints(rc)
-    raise KvrouteError(rc)
+    if rc < 0:
+        raise _make(rc)
+    return rc
+
+
+_kvroute.on_error(_make)

@@ -1,19 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
 
-from ._c import ffi, hash_of, hashes_of, lib, text_of, tier_of, tokens_of
-from ._errors import EINVAL, ELENGTH, ENOMEM, ESHUTDOWN, check
-
-
-@ffi.def_extern(error=1)
-def py_on_piece(ctx, data, n):
-    state = ffi.from_handle(ctx)
-    try:
-        state["write"](ffi.buffer(data, n)[:])
-        return 0
-    except BaseException as e:  # it goes on in the caller's frame
-        state["error"] = e
-        return 1
+from . import _kvroute
+from ._check import U32, bad, block_size, tier_of, whole, worker
+from ._errors import EINVAL, ELENGTH, ESHUTDOWN
+from .hashing import mm_of
 
 
 class LocalIndexer:
@@ -28,84 +19,63 @@ class LocalIndexer:
     Threads: apply_* from one thread; the others from any, at once, also while it applies."""
 
     def __init__(self, worker_id=0, kv_block_size=16, dp_rank=0, *, max_events=1024, max_event_bytes=16 << 20, max_index_bytes=0, epoch=0):
-        if not 0 < int(kv_block_size) <= 65536:
-            raise ValueError(f"kv_block_size: bad value {kv_block_size!r}; allowed: 1 to 65536")
-        if max_events < 1 or max_event_bytes < 1:
-            raise ValueError("max_events, max_event_bytes: allowed: 1 or more")
-        li = lib.py_local_new(int(worker_id), int(dp_rank), int(kv_block_size), int(epoch), int(max_events), int(max_event_bytes),
-                              int(max_index_bytes))
-        if li == ffi.NULL:
-            raise MemoryError("kvroute")
-        self._li = ffi.gc(li, lib.kvr_local_index_destroy)
+        self._block_size = block_size(kv_block_size, "kv_block_size")
+        self._li = _kvroute.LocalIndex(worker(worker_id), whole("dp_rank", dp_rank, 0, U32), self._block_size, whole("epoch", epoch),
+                                       whole("max_events", max_events, 1), whole("max_event_bytes", max_event_bytes, 1),
+                                       whole("max_index_bytes", max_index_bytes))
 
     @staticmethod
     def _applied(rc, event_id):
         """True, or False when the index refused the event, which is kept for consumers all the same."""
+        if rc == 0:
+            return True
         if rc == -ESHUTDOWN:
             raise RuntimeError("the local indexer has been shut down")
         if rc == -EINVAL:
             raise ValueError(f"event_id: {event_id} is below an earlier one; ids must not fall")
-        if rc == -ENOMEM:
-            return False
-        return rc == 0
+        return False
 
-    def apply_stored(self, event_id, token_ids, block_hashes, parent_hash=None, lora_name=None, cache_salt=None, is_eagle=False, medium=None):
-        """Blocks were stored: their tokens, in order, and the engine's names (ints, signed or not, or bytes). parent_hash None: they
-        start a sequence. There is one name for each block that the tokens fill, or ValueError and nothing applied. medium: None and "GPU" are the device; "CPU_PINNED", "DISK", ... are lower tiers."""
-        tokens, tokens_n = tokens_of(token_ids)
-        names, n = hashes_of(block_hashes)
-        lora, lora_n = text_of(lora_name)
-        salt, salt_n = text_of(cache_salt)
-        rc = lib.py_local_store(self._li, event_id, tier_of(medium), tokens, tokens_n, names, n, parent_hash is not None,
-                                hash_of(parent_hash or 0), lora, lora_n, salt, salt_n, bool(is_eagle))
+    def apply_stored(self, event_id, token_ids, block_hashes, parent_hash=None, lora_name=None, cache_salt=None, is_eagle=False, medium=None,
+                     *, block_mm_infos=None):
+        """Blocks were stored: their tokens, in order, and the engine's names (ints, signed or not, or bytes), one for each block that
+        the tokens fill, else ValueError and nothing applied. parent_hash None: they start a sequence. medium: None and "GPU" are the
+        device; "CPU_PINNED", "DISK", ... are lower tiers. block_mm_infos: as compute_block_hash_for_seq."""
+        prompt = (token_ids, self._block_size, lora_name, cache_salt, bool(is_eagle), mm_of(block_mm_infos))
+        rc = self._li.store(whole("event_id", event_id), tier_of(medium), prompt, block_hashes, parent_hash)
         if rc == -ELENGTH:
-            raise ValueError(f"block_hashes: {n} for {tokens_n} tokens; allowed: one for each full block of kv_block_size tokens")
+            raise bad("block_hashes", block_hashes, f"one for each full block of {self._block_size} tokens in token_ids")
         return self._applied(rc, event_id)
 
     def apply_removed(self, event_id, block_hashes, medium=None):
-        names, n = hashes_of(block_hashes)
-        return self._applied(lib.py_local_remove(self._li, event_id, tier_of(medium), names, n), event_id)
+        return self._applied(self._li.removed(whole("event_id", event_id), tier_of(medium), block_hashes), event_id)
 
     def apply_cleared(self, event_id):
-        return self._applied(lib.kvr_local_index_clear(self._li, event_id), event_id)
+        return self._applied(self._li.cleared(whole("event_id", event_id)), event_id)
 
     @contextlib.contextmanager
     def batch(self):
         """Events applied within have one id and are told to nobody before the end: a consumer sees the whole batch or none of it."""
-        lib.kvr_local_index_hold(self._li)
+        self._li.hold()
         try:
             yield self
         finally:
-            lib.kvr_local_index_release(self._li)
+            self._li.release()
 
     def get_events_json(self, start=None, end=None, *, old_shape=False, supports_tree_dump_failed=False):
         """The answer to `GET /kv_recover?start=&end=`: a JSON text, externally tagged (Events, TreeDump, TooNew, ...)."""
-        out, size = ffi.new("char **"), ffi.new("size_t *")
-        check(lib.py_local_answer(self._li, start is not None, start or 0, end is not None, end or 0, old_shape, supports_tree_dump_failed, out, size))
-        try:
-            return ffi.unpack(out[0], size[0]).decode()
-        finally:
-            lib.free(out[0])
+        return self._li.answer(start, end, old_shape, supports_tree_dump_failed)
 
     def write_events_json(self, write, start=None, end=None, *, old_shape=False, supports_tree_dump_failed=False):
         """The same, given to write(bytes) in pieces of some 64 KiB, so that a large answer is never in memory as a whole."""
-        state = {"write": write}
-        handle = ffi.new_handle(state)
-        rc = lib.py_local_write(self._li, start is not None, start or 0, end is not None, end or 0, old_shape, supports_tree_dump_failed, handle)
-        if "error" in state:
-            raise state["error"]
-        check(rc)
+        self._li.write_answer(start, end, old_shape, supports_tree_dump_failed, write)
 
     def set_incomplete(self, why):
         """Says that the engine holds more than was applied, so that dumps fail instead of lying; None: it does not."""
-        text = ffi.NULL if why is None else ffi.new("char[]", str(why).encode())
-        lib.kvr_local_index_set_incomplete(self._li, text)
+        self._li.set_incomplete(why)
 
     def stats(self):
-        s = ffi.new("py_local_stats *")
-        lib.py_local_stats_get(self._li, s)
-        return {name: bool(getattr(s, name)) if name == "complete" else getattr(s, name) for name, _ in ffi.typeof("py_local_stats").fields}
+        return self._li.stats()
 
     def shutdown(self):
         """Events are refused and dumps fail from now on. Twice is fine."""
-        lib.kvr_local_index_shutdown(self._li)
+        self._li.shutdown()

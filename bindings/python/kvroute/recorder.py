@@ -3,6 +3,12 @@ import json
 import time
 import warnings
 
+from ._check import real, whole
+
+
+def _or_none(check, name, value, low):
+    return None if value is None else check(name, value, low)
+
 
 class KvRecorder:
     """Writes router events to a file of JSON Lines, {"timestamp": ms since the beginning, "event": RouterEvent}, and reads it back.
@@ -10,7 +16,8 @@ class KvRecorder:
     max_lines_per_file: then the recording goes on in output_path.1, .2, ... max_count, max_time (seconds) end it."""
 
     def __init__(self, component=None, output_path="kv_events.jsonl", max_lines_per_file=None, max_count=None, max_time=None):
-        self.path, self._lines_max, self._count_max, self._time_max = str(output_path), max_lines_per_file, max_count, max_time
+        self.path, self._lines_max = str(output_path), _or_none(whole, "max_lines_per_file", max_lines_per_file, 1)
+        self._count_max, self._time_max = _or_none(whole, "max_count", max_count, 0), _or_none(real, "max_time", max_time, 0)
         self._began, self._count, self._files, self._lines = time.monotonic(), 0, 1, 0
         self._file = open(self.path, "w", buffering=32768)
 
@@ -52,6 +59,7 @@ class KvRecorder:
     def replay_events(input_path, indexer, timed=False, max_count=None, max_time=None):
         """Gives the events of a recording to indexer.apply_router_event; returns how many. Bad lines are warned about and left out."""
         began, n = time.monotonic(), 0
+        max_count, max_time = _or_none(whole, "max_count", max_count, 0), _or_none(real, "max_time", max_time, 0)
         with open(input_path, encoding="utf-8", errors="replace") as lines:
             for at, line in enumerate(lines, 1):
                 if (max_count is not None and n >= max_count) or (max_time is not None and time.monotonic() - began >= max_time):

@@ -1,250 +1,323 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
-import weakref
+import math
+import sys
 
-from ._c import PerThread, ffi, lib, text_of, tokens_of
-from ._errors import check
-from .index import RadixTree, _Ready, _worker, py_on_stored  # noqa: F401
+from . import _kvroute
+from ._await import BestWorker, Dict, List, Ready, Text
+from ._check import U32, bad, block_size as check_block_size, one_of, real, whole, worker
+from ._errors import ENOTFOUND, EINVAL, KvrouteError, check
+from .config import COSTS, QUEUE_POLICIES, KvRouterConfig, override_of
+from .hashing import mm_of, prompt_of
+from .index import RadixTree
 
-_COSTS = {"linear": 0, "lmetric": 1, "time": 2}
-_DEFAULTS = dict(
-    overlap_score_credit=1.0, overlap_score_credit_decay=0.0, prefill_load_scale=1.0, host_cache_hit_weight=0.75, disk_cache_hit_weight=0.25,
-    router_temperature=0.0, use_kv_events=True, durable_kv_events=False, router_replica_sync=False, router_track_active_blocks=True,
-    router_track_output_blocks=False, router_assume_kv_reuse=True, router_track_prefill_tokens=True, router_prefill_load_model="none",
-    router_snapshot_threshold=1000000, router_reset_states=False, router_ttl_secs=120.0, router_queue_threshold=None, router_policy_config=None,
-    router_event_threads=4, router_queue_policy="fcfs", use_remote_indexer=False, serve_indexer=False, shared_cache_multiplier=0.0,
-    shared_cache_type="none", router_predicted_ttl_secs=None, router_max_tree_size=1048576, router_prune_target_ratio=0.8, cost="linear", seed=0)
-
-
-class KvRouterConfig:
-    """How KvRouter chooses. Keywords as NVIDIA Dynamo names them; those that concern a runtime are accepted and kept.
-
-    cost: "linear" (Dynamo's), "lmetric" or "time". overlap_score_weight is the older name of overlap_score_credit."""
-
-    def __init__(self, **options):
-        if "overlap_score_weight" in options:
-            options.setdefault("overlap_score_credit", options.pop("overlap_score_weight"))
-        for key in options:
-            if key not in _DEFAULTS:
-                raise TypeError(f"KvRouterConfig: unknown option '{key}'; allowed: {', '.join(sorted(_DEFAULTS))}")
-        for key, default in _DEFAULTS.items():
-            setattr(self, key, options.get(key, default))
-        self._check()
-
-    def _check(self):
-        if self.cost not in _COSTS:
-            raise ValueError(f"cost: bad value {self.cost!r}; allowed: {', '.join(_COSTS)}")
-        if self.serve_indexer and self.use_remote_indexer:
-            raise ValueError("serve_indexer and use_remote_indexer exclude each other: an index is served or asked for")
-        if (self.serve_indexer or self.use_remote_indexer) and self.overlap_score_credit <= 0:
-            raise ValueError("serve_indexer and use_remote_indexer need overlap_score_credit above 0: else there is no index")
-
-    @property
-    def overlap_score_weight(self):
-        return self.overlap_score_credit
-
-    @overlap_score_weight.setter
-    def overlap_score_weight(self, value):
-        self.overlap_score_credit = value
-
-    @classmethod
-    def from_json(cls, text):
-        return cls(**json.loads(text))
-
-    def copy(self):
-        return self.with_overrides()
-
-    def with_overrides(self, **options):
-        return KvRouterConfig(**{**{k: getattr(self, k) for k in _DEFAULTS}, **options})
-
-    def __repr__(self):
-        changed = {k: getattr(self, k) for k in _DEFAULTS if getattr(self, k) != _DEFAULTS[k]}
-        return f"KvRouterConfig({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
+_WORKER_TYPES = ("both", "prefill", "decode")
+_NO_INDEX = "there is no index: overlap_score_credit is 0"
 
 
+def _taints_of(constraints):
+    """What the compiled part takes for {"required_taints": [...], "preferred_taints": {name: weight}}."""
+    if constraints is None:
+        return None
+    if not isinstance(constraints, dict) or set(constraints) - {"required_taints", "preferred_taints"}:
+        raise bad("routing_constraints", constraints, "None, a dict of required_taints (a list) and preferred_taints ({name: weight})")
+    required, preferred = constraints.get("required_taints") or [], constraints.get("preferred_taints") or {}
+    if not isinstance(required, (list, tuple)) or not all(isinstance(t, str) for t in required):
+        raise bad("routing_constraints.required_taints", required, "a list of str")
+    if not isinstance(preferred, dict) or not all(isinstance(t, str) for t in preferred):
+        raise bad("routing_constraints.preferred_taints", preferred, "a dict of str and weight")
+    weights = [(t, real(f"routing_constraints.preferred_taints[{t!r}]", w, -math.inf)) for t, w in preferred.items()]
+    return list(required), weights
 
 
-def _refuse(**given):
-    """What Dynamo's router takes and this one does not is refused, not ignored."""
-    for name, value in given.items():
-        if value:
-            raise NotImplementedError(f"{name}: not supported by the router in this process; run kvroute serve or select")
-
-
-_OVERRIDES = {"overlap_score_credit": (1, "credit"), "overlap_score_weight": (1, "credit"), "prefill_load_scale": (2, "scale"),
-              "router_temperature": (4, "temperature"), "shared_cache_multiplier": (8, "shared")}
+def _running_loop():
+    """The event loop of this thread, if it runs one."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return None
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class KvRouter:
     """Chooses workers for prompts in this process, by overlap and load. Register workers with add_worker and, with KV events, feed
-    them with apply_event; without, decisions are remembered.
+    them with apply_event; without, decisions are remembered for router_ttl_secs.
 
-    endpoint is kept for callers that have one and is not used. Results can be awaited. Threads: any, at once."""
+    endpoint is kept for callers that have one and is not used. worker_type: what the workers do; "prefill" leaves their active blocks
+    out of the cost, "decode" is the second leg of disaggregated serving. select: chooses instead of the cost; it is given a list of
+    candidates (dicts) and returns the place of one, or None to refuse. It is called under the router's lock: it must be short and must
+    not call the router. queue_timeout_secs: how long a request waits for its turn (router_queue_threshold).
 
-    def __init__(self, endpoint=None, block_size=16, kv_router_config=None, aic_perf_config=None):
-        _refuse(aic_perf_config=aic_perf_config)
-        config = kv_router_config or KvRouterConfig()
-        if config.use_remote_indexer:
-            raise ValueError("use_remote_indexer: there is no service to ask in this process; run kvroute serve")
-        if not 0 < int(block_size) <= 65536:
-            raise ValueError(f"block_size: bad value {block_size!r}; allowed: 1 to 65536")
-        self.endpoint, self.config, self._block_size = endpoint, config, int(block_size)
+    Results can be awaited. Threads: any, at once."""
+
+    def __init__(self, endpoint=None, block_size=16, kv_router_config=None, aic_perf_config=None, *, worker_type="both", select=None,
+                 queue_timeout_secs=60.0):
+        if aic_perf_config is not None:
+            raise bad("aic_perf_config", aic_perf_config, "None; this router has no such model")
+        if kv_router_config is not None and not isinstance(kv_router_config, KvRouterConfig):
+            raise bad("kv_router_config", kv_router_config, "None, a KvRouterConfig")
+        if select is not None and not callable(select):
+            raise bad("select", select, "None, a callable")
+        config = KvRouterConfig() if kv_router_config is None else kv_router_config.copy()
+        config.check_in_process()
+        self.endpoint, self.config, self._block_size = endpoint, config, check_block_size(block_size)
+        self._worker_type = one_of("worker_type", worker_type, _WORKER_TYPES)
+        self._queue_timeout = real("queue_timeout_secs", queue_timeout_secs)
         self._tree = RadixTree() if config.overlap_score_credit > 0 else None
         if self._tree and not config.use_kv_events:
-            from .index import _Index
-            self._tree._index = _Index(float(config.router_ttl_secs), int(config.router_max_tree_size), float(config.router_prune_target_ratio))
-        c = ffi.new("py_router_config *", dict(
-            overlap_credit=config.overlap_score_credit, credit_decay=config.overlap_score_credit_decay, prefill_load_scale=config.prefill_load_scale,
-            host_weight=config.host_cache_hit_weight, disk_weight=config.disk_cache_hit_weight, shared_multiplier=config.shared_cache_multiplier,
-            temperature=config.router_temperature, cost=_COSTS[config.cost], track_active_blocks=config.router_track_active_blocks,
-            assume_kv_reuse=config.router_assume_kv_reuse, track_prefill_tokens=config.router_track_prefill_tokens,
-            record_decisions=0, seed=config.seed))
-        field, rc = ffi.new("const char **"), ffi.new("int *")
-        index = self._tree._index.ptr if self._tree else ffi.NULL
-        router = lib.py_router_new(index, self._block_size, c, field, rc)
-        if router == ffi.NULL:
-            if rc[0] == -2 and field[0] != ffi.NULL:
-                raise ValueError(f"KvRouterConfig: bad value for {ffi.string(field[0]).decode()}")
-            check(rc[0])
-        self._router = router
-        self._contexts = PerThread(self, lambda: lib.py_ctx_new(router), lib.kvr_router_ctx_destroy)
-        self._contexts.finalizer.detach()
-        made, tree = self._contexts._all, self._tree
-        self._finalizer = weakref.finalize(self, KvRouter._free, made, router, tree)
+            self._tree._index = self._predictions(config.router_ttl_secs)
+        self._predicted = None if config.router_predicted_ttl_secs is None else self._predictions(config.router_predicted_ttl_secs)
+        self._router = _kvroute.Router(self._tree._index if self._tree else None, self._predicted, self._block_size, self._settings(), select)
 
-    @staticmethod
-    def _free(contexts, router, tree):
-        PerThread._free_all(contexts, lib.kvr_router_ctx_destroy)
-        lib.kvr_router_destroy(router)
-        del tree  # the index goes after the router
+    def _predictions(self, ttl):
+        return _kvroute.Index(ttl, self.config.router_max_tree_size, self.config.router_prune_target_ratio, 0.0)
 
-    # ---- workers
-
-    def add_worker(self, worker_id, data_parallel_start_rank=0, data_parallel_size=1):
-        """Registers a worker, or changes its ranks."""
-        check(lib.kvr_router_set_worker(self._router, _worker(worker_id), int(data_parallel_start_rank), int(data_parallel_size)))
-
-    def remove_worker(self, worker_id):
-        lib.kvr_router_remove_worker(self._router, _worker(worker_id))
-
-    def apply_event(self, worker_id, event):
-        """A KV event of a worker, as RadixTree.apply_event."""
-        if not self._tree:
-            raise ValueError("there is no index: overlap_score_credit is 0")
-        self._tree.apply_event(worker_id, event)
-
-    # ---- requests
-
-    def _request(self, keep, token_ids, lora_name=None, cache_namespace=None, request_id=None, book=False, override=None, allowed=None,
-                 worker_id=None, dp_rank=None, is_eagle=False):
-        rq = ffi.new("py_request *")
-        owners = [tokens_of(token_ids), text_of(lora_name), text_of(cache_namespace), text_of(request_id)]
-        keep += owners  # what the pointers point to
-        (rq.tokens, rq.tokens_n), (rq.lora, rq.lora_len), (rq.salt, rq.salt_len), (rq.id, rq.id_len) = owners
-        rq.eagle, rq.book = bool(is_eagle), bool(book)
-        for key, value in (override or {}).items():
-            if key not in _OVERRIDES:
-                raise ValueError(f"router_config_override: unknown key '{key}'; allowed: {', '.join(_OVERRIDES)}")
-            bit, name = _OVERRIDES[key]
-            rq.set |= bit
-            setattr(rq, name, float(value))
-        if allowed is not None:
-            ids = [_worker(w) for w in allowed]
-            array = ffi.new("uint64_t[]", ids or [0])
-            keep.append(array)
-            rq.allowed, rq.allowed_n = array, len(ids)
-        if worker_id is not None:
-            rq.pinned, rq.pin_worker, rq.pin_any_rank, rq.pin_rank = True, _worker(worker_id), dp_rank is None, dp_rank or 0
-        return rq
-
-    def best_worker(self, token_ids, router_config_override=None, request_id=None, update_indexer=False, block_mm_infos=None, lora_name=None,
-                    routing_constraints=None, strict_priority=0, policy_class=None, cache_namespace=None, *, allowed_worker_ids=None,
-                    worker_id=None, dp_rank=None):
-        """(worker_id, dp_rank, overlap_blocks). With request_id it books: mark_prefill_complete and free follow.
-
-        update_indexer: without KV events, remember the decision. Raises NoEndpoints when nobody is eligible."""
-        _refuse(block_mm_infos=block_mm_infos, routing_constraints=routing_constraints, strict_priority=strict_priority, policy_class=policy_class)
-        keep = []
-        rq = self._request(keep, token_ids, lora_name, cache_namespace, request_id, request_id is not None, router_config_override,
-                           allowed_worker_ids, worker_id, dp_rank)
-        out = ffi.new("py_result *")
-        check(lib.py_best(self._router, self._contexts.get(), rq, out))
-        if update_indexer and self._tree and not self.config.use_kv_events:
-            from .hashing import local_hashes
-            locals_, n = local_hashes(token_ids, self._block_size, lora_name, False, cache_namespace)
-            check(lib.kvr_index_record_py(self._tree._index.ptr, out.worker_id, out.dp_rank, locals_, n))
-        return _Result((out.worker_id, out.dp_rank, out.overlap_blocks))
-
-    def mark_prefill_complete(self, request_id):
-        text, n = text_of(request_id)
-        check(lib.kvr_router_mark_prefill_completed(self._router, text, n))
-        return _Ready()
-
-    def add_output_block(self, request_id, *, decay_fraction=1.0):
-        text, n = text_of(request_id)
-        check(lib.kvr_router_add_output_blocks(self._router, text, n, 1, float(decay_fraction)))
-        return _Ready()
-
-    def free(self, request_id):
-        text, n = text_of(request_id)
-        check(lib.kvr_router_free(self._router, text, n))
-        return _Ready()
-
-    def get_potential_loads(self, token_ids, block_mm_infos=None, lora_name=None, cache_namespace=None):
-        """What each rank's load would be with this prompt."""
-        _refuse(block_mm_infos=block_mm_infos)
-        keep, cap = [], 4096
-        out = ffi.new("py_potential[]", cap)
-        n = check(lib.py_potential_loads(self._router, self._contexts.get(), self._request(keep, token_ids, lora_name, cache_namespace), out, cap))
-        keys = ("worker_id", "dp_rank", "potential_prefill_tokens", "potential_decode_blocks", "active_requests")
-        return _List({k: getattr(out[i], k) for k in keys} for i in range(min(n, cap)))
-
-    def get_overlap_scores(self, token_ids, router_config_override=None, block_mm_infos=None, lora_name=None, include_shared=True,
-                           cache_namespace=None):
-        """{"block_size", "num_blocks", "shared_cache", "workers": [...]} with the blocks each rank holds, tier by tier."""
-        _refuse(block_mm_infos=block_mm_infos, router_config_override=router_config_override)
-        if not self._tree:
-            raise ValueError("there is no index: overlap_score_credit is 0")
-        keep, cap = [], lib.kvr_index_ranks(self._tree._index.ptr) + 64
-        out, blocks = ffi.new("py_reach[]", cap), ffi.new("size_t *")
-        n = check(lib.py_overlaps(self._router, self._contexts.get(), self._request(keep, token_ids, lora_name, cache_namespace), out, cap, blocks))
-        workers = [{"worker_id": o.worker_id, "dp_rank": o.dp_rank, "device_blocks": o.device, "host_pinned_blocks": o.host, "disk_blocks": o.disk}
-                   for o in (out[i] for i in range(n))]
-        return _Dict(block_size=self._block_size, num_blocks=blocks[0], shared_cache=None, workers=workers)
-
-    def dump_events(self):
-        """The index as a JSON text: a list of router events."""
-        if not self._tree:
-            raise ValueError("there is no index: overlap_score_credit is 0")
-        return _Text("[" + ",".join(self._tree.dump_tree_as_events()) + "]")
+    def _settings(self):
+        c = self.config
+        blocks = c.router_track_active_blocks and self._worker_type != "prefill"
+        threshold = -1.0 if c.router_queue_threshold is None else c.router_queue_threshold
+        return (c.overlap_score_credit, c.overlap_score_credit_decay, c.prefill_load_scale, c.host_cache_hit_weight, c.disk_cache_hit_weight,
+                c.shared_cache_multiplier, c.router_temperature, COSTS[c.cost], self._worker_type == "decode", blocks, c.router_assume_kv_reuse,
+                c.router_track_prefill_tokens, c.seed, threshold, QUEUE_POLICIES[c.router_queue_policy])
 
     def block_size(self):
         return self._block_size
 
+    def worker_type(self):
+        """"both", "prefill" or "decode"."""
+        return self._worker_type
 
-class _Result(tuple):
-    __slots__ = ()
+    # ---- workers
 
-    def __await__(self):
-        return self
-        yield  # a generator
+    def add_worker(self, worker_id, data_parallel_start_rank=0, data_parallel_size=1, *, max_num_batched_tokens=None, total_kv_blocks=None,
+                   taints=()):
+        """Registers a worker, or changes it. max_num_batched_tokens: what router_queue_threshold is a share of; None: not known, and its
+        requests never wait. taints: names that routing_constraints ask for."""
+        worker(worker_id)
+        start = whole("data_parallel_start_rank", data_parallel_start_rank, 0, U32)
+        size = whole("data_parallel_size", data_parallel_size, 1, 4096)
+        limits = [0 if v is None else whole(name, v, 1) for name, v in
+                  (("max_num_batched_tokens", max_num_batched_tokens), ("total_kv_blocks", total_kv_blocks))]
+        if isinstance(taints, str) or not all(isinstance(t, str) and t and len(t.encode()) < 128 for t in taints):
+            raise bad("taints", taints, "a list of str of 1 to 127 bytes")
+        self._router.set_worker(worker_id, start, size)
+        self._router.set_limits(worker_id, *limits)
+        self._router.set_taints(worker_id, list(taints))
+
+    def remove_worker(self, worker_id):
+        self._router.remove_worker(worker(worker_id))
+
+    def apply_event(self, worker_id, event):
+        """A KV event of a worker, as RadixTree.apply_event."""
+        self._index().apply_event(worker_id, event)
+
+    def apply_router_event(self, event):
+        """A router event, as RadixTree.apply_router_event."""
+        self._index().apply_router_event(event)
+
+    def _index(self):
+        if not self._tree:
+            raise ValueError(_NO_INDEX)
+        return self._tree
+
+    # ---- requests
+
+    def _request(self, token_ids, lora_name=None, cache_namespace=None, block_mm_infos=None, request_id=None, override=None, allowed=None,
+                 worker_id=None, dp_rank=None, constraints=None, priority_jump=0.0, strict_priority=0, policy_class=None, is_eagle=False):
+        if dp_rank is not None:
+            whole("dp_rank", dp_rank, 0, U32)
+            if worker_id is None:
+                raise ValueError("dp_rank: needs worker_id")
+        pin = None if worker_id is None else (worker(worker_id), dp_rank)
+        return ((token_ids, lora_name, cache_namespace, bool(is_eagle), mm_of(block_mm_infos)), request_id, request_id is not None,
+                override_of(override), allowed, pin, _taints_of(constraints), real("priority_jump", priority_jump, -math.inf),
+                whole("strict_priority", strict_priority, 0, U32), policy_class)
+
+    def best_worker(self, token_ids, router_config_override=None, request_id=None, update_indexer=False, block_mm_infos=None, lora_name=None,
+                    routing_constraints=None, strict_priority=0, policy_class=None, cache_namespace=None, *, allowed_worker_ids=None,
+                    worker_id=None, dp_rank=None, priority_jump=0.0, is_eagle=False):
+        """(worker_id, dp_rank, overlap_blocks), with more in its attributes. With request_id it books: mark_prefill_complete and free
+        follow.
+
+        update_indexer: without KV events, remember the decision. strict_priority, priority_jump (seconds of seniority) and policy_class
+        order requests that wait.
+
+        With router_queue_threshold a request that books waits while every worker is busy: QueueTimeout after queue_timeout_secs. It
+        blocks the calling thread, or, where an event loop runs, gives a task to await.
+
+        Raises NoEndpoints when nobody is eligible."""
+        request = self._request(token_ids, lora_name, cache_namespace, block_mm_infos, request_id, router_config_override, allowed_worker_ids,
+                                worker_id, dp_rank, routing_constraints, priority_jump, strict_priority, policy_class, is_eagle)
+        remember = None
+        if update_indexer and self._tree and not self.config.use_kv_events:
+            remember = prompt_of(token_ids, self._block_size, lora_name, is_eagle, cache_namespace, block_mm_infos)
+        if request_id is None or self.config.router_queue_threshold is None:
+            return self._chosen(self._router.best(*request), remember)
+        made = self._router.submit(*request)
+        if isinstance(made, tuple):
+            return self._chosen(made, remember)
+        loop = _running_loop()
+        if loop is None:
+            return self._chosen(made.wait(self._queue_timeout), remember)
+
+        def given_up(task):
+            if task.cancelled() and not made.cancel():  # it was booked just now, and nobody will hear of it
+                self._router.free(request_id)
+        task = loop.create_task(self._turn(loop, made, remember))
+        task.add_done_callback(given_up)  # a task that is cancelled before it has begun runs nothing of its own
+        return task
+
+    def _chosen(self, made, remember):
+        if remember is not None:
+            self._tree._index.record(made[0], made[1], remember)
+        return BestWorker._of(made)
+
+    async def _turn(self, loop, ticket, remember):
+        turn = loop.create_future()
+
+        def over():
+            if not turn.done():
+                turn.set_result(None)
+        ticket.on_done(lambda: loop.call_soon_threadsafe(over))
+        timer = loop.call_later(self._queue_timeout, over)
+        try:
+            await turn
+        finally:
+            timer.cancel()
+        return self._chosen(ticket.wait(0.0), remember)
+
+    def add_request(self, request_id, token_ids, worker_id, dp_rank=0, cached_tokens=0, block_mm_infos=None, lora_name=None,
+                    cache_namespace=None, router_config_override=None, *, is_eagle=False):
+        """Books a request on a worker that the caller has chosen; mark_prefill_complete and free follow."""
+        if not request_id:
+            raise bad("request_id", request_id, "a str that is not empty")
+        request = self._request(token_ids, lora_name, cache_namespace, block_mm_infos, request_id, router_config_override, is_eagle=is_eagle)
+        self._router.add_request(request, worker(worker_id), whole("dp_rank", dp_rank, 0, U32), whole("cached_tokens", cached_tokens))
+        return Ready()
+
+    def mark_prefill_complete(self, request_id):
+        """The first token has come."""
+        check(self._router.mark_prefill(request_id))
+        return Ready()
+
+    def add_output_block(self, request_id, *, decay_fraction=None):
+        """Generation has filled a block. decay_fraction: what the blocks that only this request holds weigh from now on."""
+        fraction = -1.0 if decay_fraction is None else real("decay_fraction", decay_fraction, 0, 1)
+        self._router.output(request_id, 1, fraction)
+        return Ready()
+
+    def free(self, request_id):
+        """The request has ended, however it did."""
+        check(self._router.free(request_id))
+        return Ready()
+
+    def expire(self, requests_older_than_secs=None):
+        """Forgets predicted blocks whose time has come, as every question does too, and, when asked, bookings of which nothing was heard
+        for so long. Returns how many of each, (blocks, requests)."""
+        blocks = sum(index.expire() for index in (self._tree and self._tree._index, self._predicted) if index)
+        if requests_older_than_secs is None:
+            return blocks, 0
+        return blocks, self._router.expire_requests(int(real("requests_older_than_secs", requests_older_than_secs, 0, 1e9) * 1e9))
+
+    # ---- the request protocol
+
+    def handle_request(self, request, context_id=None):
+        """One message of the request protocol (a dict, or its JSON), and the reply, a dict; both have a `method`.
+
+            new            tokens, ...    -> new             worker_id, dp_rank, overlap_blocks; booked as request_id
+            mark_prefill   request_id     -> prefill_marked  success
+            mark_free      request_id     -> free_marked     success
+            potential_loads tokens, ...   -> potential_loads loads, pending_count
+
+        A request_id that is blank or missing is context_id. Raises as best_worker; a message that is no such raises ValueError."""
+        if isinstance(request, (str, bytes, bytearray)):
+            request = json.loads(request)
+        if not isinstance(request, dict):
+            raise bad("request", request, "a dict, a JSON object")
+        method = one_of("method", request.get("method"), tuple(_METHODS))
+        unknown = set(request) - {"method"} - set(_METHODS[method])
+        if unknown:
+            raise ValueError(f"{sorted(unknown)[0]}: unknown field of '{method}'; allowed: {', '.join(_METHODS[method])}")
+        given = {k: v for k, v in request.items() if v is not None}
+        if method == "potential_loads":
+            loads = self.get_potential_loads(*self._prompt_fields(given))
+            return Dict(method="potential_loads", loads=list(loads), pending_count=self.pending_count())
+        request_id = given.get("request_id") or context_id
+        if not isinstance(request_id, str) or not request_id:
+            raise bad("request_id", request_id, "a str that is not empty; without one the context's id counts")
+        if method == "new":
+            return self._reply_new(given, request_id)
+        rc = self._router.mark_prefill(request_id) if method == "mark_prefill" else self._router.free(request_id)
+        if rc not in (0, -ENOTFOUND, -EINVAL):
+            check(rc)
+        return Dict(method="prefill_marked" if method == "mark_prefill" else "free_marked", success=rc == 0)
+
+    @staticmethod
+    def _prompt_fields(given):
+        if "tokens" not in given:
+            raise ValueError("tokens: missing; allowed: a list of integers")
+        return given["tokens"], given.get("block_mm_infos"), given.get("lora_name"), given.get("cache_namespace")
+
+    def _reply_new(self, given, request_id):
+        tokens, mm, lora, namespace = self._prompt_fields(given)
+        got = self.best_worker(tokens, None, request_id, True, mm, lora, given.get("routing_constraints"), given.get("strict_priority", 0),
+                               given.get("policy_class"), namespace, priority_jump=given.get("priority_jump", 0.0))
+
+        def reply(best):
+            return Dict(method="new", worker_id=best[0], dp_rank=best[1], overlap_blocks=best[2])
+
+        async def later():
+            return reply(await got)
+        if isinstance(got, BestWorker):
+            return reply(got)
+
+        def given_up(task):
+            if task.cancelled() and not got.cancel() and not got.cancelled() and got.exception() is None:
+                self._router.free(request_id)  # nobody will hear of it
+        task = _running_loop().create_task(later())
+        task.add_done_callback(given_up)
+        return task
+
+    # ---- questions
+
+    def get_potential_loads(self, token_ids, block_mm_infos=None, lora_name=None, cache_namespace=None):
+        """What each rank's load would be with this prompt."""
+        return List(self._router.potential_loads(*self._request(token_ids, lora_name, cache_namespace, block_mm_infos)))
+
+    def get_overlap_blocks(self, token_ids, worker_id, dp_rank=0, block_mm_infos=None, lora_name=None, cache_namespace=None):
+        """How many blocks of a prompt count as cached on one rank, with the weights of its tiers, rounded; 0 for one that is not there."""
+        request = self._request(token_ids, lora_name, cache_namespace, block_mm_infos, worker_id=worker_id, dp_rank=dp_rank)
+        try:
+            return self._router.best(*request)[2]
+        except KvrouteError as e:
+            if e.code in (ENOTFOUND, 14):  # no such worker, no such rank
+                return 0
+            raise
+
+    def get_overlap_scores(self, token_ids, router_config_override=None, block_mm_infos=None, lora_name=None, include_shared=True,
+                           cache_namespace=None):
+        """{"block_size", "num_blocks", "shared_cache", "workers": [...]} with the blocks each rank holds, tier by tier."""
+        self._index()
+        request = self._request(token_ids, lora_name, cache_namespace, block_mm_infos, override=router_config_override)
+        blocks, workers = self._router.overlaps(*request)
+        return Dict(block_size=self._block_size, num_blocks=blocks, shared_cache=None, workers=workers)
+
+    def pending_count(self):
+        """Requests that wait for their turn."""
+        return self._router.stats()[0]
+
+    def stage_times(self):
+        """{"decisions": how many, and of each stage the nanoseconds spent: "block_hashing", "find_matches", "seq_hashing", "scheduling",
+        "total"}; those of one decision are its result's `times`."""
+        return dict(zip(("decisions",) + BestWorker.STAGES, self._router.stats()[1:]))
+
+    def dump_events(self):
+        """The index as a JSON text: a list of router events."""
+        return Text("[" + ",".join(self._index().dump_tree_as_events()) + "]")
 
 
-class _Text(str):
-    __slots__ = ()
-
-    def __await__(self):
-        return self
-        yield
-
-
-class _List(list):
-    def __await__(self):
-        return self
-        yield
-
-
-class _Dict(dict):
-    def __await__(self):
-        return self
-        yield
+_PROMPT_FIELDS = ("tokens", "block_mm_infos", "lora_name", "cache_namespace")
+_METHODS = {"new": ("request_id",) + _PROMPT_FIELDS + ("routing_constraints", "priority_jump", "strict_priority", "policy_class"),
+            "mark_prefill": ("request_id",), "mark_free": ("request_id",), "potential_loads": _PROMPT_FIELDS}
