@@ -43,7 +43,11 @@ for f in build/fuzz/fuzzers/fuzz_*; do
     h=${h}0000000000009299ab426c6f636b53746f7265649101c092010202c0a3475055a46c6f72619192b364796e616d6f2d63616368652d73616c743a7892a861626162616261620093ac426c6f636b52656d6f766564920102a347505500
     printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/b"
   fi
-  [ "$name" = fuzz_openai ] && printf '{"model":"m","messages":[{"role":"user","content":"x"}],"prompt":[1],"usage":{"prompt_tokens":1}}' >"$work/$name/a"
+  if [ "$name" = fuzz_openai ]; then
+    printf '{"model":"m","messages":[{"role":"user","content":"x"}],"prompt":[1],"usage":{"prompt_tokens":1}}' >"$work/$name/a"
+    printf '{"messages":[{"role":"user","content":[{"type":"text","text":"x"},{"type":"image_url","image_url":{"url":"data:;base64,QUJD"},"uuid":"u"}]}],"tools":[1]}' >"$work/$name/b"
+    printf '{"data_parallel_rank":3,"routed_dp_rank":null,"block_mm_infos":[null,{"mm_objects":[{"mm_hash":7,"offsets":[[0,1]]}]}]}' >"$work/$name/c"
+  fi
   [ "$name" = fuzz_dump ] && printf '8{"m:g":{"block_size":4,"events":[{"worker_id":1,"storage_tier":"disk","event":{"event_id":0,"dp_rank":2,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":1,"tokens_hash":2,"mm_extra_info":null}]}}}}],"views":[{"worker_id":1,"dp_rank":0,"trusted":true,"next_sequence":3,"last_hash":4,"last_ts":1.5}]}}' >"$work/$name/a"
   if [ "$name" = fuzz_snapshot ]; then # a partition, a source, an event of one block, the end; checksums are made right by the target
     h=01$(printf KVRSNAP | od -An -tx1 | tr -d ' \n')000100000000000000

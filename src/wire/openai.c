@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wire/openai.h"
+#include "wire/mm_parts.h"
 
 #include <string.h>
 
@@ -129,6 +130,14 @@ struct text {
     size_t max; /* bytes; more than that is nobody's business */
 };
 
+/* What has no text of its own: its digest behind a byte that no text has (JSON strings are UTF-8). */
+static void add_object(struct kvr_buf *out, const char *key, size_t key_len, struct kvr_json v)
+{
+    unsigned char mark[1 + KVR_PART_DIGEST] = {0xff};
+    kvr_part_digest(key, key_len, v, mark + 1);
+    kvr_buf_add(out, mark, sizeof mark);
+}
+
 static int add_part_text(void *ctx, const char *key, size_t key_len, struct kvr_json part)
 {
     const struct text *t = ctx;
@@ -136,8 +145,30 @@ static int add_part_text(void *ctx, const char *key, size_t key_len, struct kvr_
     size_t len;
     (void)key;
     (void)key_len;
-    if (kvr_json_as_str(part, &s, &len) || kvr_json_as_str(kvr_json_get(part, "text"), &s, &len)) kvr_buf_add(t->out, s, len);
+    if (kvr_part_text(part, &s, &len)) kvr_buf_add(t->out, s, len);
+    else add_object(t->out, NULL, 0, part);
     return t->out->failed || t->out->len > t->max;
+}
+
+/* Members of a message that templates write out too: names, calls of tools, reasoning. */
+static int add_other_member(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    const struct text *t = ctx;
+    bool known = (key_len == 4 && memcmp(key, "role", 4) == 0) || (key_len == 7 && memcmp(key, "content", 7) == 0);
+    if (!known && kvr_json_type_of(v) != KVR_JSON_NULL) add_object(t->out, key, key_len, v);
+    return t->out->failed || t->out->len > t->max;
+}
+
+/* Members of the body that make another prompt of the same messages. Templates begin with them, most of the time. */
+static void add_template_members(struct kvr_json body, struct kvr_buf *out)
+{
+    static const char *const names[] = {
+        "tools",           "functions",       "documents", "chat_template", "chat_template_kwargs", "mm_processor_kwargs",
+        "media_io_kwargs", "reasoning_effort"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++) {
+        struct kvr_json v = kvr_json_get(body, names[i]);
+        if (kvr_json_type_of(v) > KVR_JSON_NULL) add_object(out, names[i], strlen(names[i]), v);
+    }
 }
 
 static int add_message_text(void *ctx, const char *key, size_t key_len, struct kvr_json message)
@@ -151,8 +182,9 @@ static int add_message_text(void *ctx, const char *key, size_t key_len, struct k
     kvr_buf_add(t->out, "<|", 2);
     if (kvr_json_as_str(kvr_json_get(message, "role"), &s, &len)) kvr_buf_add(t->out, s, len);
     kvr_buf_add(t->out, "|>\n", 3);
-    if (kvr_json_as_str(content, &s, &len)) kvr_buf_add(t->out, s, len);
-    else kvr_json_each(content, add_part_text, ctx);
+    if (kvr_json_type_of(message) == KVR_JSON_OBJECT) kvr_json_each(message, add_other_member, ctx);
+    if (kvr_json_type_of(content) == KVR_JSON_ARRAY) kvr_json_each(content, add_part_text, ctx);
+    else if (kvr_json_type_of(content) > KVR_JSON_NULL) add_part_text(ctx, NULL, 0, content);
     kvr_buf_add(t->out, "<|end|>\n", 8);
     return t->out->failed || t->out->len > t->max;
 }
@@ -161,6 +193,7 @@ bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *
 {
     struct text t = {out, r->text_max ? r->text_max : SIZE_MAX};
     if (r->has_messages) {
+        add_template_members(r->root, out);
         kvr_json_each(kvr_json_get(r->root, "messages"), add_message_text, &t);
         kvr_buf_str(out, "<|assistant|>\n");
         return true;

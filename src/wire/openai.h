@@ -25,7 +25,8 @@ struct kvr_openai_request {
 /* Reads a body. Returns: 0; or with a sentence for the client in *why -KVR_EFORMAT, or -KVR_ENOMEM: nothing is wrong with it. */
 int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out, const char **why);
 
-/* The canonical prompt text for byte tokens: the prompt string, or role and content of each message.
+/* The canonical prompt text for byte tokens: the prompt string, or role and content of each message. What is no text but makes
+ * another prompt (images, tools, ...) is there as a byte 0xff and a digest (wire/mm_parts.h), at its place.
  * Appends to `out`, and stops soon after text_max: then out->len is above it. false when the body has neither. Without memory
  * out->failed is set. */
 bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *out);

@@ -2,6 +2,8 @@
 /* Request bodies, usage and trace lines; the prompt text, written as JSON, reads back as itself. */
 #include <string.h>
 
+#include "wire/mm_infos.h"
+#include "wire/mm_parts.h"
 #include "wire/openai.h"
 #include "wire/rank_member.h"
 #include "wire/trace.h"
@@ -24,6 +26,37 @@ static void splice_rank(struct kvr_json_parser *q, struct kvr_json body, const c
     kvr_buf_free(&out);
 }
 
+static bool is_text(const struct kvr_buf *b)
+{
+    return !b->len || !memchr(b->data, 0xff, b->len);
+}
+
+/* A chat without its images is a chat: of text, and of the same text up to the first of them. */
+static void remove_objects(struct kvr_json_parser *q, const struct kvr_openai_request *r, const char *data, size_t size)
+{
+    struct kvr_buf plain = {0}, a = {0}, b = {0};
+    struct kvr_openai_request without = {0};
+    const char *why;
+    if (kvr_mm_parts_any(r->root) && kvr_mm_parts_remove(data, size, r->root, &plain)) {
+        KVR_ASSERT(kvr_openai_parse(q, plain.data, plain.len, &without, &why) == 0 && without.has_messages);
+        KVR_ASSERT(!kvr_mm_parts_any(without.root) && kvr_openai_prompt_text(r, &a) && kvr_openai_prompt_text(&without, &b));
+        KVR_ASSERT(!is_text(&a) && b.len < a.len);
+    }
+    kvr_buf_free(&plain);
+    kvr_buf_free(&a);
+    kvr_buf_free(&b);
+}
+
+static void read_infos(struct kvr_json body)
+{
+    struct kvr_mm_infos m;
+    char why[160] = "";
+    int rc = kvr_mm_infos_read(body, 8, &m, why, sizeof why);
+    KVR_ASSERT(rc == 0 ? m.n <= 8 : why[0] != 0);
+    for (size_t i = 0; i < m.n && rc == 0; i++) KVR_ASSERT(m.blocks[i].count <= KVR_MM_OBJECTS_MAX);
+    kvr_mm_infos_free(&m);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct kvr_json_parser *p, *q;
@@ -37,12 +70,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (kvr_openai_parse(p, (const char *)data, size, &r, &why) == 0) {
         kvr_openai_usage(r.root, &u);
         splice_rank(q, r.root, (const char *)data, size);
+        remove_objects(q, &r, (const char *)data, size);
+        read_infos(r.root);
         if (r.tokens_n) {
             uint32_t *t = malloc(r.tokens_n * sizeof *t);
             if (t) KVR_ASSERT(kvr_json_u32_array(r.tokens, t, r.tokens_n) <= (long)r.tokens_n);
             free(t);
         }
-        if (kvr_openai_prompt_text(&r, &text)) {
+        if (kvr_openai_prompt_text(&r, &text) && is_text(&text)) {
             struct kvr_json root;
             kvr_json_str(&json, text.data ? text.data : "", text.len);
             KVR_ASSERT(kvr_json_parse(q, json.data, json.len, &root, NULL) == 0 && kvr_json_as_str(root, &s, &len));

@@ -28,6 +28,7 @@
 #include <time.h>
 #include <kvroute/hash.h>
 
+#include "wire/mm_parts.h"
 #include "wire/sse.h"
 
 enum { ANSWER_KEPT_MAX = 4 << 20, HASH_ON_LOOP = 256 << 10 /* tokens; more are hashed on a thread of the pool */ };
@@ -46,6 +47,11 @@ struct px {
     size_t body_len;
     bool routed;    /* a completion: tokens matter */
     bool is_object; /* the body is a JSON object */
+    /* a chat with parts that are not text: see find_objects */
+    bool multimodal, unplaced;
+    struct kvr_body *plain; /* the body without them; NULL: their place is not looked for */
+    uint32_t *whole;        /* the prompt's tokens, while those of `plain` are asked for */
+    size_t whole_n;
     struct kvr_rank_member body_rank;
     const char *rank_error; /* NULL: what the body says of the rank is sound */
     bool chat, stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain, answered;
@@ -224,6 +230,13 @@ static void on_px_closed(uv_handle_t *h)
     free(h->data);
 }
 
+/* Tokens that are predicted to be cached. An engine computes at least one, so a fully cached prompt counts one block less. */
+static uint64_t predicted_cached(const struct px *p)
+{
+    uint64_t prompt = p->usage.prompt_tokens ? p->usage.prompt_tokens : p->isl, bs = p->pool->block_size;
+    return KVR_MIN(p->result.cached_tokens, prompt ? (prompt - 1) / bs * bs : 0);
+}
+
 static void record_decision(struct px *p)
 {
     struct serve *s = serve_of(p);
@@ -233,7 +246,7 @@ static void record_decision(struct px *p)
     struct decision d = {.at_ms = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000,
                          .worker = p->result.worker,
                          .isl = p->isl,
-                         .cached_tokens = p->result.cached_tokens,
+                         .cached_tokens = predicted_cached(p),
                          .actual_cached = p->usage.cached_tokens,
                          .has_actual = p->usage.present && p->usage.has_cached,
                          .overlap_blocks = p->result.overlap_blocks,
@@ -252,14 +265,13 @@ static void record_decision(struct px *p)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Without tokens nothing was predicted; where an image is part of the prompt, not all that the engine can have cached. */
 static void count_usage(struct px *p)
 {
     struct metrics *m = &serve_of(p)->metrics;
-    if (!p->usage.present || !p->tokens_n || p->status >= 400) return; /* without tokens nothing was predicted */
-    uint64_t predicted = p->result.cached_tokens;
+    if (!p->usage.present || !p->tokens_n || p->multimodal || p->status >= 400) return;
+    uint64_t predicted = predicted_cached(p);
     uint64_t actual = p->usage.has_cached ? p->usage.cached_tokens : 0, bs = p->pool->block_size;
-    /* An engine computes at least one token, so a fully cached prompt counts one block less there. */
-    if (p->usage.prompt_tokens) predicted = KVR_MIN(predicted, (p->usage.prompt_tokens - 1) / bs * bs);
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
     pthread_mutex_lock(&serve_of(p)->lock);
@@ -283,7 +295,8 @@ static void keep_evidence(struct px *p)
                                 .salt_len = p->salt_len,
                                 .view_blocks = p->result.view_blocks,
                                 .trusted = p->result.trusted};
-    if (p->tokens && p->tokens_n && p->status == 200 && p->routed && !p->evidence) p->evidence = evidence_keep(serve_of(p), &a);
+    if (p->tokens && p->tokens_n && !p->multimodal && p->status == 200 && p->routed && !p->evidence)
+        p->evidence = evidence_keep(serve_of(p), &a);
 }
 
 static void leave_ready_list(struct px *p)
@@ -322,6 +335,8 @@ static void px_free(struct px *p)
     kvr_buf_free(&p->head);
     kvr_buf_free(&p->answer);
     kvr_body_unref(p->body);
+    kvr_body_unref(p->plain);
+    free(p->whole);
     free(p->tokens);
     free(p->locals);
     free(p->scores);
@@ -429,7 +444,8 @@ static void note_first_token(struct px *p)
     p->ttft_ms = (double)(now - p->sent_ns) / 1e6;
     if (p->is_sse && p->status < 400) {
         histogram_add(&m->ttft, p->ttft_ms / 1000);
-        if (p->tokens_n) kvr_router_observe_ttft(p->pool->router, &p->result, p->ttft_ms); /* else its length was a guess */
+        if (p->tokens_n && !p->multimodal)
+            kvr_router_observe_ttft(p->pool->router, &p->result, p->ttft_ms); /* else its length was a guess */
     }
     p->itl_last_ns = now;
     mark_prefill(p);
@@ -683,6 +699,7 @@ static const char *reason_of(const struct px *p)
     if (mode != KVR_MODE_KV) return modes[mode];
     if (p->no_index) return p->part_index ? "index-partial" : "index-unavailable";
     if (!p->result.trusted && s->ingest) return "untrusted";
+    if (p->unplaced) return "load-multimodal";
     return p->result.overlap_blocks ? "kv" : "load";
 }
 
@@ -1141,17 +1158,63 @@ static void px_overlap(struct px *p)
 
 /* ---- tokens ------------------------------------------------------------------------------------------ */
 
+/* Nothing is known of the tokens but how many there are. */
+static void place_unknown(struct px *p)
+{
+    p->unplaced = true;
+    p->tokens_n = 0;
+    COUNT(p, multimodal_unplaced_total);
+    px_overlap(p);
+}
+
+/* The tokens of `plain` are there, or none. What both have in common comes before the first part that is not text, wherever
+ * the engine's template puts that. When nothing differs, such a part has left no trace: its place is not known. */
+static void place_objects(struct px *p)
+{
+    size_t n = 0, most = p->tokens ? KVR_MIN(p->tokens_n, p->whole_n) : 0;
+    while (n < most && p->tokens[n] == p->whole[n]) n++;
+    bool known = p->tokens && n < p->whole_n;
+    free(p->tokens);
+    p->tokens = p->whole;
+    p->tokens_n = n;
+    p->whole = NULL;
+    kvr_body_unref(p->plain);
+    p->plain = NULL;
+    if (known) px_overlap(p);
+    else place_unknown(p);
+}
+
 static void tokens_failed(struct px *p)
 {
-    p->token_failed = true;
     COUNT(p, tokenize_failures_total);
+    if (p->whole) {
+        place_objects(p);
+        return;
+    }
+    p->token_failed = true;
     px_route(p);
 }
 
+static void ask_tokens(struct px *p, struct kvr_body *body);
+
 static void got_tokens(struct px *p)
 {
+    if (p->whole) {
+        place_objects(p);
+        return;
+    }
     p->isl = KVR_MAX(p->tokens_n, (size_t)1);
-    px_overlap(p);
+    if (p->plain) {
+        p->whole = p->tokens;
+        p->whole_n = p->tokens_n;
+        p->tokens = NULL;
+        p->tokens_n = 0;
+        ask_tokens(p, p->plain);
+    } else if (p->unplaced) {
+        place_unknown(p);
+    } else {
+        px_overlap(p);
+    }
 }
 
 static void tokenize_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
@@ -1260,7 +1323,7 @@ static struct worker *tokenizer_worker(struct px *p)
     return found;
 }
 
-static void ask_engine(struct px *p)
+static void ask_engine(struct px *p, struct kvr_body *body)
 {
     struct serve *s = serve_of(p);
     struct kvr_buf h = {0};
@@ -1277,13 +1340,13 @@ static void ask_engine(struct px *p)
     struct kvr_text auth = kvr_headers_get(kvr_http_conn_request(p->conn)->headers, "authorization");
     COUNT(p, tokenize_requests_total);
     kvr_buf_printf(&h, "POST %s/tokenize HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
-                   w->endpoint.base, w->endpoint.host, w->endpoint.port, p->body_len);
+                   w->endpoint.base, w->endpoint.host, w->endpoint.port, body ? body->len : 0);
     if (auth.ptr) kvr_buf_printf(&h, "Authorization: %.*s\r\n", (int)auth.len, auth.ptr);
     kvr_buf_str(&h, "\r\n");
     struct kvr_http_call_config cc = {.endpoint = &w->endpoint,
                                       .head = h.data,
                                       .head_len = h.len,
-                                      .body = p->body,
+                                      .body = body,
                                       .connect_timeout_s = s->o->connect_timeout,
                                       .handler = &tokenize_handler,
                                       .ctx = p};
@@ -1352,15 +1415,33 @@ static void local_tokens(struct px *p, const struct kvr_openai_request *rq)
     kvr_buf_free(&text);
 }
 
+/* A chat with images and the like. In byte tokens they are where they belong. An engine's tokens have places kept free for them, which
+ * are equal for any two images, so the prompt is predicted up to the first of them at most: the tokens of the same chat without them
+ * tell where that is. Tokens that came with the request: nobody knows. */
+static void find_objects(struct px *p, const struct kvr_openai_request *rq)
+{
+    struct kvr_buf plain = {0};
+    if (!kvr_mm_parts_any(rq->root)) return;
+    p->multimodal = true;
+    COUNT(p, multimodal_prompts_total);
+    if (p->tokens && !rq->tokens.doc) return;
+    if (!p->tokens && kvr_mm_parts_remove(p->body->data, p->body->len, rq->root, &plain)) p->plain = kvr_body_take(&plain);
+    p->unplaced = !p->plain;
+    kvr_buf_free(&plain);
+}
+
 static void px_tokens(struct px *p)
 {
+    if (wants_tokens(p) && !p->tokens) ask_tokens(p, p->body);
+    else if (p->tokens) got_tokens(p);
+    else px_overlap(p);
+}
+
+/* The tokens of a body, from the cache or an engine. */
+static void ask_tokens(struct px *p, struct kvr_body *body)
+{
     struct serve *s = serve_of(p);
-    if (!wants_tokens(p) || p->tokens) {
-        if (p->tokens) p->isl = KVR_MAX(p->tokens_n, (size_t)1);
-        px_overlap(p);
-        return;
-    }
-    token_cache_key(p->body->data, p->body->len, p->chat, p->cache_key);
+    token_cache_key(body->data, body->len, p->chat, p->cache_key);
     pthread_mutex_lock(&s->lock);
     p->tokens = token_cache_get(s->tokens, p->cache_key, &p->tokens_n);
     pthread_mutex_unlock(&s->lock);
@@ -1368,7 +1449,7 @@ static void px_tokens(struct px *p)
         COUNT(p, tokenize_cache_hits_total);
         got_tokens(p);
     } else {
-        ask_engine(p);
+        ask_engine(p, body);
     }
 }
 
@@ -1558,7 +1639,10 @@ static void read_body(struct px *p, struct kvr_json_parser *json)
         p->salt_len = p->salt ? rq.salt_len : 0;
     }
     rq.text_max = serve_of(p)->o->max_prompt_text;
-    if (p->routed && is_small_enough(p, &rq) && wants_tokens(p)) local_tokens(p, &rq);
+    if (p->routed && is_small_enough(p, &rq) && wants_tokens(p)) {
+        local_tokens(p, &rq);
+        if (!p->refusal) find_objects(p, &rq);
+    }
 }
 
 static struct px *px_new(struct loop *l, struct kvr_http_conn *c)

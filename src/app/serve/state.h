@@ -177,6 +177,8 @@ struct decision {
     X(queue_timeouts_total, "Requests that waited for a worker in vain")                                                                   \
     X(tokenize_failures_total, "Prompts that could not be tokenized and were routed by load")                                              \
     X(tokenize_requests_total, "Prompts sent to an engine's tokenizer")                                                                    \
+    X(multimodal_prompts_total, "Chats with parts that are not text, left out of the predicted and actual cached tokens")                  \
+    X(multimodal_unplaced_total, "Those of them whose first such part has no known place in the tokens: routed by load")                   \
     X(tokenize_cache_hits_total, "Prompts found in the token cache")                                                                       \
     X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")                                        \
     X(usage_answers_total, "Answers that carried usage")                                                                                   \

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "wire/mm_parts.h"
+
+#include <string.h>
+#include <strings.h>
+#include <kvroute/hash.h>
+
+/* ---- what a part is ---------------------------------------------------------------------------------- */
+
+static bool is_one_of(const char *s, size_t len, const char *const *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strlen(list[i]) == len && memcmp(s, list[i], len) == 0) return true;
+    return false;
+}
+
+bool kvr_part_text(struct kvr_json part, const char **text, size_t *len)
+{
+    static const char *const types[] = {"text", "input_text", "output_text", "refusal", "thinking"};
+    static const char *const members[] = {"text", "refusal", "thinking"};
+    const char *type;
+    size_t type_len;
+    if (kvr_json_as_str(part, text, len)) return true;
+    if (kvr_json_type_of(part) != KVR_JSON_OBJECT) return false;
+    if (!kvr_json_as_str(kvr_json_get(part, "type"), &type, &type_len)) /* engines then go by what there is */
+        return kvr_json_count(part) == 1 && kvr_json_as_str(kvr_json_get(part, "text"), text, len);
+    if (!is_one_of(type, type_len, types, KVR_ARRAY_LEN(types))) return false;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(members); i++)
+        if (kvr_json_as_str(kvr_json_get(part, members[i]), text, len)) return true;
+    return false;
+}
+
+/* ---- digest ------------------------------------------------------------------------------------------ */
+
+struct digest {
+    uint64_t h[2];
+};
+
+static void take(struct digest *d, uint64_t what, const void *bytes, size_t len)
+{
+    for (int i = 0; i < 2; i++) d->h[i] = kvr_hash_bytes(bytes, len, d->h[i] ^ kvr_mix64(what * 2 + (uint64_t)i) ^ kvr_mix64(len));
+}
+
+static int sextet(unsigned char c)
+{
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    if (c == '+' || c == '-') return 62;
+    if (c == '/' || c == '_') return 63;
+    return -1;
+}
+
+/* The bytes behind base64, a piece at a time. false: it is something else, and nothing is taken. */
+static bool take_base64(struct digest *d, const char *s, size_t len)
+{
+    unsigned char piece[3072];
+    struct digest sum = *d;
+    size_t n = 0;
+    uint32_t bits = 0;
+    int have = 0;
+    while (len && s[len - 1] == '=') len--;
+    for (size_t i = 0; i < len; i++) {
+        int v = sextet((unsigned char)s[i]);
+        if (v < 0) return false;
+        bits = bits << 6 | (uint32_t)v;
+        have += 6;
+        if (have < 8) continue;
+        have -= 8;
+        piece[n++] = (unsigned char)(bits >> have);
+        if (n < sizeof piece) continue;
+        take(&sum, 'b', piece, n);
+        n = 0;
+    }
+    take(&sum, 'b', piece, n);
+    *d = sum;
+    return true;
+}
+
+static void take_text(struct digest *d, const char *s, size_t len)
+{
+    static const char base64[] = ";base64";
+    const char *comma = len > 5 && strncasecmp(s, "data:", 5) == 0 ? memchr(s, ',', len) : NULL;
+    size_t head = comma ? (size_t)(comma - s) : 0;
+    bool encoded = head >= sizeof base64 - 1 && strncasecmp(comma - (sizeof base64 - 1), base64, sizeof base64 - 1) == 0;
+    if (encoded && take_base64(d, comma + 1, len - head - 1)) return;
+    take(d, 's', s, len);
+}
+
+static void take_value(struct digest *d, struct kvr_json v);
+
+static int take_member(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    if (key) take(ctx, 'k', key, key_len);
+    take_value(ctx, v);
+    return 0;
+}
+
+static void take_value(struct digest *d, struct kvr_json v)
+{
+    const char *s;
+    size_t len;
+    uint64_t whole = 0;
+    double number = 0;
+    bool flag = false;
+    enum kvr_json_type type = kvr_json_type_of(v);
+    if (kvr_json_as_str(v, &s, &len)) {
+        take_text(d, s, len);
+        return;
+    }
+    if (!kvr_json_as_i64_bits(v, &whole) && kvr_json_as_double(v, &number)) memcpy(&whole, &number, sizeof whole);
+    else if (kvr_json_as_bool(v, &flag)) whole = flag;
+    take(d, (uint64_t)type, &whole, sizeof whole);
+    if (type != KVR_JSON_ARRAY && type != KVR_JSON_OBJECT) return;
+    kvr_json_each(v, take_member, d);
+    take(d, 'e', "", 0);
+}
+
+void kvr_part_digest(const char *key, size_t key_len, struct kvr_json part, unsigned char out[KVR_PART_DIGEST])
+{
+    struct digest d = {{0, 0}};
+    if (key) take(&d, 'm', key, key_len);
+    struct kvr_json uuid = kvr_json_get(part, "uuid");
+    const char *s;
+    size_t len;
+    if (kvr_json_as_str(uuid, &s, &len) && len) {
+        take_value(&d, kvr_json_get(part, "type"));
+        take(&d, 'u', s, len);
+    } else {
+        take_value(&d, part);
+    }
+    memcpy(out, d.h, KVR_PART_DIGEST);
+}
+
+/* ---- where they are ---------------------------------------------------------------------------------- */
+
+static int is_object_part(void *ctx, const char *key, size_t key_len, struct kvr_json part)
+{
+    const char *s;
+    size_t len;
+    (void)ctx;
+    (void)key;
+    (void)key_len;
+    return !kvr_part_text(part, &s, &len);
+}
+
+static int has_object_part(void *ctx, const char *key, size_t key_len, struct kvr_json message)
+{
+    struct kvr_json content = kvr_json_get(message, "content");
+    enum kvr_json_type type = kvr_json_type_of(content);
+    if (type == KVR_JSON_ARRAY) return kvr_json_each(content, is_object_part, NULL);
+    return type == KVR_JSON_OBJECT ? is_object_part(ctx, key, key_len, content) : 0;
+}
+
+bool kvr_mm_parts_any(struct kvr_json body)
+{
+    struct kvr_json messages = kvr_json_get(body, "messages");
+    return kvr_json_type_of(messages) == KVR_JSON_ARRAY && kvr_json_each(messages, has_object_part, NULL) != 0;
+}
+
+/* ---- taking them out: a walk over the text, which is known to be JSON, beside the parsed values ------ */
+
+static const char *skip_space(const char *p, const char *end)
+{
+    while (p < end && (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n')) p++;
+    return p;
+}
+
+static const char *skip_string(const char *p, const char *end)
+{
+    for (p++; p < end && *p != '"'; p++)
+        if (*p == '\\') p++;
+    return p < end ? p + 1 : end;
+}
+
+static const char *skip_value(const char *p, const char *end)
+{
+    size_t depth = 0;
+    if (p < end && *p == '"') return skip_string(p, end);
+    while (p < end) {
+        if (*p == '"') {
+            p = skip_string(p, end);
+            continue;
+        }
+        if (*p == '{' || *p == '[') depth++;
+        if (*p == '}' || *p == ']') {
+            if (depth == 0) return p;
+            if (--depth == 0) return p + 1;
+        }
+        if (depth == 0 && (*p == ',' || strchr(" \t\r\n", *p))) return p;
+        p++;
+    }
+    return end;
+}
+
+/* The value of a member of the object at p, or NULL. */
+static const char *find_member(const char *p, const char *end, const char *name)
+{
+    size_t len = strlen(name);
+    if (p >= end || *p != '{') return NULL;
+    for (p = skip_space(p + 1, end); p < end && *p == '"';) {
+        const char *key = p + 1;
+        p = skip_string(p, end);
+        bool match = (size_t)(p - key) == len + 1 && memcmp(key, name, len) == 0;
+        p = skip_space(p, end);
+        if (p < end) p = skip_space(p + 1, end); /* the colon */
+        if (match) return p;
+        p = skip_space(skip_value(p, end), end);
+        if (p < end && *p == ',') p = skip_space(p + 1, end);
+    }
+    return NULL;
+}
+
+struct removal {
+    const char *at, *end; /* the element that the next callback is for */
+    const char *copied;   /* so far */
+    struct kvr_buf *out;
+    bool kept; /* a part was written */
+};
+
+static void next_element(struct removal *r)
+{
+    r->at = skip_space(skip_value(r->at, r->end), r->end);
+    if (r->at < r->end && *r->at == ',') r->at = skip_space(r->at + 1, r->end);
+}
+
+static int keep_text(void *ctx, const char *key, size_t key_len, struct kvr_json part)
+{
+    struct removal *r = ctx;
+    if (!is_object_part(NULL, key, key_len, part)) {
+        kvr_buf_str(r->out, r->kept ? "," : "[");
+        kvr_buf_add(r->out, r->at, (size_t)(skip_value(r->at, r->end) - r->at));
+        r->kept = true;
+    }
+    next_element(r);
+    return 0;
+}
+
+/* Writes what is left of a message's content at p. */
+static void write_content(const struct removal *r, const char *p, struct kvr_json content)
+{
+    struct removal parts = {.at = skip_space(p + 1, r->end), .end = r->end, .out = r->out};
+    if (kvr_json_type_of(content) == KVR_JSON_ARRAY) kvr_json_each(content, keep_text, &parts);
+    kvr_buf_str(r->out, parts.kept ? "]" : "\"\"");
+}
+
+static int clean_message(void *ctx, const char *key, size_t key_len, struct kvr_json message)
+{
+    struct removal *r = ctx;
+    if (has_object_part(NULL, key, key_len, message)) {
+        const char *p = find_member(r->at, r->end, "content");
+        if (!p || p >= r->end || (*p != '[' && *p != '{')) return 1;
+        kvr_buf_add(r->out, r->copied, (size_t)(p - r->copied));
+        write_content(r, p, kvr_json_get(message, "content"));
+        r->copied = skip_value(p, r->end);
+    }
+    next_element(r);
+    return 0;
+}
+
+bool kvr_mm_parts_remove(const char *text, size_t len, struct kvr_json body, struct kvr_buf *out)
+{
+    const char *end = text + len, *messages = find_member(skip_space(text, end), end, "messages");
+    if (!messages || *messages != '[') return false;
+    struct removal r = {.at = skip_space(messages + 1, end), .end = end, .copied = text, .out = out};
+    if (kvr_json_each(kvr_json_get(body, "messages"), clean_message, &r)) return false;
+    kvr_buf_add(out, r.copied, (size_t)(end - r.copied));
+    return true;
+}
