@@ -84,6 +84,28 @@ def test_a_bad_number_in_kv_recover_is_a_400_that_names_the_parameter():
         tee.close()
 
 
+def test_what_the_tee_says_of_its_load_is_used_until_it_is_old(start):  # noqa: F811
+    port, events = free_ports(), free_ports()
+    tee = engine_tee.Tee(f"tcp://127.0.0.1:{events}", BS, dp_rank=0)
+    server = engine_tee.serve(tee, port)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        s = start(Serve, [f"{url},events=tcp://127.0.0.1:{events},recover={url}/kv_recover,metrics={url}/metrics,block-size={BS}"],
+                  "--engine-metrics-interval", 0.05, "--engine-load-max-age", 1)
+        wait_for("nothing yet", lambda: s.metric("engine_metrics_failures_total") > 0)
+        assert s.get("/loads")[0]["engine"] is None
+        tee.set_load(3, 2, 0.75, 400 * BS)
+        wait_for("the load", lambda: s.get("/loads")[0]["engine"])
+        load = s.get("/loads")[0]["engine"]
+        assert (load["running"], load["waiting"], load["kv_used_blocks"], load["kv_total_blocks"]) == (3, 2, 300, 400)
+        wait_for("old, though it is still answered", lambda: s.get("/loads")[0]["engine"]["stale"] and s.metric("engine_load_stale") == 1)
+        assert s.metric("engine_loads_expired_total") >= 1 and s.metric("engine_requests_running") == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+        tee.close()
+
+
 @pytest.mark.parametrize("ring", [16, 1024])
 def test_a_router_ends_right_whatever_it_loses(start, ring):  # noqa: F811
     port, events = free_ports(), free_ports()

@@ -4,9 +4,11 @@
     engine --Tee.publish--> [ LocalIndexer ]  <-- GET /kv_recover?start=&end=   (the standard library's HTTP server)
                  |
                  '--------> ZeroMQ PUB: [topic, sequence, msgpack([ts, events, dp_rank])]
+    engine --Tee.set_load----------> GET /metrics
 
     python3 engine_tee.py --events tcp://127.0.0.1:5557 --port 8001
-    kvroute serve --worker http://127.0.0.1:8001,events=tcp://127.0.0.1:5557,recover=http://127.0.0.1:8001/kv_recover
+    u=http://127.0.0.1:8001
+    kvroute serve --worker $u,events=tcp://127.0.0.1:5557,recover=$u/kv_recover,metrics=$u/metrics
 
 Run as a program it is a toy engine that stores and removes blocks at random; an engine would call publish() with what it does.
 Needs pyzmq and msgpack, which engines that publish KV events have."""
@@ -30,7 +32,7 @@ class Tee:
     """Where an engine's KV events go. publish() from the engine's thread; recover() from any."""
 
     def __init__(self, endpoint, block_size, worker_id=0, dp_rank=0, max_events=1024):
-        self.block_size, self.dp_rank, self.sequence = block_size, dp_rank, 0
+        self.block_size, self.dp_rank, self.sequence, self.load = block_size, dp_rank, 0, None
         self.local = kvroute.LocalIndexer(worker_id, block_size, dp_rank, max_events=max_events)
         self.socket = zmq.Context.instance().socket(zmq.PUB)
         self.socket.linger = 0
@@ -60,6 +62,20 @@ class Tee:
     def recover(self, write, start=None, end=None):
         self.local.write_events_json(write, start, end)
 
+    def set_load(self, running, waiting, kv_usage, kv_total_tokens=0):
+        """How loaded the engine is: requests, requests, 0 to 1, tokens that fit into its cache. From any thread, each second or so: a
+        router counts its age and stops using it when it is old. An engine that has metrics of its own lets routers read those."""
+        self.load = (time.monotonic(), running, waiting, kv_usage, kv_total_tokens)
+
+    def metrics(self):
+        """The load as Prometheus text, by the names that `kvroute publish` has."""
+        if self.load is None:
+            return ""
+        at, *figures = self.load
+        names = ("load_age_seconds", "requests_running", "requests_waiting", "kv_usage", "kv_total_tokens")
+        return "".join(f'# TYPE kvroute_publish_engine_{name} gauge\nkvroute_publish_engine_{name}{{dp_rank="{self.dp_rank}"}} {value}\n'
+                       for name, value in zip(names, (time.monotonic() - at, *figures)))
+
     def close(self):
         self.local.shutdown()
         self.socket.close()
@@ -76,7 +92,7 @@ def event_id(query, name):
 
 
 def serve(tee, port, host="127.0.0.1"):
-    """Answers GET /kv_recover, and what a router asks of an engine to see that it lives. Returns the running server."""
+    """Answers GET /kv_recover and /metrics, and what a router asks of an engine to see that it lives. Returns the running server."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -85,6 +101,8 @@ def serve(tee, port, host="127.0.0.1"):
             url = urllib.parse.urlsplit(self.path)
             if url.path == "/kv_recover":
                 self.answer_recover(dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True)))
+            elif url.path == "/metrics":
+                self.answer(200, tee.metrics().encode(), "text/plain; version=0.0.4")
             elif url.path in ("/health", "/v1/models"):
                 self.answer(200, b'{"object":"list","data":[{"id":"toy","object":"model"}]}')
             else:
@@ -105,9 +123,9 @@ def serve(tee, port, host="127.0.0.1"):
             tee.recover(lambda piece: self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece)), start, end)
             self.wfile.write(b"0\r\n\r\n")
 
-        def answer(self, status, body):
+        def answer(self, status, body, kind="application/json"):
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -136,6 +154,7 @@ def main():
             name = random.getrandbits(63)
             tee.publish([("stored", [name], None, [random.randrange(50000) for _ in range(args.block_size)])])
             held.append(name)
+        tee.set_load(0, 0, min(len(held) / 1000, 1), 1000 * args.block_size)
         time.sleep(0.01)
 
 

@@ -66,9 +66,11 @@ static void keep_locked(struct serve *s, struct worker *w, uint32_t place, const
 {
     struct rank_load *r = &w->loads[place];
     uint64_t now = now_ms();
+    bool was_used = r->known && !r->expired;
     *r = (struct rank_load){.known = true, .load = *l, .at_ms = now - KVR_MIN(l->age_ms, now)};
     learn_total(w, place, l);
-    r->expired = is_stale(s, r, now);
+    r->expired = is_stale(s, r, now); /* it may tell of an old reading */
+    if (r->expired && was_used) atomic_fetch_add(&s->metrics.engine_loads_expired_total, 1);
     kvr_router_set_kv_used(w->pool->router, (struct kvr_worker){w->id, w->dp_start + place}, r->expired ? 0 : used_blocks(w, l));
 }
 
