@@ -267,12 +267,34 @@ static void apply_load_aware(struct serve_options *o)
     o->predicted_ttl_secs = -1;
 }
 
+/* KV events that nobody here would follow. */
+static int check_events(const char *command, const struct serve_options *o)
+{
+    bool durable = o->plane.plane == KVR_PLANE_JETSTREAM;
+    if (o->load_aware && durable)
+        return fail(command, "load-aware and router-durable-kv-events (event-plane jetstream) exclude each other: it follows no KV events");
+    if (!o->kv_events && durable)
+        return fail(
+            command,
+            "no-router-kv-events and router-durable-kv-events (event-plane jetstream) exclude each other: no event would be followed");
+    if (o->overlap_credit <= 0 && durable)
+        return fail(
+            command,
+            "router-durable-kv-events (event-plane jetstream) needs router-kv-overlap-score-credit above 0: else there is no index");
+    if (!o->kv_events && o->record_events)
+        return fail(command, "no-router-kv-events and record-events exclude each other: no event would be recorded");
+    if (o->discovery_target && o->discovery != DISCOVERY_FILE && o->discovery != DISCOVERY_DNS)
+        return fail(command, "discovery-target needs discovery file or dns");
+    return 0;
+}
+
 static int cross_checks(const char *command, const struct serve_options *o)
 {
     if (o->track_output_blocks && !o->track_active_blocks)
         return fail(command, "router-track-output-blocks needs router-track-active-blocks");
     if (o->prefill_load_model && !o->track_prefill_tokens)
         return fail(command, "router-prefill-load-model fitted needs router-track-prefill-tokens");
+    if (check_events(command, o)) return 2;
     if (o->predicted_ttl_secs >= 0 && !o->kv_events) return fail(command, "router-predicted-ttl-secs needs router-kv-events");
     if (o->predicted_ttl_secs >= 0 && o->overlap_credit <= 0)
         return fail(command, "router-predicted-ttl-secs needs router-kv-overlap-score-credit above 0");

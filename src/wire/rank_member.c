@@ -7,9 +7,12 @@ static const char *const names[2] = {"data_parallel_rank", "routed_dp_rank"};
 
 const char *kvr_rank_member_read(struct kvr_json body, struct kvr_rank_member *out)
 {
+    struct kvr_json members[2];
     memset(out, 0, sizeof *out);
+    int again = kvr_json_pick(body, names, 2, members);
+    if (again >= 0) return again ? "`routed_dp_rank` is given more than once" : "`data_parallel_rank` is given more than once";
     for (int i = 0; i < 2; i++) {
-        struct kvr_json v = kvr_json_get(body, names[i]);
+        struct kvr_json v = members[i];
         uint64_t rank;
         if (kvr_json_type_of(v) <= KVR_JSON_NULL) continue;
         if (!kvr_json_as_u64(v, &rank) || rank > UINT32_MAX)

@@ -209,7 +209,8 @@ def test_router_and_its_configuration():
     assert none.best_worker(TOKENS) == (1, 0, 0)
     with pytest.raises(ValueError):
         none.dump_events()
-    for bad in (dict(serve_indexer=True, use_remote_indexer=True), dict(serve_indexer=True, overlap_score_credit=0), dict(cost="x")):
+    for bad in (dict(serve_indexer=True, use_remote_indexer=True), dict(serve_indexer=True, overlap_score_credit=0), dict(cost="x"),
+                dict(durable_kv_events=True, use_kv_events=False)):
         with pytest.raises(ValueError):
             KvRouterConfig(**bad)
     for name, value in dict(routing_constraints={"a": 1}, strict_priority=-1, policy_class=5, block_mm_infos=[5], priority_jump="x").items():

@@ -266,6 +266,10 @@ static void get_loads(struct serve *s, struct kvr_http_conn *c)
 static void get_dump(struct serve *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
+    if (s->o->overlap_credit <= 0) { /* not 200 and empty: nothing is known of what the workers hold */
+        admin_error(c, 400, kvr_strerror(-KVR_ENOINDEX));
+        return;
+    }
     admin_dump_write(s, &b);
     admin_reply(c, 200, &b);
 }

@@ -15,7 +15,6 @@
 
 #include "app/serve/state.h"
 
-enum { DISCOVERY_STATIC, DISCOVERY_FILE, DISCOVERY_DNS, DISCOVERY_NATS };
 enum { DISCOVERY_KEY_MAX = 160, DISCOVERY_SPEC_MAX = 4096, DISCOVERY_FOUND_MAX = 16384 };
 
 /* For finders on threads of their own; what does not fit is dropped and counted. `spec` is a --worker text, or a worker object as

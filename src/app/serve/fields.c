@@ -35,6 +35,7 @@ static const struct {
     {"dp_start", "a whole number from 0 to 1048576"},
     {"effective_prefill_tokens", "a whole number from 0 to the prompt's tokens (isl_tokens)"},
     {"endpoint", "a URL, as http://host:port"},
+    {"engine", "one of vllm, sglang"},
     {"isl_tokens", "a whole number of tokens from 1 to 4294967295; it can be left out where token_ids or block_hashes say it"},
     {"kv_events_endpoints", POINTS},
     {"lora_name", NAME},

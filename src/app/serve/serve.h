@@ -18,6 +18,8 @@ struct policy_profile {
     struct kvr_policy policy;
 };
 
+enum { DISCOVERY_STATIC, DISCOVERY_FILE, DISCOVERY_DNS, DISCOVERY_NATS };
+
 struct serve_options {
     bool select_only; /* `kvroute select`: no data port; the admin port is the service */
     const struct policy_profile *profiles;
