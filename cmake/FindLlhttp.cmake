@@ -19,6 +19,8 @@ if(NOT TARGET Llhttp::Llhttp)
     add_library(llhttp_sources STATIC ${LLHTTP_SOURCE_DIR}/llhttp.c ${LLHTTP_SOURCE_DIR}/http.c
                 ${LLHTTP_SOURCE_DIR}/api.c)
     target_compile_options(llhttp_sources PRIVATE -w)
+    # Off by default before llhttp 9, which is always strict.
+    target_compile_definitions(llhttp_sources PUBLIC LLHTTP_STRICT_MODE=1)
     target_include_directories(llhttp_sources SYSTEM PUBLIC ${LLHTTP_INCLUDE_DIR})
     add_library(Llhttp::Llhttp ALIAS llhttp_sources)
   endif()

@@ -33,6 +33,8 @@ static const struct option_row rows[] = {
         "the engine's /metrics (vLLM, SGLang): its load is told on an event plane of NATS, at /load and at /metrics"),
     DBL("engine-metrics-interval", engine_metrics_interval, "1", 0.05, 3600, "seconds between two looks at it"),
     DBL("engine-metrics-max-age", engine_metrics_max_age, "10", 0.1, 86400, "a load older than this is stale: it is not told any more"),
+    DBL("client-write-timeout", client_write_timeout, "30", 0, 864000,
+        "seconds a client may take nothing of what is queued for it before it is cut off; 0 = off"),
     DBL("restore-timeout", restore_timeout, "10", 0.1, 3600, "seconds a replay may be silent"),
 };
 

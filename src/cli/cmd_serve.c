@@ -52,6 +52,14 @@ struct serve_cli {
     }
 #define ANY 1e300
 
+#define HTTP_ROWS                                                                                                                          \
+    SIZ("max-body-size", max_body_size, "16MiB", NULL, "largest request body"),                                                            \
+        SIZ("max-bodies-bytes", max_bodies_bytes, "1GiB", NULL,                                                                            \
+            "memory for all request bodies together, unfinished ones too; beyond: 503; 0 = no limit; serve: the admin port has a quarter " \
+            "of it for itself"),                                                                                                           \
+        DBL("client-write-timeout", client_write_timeout, "30", 0, 864000, NULL,                                                           \
+            "seconds a client may take nothing of what is queued for it before it is cut off; 0 = off")
+
 /* Each row: name, place, default, range or values, environment name of NVIDIA Dynamo's router that is accepted too, help. */
 #define ROUTER_ROWS                                                                                                                        \
     STR("config", config, NULL, "FILE", NULL, "YAML file of these options"),                                                               \
@@ -211,8 +219,9 @@ static const struct option_row serve_rows[] = {
     NUM("max-messages", max_messages, "16384", 1, 1e9, NULL, "most messages of a chat request; more are refused with 413"),
     SIZ("max-prompt-text", max_prompt_text, "8MiB", NULL,
         "longest prompt text that is turned into byte tokens (--tokenizer bytes); a longer one is refused with 413"),
-    SIZ("max-body-size", max_body_size, "64MiB", NULL, "largest request body"),
-    NUM("max-connections", max_connections, "16384", 1, 1e6, NULL, "client connections per loop"),
+    HTTP_ROWS,
+    NUM("max-connections", max_connections, "16384", 1, 1e6, NULL,
+        "client connections per loop; fewer when the process may not open two descriptors for each"),
 };
 
 static const struct option_row select_rows[] = {
@@ -220,6 +229,7 @@ static const struct option_row select_rows[] = {
     NUM("port", admin_port, "8092", 1, 65535, NULL, "port to listen on"),
     NUM("threads", threads, "4", 1, 64, NULL, "accepted for older command lines; one thread serves and one follows events"),
     ROUTER_ROWS,
+    HTTP_ROWS,
 };
 
 static const char serve_usage[] =

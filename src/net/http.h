@@ -3,8 +3,11 @@
  * HTTP/1.1 on libuv and llhttp: a server for whole requests and streamed answers, and a client with pooled
  * keep-alive connections. Everything belongs to one loop and is used from its thread only.
  *
- * Limits: header section 64 KiB, request body as configured, 64 KiB of pipelined bytes behind a request that is
- * being answered, bounded write queues (the caller pauses its source above KVR_HTTP_HIGH_WATER).
+ * Limits: header section and trailers 64 KiB and 128 headers, request body as configured, all bodies together as configured,
+ * 64 KiB of pipelined bytes behind a request that is being answered, bounded write queues (the caller pauses its source above
+ * KVR_HTTP_HIGH_WATER; the server parses and reads nothing of a connection that has more queued), 32 names in Connection.
+ *
+ * An answer for which there is no memory is broken off visibly (the connection is reset), never with a hole in it.
  *
  * Rule: no span that is still needed when a call has returned is borrowed. What the kernel, a thread or a later turn of the
  * loop reads is copied (heads, pieces of an answer, endpoints) or held by a reference of its own (struct kvr_body), which is
@@ -24,6 +27,7 @@ enum {
     KVR_HTTP_HEAD_MAX = 64 * 1024,
     KVR_HTTP_PIPELINE_MAX = 64 * 1024,
     KVR_HTTP_HEADERS_MAX = 128,
+    KVR_HTTP_CONNECTION_NAMES_MAX = 32,
     KVR_HTTP_HIGH_WATER = 256 * 1024,
     KVR_HTTP_LOW_WATER = 64 * 1024
 };
@@ -55,8 +59,17 @@ bool kvr_text_is_nocase(struct kvr_text t, const char *s);
 /* A query parameter, percent-decoded, in out. Returns: 1; 0 absent; -1 there, but longer than cap - 1 bytes or with a NUL: no
  * value that the caller knows, and not the same as none. out is "" then. */
 int kvr_query_parameter(struct kvr_text query, const char *key, char *out, size_t cap);
+
+/* The names that Connection lists. Borrows from the headers. */
+struct kvr_hop_by_hop {
+    struct kvr_text names[KVR_HTTP_CONNECTION_NAMES_MAX];
+    size_t n;
+};
+
+/* false: there are too many. The server and the client refuse such a message, so for theirs it is true. */
+bool kvr_hop_by_hop_read(const struct kvr_headers *h, struct kvr_hop_by_hop *out);
 /* Headers that concern one connection only: Connection, those it names, Keep-Alive, Transfer-Encoding, ... */
-bool kvr_header_is_hop_by_hop(const struct kvr_headers *h, struct kvr_text name);
+bool kvr_header_is_hop_by_hop(const struct kvr_hop_by_hop *hop, struct kvr_text name);
 
 /* ---- bodies ------------------------------------------------------------------------------------------ */
 
@@ -67,6 +80,8 @@ struct kvr_body {
     char *data;
     size_t len;
     _Atomic unsigned refs;
+    struct kvr_http_shared *shared; /* whose budget it counts against; NULL: none */
+    size_t held;                    /* with so many bytes */
 };
 
 /* Takes the buffer's bytes and empties it. Owns: the caller, one reference. NULL: no memory, or the buffer has failed; the
@@ -76,6 +91,25 @@ struct kvr_body *kvr_body_copy(const void *data, size_t len); /* likewise */
 /* Returns: b. NULL is fine for both. */
 struct kvr_body *kvr_body_ref(struct kvr_body *b);
 void kvr_body_unref(struct kvr_body *b);
+
+/*
+ * What the servers of a program, or of one kind of port of it, share: a budget for the request bodies that are held at once
+ * (from the first byte to the last reference; bytes of memory, not what Content-Length promises) and counters. Zeroed, with
+ * bodies_max set; outlives the servers and every body of theirs.
+ * Threads: any.
+ */
+struct kvr_http_shared {
+    size_t bodies_max; /* bytes; 0: no limit. A body beyond is refused with 503 and Retry-After */
+    _Atomic uint64_t bodies_held, bodies_refused, write_timeouts, answers_broken, accept_failures, evicted, refused;
+};
+
+struct kvr_http_port {
+    const char *name; /* a label in the metrics */
+    const struct kvr_http_shared *shared;
+};
+
+/* Prometheus text. */
+void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct kvr_buf *out);
 
 /* ---- server ------------------------------------------------------------------------------------------ */
 
@@ -100,6 +134,8 @@ struct kvr_http_server_config {
     bool reuse_port;
     size_t body_max, connections_max;
     double head_timeout_s, body_timeout_s, idle_timeout_s;
+    double write_timeout_s;         /* a client that takes nothing of what is queued for so long is cut off; 0: never */
+    struct kvr_http_shared *shared; /* NULL: of its own, without a budget */
     struct kvr_tls_ctx *tls;        /* NULL: plain; borrowed */
     _Atomic uint64_t *tls_failures; /* counts handshakes that failed; shared by servers */
     struct kvr_http_handler handler;
@@ -114,15 +150,20 @@ struct kvr_http_server_stats {
 int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *config, struct kvr_http_server **out);
 uint16_t kvr_http_server_port(const struct kvr_http_server *s);
 void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_server_stats *out);
+/* How many connections `servers` servers may have each, with the descriptors this process may still open: each connection may
+ * need another one to a worker. At most `wanted`. */
+size_t kvr_http_connections_max(size_t wanted, size_t servers);
 /* Stops accepting and closes idle connections; those being answered live on. */
 void kvr_http_server_drain(struct kvr_http_server *s);
 /* Closes everything; on_gone is called for answers owed. Memory goes when the loop has run its close callbacks. */
 void kvr_http_server_close(struct kvr_http_server *s);
 
 struct kvr_http_request {
-    struct kvr_text method, target, path, query;
-    int minor; /* HTTP/1.minor */
-    const struct kvr_headers *headers;
+    struct kvr_text method;              /* HEAD shows as GET: the answer is the same, and its body is not sent */
+    struct kvr_text target, path, query; /* in origin form; "*" with OPTIONS */
+    bool is_head;
+    int minor;                         /* HTTP/1.minor */
+    const struct kvr_headers *headers; /* never a trailer: those are dropped */
     const char *body;
     size_t body_len;
 };
@@ -146,6 +187,8 @@ void kvr_http_end(struct kvr_http_conn *c);
 void kvr_http_abort(struct kvr_http_conn *c);
 /* A whole answer in one go. */
 void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers, const char *body, size_t len);
+/* The same of a buffer, which is emptied and freed; one that has failed is answered with 503. */
+void kvr_http_reply_buf(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers, struct kvr_buf *body);
 /* A connection that is being answered does not take another request afterwards. */
 void kvr_http_close_after(struct kvr_http_conn *c);
 const char *kvr_http_reason(int status);

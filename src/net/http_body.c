@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "net/http.h"
+#include "net/http_internal.h"
 
 #include <string.h>
 
@@ -38,6 +38,50 @@ struct kvr_body *kvr_body_ref(struct kvr_body *b)
 void kvr_body_unref(struct kvr_body *b)
 {
     if (!b || atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1) return;
+    if (b->shared) kvr__bodies_release(b->shared, b->held);
     free(b->data);
     free(b);
+}
+
+bool kvr__bodies_reserve(struct kvr_http_shared *s, size_t n)
+{
+    uint64_t held = atomic_load(&s->bodies_held);
+    do {
+        if (s->bodies_max && (held > s->bodies_max || n > s->bodies_max - held)) {
+            atomic_fetch_add(&s->bodies_refused, 1);
+            return false;
+        }
+    } while (!atomic_compare_exchange_weak(&s->bodies_held, &held, held + n));
+    return true;
+}
+
+void kvr__bodies_release(struct kvr_http_shared *s, size_t n)
+{
+    atomic_fetch_sub(&s->bodies_held, n);
+}
+
+void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct kvr_buf *out)
+{
+    static const struct {
+        const char *name, *type, *help;
+        size_t at;
+    } rows[] = {
+#define ROW(name, type, field, help) {name, type, help, offsetof(struct kvr_http_shared, field)}
+        ROW("request_bodies_bytes", "gauge", bodies_held, "Memory held for request bodies, unfinished ones included"),
+        ROW("request_bodies_refused_total", "counter", bodies_refused, "Requests answered with 503 as the budget for bodies was used up"),
+        ROW("write_timeouts_total", "counter", write_timeouts, "Clients cut off because they took nothing of what was queued for them"),
+        ROW("answers_broken_total", "counter", answers_broken, "Answers broken off for want of memory"),
+        ROW("accept_failures_total", "counter", accept_failures, "Connections that could not be taken for want of memory or descriptors"),
+        ROW("evicted_connections_total", "counter", evicted, "Connections that were not being answered, closed to make room for new ones"),
+        ROW("refused_connections_total", "counter", refused, "Connections refused because there were too many"),
+#undef ROW
+    };
+    for (size_t k = 0; k < KVR_ARRAY_LEN(rows); k++) {
+        kvr_buf_printf(out, "# HELP kvroute_http_%s %s\n# TYPE kvroute_http_%s %s\n", rows[k].name, rows[k].help, rows[k].name,
+                       rows[k].type);
+        for (size_t i = 0; i < n; i++) {
+            const _Atomic uint64_t *v = (const _Atomic uint64_t *)(const void *)((const char *)ports[i].shared + rows[k].at);
+            kvr_buf_printf(out, "kvroute_http_%s{port=\"%s\"} %llu\n", rows[k].name, ports[i].name, (unsigned long long)atomic_load(v));
+        }
+    }
 }

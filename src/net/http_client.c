@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { IDLE_MAX = 1024 };
+enum { IDLE_MAX = 1024, INTERIM_MAX = 16 };
 
 struct peer;
 
@@ -40,6 +40,7 @@ struct peer { /* one connection */
     uv_write_t write;
     struct kvr_body *sent_head, *sent_body; /* what `write` reads, held until its callback */
     llhttp_t parser;
+    struct kvr__framing framing;
     struct kvr_http_client *client;
     struct kvr_http_call *call;
     struct peer *next, *prev;
@@ -47,6 +48,9 @@ struct peer { /* one connection */
     uint64_t key, idle_since_ms;
     struct kvr_headers headers;
     int handles;
+    unsigned interim; /* answers 1xx before this one */
+    const char *bad;  /* why an answer is refused */
+    bool head_over;   /* of an interim answer: another head follows */
     bool reused, got_bytes, in_value, writing, resolving, in_callback, done;
 };
 
@@ -172,6 +176,7 @@ static int on_field(llhttp_t *l, const char *at, size_t len)
 {
     struct peer *p = peer_of(l);
     bool fresh = p->in_value || p->headers.n == 0;
+    if (p->framing.trailer) return 0; /* dropped: they come after the head has been used */
     p->in_value = false;
     return kvr__headers_name(&p->headers, at, len, fresh) ? HPE_USER : 0;
 }
@@ -180,6 +185,7 @@ static int on_value(llhttp_t *l, const char *at, size_t len)
 {
     struct peer *p = peer_of(l);
     bool fresh = !p->in_value;
+    if (p->framing.trailer) return 0;
     p->in_value = true;
     return kvr__headers_value(&p->headers, at, len, fresh) ? HPE_USER : 0;
 }
@@ -192,14 +198,42 @@ static int on_begin(llhttp_t *l)
     return 0;
 }
 
+static int bad_answer(struct peer *p, const char *why)
+{
+    p->bad = why;
+    return HPE_USER;
+}
+
+static int on_interim(struct peer *p, int status)
+{
+    if (status == 101) return bad_answer(p, "the worker changed the protocol without being asked");
+    if (++p->interim > INTERIM_MAX) return bad_answer(p, "the worker sent too many interim answers");
+    p->head_over = true;
+    return 0; /* the real one follows */
+}
+
+static int judge_head(struct peer *p, const llhttp_t *l)
+{
+    struct kvr_hop_by_hop hop;
+    bool chunked;
+    if (l->http_major != 1) return bad_answer(p, "the worker's answer is not HTTP/1.x");
+    if (l->status_code < 100 || l->status_code > 999) return bad_answer(p, "the worker's answer has a status that does not exist");
+    if (kvr__headers_framing(&p->headers, &chunked) || chunked != !!(l->flags & F_CHUNKED))
+        return bad_answer(p, "the worker's answer has a length or transfer encoding that is not understood");
+    if (!kvr_hop_by_hop_read(&p->headers, &hop)) return bad_answer(p, "the worker's answer has too many names in Connection");
+    return 0;
+}
+
 static int on_head(llhttp_t *l)
 {
     struct peer *p = peer_of(l);
     struct kvr_http_call *call = p->call;
-    if (!call) return HPE_USER;
-    if (l->status_code < 200) return 0; /* interim: the real one follows */
+    if (!call || judge_head(p, l)) return HPE_USER;
+    if (l->status_code < 200) return on_interim(p, l->status_code);
+    l->upgrade = 0;
     int64_t length = l->flags & F_CONTENT_LENGTH ? (int64_t)l->content_length : -1;
     bool no_body = call->config.is_head || l->status_code == 204 || l->status_code == 304;
+    if (l->flags & F_CHUNKED && !no_body) kvr__framing_chunks(&p->framing);
     call->config.handler->on_head(call, call->config.ctx, l->status_code, &p->headers, length);
     return no_body ? 1 : 0;
 }
@@ -258,9 +292,40 @@ static void on_end_of_input(struct peer *p)
     else call_failed(p, began ? KVR_HTTP_TRUNCATED : KVR_HTTP_RESET, "the connection was closed by the worker");
 }
 
+/* Bytes of an answer that may be parsed, or a negative number. */
+static long look(struct peer *p, const char *data, size_t len)
+{
+    if (kvr__framing_in_head(&p->framing) || kvr__framing_in_chunks(&p->framing)) return kvr__framing_scan(&p->framing, data, len);
+    return (long)len;
+}
+
+/* Returns: bytes used; less than len: the answer is whole, or `*why` says what is wrong with it, or the call is cancelled. */
+static size_t parse(struct peer *p, const char *data, size_t len, const char **why)
+{
+    size_t used = 0;
+    while (used < len && p->call && !p->done) {
+        long n = look(p, data + used, len - used);
+        if (n <= 0) {
+            *why = "the worker's answer is malformed";
+            return used;
+        }
+        llhttp_errno_t e = llhttp_execute(&p->parser, data + used, (size_t)n);
+        if (p->done) return (size_t)(llhttp_get_error_pos(&p->parser) - data);
+        if (e != HPE_OK) {
+            *why = p->bad ? p->bad : llhttp_errno_name(e);
+            return used;
+        }
+        used += (size_t)n;
+        if (p->head_over) kvr__framing_begin(&p->framing, KVR__ANSWERS);
+        p->head_over = false;
+    }
+    return used;
+}
+
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 {
     struct peer *p = stream->data;
+    const char *why = NULL;
     if (n == 0) return;
     if (n < 0) {
         if (n == UV_EOF) on_end_of_input(p);
@@ -274,16 +339,11 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     }
     p->got_bytes = true;
     p->in_callback = true;
-    llhttp_errno_t e = llhttp_execute(&p->parser, buf->base, (size_t)n);
+    size_t used = parse(p, buf->base, (size_t)n, &why);
     p->in_callback = false;
-    if (!p->call && !p->done) { /* cancelled meanwhile */
-        peer_close(p);
-    } else if (p->done) {
-        bool all_used = llhttp_get_error_pos(&p->parser) == buf->base + n;
-        finish(p, all_used && llhttp_should_keep_alive(&p->parser));
-    } else if (e != HPE_OK) {
-        call_failed(p, KVR_HTTP_BAD_ANSWER, llhttp_errno_name(e));
-    }
+    if (p->done) finish(p, used == (size_t)n && llhttp_should_keep_alive(&p->parser));
+    else if (!p->call) peer_close(p); /* cancelled meanwhile */
+    else if (why) call_failed(p, KVR_HTTP_BAD_ANSWER, why);
 }
 
 /* ---- request ----------------------------------------------------------------------------------------- */
@@ -308,7 +368,10 @@ static int send_request(struct peer *p)
 {
     const struct kvr_http_call *call = p->call;
     p->state = RECEIVING;
-    p->got_bytes = p->done = p->in_value = false;
+    p->got_bytes = p->done = p->in_value = p->head_over = false;
+    p->interim = 0;
+    p->bad = NULL;
+    kvr__framing_begin(&p->framing, KVR__ANSWERS);
     kvr__headers_reset(&p->headers);
     llhttp_init(&p->parser, HTTP_RESPONSE, &p->client->settings);
     p->sent_head = kvr_body_ref(call->head);

@@ -23,7 +23,9 @@ struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i)
 
 struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i)
 {
-    return (struct kvr_text){h->text.data + h->list[i].value_at, h->list[i].value_len};
+    struct kvr_text t = {h->text.data + h->list[i].value_at, h->list[i].value_len};
+    while (t.len && (t.ptr[t.len - 1] == ' ' || t.ptr[t.len - 1] == '\t')) t.len--;
+    return t;
 }
 
 struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name)
@@ -55,6 +57,7 @@ int kvr__headers_name(struct kvr_headers *h, const char *at, size_t len, bool fr
         if (h->n == h->cap) {
             size_t cap = h->cap ? h->cap * 2 : 16;
             struct kvr_header *list = realloc(h->list, cap * sizeof *list);
+            if (!list) h->text.failed = true;
             if (!list) return -1;
             h->list = list;
             h->cap = cap;
@@ -76,31 +79,80 @@ int kvr__headers_value(struct kvr_headers *h, const char *at, size_t len, bool f
     return h->text.failed ? -1 : 0;
 }
 
-/* Is `name` in the comma-separated list? */
-static bool list_has(struct kvr_text list, struct kvr_text name)
+/* The next element of a comma-separated list, without space around it; empty ones are passed over. false: no more. */
+static bool list_next(struct kvr_text *list, struct kvr_text *out)
 {
-    const char *p = list.ptr, *end = p + list.len;
-    while (p < end) {
-        while (p < end && (*p == ' ' || *p == '\t' || *p == ',')) p++;
-        const char *s = p;
-        while (p < end && *p != ',') p++;
-        size_t len = (size_t)(p - s);
-        while (len && (s[len - 1] == ' ' || s[len - 1] == '\t')) len--;
-        if (len == name.len && strncasecmp(s, name.ptr, len) == 0) return true;
-    }
-    return false;
+    const char *p = list->ptr, *end = p + list->len;
+    while (p < end && (*p == ' ' || *p == '\t' || *p == ',')) p++;
+    const char *s = p;
+    while (p < end && *p != ',') p++;
+    *list = (struct kvr_text){p, (size_t)(end - p)};
+    while (p > s && (p[-1] == ' ' || p[-1] == '\t')) p--;
+    *out = (struct kvr_text){s, (size_t)(p - s)};
+    return out->len > 0;
 }
 
-bool kvr_header_is_hop_by_hop(const struct kvr_headers *h, struct kvr_text name)
+bool kvr_hop_by_hop_read(const struct kvr_headers *h, struct kvr_hop_by_hop *out)
+{
+    out->n = 0;
+    for (size_t i = 0; i < h->n; i++) {
+        if (!kvr_text_is_nocase(kvr_headers_name(h, i), "connection")) continue;
+        struct kvr_text list = kvr_headers_value(h, i), name;
+        while (list_next(&list, &name)) {
+            if (out->n == KVR_HTTP_CONNECTION_NAMES_MAX) return false;
+            out->names[out->n++] = name;
+        }
+    }
+    return true;
+}
+
+bool kvr_header_is_hop_by_hop(const struct kvr_hop_by_hop *hop, struct kvr_text name)
 {
     static const char *const names[] = {
         "connection", "keep-alive",        "proxy-connection", "proxy-authenticate", "proxy-authorization", "te",
         "trailer",    "transfer-encoding", "upgrade"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
         if (kvr_text_is_nocase(name, names[i])) return true;
-    for (size_t i = 0; i < h->n; i++)
-        if (kvr_text_is_nocase(kvr_headers_name(h, i), "connection") && list_has(kvr_headers_value(h, i), name)) return true;
+    for (size_t i = 0; i < hop->n; i++)
+        if (hop->names[i].len == name.len && strncasecmp(hop->names[i].ptr, name.ptr, name.len) == 0) return true;
     return false;
+}
+
+size_t kvr__headers_count(const struct kvr_headers *h, const char *name)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < h->n; i++) n += kvr_text_is_nocase(kvr_headers_name(h, i), name);
+    return n;
+}
+
+/* One coding, and that is chunked: others we neither decode nor pass on as they are. */
+static int transfer_coding(const struct kvr_headers *h)
+{
+    size_t n = 0, chunked_at = 0;
+    for (size_t i = 0; i < h->n; i++) {
+        if (!kvr_text_is_nocase(kvr_headers_name(h, i), "transfer-encoding")) continue;
+        struct kvr_text list = kvr_headers_value(h, i), coding;
+        while (list_next(&list, &coding)) {
+            n++;
+            if (!kvr_text_is_nocase(coding, "chunked")) continue;
+            if (chunked_at) return 400;
+            chunked_at = n;
+        }
+    }
+    if (n == 0 || (chunked_at && chunked_at != n)) return 400;
+    return n == 1 && chunked_at ? 0 : 501;
+}
+
+int kvr__headers_framing(const struct kvr_headers *h, bool *chunked)
+{
+    size_t lengths = kvr__headers_count(h, "content-length");
+    *chunked = kvr__headers_count(h, "transfer-encoding") > 0;
+    if (lengths > 1 || (lengths && *chunked)) return 400;
+    if (*chunked) return transfer_coding(h);
+    struct kvr_text length = kvr_headers_get(h, "content-length");
+    for (size_t i = 0; i < length.len; i++)
+        if (length.ptr[i] < '0' || length.ptr[i] > '9') return 400;
+    return lengths && !length.len ? 400 : 0;
 }
 
 const char *kvr_http_reason(int status)
@@ -116,6 +168,7 @@ const char *kvr_http_reason(int status)
     case 408: return "Request Timeout";
     case 409: return "Conflict";
     case 413: return "Content Too Large";
+    case 417: return "Expectation Failed";
     case 422: return "Unprocessable Content";
     case 429: return "Too Many Requests";
     case 431: return "Request Header Fields Too Large";

@@ -20,6 +20,7 @@ static void on_head(struct kvr_http_call *call, void *ctx, int status, const str
         if (h->n == h->cap) {
             size_t cap = h->cap ? h->cap * 2 : 16;
             struct kvr_header *p = realloc(h->list, cap * sizeof *p);
+            if (!p) h->text.failed = true;
             if (!p) return;
             h->list = p;
             h->cap = cap;
@@ -36,12 +37,17 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
     struct request *r = ctx;
     (void)call;
     if (r->out->body.len + len <= KVR_FETCH_BODY_MAX) kvr_buf_add(&r->out->body, data, len);
+    else r->out->body.failed = true;
 }
 
 static void on_done(struct kvr_http_call *call, void *ctx)
 {
+    struct request *r = ctx;
     (void)call;
-    ((struct request *)ctx)->over = true;
+    r->over = true;
+    if (!r->out->body.failed && !r->out->headers.text.failed) return;
+    r->out->status = 0;
+    snprintf(r->out->error, sizeof r->out->error, "the answer is longer than %d MiB or than there is memory for", KVR_FETCH_BODY_MAX >> 20);
 }
 
 static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)

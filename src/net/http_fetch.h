@@ -10,7 +10,7 @@ enum { KVR_FETCH_BODY_MAX = 64 << 20 };
 struct kvr_fetched {
     int status; /* 0: no answer; `error` says why */
     struct kvr_headers headers;
-    struct kvr_buf body; /* at most KVR_FETCH_BODY_MAX; the rest is left out */
+    struct kvr_buf body; /* at most KVR_FETCH_BODY_MAX; a longer one is no answer */
     char error[128];
 };
 

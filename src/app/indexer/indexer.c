@@ -149,10 +149,12 @@ static struct loop *loop_new(struct indexer *x, int *rc)
                                        .port = (uint16_t)x->o->port,
                                        .reuse_port = x->o->threads > 1,
                                        .body_max = x->o->max_body_size,
-                                       .connections_max = x->o->max_connections,
+                                       .connections_max = kvr_http_connections_max(x->o->max_connections, x->o->threads),
                                        .head_timeout_s = 10,
                                        .body_timeout_s = 30,
                                        .idle_timeout_s = 75,
+                                       .write_timeout_s = x->o->client_write_timeout,
+                                       .shared = &x->http,
                                        .tls = x->tls,
                                        .tls_failures = &x->telemetry.tls_failures,
                                        .handler = {routes_on_request, routes_on_gone, routes_on_drained, routes_error_body, l}};
@@ -273,6 +275,7 @@ int indexer_main(const struct indexer_options *o)
     if (!x) return 1;
     struct kvr_stamp number;
     x->o = o;
+    x->http.bodies_max = o->max_bodies_bytes;
     kvr_stamp_init(&number);
     x->instance_number = number.publisher;
     snprintf(x->why, sizeof x->why, "loading what is on disk");

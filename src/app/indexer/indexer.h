@@ -24,7 +24,8 @@ struct indexer_options {
     char *record_events;
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;
-    uint64_t max_bytes, max_body_size, max_prompt_tokens, max_connections;
+    uint64_t max_bytes, max_body_size, max_bodies_bytes, max_prompt_tokens, max_connections;
+    double client_write_timeout;
     bool local_time, tenant_as_group, tree_sizes, test_endpoints, accept_events;
 };
 

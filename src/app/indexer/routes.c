@@ -426,7 +426,8 @@ void routes_on_request(struct kvr_http_conn *c, void *ctx)
     const struct kvr_http_request *hr = kvr_http_conn_request(c);
     struct request rq = {.loop = l, .conn = c, .at = route_of(x, hr->path), .started_ns = kvr_now_ns(kvr_clock_monotonic())};
     struct kvr_text trace = x->o->access_log ? kvr_headers_get(hr->headers, x->o->trace_header) : (struct kvr_text){0};
-    snprintf(rq.method, sizeof rq.method, "%.*s", (int)hr->method.len, hr->method.ptr);
+    if (hr->is_head) snprintf(rq.method, sizeof rq.method, "HEAD");
+    else snprintf(rq.method, sizeof rq.method, "%.*s", (int)hr->method.len, hr->method.ptr);
     snprintf(rq.path, sizeof rq.path, "%.*s", (int)KVR_MIN(hr->path.len, sizeof rq.path - 1), hr->path.ptr);
     if (trace.ptr) snprintf(rq.trace, sizeof rq.trace, "%.*s", (int)KVR_MIN(trace.len, sizeof rq.trace - 1), trace.ptr);
     bool open = rq.at == AT_HEALTH || rq.at == AT_READY;

@@ -151,6 +151,7 @@ struct indexer {
     uint64_t instance_number;      /* of this process, for those who ask it */
     struct kvr_recorder *recorder; /* NULL: nothing is recorded */
     struct telemetry telemetry;
+    struct kvr_http_shared http;
     char **keys;
     size_t keys_n;
     struct kvr_tls_ctx *tls;

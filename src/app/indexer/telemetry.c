@@ -270,6 +270,7 @@ void telemetry_write(struct indexer *x, struct kvr_buf *b)
     single(b, "kvroute_indexer_prompts_refused_total", "counter",
            "Questions refused because they had more entries than --max-prompt-tokens", (double)load(&t->refused_prompts));
     single(b, "kvroute_refused_keys_total", "counter", "Requests without a valid key", (double)load(&t->refused_keys));
+    kvr_http_shared_metrics(&(struct kvr_http_port){"data", &x->http}, 1, b);
     single(b, "kvroute_tls_failures_total", "counter", "TLS handshakes that failed", (double)load(&t->tls_failures));
     single(b, "kvroute_peer_recoveries_total", "counter", "Dumps of peers that were taken over", (double)load(&t->peer_recoveries));
     single(b, "kvroute_peer_failures_total", "counter", "Dumps of peers that failed", (double)load(&t->peer_failures));

@@ -590,6 +590,7 @@ int mock_main(const struct mock_options *o)
                                         .head_timeout_s = 30,
                                         .body_timeout_s = 60,
                                         .idle_timeout_s = 5,
+                                        .write_timeout_s = 300,
                                         .handler = {on_request, on_gone, NULL, error_body, m}};
     if (rc == 0 && (rc = kvr_http_server_start(&m->loop, &sc, &m->server)))
         fprintf(stderr, "kvroute mock: --port: cannot listen on %s:%u: %s\n", o->host, (unsigned)o->port, uv_strerror(rc));

@@ -53,6 +53,8 @@ static int follow(struct publish *p, struct feed *f, char *err, size_t cap)
     return rc;
 }
 
+enum { BODY_MAX = 1 << 16, BODIES_MAX = 64 << 20 };
+
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static void on_signal(uv_signal_t *s, int number)
@@ -67,11 +69,13 @@ static int serve(struct publish *p, char *err, size_t cap)
     struct kvr_http_server_config c = {
         .host = o->host,
         .port = (uint16_t)o->port,
-        .body_max = 1 << 16,
-        .connections_max = 1024,
+        .body_max = BODY_MAX,
+        .connections_max = kvr_http_connections_max(1024, 1),
         .head_timeout_s = 10,
         .body_timeout_s = 10,
         .idle_timeout_s = 75,
+        .write_timeout_s = o->client_write_timeout,
+        .shared = &p->http,
         .handler = {publish_on_request, publish_on_gone, publish_on_drained, publish_error_body, p},
     };
     int rc = kvr_http_server_start(&p->loop, &c, &p->server);
@@ -220,6 +224,7 @@ int publish_main(const struct publish_options *o)
     char err[512] = "";
     if (!p) return 1;
     p->o = o;
+    p->http.bodies_max = BODIES_MAX;
     signal(SIGPIPE, SIG_IGN);
     uv_loop_init(&p->loop);
     uv_signal_init(&p->loop, &term);

@@ -291,6 +291,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
                    "# TYPE kvroute_publish_refused_answers_total counter\nkvroute_publish_refused_answers_total %llu\n",
                    (unsigned long long)p->refused_answers);
     engine_metrics_write(p, &b);
+    kvr_http_shared_metrics(&(struct kvr_http_port){"data", &p->http}, 1, &b);
     reply(c, 200, "text/plain; version=0.0.4", &b);
 }
 

@@ -21,6 +21,7 @@ enum { ANSWERS_MAX = 8, RANKS_MAX = 64 };
 struct publish {
     const struct publish_options *o;
     uv_loop_t loop;
+    struct kvr_http_shared http;
     struct kvr_http_server *server;
     struct kvr_ingest *ingest;
     void *zmq;

@@ -228,8 +228,7 @@ static void get_metrics(struct serve *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     metrics_write(s, &b);
-    kvr_http_reply(c, 200, "text/plain; version=0.0.4", NULL, b.data ? b.data : "", b.len);
-    kvr_buf_free(&b);
+    kvr_http_reply_buf(c, 200, "text/plain; version=0.0.4", NULL, &b);
 }
 
 /* model_name and routing_group of the query string. */
@@ -593,11 +592,13 @@ int admin_start(struct serve *s)
 {
     struct kvr_http_server_config sc = {.host = s->o->admin_host,
                                         .port = (uint16_t)s->o->admin_port,
-                                        .body_max = 64u << 20,
-                                        .connections_max = 4096,
+                                        .body_max = s->o->max_body_size,
+                                        .connections_max = kvr_http_connections_max(4096, 1),
                                         .head_timeout_s = 10,
                                         .body_timeout_s = 30,
                                         .idle_timeout_s = 60,
+                                        .write_timeout_s = s->o->client_write_timeout,
+                                        .shared = &s->admin_http,
                                         .handler = {on_request, on_gone, NULL, error_body, s}};
     int rc = selection_start(s);
     return rc ? rc : kvr_http_server_start(&s->main_loop, &sc, &s->admin);

@@ -273,6 +273,7 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     put_index(s, b);
     evidence_metrics(s, b);
     kvr_recorder_metrics(s->recorder, b);
+    kvr_http_shared_metrics((struct kvr_http_port[]){{"admin", &s->admin_http}, {"data", &s->http}}, s->o->select_only ? 1 : 2, b);
     replicas_metrics(s, b);
     served_metrics(s, b);
     discovery_metrics(s, b);

@@ -139,18 +139,20 @@ static void reply_error(struct kvr_http_conn *c, int status, const char *message
     if (request_id && *request_id) kvr_buf_printf(&h, "x-request-id: %s\r\n", request_id);
     if (status == 503) kvr_buf_str(&h, "Retry-After: 1\r\n");
     kvr_buf_add(&h, "", 1);
-    kvr_http_reply(c, status, "application/json", h.failed ? "" : h.data, b.data ? b.data : "", b.len);
-    kvr_buf_free(&b);
+    kvr_http_reply_buf(c, status, "application/json", h.failed ? "" : h.data, &b);
     kvr_buf_free(&h);
 }
 
-static void write_error_event(struct kvr_http_conn *c, int status, const char *message)
+/* Ends a stream with an event that says why. */
+static void end_with_error_event(struct kvr_http_conn *c, int status, const char *message)
 {
     struct kvr_buf b = {0};
     kvr_buf_str(&b, "data: ");
     proxy_error_body(&b, status, message);
     kvr_buf_str(&b, "\n\n");
-    kvr_http_write(c, b.data ? b.data : "", b.len);
+    if (!b.failed) kvr_http_write(c, b.data, b.len);
+    if (b.failed) kvr_http_abort(c);
+    else kvr_http_end(c);
     kvr_buf_free(&b);
 }
 
@@ -173,11 +175,10 @@ static void px_fail(struct px *p, int status, const char *message)
     count_request(p);
     if (status >= 500) COUNT(p, errors_total);
     if (c) kvr_http_conn_set_user(c, NULL);
-    if (c && p->early_head) write_error_event(c, status, message);
-    else if (c) reply_error(c, status, message, p->id);
     bool end_stream = c && p->early_head;
+    if (c && !end_stream) reply_error(c, status, message, p->id);
     px_end(p);
-    if (end_stream) kvr_http_end(c);
+    if (end_stream) end_with_error_event(c, status, message);
 }
 
 /* ---- timers ------------------------------------------------------------------------------------------ */
@@ -412,9 +413,11 @@ static void keep_head(struct px *p, int status, const struct kvr_headers *header
     p->status = status;
     p->length = length;
     p->head.len = 0;
+    struct kvr_hop_by_hop hop;
+    (void)kvr_hop_by_hop_read(headers, &hop);
     for (size_t i = 0; i < headers->n; i++) {
         struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
-        if (kvr_header_is_hop_by_hop(headers, name) || kvr_text_is_nocase(name, "content-length") ||
+        if (kvr_header_is_hop_by_hop(&hop, name) || kvr_text_is_nocase(name, "content-length") ||
             kvr_text_is_nocase(name, "x-request-id") || (name.len > 10 && !strncasecmp(name.ptr, "x-kvroute-", 10)))
             continue;
         if (kvr_text_is_nocase(name, "content-type")) p->is_sse = value.len >= 17 && strncasecmp(value.ptr, "text/event-stream", 17) == 0;
@@ -468,6 +471,7 @@ static void on_head(struct kvr_http_call *call, void *ctx, int status, const str
     struct px *p = ctx;
     (void)call;
     keep_head(p, status, headers, length);
+    if (p->head.failed) px_fail(p, 503, "out of memory");
 }
 
 static bool is_retryable(int status)
@@ -565,10 +569,9 @@ static void break_answer(struct px *p, const char *message)
     kvr_http_conn_set_user(c, NULL);
     if (p->is_sse && p->length < 0) {
         if (p->sse.part.len) kvr_http_write(c, "\n\n", 2); /* ends what was begun */
-        write_error_event(c, 502, message);
         p->status = 502;
         px_end(p);
-        kvr_http_end(c);
+        end_with_error_event(c, 502, message);
     } else {
         p->status = 502;
         px_end(p);
@@ -615,11 +618,14 @@ static void put_request_head(struct px *p, size_t body_len, struct kvr_buf *h)
     const struct kvr_http_request *rq = kvr_http_conn_request(p->conn);
     const struct worker *w = p->worker;
     bool v6 = strchr(w->endpoint.host, ':') != NULL;
-    kvr_buf_printf(h, "%.*s %s%.*s HTTP/1.1\r\nHost: %s%s%s:%u\r\n", (int)rq->method.len, rq->method.ptr, w->endpoint.base,
-                   (int)rq->target.len, rq->target.ptr, v6 ? "[" : "", w->endpoint.host, v6 ? "]" : "", w->endpoint.port);
+    struct kvr_text method = rq->is_head ? (struct kvr_text){"HEAD", 4} : rq->method;
+    struct kvr_hop_by_hop hop;
+    (void)kvr_hop_by_hop_read(rq->headers, &hop);
+    kvr_buf_printf(h, "%.*s %s%.*s HTTP/1.1\r\nHost: %s%s%s:%u\r\n", (int)method.len, method.ptr, w->endpoint.base, (int)rq->target.len,
+                   rq->target.ptr, v6 ? "[" : "", w->endpoint.host, v6 ? "]" : "", w->endpoint.port);
     for (size_t i = 0; i < rq->headers->n; i++) {
         struct kvr_text name = kvr_headers_name(rq->headers, i), value = kvr_headers_value(rq->headers, i);
-        if (is_ours(name) || kvr_header_is_hop_by_hop(rq->headers, name)) continue;
+        if (is_ours(name) || kvr_header_is_hop_by_hop(&hop, name)) continue;
         kvr_buf_printf(h, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
     }
     kvr_buf_printf(h, "x-request-id: %s\r\n", p->id);
@@ -726,12 +732,12 @@ static void arm_waiting(struct px *p)
 static void keep_alive(struct px *p)
 {
     if (!p->early_head) {
-        struct kvr_buf h = {0};
+        char h[ID_MAX + 128];
         p->early_head = true;
-        kvr_buf_printf(&h, "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nx-request-id: %s\r\nx-kvroute-reason: queued\r\n",
-                       p->id);
-        kvr_http_start(p->conn, 200, h.data ? h.data : "", h.len, -1);
-        kvr_buf_free(&h);
+        int n = snprintf(h, sizeof h,
+                         "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nx-request-id: %s\r\nx-kvroute-reason: queued\r\n",
+                         p->id);
+        kvr_http_start(p->conn, 200, h, (size_t)n, -1);
     }
     kvr_http_write(p->conn, ": waiting for a worker\n\n", 24);
 }
@@ -1701,7 +1707,7 @@ static void begin(struct loop *l, struct kvr_http_conn *c, bool routed, bool cha
     take_request_id(p, rq);
     p->routed = routed;
     p->chat = chat;
-    p->is_head_request = kvr_text_is(rq->method, "HEAD");
+    p->is_head_request = rq->is_head;
     p->total_deadline_ms = after(serve_of(p)->o->total_timeout);
     why = read_hints(p, rq);
     if (why) {
@@ -1742,6 +1748,7 @@ void models_write(struct serve *s, struct kvr_buf *out)
 {
     struct model_entry *seen = calloc(MODELS_MAX, sizeof *seen);
     size_t n = 0;
+    if (!seen) out->failed = true;
     kvr_json_open(out, '{');
     kvr_json_key(out, "object");
     kvr_json_str(out, "list", 4);
@@ -1783,7 +1790,7 @@ static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
     const char *why = "";
     if (what == 0) {
         models_write(l->serve, &b);
-        kvr_http_reply(c, 200, "application/json", NULL, b.data, b.len);
+        kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
     } else if (what == 1) {
         kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
     } else if (serve_ready(l->serve, &why)) {
@@ -1798,7 +1805,7 @@ void proxy_on_request(struct kvr_http_conn *c, void *ctx)
 {
     struct loop *l = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    bool get = kvr_text_is(rq->method, "GET") || kvr_text_is(rq->method, "HEAD");
+    bool get = kvr_text_is(rq->method, "GET");
     bool chat = kvr_text_is(rq->path, "/v1/chat/completions"), completion = kvr_text_is(rq->path, "/v1/completions");
     static const char *const local[] = {"/v1/models", "/health", "/ready"};
     for (int i = 0; i < 3; i++)

@@ -63,7 +63,7 @@ static void loop_end(struct loop *l)
     while (uv_run(&l->uv, UV_RUN_DEFAULT)) continue; /* a late wake-up stops it */
 }
 
-static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
+static struct loop *loop_new(struct serve *s, size_t connections_max, bool reuse_port, int *rc)
 {
     struct loop *l = calloc(1, sizeof *l);
     if (!l) return NULL;
@@ -80,10 +80,12 @@ static struct loop *loop_new(struct serve *s, bool reuse_port, int *rc)
                                         .port = (uint16_t)s->o->port,
                                         .reuse_port = reuse_port,
                                         .body_max = s->o->max_body_size,
-                                        .connections_max = s->o->max_connections,
+                                        .connections_max = connections_max,
                                         .head_timeout_s = 10,
                                         .body_timeout_s = 30,
                                         .idle_timeout_s = 75,
+                                        .write_timeout_s = s->o->client_write_timeout,
+                                        .shared = &s->http,
                                         .handler = {proxy_on_request, proxy_on_gone, proxy_on_drained, proxy_error_body, l}};
     if (*rc == 0) *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
     return l;
@@ -208,8 +210,12 @@ static int start_loops(struct serve *s)
     int rc = 0;
     s->loops = calloc(s->o->threads, sizeof(struct loop *));
     if (!s->loops) return 1;
+    size_t most = kvr_http_connections_max(s->o->max_connections, s->o->threads);
+    if (most < KVR_MIN(s->o->max_connections, (uint64_t)1024))
+        fprintf(stderr, "kvroute serve: warning: only %zu client connections per loop: this process may open too few files (ulimit -n)\n",
+                most);
     for (uint64_t i = 0; i < s->o->threads; i++) {
-        struct loop *l = loop_new(s, s->o->threads > 1, &rc);
+        struct loop *l = loop_new(s, most, s->o->threads > 1, &rc);
         if (!l) return 1;
         s->loops[s->loops_n++] = l;
         if (rc) return listen_failed("port", s->o->host, s->o->port, rc);
@@ -269,6 +275,8 @@ static struct serve *serve_new(const struct serve_options *o)
     struct serve *s = calloc(1, sizeof *s);
     if (!s) return NULL;
     s->o = o;
+    s->http.bodies_max = o->max_bodies_bytes;
+    s->admin_http.bodies_max = o->select_only ? o->max_bodies_bytes : o->max_bodies_bytes / 4;
     pthread_mutex_init(&s->lock, NULL);
     metrics_init(&s->metrics);
     atomic_store(&s->mode, o->mode);

@@ -26,7 +26,7 @@ struct serve_options {
     size_t profiles_n;
     char *config, *host, *admin_host, *model;
     uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, max_prompt_tokens, max_messages,
-        max_prompt_text, seed, index_max_bytes;
+        max_prompt_text, max_bodies_bytes, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
     int mode, tokenizer;                        /* enum kvr_router_mode, enum serve_tokenizer */
     int cost, queue_policy, prefill_load_model; /* enum kvr_cost_kind, enum kvr_queue_policy, none|fitted */
@@ -52,8 +52,8 @@ struct serve_options {
     double remote_timeout;
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;
-    double connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout, restore_timeout,
-        drain_timeout, health_interval, breaker_cooldown, session_ttl;
+    double client_write_timeout, connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout,
+        restore_timeout, drain_timeout, health_interval, breaker_cooldown, session_ttl;
     double overlap_credit, credit_decay, prefill_load_scale, request_weight, host_weight, disk_weight, temperature, ttl_secs,
         prune_target_ratio, queue_threshold;
     bool kv_events, assume_kv_reuse, track_active_blocks, track_output_blocks, track_prefill_tokens, clear_worker_wide;

@@ -265,6 +265,7 @@ struct serve {
     struct loop **loops;
     size_t loops_n;
     uv_loop_t main_loop;
+    struct kvr_http_shared http, admin_http; /* of the data port, of the admin port */
     struct kvr_http_server *admin;
     struct kvr_http_client *health_client;
     struct kvr_json_parser *json; /* main loop's */
