@@ -152,6 +152,8 @@ def test_overlap_blocks_of_one_rank():
     assert r.get_overlap_blocks(TOKENS, 2) == 3 and r.get_overlap_blocks(TOKENS, 1) == 0
     assert r.get_overlap_blocks(TOKENS, 2, 7) == 0 and r.get_overlap_blocks(TOKENS, 99) == 0
     assert r.get_overlap_blocks(TOKENS, 2, lora_name="a") == 0
+    with pytest.raises(ValueError, match="router_config_override"):
+        r.get_overlap_scores(TOKENS, {"overlap_score_credit": 2.0})
     r.apply_router_event({"worker_id": 2, "storage_tier": "host_pinned", "event": stored([1, 2, 3, 4], locals_)})
 
 

@@ -86,7 +86,7 @@ class KvRouterConfig:
 
     cost: "linear" (Dynamo's), "lmetric" or "time". overlap_score_weight is the older name of overlap_score_credit.
     router_snapshot_threshold, router_reset_states and router_event_threads concern a runtime: they are checked and kept, and mean nothing
-    here."""
+    here. So does router_track_output_blocks: the caller says itself, with add_output_block, what generation fills."""
 
     def __init__(self, **options):
         if "overlap_score_weight" in options:

@@ -298,9 +298,13 @@ class KvRouter:
 
     def get_overlap_scores(self, token_ids, router_config_override=None, block_mm_infos=None, lora_name=None, include_shared=True,
                            cache_namespace=None):
-        """{"block_size", "num_blocks", "shared_cache", "workers": [...]} with the blocks each rank holds, tier by tier."""
+        """{"block_size", "num_blocks", "shared_cache", "workers": [...]} with the blocks each rank holds, tier by tier.
+
+        router_config_override must be None: these are blocks, before any weight. There is no shared cache to include."""
         self._index()
-        request = self._request(token_ids, lora_name, cache_namespace, block_mm_infos, override=router_config_override)
+        if router_config_override is not None:
+            raise bad("router_config_override", router_config_override, "None; what is held has no weights")
+        request = self._request(token_ids, lora_name, cache_namespace, block_mm_infos)
         blocks, workers = self._router.overlaps(*request)
         return Dict(block_size=self._block_size, num_blocks=blocks, shared_cache=None, workers=workers)
 
