@@ -90,9 +90,12 @@ struct kvr_local_store {
     size_t salt_len;
     bool eagle; /* bigram windows, see kvroute/hash.h */
     enum kvr_tier tier;
+    const struct kvr_mm_block *mm; /* the multimodal objects that block i touches (kvroute/hash.h); blocks past mm_n are plain */
+    size_t mm_n;
 };
 /* The three calls of an engine's event tee. Returns: as kvr_local_index_apply; store also -KVR_EINVAL without a block size;
- * -KVR_ELENGTH when the tokens fill more or fewer blocks than there are hashes (nothing is applied and the id is not taken);
+ * -KVR_ELENGTH when the tokens fill more or fewer blocks than there are hashes, -KVR_ELIMIT when a block has more than
+ * KVR_MM_OBJECTS_MAX objects (nothing is applied then, and the id is not taken);
  * -KVR_ENOMEM; the event is then lost, and ranges that would need it become dumps, which fail until the next clear.
  * Threads: the writer. */
 KVR_API int kvr_local_index_store(struct kvr_local_index *li, uint64_t event_id, const struct kvr_local_store *blocks);

@@ -178,7 +178,8 @@ int kvr_local_index_store(struct kvr_local_index *li, uint64_t event_id, const s
         kvr_mem_grow(&li->own, (void **)&li->blocks, &li->blocks_cap, n + 1, sizeof *li->blocks))
         return lose(li, event_id);
     uint64_t seed = kvr_hash_seed(s->lora, s->lora_len, s->salt, s->salt_len);
-    (void)kvr_hash_locals(s->tokens, s->tokens_n, bs, s->eagle, seed, NULL, 0, li->locals);
+    long hashed = kvr_hash_locals(s->tokens, s->tokens_n, bs, s->eagle, seed, s->mm, s->mm_n, li->locals);
+    if (hashed < 0) return (int)hashed;
     for (size_t i = 0; i < n; i++) li->blocks[i] = (struct kvr_block){s->block_hashes[i], li->locals[i]};
     struct kvr_event ev = {.event_id = event_id,
                            .tier = s->tier,

@@ -152,9 +152,19 @@ static int has_object_part(void *ctx, const char *key, size_t key_len, struct kv
     return type == KVR_JSON_OBJECT ? is_object_part(ctx, key, key_len, content) : 0;
 }
 
+const char *const kvr_mm_members[KVR_MM_MEMBERS] = {"prompt_embeds", "multi_modal_data", "image_data", "audio_data", "video_data"};
+
+static bool has_member(struct kvr_json body)
+{
+    for (size_t i = 0; i < KVR_MM_MEMBERS; i++)
+        if (kvr_json_type_of(kvr_json_get(body, kvr_mm_members[i])) > KVR_JSON_NULL) return true;
+    return false;
+}
+
 bool kvr_mm_parts_any(struct kvr_json body)
 {
     struct kvr_json messages = kvr_json_get(body, "messages");
+    if (has_member(body)) return true;
     return kvr_json_type_of(messages) == KVR_JSON_ARRAY && kvr_json_each(messages, has_object_part, NULL) != 0;
 }
 
@@ -261,7 +271,7 @@ static int clean_message(void *ctx, const char *key, size_t key_len, struct kvr_
 bool kvr_mm_parts_remove(const char *text, size_t len, struct kvr_json body, struct kvr_buf *out)
 {
     const char *end = text + len, *messages = find_member(skip_space(text, end), end, "messages");
-    if (!messages || *messages != '[') return false;
+    if (!messages || *messages != '[' || has_member(body)) return false;
     struct removal r = {.at = skip_space(messages + 1, end), .end = end, .copied = text, .out = out};
     if (kvr_json_each(kvr_json_get(body, "messages"), clean_message, &r)) return false;
     kvr_buf_add(out, r.copied, (size_t)(end - r.copied));

@@ -20,11 +20,15 @@ bool kvr_part_text(struct kvr_json part, const char **text, size_t *len);
 /* Of a part; or, with a key, of a member by that name. Constant memory, whatever the size. */
 void kvr_part_digest(const char *key, size_t key_len, struct kvr_json part, unsigned char out[KVR_PART_DIGEST]);
 
-/* Has a message of `body` (an object with `messages`) a part that is not text? */
+/* Members of a body that are part of the prompt beside its text, whatever that is: embeddings, lists of images. */
+extern const char *const kvr_mm_members[];
+enum { KVR_MM_MEMBERS = 5 };
+
+/* Has a message of `body` a part that is not text, or the body one of those members? */
 bool kvr_mm_parts_any(struct kvr_json body);
 
 /* Appends text[len], from which `body` was parsed, without those parts; all else stays byte for byte.
- * Returns: false when they could not be found there (a member's name is written with escapes). */
+ * Returns: false when they could not be found there (a member's name is written with escapes), or have no place in the text. */
 bool kvr_mm_parts_remove(const char *text, size_t len, struct kvr_json body, struct kvr_buf *out);
 
 #endif

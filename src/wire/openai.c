@@ -159,16 +159,21 @@ static int add_other_member(void *ctx, const char *key, size_t key_len, struct k
     return t->out->failed || t->out->len > t->max;
 }
 
+static void add_members(struct kvr_json body, const char *const *names, size_t n, struct kvr_buf *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct kvr_json v = kvr_json_get(body, names[i]);
+        if (kvr_json_type_of(v) > KVR_JSON_NULL) add_object(out, names[i], strlen(names[i]), v);
+    }
+}
+
 /* Members of the body that make another prompt of the same messages. Templates begin with them, most of the time. */
 static void add_template_members(struct kvr_json body, struct kvr_buf *out)
 {
     static const char *const names[] = {
         "tools",           "functions",       "documents", "chat_template", "chat_template_kwargs", "mm_processor_kwargs",
         "media_io_kwargs", "reasoning_effort"};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++) {
-        struct kvr_json v = kvr_json_get(body, names[i]);
-        if (kvr_json_type_of(v) > KVR_JSON_NULL) add_object(out, names[i], strlen(names[i]), v);
-    }
+    add_members(body, names, KVR_ARRAY_LEN(names), out);
 }
 
 static int add_message_text(void *ctx, const char *key, size_t key_len, struct kvr_json message)
@@ -192,6 +197,7 @@ static int add_message_text(void *ctx, const char *key, size_t key_len, struct k
 bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *out)
 {
     struct text t = {out, r->text_max ? r->text_max : SIZE_MAX};
+    if (r->has_messages || r->has_prompt) add_members(r->root, kvr_mm_members, KVR_MM_MEMBERS, out);
     if (r->has_messages) {
         add_template_members(r->root, out);
         kvr_json_each(kvr_json_get(r->root, "messages"), add_message_text, &t);

@@ -76,6 +76,20 @@ def test_predicted_mode_tells_tools_apart(predicted):
     assert ask(s, {**body, "tools": [{"type": "function", "function": {"name": "g"}}]})[0] == 0
 
 
+@pytest.mark.parametrize("one, two", [({"prompt_embeds": PIXELS[0]}, {"prompt_embeds": PIXELS[1]}),
+                                      ({"prompt": [[1] * 64, [2] * 64]}, {"prompt": [[3] * 64, [4] * 64]})], ids=["embeddings", "lists of tokens"])
+def test_predicted_mode_tells_other_prompts_apart(start, one, two):
+    e = PlaceholderEngine()
+    s = start(Serve, [e.spec], "--no-router-kv-events", "--block-size", 4)
+
+    def overlap(body):
+        r = call(s.port, "POST", "/v1/completions", {"prompt": LONG, "max_tokens": 1, **body})
+        assert r.status == 200, r.body
+        return int(r.headers["x-kvroute-overlap-blocks"])
+    assert [overlap(one), overlap(two)] == [0, 0] and overlap(one) > 0
+    e.close()
+
+
 def test_text_parts_are_the_text_they_are(predicted):
     s = predicted
     ask(s, {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1})

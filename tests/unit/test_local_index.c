@@ -136,6 +136,30 @@ static void answers_are_dynamos_json(void **state)
     kvr_local_index_destroy(li);
 }
 
+static void a_block_with_an_image_is_stored_as_such(void **state)
+{
+    struct kvr_local_index *li = make(0, 0);
+    uint32_t tokens[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    uint64_t names[] = {11, 12}, cat = 42, many[KVR_MM_OBJECTS_MAX + 1] = {0}, want[2];
+    struct kvr_mm_block with_cat[2] = {{NULL, 0}, {&cat, 1}}, too_many = {many, KVR_MM_OBJECTS_MAX + 1};
+    struct kvr_local_store s = {.tokens = tokens, .tokens_n = 8, .block_hashes = names, .blocks_n = 2, .mm = with_cat, .mm_n = 2};
+    struct kvr_local_index_stats st;
+    char text[64];
+    (void)state;
+    assert_int_equal(kvr_local_index_store(li, 1, &s), 0);
+    assert_int_equal(kvr_hash_locals(tokens, 8, 4, false, KVR_HASH_SEED, with_cat, 2, want), 2);
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof text, "\"tokens_hash\":%llu", (unsigned long long)want[i]);
+        assert_true(has(ask(li, 1, 1, true), text));
+    }
+    s.mm = &too_many;
+    s.mm_n = 1;
+    assert_int_equal(kvr_local_index_store(li, 2, &s), -KVR_ELIMIT);
+    kvr_local_index_stats(li, &st);
+    assert_int_equal(st.newest_id, 1);
+    kvr_local_index_destroy(li);
+}
+
 static void a_batch_is_told_whole_or_not(void **state)
 {
     struct kvr_local_index *li = make(8, 0);
@@ -544,6 +568,7 @@ int main(void)
         cmocka_unit_test(every_row_of_the_table),
         cmocka_unit_test(a_store_whose_tokens_and_hashes_differ_in_length_is_refused_and_leaves_nothing),
         cmocka_unit_test(answers_are_dynamos_json),
+        cmocka_unit_test(a_block_with_an_image_is_stored_as_such),
         cmocka_unit_test(a_batch_is_told_whole_or_not),
         cmocka_unit_test(the_ring_is_bounded_in_bytes),
         cmocka_unit_test(what_is_not_whole_is_not_dumped),

@@ -153,7 +153,11 @@ static void a_body_without_them(void **s)
     assert_false(kvr_mm_parts_remove(escaped, strlen(escaped), parsed(s, escaped), &out));
     kvr_buf_free(&out);
     assert_false(kvr_mm_parts_any(parsed(s, "{\"messages\":[{\"content\":\"x\"},{\"content\":[{\"type\":\"text\",\"text\":\"\"}]},{}]}")));
-    assert_false(kvr_mm_parts_any(parsed(s, "{\"prompt\":\"x\"}")));
+    assert_false(kvr_mm_parts_any(parsed(s, "{\"prompt\":\"x\",\"prompt_embeds\":null}")));
+    const char *embeds = "{\"messages\":[],\"prompt_embeds\":\"x\"}";
+    assert_true(kvr_mm_parts_any(parsed(s, embeds)));
+    assert_false(kvr_mm_parts_remove(embeds, strlen(embeds), parsed(s, embeds), &out)); /* nobody knows where they go */
+    kvr_buf_free(&out);
 }
 
 static void prompt_text_is(void **s, const char *body, struct kvr_buf *out)

@@ -438,6 +438,30 @@ static void approximate_mode_learns_from_decisions(void **s)
     assert_int_equal(second.overlap_blocks, 4);
 }
 
+/* The prompt with one object in its second block. */
+static struct kvr_router_result asked_with(struct fixture *f, const char *id, const uint64_t *image)
+{
+    struct kvr_mm_block mm[2] = {{NULL, 0}, {image, 1}};
+    struct kvr_router_request rq = request(id);
+    struct kvr_router_result res;
+    rq.mm = image ? mm : NULL;
+    rq.mm_n = image ? 2 : 0;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    return res;
+}
+
+static void two_images_are_two_prompts(void **s)
+{
+    struct fixture *f = *s;
+    uint64_t cat = 1, dog = 2;
+    struct kvr_router_result first = asked_with(f, "a", &cat);
+    kvr_router_free(f->r, "a", 1);
+    assert_int_equal(asked_with(f, NULL, &dog).overlap_blocks, 1);
+    assert_int_equal(asked_with(f, NULL, NULL).overlap_blocks, 1);
+    assert_int_equal(asked_with(f, NULL, &cat).overlap_blocks, 4);
+    assert_int_equal(asked_with(f, NULL, &cat).worker.worker_id, first.worker.worker_id);
+}
+
 static int setup_without_index(void **s)
 {
     struct kvr_router_config c;
@@ -826,6 +850,7 @@ int main(void)
         T(direct_serves_only_pins),
         cmocka_unit_test_setup_teardown(selection_can_be_replaced, setup_custom, teardown),
         cmocka_unit_test_setup_teardown(approximate_mode_learns_from_decisions, setup_recording, teardown),
+        cmocka_unit_test_setup_teardown(two_images_are_two_prompts, setup_recording, teardown),
         cmocka_unit_test_setup_teardown(credit_zero_works_without_an_index, setup_without_index, teardown),
         cmocka_unit_test(bad_configurations_are_named),
         cmocka_unit_test(serving_and_asking_exclude_each_other),
