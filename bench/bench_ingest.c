@@ -116,7 +116,7 @@ static void over_zmq(void)
     zmq_setsockopt(pub, ZMQ_SNDHWM, &hwm, sizeof hwm);
     KVR_ASSERT(zmq_bind(pub, "tcp://127.0.0.1:*") == 0 && zmq_getsockopt(pub, ZMQ_LAST_ENDPOINT, endpoint, &len) == 0);
     KVR_ASSERT(kvr_index_create(NULL, &ix) == 0);
-    KVR_ASSERT(kvr_ingest_create(&h, 5, NULL, &in) == 0);
+    KVR_ASSERT(kvr_ingest_create(&h, 5, &in) == 0);
     struct kvr_ingest_source src = {.worker = {1, 0}, .block_size = BS, .events = endpoint, .user = ix};
     KVR_ASSERT(kvr_ingest_add(in, &src) == 0);
     usleep(500000); /* until the subscription stands; nothing is measured here */

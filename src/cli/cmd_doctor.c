@@ -16,7 +16,9 @@ static const char usage[] =
     "  --json             one JSON object instead of lines\n"
     "  --quiet            leave out what is ok\n"
     "  --no-probe         send no prompts: only look\n"
-    "  --api-key KEY      bearer token for all requests\n"
+    "  --api-key KEY      bearer token for the URLs that are given\n"
+    "  --api-key-file F   the same from a file, its first key\n"
+    "  --engine-api-key KEY  bearer token for engines that a router lists\n"
     "  --timeout SECONDS  for one HTTP answer; default 30\n"
     "  --help\n\n"
     "Exit status: 0 nothing found, 1 a problem was found, 2 bad usage or a target that cannot be examined.\n";
@@ -27,6 +29,8 @@ int cmd_doctor(int argc, char **argv)
                                          {"quiet", no_argument, NULL, 'q'},
                                          {"no-probe", no_argument, NULL, 'n'},
                                          {"api-key", required_argument, NULL, 'k'},
+                                         {"api-key-file", required_argument, NULL, 'f'},
+                                         {"engine-api-key", required_argument, NULL, 'e'},
                                          {"timeout", required_argument, NULL, 't'},
                                          {"help", no_argument, NULL, 'h'},
                                          {NULL, 0, NULL, 0}};
@@ -38,6 +42,8 @@ int cmd_doctor(int argc, char **argv)
         else if (c == 'q') o.quiet = true;
         else if (c == 'n') o.no_probe = true;
         else if (c == 'k') o.key = optarg;
+        else if (c == 'f') o.key_file = optarg;
+        else if (c == 'e') o.engine_key = optarg;
         else if (c == 't') o.timeout = strtod(optarg, &end);
         else if (c == 'h') return fputs(usage, stdout) < 0;
         else return 2;

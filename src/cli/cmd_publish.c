@@ -9,7 +9,10 @@
 
 static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
-    STR("host", host, "0.0.0.0", "ADDRESS", "address of the HTTP port"),
+    STR("host", host, "127.0.0.1", "ADDRESS", "address of the HTTP port; 0.0.0.0 for every one, when routers on other machines ask it"),
+    STR("allowed-hosts", allowed_hosts, NULL, "NAME[,NAME...]",
+        "further names in Host and Origin of requests, beside addresses, loopback, this machine's name and --advertise-host; .DOMAIN: all "
+        "under it; *: every Host"),
     NUM("port", port, "5559", 1, 65535, "HTTP port: recovery, status, metrics"),
     STR("events", events, "tcp://127.0.0.1:5557", "ENDPOINT", "the engine's KV event stream; rank r is at port + r - dp-start"),
     STR("replay", replay, NULL, "ENDPOINT", "the engine's replay socket; without it the stream must be seen from its first batch"),

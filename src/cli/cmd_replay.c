@@ -10,6 +10,7 @@ static const struct option_row rows[] = {
     STR("trace", trace, "synthetic", "FILE|synthetic", "Mooncake trace (JSON lines), or a generated multi-turn workload"),
     STR("url", url, "http://127.0.0.1:8080", "URL", "endpoint to drive"),
     STR("admin-url", admin_url, "http://127.0.0.1:9090", "URL", "admin port of the router, for --compare"),
+    STR("admin-key-file", admin_key_file, NULL, "FILE", "its first key is sent to the admin port"),
     STR("model", model, NULL, "NAME", "model to ask for"),
     NUM("limit", limit, "0", 0, 1e12, "stop after this many requests; 0 = all"),
     NUM("concurrency", concurrency, "0", 0, 65536, "closed loop with so many requests at once; 0 = open loop by the trace's times"),

@@ -65,6 +65,11 @@ struct serve_cli {
     STR("config", config, NULL, "FILE", NULL, "YAML file of these options"),                                                               \
         STR("model", model, NULL, "NAME", NULL, "model name of workers that have none of their own"),                                      \
         NUM("block-size", block_size, "16", 1, 65536, NULL, "tokens per KV block, as the engines have it"),                                \
+        STR("admin-key-file", admin_key_file, NULL, "FILE", NULL,                                                                          \
+            "one key a line; the admin port (of select: its port) then needs Authorization: Bearer KEY, but for /health and /ready"),      \
+        STR("admin-allowed-hosts", admin_allowed_hosts, NULL, "NAME[,NAME...]", NULL,                                                      \
+            "further names in Host and Origin of requests to it, beside addresses, loopback and this machine's name; .DOMAIN: all under "  \
+            "it; *: every Host"),                                                                                                          \
         ENU("router-mode", mode, "kv", "kv|round-robin|random|least-loaded|direct", "DYN_ROUTER_MODE", "how a worker is chosen"),          \
         BOO("load-aware", load_aware, "false", "DYN_ROUTER_LOAD_AWARE",                                                                    \
             "balance tokens and blocks, nothing else: kv mode with credit 0, no events, active blocks and prefill tracked, no reuse"),     \
@@ -191,7 +196,7 @@ static const struct option_row serve_rows[] = {
      NULL, NULL},
     STR("host", host, "0.0.0.0", "ADDRESS", NULL, "address of the data port"),
     NUM("port", port, "8080", 1, 65535, NULL, "data port"),
-    STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port"),
+    STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port; 0.0.0.0 for every one: then give it keys"),
     NUM("admin-port", admin_port, "9090", 1, 65535, NULL, "admin port"),
     NUM("threads", threads, "1", 1, 64, NULL, "event loops for the data port"),
     ENU("tokenizer", tokenizer, "auto", "auto|engine|bytes", NULL, "where tokens come from; auto = engine with KV events, bytes without"),
@@ -201,6 +206,7 @@ static const struct option_row serve_rows[] = {
     STR("use-remote-indexer", use_remote_indexer, NULL, "URL[,URL...]", NULL,
         "keep no index and ask a router that serves its own: http://HOST:ADMIN-PORT or nats://[NAMESPACE.COMPONENT]; or up to 16 indexers, "
         "http://HOST:PORT,..., among which the workers are divided"),
+    STR("remote-indexer-key-file", remote_key_file, NULL, "FILE", NULL, "its first key is sent to them"),
     DBL("remote-indexer-timeout", remote_timeout, "0.1", 0.001, 60, NULL, "seconds for its answer; then the request is routed by load"),
     DBL("router-session-affinity-ttl-secs", session_ttl, "0", 0, 31536000, "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
         "idle life of x-session-id bindings; 0 = off"),
@@ -225,7 +231,7 @@ static const struct option_row serve_rows[] = {
 };
 
 static const struct option_row select_rows[] = {
-    STR("host", admin_host, "0.0.0.0", "ADDRESS", NULL, "address to listen on"),
+    STR("host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address to listen on; 0.0.0.0 for every one: then give it keys"),
     NUM("port", admin_port, "8092", 1, 65535, NULL, "port to listen on"),
     NUM("threads", threads, "4", 1, 64, NULL, "accepted for older command lines; one thread serves and one follows events"),
     ROUTER_ROWS,

@@ -201,8 +201,9 @@ struct kvr_http_call;
 struct kvr_endpoint {
     char host[256];
     uint16_t port;
-    char base[256]; /* path prefix without trailing slash, often "" */
-    uint64_t key;   /* identifies host:port in the pool */
+    char authority[272]; /* "host:port" for the Host header, an IPv6 address in brackets */
+    char base[256];      /* path prefix without trailing slash, often "" */
+    uint64_t key;        /* identifies host:port in the pool */
     bool is_numeric;
     struct sockaddr_storage addr;
 };

@@ -213,6 +213,7 @@ int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out)
         if ((unsigned char)e.base[i] <= ' ') return -KVR_EINVAL;
     e.is_numeric =
         uv_ip4_addr(e.host, e.port, (struct sockaddr_in *)&e.addr) == 0 || uv_ip6_addr(e.host, e.port, (struct sockaddr_in6 *)&e.addr) == 0;
+    snprintf(e.authority, sizeof e.authority, v6 ? "[%s]:%u" : "%s:%u", e.host, e.port);
     e.key = kvr_hash_bytes(e.host, strlen(e.host), e.port);
     *out = e;
     return 0;

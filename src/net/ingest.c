@@ -279,7 +279,7 @@ static void source_free(struct kvr_ingest *in, struct source *s)
 static void source_open(struct kvr_ingest *in, struct source *s)
 {
     bool asks = s->recover[0] && !in->recover;
-    if (asks && kvr_recover_client_create(kvr__ingest_on_reply, in, in->recover_key, &in->recover)) in->recover = NULL;
+    if (asks && kvr_recover_client_create(kvr__ingest_on_reply, in, &in->recover)) in->recover = NULL;
     s->st.failed = !s->plane && !open_sockets(in, s);
     if (s->st.failed) {
         close_sockets(in, s);
@@ -579,13 +579,12 @@ void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply)
     pthread_mutex_unlock(&in->lock);
 }
 
-int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, const char *recover_key, struct kvr_ingest **out)
+int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, struct kvr_ingest **out)
 {
     struct kvr_ingest *in = calloc(1, sizeof *in);
     if (!in) return -KVR_ENOMEM;
     in->handler = *handler;
     in->restore_timeout_ms = (uint64_t)(restore_timeout_s * 1000) + 1;
-    snprintf(in->recover_key, sizeof in->recover_key, "%s", recover_key ? recover_key : "");
     kvr_engine_batch_init(&in->batch);
     kvr__plane_init(in);
     pthread_mutex_init(&in->lock, NULL);

@@ -102,9 +102,8 @@ struct kvr_ingest_source {
     struct kvr_view_cursor from; /* when known: the content up to there is in place, and is confirmed by what comes next */
 };
 
-/* restore_timeout_s: how long a replay may stay silent. recover_key: bearer token for recover endpoints, or NULL.
- * Returns: 0, -KVR_ENOMEM. */
-int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, const char *recover_key, struct kvr_ingest **out);
+/* restore_timeout_s: how long a replay may stay silent. Returns: 0, -KVR_ENOMEM. */
+int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, struct kvr_ingest **out);
 /* Stops the thread and closes every socket. */
 void kvr_ingest_destroy(struct kvr_ingest *in);
 

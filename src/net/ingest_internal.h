@@ -163,7 +163,6 @@ struct command {
 struct kvr_ingest {
     struct kvr_ingest_handler handler;
     uint64_t restore_timeout_ms;
-    char recover_key[256];
     void *zmq, *wake_in, *wake_out;
     pthread_t thread;
     pthread_mutex_t lock; /* commands, replies, statuses */

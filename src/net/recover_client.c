@@ -30,7 +30,6 @@ struct job {
 struct kvr_recover_client {
     kvr_recover_on_reply *on_reply;
     void *ctx;
-    char key[256];
     pthread_t thread;
     pthread_mutex_t lock; /* inbox, stop */
     struct job *inbox, **inbox_tail;
@@ -154,8 +153,7 @@ static void attempt(struct job *j)
     struct kvr_buf head = {0};
     j->status = j->error = 0;
     j->due_ms = 0;
-    kvr_buf_printf(&head, "GET %s HTTP/1.1\r\nHost: %s\r\n", j->target, j->endpoint.host);
-    if (c->key[0]) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", c->key);
+    kvr_buf_printf(&head, "GET %s HTTP/1.1\r\nHost: %s\r\n", j->target, j->endpoint.authority);
     kvr_buf_str(&head, "\r\n");
     struct kvr_http_call_config config = {
         .endpoint = &j->endpoint, .head = head.data, .head_len = head.len, .connect_timeout_s = 2, .handler = &handler, .ctx = j};
@@ -249,13 +247,12 @@ static void *client_main(void *arg)
     return NULL;
 }
 
-int kvr_recover_client_create(kvr_recover_on_reply *on_reply, void *ctx, const char *key, struct kvr_recover_client **out)
+int kvr_recover_client_create(kvr_recover_on_reply *on_reply, void *ctx, struct kvr_recover_client **out)
 {
     struct kvr_recover_client *c = calloc(1, sizeof *c);
     if (!c) return -KVR_ENOMEM;
     c->on_reply = on_reply;
     c->ctx = ctx;
-    snprintf(c->key, sizeof c->key, "%s", key ? key : "");
     c->inbox_tail = &c->inbox;
     c->rng.state = kvr_now_ns(kvr_clock_monotonic());
     if (uv_loop_init(&c->loop)) {

@@ -7,6 +7,8 @@
  * many routers that start together do not ask in the same instant. An attempt may be silent for ten seconds, and take ten
  * minutes in all.
  *
+ * No credentials are sent: who registers a worker names the URL.
+ *
  * Threads: one of its own. ask and cancel: any. on_reply runs on the thread, once for each question that was not cancelled.
  */
 #ifndef KVR_NET_RECOVER_CLIENT_H
@@ -36,8 +38,8 @@ struct kvr_recover_reply {
 /* The callee owns the reply and gives it to kvr_recover_reply_free. */
 typedef void kvr_recover_on_reply(void *ctx, struct kvr_recover_reply *reply);
 
-/* key: sent as a bearer token; NULL: none. Returns: 0, -KVR_ENOMEM. */
-int kvr_recover_client_create(kvr_recover_on_reply *on_reply, void *ctx, const char *key, struct kvr_recover_client **out);
+/* Returns: 0, -KVR_ENOMEM. */
+int kvr_recover_client_create(kvr_recover_on_reply *on_reply, void *ctx, struct kvr_recover_client **out);
 /* Ends the thread; no reply comes after the return. NULL is fine. */
 void kvr_recover_client_destroy(struct kvr_recover_client *c);
 /* Returns: 0, -KVR_EINVAL for a bad URL, -KVR_ENOMEM. */

@@ -262,19 +262,21 @@ static bool send_http(struct kvr_remote_query *q, const char *service)
 {
     static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
     struct kvr_remote_index *r = q->owner;
-    char head[700];
-    int n = snprintf(head, sizeof head, "POST %s/%s HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n",
-                     r->endpoint.base, service, r->endpoint.host, r->endpoint.port, q->packed ? KVR_PACKED_TYPE : "application/json",
-                     q->body.len);
+    struct kvr_buf head = {0};
+    kvr_buf_printf(&head, "POST %s/%s HTTP/1.1\r\nHost: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n", r->endpoint.base, service,
+                   r->endpoint.authority, q->packed ? KVR_PACKED_TYPE : "application/json", q->body.len);
+    if (r->c.key) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", r->c.key);
+    kvr_buf_str(&head, "\r\n");
     struct kvr_http_call_config cc = {.endpoint = &r->endpoint,
-                                      .head = head,
-                                      .head_len = (size_t)n,
+                                      .head = head.data,
+                                      .head_len = head.len,
                                       .body = kvr_body_take(&q->body),
                                       .connect_timeout_s = r->c.timeout_s,
                                       .handler = &handler,
                                       .ctx = q};
-    q->call = cc.body && n < (int)sizeof head ? kvr_http_call_start(r->c.client, &cc) : NULL;
+    q->call = cc.body && !head.failed ? kvr_http_call_start(r->c.client, &cc) : NULL;
     kvr_body_unref(cc.body);
+    kvr_buf_free(&head);
     return q->call != NULL;
 }
 

@@ -36,6 +36,7 @@ struct kvr_remote_config {
     uv_loop_t *loop;
     struct kvr_http_client *client;      /* HTTP: */
     const struct kvr_endpoint *endpoint; /* copied; NULL: NATS */
+    const char *key;                     /* HTTP: bearer token, borrowed; NULL: none */
     struct kvr_nats *nats;
     const char *scope; /* NATS: copied */
     bool predicted;

@@ -98,12 +98,12 @@ bool kvr_service_worker_read(struct kvr_json v, struct kvr_worker *out)
     return true;
 }
 
-/* -KVR_EUNSUPPORTED with the server's text when the answer is an Error. */
+/* -KVR_EUNSUPPORTED with the server's text when the answer is an Error of the service, or an error of the port it is on. */
 static int error_of(struct kvr_json answer, char *why, size_t cap)
 {
     const char *text;
     size_t n;
-    if (!kvr_json_as_str(kvr_json_get(answer, "Error"), &text, &n)) return 0;
+    if (!kvr_json_as_str(kvr_json_get(answer, "Error"), &text, &n) && !kvr_json_as_str(kvr_json_get(answer, "error"), &text, &n)) return 0;
     snprintf(why, cap, "%.*s", (int)KVR_MIN(n, (size_t)200), text);
     return -KVR_EUNSUPPORTED;
 }

@@ -95,12 +95,13 @@ class ScriptedServer:
     """An HTTP server that answers GET with what `script` returns for the query: bytes, a dict, or a status (with `no` as its body)."""
 
     def __init__(self, script, path=""):
-        self.script, self.asked = script, []
+        self.script, self.asked, self.headers = script, [], []
         scripted = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+                scripted.headers.append(dict(self.headers))
                 scripted.asked.append(query)
                 answer = scripted.script(query)
                 body = json.dumps(answer).encode() if isinstance(answer, dict) else answer if isinstance(answer, bytes) else b"no"
@@ -165,10 +166,12 @@ class Answer:
 
 
 def call(port, method, path, body=None, headers=None, timeout=30):
+    """A body is JSON unless the headers say something else."""
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout * SLOW)
     try:
         data = body if isinstance(body, (bytes, str, type(None))) else json.dumps(body)
-        c.request(method, path, data, headers or {})
+        said = any(k.lower() == "content-type" for k in headers or {})
+        c.request(method, path, data, {**({} if data is None or said else {"Content-Type": "application/json"}), **(headers or {})})
         r = c.getresponse()
         return Answer(r.status, {k.lower(): v for k, v in r.getheaders()}, r.read())
     finally:

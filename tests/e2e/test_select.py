@@ -169,7 +169,7 @@ def test_a_full_queue_answers_529_and_a_busy_fleet_makes_wait(start, tmp_path):
     assert answers[0]["worker_id"] == 1 and answers[0]["queued_ms"] > 0
     # a client that goes away while it waits leaves nothing behind
     c = http.client.HTTPConnection("127.0.0.1", s.port)
-    c.request("POST", "/select_and_reserve", json.dumps({"token_ids": [4] * 16}))
+    c.request("POST", "/select_and_reserve", json.dumps({"token_ids": [4] * 16}), {"Content-Type": "application/json"})
     wait_for("queued", lambda: s.metric("router_queue_pending_requests") == 1)
     c.close()
     wait_for("left", lambda: s.metric("router_queue_pending_requests") == 0)
@@ -346,7 +346,7 @@ def test_random_bodies(start):
             at = rng.randrange(len(body))
             body[at:at + rng.randrange(3)] = bytes(rng.choice(b'{}[]",:0123456789ean-.\\ ') for _ in range(rng.randrange(3)))
         route = rng.choice(["/select", "/select_and_reserve", "/reservations", "/add", "/potential_loads"])
-        c.request("POST", route, bytes(body))
+        c.request("POST", route, bytes(body), {"Content-Type": "application/json"})
         r = c.getresponse()
         answer = r.read()
         assert r.status in (200, 201, 400, 404, 409, 503), (route, body, r.status, answer)

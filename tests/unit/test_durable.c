@@ -153,7 +153,7 @@ static void replica_start(struct replica *r, const struct server *s, uint64_t th
     *r = (struct replica){0};
     assert_int_equal(kvr_nats_connect(&nc, &r->link, err, sizeof err), 0);
     assert_int_equal(kvr_index_create(NULL, &r->index), 0);
-    assert_int_equal(kvr_ingest_create(&h, 5, NULL, &r->in), 0);
+    assert_int_equal(kvr_ingest_create(&h, 5, &r->in), 0);
     for (uint64_t i = 0; i < WORKERS; i++) {
         struct kvr_ingest_source src = {.worker = {1 + i / 2, (uint32_t)(i % 2)}, .block_size = BS, .user = r->index};
         assert_int_equal(kvr_ingest_add(r->in, &src), 0);

@@ -51,7 +51,7 @@ static void an_event_after_its_worker_was_added_finds_it(void **state)
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset};
     struct kvr_ingest *in;
     (void)state;
-    assert_int_equal(kvr_ingest_create(&h, 1, NULL, &in), 0);
+    assert_int_equal(kvr_ingest_create(&h, 1, &in), 0);
     kvr_ingest_plane_state(in, true);
     for (uint64_t round = 0; round < ROUNDS; round++) {
         for (uint64_t w = 1; w <= WORKERS; w++) {

@@ -117,7 +117,7 @@ static struct kvr_ingest *rig(struct gate *g, struct publisher *evil, struct pub
     pthread_cond_init(&g->cond, NULL);
     publisher_open(evil);
     publisher_open(good);
-    assert_int_equal(kvr_ingest_create(&h, 1, NULL, &in), 0);
+    assert_int_equal(kvr_ingest_create(&h, 1, &in), 0);
     follow(in, 2, good);
     follow(in, 1, evil);
     for (uint64_t i = 0; i < BACKLOG; i++) publish(evil, i);

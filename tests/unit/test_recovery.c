@@ -337,7 +337,7 @@ static void start_consumer(struct consumer *c, const struct engine *e, const str
     char events[64], recover[64];
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset};
     assert_int_equal(kvr_index_create(NULL, &c->index), 0);
-    assert_int_equal(kvr_ingest_create(&h, 5, NULL, &c->ingest), 0);
+    assert_int_equal(kvr_ingest_create(&h, 5, &c->ingest), 0);
     snprintf(events, sizeof events, "tcp://127.0.0.1:%d", e->port);
     snprintf(recover, sizeof recover, "http://127.0.0.1:%d/kv_recover", kvr_http_server_port(s->http));
     struct kvr_ingest_source src = {.worker = W, .block_size = BS, .events = events, .recover = recover, .user = c->index};

@@ -12,13 +12,14 @@
 
 #include <string.h>
 
+#include "net/http_access.h"
 #include "net/ingest.h"
 
 /* ---- asking -------------------------------------------------------------------------------------------------------------- */
 
-void fetch(struct doctor *d, const char *url, const char *body, const char *headers, struct kvr_fetched *out)
+void fetch(struct doctor *d, const char *url, const char *body, const char *headers, const char *key, struct kvr_fetched *out)
 {
-    struct kvr_fetch f = {&d->loop, d->http, url, body, headers, d->o->key, d->o->timeout};
+    struct kvr_fetch f = {&d->loop, d->http, url, body, headers, key, d->o->timeout};
     kvr_http_fetch(&f, out);
 }
 
@@ -54,7 +55,7 @@ static bool get(struct doctor *d, const char *base, const char *path, struct kvr
 {
     char url[400];
     snprintf(url, sizeof url, "%s%s", base, path);
-    fetch(d, url, NULL, "", f);
+    fetch(d, url, NULL, "", d->key, f);
     return fetched_json(d, f, out);
 }
 
@@ -229,7 +230,7 @@ static void examine_data_port(struct doctor *d, const char *base)
     kvr_buf_add(&b, "", 1);
     snprintf(url, sizeof url, "%s/v1/completions", base);
     for (int i = 0; i < 2 && !b.failed; i++) {
-        fetch(d, url, b.data, "", &f);
+        fetch(d, url, b.data, "", d->key, &f);
         uv_sleep(300); /* events are on their way */
     }
     struct kvr_text overlap = kvr_headers_get(&f.headers, "x-kvroute-overlap-blocks"),
@@ -332,7 +333,7 @@ static void examine(struct doctor *d, struct engine_target *t)
               "something answers, but nothing that is known here");
         d->unusable = true;
     } else if (status) {
-        fetch(d, t->url, NULL, "", &f);
+        fetch(d, t->url, NULL, "", d->key, &f);
         (void)get(d, t->url, "/ready", &f, &o);
         if ((f.status == 200 || f.status == 503) && !t->events[0][0]) examine_data_port(d, t->url);
         else engine_examine(d, t);
@@ -345,16 +346,22 @@ static void examine(struct doctor *d, struct engine_target *t)
 
 int doctor_main(const struct doctor_options *o)
 {
-    struct doctor d = {.o = o};
+    struct doctor d = {.o = o, .key = o->key};
     struct engine_target *t = calloc(o->targets_n, sizeof *t);
-    char err[320];
+    char err[320], **keys = NULL;
     int rc = 0;
+    if (o->key_file && !(keys = kvr_keys_read(o->key_file, err, sizeof err))) {
+        fprintf(stderr, "kvroute doctor: --api-key-file: %s\n", err);
+        rc = 2;
+    }
+    if (keys) d.key = keys[0];
     for (size_t i = 0; t && i < o->targets_n && rc == 0; i++)
         if (!parse_target(o->targets[i], &t[i], err, sizeof err)) {
             fprintf(stderr, "kvroute doctor: %s\n", err);
             rc = 2;
         }
     if (!t || rc) {
+        kvr_keys_free(keys);
         free(t);
         return 2;
     }
@@ -368,6 +375,7 @@ int doctor_main(const struct doctor_options *o)
     uv_loop_close(&d.loop);
     kvr_json_parser_free(d.json);
     free(d.findings);
+    kvr_keys_free(keys);
     free(t);
     return rc ? rc : d.unusable ? 2 : problems ? 1 : 0;
 }

@@ -10,7 +10,9 @@
 struct doctor_options {
     char **targets; /* URL[,key=value...] */
     size_t targets_n;
-    char *key; /* bearer token */
+    char *key;        /* bearer token for the targets; NULL: none */
+    char *key_file;   /* the same: its first key */
+    char *engine_key; /* and for the engines that they list */
     double timeout;
     bool json, quiet, no_probe;
 };

@@ -92,7 +92,7 @@ static bool ask(struct exam *e, const char *path, const char *body, const char *
 {
     char url[400];
     snprintf(url, sizeof url, "%s%s", e->t->url, path);
-    fetch(e->d, url, body, headers, &e->f);
+    fetch(e->d, url, body, headers, e->t->router[0] ? e->d->o->engine_key : e->d->key, &e->f);
     return e->f.status == 200;
 }
 
@@ -379,7 +379,7 @@ static void check_router(struct exam *e, uint32_t rank, size_t want)
     snprintf(url, sizeof url, "%s/overlap_scores", e->t->router);
     for (int i = 0; i < 40 && have < want && !b.failed; i++) {
         if (i) pause_ms(50);
-        fetch(e->d, url, b.data, "", &e->f);
+        fetch(e->d, url, b.data, "", e->d->key, &e->f);
         if (!fetched_json(e->d, &e->f, &o)) break;
         struct kvr_json list = kvr_json_get(o, "workers");
         for (size_t k = 0; k < kvr_json_count(list); k++) {
@@ -429,7 +429,7 @@ void engine_examine(struct doctor *d, const struct engine_target *t)
     e->rng.state = kvr_now_ns(kvr_clock_monotonic());
     bool up = !t->url[0] || is_reachable(e);
     bool made = kvr_index_create(NULL, &e->index) == 0 && kvr_index_reader_create(e->index, &e->reader) == 0 &&
-                kvr_ingest_create(&h, 2, d->o->key, &e->ingest) == 0;
+                kvr_ingest_create(&h, 2, &e->ingest) == 0;
     if (up && made && follow(e) == 0)
         SAY(e, PROBLEM, "events endpoint", "give it: events=tcp://host:port (vLLM: --kv-events-config)",
             "none is known, so requests to it can only be routed by load");

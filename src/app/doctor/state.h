@@ -25,6 +25,7 @@ struct finding {
 
 struct doctor {
     const struct doctor_options *o;
+    const char *key; /* for the targets; NULL: none */
     uv_loop_t loop;
     struct kvr_http_client *http;
     struct kvr_json_parser *json;
@@ -39,8 +40,9 @@ void found(struct doctor *d, enum verdict v, const char *subject, const char *ch
 size_t findings_print(struct doctor *d); /* how many problems */
 
 /* doctor.c */
-/* headers: formatted lines, or NULL. */
-void fetch(struct doctor *d, const char *url, const char *body, const char *headers, struct kvr_fetched *out);
+/* headers: formatted lines, or NULL. key: a bearer token, or NULL: --api-key is for the targets of the command line alone, as an
+ * engine that a router lists may be anybody's. */
+void fetch(struct doctor *d, const char *url, const char *body, const char *headers, const char *key, struct kvr_fetched *out);
 /* The body as JSON, valid until the next parse; false: it is not. */
 bool fetched_json(struct doctor *d, const struct kvr_fetched *f, struct kvr_json *out);
 

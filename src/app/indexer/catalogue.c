@@ -218,7 +218,7 @@ int catalogue_start(struct indexer *x)
         fprintf(stderr, "kvroute indexer: --record-events: %s\n", err);
         return -1;
     }
-    return kvr_ingest_create(&h, x->o->restore_timeout, x->keys_n ? x->keys[0] : NULL, &x->ingest) || start_plane(x);
+    return kvr_ingest_create(&h, x->o->restore_timeout, &x->ingest) || start_plane(x);
 }
 
 /* ---- instances --------------------------------------------------------------------------------------------- */
@@ -636,17 +636,19 @@ void catalogue_registrations_write(struct indexer *x, struct kvr_buf *b)
 static size_t peer_place_locked(const struct indexer *x, const char *url, size_t len)
 {
     size_t i = 0;
-    while (i < x->peers_n && (strlen(x->peers[i]) != len || memcmp(x->peers[i], url, len) != 0)) i++;
+    while (i < x->peers_n && (strlen(x->peers[i].url) != len || memcmp(x->peers[i].url, url, len) != 0)) i++;
     return i;
 }
 
-bool catalogue_add_peer(struct indexer *x, const char *url, size_t len)
+bool catalogue_add_peer(struct indexer *x, const char *url, size_t len, bool configured)
 {
     pthread_mutex_lock(&x->lock);
-    bool ok = peer_place_locked(x, url, len) < x->peers_n;
+    size_t i = peer_place_locked(x, url, len);
+    bool ok = i < x->peers_n;
+    if (ok) x->peers[i].configured |= configured;
     char *copy = !ok && x->peers_n < PEERS_MAX ? strndup(url, len) : NULL;
     if (copy) {
-        x->peers[x->peers_n++] = copy;
+        x->peers[x->peers_n++] = (struct peer){copy, configured};
         ok = true;
     }
     pthread_mutex_unlock(&x->lock);
@@ -659,7 +661,7 @@ bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len)
     size_t i = peer_place_locked(x, url, len);
     bool found = i < x->peers_n;
     if (found) {
-        free(x->peers[i]);
+        free(x->peers[i].url);
         x->peers[i] = x->peers[--x->peers_n];
     }
     pthread_mutex_unlock(&x->lock);
@@ -681,5 +683,5 @@ void catalogue_destroy(struct indexer *x)
         x->seeds = s->next;
         free(s);
     }
-    while (x->peers_n) free(x->peers[--x->peers_n]);
+    while (x->peers_n) free(x->peers[--x->peers_n].url);
 }

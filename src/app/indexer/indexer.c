@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-enum { SWEEP_MS = 1000, KEY_MAX = 4096 };
+enum { SWEEP_MS = 1000 };
 
 /* ---- what the command line says ------------------------------------------------------------------------------------------- */
 
@@ -70,7 +70,7 @@ static int add_configured(struct indexer *x)
         if (add_worker(x, item)) return 1;
     for (list = x->o->peers; next_item(&list, item, sizeof item);) {
         struct kvr_endpoint e;
-        if (kvr_endpoint_parse(item, strlen(item), &e) || !catalogue_add_peer(x, item, strlen(item))) {
+        if (kvr_endpoint_parse(item, strlen(item), &e) || !catalogue_add_peer(x, item, strlen(item), true)) {
             fprintf(stderr, "kvroute indexer: --peers: bad value '%s'; allowed: at most %d of http://host[:port]\n", item, PEERS_MAX);
             return 1;
         }
@@ -78,25 +78,22 @@ static int add_configured(struct indexer *x)
     return 0;
 }
 
-/* One key a line; empty lines and those with # are left out. */
+/* Who may ask, and with what peers are asked. */
 static int read_keys(struct indexer *x)
 {
-    char line[KEY_MAX];
-    FILE *f = x->o->api_key_file ? fopen(x->o->api_key_file, "re") : NULL;
-    if (!x->o->api_key_file) return 0;
-    while (f && fgets(line, sizeof line, f)) {
-        size_t n = strcspn(line, "\r\n");
-        line[n] = 0;
-        if (!n || line[0] == '#') continue;
-        char **keys = realloc(x->keys, (x->keys_n + 1) * sizeof *keys);
-        if (!keys || !(keys[x->keys_n] = strdup(line))) return 1;
-        x->keys = keys;
-        x->keys_n++;
+    struct kvr_access_config c = {x->o->bind, x->o->allowed_hosts, x->o->api_key_file, x->o->advertise_host};
+    char text[400];
+    if (kvr_access_create(&c, &x->access, text, sizeof text)) {
+        fprintf(stderr, "kvroute indexer: --api-key-file: %s\n", text);
+        return 1;
     }
-    if (f) fclose(f);
-    if (x->keys_n) return 0;
-    fprintf(stderr, "kvroute indexer: --api-key-file: no key in '%s'; allowed: a readable file with one key a line\n", x->o->api_key_file);
-    return 1;
+    const char *out = x->o->peer_key_file ? x->o->peer_key_file : x->o->api_key_file;
+    if (out && !(x->peer_keys = kvr_keys_read(out, text, sizeof text))) {
+        fprintf(stderr, "kvroute indexer: --peer-key-file: %s\n", text);
+        return 1;
+    }
+    if (kvr_access_warning(x->access, text, sizeof text)) fprintf(stderr, "kvroute indexer: %s (--api-key-file)\n", text);
+    return 0;
 }
 
 static int read_certificate(struct indexer *x)
@@ -237,7 +234,8 @@ static void announce(const struct indexer *x)
 {
     const struct indexer_options *o = x->o;
     printf("kvroute indexer: %s://%s:%llu, %llu thread(s), %s, %s\n", x->tls ? "https" : "http", o->bind, (unsigned long long)o->port,
-           (unsigned long long)o->threads, x->keys_n ? "API keys" : "no API key", o->data_dir ? o->data_dir : "nothing kept on disk");
+           (unsigned long long)o->threads, kvr_access_has_keys(x->access) ? "API keys" : "no API key",
+           o->data_dir ? o->data_dir : "nothing kept on disk");
     fflush(stdout);
 }
 
@@ -298,8 +296,8 @@ int indexer_main(const struct indexer_options *o)
     catalogue_destroy(x);
     telemetry_free(x);
     kvr_tls_ctx_free(x->tls);
-    for (size_t i = 0; i < x->keys_n; i++) free(x->keys[i]);
-    free(x->keys);
+    kvr_access_destroy(x->access);
+    kvr_keys_free(x->peer_keys);
     pthread_mutex_destroy(&x->lock);
     pthread_mutex_destroy(&x->change_lock);
     free(x);

@@ -40,8 +40,9 @@ struct recovery {
     /* the question */
     char url[ENDPOINT_MAX + 256];
     size_t peer; /* the next one to ask */
-    char **peers;
+    struct peer *peers;
     size_t peers_n;
+    bool configured; /* the one that is asked: it gets the key */
     struct kvr_dump_stream dump;
     bool dump_open;
     int status, error;
@@ -148,7 +149,7 @@ static void forget_question(struct recovery *r)
 
 static void forget_peers(struct recovery *r)
 {
-    for (size_t i = 0; i < r->peers_n; i++) free(r->peers[i]);
+    for (size_t i = 0; i < r->peers_n; i++) free(r->peers[i].url);
     free(r->peers);
     r->peers = NULL;
     r->peers_n = r->peer = 0;
@@ -265,8 +266,8 @@ static bool ask(struct recovery *r)
     h.ctx = r;
     if (kvr_endpoint_parse(r->url, strlen(r->url), &e) || kvr_dump_stream_init(&r->dump, &h)) return false;
     r->dump_open = true;
-    kvr_buf_printf(&head, "GET %s/dump?views=1 HTTP/1.1\r\nHost: %s\r\n", e.base, e.host);
-    if (r->x->keys_n) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", r->x->keys[0]);
+    kvr_buf_printf(&head, "GET %s/dump?views=1 HTTP/1.1\r\nHost: %s\r\n", e.base, e.authority);
+    if (r->configured && r->x->peer_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", r->x->peer_keys[0]);
     kvr_buf_str(&head, "\r\n");
     struct kvr_http_call_config c = {
         .endpoint = &e, .head = head.data, .head_len = head.len, .connect_timeout_s = 2, .handler = &handler, .ctx = r};
@@ -281,7 +282,9 @@ static bool ask(struct recovery *r)
 static void ask_next_peer(struct recovery *r)
 {
     while (r->peer < r->peers_n) {
-        snprintf(r->url, sizeof r->url, "%s", r->peers[r->peer++]);
+        const struct peer *p = &r->peers[r->peer++];
+        snprintf(r->url, sizeof r->url, "%s", p->url);
+        r->configured = p->configured;
         if (ask(r)) return;
     }
     asked(r, false);
@@ -295,7 +298,7 @@ static void copy_peers(struct recovery *r)
     pthread_mutex_lock(&x->lock);
     r->peers = calloc(x->peers_n + 1, sizeof *r->peers);
     for (size_t i = 0; r->peers && i < x->peers_n; i++)
-        if ((r->peers[r->peers_n] = strdup(x->peers[i]))) r->peers_n++;
+        if ((r->peers[r->peers_n].url = strdup(x->peers[i].url))) r->peers[r->peers_n++].configured = x->peers[i].configured;
     pthread_mutex_unlock(&x->lock);
 }
 

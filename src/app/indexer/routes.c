@@ -176,7 +176,7 @@ static void post_peer(struct request *rq, struct kvr_json o, bool add)
         else routes_error(rq, 404, "peer not found");
     } else if (kvr_endpoint_parse(url, strlen(url), &e)) {
         routes_error(rq, 400, "invalid peer url `%s`: expected http://host[:port]", url);
-    } else if (!catalogue_add_peer(rq->loop->indexer, url, strlen(url))) {
+    } else if (!catalogue_add_peer(rq->loop->indexer, url, strlen(url), false)) {
         routes_error(rq, 409, "no room for another peer; at most %d", PEERS_MAX);
     } else {
         reply_ok(rq, 201);
@@ -222,7 +222,7 @@ static void get_peers(struct request *rq)
     struct kvr_buf b = {0};
     kvr_json_open(&b, '[');
     pthread_mutex_lock(&x->lock);
-    for (size_t i = 0; i < x->peers_n; i++) kvr_json_str(&b, x->peers[i], strlen(x->peers[i]));
+    for (size_t i = 0; i < x->peers_n; i++) kvr_json_str(&b, x->peers[i].url, strlen(x->peers[i].url));
     pthread_mutex_unlock(&x->lock);
     kvr_json_close(&b, ']');
     reply_buf(rq, 200, JSON_TYPE, &b);
@@ -257,25 +257,6 @@ static void post_reopen(struct request *rq)
 }
 
 /* ---- who may, and where to ---------------------------------------------------------------------------------------- */
-
-/* Compares in time that does not depend on where a and b differ. */
-static bool same_secret(const char *a, size_t a_len, const char *b)
-{
-    size_t b_len = strlen(b);
-    unsigned char diff = a_len != b_len;
-    for (size_t i = 0; i < a_len; i++) diff |= (unsigned char)(a[i] ^ (b_len ? b[i % b_len] : 0));
-    return diff == 0;
-}
-
-static bool may(struct indexer *x, const struct kvr_http_request *hr)
-{
-    struct kvr_text a = kvr_headers_get(hr->headers, "authorization");
-    bool ok = false;
-    if (!x->keys_n) return true;
-    if (!a.ptr || a.len < 7 || strncasecmp(a.ptr, "bearer ", 7) != 0) return false;
-    for (size_t i = 0; i < x->keys_n; i++) ok |= same_secret(a.ptr + 7, a.len - 7, x->keys[i]);
-    return ok;
-}
 
 static const struct {
     const char *path;
@@ -316,11 +297,10 @@ static enum endpoint route_of(const struct indexer *x, struct kvr_text path)
     return AT_UNKNOWN;
 }
 
-static bool is_of_type(const struct kvr_http_request *hr, const char *type)
+static unsigned access_flags(enum endpoint at)
 {
-    struct kvr_text t = kvr_headers_get(hr->headers, "content-type");
-    size_t n = strlen(type);
-    return t.ptr && t.len >= n && strncasecmp(t.ptr, type, n) == 0;
+    if (at == AT_HEALTH || at == AT_READY) return KVR_ACCESS_PROBE;
+    return at == AT_SERVICE_QUERY ? KVR_ACCESS_PACKED : 0;
 }
 
 static void with_json(struct request *rq, const struct kvr_json_read *r)
@@ -383,12 +363,12 @@ static void read_large(struct request *rq)
 static void with_body(struct request *rq, const struct kvr_http_request *hr)
 {
     bool query = rq->at == AT_QUERY || rq->at == AT_QUERY_BY_HASH || rq->at == AT_SERVICE_QUERY;
-    if (rq->at == AT_SERVICE_QUERY && is_of_type(hr, KVR_PACKED_TYPE)) {
+    if (rq->at == AT_SERVICE_QUERY && kvr_media_type_is(kvr_headers_get(hr->headers, "content-type"), KVR_PACKED_TYPE)) {
         query_service_packed(rq, hr->body ? hr->body : "", hr->body_len);
         query_give_back(rq->loop);
         return;
     }
-    if (!is_of_type(hr, JSON_TYPE)) {
+    if (!kvr_media_type_is(kvr_headers_get(hr->headers, "content-type"), JSON_TYPE)) {
         routes_error(rq, 415, "expected the header 'Content-Type: application/json'");
         return;
     }
@@ -430,10 +410,9 @@ void routes_on_request(struct kvr_http_conn *c, void *ctx)
     else snprintf(rq.method, sizeof rq.method, "%.*s", (int)hr->method.len, hr->method.ptr);
     snprintf(rq.path, sizeof rq.path, "%.*s", (int)KVR_MIN(hr->path.len, sizeof rq.path - 1), hr->path.ptr);
     if (trace.ptr) snprintf(rq.trace, sizeof rq.trace, "%.*s", (int)KVR_MIN(trace.len, sizeof rq.trace - 1), trace.ptr);
-    bool open = rq.at == AT_HEALTH || rq.at == AT_READY;
-    if (!open && !may(x, hr)) {
-        atomic_fetch_add(&x->telemetry.refused_keys, 1);
-        error_with(&rq, 401, "WWW-Authenticate: Bearer\r\n", "a valid API key is required: Authorization: Bearer KEY");
+    struct kvr_access_refusal no;
+    if (!kvr_access_check(x->access, hr, access_flags(rq.at), &no)) {
+        error_with(&rq, no.status, no.extra, no.text);
     } else if (rq.at == AT_UNKNOWN) {
         routes_error(&rq, 404, "no such route");
     } else if (!kvr_text_is(hr->method, routes[rq.at].get ? "GET" : "POST")) {

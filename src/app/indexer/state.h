@@ -37,6 +37,7 @@
 #include "base/buf.h"
 #include "net/event_recorder.h"
 #include "net/http.h"
+#include "net/http_access.h"
 #include "net/ingest.h"
 #include "net/json_body.h"
 #include "wire/index_question.h"
@@ -81,6 +82,12 @@ struct instance {
     size_t listeners_n, listeners_cap;
 };
 
+/* Another indexer that may be asked for its content. */
+struct peer {
+    char *url;
+    bool configured; /* on the command line; only these are sent a key: the others are named by whoever may register */
+};
+
 /* Where content that was restored for a rank stands; used when the rank is registered. */
 struct seed {
     struct seed *next;
@@ -119,7 +126,7 @@ struct telemetry {
     _Atomic uint64_t requests[ENDPOINTS][METHODS], errors[ENDPOINTS][2];
     _Atomic uint64_t buckets[ENDPOINTS][DURATION_BUCKETS + 1], sum_ns[ENDPOINTS];
     _Atomic uint64_t events[3][2]; /* stored, removed, cleared; ok, failed */
-    _Atomic uint64_t refused_prompts, refused_keys, tls_failures, peer_recoveries, peer_failures;
+    _Atomic uint64_t refused_prompts, tls_failures, peer_recoveries, peer_failures;
     _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
     pthread_mutex_t log_lock;
     FILE *log;
@@ -139,7 +146,7 @@ struct indexer {
     struct instance *instances;
     struct seed *seeds;
     size_t partitions_n, instances_n;
-    char *peers[PEERS_MAX];
+    struct peer peers[PEERS_MAX];
     size_t peers_n;
     uint64_t registrations_version;
     struct kvr_ingest *ingest;
@@ -152,8 +159,8 @@ struct indexer {
     struct kvr_recorder *recorder; /* NULL: nothing is recorded */
     struct telemetry telemetry;
     struct kvr_http_shared http;
-    char **keys;
-    size_t keys_n;
+    struct kvr_access *access;
+    char **peer_keys; /* the first goes to the peers of the command line; NULL: none */
     struct kvr_tls_ctx *tls;
     struct loop **loops;
     size_t loops_n;
@@ -224,7 +231,7 @@ void catalogue_registrations_write(struct indexer *x, struct kvr_buf *out);
 /* All partitions, each with a reference; the caller frees the list. */
 struct partition **catalogue_list(struct indexer *x, size_t *n);
 struct kvr_view_status *catalogue_statuses(struct indexer *x, size_t *n); /* malloc'd */
-bool catalogue_add_peer(struct indexer *x, const char *url, size_t len);
+bool catalogue_add_peer(struct indexer *x, const char *url, size_t len, bool configured);
 bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len);
 int catalogue_start(struct indexer *x);
 int catalogue_start_durable(struct indexer *x); /* when the workers that are configured are registered */

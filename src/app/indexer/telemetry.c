@@ -269,7 +269,8 @@ void telemetry_write(struct indexer *x, struct kvr_buf *b)
     write_index(x, b);
     single(b, "kvroute_indexer_prompts_refused_total", "counter",
            "Questions refused because they had more entries than --max-prompt-tokens", (double)load(&t->refused_prompts));
-    single(b, "kvroute_refused_keys_total", "counter", "Requests without a valid key", (double)load(&t->refused_keys));
+    single(b, "kvroute_refused_keys_total", "counter", "Requests without a valid key", (double)kvr_access_refused_keys(x->access));
+    kvr_access_metrics(x->access, b);
     kvr_http_shared_metrics(&(struct kvr_http_port){"data", &x->http}, 1, b);
     single(b, "kvroute_tls_failures_total", "counter", "TLS handshakes that failed", (double)load(&t->tls_failures));
     single(b, "kvroute_peer_recoveries_total", "counter", "Dumps of peers that were taken over", (double)load(&t->peer_recoveries));

@@ -78,6 +78,8 @@ static int serve(struct publish *p, char *err, size_t cap)
         .shared = &p->http,
         .handler = {publish_on_request, publish_on_gone, publish_on_drained, publish_error_body, p},
     };
+    struct kvr_access_config ac = {o->host, o->allowed_hosts, NULL, o->advertise_host};
+    if (kvr_access_create(&ac, &p->access, err, cap)) return -1;
     int rc = kvr_http_server_start(&p->loop, &c, &p->server);
     if (rc) snprintf(err, cap, "cannot listen on %s:%llu: %s", o->host, (unsigned long long)o->port, uv_strerror(rc));
     return rc;
@@ -164,6 +166,9 @@ static int announce(struct publish *p, char *err, size_t cap)
         return -1;
     }
     (void)gethostname(host, sizeof host - 1);
+    if (strncmp(o->host, "127.", 4) == 0 && (!o->advertise_host || strncmp(o->advertise_host, "127.", 4) != 0))
+        fprintf(stderr, "kvroute publish: warning: what is announced can be asked on %s only; --host 0.0.0.0 lets other machines ask\n",
+                o->host);
     kvr_registry_token(p->scope, scope, sizeof scope);
     snprintf(key, sizeof key, "worker.%.90s.%llu", scope, (unsigned long long)o->worker_id);
     put_worker(p, o->advertise_host ? o->advertise_host : host, &b);
@@ -180,7 +185,7 @@ static int start(struct publish *p, char *err, size_t cap)
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = p};
     p->zmq = zmq_ctx_new();
     if (connect_plane(p, err, cap) || open_feeds(p, err, cap)) return -1;
-    if (kvr_ingest_create(&h, o->restore_timeout, NULL, &p->ingest)) {
+    if (kvr_ingest_create(&h, o->restore_timeout, &p->ingest)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
@@ -211,6 +216,7 @@ static void stop(struct publish *p)
     uv_walk(&p->loop, close_handle, NULL);
     uv_run(&p->loop, UV_RUN_DEFAULT);
     uv_loop_close(&p->loop);
+    kvr_access_destroy(p->access);
     kvr_ingest_destroy(p->ingest);
     for (size_t i = 0; i < p->feeds_n; i++) feed_close(&p->feeds[i]);
     kvr_nats_close(p->nats);

@@ -14,7 +14,7 @@ struct publish_options {
     double restore_timeout, client_write_timeout;
     char *engine_metrics; /* URL; NULL: the engine is not asked */
     double engine_metrics_interval, engine_metrics_max_age;
-    char *announce, *advertise_host;
+    char *announce, *advertise_host, *allowed_hosts;
     int engine; /* place in vllm|sglang */
     uint64_t total_kv_blocks, max_num_batched_tokens;
     int publish_format; /* enum kvr_plane_format, with zmq */

@@ -292,6 +292,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
                    (unsigned long long)p->refused_answers);
     engine_metrics_write(p, &b);
     kvr_http_shared_metrics(&(struct kvr_http_port){"data", &p->http}, 1, &b);
+    kvr_access_metrics(p->access, &b);
     reply(c, 200, "text/plain; version=0.0.4", &b);
 }
 
@@ -301,8 +302,11 @@ void publish_on_request(struct kvr_http_conn *c, void *ctx)
 {
     struct publish *p = ctx;
     const struct kvr_http_request *r = kvr_http_conn_request(c);
+    struct kvr_access_refusal no;
+    bool probe = kvr_text_is(r->path, "/health") || kvr_text_is(r->path, "/ready");
     kvr_http_conn_set_user(c, NULL);
-    if (!kvr_text_is(r->method, "GET")) error(p, c, 405, "only GET");
+    if (!kvr_access_check(p->access, r, probe ? KVR_ACCESS_PROBE : 0, &no)) error(p, c, no.status, no.text);
+    else if (!kvr_text_is(r->method, "GET")) error(p, c, 405, "only GET");
     else if (kvr_text_is(r->path, "/kv_recover")) recover(p, c);
     else if (kvr_text_is(r->path, "/dump")) answer_by_thread(p, c, NULL, &(struct kvr_local_query){0});
     else if (kvr_text_is(r->path, "/status")) status(p, c);

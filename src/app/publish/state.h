@@ -14,6 +14,7 @@
 
 #include "app/publish/feed.h"
 #include "net/http.h"
+#include "net/http_access.h"
 #include "net/nats_registry.h"
 
 enum { ANSWERS_MAX = 8, RANKS_MAX = 64 };
@@ -23,6 +24,7 @@ struct publish {
     uv_loop_t loop;
     struct kvr_http_shared http;
     struct kvr_http_server *server;
+    struct kvr_access *access; /* who may ask it */
     struct kvr_ingest *ingest;
     void *zmq;
     struct kvr_nats *nats; /* NULL with event plane zmq */

@@ -16,6 +16,7 @@
 #include "app/replay/report.h"
 #include "app/replay/workload.h"
 #include "net/http.h"
+#include "net/http_access.h"
 #include "wire/sse.h"
 
 struct run;
@@ -157,8 +158,8 @@ static void launch(struct run *r, const struct work_item *item)
     work_item_body(item, r->o->model, r->o->stream, &body);
     KVR_ASSERT(!body.failed);
     int n = snprintf(head, sizeof head,
-                     "POST %s/v1/completions HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
-                     r->endpoint.base, r->endpoint.host, r->endpoint.port, body.len);
+                     "POST %s/v1/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
+                     r->endpoint.base, r->endpoint.authority, body.len);
     struct kvr_http_call_config cc = {.endpoint = &r->endpoint,
                                       .head = head,
                                       .head_len = (size_t)n,
@@ -320,20 +321,22 @@ static void simple_failed(struct kvr_http_call *c, void *ctx, enum kvr_http_fail
     ((struct simple *)ctx)->failed = true;
 }
 
-/* One call on a loop of its own. Returns: the status, or -1. */
-static int request(const char *url, const char *method, const char *path, const char *body, struct kvr_buf *answer)
+/* One call on a loop of its own. key: a bearer token, or NULL. Returns: the status, or -1. */
+static int request(const char *url, const char *method, const char *path, const char *body, const char *key, struct kvr_buf *answer)
 {
     static const struct kvr_http_call_handler h = {simple_head, simple_body, simple_done, simple_failed};
     struct simple s = {0};
     struct kvr_endpoint e;
     struct kvr_http_client *client;
     uv_loop_t loop;
-    char head[1024];
+    char head[1024 + KVR_KEY_MAX];
     if (kvr_endpoint_parse(url, strlen(url), &e)) return -1;
     uv_loop_init(&loop);
     kvr_http_client_create(&loop, 1, &client);
-    int n = snprintf(head, sizeof head, "%s %s%s HTTP/1.1\r\nHost: %s:%u\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", method,
-                     e.base, path, e.host, e.port, strlen(body));
+    int n =
+        snprintf(head, sizeof head,
+                 "%s %s%s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n%s%s%s\r\n",
+                 method, e.base, path, e.authority, strlen(body), key ? "Authorization: Bearer " : "", key ? key : "", key ? "\r\n" : "");
     struct kvr_http_call_config cc = {.endpoint = &e,
                                       .head = head,
                                       .head_len = (size_t)n,
@@ -364,7 +367,7 @@ static int reset_worker(void *ctx, const char *key, size_t key_len, struct kvr_j
     memcpy(copy, url, len);
     copy[len] = 0;
     for (int i = 0; i < 50; i++) {
-        int status = request(copy, "POST", "/reset_prefix_cache", "", NULL);
+        int status = request(copy, "POST", "/reset_prefix_cache", "", NULL, NULL);
         if (status != 503) return 0;
         usleep(100000); /* requests that the last run broke off are still running */
     }
@@ -372,22 +375,25 @@ static int reset_worker(void *ctx, const char *key, size_t key_len, struct kvr_j
 }
 
 /* Same start for each mode: router mode set, the engines' caches empty. */
-static int prepare_mode(const struct replay_options *o, const char *mode)
+static int prepare_mode(const struct replay_options *o, const char *key, const char *mode)
 {
     char body[128];
     struct kvr_buf workers = {0};
     struct kvr_json_parser *p = kvr_json_parser_new();
     struct kvr_json root;
     snprintf(body, sizeof body, "{\"router_mode\":\"%s\"}", mode);
-    int status = request(o->admin_url, "POST", "/router_mode", body, NULL);
+    int status = request(o->admin_url, "POST", "/router_mode", body, key, NULL);
     if (status != 200) {
         if (status < 0) fprintf(stderr, "kvroute replay: --admin-url: '%s' does not answer\n", o->admin_url);
+        else if (status == 401 || status == 403)
+            fprintf(stderr, "kvroute replay: --admin-url: '%s' refuses with status %d; does it need --admin-key-file?\n", o->admin_url,
+                    status);
         else
             fprintf(stderr, "kvroute replay: --compare: '%s' is not a router mode; allowed: kv, round-robin, random, least-loaded\n", mode);
         kvr_json_parser_free(p);
         return 2;
     }
-    if (request(o->admin_url, "GET", "/workers", "", &workers) == 200 && p &&
+    if (request(o->admin_url, "GET", "/workers", "", key, &workers) == 200 && p &&
         kvr_json_parse(p, workers.data, workers.len, &root, NULL) == 0)
         kvr_json_each(root, reset_worker, NULL);
     kvr_buf_free(&workers);
@@ -400,10 +406,15 @@ int replay_main(const struct replay_options *o)
     struct report *reports[8] = {0};
     char *modes = strdup(o->compare ? o->compare : "run"), *rest = modes, *mode;
     size_t n = 0;
+    char **keys = NULL, err[320];
     int rc = modes ? 0 : 1;
     signal(SIGPIPE, SIG_IGN);
+    if (o->admin_key_file && !(keys = kvr_keys_read(o->admin_key_file, err, sizeof err))) {
+        fprintf(stderr, "kvroute replay: --admin-key-file: %s\n", err);
+        rc = 2;
+    }
     while (rc == 0 && n < 8 && (mode = strsep(&rest, ","))) {
-        if (o->compare) rc = prepare_mode(o, mode);
+        if (o->compare) rc = prepare_mode(o, keys ? keys[0] : NULL, mode);
         if (rc == 0) {
             reports[n] = report_create(mode);
             rc = run_once(o, mode, reports[n++]);
@@ -419,6 +430,7 @@ int replay_main(const struct replay_options *o)
             if (report_failures(reports[i])) rc = 1;
     }
     for (size_t i = 0; i < n; i++) report_destroy(reports[i]);
+    kvr_keys_free(keys);
     free(modes);
     return rc;
 }

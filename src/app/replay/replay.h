@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 struct replay_options {
-    char *config, *trace, *url, *admin_url, *model, *json, *compare;
+    char *config, *trace, *url, *admin_url, *admin_key_file, *model, *json, *compare;
     uint64_t limit, concurrency, max_output, vocab, sessions, turns, system_tokens, turn_tokens, output_tokens, groups, seed;
     double speedup, timeout, duration;
     bool stream, progress;

@@ -34,6 +34,14 @@ void admin_error(struct kvr_http_conn *c, int status, const char *text)
     admin_reply(c, status, &b);
 }
 
+static void admin_refuse(struct kvr_http_conn *c, const struct kvr_access_refusal *no)
+{
+    struct kvr_buf b = {0};
+    error_body(&b, no->status, no->text);
+    kvr_http_reply(c, no->status, "application/json", no->extra, b.failed ? "" : b.data, b.failed ? 0 : b.len);
+    kvr_buf_free(&b);
+}
+
 void admin_ok(struct kvr_http_conn *c, int status)
 {
     kvr_http_reply(c, status, "application/json", NULL, "{\"status\":\"ok\"}", 15);
@@ -549,6 +557,20 @@ static void one_reservation(struct serve *s, struct kvr_http_conn *c, struct kvr
     selection_one(s, c, rest.ptr, id_len, verb);
 }
 
+/* Answers what may not go on. */
+static bool may(struct serve *s, struct kvr_http_conn *c)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    struct kvr_access_refusal no;
+    unsigned flags = 0;
+    if (kvr_text_is(rq->path, "/health") || kvr_text_is(rq->path, "/ready")) flags = KVR_ACCESS_PROBE;
+    else if (kvr_text_is(rq->path, "/")) flags = KVR_ACCESS_KEYLESS;
+    else if (served_takes_packed(rq->path)) flags = KVR_ACCESS_PACKED;
+    if (kvr_access_check(s->access, rq, flags, &no)) return true;
+    admin_refuse(c, &no);
+    return false;
+}
+
 static void on_request(struct kvr_http_conn *c, void *ctx)
 {
     struct serve *s = ctx;
@@ -556,6 +578,7 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     struct kvr_text rest;
     uint64_t id;
     bool get = kvr_text_is(rq->method, "GET"), is_post = kvr_text_is(rq->method, "POST");
+    if (!may(s, c)) return;
     if (worker_path(rq->path, &id)) {
         one_worker(s, c, id);
         return;
@@ -568,7 +591,7 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
         validate(s, c);
         return;
     }
-    if (is_post && kvr_text_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) {
+    if (is_post && kvr_media_type_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) {
         served_post_packed(s, c);
         return;
     }
@@ -586,6 +609,19 @@ static void on_gone(struct kvr_http_conn *c, void *ctx)
 {
     struct serve *s = ctx;
     if (!kvr_json_body_on_gone(&s->jobs, c)) selection_gone(c);
+}
+
+int admin_open(struct serve *s, char *err, size_t cap)
+{
+    struct kvr_access_config c = {s->o->admin_host, s->o->admin_allowed_hosts, s->o->admin_key_file, s->o->advertise_host};
+    char why[400];
+    if (kvr_access_create(&c, &s->access, why, sizeof why) == 0) {
+        if (kvr_access_warning(s->access, why, sizeof why))
+            fprintf(stderr, "kvroute %s: %s (--admin-key-file)\n", s->o->select_only ? "select" : "serve", why);
+        return 0;
+    }
+    snprintf(err, cap, "--admin-key-file: %s", why);
+    return -1;
 }
 
 int admin_start(struct serve *s)

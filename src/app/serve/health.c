@@ -149,8 +149,7 @@ static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint 
     k->id = id;
     k->endpoint = *e;
     k->models = models;
-    int n = snprintf(head, sizeof head, "GET %s%s HTTP/1.1\r\nHost: %s:%u\r\n\r\n", e->base, models ? "/v1/models" : "/health", e->host,
-                     e->port);
+    int n = snprintf(head, sizeof head, "GET %s%s HTTP/1.1\r\nHost: %s\r\n\r\n", e->base, models ? "/v1/models" : "/health", e->authority);
     struct kvr_http_call_config cc = {.endpoint = e,
                                       .head = head,
                                       .head_len = (size_t)n,

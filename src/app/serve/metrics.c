@@ -277,6 +277,7 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     replicas_metrics(s, b);
     served_metrics(s, b);
     discovery_metrics(s, b);
+    kvr_access_metrics(s->access, b);
     remote_metrics(s, b);
     shards_metrics(s, b);
     kvr_plane_feed_metrics(s->o->plane.plane != KVR_PLANE_ZMQ, s->feed, s->ingest, s->nats, b);

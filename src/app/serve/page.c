@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The admin page: one file, no outside resources; it reads /status every two seconds. */
+/* The admin page: one file, no outside resources; it reads /status every two seconds, with the key that is typed
+ * in when there are keys. */
 extern const char admin_page[];
 const char admin_page[] =
     "<!doctype html><html lang=en><meta charset=utf-8><title>kvroute</title><style>"
@@ -7,6 +8,7 @@ const char admin_page[] =
     "table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.25em .7em;border-bottom:1px solid #ddd}"
     "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.bad{color:#b00020}.ok{color:#0a7a2f}#e{color:#b00020}</style>"
     "<h1>kvroute <small id=v></small></h1><p id=s>loading</p><p id=e></p>"
+    "<form id=f hidden><label>key <input id=k type=password autocomplete=off></label> <button>use</button></form>"
     "<h2>Workers</h2><table><thead><tr><th>worker<th>endpoint<th>model<th>status<th>TTFT model, ms<th class=n>requests<th "
     "class=n>errors</thead><tbody "
     "id=w></tbody></table>"
@@ -19,7 +21,9 @@ const char admin_page[] =
     "function row(t,cells){const r=t.insertRow();for(const c of cells){const d=r.insertCell();let v=c;if(typeof "
     "c=='number'){d.className='n';v=c.toLocaleString('en')}"
     "else if(c&&c.cls){d.className=c.cls;v=c.t}d.textContent=v==null?'-':v}}"
-    "async function tick(){try{const s=await(await fetch('status')).json();$('e').textContent='';$('v').textContent=s.version;"
+    "let key='';$('f').onsubmit=()=>{key=$('k').value;$('k').value='';clearTimeout(timer);tick();return false};let timer;"
+    "async function tick(){try{const a=await fetch('status',key?{headers:{Authorization:'Bearer '+key}}:{});$('f').hidden=a.status!=401;"
+    "if(!a.ok)throw(await a.json()).error;const s=await a.json();$('e').textContent='';$('v').textContent=s.version;"
     "const h=s.prompt_tokens?(100*s.actual_cached_tokens/s.prompt_tokens).toFixed(1)+' %':'-';"
     "$('s').textContent=`mode ${s.mode}, up ${Math.round(s.uptime_ms/1000)} s, ${s.requests} requests, ${s.retries} retries, ${s.errors} "
     "errors, cached ${h} of prompt tokens"
@@ -40,4 +44,4 @@ const char admin_page[] =
     "for(const d of s.decisions)row($('d'),[new Date(d.at_ms).toLocaleTimeString('en'),d.request_id,d.worker_id+' / "
     "'+d.dp_rank,d.reason,d.isl_tokens,d.overlap_blocks,"
     "d.predicted_cached_tokens,d.actual_cached_tokens,Math.round(d.ttft_ms),d.status]);"
-    "}catch(e){$('e').textContent='no answer from the router: '+e}setTimeout(tick,2000)}tick()</script>";
+    "}catch(e){$('e').textContent='no answer from the router: '+e}clearTimeout(timer);timer=setTimeout(tick,2000)}tick()</script>";

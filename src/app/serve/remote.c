@@ -35,7 +35,12 @@ static bool parse_list(struct serve *s, const char *urls)
 int remote_parse(struct serve *s, char *err, size_t cap)
 {
     const char *url = s->o->use_remote_indexer;
+    char why[320];
     if (!url) return 0;
+    if (s->o->remote_key_file && !(s->remote_keys = kvr_keys_read(s->o->remote_key_file, why, sizeof why))) {
+        snprintf(err, cap, "--remote-indexer-key-file: %s", why);
+        return -1;
+    }
     if (strncmp(url, "nats://", 7) == 0 ? parse_nats(s, url + 7, err, cap) == 0 : parse_list(s, url)) return 0;
     snprintf(err, cap,
              "--use-remote-indexer: bad value '%.200s'; allowed: http://host:port (an admin port), up to 16 of them (indexers), nats:// or "
@@ -56,6 +61,7 @@ int remote_open(struct serve *s, struct loop *l)
         struct kvr_remote_config c = {.loop = &l->uv,
                                       .client = l->client,
                                       .endpoint = s->remote_scope[0] ? NULL : &s->remote[i],
+                                      .key = s->remote_keys ? s->remote_keys[0] : NULL,
                                       .nats = s->remote_scope[0] ? s->nats : NULL,
                                       .scope = s->remote_scope,
                                       .predicted = !s->o->kv_events,

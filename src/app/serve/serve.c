@@ -266,6 +266,8 @@ static void serve_free(struct serve *s)
     token_cache_destroy(s->tokens);
     free(s->decisions);
     kvr_json_parser_free(s->json);
+    kvr_access_destroy(s->access);
+    kvr_keys_free(s->remote_keys);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
@@ -302,7 +304,7 @@ static int connect_nats(struct serve *s, char *err, size_t cap)
 static int run(struct serve *s)
 {
     char err[512];
-    if (connect_nats(s, err, sizeof err)) {
+    if (admin_open(s, err, sizeof err) || connect_nats(s, err, sizeof err)) {
         fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
         return 1;
     }

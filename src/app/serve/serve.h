@@ -25,6 +25,7 @@ struct serve_options {
     const struct policy_profile *profiles;
     size_t profiles_n;
     char *config, *host, *admin_host, *model;
+    char *admin_key_file, *admin_allowed_hosts;
     uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, max_prompt_tokens, max_messages,
         max_prompt_text, max_bodies_bytes, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
@@ -49,6 +50,7 @@ struct serve_options {
     bool serve_indexer;
     uint64_t indexer_shards;
     char *use_remote_indexer; /* http://host:port or nats://[namespace.component]; NULL: an index of our own */
+    char *remote_key_file;
     double remote_timeout;
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;

@@ -185,12 +185,21 @@ void served_post_info(struct serve *s, struct kvr_http_conn *c, struct kvr_json 
     served_get_info(s, c);
 }
 
+static answer_fn *packed_at(struct kvr_text path)
+{
+    if (kvr_text_is(path, "/" KVR_SERVICE_QUERY)) return answer_query;
+    return kvr_text_is(path, "/" KVR_SERVICE_RECORD) ? answer_record : NULL;
+}
+
+bool served_takes_packed(struct kvr_text path)
+{
+    return packed_at(path) != NULL;
+}
+
 void served_post_packed(struct serve *s, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    answer_fn *fn = kvr_text_is(rq->path, "/" KVR_SERVICE_QUERY)    ? answer_query
-                    : kvr_text_is(rq->path, "/" KVR_SERVICE_RECORD) ? answer_record
-                                                                    : NULL;
+    answer_fn *fn = packed_at(rq->path);
     if (!fn) admin_error(c, 415, "only /" KVR_SERVICE_QUERY " and /" KVR_SERVICE_RECORD " take " KVR_PACKED_TYPE);
     else if (serves(s, c)) reply(s, c, fn, kvr_service_question_packed(&s->served->http.q, rq->body, rq->body_len));
 }

@@ -155,24 +155,25 @@ static bool start_call(struct serve *s, size_t shard, const char *path, struct k
     static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
     const struct kvr_endpoint *e = &s->remote[shard];
     struct call *c = sh.calls_n < CALLS_MAX ? calloc(1, sizeof *c) : NULL;
-    char head[700];
+    struct kvr_buf head = {0};
     if (!c) return false;
     *c = (struct call){.serve = s, .shard = shard, .list = !body, .next = sh.calls, .deadline_ms = now_ms() + 1000 * CALL_S};
     sh.calls = c;
     sh.calls_n++;
-    int n = body ? snprintf(head, sizeof head,
-                            "POST %s%s HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n", e->base,
-                            path, e->host, e->port, body->len)
-                 : snprintf(head, sizeof head, "GET %s%s HTTP/1.1\r\nHost: %s:%u\r\n\r\n", e->base, path, e->host, e->port);
+    kvr_buf_printf(&head, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", body ? "POST" : "GET", e->base, path, e->authority);
+    if (body) kvr_buf_printf(&head, "Content-Type: application/json\r\nContent-Length: %zu\r\n", body->len);
+    if (s->remote_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", s->remote_keys[0]);
+    kvr_buf_str(&head, "\r\n");
     struct kvr_http_call_config cc = {.endpoint = e,
-                                      .head = head,
-                                      .head_len = (size_t)n,
+                                      .head = head.data,
+                                      .head_len = head.len,
                                       .body = body ? kvr_body_take(body) : NULL,
                                       .connect_timeout_s = CALL_S,
                                       .handler = &handler,
                                       .ctx = c};
-    if (!body || cc.body) c->http = kvr_http_call_start(sh.client, &cc);
+    if (!head.failed && (!body || cc.body)) c->http = kvr_http_call_start(sh.client, &cc);
     kvr_body_unref(cc.body);
+    kvr_buf_free(&head);
     if (body) kvr_buf_free(body);
     if (!c->http) end_call(c);
     return c != NULL;

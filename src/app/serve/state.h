@@ -45,6 +45,7 @@
 #include "base/buf.h"
 #include "net/event_recorder.h"
 #include "net/http.h"
+#include "net/http_access.h"
 #include "net/ingest.h"
 #include "net/jobs.h"
 #include "net/json_body.h"
@@ -251,6 +252,7 @@ struct serve {
     struct kvr_remote_stats remote_stats;    /* of all loops */
     struct kvr_endpoint remote[REMOTES_MAX]; /* --use-remote-indexer over HTTP */
     size_t remote_n;
+    char **remote_keys;               /* the first is sent to these; NULL: none */
     char remote_scope[KVR_SCOPE_MAX]; /* over NATS; none of both: not used */
     struct kvr_recorder *recorder;    /* NULL: nothing is recorded */
     struct kvr_sync *sync;            /* NULL: alone */
@@ -267,6 +269,7 @@ struct serve {
     uv_loop_t main_loop;
     struct kvr_http_shared http, admin_http; /* of the data port, of the admin port */
     struct kvr_http_server *admin;
+    struct kvr_access *access; /* who may use it */
     struct kvr_http_client *health_client;
     struct kvr_json_parser *json; /* main loop's */
     struct kvr_jobs jobs;         /* main loop's: large bodies */
@@ -384,6 +387,7 @@ void served_post_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json
 void served_post_record(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void served_post_info(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void served_post_packed(struct serve *s, struct kvr_http_conn *c); /* a question in msgpack */
+bool served_takes_packed(struct kvr_text path);                    /* is that one asked in msgpack too? */
 void served_get_info(struct serve *s, struct kvr_http_conn *c);
 
 /* remote.c */
@@ -476,6 +480,8 @@ void health_check_now(struct serve *s, uint64_t worker_id); /* any thread */
 void health_stop(struct serve *s);
 
 /* admin.c */
+/* Reads the keys of the admin port. Returns: 0, or -1 with the reason in err. */
+int admin_open(struct serve *s, char *err, size_t cap);
 int admin_start(struct serve *s);
 
 /* proxy.c */

@@ -46,7 +46,7 @@ int views_start(struct serve *s)
         return -KVR_EINVAL;
     }
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = s};
-    int failed = kvr_ingest_create(&h, s->o->restore_timeout, NULL, &s->ingest);
+    int failed = kvr_ingest_create(&h, s->o->restore_timeout, &s->ingest);
     return failed || s->o->plane.plane != KVR_PLANE_NATS ? failed : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
 }
 
