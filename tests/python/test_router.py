@@ -428,6 +428,19 @@ def test_the_same_tokens_with_another_image_are_another_prompt():
     assert approx.best_worker(TOKENS, block_mm_infos=MM)[2] == 4 and approx.best_worker(TOKENS)[2] == 1
 
 
+def test_multimodal_infos_of_another_block_size_are_refused():
+    infos = [{"mm_objects": [{"mm_hash": 42}]}] * 16  # of blocks of 4
+    li, r = kvroute.LocalIndexer(1, 16), router()
+    for call in (lambda: kvroute.compute_block_hash_for_seq(TOKENS, 16, infos), lambda: r.best_worker(TOKENS, block_mm_infos=infos),
+                 lambda: r.get_potential_loads(TOKENS, infos), lambda: KvIndexer(None, 16).find_matches_for_request(TOKENS, block_mm_infos=infos),
+                 lambda: li.apply_stored(1, TOKENS, [1, 2, 3, 4], block_mm_infos=infos),
+                 lambda: kvroute.KvEventPublisher(None, 1, 16).publish_stored(TOKENS, [16] * 4, [1, 2, 3, 4], None, infos)):
+        with pytest.raises(ValueError, match="^block_mm_infos: 16 entries; allowed: at most 4"):
+            call()
+    assert li.stats()["events"] == 0
+    assert len(kvroute.compute_block_hash_for_seq(TOKENS[:50], 16, infos[:4])) == 3  # the fourth is of the block that is not full
+
+
 @pytest.mark.parametrize("bad", [[5], ["x"], [{"mm_objects": 5}], [{"mm_objects": [5]}], [{"mm_objects": [{}]}], {"mm_objects": []}, "x", 5,
                                  [{"mm_objects": [{"mm_hash": -1}]}], [{"mm_objects": [{"mm_hash": 1 << 64}]}],
                                  [{"mm_objects": [{"mm_hash": "12"}]}], [{"mm_objects": [{"mm_hash": 1}] * 65}]])

@@ -33,7 +33,8 @@ def compute_block_hash_for_seq(tokens, kv_block_size, block_mm_infos=None, *, lo
     """Local hashes of a prompt's full blocks, as unsigned 64-bit integers.
 
     tokens: integers, or a buffer of 4-byte integers (no copy). block_mm_infos: for each block None or
-    {"mm_objects": [{"mm_hash": int}, ...]}; a list that is shorter than the prompt leaves the other blocks plain. lora_name and
+    {"mm_objects": [{"mm_hash": int}, ...]}; a list that is shorter than the prompt leaves the other blocks plain, one that is longer is
+    another block size's and refused. lora_name and
     cache_namespace (the cache salt) separate hash domains; "" is None."""
     return _kvroute.hash_locals(*prompt_of(tokens, whole("kv_block_size", kv_block_size, 0, 65536), lora_name, is_eagle, cache_namespace,
                                            block_mm_infos))

@@ -3,7 +3,7 @@ import json
 import threading
 
 from ._check import MASK, U32, bad, block_size, whole, worker
-from .hashing import compute_block_hash_for_seq, mm_of
+from .hashing import compute_block_hash_for_seq
 from .local import LocalIndexer
 
 
@@ -67,7 +67,6 @@ class KvEventPublisher:
             raise bad("token_ids", f"{len(tokens)} tokens", f"as many as {len(names)} blocks of {self._block_size} have")
         if not names:
             return
-        mm_of(block_mm_infos)
         infos = list(block_mm_infos or []) + [None] * len(names)
         blocks = [{"block_hash": n, "tokens_hash": h, "mm_extra_info": _mm_extra(i)} for n, h, i in zip(names, locals_, infos)]
         parent = None if parent_hash is None else _name(parent_hash)

@@ -8,7 +8,7 @@ from ._await import BestWorker, Dict, List, Ready, Text
 from ._check import U32, bad, block_size as check_block_size, one_of, real, whole, worker
 from ._errors import ENOTFOUND, EINVAL, KvrouteError, check
 from .config import COSTS, QUEUE_POLICIES, KvRouterConfig, override_of
-from .hashing import mm_of, prompt_of
+from .hashing import prompt_of
 from .index import RadixTree
 
 _WORKER_TYPES = ("both", "prefill", "decode")
@@ -131,7 +131,7 @@ class KvRouter:
             if worker_id is None:
                 raise ValueError("dp_rank: needs worker_id")
         pin = None if worker_id is None else (worker(worker_id), dp_rank)
-        return ((token_ids, lora_name, cache_namespace, bool(is_eagle), mm_of(block_mm_infos)), request_id, request_id is not None,
+        return (prompt_of(token_ids, self._block_size, lora_name, is_eagle, cache_namespace, block_mm_infos), request_id, request_id is not None,
                 override_of(override), allowed, pin, _taints_of(constraints), real("priority_jump", priority_jump, -math.inf),
                 whole("strict_priority", strict_priority, 0, U32), policy_class)
 

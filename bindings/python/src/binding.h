@@ -98,7 +98,8 @@ struct py_prompt {
     uint32_t block_size;
     int eagle;
 };
-/* From (tokens, block_size, lora, salt, eagle, mm). */
+/* From (tokens, block_size, lora, salt, eagle, mm). More multimodal infos than the tokens have blocks, a last one that is not full
+ * included, are those of another block size: ValueError. */
 int py_prompt(PyObject *tuple, struct py_prompt *out);
 void py_prompt_free(struct py_prompt *p);
 /* The local hashes into *out (the caller frees), without the GIL. */
@@ -130,9 +131,8 @@ PyTypeObject *py_local_make_type(void);
 struct py_request {
     struct kvr_router_request rq;
     struct kvr_override override;
-    struct py_tokens tokens;
-    struct py_text id, lora, salt, policy_class;
-    struct py_mm mm;
+    struct py_prompt prompt;
+    struct py_text id, policy_class;
     uint64_t *allowed;
     struct py_text *taints; /* required ones, then preferred ones */
     size_t taints_n;

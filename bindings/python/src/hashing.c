@@ -10,10 +10,14 @@ int py_prompt(PyObject *tuple, struct py_prompt *p)
     unsigned bs;
     if (!PyArg_ParseTuple(tuple, "OIOOpO", &tokens, &bs, &lora, &salt, &p->eagle, &mm)) return -1;
     p->block_size = bs;
-    return py_tokens(tokens, &p->tokens) || py_text(lora, "lora_name", &p->lora) || py_text(salt, "cache_namespace", &p->salt) ||
-                   py_mm(mm, &p->mm)
-               ? -1
-               : 0;
+    if (py_tokens(tokens, &p->tokens) || py_text(lora, "lora_name", &p->lora) || py_text(salt, "cache_namespace", &p->salt) ||
+        py_mm(mm, &p->mm))
+        return -1;
+    size_t blocks = bs ? (p->tokens.n + bs - 1) / bs : p->mm.n;
+    if (p->mm.n <= blocks) return 0;
+    PyErr_Format(PyExc_ValueError, "block_mm_infos: %zu entries; allowed: at most %zu, one for each block of %u of the %zu tokens", p->mm.n,
+                 blocks, bs, p->tokens.n);
+    return -1;
 }
 
 void py_prompt_free(struct py_prompt *p)

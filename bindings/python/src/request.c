@@ -68,31 +68,29 @@ static int take_taints(PyObject *o, struct py_request *out)
 
 int py_request(PyObject *tuple, struct py_request *out)
 {
-    PyObject *prompt, *id, *override, *allowed, *pin, *taints, *klass, *tokens, *lora, *salt, *mm;
-    int book, eagle;
+    PyObject *prompt, *id, *override, *allowed, *pin, *taints, *klass;
+    int book;
     unsigned strict;
     struct kvr_router_request *rq = &out->rq;
     if (!PyArg_ParseTuple(tuple, "OOpOOOOdIO", &prompt, &id, &book, &override, &allowed, &pin, &taints, &rq->priority_jump, &strict,
-                          &klass) ||
-        !PyArg_ParseTuple(prompt, "OOOpO", &tokens, &lora, &salt, &eagle, &mm))
+                          &klass))
         return -1;
-    if (py_tokens(tokens, &out->tokens) || py_text(lora, "lora_name", &out->lora) || py_text(salt, "cache_namespace", &out->salt) ||
-        py_mm(mm, &out->mm) || py_text(id, "request_id", &out->id) || py_text(klass, "policy_class", &out->policy_class) ||
+    if (py_prompt(prompt, &out->prompt) || py_text(id, "request_id", &out->id) || py_text(klass, "policy_class", &out->policy_class) ||
         take_override(override, out) || take_pin(pin, rq) || take_taints(taints, out) ||
         (allowed != Py_None && py_u64s(allowed, "allowed_worker_ids", &out->allowed, &rq->allowed_n)))
         return -1;
     rq->id = out->id.at;
     rq->id_len = out->id.n;
     rq->book = book;
-    rq->tokens = out->tokens.at;
-    rq->tokens_n = out->tokens.n;
-    rq->lora = out->lora.at;
-    rq->lora_len = out->lora.n;
-    rq->salt = out->salt.at;
-    rq->salt_len = out->salt.n;
-    rq->eagle = eagle;
-    rq->mm = out->mm.blocks;
-    rq->mm_n = out->mm.n;
+    rq->tokens = out->prompt.tokens.at;
+    rq->tokens_n = out->prompt.tokens.n;
+    rq->lora = out->prompt.lora.at;
+    rq->lora_len = out->prompt.lora.n;
+    rq->salt = out->prompt.salt.at;
+    rq->salt_len = out->prompt.salt.n;
+    rq->eagle = out->prompt.eagle;
+    rq->mm = out->prompt.mm.blocks;
+    rq->mm_n = out->prompt.mm.n;
     rq->allowed = out->allowed;
     rq->strict_priority = strict;
     rq->policy_class = out->policy_class.at;
@@ -107,11 +105,8 @@ void py_request_free(struct py_request *r)
     free(r->required);
     free(r->preferred);
     free(r->allowed);
-    py_tokens_free(&r->tokens);
+    py_prompt_free(&r->prompt);
     py_text_free(&r->id);
-    py_text_free(&r->lora);
-    py_text_free(&r->salt);
     py_text_free(&r->policy_class);
-    py_mm_free(&r->mm);
     memset(r, 0, sizeof *r);
 }

@@ -115,8 +115,8 @@ PyObject *py_router_submit(struct py_router *x, PyObject *args)
     PyObject *out = NULL;
     int rc;
     if (!t) return NULL;
-    if (py_request(args, &t->q) || py_tokens_keep(&t->q.tokens)) goto end;
-    t->q.rq.tokens = t->q.tokens.at;
+    if (py_request(args, &t->q) || py_tokens_keep(&t->q.prompt.tokens)) goto end;
+    t->q.rq.tokens = t->q.prompt.tokens.at;
     c = py_router_take(x);
     if (!c) goto end;
     Py_INCREF(t); /* the library's, if it is parked */
