@@ -88,6 +88,8 @@ struct kvr_body {
  * buffer keeps its bytes. */
 struct kvr_body *kvr_body_take(struct kvr_buf *bytes);
 struct kvr_body *kvr_body_copy(const void *data, size_t len); /* likewise */
+/* As kvr_body_take, for bytes made from another body: counted against the same budget, and NULL when that is used up, too. */
+struct kvr_body *kvr_body_derive(const struct kvr_body *from, struct kvr_buf *bytes);
 /* Returns: b. NULL is fine for both. */
 struct kvr_body *kvr_body_ref(struct kvr_body *b);
 void kvr_body_unref(struct kvr_body *b);

@@ -29,6 +29,20 @@ struct kvr_body *kvr_body_copy(const void *data, size_t len)
     return b;
 }
 
+struct kvr_body *kvr_body_derive(const struct kvr_body *from, struct kvr_buf *bytes)
+{
+    size_t n = bytes->cap;
+    if (from->shared && !kvr__bodies_reserve(from->shared, n)) return NULL;
+    struct kvr_body *b = kvr_body_take(bytes);
+    if (b) {
+        b->shared = from->shared;
+        b->held = n;
+    } else if (from->shared) {
+        kvr__bodies_release(from->shared, n);
+    }
+    return b;
+}
+
 struct kvr_body *kvr_body_ref(struct kvr_body *b)
 {
     if (b) atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);

@@ -119,14 +119,25 @@ def test_engine_of_a_worker_object(start, upstream):  # noqa: F811
     assert r.status == 400 and "engine" in r.json()["error"]
 
 
+def test_bodies_made_for_an_engine_count_against_the_budget(start, upstream):  # noqa: F811
+    u = upstream(OK)
+    s = start(Serve, [u.spec() + ",dp-size=2,engine=sglang"], "--no-router-kv-events", "--max-bodies-bytes", 3 << 20, "--max-body-size", 2 << 20)
+    refused = s.metric("http_request_bodies_refused_total", port="data")
+    r = call(s.port, "POST", "/v1/responses", {"input": "x" * (1900 << 10)})
+    assert r.status == 503 and not u.requests and s.metric("http_request_bodies_refused_total", port="data") > refused
+    assert call(s.port, "POST", "/v1/responses", {"input": "x" * (900 << 10)}).status == 200
+    wait_for("given back", lambda: s.metric("http_request_bodies_bytes", port="data") == 0)
+
+
 def test_retried_on_another_worker_gets_that_workers_rank(start, upstream):  # noqa: F811
     """Each attempt says its own rank, and is spliced anew."""
     bad = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
     a, b = upstream(bad), upstream(OK)
-    s = start(Serve, [a.spec() + ",dp-size=2,engine=sglang", b.spec() + ",dp-start=4,dp-size=2,engine=sglang"], "--no-router-kv-events")
+    s = start(Serve, [a.spec() + ",dp-size=2,engine=sglang", b.spec() + ",dp-start=4,dp-size=2,engine=sglang"], "--no-router-kv-events",
+              "--router-mode", "round-robin")
     for i in range(8):
         r = call(s.port, "POST", "/v1/responses", {"input": f"x{i}"})
         if r.status == 200:
             ranks, body = sent(b, "/v1/responses")
             assert ranks == [r.headers["x-kvroute-dp-rank"]] and json.loads(body)["routed_dp_rank"] == int(ranks[0])
-    assert a.requests and b.requests
+    assert a.requests and b.requests  # it was tried, and the next one

@@ -1431,7 +1431,7 @@ static void find_objects(struct px *p, const struct kvr_openai_request *rq)
     p->multimodal = true;
     COUNT(p, multimodal_prompts_total);
     if (p->tokens && !rq->tokens.doc) return;
-    if (!p->tokens && kvr_mm_parts_remove(p->body->data, p->body->len, rq->root, &plain)) p->plain = kvr_body_take(&plain);
+    if (!p->tokens && kvr_mm_parts_remove(p->body->data, p->body->len, rq->root, &plain)) p->plain = kvr_body_derive(p->body, &plain);
     p->unplaced = !p->plain;
     kvr_buf_free(&plain);
 }

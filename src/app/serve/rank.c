@@ -29,7 +29,7 @@ struct kvr_body *rank_body(const struct worker *w, struct kvr_body *body, const 
     if (w->engine != ENGINE_SGLANG || w->dp_size < 2 || !has || (has->has[0] && has->has[1])) return kvr_body_ref(body);
     struct kvr_buf b = {0};
     kvr_rank_member_splice(body->data, body->len, has, rank, &b);
-    struct kvr_body *spliced = kvr_body_take(&b);
+    struct kvr_body *spliced = kvr_body_derive(body, &b);
     kvr_buf_free(&b);
     return spliced;
 }

@@ -331,7 +331,7 @@ void workers_destroy(struct serve *s);
 bool engine_kind_parse(const char *name, enum engine_kind *out);
 const char *engine_kind_name(enum engine_kind kind);
 /* What the worker is sent of a body for that rank. `has`: what the body says; NULL: it is no JSON object. Returns: `body`, or another
- * one; the caller gives it back; NULL: no memory. */
+ * one; the caller gives it back; NULL: no memory, or the budget for bodies is used up. */
 struct kvr_body *rank_body(const struct worker *w, struct kvr_body *body, const struct kvr_rank_member *has, uint32_t rank);
 
 /* pools.c */
