@@ -22,7 +22,6 @@ static PyObject *local_new(PyTypeObject *type, PyObject *args, PyObject *kw)
     if (!x) return NULL;
     struct kvr_local_index_config c = {
         .worker = {id, rank}, .block_size = bs, .epoch = epoch, .events_max = events, .ring_bytes_max = ring, .index_bytes_max = index};
-    x->block_size = bs;
     int rc = kvr_local_index_create(&c, &x->li);
     if (rc) {
         Py_DECREF(x);
@@ -36,7 +35,6 @@ static void local_dealloc(PyObject *self)
     struct local *x = (struct local *)self;
     PyTypeObject *type = Py_TYPE(self);
     kvr_local_index_destroy(x->li);
-    free(x->blocks);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -46,52 +44,6 @@ static PyObject *said(int rc)
     return PyLong_FromLong(rc);
 }
 
-/* The library hashes plain tokens; those with multimodal objects are hashed here. */
-static int store_mm(struct local *x, uint64_t event_id, const struct py_prompt *p, struct kvr_event *ev, const uint64_t *names, size_t n)
-{
-    uint64_t *locals;
-    size_t blocks_n;
-    if (py_prompt_locals(p, &locals, &blocks_n)) return 1;
-    int rc = blocks_n == n ? 0 : -KVR_ELENGTH;
-    if (rc == 0 && n > x->blocks_cap) {
-        struct kvr_block *b = realloc(x->blocks, n * sizeof *b);
-        if (b) x->blocks_cap = n;
-        if (b) x->blocks = b;
-        else rc = -KVR_ENOMEM;
-    }
-    for (size_t i = 0; rc == 0 && i < n; i++) x->blocks[i] = (struct kvr_block){names[i], locals[i]};
-    free(locals);
-    ev->event_id = event_id;
-    ev->kind = KVR_EVENT_STORED;
-    ev->blocks = x->blocks;
-    ev->blocks_n = n;
-    if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS rc = kvr_local_index_apply(x->li, ev);
-        Py_END_ALLOW_THREADS
-    }
-    return rc;
-}
-
-static int store_plain(struct local *x, uint64_t event_id, const struct py_prompt *p, const struct kvr_event *ev, const uint64_t *names,
-                       size_t n)
-{
-    int rc;
-    struct kvr_local_store s = {.tokens = p->tokens.at,
-                                .tokens_n = p->tokens.n,
-                                .block_hashes = names,
-                                .blocks_n = n,
-                                .has_parent = ev->has_parent,
-                                .parent_hash = ev->parent_hash,
-                                .lora = p->lora.at,
-                                .lora_len = p->lora.n,
-                                .salt = p->salt.at,
-                                .salt_len = p->salt.n,
-                                .eagle = p->eagle,
-                                .tier = ev->tier};
-    Py_BEGIN_ALLOW_THREADS rc = kvr_local_index_store(x->li, event_id, &s);
-    Py_END_ALLOW_THREADS return rc;
-}
-
 /* store(event_id, tier, prompt, names, parent or None) */
 static PyObject *store(PyObject *self, PyObject *args)
 {
@@ -99,13 +51,28 @@ static PyObject *store(PyObject *self, PyObject *args)
     int tier, rc = 1;
     PyObject *prompt, *names, *parent;
     struct py_prompt p = {0};
-    uint64_t *n = NULL;
+    uint64_t *n = NULL, parent_hash = 0;
     size_t count;
     if (!PyArg_ParseTuple(args, "KiOOO", &event_id, &tier, &prompt, &names, &parent)) return NULL;
-    struct kvr_event ev = {.tier = (enum kvr_tier)tier, .has_parent = parent != Py_None};
-    if (py_prompt(prompt, &p) == 0 && py_names(names, &n, &count) == 0 && (parent == Py_None || py_name(parent, &ev.parent_hash) == 0))
-        rc = p.mm.n ? store_mm((struct local *)self, event_id, &p, &ev, n, count)
-                    : store_plain((struct local *)self, event_id, &p, &ev, n, count);
+    bool has_parent = parent != Py_None;
+    if (py_prompt(prompt, &p) == 0 && py_names(names, &n, &count) == 0 && (!has_parent || py_name(parent, &parent_hash) == 0)) {
+        struct kvr_local_store s = {.tokens = p.tokens.at,
+                                    .tokens_n = p.tokens.n,
+                                    .block_hashes = n,
+                                    .blocks_n = count,
+                                    .has_parent = has_parent,
+                                    .parent_hash = parent_hash,
+                                    .lora = p.lora.at,
+                                    .lora_len = p.lora.n,
+                                    .salt = p.salt.at,
+                                    .salt_len = p.salt.n,
+                                    .eagle = p.eagle,
+                                    .tier = (enum kvr_tier)tier,
+                                    .mm = p.mm.blocks,
+                                    .mm_n = p.mm.n};
+        Py_BEGIN_ALLOW_THREADS rc = kvr_local_index_store(((struct local *)self)->li, event_id, &s);
+        Py_END_ALLOW_THREADS
+    }
     free(n);
     py_prompt_free(&p);
     return rc == 1 ? NULL : said(rc);
