@@ -14,7 +14,7 @@ help:
 	@echo "make lint     include directions, refused functions, clang-tidy"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
 	@echo "make wheel    the Python package, in build/wheel"
-	@echo "make install  into DESTDIR/PREFIX"
+	@echo "make install  into PREFIX (/usr/local), for packages staged below DESTDIR"
 
 build:
 	@scripts/deps.sh build test
@@ -48,6 +48,7 @@ format:
 	@clang-format -i $$(git ls-files '*.c' '*.h' '*.cc')
 
 PREFIX ?= /usr/local
+INSTALL_FROM ?= build/release
 options-page: build
 	@scripts/options_page.sh
 
@@ -57,7 +58,7 @@ sim: build
 	@build/release/bench/bench_sim
 
 install: build
-	cmake --install build/release --prefix "$(DESTDIR)$(PREFIX)"
+	DESTDIR="$(DESTDIR)" cmake --install "$(INSTALL_FROM)" --prefix "$(PREFIX)"
 
 clean:
 	rm -rf build
