@@ -152,7 +152,8 @@ struct serve_cli {
         NUM("selection-cache-max-entries", selection_entries, "4096", 1, 1e7, NULL, "how many such choices are kept"),                     \
         SIZ("selection-cache-max-bytes", selection_bytes, "256MiB", NULL, "and in how many bytes"),                                        \
         NUM("min-initial-workers", min_initial_workers, "0", 0, 1e6, "DYN_ROUTER_MIN_INITIAL_WORKERS",                                     \
-            "/ready waits for that many workers"),                                                                                         \
+            "/ready waits for that many workers, and so do questions for one (/select and the like), up to queue-timeout, until they "     \
+            "have come"),                                                                                                                  \
         NUM("router-seed", seed, "0", 0, 1.8e19, NULL, "seed for ties and temperature; 0 = from the clock"),                               \
         NUM("replica-sync-port", replica_sync_port, "0", 0, 65535, NULL,                                                                   \
             "port (ZMQ) on which other routers of the fleet hear what this one books; 0 = off"),                                           \

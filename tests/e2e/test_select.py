@@ -219,14 +219,19 @@ def test_request_protocol(start):
     s = start(Select)
     s.worker(1)
     r = s.ask("/request", {"method": "new", "tokens": [1] * 16, "request_id": "q"})
-    assert r == {"method": "new", "request_id": "q", "worker_id": 1, "dp_rank": 0, "overlap_blocks": 0}
+    assert r == {"method": "new", "worker_id": 1, "dp_rank": 0, "overlap_blocks": 0}
     assert s.ask("/request", {"method": "mark_prefill", "request_id": "q"}) == {"method": "prefill_marked", "success": True}
     assert s.loads()[(1, 0)] == (0, 4, 1)
-    assert s.ask("/request", {"method": "potential_loads", "tokens": [2] * 16})[0]["potential_decode_blocks"] == 8
+    r = s.ask("/request", {"method": "potential_loads", "tokens": [2] * 16})
+    assert r == {"method": "potential_loads", "pending_count": 0, "pending_isl_tokens": 0,
+                 "loads": [{"worker_id": 1, "dp_rank": 0, "potential_prefill_tokens": 16, "potential_decode_blocks": 8, "active_requests": 1}]}
     assert s.ask("/request", {"method": "mark_free", "request_id": "q"}) == {"method": "free_marked", "success": True}
     assert s.ask("/request", {"method": "mark_free", "request_id": "q"})["success"] is False
     s.ask("/request", {"method": "new", "tokens": [1] * 16, "request_id": ""}, headers={"x-request-id": "from-context"})
     assert s.ask("/request", {"method": "mark_free"}, headers={"x-request-id": "from-context"})["success"] is True
+    made = s.ask("/request", {"method": "new", "tokens": [1] * 16})  # nobody named it
+    assert s.ask("/request", {"method": "mark_free", "request_id": made["request_id"]})["success"] is True
+    s.ask("/request", {"method": "new", "tokens": [1] * 16}, 400, headers={"x-request-id": "x" * 201})
     s.ask("/request", {"method": "dance"}, 400)
     s.ask("/request", {"method": "mark_free"}, 400)
     assert s.idle()

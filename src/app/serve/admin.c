@@ -571,9 +571,15 @@ static bool may(struct serve *s, struct kvr_http_conn *c)
     return false;
 }
 
-static void on_request(struct kvr_http_conn *c, void *ctx)
+/* A question for a worker. One of the request protocol is looked at first, unless it is large: others need no worker. */
+static bool needs_worker(struct kvr_http_conn *c, struct kvr_text path)
 {
-    struct serve *s = ctx;
+    return kvr_text_is(path, "/select") || kvr_text_is(path, "/select_and_reserve") ||
+           (kvr_text_is(path, "/request") && kvr_json_body_is_large(c));
+}
+
+void admin_request(struct serve *s, struct kvr_http_conn *c)
+{
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_text rest;
     uint64_t id;
@@ -595,6 +601,7 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
         served_post_packed(s, c);
         return;
     }
+    if (is_post && needs_worker(c, rq->path) && selection_hold(s, c)) return;
     for (size_t i = 0; i < KVR_ARRAY_LEN(routes); i++) {
         if (!kvr_text_is(rq->path, routes[i].path)) continue;
         if (get && routes[i].get) routes[i].get(s, c);
@@ -603,6 +610,13 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
         return;
     }
     admin_error(c, 404, "unknown path");
+}
+
+static void on_request(struct kvr_http_conn *c, void *ctx)
+{
+    struct serve *s = ctx;
+    admin_request(s, c);
+    selection_release(s); /* it may have brought a worker */
 }
 
 static void on_gone(struct kvr_http_conn *c, void *ctx)

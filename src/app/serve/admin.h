@@ -27,6 +27,9 @@ void admin_bad_field(struct kvr_http_conn *c, const char *field);
 /* The text of that. */
 void field_refusal(const char *field, char *out, size_t cap);
 
+/* Begins with a request anew. */
+void admin_request(struct serve *s, struct kvr_http_conn *c);
+
 /* ---- bodies ---- */
 bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o);
 /* Absent or null: nothing changes. false: *bad names the member. */
@@ -80,6 +83,8 @@ const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_
 void admin_overlap_scores(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void admin_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool by_hash);
 void admin_potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+/* The same as the request protocol has it: with what waits. */
+void admin_potential_loads_protocol(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group);
 void admin_dump_write(struct serve *s, struct kvr_buf *b);
 
@@ -88,6 +93,11 @@ int selection_start(struct serve *s);
 void selection_stop(struct serve *s);
 void selection_tick(struct serve *s); /* every second */
 void selection_gone(struct kvr_http_conn *c);
+/* Until --min-initial-workers have been there once, a question for a worker is kept, at most for --queue-timeout; its body stays with
+ * the connection. Returns: false when it can be answered now. */
+bool selection_hold(struct serve *s, struct kvr_http_conn *c);
+/* Answers what was held: when the workers have come, or with 503 when it has waited too long. Call it when one has come. */
+void selection_release(struct serve *s);
 void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool reserve);
 void selection_reserve(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 /* /reservations/{id}[/verb] */

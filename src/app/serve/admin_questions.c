@@ -146,7 +146,40 @@ void admin_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bo
     question_free(&q);
 }
 
-void admin_potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void put_potential(struct kvr_buf *b, const struct kvr_potential_load *l, size_t n)
+{
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) {
+        kvr_json_open(b, '{');
+        kvr_json_put_u64(b, "worker_id", l[i].worker.worker_id);
+        kvr_json_put_u64(b, "dp_rank", l[i].worker.dp_rank);
+        kvr_json_put_u64(b, "potential_prefill_tokens", l[i].potential_prefill_tokens);
+        kvr_json_put_u64(b, "potential_decode_blocks", l[i].potential_decode_blocks);
+        kvr_json_put_u64(b, "active_requests", l[i].active_requests);
+        kvr_json_close(b, '}');
+    }
+    kvr_json_close(b, ']');
+}
+
+/* {"method", "loads", and what waits in the partition's queue} */
+static void put_protocol_loads(struct kvr_buf *b, struct kvr_router *router, const struct kvr_potential_load *l, size_t n)
+{
+    struct kvr_class_stats st;
+    uint64_t isl = 0;
+    for (size_t k = 0; k < kvr_router_classes(router); k++) {
+        (void)kvr_router_class_stats(router, k, &st);
+        isl += st.isl_tokens;
+    }
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "method", "potential_loads");
+    kvr_json_key(b, "loads");
+    put_potential(b, l, n);
+    kvr_json_put_u64(b, "pending_count", kvr_router_pending(router));
+    kvr_json_put_u64(b, "pending_isl_tokens", isl);
+    kvr_json_close(b, '}');
+}
+
+static void potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool protocol)
 {
     struct question q;
     struct kvr_buf b = {0};
@@ -158,21 +191,23 @@ void admin_potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_
     if (n < 0) {
         admin_error(c, 500, kvr_strerror((int)n));
     } else {
-        kvr_json_open(&b, '[');
-        for (long i = 0; i < KVR_MIN(n, (long)RANKS_MAX); i++) {
-            kvr_json_open(&b, '{');
-            kvr_json_put_u64(&b, "worker_id", l[i].worker.worker_id);
-            kvr_json_put_u64(&b, "dp_rank", l[i].worker.dp_rank);
-            kvr_json_put_u64(&b, "potential_prefill_tokens", l[i].potential_prefill_tokens);
-            kvr_json_put_u64(&b, "potential_decode_blocks", l[i].potential_decode_blocks);
-            kvr_json_put_u64(&b, "active_requests", l[i].active_requests);
-            kvr_json_close(&b, '}');
-        }
-        kvr_json_close(&b, ']');
+        size_t shown = KVR_MIN((size_t)n, (size_t)RANKS_MAX);
+        if (protocol) put_protocol_loads(&b, q.pool->router, l, shown);
+        else put_potential(&b, l, shown);
         admin_reply(c, 200, &b);
     }
     free(l);
     question_free(&q);
+}
+
+void admin_potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    potential_loads(s, c, o, false);
+}
+
+void admin_potential_loads_protocol(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    potential_loads(s, c, o, true);
 }
 
 struct load_row {

@@ -74,6 +74,7 @@ static const struct {
     {"total_kv_blocks", U64},
     {"track_prefill_tokens", "true or false"},
     {"worker_id", U64},
+    {"x-request-id", "a header of at most 200 bytes"},
 };
 
 void field_refusal(const char *field, char *out, size_t cap)

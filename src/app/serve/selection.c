@@ -44,13 +44,23 @@ struct waiting {
     struct kvr_rejection rejection;
     struct kvr_router_result result;
     int rc;
-    bool parked, protocol; /* protocol: answered in the shape of the request protocol */
+    bool parked, protocol, named; /* protocol: answered in the shape of the request protocol; named: the id is the caller's */
     uint64_t deadline_ms;
     char id[SELECTION_ID_MAX + 3];
     struct kvr_reach reach; /* of the chosen rank, in extensions */
 };
 
+/* ---- what came before there were workers --------------------------------------------------------------- */
+
+struct held {
+    struct held *next;
+    struct kvr_http_conn *conn;
+    uint64_t deadline_ms;
+};
+
 static struct {
+    struct held *held, **held_end; /* oldest first */
+    bool had_workers;              /* --min-initial-workers have been there once */
     struct pending *buckets[PENDING_BUCKETS], *oldest, *newest;
     size_t pending_n, pending_bytes;
     struct waiting *waiting;
@@ -58,7 +68,7 @@ static struct {
     pthread_mutex_t lock; /* ready */
     struct waiting *ready;
     bool running;
-} sel = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} sel = {.lock = PTHREAD_MUTEX_INITIALIZER, .held_end = &sel.held};
 
 static size_t pending_size(const struct pending *p)
 {
@@ -99,10 +109,62 @@ static void pending_add(const struct serve_options *o, struct pending *p)
     sel.pending_bytes += pending_size(p);
 }
 
+static bool have_workers(struct serve *s)
+{
+    if (!sel.had_workers) {
+        pthread_mutex_lock(&s->lock);
+        sel.had_workers = s->workers_n >= s->o->min_initial_workers;
+        pthread_mutex_unlock(&s->lock);
+    }
+    return sel.had_workers;
+}
+
+bool selection_hold(struct serve *s, struct kvr_http_conn *c)
+{
+    if (have_workers(s) || s->o->queue_timeout <= 0) return false;
+    struct held *h = calloc(1, sizeof *h);
+    if (!h) return false;
+    *h = (struct held){NULL, c, now_ms() + (uint64_t)(s->o->queue_timeout * 1000)};
+    *sel.held_end = h;
+    sel.held_end = &h->next;
+    kvr_http_conn_set_user(c, h); /* so that its end is told */
+    return true;
+}
+
+static struct kvr_http_conn *held_take(struct held **at)
+{
+    struct held *h = *at;
+    struct kvr_http_conn *c = h->conn;
+    *at = h->next;
+    if (!h->next) sel.held_end = at;
+    kvr_http_conn_set_user(c, NULL);
+    free(h);
+    return c;
+}
+
+/* Returns: whether the connection's request was held. */
+static bool held_drop(const struct kvr_http_conn *c)
+{
+    for (struct held **at = &sel.held; *at; at = &(*at)->next) {
+        if ((*at)->conn != c) continue;
+        (void)held_take(at);
+        return true;
+    }
+    return false;
+}
+
+void selection_release(struct serve *s)
+{
+    static const char body[] = "{\"error\":\"fewer workers than --min-initial-workers have come within --queue-timeout\"}";
+    while (sel.held && sel.held->deadline_ms <= now_ms())
+        kvr_http_reply(held_take(&sel.held), 503, "application/json", "Retry-After: 1\r\n", body, sizeof body - 1);
+    while (sel.held && have_workers(s)) admin_request(s, held_take(&sel.held));
+}
+
 void selection_tick(struct serve *s)
 {
     uint64_t now = now_ms();
-    (void)s;
+    selection_release(s);
     while (sel.oldest && sel.oldest->expires_ms <= now) pending_drop(sel.oldest);
     for (struct waiting *w = sel.waiting, *next; w; w = next) {
         next = w->next;
@@ -251,7 +313,7 @@ static void put_protocol_answer(struct kvr_buf *b, const struct waiting *w)
 {
     kvr_json_open(b, '{');
     kvr_json_put_str(b, "method", "new");
-    kvr_json_put_str(b, "request_id", w->id + 2);
+    if (!w->named) kvr_json_put_str(b, "request_id", w->id + 2); /* how else would the caller know */
     kvr_json_put_u64(b, "worker_id", w->result.worker.worker_id);
     kvr_json_put_u64(b, "dp_rank", w->result.worker.dp_rank);
     kvr_json_put_u64(b, "overlap_blocks", w->result.overlap_blocks);
@@ -354,7 +416,7 @@ static void leave_ready_list(struct waiting *w)
 
 void selection_gone(struct kvr_http_conn *c)
 {
-    struct waiting *w = kvr_http_conn_user(c);
+    struct waiting *w = held_drop(c) ? NULL : kvr_http_conn_user(c);
     if (!w) return;
     if (!w->parked || !kvr_router_cancel(w->q.pool->router, &w->ticket)) {
         leave_ready_list(w);
@@ -599,8 +661,9 @@ static void answer_marked(struct kvr_http_conn *c, const char *method, bool succ
     admin_reply(c, 200, &b);
 }
 
-static void protocol_new(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const char *id)
+static void protocol_new(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const char *id, bool named)
 {
+    if (kvr_http_conn_request(c)->body && selection_hold(s, c)) return;
     struct waiting *w = calloc(1, sizeof *w);
     if (!w) {
         admin_error(c, 503, "out of memory");
@@ -611,6 +674,7 @@ static void protocol_new(struct serve *s, struct kvr_http_conn *c, struct kvr_js
         return;
     }
     w->protocol = true;
+    w->named = named;
     snprintf(w->id, sizeof w->id, "%s", id);
     if (w->q.isl && (w->q.tokens || w->q.locals)) {
         reserve_now_or_later(s, c, w);
@@ -633,7 +697,8 @@ void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json
     }
     bad = read_id(s, o, "request_id", id, &given);
     struct kvr_text context = kvr_headers_get(kvr_http_conn_request(c)->headers, "x-request-id");
-    if (!bad && !given && context.ptr && context.len && context.len <= SELECTION_ID_MAX) { /* blank or missing: the context's id */
+    if (!bad && !given && context.len > SELECTION_ID_MAX) bad = "x-request-id";
+    if (!bad && !given && context.ptr && context.len) { /* blank or missing: the context's id */
         snprintf(id + 2, SELECTION_ID_MAX + 1, "%.*s", (int)context.len, context.ptr);
         given = true;
     }
@@ -641,9 +706,9 @@ void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json
     if (bad) {
         admin_bad_field(c, bad);
     } else if (is_new) {
-        protocol_new(s, c, o, id);
+        protocol_new(s, c, o, id, given);
     } else if (!strcmp(method, "potential_loads")) {
-        admin_potential_loads(s, c, o);
+        admin_potential_loads_protocol(s, c, o);
     } else if (!prefill && !mark_free) {
         admin_error(c, 400, "field 'method' must be one of new, mark_prefill, mark_free, potential_loads");
     } else if (!given) {
