@@ -253,7 +253,9 @@ static int read_mm_object(struct kvr_engine_batch *b, const char **p)
         if (!is(*p, MP_STR)) return -KVR_EFORMAT;
         if (next_key_is(p, "mm_hash")) {
             uint64_t h;
-            if (read_hash(p, &h) || add_mm_hash(b, h)) return -KVR_EFORMAT;
+            if (read_hash(p, &h)) return -KVR_EFORMAT;
+            int rc = add_mm_hash(b, h);
+            if (rc) return rc;
         } else {
             mp_next(p);
         }

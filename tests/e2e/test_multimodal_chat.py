@@ -215,6 +215,19 @@ def test_a_chat_with_images_reaches_the_engine_unchanged(placeholders):
     assert len(e.tokenized) == 3  # the chat without the image was known
 
 
+def test_large_images_are_read_on_a_thread(placeholders, start):
+    """Beyond the size that a data loop reads by itself: the same figures, in both ways of making tokens."""
+    _, s = placeholders("in place")
+    bytes_mode = start(Serve, [start(Mock, with_events=False)], "--no-router-kv-events")
+    one, two = (url_part("image_url", "data:image/png;base64," + base64.b64encode(bytes([i]) * (1 << 20)).decode()) for i in (1, 2))
+    ask(s, chat(None))
+    for part in (one, two):
+        assert ask(s, chat(part)) == (2 * len(LONG) // 16, "kv")
+    ask(bytes_mode, chat(one))
+    same, other = ask(bytes_mode, chat(one))[0], ask(bytes_mode, chat(two))[0]
+    assert same > other >= 2 * len(LONG) // 16
+
+
 def test_what_is_not_known_of_images_is_not_compared(placeholders):
     """The engine reports far more cached tokens than could be predicted; no alarm, no figure comes of it."""
     _, s = placeholders("in place")

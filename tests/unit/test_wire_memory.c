@@ -13,9 +13,12 @@
 #include "wire/engine_events.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
+#include "wire/mm_infos.h"
+#include "wire/mm_parts.h"
 #include "wire/openai.h"
 #include "wire/plane_event.h"
 #include "wire/plane_snapshot.h"
+#include "wire/rank_member.h"
 #include "wire/record.h"
 #include "wire/recover_answer.h"
 #include "wire/sse.h"
@@ -111,12 +114,37 @@ static int read_prompt(void)
     return rc;
 }
 
+static int read_a_chat_with_images(void)
+{
+    static const char body[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"one\"},{\"type\":\"image_url\",\"image_url\":"
+        "{\"url\":\"data:;base64,QUJD\"}}]}],\"block_mm_infos\":[null,{\"mm_objects\":[{\"mm_hash\":7}]}]}";
+    const struct kvr_rank_member none = {0};
+    struct kvr_json root;
+    struct kvr_mm_infos m = {0};
+    struct kvr_buf plain = {0}, spliced = {0};
+    char why[160];
+    int rc = kvr_json_parse(parser, body, sizeof body - 1, &root, NULL);
+    if (rc == 0) rc = kvr_mm_infos_read(root, 2, &m, why, sizeof why);
+    if (rc == 0) {
+        assert_true(m.n == 2 && m.blocks[1].count == 1 && kvr_mm_parts_any(root));
+        assert_true(kvr_mm_parts_remove(body, sizeof body - 1, root, &plain));
+        kvr_rank_member_splice(body, sizeof body - 1, &none, 3, &spliced);
+        rc = plain.failed || spliced.failed ? -KVR_ENOMEM : 0;
+    }
+    kvr_mm_infos_free(&m);
+    kvr_buf_free(&plain);
+    kvr_buf_free(&spliced);
+    return rc;
+}
+
 static void a_body_is_not_called_wrong_when_memory_is_short(void **state)
 {
     (void)state;
     kvr_json_parser_free(parser);
     parser = kvr_json_parser_new(); /* that has no room yet */
     fail_each(read_prompt);
+    fail_each(read_a_chat_with_images);
 }
 
 static int read_stream(void)
