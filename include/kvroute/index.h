@@ -147,13 +147,24 @@ KVR_API int kvr_index_set_capacity(struct kvr_index *index, struct kvr_worker wo
 KVR_API int kvr_index_record(struct kvr_index *index, struct kvr_worker worker, const uint64_t *locals, size_t locals_n,
                              const uint64_t *seqs, size_t seqs_n);
 
-/* Drops predicted blocks whose time has come, and gives memory back that has become free. Call it now and then.
+/* Drops predicted blocks whose time has come, and gives memory back that has become free (with a call of kvr_index_tend). Call it now
+ * and then.
  * Returns: how many (block, holder) pairs went. Threads: any. */
 KVR_API size_t kvr_index_expire(struct kvr_index *index);
 
 /* Removes every rank of a worker / one rank. Unknown ones are no error. Threads: any. */
 KVR_API void kvr_index_remove_worker(struct kvr_index *index, uint64_t worker_id);
 KVR_API void kvr_index_remove_rank(struct kvr_index *index, struct kvr_worker worker);
+
+/* The same at once, in a time that does not depend on how much they hold: nobody sees it any more, the ranks may come anew, and the
+ * memory is given back by kvr_index_tend, and a little with each event of the lane. kvr_index_stats counts what has not been given
+ * back. Threads: any. */
+KVR_API void kvr_index_drop_worker(struct kvr_index *index, uint64_t worker_id);
+KVR_API void kvr_index_drop_rank(struct kvr_index *index, struct kvr_worker worker);
+
+/* Gives back about `blocks` blocks of what was dropped, in slices between which events are applied. Call it now and then.
+ * Returns: whether there is more. Threads: any. */
+KVR_API bool kvr_index_tend(struct kvr_index *index, size_t blocks);
 
 /* One leading overlap: `depth` blocks of the query, at least 1. */
 struct kvr_overlap {

@@ -132,7 +132,7 @@ KVR_API void kvr_router_busy(struct kvr_router *router, struct kvr_busy_threshol
 
 /* Registers a worker or changes its rank range. Errors as kvr_load_set_worker. The index is left alone. */
 KVR_API int kvr_router_set_worker(struct kvr_router *router, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size);
-/* Forgets a worker, its load and its blocks in the index. */
+/* Forgets a worker, its load and its blocks in the index, whose memory is given back by kvr_router_poll. */
 KVR_API void kvr_router_remove_worker(struct kvr_router *router, uint64_t worker_id);
 /* Unknown workers are ignored by these. */
 KVR_API void kvr_router_set_schedulable(struct kvr_router *router, uint64_t worker_id, bool schedulable);
@@ -274,7 +274,8 @@ KVR_API int kvr_router_submit(struct kvr_router *router, struct kvr_router_ctx *
 /* Gives up waiting. Returns: true when it was parked (`done` will not be called); false when `done` has returned: what it was
  * given stands. */
 KVR_API bool kvr_router_cancel(struct kvr_router *router, struct kvr_ticket *ticket);
-/* Looks at parked requests again: for callers whose prefill loads decay with time. Call it every 100 ms or so. */
+/* Looks at parked requests again, for callers whose prefill loads decay with time, and gives back a slice of what removed workers held
+ * (kvr_index_tend). Call it every 100 ms or so. */
 KVR_API void kvr_router_poll(struct kvr_router *router);
 /* Answers every parked request with -KVR_ESHUTDOWN; kvr_router_submit does so from now on. */
 KVR_API void kvr_router_shut_queue(struct kvr_router *router);

@@ -122,6 +122,11 @@ static void drop_behind(struct lane *ln, struct rank *rk, struct run *r, uint32_
     }
 }
 
+void kvr__give_up_run(struct lane *ln, struct rank *rk, struct run *r)
+{
+    lower(ln, rk, r, 0);
+}
+
 void kvr__drop_run(struct lane *ln, struct rank *rk, uint32_t id)
 {
     while (id >= IDS_RESERVED) {

@@ -292,6 +292,16 @@ void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk)
         if (w->rk == rk) w->rk = NULL;
 }
 
+/* At once: nothing is left to be walked. */
+void kvr__walks_rank_empties(struct lane *ln, const struct rank *rk)
+{
+    for (struct kvr_index_walk *w = ln->walks; w; w = w->link) {
+        if (w->rk != rk) continue;
+        w->run = 0;
+        memset(w->edge, 0, sizeof w->edge);
+    }
+}
+
 int kvr_index_walk_begin(struct kvr_index *ix, struct kvr_worker worker, struct kvr_index_walk **out)
 {
     struct kvr_mem mem;

@@ -7,6 +7,8 @@
 #define DEFAULT_RANKS_MAX   16384
 #define TRIM_BYTES          ((size_t)8 << 20)
 
+enum { SLICE = 4096, SLICE_OF_AN_EVENT = 256, SLICE_OF_EXPIRY = 65536 }; /* blocks of what leaves, given back while a lane is locked once */
+
 /* ---- life ----------------------------------------------------------------------------------------------- */
 
 static void lane_destroy(struct lane *ln)
@@ -17,6 +19,7 @@ static void lane_destroy(struct lane *ln)
         struct cover *c = r && !kvr__is_alias(r) ? kvr__cover(r) : NULL;
         if (c) kvr__cover_free(ln, c);
     }
+    kvr__leaving_destroy(ln);
     kvr__predict_destroy(ln);
     kvr__tiers_destroy(ln);
     kvr__names_destroy(ln);
@@ -257,6 +260,7 @@ int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
         break;
     }
     count_result(ln, rc);
+    if (ln->leaving) (void)kvr__drain(ln, SLICE_OF_AN_EVENT);
     kvr__reclaim(ln, false);
     return rc;
 }
@@ -341,6 +345,7 @@ int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *
         if (ix->config.predicted_max && ln->predict.blocks > max)
             ln->counters.pruned += kvr__predict_prune(ln, (size_t)((double)max * ix->config.prune_target_ratio));
         if (rk->capacity) kvr__evict_for_capacity(ln, rk);
+        if (ln->leaving) (void)kvr__drain(ln, SLICE_OF_AN_EVENT);
         count_result(ln, rc);
         kvr__reclaim(ln, false);
         pthread_mutex_unlock(&ln->lock);
@@ -381,10 +386,16 @@ size_t kvr_index_expire(struct kvr_index *ix)
         pthread_mutex_unlock(&ln->lock);
         tidy(ix, ln);
     }
+    (void)kvr_index_tend(ix, SLICE_OF_EXPIRY);
     return gone;
 }
 
 /* ---- removing ------------------------------------------------------------------------------------------- */
+
+static bool holds_nothing(const struct rank *rk)
+{
+    return rk->held_n == 0 && !rk->tier_head[0] && !rk->tier_head[1] && !rk->tier_head[2];
+}
 
 /* False: the pair is not known (any more). */
 static bool empty_rank(struct kvr_index *ix, struct kvr_worker w)
@@ -393,25 +404,54 @@ static bool empty_rank(struct kvr_index *ix, struct kvr_worker w)
     struct rank *rk = kvr__rank_find(ix, w);
     if (rk) {
         pthread_mutex_lock(&rk->lane->lock);
-        clear_rank(rk->lane, rk);
+        if (!holds_nothing(rk) && !kvr__rank_set_aside(rk->lane, rk)) clear_rank(rk->lane, rk);
         pthread_mutex_unlock(&rk->lane->lock);
     }
     pthread_rwlock_unlock(&ix->ranks_lock);
     return rk != NULL;
 }
 
-void kvr_index_remove_rank(struct kvr_index *ix, struct kvr_worker w)
+void kvr_index_drop_rank(struct kvr_index *ix, struct kvr_worker w)
 {
     bool gone = false;
     while (!gone && empty_rank(ix, w)) { /* again when a store came in between */
         pthread_rwlock_wrlock(&ix->ranks_lock);
         struct rank *rk = kvr__rank_find(ix, w);
-        gone = !rk || (rk->held_n == 0 && !rk->tier_head[0] && !rk->tier_head[1] && !rk->tier_head[2]);
-        struct lane *ln = rk ? rk->lane : NULL;
+        gone = !rk || holds_nothing(rk);
         if (rk && gone) kvr__rank_forget(ix, rk);
         pthread_rwlock_unlock(&ix->ranks_lock);
-        if (ln) tidy(ix, ln);
     }
+}
+
+/* A slice of one lane. Returns: whether more is leaving. */
+static bool tend_lane(struct kvr_index *ix, struct lane *ln, size_t *blocks)
+{
+    pthread_mutex_lock(&ln->lock);
+    size_t n = kvr__drain(ln, KVR_MIN(*blocks, (size_t)SLICE));
+    bool more = ln->leaving != NULL;
+    kvr__reclaim(ln, false);
+    pthread_mutex_unlock(&ln->lock);
+    *blocks -= KVR_MIN(KVR_MAX(n, (size_t)1), *blocks);
+    if (n && !more) tidy(ix, ln);
+    return more;
+}
+
+bool kvr_index_tend(struct kvr_index *ix, size_t blocks)
+{
+    bool more = false;
+    for (uint32_t i = 0; i < ix->lanes_n; i++) {
+        bool here = true;
+        while (here && blocks) here = tend_lane(ix, &ix->lanes[i], &blocks);
+        more |= here;
+    }
+    return more;
+}
+
+void kvr_index_remove_rank(struct kvr_index *ix, struct kvr_worker w)
+{
+    kvr_index_drop_rank(ix, w);
+    (void)kvr_index_tend(ix, SIZE_MAX);
+    for (uint32_t i = 0; i < ix->lanes_n; i++) tidy(ix, &ix->lanes[i]);
 }
 
 static bool find_rank_of(struct kvr_index *ix, uint64_t worker_id, struct kvr_worker *out)
@@ -424,6 +464,12 @@ static bool find_rank_of(struct kvr_index *ix, uint64_t worker_id, struct kvr_wo
     }
     pthread_rwlock_unlock(&ix->ranks_lock);
     return found;
+}
+
+void kvr_index_drop_worker(struct kvr_index *ix, uint64_t worker_id)
+{
+    struct kvr_worker w;
+    while (find_rank_of(ix, worker_id, &w)) kvr_index_drop_rank(ix, w);
 }
 
 void kvr_index_remove_worker(struct kvr_index *ix, uint64_t worker_id)

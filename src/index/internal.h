@@ -64,7 +64,8 @@
  *       the two looks, or the moment when the share above was raised or the one behind it was dropped. This holds too
  *       when the run above has moved to other memory meanwhile and the second look is at an older state.
  *   R3  A cleared or removed rank disappears at once: its slot is marked dead, and a reader leaves dead slots out
- *       at its end. The rank goes on under a new slot. A slot is reused only after every reader has left.
+ *       at its end. The rank goes on under a new slot. What it held leaves with the old one, as a record of its own that no
+ *       event concerns, and is given back at once or in slices. A slot is reused only after every reader has left.
  *   R4  A reader writes its own epoch word and nothing shared, except the use stamp of a run when eviction is on
  *       (a plain store, at most once per run and clock tick). Its work is bounded by the blocks of the query, the
  *       holders of the runs on its path and KID_SLOTS probes per run.
@@ -263,9 +264,10 @@ struct rank {
     size_t capacity;             /* 0: no limit */
     uint32_t last_run, last_off; /* end of the last store: not evicted first */
     uint32_t root;               /* place of the first run that starts a sequence, or NO_PLACE; they are siblings */
-    uint32_t serial;             /* constant, unlike the slot */
+    uint32_t serial;             /* of its lower tiers; as the slot, another one after it was emptied at once */
     uint32_t tier_head[KVR_TIER_COUNT - 1];
     struct rank *next_free;
+    uint32_t drain_run, drain_at; /* of one that leaves: the run to go on with, or 0; places of `held` from here on are done */
 };
 
 /* ---- predicted, tiers, usage -------------------------------------------------------------------------- */
@@ -347,8 +349,9 @@ struct lane {
     uint64_t rng;
     struct predict predict;
     struct tiers tiers;
-    uint32_t serials;  /* given to ranks */
-    uint64_t *dropped; /* names the current event has dropped, for its remaining names */
+    uint32_t serials;     /* given to ranks */
+    struct rank *leaving; /* what ranks held that were emptied at once (ranks.c) */
+    uint64_t *dropped;    /* names the current event has dropped, for its remaining names */
     size_t dropped_n, dropped_cap;
     bool note_drops;
     struct kvr_index_walk *walks;    /* dump.c: to be told of what goes */
@@ -514,6 +517,10 @@ void kvr__rank_drop(struct lane *ln, struct rank *rk, uint32_t pos);           /
 uint32_t kvr__rank_kid(const struct rank *rk, const struct run *r);            /* place of the first child, or NO_PLACE */
 void kvr__rank_clear(struct lane *ln, struct rank *rk);                        /* gives up every device block at once (R3) */
 void kvr__slot_free(struct lane *ln, uint32_t slot);
+/* Empties a rank, in all tiers, and leaves what it held to kvr__drain. false: memory is short, and nothing was done. */
+bool kvr__rank_set_aside(struct lane *ln, struct rank *rk);
+size_t kvr__drain(struct lane *ln, size_t blocks); /* gives back about so many blocks of what leaves; returns how many */
+void kvr__leaving_destroy(struct lane *ln);
 
 /* ---- aliases.c: one block of one rank is named by an alias object */
 int kvr__alias_convert(struct lane *ln, struct rank *rk, struct run *r); /* plain -> aliased */
@@ -534,6 +541,7 @@ int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
 int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *locals, const uint64_t *names, size_t n, uint64_t expiry);
 int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n);
 void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* gives up blocks from cut on, and all behind */
+void kvr__give_up_run(struct lane *ln, struct rank *rk, struct run *r);         /* the rank holds nothing behind it; may free it */
 /* When the rank holds nothing behind a run: gives it up, and the runs above with which that becomes true too. */
 void kvr__drop_run(struct lane *ln, struct rank *rk, uint32_t run);
 
@@ -556,6 +564,7 @@ void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
 /* ---- tiers.c */
 int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
 void kvr__tiers_clear(struct lane *ln, struct rank *rk, enum kvr_tier tier);
+size_t kvr__tiers_drain(struct lane *ln, struct rank *rk, size_t blocks); /* at most so many of all tiers; returns how many */
 void kvr__tiers_destroy(struct lane *ln);
 void kvr__tiers_reach(const struct lane *ln, const struct rank *rk, const uint64_t *q, size_t n, struct kvr_reach *out);
 /* One block of a rank's list for a tier, which begins at tier_head. Returns: the next one, 0 at the end. */
@@ -571,6 +580,7 @@ void kvr__walks_run_goes(struct lane *ln, const struct rank *rk, uint32_t pos); 
 void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next);
 void kvr__walks_disturbed(struct lane *ln, const struct rank *rk); /* replaying events will not make up for this one */
 void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk);
+void kvr__walks_rank_empties(struct lane *ln, const struct rank *rk);
 uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
 
 /* ---- match.c */

@@ -176,6 +176,14 @@ void kvr__tiers_clear(struct lane *ln, struct rank *rk, enum kvr_tier tier)
     while (rk->tier_head[tier - 1]) edge_del(ln, rk, tier, rk->tier_head[tier - 1]);
 }
 
+size_t kvr__tiers_drain(struct lane *ln, struct rank *rk, size_t blocks)
+{
+    size_t n = 0;
+    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
+        for (; n < blocks && rk->tier_head[t - 1]; n++) edge_del(ln, rk, t, rk->tier_head[t - 1]);
+    return n;
+}
+
 int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
 {
     if (ev->kind == KVR_EVENT_STORED) return tier_store(ln, rk, ev);

@@ -263,8 +263,8 @@ void kvr_router_remove_worker(struct kvr_router *r, uint64_t worker_id)
     worker_forget(r, worker_id);
     kvr__dispatch(r);
     pthread_mutex_unlock(&r->lock);
-    if (r->config.index) kvr_index_remove_worker(r->config.index, worker_id);
-    if (r->config.predicted) kvr_index_remove_worker(r->config.predicted, worker_id);
+    if (r->config.index) kvr_index_drop_worker(r->config.index, worker_id);
+    if (r->config.predicted) kvr_index_drop_worker(r->config.predicted, worker_id);
 }
 
 void kvr_router_set_schedulable(struct kvr_router *r, uint64_t worker_id, bool schedulable)

@@ -203,6 +203,9 @@ bool kvr_router_cancel(struct kvr_router *r, struct kvr_ticket *t)
 
 void kvr_router_poll(struct kvr_router *r)
 {
+    enum { SLICE = 16384 };
+    if (r->config.index) (void)kvr_index_tend(r->config.index, SLICE);
+    if (r->config.predicted) (void)kvr_index_tend(r->config.predicted, SLICE);
     if (kvr_router_pending(r) == 0) return;
     pthread_mutex_lock(&r->lock);
     kvr__dispatch(r);

@@ -3,12 +3,10 @@
 import socket
 import struct
 import threading
-import time
 
 import pytest
-import zmq
 
-from conftest import SLOW, Indexer, Mock, Serve, free_ports, wait_for
+from conftest import SLOW, Indexer, Mock, Serve, call, free_ports, wait_for
 
 T = list(range(100, 140))  # ten blocks of four
 
@@ -156,3 +154,27 @@ def test_a_large_batch_in_one_frame_is_still_taken(start, engine):
     e.stored(list(range(1, n + 1)), [i % 50000 for i in range(4 * n)])
     e.until("stored", lambda: ix.scores([i % 50000 for i in range(4000)]).get((7, 0)) == 4000, 30)
     assert ix.trusted() and ix.metric("kvroute_ingest_floods_total") == 0
+
+
+# ---- a large view that goes --------------------------------------------------------------------------------------------
+
+def test_what_a_removed_worker_held_is_given_back_behind_its_back(start, engine):
+    """The answer does not wait for it; a registration that follows at once begins with nothing."""
+    n = 60000
+    m, e = start(Mock, with_events=False), engine()
+    spec = f"http://127.0.0.1:{m.port},block-size=4,events=tcp://127.0.0.1:{e.events}"
+    s = start(Serve, [spec], ready=False)
+    ix = start(Indexer)
+    ix.register(7, e, replay=False)
+    tokens = [i % 50000 for i in range(4 * n)]
+
+    def seen():
+        e.seq = 0
+        e.cleared(keep=False)
+        e.stored(list(range(1, n + 1)), tokens, keep=False)
+        return s.overlap(tokens[:400]).get((1, 0)) == 100 and ix.scores(tokens[:400]).get((7, 0)) == 400
+    wait_for("stored", seen, 30)
+    e.seq = 2
+    ix.post("/unregister", {"instance_id": 7, "model_name": "m"})
+    assert call(s.admin, "DELETE", "/workers/1").status == 200
+    wait_for("given back", lambda: s.metric("index_blocks") == 0 and ix.metric("kvroute_index_blocks") == 0, 30)

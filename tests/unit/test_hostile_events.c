@@ -130,6 +130,103 @@ static void looking_for_what_is_above_ends(void **state)
     kvr_index_destroy(ix);
 }
 
+/* ---- a large view goes ------------------------------------------------------------------------------------------------ */
+
+static uint32_t depth_of(struct kvr_index *ix, struct kvr_worker w, const uint64_t *q, size_t n)
+{
+    struct kvr_index_reader *rd;
+    struct kvr_overlap out[8];
+    uint32_t depth = 0;
+    assert_int_equal(kvr_index_reader_create(ix, &rd), 0);
+    long k = kvr_index_match(rd, q, n, out, 8);
+    for (long i = 0; i < k; i++)
+        if (kvr_worker_cmp(out[i].worker, w) == 0) depth = out[i].depth;
+    kvr_index_reader_destroy(rd);
+    return depth;
+}
+
+static void store_chains(struct kvr_index *ix, struct kvr_worker w, uint64_t chains, uint64_t length, enum kvr_tier tier)
+{
+    for (uint64_t c = 0; c < chains; c++)
+        for (uint64_t i = 0; i < length; i++) {
+            struct kvr_block b = {c * 1000 + i + 1, 70000000 + c * 1000 + i};
+            struct kvr_event ev = {.worker = w,
+                                   .kind = KVR_EVENT_STORED,
+                                   .tier = tier,
+                                   .has_parent = i > 0,
+                                   .parent_hash = c * 1000 + i,
+                                   .blocks = &b,
+                                   .blocks_n = 1};
+            assert_int_equal(kvr_index_apply(ix, &ev), 0);
+        }
+}
+
+/* Dropping is one step, whatever the view holds; giving back is many, and between them everything goes on. */
+static void a_large_view_is_dropped_at_once_and_given_back_in_slices(void **state)
+{
+    enum { CHAINS = 200, LENGTH = 50 };
+    const struct kvr_worker other = {2, 0};
+    const uint64_t q[] = {70000000, 70000001, 70000002};
+    struct kvr_index *ix;
+    (void)state;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    store_chains(ix, W, CHAINS, LENGTH, KVR_TIER_DEVICE);
+    store_chains(ix, W, CHAINS, LENGTH, KVR_TIER_HOST_PINNED);
+    store_chains(ix, other, 1, 3, KVR_TIER_DEVICE);
+    build_ladder(ix, 500);
+    size_t held = stats_of(ix).blocks;
+    kvr_index_drop_worker(ix, W.worker_id);
+    assert_int_equal(stats_of(ix).blocks, held); /* nothing was given back yet */
+    assert_int_equal(stats_of(ix).ranks, 1);
+    assert_int_equal(kvr_index_rank_blocks(ix, W), 0);
+    assert_int_equal(depth_of(ix, W, q, 3), 0);
+    assert_int_equal(depth_of(ix, other, q, 3), 3);
+    check(ix);
+    /* The worker comes anew meanwhile, and is dropped again. */
+    store_chains(ix, W, 1, 2, KVR_TIER_DEVICE);
+    assert_int_equal(depth_of(ix, W, q, 3), 2);
+    check(ix);
+    size_t slices = 0;
+    while (kvr_index_tend(ix, 100)) {
+        if (slices++ % 16 == 0) check(ix);
+    }
+    assert_true(slices > 100);
+    assert_int_equal(depth_of(ix, W, q, 3), 2);
+    assert_int_equal(stats_of(ix).blocks, 5);
+    assert_int_equal(stats_of(ix).lower_tier_blocks, 0);
+    kvr_index_remove_worker(ix, W.worker_id);
+    assert_int_equal(stats_of(ix).blocks, 3);
+    check(ix);
+    kvr_index_destroy(ix);
+}
+
+static int nothing(void *ctx, const struct kvr_event *ev)
+{
+    (void)ev;
+    ++*(size_t *)ctx;
+    return 0;
+}
+
+static void a_walk_over_a_view_that_is_dropped_ends(void **state)
+{
+    struct kvr_index *ix;
+    struct kvr_index_walk *walk;
+    size_t pieces = 0;
+    bool more = true;
+    (void)state;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    store_chains(ix, W, 20, 20, KVR_TIER_DEVICE);
+    store_chains(ix, W, 20, 20, KVR_TIER_HOST_PINNED);
+    assert_int_equal(kvr_index_walk_begin(ix, W, &walk), 0);
+    assert_int_equal(kvr_index_walk_next(walk, 50, nothing, &pieces, &more), 0);
+    assert_true(more);
+    kvr_index_drop_rank(ix, W);
+    store_chains(ix, W, 1, 3, KVR_TIER_DEVICE);
+    while (more) assert_int_equal(kvr_index_walk_next(walk, 50, nothing, &pieces, &more), 0);
+    kvr_index_walk_end(walk);
+    kvr_index_destroy(ix); /* with content that was dropped and not given back */
+}
+
 /* ---- tables --------------------------------------------------------------------------------------------------------- */
 
 /* kvr_mix64 backwards: keys that meet wherever the table does not have a secret. */
@@ -177,6 +274,8 @@ int main(void)
         cmocka_unit_test(names_of_many_blocks_in_any_order_make_few_objects),
         cmocka_unit_test(splits_of_names_are_bounded),
         cmocka_unit_test(looking_for_what_is_above_ends),
+        cmocka_unit_test(a_large_view_is_dropped_at_once_and_given_back_in_slices),
+        cmocka_unit_test(a_walk_over_a_view_that_is_dropped_ends),
         cmocka_unit_test(keys_made_to_meet_in_a_map_do_not),
         cmocka_unit_test(the_secret_of_a_process_stays),
     };

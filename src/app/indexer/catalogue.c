@@ -128,7 +128,7 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     const struct partition *p = user;
     const struct indexer *x = ctx;
     kvr_recorder_event(x->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
-    kvr_index_remove_rank(p->index, w);
+    kvr_index_drop_rank(p->index, w);
 }
 
 static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
@@ -468,8 +468,8 @@ int catalogue_unregister(struct indexer *x, uint64_t id, const char *model, cons
     pthread_mutex_unlock(&x->lock);
     if (p) {
         kvr_ingest_remove(x->ingest, id, rank);
-        if (rank) kvr_index_remove_rank(p->index, (struct kvr_worker){id, *rank});
-        else kvr_index_remove_worker(p->index, id);
+        if (rank) kvr_index_drop_rank(p->index, (struct kvr_worker){id, *rank});
+        else kvr_index_drop_worker(p->index, id);
         partition_unref(p);
     }
     pthread_mutex_unlock(&x->change_lock);

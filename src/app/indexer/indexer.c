@@ -230,6 +230,19 @@ static void on_second(uv_timer_t *t)
     free(list);
 }
 
+/* What was dropped is given back in slices; this loop serves nobody. */
+static void on_tend(uv_timer_t *t)
+{
+    enum { SLICE = 65536 };
+    size_t n;
+    struct partition **list = catalogue_list(t->data, &n);
+    for (size_t i = 0; i < n; i++) {
+        (void)kvr_index_tend(list[i]->index, SLICE);
+        partition_unref(list[i]);
+    }
+    free(list);
+}
+
 static void announce(const struct indexer *x)
 {
     const struct indexer_options *o = x->o;
@@ -242,15 +255,17 @@ static void announce(const struct indexer *x)
 static int run(struct indexer *x)
 {
     static uv_signal_t term, intr;
-    static uv_timer_t second;
+    static uv_timer_t second, tend;
     if (telemetry_init(x) || read_keys(x) || read_certificate(x) || catalogue_start(x)) return 1;
     uv_signal_init(&x->main_loop, &term);
     uv_signal_init(&x->main_loop, &intr);
     uv_timer_init(&x->main_loop, &second);
-    second.data = x;
+    uv_timer_init(&x->main_loop, &tend);
+    second.data = tend.data = x;
     uv_signal_start(&term, on_signal, SIGTERM);
     uv_signal_start(&intr, on_signal, SIGINT);
     uv_timer_start(&second, on_second, 1000, 1000);
+    uv_timer_start(&tend, on_tend, 100, 100);
     if (keeper_start(x) || start_loops(x)) return 1;
     while (x->o->data_dir && x->o->workers && !atomic_load(&x->loaded)) uv_sleep(1); /* --workers go on from what is on disk */
     if (add_configured(x) || catalogue_start_durable(x) || recovery_start(x)) return 1;

@@ -41,7 +41,7 @@ struct staged *stage_find(const struct stage *s, const struct partition *p, stru
 int stage_put(struct staged *g, struct partition *p, struct kvr_worker w)
 {
     if (!g) {
-        kvr_index_remove_rank(p->index, w);
+        kvr_index_drop_rank(p->index, w);
         return 0;
     }
     for (size_t i = 0; i < g->content.n; i++)

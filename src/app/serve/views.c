@@ -24,7 +24,7 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     const struct pool *p = user;
     const struct serve *s = ctx;
     kvr_recorder_event(s->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
-    kvr_index_remove_rank(p->index, w);
+    kvr_index_drop_rank(p->index, w);
 }
 
 static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
