@@ -157,6 +157,8 @@ struct serve_cli {
         NUM("router-seed", seed, "0", 0, 1.8e19, NULL, "seed for ties and temperature; 0 = from the clock"),                               \
         NUM("replica-sync-port", replica_sync_port, "0", 0, 65535, NULL,                                                                   \
             "port (ZMQ) on which other routers of the fleet hear what this one books; 0 = off"),                                           \
+        STR("replica-sync-bind", replica_sync_bind, "127.0.0.1", "ADDRESS", NULL,                                                          \
+            "address of that port; 0.0.0.0 for every one, which only a trusted network should reach, or with --zmq-curve-key"),            \
         ENU("replica-sync-transport", replica_sync_transport, "zmq", "zmq|nats", NULL,                                                     \
             "with router-replica-sync: nats needs neither port nor peers, routers of one scope hear each other"),                          \
         STR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \

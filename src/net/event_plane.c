@@ -8,7 +8,7 @@
 
 #include "wire/plane_event.h"
 
-enum { HWM = 100000 };
+enum { HWM = 4096, FRAME_MAX = 64 << 10, QUEUED_MAX = 64 << 20, CONSUMERS_MAX = 64 };
 
 /* ---- scope ------------------------------------------------------------------------------------------------------ */
 
@@ -73,15 +73,25 @@ struct zmq_outlet {
     struct kvr_worker worker;
     struct kvr_stamp stamp;
     struct kvr_buf event, batch;
+    struct kvr_zmq_budget *queued;
+    struct kvr_zmq_guard guard;
 };
 
 static int send_frames(const struct zmq_outlet *o, const struct kvr_buf *topic_and_numbers, size_t topic_len)
 {
     const char *p = topic_and_numbers->data;
+    zmq_msg_t body;
+    int rc = kvr_zmq_message(o->queued, NULL, 0, o->batch.data, o->batch.len, &body);
+    if (rc) {
+        kvr_zmq_let_go(o->pub);
+        return rc;
+    }
     bool ok = zmq_send(o->pub, p, topic_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0;
     for (size_t at = topic_len; ok && at < topic_and_numbers->len; at += 8)
         ok = zmq_send(o->pub, p + at, 8, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0;
-    return ok && zmq_send(o->pub, o->batch.data, o->batch.len, ZMQ_DONTWAIT) >= 0 ? 0 : -KVR_ELIMIT;
+    if (ok && zmq_msg_send(&body, o->pub, ZMQ_DONTWAIT) >= 0) return 0;
+    zmq_msg_close(&body);
+    return -KVR_ELIMIT;
 }
 
 static int publish_engine(struct zmq_outlet *o, const struct kvr_event *ev, const struct kvr_engine_words *words)
@@ -123,34 +133,60 @@ static int zmq_publish(struct kvr_outlet *base, const struct kvr_event *ev, cons
 static void close_zmq(struct kvr_outlet *base)
 {
     struct zmq_outlet *o = (struct zmq_outlet *)base;
+    kvr_zmq_guard_close(&o->guard, o->pub);
     if (o->pub) zmq_close(o->pub);
+    kvr_zmq_budget_drop(o->queued);
     kvr_buf_free(&o->event);
     kvr_buf_free(&o->batch);
     free(o);
+}
+
+static void tend_zmq(struct kvr_outlet *base)
+{
+    struct zmq_outlet *o = (struct zmq_outlet *)base;
+    kvr_zmq_guard_step(&o->guard, kvr_now_ns(kvr_clock_monotonic()) / 1000000);
+}
+
+static void zmq_stats(const struct kvr_outlet *base, struct kvr_zmq_guard_stats *out)
+{
+    const struct zmq_outlet *o = (const struct zmq_outlet *)base;
+    kvr_zmq_guard_stats(&o->guard, out);
+}
+
+/* The socket, bounded and bound. Returns: 0, -KVR_ENOMEM, -KVR_EINVAL with zmq_errno. */
+static int bind_pub(struct zmq_outlet *o, void *zmq, const char *endpoint)
+{
+    int hwm = HWM, zero = 0, one = 1, backlog = CONSUMERS_MAX;
+    int64_t max = FRAME_MAX;
+    o->queued = kvr_zmq_budget_new(QUEUED_MAX);
+    o->pub = o->queued ? zmq_socket(zmq, ZMQ_PUB) : NULL;
+    if (!o->pub) return -KVR_ENOMEM;
+    zmq_setsockopt(o->pub, ZMQ_SNDHWM, &hwm, sizeof hwm);
+    zmq_setsockopt(o->pub, ZMQ_RCVHWM, &hwm, sizeof hwm);
+    zmq_setsockopt(o->pub, ZMQ_MAXMSGSIZE, &max, sizeof max);
+    zmq_setsockopt(o->pub, ZMQ_BACKLOG, &backlog, sizeof backlog);
+    zmq_setsockopt(o->pub, ZMQ_LINGER, &zero, sizeof zero);
+    zmq_setsockopt(o->pub, ZMQ_IPV6, &one, sizeof one);
+    int rc = kvr_zmq_guard_init(&o->guard, zmq, o->pub, CONSUMERS_MAX, o->queued);
+    return rc ? rc : zmq_bind(o->pub, endpoint) ? -KVR_EINVAL : 0;
 }
 
 int kvr_outlet_zmq(void *zmq, const char *endpoint, enum kvr_plane_format format, struct kvr_worker w, struct kvr_outlet **out, char *err,
                    size_t cap)
 {
     struct zmq_outlet *o = calloc(1, sizeof *o);
-    int hwm = HWM, zero = 0, one = 1;
     if (!o) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    o->base = (struct kvr_outlet){.publish = zmq_publish, .close = close_zmq};
+    o->base = (struct kvr_outlet){.publish = zmq_publish, .close = close_zmq, .tend = tend_zmq, .stats = zmq_stats};
     o->format = format;
     o->worker = w;
     kvr_stamp_init(&o->stamp);
     snprintf(o->base.where, sizeof o->base.where, "%s", endpoint);
-    o->pub = zmq_socket(zmq, ZMQ_PUB);
-    if (o->pub) {
-        zmq_setsockopt(o->pub, ZMQ_SNDHWM, &hwm, sizeof hwm);
-        zmq_setsockopt(o->pub, ZMQ_LINGER, &zero, sizeof zero);
-        zmq_setsockopt(o->pub, ZMQ_IPV6, &one, sizeof one);
-    }
-    if (!o->pub || zmq_bind(o->pub, endpoint)) {
-        snprintf(err, cap, "--publish: cannot bind '%s': %s", endpoint, zmq_strerror(zmq_errno()));
+    int rc = bind_pub(o, zmq, endpoint);
+    if (rc) {
+        snprintf(err, cap, "--publish: cannot bind '%s': %s", endpoint, rc == -KVR_ENOMEM ? kvr_strerror(rc) : zmq_strerror(zmq_errno()));
         close_zmq(&o->base);
         return -1;
     }

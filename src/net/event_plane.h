@@ -12,7 +12,11 @@
  *
  *     publisher:  event --> kvr_outlet.publish --> wire          consumer:  wire --> kvr_plane_feed --> ingest (kvr_ingest_plane_*)
  *
- * An outlet belongs to one rank and one thread, but for beat, which any thread may call.
+ * An outlet belongs to one rank and one thread, but for beat, which any thread may call, and tend, which belongs to the thread that made
+ * it.
+ *
+ * What consumers of a PUB socket have not read is bounded: 4,096 messages for each, 64 MiB for all together (they share a message's
+ * bytes), 64 connections. Who does not read is cut off after 30 s, or after 3 s while half of the 64 MiB wait.
  */
 #ifndef KVR_NET_EVENT_PLANE_H
 #define KVR_NET_EVENT_PLANE_H
@@ -22,12 +26,13 @@
 
 #include "net/ingest.h"
 #include "net/nats_link.h"
+#include "net/zmq_guard.h"
 #include "wire/engine_encode.h"
 
 enum kvr_plane { KVR_PLANE_ZMQ, KVR_PLANE_NATS, KVR_PLANE_JETSTREAM };
 enum kvr_plane_format { KVR_PLANE_ENGINE, KVR_PLANE_ENVELOPE };
 
-enum { KVR_SCOPE_MAX = 160, KVR_BEAT_MS = 1000 };
+enum { KVR_SCOPE_MAX = 160, KVR_BEAT_MS = 1000, KVR_TEND_MS = 20 };
 
 /* Options of every program that takes part, as the command line gives them. */
 struct kvr_plane_options {
@@ -48,6 +53,9 @@ struct kvr_outlet {
     /* `words` are the engine's own, for engine framing. Returns: 0, -KVR_ELIMIT: lost, because too much waits. */
     int (*publish)(struct kvr_outlet *o, const struct kvr_event *ev, const struct kvr_engine_words *words);
     void (*beat)(struct kvr_outlet *o); /* to be called every KVR_BEAT_MS; may be NULL */
+    /* To be called every KVR_TEND_MS by the thread that made it: looks after who is connected. May be NULL. */
+    void (*tend)(struct kvr_outlet *o);
+    void (*stats)(const struct kvr_outlet *o, struct kvr_zmq_guard_stats *out); /* any thread; may be NULL */
     void (*close)(struct kvr_outlet *o);
     char where[320]; /* for people */
 };

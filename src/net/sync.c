@@ -3,7 +3,9 @@
  * Lock order: callers' locks, then outbox; `lock` (commands, peer list, stats) is never held while the handler runs.
  * Bounds: the outbox has OUTBOX_MAX bytes; an event that does not fit keeps its number and loses its content, so that
  * followers see a gap and ask. What a follower keeps back while it waits for a snapshot has HELD_MAX bytes; beyond that it
- * begins anew.
+ * begins anew. What was sent and is not read has QUEUED_MAX bytes, however many followers there are: they share a message's
+ * bytes, and who does not read is cut off (zmq_guard.h). Snapshots are made for all who ask at once, ASKED_MAX of them every
+ * SNAPSHOT_EVERY_MS. Frames have FRAME_MAX bytes, and a peer that sends frames without end is connected to anew.
  */
 #include "net/sync.h"
 
@@ -17,6 +19,7 @@
 #include <zmq.h>
 
 #include "net/ingest.h"
+#include "net/zmq_guard.h"
 #include "wire/sync_event.h"
 
 enum {
@@ -26,10 +29,19 @@ enum {
     SNAPSHOT_MS = 1500, /* patience with a snapshot */
     BATCH_MS = 1,
     PEERS_MAX = 64,
-    HWM = 100000,
+    HWM = 1024, /* messages */
+    QUEUED_MAX = 128 << 20,
+    FRAME_MAX = 16 << 20,
+    EVENT_MAX = FRAME_MAX - (1 << 20), /* a message is about MESSAGE_TARGET and one event more */
+    UNREAD_MAX = 128 << 20,
+    FOLLOWERS_MAX = 64, /* connections */
+    ASKED_MAX = 64,
+    SNAPSHOT_EVERY_MS = 100,
+    LOOK_MS = 20,
+    TURN_MS = 20,
     OUTBOX_MAX = 64 << 20,
     MESSAGE_TARGET = 256 << 10, /* messages end at the event that crosses it */
-    MESSAGE_MAX = 64 << 20,
+    MESSAGE_MAX = 64 << 20,     /* of NATS */
     HELD_MAX = 64 << 20,
     HEADER_MAX = 48,
     ENDPOINT_MAX = 256,
@@ -59,7 +71,8 @@ struct held {
 struct peer {
     uint32_t id;
     char endpoint[ENDPOINT_MAX];
-    void *sub;
+    void *sub, *monitor;
+    struct kvr_zmq_line line;
     enum state state;
     uint64_t publisher, expected; /* next event number */
     uint64_t heard_ms, asked_ms;
@@ -78,6 +91,11 @@ struct kvr_sync {
     char root[192];                 /* subject tree */
     struct mail *mail, **mail_tail; /* under `lock` */
     size_t mail_bytes;
+    struct kvr_zmq_budget *queued;
+    struct kvr_zmq_guard guard;
+    char asked[ASKED_MAX][24]; /* topics of the snapshots that are wanted */
+    size_t asked_n;
+    uint64_t snapshot_ms, look_ms; /* the next one may be made then; connections are looked at then */
     uint64_t self;
     int wake;
     pthread_t thread;
@@ -127,7 +145,7 @@ uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len)
     uint64_t number = s->next++;
     was_empty = s->out.len == 0;
     /* content must be contiguous with numbers: after a drop the rest of this outbox is dropped too */
-    if (s->out_first == UINT64_MAX || s->out.len + len > OUTBOX_MAX) dropped = true;
+    if (s->out_first == UINT64_MAX || len > EVENT_MAX || s->out.len + len > OUTBOX_MAX) dropped = true;
     else kvr_buf_add(&s->out, event, len);
     if (s->out.failed) {
         s->out.failed = false;
@@ -160,9 +178,30 @@ static void send_over_nats(struct kvr_sync *s, const char *topic, const char *he
     count(s, &s->stats.messages_sent, 1);
 }
 
-static void send_message(struct kvr_sync *s, const char *topic, enum kind kind, uint64_t number, const char *data, size_t len)
+/* To everybody who wants one of the topics; they share the bytes. */
+static void send_over_zmq(struct kvr_sync *s, const char (*topics)[24], size_t n, const char *head, size_t head_len, const char *data,
+                          size_t len)
 {
     zmq_msg_t m;
+    if (kvr_zmq_message(s->queued, head, head_len, data, len, &m)) { /* a gap, which is mended */
+        count(s, &s->stats.queue_full, 1);
+        kvr_zmq_let_go(s->pub);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        zmq_msg_t copy;
+        zmq_msg_init(&copy);
+        if (zmq_msg_copy(&copy, &m) || zmq_send(s->pub, topics[i], strlen(topics[i]), ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
+            zmq_msg_send(&copy, s->pub, ZMQ_DONTWAIT) < 0)
+            zmq_msg_close(&copy);
+        else count(s, &s->stats.messages_sent, 1);
+    }
+    zmq_msg_close(&m);
+}
+
+static void send_message(struct kvr_sync *s, const char (*topics)[24], size_t n, enum kind kind, uint64_t number, const char *data,
+                         size_t len)
+{
     char head[HEADER_MAX], *p = head;
     p = mp_encode_array(p, 5);
     p = mp_encode_uint(p, VERSION);
@@ -171,20 +210,13 @@ static void send_message(struct kvr_sync *s, const char *topic, enum kind kind, 
     p = mp_encode_uint(p, number);
     p = mp_encode_binl(p, (uint32_t)len);
     size_t head_len = (size_t)(p - head);
-    if (s->nats) {
-        send_over_nats(s, topic, head, head_len, data, len);
-        return;
-    }
-    if (zmq_msg_init_size(&m, head_len + len)) return;
-    memcpy(zmq_msg_data(&m), head, head_len);
-    if (len) memcpy((char *)zmq_msg_data(&m) + head_len, data, len);
-    zmq_send(s->pub, topic, strlen(topic), ZMQ_SNDMORE | ZMQ_DONTWAIT);
-    if (zmq_msg_send(&m, s->pub, ZMQ_DONTWAIT) < 0) zmq_msg_close(&m);
-    count(s, &s->stats.messages_sent, 1);
+    if (!s->nats) send_over_zmq(s, topics, n, head, head_len, data, len);
+    for (size_t i = 0; s->nats && i < n; i++) send_over_nats(s, topics[i], head, head_len, data, len);
 }
 
 /* Cuts a run of values into messages of about MESSAGE_TARGET bytes. Returns: how many values there were. */
-static uint64_t send_run(struct kvr_sync *s, const char *topic, enum kind kind, uint64_t first, const char *data, size_t len)
+static uint64_t send_run(struct kvr_sync *s, const char (*topics)[24], size_t n, enum kind kind, uint64_t first, const char *data,
+                         size_t len)
 {
     const char *end = data + len, *start = data, *p = data;
     uint64_t values = 0, from = first, parts = 0;
@@ -192,13 +224,15 @@ static uint64_t send_run(struct kvr_sync *s, const char *topic, enum kind kind, 
         mp_next(&p);
         values++;
         if ((size_t)(p - start) < MESSAGE_TARGET && p < end) continue;
-        send_message(s, topic, kind, kind == KIND_PART ? parts : from, start, (size_t)(p - start));
+        send_message(s, topics, n, kind, kind == KIND_PART ? parts : from, start, (size_t)(p - start));
         parts++;
         start = p;
         from = first + values;
     }
     return kind == KIND_PART ? parts : values;
 }
+
+static const char events_topic[1][24] = {"e"};
 
 static void flush(struct kvr_sync *s, bool beat)
 {
@@ -209,33 +243,51 @@ static void flush(struct kvr_sync *s, bool beat)
     s->out = (struct kvr_buf){0};
     s->out_first = next;
     pthread_mutex_unlock(&s->out_lock);
-    if (first != UINT64_MAX && run.len) count(s, &s->stats.events_sent, send_run(s, "e", KIND_EVENTS, first, run.data, run.len));
-    if (beat || first == UINT64_MAX) send_message(s, "e", KIND_EVENTS, next, NULL, 0);
+    if (first != UINT64_MAX && run.len)
+        count(s, &s->stats.events_sent, send_run(s, events_topic, 1, KIND_EVENTS, first, run.data, run.len));
+    if (beat || first == UINT64_MAX) send_message(s, events_topic, 1, KIND_EVENTS, next, NULL, 0);
     kvr_buf_free(&run);
 }
 
-static void send_snapshot(struct kvr_sync *s, const char *topic)
+/* One for all who have asked. */
+static void send_snapshots(struct kvr_sync *s)
 {
     struct kvr_buf b = {0};
+    size_t n = s->asked_n;
+    s->asked_n = 0;
+    s->snapshot_ms = now_ms() + SNAPSHOT_EVERY_MS;
     flush(s, false);
     s->h.write_snapshot(s->h.ctx, &b);
     if (!b.failed) {
-        uint64_t parts = send_run(s, topic, KIND_PART, 0, b.data, b.len);
-        send_message(s, topic, KIND_END, parts, NULL, 0);
-        count(s, &s->stats.snapshots_sent, 1);
+        uint64_t parts = send_run(s, s->asked, n, KIND_PART, 0, b.data, b.len);
+        send_message(s, s->asked, n, KIND_END, parts, NULL, 0);
+        count(s, &s->stats.snapshots_sent, n);
     }
     kvr_buf_free(&b);
 }
 
-/* Subscriptions are the questions. */
+/* Who is not taken asks again. */
+static void note_question(struct kvr_sync *s, const char *topic)
+{
+    size_t len = strlen(topic);
+    bool ok = len > 1 && len < sizeof s->asked[0] && topic[0] == 's' && strspn(topic + 1, "0123456789abcdef") == len - 1;
+    if (!ok || s->asked_n == ASKED_MAX) {
+        count(s, &s->stats.snapshots_refused, 1);
+        return;
+    }
+    memcpy(s->asked[s->asked_n++], topic, len + 1);
+}
+
+/* Subscriptions are the questions; a turn's worth of them. */
 static void take_questions(struct kvr_sync *s)
 {
     char frame[64];
     int n;
-    while ((n = zmq_recv(s->pub, frame, sizeof frame - 1, ZMQ_DONTWAIT)) >= 0) {
+    uint64_t until = now_ms() + TURN_MS;
+    while (now_ms() < until && (n = zmq_recv(s->pub, frame, sizeof frame - 1, ZMQ_DONTWAIT)) >= 0) {
         if (n < 3 || n >= (int)sizeof frame - 1 || frame[0] != 1 || frame[1] != 's') continue;
         frame[n] = 0;
-        send_snapshot(s, frame + 1);
+        note_question(s, frame + 1);
     }
 }
 
@@ -408,23 +460,32 @@ static void take_message(struct kvr_sync *s, struct peer *p, const char *topic, 
     }
 }
 
-/* Takes what a peer has sent, at most a burst, so that all get their turn. */
+static bool next_frame(struct peer *p, zmq_msg_t *m, bool *more)
+{
+    zmq_msg_init(m);
+    if (zmq_msg_recv(m, p->sub, ZMQ_DONTWAIT) < 0) {
+        zmq_msg_close(m);
+        return false;
+    }
+    kvr_zmq_line_took(&p->line, zmq_msg_size(m));
+    *more = zmq_msg_more(m);
+    return true;
+}
+
+/* Takes what a peer has sent, at most a turn's worth, so that all get their turn. */
 static void take_messages(struct kvr_sync *s, struct peer *p)
 {
-    for (int burst = 0; burst < 256; burst++) {
-        char topic[24];
-        zmq_msg_t body;
-        int n = zmq_recv(p->sub, topic, sizeof topic - 1, ZMQ_DONTWAIT), more = 0;
-        size_t size = sizeof more;
-        if (n < 0) return;
-        topic[KVR_MIN(n, (int)sizeof topic - 1)] = 0;
-        zmq_getsockopt(p->sub, ZMQ_RCVMORE, &more, &size);
-        for (int frame = 0; more; frame++) {
-            zmq_msg_init(&body);
-            zmq_msg_recv(&body, p->sub, 0);
-            if (frame == 0) take_message(s, p, topic, zmq_msg_data(&body), zmq_msg_size(&body));
-            zmq_msg_close(&body);
-            zmq_getsockopt(p->sub, ZMQ_RCVMORE, &more, &size);
+    uint64_t until = now_ms() + TURN_MS;
+    for (int burst = 0; burst < 256 && now_ms() <= until && !s->stop; burst++) {
+        char topic[24] = "";
+        zmq_msg_t m;
+        bool more;
+        if (!next_frame(p, &m, &more)) return;
+        memcpy(topic, zmq_msg_data(&m), KVR_MIN(zmq_msg_size(&m), sizeof topic - 1));
+        zmq_msg_close(&m);
+        for (int frame = 0; more && next_frame(p, &m, &more); frame++) {
+            if (frame == 0) take_message(s, p, topic, zmq_msg_data(&m), zmq_msg_size(&m));
+            zmq_msg_close(&m);
         }
     }
 }
@@ -494,8 +555,7 @@ static void take_mail(struct kvr_sync *s)
         struct mail *m = list;
         list = m->next;
         if (m->publisher == s->self) {
-            if (m->data[0] == 's' && m->len < 24 && strlen(m->data) == m->len && strspn(m->data + 1, "0123456789abcdef") == m->len - 1)
-                send_snapshot(s, m->data);
+            if (strlen(m->data) == m->len) note_question(s, m->data);
         } else {
             struct peer *p = peer_of(s, m->publisher);
             if (p) take_message(s, p, m->topic, m->data, m->len);
@@ -511,25 +571,48 @@ static void set_int(void *socket, int option, int value)
     zmq_setsockopt(socket, option, &value, sizeof value);
 }
 
+/* false: no memory. */
+static bool line_open(struct kvr_sync *s, struct peer *p)
+{
+    char name[64];
+    int64_t max = FRAME_MAX;
+    p->line = (struct kvr_zmq_line){0};
+    p->sub = zmq_socket(s->zmq, ZMQ_SUB);
+    p->monitor = zmq_socket(s->zmq, ZMQ_PAIR);
+    if (!p->sub || !p->monitor) return false;
+    set_int(p->sub, ZMQ_LINGER, 0);
+    set_int(p->sub, ZMQ_RCVHWM, HWM);
+    set_int(p->sub, ZMQ_RECONNECT_IVL, 100);
+    set_int(p->sub, ZMQ_RECONNECT_IVL_MAX, 500);
+    set_int(p->sub, ZMQ_IPV6, 1);
+    zmq_setsockopt(p->sub, ZMQ_MAXMSGSIZE, &max, sizeof max);
+    zmq_setsockopt(p->sub, ZMQ_SUBSCRIBE, "e", 1);
+    snprintf(name, sizeof name, "inproc://peer-%u-%llu", p->id, (unsigned long long)++s->nonce);
+    return zmq_socket_monitor(p->sub, name, ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED) == 0 && zmq_connect(p->monitor, name) == 0 &&
+           zmq_connect(p->sub, p->endpoint) == 0;
+}
+
+static void line_close(struct peer *p)
+{
+    if (p->sub) {
+        zmq_socket_monitor(p->sub, NULL, 0);
+        zmq_close(p->sub);
+    }
+    if (p->monitor) zmq_close(p->monitor);
+    p->sub = p->monitor = NULL;
+}
+
 static void peer_open(struct kvr_sync *s, const char *endpoint)
 {
-    struct peer *p = calloc(1, sizeof *p);
-    int64_t max = MESSAGE_MAX;
-    if (!p || s->peers_n == PEERS_MAX) {
-        free(p);
+    struct peer *p = s->peers_n < PEERS_MAX ? calloc(1, sizeof *p) : NULL;
+    if (!p) {
+        count(s, &s->stats.dropped, 1);
         return;
     }
     p->id = ++s->ids;
     p->held_tail = &p->held;
     snprintf(p->endpoint, sizeof p->endpoint, "%s", endpoint);
-    p->sub = zmq_socket(s->zmq, ZMQ_SUB);
-    set_int(p->sub, ZMQ_LINGER, 0);
-    set_int(p->sub, ZMQ_RCVHWM, HWM);
-    set_int(p->sub, ZMQ_RECONNECT_IVL, 100);
-    set_int(p->sub, ZMQ_RECONNECT_IVL_MAX, 500);
-    zmq_setsockopt(p->sub, ZMQ_MAXMSGSIZE, &max, sizeof max);
-    zmq_setsockopt(p->sub, ZMQ_SUBSCRIBE, "e", 1);
-    zmq_connect(p->sub, endpoint);
+    if (!line_open(s, p)) line_close(p); /* tried again */
     s->peers[s->peers_n++] = p;
 }
 
@@ -537,9 +620,37 @@ static void peer_close(struct kvr_sync *s, size_t at)
 {
     struct peer *p = s->peers[at];
     lose(s, p);
-    if (p->sub) zmq_close(p->sub);
+    line_close(p);
     free(p);
     s->peers[at] = s->peers[--s->peers_n];
+}
+
+/* Connections: what the monitors tell, and who sends without end. */
+static void look_at_lines(struct kvr_sync *s)
+{
+    uint64_t now = now_ms();
+    if (s->nats || now < s->look_ms) return;
+    s->look_ms = now + LOOK_MS;
+    kvr_zmq_guard_step(&s->guard, now);
+    for (size_t i = 0; i < s->peers_n; i++) {
+        struct peer *p = s->peers[i];
+        unsigned char told[6];
+        char address[ENDPOINT_MAX];
+        while (p->monitor && zmq_recv(p->monitor, told, sizeof told, ZMQ_DONTWAIT) >= (int)sizeof told) {
+            uint16_t event;
+            uint32_t value;
+            memcpy(&event, told, sizeof event);
+            memcpy(&value, told + sizeof event, sizeof value);
+            (void)zmq_recv(p->monitor, address, sizeof address, ZMQ_DONTWAIT);
+            kvr_zmq_line_event(&p->line, event, value, now);
+        }
+        bool flood = kvr_zmq_line_unread(&p->line, now) > UNREAD_MAX;
+        if (p->sub && !flood) continue;
+        count(s, &s->stats.floods, flood);
+        lose(s, p);
+        line_close(p);
+        if (!line_open(s, p)) line_close(p);
+    }
 }
 
 static void run_commands(struct kvr_sync *s)
@@ -596,7 +707,12 @@ static void *sync_main(void *arg)
         zmq_pollitem_t items[PEERS_MAX + 2] = {{.fd = s->wake, .events = ZMQ_POLLIN}, {.socket = s->pub, .events = ZMQ_POLLIN}};
         size_t n = s->nats ? 0 : s->peers_n, fixed = s->nats ? 1 : 2;
         uint64_t now = now_ms(), until = flush_at ? KVR_MIN(flush_at, s->beat_ms) : s->beat_ms, junk;
-        for (size_t i = 0; i < n; i++) items[i + 2] = (zmq_pollitem_t){.socket = s->peers[i]->sub, .events = ZMQ_POLLIN};
+        if (!s->nats) until = KVR_MIN(until, s->look_ms);
+        if (s->asked_n) until = KVR_MIN(until, s->snapshot_ms);
+        for (size_t i = 0; i < n; i++) { /* one without a socket waits for memory */
+            bool has = s->peers[i]->sub != NULL;
+            items[i + 2] = (zmq_pollitem_t){.socket = has ? s->peers[i]->sub : s->pub, .events = has ? ZMQ_POLLIN : 0};
+        }
         zmq_poll(items, (int)(n + fixed), until > now ? (long)(until - now) : 0);
         if (items[0].revents) {
             if (read(s->wake, &junk, sizeof junk) > 0 && !flush_at) flush_at = now_ms() + BATCH_MS;
@@ -604,12 +720,15 @@ static void *sync_main(void *arg)
         }
         if (s->nats) take_mail(s);
         else if (items[1].revents) take_questions(s);
-        for (size_t i = 0; i < n && i < s->peers_n; i++) take_messages(s, s->peers[i]);
+        if (s->asked_n && now_ms() >= s->snapshot_ms) send_snapshots(s);
+        for (size_t i = 0; i < n && i < s->peers_n; i++)
+            if (s->peers[i]->sub) take_messages(s, s->peers[i]);
         if (flush_at && now_ms() >= flush_at) {
             flush_at = 0;
             flush(s, false);
         }
         look_at_clocks(s);
+        look_at_lines(s);
     }
     while (s->peers_n) peer_close(s, s->peers_n - 1);
     return NULL;
@@ -624,8 +743,10 @@ static void sync_free(struct kvr_sync *s)
         s->mail = m->next;
         free(m);
     }
+    kvr_zmq_guard_close(&s->guard, s->pub);
     if (s->pub) zmq_close(s->pub);
     if (s->zmq) zmq_ctx_term(s->zmq);
+    kvr_zmq_budget_drop(s->queued);
     if (s->wake >= 0) close(s->wake);
     kvr_buf_free(&s->out);
     pthread_mutex_destroy(&s->lock);
@@ -663,22 +784,34 @@ static int start(struct kvr_sync *s, int rc, struct kvr_sync **out)
     return rc;
 }
 
-int kvr_sync_create(uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out)
+static int bind_pub(struct kvr_sync *s, const char *address, uint16_t port)
+{
+    char endpoint[160];
+    int64_t max = FRAME_MAX;
+    bool v6 = strchr(address, ':') && address[0] != '[';
+    set_int(s->pub, ZMQ_LINGER, 0);
+    set_int(s->pub, ZMQ_SNDHWM, HWM);
+    set_int(s->pub, ZMQ_RCVHWM, HWM);
+    set_int(s->pub, ZMQ_BACKLOG, FOLLOWERS_MAX);
+    set_int(s->pub, ZMQ_IPV6, 1);
+    set_int(s->pub, ZMQ_XPUB_VERBOSE, 1);
+    zmq_setsockopt(s->pub, ZMQ_MAXMSGSIZE, &max, sizeof max);
+    int rc = kvr_zmq_guard_init(&s->guard, s->zmq, s->pub, FOLLOWERS_MAX, s->queued);
+    if (rc) return rc;
+    snprintf(endpoint, sizeof endpoint, "tcp://%s%s%s:%u", v6 ? "[" : "", strcmp(address, "0.0.0.0") != 0 ? address : "*", v6 ? "]" : "",
+             port);
+    if (zmq_bind(s->pub, endpoint) == 0) return 0;
+    return zmq_errno() == EADDRINUSE ? -KVR_EEXISTS : -KVR_EINVAL;
+}
+
+int kvr_sync_create(const char *address, uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out)
 {
     struct kvr_sync *s = sync_new(handler, port);
-    char endpoint[64];
     if (!s) return -KVR_ENOMEM;
-    s->zmq = zmq_ctx_new();
+    s->queued = kvr_zmq_budget_new(QUEUED_MAX);
+    s->zmq = s->queued ? zmq_ctx_new() : NULL;
     s->pub = s->zmq ? zmq_socket(s->zmq, ZMQ_XPUB) : NULL;
-    int rc = s->pub ? 0 : -KVR_ENOMEM;
-    if (rc == 0) {
-        set_int(s->pub, ZMQ_LINGER, 0);
-        set_int(s->pub, ZMQ_SNDHWM, HWM);
-        set_int(s->pub, ZMQ_XPUB_VERBOSE, 1);
-        snprintf(endpoint, sizeof endpoint, "tcp://*:%u", port);
-        if (zmq_bind(s->pub, endpoint)) rc = -KVR_EEXISTS;
-    }
-    return start(s, rc, out);
+    return start(s, s->pub ? bind_pub(s, address, port) : -KVR_ENOMEM, out);
 }
 
 int kvr_sync_create_nats(struct kvr_nats *link, const char *scope, const struct kvr_sync_handler *handler, struct kvr_sync **out)
@@ -775,4 +908,9 @@ void kvr_sync_stats(struct kvr_sync *s, struct kvr_sync_stats *out)
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
     pthread_mutex_unlock(&s->lock);
+    out->connections = atomic_load(&s->guard.connections);
+    out->connections_refused = atomic_load(&s->guard.refused);
+    out->talkers = atomic_load(&s->guard.talkers);
+    out->stalled = atomic_load(&s->guard.stalled);
+    out->queued_bytes = s->queued ? atomic_load(&s->queued->bytes) : 0;
 }

@@ -50,10 +50,17 @@ struct kvr_sync_stats {
     uint64_t events_sent, events_received, messages_sent, messages_received;
     uint64_t gaps, snapshots_sent, snapshots_received, dropped, malformed, lost_peers;
     size_t peers, live_peers;
+    uint64_t queue_full;        /* messages that were not sent, as too much waits unread */
+    uint64_t snapshots_refused; /* questions that came too fast, or are none */
+    uint64_t floods;            /* connections to peers given up, as they bring bytes and no messages */
+    /* to our port */
+    size_t connections, queued_bytes;
+    uint64_t connections_refused, talkers, stalled; /* see zmq_guard.h */
 };
 
-/* Binds the port on every address. Returns: 0, -KVR_ENOMEM, -KVR_EEXISTS when the port is taken. */
-int kvr_sync_create(uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out);
+/* Binds the port on an address (0.0.0.0: on all). Returns: 0, -KVR_ENOMEM, -KVR_EEXISTS when the port is taken, -KVR_EINVAL for
+ * an address that cannot be bound. */
+int kvr_sync_create(const char *address, uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out);
 /* The same over NATS; `link` must outlive it. Peers are found by themselves: kvr_sync_add_peer and _remove_peer answer
  * -KVR_EUNSUPPORTED. Returns: 0, -KVR_ENOMEM, -KVR_EINVAL. */
 int kvr_sync_create_nats(struct kvr_nats *link, const char *scope, const struct kvr_sync_handler *handler, struct kvr_sync **out);

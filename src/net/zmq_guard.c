@@ -91,6 +91,13 @@ int kvr_zmq_message(struct kvr_zmq_budget *b, const void *head, size_t head_len,
     return fits ? -KVR_ENOMEM : -KVR_ELIMIT;
 }
 
+void kvr_zmq_let_go(void *socket)
+{
+    int events;
+    size_t len = sizeof events;
+    (void)zmq_getsockopt(socket, ZMQ_EVENTS, &events, &len);
+}
+
 /* ---- connections to a socket we bound ---------------------------------------------------------------------------------- */
 
 int kvr_zmq_guard_init(struct kvr_zmq_guard *g, void *zmq, void *socket, size_t peers_max, const struct kvr_zmq_budget *budget)
@@ -106,6 +113,15 @@ int kvr_zmq_guard_init(struct kvr_zmq_guard *g, void *zmq, void *socket, size_t 
         return -KVR_ENOMEM;
     }
     return 0;
+}
+
+void kvr_zmq_guard_stats(const struct kvr_zmq_guard *g, struct kvr_zmq_guard_stats *out)
+{
+    out->connections = atomic_load(&g->connections);
+    out->refused = atomic_load(&g->refused);
+    out->talkers = atomic_load(&g->talkers);
+    out->stalled = atomic_load(&g->stalled);
+    out->queue_full = g->budget ? atomic_load(&g->budget->refused) : 0;
 }
 
 void kvr_zmq_guard_close(struct kvr_zmq_guard *g, void *socket)
@@ -128,7 +144,10 @@ static void cut(struct kvr_zmq_peer *p, _Atomic uint64_t *counter)
 {
     if (!p->cut) atomic_fetch_add(counter, 1);
     p->cut = true;
-    if (same_connection(p)) shutdown(p->fd, SHUT_RDWR);
+    if (!same_connection(p)) return;
+    struct linger at_once = {.l_onoff = 1}; /* a reset: else one that still sends would wait for room */
+    (void)setsockopt(p->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    shutdown(p->fd, SHUT_RDWR);
 }
 
 static void accepted(struct kvr_zmq_guard *g, int fd, uint64_t now_ms)

@@ -57,15 +57,20 @@ void kvr_zmq_budget_drop(struct kvr_zmq_budget *b);    /* NULL is fine */
  * in `refused`), -KVR_ENOMEM. */
 int kvr_zmq_message(struct kvr_zmq_budget *b, const void *head, size_t head_len, const void *data, size_t len, zmq_msg_t *out);
 
+/* On the socket's thread, when a message was refused: has the socket let go of the queues of connections that have ended, which it does
+ * only when it is used. */
+void kvr_zmq_let_go(void *socket);
+
 /* ---- connections to a socket we bound ---------------------------------------------------------------------------------- */
 
 enum { KVR_ZMQ_PEERS_MAX = 128 };
 
 struct kvr_zmq_guard_stats {
     size_t connections;
-    uint64_t refused; /* came when there were enough */
-    uint64_t talkers; /* ended, as they said too much */
-    uint64_t stalled; /* ended, as they did not read */
+    uint64_t refused;    /* came when there were enough */
+    uint64_t talkers;    /* ended, as they said too much */
+    uint64_t stalled;    /* ended, as they did not read */
+    uint64_t queue_full; /* messages refused by the budget */
 };
 
 struct kvr_zmq_peer {
@@ -91,6 +96,7 @@ struct kvr_zmq_guard {
 /* Before the socket is bound. Returns: 0, -KVR_ENOMEM. */
 int kvr_zmq_guard_init(struct kvr_zmq_guard *g, void *zmq, void *socket, size_t peers_max, const struct kvr_zmq_budget *budget);
 void kvr_zmq_guard_step(struct kvr_zmq_guard *g, uint64_t now_ms);
+void kvr_zmq_guard_stats(const struct kvr_zmq_guard *g, struct kvr_zmq_guard_stats *out);
 /* Before the socket is closed. */
 void kvr_zmq_guard_close(struct kvr_zmq_guard *g, void *socket);
 

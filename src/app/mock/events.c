@@ -5,12 +5,25 @@
 #include <time.h>
 #include <zmq.h>
 
+#include "net/zmq_guard.h"
 #include "wire/engine_encode.h"
+
+/* Bounds, as those of an engine should be: connections, what a peer may say, and what waits unread (net/zmq_guard.h). An answer to a
+ * replay shares the bytes of the buffer, and one that its asker does not read ends early: it is asked again. */
+enum {
+    CONNECTIONS_MAX = 64,
+    FRAME_MAX = 64 << 10,
+    LIVE_HWM = 4096,
+    LIVE_MAX = 64 << 20,  /* bytes of live batches unread */
+    BUFFER_MAX = 1 << 30, /* bytes of the replay buffer and its answers */
+    REPLAYS_AT_ONCE = 32, /* answered in a row; then REPLAYS_A_SECOND */
+    REPLAYS_A_SECOND = 20,
+    TEND_MS = 20
+};
 
 struct sent {
     uint64_t seq;
-    size_t len;
-    char *data;
+    zmq_msg_t body; /* shared with the answers */
 };
 
 struct mock_events {
@@ -22,6 +35,11 @@ struct mock_events {
     uint64_t next_seq;
     struct sent *ring;
     size_t ring_n, ring_head;
+    struct kvr_zmq_budget *live, *kept;
+    struct kvr_zmq_guard pub_guard, router_guard;
+    double replays; /* that may be answered now */
+    uint64_t replays_ms;
+    uv_timer_t tend;
     int handles;
 };
 
@@ -47,14 +65,25 @@ static void keep(struct mock_events *m, uint64_t seq, const struct kvr_buf *payl
     if (m->config.replay_buffer == 0) return;
     struct sent *s = &m->ring[(m->ring_head + m->ring_n) % m->config.replay_buffer];
     if (m->ring_n == m->config.replay_buffer) {
-        free(s->data);
+        zmq_msg_close(&s->body);
         m->ring_head = (m->ring_head + 1) % m->config.replay_buffer;
         m->ring_n--;
     }
-    *s = (struct sent){seq, payload->len, malloc(payload->len)};
-    if (!s->data) return;
-    memcpy(s->data, payload->data, payload->len);
-    m->ring_n++;
+    s = &m->ring[(m->ring_head + m->ring_n) % m->config.replay_buffer];
+    s->seq = seq;
+    if (kvr_zmq_message(m->kept, NULL, 0, payload->data, payload->len, &s->body) == 0) m->ring_n++; /* else a hole */
+}
+
+static void send_live(struct mock_events *m, const unsigned char seq[8], const struct kvr_buf *payload)
+{
+    zmq_msg_t body;
+    if (kvr_zmq_message(m->live, NULL, 0, payload->data, payload->len, &body)) { /* lost: the sequence shows it */
+        kvr_zmq_let_go(m->pub);
+        return;
+    }
+    zmq_send(m->pub, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+    zmq_send(m->pub, seq, 8, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+    if (zmq_msg_send(&body, m->pub, ZMQ_DONTWAIT) < 0) zmq_msg_close(&body);
 }
 
 void mock_events_flush(struct mock_events *m)
@@ -66,11 +95,7 @@ void mock_events_flush(struct mock_events *m)
     if (!out.failed) {
         kvr_store_be64(seq, m->next_seq);
         bool drop = m->config.drop_every && m->next_seq % m->config.drop_every == m->config.drop_every - 1;
-        if (!drop) {
-            zmq_send(m->pub, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
-            zmq_send(m->pub, seq, 8, ZMQ_SNDMORE | ZMQ_DONTWAIT);
-            zmq_send(m->pub, out.data, out.len, ZMQ_DONTWAIT);
-        }
+        if (!drop) send_live(m, seq, &out);
         keep(m, m->next_seq++, &out);
     }
     kvr_buf_free(&out);
@@ -80,15 +105,31 @@ void mock_events_flush(struct mock_events *m)
 
 /* ---- replay ------------------------------------------------------------------------------------------ */
 
-static void answer(struct mock_events *m, const void *id, size_t id_len, uint64_t seq, const char *data, size_t len)
+/* body NULL: the end. false: the asker does not read, or is gone. */
+static bool answer(struct mock_events *m, const void *id, size_t id_len, uint64_t seq, zmq_msg_t *body)
 {
     unsigned char s[8];
+    zmq_msg_t copy;
     kvr_store_be64(s, seq);
-    zmq_send(m->router, id, id_len, ZMQ_SNDMORE);
+    if (zmq_send(m->router, id, id_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0) return false; /* whole messages: the rest is taken */
     zmq_send(m->router, "", 0, ZMQ_SNDMORE);
     if (m->config.topic_in_replay) zmq_send(m->router, "", 0, ZMQ_SNDMORE);
     zmq_send(m->router, s, 8, ZMQ_SNDMORE);
-    zmq_send(m->router, data, len, 0);
+    zmq_msg_init(&copy);
+    if (body) zmq_msg_copy(&copy, body);
+    if (zmq_msg_send(&copy, m->router, ZMQ_DONTWAIT) >= 0) return true;
+    zmq_msg_close(&copy);
+    return false;
+}
+
+static bool may_answer(struct mock_events *m)
+{
+    uint64_t now = kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+    m->replays = KVR_MIN(m->replays + (double)(now - m->replays_ms) * REPLAYS_A_SECOND / 1000, (double)REPLAYS_AT_ONCE);
+    m->replays_ms = now;
+    if (m->replays < 1) return false;
+    m->replays -= 1;
+    return true;
 }
 
 static void serve_one(struct mock_events *m)
@@ -104,13 +145,14 @@ static void serve_one(struct mock_events *m)
         else n = 5;
         zmq_getsockopt(m->router, ZMQ_RCVMORE, &more, &more_len);
     }
-    if (n != 3 || lens[1] != 0 || lens[2] != 8) return;
+    if (n != 3 || lens[1] != 0 || lens[2] != 8 || !may_answer(m)) return;
     uint64_t start = kvr_load_be64((unsigned char *)frames[2]);
-    for (size_t i = 0; i < m->ring_n; i++) {
-        const struct sent *s = &m->ring[(m->ring_head + i) % m->config.replay_buffer];
-        if (s->seq >= start) answer(m, frames[0], (size_t)lens[0], s->seq, s->data, s->len);
+    bool reads = true;
+    for (size_t i = 0; i < m->ring_n && reads; i++) {
+        struct sent *s = &m->ring[(m->ring_head + i) % m->config.replay_buffer];
+        if (s->seq >= start) reads = answer(m, frames[0], (size_t)lens[0], s->seq, &s->body);
     }
-    answer(m, frames[0], (size_t)lens[0], UINT64_MAX, "", 0);
+    if (reads) (void)answer(m, frames[0], (size_t)lens[0], UINT64_MAX, NULL);
 }
 
 /* The ZMQ descriptor is edge-triggered: everything that waits must be taken. */
@@ -127,14 +169,30 @@ static void on_poll(uv_poll_t *poll, int status, int events)
     }
 }
 
-static void *bind_socket(void *zmq, int type, const char *endpoint)
+static void on_tend(uv_timer_t *t)
+{
+    struct mock_events *m = t->data;
+    uint64_t now = kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+    kvr_zmq_guard_step(&m->pub_guard, now);
+    kvr_zmq_guard_step(&m->router_guard, now);
+}
+
+/* hwm: messages for each peer. */
+static void *bind_socket(void *zmq, int type, const char *endpoint, int hwm, struct kvr_zmq_guard *guard,
+                         const struct kvr_zmq_budget *budget)
 {
     void *s = zmq_socket(zmq, type);
-    int hwm = 100000, zero = 0;
+    int zero = 0, one = 1, requests = 64, backlog = CONNECTIONS_MAX;
+    int64_t max = FRAME_MAX;
     if (!s) return NULL;
     zmq_setsockopt(s, ZMQ_SNDHWM, &hwm, sizeof hwm);
+    zmq_setsockopt(s, ZMQ_RCVHWM, &requests, sizeof requests);
+    zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &max, sizeof max);
+    zmq_setsockopt(s, ZMQ_BACKLOG, &backlog, sizeof backlog);
     zmq_setsockopt(s, ZMQ_LINGER, &zero, sizeof zero);
-    if (zmq_bind(s, endpoint) == 0) return s;
+    if (type == ZMQ_ROUTER) zmq_setsockopt(s, ZMQ_ROUTER_MANDATORY, &one, sizeof one);
+    if (kvr_zmq_guard_init(guard, zmq, s, CONNECTIONS_MAX, budget) == 0 && zmq_bind(s, endpoint) == 0) return s;
+    kvr_zmq_guard_close(guard, s);
     zmq_close(s);
     return NULL;
 }
@@ -144,20 +202,30 @@ struct mock_events *mock_events_create(const struct mock_events_config *config)
     struct mock_events *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->config = *config;
+    m->replays = REPLAYS_AT_ONCE;
+    m->live = kvr_zmq_budget_new(LIVE_MAX);
+    m->kept = kvr_zmq_budget_new(BUFFER_MAX);
     m->ring = calloc(config->replay_buffer ? config->replay_buffer : 1, sizeof *m->ring);
-    m->pub = bind_socket(config->zmq, ZMQ_PUB, config->events);
-    if (config->replay) m->router = bind_socket(config->zmq, ZMQ_ROUTER, config->replay);
-    if (!m->ring || !m->pub || (config->replay && !m->router)) {
+    bool ok = m->live && m->kept && m->ring;
+    if (ok) m->pub = bind_socket(config->zmq, ZMQ_PUB, config->events, LIVE_HWM, &m->pub_guard, m->live);
+    if (ok && config->replay) /* one answer fits */
+        m->router = bind_socket(config->zmq, ZMQ_ROUTER, config->replay, (int)KVR_MIN(config->replay_buffer + 2, (size_t)INT32_MAX),
+                                &m->router_guard, NULL);
+    if (!m->pub || (config->replay && !m->router)) {
         mock_events_destroy(m);
         return NULL;
     }
+    uv_timer_init(config->loop, &m->tend);
+    m->tend.data = m;
+    uv_timer_start(&m->tend, on_tend, TEND_MS, TEND_MS);
+    m->handles = 1;
     if (m->router) {
         int fd;
         size_t len = sizeof fd;
         zmq_getsockopt(m->router, ZMQ_FD, &fd, &len);
         uv_poll_init(config->loop, &m->poll, fd);
         m->poll.data = m;
-        m->handles = 1;
+        m->handles++;
         uv_poll_start(&m->poll, UV_READABLE, on_poll);
     }
     return m;
@@ -165,22 +233,32 @@ struct mock_events *mock_events_create(const struct mock_events_config *config)
 
 static void release(struct mock_events *m)
 {
-    for (size_t i = 0; i < m->ring_n; i++) free(m->ring[(m->ring_head + i) % m->config.replay_buffer].data);
+    for (size_t i = 0; i < m->ring_n; i++) zmq_msg_close(&m->ring[(m->ring_head + i) % m->config.replay_buffer].body);
     free(m->ring);
     kvr_buf_free(&m->events);
+    kvr_zmq_guard_close(&m->pub_guard, m->pub);
+    kvr_zmq_guard_close(&m->router_guard, m->router);
     if (m->pub) zmq_close(m->pub);
     if (m->router) zmq_close(m->router);
+    kvr_zmq_budget_drop(m->live);
+    kvr_zmq_budget_drop(m->kept);
     free(m);
 }
 
-static void on_poll_closed(uv_handle_t *h)
+static void on_closed(uv_handle_t *h)
 {
-    release(h->data);
+    struct mock_events *m = h->data;
+    if (--m->handles == 0) release(m);
 }
 
 void mock_events_destroy(struct mock_events *m)
 {
     if (!m) return;
-    if (m->handles) uv_close((uv_handle_t *)&m->poll, on_poll_closed);
-    else release(m);
+    if (!m->handles) {
+        release(m);
+        return;
+    }
+    bool polls = m->handles == 2;
+    uv_close((uv_handle_t *)&m->tend, on_closed);
+    if (polls) uv_close((uv_handle_t *)&m->poll, on_closed);
 }

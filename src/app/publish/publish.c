@@ -118,6 +118,13 @@ static void on_beat(uv_timer_t *t)
         if (p->feeds[i].outlet->beat) p->feeds[i].outlet->beat(p->feeds[i].outlet);
 }
 
+static void on_tend(uv_timer_t *t)
+{
+    struct publish *p = t->data;
+    for (size_t i = 0; i < p->feeds_n; i++)
+        if (p->feeds[i].outlet->tend) p->feeds[i].outlet->tend(p->feeds[i].outlet);
+}
+
 static int connect_plane(struct publish *p, char *err, size_t cap)
 {
     const struct kvr_plane_options *o = &p->o->plane;
@@ -194,6 +201,9 @@ static int start(struct publish *p, char *err, size_t cap)
     uv_timer_init(&p->loop, &p->beat);
     p->beat.data = p;
     uv_timer_start(&p->beat, on_beat, KVR_BEAT_MS, KVR_BEAT_MS);
+    uv_timer_init(&p->loop, &p->tend);
+    p->tend.data = p;
+    uv_timer_start(&p->tend, on_tend, KVR_TEND_MS, KVR_TEND_MS);
     int rc = engine_metrics_start(p, err, cap);
     if (rc == 0) rc = serve(p, err, cap);
     return rc ? rc : announce(p, err, cap);

@@ -254,6 +254,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
 {
     struct kvr_view_status st[RANKS_MAX], of[RANKS_MAX] = {0};
     struct kvr_local_index_stats ls[RANKS_MAX];
+    struct kvr_zmq_guard_stats gs[RANKS_MAX] = {0};
     uint64_t v[RANKS_MAX];
     size_t n = statuses(p, st);
     struct kvr_buf b = {0};
@@ -261,6 +262,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
         const struct kvr_view_status *s = status_of(st, n, &p->feeds[i]);
         if (s) of[i] = *s;
         kvr_local_index_stats(p->feeds[i].index, &ls[i]);
+        if (p->feeds[i].outlet->stats) p->feeds[i].outlet->stats(p->feeds[i].outlet, &gs[i]);
     }
 #define PUT(name, type, help, value)                                                                                                       \
     do {                                                                                                                                   \
@@ -270,6 +272,11 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
     PUT("whole", "gauge", "1 when the local index has all the engine holds", of[i].trusted);
     PUT("events_total", "counter", "Events published", atomic_load(&p->feeds[i].published));
     PUT("send_failures_total", "counter", "Events that the socket did not take", atomic_load(&p->feeds[i].send_failures));
+    PUT("connections", "gauge", "Consumers connected to the rank's socket (tcp)", gs[i].connections);
+    PUT("connections_refused_total", "counter", "Connections beyond 64", gs[i].refused);
+    PUT("talkers_total", "counter", "Connections ended because they said more than consumers do", gs[i].talkers);
+    PUT("stalled_total", "counter", "Connections ended because they did not read", gs[i].stalled);
+    PUT("queue_full_total", "counter", "Events lost because 64 MiB wait unread", gs[i].queue_full);
     PUT("duplicates_total", "counter", "Removed hashes of which a copy remains", atomic_load(&p->feeds[i].duplicates));
     PUT("forgotten_salts_total", "counter", "Salted stores for whose salt there was no room", atomic_load(&p->feeds[i].forgotten_salts));
     PUT("refused_events_total", "counter", "Events that the local index refused", ls[i].refused);

@@ -211,10 +211,13 @@ int replicas_start(struct serve *s, char *err, size_t cap)
         return failed ? -1 : 0;
     }
     if (!s->o->replica_sync_port) return 0;
-    int rc = kvr_sync_create((uint16_t)s->o->replica_sync_port, &h, &s->sync);
+    int rc = kvr_sync_create(s->o->replica_sync_bind, (uint16_t)s->o->replica_sync_port, &h, &s->sync);
     if (rc) {
-        snprintf(err, cap, "replica-sync-port: cannot listen on port %llu: %s", (unsigned long long)s->o->replica_sync_port,
-                 rc == -KVR_EEXISTS ? "the port is in use" : kvr_strerror(rc));
+        snprintf(err, cap, "replica-sync-port, replica-sync-bind: cannot listen on %.80s, port %llu: %s", s->o->replica_sync_bind,
+                 (unsigned long long)s->o->replica_sync_port,
+                 rc == -KVR_EEXISTS  ? "the port is in use"
+                 : rc == -KVR_EINVAL ? "allowed: an address of this machine, or 0.0.0.0"
+                                     : kvr_strerror(rc));
         return -1;
     }
     char *copy = s->o->replica_sync_peers ? strdup(s->o->replica_sync_peers) : NULL, *rest = copy, *one;
@@ -265,6 +268,14 @@ void replicas_metrics(struct serve *s, struct kvr_buf *b)
         {"snapshots_received_total", "counter", "Snapshots heard", st.snapshots_received},
         {"dropped_total", "counter", "Changes that found the outbox full", st.dropped},
         {"malformed_total", "counter", "Messages that could not be read, or of another version", st.malformed},
+        {"queue_full_total", "counter", "Messages not sent because 128 MiB wait unread", st.queue_full},
+        {"queued_bytes", "gauge", "Bytes sent that somebody has not read yet", st.queued_bytes},
+        {"snapshots_refused_total", "counter", "Questions for a snapshot that came too fast, or are none", st.snapshots_refused},
+        {"floods_total", "counter", "Connections to peers given up because they bring bytes and no messages", st.floods},
+        {"connections", "gauge", "Connections to the replica-sync port", st.connections},
+        {"connections_refused_total", "counter", "Connections beyond 64", st.connections_refused},
+        {"talkers_total", "counter", "Connections ended because they said more than followers do", st.talkers},
+        {"stalled_total", "counter", "Connections ended because they did not read", st.stalled},
         {"lost_peers_total", "counter", "Times a peer fell silent, was replaced or taken away", st.lost_peers},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
