@@ -233,9 +233,10 @@ def test_what_is_not_known_of_images_is_not_compared(placeholders):
     _, s = placeholders("in place")
     ask(s, chat(KINDS["image_url"][0]))
     ask(s, chat(KINDS["image_url"][0]))
+    wait_for("over", lambda: len(s.get("/decisions")) == 2)
     assert s.metric("actual_cached_tokens_total") == s.metric("predicted_cached_tokens_total") == 0
     ask(s, chat(None))
-    assert s.metric("actual_cached_tokens_total") == 4800
+    wait_for("counted", lambda: s.metric("actual_cached_tokens_total") == 4800)
 
 
 def test_answers_to_images_are_no_evidence_against_a_view(start):
@@ -259,7 +260,7 @@ def test_a_full_hit_is_the_same_figure_in_decisions_and_totals(start):
     wait_for("events", lambda: s.metric("index_blocks") >= 4)
     r = s.complete(prompt)
     assert r.headers["x-kvroute-reason"] == "kv"
-    wait_for("counted", lambda: s.metric("actual_cached_tokens_total") == 48)
+    wait_for("counted", lambda: s.metric("actual_cached_tokens_total") == 48 and len(s.get("/decisions")) == 2)
     decision = s.get("/decisions")[0]
     assert decision["predicted_cached_tokens"] == decision["actual_cached_tokens"] == s.metric("predicted_cached_tokens_total") == 48
     assert s.get("/status")["decisions"][0]["predicted_cached_tokens"] == s.get("/status")["predicted_cached_tokens"] == 48
