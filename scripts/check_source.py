@@ -23,6 +23,8 @@ for f in files:
         for n, line in enumerate(text.splitlines(), 1):
             if REFUSED.search(re.sub(r'"(\\.|[^"])*"|/\*.*?\*/|^\s*\*.*', "", line)):
                 bad.append(f"{f}:{n}: refused: {line.strip()[:80]}")
+            if re.search(r"fprintf\(stderr|fputs\(.*stderr|perror\(", line) and f.startswith(("src/app/", "src/net/", "src/wire/")) and "replay/replay.c" not in f:
+                bad.append(f"{f}:{n}: text from the wire must not reach a log unescaped: use kvr_log")
             if len(line) > 160 and not f.endswith("serve/page.c"):  # a page of HTML
                 bad.append(f"{f}:{n}: line longer than 160 characters")
 print("\n".join(bad) if bad else "source is as agreed")

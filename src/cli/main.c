@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <malloc.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <kvroute/error.h>
@@ -41,6 +42,7 @@ int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
     map_large_blocks();
+    (void)signal(SIGHUP, SIG_IGN); /* those with something to read again do so; nobody dies of it */
     if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) {
         print_commands(stdout);
         return 0;

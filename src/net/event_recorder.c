@@ -98,7 +98,7 @@ static void *recorder_main(void *arg)
         stop = r->stop;
         pthread_mutex_unlock(&r->lock);
         if (mine.len && !write_lines(r, &mine)) {
-            fprintf(stderr, "kvroute: cannot write the recording '%s': %s; it ends here\n", r->path, strerror(errno));
+            kvr_log("kvroute: cannot write the recording '%s': %s; it ends here", r->path, strerror(errno));
             pthread_mutex_lock(&r->lock);
             r->stats.write_errors++;
             r->stats.over = true;

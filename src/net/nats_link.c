@@ -71,7 +71,7 @@ static void on_connected(natsConnection *nc, void *closure)
     struct kvr_nats *n = closure;
     natsConnection_GetConnectedUrl(nc, url, sizeof url);
     const char *at = strrchr(url, '@'); /* no passwords in a log */
-    fprintf(stderr, "kvroute: nats: connected to %s\n", at ? at + 1 : url);
+    kvr_log("kvroute: nats: connected to %s", at ? at + 1 : url);
     set_state(n, true);
 }
 
@@ -80,7 +80,7 @@ static void on_disconnected(natsConnection *nc, void *closure)
     struct kvr_nats *n = closure;
     const char *why = NULL;
     natsConnection_GetLastError(nc, &why);
-    if (atomic_load(&n->up)) fprintf(stderr, "kvroute: nats: the connection is lost%s%s\n", why && *why ? ": " : "", why ? why : "");
+    if (atomic_load(&n->up)) kvr_log("kvroute: nats: the connection is lost%s%s", why && *why ? ": " : "", why ? why : "");
     set_state(n, false);
 }
 
@@ -91,8 +91,7 @@ static void on_closed(natsConnection *nc, void *closure)
     const char *why = NULL;
     natsConnection_GetLastError(nc, &why);
     if (!atomic_load(&n->closing))
-        fprintf(stderr, "kvroute: nats: refused twice, so it is not tried again until a restart%s%s\n", why && *why ? ": " : "",
-                why ? why : "");
+        kvr_log("kvroute: nats: refused twice, so it is not tried again until a restart%s%s", why && *why ? ": " : "", why ? why : "");
     set_state(n, false);
     pthread_mutex_lock(&n->lock);
     n->closed = true;
@@ -107,7 +106,7 @@ static void on_error(natsConnection *nc, natsSubscription *sub, natsStatus err, 
     (void)sub;
     if (atomic_fetch_add(&n->errors, 1) > 100) return; /* counted */
     natsConnection_GetLastError(nc, &why);
-    fprintf(stderr, "kvroute: nats: %s%s%s\n", natsStatus_GetText(err), why && *why ? ": " : "", why ? why : "");
+    kvr_log("kvroute: nats: %s%s%s", natsStatus_GetText(err), why && *why ? ": " : "", why ? why : "");
 }
 
 int kvr_nats_listen(struct kvr_nats *n, kvr_nats_on_state *fn, void *ctx)
@@ -258,7 +257,7 @@ int kvr_nats_connect(const struct kvr_nats_config *c, struct kvr_nats **out, cha
     if (rc == 0 && s == NATS_OK) on_connected(n->nc, n);
     if (rc == 0 && s != NATS_OK && s != NATS_NOT_YET_CONNECTED)
         rc = bad(err, cap, "nats-url", c->url ? c->url : "nats://127.0.0.1:4222", s, "the address of a NATS server");
-    if (rc == 0 && s == NATS_NOT_YET_CONNECTED) fprintf(stderr, "kvroute: nats: no server is there yet; it is tried again\n");
+    if (rc == 0 && s == NATS_NOT_YET_CONNECTED) kvr_log("kvroute: nats: no server is there yet; it is tried again");
     if (rc) {
         kvr_nats_close(n);
         return -1;

@@ -98,8 +98,8 @@ void kvr_service_subject(char *out, size_t cap, const char *scope, const char *s
 static void set_state(struct kvr_remote_index *r, enum state s, const char *why)
 {
     if (s != r->state || strcmp(why, r->why) != 0) {
-        if (s == GOOD) fprintf(stderr, "kvroute: the remote index answers\n");
-        else if (why[0]) fprintf(stderr, "kvroute: the remote index is not used: %s\n", why);
+        if (s == GOOD) kvr_log("kvroute: the remote index answers");
+        else if (why[0]) kvr_log("kvroute: the remote index is not used: %s", why);
     }
     if ((s == GOOD) != (r->state == GOOD)) atomic_fetch_add(&r->c.stats->good, s == GOOD ? 1 : -1);
     r->state = s;

@@ -13,6 +13,8 @@ struct kvr_tls;
 /* PEM files: the certificate chain and its key. NULL with the reason in err. */
 struct kvr_tls_ctx *kvr_tls_ctx_new(const char *cert_file, const char *key_file, char *err, size_t cap);
 void kvr_tls_ctx_free(struct kvr_tls_ctx *ctx);
+/* Reads the files again, for sessions that begin afterwards; when that fails those of before stay. Any thread. 0, or -1 with the reason. */
+int kvr_tls_ctx_reload(struct kvr_tls_ctx *ctx, char *err, size_t cap);
 
 struct kvr_tls *kvr_tls_new(struct kvr_tls_ctx *ctx); /* the server's side; NULL: no memory */
 void kvr_tls_free(struct kvr_tls *t);

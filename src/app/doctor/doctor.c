@@ -351,13 +351,13 @@ int doctor_main(const struct doctor_options *o)
     char err[320], **keys = NULL;
     int rc = 0;
     if (o->key_file && !(keys = kvr_keys_read(o->key_file, err, sizeof err))) {
-        fprintf(stderr, "kvroute doctor: --api-key-file: %s\n", err);
+        kvr_log("kvroute doctor: --api-key-file: %s", err);
         rc = 2;
     }
     if (keys) d.key = keys[0];
     for (size_t i = 0; t && i < o->targets_n && rc == 0; i++)
         if (!parse_target(o->targets[i], &t[i], err, sizeof err)) {
-            fprintf(stderr, "kvroute doctor: %s\n", err);
+            kvr_log("kvroute doctor: %s", err);
             rc = 2;
         }
     if (!t || rc) {

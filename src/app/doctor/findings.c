@@ -6,10 +6,15 @@
 
 static const char *const words[] = {"ok", "problem", "unknown"};
 
+/* What is printed has text of those that were asked. */
 static void print_line(const struct doctor *d, const struct finding *f)
 {
+    char text[sizeof *f + 64], line[4 * sizeof text];
     if (d->o->json || (d->o->quiet && f->verdict == OK)) return;
-    printf("%-8s %s: %s: %s%s%s\n", words[f->verdict], f->subject, f->check, f->detail, f->advice[0] ? "; " : "", f->advice);
+    int n = snprintf(text, sizeof text, "%-8s %s: %s: %s%s%s", words[f->verdict], f->subject, f->check, f->detail, f->advice[0] ? "; " : "",
+                     f->advice);
+    (void)kvr_printable(text, n > 0 ? (size_t)n : 0, line, sizeof line);
+    printf("%s\n", line);
     fflush(stdout);
 }
 

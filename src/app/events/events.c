@@ -40,7 +40,7 @@ static void read_answer(struct replay *r, const struct kvr_fetched *f)
     struct kvr_json o;
     uint64_t failed = 0;
     if (f->status != 200) {
-        fprintf(stderr, "kvroute replay-events: %s answers with status %d: %s%.*s%s\n", r->o->to, f->status, f->error, (int)f->body.len,
+        kvr_log("kvroute replay-events: %s answers with status %d: %s%.*s%s", r->o->to, f->status, f->error, (int)f->body.len,
                 f->body.data ? f->body.data : "", f->status == 404 ? " (is the indexer started with --accept-events?)" : "");
         r->broken = true;
     } else if (kvr_json_parse(r->json, f->body.data ? f->body.data : "", f->body.len, &o, NULL) == 0) {
@@ -112,7 +112,7 @@ static void take_line(struct replay *r, const char *file, const char *line, size
     int rc = len > LINE_MAX_BYTES ? -KVR_ELIMIT : kvr_record_read(r->json, line, len, &stamp, &ev, &r->blocks, &r->cap);
     if (rc) {
         if (++r->bad <= COMPLAINTS_MAX)
-            fprintf(stderr, "kvroute replay-events: %s: line %llu is not a recorded event: %s\n", file, (unsigned long long)r->lines,
+            kvr_log("kvroute replay-events: %s: line %llu is not a recorded event: %s", file, (unsigned long long)r->lines,
                     kvr_strerror(rc));
         return;
     }
@@ -129,7 +129,7 @@ static int take_file(struct replay *r, const char *path)
     size_t cap = 0;
     ssize_t n;
     if (!f) {
-        fprintf(stderr, "kvroute replay-events: cannot read '%s': %s\n", path, strerror(errno));
+        kvr_log("kvroute replay-events: cannot read '%s': %s", path, strerror(errno));
         return 2;
     }
     r->lines = 0;
@@ -167,7 +167,7 @@ static bool open_sink(struct replay *r)
     if (!r->o->to) return kvr_index_create(NULL, &r->index) == 0;
     struct kvr_endpoint e;
     if (strlen(r->o->to) > 500 || kvr_endpoint_parse(r->o->to, strlen(r->o->to), &e)) {
-        fprintf(stderr, "kvroute replay-events: --to: '%s' is no URL; allowed: http://host[:port]\n", r->o->to);
+        kvr_log("kvroute replay-events: --to: '%s' is no URL; allowed: http://host[:port]", r->o->to);
         return false;
     }
     uv_loop_init(&r->loop);

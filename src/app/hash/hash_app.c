@@ -39,7 +39,7 @@ int hash_main(const struct hash_options *o)
     if (!tokens || !locals || !seqs) goto out;
     long n = o->tokens ? parse_tokens(o->tokens, tokens) : -1;
     if (n < 0) {
-        fprintf(stderr, "kvroute hash: --tokens: bad value '%.80s'; allowed: token ids from 0 to 4294967295, separated by commas\n",
+        kvr_log("kvroute hash: --tokens: bad value '%.80s'; allowed: token ids from 0 to 4294967295, separated by commas",
                 o->tokens ? o->tokens : "");
         rc = 2;
         goto out;

@@ -135,7 +135,7 @@ static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, c
 {
     (void)ctx;
     (void)user;
-    fprintf(stderr, "kvroute: view of instance %llu rank %u is %s%s%s\n", (unsigned long long)w.worker_id, w.dp_rank,
+    kvr_log("kvroute: view of instance %llu rank %u is %s%s%s", (unsigned long long)w.worker_id, w.dp_rank,
             trusted ? "trusted" : "not trusted", reason[0] ? ": " : "", reason);
 }
 
@@ -173,7 +173,7 @@ static int start_plane(struct indexer *x)
     char err[512];
     if (o->plane == KVR_PLANE_ZMQ) return 0;
     if (kvr_plane_scope(o, x->scope, err, sizeof err) || kvr_plane_connect(o, "kvroute indexer", &x->nats, err, sizeof err)) {
-        fprintf(stderr, "kvroute indexer: %s\n", err);
+        kvr_log("kvroute indexer: %s", err);
         return -1;
     }
     if (announce(x)) return -KVR_ENOMEM;
@@ -215,7 +215,7 @@ int catalogue_start(struct indexer *x)
     struct kvr_recorder_config rc = {x->o->record_events, x->o->record_max_lines, x->o->record_max_count, x->o->record_max_secs};
     char err[400];
     if (rc.path && kvr_recorder_create(&rc, &x->recorder, err, sizeof err)) {
-        fprintf(stderr, "kvroute indexer: --record-events: %s\n", err);
+        kvr_log("kvroute indexer: --record-events: %s", err);
         return -1;
     }
     return kvr_ingest_create(&h, x->o->restore_timeout, &x->ingest) || start_plane(x);

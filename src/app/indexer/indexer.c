@@ -39,18 +39,18 @@ static int add_worker(struct indexer *x, char *item)
     uint64_t rank = 0;
     snprintf(copy, sizeof copy, "%s", item);
     if (!eq) {
-        fprintf(stderr, "kvroute indexer: --workers: invalid worker entry `%s`; expected worker_id[:dp_rank]=endpoint\n", copy);
+        kvr_log("kvroute indexer: --workers: invalid worker entry `%s`; expected worker_id[:dp_rank]=endpoint", copy);
         return 1;
     }
     *eq = 0;
     colon = strchr(item, ':');
     if (colon) *colon = 0;
     if (!whole(item, UINT64_MAX, &r.instance_id)) {
-        fprintf(stderr, "kvroute indexer: --workers: invalid worker id in `%s`: allowed: a whole number\n", copy);
+        kvr_log("kvroute indexer: --workers: invalid worker id in `%s`: allowed: a whole number", copy);
         return 1;
     }
     if (colon && !whole(colon + 1, UINT32_MAX, &rank)) {
-        fprintf(stderr, "kvroute indexer: --workers: invalid dp_rank in `%s`: allowed: a whole number below 2^32\n", copy);
+        kvr_log("kvroute indexer: --workers: invalid dp_rank in `%s`: allowed: a whole number below 2^32", copy);
         return 1;
     }
     r.dp_rank = (uint32_t)rank;
@@ -58,7 +58,7 @@ static int add_worker(struct indexer *x, char *item)
     snprintf(r.group, sizeof r.group, "%s", x->o->group);
     snprintf(r.endpoint, sizeof r.endpoint, "%s", eq + 1);
     if (catalogue_register(x, &r, err, sizeof err) == 0) return 0;
-    fprintf(stderr, "kvroute indexer: --workers: `%s`: %s\n", copy, err);
+    kvr_log("kvroute indexer: --workers: `%s`: %s", copy, err);
     return 1;
 }
 
@@ -71,7 +71,7 @@ static int add_configured(struct indexer *x)
     for (list = x->o->peers; next_item(&list, item, sizeof item);) {
         struct kvr_endpoint e;
         if (kvr_endpoint_parse(item, strlen(item), &e) || !catalogue_add_peer(x, item, strlen(item), true)) {
-            fprintf(stderr, "kvroute indexer: --peers: bad value '%s'; allowed: at most %d of http://host[:port]\n", item, PEERS_MAX);
+            kvr_log("kvroute indexer: --peers: bad value '%s'; allowed: at most %d of http://host[:port]", item, PEERS_MAX);
             return 1;
         }
     }
@@ -84,15 +84,15 @@ static int read_keys(struct indexer *x)
     struct kvr_access_config c = {x->o->bind, x->o->allowed_hosts, x->o->api_key_file, x->o->advertise_host};
     char text[400];
     if (kvr_access_create(&c, &x->access, text, sizeof text)) {
-        fprintf(stderr, "kvroute indexer: --api-key-file: %s\n", text);
+        kvr_log("kvroute indexer: --api-key-file: %s", text);
         return 1;
     }
     const char *out = x->o->peer_key_file ? x->o->peer_key_file : x->o->api_key_file;
     if (out && !(x->peer_keys = kvr_keys_read(out, text, sizeof text))) {
-        fprintf(stderr, "kvroute indexer: --peer-key-file: %s\n", text);
+        kvr_log("kvroute indexer: --peer-key-file: %s", text);
         return 1;
     }
-    if (kvr_access_warning(x->access, text, sizeof text)) fprintf(stderr, "kvroute indexer: %s (--api-key-file)\n", text);
+    if (kvr_access_warning(x->access, text, sizeof text)) kvr_log("kvroute indexer: %s (--api-key-file)", text);
     return 0;
 }
 
@@ -101,7 +101,7 @@ static int read_certificate(struct indexer *x)
     char err[512];
     if (!x->o->tls_cert) return 0;
     x->tls = kvr_tls_ctx_new(x->o->tls_cert, x->o->tls_key, err, sizeof err);
-    if (!x->tls) fprintf(stderr, "kvroute indexer: --tls-cert, --tls-key: %s; allowed: PEM files that belong together\n", err);
+    if (!x->tls) kvr_log("kvroute indexer: --tls-cert, --tls-key: %s; allowed: PEM files that belong together", err);
     return x->tls ? 0 : 1;
 }
 
@@ -181,7 +181,7 @@ static int start_loops(struct indexer *x)
         if (!l) return 1;
         if (!rc && pthread_create(&l->thread, NULL, loop_main, l)) rc = UV_EAGAIN;
         if (rc) {
-            fprintf(stderr, "kvroute indexer: --port: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine\n",
+            kvr_log("kvroute indexer: --port: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine",
                     x->o->bind, (unsigned long long)x->o->port, uv_strerror(rc));
             uv_stop(&l->uv);
             loop_main(l);
@@ -210,6 +210,26 @@ static void on_signal(uv_signal_t *s, int signum)
 {
     (void)signum;
     uv_stop(s->loop);
+}
+
+/* SIGHUP: what is in files is read again. What cannot be read stays as it was. */
+static void on_reload(uv_signal_t *s, int signum)
+{
+    struct indexer *x = s->data;
+    const char *out = x->o->peer_key_file ? x->o->peer_key_file : x->o->api_key_file;
+    char err[512];
+    (void)signum;
+    if (telemetry_reopen(x)) kvr_log("kvroute indexer: SIGHUP: the access log cannot be opened again; the old one stays");
+    if (kvr_access_reload(x->access, err, sizeof err)) kvr_log("kvroute indexer: SIGHUP: --api-key-file: %s; the old keys stay", err);
+    char **keys = out ? kvr_keys_read(out, err, sizeof err) : NULL;
+    if (out && !keys) kvr_log("kvroute indexer: SIGHUP: --peer-key-file: %s; the old key stays", err);
+    if (keys) {
+        kvr_keys_free(x->peer_keys);
+        x->peer_keys = keys;
+    }
+    if (x->tls && kvr_tls_ctx_reload(x->tls, err, sizeof err))
+        kvr_log("kvroute indexer: SIGHUP: --tls-cert, --tls-key: %s; the old certificate stays", err);
+    kvr_log("kvroute indexer: SIGHUP: read again");
 }
 
 static void close_handle(uv_handle_t *h, void *arg)
@@ -254,14 +274,16 @@ static void announce(const struct indexer *x)
 
 static int run(struct indexer *x)
 {
-    static uv_signal_t term, intr;
+    static uv_signal_t term, intr, hup;
     static uv_timer_t second, tend;
     if (telemetry_init(x) || read_keys(x) || read_certificate(x) || catalogue_start(x)) return 1;
     uv_signal_init(&x->main_loop, &term);
     uv_signal_init(&x->main_loop, &intr);
     uv_timer_init(&x->main_loop, &second);
     uv_timer_init(&x->main_loop, &tend);
-    second.data = tend.data = x;
+    uv_signal_init(&x->main_loop, &hup);
+    second.data = tend.data = hup.data = x;
+    uv_signal_start(&hup, on_reload, SIGHUP);
     uv_signal_start(&term, on_signal, SIGTERM);
     uv_signal_start(&intr, on_signal, SIGINT);
     uv_timer_start(&second, on_second, 1000, 1000);

@@ -33,7 +33,7 @@ static void complain(struct keeper *k, const char *text)
     atomic_fetch_add(&k->x->telemetry.snapshot_failures, 1);
     if (strcmp(text, k->last_error) == 0) return;
     snprintf(k->last_error, sizeof k->last_error, "%s", text);
-    fprintf(stderr, "kvroute indexer: %s; going on without\n", text);
+    kvr_log("kvroute indexer: %s; going on without", text);
 }
 
 static bool write_file(const char *path, const struct kvr_buf *b, char *err, size_t cap)
@@ -101,13 +101,13 @@ static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_j
                       : !number_of(o, "block_size", 65536, &bs) || bs == 0             ? "block_size"
                                                                                        : NULL;
     if (bad) {
-        fprintf(stderr, "kvroute indexer: a saved registration is left out: %s is not a number that is allowed\n", bad);
+        kvr_log("kvroute indexer: a saved registration is left out: %s is not a number that is allowed", bad);
         return 0;
     }
     r.dp_rank = (uint32_t)rank;
     r.block_size = (uint32_t)bs;
     int status = catalogue_register(x, &r, err, sizeof err);
-    if (status && status != 409) fprintf(stderr, "kvroute indexer: a saved registration is left out: %s\n", err);
+    if (status && status != 409) kvr_log("kvroute indexer: a saved registration is left out: %s", err);
     return 0;
 }
 
@@ -144,7 +144,7 @@ static void set_aside(const char *path)
     for (int i = 1; i < 1000; i++) {
         snprintf(to, sizeof to, "%s.bad-%d", path, i);
         if (access(to, F_OK) == 0) continue;
-        if (rename(path, to) == 0) fprintf(stderr, "kvroute indexer: '%s' is kept as '%s'\n", path, to);
+        if (rename(path, to) == 0) kvr_log("kvroute indexer: '%s' is kept as '%s'", path, to);
         return;
     }
 }
@@ -174,10 +174,10 @@ static void read_all(struct keeper *k)
     uint64_t blocks = 0, t = indexer_now_ms();
     int rc = snapshot_read(k->x, k->index_path, &blocks, err, sizeof err);
     if (rc == 0)
-        fprintf(stderr, "kvroute indexer: %llu blocks from '%s' in %llu ms, not confirmed yet\n", (unsigned long long)blocks, k->index_path,
+        kvr_log("kvroute indexer: %llu blocks from '%s' in %llu ms, not confirmed yet", (unsigned long long)blocks, k->index_path,
                 (unsigned long long)(indexer_now_ms() - t));
     if (rc < 0) {
-        fprintf(stderr, "kvroute indexer: %s\n", err);
+        kvr_log("kvroute indexer: %s", err);
         set_aside(k->index_path);
     }
     size_t len;
@@ -185,7 +185,7 @@ static void read_all(struct keeper *k)
     const char *wrong = text ? use_workers(k->x, text, len) : NULL;
     free(text);
     if (!wrong) return;
-    fprintf(stderr, "kvroute indexer: '%s' is not used: %s\n", k->workers_path, wrong);
+    kvr_log("kvroute indexer: '%s' is not used: %s", k->workers_path, wrong);
     set_aside(k->workers_path);
 }
 
@@ -258,7 +258,7 @@ int keeper_start(struct indexer *x)
     snprintf(k->index_path, sizeof k->index_path, "%s/index.kvr", x->o->data_dir);
     snprintf(k->workers_path, sizeof k->workers_path, "%s/workers.json", x->o->data_dir);
     if (mkdir(x->o->data_dir, 0700) && errno != EEXIST) {
-        fprintf(stderr, "kvroute indexer: --data-dir: cannot make '%s': %s; allowed: a directory that can be written\n", x->o->data_dir,
+        kvr_log("kvroute indexer: --data-dir: cannot make '%s': %s; allowed: a directory that can be written", x->o->data_dir,
                 strerror(errno));
         free(k);
         return -1;

@@ -170,8 +170,7 @@ static int on_partition(void *ctx, const char *model, const char *group, uint32_
     if (r->part) partition_unref(r->part);
     r->part = catalogue_get(r->x, model, group, block_size);
     if (!r->part) /* another block size here: this partition is left out, as the original does */
-        fprintf(stderr, "kvroute indexer: %s: model=%s routing_group=%s has block size %u there; left out\n", r->url, model, group,
-                block_size);
+        kvr_log("kvroute indexer: %s: model=%s routing_group=%s has block size %u there; left out", r->url, model, group, block_size);
     return 0;
 }
 
@@ -199,7 +198,7 @@ static int on_view(void *ctx, const struct kvr_dump_view *v)
 
 static void fail(struct recovery *r, const char *why)
 {
-    fprintf(stderr, "kvroute indexer: recovery from %s failed: %s\n", r->url, why);
+    kvr_log("kvroute indexer: recovery from %s failed: %s", r->url, why);
     atomic_fetch_add(&r->x->telemetry.peer_failures, 1);
     r->call = NULL;
     forget_question(r);
@@ -240,7 +239,7 @@ static void on_done(struct kvr_http_call *call, void *ctx)
         fail(r, "the dump ends too early");
     } else {
         size_t taken = use_stage(r);
-        fprintf(stderr, "kvroute indexer: took %zu view(s) over from %s\n", taken, r->url);
+        kvr_log("kvroute indexer: took %zu view(s) over from %s", taken, r->url);
         atomic_fetch_add(&r->x->telemetry.peer_recoveries, 1);
         asked(r, taken > 0);
     }
@@ -364,7 +363,7 @@ static void step(struct recovery *r)
     }
     if (r->phase == READY && !atomic_load(&x->ready)) {
         atomic_store(&x->ready, true);
-        fprintf(stderr, "kvroute indexer: ready\n");
+        kvr_log("kvroute indexer: ready");
     }
     bool free_to_ask = r->phase == READY && !r->call && indexer_now_ms() >= r->next_ask_ms;
     if (free_to_ask && lost_a_view(st, n) && has_peers(x)) begin(r);

@@ -17,8 +17,7 @@ int telemetry_init(struct indexer *x)
 {
     pthread_mutex_init(&x->telemetry.log_lock, NULL);
     if (!x->o->access_log || telemetry_reopen(x) == 0) return 0;
-    fprintf(stderr, "kvroute indexer: --access-log: cannot open '%s': %s; allowed: a file that can be written\n", x->o->access_log,
-            strerror(errno));
+    kvr_log("kvroute indexer: --access-log: cannot open '%s': %s; allowed: a file that can be written", x->o->access_log, strerror(errno));
     return -1;
 }
 

@@ -541,7 +541,7 @@ static int start_rank(struct mock *m, uint32_t id)
     if (!o->kv_events) return 0;
     char events[256], replay[256];
     if (!shifted(o->kv_events, id, events, sizeof events) || (o->kv_replay && !shifted(o->kv_replay, id, replay, sizeof replay))) {
-        fprintf(stderr, "kvroute mock: --kv-events, --kv-replay: several ranks need tcp endpoints with a port\n");
+        kvr_log("kvroute mock: --kv-events, --kv-replay: several ranks need tcp endpoints with a port");
         return 1;
     }
     struct mock_events_config vc = {.zmq = m->zmq,
@@ -555,7 +555,7 @@ static int start_rank(struct mock *m, uint32_t id)
                                     .topic_in_replay = o->hybrid_topic,
                                     .omit_salt = o->fault_omit_salt};
     if (!(r->events = mock_events_create(&vc))) {
-        fprintf(stderr, "kvroute mock: --kv-events, --kv-replay: cannot bind '%s' or its replay: %s\n", events, zmq_strerror(zmq_errno()));
+        kvr_log("kvroute mock: --kv-events, --kv-replay: cannot bind '%s' or its replay: %s", events, zmq_strerror(zmq_errno()));
         return 1;
     }
     return 0;
@@ -593,7 +593,7 @@ int mock_main(const struct mock_options *o)
                                         .write_timeout_s = 300,
                                         .handler = {on_request, on_gone, NULL, error_body, m}};
     if (rc == 0 && (rc = kvr_http_server_start(&m->loop, &sc, &m->server)))
-        fprintf(stderr, "kvroute mock: --port: cannot listen on %s:%u: %s\n", o->host, (unsigned)o->port, uv_strerror(rc));
+        kvr_log("kvroute mock: --port: cannot listen on %s:%u: %s", o->host, (unsigned)o->port, uv_strerror(rc));
     if (rc == 0) {
         printf("kvroute mock: %s on %s:%u, %llu blocks of %llu tokens, %llu rank(s)\n", o->model, o->host, kvr_http_server_port(m->server),
                (unsigned long long)o->num_gpu_blocks, (unsigned long long)o->block_size, (unsigned long long)o->dp_size);

@@ -77,8 +77,8 @@ static void on_scraped(void *ctx, const struct kvr_engine_loads *loads, const ch
     m->trouble = error;
     if (loads) keep(m, loads);
     m->failures += m->trouble != NULL;
-    if (m->trouble && !before) fprintf(stderr, "kvroute publish: --engine-metrics %s: %s\n", m->publish->o->engine_metrics, m->trouble);
-    if (!m->trouble && before) fprintf(stderr, "kvroute publish: --engine-metrics: read again\n");
+    if (m->trouble && !before) kvr_log("kvroute publish: --engine-metrics %s: %s", m->publish->o->engine_metrics, m->trouble);
+    if (!m->trouble && before) kvr_log("kvroute publish: --engine-metrics: read again");
 }
 
 static void on_interval(uv_timer_t *t)

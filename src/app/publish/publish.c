@@ -26,7 +26,7 @@ static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, c
     struct feed *f = user;
     (void)ctx;
     kvr_local_index_set_incomplete(f->index, trusted ? NULL : reason);
-    fprintf(stderr, "kvroute publish: rank %u is %s%s%s\n", w.dp_rank, trusted ? "whole" : "not whole", reason[0] ? ": " : "", reason);
+    kvr_log("kvroute publish: rank %u is %s%s%s", w.dp_rank, trusted ? "whole" : "not whole", reason[0] ? ": " : "", reason);
 }
 
 static int follow(struct publish *p, struct feed *f, char *err, size_t cap)
@@ -174,8 +174,7 @@ static int announce(struct publish *p, char *err, size_t cap)
     }
     (void)gethostname(host, sizeof host - 1);
     if (strncmp(o->host, "127.", 4) == 0 && (!o->advertise_host || strncmp(o->advertise_host, "127.", 4) != 0))
-        fprintf(stderr, "kvroute publish: warning: what is announced can be asked on %s only; --host 0.0.0.0 lets other machines ask\n",
-                o->host);
+        kvr_log("kvroute publish: warning: what is announced can be asked on %s only; --host 0.0.0.0 lets other machines ask", o->host);
     kvr_registry_token(p->scope, scope, sizeof scope);
     snprintf(key, sizeof key, "worker.%.90s.%llu", scope, (unsigned long long)o->worker_id);
     put_worker(p, o->advertise_host ? o->advertise_host : host, &b);
@@ -249,7 +248,7 @@ int publish_main(const struct publish_options *o)
     uv_signal_start(&intr, on_signal, SIGINT);
     int rc = start(p, err, sizeof err);
     if (rc) {
-        fprintf(stderr, "kvroute publish: %s\n", err);
+        kvr_log("kvroute publish: %s", err);
     } else {
         printf("kvroute publish: worker %llu, %zu rank(s) from %s, published on %s, http://%s:%llu/kv_recover\n",
                (unsigned long long)o->worker_id, p->feeds_n, o->events, p->feeds[0].outlet->where, o->host, (unsigned long long)o->port);

@@ -252,12 +252,12 @@ static int run_once(const struct replay_options *o, const char *label, struct re
     struct run r = {.o = o, .report = report, .label = label, .tty = isatty(2)};
     char err[256];
     if (kvr_endpoint_parse(o->url, strlen(o->url), &r.endpoint)) {
-        fprintf(stderr, "kvroute replay: --url: bad value '%s'; allowed: http://host[:port]\n", o->url);
+        kvr_log("kvroute replay: --url: bad value '%s'; allowed: http://host[:port]", o->url);
         return 2;
     }
     r.work = workload_create(o, err, sizeof err);
     if (!r.work) {
-        fprintf(stderr, "kvroute replay: --trace: %s\n", err);
+        kvr_log("kvroute replay: --trace: %s", err);
         return 2;
     }
     uv_loop_init(&r.loop);
@@ -384,12 +384,10 @@ static int prepare_mode(const struct replay_options *o, const char *key, const c
     snprintf(body, sizeof body, "{\"router_mode\":\"%s\"}", mode);
     int status = request(o->admin_url, "POST", "/router_mode", body, key, NULL);
     if (status != 200) {
-        if (status < 0) fprintf(stderr, "kvroute replay: --admin-url: '%s' does not answer\n", o->admin_url);
+        if (status < 0) kvr_log("kvroute replay: --admin-url: '%s' does not answer", o->admin_url);
         else if (status == 401 || status == 403)
-            fprintf(stderr, "kvroute replay: --admin-url: '%s' refuses with status %d; does it need --admin-key-file?\n", o->admin_url,
-                    status);
-        else
-            fprintf(stderr, "kvroute replay: --compare: '%s' is not a router mode; allowed: kv, round-robin, random, least-loaded\n", mode);
+            kvr_log("kvroute replay: --admin-url: '%s' refuses with status %d; does it need --admin-key-file?", o->admin_url, status);
+        else kvr_log("kvroute replay: --compare: '%s' is not a router mode; allowed: kv, round-robin, random, least-loaded", mode);
         kvr_json_parser_free(p);
         return 2;
     }
@@ -410,7 +408,7 @@ int replay_main(const struct replay_options *o)
     int rc = modes ? 0 : 1;
     signal(SIGPIPE, SIG_IGN);
     if (o->admin_key_file && !(keys = kvr_keys_read(o->admin_key_file, err, sizeof err))) {
-        fprintf(stderr, "kvroute replay: --admin-key-file: %s\n", err);
+        kvr_log("kvroute replay: --admin-key-file: %s", err);
         rc = 2;
     }
     while (rc == 0 && n < 8 && (mode = strsep(&rest, ","))) {
@@ -423,7 +421,7 @@ int replay_main(const struct replay_options *o)
     if (n && rc != 2) {
         report_print(reports, n);
         if (o->json && report_write_json(reports, n, o->json)) {
-            fprintf(stderr, "kvroute replay: --json: cannot write '%s': %s\n", o->json, strerror(errno));
+            kvr_log("kvroute replay: --json: cannot write '%s': %s", o->json, strerror(errno));
             rc = 1;
         }
         for (size_t i = 0; i < n; i++)

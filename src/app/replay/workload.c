@@ -42,7 +42,7 @@ static bool read_row(struct workload *w)
     while ((n = getline(&w->line, &w->line_cap, w->file)) > 0) {
         if (n > LINE_MAX_BYTES) continue;
         if (kvr_trace_parse(w->json, w->line, (size_t)n, &w->row, &why) == 0) return w->have_row = true;
-        if (n > 1) fprintf(stderr, "kvroute replay: --trace: a line is skipped: %s\n", why);
+        if (n > 1) kvr_log("kvroute replay: --trace: a line is skipped: %s", why);
     }
     return false;
 }

@@ -631,7 +631,7 @@ int admin_open(struct serve *s, char *err, size_t cap)
     char why[400];
     if (kvr_access_create(&c, &s->access, why, sizeof why) == 0) {
         if (kvr_access_warning(s->access, why, sizeof why))
-            fprintf(stderr, "kvroute %s: %s (--admin-key-file)\n", s->o->select_only ? "select" : "serve", why);
+            kvr_log("kvroute %s: %s (--admin-key-file)", s->o->select_only ? "select" : "serve", why);
         return 0;
     }
     snprintf(err, cap, "--admin-key-file: %s", why);

@@ -103,7 +103,7 @@ static struct found **place_of(const char *key)
 
 static void refuse(const char *key, const char *why)
 {
-    if (d.refused++ < 100) fprintf(stderr, "kvroute: discovery: %s: %s\n", key, why);
+    if (d.refused++ < 100) kvr_log("kvroute: discovery: %s: %s", key, why);
 }
 
 /* A --worker text, or a worker object as JSON. */
@@ -235,6 +235,11 @@ void discovery_tick(struct serve *s)
 {
     if (s->o->discovery == DISCOVERY_FILE) discovery_file_tick(s);
     take_mail(s);
+}
+
+void discovery_reload(struct serve *s)
+{
+    if (s->o->discovery == DISCOVERY_FILE) discovery_file_reload(s);
 }
 
 bool discovery_settled(void)

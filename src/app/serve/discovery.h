@@ -36,6 +36,7 @@ uint64_t discovery_id_of(const char *url);
 
 int discovery_file_start(struct serve *s, char *err, size_t cap);
 void discovery_file_tick(struct serve *s);
+void discovery_file_reload(struct serve *s); /* at once */
 int discovery_dns_start(struct serve *s, char *err, size_t cap);
 void discovery_dns_stop(void);
 int discovery_nats_start(struct serve *s, char *err, size_t cap);

@@ -78,11 +78,16 @@ int discovery_file_start(struct serve *s, char *err, size_t cap)
 void discovery_file_tick(struct serve *s)
 {
     struct stat now;
-    char why[700];
     if (now_ms() - file.looked_ms < LOOK_MS) return;
     file.looked_ms = now_ms();
     if (stat(s->o->discovery_target, &now)) memset(&now, 0, sizeof now);
     if (same(&now, &file.last)) return;
     file.last = now;
-    if (load(s, why, sizeof why)) fprintf(stderr, "kvroute: discovery: %s; nothing is changed\n", why);
+    discovery_file_reload(s);
+}
+
+void discovery_file_reload(struct serve *s)
+{
+    char why[700];
+    if (load(s, why, sizeof why)) kvr_log("kvroute: discovery: %s; nothing is changed", why);
 }

@@ -45,10 +45,10 @@ void quality_delivered(struct serve *s, const char *id, struct kvr_worker w, uin
     }
     pthread_mutex_unlock(&s->lock);
     if (log)
-        fprintf(stderr, "kvroute: request %s: %llu cached tokens predicted on worker %llu rank %u, %llu delivered (%llu like it before)\n",
-                id, (unsigned long long)predicted, (unsigned long long)w.worker_id, w.dp_rank, (unsigned long long)actual,
+        kvr_log("kvroute: request %s: %llu cached tokens predicted on worker %llu rank %u, %llu delivered (%llu like it before)", id,
+                (unsigned long long)predicted, (unsigned long long)w.worker_id, w.dp_rank, (unsigned long long)actual,
                 (unsigned long long)skipped);
     if (turned)
-        fprintf(stderr, "kvroute: predicted and delivered cached tokens %s: %.1f %% of the prompt apart\n",
+        kvr_log("kvroute: predicted and delivered cached tokens %s: %.1f %% of the prompt apart",
                 diverged ? "have parted ways" : "agree again", 100 * divergence);
 }

@@ -11,7 +11,7 @@
 enum { TOKEN_CACHE_BYTES = 16 << 20 };
 
 static struct {
-    uv_signal_t term, intr;
+    uv_signal_t term, intr, hup;
     uv_timer_t expire, poll;
 } handles;
 
@@ -140,7 +140,7 @@ static void follow_durable(struct serve *s)
     enum { PATIENCE_MS = 5000 };
     if (s->durable || s->o->plane.plane != KVR_PLANE_JETSTREAM) return;
     if (!discovery_settled() && now_ms() - s->started_ms < PATIENCE_MS) return;
-    if (views_start_durable(s)) fprintf(stderr, "kvroute: the durable stream cannot be followed: out of memory\n");
+    if (views_start_durable(s)) kvr_log("kvroute: the durable stream cannot be followed: out of memory");
 }
 
 /* Decay alone can release what waits. */
@@ -168,8 +168,20 @@ static void on_signal(uv_signal_t *sig, int signum)
     drain_deadline = now_ms() + (uint64_t)(s->o->drain_timeout * 1000);
     for (size_t i = 0; i < s->loops_n; i++) atomic_store(&s->loops[i]->open_conns, 1); /* until each has looked */
     wake_loops(s);
-    fprintf(stderr, "kvroute serve: draining; a second signal stops at once\n");
+    kvr_log("kvroute serve: draining; a second signal stops at once");
     uv_timer_start(&handles.expire, on_second, 50, 50);
+}
+
+/* SIGHUP: what is in files is read again. What cannot be read stays as it was. */
+static void on_reload(uv_signal_t *sig, int signum)
+{
+    struct serve *s = sig->data;
+    const char *name = s->o->select_only ? "select" : "serve";
+    char err[512];
+    (void)signum;
+    if (kvr_access_reload(s->access, err, sizeof err)) kvr_log("kvroute %s: SIGHUP: --admin-key-file: %s; the old keys stay", name, err);
+    discovery_reload(s);
+    kvr_log("kvroute %s: SIGHUP: read again", name);
 }
 
 static int add_configured_workers(struct serve *s)
@@ -178,7 +190,7 @@ static int add_configured_workers(struct serve *s)
     for (size_t i = 0; i < s->o->workers_n; i++) {
         struct worker_spec spec;
         if (worker_parse(s, s->o->workers[i], &spec, err, sizeof err)) {
-            fprintf(stderr, "kvroute serve: %s\n", err);
+            kvr_log("kvroute serve: %s", err);
             return 1;
         }
         spec.w.id = spec.has_id ? spec.id : i + 1;
@@ -186,12 +198,12 @@ static int add_configured_workers(struct serve *s)
         bool duplicate = worker_find_locked(s, spec.w.id) != NULL;
         pthread_mutex_unlock(&s->lock);
         if (duplicate) {
-            fprintf(stderr, "kvroute serve: --worker: '%.120s': bad value '%llu' for 'id'; allowed: an id that no other worker has\n",
+            kvr_log("kvroute serve: --worker: '%.120s': bad value '%llu' for 'id'; allowed: an id that no other worker has",
                     s->o->workers[i], (unsigned long long)spec.w.id);
             return 1;
         }
         if (worker_add(s, &spec.w, err, sizeof err)) {
-            fprintf(stderr, "kvroute serve: --worker: '%.120s': %s\n", s->o->workers[i], err);
+            kvr_log("kvroute serve: --worker: '%.120s': %s", s->o->workers[i], err);
             return 1;
         }
     }
@@ -200,7 +212,7 @@ static int add_configured_workers(struct serve *s)
 
 static int listen_failed(const char *flag, const char *host, uint64_t port, int rc)
 {
-    fprintf(stderr, "kvroute serve: --%s: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine\n", flag, host,
+    kvr_log("kvroute serve: --%s: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine", flag, host,
             (unsigned long long)port, uv_strerror(rc));
     return 1;
 }
@@ -212,8 +224,7 @@ static int start_loops(struct serve *s)
     if (!s->loops) return 1;
     size_t most = kvr_http_connections_max(s->o->max_connections, s->o->threads);
     if (most < KVR_MIN(s->o->max_connections, (uint64_t)1024))
-        fprintf(stderr, "kvroute serve: warning: only %zu client connections per loop: this process may open too few files (ulimit -n)\n",
-                most);
+        kvr_log("kvroute serve: warning: only %zu client connections per loop: this process may open too few files (ulimit -n)", most);
     for (uint64_t i = 0; i < s->o->threads; i++) {
         struct loop *l = loop_new(s, most, s->o->threads > 1, &rc);
         if (!l) return 1;
@@ -305,22 +316,22 @@ static int run(struct serve *s)
 {
     char err[512];
     if (admin_open(s, err, sizeof err) || connect_nats(s, err, sizeof err)) {
-        fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
+        kvr_log("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
     int rc = views_start(s);
     if (rc) return 1;
     if (served_start(s, err, sizeof err) || replicas_start(s, err, sizeof err)) {
-        fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
+        kvr_log("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
     if (engine_load_start(s)) {
-        fprintf(stderr, "kvroute %s: out of memory\n", s->o->select_only ? "select" : "serve");
+        kvr_log("kvroute %s: out of memory", s->o->select_only ? "select" : "serve");
         return 1;
     }
     if (!s->o->select_only && (health_start(s) || add_configured_workers(s))) return 1;
     if (discovery_start(s, err, sizeof err)) {
-        fprintf(stderr, "kvroute %s: %s\n", s->o->select_only ? "select" : "serve", err);
+        kvr_log("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
     if (!s->o->select_only && start_loops(s)) return 1;
@@ -328,6 +339,9 @@ static int run(struct serve *s)
     if (rc) return listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc);
     uv_signal_init(&s->main_loop, &handles.term);
     uv_signal_init(&s->main_loop, &handles.intr);
+    uv_signal_init(&s->main_loop, &handles.hup);
+    handles.hup.data = s;
+    uv_signal_start(&handles.hup, on_reload, SIGHUP);
     uv_timer_init(&s->main_loop, &handles.expire);
     uv_timer_init(&s->main_loop, &handles.poll);
     handles.poll.data = s;

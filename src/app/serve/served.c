@@ -256,7 +256,7 @@ void served_tick(struct serve *s)
     v->subscribed = true;
     if (s->nats && (subscribe(&v->query, KVR_SERVICE_QUERY, true, on_query) ||
                     (predicted(s) && subscribe(&v->record, KVR_SERVICE_RECORD, true, on_record))))
-        fprintf(stderr, "kvroute: serve-indexer: the service cannot be announced over NATS\n");
+        kvr_log("kvroute: serve-indexer: the service cannot be announced over NATS");
 }
 
 /* ---- life --------------------------------------------------------------------------------------------------------- */

@@ -372,7 +372,8 @@ void replicas_metrics(struct serve *s, struct kvr_buf *out);
 
 /* discovery.c */
 int discovery_start(struct serve *s, char *err, size_t cap);
-void discovery_tick(struct serve *s); /* main loop */
+void discovery_tick(struct serve *s);   /* main loop */
+void discovery_reload(struct serve *s); /* the file, now; main loop */
 bool discovery_settled(void);
 void discovery_stop(struct serve *s);
 void discovery_metrics(struct serve *s, struct kvr_buf *out);

@@ -32,7 +32,7 @@ static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, c
     const struct pool *p = user;
     (void)ctx;
     kvr_router_set_trusted(p->router, w, trusted);
-    fprintf(stderr, "kvroute: view of worker %llu rank %u is %s%s%s\n", (unsigned long long)w.worker_id, w.dp_rank,
+    kvr_log("kvroute: view of worker %llu rank %u is %s%s%s", (unsigned long long)w.worker_id, w.dp_rank,
             trusted ? "trusted" : "not trusted", reason[0] ? ": " : "", reason);
 }
 
@@ -42,7 +42,7 @@ int views_start(struct serve *s)
     struct kvr_recorder_config rc = {s->o->record_events, s->o->record_max_lines, s->o->record_max_count, s->o->record_max_secs};
     char err[400];
     if (rc.path && kvr_recorder_create(&rc, &s->recorder, err, sizeof err)) {
-        fprintf(stderr, "kvroute: --record-events: %s\n", err);
+        kvr_log("kvroute: --record-events: %s", err);
         return -KVR_EINVAL;
     }
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = s};
