@@ -212,6 +212,7 @@ void *kvr__ingest_dealer(struct kvr_ingest *in, struct source *s, void **monitor
 
 static bool open_sockets(struct kvr_ingest *in, struct source *s)
 {
+    if (!kvr_ingest_endpoint_ok(s->events) || (s->replay[0] && !kvr_ingest_endpoint_ok(s->replay))) return false; /* inproc:// is ours */
     s->sub = kvr__ingest_socket(in, ZMQ_SUB);
     s->monitor = s->sub ? monitor_of(in, s->sub) : NULL;
     if (!s->monitor) return false;
@@ -667,9 +668,8 @@ bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t
 
 int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
 {
-    if ((src->events && !kvr_ingest_endpoint_ok(src->events)) || (src->replay && !src->events) ||
-        (src->replay && !kvr_ingest_endpoint_ok(src->replay)))
-        return -KVR_EINVAL;
+    bool connectable = (!src->events || kvr_ingest_endpoint_ok(src->events)) && (!src->replay || kvr_ingest_endpoint_ok(src->replay));
+    if ((src->replay && !src->events) || (!connectable && !src->any_endpoint)) return -KVR_EINVAL;
     struct source *s = calloc(1, sizeof *s);
     struct command *c = calloc(1, sizeof *c);
     if (!s || !c) {

@@ -98,6 +98,7 @@ struct kvr_ingest_source {
     bool any_rank;               /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
     bool tiers;                  /* lower-tier events are wanted */
     bool copies;                 /* the handler counts copies of blocks (struct kvr_engine_stream) */
+    bool any_endpoint;           /* one that cannot be connected to makes a view that has failed, and says so, in place of -KVR_EINVAL */
     bool lossy;                  /* the index gives blocks up by itself: a parent that is not there says nothing */
     struct kvr_view_cursor from; /* when known: the content up to there is in place, and is confirmed by what comes next */
 };

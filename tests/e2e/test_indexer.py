@@ -42,6 +42,22 @@ def one(start, engine):
 
 # ---- registration ----------------------------------------------------------------------------------------------
 
+def test_an_endpoint_that_cannot_be_connected_to_is_a_failed_listener(start, engine):
+    """As in the original the answer does not wait for the socket: the registration stands, and its listener says what is wrong."""
+    ix, e = start(Indexer), engine()
+    for i, endpoint in enumerate(["tcp://127.0.0.1:0", "inproc://wake", "inproc://monitor-0"]):
+        assert ix.post("/register", {"instance_id": i, "endpoint": endpoint, "model_name": "m", "block_size": 4}, 201) == {"status": "ok"}
+    ix.register(3, e, replay=False, replay_endpoint="inproc://x")
+    wait_for("the listeners", lambda: all(ix.listeners()[(i, 0)]["status"] == "failed" and ix.listeners()[(i, 0)]["last_error"] for i in range(4)))
+    ix.register(4, e)
+    e.until("trusted", lambda: ix.listeners()[(4, 0)]["trusted"])
+    for i in range(4):
+        ix.post("/unregister", {"instance_id": i, "model_name": "m"})
+    assert [w["instance_id"] for w in ix.get("/workers")] == [4]
+    r = ix.post("/register", {"instance_id": 5, "endpoint": "tcp://h:1", "model_name": "m", "block_size": 4, "replay_endpoint": ""}, 400)
+    assert r["error"].startswith("invalid replay endpoint ``: ")
+
+
 def test_registration_and_its_conflicts(start, engine):
     ix, e = start(Indexer), engine()
     assert ix.get("/workers") == []

@@ -350,6 +350,7 @@ static int add_listener_locked(struct indexer *x, struct instance *i, const stru
                                     .user = i->part,
                                     .any_rank = true,
                                     .tiers = true,
+                                    .any_endpoint = true,
                                     .lossy = x->o->max_bytes > 0,
                                     .from = take_seed_locked(x, w)};
     partition_ref(i->part);
@@ -396,8 +397,8 @@ static int register_locked(struct indexer *x, const struct registration *r, char
     if (rc == 0) return 0;
     if (i && fresh) instance_drop_locked(x, i);
     else if (p && p->instances == 0) drop_locked(x, p);
-    snprintf(err, cap, "%s", rc == -KVR_EINVAL ? "this endpoint cannot be connected to" : kvr_strerror(rc));
-    return rc == -KVR_EINVAL ? 400 : 500;
+    snprintf(err, cap, "%s", kvr_strerror(rc));
+    return 500;
 }
 
 int catalogue_register(struct indexer *x, const struct registration *r, char *err, size_t cap)

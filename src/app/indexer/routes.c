@@ -111,14 +111,19 @@ static void post_register(struct request *rq, struct kvr_json o)
     struct registration r = {0};
     uint64_t rank = 0, bs = 0;
     char err[1024], unused[NAME_MAX_LEN + 1];
+    int replay = 0;
     if (number(rq, o, "instance_id", true, UINT64_MAX, &r.instance_id) < 0 ||
         routes_text(rq, o, "endpoint", true, r.endpoint, sizeof r.endpoint) < 0 ||
         routes_text(rq, o, "model_name", true, r.model, sizeof r.model) < 0 || number(rq, o, "block_size", true, UINT32_MAX, &bs) < 0 ||
         number(rq, o, "dp_rank", false, UINT32_MAX, &rank) < 0 ||
-        routes_text(rq, o, "replay_endpoint", false, r.replay, sizeof r.replay) < 0 ||
+        (replay = routes_text(rq, o, "replay_endpoint", false, r.replay, sizeof r.replay)) < 0 ||
         routes_text(rq, o, "recover_endpoint", false, r.recover, sizeof r.recover) < 0 ||
         routes_text(rq, o, "additional_salt", false, unused, sizeof unused) < 0)
         return;
+    if (replay > 0 && !r.replay[0]) {
+        routes_error(rq, 400, "invalid replay endpoint ``: expected tcp://host:port, ipc://path or inproc://name");
+        return;
+    }
     int has = group_of(rq, o, r.group, sizeof r.group);
     if (has < 0) return;
     if (has == 0) snprintf(r.group, sizeof r.group, "default");
