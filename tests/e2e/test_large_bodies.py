@@ -25,7 +25,7 @@ def upload(port, path, body, but=0):
 
 
 def answers_meanwhile(port, path, body):
-    """Is /health answered before a large body is, although it was asked later? Often enough there is time for that."""
+    """Is /health answered before a large body is, although it was asked later? In some of the tries there is time for that."""
     for _ in range(20):
         large = upload(port, path, body, but=1)
         small = socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW)
@@ -36,7 +36,7 @@ def answers_meanwhile(port, path, body):
         small.sendall(ask)
         readable, _, _ = select.select([large, small], [], [], 60 * SLOW)
         status = large.recv(4096).split(b" ")[1]
-        assert status in (b"200", b"413", b"400", b"404"), status
+        assert status == b"400", status  # what is wrong with it comes last
         large.close()
         small.close()
         if readable == [small]:
@@ -46,12 +46,12 @@ def answers_meanwhile(port, path, body):
 
 def test_health_is_answered_while_a_large_body_is_read(start):
     s = start(Serve, [], ready=False)
-    assert answers_meanwhile(s.port, "/v1/completions", b'{"prompt":' + numbers(4 * MIB) + b"}")
+    assert answers_meanwhile(s.port, "/v1/completions", b'{"prompt":' + numbers(4 * MIB) + b"}}")
     s2 = start(Select)
     s2.worker(1)
-    assert answers_meanwhile(s2.port, "/select", b'{"token_ids":' + numbers(4 * MIB) + b"}")
+    assert answers_meanwhile(s2.port, "/select", b'{"token_ids":' + numbers(4 * MIB) + b"}}")
     i = start(Indexer, "--threads", 1)
-    assert answers_meanwhile(i.port, "/query", b'{"model_name":"m","token_ids":' + numbers(3 * MIB) + b"}")
+    assert answers_meanwhile(i.port, "/query", b'{"model_name":"m","token_ids":' + numbers(3 * MIB) + b"}}")
 
 
 def test_prompts_have_limits_and_the_answer_names_them(start):

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
 #include <new>
 
 static std::atomic<long> asked{0}, first{-1}, last{-1};
@@ -67,26 +69,44 @@ void memory_exempts_this_thread(void)
 }
 }
 
-void *operator new(size_t n, const std::nothrow_t &) noexcept
+// Of C++'s libraries only the one that reads JSON is ours to fail: libzmq ends the process when it has no memory.
+static bool is_ours(const void *caller)
 {
-    return refuse() ? nullptr : __real_malloc(n ? n : 1);
+    Dl_info at, here;
+    if (!armed.load(std::memory_order_relaxed) || !dladdr(caller, &at) || !dladdr(reinterpret_cast<void *>(is_ours), &here)) return false;
+    return at.dli_fbase == here.dli_fbase || strstr(at.dli_fname, "simdjson");
 }
 
-void *operator new[](size_t n, const std::nothrow_t &t) noexcept
+static void *take(size_t n, const void *caller)
 {
-    return operator new(n, t);
+    return is_ours(caller) && refuse() ? nullptr : __real_malloc(n ? n : 1);
 }
 
-void *operator new(size_t n)
+static void *take_or_throw(size_t n, const void *caller)
 {
-    void *p = operator new(n, std::nothrow);
+    void *p = take(n, caller);
     if (!p) throw std::bad_alloc();
     return p;
 }
 
+void *operator new(size_t n, const std::nothrow_t &) noexcept
+{
+    return take(n, __builtin_return_address(0));
+}
+
+void *operator new[](size_t n, const std::nothrow_t &) noexcept
+{
+    return take(n, __builtin_return_address(0));
+}
+
+void *operator new(size_t n)
+{
+    return take_or_throw(n, __builtin_return_address(0));
+}
+
 void *operator new[](size_t n)
 {
-    return operator new(n);
+    return take_or_throw(n, __builtin_return_address(0));
 }
 
 void operator delete(void *p) noexcept

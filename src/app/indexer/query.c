@@ -154,7 +154,9 @@ static void put_frequencies(struct loop *l, struct kvr_buf *b, const struct kvr_
     size_t deepest = most(r, n, KVR_TIER_DEVICE);
     kvr_json_key(b, "frequencies");
     kvr_json_open(b, '[');
-    if (deepest && room(&l->locals, &l->locals_cap, deepest + 1, sizeof *l->locals)) {
+    if (deepest && !room(&l->locals, &l->locals_cap, deepest + 1, sizeof *l->locals)) {
+        b->failed = true;
+    } else if (deepest) {
         uint64_t *count = l->locals; /* the query is over */
         memset(count, 0, (deepest + 1) * sizeof *count);
         for (size_t i = 0; i < n; i++) count[r[i].depth[KVR_TIER_DEVICE]]++;
@@ -206,6 +208,7 @@ static void put_untrusted(struct indexer *x, struct kvr_buf *b, const struct par
 {
     size_t n;
     struct kvr_view_status *st = catalogue_statuses(x, &n);
+    if (!st) b->failed = true;
     kvr_json_key(b, "untrusted");
     kvr_json_open(b, '[');
     pthread_mutex_lock(&x->lock);
@@ -241,7 +244,7 @@ static void answer(struct request *rq, struct partition *p, size_t n)
     struct kvr_buf *b = &l->body;
     long k = reach_all(l, p, l->locals, n);
     if (k < 0) {
-        routes_error(rq, 500, "index failure: %s", kvr_strerror((int)k));
+        routes_error(rq, k == -KVR_ENOMEM ? 503 : 500, "index failure: %s", kvr_strerror((int)k));
         return;
     }
     b->len = 0;
@@ -347,13 +350,21 @@ void query_by_hash(struct request *rq, struct kvr_json o)
 
 /* ---- the words of a served index --------------------------------------------------------------------------------- */
 
+static void service_reply(struct request *rq, int status)
+{
+    static const char no_memory[] = "{\"Error\":\"out of memory\"}";
+    const struct kvr_buf *b = &rq->loop->body;
+    if (b->failed) routes_reply(rq, 503, NULL, no_memory, sizeof no_memory - 1);
+    else routes_reply(rq, status, NULL, b->data, b->len);
+}
+
 static void service_error(struct request *rq, int status, const char *text)
 {
     struct kvr_buf *b = &rq->loop->body;
     b->len = 0;
     b->comma = b->failed = false;
     kvr_service_error_write(b, text);
-    routes_reply(rq, status, NULL, b->failed ? "" : b->data, b->failed ? 0 : b->len);
+    service_reply(rq, status);
 }
 
 /* `read`: what came of reading l->question. */
@@ -363,7 +374,7 @@ static void answer_service(struct request *rq, int read)
     struct kvr_buf *b = &l->body;
     const struct kvr_service_question *q = &l->question;
     if (read == -KVR_ENOMEM) {
-        service_error(rq, 500, kvr_strerror(read));
+        service_error(rq, 503, kvr_strerror(read));
         return;
     }
     if (!read && q->wrong_query) {
@@ -385,13 +396,13 @@ static void answer_service(struct request *rq, int read)
     long k = reach_all(l, p, q->blocks.h, q->blocks.n);
     partition_unref(p);
     if (k < 0) {
-        service_error(rq, 500, kvr_strerror((int)k));
+        service_error(rq, k == -KVR_ENOMEM ? 503 : 500, kvr_strerror((int)k));
         return;
     }
     b->len = 0;
     b->comma = b->failed = false;
     kvr_service_scores_write(b, l->reaches, (size_t)k, l->indexer->instance_number);
-    routes_reply(rq, b->failed ? 500 : 200, NULL, b->failed ? "" : b->data, b->failed ? 0 : b->len);
+    service_reply(rq, 200);
 }
 
 void query_service(struct request *rq, struct kvr_json o)
@@ -412,5 +423,5 @@ void query_service_info(struct request *rq)
     b->len = 0;
     b->comma = b->failed = false;
     kvr_service_info_write(b, &i, "");
-    routes_reply(rq, b->failed ? 500 : 200, NULL, b->failed ? "" : b->data, b->failed ? 0 : b->len);
+    service_reply(rq, 200);
 }

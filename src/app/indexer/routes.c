@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define JSON_TYPE "application/json"
+#define NO_MEMORY "{\"error\":\"out of memory\"}" /* when there is none for a text either */
 
 /* ---- answers -------------------------------------------------------------------------------------------------- */
 
@@ -25,7 +26,7 @@ void routes_reply(struct request *rq, int status, const char *extra, const char 
 
 static void reply_buf(struct request *rq, int status, const char *type, struct kvr_buf *b)
 {
-    if (b->failed) answer_with(rq, 500, JSON_TYPE, NULL, "{\"error\":\"out of memory\"}", 25);
+    if (b->failed) answer_with(rq, 503, JSON_TYPE, NULL, NO_MEMORY, sizeof NO_MEMORY - 1);
     else answer_with(rq, status, type, NULL, b->data ? b->data : "", b->len);
     kvr_buf_free(b);
 }
@@ -47,7 +48,7 @@ static void error_with(struct request *rq, int status, const char *extra, const 
 {
     struct kvr_buf b = {0};
     routes_error_body(&b, status, text);
-    if (b.failed) answer_with(rq, 500, JSON_TYPE, NULL, "", 0);
+    if (b.failed) answer_with(rq, 503, JSON_TYPE, NULL, NO_MEMORY, sizeof NO_MEMORY - 1);
     else answer_with(rq, status, JSON_TYPE, extra, b.data, b.len);
     kvr_buf_free(&b);
 }

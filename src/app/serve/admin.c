@@ -13,7 +13,7 @@ extern const char admin_page[]; /* page.c */
 
 void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b)
 {
-    if (b->failed) kvr_http_reply(c, 500, "application/json", NULL, "{\"error\":\"out of memory\"}", 25);
+    if (b->failed) kvr_http_reply(c, 503, "application/json", NULL, "{\"error\":\"out of memory\"}", 25);
     else kvr_http_reply(c, status, "application/json", NULL, b->data ? b->data : "", b->len);
     kvr_buf_free(b);
 }
@@ -106,6 +106,11 @@ void admin_bad_field(struct kvr_http_conn *c, const char *field)
     }
     field_refusal(field, text, sizeof text);
     admin_error(c, 400, text);
+}
+
+void admin_not_added(struct kvr_http_conn *c, const char *why)
+{
+    admin_error(c, strcmp(why, kvr_strerror(-KVR_ENOMEM)) ? 409 : 503, why);
 }
 
 /* What came of reading a body. Returns: false after having answered. */

@@ -21,6 +21,8 @@ enum { RANKS_MAX = 8192, TAINT_LIST_MAX = 16, SHARED_RANGES_MAX = 64 };
 void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b);
 void admin_error(struct kvr_http_conn *c, int status, const char *text);
 void admin_ok(struct kvr_http_conn *c, int status);
+/* A worker that worker_add refused, for that reason. */
+void admin_not_added(struct kvr_http_conn *c, const char *why);
 /* 400, with what is allowed for the member (fields.c, where each that is read has a row); 503 for "": it could not be read for want
  * of memory. */
 void admin_bad_field(struct kvr_http_conn *c, const char *field);

@@ -19,7 +19,7 @@ static bool ask_overlap(struct serve *s, struct kvr_http_conn *c, const struct q
     out->n = out->o && ctx ? kvr_router_overlap(q->pool->router, ctx, &rq, out->o, RANKS_MAX, &out->blocks) : -KVR_ENOMEM;
     if (out->n >= 0) return true;
     free(out->o);
-    admin_error(c, out->n == -KVR_ENOINDEX ? 400 : 500, kvr_strerror((int)out->n));
+    admin_error(c, out->n == -KVR_ENOINDEX ? 400 : out->n == -KVR_ENOMEM ? 503 : 500, kvr_strerror((int)out->n));
     return false;
 }
 
@@ -189,7 +189,7 @@ static void potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr
     struct kvr_router_request rq = question_request(&q);
     long n = l && ctx ? kvr_router_potential_loads(q.pool->router, ctx, &rq, l, RANKS_MAX) : -KVR_ENOMEM;
     if (n < 0) {
-        admin_error(c, 500, kvr_strerror((int)n));
+        admin_error(c, n == -KVR_ENOMEM ? 503 : 500, kvr_strerror((int)n));
     } else {
         size_t shown = KVR_MIN((size_t)n, (size_t)RANKS_MAX);
         if (protocol) put_protocol_loads(&b, q.pool->router, l, shown);

@@ -260,7 +260,7 @@ static void reset_runtime(struct worker *w)
 static void save_worker(struct serve *s, struct kvr_http_conn *c, struct worker *w, int status)
 {
     char err[256];
-    if (worker_add(s, w, err, sizeof err)) admin_error(c, 409, err);
+    if (worker_add(s, w, err, sizeof err)) admin_not_added(c, err);
     else admin_ok(c, status);
 }
 

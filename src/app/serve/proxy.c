@@ -1749,6 +1749,7 @@ void models_write(struct serve *s, struct kvr_buf *out)
     struct model_entry *seen = calloc(MODELS_MAX, sizeof *seen);
     size_t n = 0;
     if (!seen) out->failed = true;
+    if (!seen) out->failed = true;
     kvr_json_open(out, '{');
     kvr_json_key(out, "object");
     kvr_json_str(out, "list", 4);

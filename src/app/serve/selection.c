@@ -268,6 +268,7 @@ static void put_selection(struct serve *s, struct kvr_buf *b, const struct waiti
     if (reserved) {
         size_t n = 0;
         uint64_t *seqs = sequence_of(q, &n);
+        if (!seqs) b->failed = true;
         kvr_json_key(b, "sequence_hashes");
         kvr_json_open(b, '[');
         for (size_t i = 0; seqs && i < n; i++) kvr_json_i64(b, (int64_t)seqs[i]);
@@ -373,21 +374,30 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
     uv_async_send(&sel.wake);
 }
 
+/* The caller hears of an error, so the booking is nobody's. */
+static void answer_booked(struct kvr_http_conn *c, struct pool *pool, const char *id, int status, struct kvr_buf *b)
+{
+    if (b->failed) kvr_router_free(pool->router, id, strlen(id));
+    admin_reply(c, status, b);
+}
+
 static void answer(struct waiting *w)
 {
     struct serve *s = w->serve;
     struct kvr_http_conn *c = w->conn;
     struct kvr_buf b = {0};
     kvr_http_conn_set_user(c, NULL);
-    if (w->rc == -KVR_EQUEUEFULL && !w->protocol) {
+    if (w->rc == -KVR_EQUEUEFULL && w->protocol) {
+        put_protocol_rejection(&b, &w->rejection);
+        admin_reply(c, 529, &b);
+    } else if (w->rc == -KVR_EQUEUEFULL) {
         answer_queue_full(c, &w->rejection);
-    } else if (w->rc && w->rc != -KVR_EQUEUEFULL) {
+    } else if (w->rc) {
         answer_error(c, w->rc);
     } else {
-        if (w->rc) put_protocol_rejection(&b, &w->rejection);
-        else if (w->protocol) put_protocol_answer(&b, w);
+        if (w->protocol) put_protocol_answer(&b, w);
         else put_selection(s, &b, w, true, true);
-        admin_reply(c, w->rc ? 529 : 200, &b);
+        answer_booked(c, w->q.pool, w->id, 200, &b);
     }
     waiting_free(w);
 }
@@ -453,7 +463,8 @@ static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struc
     answer(w);
 }
 
-static void remember(struct serve *s, const struct waiting *w)
+/* Returns: false without memory. */
+static bool remember(struct serve *s, const struct waiting *w)
 {
     size_t n = 0;
     uint64_t *seqs = sequence_of(&w->q, &n);
@@ -471,6 +482,7 @@ static void remember(struct serve *s, const struct waiting *w)
         pending_add(s->o, p);
     }
     free(seqs);
+    return p != NULL;
 }
 
 static void select_only(struct serve *s, struct kvr_http_conn *c, struct waiting *w, bool given)
@@ -484,7 +496,10 @@ static void select_only(struct serve *s, struct kvr_http_conn *c, struct waiting
         return;
     }
     take_reach(w, ctx);
-    if (given) remember(s, w);
+    if (given && !remember(s, w)) {
+        answer_error(c, -KVR_ENOMEM);
+        return;
+    }
     put_selection(s, &b, w, given, false);
     admin_reply(c, 200, &b);
 }
@@ -528,7 +543,8 @@ struct booking {
     bool track_prefill;
 };
 
-static void book(struct serve *s, struct kvr_http_conn *c, const char *id, const struct booking *k)
+/* Returns: whether it can be tried again: there was no memory. */
+static bool book(struct serve *s, struct kvr_http_conn *c, const char *id, const struct booking *k)
 {
     struct kvr_override tracked = {.set = KVR_OVERRIDE_TRACK_PREFILL_TOKENS, .track_prefill_tokens = k->track_prefill};
     struct kvr_router_request rq = {
@@ -536,11 +552,13 @@ static void book(struct serve *s, struct kvr_http_conn *c, const char *id, const
     struct kvr_router_ctx *ctx = admin_ctx(s, k->pool);
     struct kvr_worker where;
     struct kvr_buf b = {0};
+    bool again = false;
     int rc = pool_of_booking(s, id, &where) ? -KVR_EEXISTS : -KVR_ENOMEM;
     if (rc == -KVR_ENOMEM && ctx) rc = kvr_router_add_request(k->pool->router, ctx, &rq, k->worker, k->isl - k->effective);
     if (rc == -KVR_ENOTFOUND) {
         admin_error(c, 404, "worker or rank not found");
     } else if (rc) {
+        again = rc == -KVR_ENOMEM;
         answer_error(c, rc);
     } else {
         kvr_json_open(&b, '{');
@@ -549,8 +567,10 @@ static void book(struct serve *s, struct kvr_http_conn *c, const char *id, const
         kvr_json_put_u64(&b, "dp_rank", k->worker.dp_rank);
         kvr_json_put_u64(&b, "effective_prefill_tokens", k->track_prefill ? k->effective : 0);
         kvr_json_close(&b, '}');
-        admin_reply(c, 201, &b);
+        again = b.failed;
+        answer_booked(c, k->pool, id, 201, &b);
     }
+    return again;
 }
 
 static void reserve_pending(struct serve *s, struct kvr_http_conn *c, const char *id)
@@ -561,8 +581,7 @@ static void reserve_pending(struct serve *s, struct kvr_http_conn *c, const char
         return;
     }
     struct booking k = {p->pool, p->worker, p->seqs, p->seqs_n, p->isl, p->effective, p->track_prefill};
-    book(s, c, id, &k);
-    pending_drop(p);
+    if (!book(s, c, id, &k)) pending_drop(p);
 }
 
 static void reserve_explicit(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const char *id)
@@ -587,7 +606,7 @@ static void reserve_explicit(struct serve *s, struct kvr_http_conn *c, struct kv
     struct booking k = {q.pool, {worker, (uint32_t)rank}, seqs, n, q.isl, effective, track};
     if (effective > q.isl) admin_bad_field(c, "effective_prefill_tokens");
     else if (!seqs) admin_error(c, 503, "out of memory");
-    else book(s, c, id, &k);
+    else (void)book(s, c, id, &k);
     free(seqs);
     question_free(&q);
 }

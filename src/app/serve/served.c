@@ -154,7 +154,8 @@ static void reply(struct serve *s, struct kvr_http_conn *c, answer_fn *fn, int r
 {
     struct asker *a = &s->served->http;
     int status = answer(a, fn, read);
-    kvr_http_reply(c, status, "application/json", NULL, a->out.failed ? "" : a->out.data, a->out.failed ? 0 : a->out.len);
+    if (a->out.failed) kvr_http_reply(c, 503, "application/json", NULL, "{\"Error\":\"out of memory\"}", 25);
+    else kvr_http_reply(c, status, "application/json", NULL, a->out.data, a->out.len);
     kvr_service_question_trim(&a->q);
 }
 

@@ -73,7 +73,7 @@ void tracker_register(struct serve *s, struct kvr_http_conn *c, struct kvr_json 
     pthread_mutex_unlock(&s->lock);
     if (other) admin_error(c, 409, "worker_id is registered otherwise");
     else if (known) admin_ok(c, 201); /* once more: what is booked there stays */
-    else if (worker_add(s, &w, err, sizeof err)) admin_error(c, 409, err);
+    else if (worker_add(s, &w, err, sizeof err)) admin_not_added(c, err);
     else admin_ok(c, 201);
 }
 

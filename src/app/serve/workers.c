@@ -187,6 +187,8 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
                  (unsigned long long)other->id, other->block_size, w->block_size);
         return -1;
     }
+    w->pool = pool_get_locked(s, w, err, cap);
+    if (!w->pool) return -1;
     struct worker *old = worker_find_locked(s, w->id);
     if (old) {
         w->series = old->series;
@@ -194,8 +196,6 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
         detach_locked(s, old);
         unref_locked(old);
     }
-    w->pool = pool_get_locked(s, w, err, cap);
-    if (!w->pool) return -1;
     const char *taints[TAINTS_MAX];
     for (size_t i = 0; i < w->taints_n; i++) taints[i] = w->taints[i];
     int rc = kvr_router_set_worker(w->pool->router, w->id, w->dp_start, w->dp_size);
@@ -221,6 +221,16 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
     return 0;
 }
 
+/* What could not be replaced goes on as it was. */
+static void follow_again(struct serve *s, struct worker *scratch, uint64_t id)
+{
+    pthread_mutex_lock(&s->lock);
+    const struct worker *old = worker_find_locked(s, id);
+    if (old) *scratch = *old;
+    pthread_mutex_unlock(&s->lock);
+    if (old) views_follow(s, scratch, scratch->pool);
+}
+
 int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap)
 {
     struct worker *w = malloc(sizeof *w);
@@ -236,6 +246,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     pthread_mutex_unlock(&s->lock);
     if (rc) {
         labels_free(w->series);
+        follow_again(s, w, spec->id);
         free(w);
         return -1;
     }

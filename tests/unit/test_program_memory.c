@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory fails once, at every allocation in turn, while a whole program answers a request: it lives on, answers with what was asked
+ * for or an error that is its own, books nothing that nobody gives back, and afterwards everything works.
+ */
+#include "failing_memory.h"
+#include "in_process.h"
+
+#include "cli/commands.h"
+
+enum { ANSWER_MAX = 1 << 20, LARGE = 300 << 10, FAILURES_MAX = 600 };
+
+static char text[ANSWER_MAX], large_tokens[LARGE + 64], large_text[LARGE + 64], large_question[LARGE + 64];
+static char port[16], admin[16], mock_port[16], indexer_port[16];
+
+struct exchange {
+    const char *port, *method, *path, *body;
+    const char *undo; /* a path to DELETE when it went well */
+    int good;         /* its status when nothing fails */
+};
+
+static void make_large_bodies(void)
+{
+    memset(large_tokens, ' ', LARGE);
+    memcpy(large_tokens, "{\"prompt\":[1,2,3,4,5,6,7,8],\"max_tokens\":1", 42);
+    memcpy(large_tokens + LARGE, "}", 2);
+    memset(large_text, 'a', LARGE);
+    memcpy(large_text, "{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"", 54);
+    memcpy(large_text + LARGE, "\"}]}", 5);
+    memset(large_question, ' ', LARGE);
+    memcpy(large_question, "{\"model_name\":\"m\",\"token_ids\":[1,2,3,4,5,6,7,8]", 47);
+    memcpy(large_question + LARGE, "}", 2);
+}
+
+/* An error of ours says so in JSON. */
+static bool is_an_error(int status)
+{
+    return status >= 500 && status < 600 && strstr(text, "rror\"");
+}
+
+static bool all_is_given_back(const char *admin_port)
+{
+    return !admin_port || nothing_is_booked(admin_port);
+}
+
+/* Every allocation of one exchange fails once. */
+static void fail_each_of(const struct exchange *e, const char *admin_port)
+{
+    unsigned cut = 0;
+    long more = (long)env_u64("KVR_MORE", 0); /* by hand: so many fail in a row */
+    for (long n = 0; n < FAILURES_MAX; n++) {
+        int s = dial(e->port);
+        send_request(s, "GET", "/health", "");
+        assert_int_equal(read_answer(s, text, sizeof text), 200);
+        memory_fails_at(n, more);
+        send_request(s, e->method, e->path, e->body);
+        int status = read_answer(s, text, sizeof text);
+        memory_recovers();
+        close(s);
+        bool failed = memory_has_failed();
+        if (getenv("KVR_TRACE")) fprintf(stderr, "%s %s allocation %ld%s: %d\n", e->method, e->path, n, failed ? "" : " (none)", status);
+        if (!failed && status != e->good) fail_msg("%s %s: %d where nothing failed: %.300s", e->method, e->path, status, text);
+        if (status <= 0) cut++;
+        else if (status != e->good && !is_an_error(status))
+            fail_msg("%s %s: allocation %ld failed, and the answer is %d: %.300s", e->method, e->path, n, status, text);
+        if (e->undo && (status == e->good || status <= 0)) { /* who hears nothing has to ask */
+            int undone = ask(e->port, "DELETE", e->undo, "", text, sizeof text);
+            assert_true(undone == 200 || (status <= 0 && undone == 404));
+        }
+        WAIT_FOR(all_is_given_back(admin_port), 20);
+        if (!failed) break;
+    }
+    if (!more) assert_true(cut <= 4); /* for want of memory for the answer itself */
+    assert_int_equal(ask(e->port, e->method, e->path, e->body, text, sizeof text), e->good);
+    if (e->undo) assert_int_equal(ask(e->port, "DELETE", e->undo, "", text, sizeof text), 200);
+}
+
+static void a_router_answers_and_lives_on(void **state)
+{
+    static struct program mock, serve;
+    char worker[64];
+    const char *tokenizer = getenv("KVR_TOKENIZER") ? getenv("KVR_TOKENIZER") : "bytes";
+    (void)state;
+    free_port(port);
+    free_port(admin);
+    free_port(mock_port);
+    snprintf(worker, sizeof worker, "http://127.0.0.1:%s,id=1", mock_port);
+    mock.exempt = true;
+    program_start(&mock, cmd_mock,
+                  (const char *const[]){"mock", "--port", mock_port, "--speedup-ratio", "1000", "--num-gpu-blocks", "65536", NULL});
+    WAIT_FOR(is_up(mock_port), 30);
+    program_start(&serve, cmd_serve,
+                  (const char *const[]){"serve", "--host", "127.0.0.1", "--port", port, "--admin-port", admin, "--worker", worker,
+                                        "--no-router-kv-events", "--health-interval", "3600", "--tokenizer", tokenizer, NULL});
+    WAIT_FOR(is_up(port), 30);
+    WAIT_FOR(ask(port, "GET", "/ready", "", text, sizeof text) == 200, 30);
+    const struct exchange list[] = {
+        {port, "POST", "/v1/completions", "{\"prompt\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17],\"max_tokens\":2}", NULL, 200},
+        {port, "POST", "/v1/chat/completions",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}],\"max_tokens\":2,\"cache_salt\":\"s\"}", NULL, 200},
+        {port, "POST", "/v1/chat/completions", "{\"messages\":[{\"content\":\"hello\"}],\"max_tokens\":2,\"stream\":true}", NULL, 200},
+        {port, "POST", "/v1/completions", large_tokens, NULL, 200},
+        {port, "POST", "/v1/chat/completions", large_text, NULL, 200},
+        {port, "GET", "/v1/models", "", NULL, 200},
+        {admin, "GET", "/metrics", "", NULL, 200},
+        {admin, "GET", "/workers", "", NULL, 200},
+        {admin, "GET", "/loads", "", NULL, 200},
+        {admin, "GET", "/status", "", NULL, 200},
+        {admin, "GET", "/dump", "", NULL, 200},
+        {admin, "GET", "/decisions", "", NULL, 200},
+        {admin, "POST", "/overlap_scores", "{\"token_ids\":[1,2,3,4,5,6,7,8]}", NULL, 200},
+        {admin, "POST", "/potential_loads", "{\"token_ids\":[1,2,3,4,5,6,7,8]}", NULL, 200},
+        {admin, "POST", "/query", "{\"token_ids\":[1,2,3,4,5,6,7,8]}", NULL, 200},
+        {admin, "POST", "/select", "{\"token_ids\":[1,2,3,4,5,6,7,8],\"selection_id\":\"a\"}", NULL, 200},
+        {admin, "POST", "/select_and_reserve", "{\"token_ids\":[1,2,3,4,5,6,7,8],\"selection_id\":\"a\",\"allowed_worker_ids\":[1]}",
+         "/reservations/a", 200},
+        {admin, "POST", "/request", "{\"method\":\"new\",\"request_id\":\"b\",\"tokens\":[1,2,3,4,5,6,7,8]}", "/reservations/b", 200},
+        {admin, "POST", "/workers", "{\"worker_id\":7,\"endpoint\":\"http://127.0.0.1:1\",\"block_size\":16}", "/workers/7", 201},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(list); i++) fail_each_of(&list[i], admin);
+    program_stop(&serve);
+    assert_int_equal(serve.rc, 0);
+    pthread_join(mock.thread, NULL);
+}
+
+static void an_indexer_answers_and_lives_on(void **state)
+{
+    static struct program indexer;
+    char engine[16], body[256];
+    (void)state;
+    free_port(indexer_port);
+    free_port(engine);
+    program_start(&indexer, cmd_indexer, (const char *const[]){"indexer", "--port", indexer_port, "--threads", "1", NULL});
+    WAIT_FOR(is_up(indexer_port), 30);
+    WAIT_FOR(ask(indexer_port, "GET", "/ready", "", text, sizeof text) == 200, 30);
+    snprintf(body, sizeof body, "{\"instance_id\":1,\"endpoint\":\"tcp://127.0.0.1:%s\",\"model_name\":\"m\",\"block_size\":4}", engine);
+    assert_int_equal(ask(indexer_port, "POST", "/register", body, text, sizeof text), 201);
+    const struct exchange list[] = {
+        {indexer_port, "POST", "/query", "{\"model_name\":\"m\",\"token_ids\":[1,2,3,4,5,6,7,8]}", NULL, 200},
+        {indexer_port, "POST", "/query?detail=1", large_question, NULL, 200},
+        {indexer_port, "POST", "/query_by_hash", "{\"model_name\":\"m\",\"block_hashes\":[1,2]}", NULL, 200},
+        {indexer_port, "POST", "/kv_indexer_query", "{\"model_name\":\"m\",\"block_hashes\":[1,2]}", NULL, 200},
+        {indexer_port, "GET", "/workers", "", NULL, 200},
+        {indexer_port, "GET", "/metrics", "", NULL, 200},
+        {indexer_port, "GET", "/dump", "", NULL, 200},
+        {indexer_port, "POST", "/register_peer", "{\"url\":\"http://127.0.0.1:1\"}", NULL, 201},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(list); i++) fail_each_of(&list[i], NULL);
+    assert_int_equal(program_stop(&indexer), 0);
+}
+
+int main(void)
+{
+    memory_exempts_this_thread();
+    make_large_bodies();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_router_answers_and_lives_on),
+        cmocka_unit_test(an_indexer_answers_and_lives_on),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
