@@ -338,8 +338,15 @@ static void source_visit(struct kvr_ingest *in, struct source *s, const struct c
     struct kvr_view_cursor adopt = {0};
     for (const struct rank_stream *r = &s->own; r && n < RANKS_MAX; r = r->next) ranks[n++] = r->stream.worker.dp_rank;
     kvr__view_note_cursor(s);
+    in->visited = s;
     c->visit(c->arg, &s->st, ranks, n, &adopt);
+    in->visited = NULL;
     if (adopt.known) kvr__view_adopt(in, s, &adopt);
+}
+
+int kvr_ingest_carry(struct kvr_ingest *in, uint32_t rank)
+{
+    return kvr__view_carry(in->visited, rank) ? 0 : -KVR_ELIMIT;
 }
 
 /* ---- the thread -------------------------------------------------------------------------------------- */
@@ -691,6 +698,7 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     kvr_engine_stream_init(&s->own.stream, src->worker, src->block_size);
     s->own.stream.tiers = src->tiers;
     s->own.stream.copies = src->copies;
+    for (size_t i = 0; i < src->ranks_n; i++) (void)kvr__view_carry(s, src->ranks[i]);
     if (src->from.known) {
         s->cursor.applied_any = true;
         s->cursor.next = src->from.next;

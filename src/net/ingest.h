@@ -95,11 +95,13 @@ struct kvr_ingest_source {
     const char *events, *replay; /* endpoints; replay may be NULL. events NULL: by the shared stream */
     const char *recover;         /* URL of the worker's recover endpoint, or NULL */
     void *user;
-    bool any_rank;               /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
-    bool tiers;                  /* lower-tier events are wanted */
-    bool copies;                 /* the handler counts copies of blocks (struct kvr_engine_stream) */
-    bool any_endpoint;           /* one that cannot be connected to makes a view that has failed, and says so, in place of -KVR_EINVAL */
-    bool lossy;                  /* the index gives blocks up by itself: a parent that is not there says nothing */
+    bool any_rank;         /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
+    bool tiers;            /* lower-tier events are wanted */
+    bool copies;           /* the handler counts copies of blocks (struct kvr_engine_stream) */
+    bool any_endpoint;     /* one that cannot be connected to makes a view that has failed, and says so, in place of -KVR_EINVAL */
+    bool lossy;            /* the index gives blocks up by itself: a parent that is not there says nothing */
+    const uint32_t *ranks; /* borrowed for the call: further ranks whose content it has brought before (any_rank) */
+    size_t ranks_n;
     struct kvr_view_cursor from; /* when known: the content up to there is in place, and is confirmed by what comes next */
 };
 
@@ -132,6 +134,8 @@ void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, co
 typedef void kvr_ingest_visit(void *arg, const struct kvr_view_status *status, const uint32_t *ranks, size_t n,
                               struct kvr_view_cursor *adopt);
 int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg);
+/* In a visit: the content of this rank is the source's too, and goes when its view is dropped. Returns: 0, -KVR_ELIMIT. */
+int kvr_ingest_carry(struct kvr_ingest *in, uint32_t rank);
 
 /* ---- the shared stream ------------------------------------------------------------------------------------ */
 

@@ -162,6 +162,7 @@ struct command {
 
 struct kvr_ingest {
     struct kvr_ingest_handler handler;
+    struct source *visited; /* in a visit */
     uint64_t restore_timeout_ms;
     void *zmq, *wake_in, *wake_out;
     pthread_t thread;
@@ -215,6 +216,8 @@ void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply); /* any th
 
 /* ---- ingest_view.c */
 void kvr__view_trust(struct kvr_ingest *in, struct source *s, bool trusted, const char *reason);
+/* The stream of a rank, made when it is new; NULL: the source is not to carry it, or has no room. */
+struct rank_stream *kvr__view_carry(struct source *s, uint32_t rank);
 void kvr__view_note_cursor(struct source *s);
 void kvr__view_remember(struct source *s, uint64_t seq, uint64_t hash);
 bool kvr__view_repairing(const struct source *s);

@@ -123,22 +123,27 @@ static bool remembers(const struct source *s, uint64_t seq, const char *data, si
     return s->recent[seq % RECENT].end == seq + 1 && s->recent[seq % RECENT].hash == kvr_hash_bytes(data, len, 0);
 }
 
-/* The stream of the batch's rank; NULL when the source is not to carry it. */
-static struct rank_stream *stream_of(struct kvr_ingest *in, struct source *s)
+struct rank_stream *kvr__view_carry(struct source *s, uint32_t rank)
 {
     struct rank_stream *r = &s->own;
-    if (!in->batch.has_rank || in->batch.rank == s->st.worker.dp_rank) return r;
+    if (rank == s->st.worker.dp_rank) return r;
     if (!s->any_rank) return NULL;
     for (r = s->own.next; r; r = r->next)
-        if (r->stream.worker.dp_rank == in->batch.rank) return r;
+        if (r->stream.worker.dp_rank == rank) return r;
     if (s->ranks_n >= RANKS_MAX || !(r = calloc(1, sizeof *r))) return NULL;
-    kvr_engine_stream_init(&r->stream, (struct kvr_worker){s->st.worker.worker_id, in->batch.rank}, s->own.stream.block_size);
+    kvr_engine_stream_init(&r->stream, (struct kvr_worker){s->st.worker.worker_id, rank}, s->own.stream.block_size);
     r->stream.tiers = s->own.stream.tiers;
     r->stream.copies = s->own.stream.copies;
     r->next = s->own.next;
     s->own.next = r;
     s->ranks_n++;
     return r;
+}
+
+/* The stream of the batch's rank; NULL when the source is not to carry it. */
+static struct rank_stream *stream_of(struct kvr_ingest *in, struct source *s)
+{
+    return in->batch.has_rank ? kvr__view_carry(s, in->batch.rank) : &s->own;
 }
 
 static void sum_counters(struct source *s)

@@ -119,7 +119,7 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     kvr_recorder_event(x->recorder, ev);
     int rc = kvr_index_apply(p->index, ev);
     if (ev->tier != KVR_TIER_DEVICE && ev->kind == KVR_EVENT_STORED) atomic_store_explicit(&p->tiers, true, memory_order_relaxed);
-    atomic_fetch_add_explicit(&x->telemetry.events[ev->kind][rc != 0], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&x->telemetry.events[ev->tier != KVR_TIER_DEVICE][ev->kind][rc != 0], 1, memory_order_relaxed);
     return rc;
 }
 
@@ -246,6 +246,15 @@ bool catalogue_has_listener(struct indexer *x, struct kvr_worker w)
     return has;
 }
 
+size_t catalogue_listeners(struct indexer *x, uint64_t worker_id)
+{
+    pthread_mutex_lock(&x->lock);
+    const struct instance *i = instance_locked(x, worker_id);
+    size_t n = i ? i->listeners_n : 0;
+    pthread_mutex_unlock(&x->lock);
+    return n;
+}
+
 /* A registration whose events come by the event plane. */
 static bool is_plane(const char *endpoint)
 {
@@ -267,44 +276,49 @@ static bool endpoint_ok(const char *e)
     return strtoul(colon + 1, NULL, 10) <= 65535;
 }
 
-void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_view_cursor *cursor)
+static struct seed *seed_new(struct kvr_worker w, const struct kvr_view_cursor *cursor, const uint32_t *ranks, size_t n)
 {
-    struct seed *s = NULL;
+    struct seed *s = calloc(1, sizeof *s + n * sizeof *ranks);
+    if (!s) return NULL;
+    s->worker = w;
+    s->cursor = *cursor;
+    s->ranks_n = n;
+    if (n) memcpy(s->ranks, ranks, n * sizeof *ranks);
+    return s;
+}
+
+/* Taken out of the list; NULL: there is none. */
+static struct seed *take_seed_locked(struct indexer *x, struct kvr_worker w)
+{
+    struct seed **at = &x->seeds, *s;
+    while (*at && kvr_worker_cmp((*at)->worker, w) != 0) at = &(*at)->next;
+    s = *at;
+    if (s) *at = s->next;
+    return s;
+}
+
+void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_view_cursor *cursor, const uint32_t *ranks, size_t n)
+{
+    struct seed *s = seed_new(w, cursor, ranks, n);
+    if (!s) return;
     pthread_mutex_lock(&x->lock);
-    for (s = x->seeds; s && kvr_worker_cmp(s->worker, w) != 0;) s = s->next;
-    if (!s && (s = calloc(1, sizeof *s))) {
-        s->worker = w;
-        s->next = x->seeds;
-        x->seeds = s;
-    }
-    if (s) s->cursor = *cursor;
+    free(take_seed_locked(x, w));
+    s->next = x->seeds;
+    x->seeds = s;
     pthread_mutex_unlock(&x->lock);
 }
 
-struct seed *catalogue_seeds(struct indexer *x, size_t *n)
+struct seed **catalogue_seeds(struct indexer *x, size_t *n)
 {
-    pthread_mutex_lock(&x->lock);
+    size_t most = 0;
     *n = 0;
-    for (const struct seed *s = x->seeds; s; s = s->next) ++*n;
-    struct seed *list = calloc(*n + 1, sizeof *list), *to = list;
-    for (const struct seed *s = x->seeds; s && list; s = s->next) *to++ = *s;
+    pthread_mutex_lock(&x->lock);
+    for (const struct seed *s = x->seeds; s; s = s->next) most++;
+    struct seed **list = calloc(most + 1, sizeof *list);
+    for (const struct seed *s = x->seeds; s && list; s = s->next)
+        if ((list[*n] = seed_new(s->worker, &s->cursor, s->ranks, s->ranks_n))) ++*n;
     pthread_mutex_unlock(&x->lock);
-    if (!list) *n = 0;
     return list;
-}
-
-static struct kvr_view_cursor take_seed_locked(struct indexer *x, struct kvr_worker w)
-{
-    struct kvr_view_cursor c = {0};
-    for (struct seed **at = &x->seeds; *at; at = &(*at)->next) {
-        if (kvr_worker_cmp((*at)->worker, w) != 0) continue;
-        struct seed *s = *at;
-        c = s->cursor;
-        *at = s->next;
-        free(s);
-        break;
-    }
-    return c;
 }
 
 static struct instance *instance_make_locked(struct indexer *x, const struct registration *r, struct partition *p)
@@ -342,6 +356,7 @@ static int add_listener_locked(struct indexer *x, struct instance *i, const stru
         i->listeners_cap = cap;
     }
     struct kvr_worker w = {r->instance_id, r->dp_rank};
+    struct seed *seed = take_seed_locked(x, w);
     struct kvr_ingest_source src = {.worker = w,
                                     .block_size = i->part->block_size,
                                     .events = is_plane(r->endpoint) ? NULL : r->endpoint,
@@ -352,9 +367,12 @@ static int add_listener_locked(struct indexer *x, struct instance *i, const stru
                                     .tiers = true,
                                     .any_endpoint = true,
                                     .lossy = x->o->max_bytes > 0,
-                                    .from = take_seed_locked(x, w)};
+                                    .ranks = seed ? seed->ranks : NULL,
+                                    .ranks_n = seed ? seed->ranks_n : 0};
+    if (seed) src.from = seed->cursor;
     partition_ref(i->part);
     int rc = kvr_ingest_add(x->ingest, &src);
+    free(seed);
     if (rc) {
         partition_unref(i->part);
         return rc;

@@ -27,7 +27,7 @@ static int take_event(void *ctx, const char *key, size_t key_len, struct kvr_jso
     if (catalogue_has_listener(x, ev.worker)) return -KVR_EEXISTS;
     rc = kvr_index_apply(f->part->index, &ev);
     if (ev.tier != KVR_TIER_DEVICE && ev.kind == KVR_EVENT_STORED) atomic_store_explicit(&f->part->tiers, true, memory_order_relaxed);
-    atomic_fetch_add_explicit(&x->telemetry.events[ev.kind][rc != 0], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&x->telemetry.events[ev.tier != KVR_TIER_DEVICE][ev.kind][rc != 0], 1, memory_order_relaxed);
     bool good = rc == 0 || rc == -KVR_ENOTFOUND; /* a removal of what has gone already is as good as one */
     f->applied += good;
     f->failed += !good;

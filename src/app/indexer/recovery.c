@@ -57,9 +57,10 @@ static void ask_next_peer(struct recovery *r);
 /* ---- taking over -------------------------------------------------------------------------------------------------- */
 
 struct takeover {
+    struct kvr_ingest *ingest;
     struct partition *part;
     struct stage *stage;
-    const bool *others;        /* by place in the stage: ranks of this worker that have no listener of their own */
+    const bool *others;        /* by place in the stage: ranks that came by this worker's stream beside its own */
     const struct place *place; /* NULL: the content has no place */
     bool taken;
 };
@@ -76,8 +77,10 @@ static void take_over(void *arg, const struct kvr_view_status *st, const uint32_
         struct kvr_worker w = {st->worker.worker_id, ranks[i]};
         if (stage_put(stage_find(t->stage, t->part, w), t->part, w)) return;
     }
-    for (size_t i = 0; i < t->stage->n; i++)
-        if (t->others[i] && stage_put(&t->stage->list[i], t->part, t->stage->list[i].worker)) return;
+    for (size_t i = 0; i < t->stage->n; i++) {
+        struct kvr_worker w = t->stage->list[i].worker;
+        if (t->others[i] && (kvr_ingest_carry(t->ingest, w.dp_rank) || stage_put(&t->stage->list[i], t->part, w))) return;
+    }
     t->taken = true;
     if (v) *adopt = (struct kvr_view_cursor){true, v->next_sequence, v->last_hash, v->last_ts};
 }
@@ -89,19 +92,43 @@ static const struct place *place_of(const struct recovery *r, const struct parti
     return NULL;
 }
 
+/* Did that rank come by the stream that w stands for? It has neither a place nor a listener of its own, and the worker has no
+ * other stream that could have brought it. */
+static bool came_with(const struct recovery *r, const struct staged *g, struct partition *p, struct kvr_worker w)
+{
+    size_t places = 0;
+    if (g->part != p || g->worker.worker_id != w.worker_id || kvr_worker_cmp(g->worker, w) == 0) return false;
+    if (place_of(r, p, g->worker) || catalogue_has_listener(r->x, g->worker)) return false;
+    for (size_t i = 0; i < r->places_n; i++) places += r->places[i].part == p && r->places[i].view.worker.worker_id == w.worker_id;
+    return places <= 1 && catalogue_listeners(r->x, w.worker_id) <= 1;
+}
+
 static bool give_to_view(struct recovery *r, struct partition *p, struct kvr_worker w, const struct place *place)
 {
-    struct takeover t = {.part = p, .stage = &r->stage, .place = place};
+    struct takeover t = {.ingest = r->x->ingest, .part = p, .stage = &r->stage, .place = place};
     bool *others = calloc(r->stage.n + 1, sizeof *others);
     if (!others) return false;
-    for (size_t i = 0; i < r->stage.n; i++) {
-        const struct staged *g = &r->stage.list[i];
-        others[i] = g->part == p && g->worker.worker_id == w.worker_id && !catalogue_has_listener(r->x, g->worker);
-    }
+    for (size_t i = 0; i < r->stage.n; i++) others[i] = came_with(r, &r->stage.list[i], p, w);
     t.others = others;
     int rc = kvr_ingest_visit_view(r->x->ingest, w, take_over, &t);
     free(others);
     return rc == 0 && t.taken;
+}
+
+/* Of a worker that nobody follows here: what its stream has brought waits, with the place in it, until it is registered. */
+static bool keep_for_later(struct recovery *r, const struct place *pl)
+{
+    struct kvr_worker w = pl->view.worker;
+    struct kvr_view_cursor c = {pl->view.trusted, pl->view.next_sequence, pl->view.last_hash, pl->view.last_ts};
+    uint32_t ranks[RANKS_OF_INSTANCE_MAX];
+    size_t n = 0;
+    if (stage_put(stage_find(&r->stage, pl->part, w), pl->part, w)) return false;
+    for (size_t i = 0; i < r->stage.n && n < RANKS_OF_INSTANCE_MAX && !catalogue_listeners(r->x, w.worker_id); i++) {
+        struct staged *g = &r->stage.list[i];
+        if (came_with(r, g, pl->part, w) && stage_put(g, pl->part, g->worker) == 0) ranks[n++] = g->worker.dp_rank;
+    }
+    catalogue_seed(r->x, w, &c, ranks, n);
+    return true;
 }
 
 /* Puts what is staged in place; returns how many views it helped. Nobody is registered or unregistered meanwhile. */
@@ -113,10 +140,8 @@ static size_t use_stage(struct recovery *r)
         const struct place *pl = &r->places[i];
         if (catalogue_has_listener(r->x, pl->view.worker)) {
             if (pl->view.trusted) taken += give_to_view(r, pl->part, pl->view.worker, pl);
-        } else if (stage_put(stage_find(&r->stage, pl->part, pl->view.worker), pl->part, pl->view.worker) == 0) {
-            struct kvr_view_cursor c = {pl->view.trusted, pl->view.next_sequence, pl->view.last_hash, pl->view.last_ts};
-            catalogue_seed(r->x, pl->view.worker, &c);
-            taken++;
+        } else {
+            taken += keep_for_later(r, pl);
         }
     }
     for (size_t i = 0; i < r->stage.n; i++) {

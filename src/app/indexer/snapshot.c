@@ -125,17 +125,30 @@ static void put_sources(struct indexer *x, struct writer *w, const struct partit
 }
 
 /* Content that was restored for workers which nobody has registered yet. */
+static void put_seed(struct indexer *x, struct writer *w, const struct partition *p, const struct seed *s)
+{
+    unsigned char b[SOURCE_BYTES];
+    size_t blocks = kvr_index_rank_blocks(p->index, s->worker);
+    for (size_t i = 0; i < s->ranks_n; i++)
+        blocks += kvr_index_rank_blocks(p->index, (struct kvr_worker){s->worker.worker_id, s->ranks[i]});
+    if (!blocks || catalogue_has_listener(x, s->worker)) return;
+    source_text(b, s->worker, &s->cursor);
+    w->failed |= kvr_index_dump(p->index, &s->worker, keep_event, w) != 0;
+    for (size_t i = 0; i < s->ranks_n && !w->failed; i++) {
+        struct kvr_worker other = {s->worker.worker_id, s->ranks[i]};
+        w->failed |= kvr_index_dump(p->index, &other, keep_event, w) != 0;
+    }
+    put_record(w, SOURCE, b, sizeof b);
+    flush_events(w);
+}
+
 static void put_seeds(struct indexer *x, struct writer *w, const struct partition *p)
 {
     size_t n;
-    struct seed *list = catalogue_seeds(x, &n);
-    for (size_t i = 0; i < n && !w->failed; i++) {
-        unsigned char b[SOURCE_BYTES];
-        if (!kvr_index_rank_blocks(p->index, list[i].worker) || catalogue_has_listener(x, list[i].worker)) continue;
-        source_text(b, list[i].worker, &list[i].cursor);
-        w->failed |= kvr_index_dump(p->index, &list[i].worker, keep_event, w) != 0;
-        put_record(w, SOURCE, b, sizeof b);
-        flush_events(w);
+    struct seed **list = catalogue_seeds(x, &n);
+    for (size_t i = 0; i < n; i++) {
+        if (!w->failed) put_seed(x, w, p, list[i]);
+        free(list[i]);
     }
     free(list);
 }
@@ -273,6 +286,8 @@ struct loader {
     bool skip, locked; /* of the current source */
     struct kvr_worker worker;
     struct kvr_view_cursor cursor;
+    uint32_t ranks[RANKS_OF_INSTANCE_MAX]; /* further ones of the same stream */
+    size_t ranks_n;
     struct kvr_event events[BATCH];
     size_t n;
     struct kvr_block *blocks; /* of the batch */
@@ -296,7 +311,7 @@ static void end_source(struct loader *l)
 {
     if (!l->locked) return;
     if (l->n) apply_batch(l);
-    if (!l->skip) catalogue_seed(l->x, l->worker, &l->cursor);
+    if (!l->skip) catalogue_seed(l->x, l->worker, &l->cursor, l->ranks, l->ranks_n);
     pthread_mutex_unlock(&l->x->change_lock);
     l->locked = false;
 }
@@ -311,9 +326,19 @@ static void begin_source(struct loader *l, const unsigned char *p)
     memcpy(&l->cursor.last_hash, p + 24, 8);
     memcpy(&l->cursor.last_ts, p + 32, 8);
     l->cursor.known = known == 1;
+    l->ranks_n = 0;
     pthread_mutex_lock(&l->x->change_lock); /* nobody registers it meanwhile */
     l->locked = true;
     l->skip = !l->part || catalogue_has_listener(l->x, l->worker); /* registered already: the engine knows better */
+}
+
+/* Events go rank by rank. */
+static void note_rank(struct loader *l, uint32_t rank)
+{
+    if (rank == l->worker.dp_rank || l->ranks_n == RANKS_OF_INSTANCE_MAX) return;
+    for (size_t i = l->ranks_n; i-- > 0;)
+        if (l->ranks[i] == rank) return;
+    l->ranks[l->ranks_n++] = rank;
 }
 
 static bool read_events(struct loader *l, const unsigned char *p, uint64_t len)
@@ -323,6 +348,7 @@ static bool read_events(struct loader *l, const unsigned char *p, uint64_t len)
         uint64_t up;
         memcpy(&ev.worker.worker_id, p, 8);
         memcpy(&ev.worker.dp_rank, p + 8, 4);
+        note_rank(l, ev.worker.dp_rank);
         ev.tier = (enum kvr_tier)p[12];
         ev.has_parent = p[13] & 1;
         ev.has_start_position = p[13] & 2;

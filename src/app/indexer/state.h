@@ -93,6 +93,8 @@ struct seed {
     struct seed *next;
     struct kvr_worker worker;
     struct kvr_view_cursor cursor;
+    size_t ranks_n;
+    uint32_t ranks[]; /* further ranks that came by the same stream */
 };
 
 struct registration {
@@ -125,7 +127,7 @@ enum { DURATION_BUCKETS = 20, METHODS = 5 };
 struct telemetry {
     _Atomic uint64_t requests[ENDPOINTS][METHODS], errors[ENDPOINTS][2];
     _Atomic uint64_t buckets[ENDPOINTS][DURATION_BUCKETS + 1], sum_ns[ENDPOINTS];
-    _Atomic uint64_t events[3][2]; /* stored, removed, cleared; ok, failed */
+    _Atomic uint64_t events[2][3][2]; /* device, lower tiers; stored, removed, cleared; ok, failed */
     _Atomic uint64_t refused_prompts, tls_failures, peer_recoveries, peer_failures;
     _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
     pthread_mutex_t log_lock;
@@ -223,9 +225,11 @@ struct partition *catalogue_find(struct indexer *x, const char *model, size_t mo
 struct partition *catalogue_get(struct indexer *x, const char *model, const char *group, uint32_t block_size);
 void partition_ref(struct partition *p);
 void partition_unref(struct partition *p);
-void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_view_cursor *cursor);
-struct seed *catalogue_seeds(struct indexer *x, size_t *n); /* a copy as an array; malloc'd */
+/* ranks[n]: further ranks whose content came by w's stream. */
+void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_view_cursor *cursor, const uint32_t *ranks, size_t n);
+struct seed **catalogue_seeds(struct indexer *x, size_t *n); /* copies; each malloc'd, and the list */
 bool catalogue_has_listener(struct indexer *x, struct kvr_worker w);
+size_t catalogue_listeners(struct indexer *x, uint64_t worker_id); /* how many it has */
 void catalogue_workers_write(struct indexer *x, const char *model, const char *group, struct kvr_buf *out);
 void catalogue_registrations_write(struct indexer *x, struct kvr_buf *out);
 /* All partitions, each with a reference; the caller frees the list. */

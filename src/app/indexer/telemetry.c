@@ -161,16 +161,21 @@ static void write_requests(const struct telemetry *t, struct kvr_buf *b)
                                (unsigned long long)load(&t->errors[e][k]));
 }
 
+/* Dynamo counts the device tier only; our own name has every tier. */
 static void write_events(const struct telemetry *t, struct kvr_buf *b)
 {
     static const char *const kinds[] = {"stored", "removed", "cleared"};
-    static const char *const names[] = {"dynamo_kvrouter_kv_cache_events_applied", "kvroute_events_applied_total"};
-    for (size_t k = 0; k < 2; k++) {
-        head(b, names[k], "counter", "KV events by their outcome");
+    static const struct {
+        const char *name, *help;
+        bool lower;
+    } rows[] = {{"dynamo_kvrouter_kv_cache_events_applied", "KV events of the device tier by their outcome", false},
+                {"kvroute_events_applied_total", "KV events of all tiers by their outcome", true}};
+    for (size_t k = 0; k < KVR_ARRAY_LEN(rows); k++) {
+        head(b, rows[k].name, "counter", rows[k].help);
         for (size_t e = 0; e < 3; e++)
             for (size_t f = 0; f < 2; f++)
-                kvr_buf_printf(b, "%s{event_type=\"%s\",status=\"%s\"} %llu\n", names[k], kinds[e], f ? "failed" : "ok",
-                               (unsigned long long)load(&t->events[e][f]));
+                kvr_buf_printf(b, "%s{event_type=\"%s\",status=\"%s\"} %llu\n", rows[k].name, kinds[e], f ? "failed" : "ok",
+                               (unsigned long long)(load(&t->events[0][e][f]) + (rows[k].lower ? load(&t->events[1][e][f]) : 0)));
     }
 }
 
