@@ -73,7 +73,7 @@ static const struct option_row rows[] = {
      NULL, NULL},
     {"accept-events", OPT_BOOL, AT(accept_events), "false", 0, 0, NULL,
      "serve POST /events, which applies events of a recording (kvroute replay-events)", NULL, NULL},
-    {"max-body-size", OPT_SIZE, AT(max_body_size), "16MiB", 0, 0, NULL, "largest body of a query; other bodies: 2 MiB", NULL, NULL},
+    {"max-body-size", OPT_SIZE, AT(max_body_size), "8MiB", 0, 0, NULL, "largest body of a query; other bodies: 2 MiB", NULL, NULL},
     {"max-bodies-bytes", OPT_SIZE, AT(max_bodies_bytes), "1GiB", 0, 0, NULL,
      "memory for all request bodies together, unfinished ones too; beyond: 503; 0 = no limit", NULL, NULL},
     {"client-write-timeout", OPT_DOUBLE, AT(client_write_timeout), "30", 0, 864000, NULL,
