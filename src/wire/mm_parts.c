@@ -5,6 +5,8 @@
 #include <strings.h>
 #include <kvroute/hash.h>
 
+#include "wire/json_text.h"
+
 /* ---- what a part is ---------------------------------------------------------------------------------- */
 
 static bool is_one_of(const char *s, size_t len, const char *const *list, size_t n)
@@ -170,57 +172,6 @@ bool kvr_mm_parts_any(struct kvr_json body)
 
 /* ---- taking them out: a walk over the text, which is known to be JSON, beside the parsed values ------ */
 
-static const char *skip_space(const char *p, const char *end)
-{
-    while (p < end && (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n')) p++;
-    return p;
-}
-
-static const char *skip_string(const char *p, const char *end)
-{
-    for (p++; p < end && *p != '"'; p++)
-        if (*p == '\\') p++;
-    return p < end ? p + 1 : end;
-}
-
-static const char *skip_value(const char *p, const char *end)
-{
-    size_t depth = 0;
-    if (p < end && *p == '"') return skip_string(p, end);
-    while (p < end) {
-        if (*p == '"') {
-            p = skip_string(p, end);
-            continue;
-        }
-        if (*p == '{' || *p == '[') depth++;
-        if (*p == '}' || *p == ']') {
-            if (depth == 0) return p;
-            if (--depth == 0) return p + 1;
-        }
-        if (depth == 0 && (*p == ',' || strchr(" \t\r\n", *p))) return p;
-        p++;
-    }
-    return end;
-}
-
-/* The value of a member of the object at p, or NULL. */
-static const char *find_member(const char *p, const char *end, const char *name)
-{
-    size_t len = strlen(name);
-    if (p >= end || *p != '{') return NULL;
-    for (p = skip_space(p + 1, end); p < end && *p == '"';) {
-        const char *key = p + 1;
-        p = skip_string(p, end);
-        bool match = (size_t)(p - key) == len + 1 && memcmp(key, name, len) == 0;
-        p = skip_space(p, end);
-        if (p < end) p = skip_space(p + 1, end); /* the colon */
-        if (match) return p;
-        p = skip_space(skip_value(p, end), end);
-        if (p < end && *p == ',') p = skip_space(p + 1, end);
-    }
-    return NULL;
-}
-
 struct removal {
     const char *at, *end; /* the element that the next callback is for */
     const char *copied;   /* so far */
@@ -230,8 +181,8 @@ struct removal {
 
 static void next_element(struct removal *r)
 {
-    r->at = skip_space(skip_value(r->at, r->end), r->end);
-    if (r->at < r->end && *r->at == ',') r->at = skip_space(r->at + 1, r->end);
+    r->at = kvr_json_text_space(kvr_json_text_end(r->at, r->end), r->end);
+    if (r->at < r->end && *r->at == ',') r->at = kvr_json_text_space(r->at + 1, r->end);
 }
 
 static int keep_text(void *ctx, const char *key, size_t key_len, struct kvr_json part)
@@ -239,7 +190,7 @@ static int keep_text(void *ctx, const char *key, size_t key_len, struct kvr_json
     struct removal *r = ctx;
     if (!is_object_part(NULL, key, key_len, part)) {
         kvr_buf_str(r->out, r->kept ? "," : "[");
-        kvr_buf_add(r->out, r->at, (size_t)(skip_value(r->at, r->end) - r->at));
+        kvr_buf_add(r->out, r->at, (size_t)(kvr_json_text_end(r->at, r->end) - r->at));
         r->kept = true;
     }
     next_element(r);
@@ -249,7 +200,7 @@ static int keep_text(void *ctx, const char *key, size_t key_len, struct kvr_json
 /* Writes what is left of a message's content at p. */
 static void write_content(const struct removal *r, const char *p, struct kvr_json content)
 {
-    struct removal parts = {.at = skip_space(p + 1, r->end), .end = r->end, .out = r->out};
+    struct removal parts = {.at = kvr_json_text_space(p + 1, r->end), .end = r->end, .out = r->out};
     if (kvr_json_type_of(content) == KVR_JSON_ARRAY) kvr_json_each(content, keep_text, &parts);
     kvr_buf_str(r->out, parts.kept ? "]" : "\"\"");
 }
@@ -258,11 +209,11 @@ static int clean_message(void *ctx, const char *key, size_t key_len, struct kvr_
 {
     struct removal *r = ctx;
     if (has_object_part(NULL, key, key_len, message)) {
-        const char *p = find_member(r->at, r->end, "content");
+        const char *p = kvr_json_text_member(r->at, r->end, "content");
         if (!p || p >= r->end || (*p != '[' && *p != '{')) return 1;
         kvr_buf_add(r->out, r->copied, (size_t)(p - r->copied));
         write_content(r, p, kvr_json_get(message, "content"));
-        r->copied = skip_value(p, r->end);
+        r->copied = kvr_json_text_end(p, r->end);
     }
     next_element(r);
     return 0;
@@ -270,9 +221,9 @@ static int clean_message(void *ctx, const char *key, size_t key_len, struct kvr_
 
 bool kvr_mm_parts_remove(const char *text, size_t len, struct kvr_json body, struct kvr_buf *out)
 {
-    const char *end = text + len, *messages = find_member(skip_space(text, end), end, "messages");
+    const char *end = text + len, *messages = kvr_json_text_member(kvr_json_text_space(text, end), end, "messages");
     if (!messages || *messages != '[' || has_member(body)) return false;
-    struct removal r = {.at = skip_space(messages + 1, end), .end = end, .copied = text, .out = out};
+    struct removal r = {.at = kvr_json_text_space(messages + 1, end), .end = end, .copied = text, .out = out};
     if (kvr_json_each(kvr_json_get(body, "messages"), clean_message, &r)) return false;
     kvr_buf_add(out, r.copied, (size_t)(end - r.copied));
     return true;

@@ -28,7 +28,7 @@ enum { KVR_MM_MEMBERS = 5 };
 bool kvr_mm_parts_any(struct kvr_json body);
 
 /* Appends text[len], from which `body` was parsed, without those parts; all else stays byte for byte.
- * Returns: false when they could not be found there (a member's name is written with escapes), or have no place in the text. */
+ * Returns: false when they could not be found there (a member's name is written with escapes, or twice), or have no place in the text. */
 bool kvr_mm_parts_remove(const char *text, size_t len, struct kvr_json body, struct kvr_buf *out);
 
 #endif

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "wire/json_text.h"
+
 static const char *const names[2] = {"data_parallel_rank", "routed_dp_rank"};
 
 const char *kvr_rank_member_read(struct kvr_json body, struct kvr_rank_member *out)
@@ -31,15 +33,27 @@ static size_t trimmed(const char *body, size_t len)
     return len;
 }
 
+/* Appends what is before `at`, and the rank in place of the null there. Returns: where to go on. */
+static const char *put_rank(const char *from, const char *at, const char *end, uint32_t rank, struct kvr_buf *out)
+{
+    kvr_buf_add(out, from, (size_t)(at - from));
+    kvr_buf_printf(out, "%u", rank);
+    return kvr_json_text_end(at, end);
+}
+
 void kvr_rank_member_splice(const char *body, size_t len, const struct kvr_rank_member *has, uint32_t rank, struct kvr_buf *out)
 {
-    size_t end = trimmed(body, len) - 1; /* the closing brace */
-    bool comma = body[trimmed(body, end) - 1] != '{';
-    kvr_buf_add(out, body, end);
+    const char *brace = body + trimmed(body, len) - 1, *from = body, *object = kvr_json_text_space(body, brace), *nulls[2];
+    bool comma = body[trimmed(body, (size_t)(brace - body)) - 1] != '{';
+    for (int i = 0; i < 2; i++) nulls[i] = has->has[i] ? NULL : kvr_json_text_member(object, brace, names[i]);
+    int first = nulls[0] && nulls[1] && nulls[1] < nulls[0];
+    for (int i = 0; i < 2; i++)
+        if (nulls[i ^ first]) from = put_rank(from, nulls[i ^ first], brace, rank, out);
+    kvr_buf_add(out, from, (size_t)(brace - from));
     for (int i = 0; i < 2; i++) {
-        if (has->has[i]) continue;
+        if (has->has[i] || nulls[i]) continue;
         kvr_buf_printf(out, "%s\"%s\":%u", comma ? "," : "", names[i], rank);
         comma = true;
     }
-    kvr_buf_add(out, body + end, len - end);
+    kvr_buf_add(out, brace, len - (size_t)(brace - body));
 }

@@ -19,8 +19,8 @@ struct kvr_rank_member {
 /* Reads both from a body's object. Returns: NULL, or what is wrong, a sentence for the client (static). */
 const char *kvr_rank_member_read(struct kvr_json body, struct kvr_rank_member *out);
 
-/* Appends body[len], which must be one valid JSON object, with those of the two members that it does not have: at its end, where the
- * last of two equal names wins. All its own bytes stay as they are. */
+/* Appends body[len], which must be one valid JSON object, with those of the two members that it does not have at its end, and those
+ * that are null with the rank in their place. All other bytes stay as they are. */
 void kvr_rank_member_splice(const char *body, size_t len, const struct kvr_rank_member *has, uint32_t rank, struct kvr_buf *out);
 
 #endif

@@ -87,6 +87,11 @@ def test_sglang_gets_the_rank_in_the_body(start, upstream, path):  # noqa: F811
     assert ranks == ["3"] and body == raw.replace(b" } \n", b' ,"data_parallel_rank":3,"routed_dp_rank":3} \n')
     call(s.port, "POST", path, b'{"prompt":"x","messages":[],"data_parallel_rank":2}')
     assert sent(u, path)[1] == b'{"prompt":"x","messages":[],"data_parallel_rank":2,"routed_dp_rank":2}'
+    for nulls in ('"routed_dp_rank" : null , "prompt":"x"', '"prompt":"x", "data_parallel_rank":null', '"routed_dp_rank":null,"x":{},"data_parallel_rank":null'):
+        call(s.port, "POST", path, '{"messages":[], "n":{"routed_dp_rank":null}, ' + nulls + '}', {"x-data-parallel-rank": "3"})
+        got = json.loads(sent(u, path)[1], object_pairs_hook=list)
+        assert sorted(k for k, _ in got).count("routed_dp_rank") == sorted(k for k, _ in got).count("data_parallel_rank") == 1
+        assert dict(got)["routed_dp_rank"] == dict(got)["data_parallel_rank"] == 3 and dict(got)["n"] == [("routed_dp_rank", None)]
 
 
 def test_sglang_bodies_that_are_no_objects_stay(start, upstream):  # noqa: F811
