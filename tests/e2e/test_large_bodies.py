@@ -19,7 +19,7 @@ def numbers(n):
 def upload(port, path, body, but=0):
     """A connection over which all of a request has left but for its last bytes."""
     s = socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     s.sendall(head + (body[:-but] if but else body))
     return s
 
@@ -29,7 +29,7 @@ def answers_meanwhile(port, path, body):
     for _ in range(20):
         large = upload(port, path, body, but=1)
         small = socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW)
-        ask = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        ask = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         small.sendall(ask)  # it lives, and is idle
         assert small.recv(4096).startswith(b"HTTP/1.1 200")
         large.sendall(body[-1:])

@@ -71,8 +71,8 @@ static inline int dial(const char *port)
 static inline void send_request(int s, const char *method, const char *path, const char *body)
 {
     char *text = NULL;
-    int n = asprintf(&text, "%s %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s", method, path,
-                     strlen(body), body);
+    int n = asprintf(&text, "%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s", method,
+                     path, strlen(body), body);
     for (int at = 0; at < n;) {
         ssize_t k = send(s, text + at, (size_t)(n - at), MSG_NOSIGNAL);
         if (k <= 0) break; /* the answer may be there all the same */
