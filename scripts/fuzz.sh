@@ -82,6 +82,21 @@ for f in build/fuzz/fuzzers/fuzz_*; do
     printf '\203\252model_name\241m\254block_hashes\304\0101234abcd\253device_only\303' >"$work/$name/e"
     printf '\204\252model_name\241m\246worker\202\251worker_id\001\247dp_rank\002\254local_hashes\304\0101234abcd\257sequence_hashes\304\0101234abcd' >"$work/$name/f"
   fi
+  if [ "$name" = fuzz_http_server ]; then # a length, chunks with trailers, pipelined, absolute, expectation, HEAD, junk between
+    printf '1POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabcGET /c?q=1 HTTP/1.1\r\nHost: x\r\n\r\n' >"$work/$name/a"
+    printf '2POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3;e\r\nabc\r\n0\r\nX: y\r\n\r\nHEAD / HTTP/1.0\r\n\r\n' >"$work/$name/b"
+    printf '3GET http://x/a?b HTTP/1.1\r\nHost: x\r\nConnection: close, a\r\nA: b\r\n\r\n' >"$work/$name/c"
+    printf '4PUT /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx\r\n\r\nOPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n' >"$work/$name/d"
+    printf '5POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3 x\r\nabcXX0\r\n\r\n' >"$work/$name/e"
+  fi
+  if [ "$name" = fuzz_http_client ]; then # a length, chunks with trailers, until the end, interim answers, HEAD, too much
+    printf '\006HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX: y\r\n\r\nabc' >"$work/$name/a"
+    printf '\012HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;e\r\nabc\r\n0\r\nX: y\r\n\r\n' >"$work/$name/b"
+    printf '\020HTTP/1.1 503 No\r\n\r\nabc' >"$work/$name/c"
+    printf '\026HTTP/1.1 100 Go\r\n\r\nHTTP/1.1 103 Hint\r\nLink: x\r\n\r\nHTTP/1.0 204 OK\r\nConnection: keep-alive\r\n\r\n' >"$work/$name/d"
+    printf '\007HTTP/1.1 200 OK\r\nContent-Length: 30\r\nConnection: a, b\r\n\r\n' >"$work/$name/e"
+    printf '\006HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong' >"$work/$name/f"
+  fi
   [ "$name" = fuzz_endpoint ] && printf 'http://h:1/p' >"$work/$name/a"
   echo "$name: $seconds s"
   "$f" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=0 -artifact_prefix="$work/" "$work/$name" 2>"$work/log" || {

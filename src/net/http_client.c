@@ -277,6 +277,16 @@ static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf)
     *buf = uv_buf_init(p->client->read_buffer, sizeof p->client->read_buffer);
 }
 
+/* libuv tells of a reset that comes with the last bytes as of an end. */
+static bool was_reset(const struct peer *p)
+{
+    uv_os_fd_t fd;
+    int error = 0;
+    socklen_t len = sizeof error;
+    if (uv_fileno((const uv_handle_t *)&p->tcp, &fd) || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len)) return true;
+    return error != 0;
+}
+
 static void on_end_of_input(struct peer *p)
 {
     if (p->state == IDLE || !p->call) {
@@ -284,7 +294,8 @@ static void on_end_of_input(struct peer *p)
         return;
     }
     bool began = p->got_bytes;
-    if (llhttp_message_needs_eof(&p->parser) && began && llhttp_finish(&p->parser) == HPE_OK) {
+    bool in_body = !kvr__framing_in_head(&p->framing) && !kvr__framing_in_chunks(&p->framing);
+    if (began && in_body && !was_reset(p) && llhttp_message_needs_eof(&p->parser) && llhttp_finish(&p->parser) == HPE_OK) {
         finish(p, false);
         return;
     }
