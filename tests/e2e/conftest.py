@@ -122,11 +122,14 @@ class ScriptedServer:
 
 
 class Process:
-    def __init__(self, *args, expect=0, env=None):
+    def __init__(self, *args, expect=0, env=None, limits=()):
         self.args = [BINARY, *map(str, args)]
         self.log = tempfile.TemporaryFile("w+")
         self.expect = expect
-        self.p = subprocess.Popen(self.args, stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+        # limits: (resource, value) of setrlimit, for the process alone
+        limit = [f"--{what}={value}" for what, value in limits]
+        self.p = subprocess.Popen(["prlimit", *limit, *self.args] if limit else self.args, stdout=self.log, stderr=subprocess.STDOUT,
+                                  env={**os.environ, **(env or {})})
 
     def text(self):
         self.log.flush()
