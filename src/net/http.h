@@ -101,8 +101,8 @@ void kvr_body_unref(struct kvr_body *b);
  * Threads: any.
  */
 struct kvr_http_shared {
-    size_t bodies_max; /* bytes; 0: no limit. A body beyond is refused with 503 and Retry-After */
-    _Atomic uint64_t bodies_held, bodies_refused, write_timeouts, answers_broken, accept_failures, evicted, refused;
+    size_t bodies_max; /* bytes; 0: no limit. A body beyond is refused with 503 and Retry-After; a quarter is for those up to 64 KiB */
+    _Atomic uint64_t bodies_held, bodies_refused, write_timeouts, answers_broken, accept_failures, evicted, delayed;
 };
 
 struct kvr_http_port {
@@ -144,7 +144,7 @@ struct kvr_http_server_config {
 };
 
 struct kvr_http_server_stats {
-    uint64_t connections, refused_connections, bad_requests, too_large, timeouts, requests;
+    uint64_t connections, bad_requests, too_large, timeouts, requests;
     size_t open;
 };
 
@@ -152,9 +152,9 @@ struct kvr_http_server_stats {
 int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *config, struct kvr_http_server **out);
 uint16_t kvr_http_server_port(const struct kvr_http_server *s);
 void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_server_stats *out);
-/* How many connections `servers` servers may have each, with the descriptors this process may still open: each connection may
- * need another one to a worker. At most `wanted`. */
-size_t kvr_http_connections_max(size_t wanted, size_t servers);
+/* How many descriptors this process may still open, less a few and `reserve` that it will need for other things; SIZE_MAX: no limit.
+ * Whoever starts a server keeps connections_max below it: each connection may need another one to a worker. */
+size_t kvr_http_descriptors_room(size_t reserve);
 /* Stops accepting and closes idle connections; those being answered live on. */
 void kvr_http_server_drain(struct kvr_http_server *s);
 /* Closes everything; on_gone is called for answers owed. Memory goes when the loop has run its close callbacks. */
@@ -245,6 +245,8 @@ int kvr_http_client_create(uv_loop_t *loop, double idle_timeout_s, struct kvr_ht
 void kvr_http_client_count_reopened(struct kvr_http_client *c, _Atomic uint64_t *counter);
 /* Closes idle connections and cancels calls silently; memory goes with the loop's close callbacks. */
 void kvr_http_client_close(struct kvr_http_client *c);
+/* With so many connections open a kept one is closed for each new one. Connections in use are never refused. 0, as at first: no limit. */
+void kvr_http_client_open_max(struct kvr_http_client *c, size_t n);
 size_t kvr_http_client_idle(const struct kvr_http_client *c);
 
 /* Never calls back before it returns. Returns: the call or NULL when memory is short. A pooled connection that

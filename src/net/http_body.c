@@ -57,11 +57,11 @@ void kvr_body_unref(struct kvr_body *b)
     free(b);
 }
 
-bool kvr__bodies_reserve(struct kvr_http_shared *s, size_t n)
+bool kvr__bodies_reserve(struct kvr_http_shared *s, size_t n, bool small)
 {
-    uint64_t held = atomic_load(&s->bodies_held);
+    uint64_t held = atomic_load(&s->bodies_held), max = small ? s->bodies_max : s->bodies_max - s->bodies_max / 4;
     do {
-        if (s->bodies_max && (held > s->bodies_max || n > s->bodies_max - held)) {
+        if (s->bodies_max && (held > max || n > max - held)) {
             atomic_fetch_add(&s->bodies_refused, 1);
             return false;
         }
@@ -86,8 +86,8 @@ void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct
         ROW("write_timeouts_total", "counter", write_timeouts, "Clients cut off because they took nothing of what was queued for them"),
         ROW("answers_broken_total", "counter", answers_broken, "Answers broken off for want of memory"),
         ROW("accept_failures_total", "counter", accept_failures, "Connections that could not be taken for want of memory or descriptors"),
-        ROW("evicted_connections_total", "counter", evicted, "Connections that were not being answered, closed to make room for new ones"),
-        ROW("refused_connections_total", "counter", refused, "Connections refused because there were too many"),
+        ROW("evicted_connections_total", "counter", evicted, "Idle or slow connections, closed to make room for new ones"),
+        ROW("delayed_connections_total", "counter", delayed, "Connections that waited in the queue of the kernel as there were too many"),
 #undef ROW
     };
     for (size_t k = 0; k < KVR_ARRAY_LEN(rows); k++) {

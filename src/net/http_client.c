@@ -22,7 +22,7 @@ struct kvr_http_client {
     double idle_timeout_s;
     struct peer *idle; /* newest first */
     struct peer *busy;
-    size_t idle_n;
+    size_t idle_n, busy_n, open_max; /* open_max 0: no limit */
     llhttp_settings_t settings;
     size_t handles;
     bool closed;
@@ -121,6 +121,7 @@ static void peer_close(struct peer *p)
         p->client->idle_n--;
     } else {
         list_remove(&p->client->busy, p);
+        p->client->busy_n--;
     }
     p->state = CLOSING;
     if (p->resolving) uv_cancel((uv_req_t *)&p->resolve);
@@ -158,6 +159,7 @@ static void to_idle(struct peer *p)
 {
     struct kvr_http_client *c = p->client;
     list_remove(&c->busy, p);
+    c->busy_n--;
     list_push(&c->idle, p);
     p->state = IDLE;
     uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read); /* to notice when the peer closes */
@@ -473,8 +475,19 @@ static void on_start_soon(uv_timer_t *t)
     }
 }
 
+/* Idle connections, the oldest first, make room for a new one. */
+static void make_room(struct kvr_http_client *c)
+{
+    while (c->idle && c->open_max && c->idle_n + c->busy_n >= c->open_max) {
+        struct peer *oldest = c->idle;
+        while (oldest->next) oldest = oldest->next;
+        peer_close(oldest);
+    }
+}
+
 static struct peer *peer_new(struct kvr_http_client *c, uint64_t key)
 {
+    make_room(c);
     struct peer *p = calloc(1, sizeof *p);
     if (!p) return NULL;
     p->client = c;
@@ -486,6 +499,7 @@ static struct peer *peer_new(struct kvr_http_client *c, uint64_t key)
     p->state = CONNECTING;
     c->handles++;
     list_push(&c->busy, p);
+    c->busy_n++;
     return p;
 }
 
@@ -506,6 +520,7 @@ static struct peer *peer_from_pool(struct kvr_http_client *c, uint64_t key)
             list_remove(&c->idle, p);
             c->idle_n--;
             list_push(&c->busy, p);
+            c->busy_n++;
             p->state = RECEIVING;
             p->reused = true;
             return p;
@@ -605,6 +620,11 @@ int kvr_http_client_create(uv_loop_t *loop, double idle_timeout_s, struct kvr_ht
 void kvr_http_client_count_reopened(struct kvr_http_client *c, _Atomic uint64_t *counter)
 {
     c->reopened = counter;
+}
+
+void kvr_http_client_open_max(struct kvr_http_client *c, size_t n)
+{
+    c->open_max = n;
 }
 
 size_t kvr_http_client_idle(const struct kvr_http_client *c)

@@ -8,20 +8,25 @@
  * This file: listening, connections and their ends, deadlines (checked once a second for all connections, which costs less
  * than a timer each). Parts: http_server_internal.h.
  *
- * Room for new connections: at the limit the oldest one that is idle, or has been sending its request for some time, is closed.
- * One that is being answered never is.
+ * Room for new connections: at the limit the oldest one that is idle, or has been sending its request or not reading its answer for
+ * some time, is closed. When there is none, the new one waits in the kernel's queue until another ends.
  */
 #include "net/http_server_internal.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 enum {
     LINGER_S = 2,
-    REFUSED_S = 5,       /* for a refused client to read why */
-    SLOW_MS = 2000,      /* a request that takes longer to arrive may give way */
-    LOOKED_AT = 4096,    /* connections, when one must give way */
+    REFUSED_S = 5,     /* for a refused client to read why */
+    IDLE_MS = 250,     /* a connection on which nothing comes may give way */
+    SLOW_MS = 1000,    /* a request that takes longer to arrive may give way */
+    LOOKED_AT = 4096,  /* connections, when one must give way */
+    ACCEPTED_MAX = 64, /* in one turn of the loop */
+    BACKLOG = 1024,
     DESCRIPTORS_KEPT = 8 /* for files, health checks, ... */
 };
 
@@ -84,6 +89,8 @@ void kvr__conn_update_reading(struct kvr_http_conn *c)
 
 /* ---- the end of a connection ------------------------------------------------------------------------- */
 
+static void take_connections(struct kvr_http_server *s);
+
 static void server_maybe_free(struct kvr_http_server *s)
 {
     if (s->closed && s->handles == 0 && !s->conns) free(s);
@@ -96,6 +103,7 @@ static void on_conn_closed(uv_handle_t *h)
     *(c->next ? &c->next->prev : &s->oldest) = c->prev;
     *(c->prev ? &c->prev->next : &s->conns) = c->next;
     s->stats.open--;
+    if (!s->listening && !s->draining && !s->closed) take_connections(s);
     kvr__request_free(c);
     kvr_headers_free(&c->headers);
     kvr_buf_free(&c->target);
@@ -170,8 +178,6 @@ static void look_at(struct kvr_http_conn *c, uint64_t now)
     }
 }
 
-static void take_connection(struct kvr_http_server *s);
-
 static void on_sweep(uv_timer_t *t)
 {
     struct kvr_http_server *s = t->data;
@@ -180,7 +186,7 @@ static void on_sweep(uv_timer_t *t)
         next = c->next;
         look_at(c, now);
     }
-    if (s->accept_owed && !s->draining && !s->closed) take_connection(s);
+    if (!s->listening && !s->draining && !s->closed) take_connections(s);
 }
 
 void kvr__conn_fail_soon(struct kvr_http_conn *c)
@@ -192,21 +198,23 @@ void kvr__conn_fail_soon(struct kvr_http_conn *c)
 
 /* ---- new connections --------------------------------------------------------------------------------- */
 
+/* Idle ones first, then those that have been slow for some time: to send a request, or to read what is queued for them. */
 static bool gives_way(const struct kvr_http_conn *c, bool idle, uint64_t now)
 {
-    if (c->closing || c->answering) return false;
-    if (idle) return c->lingering || (!c->started_message && c->queued == 0);
-    return now - c->message_ms > SLOW_MS;
+    if (c->closing) return false;
+    if (idle) return !c->answering && (c->lingering || (!c->started_message && c->queued == 0 && now - c->message_ms > IDLE_MS));
+    if (c->queued) return now - c->progress_ms > SLOW_MS;
+    return !c->answering && now - c->message_ms > SLOW_MS;
 }
 
 /* Closes one connection to make room. false: none may be closed. */
-static bool evict(struct kvr_http_server *s, const struct kvr_http_conn *but)
+static bool evict(struct kvr_http_server *s)
 {
-    uint64_t now = uv_now(s->tcp.loop);
+    uint64_t now = uv_now(s->loop);
     for (int idle = 1; idle >= 0; idle--) {
         unsigned looked_at = 0;
         for (struct kvr_http_conn *c = s->oldest; c && looked_at < LOOKED_AT; c = c->prev, looked_at++) {
-            if (c == but || !gives_way(c, idle, now)) continue;
+            if (!gives_way(c, idle, now)) continue;
             atomic_fetch_add(&s->shared->evicted, 1);
             conn_reset(c);
             return true;
@@ -231,17 +239,12 @@ static void conn_begin(struct kvr_http_conn *c)
     uv_read_start((uv_stream_t *)&c->tcp, on_alloc, on_read);
 }
 
-/* libuv listens no further until the connection it has told of is taken; without memory for it that is tried again later. */
-static void take_connection(struct kvr_http_server *s)
+static struct kvr_http_conn *conn_new(struct kvr_http_server *s)
 {
     struct kvr_http_conn *c = calloc(1, sizeof *c);
-    s->accept_owed = !c;
-    if (!c) {
-        atomic_fetch_add(&s->shared->accept_failures, 1);
-        return;
-    }
+    if (!c) return NULL;
     c->server = s;
-    uv_tcp_init(s->tcp.loop, &c->tcp);
+    uv_tcp_init(s->loop, &c->tcp);
     c->tcp.data = c;
     s->stats.connections++;
     s->stats.open++;
@@ -249,25 +252,58 @@ static void take_connection(struct kvr_http_server *s)
     c->next = s->conns;
     *(c->next ? &c->next->prev : &s->oldest) = c;
     s->conns = c;
-    bool taken = uv_accept((uv_stream_t *)&s->tcp, (uv_stream_t *)&c->tcp) == 0;
-    if (taken && (s->live <= s->config.connections_max || evict(s, c))) {
-        conn_begin(c);
-        return;
-    }
-    s->stats.refused_connections++;
-    atomic_fetch_add(&s->shared->refused, 1);
-    kvr__conn_close(c);
+    return c;
 }
 
-static void on_connection(uv_stream_t *listener, int status)
+/* One connection of the kernel's queue. false: there is none, or no room, memory or descriptor for it: *blocked. */
+static bool take_connection(struct kvr_http_server *s, bool *blocked)
 {
-    struct kvr_http_server *s = listener->data;
-    if (status == 0) {
-        take_connection(s);
-    } else { /* no descriptor, most likely */
-        atomic_fetch_add(&s->shared->accept_failures, 1);
-        (void)evict(s, NULL);
+    if (s->accepted < 0) s->accepted = accept4(s->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (s->accepted < 0) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
+        *blocked = errno != ECONNABORTED && errno != EINTR;
+        if (*blocked) atomic_fetch_add(&s->shared->accept_failures, 1);
+        return !*blocked || evict(s);
     }
+    bool room = s->live < s->config.connections_max || evict(s);
+    struct kvr_http_conn *c = room ? conn_new(s) : NULL;
+    *blocked = !c;
+    if (!c) {
+        atomic_fetch_add(room ? &s->shared->accept_failures : &s->shared->delayed, 1);
+        return false;
+    }
+    int rc = uv_tcp_open(&c->tcp, s->accepted);
+    if (rc) close(s->accepted);
+    s->accepted = -1;
+    if (rc == 0) conn_begin(c);
+    else kvr__conn_close(c);
+    return true;
+}
+
+static void on_readable(uv_poll_t *h, int status, int events);
+
+/* Listens, or not while nothing can be taken: what comes then waits in the kernel's queue. libuv's own listening would close it, and
+ * spin without a spare descriptor. */
+static void set_listening(struct kvr_http_server *s, bool on)
+{
+    if (on == s->listening || s->draining || s->closed) return;
+    s->listening = on;
+    if (on) uv_poll_start(&s->listener, UV_READABLE, on_readable);
+    else uv_poll_stop(&s->listener);
+}
+
+static void take_connections(struct kvr_http_server *s)
+{
+    bool blocked = false;
+    for (int i = 0; i < ACCEPTED_MAX && take_connection(s, &blocked); i++) continue;
+    set_listening(s, !blocked);
+}
+
+static void on_readable(uv_poll_t *h, int status, int events)
+{
+    (void)status;
+    (void)events;
+    take_connections(h->data);
 }
 
 static size_t descriptors_open(void)
@@ -279,13 +315,12 @@ static size_t descriptors_open(void)
     return n;
 }
 
-size_t kvr_http_connections_max(size_t wanted, size_t servers)
+size_t kvr_http_descriptors_room(size_t reserve)
 {
     struct rlimit r;
-    size_t used = descriptors_open() + DESCRIPTORS_KEPT;
-    if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur == RLIM_INFINITY) return wanted;
-    size_t each = r.rlim_cur > used ? ((size_t)r.rlim_cur - used) / 2 / servers : 0;
-    return KVR_MIN(wanted, KVR_MAX(each, (size_t)2));
+    size_t used = descriptors_open() + DESCRIPTORS_KEPT + reserve;
+    if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+    return r.rlim_cur > used ? (size_t)r.rlim_cur - used : 0;
 }
 
 /* ---- server ------------------------------------------------------------------------------------------ */
@@ -297,19 +332,40 @@ static void on_server_handle_closed(uv_handle_t *h)
     server_maybe_free(s);
 }
 
+/* Returns: 0 or a libuv error. */
 static int listen_on(struct kvr_http_server *s)
 {
-    struct sockaddr_storage addr;
-    if (uv_ip4_addr(s->config.host, s->config.port, (struct sockaddr_in *)&addr) &&
-        uv_ip6_addr(s->config.host, s->config.port, (struct sockaddr_in6 *)&addr))
+    struct sockaddr_storage a = {0};
+    const struct kvr_http_server_config *c = &s->config;
+    int on = 1;
+    if (uv_ip4_addr(c->host, c->port, (struct sockaddr_in *)&a) && uv_ip6_addr(c->host, c->port, (struct sockaddr_in6 *)&a))
         return UV_EINVAL;
-    if (s->config.reuse_port) {
-        uv_os_fd_t fd;
-        int on = 1;
-        if (uv_fileno((uv_handle_t *)&s->tcp, &fd) == 0) setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
-    }
-    int rc = uv_tcp_bind(&s->tcp, (struct sockaddr *)&addr, 0);
-    return rc ? rc : uv_listen((uv_stream_t *)&s->tcp, 1024, on_connection);
+    socklen_t len = a.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    s->fd = socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (s->fd < 0 || setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
+        (c->reuse_port && setsockopt(s->fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on)) || bind(s->fd, (struct sockaddr *)&a, len) ||
+        listen(s->fd, BACKLOG))
+        return uv_translate_sys_error(errno);
+    int rc = uv_poll_init_socket(s->loop, &s->listener, s->fd);
+    if (rc) return rc;
+    s->handles++;
+    set_listening(s, true);
+    return 0;
+}
+
+/* Until the handle is closed libuv may still look at the descriptor. */
+static void on_listener_closed(uv_handle_t *h)
+{
+    struct kvr_http_server *s = h->data;
+    close(s->fd);
+    on_server_handle_closed(h);
+}
+
+static void stop_listening(struct kvr_http_server *s)
+{
+    if (s->accepted >= 0) close(s->accepted);
+    s->accepted = -1;
+    uv_close((uv_handle_t *)&s->listener, on_listener_closed);
 }
 
 int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *config, struct kvr_http_server **out)
@@ -319,12 +375,15 @@ int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *
     s->config = *config;
     s->shared = config->shared ? config->shared : &s->own;
     kvr__request_settings(&s->settings);
-    uv_tcp_init_ex(loop, &s->tcp, strchr(config->host, ':') ? AF_INET6 : AF_INET);
+    s->loop = loop;
+    s->fd = s->accepted = -1;
     uv_timer_init(loop, &s->sweep);
-    s->tcp.data = s->sweep.data = s;
-    s->handles = 2;
+    s->listener.data = s->sweep.data = s;
+    s->handles = 1;
     int rc = listen_on(s);
     if (rc) {
+        if (s->fd >= 0) close(s->fd);
+        s->draining = true; /* it never listened */
         kvr_http_server_close(s);
         return rc;
     }
@@ -337,8 +396,8 @@ int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *
 uint16_t kvr_http_server_port(const struct kvr_http_server *s)
 {
     struct sockaddr_storage a;
-    int len = sizeof a;
-    if (uv_tcp_getsockname(&s->tcp, (struct sockaddr *)&a, &len)) return 0;
+    socklen_t len = sizeof a;
+    if (getsockname(s->fd, (struct sockaddr *)&a, &len)) return 0;
     return ntohs(((struct sockaddr_in *)&a)->sin_port);
 }
 
@@ -351,7 +410,7 @@ void kvr_http_server_drain(struct kvr_http_server *s)
 {
     if (s->draining) return;
     s->draining = true;
-    uv_close((uv_handle_t *)&s->tcp, on_server_handle_closed);
+    stop_listening(s);
     for (struct kvr_http_conn *c = s->conns, *next; c; c = next) {
         next = c->next;
         if (c->answering || c->started_message) continue;
@@ -364,7 +423,7 @@ void kvr_http_server_close(struct kvr_http_server *s)
 {
     if (!s || s->closed) return;
     s->closed = true;
-    if (!s->draining) uv_close((uv_handle_t *)&s->tcp, on_server_handle_closed);
+    if (!s->draining) stop_listening(s);
     uv_close((uv_handle_t *)&s->sweep, on_server_handle_closed);
     for (struct kvr_http_conn *c = s->conns, *next; c; c = next) {
         next = c->next;

@@ -12,7 +12,9 @@
 #include "net/http_internal.h"
 
 struct kvr_http_server {
-    uv_tcp_t tcp;
+    uv_loop_t *loop;
+    uv_poll_t listener;
+    int fd, accepted; /* the listening socket, and one that was accepted and waits for room; -1: none */
     uv_timer_t sweep;
     struct kvr_http_server_config config;
     struct kvr_http_shared own, *shared; /* the latter is the former unless the configuration names one */
@@ -20,9 +22,8 @@ struct kvr_http_server {
     struct kvr_http_server_stats stats;
     size_t live; /* connections that are not being closed */
     llhttp_settings_t settings;
-    int handles;      /* open handles of the server itself */
-    bool accept_owed; /* a connection waits for memory */
-    bool draining, closed;
+    int handles; /* open handles of the server itself */
+    bool listening, draining, closed;
     char plain[64 * 1024];       /* what TLS has made of read_buffer */
     char read_buffer[64 * 1024]; /* reads are handled before the next one, so one buffer serves all */
 };
@@ -43,7 +44,7 @@ struct kvr_http_conn {
     struct kvr_body *body;           /* and when it is whole */
     struct kvr_buf ahead;            /* bytes that wait for their turn to be parsed */
     uint64_t deadline_ms;            /* 0: none */
-    uint64_t message_ms;             /* when the request that is arriving began */
+    uint64_t message_ms;             /* when the request that is arriving began, or the waiting for it */
     size_t queued;                   /* bytes in write requests */
     uint64_t queued_total;           /* ever */
     uint64_t sent_seen, progress_ms; /* by the sweep: bytes that had left, and when that last grew */

@@ -131,6 +131,12 @@ static void *loop_main(void *arg)
     return NULL;
 }
 
+/* Half of the descriptors: engines' sockets take the others. */
+static size_t connections_max(const struct indexer_options *o)
+{
+    return KVR_MIN((size_t)o->max_connections, KVR_MAX(kvr_http_descriptors_room(0) / 2 / o->threads, (size_t)2));
+}
+
 static struct loop *loop_new(struct indexer *x, int *rc)
 {
     struct loop *l = calloc(1, sizeof *l);
@@ -146,7 +152,7 @@ static struct loop *loop_new(struct indexer *x, int *rc)
                                        .port = (uint16_t)x->o->port,
                                        .reuse_port = x->o->threads > 1,
                                        .body_max = x->o->max_body_size,
-                                       .connections_max = kvr_http_connections_max(x->o->max_connections, x->o->threads),
+                                       .connections_max = connections_max(x->o),
                                        .head_timeout_s = 10,
                                        .body_timeout_s = 30,
                                        .idle_timeout_s = 75,

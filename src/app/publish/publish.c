@@ -70,7 +70,7 @@ static int serve(struct publish *p, char *err, size_t cap)
         .host = o->host,
         .port = (uint16_t)o->port,
         .body_max = BODY_MAX,
-        .connections_max = kvr_http_connections_max(1024, 1),
+        .connections_max = KVR_MIN((size_t)1024, KVR_MAX(kvr_http_descriptors_room(0) / 2, (size_t)2)),
         .head_timeout_s = 10,
         .body_timeout_s = 10,
         .idle_timeout_s = 75,

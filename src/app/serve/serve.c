@@ -217,17 +217,34 @@ static int listen_failed(const char *flag, const char *host, uint64_t port, int 
     return 1;
 }
 
+enum { ADMIN_CONNECTIONS_MAX = 4096, FOR_EACH_WORKER = 4 /* descriptors: sockets of its events, a health check */ };
+
+/* Of the descriptors that are left an eighth is for the admin port, and each client of the data port may need one to a worker. */
+static size_t admin_connections(const struct serve *s)
+{
+    size_t room = kvr_http_descriptors_room(FOR_EACH_WORKER * s->workers_n);
+    return KVR_MIN((size_t)ADMIN_CONNECTIONS_MAX, KVR_MAX(s->o->select_only ? room / 2 : room / 8, (size_t)2));
+}
+
+static size_t data_connections(const struct serve *s)
+{
+    size_t room = kvr_http_descriptors_room(s->admin_connections + FOR_EACH_WORKER * s->workers_n);
+    size_t most = KVR_MIN((size_t)s->o->max_connections, KVR_MAX(room / 2 / s->o->threads, (size_t)2));
+    if (most < KVR_MIN(s->o->max_connections, (uint64_t)1024))
+        kvr_log("kvroute serve: warning: only %zu client connections per loop: this process may open too few files (ulimit -n)", most);
+    return most;
+}
+
 static int start_loops(struct serve *s)
 {
     int rc = 0;
     s->loops = calloc(s->o->threads, sizeof(struct loop *));
     if (!s->loops) return 1;
-    size_t most = kvr_http_connections_max(s->o->max_connections, s->o->threads);
-    if (most < KVR_MIN(s->o->max_connections, (uint64_t)1024))
-        kvr_log("kvroute serve: warning: only %zu client connections per loop: this process may open too few files (ulimit -n)", most);
+    size_t most = data_connections(s);
     for (uint64_t i = 0; i < s->o->threads; i++) {
         struct loop *l = loop_new(s, most, s->o->threads > 1, &rc);
         if (!l) return 1;
+        kvr_http_client_open_max(l->client, most);
         s->loops[s->loops_n++] = l;
         if (rc) return listen_failed("port", s->o->host, s->o->port, rc);
     }
@@ -334,6 +351,7 @@ static int run(struct serve *s)
         kvr_log("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
+    s->admin_connections = admin_connections(s);
     if (!s->o->select_only && start_loops(s)) return 1;
     rc = admin_start(s);
     if (rc) return listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc);
