@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { SMALL_BODY = 64 * 1024 };
+
 static struct kvr_body *body_new(void)
 {
     struct kvr_body *b = calloc(1, sizeof *b);
@@ -32,7 +34,7 @@ struct kvr_body *kvr_body_copy(const void *data, size_t len)
 struct kvr_body *kvr_body_derive(const struct kvr_body *from, struct kvr_buf *bytes)
 {
     size_t n = bytes->cap;
-    if (from->shared && !kvr__bodies_reserve(from->shared, n)) return NULL;
+    if (from->shared && !kvr__bodies_reserve(from->shared, n, n)) return NULL;
     struct kvr_body *b = kvr_body_take(bytes);
     if (b) {
         b->shared = from->shared;
@@ -57,9 +59,9 @@ void kvr_body_unref(struct kvr_body *b)
     free(b);
 }
 
-bool kvr__bodies_reserve(struct kvr_http_shared *s, size_t n, bool small)
+bool kvr__bodies_reserve(struct kvr_http_shared *s, size_t n, size_t whole)
 {
-    uint64_t held = atomic_load(&s->bodies_held), max = small ? s->bodies_max : s->bodies_max - s->bodies_max / 4;
+    uint64_t held = atomic_load(&s->bodies_held), max = s->bodies_max - (whole > SMALL_BODY ? s->bodies_max / 4 : 0);
     do {
         if (s->bodies_max && (held > max || n > max - held)) {
             atomic_fetch_add(&s->bodies_refused, 1);

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { BODY_FIRST = 4096, SLACK_MAX = 64 * 1024, SMALL_BODY = 64 * 1024 };
+enum { BODY_FIRST = 4096, SLACK_MAX = 64 * 1024 };
 
 /* ---- memory ------------------------------------------------------------------------------------------ */
 
@@ -50,7 +50,7 @@ static int reserve(struct kvr_http_conn *c, size_t more, uint64_t promised)
     size_t need = b->len + more, cap = KVR_MAX(need, KVR_MAX(2 * b->cap, (size_t)BODY_FIRST));
     if (need <= b->cap) return 0;
     if (promised && promised < cap) cap = KVR_MAX(need, (size_t)promised);
-    if (!kvr__bodies_reserve(shared, cap - b->cap, cap <= SMALL_BODY)) return -1;
+    if (!kvr__bodies_reserve(shared, cap - b->cap, cap)) return -1;
     char *p = realloc(b->data, cap);
     if (!p) {
         kvr__bodies_release(shared, cap - b->cap);

@@ -44,7 +44,7 @@ def at_rest(process):
 
 
 def get(path):
-    return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
 def count_answers(sock, n):
@@ -107,7 +107,7 @@ def test_unfinished_bodies_share_a_budget(start, upstream):
     held = []
     for _ in range(6):  # 3 MiB of 4 each
         c = socket.create_connection(("127.0.0.1", s.port), timeout=30 * conftest.SLOW)
-        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (4 * MB))
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (4 * MB))
         try:
             c.sendall(b"x" * (3 * MB))
         except OSError:
@@ -135,7 +135,7 @@ def test_declared_length_reserves_nothing(start, upstream):
     held = []
     for _ in range(20):
         c = socket.create_connection(("127.0.0.1", s.port), timeout=30)
-        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\nx" % (3 * MB))
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\nx" % (3 * MB))
         held.append(c)
     wait_for("a byte of each", lambda: s.metric("http_request_bodies_bytes", port="data") >= 20)
     assert s.metric("http_request_bodies_bytes", port="data") < MB
@@ -153,7 +153,7 @@ def test_client_that_does_not_read_its_stream_is_cut_off_and_the_worker_is_let_g
     s = start(Serve, [u.spec()], "--no-router-kv-events", "--client-write-timeout", "1", "--stall-timeout", "600")
     c = socket.create_connection(("127.0.0.1", s.port), timeout=30)
     body = b'{"prompt":"x","stream":true}'
-    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     wait_for("the cut", lambda: s.metric("http_write_timeouts_total", port="data") == 1, 20)
     wait_for("no load", lambda: s.idle() and s.metric("client_gone_total") == 1)
     with pytest.raises(OSError):  # a reset, not an end
@@ -183,7 +183,7 @@ def test_slow_reader_that_goes_on_is_not_cut_off(start, upstream):
     c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     c.connect(("127.0.0.1", s.port))
     c.settimeout(30)
-    c.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{"prompt":"x"}')
+    c.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 14\r\n\r\n{"prompt":"x"}')
     got, began = 0, time.monotonic()
     while got < size:
         if time.monotonic() - began < 3:

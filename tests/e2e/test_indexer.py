@@ -776,7 +776,7 @@ def test_tls(start, tmp_path):
     assert ask("POST", "/query", json.dumps({"token_ids": list(range(100000)), "model_name": "m"}))[0] == 404
     assert len(ask("GET", "/metrics")[1]) > 3000
     with socket.create_connection(("127.0.0.1", port)) as s:  # plain HTTP on the TLS port
-        s.sendall(b"GET /workers HTTP/1.1\r\nHost: x\r\n\r\n")
+        s.sendall(b"GET /workers HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"HTTP" not in s.recv(1000)
     with socket.create_connection(("127.0.0.1", port)) as s:
         s.sendall(os.urandom(3000))

@@ -80,7 +80,7 @@ def test_a_client_that_left_is_counted_as_that(start):
     c, _ = None, None
     c = socket.create_connection(("127.0.0.1", s.port))
     body = b'{"model":"m","prompt":[1,2,3]}'
-    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     wait_for("on its way", lambda: s.metric("requests_active") == 1)
     c.close()
     wait_for("counted", lambda: series(s, "requests_total") == {labels("m", 1, "client_gone"): 1})

@@ -409,7 +409,7 @@ def test_expect_continue(fleet):
     s, _ = fleet
     body = b'{"prompt":"x","max_tokens":1}'
     with socket.create_connection(("127.0.0.1", s.port), timeout=10) as c:
-        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body))
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body))
         assert c.recv(1000).startswith(b"HTTP/1.1 100")
         c.sendall(body)
         out = b""
@@ -420,7 +420,7 @@ def test_expect_continue(fleet):
 
 def test_chunked_request_body(fleet):
     s, _ = fleet
-    out = raw(s.port, b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n'
+    out = raw(s.port, b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n'
                       b'10\r\n{"prompt":"abc",\r\n10\r\n"max_tokens": 1}\r\n0\r\n\r\n')
     assert out.startswith(b"HTTP/1.1 200") and b'"completion_tokens":1' in out
 
@@ -428,19 +428,19 @@ def test_chunked_request_body(fleet):
 def test_pipelining(fleet):
     s, _ = fleet
     body = b'{"prompt":"x","max_tokens":1}'
-    one = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    get = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    out = raw(s.port, one + get + one + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    one = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    out = raw(s.port, one + get + one + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert out.count(b"HTTP/1.1 200") == 4
 
 
 def test_offered_upgrade_is_ignored(fleet):
     s, _ = fleet
     body = b'{"prompt":"x","max_tokens":1}'
-    out = raw(s.port, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\n"
+    out = raw(s.port, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\n"
                       b"HTTP2-Settings: AAMAAABkAAQAAP__\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     assert out.startswith(b"HTTP/1.1 200")
-    assert raw(s.port, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 1).startswith(b"HTTP/1.1 200")
+    assert raw(s.port, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 1).startswith(b"HTTP/1.1 200")
 
 
 def test_keep_alive(fleet):
@@ -455,23 +455,23 @@ def test_keep_alive(fleet):
 
 
 @pytest.mark.parametrize("name,request_bytes", [
-    ("cl and te", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
-    ("two lengths", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}"),
-    ("different lengths", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"),
+    ("cl and te", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+    ("two lengths", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}"),
+    ("different lengths", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"),
     ("bare lf", b"GET /health HTTP/1.1\nHost: x\n\n"),
     ("bare lf in headers", b"GET /health HTTP/1.1\r\nHost: x\nX: y\r\n\r\n"),
     ("space before colon", b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n"),
-    ("obs-fold", b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\r\n b\r\n\r\n"),
+    ("obs-fold", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: a\r\n b\r\n\r\n"),
     ("no host", b"GET /health HTTP/1.1\r\n\r\n"),
-    ("two hosts", b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n"),
-    ("negative length", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n"),
-    ("huge length", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n"),
-    ("bad chunk", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
-    ("unknown coding", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n"),
+    ("two hosts", b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: y\r\n\r\n"),
+    ("negative length", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"),
+    ("huge length", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n"),
+    ("bad chunk", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
+    ("unknown coding", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n"),
     ("garbage", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
     ("http 2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-    ("huge header", b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100000 + b"\r\n\r\n"),
-    ("many headers", b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 500 + b"\r\n"),
+    ("huge header", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100000 + b"\r\n\r\n"),
+    ("many headers", b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 500 + b"\r\n"),
 ])
 def test_malformed_requests_are_refused(fleet, name, request_bytes):
     s, _ = fleet

@@ -93,7 +93,7 @@ static int begin(struct stage *s)
         .sin_family = AF_INET, .sin_port = htons(kvr_http_server_port(s->server)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
-    static const char request[] = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    static const char request[] = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     assert_int_equal(write(fd, request, sizeof request - 1), (ssize_t)sizeof request - 1);
     return fd;
 }
