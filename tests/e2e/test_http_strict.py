@@ -6,7 +6,7 @@ import pytest
 from conftest import Indexer, Mock, Publish, Serve, call
 from test_proxy import Upstream, raw
 
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 BODY = b'{"prompt":"x"}'
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -49,7 +49,7 @@ def test_key_of_the_indexer_in_a_trailer_is_no_key(start, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
     s = start(Indexer, "--api-key-file", keys, key="secret")
-    out = raw(s.port, b"POST /query HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    out = raw(s.port, b"POST /query HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
                       b"2\r\n{}\r\n0\r\nAuthorization: Bearer secret\r\n\r\n")
     assert status(out) == 401
 
@@ -83,19 +83,19 @@ def test_trailers_of_a_worker_are_no_headers(one):
     ("gzip, then chunked", POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
     ("chunked, gzip", POST + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n", 400),
     ("chunked twice", POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", 400),
-    ("chunked in HTTP/1.0", b"POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    ("chunked in HTTP/1.0", b"POST /v1/completions HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     ("empty length", POST + b"Content-Length:\r\n\r\n", 400),
     ("signed length", POST + b"Content-Length: +14\r\n\r\n" + BODY, 400),
     ("another expectation", POST + b"Expect: a-miracle\r\nContent-Length: 14\r\n\r\n" + BODY, 417),
     ("another host in the target", b"GET http://a/v1/models HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n", 400),
     ("user in the target", b"GET http://me@x/v1/models HTTP/1.1\r\nHost: me@x\r\nConnection: close\r\n\r\n", 400),
-    ("fragment in the target", b"GET /v1/models#x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 400),
-    ("no path in the target", b"GET * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 400),
-    ("two spaces", b"GET  /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 400),
-    ("space after the version", b"GET /v1/models HTTP/1.1 \r\nHost: localhost\r\nConnection: close\r\n\r\n", 400),
-    ("another protocol", b"GET /v1/models RTSP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n", 400),
-    ("no version", b"GET /v1/models\r\nHost: localhost\r\n\r\n", 400),
-    ("many names in Connection", b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: " + b"a," * 40 + b"close\r\n\r\n", 400),
+    ("fragment in the target", b"GET /v1/models#x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 400),
+    ("no path in the target", b"GET * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 400),
+    ("two spaces", b"GET  /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 400),
+    ("space after the version", b"GET /v1/models HTTP/1.1 \r\nHost: x\r\nConnection: close\r\n\r\n", 400),
+    ("another protocol", b"GET /v1/models RTSP/1.0\r\nHost: x\r\nConnection: close\r\n\r\n", 400),
+    ("no version", b"GET /v1/models\r\nHost: x\r\n\r\n", 400),
+    ("many names in Connection", b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: " + b"a," * 40 + b"close\r\n\r\n", 400),
 ])
 def test_loose_requests_are_refused(one, name, data, wanted):
     u, s = one
@@ -118,8 +118,8 @@ def test_what_is_merely_unusual_works(one, data):
 
 def test_absolute_targets_name_the_path(one):
     _, s = one
-    out = raw(s.port, b"GET http://x/v1/models HTTP/1.1\r\nHost: localhost\r\n\r\nGET http://x HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                      b"GET http://x?a=b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    out = raw(s.port, b"GET http://x/v1/models HTTP/1.1\r\nHost: x\r\n\r\nGET http://x HTTP/1.1\r\nHost: x\r\n\r\n"
+                      b"GET http://x?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert [int(p.split(b" ")[0]) for p in out.split(b"HTTP/1.1 ")[1:]] == [200, 404, 404]
 
 
@@ -135,12 +135,12 @@ def test_head_is_answered_like_get(start):
     s, x, p = start(Serve, [mock]), start(Indexer), start(Publish, mock)
 
     def head(port, path):
-        return raw(port, f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        return raw(port, f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
 
     def names(port, path):
         out = head(port, path)
         assert out.endswith(b"\r\n\r\n") and out.count(b"\r\n\r\n") == 1, out
-        get = raw(port, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()).split(b"\r\n\r\n")[0]
+        get = raw(port, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()).split(b"\r\n\r\n")[0]
 
         def parts(h):
             lines = h.strip().split(b"\r\n")
@@ -161,7 +161,7 @@ def test_head_is_answered_like_get(start):
 def test_head_of_a_passed_path_reaches_the_worker_as_head(one):
     u, s = one
     u.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\nX-Seen: 1\r\n\r\n"
-    out = raw(s.port, b"HEAD /v1/files HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 3)
+    out = raw(s.port, b"HEAD /v1/files HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 3)
     assert out.startswith(b"HTTP/1.1 200") and b"Content-Length: 20\r\n" in out and u.requests[-1][0].startswith(b"HEAD /v1/files ")
 
 
