@@ -49,7 +49,7 @@ def test_key_of_the_indexer_in_a_trailer_is_no_key(start, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
     s = start(Indexer, "--api-key-file", keys, key="secret")
-    out = raw(s.port, b"POST /query HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    out = raw(s.port, b"POST /query HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
                       b"2\r\n{}\r\n0\r\nAuthorization: Bearer secret\r\n\r\n")
     assert status(out) == 401
 

@@ -76,7 +76,7 @@ def test_prompts_have_limits_and_the_answer_names_them(start):
     assert "--max-prompt-text" in error("/v1/completions", {"prompt": "b" * (MIB // 2)})  # read on a thread
     assert s.metric("prompt_tokens_refused_total") == 3 and s.metric("prompt_messages_refused_total") == 1
     assert s.metric("prompt_texts_refused_total") == 3
-    assert s.idle()
+    wait_for("no load booked", s.idle)
 
 
 def test_questions_have_the_same_limit(start):
@@ -88,7 +88,7 @@ def test_questions_have_the_same_limit(start):
     e = s.ask("/select", {"block_hashes": [1] * 1001, "isl_tokens": 4004}, 413)["error"]
     assert "block_hashes" in e and "--max-prompt-tokens" in e
     assert s.metric("prompt_tokens_refused_total") == 6
-    assert s.idle()
+    wait_for("no load booked", s.idle)
     i = start(Indexer, "--max-prompt-tokens", 1000)
     e = i.post("/query", {"model_name": "m", "token_ids": [1] * 1001}, 413)["error"]
     assert "token_ids" in e and "1000" in e and "--max-prompt-tokens" in e
@@ -150,7 +150,7 @@ def test_a_worker_that_makes_too_many_tokens_is_not_believed(start, tokenizer):
     assert reason(300001) == "load-tokenize-failed"
     assert reason(4 * MIB) == "load-tokenize-failed"  # longer than a body may be
     assert s.metric("tokenize_failures_total") == 2
-    assert s.idle()
+    wait_for("no load booked", s.idle)
 
 
 def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing_behind(start):
