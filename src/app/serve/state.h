@@ -270,7 +270,7 @@ struct serve {
     struct kvr_http_shared http, admin_http; /* of the data port, of the admin port */
     struct kvr_http_server *admin;
     struct kvr_access *access; /* who may use it */
-    size_t admin_connections; /* most at once */
+    size_t admin_connections;  /* most at once */
     struct kvr_http_client *health_client;
     struct kvr_json_parser *json; /* main loop's */
     struct kvr_jobs jobs;         /* main loop's: large bodies */
