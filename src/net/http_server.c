@@ -395,7 +395,7 @@ int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *
 
 uint16_t kvr_http_server_port(const struct kvr_http_server *s)
 {
-    struct sockaddr_storage a;
+    struct sockaddr_storage a = {0};
     socklen_t len = sizeof a;
     if (getsockname(s->fd, (struct sockaddr *)&a, &len)) return 0;
     return ntohs(((struct sockaddr_in *)&a)->sin_port);
