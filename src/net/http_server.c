@@ -395,10 +395,9 @@ int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *
 
 uint16_t kvr_http_server_port(const struct kvr_http_server *s)
 {
-    struct sockaddr_storage a = {0};
+    struct sockaddr_in a = {0}; /* its port is where the one of IPv6 is */
     socklen_t len = sizeof a;
-    if (getsockname(s->fd, (struct sockaddr *)&a, &len)) return 0;
-    return ntohs(((struct sockaddr_in *)&a)->sin_port);
+    return getsockname(s->fd, (struct sockaddr *)&a, &len) ? 0 : ntohs(a.sin_port);
 }
 
 void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_server_stats *out)
