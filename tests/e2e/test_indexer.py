@@ -109,7 +109,7 @@ def test_endpoints_are_checked(start, endpoint, status):
 def test_bad_bodies(start, path):
     ix = start(Indexer, "--test-endpoints")
     json_type = {"Content-Type": "application/json"}
-    big = 17 << 20 if path.startswith("/query") else 3 << 20
+    big = 9 << 20 if path.startswith("/query") else 3 << 20
     for method, body, headers, status in [("POST", b"{", json_type, 400), ("POST", b"[]", json_type, 422), ("POST", b"{}", json_type, 422),
                                           ("POST", b"{}", {"Content-Type": "text/plain"}, 415), ("GET", None, {}, 405),
                                           ("POST", b" " * big, json_type, 413)]:
