@@ -96,6 +96,7 @@ static inline int read_answer(int s, char *text, size_t cap)
     text[0] = 0;
     while (len + 1 < cap && !answer_is_whole(text, len)) {
         ssize_t k = recv(s, text + len, cap - 1 - len, 0);
+        if (k < 0 && errno == EAGAIN) fail_msg("neither an answer nor an end of the connection");
         if (k <= 0) return len ? -1 : 0;
         len += (size_t)k;
         text[len] = 0;

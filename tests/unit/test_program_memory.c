@@ -6,7 +6,11 @@
 #include "failing_memory.h"
 #include "in_process.h"
 
+#include <endian.h>
+#include <zmq.h>
+
 #include "cli/commands.h"
+#include "wire/engine_encode.h"
 
 enum { ANSWER_MAX = 1 << 20, LARGE = 300 << 10, FAILURES_MAX = 600 };
 
@@ -70,7 +74,8 @@ static void fail_each_of(const struct exchange *e, const char *admin_port)
         WAIT_FOR(all_is_given_back(admin_port), 20);
         if (!failed) break;
     }
-    if (!more) assert_true(cut <= 4); /* for want of memory for the answer itself */
+    bool in_pieces = e->port == indexer_port && !strcmp(e->path, "/dump"); /* torn when memory fails after its head */
+    if (!more && !in_pieces) assert_true(cut <= 4);                        /* for want of memory for the answer itself */
     assert_int_equal(ask(e->port, e->method, e->path, e->body, text, sizeof text), e->good);
     if (e->undo) assert_int_equal(ask(e->port, "DELETE", e->undo, "", text, sizeof text), 200);
 }
@@ -123,18 +128,62 @@ static void a_router_answers_and_lives_on(void **state)
     pthread_join(mock.thread, NULL);
 }
 
+/* The n-th batch of an engine: one block of four tokens that no other batch has. */
+static void publish(void *pub, uint64_t n)
+{
+    uint32_t tokens[] = {(uint32_t)n + 1, 2, 3, 4};
+    struct kvr_block block = {n + 1, 0};
+    struct kvr_event ev = {.worker = {1, 0}, .kind = KVR_EVENT_STORED, .blocks = &block, .blocks_n = 1};
+    struct kvr_engine_words words = {.tokens = tokens, .tokens_n = 4, .block_size = 4};
+    struct kvr_buf e = {0}, batch = {0};
+    uint64_t sequence = htobe64(n);
+    kvr_engine_encode(&e, &ev, &words);
+    kvr_engine_encode_batch(&batch, 1.5, &e, 1, 0);
+    zmq_send(pub, "", 0, ZMQ_SNDMORE);
+    zmq_send(pub, &sequence, sizeof sequence, ZMQ_SNDMORE);
+    assert_true(zmq_send(pub, batch.data, batch.len, 0) >= 0);
+    kvr_buf_free(&e);
+    kvr_buf_free(&batch);
+}
+
+static bool is_held(uint64_t n)
+{
+    char body[128];
+    snprintf(body, sizeof body, "{\"model_name\":\"m\",\"token_ids\":[%llu,2,3,4]}", (unsigned long long)n + 1);
+    return ask(indexer_port, "POST", "/query", body, text, sizeof text) == 200 && strstr(text, "\"scores\":{\"1\":{\"0\":4}}");
+}
+
+/* A batch that memory fails for may be lost, and then the view says so; the next one is followed again. */
+static void fail_each_of_a_batch(void *pub)
+{
+    uint64_t batch = 0;
+    WAIT_FOR((publish(pub, batch), is_held(batch)) || !++batch, 30); /* subscribed */
+    for (long n = 0; n < 24; n++) {
+        memory_fails_at(n, 0);
+        publish(pub, ++batch);
+        WAIT_FOR(memory_has_failed() || is_held(batch) || memory_has_failed(), 30);
+        memory_recovers();
+        publish(pub, ++batch);
+        WAIT_FOR(is_held(batch), 30);
+    }
+}
+
 static void an_indexer_answers_and_lives_on(void **state)
 {
     static struct program indexer;
-    char engine[16], body[256];
+    char engine[16], body[256], endpoint[64];
+    void *zmq = zmq_ctx_new(), *pub = zmq_socket(zmq, ZMQ_PUB);
     (void)state;
     free_port(indexer_port);
     free_port(engine);
+    snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%s", engine);
+    assert_int_equal(zmq_bind(pub, endpoint), 0);
     program_start(&indexer, cmd_indexer, (const char *const[]){"indexer", "--port", indexer_port, "--threads", "1", NULL});
     WAIT_FOR(is_up(indexer_port), 30);
     WAIT_FOR(ask(indexer_port, "GET", "/ready", "", text, sizeof text) == 200, 30);
     snprintf(body, sizeof body, "{\"instance_id\":1,\"endpoint\":\"tcp://127.0.0.1:%s\",\"model_name\":\"m\",\"block_size\":4}", engine);
     assert_int_equal(ask(indexer_port, "POST", "/register", body, text, sizeof text), 201);
+    fail_each_of_a_batch(pub);
     const struct exchange list[] = {
         {indexer_port, "POST", "/query", "{\"model_name\":\"m\",\"token_ids\":[1,2,3,4,5,6,7,8]}", NULL, 200},
         {indexer_port, "POST", "/query?detail=1", large_question, NULL, 200},
@@ -147,6 +196,8 @@ static void an_indexer_answers_and_lives_on(void **state)
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(list); i++) fail_each_of(&list[i], NULL);
     assert_int_equal(program_stop(&indexer), 0);
+    zmq_close(pub);
+    zmq_ctx_term(zmq);
 }
 
 int main(void)

@@ -37,7 +37,11 @@ void admin_overlap_scores(struct serve *s, struct kvr_http_conn *c, struct kvr_j
     struct scores sc;
     struct kvr_buf b = {0};
     struct kvr_rank_load *l = calloc(RANKS_MAX, sizeof *l);
-    if (!l || !question_read(s, c, o, &q)) {
+    if (!l) {
+        admin_bad_field(c, "");
+        return;
+    }
+    if (!question_read(s, c, o, &q)) {
         free(l);
         return;
     }
