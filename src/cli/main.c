@@ -19,6 +19,7 @@ static const struct {
     {"mock", "mock engine: prefix cache, batching, KV events, OpenAI API", cmd_mock},
     {"replay", "replay a trace or a synthetic workload against an endpoint", cmd_replay},
     {"replay-events", "check or replay a recording of KV events", cmd_replay_events},
+    {"curve-key", "make a key pair that guards ZMQ connections", cmd_curve_key},
     {"hash", "print the hashes of tokens", cmd_hash},
 };
 

@@ -42,6 +42,36 @@
         {"nats-tls-ca", OPT_STRING, PLANE_AT(at, nats_tls_ca), NULL, 0, 0, "FILE", "check the NATS server's certificate against these",    \
          NULL,          NULL},                                                                                                             \
         {"nats-tls-cert", OPT_STRING, PLANE_AT(at, nats_tls_cert), NULL, 0, 0, "FILE", "our certificate for the NATS server", NULL, NULL}, \
+        {"zmq-curve-key",                                                                                                                  \
+         OPT_STRING,                                                                                                                       \
+         PLANE_AT(at, curve.key),                                                                                                          \
+         NULL,                                                                                                                             \
+         0,                                                                                                                                \
+         0,                                                                                                                                \
+         "FILE",                                                                                                                           \
+         "our key pair (kvroute curve-key FILE): ZMQ ports that we bind are encrypted and open to --zmq-curve-clients only",               \
+         NULL,                                                                                                                             \
+         NULL},                                                                                                                            \
+        {"zmq-curve-clients",                                                                                                              \
+         OPT_STRING,                                                                                                                       \
+         PLANE_AT(at, curve.clients),                                                                                                      \
+         NULL,                                                                                                                             \
+         0,                                                                                                                                \
+         0,                                                                                                                                \
+         "FILE",                                                                                                                           \
+         "public keys that may connect to these, one a line",                                                                              \
+         NULL,                                                                                                                             \
+         NULL},                                                                                                                            \
+        {"zmq-curve-servers",                                                                                                              \
+         OPT_STRING,                                                                                                                       \
+         PLANE_AT(at, curve.servers),                                                                                                      \
+         NULL,                                                                                                                             \
+         0,                                                                                                                                \
+         0,                                                                                                                                \
+         "FILE",                                                                                                                           \
+         "public keys of ZMQ ports that we connect to, KEY [ENDPOINT] a line; endpoints that no line begins are connected to in clear",    \
+         NULL,                                                                                                                             \
+         NULL},                                                                                                                            \
         {"nats-replicas",                                                                                                                  \
          OPT_U64,                                                                                                                          \
          PLANE_AT(at, nats_replicas),                                                                                                      \

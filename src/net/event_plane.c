@@ -154,7 +154,7 @@ static void zmq_stats(const struct kvr_outlet *base, struct kvr_zmq_guard_stats 
 }
 
 /* The socket, bounded and bound. Returns: 0, -KVR_ENOMEM, -KVR_EINVAL with zmq_errno. */
-static int bind_pub(struct zmq_outlet *o, void *zmq, const char *endpoint)
+static int bind_pub(struct zmq_outlet *o, void *zmq, struct kvr_curve_door *door, const char *endpoint)
 {
     int hwm = HWM, zero = 0, one = 1, backlog = CONSUMERS_MAX;
     int64_t max = FRAME_MAX;
@@ -168,11 +168,11 @@ static int bind_pub(struct zmq_outlet *o, void *zmq, const char *endpoint)
     zmq_setsockopt(o->pub, ZMQ_LINGER, &zero, sizeof zero);
     zmq_setsockopt(o->pub, ZMQ_IPV6, &one, sizeof one);
     int rc = kvr_zmq_guard_init(&o->guard, zmq, o->pub, CONSUMERS_MAX, o->queued);
-    return rc ? rc : zmq_bind(o->pub, endpoint) ? -KVR_EINVAL : 0;
+    return rc ? rc : kvr_curve_server(door, o->pub) || zmq_bind(o->pub, endpoint) ? -KVR_EINVAL : 0;
 }
 
-int kvr_outlet_zmq(void *zmq, const char *endpoint, enum kvr_plane_format format, struct kvr_worker w, struct kvr_outlet **out, char *err,
-                   size_t cap)
+int kvr_outlet_zmq(void *zmq, struct kvr_curve_door *door, const char *endpoint, enum kvr_plane_format format, struct kvr_worker w,
+                   struct kvr_outlet **out, char *err, size_t cap)
 {
     struct zmq_outlet *o = calloc(1, sizeof *o);
     if (!o) {
@@ -184,7 +184,7 @@ int kvr_outlet_zmq(void *zmq, const char *endpoint, enum kvr_plane_format format
     o->worker = w;
     kvr_stamp_init(&o->stamp);
     snprintf(o->base.where, sizeof o->base.where, "%s", endpoint);
-    int rc = bind_pub(o, zmq, endpoint);
+    int rc = bind_pub(o, zmq, door, endpoint);
     if (rc) {
         snprintf(err, cap, "--publish: cannot bind '%s': %s", endpoint, rc == -KVR_ENOMEM ? kvr_strerror(rc) : zmq_strerror(zmq_errno()));
         close_zmq(&o->base);

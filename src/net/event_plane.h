@@ -26,6 +26,7 @@
 
 #include "net/ingest.h"
 #include "net/nats_link.h"
+#include "net/zmq_curve.h"
 #include "net/zmq_guard.h"
 #include "wire/engine_encode.h"
 
@@ -41,6 +42,7 @@ struct kvr_plane_options {
     uint64_t snapshot_threshold;
     bool reset_states;
     uint64_t nats_replicas; /* of streams and buckets that are made */
+    struct kvr_curve_options curve;
     char *nats_url, *nats_creds, *nats_tls_ca, *nats_tls_cert, *nats_tls_key;
 };
 
@@ -60,9 +62,9 @@ struct kvr_outlet {
     char where[320]; /* for people */
 };
 
-/* Binds a PUB socket. Returns: 0, or -1 with the reason in err. */
-int kvr_outlet_zmq(void *zmq, const char *endpoint, enum kvr_plane_format format, struct kvr_worker w, struct kvr_outlet **out, char *err,
-                   size_t cap);
+/* Binds a PUB socket; with CURVE when there is a door of its context. Returns: 0, or -1 with the reason in err. */
+int kvr_outlet_zmq(void *zmq, struct kvr_curve_door *door, const char *endpoint, enum kvr_plane_format format, struct kvr_worker w,
+                   struct kvr_outlet **out, char *err, size_t cap);
 /* `link` must outlive these. */
 int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap);
 int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas, struct kvr_worker w, struct kvr_outlet **out, char *err,

@@ -9,6 +9,8 @@
 #include <errno.h>
 #include <zmq.h>
 
+#include "net/zmq_curve.h"
+
 /* ---- sockets ----------------------------------------------------------------------------------------- */
 
 enum { FRAMES_MAX = 8 };
@@ -205,7 +207,7 @@ void *kvr__ingest_dealer(struct kvr_ingest *in, struct source *s, void **monitor
 {
     void *dealer = kvr__ingest_socket(in, ZMQ_DEALER);
     *monitor = dealer ? monitor_of(in, dealer) : NULL;
-    if (*monitor && zmq_connect(dealer, s->replay) == 0) return dealer;
+    if (*monitor && kvr_curve_client(in->curve, dealer, s->replay) == 0 && zmq_connect(dealer, s->replay) == 0) return dealer;
     close_pair(&dealer, monitor);
     return NULL;
 }
@@ -216,6 +218,7 @@ static bool open_sockets(struct kvr_ingest *in, struct source *s)
     s->sub = kvr__ingest_socket(in, ZMQ_SUB);
     s->monitor = s->sub ? monitor_of(in, s->sub) : NULL;
     if (!s->monitor) return false;
+    if (kvr_curve_client(in->curve, s->sub, s->events)) return false;
     if (zmq_setsockopt(s->sub, ZMQ_SUBSCRIBE, "", 0) || zmq_connect(s->sub, s->events)) return false;
     if (!s->replay[0]) return true;
     s->dealer = kvr__ingest_dealer(in, s, &s->dealer_monitor);
@@ -615,6 +618,13 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
     }
     *out = in;
     return 0;
+}
+
+void kvr_ingest_set_curve(struct kvr_ingest *in, const struct kvr_curve *c)
+{
+    pthread_mutex_lock(&in->lock);
+    in->curve = c;
+    pthread_mutex_unlock(&in->lock);
 }
 
 void kvr_ingest_destroy(struct kvr_ingest *in)

@@ -110,6 +110,10 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
 /* Stops the thread and closes every socket. */
 void kvr_ingest_destroy(struct kvr_ingest *in);
 
+/* With which keys sources connect; before the first is added. `c` must outlive the ingest. */
+struct kvr_curve;
+void kvr_ingest_set_curve(struct kvr_ingest *in, const struct kvr_curve *c);
+
 /* Is this an endpoint we can connect to? (tcp://host:port, ipc://path) */
 bool kvr_ingest_endpoint_ok(const char *endpoint);
 /* tcp port + offset; false when the endpoint has no numeric port and the offset is not 0, or it would overflow. */

@@ -164,6 +164,7 @@ struct kvr_ingest {
     struct kvr_ingest_handler handler;
     struct source *visited; /* in a visit */
     uint64_t restore_timeout_ms;
+    const struct kvr_curve *curve; /* set before there is a source */
     void *zmq, *wake_in, *wake_out;
     pthread_t thread;
     pthread_mutex_t lock; /* commands, replies, statuses */

@@ -91,6 +91,8 @@ struct kvr_sync {
     char root[192];                 /* subject tree */
     struct mail *mail, **mail_tail; /* under `lock` */
     size_t mail_bytes;
+    const struct kvr_curve *curve;
+    struct kvr_curve_door *door;
     struct kvr_zmq_budget *queued;
     struct kvr_zmq_guard guard;
     char asked[ASKED_MAX][24]; /* topics of the snapshots that are wanted */
@@ -589,7 +591,7 @@ static bool line_open(struct kvr_sync *s, struct peer *p)
     zmq_setsockopt(p->sub, ZMQ_SUBSCRIBE, "e", 1);
     snprintf(name, sizeof name, "inproc://peer-%u-%llu", p->id, (unsigned long long)++s->nonce);
     return zmq_socket_monitor(p->sub, name, ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED) == 0 && zmq_connect(p->monitor, name) == 0 &&
-           zmq_connect(p->sub, p->endpoint) == 0;
+           kvr_curve_client(s->curve, p->sub, p->endpoint) == 0 && zmq_connect(p->sub, p->endpoint) == 0;
 }
 
 static void line_close(struct peer *p)
@@ -746,6 +748,7 @@ static void sync_free(struct kvr_sync *s)
     kvr_zmq_guard_close(&s->guard, s->pub);
     if (s->pub) zmq_close(s->pub);
     if (s->zmq) zmq_ctx_term(s->zmq);
+    kvr_curve_door_close(s->door);
     kvr_zmq_budget_drop(s->queued);
     if (s->wake >= 0) close(s->wake);
     kvr_buf_free(&s->out);
@@ -797,6 +800,9 @@ static int bind_pub(struct kvr_sync *s, const char *address, uint16_t port)
     set_int(s->pub, ZMQ_XPUB_VERBOSE, 1);
     zmq_setsockopt(s->pub, ZMQ_MAXMSGSIZE, &max, sizeof max);
     int rc = kvr_zmq_guard_init(&s->guard, s->zmq, s->pub, FOLLOWERS_MAX, s->queued);
+    if (rc == 0) rc = kvr_curve_door_open(s->curve, s->zmq, &s->door);
+    if (rc == -KVR_EINVAL) return -KVR_ENOTFOUND;
+    if (rc == 0 && kvr_curve_server(s->door, s->pub)) rc = -KVR_EINVAL;
     if (rc) return rc;
     snprintf(endpoint, sizeof endpoint, "tcp://%s%s%s:%u", v6 ? "[" : "", strcmp(address, "0.0.0.0") != 0 ? address : "*", v6 ? "]" : "",
              port);
@@ -804,10 +810,12 @@ static int bind_pub(struct kvr_sync *s, const char *address, uint16_t port)
     return zmq_errno() == EADDRINUSE ? -KVR_EEXISTS : -KVR_EINVAL;
 }
 
-int kvr_sync_create(const char *address, uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out)
+int kvr_sync_create(const char *address, uint16_t port, const struct kvr_curve *curve, const struct kvr_sync_handler *handler,
+                    struct kvr_sync **out)
 {
     struct kvr_sync *s = sync_new(handler, port);
     if (!s) return -KVR_ENOMEM;
+    s->curve = curve;
     s->queued = kvr_zmq_budget_new(QUEUED_MAX);
     s->zmq = s->queued ? zmq_ctx_new() : NULL;
     s->pub = s->zmq ? zmq_socket(s->zmq, ZMQ_XPUB) : NULL;

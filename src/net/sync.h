@@ -32,6 +32,7 @@
 #include "base/base.h"
 #include "base/buf.h"
 #include "net/nats_link.h"
+#include "net/zmq_curve.h"
 
 struct kvr_sync;
 
@@ -58,9 +59,9 @@ struct kvr_sync_stats {
     uint64_t connections_refused, talkers, stalled; /* see zmq_guard.h */
 };
 
-/* Binds the port on an address (0.0.0.0: on all). Returns: 0, -KVR_ENOMEM, -KVR_EEXISTS when the port is taken, -KVR_EINVAL for
- * an address that cannot be bound. */
-int kvr_sync_create(const char *address, uint16_t port, const struct kvr_sync_handler *handler, struct kvr_sync **out);
+/* Binds the port on an address (0.0.0.0: on all); with CURVE when there is a key of ours (`curve` may be NULL, and must outlive it). Returns: 0, -KVR_ENOMEM, -KVR_EEXISTS when the port is taken, -KVR_EINVAL for
+ * an address that cannot be bound, -KVR_ENOTFOUND when `curve` has no clients. */
+int kvr_sync_create(const char *address, uint16_t port, const struct kvr_curve *curve, const struct kvr_sync_handler *handler, struct kvr_sync **out);
 /* The same over NATS; `link` must outlive it. Peers are found by themselves: kvr_sync_add_peer and _remove_peer answer
  * -KVR_EUNSUPPORTED. Returns: 0, -KVR_ENOMEM, -KVR_EINVAL. */
 int kvr_sync_create_nats(struct kvr_nats *link, const char *scope, const struct kvr_sync_handler *handler, struct kvr_sync **out);

@@ -218,7 +218,14 @@ int catalogue_start(struct indexer *x)
         kvr_log("kvroute indexer: --record-events: %s", err);
         return -1;
     }
-    return kvr_ingest_create(&h, x->o->restore_timeout, &x->ingest) || start_plane(x);
+    char why[400];
+    if (kvr_curve_load(&x->o->plane.curve, &x->curve, why, sizeof why)) {
+        fprintf(stderr, "kvroute indexer: %s\n", why);
+        return -1;
+    }
+    if (kvr_ingest_create(&h, x->o->restore_timeout, &x->ingest)) return -KVR_ENOMEM;
+    kvr_ingest_set_curve(x->ingest, x->curve);
+    return start_plane(x);
 }
 
 /* ---- instances --------------------------------------------------------------------------------------------- */
@@ -693,6 +700,7 @@ void catalogue_destroy(struct indexer *x)
     kvr_durable_feed_close(x->durable);
     kvr_registry_close(x->registry);
     kvr_ingest_destroy(x->ingest);
+    kvr_curve_free(x->curve);
     kvr_nats_close(x->nats);
     kvr_recorder_destroy(x->recorder);
     while (x->instances) instance_drop_locked(x, x->instances);

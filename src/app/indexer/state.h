@@ -151,6 +151,7 @@ struct indexer {
     struct peer peers[PEERS_MAX];
     size_t peers_n;
     uint64_t registrations_version;
+    struct kvr_curve *curve; /* NULL: none */
     struct kvr_ingest *ingest;
     struct kvr_nats *nats; /* NULL: not used */
     struct kvr_plane_feed *feed;

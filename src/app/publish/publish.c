@@ -93,7 +93,7 @@ static int open_outlet(struct publish *p, struct kvr_worker w, struct kvr_outlet
         return kvr_outlet_jetstream(p->nats, p->scope, (int)o->plane.nats_replicas, w, out, err, cap);
     if (o->plane.plane == KVR_PLANE_NATS) return kvr_outlet_nats(p->nats, p->scope, w, out, err, cap);
     if (kvr_ingest_endpoint_shift(o->publish, w.dp_rank - (uint32_t)o->dp_start, endpoint, sizeof endpoint))
-        return kvr_outlet_zmq(p->zmq, endpoint, o->publish_format, w, out, err, cap);
+        return kvr_outlet_zmq(p->zmq, p->door, endpoint, o->publish_format, w, out, err, cap);
     snprintf(err, cap, "--publish: '%s' leaves no port for rank %u; allowed: tcp://host:port, ipc://path for one rank", o->publish,
              w.dp_rank);
     return -1;
@@ -190,11 +190,21 @@ static int start(struct publish *p, char *err, size_t cap)
     const struct publish_options *o = p->o;
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = p};
     p->zmq = zmq_ctx_new();
+    if (kvr_curve_load(&o->plane.curve, &p->curve, err, cap)) return -1;
+    int closed = p->zmq ? 0 : -KVR_ENOMEM;
+    if (!closed && o->plane.plane == KVR_PLANE_ZMQ) closed = kvr_curve_door_open(p->curve, p->zmq, &p->door);
+    if (closed) {
+        snprintf(err, cap, "%s",
+                 closed == -KVR_EINVAL ? "--zmq-curve-key: needs --zmq-curve-clients, the keys that may hear what is published"
+                                       : "out of memory");
+        return -1;
+    }
     if (connect_plane(p, err, cap) || open_feeds(p, err, cap)) return -1;
     if (kvr_ingest_create(&h, o->restore_timeout, &p->ingest)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
+    kvr_ingest_set_curve(p->ingest, p->curve);
     for (size_t i = 0; i < p->feeds_n; i++)
         if (follow(p, &p->feeds[i], err, cap)) return -1;
     uv_timer_init(&p->loop, &p->beat);
@@ -230,6 +240,8 @@ static void stop(struct publish *p)
     for (size_t i = 0; i < p->feeds_n; i++) feed_close(&p->feeds[i]);
     kvr_nats_close(p->nats);
     if (p->zmq) zmq_ctx_term(p->zmq);
+    kvr_curve_door_close(p->door);
+    kvr_curve_free(p->curve);
 }
 
 int publish_main(const struct publish_options *o)

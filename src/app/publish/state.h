@@ -27,6 +27,8 @@ struct publish {
     struct kvr_access *access; /* who may ask it */
     struct kvr_ingest *ingest;
     void *zmq;
+    struct kvr_curve *curve; /* NULL: none */
+    struct kvr_curve_door *door;
     struct kvr_nats *nats; /* NULL with event plane zmq */
     char scope[KVR_SCOPE_MAX];
     struct kvr_registry *registry; /* NULL: not announced */

@@ -211,13 +211,14 @@ int replicas_start(struct serve *s, char *err, size_t cap)
         return failed ? -1 : 0;
     }
     if (!s->o->replica_sync_port) return 0;
-    int rc = kvr_sync_create(s->o->replica_sync_bind, (uint16_t)s->o->replica_sync_port, &h, &s->sync);
+    int rc = kvr_sync_create(s->o->replica_sync_bind, (uint16_t)s->o->replica_sync_port, s->curve, &h, &s->sync);
     if (rc) {
         snprintf(err, cap, "replica-sync-port, replica-sync-bind: cannot listen on %.80s, port %llu: %s", s->o->replica_sync_bind,
                  (unsigned long long)s->o->replica_sync_port,
-                 rc == -KVR_EEXISTS  ? "the port is in use"
-                 : rc == -KVR_EINVAL ? "allowed: an address of this machine, or 0.0.0.0"
-                                     : kvr_strerror(rc));
+                 rc == -KVR_EEXISTS     ? "the port is in use"
+                 : rc == -KVR_EINVAL    ? "allowed: an address of this machine, or 0.0.0.0"
+                 : rc == -KVR_ENOTFOUND ? "--zmq-curve-key needs --zmq-curve-clients, the keys of the other routers"
+                                        : kvr_strerror(rc));
         return -1;
     }
     char *copy = s->o->replica_sync_peers ? strdup(s->o->replica_sync_peers) : NULL, *rest = copy, *one;

@@ -288,6 +288,7 @@ static void serve_free(struct serve *s)
     free(s->loops);
     workers_destroy(s);
     labels_free(s->series);
+    kvr_curve_free(s->curve);
     evidence_destroy(s->evidence);
     pools_destroy(s);
     sessions_destroy(s->sessions);
@@ -332,7 +333,8 @@ static int connect_nats(struct serve *s, char *err, size_t cap)
 static int run(struct serve *s)
 {
     char err[512];
-    if (admin_open(s, err, sizeof err) || connect_nats(s, err, sizeof err)) {
+    if (admin_open(s, err, sizeof err) || kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) ||
+        connect_nats(s, err, sizeof err)) {
         kvr_log("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }

@@ -243,6 +243,7 @@ struct serve {
     size_t workers_n;
     uint64_t workers_version;
     struct pool *pools;
+    struct kvr_curve *curve; /* NULL: none */
     struct kvr_ingest *ingest;
     struct kvr_nats *nats; /* NULL: not used */
     struct kvr_durable_feed *durable;

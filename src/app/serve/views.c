@@ -47,6 +47,7 @@ int views_start(struct serve *s)
     }
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = s};
     int failed = kvr_ingest_create(&h, s->o->restore_timeout, &s->ingest);
+    if (!failed) kvr_ingest_set_curve(s->ingest, s->curve);
     return failed || s->o->plane.plane != KVR_PLANE_NATS ? failed : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
 }
 

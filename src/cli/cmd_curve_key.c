@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/commands.h"
+#include "net/zmq_curve.h"
+
+static const char usage[] =
+    "usage: kvroute curve-key FILE\n\n"
+    "Makes a key pair for --zmq-curve-key, writes it to FILE, which must not be there yet, and prints the public key, a line\n"
+    "for the --zmq-curve-clients or --zmq-curve-servers file of others.\n";
+
+int cmd_curve_key(int argc, char **argv)
+{
+    char key[41], err[400];
+    if (argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
+        fputs(usage, stdout);
+        return 0;
+    }
+    if (argc != 2 || argv[1][0] == '-') {
+        fprintf(stderr, "kvroute curve-key: one argument is needed: the file to write\n\n%s", usage);
+        return 2;
+    }
+    if (kvr_curve_make(argv[1], key, err, sizeof err)) {
+        fprintf(stderr, "kvroute curve-key: %s\n", err);
+        return 1;
+    }
+    printf("%s\n", key);
+    return 0;
+}
