@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "app/curve/curve.h"
 #include "cli/commands.h"
-#include "net/zmq_curve.h"
 
 static const char usage[] =
     "usage: kvroute curve-key FILE\n\n"
@@ -12,7 +12,6 @@ static const char usage[] =
 
 int cmd_curve_key(int argc, char **argv)
 {
-    char key[41], err[400];
     if (argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
         fputs(usage, stdout);
         return 0;
@@ -21,10 +20,5 @@ int cmd_curve_key(int argc, char **argv)
         fprintf(stderr, "kvroute curve-key: one argument is needed: the file to write\n\n%s", usage);
         return 2;
     }
-    if (kvr_curve_make(argv[1], key, err, sizeof err)) {
-        fprintf(stderr, "kvroute curve-key: %s\n", err);
-        return 1;
-    }
-    printf("%s\n", key);
-    return 0;
+    return curve_key_main(argv[1]);
 }

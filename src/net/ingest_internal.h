@@ -94,6 +94,7 @@ struct source {
     enum { NOT_SETTLING, SETTLING, GOING_ON } settling; /* what has waited is taken, turn by turn */
     bool mute;               /* who could repair does not answer: live batches go on without, and it is asked again now and then */
     bool hollow;             /* nothing is known of what came before the first batch that was applied */
+    bool torn;               /* an event that was taken from the stream could not be applied for want of memory */
     bool probing;            /* mute, and the replay socket is asked; nothing waits for it */
     uint64_t replay_ends_ms; /* a replay that takes longer is as good as none */
     bool doubt;              /* reconnected without replay: the next batch tells whether it is the same stream */

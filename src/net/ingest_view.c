@@ -175,6 +175,7 @@ static void on_converted(void *ctx, const struct kvr_event *ev)
         s->st.block_not_found++;
     } else if (rc) {
         s->st.apply_errors++;
+        s->torn |= rc == -KVR_ENOMEM && ev->kind != KVR_EVENT_STORED; /* what has gone would stay; a store is only missed */
     }
 }
 
@@ -203,7 +204,10 @@ static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t
         in->current = s;
         s->cleared = s->orphaned = false;
         in->applying = &r->stream;
-        if (kvr_engine_convert(&r->stream, &in->batch, seq, on_converted, in) < 0) s->st.apply_errors++;
+        if (kvr_engine_convert(&r->stream, &in->batch, seq, on_converted, in) < 0) {
+            s->st.apply_errors++;
+            s->torn = true;
+        }
         in->applying = NULL;
         if (s->cleared && s->missing && s->ranks_n == 1) s->missing = s->hollow = false; /* an empty view is a complete one */
         if (r->stream.counters.block_size_mismatch != mismatches) {
@@ -616,6 +620,19 @@ void kvr__view_step(struct kvr_ingest *in, struct source *s)
     else if (s->incoming) take_incoming(in, s);
 }
 
+/* Of a batch some events are lost, here: what the view holds may be gone. It is asked for anew as after silence. */
+static void torn_batch(struct kvr_ingest *in, struct source *s)
+{
+    s->torn = false;
+    if (s->replaying) renew_dealer(in, s);
+    s->replaying = false;
+    drop_content(in, s);
+    s->missing = s->hollow = true;
+    kvr__view_note_cursor(s);
+    if (can_repair(s)) repair_later(in, s, "out of memory: events of a batch were lost");
+    else kvr__view_trust(in, s, false, "out of memory: events of a batch were lost");
+}
+
 static void replay_complete(struct kvr_ingest *in, struct source *s)
 {
     s->replaying = false;
@@ -657,6 +674,7 @@ void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, c
     }
     if (decode(in, s, data, len)) {
         apply_batch(in, s, seq, data, len);
+        if (s->torn) torn_batch(in, s);
     } else {
         s->missing = true; /* it will never decode; go on without it, untrusted */
         kvr__cursor_advance(&s->cursor, seq, 0);
@@ -819,6 +837,10 @@ static void take_live(struct kvr_ingest *in, struct source *s, uint64_t seq, con
     }
     bool was_missing = s->missing;
     apply_batch(in, s, seq, data, len);
+    if (s->torn) {
+        torn_batch(in, s);
+        return;
+    }
     s->rounds = 0;
     s->st.state = KVR_VIEW_LIVE;
     bool lost = s->orphaned && !s->lossy && seq > s->orphans_until && s->st.trusted;

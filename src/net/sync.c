@@ -113,7 +113,8 @@ struct kvr_sync {
     uint32_t ids;
     /* commands and what others may see */
     pthread_mutex_t lock;
-    char adds[PEERS_MAX][ENDPOINT_MAX], removes[PEERS_MAX][ENDPOINT_MAX], known[PEERS_MAX][ENDPOINT_MAX];
+    struct peer *adds[PEERS_MAX]; /* made, not begun with */
+    char removes[PEERS_MAX][ENDPOINT_MAX], known[PEERS_MAX][ENDPOINT_MAX];
     bool live[PEERS_MAX];
     size_t adds_n, removes_n, known_n;
     bool resync;
@@ -604,16 +605,9 @@ static void line_close(struct peer *p)
     p->sub = p->monitor = NULL;
 }
 
-static void peer_open(struct kvr_sync *s, const char *endpoint)
+static void peer_open(struct kvr_sync *s, struct peer *p)
 {
-    struct peer *p = s->peers_n < PEERS_MAX ? calloc(1, sizeof *p) : NULL;
-    if (!p) {
-        count(s, &s->stats.dropped, 1);
-        return;
-    }
     p->id = ++s->ids;
-    p->held_tail = &p->held;
-    snprintf(p->endpoint, sizeof p->endpoint, "%s", endpoint);
     if (!line_open(s, p)) line_close(p); /* tried again */
     s->peers[s->peers_n++] = p;
 }
@@ -660,14 +654,15 @@ static void run_commands(struct kvr_sync *s)
     char endpoint[ENDPOINT_MAX];
     for (;;) {
         int what = 0;
+        struct peer *fresh = NULL;
         endpoint[0] = 0;
         pthread_mutex_lock(&s->lock);
         if (s->removes_n) what = 1, memcpy(endpoint, s->removes[--s->removes_n], ENDPOINT_MAX);
-        else if (s->adds_n) what = 2, memcpy(endpoint, s->adds[--s->adds_n], ENDPOINT_MAX);
+        else if (s->adds_n && s->peers_n < PEERS_MAX) what = 2, fresh = s->adds[--s->adds_n];
         else if (s->resync) what = 3, s->resync = false;
         pthread_mutex_unlock(&s->lock);
         if (what == 0) return;
-        if (what == 2) peer_open(s, endpoint);
+        if (what == 2) peer_open(s, fresh);
         for (size_t i = s->peers_n; i-- > 0;) {
             if (what == 1 && !strcmp(s->peers[i]->endpoint, endpoint)) peer_close(s, i);
             else if (what == 3 && s->peers[i]->state == LIVE) ask_snapshot(s, s->peers[i]);
@@ -745,6 +740,7 @@ static void sync_free(struct kvr_sync *s)
         s->mail = m->next;
         free(m);
     }
+    while (s->adds_n) free(s->adds[--s->adds_n]);
     kvr_zmq_guard_close(&s->guard, s->pub);
     if (s->pub) zmq_close(s->pub);
     if (s->zmq) zmq_ctx_term(s->zmq);
@@ -857,11 +853,16 @@ int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint)
     int rc = 0;
     if (s->nats) return -KVR_EUNSUPPORTED;
     if (strlen(endpoint) >= ENDPOINT_MAX || !kvr_ingest_endpoint_ok(endpoint)) return -KVR_EINVAL;
+    struct peer *p = calloc(1, sizeof *p);
+    if (!p) return -KVR_ENOMEM;
+    p->held_tail = &p->held;
+    snprintf(p->endpoint, sizeof p->endpoint, "%s", endpoint);
     pthread_mutex_lock(&s->lock);
     if (known_at(s, endpoint) >= 0) rc = -KVR_EEXISTS;
     else if (s->known_n == PEERS_MAX || s->adds_n == PEERS_MAX) rc = -KVR_ELIMIT;
     if (rc == 0) {
-        snprintf(s->adds[s->adds_n++], ENDPOINT_MAX, "%s", endpoint);
+        s->adds[s->adds_n++] = p;
+        p = NULL;
         size_t at = s->known_n++;
         for (; at > 0 && strcmp(s->known[at - 1], endpoint) > 0; at--) {
             memcpy(s->known[at], s->known[at - 1], ENDPOINT_MAX);
@@ -871,6 +872,7 @@ int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint)
         s->live[at] = false;
     }
     pthread_mutex_unlock(&s->lock);
+    free(p);
     wake(s);
     return rc;
 }
@@ -882,7 +884,10 @@ int kvr_sync_remove_peer(struct kvr_sync *s, const char *endpoint)
     long at = known_at(s, endpoint);
     bool full = at >= 0 && s->removes_n == PEERS_MAX;
     for (size_t i = 0; at >= 0 && i < s->adds_n; i++) /* not begun yet: never begin */
-        if (!strcmp(s->adds[i], endpoint)) memmove(s->adds[i], s->adds[--s->adds_n], ENDPOINT_MAX);
+        if (!strcmp(s->adds[i]->endpoint, endpoint)) {
+            free(s->adds[i]);
+            s->adds[i] = s->adds[--s->adds_n];
+        }
     if (at >= 0 && !full) {
         snprintf(s->removes[s->removes_n++], ENDPOINT_MAX, "%s", endpoint);
         for (size_t i = (size_t)at; i + 1 < s->known_n; i++) {

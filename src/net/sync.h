@@ -59,9 +59,11 @@ struct kvr_sync_stats {
     uint64_t connections_refused, talkers, stalled; /* see zmq_guard.h */
 };
 
-/* Binds the port on an address (0.0.0.0: on all); with CURVE when there is a key of ours (`curve` may be NULL, and must outlive it). Returns: 0, -KVR_ENOMEM, -KVR_EEXISTS when the port is taken, -KVR_EINVAL for
- * an address that cannot be bound, -KVR_ENOTFOUND when `curve` has no clients. */
-int kvr_sync_create(const char *address, uint16_t port, const struct kvr_curve *curve, const struct kvr_sync_handler *handler, struct kvr_sync **out);
+/* Binds the port on an address (0.0.0.0: on all); with CURVE when there is a key of ours (`curve` may be NULL, and must outlive it).
+ * Returns: 0, -KVR_ENOMEM, -KVR_EEXISTS when the port is taken, -KVR_EINVAL for an address that cannot be bound, -KVR_ENOTFOUND
+ * when `curve` has no clients. */
+int kvr_sync_create(const char *address, uint16_t port, const struct kvr_curve *curve, const struct kvr_sync_handler *handler,
+                    struct kvr_sync **out);
 /* The same over NATS; `link` must outlive it. Peers are found by themselves: kvr_sync_add_peer and _remove_peer answer
  * -KVR_EUNSUPPORTED. Returns: 0, -KVR_ENOMEM, -KVR_EINVAL. */
 int kvr_sync_create_nats(struct kvr_nats *link, const char *scope, const struct kvr_sync_handler *handler, struct kvr_sync **out);
@@ -73,7 +75,7 @@ uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len);
 /* The number the next event will get. */
 uint64_t kvr_sync_next(struct kvr_sync *s);
 
-/* Returns: 0, -KVR_EINVAL for a bad endpoint, -KVR_EEXISTS, -KVR_ELIMIT above 64 peers. */
+/* Returns: 0, -KVR_EINVAL for a bad endpoint, -KVR_EEXISTS, -KVR_ELIMIT above 64 peers, -KVR_ENOMEM. */
 int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint);
 /* Returns: 0, -KVR_ENOTFOUND, -KVR_ELIMIT when 64 others are on their way out. What it told is reset. */
 int kvr_sync_remove_peer(struct kvr_sync *s, const char *endpoint);

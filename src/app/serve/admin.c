@@ -423,6 +423,7 @@ static void change_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_jso
     int rc = add ? kvr_sync_add_peer(s->sync, endpoint) : kvr_sync_remove_peer(s->sync, endpoint);
     if (rc == -KVR_EINVAL || rc == -KVR_ELIMIT) admin_error(c, 400, PEER_REFUSAL);
     else if (rc == -KVR_ENOTFOUND) admin_error(c, 404, "peer not found");
+    else if (rc == -KVR_ENOMEM) admin_error(c, 503, "out of memory");
     else admin_ok(c, add ? 201 : 200); /* one that is known is no error */
 }
 

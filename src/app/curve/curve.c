@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "app/curve/curve.h"
+
+#include <stdio.h>
+
+#include "net/zmq_curve.h"
+
+int curve_key_main(const char *path)
+{
+    char key[41], err[400];
+    if (kvr_curve_make(path, key, err, sizeof err)) {
+        fprintf(stderr, "kvroute curve-key: %s\n", err);
+        return 1;
+    }
+    printf("%s\n", key);
+    return 0;
+}
