@@ -181,10 +181,62 @@ static void a_backlog_leaves_others_their_turns(void **state)
     unrig(&g, &good);
 }
 
+/* ---- memory runs out ------------------------------------------------------------------------------------------------- */
+
+static int on_poor_event(void *ctx, void *user, const struct kvr_event *event, const struct kvr_ingest_origin *origin)
+{
+    (void)ctx, (void)user, (void)origin;
+    return event->kind == KVR_EVENT_REMOVED ? -KVR_ENOMEM : 0;
+}
+
+static void publish_removal(struct publisher *p, uint64_t seq, uint64_t name)
+{
+    struct kvr_buf event = {0}, batch = {0};
+    unsigned char head[8];
+    struct kvr_event ev = {.kind = KVR_EVENT_REMOVED, .removed = &name, .removed_n = 1};
+    struct kvr_engine_words w = {.block_size = BS};
+    kvr_engine_encode(&event, &ev, &w);
+    kvr_engine_encode_batch(&batch, 1, &event, 1, 0);
+    kvr_store_be64(head, seq);
+    assert_true(zmq_send(p->pub, "", 0, ZMQ_SNDMORE) >= 0);
+    assert_true(zmq_send(p->pub, head, 8, ZMQ_SNDMORE) >= 0);
+    assert_true(zmq_send(p->pub, batch.data, batch.len, 0) >= 0);
+    kvr_buf_free(&event);
+    kvr_buf_free(&batch);
+}
+
+static struct kvr_view_status status_of(struct kvr_ingest *in)
+{
+    struct kvr_view_status st = {0};
+    (void)kvr_ingest_status(in, &st, 1);
+    return st;
+}
+
+static void a_removal_for_which_there_was_no_memory_is_not_passed_over(void **state)
+{
+    struct kvr_ingest_handler h = {.on_event = on_poor_event, .on_reset = on_reset};
+    struct kvr_ingest *in;
+    struct publisher p;
+    (void)state;
+    publisher_open(&p);
+    assert_int_equal(kvr_ingest_create(&h, 1, &in), 0);
+    follow(in, 1, &p);
+    publish(&p, 0);
+    WAIT_FOR(status_of(in).trusted, 30);
+    publish_removal(&p, 1, 1);
+    WAIT_FOR(!status_of(in).trusted && strstr(status_of(in).reason, "memory"), 30);
+    publish(&p, 2);
+    WAIT_FOR(status_of(in).batches == 3, 30);
+    assert_false(status_of(in).trusted);
+    kvr_ingest_destroy(in);
+    publisher_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stopping_does_not_wait_for_the_backlog_of_a_broken_connection),
+        cmocka_unit_test(a_removal_for_which_there_was_no_memory_is_not_passed_over),
         cmocka_unit_test(a_backlog_leaves_others_their_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
