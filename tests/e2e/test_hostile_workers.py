@@ -76,7 +76,7 @@ def test_a_router_keeps_applying_when_the_replay_endpoint_is_silent(start, engin
     m, e = start(Mock, with_events=False), engine()
     spec = f"http://127.0.0.1:{m.port},block-size=4,events=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay_port}"
     s = start(Serve, [spec], "--restore-timeout", "0.5", ready=False)
-    wait_for("declared", lambda: s.view()["reason"] and s.view()["state"] == "live", 20)
+    wait_for("declared", lambda: s.view().get("reason") and s.view().get("state") == "live", 20)
     e.stored([1, 2], T[:8])
     wait_for("applied", lambda: s.overlap(T).get((1, 0)) == 2)
     assert not s.view()["trusted"]

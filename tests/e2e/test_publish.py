@@ -133,8 +133,8 @@ def test_a_router_behind_sidecars_survives_every_death(start, dp):
 
     def works():
         answers_of(s, prompts)
-        wait_for("views", views_equal_engines, 20)
-        return sum(v["blocks"] for v in s.views().values()) > 0
+        wait_for("views", lambda: views_equal_engines() and sum(v["blocks"] for v in s.views().values()) > 0, 20)
+        return True
     assert works()
     sides[0].kill()
     wait_for("noticed", lambda: not s.view(1, 0)["trusted"])

@@ -220,7 +220,7 @@ int catalogue_start(struct indexer *x)
     }
     char why[400];
     if (kvr_curve_load(&x->o->plane.curve, &x->curve, why, sizeof why)) {
-        fprintf(stderr, "kvroute indexer: %s\n", why);
+        kvr_log("kvroute indexer: %s", why);
         return -1;
     }
     if (kvr_ingest_create(&h, x->o->restore_timeout, &x->ingest)) return -KVR_ENOMEM;
