@@ -329,7 +329,8 @@ static void bench_replicas(void)
     side_make(&b, false);
     double base = book_for(&alone, seconds, rate);
     struct kvr_sync_handler ha = {on_event, on_reset, no_snapshot, &a}, hb = {on_event, on_reset, no_snapshot, &b};
-    KVR_ASSERT(kvr_sync_create("127.0.0.1", PORT, NULL, &ha, &a.sync) == 0 && kvr_sync_create("127.0.0.1", PORT + 1, NULL, &hb, &b.sync) == 0);
+    KVR_ASSERT(kvr_sync_create("127.0.0.1", PORT, NULL, &ha, &a.sync) == 0 &&
+               kvr_sync_create("127.0.0.1", PORT + 1, NULL, &hb, &b.sync) == 0);
     snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%d", PORT);
     KVR_ASSERT(kvr_sync_add_peer(b.sync, endpoint) == 0);
     do kvr_sync_stats(b.sync, &st);

@@ -3,13 +3,14 @@
 
 #include <stdio.h>
 
+#include "base/base.h"
 #include "net/zmq_curve.h"
 
 int curve_key_main(const char *path)
 {
     char key[41], err[400];
     if (kvr_curve_make(path, key, err, sizeof err)) {
-        fprintf(stderr, "kvroute curve-key: %s\n", err);
+        kvr_log("kvroute curve-key: %s", err);
         return 1;
     }
     printf("%s\n", key);
