@@ -24,8 +24,8 @@ from conftest import Indexer, Mock, Select, Serve, call, free_ports, wait_for  #
 MIB = 1 << 20
 LIMITS = {"none": [], "memory": [("as", 512 * MIB)], "files": [("nofile", 64)]}
 # What fits into 512 MiB of address space, together.
-SMALL = {"serve": ["--max-body-size", "8MiB"], "indexer": ["--max-body-size", "8MiB", "--max-bodies-bytes", "48MiB"],
-         "select": ["--max-body-size", "8MiB"]}
+SMALL = {"serve": ["--max-body-size", "8MiB", "--max-bodies-bytes", "48MiB"], "indexer": ["--max-body-size", "8MiB", "--max-bodies-bytes", "48MiB"],
+         "select": ["--max-body-size", "8MiB", "--max-bodies-bytes", "48MiB"]}
 PATIENCE_S = 60  # of the client that behaves well
 
 
@@ -83,7 +83,7 @@ class ServeStage(Stage):
         self.events = attacks.EvilEvents(self.ctx, rng, events, self.stop)
         workers = [m.spec(",model=good") for m in mocks]
         workers += [f"http://127.0.0.1:{w.port},model=evil" + (f",events=tcp://127.0.0.1:{events}" if i == 0 else "") for i, w in enumerate(self.evil)]
-        self.p = self.start(Serve, workers, "--first-token-timeout", 5, "--stall-timeout", 5, "--breaker-failures", 1000000,
+        self.p = self.start(Serve, workers, "--first-token-timeout", 5, "--stall-timeout", 5, "--client-write-timeout", 5, "--breaker-failures", 1000000,
                             *SMALL["serve"], limits=limits)
         self.targets = [attacks.Target([self.p.port], self.posts, self.gets, rng),
                         attacks.Target([self.p.admin], ["/select", "/overlap_scores", "/query", "/workers/7"], ["/metrics", "/workers", "/dump", "/loads"], rng)]
@@ -111,7 +111,7 @@ class IndexerStage(Stage):
         events = free_ports()
         mock = self.start(Mock, "--model", "good")
         self.events = attacks.EvilEvents(self.ctx, rng, events, self.stop)
-        self.p = self.start(Indexer, *SMALL["indexer"], limits=limits, ready=False)
+        self.p = self.start(Indexer, *SMALL["indexer"], "--client-write-timeout", 5, limits=limits, ready=False)
         self.p.post("/register", {"instance_id": 1, "endpoint": f"tcp://127.0.0.1:{mock.events}", "replay_endpoint": f"tcp://127.0.0.1:{mock.replay}",
                                   "model_name": "good", "block_size": 16}, 201)
         self.p.post("/register", {"instance_id": 2, "endpoint": f"tcp://127.0.0.1:{events}", "model_name": "evil", "block_size": 16}, 201)
@@ -139,7 +139,7 @@ class IndexerStage(Stage):
 class SelectStage(Stage):
     def __init__(self, limits, rng):
         super().__init__(limits, rng)
-        self.p = self.start(Select, *SMALL["select"], "--no-router-kv-events", limits=limits)
+        self.p = self.start(Select, *SMALL["select"], "--client-write-timeout", 5, "--no-router-kv-events", limits=limits)
         for i in (1, 2):
             r = call(self.p.port, "POST", "/workers", {"worker_id": i, "model_name": "good", "block_size": 16, "endpoint": f"http://10.0.0.{i}:1"},
                      {"Content-Type": "application/json"})
