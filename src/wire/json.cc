@@ -42,20 +42,13 @@ static const kvr_json absent = {nullptr, 0};
 // Memory of a parser that met a large document is given back.
 static const size_t keep_capacity = 256u << 10;
 
-// simdjson takes memory once, when it looks for what the processor can do, and ends the process when it does so while parsing and
-// there is none.
-static bool is_set_up()
-{
-    try {
-        return simdjson::get_active_implementation() != nullptr;
-    } catch (const std::bad_alloc &) {
-        return false;
-    }
-}
+// simdjson takes memory once, when it looks for what the processor can do, and ends the process when there is none, which nobody can
+// catch. So that is done before main, where a process without memory does not get far anyway.
+static const simdjson::implementation *const set_up = simdjson::get_active_implementation();
 
 kvr_json_parser *kvr_json_parser_new(void)
 {
-    if (!is_set_up()) return nullptr;
+    if (!set_up) return nullptr;
     auto *p = new (std::nothrow) kvr_json_parser{nullptr};
     if (p && !(p->dom = new (std::nothrow) simdjson::dom::parser())) {
         delete p;

@@ -310,7 +310,7 @@ static void replicas_end_right_and_the_stream_stays_small(void **state)
         uint64_t messages = stream_messages(&side);
         most = KVR_MAX(most, messages);
         assert_true(messages <= 5 * threshold);
-        WAIT_FOR(covered(store) + threshold >= f.events, 60);
+        WAIT_FOR(covered(store) + threshold >= f.events, 300);
     }
     kvr_snapshots_close(store);
     assert_right(&a, &f);
