@@ -165,7 +165,7 @@ def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing_behind(start
     assert s.complete("still here").status == 200
     s2, i = start(Select), start(Indexer, "--threads", 1)
     s2.worker(1)
-    for port, path in ((s2.port, "/select_and_reserve"), (i.port, "/query")):
+    for port, path in ((s2.port, "/select"), (i.port, "/query")):
         for g in [upload(port, path, body.replace(b"prompt", b"token_ids")) for _ in range(4)]:
             g.close()
     assert s2.ask("/select", {"token_ids": [1] * 8})["worker_id"] == 1 and s2.idle()
