@@ -317,7 +317,7 @@ KVR_API int kvr_router_ttft_model(struct kvr_router *router, const uint64_t *wor
 /* Moving mean of best overlap / prompt over recent requests, 0..1. */
 KVR_API double kvr_router_shared_ratio(struct kvr_router *router);
 
-/* Overlap of every rank with the prompt, trusted or not; as kvr_index_match_tiers (cumulative).
+/* Overlap of every rank with the prompt, trusted or not; as kvr_index_match_tiers (cumulative). With remote_index: the request's `scores`.
  * Returns: number of entries, or -KVR_ENOINDEX, -KVR_ELIMIT (cap too small), -KVR_ENOMEM. */
 KVR_API long kvr_router_overlap(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request,
                                 struct kvr_reach *out, size_t cap, size_t *blocks_n);

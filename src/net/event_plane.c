@@ -225,3 +225,18 @@ void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr
         kvr_buf_printf(out, "# HELP kvroute_event_plane_%s %s\n# TYPE kvroute_event_plane_%s %s\nkvroute_event_plane_%s %llu\n",
                        rows[i].name, rows[i].help, rows[i].name, rows[i].type, rows[i].name, (unsigned long long)rows[i].v);
 }
+
+/* ---- catching up ------------------------------------------------------------------------------------------------ */
+
+bool kvr_catch_up_step(struct kvr_catch_up *c, struct kvr_ingest *in, bool all_trusted, uint64_t now_ms, uint64_t patience_ms)
+{
+    struct kvr_ingest_plane_stats p;
+    if (c->over) return true;
+    kvr_ingest_plane_stats(in, &p);
+    if (!c->begun || (!c->at_end && (p.up || p.messages != c->messages))) c->since_ms = now_ms;
+    c->begun = true;
+    c->messages = p.messages;
+    c->at_end |= p.up;
+    c->over = (c->at_end && all_trusted) || now_ms - c->since_ms >= patience_ms;
+    return c->over;
+}

@@ -113,4 +113,13 @@ void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_buf *
 /* Prometheus text; nothing unless there is `any` shared stream. */
 void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link, struct kvr_buf *out);
 
+/* How far a durable stream has been caught up with, for those who wait for it with an end: it is over once the stream has been read to
+ * its end and every view is trusted, or `patience_ms` after that end, or when nothing has come for that long before it. Zeroed at first;
+ * one thread. Returns: whether it is over. */
+struct kvr_catch_up {
+    uint64_t since_ms, messages;
+    bool begun, at_end, over;
+};
+bool kvr_catch_up_step(struct kvr_catch_up *c, struct kvr_ingest *in, bool all_trusted, uint64_t now_ms, uint64_t patience_ms);
+
 #endif

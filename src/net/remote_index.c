@@ -40,7 +40,7 @@ struct kvr_remote_query {
     /* INFO over NATS gathers the answers of all servers */
     unsigned answers;
     struct kvr_service_info info;
-    char why[256];
+    char why[256], misfit[256];
 };
 
 struct mail {
@@ -164,6 +164,7 @@ static void judge_info(struct kvr_remote_query *q)
         snprintf(why, sizeof why, "it %s, but this router %s", q->info.predicted ? "predicts from routing decisions" : "follows KV events",
                  r->c.predicted ? "predicts (--no-router-kv-events)" : "follows KV events");
     else if (q->info.predicted && q->answers > 1) snprintf(why, sizeof why, "%u servers claim to own the predicted index", q->answers);
+    else if (q->misfit[0]) snprintf(why, sizeof why, "%s", q->misfit);
     else if (!q->info.ready) snprintf(why, sizeof why, "it is not ready: %s", q->why);
     if (why[0]) COUNT(r, rejected_validations);
     if (why[0] || r->state != GOOD) set_state(r, why[0] ? BAD : GOOD, why);
@@ -194,6 +195,18 @@ static void take_scores(struct kvr_remote_query *q, struct kvr_json root)
     free(scores);
 }
 
+/* Of another block size no hash is the same: it would be an index that never has anything. */
+static bool misfits(const struct kvr_remote_index *r, struct kvr_json info, char *why, size_t cap)
+{
+    enum { MOST = 256 };
+    struct kvr_remote_model *ours = r->c.block_sizes ? calloc(MOST, sizeof *ours) : NULL;
+    size_t n = ours ? r->c.block_sizes(r->c.ctx, ours, MOST) : 0;
+    bool bad = false;
+    for (size_t i = 0; i < n && !bad; i++) bad = kvr_service_misfits(info, &ours[i], why, cap);
+    free(ours);
+    return bad;
+}
+
 static void take_answer(struct kvr_remote_query *q, const char *data, size_t len)
 {
     struct kvr_json root;
@@ -211,6 +224,7 @@ static void take_answer(struct kvr_remote_query *q, const char *data, size_t len
             fail(q, why, true);
             return;
         }
+        if (info.ready && misfits(q->owner, root, q->misfit, sizeof q->misfit)) info.ready = false;
         /* the worst of several counts: another mode, then not ready */
         if (!q->answers || info.predicted != q->owner->c.predicted || (!info.ready && q->info.predicted == q->owner->c.predicted)) {
             q->info = info;

@@ -22,6 +22,7 @@
 
 #include "net/http.h"
 #include "net/nats_link.h"
+#include "wire/index_service.h"
 
 struct kvr_remote_index;
 struct kvr_remote_query;
@@ -40,6 +41,9 @@ struct kvr_remote_config {
     struct kvr_nats *nats;
     const char *scope; /* NATS: copied */
     bool predicted;
+    /* What the asker has, so that an index of other block sizes is refused; NULL: nothing is looked at. Called on the loop. */
+    size_t (*block_sizes)(void *ctx, struct kvr_remote_model *out, size_t cap);
+    void *ctx;
     double timeout_s;
     struct kvr_remote_stats *stats;
 };

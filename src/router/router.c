@@ -572,7 +572,7 @@ long kvr_router_overlap(struct kvr_router *r, struct kvr_router_ctx *c, const st
                         size_t cap, size_t *blocks_n)
 {
     struct prompt p;
-    if (!r->config.index) return -KVR_ENOINDEX;
+    if (!r->config.index && !(r->config.remote_index && rq->scores)) return -KVR_ENOINDEX;
     int rc = kvr__hash_and_chain(r, c, rq, &p);
     if (rc == 0) rc = kvr__match(c, &p);
     if (rc) return rc;

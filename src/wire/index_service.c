@@ -64,7 +64,8 @@ void kvr_service_scores_write(struct kvr_buf *b, const struct kvr_reach *r, size
     kvr_json_close(b, '}');
 }
 
-void kvr_service_info_write(struct kvr_buf *b, const struct kvr_service_info *i, const char *why)
+void kvr_service_info_write(struct kvr_buf *b, const struct kvr_service_info *i, const char *why, const struct kvr_remote_model *models,
+                            size_t n)
 {
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "instance", i->instance);
@@ -76,6 +77,15 @@ void kvr_service_info_write(struct kvr_buf *b, const struct kvr_service_info *i,
     kvr_json_bool(b, i->registers);
     kvr_json_key(b, "packed");
     kvr_json_bool(b, i->packed);
+    kvr_json_key(b, "models");
+    kvr_json_open(b, '[');
+    for (size_t k = 0; k < n; k++) {
+        kvr_json_open(b, '{');
+        kvr_json_put_str(b, "model_name", models[k].name);
+        kvr_json_put_u64(b, "block_size", models[k].block_size);
+        kvr_json_close(b, '}');
+    }
+    kvr_json_close(b, ']');
     kvr_json_close(b, '}');
 }
 
@@ -204,6 +214,39 @@ int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, 
     (void)kvr_json_as_str(kvr_json_get(answer, "why"), &text, &text_n);
     snprintf(why, cap, "%.*s", (int)KVR_MIN(text_n, (size_t)200), text);
     return out->predicted || (n == 6 && memcmp(mode, "events", 6) == 0) ? 0 : -KVR_EFORMAT;
+}
+
+struct fit {
+    const struct kvr_remote_model *ours;
+    uint64_t other; /* a size it has of it */
+    bool same;
+};
+
+static int look_at_model(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct fit *f = ctx;
+    const char *name = "";
+    size_t n = 0;
+    uint64_t size;
+    (void)key;
+    (void)key_len;
+    (void)kvr_json_as_str(kvr_json_get(v, "model_name"), &name, &n);
+    bool about = !n || !f->ours->name[0] || (n == strlen(f->ours->name) && memcmp(name, f->ours->name, n) == 0);
+    if (!about || !kvr_json_as_u64(kvr_json_get(v, "block_size"), &size)) return 0;
+    if (size == f->ours->block_size) f->same = true;
+    else f->other = size;
+    return 0;
+}
+
+bool kvr_service_misfits(struct kvr_json info, const struct kvr_remote_model *ours, char *why, size_t cap)
+{
+    struct kvr_json list = kvr_json_get(info, "models");
+    struct fit f = {.ours = ours};
+    if (kvr_json_type_of(list) == KVR_JSON_ARRAY) (void)kvr_json_each(list, look_at_model, &f);
+    if (f.same || !f.other) return false;
+    snprintf(why, cap, "its block size%s%.100s is %llu, that of this router's workers is %u", ours->name[0] ? " of " : "", ours->name,
+             (unsigned long long)f.other, ours->block_size);
+    return true;
 }
 
 int kvr_service_recorded_read(struct kvr_json answer, char *why, size_t cap)

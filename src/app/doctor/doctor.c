@@ -114,13 +114,33 @@ static size_t read_workers(struct doctor *d, const char *base, struct kvr_json l
     return all ? n : 0;
 }
 
+/* A router that asks another's index: what it says of it. Returns: whether it does. */
+static bool check_remote_index(struct doctor *d, const char *base)
+{
+    struct kvr_fetched f = {0};
+    struct kvr_json o;
+    char where[200] = "", wrong[300] = "";
+    if (get(d, base, "/status", &f, &o)) {
+        text_of(o, "remote_index", where, sizeof where);
+        text_of(o, "remote_index_error", wrong, sizeof wrong);
+    }
+    if (where[0] && wrong[0])
+        found(d, PROBLEM, base, "remote index", "run doctor on it; until it is right requests are routed by load", "%s is not used: %s",
+              where, wrong);
+    else if (where[0]) found(d, OK, base, "remote index", "", "%s answers; it follows the events, this router does not", where);
+    kvr_fetched_free(&f);
+    return where[0] != 0;
+}
+
 static void examine_router(struct doctor *d, const char *base, struct kvr_json list)
 {
     struct engine_target *all;
     size_t n = read_workers(d, base, list, &all);
+    bool elsewhere = check_remote_index(d, base);
     if (n == 0) found(d, PROBLEM, base, "workers", "register them: --worker or POST /workers", "none is registered");
     for (size_t i = 0; i < n; i++) {
         bool any = all[i].url[0] != 0;
+        all[i].index_elsewhere = elsewhere;
         for (uint32_t r = 0; r < all[i].dp_size; r++) any |= all[i].events[r][0] != 0;
         if (any) engine_examine(d, &all[i]);
     }

@@ -430,10 +430,11 @@ void engine_examine(struct doctor *d, const struct engine_target *t)
     bool up = !t->url[0] || is_reachable(e);
     bool made = kvr_index_create(NULL, &e->index) == 0 && kvr_index_reader_create(e->index, &e->reader) == 0 &&
                 kvr_ingest_create(&h, 2, &e->ingest) == 0;
-    if (up && made && follow(e) == 0)
+    bool follows = up && made && follow(e) > 0;
+    if (up && made && !follows && !t->index_elsewhere)
         SAY(e, PROBLEM, "events endpoint", "give it: events=tcp://host:port (vLLM: --kv-events-config)",
             "none is known, so requests to it can only be routed by load");
-    else if (up && made) examine_ranks(e);
+    if (follows) examine_ranks(e);
     kvr_ingest_destroy(e->ingest);
     kvr_index_destroy(e->index);
     kvr_fetched_free(&e->f);

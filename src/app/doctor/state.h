@@ -54,7 +54,8 @@ struct engine_target {
     char events[RANKS_MAX][128], replay[RANKS_MAX][128], recover[256]; /* by rank - dp_start; "" none */
     uint32_t block_size, dp_start, dp_size;
     uint64_t worker_id;
-    char router[256]; /* admin URL of the router that knows it, or "" */
+    bool index_elsewhere; /* its router follows no events */
+    char router[256];     /* admin URL of the router that knows it, or "" */
 };
 void engine_examine(struct doctor *d, const struct engine_target *t);
 

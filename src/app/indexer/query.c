@@ -422,6 +422,16 @@ void query_service_info(struct request *rq)
     struct kvr_service_info i = {.instance = x->instance_number, .ready = true, .registers = true, .packed = true};
     b->len = 0;
     b->comma = b->failed = false;
-    kvr_service_info_write(b, &i, "");
+    size_t n;
+    struct partition **list = catalogue_list(x, &n);
+    struct kvr_remote_model *models = calloc(n + 1, sizeof *models);
+    for (size_t k = 0; k < n; k++) {
+        if (models) snprintf(models[k].name, sizeof models[k].name, "%s", list[k]->model);
+        if (models) models[k].block_size = list[k]->block_size;
+        partition_unref(list[k]);
+    }
+    free(list);
+    kvr_service_info_write(b, &i, "", models, models ? n : 0);
+    free(models);
     service_reply(rq, 200);
 }

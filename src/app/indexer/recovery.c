@@ -37,6 +37,7 @@ struct recovery {
     struct kvr_http_call *call;
     uint64_t deadline_ms, next_ask_ms, pause_ms;
     enum phase phase;
+    struct kvr_catch_up progress; /* of a durable stream */
     /* the question */
     char url[ENDPOINT_MAX + 256];
     size_t peer; /* the next one to ask */
@@ -343,15 +344,27 @@ static void begin(struct recovery *r)
     ask_next_peer(r);
 }
 
-static bool settled(const struct recovery *r, const struct kvr_view_status *st, size_t n)
+/* The views of a durable stream are settled when it has been read to its end. */
+static bool caught_up(struct recovery *r, const struct kvr_view_status *st, size_t n)
+{
+    bool all = true;
+    if (r->x->o->plane.plane != KVR_PLANE_JETSTREAM) return true;
+    for (size_t i = 0; i < n; i++) all &= st[i].trusted;
+    return kvr_catch_up_step(&r->progress, r->x->ingest, all, indexer_now_ms(), (uint64_t)(r->x->o->restore_timeout * 1000));
+}
+
+static bool settled(struct recovery *r, const struct kvr_view_status *st, size_t n)
 {
     size_t missing = 0, want = r->x->o->min_workers;
+    bool at_end = caught_up(r, st, n);
     pthread_mutex_lock(&r->x->lock);
     size_t have = r->x->instances_n;
     for (size_t i = 0; i < n; i++) missing += !st[i].settled;
-    bool yes = !missing && have >= want;
+    bool yes = !missing && have >= want && at_end;
     if (!yes && missing) snprintf(r->x->why, sizeof r->x->why, "waiting for the engines of %zu listener(s)", missing);
-    if (!yes && !missing) snprintf(r->x->why, sizeof r->x->why, "waiting for workers: %zu of %zu are registered", have, want);
+    if (!yes && !missing && have >= want) snprintf(r->x->why, sizeof r->x->why, "catching up with the stream");
+    if (!yes && !missing && have < want)
+        snprintf(r->x->why, sizeof r->x->why, "waiting for workers: %zu of %zu are registered", have, want);
     pthread_mutex_unlock(&r->x->lock);
     return yes;
 }

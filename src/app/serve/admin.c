@@ -158,6 +158,10 @@ static void status_write(struct serve *s, struct kvr_buf *b)
     kvr_json_key(b, "prefill_load_scale");
     kvr_json_double(b, s->o->prefill_load_scale);
     kvr_json_put_u64(b, "uptime_ms", now_ms() - s->started_ms);
+    if (s->admin_remotes_n) { /* the index is elsewhere */
+        kvr_json_put_str(b, "remote_index", s->o->use_remote_indexer);
+        kvr_json_put_str(b, "remote_index_error", remote_why(s));
+    }
     kvr_json_put_u64(b, "requests", atomic_load(&m->requests_total));
     kvr_json_put_u64(b, "retries", atomic_load(&m->retries_total));
     kvr_json_put_u64(b, "errors", atomic_load(&m->errors_total));
@@ -492,30 +496,41 @@ static bool prompt_is_small_enough(struct serve *s, struct kvr_http_conn *c, str
     return true;
 }
 
-typedef void post_fn(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
-
-static void post_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, post_fn *fn)
+bool admin_needs_index(admin_post_fn *fn, struct kvr_json o)
 {
-    if (prompt_is_small_enough(s, c, o)) fn(s, c, o);
+    static admin_post_fn *const all[] = {admin_potential_loads, admin_overlap_scores, post_query,
+                                         post_query_by_hash,    post_select,          post_select_and_reserve};
+    const char *method;
+    size_t n;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(all); i++)
+        if (all[i] == fn) return true;
+    return fn == selection_request && kvr_json_as_str(kvr_json_get(o, "method"), &method, &n) &&
+           (kvr_text_is((struct kvr_text){method, n}, "new") || kvr_text_is((struct kvr_text){method, n}, "potential_loads"));
+}
+
+/* holds: as of admin_ask_first. */
+static void post_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
+{
+    if (prompt_is_small_enough(s, c, o) && !admin_ask_first(s, c, o, holds, fn)) fn(s, c, o);
 }
 
 struct large_post {
     struct kvr_json_body b; /* first */
     struct serve *serve;
-    post_fn *fn;
+    admin_post_fn *fn;
 };
 
 static void on_large_post(struct kvr_json_body *b)
 {
     const struct large_post *p = (const struct large_post *)b;
-    if (is_object(b->conn, &b->read)) post_object(p->serve, b->conn, b->read.root, p->fn);
+    if (is_object(b->conn, &b->read)) post_object(p->serve, b->conn, b->read.root, &b->json, p->fn);
 }
 
-static void post(struct serve *s, struct kvr_http_conn *c, post_fn *fn)
+static void post(struct serve *s, struct kvr_http_conn *c, admin_post_fn *fn)
 {
     struct kvr_json o;
     if (!kvr_json_body_is_large(c)) {
-        if (admin_parse_object(s, c, &o)) post_object(s, c, o, fn);
+        if (admin_parse_object(s, c, &o)) post_object(s, c, o, NULL, fn);
         return;
     }
     struct large_post *p = calloc(1, sizeof *p);
@@ -628,7 +643,7 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
 static void on_gone(struct kvr_http_conn *c, void *ctx)
 {
     struct serve *s = ctx;
-    if (!kvr_json_body_on_gone(&s->jobs, c)) selection_gone(c);
+    if (!admin_ask_gone(c) && !kvr_json_body_on_gone(&s->jobs, c)) selection_gone(c);
 }
 
 int admin_open(struct serve *s, char *err, size_t cap)

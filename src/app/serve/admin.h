@@ -5,6 +5,7 @@
  *   admin.c            routes, answers, members of bodies, status
  *   admin_workers.c    /workers
  *   admin_questions.c  /overlap_scores, /query, /potential_loads, /loads, /dump
+ *   admin_remote.c     asks the index first when it is elsewhere
  *   selection.c        /select, /select_and_reserve, /reservations, the request protocol
  *   fields.c           what members of bodies may be, in words
  *   tracker.c          the slot tracker's /register, /add, /free ...
@@ -70,6 +71,8 @@ struct question {
     struct kvr_mm_infos mm; /* by block of the partition's size */
     struct kvr_override override;
     struct pool *pool;
+    struct kvr_reach *scores; /* what an index elsewhere has said; NULL: it was not asked */
+    size_t scores_n;
 };
 
 /* token_ids (or tokens) and perhaps block_mm_infos, or block_hashes + sequence_hashes + isl_tokens, or sequence_hashes + new_isl_tokens;
@@ -89,6 +92,20 @@ void admin_potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_
 void admin_potential_loads_protocol(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group);
 void admin_dump_write(struct serve *s, struct kvr_buf *b);
+
+/* ---- admin_remote.c ---- */
+typedef void admin_post_fn(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+/* What remote indexes have said of the prompt of a question. */
+struct fetched {
+    struct kvr_reach *scores;
+    size_t n;
+};
+/* On a router whose index is elsewhere, for a route that needs it: asks, then calls fn. holds: the parser that holds `o` when
+ * the connection does not have its body any more; it is taken when something is asked. Returns: false when there is nothing to ask. */
+bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn);
+/* The client went away. Returns: whether its question was being asked. */
+bool admin_ask_gone(const struct kvr_http_conn *c);
+bool admin_needs_index(admin_post_fn *fn, struct kvr_json o); /* admin.c */
 
 /* ---- selection.c ---- */
 int selection_start(struct serve *s);

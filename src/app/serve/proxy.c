@@ -1739,6 +1739,8 @@ bool serve_ready(struct serve *s, const char **why)
     if (n < s->o->min_initial_workers) return false;
     *why = "views are being restored";
     if (!views_settled(s)) return false;
+    *why = "the remote index has not been validated";
+    if (!remote_settled(s)) return false;
     *why = "shutting down";
     return !atomic_load(&s->draining);
 }

@@ -10,6 +10,7 @@ static const char no_memory[] = "";
 
 void question_free(struct question *q)
 {
+    free(q->scores);
     free(q->tokens);
     free(q->locals);
     free(q->seqs);
@@ -271,6 +272,16 @@ bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, 
         return false;
     }
     if (!read_mm_infos(c, o, q)) return false;
+    if (s->fetched) {
+        q->scores = malloc((s->fetched->n + 1) * sizeof *q->scores);
+        if (!q->scores) {
+            question_free(q);
+            admin_error(c, 503, kvr_strerror(-KVR_ENOMEM));
+            return false;
+        }
+        if (s->fetched->n) memcpy(q->scores, s->fetched->scores, s->fetched->n * sizeof *q->scores);
+        q->scores_n = s->fetched->n;
+    }
     if (!q->isl) q->isl = q->tokens ? q->tokens_n : (q->locals ? q->locals_n * q->pool->block_size : 0);
     return true;
 }
@@ -284,6 +295,8 @@ struct kvr_router_request question_request(const struct question *q)
                                     .seqs = q->seqs,
                                     .seqs_n = q->seqs_n,
                                     .isl = q->isl,
+                                    .scores = q->scores,
+                                    .scores_n = q->scores_n,
                                     .lora = q->lora,
                                     .lora_len = strlen(q->lora),
                                     .salt = q->salt,

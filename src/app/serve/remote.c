@@ -54,29 +54,80 @@ bool remote_needs_nats(const struct serve *s)
     return s->remote_scope[0] != 0;
 }
 
-int remote_open(struct serve *s, struct loop *l)
+/* The workers' block sizes have to be those of the index. Asks of any thread. */
+static size_t block_sizes(void *ctx, struct kvr_remote_model *out, size_t cap)
+{
+    struct serve *s = ctx;
+    size_t n = 0;
+    pthread_mutex_lock(&s->lock);
+    for (const struct pool *p = s->pools; p && n < cap; p = p->next) {
+        snprintf(out[n].name, sizeof out[n].name, "%s", p->model);
+        out[n++].block_size = p->block_size;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+static int open_all(struct serve *s, uv_loop_t *loop, struct kvr_http_client *client, struct kvr_remote_index **out, size_t *out_n)
 {
     size_t n = s->remote_scope[0] ? 1 : s->remote_n;
     for (size_t i = 0; i < n; i++) {
-        struct kvr_remote_config c = {.loop = &l->uv,
-                                      .client = l->client,
+        struct kvr_remote_config c = {.loop = loop,
+                                      .client = client,
                                       .endpoint = s->remote_scope[0] ? NULL : &s->remote[i],
                                       .key = s->remote_keys ? s->remote_keys[0] : NULL,
                                       .nats = s->remote_scope[0] ? s->nats : NULL,
                                       .scope = s->remote_scope,
                                       .predicted = !s->o->kv_events,
+                                      .block_sizes = n == 1 ? block_sizes : NULL, /* of several each knows our names with their size */
+                                      .ctx = s,
                                       .timeout_s = s->o->remote_timeout,
                                       .stats = &s->remote_stats};
-        int rc = kvr_remote_create(&c, &l->remotes[i]);
+        int rc = kvr_remote_create(&c, &out[i]);
         if (rc) return rc;
-        l->remotes_n++;
+        ++*out_n;
     }
     return 0;
+}
+
+int remote_open(struct serve *s, struct loop *l)
+{
+    return open_all(s, &l->uv, l->client, l->remotes, &l->remotes_n);
 }
 
 void remote_close(struct loop *l)
 {
     while (l->remotes_n) kvr_remote_close(l->remotes[--l->remotes_n]);
+}
+
+int remote_open_admin(struct serve *s)
+{
+    return open_all(s, &s->main_loop, s->health_client, s->admin_remotes, &s->admin_remotes_n);
+}
+
+void remote_close_admin(struct serve *s)
+{
+    while (s->admin_remotes_n) kvr_remote_close(s->admin_remotes[--s->admin_remotes_n]);
+}
+
+const char *remote_why(const struct serve *s)
+{
+    const char *why = "";
+    for (size_t i = 0; i < s->admin_remotes_n && !why[0]; i++) why = kvr_remote_why(s->admin_remotes[i]);
+    return why;
+}
+
+static bool all_good(struct serve *s)
+{
+    return (size_t)atomic_load(&s->remote_stats.good) == (s->loops_n + 1) * KVR_MAX(s->remote_n, (size_t)1);
+}
+
+bool remote_settled(struct serve *s)
+{
+    if (!s->o->use_remote_indexer || atomic_load(&s->remote_seen)) return true;
+    if (!all_good(s) && now_ms() - s->started_ms < (uint64_t)(s->o->restore_timeout * 1000)) return false;
+    atomic_store(&s->remote_seen, true);
+    return true;
 }
 
 void remote_model(const struct serve *s, uint32_t block_size, char *out, size_t cap)
@@ -92,8 +143,7 @@ void remote_metrics(struct serve *s, struct kvr_buf *b)
         const char *name, *type, *help;
         uint64_t v;
     } rows[] = {
-        {"up", "gauge", "1 when every loop may ask the remote index",
-         (size_t)atomic_load(&st->good) == s->loops_n * KVR_MAX(s->remote_n, (size_t)1)},
+        {"up", "gauge", "1 when every loop may ask the remote index", all_good(s)},
         {"queries_total", "counter", "Overlap queries sent to the remote index", atomic_load(&st->queries)},
         {"query_failures_total", "counter", "Of these, without an answer; the requests counted as having no overlap",
          atomic_load(&st->query_failures)},

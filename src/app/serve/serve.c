@@ -148,6 +148,7 @@ static void on_poll(uv_timer_t *t)
 {
     struct serve *s = t->data;
     for (const struct pool *p = s->pools; p; p = p->next) kvr_router_poll(p->router);
+    views_tick(s);
     evidence_tick(s);
     engine_load_tick(s);
     served_tick(s);
@@ -355,6 +356,7 @@ static int run(struct serve *s)
     }
     s->admin_connections = admin_connections(s);
     if (!s->o->select_only && start_loops(s)) return 1;
+    if (remote_open_admin(s)) return 1;
     rc = admin_start(s);
     if (rc) return listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc);
     uv_signal_init(&s->main_loop, &handles.term);
@@ -389,6 +391,7 @@ int serve_main(const struct serve_options *o)
     uv_loop_init(&s->main_loop);
     int rc = run(s);
     stop_loops(s, rc == 0);
+    remote_close_admin(s);
     health_stop(s);
     kvr_http_server_close(s->admin);
     selection_stop(s);

@@ -19,7 +19,7 @@
 #include "wire/index_question.h"
 #include "wire/index_service.h"
 
-enum { PENDING_BYTES = 16 << 20 };
+enum { PENDING_BYTES = 16 << 20, POOLS_TOLD = 256 };
 
 /* What one thread needs to answer. */
 struct asker {
@@ -122,7 +122,15 @@ static int answer_info(struct asker *a)
     struct served *v = a->serve->served;
     const char *why = not_ready(v);
     struct kvr_service_info i = {.instance = v->instance, .predicted = predicted(a->serve), .ready = !why, .packed = true};
-    kvr_service_info_write(&a->out, &i, why ? why : "");
+    struct kvr_remote_model models[POOLS_TOLD];
+    size_t n = 0;
+    pthread_mutex_lock(&a->serve->lock);
+    for (const struct pool *p = a->serve->pools; p && n < POOLS_TOLD; p = p->next) {
+        snprintf(models[n].name, sizeof models[n].name, "%s", p->model);
+        models[n++].block_size = p->block_size;
+    }
+    pthread_mutex_unlock(&a->serve->lock);
+    kvr_service_info_write(&a->out, &i, why ? why : "", models, n);
     return 200;
 }
 

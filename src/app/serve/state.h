@@ -272,6 +272,11 @@ struct serve {
     struct kvr_http_server *admin;
     struct kvr_access *access; /* who may use it */
     size_t admin_connections;  /* most at once */
+    struct kvr_remote_index *admin_remotes[REMOTES_MAX];
+    size_t admin_remotes_n;        /* 0: the index is here */
+    const struct fetched *fetched; /* while a question is answered that they were asked of; main loop's */
+    _Atomic bool remote_seen;      /* all of them have been found good once, or waited for long enough */
+    _Atomic bool caught_up;        /* the durable stream: as far as can be waited for */
     struct kvr_http_client *health_client;
     struct kvr_json_parser *json; /* main loop's */
     struct kvr_jobs jobs;         /* main loop's: large bodies */
@@ -361,6 +366,7 @@ void views_unfollow(struct serve *s, uint64_t id);
 bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place);
 void views_stop(struct serve *s);
 bool views_settled(struct serve *s);
+void views_tick(struct serve *s); /* main loop */
 
 /* replicas.c */
 bool replicas_over_nats(const struct serve *s);
@@ -399,6 +405,10 @@ int remote_parse(struct serve *s, char *err, size_t cap);
 bool remote_needs_nats(const struct serve *s);
 int remote_open(struct serve *s, struct loop *l); /* for one loop */
 void remote_close(struct loop *l);
+int remote_open_admin(struct serve *s);
+void remote_close_admin(struct serve *s);
+const char *remote_why(const struct serve *s); /* why it is not used now; "": it is. Main loop */
+bool remote_settled(struct serve *s);          /* validated once, or not within --restore-timeout; any thread */
 /* The model that indexers know a block size's workers by. */
 void remote_model(const struct serve *s, uint32_t block_size, char *out, size_t cap);
 
