@@ -14,13 +14,25 @@
 
 /* ---- an engine ------------------------------------------------------------------------------------------------ */
 
+struct says {
+    const char *answer;
+    size_t len, times; /* the answer's last `len` bytes are sent so many times more */
+};
+
 static struct engine {
     pthread_t thread;
     int listener;
     char url[64];
-    const char *answer;
-    size_t len, times; /* the answer's last `len` bytes are sent so many times more */
-} engine;
+    pthread_mutex_t lock;
+    struct says says; /* under lock */
+} engine = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void engine_says(const char *answer, size_t len, size_t times)
+{
+    pthread_mutex_lock(&engine.lock);
+    engine.says = (struct says){answer, len, times};
+    pthread_mutex_unlock(&engine.lock);
+}
 
 static void *engine_main(void *arg)
 {
@@ -29,9 +41,12 @@ static void *engine_main(void *arg)
     memory_exempts_this_thread();
     for (int c; (c = accept(engine.listener, NULL, NULL)) >= 0; close(c)) {
         if (recv(c, request, sizeof request, 0) <= 0) continue;
-        size_t all = strlen(engine.answer);
-        bool ok = send(c, engine.answer, all, MSG_NOSIGNAL) >= 0;
-        for (size_t i = 0; ok && i < engine.times; i++) ok = send(c, engine.answer + all - engine.len, engine.len, MSG_NOSIGNAL) >= 0;
+        pthread_mutex_lock(&engine.lock);
+        struct says s = engine.says;
+        pthread_mutex_unlock(&engine.lock);
+        size_t all = strlen(s.answer);
+        bool ok = send(c, s.answer, all, MSG_NOSIGNAL) >= 0;
+        for (size_t i = 0; ok && i < s.times; i++) ok = send(c, s.answer + all - s.len, s.len, MSG_NOSIGNAL) >= 0;
     }
     return NULL;
 }
@@ -100,12 +115,11 @@ static void a_reading_gives_the_loads(void **state)
 {
     struct kvr_engine_load l;
     (void)state;
-    engine.answer = HEAD LINES "vllm:num_requests_waiting 4"; /* the last line has no end */
-    engine.times = 0;
+    engine_says(HEAD LINES "vllm:num_requests_waiting 4", 0, 0); /* the last line has no end */
     struct outcome o = scrape(engine.url, false);
     assert_true(o.rc == 0 && o.calls == 1 && o.loads.n == 2 && o.loads.bad_lines == 1);
     assert_string_equal(o.error, "");
-    engine.answer = HEAD LINES;
+    engine_says(HEAD LINES, 0, 0);
     o = scrape(engine.url, false);
     assert_true(kvr_engine_loads_of(&o.loads, 0, 1, 0, 16, 10, &l) && l.running == 3 && l.used_blocks == 5);
 }
@@ -120,16 +134,13 @@ static void a_reading_says_why_it_failed(void **state)
                  {"nonsense\r\n\r\n", "the answer is no HTTP"},
                  {"", "no connection"}};
     (void)state;
-    engine.times = 0;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        engine.answer = cases[i].answer;
+        engine_says(cases[i].answer, 0, 0);
         struct outcome o = scrape(engine.url, false);
         assert_int_equal(o.calls, 1);
         assert_string_equal(o.error, cases[i].error);
     }
-    engine.answer = HEAD LINES;
-    engine.len = strlen(LINES);
-    engine.times = 1000000;
+    engine_says(HEAD LINES, strlen(LINES), 1000000);
     struct outcome o = scrape(engine.url, false);
     assert_string_equal(o.error, "the answer is longer than 4 MiB");
     assert_int_equal(scrape("ftp://x", false).rc, -KVR_EINVAL);
@@ -138,16 +149,14 @@ static void a_reading_says_why_it_failed(void **state)
 static void a_cancelled_reading_is_silent(void **state)
 {
     (void)state;
-    engine.answer = HEAD LINES;
-    engine.times = 0;
+    engine_says(HEAD LINES, 0, 0);
     assert_int_equal(scrape(engine.url, true).calls, 0);
 }
 
 static void memory_that_runs_out_costs_one_reading(void **state)
 {
     (void)state;
-    engine.answer = HEAD LINES;
-    engine.times = 0;
+    engine_says(HEAD LINES, 0, 0);
     for (long n = 0;; n++) {
         memory_fails_at(n, 0);
         struct outcome o = scrape(engine.url, false);
