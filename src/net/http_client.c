@@ -208,6 +208,8 @@ static int bad_answer(struct peer *p, const char *why)
 
 static int on_interim(struct peer *p, int status)
 {
+    if (kvr__headers_count(&p->headers, "content-length") || kvr__headers_count(&p->headers, "transfer-encoding"))
+        return bad_answer(p, "the worker's interim answer has a body");
     if (status == 101) return bad_answer(p, "the worker changed the protocol without being asked");
     if (++p->interim > INTERIM_MAX) return bad_answer(p, "the worker sent too many interim answers");
     p->head_over = true;

@@ -135,12 +135,12 @@ def test_head_is_answered_like_get(start):
     s, x, p = start(Serve, [mock]), start(Indexer), start(Publish, mock)
 
     def head(port, path):
-        return raw(port, f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        return raw(port, f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
 
     def names(port, path):
         out = head(port, path)
         assert out.endswith(b"\r\n\r\n") and out.count(b"\r\n\r\n") == 1, out
-        get = raw(port, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()).split(b"\r\n\r\n")[0]
+        get = raw(port, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()).split(b"\r\n\r\n")[0]
 
         def parts(h):
             lines = h.strip().split(b"\r\n")
@@ -173,6 +173,8 @@ def test_head_of_a_passed_path_reaches_the_worker_as_head(one):
     b"HTTP/1.1 1000 OK\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
     b"HTTP/1.1 100 Continue\r\n\r\n" * 50 + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/1.1 103 Hints\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/1.1 103 Hints\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\nFoo : x\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\n: x\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}",
