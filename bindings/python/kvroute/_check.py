@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values from callers: each is as it must be, or ValueError names it and says what is allowed."""
+import json
 import math
 import operator
 
@@ -12,6 +13,14 @@ TIERS = ("device", "host_pinned", "disk", "external")
 
 def bad(name, value, allowed):
     return ValueError(f"{name}: bad value {str(value)[:80]!r}; allowed: {allowed}")
+
+
+def json_of(name, text):
+    """What a JSON text holds."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:  # too deep is bad too
+        raise ValueError(f"{name}: not JSON: {e}") from None
 
 
 def whole(name, value, low=0, high=MASK):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How KvRouter chooses: the options, each with the check of its values."""
-import json
-
-from ._check import bad, flag, one_of, real, whole
+from ._check import bad, flag, json_of, one_of, real, whole
 
 COSTS = {"linear": 0, "lmetric": 1, "time": 2}
 QUEUE_POLICIES = {"fcfs": 0, "lcfs": 1, "wspt": 2}
@@ -146,7 +144,7 @@ class KvRouterConfig:
 
     @classmethod
     def from_json(cls, text):
-        options = json.loads(text)
+        options = json_of("KvRouterConfig", text)
         if not isinstance(options, dict):
             raise ValueError("KvRouterConfig: a JSON object is needed")
         return cls(**options)

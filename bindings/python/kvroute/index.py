@@ -3,7 +3,7 @@ import json
 
 from . import _kvroute
 from ._await import Ready
-from ._check import MASK, TIERS, U32, block_size as check_block_size, real, whole, worker
+from ._check import MASK, TIERS, U32, block_size as check_block_size, json_of, real, whole, worker
 from ._errors import EINVAL, ENOTFOUND, EPARENT, ESEQUENCE, KvrouteError, check
 from .hashing import prompt_of
 
@@ -76,12 +76,7 @@ def _settle(rc):
 
 
 def _object(event):
-    if isinstance(event, (bytes, bytearray, str)):
-        try:
-            return json.loads(event)
-        except (ValueError, RecursionError) as e:
-            raise ValueError(f"event: not JSON: {e}") from None
-    return event
+    return json_of("event", event) if isinstance(event, (bytes, bytearray, str)) else event
 
 
 def _router_event(row):

@@ -3,7 +3,7 @@ import json
 import time
 import warnings
 
-from ._check import real, whole
+from ._check import json_of, real, whole
 
 
 def _or_none(check, name, value, low):
@@ -32,7 +32,7 @@ class KvRecorder:
             self._file.close()
             self._file = open(f"{self.path}.{self._files}", "w", buffering=32768)
             self._files, self._lines = self._files + 1, 0
-        event = event if isinstance(event, dict) else json.loads(event)
+        event = event if isinstance(event, dict) else json_of("event", event)
         self._file.write(json.dumps({"timestamp": int(elapsed * 1000), "event": event}, separators=(",", ":")) + "\n")
         self._count, self._lines = self._count + 1, self._lines + 1
         return True

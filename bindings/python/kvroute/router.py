@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-import json
 import math
 import sys
 
 from . import _kvroute
 from ._await import BestWorker, Dict, List, Ready, Text
-from ._check import U32, bad, block_size as check_block_size, one_of, real, whole, worker
+from ._check import U32, bad, block_size as check_block_size, json_of, one_of, real, whole, worker
 from ._errors import ENOTFOUND, EINVAL, KvrouteError, check
 from .config import COSTS, QUEUE_POLICIES, KvRouterConfig, override_of
 from .hashing import prompt_of
@@ -229,11 +228,12 @@ class KvRouter:
             new            tokens, ...    -> new             worker_id, dp_rank, overlap_blocks; booked as request_id
             mark_prefill   request_id     -> prefill_marked  success
             mark_free      request_id     -> free_marked     success
-            potential_loads tokens, ...   -> potential_loads loads, pending_count
+            potential_loads tokens, ...   -> potential_loads loads, pending_count,
+                                                           pending_isl_tokens
 
         A request_id that is blank or missing is context_id. Raises as best_worker; a message that is no such raises ValueError."""
         if isinstance(request, (str, bytes, bytearray)):
-            request = json.loads(request)
+            request = json_of("request", request)
         if not isinstance(request, dict):
             raise bad("request", request, "a dict, a JSON object")
         method = one_of("method", request.get("method"), tuple(_METHODS))
@@ -243,7 +243,8 @@ class KvRouter:
         given = {k: v for k, v in request.items() if v is not None}
         if method == "potential_loads":
             loads = self.get_potential_loads(*self._prompt_fields(given))
-            return Dict(method="potential_loads", loads=list(loads), pending_count=self.pending_count())
+            return Dict(method="potential_loads", loads=list(loads), pending_count=self.pending_count(),
+                        pending_isl_tokens=self.pending_isl_tokens())
         request_id = given.get("request_id") or context_id
         if not isinstance(request_id, str) or not request_id:
             raise bad("request_id", request_id, "a str that is not empty; without one the context's id counts")
@@ -311,6 +312,10 @@ class KvRouter:
     def pending_count(self):
         """Requests that wait for their turn."""
         return self._router.stats()[0]
+
+    def pending_isl_tokens(self):
+        """Tokens of their prompts."""
+        return self._router.pending_tokens()
 
     def stage_times(self):
         """{"decisions": how many, and of each stage the nanoseconds spent: "block_hashing", "find_matches", "seq_hashing", "scheduling",

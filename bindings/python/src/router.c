@@ -489,6 +489,22 @@ static PyObject *stats(PyObject *self, PyObject *args)
                          (u)t->seq_hashing, (u)t->scheduling, (u)t->total);
 }
 
+/* pending_tokens() -> the prompts' tokens of the requests that wait */
+static PyObject *pending_tokens(PyObject *self, PyObject *args)
+{
+    const struct py_router *x = (const struct py_router *)self;
+    struct kvr_class_stats of;
+    unsigned long long tokens = 0;
+    (void)args;
+    if (!py_router_may_call(x)) return NULL;
+    Py_BEGIN_ALLOW_THREADS for (size_t k = 0; k < kvr_router_classes(x->r); k++)
+    {
+        (void)kvr_router_class_stats(x->r, k, &of);
+        tokens += of.isl_tokens;
+    }
+    Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong(tokens);
+}
+
 static PyMethodDef methods[] = {{"set_worker", set_worker, METH_VARARGS, NULL},
                                 {"set_limits", set_limits, METH_VARARGS, NULL},
                                 {"set_taints", set_taints, METH_VARARGS, NULL},
@@ -503,6 +519,7 @@ static PyMethodDef methods[] = {{"set_worker", set_worker, METH_VARARGS, NULL},
                                 {"expire_requests", expire_requests, METH_VARARGS, NULL},
                                 {"potential_loads", potential_loads, METH_VARARGS, NULL},
                                 {"overlaps", overlaps, METH_VARARGS, NULL},
+                                {"pending_tokens", pending_tokens, METH_NOARGS, NULL},
                                 {"stats", stats, METH_NOARGS, NULL},
                                 {NULL, NULL, 0, NULL}};
 
