@@ -42,22 +42,33 @@ class Tee:
     def publish(self, events, send=True):
         """One batch. Events: ("stored", hashes, parent, tokens), ("removed", hashes), ("cleared",). The local index first: whoever asks
         after a loss finds what was published. `send` False: the batch is lost on the way (for tests)."""
-        wire = []
         with self.local.batch():  # a consumer is told the whole batch or none of it
-            for kind, *what in events:
-                if kind == "stored":
-                    hashes, parent, tokens = what
-                    self.local.apply_stored(self.sequence, tokens, hashes, parent)
-                    wire.append(["BlockStored", hashes, parent, tokens, self.block_size, None, "GPU", None])
-                elif kind == "removed":
-                    self.local.apply_removed(self.sequence, what[0])
-                    wire.append(["BlockRemoved", what[0], "GPU"])
-                else:
-                    self.local.apply_cleared(self.sequence)
-                    wire.append(["AllBlocksCleared"])
+            for event in events:
+                self.keep(*event)
         if send:
+            wire = [self.on_the_wire(*event) for event in events]
             self.socket.send_multipart([b"", struct.pack(">Q", self.sequence), msgpack.packb([time.time(), wire, self.dp_rank])])
         self.sequence += 1
+
+    def keep(self, kind, *what):
+        """What the index cannot take must not stop the engine or its stream: dumps fail from then on, until the next clear."""
+        try:
+            if kind == "stored":
+                hashes, parent, tokens = what
+                self.local.apply_stored(self.sequence, tokens, hashes, parent)
+            elif kind == "removed":
+                self.local.apply_removed(self.sequence, what[0])
+            else:
+                self.local.apply_cleared(self.sequence)
+                self.local.set_incomplete(None)
+        except (TypeError, ValueError, OverflowError) as e:
+            self.local.set_incomplete(f"batch {self.sequence}: {e}")
+
+    def on_the_wire(self, kind, *what):
+        if kind == "stored":
+            hashes, parent, tokens = what
+            return ["BlockStored", hashes, parent, tokens, self.block_size, None, "GPU", None]
+        return ["BlockRemoved", what[0], "GPU"] if kind == "removed" else ["AllBlocksCleared"]
 
     def recover(self, write, start=None, end=None):
         self.local.write_events_json(write, start, end)
