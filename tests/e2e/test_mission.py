@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the router is for, system by system, tried from the outside: each test is one sentence of what it promises, seen through sockets and files
-only. What needs the Python package is in tests/python/test_mission.py. (Units of routing, approximate mode, publisher, metrics.)"""
+only. What needs the Python package is in tests/python/test_mission.py. (Units of routing, a router without workers, approximate
+mode, publisher, metrics.)"""
 import json
+import threading
 
 import pytest
 import zmq
@@ -219,3 +221,45 @@ def test_failed_events_are_counted(start, engine):
     e.stored([5], [1, 2, 3, 4], parent=77)  # a parent that nobody knows
     e.send(b"\xc1")
     e.until("counted", lambda: s.metric("kv_parent_not_found_total") + s.metric("events_failed_total") >= 1 and s.metric("kv_decode_errors_total") >= 1)
+
+
+# ---- the router object: starting without workers -----------------------------------------------------------------------------
+
+
+class Asking(threading.Thread):
+    """A client, from before there are workers."""
+
+    def __init__(self, port, path, body):
+        super().__init__(daemon=True)
+        self.port, self.path, self.body, self.answer = port, path, body, None
+        self.start()
+
+    def run(self):
+        self.answer = call(self.port, "POST", self.path, self.body, JSON, timeout=60)
+
+
+
+def test_starting_without_workers_waits_for_the_first_one(start):
+    s = start(Serve, [], "--queue-timeout", 600, ready=False)
+    a = Asking(s.port, "/v1/completions", {"prompt": PROMPT, "max_tokens": 2})
+    assert call(s.port, "GET", "/ready").status == 503
+    wait_for("the request waits", lambda: s.metric("requests_without_worker") == 1)
+    m = start(Mock)
+    assert a.answer is None
+    assert s.post("/workers", {"worker_id": 1, "endpoint": f"http://127.0.0.1:{m.port}", "kv_events_endpoints": f"tcp://127.0.0.1:{m.events}"}).status == 201
+    wait_for("the answer", lambda: a.answer is not None, 30)
+    assert (a.answer.status, a.answer.headers["x-kvroute-worker"]) == (200, "1"), a.answer.body
+    wait_for("ready", lambda: call(s.port, "GET", "/ready").status == 200, 30)
+
+
+def test_how_many_workers_to_wait_for_is_configurable(start):
+    s = start(Serve, [], "--queue-timeout", 600, "--min-initial-workers", 2, "--no-router-kv-events", ready=False)
+    mocks = [start(Mock, with_events=False) for _ in range(2)]
+    a = Asking(s.admin, "/select", {"token_ids": list(range(64)), "model_name": "mock"})
+    for i, m in enumerate(mocks):
+        assert a.answer is None and call(s.port, "GET", "/ready").status == 503
+        assert s.post("/workers", {"worker_id": i + 1, "endpoint": f"http://127.0.0.1:{m.port}"}).status == 201
+        wait_for("it is well", lambda: s.get("/workers")[i]["schedulable"])
+    wait_for("ready", lambda: call(s.port, "GET", "/ready").status == 200, 30)
+    wait_for("the answer", lambda: a.answer is not None, 30)
+    assert a.answer.status == 200 and a.answer.json()["worker_id"] in (1, 2), a.answer.body
