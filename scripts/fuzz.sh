@@ -97,6 +97,7 @@ for f in build/fuzz/fuzzers/fuzz_*; do
     printf '\007HTTP/1.1 200 OK\r\nContent-Length: 30\r\nConnection: a, b\r\n\r\n' >"$work/$name/e"
     printf '\006HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong' >"$work/$name/f"
     printf '\006HTTP/1.1 100 OK\r\nContent-Length: 5\r\n\r\nabc' >"$work/$name/g"
+    printf '\002\r\n\r\nHTTP/1.1 200 OK\r\n: x\r\nContent-Length: 3\r\n\r\nabc' >"$work/$name/h"
   fi
   [ "$name" = fuzz_endpoint ] && printf 'http://h:1/p' >"$work/$name/a"
   echo "$name: $seconds s"

@@ -14,8 +14,8 @@ enum state {
     BEGIN_LF, /* the line feed of one */
     METHOD,
     TARGET,
-    VERSION, /* the word "HTTP/1.x", then the end of the line */
-    STATUS_LINE,
+    VERSION,     /* the word "HTTP/1.x"; a request's line ends with it, an answer's begins with it */
+    STATUS_LINE, /* the rest of it: llhttp knows what a status is */
     LINE_LF,
     LINE, /* at the start of a header line */
     NAME,
@@ -33,7 +33,7 @@ enum state {
 
 void kvr__framing_begin(struct kvr__framing *f, enum kvr__framing_kind kind)
 {
-    *f = (struct kvr__framing){.kind = (uint8_t)kind, .state = kind == KVR__REQUESTS ? BEGIN : STATUS_LINE};
+    *f = (struct kvr__framing){.kind = (uint8_t)kind, .state = kind == KVR__REQUESTS ? BEGIN : VERSION};
 }
 
 bool kvr__framing_started(const struct kvr__framing *f)
@@ -88,7 +88,7 @@ static int start_line(struct kvr__framing *f, unsigned char c)
         f->at = 1; /* it is not empty */
         return c > 0x20 && c < 0x7f && c != '#' ? TARGET : -1;
     case VERSION:
-        if (f->at == sizeof version) return c == '\r' ? LINE_LF : -1;
+        if (f->at == sizeof version) return f->kind == KVR__ANSWERS ? (c == ' ' ? STATUS_LINE : -1) : c == '\r' ? LINE_LF : -1;
         if (f->at == sizeof version - 1 ? c < '0' || c > '9' : c != (unsigned char)version[f->at]) return -1;
         f->at++;
         return VERSION;

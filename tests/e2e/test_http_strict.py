@@ -175,6 +175,8 @@ def test_head_of_a_passed_path_reaches_the_worker_as_head(one):
     b"HTTP/1.1 100 Continue\r\n\r\n" * 50 + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 103 Hints\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 103 Hints\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    b"\r\n\r\nHTTP/1.1 200 OK\r\n: x\r\nContent-Length: 2\r\n\r\n{}",
+    b"\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\nFoo : x\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\n: x\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}",
