@@ -18,6 +18,7 @@ static const char usage[] =
     "  --no-probe         send no prompts: only look\n"
     "  --api-key KEY      bearer token for the URLs that are given\n"
     "  --api-key-file F   the same from a file, its first key\n"
+    "  --tls-ca FILE      certificates (PEM) that sign those of https targets; default: the system's\n"
     "  --engine-api-key KEY  bearer token for engines that a router lists\n"
     "  --timeout SECONDS  for one HTTP answer; default 30\n"
     "  --help\n\n"
@@ -30,6 +31,7 @@ int cmd_doctor(int argc, char **argv)
                                          {"no-probe", no_argument, NULL, 'n'},
                                          {"api-key", required_argument, NULL, 'k'},
                                          {"api-key-file", required_argument, NULL, 'f'},
+                                         {"tls-ca", required_argument, NULL, 'a'},
                                          {"engine-api-key", required_argument, NULL, 'e'},
                                          {"timeout", required_argument, NULL, 't'},
                                          {"help", no_argument, NULL, 'h'},
@@ -43,6 +45,7 @@ int cmd_doctor(int argc, char **argv)
         else if (c == 'n') o.no_probe = true;
         else if (c == 'k') o.key = optarg;
         else if (c == 'f') o.key_file = optarg;
+        else if (c == 'a') o.tls_ca = optarg;
         else if (c == 'e') o.engine_key = optarg;
         else if (c == 't') o.timeout = strtod(optarg, &end);
         else if (c == 'h') return fputs(usage, stdout) < 0;

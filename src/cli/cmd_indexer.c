@@ -44,6 +44,8 @@ static const struct option_row rows[] = {
     {"tls-cert", OPT_STRING, AT(tls_cert), NULL, 0, 0, "FILE", "serve HTTPS with this certificate chain (PEM); needs --tls-key", NULL,
      NULL},
     {"tls-key", OPT_STRING, AT(tls_key), NULL, 0, 0, "FILE", "its private key (PEM)", NULL, NULL},
+    {"tls-ca", OPT_STRING, AT(tls_ca), NULL, 0, 0, "FILE",
+     "certificates (PEM) that sign those of https peers and recover endpoints; default: the system's", NULL, NULL},
     {"access-log", OPT_STRING, AT(access_log), NULL, 0, 0, "FILE", "one JSON object per request; POST /reopen_logs after a rotation", NULL,
      NULL},
     {"trace-id-header", OPT_STRING, AT(trace_header), "x-trace-id", 0, 0, "NAME", "request header that becomes the log's trace_id", NULL,

@@ -67,6 +67,8 @@ struct serve_cli {
         NUM("block-size", block_size, "16", 1, 65536, NULL, "tokens per KV block, as the engines have it"),                                \
         STR("admin-key-file", admin_key_file, NULL, "FILE", NULL,                                                                          \
             "one key a line; the admin port (of select: its port) then needs Authorization: Bearer KEY, but for /health and /ready"),      \
+        STR("tls-ca", tls_ca, NULL, "FILE", NULL,                                                                                          \
+            "certificates (PEM) that sign those of https recover endpoints and remote indexers; default: the system's"),                   \
         STR("admin-allowed-hosts", admin_allowed_hosts, NULL, "NAME[,NAME...]", NULL,                                                      \
             "further names in Host and Origin of requests to it, beside addresses, loopback and this machine's name; .DOMAIN: all under "  \
             "it; *: every Host"),                                                                                                          \

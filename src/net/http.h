@@ -205,16 +205,19 @@ struct kvr_endpoint {
     uint16_t port;
     char authority[272]; /* "host:port" for the Host header, an IPv6 address in brackets */
     char base[256];      /* path prefix without trailing slash, often "" */
-    uint64_t key;        /* identifies host:port in the pool */
+    uint64_t key;        /* identifies scheme, host and port in the pool */
     bool is_numeric;
+    bool tls; /* https: the certificate is checked (net/tls.h, kvr_tls_trust); it is never spoken to in the clear */
     struct sockaddr_storage addr;
 };
 
 /* Parses http://host[:port][/path]. Returns: 0 or -KVR_EINVAL. */
 int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out);
+/* The same, or https://. */
+int kvr_endpoint_parse_any(const char *url, size_t len, struct kvr_endpoint *out);
 
 enum kvr_http_failure {
-    KVR_HTTP_CONNECT_FAILED, /* refused, unreachable, name unknown */
+    KVR_HTTP_CONNECT_FAILED, /* refused, unreachable, name unknown; https: no certificate that is trusted for the host */
     KVR_HTTP_CONNECT_TIMEOUT,
     KVR_HTTP_RESET,     /* closed before the answer began */
     KVR_HTTP_TRUNCATED, /* closed in the middle */

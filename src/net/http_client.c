@@ -7,6 +7,9 @@
  * A connection belongs to one call or to the pool. A pooled connection that the peer closed just before we used it
  * fails without a single answer byte; the call is then moved to a fresh connection once, so that the peer's idle
  * timeout never looks like a failure. Idle connections are closed after a few seconds, before engines do (5 s).
+ *
+ * https: a connection has a TLS session with memory on both sides (net/tls.h); it sends nothing of a request before the certificate was
+ * found good, within the time for connecting. What is read from it takes the same way as plain bytes.
  */
 #include "net/http_internal.h"
 
@@ -27,10 +30,10 @@ struct kvr_http_client {
     size_t handles;
     bool closed;
     _Atomic uint64_t *reopened; /* NULL: not counted */
-    char read_buffer[64 * 1024];
+    char read_buffer[64 * 1024], plain[16 * 1024];
 };
 
-enum peer_state { RESOLVING, CONNECTING, RECEIVING, IDLE, CLOSING };
+enum peer_state { RESOLVING, CONNECTING, SHAKING_HANDS, RECEIVING, IDLE, CLOSING };
 
 struct peer { /* one connection */
     uv_tcp_t tcp;
@@ -39,6 +42,8 @@ struct peer { /* one connection */
     uv_getaddrinfo_t resolve;
     uv_write_t write;
     struct kvr_body *sent_head, *sent_body; /* what `write` reads, held until its callback */
+    struct kvr_tls *tls;                    /* NULL: plain */
+    unsigned flushes;                       /* writes of what the session says that are under way */
     llhttp_t parser;
     struct kvr__framing framing;
     struct kvr_http_client *client;
@@ -101,6 +106,7 @@ static void peer_maybe_free(struct peer *p)
     struct kvr_http_client *c = p->client;
     if (p->handles || p->resolving) return;
     kvr_headers_free(&p->headers);
+    kvr_tls_free(p->tls);
     free(p);
     c->handles--;
     client_maybe_free(c);
@@ -262,7 +268,7 @@ static void finish(struct peer *p, bool keep)
 {
     struct kvr_http_call *call = p->call;
     p->call = NULL;
-    if (keep && !p->writing && !p->client->closed) {
+    if (keep && !p->writing && !p->flushes && !p->client->closed) {
         llhttp_resume(&p->parser);
         to_idle(p);
     } else {
@@ -299,7 +305,8 @@ static void on_end_of_input(struct peer *p)
     }
     bool began = p->got_bytes;
     bool in_body = !kvr__framing_in_head(&p->framing) && !kvr__framing_in_chunks(&p->framing);
-    if (began && in_body && !was_reset(p) && llhttp_message_needs_eof(&p->parser) && llhttp_finish(&p->parser) == HPE_OK) {
+    bool whole = p->tls ? kvr_tls_was_closed(p->tls) : !was_reset(p);
+    if (began && in_body && whole && llhttp_message_needs_eof(&p->parser) && llhttp_finish(&p->parser) == HPE_OK) {
         finish(p, false);
         return;
     }
@@ -337,28 +344,127 @@ static size_t parse(struct peer *p, const char *data, size_t len, const char **w
     return used;
 }
 
-static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+/* Bytes of answers, in the clear. */
+static void take_bytes(struct peer *p, const char *data, size_t n)
 {
-    struct peer *p = stream->data;
     const char *why = NULL;
-    if (n == 0) return;
-    if (n < 0) {
-        if (n == UV_EOF) on_end_of_input(p);
-        else if (p->call) call_failed(p, p->got_bytes ? KVR_HTTP_TRUNCATED : KVR_HTTP_RESET, uv_strerror((int)n));
-        else peer_close(p);
-        return;
-    }
     if (p->state != RECEIVING) { /* bytes nobody asked for */
         peer_close(p);
         return;
     }
     p->got_bytes = true;
     p->in_callback = true;
-    size_t used = parse(p, buf->base, (size_t)n, &why);
+    size_t used = parse(p, data, n, &why);
     p->in_callback = false;
-    if (p->done) finish(p, used == (size_t)n && llhttp_should_keep_alive(&p->parser));
+    if (p->done) finish(p, used == n && llhttp_should_keep_alive(&p->parser));
     else if (!p->call) peer_close(p); /* cancelled meanwhile */
     else if (why) call_failed(p, KVR_HTTP_BAD_ANSWER, why);
+}
+
+static void take_cipher(struct peer *p, const char *data, size_t n);
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+{
+    struct peer *p = stream->data;
+    if (n == 0) return;
+    if (n > 0) {
+        if (p->tls) take_cipher(p, buf->base, (size_t)n);
+        else take_bytes(p, buf->base, (size_t)n);
+    } else if (p->state == SHAKING_HANDS) {
+        call_failed(p, KVR_HTTP_CONNECT_FAILED, "TLS: the connection was closed before the handshake was over");
+    } else if (n == UV_EOF) {
+        on_end_of_input(p);
+    } else if (p->call) {
+        call_failed(p, p->got_bytes ? KVR_HTTP_TRUNCATED : KVR_HTTP_RESET, uv_strerror((int)n));
+    } else {
+        peer_close(p);
+    }
+}
+
+/* ---- TLS --------------------------------------------------------------------------------------------- */
+
+struct flush {
+    uv_write_t req;
+    struct peer *peer;
+    struct kvr_body *data;
+};
+
+static void on_flushed(uv_write_t *req, int status)
+{
+    struct flush *f = (struct flush *)req;
+    (void)status; /* shows on the read side */
+    f->peer->flushes--;
+    kvr_body_unref(f->data);
+    free(f);
+}
+
+/* Sends what the session has to say. Returns: 0 or a libuv error. */
+static int flush_tls(struct peer *p)
+{
+    char *data;
+    size_t n = kvr_tls_pending(p->tls, &data);
+    if (!n) return 0;
+    struct flush *f = calloc(1, sizeof *f);
+    if (f) f->data = kvr_body_copy(data, n);
+    kvr_tls_sent(p->tls);
+    if (!f || !f->data) {
+        free(f);
+        return UV_ENOMEM;
+    }
+    f->peer = p;
+    uv_buf_t b = uv_buf_init(f->data->data, (unsigned)n);
+    p->flushes++;
+    int rc = uv_write(&f->req, (uv_stream_t *)&p->tcp, &b, 1, on_flushed);
+    if (rc == 0) return 0;
+    p->flushes--;
+    kvr_body_unref(f->data);
+    free(f);
+    return rc;
+}
+
+static void begin_request(struct peer *p);
+
+static void go_on_shaking(struct peer *p)
+{
+    char text[200];
+    int rc = kvr_tls_handshake(p->tls, text, sizeof text), sent = flush_tls(p);
+    if (rc < 0) call_failed(p, KVR_HTTP_CONNECT_FAILED, text);
+    else if (sent) call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(sent));
+    else if (rc == 1) begin_request(p);
+}
+
+static void start_tls(struct peer *p)
+{
+    const struct kvr_endpoint *e = &p->call->endpoint;
+    p->state = SHAKING_HANDS;
+    p->tls = kvr_tls_connect(e->host, e->is_numeric);
+    if (!p->tls || uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read)) {
+        call_failed(p, KVR_HTTP_CONNECT_FAILED, "TLS: no certificates to check the other side with, or no memory");
+        return;
+    }
+    go_on_shaking(p);
+}
+
+/* Bytes from the wire of a TLS connection: on with the handshake, then the plain bytes in them. */
+static void take_cipher(struct peer *p, const char *data, size_t n)
+{
+    if (!kvr_tls_feed(p->tls, data, n)) {
+        call_failed(p, KVR_HTTP_RESET, "out of memory");
+        return;
+    }
+    if (p->state == SHAKING_HANDS) go_on_shaking(p);
+    while (p->state == RECEIVING || p->state == IDLE) {
+        long got = kvr_tls_read(p->tls, p->client->plain, sizeof p->client->plain);
+        if (got > 0) {
+            take_bytes(p, p->client->plain, (size_t)got);
+        } else if (got == 0) {
+            if (flush_tls(p)) call_failed(p, KVR_HTTP_RESET, "the connection cannot be written to");
+            return;
+        } else {
+            on_end_of_input(p); /* said goodbye, or is broken: told apart there */
+            return;
+        }
+    }
 }
 
 /* ---- request ----------------------------------------------------------------------------------------- */
@@ -379,6 +485,22 @@ static void on_written(uv_write_t *w, int status)
     (void)status;
 }
 
+/* The session makes a copy, so that nothing is held. */
+static int send_cipher(struct peer *p, bool has_body)
+{
+    bool ok = kvr_tls_write(p->tls, p->sent_head->data, p->sent_head->len) &&
+              (!has_body || kvr_tls_write(p->tls, p->sent_body->data, p->sent_body->len));
+    stop_holding(p);
+    return ok ? flush_tls(p) : UV_EPROTO;
+}
+
+static int read_answer(struct peer *p)
+{
+    if (p->call->paused) return uv_read_stop((uv_stream_t *)&p->tcp);
+    int rc = uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read);
+    return rc == UV_EALREADY ? 0 : rc;
+}
+
 static int send_request(struct peer *p)
 {
     const struct kvr_http_call *call = p->call;
@@ -392,31 +514,38 @@ static int send_request(struct peer *p)
     p->sent_head = kvr_body_ref(call->head);
     p->sent_body = kvr_body_ref(call->config.body);
     bool has_body = p->sent_body && p->sent_body->len;
+    if (p->tls) {
+        int sent = send_cipher(p, has_body);
+        return sent ? sent : read_answer(p);
+    }
     uv_buf_t bufs[] = {uv_buf_init(p->sent_head->data, (unsigned)p->sent_head->len),
                        has_body ? uv_buf_init(p->sent_body->data, (unsigned)p->sent_body->len) : (uv_buf_t){0}};
     p->write.data = p;
     p->writing = true;
     int rc = uv_write(&p->write, (uv_stream_t *)&p->tcp, bufs, has_body ? 2 : 1, on_written);
     if (rc) stop_holding(p);
-    if (rc == 0 && !call->paused) {
-        rc = uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read);
-        if (rc == UV_EALREADY) rc = 0;
-    }
-    return rc;
+    return rc || call->paused ? rc : read_answer(p);
+}
+
+/* The connection is there. */
+static void begin_request(struct peer *p)
+{
+    uv_timer_stop(&p->timer);
+    int rc = send_request(p);
+    if (rc) call_failed(p, KVR_HTTP_RESET, uv_strerror(rc));
 }
 
 static void on_connected(uv_connect_t *req, int status)
 {
     struct peer *p = req->data;
     if (p->state == CLOSING) return;
-    uv_timer_stop(&p->timer);
     if (status < 0) {
         call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(status));
         return;
     }
     uv_tcp_nodelay(&p->tcp, 1);
-    int rc = send_request(p);
-    if (rc) call_failed(p, KVR_HTTP_RESET, uv_strerror(rc));
+    if (p->call->endpoint.tls) start_tls(p);
+    else begin_request(p);
 }
 
 static void connect_to(struct peer *p, const struct sockaddr *addr)

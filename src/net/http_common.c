@@ -184,12 +184,12 @@ const char *kvr_http_reason(int status)
     }
 }
 
-int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out)
+static int parse_endpoint(const char *url, size_t len, bool tls, struct kvr_endpoint *out)
 {
-    struct kvr_endpoint e = {.port = 80};
-    const char *p = url, *end = url + len;
-    if (len < 8 || strncasecmp(p, "http://", 7) != 0) return -KVR_EINVAL;
-    p += 7;
+    struct kvr_endpoint e = {.port = tls ? 443 : 80, .tls = tls};
+    const char *p = url, *end = url + len, *scheme = tls ? "https://" : "http://";
+    if (len <= strlen(scheme) || strncasecmp(p, scheme, strlen(scheme)) != 0) return -KVR_EINVAL;
+    p += strlen(scheme);
     bool v6 = p < end && *p == '[';
     const char *host = v6 ? ++p : p;
     while (p < end && (v6 ? *p != ']' : *p != ':' && *p != '/')) p++;
@@ -216,9 +216,19 @@ int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out)
     e.is_numeric =
         uv_ip4_addr(e.host, e.port, (struct sockaddr_in *)&e.addr) == 0 || uv_ip6_addr(e.host, e.port, (struct sockaddr_in6 *)&e.addr) == 0;
     snprintf(e.authority, sizeof e.authority, v6 ? "[%s]:%u" : "%s:%u", e.host, e.port);
-    e.key = kvr_hash_bytes(e.host, strlen(e.host), e.port);
+    e.key = kvr_hash_bytes(e.host, strlen(e.host), e.port | (uint64_t)tls << 32);
     *out = e;
     return 0;
+}
+
+int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out)
+{
+    return parse_endpoint(url, len, false, out);
+}
+
+int kvr_endpoint_parse_any(const char *url, size_t len, struct kvr_endpoint *out)
+{
+    return parse_endpoint(url, len, len > 4 && (url[4] == 's' || url[4] == 'S'), out);
 }
 
 static int hex(char c)

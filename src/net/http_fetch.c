@@ -111,8 +111,8 @@ void kvr_http_fetch(const struct kvr_fetch *f, struct kvr_fetched *out)
     struct kvr_endpoint e;
     struct kvr_buf head = {0};
     kvr_fetched_free(out);
-    if (kvr_endpoint_parse(f->url, strlen(f->url), &e)) {
-        snprintf(out->error, sizeof out->error, "'%.80s' is no http URL", f->url);
+    if (kvr_endpoint_parse_any(f->url, strlen(f->url), &e)) {
+        snprintf(out->error, sizeof out->error, "'%.80s' is no http or https URL", f->url);
         return;
     }
     write_head(f, &e, &head);

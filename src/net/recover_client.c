@@ -315,7 +315,7 @@ int kvr_recover_client_ask(struct kvr_recover_client *c, const struct kvr_recove
         free(j);
         return -KVR_ENOMEM;
     }
-    if (kvr_endpoint_parse(q->url, strlen(q->url), &j->endpoint)) {
+    if (kvr_endpoint_parse_any(q->url, strlen(q->url), &j->endpoint)) {
         job_free(j);
         return -KVR_EINVAL;
     }

@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <openssl/x509v3.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,25 +84,105 @@ void kvr_tls_ctx_free(struct kvr_tls_ctx *c)
     free(c);
 }
 
-struct kvr_tls *kvr_tls_new(struct kvr_tls_ctx *ctx)
+static struct kvr_tls *session(SSL *ssl)
 {
     struct kvr_tls *t = calloc(1, sizeof *t);
-    if (!t) return NULL;
-    pthread_mutex_lock(&ctx->lock);
-    t->ssl = SSL_new(ctx->ssl);
-    pthread_mutex_unlock(&ctx->lock);
-    t->in = BIO_new(BIO_s_mem());
-    t->out = BIO_new(BIO_s_mem());
-    if (!t->ssl || !t->in || !t->out) {
-        BIO_free(t->in);
-        BIO_free(t->out);
-        SSL_free(t->ssl);
+    BIO *in = BIO_new(BIO_s_mem()), *out = BIO_new(BIO_s_mem());
+    if (!t || !ssl || !in || !out) {
+        BIO_free(in);
+        BIO_free(out);
+        SSL_free(ssl);
         free(t);
         return NULL;
     }
-    SSL_set_bio(t->ssl, t->in, t->out);
-    SSL_set_accept_state(t->ssl);
+    *t = (struct kvr_tls){ssl, in, out};
+    SSL_set_bio(ssl, in, out);
     return t;
+}
+
+struct kvr_tls *kvr_tls_new(struct kvr_tls_ctx *ctx)
+{
+    pthread_mutex_lock(&ctx->lock);
+    SSL *ssl = SSL_new(ctx->ssl);
+    pthread_mutex_unlock(&ctx->lock);
+    struct kvr_tls *t = session(ssl);
+    if (t) SSL_set_accept_state(t->ssl);
+    return t;
+}
+
+/* ---- the client's side ------------------------------------------------------------------------------- */
+
+static struct {
+    pthread_mutex_t lock;
+    SSL_CTX *ssl;
+} trusted = {PTHREAD_MUTEX_INITIALIZER, NULL};
+
+static SSL_CTX *client_ctx(const char *ca_file, char *err, size_t cap)
+{
+    SSL_CTX *c = SSL_CTX_new(TLS_client_method());
+    if (!c) {
+        snprintf(err, cap, "out of memory");
+        return NULL;
+    }
+    if ((ca_file ? SSL_CTX_load_verify_locations(c, ca_file, NULL) : SSL_CTX_set_default_verify_paths(c)) != 1) {
+        why(err, cap, "cannot use the certificates of", ca_file ? ca_file : "the system");
+        SSL_CTX_free(c);
+        return NULL;
+    }
+    SSL_CTX_set_min_proto_version(c, TLS1_2_VERSION);
+    SSL_CTX_set_mode(c, SSL_MODE_RELEASE_BUFFERS);
+    SSL_CTX_set_options(c, SSL_OP_NO_RENEGOTIATION);
+    SSL_CTX_set_verify(c, SSL_VERIFY_PEER, NULL);
+    return c;
+}
+
+int kvr_tls_trust(const char *ca_file, char *err, size_t cap)
+{
+    SSL_CTX *fresh = client_ctx(ca_file, err, cap), *old;
+    if (!fresh) return -1;
+    pthread_mutex_lock(&trusted.lock);
+    old = trusted.ssl;
+    trusted.ssl = fresh;
+    pthread_mutex_unlock(&trusted.lock);
+    SSL_CTX_free(old);
+    return 0;
+}
+
+struct kvr_tls *kvr_tls_connect(const char *host, bool is_numeric)
+{
+    char unused[160];
+    pthread_mutex_lock(&trusted.lock);
+    if (!trusted.ssl) trusted.ssl = client_ctx(NULL, unused, sizeof unused);
+    struct kvr_tls *t = session(trusted.ssl ? SSL_new(trusted.ssl) : NULL);
+    pthread_mutex_unlock(&trusted.lock);
+    if (!t) return NULL;
+    SSL_set_connect_state(t->ssl);
+    bool ok = is_numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), host) == 1
+                         : SSL_set1_host(t->ssl, host) == 1 && SSL_set_tlsext_host_name(t->ssl, host) == 1;
+    SSL_set_hostflags(t->ssl, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
+    if (ok) return t;
+    kvr_tls_free(t);
+    return NULL;
+}
+
+int kvr_tls_handshake(struct kvr_tls *t, char *err, size_t cap)
+{
+    ERR_clear_error();
+    int rc = SSL_do_handshake(t->ssl);
+    if (rc == 1) return 1;
+    if (SSL_get_error(t->ssl, rc) == SSL_ERROR_WANT_READ) return 0;
+    long verdict = SSL_get_verify_result(t->ssl);
+    char text[160] = "the other side broke it off";
+    if (verdict != X509_V_OK) snprintf(text, sizeof text, "%s", X509_verify_cert_error_string(verdict));
+    else if (ERR_peek_last_error()) ERR_error_string_n(ERR_peek_last_error(), text, sizeof text);
+    snprintf(err, cap, "TLS: %s", text);
+    ERR_clear_error();
+    return -1;
+}
+
+bool kvr_tls_was_closed(const struct kvr_tls *t)
+{
+    return SSL_get_shutdown(t->ssl) & SSL_RECEIVED_SHUTDOWN;
 }
 
 void kvr_tls_free(struct kvr_tls *t)

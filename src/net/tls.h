@@ -16,6 +16,15 @@ void kvr_tls_ctx_free(struct kvr_tls_ctx *ctx);
 /* Reads the files again, for sessions that begin afterwards; when that fails those of before stay. Any thread. 0, or -1 with the reason. */
 int kvr_tls_ctx_reload(struct kvr_tls_ctx *ctx, char *err, size_t cap);
 
+/* Whom this process believes when it connects to others: certificates in a PEM file, or the system's (NULL). Before other threads, or again
+ * later, for sessions that begin then; when it fails, what was trusted before stays. Returns: 0, or -1 with the reason in err. */
+int kvr_tls_trust(const char *ca_file, char *err, size_t cap);
+/* The client's side, to a host whose name or address the certificate must have. NULL: no memory, or nobody is trusted. */
+struct kvr_tls *kvr_tls_connect(const char *host, bool is_numeric);
+/* Goes on with a handshake. 1: it is over, 0: more must be fed, -1: it failed, err says why. What it has to say is pending. */
+int kvr_tls_handshake(struct kvr_tls *t, char *err, size_t cap);
+bool kvr_tls_was_closed(const struct kvr_tls *t); /* the other side has said goodbye: what came before is whole */
+
 struct kvr_tls *kvr_tls_new(struct kvr_tls_ctx *ctx); /* the server's side; NULL: no memory */
 void kvr_tls_free(struct kvr_tls *t);
 bool kvr_tls_is_up(const struct kvr_tls *t); /* the handshake is over */

@@ -314,8 +314,8 @@ static bool parse_target(char *text, struct engine_target *t, char *err, size_t 
     *t = (struct engine_target){.block_size = 16, .dp_size = 1};
     size_t n = strlen(part);
     while (n && part[n - 1] == '/') part[--n] = 0;
-    if (n >= sizeof t->url || kvr_endpoint_parse(part, n, &e)) {
-        snprintf(err, cap, "'%.80s' is no URL; allowed: http://host[:port][,key=value...]", part);
+    if (n >= sizeof t->url || kvr_endpoint_parse_any(part, n, &e)) {
+        snprintf(err, cap, "'%.80s' is no URL; allowed: http:// or https://host[:port][,key=value...]", part);
         return false;
     }
     snprintf(t->url, sizeof t->url, "%s", part);
@@ -372,6 +372,10 @@ int doctor_main(const struct doctor_options *o)
     int rc = 0;
     if (o->key_file && !(keys = kvr_keys_read(o->key_file, err, sizeof err))) {
         kvr_log("kvroute doctor: --api-key-file: %s", err);
+        rc = 2;
+    }
+    if (o->tls_ca && kvr_tls_trust(o->tls_ca, err, sizeof err)) {
+        kvr_log("kvroute doctor: --tls-ca: %s", err);
         rc = 2;
     }
     if (keys) d.key = keys[0];

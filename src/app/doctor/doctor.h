@@ -12,6 +12,7 @@ struct doctor_options {
     size_t targets_n;
     char *key;        /* bearer token for the targets; NULL: none */
     char *key_file;   /* the same: its first key */
+    char *tls_ca;     /* PEM file; NULL: the system's */
     char *engine_key; /* and for the engines that they list */
     double timeout;
     bool json, quiet, no_probe;

@@ -70,8 +70,8 @@ static int add_configured(struct indexer *x)
         if (add_worker(x, item)) return 1;
     for (list = x->o->peers; next_item(&list, item, sizeof item);) {
         struct kvr_endpoint e;
-        if (kvr_endpoint_parse(item, strlen(item), &e) || !catalogue_add_peer(x, item, strlen(item), true)) {
-            kvr_log("kvroute indexer: --peers: bad value '%s'; allowed: at most %d of http://host[:port]", item, PEERS_MAX);
+        if (kvr_endpoint_parse_any(item, strlen(item), &e) || !catalogue_add_peer(x, item, strlen(item), true)) {
+            kvr_log("kvroute indexer: --peers: bad value '%s'; allowed: at most %d of http:// or https://host[:port]", item, PEERS_MAX);
             return 1;
         }
     }
@@ -99,6 +99,10 @@ static int read_keys(struct indexer *x)
 static int read_certificate(struct indexer *x)
 {
     char err[512];
+    if (x->o->tls_ca && kvr_tls_trust(x->o->tls_ca, err, sizeof err)) {
+        kvr_log("kvroute indexer: --tls-ca: %s; allowed: a PEM file of certificates", err);
+        return 1;
+    }
     if (!x->o->tls_cert) return 0;
     x->tls = kvr_tls_ctx_new(x->o->tls_cert, x->o->tls_key, err, sizeof err);
     if (!x->tls) kvr_log("kvroute indexer: --tls-cert, --tls-key: %s; allowed: PEM files that belong together", err);
@@ -235,6 +239,8 @@ static void on_reload(uv_signal_t *s, int signum)
     }
     if (x->tls && kvr_tls_ctx_reload(x->tls, err, sizeof err))
         kvr_log("kvroute indexer: SIGHUP: --tls-cert, --tls-key: %s; the old certificate stays", err);
+    if (x->o->tls_ca && kvr_tls_trust(x->o->tls_ca, err, sizeof err))
+        kvr_log("kvroute indexer: SIGHUP: --tls-ca: %s; the old certificates stay", err);
     kvr_log("kvroute indexer: SIGHUP: read again");
 }
 

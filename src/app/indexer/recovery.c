@@ -289,7 +289,7 @@ static bool ask(struct recovery *r)
     struct kvr_endpoint e;
     struct kvr_buf head = {0};
     h.ctx = r;
-    if (kvr_endpoint_parse(r->url, strlen(r->url), &e) || kvr_dump_stream_init(&r->dump, &h)) return false;
+    if (kvr_endpoint_parse_any(r->url, strlen(r->url), &e) || kvr_dump_stream_init(&r->dump, &h)) return false;
     r->dump_open = true;
     kvr_buf_printf(&head, "GET %s/dump?views=1 HTTP/1.1\r\nHost: %s\r\n", e.base, e.authority);
     if (r->configured && r->x->peer_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", r->x->peer_keys[0]);

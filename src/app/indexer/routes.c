@@ -135,8 +135,8 @@ static void post_register(struct request *rq, struct kvr_json o)
     }
     if (r.recover[0]) {
         struct kvr_endpoint e;
-        if (kvr_endpoint_parse(r.recover, strlen(r.recover), &e)) {
-            routes_error(rq, 400, "invalid recover endpoint `%s`: expected http://host[:port][/path]", r.recover);
+        if (kvr_endpoint_parse_any(r.recover, strlen(r.recover), &e)) {
+            routes_error(rq, 400, "invalid recover endpoint `%s`: expected http:// or https://host[:port][/path]", r.recover);
             return;
         }
     }
@@ -180,8 +180,8 @@ static void post_peer(struct request *rq, struct kvr_json o, bool add)
     if (!add) {
         if (catalogue_drop_peer(rq->loop->indexer, url, strlen(url))) reply_ok(rq, 200);
         else routes_error(rq, 404, "peer not found");
-    } else if (kvr_endpoint_parse(url, strlen(url), &e)) {
-        routes_error(rq, 400, "invalid peer url `%s`: expected http://host[:port]", url);
+    } else if (kvr_endpoint_parse_any(url, strlen(url), &e)) {
+        routes_error(rq, 400, "invalid peer url `%s`: expected http:// or https://host[:port]", url);
     } else if (!catalogue_add_peer(rq->loop->indexer, url, strlen(url), false)) {
         routes_error(rq, 409, "no room for another peer; at most %d", PEERS_MAX);
     } else {

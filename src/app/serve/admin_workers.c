@@ -180,7 +180,7 @@ static int add_taint(void *ctx, const char *key, size_t key_len, struct kvr_json
 }
 
 /* null or "": none. */
-static bool get_url(struct kvr_json v, char *out, size_t cap)
+static bool get_url(struct kvr_json v, int (*parse)(const char *url, size_t len, struct kvr_endpoint *out), char *out, size_t cap)
 {
     const char *url;
     size_t n;
@@ -188,7 +188,7 @@ static bool get_url(struct kvr_json v, char *out, size_t cap)
     if (kvr_json_type_of(v) == KVR_JSON_NONE) return true;
     out[0] = 0;
     if (kvr_json_type_of(v) == KVR_JSON_NULL || (kvr_json_as_str(v, &url, &n) && n == 0)) return true;
-    if (!kvr_json_as_str(v, &url, &n) || n >= cap || memchr(url, 0, n) || kvr_endpoint_parse(url, n, &e)) return false;
+    if (!kvr_json_as_str(v, &url, &n) || n >= cap || memchr(url, 0, n) || parse(url, n, &e)) return false;
     snprintf(out, cap, "%.*s", (int)n, url);
     return true;
 }
@@ -232,8 +232,8 @@ const char *admin_read_worker(struct kvr_json o, struct worker *w)
     if (!get_endpoints(kvr_json_get(o, "kv_events_endpoints"), w, w->events)) return "kv_events_endpoints";
     if (!get_endpoints(kvr_json_get(o, "replay_endpoint"), w, w->replay)) return "replay_endpoint";
     if (!get_endpoints(kvr_json_get(o, "replay_endpoints"), w, w->replay)) return "replay_endpoints";
-    if (!get_url(kvr_json_get(o, "recover_endpoint"), w->recover, sizeof w->recover)) return "recover_endpoint";
-    if (!get_url(kvr_json_get(o, "metrics_endpoint"), w->metrics, sizeof w->metrics)) return "metrics_endpoint";
+    if (!get_url(kvr_json_get(o, "recover_endpoint"), kvr_endpoint_parse_any, w->recover, sizeof w->recover)) return "recover_endpoint";
+    if (!get_url(kvr_json_get(o, "metrics_endpoint"), kvr_endpoint_parse, w->metrics, sizeof w->metrics)) return "metrics_endpoint";
     w->has_events = false;
     for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->events[r][0] != 0;
     return NULL;

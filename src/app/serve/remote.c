@@ -26,7 +26,7 @@ static bool parse_list(struct serve *s, const char *urls)
     snprintf(copy, sizeof copy, "%s", urls);
     while ((one = strsep(&rest, ", "))) {
         if (!*one) continue;
-        if (s->remote_n == REMOTES_MAX || kvr_endpoint_parse(one, strlen(one), &s->remote[s->remote_n])) return false;
+        if (s->remote_n == REMOTES_MAX || kvr_endpoint_parse_any(one, strlen(one), &s->remote[s->remote_n])) return false;
         s->remote_n++;
     }
     return s->remote_n > 0;
@@ -43,7 +43,8 @@ int remote_parse(struct serve *s, char *err, size_t cap)
     }
     if (strncmp(url, "nats://", 7) == 0 ? parse_nats(s, url + 7, err, cap) == 0 : parse_list(s, url)) return 0;
     snprintf(err, cap,
-             "--use-remote-indexer: bad value '%.200s'; allowed: http://host:port (an admin port), up to 16 of them (indexers), nats:// or "
+             "--use-remote-indexer: bad value '%.200s'; allowed: http:// or https://host:port (an admin port, or a proxy before it), up to "
+             "16 of them (indexers), nats:// or "
              "nats://namespace.component",
              url);
     return -1;

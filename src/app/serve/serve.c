@@ -181,6 +181,8 @@ static void on_reload(uv_signal_t *sig, int signum)
     char err[512];
     (void)signum;
     if (kvr_access_reload(s->access, err, sizeof err)) kvr_log("kvroute %s: SIGHUP: --admin-key-file: %s; the old keys stay", name, err);
+    if (s->o->tls_ca && kvr_tls_trust(s->o->tls_ca, err, sizeof err))
+        kvr_log("kvroute %s: SIGHUP: --tls-ca: %s; the old certificates stay", name, err);
     discovery_reload(s);
     kvr_log("kvroute %s: SIGHUP: read again", name);
 }

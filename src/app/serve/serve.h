@@ -50,7 +50,7 @@ struct serve_options {
     bool serve_indexer;
     uint64_t indexer_shards;
     char *use_remote_indexer; /* http://host:port or nats://[namespace.component]; NULL: an index of our own */
-    char *remote_key_file;
+    char *remote_key_file, *tls_ca;
     double remote_timeout;
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;

@@ -48,7 +48,7 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
         snprintf(*key == 'e' ? events : replay, 256, "%s", value);
     } else if (!strcmp(key, "recover")) {
         struct kvr_endpoint e;
-        if (strlen(value) >= sizeof w->recover || kvr_endpoint_parse(value, strlen(value), &e))
+        if (strlen(value) >= sizeof w->recover || kvr_endpoint_parse_any(value, strlen(value), &e))
             return fail(err, cap, text, key, value, "http://host:port/path, e.g. http://10.0.0.1:5559/kv_recover");
         snprintf(w->recover, sizeof w->recover, "%s", value);
     } else if (!strcmp(key, "metrics")) {
