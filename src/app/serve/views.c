@@ -118,18 +118,15 @@ void views_unfollow(struct serve *s, uint64_t id)
 void views_tick(struct serve *s)
 {
     static struct kvr_catch_up progress;
-    struct kvr_view_status *st;
     bool all = true;
-    if (atomic_load(&s->caught_up) || !s->ingest) return;
-    if (s->o->plane.plane == KVR_PLANE_JETSTREAM) {
-        size_t n = kvr_ingest_status(s->ingest, NULL, 0);
-        st = calloc(n + 1, sizeof *st);
-        n = st ? KVR_MIN(kvr_ingest_status(s->ingest, st, n), n) : 0;
-        for (size_t i = 0; i < n; i++) all &= st[i].trusted;
-        free(st);
-        if (!kvr_catch_up_step(&progress, s->ingest, all && st, now_ms(), (uint64_t)(s->o->restore_timeout * 1000))) return;
-    }
-    atomic_store(&s->caught_up, true);
+    if (s->o->plane.plane != KVR_PLANE_JETSTREAM || !s->ingest || atomic_load(&s->caught_up)) return;
+    size_t n = kvr_ingest_status(s->ingest, NULL, 0);
+    struct kvr_view_status *st = calloc(n + 1, sizeof *st);
+    n = st ? KVR_MIN(kvr_ingest_status(s->ingest, st, n), n) : 0;
+    for (size_t i = 0; i < n; i++) all &= st[i].trusted;
+    if (kvr_catch_up_step(&progress, s->ingest, all && st, now_ms(), (uint64_t)(s->o->restore_timeout * 1000)))
+        atomic_store(&s->caught_up, true);
+    free(st);
 }
 
 bool views_settled(struct serve *s)
@@ -137,7 +134,7 @@ bool views_settled(struct serve *s)
     struct kvr_view_status *st;
     size_t want = 0, n, cap, settled = 0;
     if (!s->ingest) return true;
-    if (!atomic_load(&s->caught_up)) return false;
+    if (s->o->plane.plane == KVR_PLANE_JETSTREAM && !atomic_load(&s->caught_up)) return false;
     pthread_mutex_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next)
         for (uint32_t r = 0; r < w->dp_size; r++) want += views_has_source(s, w, r);
