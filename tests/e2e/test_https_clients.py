@@ -209,9 +209,9 @@ def test_a_remote_index_is_asked_over_https(start, certs, tmp_path):
     assert t.getresponse().status == 201
     t.close()
     prompt = list(range(20000))  # a large question, over and over on kept connections
-    wait_for("held", lambda: c.complete(prompt, max_tokens=1, model="mock").headers["x-kvroute-reason"] == "kv")
-    for _ in range(10):
-        assert c.complete(prompt, max_tokens=1, model="mock").headers["x-kvroute-overlap-blocks"] == "1250"
+    overlap = lambda: c.complete(prompt, max_tokens=1, model="mock").headers["x-kvroute-overlap-blocks"]
+    wait_for("all held", lambda: overlap() == "1250")
+    assert [overlap() for _ in range(10)] == ["1250"] * 10
 
 
 def test_doctor_examines_an_indexer_over_https(start, certs):
