@@ -157,7 +157,7 @@ class Process:
 
     def rss_kb(self):
         with open(f"/proc/{self.p.pid}/status") as f:
-            return int(next(l for l in f if l.startswith("VmRSS")).split()[1])
+            return int(next((l for l in f if l.startswith("VmRSS")), "- 0").split()[1])  # 0: it has ended
 
 
 class Answer:

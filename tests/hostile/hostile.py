@@ -211,10 +211,10 @@ def main():
     end, peak, errors = time.monotonic() + o.seconds, 0.0, []
     next_line = 0.0
     while time.monotonic() < end and not errors:
-        if stage.p.p.poll() is not None:
-            errors.append(f"the program died: exit {stage.p.p.returncode}\n{stage.p.text()[-6000:]}")
-            break
         rss = stage.p.rss_kb() / 1024
+        if not rss or stage.p.p.poll() is not None:
+            errors.append(f"the program died: exit {stage.p.p.wait(60)}\n{stage.p.text()[-12000:]}")
+            break
         peak = max(peak, rss)
         if rss > o.rss_max_mib:
             errors.append(f"{rss:.0f} MiB resident")
