@@ -173,9 +173,11 @@ static void write_events(const struct telemetry *t, struct kvr_buf *b)
     for (size_t k = 0; k < KVR_ARRAY_LEN(rows); k++) {
         head(b, rows[k].name, "counter", rows[k].help);
         for (size_t e = 0; e < 3; e++)
-            for (size_t f = 0; f < 2; f++)
-                kvr_buf_printf(b, "%s{event_type=\"%s\",status=\"%s\"} %llu\n", rows[k].name, kinds[e], f ? "failed" : "ok",
-                               (unsigned long long)(load(&t->events[0][e][f]) + (rows[k].lower ? load(&t->events[1][e][f]) : 0)));
+            for (size_t f = 0; f < 2; f++) {
+                unsigned long long n = load(&t->events[0][e][f]);
+                if (rows[k].lower) n += load(&t->events[1][e][f]);
+                kvr_buf_printf(b, "%s{event_type=\"%s\",status=\"%s\"} %llu\n", rows[k].name, kinds[e], f ? "failed" : "ok", n);
+            }
     }
 }
 
