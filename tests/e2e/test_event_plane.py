@@ -260,6 +260,7 @@ def test_nats_dies_and_comes_back(start, nats, kind):
     wait_for("distrust", lambda: not any(v["trusted"] for v in r.views().values()), 20)
     for k in range(20):
         assert r.complete([k * 1000 + i for i in range(64)]).status == 200
+    wait_for("the sidecars to have seen it all", lambda: sum(p.status()["blocks"] for p in pubs) >= 80)
     nats.start()
     wait_for("trust again", lambda: all(v["trusted"] for v in r.views().values()), 20)
     assert all(max(r.overlap([k * 1000 + i for i in range(64)]).values()) == 4 for k in range(20))
