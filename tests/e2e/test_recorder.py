@@ -83,7 +83,7 @@ def test_a_routers_recording_holds_what_it_knows(start, tmp_path):
     s = start(Serve, [m], "--record-events", path)
     for i in range(30):
         s.complete(f"{i % 7} " + "a prompt that is long enough for several blocks " * (3 + i % 5))
-    blocks = wait_for("blocks", lambda: s.view()["blocks"])
+    blocks = wait_for("all blocks", lambda: s.view()["blocks"] == m.metric("kvroute_mock_cached_blocks") and s.view()["blocks"])
     assert s.metric("recorded_events_total") > 0
     s.stop()
     s.expect = None
