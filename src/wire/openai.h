@@ -6,6 +6,7 @@
 #include "base/base.h"
 #include "base/buf.h"
 #include "wire/json.h"
+#include "wire/prompt_members.h"
 
 struct kvr_openai_request {
     struct kvr_json root;
@@ -20,6 +21,7 @@ struct kvr_openai_request {
     double priority;
     uint32_t strict_priority;
     uint64_t expected_osl;
+    struct kvr_prompt_members members; /* by kvr_prompt_members_read; zeroes before */
 };
 
 /* Reads a body. Returns: 0; or with a sentence for the client in *why -KVR_EFORMAT, or -KVR_ENOMEM: nothing is wrong with it. */

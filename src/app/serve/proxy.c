@@ -45,8 +45,9 @@ struct px {
     char model[MODEL_MAX], lora[MODEL_MAX], session[256];
     struct kvr_body *body; /* until nobody else can be asked; who is sending it holds it too */
     size_t body_len;
-    bool routed;    /* a completion: tokens matter */
-    bool is_object; /* the body is a JSON object */
+    bool routed;                       /* a completion: tokens matter */
+    bool is_object;                    /* the body is a JSON object */
+    struct kvr_prompt_members members; /* of a completion whose tokens matter; zeroes otherwise */
     /* a chat with parts that are not text: see find_objects */
     bool multimodal, unplaced;
     struct kvr_body *plain; /* the body without them; NULL: their place is not looked for */
@@ -1646,6 +1647,8 @@ static void read_body(struct px *p, struct kvr_json_parser *json)
     }
     rq.text_max = serve_of(p)->o->max_prompt_text;
     if (p->routed && is_small_enough(p, &rq) && wants_tokens(p)) {
+        kvr_prompt_members_read(rq.root, p->chat ? KVR_FORM_CHAT : KVR_FORM_COMPLETION, &rq.members);
+        p->members = rq.members;
         local_tokens(p, &rq);
         if (!p->refusal) find_objects(p, &rq);
     }

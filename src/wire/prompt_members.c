@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "wire/prompt_members.h"
+
+#include <string.h>
+#include <strings.h>
+
+#include "base/base.h"
+#include "wire/mm_parts.h"
+
+/* What a member of that name does, whatever its value; the few whose value matters are READ. */
+enum effect {
+    NONE,     /* neither the prompt nor the cache depends on it */
+    PROMPT,   /* part of the prompt, in a way that the engine's tokenizer can be asked for */
+    READ,     /* see read_values */
+    CONNECTS, /* blocks may come from elsewhere, or an extension of the engine decides: tokens are known, the answer proves nothing */
+    HIDES     /* other tokens than the text's, or another name space of the cache */
+};
+
+static const struct {
+    const char *name;
+    enum effect effect;
+} members[] = {
+    {"add_generation_prompt", PROMPT},
+    {"add_special_tokens", READ},
+    {"allowed_token_ids", NONE},
+    {"audio_data", HIDES},
+    {"bad_words", NONE},
+    {"best_of", NONE}, /* no engine reads it any more */
+    {"bootstrap_host", CONNECTS},
+    {"bootstrap_port", CONNECTS},
+    {"bootstrap_room", CONNECTS},
+    {"cache_salt", READ},
+    {"chat_template", PROMPT},
+    {"chat_template_kwargs", PROMPT},
+    {"continue_final_message", PROMPT},
+    {"custom_logit_processor", NONE},
+    {"custom_params", NONE},
+    {"data_parallel_rank", NONE},
+    {"documents", PROMPT},
+    {"ebnf", NONE},
+    {"ec_transfer_params", CONNECTS},
+    {"echo", READ},
+    {"extra_key", HIDES},
+    {"frequency_penalty", NONE},
+    {"ignore_eos", NONE},
+    {"image_data", HIDES},
+    {"include_reasoning", NONE},
+    {"include_stop_str_in_output", NONE},
+    {"input_embeds", HIDES},
+    {"input_ids", HIDES},
+    {"json_schema", NONE},
+    {"kv_transfer_params", READ},
+    {"length_penalty", NONE},
+    {"logit_bias", NONE},
+    {"logprob_token_ids", NONE},
+    {"logprobs", READ},
+    {"lora_path", HIDES},
+    {"max_completion_tokens", READ},
+    {"max_tokens", READ},
+    {"media_io_kwargs", PROMPT},
+    {"messages", PROMPT},
+    {"min_p", NONE},
+    {"min_tokens", NONE},
+    {"mm_processor_kwargs", PROMPT},
+    {"model", PROMPT},
+    {"multi_modal_data", HIDES},
+    {"n", READ},
+    {"nvext", READ},
+    {"parallel_tool_calls", NONE},
+    {"presence_penalty", NONE},
+    {"priority", NONE},
+    {"prompt", READ},
+    {"prompt_embeds", HIDES},
+    {"prompt_logprobs", READ},
+    {"reasoning_effort", PROMPT},
+    {"regex", NONE},
+    {"repetition_detection", NONE},
+    {"repetition_penalty", NONE},
+    {"request_id", NONE},
+    {"response_format", NONE},
+    {"return_token_ids", NONE},
+    {"return_tokens_as_token_ids", NONE},
+    {"rid", NONE},
+    {"routed_dp_rank", NONE},
+    {"seed", NONE},
+    {"separate_reasoning", NONE},
+    {"session_id", NONE},
+    {"session_params", HIDES},
+    {"skip_special_tokens", NONE},
+    {"spaces_between_special_tokens", NONE},
+    {"stop", NONE},
+    {"stop_token_ids", NONE},
+    {"stream", NONE},
+    {"stream_interval", NONE},
+    {"stream_options", NONE},
+    {"stream_reasoning", NONE},
+    {"structured_outputs", NONE},
+    {"suffix", HIDES},
+    {"temperature", NONE},
+    {"thinking_token_budget", NONE},
+    {"tool_choice", READ},
+    {"tools", PROMPT},
+    {"top_k", NONE},
+    {"top_logprobs", NONE},
+    {"top_p", NONE},
+    {"truncate_prompt_tokens", READ},
+    {"truncation_side", READ},
+    {"use_beam_search", READ},
+    {"user", NONE},
+    {"video_data", HIDES},
+    {"vllm_xargs", CONNECTS},
+    {"watermarking", NONE},
+};
+
+struct seen {
+    bool unknown, connects, hides;
+};
+
+static int note_member(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct seen *s = ctx;
+    if (kvr_json_type_of(v) == KVR_JSON_NULL) return 0;
+    size_t low = 0, high = KVR_ARRAY_LEN(members);
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        int order = strncmp(members[mid].name, key, key_len);
+        if (order == 0 && members[mid].name[key_len]) order = 1;
+        if (order == 0) {
+            s->connects |= members[mid].effect == CONNECTS;
+            s->hides |= members[mid].effect == HIDES;
+            return 0;
+        }
+        if (order < 0) low = mid + 1;
+        else high = mid;
+    }
+    s->unknown = true;
+    return 0;
+}
+
+/* ---- values ------------------------------------------------------------------------------------------ */
+
+static bool is_given(struct kvr_json v)
+{
+    return kvr_json_type_of(v) > KVR_JSON_NULL;
+}
+
+bool kvr_lax_bool(struct kvr_json v, bool otherwise)
+{
+    static const char *const words[2][6] = {{"false", "0", "off", "f", "n", "no"}, {"true", "1", "on", "t", "y", "yes"}};
+    const char *s;
+    size_t len;
+    double number;
+    bool flag;
+    if (kvr_json_as_bool(v, &flag)) return flag;
+    if (kvr_json_as_double(v, &number)) return number == 0 ? false : number == 1 ? true : otherwise;
+    if (!kvr_json_as_str(v, &s, &len)) return otherwise;
+    for (int w = 0; w < 2; w++)
+        for (size_t i = 0; i < KVR_ARRAY_LEN(words[w]); i++)
+            if (strlen(words[w][i]) == len && strncasecmp(words[w][i], s, len) == 0) return w;
+    return otherwise;
+}
+
+static bool text_i64(const char *s, size_t len, int64_t *out)
+{
+    char text[24] = {0}, *end;
+    if (len == 0 || len >= sizeof text) return false;
+    memcpy(text, s, len);
+    if (strspn(text, "+-0123456789") != len) return false;
+    *out = strtoll(text, &end, 10);
+    return *end == 0;
+}
+
+bool kvr_lax_i64(struct kvr_json v, int64_t *out)
+{
+    const char *s;
+    size_t len;
+    double number;
+    bool flag;
+    if (kvr_json_as_bool(v, &flag)) {
+        *out = flag;
+        return true;
+    }
+    if (kvr_json_as_str(v, &s, &len)) return text_i64(s, len, out);
+    if (!kvr_json_as_double(v, &number) || !(number >= -9e15 && number <= 9e15) || number != (double)(int64_t)number) return false;
+    *out = (int64_t)number;
+    return true;
+}
+
+static void read_truncation(struct kvr_json keep, struct kvr_json side, struct kvr_prompt_members *out)
+{
+    const char *s;
+    size_t len;
+    if (!is_given(keep) || !kvr_lax_i64(keep, &out->keep)) return; /* what is no number is refused by the engine */
+    out->truncation = KVR_TRUNCATE_DEFAULT;
+    if (!kvr_json_as_str(side, &s, &len)) return;
+    if (len == 4 && memcmp(s, "left", 4) == 0) out->truncation = KVR_TRUNCATE_LEFT;
+    if (len == 5 && memcmp(s, "right", 5) == 0) out->truncation = KVR_TRUNCATE_RIGHT;
+}
+
+static bool is_scalar(struct kvr_json v)
+{
+    return is_given(v) && kvr_json_type_of(v) != KVR_JSON_ARRAY && kvr_json_type_of(v) != KVR_JSON_OBJECT;
+}
+
+/* A list of one prompt is that prompt. */
+static bool is_one_prompt(struct kvr_json prompt)
+{
+    if (kvr_json_type_of(prompt) != KVR_JSON_ARRAY || kvr_json_count(prompt) == 1) return true;
+    struct kvr_json first = kvr_json_at(prompt, 0);
+    return is_scalar(first) && kvr_json_type_of(first) != KVR_JSON_STRING;
+}
+
+static bool has_text(struct kvr_json v)
+{
+    const char *s;
+    size_t len;
+    return kvr_json_as_str(v, &s, &len) && len > 0;
+}
+
+/* What the client says of the prompt beside the prompt, which other engines do not read. */
+static bool is_claimed(struct kvr_json nvext)
+{
+    return is_given(kvr_json_get(nvext, "token_data")) || is_given(kvr_json_get(nvext, "cache_salt"));
+}
+
+/* With tool_choice "none" an engine may have been told to leave the tools out. */
+static bool leaves_tools_out(struct kvr_json choice, struct kvr_json tools)
+{
+    const char *s;
+    size_t len;
+    return is_given(tools) && kvr_json_as_str(choice, &s, &len) && len == 4 && memcmp(s, "none", 4) == 0;
+}
+
+static void read_values(struct kvr_json body, enum kvr_prompt_form form, struct kvr_prompt_members *out)
+{
+    enum {
+        ADD_SPECIAL,
+        SALT,
+        ECHO,
+        LOGPROBS,
+        PROMPT_LOGPROBS,
+        N,
+        BEAM,
+        KEEP,
+        SIDE,
+        MAX,
+        MAX_COMPLETION,
+        PROMPTS,
+        NVEXT,
+        KV,
+        CHOICE,
+        TOOLS,
+        ALL
+    };
+    static const char *const keys[ALL] = {"add_special_tokens",
+                                          "cache_salt",
+                                          "echo",
+                                          "logprobs",
+                                          "prompt_logprobs",
+                                          "n",
+                                          "use_beam_search",
+                                          "truncate_prompt_tokens",
+                                          "truncation_side",
+                                          "max_tokens",
+                                          "max_completion_tokens",
+                                          "prompt",
+                                          "nvext",
+                                          "kv_transfer_params",
+                                          "tool_choice",
+                                          "tools"};
+    bool chat = form == KVR_FORM_CHAT;
+    struct kvr_json v[ALL];
+    int64_t n = 1, most = 1;
+    out->usage_tells = out->as_evidence = true;
+    if (kvr_json_pick(body, keys, ALL, v) >= 0) out->as_evidence = false; /* two of one name: which one counts is the engine's business */
+    out->special_tokens = kvr_lax_bool(v[ADD_SPECIAL], !chat);
+    /* The echo of a chat counts as a wish for the prompt's logprobs, since their number is 0 without a word. */
+    out->skips_cache = is_given(v[PROMPT_LOGPROBS]) || (kvr_lax_bool(v[ECHO], false) && (chat || is_given(v[LOGPROBS])));
+    if (is_given(v[N]) && (!kvr_lax_i64(v[N], &n) || n != 1)) out->usage_tells = false;
+    if (kvr_lax_bool(v[BEAM], is_given(v[BEAM]))) out->usage_tells = false;
+    if (!chat && !is_one_prompt(v[PROMPTS])) {
+        out->usage_tells = false;
+        out->certainty = KVR_PROMPT_UNKNOWN;
+    }
+    read_truncation(v[KEEP], v[SIDE], out);
+    out->wants_output = !kvr_lax_i64(is_given(v[MAX_COMPLETION]) && chat ? v[MAX_COMPLETION] : v[MAX], &most) || most != 0;
+    if (is_given(v[SALT]) && !has_text(v[SALT])) out->certainty = KVR_PROMPT_UNKNOWN;
+    if (is_given(v[KV])) out->as_evidence = false;
+    if (is_given(kvr_json_get(v[KV], "prompt_token_ids"))) out->certainty = KVR_PROMPT_UNKNOWN;
+    if (is_claimed(v[NVEXT]) || leaves_tools_out(v[CHOICE], v[TOOLS])) out->as_evidence = false;
+}
+
+void kvr_prompt_members_read(struct kvr_json body, enum kvr_prompt_form form, struct kvr_prompt_members *out)
+{
+    struct seen seen = {0};
+    memset(out, 0, sizeof *out);
+    read_values(body, form, out);
+    kvr_json_each(body, note_member, &seen);
+    if (form == KVR_FORM_CHAT && kvr_mm_parts_any(body)) {
+        out->multimodal = true;
+        out->certainty = KVR_MAX(out->certainty, KVR_PROMPT_LEADING);
+    }
+    if (seen.hides) out->certainty = KVR_PROMPT_UNKNOWN;
+    if (seen.hides || seen.unknown || seen.connects || !out->usage_tells || out->certainty != KVR_PROMPT_EXACT) out->as_evidence = false;
+}
