@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all build demo test bench bench-peers lint fuzz format install clean help sim options-page wheel
+.PHONY: all build demo demo-engines test test-engines engines bench bench-peers lint fuzz format install clean help sim options-page wheel
 
 all: build
 
@@ -8,6 +8,9 @@ help:
 	@echo "make build    the program and the library, in build/release"
 	@echo "make demo     4 mock engines and the router; round-robin against kv (KEEP=1 leaves them running)"
 	@echo "make test     every test, under the address and thread sanitizers"
+	@echo "make engines  a real vLLM on the CPU with tiny models, in build/engines (or ENGINES_DIR): about 8 GB"
+	@echo "make test-engines  tests against it (10 minutes at most)"
+	@echo "make demo-engines  the demo with two of them instead of mocks"
 	@echo "make bench    benchmarks, ratios in one run"
 	@echo "make bench-peers  the index beside Dynamo's and SMG's, in turns (optional: needs cargo and crates)"
 	@echo "make sim      routing policies over simulated fleets, in virtual time"
@@ -29,6 +32,16 @@ demo: build
 test:
 	@scripts/deps.sh build test python
 	@/usr/bin/python3 tests/run.py
+
+# Real engines: apart from make test, which needs none.
+engines:
+	@scripts/engines/setup.sh
+
+test-engines: build
+	@scripts/engines/test.sh
+
+demo-engines: build
+	@scripts/engines/demo.sh
 
 bench: build
 	@scripts/bench.sh
