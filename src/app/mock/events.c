@@ -81,7 +81,7 @@ static void send_live(struct mock_events *m, const unsigned char seq[8], const s
         kvr_zmq_let_go(m->pub);
         return;
     }
-    zmq_send(m->pub, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+    zmq_send(m->pub, m->config.topic, strlen(m->config.topic), ZMQ_SNDMORE | ZMQ_DONTWAIT);
     zmq_send(m->pub, seq, 8, ZMQ_SNDMORE | ZMQ_DONTWAIT);
     if (zmq_msg_send(&body, m->pub, ZMQ_DONTWAIT) < 0) zmq_msg_close(&body);
 }
@@ -113,7 +113,7 @@ static bool answer(struct mock_events *m, const void *id, size_t id_len, uint64_
     kvr_store_be64(s, seq);
     if (zmq_send(m->router, id, id_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0) return false; /* whole messages: the rest is taken */
     zmq_send(m->router, "", 0, ZMQ_SNDMORE);
-    if (m->config.topic_in_replay) zmq_send(m->router, "", 0, ZMQ_SNDMORE);
+    if (m->config.topic_in_replay) zmq_send(m->router, m->config.topic, body ? strlen(m->config.topic) : 0, ZMQ_SNDMORE);
     zmq_send(m->router, s, 8, ZMQ_SNDMORE);
     zmq_msg_init(&copy);
     if (body) zmq_msg_copy(&copy, body);

@@ -16,8 +16,9 @@ struct mock_events_config {
     const char *events, *replay; /* bind endpoints; replay may be NULL */
     uint32_t rank, block_size;
     uint64_t replay_buffer, drop_every;
-    bool topic_in_replay;
-    bool omit_salt; /* fault: events do not tell the cache salt */
+    const char *topic;    /* first frame of a message; may be empty */
+    bool topic_in_replay; /* its answers have that frame too */
+    bool omit_salt;       /* fault: events do not tell the cache salt */
 };
 
 /* Returns: NULL when an endpoint cannot be bound; errno tells. */

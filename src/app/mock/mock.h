@@ -7,11 +7,17 @@
 #include <stdint.h>
 
 struct mock_options {
-    char *config, *host, *model, *kv_events, *kv_replay, *lora;
-    uint64_t port, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, dp_size, seed, replay_buffer;
+    char *config, *host, *model, *kv_events, *kv_replay, *kv_topic, *lora;
+    uint64_t port, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, dp_size, seed;
+    uint64_t kv_buffer_steps; /* batches kept for replay */
+    uint64_t max_model_len;   /* 0: what the cache holds */
     uint64_t default_max_tokens;
     double speedup_ratio;
     bool prefix_caching;
+    bool dev_mode;           /* /server_info and /reset_prefix_cache */
+    bool tell_event_sources; /* /kv_event_sources */
+    bool tell_cache_config;  /* vllm:cache_config_info in /metrics */
+    bool replay_topic;       /* replay answers carry a topic frame */
     /* faults, for tests */
     uint64_t drop_events;       /* drop every n-th batch (0: none); its sequence is used up */
     uint64_t fault_block_size;  /* block size told in events */
@@ -20,7 +26,6 @@ struct mock_options {
     bool fault_bare_stream;     /* stream headers, then silence */
     uint64_t fault_reset_after; /* cut streams after n tokens */
     double startup_time;        /* /health answers 503 for that long */
-    bool hybrid_topic;          /* replay answers carry a topic frame */
 };
 
 /* Runs until SIGTERM or SIGINT. Returns: the exit code. */

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "app/mock/state.h"
+
+#include <string.h>
+#include <time.h>
+
+static void put_token_strings(struct kvr_buf *b, const struct kvr_openai_request *rq, const uint32_t *t, size_t n)
+{
+    bool wanted = false;
+    kvr_json_as_bool(kvr_json_get(rq->root, "return_token_strs"), &wanted);
+    kvr_json_key(b, "token_strs");
+    if (!wanted) {
+        kvr_json_null(b);
+        return;
+    }
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) {
+        char ch = t[i] < 256 ? (char)t[i] : '?';
+        kvr_json_str(b, &ch, 1);
+    }
+    kvr_json_close(b, ']');
+}
+
+void mock_tokenize(struct mock *m, struct kvr_http_conn *c)
+{
+    const struct kvr_http_request *http = kvr_http_conn_request(c);
+    struct kvr_openai_request rq;
+    const char *why;
+    size_t n;
+    struct kvr_buf b = {0};
+    uint32_t *t = kvr_openai_parse(m->json, http->body, http->body_len, &rq, &why) ? NULL : mock_request_tokens(&rq, &n, &why);
+    if (!t) {
+        mock_reply_error(c, 400, why);
+        return;
+    }
+    kvr_json_open(&b, '{');
+    kvr_json_put_u64(&b, "count", n);
+    kvr_json_put_u64(&b, "max_model_len", mock_model_len(m));
+    kvr_json_key(&b, "tokens");
+    kvr_json_open(&b, '[');
+    for (size_t i = 0; i < n; i++) kvr_json_u64(&b, t[i]);
+    kvr_json_close(&b, ']');
+    put_token_strings(&b, &rq, t, n);
+    kvr_json_close(&b, '}');
+    free(t);
+    mock_reply_json(c, 200, &b);
+}
+
+void mock_detokenize(struct mock *m, struct kvr_http_conn *c)
+{
+    const struct kvr_http_request *http = kvr_http_conn_request(c);
+    struct kvr_json root, tokens;
+    struct kvr_buf b = {0}, text = {0};
+    if (kvr_json_parse(m->json, http->body, http->body_len, &root, NULL) ||
+        kvr_json_type_of(tokens = kvr_json_get(root, "tokens")) != KVR_JSON_ARRAY) {
+        mock_reply_error(c, 400, "`tokens` must be an array of token ids");
+        return;
+    }
+    size_t n = kvr_json_count(tokens);
+    uint32_t *t = malloc((n + 1) * sizeof *t);
+    if (!t || kvr_json_u32_array(tokens, t, n) < 0) n = 0;
+    for (size_t i = 0; i < n; i++) {
+        char ch = t[i] < 256 ? (char)t[i] : '?';
+        kvr_buf_add(&text, &ch, 1);
+    }
+    free(t);
+    kvr_json_open(&b, '{');
+    kvr_json_key(&b, "prompt");
+    kvr_json_str(&b, text.data ? text.data : "", text.len);
+    kvr_json_close(&b, '}');
+    kvr_buf_free(&text);
+    mock_reply_json(c, 200, &b);
+}
+
+/* lora: the adapter; else the model itself. */
+static void put_model(struct kvr_buf *b, const struct mock *m, bool lora)
+{
+    char root[160];
+    snprintf(root, sizeof root, "mock/%s", lora ? m->o->lora : m->o->model);
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "id", lora ? m->o->lora : m->o->model);
+    kvr_json_put_str(b, "object", "model");
+    kvr_json_put_u64(b, "created", (uint64_t)time(NULL));
+    kvr_json_put_str(b, "owned_by", "vllm");
+    kvr_json_put_str(b, "root", root);
+    kvr_json_key(b, "parent");
+    if (lora) kvr_json_str(b, m->o->model, strlen(m->o->model));
+    else kvr_json_null(b);
+    kvr_json_key(b, "max_model_len");
+    if (lora) kvr_json_null(b);
+    else kvr_json_u64(b, mock_model_len(m));
+    kvr_json_key(b, "permission");
+    kvr_json_open(b, '[');
+    kvr_json_close(b, ']');
+    kvr_json_close(b, '}');
+}
+
+void mock_models(struct mock *m, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '{');
+    kvr_json_put_str(&b, "object", "list");
+    kvr_json_key(&b, "data");
+    kvr_json_open(&b, '[');
+    put_model(&b, m, false);
+    if (m->o->lora) put_model(&b, m, true);
+    kvr_json_close(&b, ']');
+    kvr_json_close(&b, '}');
+    mock_reply_json(c, 200, &b);
+}
+
+/* How a rank publishes, as /kv_event_sources and the configuration tell it. */
+static void put_publisher(struct kvr_buf *b, const struct mock *m, const struct mock_rank *r)
+{
+    kvr_json_open(b, '{');
+    kvr_json_key(b, "enable_kv_cache_events");
+    kvr_json_bool(b, true);
+    kvr_json_put_str(b, "publisher", "zmq");
+    kvr_json_put_str(b, "endpoint", r->events_at);
+    kvr_json_key(b, "replay_endpoint");
+    if (m->o->kv_replay) kvr_json_str(b, r->replay_at, strlen(r->replay_at));
+    else kvr_json_null(b);
+    kvr_json_put_u64(b, "buffer_steps", m->o->kv_buffer_steps);
+    kvr_json_put_u64(b, "hwm", 100000);
+    kvr_json_put_u64(b, "max_queue_size", 100000);
+    kvr_json_put_str(b, "topic", m->o->kv_topic ? m->o->kv_topic : "");
+    kvr_json_close(b, '}');
+}
+
+void mock_event_sources(struct mock *m, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '{');
+    for (uint64_t r = 0; r < m->o->dp_size && m->o->kv_events; r++) {
+        kvr_json_key_u64(&b, r);
+        put_publisher(&b, m, &m->ranks[r]);
+    }
+    kvr_json_close(&b, '}');
+    mock_reply_json(c, 200, &b);
+}
+
+void mock_server_info(struct mock *m, struct kvr_http_conn *c)
+{
+    char format[16];
+    struct kvr_buf b = {0};
+    bool json =
+        kvr_query_parameter(kvr_http_conn_request(c)->query, "config_format", format, sizeof format) == 1 && !strcmp(format, "json");
+    kvr_json_open(&b, '{');
+    kvr_json_key(&b, "vllm_config");
+    if (!json) {
+        struct kvr_buf text = {0};
+        kvr_buf_printf(&text, "model='%s', max_seq_len=%llu, data_parallel_size=%llu", m->o->model, (unsigned long long)mock_model_len(m),
+                       (unsigned long long)m->o->dp_size);
+        kvr_json_str(&b, text.data ? text.data : "", text.len);
+        kvr_buf_free(&text);
+    } else {
+        kvr_json_open(&b, '{');
+        kvr_json_key(&b, "model_config");
+        kvr_json_open(&b, '{');
+        kvr_json_put_str(&b, "served_model_name", m->o->model);
+        kvr_json_put_u64(&b, "max_model_len", mock_model_len(m));
+        kvr_json_close(&b, '}');
+        kvr_json_key(&b, "cache_config");
+        kvr_json_open(&b, '{');
+        kvr_json_put_u64(&b, "block_size", m->o->block_size);
+        kvr_json_put_u64(&b, "num_gpu_blocks", m->o->num_gpu_blocks);
+        kvr_json_key(&b, "enable_prefix_caching");
+        kvr_json_bool(&b, m->o->prefix_caching);
+        kvr_json_close(&b, '}');
+        kvr_json_key(&b, "parallel_config");
+        kvr_json_open(&b, '{');
+        kvr_json_put_u64(&b, "data_parallel_size", m->o->dp_size);
+        kvr_json_put_u64(&b, "data_parallel_rank", 0);
+        kvr_json_close(&b, '}');
+        kvr_json_key(&b, "kv_events_config");
+        if (m->o->kv_events) put_publisher(&b, m, &m->ranks[0]);
+        else kvr_json_null(&b);
+        kvr_json_close(&b, '}');
+    }
+    kvr_json_close(&b, '}');
+    mock_reply_json(c, 200, &b);
+}
+
+void mock_version(struct kvr_http_conn *c)
+{
+    static const char text[] = "{\"version\":\"" MOCK_VLLM_VERSION "\"}";
+    kvr_http_reply(c, 200, "application/json", NULL, text, sizeof text - 1);
+}
+
+static void put_cache_config(struct kvr_buf *b, const struct mock *m)
+{
+    unsigned long long size = m->o->block_size, n = m->o->num_gpu_blocks;
+    kvr_buf_str(b, "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n");
+    for (uint64_t r = 0; r < m->o->dp_size; r++)
+        kvr_buf_printf(b,
+                       "vllm:cache_config_info{block_size=\"%llu\",cache_dtype=\"auto\",effective_attention_block_size=\"%llu\","
+                       "enable_prefix_caching=\"%s\",engine=\"%llu\",hash_block_size=\"None\",kv_cache_size_tokens=\"%llu\","
+                       "num_gpu_blocks=\"%llu\",prefix_caching_hash_algo=\"sha256\",sliding_window=\"None\"} 1.0\n",
+                       size, size, m->o->prefix_caching ? "True" : "False", (unsigned long long)r, size * n, n);
+}
+
+void mock_metrics(struct mock *m, struct kvr_http_conn *c)
+{
+    static const struct {
+        const char *name, *type;
+        size_t at;
+    } rows[] = {
+        {"vllm:num_requests_running", "gauge", offsetof(struct mock_engine_stats, running)},
+        {"vllm:num_requests_waiting", "gauge", offsetof(struct mock_engine_stats, waiting)},
+        {"vllm:prefix_cache_queries_total", "counter", offsetof(struct mock_engine_stats, prompt_tokens)},
+        {"vllm:prefix_cache_hits_total", "counter", offsetof(struct mock_engine_stats, cached_tokens)},
+        {"vllm:prompt_tokens_total", "counter", offsetof(struct mock_engine_stats, prompt_tokens)},
+        {"vllm:generation_tokens_total", "counter", offsetof(struct mock_engine_stats, generated_tokens)},
+        {"vllm:request_success_total", "counter", offsetof(struct mock_engine_stats, requests)},
+        {"vllm:num_preemptions_total", "counter", offsetof(struct mock_engine_stats, preemptions)},
+        {"kvroute_mock_cached_blocks", "gauge", offsetof(struct mock_engine_stats, cached_blocks)},
+    };
+    struct kvr_buf b = {0};
+    struct mock_engine_stats st;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
+        kvr_buf_printf(&b, "# TYPE %s %s\n", rows[i].name, rows[i].type);
+        for (uint64_t r = 0; r < m->o->dp_size; r++) {
+            mock_engine_stats(m->ranks[r].engine, &st);
+            kvr_buf_printf(&b, "%s{model_name=\"%s\",engine=\"%llu\"} %llu\n", rows[i].name, m->o->model, (unsigned long long)r,
+                           (unsigned long long)*(uint64_t *)(void *)((char *)&st + rows[i].at));
+        }
+    }
+    kvr_buf_str(&b, "# TYPE vllm:kv_cache_usage_perc gauge\n");
+    for (uint64_t r = 0; r < m->o->dp_size; r++) {
+        mock_engine_stats(m->ranks[r].engine, &st);
+        kvr_buf_printf(&b, "vllm:kv_cache_usage_perc{model_name=\"%s\",engine=\"%llu\"} %.6f\n", m->o->model, (unsigned long long)r,
+                       (double)st.used_blocks / (double)st.total_blocks);
+    }
+    if (m->o->tell_cache_config) put_cache_config(&b, m);
+    kvr_http_reply(c, 200, "text/plain; version=0.0.4", NULL, b.data ? b.data : "", b.len);
+    kvr_buf_free(&b);
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The mock engine's parts: who calls whom.
+ *
+ *     mock.c       life, the routes, one engine and one event stream (events.c) per data-parallel rank
+ *       generate.c   a request that generates: body -> tokens -> engine.submit; tokens -> answer
+ *       info.c       what an engine tells of itself: models, metrics, tokenize, event sources, configuration
+ *
+ * Threads: one.
+ */
+#ifndef KVR_APP_MOCK_STATE_H
+#define KVR_APP_MOCK_STATE_H
+
+#include <uv.h>
+
+#include "app/mock/events.h"
+#include "app/mock/mock.h"
+#include "engine/engine.h"
+#include "net/http.h"
+#include "wire/openai.h"
+
+#define MOCK_VLLM_VERSION "0.32.0" /* whose behaviour this is: docs/mock.md */
+
+enum { MOCK_DP_MAX = 64, MOCK_TOKENS_MAX = 1 << 22 };
+
+struct mock;
+
+struct mock_rank {
+    struct mock *mock;
+    uint32_t id;
+    struct mock_engine *engine;
+    struct mock_events *events; /* NULL: it publishes none */
+    char events_at[256], replay_at[256];
+    uv_timer_t timer;
+    bool in_pass;
+};
+
+struct mock {
+    const struct mock_options *o;
+    uv_loop_t loop;
+    uv_signal_t term, intr;
+    struct kvr_http_server *server;
+    struct kvr_json_parser *json;
+    void *zmq;
+    struct mock_rank ranks[MOCK_DP_MAX];
+    uint64_t started_ms, next_id;
+};
+
+/* ---- answers (mock.c) --------------------------------------------------------------------------------- */
+
+/* Frees the buffer. */
+void mock_reply_json(struct kvr_http_conn *c, int status, struct kvr_buf *body);
+void mock_reply_error(struct kvr_http_conn *c, int status, const char *message);
+/* What the engine's web framework says of a path it does not know: {"detail": ...}. */
+void mock_reply_detail(struct kvr_http_conn *c, int status, const char *detail);
+/* Tokens that a prompt and its answer may have together. */
+uint64_t mock_model_len(const struct mock *m);
+
+/* Begins the rank's next pass, when it has work. */
+void mock_next_pass(struct mock_rank *r);
+
+/* ---- prompts (prompt.c) ------------------------------------------------------------------------------- */
+
+/* Tokens of a prompt, messages or token array. Returns: malloc'd, or NULL with *why. */
+uint32_t *mock_request_tokens(const struct kvr_openai_request *rq, size_t *n, const char **why);
+
+/* ---- info.c ------------------------------------------------------------------------------------------- */
+
+void mock_models(struct mock *m, struct kvr_http_conn *c);
+void mock_metrics(struct mock *m, struct kvr_http_conn *c);
+void mock_tokenize(struct mock *m, struct kvr_http_conn *c);
+void mock_detokenize(struct mock *m, struct kvr_http_conn *c);
+void mock_event_sources(struct mock *m, struct kvr_http_conn *c);
+void mock_server_info(struct mock *m, struct kvr_http_conn *c);
+void mock_version(struct kvr_http_conn *c);
+
+#endif
