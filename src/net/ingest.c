@@ -10,6 +10,7 @@
 #include <zmq.h>
 
 #include "net/zmq_curve.h"
+#include "wire/engine_memory.h"
 
 /* ---- sockets ----------------------------------------------------------------------------------------- */
 
@@ -352,6 +353,11 @@ int kvr_ingest_carry(struct kvr_ingest *in, uint32_t rank)
     return kvr__view_carry(in->visited, rank) ? 0 : -KVR_ELIMIT;
 }
 
+void kvr_ingest_memory(struct kvr_ingest *in, struct kvr_buf *out)
+{
+    for (const struct rank_stream *r = &in->visited->own; r; r = r->next) kvr_engine_memory_write(&r->stream, out);
+}
+
 /* ---- the thread -------------------------------------------------------------------------------------- */
 
 static void publish_statuses(struct kvr_ingest *in)
@@ -683,6 +689,25 @@ bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t
     return port <= 65535 && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port) < (int)cap;
 }
 
+static struct kvr_engine_stream *stream_of_rank(void *ctx, uint32_t rank)
+{
+    struct rank_stream *r = kvr__view_carry(ctx, rank);
+    return r ? &r->stream : NULL;
+}
+
+/* Its place in the stream, and what was remembered there. Content without its memory would be taken further wrongly: then it is asked for
+ * anew. */
+static void go_on_from(struct source *s, const struct kvr_ingest_source *src)
+{
+    for (size_t i = 0; i < src->ranks_n; i++) (void)kvr__view_carry(s, src->ranks[i]);
+    if (!src->from.known || kvr_engine_memory_read(src->memory, src->memory_len, stream_of_rank, s)) return;
+    s->cursor.applied_any = true;
+    s->cursor.next = src->from.next;
+    s->cursor.last_ts = src->from.last_ts;
+    if (src->from.next) kvr__view_remember(s, src->from.next - 1, src->from.last_hash);
+    kvr__view_note_cursor(s);
+}
+
 int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
 {
     bool connectable = (!src->events || kvr_ingest_endpoint_ok(src->events)) && (!src->replay || kvr_ingest_endpoint_ok(src->replay));
@@ -708,14 +733,7 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     kvr_engine_stream_init(&s->own.stream, src->worker, src->block_size);
     s->own.stream.tiers = src->tiers;
     s->own.stream.copies = src->copies;
-    for (size_t i = 0; i < src->ranks_n; i++) (void)kvr__view_carry(s, src->ranks[i]);
-    if (src->from.known) {
-        s->cursor.applied_any = true;
-        s->cursor.next = src->from.next;
-        s->cursor.last_ts = src->from.last_ts;
-        if (src->from.next) kvr__view_remember(s, src->from.next - 1, src->from.last_hash);
-        kvr__view_note_cursor(s);
-    }
+    go_on_from(s, src);
     c->kind = ADD;
     c->add = s;
     send_command(in, c);

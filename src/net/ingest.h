@@ -103,6 +103,8 @@ struct kvr_ingest_source {
     const uint32_t *ranks; /* borrowed for the call: further ranks whose content it has brought before (any_rank) */
     size_t ranks_n;
     struct kvr_view_cursor from; /* when known: the content up to there is in place, and is confirmed by what comes next */
+    const char *memory;          /* borrowed for the call: what its streams remembered then (kvr_ingest_memory); NULL: nothing */
+    size_t memory_len;
 };
 
 /* restore_timeout_s: how long a replay may stay silent. Returns: 0, -KVR_ENOMEM. */
@@ -140,6 +142,9 @@ typedef void kvr_ingest_visit(void *arg, const struct kvr_view_status *status, c
 int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg);
 /* In a visit: the content of this rank is the source's too, and goes when its view is dropped. Returns: 0, -KVR_ELIMIT. */
 int kvr_ingest_carry(struct kvr_ingest *in, uint32_t rank);
+/* In a visit: what the source's streams remember, for `memory` of one that goes on from here. */
+struct kvr_buf;
+void kvr_ingest_memory(struct kvr_ingest *in, struct kvr_buf *out);
 
 /* ---- the shared stream ------------------------------------------------------------------------------------ */
 

@@ -414,6 +414,25 @@ def test_a_restart_is_confirmed_by_replay(start, fleet_of, tmp_path):
     f.check(ix)
 
 
+def test_blocks_after_a_restart_have_the_salt_and_the_group_of_those_before(start, engine, tmp_path):
+    """What a stream remembers is written beside its content: later blocks of a salted chain do not name the salt again, and events of a
+    cache group not what kind it is of."""
+    ix, e = keeper(start, tmp_path), engine()
+    ix.register(7, e, replay=False)
+    wait_for("connected", lambda: ix.listeners()[(7, 0)]["status"] == "active")
+    store = lambda names, parent, tokens, *more: e.send(e.batch(["BlockStored", names, parent, tokens, 4, None, "GPU", *more]))
+    store([1], None, TOKENS[:4], None, [["dynamo-cache-salt:tenant"]])
+    store([51], None, TOKENS[:4], None, None, 1, "full_attention")  # group 1 is the main one
+    scores = lambda **kw: ix.scores(TOKENS[:12], **kw)
+    wait_for("stored", lambda: scores(cache_salt="tenant") == {(7, 0): 4} and scores() == {(7, 0): 4})
+    ix.stop()
+    ix = keeper(start, tmp_path)
+    wait_for("connected", lambda: ix.listeners()[(7, 0)]["status"] == "active")
+    store([2, 3], 1, TOKENS[4:12], None, [[], []])
+    store([52], 51, TOKENS[4:8], None, None, 1)
+    wait_for("all of it", lambda: scores(cache_salt="tenant") == {(7, 0): 12} and scores() == {(7, 0): 8})
+
+
 def test_content_of_the_disk_that_is_not_confirmed_is_not_trusted(start, fleet_of, tmp_path):
     """The engine's buffer no longer reaches back to our place."""
     f = fleet_of(5, 2)
@@ -447,7 +466,7 @@ def test_damaged_files_are_set_aside(start, fleet_of, tmp_path, damage):
     good = path.read_bytes()
     at = random.Random(1).randrange(200, len(good) - 50) if len(good) > 300 else len(good) // 2
     path.write_bytes({"truncated": good[:at], "flipped": good[:at] + bytes([good[at] ^ 4]) + good[at + 1:], "foreign": b"#!/bin/sh\n" * 9,
-                      "empty": b"", "version": good[:8] + b"\x02" + good[9:], "workers": good.replace(b"instance_id\":1", b"instance_id\":3")}[damage])
+                      "empty": b"", "version": good[:8] + b"\x07" + good[9:], "workers": good.replace(b"instance_id\":1", b"instance_id\":3")}[damage])
     ix = keeper(start, tmp_path)
     assert "is not used: " in ix.text() and (path.parent / (path.name + ".bad-1")).exists()
     assert len(ix.get("/workers")) == (0 if damage == "workers" else 2)

@@ -283,14 +283,18 @@ static bool endpoint_ok(const char *e)
     return strtoul(colon + 1, NULL, 10) <= 65535;
 }
 
-static struct seed *seed_new(struct kvr_worker w, const struct kvr_view_cursor *cursor, const uint32_t *ranks, size_t n)
+/* In one piece of memory. */
+static struct seed *seed_copy(const struct seed *from)
 {
-    struct seed *s = calloc(1, sizeof *s + n * sizeof *ranks);
+    size_t ranks = from->ranks_n * sizeof *from->ranks;
+    struct seed *s = malloc(sizeof *s + ranks + from->memory_len);
     if (!s) return NULL;
-    s->worker = w;
-    s->cursor = *cursor;
-    s->ranks_n = n;
-    if (n) memcpy(s->ranks, ranks, n * sizeof *ranks);
+    *s = *from;
+    s->next = NULL;
+    s->ranks = (uint32_t *)(void *)(s + 1);
+    s->memory = (char *)s->ranks + ranks;
+    if (ranks) memcpy(s->ranks, from->ranks, ranks);
+    if (s->memory_len) memcpy(s->memory, from->memory, s->memory_len);
     return s;
 }
 
@@ -304,12 +308,12 @@ static struct seed *take_seed_locked(struct indexer *x, struct kvr_worker w)
     return s;
 }
 
-void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_view_cursor *cursor, const uint32_t *ranks, size_t n)
+void catalogue_seed(struct indexer *x, const struct seed *seed)
 {
-    struct seed *s = seed_new(w, cursor, ranks, n);
+    struct seed *s = seed_copy(seed);
     if (!s) return;
     pthread_mutex_lock(&x->lock);
-    free(take_seed_locked(x, w));
+    free(take_seed_locked(x, s->worker));
     s->next = x->seeds;
     x->seeds = s;
     pthread_mutex_unlock(&x->lock);
@@ -323,7 +327,7 @@ struct seed **catalogue_seeds(struct indexer *x, size_t *n)
     for (const struct seed *s = x->seeds; s; s = s->next) most++;
     struct seed **list = calloc(most + 1, sizeof *list);
     for (const struct seed *s = x->seeds; s && list; s = s->next)
-        if ((list[*n] = seed_new(s->worker, &s->cursor, s->ranks, s->ranks_n))) ++*n;
+        if ((list[*n] = seed_copy(s))) ++*n;
     pthread_mutex_unlock(&x->lock);
     return list;
 }
@@ -376,7 +380,11 @@ static int add_listener_locked(struct indexer *x, struct instance *i, const stru
                                     .lossy = x->o->max_bytes > 0,
                                     .ranks = seed ? seed->ranks : NULL,
                                     .ranks_n = seed ? seed->ranks_n : 0};
-    if (seed) src.from = seed->cursor;
+    if (seed) {
+        src.from = seed->cursor;
+        src.memory = seed->memory;
+        src.memory_len = seed->memory_len;
+    }
     partition_ref(i->part);
     int rc = kvr_ingest_add(x->ingest, &src);
     free(seed);

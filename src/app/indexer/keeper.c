@@ -8,11 +8,10 @@
  */
 #include "app/indexer/snapshot.h"
 
-#include <errno.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
+
+#include "net/data_dir.h"
 
 struct keeper {
     struct indexer *x;
@@ -38,16 +37,9 @@ static void complain(struct keeper *k, const char *text)
 
 static bool write_file(const char *path, const struct kvr_buf *b, char *err, size_t cap)
 {
-    char tmp[4200];
-    snprintf(tmp, sizeof tmp, "%s.tmp", path);
-    FILE *f = fopen(tmp, "we");
-    bool ok = f && !b->failed && fwrite(b->data, 1, b->len, f) == b->len && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    int why = errno;
-    if (f) ok &= fclose(f) == 0;
-    if (ok && rename(tmp, path) == 0) return true;
-    snprintf(err, cap, "cannot write '%s': %s", path, strerror(ok ? errno : why));
-    if (f) (void)unlink(tmp);
-    return false;
+    struct kvr_new_file f;
+    return kvr_new_file_open(&f, path, err, cap) == 0 &&
+           kvr_new_file_close(&f, !b->failed && kvr_new_file_put(&f, b->data, b->len), err, cap) == 0;
 }
 
 static void write_workers(struct keeper *k)
@@ -137,37 +129,6 @@ static const char *use_workers(struct indexer *x, const char *text, size_t len)
 
 /* ---- start ------------------------------------------------------------------------------------------------------------- */
 
-/* Moves a file that cannot be used out of the way. */
-static void set_aside(const char *path)
-{
-    char to[4200];
-    for (int i = 1; i < 1000; i++) {
-        snprintf(to, sizeof to, "%s.bad-%d", path, i);
-        if (access(to, F_OK) == 0) continue;
-        if (rename(path, to) == 0) kvr_log("kvroute indexer: '%s' is kept as '%s'", path, to);
-        return;
-    }
-}
-
-static char *read_file(const char *path, size_t *len)
-{
-    FILE *f = fopen(path, "re");
-    char *text = NULL;
-    *len = 0;
-    if (!f) return NULL;
-    for (size_t cap = 0, got = 1; got;) {
-        if (*len == cap) {
-            char *p = realloc(text, cap = cap ? cap * 2 : 65536);
-            if (!p) break;
-            text = p;
-        }
-        got = fread(text + *len, 1, cap - *len, f);
-        *len += got;
-    }
-    fclose(f);
-    return text;
-}
-
 static void read_all(struct keeper *k)
 {
     char err[4400];
@@ -178,15 +139,16 @@ static void read_all(struct keeper *k)
                 (unsigned long long)(indexer_now_ms() - t));
     if (rc < 0) {
         kvr_log("kvroute indexer: %s", err);
-        set_aside(k->index_path);
+        kvr_set_aside(k->index_path, "kvroute indexer");
     }
-    size_t len;
-    char *text = read_file(k->workers_path, &len);
-    const char *wrong = text ? use_workers(k->x, text, len) : NULL;
-    free(text);
-    if (!wrong) return;
-    kvr_log("kvroute indexer: '%s' is not used: %s", k->workers_path, wrong);
-    set_aside(k->workers_path);
+    struct kvr_mapped m;
+    rc = kvr_map_file(k->workers_path, &m, err, sizeof err);
+    const char *wrong = rc == 0 ? use_workers(k->x, m.data, m.len) : NULL;
+    if (rc == 0) kvr_unmap_file(&m);
+    if (rc < 0) kvr_log("kvroute indexer: %s", err);
+    if (rc >= 0 && !wrong) return;
+    if (wrong) kvr_log("kvroute indexer: '%s' is not used: %s", k->workers_path, wrong);
+    kvr_set_aside(k->workers_path, "kvroute indexer");
 }
 
 /* ---- the thread ---------------------------------------------------------------------------------------------------------- */
@@ -257,9 +219,9 @@ int keeper_start(struct indexer *x)
     k->x = x;
     snprintf(k->index_path, sizeof k->index_path, "%s/index.kvr", x->o->data_dir);
     snprintf(k->workers_path, sizeof k->workers_path, "%s/workers.json", x->o->data_dir);
-    if (mkdir(x->o->data_dir, 0700) && errno != EEXIST) {
-        kvr_log("kvroute indexer: --data-dir: cannot make '%s': %s; allowed: a directory that can be written", x->o->data_dir,
-                strerror(errno));
+    char err[4400];
+    if (kvr_data_dir_prepare(x->o->data_dir, err, sizeof err)) {
+        kvr_log("kvroute indexer: --data-dir: %s; allowed: a directory that can be written", err);
         free(k);
         return -1;
     }

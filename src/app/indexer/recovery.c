@@ -128,7 +128,7 @@ static bool keep_for_later(struct recovery *r, const struct place *pl)
         struct staged *g = &r->stage.list[i];
         if (came_with(r, g, pl->part, w) && stage_put(g, pl->part, g->worker) == 0) ranks[n++] = g->worker.dp_rank;
     }
-    catalogue_seed(r->x, w, &c, ranks, n);
+    catalogue_seed(r->x, &(struct seed){.worker = w, .cursor = c, .ranks = ranks, .ranks_n = n});
     return true;
 }
 

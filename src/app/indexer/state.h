@@ -93,8 +93,10 @@ struct seed {
     struct seed *next;
     struct kvr_worker worker;
     struct kvr_view_cursor cursor;
+    uint32_t *ranks; /* further ranks that came by the same stream; this and below: in the seed's own memory */
     size_t ranks_n;
-    uint32_t ranks[]; /* further ranks that came by the same stream */
+    char *memory; /* what its streams remembered there */
+    size_t memory_len;
 };
 
 struct registration {
@@ -226,9 +228,8 @@ struct partition *catalogue_find(struct indexer *x, const char *model, size_t mo
 struct partition *catalogue_get(struct indexer *x, const char *model, const char *group, uint32_t block_size);
 void partition_ref(struct partition *p);
 void partition_unref(struct partition *p);
-/* ranks[n]: further ranks whose content came by w's stream. */
-void catalogue_seed(struct indexer *x, struct kvr_worker w, const struct kvr_view_cursor *cursor, const uint32_t *ranks, size_t n);
-struct seed **catalogue_seeds(struct indexer *x, size_t *n); /* copies; each malloc'd, and the list */
+void catalogue_seed(struct indexer *x, const struct seed *seed); /* copied */
+struct seed **catalogue_seeds(struct indexer *x, size_t *n);     /* copies; each malloc'd, and the list */
 bool catalogue_has_listener(struct indexer *x, struct kvr_worker w);
 size_t catalogue_listeners(struct indexer *x, uint64_t worker_id); /* how many it has */
 void catalogue_workers_write(struct indexer *x, const char *model, const char *group, struct kvr_buf *out);

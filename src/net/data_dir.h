@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Files of a data directory: written whole or not at all, read as one piece of memory, set aside when they are of no use.
+ * Threads: any; two at one path are the caller's business. Errors are texts for the log.
+ */
+#ifndef KVR_NET_DATA_DIR_H
+#define KVR_NET_DATA_DIR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+enum { KVR_PATH_MAX = 4096 };
+
+/* Makes the directory when it is not there, and tries whether files can be made in it. Returns: 0, or -1 with the reason in err. */
+int kvr_data_dir_prepare(const char *dir, char *err, size_t cap);
+
+/* A file that takes the place of another one when it is whole: PATH.tmp until then. */
+struct kvr_new_file {
+    FILE *f;
+    char path[KVR_PATH_MAX], tmp[KVR_PATH_MAX + 8];
+};
+
+/* Returns: 0, or -1 with the reason in err. */
+int kvr_new_file_open(struct kvr_new_file *n, const char *path, char *err, size_t cap);
+/* A kvr_saved_writer's put, with n as its ctx. */
+bool kvr_new_file_put(void *n, const void *data, size_t len);
+/* ok: everything was put. Synced, renamed, its directory synced; else thrown away. Returns: 0, or -1 with the reason in err: the old file
+ * is as it was then. */
+int kvr_new_file_close(struct kvr_new_file *n, bool ok, char *err, size_t cap);
+
+/* A file in memory. */
+struct kvr_mapped {
+    const void *data;
+    size_t len;
+};
+
+/* Returns: 0, 1 when there is no such file, -1 with the reason in err. An empty file is no bytes. */
+int kvr_map_file(const char *path, struct kvr_mapped *out, char *err, size_t cap);
+void kvr_unmap_file(struct kvr_mapped *m);
+
+/* Moves a file that cannot be used out of the way, to PATH.bad-N; says so in the log, as `who`. */
+void kvr_set_aside(const char *path, const char *who);
+
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "wire/engine_memory.h"
+
+#include <string.h>
+
+enum { HEAD = 16 /* of a rank, of a section */ };
+enum section { GROUPS = 1, SALTS };
+
+static void put_head(struct kvr_buf *b, uint32_t what, uint64_t n)
+{
+    uint32_t head[2] = {what, 0};
+    kvr_buf_add(b, head, sizeof head);
+    kvr_buf_add(b, &n, sizeof n);
+}
+
+static void put_map(struct kvr_buf *b, uint32_t kind, const struct kvr_map64 *m)
+{
+    if (!m->n) return;
+    put_head(b, kind, m->n);
+    for (size_t i = 0; i < m->cap; i++)
+        if (m->slots[i].used) kvr_buf_add(b, &m->slots[i].key, 16); /* and the value */
+}
+
+void kvr_engine_memory_write(const struct kvr_engine_stream *s, struct kvr_buf *b)
+{
+    size_t at = b->len + 8;
+    uint64_t len = 0;
+    put_head(b, s->worker.dp_rank, len); /* known below */
+    put_head(b, GROUPS, KVR_ENGINE_GROUPS);
+    kvr_buf_add(b, s->group_main, KVR_ENGINE_GROUPS);
+    put_map(b, SALTS, &s->salts);
+    if (b->failed) return;
+    len = b->len - at - sizeof len;
+    memcpy(b->data + at, &len, sizeof len);
+}
+
+static int read_map(struct kvr_map64 *m, const char *p, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t pair[2];
+        memcpy(pair, p + i * sizeof pair, sizeof pair);
+        if (kvr_map64_put(m, pair[0], pair[1])) return -KVR_ENOMEM;
+    }
+    return 0;
+}
+
+static int read_groups(struct kvr_engine_stream *s, const char *p)
+{
+    for (size_t i = 0; i < KVR_ENGINE_GROUPS; i++)
+        if ((unsigned char)p[i] > 2) return -KVR_EFORMAT;
+    memcpy(s->group_main, p, KVR_ENGINE_GROUPS);
+    return 0;
+}
+
+static int read_sections(struct kvr_engine_stream *s, const char *p, size_t len)
+{
+    while (len) {
+        uint32_t head[2];
+        uint64_t n;
+        if (len < HEAD) return -KVR_EFORMAT;
+        memcpy(head, p, sizeof head);
+        memcpy(&n, p + 8, 8);
+        size_t each = head[0] == GROUPS ? 1 : 16;
+        if (head[1] || n > (len - HEAD) / each) return -KVR_EFORMAT;
+        int rc = -KVR_EFORMAT;
+        if (head[0] == GROUPS && n == KVR_ENGINE_GROUPS) rc = read_groups(s, p + HEAD);
+        if (head[0] == SALTS && n <= KVR_ENGINE_SALT_TAGS_MAX) rc = read_map(&s->salts, p + HEAD, n);
+        if (rc) return rc;
+        p += HEAD + n * each;
+        len -= HEAD + n * each;
+    }
+    return 0;
+}
+
+static int read_stream(struct kvr_engine_stream *s, const char *p, size_t len)
+{
+    kvr_engine_stream_reset(s);
+    int rc = read_sections(s, p, len);
+    if (rc) kvr_engine_stream_reset(s);
+    return rc;
+}
+
+int kvr_engine_memory_read(const char *p, size_t len, struct kvr_engine_stream *(*find)(void *ctx, uint32_t rank), void *ctx)
+{
+    while (len) {
+        uint32_t head[2];
+        uint64_t n;
+        if (len < HEAD) return -KVR_EFORMAT;
+        memcpy(head, p, sizeof head);
+        memcpy(&n, p + 8, 8);
+        if (head[1] || n > len - HEAD) return -KVR_EFORMAT;
+        struct kvr_engine_stream *s = find(ctx, head[0]);
+        int rc = s ? read_stream(s, p + HEAD, n) : 0;
+        if (rc) return rc;
+        p += HEAD + n;
+        len -= HEAD + n;
+    }
+    return 0;
+}
