@@ -164,6 +164,11 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
         s->counters.self_reference++;
         return 0;
     }
+    if (ev->lora_id && !ev->lora.len) { /* whose blocks these are is not said: not the base model's */
+        s->counters.unnamed_adapter++;
+        return 0;
+    }
+    if (ev->salt_or_object) s->counters.salt_or_object++;
     if (!find_salt(s, ev, &salt_term)) {
         s->counters.ambiguous_cache_namespace++;
         return 0;

@@ -181,26 +181,54 @@ static bool equals(struct kvr_bytes a, const char *s, size_t len)
     return a.ptr && a.len == len && memcmp(a.ptr, s, len) == 0;
 }
 
-/* One item of a block's extra keys. `want_salt`: still looking for the salt of the first block. Texts and bytes that say nothing else are
- * objects too: what the engine keeps apart from a plain block must never be taken for one. Numbers are ids of adapters. */
-static int read_extra_key(struct kvr_engine_batch *b, const char **p, struct kvr_engine_event *ev, bool *want_salt, bool *lora_skipped)
+/* How extra keys of one event are read. The list of a block has, in this order: the adapter's name, when there is one; identifiers of
+ * images; in the first block of a chain the salt; digests of embeddings. Engines leave them untagged, so a text says what it is by its
+ * place (docs/events.md has it release by release):
+ *
+ *     equal to the event's lora_name, the first such of a block     the adapter
+ *     behind "dynamo-cache-salt:", in the first block               the salt, from a publisher that tags it
+ *     anywhere but in the first block of a chain                    an image: salts stand nowhere else
+ *     in the first block of a chain, of an engine that sends
+ *     images as pairs                                               the salt
+ *     there, of an engine that may send images as texts             either. It is taken for both, which no request asks for: a miss
+ */
+struct keys_reader {
+    bool first;     /* the event begins a chain, and this is its first block */
+    bool tagged_ok; /* this is the first block of the event */
+    bool pairs;     /* this engine sends images as pairs */
+    bool lora_skipped;
+};
+
+static const char salt_prefix[] = "dynamo-cache-salt:";
+
+static int read_text_key(struct kvr_engine_batch *b, struct kvr_engine_event *ev, struct keys_reader *k, const char *s, size_t len)
 {
-    static const char prefix[] = "dynamo-cache-salt:";
+    size_t prefix = sizeof salt_prefix - 1;
+    if (!len) return 0;
+    if (!k->lora_skipped && equals(ev->lora, s, len)) {
+        k->lora_skipped = true;
+        return 0;
+    }
+    bool tagged = k->tagged_ok && len > prefix && memcmp(s, salt_prefix, prefix) == 0;
+    if (tagged && !ev->salt.ptr) ev->salt = (struct kvr_bytes){s + prefix, len - prefix};
+    if (tagged) return 0;
+    if (!k->first) return add_mm_hash(b, kvr_engine_mm_hash(s, len));
+    if (equals(ev->salt, s, len)) return 0; /* told under its own name too */
+    if (!ev->salt.ptr || ev->salt_or_object) ev->salt = (struct kvr_bytes){s, len};
+    else return add_mm_hash(b, kvr_engine_mm_hash(s, len)); /* the salt is known, so this is something else */
+    if (k->pairs) return 0;
+    ev->salt_or_object = true;
+    return add_mm_hash(b, kvr_engine_mm_hash(s, len));
+}
+
+/* One item of a block's extra keys. Texts and bytes that say nothing else are objects: what the engine keeps apart from a plain block must
+ * never be taken for one. Numbers are ids of adapters. */
+static int read_extra_key(struct kvr_engine_batch *b, const char **p, struct kvr_engine_event *ev, struct keys_reader *k)
+{
     uint32_t len;
     if (is(*p, MP_STR)) {
         const char *s = mp_decode_str(p, &len);
-        if (*want_salt && !*lora_skipped && equals(ev->lora, s, len)) {
-            *lora_skipped = true;
-            return 0;
-        }
-        if (*want_salt) {
-            *want_salt = false;
-            if (!ev->salt.ptr && len > sizeof prefix - 1 && memcmp(s, prefix, sizeof prefix - 1) == 0) {
-                ev->salt = (struct kvr_bytes){s + sizeof prefix - 1, len - (sizeof prefix - 1)};
-                return 0;
-            }
-        }
-        return len && !equals(ev->lora, s, len) ? add_mm_hash(b, kvr_engine_mm_hash(s, len)) : 0;
+        return read_text_key(b, ev, k, s, len);
     }
     if (is(*p, MP_BIN)) { /* embeddings in place of tokens */
         const char *s = mp_decode_bin(p, &len);
@@ -219,20 +247,37 @@ static int read_extra_key(struct kvr_engine_batch *b, const char **p, struct kvr
     return 0;
 }
 
-static int read_extra_keys(struct kvr_engine_batch *b, const char **p, struct kvr_engine_event *ev)
+/* A list of lists, already known to be well-formed: is there a pair in one of them? */
+static bool has_pairs(const char *p)
 {
-    bool lora_skipped = false;
+    for (uint32_t n = mp_decode_array(&p); n > 0; n--) {
+        if (!is(p, MP_ARRAY)) {
+            mp_next(&p);
+            continue;
+        }
+        for (uint32_t k = mp_decode_array(&p); k > 0; k--) {
+            if (is(p, MP_ARRAY)) return true;
+            mp_next(&p);
+        }
+    }
+    return false;
+}
+
+/* `pairs`: the form of the event says that images come as pairs. Read when parent and adapter are known. */
+static int read_extra_keys(struct kvr_engine_batch *b, const char **p, struct kvr_engine_event *ev, bool pairs)
+{
     if (skip_nil(p)) return 0;
     if (!is(*p, MP_ARRAY)) return -KVR_EFORMAT;
+    pairs = pairs || has_pairs(*p);
     uint32_t n = mp_decode_array(p);
     if (begin_mm(b, ev, n)) return -KVR_ENOMEM;
     for (uint32_t i = 0; i < n; i++) {
-        bool want_salt = i == 0;
+        struct keys_reader k = {.first = i == 0 && !ev->has_parent, .tagged_ok = i == 0, .pairs = pairs};
         next_mm_block(b, ev);
         if (skip_nil(p)) continue;
         if (!is(*p, MP_ARRAY)) return -KVR_EFORMAT;
-        for (uint32_t k = mp_decode_array(p); k > 0; k--) {
-            int rc = read_extra_key(b, p, ev, &want_salt, &lora_skipped);
+        for (uint32_t left = mp_decode_array(p); left > 0; left--) {
+            int rc = read_extra_key(b, p, ev, &k);
             if (rc) return rc;
         }
     }
@@ -361,6 +406,20 @@ static int read_lora_or_metadata(const char **p, struct kvr_engine_event *ev)
     return 0;
 }
 
+/* An id of an adapter never enters a hash: it says only that there is one. */
+static int read_lora_id(const char **p, struct kvr_engine_event *ev)
+{
+    ev->lora_id = is(*p, MP_UINT) ? mp_decode_uint(p) != 0 : (mp_next(p), false);
+    return 0;
+}
+
+/* Behind the extra keys comes the number of a cache group: engines that send it send images as pairs. */
+static bool group_follows(const char *p)
+{
+    mp_next(&p);
+    return is(p, MP_UINT);
+}
+
 static int read_stored_array(struct kvr_engine_batch *b, const char **p, uint32_t n, struct kvr_engine_event *ev)
 {
     if (n < 4) return -KVR_EFORMAT;
@@ -368,10 +427,10 @@ static int read_stored_array(struct kvr_engine_batch *b, const char **p, uint32_
     if (rc == 0) rc = read_parent(p, ev);
     if (rc == 0) rc = read_tokens(b, p, ev);
     if (rc == 0) rc = read_u64(p, &ev->block_size);
-    if (rc == 0 && n > 4) mp_next(p); /* lora_id never enters a hash */
+    if (rc == 0 && n > 4) rc = read_lora_id(p, ev);
     if (rc == 0 && n > 5) rc = read_str(p, &ev->medium);
     if (rc == 0 && n > 6) rc = read_lora_or_metadata(p, ev);
-    if (rc == 0 && n > 7) rc = read_extra_keys(b, p, ev);
+    if (rc == 0 && n > 7) rc = read_extra_keys(b, p, ev, n > 8 && group_follows(*p));
     if (rc == 0 && n > 8) rc = read_tail(b, p, n - 8, ev);
     return rc;
 }
@@ -425,6 +484,7 @@ static int read_event_key(struct kvr_engine_batch *b, const char **p, struct kvr
     if (KEY("parent_block_hash")) return read_parent(p, ev);
     if (KEY("medium")) return read_str(p, &ev->medium);
     if (KEY("lora_name")) return read_str(p, &ev->lora);
+    if (KEY("lora_id")) return read_lora_id(p, ev);
     if (KEY("cache_salt")) return read_str(p, &ev->salt);
     if (KEY("group_idx")) return read_group(p, ev);
     if (KEY("kv_cache_spec_kind")) return read_str(p, &ev->spec_kind);
@@ -448,7 +508,7 @@ static int read_event_map(struct kvr_engine_batch *b, const char **p, struct kvr
         const char *key = mp_decode_str(p, &len);
         rc = read_event_key(b, p, ev, key, len, &extra_keys, &mm_infos, &seen);
     }
-    if (rc == 0 && extra_keys) rc = read_extra_keys(b, &extra_keys, ev);
+    if (rc == 0 && extra_keys) rc = read_extra_keys(b, &extra_keys, ev, true);
     if (rc == 0 && mm_infos) rc = read_mm_infos(b, &mm_infos, ev);
     if (rc) return rc;
     unsigned need = SEEN_TYPE;

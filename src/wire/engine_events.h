@@ -35,6 +35,8 @@ struct kvr_engine_event {
     uint64_t block_size;
     uint64_t group_idx;
     bool has_parent, has_group, eagle;
+    bool lora_id;                                             /* of an adapter: the event names its number */
+    bool salt_or_object;                                      /* `salt` may be the identifier of an image, and is among the objects too */
     struct kvr_bytes medium, lora, salt, spec_kind, locality; /* borrow the payload */
 };
 
@@ -73,7 +75,7 @@ uint64_t kvr_engine_mm_hash(const char *id, size_t len);
 #define KVR_ENGINE_COUNTERS(X) \
     X(ignored_event) X(unknown_tag) X(ambiguous_cache_namespace) X(non_main_attention_kind) X(unknown_kind) \
     X(non_main_attention_group) X(unlearned_group_idx) X(remote_locality) X(unknown_medium) X(self_reference) \
-    X(block_size_mismatch) X(truncated_tokens) X(other_rank) X(lower_tier)
+    X(block_size_mismatch) X(truncated_tokens) X(other_rank) X(lower_tier) X(unnamed_adapter) X(salt_or_object)
 /* clang-format on */
 
 struct kvr_engine_counters {

@@ -364,7 +364,7 @@ static void lora_name_enters_the_hash(void **state)
     uint32_t t[2] = {10, 11};
     begin(&m, 2, 1);
     stored_head(&m, 8, 11, 1, -1);
-    num(&m, 5); /* lora_id: ignored */
+    num(&m, 5); /* lora_id: the name counts */
     nil(&m);
     str(&m, "adapter-a");
     assert_int_equal(feed_built(f, &m), 1);
@@ -434,27 +434,133 @@ static void clear_forgets_salts(void **state)
     salted(f, 1, -1, "b", 0, 1);
 }
 
-static void hex_extra_keys_are_mm_objects(void **state)
+/* ---- what the texts in extra_keys mean, release by release ------------------------------------------------ */
+
+static uint64_t local_hash(const char *lora, const char *salt, const uint64_t *mm, size_t mm_n)
+{
+    uint32_t t[2] = {10, 11};
+    uint64_t out;
+    struct kvr_mm_block info = {mm, mm_n};
+    uint64_t seed = kvr_hash_seed(lora, lora ? strlen(lora) : 0, salt, salt ? strlen(salt) : 0);
+    kvr_hash_locals(t, 2, 2, false, seed, mm_n ? &info : NULL, mm_n > 0, &out);
+    return out;
+}
+
+/* A store as vLLM 0.32 sends it: a map. keys: of the only block, "*" before a text makes it a pair with an offset. */
+static uint64_t vllm_map(struct fixture *f, uint64_t name, int64_t parent, const char *lora, const char *const *keys, uint32_t keys_n)
+{
+    struct build m;
+    m.p = m.buf;
+    arr(&m, 2);
+    m.p = mp_encode_double(m.p, 1);
+    arr(&m, 1);
+    m.p = mp_encode_map(m.p, 10);
+    str(&m, "type");
+    str(&m, "BlockStored");
+    str(&m, "block_hashes");
+    arr(&m, 1);
+    num(&m, name);
+    str(&m, "parent_block_hash");
+    if (parent < 0) nil(&m);
+    else num(&m, (uint64_t)parent);
+    str(&m, "token_ids");
+    arr(&m, 2);
+    num(&m, 10);
+    num(&m, 11);
+    str(&m, "block_size");
+    num(&m, 2);
+    str(&m, "lora_id");
+    if (lora) num(&m, 1);
+    else nil(&m);
+    str(&m, "medium");
+    str(&m, "GPU");
+    str(&m, "lora_name");
+    if (lora) str(&m, lora);
+    else nil(&m);
+    str(&m, "extra_keys");
+    arr(&m, 1);
+    arr(&m, keys_n);
+    for (uint32_t i = 0; i < keys_n; i++) {
+        if (keys[i][0] == '*') arr(&m, 2);
+        str(&m, keys[i] + (keys[i][0] == '*'));
+        if (keys[i][0] == '*') num(&m, 3);
+    }
+    str(&m, "group_idx");
+    num(&m, 0);
+    assert_int_equal(feed_built(f, &m), 1);
+    return f->got.blocks[0][0].tokens_hash;
+}
+
+static void a_bare_salt_of_vllm_is_a_salt(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t image = kvr_engine_mm_hash("cat", 3);
+    const char *salt[] = {"tenant-a"}, *lora[] = {"ad1"}, *both[] = {"ad1", "tenant-a"}, *same[] = {"ad1", "ad1"},
+               *all[] = {"ad1", "*cat", "tenant-a"}, *picture[] = {"*cat"};
+    assert_true(vllm_map(f, 1, -1, NULL, salt, 1) == local_hash(NULL, "tenant-a", NULL, 0));
+    assert_true(vllm_map(f, 2, 1, NULL, salt, 0) == local_hash(NULL, "tenant-a", NULL, 0)); /* the chain goes on */
+    assert_true(vllm_map(f, 3, -1, "ad1", lora, 1) == local_hash("ad1", NULL, NULL, 0));
+    assert_true(vllm_map(f, 4, -1, "ad1", both, 2) == local_hash("ad1", "tenant-a", NULL, 0));
+    assert_true(vllm_map(f, 5, -1, "ad1", same, 2) == local_hash("ad1", "ad1", NULL, 0)); /* a salt that is called like the adapter */
+    assert_true(vllm_map(f, 6, -1, "ad1", all, 3) == local_hash("ad1", "tenant-a", &image, 1));
+    assert_true(vllm_map(f, 7, -1, NULL, picture, 1) == local_hash(NULL, NULL, &image, 1));
+    assert_int_equal(f->s.counters.salt_or_object, 0);
+}
+
+static void a_text_behind_the_first_block_is_an_image(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t image = kvr_engine_mm_hash("tenant-a", 8);
+    const char *text[] = {"tenant-a"};
+    assert_true(vllm_map(f, 1, 99, NULL, text, 1) == local_hash(NULL, NULL, &image, 1));
+}
+
+/* vLLM 0.17: an array without a group, images as bare texts. */
+static uint64_t vllm_array(struct fixture *f, uint64_t name, const char *key, bool group)
+{
+    struct build m;
+    begin(&m, 2, 1);
+    stored_head(&m, group ? 10 : 9, name, 1, -1);
+    nil(&m);
+    str(&m, "GPU");
+    nil(&m);
+    arr(&m, 1);
+    arr(&m, 1);
+    str(&m, key);
+    if (group) num(&m, 0);
+    assert_int_equal(feed_built(f, &m), 1);
+    return f->got.blocks[0][0].tokens_hash;
+}
+
+/* Both at once: neither a request with that salt nor one with that image may be told that the block is there. */
+static void a_text_that_may_be_salt_or_image_is_found_by_nobody(void **state)
+{
+    struct fixture *f = *state;
+    static const char *const texts[] = {"tenant-a", "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"};
+    for (int i = 0; i < 2; i++) {
+        uint64_t mm = kvr_engine_mm_hash(texts[i], strlen(texts[i])), got = vllm_array(f, 1 + (uint64_t)i, texts[i], false);
+        assert_true(got != local_hash(NULL, texts[i], NULL, 0) && got != local_hash(NULL, NULL, &mm, 1) &&
+                    got != local_hash(NULL, NULL, NULL, 0));
+    }
+    assert_int_equal(f->s.counters.salt_or_object, 2);
+    assert_true(vllm_array(f, 9, "tenant-a", true) == local_hash(NULL, "tenant-a", NULL, 0)); /* 0.19: groups, so images are pairs */
+    assert_int_equal(f->s.counters.salt_or_object, 2);
+}
+
+/* vLLM up to 0.11 tells an adapter's number only. Its blocks are nobody's rather than the base model's. */
+static void an_adapter_without_a_name_is_left_out(void **state)
 {
     struct fixture *f = *state;
     struct build m;
-    uint64_t mm = 0x0123456789abcdefull, want;
-    uint32_t t[2] = {10, 11};
-    struct kvr_mm_block info = {&mm, 1};
-    begin(&m, 2, 1);
-    stored_head(&m, 9, 11, 2, -1);
-    nil(&m);
-    nil(&m);
-    nil(&m);
-    arr(&m, 2);
-    arr(&m, 2);
-    str(&m, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef");
-    num(&m, 5);
-    nil(&m);
-    assert_int_equal(feed_built(f, &m), 1);
-    kvr_hash_locals(t, 2, 2, false, 1337, &info, 1, &want);
-    assert_true(f->got.blocks[0][0].tokens_hash == want);
-    assert_true(kvr_engine_mm_hash("opaque-renderer-image-0", 23) == 14437604544409538977ull);
+    for (uint32_t n = 6; n <= 8; n++) {
+        begin(&m, 2, 1);
+        stored_head(&m, n, 11, 1, -1);
+        num(&m, n == 8 ? 0 : 3); /* 0 is none */
+        if (n > 6) str(&m, "GPU");
+        if (n > 7) nil(&m);
+        assert_int_equal(feed_built(f, &m), n == 8);
+    }
+    assert_int_equal(f->s.counters.unnamed_adapter, 2);
 }
 
 static void remote_blocks_are_left_out(void **state)
@@ -593,7 +699,10 @@ int main(void)
         T(salt_propagates_to_children),
         T(ambiguous_salts_are_dropped),
         T(clear_forgets_salts),
-        T(hex_extra_keys_are_mm_objects),
+        T(a_bare_salt_of_vllm_is_a_salt),
+        T(a_text_behind_the_first_block_is_an_image),
+        T(a_text_that_may_be_salt_or_image_is_found_by_nobody),
+        T(an_adapter_without_a_name_is_left_out),
         T(remote_blocks_are_left_out),
         T(unknown_and_ignored_tags),
         T(malformed_events_fail_the_batch),
