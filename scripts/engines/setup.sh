@@ -40,8 +40,12 @@ sys.exit(any(importlib.util.find_spec(m) is None for m in ("pytest", "msgpack", 
 P
 }
 has_models() { [ -f "$dir/model/model.safetensors" ] && [ -f "$dir/model-lora/adapter_config.json" ] && [ -f "$dir/model-hybrid/model.safetensors" ]; }
+has_publishers() {
+  local p
+  for p in vllm-0.9.2 vllm-0.11.0 vllm-0.16.0 vllm-0.32.0 sglang-0.5.23; do [ -f "$dir/publishers/$p/ready" ] || return 1; done
+}
 
-if [ "${1:-}" = --check ]; then has_venv && has_vllm && has_tools && has_models; exit; fi
+if [ "${1:-}" = --check ]; then has_venv && has_vllm && has_tools && has_models && has_publishers; exit; fi
 [ $# = 0 ] || fail "usage: setup.sh [--check]"
 
 enough_disk() {
@@ -86,6 +90,7 @@ name_vllm() {
 install_tools() { pip_install pytest msgpack xxhash jsonschema pyzmq msgspec openai requests; }
 make_models() { env HF_HUB_OFFLINE=1 "$dir/venv/bin/python" "$here/make_model.py" "$dir"; }
 make_hybrid() { env HF_HUB_OFFLINE=1 "$dir/venv/bin/python" "$here/make_hybrid.py" "$dir"; }
+make_publishers() { ENGINES_DIR="$dir" "$dir/venv/bin/python" "$here/publishers.py" setup; }
 
 mkdir -p "$dir"
 started=$SECONDS
@@ -106,4 +111,5 @@ fi
 if ! has_tools; then did=1; step "installing what the tests use" install_tools; fi
 if [ ! -f "$dir/model/model.safetensors" ] || [ ! -f "$dir/model-lora/adapter_config.json" ]; then did=1; step "making the tiny model and its adapter" make_models; fi
 if [ ! -f "$dir/model-hybrid/model.safetensors" ]; then did=1; step "making the tiny model with sliding windows" make_hybrid; fi
+if ! has_publishers; then did=1; step "fetching the event publishers of five releases (one file each)" make_publishers; fi
 if [ "$did" = 1 ]; then say "ready in $dir after $((SECONDS - started)) s"; else say "$dir is complete, nothing to do"; fi
