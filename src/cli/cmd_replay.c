@@ -18,7 +18,7 @@ static const struct option_row rows[] = {
     DBL("duration", duration, "0", 0, 1e7, "repeat the workload until so many seconds have passed; 0 = once"),
     NUM("max-output", max_output, "0", 0, 1e9, "cap on output tokens per request; 0 = as in the trace"),
     DBL("timeout", timeout, "300", 0.1, 1e6, "seconds per request"),
-    NUM("vocab", vocab, "100000", 1, 4e9, "token ids that hash ids expand to"),
+    NUM("vocab", vocab, "100000", 1, 4e9, "the model's vocabulary: every token id that is sent is below it"),
     NUM("sessions", sessions, "64", 1, 1e7, "synthetic: conversations"),
     NUM("turns", turns, "6", 1, 1e5, "synthetic: turns per conversation"),
     NUM("groups", groups, "8", 1, 1e6, "synthetic: different system prompts"),

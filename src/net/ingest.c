@@ -671,7 +671,7 @@ bool kvr_ingest_endpoint_ok(const char *e)
     if (strncmp(e, "ipc://", 6) == 0) return e[6] != 0;
     if (strncmp(e, "tcp://", 6) != 0) return false;
     const char *colon = strrchr(e + 6, ':');
-    if (!colon || colon == e + 6 || !colon[1]) return false;
+    if (!colon || colon == e + 6 || !colon[1] || e[6] == '*') return false; /* '*' is for who binds */
     unsigned long port = 0;
     for (const char *p = colon + 1; *p; p++) {
         if (*p < '0' || *p > '9' || port > 65535) return false;

@@ -116,7 +116,7 @@ void kvr_ingest_destroy(struct kvr_ingest *in);
 struct kvr_curve;
 void kvr_ingest_set_curve(struct kvr_ingest *in, const struct kvr_curve *c);
 
-/* Is this an endpoint we can connect to? (tcp://host:port, ipc://path) */
+/* Is this an endpoint we can connect to? (tcp://host:port, ipc://path; not tcp://"*":port, which is for who binds) */
 bool kvr_ingest_endpoint_ok(const char *endpoint);
 /* tcp port + offset; false when the endpoint has no numeric port and the offset is not 0, or it would overflow. */
 bool kvr_ingest_endpoint_shift(const char *endpoint, uint32_t offset, char *out, size_t cap);

@@ -39,10 +39,16 @@ void kvr_trace_row_free(struct kvr_trace_row *r)
     r->ids = NULL;
 }
 
+uint32_t kvr_trace_token(uint64_t hash, uint32_t vocab)
+{
+    uint32_t first = vocab > 2 * KVR_TRACE_SPECIAL ? KVR_TRACE_SPECIAL : 0;
+    return first + (uint32_t)(hash % (vocab - first));
+}
+
 void kvr_trace_expand(const struct kvr_trace_row *r, uint32_t vocab, uint32_t *tokens)
 {
     for (uint64_t i = 0; i < r->input_length; i++) {
         uint64_t id = r->ids[i / KVR_TRACE_BLOCK], at = i % KVR_TRACE_BLOCK;
-        tokens[i] = 1000 + (uint32_t)(kvr_mix64(id * KVR_TRACE_BLOCK + at + 1) % vocab);
+        tokens[i] = kvr_trace_token(kvr_mix64(id * KVR_TRACE_BLOCK + at + 1), vocab);
     }
 }

@@ -7,7 +7,7 @@
 #include "base/base.h"
 #include "wire/json.h"
 
-enum { KVR_TRACE_BLOCK = 512, KVR_TRACE_IDS_MAX = 1 << 16 };
+enum { KVR_TRACE_BLOCK = 512, KVR_TRACE_IDS_MAX = 1 << 16, KVR_TRACE_SPECIAL = 1000 };
 
 struct kvr_trace_row {
     uint64_t timestamp_ms, input_length, output_length;
@@ -19,8 +19,12 @@ struct kvr_trace_row {
 int kvr_trace_parse(struct kvr_json_parser *p, const char *line, size_t len, struct kvr_trace_row *out, const char **why);
 void kvr_trace_row_free(struct kvr_trace_row *r);
 
+/* A token of a vocabulary of that size, as engines refuse others; none of the first KVR_TRACE_SPECIAL, where those that mean something
+ * tend to be, unless the vocabulary is small. vocab > 0. */
+uint32_t kvr_trace_token(uint64_t hash, uint32_t vocab);
+
 /* Expands a row to input_length tokens: id and place decide each token, so equal ids give equal tokens.
- * tokens[input_length] is written; every token is in [1000, 1000 + vocab). */
+ * tokens[input_length] is written, with tokens of kvr_trace_token. vocab > 0. */
 void kvr_trace_expand(const struct kvr_trace_row *r, uint32_t vocab, uint32_t *tokens);
 
 #endif

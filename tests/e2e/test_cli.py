@@ -45,6 +45,7 @@ def test_missing_or_unknown_command(args):
     (["--worker", "http://127.0.0.1:1,speed=9"], ["--worker", "speed", "dp-size"]),
     (["--worker", "http://127.0.0.1:1,id=1", "--worker", "http://127.0.0.1:2,id=1"], ["--worker", "id", "1"]),
     (["--worker", "http://127.0.0.1:1,events=tcp://nowhere"], ["--worker", "events", "tcp://host:port"]),
+    (["--worker", "http://127.0.0.1:1,events=tcp://*:5557"], ["--worker", "events", "tcp://*:5557", "as seen from here"]),
     (["--worker", "http://127.0.0.1:1,block-size=0"], ["--worker", "block-size", "65536"]),
     (["--worker", "http://127.0.0.1:1,role=boss"], ["--worker", "role", "prefill"]),
     (["--worker", "http://127.0.0.1:1,replay=tcp://127.0.0.1:5"], ["--worker", "replay"]),

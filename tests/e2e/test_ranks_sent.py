@@ -68,6 +68,24 @@ def test_rank_in_the_body_beside_another_header(start, upstream, path, field):  
     assert call(s.port, "POST", path, {**BODY, field: None}).status == 200
 
 
+def test_the_rank_of_an_engine_that_has_one_is_not_named(start, upstream):  # noqa: F811
+    """vLLM with --data-parallel-rank 1 refuses rank 1, as it has one; and one with ranks that nobody mentioned would put all on rank 0."""
+    a, b = upstream(OK), upstream(OK)
+    s = start(Serve, [a.spec(), b.spec() + ",dp-start=1"], "--no-router-kv-events")
+    for w, rank in (("1", "0"), ("2", "1")):
+        r = call(s.port, "POST", "/v1/completions", BODY, {"x-kvroute-worker": w})
+        assert r.status == 200 and r.headers["x-kvroute-dp-rank"] == rank
+    assert sent(a, "/v1/completions")[0] == sent(b, "/v1/completions")[0] == []
+
+
+def test_workers_that_are_ranks_of_one_address_are_named(start, upstream):  # noqa: F811
+    u = upstream(OK)
+    s = start(Serve, [u.spec(), u.spec() + ",dp-start=1"], "--no-router-kv-events")
+    for w, rank in (("1", "0"), ("2", "1")):
+        assert call(s.port, "POST", "/v1/completions", BODY, {"x-kvroute-worker": w}).status == 200
+        assert sent(u, "/v1/completions")[0] == [rank]
+
+
 def test_rank_in_the_body_needs_the_worker_where_there_are_several(start, upstream):  # noqa: F811
     a, b = upstream(OK), upstream(OK)
     s = start(Serve, [a.spec() + ",dp-size=2", b.spec() + ",dp-size=2"], "--no-router-kv-events")

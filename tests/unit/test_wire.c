@@ -409,6 +409,8 @@ static void trace_rows(void **s)
     assert_true(r.timestamp_ms == 27 && r.input_length == 1000 && r.output_length == 5 && r.ids_n == 2 && r.ids[1] == 9);
     uint32_t a[1000], b[1000];
     kvr_trace_expand(&r, 50000, a);
+    for (size_t i = 0; i < r.input_length; i++) assert_true(a[i] >= KVR_TRACE_SPECIAL && a[i] < 50000);
+    for (uint64_t h = 0; h < 3000; h++) assert_true(kvr_trace_token(h, 1) == 0 && kvr_trace_token(h, 300) < 300);
     r.ids[1] = 10;
     kvr_trace_expand(&r, 50000, b);
     assert_memory_equal(a, b, 512 * 4);

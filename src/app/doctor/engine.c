@@ -216,7 +216,20 @@ static void check_stream(struct exam *e, uint32_t rank)
     else SAY(e, OK, "recovery", "", "rank %u: %s answers", rank, replay[0] ? replay : e->t->recover);
 }
 
-static void check_sequence(struct exam *e, uint32_t rank)
+/* Only what has just been sent tells how late it comes; an idle engine's last event is as old as its last request. */
+static void check_clock(struct exam *e, uint32_t rank, const struct kvr_view_status *st, bool fresh)
+{
+    double late = (double)time(NULL) - st->cursor.last_ts;
+    if (st->cursor.last_ts <= 0) return;
+    if (-late > SKEW_MAX_S || (fresh && late > SKEW_MAX_S))
+        SAY(e, PROBLEM, "clock", "synchronise the clocks (NTP)", "rank %u: events are stamped %.0f s %s", rank, fabs(late),
+            late > 0 ? "ago" : "ahead");
+    else if (late > SKEW_MAX_S) SAY(e, UNKNOWN, "clock", "", "rank %u: no event since %.0f s, so nothing tells", rank, late);
+    else SAY(e, OK, "clock", "", "rank %u: within %d s", rank, SKEW_MAX_S);
+}
+
+/* fresh: events of a prompt that was sent just now have come. */
+static void check_sequence(struct exam *e, uint32_t rank, bool fresh)
 {
     struct kvr_view_status st;
     if (!status_of(e, rank, &st) || !st.batches) return;
@@ -229,11 +242,7 @@ static void check_sequence(struct exam *e, uint32_t rank)
     else
         SAY(e, OK, "sequence", "", "rank %u: continuous, %llu batches, next %llu", rank, (unsigned long long)st.batches,
             (unsigned long long)st.next_sequence);
-    double skew = (double)time(NULL) - st.cursor.last_ts;
-    if (st.cursor.last_ts > 0 && fabs(skew) > SKEW_MAX_S)
-        SAY(e, PROBLEM, "clock", "synchronise the clocks (NTP)", "rank %u: events are stamped %.0f s %s", rank, fabs(skew),
-            skew > 0 ? "ago" : "ahead");
-    else if (st.cursor.last_ts > 0) SAY(e, OK, "clock", "", "rank %u: within %d s", rank, SKEW_MAX_S);
+    check_clock(e, rank, &st, fresh);
     if (st.filtered.other_rank)
         SAY(e, PROBLEM, "rank mapping", "give each rank's own events port (rank r: first port + r) and the right dp-start",
             "%llu batches of another rank came on rank %u's port", (unsigned long long)st.filtered.other_rank, rank);
@@ -285,8 +294,8 @@ static bool send_probe(struct exam *e, uint32_t rank, struct kvr_buf *text, stru
     return true;
 }
 
-/* A fresh prompt, twice. Returns: whether its events came. */
-static bool check_probe(struct exam *e, uint32_t rank, struct kvr_buf *text)
+/* A fresh prompt, twice. *fresh: events came. Returns: whether they were its. */
+static bool check_probe(struct exam *e, uint32_t rank, struct kvr_buf *text, bool *fresh)
 {
     long second;
     struct probe p = {0};
@@ -298,6 +307,7 @@ static bool check_probe(struct exam *e, uint32_t rank, struct kvr_buf *text)
             "rank %u: the engine refuses a prompt: %s (status %d)", rank, e->f.error[0] ? e->f.error : "error", e->f.status);
         return false;
     }
+    *fresh = p.batches > 0;
     complete(e, e->model, text->data, NULL, rank, &second);
     if (second < 0)
         SAY(e, UNKNOWN, "cached tokens", "let the engine report them (vLLM: --enable-prompt-tokens-details)",
@@ -403,10 +413,11 @@ static void examine_ranks(struct exam *e)
     struct kvr_buf text = {0};
     for (uint32_t r = 0; r < e->t->dp_size; r++) {
         uint32_t rank = e->t->dp_start + r;
+        bool fresh = false;
         if (!e->t->events[r][0]) continue;
         check_stream(e, rank);
         if (e->t->url[0] && !e->d->o->no_probe) {
-            if (check_probe(e, rank, &text)) {
+            if (check_probe(e, rank, &text, &fresh)) {
                 check_router(e, rank, e->tokens_n / e->t->block_size);
                 if (r == 0) check_salt(e, rank, &text);
                 if (r == 0) check_lora(e, rank, &text);
@@ -414,7 +425,7 @@ static void examine_ranks(struct exam *e)
         } else {
             (void)check_block_size(e, rank);
         }
-        check_sequence(e, rank);
+        check_sequence(e, rank, fresh);
     }
     kvr_buf_free(&text);
 }

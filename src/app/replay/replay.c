@@ -68,14 +68,37 @@ static void on_flight_closed(uv_handle_t *h)
     free(f);
 }
 
+/* What an error event of a stream says: engines begin one with status 200 and tell in it what went wrong. Returns: false: there is none. */
+static bool stream_error(struct flight *f, char *out, size_t cap)
+{
+    const char *at = f->answer.data, *end = at ? at + f->answer.len : NULL;
+    for (const char *nl; at < end; at = nl + 1) {
+        struct kvr_json root, error;
+        const char *text = "the stream has an error event", *line = at;
+        size_t n = strlen(text);
+        nl = memchr(at, '\n', (size_t)(end - at));
+        if (!nl) nl = end;
+        if (nl - line < 6 || memcmp(line, "data:", 5) || !memmem(line, (size_t)(nl - line), "\"error\"", 7)) continue;
+        if (kvr_json_parse(f->run->json, line + 5, (size_t)(nl - line) - 5, &root, NULL)) continue;
+        error = kvr_json_get(root, "error");
+        if (kvr_json_type_of(error) <= KVR_JSON_NULL) continue;
+        if (!kvr_json_as_str(error, &text, &n)) (void)kvr_json_as_str(kvr_json_get(error, "message"), &text, &n);
+        snprintf(out, cap, "%.*s", (int)KVR_MIN(n, cap - 1), text);
+        return true;
+    }
+    return false;
+}
+
 static void end_flight(struct flight *f, const char *error)
 {
+    char said[100];
     struct run *r = f->run;
     struct kvr_usage usage = f->sse.usage;
     struct kvr_json root;
     if (f->ended) return;
     f->ended = true;
     if (!error && f->status != 200) error = "status";
+    if (!error && f->is_sse && stream_error(f, said, sizeof said)) error = said;
     if (!error && f->is_sse && !f->sse.done) error = "the stream has no [DONE]";
     if (!error && !f->is_sse && f->answer.len && kvr_json_parse(r->json, f->answer.data, f->answer.len, &root, NULL) == 0)
         kvr_openai_usage(root, &usage);

@@ -81,7 +81,7 @@ static void append(struct session *s, uint32_t token)
 
 static uint32_t random_token(struct workload *w)
 {
-    return 1000 + kvr_rng_below(&w->rng, (uint32_t)w->o->vocab);
+    return kvr_trace_token(kvr_rng_next(&w->rng), (uint32_t)w->o->vocab);
 }
 
 static void begin_session(struct workload *w, size_t i)
@@ -91,7 +91,7 @@ static void begin_session(struct workload *w, size_t i)
     s->n = 0;
     s->turns_left = w->o->turns;
     for (uint64_t k = 0; k < w->o->system_tokens; k++)
-        append(s, 1000 + (uint32_t)(kvr_mix64(group * 1000003 + k + w->o->seed) % w->o->vocab));
+        append(s, kvr_trace_token(kvr_mix64(group * 1000003 + k + w->o->seed), (uint32_t)w->o->vocab));
 }
 
 static enum work_state next_of_synthetic(struct workload *w, double now_s, struct work_item *out, uint64_t *wait_ms)
@@ -121,15 +121,21 @@ static enum work_state next_of_synthetic(struct workload *w, double now_s, struc
     return WORK_BLOCKED;
 }
 
+struct heard {
+    struct session *session;
+    uint32_t vocab;
+};
+
 /* The answer's text becomes part of the conversation: tokens of a mock engine are bytes. */
 static int append_text(void *ctx, const char *key, size_t key_len, struct kvr_json choice)
 {
+    const struct heard *h = ctx;
     const char *s;
     size_t len;
     (void)key;
     (void)key_len;
     if (kvr_json_as_str(kvr_json_get(choice, "text"), &s, &len))
-        for (size_t i = 0; i < len; i++) append(ctx, (unsigned char)s[i]);
+        for (size_t i = 0; i < len; i++) append(h->session, (unsigned char)s[i] % h->vocab);
     return 0;
 }
 
@@ -138,17 +144,18 @@ void workload_done(struct workload *w, const struct work_item *item, const char 
     struct kvr_json root;
     if (!w->sessions) return;
     struct session *s = &w->sessions[item->session];
+    struct heard h = {s, (uint32_t)w->o->vocab};
     s->busy = false;
     if (s->turns_left == 0) w->finished++;
     if (!is_sse) {
-        if (len && kvr_json_parse(w->json, answer, len, &root, NULL) == 0) kvr_json_each(kvr_json_get(root, "choices"), append_text, s);
+        if (len && kvr_json_parse(w->json, answer, len, &root, NULL) == 0) kvr_json_each(kvr_json_get(root, "choices"), append_text, &h);
         return;
     }
     while (len) {
         const char *nl = memchr(answer, '\n', len);
         size_t n = nl ? (size_t)(nl - answer) : len;
         if (n > 6 && !memcmp(answer, "data: {", 7) && kvr_json_parse(w->json, answer + 6, n - 6, &root, NULL) == 0)
-            kvr_json_each(kvr_json_get(root, "choices"), append_text, s);
+            kvr_json_each(kvr_json_get(root, "choices"), append_text, &h);
         len -= n + (nl ? 1 : 0);
         answer += n + (nl ? 1 : 0);
     }

@@ -224,10 +224,7 @@ const char *admin_read_worker(struct kvr_json o, struct worker *w)
     w->block_size = (uint32_t)bs;
     w->dp_start = (uint32_t)start;
     w->dp_size = (uint32_t)size;
-    if (url[0]) {
-        if (kvr_endpoint_parse(url, strlen(url), &w->endpoint)) return "endpoint";
-        snprintf(w->url, sizeof w->url, "%s", url);
-    }
+    if (url[0] && !worker_set_url(w, url, strlen(url))) return "endpoint";
     if (!get_taints(kvr_json_get(o, "taints"), w)) return "taints";
     if (!get_endpoints(kvr_json_get(o, "kv_events_endpoints"), w, w->events)) return "kv_events_endpoints";
     if (!get_endpoints(kvr_json_get(o, "replay_endpoint"), w, w->replay)) return "replay_endpoint";
@@ -250,6 +247,7 @@ static void reset_runtime(struct worker *w)
     w->open_until_ms = 0;
     w->models = NULL;
     w->models_n = 0;
+    w->models_status = 0;
     w->requests = w->errors = 0;
     w->series = NULL;
     w->metrics_error = NULL;

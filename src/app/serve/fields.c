@@ -13,7 +13,7 @@ _Static_assert(DP_MAX == 64 && MODEL_MAX == 128 && TAINT_LIST_MAX == 16 && TAINT
 
 #define NAME   "a text of at most 127 bytes"
 #define HASHES "an array of 64-bit integers, signed or not"
-#define POINTS "an endpoint, as tcp://host:port, or an object of rank: endpoint for ranks of the worker"
+#define POINTS "an endpoint as seen from here, tcp://host:port (no '*'), or an object of rank: endpoint for ranks of the worker"
 
 static const struct {
     const char *key, *allowed;

@@ -76,7 +76,7 @@ static void read_models(struct check *k)
         struct model_entry *list;
         size_t n;
     } out = {malloc(MODELS_MAX * sizeof(struct model_entry)), 0};
-    if (!out.list || k->status != 200 || kvr_json_parse(s->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
+    if (!out.list || kvr_json_parse(s->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
         free(out.list);
         return;
     }
@@ -100,15 +100,22 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
     if (k->models && k->body.len + len <= MODELS_BODY_MAX) kvr_buf_add(&k->body, data, len);
 }
 
-static void judge(struct check *k, bool answered)
+/* why: NULL: it has answered. */
+static void judge(struct check *k, const char *why)
 {
+    char status[80];
     if (k->models) {
-        if (answered) read_models(k);
-    } else {
-        bool up = answered && k->status >= 200 && k->status < 300;
-        worker_set_health(k->serve, k->id, up ? HEALTH_UP : HEALTH_DOWN);
-        if (up) check_start(k->serve, k->id, &k->endpoint, true);
+        if (!why && k->status == 200) read_models(k);
+        else if (!why) worker_models_refused(k->serve, k->id, k->status);
+        check_end(k);
+        return;
     }
+    if (!why && (k->status < 200 || k->status >= 300)) {
+        snprintf(status, sizeof status, "GET %.40s/health is answered with status %d", k->endpoint.base, k->status);
+        why = status;
+    }
+    worker_set_health(k->serve, k->id, why ? HEALTH_DOWN : HEALTH_UP, why);
+    if (!why) check_start(k->serve, k->id, &k->endpoint, true);
     check_end(k);
 }
 
@@ -117,7 +124,7 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     struct check *k = ctx;
     (void)call;
     k->call = NULL;
-    judge(k, true);
+    judge(k, NULL);
 }
 
 static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
@@ -125,9 +132,8 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     struct check *k = ctx;
     (void)call;
     (void)why;
-    (void)text;
     k->call = NULL;
-    judge(k, false);
+    judge(k, text);
 }
 
 static void on_timeout(uv_timer_t *t)
@@ -135,7 +141,7 @@ static void on_timeout(uv_timer_t *t)
     struct check *k = t->data;
     if (k->call) kvr_http_call_cancel(k->call);
     k->call = NULL;
-    judge(k, false);
+    judge(k, "no answer in time");
 }
 
 static const struct kvr_http_call_handler check_handler = {on_head, on_body, on_done, on_failed};

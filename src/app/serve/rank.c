@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which data-parallel rank a request asks for, and how the rank that was chosen reaches the engine: always as the header
+ * Which data-parallel rank a request asks for, and how the rank that was chosen reaches an engine that has several: as the header
  * X-data-parallel-rank (proxy.c), and in the body of those engines that read it there. Load is booked on the rank that is sent.
  */
 #include "app/serve/state.h"
@@ -22,6 +22,14 @@ bool engine_kind_parse(const char *name, enum engine_kind *out)
 const char *engine_kind_name(enum engine_kind kind)
 {
     return engines[kind];
+}
+
+bool rank_is_named_locked(const struct serve *s, const struct worker *w)
+{
+    bool named = w->dp_size > 1;
+    for (const struct worker *o = s->workers; o && !named; o = o->next)
+        named = o != w && o->endpoint.key == w->endpoint.key && !strcmp(o->endpoint.base, w->endpoint.base) && o->dp_start != w->dp_start;
+    return named;
 }
 
 struct kvr_body *rank_body(const struct worker *w, struct kvr_body *body, const struct kvr_rank_member *has, uint32_t rank)

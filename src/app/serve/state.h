@@ -125,6 +125,7 @@ struct worker {
     bool schedulable;           /* what the router was told */
     struct model_entry *models; /* discovered; NULL = not known yet */
     size_t models_n;
+    int models_status; /* of the last answer to GET /v1/models; 0: none yet */
     uint64_t requests, errors;
     struct series *series;         /* labels.c */
     char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
@@ -329,14 +330,22 @@ void worker_unref(struct serve *s, struct worker *w);
 bool worker_is_schedulable(const struct worker *w, uint64_t now_ms);
 void worker_sync_locked(struct serve *s, struct worker *w);     /* tells the router whether it may be chosen */
 void worker_report(struct serve *s, struct worker *w, bool ok); /* result of a request, for the breaker */
-void worker_set_health(struct serve *s, uint64_t id, enum health h);
+/* why: it is down; NULL when it is up. Says so when that has changed. */
+void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *why);
 void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n);
+void worker_models_refused(struct serve *s, uint64_t id, int status); /* it did not tell them; says so once */
+/* An address of a worker, as users have it: a /v1 at its end, of an OpenAI client's base URL, is left out, as paths have it already.
+ * Returns: false: it is none. */
+bool worker_set_url(struct worker *w, const char *url, size_t len);
 bool worker_serves_locked(const struct serve *s, const struct worker *w, const char *model, size_t len, bool *is_lora);
 void workers_destroy(struct serve *s);
 
 /* rank.c */
 bool engine_kind_parse(const char *name, enum engine_kind *out);
 const char *engine_kind_name(enum engine_kind kind);
+/* Whether its requests name the rank: there are several at its address. One alone is not named, as an engine takes any number but its own
+ * place for a mistake: vLLM with --data-parallel-rank 1 refuses rank 1, and one whose ranks nobody mentioned would put all on rank 0. */
+bool rank_is_named_locked(const struct serve *s, const struct worker *w);
 /* What the worker is sent of a body for that rank. `has`: what the body says; NULL: it is no JSON object. Returns: `body`, or another
  * one; the caller gives it back; NULL: no memory, or the budget for bodies is used up. */
 struct kvr_body *rank_body(const struct worker *w, struct kvr_body *body, const struct kvr_rank_member *has, uint32_t rank);

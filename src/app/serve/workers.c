@@ -33,6 +33,27 @@ static bool spread_endpoint(const char *e, uint32_t dp_size, char (*out)[96])
     return true;
 }
 
+bool worker_set_url(struct worker *w, const char *url, size_t len)
+{
+    bool v1;
+    while (len && url[len - 1] == '/') len--;
+    v1 = len > 3 && !memcmp(url + len - 3, "/v1", 3);
+    if (v1) len -= 3;
+    while (len && url[len - 1] == '/') len--;
+    if (len >= sizeof w->url || kvr_endpoint_parse(url, len, &w->endpoint)) return false;
+    snprintf(w->url, sizeof w->url, "%.*s", (int)len, url);
+    if (v1) kvr_log("kvroute: a worker's address ends in /v1; it is taken without: %.400s", w->url);
+    return true;
+}
+
+/* What is allowed for one that was refused. */
+static const char *endpoint_allowed(const char *value)
+{
+    bool bound = strncmp(value, "tcp://*", 7) == 0;
+    return bound ? "the engine's address as seen from here, tcp://host:port ('*' is the engine's own side, which binds it)"
+                 : "tcp://host:port or ipc://path";
+}
+
 static int parse_key(struct worker_spec *o, const char *text, char *key, char *events, char *replay, char *err, size_t cap)
 {
     struct worker *w = &o->w;
@@ -44,7 +65,7 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
         if (!whole_number(value, UINT64_MAX, &o->id)) return fail(err, cap, text, key, value, "a whole number");
         o->has_id = true;
     } else if (!strcmp(key, "events") || !strcmp(key, "replay")) {
-        if (!kvr_ingest_endpoint_ok(value)) return fail(err, cap, text, key, value, "tcp://host:port or ipc://path");
+        if (!kvr_ingest_endpoint_ok(value)) return fail(err, cap, text, key, value, endpoint_allowed(value));
         snprintf(*key == 'e' ? events : replay, 256, "%s", value);
     } else if (!strcmp(key, "recover")) {
         struct kvr_endpoint e;
@@ -100,11 +121,10 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
     }
     memcpy(copy, text, strlen(text) + 1);
     part = strsep(&rest, ",");
-    if (kvr_endpoint_parse(part, strlen(part), &w->endpoint)) {
+    if (!worker_set_url(w, part, strlen(part))) {
         snprintf(err, cap, "--worker: bad value '%.120s'; allowed: http://host[:port][,key=value...]", text);
         return -1;
     }
-    snprintf(w->url, sizeof w->url, "%s", part);
     w->block_size = (uint32_t)s->o->block_size;
     w->dp_size = 1;
     snprintf(w->role, sizeof w->role, "both");
@@ -291,7 +311,13 @@ void worker_report(struct serve *s, struct worker *w, bool ok)
     pthread_mutex_unlock(&s->lock);
 }
 
-void worker_set_health(struct serve *s, uint64_t id, enum health h)
+static void tell_health(const struct worker *w, enum health h, const char *why)
+{
+    if (h == HEALTH_DOWN) kvr_log("kvroute: worker %llu (%.200s) is down: %.200s", (unsigned long long)w->id, w->url, why);
+    else if (w->health == HEALTH_DOWN) kvr_log("kvroute: worker %llu (%.200s) is up again", (unsigned long long)w->id, w->url);
+}
+
+void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *why)
 {
     bool came_up = false;
     pthread_mutex_lock(&s->lock);
@@ -299,6 +325,7 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h)
     if (w) {
         came_up = h == HEALTH_UP && w->health != HEALTH_UP;
         if (came_up) w->open_until_ms = 0;
+        if (h != w->health) tell_health(w, h, why);
         w->health = h;
         bool before = w->schedulable;
         worker_sync_locked(s, w);
@@ -306,6 +333,21 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h)
     }
     pthread_mutex_unlock(&s->lock);
     if (came_up) serve_pump(s);
+}
+
+void worker_models_refused(struct serve *s, uint64_t id, int status)
+{
+    pthread_mutex_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, id);
+    bool fresh = w && w->models_status != status;
+    if (w) w->models_status = status;
+    if (fresh && (status == 401 || status == 403))
+        kvr_log("kvroute: worker %llu (%.200s) answers GET /v1/models with status %d: it wants a key", (unsigned long long)id, w->url,
+                status);
+    else if (fresh)
+        kvr_log("kvroute: worker %llu (%.200s) answers GET /v1/models with status %d, so its models are not known", (unsigned long long)id,
+                w->url, status);
+    pthread_mutex_unlock(&s->lock);
 }
 
 void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n)
@@ -316,6 +358,7 @@ void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models,
         free(w->models);
         w->models = models;
         w->models_n = n;
+        w->models_status = 200;
         models = NULL;
     }
     pthread_mutex_unlock(&s->lock);
