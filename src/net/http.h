@@ -121,7 +121,7 @@ struct kvr_http_conn;
 struct kvr_http_handler {
     /* A whole request has arrived. The handler answers now or later, exactly once. */
     void (*on_request)(struct kvr_http_conn *conn, void *ctx);
-    /* The client went away while an answer was owed; the connection must not be used any more. */
+    /* The client went away while an answer was owed; the connection must not be used any more, but kvr_http_all_sent may be asked. */
     void (*on_gone)(struct kvr_http_conn *conn, void *ctx);
     /* The write queue fell below KVR_HTTP_LOW_WATER after it had been above the high mark. */
     void (*on_drained)(struct kvr_http_conn *conn, void *ctx);
@@ -184,6 +184,8 @@ void *kvr_http_conn_user(struct kvr_http_conn *c);
 void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length);
 /* Sends a piece of the body at once. Returns: bytes waiting in the write queue. */
 size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len);
+/* Has the kernel taken all that was written so far? */
+bool kvr_http_all_sent(const struct kvr_http_conn *c);
 void kvr_http_end(struct kvr_http_conn *c);
 /* Breaks the transfer off, so that the client sees that the answer is not whole. */
 void kvr_http_abort(struct kvr_http_conn *c);
@@ -257,6 +259,9 @@ size_t kvr_http_client_idle(const struct kvr_http_client *c);
 struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struct kvr_http_call_config *config);
 /* Ends a call without a callback; its connection is closed. */
 void kvr_http_call_cancel(struct kvr_http_call *call);
+/* The same, but what is still to come of the answer is read for up to timeout_ms and dropped, so that the connection can be used
+ * again when it ends in time. */
+void kvr_http_call_let_go(struct kvr_http_call *call, uint64_t timeout_ms);
 void kvr_http_call_pause(struct kvr_http_call *call);
 void kvr_http_call_resume(struct kvr_http_call *call);
 

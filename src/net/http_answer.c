@@ -180,6 +180,11 @@ static void answer_over(struct kvr_http_conn *c)
     kvr__request_parse_ahead(c);
 }
 
+bool kvr_http_all_sent(const struct kvr_http_conn *c)
+{
+    return c->queued == 0 && !c->write_failed;
+}
+
 void kvr_http_end(struct kvr_http_conn *c)
 {
     KVR_ASSERT(c->answering);

@@ -64,7 +64,7 @@ struct kvr_http_call {
     struct kvr_endpoint endpoint;
     struct kvr_body *head;
     struct peer *peer;
-    bool paused, retried;
+    bool paused, retried, let_go;
 };
 
 static struct peer *peer_new(struct kvr_http_client *c, uint64_t key);
@@ -268,6 +268,7 @@ static void finish(struct peer *p, bool keep)
 {
     struct kvr_http_call *call = p->call;
     p->call = NULL;
+    uv_timer_stop(&p->timer); /* a call that was let go had it */
     if (keep && !p->writing && !p->flushes && !p->client->closed) {
         llhttp_resume(&p->parser);
         to_idle(p);
@@ -701,6 +702,61 @@ void kvr_http_call_cancel(struct kvr_http_call *call)
     call_free(call);
 }
 
+/* ---- calls that nobody waits for any more ------------------------------------------------------------ */
+
+static void drop_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+{
+    (void)call;
+    (void)ctx;
+    (void)status;
+    (void)headers;
+    (void)length;
+}
+
+static void drop_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    (void)call;
+    (void)ctx;
+    (void)data;
+    (void)len;
+}
+
+static void drop_end(struct kvr_http_call *call, void *ctx)
+{
+    (void)call;
+    (void)ctx;
+}
+
+static void drop_failure(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    (void)call;
+    (void)ctx;
+    (void)why;
+    (void)text;
+}
+
+static const struct kvr_http_call_handler dropping = {drop_head, drop_body, drop_end, drop_failure};
+
+static void on_let_go_timeout(uv_timer_t *t)
+{
+    struct peer *p = t->data;
+    if (p->call) kvr_http_call_cancel(p->call);
+}
+
+void kvr_http_call_let_go(struct kvr_http_call *call, uint64_t timeout_ms)
+{
+    struct peer *p = call->peer;
+    if (!p || p->in_callback || p->state != RECEIVING) {
+        kvr_http_call_cancel(call);
+        return;
+    }
+    call->config.handler = &dropping;
+    call->let_go = true;
+    call->retried = true; /* it is not sent again */
+    kvr_http_call_resume(call);
+    uv_timer_start(&p->timer, on_let_go_timeout, timeout_ms, 0);
+}
+
 void kvr_http_call_pause(struct kvr_http_call *call)
 {
     call->paused = true;
@@ -777,10 +833,9 @@ void kvr_http_client_close(struct kvr_http_client *c)
     while (c->idle) peer_close(c->idle);
     while (c->busy) {
         struct peer *p = c->busy;
-        if (p->call) {
-            p->call->peer = NULL; /* its owner cancels it later, or has forgotten it */
-            p->call = NULL;
-        }
+        if (p->call && p->call->let_go) call_free(p->call);
+        else if (p->call) p->call->peer = NULL; /* its owner cancels it later, or has forgotten it */
+        p->call = NULL;
         peer_close(p);
     }
     uv_close((uv_handle_t *)&c->sweep, on_client_closed);

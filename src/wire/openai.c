@@ -218,14 +218,39 @@ static bool count_of(struct kvr_json usage, const char *key, uint64_t *out)
     return kvr_json_as_u64(v, out) || kvr_json_type_of(v) <= KVR_JSON_NULL;
 }
 
+static bool details_of(struct kvr_json usage, const char *member, uint64_t *cached)
+{
+    return kvr_json_as_u64(kvr_json_get(kvr_json_get(usage, member), "cached_tokens"), cached);
+}
+
+/* Messages count the prompt in three parts: what was neither read from the cache nor written to it, and those two. */
+static bool read_message_usage(struct kvr_json usage, struct kvr_usage *out)
+{
+    uint64_t created = 0;
+    out->has_cached = kvr_json_as_u64(kvr_json_get(usage, "cache_read_input_tokens"), &out->cached_tokens);
+    if (!out->has_cached) return true;
+    return count_of(usage, "cache_creation_input_tokens", &created) &&
+           !__builtin_add_overflow(out->prompt_tokens, out->cached_tokens, &out->prompt_tokens) &&
+           !__builtin_add_overflow(out->prompt_tokens, created, &out->prompt_tokens);
+}
+
+static bool read_usage(struct kvr_json usage, struct kvr_usage *out)
+{
+    if (kvr_json_type_of(usage) != KVR_JSON_OBJECT) return false;
+    if (kvr_json_type_of(kvr_json_get(usage, "input_tokens")) <= KVR_JSON_NULL) {
+        out->has_cached = details_of(usage, "prompt_tokens_details", &out->cached_tokens);
+        return count_of(usage, "prompt_tokens", &out->prompt_tokens) && count_of(usage, "completion_tokens", &out->completion_tokens);
+    }
+    if (!count_of(usage, "input_tokens", &out->prompt_tokens) || !count_of(usage, "output_tokens", &out->completion_tokens)) return false;
+    out->has_cached = details_of(usage, "input_tokens_details", &out->cached_tokens);
+    return out->has_cached || read_message_usage(usage, out);
+}
+
 void kvr_openai_usage(struct kvr_json root, struct kvr_usage *out)
 {
-    struct kvr_json usage = kvr_json_get(root, "usage");
-    memset(out, 0, sizeof *out);
-    out->present = kvr_json_type_of(usage) == KVR_JSON_OBJECT && count_of(usage, "prompt_tokens", &out->prompt_tokens) &&
-                   count_of(usage, "completion_tokens", &out->completion_tokens);
-    if (!out->present) return;
-    out->has_cached = kvr_json_as_u64(kvr_json_get(kvr_json_get(usage, "prompt_tokens_details"), "cached_tokens"), &out->cached_tokens);
+    struct kvr_usage found = {0};
+    found.present = read_usage(kvr_json_get(root, "usage"), &found);
+    *out = found.present ? found : (struct kvr_usage){0};
 }
 
 const char *kvr_openai_error_type(int status)

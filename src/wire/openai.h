@@ -34,11 +34,12 @@ int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, st
 bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *out);
 
 struct kvr_usage {
-    bool present, has_cached;
-    uint64_t prompt_tokens, completion_tokens, cached_tokens;
+    bool present, has_cached;                                 /* the latter: cached_tokens was told */
+    uint64_t prompt_tokens, completion_tokens, cached_tokens; /* prompt_tokens: all of the prompt, cached or not */
 };
 
-/* usage of an answer or a stream chunk; `present` false when there is none, or its counts are no 64-bit numbers. */
+/* usage of an answer or a stream chunk, as completions, chats, responses or messages word it; `present` false when there is none, or
+ * its counts are no 64-bit numbers. */
 void kvr_openai_usage(struct kvr_json root, struct kvr_usage *out);
 
 /* {"error":{"message":..., "type":..., "param":null, "code":status}} */

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Server-sent events, looked at while they pass: how many data events, is it over, what usage was reported.
+ * Server-sent events, looked at while they pass: how many data events, is it over, what usage was reported, did it go wrong.
+ *
+ * A stream is over with its last event, whatever its connection does afterwards: `data: [DONE]` of completions and chats,
+ * `event: message_stop` of messages, `event: response.completed` (or .failed, .incomplete) of responses, each with the blank line
+ * that ends it. It has gone wrong when an event has an `error`, though its status was 200.
  *
  * Lines are found with memchr; only a line that spans chunks is copied, up to SSE_LINE_MAX, and only a line that
- * mentions "usage" is parsed. Nothing is changed or held back.
+ * mentions "usage" or "error" is parsed. Nothing is changed or held back.
  */
 #ifndef KVR_WIRE_SSE_H
 #define KVR_WIRE_SSE_H
@@ -17,7 +21,9 @@ enum { KVR_SSE_LINE_MAX = 256 * 1024 };
 struct kvr_sse {
     struct kvr_buf part; /* start of a line that is not finished */
     bool skipping;       /* the line grew past the limit */
-    bool done;           /* [DONE] was seen */
+    bool ending;         /* the event that is being read is the last */
+    bool done;           /* the last event is over */
+    bool has_error;      /* an event said so, or was too long to be read */
     uint64_t events;     /* data events except [DONE] */
     struct kvr_usage usage;
 };

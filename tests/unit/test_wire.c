@@ -341,6 +341,18 @@ static void usage_is_read(void **s)
     kvr_json_parse(*s, t, strlen(t), &root, NULL);
     kvr_openai_usage(root, &u);
     assert_true(u.present && !u.has_cached);
+    t = "{\"usage\":{\"input_tokens\":10,\"input_tokens_details\":{\"cached_tokens\":8},\"output_tokens\":3}}";
+    kvr_json_parse(*s, t, strlen(t), &root, NULL);
+    kvr_openai_usage(root, &u);
+    assert_true(u.present && u.has_cached && u.prompt_tokens == 10 && u.completion_tokens == 3 && u.cached_tokens == 8);
+    t = "{\"usage\":{\"input_tokens\":2,\"output_tokens\":3,\"cache_creation_input_tokens\":1,\"cache_read_input_tokens\":8}}";
+    kvr_json_parse(*s, t, strlen(t), &root, NULL);
+    kvr_openai_usage(root, &u); /* messages count what was cached apart */
+    assert_true(u.present && u.has_cached && u.prompt_tokens == 11 && u.completion_tokens == 3 && u.cached_tokens == 8);
+    t = "{\"usage\":{\"input_tokens\":16,\"output_tokens\":0}}";
+    kvr_json_parse(*s, t, strlen(t), &root, NULL);
+    kvr_openai_usage(root, &u);
+    assert_true(u.present && !u.has_cached && u.prompt_tokens == 16);
 }
 
 static void errors_are_openai_objects(void **s)
@@ -386,6 +398,37 @@ static void sse_byte_by_byte(void **s)
     for (size_t i = 0; i + 1 < sizeof stream; i++) kvr_sse_feed(&e, *s, stream + i, 1);
     assert_true(e.events == 3 && e.done && e.usage.cached_tokens == 4);
     kvr_sse_free(&e);
+}
+
+static void sse_last_events(void **s)
+{
+    static const struct {
+        const char *stream;
+        bool done, has_error;
+        uint64_t cached;
+    } rows[] = {
+        {"data: [DONE]\n", false, false, 0}, /* its blank line is missing */
+        {"data: [DONE]\r\n\r\n", true, false, 0},
+        {"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", true, false, 0},
+        {"event: message_stop\ndata: {\"type\":\"message_stop\"}\n", false, false, 0},
+        {"event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":1,\"cache_read_input_tokens\":7}}}\n\n", false, false, 7},
+        {"event: response.completed\ndata: "
+         "{\"response\":{\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":5}},\"error\":null}}\n\n",
+         true, false, 5},
+        {"event: response.failed\ndata: {}\n\n", true, true, 0},
+        {"event: response.created\ndata: {}\n\n", false, false, 0},
+        {"event: error\ndata: {\"type\":\"error\"}\n\n", false, true, 0},
+        {"data: {\"error\":{\"message\":\"no\"}}\n\ndata: [DONE]\n\n", true, true, 0},
+        {"data: {\"choices\":[{\"text\":\"\\\"error\\\"\"}],\"error\":null}\n\n", false, false, 0},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
+        struct kvr_sse e = {0};
+        kvr_sse_feed(&e, *s, rows[i].stream, strlen(rows[i].stream));
+        assert_int_equal(e.done, rows[i].done);
+        assert_int_equal(e.has_error, rows[i].has_error);
+        assert_int_equal(e.usage.cached_tokens, rows[i].cached);
+        kvr_sse_free(&e);
+    }
 }
 
 static void sse_endless_line_is_bounded(void **s)
@@ -548,6 +591,7 @@ int main(void)
         J(sse_whole),
         J(sse_at_every_split),
         J(sse_byte_by_byte),
+        J(sse_last_events),
         J(sse_endless_line_is_bounded),
         J(trace_rows),
         cmocka_unit_test(cursor_contiguous_and_gap),

@@ -31,7 +31,11 @@
 #include "wire/mm_parts.h"
 #include "wire/sse.h"
 
-enum { ANSWER_KEPT_MAX = 4 << 20, HASH_ON_LOOP = 256 << 10 /* tokens; more are hashed on a thread of the pool */ };
+enum {
+    ANSWER_KEPT_MAX = 4 << 20,
+    HASH_ON_LOOP = 256 << 10, /* tokens; more are hashed on a thread of the pool */
+    ENDING_MS = 1000          /* for a worker to end a stream whose last event has passed */
+};
 
 enum phase { PX_READING, PX_TOKENIZING, PX_HASHING, PX_ASKING, PX_PARKED, PX_QUEUED, PX_WAITING_FIRST, PX_STREAMING };
 
@@ -378,11 +382,27 @@ static void px_end(struct px *p)
     else px_free(p);
 }
 
+static void px_answered(struct px *p);
+
+/* The last event of a stream has passed: how its connections end is nobody's business. An answer with a length ends with its bytes. */
+static bool is_complete(const struct px *p)
+{
+    return p->phase == PX_STREAMING && p->is_sse && p->sse.done;
+}
+
 void proxy_on_gone(struct kvr_http_conn *c, void *ctx)
 {
     struct px *p = kvr_http_conn_user(c);
     (void)ctx;
     if (!p) return;
+    if (is_complete(p) && kvr_http_all_sent(c)) { /* as clients do that stop reading at the last event */
+        p->conn = NULL;
+        worker_report(serve_of(p), p->worker, true);
+        kvr_http_call_let_go(p->call, ENDING_MS);
+        p->call = NULL;
+        px_answered(p);
+        return;
+    }
     COUNT(p, client_gone_total);
     p->conn = NULL;
     p->status = STATUS_CLIENT_GONE;
@@ -533,6 +553,20 @@ static void bind_session(struct px *p)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* The answer is whole; its client may have gone with the last event. */
+static void px_answered(struct px *p)
+{
+    struct kvr_http_conn *c = p->conn;
+    read_usage(p);
+    bind_session(p);
+    unbook(p); /* before the client can know that it is over */
+    p->conn = NULL;
+    if (c) kvr_http_conn_set_user(c, NULL);
+    p->answered = true;
+    px_end(p);
+    if (c) kvr_http_end(c);
+}
+
 static void on_done(struct kvr_http_call *call, void *ctx)
 {
     struct px *p = ctx;
@@ -551,20 +585,16 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     } else if (!p->prefill_marked) {
         note_first_token(p);
     }
-    read_usage(p);
-    bind_session(p);
-    unbook(p); /* before the client can know that it is over */
-    struct kvr_http_conn *c = p->conn;
-    p->conn = NULL;
-    kvr_http_conn_set_user(c, NULL);
-    p->answered = true;
-    px_end(p);
-    kvr_http_end(c);
+    px_answered(p);
 }
 
 /* The worker broke off, or a timeout struck, after the answer had begun. */
 static void break_answer(struct px *p, const char *message)
 {
+    if (is_complete(p)) {
+        px_answered(p);
+        return;
+    }
     COUNT(p, errors_total);
     struct kvr_http_conn *c = p->conn;
     p->conn = NULL;
