@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests of real engines are made of: the router's process and plain calls from the end-to-end tests, engines from scripts/engines,
 and the comparison of what the router predicted with what the engine says it reused."""
+import http.client
 import importlib.util
 import json
 import os
@@ -135,6 +136,23 @@ def post(to, path, body, headers=None, timeout=60):
     return call(to.port, "POST", path, body, headers, timeout)
 
 
+def stream_and_hang_up(to, path, body, last=b"data: [DONE]", timeout=60):
+    """Reads a stream until its last line and closes the connection in the same moment, as OpenAI's Python client does."""
+    c = http.client.HTTPConnection("127.0.0.1", to.port, timeout=timeout)
+    try:
+        c.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        r = c.getresponse()
+        read = b""
+        while last not in read:
+            more = r.read1(65536)
+            if not more:
+                break
+            read += more
+        return Answer(r.status, {k.lower(): v for k, v in r.getheaders()}, read)
+    finally:
+        c.close()
+
+
 def pieces(answer):
     """The JSON objects of a streamed answer."""
     return [json.loads(line[6:]) for line in answer.body.decode().splitlines() if line.startswith("data: ") and line[6:] != "[DONE]"]
@@ -165,12 +183,19 @@ def prompt_tokens(answer):
     u = usage(answer)
     if "prompt_tokens" in u:
         return u["prompt_tokens"]
-    return u["input_tokens"] + u.get("cache_read_input_tokens", 0)
+    return u["input_tokens"] + u.get("cache_read_input_tokens", 0) + u.get("cache_creation_input_tokens", 0)  # /v1/messages divides them
+
+
+def output_tokens(answer):
+    u = usage(answer)
+    return u["completion_tokens"] if "completion_tokens" in u else u["output_tokens"]
 
 
 def predicted(answer, block=BLOCK):
     """Tokens that the router expected to be cached, from its header. An engine computes at least one token: a prompt that is held as a whole
-    counts one block less."""
+    counts one block less. None: it said nothing."""
+    if "x-kvroute-overlap-blocks" not in answer.headers:
+        return None
     blocks = int(answer.headers["x-kvroute-overlap-blocks"])
     n = prompt_tokens(answer)
     return min(blocks * block, (n - 1) // block * block)
