@@ -187,6 +187,7 @@ static pid_t start_mock(uint16_t port, uint16_t events, char *speedup)
     snprintf(e, sizeof e, "tcp://127.0.0.1:%u", events);
     const char *argv[] = {program,
                           "mock",
+                          "--enable-prompt-tokens-details",
                           "--port",
                           p,
                           "--kv-events",

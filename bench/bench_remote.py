@@ -97,7 +97,7 @@ def main():
     for i in range(2):
         port, events, replay = free_port(), free_port(), free_port()
         spawn(KVROUTE, "mock", "--port", port, "--kv-events", f"tcp://127.0.0.1:{events}", "--kv-replay", f"tcp://127.0.0.1:{replay}",
-              "--speedup-ratio", 1000000, "--num-gpu-blocks", 4000000)
+              "--enable-prompt-tokens-details", "--speedup-ratio", 1000000, "--num-gpu-blocks", 4000000)
         until("mock", lambda: get(port, "/health") is not None)
         bare.append(f"http://127.0.0.1:{port},id={i + 1}")
         specs.append(bare[-1] + f",events=tcp://127.0.0.1:{events},replay=tcp://127.0.0.1:{replay}")

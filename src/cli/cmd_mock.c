@@ -24,6 +24,10 @@ static const struct option_row rows[] = {
     BOO("replay-topic-frame", replay_topic, "true", "send a topic frame in replay answers; older engines send none"),
     DBL("speedup-ratio", speedup_ratio, "1", 1e-3, 1e9, "divides all simulated times"),
     BOO("enable-prefix-caching", prefix_caching, "true", "reuse cached prefixes and publish events"),
+    BOO("enable-prompt-tokens-details", prompt_tokens_details, "false", "tell cached_tokens in usage"),
+    BOO("responses-store", responses_store, "false", "keep answers of /v1/responses for previous_response_id"),
+    NUM("bos-token", bos_token, "0", 0, 4294967295.0, "token in front of a prompt's text, unless add_special_tokens is false (0: none)"),
+    NUM("vocab-size", vocab_size, "0", 0, 4294967295.0, "token ids from here on are refused (0: none is)"),
     BOO("dev-mode", dev_mode, "true", "answer /server_info and /reset_prefix_cache, as vLLM does with VLLM_SERVER_DEV_MODE=1"),
     BOO("tell-event-sources", tell_event_sources, "true", "answer /kv_event_sources; older engines do not"),
     BOO("tell-cache-config", tell_cache_config, "true", "have vllm:cache_config_info in /metrics; older engines do not"),
@@ -34,6 +38,7 @@ static const struct option_row rows[] = {
     BOO("fault-omit-salt", fault_omit_salt, "false", "fault: events do not tell the cache salt of a request"),
     BOO("fault-hang", fault_hang, "false", "fault: never answer completions"),
     BOO("fault-bare-stream", fault_bare_stream, "false", "fault: stream headers, then silence"),
+    NUM("fault-error-after", fault_error_after, "0", 0, 1e9, "fault: generations fail after n tokens"),
     NUM("fault-reset-after", fault_reset_after, "0", 0, 1e9, "fault: cut a stream after n tokens"),
     DBL("startup-time", startup_time, "0", 0, 86400, "seconds during which /health answers 503"),
 };

@@ -32,6 +32,7 @@ struct mock_request {
     size_t published; /* full blocks that are in the cache */
     bool admitted;    /* was running before */
     bool ready;       /* yields a token at the end of this pass */
+    bool skip_cache;
 };
 
 struct queue {
@@ -159,7 +160,7 @@ static int extend_chain(struct mock_engine *e, struct mock_request *r)
 static size_t cached_prefix(const struct mock_engine *e, const struct mock_request *r)
 {
     size_t limit = (r->tokens_n - 1) / e->config.block_size, n = 0;
-    if (!e->config.prefix_caching) return 0;
+    if (!e->config.prefix_caching || r->skip_cache) return 0;
     while (n < limit && n < r->chain_n && kvr_map64_get(&e->cache, r->chain[n])) n++;
     return n;
 }
@@ -398,20 +399,21 @@ bool mock_engine_fits(const struct mock_engine *e, size_t prompt, uint64_t max_t
     return (prompt + max_tokens + e->config.block_size) / e->config.block_size <= e->config.num_blocks;
 }
 
-struct mock_request *mock_engine_submit(struct mock_engine *e, const uint32_t *tokens, size_t n, uint64_t max_tokens, uint64_t salt,
-                                        void *user)
+struct mock_request *mock_engine_submit(struct mock_engine *e, const struct mock_engine_request *request)
 {
+    size_t n = request->n;
     struct mock_request *r = kvr_mem_zget(&e->mem, sizeof *r);
     if (!r) return NULL;
     if (kvr_mem_grow(&e->mem, (void **)&r->tokens, &r->tokens_cap, n + 1, sizeof *r->tokens)) {
         kvr_mem_put(&e->mem, r, sizeof *r);
         return NULL;
     }
-    memcpy(r->tokens, tokens, n * sizeof *tokens);
+    memcpy(r->tokens, request->tokens, n * sizeof *r->tokens);
     r->prompt = r->tokens_n = n;
-    r->max_tokens = max_tokens;
-    r->salt = salt;
-    r->user = user;
+    r->max_tokens = request->max_tokens;
+    r->salt = request->salt;
+    r->skip_cache = request->skip_cache;
+    r->user = request->user;
     queue_push(&e->waiting, r);
     e->stats.requests++;
     return r;

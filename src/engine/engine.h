@@ -41,10 +41,17 @@ struct mock_engine_stats {
 struct mock_engine *mock_engine_create(const struct mock_engine_config *config);
 void mock_engine_destroy(struct mock_engine *e);
 
-/* Queues a request. Tokens are copied. Returns: NULL when memory is short. The prompt and the answer must fit the
- * cache: see mock_engine_fits. `salt` separates caches. */
-struct mock_request *mock_engine_submit(struct mock_engine *e, const uint32_t *tokens, size_t n, uint64_t max_tokens, uint64_t salt,
-                                        void *user);
+struct mock_engine_request {
+    const uint32_t *tokens; /* copied */
+    size_t n;
+    uint64_t max_tokens;
+    uint64_t salt;   /* separates caches */
+    bool skip_cache; /* computes its prompt, whatever is cached; what it computes is cached as usual */
+    void *user;
+};
+
+/* Queues a request. Returns: NULL when memory is short. The prompt and the answer must fit the cache: see mock_engine_fits. */
+struct mock_request *mock_engine_submit(struct mock_engine *e, const struct mock_engine_request *request);
 bool mock_engine_fits(const struct mock_engine *e, size_t prompt, uint64_t max_tokens);
 void mock_engine_abort(struct mock_engine *e, struct mock_request *r);
 void *mock_request_user(const struct mock_request *r);

@@ -182,13 +182,15 @@ def call(port, method, path, body=None, headers=None, timeout=30):
 
 
 class Mock(Process):
-    def __init__(self, *extra, port=None, events=None, replay=None, dp=1, speedup=50, with_replay=True, with_events=True, **kw):
+    def __init__(self, *extra, port=None, events=None, replay=None, dp=1, speedup=50, with_replay=True, with_events=True, details=True, **kw):
         self.port = port or free_ports()
         self.dp = dp
         self.events = events or free_ports(dp)
         self.replay = replay or free_ports(dp)
         self.with_replay, self.with_events = with_replay, with_events
         args = ["mock", "--port", self.port, "--speedup-ratio", speedup, "--dp-size", dp]
+        if details:
+            args.append("--enable-prompt-tokens-details")
         if with_events:
             args += ["--kv-events", f"tcp://127.0.0.1:{self.events}"]
             if with_replay:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the mock engine tells of itself, as vLLM 0.32 does (docs/mock.md)."""
+import json
 import struct
 
 import msgpack
 import pytest
 import zmq
 
-from conftest import Mock, call, wait_for
+from conftest import Mock, call, read_sse, wait_for
 
 
 def complete(m, prompt, max_tokens=1, **body):
@@ -93,3 +94,143 @@ def test_a_prompt_beyond_the_context_length_is_refused(start):
     assert complete(m, list(range(64))).status == 400
     r = complete(m, list(range(60)), max_tokens=100).json()
     assert r["usage"]["completion_tokens"] == 4
+
+
+def sse(answer):
+    """[(event or None, data)] of a stream."""
+    out = []
+    for piece in answer.body.decode().strip().split("\n\n"):
+        lines = dict(l.split(": ", 1) for l in piece.splitlines())
+        out.append((lines.get("event"), lines["data"] if lines["data"] == "[DONE]" else json.loads(lines["data"])))
+    return out
+
+
+def test_cached_tokens_are_told_when_asked_for(start):
+    m = start(Mock, details=False)
+    assert complete(m, list(range(40))).json()["usage"]["prompt_tokens_details"] is None
+    chunks = sse(complete(m, list(range(40)), stream=True, stream_options={"include_usage": True}))
+    assert chunks[-2][1]["usage"] == {"prompt_tokens": 40, "total_tokens": 41, "completion_tokens": 1}
+    m = start(Mock)
+    assert complete(m, list(range(40))).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    chunks = sse(complete(m, list(range(40)), max_tokens=2, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}))
+    assert [c[1]["usage"]["completion_tokens"] for c in chunks[:-1]] == [1, 2, 2]
+    assert "prompt_tokens_details" not in chunks[0][1]["usage"]
+    assert chunks[-2][1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
+
+
+def test_prompt_logprobs_and_echo_with_logprobs_do_not_read_the_cache(start):
+    m = start(Mock)
+    tokens = list(range(64))
+    cached = lambda **body: complete(m, tokens, **body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert [cached(), cached(), cached(prompt_logprobs=0), cached(echo=True, logprobs=1), cached(echo=True), cached(logprobs=1)] == \
+        [0, 48, 0, 0, 48, 48]
+    choice = complete(m, tokens, echo=True, logprobs=1, prompt_logprobs=1).json()["choices"][0]
+    assert len(choice["text"]) == 65 and len(choice["logprobs"]["tokens"]) == 65 and len(choice["prompt_logprobs"]) == 64
+    r = complete(m, tokens, prompt_logprobs=1, stream=True)
+    assert r.status == 400 and r.json()["error"]["param"] == "prompt_logprobs"
+
+
+def test_what_the_core_refuses_is_an_error_in_a_stream_of_200(start):
+    m = start(Mock, "--vocab-size", 1000)
+    for body in ({"prompt": [5000]}, {"prompt": [1, 2], "logprobs": 21}, {"prompt": [[]]}):
+        r = complete(m, **body)
+        assert r.status == 400 and r.json()["error"]["type"] == "BadRequestError"
+        streamed = complete(m, **body, stream=True)
+        assert (streamed.status, sse(streamed)) == (200, [(None, r.json()), (None, "[DONE]")])
+
+
+def test_a_generation_that_fails(start):
+    m = start(Mock, "--fault-error-after", 2)
+    error = {"error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}}
+    r = complete(m, [1, 2, 3], max_tokens=5)
+    assert (r.status, r.json()) == (500, error)
+    events = sse(complete(m, [1, 2, 3], max_tokens=5, stream=True))
+    assert [e[1] for e in events[-2:]] == [error, "[DONE]"] and len(events) == 4
+    wait_for("the engine to be idle", lambda: m.metric("vllm:num_requests_running") == 0)
+
+
+def test_prompts_of_every_form(start):
+    m = start(Mock)
+    a, b = list(range(100, 148)), list(range(48))
+    for prompts, want in (([a, b], 96), (["x" * 20, "y" * 30], 50), (["x" * 20], 20), ([a], 48)):
+        r = complete(m, prompts).json()
+        assert r["usage"]["prompt_tokens"] == want and [c["index"] for c in r["choices"]] == list(range(len(prompts)))
+    r = complete(m, a, n=3).json()
+    assert len(r["choices"]) == 3 and r["usage"]["completion_tokens"] == 3
+    assert complete(m, a, n=2, temperature=0).status == 400
+    assert complete(m, a, best_of=2).json()["usage"]["completion_tokens"] == 1
+    r = complete(m, [a + [1], b + [2]], stream=True, max_tokens=2, stream_options={"include_usage": True})
+    chunks = [c[1] for c in sse(r)[:-1]]
+    assert sorted(c["choices"][0]["index"] for c in chunks[:-1]) == [0, 0, 1, 1] and chunks[-1]["usage"]["completion_tokens"] == 4
+    for bad, param in ((None, "prompt"), ("", "prompt"), ([], None)):
+        r = complete(m, bad)
+        assert r.status == 400 and r.json()["error"]["param"] == param
+
+
+def test_truncate_prompt_tokens_keeps_the_end(start):
+    m = start(Mock, "--max-model-len", 256)
+    tokens = list(range(300))
+    usage = lambda **body: complete(m, tokens, **body).json()["usage"]
+    assert usage(truncate_prompt_tokens=64)["prompt_tokens"] == 64
+    assert complete(m, tokens[-64:]).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+    assert usage(truncate_prompt_tokens=64, truncation_side="right")["prompt_tokens_details"]["cached_tokens"] == 0
+    assert usage(truncate_prompt_tokens=-1)["prompt_tokens"] == 255
+    for bad in (-2, 1000):
+        assert complete(m, tokens, truncate_prompt_tokens=bad).status == 400
+
+
+def test_special_tokens(start):
+    m = start(Mock, "--bos-token", 7)
+    count = lambda **body: call(m.port, "POST", "/tokenize", body).json()["tokens"]
+    assert count(prompt="ab") == [7, 97, 98] and count(prompt="ab", add_special_tokens=False) == [97, 98]
+    assert complete(m, "ab").json()["usage"]["prompt_tokens"] == 3
+    assert complete(m, "ab", add_special_tokens=False).json()["usage"]["prompt_tokens"] == 2
+    assert call(m.port, "POST", "/tokenize", {"prompt": "ab", "return_token_strs": True, "add_special_tokens": False}).json() == {
+        "count": 2, "max_model_len": 16384 * 16, "tokens": [97, 98], "token_strs": ["a", "b"]}
+
+
+def test_responses(start):
+    m = start(Mock, "--responses-store", details=False)
+    ask = lambda **body: call(m.port, "POST", "/v1/responses", {"max_output_tokens": 4, **body})
+    first = ask(input="hello " * 20, instructions="be nice").json()
+    again = ask(input=[{"role": "user", "content": [{"type": "input_text", "text": "hello " * 20}]}], instructions="be nice", stream=True)
+    assert first["object"] == "response" and first["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 176}
+    events = sse(again)
+    assert [e[0] for e in events] == [f"response.{n}" for n in (
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta", "output_text.delta",
+        "output_text.delta", "output_text.done", "content_part.done", "output_item.done", "completed")]
+    assert [e[1]["sequence_number"] for e in events] == list(range(12))
+    done = events[-1][1]["response"]
+    assert done["usage"]["input_tokens_details"]["cached_tokens"] == 176 and done["usage"]["output_tokens"] == 4
+    assert done["output"][0]["content"][0]["text"] == first["output"][0]["content"][0]["text"]
+    more = ask(input="more", previous_response_id=first["id"]).json()["usage"]
+    assert more["input_tokens"] > 181 and more["input_tokens_details"]["cached_tokens"] == 176
+    assert call(m.port, "GET", f"/v1/responses/{first['id']}").status == 200
+    for r in (ask(input="more", previous_response_id="resp_nope"), call(m.port, "GET", "/v1/responses/resp_nope")):
+        assert r.status == 404 and r.json()["error"]["param"] == "response_id"
+    assert ask(instructions="x").status == 400
+
+
+@pytest.mark.parametrize("details", [True, False])
+def test_messages(start, details):
+    m = start(Mock, details=details)
+    body = {"max_tokens": 3, "messages": [{"role": "user", "content": [{"type": "text", "text": "hello " * 20}]}], "system": "be nice"}
+    first = call(m.port, "POST", "/v1/messages", body).json()
+    n = call(m.port, "POST", "/v1/messages/count_tokens", body).json()["input_tokens"]
+    assert first["type"] == "message" and first["stop_reason"] == "max_tokens" and len(first["content"][0]["text"]) == 3
+    cached = {"cache_creation_input_tokens": n // 16 * 16, "cache_read_input_tokens": 0} if details else {}
+    assert first["usage"] == {"input_tokens": n % 16 if details else n, "output_tokens": 3, **cached}
+    events = sse(call(m.port, "POST", "/v1/messages", {**body, "stream": True}))
+    assert [e[0] for e in events] == ["message_start", "content_block_start"] + 3 * ["content_block_delta"] + ["content_block_stop",
+                                                                                                              "message_delta", "message_stop"]
+    assert events[-2][1]["usage"].get("cache_read_input_tokens") == (n // 16 * 16 if details else None)
+    r = call(m.port, "POST", "/v1/messages", {**body, "model": "nope"})
+    assert (r.status, r.json()["type"], r.json()["error"]["type"]) == (404, "error", "NotFoundError")
+
+
+def test_a_client_that_goes_frees_its_requests(start):
+    m = start(Mock, speedup=1)
+    c, r = read_sse(m.port, {"prompt": [list(range(40)), list(range(50))], "max_tokens": 100000, "stream": True})
+    assert r.status == 200 and m.metric("vllm:num_requests_running") == 2
+    c.close()
+    wait_for("no request", lambda: m.metric("vllm:num_requests_running") == 0)

@@ -97,7 +97,7 @@ static void submit(struct fixture *f, uint32_t first, size_t n, uint64_t max)
 {
     uint32_t t[512];
     for (size_t i = 0; i < n; i++) t[i] = first + (uint32_t)i;
-    assert_non_null(mock_engine_submit(f->e, t, n, max, 0, NULL));
+    assert_non_null(mock_engine_submit(f->e, &(struct mock_engine_request){.tokens = t, .n = n, .max_tokens = max}));
 }
 
 /* The index that followed the events holds just what the engine caches. */
@@ -174,7 +174,7 @@ static void predictions_equal_cached_tokens_under_churn(void **s)
         kvr_hash_locals(t, n, BS, false, 1337, NULL, 0, l);
         struct kvr_overlap o = {.depth = 0};
         if (kvr_index_match(f->rd, l, n / BS, &o, 1) <= 0) o.depth = 0;
-        mock_engine_submit(f->e, t, n, 1 + kvr_rng_below(&rng, 6), 0, NULL);
+        mock_engine_submit(f->e, &(struct mock_engine_request){.tokens = t, .n = n, .max_tokens = 1 + kvr_rng_below(&rng, 6)});
         drain(f);
         assert_int_equal(f->last_cached / BS, KVR_MIN((size_t)o.depth, (n - 1) / BS));
     }
@@ -225,7 +225,7 @@ static void aborts_give_blocks_back(void **s)
     struct fixture *f = *s;
     struct mock_engine_stats st;
     uint32_t t[40] = {0};
-    struct mock_request *r = mock_engine_submit(f->e, t, 40, 50, 0, NULL);
+    struct mock_request *r = mock_engine_submit(f->e, &(struct mock_engine_request){.tokens = t, .n = 40, .max_tokens = 50});
     mock_engine_begin_pass(f->e);
     mock_engine_end_pass(f->e);
     mock_engine_abort(f->e, r);

@@ -2,158 +2,179 @@
 #include "app/mock/generate.h"
 
 #include <string.h>
-#include <time.h>
 #include <kvroute/hash.h>
 
-struct exchange {
-    struct kvr_http_conn *conn;
-    struct mock_rank *rank;
-    struct mock_request *request;
-    struct kvr_buf text;
-    bool chat, stream, include_usage, head_sent;
-    uint64_t max_tokens, id, generated;
-    char model[128], salt[128];
-    bool is_lora;
-};
+/* ---- ends -------------------------------------------------------------------------------------------- */
 
-static void put_usage(struct kvr_buf *b, const struct exchange *x)
+static void abort_sequences(struct mock_exchange *x)
 {
-    uint64_t prompt = mock_request_prompt(x->request);
-    kvr_json_key(b, "usage");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "prompt_tokens", prompt);
-    kvr_json_put_u64(b, "total_tokens", prompt + x->generated);
-    kvr_json_put_u64(b, "completion_tokens", x->generated);
-    kvr_json_key(b, "prompt_tokens_details");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "cached_tokens", mock_request_cached(x->request));
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
-}
-
-static void put_head(struct kvr_buf *b, const struct exchange *x, bool chunk)
-{
-    char id[48];
-    snprintf(id, sizeof id, "%s-%llu", x->chat ? "chatcmpl" : "cmpl", (unsigned long long)x->id);
-    kvr_json_put_str(b, "id", id);
-    kvr_json_put_str(b, "object", !x->chat ? "text_completion" : chunk ? "chat.completion.chunk" : "chat.completion");
-    kvr_json_put_u64(b, "created", (uint64_t)time(NULL));
-    kvr_json_put_str(b, "model", x->model);
-}
-
-static void put_choice(struct kvr_buf *b, const struct exchange *x, const char *text, size_t len, bool chunk, bool last)
-{
-    kvr_json_key(b, "choices");
-    kvr_json_open(b, '[');
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "index", 0);
-    if (x->chat) {
-        kvr_json_key(b, chunk ? "delta" : "message");
-        kvr_json_open(b, '{');
-        if (!chunk || x->generated == 1) kvr_json_put_str(b, "role", "assistant");
-        kvr_json_key(b, "content");
-        kvr_json_str(b, text, len);
-        kvr_json_close(b, '}');
-    } else {
-        kvr_json_key(b, "text");
-        kvr_json_str(b, text, len);
+    for (uint32_t i = 0; i < x->sequences_n; i++) {
+        if (x->sequences[i].request) mock_engine_abort(x->rank->engine, x->sequences[i].request);
+        x->sequences[i].request = NULL;
     }
-    kvr_json_key(b, "logprobs");
-    kvr_json_null(b);
-    if (last) kvr_json_put_str(b, "finish_reason", "length");
-    else {
-        kvr_json_key(b, "finish_reason");
-        kvr_json_null(b);
-    }
-    kvr_json_close(b, '}');
-    kvr_json_close(b, ']');
 }
 
-static void send_chunk(struct exchange *x, uint32_t token, bool last)
+static void exchange_free(struct mock_exchange *x)
 {
-    struct kvr_buf b = {0};
-    char c = (char)token;
-    kvr_buf_str(&b, "data: ");
-    kvr_json_open(&b, '{');
-    put_head(&b, x, true);
-    put_choice(&b, x, &c, 1, true, last);
-    kvr_json_close(&b, '}');
-    kvr_buf_str(&b, "\n\n");
-    if (last && x->include_usage) {
-        b.comma = false;
-        kvr_buf_str(&b, "data: ");
-        kvr_json_open(&b, '{');
-        put_head(&b, x, true);
-        kvr_json_key(&b, "choices");
-        kvr_json_open(&b, '[');
-        kvr_json_close(&b, ']');
-        put_usage(&b, x);
-        kvr_json_close(&b, '}');
-        kvr_buf_str(&b, "\n\n");
-    }
-    if (last) kvr_buf_str(&b, "data: [DONE]\n\n");
-    kvr_http_write(x->conn, b.data, b.len);
-    kvr_buf_free(&b);
-}
-
-static void exchange_free(struct exchange *x)
-{
-    kvr_buf_free(&x->text);
+    for (uint32_t i = 0; i < x->sequences_n; i++) kvr_buf_free(&x->sequences[i].text);
+    mock_ask_free(&x->ask);
     free(x);
 }
 
-static void start_stream(struct exchange *x)
+/* Within a pass the engine walks over its requests: those of a broken exchange are taken away behind it. */
+static void end_later(struct mock_exchange *x)
+{
+    if (x->ending) return;
+    x->ending = true;
+    x->next_ending = x->rank->ending;
+    x->rank->ending = x;
+}
+
+void mock_end_broken(struct mock_rank *rank)
+{
+    while (rank->ending) {
+        struct mock_exchange *x = rank->ending;
+        rank->ending = x->next_ending;
+        abort_sequences(x);
+        exchange_free(x);
+    }
+}
+
+void mock_gone(struct kvr_http_conn *c, void *ctx)
+{
+    struct mock_exchange *x = kvr_http_conn_user(c);
+    (void)ctx;
+    if (!x) return;
+    x->conn = NULL;
+    if (x->ending) return;
+    if (x->rank->walking) {
+        end_later(x);
+        return;
+    }
+    abort_sequences(x);
+    exchange_free(x);
+}
+
+static void reply_error(struct kvr_http_conn *c, enum mock_api api, const struct mock_error *e)
+{
+    struct kvr_buf b = {0};
+    mock_put_api_error(&b, api, e);
+    mock_reply_json(c, e->status, &b);
+}
+
+/* ---- streams ----------------------------------------------------------------------------------------- */
+
+static void start_stream(struct mock_exchange *x)
 {
     static const char head[] = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n";
     x->head_sent = true;
     kvr_http_start(x->conn, 200, head, sizeof head - 1, -1);
 }
 
+static void send_piece(struct mock_exchange *x, struct kvr_buf *b)
+{
+    kvr_http_write(x->conn, b->data ? b->data : "", b->len);
+    kvr_buf_free(b);
+}
+
+/* A request that fails: a stream tells it in its course, after 200, anything else in the answer's status. */
+static void fail(struct mock_exchange *x, const struct mock_error *e)
+{
+    struct kvr_buf b = {0};
+    struct kvr_http_conn *c = x->conn;
+    x->conn = NULL;
+    if (!c) return;
+    kvr_http_conn_set_user(c, NULL);
+    if (!x->ask.stream) {
+        reply_error(c, x->ask.api, e);
+        return;
+    }
+    x->conn = c;
+    if (!x->head_sent) start_stream(x);
+    mock_put_stream_error(&b, x, e);
+    send_piece(x, &b);
+    kvr_http_end(c);
+    x->conn = NULL;
+}
+
+/* The fault switches that break an answer. Returns: whether it is broken now. */
+static bool breaks(struct mock_exchange *x, uint64_t generated, bool last)
+{
+    const struct mock_options *o = x->rank->mock->o;
+    if (o->fault_error_after && generated >= o->fault_error_after) {
+        struct mock_error e = {0};
+        mock_fail(&e, 500, "InternalServerError", NULL, "Internal server error");
+        fail(x, &e);
+        end_later(x);
+        return true;
+    }
+    if (!o->fault_reset_after || generated < o->fault_reset_after || last || !x->ask.stream) return false;
+    kvr_http_conn_set_user(x->conn, NULL);
+    kvr_http_abort(x->conn);
+    x->conn = NULL;
+    end_later(x);
+    return true;
+}
+
+/* ---- tokens ------------------------------------------------------------------------------------------ */
+
+static void finish(struct mock_exchange *x)
+{
+    struct kvr_buf b = {0};
+    struct kvr_http_conn *c = x->conn;
+    if (x->ask.api == MOCK_RESPONSES) mock_store_response(x->rank->mock, x->id, &x->ask.conversation, &x->sequences[0].text);
+    if (x->ask.stream) {
+        mock_put_stream_end(&b, x);
+        send_piece(x, &b);
+        kvr_http_conn_set_user(c, NULL);
+        kvr_http_end(c);
+    } else {
+        mock_put_answer(&b, x);
+        kvr_http_conn_set_user(c, NULL);
+        mock_reply_json(c, 200, &b);
+    }
+    exchange_free(x);
+}
+
 void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last)
 {
-    struct mock_rank *rank = ctx;
-    struct exchange *x = mock_request_user(r);
-    char c = (char)token;
-    x->generated = index + 1;
-    uint64_t cut = rank->mock->o->fault_reset_after;
-    if (x->stream) {
+    struct mock_sequence *s = mock_request_user(r);
+    struct mock_exchange *x = s->exchange;
+    char c = token < 256 ? (char)token : '?';
+    (void)ctx;
+    if (last) s->request = NULL;
+    if (x->ending) return;
+    s->generated = index + 1;
+    s->cached = mock_request_cached(r);
+    kvr_buf_add(&s->text, &c, 1);
+    /* A stream tells what was cached of the sequence that answers first, an answer as a whole that of the last one. */
+    if (!x->cached_known || !x->ask.stream) x->told_cached = s->cached;
+    if (x->ask.stream) {
+        struct kvr_buf b = {0};
         if (!x->head_sent) start_stream(x);
-        send_chunk(x, token, last);
-        if (cut && x->generated >= cut && !last) {
-            kvr_http_abort(x->conn);
-            x->conn = NULL;
-            x->stream = false;
-        }
-        if (last) kvr_http_end(x->conn);
-    } else {
-        kvr_buf_add(&x->text, &c, 1);
-        if (last && x->conn) {
-            struct kvr_buf b = {0};
-            kvr_json_open(&b, '{');
-            put_head(&b, x, false);
-            put_choice(&b, x, x->text.data, x->text.len, false, true);
-            put_usage(&b, x);
-            kvr_json_close(&b, '}');
-            mock_reply_json(x->conn, 200, &b);
-        }
+        if (!x->cached_known) mock_put_stream_begin(&b, x);
+        x->cached_known = true;
+        mock_put_stream_token(&b, x, s, token, last);
+        send_piece(x, &b);
+        if (x->ending) return; /* the client went away */
     }
-    if (last) exchange_free(x);
+    x->cached_known = true;
+    if (breaks(x, s->generated, last)) return;
+    if (last && --x->open == 0) {
+        x->told_cached = x->ask.stream ? x->told_cached : x->sequences[x->sequences_n - 1].cached;
+        finish(x);
+    }
 }
 
 void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n, void *user)
 {
     struct mock_rank *r = ctx;
-    const struct exchange *x = user;
-    if (r->events) mock_events_add(r->events, ev, tokens, n, x && x->is_lora ? r->mock->o->lora : NULL, x && x->salt[0] ? x->salt : NULL);
+    const struct mock_sequence *s = user;
+    const struct mock_ask *a = s ? &s->exchange->ask : NULL;
+    if (r->events) mock_events_add(r->events, ev, tokens, n, a && a->is_lora ? r->mock->o->lora : NULL, a && a->salt[0] ? a->salt : NULL);
 }
 
-static bool model_is_known(const struct mock *m, const char *model, size_t len)
-{
-    const char *names[] = {m->o->model, m->o->lora};
-    for (int i = 0; i < 2; i++)
-        if (names[i] && strlen(names[i]) == len && memcmp(names[i], model, len) == 0) return true;
-    return false;
-}
+/* ---- requests ---------------------------------------------------------------------------------------- */
 
 static struct mock_rank *choose_rank(struct mock *m, struct kvr_http_conn *c)
 {
@@ -174,61 +195,108 @@ static struct mock_rank *choose_rank(struct mock *m, struct kvr_http_conn *c)
     return best;
 }
 
-void mock_generate(struct mock *m, struct kvr_http_conn *c, bool chat)
+static uint64_t cache_of(const struct mock *m, const struct mock_ask *a)
 {
-    const struct kvr_http_request *http = kvr_http_conn_request(c);
-    struct kvr_openai_request rq;
-    const char *why;
-    size_t n = 0;
-    if (kvr_openai_parse(m->json, http->body, http->body_len, &rq, &why)) {
-        mock_reply_error(c, 400, why);
-        return;
-    }
-    if (rq.model && !model_is_known(m, rq.model, rq.model_len)) {
-        mock_reply_error(c, 404, "The model does not exist.");
-        return;
-    }
-    struct mock_rank *rank = choose_rank(m, c);
-    uint32_t *tokens = rank ? mock_request_tokens(&rq, &n, &why) : NULL;
-    uint64_t max = rq.max_tokens ? rq.max_tokens : m->o->default_max_tokens;
-    if (!rank) why = "data-parallel rank out of range";
-    else if (tokens && n == 0) why = "the prompt is empty";
-    else if (tokens && n >= mock_model_len(m)) why = "the prompt is longer than the model's context length";
-    else if (tokens && (n > MOCK_TOKENS_MAX || !mock_engine_fits(rank->engine, n, KVR_MIN(max, mock_model_len(m) - n))))
-        why = "the prompt is longer than the cache";
-    else if (tokens) why = NULL;
-    if (!why) max = KVR_MIN(max, mock_model_len(m) - n);
-    struct exchange *x = why ? NULL : calloc(1, sizeof *x);
-    if (!x) {
-        free(tokens);
-        mock_reply_error(c, why ? 400 : 500, why ? why : "out of memory");
-        return;
-    }
-    x->conn = c;
-    x->rank = rank;
-    x->chat = chat;
-    x->stream = rq.stream;
-    x->id = ++m->next_id;
-    snprintf(x->model, sizeof x->model, "%.*s", rq.model ? (int)KVR_MIN(rq.model_len, (size_t)100) : (int)strlen(m->o->model),
-             rq.model ? rq.model : m->o->model);
-    kvr_json_as_bool(kvr_json_get(kvr_json_get(rq.root, "stream_options"), "include_usage"), &x->include_usage);
-    if (rq.salt) snprintf(x->salt, sizeof x->salt, "%.*s", (int)KVR_MIN(rq.salt_len, sizeof x->salt - 1), rq.salt);
-    uint64_t salt = x->salt[0] ? kvr_hash_bytes(x->salt, strlen(x->salt), 7) : 0;
-    x->is_lora = rq.model && m->o->lora && strlen(m->o->lora) == rq.model_len && !memcmp(m->o->lora, rq.model, rq.model_len);
-    if (x->is_lora) salt ^= kvr_hash_bytes(rq.model, rq.model_len, 9);
-    kvr_http_conn_set_user(c, x);
-    kvr_http_conn_drop_body(c);
-    if (m->o->fault_bare_stream && x->stream) start_stream(x);
-    if (!m->o->fault_hang && !m->o->fault_bare_stream) x->request = mock_engine_submit(rank->engine, tokens, n, max, salt, x);
-    free(tokens);
-    if (!rank->in_pass) mock_next_pass(rank);
+    uint64_t salt = a->salt[0] ? kvr_hash_bytes(a->salt, strlen(a->salt), 7) : 0;
+    return a->is_lora ? salt ^ kvr_hash_bytes(m->o->lora, strlen(m->o->lora), 9) : salt;
 }
 
-void mock_gone(struct kvr_http_conn *c, void *ctx)
+/* Takes the ask. NULL: out of memory; the ask stays the caller's. */
+static struct mock_exchange *exchange_new(struct mock *m, struct mock_rank *rank, struct kvr_http_conn *c, const struct mock_ask *ask)
 {
-    struct exchange *x = kvr_http_conn_user(c);
-    (void)ctx;
-    if (!x) return;
-    if (x->request) mock_engine_abort(x->rank->engine, x->request);
-    exchange_free(x);
+    uint32_t n = (uint32_t)ask->prompts_n * ask->n;
+    struct mock_exchange *x = calloc(1, sizeof *x + n * sizeof x->sequences[0]);
+    if (!x) return NULL;
+    x->conn = c;
+    x->rank = rank;
+    x->ask = *ask;
+    x->id = ++m->next_id;
+    x->salt = cache_of(m, ask);
+    x->sequences_n = x->open = n;
+    for (uint32_t i = 0; i < n; i++)
+        x->sequences[i] = (struct mock_sequence){.exchange = x, .index = i, .prompt = &x->ask.prompts[i / ask->n]};
+    return x;
+}
+
+static bool submit_all(struct mock_exchange *x)
+{
+    uint64_t context = mock_model_len(x->rank->mock);
+    for (uint32_t i = 0; i < x->sequences_n; i++) {
+        struct mock_sequence *s = &x->sequences[i];
+        struct mock_engine_request rq = {.tokens = s->prompt->tokens,
+                                         .n = s->prompt->n,
+                                         .max_tokens = KVR_MIN(x->ask.max_tokens, context - s->prompt->n),
+                                         .salt = x->salt,
+                                         .skip_cache = x->ask.prompt_logprobs,
+                                         .user = s};
+        s->request = mock_engine_submit(x->rank->engine, &rq);
+        if (!s->request) return false;
+    }
+    return true;
+}
+
+static bool fits(const struct mock *m, const struct mock_rank *rank, const struct mock_ask *a)
+{
+    for (size_t i = 0; i < a->prompts_n; i++)
+        if (!mock_engine_fits(rank->engine, a->prompts[i].n, KVR_MIN(a->max_tokens, mock_model_len(m) - a->prompts[i].n))) return false;
+    return true;
+}
+
+static void begin(struct mock *m, struct mock_exchange *x)
+{
+    const struct mock_options *o = m->o;
+    struct mock_error e = x->ask.late;
+    kvr_http_conn_set_user(x->conn, x);
+    kvr_http_conn_drop_body(x->conn);
+    if (o->fault_bare_stream && x->ask.stream) start_stream(x);
+    if (o->fault_hang || o->fault_bare_stream) return;
+    if (!e.status && !submit_all(x)) mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
+    if (e.status) {
+        fail(x, &e);
+        abort_sequences(x);
+        exchange_free(x);
+        return;
+    }
+    if (!x->rank->in_pass) mock_next_pass(x->rank);
+}
+
+void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api)
+{
+    const struct kvr_http_request *http = kvr_http_conn_request(c);
+    struct mock_ask ask;
+    struct mock_error e = {0};
+    struct mock_rank *rank = choose_rank(m, c);
+    struct mock_exchange *x = NULL;
+    int rc = mock_read_ask(m, api, http->body, http->body_len, &ask, &e);
+    if (rc == 0 && !rank) mock_fail(&e, 400, "BadRequestError", "data_parallel_rank", "data_parallel_rank is out of range");
+    else if (rc == 0 && !ask.late.status && !fits(m, rank, &ask))
+        mock_fail(&e, 400, "BadRequestError", "input_tokens", "the prompt and its answer are longer than the cache");
+    if (!e.status && !(x = exchange_new(m, rank, c, &ask))) mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
+    if (x) {
+        begin(m, x);
+        return;
+    }
+    mock_ask_free(&ask);
+    reply_error(c, api, &e);
+}
+
+void mock_count_tokens(struct mock *m, struct kvr_http_conn *c)
+{
+    const struct kvr_http_request *http = kvr_http_conn_request(c);
+    struct mock_ask ask;
+    struct mock_error e = {0};
+    struct kvr_buf b = {0};
+    if (mock_read_ask(m, MOCK_MESSAGES, http->body, http->body_len, &ask, &e)) {
+        reply_error(c, MOCK_MESSAGES, &e);
+    } else {
+        kvr_json_open(&b, '{');
+        kvr_json_put_u64(&b, "input_tokens", ask.prompts[0].n);
+        kvr_json_key(&b, "context_management");
+        kvr_json_open(&b, '{');
+        kvr_json_put_u64(&b, "original_input_tokens", ask.prompts[0].n);
+        kvr_json_close(&b, '}');
+        kvr_json_close(&b, '}');
+        mock_reply_json(c, 200, &b);
+    }
+    mock_ask_free(&ask);
 }

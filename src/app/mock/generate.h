@@ -1,15 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A request that generates: its tokens go to an engine, the engine's tokens become an answer. */
+/* A request that generates: its prompts go to an engine, the engine's tokens become an answer (answers.c writes it). */
 #ifndef KVR_APP_MOCK_GENERATE_H
 #define KVR_APP_MOCK_GENERATE_H
 
-#include "app/mock/state.h"
+#include "app/mock/prompt.h"
 
-void mock_generate(struct mock *m, struct kvr_http_conn *c, bool chat);
+/* One prompt and one answer to it: what the engine knows as a request. */
+struct mock_sequence {
+    struct mock_exchange *exchange;
+    struct mock_request *request; /* NULL: not submitted, or it has ended */
+    uint32_t index;               /* of the choice */
+    const struct mock_prompt *prompt;
+    struct kvr_buf text; /* generated */
+    uint64_t generated, cached;
+};
+
+struct mock_exchange {
+    struct kvr_http_conn *conn; /* NULL: broken off */
+    struct mock_rank *rank;
+    struct mock_ask ask;
+    uint64_t id, salt;
+    uint64_t number; /* of the next event of a stream of /v1/responses */
+    uint64_t told_cached;
+    bool head_sent, cached_known;
+    struct mock_exchange *next_ending; /* in rank->ending */
+    bool ending;
+    uint32_t open; /* sequences that have not ended */
+    uint32_t sequences_n;
+    struct mock_sequence sequences[];
+};
+
+void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api);
+void mock_count_tokens(struct mock *m, struct kvr_http_conn *c);
+void mock_get_response(struct mock *m, struct kvr_http_conn *c, struct kvr_text id);
 /* The client went away. */
 void mock_gone(struct kvr_http_conn *c, void *ctx);
+/* After a pass: exchanges that were broken off in it end. */
+void mock_end_broken(struct mock_rank *rank);
 /* The engine's callbacks; ctx: the rank. */
 void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last);
 void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n, void *user);
+
+/* ---- answers.c ---------------------------------------------------------------------------------------- */
+
+/* Appends what a stream has at its first token, at each token, and after the last one. */
+void mock_put_stream_begin(struct kvr_buf *b, struct mock_exchange *x);
+void mock_put_stream_token(struct kvr_buf *b, struct mock_exchange *x, const struct mock_sequence *s, uint32_t token, bool last);
+void mock_put_stream_end(struct kvr_buf *b, struct mock_exchange *x);
+/* What a stream has when it fails, to its end. */
+void mock_put_stream_error(struct kvr_buf *b, struct mock_exchange *x, const struct mock_error *e);
+/* A whole answer. */
+void mock_put_answer(struct kvr_buf *b, struct mock_exchange *x);
+/* An error's body, as the API has it. */
+void mock_put_api_error(struct kvr_buf *b, enum mock_api api, const struct mock_error *e);
 
 #endif

@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "app/mock/state.h"
+#include "app/mock/prompt.h"
 
 #include <string.h>
 #include <time.h>
 
-static void put_token_strings(struct kvr_buf *b, const struct kvr_openai_request *rq, const uint32_t *t, size_t n)
+static void put_token_strings(struct kvr_buf *b, const struct mock_prompt *p)
 {
-    bool wanted = false;
-    kvr_json_as_bool(kvr_json_get(rq->root, "return_token_strs"), &wanted);
-    kvr_json_key(b, "token_strs");
-    if (!wanted) {
-        kvr_json_null(b);
-        return;
-    }
     kvr_json_open(b, '[');
-    for (size_t i = 0; i < n; i++) {
-        char ch = t[i] < 256 ? (char)t[i] : '?';
+    for (size_t i = 0; i < p->n; i++) {
+        char ch = p->tokens[i] < 256 ? (char)p->tokens[i] : '?';
         kvr_json_str(b, &ch, 1);
     }
     kvr_json_close(b, ']');
@@ -24,25 +17,27 @@ static void put_token_strings(struct kvr_buf *b, const struct kvr_openai_request
 void mock_tokenize(struct mock *m, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *http = kvr_http_conn_request(c);
-    struct kvr_openai_request rq;
-    const char *why;
-    size_t n;
+    struct mock_error e = {0};
+    struct mock_prompt p;
     struct kvr_buf b = {0};
-    uint32_t *t = kvr_openai_parse(m->json, http->body, http->body_len, &rq, &why) ? NULL : mock_request_tokens(&rq, &n, &why);
-    if (!t) {
-        mock_reply_error(c, 400, why);
+    bool strings = false;
+    if (mock_read_tokenize(m, http->body, http->body_len, &p, &strings, &e)) {
+        mock_put_error(&b, &e);
+        mock_reply_json(c, e.status, &b);
         return;
     }
     kvr_json_open(&b, '{');
-    kvr_json_put_u64(&b, "count", n);
+    kvr_json_put_u64(&b, "count", p.n);
     kvr_json_put_u64(&b, "max_model_len", mock_model_len(m));
     kvr_json_key(&b, "tokens");
     kvr_json_open(&b, '[');
-    for (size_t i = 0; i < n; i++) kvr_json_u64(&b, t[i]);
+    for (size_t i = 0; i < p.n; i++) kvr_json_u64(&b, p.tokens[i]);
     kvr_json_close(&b, ']');
-    put_token_strings(&b, &rq, t, n);
+    kvr_json_key(&b, "token_strs");
+    if (strings) put_token_strings(&b, &p);
+    else kvr_json_null(&b);
     kvr_json_close(&b, '}');
-    free(t);
+    free(p.tokens);
     mock_reply_json(c, 200, &b);
 }
 

@@ -63,7 +63,10 @@ void mock_next_pass(struct mock_rank *r)
 static void on_pass(uv_timer_t *t)
 {
     struct mock_rank *r = t->data;
+    r->walking = true;
     mock_engine_end_pass(r->engine);
+    r->walking = false;
+    mock_end_broken(r);
     mock_next_pass(r);
 }
 
@@ -86,17 +89,40 @@ static void health(struct mock *m, struct kvr_http_conn *c)
     kvr_http_reply(c, up ? 200 : 503, NULL, NULL, "", 0);
 }
 
-enum route { COMPLETIONS, CHAT, MODELS, TOKENIZE, DETOKENIZE, HEALTH, METRICS, RESET, VERSION, SOURCES, INFO, ROUTES };
+enum route {
+    COMPLETIONS,
+    CHAT,
+    RESPONSES,
+    MESSAGES,
+    COUNT_TOKENS,
+    MODELS,
+    TOKENIZE,
+    DETOKENIZE,
+    HEALTH,
+    PING,
+    LOAD,
+    METRICS,
+    RESET,
+    VERSION,
+    SOURCES,
+    INFO,
+    ROUTES
+};
 
 static void serve_route(struct mock *m, struct kvr_http_conn *c, enum route route)
 {
     switch (route) {
-    case COMPLETIONS: mock_generate(m, c, false); return;
-    case CHAT: mock_generate(m, c, true); return;
+    case COMPLETIONS: mock_generate(m, c, MOCK_COMPLETIONS); return;
+    case CHAT: mock_generate(m, c, MOCK_CHAT); return;
+    case RESPONSES: mock_generate(m, c, MOCK_RESPONSES); return;
+    case MESSAGES: mock_generate(m, c, MOCK_MESSAGES); return;
+    case COUNT_TOKENS: mock_count_tokens(m, c); return;
     case MODELS: mock_models(m, c); return;
     case TOKENIZE: mock_tokenize(m, c); return;
     case DETOKENIZE: mock_detokenize(m, c); return;
+    case PING:
     case HEALTH: health(m, c); return;
+    case LOAD: kvr_http_reply(c, 200, "application/json", NULL, "{\"server_load\":0}", 17); return;
     case METRICS: mock_metrics(m, c); return;
     case RESET: reset_cache(m, c); return;
     case VERSION: mock_version(c); return;
@@ -117,10 +143,15 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
         const char *method, *path;
     } routes[ROUTES] = {[COMPLETIONS] = {"POST", "/v1/completions"},
                         [CHAT] = {"POST", "/v1/chat/completions"},
+                        [RESPONSES] = {"POST", "/v1/responses"},
+                        [MESSAGES] = {"POST", "/v1/messages"},
+                        [COUNT_TOKENS] = {"POST", "/v1/messages/count_tokens"},
                         [MODELS] = {"GET", "/v1/models"},
                         [TOKENIZE] = {"POST", "/tokenize"},
                         [DETOKENIZE] = {"POST", "/detokenize"},
                         [HEALTH] = {"GET", "/health"},
+                        [PING] = {"GET", "/ping"},
+                        [LOAD] = {"GET", "/load"},
                         [METRICS] = {"GET", "/metrics"},
                         [RESET] = {"POST", "/reset_prefix_cache"},
                         [VERSION] = {"GET", "/version"},
@@ -134,6 +165,11 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
         path_known = true;
         if (!kvr_text_is(rq->method, routes[i].method)) continue;
         serve_route(m, c, i);
+        return;
+    }
+    static const char kept[] = "/v1/responses/";
+    if (rq->path.len > sizeof kept - 1 && memcmp(rq->path.ptr, kept, sizeof kept - 1) == 0 && kvr_text_is(rq->method, "GET")) {
+        mock_get_response(m, c, (struct kvr_text){rq->path.ptr + sizeof kept - 1, rq->path.len - (sizeof kept - 1)});
         return;
     }
     mock_reply_detail(c, path_known ? 405 : 404, path_known ? "Method Not Allowed" : "Not Found");
@@ -251,6 +287,7 @@ int mock_main(const struct mock_options *o)
     uv_loop_close(&m->loop);
     zmq_ctx_term(m->zmq);
     kvr_json_parser_free(m->json);
+    mock_free_responses(m);
     free(m);
     return rc ? 1 : 0;
 }

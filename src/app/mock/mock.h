@@ -14,14 +14,19 @@ struct mock_options {
     uint64_t default_max_tokens;
     double speedup_ratio;
     bool prefix_caching;
-    bool dev_mode;           /* /server_info and /reset_prefix_cache */
-    bool tell_event_sources; /* /kv_event_sources */
-    bool tell_cache_config;  /* vllm:cache_config_info in /metrics */
-    bool replay_topic;       /* replay answers carry a topic frame */
+    bool prompt_tokens_details; /* cached_tokens in usage */
+    bool responses_store;       /* previous_response_id is understood */
+    uint64_t bos_token;         /* 0: none */
+    uint64_t vocab_size;        /* 0: every id is a token */
+    bool dev_mode;              /* /server_info and /reset_prefix_cache */
+    bool tell_event_sources;    /* /kv_event_sources */
+    bool tell_cache_config;     /* vllm:cache_config_info in /metrics */
+    bool replay_topic;          /* replay answers carry a topic frame */
     /* faults, for tests */
     uint64_t drop_events;       /* drop every n-th batch (0: none); its sequence is used up */
     uint64_t fault_block_size;  /* block size told in events */
     bool fault_omit_salt;       /* events do not tell the cache salt */
+    uint64_t fault_error_after; /* generations fail after n tokens */
     bool fault_hang;            /* accept requests and never answer */
     bool fault_bare_stream;     /* stream headers, then silence */
     uint64_t fault_reset_after; /* cut streams after n tokens */

@@ -3,7 +3,8 @@
  * The mock engine's parts: who calls whom.
  *
  *     mock.c       life, the routes, one engine and one event stream (events.c) per data-parallel rank
- *       generate.c   a request that generates: body -> tokens -> engine.submit; tokens -> answer
+ *       generate.c   a request that generates: body (prompt.c) -> tokens -> engine.submit; tokens -> answer (answers.c)
+ *       responses.c  answers that are kept for previous_response_id
  *       info.c       what an engine tells of itself: models, metrics, tokenize, event sources, configuration
  *
  * Threads: one.
@@ -24,6 +25,7 @@
 enum { MOCK_DP_MAX = 64, MOCK_TOKENS_MAX = 1 << 22 };
 
 struct mock;
+struct mock_exchange;
 
 struct mock_rank {
     struct mock *mock;
@@ -33,6 +35,8 @@ struct mock_rank {
     char events_at[256], replay_at[256];
     uv_timer_t timer;
     bool in_pass;
+    bool walking;                 /* the engine hands out tokens right now */
+    struct mock_exchange *ending; /* broken off in this pass */
 };
 
 struct mock {
@@ -44,6 +48,7 @@ struct mock {
     void *zmq;
     struct mock_rank ranks[MOCK_DP_MAX];
     uint64_t started_ms, next_id;
+    struct mock_response *responses; /* NULL: none kept */
 };
 
 /* ---- answers (mock.c) --------------------------------------------------------------------------------- */
@@ -59,10 +64,13 @@ uint64_t mock_model_len(const struct mock *m);
 /* Begins the rank's next pass, when it has work. */
 void mock_next_pass(struct mock_rank *r);
 
-/* ---- prompts (prompt.c) ------------------------------------------------------------------------------- */
+/* ---- responses.c: what --responses-store keeps ---------------------------------------------------------- */
 
-/* Tokens of a prompt, messages or token array. Returns: malloc'd, or NULL with *why. */
-uint32_t *mock_request_tokens(const struct kvr_openai_request *rq, size_t *n, const char **why);
+struct mock_response;
+void mock_store_response(struct mock *m, uint64_t id, const struct kvr_buf *prompt, const struct kvr_buf *answer);
+/* The conversation up to and with that answer, or NULL. Borrowed until the next store. */
+const struct kvr_buf *mock_response_text(const struct mock *m, const char *id, size_t len);
+void mock_free_responses(struct mock *m);
 
 /* ---- info.c ------------------------------------------------------------------------------------------- */
 

@@ -233,7 +233,8 @@ static void arrive(struct sim *s, struct job *j)
         return;
     }
     struct sim_worker *w = &s->workers[j->decision.worker.worker_id - 1];
-    if (!mock_engine_submit(w->engine, j->rq.tokens, j->rq.tokens_n, j->rq.osl, 0, j)) s->failed = true;
+    struct mock_engine_request work = {.tokens = j->rq.tokens, .n = j->rq.tokens_n, .max_tokens = j->rq.osl, .user = j};
+    if (!mock_engine_submit(w->engine, &work)) s->failed = true;
     if (!w->in_pass) start_pass(s, w);
 }
 
