@@ -243,7 +243,7 @@ static void give_up_flood(struct kvr_ingest *in, struct source *s)
     s->floods++;
     s->st.floods++;
     kvr__view_disconnected(in, s);
-    kvr__view_trust(in, s, false, "the worker sends more than can be taken");
+    kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "the worker sends more than can be taken");
     close_sockets(in, s);
     s->reopen_ms = in->now_ms + KVR_MIN(pause, (uint64_t)RETRY_MAX_MS);
 }
@@ -288,12 +288,12 @@ static void source_open(struct kvr_ingest *in, struct source *s)
     s->st.failed = !s->plane && !open_sockets(in, s);
     if (s->st.failed) {
         close_sockets(in, s);
-        kvr__view_trust(in, s, false, "the events socket could not be made");
+        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "the events socket could not be made");
     } else if (s->plane) {
         s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
         s->st.state = KVR_VIEW_LIVE;
         kvr__plane_attach(in, s);
-        if (!s->recover[0]) kvr__view_trust(in, s, false, "waiting for a clear (no recover endpoint)");
+        if (!s->recover[0]) kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "waiting for a clear (no recover endpoint)");
         if (in->plane_up) kvr__view_connected(in, s);
     } else if (s->dealer) {
         s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
@@ -302,7 +302,7 @@ static void source_open(struct kvr_ingest *in, struct source *s)
         s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
     } else {
         s->st.state = KVR_VIEW_LIVE;
-        kvr__view_trust(in, s, false,
+        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN,
                         s->cursor.applied_any ? "waiting for the next batch to confirm it (no replay endpoint)"
                                               : "waiting for sequence 0 (no replay endpoint)");
     }
@@ -331,8 +331,8 @@ static void source_pause(struct kvr_ingest *in, struct source *s, bool pause)
     s->connected = s->st.connected = false;
     s->drop_at_ms = 0;
     s->beat_ms = 0;
-    s->missing |= kvr__plane_is_durable(in, s); /* what passes is not brought again */
-    kvr__view_trust(in, s, false, "paused");
+    if (kvr__plane_is_durable(in, s)) s->missing = s->unsure = true; /* what passes is not brought again */
+    kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "paused");
 }
 
 static void source_visit(struct kvr_ingest *in, struct source *s, const struct command *c)
@@ -371,7 +371,7 @@ static void publish_statuses(struct kvr_ingest *in)
     }
     for (const struct source *s = in->sources; s; s = s->next) {
         in->statuses[n] = s->st;
-        in->statuses[n].sound = s->sound;
+        in->statuses[n].sound = s->known != KVR_VIEW_UNKNOWN;
         in->statuses[n++].repairing = kvr__view_repairing(s);
     }
     in->statuses_n = n;
@@ -704,6 +704,7 @@ static void go_on_from(struct source *s, const struct kvr_ingest_source *src)
     s->cursor.applied_any = true;
     s->cursor.next = src->from.next;
     s->cursor.last_ts = src->from.last_ts;
+    s->missing = src->from.partial;
     if (src->from.next) kvr__view_remember(s, src->from.next - 1, src->from.last_hash);
     kvr__view_note_cursor(s);
 }
@@ -724,6 +725,7 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     s->any_rank = src->any_rank;
     s->lossy = src->lossy;
     s->ranks_n = 1;
+    s->missing_why = "what was kept of it was not whole";
     s->wait_tail = &s->wait_head;
     s->plane = s->enveloped = !src->events;
     if (src->events) snprintf(s->events, sizeof s->events, "%s", src->events);
@@ -818,6 +820,24 @@ size_t kvr_ingest_status(struct kvr_ingest *in, struct kvr_view_status *out, siz
     if (n && cap) memcpy(out, in->statuses, KVR_MIN(n, cap) * sizeof *out);
     pthread_mutex_unlock(&in->lock);
     return n;
+}
+
+const char *kvr_view_knowledge_name(enum kvr_view_knowledge k)
+{
+    static const char *const names[] = {"unknown", "partial", "whole"};
+    return names[k];
+}
+
+void kvr_view_metrics(struct kvr_buf *b, const struct kvr_view_status *st, size_t n)
+{
+    kvr_buf_str(b,
+                "# HELP kvroute_view_knowledge 1 for the state that a view is in: whole, partial (older blocks may be missing), unknown\n"
+                "# TYPE kvroute_view_knowledge gauge\n");
+    for (size_t i = 0; i < n; i++)
+        for (int k = KVR_VIEW_UNKNOWN; k <= KVR_VIEW_WHOLE; k++)
+            kvr_buf_printf(b, "kvroute_view_knowledge{worker_id=\"%llu\",dp_rank=\"%u\",state=\"%s\"} %d\n",
+                           (unsigned long long)st[i].worker.worker_id, st[i].worker.dp_rank,
+                           kvr_view_knowledge_name((enum kvr_view_knowledge)k), (int)st[i].knowledge == k);
 }
 
 const char *kvr_view_trust_name(const struct kvr_view_status *st)

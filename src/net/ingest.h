@@ -2,10 +2,10 @@
 /*
  * KV events from engines: one thread, a SUB socket (and a DEALER for replay) per (worker, rank).
  *
- *     add --> restoring --replay from 0 ends--> live (trusted)
+ *     add --> restoring --replay from 0 ends--> live (whole, or partial when it began after 0)
  *                |                               |  gap: replay from the cursor, live batches wait meanwhile
  *                |                               |  sequence backwards: the view is dropped, replay from 0
- *                +--no answer in time------------+--> live (untrusted), replay is tried again with growing pauses
+ *                +--no answer in time------------+--> live (partial), replay is tried again with growing pauses
  *
  * With a recover endpoint (kvroute/local_index.h) the worker is asked for what a replay cannot give, or, without a replay
  * endpoint, for whatever is missing; see ingest_view.c.
@@ -13,13 +13,20 @@
  * A source that is added with content in place (`from`) asks for its last batch again and goes on when it is the same one,
  * else starts over; without a replay endpoint the next batch in sequence confirms it.
  *
- * Without a replay endpoint a view is trusted when the stream was seen from sequence 0 without a gap. An untrusted
- * view becomes trusted again by a replay that lacks nothing, a restart seen from 0, or a clear. A view whose
- * endpoint is down is untrusted at once and dropped after two seconds.
+ * What a view is worth (enum kvr_view_knowledge):
+ *
+ *     whole     the stream was seen from sequence 0 without a gap, or restored as if
+ *     partial   what was lost will not come again, and what was known before has been dropped: everything in it is of later
+ *               batches, and true
+ *     unknown   something in it may be false: the line is down, a repair is under way, the block size or the rank is another one, or
+ *               something from outside speaks against it
+ *
+ * A view becomes whole again by a replay that lacks nothing, a dump, a restart seen from 0, or a clear. A view whose
+ * endpoint is down is unknown at once and dropped after two seconds.
  *
  * Sources without an endpoint of their own are fed from one shared stream, an event plane (wire/plane_event.h), by
  * kvr_ingest_plane_message: each event finds its source by (worker, rank), and its id takes the place of the sequence. Beats of
- * the publishers tell what should have come. While the stream is down these views are untrusted, but kept; a publisher that
+ * the publishers tell what should have come. While the stream is down these views are unknown, but kept; a publisher that
  * falls silent is like an endpoint that is down.
  *
  * Threads: the callbacks run on the ingest thread. The functions may be called from any thread but that one.
@@ -30,12 +37,16 @@
 
 #include <kvroute/event.h>
 
+#include "base/buf.h"
 #include "wire/engine_events.h"
 #include "wire/plane_snapshot.h"
 
 struct kvr_ingest;
 
 enum kvr_view_state { KVR_VIEW_RESTORING, KVR_VIEW_LIVE };
+
+/* What a view is worth. Partial: each block in it is held, but older ones may be missing, so that it says too little, never too much. */
+enum kvr_view_knowledge { KVR_VIEW_UNKNOWN, KVR_VIEW_PARTIAL, KVR_VIEW_WHOLE };
 
 /* clang-format off */
 #define KVR_INGEST_COUNTERS(X) \
@@ -46,7 +57,8 @@ enum kvr_view_state { KVR_VIEW_RESTORING, KVR_VIEW_LIVE };
 
 /* Where a view stands in its engine's stream: enough to go on from content that was kept elsewhere. */
 struct kvr_view_cursor {
-    bool known;         /* false: nothing was applied yet, or something is missing below `next` */
+    bool known;         /* false: nothing was applied yet, or it cannot be relied on */
+    bool partial;       /* blocks of before may be missing (enum kvr_view_knowledge) */
     uint64_t next;      /* the sequence that comes next */
     uint64_t last_hash; /* of the payload of the last applied batch */
     double last_ts;     /* its stamp, seconds */
@@ -55,14 +67,15 @@ struct kvr_view_cursor {
 struct kvr_view_status {
     struct kvr_worker worker;
     enum kvr_view_state state;
-    bool trusted, settled; /* settled: restored or declared untrusted once */
+    enum kvr_view_knowledge knowledge;
+    bool trusted, settled; /* trusted: of use, so whole or partial; settled: knowledge was declared once */
     bool connected, paused, failed;
     bool can_replay; /* has a replay or a recover endpoint */
     bool repairing;  /* something that was lost is being fetched */
     bool sound;      /* nothing speaks against it but what came from outside (kvr_ingest_set_evidence) */
     struct kvr_view_cursor cursor;
-    char reason[96];   /* why it is not trusted; "" when it is */
-    uint64_t since_ns; /* monotonic, of the last change of trust */
+    char reason[96];   /* why it is not whole; "" when it is */
+    uint64_t since_ns; /* monotonic, of the last change of knowledge or reason */
     uint64_t next_sequence;
     uint32_t engine_block_size; /* as the engine says; 0: not said yet */
     struct kvr_engine_counters filtered;
@@ -84,7 +97,8 @@ struct kvr_ingest_handler {
     int (*on_event)(void *ctx, void *user, const struct kvr_event *event, const struct kvr_ingest_origin *origin);
     /* Forget the view of a rank. */
     void (*on_reset)(void *ctx, void *user, struct kvr_worker worker);
-    void (*on_trust)(void *ctx, void *user, struct kvr_worker worker, bool trusted, const char *reason); /* may be NULL */
+    /* What the view is from now on, and why it is no more than that ("" when it is whole). May be NULL. */
+    void (*on_view)(void *ctx, void *user, struct kvr_worker worker, enum kvr_view_knowledge knowledge, const char *reason);
     void (*on_end)(void *ctx, void *user); /* the source is gone; may be NULL */
     void *ctx;
 };
@@ -130,12 +144,12 @@ void kvr_ingest_remove(struct kvr_ingest *in, uint64_t worker_id, const uint32_t
 void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool pause);
 
 /* What speaks against a view from outside (predictions that do not come true): it is not trusted, whatever its stream says,
- * until the text is "". Returns at once; unknown workers are no error. */
+ * until the text is "". Returns at once; a worker that is not followed is no error. */
 void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, const char *text);
 
 /* Runs fn on the ingest thread between two batches, and returns after it: the view's content and its status belong
  * together then. ranks[n]: every rank the source has carried. fn may replace the content and say so by setting *adopt: to a
- * known place, from which the source goes on (asking for what has come since, when there is a replay endpoint), trusted.
+ * known place, from which the source goes on (asking for what has come since, when there is a replay endpoint), whole or partial.
  * Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
 typedef void kvr_ingest_visit(void *arg, const struct kvr_view_status *status, const uint32_t *ranks, size_t n,
                               struct kvr_view_cursor *adopt);
@@ -177,6 +191,10 @@ typedef void kvr_ingest_plane_visit(void *arg, uint64_t position, const struct k
 int kvr_ingest_visit_plane(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg);
 void kvr_ingest_plane_stats(struct kvr_ingest *in, struct kvr_ingest_plane_stats *out);
 
+/* "unknown", "partial" or "whole". */
+const char *kvr_view_knowledge_name(enum kvr_view_knowledge k);
+/* Adds kvroute_view_knowledge: for each view and state, 1 for the state it is in. */
+void kvr_view_metrics(struct kvr_buf *b, const struct kvr_view_status *st, size_t n);
 /* "trusted", "recovering" (not trusted, and being repaired) or "untrusted". */
 const char *kvr_view_trust_name(const struct kvr_view_status *st);
 

@@ -94,12 +94,16 @@ struct source {
     enum { NOT_SETTLING, SETTLING, GOING_ON } settling; /* what has waited is taken, turn by turn */
     bool mute;               /* who could repair does not answer: live batches go on without, and it is asked again now and then */
     bool hollow;             /* nothing is known of what came before the first batch that was applied */
+    const char *missing_why; /* goes with `missing` (blocks of before are missing) */
     bool torn;               /* an event that was taken from the stream could not be applied for want of memory */
     bool probing;            /* mute, and the replay socket is asked; nothing waits for it */
     uint64_t replay_ends_ms; /* a replay that takes longer is as good as none */
     bool doubt;              /* reconnected without replay: the next batch tells whether it is the same stream */
-    bool sound;              /* trusted, but for `evidence` and `undecodable` */
-    char evidence[96];       /* what speaks against the view from outside, or "" */
+    bool unsure;             /* the content may be of another life, or older than something that was lost: if nobody can tell, it goes */
+    enum kvr_view_knowledge known; /* what the stream makes of it; `evidence` and `undecodable` may say that it is worth nothing */
+    char known_reason[96];
+    uint64_t worker_block_size; /* what its recover endpoint says, when it is another one than ours; else 0 */
+    char evidence[96];          /* what speaks against the view from outside, or "" */
     bool undecodable;
     unsigned undecodable_n;
     uint64_t undecodable_ms; /* when the count began */
@@ -217,7 +221,10 @@ void kvr__ingest_wake(struct kvr_ingest *in);                          /* any th
 void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply); /* any thread */
 
 /* ---- ingest_view.c */
-void kvr__view_trust(struct kvr_ingest *in, struct source *s, bool trusted, const char *reason);
+/* Says what the view is worth as far as its stream goes, and why it is no more. What is said is lowered here by what speaks against it
+ * from outside, and to partial while who could tell more does not answer. Whole is only said of a view without `missing`, partial only
+ * of one whose content is all from batches after the loss. */
+void kvr__view_trust(struct kvr_ingest *in, struct source *s, enum kvr_view_knowledge knowledge, const char *reason);
 /* The stream of a rank, made when it is new; NULL: the source is not to carry it, or has no room. */
 struct rank_stream *kvr__view_carry(struct source *s, uint32_t rank);
 void kvr__view_note_cursor(struct source *s);

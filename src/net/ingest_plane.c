@@ -135,7 +135,7 @@ void kvr__plane_attach(struct kvr_ingest *in, struct source *s)
 {
     if (kvr_map64_put(&in->plane_sources, key_of(s->st.worker), (uint64_t)(uintptr_t)s) == 0) return;
     s->st.failed = true;
-    kvr__view_trust(in, s, false, "out of memory");
+    kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "out of memory");
 }
 
 void kvr__plane_detach(struct kvr_ingest *in, struct source *s)

@@ -6,11 +6,20 @@
  *
  *     the engine's replay socket        batches since the cursor; from 0 for a view that has nothing
  *     the worker's recover endpoint     events since the cursor, or its whole content (TreeDump), which replaces the view
- *     nothing                           the view is dropped and goes on untrusted
+ *     nothing                           the view is dropped and goes on as a partial one
  *
  * Who is asked and does not answer (in time, or not at all) is left out from then on: the view is mute. What has waited and what comes is
- * applied as if nobody could repair, untrusted, and he is asked again with growing pauses, in the background: the replay socket for
+ * applied as if nobody could repair, and he is asked again with growing pauses, in the background: the replay socket for
  * everything (a probe), whose first answer begins the view anew.
+ *
+ * Why a partial view holds nothing that its engine does not. A block gets into the view by a store and must leave it by a removal, so a
+ * false block needs a removal that was lost after the store was applied. Wherever batches are lost for good - a gap that nobody
+ * repairs, a replay that begins after what is here, a batch that cannot be decoded or kept for want of memory - everything that was
+ * applied before is dropped (lose_past), and `missing` is set: what is left was stored after the loss, and its removals come after it
+ * too. Where it is not known whether something was lost (`unsure`: a new connection, until its worker has shown that it is the same one
+ * and what came meanwhile; a gap that is being repaired; content from elsewhere), the view is unknown, and becomes whole or partial
+ * when the answer has come; when no answer comes it is dropped as well (repair_later). Without anybody to ask, the next batch in
+ * sequence is the answer, and one that is not in sequence is a gap.
  *
  * While a repair is under way live batches wait (bounded; what overflows is found as a hole when the repair ends, and
  * repaired in turn). When it is over they are taken turn by turn (settling); what comes meanwhile stays in the socket. A tree dump is of
@@ -37,28 +46,58 @@ static const char *objection(const struct source *s)
     return s->evidence[0] ? s->evidence : s->undecodable ? "KV events cannot be decoded" : NULL;
 }
 
-void kvr__view_trust(struct kvr_ingest *in, struct source *s, bool trusted, const char *reason)
+static void say_size(const struct source *s, char *text, size_t cap)
 {
-    if (trusted && !s->connected && kvr__plane_is_durable(in, s)) {
-        trusted = false;
-        reason = "the stream is being caught up with";
+    snprintf(text, cap, "the worker's block size is %llu, not the configured %u", (unsigned long long)s->worker_block_size,
+             s->own.stream.block_size);
+}
+
+/* What the stream makes of the view, and why. */
+static void note_known(struct kvr_ingest *in, struct source *s, enum kvr_view_knowledge knowledge, const char *reason)
+{
+    char text[sizeof s->known_reason];
+    snprintf(text, sizeof text, "%s", reason); /* which may be known_reason itself */
+    if (knowledge != KVR_VIEW_UNKNOWN && !s->connected && kvr__plane_is_durable(in, s)) {
+        knowledge = KVR_VIEW_UNKNOWN;
+        snprintf(text, sizeof text, "the stream is being caught up with");
+    } else if (knowledge != KVR_VIEW_UNKNOWN && s->worker_block_size) {
+        knowledge = KVR_VIEW_UNKNOWN;
+        say_size(s, text, sizeof text);
+    } else if (knowledge == KVR_VIEW_WHOLE && s->mute) {
+        knowledge = KVR_VIEW_PARTIAL;
+        snprintf(text, sizeof text, "the %s endpoint does not answer", s->recover[0] ? "recover" : "replay");
     }
-    if (trusted && s->mute) {
-        trusted = false;
-        reason = s->recover[0] ? "the recover endpoint does not answer" : "the replay endpoint does not answer";
-    }
-    s->sound = trusted;
-    if (trusted && objection(s)) {
-        trusted = false;
-        reason = objection(s);
-    }
-    bool changed = s->st.trusted != trusted || !s->st.settled || strcmp(s->st.reason, reason) != 0;
+    s->known = knowledge;
+    memcpy(s->known_reason, text, sizeof text);
+}
+
+void kvr__view_trust(struct kvr_ingest *in, struct source *s, enum kvr_view_knowledge knowledge, const char *reason)
+{
+    note_known(in, s, knowledge, reason);
+    const char *against = s->known == KVR_VIEW_UNKNOWN ? NULL : objection(s);
+    knowledge = against ? KVR_VIEW_UNKNOWN : s->known;
+    reason = against ? against : s->known_reason;
+    bool changed = s->st.knowledge != knowledge || !s->st.settled || strcmp(s->st.reason, reason) != 0;
     s->st.settled = true;
     if (!changed) return;
-    s->st.trusted = trusted;
+    s->st.knowledge = knowledge;
+    s->st.trusted = knowledge != KVR_VIEW_UNKNOWN;
     snprintf(s->st.reason, sizeof s->st.reason, "%s", reason);
     s->st.since_ns = kvr_now_ns(kvr_clock_monotonic());
-    if (in->handler.on_trust) in->handler.on_trust(in->handler.ctx, s->user, s->st.worker, trusted, reason);
+    if (in->handler.on_view) in->handler.on_view(in->handler.ctx, s->user, s->st.worker, knowledge, reason);
+}
+
+/* What speaks against it from outside has changed. */
+static void weigh_again(struct kvr_ingest *in, struct source *s)
+{
+    kvr__view_trust(in, s, s->known, s->known_reason);
+}
+
+/* Everything in the view is true. */
+static void believe(struct kvr_ingest *in, struct source *s)
+{
+    if (s->mismatch) return;
+    kvr__view_trust(in, s, s->missing ? KVR_VIEW_PARTIAL : KVR_VIEW_WHOLE, s->missing ? s->missing_why : "");
 }
 
 static void set_settling(struct kvr_ingest *in, struct source *s, int how)
@@ -88,10 +127,21 @@ static void drop_content(struct kvr_ingest *in, struct source *s)
     }
 }
 
+/* Batches will never come: what was known before them may be gone by now, what comes after them is true. */
+static void lose_past(struct kvr_ingest *in, struct source *s, const char *why)
+{
+    drop_content(in, s);
+    s->missing = true;
+    s->missing_why = why;
+}
+
 void kvr__view_note_cursor(struct source *s)
 {
-    bool whole = s->cursor.applied_any && !s->missing && !s->mismatch;
-    s->st.cursor = (struct kvr_view_cursor){whole, s->cursor.next, s->last_hash, s->cursor.last_ts};
+    s->st.cursor = (struct kvr_view_cursor){.known = s->cursor.applied_any && !s->mismatch,
+                                            .partial = s->missing,
+                                            .next = s->cursor.next,
+                                            .last_hash = s->last_hash,
+                                            .last_ts = s->cursor.last_ts};
     s->st.next_sequence = s->cursor.next;
 }
 
@@ -100,7 +150,7 @@ static void drop_view(struct kvr_ingest *in, struct source *s)
     drop_content(in, s);
     kvr__cursor_reset(&s->cursor);
     memset(s->recent, 0, sizeof s->recent);
-    s->missing = s->hollow = false;
+    s->missing = s->hollow = s->unsure = false;
     s->publisher = 0;
     kvr__view_note_cursor(s);
 }
@@ -199,7 +249,7 @@ static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t
     if (!r) {
         s->own.stream.counters.other_rank++;
         s->mismatch = true;
-        kvr__view_trust(in, s, false, "the engine sends another data-parallel rank on this port");
+        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "the engine sends another data-parallel rank on this port");
     } else {
         in->current = s;
         s->cleared = s->orphaned = false;
@@ -215,7 +265,7 @@ static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t
             char text[96];
             snprintf(text, sizeof text, "the engine's block size is %u, not the configured %u", r->stream.engine_block_size,
                      r->stream.block_size);
-            kvr__view_trust(in, s, false, text);
+            kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, text);
         }
     }
     s->st.engine_block_size = s->own.stream.engine_block_size;
@@ -245,7 +295,7 @@ static bool decode(struct kvr_ingest *in, struct source *s, const char *data, si
     }
     if (++s->undecodable_n > UNDECODABLE_MAX && !s->undecodable) {
         s->undecodable = true;
-        kvr__view_trust(in, s, s->sound, s->st.reason);
+        weigh_again(in, s);
     }
     return false;
 }
@@ -286,13 +336,16 @@ void kvr__view_forget_repair(struct kvr_ingest *in, struct source *s)
     drop_waiting(in, s);
 }
 
-/* The repair is tried again after a pause. Meanwhile live batches go on without it, or, when there are none to come, are let go. */
+/* The repair is tried again after a pause. Meanwhile live batches go on without it, or, when there are none to come, are let go. What
+ * only its answer could have confirmed is dropped; the next batch, which is not in sequence then, begins a partial view. */
 static void repair_later(struct kvr_ingest *in, struct source *s, const char *why)
 {
     uint64_t pause = (uint64_t)RETRY_MIN_MS << KVR_MIN(s->retries, 6u);
     s->retries++;
     s->retry_at_ms = in->now_ms + KVR_MIN(pause, (uint64_t)RETRY_MAX_MS);
-    kvr__view_trust(in, s, false, why);
+    if (s->unsure && s->connected) drop_view(in, s);
+    bool holds = s->connected && s->cursor.applied_any && !s->mismatch;
+    kvr__view_trust(in, s, holds ? KVR_VIEW_PARTIAL : KVR_VIEW_UNKNOWN, why);
     if (!s->connected) {
         drop_waiting(in, s);
         return;
@@ -334,10 +387,10 @@ static bool must_ask_all(const struct source *s)
 static void settle(struct kvr_ingest *in, struct source *s);
 static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from);
 
-/* Content is on its way out: nobody may rely on what is left of it. A view that was never trusted keeps its reason. */
+/* Content is on its way out: nobody may rely on what is left of it. A view that was unknown before keeps its reason. */
 static void distrust(struct kvr_ingest *in, struct source *s, const char *why)
 {
-    if (s->sound) kvr__view_trust(in, s, false, why);
+    if (s->known != KVR_VIEW_UNKNOWN) kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, why);
 }
 
 /* Everything from the worker, in place of what is here. */
@@ -429,6 +482,7 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
     bool told = s->has_epoch && a->has_epoch, same_life = !told || a->epoch == s->epoch, all = s->asked_all;
     s->asking = 0;
     s->mute = false;
+    s->worker_block_size = 0;
     if (a->has_epoch && !(s->has_epoch && same_life)) {
         s->has_epoch = true;
         s->epoch = a->epoch;
@@ -436,9 +490,9 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
     }
     if (a->has_block_size && a->block_size != s->own.stream.block_size) {
         char text[96];
-        snprintf(text, sizeof text, "the worker's block size is %llu, not the configured %u", (unsigned long long)a->block_size,
-                 s->own.stream.block_size);
         s->st.recovery_failures++;
+        s->worker_block_size = a->block_size;
+        say_size(s, text, sizeof text);
         repair_later(in, s, text);
         kvr_recover_reply_free(reply);
         return;
@@ -523,17 +577,17 @@ static void rebuild(struct kvr_ingest *in, struct source *s)
     s->verifying = false;
     s->rounds = 0;
     s->st.state = KVR_VIEW_RESTORING;
-    kvr__view_trust(in, s, false, "being restored from the start");
+    kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "being restored from the start");
     if (s->dealer) request_replay(in, s, 0);
     else ask(in, s, true);
 }
 
-/* New evidence against a view that can be restored has it restored, once in a while; should that not help, it stays untrusted. */
+/* New evidence against a view that can be restored has it restored, once in a while; should that not help, it stays unknown. */
 void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text)
 {
     bool first = text[0] && !s->evidence[0];
     snprintf(s->evidence, sizeof s->evidence, "%s", text);
-    kvr__view_trust(in, s, s->sound, s->sound ? "" : s->st.reason);
+    weigh_again(in, s);
     if (!first || !can_repair(s) || s->mute || !s->connected || kvr__view_repairing(s)) return;
     if (may_rebuild(in, s)) rebuild(in, s);
 }
@@ -571,10 +625,9 @@ static void settled(struct kvr_ingest *in, struct source *s)
     set_settling(in, s, NOT_SETTLING);
     if (!whole || kvr__view_repairing(s) || s->retry_at_ms) return;
     s->rounds = s->retries = 0;
+    s->unsure = false;
     s->st.state = KVR_VIEW_LIVE;
-    if (s->mismatch) return;
-    if (s->missing) kvr__view_trust(in, s, false, "the engine's replay buffer no longer holds the whole history");
-    else kvr__view_trust(in, s, true, "");
+    believe(in, s);
 }
 
 /* One turn of taking what has waited. A hole starts another repair, and the rest waits on, behind the batch that showed it. */
@@ -623,14 +676,14 @@ void kvr__view_step(struct kvr_ingest *in, struct source *s)
 /* Of a batch some events are lost, here: what the view holds may be gone. It is asked for anew as after silence. */
 static void torn_batch(struct kvr_ingest *in, struct source *s)
 {
-    s->torn = false;
+    s->torn = s->unsure = false;
     if (s->replaying) renew_dealer(in, s);
     s->replaying = false;
-    drop_content(in, s);
-    s->missing = s->hollow = true;
+    lose_past(in, s, "out of memory: events of a batch were lost");
+    s->hollow = true;
     kvr__view_note_cursor(s);
-    if (can_repair(s)) repair_later(in, s, "out of memory: events of a batch were lost");
-    else kvr__view_trust(in, s, false, "out of memory: events of a batch were lost");
+    if (can_repair(s)) repair_later(in, s, s->missing_why);
+    else believe(in, s);
 }
 
 static void replay_complete(struct kvr_ingest *in, struct source *s)
@@ -669,14 +722,14 @@ void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, c
     switch (kvr__cursor_replay(&s->cursor, seq)) {
     case KVR_CURSOR_STALE:
     case KVR_CURSOR_RESTART: return;
-    case KVR_CURSOR_GAP: s->missing = true; break;
+    case KVR_CURSOR_GAP: lose_past(in, s, "the engine's replay buffer no longer holds the whole history"); break;
     case KVR_CURSOR_APPLY: break;
     }
     if (decode(in, s, data, len)) {
         apply_batch(in, s, seq, data, len);
         if (s->torn) torn_batch(in, s);
     } else {
-        s->missing = true; /* it will never decode; go on without it, untrusted */
+        lose_past(in, s, "a batch of the engine's replay cannot be decoded"); /* it never will: go on without it */
         kvr__cursor_advance(&s->cursor, seq, 0);
     }
 }
@@ -686,6 +739,7 @@ void kvr__view_replay_end(struct kvr_ingest *in, struct source *s)
     if (s->probing && s->cursor.applied_any) { /* it has nothing to tell of what came before */
         s->probing = s->mute = false;
         s->missing = s->hollow = true;
+        s->missing_why = "the engine's replay buffer no longer holds the whole history";
         settle(in, s);
         return;
     }
@@ -737,19 +791,21 @@ static void unrepaired_gap(struct kvr_ingest *in, struct source *s, uint64_t seq
     s->cursor.live_any = true;
     s->cursor.last_live = seen.last_live;
     s->missing = s->hollow = true;
+    s->missing_why = s->mute        ? "batches were lost, and who could repair it does not answer"
+                     : s->enveloped ? "events were lost and there is no recover endpoint"
+                                    : "batches were lost and there is no replay endpoint";
     apply_batch(in, s, seq, data, len);
-    if (s->missing)
-        kvr__view_trust(in, s, false,
-                        s->mute        ? "batches were lost, and who could repair it does not answer"
-                        : s->enveloped ? "events were lost and there is no recover endpoint"
-                                       : "batches were lost and there is no replay endpoint");
-    else if (!s->mismatch) kvr__view_trust(in, s, true, "");
+    if (s->torn) torn_batch(in, s);
+    else believe(in, s);
 }
 
 static void on_gap(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
 {
     s->st.gaps++;
-    if (can_repair(s) && s->st.trusted) kvr__view_trust(in, s, false, "batches are missing");
+    if (can_repair(s) && !s->mute) {
+        s->unsure = true;
+        distrust(in, s, "batches are missing");
+    }
     if (s->mute) {
         unrepaired_gap(in, s, seq, data, len);
     } else if (!s->dealer && s->recover[0]) {
@@ -789,9 +845,10 @@ static void on_restart(struct kvr_ingest *in, struct source *s, uint64_t seq, co
     note_publisher(in, s, data);
     if (seq == 0 || begins_anew(in, s)) {
         apply_batch(in, s, seq, data, len);
-        if (!s->mismatch) kvr__view_trust(in, s, true, "");
+        if (s->torn) torn_batch(in, s);
+        else believe(in, s);
     } else {
-        kvr__view_trust(in, s, false, "being restored from the start");
+        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "being restored from the start");
         on_gap(in, s, seq, data, len);
     }
 }
@@ -843,12 +900,10 @@ static void take_live(struct kvr_ingest *in, struct source *s, uint64_t seq, con
     }
     s->rounds = 0;
     s->st.state = KVR_VIEW_LIVE;
-    bool lost = s->orphaned && !s->lossy && seq > s->orphans_until && s->st.trusted;
-    if (lost && can_repair(s) && !s->mute && may_rebuild(in, s)) {
-        rebuild(in, s);
-    } else if (!s->st.trusted && !s->missing && !s->mismatch && (seq == 0 || was_missing || s->doubt || (s->enveloped && s->cleared))) {
-        kvr__view_trust(in, s, true, "");
-    }
+    bool lost = s->orphaned && !s->lossy && seq > s->orphans_until && s->st.knowledge == KVR_VIEW_WHOLE;
+    bool says = seq == 0 || (was_missing && !s->missing) || s->doubt || s->mute || (s->enveloped && s->cleared);
+    if (lost && can_repair(s) && !s->mute && may_rebuild(in, s)) rebuild(in, s);
+    else if (says && (s->known == KVR_VIEW_UNKNOWN || (s->known == KVR_VIEW_PARTIAL && !s->missing))) believe(in, s);
     s->doubt = false;
 }
 
@@ -869,10 +924,14 @@ void kvr__view_enveloped(struct kvr_ingest *in, struct source *s)
  * sends beats has to say first that this is all. */
 static void caught_up(struct kvr_ingest *in, struct source *s)
 {
-    if (s->missing && can_repair(s)) ask(in, s, must_ask_all(s));
-    else if (s->missing) kvr__view_trust(in, s, false, "events were lost and there is no recover endpoint");
-    else if (s->beat_ms) kvr__view_trust(in, s, false, "its publisher has not been heard since");
-    else if (!s->mismatch) kvr__view_trust(in, s, true, "");
+    if (s->missing && can_repair(s)) {
+        ask(in, s, must_ask_all(s));
+        return;
+    }
+    if (s->unsure) lose_past(in, s, "events were lost and there is no recover endpoint");
+    s->unsure = false;
+    if (s->beat_ms && !s->missing) kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "its publisher has not been heard since");
+    else believe(in, s);
 }
 
 void kvr__view_connected(struct kvr_ingest *in, struct source *s)
@@ -892,6 +951,7 @@ void kvr__view_connected(struct kvr_ingest *in, struct source *s)
     s->mute = s->probing = false;
     if (s->owed_ends) renew_dealer(in, s);
     s->rounds = s->retries = 0;
+    s->unsure = s->cursor.applied_any;
     if (s->dealer && s->hollow) drop_view(in, s); /* it may be whole now */
     if (!s->dealer) {
         ask(in, s, must_ask_all(s));
@@ -935,7 +995,7 @@ static void cut_off(struct kvr_ingest *in, struct source *s, const char *why)
     s->connected = s->st.connected = false;
     s->st.disconnects++;
     kvr__view_forget_repair(in, s);
-    kvr__view_trust(in, s, false, why);
+    kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, why);
 }
 
 void kvr__view_disconnected(struct kvr_ingest *in, struct source *s)
@@ -962,15 +1022,17 @@ void kvr__view_behind(struct kvr_ingest *in, struct source *s, bool other_life)
     if (other_life) s->has_epoch = false;
     if (other_life || !can_repair(s)) drop_view(in, s);
     s->missing = !can_repair(s);
-    kvr__view_trust(in, s, false, "events are missing");
+    s->missing_why = "events are missing";
+    s->unsure = s->cursor.applied_any;
+    kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "events are missing");
     if (can_repair(s)) ask(in, s, must_ask_all(s));
 }
 
 void kvr__view_confirmed(struct kvr_ingest *in, struct source *s)
 {
-    if (s->sound || s->missing || s->mismatch || !s->cursor.applied_any || !s->connected) return;
+    if (s->known != KVR_VIEW_UNKNOWN || s->unsure || !s->cursor.applied_any || !s->connected) return;
     s->doubt = false;
-    kvr__view_trust(in, s, true, "");
+    believe(in, s);
 }
 
 /* Content up to `c` has been put in place from elsewhere. */
@@ -980,15 +1042,18 @@ void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_v
     s->cursor.next = c->next;
     s->cursor.last_ts = c->last_ts;
     if (c->next) kvr__view_remember(s, c->next - 1, c->last_hash);
-    s->missing = s->hollow = s->verifying = false;
+    s->missing = c->partial;
+    s->missing_why = "what was kept of it was not whole";
+    s->hollow = s->verifying = false;
+    s->unsure = can_repair(s);
     kvr__view_note_cursor(s);
     if (s->dealer && s->connected) {
         s->rounds = s->retries = 0;
         request_replay(in, s, c->next);
     } else if (s->recover[0] && s->connected) {
         ask(in, s, must_ask_all(s));
-    } else if (s->connected && !s->mismatch) {
-        kvr__view_trust(in, s, true, "");
+    } else if (s->connected) {
+        believe(in, s);
     }
 }
 
@@ -997,14 +1062,14 @@ void kvr__view_deadlines(struct kvr_ingest *in, struct source *s)
     uint64_t now = in->now_ms;
     if ((s->replaying || s->probing) && now >= s->silent_deadline_ms) replay_failed(in, s);
     if (!s->st.settled && s->recover[0] && now >= s->silent_deadline_ms)
-        kvr__view_trust(in, s, false, s->connected ? "being recovered" : "the events endpoint is not reachable");
+        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, s->connected ? "being recovered" : "the events endpoint is not reachable");
     if (s->drop_at_ms && now >= s->drop_at_ms) {
         s->drop_at_ms = 0;
         drop_view(in, s);
     }
     if (s->undecodable && now - s->undecodable_ms > UNDECODABLE_MS) {
         s->undecodable = false;
-        kvr__view_trust(in, s, s->sound, s->sound ? "" : s->st.reason);
+        weigh_again(in, s);
     }
     bool retry = s->retry_at_ms && now >= s->retry_at_ms, tail = s->tail_at_ms && now >= s->tail_at_ms;
     if ((!retry && !tail) || !s->connected || kvr__view_repairing(s)) return;

@@ -18,7 +18,7 @@
 
 struct kvr_dump_view {
     struct kvr_worker worker;
-    bool trusted;
+    bool trusted, partial; /* partial: older blocks may be missing */
     uint64_t next_sequence, last_hash;
     double last_ts;
 };

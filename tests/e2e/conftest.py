@@ -447,6 +447,10 @@ class Indexer(Process):
         ls = self.listeners()
         return bool(ls) and all(l["trusted"] for l in ls.values())
 
+    def whole(self):
+        ls = self.listeners()
+        return bool(ls) and all(l["view"] == "whole" for l in ls.values())
+
     def scores(self, tokens, model="m", **more):
         r = self.post("/query", {"token_ids": tokens, "model_name": model, **more})
         return {(int(i), int(k)): n for i, ranks in r["scores"].items() for k, n in ranks.items()}

@@ -170,7 +170,7 @@ class Fleet:
         """Has the indexer applied every batch, and does it trust every view?"""
         self.answer_replays()
         ls = indexer.listeners()
-        return all((l := ls.get((p.worker, 0))) and l["trusted"] and l["next_sequence"] == p.seq for p in self.list)
+        return all((l := ls.get((p.worker, 0))) and l["view"] == "whole" and l["next_sequence"] == p.seq for p in self.list)
 
     def check(self, indexer):
         for p in self.prompts:

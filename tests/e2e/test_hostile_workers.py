@@ -16,7 +16,7 @@ def listener(ix, i=7):
 
 
 def live_goes_on(ix, e, i=7):
-    """Batches that come live are applied, untrusted and visibly so; the engine's answer makes the view whole again."""
+    """Batches that come live are applied, the view is partial and visibly so; the engine's answer makes it whole again."""
     wait_for("active", lambda: listener(ix, i)["status"] == "active")
     e.stored([1], T[:4])
     e.stored([2], T[4:8], parent=1)
@@ -25,7 +25,7 @@ def live_goes_on(ix, e, i=7):
         e.stored([3], T[8:12], parent=2, keep=False)
         return ix.scores(T).get((i, 0)) == 12
     wait_for("live batches without a replay", sees, 20)
-    assert not listener(ix, i)["trusted"] and "answer" in listener(ix, i)["untrusted_reason"]
+    assert listener(ix, i)["view"] == "partial" and "answer" in listener(ix, i)["view_reason"]
 
 
 @pytest.mark.parametrize("kind", ["silent", "nobody", "two frames"])
@@ -55,7 +55,7 @@ def test_live_events_go_on_without_a_replay_endpoint_that_answers(start, engine,
     if kind == "nobody":
         return
     e.sent = e.sent[:2]
-    e.until("whole again when it answers", ix.trusted, 40)
+    e.until("whole again when it answers", ix.whole, 40)
     assert ix.scores(T) == {(7, 0): 8}
 
 
@@ -68,8 +68,8 @@ def test_live_events_go_on_after_a_gap_that_nobody_fills(start, engine):
     e.stored([2], T[4:8], parent=1, drop=True)
     e.stored([11], T[20:24])
     wait_for("rebuilt by what comes", lambda: ix.scores(T[20:]) == {(7, 0): 4} and not ix.scores(T), 20)
-    assert not listener(ix)["trusted"]
-    e.until("whole again when it answers", lambda: ix.trusted() and ix.scores(T) == {(7, 0): 8}, 40)
+    assert listener(ix)["view"] == "partial"
+    e.until("whole again when it answers", lambda: ix.whole() and ix.scores(T) == {(7, 0): 8}, 40)
 
 
 def test_a_router_keeps_applying_when_the_replay_endpoint_is_silent(start, engine):
@@ -79,8 +79,8 @@ def test_a_router_keeps_applying_when_the_replay_endpoint_is_silent(start, engin
     wait_for("declared", lambda: s.view().get("reason") and s.view().get("state") == "live", 20)
     e.stored([1, 2], T[:8])
     wait_for("applied", lambda: s.overlap(T).get((1, 0)) == 2)
-    assert not s.view()["trusted"]
-    e.until("whole again", lambda: s.view()["trusted"] and s.overlap(T).get((1, 0)) == 2, 40)
+    assert s.view()["view"] == "partial"
+    e.until("whole again", lambda: s.view()["view"] == "whole" and s.overlap(T).get((1, 0)) == 2, 40)
 
 
 # ---- a publisher without libzmq ---------------------------------------------------------------------------------------

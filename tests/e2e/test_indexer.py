@@ -433,7 +433,7 @@ def test_blocks_after_a_restart_have_the_salt_and_the_group_of_those_before(star
     wait_for("all of it", lambda: scores(cache_salt="tenant") == {(7, 0): 12} and scores() == {(7, 0): 8})
 
 
-def test_content_of_the_disk_that_is_not_confirmed_is_not_trusted(start, fleet_of, tmp_path):
+def test_content_of_the_disk_that_is_not_confirmed_is_dropped(start, fleet_of, tmp_path):
     """The engine's buffer no longer reaches back to our place."""
     f = fleet_of(5, 2)
     ix = keeper(start, tmp_path)
@@ -446,8 +446,8 @@ def test_content_of_the_disk_that_is_not_confirmed_is_not_trusted(start, fleet_o
     for p in f.list:
         p.buffer = p.buffer[-3:]
     ix = keeper(start, tmp_path)
-    reason = lambda: {l.get("untrusted_reason") for l in ix.listeners().values()}
-    wait_for("not trusted", lambda: (f.answer_replays(), reason() == {"the engine's replay buffer no longer holds the whole history"})[1])
+    seen = lambda: {(l["view"], l.get("view_reason")) for l in ix.listeners().values()}
+    wait_for("partial", lambda: (f.answer_replays(), seen() == {("partial", "the engine's replay buffer no longer holds the whole history")})[1])
     for p in f.list:  # never a block that is not held
         for (w, r), n in ix.scores(f.prompts[0]).items():
             assert n <= f.list[w - 1].held.depth(f.prompts[0]) * BS

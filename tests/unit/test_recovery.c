@@ -361,7 +361,7 @@ static void stop_consumer(struct consumer *c)
 static bool caught_up(struct consumer *c, const struct engine *e)
 {
     struct kvr_view_status st;
-    return kvr_ingest_status(c->ingest, &st, 1) == 1 && st.trusted && st.next_sequence == e->seq;
+    return kvr_ingest_status(c->ingest, &st, 1) == 1 && st.knowledge == KVR_VIEW_WHOLE && st.next_sequence == e->seq;
 }
 
 /* ---- one seed --------------------------------------------------------------------------------------------- */

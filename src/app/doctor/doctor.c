@@ -70,6 +70,15 @@ static void take_endpoints(struct kvr_json list, const struct engine_target *t, 
     }
 }
 
+#define PARTIAL_HINT "it predicts too little until it is whole again; a longer replay buffer (vLLM: buffer_steps) reaches further back"
+
+static bool is_partial(struct kvr_json view)
+{
+    char text[16];
+    text_of(view, "view", text, sizeof text);
+    return !strcmp(text, "partial");
+}
+
 static void report_views(struct doctor *d, const char *subject, struct kvr_json views)
 {
     for (size_t i = 0; i < kvr_json_count(views); i++) {
@@ -78,8 +87,9 @@ static void report_views(struct doctor *d, const char *subject, struct kvr_json 
         text_of(v, "reason", reason, sizeof reason);
         text_of(v, "trust", trust, sizeof trust);
         unsigned rank = (unsigned)number_of(v, "dp_rank", 0);
-        if (true_of(v, "trusted"))
-            found(d, OK, subject, "view", "", "rank %u is trusted, %llu blocks", rank, (unsigned long long)number_of(v, "blocks", 0));
+        unsigned long long blocks = number_of(v, "blocks", 0);
+        if (is_partial(v)) found(d, OK, subject, "view", PARTIAL_HINT, "rank %u is partial, %llu blocks: %s", rank, blocks, reason);
+        else if (true_of(v, "trusted")) found(d, OK, subject, "view", "", "rank %u is whole, %llu blocks", rank, blocks);
         else
             found(d, PROBLEM, subject, "view", "its requests are routed by load; the checks below say why", "rank %u is %s: %s", rank,
                   trust, reason);
@@ -161,14 +171,16 @@ static int take_listener(void *ctx, const char *rank, size_t rank_len, struct kv
 {
     struct listing *l = ctx;
     struct doctor *d = l->d;
-    char state[24], reason[160], what[16];
+    char state[24], reason[160], why[160], what[16];
     snprintf(what, sizeof what, "%.*s", (int)KVR_MIN(rank_len, sizeof what - 1), rank);
     text_of(v, "status", state, sizeof state);
     text_of(v, "untrusted_reason", reason, sizeof reason);
-    if (true_of(v, "trusted"))
-        found(d, OK, l->subject, "view", "", "rank %s is trusted, next sequence %llu", what,
+    text_of(v, "view_reason", why, sizeof why);
+    if (is_partial(v)) found(d, OK, l->subject, "view", PARTIAL_HINT, "rank %s is partial: %s", what, why);
+    else if (true_of(v, "trusted"))
+        found(d, OK, l->subject, "view", "", "rank %s is whole, next sequence %llu", what,
               (unsigned long long)number_of(v, "next_sequence", 0));
-    else found(d, PROBLEM, l->subject, "view", "see the reason", "rank %s (%s) is not trusted: %s", what, state, reason);
+    else found(d, PROBLEM, l->subject, "view", "see the reason", "rank %s (%s) is unknown: %s", what, state, reason);
     if (number_of(v, "block_size_mismatches", 0))
         found(d, PROBLEM, l->subject, "block size", "register the engine's --block-size", "the engine's differs from the registered %u",
               l->block_size);

@@ -131,12 +131,12 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_index_drop_rank(p->index, w);
 }
 
-static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
+static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
     (void)ctx;
     (void)user;
     kvr_log("kvroute: view of instance %llu rank %u is %s%s%s", (unsigned long long)w.worker_id, w.dp_rank,
-            trusted ? "trusted" : "not trusted", reason[0] ? ": " : "", reason);
+            kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
 }
 
 static void on_end(void *ctx, void *user)
@@ -211,7 +211,7 @@ int catalogue_start_durable(struct indexer *x)
 
 int catalogue_start(struct indexer *x)
 {
-    struct kvr_ingest_handler h = {on_event, on_reset, on_trust, on_end, x};
+    struct kvr_ingest_handler h = {on_event, on_reset, on_view, on_end, x};
     struct kvr_recorder_config rc = {x->o->record_events, x->o->record_max_lines, x->o->record_max_count, x->o->record_max_secs};
     char err[400];
     if (rc.path && kvr_recorder_create(&rc, &x->recorder, err, sizeof err)) {
@@ -590,6 +590,8 @@ static void put_listener(struct kvr_buf *b, const struct listener *l, const stru
     kvr_json_key(b, "trusted");
     kvr_json_bool(b, s && s->trusted);
     if (s && !s->trusted) kvr_json_put_str(b, "untrusted_reason", s->reason);
+    kvr_json_put_str(b, "view", kvr_view_knowledge_name(s ? s->knowledge : KVR_VIEW_UNKNOWN));
+    if (s && s->knowledge != KVR_VIEW_WHOLE) kvr_json_put_str(b, "view_reason", s->reason);
     kvr_json_put_str(b, "trust", s ? kvr_view_trust_name(s) : "untrusted");
     kvr_json_put_u64(b, "next_sequence", s ? s->next_sequence : 0);
     kvr_json_put_u64(b, "gaps", s ? s->gaps : 0);

@@ -47,6 +47,7 @@ static void put_view(struct kvr_buf *b, const struct kvr_view_status *s)
     kvr_json_put_u64(b, "dp_rank", s->worker.dp_rank);
     kvr_json_key(b, "trusted");
     kvr_json_bool(b, s->trusted);
+    kvr_json_put_str(b, "view", kvr_view_knowledge_name(s->knowledge));
     kvr_json_put_u64(b, "next_sequence", s->cursor.next);
     kvr_json_put_u64(b, "last_hash", s->cursor.last_hash);
     kvr_json_key(b, "last_ts");

@@ -203,13 +203,13 @@ static void put_tree_sizes(struct kvr_buf *b, const struct partition *p, const s
     kvr_json_close(b, '}');
 }
 
-/* The views that may not show all, of this partition. */
-static void put_untrusted(struct indexer *x, struct kvr_buf *b, const struct partition *p)
+/* The views of this partition that are of this knowledge. */
+static void put_views_of(struct indexer *x, struct kvr_buf *b, const struct partition *p, const char *key, enum kvr_view_knowledge which)
 {
     size_t n;
     struct kvr_view_status *st = catalogue_statuses(x, &n);
     if (!st) b->failed = true;
-    kvr_json_key(b, "untrusted");
+    kvr_json_key(b, key);
     kvr_json_open(b, '[');
     pthread_mutex_lock(&x->lock);
     for (const struct instance *i = x->instances; i; i = i->next) {
@@ -218,7 +218,7 @@ static void put_untrusted(struct indexer *x, struct kvr_buf *b, const struct par
             const struct kvr_view_status *s = NULL;
             for (size_t j = 0; j < n && !s; j++)
                 if (st[j].worker.worker_id == i->id && st[j].worker.dp_rank == i->listeners[k].rank) s = &st[j];
-            if (s && s->trusted) continue;
+            if ((s ? s->knowledge : KVR_VIEW_UNKNOWN) != which) continue;
             kvr_json_open(b, '{');
             kvr_json_put_u64(b, "instance_id", i->id);
             kvr_json_put_u64(b, "dp_rank", i->listeners[k].rank);
@@ -254,7 +254,10 @@ static void answer(struct request *rq, struct partition *p, size_t n)
     put_frequencies(l, b, l->reaches, (size_t)k);
     put_instances(b, l->reaches, (size_t)k, p->block_size);
     if (l->indexer->o->tree_sizes) put_tree_sizes(b, p, l->reaches, (size_t)k);
-    if (wants_detail(rq)) put_untrusted(l->indexer, b, p);
+    if (wants_detail(rq)) {
+        put_views_of(l->indexer, b, p, "untrusted", KVR_VIEW_UNKNOWN);
+        put_views_of(l->indexer, b, p, "partial", KVR_VIEW_PARTIAL);
+    }
     kvr_json_close(b, '}');
     if (b->failed) routes_error(rq, 503, "out of memory");
     else routes_reply(rq, 200, NULL, b->data, b->len);

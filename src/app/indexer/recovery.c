@@ -2,16 +2,16 @@
 /*
  * Content from elsewhere, when the engines themselves cannot give it.
  *
- *     loading --disk is read--> settling --every view trusted or given up--> asking peers --> ready
+ *     loading --disk is read--> settling --every view settled--> asking peers --> ready
  *                                                                               ^               |
  *                                                                               +--a view is lost+
  *
  * Authority, highest first: the engine's replay and the worker's recover endpoint (the ingest thread does both by itself), a
- * peer's dump, our own disk. So a peer is asked only for views that are not trusted. What it gives is
+ * peer's dump, our own disk. So a peer is asked only for views that are not whole. What it gives is
  * taken over for a view only if the peer trusts its own, and is not behind us or the engine can replay the rest: then the
  * content at the peer's place in the stream replaces ours, and the source goes on from there. Of workers that are not
  * registered here everything is taken.
- * A peer without places (no "views" in its dump) fills views that have nothing; they stay untrusted.
+ * A peer without places (no "views" in its dump) fills views that have nothing; they stay unknown.
  *
  * Everything here runs on the main loop; one question at a time.
  */
@@ -66,13 +66,14 @@ struct takeover {
     bool taken;
 };
 
-/* On the ingest thread: a view that is not trusted gets the staged content, if that is at least as far as the view, or the
+/* On the ingest thread: a view that is not whole gets the staged content, if that knows more and is at least as far as the view, or the
  * engine can replay the rest. */
 static void take_over(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
 {
     struct takeover *t = arg;
     const struct kvr_dump_view *v = t->place ? &t->place->view : NULL;
-    if (st->trusted) return;
+    enum kvr_view_knowledge offered = v && !v->partial ? KVR_VIEW_WHOLE : KVR_VIEW_PARTIAL;
+    if (st->knowledge >= offered) return;
     if (v ? v->next_sequence < st->next_sequence && !st->can_replay : st->next_sequence > 0) return;
     for (size_t i = 0; i < n; i++) {
         struct kvr_worker w = {st->worker.worker_id, ranks[i]};
@@ -83,7 +84,7 @@ static void take_over(void *arg, const struct kvr_view_status *st, const uint32_
         if (t->others[i] && (kvr_ingest_carry(t->ingest, w.dp_rank) || stage_put(&t->stage->list[i], t->part, w))) return;
     }
     t->taken = true;
-    if (v) *adopt = (struct kvr_view_cursor){true, v->next_sequence, v->last_hash, v->last_ts};
+    if (v) *adopt = (struct kvr_view_cursor){true, v->partial, v->next_sequence, v->last_hash, v->last_ts};
 }
 
 static const struct place *place_of(const struct recovery *r, const struct partition *p, struct kvr_worker w)
@@ -120,7 +121,7 @@ static bool give_to_view(struct recovery *r, struct partition *p, struct kvr_wor
 static bool keep_for_later(struct recovery *r, const struct place *pl)
 {
     struct kvr_worker w = pl->view.worker;
-    struct kvr_view_cursor c = {pl->view.trusted, pl->view.next_sequence, pl->view.last_hash, pl->view.last_ts};
+    struct kvr_view_cursor c = {pl->view.trusted, pl->view.partial, pl->view.next_sequence, pl->view.last_hash, pl->view.last_ts};
     uint32_t ranks[RANKS_OF_INSTANCE_MAX];
     size_t n = 0;
     if (stage_put(stage_find(&r->stage, pl->part, w), pl->part, w)) return false;
@@ -332,7 +333,8 @@ static bool lost_a_view(const struct kvr_view_status *st, size_t n)
 {
     uint64_t now = kvr_now_ns(kvr_clock_monotonic());
     for (size_t i = 0; i < n; i++) {
-        bool waits = st[i].trusted || st[i].repairing || !st[i].settled || st[i].paused || st[i].failed || !st[i].connected;
+        bool waits =
+            st[i].knowledge == KVR_VIEW_WHOLE || st[i].repairing || !st[i].settled || st[i].paused || st[i].failed || !st[i].connected;
         if (!waits && !st[i].filtered.block_size_mismatch && now - st[i].since_ns > (uint64_t)LOST_MS * 1000000) return true;
     }
     return false;
@@ -381,7 +383,7 @@ static bool has_peers(struct indexer *x)
 static bool should_ask_peers(const struct recovery *r, const struct kvr_view_status *st, size_t n)
 {
     bool all = n > 0;
-    for (size_t i = 0; i < n; i++) all = all && st[i].trusted;
+    for (size_t i = 0; i < n; i++) all = all && st[i].knowledge == KVR_VIEW_WHOLE;
     return has_peers(r->x) && !all;
 }
 

@@ -10,8 +10,12 @@
 
 static struct kvr_saved_source source_of(struct kvr_worker w, const struct kvr_view_cursor *c)
 {
-    return (struct kvr_saved_source){
-        .worker = w, .known = c->known, .whole = c->known, .next = c->next, .last_hash = c->last_hash, .last_ts = c->last_ts};
+    return (struct kvr_saved_source){.worker = w,
+                                     .known = c->known,
+                                     .whole = c->known && !c->partial,
+                                     .next = c->next,
+                                     .last_hash = c->last_hash,
+                                     .last_ts = c->last_ts};
 }
 
 struct visit {
@@ -146,7 +150,7 @@ static bool begin_source(void *ctx, const struct kvr_saved_source *s)
     struct loader *l = ctx;
     end_source(l);
     l->seed = (struct seed){.worker = s->worker, .ranks = l->ranks};
-    l->seed.cursor = (struct kvr_view_cursor){s->known && s->whole, s->next, s->last_hash, s->last_ts};
+    l->seed.cursor = (struct kvr_view_cursor){s->known, !s->whole, s->next, s->last_hash, s->last_ts};
     pthread_mutex_lock(&l->x->change_lock); /* nobody registers it meanwhile */
     l->locked = true;
     l->skip = !l->part || catalogue_has_listener(l->x, s->worker); /* registered already: the engine knows better */

@@ -190,10 +190,11 @@ static void write_views(struct indexer *x, struct kvr_buf *b)
         for (size_t s = 0; s < 4; s++) counts[s] += strcmp(listener_state(&st[i]), states[s]) == 0;
     head(b, "dynamo_kvindexer_listeners", "gauge", "Listeners by their state");
     for (size_t s = 0; s < 4; s++) kvr_buf_printf(b, "dynamo_kvindexer_listeners{status=\"%s\"} %zu\n", states[s], counts[s]);
-    head(b, "kvroute_view_trusted", "gauge", "1: the view is known to be whole");
+    head(b, "kvroute_view_trusted", "gauge", "1: the view is of use: whole or partial");
     for (size_t i = 0; i < n; i++)
         kvr_buf_printf(b, "kvroute_view_trusted{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,
                        st[i].worker.dp_rank, st[i].trusted);
+    kvr_view_metrics(b, st, n);
     static const struct {
         const char *name;
         size_t at;

@@ -21,12 +21,13 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     feed_reset(user);
 }
 
-static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
+/* Only a whole view answers for all the engine holds. */
+static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
     struct feed *f = user;
     (void)ctx;
-    kvr_local_index_set_incomplete(f->index, trusted ? NULL : reason);
-    kvr_log("kvroute publish: rank %u is %s%s%s", w.dp_rank, trusted ? "whole" : "not whole", reason[0] ? ": " : "", reason);
+    kvr_local_index_set_incomplete(f->index, knowledge == KVR_VIEW_WHOLE ? NULL : reason);
+    kvr_log("kvroute publish: the view of rank %u is %s%s%s", w.dp_rank, kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
 }
 
 static int follow(struct publish *p, struct feed *f, char *err, size_t cap)
@@ -188,7 +189,7 @@ static int announce(struct publish *p, char *err, size_t cap)
 static int start(struct publish *p, char *err, size_t cap)
 {
     const struct publish_options *o = p->o;
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = p};
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_view = on_view, .ctx = p};
     p->zmq = zmq_ctx_new();
     if (kvr_curve_load(&o->plane.curve, &p->curve, err, cap)) return -1;
     int closed = p->zmq ? 0 : -KVR_ENOMEM;

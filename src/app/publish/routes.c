@@ -180,11 +180,13 @@ static const struct kvr_view_status *status_of(const struct kvr_view_status *st,
 static void put_rank(struct kvr_buf *b, struct feed *f, const struct kvr_view_status *st)
 {
     struct kvr_local_index_stats n;
+    bool whole = st && st->knowledge == KVR_VIEW_WHOLE; /* who asks a local index wants all of it */
     kvr_local_index_stats(f->index, &n);
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "dp_rank", f->worker.dp_rank);
     kvr_json_put_str(b, "published_on", f->outlet->where);
-    kvr_json_put_str(b, "trust", st ? kvr_view_trust_name(st) : "untrusted");
+    kvr_json_put_str(b, "view", kvr_view_knowledge_name(st ? st->knowledge : KVR_VIEW_UNKNOWN));
+    kvr_json_put_str(b, "trust", whole ? "trusted" : st && st->repairing ? "recovering" : "untrusted");
     kvr_json_put_str(b, "reason", st ? st->reason : "");
     kvr_json_key(b, "connected");
     kvr_json_bool(b, st && st->connected);
@@ -233,7 +235,7 @@ static void ready(struct publish *p, struct kvr_http_conn *c)
     char why[160] = "";
     for (size_t i = 0; i < p->feeds_n && !why[0]; i++) {
         const struct kvr_view_status *s = status_of(st, n, &p->feeds[i]);
-        if (s && s->trusted) continue;
+        if (s && s->knowledge == KVR_VIEW_WHOLE) continue;
         snprintf(why, sizeof why, "rank %u is not whole: %s", p->feeds[i].worker.dp_rank, s && s->reason[0] ? s->reason : "not seen yet");
     }
     if (why[0]) error(p, c, 503, why);
@@ -269,7 +271,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
         for (size_t i = 0; i < p->feeds_n; i++) v[i] = (value);                                                                            \
         put_metric(&b, p, name, type, help, v);                                                                                            \
     } while (0)
-    PUT("whole", "gauge", "1 when the local index has all the engine holds", of[i].trusted);
+    PUT("whole", "gauge", "1 when the local index has all the engine holds", of[i].knowledge == KVR_VIEW_WHOLE);
     PUT("events_total", "counter", "Events published", atomic_load(&p->feeds[i].published));
     PUT("send_failures_total", "counter", "Events that the socket did not take", atomic_load(&p->feeds[i].send_failures));
     PUT("connections", "gauge", "Consumers connected to the rank's socket (tcp)", gs[i].connections);

@@ -26,6 +26,7 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_open(b, '{');
         kvr_json_put_u64(b, "dp_rank", st[i].worker.dp_rank);
         kvr_json_put_str(b, "state", st[i].state == KVR_VIEW_LIVE ? "live" : "restoring");
+        kvr_json_put_str(b, "view", kvr_view_knowledge_name(st[i].knowledge));
         kvr_json_put_str(b, "trust", kvr_view_trust_name(&st[i]));
         kvr_json_key(b, "trusted");
         kvr_json_bool(b, st[i].trusted);
@@ -46,6 +47,7 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_open(b, '{');
         kvr_json_put_u64(b, "dp_rank", w->dp_start + r);
         kvr_json_put_str(b, "state", "none");
+        kvr_json_put_str(b, "view", "unknown");
         kvr_json_put_str(b, "trust", "untrusted");
         kvr_json_key(b, "trusted");
         kvr_json_bool(b, false);

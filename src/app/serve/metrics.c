@@ -110,10 +110,11 @@ static void put_views(struct serve *s, struct kvr_buf *b)
     enum { VIEWS = 4096 };
     struct kvr_view_status *st = calloc(VIEWS, sizeof *st);
     size_t n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, VIEWS), (size_t)VIEWS) : 0;
-    put_type(b, "view_trusted", "gauge", "1 when the view of a rank's cache is trusted");
+    put_type(b, "view_trusted", "gauge", "1 when the view of a rank's cache is of use: whole or partial");
     for (size_t i = 0; i < n; i++)
         kvr_buf_printf(b, "kvroute_view_trusted{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,
                        st[i].worker.dp_rank, st[i].trusted);
+    kvr_view_metrics(b, st, n);
     put_type(b, "view_recovering", "gauge", "1 while what a view has lost is being fetched");
     for (size_t i = 0; i < n; i++)
         kvr_buf_printf(b, "kvroute_view_recovering{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,

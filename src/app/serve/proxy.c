@@ -101,6 +101,7 @@ struct px {
     struct kvr_ticket ticket;
     struct kvr_rejection rejection;
     struct kvr_router_result result;
+    enum kvr_view_knowledge view; /* of the rank, when it was chosen */
     struct decision_table table;
     char booking[32]; /* id of the current booking; "" = none */
     uint64_t tried[TRIES_MAX];
@@ -426,6 +427,7 @@ static void put_decision_headers(struct px *p, struct kvr_buf *h)
     kvr_buf_printf(h, "x-request-id: %s\r\nx-kvroute-worker: %llu\r\nx-kvroute-dp-rank: %u\r\n", p->id,
                    (unsigned long long)p->result.worker.worker_id, p->result.worker.dp_rank);
     if (p->routed) kvr_buf_printf(h, "x-kvroute-overlap-blocks: %u\r\n", p->result.overlap_blocks);
+    if (p->routed && serve_of(p)->ingest) kvr_buf_printf(h, "x-kvroute-view: %s\r\n", kvr_view_knowledge_name(p->view));
     kvr_buf_printf(h, "x-kvroute-reason: %s\r\n", p->reason);
     if (p->explain && p->routed) decision_table_header(&p->table, h);
 }
@@ -865,6 +867,7 @@ static enum outcome px_booked(struct px *p)
         w->refs++;
         w->requests++;
         p->names_rank = rank_is_named_locked(s, w);
+        p->view = views_knowledge(w, p->result.worker.dp_rank);
     }
     pthread_mutex_unlock(&s->lock);
     worker_unref(s, before);

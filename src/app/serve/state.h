@@ -5,7 +5,7 @@
  *   workers.c   the worker table, health and breaker state
  *   discovery*.c  workers that are found rather than configured
  *   pools.c     partitions: an index, a router and its queue
- *   views.c     KV events -> index, trust -> router
+ *   views.c     KV events -> index, what views are worth -> router
  *   replicas.c  what other routers of the fleet book
  *   served.c    our index answers other routers
  *   claim.c     whether it may
@@ -130,8 +130,9 @@ struct worker {
     struct series *series;         /* labels.c */
     char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
     uint64_t metrics_due_ms, learnt_kv_blocks;
-    const char *metrics_error;      /* static; NULL: none */
-    struct rank_load loads[DP_MAX]; /* by rank - dp_start */
+    const char *metrics_error;           /* static; NULL: none */
+    struct rank_load loads[DP_MAX];      /* by rank - dp_start */
+    _Atomic unsigned char views[DP_MAX]; /* enum kvr_view_knowledge; of ranks whose events are followed */
 };
 
 /* ---- the rest ---------------------------------------------------------------------------------------- */
@@ -371,6 +372,7 @@ int views_start(struct serve *s);
 int views_start_durable(struct serve *s); /* when the workers that are configured are followed */
 void views_follow(struct serve *s, const struct worker *w, struct pool *pool);
 void views_unfollow(struct serve *s, uint64_t id);
+enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank);
 /* Do KV events of this rank (by place) come from somewhere? */
 bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place);
 void views_stop(struct serve *s);

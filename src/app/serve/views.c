@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * KV events into the index, trust into the router. The callbacks run on the ingest thread; `user` is the worker's pool,
+ * KV events into the index, what a view is worth into the router. The callbacks run on the ingest thread; `user` is the worker's pool,
  * which lives as long as the process.
  */
 #include "app/serve/state.h"
@@ -27,13 +27,22 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_index_drop_rank(p->index, w);
 }
 
-static void on_trust(void *ctx, void *user, struct kvr_worker w, bool trusted, const char *reason)
+static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
+    struct serve *s = ctx;
     const struct pool *p = user;
-    (void)ctx;
-    kvr_router_set_trusted(p->router, w, trusted);
+    kvr_router_set_trusted(p->router, w, knowledge != KVR_VIEW_UNKNOWN);
+    pthread_mutex_lock(&s->lock); /* nobody waits for the ingest thread under it */
+    struct worker *worker = worker_find_locked(s, w.worker_id);
+    if (worker && w.dp_rank - worker->dp_start < worker->dp_size) atomic_store(&worker->views[w.dp_rank - worker->dp_start], knowledge);
+    pthread_mutex_unlock(&s->lock);
     kvr_log("kvroute: view of worker %llu rank %u is %s%s%s", (unsigned long long)w.worker_id, w.dp_rank,
-            trusted ? "trusted" : "not trusted", reason[0] ? ": " : "", reason);
+            kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
+}
+
+enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank)
+{
+    return rank - w->dp_start < w->dp_size ? (enum kvr_view_knowledge)atomic_load(&w->views[rank - w->dp_start]) : KVR_VIEW_UNKNOWN;
 }
 
 int views_start(struct serve *s)
@@ -45,7 +54,7 @@ int views_start(struct serve *s)
         kvr_log("kvroute: --record-events: %s", err);
         return -KVR_EINVAL;
     }
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_trust = on_trust, .ctx = s};
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_view = on_view, .ctx = s};
     int failed = kvr_ingest_create(&h, s->o->restore_timeout, &s->ingest);
     if (!failed) kvr_ingest_set_curve(s->ingest, s->curve);
     return failed || s->o->plane.plane != KVR_PLANE_NATS ? failed : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
