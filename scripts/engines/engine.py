@@ -27,7 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 DIR = os.environ.get("ENGINES_DIR") or os.path.join(ROOT, "build/engines")
 BLOCK = 32  # the CPU platform takes multiples of 32
 ADAPTER = "ad1"
-START_SECONDS = 300  # half a minute on an idle machine
+START_SECONDS = float(os.environ.get("KVROUTE_ENGINE_START", "300"))  # half a minute on an idle machine
 PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None)
@@ -111,7 +111,8 @@ class Engine:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.p.poll() is not None:
-                raise RuntimeError(f"the engine ended with {self.p.returncode}:\n{self.text()[-3000:]}")
+                first = [line for line in self.text().splitlines() if "Error" in line][:5]  # what follows is mostly what follows from it
+                raise RuntimeError(f"the engine ended with {self.p.returncode}:\n" + "\n".join(first) + f"\n...\n{self.text()[-2000:]}")
             try:
                 with urllib.request.urlopen(self.url + "/health", timeout=5) as r:
                     if r.status == 200:

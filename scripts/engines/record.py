@@ -151,19 +151,23 @@ def mixed(r):
 
 
 def small(r):
-    """A cache of 120 blocks, much more than it holds, and the same prompt several times at once."""
-    long = [tokens(f"small {k}", 20 * BLOCK + k) for k in range(8)]
-    for k in (0, 1, 0, 2, 3):
-        r.request(*completion(long[k]))
-    r.many([completion(long[4])] * 4)
-    for k in (4, 3, 5, 4, 0):
-        r.request(*completion(long[k]))
-    r.many([completion(long[6][:300], cache_salt="s")] * 3 + [completion(long[6][:300])] * 2)
-    for k in (6, 4, 6, 7, 6, 5, 7, 6):
-        r.request(*completion(long[k], cache_salt="s") if k == 6 else completion(long[k]))
-    r.many([completion(long[6][:9 * BLOCK], cache_salt="s", max_tokens=70)] * 3)
-    for k in (6, 0, 1, 6, 2, 6):
-        r.request(*completion(long[k], cache_salt="s") if k == 6 else completion(long[k]))
+    """A cache of 70 blocks and prompts that are more than it holds. A prompt of whole blocks leaves another copy of its last block each time,
+    and so do equal answers that are computed side by side; copies are given up one by one."""
+    prompts = [tokens(f"small {k}", 11 * BLOCK + 7 * (k % 2)) for k in range(8)]
+
+    def send(*ks, **more):
+        for k in ks:
+            r.request(*completion(prompts[k], **more))
+    send(0, 0, 0, 1, 2, 0)
+    r.many([completion(prompts[4])] * 4)
+    send(4, 3, 2, 4, 4, 6, 0, 0)
+    r.many([completion(prompts[6][:9 * BLOCK], max_tokens=70)] * 3)
+    send(6, 5, 6, 0, 1, 6)
+    send(2, 2, 2, cache_salt="s")
+    r.many([completion(prompts[2], cache_salt="s")] * 2 + [completion(prompts[2])] * 2)
+    send(2, 0, 6)
+    send(2, cache_salt="s")
+    send(4, 2, 3, 0, 6, 4, 1, 2)
 
 
 def hybrid(r):
@@ -197,7 +201,7 @@ def ranks(r):
 
 ENGINES = {
     "vllm-0.32.0-mixed": (mixed, {"lora": True, "blocks": 600}),
-    "vllm-0.32.0-small": (small, {"blocks": 120}),
+    "vllm-0.32.0-small": (small, {"blocks": 70}),
     "vllm-0.32.0-hybrid": (hybrid, {"hybrid": True, "blocks": 250}),
     "vllm-0.32.0-ranks": (ranks, {"ranks": 2, "blocks": 300}),
 }

@@ -23,6 +23,8 @@ def test_no_difference_with_duplicates_in_a_small_cache(start, special, settle):
             body = {"model": "tiny", "prompt": rng.choice(prompts), "max_tokens": rng.choice((1, 2, 34))}
             if rng.random() < 0.5:
                 body["prompt"] = body["prompt"][:rng.randrange(1, len(body["prompt"]))]
+            if rng.random() < 0.4 and len(body["prompt"]) >= BLOCK:  # whole blocks: the engine computes the last one again, and has it twice then
+                body["prompt"] = body["prompt"][:len(body["prompt"]) // BLOCK * BLOCK]
             if rng.random() < 0.2:
                 body["cache_salt"] = "s"
             copies = rng.choice((2, 3, 4)) if rng.random() < 0.15 and len(body["prompt"]) < 20 * BLOCK else 1
