@@ -12,19 +12,26 @@ static bool is_number(struct kvr_json v)
     return kvr_json_type_of(v) == KVR_JSON_INT || kvr_json_type_of(v) == KVR_JSON_RANGE;
 }
 
-/* Prompt forms: string; array of tokens; array with one of these; anything else is left to the engine. */
-static void read_prompt(struct kvr_json prompt, struct kvr_openai_request *out)
+static int add_count(void *ctx, const char *key, size_t key_len, struct kvr_json list)
+{
+    (void)key;
+    (void)key_len;
+    *(uint64_t *)ctx += kvr_json_count(list);
+    return 0;
+}
+
+/* Prompt forms: string; array of tokens; array of these; anything else is left to the engine. */
+void kvr_openai_take_prompt(struct kvr_openai_request *out, struct kvr_json prompt)
 {
     if (kvr_json_type_of(prompt) != KVR_JSON_ARRAY) return;
     struct kvr_json first = kvr_json_at(prompt, 0);
-    size_t n = kvr_json_count(prompt);
     if (is_number(first)) {
         out->tokens = prompt;
-        out->tokens_n = n;
-    } else if (n == 1 && kvr_json_type_of(first) == KVR_JSON_ARRAY && is_number(kvr_json_at(first, 0))) {
+    } else if (kvr_json_type_of(first) == KVR_JSON_ARRAY && is_number(kvr_json_at(first, 0))) {
         out->tokens = first;
-        out->tokens_n = kvr_json_count(first);
+        kvr_json_each(prompt, add_count, &out->tokens_sum);
     }
+    out->tokens_n = kvr_json_count(out->tokens);
 }
 
 /* Hints of the wrong type, or out of range, are left out: they are advice. */
@@ -69,6 +76,7 @@ static const char *read_nvext(struct kvr_json nvext, struct kvr_openai_request *
     if (kvr_json_type_of(v[TOKENS]) != KVR_JSON_ARRAY) return TOKEN_DATA;
     if (kvr_json_each(v[TOKENS], is_no_token, NULL)) return TOKEN_DATA;
     out->tokens = v[TOKENS];
+    out->tokens_sum = 0;
     out->tokens_n = kvr_json_count(v[TOKENS]);
     return NULL;
 }
@@ -97,7 +105,7 @@ static const char *read_members(struct kvr_json root, struct kvr_openai_request 
     if (!kvr_json_as_u64(v[MAX_COMPLETION], &out->max_tokens)) kvr_json_as_u64(v[MAX_TOKENS], &out->max_tokens);
     out->has_messages = kvr_json_type_of(v[MESSAGES]) == KVR_JSON_ARRAY;
     out->has_prompt = kvr_json_type_of(v[PROMPT]) == KVR_JSON_STRING || kvr_json_type_of(v[PROMPT]) == KVR_JSON_ARRAY;
-    read_prompt(v[PROMPT], out);
+    kvr_openai_take_prompt(out, v[PROMPT]);
     return read_nvext(v[NVEXT], out);
 }
 

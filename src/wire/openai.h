@@ -15,6 +15,7 @@ struct kvr_openai_request {
     bool stream, has_messages, has_prompt;
     struct kvr_json tokens; /* prompt as a token array, or nvext.token_data; absent otherwise */
     size_t tokens_n;
+    uint64_t tokens_sum; /* of a list of token arrays, of which `tokens` is the first, the lengths of all; else 0 */
     size_t text_max;     /* the caller's: bytes of prompt text that are enough; 0: all there is */
     uint64_t max_tokens; /* 0: not given */
     /* nvext.agent_hints: seconds of seniority, strict priority, expected output tokens; 0: not given */
@@ -26,6 +27,9 @@ struct kvr_openai_request {
 
 /* Reads a body. Returns: 0; or with a sentence for the client in *why -KVR_EFORMAT, or -KVR_ENOMEM: nothing is wrong with it. */
 int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out, const char **why);
+
+/* As for the member `prompt`, of a member that has another name: token arrays go to `tokens`. */
+void kvr_openai_take_prompt(struct kvr_openai_request *r, struct kvr_json prompt);
 
 /* The canonical prompt text for byte tokens: the prompt string, or role and content of each message. What is no text but makes
  * another prompt (images, tools, ...) is there as a byte 0xff and a digest (wire/mm_parts.h), at its place.

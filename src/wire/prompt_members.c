@@ -24,6 +24,7 @@ static const struct {
     {"add_special_tokens", READ},
     {"allowed_token_ids", NONE},
     {"audio_data", HIDES},
+    {"background", CONNECTS},
     {"bad_words", NONE},
     {"best_of", NONE}, /* no engine reads it any more */
     {"bootstrap_host", CONNECTS},
@@ -40,25 +41,33 @@ static const struct {
     {"ebnf", NONE},
     {"ec_transfer_params", CONNECTS},
     {"echo", READ},
+    {"enable_response_messages", NONE},
     {"extra_key", HIDES},
     {"frequency_penalty", NONE},
     {"ignore_eos", NONE},
     {"image_data", HIDES},
+    {"include", NONE},
     {"include_reasoning", NONE},
     {"include_stop_str_in_output", NONE},
+    {"input", PROMPT},
     {"input_embeds", HIDES},
-    {"input_ids", HIDES},
+    {"input_ids", READ},
+    {"instructions", PROMPT},
     {"json_schema", NONE},
     {"kv_transfer_params", READ},
     {"length_penalty", NONE},
     {"logit_bias", NONE},
+    {"logprob_start_len", READ},
     {"logprob_token_ids", NONE},
     {"logprobs", READ},
     {"lora_path", HIDES},
     {"max_completion_tokens", READ},
+    {"max_output_tokens", READ},
     {"max_tokens", READ},
+    {"max_tool_calls", NONE},
     {"media_io_kwargs", PROMPT},
     {"messages", PROMPT},
+    {"metadata", NONE},
     {"min_p", NONE},
     {"min_tokens", NONE},
     {"mm_processor_kwargs", PROMPT},
@@ -66,44 +75,62 @@ static const struct {
     {"multi_modal_data", HIDES},
     {"n", READ},
     {"nvext", READ},
+    {"output_config", PROMPT},
     {"parallel_tool_calls", NONE},
     {"presence_penalty", NONE},
+    {"previous_input_messages", HIDES},
+    {"previous_response_id", HIDES},
     {"priority", NONE},
     {"prompt", READ},
+    {"prompt_cache_key", NONE},
     {"prompt_embeds", HIDES},
     {"prompt_logprobs", READ},
+    {"reasoning", PROMPT},
     {"reasoning_effort", PROMPT},
     {"regex", NONE},
     {"repetition_detection", NONE},
     {"repetition_penalty", NONE},
     {"request_id", NONE},
     {"response_format", NONE},
+    {"return_hidden_states", NONE},
+    {"return_logprob", READ},
+    {"return_text_in_logprobs", NONE},
     {"return_token_ids", NONE},
     {"return_tokens_as_token_ids", NONE},
     {"rid", NONE},
     {"routed_dp_rank", NONE},
+    {"sampling_params", READ},
     {"seed", NONE},
     {"separate_reasoning", NONE},
+    {"service_tier", NONE},
     {"session_id", NONE},
     {"session_params", HIDES},
     {"skip_special_tokens", NONE},
     {"spaces_between_special_tokens", NONE},
     {"stop", NONE},
+    {"stop_sequences", NONE},
     {"stop_token_ids", NONE},
+    {"store", NONE},
     {"stream", NONE},
     {"stream_interval", NONE},
     {"stream_options", NONE},
     {"stream_reasoning", NONE},
     {"structured_outputs", NONE},
     {"suffix", HIDES},
+    {"system", PROMPT},
     {"temperature", NONE},
+    {"text", PROMPT},
+    {"thinking", READ},
     {"thinking_token_budget", NONE},
+    {"token_ids_logprob", NONE},
     {"tool_choice", READ},
     {"tools", PROMPT},
     {"top_k", NONE},
     {"top_logprobs", NONE},
+    {"top_logprobs_num", NONE},
     {"top_p", NONE},
     {"truncate_prompt_tokens", READ},
+    {"truncation", READ},
     {"truncation_side", READ},
     {"use_beam_search", READ},
     {"user", NONE},
@@ -197,17 +224,15 @@ static void read_truncation(struct kvr_json keep, struct kvr_json side, struct k
     if (len == 5 && memcmp(s, "right", 5) == 0) out->truncation = KVR_TRUNCATE_RIGHT;
 }
 
-static bool is_scalar(struct kvr_json v)
+/* One text, one list of tokens, or a list of several of either. */
+static void count_prompts(struct kvr_json prompt, struct kvr_prompt_members *out)
 {
-    return is_given(v) && kvr_json_type_of(v) != KVR_JSON_ARRAY && kvr_json_type_of(v) != KVR_JSON_OBJECT;
-}
-
-/* A list of one prompt is that prompt. */
-static bool is_one_prompt(struct kvr_json prompt)
-{
-    if (kvr_json_type_of(prompt) != KVR_JSON_ARRAY || kvr_json_count(prompt) == 1) return true;
-    struct kvr_json first = kvr_json_at(prompt, 0);
-    return is_scalar(first) && kvr_json_type_of(first) != KVR_JSON_STRING;
+    enum kvr_json_type first = kvr_json_type_of(kvr_json_at(prompt, 0));
+    bool list = kvr_json_type_of(prompt) == KVR_JSON_ARRAY && (first == KVR_JSON_STRING || first == KVR_JSON_ARRAY);
+    out->prompts = list ? kvr_json_count(prompt) : 1;
+    if (out->prompts == 1) return;
+    out->usage_tells = false;
+    out->certainty = KVR_PROMPT_UNKNOWN;
 }
 
 static bool has_text(struct kvr_json v)
@@ -228,32 +253,27 @@ static bool leaves_tools_out(struct kvr_json choice, struct kvr_json tools)
 {
     const char *s;
     size_t len;
-    return is_given(tools) && kvr_json_as_str(choice, &s, &len) && len == 4 && memcmp(s, "none", 4) == 0;
+    struct kvr_json type = kvr_json_get(choice, "type"); /* of the Anthropic form */
+    return is_given(tools) && kvr_json_as_str(is_given(type) ? type : choice, &s, &len) && len == 4 && memcmp(s, "none", 4) == 0;
 }
 
-static void read_values(struct kvr_json body, enum kvr_prompt_form form, struct kvr_prompt_members *out)
+static bool is_not_one(struct kvr_json n)
 {
-    enum {
-        ADD_SPECIAL,
-        SALT,
-        ECHO,
-        LOGPROBS,
-        PROMPT_LOGPROBS,
-        N,
-        BEAM,
-        KEEP,
-        SIDE,
-        MAX,
-        MAX_COMPLETION,
-        PROMPTS,
-        NVEXT,
-        KV,
-        CHOICE,
-        TOOLS,
-        ALL
-    };
+    int64_t v;
+    return is_given(n) && (!kvr_lax_i64(n, &v) || v != 1);
+}
+
+static bool is_not_zero(struct kvr_json n)
+{
+    int64_t v;
+    return !kvr_lax_i64(n, &v) || v != 0;
+}
+
+/* Members that only completions and chats have. */
+static void read_completion(struct kvr_json body, bool chat, struct kvr_prompt_members *out)
+{
+    enum { SPECIAL, ECHO, LOGPROBS, PROMPT_LOGPROBS, N, BEAM, KEEP, SIDE, MAX, MAX_COMPLETION, PROMPTS, NVEXT, ALL };
     static const char *const keys[ALL] = {"add_special_tokens",
-                                          "cache_salt",
                                           "echo",
                                           "logprobs",
                                           "prompt_logprobs",
@@ -264,30 +284,69 @@ static void read_values(struct kvr_json body, enum kvr_prompt_form form, struct 
                                           "max_tokens",
                                           "max_completion_tokens",
                                           "prompt",
-                                          "nvext",
-                                          "kv_transfer_params",
-                                          "tool_choice",
-                                          "tools"};
-    bool chat = form == KVR_FORM_CHAT;
+                                          "nvext"};
     struct kvr_json v[ALL];
-    int64_t n = 1, most = 1;
-    out->usage_tells = out->as_evidence = true;
     if (kvr_json_pick(body, keys, ALL, v) >= 0) out->as_evidence = false; /* two of one name: which one counts is the engine's business */
-    out->special_tokens = kvr_lax_bool(v[ADD_SPECIAL], !chat);
+    out->special_tokens = kvr_lax_bool(v[SPECIAL], !chat);
     /* The echo of a chat counts as a wish for the prompt's logprobs, since their number is 0 without a word. */
     out->skips_cache = is_given(v[PROMPT_LOGPROBS]) || (kvr_lax_bool(v[ECHO], false) && (chat || is_given(v[LOGPROBS])));
-    if (is_given(v[N]) && (!kvr_lax_i64(v[N], &n) || n != 1)) out->usage_tells = false;
-    if (kvr_lax_bool(v[BEAM], is_given(v[BEAM]))) out->usage_tells = false;
-    if (!chat && !is_one_prompt(v[PROMPTS])) {
-        out->usage_tells = false;
-        out->certainty = KVR_PROMPT_UNKNOWN;
-    }
+    if (is_not_one(v[N]) || kvr_lax_bool(v[BEAM], is_given(v[BEAM]))) out->usage_tells = false;
+    if (!chat) count_prompts(v[PROMPTS], out);
     read_truncation(v[KEEP], v[SIDE], out);
-    out->wants_output = !kvr_lax_i64(is_given(v[MAX_COMPLETION]) && chat ? v[MAX_COMPLETION] : v[MAX], &most) || most != 0;
-    if (is_given(v[SALT]) && !has_text(v[SALT])) out->certainty = KVR_PROMPT_UNKNOWN;
-    if (is_given(v[KV])) out->as_evidence = false;
-    if (is_given(kvr_json_get(v[KV], "prompt_token_ids"))) out->certainty = KVR_PROMPT_UNKNOWN;
-    if (is_claimed(v[NVEXT]) || leaves_tools_out(v[CHOICE], v[TOOLS])) out->as_evidence = false;
+    out->wants_output = is_not_zero(is_given(v[MAX_COMPLETION]) && chat ? v[MAX_COMPLETION] : v[MAX]);
+    if (is_claimed(v[NVEXT])) out->as_evidence = false;
+}
+
+static void read_responses(struct kvr_json body, struct kvr_prompt_members *out)
+{
+    const char *s;
+    size_t len;
+    struct kvr_json truncation = kvr_json_get(body, "truncation");
+    out->special_tokens = true;
+    out->wants_output = is_not_zero(kvr_json_get(body, "max_output_tokens"));
+    if (kvr_json_type_of(truncation) == KVR_JSON_NONE) return;
+    if (kvr_json_as_str(truncation, &s, &len) && len == 8 && memcmp(s, "disabled", 8) == 0) return;
+    out->truncation = KVR_TRUNCATE_DEFAULT;
+    out->keep = -1;
+}
+
+/* Without thinking the engine gives the template an effort that it has found out by trying. */
+static void read_messages(struct kvr_json body, struct kvr_prompt_members *out)
+{
+    const char *s;
+    size_t len;
+    if (kvr_json_as_str(kvr_json_get(kvr_json_get(body, "thinking"), "type"), &s, &len) && len == 8 && memcmp(s, "disabled", 8) == 0)
+        out->as_evidence = false;
+}
+
+static void read_generate(struct kvr_json body, struct kvr_prompt_members *out)
+{
+    int64_t from;
+    struct kvr_json ids = kvr_json_get(body, "input_ids");
+    out->special_tokens = true;
+    out->skips_cache = kvr_lax_bool(kvr_json_get(body, "return_logprob"), false) &&
+                       kvr_lax_i64(kvr_json_get(body, "logprob_start_len"), &from) && from >= 0;
+    if (is_not_one(kvr_json_get(kvr_json_get(body, "sampling_params"), "n"))) out->usage_tells = false;
+    count_prompts(kvr_json_type_of(ids) > KVR_JSON_NULL ? ids : kvr_json_get(body, "text"), out);
+}
+
+static void read_values(struct kvr_json body, enum kvr_prompt_form form, struct kvr_prompt_members *out)
+{
+    struct kvr_json salt = kvr_json_get(body, "cache_salt"), kv = kvr_json_get(body, "kv_transfer_params");
+    out->usage_tells = out->as_evidence = out->wants_output = true;
+    out->prompts = 1;
+    switch (form) {
+    case KVR_FORM_COMPLETION:
+    case KVR_FORM_CHAT: read_completion(body, form == KVR_FORM_CHAT, out); break;
+    case KVR_FORM_RESPONSES: read_responses(body, out); break;
+    case KVR_FORM_MESSAGES: read_messages(body, out); break;
+    case KVR_FORM_GENERATE: read_generate(body, out); break;
+    }
+    if (is_given(salt) && !has_text(salt)) out->certainty = KVR_PROMPT_UNKNOWN;
+    if (is_given(kv)) out->as_evidence = false;
+    if (is_given(kvr_json_get(kv, "prompt_token_ids"))) out->certainty = KVR_PROMPT_UNKNOWN;
+    if (leaves_tools_out(kvr_json_get(body, "tool_choice"), kvr_json_get(body, "tools"))) out->as_evidence = false;
+    if (form != KVR_FORM_GENERATE && is_given(kvr_json_get(body, "input_ids"))) out->certainty = KVR_PROMPT_UNKNOWN;
 }
 
 void kvr_prompt_members_read(struct kvr_json body, enum kvr_prompt_form form, struct kvr_prompt_members *out)

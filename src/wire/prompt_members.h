@@ -22,7 +22,13 @@ enum kvr_prompt_certainty {
     KVR_PROMPT_UNKNOWN  /* nothing is predicted; tokens, if there are any, are a hint */
 };
 
-enum kvr_prompt_form { KVR_FORM_COMPLETION, KVR_FORM_CHAT };
+enum kvr_prompt_form {
+    KVR_FORM_COMPLETION, /* /v1/completions */
+    KVR_FORM_CHAT,       /* /v1/chat/completions */
+    KVR_FORM_RESPONSES,  /* /v1/responses */
+    KVR_FORM_MESSAGES,   /* /v1/messages */
+    KVR_FORM_GENERATE    /* /generate, of SGLang */
+};
 
 enum kvr_truncation { KVR_TRUNCATE_NOT, KVR_TRUNCATE_DEFAULT, KVR_TRUNCATE_LEFT, KVR_TRUNCATE_RIGHT };
 
@@ -36,6 +42,7 @@ struct kvr_prompt_members {
      * keep < 0: as many as it has room for. */
     enum kvr_truncation truncation;
     int64_t keep;
+    size_t prompts;      /* of a list, those there are; else 1 */
     bool special_tokens; /* add_special_tokens, or what the form has without it */
     bool wants_output;   /* max_tokens is not 0 */
 };

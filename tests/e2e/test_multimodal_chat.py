@@ -210,7 +210,7 @@ def test_a_chat_with_images_reaches_the_engine_unchanged(placeholders):
     body = chat(KINDS["image_url of data"][0])
     ask(s, body)
     assert e.served == [body]
-    assert e.tokenized[0] == body and [len(m["content"]) for m in e.tokenized[1]["messages"]] == [len(LONG), 2]
+    assert e.tokenized[0] == {"messages": body["messages"]} and [len(m["content"]) for m in e.tokenized[1]["messages"]] == [len(LONG), 2]
     ask(s, chat(KINDS["image_url of data"][1]))
     assert len(e.tokenized) == 3  # the chat without the image was known
 

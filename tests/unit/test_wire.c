@@ -238,7 +238,8 @@ static void openai_prompt_forms(void **s)
     assert_int_equal(parse(s, "{\"prompt\":[\"a\",\"b\"]}", &r, &why), 0);
     assert_int_equal(r.tokens_n, 0);
     assert_int_equal(parse(s, "{\"prompt\":[[1],[2]]}", &r, &why), 0);
-    assert_int_equal(r.tokens_n, 0); /* a batch: left to the engine */
+    assert_int_equal(r.tokens_n, 1); /* a batch: the first, and how many there are of all */
+    assert_int_equal(r.tokens_sum, 2);
 }
 
 static void openai_refusals(void **s)

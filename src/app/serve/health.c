@@ -50,6 +50,13 @@ static void check_end(struct check *k)
     uv_close((uv_handle_t *)&k->timeout, on_check_closed);
 }
 
+static void copy_text(struct kvr_json object, const char *key, char *out, size_t cap)
+{
+    const char *s;
+    size_t len;
+    if (kvr_json_as_str(kvr_json_get(object, key), &s, &len) && len < cap) memcpy(out, s, len);
+}
+
 static int add_model(void *ctx, const char *key, size_t key_len, struct kvr_json v)
 {
     struct {
@@ -64,6 +71,11 @@ static int add_model(void *ctx, const char *key, size_t key_len, struct kvr_json
     struct model_entry *m = &out->list[out->n++];
     memset(m, 0, sizeof *m);
     memcpy(m->id, id, len);
+    copy_text(v, "root", m->root, sizeof m->root);
+    copy_text(v, "parent", m->parent, sizeof m->parent);
+    copy_text(v, "owned_by", m->owned_by, sizeof m->owned_by);
+    kvr_json_as_u64(kvr_json_get(v, "created"), &m->created);
+    kvr_json_as_u64(kvr_json_get(v, "max_model_len"), &m->max_model_len);
     m->is_lora = kvr_json_type_of(kvr_json_get(v, "parent")) == KVR_JSON_STRING;
     return 0;
 }

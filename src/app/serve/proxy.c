@@ -29,7 +29,9 @@
 #include <kvroute/hash.h>
 
 #include "wire/mm_parts.h"
+#include "wire/prompt_tokens.h"
 #include "wire/sse.h"
+#include "wire/tokenize_body.h"
 
 enum {
     ANSWER_KEPT_MAX = 4 << 20,
@@ -51,7 +53,10 @@ struct px {
     size_t body_len;
     bool routed;                       /* a completion: tokens matter */
     bool is_object;                    /* the body is a JSON object */
-    struct kvr_prompt_members members; /* of a completion whose tokens matter; zeroes otherwise */
+    enum kvr_prompt_form form;         /* of what is routed */
+    struct kvr_prompt_members members; /* of what is routed by its tokens; zeroes otherwise */
+    struct kvr_body *ask;              /* what an engine is asked for the tokens; NULL: nothing, or nothing more */
+    size_t keep;                       /* of the prompt's tokens, while an engine is asked which of them its tokenizer adds; 0: it is not */
     /* a chat with parts that are not text: see find_objects */
     bool multimodal, unplaced;
     struct kvr_body *plain; /* the body without them; NULL: their place is not looked for */
@@ -59,7 +64,7 @@ struct px {
     size_t whole_n;
     struct kvr_rank_member body_rank;
     const char *rank_error; /* NULL: what the body says of the rank is sound */
-    bool chat, stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain, answered;
+    bool stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain, answered;
     struct kvr_worker pin;
     double priority;
     uint32_t strict_priority;
@@ -343,6 +348,7 @@ static void px_free(struct px *p)
     kvr_buf_free(&p->head);
     kvr_buf_free(&p->answer);
     kvr_body_unref(p->body);
+    kvr_body_unref(p->ask);
     kvr_body_unref(p->plain);
     free(p->whole);
     free(p->tokens);
@@ -1226,9 +1232,16 @@ static void place_objects(struct px *p)
     else place_unknown(p);
 }
 
+static void ask_tokens(struct px *p, struct kvr_body *body);
+static void got_tokens(struct px *p);
+
 static void tokens_failed(struct px *p)
 {
     COUNT(p, tokenize_failures_total);
+    if (p->keep) {
+        got_tokens(p);
+        return;
+    }
     if (p->whole) {
         place_objects(p);
         return;
@@ -1237,15 +1250,89 @@ static void tokens_failed(struct px *p)
     px_route(p);
 }
 
-static void ask_tokens(struct px *p, struct kvr_body *body);
+/* What the prompt's workers have room for, in tokens (0: not known), and whether they truncate prompts as vLLM does. */
+static bool truncates(struct px *p, uint64_t *room)
+{
+    struct serve *s = serve_of(p);
+    bool does = true, lora;
+    *room = 0;
+    pthread_mutex_lock(&s->lock);
+    for (const struct worker *w = s->workers; w; w = w->next) {
+        if (!worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora)) continue;
+        if (w->engine == ENGINE_SGLANG) does = false;
+        if (!*room) *room = worker_room_locked(w, p->model);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return does;
+}
+
+/* The engine's tokenizer truncates between the special tokens that it adds: asks for the tokens without them. */
+static bool ask_bare(struct px *p, size_t keep)
+{
+    struct kvr_buf bytes = {0};
+    kvr_tokenize_body_bare((struct kvr_json_span){p->ask->data, p->ask->data + p->ask->len}, &bytes);
+    struct kvr_body *bare = bytes.failed ? NULL : kvr_body_derive(p->ask, &bytes);
+    kvr_buf_free(&bytes);
+    if (!bare) return false;
+    p->keep = keep;
+    p->whole = p->tokens;
+    p->whole_n = p->tokens_n;
+    p->tokens = NULL;
+    ask_tokens(p, bare);
+    kvr_body_unref(bare);
+    return true;
+}
+
+static void truncated(struct px *p, bool known)
+{
+    if (!known) p->members.certainty = KVR_PROMPT_UNKNOWN;
+    if (!known) p->members.as_evidence = false;
+}
+
+/* The tokens without the special ones are there, or none. */
+static void truncate_between(struct px *p)
+{
+    bool known = p->tokens && kvr_truncate_between(p->whole, p->whole_n, p->tokens, p->tokens_n, p->keep);
+    free(p->tokens);
+    p->tokens = p->whole;
+    p->tokens_n = known ? p->keep : p->whole_n;
+    p->whole = NULL;
+    p->keep = 0;
+    truncated(p, known);
+}
+
+/* Leaves of the tokens what the engine will. Returns: false when an engine is asked once more for that. */
+static bool truncate_prompt(struct px *p)
+{
+    uint64_t room;
+    size_t keep;
+    if (p->members.truncation == KVR_TRUNCATE_NOT || !truncates(p, &room)) return true;
+    bool known = kvr_truncated_length(&p->members, p->tokens_n, room, &keep), between = p->members.special_tokens && p->ask;
+    truncated(p, known);
+    if (!known || keep == p->tokens_n) return true;
+    if (between && p->members.truncation == KVR_TRUNCATE_DEFAULT && keep) {
+        if (ask_bare(p, keep)) return false;
+        truncated(p, false);
+        return true;
+    }
+    kvr_truncate(p->tokens, p->tokens_n, keep, p->members.truncation);
+    p->tokens_n = keep;
+    return true;
+}
 
 static void got_tokens(struct px *p)
 {
-    if (p->whole) {
+    if (p->keep) {
+        truncate_between(p);
+    } else if (p->whole) {
         place_objects(p);
         return;
+    } else if (!truncate_prompt(p)) {
+        return;
     }
-    p->isl = KVR_MAX(p->tokens_n, (size_t)1);
+    kvr_body_unref(p->ask);
+    p->ask = NULL;
+    if (p->members.prompts == 1) p->isl = KVR_MAX(p->tokens_n, (size_t)1); /* of several the sum is known, or guessed */
     if (p->plain) {
         p->whole = p->tokens;
         p->whole_n = p->tokens_n;
@@ -1430,22 +1517,25 @@ static enum serve_tokenizer tokenizer_of(const struct serve *s)
     return s->o->kv_events ? TOKENIZER_ENGINE : TOKENIZER_BYTES;
 }
 
-/* Tokens from the body itself: given ids, or bytes of the text. None: an engine must be asked. */
-static void local_tokens(struct px *p, const struct kvr_openai_request *rq)
+/* Token ids that the body gives. */
+static void given_tokens(struct px *p, const struct kvr_openai_request *rq)
 {
-    struct kvr_buf text = {0};
-    if (rq->tokens.doc) {
-        uint32_t *t = malloc((rq->tokens_n + 1) * sizeof *t);
-        if (t && kvr_json_u32_array(rq->tokens, t, rq->tokens_n) >= 0) {
-            p->tokens = t;
-            p->tokens_n = rq->tokens_n;
-            return;
-        }
-        if (!t) out_of_memory(p);
+    uint32_t *t = malloc((rq->tokens_n + 1) * sizeof *t);
+    if (!t) out_of_memory(p);
+    if (!t || kvr_json_u32_array(rq->tokens, t, rq->tokens_n) < 0) {
         free(t);
         return;
     }
-    if (tokenizer_of(serve_of(p)) != TOKENIZER_BYTES || !kvr_openai_prompt_text(rq, &text)) return;
+    p->tokens = t;
+    p->tokens_n = rq->tokens_n;
+    p->isl = rq->tokens_sum;
+}
+
+/* Bytes of the text as tokens. */
+static void byte_tokens(struct px *p, const struct kvr_openai_request *rq)
+{
+    struct kvr_buf text = {0};
+    if (!kvr_openai_prompt_text(rq, &text)) return;
     if (text.len > rq->text_max) {
         too_large(p, &serve_of(p)->metrics.prompt_texts_refused_total, "the text of the prompt", rq->text_max, "bytes", "max-prompt-text");
     } else {
@@ -1455,6 +1545,43 @@ static void local_tokens(struct px *p, const struct kvr_openai_request *rq)
         p->tokens_n = p->tokens ? text.len : 0;
     }
     kvr_buf_free(&text);
+    if (p->members.truncation != KVR_TRUNCATE_NOT) truncated(p, false);
+    p->members.truncation = KVR_TRUNCATE_NOT; /* counts the engine's tokens */
+}
+
+/* What an engine will be asked for the tokens. None: the body does not say what the prompt is. */
+static void make_question(struct px *p)
+{
+    struct kvr_buf bytes = {0};
+    struct kvr_json_span body = {p->body->data, p->body->data + p->body->len};
+    bool made = kvr_tokenize_body(body, p->form, &bytes, &p->members.certainty);
+    if (made) p->ask = kvr_body_derive(p->body, &bytes);
+    p->token_failed = bytes.failed || (made && !p->ask);
+    kvr_buf_free(&bytes);
+    if (p->members.certainty != KVR_PROMPT_EXACT) p->members.as_evidence = false;
+}
+
+/* Where the tokens come from: the body itself, its bytes, or an engine that is asked. */
+static void body_tokens(struct px *p, struct kvr_openai_request *rq, struct kvr_json_parser *json)
+{
+    const char *why;
+    bool bytes = tokenizer_of(serve_of(p)) == TOKENIZER_BYTES;
+    struct kvr_openai_request question;
+    if (p->form == KVR_FORM_GENERATE) kvr_openai_take_prompt(rq, kvr_json_get(rq->root, "input_ids"));
+    if (rq->tokens.doc) given_tokens(p, rq);
+    if (p->tokens || p->refusal) return;
+    if (bytes && p->form <= KVR_FORM_CHAT) {
+        byte_tokens(p, rq);
+        return;
+    }
+    make_question(p);
+    if (!bytes || !p->ask) return;
+    if (kvr_openai_parse(json, p->ask->data, p->ask->len, &question, &why) == 0) { /* the body's values are gone now */
+        question.text_max = rq->text_max;
+        byte_tokens(p, &question);
+    }
+    kvr_body_unref(p->ask);
+    p->ask = NULL;
 }
 
 /* A chat with images and the like. In byte tokens they are where they belong. An engine's tokens have places kept free for them, which
@@ -1463,19 +1590,21 @@ static void local_tokens(struct px *p, const struct kvr_openai_request *rq)
 static void find_objects(struct px *p, const struct kvr_openai_request *rq)
 {
     struct kvr_buf plain = {0};
-    if (!kvr_mm_parts_any(rq->root)) return;
+    if (p->form > KVR_FORM_CHAT || !kvr_mm_parts_any(rq->root)) return;
     p->multimodal = true;
     COUNT(p, multimodal_prompts_total);
     if (p->tokens && !rq->tokens.doc) return;
-    if (!p->tokens && kvr_mm_parts_remove(p->body->data, p->body->len, rq->root, &plain)) p->plain = kvr_body_derive(p->body, &plain);
+    bool placed = p->ask && p->members.truncation == KVR_TRUNCATE_NOT;
+    if (placed && kvr_mm_parts_remove(p->ask->data, p->ask->len, rq->root, &plain)) p->plain = kvr_body_derive(p->ask, &plain);
     p->unplaced = !p->plain;
     kvr_buf_free(&plain);
 }
 
 static void px_tokens(struct px *p)
 {
-    if (wants_tokens(p) && !p->tokens) ask_tokens(p, p->body);
-    else if (p->tokens) got_tokens(p);
+    if (p->tokens) got_tokens(p);
+    else if (p->ask) ask_tokens(p, p->ask);
+    else if (p->token_failed) tokens_failed(p);
     else px_overlap(p);
 }
 
@@ -1483,7 +1612,7 @@ static void px_tokens(struct px *p)
 static void ask_tokens(struct px *p, struct kvr_body *body)
 {
     struct serve *s = serve_of(p);
-    token_cache_key(body->data, body->len, p->chat, p->cache_key);
+    token_cache_key(body->data, body->len, p->cache_key);
     pthread_mutex_lock(&s->lock);
     p->tokens = token_cache_get(s->tokens, p->cache_key, &p->tokens_n);
     pthread_mutex_unlock(&s->lock);
@@ -1682,9 +1811,9 @@ static void read_body(struct px *p, struct kvr_json_parser *json)
     }
     rq.text_max = serve_of(p)->o->max_prompt_text;
     if (p->routed && is_small_enough(p, &rq) && wants_tokens(p)) {
-        kvr_prompt_members_read(rq.root, p->chat ? KVR_FORM_CHAT : KVR_FORM_COMPLETION, &rq.members);
+        kvr_prompt_members_read(rq.root, p->form, &rq.members);
         p->members = rq.members;
-        local_tokens(p, &rq);
+        body_tokens(p, &rq, json);
         if (!p->refusal) find_objects(p, &rq);
     }
 }
@@ -1713,7 +1842,7 @@ static void body_is_read(struct px *p)
     } else if ((why = join_ranks(p)) || (why = pin_rank_alone(p))) {
         px_fail(p, 400, why);
     } else {
-        p->isl = KVR_MAX(p->body_len / 4, (size_t)1); /* until tokens are known */
+        if (!p->isl) p->isl = KVR_MAX(p->body_len / 4, (size_t)1); /* until tokens are known */
         px_tokens(p);
     }
 }
@@ -1731,7 +1860,7 @@ static void over_reading(struct kvr_job *j, bool given_up)
     if (p) body_is_read(p);
 }
 
-static void begin(struct loop *l, struct kvr_http_conn *c, bool routed, bool chat)
+static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt_form *form)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct px *p = px_new(l, c);
@@ -1743,8 +1872,8 @@ static void begin(struct loop *l, struct kvr_http_conn *c, bool routed, bool cha
     COUNT(p, requests_total);
     kvr_http_conn_set_user(c, p);
     take_request_id(p, rq);
-    p->routed = routed;
-    p->chat = chat;
+    p->routed = form != NULL;
+    if (form) p->form = *form;
     p->is_head_request = rq->is_head;
     p->total_deadline_ms = after(serve_of(p)->o->total_timeout);
     why = read_hints(p, rq);
@@ -1758,7 +1887,7 @@ static void begin(struct loop *l, struct kvr_http_conn *c, bool routed, bool cha
         work(p, PX_READING, run_reading, over_reading);
         return;
     }
-    if (routed || p->body_len) read_body(p, l->json);
+    if (form || p->body_len) read_body(p, l->json);
     body_is_read(p);
 }
 
@@ -1842,12 +1971,39 @@ static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
     kvr_buf_free(&b);
 }
 
+/* What is routed by its prompt, and where it is posted. */
+static const enum kvr_prompt_form *routed_form(struct kvr_text path)
+{
+    static const struct {
+        const char *path;
+        enum kvr_prompt_form form;
+    } forms[] = {{"/v1/completions", KVR_FORM_COMPLETION},
+                 {"/v1/chat/completions", KVR_FORM_CHAT},
+                 {"/v1/responses", KVR_FORM_RESPONSES},
+                 {"/v1/messages", KVR_FORM_MESSAGES},
+                 {"/generate", KVR_FORM_GENERATE}};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(forms); i++)
+        if (kvr_text_is(path, forms[i].path)) return &forms[i].form;
+    return NULL;
+}
+
+/* Paths that are passed on by load, beside all under /v1/. No other path of an engine can be reached from here: some of them stop it,
+ * empty its cache or tell its configuration. */
+static bool is_passed_on(struct kvr_text path)
+{
+    static const char *const paths[] = {"/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/encode"};
+    if (path.len > 4 && strncmp(path.ptr, "/v1/", 4) == 0) return true;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(paths); i++)
+        if (kvr_text_is(path, paths[i])) return true;
+    return false;
+}
+
 void proxy_on_request(struct kvr_http_conn *c, void *ctx)
 {
     struct loop *l = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool get = kvr_text_is(rq->method, "GET");
-    bool chat = kvr_text_is(rq->path, "/v1/chat/completions"), completion = kvr_text_is(rq->path, "/v1/completions");
+    const enum kvr_prompt_form *form = routed_form(rq->path);
     static const char *const local[] = {"/v1/models", "/health", "/ready"};
     for (int i = 0; i < 3; i++)
         if (kvr_text_is(rq->path, local[i])) {
@@ -1858,11 +2014,11 @@ void proxy_on_request(struct kvr_http_conn *c, void *ctx)
     if (atomic_load(&l->serve->draining)) {
         kvr_http_close_after(c);
         reply_error(c, 503, "the router is shutting down", NULL);
-    } else if (chat || completion || kvr_text_is(rq->path, "/v1/embeddings")) {
-        if (kvr_text_is(rq->method, "POST")) begin(l, c, chat || completion, chat);
+    } else if (form || kvr_text_is(rq->path, "/v1/embeddings")) {
+        if (kvr_text_is(rq->method, "POST")) begin(l, c, form);
         else reply_error(c, 405, "method not allowed; use POST", NULL);
-    } else if (rq->path.len > 4 && strncmp(rq->path.ptr, "/v1/", 4) == 0) {
-        begin(l, c, false, false);
+    } else if (is_passed_on(rq->path)) {
+        begin(l, c, NULL);
     } else {
         reply_error(c, 404, "unknown path; the API is under /v1/", NULL);
     }

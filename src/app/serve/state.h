@@ -85,8 +85,10 @@ struct pool {
     struct kvr_buf sync_buf; /* replicas.c; under the router's lock */
 };
 
+/* What an engine says of a model; the texts are "" where it says nothing. */
 struct model_entry {
-    char id[MODEL_MAX];
+    char id[MODEL_MAX], root[256], parent[MODEL_MAX], owned_by[64];
+    uint64_t created, max_model_len; /* 0: not said */
     bool is_lora;
 };
 
@@ -339,6 +341,8 @@ void worker_models_refused(struct serve *s, uint64_t id, int status); /* it did 
  * Returns: false: it is none. */
 bool worker_set_url(struct worker *w, const char *url, size_t len);
 bool worker_serves_locked(const struct serve *s, const struct worker *w, const char *model, size_t len, bool *is_lora);
+/* Tokens that the model has room for there ("": the first it lists); 0: not known. */
+uint64_t worker_room_locked(const struct worker *w, const char *model);
 void workers_destroy(struct serve *s);
 
 /* rank.c */
@@ -441,7 +445,7 @@ size_t sessions_count(const struct session_table *t);
 /* tokens.c: cache of tokenized bodies, under serve.lock; but the key, which reads all of the body */
 struct token_cache *token_cache_create(size_t bytes_max);
 void token_cache_destroy(struct token_cache *c);
-void token_cache_key(const char *body, size_t len, bool chat, uint64_t key[2]);
+void token_cache_key(const char *body, size_t len, uint64_t key[2]);
 uint32_t *token_cache_get(struct token_cache *c, const uint64_t key[2], size_t *n); /* malloc'd copy */
 void token_cache_put(struct token_cache *c, const uint64_t key[2], const uint32_t *tokens, size_t n);
 

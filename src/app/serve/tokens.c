@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Cache of what an engine's tokenizer made of a request body: keyed by a 128-bit hash of the whole body, so nothing
- * that could change the tokens is ever left out of the key. Least recently used entries go first. Under serve.lock.
+ * Cache of what an engine's tokenizer made of a question (wire/tokenize_body.h): keyed by a 128-bit hash of all of it, so nothing
+ * that could change the tokens is ever left out of the key, and what cannot is not part of it. Least recently used entries go first. Under
+ * serve.lock.
  */
 #include "app/serve/state.h"
 
@@ -30,10 +31,10 @@ struct token_cache *token_cache_create(size_t bytes_max)
     return c;
 }
 
-void token_cache_key(const char *body, size_t len, bool chat, uint64_t key[2])
+void token_cache_key(const char *body, size_t len, uint64_t key[2])
 {
-    key[0] = kvr_hash_bytes(body, len, kvr_secret() + (chat ? 11 : 12));
-    key[1] = kvr_hash_bytes(body, len, kvr_secret() + (chat ? 21 : 22));
+    key[0] = kvr_hash_bytes(body, len, kvr_secret() + 11);
+    key[1] = kvr_hash_bytes(body, len, kvr_secret() + 21);
 }
 
 static struct entry **place(struct token_cache *c, const uint64_t key[2])

@@ -162,6 +162,13 @@ void worker_sync_locked(struct serve *s, struct worker *w)
     if (!w->removed) kvr_router_set_schedulable(w->pool->router, w->id, ok);
 }
 
+uint64_t worker_room_locked(const struct worker *w, const char *model)
+{
+    for (size_t i = 0; i < w->models_n; i++)
+        if (!*model || strcmp(w->models[i].id, model) == 0) return w->models[i].max_model_len;
+    return 0;
+}
+
 static void unref_locked(struct worker *w)
 {
     if (--w->refs) return;
