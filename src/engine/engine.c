@@ -11,7 +11,8 @@ enum { NIL = UINT32_MAX, EVENT_BLOCKS_MAX = 512 };
 struct block {
     uint64_t hash; /* 0: not in the prefix cache */
     uint32_t refs;
-    uint32_t next, prev; /* free list, least recently used first */
+    uint32_t next, prev;           /* free list, least recently used first */
+    uint32_t next_copy, last_copy; /* of this hash, oldest first; last_copy of the oldest one: the youngest */
     bool listed;
 };
 
@@ -46,11 +47,9 @@ struct mock_engine {
     struct block *blocks;
     uint32_t free_head, free_tail;
     size_t free_n;
-    struct kvr_map64 cache; /* chain hash -> block */
+    struct kvr_map64 cache; /* chain hash -> oldest block */
     struct queue running, waiting;
     struct mock_engine_stats stats;
-    uint64_t removed[EVENT_BLOCKS_MAX];
-    size_t removed_n;
     bool in_pass;
 };
 
@@ -81,6 +80,18 @@ static void queue_remove(struct queue *q, struct mock_request *r)
     q->n--;
 }
 
+/* What caches nothing is reused first. */
+static void free_push_front(struct mock_engine *e, uint32_t b)
+{
+    struct block *k = &e->blocks[b];
+    k->listed = true;
+    k->prev = NIL;
+    k->next = e->free_head;
+    *(e->free_head == NIL ? &e->free_tail : &e->blocks[e->free_head].prev) = b;
+    e->free_head = b;
+    e->free_n++;
+}
+
 static void free_push(struct mock_engine *e, uint32_t b)
 {
     struct block *k = &e->blocks[b];
@@ -103,25 +114,63 @@ static void free_remove(struct mock_engine *e, uint32_t b)
 
 /* ---- cache ------------------------------------------------------------------------------------------- */
 
-static void flush_removed(struct mock_engine *e)
+static uint32_t cached_block(const struct mock_engine *e, uint64_t hash)
 {
-    struct kvr_event ev = {.kind = KVR_EVENT_REMOVED, .removed = e->removed, .removed_n = e->removed_n};
-    if (e->removed_n == 0) return;
-    e->removed_n = 0;
-    e->config.on_event(e->config.ctx, &ev, NULL, 0, NULL);
+    const uint64_t *b = kvr_map64_get(&e->cache, hash);
+    return b ? (uint32_t)*b : NIL;
 }
 
-/* Takes the least recently used free block; what it cached is evicted. */
+/* Returns: whether there was a copy before, or -KVR_ENOMEM. */
+static int add_copy(struct mock_engine *e, uint32_t b, uint64_t hash)
+{
+    struct block *k = &e->blocks[b];
+    uint32_t oldest = cached_block(e, hash);
+    if (oldest == NIL && kvr_map64_put(&e->cache, hash, b)) return -KVR_ENOMEM;
+    k->hash = hash;
+    k->next_copy = NIL;
+    k->last_copy = b;
+    e->stats.cached_copies++;
+    if (oldest == NIL) return 0;
+    e->blocks[e->blocks[oldest].last_copy].next_copy = b;
+    e->blocks[oldest].last_copy = b;
+    return 1;
+}
+
+/* Returns: whether that was the last copy. */
+static bool remove_copy(struct mock_engine *e, uint32_t b)
+{
+    struct block *k = &e->blocks[b];
+    uint32_t at = cached_block(e, k->hash), before = NIL;
+    uint64_t hash = k->hash;
+    KVR_ASSERT(at != NIL);
+    struct block *oldest = &e->blocks[at];
+    for (; at != b; at = e->blocks[at].next_copy) before = at;
+    k->hash = 0;
+    e->stats.cached_copies--;
+    if (before != NIL) {
+        e->blocks[before].next_copy = k->next_copy;
+        if (oldest->last_copy == b) oldest->last_copy = before;
+        return false;
+    }
+    if (k->next_copy == NIL) {
+        kvr_map64_del(&e->cache, hash);
+        return true;
+    }
+    e->blocks[k->next_copy].last_copy = k->last_copy;
+    *kvr_map64_get(&e->cache, hash) = k->next_copy;
+    return false;
+}
+
+/* Takes the free block that is to be reused next; what it cached is evicted. */
 static uint32_t take_block(struct mock_engine *e)
 {
     uint32_t b = e->free_head;
     struct block *k = &e->blocks[b];
     free_remove(e, b);
     if (k->hash) {
-        if (e->removed_n == EVENT_BLOCKS_MAX) flush_removed(e);
-        e->removed[e->removed_n++] = k->hash;
-        kvr_map64_del(&e->cache, k->hash);
-        k->hash = 0;
+        uint64_t hash = k->hash;
+        struct kvr_event ev = {.kind = KVR_EVENT_REMOVED, .removed = &hash, .removed_n = 1};
+        if (remove_copy(e, b) || !e->config.first_and_last) e->config.on_event(e->config.ctx, &ev, NULL, 0, NULL);
     }
     k->refs = 1;
     return b;
@@ -129,7 +178,9 @@ static uint32_t take_block(struct mock_engine *e)
 
 static void drop_block(struct mock_engine *e, uint32_t b)
 {
-    if (--e->blocks[b].refs == 0) free_push(e, b);
+    if (--e->blocks[b].refs > 0) return;
+    if (e->blocks[b].hash) free_push(e, b);
+    else free_push_front(e, b);
 }
 
 /* Tails first, so that a chain is evicted from its end. */
@@ -165,52 +216,37 @@ static size_t cached_prefix(const struct mock_engine *e, const struct mock_reque
     return n;
 }
 
-static uint32_t cached_block(const struct mock_engine *e, uint64_t hash)
-{
-    const uint64_t *b = kvr_map64_get(&e->cache, hash);
-    KVR_ASSERT(b != NULL);
-    return (uint32_t)*b;
-}
-
 static void use_cached(struct mock_engine *e, uint32_t b)
 {
     if (e->blocks[b].refs++ == 0) free_remove(e, b);
 }
 
-/* Puts the blocks that have become full into the cache and says so, in one event per stretch. */
-static void publish_blocks(struct mock_engine *e, struct mock_request *r)
+static void tell_stored(struct mock_engine *e, struct mock_request *r, size_t start, const struct kvr_block *blocks, size_t n)
 {
     uint32_t bs = e->config.block_size;
-    size_t full = KVR_MIN(r->computed / bs, r->chain_n);
+    struct kvr_event ev = {
+        .kind = KVR_EVENT_STORED, .has_parent = start > 0, .parent_hash = start ? r->chain[start - 1] : 0, .blocks = blocks, .blocks_n = n};
+    if (n) e->config.on_event(e->config.ctx, &ev, r->tokens + start * bs, n * bs, r->user);
+}
+
+/* Puts the blocks that have become full into the cache and says so. */
+static void publish_blocks(struct mock_engine *e, struct mock_request *r)
+{
+    size_t full = KVR_MIN(r->computed / e->config.block_size, r->chain_n), start = r->published, n = 0;
     struct kvr_block out[EVENT_BLOCKS_MAX];
-    flush_removed(e);
-    while (e->config.prefix_caching && r->published < full) {
-        size_t n = 0, start = r->published;
-        while (r->published < full && n < EVENT_BLOCKS_MAX) {
-            uint64_t h = r->chain[r->published];
-            if (kvr_map64_get(&e->cache, h)) break;
-            if (kvr_map64_put(&e->cache, h, r->blocks[r->published])) return;
-            e->blocks[r->blocks[r->published]].hash = h;
-            out[n++].block_hash = h;
-            r->published++;
+    for (; e->config.prefix_caching && r->published < full; r->published++) {
+        uint64_t h = r->chain[r->published];
+        int copies = add_copy(e, r->blocks[r->published], h);
+        if (copies < 0) break;
+        if (n == EVENT_BLOCKS_MAX || (copies && e->config.first_and_last)) {
+            tell_stored(e, r, start, out, n);
+            start = r->published + (copies && e->config.first_and_last);
+            n = 0;
         }
-        if (n) {
-            struct kvr_event ev = {.kind = KVR_EVENT_STORED,
-                                   .has_parent = start > 0,
-                                   .parent_hash = start ? r->chain[start - 1] : 0,
-                                   .blocks = out,
-                                   .blocks_n = n};
-            e->config.on_event(e->config.ctx, &ev, r->tokens + start * bs, n * bs, r->user);
-        }
-        /* What somebody else computed meanwhile is shared instead of kept twice. */
-        for (; r->published < full && kvr_map64_get(&e->cache, r->chain[r->published]); r->published++) {
-            uint32_t b = cached_block(e, r->chain[r->published]);
-            if (b == r->blocks[r->published]) continue;
-            use_cached(e, b);
-            drop_block(e, r->blocks[r->published]);
-            r->blocks[r->published] = b;
-        }
+        if (copies && e->config.first_and_last) continue;
+        out[n++].block_hash = h;
     }
+    tell_stored(e, r, start, out, n);
 }
 
 /* ---- scheduling -------------------------------------------------------------------------------------- */
@@ -254,8 +290,9 @@ static bool admit(struct mock_engine *e, struct mock_request *r, size_t budget)
     if (extend_chain(e, r)) return false;
     size_t hits = cached_prefix(e, r), idle_hits = 0, bs = e->config.block_size;
     size_t first = KVR_MIN(r->tokens_n, hits * bs + budget), need = (first + bs - 1) / bs - hits;
+    size_t whole = (r->tokens_n + bs - 1) / bs - hits; /* all of it must have room, though a part of it is computed now */
     for (size_t i = 0; i < hits; i++) idle_hits += e->blocks[cached_block(e, r->chain[i])].refs == 0;
-    if (need + idle_hits > e->free_n) return false;
+    if (whole + idle_hits > e->free_n) return false;
     if (kvr_mem_grow(&e->mem, (void **)&r->blocks, &r->blocks_cap, hits + need, sizeof *r->blocks)) return false;
     for (size_t i = 0; i < hits; i++) {
         uint32_t b = cached_block(e, r->chain[i]);
@@ -278,10 +315,16 @@ static double prefill_ms(double tokens)
     return tokens > 0 ? 4.209989e-07 * tokens * tokens + 1.518344e-02 * tokens + 16.50142 : 0;
 }
 
+/* The first block stands for "none" in the engine's tables. */
+static uint32_t usable(const struct mock_engine *e)
+{
+    return e->config.num_blocks - 1;
+}
+
 static double decode_ms(const struct mock_engine *e, size_t batch)
 {
     if (batch == 0) return 0;
-    double u = 1 - (double)e->free_n / e->config.num_blocks, t = -25.74 * u * u + 54.01 * u + 5.74;
+    double u = 1 - (double)e->free_n / usable(e), t = -25.74 * u * u + 54.01 * u + 5.74;
     return t < 1 ? 1 : t;
 }
 
@@ -323,7 +366,6 @@ uint64_t mock_engine_begin_pass(struct mock_engine *e)
         budget -= (size_t)n;
         prefill += (size_t)n;
     }
-    flush_removed(e);
     if (e->running.n == 0) return 0;
     e->in_pass = true;
     double ms = (prefill_ms((double)prefill) + decode_ms(e, decodes)) / e->config.speedup;
@@ -380,7 +422,7 @@ struct mock_engine *mock_engine_create(const struct mock_engine_config *config)
         free(e);
         return NULL;
     }
-    for (uint32_t i = 0; i < config->num_blocks; i++) free_push(e, i);
+    for (uint32_t i = 1; i < config->num_blocks; i++) free_push(e, i);
     return e;
 }
 
@@ -396,7 +438,7 @@ void mock_engine_destroy(struct mock_engine *e)
 
 bool mock_engine_fits(const struct mock_engine *e, size_t prompt, uint64_t max_tokens)
 {
-    return (prompt + max_tokens + e->config.block_size) / e->config.block_size <= e->config.num_blocks;
+    return (prompt + max_tokens + e->config.block_size) / e->config.block_size <= usable(e);
 }
 
 struct mock_request *mock_engine_submit(struct mock_engine *e, const struct mock_engine_request *request)
@@ -450,6 +492,7 @@ bool mock_engine_reset_cache(struct mock_engine *e)
     if (e->running.n) return false;
     for (uint32_t i = 0; i < e->config.num_blocks; i++) e->blocks[i].hash = 0;
     kvr_map64_clear(&e->cache);
+    e->stats.cached_copies = 0;
     struct kvr_event ev = {.kind = KVR_EVENT_CLEARED};
     e->config.on_event(e->config.ctx, &ev, NULL, 0, NULL);
     return true;
@@ -460,7 +503,7 @@ void mock_engine_stats(const struct mock_engine *e, struct mock_engine_stats *ou
     *out = e->stats;
     out->running = e->running.n;
     out->waiting = e->waiting.n;
-    out->total_blocks = e->config.num_blocks;
-    out->used_blocks = e->config.num_blocks - e->free_n;
+    out->total_blocks = usable(e);
+    out->used_blocks = usable(e) - e->free_n;
     out->cached_blocks = e->cache.n;
 }

@@ -3,9 +3,11 @@
  * A simulated engine: paged KV cache with prefix caching, continuous batching, a timing model. It knows neither
  * sockets nor the clock: the caller says when a pass has ended, so the same code runs live and in virtual time.
  *
- * Cache. A full block is shared by content (a chain hash of its own, opaque to others) and stays after use; free
- * blocks are reused least recently used first, tails before heads. Events are exactly what the cache does: a block
- * entering the cache is stored, one leaving it is removed.
+ * Cache. As vLLM's: a full block is found by content (a chain hash of its own, opaque to others) and stays after use. Blocks are
+ * not merged: what is computed again (the last block of a prompt that is wholly cached, a request that does not read the cache)
+ * is a copy, with an event of its own when it is stored and when it is removed; a hit takes the oldest copy. Free blocks that
+ * cache nothing are reused first, then the others, least recently used first, tails before heads. One block is never used.
+ * A block is in the cache from the beginning of the pass that computes it.
  *
  * A pass. Running requests take one token each, or a chunk of their prompt; then waiting ones are admitted while
  * sequence slots, blocks and the token budget last. Its time is prefill(new tokens) + decode(cache in use), from
@@ -26,6 +28,7 @@ struct mock_engine_config {
     double speedup;
     uint64_t seed;
     bool prefix_caching;
+    bool first_and_last; /* events tell the first copy that is stored and the last that is removed, for those who keep a set */
     /* Called in order, within passes and resets. A stored event carries its tokens and its request's `user`. */
     void (*on_event)(void *ctx, const struct kvr_event *event, const uint32_t *tokens, size_t tokens_n, void *user);
     /* A token was generated (index from 0); `last` ends the request, whose memory goes after the call. */
@@ -34,7 +37,8 @@ struct mock_engine_config {
 };
 
 struct mock_engine_stats {
-    uint64_t running, waiting, used_blocks, total_blocks, cached_blocks, preemptions;
+    uint64_t running, waiting, used_blocks, total_blocks, preemptions;
+    uint64_t cached_blocks, cached_copies; /* different ones; all of them */
     uint64_t prompt_tokens, cached_tokens, generated_tokens, requests;
 };
 

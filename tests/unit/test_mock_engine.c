@@ -15,6 +15,7 @@ struct fixture {
     struct kvr_index_reader *rd;
     int stored, removed, cleared, finished;
     uint64_t tokens, last_cached;
+    bool copies; /* every copy is told */
 };
 
 static void on_event(void *ctx, const struct kvr_event *in, const uint32_t *tokens, size_t n, void *user)
@@ -34,6 +35,7 @@ static void on_event(void *ctx, const struct kvr_event *in, const uint32_t *toke
     }
     if (ev.kind == KVR_EVENT_REMOVED) f->removed += (int)ev.removed_n;
     f->cleared += ev.kind == KVR_EVENT_CLEARED;
+    if (f->copies) return; /* the index keeps a set */
     assert_int_equal(kvr_index_apply(f->ix, &ev), 0);
 }
 
@@ -47,15 +49,17 @@ static void on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t
     f->last_cached = mock_request_cached(r);
 }
 
-static int setup_with(void **s, uint32_t blocks, uint32_t seqs, bool caching)
+static int setup_with(void **s, uint32_t blocks, uint32_t seqs, bool caching, bool copies)
 {
     struct fixture *f = calloc(1, sizeof *f);
+    f->copies = copies;
     struct mock_engine_config c = {.block_size = BS,
                                    .num_blocks = blocks,
                                    .max_num_seqs = seqs,
                                    .max_batched_tokens = 64,
                                    .speedup = 1,
                                    .prefix_caching = caching,
+                                   .first_and_last = !copies,
                                    .on_event = on_event,
                                    .on_token = on_token,
                                    .ctx = f};
@@ -68,15 +72,19 @@ static int setup_with(void **s, uint32_t blocks, uint32_t seqs, bool caching)
 
 static int setup(void **s)
 {
-    return setup_with(s, BLOCKS, 8, true);
+    return setup_with(s, BLOCKS, 8, true, false);
 }
 static int setup_uncached(void **s)
 {
-    return setup_with(s, BLOCKS, 8, false);
+    return setup_with(s, BLOCKS, 8, false, false);
 }
 static int setup_narrow(void **s)
 {
-    return setup_with(s, BLOCKS, 1, true);
+    return setup_with(s, BLOCKS, 1, true, false);
+}
+static int setup_copies(void **s)
+{
+    return setup_with(s, BLOCKS, 8, true, true);
 }
 
 static int teardown(void **s)
@@ -261,6 +269,58 @@ static void reset_clears_when_idle(void **s)
     assert_int_equal(f->last_cached, 0);
 }
 
+static void what_is_computed_again_is_a_copy(void **s)
+{
+    struct fixture *f = *s;
+    struct mock_engine_stats st;
+    for (int i = 0; i < 3; i++) {
+        submit(f, 0, 16, 1);
+        drain(f);
+    }
+    mock_engine_stats(f->e, &st);
+    assert_int_equal(f->stored, 4 + 1 + 1); /* the last block, each time */
+    assert_int_equal(st.cached_blocks, 4);
+    assert_int_equal(st.cached_copies, 6);
+    uint32_t t[16];
+    for (uint32_t i = 0; i < 16; i++) t[i] = i;
+    mock_engine_submit(f->e, &(struct mock_engine_request){.tokens = t, .n = 16, .max_tokens = 1, .skip_cache = true});
+    drain(f);
+    assert_int_equal(f->last_cached, 0);
+    assert_int_equal(f->stored, 10);
+}
+
+static void equal_prompts_of_one_pass_share_their_blocks(void **s)
+{
+    struct fixture *f = *s;
+    submit(f, 0, 18, 1);
+    submit(f, 0, 18, 1);
+    drain(f);
+    assert_int_equal(f->stored, 4);
+    assert_int_equal(f->last_cached, 16);
+}
+
+static void every_copy_is_told_once_when_it_comes_and_goes(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_rng rng = {3};
+    struct mock_engine_stats st;
+    for (int i = 0; i < 500; i++) {
+        uint32_t t[48];
+        size_t n = 8 + 4 * kvr_rng_below(&rng, 10), at_once = 1 + kvr_rng_below(&rng, 8);
+        for (size_t k = 0; k < n; k++) t[k] = (uint32_t)(kvr_rng_below(&rng, 2) ? k : 1000 * (size_t)i);
+        for (size_t k = 0; k < at_once; k++)
+            mock_engine_submit(
+                f->e, &(struct mock_engine_request){
+                          .tokens = t, .n = n, .max_tokens = 1 + kvr_rng_below(&rng, 100), .skip_cache = kvr_rng_below(&rng, 5) == 0});
+        drain(f);
+        mock_engine_stats(f->e, &st);
+        assert_int_equal(f->stored - f->removed, st.cached_copies);
+        assert_int_equal(st.used_blocks, 0);
+    }
+    assert_true(st.cached_copies > st.cached_blocks);
+    assert_true(st.preemptions > 0);
+}
+
 static void prefill_takes_the_modelled_time(void **s)
 {
     struct fixture *f = *s;
@@ -286,6 +346,9 @@ int main(void)
         T(aborts_give_blocks_back),
         cmocka_unit_test_setup_teardown(without_caching_nothing_is_told, setup_uncached, teardown),
         T(reset_clears_when_idle),
+        cmocka_unit_test_setup_teardown(what_is_computed_again_is_a_copy, setup_copies, teardown),
+        cmocka_unit_test_setup_teardown(equal_prompts_of_one_pass_share_their_blocks, setup_copies, teardown),
+        cmocka_unit_test_setup_teardown(every_copy_is_told_once_when_it_comes_and_goes, setup_copies, teardown),
         T(prefill_takes_the_modelled_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,7 @@
 #include <time.h>
 #include <zmq.h>
 
+#include "app/mock/encode.h"
 #include "net/zmq_guard.h"
 #include "wire/engine_encode.h"
 
@@ -43,13 +44,20 @@ struct mock_events {
     int handles;
 };
 
+static void add_as_array(struct mock_events *m, const struct kvr_event *ev, const struct mock_event_words *words)
+{
+    struct kvr_engine_words w = {.tokens = words->tokens, .tokens_n = words->tokens_n, .block_size = words->block_size};
+    if (words->lora) w.lora = (struct kvr_bytes){words->lora, strlen(words->lora)};
+    if (words->salt) w.salt = (struct kvr_bytes){words->salt, strlen(words->salt)};
+    kvr_engine_encode(&m->events, ev, &w);
+}
+
 void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n, const char *lora,
                      const char *salt)
 {
-    struct kvr_engine_words w = {.tokens = tokens, .tokens_n = tokens_n, .block_size = m->config.block_size};
-    if (lora) w.lora = (struct kvr_bytes){lora, strlen(lora)};
-    if (salt && !m->config.omit_salt) w.salt = (struct kvr_bytes){salt, strlen(salt)};
-    kvr_engine_encode(&m->events, ev, &w);
+    struct mock_event_words w = {tokens, tokens_n, m->config.block_size, lora, m->config.omit_salt ? NULL : salt};
+    if (m->config.arrays) add_as_array(m, ev, &w);
+    else mock_encode(&m->events, ev, &w);
     m->events_n++;
 }
 

@@ -18,6 +18,7 @@ struct mock_events_config {
     uint64_t replay_buffer, drop_every;
     const char *topic;    /* first frame of a message; may be empty */
     bool topic_in_replay; /* its answers have that frame too */
+    bool arrays;          /* events are arrays, as those of older engines */
     bool omit_salt;       /* fault: events do not tell the cache salt */
 };
 

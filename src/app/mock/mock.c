@@ -55,14 +55,15 @@ static void on_pass(uv_timer_t *t);
 void mock_next_pass(struct mock_rank *r)
 {
     uint64_t ns = mock_engine_begin_pass(r->engine);
-    if (r->events) mock_events_flush(r->events);
     r->in_pass = ns > 0;
     if (ns) uv_timer_start(&r->timer, on_pass, (ns + 500000) / 1000000, 0);
 }
 
+/* The events of a pass are one batch, which goes out when it has been computed, before its tokens. */
 static void on_pass(uv_timer_t *t)
 {
     struct mock_rank *r = t->data;
+    if (r->events) mock_events_flush(r->events);
     r->walking = true;
     mock_engine_end_pass(r->engine);
     r->walking = false;
@@ -77,10 +78,10 @@ static void reset_cache(struct mock *m, struct kvr_http_conn *c)
     bool ok = true;
     for (uint64_t r = 0; r < m->o->dp_size; r++) {
         ok &= mock_engine_reset_cache(m->ranks[r].engine);
-        if (m->ranks[r].events) mock_events_flush(m->ranks[r].events);
+        if (m->ranks[r].events && m->o->reset_at_once) mock_events_flush(m->ranks[r].events);
     }
-    if (ok) kvr_http_reply(c, 200, "application/json", NULL, "{}", 2);
-    else mock_reply_error(c, 503, "requests are running");
+    if (ok) kvr_http_reply(c, 200, NULL, NULL, "", 0);
+    else mock_reply_error(c, 500, "requests are running");
 }
 
 static void health(struct mock *m, struct kvr_http_conn *c)
@@ -232,6 +233,7 @@ static int start_rank(struct mock *m, uint32_t id)
                                     .drop_every = o->drop_events,
                                     .topic_in_replay = o->replay_topic,
                                     .topic = o->kv_topic ? o->kv_topic : "",
+                                    .arrays = o->kv_event_arrays,
                                     .omit_salt = o->fault_omit_salt};
     if (!(r->events = mock_events_create(&vc))) {
         kvr_log("kvroute mock: --kv-events, --kv-replay: cannot bind '%s' or its replay: %s", r->events_at, zmq_strerror(zmq_errno()));

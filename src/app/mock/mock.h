@@ -21,6 +21,8 @@ struct mock_options {
     bool dev_mode;              /* /server_info and /reset_prefix_cache */
     bool tell_event_sources;    /* /kv_event_sources */
     bool tell_cache_config;     /* vllm:cache_config_info in /metrics */
+    bool reset_at_once;         /* the event of a reset does not wait for the next pass */
+    bool kv_event_arrays;       /* events as older engines write them */
     bool replay_topic;          /* replay answers carry a topic frame */
     /* faults, for tests */
     uint64_t drop_events;       /* drop every n-th batch (0: none); its sequence is used up */

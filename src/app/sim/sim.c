@@ -287,6 +287,7 @@ static int make_workers(struct sim *s)
                                         .speedup = 1,
                                         .seed = s->cfg.seed + i,
                                         .prefix_caching = true,
+                                        .first_and_last = true, /* its index keeps a set */
                                         .on_event = on_event,
                                         .on_token = on_token,
                                         .ctx = w};

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "app/mock/encode.h"
+
+#include <msgpuck.h>
+#include <string.h>
+
+enum { LORA_ID = 1 };
+
+static char *put_text(char *p, const char *s)
+{
+    return s ? mp_encode_str(p, s, (uint32_t)strlen(s)) : mp_encode_nil(p);
+}
+
+static char *put_removed(char *p, const struct kvr_event *ev)
+{
+    p = mp_encode_map(p, 4);
+    p = put_text(put_text(p, "type"), "BlockRemoved");
+    p = mp_encode_array(put_text(p, "block_hashes"), (uint32_t)ev->removed_n);
+    for (size_t i = 0; i < ev->removed_n; i++) p = mp_encode_uint(p, ev->removed[i]);
+    p = put_text(put_text(p, "medium"), "GPU");
+    return mp_encode_uint(put_text(p, "group_idx"), 0);
+}
+
+/* One entry a block: the adapter's name in each, the salt in the first of a chain; nothing tells them apart. */
+static char *put_extra_keys(char *p, const struct kvr_event *ev, const struct mock_event_words *w)
+{
+    p = mp_encode_array(p, (uint32_t)ev->blocks_n);
+    for (size_t i = 0; i < ev->blocks_n; i++) {
+        bool salt = w->salt && i == 0 && !ev->has_parent;
+        uint32_t n = (w->lora ? 1u : 0u) + (salt ? 1u : 0u);
+        p = n ? mp_encode_array(p, n) : mp_encode_nil(p);
+        if (w->lora) p = put_text(p, w->lora);
+        if (salt) p = put_text(p, w->salt);
+    }
+    return p;
+}
+
+static char *put_stored(char *p, const struct kvr_event *ev, const struct mock_event_words *w)
+{
+    p = mp_encode_map(p, 11);
+    p = put_text(put_text(p, "type"), "BlockStored");
+    p = mp_encode_array(put_text(p, "block_hashes"), (uint32_t)ev->blocks_n);
+    for (size_t i = 0; i < ev->blocks_n; i++) p = mp_encode_uint(p, ev->blocks[i].block_hash);
+    p = put_text(p, "parent_block_hash");
+    p = ev->has_parent ? mp_encode_uint(p, ev->parent_hash) : mp_encode_nil(p);
+    p = mp_encode_array(put_text(p, "token_ids"), (uint32_t)w->tokens_n);
+    for (size_t i = 0; i < w->tokens_n; i++) p = mp_encode_uint(p, w->tokens[i]);
+    p = mp_encode_uint(put_text(p, "block_size"), w->block_size);
+    p = put_text(p, "lora_id");
+    p = w->lora ? mp_encode_uint(p, LORA_ID) : mp_encode_nil(p);
+    p = put_text(put_text(p, "medium"), "GPU");
+    p = put_text(put_text(p, "lora_name"), w->lora);
+    p = put_extra_keys(put_text(p, "extra_keys"), ev, w);
+    p = mp_encode_uint(put_text(p, "group_idx"), 0);
+    return put_text(put_text(p, "kv_cache_spec_kind"), "full_attention");
+}
+
+void mock_encode(struct kvr_buf *b, const struct kvr_event *ev, const struct mock_event_words *w)
+{
+    size_t words = (w->lora ? strlen(w->lora) + 5 : 1) * (ev->blocks_n + 1) + (w->salt ? strlen(w->salt) + 5 : 0);
+    if (kvr_buf_reserve(b, 256 + 14 * (ev->blocks_n + ev->removed_n) + 5 * w->tokens_n + words)) return;
+    char *p = b->data + b->len;
+    if (ev->kind == KVR_EVENT_CLEARED) p = put_text(put_text(mp_encode_map(p, 1), "type"), "AllBlocksCleared");
+    else if (ev->kind == KVR_EVENT_REMOVED) p = put_removed(p, ev);
+    else p = put_stored(p, ev, w);
+    b->len = (size_t)(p - b->data);
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* KV events as vLLM 0.32 packs them: maps with a "type", in a batch that is an array. Written apart from wire/engine_encode.c, which writes
+ * what our own publishers send: a mistake there must not be made here as well. */
+#ifndef KVR_APP_MOCK_ENCODE_H
+#define KVR_APP_MOCK_ENCODE_H
+
+#include <kvroute/event.h>
+
+#include "base/buf.h"
+
+/* Of whom a stored event is. */
+struct mock_event_words {
+    const uint32_t *tokens;
+    size_t tokens_n;
+    uint32_t block_size;
+    const char *lora, *salt; /* NULL: none */
+};
+
+void mock_encode(struct kvr_buf *b, const struct kvr_event *ev, const struct mock_event_words *words);
+
+#endif
