@@ -64,7 +64,8 @@ struct serve_cli {
 #define ROUTER_ROWS                                                                                                                        \
     STR("config", config, NULL, "FILE", NULL, "YAML file of these options"),                                                               \
         STR("model", model, NULL, "NAME", NULL, "model name of workers that have none of their own"),                                      \
-        NUM("block-size", block_size, "16", 1, 65536, NULL, "tokens per KV block, as the engines have it"),                                \
+        NUM("block-size", block_size, NULL, 1, 65536, NULL,                                                                                \
+            "tokens per KV block, as the engines have it; without: what each engine says of itself, 16 when it does not"),                 \
         STR("admin-key-file", admin_key_file, NULL, "FILE", NULL,                                                                          \
             "one key a line; the admin port (of select: its port) then needs Authorization: Bearer KEY, but for /health and /ready"),      \
         STR("tls-ca", tls_ca, NULL, "FILE", NULL,                                                                                          \
@@ -223,6 +224,8 @@ static const struct option_row serve_rows[] = {
     DBL("total-timeout", total_timeout, "0", 0, 864000, NULL, "seconds for a whole request; 0 = off"),
     DBL("tokenize-timeout", tokenize_timeout, "5", 0, 86400, NULL, "seconds for the engine's tokenizer"),
     DBL("drain-timeout", drain_timeout, "180", 0, 864000, NULL, "seconds for running requests after SIGTERM"),
+    BOO("ask-engines", ask_engines, "true", NULL,
+        "ask each worker for its block size, KV events endpoints and ranks; what its entry does not give is taken from there"),
     DBL("health-interval", health_interval, "5", 0.05, 86400, NULL, "seconds between health checks"),
     NUM("breaker-failures", breaker_failures, "10", 1, 1e9, NULL, "consecutive failures that open a worker's breaker"),
     DBL("breaker-cooldown", breaker_cooldown, "60", 0, 86400, NULL, "seconds a breaker stays open"),

@@ -71,7 +71,12 @@ static void raise(uint64_t *to, double v)
 /* Info as labels, "None" where nothing is known. */
 static void take_config(struct kvr_engine_load *r, const struct kvr_prom_sample *s)
 {
-    uint64_t blocks, size;
+    uint64_t blocks, size, tokens;
+    if (kvr_prom_u64(kvr_prom_label(s, "kv_cache_size_tokens"), &tokens) && is_count((double)tokens)) { /* of this rank */
+        raise(&r->total_tokens, (double)tokens);
+        return;
+    }
+    /* of all the engine's ranks, in releases that do not say that */
     if (!kvr_prom_u64(kvr_prom_label(s, "num_gpu_blocks"), &blocks) || !kvr_prom_u64(kvr_prom_label(s, "block_size"), &size)) return;
     if (is_count((double)blocks * (double)size)) raise(&r->total_tokens, (double)(blocks * size));
 }

@@ -13,7 +13,7 @@
 #include "base/base.h"
 #include "base/buf.h"
 
-enum { KVR_PROM_LABELS_MAX = 32, KVR_PROM_LINE_MAX = 8192 };
+enum { KVR_PROM_LABELS_MAX = 64, KVR_PROM_LINE_MAX = 8192 };
 
 struct kvr_prom_text {
     const char *ptr;

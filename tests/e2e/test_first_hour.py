@@ -172,3 +172,185 @@ def test_doctor_does_not_take_an_idle_engine_for_one_with_a_wrong_clock(start, e
     rc, report = got[0]
     assert rc == 0 and "clock" not in problems(report), report
     assert [f["verdict"] for f in report["findings"] if f["check"] == "clock"] == ["unknown"]
+
+
+# ---- what an engine says of itself -------------------------------------------------------------------------------------
+
+
+def metrics(block_size=16, blocks=100, engines=(0,), caching="True"):
+    return "".join(f'vllm:cache_config_info{{block_size="{block_size}",enable_prefix_caching="{caching}",engine="{e}",num_gpu_blocks="{blocks}"}} 1.0\n'
+                   for e in engines)
+
+
+def source(port, replay=None, host="*"):
+    return {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://{host}:{port}", "buffer_steps": 60,
+            "replay_endpoint": replay and f"tcp://{host}:{replay}"}
+
+
+def learnt(s, i=0):
+    w = s.get("/workers")[i]
+    return w if w["learnt"]["state"] == "answered" else None
+
+
+def test_a_bare_address_is_enough(start):
+    m = start(Mock, "--block-size", 32)
+    s = start(Serve, [f"http://127.0.0.1:{m.port}"])
+    w = s.get("/workers")[0]
+    assert (w["block_size"], w["learnt"]["block_size_from"]) == (32, "/metrics") and w["total_kv_blocks"] == 16384
+    assert w["kv_events_endpoints"] == {"0": f"tcp://127.0.0.1:{m.events}"} and w["replay_endpoints"] == {"0": f"tcp://127.0.0.1:{m.replay}"}
+    assert [v["trust"] for v in w["views"]] == ["trusted"] and w["learnt"]["notes"] == []
+    says(s, "worker 1", "says of itself", "block size 32")
+    s.complete("x" * 200)
+    wait_for("known", lambda: s.complete("x" * 200).headers["x-kvroute-overlap-blocks"] == "6")
+    assert len(lines(s, "says of itself")) == 1
+
+
+def test_what_was_given_wins_and_a_difference_is_named(start):
+    m = start(Mock, "--block-size", 32)
+    s = start(Serve, [f"http://127.0.0.1:{m.port},block-size=16"])
+    says(s, "worker 1", "block-size 16 was given, but the engine uses 32 (/metrics)")
+    assert s.get("/workers")[0]["block_size"] == 16
+    assert call(s.admin, "PATCH", "/workers/1", {"block_size": 32}).status == 200
+    wait_for("no note", lambda: learnt(s) and not learnt(s)["learnt"]["notes"])
+    assert len(lines(s, "but the engine uses")) == 1
+
+
+def test_a_worker_that_comes_back_otherwise_is_learnt_anew(start):
+    m = start(Mock, "--block-size", 32)
+    s = start(Serve, [f"http://127.0.0.1:{m.port}"])
+    m.kill()
+    says(s, "worker 1", "is down")
+    start(Mock, "--block-size", 64, port=m.port, events=m.events, replay=m.replay)
+    wait_for("learnt", lambda: s.get("/workers")[0]["block_size"] == 64)
+    wait_for("trusted", lambda: s.view().get("trusted"))
+    says(s, "worker 1", "block size 64")
+
+
+def test_an_engine_cannot_send_us_elsewhere(start, worker):
+    """Of the endpoints it tells only the port is taken, and none below 1024."""
+    port = free_ports(2)
+    w = worker(metrics=metrics(), kv_event_sources={"0": source(port, port + 1, "169.254.169.254")})
+    x = worker(metrics=metrics(), kv_event_sources={"0": source(22)})
+    s = start(Serve, [w.url, x.url], ready=False)
+    wait_for("learnt", lambda: learnt(s, 0) and learnt(s, 1))
+    a, b = s.get("/workers")
+    assert a["kv_events_endpoints"] == {"0": f"tcp://127.0.0.1:{port}"} and a["replay_endpoints"] == {"0": f"tcp://127.0.0.1:{port + 1}"}
+    assert b["kv_events_endpoints"] == {} and "give events=" in " ".join(b["learnt"]["notes"])
+
+
+@pytest.mark.parametrize("answers,words", [
+    (dict(metrics=metrics(), kv_event_sources={}), ["publishes no KV events", "--kv-events-config '{\"enable_kv_cache_events\":true", "replay_endpoint"]),
+    (dict(metrics=metrics()), ["no KV events endpoint is known", "give events=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558"]),
+    (dict(metrics=metrics(caching="False"), kv_event_sources={}), ["prefix caching is off", "without --no-enable-prefix-caching"]),
+    (dict(metrics=metrics(), kv_event_sources={"0": source(20001)}), ["no replay endpoint is known", '"replay_endpoint":"tcp://*:5558"']),
+    (dict(server_info={"page_size": 1, "enable_cache_report": False}), ["--enable-cache-report"]),
+    (dict(get_server_info={"page_size": 1, "disable_radix_cache": True}), ["without --disable-radix-cache"]),
+    (dict(server_info={"page_size": 1, "kv_events_config": None}), ["publishes no KV events", "--kv-events-config '{\"publisher\":\"zmq\""]),
+])
+def test_the_flag_that_is_missing_is_named_once(start, worker, answers, words):
+    w = worker(**answers)
+    s = start(Serve, [w.url], ready=False)
+    says(s, "worker 1", *words)
+    assert any(all(x in n for x in words) for n in learnt(s)["learnt"]["notes"])
+    w.answers["/health"] = 500
+    says(s, "worker 1", "is down")
+    w.answers["/health"] = 200
+    says(s, "worker 1", "is up again")
+    before = len(w.got("/metrics"))
+    wait_for("asked again", lambda: len(w.got("/metrics")) > before and learnt(s))
+    assert len(lines(s, *words)) == 1
+
+
+def test_an_engine_that_says_nothing_holds_nothing_up(start, worker):
+    w = worker(metrics=lambda: time.sleep(30) or 404)
+    s = start(Serve, [w.url], "--restore-timeout", 1)  # ready
+    assert s.get("/workers")[0]["block_size"] == 16 and s.get("/workers")[0]["learnt"]["state"] != "answered"
+
+
+def test_answers_that_are_too_long_or_no_answers(start, worker):
+    w = worker(metrics=b"x" * (5 << 20), kv_event_sources=b"[" * 1000, server_info=b'{"page_size":' + b"8" * (2 << 20))
+    s = start(Serve, [w.url], ready=False)
+    wait_for("asked", lambda: learnt(s))
+    assert s.get("/workers")[0]["block_size"] == 16 and w.got("/get_server_info")
+
+
+def test_nobody_is_asked_who_must_not_be(start, worker):
+    w = worker(metrics=metrics(64))
+    s = start(Serve, [w.url], "--no-ask-engines")
+    wait_for("up", lambda: s.get("/workers")[0]["status"] == "up" and len(w.got("/health")) > 2)
+    assert not w.got("/metrics") and not w.got("/kv_event_sources") and s.get("/workers")[0]["block_size"] == 16
+    assert "learnt" not in s.get("/workers")[0]
+
+
+# ---- ranks that nobody mentioned ---------------------------------------------------------------------------------------
+
+
+def refuses(n, seen):
+    def a():
+        return (400, {"error": {"message": f"data_parallel_rank 1073741824 is out of range [0, {n})."}}) if seen() else {"choices": []}
+    return a
+
+
+def two_ranks(worker, port, **kw):
+    return worker(metrics=metrics(engines=(0, 1)), kv_event_sources={"0": source(port, port + 2), "1": source(port + 1, port + 3)}, **kw)
+
+
+def test_ranks_that_nobody_mentioned_are_used_when_the_engine_takes_them(start, worker):
+    port = free_ports(4)
+    w = two_ranks(worker, port)
+    w.answers["/v1/completions"] = refuses(2, lambda: w.requests[-1][2].get("X-data-parallel-rank") == "1073741824")
+    for spec in (w.url, w.url + f",events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{port + 2}"):
+        s = start(Serve, [spec], ready=False)
+        wait_for("learnt", lambda: learnt(s))
+        a = s.get("/workers")[0]
+        assert a["data_parallel_size"] == 2 and a["learnt"]["ranks"] == [0, 1]
+        assert a["kv_events_endpoints"] == {str(r): f"tcp://127.0.0.1:{port + r}" for r in (0, 1)}
+        assert a["replay_endpoints"] == {str(r): f"tcp://127.0.0.1:{port + 2 + r}" for r in (0, 1)}
+        w.requests.clear()
+        assert s.complete("x", headers={"x-kvroute-worker": "1", "x-kvroute-dp-rank": "1"}).status == 200
+        assert w.got("/v1/completions")[-1][2]["X-data-parallel-rank"] == "1"
+
+
+def test_ranks_that_nobody_can_choose_are_named_and_never_all_rank_0(start, worker):
+    w = two_ranks(worker, free_ports(4), v1__completions={"choices": []})  # it does not read the header
+    for spec in (w.url, w.url + ",dp-size=1"):
+        s = start(Serve, [spec], ready=False)
+        says(s, "worker 1", "2 data-parallel ranks, 0 to 1", "does not take the header X-data-parallel-rank")
+        w.requests.clear()
+        assert s.complete("x").status == 200 and "X-data-parallel-rank" not in w.got("/v1/completions")[-1][2]
+        assert [v["reason"] for v in s.get("/workers")[0]["views"]] == ["the engine has several data-parallel ranks, and does not take one"]
+
+
+@pytest.mark.parametrize("given,named", [("dp-size=1", True), ("dp-size=3", True), ("dp-start=1,dp-size=1", True), ("dp-size=2", False)])
+def test_ranks_that_were_given_otherwise_are_named(start, worker, given, named):
+    w = two_ranks(worker, free_ports(4))
+    w.answers["/v1/completions"] = refuses(2, lambda: w.requests[-1][2].get("X-data-parallel-rank") == "1073741824")
+    s = start(Serve, [w.url + "," + given], ready=False)
+    wait_for("learnt", lambda: learnt(s))
+    assert bool(lines(s, "was given, but the engine has 2 data-parallel ranks, 0 to 1")) == named
+    first = 1 if "dp-start=1" in given else 0
+    assert s.complete("x", headers={"x-kvroute-worker": "1", "x-kvroute-dp-rank": str(first)}).status == 200
+    assert w.got("/v1/completions")[-1][2]["X-data-parallel-rank"] == str(first)  # it has several: this one is meant
+
+
+def test_one_address_for_each_rank(start, worker):
+    """vLLM with --data-parallel-rank: a place among several engines, of which it knows nothing but its own."""
+    port = free_ports(4)
+    ws = [worker(metrics=metrics(engines=(r,)), kv_event_sources={str(r): source(port + r, port + 2 + r)}, v1__completions={"choices": []}) for r in (0, 1)]
+    s = start(Serve, [w.url for w in ws], ready=False)
+    wait_for("learnt", lambda: learnt(s, 0) and learnt(s, 1))
+    for r, w in enumerate(s.get("/workers")):
+        assert (w["data_parallel_start_rank"], w["data_parallel_size"], w["learnt"]["notes"]) == (r, 1, [])
+        assert w["kv_events_endpoints"] == {str(r): f"tcp://127.0.0.1:{port + r}"}
+        assert s.complete("x", headers={"x-kvroute-worker": str(r + 1)}).status == 200
+        assert "X-data-parallel-rank" not in ws[r].got("/v1/completions")[-1][2]
+
+
+def test_a_hybrid_engine_counts_its_ranks_from_zero(start, worker):
+    port = free_ports(8)
+    w = worker(metrics=metrics(engines=(2, 3)), kv_event_sources={str(r): source(port + r, port + 4 + r) for r in (2, 3)})
+    w.answers["/v1/completions"] = refuses(2, lambda: w.requests[-1][2].get("X-data-parallel-rank") == "1073741824")
+    s = start(Serve, [w.url], ready=False)
+    wait_for("learnt", lambda: learnt(s))
+    r = s.complete("x", headers={"x-kvroute-worker": "1", "x-kvroute-dp-rank": "3"})
+    assert r.headers["x-kvroute-dp-rank"] == "3" and w.got("/v1/completions")[-1][2]["X-data-parallel-rank"] == "1"

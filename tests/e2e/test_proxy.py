@@ -46,7 +46,7 @@ class Upstream(threading.Thread):
                 body, buf = buf[:n], buf[n:]
                 if head.startswith(b"GET /health"):
                     c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-                elif head.startswith(b"GET /v1/models"):
+                elif head.startswith((b"GET /v1/models", b"GET /metrics", b"GET /kv_event_sources", b"GET /server_info", b"GET /get_server_info")):
                     c.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
                 else:
                     self.requests.append((head, body))

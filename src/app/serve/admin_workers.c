@@ -51,7 +51,7 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_put_str(b, "trust", "untrusted");
         kvr_json_key(b, "trusted");
         kvr_json_bool(b, false);
-        kvr_json_put_str(b, "reason", "no KV events endpoint is configured");
+        kvr_json_put_str(b, "reason", views_why_none(w));
         kvr_json_close(b, '}');
     }
     kvr_json_close(b, ']');
@@ -97,7 +97,7 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     if (w->metrics[0]) kvr_json_put_str(b, "metrics_endpoint", w->metrics);
     if (w->metrics_error) kvr_json_put_str(b, "metrics_error", w->metrics_error);
     kvr_json_put_u64(b, "max_num_batched_tokens", w->max_num_batched_tokens);
-    kvr_json_put_u64(b, "total_kv_blocks", w->total_kv_blocks);
+    kvr_json_put_u64(b, "total_kv_blocks", w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
     kvr_json_put_str(b, "status", states[w->health]);
     kvr_json_key(b, "schedulable");
     kvr_json_bool(b, worker_is_schedulable(w, now_ms()));
@@ -108,6 +108,7 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     for (size_t i = 0; i < w->taints_n; i++) kvr_json_str(b, w->taints[i], strlen(w->taints[i]));
     kvr_json_close(b, ']');
     put_model(b, w);
+    if (learns(s, w)) learnt_write(b, w);
     kvr_json_put_u64(b, "requests", w->requests);
     kvr_json_put_u64(b, "errors", w->errors);
     put_views(s, b, w, st, n);
@@ -203,6 +204,21 @@ static bool get_taints(struct kvr_json v, struct worker *w)
     return kvr_json_type_of(v) == KVR_JSON_ARRAY && kvr_json_each(v, add_taint, w) == 0;
 }
 
+static bool has(struct kvr_json o, const char *key)
+{
+    return kvr_json_type_of(kvr_json_get(o, key)) > KVR_JSON_NULL;
+}
+
+static void note_given(struct kvr_json o, struct worker *w)
+{
+    struct given *g = &w->given;
+    g->block_size |= has(o, "block_size");
+    g->ranks |= has(o, "data_parallel_start_rank") || has(o, "data_parallel_size");
+    g->total_kv_blocks |= has(o, "total_kv_blocks");
+    g->events |= has(o, "kv_events_endpoints");
+    g->replay |= has(o, "replay_endpoint") || has(o, "replay_endpoints");
+}
+
 /* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
 const char *admin_read_worker(struct kvr_json o, struct worker *w)
 {
@@ -223,6 +239,7 @@ const char *admin_read_worker(struct kvr_json o, struct worker *w)
         snprintf(w->role, sizeof w->role, "%s", role);
     }
     if (engine[0] && !engine_kind_parse(engine, &w->engine)) return "engine";
+    note_given(o, w);
     w->block_size = (uint32_t)bs;
     w->dp_start = (uint32_t)start;
     w->dp_size = (uint32_t)size;
@@ -266,7 +283,8 @@ static void save_worker(struct serve *s, struct kvr_http_conn *c, struct worker 
 
 void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    struct worker w = {.block_size = (uint32_t)s->o->block_size, .dp_size = 1, .role = "both", .group = "default"};
+    struct worker w = {0};
+    worker_init(s, &w);
     if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &w.id)) {
         admin_bad_field(c, "worker_id");
         return;

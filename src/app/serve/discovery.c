@@ -115,7 +115,8 @@ static bool read_spec(struct serve *s, const char *spec, size_t len, struct work
         if (!out->has_id) out->id = discovery_id_of(out->w.url);
         return true;
     }
-    *out = (struct worker_spec){.w = {.block_size = (uint32_t)s->o->block_size, .dp_size = 1, .role = "both", .group = "default"}};
+    *out = (struct worker_spec){0};
+    worker_init(s, &out->w);
     char twice[64];
     if (kvr_json_parse(s->json, spec, len, &o, NULL) || kvr_json_check_members(s->json, twice, sizeof twice)) {
         snprintf(err, cap, "it is not a JSON object that has each of its fields once");

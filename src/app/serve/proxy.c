@@ -97,7 +97,8 @@ struct px {
     /* routing */
     struct pool *pool;
     struct worker *worker;
-    bool names_rank; /* the worker is told the rank */
+    bool names_rank; /* the worker is told the rank, as it counts them */
+    uint32_t named_rank;
     struct kvr_router_request rq;
     uint64_t *allowed;     /* owned; NULL: every worker of the pool */
     bool queued;           /* the router has the ticket, or the loop's ready list has p */
@@ -669,7 +670,7 @@ static void put_request_head(struct px *p, size_t body_len, struct kvr_buf *h)
         kvr_buf_printf(h, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
     }
     kvr_buf_printf(h, "x-request-id: %s\r\n", p->id);
-    if (p->names_rank) kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", p->result.worker.dp_rank); /* the one whose load is booked */
+    if (p->names_rank) kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", p->named_rank); /* the one whose load is booked */
     if (body_len || kvr_text_is(rq->method, "POST") || kvr_text_is(rq->method, "PUT"))
         kvr_buf_printf(h, "Content-Length: %zu\r\n", body_len);
     kvr_buf_str(h, "\r\n");
@@ -874,6 +875,7 @@ static enum outcome px_booked(struct px *p)
         w->requests++;
         p->names_rank = rank_is_named_locked(s, w);
         p->view = views_knowledge(w, p->result.worker.dp_rank);
+        p->named_rank = p->result.worker.dp_rank - w->rank_base;
     }
     pthread_mutex_unlock(&s->lock);
     worker_unref(s, before);

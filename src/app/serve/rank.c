@@ -26,7 +26,7 @@ const char *engine_kind_name(enum engine_kind kind)
 
 bool rank_is_named_locked(const struct serve *s, const struct worker *w)
 {
-    bool named = w->dp_size > 1;
+    bool named = w->dp_size > 1 || w->learnt.names_rank;
     for (const struct worker *o = s->workers; o && !named; o = o->next)
         named = o != w && o->endpoint.key == w->endpoint.key && !strcmp(o->endpoint.base, w->endpoint.base) && o->dp_start != w->dp_start;
     return named;

@@ -151,6 +151,7 @@ static void on_poll(uv_timer_t *t)
     views_tick(s);
     evidence_tick(s);
     engine_load_tick(s);
+    survey_tick(s);
     served_tick(s);
     discovery_tick(s);
     follow_durable(s);
@@ -394,6 +395,7 @@ int serve_main(const struct serve_options *o)
     int rc = run(s);
     stop_loops(s, rc == 0);
     remote_close_admin(s);
+    survey_stop();
     health_stop(s);
     kvr_http_server_close(s->admin);
     selection_stop(s);

@@ -18,6 +18,8 @@
  *   rank.c      the data-parallel rank: what a request asks for, how the chosen one reaches the engine
  *   tokens.c    where the prompt's tokens come from                     (data loops)
  *   health.c    active health checks, model discovery                   (main loop)
+ *   survey.c    asks each worker what it is configured with             (main loop)
+ *   learn.c     what of that is used, what differs from what was given, what is missing
  *   admin.c     admin port                                              (main loop)
  *   decisions.c the last decisions, for the admin page
  *   quality.c   what was predicted against what was delivered
@@ -50,6 +52,7 @@
 #include "net/jobs.h"
 #include "net/json_body.h"
 #include "net/remote_index.h"
+#include "wire/engine_facts.h"
 #include "wire/engine_load.h"
 #include "wire/json.h"
 #include "wire/openai.h"
@@ -105,12 +108,36 @@ enum engine_kind { ENGINE_VLLM, ENGINE_SGLANG };
 
 enum health { HEALTH_UNKNOWN, HEALTH_UP, HEALTH_DOWN };
 
+/* What the entry of a worker says itself; the rest is learnt from its engine (learn.c). */
+struct given {
+    bool block_size, events, replay, ranks, total_kv_blocks;
+};
+
+enum { NOTES_MAX = 8, NOTE_MAX = 360, LEARN_AGAIN_MS = 1000, BLOCK_SIZE_DEFAULT = 16 };
+
+/* What an engine has said, and what is wrong with it. Under serve.lock. */
+struct learnt {
+    uint64_t due_ms; /* to be asked from then on; 0: it has been */
+    bool waits;      /* its events are followed when it has answered, or will not */
+    bool answered;
+    bool ranks_unknown; /* it has several, and nobody can tell which one takes a request */
+    bool names_rank;    /* it has several, although the entry may tell of one */
+    uint64_t since_ms;  /* when the worker was added */
+    struct kvr_engine_facts facts;
+    size_t notes_n;
+    char notes[NOTES_MAX][NOTE_MAX], found[NOTE_MAX];
+};
+
 struct worker {
     struct worker *next;
     uint64_t id;
     char url[512], model[MODEL_MAX], group[MODEL_MAX], role[16];
     struct kvr_endpoint endpoint;
     uint32_t block_size, dp_start, dp_size;
+    uint32_t rank_base; /* the engine counts its ranks from here */
+    struct given given;
+    bool block_size_known; /* given, or learnt */
+    bool learns;           /* of one that is added: what has been learnt of the one it replaces; health and counts go on */
     uint64_t max_num_batched_tokens, total_kv_blocks;
     char events[DP_MAX][96], replay[DP_MAX][96]; /* by rank - dp_start; "" = none */
     char recover[240];                           /* URL for all ranks; "" = none */
@@ -132,7 +159,8 @@ struct worker {
     struct series *series;         /* labels.c */
     char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
     uint64_t metrics_due_ms, learnt_kv_blocks;
-    const char *metrics_error;           /* static; NULL: none */
+    const char *metrics_error; /* static; NULL: none */
+    struct learnt learnt;
     struct rank_load loads[DP_MAX];      /* by rank - dp_start */
     _Atomic unsigned char views[DP_MAX]; /* enum kvr_view_knowledge; of ranks whose events are followed */
 };
@@ -323,6 +351,8 @@ struct worker_spec {
     uint64_t id;
     struct worker w; /* parsed fields only */
 };
+/* A worker of which nothing is given, as all zero but this. */
+void worker_init(const struct serve *s, struct worker *w);
 /* Parses --worker. Returns: 0, or -1 with the reason in err. */
 int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap);
 /* Adds or replaces. Returns: 0, -1 with the reason in err. */
@@ -344,6 +374,21 @@ bool worker_serves_locked(const struct serve *s, const struct worker *w, const c
 /* Tokens that the model has room for there ("": the first it lists); 0: not known. */
 uint64_t worker_room_locked(const struct worker *w, const char *model);
 void workers_destroy(struct serve *s);
+
+/* survey.c; main loop */
+void survey_tick(struct serve *s);
+void survey_stop(void);
+/* learn.c; main loop */
+bool learns(const struct serve *s, const struct worker *w); /* is its engine asked? */
+/* Before it is added: what is not given is to be learnt. */
+void learn_begin(const struct serve *s, struct worker *w);
+/* Takes what the engine has said: into the worker, which joins another partition when need be, and to stderr when it is new. */
+void learn(struct serve *s, uint64_t id, const struct kvr_engine_facts *f);
+/* It does not answer (now): what it was waited for with goes on with what is known. */
+void learn_nothing(struct serve *s, uint64_t id);
+void learnt_write(struct kvr_buf *b, const struct worker *w); /* members of the worker object */
+/* The block size to begin with, when nobody has said one. */
+uint32_t worker_block_size_locked(const struct serve *s, const struct worker *w);
 
 /* rank.c */
 bool engine_kind_parse(const char *name, enum engine_kind *out);
@@ -379,6 +424,7 @@ void views_unfollow(struct serve *s, uint64_t id);
 enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank);
 /* Do KV events of this rank (by place) come from somewhere? */
 bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place);
+const char *views_why_none(const struct worker *w); /* of a worker without one; static */
 void views_stop(struct serve *s);
 bool views_settled(struct serve *s);
 void views_tick(struct serve *s); /* main loop */

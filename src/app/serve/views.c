@@ -101,7 +101,15 @@ void views_stop(struct serve *s)
 
 bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place)
 {
-    return s->ingest && (w->events[place][0] || s->o->plane.plane != KVR_PLANE_ZMQ);
+    bool usable = s->ingest && !w->learnt.waits && !w->learnt.ranks_unknown;
+    return usable && (w->events[place][0] || s->o->plane.plane != KVR_PLANE_ZMQ);
+}
+
+const char *views_why_none(const struct worker *w)
+{
+    if (w->learnt.waits) return "waiting for what the engine says of itself";
+    if (w->learnt.ranks_unknown) return "the engine has several data-parallel ranks, and does not take one";
+    return "no KV events endpoint is configured";
 }
 
 void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
@@ -145,9 +153,13 @@ bool views_settled(struct serve *s)
     if (!s->ingest) return true;
     if (s->o->plane.plane == KVR_PLANE_JETSTREAM && !atomic_load(&s->caught_up)) return false;
     pthread_mutex_lock(&s->lock);
-    for (const struct worker *w = s->workers; w; w = w->next)
+    bool waits = false;
+    for (const struct worker *w = s->workers; w; w = w->next) {
+        waits |= w->learnt.waits;
         for (uint32_t r = 0; r < w->dp_size; r++) want += views_has_source(s, w, r);
+    }
     pthread_mutex_unlock(&s->lock);
+    if (waits) return false;
     cap = want + 16;
     st = calloc(cap, sizeof *st);
     if (!st) return false;

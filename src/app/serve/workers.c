@@ -83,12 +83,15 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
     } else if (!strcmp(key, "block-size")) {
         if (!whole_number(value, 65536, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 65536");
         w->block_size = (uint32_t)n;
+        w->given.block_size = true;
     } else if (!strcmp(key, "dp-start")) {
         if (!whole_number(value, 1u << 20, &n)) return fail(err, cap, text, key, value, "0 to 1048576");
         w->dp_start = (uint32_t)n;
+        w->given.ranks = true;
     } else if (!strcmp(key, "dp-size")) {
         if (!whole_number(value, DP_MAX, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 64");
         w->dp_size = (uint32_t)n;
+        w->given.ranks = true;
     } else if (!strcmp(key, "engine")) {
         if (!engine_kind_parse(value, &w->engine)) return fail(err, cap, text, key, value, "vllm, sglang");
     } else if (!strcmp(key, "role")) {
@@ -110,6 +113,15 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
     return 0;
 }
 
+void worker_init(const struct serve *s, struct worker *w)
+{
+    w->block_size = s->o->block_size ? (uint32_t)s->o->block_size : BLOCK_SIZE_DEFAULT;
+    w->given.block_size = s->o->block_size != 0;
+    w->dp_size = 1;
+    snprintf(w->role, sizeof w->role, "both");
+    snprintf(w->group, sizeof w->group, "default");
+}
+
 int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap)
 {
     char copy[2048], *rest = copy, *part, events[256] = "", replay[256] = "";
@@ -125,13 +137,12 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
         snprintf(err, cap, "--worker: bad value '%.120s'; allowed: http://host[:port][,key=value...]", text);
         return -1;
     }
-    w->block_size = (uint32_t)s->o->block_size;
-    w->dp_size = 1;
-    snprintf(w->role, sizeof w->role, "both");
-    snprintf(w->group, sizeof w->group, "default");
+    worker_init(s, w);
     while ((part = strsep(&rest, ",")))
         if (parse_key(out, text, part, events, replay, err, cap)) return -1;
-    w->has_events = events[0] != 0;
+    w->has_events = w->given.events = events[0] != 0;
+    w->given.replay = replay[0] != 0;
+    w->given.total_kv_blocks = w->total_kv_blocks != 0;
     if (replay[0] && !events[0]) return fail(err, cap, text, "replay", replay, "only together with events");
     if (w->recover[0] && !events[0] && s->o->plane.plane == KVR_PLANE_ZMQ)
         return fail(err, cap, text, "recover", w->recover, "only together with events");
@@ -185,7 +196,8 @@ void worker_unref(struct serve *s, struct worker *w)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void detach_locked(struct serve *s, struct worker *w)
+/* Returns: its place in the table. */
+static struct worker **detach_locked(struct serve *s, struct worker *w)
 {
     struct worker **p = &s->workers;
     while (*p != w) p = &(*p)->next;
@@ -195,15 +207,33 @@ static void detach_locked(struct serve *s, struct worker *w)
     s->workers_version++;
     kvr_router_remove_worker(w->pool->router, w->id);
     evidence_forget_locked(s, w->id);
+    return p;
 }
 
-/* All workers of one model must agree on the block size, or hashes could not be compared. */
+/* All workers of one model must agree on the block size, or hashes could not be compared. What was not given is learnt: then another size
+ * is named, not refused (learn.c). */
 static const struct worker *block_size_conflict(const struct serve *s, const struct worker *spec)
 {
     for (const struct worker *w = s->workers; w; w = w->next)
-        if (w->id != spec->id && w->block_size != spec->block_size && !strcmp(w->model, spec->model) && !strcmp(w->group, spec->group))
+        if (w->id != spec->id && w->given.block_size && spec->given.block_size && w->block_size != spec->block_size &&
+            !strcmp(w->model, spec->model) && !strcmp(w->group, spec->group))
             return w;
     return NULL;
+}
+
+/* What goes on of one that is replaced as more is known of it. */
+static void inherit_locked(struct worker *w, struct worker *old)
+{
+    w->health = old->health;
+    w->failures = old->failures;
+    w->open_until_ms = old->open_until_ms;
+    w->models = old->models;
+    w->models_n = old->models_n;
+    w->models_status = old->models_status;
+    w->requests = old->requests;
+    w->errors = old->errors;
+    old->models = NULL;
+    old->models_n = 0;
 }
 
 static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
@@ -216,11 +246,12 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
     }
     w->pool = pool_get_locked(s, w, err, cap);
     if (!w->pool) return -1;
-    struct worker *old = worker_find_locked(s, w->id);
+    struct worker *old = worker_find_locked(s, w->id), **place = &s->workers;
     if (old) {
         w->series = old->series;
         old->series = NULL;
-        detach_locked(s, old);
+        if (w->learns) inherit_locked(w, old);
+        place = detach_locked(s, old);
         unref_locked(old);
     }
     const char *taints[TAINTS_MAX];
@@ -232,16 +263,15 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
         snprintf(err, cap, "%s", kvr_strerror(rc));
         return -1;
     }
-    kvr_router_set_limits(w->pool->router, w->id, w->max_num_batched_tokens, w->total_kv_blocks);
+    kvr_router_set_limits(w->pool->router, w->id, w->max_num_batched_tokens, w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
     bool event_mode = s->o->kv_events && w->pool->index;
     for (uint32_t r = 0; event_mode && r < w->dp_size; r++)
         kvr_router_set_trusted(w->pool->router, (struct kvr_worker){w->id, w->dp_start + r}, false);
     w->refs = 1;
     w->unreachable = !w->url[0] && !s->o->select_only;
-    struct worker **p = &s->workers;
-    while (*p) p = &(*p)->next;
-    w->next = NULL;
-    *p = w;
+    while (!old && *place) place = &(*place)->next;
+    w->next = *place;
+    *place = w;
     s->workers_n++;
     s->workers_version++;
     worker_sync_locked(s, w);
@@ -268,8 +298,15 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     *w = *spec;
     views_unfollow(s, w->id);
     pthread_mutex_lock(&s->lock);
+    w->series = NULL; /* these are of the one it was copied from */
+    w->models = NULL;
+    w->models_n = 0;
+    if (!w->learns) learn_begin(s, w);
+    if (!w->learns) w->block_size_known = w->given.block_size;
+    if (!w->block_size_known) w->block_size = worker_block_size_locked(s, w);
     int rc = add_locked(s, w, err, cap);
     struct pool *pool = w->pool;
+    if (rc == 0) w->learns = false;
     pthread_mutex_unlock(&s->lock);
     if (rc) {
         labels_free(w->series);
@@ -277,7 +314,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
         free(w);
         return -1;
     }
-    views_follow(s, spec, pool);
+    views_follow(s, w, pool);
     replicas_workers_changed(s);
     health_check_now(s, spec->id);
     serve_pump(s);
@@ -331,6 +368,7 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *
     struct worker *w = worker_find_locked(s, id);
     if (w) {
         came_up = h == HEALTH_UP && w->health != HEALTH_UP;
+        if (came_up && learns(s, w)) w->learnt.due_ms = 1; /* it may have been started anew */
         if (came_up) w->open_until_ms = 0;
         if (h != w->health) tell_health(w, h, why);
         w->health = h;
