@@ -215,8 +215,8 @@ static struct worker **detach_locked(struct serve *s, struct worker *w)
 static const struct worker *block_size_conflict(const struct serve *s, const struct worker *spec)
 {
     for (const struct worker *w = s->workers; w; w = w->next)
-        if (w->id != spec->id && w->given.block_size && spec->given.block_size && w->block_size != spec->block_size &&
-            !strcmp(w->model, spec->model) && !strcmp(w->group, spec->group))
+        if (w->id != spec->id && w->block_size_known && w->block_size != spec->block_size && !strcmp(w->model, spec->model) &&
+            !strcmp(w->group, spec->group))
             return w;
     return NULL;
 }
@@ -238,7 +238,7 @@ static void inherit_locked(struct worker *w, struct worker *old)
 
 static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
 {
-    const struct worker *other = block_size_conflict(s, w);
+    const struct worker *other = w->block_size_known && !w->learns ? block_size_conflict(s, w) : NULL;
     if (other) {
         snprintf(err, cap, "block_size mismatch for model=%s: worker %llu has %u, requested=%u", w->model[0] ? w->model : "default",
                  (unsigned long long)other->id, other->block_size, w->block_size);
@@ -302,7 +302,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     w->models = NULL;
     w->models_n = 0;
     if (!w->learns) learn_begin(s, w);
-    if (!w->learns) w->block_size_known = w->given.block_size;
+    if (!w->learns) w->block_size_known = w->given.block_size || !learns(s, w);
     if (!w->block_size_known) w->block_size = worker_block_size_locked(s, w);
     int rc = add_locked(s, w, err, cap);
     struct pool *pool = w->pool;
