@@ -61,7 +61,7 @@ step() {
   say "$what"
   if ! "$@" >"$dir/setup.log" 2>&1; then
     tail -15 "$dir/setup.log" >&2
-    if grep -qiE 'name resolution|connection (refused|reset|error)|timed out|network is unreachable|failed to fetch|proxyerror|max retries' "$dir/setup.log"; then
+    if grep -qiE 'from versions: none|name resolution|connection (refused|reset|error)|timed out|network is unreachable|failed to fetch|proxyerror|max retries' "$dir/setup.log"; then
       fail "failed: $what. The package index cannot be reached: see PIP_INDEX_URL, UV_INDEX_URL, HTTPS_PROXY (all of it: $dir/setup.log)"
     fi
     fail "failed: $what (all of it: $dir/setup.log)"

@@ -156,8 +156,10 @@ static bool remove_copy(struct mock_engine *e, uint32_t b)
         kvr_map64_del(&e->cache, hash);
         return true;
     }
+    uint64_t *first = kvr_map64_get(&e->cache, hash);
+    KVR_ASSERT(first);
     e->blocks[k->next_copy].last_copy = k->last_copy;
-    *kvr_map64_get(&e->cache, hash) = k->next_copy;
+    *first = k->next_copy;
     return false;
 }
 
