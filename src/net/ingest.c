@@ -277,6 +277,7 @@ static void source_free(struct kvr_ingest *in, struct source *s)
         free(r);
     }
     kvr_engine_stream_free(&s->own.stream);
+    if (in->handler.on_leave) in->handler.on_leave(in->handler.ctx, s->st.worker);
     if (in->handler.on_end) in->handler.on_end(in->handler.ctx, s->user);
     free(s);
 }
@@ -401,6 +402,12 @@ static void take_replies(struct kvr_ingest *in, struct kvr_recover_reply *list)
 
 static void command_free(struct kvr_ingest *in, struct command *c)
 {
+    if (c->kind == SERVED) {
+        pthread_mutex_lock(&in->lock);
+        in->served_n--;
+        in->served_blocks -= c->served.n;
+        pthread_mutex_unlock(&in->lock);
+    }
     if (!c->spare) {
         free(c);
         return;
@@ -436,6 +443,8 @@ static bool run_on_sources(struct kvr_ingest *in, const struct command *c)
         if (c->kind == PAUSE || c->kind == RESUME) source_pause(in, s, c->kind == PAUSE);
         if (c->kind == EVIDENCE) kvr__view_evidence(in, s, c->text);
         if (c->kind == VISIT) source_visit(in, s, c);
+        if (c->kind == SERVED) kvr__view_served(s, &c->served);
+        if (c->kind == SERVED && in->handler.on_served) in->handler.on_served(in->handler.ctx, s->user, &c->served);
         p = &s->next;
     }
     return found;
@@ -547,6 +556,7 @@ static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap
     n = 1;
     for (struct source *s = in->sources; s && !in->stop; s = s->next) n += take_turn(in, s, it + n);
     look_for_floods(in);
+    if (in->handler.on_tick) in->handler.on_tick(in->handler.ctx, in->now_ms);
     return true;
 }
 
@@ -799,6 +809,22 @@ void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, co
     c->worker = worker;
     snprintf(c->text, sizeof c->text, "%s", text ? text : "");
     send_command(in, c);
+}
+
+int kvr_ingest_served(struct kvr_ingest *in, const struct kvr_served *prompt)
+{
+    struct command *c = malloc(sizeof *c + prompt->n * sizeof *prompt->locals);
+    if (!c) return -KVR_ENOMEM;
+    *c = (struct command){.kind = SERVED, .worker = prompt->worker, .served = *prompt};
+    c->served.locals = memcpy(c + 1, prompt->locals, prompt->n * sizeof *prompt->locals);
+    pthread_mutex_lock(&in->lock);
+    bool room = in->served_n < SERVED_MAX && in->served_blocks + prompt->n <= SERVED_BLOCKS_MAX;
+    in->served_n += room;
+    in->served_blocks += room ? prompt->n : 0;
+    pthread_mutex_unlock(&in->lock);
+    if (room) send_command(in, c);
+    else free(c);
+    return room ? 0 : -KVR_ELIMIT;
 }
 
 int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg)

@@ -39,6 +39,7 @@
 
 #include "base/buf.h"
 #include "wire/engine_events.h"
+#include "recover/supposed.h"
 #include "wire/plane_snapshot.h"
 
 struct kvr_ingest;
@@ -99,7 +100,10 @@ struct kvr_ingest_handler {
     void (*on_reset)(void *ctx, void *user, struct kvr_worker worker);
     /* What the view is from now on, and why it is no more than that ("" when it is whole). May be NULL. */
     void (*on_view)(void *ctx, void *user, struct kvr_worker worker, enum kvr_view_knowledge knowledge, const char *reason);
-    void (*on_end)(void *ctx, void *user); /* the source is gone; may be NULL */
+    void (*on_end)(void *ctx, void *user);                 /* the source is gone; may be NULL */
+    void (*on_leave)(void *ctx, struct kvr_worker worker); /* before on_end: the rank is followed no more; may be NULL */
+    void (*on_served)(void *ctx, void *user, const struct kvr_served *prompt); /* of kvr_ingest_served; may be NULL */
+    void (*on_tick)(void *ctx, uint64_t now_ms);                               /* monotonic, about every 50 ms or more often; may be NULL */
     void *ctx;
 };
 
@@ -146,6 +150,10 @@ void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool paus
 /* What speaks against a view from outside (predictions that do not come true): it is not trusted, whatever its stream says,
  * until the text is "". Returns at once; a worker that is not followed is no error. */
 void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, const char *text);
+
+/* A prompt that was answered, copied, for on_served, in order with what else is asked for. Any thread.
+ * Returns: 0, -KVR_ELIMIT: as many wait as may, -KVR_ENOMEM. */
+int kvr_ingest_served(struct kvr_ingest *in, const struct kvr_served *prompt);
 
 /* Runs fn on the ingest thread between two batches, and returns after it: the view's content and its status belong
  * together then. ranks[n]: every rank the source has carried. fn may replace the content and say so by setting *adopt: to a

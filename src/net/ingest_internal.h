@@ -21,6 +21,7 @@
 #include "net/ingest.h"
 #include "net/zmq_guard.h"
 #include "recover/cursor.h"
+#include "recover/hole.h"
 #include "wire/json.h"
 
 enum {
@@ -46,8 +47,10 @@ enum {
     RANKS_MAX = 1024, /* of one source */
     RECENT = 64,
     REBUILD_PAUSE_MS = 30000,
-    STEP_BLOCKS = 16384, /* of a recovered content, applied before other sources get their turn */
-    UNDECODABLE_MAX = 5, /* batches that cannot be decoded, within UNDECODABLE_MS */
+    SERVED_MAX = 512,            /* prompts that wait for the thread, */
+    SERVED_BLOCKS_MAX = 1 << 20, /* and their blocks */
+    STEP_BLOCKS = 16384,         /* of a recovered content, applied before other sources get their turn */
+    UNDECODABLE_MAX = 5,         /* batches that cannot be decoded, within UNDECODABLE_MS */
     UNDECODABLE_MS = 60000,
     PLANE_BYTES_MAX = 64 << 20, /* of the shared stream, waiting for the thread */
     SILENT_MS = 3500,           /* without a beat of one that has sent beats */
@@ -94,6 +97,8 @@ struct source {
     enum { NOT_SETTLING, SETTLING, GOING_ON } settling; /* what has waited is taken, turn by turn */
     bool mute;               /* who could repair does not answer: live batches go on without, and it is asked again now and then */
     bool hollow;             /* nothing is known of what came before the first batch that was applied */
+    struct kvr_hole hole;    /* while it is missing something: is it still there? */
+    bool healed;             /* whole because of that */
     const char *missing_why; /* goes with `missing` (blocks of before are missing) */
     bool torn;               /* an event that was taken from the stream could not be applied for want of memory */
     bool probing;            /* mute, and the replay socket is asked; nothing waits for it */
@@ -149,7 +154,7 @@ struct kvr_plane_queue {
     uint64_t dropped;
 };
 
-enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT, VISIT_PLANE, EVIDENCE };
+enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT, VISIT_PLANE, EVIDENCE, SERVED };
 
 struct command {
     struct command *next;
@@ -159,6 +164,7 @@ struct command {
     kvr_ingest_visit *visit;
     kvr_ingest_plane_visit *visit_plane;
     void *arg;
+    struct kvr_served served; /* its hashes are the command's */
     char text[96];
     bool spare; /* one of kvr_ingest.spares, in use */
     bool *done; /* somebody waits, and the command is theirs; NULL: it is freed */
@@ -175,6 +181,7 @@ struct kvr_ingest {
     pthread_mutex_t lock; /* commands, replies, statuses */
     pthread_cond_t cond;
     struct command *commands, spares[SPARE_COMMANDS];
+    size_t served_n, served_blocks;    /* of the commands */
     struct kvr_recover_reply *replies; /* of the recover client, newest first */
     _Atomic bool stop;                 /* set under `lock`; looked at between two messages */
     struct kvr_view_status *statuses;
@@ -240,6 +247,7 @@ void kvr__view_replay_broken(struct kvr_ingest *in, struct source *s);          
 void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply); /* takes the reply */
 void kvr__view_step(struct kvr_ingest *in, struct source *s);                                   /* goes on with what is being applied */
 void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text);             /* "": none any more */
+void kvr__view_served(struct source *s, const struct kvr_served *prompt);                       /* a prompt that was answered */
 void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c);
 void kvr__view_deadlines(struct kvr_ingest *in, struct source *s);
 /* From now on events come with a plane_head. */

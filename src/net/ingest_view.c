@@ -132,7 +132,9 @@ static void lose_past(struct kvr_ingest *in, struct source *s, const char *why)
 {
     drop_content(in, s);
     s->missing = true;
+    s->healed = false;
     s->missing_why = why;
+    kvr_hole_sign(&s->hole);
 }
 
 void kvr__view_note_cursor(struct source *s)
@@ -150,7 +152,8 @@ static void drop_view(struct kvr_ingest *in, struct source *s)
     drop_content(in, s);
     kvr__cursor_reset(&s->cursor);
     memset(s->recent, 0, sizeof s->recent);
-    s->missing = s->hollow = s->unsure = false;
+    s->missing = s->hollow = s->unsure = s->healed = false;
+    kvr_hole_sign(&s->hole);
     s->publisher = 0;
     kvr__view_note_cursor(s);
 }
@@ -209,6 +212,34 @@ static void sum_counters(struct source *s)
 
 /* ---- applying ---------------------------------------------------------------------------------------- */
 
+/* Is what the view lacks still there? */
+static void watch_hole(struct source *s, const struct kvr_event *ev, int rc)
+{
+    if (!s->missing || ev->tier != KVR_TIER_DEVICE || s->ranks_n > 1) return;
+    if (rc == -KVR_EPARENT || rc == -KVR_ENOTFOUND) kvr_hole_sign(&s->hole);
+    if (rc) return;
+    if (ev->kind == KVR_EVENT_STORED && ev->blocks_n) kvr_hole_stored(&s->hole, ev->blocks[0].block_hash);
+    for (size_t i = 0; ev->kind == KVR_EVENT_REMOVED && i < ev->removed_n && !s->healed; i++)
+        s->healed = kvr_hole_removed(&s->hole, ev->removed[i]);
+    if (s->healed) s->missing = s->hollow = false;
+}
+
+void kvr__view_served(struct source *s, const struct kvr_served *p)
+{
+    if (s->missing && p->told && p->cached > p->view) kvr_hole_sign(&s->hole);
+}
+
+/* A view that was taken for whole again: it is not. */
+static void still_missing(struct kvr_ingest *in, struct source *s)
+{
+    s->healed = false;
+    s->missing = true;
+    s->missing_why = "blocks of before a loss are still in use";
+    kvr_hole_sign(&s->hole);
+    kvr__view_note_cursor(s);
+    believe(in, s);
+}
+
 static void on_converted(void *ctx, const struct kvr_event *ev)
 {
     struct kvr_ingest *in = ctx;
@@ -218,6 +249,7 @@ static void on_converted(void *ctx, const struct kvr_event *ev)
     s->st.events++;
     s->st.blocks += ev->blocks_n + ev->removed_n;
     if (ev->kind == KVR_EVENT_CLEARED && rc == 0) s->cleared = true;
+    watch_hole(s, ev, rc);
     if (rc == -KVR_EPARENT) {
         s->st.parent_not_found++;
         s->orphaned = true;
@@ -902,7 +934,8 @@ static void take_live(struct kvr_ingest *in, struct source *s, uint64_t seq, con
     s->st.state = KVR_VIEW_LIVE;
     bool lost = s->orphaned && !s->lossy && seq > s->orphans_until && s->st.knowledge == KVR_VIEW_WHOLE;
     bool says = seq == 0 || (was_missing && !s->missing) || s->doubt || s->mute || (s->enveloped && s->cleared);
-    if (lost && can_repair(s) && !s->mute && may_rebuild(in, s)) rebuild(in, s);
+    if (lost && s->healed) still_missing(in, s);
+    else if (lost && can_repair(s) && !s->mute && may_rebuild(in, s)) rebuild(in, s);
     else if (says && (s->known == KVR_VIEW_UNKNOWN || (s->known == KVR_VIEW_PARTIAL && !s->missing))) believe(in, s);
     s->doubt = false;
 }
@@ -1043,6 +1076,8 @@ void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_v
     s->cursor.last_ts = c->last_ts;
     if (c->next) kvr__view_remember(s, c->next - 1, c->last_hash);
     s->missing = c->partial;
+    s->healed = false;
+    kvr_hole_sign(&s->hole);
     s->missing_why = "what was kept of it was not whole";
     s->hollow = s->verifying = false;
     s->unsure = can_repair(s);

@@ -211,7 +211,7 @@ int catalogue_start_durable(struct indexer *x)
 
 int catalogue_start(struct indexer *x)
 {
-    struct kvr_ingest_handler h = {on_event, on_reset, on_view, on_end, x};
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_view = on_view, .on_end = on_end, .ctx = x};
     struct kvr_recorder_config rc = {x->o->record_events, x->o->record_max_lines, x->o->record_max_count, x->o->record_max_secs};
     char err[400];
     if (rc.path && kvr_recorder_create(&rc, &x->recorder, err, sizeof err)) {

@@ -115,6 +115,8 @@ static void put_views(struct serve *s, struct kvr_buf *b)
         kvr_buf_printf(b, "kvroute_view_trusted{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,
                        st[i].worker.dp_rank, st[i].trusted);
     kvr_view_metrics(b, st, n);
+    put_gauge(b, "view_supposed_blocks", "Blocks in partial views for which only answers of their engines speak",
+              (double)atomic_load(&s->view_supposed));
     put_type(b, "view_recovering", "gauge", "1 while what a view has lost is being fetched");
     for (size_t i = 0; i < n; i++)
         kvr_buf_printf(b, "kvroute_view_recovering{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,

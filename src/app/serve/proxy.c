@@ -108,6 +108,7 @@ struct px {
     struct kvr_rejection rejection;
     struct kvr_router_result result;
     enum kvr_view_knowledge view; /* of the rank, when it was chosen */
+    uint64_t view_tick;           /* serve.view_tick when it was sent */
     struct decision_table table;
     char booking[32]; /* id of the current booking; "" = none */
     uint64_t tried[TRIES_MAX];
@@ -362,6 +363,28 @@ static void px_free(struct px *p)
     uv_close((uv_handle_t *)&p->timer, on_px_closed);
 }
 
+/* Its prompt is held now, as far as it is known to be what the engine has computed. */
+static void tell_view(struct px *p)
+{
+    uint32_t bs = p->pool->block_size;
+    size_t n = p->tokens_n / bs;
+    bool sure = p->tokens && n && p->routed && !p->multimodal && p->status == 200 && p->members.certainty == KVR_PROMPT_EXACT &&
+                p->members.as_evidence && !p->members.skips_cache && p->usage.present && p->usage.prompt_tokens == p->tokens_n;
+    uint64_t *locals = sure ? malloc(n * sizeof *locals) : NULL, seed;
+    if (!locals) return;
+    seed = kvr_hash_seed(p->is_lora ? p->model : NULL, p->is_lora ? strlen(p->model) : 0, p->salt, p->salt_len);
+    (void)kvr_hash_locals(p->tokens, n * bs, bs, false, seed, NULL, 0, locals);
+    struct kvr_served v = {.worker = p->result.worker,
+                           .locals = locals,
+                           .n = n,
+                           .told = p->usage.has_cached,
+                           .cached = p->usage.cached_tokens / bs,
+                           .view = p->result.view_blocks,
+                           .tick = p->view_tick};
+    views_served(serve_of(p), &v);
+    free(locals);
+}
+
 static void px_end(struct px *p)
 {
     struct serve *s = serve_of(p);
@@ -375,6 +398,7 @@ static void px_end(struct px *p)
         count_usage(p);
         record_decision(p);
     }
+    if (p->view == KVR_VIEW_PARTIAL && p->answered) tell_view(p);
     evidence_answered(s, p->evidence, p->answered, p->usage.present && p->usage.has_cached, p->usage.cached_tokens);
     for (struct px **q = &p->loop->parked; *q; q = &(*q)->next)
         if (*q == p) {
@@ -682,6 +706,7 @@ static void px_send(struct px *p)
     struct kvr_buf h = {0};
     struct kvr_body *body = rank_body(p->worker, p->body, p->is_object ? &p->body_rank : NULL, p->result.worker.dp_rank);
     if (body || !p->body) put_request_head(p, body ? body->len : 0, &h);
+    uint64_t tick = atomic_load(&serve_of(p)->view_tick); /* of what came before the worker has it */
     struct kvr_http_call_config cc = {.endpoint = &p->worker->endpoint,
                                       .head = h.data,
                                       .head_len = h.len,
@@ -698,6 +723,7 @@ static void px_send(struct px *p)
         return;
     }
     p->phase = PX_WAITING_FIRST;
+    p->view_tick = tick;
     p->sent_ns = kvr_now_ns(kvr_clock_monotonic());
     p->phase_deadline_ms = after(o->first_token_timeout);
     arm(p);

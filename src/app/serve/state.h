@@ -204,6 +204,7 @@ struct decision {
     X(engine_loads_expired_total, "Loads of engines that grew too old to be used")                                                         \
     X(uncounted_total, "Requests that no labelled counter took: out of memory")                                                            \
     X(reopened_connections_total, "Requests sent again on a fresh connection: the worker had closed the kept one")                         \
+    X(view_prompts_dropped_total, "Answered prompts that were not looked at for a partial view: too many at once")                         \
     X(retries_total, "Requests sent again to another worker")                                                                              \
     X(errors_total, "Client requests that ended in an error of ours or a broken stream")                                                   \
     X(client_gone_total, "Requests whose client went away first")                                                                          \
@@ -268,7 +269,12 @@ struct kvr_sync;
 struct token_cache;
 struct loop;
 
+struct supposition; /* views.c */
+
 struct serve {
+    struct supposition *suppositions; /* the ingest thread's */
+    _Atomic uint64_t view_tick;       /* rises with each event of a rank of which things are supposed, before it is applied */
+    _Atomic uint64_t view_supposed;   /* blocks in views for which only our own requests speak */
     const struct serve_options *o;
     pthread_mutex_t lock;
     struct worker *workers;
@@ -421,6 +427,8 @@ int views_start(struct serve *s);
 int views_start_durable(struct serve *s); /* when the workers that are configured are followed */
 void views_follow(struct serve *s, const struct worker *w, struct pool *pool);
 void views_unfollow(struct serve *s, uint64_t id);
+/* A prompt that a rank has answered, whose view was partial when it was chosen. */
+void views_served(struct serve *s, struct kvr_served *v);
 enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank);
 /* Do KV events of this rank (by place) come from somewhere? */
 bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place);

@@ -7,6 +7,121 @@
 
 #include <string.h>
 
+/* ---- what our own requests show of partial views ----------------------------------------------------------------- */
+
+/* The ingest thread's, in a list: few views are partial. */
+struct supposition {
+    struct supposition *next;
+    struct kvr_worker worker;
+    struct serve *serve;
+    struct pool *pool;
+    struct kvr_supposed *supposed;
+};
+
+static struct supposition **place_of(struct serve *s, struct kvr_worker w)
+{
+    struct supposition **at = &s->suppositions;
+    while (*at && kvr_worker_cmp((*at)->worker, w) != 0) at = &(*at)->next;
+    return at;
+}
+
+static int apply_supposed(void *ctx, const struct kvr_event *ev)
+{
+    const struct supposition *u = ctx;
+    return kvr_index_apply(u->pool->index, ev);
+}
+
+static int take_known(void *ctx, const struct kvr_event *ev)
+{
+    const struct supposition *u = ctx;
+    if (ev->tier == KVR_TIER_DEVICE) kvr_supposed_stored(u->supposed, ev, 0, atomic_load(&u->serve->view_tick));
+    return 0;
+}
+
+static void suppose(struct serve *s, struct pool *p, struct kvr_worker w)
+{
+    struct supposition **at = place_of(s, w);
+    if (*at) return;
+    struct supposition *u = calloc(1, sizeof *u);
+    struct kvr_supposed_config c = {.worker = w, .apply = apply_supposed, .ctx = u};
+    if (u && kvr_supposed_create(&c, &u->supposed) == 0) {
+        *u = (struct supposition){NULL, w, s, p, u->supposed};
+        kvr_supposed_reset(u->supposed, atomic_fetch_add(&s->view_tick, 1) + 1);
+        (void)kvr_index_dump(p->index, &w, take_known, u);
+        *at = u;
+    } else {
+        free(u);
+    }
+}
+
+static void on_leave(void *ctx, struct kvr_worker w)
+{
+    struct supposition **at = place_of(ctx, w), *u = *at;
+    if (!u) return;
+    *at = u->next;
+    kvr_supposed_destroy(u->supposed);
+    free(u);
+}
+
+/* When nothing that is supposed is left. */
+static void stop_supposing(struct serve *s, struct kvr_worker w)
+{
+    const struct supposition *u = *place_of(s, w);
+    struct kvr_supposed_stats st;
+    if (!u) return;
+    kvr_supposed_stats(u->supposed, &st);
+    if (!st.anonymous) on_leave(s, w);
+}
+
+/* Removals go to the index name by name, so that each one is known to have been found or not. */
+static int remove_names(const struct supposition *u, const struct kvr_event *ev, uint64_t tick)
+{
+    int rc = 0;
+    for (size_t i = 0; i < ev->removed_n; i++) {
+        struct kvr_event one = *ev;
+        one.removed = &ev->removed[i];
+        one.removed_n = 1;
+        int found = kvr_index_apply(u->pool->index, &one);
+        kvr_supposed_removed(u->supposed, ev->removed[i], found, tick);
+        if (found) rc = found;
+    }
+    return rc;
+}
+
+static int apply_event(struct serve *s, const struct pool *p, const struct kvr_event *ev)
+{
+    const struct supposition *u = ev->tier == KVR_TIER_DEVICE ? *place_of(s, ev->worker) : NULL;
+    if (!u) return kvr_index_apply(p->index, ev);
+    uint64_t tick = atomic_fetch_add(&s->view_tick, 1) + 1;
+    if (ev->kind == KVR_EVENT_REMOVED) return remove_names(u, ev, tick);
+    int rc = kvr_index_apply(p->index, ev);
+    if (ev->kind == KVR_EVENT_CLEARED) kvr_supposed_reset(u->supposed, tick);
+    else kvr_supposed_stored(u->supposed, ev, rc, tick);
+    return rc;
+}
+
+static void on_served(void *ctx, void *user, const struct kvr_served *v)
+{
+    struct supposition *u = *place_of(ctx, v->worker);
+    (void)user;
+    if (u) kvr_supposed_served(u->supposed, v, now_ms());
+}
+
+static void on_tick(void *ctx, uint64_t now)
+{
+    struct serve *s = ctx;
+    struct kvr_supposed_stats sum = {0}, st;
+    (void)now;
+    for (const struct supposition *u = s->suppositions; u; u = u->next) {
+        kvr_supposed_tick(u->supposed, now_ms());
+        kvr_supposed_stats(u->supposed, &st);
+        sum.anonymous += st.anonymous;
+    }
+    atomic_store(&s->view_supposed, sum.anonymous);
+}
+
+/* ---- events ---------------------------------------------------------------------------------------------------------- */
+
 static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
 {
     struct serve *s = ctx;
@@ -14,7 +129,7 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     (void)origin;
     if (ev->tier != KVR_TIER_DEVICE) kvr_router_use_lower_tiers(p->router);
     kvr_recorder_event(s->recorder, ev);
-    int rc = kvr_index_apply(p->index, ev);
+    int rc = apply_event(s, p, ev);
     atomic_fetch_add_explicit(rc ? &s->metrics.events_failed_total : &s->metrics.events_applied_total, 1, memory_order_relaxed);
     return rc;
 }
@@ -22,7 +137,9 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     const struct pool *p = user;
-    const struct serve *s = ctx;
+    struct serve *s = ctx;
+    struct supposition *u = *place_of(s, w);
+    if (u) kvr_supposed_reset(u->supposed, atomic_fetch_add(&s->view_tick, 1) + 1);
     kvr_recorder_event(s->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
     kvr_index_drop_rank(p->index, w);
 }
@@ -30,7 +147,9 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
 static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
     struct serve *s = ctx;
-    const struct pool *p = user;
+    struct pool *p = user;
+    if (knowledge == KVR_VIEW_PARTIAL) suppose(s, p, w);
+    if (knowledge == KVR_VIEW_WHOLE) stop_supposing(s, w);
     kvr_router_set_trusted(p->router, w, knowledge != KVR_VIEW_UNKNOWN);
     pthread_mutex_lock(&s->lock); /* nobody waits for the ingest thread under it */
     struct worker *worker = worker_find_locked(s, w.worker_id);
@@ -38,6 +157,11 @@ static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_kn
     pthread_mutex_unlock(&s->lock);
     kvr_log("kvroute: view of worker %llu rank %u is %s%s%s", (unsigned long long)w.worker_id, w.dp_rank,
             kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
+}
+
+void views_served(struct serve *s, struct kvr_served *v)
+{
+    if (kvr_ingest_served(s->ingest, v)) atomic_fetch_add(&s->metrics.view_prompts_dropped_total, 1);
 }
 
 enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank)
@@ -54,7 +178,13 @@ int views_start(struct serve *s)
         kvr_log("kvroute: --record-events: %s", err);
         return -KVR_EINVAL;
     }
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_view = on_view, .ctx = s};
+    struct kvr_ingest_handler h = {.on_event = on_event,
+                                   .on_reset = on_reset,
+                                   .on_view = on_view,
+                                   .on_leave = on_leave,
+                                   .on_served = on_served,
+                                   .on_tick = on_tick,
+                                   .ctx = s};
     int failed = kvr_ingest_create(&h, s->o->restore_timeout, &s->ingest);
     if (!failed) kvr_ingest_set_curve(s->ingest, s->curve);
     return failed || s->o->plane.plane != KVR_PLANE_NATS ? failed : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
