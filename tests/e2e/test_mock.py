@@ -194,7 +194,7 @@ def test_responses(start):
     ask = lambda **body: call(m.port, "POST", "/v1/responses", {"max_output_tokens": 4, **body})
     first = ask(input="hello " * 20, instructions="be nice").json()
     again = ask(input=[{"role": "user", "content": [{"type": "input_text", "text": "hello " * 20}]}], instructions="be nice", stream=True)
-    assert first["object"] == "response" and first["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 176}
+    assert first["object"] == "response" and first["usage"]["input_tokens_details"]["cached_tokens"] == 0
     events = sse(again)
     assert [e[0] for e in events] == [f"response.{n}" for n in (
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta", "output_text.delta",

@@ -31,6 +31,20 @@ static void put_text(struct kvr_buf *b, const char *key, const char *s, size_t n
     kvr_json_str(b, s ? s : "", n);
 }
 
+static void put_empty(struct kvr_buf *b, const char *key)
+{
+    kvr_json_key(b, key);
+    kvr_json_open(b, '[');
+    kvr_json_close(b, ']');
+}
+
+static void put_item_id(struct kvr_buf *b, const char *key, const struct mock_exchange *x)
+{
+    char id[40];
+    snprintf(id, sizeof id, "msg_%llx", (unsigned long long)x->id);
+    kvr_json_put_str(b, key, id);
+}
+
 struct counts {
     uint64_t prompt, generated, cached, created;
     bool details;
@@ -115,7 +129,10 @@ static void put_completion_logprobs(struct kvr_buf *b, const char *text, size_t 
     kvr_json_open(b, '[');
     for (size_t i = 0; i < n; i++) kvr_json_str(b, text + i, 1);
     kvr_json_close(b, ']');
-    NULLS(b, "top_logprobs");
+    kvr_json_key(b, "top_logprobs");
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) kvr_json_null(b);
+    kvr_json_close(b, ']');
     kvr_json_close(b, '}');
 }
 
@@ -342,35 +359,37 @@ static void put_response_usage(struct kvr_buf *b, const struct mock_exchange *x)
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "cached_tokens", c.cached);
     kvr_json_put_u64(b, "cache_write_tokens", c.created);
+    put_empty(b, "input_tokens_per_turn");
+    put_empty(b, "cached_tokens_per_turn");
     kvr_json_close(b, '}');
     kvr_json_put_u64(b, "output_tokens", c.generated);
     kvr_json_key(b, "output_tokens_details");
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "reasoning_tokens", 0);
     kvr_json_put_u64(b, "tool_output_tokens", 0);
+    put_empty(b, "output_tokens_per_turn");
+    put_empty(b, "tool_output_tokens_per_turn");
     kvr_json_close(b, '}');
     kvr_json_put_u64(b, "total_tokens", c.prompt + c.generated);
     kvr_json_close(b, '}');
 }
 
+/* text NULL: nothing yet. */
 static void put_response_part(struct kvr_buf *b, const struct kvr_buf *text)
 {
     kvr_json_open(b, '{');
-    kvr_json_key(b, "annotations");
-    kvr_json_open(b, '[');
-    kvr_json_close(b, ']');
-    put_text(b, "text", text->data, text->len);
+    put_empty(b, "annotations");
+    put_text(b, "text", text ? text->data : NULL, text ? text->len : 0);
     kvr_json_put_str(b, "type", "output_text");
-    NULLS(b, "logprobs");
+    if (text) NULLS(b, "logprobs");
+    else put_empty(b, "logprobs");
     kvr_json_close(b, '}');
 }
 
 static void put_response_item(struct kvr_buf *b, const struct mock_exchange *x, bool done)
 {
-    char id[40];
-    snprintf(id, sizeof id, "msg_%llx", (unsigned long long)x->id);
     kvr_json_open(b, '{');
-    kvr_json_put_str(b, "id", id);
+    put_item_id(b, "id", x);
     kvr_json_key(b, "content");
     kvr_json_open(b, '[');
     if (done) put_response_part(b, &x->sequences[0].text);
@@ -378,6 +397,7 @@ static void put_response_item(struct kvr_buf *b, const struct mock_exchange *x, 
     kvr_json_put_str(b, "role", "assistant");
     kvr_json_put_str(b, "status", done ? "completed" : "in_progress");
     kvr_json_put_str(b, "type", "message");
+    NULLS(b, "phase");
     kvr_json_close(b, '}');
 }
 
@@ -404,13 +424,23 @@ static void put_response(struct kvr_buf *b, const struct mock_exchange *x, bool 
     if (done) put_response_item(b, x, true);
     kvr_json_close(b, ']');
     put_bool(b, "parallel_tool_calls", true);
+    kvr_json_put_u64(b, "temperature", 1);
     kvr_json_put_str(b, "tool_choice", "none");
+    put_empty(b, "tools");
+    kvr_json_put_u64(b, "top_p", 1);
     put_bool(b, "background", false);
     kvr_json_put_u64(b, "max_output_tokens", x->ask.max_tokens);
-    NULLS(b, "previous_response_id");
+    NULLS(b, "max_tool_calls", "previous_response_id", "prompt", "reasoning");
+    kvr_json_put_str(b, "service_tier", "auto");
     kvr_json_put_str(b, "status", done ? "incomplete" : "in_progress");
+    NULLS(b, "text", "top_logprobs");
+    kvr_json_put_str(b, "truncation", "disabled");
     if (done) put_response_usage(b, x);
     else NULLS(b, "usage");
+    NULLS(b, "user");
+    kvr_json_put_u64(b, "presence_penalty", 0);
+    kvr_json_put_u64(b, "frequency_penalty", 0);
+    NULLS(b, "kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages");
 }
 
 static void event_begin(struct kvr_buf *b, const char *name)
@@ -436,23 +466,36 @@ static void put_response_object(struct kvr_buf *b, struct mock_exchange *x, cons
     response_event_end(b, x, name);
 }
 
-/* An event about the one item; what: "item", "part", "delta", "text" or NULL. */
-static void put_item_event(struct kvr_buf *b, struct mock_exchange *x, const char *name, const char *what, const char *text, size_t n)
+/* An event about the item as a whole. */
+static void put_item_event(struct kvr_buf *b, struct mock_exchange *x, const char *name, bool done)
 {
     event_begin(b, name);
-    if (strcmp(what, "item") == 0) {
-        kvr_json_key(b, "item");
-        put_response_item(b, x, n > 0);
-    } else {
-        kvr_json_put_u64(b, "content_index", 0);
-        if (strcmp(what, "part") == 0) {
-            static const struct kvr_buf none;
-            kvr_json_key(b, "part");
-            put_response_part(b, n ? &x->sequences[0].text : &none);
-        } else {
-            put_text(b, what, text, n);
-        }
-    }
+    kvr_json_key(b, "item");
+    put_response_item(b, x, done);
+    kvr_json_put_u64(b, "output_index", 0);
+    response_event_end(b, x, name);
+}
+
+/* One about its only part. */
+static void put_part_event(struct kvr_buf *b, struct mock_exchange *x, const char *name, bool done)
+{
+    event_begin(b, name);
+    kvr_json_put_u64(b, "content_index", 0);
+    put_item_id(b, "item_id", x);
+    kvr_json_key(b, "part");
+    put_response_part(b, done ? &x->sequences[0].text : NULL);
+    kvr_json_put_u64(b, "output_index", 0);
+    response_event_end(b, x, name);
+}
+
+/* One with a piece of its text, or all of it. */
+static void put_text_event(struct kvr_buf *b, struct mock_exchange *x, const char *name, const char *member, const char *text, size_t n)
+{
+    event_begin(b, name);
+    kvr_json_put_u64(b, "content_index", 0);
+    put_item_id(b, "item_id", x);
+    put_text(b, member, text, n);
+    put_empty(b, "logprobs");
     kvr_json_put_u64(b, "output_index", 0);
     response_event_end(b, x, name);
 }
@@ -460,9 +503,9 @@ static void put_item_event(struct kvr_buf *b, struct mock_exchange *x, const cha
 static void put_response_end(struct kvr_buf *b, struct mock_exchange *x)
 {
     const struct kvr_buf *text = &x->sequences[0].text;
-    put_item_event(b, x, "response.output_text.done", "text", text->data, text->len);
-    put_item_event(b, x, "response.content_part.done", "part", text->data, text->len);
-    put_item_event(b, x, "response.output_item.done", "item", text->data, text->len);
+    put_text_event(b, x, "response.output_text.done", "text", text->data, text->len);
+    put_part_event(b, x, "response.content_part.done", true);
+    put_item_event(b, x, "response.output_item.done", true);
     put_response_object(b, x, "response.completed", true);
 }
 
@@ -578,14 +621,14 @@ void mock_put_stream_begin(struct kvr_buf *b, struct mock_exchange *x)
     if (x->ask.api != MOCK_RESPONSES) return;
     put_response_object(b, x, "response.created", false);
     put_response_object(b, x, "response.in_progress", false);
-    put_item_event(b, x, "response.output_item.added", "item", NULL, 0);
-    put_item_event(b, x, "response.content_part.added", "part", NULL, 0);
+    put_item_event(b, x, "response.output_item.added", false);
+    put_part_event(b, x, "response.content_part.added", false);
 }
 
 void mock_put_stream_token(struct kvr_buf *b, struct mock_exchange *x, const struct mock_sequence *s, uint32_t token, bool last)
 {
     char c = shown(token);
-    if (x->ask.api == MOCK_RESPONSES) put_item_event(b, x, "response.output_text.delta", "delta", &c, 1);
+    if (x->ask.api == MOCK_RESPONSES) put_text_event(b, x, "response.output_text.delta", "delta", &c, 1);
     else if (x->ask.api == MOCK_MESSAGES) put_message_token(b, c);
     else put_openai_token(b, x, s, token, last);
 }

@@ -218,10 +218,11 @@ static struct mock_exchange *exchange_new(struct mock *m, struct mock_rank *rank
     return x;
 }
 
-static bool submit_all(struct mock_exchange *x)
+/* The first n sequences. */
+static bool submit(struct mock_exchange *x, uint32_t n)
 {
     uint64_t context = mock_model_len(x->rank->mock);
-    for (uint32_t i = 0; i < x->sequences_n; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         struct mock_sequence *s = &x->sequences[i];
         struct mock_engine_request rq = {.tokens = s->prompt->tokens,
                                          .n = s->prompt->n,
@@ -250,8 +251,10 @@ static void begin(struct mock *m, struct mock_exchange *x)
     kvr_http_conn_drop_body(x->conn);
     if (o->fault_bare_stream && x->ask.stream) start_stream(x);
     if (o->fault_hang || o->fault_bare_stream) return;
-    if (!e.status && !submit_all(x)) mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
+    if (!submit(x, e.status ? (uint32_t)x->ask.late_at * x->ask.n : x->sequences_n))
+        mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
     if (e.status) {
+        if (x->ask.late_at && !x->rank->in_pass) mock_next_pass(x->rank);
         fail(x, &e);
         abort_sequences(x);
         exchange_free(x);

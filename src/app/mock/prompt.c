@@ -372,10 +372,12 @@ static int check_lengths(struct mock *m, struct mock_ask *a, struct mock_error *
     unsigned long long max = mock_model_len(m);
     for (size_t i = 0; i < a->prompts_n; i++) {
         const struct mock_prompt *p = &a->prompts[i];
-        if (p->n == 0) mock_fail(&a->late, 400, BAD, NULL, "The decoder prompt cannot be empty");
+        bool fine = !a->late.status;
+        if (fine && p->n == 0) mock_fail(&a->late, 400, BAD, NULL, "The decoder prompt cannot be empty");
         for (size_t k = 0; k < p->n && m->o->vocab_size && !a->late.status; k++)
             if (p->tokens[k] >= m->o->vocab_size)
                 mock_fail(&a->late, 400, BAD, NULL, "Token id %lu is out of vocabulary", (unsigned long)p->tokens[k]);
+        if (fine && a->late.status) a->late_at = i;
         if (p->n < max && p->n <= MOCK_TOKENS_MAX) continue;
         mock_fail(
             e, 400, BAD, "input_tokens",

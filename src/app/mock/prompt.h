@@ -35,6 +35,7 @@ struct mock_ask {
     struct kvr_buf conversation; /* of /v1/responses: the text of the prompt */
     /* Found by the engine's core, after the front end has begun to answer: a stream is a 200 by then. */
     struct mock_error late;
+    size_t late_at; /* the prompts before this one are begun all the same */
 };
 
 /* Returns: 0, or -1 with *e. Either way mock_ask_free. The parser of `m` is used. */
