@@ -143,6 +143,17 @@ static bool read_event(void *monitor, uint16_t *event, uint32_t *value)
     return true;
 }
 
+/* A connection that ends before its handshake is over: libzmq does so with a socket of another kind, and does not try again soon. */
+static void note_handshake(uint16_t event, bool *half, const char **trouble)
+{
+    if (event == ZMQ_EVENT_DISCONNECTED && *half)
+        *trouble =
+            "what answers there ends the handshake: another kind of socket (are events and replay swapped?), no ZeroMQ, or other keys";
+    if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) *trouble = NULL;
+    if (event == ZMQ_EVENT_CONNECTED || event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED || event == ZMQ_EVENT_DISCONNECTED)
+        *half = event == ZMQ_EVENT_CONNECTED;
+}
+
 /* After a break the next events wait until what the broken connection had brought is read (read_sub): after the next one it could be
  * taken for a new life's, if its sequence happens to be the next. What the next one has brought by now is taken for the old life's, and
  * asked for again. */
@@ -152,6 +163,7 @@ static void read_monitor(struct kvr_ingest *in, struct source *s)
     uint32_t value;
     while (!s->breaking && read_event(s->monitor, &event, &value)) {
         kvr_zmq_line_event(&s->line, event, value, in->now_ms);
+        note_handshake(event, &s->sub_half, &s->st.events_trouble);
         if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) kvr__view_connected(in, s);
         if (event != ZMQ_EVENT_DISCONNECTED && event != ZMQ_EVENT_CLOSED) continue;
         s->breaking = OLD_MESSAGES_MAX;
@@ -163,7 +175,10 @@ static void read_dealer_monitor(struct kvr_ingest *in, struct source *s)
 {
     uint16_t event;
     uint32_t value;
-    while (read_event(s->dealer_monitor, &event, &value)) kvr_zmq_line_event(&s->dealer_line, event, value, in->now_ms);
+    while (read_event(s->dealer_monitor, &event, &value)) {
+        kvr_zmq_line_event(&s->dealer_line, event, value, in->now_ms);
+        note_handshake(event, &s->dealer_half, &s->st.replay_trouble);
+    }
 }
 
 void *kvr__ingest_socket(struct kvr_ingest *in, int type)
@@ -189,9 +204,8 @@ static void *monitor_of(struct kvr_ingest *in, void *socket)
     char name[64];
     void *monitor = zmq_socket(in->zmq, ZMQ_PAIR);
     snprintf(name, sizeof name, "inproc://monitor-%zu", in->monitors++);
-    if (monitor && zmq_socket_monitor(socket, name, ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED) == 0 &&
-        zmq_connect(monitor, name) == 0)
-        return monitor;
+    int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
+    if (monitor && zmq_socket_monitor(socket, name, events) == 0 && zmq_connect(monitor, name) == 0) return monitor;
     if (monitor) zmq_close(monitor);
     return NULL;
 }

@@ -75,8 +75,9 @@ struct kvr_view_status {
     bool repairing;  /* something that was lost is being fetched */
     bool sound;      /* nothing speaks against it but what came from outside (kvr_ingest_set_evidence) */
     struct kvr_view_cursor cursor;
-    char reason[96];   /* why it is not whole; "" when it is */
-    uint64_t since_ns; /* monotonic, of the last change of knowledge or reason */
+    char reason[96];                             /* why it is not whole; "" when it is */
+    const char *events_trouble, *replay_trouble; /* why a connection could not be used; static, NULL: none, or nobody answers */
+    uint64_t since_ns;                           /* monotonic, of the last change of knowledge or reason */
     uint64_t next_sequence;
     uint32_t engine_block_size; /* as the engine says; 0: not said yet */
     struct kvr_engine_counters filtered;

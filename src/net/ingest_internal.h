@@ -79,6 +79,7 @@ struct source {
     char events[256], replay[256], recover[512];
     void *sub, *monitor, *dealer, *dealer_monitor;
     struct kvr_zmq_line line, dealer_line;
+    bool sub_half, dealer_half; /* connected, and the handshake is not over */
     size_t breaking;    /* messages that may still be read of a connection that broke; then, or when there are none, it counts as broken */
     uint64_t reopen_ms; /* its sockets are closed until then; 0: no */
     unsigned floods;    /* in a row */

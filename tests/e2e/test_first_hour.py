@@ -354,3 +354,34 @@ def test_a_hybrid_engine_counts_its_ranks_from_zero(start, worker):
     wait_for("learnt", lambda: learnt(s))
     r = s.complete("x", headers={"x-kvroute-worker": "1", "x-kvroute-dp-rank": "3"})
     assert r.headers["x-kvroute-dp-rank"] == "3" and w.got("/v1/completions")[-1][2]["X-data-parallel-rank"] == "1"
+
+
+# ---- endpoints ---------------------------------------------------------------------------------------------------------
+
+
+def test_swapped_endpoints_are_named(start):
+    m = start(Mock)
+    s = start(Serve, [f"http://127.0.0.1:{m.port},events=tcp://127.0.0.1:{m.replay},replay=tcp://127.0.0.1:{m.events}"], ready=False)
+    says(s, "worker 1 rank 0", f"events=tcp://127.0.0.1:{m.replay}", "swapped?")
+    assert "swapped" in s.view()["events_error"]
+    assert len(lines(s, "events=tcp", "swapped")) == 1
+
+
+def test_a_replay_endpoint_that_is_the_events_port_is_named(start):
+    m = start(Mock)
+    s = start(Serve, [f"http://127.0.0.1:{m.port},events=tcp://127.0.0.1:{m.events},replay=tcp://127.0.0.1:{m.events}"], ready=False)
+    says(s, "worker 1 rank 0", f"replay=tcp://127.0.0.1:{m.events}", "another kind of socket")
+
+
+def test_an_events_endpoint_where_nobody_answers_is_named(start):
+    m, port = start(Mock), free_ports()
+    s = start(Serve, [f"http://127.0.0.1:{m.port},events=tcp://127.0.0.1:{port}"], ready=False)
+    says(s, "worker 1 rank 0", f"events=tcp://127.0.0.1:{port}", "nobody answers there")
+
+
+def test_doctor_says_what_the_router_has_noticed(start):
+    m = start(Mock, "--block-size", 32)
+    s = start(Serve, [f"http://127.0.0.1:{m.port},block-size=16"], ready=False)
+    wait_for("learnt", lambda: learnt(s))
+    rc, report = doctor("--no-probe", f"http://127.0.0.1:{s.admin}")
+    assert rc == 1 and any("the engine uses 32" in f["detail"] for f in report["findings"] if f["check"] == "configuration")

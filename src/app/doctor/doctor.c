@@ -96,6 +96,16 @@ static void report_views(struct doctor *d, const char *subject, struct kvr_json 
     }
 }
 
+/* What the router has found wrong with what the engine says of itself. */
+static void report_notes(struct doctor *d, const char *subject, struct kvr_json notes)
+{
+    for (size_t i = 0; i < kvr_json_count(notes); i++) {
+        const char *s;
+        size_t n;
+        if (kvr_json_as_str(kvr_json_at(notes, i), &s, &n)) found(d, PROBLEM, subject, "configuration", "", "%.*s", (int)n, s);
+    }
+}
+
 /* A copy of the list of workers: the parser is used for other answers while they are examined. */
 static size_t read_workers(struct doctor *d, const char *base, struct kvr_json list, struct engine_target **out)
 {
@@ -116,6 +126,7 @@ static size_t read_workers(struct doctor *d, const char *base, struct kvr_json l
         if (!strcmp(t->model, "default")) t->model[0] = 0;
         take_endpoints(kvr_json_get(w, "kv_events_endpoints"), t, t->events);
         take_endpoints(kvr_json_get(w, "replay_endpoints"), t, t->replay);
+        report_notes(d, t->subject, kvr_json_get(kvr_json_get(w, "learnt"), "notes"));
         report_views(d, t->subject, kvr_json_get(w, "views"));
         if (t->url[0] && !true_of(w, "schedulable"))
             found(d, PROBLEM, t->subject, "health", "see the router's log", "the router does not send it requests");

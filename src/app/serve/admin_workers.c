@@ -31,6 +31,8 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_key(b, "trusted");
         kvr_json_bool(b, st[i].trusted);
         kvr_json_put_str(b, "reason", st[i].reason);
+        if (st[i].events_trouble) kvr_json_put_str(b, "events_error", st[i].events_trouble);
+        if (st[i].replay_trouble) kvr_json_put_str(b, "replay_error", st[i].replay_trouble);
         kvr_json_put_u64(b, "for_ms", (kvr_now_ns(kvr_clock_monotonic()) - st[i].since_ns) / 1000000);
         kvr_json_put_u64(b, "next_sequence", st[i].next_sequence);
         kvr_json_put_u64(b, "batches", st[i].batches);

@@ -146,12 +146,14 @@ static void follow_durable(struct serve *s)
 /* Decay alone can release what waits. */
 static void on_poll(uv_timer_t *t)
 {
+    static unsigned polls;
     struct serve *s = t->data;
     for (const struct pool *p = s->pools; p; p = p->next) kvr_router_poll(p->router);
     views_tick(s);
     evidence_tick(s);
     engine_load_tick(s);
     survey_tick(s);
+    if (++polls % (WIRING_EVERY_MS / 100) == 0) views_wiring_tick(s);
     served_tick(s);
     discovery_tick(s);
     follow_durable(s);

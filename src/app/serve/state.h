@@ -115,6 +115,10 @@ struct given {
 
 enum { NOTES_MAX = 8, NOTE_MAX = 360, LEARN_AGAIN_MS = 1000, BLOCK_SIZE_DEFAULT = 16 };
 
+/* What is wrong with the connection to a rank's events. */
+enum wiring { WIRING_FINE, WIRING_EVENTS, WIRING_REPLAY, WIRING_SILENT };
+enum { WIRING_PATIENCE_MS = 1000, WIRING_EVERY_MS = 300 };
+
 /* What an engine has said, and what is wrong with it. Under serve.lock. */
 struct learnt {
     uint64_t due_ms; /* to be asked from then on; 0: it has been */
@@ -161,6 +165,7 @@ struct worker {
     uint64_t metrics_due_ms, learnt_kv_blocks;
     const char *metrics_error; /* static; NULL: none */
     struct learnt learnt;
+    unsigned char wiring[DP_MAX];        /* enum wiring, as was said last */
     struct rank_load loads[DP_MAX];      /* by rank - dp_start */
     _Atomic unsigned char views[DP_MAX]; /* enum kvr_view_knowledge; of ranks whose events are followed */
 };
@@ -434,6 +439,7 @@ enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank);
 bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place);
 const char *views_why_none(const struct worker *w); /* of a worker without one; static */
 void views_stop(struct serve *s);
+void views_wiring_tick(struct serve *s); /* main loop: says what is wrong with endpoints of events, when that changes */
 bool views_settled(struct serve *s);
 void views_tick(struct serve *s); /* main loop */
 

@@ -306,3 +306,42 @@ bool views_settled(struct serve *s)
     free(st);
     return settled >= want;
 }
+
+/* ---- wiring ------------------------------------------------------------------------------------------------------- */
+
+static enum wiring wiring_of(const struct worker *w, const struct kvr_view_status *st, uint64_t now)
+{
+    if (st->events_trouble) return WIRING_EVENTS;
+    if (st->replay_trouble) return WIRING_REPLAY;
+    if (st->connected || st->paused || w->health != HEALTH_UP || now - w->learnt.since_ms < WIRING_PATIENCE_MS) return WIRING_FINE;
+    return WIRING_SILENT;
+}
+
+static void tell_wiring(const struct worker *w, uint32_t place, const struct kvr_view_status *st, enum wiring is)
+{
+    unsigned long long id = w->id;
+    unsigned rank = w->dp_start + place;
+    if (is == WIRING_EVENTS) kvr_log("kvroute: worker %llu rank %u: events=%s: %s", id, rank, w->events[place], st->events_trouble);
+    else if (is == WIRING_REPLAY) kvr_log("kvroute: worker %llu rank %u: replay=%s: %s", id, rank, w->replay[place], st->replay_trouble);
+    else if (is == WIRING_SILENT) kvr_log("kvroute: worker %llu rank %u: events=%s: nobody answers there", id, rank, w->events[place]);
+    else kvr_log("kvroute: worker %llu rank %u: its events endpoint answers", id, rank);
+}
+
+void views_wiring_tick(struct serve *s)
+{
+    size_t n = s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ ? kvr_ingest_status(s->ingest, NULL, 0) : 0;
+    struct kvr_view_status *st = n ? calloc(n, sizeof *st) : NULL;
+    uint64_t now = now_ms();
+    n = st ? KVR_MIN(kvr_ingest_status(s->ingest, st, n), n) : 0;
+    pthread_mutex_lock(&s->lock);
+    for (size_t i = 0; i < n; i++) {
+        struct worker *w = worker_find_locked(s, st[i].worker.worker_id);
+        uint32_t place = w ? st[i].worker.dp_rank - w->dp_start : 0;
+        if (!w || place >= w->dp_size || !w->events[place][0]) continue;
+        enum wiring is = wiring_of(w, &st[i], now);
+        if (is != w->wiring[place]) tell_wiring(w, place, &st[i], is);
+        w->wiring[place] = (unsigned char)is;
+    }
+    pthread_mutex_unlock(&s->lock);
+    free(st);
+}

@@ -298,6 +298,8 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     *w = *spec;
     views_unfollow(s, w->id);
     pthread_mutex_lock(&s->lock);
+    for (uint32_t r = 0; r < DP_MAX; r++) atomic_store(&w->views[r], KVR_VIEW_UNKNOWN);
+    memset(w->wiring, 0, sizeof w->wiring);
     w->series = NULL; /* these are of the one it was copied from */
     w->models = NULL;
     w->models_n = 0;
