@@ -37,6 +37,8 @@ void kvr_openai_take_prompt(struct kvr_openai_request *r, struct kvr_json prompt
  * out->failed is set. */
 bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *out);
 
+enum { KVR_RESPONSE_ID_MAX = 128 };
+
 struct kvr_usage {
     bool present, has_cached;                                 /* the latter: cached_tokens was told */
     uint64_t prompt_tokens, completion_tokens, cached_tokens; /* prompt_tokens: all of the prompt, cached or not */

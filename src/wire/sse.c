@@ -24,6 +24,11 @@ static void on_telling(struct kvr_sse *s, struct kvr_json root)
     kvr_openai_usage(root, &usage);
     for (size_t i = 0; i < KVR_ARRAY_LEN(inner) && !usage.present; i++) kvr_openai_usage(kvr_json_get(root, inner[i]), &usage);
     if (usage.present) s->usage = usage;
+    const char *id;
+    size_t len;
+    if (!kvr_json_as_str(kvr_json_get(kvr_json_get(root, "response"), "id"), &id, &len) || len >= sizeof s->response) return;
+    memcpy(s->response, id, len);
+    s->response[len] = 0;
 }
 
 static void on_data(struct kvr_sse *s, struct kvr_json_parser *p, const char *data, size_t len)

@@ -26,6 +26,7 @@ struct kvr_sse {
     bool has_error;      /* an event said so, or was too long to be read */
     uint64_t events;     /* data events except [DONE] */
     struct kvr_usage usage;
+    char response[KVR_RESPONSE_ID_MAX]; /* of /v1/responses: the response's id, "" before it was told */
 };
 
 /* `p` is used for lines that carry usage. Returns: number of new data events in this chunk. */

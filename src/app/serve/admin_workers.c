@@ -226,11 +226,12 @@ const char *admin_read_worker(struct kvr_json o, struct worker *w)
 {
     const char *bad = NULL;
     uint64_t bs = w->block_size, start = w->dp_start, size = w->dp_size;
-    char url[512] = "", role[16] = "", engine[16] = "";
+    char url[512] = "", role[16] = "", engine[16] = "", key[API_KEY_MAX] = "";
     if (!member_text(o, "endpoint", url, sizeof url, &bad) || !member_text(o, "model_name", w->model, MODEL_MAX, &bad) ||
         !member_text(o, "routing_group", w->group, MODEL_MAX, &bad) || !member_text(o, "role", role, sizeof role, &bad) ||
-        !member_text(o, "engine", engine, sizeof engine, &bad) || !member_u64(o, "block_size", 65536, &bs, &bad) ||
-        !member_u64(o, "data_parallel_start_rank", 1u << 20, &start, &bad) || !member_u64(o, "data_parallel_size", DP_MAX, &size, &bad) ||
+        !member_text(o, "engine", engine, sizeof engine, &bad) || !member_text(o, "api_key", key, sizeof key, &bad) ||
+        !member_u64(o, "block_size", 65536, &bs, &bad) || !member_u64(o, "data_parallel_start_rank", 1u << 20, &start, &bad) ||
+        !member_u64(o, "data_parallel_size", DP_MAX, &size, &bad) ||
         !member_u64(o, "max_num_batched_tokens", UINT64_MAX, &w->max_num_batched_tokens, &bad) ||
         !member_u64(o, "total_kv_blocks", UINT64_MAX, &w->total_kv_blocks, &bad))
         return bad;
@@ -242,6 +243,8 @@ const char *admin_read_worker(struct kvr_json o, struct worker *w)
     }
     if (engine[0] && !engine_kind_parse(engine, &w->engine)) return "engine";
     note_given(o, w);
+    if (key[0] && !worker_key_ok(key)) return "api_key";
+    if (key[0]) snprintf(w->api_key, sizeof w->api_key, "%s", key);
     w->block_size = (uint32_t)bs;
     w->dp_start = (uint32_t)start;
     w->dp_size = (uint32_t)size;

@@ -22,6 +22,7 @@ static const struct {
     {"active_prefill_tokens_threshold", "a number of tokens, 0 or more"},
     {"active_prefill_tokens_threshold_frac", "a number, 0 or more"},
     {"allowed_worker_ids", "an array of at most 8192 worker ids"},
+    {"api_key", "a text of 1 to 255 characters that can be seen"},
     {"assume_kv_reuse", "true or false"},
     {"block_hashes", HASHES},
     {"block_size", "a whole number from 1 to 65536"},

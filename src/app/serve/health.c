@@ -18,6 +18,7 @@ struct check {
     uv_timer_t timeout;
     bool models, ended;
     int status;
+    char key[API_KEY_MAX];
     struct kvr_buf body;
 };
 
@@ -31,7 +32,7 @@ static struct {
     bool running;
 } health = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, bool models);
+static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models);
 
 static void on_check_closed(uv_handle_t *h)
 {
@@ -127,7 +128,7 @@ static void judge(struct check *k, const char *why)
         why = status;
     }
     worker_set_health(k->serve, k->id, why ? HEALTH_DOWN : HEALTH_UP, why);
-    if (!why) check_start(k->serve, k->id, &k->endpoint, true);
+    if (!why) check_start(k->serve, k->id, &k->endpoint, k->key, true);
     check_end(k);
 }
 
@@ -158,19 +159,22 @@ static void on_timeout(uv_timer_t *t)
 
 static const struct kvr_http_call_handler check_handler = {on_head, on_body, on_done, on_failed};
 
-static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, bool models)
+static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models)
 {
-    char head[1024];
+    struct kvr_buf head = {0};
     struct check *k = calloc(1, sizeof *k);
     if (!k) return;
     k->serve = s;
     k->id = id;
     k->endpoint = *e;
     k->models = models;
-    int n = snprintf(head, sizeof head, "GET %s%s HTTP/1.1\r\nHost: %s\r\n\r\n", e->base, models ? "/v1/models" : "/health", e->authority);
+    snprintf(k->key, sizeof k->key, "%s", key);
+    kvr_buf_printf(&head, "GET %s%s HTTP/1.1\r\nHost: %s\r\n", e->base, models ? "/v1/models" : "/health", e->authority);
+    worker_key_put(key, &head);
+    kvr_buf_str(&head, "\r\n");
     struct kvr_http_call_config cc = {.endpoint = e,
-                                      .head = head,
-                                      .head_len = (size_t)n,
+                                      .head = head.data,
+                                      .head_len = head.len,
                                       .connect_timeout_s = s->o->connect_timeout,
                                       .handler = &check_handler,
                                       .ctx = k};
@@ -178,7 +182,8 @@ static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint 
     k->timeout.data = k;
     k->next = health.checks;
     health.checks = k;
-    k->call = kvr_http_call_start(s->health_client, &cc);
+    k->call = head.failed ? NULL : kvr_http_call_start(s->health_client, &cc);
+    kvr_buf_free(&head);
     if (!k->call) check_end(k);
     else uv_timer_start(&k->timeout, on_timeout, (uint64_t)(KVR_MAX(s->o->health_interval, 1.0) * 1000), 0);
 }
@@ -188,6 +193,7 @@ static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
     struct target {
         uint64_t id;
         struct kvr_endpoint endpoint;
+        char key[API_KEY_MAX];
     } * t;
     size_t n = 0;
     pthread_mutex_lock(&s->lock);
@@ -197,10 +203,11 @@ static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
         for (size_t i = 0; i < only_n; i++) wanted |= only[i] == w->id;
         if (!wanted || w->unreachable) continue;
         t[n].id = w->id;
+        memcpy(t[n].key, w->api_key, sizeof t[n].key);
         t[n++].endpoint = w->endpoint;
     }
     pthread_mutex_unlock(&s->lock);
-    for (size_t i = 0; i < n; i++) check_start(s, t[i].id, &t[i].endpoint, false);
+    for (size_t i = 0; i < n; i++) check_start(s, t[i].id, &t[i].endpoint, t[i].key, false);
     free(t);
 }
 

@@ -110,7 +110,8 @@ struct px {
     enum kvr_view_knowledge view; /* of the rank, when it was chosen */
     uint64_t view_tick;           /* serve.view_tick when it was sent */
     struct decision_table table;
-    char booking[32]; /* id of the current booking; "" = none */
+    char response[RESPONSE_ID_MAX]; /* of /v1/responses: the one that it goes on from, or is about; "": none */
+    char booking[32];               /* id of the current booking; "" = none */
     uint64_t tried[TRIES_MAX];
     unsigned tries;
     const char *reason;
@@ -509,6 +510,14 @@ static void note_first_token(struct px *p)
     mark_prefill(p);
 }
 
+/* The worker keeps its response, by its id, for those that go on from it. */
+static void bind_response(struct px *p)
+{
+    if (!p->routed || p->form != KVR_FORM_RESPONSES || !p->sse.response[0] || p->status >= 400) return;
+    responses_bind(serve_of(p), p->sse.response, p->result.worker);
+    p->sse.response[0] = 0; /* once */
+}
+
 static void look_at_stream(struct px *p, const char *data, size_t len)
 {
     uint64_t events = kvr_sse_feed(&p->sse, p->loop->json, data, len);
@@ -519,6 +528,7 @@ static void look_at_stream(struct px *p, const char *data, size_t len)
     }
     if (p->sse.events) track_output(p, p->sse.events);
     if (p->sse.usage.present) p->usage = p->sse.usage;
+    bind_response(p);
 }
 
 static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
@@ -573,12 +583,15 @@ static void read_usage(struct px *p)
 {
     struct kvr_json root;
     if (p->is_sse || !p->answer.len || p->answer.failed) return;
-    if (kvr_json_parse(p->loop->json, p->answer.data, p->answer.len, &root, NULL) == 0) kvr_openai_usage(root, &p->usage);
+    if (kvr_json_parse(p->loop->json, p->answer.data, p->answer.len, &root, NULL)) return;
+    kvr_openai_usage(root, &p->usage);
+    responses_id_of(kvr_json_get(root, "id"), p->sse.response);
 }
 
 static void bind_session(struct px *p)
 {
     struct serve *s = serve_of(p);
+    bind_response(p);
     if (!p->session[0] || p->status >= 400) return;
     pthread_mutex_lock(&s->lock);
     if (sessions_bind(s->sessions, p->session, strlen(p->session), now_ms(), p->result.worker))
@@ -694,6 +707,7 @@ static void put_request_head(struct px *p, size_t body_len, struct kvr_buf *h)
         kvr_buf_printf(h, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
     }
     kvr_buf_printf(h, "x-request-id: %s\r\n", p->id);
+    if (!kvr_headers_get(rq->headers, "authorization").ptr) worker_key_put(w->api_key, h);
     if (p->names_rank) kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", p->named_rank); /* the one whose load is booked */
     if (body_len || kvr_text_is(rq->method, "POST") || kvr_text_is(rq->method, "PUT"))
         kvr_buf_printf(h, "Content-Length: %zu\r\n", body_len);
@@ -780,6 +794,10 @@ static const char *reason_of(const struct px *p)
 static void look_up_session_locked(struct px *p, struct kvr_router_request *rq)
 {
     struct serve *s = serve_of(p);
+    if (p->response[0] && !p->pinned && responses_get_locked(s, p->response, &rq->pin)) {
+        rq->preferred = true;
+        return;
+    }
     if (!p->session[0] || p->pinned) return;
     if (!sessions_get(s->sessions, p->session, strlen(p->session), now_ms(), &rq->pin)) return;
     rq->preferred = true;
@@ -1499,6 +1517,7 @@ static void ask_engine(struct px *p, struct kvr_body *body)
     kvr_buf_printf(&h, "POST %s/tokenize HTTP/1.1\r\nHost: %s:%u\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
                    w->endpoint.base, w->endpoint.host, w->endpoint.port, body ? body->len : 0);
     if (auth.ptr) kvr_buf_printf(&h, "Authorization: %.*s\r\n", (int)auth.len, auth.ptr);
+    else worker_key_put(w->api_key, &h);
     kvr_buf_str(&h, "\r\n");
     struct kvr_http_call_config cc = {.endpoint = &w->endpoint,
                                       .head = h.data,
@@ -1827,6 +1846,7 @@ static void read_body(struct px *p, struct kvr_json_parser *json)
     p->is_object = true;
     p->rank_error = kvr_rank_member_read(rq.root, &p->body_rank);
     if (rq.model) memcpy(p->model, rq.model, rq.model_len);
+    if (p->routed && p->form == KVR_FORM_RESPONSES) responses_id_of(kvr_json_get(rq.root, "previous_response_id"), p->response);
     p->stream = rq.stream;
     p->expected_osl = rq.expected_osl;
     if (rq.priority > 0 && p->priority == 0) p->priority = rq.priority;
@@ -1902,6 +1922,7 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
     take_request_id(p, rq);
     p->routed = form != NULL;
     if (form) p->form = *form;
+    responses_id_of_path(rq->path, p->response);
     p->is_head_request = rq->is_head;
     p->total_deadline_ms = after(serve_of(p)->o->total_timeout);
     why = read_hints(p, rq);
@@ -1940,46 +1961,18 @@ bool serve_ready(struct serve *s, const char **why)
     return !atomic_load(&s->draining);
 }
 
-/* Union over workers of what they list and of model=. */
-void models_write(struct serve *s, struct kvr_buf *out)
+/* GET /v1/models/{id}; the id may have slashes of its own. */
+static void model_answer(struct loop *l, struct kvr_http_conn *c, struct kvr_text id)
 {
-    struct model_entry *seen = calloc(MODELS_MAX, sizeof *seen);
-    size_t n = 0;
-    if (!seen) out->failed = true;
-    if (!seen) out->failed = true;
-    kvr_json_open(out, '{');
-    kvr_json_key(out, "object");
-    kvr_json_str(out, "list", 4);
-    kvr_json_key(out, "data");
-    kvr_json_open(out, '[');
-    pthread_mutex_lock(&s->lock);
-    for (const struct worker *w = s->workers; w && seen; w = w->next) {
-        const char *named = w->model[0] ? w->model : s->o->model;
-        for (size_t i = 0; i < w->models_n + (named ? 1 : 0); i++) {
-            const char *id = i < w->models_n ? w->models[i].id : named;
-            bool known = false;
-            for (size_t k = 0; k < n; k++) known |= strcmp(seen[k].id, id) == 0;
-            if (known || n == MODELS_MAX) continue;
-            snprintf(seen[n].id, MODEL_MAX, "%s", id);
-            seen[n++].is_lora = i < w->models_n && w->models[i].is_lora;
-        }
+    char name[MODEL_MAX] = "", text[MODEL_MAX + 32];
+    struct kvr_buf b = {0};
+    if (models_id_of_path(id, name) && models_write_one(l->serve, &b, name)) {
+        kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
+    } else {
+        snprintf(text, sizeof text, "the model '%s' does not exist", name);
+        reply_error(c, 404, text, NULL);
     }
-    pthread_mutex_unlock(&s->lock);
-    for (size_t k = 0; k < n; k++) {
-        kvr_json_open(out, '{');
-        kvr_json_key(out, "id");
-        kvr_json_str(out, seen[k].id, strlen(seen[k].id));
-        kvr_json_key(out, "object");
-        kvr_json_str(out, "model", 5);
-        kvr_json_key(out, "created");
-        kvr_json_u64(out, 0);
-        kvr_json_key(out, "owned_by");
-        kvr_json_str(out, "kvroute", 7);
-        kvr_json_close(out, '}');
-    }
-    kvr_json_close(out, ']');
-    kvr_json_close(out, '}');
-    free(seen);
+    kvr_buf_free(&b);
 }
 
 static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
@@ -2039,7 +2032,10 @@ void proxy_on_request(struct kvr_http_conn *c, void *ctx)
             else reply_error(c, 405, "method not allowed; use GET", NULL);
             return;
         }
-    if (atomic_load(&l->serve->draining)) {
+    static const char models[] = "/v1/models/";
+    if (get && rq->path.len > sizeof models - 1 && memcmp(rq->path.ptr, models, sizeof models - 1) == 0) {
+        model_answer(l, c, (struct kvr_text){rq->path.ptr + sizeof models - 1, rq->path.len - (sizeof models - 1)});
+    } else if (atomic_load(&l->serve->draining)) {
         kvr_http_close_after(c);
         reply_error(c, 503, "the router is shutting down", NULL);
     } else if (form || kvr_text_is(rq->path, "/v1/embeddings")) {

@@ -159,9 +159,10 @@ static bool take_hashes(struct kvr_sync_event *e)
 static void take_session(struct serve *s, const struct kvr_sync_event *e)
 {
     struct kvr_worker bound;
+    struct session_table *t = responses_is_one(e->session, e->session_len) ? s->responses : s->sessions;
     pthread_mutex_lock(&s->lock);
-    bool known = sessions_get(s->sessions, e->session, e->session_len, now_ms(), &bound);
-    if (!known) (void)sessions_bind(s->sessions, e->session, e->session_len, now_ms(), e->load.request.worker);
+    bool known = sessions_get(t, e->session, e->session_len, now_ms(), &bound);
+    if (!known) (void)sessions_bind(t, e->session, e->session_len, now_ms(), e->load.request.worker);
     pthread_mutex_unlock(&s->lock);
 }
 

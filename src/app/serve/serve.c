@@ -298,6 +298,7 @@ static void serve_free(struct serve *s)
     evidence_destroy(s->evidence);
     pools_destroy(s);
     sessions_destroy(s->sessions);
+    sessions_destroy(s->responses);
     token_cache_destroy(s->tokens);
     free(s->decisions);
     kvr_json_parser_free(s->json);
@@ -323,6 +324,7 @@ static struct serve *serve_new(const struct serve_options *o)
     s->decisions = calloc(DECISIONS, sizeof *s->decisions);
     s->tokens = token_cache_create(TOKEN_CACHE_BYTES);
     if (o->session_ttl > 0) s->sessions = sessions_create(o->session_ttl);
+    s->responses = responses_create();
     s->evidence = evidence_create();
     return s;
 }

@@ -11,12 +11,15 @@
  *   claim.c     whether it may
  *   remote.c    another router's index answers us
  *   sessions.c  session affinity
+ *   responses.c  which worker has which response of /v1/responses
+ *   models.c    GET /v1/models
  *   metrics.c   counters, histograms, /metrics
  *   engine_load.c  how loaded the engines say they are
  *   labels.c    counters by model, worker and status class
  *   proxy.c     one client request from parsing to the last byte        (data loops)
  *   rank.c      the data-parallel rank: what a request asks for, how the chosen one reaches the engine
  *   tokens.c    where the prompt's tokens come from                     (data loops)
+ *   worker_key.c  the key that an engine wants
  *   health.c    active health checks, model discovery                   (main loop)
  *   survey.c    asks each worker what it is configured with             (main loop)
  *   learn.c     what of that is used, what differs from what was given, what is missing
@@ -95,7 +98,7 @@ struct model_entry {
     bool is_lora;
 };
 
-enum { METRICS_URL_MAX = 240 };
+enum { METRICS_URL_MAX = 240, API_KEY_MAX = 256 };
 
 /* What an engine says of one rank, engine_load.c. */
 struct rank_load {
@@ -147,7 +150,8 @@ struct worker {
     char recover[240];                           /* URL for all ranks; "" = none */
     char taints[TAINTS_MAX][64];
     size_t taints_n;
-    enum engine_kind engine; /* where it reads the rank */
+    enum engine_kind engine;   /* where it reads the rank */
+    char api_key[API_KEY_MAX]; /* "": none; worker_key.c */
     struct pool *pool;
     unsigned refs;            /* table + requests */
     bool removed, has_events; /* the latter: a rank has an endpoint in events */
@@ -300,7 +304,7 @@ struct serve {
     char remote_scope[KVR_SCOPE_MAX]; /* over NATS; none of both: not used */
     struct kvr_recorder *recorder;    /* NULL: nothing is recorded */
     struct kvr_sync *sync;            /* NULL: alone */
-    struct session_table *sessions;
+    struct session_table *sessions, *responses;
     struct evidence *evidence;
     struct token_cache *tokens;
     struct decision *decisions; /* ring */
@@ -400,6 +404,28 @@ void learn_nothing(struct serve *s, uint64_t id);
 void learnt_write(struct kvr_buf *b, const struct worker *w); /* members of the worker object */
 /* The block size to begin with, when nobody has said one. */
 uint32_t worker_block_size_locked(const struct serve *s, const struct worker *w);
+
+/* models.c */
+bool models_id_of_path(struct kvr_text path, char id[MODEL_MAX]); /* percent-decoded; false: no model's */
+void models_write(struct serve *s, struct kvr_buf *out);
+bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id); /* false: nobody lists it */
+
+/* responses.c */
+enum { RESPONSE_ID_MAX = KVR_RESPONSE_ID_MAX };
+struct session_table *responses_create(void);
+bool responses_is_one(const char *id, size_t len); /* what other routers tell: a response's, not a session's? */
+bool responses_get_locked(struct serve *s, const char *response, struct kvr_worker *out);
+void responses_bind(struct serve *s, const char *response, struct kvr_worker w);
+/* Both leave `id` as it is when there is none. */
+void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX]);
+void responses_id_of_path(struct kvr_text path, char id[RESPONSE_ID_MAX]);
+
+/* worker_key.c */
+bool worker_key_ok(const char *key); /* 1 to 255 characters that can be seen */
+/* The key of a worker's entry; option: api-key (the key itself), api-key-env (the variable it is in), api-key-file (its first line). */
+bool worker_key_read(const char *option, const char *value, char key[API_KEY_MAX]);
+void worker_key_hide(const char *spec, char *out, size_t cap); /* the entry as it may be shown */
+void worker_key_put(const char *key, struct kvr_buf *head);    /* the header, if there is a key */
 
 /* rank.c */
 bool engine_kind_parse(const char *name, enum engine_kind *out);
@@ -581,6 +607,5 @@ void proxy_try_parked(struct loop *l);
 void proxy_take_ready(struct loop *l);
 void proxy_cancel_all(struct loop *l);
 bool serve_ready(struct serve *s, const char **why);
-void models_write(struct serve *s, struct kvr_buf *out);
 
 #endif

@@ -21,7 +21,7 @@ struct survey {
     struct serve *serve;
     uint64_t id;
     struct kvr_endpoint endpoint;
-    char model[MODEL_MAX];
+    char model[MODEL_MAX], key[API_KEY_MAX];
     enum step step;
     struct kvr_http_call *call;
     uv_timer_t timeout;
@@ -181,6 +181,7 @@ static void put_head(const struct survey *v, size_t body_len, struct kvr_buf *h)
                    v->endpoint.authority);
     if (v->step == RANKS)
         kvr_buf_printf(h, "Content-Type: application/json\r\nContent-Length: %zu\r\nX-data-parallel-rank: %d\r\n", body_len, NO_SUCH_RANK);
+    worker_key_put(v->key, h);
     kvr_buf_str(h, "\r\n");
 }
 
@@ -219,6 +220,7 @@ static bool begin_locked(struct serve *s, const struct worker *w)
     v->serve = s;
     v->id = w->id;
     v->endpoint = w->endpoint;
+    memcpy(v->key, w->api_key, sizeof v->key);
     if (w->models_n) snprintf(v->model, sizeof v->model, "%s", w->models[0].id);
     v->reader.fn = kvr_engine_facts_sample;
     v->reader.ctx = &v->facts;

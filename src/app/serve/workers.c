@@ -11,8 +11,9 @@ uint64_t now_ms(void)
 
 /* ---- --worker ---------------------------------------------------------------------------------------- */
 
-static const char worker_keys[] = "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
-                                  "max-num-batched-tokens, total-kv-blocks, taint";
+static const char worker_keys[] =
+    "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, api-key, api-key-env, api-key-file, "
+    "max-num-batched-tokens, total-kv-blocks, taint";
 
 static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
 {
@@ -92,6 +93,10 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
         if (!whole_number(value, DP_MAX, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 64");
         w->dp_size = (uint32_t)n;
         w->given.ranks = true;
+    } else if (!strncmp(key, "api-key", 7) && (!key[7] || !strcmp(key + 7, "-env") || !strcmp(key + 7, "-file"))) {
+        if (!worker_key_read(key, value, w->api_key))
+            return fail(err, cap, text, key, key[7] ? value : "***",
+                        "1 to 255 characters that can be seen; api-key-env: a variable, api-key-file: a file that holds them");
     } else if (!strcmp(key, "engine")) {
         if (!engine_kind_parse(value, &w->engine)) return fail(err, cap, text, key, value, "vllm, sglang");
     } else if (!strcmp(key, "role")) {
@@ -124,7 +129,7 @@ void worker_init(const struct serve *s, struct worker *w)
 
 int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap)
 {
-    char copy[2048], *rest = copy, *part, events[256] = "", replay[256] = "";
+    char copy[2048], shown[2048 + 8], *rest = copy, *part, events[256] = "", replay[256] = "";
     struct worker *w = &out->w;
     memset(out, 0, sizeof *out);
     if (strlen(text) >= sizeof copy) {
@@ -132,22 +137,23 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
         return -1;
     }
     memcpy(copy, text, strlen(text) + 1);
+    worker_key_hide(text, shown, sizeof shown);
     part = strsep(&rest, ",");
     if (!worker_set_url(w, part, strlen(part))) {
-        snprintf(err, cap, "--worker: bad value '%.120s'; allowed: http://host[:port][,key=value...]", text);
+        snprintf(err, cap, "--worker: bad value '%.120s'; allowed: http://host[:port][,key=value...]", shown);
         return -1;
     }
     worker_init(s, w);
     while ((part = strsep(&rest, ",")))
-        if (parse_key(out, text, part, events, replay, err, cap)) return -1;
+        if (parse_key(out, shown, part, events, replay, err, cap)) return -1;
     w->has_events = w->given.events = events[0] != 0;
     w->given.replay = replay[0] != 0;
     w->given.total_kv_blocks = w->total_kv_blocks != 0;
-    if (replay[0] && !events[0]) return fail(err, cap, text, "replay", replay, "only together with events");
+    if (replay[0] && !events[0]) return fail(err, cap, shown, "replay", replay, "only together with events");
     if (w->recover[0] && !events[0] && s->o->plane.plane == KVR_PLANE_ZMQ)
-        return fail(err, cap, text, "recover", w->recover, "only together with events");
+        return fail(err, cap, shown, "recover", w->recover, "only together with events");
     if ((events[0] && !spread_endpoint(events, w->dp_size, w->events)) || (replay[0] && !spread_endpoint(replay, w->dp_size, w->replay)))
-        return fail(err, cap, text, "events", events, "tcp endpoints whose ports leave room for every rank");
+        return fail(err, cap, shown, "events", events, "tcp endpoints whose ports leave room for every rank");
     return 0;
 }
 

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GET /v1/models: the union over workers of what they list and of model=. Of a model that several list the first worker's entry is shown.
+ */
+#include "app/serve/state.h"
+
+#include <string.h>
+
+static int hex_of(char c)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *at = c ? strchr(digits, c | 0x20) : NULL;
+    return at ? (int)(at - digits) : -1;
+}
+
+bool models_id_of_path(struct kvr_text path, char id[MODEL_MAX])
+{
+    size_t n = 0;
+    for (size_t i = 0; i < path.len; i++) {
+        char c = path.ptr[i];
+        if (c == '%' && i + 2 < path.len && hex_of(path.ptr[i + 1]) >= 0 && hex_of(path.ptr[i + 2]) >= 0) {
+            c = (char)(hex_of(path.ptr[i + 1]) * 16 + hex_of(path.ptr[i + 2]));
+            i += 2;
+        }
+        if (n == MODEL_MAX - 1 || c == 0) return false;
+        id[n++] = c;
+    }
+    id[n] = 0;
+    return n > 0;
+}
+
+static void put_text(struct kvr_buf *out, const char *key, const char *text)
+{
+    kvr_json_key(out, key);
+    if (*text) kvr_json_str(out, text, strlen(text));
+    else kvr_json_null(out);
+}
+
+static void write_entry(const struct model_entry *m, struct kvr_buf *out)
+{
+    kvr_json_open(out, '{');
+    kvr_json_put_str(out, "id", m->id);
+    kvr_json_put_str(out, "object", "model");
+    kvr_json_put_u64(out, "created", m->created);
+    kvr_json_put_str(out, "owned_by", m->owned_by[0] ? m->owned_by : "kvroute");
+    put_text(out, "root", m->root);
+    put_text(out, "parent", m->parent);
+    kvr_json_key(out, "max_model_len");
+    if (m->max_model_len) kvr_json_u64(out, m->max_model_len);
+    else kvr_json_null(out);
+    kvr_json_close(out, '}');
+}
+
+/* All there are, copied: at most MODELS_MAX. NULL without memory. */
+static struct model_entry *collect(struct serve *s, size_t *count)
+{
+    struct model_entry *seen = calloc(MODELS_MAX, sizeof *seen);
+    size_t n = 0;
+    pthread_mutex_lock(&s->lock);
+    for (const struct worker *w = s->workers; w && seen; w = w->next) {
+        const char *named = w->model[0] ? w->model : s->o->model;
+        for (size_t i = 0; i < w->models_n + (named ? 1 : 0); i++) {
+            const char *id = i < w->models_n ? w->models[i].id : named;
+            bool known = false;
+            for (size_t k = 0; k < n; k++) known |= strcmp(seen[k].id, id) == 0;
+            if (known || n == MODELS_MAX) continue;
+            if (i < w->models_n) seen[n] = w->models[i];
+            else snprintf(seen[n].id, MODEL_MAX, "%s", id);
+            n++;
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    *count = n;
+    return seen;
+}
+
+void models_write(struct serve *s, struct kvr_buf *out)
+{
+    size_t n;
+    struct model_entry *list = collect(s, &n);
+    if (!list) out->failed = true;
+    kvr_json_open(out, '{');
+    kvr_json_put_str(out, "object", "list");
+    kvr_json_key(out, "data");
+    kvr_json_open(out, '[');
+    for (size_t k = 0; k < n; k++) write_entry(&list[k], out);
+    kvr_json_close(out, ']');
+    kvr_json_close(out, '}');
+    free(list);
+}
+
+bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id)
+{
+    size_t n;
+    bool found = false;
+    struct model_entry *list = collect(s, &n);
+    for (size_t k = 0; k < n && list && !found; k++) {
+        found = strcmp(list[k].id, id) == 0;
+        if (found) write_entry(&list[k], out);
+    }
+    free(list);
+    return found;
+}
