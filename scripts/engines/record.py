@@ -202,7 +202,7 @@ def ranks(r):
 ENGINES = {
     "vllm-0.32.0-mixed": (mixed, {"lora": True, "blocks": 600}),
     "vllm-0.32.0-small": (small, {"blocks": 70}),
-    "vllm-0.32.0-hybrid": (hybrid, {"hybrid": True, "blocks": 320}),
+    "vllm-0.32.0-hybrid": (hybrid, {"hybrid": True, "blocks": 500}),
     "vllm-0.32.0-ranks": (ranks, {"ranks": 2, "blocks": 300}),
 }
 

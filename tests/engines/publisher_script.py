@@ -46,8 +46,9 @@ def steps(release):
         ((), [store([3], a[8:12], 2), store([4], a[12:16], 3)], [ask(4, a)]),
         ((), [remove(4)], [ask(3, a)]),
         ((), [remove(3), store([5, 6], b[8:16], 2)], [ask(2, a), ask(4, a[:8] + b[8:])]),
-        (("copies",), [store([1], a[:4])], [ask(2, a)]),  # a second copy of the first block
-        (("copies",), [remove(1)], [ask(2, a)]),  # one copy is left
+        (("copies",), [store([2], a[4:8], 1)], [ask(2, a)]),  # a second copy
+        (("copies",), [remove(2)], [ask(2, a)]),  # one is left
+        ((), [remove(2)], [ask(1, a)]),
         ((), [remove(1)], [ask(0, a)]),
         (("medium",), [store([31], e[:4], medium="CPU")], [ask(0, e)]),
         (("lora_name",), [store([11, 12], c[:8], lora_name="ad1", lora_id=1)], [ask(2, c, lora_name="ad1"), ask(0, c), ask(0, c, lora_name="ad2")]),
