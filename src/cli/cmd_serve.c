@@ -188,6 +188,10 @@ struct serve_cli {
         NUM("record-max-lines", record_max_lines, "0", 0, 1e18, NULL, "events of one file, then FILE.1, FILE.2, ...; 0 = all in one"),     \
         NUM("record-max-count", record_max_count, "0", 0, 1e18, NULL, "the recording ends after that many events; 0 = no limit"),          \
         DBL("record-max-secs", record_max_secs, "0", 0, 31536000, NULL, "the recording ends after that many seconds; 0 = no limit"),       \
+        STR("data-dir", data_dir, NULL, "DIR", NULL,                                                                                       \
+            "keep the views here, each batch of events as it comes, and go on from them after a restart, a kill too"),                     \
+        DBL("snapshot-interval", snapshot_interval, "30", 0.05, 86400, NULL,                                                               \
+            "with data-dir: seconds between snapshots of a view; in between batches are written to a journal"),                            \
         DBL("restore-timeout", restore_timeout, "10", 0.05, 86400, NULL,                                                                   \
             "seconds a replay may be silent before a view is declared untrusted"),                                                         \
         DBL("router-active-request-expiry-secs", request_expiry, "300", 1, 31536000, "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",              \
@@ -307,6 +311,13 @@ static int check_events(const char *command, const struct serve_options *o)
             "router-durable-kv-events (event-plane jetstream) needs router-kv-overlap-score-credit above 0: else there is no index");
     if (!o->kv_events && o->record_events)
         return fail(command, "no-router-kv-events and record-events exclude each other: no event would be recorded");
+    if (o->data_dir && (!o->kv_events || o->overlap_credit <= 0 || o->use_remote_indexer))
+        return fail(command,
+                    "data-dir needs router-kv-events, router-kv-overlap-score-credit above 0 and an index of its own: else there are no "
+                    "views to keep");
+    if (o->data_dir && durable)
+        return fail(command,
+                    "data-dir and router-durable-kv-events (event-plane jetstream) exclude each other: that stream keeps the views");
     if (o->discovery_target && o->discovery != DISCOVERY_FILE && o->discovery != DISCOVERY_DNS)
         return fail(command, "discovery-target needs discovery file or dns");
     return 0;

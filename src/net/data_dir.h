@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-enum { KVR_PATH_MAX = 4096 };
+enum { KVR_PATH_MAX = 4096, KVR_PATH_ERROR_MAX = KVR_PATH_MAX + 256 /* room for an error */ };
 
 /* Makes the directory when it is not there, and tries whether files can be made in it. Returns: 0, or -1 with the reason in err. */
 int kvr_data_dir_prepare(const char *dir, char *err, size_t cap);

@@ -291,6 +291,7 @@ static void source_free(struct kvr_ingest *in, struct source *s)
         free(r);
     }
     kvr_engine_stream_free(&s->own.stream);
+    free(s->tail);
     if (in->handler.on_leave) in->handler.on_leave(in->handler.ctx, s->st.worker);
     if (in->handler.on_end) in->handler.on_end(in->handler.ctx, s->user);
     free(s);
@@ -323,8 +324,10 @@ static void source_open(struct kvr_ingest *in, struct source *s)
     }
 }
 
-static void source_start(struct kvr_ingest *in, struct source *s)
+static void source_start(struct kvr_ingest *in, struct source *s, const struct kvr_ingest_keeper *keeper)
 {
+    kvr__view_take_tail(in, s);
+    s->keeper = keeper;
     s->next = in->sources;
     in->sources = s;
     in->sources_n++;
@@ -467,7 +470,7 @@ static bool run_on_sources(struct kvr_ingest *in, const struct command *c)
 static void run_command(struct kvr_ingest *in, struct command *c)
 {
     int rc = 0;
-    if (c->kind == ADD) source_start(in, c->add);
+    if (c->kind == ADD) source_start(in, c->add, c->keeper);
     else if (c->kind == VISIT_PLANE) rc = kvr__plane_visit(in, c->visit_plane, c->arg);
     else if (!run_on_sources(in, c) && c->kind == VISIT) rc = -KVR_ENOTFOUND;
     if (!c->done) {
@@ -758,13 +761,14 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     s->st.can_replay = src->replay != NULL || s->recover[0];
     kvr_engine_stream_init(&s->own.stream, src->worker, src->block_size);
     s->own.stream.tiers = src->tiers;
-    if (in->handler.holds) {
-        s->own.stream.holds = kvr__view_holds;
-        s->own.stream.holds_ctx = in;
-    }
+    s->own.stream.copies = src->copies;
     go_on_from(s, src);
+    s->kept = src->kept;
+    s->tail = src->tail;
+    s->tail_len = src->tail_len;
     c->kind = ADD;
     c->add = s;
+    c->keeper = src->keeper;
     send_command(in, c);
     return 0;
 }

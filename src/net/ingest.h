@@ -99,9 +99,6 @@ struct kvr_ingest_handler {
     int (*on_event)(void *ctx, void *user, const struct kvr_event *event, const struct kvr_ingest_origin *origin);
     /* Forget the view of a rank. */
     void (*on_reset)(void *ctx, void *user, struct kvr_worker worker);
-    /* Has the view a block of this name, by what events said (kvr_index_holds)? Engines' copies of blocks are counted then, and of an
-     * engine's events only those that change what is held come to on_event. NULL: every event comes. */
-    bool (*holds)(void *ctx, void *user, struct kvr_worker worker, enum kvr_tier tier, uint64_t block_hash);
     /* What the view is from now on, and why it is no more than that ("" when it is whole). May be NULL. */
     void (*on_view)(void *ctx, void *user, struct kvr_worker worker, enum kvr_view_knowledge knowledge, const char *reason);
     void (*on_end)(void *ctx, void *user);                 /* the source is gone; may be NULL */
@@ -109,6 +106,14 @@ struct kvr_ingest_handler {
     void (*on_served)(void *ctx, void *user, const struct kvr_served *prompt); /* of kvr_ingest_served; may be NULL */
     void (*on_tick)(void *ctx, uint64_t now_ms);                               /* monotonic, about every 50 ms or more often; may be NULL */
     void *ctx;
+};
+
+/* Told on the ingest thread, by whoever keeps a view, of what becomes of its content. */
+struct kvr_ingest_keeper {
+    /* The next batch of the engine has been applied. data NULL: something else in sequence. */
+    void (*on_batch)(void *kept, uint64_t seq, const char *data, size_t len);
+    /* The content is no longer what the batches before make of it: dropped, or replaced. */
+    void (*on_break)(void *kept);
 };
 
 struct kvr_ingest_source {
@@ -119,6 +124,7 @@ struct kvr_ingest_source {
     void *user;
     bool any_rank;         /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
     bool tiers;            /* lower-tier events are wanted */
+    bool copies;           /* the handler counts copies of blocks (struct kvr_engine_stream) */
     bool any_endpoint;     /* one that cannot be connected to makes a view that has failed, and says so, in place of -KVR_EINVAL */
     bool lossy;            /* the index gives blocks up by itself: a parent that is not there says nothing */
     const uint32_t *ranks; /* borrowed for the call: further ranks whose content it has brought before (any_rank) */
@@ -126,6 +132,10 @@ struct kvr_ingest_source {
     struct kvr_view_cursor from; /* when known: the content up to there is in place, and is confirmed by what comes next */
     const char *memory;          /* borrowed for the call: what its streams remembered then (kvr_ingest_memory); NULL: nothing */
     size_t memory_len;
+    char *tail; /* malloc'd, taken over when 0 is returned: batches behind `from`, each u64 sequence, u64 length, payload (or NULL) */
+    size_t tail_len;
+    const struct kvr_ingest_keeper *keeper; /* NULL: nobody keeps it. With `kept`, as long as the source is there */
+    void *kept;
 };
 
 /* restore_timeout_s: how long a replay may stay silent. Returns: 0, -KVR_ENOMEM. */

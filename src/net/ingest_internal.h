@@ -85,6 +85,10 @@ struct source {
     unsigned floods;    /* in a row */
     struct rank_stream own;
     size_t ranks_n;
+    const struct kvr_ingest_keeper *keeper; /* NULL: none, or not yet */
+    void *kept;
+    char *tail; /* until it is applied */
+    size_t tail_len;
     struct kvr_cursor cursor;
     struct waiting *wait_head, **wait_tail;
     size_t wait_n, wait_bytes;
@@ -161,6 +165,7 @@ struct command {
     struct command *next;
     enum command_kind kind;
     struct source *add;
+    const struct kvr_ingest_keeper *keeper; /* of it, from when it has begun */
     struct kvr_worker worker;
     kvr_ingest_visit *visit;
     kvr_ingest_plane_visit *visit_plane;
@@ -236,7 +241,6 @@ void kvr__view_trust(struct kvr_ingest *in, struct source *s, enum kvr_view_know
 /* The stream of a rank, made when it is new; NULL: the source is not to carry it, or has no room. */
 struct rank_stream *kvr__view_carry(struct source *s, uint32_t rank);
 void kvr__view_note_cursor(struct source *s);
-kvr_copies_holds kvr__view_holds; /* of the stream that is being applied; ctx: the ingest */
 void kvr__view_remember(struct source *s, uint64_t seq, uint64_t hash);
 bool kvr__view_repairing(const struct source *s);
 void kvr__view_forget_repair(struct kvr_ingest *in, struct source *s); /* waiting batches, questions, what is being applied */
@@ -251,6 +255,8 @@ void kvr__view_step(struct kvr_ingest *in, struct source *s);                   
 void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text);             /* "": none any more */
 void kvr__view_served(struct source *s, const struct kvr_served *prompt);                       /* a prompt that was answered */
 void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c);
+/* Before the source is opened: applies the batches that were kept behind its content. */
+void kvr__view_take_tail(struct kvr_ingest *in, struct source *s);
 void kvr__view_deadlines(struct kvr_ingest *in, struct source *s);
 /* From now on events come with a plane_head. */
 void kvr__view_enveloped(struct kvr_ingest *in, struct source *s);

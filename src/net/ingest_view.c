@@ -119,8 +119,20 @@ static void drop_waiting(struct kvr_ingest *in, struct source *s)
     s->wait_n = s->wait_bytes = 0;
 }
 
+/* Whoever keeps the view is told that its content is another one now. */
+static void tell_break(const struct source *s)
+{
+    if (s->keeper) s->keeper->on_break(s->kept);
+}
+
+static void tell_batch(const struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    if (s->keeper) s->keeper->on_batch(s->kept, seq, s->enveloped ? NULL : data, s->enveloped ? 0 : len);
+}
+
 static void drop_content(struct kvr_ingest *in, struct source *s)
 {
+    tell_break(s);
     for (struct rank_stream *r = &s->own; r; r = r->next) {
         in->handler.on_reset(in->handler.ctx, s->user, r->stream.worker);
         kvr_engine_stream_reset(&r->stream);
@@ -139,11 +151,12 @@ static void lose_past(struct kvr_ingest *in, struct source *s, const char *why)
 
 void kvr__view_note_cursor(struct source *s)
 {
-    s->st.cursor = (struct kvr_view_cursor){.known = s->cursor.applied_any && !s->mismatch,
-                                            .partial = s->missing,
-                                            .next = s->cursor.next,
-                                            .last_hash = s->last_hash,
-                                            .last_ts = s->cursor.last_ts};
+    s->st.cursor =
+        (struct kvr_view_cursor){.known = s->cursor.applied_any && !s->mismatch && !s->incoming, /* half of a dump is of no place */
+                                 .partial = s->missing,
+                                 .next = s->cursor.next,
+                                 .last_hash = s->last_hash,
+                                 .last_ts = s->cursor.last_ts};
     s->st.next_sequence = s->cursor.next;
 }
 
@@ -154,7 +167,6 @@ static void drop_view(struct kvr_ingest *in, struct source *s)
     memset(s->recent, 0, sizeof s->recent);
     s->missing = s->hollow = s->unsure = s->healed = false;
     kvr_hole_sign(&s->hole);
-    s->orphans_until = 0;
     s->publisher = 0;
     kvr__view_note_cursor(s);
 }
@@ -187,8 +199,7 @@ struct rank_stream *kvr__view_carry(struct source *s, uint32_t rank)
     if (s->ranks_n >= RANKS_MAX || !(r = calloc(1, sizeof *r))) return NULL;
     kvr_engine_stream_init(&r->stream, (struct kvr_worker){s->st.worker.worker_id, rank}, s->own.stream.block_size);
     r->stream.tiers = s->own.stream.tiers;
-    r->stream.holds = s->own.stream.holds;
-    r->stream.holds_ctx = s->own.stream.holds_ctx;
+    r->stream.copies = s->own.stream.copies;
     r->next = s->own.next;
     s->own.next = r;
     s->ranks_n++;
@@ -275,12 +286,6 @@ static void apply_plane_event(struct kvr_ingest *in, struct source *s)
     if (s->cleared) s->missing = s->hollow = false; /* an empty view is a complete one */
 }
 
-bool kvr__view_holds(void *ctx, enum kvr_tier tier, uint64_t name)
-{
-    const struct kvr_ingest *in = ctx;
-    return in->handler.holds(in->handler.ctx, in->current->user, in->applying->worker, tier, name);
-}
-
 /* The decoded batch. */
 static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t seq)
 {
@@ -294,7 +299,6 @@ static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t
         in->current = s;
         s->cleared = s->orphaned = false;
         in->applying = &r->stream;
-        r->stream.again = s->orphans_until && seq <= s->orphans_until; /* the dump may have had it */
         if (kvr_engine_convert(&r->stream, &in->batch, seq, on_converted, in) < 0) {
             s->st.apply_errors++;
             s->torn = true;
@@ -323,6 +327,7 @@ static void apply_batch(struct kvr_ingest *in, struct source *s, uint64_t seq, c
     kvr__view_remember(s, seq, kvr_hash_bytes(data, len, 0));
     kvr__cursor_advance(&s->cursor, seq, in->batch.ts);
     kvr__view_note_cursor(s);
+    tell_batch(s, seq, data, len);
 }
 
 static bool decode(struct kvr_ingest *in, struct source *s, const char *data, size_t len)
@@ -466,8 +471,9 @@ static void incoming_done(struct kvr_ingest *in, struct source *s)
     s->orphans_until = dump ? a->has_end ? a->end_event_id : a->last_event_id : s->orphans_until;
     if (dump) s->st.recovered_dumps++;
     else s->st.recovered_events += a->events.n;
-    kvr__view_note_cursor(s);
     drop_incoming(in, s);
+    kvr__view_note_cursor(s);
+    tell_break(s); /* batches that came meanwhile were kept for a content that is gone */
     if (behind && s->dealer) request_replay(in, s, next);
     else if (behind) ask(in, s, false);
     else settle(in, s);
@@ -503,7 +509,7 @@ static void take_events(struct kvr_ingest *in, struct source *s, struct kvr_reco
     s->incoming_at = 0;
     s->incoming_torn = false;
     in->incoming_n++;
-    kvr_engine_stream_forget_copies(&s->own.stream); /* whether these have the engine's copies or its publisher's word is not known */
+    tell_break(s);
     if (reply->answer.kind != KVR_RECOVER_TREE_DUMP) return;
     distrust(in, s, "being restored from a dump");
     in->handler.on_reset(in->handler.ctx, s->user, s->st.worker);
@@ -1022,6 +1028,7 @@ void kvr__view_restore(struct kvr_ingest *in, struct source *s, const struct kvr
 
 void kvr__view_restored(struct kvr_ingest *in, struct source *s, const struct kvr_snapshot_cursor *c)
 {
+    tell_break(s);
     s->cursor.applied_any = true;
     s->cursor.next = c->next;
     s->cursor.last_ts = 0;
@@ -1081,6 +1088,7 @@ void kvr__view_confirmed(struct kvr_ingest *in, struct source *s)
 /* Content up to `c` has been put in place from elsewhere. */
 void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c)
 {
+    tell_break(s);
     s->cursor.applied_any = true;
     s->cursor.next = c->next;
     s->cursor.last_ts = c->last_ts;
@@ -1100,6 +1108,23 @@ void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_v
     } else if (s->connected) {
         believe(in, s);
     }
+}
+
+void kvr__view_take_tail(struct kvr_ingest *in, struct source *s)
+{
+    for (size_t at = 0; s->cursor.applied_any && !s->torn && s->tail_len - at >= 16;) {
+        uint64_t seq, len;
+        memcpy(&seq, s->tail + at, 8);
+        memcpy(&len, s->tail + at + 8, 8);
+        at += 16;
+        if (len > s->tail_len - at || seq != s->cursor.next || !decode(in, s, s->tail + at, len)) break;
+        apply_batch(in, s, seq, s->tail + at, len);
+        at += len;
+    }
+    free(s->tail);
+    s->tail = NULL;
+    if (s->torn) drop_view(in, s);
+    s->torn = false;
 }
 
 void kvr__view_deadlines(struct kvr_ingest *in, struct source *s)

@@ -217,12 +217,14 @@ class Mock(Process):
 
 
 class Serve(Process):
-    def __init__(self, workers, *extra, ready=True, ports=None, **kw):
+    def __init__(self, workers, *extra, ready=True, ports=None, wait=True, **kw):
         self.port, self.admin = ports or (free_ports(), free_ports())
         args = ["serve", "--host", "127.0.0.1", "--port", self.port, "--admin-port", self.admin, "--health-interval", 0.3]
         for w in workers:
             args += ["--worker", w if isinstance(w, str) else w.spec()]
         super().__init__(*args, *extra, **kw)
+        if not wait:  # it is not expected to start
+            return
         wait_for("serve", lambda: call(self.port, "GET", "/health").status == 200)
         if ready:
             wait_for("ready", lambda: call(self.port, "GET", "/ready").status == 200, 20)

@@ -329,6 +329,7 @@ int indexer_main(const struct indexer_options *o)
     pthread_mutex_init(&x->lock, NULL);
     pthread_mutex_init(&x->change_lock, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of a write */
     raise_file_limit();
     kvr_jobs_reserve_threads(o->threads);
     uv_loop_init(&x->main_loop);

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "net/view_store.h"
 #include "wire/prom_text.h"
 
 static void histogram_init(struct histogram *h, double first, double factor, int buckets)
@@ -276,6 +277,7 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     put_index(s, b);
     evidence_metrics(s, b);
     kvr_recorder_metrics(s->recorder, b);
+    kvr_view_store_metrics(s->store, b);
     kvr_http_shared_metrics((struct kvr_http_port[]){{"admin", &s->admin_http}, {"data", &s->http}}, s->o->select_only ? 1 : 2, b);
     replicas_metrics(s, b);
     served_metrics(s, b);

@@ -393,6 +393,7 @@ int serve_main(const struct serve_options *o)
     struct serve *s = serve_new(o);
     if (!s) return 1;
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of a write */
     raise_file_limit();
     kvr_jobs_reserve_threads((o->select_only ? 0 : o->threads) + 1);
     uv_loop_init(&s->main_loop);

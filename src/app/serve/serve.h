@@ -42,6 +42,8 @@ struct serve_options {
     bool replica_sync, durable_events; /* checked by the command line */
     uint64_t event_threads;            /* ignored */
     char *record_events;
+    char *data_dir; /* NULL: nothing is kept */
+    double snapshot_interval;
     struct kvr_plane_options plane;
     int discovery; /* static|file|dns|nats */
     char *discovery_target, *discovery_worker, *discovery_dns_server, *advertise_host;

@@ -292,7 +292,8 @@ struct serve {
     struct pool *pools;
     struct kvr_curve *curve; /* NULL: none */
     struct kvr_ingest *ingest;
-    struct kvr_nats *nats; /* NULL: not used */
+    struct kvr_view_store *store; /* NULL: no data directory */
+    struct kvr_nats *nats;        /* NULL: not used */
     struct kvr_durable_feed *durable;
     struct kvr_plane_feed *feed; /* NULL: each source has its own socket */
     char scope[KVR_SCOPE_MAX];

@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "net/view_store.h"
+
 /* ---- what our own requests show of partial views ----------------------------------------------------------------- */
 
 /* The ingest thread's, in a list: few views are partial. */
@@ -134,13 +136,6 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     return rc;
 }
 
-static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
-{
-    const struct pool *p = user;
-    (void)ctx;
-    return kvr_index_holds(p->index, w, tier, name);
-}
-
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     const struct pool *p = user;
@@ -187,15 +182,21 @@ int views_start(struct serve *s)
     }
     struct kvr_ingest_handler h = {.on_event = on_event,
                                    .on_reset = on_reset,
-                                   .holds = holds,
                                    .on_view = on_view,
                                    .on_leave = on_leave,
                                    .on_served = on_served,
                                    .on_tick = on_tick,
                                    .ctx = s};
     int failed = kvr_ingest_create(&h, s->o->restore_timeout, &s->ingest);
-    if (!failed) kvr_ingest_set_curve(s->ingest, s->curve);
-    return failed || s->o->plane.plane != KVR_PLANE_NATS ? failed : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
+    if (failed) return failed;
+    kvr_ingest_set_curve(s->ingest, s->curve);
+    const char *who = s->o->select_only ? "kvroute select" : "kvroute serve";
+    char why[KVR_PATH_ERROR_MAX];
+    if (s->o->data_dir && kvr_view_store_open(s->ingest, s->o->data_dir, s->o->snapshot_interval, who, &s->store, why, sizeof why)) {
+        kvr_log("%s: --data-dir: %s; allowed: a directory that can be written", who, why);
+        return -KVR_EINVAL;
+    }
+    return s->o->plane.plane != KVR_PLANE_NATS ? 0 : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
 }
 
 /* Pools live as long as the process. */
@@ -231,7 +232,10 @@ void views_stop(struct serve *s)
     kvr_plane_feed_close(s->feed);
     kvr_durable_feed_close(s->durable);
     s->durable = NULL;
+    kvr_view_store_stop(s->store);
     kvr_ingest_destroy(s->ingest);
+    kvr_view_store_destroy(s->store);
+    s->store = NULL;
     kvr_recorder_destroy(s->recorder);
     s->feed = NULL;
     s->ingest = NULL;
@@ -250,6 +254,16 @@ const char *views_why_none(const struct worker *w)
     return "no KV events endpoint is configured";
 }
 
+/* From what the data directory has of it. A rank of a shared stream has no place of its own to go on from. */
+static void follow(struct serve *s, const struct worker *w, struct pool *pool, struct kvr_ingest_source *src)
+{
+    struct kvr_view_identity id = {w->model, w->group, src->events};
+    bool tiers = false;
+    if (s->store && src->events) kvr_view_store_follow(s->store, &id, pool->index, src, &tiers);
+    else kvr_ingest_add(s->ingest, src);
+    if (tiers) kvr_router_use_lower_tiers(pool->router);
+}
+
 void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
 {
     for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
@@ -260,13 +274,14 @@ void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
                                         .recover = w->recover[0] ? w->recover : NULL,
                                         .tiers = true,
                                         .user = pool};
-        if (views_has_source(s, w, r)) kvr_ingest_add(s->ingest, &src);
+        if (views_has_source(s, w, r)) follow(s, w, pool, &src);
     }
 }
 
 void views_unfollow(struct serve *s, uint64_t id)
 {
     if (s->ingest) kvr_ingest_remove(s->ingest, id, NULL);
+    if (s->store) kvr_view_store_unfollow(s->store, id);
 }
 
 /* The views of a durable stream are declared untrusted at once; what settles them is the end of the stream. */
