@@ -460,7 +460,6 @@ static bool run_on_sources(struct kvr_ingest *in, const struct command *c)
         if (c->kind == PAUSE || c->kind == RESUME) source_pause(in, s, c->kind == PAUSE);
         if (c->kind == EVIDENCE) kvr__view_evidence(in, s, c->text);
         if (c->kind == VISIT) source_visit(in, s, c);
-        if (c->kind == SERVED) kvr__view_served(s, &c->served);
         if (c->kind == SERVED && in->handler.on_served) in->handler.on_served(in->handler.ctx, s->user, &c->served);
         p = &s->next;
     }

@@ -253,7 +253,6 @@ void kvr__view_replay_broken(struct kvr_ingest *in, struct source *s);          
 void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply); /* takes the reply */
 void kvr__view_step(struct kvr_ingest *in, struct source *s);                                   /* goes on with what is being applied */
 void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text);             /* "": none any more */
-void kvr__view_served(struct source *s, const struct kvr_served *prompt);                       /* a prompt that was answered */
 void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c);
 /* Before the source is opened: applies the batches that were kept behind its content. */
 void kvr__view_take_tail(struct kvr_ingest *in, struct source *s);

@@ -146,7 +146,7 @@ static void lose_past(struct kvr_ingest *in, struct source *s, const char *why)
     s->missing = true;
     s->healed = false;
     s->missing_why = why;
-    kvr_hole_sign(&s->hole);
+    kvr_hole_begin(&s->hole);
 }
 
 void kvr__view_note_cursor(struct source *s)
@@ -166,7 +166,7 @@ static void drop_view(struct kvr_ingest *in, struct source *s)
     kvr__cursor_reset(&s->cursor);
     memset(s->recent, 0, sizeof s->recent);
     s->missing = s->hollow = s->unsure = s->healed = false;
-    kvr_hole_sign(&s->hole);
+    kvr_hole_begin(&s->hole);
     s->publisher = 0;
     kvr__view_note_cursor(s);
 }
@@ -237,18 +237,13 @@ static void watch_hole(struct source *s, const struct kvr_event *ev, int rc)
     if (s->healed) s->missing = s->hollow = false;
 }
 
-void kvr__view_served(struct source *s, const struct kvr_served *p)
-{
-    if (s->missing && p->told && p->cached > p->view) kvr_hole_sign(&s->hole);
-}
-
 /* A view that was taken for whole again: it is not. */
 static void still_missing(struct kvr_ingest *in, struct source *s)
 {
     s->healed = false;
     s->missing = true;
     s->missing_why = "blocks of before a loss are still in use";
-    kvr_hole_sign(&s->hole);
+    kvr_hole_begin(&s->hole);
     kvr__view_note_cursor(s);
     believe(in, s);
 }
@@ -1095,7 +1090,7 @@ void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_v
     if (c->next) kvr__view_remember(s, c->next - 1, c->last_hash);
     s->missing = c->partial;
     s->healed = false;
-    kvr_hole_sign(&s->hole);
+    kvr_hole_begin(&s->hole);
     s->missing_why = "what was kept of it was not whole";
     s->hollow = s->verifying = false;
     s->unsure = can_repair(s);

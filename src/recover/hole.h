@@ -2,16 +2,15 @@
 /*
  * When has an engine given up everything that a partial view lacks?
  *
- * Engines give up the block that was idle longest. So when a block goes that was stored after the last sign of blocks we do not know, the
- * unknown ones that have not been used since are gone too. Signs are: a removal of an unknown name, a store under an unknown parent, and
- * an answer with more cached tokens than the view had.
+ * Engines give up the block that was idle longest. So when a block goes that was stored after the loss, all that has not been used since
+ * the loss is gone too; and when for a while nothing has shown a block we do not know (a removal of an unknown name, a store under an
+ * unknown parent), neither is there one that has been used since.
  *
- *     loss ... sign ... sign ......... stored M ................. removed M: nothing is missing any more
- *                                      (a marker: one of some)
+ *     loss ... stored M ... sign ... sign ... (quiet: 64 stores) ... removed M: nothing is missing any more
+ *              (a marker: one of some)
  *
- * Exact when every request passes here and the engine tells how much was cached: an unknown block that is used after M would give a
- * sign. With several routers, other orders of eviction, or answers that tell nothing, a block may still be missing in what is called
- * whole then; it is predicted too little, and the next sign makes the view partial again.
+ * With orders of eviction that are not by use, or where unknown blocks are used without any event, a block may still be missing in what is
+ * called whole then; it is predicted too little, and the next sign makes the view partial again.
  *
  * Pure. Threads: one for each object.
  */
@@ -22,29 +21,35 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { KVR_HOLE_MARKERS = 64, KVR_HOLE_EVERY = 16 };
+enum { KVR_HOLE_MARKERS = 64, KVR_HOLE_EVERY = 16, KVR_HOLE_QUIET = 64 };
 
 struct kvr_hole {
-    uint64_t markers[KVR_HOLE_MARKERS]; /* names, stored since the last sign: the first of every 16 stores */
+    uint64_t markers[KVR_HOLE_MARKERS]; /* names: of the first 64 x 16 stores since the loss every 16th */
     size_t n;
-    uint64_t stores;
+    uint64_t stores, quiet; /* since the loss, since the last sign */
 };
 
-/* Unknown blocks are still there. Also at the beginning. */
-static inline void kvr_hole_sign(struct kvr_hole *h)
+static inline void kvr_hole_begin(struct kvr_hole *h)
 {
     *h = (struct kvr_hole){0};
 }
 
+/* Unknown blocks are still there. */
+static inline void kvr_hole_sign(struct kvr_hole *h)
+{
+    h->quiet = 0;
+}
+
 static inline void kvr_hole_stored(struct kvr_hole *h, uint64_t name)
 {
+    h->quiet++;
     if (h->stores++ % KVR_HOLE_EVERY == 0 && h->n < KVR_HOLE_MARKERS) h->markers[h->n++] = name;
 }
 
 /* A known name was removed. Returns: whether nothing is missing any more. */
 static inline bool kvr_hole_removed(const struct kvr_hole *h, uint64_t name)
 {
-    for (size_t i = 0; i < h->n; i++)
+    for (size_t i = 0; i < h->n && h->quiet >= KVR_HOLE_QUIET; i++)
         if (h->markers[i] == name) return true;
     return false;
 }

@@ -383,3 +383,46 @@ def test_dump_replays_into_an_equal_view(rig):
             parent = b["block_hash"]
     h = local_hashes(T, 4)
     assert blocks == {1: (None, h[0]), 2: (1, h[1]), 3: (2, h[2]), 4: (2, h[5])}
+
+
+def test_a_partial_view_is_filled_by_what_its_engine_has_answered(rig):
+    """Old blocks have names that nobody here knows: they are in the view after an answer, one goes with each unknown name that is removed,
+    and they get their names when these are told."""
+    e, s = rig(replay=False)
+    e.seq = 7
+    wait_for("partial", lambda: e.stored([91], T[:4][::-1]) or s.view().get("view") == "partial")
+    assert not depth(s)
+    s.complete(T, max_tokens=1)  # all of it is computed: events tell
+    r = s.complete(T, max_tokens=1)
+    cached = r.json()["usage"]["prompt_tokens_details"]["cached_tokens"] // 4
+    assert r.status == 200 and r.headers["x-kvroute-view"] == "partial" and cached == 8
+    wait_for("what was cached of the prompt", lambda: depth(s) == cached and s.metric("view_supposed_blocks") == cached)
+    e.removed([12345])
+    wait_for("one less", lambda: depth(s) == cached - 1)
+    e.stored([1, 2, 3], T[:12])
+    e.stored([4], T[12:16], parent=3)
+    wait_for("names", lambda: s.metric("view_supposed_blocks") == cached - 5)
+    e.removed([4])
+    wait_for("a named one is removed", lambda: depth(s) == 3 and s.metric("view_supposed_blocks") == 0)
+    assert s.view()["view"] == "partial"
+
+
+def test_a_partial_view_is_whole_again_when_the_engine_has_given_up_what_came_after_the_loss(rig):
+    e, s = rig(replay=False)
+    e.seq = 7
+    wait_for("partial", lambda: e.stored([91], T[:4][::-1]) or s.view().get("view") == "partial")
+    e.stored([1], T[:4])
+    e.removed([777])  # of before: more of it may be there
+    for k in range(40):
+        e.stored([1000 + k], [k + 1] * 4)
+    e.removed([778])
+    e.stored([2], T[4:8], parent=1)
+    e.removed([1000])
+    wait_for("stored", lambda: depth(s) == 2)
+    assert s.view()["view"] == "partial"  # nothing has shown such a block, but not for long
+    for k in range(40, 120):
+        e.stored([1000 + k], [k + 1] * 4)
+    e.removed(list(range(1001, 1030)))
+    wait_for("whole", lambda: s.view()["view"] == "whole" and depth(s) == 2)
+    e.stored([5], T[12:16], parent=4)  # one of before, after all
+    wait_for("partial", lambda: s.view()["view"] == "partial" and depth(s) == 2 and "still in use" in s.view()["reason"])

@@ -109,6 +109,7 @@ struct px {
     struct kvr_router_result result;
     enum kvr_view_knowledge view; /* of the rank, when it was chosen */
     uint64_t view_tick;           /* serve.view_tick when it was sent */
+    uint64_t *served;             /* hashes of the prompt's blocks, for a partial view */
     struct decision_table table;
     char response[RESPONSE_ID_MAX]; /* of /v1/responses: the one that it goes on from, or is about; "": none */
     char booking[32];               /* id of the current booking; "" = none */
@@ -315,6 +316,18 @@ static void keep_evidence(struct px *p)
         p->evidence = evidence_keep(serve_of(p), &a);
 }
 
+/* For tell_view: the tokens do not stay until the end. */
+static void keep_prompt(struct px *p)
+{
+    uint32_t bs = p->pool->block_size;
+    size_t n = p->tokens_n / bs;
+    bool sure = p->tokens && n && p->routed && !p->multimodal && p->status == 200 && p->members.certainty == KVR_PROMPT_EXACT &&
+                p->members.as_evidence && !p->members.skips_cache;
+    if (p->view != KVR_VIEW_PARTIAL || !sure || p->served || !(p->served = malloc(n * sizeof *p->served))) return;
+    uint64_t seed = kvr_hash_seed(p->is_lora ? p->model : NULL, p->is_lora ? strlen(p->model) : 0, p->salt, p->salt_len);
+    (void)kvr_hash_locals(p->tokens, n * bs, bs, false, seed, NULL, 0, p->served);
+}
+
 static void leave_ready_list(struct px *p)
 {
     pthread_mutex_lock(&p->loop->mail_lock);
@@ -357,6 +370,7 @@ static void px_free(struct px *p)
     free(p->tokens);
     free(p->locals);
     free(p->scores);
+    free(p->served);
     free(p->salt);
     free(p->allowed);
     atomic_fetch_sub(&p->loop->in_flight, 1);
@@ -364,26 +378,19 @@ static void px_free(struct px *p)
     uv_close((uv_handle_t *)&p->timer, on_px_closed);
 }
 
-/* Its prompt is held now, as far as it is known to be what the engine has computed. */
+/* Its prompt is held now, if it is what the engine has computed. */
 static void tell_view(struct px *p)
 {
     uint32_t bs = p->pool->block_size;
-    size_t n = p->tokens_n / bs;
-    bool sure = p->tokens && n && p->routed && !p->multimodal && p->status == 200 && p->members.certainty == KVR_PROMPT_EXACT &&
-                p->members.as_evidence && !p->members.skips_cache && p->usage.present && p->usage.prompt_tokens == p->tokens_n;
-    uint64_t *locals = sure ? malloc(n * sizeof *locals) : NULL, seed;
-    if (!locals) return;
-    seed = kvr_hash_seed(p->is_lora ? p->model : NULL, p->is_lora ? strlen(p->model) : 0, p->salt, p->salt_len);
-    (void)kvr_hash_locals(p->tokens, n * bs, bs, false, seed, NULL, 0, locals);
+    if (!p->served || !p->answered || !p->usage.present || p->usage.prompt_tokens != p->tokens_n) return;
     struct kvr_served v = {.worker = p->result.worker,
-                           .locals = locals,
-                           .n = n,
+                           .locals = p->served,
+                           .n = p->tokens_n / bs,
                            .told = p->usage.has_cached,
                            .cached = p->usage.cached_tokens / bs,
                            .view = p->result.view_blocks,
                            .tick = p->view_tick};
     views_served(serve_of(p), &v);
-    free(locals);
 }
 
 static void px_end(struct px *p)
@@ -399,7 +406,7 @@ static void px_end(struct px *p)
         count_usage(p);
         record_decision(p);
     }
-    if (p->view == KVR_VIEW_PARTIAL && p->answered) tell_view(p);
+    tell_view(p);
     evidence_answered(s, p->evidence, p->answered, p->usage.present && p->usage.has_cached, p->usage.cached_tokens);
     for (struct px **q = &p->loop->parked; *q; q = &(*q)->next)
         if (*q == p) {
@@ -492,6 +499,7 @@ static void send_head(struct px *p)
     kvr_body_unref(p->body); /* from here on nobody else can be asked */
     p->body = NULL;
     keep_evidence(p);
+    keep_prompt(p);
     free(p->tokens);
     p->tokens = NULL;
 }
