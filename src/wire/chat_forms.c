@@ -432,7 +432,7 @@ static void messages_tool(struct chat *c, struct kvr_json_span tool, bool first)
     }
     const char *type = kvr_json_text_member(schema.at, schema.end, "type");
     c->out->len -= 2; /* the function is open again */
-    kvr_buf_str(c->out, ",\"parameters\":");
+    kvr_chat_name(c->out, "parameters");
     if (type) {
         kvr_span_add(c->out, schema);
     } else {

@@ -7,6 +7,7 @@
 #include "wire/openai.h"
 #include "wire/rank_member.h"
 #include "wire/trace.h"
+#include "wire/tokenize_body.h"
 
 /* Spliced, it says the rank; without what was spliced in, it is what it was. */
 static void splice_rank(struct kvr_json_parser *q, struct kvr_json body, const char *data, size_t size)
@@ -68,6 +69,30 @@ static void read_infos(struct kvr_json body)
     kvr_mm_infos_free(&m);
 }
 
+/* What an engine is asked is JSON, whatever the body was, and what its members do is told for each form. */
+static void ask(struct kvr_json_parser *q, struct kvr_json body, const char *data, size_t size)
+{
+    static const enum kvr_prompt_form forms[] = {KVR_FORM_COMPLETION, KVR_FORM_CHAT, KVR_FORM_RESPONSES, KVR_FORM_MESSAGES,
+                                                 KVR_FORM_GENERATE};
+    const char *start = kvr_json_text_space(data, data + size);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(forms); i++) {
+        struct kvr_buf out = {0};
+        struct kvr_json root;
+        struct kvr_prompt_members m;
+        enum kvr_prompt_certainty certainty = KVR_PROMPT_EXACT;
+        kvr_prompt_members_read(body, forms[i], &m);
+        KVR_ASSERT(!m.as_evidence || (m.usage_tells && m.certainty == KVR_PROMPT_EXACT));
+        if (kvr_tokenize_body((struct kvr_json_span){start, data + size}, forms[i], &out, &certainty)) {
+            KVR_ASSERT(kvr_json_parse(q, out.data, out.len, &root, NULL) == 0 && kvr_json_type_of(root) == KVR_JSON_OBJECT);
+            struct kvr_buf bare = {0};
+            kvr_tokenize_body_bare((struct kvr_json_span){out.data, out.data + out.len}, &bare);
+            KVR_ASSERT(kvr_json_parse(q, bare.data, bare.len, &root, NULL) == 0);
+            kvr_buf_free(&bare);
+        }
+        kvr_buf_free(&out);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct kvr_json_parser *p, *q;
@@ -83,6 +108,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         splice_rank(q, r.root, (const char *)data, size);
         remove_objects(q, &r, (const char *)data, size);
         read_infos(r.root);
+        ask(q, r.root, (const char *)data, size);
         if (r.tokens_n) {
             uint32_t *t = malloc(r.tokens_n * sizeof *t);
             if (t) KVR_ASSERT(kvr_json_u32_array(r.tokens, t, r.tokens_n) <= (long)r.tokens_n);

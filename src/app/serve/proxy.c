@@ -935,6 +935,10 @@ static enum outcome px_booked(struct px *p)
         unbook(p);
         return WAIT;
     }
+    if (p->form == KVR_FORM_RESPONSES && w->engine == ENGINE_VLLM && w->dp_size > 1) { /* it picks the rank by itself there */
+        p->members.certainty = KVR_PROMPT_UNKNOWN;
+        p->members.as_evidence = p->members.usage_tells = false;
+    }
     p->reason = reason_of(p);
     record_remotely(p);
     observe_times(p);

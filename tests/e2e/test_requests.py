@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests as users send them: what is asked of an engine's tokenizer, which paths there are, keys of engines, responses that are gone on from."""
+import http.server
+import json
+import threading
+
+import pytest
+from conftest import Mock, Serve, call, wait_for
+
+KEY = "sk-of-this-engine"
+LONG = " ".join(f"word{i}" for i in range(200))
+
+
+class KeyedEngine:
+    """Wants a key, as vLLM with --api-key does, and says what it was asked."""
+
+    def __init__(self, model="m"):
+        self.seen, engine = [], self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self, status, what):
+                body = json.dumps(what).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                self.wfile.write(body)
+
+            def serve(self, body=None):
+                engine.seen.append((self.path, self.headers.get("Authorization"), body))
+                if self.path.startswith("/v1/") and self.headers.get("Authorization") != f"Bearer {KEY}":
+                    self.answer(401, {"error": "Unauthorized"})
+                elif self.path == "/v1/models":
+                    self.answer(200, {"data": [{"id": model, "root": "/models/m", "parent": None, "owned_by": "vllm", "created": 17,
+                                                "max_model_len": 64}]})
+                elif self.path == "/tokenize":
+                    self.answer(200, {"tokens": list(body["prompt"].encode()), "max_model_len": 64})
+                else:
+                    self.answer(200, {"id": "x", "usage": {"prompt_tokens": 8, "completion_tokens": 1}})
+
+            def do_GET(self):
+                self.serve()
+
+            def do_POST(self):
+                self.serve(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def log_message(self, *a):
+                pass
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def asked(self, path):
+        return [(auth, body) for p, auth, body in self.seen if p == path]
+
+    def close(self):
+        self.server.shutdown()
+
+
+@pytest.fixture
+def keyed():
+    e = KeyedEngine()
+    yield e
+    e.close()
+
+
+def models(s):
+    return call(s.port, "GET", "/v1/models").json()["data"]
+
+
+def test_an_engine_that_wants_a_key_is_asked_with_that_of_its_entry(start, keyed, tmp_path):
+    (tmp_path / "key").write_text(KEY + "\n")
+    s = start(Serve, [f"{keyed.url},api-key-file={tmp_path / 'key'}"], "--no-router-kv-events", "--tokenizer", "engine")
+    wait_for("its models", lambda: models(s))
+    assert models(s)[0] == {"id": "m", "object": "model", "created": 17, "owned_by": "vllm", "root": "/models/m", "parent": None,
+                            "max_model_len": 64}
+    assert call(s.port, "GET", "/v1/models/m").json() == models(s)[0]
+    assert call(s.port, "GET", "/v1/models/n").status == 404
+    assert s.complete(LONG).status == 200
+    assert keyed.asked("/tokenize") == [(f"Bearer {KEY}", {"prompt": LONG})]
+    assert s.complete(LONG, headers={"Authorization": "Bearer other"}).status == 401  # the client's own wins
+    assert KEY not in json.dumps(s.get("/workers")) + json.dumps(s.get("/decisions")) + s.text()
+
+
+def test_a_key_that_is_wrong_is_named_and_not_shown(start):
+    s = start(Serve, [], ready=False)
+    r = s.post("/workers", {"worker_id": 1, "endpoint": "http://127.0.0.1:1", "api_key": "two words"})
+    assert r.status == 400 and b"api_key" in r.body and b"two words" not in r.body
+
+
+def test_requests_that_differ_in_sampling_alone_are_one_question(start, keyed):
+    s = start(Serve, [f"{keyed.url},api-key={KEY}"], "--no-router-kv-events", "--tokenizer", "engine")
+    wait_for("its models", lambda: models(s))
+    for more in ({}, {"temperature": 0.5}, {"prompt": [LONG], "user": "u"}, {"truncate_prompt_tokens": 16}):
+        assert s.complete(**{"prompt": LONG, **more}).status == 200
+    # the last one asks once more, for the tokens without those that the tokenizer adds
+    assert [b for _, b in keyed.asked("/tokenize")] == [{"prompt": LONG}, {"prompt": LONG, "add_special_tokens": False}]
+    assert s.metric("tokenize_cache_hits_total") == 3
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/reset_prefix_cache", "/collective_rpc", "/server_info", "/pause", "/invocations", "/shutdown", "/metrics"])
+def test_an_engines_own_paths_cannot_be_reached(start, keyed, path):
+    s = start(Serve, [f"{keyed.url},api-key={KEY}"], "--no-router-kv-events")
+    for method in ("GET", "POST"):
+        assert call(s.port, method, path, {} if method == "POST" else None).status == 404
+    assert not [p for p, *_ in keyed.seen if p == path and path != "/metrics"] or path == "/server_info"  # which the router asks by itself
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/score", "/pooling", "/rerank", "/classify", "/v1/messages/count_tokens"])
+def test_paths_without_a_prompt_of_their_own_go_by_load(start, keyed, path):
+    s = start(Serve, [f"{keyed.url},api-key={KEY}"], "--no-router-kv-events")
+    r = call(s.port, "POST", path, {"prompt": "a"})
+    assert r.status == 200 and r.headers["x-kvroute-reason"] == "load"
+
+
+def test_what_goes_on_from_a_response_goes_to_the_worker_that_has_it(start):
+    s = start(Serve, [start(Mock), start(Mock)])
+
+    def respond(headers=None, **more):
+        return call(s.port, "POST", "/v1/responses", {"input": LONG, "max_output_tokens": 2, **more}, headers)
+    first = respond({"x-kvroute-worker": "2"})
+    assert first.status == 200, first.body
+    on = [respond(input="on", previous_response_id=first.json()["id"]) for _ in range(4)]
+    assert {r.headers["x-kvroute-worker"] for r in on} == {"2"} and {r.headers["x-kvroute-reason"] for r in on} == {"session"}
+    streamed = respond({"x-kvroute-worker": "2"}, stream=True).body.decode()
+    told = next(json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {"))["response"]["id"]
+    for path in (told, told + "/cancel"):
+        method = "POST" if path.endswith("cancel") else "GET"
+        assert call(s.port, method, "/v1/responses/" + path).headers["x-kvroute-worker"] == "2"
+
+
+@pytest.mark.parametrize("path, body", [
+    ("/v1/responses", {"input": LONG, "instructions": "be kind", "max_output_tokens": 2}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}], "system": "be kind", "max_tokens": 2})])
+def test_responses_and_messages_are_predicted_as_their_chat(start, path, body):
+    s = start(Serve, [start(Mock), start(Mock)])
+    model = models(s)[0]["id"] if models(s) else None
+    for streamed in (False, False, True):
+        r = call(s.port, "POST", path, {**body, **({"model": model} if model else {}), "stream": streamed})
+        assert r.status == 200, r.body
+        wait_for("idle", s.idle)
+    assert int(r.headers["x-kvroute-overlap-blocks"]) > 5 and r.headers["x-kvroute-reason"] == "kv"
+    wait_for("usage", lambda: s.metric("usage_answers_total") == 3)
+    assert s.metric("predicted_cached_tokens_total") == s.metric("actual_cached_tokens_total") > 0
