@@ -248,8 +248,8 @@ def test_answers_to_images_are_no_evidence_against_a_view(start):
     for i in range(12):
         ask(s, chat(part, before=f"{i} {LONG}", system=""))
     assert ask(s, chat(None))[1] in ("load", "kv")
-    wait_for("looked at", lambda: s.metric("view_evidence_total") == 1)
-    assert s.view()["trusted"] and s.metric("view_evidence_total", outcome="missing") == 0
+    wait_for("looked at", lambda: s.metric("view_evidence_total", outcome="fine") == 1)
+    assert s.view()["trusted"] and s.metric("view_evidence_total", outcome="missing") == 0 and s.metric("view_evidence_total", outcome="none") == 12
 
 
 def test_a_full_hit_is_the_same_figure_in_decisions_and_totals(start):

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prometheus text. Counters and histograms are atomics that any thread may touch; gauges are read at the scrape. */
+#include "app/serve/evidence.h"
 #include "app/serve/state.h"
 
 #include <math.h>

@@ -21,6 +21,7 @@
  * look at until `over_*`, and a request that has ended meanwhile is freed there.
  * Locks: router's, then loop's mail lock.
  */
+#include "app/serve/evidence.h"
 #include "app/serve/state.h"
 
 #include <string.h>
@@ -64,7 +65,7 @@ struct px {
     size_t whole_n;
     struct kvr_rank_member body_rank;
     const char *rank_error; /* NULL: what the body says of the rank is sound */
-    bool stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain, answered;
+    bool stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain, answered, has_error;
     struct kvr_worker pin;
     double priority;
     uint32_t strict_priority;
@@ -251,6 +252,7 @@ static void on_px_closed(uv_handle_t *h)
 static uint64_t predicted_cached(const struct px *p)
 {
     uint64_t prompt = p->usage.prompt_tokens ? p->usage.prompt_tokens : p->isl, bs = p->pool->block_size;
+    if (p->members.skips_cache) return 0;
     return KVR_MIN(p->result.cached_tokens, prompt ? (prompt - 1) / bs * bs : 0);
 }
 
@@ -265,7 +267,7 @@ static void record_decision(struct px *p)
                          .isl = p->isl,
                          .cached_tokens = predicted_cached(p),
                          .actual_cached = p->usage.cached_tokens,
-                         .has_actual = p->usage.present && p->usage.has_cached,
+                         .has_actual = p->usage.present && p->usage.has_cached && (p->members.usage_tells || !p->tokens_n),
                          .overlap_blocks = p->result.overlap_blocks,
                          .status = (uint32_t)p->status,
                          .best_blocks = p->result.best_blocks,
@@ -286,9 +288,12 @@ static void record_decision(struct px *p)
 static void count_usage(struct px *p)
 {
     struct metrics *m = &serve_of(p)->metrics;
-    if (!p->usage.present || !p->tokens_n || p->multimodal || p->status >= 400) return;
-    uint64_t predicted = predicted_cached(p);
-    uint64_t actual = p->usage.has_cached ? p->usage.cached_tokens : 0, bs = p->pool->block_size;
+    if (!p->usage.present || !p->tokens_n || p->multimodal || p->status >= 400 || !p->members.usage_tells) return;
+    if (!p->usage.has_cached) {
+        COUNT(p, usage_untold_total);
+        return;
+    }
+    uint64_t predicted = predicted_cached(p), actual = p->usage.cached_tokens, bs = p->pool->block_size;
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
     pthread_mutex_lock(&serve_of(p)->lock);
@@ -300,7 +305,8 @@ static void count_usage(struct px *p)
     quality_delivered(serve_of(p), p->id, p->result.worker, predicted, actual, KVR_MAX(p->usage.prompt_tokens, (uint64_t)1), (uint32_t)bs);
 }
 
-static void keep_evidence(struct px *p)
+/* Just before it is sent: what of the prompt turns up in the rank's view. */
+static void begin_evidence(struct px *p)
 {
     struct evidence_prompt a = {.pool = p->pool,
                                 .worker = p->result.worker,
@@ -311,9 +317,33 @@ static void keep_evidence(struct px *p)
                                 .salt = p->salt,
                                 .salt_len = p->salt_len,
                                 .view_blocks = p->result.view_blocks,
-                                .trusted = p->result.trusted};
-    if (p->tokens && p->tokens_n && !p->multimodal && p->status == 200 && p->routed && !p->evidence)
-        p->evidence = evidence_keep(serve_of(p), &a);
+                                .trusted = p->result.trusted,
+                                .understood = p->members.as_evidence && !p->members.skips_cache && !p->multimodal,
+                                .asked = p->cache_key[0] || p->cache_key[1]};
+    if (p->routed && p->tokens && p->tokens_n) p->evidence = evidence_begin(serve_of(p), &a);
+}
+
+static void end_evidence(struct px *p)
+{
+    struct evidence_answer a = {.status = p->status,
+                                .whole = p->answered && (!p->is_sse || p->sse.done),
+                                .has_error = p->has_error || p->sse.has_error,
+                                .usage = p->usage};
+    evidence_answered(serve_of(p), p->evidence, &a);
+    p->evidence = NULL;
+}
+
+/* A worker whose usage has told cached tokens since its start means none by leaving them out, in answers of the same form: some engines do
+ * where nothing was cached, and some tell them in some forms only. */
+static void complete_usage(struct px *p)
+{
+    struct serve *s = serve_of(p);
+    uint32_t form = UINT32_C(1) << (2 * (unsigned)p->form + (p->is_sse ? 1 : 0));
+    if (!p->worker || !p->answered || !p->usage.present || !p->members.usage_tells) return;
+    pthread_mutex_lock(&s->lock);
+    if (p->usage.has_cached) p->worker->tells_cached |= form;
+    else p->usage.has_cached = (p->worker->tells_cached & form) != 0;
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* For tell_view: the tokens do not stay until the end. */
@@ -381,8 +411,8 @@ static void px_free(struct px *p)
 /* Its prompt is held now, if it is what the engine has computed. */
 static void tell_view(struct px *p)
 {
-    uint32_t bs = p->pool->block_size;
     if (!p->served || !p->answered || !p->usage.present || p->usage.prompt_tokens != p->tokens_n) return;
+    uint32_t bs = p->pool->block_size; /* what was not routed has no pool */
     struct kvr_served v = {.worker = p->result.worker,
                            .locals = p->served,
                            .n = p->tokens_n / bs,
@@ -403,11 +433,12 @@ static void px_end(struct px *p)
     unbook(p);
     count_request(p);
     if (p->routed) {
+        complete_usage(p);
         count_usage(p);
         record_decision(p);
     }
     tell_view(p);
-    evidence_answered(s, p->evidence, p->answered, p->usage.present && p->usage.has_cached, p->usage.cached_tokens);
+    end_evidence(p);
     for (struct px **q = &p->loop->parked; *q; q = &(*q)->next)
         if (*q == p) {
             *q = p->next;
@@ -498,7 +529,6 @@ static void send_head(struct px *p)
     kvr_buf_free(&p->head);
     kvr_body_unref(p->body); /* from here on nobody else can be asked */
     p->body = NULL;
-    keep_evidence(p);
     keep_prompt(p);
     free(p->tokens);
     p->tokens = NULL;
@@ -593,7 +623,7 @@ static void read_usage(struct px *p)
     if (p->is_sse || !p->answer.len || p->answer.failed) return;
     if (kvr_json_parse(p->loop->json, p->answer.data, p->answer.len, &root, NULL)) return;
     kvr_openai_usage(root, &p->usage);
-    responses_id_of(kvr_json_get(root, "id"), p->sse.response);
+    keep_prompt(p);
 }
 
 static void bind_session(struct px *p)
@@ -942,6 +972,7 @@ static enum outcome px_booked(struct px *p)
     p->reason = reason_of(p);
     record_remotely(p);
     observe_times(p);
+    begin_evidence(p);
     px_send(p);
     return SENT;
 }
@@ -1087,6 +1118,7 @@ static void retry_or_fail(struct px *p, int status, const char *text)
     const struct serve_options *o = serve_of(p)->o;
     char message[256];
     unbook(p);
+    end_evidence(p);
     if (p->tries < TRIES_MAX) p->tried[p->tries++] = p->result.worker.worker_id;
     if (!p->pinned && p->tries <= o->max_retries && p->tries < TRIES_MAX) {
         COUNT(p, retries_total);

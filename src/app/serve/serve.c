@@ -2,6 +2,7 @@
 /* Start, threads, signals, drain. The map of threads is in state.h. */
 #include "app/serve/admin.h"
 #include "app/serve/discovery.h"
+#include "app/serve/evidence.h"
 
 #include <signal.h>
 #include <string.h>

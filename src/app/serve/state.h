@@ -26,7 +26,7 @@
  *   admin.c     admin port                                              (main loop)
  *   decisions.c the last decisions, for the admin page
  *   quality.c   what was predicted against what was delivered
- *   evidence.c  what the answers say of the views
+ *   evidence.c  what the answers say of the views; watches.c  what the events said meanwhile
  *   serve.c     start, threads, signals, drain
  *
  * Threads and what they may touch:
@@ -164,6 +164,7 @@ struct worker {
     size_t models_n;
     int models_status; /* of the last answer to GET /v1/models; 0: none yet */
     uint64_t requests, errors;
+    uint32_t tells_cached;         /* since its start, by the form of the answer (proxy.c): usage has told cached tokens */
     struct series *series;         /* labels.c */
     char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
     uint64_t metrics_due_ms, learnt_kv_blocks;
@@ -224,8 +225,9 @@ struct decision {
     X(multimodal_unplaced_total, "Those of them whose first such part has no known place in the tokens: routed by load")                   \
     X(tokenize_cache_hits_total, "Prompts found in the token cache")                                                                       \
     X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")                                        \
-    X(usage_answers_total, "Answers that carried usage")                                                                                   \
-    X(prompt_tokens_total, "Prompt tokens, of answers with usage")                                                                         \
+    X(usage_answers_total, "Answers whose usage told how much was cached")                                                                 \
+    X(usage_untold_total, "Answers whose usage did not, from workers that have not told yet: they count nowhere else")                     \
+    X(prompt_tokens_total, "Prompt tokens, of answers whose usage told how much was cached")                                               \
     X(prompt_tokens_refused_total, "Prompts refused because they had more tokens than --max-prompt-tokens")                                \
     X(prompt_messages_refused_total, "Requests refused because they had more messages than --max-messages")                                \
     X(prompt_texts_refused_total, "Prompts refused because their text was longer than --max-prompt-text")                                  \
@@ -566,28 +568,6 @@ void decision_table_header(const struct decision_table *t, struct kvr_buf *out);
 void quality_decided(struct serve *s, const struct kvr_router_result *r);
 void quality_delivered(struct serve *s, const char *id, struct kvr_worker w, uint64_t predicted, uint64_t actual, uint64_t prompt,
                        uint32_t block_size);
-
-/* evidence.c */
-struct evidence_prompt { /* a prompt that was sent to a rank; borrowed */
-    struct pool *pool;
-    struct kvr_worker worker;
-    const uint32_t *tokens;
-    size_t tokens_n;
-    const char *lora, *salt;
-    size_t lora_len, salt_len;
-    uint32_t view_blocks; /* what the view held of it then */
-    bool trusted;         /* and whether it was trusted */
-};
-struct evidence_check;
-struct evidence *evidence_create(void);
-void evidence_destroy(struct evidence *e);
-/* What will be looked at when it is answered; NULL: nothing. */
-struct evidence_check *evidence_keep(struct serve *s, const struct evidence_prompt *a);
-/* The answer has ended. whole: it is one of the engine. cached: tokens by its usage. Takes the check; NULL is fine. */
-void evidence_answered(struct serve *s, struct evidence_check *c, bool whole, bool has_cached, uint64_t cached);
-void evidence_tick(struct serve *s);
-void evidence_forget_locked(struct serve *s, uint64_t worker_id);
-void evidence_metrics(struct serve *s, struct kvr_buf *out);
 
 /* health.c */
 int health_start(struct serve *s);

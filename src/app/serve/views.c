@@ -3,6 +3,7 @@
  * KV events into the index, what a view is worth into the router. The callbacks run on the ingest thread; `user` is the worker's pool,
  * which lives as long as the process.
  */
+#include "app/serve/evidence.h"
 #include "app/serve/state.h"
 
 #include <string.h>
@@ -132,6 +133,7 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     if (ev->tier != KVR_TIER_DEVICE) kvr_router_use_lower_tiers(p->router);
     kvr_recorder_event(s->recorder, ev);
     int rc = apply_event(s, p, ev);
+    evidence_event(s, ev);
     atomic_fetch_add_explicit(rc ? &s->metrics.events_failed_total : &s->metrics.events_applied_total, 1, memory_order_relaxed);
     return rc;
 }
@@ -144,6 +146,7 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     if (u) kvr_supposed_reset(u->supposed, atomic_fetch_add(&s->view_tick, 1) + 1);
     kvr_recorder_event(s->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
     kvr_index_drop_rank(p->index, w);
+    evidence_reset(s, w);
 }
 
 static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)

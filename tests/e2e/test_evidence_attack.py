@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A few seconds of a client that tries to make views look wrong (tests/hostile/evidence_attack.py has the long ones): none is lost, and what is
+predicted for the client beside it stays exact. And what answers prove that tell nothing, or tell it late."""
+import json
+import os
+import subprocess
+import sys
+import threading
+import http.server
+
+import pytest
+
+from conftest import BINARY, Mock, Serve, wait_for
+
+SCRIPT = os.path.join(os.path.dirname(__file__), "../hostile/evidence_attack.py")
+PROMPT = list(range(10, 170))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_client_makes_a_view_untrusted(seed):
+    # No evictions: in a thrashing cache stores whose parent is not in the view have it restored, which is the stream's doing and not an answer's.
+    p = subprocess.run([sys.executable, SCRIPT, "--seconds", "5", "--seed", str(seed), "--small", "16384"], env={**os.environ, "KVROUTE": BINARY}, capture_output=True,
+                       text=True, timeout=600)
+    print(p.stdout[-8000:], p.stderr[-4000:])
+    assert p.returncode == 0 and p.stdout.rstrip().endswith("held")
+
+
+def fresh(k):
+    return [1000 + k * 7 + i for i in range(100)]
+
+
+LOUD = {"echo and logprobs": {"echo": True, "logprobs": 1}, "prompt_logprobs": {"prompt_logprobs": 0}, "a member nobody knows": {"frobnicate": 1},
+        "a salt nobody reads": {"nvext": {"cache_salt": "s"}}, "truncated": {"truncate_prompt_tokens": 20}}
+
+
+@pytest.mark.parametrize("case", LOUD)
+def test_the_same_member_in_every_request_is_no_evidence_and_says_so(start, case):
+    m = start(Mock)
+    s = start(Serve, [m])
+    for _ in range(30):
+        assert s.complete(PROMPT, max_tokens=1, **LOUD[case]).status == 200
+    wait_for("counted", lambda: s.metric("view_evidence_total") == 30)
+    assert s.view()["trusted"] and s.metric("view_evidence_total", outcome="stale") == s.metric("view_evidence_total", outcome="missing") == 0
+    if case != "truncated":  # whose answers prove something when the tokens that are left are known
+        assert s.metric("view_evidence_total", outcome="none", reason="members") == 30 and s.view()["evidence"]["none"] == 30
+
+
+def test_streams_that_are_errors_after_200_are_no_evidence(start):
+    m = start(Mock, "--fault-error-after", "1")
+    s = start(Serve, [m])
+    for k in range(20):
+        r = s.complete(fresh(k), max_tokens=4, stream=True, stream_options={"include_usage": True})
+        assert r.status == 200 and b'"error"' in r.body
+    wait_for("counted", lambda: s.metric("view_evidence_total", outcome="none") == 20)
+    assert s.view()["trusted"]
+
+
+def test_prompts_that_a_small_cache_gives_up_at_once_are_not_missing(start):
+    m = start(Mock, "--num-gpu-blocks", "24")
+    s = start(Serve, [m])
+    for k in range(40):
+        assert s.complete(fresh(40 * k), max_tokens=1).status == 200
+    wait_for("judged", lambda: s.metric("view_evidence_total") == 40)
+    assert s.view()["trusted"] and s.metric("view_evidence_total", outcome="missing") == 0
+    assert s.metric("view_evidence_total", outcome="fine") == 40
+
+
+def test_salted_prompts_whose_events_tell_no_salt_do_not_cost_the_others_their_view(start):
+    m = start(Mock, "--fault-omit-salt")
+    s = start(Serve, [m])
+    for k in range(10):
+        assert s.complete(fresh(k), max_tokens=1).status == 200
+    wait_for("judged", lambda: s.metric("view_evidence_total", outcome="fine") == 10)
+    for k in range(30):
+        assert s.complete(fresh(100 + 40 * k), max_tokens=1, cache_salt="tenant").status == 200
+    wait_for("found", lambda: s.metric("view_evidence_total", outcome="missing") >= 20, 20)
+    assert s.view()["trusted"]
+    r = s.complete(fresh(9), max_tokens=1)
+    assert int(r.headers["x-kvroute-overlap-blocks"]) == 6 and r.headers["x-kvroute-reason"] == "kv"
+
+
+class Telling:
+    """An engine whose usage tells cached tokens as `tells` says: a number, or None for no details. `up`: is it there?"""
+
+    def __init__(self):
+        self.tells, self.up = None, True
+        telling = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def reply(self, body, status=200):
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self):
+                self.reply(b"{}", 404 if "models" in self.path else 200 if telling.up else 503)
+
+            def do_POST(self):
+                n = len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
+                usage = {"prompt_tokens": n, "completion_tokens": 1}
+                if telling.tells is not None:
+                    usage["prompt_tokens_details"] = {"cached_tokens": telling.tells}
+                self.reply(json.dumps({"choices": [], "usage": usage}).encode())
+
+            def log_message(self, *a):
+                pass
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def spec(self):
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+@pytest.fixture
+def telling():
+    t = Telling()
+    yield t
+    t.server.shutdown()
+    t.server.server_close()
+
+
+def test_cached_tokens_that_are_left_out_are_0_once_the_worker_has_told(start, telling):
+    s = start(Serve, [telling.spec()], "--no-router-kv-events")
+
+    def ask():
+        assert s.complete(PROMPT, max_tokens=1).status == 200
+        return s.get("/decisions")[0]["actual_cached_tokens"], s.metric("usage_answers_total"), s.metric("usage_untold_total")
+    assert ask() == (None, 0, 1)  # not told: not 0
+    telling.tells = 144
+    assert ask() == (144, 1, 1)
+    telling.tells = None
+    assert ask() == (0, 2, 1)
+    telling.up = False
+    wait_for("down", lambda: s.get("/workers")[0]["status"] == "down")
+    telling.up = True
+    wait_for("up", lambda: s.get("/workers")[0]["schedulable"])
+    assert ask() == (None, 2, 2)  # another one may have come back
