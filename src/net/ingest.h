@@ -79,6 +79,10 @@ struct kvr_view_status {
     const char *events_trouble, *replay_trouble; /* why a connection could not be used; static, NULL: none, or nobody answers */
     uint64_t since_ns;                           /* monotonic, of the last change of knowledge or reason */
     uint64_t next_sequence;
+    /* What the engine's replay buffer held when it was last asked for everything: 0 batches: not known. From batch 0 on: it may have room
+     * for more. */
+    uint64_t buffer_first, buffer_batches;
+    double buffer_seconds;      /* between the stamps of its first and its last batch */
     uint32_t engine_block_size; /* as the engine says; 0: not said yet */
     struct kvr_engine_counters filtered;
 #define KVR_INGEST_FIELD(name) uint64_t name;

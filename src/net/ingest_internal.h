@@ -96,6 +96,11 @@ struct source {
     struct {
         uint64_t end, hash; /* sequence + 1, so that 0 is empty */
     } recent[RECENT];       /* the last applied batches: one that comes again is not a restart */
+    struct {
+        bool measuring, said; /* everything was asked for; one line was logged */
+        uint64_t first, next; /* batches that came */
+        double first_ts, last_ts;
+    } reach; /* of the engine's replay buffer */
     uint64_t replay_from, silent_deadline_ms, retry_at_ms, tail_at_ms, drop_at_ms, rebuilt_ms;
     unsigned rounds, retries, owed_ends; /* owed_ends: replays asked for on this dealer whose end has not come */
     bool replaying, verifying, missing, connected, cleared, orphaned, mismatch;

@@ -565,6 +565,8 @@ static void send_replay_request(struct kvr_ingest *in, struct source *s, uint64_
     s->st.replays++;
     s->owed_ends++;
     s->replay_from = from;
+    s->reach.measuring = from == 0;
+    s->reach.first = s->reach.next = 0;
     s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
     s->replay_ends_ms = in->now_ms + in->restore_timeout_ms * REPLAY_PATIENCE;
     s->retry_at_ms = s->tail_at_ms = 0;
@@ -729,9 +731,46 @@ static void torn_batch(struct kvr_ingest *in, struct source *s)
     else believe(in, s);
 }
 
+/* A batch of a replay of everything. */
+static void note_reach(const struct kvr_ingest *in, struct source *s, uint64_t seq)
+{
+    if (s->reach.next == 0) {
+        s->reach.first = seq;
+        s->reach.first_ts = in->batch.ts;
+    }
+    s->reach.next = seq + 1;
+    s->reach.last_ts = in->batch.ts;
+}
+
+static void say_reach(struct source *s)
+{
+    char seconds[32] = "";
+    const struct kvr_view_status *st = &s->st;
+    if (st->buffer_seconds > 0 && st->buffer_seconds < 1e9) snprintf(seconds, sizeof seconds, ", %.0f s", st->buffer_seconds);
+    kvr_log(st->buffer_first
+                ? "kvroute: worker %llu rank %u: its replay buffer holds the last %llu batches%s: who is away for longer, without "
+                  "--data-dir, has a partial view at first (vLLM: buffer_steps)"
+                : "kvroute: worker %llu rank %u: its replay buffer has all %llu batches since it began%s",
+            (unsigned long long)st->worker.worker_id, st->worker.dp_rank, (unsigned long long)st->buffer_batches, seconds);
+}
+
+/* How far the engine's replay buffer reaches back; said once. */
+static void measure_reach(struct source *s)
+{
+    bool known = s->reach.measuring && s->reach.next > 0;
+    s->reach.measuring = false;
+    if (!known) return;
+    s->st.buffer_first = s->reach.first;
+    s->st.buffer_batches = s->reach.next - s->reach.first;
+    s->st.buffer_seconds = s->reach.last_ts - s->reach.first_ts;
+    if (!s->reach.said) say_reach(s);
+    s->reach.said = true;
+}
+
 static void replay_complete(struct kvr_ingest *in, struct source *s)
 {
     s->replaying = false;
+    measure_reach(s);
     if (s->missing && s->recover[0]) {
         ask(in, s, true);
         return;
@@ -770,6 +809,7 @@ void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, c
     }
     if (decode(in, s, data, len)) {
         apply_batch(in, s, seq, data, len);
+        note_reach(in, s, seq);
         if (s->torn) torn_batch(in, s);
     } else {
         lose_past(in, s, "a batch of the engine's replay cannot be decoded"); /* it never will: go on without it */

@@ -170,6 +170,17 @@ def test_an_engine_that_restarts_is_written_anew(start, engines, tmp_path):
     assert whole(s) and e.differences(s, prompts_of(random.Random(10), 70)) == []
 
 
+def test_it_is_said_how_far_a_replay_buffer_reaches(start, engines):
+    """Once for each rank, when everything was asked of it; in /workers too."""
+    e = engines("--kv-buffer-steps", 12)
+    for k in range(30):
+        call(e.mocks[0].port, "POST", "/v1/completions", {"prompt": f"prompt {k} " + TEXT, "max_tokens": 1})
+    s = start(Serve, e.mocks, "--tokenizer", "engine")
+    v = wait_for("the reach", lambda: (v := s.view()).get("buffer_batches") and v)
+    assert v["buffer_batches"] == 12 and v["buffer_first"] == v["next_sequence"] - 12 > 0 and 0 < v["buffer_seconds"] < 600, v
+    assert s.text().count("worker 1 rank 0: its replay buffer holds the last 12 batches") == 1
+
+
 # ---- files -------------------------------------------------------------------------------------------------------------
 
 def written(start, engines, tmp_path):

@@ -79,6 +79,22 @@ static bool is_partial(struct kvr_json view)
     return !strcmp(text, "partial");
 }
 
+enum { SMALL_BUFFER = 1000 };
+
+/* How far the engine's replay buffer reached back when the router asked it for everything. */
+static void report_reach(struct doctor *d, const char *subject, unsigned rank, struct kvr_json v)
+{
+    unsigned long long batches = number_of(v, "buffer_batches", 0), first = number_of(v, "buffer_first", 0);
+    double seconds = 0;
+    (void)kvr_json_as_double(kvr_json_get(v, "buffer_seconds"), &seconds);
+    if (!batches) return;
+    const char *hint = first && batches < SMALL_BUFFER
+                           ? "few: a router that is away for longer begins with a partial view; --data-dir, or vLLM's buffer_steps"
+                           : "";
+    found(d, OK, subject, "replay buffer", hint,
+          first ? "rank %u keeps %llu batches, %.0f s of them" : "rank %u has all %llu batches, %.0f s of them", rank, batches, seconds);
+}
+
 static void report_views(struct doctor *d, const char *subject, struct kvr_json views)
 {
     for (size_t i = 0; i < kvr_json_count(views); i++) {
@@ -93,6 +109,7 @@ static void report_views(struct doctor *d, const char *subject, struct kvr_json 
         else
             found(d, PROBLEM, subject, "view", "its requests are routed by load; the checks below say why", "rank %u is %s: %s", rank,
                   trust, reason);
+        report_reach(d, subject, rank, v);
     }
 }
 

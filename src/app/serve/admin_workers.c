@@ -18,6 +18,16 @@ static void put_endpoints(struct kvr_buf *b, const char *key, const struct worke
     kvr_json_close(b, '}');
 }
 
+/* What the engine's replay buffer held when everything was asked of it. */
+static void put_reach(struct kvr_buf *b, const struct kvr_view_status *st)
+{
+    if (!st->buffer_batches) return;
+    kvr_json_put_u64(b, "buffer_first", st->buffer_first);
+    kvr_json_put_u64(b, "buffer_batches", st->buffer_batches);
+    kvr_json_key(b, "buffer_seconds");
+    kvr_json_double(b, st->buffer_seconds);
+}
+
 static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
     kvr_json_key(b, "views");
@@ -37,6 +47,7 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_put_u64(b, "for_ms", (kvr_now_ns(kvr_clock_monotonic()) - st[i].since_ns) / 1000000);
         kvr_json_put_u64(b, "next_sequence", st[i].next_sequence);
         kvr_json_put_u64(b, "batches", st[i].batches);
+        put_reach(b, &st[i]);
         kvr_json_put_u64(b, "events", st[i].events);
         kvr_json_put_u64(b, "gaps", st[i].gaps);
         kvr_json_put_u64(b, "restarts", st[i].restarts);
