@@ -360,6 +360,7 @@ static void source_visit(struct kvr_ingest *in, struct source *s, const struct c
     struct kvr_view_cursor adopt = {0};
     for (const struct rank_stream *r = &s->own; r && n < RANKS_MAX; r = r->next) ranks[n++] = r->stream.worker.dp_rank;
     kvr__view_note_cursor(s);
+    s->st.cursor.partial |= in->handler.makes_up && in->handler.makes_up(in->handler.ctx, s->st.worker);
     in->visited = s;
     c->visit(c->arg, &s->st, ranks, n, &adopt);
     in->visited = NULL;

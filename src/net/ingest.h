@@ -108,7 +108,10 @@ struct kvr_ingest_handler {
     void (*on_end)(void *ctx, void *user);                 /* the source is gone; may be NULL */
     void (*on_leave)(void *ctx, struct kvr_worker worker); /* before on_end: the rank is followed no more; may be NULL */
     void (*on_served)(void *ctx, void *user, const struct kvr_served *prompt); /* of kvr_ingest_served; may be NULL */
-    void (*on_tick)(void *ctx, uint64_t now_ms);                               /* monotonic, about every 50 ms or more often; may be NULL */
+    /* Has the rank's content blocks under names that are not its engine's? Then it is of no use elsewhere, even when it is whole: a visit
+     * sees a partial one. NULL: no. */
+    bool (*makes_up)(void *ctx, struct kvr_worker worker);
+    void (*on_tick)(void *ctx, uint64_t now_ms); /* monotonic, about every 50 ms or more often; may be NULL */
     void *ctx;
 };
 

@@ -391,7 +391,8 @@ int kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *ar
     struct kvr_plane_view *views = malloc((in->sources_n + 1) * sizeof *views);
     for (const struct source *s = in->sources; s && views; s = s->next) {
         if (!s->plane) continue;
-        bool whole = s->cursor.applied_any && !s->missing && !s->mismatch && !kvr__view_repairing(s) && !s->retry_at_ms;
+        bool made_up = in->handler.makes_up && in->handler.makes_up(in->handler.ctx, s->st.worker);
+        bool whole = s->cursor.applied_any && !s->missing && !made_up && !s->mismatch && !kvr__view_repairing(s) && !s->retry_at_ms;
         views[n++] =
             (struct kvr_plane_view){{s->st.worker, s->cursor.next, s->publisher, s->publisher_since, s->beat_ms != 0}, whole, s->user};
     }

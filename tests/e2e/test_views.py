@@ -426,3 +426,23 @@ def test_a_partial_view_is_whole_again_when_the_engine_has_given_up_what_came_af
     wait_for("whole", lambda: s.view()["view"] == "whole" and depth(s) == 2)
     e.stored([5], T[12:16], parent=4)  # one of before, after all
     wait_for("partial", lambda: s.view()["view"] == "partial" and depth(s) == 2 and "still in use" in s.view()["reason"])
+
+
+def test_blocks_under_names_of_our_own_are_not_kept_on_disk(start, engine, tmp_path):
+    """The view is whole again, but for some of it nobody could tell later when it goes: the engine's names of it are not known."""
+    m, e = start(Mock, with_events=False), engine()
+    args = [f"http://127.0.0.1:{m.port},block-size=4,events=tcp://127.0.0.1:{e.events}"], "--restore-timeout", "1", "--data-dir", tmp_path, "--snapshot-interval", "0.2"
+    s = start(Serve, *args, ready=False)
+    e.seq = 7
+    wait_for("partial", lambda: e.stored([91], T[:4][::-1]) or s.view().get("view") == "partial")
+    s.complete(T, max_tokens=1)
+    s.complete(T, max_tokens=1)
+    wait_for("supposed", lambda: depth(s) == 8)
+    for k in range(200):
+        e.stored([1000 + k], [k + 1] * 4)
+    e.removed(list(range(1000, 1020)))
+    wait_for("whole", lambda: s.view()["view"] == "whole" and depth(s) == 8)
+    s.stop()
+    s = start(Serve, *args, ready=False)
+    wait_for("followed", lambda: s.view().get("connected", True) and s.view())
+    assert not depth(s)

@@ -66,14 +66,18 @@ static void on_leave(void *ctx, struct kvr_worker w)
     free(u);
 }
 
+static bool makes_up(void *ctx, struct kvr_worker w)
+{
+    const struct supposition *u = *place_of(ctx, w);
+    struct kvr_supposed_stats st = {0};
+    if (u) kvr_supposed_stats(u->supposed, &st);
+    return st.anonymous > 0;
+}
+
 /* When nothing that is supposed is left. */
 static void stop_supposing(struct serve *s, struct kvr_worker w)
 {
-    const struct supposition *u = *place_of(s, w);
-    struct kvr_supposed_stats st;
-    if (!u) return;
-    kvr_supposed_stats(u->supposed, &st);
-    if (!st.anonymous) on_leave(s, w);
+    if (!makes_up(s, w)) on_leave(s, w);
 }
 
 /* Removals go to the index name by name, so that each one is known to have been found or not. */
@@ -187,6 +191,7 @@ int views_start(struct serve *s)
                                    .on_reset = on_reset,
                                    .on_view = on_view,
                                    .on_leave = on_leave,
+                                   .makes_up = makes_up,
                                    .on_served = on_served,
                                    .on_tick = on_tick,
                                    .ctx = s};
