@@ -218,6 +218,10 @@ KVR_API size_t kvr_index_ranks(const struct kvr_index *index);
 /* Blocks held by one pair (names counted once per block); 0 when unknown. Threads: any. */
 KVR_API size_t kvr_index_rank_blocks(struct kvr_index *index, struct kvr_worker worker);
 
+/* Has the pair a block of this name in the tier, by what its events said? Predicted blocks do not count. Constant time.
+ * Threads: any; the answer is of the moment unless the caller is the only one who applies events of the pair. */
+KVR_API bool kvr_index_holds(struct kvr_index *index, struct kvr_worker worker, enum kvr_tier tier, uint64_t block_hash);
+
 /* Receives one stored event of a dump; the event is borrowed. Non-zero stops the dump. */
 typedef int kvr_index_emit(void *ctx, const struct kvr_event *event);
 

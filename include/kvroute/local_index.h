@@ -127,6 +127,9 @@ KVR_API int kvr_local_index_answer(struct kvr_local_index *li, const struct kvr_
  * be no dump now. Threads: any. */
 KVR_API int kvr_local_index_dump(struct kvr_local_index *li, int (*emit)(void *ctx, const struct kvr_event *event), void *ctx);
 
+/* Has the index a block of this name in the tier? Threads: any; the answer is of the moment unless the writer asks. */
+KVR_API bool kvr_local_index_holds(struct kvr_local_index *li, enum kvr_tier tier, uint64_t block_hash);
+
 struct kvr_local_index_stats {
     uint64_t epoch, newest_id, oldest_id; /* oldest_id: first one whose events are all in the ring; 0, 0: no event yet */
     uint64_t events, evicted;             /* applied; fallen out of the ring */

@@ -518,6 +518,27 @@ size_t kvr_index_rank_blocks(struct kvr_index *ix, struct kvr_worker w)
     return n;
 }
 
+/* By events, in the device's tier. The lane is locked. */
+static bool device_holds(const struct lane *ln, const struct rank *rk, uint64_t name)
+{
+    struct place p;
+    return kvr__resolve(ln, rk, name, &p) && (!ln->predict.pairs_n || kvr__predict_is_permanent(ln, rk->slot, p.run, p.off));
+}
+
+bool kvr_index_holds(struct kvr_index *ix, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
+{
+    bool found = false;
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    const struct rank *rk = kvr__rank_find(ix, w);
+    if (rk) {
+        pthread_mutex_lock(&rk->lane->lock);
+        found = tier == KVR_TIER_DEVICE ? device_holds(rk->lane, rk, name) : kvr__tiers_have(rk->lane, rk, tier, name);
+        pthread_mutex_unlock(&rk->lane->lock);
+    }
+    pthread_rwlock_unlock(&ix->ranks_lock);
+    return found;
+}
+
 long kvr_index_match_tiers(struct kvr_index *ix, const uint64_t *locals, size_t n, struct kvr_reach *out, size_t cap)
 {
     long found = 0;

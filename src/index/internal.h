@@ -549,8 +549,9 @@ void kvr__drop_run(struct lane *ln, struct rank *rk, uint32_t run);
 void kvr__predict_begin(struct lane *ln); /* before the stores of one decision */
 int kvr__predict_reserve(struct lane *ln, size_t runs);
 void kvr__predict_add(struct lane *ln, struct rank *rk, uint32_t run, uint32_t held, uint32_t cut, uint64_t expiry);
-void kvr__predict_perm(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* events hold [0, cut) now */
-void kvr__predict_cut(struct lane *ln, uint32_t slot, uint32_t run, uint32_t cut);    /* holding shrank to cut */
+void kvr__predict_perm(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut);             /* events hold [0, cut) now */
+void kvr__predict_cut(struct lane *ln, uint32_t slot, uint32_t run, uint32_t cut);                /* holding shrank to cut */
+bool kvr__predict_is_permanent(const struct lane *ln, uint32_t slot, uint32_t run, uint32_t off); /* of a block that is held: by events */
 size_t kvr__predict_expire(struct lane *ln, uint64_t now);
 size_t kvr__predict_prune(struct lane *ln, size_t target);
 void kvr__predict_destroy(struct lane *ln);
@@ -566,6 +567,7 @@ int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *e
 void kvr__tiers_clear(struct lane *ln, struct rank *rk, enum kvr_tier tier);
 size_t kvr__tiers_drain(struct lane *ln, struct rank *rk, size_t blocks); /* at most so many of all tiers; returns how many */
 void kvr__tiers_destroy(struct lane *ln);
+bool kvr__tiers_have(const struct lane *ln, const struct rank *rk, enum kvr_tier tier, uint64_t name);
 void kvr__tiers_reach(const struct lane *ln, const struct rank *rk, const uint64_t *q, size_t n, struct kvr_reach *out);
 /* One block of a rank's list for a tier, which begins at tier_head. Returns: the next one, 0 at the end. */
 uint32_t kvr__tier_edge(const struct lane *ln, uint32_t id, bool *root, uint64_t *parent, struct kvr_block *b);

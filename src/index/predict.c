@@ -206,6 +206,12 @@ static size_t give_first(struct lane *ln, size_t most)
     return before - ln->blocks_n;
 }
 
+bool kvr__predict_is_permanent(const struct lane *ln, uint32_t slot, uint32_t run, uint32_t off)
+{
+    const struct pair *x = find(&ln->predict, run, slot);
+    return !x || off < x->perm;
+}
+
 size_t kvr__predict_expire(struct lane *ln, uint64_t now)
 {
     struct predict *p = &ln->predict;

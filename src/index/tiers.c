@@ -184,6 +184,11 @@ size_t kvr__tiers_drain(struct lane *ln, struct rank *rk, size_t blocks)
     return n;
 }
 
+bool kvr__tiers_have(const struct lane *ln, const struct rank *rk, enum kvr_tier tier, uint64_t name)
+{
+    return find_name(&ln->tiers, owner_of(rk, tier), name) != 0;
+}
+
 int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
 {
     if (ev->kind == KVR_EVENT_STORED) return tier_store(ln, rk, ev);

@@ -761,7 +761,10 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     s->st.can_replay = src->replay != NULL || s->recover[0];
     kvr_engine_stream_init(&s->own.stream, src->worker, src->block_size);
     s->own.stream.tiers = src->tiers;
-    s->own.stream.copies = src->copies;
+    if (in->handler.holds) {
+        s->own.stream.holds = kvr__view_holds;
+        s->own.stream.holds_ctx = in;
+    }
     go_on_from(s, src);
     s->kept = src->kept;
     s->tail = src->tail;

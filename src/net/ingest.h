@@ -103,6 +103,9 @@ struct kvr_ingest_handler {
     int (*on_event)(void *ctx, void *user, const struct kvr_event *event, const struct kvr_ingest_origin *origin);
     /* Forget the view of a rank. */
     void (*on_reset)(void *ctx, void *user, struct kvr_worker worker);
+    /* Has the view a block of this name, by what events said (kvr_index_holds)? Engines' copies of blocks are counted then, and of an
+     * engine's events only those that change what is held come to on_event. NULL: every event comes. */
+    bool (*holds)(void *ctx, void *user, struct kvr_worker worker, enum kvr_tier tier, uint64_t block_hash);
     /* What the view is from now on, and why it is no more than that ("" when it is whole). May be NULL. */
     void (*on_view)(void *ctx, void *user, struct kvr_worker worker, enum kvr_view_knowledge knowledge, const char *reason);
     void (*on_end)(void *ctx, void *user);                 /* the source is gone; may be NULL */
@@ -131,7 +134,6 @@ struct kvr_ingest_source {
     void *user;
     bool any_rank;         /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
     bool tiers;            /* lower-tier events are wanted */
-    bool copies;           /* the handler counts copies of blocks (struct kvr_engine_stream) */
     bool any_endpoint;     /* one that cannot be connected to makes a view that has failed, and says so, in place of -KVR_EINVAL */
     bool lossy;            /* the index gives blocks up by itself: a parent that is not there says nothing */
     const uint32_t *ranks; /* borrowed for the call: further ranks whose content it has brought before (any_rank) */

@@ -167,6 +167,7 @@ static void drop_view(struct kvr_ingest *in, struct source *s)
     memset(s->recent, 0, sizeof s->recent);
     s->missing = s->hollow = s->unsure = s->healed = false;
     kvr_hole_begin(&s->hole);
+    s->orphans_until = 0;
     s->publisher = 0;
     kvr__view_note_cursor(s);
 }
@@ -199,7 +200,8 @@ struct rank_stream *kvr__view_carry(struct source *s, uint32_t rank)
     if (s->ranks_n >= RANKS_MAX || !(r = calloc(1, sizeof *r))) return NULL;
     kvr_engine_stream_init(&r->stream, (struct kvr_worker){s->st.worker.worker_id, rank}, s->own.stream.block_size);
     r->stream.tiers = s->own.stream.tiers;
-    r->stream.copies = s->own.stream.copies;
+    r->stream.holds = s->own.stream.holds;
+    r->stream.holds_ctx = s->own.stream.holds_ctx;
     r->next = s->own.next;
     s->own.next = r;
     s->ranks_n++;
@@ -281,6 +283,12 @@ static void apply_plane_event(struct kvr_ingest *in, struct source *s)
     if (s->cleared) s->missing = s->hollow = false; /* an empty view is a complete one */
 }
 
+bool kvr__view_holds(void *ctx, enum kvr_tier tier, uint64_t name)
+{
+    const struct kvr_ingest *in = ctx;
+    return in->handler.holds(in->handler.ctx, in->current->user, in->applying->worker, tier, name);
+}
+
 /* The decoded batch. */
 static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t seq)
 {
@@ -294,6 +302,7 @@ static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t
         in->current = s;
         s->cleared = s->orphaned = false;
         in->applying = &r->stream;
+        r->stream.again = s->orphans_until && seq <= s->orphans_until; /* the dump may have had it */
         if (kvr_engine_convert(&r->stream, &in->batch, seq, on_converted, in) < 0) {
             s->st.apply_errors++;
             s->torn = true;
@@ -505,6 +514,7 @@ static void take_events(struct kvr_ingest *in, struct source *s, struct kvr_reco
     s->incoming_torn = false;
     in->incoming_n++;
     tell_break(s);
+    kvr_engine_stream_forget_copies(&s->own.stream); /* whether these have the engine's copies or its publisher's word is not known */
     if (reply->answer.kind != KVR_RECOVER_TREE_DUMP) return;
     distrust(in, s, "being restored from a dump");
     in->handler.on_reset(in->handler.ctx, s->user, s->st.worker);

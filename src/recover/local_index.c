@@ -444,6 +444,11 @@ int kvr_local_index_answer(struct kvr_local_index *li, const struct kvr_local_qu
     return rc;
 }
 
+bool kvr_local_index_holds(struct kvr_local_index *li, enum kvr_tier tier, uint64_t block_hash)
+{
+    return kvr_index_holds(li->index, li->config.worker, tier, block_hash);
+}
+
 void kvr_local_index_stats(struct kvr_local_index *li, struct kvr_local_index_stats *out)
 {
     pthread_mutex_lock(&li->lock);

@@ -5,6 +5,9 @@
  * Salts. A store with a salt tags its blocks with the salt's term of the hash seed; a store without one inherits
  * its parent's. A block seen under two salts is ambiguous: stores below it are dropped, because hashing them
  * would be a guess. A store that is dropped tags nothing. Streams without salts pay one empty-map test per event.
+ *
+ * Copies (recover/copies.h). With `holds`, a store of what the view holds already is counted and not emitted, and so is the removal of a
+ * copy that is not the last. Streams without copies pay one look at the view per store that goes on with a chain.
  */
 #include "wire/engine_events.h"
 
@@ -25,6 +28,8 @@ void kvr_engine_stream_init(struct kvr_engine_stream *s, struct kvr_worker worke
 void kvr_engine_stream_free(struct kvr_engine_stream *s)
 {
     kvr_map64_clear(&s->salts);
+    kvr__copies_forget(&s->copies);
+    kvr_mem_put(&s->mem, s->last, s->last_cap * sizeof *s->last);
     kvr_mem_put(&s->mem, s->blocks, s->blocks_cap * sizeof *s->blocks);
     kvr_mem_put(&s->mem, s->locals, s->locals_cap * sizeof *s->locals);
     kvr_mem_put(&s->mem, s->mm, s->mm_cap * sizeof *s->mm);
@@ -34,6 +39,7 @@ void kvr_engine_stream_free(struct kvr_engine_stream *s)
 void kvr_engine_stream_reset(struct kvr_engine_stream *s)
 {
     kvr_map64_clear(&s->salts);
+    kvr__copies_forget(&s->copies);
     memset(s->group_main, 0, sizeof s->group_main);
 }
 
@@ -104,7 +110,13 @@ static bool tag_blocks(struct kvr_engine_stream *s, const uint64_t *hashes, size
     return true;
 }
 
-void kvr_engine_stream_forget(struct kvr_engine_stream *s, uint64_t block_hash)
+void kvr_engine_stream_forget_copies(struct kvr_engine_stream *s)
+{
+    kvr__copies_forget(&s->copies);
+}
+
+/* The device holds no copy of the block any more. */
+static void forget_salt(struct kvr_engine_stream *s, uint64_t block_hash)
 {
     const uint64_t *tag = s->salts.n ? kvr_map64_get(&s->salts, block_hash) : NULL;
     if (tag && *tag != AMBIGUOUS) kvr_map64_del(&s->salts, block_hash);
@@ -146,6 +158,19 @@ static int hash_tokens(struct kvr_engine_stream *s, const struct kvr_engine_batc
     if (rc < 0) return (int)rc;
     *blocks = n;
     return 0;
+}
+
+/* Leaves of a store what is not a copy. Returns: is something left? Events as arrays are older than stores that are told again. */
+static int skip_copies(struct kvr_engine_stream *s, const struct kvr_engine_event *ev, struct kvr_event *out)
+{
+    size_t n = s->holds && !s->again ? kvr__copies_stored(&s->copies, out, ev->is_map, s->holds, s->holds_ctx) : 0;
+    s->skipped = n;
+    if (n == 0) return 1;
+    s->counters.copy_stored += n;
+    out->parent_hash = out->blocks[n - 1].block_hash;
+    out->blocks += n;
+    out->blocks_n -= n;
+    return out->blocks_n > 0;
 }
 
 /* Returns: 1 when *out is to be emitted, 0 when not, or an error. */
@@ -191,7 +216,26 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
     out->parent_hash = ev->parent;
     out->blocks = s->blocks;
     out->blocks_n = n;
-    return 1;
+    return skip_copies(s, ev, out);
+}
+
+/* Returns: as convert_stored. */
+static int convert_removed(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
+                           struct kvr_event *out)
+{
+    const uint64_t *names = b->hashes ? b->hashes + ev->hashes_at : NULL;
+    size_t n = ev->hashes_n;
+    if (s->copies.more[out->tier].n) {
+        if (kvr_mem_grow(&s->mem, (void **)&s->last, &s->last_cap, n, sizeof *s->last)) return -KVR_ENOMEM;
+        n = kvr__copies_removed(&s->copies, out->tier, names, n, s->last);
+        s->counters.copy_removed += ev->hashes_n - n;
+        names = s->last;
+    }
+    for (size_t i = 0; out->tier == KVR_TIER_DEVICE && i < n; i++) forget_salt(s, names[i]);
+    out->kind = KVR_EVENT_REMOVED;
+    out->removed = names;
+    out->removed_n = n;
+    return n > 0;
 }
 
 static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev, struct kvr_event *out)
@@ -203,6 +247,7 @@ static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b
     }
     if (ev->kind == KVR_ENGINE_CLEARED) {
         kvr_map64_clear(&s->salts);
+        kvr__copies_forget(&s->copies);
         out->kind = KVR_EVENT_CLEARED;
         return 1;
     }
@@ -215,13 +260,7 @@ static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b
         s->counters.unknown_medium++;
         return 0;
     }
-    if (ev->kind == KVR_ENGINE_STORED) return convert_stored(s, b, ev, out);
-    for (size_t i = 0; out->tier == KVR_TIER_DEVICE && !s->copies && i < ev->hashes_n; i++)
-        kvr_engine_stream_forget(s, b->hashes[ev->hashes_at + i]);
-    out->kind = KVR_EVENT_REMOVED;
-    out->removed = b->hashes ? b->hashes + ev->hashes_at : NULL;
-    out->removed_n = ev->hashes_n;
-    return ev->hashes_n > 0;
+    return ev->kind == KVR_ENGINE_STORED ? convert_stored(s, b, ev, out) : convert_removed(s, b, ev, out);
 }
 
 long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id, kvr_engine_emit *emit, void *ctx)

@@ -502,6 +502,7 @@ static int read_event_map(struct kvr_engine_batch *b, const char **p, struct kvr
     const char *extra_keys = NULL, *mm_infos = NULL;
     unsigned seen = 0;
     int rc = 0;
+    ev->is_map = true;
     for (uint32_t n = mp_decode_map(p); n > 0 && rc == 0; n--) {
         uint32_t len;
         if (!is(*p, MP_STR)) return -KVR_EFORMAT;

@@ -18,6 +18,7 @@
 
 #include "base/base.h"
 #include "base/map64.h"
+#include "recover/copies.h"
 
 struct kvr_bytes {
     const char *ptr; /* NULL: absent */
@@ -35,6 +36,7 @@ struct kvr_engine_event {
     uint64_t block_size;
     uint64_t group_idx;
     bool has_parent, has_group, eagle;
+    bool is_map;                                              /* its form: releases since the middle of 2026 */
     bool lora_id;                                             /* of an adapter: the event names its number */
     bool salt_or_object;                                      /* `salt` may be the identifier of an image, and is among the objects too */
     struct kvr_bytes medium, lora, salt, spec_kind, locality; /* borrow the payload */
@@ -75,7 +77,8 @@ uint64_t kvr_engine_mm_hash(const char *id, size_t len);
 #define KVR_ENGINE_COUNTERS(X) \
     X(ignored_event) X(unknown_tag) X(ambiguous_cache_namespace) X(non_main_attention_kind) X(unknown_kind) \
     X(non_main_attention_group) X(unlearned_group_idx) X(remote_locality) X(unknown_medium) X(self_reference) \
-    X(block_size_mismatch) X(truncated_tokens) X(other_rank) X(lower_tier) X(unnamed_adapter) X(salt_or_object)
+    X(block_size_mismatch) X(truncated_tokens) X(other_rank) X(lower_tier) X(unnamed_adapter) X(salt_or_object) \
+    X(copy_stored) X(copy_removed)
 /* clang-format on */
 
 struct kvr_engine_counters {
@@ -92,11 +95,17 @@ struct kvr_engine_stream {
     uint32_t block_size;
     uint32_t engine_block_size;            /* of the last store, as the engine said it; 0: none yet */
     bool tiers;                            /* emit lower-tier events; else they are counted and dropped */
-    bool copies;                           /* the emitter counts a block's copies, and calls _forget when the last one goes */
     uint8_t group_main[KVR_ENGINE_GROUPS]; /* 0 not learned, 1 main attention, 2 other */
     struct kvr_map64 salts;                /* block hash -> salt term of the seed; AMBIGUOUS */
+    struct kvr_copies copies;
+    kvr_copies_holds *holds; /* what the view holds, when it can say so: then copies are counted and neither stored nor removed again */
+    void *holds_ctx;
+    bool again; /* what is converted may be in the view already: nothing of it counts as a copy */
     struct kvr_engine_counters counters;
     const struct kvr_engine_event *current; /* the event that is being converted */
+    size_t skipped;                         /* its leading blocks that are not emitted: copies */
+    uint64_t *last;                         /* names whose last copy goes */
+    size_t last_cap;
     struct kvr_block *blocks;
     uint64_t *locals;
     size_t blocks_cap, locals_cap;
@@ -109,8 +118,8 @@ void kvr_engine_stream_init(struct kvr_engine_stream *s, struct kvr_worker worke
 void kvr_engine_stream_free(struct kvr_engine_stream *s);
 /* Forgets what was learned (the engine restarted). */
 void kvr_engine_stream_reset(struct kvr_engine_stream *s);
-/* The device holds no copy of the block any more: which salt it had is forgotten. Only with `copies`; else every removal does it. */
-void kvr_engine_stream_forget(struct kvr_engine_stream *s, uint64_t block_hash);
+/* Forgets what copies there are: events may have been missed. */
+void kvr_engine_stream_forget_copies(struct kvr_engine_stream *s);
 
 typedef void kvr_engine_emit(void *ctx, const struct kvr_event *event);
 

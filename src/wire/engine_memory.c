@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum { HEAD = 16 /* of a rank, of a section */ };
-enum section { GROUPS = 1, SALTS };
+enum section { GROUPS = 1, SALTS, COPIES /* and further, by tier */ };
 
 static void put_head(struct kvr_buf *b, uint32_t what, uint64_t n)
 {
@@ -29,6 +29,7 @@ void kvr_engine_memory_write(const struct kvr_engine_stream *s, struct kvr_buf *
     put_head(b, GROUPS, KVR_ENGINE_GROUPS);
     kvr_buf_add(b, s->group_main, KVR_ENGINE_GROUPS);
     put_map(b, SALTS, &s->salts);
+    for (uint32_t t = 0; t < KVR_TIER_COUNT; t++) put_map(b, COPIES + t, &s->copies.more[t]);
     if (b->failed) return;
     len = b->len - at - sizeof len;
     memcpy(b->data + at, &len, sizeof len);
@@ -65,6 +66,8 @@ static int read_sections(struct kvr_engine_stream *s, const char *p, size_t len)
         int rc = -KVR_EFORMAT;
         if (head[0] == GROUPS && n == KVR_ENGINE_GROUPS) rc = read_groups(s, p + HEAD);
         if (head[0] == SALTS && n <= KVR_ENGINE_SALT_TAGS_MAX) rc = read_map(&s->salts, p + HEAD, n);
+        if (head[0] >= COPIES && head[0] < COPIES + KVR_TIER_COUNT && n <= KVR_COPIES_MAX)
+            rc = read_map(&s->copies.more[head[0] - COPIES], p + HEAD, n);
         if (rc) return rc;
         p += HEAD + n * each;
         len -= HEAD + n * each;

@@ -6,6 +6,7 @@
  *
  *     1 groups   a byte for each cache group: not learned, main attention, other
  *     2 salts    u64 block hash, u64 the salt's term of the hash seed
+ *     3 to 6 copies, by tier   u64 block hash, u64 copies beyond the first
  *
  * Threads: the stream's.
  */

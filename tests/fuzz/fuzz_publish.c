@@ -38,6 +38,11 @@ static void publish(void *ctx, const struct kvr_event *ev)
     KVR_ASSERT(kvr_engine_convert(&r->from_sidecar, &r->out, before, consume, r) >= 0);
 }
 
+static bool sidecar_holds(void *ctx, enum kvr_tier tier, uint64_t name)
+{
+    return kvr_local_index_holds(ctx, tier, name);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct run zero;
@@ -54,7 +59,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     kvr_engine_stream_init(&r->from_engine, w, 2);
     kvr_engine_stream_init(&r->from_sidecar, w, 2);
     r->from_engine.tiers = r->from_sidecar.tiers = true;
-    r->from_engine.copies = true;
+    r->from_engine.holds = sidecar_holds;
+    r->from_engine.holds_ctx = r->feed.index;
     while (size > 1) {
         size_t n = KVR_MIN((size_t)data[0], size - 1);
         if (kvr_engine_decode(&r->in, (const char *)data + 1, n) == 0)

@@ -18,6 +18,11 @@ struct run {
     struct kvr_engine_stream engine;
 };
 
+static bool sidecar_holds(void *ctx, enum kvr_tier tier, uint64_t name)
+{
+    return kvr_local_index_holds(ctx, tier, name);
+}
+
 static void setup(struct run *r)
 {
     struct kvr_local_index_config c = {.worker = {1, 0}, .block_size = BS};
@@ -27,7 +32,8 @@ static void setup(struct run *r)
     kvr_engine_batch_init(&r->in);
     kvr_engine_batch_init(&r->sent);
     kvr_engine_stream_init(&r->engine, r->feed.worker, BS);
-    r->engine.copies = true;
+    r->engine.holds = sidecar_holds;
+    r->engine.holds_ctx = r->feed.index;
 }
 
 static void teardown(struct run *r)
@@ -98,26 +104,6 @@ static void salts_live_as_long_as_their_blocks(void **state)
     teardown(&r);
 }
 
-static void a_block_goes_with_its_last_copy(void **state)
-{
-    struct run r;
-    (void)state;
-    setup(&r);
-    for (int i = 0; i < 3; i++) store(&r, 5, 0, NULL);
-    assert_int_equal(removed(&r, 5), 0);
-    assert_int_equal(removed(&r, 5), 0);
-    assert_int_equal(removed(&r, 5), 1);
-    assert_int_equal(removed(&r, 5), 1); /* never counted: passed on */
-    store(&r, 5, 0, NULL);
-    uint64_t before = r.feed.next_id;
-    feed_reset(&r.feed);
-    feed_reset(&r.feed);
-    assert_int_equal(r.feed.next_id, before + 1); /* nothing to forget the second time */
-    store(&r, 5, 0, NULL);
-    assert_int_equal(removed(&r, 5), 1); /* counts began anew */
-    teardown(&r);
-}
-
 /* An engine's words, as the ingest takes them. */
 static void fed(void *ctx, const struct kvr_event *ev)
 {
@@ -126,18 +112,23 @@ static void fed(void *ctx, const struct kvr_event *ev)
     (void)feed_event(&r->feed, ev, &origin);
 }
 
+static void engine_writes(struct run *r, const struct kvr_event *ev, const struct kvr_engine_words *w)
+{
+    struct kvr_buf event = {0}, batch = {0};
+    kvr_engine_encode(&event, ev, w);
+    kvr_engine_encode_batch(&batch, 1, &event, 1, 0);
+    assert_int_equal(kvr_engine_decode(&r->in, batch.data, batch.len), 0);
+    assert_true(kvr_engine_convert(&r->engine, &r->in, 1, fed, r) >= 0);
+    kvr_buf_free(&event);
+    kvr_buf_free(&batch);
+}
+
 static void engine_says(struct run *r, const struct kvr_event *ev, const char *salt)
 {
     static uint32_t tokens[BS] = {1, 2};
-    struct kvr_buf event = {0}, batch = {0};
     struct kvr_engine_words w = {.tokens = tokens, .tokens_n = BS, .block_size = BS};
     if (salt) w.salt = (struct kvr_bytes){salt, strlen(salt)};
-    kvr_engine_encode(&event, ev, &w);
-    kvr_engine_encode_batch(&batch, 1, &event, 1, 0);
-    assert_int_equal(kvr_engine_decode(&r->in, batch.data, batch.len), 0);
-    assert_int_equal(kvr_engine_convert(&r->engine, &r->in, 1, fed, r), 1);
-    kvr_buf_free(&event);
-    kvr_buf_free(&batch);
+    engine_writes(r, ev, &w);
 }
 
 static void the_engine_stores(struct run *r, uint64_t name, uint64_t parent, const char *salt)
@@ -151,6 +142,56 @@ static void the_engine_removes(struct run *r, uint64_t name)
 {
     struct kvr_event ev = {.kind = KVR_EVENT_REMOVED, .removed = &name, .removed_n = 1};
     engine_says(r, &ev, NULL);
+}
+
+static void a_block_goes_with_its_last_copy(void **state)
+{
+    struct run r;
+    (void)state;
+    setup(&r);
+    for (int i = 0; i < 3; i++) the_engine_stores(&r, 5, 0, NULL);
+    assert_int_equal(r.feed.next_id, 2); /* its copies are nobody's business */
+    the_engine_removes(&r, 5);
+    the_engine_removes(&r, 5);
+    assert_int_equal(r.feed.next_id, 2);
+    the_engine_removes(&r, 5);
+    assert_int_equal(r.feed.next_id, 3);
+    the_engine_removes(&r, 5); /* never stored: passed on */
+    assert_int_equal(r.feed.next_id, 4);
+    the_engine_stores(&r, 5, 0, NULL);
+    uint64_t before = r.feed.next_id;
+    feed_reset(&r.feed);
+    feed_reset(&r.feed);
+    assert_int_equal(r.feed.next_id, before + 1); /* nothing to forget the second time */
+    kvr_engine_stream_reset(&r.engine);
+    the_engine_stores(&r, 5, 0, NULL);
+    the_engine_removes(&r, 5);
+    assert_int_equal(r.feed.next_id, before + 3); /* counts began anew */
+    teardown(&r);
+}
+
+/* Of a store whose first blocks are there already, the others are published, with their own tokens, salt and parent. */
+static void what_is_new_of_a_store_is_published(void **state)
+{
+    static uint32_t tokens[3 * BS] = {1, 2, 3, 4, 5, 6};
+    struct kvr_block blocks[3] = {{.block_hash = 6}, {.block_hash = 7}, {.block_hash = 8}};
+    struct kvr_event ev = {.kind = KVR_EVENT_STORED, .has_parent = true, .parent_hash = 5, .blocks = blocks, .blocks_n = 1};
+    struct kvr_engine_words w = {.tokens = tokens, .tokens_n = BS, .block_size = BS};
+    struct run r;
+    (void)state;
+    setup(&r);
+    the_engine_stores(&r, 5, 0, "tenant");
+    engine_writes(&r, &ev, &w);
+    ev.blocks_n = 3;
+    w.tokens_n = 3 * BS;
+    engine_writes(&r, &ev, &w);
+    assert_int_equal(kvr_engine_decode(&r.sent, r.out.batch.data, r.out.batch.len), 0);
+    const struct kvr_engine_event *got = &r.sent.events[0];
+    assert_int_equal(got->hashes_n, 2);
+    assert_true(r.sent.hashes[got->hashes_at] == 7 && got->parent == 6 && is(got->salt, "tenant"));
+    assert_int_equal(got->tokens_n, 2 * BS);
+    assert_memory_equal(r.sent.tokens + got->tokens_at, tokens + BS, 2 * BS * sizeof *tokens);
+    teardown(&r);
 }
 
 static int to_buf(void *ctx, const char *data, size_t len)
@@ -197,6 +238,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(salts_live_as_long_as_their_blocks),
         cmocka_unit_test(a_block_goes_with_its_last_copy),
+        cmocka_unit_test(what_is_new_of_a_store_is_published),
         cmocka_unit_test(a_copy_that_stays_keeps_its_salt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -123,6 +123,13 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     return rc;
 }
 
+static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
+{
+    const struct partition *p = user;
+    (void)ctx;
+    return kvr_index_holds(p->index, w, tier, name);
+}
+
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     const struct partition *p = user;
@@ -211,7 +218,8 @@ int catalogue_start_durable(struct indexer *x)
 
 int catalogue_start(struct indexer *x)
 {
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_view = on_view, .on_end = on_end, .ctx = x};
+    struct kvr_ingest_handler h = {
+        .on_event = on_event, .on_reset = on_reset, .holds = holds, .on_view = on_view, .on_end = on_end, .ctx = x};
     struct kvr_recorder_config rc = {x->o->record_events, x->o->record_max_lines, x->o->record_max_count, x->o->record_max_secs};
     char err[400];
     if (rc.path && kvr_recorder_create(&rc, &x->recorder, err, sizeof err)) {

@@ -6,7 +6,7 @@
 
 #include "wire/plane_event.h"
 
-enum { SALTS_MAX = 1 << 16, COPIES_MAX = 1 << 26 };
+enum { SALTS_MAX = 1 << 16, SALTED_MAX = 1 << 26 };
 
 /* ---- salts ---------------------------------------------------------------------------------------------------- */
 
@@ -75,7 +75,7 @@ static void mark(struct feed *f, uint64_t block, size_t at)
     const uint64_t *old = kvr_map64_get(&f->salted, block);
     if (old && *old == at) return;
     if (old) unmark(f, block);
-    if (f->salted.n < COPIES_MAX && kvr_map64_put(&f->salted, block, at) == 0) f->salts[at - 1].blocks++;
+    if (f->salted.n < SALTED_MAX && kvr_map64_put(&f->salted, block, at) == 0) f->salts[at - 1].blocks++;
 }
 
 static void forget_salts(struct feed *f)
@@ -103,51 +103,6 @@ static struct kvr_bytes salt_of(struct feed *f, const struct kvr_event *ev, cons
     return (struct kvr_bytes){f->salts[*keep - 1].text, f->salts[*keep - 1].len};
 }
 
-/* ---- copies --------------------------------------------------------------------------------------------------- */
-
-static void count_stored(struct feed *f, const struct kvr_event *ev)
-{
-    struct kvr_map64 *m = &f->copies[ev->tier];
-    for (size_t i = 0; i < ev->blocks_n; i++) {
-        uint64_t *n = kvr_map64_get(m, ev->blocks[i].block_hash);
-        if (n) ++*n;
-        else if (m->n < COPIES_MAX) (void)kvr_map64_put(m, ev->blocks[i].block_hash, 1); /* not counted: the first removal tells */
-    }
-}
-
-/* The hashes of a removal whose last copy goes. Returns: how many are in f->kept, or -KVR_ENOMEM. */
-static long last_copies(struct feed *f, const struct kvr_event *ev, struct kvr_engine_stream *stream)
-{
-    struct kvr_map64 *m = &f->copies[ev->tier];
-    size_t kept = 0;
-    if (ev->removed_n > f->kept_cap) {
-        uint64_t *p = realloc(f->kept, ev->removed_n * sizeof *p);
-        if (!p) return -KVR_ENOMEM;
-        f->kept = p;
-        f->kept_cap = ev->removed_n;
-    }
-    for (size_t i = 0; i < ev->removed_n; i++) {
-        uint64_t *n = kvr_map64_get(m, ev->removed[i]);
-        if (n && --*n > 0) {
-            atomic_fetch_add_explicit(&f->duplicates, 1, memory_order_relaxed);
-            continue;
-        }
-        kvr_map64_del(m, ev->removed[i]);
-        if (ev->tier == KVR_TIER_DEVICE) {
-            unmark(f, ev->removed[i]);
-            kvr_engine_stream_forget(stream, ev->removed[i]);
-        }
-        f->kept[kept++] = ev->removed[i];
-    }
-    return (long)kept;
-}
-
-static void forget_copies(struct feed *f)
-{
-    for (int t = 0; t < KVR_TIER_COUNT; t++) kvr_map64_clear(&f->copies[t]);
-    forget_salts(f);
-}
-
 /* ---- publishing ----------------------------------------------------------------------------------------------- */
 
 /* Local index first, then the wire: who asks after a loss finds what was published. */
@@ -157,6 +112,7 @@ static int publish(struct feed *f, struct kvr_event *ev, const struct kvr_engine
     int rc = kvr_local_index_apply(f->index, ev);
     ev->worker = f->worker;
     bool sent = f->outlet->publish(f->outlet, ev, words) == 0;
+    f->told = ev->kind != KVR_EVENT_CLEARED;
     atomic_fetch_add_explicit(sent ? &f->published : &f->send_failures, 1, memory_order_relaxed);
     return rc;
 }
@@ -165,19 +121,19 @@ static int publish_stored(struct feed *f, struct kvr_event *ev, const struct kvr
 {
     const struct kvr_engine_batch *b = origin->batch;
     const struct kvr_engine_event *e = origin->event;
-    size_t used = ev->blocks_n * f->block_size + e->eagle, salt = 0;
-    struct kvr_engine_words w = {.tokens = b->tokens + e->tokens_at,
-                                 .tokens_n = KVR_MIN(e->tokens_n, used),
+    size_t skipped = origin->stream->skipped, before = skipped * f->block_size, salt = 0; /* blocks, and their tokens */
+    size_t used = ev->blocks_n * f->block_size + e->eagle;
+    struct kvr_engine_words w = {.tokens = b->tokens + e->tokens_at + before,
+                                 .tokens_n = KVR_MIN(e->tokens_n - before, used),
                                  .block_size = f->block_size,
                                  .lora = e->lora,
                                  .salt = salt_of(f, ev, e, &salt),
                                  .eagle = e->eagle};
-    if (e->mm_n) {
-        w.mm = b->mm + e->mm_at;
-        w.mm_n = KVR_MIN(e->mm_n, ev->blocks_n);
+    if (e->mm_n > skipped) {
+        w.mm = b->mm + e->mm_at + skipped;
+        w.mm_n = KVR_MIN(e->mm_n - skipped, ev->blocks_n);
         w.mm_hashes = b->mm_hashes;
     }
-    count_stored(f, ev);
     int rc = publish(f, ev, &w);
     if (salt) {
         f->salts[salt - 1].blocks--;
@@ -186,13 +142,10 @@ static int publish_stored(struct feed *f, struct kvr_event *ev, const struct kvr
     return rc;
 }
 
-static int publish_removed(struct feed *f, struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+static int publish_removed(struct feed *f, struct kvr_event *ev)
 {
     static const struct kvr_engine_words none;
-    long n = last_copies(f, ev, origin->stream);
-    if (n <= 0) return (int)n;
-    ev->removed = f->kept;
-    ev->removed_n = (size_t)n;
+    for (size_t i = 0; ev->tier == KVR_TIER_DEVICE && i < ev->removed_n; i++) unmark(f, ev->removed[i]);
     return publish(f, ev, &none);
 }
 
@@ -200,7 +153,7 @@ static int publish_clear(struct feed *f)
 {
     static const struct kvr_engine_words none;
     struct kvr_event ev = {.worker = f->worker, .kind = KVR_EVENT_CLEARED};
-    forget_copies(f);
+    forget_salts(f);
     return publish(f, &ev, &none);
 }
 
@@ -208,17 +161,13 @@ int feed_event(struct feed *f, const struct kvr_event *event, const struct kvr_i
 {
     struct kvr_event ev = *event;
     if (ev.kind == KVR_EVENT_CLEARED) return publish_clear(f);
-    if (ev.kind == KVR_EVENT_REMOVED) return publish_removed(f, &ev, origin);
+    if (ev.kind == KVR_EVENT_REMOVED) return publish_removed(f, &ev);
     return publish_stored(f, &ev, origin);
 }
 
 void feed_reset(struct feed *f)
 {
-    struct kvr_local_index_stats st;
-    kvr_local_index_stats(f->index, &st);
-    if (st.blocks || f->copies[KVR_TIER_DEVICE].n || f->copies[KVR_TIER_HOST_PINNED].n || f->copies[KVR_TIER_DISK].n ||
-        f->copies[KVR_TIER_EXTERNAL].n)
-        (void)publish_clear(f);
+    if (f->told) (void)publish_clear(f);
 }
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
@@ -247,6 +196,5 @@ void feed_close(struct feed *f)
 {
     if (f->outlet) f->outlet->close(f->outlet);
     kvr_local_index_destroy(f->index);
-    forget_copies(f);
-    free(f->kept);
+    forget_salts(f);
 }

@@ -2,10 +2,10 @@
 /*
  * What becomes of one rank's engine events:
  *
- *     ingest --> duplicates out --> next id --> local index and ring --> outlet (net/event_plane.h); sequence = id
+ *     ingest (copies out) --> next id --> local index and ring --> outlet (net/event_plane.h); sequence = id
  *
- * Duplicates: an engine may keep one block twice; it is given up when the last copy is (reference counts per tier and hash,
- * after NVIDIA Dynamo's publisher). A removal that concerns nobody is not published and takes no id.
+ * Copies: an engine may keep one block several times. The ingest counts them (recover/copies.h), so neither the store nor the removal of a
+ * copy comes here: who listens sees each block stored once and removed once, and has nothing to count.
  * Ids begin at 1 with each life of the program; the first event of a life is a clear, and so is what tells that the engine's
  * stream was lost. Salted stores carry their salt also when the engine only tells it once a chain.
  *
@@ -36,20 +36,18 @@ struct feed {
     struct kvr_outlet *outlet;
     struct kvr_local_index *index;
     uint64_t next_id;
-    struct kvr_map64 copies[KVR_TIER_COUNT]; /* hash -> how often it was stored */
-    struct kvr_map64 salted;                 /* block hash -> place in salts, + 1 */
-    struct kvr_map64 salt_at;                /* hash of a salt -> its place, + 1 */
+    bool told;                /* something since the last clear */
+    struct kvr_map64 salted;  /* block hash -> place in salts, + 1 */
+    struct kvr_map64 salt_at; /* hash of a salt -> its place, + 1 */
     struct feed_salt *salts;
     size_t salts_n, salts_cap, salts_free;
-    uint64_t *kept; /* scratch: hashes of a removal that remain */
-    size_t kept_cap;
-    _Atomic uint64_t published, duplicates, send_failures, forgotten_salts;
+    _Atomic uint64_t published, send_failures, forgotten_salts;
 };
 
 /* Publishes the first clear. Takes the outlet. Returns: 0, or -1 with the reason in err. */
 int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, struct kvr_outlet *outlet, char *err, size_t cap);
 void feed_close(struct feed *f);
-/* `origin` with the engine's words and its stream, which is told when a block's last copy goes. Returns: what the index says. */
+/* `origin` with the engine's words and its stream. Returns: what the index says. */
 int feed_event(struct feed *f, const struct kvr_event *ev, const struct kvr_ingest_origin *origin);
 /* Nothing that was told holds any more. */
 void feed_reset(struct feed *f);

@@ -14,6 +14,14 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     return feed_event(user, ev, origin);
 }
 
+static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
+{
+    const struct feed *f = user;
+    (void)ctx;
+    (void)w;
+    return kvr_local_index_holds(f->index, tier, name);
+}
+
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     (void)ctx;
@@ -41,13 +49,8 @@ static int follow(struct publish *p, struct feed *f, char *err, size_t cap)
                  f->worker.dp_rank);
         return -1;
     }
-    struct kvr_ingest_source src = {.worker = f->worker,
-                                    .block_size = f->block_size,
-                                    .events = events,
-                                    .replay = o->replay ? replay : NULL,
-                                    .user = f,
-                                    .tiers = true,
-                                    .copies = true};
+    struct kvr_ingest_source src = {
+        .worker = f->worker, .block_size = f->block_size, .events = events, .replay = o->replay ? replay : NULL, .user = f, .tiers = true};
     int rc = kvr_ingest_add(p->ingest, &src);
     if (rc)
         snprintf(err, cap, "--events, --replay: %s: '%s' or its replay; allowed: tcp://host:port, ipc://path", kvr_strerror(rc), events);
@@ -189,7 +192,7 @@ static int announce(struct publish *p, char *err, size_t cap)
 static int start(struct publish *p, char *err, size_t cap)
 {
     const struct publish_options *o = p->o;
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_view = on_view, .ctx = p};
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .holds = holds, .on_view = on_view, .ctx = p};
     p->zmq = zmq_ctx_new();
     if (kvr_curve_load(&o->plane.curve, &p->curve, err, cap)) return -1;
     int closed = p->zmq ? 0 : -KVR_ENOMEM;

@@ -279,7 +279,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
     PUT("talkers_total", "counter", "Connections ended because they said more than consumers do", gs[i].talkers);
     PUT("stalled_total", "counter", "Connections ended because they did not read", gs[i].stalled);
     PUT("queue_full_total", "counter", "Events lost because 64 MiB wait unread", gs[i].queue_full);
-    PUT("duplicates_total", "counter", "Removed hashes of which a copy remains", atomic_load(&p->feeds[i].duplicates));
+    PUT("duplicates_total", "counter", "Removed hashes of which a copy remains", of[i].filtered.copy_removed);
     PUT("forgotten_salts_total", "counter", "Salted stores for whose salt there was no room", atomic_load(&p->feeds[i].forgotten_salts));
     PUT("refused_events_total", "counter", "Events that the local index refused", ls[i].refused);
     PUT("blocks", "gauge", "Blocks in the local index", ls[i].blocks);

@@ -142,6 +142,13 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     return rc;
 }
 
+static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
+{
+    const struct pool *p = user;
+    (void)ctx;
+    return kvr_index_holds(p->index, w, tier, name);
+}
+
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     const struct pool *p = user;
@@ -189,6 +196,7 @@ int views_start(struct serve *s)
     }
     struct kvr_ingest_handler h = {.on_event = on_event,
                                    .on_reset = on_reset,
+                                   .holds = holds,
                                    .on_view = on_view,
                                    .on_leave = on_leave,
                                    .makes_up = makes_up,
