@@ -218,6 +218,24 @@ KVR_API size_t kvr_index_ranks(const struct kvr_index *index);
 /* Blocks held by one pair (names counted once per block); 0 when unknown. Threads: any. */
 KVR_API size_t kvr_index_rank_blocks(struct kvr_index *index, struct kvr_worker worker);
 
+/* What an event says of a cache group with a window (sliding-window attention): names of blocks that the group has, or has no more. The
+ * events of the full-attention group go to kvr_index_apply; from the first window event of a pair on, matches say of it only what every
+ * group can serve: a prefix whose last `need` blocks are in each window group. Such a pair costs a match a lock and a walk along its names.
+ */
+struct kvr_window_event {
+    struct kvr_worker worker;
+    enum kvr_event_kind kind; /* stored or removed */
+    uint32_t group;           /* the engine's number of it */
+    uint32_t need;            /* stored: blocks before the end of a prefix that must be there; UINT32_MAX: all */
+    bool counts;              /* stored: what is there already is another copy, with a removal of its own */
+    bool repeat; /* stored: it may be told again, with names of blocks that have left the window: nothing when the last is there */
+    const uint64_t *names;
+    size_t n;
+};
+/* A cleared event of the device tier empties the groups too. Returns: 0, -KVR_ENOMEM, -KVR_ELIMIT for more than 16 groups (then nothing is
+ * found on the pair). Threads: any. */
+KVR_API int kvr_index_window(struct kvr_index *index, const struct kvr_window_event *event);
+
 /* Has the pair a block of this name in the tier, by what its events said? Predicted blocks do not count. Constant time.
  * Threads: any; the answer is of the moment unless the caller is the only one who applies events of the pair. */
 KVR_API bool kvr_index_holds(struct kvr_index *index, struct kvr_worker worker, enum kvr_tier tier, uint64_t block_hash);

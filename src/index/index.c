@@ -132,6 +132,7 @@ int kvr_index_create(const struct kvr_index_config *config, struct kvr_index **o
     atomic_init(&ix->epoch, 1);
     pthread_mutex_init(&ix->readers_lock, NULL);
     init_ranks_lock(&ix->ranks_lock);
+    pthread_mutex_init(&ix->windows_lock, NULL);
     int rc = 0;
     for (uint32_t i = 0; i < c.lanes && rc == 0; i++) rc = lane_init(ix, &ix->lanes[i]);
     if (rc == 0 && c.frequency_window_ns) rc = kvr__usage_create(ix);
@@ -153,6 +154,7 @@ void kvr_index_destroy(struct kvr_index *ix)
     for (uint32_t i = 0; i < ix->lanes_n; i++)
         if (ix->lanes[i].ix) lane_destroy(&ix->lanes[i]);
     pthread_mutex_destroy(&ix->readers_lock);
+    kvr__windows_destroy(ix);
     pthread_rwlock_destroy(&ix->ranks_lock);
     struct kvr_mem mem = ix->mem;
     kvr_mem_put(&mem, ix->raw, index_bytes(ix->lanes_n));
@@ -320,6 +322,7 @@ int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev)
 int kvr_index_apply(struct kvr_index *ix, const struct kvr_event *ev)
 {
     if (ev->tier < 0 || ev->tier >= KVR_TIER_COUNT) return -KVR_EINVAL;
+    if (ev->kind == KVR_EVENT_CLEARED && ev->tier == KVR_TIER_DEVICE) kvr__windows_clear(ix, ev->worker, false);
     pthread_rwlock_rdlock(&ix->ranks_lock);
     int rc = kvr__apply_alone(ix, ev);
     pthread_rwlock_unlock(&ix->ranks_lock);
@@ -414,6 +417,7 @@ static bool empty_rank(struct kvr_index *ix, struct kvr_worker w)
 void kvr_index_drop_rank(struct kvr_index *ix, struct kvr_worker w)
 {
     bool gone = false;
+    kvr__windows_clear(ix, w, true);
     while (!gone && empty_rank(ix, w)) { /* again when a store came in between */
         pthread_rwlock_wrlock(&ix->ranks_lock);
         struct rank *rk = kvr__rank_find(ix, w);

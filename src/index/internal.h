@@ -16,6 +16,7 @@
  *   predict.c  blocks known from routing decisions: time to live, pruning
  *   evict.c    capacities and the byte cap: least recently used first
  *   match.c    queries
+ *   windows.c  cache groups with a window: what of a match they allow
  *   usage.c    use frequencies
  *   tiers.c    host, disk and external tiers
  *   dump.c     dump and restore
@@ -390,6 +391,9 @@ struct kvr_index {
     struct rank **ranks;         /* open addressing by worker */
     size_t ranks_cap, ranks_n;
     struct usage *usage; /* NULL: frequencies are off */
+    pthread_mutex_t windows_lock;
+    struct windowed *windowed; /* pairs with window groups, under windows_lock */
+    _Atomic size_t windowed_n;
     struct lane lanes[];
 };
 
@@ -584,6 +588,11 @@ void kvr__walks_disturbed(struct lane *ln, const struct rank *rk); /* replaying 
 void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk);
 void kvr__walks_rank_empties(struct lane *ln, const struct rank *rk);
 uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
+
+/* ---- windows.c */
+void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_too);
+void kvr__windows_destroy(struct kvr_index *ix);
+size_t kvr__windows_cut(struct kvr_index *ix, const uint64_t *q, struct kvr_overlap *found, size_t n); /* returns how many are left */
 
 /* ---- match.c */
 void kvr__match_touch(const struct lane *ln, struct run_ref *ref);

@@ -215,7 +215,9 @@ long kvr_index_match(struct kvr_index_reader *rd, const uint64_t *locals, size_t
     if (rd->index->lanes_n == 1) q.found = match_alone(rd, &q);
     else match_group(rd, &q, 1);
     kvr__reader_leave(rd);
-    return (size_t)q.found > cap ? -KVR_ELIMIT : q.found;
+    if ((size_t)q.found > cap) return -KVR_ELIMIT;
+    if (atomic_load_explicit(&rd->index->windowed_n, ACQ)) q.found = (long)kvr__windows_cut(rd->index, locals, out, (size_t)q.found);
+    return q.found;
 }
 
 void kvr_index_match_batch(struct kvr_index_reader *rd, struct kvr_query *queries, size_t n)
@@ -225,7 +227,11 @@ void kvr_index_match_batch(struct kvr_index_reader *rd, struct kvr_query *querie
         kvr__reader_enter(rd);
         match_group(rd, queries, g);
         kvr__reader_leave(rd);
-        for (size_t i = 0; i < g; i++)
-            if ((size_t)queries[i].found > queries[i].cap) queries[i].found = -KVR_ELIMIT;
+        bool cut = atomic_load_explicit(&rd->index->windowed_n, ACQ) > 0;
+        for (size_t i = 0; i < g; i++) {
+            struct kvr_query *q = &queries[i];
+            if ((size_t)q->found > q->cap) q->found = -KVR_ELIMIT;
+            else if (cut) q->found = (long)kvr__windows_cut(rd->index, q->locals, q->out, (size_t)q->found);
+        }
     }
 }

@@ -761,6 +761,10 @@ int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
     s->st.can_replay = src->replay != NULL || s->recover[0];
     kvr_engine_stream_init(&s->own.stream, src->worker, src->block_size);
     s->own.stream.tiers = src->tiers;
+    if (in->handler.on_window) {
+        s->own.stream.window = kvr__view_window;
+        s->own.stream.window_ctx = in;
+    }
     if (in->handler.holds) {
         s->own.stream.holds = kvr__view_holds;
         s->own.stream.holds_ctx = in;

@@ -246,7 +246,8 @@ void kvr__view_trust(struct kvr_ingest *in, struct source *s, enum kvr_view_know
 /* The stream of a rank, made when it is new; NULL: the source is not to carry it, or has no room. */
 struct rank_stream *kvr__view_carry(struct source *s, uint32_t rank);
 void kvr__view_note_cursor(struct source *s);
-kvr_copies_holds kvr__view_holds; /* of the stream that is being applied; ctx: the ingest */
+void kvr__view_window(void *ctx, const struct kvr_window_event *event); /* ctx: the ingest */
+kvr_copies_holds kvr__view_holds;                                       /* of the stream that is being applied; ctx: the ingest */
 void kvr__view_remember(struct source *s, uint64_t seq, uint64_t hash);
 bool kvr__view_repairing(const struct source *s);
 void kvr__view_forget_repair(struct kvr_ingest *in, struct source *s); /* waiting batches, questions, what is being applied */

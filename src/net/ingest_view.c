@@ -200,6 +200,8 @@ struct rank_stream *kvr__view_carry(struct source *s, uint32_t rank)
     if (s->ranks_n >= RANKS_MAX || !(r = calloc(1, sizeof *r))) return NULL;
     kvr_engine_stream_init(&r->stream, (struct kvr_worker){s->st.worker.worker_id, rank}, s->own.stream.block_size);
     r->stream.tiers = s->own.stream.tiers;
+    r->stream.window = s->own.stream.window;
+    r->stream.window_ctx = s->own.stream.window_ctx;
     r->stream.holds = s->own.stream.holds;
     r->stream.holds_ctx = s->own.stream.holds_ctx;
     r->next = s->own.next;
@@ -281,6 +283,12 @@ static void apply_plane_event(struct kvr_ingest *in, struct source *s)
     s->cleared = s->orphaned = false;
     on_converted(in, &in->plane_event);
     if (s->cleared) s->missing = s->hollow = false; /* an empty view is a complete one */
+}
+
+void kvr__view_window(void *ctx, const struct kvr_window_event *event)
+{
+    const struct kvr_ingest *in = ctx;
+    in->handler.on_window(in->handler.ctx, in->current->user, event);
 }
 
 bool kvr__view_holds(void *ctx, enum kvr_tier tier, uint64_t name)

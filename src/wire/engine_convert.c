@@ -238,6 +238,34 @@ static int convert_removed(struct kvr_engine_stream *s, const struct kvr_engine_
     return n > 0;
 }
 
+/* How many blocks before the end of a prefix its group needs. What is not understood needs all. */
+static uint32_t need_of(const struct kvr_engine_stream *s, const struct kvr_engine_event *ev)
+{
+    bool sliding = bytes_are(ev->spec_kind, "sliding_window") || bytes_are(ev->spec_kind, "sliding_window_mla");
+    if (!sliding || !ev->window || ev->block_size != s->block_size) return UINT32_MAX;
+    return (uint32_t)KVR_MIN((ev->window - 1 + s->block_size - 1) / s->block_size, (uint64_t)UINT32_MAX);
+}
+
+/* An event of another group than the main one. Only such as take part in hits are told of: groups that have been learned. */
+static void tell_window(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev)
+{
+    enum kvr_tier tier;
+    bool here = !ev->locality.ptr || bytes_are(ev->locality, "LOCAL"), known = ev->has_group && ev->group_idx < KVR_ENGINE_GROUPS;
+    if (!s->window || !here || !known || kvr_tier_of_medium(ev->medium.ptr ? ev->medium.ptr : "", ev->medium.len, &tier)) return;
+    if (tier != KVR_TIER_DEVICE || s->group_main[ev->group_idx] != 2 || !ev->hashes_n) return;
+    bool stored = ev->kind == KVR_ENGINE_STORED;
+    if (stored && ev->spec_kind.ptr) s->group_need[ev->group_idx] = need_of(s, ev);
+    struct kvr_window_event w = {.worker = s->worker,
+                                 .kind = stored ? KVR_EVENT_STORED : KVR_EVENT_REMOVED,
+                                 .group = (uint32_t)ev->group_idx,
+                                 .need = s->group_need[ev->group_idx],
+                                 .counts = !s->again && (ev->has_parent || !ev->is_map), /* recover/copies.h */
+                                 .repeat = ev->is_map && !ev->has_parent,
+                                 .names = b->hashes + ev->hashes_at,
+                                 .n = ev->hashes_n};
+    s->window(s->window_ctx, &w);
+}
+
 static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev, struct kvr_event *out)
 {
     if (ev->kind == KVR_ENGINE_IGNORED || ev->kind == KVR_ENGINE_UNKNOWN) {
@@ -251,7 +279,10 @@ static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b
         out->kind = KVR_EVENT_CLEARED;
         return 1;
     }
-    if (!passes_group_filter(s, ev)) return 0;
+    if (!passes_group_filter(s, ev)) {
+        tell_window(s, b, ev);
+        return 0;
+    }
     if (ev->locality.ptr && !bytes_are(ev->locality, "LOCAL")) {
         s->counters.remote_locality++;
         return 0;

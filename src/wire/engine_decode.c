@@ -352,6 +352,11 @@ static int read_group(const char **p, struct kvr_engine_event *ev)
     return read_u64(p, &ev->group_idx);
 }
 
+static int read_window(const char **p, struct kvr_engine_event *ev)
+{
+    return skip_nil(p) ? 0 : read_u64(p, &ev->window);
+}
+
 /* Do the next elements have the types of the fixed tail: group, kind, window, locality, source? */
 static bool tail_is_fixed(const char *p, uint32_t n)
 {
@@ -368,8 +373,7 @@ static int read_tail(struct kvr_engine_batch *b, const char **p, uint32_t n, str
 {
     bool have_group = false;
     if (tail_is_fixed(*p, n)) {
-        if (read_group(p, ev) || read_str(p, &ev->spec_kind)) return -KVR_EFORMAT;
-        mp_next(p);
+        if (read_group(p, ev) || read_str(p, &ev->spec_kind) || read_window(p, ev)) return -KVR_EFORMAT;
         int rc = read_str(p, &ev->locality);
         for (uint32_t i = 4; i < n; i++) mp_next(p);
         return rc;
@@ -383,6 +387,8 @@ static int read_tail(struct kvr_engine_batch *b, const char **p, uint32_t n, str
         } else if (i < 5 && is(*p, MP_UINT) && !have_group) {
             have_group = true;
             rc = read_group(p, ev);
+        } else if (i < 5 && is(*p, MP_UINT)) {
+            rc = read_window(p, ev);
         } else {
             mp_next(p);
         }
@@ -488,6 +494,7 @@ static int read_event_key(struct kvr_engine_batch *b, const char **p, struct kvr
     if (KEY("cache_salt")) return read_str(p, &ev->salt);
     if (KEY("group_idx")) return read_group(p, ev);
     if (KEY("kv_cache_spec_kind")) return read_str(p, &ev->spec_kind);
+    if (KEY("kv_cache_spec_sliding_window")) return read_window(p, ev);
     if (KEY("locality")) return read_str(p, &ev->locality);
     /* These two depend on other keys, so they are read when all keys are known. */
     if (KEY("extra_keys")) *extra_keys = *p;

@@ -15,6 +15,7 @@
 
 #include <kvroute/event.h>
 #include <kvroute/hash.h>
+#include <kvroute/index.h>
 
 #include "base/base.h"
 #include "base/map64.h"
@@ -34,7 +35,7 @@ struct kvr_engine_event {
     size_t mm_at, mm_n;         /* in batch->mm: one entry per block, for the first mm_n blocks */
     uint64_t parent;
     uint64_t block_size;
-    uint64_t group_idx;
+    uint64_t group_idx, window; /* window: of sliding-window attention, in tokens; 0: not said */
     bool has_parent, has_group, eagle;
     bool is_map;                                              /* its form: releases since the middle of 2026 */
     bool lora_id;                                             /* of an adapter: the event names its number */
@@ -93,8 +94,12 @@ enum { KVR_ENGINE_GROUPS = 64, KVR_ENGINE_SALT_TAGS_MAX = 1 << 22 };
 struct kvr_engine_stream {
     struct kvr_worker worker;
     uint32_t block_size;
-    uint32_t engine_block_size;            /* of the last store, as the engine said it; 0: none yet */
-    bool tiers;                            /* emit lower-tier events; else they are counted and dropped */
+    uint32_t engine_block_size;             /* of the last store, as the engine said it; 0: none yet */
+    bool tiers;                             /* emit lower-tier events; else they are counted and dropped */
+    uint32_t group_need[KVR_ENGINE_GROUPS]; /* of a window group: blocks before the end of a prefix; UINT32_MAX: all */
+    /* Takes what events say of the other groups (struct kvr_window_event, kvroute/index.h); NULL: they are counted and left out. */
+    void (*window)(void *ctx, const struct kvr_window_event *event);
+    void *window_ctx;
     uint8_t group_main[KVR_ENGINE_GROUPS]; /* 0 not learned, 1 main attention, 2 other */
     struct kvr_map64 salts;                /* block hash -> salt term of the seed; AMBIGUOUS */
     struct kvr_copies copies;

@@ -49,6 +49,7 @@ static int read_groups(struct kvr_engine_stream *s, const char *p)
 {
     for (size_t i = 0; i < KVR_ENGINE_GROUPS; i++)
         if ((unsigned char)p[i] > 2) return -KVR_EFORMAT;
+    if (memchr(p, 2, KVR_ENGINE_GROUPS)) return -KVR_EUNSUPPORTED; /* what window groups have is not kept: it must be asked for */
     memcpy(s->group_main, p, KVR_ENGINE_GROUPS);
     return 0;
 }

@@ -19,7 +19,8 @@
 /* One stream's, behind what is there. */
 void kvr_engine_memory_write(const struct kvr_engine_stream *s, struct kvr_buf *out);
 /* Each rank's is put in place of what its stream remembers; find: the stream of a rank, or NULL: it is passed over.
- * Returns: 0, -KVR_EFORMAT, -KVR_ENOMEM; the stream at which that happened remembers nothing then. */
+ * Returns: 0, -KVR_EFORMAT, -KVR_ENOMEM, -KVR_EUNSUPPORTED (it has groups with windows, whose content is not kept); the stream at which
+ * that happened remembers nothing then. */
 int kvr_engine_memory_read(const char *data, size_t len, struct kvr_engine_stream *(*find)(void *ctx, uint32_t rank), void *ctx);
 
 #endif

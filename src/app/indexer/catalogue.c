@@ -130,6 +130,13 @@ static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier
     return kvr_index_holds(p->index, w, tier, name);
 }
 
+static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
+{
+    const struct partition *p = user;
+    (void)ctx;
+    (void)kvr_index_window(p->index, ev);
+}
+
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     const struct partition *p = user;
@@ -219,7 +226,7 @@ int catalogue_start_durable(struct indexer *x)
 int catalogue_start(struct indexer *x)
 {
     struct kvr_ingest_handler h = {
-        .on_event = on_event, .on_reset = on_reset, .holds = holds, .on_view = on_view, .on_end = on_end, .ctx = x};
+        .on_event = on_event, .on_reset = on_reset, .holds = holds, .on_window = on_window, .on_view = on_view, .on_end = on_end, .ctx = x};
     struct kvr_recorder_config rc = {x->o->record_events, x->o->record_max_lines, x->o->record_max_count, x->o->record_max_secs};
     char err[400];
     if (rc.path && kvr_recorder_create(&rc, &x->recorder, err, sizeof err)) {

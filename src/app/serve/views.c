@@ -149,6 +149,13 @@ static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier
     return kvr_index_holds(p->index, w, tier, name);
 }
 
+static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
+{
+    const struct pool *p = user;
+    (void)ctx;
+    (void)kvr_index_window(p->index, ev);
+}
+
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     const struct pool *p = user;
@@ -197,6 +204,7 @@ int views_start(struct serve *s)
     struct kvr_ingest_handler h = {.on_event = on_event,
                                    .on_reset = on_reset,
                                    .holds = holds,
+                                   .on_window = on_window,
                                    .on_view = on_view,
                                    .on_leave = on_leave,
                                    .makes_up = makes_up,

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Models with sliding windows: a match says what every cache group can serve, as vLLM's groups agree on it. */
+#include "test.h"
+
+#include <kvroute/index.h>
+
+#include "wire/engine_events.h"
+
+enum { N = 12 };
+static const struct kvr_worker W = {1, 0}, PLAIN = {2, 0};
+
+struct run {
+    struct kvr_index *index;
+    struct kvr_index_reader *reader;
+    uint64_t locals[N], names[N];
+};
+
+static void store(struct run *r, struct kvr_worker w, uint64_t base)
+{
+    struct kvr_block b[N];
+    for (int i = 0; i < N; i++) b[i] = (struct kvr_block){base + (uint64_t)i, r->locals[i]};
+    struct kvr_event ev = {.worker = w, .kind = KVR_EVENT_STORED, .blocks = b, .blocks_n = N};
+    assert_int_equal(kvr_index_apply(r->index, &ev), 0);
+}
+
+static void window(struct run *r, enum kvr_event_kind kind, uint32_t group, uint32_t need, int from, int to, bool counts)
+{
+    struct kvr_window_event ev = {W, kind, group, need, counts, false, r->names + from, (size_t)(to - from)};
+    assert_int_equal(kvr_index_window(r->index, &ev), 0);
+}
+
+static uint32_t depth(struct run *r, struct kvr_worker w)
+{
+    struct kvr_overlap o[4], o2[4];
+    struct kvr_query q = {.locals = r->locals, .n = N, .out = o2, .cap = 4};
+    long n = kvr_index_match(r->reader, r->locals, N, o, 4);
+    kvr_index_match_batch(r->reader, &q, 1);
+    assert_int_equal(q.found, n);
+    for (long i = 0; i < n; i++)
+        if (o[i].worker.worker_id == w.worker_id) return o[i].depth;
+    return 0;
+}
+
+static int setup(void **state)
+{
+    struct run *r = calloc(1, sizeof *r);
+    assert_int_equal(kvr_index_create(NULL, &r->index), 0);
+    assert_int_equal(kvr_index_reader_create(r->index, &r->reader), 0);
+    for (int i = 0; i < N; i++) {
+        r->locals[i] = 1000 + (uint64_t)i;
+        r->names[i] = 100 + (uint64_t)i;
+    }
+    store(r, W, 100);
+    store(r, PLAIN, 500);
+    *state = r;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct run *r = *state;
+    kvr_index_reader_destroy(r->reader);
+    kvr_index_destroy(r->index);
+    free(r);
+    return 0;
+}
+
+static void a_prefix_needs_the_last_blocks_of_its_window(void **state)
+{
+    struct run *r = *state;
+    assert_int_equal(depth(r, W), N);
+    window(r, KVR_EVENT_STORED, 1, 2, 0, N, false);
+    assert_int_equal(depth(r, W), N);
+    window(r, KVR_EVENT_REMOVED, 1, 0, 0, 8, false); /* out of every window */
+    assert_int_equal(depth(r, W), N);
+    window(r, KVR_EVENT_REMOVED, 1, 0, 11, 12, false);
+    assert_int_equal(depth(r, W), 11);
+    window(r, KVR_EVENT_REMOVED, 1, 0, 9, 10, false); /* 8 and 10 are alone */
+    assert_int_equal(depth(r, W), 0);
+    window(r, KVR_EVENT_STORED, 1, 2, 0, 1, false); /* near the start all there is is enough */
+    assert_int_equal(depth(r, W), 1);
+    assert_int_equal(depth(r, PLAIN), N);
+}
+
+static void all_groups_agree(void **state)
+{
+    struct run *r = *state;
+    window(r, KVR_EVENT_STORED, 1, 2, 4, 10, false);
+    window(r, KVR_EVENT_STORED, 2, 3, 0, 7, false);
+    assert_int_equal(depth(r, W), 7);
+    window(r, KVR_EVENT_REMOVED, 1, 0, 6, 7, false); /* 7 is no longer possible, 6 is for both */
+    assert_int_equal(depth(r, W), 6);
+    window(r, KVR_EVENT_STORED, 3, UINT32_MAX, 0, 2, false); /* a kind that is not understood needs every block */
+    assert_int_equal(depth(r, W), 0);
+}
+
+/* kv_cache_report_mode full names every block of the prefix, those that have left the window too. */
+static void a_store_that_is_told_again_adds_nothing(void **state)
+{
+    struct run *r = *state;
+    window(r, KVR_EVENT_STORED, 1, 2, N - 2, N, false);
+    struct kvr_window_event told = {W, KVR_EVENT_STORED, 1, 2, false, true, r->names, N};
+    assert_int_equal(kvr_index_window(r->index, &told), 0);
+    assert_int_equal(depth(r, W), N);
+    window(r, KVR_EVENT_REMOVED, 1, 0, N - 1, N, false);
+    assert_int_equal(depth(r, W), 0);
+}
+
+static void copies_clears_and_resets(void **state)
+{
+    struct run *r = *state;
+    window(r, KVR_EVENT_STORED, 1, 1, 0, N, false);
+    window(r, KVR_EVENT_STORED, 1, 1, N - 1, N, true);
+    window(r, KVR_EVENT_REMOVED, 1, 0, N - 1, N, false);
+    assert_int_equal(depth(r, W), N);
+    window(r, KVR_EVENT_REMOVED, 1, 0, N - 1, N, false);
+    assert_int_equal(depth(r, W), N - 1);
+    struct kvr_event clear = {.worker = W, .kind = KVR_EVENT_CLEARED};
+    assert_int_equal(kvr_index_apply(r->index, &clear), 0);
+    store(r, W, 100);
+    assert_int_equal(depth(r, W), 0); /* the groups are known, and empty */
+    kvr_index_drop_rank(r->index, W);
+    store(r, W, 100);
+    assert_int_equal(depth(r, W), N); /* another engine may come under the number */
+}
+
+/* ---- what events say of groups ---------------------------------------------------------------------------- */
+
+struct seen {
+    int n, emitted;
+    struct kvr_window_event last;
+};
+
+static void on_window(void *ctx, const struct kvr_window_event *ev)
+{
+    struct seen *s = ctx;
+    s->n++;
+    s->last = *ev;
+}
+
+static void on_event(void *ctx, const struct kvr_event *ev)
+{
+    struct seen *s = ctx;
+    (void)ev;
+    s->emitted++;
+}
+
+static void events_of_other_groups_are_told(void **state)
+{
+    static uint64_t name = 7;
+    static uint32_t tokens[32];
+    struct seen s = {0};
+    struct kvr_engine_stream st;
+    (void)state;
+    kvr_engine_stream_init(&st, W, 32);
+    st.window = on_window;
+    st.window_ctx = &s;
+    struct kvr_engine_event ev = {.kind = KVR_ENGINE_STORED,
+                                  .is_map = true,
+                                  .hashes_n = 1,
+                                  .tokens_n = 32,
+                                  .block_size = 32,
+                                  .has_group = true,
+                                  .group_idx = 2,
+                                  .window = 64,
+                                  .spec_kind = {"sliding_window", 14}};
+    struct kvr_engine_batch b = {.events = &ev, .events_n = 1, .hashes = &name, .hashes_n = 1, .tokens = tokens, .tokens_n = 32};
+    assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 0);
+    assert_true(s.n == 1 && s.last.group == 2 && s.last.need == 2 && s.last.names[0] == 7 && s.last.kind == KVR_EVENT_STORED &&
+                !s.last.counts);
+    ev = (struct kvr_engine_event){.kind = KVR_ENGINE_REMOVED, .is_map = true, .hashes_n = 1, .has_group = true, .group_idx = 2};
+    assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 0);
+    assert_true(s.n == 2 && s.last.kind == KVR_EVENT_REMOVED);
+    ev = (struct kvr_engine_event){.kind = KVR_ENGINE_STORED,
+                                   .is_map = true,
+                                   .hashes_n = 1,
+                                   .tokens_n = 32,
+                                   .block_size = 32,
+                                   .has_group = true,
+                                   .group_idx = 3,
+                                   .spec_kind = {"mamba", 5}};
+    assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 0);
+    assert_true(s.n == 3 && s.last.need == UINT32_MAX);
+    ev.group_idx = 0;
+    ev.spec_kind = (struct kvr_bytes){"full_attention", 14};
+    assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 1);
+    assert_true(s.n == 3 && s.emitted == 1);
+    kvr_engine_stream_free(&st);
+}
+
+#define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(a_prefix_needs_the_last_blocks_of_its_window),
+        T(all_groups_agree),
+        T(a_store_that_is_told_again_adds_nothing),
+        T(copies_clears_and_resets),
+        T(events_of_other_groups_are_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
