@@ -140,7 +140,7 @@ def short(line):
 
 
 def test_there_are_vectors():
-    assert len(VECTORS) >= 8
+    assert len(VECTORS) >= 9
 
 
 @pytest.mark.parametrize("path", VECTORS, ids=lambda p: os.path.basename(p)[:-6])
