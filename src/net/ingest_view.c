@@ -241,12 +241,21 @@ static void watch_hole(struct source *s, const struct kvr_event *ev, int rc)
     if (s->healed) s->missing = s->hollow = false;
 }
 
-/* A view that was taken for whole again: it is not. */
+/* May the engine hold copies that are not counted (recover/copies.h)? */
+static bool copies_unsure(const struct source *s)
+{
+    for (const struct rank_stream *r = &s->own; r; r = r->next)
+        if (r->stream.copies.unsure) return true;
+    return false;
+}
+
+/* A view that was taken for whole is not: blocks are in use that it lacks, which is no sign that what it has is false. */
 static void still_missing(struct kvr_ingest *in, struct source *s)
 {
+    s->missing_why =
+        s->healed ? "blocks of before a loss are still in use" : "the engine keeps blocks twice, and which of both went is not known";
     s->healed = false;
     s->missing = true;
-    s->missing_why = "blocks of before a loss are still in use";
     kvr_hole_begin(&s->hole);
     kvr__view_note_cursor(s);
     believe(in, s);
@@ -1003,7 +1012,7 @@ static void take_live(struct kvr_ingest *in, struct source *s, uint64_t seq, con
     s->st.state = KVR_VIEW_LIVE;
     bool lost = s->orphaned && !s->lossy && seq > s->orphans_until && s->st.knowledge == KVR_VIEW_WHOLE;
     bool says = seq == 0 || (was_missing && !s->missing) || s->doubt || s->mute || (s->enveloped && s->cleared);
-    if (lost && s->healed) still_missing(in, s);
+    if (lost && (s->healed || copies_unsure(s))) still_missing(in, s);
     else if (lost && can_repair(s) && !s->mute && may_rebuild(in, s)) rebuild(in, s);
     else if (says && (s->known == KVR_VIEW_UNKNOWN || (s->known == KVR_VIEW_PARTIAL && !s->missing))) believe(in, s);
     s->doubt = false;

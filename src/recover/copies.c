@@ -18,7 +18,10 @@ static void count_one(struct kvr_copies *c, enum kvr_tier tier, uint64_t name)
 size_t kvr__copies_stored(struct kvr_copies *c, const struct kvr_event *store, bool may_repeat, kvr_copies_holds *holds, void *ctx)
 {
     size_t n = 0;
-    if (may_repeat && !store->has_parent) return 0;
+    if (may_repeat && !store->has_parent) {
+        c->unsure |= store->blocks_n && holds(ctx, store->tier, store->blocks[0].block_hash);
+        return 0;
+    }
     for (; n < store->blocks_n && holds(ctx, store->tier, store->blocks[n].block_hash); n++)
         count_one(c, store->tier, store->blocks[n].block_hash);
     return n;
@@ -39,4 +42,5 @@ size_t kvr__copies_removed(struct kvr_copies *c, enum kvr_tier tier, const uint6
 void kvr__copies_forget(struct kvr_copies *c)
 {
     for (int t = 0; t < KVR_TIER_COUNT; t++) kvr_map64_clear(&c->more[t]);
+    c->unsure = false;
 }

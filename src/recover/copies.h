@@ -11,7 +11,8 @@
  * from the start of a chain. A count too high keeps a block for ever that the engine has not, one too low gives it up early; so what begins
  * a chain is not counted, of an engine that may do so. What vLLM reports again always begins one; copies seldom do: the last block of a
  * prompt that is all cached, blocks that two requests compute side by side, generated text. Of a prompt that was computed anew without
- * reading the cache (prompt_logprobs), the copies are not counted.
+ * reading the cache (prompt_logprobs), the copies are not counted. Since then a store under a parent that is not there may only mean
+ * that another copy of the parent is (`unsure`): the view lacks something, and nothing was lost.
  *
  * Counts never exceed the truth as long as every store and removal is given once, in order: after a loss, or when what is told may be in
  * the view already, kvr__copies_forget, or no call at all, is right. Single-threaded; bounded by KVR_COPIES_MAX.
@@ -27,6 +28,7 @@ enum { KVR_COPIES_MAX = 1 << 22 }; /* names of a rank, in all tiers */
 
 struct kvr_copies {
     struct kvr_map64 more[KVR_TIER_COUNT]; /* name -> copies beyond the first */
+    bool unsure;                           /* there may be copies that are not counted: their blocks are given up early */
 };
 
 /* Is a block of this name held in the tier, by what events said? */

@@ -81,6 +81,7 @@ static int read_stream(struct kvr_engine_stream *s, const char *p, size_t len)
     kvr_engine_stream_reset(s);
     int rc = read_sections(s, p, len);
     if (rc) kvr_engine_stream_reset(s);
+    s->copies.unsure = true; /* whether there were any that were not counted is not kept */
     return rc;
 }
 

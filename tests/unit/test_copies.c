@@ -118,8 +118,10 @@ static void a_store_that_is_told_again_is_no_copy(void **state)
 {
     struct run *r = *state;
     stored(r, 1, 3);
+    assert_false(r->stream.copies.unsure);
     for (int i = 0; i < 5; i++) stored(r, 1, 3);
     for (int i = 0; i < 5; i++) stored(r, 1, 2);
+    assert_true(r->stream.copies.unsure); /* they may have been copies all the same: who stores below them later has lost nothing */
     removed(r, 3);
     assert_int_equal(blocks(r), 2);
     removed(r, 2);
