@@ -122,6 +122,7 @@ def test_what_the_buffer_no_longer_has_makes_the_content_worthless(start, engine
     s = router(start, e.mocks, tmp_path)
     for p in prompts_of(random.Random(6), 40):
         e.ask(s, p)
+    wait_for("something on disk", lambda: s.metric("data_dir_snapshots_total") >= 1)
     s.kill()
     for p in prompts_of(random.Random(7), 60):
         call(e.mocks[0].port, "POST", "/v1/completions", {"prompt": p, "max_tokens": 1})
@@ -141,6 +142,7 @@ def test_an_engine_that_restarted_meanwhile_is_not_believed_to_hold_anything(sta
     s = router(start, e.mocks, tmp_path)
     for p in prompts_of(random.Random(8), 30):
         e.ask(s, p)
+    wait_for("something on disk", lambda: s.metric("data_dir_snapshots_total") >= 1)
     s.kill()
     e.restart(0, start, "--kv-buffer-steps", 100)
     call(e.mocks[0].port, "POST", "/v1/completions", {"prompt": TEXT * 9, "max_tokens": 1})
