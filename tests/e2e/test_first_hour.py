@@ -219,7 +219,7 @@ def test_a_worker_that_comes_back_otherwise_is_learnt_anew(start):
     m = start(Mock, "--block-size", 32)
     s = start(Serve, [f"http://127.0.0.1:{m.port}"])
     m.kill()
-    says(s, "worker 1", "is down")
+    says(s, "worker 1", ") is down:")
     start(Mock, "--block-size", 64, port=m.port, events=m.events, replay=m.replay)
     wait_for("learnt", lambda: s.get("/workers")[0]["block_size"] == 64)
     wait_for("trusted", lambda: s.view().get("trusted"))
@@ -253,7 +253,7 @@ def test_the_flag_that_is_missing_is_named_once(start, worker, answers, words):
     says(s, "worker 1", *words)
     assert any(all(x in n for x in words) for n in learnt(s)["learnt"]["notes"])
     w.answers["/health"] = 500
-    says(s, "worker 1", "is down")
+    says(s, "worker 1", ") is down:")
     w.answers["/health"] = 200
     says(s, "worker 1", "is up again")
     before = len(w.got("/metrics"))
