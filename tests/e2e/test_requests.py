@@ -116,7 +116,7 @@ def test_paths_without_a_prompt_of_their_own_go_by_load(start, keyed, path):
 
 
 def test_what_goes_on_from_a_response_goes_to_the_worker_that_has_it(start):
-    s = start(Serve, [start(Mock), start(Mock)])
+    s = start(Serve, [start(Mock, "--responses-store"), start(Mock, "--responses-store")])
 
     def respond(headers=None, **more):
         return call(s.port, "POST", "/v1/responses", {"input": LONG, "max_output_tokens": 2, **more}, headers)

@@ -264,7 +264,10 @@ def test_hybrid_cache_groups_are_filtered(rig):
     e.send(e.batch(["BlockStored", [1], None, T[:4], 4, *tail, 1, "sliding_window", 128, "LOCAL"]))
     e.send(e.batch(["BlockStored", [2], None, T[4:8], 4, *tail, 0, "full_attention", None, "LOCAL"]))
     wait_for("stored", lambda: s.metric("index_blocks") == 1)
-    assert depth(s) == 0 and s.overlap(T[4:])[(1, 0)] == 1
+    assert depth(s) == 0 and s.overlap(T[4:])[(1, 0)] == 0  # the engine reuses nothing of it without the window's block
+    e.send(e.batch(["BlockStored", [2], None, T[4:8], 4, *tail, 1, "sliding_window", 128, "LOCAL"]))
+    wait_for("both groups have it", lambda: s.overlap(T[4:])[(1, 0)] == 1)
+    assert depth(s) == 0
 
 
 def test_other_rank_on_the_port_is_noticed(rig):

@@ -224,7 +224,10 @@ static int listen_failed(const char *flag, const char *host, uint64_t port, int 
     return 1;
 }
 
-enum { ADMIN_CONNECTIONS_MAX = 4096, FOR_EACH_WORKER = 4 /* descriptors: sockets of its events, a health check */ };
+enum {
+    ADMIN_CONNECTIONS_MAX = 4096,
+    FOR_EACH_WORKER = 8 /* descriptors: sockets of its events and their monitors, a health check, a survey, its metrics */
+};
 
 /* Of the descriptors that are left an eighth is for the admin port, and each client of the data port may need one to a worker. */
 static size_t admin_connections(const struct serve *s)
