@@ -623,6 +623,7 @@ static void read_usage(struct px *p)
     if (p->is_sse || !p->answer.len || p->answer.failed) return;
     if (kvr_json_parse(p->loop->json, p->answer.data, p->answer.len, &root, NULL)) return;
     kvr_openai_usage(root, &p->usage);
+    responses_id_of(kvr_json_get(root, "id"), p->sse.response);
     keep_prompt(p);
 }
 
