@@ -20,8 +20,8 @@ trap 'exit 130' INT TERM
 free_port() { "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
 mkfifo "$logs/hold"
-echo "starting 2 vLLM engines (cache: 700 blocks of 32 tokens each); half a minute or more"
-"$python" scripts/engines/engine.py --count 2 --blocks 700 <"$logs/hold" >"$logs/specs" 2>"$logs/engines.log" &
+echo "starting 2 vLLM engines (cache: 400 blocks of 32 tokens each); half a minute or more"
+"$python" scripts/engines/engine.py --count 2 --blocks 400 <"$logs/hold" >"$logs/specs" 2>"$logs/engines.log" &
 engines_pid=$!
 exec 4>"$logs/hold"
 until [ "$(wc -l <"$logs/specs")" = 2 ]; do
@@ -39,7 +39,7 @@ until curl -sf -o /dev/null "http://127.0.0.1:$port/ready"; do
 done
 echo "replaying 24 conversations of 4 turns (12 shared system prompts, more than one cache holds), first round-robin, then kv"
 $kvroute replay --url "http://127.0.0.1:$port" --admin-url "http://127.0.0.1:$admin" --model tiny --compare round-robin,kv \
-  --sessions 24 --turns 4 --groups 12 --system-tokens 1024 --turn-tokens 128 --output-tokens 16 --vocab 2000
+  --sessions 24 --turns 4 --groups 12 --system-tokens 768 --turn-tokens 72 --output-tokens 16 --vocab 2000
 if [ "${KEEP:-0}" = 1 ]; then
   echo "left running: endpoint http://127.0.0.1:$port/v1, page http://127.0.0.1:$admin/ ; Ctrl-C stops it"
   wait "$serve_pid"

@@ -124,18 +124,20 @@ static enum work_state next_of_synthetic(struct workload *w, double now_s, struc
 struct heard {
     struct session *session;
     uint32_t vocab;
+    uint64_t left; /* tokens that the answer can have */
 };
 
-/* The answer's text becomes part of the conversation: tokens of a mock engine are bytes. */
+/* The answer's text becomes part of the conversation: tokens of a mock engine are bytes. Those of other engines stand for several (a row of
+ * spaces may be one), so no more are taken than were asked for: the conversation grows as it was ordered. */
 static int append_text(void *ctx, const char *key, size_t key_len, struct kvr_json choice)
 {
-    const struct heard *h = ctx;
+    struct heard *h = ctx;
     const char *s;
     size_t len;
     (void)key;
     (void)key_len;
     if (kvr_json_as_str(kvr_json_get(choice, "text"), &s, &len))
-        for (size_t i = 0; i < len; i++) append(h->session, (unsigned char)s[i] % h->vocab);
+        for (size_t i = 0; i < len && h->left; i++, h->left--) append(h->session, (unsigned char)s[i] % h->vocab);
     return 0;
 }
 
@@ -144,7 +146,7 @@ void workload_done(struct workload *w, const struct work_item *item, const char 
     struct kvr_json root;
     if (!w->sessions) return;
     struct session *s = &w->sessions[item->session];
-    struct heard h = {s, (uint32_t)w->o->vocab};
+    struct heard h = {s, (uint32_t)w->o->vocab, item->max_tokens};
     s->busy = false;
     if (s->turns_left == 0) w->finished++;
     if (!is_sse) {
