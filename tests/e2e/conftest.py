@@ -251,7 +251,7 @@ class Serve(Process):
         return {(w["worker_id"], v["dp_rank"]): v for w in self.get("/workers") for v in w["views"]}
 
     def view(self, worker=1, rank=0):
-        return self.views().get((worker, rank), {})
+        return self.views().get((worker, rank), {"blocks": 0, "trusted": False})  # none yet
 
     def idle(self):
         """No load is booked anywhere."""

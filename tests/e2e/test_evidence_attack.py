@@ -127,7 +127,9 @@ def test_cached_tokens_that_are_left_out_are_0_once_the_worker_has_told(start, t
     s = start(Serve, [telling.spec()], "--no-router-kv-events")
 
     def ask():
+        before = len(s.get("/decisions"))
         assert s.complete(PROMPT, max_tokens=1).status == 200
+        wait_for("the request's end", lambda: len(s.get("/decisions")) > before)  # which comes after the client has its answer
         return s.get("/decisions")[0]["actual_cached_tokens"], s.metric("usage_answers_total"), s.metric("usage_untold_total")
     assert ask() == (None, 0, 1)  # not told: not 0
     telling.tells = 144

@@ -135,12 +135,14 @@ def test_what_goes_on_from_a_response_goes_to_the_worker_that_has_it(start):
     ("/v1/responses", {"input": LONG, "instructions": "be kind", "max_output_tokens": 2}),
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}], "system": "be kind", "max_tokens": 2})])
 def test_responses_and_messages_are_predicted_as_their_chat(start, path, body):
-    s = start(Serve, [start(Mock), start(Mock)])
+    mocks = [start(Mock), start(Mock)]
+    s = start(Serve, mocks)
     model = models(s)[0]["id"] if models(s) else None
     for streamed in (False, False, True):
         r = call(s.port, "POST", path, {**body, **({"model": model} if model else {}), "stream": streamed})
         assert r.status == 200, r.body
-        wait_for("idle", s.idle)
+        wait_for("events", lambda: s.idle() and sum(v["blocks"] for v in s.views().values())
+                 == sum(m.metric("kvroute_mock_cached_blocks") for m in mocks) > 5)
     assert int(r.headers["x-kvroute-overlap-blocks"]) > 5 and r.headers["x-kvroute-reason"] == "kv"
     wait_for("usage", lambda: s.metric("usage_answers_total") == 3)
     assert s.metric("predicted_cached_tokens_total") == s.metric("actual_cached_tokens_total") > 0

@@ -67,6 +67,7 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_key(b, "trusted");
         kvr_json_bool(b, false);
         kvr_json_put_str(b, "reason", views_why_none(w));
+        kvr_json_put_u64(b, "blocks", 0);
         kvr_json_close(b, '}');
     }
     kvr_json_close(b, ']');
