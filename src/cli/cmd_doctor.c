@@ -10,9 +10,10 @@
 static const char usage[] =
     "usage: kvroute doctor [options] URL[,key=value...]...\n\n"
     "Looks for every known cause of silent cache misses and prints one line for each check: ok, problem or unknown, and what to do.\n"
-    "A URL is a router's admin or data port, a selection service, an indexer, a sidecar (kvroute publish) or an engine. For an\n"
-    "engine, keys say where its events are: events=tcp://host:port, replay=tcp://host:port, recover=URL, block-size=16, model=NAME,\n"
-    "dp-start=0, dp-size=1. It sends a few short prompts of random words to the engines it examines.\n\n"
+    "A URL is a router's admin or data port, a selection service, an indexer, a sidecar (kvroute publish) or an engine. An\n"
+    "engine is asked for its block size, its events and its ranks; keys are for one that does not tell: events=tcp://host:port,\n"
+    "replay=tcp://host:port, recover=URL, block-size=N, model=NAME, dp-start=N, dp-size=N.\n"
+    "Doctor sends a few short prompts of random words to the engines it examines.\n\n"
     "  --json             one JSON object instead of lines\n"
     "  --quiet            leave out what is ok\n"
     "  --no-probe         send no prompts: only look\n"

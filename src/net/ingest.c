@@ -716,6 +716,14 @@ bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t
     return port <= 65535 && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port) < (int)cap;
 }
 
+bool kvr_ingest_endpoint_at(const char *host, uint16_t port, char *out, size_t cap)
+{
+    bool v6 = strchr(host, ':') != NULL;
+    if (snprintf(out, cap, "tcp://%s%s%s:%u", v6 ? "[" : "", host, v6 ? "]" : "", port) < (int)cap) return true;
+    out[0] = 0;
+    return false;
+}
+
 static struct kvr_engine_stream *stream_of_rank(void *ctx, uint32_t rank)
 {
     struct rank_stream *r = kvr__view_carry(ctx, rank);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wire/engine_facts.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- ranks -------------------------------------------------------------------------------------------------------- */
@@ -15,6 +16,21 @@ const struct kvr_engine_rank *kvr_engine_facts_rank(const struct kvr_engine_fact
 bool kvr_engine_facts_contiguous(const struct kvr_engine_facts *f)
 {
     return f->ranks_n == 0 || f->ranks[f->ranks_n - 1].rank - f->ranks[0].rank == f->ranks_n - 1;
+}
+
+bool kvr_engine_facts_takes_ranks(const struct kvr_engine_facts *f, uint32_t *base)
+{
+    uint32_t first = f->ranks[0].rank, n = (uint32_t)f->ranks_n;
+    bool by_number = f->rank_range >= first + n;
+    *base = by_number ? 0 : first; /* vLLM behind a balancer of its own (hybrid) counts its own ranks from 0 */
+    return f->engine == KVR_FACT_SGLANG || by_number || f->rank_range == n;
+}
+
+void kvr_engine_facts_describe_ranks(const struct kvr_engine_facts *f, char *out, size_t cap)
+{
+    uint32_t first = f->ranks[0].rank, last = f->ranks[f->ranks_n - 1].rank;
+    if (f->ranks_n == 1) snprintf(out, cap, "1 data-parallel rank, number %u", first);
+    else snprintf(out, cap, "%zu data-parallel ranks, %u to %u", f->ranks_n, first, last);
 }
 
 /* Its entry, made in order; NULL: there is no room. */
@@ -222,6 +238,30 @@ bool kvr_engine_facts_server_info(struct kvr_engine_facts *f, struct kvr_json_pa
     struct kvr_json config = kvr_json_get(root, "vllm_config");
     if (kvr_json_type_of(config) == KVR_JSON_OBJECT) return vllm_info(f, config, from);
     return kvr_json_type_of(config) == KVR_JSON_NONE && sglang_info(f, p, root, from);
+}
+
+/* ---- what is told to people ---------------------------------------------------------------------------------------- */
+
+void kvr_engine_facts_describe(const struct kvr_engine_facts *f, struct kvr_buf *b)
+{
+    static const char *const names[] = {"an engine", "vLLM", "SGLang"};
+    kvr_buf_str(b, names[f->engine]);
+    if (f->block_size) kvr_buf_printf(b, ", block size %u (%s)", f->block_size, f->block_size_from);
+    if (f->total_blocks) kvr_buf_printf(b, ", %llu blocks (%s)", (unsigned long long)kvr_engine_facts_blocks(f), f->total_blocks_from);
+    if (f->ranks_n > 1 || (f->ranks_n && f->ranks[0].rank)) {
+        char text[80];
+        kvr_engine_facts_describe_ranks(f, text, sizeof text);
+        kvr_buf_printf(b, ", %s (%s)", text, f->ranks_from);
+    }
+}
+
+const char *kvr_engine_facts_events_flag(const struct kvr_engine_facts *f)
+{
+    return f->engine == KVR_FACT_SGLANG
+               ? "--kv-events-config '{\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"topic\":\"kv-events\"}'"
+               : "--kv-events-config "
+                 "'{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://"
+                 "*:5558\"}'";
 }
 
 /* ---- the rest ----------------------------------------------------------------------------------------------------- */

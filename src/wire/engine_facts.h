@@ -17,6 +17,7 @@
 #define KVR_WIRE_ENGINE_FACTS_H
 
 #include "base/base.h"
+#include "base/buf.h"
 #include "wire/json.h"
 #include "wire/prom_text.h"
 
@@ -66,5 +67,13 @@ uint64_t kvr_engine_facts_blocks(const struct kvr_engine_facts *f);
 const struct kvr_engine_rank *kvr_engine_facts_rank(const struct kvr_engine_facts *f, uint32_t rank);
 /* Whether the ranks follow each other without a gap. */
 bool kvr_engine_facts_contiguous(const struct kvr_engine_facts *f);
+/* Does a request reach the rank it names (with ranks_n > 0)? *base: the rank that the engine counts from. */
+bool kvr_engine_facts_takes_ranks(const struct kvr_engine_facts *f, uint32_t *base);
+/* "2 data-parallel ranks, 0 to 1", with ranks_n > 0. */
+void kvr_engine_facts_describe_ranks(const struct kvr_engine_facts *f, char *out, size_t cap);
+/* Appends "vLLM, block size 32 (/metrics), 120 blocks (/metrics)" and its ranks, when there is more to say than "one". */
+void kvr_engine_facts_describe(const struct kvr_engine_facts *f, struct kvr_buf *b);
+/* What it is started with so that its KV events can be followed. Static. */
+const char *kvr_engine_facts_events_flag(const struct kvr_engine_facts *f);
 
 #endif

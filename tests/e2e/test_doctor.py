@@ -88,3 +88,59 @@ def test_usage_and_dead_targets(start):
     text = subprocess.run([BINARY, "doctor", f"http://127.0.0.1:{free_ports()}"], capture_output=True, text=True, timeout=30 * SLOW).stdout
     assert text.startswith("problem") and "1 problem(s)" in text
     assert "usage: kvroute doctor" in subprocess.run([BINARY, "doctor", "--help"], capture_output=True, text=True, timeout=30 * SLOW).stdout
+
+
+# ---- an engine by its address alone ------------------------------------------------------------------------------------
+
+
+def said(report, check, verdict="ok"):
+    return [f["detail"] for f in report["findings"] if (f["check"], f["verdict"]) == (check, verdict)]
+
+
+def test_an_engine_of_which_only_the_address_is_given_is_asked_for_the_rest(start):
+    """Not block size 16 and no events: what it says of itself, as the router does."""
+    m = start(Mock, "--block-size", 32, dp=2)
+    for tail in ("", "/v1"):
+        rc, report = doctor(f"http://127.0.0.1:{m.port}{tail}")
+        assert rc == 0, problems(report)
+        assert any("block size 32 (/metrics)" in d and "2 data-parallel ranks" in d for d in said(report, "configuration")), report
+        assert len(said(report, "events flow")) == 2 and len(said(report, "recovery")) == 2 and said(report, "block size")
+    rc, report = doctor("--no-probe", f"http://127.0.0.1:{m.port}")
+    assert rc == 0 and m.metric("vllm:prompt_tokens_total") < 40000, problems(report)
+    assert len(said(report, "events endpoint")) == 2
+
+
+def test_what_was_given_to_doctor_and_what_the_engine_says_are_compared(start):
+    m = start(Mock, "--block-size", 32, dp=2)
+    rc, report = doctor(f"http://127.0.0.1:{m.port},block-size=16,dp-size=3")
+    assert rc == 1, report
+    texts = [f["detail"] for f in report["findings"] if (f["check"], f["verdict"]) == ("configuration", "problem")]
+    assert any("block-size 16" in t and "uses 32 (/metrics)" in t for t in texts), texts
+    assert any("dp-start=0,dp-size=3" in t and "2 data-parallel ranks, 0 to 1" in t for t in texts), texts
+
+
+def test_doctor_names_the_flag_that_the_engine_lacks(start):
+    silent = start(Mock, with_events=False)
+    rc, report = doctor(f"http://127.0.0.1:{silent.port}")
+    assert rc == 1 and '--kv-events-config \'{"enable_kv_cache_events":true' in problems(report)["events endpoint"]["advice"], report
+    old = start(Mock, "--no-tell-event-sources", "--no-dev-mode")
+    rc, report = doctor(f"http://127.0.0.1:{old.port}")
+    assert rc == 1 and "events=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558" in problems(report)["events endpoint"]["advice"], report
+    forgetful = start(Mock, with_replay=False)
+    rc, report = doctor(f"http://127.0.0.1:{forgetful.port}")
+    assert any('"replay_endpoint":"tcp://*:5558"' in f["advice"] for f in report["findings"] if f["check"] == "recovery"), report
+
+
+def test_doctors_prompts_fit_a_short_context(start):
+    m = start(Mock, "--block-size", 128, "--max-model-len", 1024)
+    rc, report = doctor(f"http://127.0.0.1:{m.port}")
+    assert rc == 0 and said(report, "events flow"), problems(report)
+    s = start(Serve, [m])
+    rc, report = doctor(f"http://127.0.0.1:{s.port}")
+    assert rc == 0, problems(report)
+
+
+def test_an_engine_that_says_nothing_of_itself_is_examined_by_what_was_given(start):
+    m = start(Mock, "--no-tell-event-sources", "--no-dev-mode", "--no-tell-cache-config")
+    rc, report = doctor(m.spec())
+    assert rc == 0, problems(report)

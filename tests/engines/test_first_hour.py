@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A router that is told nothing of its engines but their addresses finds the rest, and predicts what they reuse."""
+import json
+import os
+import subprocess
+
 from harness import BLOCK, Serve, cached, post, predicted, wait_until, worker, words
 
 
@@ -28,3 +32,12 @@ def test_swapped_endpoints_are_named(start, engines):
     e = engines[0]
     s = start(Serve, [f"{e.url},events=tcp://127.0.0.1:{e.replay},replay=tcp://127.0.0.1:{e.events}"], ready=False)
     wait_until("named", lambda: "are events and replay swapped?" in s.text())
+
+
+def test_doctor_needs_no_more_than_an_engines_address(engines):
+    p = subprocess.run([os.environ["KVROUTE"], "doctor", "--json", engines[0].url + "/v1"], capture_output=True, text=True, timeout=240)
+    report = json.loads(p.stdout)
+    ok = {f["check"]: f["detail"] for f in report["findings"] if f["verdict"] == "ok"}
+    assert p.returncode == 0, [f for f in report["findings"] if f["verdict"] == "problem"]
+    assert f"vLLM, block size {BLOCK} (/metrics)" in ok["configuration"]
+    assert {"events endpoint", "recovery", "events flow", "block size", "tokens", "prefix caching", "prediction"} <= set(ok), report

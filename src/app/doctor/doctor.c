@@ -143,6 +143,9 @@ static size_t read_workers(struct doctor *d, const char *base, struct kvr_json l
         if (!strcmp(t->model, "default")) t->model[0] = 0;
         take_endpoints(kvr_json_get(w, "kv_events_endpoints"), t, t->events);
         take_endpoints(kvr_json_get(w, "replay_endpoints"), t, t->replay);
+        char learnt[16];
+        text_of(kvr_json_get(w, "learnt"), "state", learnt, sizeof learnt);
+        t->asked_by_router = !strcmp(learnt, "answered");
         report_notes(d, t->subject, kvr_json_get(kvr_json_get(w, "learnt"), "notes"));
         report_views(d, t->subject, kvr_json_get(w, "views"));
         if (t->url[0] && !true_of(w, "schedulable"))
@@ -271,15 +274,29 @@ static void examine_sidecar(struct doctor *d, const char *base, struct kvr_json 
 
 /* ---- a router's data port -------------------------------------------------------------------------------------------- */
 
+enum { PROBE_WORDS = 180, PROBE_WORD_BYTES = 6 };
+
+/* How many fit the first model's context, whatever a token is. */
+static int probe_words(struct doctor *d, const char *base)
+{
+    struct kvr_fetched f = {0};
+    struct kvr_json o;
+    uint64_t len = 0, words = PROBE_WORDS;
+    if (get(d, base, "/v1/models", &f, &o)) len = number_of(kvr_json_at(kvr_json_get(o, "data"), 0), "max_model_len", 0);
+    if (len) words = KVR_MIN(words, KVR_MAX(len / PROBE_WORD_BYTES, (uint64_t)2) - 1);
+    kvr_fetched_free(&f);
+    return (int)words;
+}
+
 static void examine_data_port(struct doctor *d, const char *base)
 {
     struct kvr_fetched f = {0};
     struct kvr_buf b = {0};
     struct kvr_json o;
-    char url[320], text[1200];
+    char url[320], text[PROBE_WORDS * PROBE_WORD_BYTES + 1];
     size_t n = 0;
     uint64_t state = kvr_now_ns(kvr_clock_monotonic()), cached = 0;
-    for (int i = 0; i < 180; i++) {
+    for (int i = 0, words = probe_words(d, base); i < words; i++) {
         state = kvr_mix64(state + 1);
         n += (size_t)snprintf(text + n, sizeof text - n, "%05u ", (unsigned)(state % 100000));
     }
@@ -351,8 +368,10 @@ static bool parse_target(char *text, struct engine_target *t, char *err, size_t 
 {
     char events[128] = "", replay[128] = "", *rest = text, *part = strsep(&rest, ",");
     struct kvr_endpoint e;
-    *t = (struct engine_target){.block_size = 16, .dp_size = 1};
+    *t = (struct engine_target){0};
     size_t n = strlen(part);
+    while (n && part[n - 1] == '/') part[--n] = 0;
+    if (n > 3 && !strcmp(part + n - 3, "/v1")) part[n -= 3] = 0; /* as an OpenAI client is given it */
     while (n && part[n - 1] == '/') part[--n] = 0;
     if (n >= sizeof t->url || kvr_endpoint_parse_any(part, n, &e)) {
         snprintf(err, cap, "'%.80s' is no URL; allowed: http:// or https://host[:port][,key=value...]", part);
@@ -362,7 +381,8 @@ static bool parse_target(char *text, struct engine_target *t, char *err, size_t 
     snprintf(t->subject, sizeof t->subject, "%.90s", part);
     while ((part = strsep(&rest, ",")))
         if (!take_key(t, part, events, replay, err, cap)) return false;
-    for (uint32_t r = 0; r < t->dp_size; r++)
+    if (t->dp_start && !t->dp_size) t->dp_size = 1;
+    for (uint32_t r = 0; r < KVR_MAX(t->dp_size, 1u); r++)
         if ((events[0] && !kvr_ingest_endpoint_shift(events, r, t->events[r], sizeof t->events[r])) ||
             (replay[0] && !kvr_ingest_endpoint_shift(replay, r, t->replay[r], sizeof t->replay[r]))) {
             snprintf(err, cap, "no port for rank %u", t->dp_start + r);

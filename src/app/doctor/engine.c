@@ -14,16 +14,18 @@
 
 #include "net/ingest.h"
 
-enum { BLOCKS = 12, WORDS_MAX = 1300, TOKENS_MAX = 8192, SKEW_MAX_S = 5 };
+enum { BLOCKS = 12, WORDS_MAX = 1300, WORD_BYTES = 6, TOKENS_MAX = 8192, SKEW_MAX_S = 5 };
 
 struct exam {
     struct doctor *d;
-    const struct engine_target *t;
+    struct engine_target *t;
     struct kvr_index *index;
     struct kvr_index_reader *reader;
     struct kvr_ingest *ingest;
     struct kvr_fetched f;
     char model[128], lora[128];
+    uint64_t model_len; /* tokens of a prompt and its answer; 0: not told */
+    struct kvr_engine_facts facts;
     uint32_t tokens[TOKENS_MAX];
     size_t tokens_n;
     struct kvr_rng rng;
@@ -88,15 +90,20 @@ static size_t follow(struct exam *e)
 
 /* ---- asking the engine ---------------------------------------------------------------------------------------------- */
 
+const char *engine_key(const struct doctor *d, const struct engine_target *t)
+{
+    return t->router[0] ? d->o->engine_key : d->key;
+}
+
 static bool ask(struct exam *e, const char *path, const char *body, const char *headers)
 {
     char url[400];
     snprintf(url, sizeof url, "%s%s", e->t->url, path);
-    fetch(e->d, url, body, headers, e->t->router[0] ? e->d->o->engine_key : e->d->key, &e->f);
+    fetch(e->d, url, body, headers, engine_key(e->d, e->t), &e->f);
     return e->f.status == 200;
 }
 
-/* The first served model and the first LoRA adapter. */
+/* The first served model, its context, and the first LoRA adapter. */
 static int take_model(void *ctx, const char *key, size_t key_len, struct kvr_json v)
 {
     struct exam *e = ctx;
@@ -107,6 +114,7 @@ static int take_model(void *ctx, const char *key, size_t key_len, struct kvr_jso
     if (!kvr_json_as_str(kvr_json_get(v, "id"), &id, &n) || n >= sizeof e->model) return 0;
     bool lora = kvr_json_as_str(kvr_json_get(v, "parent"), &parent, &m) && m > 0;
     if (lora && !e->lora[0]) snprintf(e->lora, sizeof e->lora, "%.*s", (int)n, id);
+    if (!lora && !e->model_len) (void)kvr_json_as_u64(kvr_json_get(v, "max_model_len"), &e->model_len);
     if (!lora && !e->model[0]) snprintf(e->model, sizeof e->model, "%.*s", (int)n, id);
     return 0;
 }
@@ -125,10 +133,11 @@ static bool is_reachable(struct exam *e)
     return true;
 }
 
-/* A text that no cache can know, some blocks long (a word is at least a token, and at most six bytes). */
+/* A text that no cache can know, some blocks long (a word is at least a token, and at most six bytes), and within the context. */
 static void make_text(struct exam *e, struct kvr_buf *b)
 {
     size_t words = KVR_MIN((size_t)BLOCKS * e->t->block_size, (size_t)WORDS_MAX);
+    if (e->model_len) words = KVR_MAX(KVR_MIN(words, (size_t)(e->model_len / WORD_BYTES)), (size_t)2) - 1;
     b->len = 0;
     for (size_t i = 0; i < words; i++) kvr_buf_printf(b, "%s%05u", i ? " " : "", kvr_rng_below(&e->rng, 100000));
     kvr_buf_add(b, "", 1);
@@ -160,7 +169,7 @@ static bool complete(struct exam *e, const char *model, const char *text, const 
     struct kvr_json o;
     char header[64] = "";
     uint64_t n;
-    if (e->t->dp_size > 1) snprintf(header, sizeof header, "X-data-parallel-rank: %u\r\n", rank);
+    if (e->t->dp_size > 1 || e->t->names_rank) snprintf(header, sizeof header, "X-data-parallel-rank: %u\r\n", rank - e->t->rank_base);
     kvr_json_open(&b, '{');
     kvr_json_put_str(&b, "model", model);
     kvr_json_put_str(&b, "prompt", text);
@@ -196,6 +205,8 @@ static size_t blocks_seen(struct exam *e, uint32_t rank, const char *lora, const
 
 /* ---- checks --------------------------------------------------------------------------------------------------------- */
 
+#define REPLAY_ADVICE "add \"replay_endpoint\":\"tcp://*:5558\" to the engine's --kv-events-config, or run kvroute publish beside it"
+
 static void check_stream(struct exam *e, uint32_t rank)
 {
     struct kvr_view_status st = {0};
@@ -208,8 +219,7 @@ static void check_stream(struct exam *e, uint32_t rank)
     }
     SAY(e, OK, "events endpoint", "", "connected to %s (rank %u)", events, rank);
     if (!st.can_replay)
-        SAY(e, UNKNOWN, "recovery", "give the engine a replay endpoint, or run kvroute publish beside it",
-            "rank %u has neither a replay nor a recover endpoint: what is lost stays lost", rank);
+        SAY(e, UNKNOWN, "recovery", REPLAY_ADVICE, "rank %u has neither a replay nor a recover endpoint: what is lost stays lost", rank);
     else if (st.replay_failures || st.recovery_failures)
         SAY(e, PROBLEM, "recovery", "check the address and the port", "rank %u: %s does not answer (%s)", rank,
             replay[0] ? replay : e->t->recover, st.reason);
@@ -416,7 +426,7 @@ static void examine_ranks(struct exam *e)
         bool fresh = false;
         if (!e->t->events[r][0]) continue;
         check_stream(e, rank);
-        if (e->t->url[0] && !e->d->o->no_probe) {
+        if (e->t->url[0] && !e->d->o->no_probe && !e->t->ranks_unnamed) {
             if (check_probe(e, rank, &text, &fresh)) {
                 check_router(e, rank, e->tokens_n / e->t->block_size);
                 if (r == 0) check_salt(e, rank, &text);
@@ -430,7 +440,14 @@ static void examine_ranks(struct exam *e)
     kvr_buf_free(&text);
 }
 
-void engine_examine(struct doctor *d, const struct engine_target *t)
+static void tell_no_events(struct exam *e)
+{
+    char advice[sizeof((struct finding *)0)->advice];
+    facts_events_advice(e->t, &e->facts, advice, sizeof advice);
+    SAY(e, PROBLEM, "events endpoint", advice, "none is known, so requests to it can only be routed by load");
+}
+
+void engine_examine(struct doctor *d, struct engine_target *t)
 {
     struct exam *e = calloc(1, sizeof *e);
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .ctx = e};
@@ -441,10 +458,9 @@ void engine_examine(struct doctor *d, const struct engine_target *t)
     bool up = !t->url[0] || is_reachable(e);
     bool made = kvr_index_create(NULL, &e->index) == 0 && kvr_index_reader_create(e->index, &e->reader) == 0 &&
                 kvr_ingest_create(&h, 2, &e->ingest) == 0;
+    if (up) facts_learn(d, t, e->model, &e->facts);
     bool follows = up && made && follow(e) > 0;
-    if (up && made && !follows && !t->index_elsewhere)
-        SAY(e, PROBLEM, "events endpoint", "give it: events=tcp://host:port (vLLM: --kv-events-config)",
-            "none is known, so requests to it can only be routed by load");
+    if (up && made && !follows && !t->index_elsewhere) tell_no_events(e);
     if (follows) examine_ranks(e);
     kvr_ingest_destroy(e->ingest);
     kvr_index_destroy(e->index);

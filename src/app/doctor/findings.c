@@ -32,7 +32,7 @@ void found(struct doctor *d, enum verdict v, const char *subject, const char *ch
     f->verdict = v;
     snprintf(f->subject, sizeof f->subject, "%s", subject);
     snprintf(f->check, sizeof f->check, "%s", check);
-    snprintf(f->advice, sizeof f->advice, "%s", v == OK ? "" : advice);
+    snprintf(f->advice, sizeof f->advice, "%s", advice);
     va_start(ap, fmt);
     vsnprintf(f->detail, sizeof f->detail, fmt, ap);
     va_end(ap);

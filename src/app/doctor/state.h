@@ -4,6 +4,7 @@
  *
  *   doctor.c    targets: what kind of program each is, what it says of itself
  *   engine.c    one engine, by its events and by prompts sent to it
+ *   facts.c     what an engine says of its configuration
  *   findings.c  the list of what was found, as text or JSON
  */
 #ifndef KVR_DOCTOR_STATE_H
@@ -14,13 +15,14 @@
 #include "app/doctor/doctor.h"
 #include "base/buf.h"
 #include "net/http_fetch.h"
+#include "wire/engine_facts.h"
 #include "wire/json.h"
 
 enum verdict { OK, PROBLEM, UNKNOWN };
 
 struct finding {
     enum verdict verdict;
-    char subject[96], check[40], detail[256], advice[256];
+    char subject[96], check[40], detail[256], advice[384];
 };
 
 struct doctor {
@@ -52,11 +54,23 @@ struct engine_target {
     char subject[96]; /* "worker 3", or its URL */
     char url[256], model[128];
     char events[RANKS_MAX][128], replay[RANKS_MAX][128], recover[256]; /* by rank - dp_start; "" none */
-    uint32_t block_size, dp_start, dp_size;
+    uint32_t block_size;                                               /* 0 until facts_learn: not given */
+    uint32_t dp_start, dp_size;                                        /* dp_size 0: the same */
+    uint32_t rank_base;                                                /* the engine counts its ranks from this one */
+    bool names_rank;                                                   /* it has several, and takes the header that names one */
+    bool ranks_unnamed;                                                /* it has several, and does not: prompts show nothing */
+    bool asked_by_router;                                              /* which says itself what does not fit */
     uint64_t worker_id;
     bool index_elsewhere; /* its router follows no events */
     char router[256];     /* admin URL of the router that knows it, or "" */
 };
-void engine_examine(struct doctor *d, const struct engine_target *t);
+/* What was not given is filled in. */
+void engine_examine(struct doctor *d, struct engine_target *t);
+const char *engine_key(const struct doctor *d, const struct engine_target *t); /* NULL: none */
+
+/* facts.c: asks the engine what it is configured with, fills in what was not given, and names what differs. model: one it serves. */
+void facts_learn(struct doctor *d, struct engine_target *t, const char *model, struct kvr_engine_facts *f);
+/* Advice for one of which no events endpoint is known, into out[cap]. */
+void facts_events_advice(const struct engine_target *t, const struct kvr_engine_facts *f, char *out, size_t cap);
 
 #endif

@@ -271,7 +271,9 @@ void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api)
     struct mock_rank *rank = choose_rank(m, c);
     struct mock_exchange *x = NULL;
     int rc = mock_read_ask(m, api, http->body, http->body_len, &ask, &e);
-    if (rc == 0 && !rank) mock_fail(&e, 400, "BadRequestError", "data_parallel_rank", "data_parallel_rank is out of range");
+    if (rc == 0 && !rank)
+        mock_fail(&e, 400, "BadRequestError", "data_parallel_rank", "data_parallel_rank is out of range [0, %llu).",
+                  (unsigned long long)m->o->dp_size);
     else if (rc == 0 && !ask.late.status && !fits(m, rank, &ask))
         mock_fail(&e, 400, "BadRequestError", "input_tokens", "the prompt and its answer are longer than the cache");
     if (!e.status && !(x = exchange_new(m, rank, c, &ask))) mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");

@@ -18,11 +18,6 @@
 
 #include "app/serve/admin.h"
 
-#define EVENTS_FLAG                                                                                                                        \
-    "--kv-events-config "                                                                                                                  \
-    "'{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'"
-#define SGLANG_FLAG "--kv-events-config '{\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"topic\":\"kv-events\"}'"
-
 static bool follows_events(const struct serve *s)
 {
     return s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ;
@@ -110,30 +105,14 @@ static bool ranks_differ(const struct worker *w, const struct kvr_engine_facts *
     return f->ranks_n != w->dp_size || f->ranks[0].rank != w->dp_start;
 }
 
-static void describe_ranks(const struct kvr_engine_facts *f, char *out, size_t cap)
-{
-    uint32_t first = f->ranks[0].rank, last = f->ranks[f->ranks_n - 1].rank;
-    if (f->ranks_n == 1) snprintf(out, cap, "1 data-parallel rank, number %u", first);
-    else snprintf(out, cap, "%zu data-parallel ranks, %u to %u", f->ranks_n, first, last);
-}
-
-/* Does a request reach the rank it names? *base: what the engine counts from. */
-static bool takes_ranks(const struct kvr_engine_facts *f, uint32_t *base)
-{
-    uint32_t first = f->ranks[0].rank, n = (uint32_t)f->ranks_n;
-    bool by_number = f->rank_range >= first + n;
-    *base = by_number ? 0 : first; /* vLLM behind a balancer of its own (hybrid) counts its own ranks from 0 */
-    return f->engine == KVR_FACT_SGLANG || by_number || f->rank_range == n;
-}
-
 static void learn_ranks(struct worker *w, const struct kvr_engine_facts *f)
 {
     char text[80];
     uint32_t base = 0;
     w->learnt.ranks_unknown = w->learnt.names_rank = false;
     if (f->ranks_n == 0 || !kvr_engine_facts_contiguous(f) || f->too_many) return;
-    describe_ranks(f, text, sizeof text);
-    bool certain = f->ranks_n == 1 || takes_ranks(f, &base);
+    kvr_engine_facts_describe_ranks(f, text, sizeof text);
+    bool certain = f->ranks_n == 1 || kvr_engine_facts_takes_ranks(f, &base);
     if (w->given.ranks && ranks_differ(w, f))
         note(&w->learnt, "dp-start=%u,dp-size=%u was given, but the engine has %s (%s): leave them out, or give dp-start=%u,dp-size=%zu",
              w->dp_start, w->dp_size, text, f->ranks_from, f->ranks[0].rank, f->ranks_n);
@@ -155,15 +134,6 @@ static void learn_ranks(struct worker *w, const struct kvr_engine_facts *f)
 }
 
 /* ---- events ------------------------------------------------------------------------------------------------------- */
-
-static bool put_endpoint(const struct worker *w, uint16_t port, char out[96])
-{
-    bool v6 = strchr(w->endpoint.host, ':') != NULL;
-    int n = snprintf(out, 96, "tcp://%s%s%s:%u", v6 ? "[" : "", w->endpoint.host, v6 ? "]" : "", port);
-    if (n < 96) return true;
-    out[0] = 0;
-    return false;
-}
 
 static bool has_port(const char *endpoint, uint16_t port)
 {
@@ -188,10 +158,10 @@ static void learn_endpoints(struct worker *w, const struct kvr_engine_facts *f)
         if (!w->given.events) w->events[r][0] = 0;
         if (!w->given.replay) w->replay[r][0] = 0;
         if (!e || !e->events) continue;
-        if (!w->given.events) (void)put_endpoint(w, e->events, w->events[r]);
+        if (!w->given.events) (void)kvr_ingest_endpoint_at(w->endpoint.host, e->events, w->events[r], sizeof w->events[r]);
         /* of this very stream, not of one that somebody makes of it */
         if (!w->given.replay && e->replay && !w->recover[0] && has_port(w->events[r], e->events))
-            (void)put_endpoint(w, e->replay, w->replay[r]);
+            (void)kvr_ingest_endpoint_at(w->endpoint.host, e->replay, w->replay[r], sizeof w->replay[r]);
     }
     w->has_events = false;
     for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->events[r][0] != 0;
@@ -207,11 +177,10 @@ static void note_events(struct worker *w, const struct kvr_engine_facts *f)
     if (f->cached_tokens == KVR_TOLD_NO)
         note(l, "the engine does not tell cached tokens, so predictions cannot be checked: start it with --enable-cache-report");
     if (!w->has_events && f->events == KVR_TOLD_NO)
-        note(l, "it publishes no KV events, so its requests are routed by load: start the engine with %s",
-             sglang ? SGLANG_FLAG : EVENTS_FLAG);
+        note(l, "it publishes no KV events, so its requests are routed by load: start the engine with %s", kvr_engine_facts_events_flag(f));
     else if (!w->has_events && f->unusable)
         note(l, "its KV events are published where only its own machine can read them: give events=, or start the engine with %s",
-             sglang ? SGLANG_FLAG : EVENTS_FLAG);
+             kvr_engine_facts_events_flag(f));
     else if (!w->has_events && !l->ranks_unknown)
         note(l,
              "no KV events endpoint is known, so its requests are routed by load: give events=tcp://%.100s:5557,replay=tcp://%.100s:5558 "
@@ -228,16 +197,8 @@ static void note_events(struct worker *w, const struct kvr_engine_facts *f)
 
 static void describe(struct worker *w, const struct kvr_engine_facts *f)
 {
-    static const char *const names[] = {"an engine", "vLLM", "SGLang"};
     struct kvr_buf b = {0};
-    kvr_buf_str(&b, names[f->engine]);
-    if (f->block_size) kvr_buf_printf(&b, ", block size %u (%s)", f->block_size, f->block_size_from);
-    if (f->total_blocks) kvr_buf_printf(&b, ", %llu blocks (%s)", (unsigned long long)kvr_engine_facts_blocks(f), f->total_blocks_from);
-    if (f->ranks_n > 1 || (f->ranks_n && f->ranks[0].rank)) {
-        char text[80];
-        describe_ranks(f, text, sizeof text);
-        kvr_buf_printf(&b, ", %s (%s)", text, f->ranks_from);
-    }
+    kvr_engine_facts_describe(f, &b);
     if (f->events_from && !w->given.events) {
         kvr_buf_printf(&b, ", events %s", w->events[0]);
         if (w->replay[0][0]) kvr_buf_printf(&b, " and replay %s", w->replay[0]);

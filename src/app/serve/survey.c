@@ -2,9 +2,9 @@
 /*
  * Asks each worker what it is configured with, when it has come up: one GET after the other, until enough is known.
  *
- *     due --up--> /metrics -> /kv_event_sources -> (/server_info -> /get_server_info) -> (a rank that cannot be) --> learn()
+ *     due --up--> the questions of wire/engine_survey.h --> learn()
  *
- * An answer that is no 200, too long or not readable says nothing, and the next one is asked. A worker that breaks off or stays silent
+ * An answer that is too long says nothing, and the next one is asked. A worker that breaks off or stays silent
  * ends its survey, which is repeated; all others are repeated when it comes back after it was down, as it may have been started anew with
  * other flags. At most SURVEYS_MAX at a time; what an answer may take is bounded, in bytes and in time.
  */
@@ -12,9 +12,9 @@
 
 #include <string.h>
 
-enum { SURVEYS_MAX = 32, BODY_MAX = 1 << 20, METRICS_MAX = 4 << 20, ANSWER_MS = 5000, NO_SUCH_RANK = 1 << 30 };
+#include "wire/engine_survey.h"
 
-enum step { METRICS, SOURCES, SERVER_INFO, OLD_SERVER_INFO, RANKS, OVER };
+enum { SURVEYS_MAX = 32, BODY_MAX = 1 << 20, METRICS_MAX = 4 << 20, ANSWER_MS = 5000 };
 
 struct survey {
     struct survey *next;
@@ -22,7 +22,7 @@ struct survey {
     uint64_t id;
     struct kvr_endpoint endpoint;
     char model[MODEL_MAX], key[API_KEY_MAX];
-    enum step step;
+    enum kvr_survey_step step;
     struct kvr_http_call *call;
     uv_timer_t timeout;
     int status;
@@ -59,39 +59,16 @@ static void end(struct survey *v)
 
 /* ---- the answers -------------------------------------------------------------------------------------------------- */
 
-static void read_json(struct survey *v)
-{
-    struct kvr_json root;
-    if (kvr_json_parse(v->serve->json, v->body.data ? v->body.data : "", v->body.len, &root, NULL)) return;
-    if (v->step == SOURCES) (void)kvr_engine_facts_sources(&v->facts, root);
-    else (void)kvr_engine_facts_server_info(&v->facts, v->serve->json, root);
-}
-
 static void take_answer(struct survey *v)
 {
-    if (v->step == METRICS) kvr_prom_end(&v->reader);
-    else if (v->step == RANKS) (void)kvr_engine_facts_rank_range(&v->facts, v->body.data ? v->body.data : "", v->body.len);
-    else if (v->status == 200) read_json(v);
-}
-
-/* Is there anything that the next answer may tell? */
-static bool is_wanted(const struct survey *v, enum step step)
-{
-    const struct kvr_engine_facts *f = &v->facts;
-    bool enough = f->block_size && f->ranks_n && f->events != KVR_UNTOLD;
-    switch (step) {
-    case SERVER_INFO: return !enough;
-    case OLD_SERVER_INFO: return !f->block_size && f->engine != KVR_FACT_VLLM;
-    case RANKS: return f->ranks_n > 1 && f->engine == KVR_FACT_VLLM;
-    default: return true;
-    }
+    if (v->step == KVR_SURVEY_METRICS) kvr_prom_end(&v->reader);
+    else kvr_survey_answer(&v->facts, v->step, v->status, v->serve->json, v->body.data ? v->body.data : "", v->body.len);
 }
 
 static void go_on(struct survey *v)
 {
-    do v->step++;
-    while (v->step < OVER && !is_wanted(v, v->step));
-    if (v->step < OVER) {
+    v->step = kvr_survey_next(&v->facts, v->step);
+    if (v->step < KVR_SURVEY_OVER) {
         ask(v);
         return;
     }
@@ -118,11 +95,11 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
 {
     struct survey *v = ctx;
     v->bytes += len;
-    if (v->bytes > (v->step == METRICS ? METRICS_MAX : BODY_MAX)) {
+    if (v->bytes > (v->step == KVR_SURVEY_METRICS ? METRICS_MAX : BODY_MAX)) {
         kvr_http_call_cancel(call);
         v->call = NULL;
         go_on(v);
-    } else if (v->step != METRICS) {
+    } else if (v->step != KVR_SURVEY_METRICS) {
         kvr_buf_add(&v->body, data, len);
     } else if (v->status == 200) {
         kvr_prom_feed(&v->reader, data, len);
@@ -157,17 +134,10 @@ static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, 
 
 /* ---- the questions ------------------------------------------------------------------------------------------------ */
 
-/* A completion of one token on a rank beyond all: who reads the header refuses it, and says which ranks there are. */
 static struct kvr_body *rank_question(const struct survey *v)
 {
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    if (v->model[0]) kvr_json_put_str(&b, "model", v->model);
-    kvr_json_key(&b, "prompt");
-    kvr_buf_str(&b, "[0]");
-    b.comma = true;
-    kvr_json_put_u64(&b, "max_tokens", 1);
-    kvr_json_close(&b, '}');
+    kvr_survey_rank_question(v->model, &b);
     struct kvr_body *body = b.failed ? NULL : kvr_body_copy(b.data, b.len);
     kvr_buf_free(&b);
     return body;
@@ -175,12 +145,10 @@ static struct kvr_body *rank_question(const struct survey *v)
 
 static void put_head(const struct survey *v, size_t body_len, struct kvr_buf *h)
 {
-    static const char *const paths[] = {"/metrics", "/kv_event_sources", "/server_info?config_format=json", "/get_server_info",
-                                        "/v1/completions"};
-    kvr_buf_printf(h, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", v->step == RANKS ? "POST" : "GET", v->endpoint.base, paths[v->step],
+    bool ranks = v->step == KVR_SURVEY_RANKS;
+    kvr_buf_printf(h, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", ranks ? "POST" : "GET", v->endpoint.base, kvr_survey_path(v->step),
                    v->endpoint.authority);
-    if (v->step == RANKS)
-        kvr_buf_printf(h, "Content-Type: application/json\r\nContent-Length: %zu\r\nX-data-parallel-rank: %d\r\n", body_len, NO_SUCH_RANK);
+    if (ranks) kvr_buf_printf(h, "Content-Type: application/json\r\nContent-Length: %zu\r\n" KVR_SURVEY_RANK_HEADER, body_len);
     worker_key_put(v->key, h);
     kvr_buf_str(h, "\r\n");
 }
@@ -188,7 +156,7 @@ static void put_head(const struct survey *v, size_t body_len, struct kvr_buf *h)
 static void ask(struct survey *v)
 {
     struct kvr_buf head = {0};
-    struct kvr_body *body = v->step == RANKS ? rank_question(v) : NULL;
+    struct kvr_body *body = v->step == KVR_SURVEY_RANKS ? rank_question(v) : NULL;
     put_head(v, body ? body->len : 0, &head);
     struct kvr_http_call_config cc = {.endpoint = &v->endpoint,
                                       .head = head.data,
@@ -200,7 +168,7 @@ static void ask(struct survey *v)
     v->status = 0;
     v->bytes = 0;
     v->body.len = 0;
-    v->call = head.failed || (v->step == RANKS && !body) ? NULL : kvr_http_call_start(v->serve->health_client, &cc);
+    v->call = head.failed || (v->step == KVR_SURVEY_RANKS && !body) ? NULL : kvr_http_call_start(v->serve->health_client, &cc);
     kvr_buf_free(&head);
     kvr_body_unref(body);
     uv_timer_start(&v->timeout, on_timeout, v->call ? ANSWER_MS : 0, 0);
