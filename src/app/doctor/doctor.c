@@ -123,6 +123,17 @@ static void report_notes(struct doctor *d, const char *subject, struct kvr_json 
     }
 }
 
+/* Without prompts of our own the router's word is all there is. */
+static void report_untold(struct doctor *d, const char *subject, struct kvr_json w)
+{
+    char told[24], flag[120], advice[160];
+    text_of(w, "cached_tokens", told, sizeof told);
+    text_of(w, "cached_tokens_flag", flag, sizeof flag);
+    snprintf(advice, sizeof advice, "start the engine with %s", flag);
+    if (d->o->no_probe && !strcmp(told, "left out"))
+        found(d, UNKNOWN, subject, "cached tokens", advice, "its answers tell none, so predictions cannot be compared");
+}
+
 /* A copy of the list of workers: the parser is used for other answers while they are examined. */
 static size_t read_workers(struct doctor *d, const char *base, struct kvr_json list, struct engine_target **out)
 {
@@ -147,6 +158,7 @@ static size_t read_workers(struct doctor *d, const char *base, struct kvr_json l
         text_of(kvr_json_get(w, "learnt"), "state", learnt, sizeof learnt);
         t->asked_by_router = !strcmp(learnt, "answered");
         report_notes(d, t->subject, kvr_json_get(kvr_json_get(w, "learnt"), "notes"));
+        report_untold(d, t->subject, w);
         report_views(d, t->subject, kvr_json_get(w, "views"));
         if (t->url[0] && !true_of(w, "schedulable"))
             found(d, PROBLEM, t->subject, "health", "see the router's log", "the router does not send it requests");

@@ -125,6 +125,7 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     kvr_json_close(b, ']');
     put_model(b, w);
     if (learns(s, w)) learnt_write(b, w);
+    telling_write_locked(w, b);
     kvr_json_put_u64(b, "requests", w->requests);
     kvr_json_put_u64(b, "errors", w->errors);
     put_views(s, b, w, st, n);

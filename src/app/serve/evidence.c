@@ -303,7 +303,7 @@ void evidence_reset(struct serve *s, struct kvr_worker worker)
     watches_reset(s->evidence->watches, worker);
     pthread_mutex_lock(&s->lock); /* nobody waits for the ingest thread under it */
     struct worker *w = worker_find_locked(s, worker.worker_id);
-    if (w) w->tells_cached = 0;
+    if (w) telling_forget_locked(w, false);
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -284,11 +284,12 @@ static void record_decision(struct px *p)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Without tokens nothing was predicted; where an image is part of the prompt, not all that the engine can have cached. */
+/* Without tokens nothing was predicted; where not all of them are known, not all that the engine can have cached. */
 static void count_usage(struct px *p)
 {
     struct metrics *m = &serve_of(p)->metrics;
-    if (!p->usage.present || !p->tokens_n || p->multimodal || p->status >= 400 || !p->members.usage_tells) return;
+    bool exact = p->tokens_n && !p->multimodal && p->members.certainty == KVR_PROMPT_EXACT;
+    if (!p->usage.present || !exact || p->status >= 400 || !p->members.usage_tells) return;
     if (!p->usage.has_cached) {
         COUNT(p, usage_untold_total);
         return;
@@ -333,17 +334,21 @@ static void end_evidence(struct px *p)
     p->evidence = NULL;
 }
 
-/* A worker whose usage has told cached tokens since its start means none by leaving them out, in answers of the same form: some engines do
- * where nothing was cached, and some tell them in some forms only. */
+/* Everything of the prompt is known, and what was predicted of it is what the engine does. */
+static bool is_predicted(const struct px *p)
+{
+    return p->tokens_n && p->routed && !p->multimodal && p->status == 200 && p->members.certainty == KVR_PROMPT_EXACT &&
+           p->members.as_evidence && !p->members.skips_cache;
+}
+
 static void complete_usage(struct px *p)
 {
-    struct serve *s = serve_of(p);
-    uint32_t form = UINT32_C(1) << (2 * (unsigned)p->form + (p->is_sse ? 1 : 0));
     if (!p->worker || !p->answered || !p->usage.present || !p->members.usage_tells) return;
-    pthread_mutex_lock(&s->lock);
-    if (p->usage.has_cached) p->worker->tells_cached |= form;
-    else p->usage.has_cached = (p->worker->tells_cached & form) != 0;
-    pthread_mutex_unlock(&s->lock);
+    bool hit =
+        is_predicted(p) && p->view == KVR_VIEW_WHOLE && p->usage.prompt_tokens == p->tokens_n && predicted_cached(p) >= p->pool->block_size;
+    struct answer_telling a = {
+        .form = 2 * (unsigned)p->form + (p->is_sse ? 1 : 0), .told = p->usage.has_cached, .sure_hit = hit && !p->has_error};
+    if (telling_note(serve_of(p), p->worker, &a)) p->usage.has_cached = true;
 }
 
 /* For tell_view: the tokens do not stay until the end. */
@@ -351,9 +356,8 @@ static void keep_prompt(struct px *p)
 {
     uint32_t bs = p->pool->block_size;
     size_t n = p->tokens_n / bs;
-    bool sure = p->tokens && n && p->routed && !p->multimodal && p->status == 200 && p->members.certainty == KVR_PROMPT_EXACT &&
-                p->members.as_evidence && !p->members.skips_cache;
-    if (p->view != KVR_VIEW_PARTIAL || !sure || p->served || !(p->served = malloc(n * sizeof *p->served))) return;
+    if (p->view != KVR_VIEW_PARTIAL || !p->tokens || !n || !is_predicted(p) || p->served || !(p->served = malloc(n * sizeof *p->served)))
+        return;
     uint64_t seed = kvr_hash_seed(p->is_lora ? p->model : NULL, p->is_lora ? strlen(p->model) : 0, p->salt, p->salt_len);
     (void)kvr_hash_locals(p->tokens, n * bs, bs, false, seed, NULL, 0, p->served);
 }

@@ -135,6 +135,12 @@ struct learnt {
     char notes[NOTES_MAX][NOTE_MAX], found[NOTE_MAX];
 };
 
+/* telling.c */
+struct telling {
+    uint32_t forms;  /* since its start: those of answers that have told */
+    unsigned silent; /* answers that had to tell, and did not */
+};
+
 struct worker {
     struct worker *next;
     uint64_t id;
@@ -164,7 +170,7 @@ struct worker {
     size_t models_n;
     int models_status; /* of the last answer to GET /v1/models; 0: none yet */
     uint64_t requests, errors;
-    uint32_t tells_cached;         /* since its start, by the form of the answer (proxy.c): usage has told cached tokens */
+    struct telling telling;        /* cached tokens */
     struct series *series;         /* labels.c */
     char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
     uint64_t metrics_due_ms, learnt_kv_blocks;
@@ -382,6 +388,15 @@ bool worker_is_schedulable(const struct worker *w, uint64_t now_ms);
 void worker_sync_locked(struct serve *s, struct worker *w);     /* tells the router whether it may be chosen */
 void worker_report(struct serve *s, struct worker *w, bool ok); /* result of a request, for the breaker */
 /* why: it is down; NULL when it is up. Says so when that has changed. */
+/* telling.c: whether answers tell how much was cached. */
+struct answer_telling {
+    unsigned form;       /* of the answer, below 32 */
+    bool told, sure_hit; /* a part of the prompt was cached for sure */
+};
+/* The answer of a request that has the worker. Returns: whether its cached tokens are known; those that it does not tell are 0 then. */
+bool telling_note(struct serve *s, struct worker *w, const struct answer_telling *a);
+void telling_forget_locked(struct worker *w, bool restarted); /* not restarted: its cache is another */
+void telling_write_locked(const struct worker *w, struct kvr_buf *b);
 void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *why);
 void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n);
 void worker_models_refused(struct serve *s, uint64_t id, int status); /* it did not tell them; says so once */

@@ -380,7 +380,7 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *
         if (came_up && learns(s, w)) w->learnt.due_ms = 1; /* it may have been started anew */
         if (came_up) w->open_until_ms = 0;
         if (h != w->health) tell_health(w, h, why);
-        if (h == HEALTH_DOWN) w->tells_cached = 0; /* whatever comes back need not tell */
+        if (h == HEALTH_DOWN) telling_forget_locked(w, true); /* whatever comes back need not tell */
         w->health = h;
         bool before = w->schedulable;
         worker_sync_locked(s, w);
