@@ -80,7 +80,7 @@ def test_pipelining_without_reading_keeps_memory_bounded(start, certificate, wha
     cert, key = certificate
     if what in ("models", "metrics"):
         s = start(Serve, [start(Mock, "--model", "m" * 100)])
-        port, path, times = (s.port, "/v1/models", 120000) if what == "models" else (s.admin, "/metrics", 3000)
+        port, path, times = (s.port, "/v1/models", 60000) if what == "models" else (s.admin, "/metrics", 3000)
     else:
         tls = ["--tls-cert", cert, "--tls-key", key] if "TLS" in what else []
         s = start(Indexer, *tls, plain=not tls)
