@@ -42,7 +42,7 @@ class Worker:
                 except OSError:
                     pass  # it has not waited for it
 
-            do_GET = do_POST
+            do_GET = do_DELETE = do_POST
 
             def log_message(self, *a):
                 pass

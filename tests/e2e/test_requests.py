@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from conftest import Mock, Serve, call, wait_for
+from test_first_hour import worker  # noqa: F401  pylint: disable=unused-import
 
 KEY = "sk-of-this-engine"
 LONG = " ".join(f"word{i}" for i in range(200))
@@ -129,6 +130,58 @@ def test_what_goes_on_from_a_response_goes_to_the_worker_that_has_it(start):
     for path in (told, told + "/cancel"):
         method = "POST" if path.endswith("cancel") else "GET"
         assert call(s.port, method, "/v1/responses/" + path).headers["x-kvroute-worker"] == "2"
+
+
+ITEMS = {
+    "function calls": [{"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+                       {"type": "function_call_output", "call_id": "c1", "output": "7"}],
+    "reasoning": [{"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}],
+    "image": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}]}
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+def test_responses_of_items_that_are_not_predicted_stick_all_the_same(start, worker, kind):
+    """By the response that they go on from, and by their session; and they are never claimed to be cached."""
+    ws = [worker(v1__responses={"id": f"resp_{i}", "object": "response", "usage": {"input_tokens": 300, "output_tokens": 1}}) for i in (1, 2)]
+    s = start(Serve, [w.url for w in ws], "--no-router-kv-events", "--router-session-affinity-ttl-secs", 60)
+    body = {"input": [{"role": "user", "content": LONG}] + ITEMS[kind], "max_output_tokens": 2}
+
+    def ask(headers=None, **more):
+        r = call(s.port, "POST", "/v1/responses", {**body, **more}, headers)
+        assert r.status == 200, r.body
+        wait_for("idle", s.idle)
+        return r.headers["x-kvroute-worker"], r.headers["x-kvroute-reason"], r.json()["id"]
+    for i in ("1", "2"):
+        _, why, told = ask({"x-kvroute-worker": i, "x-session-id": "session of " + i})
+        assert why == "pinned"
+        assert {ask(previous_response_id=told)[:2] for _ in range(3)} == {(i, "session")}
+        assert {ask({"x-session-id": "session of " + i})[:2] for _ in range(3)} == {(i, "session")}
+    assert {ask()[1] for _ in range(3)} <= {"load", "kv"}  # kv: its beginning has been there before
+
+
+def test_what_is_asked_of_a_response_goes_to_the_worker_that_has_it(start, worker):
+    ws = [worker(v1__responses={"id": f"resp_{i}", "object": "response"}) for i in (1, 2)]
+    for w in ws:
+        for i in (1, 2):
+            w.answers.update({f"/v1/responses/resp_{i}": {"id": f"resp_{i}"}, f"/v1/responses/resp_{i}/cancel": 400})
+    s = start(Serve, [w.url for w in ws], "--no-router-kv-events")
+    assert s.metric("responses") == 0
+    for i in (1, 2):
+        r = call(s.port, "POST", "/v1/responses", {"input": LONG}, {"x-kvroute-worker": str(i)})
+        assert r.status == 200 and r.json()["id"] == f"resp_{i}"
+    wait_for("kept", lambda: s.metric("responses") == 2)
+    for i in (1, 2):
+        for method, tail, status in (("GET", "", 200), ("GET", "?stream=true", 200), ("POST", "/cancel", 400)):
+            for _ in range(2):
+                r = call(s.port, method, f"/v1/responses/resp_{i}{tail}")
+                assert (r.status, r.headers["x-kvroute-worker"]) == (status, str(i)), (method, tail)
+    assert s.metric("responses") == 2
+    ws[0].answers["/v1/responses/resp_1"] = 405  # as vLLM, which cannot delete any
+    assert call(s.port, "DELETE", "/v1/responses/resp_1").status == 405 and s.metric("responses") == 2
+    r = call(s.port, "DELETE", "/v1/responses/resp_2")
+    assert (r.status, r.headers["x-kvroute-worker"]) == (200, "2")
+    wait_for("forgotten", lambda: s.metric("responses") == 1)
+    assert [r[:2] for w in ws for r in w.got("/v1/responses/resp_2") if r[0] == "DELETE"] == [("DELETE", "/v1/responses/resp_2")]
 
 
 @pytest.mark.parametrize("path, body", [

@@ -186,9 +186,15 @@ static void put_workers(struct serve *s, struct kvr_buf *b)
     for (const struct worker *w = s->workers; w; w = w->next)
         kvr_buf_printf(b, "kvroute_worker_requests_total{worker_id=\"%llu\"} %llu\n", (unsigned long long)w->id,
                        (unsigned long long)w->requests);
-    size_t sessions = sessions_count(s->sessions);
+    size_t sessions = sessions_count(s->sessions), responses = sessions_count(s->responses);
+    uint64_t given_up[] = {sessions_given_up(s->sessions), sessions_given_up(s->responses)};
     pthread_mutex_unlock(&s->lock);
     put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions);
+    put_gauge(b, "responses", "Responses of /v1/responses whose worker is known", (double)responses);
+    put_type(b, "bindings_given_up_total", "counter", "Sessions and responses forgotten before their time, as there were too many");
+    kvr_buf_printf(b,
+                   "kvroute_bindings_given_up_total{table=\"sessions\"} %llu\nkvroute_bindings_given_up_total{table=\"responses\"} %llu\n",
+                   (unsigned long long)given_up[0], (unsigned long long)given_up[1]);
 }
 
 /* Names that clients have given, as label values. */

@@ -65,7 +65,7 @@ struct px {
     size_t whole_n;
     struct kvr_rank_member body_rank;
     const char *rank_error; /* NULL: what the body says of the rank is sound */
-    bool stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, explain, answered, has_error;
+    bool stream, pinned, pin_any_rank, has_rank, is_lora, token_failed, is_head_request, deletes, explain, answered, has_error;
     struct kvr_worker pin;
     double priority;
     uint32_t strict_priority;
@@ -635,6 +635,7 @@ static void bind_session(struct px *p)
 {
     struct serve *s = serve_of(p);
     bind_response(p);
+    if (p->deletes && p->response[0] && p->status < 300) responses_forget(s, p->response);
     if (!p->session[0] || p->status >= 400) return;
     pthread_mutex_lock(&s->lock);
     if (sessions_bind(s->sessions, p->session, strlen(p->session), now_ms(), p->result.worker))
@@ -1973,6 +1974,7 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
     if (form) p->form = *form;
     responses_id_of_path(rq->path, p->response);
     p->is_head_request = rq->is_head;
+    p->deletes = kvr_text_is(rq->method, "DELETE");
     p->total_deadline_ms = after(serve_of(p)->o->total_timeout);
     why = read_hints(p, rq);
     if (why) {

@@ -43,6 +43,15 @@ void responses_bind(struct serve *s, const char *response, struct kvr_worker w)
     pthread_mutex_unlock(&s->lock);
 }
 
+void responses_forget(struct serve *s, const char *response)
+{
+    char key[KEY_MAX];
+    size_t n = key_of(response, key);
+    pthread_mutex_lock(&s->lock);
+    sessions_forget(s->responses, key, n);
+    pthread_mutex_unlock(&s->lock);
+}
+
 void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX])
 {
     const char *s;

@@ -19,6 +19,7 @@ struct session_table {
     uint64_t ttl_ms;
     struct session **buckets;
     size_t cap, n;
+    uint64_t given_up; /* for room, before their time */
     struct session *oldest, *newest;
 };
 
@@ -65,7 +66,10 @@ static void drop(struct session_table *t, struct session *s)
 
 static void expire(struct session_table *t, uint64_t now)
 {
-    while (t->oldest && (now - t->oldest->touched_ms >= t->ttl_ms || t->n > SESSIONS_MAX)) drop(t, t->oldest);
+    while (t->oldest && (now - t->oldest->touched_ms >= t->ttl_ms || t->n > SESSIONS_MAX)) {
+        t->given_up += now - t->oldest->touched_ms < t->ttl_ms;
+        drop(t, t->oldest);
+    }
 }
 
 bool sessions_get(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker *out)
@@ -130,6 +134,11 @@ void sessions_forget(struct session_table *t, const char *id, size_t len)
 size_t sessions_count(const struct session_table *t)
 {
     return t ? t->n : 0;
+}
+
+uint64_t sessions_given_up(const struct session_table *t)
+{
+    return t ? t->given_up : 0;
 }
 
 void sessions_destroy(struct session_table *t)

@@ -434,6 +434,7 @@ struct session_table *responses_create(void);
 bool responses_is_one(const char *id, size_t len); /* what other routers tell: a response's, not a session's? */
 bool responses_get_locked(struct serve *s, const char *response, struct kvr_worker *out);
 void responses_bind(struct serve *s, const char *response, struct kvr_worker w);
+void responses_forget(struct serve *s, const char *response); /* its worker has deleted it */
 /* Both leave `id` as it is when there is none. */
 void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX]);
 void responses_id_of_path(struct kvr_text path, char id[RESPONSE_ID_MAX]);
@@ -545,6 +546,7 @@ bool sessions_get(struct session_table *t, const char *id, size_t len, uint64_t 
 bool sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w);
 void sessions_forget(struct session_table *t, const char *id, size_t len);
 size_t sessions_count(const struct session_table *t);
+uint64_t sessions_given_up(const struct session_table *t); /* before their time, as there were too many */
 
 /* tokens.c: cache of tokenized bodies, under serve.lock; but the key, which reads all of the body */
 struct token_cache *token_cache_create(size_t bytes_max);
