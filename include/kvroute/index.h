@@ -228,7 +228,11 @@ struct kvr_window_event {
     uint32_t group;           /* the engine's number of it */
     uint32_t need;            /* stored: blocks before the end of a prefix that must be there; UINT32_MAX: all */
     bool counts;              /* stored: what is there already is another copy, with a removal of its own */
-    bool repeat; /* stored: it may be told again, with names of blocks that have left the window: nothing when the last is there */
+    /* stored: it may tell again what the engine reuses, with names of blocks that have left the window. When the group has the last block
+     * it is counted as unproven, or, of an engine that `repeats`, not at all; when not, it is a store like others, or tells of the window
+     * only. */
+    bool may_repeat, repeats;
+    bool take_back; /* instead of all this: what is unproven in the pair's groups goes */
     const uint64_t *names;
     size_t n;
 };
@@ -239,6 +243,10 @@ KVR_API int kvr_index_window(struct kvr_index *index, const struct kvr_window_ev
 /* Has the pair a block of this name in the tier, by what its events said? Predicted blocks do not count. Constant time.
  * Threads: any; the answer is of the moment unless the caller is the only one who applies events of the pair. */
 KVR_API bool kvr_index_holds(struct kvr_index *index, struct kvr_worker worker, enum kvr_tier tier, uint64_t block_hash);
+
+/* The names of the leading blocks of the prompt locals[n] that the pair has in the device tier, whatever its cache groups can serve.
+ * names: room for n. Returns: how many. Threads: any; takes the lane's lock. */
+KVR_API size_t kvr_index_names(struct kvr_index *index, struct kvr_worker worker, const uint64_t *locals, size_t n, uint64_t *names);
 
 /* Receives one stored event of a dump; the event is borrowed. Non-zero stops the dump. */
 typedef int kvr_index_emit(void *ctx, const struct kvr_event *event);

@@ -33,7 +33,7 @@ struct mock_request {
     size_t published; /* full blocks that are in the cache */
     bool admitted;    /* was running before */
     bool ready;       /* yields a token at the end of this pass */
-    bool skip_cache;
+    bool skip_cache, reports;
 };
 
 struct queue {
@@ -286,11 +286,20 @@ static long compute(struct mock_engine *e, struct mock_request *r, size_t budget
     return (long)chunk;
 }
 
+static void report(struct mock_engine *e, struct mock_request *r, size_t hits)
+{
+    struct kvr_block *out = hits ? malloc(hits * sizeof *out) : NULL;
+    for (size_t i = 0; out && i < hits; i++) out[i] = (struct kvr_block){.block_hash = r->chain[i]};
+    if (out) tell_stored(e, r, 0, out, hits);
+    free(out);
+}
+
 /* Takes cached blocks for a waiting request, unless too few blocks are free for the rest. */
 static bool admit(struct mock_engine *e, struct mock_request *r, size_t budget)
 {
     if (extend_chain(e, r)) return false;
     size_t hits = cached_prefix(e, r), idle_hits = 0, bs = e->config.block_size;
+    if (r->reports) report(e, r, hits);
     size_t first = KVR_MIN(r->tokens_n, hits * bs + budget), need = (first + bs - 1) / bs - hits;
     size_t whole = (r->tokens_n + bs - 1) / bs - hits; /* all of it must have room, though a part of it is computed now */
     for (size_t i = 0; i < hits; i++) idle_hits += e->blocks[cached_block(e, r->chain[i])].refs == 0;
@@ -457,6 +466,7 @@ struct mock_request *mock_engine_submit(struct mock_engine *e, const struct mock
     r->max_tokens = request->max_tokens;
     r->salt = request->salt;
     r->skip_cache = request->skip_cache;
+    r->reports = request->reports;
     r->user = request->user;
     queue_push(&e->waiting, r);
     e->stats.requests++;

@@ -51,6 +51,7 @@ struct mock_engine_request {
     uint64_t max_tokens;
     uint64_t salt;   /* separates caches */
     bool skip_cache; /* computes its prompt, whatever is cached; what it computes is cached as usual */
+    bool reports;    /* tells what it finds in the cache, each time that it is tried to admit it, as if that were stored (vLLM) */
     void *user;
 };
 

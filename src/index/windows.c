@@ -14,12 +14,13 @@
 #include "index/internal.h"
 
 #include "base/map64.h"
+#include "base/tally.h"
 
 enum { GROUPS_MAX = 16, NAMES_MAX = 1 << 22 };
 
 struct group {
     uint32_t id, need;
-    struct kvr_map64 names; /* -> blocks of that name */
+    struct kvr_map64 names; /* -> struct kvr_tally of the blocks of that name */
 };
 
 struct windowed {
@@ -56,17 +57,44 @@ static struct group *group_of(struct windowed *x, uint32_t id)
     return &x->groups[x->n++];
 }
 
-static void store_name(struct group *g, uint64_t name, bool counts)
+static void store_name(struct group *g, uint64_t name, bool counts, bool proven)
 {
     uint64_t *n = kvr_map64_get(&g->names, name);
-    if (n) *n += counts;
-    else if (g->names.n < NAMES_MAX) (void)kvr_map64_put(&g->names, name, 1); /* no room: it is missed */
+    struct kvr_tally t = n ? kvr_tally_of(*n) : (struct kvr_tally){0};
+    t.certain += proven;
+    t.unproven += !proven;
+    if (n && counts) *n = kvr_tally_value(t);
+    else if (!n && g->names.n < NAMES_MAX) (void)kvr_map64_put(&g->names, name, kvr_tally_value(t)); /* no room: it is missed */
 }
 
 static void remove_name(struct group *g, uint64_t name)
 {
     uint64_t *n = kvr_map64_get(&g->names, name);
-    if (n && --*n == 0) kvr_map64_del(&g->names, name);
+    if (!n) return;
+    struct kvr_tally t = kvr_tally_of(*n);
+    t.certain--;
+    if (kvr_tally_sum(t) <= 0) kvr_map64_del(&g->names, name);
+    else *n = kvr_tally_value(t);
+}
+
+static void take_back(struct group *g)
+{
+    struct kvr_map64 certain = {0};
+    for (size_t i = 0; i < g->names.cap; i++) {
+        struct kvr_tally t = kvr_tally_of(g->names.slots[i].value);
+        t.unproven = 0;
+        if (g->names.slots[i].used && t.certain > 0) (void)kvr_map64_put(&certain, g->names.slots[i].key, kvr_tally_value(t));
+    }
+    kvr_map64_clear(&g->names);
+    g->names = certain;
+}
+
+static void store_names(struct group *g, const struct kvr_window_event *ev)
+{
+    bool told = ev->may_repeat && ev->n && kvr_map64_get(&g->names, ev->names[ev->n - 1]);
+    size_t from = 0;
+    if (ev->may_repeat && ev->repeats) from = told || ev->need == UINT32_MAX ? ev->n : ev->n - KVR_MIN((size_t)ev->need, ev->n);
+    for (size_t i = from; i < ev->n; i++) store_name(g, ev->names[i], ev->counts, !told);
 }
 
 int kvr_index_window(struct kvr_index *ix, const struct kvr_window_event *ev)
@@ -74,20 +102,20 @@ int kvr_index_window(struct kvr_index *ix, const struct kvr_window_event *ev)
     int rc = 0;
     pthread_mutex_lock(&ix->windows_lock);
     struct windowed *x = find(ix, ev->worker);
-    if (!x && (x = calloc(1, sizeof *x))) {
+    if (!x && !ev->take_back && (x = calloc(1, sizeof *x))) {
         x->worker = ev->worker;
         x->next = ix->windowed;
         ix->windowed = x;
         atomic_fetch_add_explicit(&ix->windowed_n, 1, REL);
     }
-    struct group *g = x ? group_of(x, ev->group) : NULL;
-    if (!g) rc = x ? -KVR_ELIMIT : -KVR_ENOMEM;
-    if (g && ev->kind == KVR_EVENT_STORED) g->need = ev->need;
-    bool told = g && ev->repeat && ev->n && kvr_map64_get(&g->names, ev->names[ev->n - 1]);
-    for (size_t i = 0; g && !told && i < ev->n; i++) {
-        if (ev->kind == KVR_EVENT_STORED) store_name(g, ev->names[i], ev->counts);
-        else remove_name(g, ev->names[i]);
+    struct group *g = x && !ev->take_back ? group_of(x, ev->group) : NULL;
+    if (!ev->take_back && !g) rc = x ? -KVR_ELIMIT : -KVR_ENOMEM;
+    if (g && ev->kind == KVR_EVENT_STORED) {
+        g->need = ev->need;
+        store_names(g, ev);
     }
+    for (size_t i = 0; g && ev->kind == KVR_EVENT_REMOVED && i < ev->n; i++) remove_name(g, ev->names[i]);
+    for (size_t i = 0; x && ev->take_back && i < x->n; i++) take_back(&x->groups[i]);
     pthread_mutex_unlock(&ix->windows_lock);
     return rc;
 }
@@ -117,11 +145,10 @@ void kvr__windows_destroy(struct kvr_index *ix)
 /* ---- what a match may say ------------------------------------------------------------------------------------- */
 
 /* The names of the pair's blocks along the query. Returns: how many there are. */
-static uint32_t names_along(struct kvr_index *ix, const struct rank *rk, const uint64_t *q, uint32_t n, uint64_t *names)
+static uint32_t names_along(const struct rank *rk, const uint64_t *q, uint32_t n, uint64_t *names)
 {
     struct lane *ln = rk->lane;
     uint32_t pos = 0, run = ROOT_RUN, off = 0, m = 1;
-    (void)ix;
     while (pos < n && m) {
         struct run *r;
         uint32_t id = kvr__kid_find(ln, kvr__kid_hash(ln, run, off, q[pos]), run, off, q[pos], &r);
@@ -166,6 +193,20 @@ static uint32_t agree(struct kvr_index *ix, struct kvr_worker w, const uint64_t 
     return n;
 }
 
+size_t kvr_index_names(struct kvr_index *ix, struct kvr_worker w, const uint64_t *q, size_t n, uint64_t *names)
+{
+    uint32_t found = 0;
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    struct rank *rk = kvr__rank_find(ix, w);
+    if (rk) {
+        pthread_mutex_lock(&rk->lane->lock);
+        found = names_along(rk, q, (uint32_t)KVR_MIN(n, (size_t)UINT32_MAX), names);
+        pthread_mutex_unlock(&rk->lane->lock);
+    }
+    pthread_rwlock_unlock(&ix->ranks_lock);
+    return found;
+}
+
 static bool is_windowed(struct kvr_index *ix, struct kvr_worker w)
 {
     pthread_mutex_lock(&ix->windows_lock);
@@ -178,16 +219,8 @@ static bool is_windowed(struct kvr_index *ix, struct kvr_worker w)
 static uint32_t cut(struct kvr_index *ix, struct kvr_worker w, const uint64_t *q, uint32_t depth)
 {
     uint64_t *names = malloc(depth * sizeof *names);
-    uint32_t n = 0;
     if (!names) return 0;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
-    struct rank *rk = kvr__rank_find(ix, w);
-    if (rk) {
-        pthread_mutex_lock(&rk->lane->lock);
-        n = names_along(ix, rk, q, depth, names);
-        pthread_mutex_unlock(&rk->lane->lock);
-    }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    uint32_t n = (uint32_t)kvr_index_names(ix, w, q, depth, names);
     n = agree(ix, w, names, n);
     free(names);
     return n;

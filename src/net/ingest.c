@@ -438,7 +438,7 @@ static void command_free(struct kvr_ingest *in, struct command *c)
 static bool concerns(const struct command *c, const struct source *s)
 {
     bool of_worker = s->st.worker.worker_id == c->worker.worker_id;
-    return of_worker && (c->kind == REMOVE_WORKER || s->st.worker.dp_rank == c->worker.dp_rank);
+    return of_worker && (c->kind == REMOVE_WORKER || c->kind == EXPECT_REPORTS || s->st.worker.dp_rank == c->worker.dp_rank);
 }
 
 /* Returns: whether a source was there. */
@@ -460,6 +460,8 @@ static bool run_on_sources(struct kvr_ingest *in, const struct command *c)
         }
         if (c->kind == PAUSE || c->kind == RESUME) source_pause(in, s, c->kind == PAUSE);
         if (c->kind == EVIDENCE) kvr__view_evidence(in, s, c->text);
+        if (c->kind == DOUBT_COPIES) kvr__view_doubt_copies(in, s, c->has_name ? &c->name : NULL);
+        if (c->kind == EXPECT_REPORTS) kvr__view_expect_reports(s);
         if (c->kind == VISIT) source_visit(in, s, c);
         if (c->kind == SERVED && in->handler.on_served) in->handler.on_served(in->handler.ctx, s->user, &c->served);
         p = &s->next;
@@ -836,15 +838,39 @@ static struct command *take_spare(struct kvr_ingest *in)
     return c;
 }
 
-void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, const char *text)
+/* A command nobody waits for; NULL: not even a spare one is left. */
+static struct command *make_command(struct kvr_ingest *in, enum command_kind kind, struct kvr_worker worker)
 {
     struct command *c = calloc(1, sizeof *c);
     if (!c) c = take_spare(in);
-    if (!c) return;
-    c->kind = EVIDENCE;
+    if (!c) return NULL;
+    c->kind = kind;
     c->worker = worker;
+    return c;
+}
+
+void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, const char *text)
+{
+    struct command *c = make_command(in, EVIDENCE, worker);
+    if (!c) return;
     snprintf(c->text, sizeof c->text, "%s", text ? text : "");
     send_command(in, c);
+}
+
+void kvr_ingest_doubt_copies(struct kvr_ingest *in, struct kvr_worker worker, const uint64_t *name)
+{
+    struct command *c = make_command(in, DOUBT_COPIES, worker);
+    if (!c) return;
+    c->has_name = name != NULL;
+    c->name = name ? *name : 0;
+    send_command(in, c);
+}
+
+bool kvr_ingest_expect_reports(struct kvr_ingest *in, uint64_t worker_id)
+{
+    struct command *c = make_command(in, EXPECT_REPORTS, (struct kvr_worker){worker_id, 0});
+    if (c) send_command(in, c);
+    return c != NULL;
 }
 
 int kvr_ingest_served(struct kvr_ingest *in, const struct kvr_served *prompt)

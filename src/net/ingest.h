@@ -84,6 +84,7 @@ struct kvr_view_status {
     uint64_t buffer_first, buffer_batches;
     double buffer_seconds;      /* between the stamps of its first and its last batch */
     uint32_t engine_block_size; /* as the engine says; 0: not said yet */
+    uint64_t unproven_copies;   /* recover/copies.h */
     struct kvr_engine_counters filtered;
 #define KVR_INGEST_FIELD(name) uint64_t name;
     KVR_INGEST_COUNTERS(KVR_INGEST_FIELD)
@@ -176,6 +177,12 @@ void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool paus
 /* What speaks against a view from outside (predictions that do not come true): it is not trusted, whatever its stream says,
  * until the text is "". Returns at once; a worker that is not followed is no error. */
 void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, const char *text);
+
+/* The engine did not have what only unproven copies say that it has (recover/copies.h): this block (NULL: whatever it may be). When that is
+ * so, all of the rank's unproven copies are taken back, and its view is partial. Returns at once. */
+void kvr_ingest_doubt_copies(struct kvr_ingest *in, struct kvr_worker worker, const uint64_t *block_hash);
+/* A request is about to be sent to the worker that has its engine report what it reuses. Returns at once: false: no memory. */
+bool kvr_ingest_expect_reports(struct kvr_ingest *in, uint64_t worker_id);
 
 /* A prompt that was answered, copied, for on_served, in order with what else is asked for. Any thread.
  * Returns: 0, -KVR_ELIMIT: as many wait as may, -KVR_ENOMEM. */

@@ -164,7 +164,7 @@ struct kvr_plane_queue {
     uint64_t dropped;
 };
 
-enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT, VISIT_PLANE, EVIDENCE, SERVED };
+enum command_kind { ADD, REMOVE_WORKER, REMOVE_RANK, PAUSE, RESUME, VISIT, VISIT_PLANE, EVIDENCE, SERVED, DOUBT_COPIES, EXPECT_REPORTS };
 
 struct command {
     struct command *next;
@@ -177,6 +177,8 @@ struct command {
     void *arg;
     struct kvr_served served; /* its hashes are the command's */
     char text[96];
+    bool has_name;
+    uint64_t name;
     bool spare; /* one of kvr_ingest.spares, in use */
     bool *done; /* somebody waits, and the command is theirs; NULL: it is freed */
     int *rc;
@@ -260,6 +262,11 @@ void kvr__view_replay_broken(struct kvr_ingest *in, struct source *s);          
 void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply); /* takes the reply */
 void kvr__view_step(struct kvr_ingest *in, struct source *s);                                   /* goes on with what is being applied */
 void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text);             /* "": none any more */
+/* Unproven copies (recover/copies.h) of the ranks that have any, and hold the block by nothing else (NULL: whatever they hold), are taken
+ * back: the view is partial. */
+void kvr__view_doubt_copies(struct kvr_ingest *in, struct source *s, const uint64_t *name);
+/* From now on what may be a report counts for nothing. */
+void kvr__view_expect_reports(struct source *s);
 void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c);
 /* Before the source is opened: applies the batches that were kept behind its content. */
 void kvr__view_take_tail(struct kvr_ingest *in, struct source *s);

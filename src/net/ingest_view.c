@@ -160,6 +160,12 @@ void kvr__view_note_cursor(struct source *s)
     s->st.next_sequence = s->cursor.next;
 }
 
+/* The engine lives another life: what was learned of its ways counts no more. */
+static void forget_ways(struct source *s)
+{
+    for (struct rank_stream *r = &s->own; r; r = r->next) kvr_engine_stream_restart(&r->stream);
+}
+
 static void drop_view(struct kvr_ingest *in, struct source *s)
 {
     drop_content(in, s);
@@ -220,7 +226,9 @@ static void sum_counters(struct source *s)
 {
     struct kvr_engine_counters *sum = &s->st.filtered;
     *sum = s->own.stream.counters;
+    s->st.unproven_copies = s->own.stream.copies.unproven;
     for (const struct rank_stream *r = s->own.next; r; r = r->next) {
+        s->st.unproven_copies += r->stream.copies.unproven;
 #define KVR_SUM(name) sum->name += r->stream.counters.name;
         KVR_ENGINE_COUNTERS(KVR_SUM)
 #undef KVR_SUM
@@ -249,16 +257,34 @@ static bool copies_unsure(const struct source *s)
     return false;
 }
 
-/* A view that was taken for whole is not: blocks are in use that it lacks, which is no sign that what it has is false. */
-static void still_missing(struct kvr_ingest *in, struct source *s)
+/* A view that was taken for whole is not: it lacks blocks, and what it has is true. */
+static void lacks(struct kvr_ingest *in, struct source *s, const char *why)
 {
-    s->missing_why =
-        s->healed ? "blocks of before a loss are still in use" : "the engine keeps blocks twice, and which of both went is not known";
+    s->missing_why = why;
     s->healed = false;
     s->missing = true;
     kvr_hole_begin(&s->hole);
     kvr__view_note_cursor(s);
-    believe(in, s);
+    if (s->known != KVR_VIEW_UNKNOWN) believe(in, s);
+}
+
+/* Blocks are in use that it lacks, which is no sign that what it has is false. */
+static void still_missing(struct kvr_ingest *in, struct source *s)
+{
+    lacks(in, s,
+          copies_unsure(s) ? "the engine keeps blocks twice, and which of both went is not known"
+                           : "blocks of before a loss are still in use");
+}
+
+/* What unproven copies held has left the view. A hybrid model's groups may have lost more than is counted. */
+static void copies_taken_back(struct kvr_ingest *in, struct source *s)
+{
+    lacks(in, s, "the engine reports what it reuses: what it keeps twice is not known");
+}
+
+static bool is_hybrid(const struct rank_stream *r)
+{
+    return memchr(r->stream.group_main, 2, sizeof r->stream.group_main) != NULL;
 }
 
 static void on_converted(void *ctx, const struct kvr_event *ev)
@@ -270,7 +296,7 @@ static void on_converted(void *ctx, const struct kvr_event *ev)
     s->st.events++;
     s->st.blocks += ev->blocks_n + ev->removed_n;
     if (ev->kind == KVR_EVENT_CLEARED && rc == 0) s->cleared = true;
-    watch_hole(s, ev, rc);
+    if (!(in->applying && in->applying->taking_back)) watch_hole(s, ev, rc); /* of those the engine may have told nothing */
     if (rc == -KVR_EPARENT) {
         s->st.parent_not_found++;
         s->orphaned = true;
@@ -310,7 +336,8 @@ bool kvr__view_holds(void *ctx, enum kvr_tier tier, uint64_t name)
 static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t seq)
 {
     struct rank_stream *r = stream_of(in, s);
-    uint64_t mismatches = r ? r->stream.counters.block_size_mismatch : 0;
+    uint64_t mismatches = r ? r->stream.counters.block_size_mismatch : 0, taken_back = r ? r->stream.counters.copy_taken_back : 0;
+    bool reported = r && r->stream.copies.reports;
     if (!r) {
         s->own.stream.counters.other_rank++;
         s->mismatch = true;
@@ -326,6 +353,8 @@ static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t
         }
         in->applying = NULL;
         if (s->cleared && s->missing && s->ranks_n == 1) s->missing = s->hollow = false; /* an empty view is a complete one */
+        bool lost_groups = r->stream.copies.reports && !reported && is_hybrid(r);
+        if (lost_groups || r->stream.counters.copy_taken_back != taken_back) copies_taken_back(in, s);
         if (r->stream.counters.block_size_mismatch != mismatches) {
             s->mismatch = true;
             char text[96];
@@ -543,6 +572,7 @@ static void ask_anew(struct kvr_ingest *in, struct source *s)
 {
     s->st.restarts++;
     s->mismatch = false;
+    forget_ways(s);
     start_over(in, s);
 }
 
@@ -643,6 +673,8 @@ static void renew_dealer(struct kvr_ingest *in, struct source *s)
     s->owed_ends = 0;
 }
 
+static void torn_batch(struct kvr_ingest *in, struct source *s);
+
 static void rebuild(struct kvr_ingest *in, struct source *s)
 {
     drop_view(in, s);
@@ -662,6 +694,41 @@ void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *tex
     weigh_again(in, s);
     if (!first || !can_repair(s) || s->mute || !s->connected || kvr__view_repairing(s)) return;
     if (may_rebuild(in, s)) rebuild(in, s);
+}
+
+static void take_back(struct kvr_ingest *in, struct source *s, struct rank_stream *r)
+{
+    in->current = s;
+    in->applying = &r->stream;
+    r->stream.current = NULL;
+    s->torn |= kvr_engine_stream_take_back(&r->stream, s->cursor.next ? s->cursor.next - 1 : 0, on_converted, in) < 0;
+    in->applying = NULL;
+}
+
+static bool is_doubtful(const struct rank_stream *r, const uint64_t *name)
+{
+    return r->stream.copies.unproven && (!name || kvr__copies_doubtful(&r->stream.copies, KVR_TIER_DEVICE, *name));
+}
+
+/* The batches that are kept would bring back what goes here. */
+void kvr__view_doubt_copies(struct kvr_ingest *in, struct source *s, const uint64_t *name)
+{
+    bool any = false;
+    for (struct rank_stream *r = &s->own; r; r = r->next) {
+        if (!is_doubtful(r, name)) continue;
+        take_back(in, s, r);
+        any = true;
+    }
+    if (!any) return;
+    tell_break(s);
+    sum_counters(s);
+    copies_taken_back(in, s);
+    if (s->torn) torn_batch(in, s);
+}
+
+void kvr__view_expect_reports(struct source *s)
+{
+    for (struct rank_stream *r = &s->own; r; r = r->next) r->stream.copies.reports = true;
 }
 
 static void replay_failed(struct kvr_ingest *in, struct source *s)
@@ -814,6 +881,7 @@ static void on_verified(struct kvr_ingest *in, struct source *s, bool same)
     s->st.restarts++;
     s->mismatch = false;
     s->replaying = false;
+    forget_ways(s);
     rebuild(in, s);
 }
 
@@ -948,6 +1016,7 @@ static void on_restart(struct kvr_ingest *in, struct source *s, uint64_t seq, co
     s->st.restarts++;
     s->mismatch = false;
     drop_view(in, s);
+    forget_ways(s);
     s->has_epoch = false; /* the new one is not known yet */
     s->same_life = true;
     s->cursor.live_any = true;
@@ -1162,6 +1231,7 @@ void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_v
     s->hollow = s->verifying = false;
     s->unsure = can_repair(s);
     kvr__view_note_cursor(s);
+    sum_counters(s);
     if (s->dealer && s->connected) {
         s->rounds = s->retries = 0;
         request_replay(in, s, c->next);

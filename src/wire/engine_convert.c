@@ -7,7 +7,18 @@
  * would be a guess. A store that is dropped tags nothing. Streams without salts pay one empty-map test per event.
  *
  * Copies (recover/copies.h). With `holds`, a store of what the view holds already is counted and not emitted, and so is the removal of a
- * copy that is not the last. Streams without copies pay one look at the view per store that goes on with a chain.
+ * copy that is not the last. Streams without copies pay one look at the view per store.
+ *
+ * Reports. A request that asks for them and finds k blocks in the cache makes its engine tell, in one batch and with nothing between but
+ * removals and other cache groups:
+ *
+ *     stored [n1 .. nk] under nothing      the report: all are held
+ *     removed ...                          what has to go for the request's own blocks
+ *     stored [nk+1 ..] under nk            these
+ *
+ * A copy that begins a chain is the whole prompt, or a chunk of it, whose next one comes in a later batch. So this sequence shows a report;
+ * it takes two requests in one batch, of which one computes what is cached and the other goes on exactly behind it, for it to show one that
+ * is none, and then the view only becomes a lower bound. A report that nothing follows is counted until another one shows what it was.
  */
 #include "wire/engine_events.h"
 
@@ -41,6 +52,12 @@ void kvr_engine_stream_reset(struct kvr_engine_stream *s)
     kvr_map64_clear(&s->salts);
     kvr__copies_forget(&s->copies);
     memset(s->group_main, 0, sizeof s->group_main);
+}
+
+void kvr_engine_stream_restart(struct kvr_engine_stream *s)
+{
+    kvr_engine_stream_reset(s);
+    s->copies.reports = false;
 }
 
 static bool bytes_are(struct kvr_bytes b, const char *text)
@@ -160,13 +177,20 @@ static int hash_tokens(struct kvr_engine_stream *s, const struct kvr_engine_batc
     return 0;
 }
 
-/* Leaves of a store what is not a copy. Returns: is something left? Events as arrays are older than stores that are told again. */
+/* Events as arrays are older than reports. */
+static bool may_be_report(const struct kvr_engine_event *ev)
+{
+    return ev->is_map && !ev->has_parent;
+}
+
+/* Leaves of a store what is not a copy. Returns: is something left? */
 static int skip_copies(struct kvr_engine_stream *s, const struct kvr_engine_event *ev, struct kvr_event *out)
 {
-    size_t n = s->holds && !s->again ? kvr__copies_stored(&s->copies, out, ev->is_map, s->holds, s->holds_ctx) : 0;
+    size_t n = s->holds && !s->again ? kvr__copies_stored(&s->copies, out, may_be_report(ev), s->holds, s->holds_ctx) : 0;
     s->skipped = n;
     if (n == 0) return 1;
     s->counters.copy_stored += n;
+    if (n == ev->hashes_n && may_be_report(ev) && out->tier == KVR_TIER_DEVICE) s->told = ev;
     out->parent_hash = out->blocks[n - 1].block_hash;
     out->blocks += n;
     out->blocks_n -= n;
@@ -259,8 +283,9 @@ static void tell_window(struct kvr_engine_stream *s, const struct kvr_engine_bat
                                  .kind = stored ? KVR_EVENT_STORED : KVR_EVENT_REMOVED,
                                  .group = (uint32_t)ev->group_idx,
                                  .need = s->group_need[ev->group_idx],
-                                 .counts = !s->again && (ev->has_parent || !ev->is_map), /* recover/copies.h */
-                                 .repeat = ev->is_map && !ev->has_parent,
+                                 .counts = !s->again,
+                                 .may_repeat = may_be_report(ev),
+                                 .repeats = s->copies.reports,
                                  .names = b->hashes + ev->hashes_at,
                                  .n = ev->hashes_n};
     s->window(s->window_ctx, &w);
@@ -294,11 +319,70 @@ static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b
     return ev->kind == KVR_ENGINE_STORED ? convert_stored(s, b, ev, out) : convert_removed(s, b, ev, out);
 }
 
+/* ---- reports --------------------------------------------------------------------------------------------------- */
+
+/* Has a hybrid model's view unproven counts where they cannot be seen from here? */
+static bool has_windows(const struct kvr_engine_stream *s)
+{
+    return s->window && memchr(s->group_main, 2, sizeof s->group_main);
+}
+
+long kvr_engine_stream_take_back(struct kvr_engine_stream *s, uint64_t event_id, kvr_engine_emit *emit, void *ctx)
+{
+    size_t most = 0;
+    long emitted = 0;
+    for (int t = 0; t < KVR_TIER_COUNT; t++) most = KVR_MAX(most, s->copies.more[t].n);
+    if (kvr_mem_grow(&s->mem, (void **)&s->last, &s->last_cap, most, sizeof *s->last)) return -KVR_ENOMEM;
+    s->counters.copy_taken_back += s->copies.unproven;
+    s->copies.unsure |= s->copies.unproven > 0;
+    s->copies.reports = true;
+    s->taking_back = true;
+    for (enum kvr_tier t = 0; t < KVR_TIER_COUNT; t++) {
+        struct kvr_event out = {.event_id = event_id, .worker = s->worker, .kind = KVR_EVENT_REMOVED, .tier = t, .removed = s->last};
+        out.removed_n = s->copies.more[t].n ? kvr__copies_take_back(&s->copies, t, s->last) : 0;
+        for (size_t i = 0; t == KVR_TIER_DEVICE && i < out.removed_n; i++) forget_salt(s, s->last[i]);
+        if (!out.removed_n || (t != KVR_TIER_DEVICE && !s->tiers)) continue;
+        emit(ctx, &out);
+        emitted++;
+    }
+    s->taking_back = false;
+    if (has_windows(s)) s->window(s->window_ctx, &(struct kvr_window_event){.worker = s->worker, .take_back = true});
+    return emitted;
+}
+
+/* Does the event show that the store before it was a report? */
+static bool shows_report(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev)
+{
+    const struct kvr_engine_event *told = s->told;
+    if (!told || ev->kind == KVR_ENGINE_REMOVED) return false;
+    bool other_group = ev->kind == KVR_ENGINE_STORED && (ev->has_group != told->has_group || ev->group_idx != told->group_idx);
+    if (other_group) return false;
+    s->told = NULL;
+    return ev->kind == KVR_ENGINE_STORED && ev->has_parent && ev->parent == b->hashes[told->hashes_at + told->hashes_n - 1];
+}
+
+/* What that one counted was nothing, for certain; what others did is not known. */
+static long take_report_back(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *report,
+                             uint64_t event_id, kvr_engine_emit *emit, void *ctx)
+{
+    s->counters.copy_reported += report->hashes_n;
+    kvr__copies_uncount(&s->copies, KVR_TIER_DEVICE, b->hashes + report->hashes_at, report->hashes_n);
+    return kvr_engine_stream_take_back(s, event_id, emit, ctx);
+}
+
+/* ---- a batch --------------------------------------------------------------------------------------------------- */
+
 long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id, kvr_engine_emit *emit, void *ctx)
 {
     long emitted = 0;
+    s->told = NULL;
     for (size_t i = 0; i < b->events_n; i++) {
         struct kvr_event out = {.event_id = event_id, .worker = s->worker};
+        const struct kvr_engine_event *told = s->told;
+        s->current = &b->events[i];
+        long taken = shows_report(s, b, &b->events[i]) ? take_report_back(s, b, told, event_id, emit, ctx) : 0;
+        if (taken < 0) return taken;
+        emitted += taken;
         int rc = convert(s, b, &b->events[i], &out);
         if (rc < 0) return rc;
         if (rc == 0) continue;
@@ -306,9 +390,9 @@ long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_bat
             s->counters.lower_tier++;
             continue;
         }
-        s->current = &b->events[i];
         emit(ctx, &out);
         emitted++;
     }
+    s->told = NULL;
     return emitted;
 }

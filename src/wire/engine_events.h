@@ -79,7 +79,7 @@ uint64_t kvr_engine_mm_hash(const char *id, size_t len);
     X(ignored_event) X(unknown_tag) X(ambiguous_cache_namespace) X(non_main_attention_kind) X(unknown_kind) \
     X(non_main_attention_group) X(unlearned_group_idx) X(remote_locality) X(unknown_medium) X(self_reference) \
     X(block_size_mismatch) X(truncated_tokens) X(other_rank) X(lower_tier) X(unnamed_adapter) X(salt_or_object) \
-    X(copy_stored) X(copy_removed)
+    X(copy_stored) X(copy_removed) X(copy_reported) X(copy_taken_back)
 /* clang-format on */
 
 struct kvr_engine_counters {
@@ -105,7 +105,9 @@ struct kvr_engine_stream {
     struct kvr_copies copies;
     kvr_copies_holds *holds; /* what the view holds, when it can say so: then copies are counted and neither stored nor removed again */
     void *holds_ctx;
-    bool again; /* what is converted may be in the view already: nothing of it counts as a copy */
+    bool again;                          /* what is converted may be in the view already: nothing of it counts as a copy */
+    bool taking_back;                    /* what is emitted now are blocks that only unproven counts held: their engine may have them */
+    const struct kvr_engine_event *told; /* of this batch: a store that may be a report; what comes next decides */
     struct kvr_engine_counters counters;
     const struct kvr_engine_event *current; /* the event that is being converted */
     size_t skipped;                         /* its leading blocks that are not emitted: copies */
@@ -121,8 +123,9 @@ struct kvr_engine_stream {
 
 void kvr_engine_stream_init(struct kvr_engine_stream *s, struct kvr_worker worker, uint32_t block_size);
 void kvr_engine_stream_free(struct kvr_engine_stream *s);
-/* Forgets what was learned (the engine restarted). */
+/* Forgets what was learned of the content (it is dropped); and of the engine, too (another life of it). */
 void kvr_engine_stream_reset(struct kvr_engine_stream *s);
+void kvr_engine_stream_restart(struct kvr_engine_stream *s);
 /* Forgets what copies there are: events may have been missed. */
 void kvr_engine_stream_forget_copies(struct kvr_engine_stream *s);
 
@@ -130,5 +133,10 @@ typedef void kvr_engine_emit(void *ctx, const struct kvr_event *event);
 
 /* Converts every event of a batch. Returns: number of events emitted, or -KVR_ENOMEM. */
 long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id, kvr_engine_emit *emit, void *ctx);
+
+/* This engine reports (recover/copies.h): unproven copies are taken back (counted as copy_taken_back), those blocks that nothing else held
+ * are emitted as removed, and what may be a report is not counted any more. Returns: number of events emitted, or -KVR_ENOMEM: nothing
+ * was done. */
+long kvr_engine_stream_take_back(struct kvr_engine_stream *s, uint64_t event_id, kvr_engine_emit *emit, void *ctx);
 
 #endif

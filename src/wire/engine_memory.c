@@ -4,7 +4,13 @@
 #include <string.h>
 
 enum { HEAD = 16 /* of a rank, of a section */ };
-enum section { GROUPS = 1, SALTS, COPIES /* and further, by tier */ };
+enum section {
+    GROUPS = 1,
+    SALTS,
+    COPIES /* and further, by tier */,
+    TALLIES = COPIES + KVR_TIER_COUNT,
+    REPORTS = TALLIES + KVR_TIER_COUNT
+};
 
 static void put_head(struct kvr_buf *b, uint32_t what, uint64_t n)
 {
@@ -29,7 +35,11 @@ void kvr_engine_memory_write(const struct kvr_engine_stream *s, struct kvr_buf *
     put_head(b, GROUPS, KVR_ENGINE_GROUPS);
     kvr_buf_add(b, s->group_main, KVR_ENGINE_GROUPS);
     put_map(b, SALTS, &s->salts);
-    for (uint32_t t = 0; t < KVR_TIER_COUNT; t++) put_map(b, COPIES + t, &s->copies.more[t]);
+    for (uint32_t t = 0; t < KVR_TIER_COUNT; t++) put_map(b, (s->copies.unproven ? TALLIES : COPIES) + t, &s->copies.more[t]);
+    if (s->copies.reports) {
+        put_head(b, REPORTS, 1);
+        kvr_buf_add(b, "\1", 1);
+    }
     if (b->failed) return;
     len = b->len - at - sizeof len;
     memcpy(b->data + at, &len, sizeof len);
@@ -54,6 +64,14 @@ static int read_groups(struct kvr_engine_stream *s, const char *p)
     return 0;
 }
 
+static int read_copies(struct kvr_copies *c, enum kvr_tier tier, const char *p, uint64_t n)
+{
+    struct kvr_map64 *m = &c->more[tier];
+    int rc = read_map(m, p, n);
+    for (size_t i = 0; i < m->cap; i++) c->unproven += m->slots[i].used ? kvr_tally_of(m->slots[i].value).unproven : 0;
+    return rc;
+}
+
 static int read_sections(struct kvr_engine_stream *s, const char *p, size_t len)
 {
     while (len) {
@@ -62,13 +80,17 @@ static int read_sections(struct kvr_engine_stream *s, const char *p, size_t len)
         if (len < HEAD) return -KVR_EFORMAT;
         memcpy(head, p, sizeof head);
         memcpy(&n, p + 8, 8);
-        size_t each = head[0] == GROUPS ? 1 : 16;
+        size_t each = head[0] == GROUPS || head[0] == REPORTS ? 1 : 16;
         if (head[1] || n > (len - HEAD) / each) return -KVR_EFORMAT;
         int rc = -KVR_EFORMAT;
         if (head[0] == GROUPS && n == KVR_ENGINE_GROUPS) rc = read_groups(s, p + HEAD);
         if (head[0] == SALTS && n <= KVR_ENGINE_SALT_TAGS_MAX) rc = read_map(&s->salts, p + HEAD, n);
-        if (head[0] >= COPIES && head[0] < COPIES + KVR_TIER_COUNT && n <= KVR_COPIES_MAX)
-            rc = read_map(&s->copies.more[head[0] - COPIES], p + HEAD, n);
+        if (head[0] >= COPIES && head[0] < REPORTS && n <= KVR_COPIES_MAX)
+            rc = read_copies(&s->copies, (head[0] - COPIES) % KVR_TIER_COUNT, p + HEAD, n);
+        if (head[0] == REPORTS && n == 1) {
+            s->copies.reports = p[HEAD] != 0;
+            rc = 0;
+        }
         if (rc) return rc;
         p += HEAD + n * each;
         len -= HEAD + n * each;

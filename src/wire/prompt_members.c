@@ -12,6 +12,7 @@ enum effect {
     NONE,     /* neither the prompt nor the cache depends on it */
     PROMPT,   /* part of the prompt, in a way that the engine's tokenizer can be asked for */
     READ,     /* see read_values */
+    XARGS,    /* vllm_xargs: as CONNECTS; and read_xarg */
     CONNECTS, /* blocks may come from elsewhere, or an extension of the engine decides: tokens are known, the answer proves nothing */
     HIDES     /* other tokens than the text's, or another name space of the cache */
 };
@@ -135,13 +136,24 @@ static const struct {
     {"use_beam_search", READ},
     {"user", NONE},
     {"video_data", HIDES},
-    {"vllm_xargs", CONNECTS},
+    {"vllm_xargs", XARGS},
     {"watermarking", NONE},
 };
 
 struct seen {
-    bool unknown, connects, hides;
+    bool unknown, connects, hides, reports;
 };
+
+static int read_xarg(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    static const char mode[] = "kv_cache_report_mode";
+    struct seen *s = ctx;
+    const char *text;
+    size_t len;
+    bool is_mode = key_len == sizeof mode - 1 && memcmp(key, mode, key_len) == 0;
+    s->reports |= is_mode && kvr_json_as_str(v, &text, &len) && len == 4 && memcmp(text, "full", 4) == 0;
+    return 0;
+}
 
 static int note_member(void *ctx, const char *key, size_t key_len, struct kvr_json v)
 {
@@ -153,7 +165,8 @@ static int note_member(void *ctx, const char *key, size_t key_len, struct kvr_js
         int order = strncmp(members[mid].name, key, key_len);
         if (order == 0 && members[mid].name[key_len]) order = 1;
         if (order == 0) {
-            s->connects |= members[mid].effect == CONNECTS;
+            s->connects |= members[mid].effect == CONNECTS || members[mid].effect == XARGS;
+            if (members[mid].effect == XARGS && kvr_json_type_of(v) == KVR_JSON_OBJECT) kvr_json_each(v, read_xarg, s);
             s->hides |= members[mid].effect == HIDES;
             return 0;
         }
@@ -359,6 +372,7 @@ void kvr_prompt_members_read(struct kvr_json body, enum kvr_prompt_form form, st
         out->multimodal = true;
         out->certainty = KVR_MAX(out->certainty, KVR_PROMPT_LEADING);
     }
+    out->reports = seen.reports;
     if (seen.hides) out->certainty = KVR_PROMPT_UNKNOWN;
     if (seen.hides || seen.unknown || seen.connects || !out->usage_tells || out->certainty != KVR_PROMPT_EXACT) out->as_evidence = false;
 }

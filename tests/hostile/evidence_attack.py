@@ -41,6 +41,11 @@ class Attack:
         t = self.rng.choice(self.pool)
         return t if r < 0.8 else t[:self.rng.randrange(1, len(t))]
 
+    def port(self, router, engines, body):
+        """Some requests that have their engine report what it reuses go there behind the router's back."""
+        with self.lock:
+            return self.rng.choice([router, *engines]) if engines and "vllm_xargs" in body else router
+
     # What is done to a completion. Each returns more members of the body.
     def members(self):
         r = self.rng
@@ -52,6 +57,7 @@ class Attack:
             lambda: {"cache_salt": ["s", "t"]}, lambda: {"cache_salt": 7}, lambda: {"nvext": {"token_data": self.prompt()}},
             lambda: {"nvext": {"cache_salt": "y"}}, lambda: {"priority": r.randrange(-5, 5)}, lambda: {"kv_transfer_params": {"do_remote_prefill": True}},
             lambda: {"kv_transfer_params": {"do_remote_decode": True}}, lambda: {"prompt_embeds": "AAAA"}, lambda: {"vllm_xargs": {"a": 1}},
+            *[lambda: {"vllm_xargs": {"kv_cache_report_mode": r.choice(["full", "full", "full", "incremental", ["full"], 1])}}] * 3,
             lambda: {"frobnicate": r.random()}, lambda: {"prompt": [self.prompt(), self.prompt()]}, lambda: {"prompt": [self.prompt()] * 3},
             lambda: {"prompt": [10**9] * 200}, lambda: {"prompt": [self.vocab + 10**7] + self.prompt()}, lambda: {"prompt": [r.randrange(10, self.vocab)] * self.room * 4},
             lambda: {"prompt": []}, lambda: {"prompt": "text " * r.randrange(1, 60)}, lambda: {"prompt": "text " * 40, "add_special_tokens": r.random() < 0.5},
@@ -159,18 +165,25 @@ def distrusted(admin):
     return {(w["worker_id"], v["dp_rank"], v["reason"]) for w in ask(admin, "GET", "/workers")[2] for v in w["views"] if not v["trusted"]}
 
 
+def views(admin):
+    return [f'{w["worker_id"]}/{v["dp_rank"]} {v["view"]} {v["reason"]}' for w in ask(admin, "GET", "/workers")[2] for v in w["views"]] + [
+        line for line in ask(admin, "GET", "/metrics")[2].decode().splitlines() if "reason=\"copy_" in line]
+
+
 def evidence(admin):
     lines = ask(admin, "GET", "/metrics")[2].decode().splitlines()
     return {l.split("{")[1].split("}")[0]: int(float(l.split()[-1])) for l in lines if l.startswith("kvroute_view_evidence_total{")}
 
 
-def run(attack, honest, seconds, timeout=60, say=print):
-    """Returns: what was lost: views that were not trusted, with their reasons."""
+def run(attack, honest, seconds, timeout=60, say=print, engines=()):
+    """engines: ports at which the hostile client reaches the engines themselves, as through another router. Returns: what was lost: views that
+    were not trusted, with their reasons."""
     stop, sent, lost = threading.Event(), [0] * THREADS, set()
 
     def hostile(i):
         while not stop.is_set():
-            send(honest.port, *attack.request(), timeout)
+            path, body, leave = attack.request()
+            send(attack.port(honest.port, engines, body), path, body, leave, timeout)
             sent[i] += 1
     threads = [threading.Thread(target=hostile, args=(i,), daemon=True) for i in range(THREADS)]
     for t in threads:
@@ -189,6 +202,7 @@ def run(attack, honest, seconds, timeout=60, say=print):
         t.join(2 * timeout)
     say(f"{sum(sent)} hostile requests, {honest.n} honest ones with {honest.reused} tokens reused, {len(honest.wrong)} predicted wrong, lost {lost or 'none'}")
     say(json.dumps(evidence(honest.admin)))
+    say(json.dumps(views(honest.admin)))
     return lost
 
 
@@ -204,7 +218,7 @@ def main():
     serve = Serve(made, "--tokenizer", "engine")
     honest = Honest(serve.port, serve.admin, a.seed + 1, "mock", 1, 16)
     try:
-        lost = run(Attack(a.seed, "mock"), honest, a.seconds, say=lambda text: print(text, flush=True))
+        lost = run(Attack(a.seed, "mock"), honest, a.seconds, say=lambda text: print(text, flush=True), engines=[m.port for m in made])
     finally:
         for m in [serve, *made]:
             m.stop()

@@ -8,10 +8,17 @@
 
 enum { BS = 2 };
 
+enum { EVENTS = 64, BLOCKS = 512 };
+
 struct run {
     struct kvr_index *index;
     struct kvr_engine_stream stream;
     int emitted;
+    /* the batch that is being written */
+    struct kvr_engine_event events[EVENTS];
+    uint64_t names[BLOCKS];
+    uint32_t tokens[BLOCKS * BS];
+    size_t events_n, names_n;
 };
 
 static bool index_holds(void *ctx, enum kvr_tier tier, uint64_t name)
@@ -43,36 +50,68 @@ static int teardown(void **state)
 static void apply(void *ctx, const struct kvr_event *ev)
 {
     struct run *r = ctx;
+    int rc = kvr_index_apply(r->index, ev);
     r->emitted++;
-    assert_int_equal(kvr_index_apply(r->index, ev), 0);
+    if (rc) assert_true(r->stream.copies.unsure); /* the view lacks something */
 }
 
-/* One event as the decoder gives it. Block n of a chain is called n and has the tokens {n, n}. */
+/* One event more of the batch, as the decoder gives it. Block n of a chain is called n and has the tokens {n, n}. */
+static void write_event(struct run *r, const struct kvr_engine_event *what, uint64_t first, size_t n)
+{
+    struct kvr_engine_event *ev = &r->events[r->events_n++];
+    assert_true(r->events_n <= EVENTS && r->names_n + n <= BLOCKS);
+    *ev = *what;
+    ev->hashes_at = r->names_n;
+    ev->tokens_at = r->names_n * BS;
+    ev->hashes_n = n;
+    ev->tokens_n = n * BS;
+    ev->block_size = BS;
+    for (size_t i = 0; i < n; i++, r->names_n++) {
+        r->names[r->names_n] = first + i;
+        r->tokens[r->names_n * BS] = r->tokens[r->names_n * BS + 1] = (uint32_t)(first + i);
+    }
+}
+
+static void send_batch(struct run *r)
+{
+    struct kvr_engine_batch b = {.events = r->events,
+                                 .events_n = r->events_n,
+                                 .hashes = r->names,
+                                 .hashes_n = r->names_n,
+                                 .tokens = r->tokens,
+                                 .tokens_n = r->names_n * BS};
+    assert_true(kvr_engine_convert(&r->stream, &b, 1, apply, r) >= 0);
+    r->events_n = r->names_n = 0;
+}
+
 static void say(struct run *r, const struct kvr_engine_event *what, uint64_t first, size_t n)
 {
-    uint64_t names[16];
-    uint32_t tokens[16 * BS];
-    struct kvr_engine_event ev = *what;
-    struct kvr_engine_batch b = {.events = &ev, .events_n = 1, .hashes = names, .hashes_n = n, .tokens = tokens, .tokens_n = n * BS};
-    for (size_t i = 0; i < n; i++) {
-        names[i] = first + i;
-        tokens[i * BS] = tokens[i * BS + 1] = (uint32_t)(first + i);
-    }
-    ev.hashes_n = n;
-    ev.tokens_n = n * BS;
-    ev.block_size = BS;
-    assert_true(kvr_engine_convert(&r->stream, &b, 1, apply, r) >= 0);
+    write_event(r, what, first, n);
+    send_batch(r);
 }
 
 /* Blocks first.. behind first - 1; block 1 begins the chain. */
+static void write_stored(struct run *r, uint64_t first, size_t n)
+{
+    write_event(r, &(struct kvr_engine_event){.kind = KVR_ENGINE_STORED, .is_map = true, .has_parent = first > 1, .parent = first - 1},
+                first, n);
+}
+
+static void write_removed(struct run *r, uint64_t name)
+{
+    write_event(r, &(struct kvr_engine_event){.kind = KVR_ENGINE_REMOVED, .is_map = true}, name, 1);
+}
+
 static void stored(struct run *r, uint64_t first, size_t n)
 {
-    say(r, &(struct kvr_engine_event){.kind = KVR_ENGINE_STORED, .is_map = true, .has_parent = first > 1, .parent = first - 1}, first, n);
+    write_stored(r, first, n);
+    send_batch(r);
 }
 
 static void removed(struct run *r, uint64_t name)
 {
-    say(r, &(struct kvr_engine_event){.kind = KVR_ENGINE_REMOVED, .is_map = true}, name, 1);
+    write_removed(r, name);
+    send_batch(r);
 }
 
 static size_t blocks(struct run *r)
@@ -113,21 +152,122 @@ static void a_copy_and_what_is_behind_it(void **state)
     assert_int_equal(blocks(r), 1);
 }
 
-/* With kv_cache_report_mode full vLLM tells of the blocks that a request reuses: nothing was stored, and one removal takes them. */
-static void a_store_that_is_told_again_is_no_copy(void **state)
+/* Computed without reading the cache, or a prompt of one block. */
+static void a_copy_of_the_start_of_a_chain(void **state)
 {
     struct run *r = *state;
     stored(r, 1, 3);
-    assert_false(r->stream.copies.unsure);
-    for (int i = 0; i < 5; i++) stored(r, 1, 3);
-    for (int i = 0; i < 5; i++) stored(r, 1, 2);
-    assert_true(r->stream.copies.unsure); /* they may have been copies all the same: who stores below them later has lost nothing */
+    stored(r, 1, 3);
+    stored(r, 1, 1);
+    assert_int_equal(r->stream.copies.unproven, 4);
+    for (uint64_t name = 3; name >= 1; name--) removed(r, name);
+    assert_int_equal(blocks(r), 3);
     removed(r, 3);
-    assert_int_equal(blocks(r), 2);
     removed(r, 2);
     removed(r, 1);
+    assert_int_equal(blocks(r), 1);
+    removed(r, 1);
     assert_int_equal(blocks(r), 0);
-    assert_int_equal(r->stream.counters.copy_stored, 0);
+    assert_int_equal(r->stream.copies.unproven, 0);
+    assert_int_equal(r->stream.copies.more[KVR_TIER_DEVICE].n, 0);
+    assert_false(r->stream.copies.reports || r->stream.copies.unsure);
+}
+
+/* With kv_cache_report_mode full vLLM tells of the blocks that a request reuses, then of those that it computes: of the first nothing was
+ * stored, and one removal takes them. */
+static void a_report_shows_itself_and_is_no_copy(void **state)
+{
+    struct run *r = *state;
+    stored(r, 1, 3);
+    say(r, &(struct kvr_engine_event){.kind = KVR_ENGINE_STORED, .is_map = true}, 11, 1); /* somebody else's */
+    write_stored(r, 1, 3);
+    write_removed(r, 11);
+    write_stored(r, 4, 1);
+    send_batch(r);
+    assert_true(r->stream.copies.reports);
+    assert_int_equal(r->stream.counters.copy_reported, 3);
+    assert_int_equal(r->stream.counters.copy_taken_back, 0); /* nothing else was counted: the view lacks nothing */
+    assert_false(r->stream.copies.unsure);
+    stored(r, 1, 3);
+    assert_true(r->stream.copies.unsure); /* it may have been a copy all the same: who stores below it later has lost nothing */
+    for (uint64_t name = 4; name >= 1; name--) {
+        assert_int_equal(blocks(r), name);
+        removed(r, name);
+    }
+    assert_int_equal(blocks(r), 0);
+    stored(r, 1, 3);
+    stored(r, 3, 1); /* what goes on with a chain is a copy, reports or not */
+    removed(r, 3);
+    assert_int_equal(blocks(r), 3);
+}
+
+/* A report that nothing follows is taken for a copy, until another one shows what it was. */
+static void reports_that_were_counted_are_taken_back(void **state)
+{
+    const char *why = NULL;
+    struct run *r = *state;
+    stored(r, 1, 6);
+    stored(r, 6, 1);
+    stored(r, 1, 5);
+    stored(r, 1, 4);
+    for (uint64_t name = 6; name >= 3; name--) removed(r, name);
+    assert_int_equal(blocks(r), 6); /* it has 1, 2 and a copy of 6 */
+    assert_true(kvr__copies_doubtful(&r->stream.copies, KVR_TIER_DEVICE, 4));
+    assert_false(kvr__copies_doubtful(&r->stream.copies, KVR_TIER_DEVICE, 2) ||
+                 kvr__copies_doubtful(&r->stream.copies, KVR_TIER_DEVICE, 6));
+    write_stored(r, 1, 2);
+    write_stored(r, 3, 2);
+    send_batch(r);
+    assert_int_equal(r->stream.counters.copy_taken_back, 9);
+    assert_true(r->stream.copies.unsure && r->stream.copies.unproven == 0);
+    assert_true(index_holds(r->index, KVR_TIER_DEVICE, 4) && !index_holds(r->index, KVR_TIER_DEVICE, 5));
+    removed(r, 4); /* 6, behind 5, went with it */
+    removed(r, 3);
+    assert_int_equal(blocks(r), 2);
+    assert_true(kvr_index_validate(r->index, &why));
+}
+
+/* One prompt is computed anew, another one goes on with something else of it: neither shows a report. */
+static void copies_beside_others_show_no_report(void **state)
+{
+    struct run *r = *state;
+    stored(r, 1, 4);
+    write_stored(r, 1, 4);
+    write_stored(r, 3, 3); /* behind 2 */
+    send_batch(r);
+    write_stored(r, 1, 4);
+    write_event(r, &(struct kvr_engine_event){.kind = KVR_ENGINE_STORED, .is_map = true}, 20, 1);
+    write_stored(r, 5, 1);
+    send_batch(r);
+    stored(r, 1, 4);
+    stored(r, 5, 1); /* a batch of its own */
+    assert_false(r->stream.copies.reports);
+    assert_int_equal(r->stream.copies.unproven, 12);
+}
+
+static void another_life_of_the_engine_is_not_asked_for_reports_yet(void **state)
+{
+    struct run *r = *state;
+    stored(r, 1, 1);
+    write_stored(r, 1, 1);
+    write_stored(r, 2, 1);
+    send_batch(r);
+    kvr_engine_stream_reset(&r->stream); /* the content is asked for anew */
+    assert_true(r->stream.copies.reports);
+    kvr_engine_stream_restart(&r->stream);
+    assert_false(r->stream.copies.reports);
+}
+
+/* Blocks that left the view by something else than a removal have no copies when they come again. */
+static void what_is_stored_anew_has_no_copies_of_before(void **state)
+{
+    struct run *r = *state;
+    stored(r, 1, 3);
+    stored(r, 2, 2);
+    kvr_index_drop_rank(r->index, (struct kvr_worker){1, 0});
+    stored(r, 1, 3);
+    removed(r, 3);
+    assert_int_equal(blocks(r), 2);
 }
 
 /* Events as arrays come from releases that tell nothing twice. */
@@ -192,16 +332,45 @@ static struct kvr_engine_stream *the_stream(void *ctx, uint32_t rank)
     return ctx;
 }
 
+static void write_and_read(struct run *r)
+{
+    struct kvr_buf b = {0};
+    kvr_engine_memory_write(&r->stream, &b);
+    kvr_engine_stream_restart(&r->stream);
+    assert_int_equal(kvr_engine_memory_read(b.data, b.len, the_stream, &r->stream), 0);
+    kvr_buf_free(&b);
+}
+
+static void what_is_not_proven_outlives_a_restart_as_such(void **state)
+{
+    struct run *r = *state;
+    stored(r, 1, 3);
+    stored(r, 1, 3);
+    stored(r, 2, 1);
+    removed(r, 3);
+    removed(r, 2);
+    write_and_read(r);
+    assert_int_equal(r->stream.copies.unproven, 3);
+    assert_true(kvr__copies_doubtful(&r->stream.copies, KVR_TIER_DEVICE, 3));
+    assert_false(r->stream.copies.reports || kvr__copies_doubtful(&r->stream.copies, KVR_TIER_DEVICE, 2));
+    assert_int_equal(kvr_engine_stream_take_back(&r->stream, 1, apply, r), 1);
+    assert_int_equal(blocks(r), 2);
+    stored(r, 2, 1);
+    write_and_read(r);
+    assert_true(r->stream.copies.reports && r->stream.copies.unproven == 0);
+    removed(r, 2);
+    assert_int_equal(blocks(r), 2);
+    removed(r, 2);
+    removed(r, 1);
+    assert_int_equal(blocks(r), 0);
+}
+
 static void copies_outlive_a_restart_and_not_a_clear(void **state)
 {
     struct run *r = *state;
-    struct kvr_buf b = {0};
     stored(r, 1, 3);
     stored(r, 3, 1);
-    kvr_engine_memory_write(&r->stream, &b);
-    kvr_engine_stream_reset(&r->stream);
-    assert_int_equal(kvr_engine_memory_read(b.data, b.len, the_stream, &r->stream), 0);
-    kvr_buf_free(&b);
+    write_and_read(r);
     removed(r, 3);
     assert_int_equal(blocks(r), 3);
     stored(r, 3, 1);
@@ -234,11 +403,35 @@ static void compute(struct run *r, struct cells *c, uint64_t name)
         if (c->used[i] < c->used[lru]) lru = i;
     if (c->name[lru]) {
         c->count[c->name[lru]]--;
-        removed(r, c->name[lru]);
+        write_removed(r, c->name[lru]);
     }
     c->name[lru] = name;
     c->used[lru] = ++c->clock;
     c->count[name]++;
+}
+
+static uint64_t depth_of(const struct cells *c)
+{
+    uint64_t depth = 0;
+    while (depth < CHAIN && c->count[depth + 1]) depth++;
+    return depth;
+}
+
+/* A request that reuses from - 1 blocks. */
+static void request(struct run *r, struct cells *c, uint64_t from, uint64_t upto, bool reports)
+{
+    use(c, 1, from - 1);
+    if (reports && from > 1) write_stored(r, 1, from - 1);
+    for (uint64_t name = from; name <= upto; name++) compute(r, c, name);
+    if (upto >= from) write_stored(r, from, upto - from + 1);
+    send_batch(r);
+    use(c, 1, KVR_MAX(upto, from - 1));
+}
+
+static uint64_t draw(uint64_t *rng)
+{
+    *rng = *rng * 6364136223846793005u + 1442695040888963407u;
+    return *rng >> 33;
 }
 
 static void random_copies_against_an_engine_of_cells(void **state)
@@ -247,30 +440,59 @@ static void random_copies_against_an_engine_of_cells(void **state)
     struct cells c = {.clock = 1};
     uint64_t rng = 7;
     for (int round = 0; round < ROUNDS; round++) {
-        uint64_t depth = 0;
-        rng = rng * 6364136223846793005u + 1442695040888963407u;
-        while (depth < CHAIN && c.count[depth + 1]) depth++;
+        uint64_t depth = depth_of(&c), any = draw(&rng) % CHAIN + 1, n = draw(&rng) % 3 + 1, from = KVR_MIN(any, depth + 1);
         assert_int_equal(blocks(r), depth);
-        uint64_t from = KVR_MIN((rng >> 33) % CHAIN + 1, depth + 1), upto = KVR_MIN(from + (rng >> 50) % 3, (uint64_t)CHAIN);
-        if (c.count[1] && from == 1) from = 2; /* copies from the start are not counted */
-        if (upto < from) continue;
-        use(&c, 1, from - 1);
-        for (uint64_t name = from; name <= upto; name++) compute(r, &c, name);
-        stored(r, from, upto - from + 1);
-        use(&c, 1, upto);
+        request(r, &c, from, KVR_MIN(from + n - 1, (uint64_t)CHAIN), false);
     }
     assert_true(r->stream.counters.copy_removed > 500);
+    assert_false(r->stream.copies.reports);
+}
+
+/* Some requests ask for reports. Those that nothing follows cannot be told from copies: the view may have too much, until one shows itself.
+ */
+static void random_reports_against_an_engine_of_cells(void **state)
+{
+    struct run *r = *state;
+    int low = 0, shown = 0;
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        struct cells c = {.clock = 1};
+        uint64_t rng = seed;
+        kvr_index_drop_rank(r->index, (struct kvr_worker){1, 0});
+        kvr_engine_stream_restart(&r->stream);
+        for (int round = 0; round < ROUNDS / 20; round++) {
+            uint64_t depth = depth_of(&c), any = draw(&rng) % CHAIN + 1, n = draw(&rng) % 3, from = KVR_MIN(any, depth + 1);
+            request(r, &c, from, KVR_MIN(from + n - 1, (uint64_t)CHAIN), round > 50 && draw(&rng) % 3 == 0);
+            uint64_t held = 0;
+            while (held < CHAIN && index_holds(r->index, KVR_TIER_DEVICE, held + 1)) held++;
+            if (round <= 50) assert_int_equal(held, depth_of(&c));
+            if (r->stream.copies.reports) assert_true(held <= depth_of(&c));
+            low += held < depth_of(&c);
+        }
+        shown += r->stream.copies.reports;
+    }
+    assert_true(shown == 40 && low > 100);
 }
 
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(a_block_stays_until_its_last_copy_goes),   T(a_copy_and_what_is_behind_it),
-        T(a_store_that_is_told_again_is_no_copy),    T(older_engines_copy_from_the_start_too),
-        T(what_a_dump_may_have_had_is_no_copy),      T(predicted_blocks_make_no_copies),
-        T(lower_tiers_count_for_themselves),         T(copies_outlive_a_restart_and_not_a_clear),
+        T(a_block_stays_until_its_last_copy_goes),
+        T(a_copy_and_what_is_behind_it),
+        T(a_copy_of_the_start_of_a_chain),
+        T(a_report_shows_itself_and_is_no_copy),
+        T(reports_that_were_counted_are_taken_back),
+        T(copies_beside_others_show_no_report),
+        T(another_life_of_the_engine_is_not_asked_for_reports_yet),
+        T(what_is_stored_anew_has_no_copies_of_before),
+        T(older_engines_copy_from_the_start_too),
+        T(what_a_dump_may_have_had_is_no_copy),
+        T(predicted_blocks_make_no_copies),
+        T(lower_tiers_count_for_themselves),
+        T(what_is_not_proven_outlives_a_restart_as_such),
+        T(copies_outlive_a_restart_and_not_a_clear),
         T(random_copies_against_an_engine_of_cells),
+        T(random_reports_against_an_engine_of_cells),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

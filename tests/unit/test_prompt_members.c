@@ -86,6 +86,20 @@ static void members_are_what_the_engine_makes_of_them(void **s)
     }
 }
 
+static void reports_are_asked_for_in_one_way(void **s)
+{
+    static const char *const no[] = {"{\"a\":\"full\"}", "{\"kv_cache_report_mode\":\"incremental\"}",
+                                     "{\"kv_cache_report_mode\":[\"full\"]}", "\"full\"", "null"};
+    for (int i = 0; i < 5; i++) {
+        char body[128];
+        snprintf(body, sizeof body, COMPLETION(",\"vllm_xargs\":%s"), no[i]);
+        assert_false(read_of(s, KVR_FORM_COMPLETION, body).reports);
+    }
+    assert_true(read_of(s, KVR_FORM_CHAT, CHAT(",\"vllm_xargs\":{\"a\":1,\"kv_cache_report_mode\":\"full\"}")).reports);
+    assert_true(read_of(s, KVR_FORM_CHAT, CHAT(",\"vllm_xargs\":{},\"vllm_xargs\":{\"kv_cache_report_mode\":\"full\"}")).reports);
+    assert_false(read_of(s, KVR_FORM_CHAT, CHAT("")).reports);
+}
+
 static void truncation_is_read_as_the_engine_reads_it(void **s)
 {
     struct kvr_prompt_members m = read_of(s, KVR_FORM_COMPLETION, COMPLETION(""));
@@ -132,6 +146,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(members_are_what_the_engine_makes_of_them),
+        cmocka_unit_test(reports_are_asked_for_in_one_way),
         cmocka_unit_test(truncation_is_read_as_the_engine_reads_it),
         cmocka_unit_test(special_tokens_are_added_to_texts_and_not_to_chats_unless_told),
     };

@@ -25,7 +25,8 @@ static void store(struct run *r, struct kvr_worker w, uint64_t base)
 
 static void window(struct run *r, enum kvr_event_kind kind, uint32_t group, uint32_t need, int from, int to, bool counts)
 {
-    struct kvr_window_event ev = {W, kind, group, need, counts, false, r->names + from, (size_t)(to - from)};
+    struct kvr_window_event ev = {
+        .worker = W, .kind = kind, .group = group, .need = need, .counts = counts, .names = r->names + from, .n = (size_t)(to - from)};
     assert_int_equal(kvr_index_window(r->index, &ev), 0);
 }
 
@@ -94,16 +95,70 @@ static void all_groups_agree(void **state)
     assert_int_equal(depth(r, W), 0);
 }
 
+static void told_again(struct run *r, int from, int to, bool repeats)
+{
+    struct kvr_window_event ev = {.worker = W,
+                                  .kind = KVR_EVENT_STORED,
+                                  .group = 1,
+                                  .need = 2,
+                                  .counts = true,
+                                  .may_repeat = true,
+                                  .repeats = repeats,
+                                  .names = r->names + from,
+                                  .n = (size_t)(to - from)};
+    assert_int_equal(kvr_index_window(r->index, &ev), 0);
+}
+
+static void take_back(struct run *r)
+{
+    assert_int_equal(kvr_index_window(r->index, &(struct kvr_window_event){.worker = W, .take_back = true}), 0);
+}
+
 /* kv_cache_report_mode full names every block of the prefix, those that have left the window too. */
-static void a_store_that_is_told_again_adds_nothing(void **state)
+static void a_report_adds_nothing_to_an_engine_that_reports(void **state)
 {
     struct run *r = *state;
     window(r, KVR_EVENT_STORED, 1, 2, N - 2, N, false);
-    struct kvr_window_event told = {W, KVR_EVENT_STORED, 1, 2, false, true, r->names, N};
-    assert_int_equal(kvr_index_window(r->index, &told), 0);
+    told_again(r, 0, N, true);
     assert_int_equal(depth(r, W), N);
     window(r, KVR_EVENT_REMOVED, 1, 0, N - 1, N, false);
     assert_int_equal(depth(r, W), 0);
+    told_again(r, 0, 6, true); /* nothing is known of the window, so it is there */
+    assert_int_equal(depth(r, W), 6);
+    window(r, KVR_EVENT_REMOVED, 1, 0, 5, 6, false);
+    assert_int_equal(depth(r, W), 0);
+}
+
+/* A prompt is computed anew because its window has lost blocks; the last is still there. */
+static void what_is_computed_again_from_the_start_is_there(void **state)
+{
+    struct run *r = *state;
+    window(r, KVR_EVENT_STORED, 1, 2, 0, N, true);
+    for (int i = 0; i < N - 1; i++) window(r, KVR_EVENT_REMOVED, 1, 0, i, i + 1, false);
+    assert_int_equal(depth(r, W), 0);
+    told_again(r, 0, N, false);
+    assert_int_equal(depth(r, W), N);
+    window(r, KVR_EVENT_REMOVED, 1, 0, N - 1, N, false); /* one of two */
+    assert_int_equal(depth(r, W), N);
+    window(r, KVR_EVENT_REMOVED, 1, 0, N - 1, N, false);
+    assert_int_equal(depth(r, W), N - 1);
+}
+
+static void what_is_not_proven_is_taken_back(void **state)
+{
+    struct run *r = *state;
+    window(r, KVR_EVENT_STORED, 1, 2, N - 2, N, true);
+    told_again(r, 0, N, false); /* a report: it names blocks that the group has not */
+    window(r, KVR_EVENT_REMOVED, 1, 0, N - 1, N, false);
+    assert_int_equal(depth(r, W), N);
+    take_back(r);
+    assert_int_equal(depth(r, W), 0);
+    window(r, KVR_EVENT_STORED, 1, 2, N - 1, N, true);
+    assert_int_equal(depth(r, W), N); /* what was certain is there */
+    take_back(r);
+    assert_int_equal(depth(r, W), N);
+    assert_int_equal(kvr_index_window(r->index, &(struct kvr_window_event){.worker = PLAIN, .take_back = true}), 0);
+    assert_int_equal(depth(r, PLAIN), N);
 }
 
 static void copies_clears_and_resets(void **state)
@@ -167,7 +222,7 @@ static void events_of_other_groups_are_told(void **state)
     struct kvr_engine_batch b = {.events = &ev, .events_n = 1, .hashes = &name, .hashes_n = 1, .tokens = tokens, .tokens_n = 32};
     assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 0);
     assert_true(s.n == 1 && s.last.group == 2 && s.last.need == 2 && s.last.names[0] == 7 && s.last.kind == KVR_EVENT_STORED &&
-                !s.last.counts);
+                s.last.may_repeat && !s.last.repeats);
     ev = (struct kvr_engine_event){.kind = KVR_ENGINE_REMOVED, .is_map = true, .hashes_n = 1, .has_group = true, .group_idx = 2};
     assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 0);
     assert_true(s.n == 2 && s.last.kind == KVR_EVENT_REMOVED);
@@ -194,7 +249,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(a_prefix_needs_the_last_blocks_of_its_window),
         T(all_groups_agree),
-        T(a_store_that_is_told_again_adds_nothing),
+        T(a_report_adds_nothing_to_an_engine_that_reports),
+        T(what_is_computed_again_from_the_start_is_there),
+        T(what_is_not_proven_is_taken_back),
         T(copies_clears_and_resets),
         T(events_of_other_groups_are_told),
     };

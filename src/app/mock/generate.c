@@ -229,6 +229,7 @@ static bool submit(struct mock_exchange *x, uint32_t n)
                                          .max_tokens = KVR_MIN(x->ask.max_tokens, context - s->prompt->n),
                                          .salt = x->salt,
                                          .skip_cache = x->ask.prompt_logprobs,
+                                         .reports = x->ask.reports,
                                          .user = s};
         s->request = mock_engine_submit(x->rank->engine, &rq);
         if (!s->request) return false;

@@ -285,9 +285,18 @@ static int read_max_tokens(const struct mock *m, struct kvr_json root, struct mo
     return 0;
 }
 
+static bool asks_for_reports(struct kvr_json root)
+{
+    const char *mode;
+    size_t len;
+    struct kvr_json v = kvr_json_get(kvr_json_get(root, "vllm_xargs"), "kv_cache_report_mode");
+    return kvr_json_as_str(v, &mode, &len) && len == 4 && memcmp(mode, "full", 4) == 0;
+}
+
 static int read_logprobs(struct kvr_json root, struct mock_ask *a, struct mock_error *e)
 {
     int64_t top = 0, prompt = 0;
+    a->reports = asks_for_reports(root);
     a->prompt_logprobs = number_of(root, "prompt_logprobs", &prompt);
     if (a->prompt_logprobs && a->stream && prompt != 0) {
         mock_fail(e, 400, BAD, "prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`. (parameter=prompt_logprobs)");

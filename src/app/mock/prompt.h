@@ -30,6 +30,7 @@ struct mock_ask {
     uint32_t n; /* answers for each prompt */
     uint64_t max_tokens;
     bool stream, include_usage, continuous_usage, echo, logprobs, prompt_logprobs, greedy;
+    bool reports; /* vllm_xargs: kv_cache_report_mode full */
     char model[128], salt[128];
     bool is_lora;
     struct kvr_buf conversation; /* of /v1/responses: the text of the prompt */

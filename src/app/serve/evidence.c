@@ -462,6 +462,33 @@ static enum verdict verdict_of(struct serve *s, const struct kvr_view_status *st
     return none ? PROVES_NOTHING : IS_FINE;
 }
 
+/* ---- copies that may be none --------------------------------------------------------------------------------------- */
+
+/* The engine had less than the view, and there are unproven copies (recover/copies.h): were they none? */
+static bool fell_short(const struct evidence_check *c, const struct kvr_view_status *st)
+{
+    uint64_t bs = c->pool->block_size, view = KVR_MIN(c->view_tokens, c->prompt_tokens - 1) / bs, had = c->cached / bs;
+    return c->told && st && st->unproven_copies && had < view && had < c->blocks;
+}
+
+/* The first block that it had not, if the view still has it: it goes when nothing but such copies hold it. */
+static void doubt_block(struct serve *s, const struct evidence_check *c)
+{
+    uint64_t names[BLOCKS_MAX];
+    size_t n = (size_t)(c->cached / c->pool->block_size) + 1;
+    if (kvr_index_names(c->pool->index, c->watch.worker, c->locals, n, names) == n)
+        kvr_ingest_doubt_copies(s->ingest, c->watch.worker, &names[n - 1]);
+}
+
+/* What spoke against the view may have been such copies, and is forgotten with them. */
+static void begin_anew_locked(struct evidence *e, struct kvr_worker worker)
+{
+    struct rank_evidence *r = find_rank(e, worker);
+    if (!r) return;
+    memset(r->kinds, 0, sizeof r->kinds);
+    r->alarm = false;
+}
+
 /* Is it a view of ours that can be judged? */
 static bool is_judged_locked(struct serve *s, const struct evidence_check *c)
 {
@@ -488,12 +515,17 @@ static bool look(struct serve *s, const struct statuses *st, struct evidence_che
         why = NO_VIEW;
         verdict = PROVES_NOTHING;
     }
-    if (bad && !again && verdict != PROVES_NOTHING) over = !put_locked(s->evidence, 1, c);
+    bool later = !again && verdict != PROVES_NOTHING && (bad || fell_short(c, view));
+    if (later) over = !put_locked(s->evidence, 1, c);
     else if (verdict != PROVES_NOTHING) changed = judge_locked(s, c, (enum outcome)verdict, text, sizeof text);
-    if (over && (verdict == PROVES_NOTHING || (bad && !again)))
+    if (over && (verdict == PROVES_NOTHING || later))
         count_none_locked(s->evidence, c->watch.worker, verdict == PROVES_NOTHING ? why : NO_BUSY);
+    bool doubt = changed && text[0] && view->unproven_copies;
+    if (doubt) begin_anew_locked(s->evidence, c->watch.worker);
     pthread_mutex_unlock(&s->lock);
-    if (changed) kvr_ingest_set_evidence(s->ingest, c->watch.worker, text);
+    if (again && fell_short(c, view)) doubt_block(s, c);
+    if (doubt) kvr_ingest_doubt_copies(s->ingest, c->watch.worker, NULL);
+    else if (changed) kvr_ingest_set_evidence(s->ingest, c->watch.worker, text);
     return over;
 }
 

@@ -773,6 +773,7 @@ static void px_send(struct px *p)
                                       .connect_timeout_s = o->connect_timeout,
                                       .handler = &relay_handler,
                                       .ctx = p};
+    if (p->members.reports) views_expect_reports(serve_of(p), p->worker);
     p->call = h.failed || !h.len ? NULL : kvr_http_call_start(p->loop->client, &cc);
     kvr_buf_free(&h);
     kvr_body_unref(body);

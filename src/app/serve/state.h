@@ -178,6 +178,7 @@ struct worker {
     struct learnt learnt;
     unsigned char wiring[DP_MAX];        /* enum wiring, as was said last */
     struct rank_load loads[DP_MAX];      /* by rank - dp_start */
+    _Atomic bool reports;                /* it was sent a request that has it report what it reuses, and the ingest knows */
     _Atomic unsigned char views[DP_MAX]; /* enum kvr_view_knowledge; of ranks whose events are followed */
 };
 
@@ -479,6 +480,7 @@ void views_follow(struct serve *s, const struct worker *w, struct pool *pool);
 void views_unfollow(struct serve *s, uint64_t id);
 /* A prompt that a rank has answered, whose view was partial when it was chosen. */
 void views_served(struct serve *s, struct kvr_served *v);
+void views_expect_reports(struct serve *s, struct worker *w); /* before such a request is sent to it; any thread */
 enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank);
 /* Do KV events of this rank (by place) come from somewhere? */
 bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place);

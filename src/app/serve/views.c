@@ -165,6 +165,10 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_recorder_event(s->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
     kvr_index_drop_rank(p->index, w);
     evidence_reset(s, w);
+    pthread_mutex_lock(&s->lock); /* nobody waits for the ingest thread under it */
+    struct worker *worker = worker_find_locked(s, w.worker_id);
+    if (worker) atomic_store(&worker->reports, false); /* it may be another engine */
+    pthread_mutex_unlock(&s->lock);
 }
 
 static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
@@ -185,6 +189,11 @@ static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_kn
 void views_served(struct serve *s, struct kvr_served *v)
 {
     if (kvr_ingest_served(s->ingest, v)) atomic_fetch_add(&s->metrics.view_prompts_dropped_total, 1);
+}
+
+void views_expect_reports(struct serve *s, struct worker *w)
+{
+    if (s->ingest && !atomic_exchange(&w->reports, true) && !kvr_ingest_expect_reports(s->ingest, w->id)) atomic_store(&w->reports, false);
 }
 
 enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank)
