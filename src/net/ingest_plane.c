@@ -209,13 +209,23 @@ static int take_event(void *ctx, const struct kvr_plane_place *place)
     return 0;
 }
 
+/* Several ranks may share a socket; or the port is another rank's. */
+static void leave_out(struct source *s, uint32_t rank)
+{
+    s->st.filtered.other_rank = ++s->own.stream.counters.other_rank;
+    if (s->st.filtered.other_rank > 1) return;
+    kvr_log("kvroute: worker %llu rank %u: events of rank %u come on its events endpoint too, and are left out here; when that is not the "
+            "port of both, give that rank (dp-start), or the port of this one",
+            (unsigned long long)s->st.worker.worker_id, s->st.worker.dp_rank, rank);
+}
+
 /* The worker's id is ours: it need not know it. */
 static int take_own_event(void *ctx, const struct kvr_plane_place *place)
 {
     const struct taking *t = ctx;
     struct source *s = t->only;
     if (place->worker.dp_rank == s->st.worker.dp_rank) hand_over(t, s, place);
-    else s->st.filtered.other_rank = ++s->own.stream.counters.other_rank;
+    else leave_out(s, place->worker.dp_rank);
     return 0;
 }
 

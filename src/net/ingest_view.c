@@ -339,9 +339,12 @@ static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t
     uint64_t mismatches = r ? r->stream.counters.block_size_mismatch : 0, taken_back = r ? r->stream.counters.copy_taken_back : 0;
     bool reported = r && r->stream.copies.reports;
     if (!r) {
+        char text[sizeof s->known_reason];
+        snprintf(text, sizeof text, "batches of rank %u come here: give that rank (dp-start), or the events port of this one",
+                 in->batch.rank);
         s->own.stream.counters.other_rank++;
         s->mismatch = true;
-        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "the engine sends another data-parallel rank on this port");
+        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, text);
     } else {
         in->current = s;
         s->cleared = s->orphaned = false;

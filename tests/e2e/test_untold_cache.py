@@ -4,6 +4,7 @@ and with the flag; and what was not predicted for sure is no part of that compar
 import pytest
 from conftest import Mock, Serve, call, wait_for
 from test_doctor import doctor
+from test_first_hour import worker  # noqa: F401  pylint: disable=unused-import
 
 LONG = list(range(1, 200))
 
@@ -68,3 +69,21 @@ def test_prompts_of_which_not_all_is_known_are_no_part_of_predicted_against_actu
     ask(s, 1)
     wait_for("counted", lambda: s.metric("usage_answers_total") == 2)
     assert s.metric("predicted_cached_tokens_total") == s.metric("actual_cached_tokens_total") == 192
+
+
+def test_prompts_that_the_engine_counts_otherwise_are_one_line_for_the_worker(start, worker):
+    """The engine has computed something else than was hashed: another tokenizer, another template."""
+    w = worker(v1__completions={"choices": [{"text": "x"}], "usage": {"prompt_tokens": 210, "completion_tokens": 1}})
+    e = start(Mock)  # whose events are followed
+    s = start(Serve, [f"{w.url},block-size=16,events=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay}"])
+
+    def said():
+        return [line for line in s.text().splitlines() if "prompt tokens" in line]
+    w.answers["/v1/completions"]["usage"]["prompt_tokens"] = len(LONG)
+    ask(s, 2)
+    assert not said() and s.metric("prompt_length_differs_total", worker_id="1") == 0
+    w.answers["/v1/completions"]["usage"]["prompt_tokens"] = 210
+    ask(s, 5)
+    wait_for("counted", lambda: s.metric("prompt_length_differs_total", worker_id="1", dp_rank="0") == 5)
+    assert s.metric("view_evidence_total", outcome="none", reason="length") == 5
+    assert len(said()) == 1 and "worker 1 rank 0" in said()[0] and f"210 prompt tokens, not the {len(LONG)}" in said()[0] and "kvroute doctor" in said()[0]

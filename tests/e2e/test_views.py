@@ -449,3 +449,14 @@ def test_blocks_under_names_of_our_own_are_not_kept_on_disk(start, engine, tmp_p
     s = start(Serve, *args, ready=False)
     wait_for("followed", lambda: s.view().get("connected", True) and s.view())
     assert not depth(s)
+
+
+def test_a_stream_of_another_rank_is_named_with_what_to_give(rig):
+    e, s = rig()
+    e.until("trusted", lambda: trusted(s))
+    for _ in range(3):
+        e.send(e.batch(["BlockStored", [1, 2], None, T[:8], 4, None, "GPU", None], rank=3))
+    wait_for("named", lambda: not trusted(s))
+    assert s.view()["reason"] == "batches of rank 3 come here: give that rank (dp-start), or the events port of this one"
+    assert len([line for line in s.text().splitlines() if "batches of rank 3 come here" in line]) == 1
+    wait_for("counted", lambda: s.metric("kv_events_filtered_total", reason="other_rank") == 3)

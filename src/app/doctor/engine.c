@@ -255,7 +255,7 @@ static void check_sequence(struct exam *e, uint32_t rank, bool fresh)
     check_clock(e, rank, &st, fresh);
     if (st.filtered.other_rank)
         SAY(e, PROBLEM, "rank mapping", "give each rank's own events port (rank r: first port + r) and the right dp-start",
-            "%llu batches of another rank came on rank %u's port", (unsigned long long)st.filtered.other_rank, rank);
+            "%llu batches of another rank came on rank %u's port: %s", (unsigned long long)st.filtered.other_rank, rank, st.reason);
     uint64_t groups = st.filtered.non_main_attention_kind + st.filtered.non_main_attention_group + st.filtered.unlearned_group_idx;
     if (groups) SAY(e, OK, "hybrid cache", "", "rank %u: %llu events of other cache groups are left out", rank, (unsigned long long)groups);
     if (st.filtered.unknown_kind)

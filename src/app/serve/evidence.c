@@ -46,6 +46,7 @@ enum {
     LOOK_AGAIN_MS = 2000, /* some engines hold events back for a while */
     BLOCKS_MAX = 32,      /* of a prompt: its beginning will do */
     CHECKS_MAX = 256,
+    LENGTH_EVERY_MS = 600000,
     KINDS = 8 /* salted or not, with an adapter or not, tokenized by an engine or not */
 };
 
@@ -94,6 +95,7 @@ struct rank_evidence {
     struct kvr_worker worker;
     struct window kinds[KINDS];
     uint64_t outcomes[OUTCOMES], none;
+    uint64_t lengths, lengths_unsaid, lengths_said_ms; /* answers that count other prompt tokens; since the last line */
     bool alarm;
 };
 
@@ -218,6 +220,31 @@ static void count_none_locked(struct evidence *e, struct kvr_worker w, enum reas
     if (r) r->none++;
 }
 
+struct length_line { /* one that is to be logged, outside the lock */
+    bool say;
+    uint64_t before; /* like it */
+};
+
+static void count_length_locked(struct evidence *e, struct kvr_worker w, struct length_line *out)
+{
+    struct rank_evidence *r = rank_of(e, w);
+    uint64_t now = now_ms();
+    if (!r) return;
+    r->lengths++;
+    out->say = !r->lengths_said_ms || now - r->lengths_said_ms >= LENGTH_EVERY_MS;
+    out->before = r->lengths_unsaid;
+    r->lengths_unsaid = out->say ? 0 : r->lengths_unsaid + 1;
+    if (out->say) r->lengths_said_ms = now;
+}
+
+static void tell_length(const struct evidence_check *c, const struct evidence_answer *a, uint64_t before)
+{
+    kvr_log("kvroute: worker %llu rank %u counts %llu prompt tokens, not the %llu that were hashed (%llu answers like it since the last "
+            "line): another tokenizer, chat template or model than was asked for the tokens; run kvroute doctor on it",
+            (unsigned long long)c->watch.worker.worker_id, c->watch.worker.dp_rank, (unsigned long long)a->usage.prompt_tokens,
+            (unsigned long long)c->prompt_tokens, (unsigned long long)before);
+}
+
 static void count_none(struct serve *s, struct kvr_worker w, enum reason why)
 {
     pthread_mutex_lock(&s->lock);
@@ -283,12 +310,15 @@ void evidence_answered(struct serve *s, struct evidence_check *c, const struct e
 {
     if (!c) return;
     enum reason why = why_not(c, a);
+    struct length_line line = {0};
     c->told = a->usage.has_cached;
     c->cached = a->usage.cached_tokens;
     pthread_mutex_lock(&s->lock);
     if (why == REASONS_N && !put_locked(s->evidence, 0, c)) why = NO_BUSY;
     if (why != REASONS_N) count_none_locked(s->evidence, c->watch.worker, why);
+    if (why == NO_LENGTH) count_length_locked(s->evidence, c->watch.worker, &line);
     pthread_mutex_unlock(&s->lock);
+    if (line.say) tell_length(c, a, line.before);
     if (why != REASONS_N) drop(s->evidence, c);
 }
 
@@ -566,6 +596,7 @@ void evidence_write_locked(struct serve *s, struct kvr_buf *b, struct kvr_worker
     kvr_json_open(b, '{');
     for (int i = 0; i < OUTCOMES; i++) kvr_json_put_u64(b, outcome_names[i], r ? r->outcomes[i] : 0);
     kvr_json_put_u64(b, "none", r ? r->none : 0);
+    kvr_json_put_u64(b, "length", r ? r->lengths : 0);
     kvr_json_close(b, '}');
 }
 
@@ -584,5 +615,11 @@ void evidence_metrics(struct serve *s, struct kvr_buf *b)
                        (unsigned long long)e->outcomes[i]);
     for (int i = 0; i < REASONS_N; i++)
         kvr_buf_printf(b, "kvroute_view_evidence_total{outcome=\"none\",reason=\"%s\"} %llu\n", reasons[i], (unsigned long long)e->none[i]);
+    kvr_buf_str(b, "# HELP kvroute_prompt_length_differs_total Answers that count other prompt tokens than were hashed\n"
+                   "# TYPE kvroute_prompt_length_differs_total counter\n");
+    for (size_t i = 0; i < e->ranks_n; i++)
+        kvr_buf_printf(b, "kvroute_prompt_length_differs_total{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n",
+                       (unsigned long long)e->ranks[i].worker.worker_id, e->ranks[i].worker.dp_rank,
+                       (unsigned long long)e->ranks[i].lengths);
     pthread_mutex_unlock(&s->lock);
 }
