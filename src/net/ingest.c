@@ -184,7 +184,7 @@ static void read_dealer_monitor(struct kvr_ingest *in, struct source *s)
 void *kvr__ingest_socket(struct kvr_ingest *in, int type)
 {
     void *sock = zmq_socket(in->zmq, type);
-    int hwm = HWM, zero = 0, reconnect = 50, reconnect_max = 1000, heartbeat = 2000, v6 = 1;
+    int hwm = HWM, zero = 0, reconnect = 50, reconnect_max = 1000, heartbeat = 2000, patience = 5000, v6 = 1;
     int64_t max = FRAME_MAX;
     if (!sock) return NULL;
     zmq_setsockopt(sock, ZMQ_RCVHWM, &hwm, sizeof hwm);
@@ -194,6 +194,7 @@ void *kvr__ingest_socket(struct kvr_ingest *in, int type)
     zmq_setsockopt(sock, ZMQ_RECONNECT_IVL, &reconnect, sizeof reconnect);
     zmq_setsockopt(sock, ZMQ_RECONNECT_IVL_MAX, &reconnect_max, sizeof reconnect_max);
     zmq_setsockopt(sock, ZMQ_HEARTBEAT_IVL, &heartbeat, sizeof heartbeat);
+    zmq_setsockopt(sock, ZMQ_HEARTBEAT_TIMEOUT, &patience, sizeof patience); /* a peer on a busy machine answers late */
     zmq_setsockopt(sock, ZMQ_IPV6, &v6, sizeof v6);
     return sock;
 }

@@ -7,7 +7,8 @@
  *               the engine gave them up again.
  *     stale     What the view held of a prompt when it was sent there, the engine reports as cached, unless it was removed first.
  *
- * It is looked for at once and, when it is not there, once more later: events may be late. The opposite of `stale`, more cached than the
+ * It is looked for at once and, when it is not there, once more later: events may be late. A stream of which nothing at all has come in the
+ * meantime may be off, or only slow, on a machine that is too busy: it gets a third look. The opposite of `stale`, more cached than the
  * view knew, is what happens when requests with one prefix overlap in time, so it is not held against the view; if the view lacked
  * the blocks for good, `missing` says so.
  *
@@ -44,7 +45,9 @@ enum {
     CALM_SHARE = 25,
     LOOK_MS = 20,         /* events are on their way */
     LOOK_AGAIN_MS = 2000, /* some engines hold events back for a while */
-    BLOCKS_MAX = 32,      /* of a prompt: its beginning will do */
+    LOOK_LAST_MS = 8000,  /* later than that */
+    LOOKS = 3,
+    BLOCKS_MAX = 32, /* of a prompt: its beginning will do */
     CHECKS_MAX = 256,
     LENGTH_EVERY_MS = 600000,
     KINDS = 8 /* salted or not, with an adapter or not, tokenized by an engine or not */
@@ -74,8 +77,8 @@ enum reason {
 struct evidence_check { /* did the prompt turn up in the rank's view? */
     struct pool *pool;
     struct watch watch;
-    struct evidence_check *next; /* in a queue */
-    uint64_t due_ms;
+    struct evidence_check *next;         /* in a queue */
+    uint64_t due_ms, batches;            /* of the rank's stream at the first look */
     uint64_t view_tokens, prompt_tokens; /* what the view had of it; all of it */
     uint64_t cached;                     /* by the answer */
     size_t blocks;
@@ -111,7 +114,7 @@ struct queue { /* oldest first: each delay has its own, so they are due in order
 
 struct evidence {
     struct watches *watches;
-    struct queue looks[2];
+    struct queue looks[LOOKS];
     uint64_t outcomes[OUTCOMES], none[REASONS_N];
     struct rank_evidence *ranks;
     size_t ranks_n, ranks_cap;
@@ -130,7 +133,7 @@ struct evidence *evidence_create(void)
     struct evidence *e = calloc(1, sizeof *e);
     if (!e) return NULL;
     e->watches = watches_create();
-    for (int i = 0; i < 2; i++) e->looks[i].last = &e->looks[i].first;
+    for (int i = 0; i < LOOKS; i++) e->looks[i].last = &e->looks[i].first;
     if (e->watches) return e;
     free(e);
     return NULL;
@@ -156,7 +159,7 @@ void evidence_destroy(struct evidence *e)
 {
     struct evidence_check *c;
     if (!e) return;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < LOOKS; i++)
         while ((c = take_first(&e->looks[i]))) drop(e, c);
     for (size_t i = 0; i < e->readers_n; i++) kvr_index_reader_destroy(e->readers[i].reader);
     watches_destroy(e->watches);
@@ -286,9 +289,10 @@ struct evidence_check *evidence_begin(struct serve *s, const struct evidence_pro
 
 static bool put_locked(struct evidence *e, int look, struct evidence_check *c)
 {
+    static const uint64_t after_ms[LOOKS] = {LOOK_MS, LOOK_AGAIN_MS, LOOK_LAST_MS};
     struct queue *q = &e->looks[look];
     if (q->n == CHECKS_MAX) return false;
-    c->due_ms = now_ms() + (look ? LOOK_AGAIN_MS : LOOK_MS);
+    c->due_ms = now_ms() + after_ms[look];
     c->next = NULL;
     *q->last = c;
     q->last = &c->next;
@@ -526,15 +530,22 @@ static bool is_judged_locked(struct serve *s, const struct evidence_check *c)
     return w && w->pool == c->pool && (w->has_events || s->feed || s->durable);
 }
 
+/* Is what speaks against the view, or against copies in it, looked at once more? */
+static bool looks_again(const struct evidence_check *c, int which, enum verdict verdict, const struct kvr_view_status *view)
+{
+    bool bad = verdict == IS_MISSING || verdict == IS_STALE;
+    if (which == 0) return bad || (verdict == IS_FINE && fell_short(c, view));
+    return which == 1 && verdict == IS_MISSING && view->batches == c->batches;
+}
+
 /* Returns: whether the check is over. */
-static bool look(struct serve *s, const struct statuses *st, struct evidence_check *c, bool again)
+static bool look(struct serve *s, const struct statuses *st, struct evidence_check *c, int which)
 {
     char text[160] = ""; /* fits struct kvr_view_status */
     bool over = true, changed = false;
     enum reason why = NO_VIEW;
     const struct kvr_view_status *view = status_of(st, c->watch.worker);
     enum verdict verdict = view && view->sound && view->connected ? verdict_of(s, view, c, &why) : PROVES_NOTHING;
-    bool bad = verdict == IS_MISSING || verdict == IS_STALE;
     pthread_mutex_lock(&s->lock);
     const struct rank_evidence *r = find_rank(s->evidence, c->watch.worker);
     if (verdict == IS_STALE && !c->trusted && !(r && r->alarm)) { /* the view was not whole when the prompt was sent */
@@ -545,15 +556,16 @@ static bool look(struct serve *s, const struct statuses *st, struct evidence_che
         why = NO_VIEW;
         verdict = PROVES_NOTHING;
     }
-    bool later = !again && verdict != PROVES_NOTHING && (bad || fell_short(c, view));
-    if (later) over = !put_locked(s->evidence, 1, c);
+    bool later = looks_again(c, which, verdict, view);
+    if (which == 0 && view) c->batches = view->batches;
+    if (later) over = !put_locked(s->evidence, which + 1, c);
     else if (verdict != PROVES_NOTHING) changed = judge_locked(s, c, (enum outcome)verdict, text, sizeof text);
     if (over && (verdict == PROVES_NOTHING || later))
         count_none_locked(s->evidence, c->watch.worker, verdict == PROVES_NOTHING ? why : NO_BUSY);
     bool doubt = changed && text[0] && view->unproven_copies;
     if (doubt) begin_anew_locked(s->evidence, c->watch.worker);
     pthread_mutex_unlock(&s->lock);
-    if (again && fell_short(c, view)) doubt_block(s, c);
+    if (which && fell_short(c, view)) doubt_block(s, c);
     if (doubt) kvr_ingest_doubt_copies(s->ingest, c->watch.worker, NULL);
     else if (changed) kvr_ingest_set_evidence(s->ingest, c->watch.worker, text);
     return over;
@@ -574,14 +586,15 @@ void evidence_tick(struct serve *s)
     struct evidence_check *c;
     if (!e || !s->ingest) return;
     pthread_mutex_lock(&s->lock);
-    bool any = e->looks[0].n || e->looks[1].n;
+    bool any = false;
+    for (int which = 0; which < LOOKS; which++) any |= e->looks[which].n > 0;
     pthread_mutex_unlock(&s->lock);
     if (!any) return;
     struct statuses st = {0};
     read_statuses(s, &st);
-    for (int which = 0; which < 2; which++)
+    for (int which = 0; which < LOOKS; which++)
         for (int i = 0; i < CHECKS_MAX && (c = take_due(s, which)); i++)
-            if (look(s, &st, c, which == 1)) drop(e, c);
+            if (look(s, &st, c, which)) drop(e, c);
     free(st.list);
 }
 
