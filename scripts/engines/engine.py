@@ -95,7 +95,9 @@ class Engine:
         self.args = [os.path.join(DIR, "venv/bin/vllm"), *map(str, args), *map(str, extra)]
         self.env = {**os.environ, "PATH": os.path.join(DIR, "venv/bin") + ":" + os.environ["PATH"], "VLLM_CPU_KVCACHE_SPACE": "1",
                     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-                    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONHASHSEED": "0", "VLLM_SERVER_DEV_MODE": "1", **(env or {})}
+                    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONHASHSEED": "0", "VLLM_SERVER_DEV_MODE": "1",
+                    "PYTHONDONTWRITEBYTECODE": "",  # an engine is thousands of modules, each read by two processes: compiling them takes most of a start
+                    **(env or {})}
         self.p = self.log = None
         self.start()
 

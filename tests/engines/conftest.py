@@ -1,53 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of tests against real engines.
 
-    engines     two alike (adapter `ad1`, events, replay, blocks of 32), started once for the whole run
-    special     special(blocks=120, ...): another one (scripts/engines/engine.py says what can be asked); tests that ask for the same one
-                after each other get the same one, the next one takes its place
+    engines     two alike (adapter `ad1`), with caches that nothing falls out of
+    small       one of 120 blocks
+    forgetful   one of 800 blocks that replays 60 batches of events
+    scripted    one of 120 blocks, with the adapter
+    hybrid      one of 500 blocks, whose model has sliding windows
+    ranked      one of two data-parallel ranks
+    alone       none of them runs: the test starts its own
     start       start(Serve, [engine, ...], "--flag", ...): a router, or another program of ours; ended with the test
     fleet       a router in front of `engines`
     settle      settle(serve, [engine, ...]) or settle(serve, ..., stored=n): waits until the router has taken in every event there is
 
-Whatever was started is ended, also when the run is interrupted. KVROUTE names the binary (build/release/kvroute).
+Starting engines takes longer than most tests. So an engine is started once, side by side with the other one of its row in ROWS, the tests are put in
+the order of the rows, and each test gets it with an empty cache. Two run at most. Whatever was started is ended, also when the run is
+interrupted. KVROUTE names the binary (build/release/kvroute).
 KVROUTE_ENGINES_AT="http://127.0.0.1:8001 http://127.0.0.1:8002" takes engines that run already for `engines`: they need what those have."""
 import os
 import signal
-import sys
+import time
 
 import pytest
 import zmq
 
-from harness import Attached, Engine, Serve, Watch, heard, stop_all, wait_until
+from harness import Attached, Engine, Serve, Watch, heard, post, scrape, stop_all, wait_until
+
+ROWS = (  # what scripts/engines/engine.py is asked for
+    {"alike 1": {"lora": True}, "alike 2": {"lora": True}},
+    {"small": {"blocks": 120}, "forgetful": {"blocks": 800, "kv": {"buffer_steps": 60}}},
+    {"scripted": {"blocks": 120, "lora": True}, "hybrid": {"blocks": 500, "hybrid": True}},
+    {"ranked": {"ranks": 2}},
+    {"alone": None},
+)
 
 
-def pytest_configure(config):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # atexit ends the engines
+def names(fixture):
+    """The engines that a fixture stands for."""
+    return ["alike 1", "alike 2"] if fixture == "engines" else [fixture]
+
+
+def row_of(name):
+    return next((i for i, row in enumerate(ROWS) if name in row), -1)
+
+
+class Stable:
+    """The engines of one row; those of others are started when they are asked for, in the place of these."""
+
+    def __init__(self):
+        self.wanted, self.running, self.seconds = set(), {}, {}
+
+    def get(self, name):
+        if name not in self.running:
+            self.empty()
+            begin = time.monotonic()
+            self.running = {n: Engine(**kw) for n, kw in ROWS[row_of(name)].items() if n in self.wanted}
+            for n, e in self.running.items():
+                e.wait()
+                self.seconds[n] = time.monotonic() - begin
+        e = self.running[name]
+        if e.p.poll() is not None:  # the test before ended it, and has failed by that
+            e.start()
+            e.wait()
+        return forget(e)
+
+    def empty(self):
+        stop_all()
+        self.running = {}
+
+
+def forget(engine):
+    """Empties the engine's cache. The event of it goes out with the next request: one that fills no block."""
+    wait_until("an idle engine", lambda: scrape(engine, "vllm:num_requests_running") + scrape(engine, "vllm:num_requests_waiting") == 0, 60)
+    for rank in range(engine.ranks):
+        headers = {"X-data-parallel-rank": str(rank)} if engine.ranks > 1 else None
+        assert post(engine, "/reset_prefix_cache", None).status == 200
+        assert post(engine, "/v1/completions", {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 1}, headers).status == 200
+    return engine
+
+
+_stable = Stable()
+
+
+def pytest_configure():
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by a signal", 143))  # atexit ends the engines
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: max(row_of(n) for f in item.fixturenames for n in names(f)))
+
+
+def pytest_collection_finish(session):
+    _stable.wanted = {n for item in session.items for f in item.fixturenames for n in names(f)}
+
+
+def pytest_terminal_summary(terminalreporter):
+    if _stable.seconds:
+        terminalreporter.write_line("engines were up after " + ", ".join(f"{s:.0f} s ({n})" for n, s in _stable.seconds.items()))
 
 
 @pytest.fixture(scope="session")
-def engines():
-    running = os.environ.get("KVROUTE_ENGINES_AT", "").split()
-    if running:
-        yield [Attached(url) for url in running]
-        return
-    pair = [Engine(lora=True), Engine(lora=True)]  # side by side
-    yield [e.wait() for e in pair]
-    stop_all()
-
-
-_special = {}
+def stable():
+    yield _stable
+    _stable.empty()
 
 
 @pytest.fixture
-def special():
-    def make(**kw):
-        key = repr(sorted(kw.items()))
-        if key not in _special:
-            for k in list(_special):
-                _special.pop(k).stop()
-            _special[key] = Engine(**kw).wait()
-        return _special[key]
-    return make
+def engines(stable):
+    running = os.environ.get("KVROUTE_ENGINES_AT", "").split()
+    return [Attached(url) for url in running] if running else [stable.get(n) for n in names("engines")]
+
+
+def _one(name):
+    @pytest.fixture(name=name)
+    def engine(stable):
+        return stable.get(name)
+    return engine
+
+
+small, forgetful, scripted, hybrid, ranked = map(_one, ("small", "forgetful", "scripted", "hybrid", "ranked"))
+
+
+@pytest.fixture
+def alone(stable):
+    stable.empty()
 
 
 @pytest.fixture

@@ -136,6 +136,12 @@ def post(to, path, body, headers=None, timeout=60):
     return call(to.port, "POST", path, body, headers, timeout)
 
 
+def scrape(engine, name):
+    """Sum of a metric of the engine's, over its ranks."""
+    lines = call(engine.port, "GET", "/metrics").body.decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+
 def stream_and_hang_up(to, path, body, last=b"data: [DONE]", timeout=60):
     """Reads a stream until its last line and closes the connection in the same moment, as OpenAI's Python client does."""
     c = http.client.HTTPConnection("127.0.0.1", to.port, timeout=timeout)

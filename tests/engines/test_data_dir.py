@@ -32,8 +32,8 @@ def differences(serve, engine, settle, seed, n):
     return wrong, hits
 
 
-def test_kill_9_after_a_thousand_requests(start, special, settle, tmp_path):
-    engine = special(blocks=2000, kv={"buffer_steps": 60})
+def test_kill_9_after_a_thousand_requests(start, forgetful, settle, tmp_path):
+    engine = forgetful
     args = ("--data-dir", tmp_path / "data")
     serve = start(Serve, [engine], *args)
     wait_until("the view", lambda: serve.view().get("trusted"))

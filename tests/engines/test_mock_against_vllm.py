@@ -26,8 +26,9 @@ def outcome(zctx, engine):
         s.close()
 
 
-def test_mock_against_vllm(special, start, zctx):
-    engine = special(blocks=engine_script.BLOCKS, lora=True)
+def test_mock_against_vllm(scripted, start, zctx):
+    engine = scripted
+    assert engine.blocks == engine_script.BLOCKS
     theirs = outcome(zctx, engine)
     ours = outcome(zctx, start(Mock, *FLAGS, speedup=1000))
     table = [(engine_script.reason(step, path), step, path, x, y) for step, path, x, y in engine_script.differences(ours, theirs)]

@@ -10,8 +10,8 @@ REQUESTS = int(os.environ.get("KVR_REQUESTS", "1000"))
 PREFIXES = 16
 
 
-def test_a_killed_router_predicts_most_of_the_reuse_within_50_requests_and_all_of_it_in_the_end(start, special):
-    engine = special(blocks=800, kv={"buffer_steps": 60})
+def test_a_killed_router_predicts_most_of_the_reuse_within_50_requests_and_all_of_it_in_the_end(start, forgetful):
+    engine = forgetful
     rng = random.Random(5)
     prefixes = [tokens(f"partial {k}", BLOCK * rng.randrange(4, 16)) for k in range(PREFIXES)]
 

@@ -3,8 +3,8 @@
 from harness import BLOCK, Serve, cached, post, predicted, words
 
 
-def test_ranks_are_found_named_and_predicted(start, special, settle):
-    e = special(ranks=2)
+def test_ranks_are_found_named_and_predicted(start, ranked, settle):
+    e = ranked
     s = start(Serve, [e.url])
     w = s.get("/workers")[0]
     assert w["data_parallel_size"] == 2 and w["block_size"] == BLOCK and w["learnt"]["notes"] == []

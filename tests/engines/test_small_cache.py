@@ -11,8 +11,8 @@ SEED = int(os.environ.get("KVR_SEED", "1"))
 REQUESTS = int(os.environ.get("KVR_REQUESTS", "500"))
 
 
-def test_no_difference_with_duplicates_in_a_small_cache(start, special, settle):
-    engine = special(blocks=120)
+def test_no_difference_with_duplicates_in_a_small_cache(start, small, settle):
+    engine = small
     serve = start(Serve, [engine])
     wait_until("the view", lambda: serve.view().get("trusted"))
     rng, wrong, hits, alone, sent = random.Random(SEED), [], 0, 0, 0

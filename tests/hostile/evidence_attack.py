@@ -175,18 +175,18 @@ def evidence(admin):
     return {l.split("{")[1].split("}")[0]: int(float(l.split()[-1])) for l in lines if l.startswith("kvroute_view_evidence_total{")}
 
 
-def run(attack, honest, seconds, timeout=60, say=print, engines=()):
+def run(attack, honest, seconds, timeout=60, say=print, engines=(), threads=THREADS):
     """engines: ports at which the hostile client reaches the engines themselves, as through another router. Returns: what was lost: views that
     were not trusted, with their reasons."""
-    stop, sent, lost = threading.Event(), [0] * THREADS, set()
+    stop, sent, lost = threading.Event(), [0] * threads, set()
 
     def hostile(i):
         while not stop.is_set():
             path, body, leave = attack.request()
             send(attack.port(honest.port, engines, body), path, body, leave, timeout)
             sent[i] += 1
-    threads = [threading.Thread(target=hostile, args=(i,), daemon=True) for i in range(THREADS)]
-    for t in threads:
+    running = [threading.Thread(target=hostile, args=(i,), daemon=True) for i in range(threads)]
+    for t in running:
         t.start()
     t0, told = time.monotonic(), 0
     while time.monotonic() - t0 < seconds:
@@ -198,7 +198,7 @@ def run(attack, honest, seconds, timeout=60, say=print, engines=()):
             told += 10
             say(f"{time.monotonic() - t0:5.0f} s: {sum(sent)} hostile, {honest.n} honest, {len(honest.wrong)} predicted wrong, lost {lost or 'none'}")
     stop.set()
-    for t in threads:
+    for t in running:
         t.join(2 * timeout)
     say(f"{sum(sent)} hostile requests, {honest.n} honest ones with {honest.reused} tokens reused, {len(honest.wrong)} predicted wrong, lost {lost or 'none'}")
     say(json.dumps(evidence(honest.admin)))
