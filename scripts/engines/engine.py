@@ -27,7 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 DIR = os.environ.get("ENGINES_DIR") or os.path.join(ROOT, "build/engines")
 BLOCK = 32  # the CPU platform takes multiples of 32
 ADAPTER = "ad1"
-START_SECONDS = float(os.environ.get("KVROUTE_ENGINE_START", "300"))  # half a minute on an idle machine
+START_SECONDS = float(os.environ.get("KVROUTE_ENGINE_START", "300"))  # a quarter of a minute on an idle machine
 PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None)
@@ -96,7 +96,8 @@ class Engine:
         self.env = {**os.environ, "PATH": os.path.join(DIR, "venv/bin") + ":" + os.environ["PATH"], "VLLM_CPU_KVCACHE_SPACE": "1",
                     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
                     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONHASHSEED": "0", "VLLM_SERVER_DEV_MODE": "1",
-                    "PYTHONDONTWRITEBYTECODE": "",  # an engine is thousands of modules, each read by two processes: compiling them takes most of a start
+                    "PYTHONDONTWRITEBYTECODE": "",  # an engine is thousands of modules: they are compiled once, not at every start
+                    **({} if os.environ.get("KVROUTE_ENGINE_SPAWN") == "1" else {"PYTHONPATH": os.path.join(ROOT, "scripts/engines/fork")}),
                     **(env or {})}
         self.p = self.log = None
         self.start()
