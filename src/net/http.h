@@ -135,6 +135,7 @@ struct kvr_http_server_config {
     uint16_t port; /* 0: any; kvr_http_server_port tells */
     bool reuse_port;
     size_t body_max, connections_max;
+    const char *body_option; /* which says body_max, for who is refused: "--max-body-size"; NULL: none. Static */
     double head_timeout_s, body_timeout_s, idle_timeout_s;
     double write_timeout_s;         /* a client that takes nothing of what is queued for so long is cut off; 0: never */
     struct kvr_http_shared *shared; /* NULL: of its own, without a budget */

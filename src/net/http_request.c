@@ -176,8 +176,7 @@ static int judge_head(struct kvr_http_conn *c, const llhttp_t *p)
     if (!kvr_hop_by_hop_read(&c->headers, &hop)) return fail(c, 400, "too many names in Connection");
     const char *why = read_target(c, p->method == HTTP_OPTIONS);
     if (why) return fail(c, 400, why);
-    if (p->flags & F_CONTENT_LENGTH && p->content_length > c->server->config.body_max)
-        return fail(c, 413, "the request body is larger than the limit");
+    if (p->flags & F_CONTENT_LENGTH && p->content_length > c->server->config.body_max) return fail(c, 413, c->server->too_large);
     return 0;
 }
 
@@ -208,7 +207,7 @@ static int on_body(llhttp_t *p, const char *at, size_t len)
 {
     struct kvr_http_conn *c = conn_of(p);
     size_t max = c->server->config.body_max;
-    if (len > max || c->arriving.len > max - len) return fail(c, 413, "the request body is larger than the limit");
+    if (len > max || c->arriving.len > max - len) return fail(c, 413, c->server->too_large);
     /* content_length is what is still to come of it */
     int rc = reserve(c, len, p->flags & F_CONTENT_LENGTH ? c->arriving.len + len + p->content_length : 0);
     if (rc == -1) return fail(c, 503, "too many request bodies are held at once; try again later");

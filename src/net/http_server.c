@@ -381,6 +381,8 @@ int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *
     if (!s) return UV_ENOMEM;
     s->config = *config;
     s->shared = config->shared ? config->shared : &s->own;
+    snprintf(s->too_large, sizeof s->too_large, "the request body is larger than %zu bytes%s%.32s", config->body_max,
+             config->body_option ? ", which is " : "", config->body_option ? config->body_option : "");
     kvr__request_settings(&s->settings);
     s->loop = loop;
     s->fd = s->accepted = -1;

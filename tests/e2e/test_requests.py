@@ -199,3 +199,24 @@ def test_responses_and_messages_are_predicted_as_their_chat(start, path, body):
     assert int(r.headers["x-kvroute-overlap-blocks"]) > 5 and r.headers["x-kvroute-reason"] == "kv"
     wait_for("usage", lambda: s.metric("usage_answers_total") == 3)
     assert s.metric("predicted_cached_tokens_total") == s.metric("actual_cached_tokens_total") > 0
+
+
+def audio(n):
+    head = b'--b0\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b0\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+    return head + bytes(i % 251 for i in range(n)) + b"\r\n--b0--\r\n"
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+def test_audio_reaches_an_engine_as_it_came_and_its_limit_is_named(start, worker, path):
+    w = worker(**{path[1:].replace("/", "__"): {"text": "hm"}})
+    s = start(Serve, [w.url], "--no-router-kv-events", "--max-body-size", "700KiB")
+    form = {"Content-Type": "multipart/form-data; boundary=b0"}
+    for n in (1000, 300_000, 700 * 1024 - len(audio(0))):  # small; one that would be read on a thread; all that is allowed
+        r = call(s.port, "POST", path, audio(n), form)
+        assert (r.status, r.headers["x-kvroute-reason"]) == (200, "load")
+        sent = w.got(path)[-1]
+        assert sent[3] == audio(n) and sent[2]["Content-Type"] == form["Content-Type"]
+    e = call(s.port, "POST", path, audio(700 * 1024), form)
+    assert e.status == 413 and e.json()["error"]["code"] == 413
+    assert e.json()["error"]["message"] == "the request body is larger than 716800 bytes, which is --max-body-size"
+    assert len(w.got(path)) == 3

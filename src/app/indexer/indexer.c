@@ -156,6 +156,7 @@ static struct loop *loop_new(struct indexer *x, int *rc)
                                        .port = (uint16_t)x->o->port,
                                        .reuse_port = x->o->threads > 1,
                                        .body_max = x->o->max_body_size,
+                                       .body_option = "--max-body-size",
                                        .connections_max = connections_max(x->o),
                                        .head_timeout_s = 10,
                                        .body_timeout_s = 30,

@@ -668,6 +668,7 @@ int admin_start(struct serve *s)
     struct kvr_http_server_config sc = {.host = s->o->admin_host,
                                         .port = (uint16_t)s->o->admin_port,
                                         .body_max = s->o->max_body_size,
+                                        .body_option = "--max-body-size",
                                         .connections_max = s->admin_connections,
                                         .head_timeout_s = 10,
                                         .body_timeout_s = 30,

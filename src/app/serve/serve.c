@@ -81,6 +81,7 @@ static struct loop *loop_new(struct serve *s, size_t connections_max, bool reuse
                                         .port = (uint16_t)s->o->port,
                                         .reuse_port = reuse_port,
                                         .body_max = s->o->max_body_size,
+                                        .body_option = "--max-body-size",
                                         .connections_max = connections_max,
                                         .head_timeout_s = 10,
                                         .body_timeout_s = 30,
