@@ -58,6 +58,13 @@ for f in build/fuzz/fuzzers/fuzz_*; do
     h=${h}0400000000000000080000000000000001000000000000000000000000000000
     printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/a"
   fi
+  if [ "$name" = fuzz_windows ]; then # a chain, a window of two, a removal; a batch of the main group, one of a window's
+    printf '\1\0\0\11\4\0\47\2\4\0' >"$work/$name/a"
+    h=002793cb3ff80000000000009198ab426c6f636b53746f726564910bc0920a0b02c0a3475055c000
+    printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/b"
+  fi
+  [ "$name" = fuzz_view_file ] && printf '\0\60\0\120\0\0\1\0\0\1\7\3\5\0\2\1\0\1\2\1\4' >"$work/$name/a"
+  [ "$name" = fuzz_view_file ] && printf '\1\140\0\177\0\4abcd\3xyz\0\2qq' >"$work/$name/b"
   if [ "$name" = fuzz_policy ]; then
     printf 'default_policy_family: std\nuncached_isl_buckets: [{min_tokens: 0, bucket: s}, {min_tokens: 9, bucket: l}]\npolicy_classes:\n- {name: a, policy_family: std, cache_bucket: s, queue_policy: wspt, quantum: 2, prefill_busy_threshold: 5, busy_worker_ratio: 0.9}\n- {name: b, policy_family: std, cache_bucket: l, request_queue_limit_per_worker: 1, queue_ageing_secs: 3}\nmodels:\n  m: {default_policy_family: c, policy_classes: [{name: c}]}\n' >"$work/$name/a"
   fi

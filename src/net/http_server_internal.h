@@ -24,7 +24,7 @@ struct kvr_http_server {
     llhttp_settings_t settings;
     int handles; /* open handles of the server itself */
     bool listening, draining, closed;
-    char too_large[96]; /* for a body beyond its limit */
+    char too_large[96];          /* for a body beyond its limit */
     char plain[64 * 1024];       /* what TLS has made of read_buffer */
     char read_buffer[64 * 1024]; /* reads are handled before the next one, so one buffer serves all */
 };
