@@ -378,6 +378,18 @@ void kvr_ingest_memory(struct kvr_ingest *in, struct kvr_buf *out)
     for (const struct rank_stream *r = &in->visited->own; r; r = r->next) kvr_engine_memory_write(&r->stream, out);
 }
 
+enum kvr_view_knowledge kvr_ingest_bare(struct kvr_ingest *in)
+{
+    const struct source *s = in->visited;
+    enum kvr_view_knowledge bare = s->st.knowledge;
+    for (const struct rank_stream *r = &s->own; r; r = r->next) {
+        enum kvr_memory_worth worth = kvr_engine_memory_worth(&r->stream);
+        if (worth == KVR_MEMORY_MORE) bare = KVR_MIN(bare, KVR_VIEW_PARTIAL);
+        if (worth == KVR_MEMORY_TRUTH) bare = KVR_VIEW_UNKNOWN;
+    }
+    return bare;
+}
+
 /* ---- the thread -------------------------------------------------------------------------------------- */
 
 static void publish_statuses(struct kvr_ingest *in)

@@ -201,6 +201,9 @@ int kvr_ingest_carry(struct kvr_ingest *in, uint32_t rank);
 struct kvr_buf;
 void kvr_ingest_memory(struct kvr_ingest *in, struct kvr_buf *out);
 
+/* In a visit: what the view is to somebody who gets its content and place, and not that memory. */
+enum kvr_view_knowledge kvr_ingest_bare(struct kvr_ingest *in);
+
 /* ---- the shared stream ------------------------------------------------------------------------------------ */
 
 struct kvr_ingest_plane_stats {

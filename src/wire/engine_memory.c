@@ -45,6 +45,14 @@ void kvr_engine_memory_write(const struct kvr_engine_stream *s, struct kvr_buf *
     memcpy(b->data + at, &len, sizeof len);
 }
 
+enum kvr_memory_worth kvr_engine_memory_worth(const struct kvr_engine_stream *s)
+{
+    size_t n = s->salts.n;
+    for (uint32_t t = 0; t < KVR_TIER_COUNT; t++) n += s->copies.more[t].n;
+    if (memchr(s->group_main, 2, sizeof s->group_main)) return KVR_MEMORY_TRUTH;
+    return n ? KVR_MEMORY_MORE : KVR_MEMORY_NOTHING;
+}
+
 static int read_map(struct kvr_map64 *m, const char *p, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {

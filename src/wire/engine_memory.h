@@ -25,4 +25,12 @@ void kvr_engine_memory_write(const struct kvr_engine_stream *s, struct kvr_buf *
  * that happened remembers nothing then. */
 int kvr_engine_memory_read(const char *data, size_t len, struct kvr_engine_stream *(*find)(void *ctx, uint32_t rank), void *ctx);
 
+/* What who goes on from the content alone, without this, makes of the stream. */
+enum kvr_memory_worth {
+    KVR_MEMORY_NOTHING, /* the same: nothing is remembered that matters */
+    KVR_MEMORY_MORE,    /* less: blocks with copies would be given up early, salted chains not be gone on with */
+    KVR_MEMORY_TRUTH,   /* something false: what window groups lack would be claimed */
+};
+enum kvr_memory_worth kvr_engine_memory_worth(const struct kvr_engine_stream *s);
+
 #endif

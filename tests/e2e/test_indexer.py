@@ -841,3 +841,40 @@ def test_the_document_is_seen_whole():
     unseen = promised - SEEN
     assert not [x for x in unseen if x[2] in (200, 201, 409) and x != ("/register_peer", "post", 409)], unseen
     assert {s for _, _, s in SEEN} >= {200, 201, 400, 401, 404, 405, 409, 413, 415, 422, 503}
+
+
+SALT = ["tenant-a"]
+
+
+@pytest.mark.parametrize("kept", ["nothing", "copies", "salts", "windows"])
+def test_a_peers_content_is_not_called_whole_without_what_its_stream_remembers(start, engine, kept):
+    """A dump has no copies, no salts and no window groups: who goes on from it lacks blocks soon, or would claim too much at once."""
+    e, tail = engine(), ["GPU", None, None]
+    a = start(Indexer)
+    a.register(7, e, replay=False)
+    wait_for("active", lambda: a.listeners()[(7, 0)]["status"] == "active")
+    e.send(e.batch(["AllBlocksCleared"]))
+
+    def store(name, tokens, parent=None, extra=None, group=0, kind="full_attention"):
+        e.send(e.batch(["BlockStored", [name], parent, tokens, 4, *tail, extra, group, kind, 8 if group else None, "LOCAL"]))
+    store(1, TOKENS[:4], extra=[SALT] if kept == "salts" else None)
+    store(2, TOKENS[4:8], parent=1)
+    if kept == "copies":
+        store(2, TOKENS[4:8], parent=1)
+    if kept == "windows":
+        store(2, TOKENS[4:8], group=1, kind="sliding_window")
+        store(1, TOKENS[:4], group=1, kind="sliding_window")
+    wait_for("whole there", lambda: a.trusted() and a.listeners()[(7, 0)]["next_sequence"] == e.seq)
+    b = start(Indexer, "--peers", f"http://127.0.0.1:{a.port}")
+    b.register(7, e, replay=False)
+    wait_for("active", lambda: b.listeners()[(7, 0)]["status"] == "active")
+    store(3, TOKENS[8:12], parent=2, extra=[SALT] if kept == "salts" else None)
+    wait_for("heard", lambda: b.listeners()[(7, 0)]["next_sequence"] == e.seq)
+    view = a.get("/dump?views=1")["m:default"]["views"][0]
+    expected = {"nothing": "whole", "windows": "unknown"}.get(kept, "partial")
+    assert (view["view"], view["trusted"]) == (expected, expected != "unknown")
+    assert b.listeners()[(7, 0)]["view"] == ("whole" if kept == "nothing" else "partial"), b.listeners()
+    if kept == "windows":
+        assert b.scores(TOKENS) == {}
+    elif kept != "salts":
+        assert b.scores(TOKENS) == a.scores(TOKENS) == {(7, 0): 12}

@@ -40,14 +40,15 @@ static void put_key(struct kvr_buf *b, const struct partition *p)
     b->comma = false;
 }
 
-static void put_view(struct kvr_buf *b, const struct kvr_view_status *s)
+/* bare: what it is without what its stream remembers, which a dump has not. */
+static void put_view(struct kvr_buf *b, const struct kvr_view_status *s, enum kvr_view_knowledge bare)
 {
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "worker_id", s->worker.worker_id);
     kvr_json_put_u64(b, "dp_rank", s->worker.dp_rank);
     kvr_json_key(b, "trusted");
-    kvr_json_bool(b, s->trusted);
-    kvr_json_put_str(b, "view", kvr_view_knowledge_name(s->knowledge));
+    kvr_json_bool(b, s->trusted && bare != KVR_VIEW_UNKNOWN);
+    kvr_json_put_str(b, "view", kvr_view_knowledge_name(bare));
     kvr_json_put_u64(b, "next_sequence", s->cursor.next);
     kvr_json_put_u64(b, "last_hash", s->cursor.last_hash);
     kvr_json_key(b, "last_ts");
@@ -58,7 +59,9 @@ static void put_view(struct kvr_buf *b, const struct kvr_view_status *s)
 
 /* A source's content at one place of its stream, copied on the ingest thread. */
 struct still {
+    struct kvr_ingest *ingest;
     struct partition *part;
+    enum kvr_view_knowledge bare;
     struct stage stage;
     struct kvr_view_status status;
     bool failed;
@@ -75,6 +78,8 @@ static void take_still(void *arg, const struct kvr_view_status *st, const uint32
     struct still *s = arg;
     (void)adopt;
     s->status = *st;
+    s->bare = kvr_ingest_bare(s->ingest);
+    if (st->trusted && s->bare == KVR_VIEW_UNKNOWN) return; /* it would claim too much */
     for (size_t i = 0; i < n && !s->failed; i++) {
         struct kvr_worker w = {st->worker.worker_id, ranks[i]};
         s->failed = kvr_index_dump(s->part->index, &w, keep_event, s) != 0;
@@ -84,14 +89,14 @@ static void take_still(void *arg, const struct kvr_view_status *st, const uint32
 /* The events of one source together with its place. */
 static bool dump_source(struct dump *d, struct partition *p, struct kvr_worker w, struct kvr_buf *views)
 {
-    struct still s = {.part = p};
-    int rc = kvr_ingest_visit_view(d->rq.loop->indexer->ingest, w, take_still, &s);
+    struct still s = {.ingest = d->rq.loop->indexer->ingest, .part = p};
+    int rc = kvr_ingest_visit_view(s.ingest, w, take_still, &s);
     bool ok = rc == -KVR_ENOTFOUND || (rc == 0 && !s.failed);
     for (size_t g = 0; ok && g < s.stage.n; g++) {
         const struct kvr_event *ev = kvr__event_list_events(&s.stage.list[g].content);
         for (size_t i = 0; ok && i < s.stage.list[g].content.n; i++) ok = on_event(d, &ev[i]) == 0;
     }
-    if (rc == 0 && ok && s.status.cursor.known) put_view(views, &s.status);
+    if (rc == 0 && ok && s.status.cursor.known) put_view(views, &s.status, s.bare);
     stage_free(&s.stage);
     return ok;
 }
