@@ -240,6 +240,11 @@ struct kvr_window_event {
  * found on the pair). Threads: any. */
 KVR_API int kvr_index_window(struct kvr_index *index, const struct kvr_window_event *event);
 
+/* After a match of locals[]: engines compute at least the last token of a prompt, so of one that ends with a block all but that block can
+ * be reused. Pairs without window groups have what they have; of those with them, what is found beyond `most` blocks is cut to what their
+ * groups can serve within these, which may be far less. Returns: how many of found[n] are left. Threads: as kvr_index_match. */
+KVR_API size_t kvr_index_limit(struct kvr_index *index, const uint64_t *locals, size_t most, struct kvr_overlap *found, size_t n);
+
 /* Has the pair a block of this name in the tier, by what its events said? Predicted blocks do not count. Constant time.
  * Threads: any; the answer is of the moment unless the caller is the only one who applies events of the pair. */
 KVR_API bool kvr_index_holds(struct kvr_index *index, struct kvr_worker worker, enum kvr_tier tier, uint64_t block_hash);

@@ -236,3 +236,15 @@ size_t kvr__windows_cut(struct kvr_index *ix, const uint64_t *q, struct kvr_over
     }
     return kept;
 }
+
+size_t kvr_index_limit(struct kvr_index *ix, const uint64_t *q, size_t most, struct kvr_overlap *found, size_t n)
+{
+    size_t kept = 0;
+    if (!atomic_load_explicit(&ix->windowed_n, ACQ)) return n;
+    for (size_t i = 0; i < n; i++) {
+        struct kvr_overlap o = found[i];
+        if (o.depth > most && is_windowed(ix, o.worker)) o.depth = most ? cut(ix, o.worker, q, (uint32_t)most) : 0;
+        if (o.depth) found[kept++] = o;
+    }
+    return kept;
+}

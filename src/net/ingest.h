@@ -107,7 +107,8 @@ struct kvr_ingest_handler {
     /* Has the view a block of this name, by what events said (kvr_index_holds)? Engines' copies of blocks are counted then, and of an
      * engine's events only those that change what is held come to on_event. NULL: every event comes. */
     bool (*holds)(void *ctx, void *user, struct kvr_worker worker, enum kvr_tier tier, uint64_t block_hash);
-    /* Of a cache group with a window (kvr_index_window). NULL: such events are left out, and views say more than hybrid models reuse. */
+    /* Of a cache group with a window (kvr_index_window). NULL: such events are left out, and the view of a
+     * hybrid model, which says more than it reuses, is unknown. */
     void (*on_window)(void *ctx, void *user, const struct kvr_window_event *event);
     /* What the view is from now on, and why it is no more than that ("" when it is whole). May be NULL. */
     void (*on_view)(void *ctx, void *user, struct kvr_worker worker, enum kvr_view_knowledge knowledge, const char *reason);

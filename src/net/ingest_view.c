@@ -52,6 +52,14 @@ static void say_size(const struct source *s, char *text, size_t cap)
              s->own.stream.block_size);
 }
 
+/* The worst of its ranks' cache groups. */
+static enum kvr_engine_groups groups_of(const struct source *s)
+{
+    enum kvr_engine_groups worst = KVR_GROUPS_EXACT;
+    for (const struct rank_stream *r = &s->own; r; r = r->next) worst = KVR_MAX(worst, kvr_engine_stream_groups(&r->stream));
+    return worst;
+}
+
 /* What the stream makes of the view, and why. */
 static void note_known(struct kvr_ingest *in, struct source *s, enum kvr_view_knowledge knowledge, const char *reason)
 {
@@ -66,6 +74,12 @@ static void note_known(struct kvr_ingest *in, struct source *s, enum kvr_view_kn
     } else if (knowledge == KVR_VIEW_WHOLE && s->mute) {
         knowledge = KVR_VIEW_PARTIAL;
         snprintf(text, sizeof text, "the %s endpoint does not answer", s->recover[0] ? "recover" : "replay");
+    } else if (knowledge != KVR_VIEW_UNKNOWN && groups_of(s) == KVR_GROUPS_LEFT_OUT) {
+        knowledge = KVR_VIEW_UNKNOWN;
+        snprintf(text, sizeof text, "a model with several cache groups (sliding windows): follow the engine itself");
+    } else if (knowledge == KVR_VIEW_WHOLE && groups_of(s) == KVR_GROUPS_BOUND) {
+        knowledge = KVR_VIEW_PARTIAL;
+        snprintf(text, sizeof text, "what a cache group of the model can reuse is not understood: a lower bound");
     }
     s->known = knowledge;
     memcpy(s->known_reason, text, sizeof text);
@@ -338,6 +352,7 @@ static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t
     struct rank_stream *r = stream_of(in, s);
     uint64_t mismatches = r ? r->stream.counters.block_size_mismatch : 0, taken_back = r ? r->stream.counters.copy_taken_back : 0;
     bool reported = r && r->stream.copies.reports;
+    enum kvr_engine_groups groups = r ? kvr_engine_stream_groups(&r->stream) : KVR_GROUPS_EXACT;
     if (!r) {
         char text[sizeof s->known_reason];
         snprintf(text, sizeof text, "batches of rank %u come here: give that rank (dp-start), or the events port of this one",
@@ -357,6 +372,7 @@ static void apply_engine_batch(struct kvr_ingest *in, struct source *s, uint64_t
         in->applying = NULL;
         if (s->cleared && s->missing && s->ranks_n == 1) s->missing = s->hollow = false; /* an empty view is a complete one */
         bool lost_groups = r->stream.copies.reports && !reported && is_hybrid(r);
+        if (groups != kvr_engine_stream_groups(&r->stream) && s->known != KVR_VIEW_UNKNOWN) believe(in, s);
         if (lost_groups || r->stream.counters.copy_taken_back != taken_back) copies_taken_back(in, s);
         if (r->stream.counters.block_size_mismatch != mismatches) {
             s->mismatch = true;
@@ -708,9 +724,11 @@ static void take_back(struct kvr_ingest *in, struct source *s, struct rank_strea
     in->applying = NULL;
 }
 
+/* What a hybrid model's engine has not may be missing in another group. */
 static bool is_doubtful(const struct rank_stream *r, const uint64_t *name)
 {
-    return r->stream.copies.unproven && (!name || kvr__copies_doubtful(&r->stream.copies, KVR_TIER_DEVICE, *name));
+    if (name && (is_hybrid(r) || !kvr__copies_doubtful(&r->stream.copies, KVR_TIER_DEVICE, *name))) return false;
+    return r->stream.copies.unproven > 0;
 }
 
 /* The batches that are kept would bring back what goes here. */

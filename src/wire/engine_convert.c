@@ -14,11 +14,13 @@
  *
  *     stored [n1 .. nk] under nothing      the report: all are held
  *     removed ...                          what has to go for the request's own blocks
- *     stored [nk+1 ..] under nk            these
+ *     stored [nk+1 nk+2 ..] under nk       these; nk+1 was not held, or it had been found as well
  *
- * A copy that begins a chain is the whole prompt, or a chunk of it, whose next one comes in a later batch. So this sequence shows a report;
- * it takes two requests in one batch, of which one computes what is cached and the other goes on exactly behind it, for it to show one that
- * is none, and then the view only becomes a lower bound. A report that nothing follows is counted until another one shows what it was.
+ * A copy that begins a chain may be followed in its batch too, as passes overlap: by the next chunk of its prompt, which is held as well,
+ * or by a block that its answer has filled, one at a time. So two blocks more show a report; one more, or blocks that only unproven copies
+ * hold, are hints, and REPORT_HINTS in a row show one. It takes a chunk that ends where the cache does, or two requests in one batch of
+ * which one computes what is cached and the other goes on exactly behind it, for this to show one that is none, and then the view only
+ * becomes a lower bound. A report that nothing follows is counted, until another one shows what it was.
  */
 #include "wire/engine_events.h"
 
@@ -27,6 +29,8 @@
 /* Marks a block hash that was seen under two salts; no seed term is this value in practice, and if one were, its
  * blocks would only be missed. */
 #define AMBIGUOUS UINT64_MAX
+
+enum { REPORT_HINTS = 3 };
 
 void kvr_engine_stream_init(struct kvr_engine_stream *s, struct kvr_worker worker, uint32_t block_size)
 {
@@ -52,6 +56,7 @@ void kvr_engine_stream_reset(struct kvr_engine_stream *s)
     kvr_map64_clear(&s->salts);
     kvr__copies_forget(&s->copies);
     memset(s->group_main, 0, sizeof s->group_main);
+    memset(s->group_need, 0, sizeof s->group_need);
 }
 
 void kvr_engine_stream_restart(struct kvr_engine_stream *s)
@@ -291,6 +296,16 @@ static void tell_window(struct kvr_engine_stream *s, const struct kvr_engine_bat
     s->window(s->window_ctx, &w);
 }
 
+enum kvr_engine_groups kvr_engine_stream_groups(const struct kvr_engine_stream *s)
+{
+    enum kvr_engine_groups what = KVR_GROUPS_EXACT;
+    if (!memchr(s->group_main, 2, sizeof s->group_main)) return what;
+    if (!s->window) return KVR_GROUPS_LEFT_OUT;
+    for (size_t i = 0; i < KVR_ENGINE_GROUPS; i++)
+        if (s->group_main[i] == 2 && s->group_need[i] == UINT32_MAX) what = KVR_GROUPS_BOUND;
+    return what;
+}
+
 static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev, struct kvr_event *out)
 {
     if (ev->kind == KVR_ENGINE_IGNORED || ev->kind == KVR_ENGINE_UNKNOWN) {
@@ -357,8 +372,14 @@ static bool shows_report(struct kvr_engine_stream *s, const struct kvr_engine_ba
     if (!told || ev->kind == KVR_ENGINE_REMOVED) return false;
     bool other_group = ev->kind == KVR_ENGINE_STORED && (ev->has_group != told->has_group || ev->group_idx != told->group_idx);
     if (other_group) return false;
+    bool follows =
+        ev->kind == KVR_ENGINE_STORED && ev->hashes_n && ev->has_parent && ev->parent == b->hashes[told->hashes_at + told->hashes_n - 1];
+    uint64_t next = follows ? b->hashes[ev->hashes_at] : 0;
+    bool fresh = follows && !s->holds(s->holds_ctx, KVR_TIER_DEVICE, next);
+    bool hint = fresh || (follows && kvr__copies_doubtful(&s->copies, KVR_TIER_DEVICE, next));
     s->told = NULL;
-    return ev->kind == KVR_ENGINE_STORED && ev->has_parent && ev->parent == b->hashes[told->hashes_at + told->hashes_n - 1];
+    s->hints = hint ? s->hints + 1 : 0;
+    return (fresh && ev->hashes_n > 1) || s->hints >= REPORT_HINTS;
 }
 
 /* What that one counted was nothing, for certain; what others did is not known. */
@@ -393,6 +414,7 @@ long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_bat
         emit(ctx, &out);
         emitted++;
     }
+    if (s->told) s->hints = 0;
     s->told = NULL;
     return emitted;
 }

@@ -108,6 +108,7 @@ struct kvr_engine_stream {
     bool again;                          /* what is converted may be in the view already: nothing of it counts as a copy */
     bool taking_back;                    /* what is emitted now are blocks that only unproven counts held: their engine may have them */
     const struct kvr_engine_event *told; /* of this batch: a store that may be a report; what comes next decides */
+    unsigned hints;                      /* of reports, in a row */
     struct kvr_engine_counters counters;
     const struct kvr_engine_event *current; /* the event that is being converted */
     size_t skipped;                         /* its leading blocks that are not emitted: copies */
@@ -128,6 +129,14 @@ void kvr_engine_stream_reset(struct kvr_engine_stream *s);
 void kvr_engine_stream_restart(struct kvr_engine_stream *s);
 /* Forgets what copies there are: events may have been missed. */
 void kvr_engine_stream_forget_copies(struct kvr_engine_stream *s);
+
+/* What becomes of the cache groups beside the main one, as far as events have told of them. */
+enum kvr_engine_groups {
+    KVR_GROUPS_EXACT,   /* there are none, or what each needs is known */
+    KVR_GROUPS_BOUND,   /* of one not: all its blocks are asked for, which is a lower bound of what the engine reuses */
+    KVR_GROUPS_LEFT_OUT /* there is no `window` to take them: the main group alone says more than the engine reuses */
+};
+enum kvr_engine_groups kvr_engine_stream_groups(const struct kvr_engine_stream *s);
 
 typedef void kvr_engine_emit(void *ctx, const struct kvr_event *event);
 

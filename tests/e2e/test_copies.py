@@ -83,12 +83,11 @@ def test_a_store_that_is_reported_again_leaves_nothing_behind(start, engine, pro
     depth = program(start, e)
     store(e, [1, 2, 3])
     store(e, [1, 2, 3])  # kv_cache_report_mode full, of a request that stores nothing: it may be a copy
-    e.send(e.batch(stored([1, 2]), stored([3], parent=2)))  # one that does shows what it is
+    e.send(e.batch(stored([1, 2, 3]), stored([4, 5], parent=3)))  # one that does shows what it is
     for n in (3, 2, 3, 1):
         store(e, list(range(1, n + 1)))
-    store(e, [4], parent=3)
-    e.until("stored", lambda: depth() == 4)
-    remove(e, 4, 3, 3)
+    e.until("stored", lambda: depth() == 5)
+    remove(e, 5, 4, 3)
     e.until("two are left", lambda: depth() == 2)
     remove(e, 2, 1)
     e.until("nothing is left", lambda: not depth())
@@ -101,8 +100,8 @@ def test_reports_make_a_view_partial_once_and_only_when_they_were_counted(start,
                       f"replay=tcp://127.0.0.1:{e.replay_port}"], "--restore-timeout", "5", ready=False)
     e.until("trusted", lambda: s.view().get("trusted"))
     store(e, [1, 2, 3])
-    e.send(e.batch(stored([1, 2, 3]), stored([4], parent=3)))
-    e.until("stored", lambda: s.overlap(T).get((1, 0)) == 4)
+    e.send(e.batch(stored([1, 2, 3]), stored([4, 5], parent=3)))
+    e.until("stored", lambda: s.overlap(T).get((1, 0)) == 5)
     assert s.view()["view"] == "whole"  # what was counted was this report's alone
     assert s.metric("kv_events_filtered_total", reason="copy_reported") == 3
     assert s.metric("kv_events_filtered_total", reason="copy_taken_back") == 0

@@ -168,6 +168,19 @@ def test_without_replay_it_must_see_the_first_batch(start, hand):
     assert p.recover()[1]["TreeDump"]["events"] == []
 
 
+def test_a_model_with_several_cache_groups_is_refused(start, hand):
+    p = start(Publish, hand, block_size=4)
+    hand.until("whole", lambda: p.status()["trust"] == "trusted")
+    tail = [None, "GPU", None, None]
+    hand.send(hand.batch(["BlockStored", [1], None, [1, 2, 3, 4], 4, *tail, 0, "full_attention", None, "LOCAL"]))
+    wait_for("published", lambda: p.status()["blocks"] == 1)
+    hand.send(hand.batch(["BlockStored", [1], None, [1, 2, 3, 4], 4, *tail, 1, "sliding_window", 8, "LOCAL"],
+                         ["BlockStored", [2], 1, [5, 6, 7, 8], 4, *tail, 0, "full_attention", None, "LOCAL"]))
+    wait_for("refused", lambda: p.status()["trust"] == "untrusted" and p.status()["blocks"] == 0)  # its listeners would predict too much
+    assert "cache groups" in p.status()["reason"]
+    assert p.recover(supports_tree_dump_failed=1)[1]["TreeDumpFailed"]["message"] == p.status()["reason"]
+
+
 @pytest.mark.parametrize("args, text", [
     (["--publish", "tcp://nowhere"], "--publish"), (["--events", "udp://x:1"], "--events"), (["--block-size", "0"], "block-size"),
     (["--dp-size", "2", "--publish", "ipc:///tmp/x"], "--publish"), (["--nonsense"], "nonsense")])

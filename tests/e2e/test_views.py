@@ -270,6 +270,18 @@ def test_hybrid_cache_groups_are_filtered(rig):
     assert depth(s) == 0
 
 
+def test_a_group_that_is_not_understood_makes_a_lower_bound(rig):
+    e, s = rig()
+    e.until("trusted", lambda: trusted(s))
+    tail = [None, "GPU", None, None]
+    e.send(e.batch(["BlockStored", [2], None, T[:4], 4, *tail, 0, "full_attention", None, "LOCAL"]))
+    wait_for("stored", lambda: depth(s) == 1)
+    assert s.view()["view"] == "whole"
+    e.send(e.batch(["BlockStored", [3], None, T[4:8], 4, *tail, 1, "mamba", None, "LOCAL"]))
+    wait_for("noticed", lambda: s.view()["view"] == "partial")
+    assert "lower bound" in s.view()["reason"] and trusted(s) and depth(s) == 0
+
+
 def test_other_rank_on_the_port_is_noticed(rig):
     e, s = rig()
     e.until("trusted", lambda: trusted(s))

@@ -43,6 +43,13 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     return kvr_index_apply(e->index, ev);
 }
 
+static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
+{
+    struct exam *e = ctx;
+    (void)user;
+    (void)kvr_index_window(e->index, ev);
+}
+
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     struct exam *e = ctx;
@@ -450,7 +457,7 @@ static void tell_no_events(struct exam *e)
 void engine_examine(struct doctor *d, struct engine_target *t)
 {
     struct exam *e = calloc(1, sizeof *e);
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .ctx = e};
+    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .on_window = on_window, .ctx = e};
     if (!e) return;
     e->d = d;
     e->t = t;

@@ -160,6 +160,10 @@ static int publish_clear(struct feed *f)
 int feed_event(struct feed *f, const struct kvr_event *event, const struct kvr_ingest_origin *origin)
 {
     struct kvr_event ev = *event;
+    if (origin && kvr_engine_stream_groups(origin->stream) == KVR_GROUPS_LEFT_OUT) { /* its listeners would predict too much */
+        feed_reset(f);
+        return 0;
+    }
     if (ev.kind == KVR_EVENT_CLEARED) return publish_clear(f);
     if (ev.kind == KVR_EVENT_REMOVED) return publish_removed(f, &ev);
     return publish_stored(f, &ev, origin);
