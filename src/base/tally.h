@@ -19,7 +19,8 @@ static inline struct kvr_tally kvr_tally_of(uint64_t value)
 
 static inline uint64_t kvr_tally_value(struct kvr_tally t)
 {
-    return (uint64_t)t.unproven << 32 | (uint32_t)t.certain;
+    uint64_t unproven = t.unproven;
+    return unproven * (UINT64_C(1) << 32) + (uint32_t)t.certain;
 }
 
 static inline int64_t kvr_tally_sum(struct kvr_tally t)
