@@ -51,11 +51,11 @@ class Attached:
 class Watch:
     """Hears an engine's events beside the router, to know when the router has heard all that there is to hear.
 
-    Per rank: `seq`, the last number that was heard (-1: none), `stored` and `removed`, blocks so far. Hears what is published after it was
+    Per rank: `seq`, the last number that was heard (-1: none), `stored` and `removed`, blocks so far; `told`: tokens of each store. Hears what is published after it was
     made; seq is asked from the replay endpoint before."""
 
     def __init__(self, engine, ctx):
-        self.engine, self.subs = engine, []
+        self.engine, self.subs, self.told = engine, [], set()
         self.seq, self.stored, self.removed, self.frames = ({r: 0 for r in range(engine.ranks)} for _ in range(4))
         for r in range(engine.ranks):
             s = ctx.socket(zmq.SUB)
@@ -81,9 +81,16 @@ class Watch:
                     tag, hashes = (e["type"], e.get("block_hashes", ())) if isinstance(e, dict) else (e[0], e[1] if len(e) > 1 else ())
                     if tag == "BlockStored":
                         self.stored[r] += len(hashes)
+                        self.told.add(tuple(e["token_ids"] if isinstance(e, dict) else e[3]))
                     elif tag == "BlockRemoved":
                         self.removed[r] += len(hashes)
         return self
+
+    def fence(self):
+        """Waits until all events of what the engine has answered so far are heard: those of a request of its own come after them."""
+        prompt = tokens(time.monotonic(), self.engine.block + 1)
+        assert post(self.engine, "/v1/completions", {"model": "tiny", "prompt": prompt, "max_tokens": 1}).status == 200
+        wait_until("the fence's event", lambda: tuple(prompt[:-1]) in self.drain().told, 20)
 
     def close(self):
         for s in self.subs:
