@@ -21,7 +21,7 @@ THREADS = 10  # some of them read answers of two thousand tokens
 def test_no_client_can_cost_a_real_engine_its_view(start, forgetful, small):
     serve = start(Serve, [forgetful, small])
     wait_until("whole views", lambda: [v["view"] for v in serve.views().values()] == ["whole", "whole"])
-    attack = evidence_attack.Attack(SEED, "tiny", vocab=VOCABULARY, room=ROOM, block=BLOCK)
+    attack = evidence_attack.Attack(SEED, "tiny", vocab=VOCABULARY, room=ROOM, block=BLOCK, reports=False)
     honest = evidence_attack.Honest(serve.port, serve.admin, SEED + 1, "tiny", 1, BLOCK, vocab=VOCABULARY)
     lost = evidence_attack.run(attack, honest, SECONDS, threads=THREADS)
     assert not lost and not honest.wrong and not honest.refused, (lost, honest.wrong[:5], honest.refused[:5])

@@ -10,12 +10,12 @@ SEED = int(os.environ.get("KVR_SEED", "1"))
 REQUESTS = int(os.environ.get("KVR_HYBRID_REQUESTS", "150"))
 
 
-def test_windows_in_a_small_cache(start, special, settle):
-    engine = special(blocks=300, hybrid=True)
+def test_windows_in_a_small_cache(start, hybrid, settle):
+    engine = hybrid
     serve = start(Serve, [engine])
     wait_until("the view", lambda: serve.view().get("trusted"))
     rng, high, low, hits = random.Random(SEED), [], [], 0
-    prompts = [tokens(f"hybrid {SEED} {k}", 26 * BLOCK) for k in range(8)]
+    prompts = [tokens(f"hybrid {SEED} {k}", 26 * BLOCK) for k in range(12)]
     watch, = settle(serve, [engine])
     for n in range(REQUESTS):
         prompt = rng.choice(prompts)[:rng.randrange(1, 26 * BLOCK)]

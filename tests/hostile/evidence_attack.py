@@ -24,7 +24,8 @@ THREADS = 4
 class Attack:
     """Requests of one seed. `vocab`: token ids below are ones that the engine takes."""
 
-    def __init__(self, seed, model, vocab=250, room=2048, adapter=None, block=16, salt_max=100):
+    def __init__(self, seed, model, vocab=250, room=2048, adapter=None, block=16, salt_max=100, reports=True):
+        self.reports = reports  # has engines report what they reuse: lower bounds are all that is left of their views then
         self.salt_max = salt_max
         self.rng, self.model, self.vocab, self.room, self.adapter, self.block = random.Random(seed), model, vocab, room, adapter, block
         self.pool = [self.fresh() for _ in range(6)]
@@ -57,7 +58,7 @@ class Attack:
             lambda: {"cache_salt": ["s", "t"]}, lambda: {"cache_salt": 7}, lambda: {"nvext": {"token_data": self.prompt()}},
             lambda: {"nvext": {"cache_salt": "y"}}, lambda: {"priority": r.randrange(-5, 5)}, lambda: {"kv_transfer_params": {"do_remote_prefill": True}},
             lambda: {"kv_transfer_params": {"do_remote_decode": True}}, lambda: {"prompt_embeds": "AAAA"}, lambda: {"vllm_xargs": {"a": 1}},
-            *[lambda: {"vllm_xargs": {"kv_cache_report_mode": r.choice(["full", "full", "full", "incremental", ["full"], 1])}}] * 3,
+            *[lambda: {"vllm_xargs": {"kv_cache_report_mode": r.choice(["full", "full", "full", "incremental", ["full"], 1])}}] * (3 * self.reports),
             lambda: {"frobnicate": r.random()}, lambda: {"prompt": [self.prompt(), self.prompt()]}, lambda: {"prompt": [self.prompt()] * 3},
             lambda: {"prompt": [10**9] * 200}, lambda: {"prompt": [self.vocab + 10**7] + self.prompt()}, lambda: {"prompt": [r.randrange(10, self.vocab)] * self.room * 4},
             lambda: {"prompt": []}, lambda: {"prompt": "text " * r.randrange(1, 60)}, lambda: {"prompt": "text " * 40, "add_special_tokens": r.random() < 0.5},
