@@ -196,6 +196,7 @@ static int skip_copies(struct kvr_engine_stream *s, const struct kvr_engine_even
     if (n == 0) return 1;
     s->counters.copy_stored += n;
     if (n == ev->hashes_n && may_be_report(ev) && out->tier == KVR_TIER_DEVICE) s->told = ev;
+    out->has_parent = true; /* also of one that began a chain */
     out->parent_hash = out->blocks[n - 1].block_hash;
     out->blocks += n;
     out->blocks_n -= n;

@@ -45,6 +45,18 @@ def publish_of(start, e):
 
 
 @pytest.mark.parametrize("program", [serve_of, indexer_of, publish_of])
+def test_a_prompt_that_is_computed_from_its_start_again_and_goes_on_is_known_to_its_end(start, engine, program):
+    e = engine()
+    depth = program(start, e)
+    store(e, [1, 2])
+    e.until("stored", lambda: depth() == 2)
+    store(e, [1, 2, 3, 4])  # prompt_logprobs, echo with logprobs, a window that is gone
+    e.until("all of it", lambda: depth() == 4)
+    remove(e, 4, 3, 2, 1)
+    e.until("one copy of each", lambda: depth() == 2)
+
+
+@pytest.mark.parametrize("program", [serve_of, indexer_of, publish_of])
 def test_a_block_goes_with_its_last_copy(start, engine, program):
     e = engine()
     depth = program(start, e)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine with two data-parallel ranks, of which nobody said a word."""
-from harness import BLOCK, Serve, cached, post, predicted, words
+from harness import BLOCK, Serve, cached, post, predicted, wait_until, words
 
 
 def test_ranks_are_found_named_and_predicted(start, ranked, settle):
     e = ranked
     s = start(Serve, [e.url])
+    wait_until("both ranks", lambda: s.get("/workers")[0]["data_parallel_size"] == 2)
     w = s.get("/workers")[0]
-    assert w["data_parallel_size"] == 2 and w["block_size"] == BLOCK and w["learnt"]["notes"] == []
+    assert w["block_size"] == BLOCK and w["learnt"]["notes"] == []
     assert w["kv_events_endpoints"] == {str(r): f"tcp://127.0.0.1:{e.events + r}" for r in (0, 1)}
     seen = set()
     for i in range(12):
