@@ -173,6 +173,19 @@ static void a_copy_of_the_start_of_a_chain(void **state)
     assert_false(r->stream.copies.reports || r->stream.copies.unsure);
 }
 
+/* A prompt is computed anew and is longer than what was there: the rest stands behind its copies, not at the start. */
+static void what_is_behind_a_copy_of_the_start(void **state)
+{
+    struct run *r = *state;
+    uint64_t locals[4], names[4];
+    uint32_t tokens[4 * BS] = {1, 1, 2, 2, 3, 3, 4, 4};
+    assert_int_equal(kvr_hash_locals(tokens, 4 * BS, BS, false, kvr_hash_seed("", 0, "", 0), NULL, 0, locals), 4);
+    stored(r, 1, 2);
+    stored(r, 1, 4);
+    assert_int_equal(kvr_index_names(r->index, (struct kvr_worker){1, 0}, locals, 4, names), 4);
+    for (uint64_t i = 0; i < 4; i++) assert_int_equal(names[i], i + 1);
+}
+
 /* With kv_cache_report_mode full vLLM tells of the blocks that a request reuses, then of those that it computes: of the first nothing was
  * stored, and one removal takes them. */
 static void a_report_shows_itself_and_is_no_copy(void **state)
@@ -528,6 +541,7 @@ int main(void)
         T(a_block_stays_until_its_last_copy_goes),
         T(a_copy_and_what_is_behind_it),
         T(a_copy_of_the_start_of_a_chain),
+        T(what_is_behind_a_copy_of_the_start),
         T(a_report_shows_itself_and_is_no_copy),
         T(reports_that_were_counted_are_taken_back),
         T(copies_beside_others_show_no_report),
