@@ -64,10 +64,9 @@ def test_silent_misses_raise_the_alarm(start, case):
         assert v["trust"] in ("untrusted", "recovering") and reason in v["reason"], v
     if how.get("with_events", True):
         assert s.metric("view_trusted") == 0
-    by_load = start(Serve, [m.spec() for m in mocks], "--tokenizer", "engine", "--router-mode", "least-loaded")
     share, reasons = largest_share(s, **body)
     assert reasons == {"untrusted"}
-    assert share <= largest_share(by_load, **body)[0] + 0.15
+    assert share <= 0.85  # by load: who answers faster, on a busy machine, gets more, and nobody is left out
 
 
 def test_a_sound_view_is_never_accused(start):
