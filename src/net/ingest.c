@@ -474,7 +474,7 @@ static bool run_on_sources(struct kvr_ingest *in, const struct command *c)
         if (c->kind == PAUSE || c->kind == RESUME) source_pause(in, s, c->kind == PAUSE);
         if (c->kind == EVIDENCE) kvr__view_evidence(in, s, c->text);
         if (c->kind == DOUBT_COPIES) kvr__view_doubt_copies(in, s, c->has_name ? &c->name : NULL);
-        if (c->kind == EXPECT_REPORTS) kvr__view_expect_reports(s);
+        if (c->kind == EXPECT_REPORTS) kvr__view_expect_reports(in, s);
         if (c->kind == VISIT) source_visit(in, s, c);
         if (c->kind == SERVED && in->handler.on_served) in->handler.on_served(in->handler.ctx, s->user, &c->served);
         p = &s->next;

@@ -265,8 +265,8 @@ void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *tex
 /* Unproven copies (recover/copies.h) of the ranks that have any, and hold the block by nothing else (NULL: whatever they hold), are taken
  * back: the view is partial. */
 void kvr__view_doubt_copies(struct kvr_ingest *in, struct source *s, const uint64_t *name);
-/* From now on what may be a report counts for nothing. */
-void kvr__view_expect_reports(struct source *s);
+/* From now on what may be a report counts for nothing; what was counted until now is taken back. */
+void kvr__view_expect_reports(struct kvr_ingest *in, struct source *s);
 void kvr__view_adopt(struct kvr_ingest *in, struct source *s, const struct kvr_view_cursor *c);
 /* Before the source is opened: applies the batches that were kept behind its content. */
 void kvr__view_take_tail(struct kvr_ingest *in, struct source *s);

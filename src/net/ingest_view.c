@@ -732,6 +732,14 @@ static bool is_doubtful(const struct rank_stream *r, const uint64_t *name)
 }
 
 /* The batches that are kept would bring back what goes here. */
+static void copies_gone(struct kvr_ingest *in, struct source *s)
+{
+    tell_break(s);
+    sum_counters(s);
+    copies_taken_back(in, s);
+    if (s->torn) torn_batch(in, s);
+}
+
 void kvr__view_doubt_copies(struct kvr_ingest *in, struct source *s, const uint64_t *name)
 {
     bool any = false;
@@ -740,16 +748,21 @@ void kvr__view_doubt_copies(struct kvr_ingest *in, struct source *s, const uint6
         take_back(in, s, r);
         any = true;
     }
-    if (!any) return;
-    tell_break(s);
-    sum_counters(s);
-    copies_taken_back(in, s);
-    if (s->torn) torn_batch(in, s);
+    if (any) copies_gone(in, s);
 }
 
-void kvr__view_expect_reports(struct source *s)
+/* The first report may have come before the word that there will be some. */
+void kvr__view_expect_reports(struct kvr_ingest *in, struct source *s)
 {
-    for (struct rank_stream *r = &s->own; r; r = r->next) r->stream.copies.reports = true;
+    bool any = false;
+    for (struct rank_stream *r = &s->own; r; r = r->next) {
+        if (!r->stream.copies.reports && r->stream.copies.unproven) {
+            take_back(in, s, r);
+            any = true;
+        }
+        r->stream.copies.reports = true;
+    }
+    if (any) copies_gone(in, s);
 }
 
 static void replay_failed(struct kvr_ingest *in, struct source *s)
