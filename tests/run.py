@@ -14,7 +14,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SUPPRESSIONS = os.path.join(ROOT, "scripts/tsan.supp")
 ENV = {
     "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1:handle_abort=1", "UBSAN_OPTIONS": "print_stacktrace=1", "KVROUTE_SLOW": "3"},
-    "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1 history_size=6", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
+    "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1 history_size=4", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
 }
 # Long, and of one thread each: the thread sanitizer has nothing to find there.
 ONE_THREAD = {"test_http_memory", "test_sim", "test_supposed"}

@@ -288,8 +288,8 @@ static void record_decision(struct px *p)
 static void count_usage(struct px *p)
 {
     struct metrics *m = &serve_of(p)->metrics;
-    bool exact = p->tokens_n && !p->multimodal && p->members.certainty == KVR_PROMPT_EXACT;
-    if (!p->usage.present || !exact || p->status >= 400 || !p->members.usage_tells) return;
+    if (!p->usage.present || p->status >= 400) return; /* what the body says may still be being read */
+    if (!p->tokens_n || p->multimodal || p->members.certainty != KVR_PROMPT_EXACT || !p->members.usage_tells) return;
     if (!p->usage.has_cached) {
         COUNT(p, usage_untold_total);
         return;
