@@ -262,8 +262,8 @@ void kvr__view_replay_broken(struct kvr_ingest *in, struct source *s);          
 void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply); /* takes the reply */
 void kvr__view_step(struct kvr_ingest *in, struct source *s);                                   /* goes on with what is being applied */
 void kvr__view_evidence(struct kvr_ingest *in, struct source *s, const char *text);             /* "": none any more */
-/* Unproven copies (recover/copies.h) of the ranks that have any, and hold the block by nothing else (NULL: whatever they hold), are taken
- * back: the view is partial. */
+/* Unproven copies (recover/copies.h) of the ranks that have any, and some of this block (NULL: of any), are taken back: the view is
+ * partial. */
 void kvr__view_doubt_copies(struct kvr_ingest *in, struct source *s, const uint64_t *name);
 /* From now on what may be a report counts for nothing; what was counted until now is taken back. */
 void kvr__view_expect_reports(struct kvr_ingest *in, struct source *s);

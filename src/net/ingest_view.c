@@ -727,7 +727,7 @@ static void take_back(struct kvr_ingest *in, struct source *s, struct rank_strea
 /* What a hybrid model's engine has not may be missing in another group. */
 static bool is_doubtful(const struct rank_stream *r, const uint64_t *name)
 {
-    if (name && (is_hybrid(r) || !kvr__copies_doubtful(&r->stream.copies, KVR_TIER_DEVICE, *name))) return false;
+    if (name && (is_hybrid(r) || !kvr__copies_unproven(&r->stream.copies, KVR_TIER_DEVICE, *name))) return false;
     return r->stream.copies.unproven > 0;
 }
 

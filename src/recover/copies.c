@@ -115,6 +115,12 @@ bool kvr__copies_doubtful(const struct kvr_copies *c, enum kvr_tier tier, uint64
     return more && kvr_tally_of(*more).certain < 0;
 }
 
+bool kvr__copies_unproven(const struct kvr_copies *c, enum kvr_tier tier, uint64_t name)
+{
+    const uint64_t *more = kvr_map64_get(&c->more[tier], name);
+    return more && kvr_tally_of(*more).unproven > 0;
+}
+
 void kvr__copies_forget(struct kvr_copies *c)
 {
     for (int t = 0; t < KVR_TIER_COUNT; t++) kvr_map64_clear(&c->more[t]);

@@ -61,6 +61,8 @@ void kvr__copies_uncount(struct kvr_copies *c, enum kvr_tier tier, const uint64_
 size_t kvr__copies_take_back(struct kvr_copies *c, enum kvr_tier tier, uint64_t *gone);
 /* Is the block held by nothing but unproven counts? */
 bool kvr__copies_doubtful(const struct kvr_copies *c, enum kvr_tier tier, uint64_t name);
+/* Has the block unproven counts? */
+bool kvr__copies_unproven(const struct kvr_copies *c, enum kvr_tier tier, uint64_t name);
 void kvr__copies_forget(struct kvr_copies *c);
 
 #endif

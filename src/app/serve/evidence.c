@@ -501,17 +501,21 @@ static enum verdict verdict_of(struct serve *s, const struct kvr_view_status *st
 /* The engine had less than the view, and there are unproven copies (recover/copies.h): were they none? */
 static bool fell_short(const struct evidence_check *c, const struct kvr_view_status *st)
 {
+    if (!st || !st->sound || !st->connected) return false;
     uint64_t bs = c->pool->block_size, view = KVR_MIN(c->view_tokens, c->prompt_tokens - 1) / bs, had = c->cached / bs;
-    return c->told && st && st->unproven_copies && had < view && had < c->blocks;
+    return c->told && st->unproven_copies && had < view && had < c->blocks;
 }
 
-/* The first block that it had not, if the view still has it: it goes when nothing but such copies hold it. */
+/* The first block that it had not. When that had really gone and come again, the view was told of a store; when copies that were none kept
+ * it there, the engine's store of it was taken for one more. */
 static void doubt_block(struct serve *s, const struct evidence_check *c)
 {
     uint64_t names[BLOCKS_MAX];
-    size_t n = (size_t)(c->cached / c->pool->block_size) + 1;
-    if (kvr_index_names(c->pool->index, c->watch.worker, c->locals, n, names) == n)
-        kvr_ingest_doubt_copies(s->ingest, c->watch.worker, &names[n - 1]);
+    bool seen[BLOCKS_MAX];
+    size_t at = (size_t)(c->cached / c->pool->block_size);
+    (void)watches_look(s->evidence->watches, &c->watch, seen);
+    if (!seen[at] && kvr_index_names(c->pool->index, c->watch.worker, c->locals, at + 1, names) == at + 1)
+        kvr_ingest_doubt_copies(s->ingest, c->watch.worker, &names[at]);
 }
 
 /* What spoke against the view may have been such copies, and is forgotten with them. */
@@ -534,7 +538,7 @@ static bool is_judged_locked(struct serve *s, const struct evidence_check *c)
 static bool looks_again(const struct evidence_check *c, int which, enum verdict verdict, const struct kvr_view_status *view)
 {
     bool bad = verdict == IS_MISSING || verdict == IS_STALE;
-    if (which == 0) return bad || (verdict == IS_FINE && fell_short(c, view));
+    if (which == 0) return bad || fell_short(c, view); /* the latter whatever else may explain it */
     return which == 1 && verdict == IS_MISSING && view->batches == c->batches;
 }
 
