@@ -209,8 +209,8 @@ def test_a_silent_or_lying_index_is_not_waited_for(start):
     assert c.metric("remote_indexer_query_failures_total") >= 2
     state["info"] = {**info, "mode": "predicted", "instance": 6}
     state["query"] = {"TieredScores": {"device": {"scores": []}}, "instance": 6}
-    wait_for("the new mode is noticed", lambda: c.complete(prompt(1)).status == 200 and c.metric("remote_indexer_up") == 0)
-    assert "predicts from routing decisions" in c.text()
+    wait_for("the new mode is noticed", lambda: c.complete(prompt(1)).status == 200 and "predicts from routing decisions" in c.text())
+    assert c.metric("remote_indexer_up") == 0
     state["info"] = {**info, "ready": False, "why": "restoring"}
     wait_for("not ready", lambda: "it is not ready: restoring" in c.text())
     state["info"], state["query"] = info, {"TieredScores": {"device": {"scores": [[{"worker_id": 1}, 10 ** 12]]}}, "instance": 5}
