@@ -6,7 +6,7 @@ from harness import BLOCK, Serve, cached, post, predicted, wait_until, words
 def test_ranks_are_found_named_and_predicted(start, ranked, settle):
     e = ranked
     s = start(Serve, [e.url])
-    wait_until("both ranks", lambda: s.get("/workers")[0]["data_parallel_size"] == 2)
+    wait_until("both ranks", lambda: [v["view"] for v in s.views().values()] == ["whole", "whole"])
     w = s.get("/workers")[0]
     assert w["block_size"] == BLOCK and w["learnt"]["notes"] == []
     assert w["kv_events_endpoints"] == {str(r): f"tcp://127.0.0.1:{e.events + r}" for r in (0, 1)}
