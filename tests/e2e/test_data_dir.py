@@ -58,7 +58,8 @@ def engines(start):
 
 
 def whole(s):
-    return all(v["trusted"] for v in s.views().values())
+    views = s.views().values()
+    return bool(views) and all(v["trusted"] for v in views)
 
 
 def test_kill_9_loses_nothing(start, engines, tmp_path):
@@ -157,11 +158,13 @@ def test_an_engine_that_restarts_is_written_anew(start, engines, tmp_path):
     e = engines("--kv-buffer-steps", 50)
     ports = (free_ports(), free_ports())
     s = router(start, e.mocks, tmp_path, ports=ports)
+    wait_for("the view", lambda: whole(s))
     for p in prompts_of(random.Random(8), 30):
         e.ask(s, p)
-    n = s.metric("data_dir_snapshots_total")
+    n = wait_for("a snapshot of the old life", lambda: s.metric("data_dir_snapshots_total"))
     e.restart(0, start, "--kv-buffer-steps", 50)
     wait_for("schedulable", lambda: s.get("/workers")[0]["schedulable"])
+    wait_for("its view", lambda: whole(s))
     for p in prompts_of(random.Random(9), 30):
         e.ask(s, p)
     wait_for("a snapshot of it", lambda: whole(s) and s.metric("data_dir_snapshots_total") > n)
@@ -235,11 +238,14 @@ def test_a_torn_journal_is_used_up_to_there(start, engines, tmp_path):
     """The machine died: the last record is in part, or not at all. The engine's buffer has the rest."""
     e = engines("--kv-buffer-steps", 30)
     s = router(start, e.mocks, tmp_path)
+    wait_for("the view", lambda: whole(s))  # before the engine's buffer is passed
     for p in prompts_of(random.Random(2), 40):
         e.ask(s, p)
-    journals = lambda: sorted((tmp_path / "data" / "worker-1-rank-0").glob("journal-*.kvr"), key=lambda p: p.stat().st_mtime)
-    on_disk = lambda: sum(p.stat().st_size for p in journals()) > s.metric("data_dir_journal_bytes_total") > 3000
-    wait_for("a journal", on_disk)
+    kept = tmp_path / "data" / "worker-1-rank-0"
+    journals = lambda: sorted(kept.glob("journal-*.kvr"), key=lambda p: p.stat().st_mtime)
+    wait_for("a snapshot", (kept / "view.kvr").exists)
+    more = prompts_of(random.Random(4), 40)
+    wait_for("a journal of some size behind it", lambda: journals() and journals()[-1].stat().st_size > 3000 or not e.ask(s, next(more)))
     s.kill()
     text = journals()[-1].read_bytes()
     journals()[-1].write_bytes(text[:-300])
