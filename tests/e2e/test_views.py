@@ -151,7 +151,7 @@ def test_history_that_the_buffer_has_lost_makes_a_partial_view(rig):
     e, s = rig(before=before)
     e.until("settled", lambda: s.view().get("state") == "live")
     assert s.view()["view"] == "partial" and "history" in s.view()["reason"]
-    assert call(s.port, "GET", "/ready").status == 200
+    wait_for("ready", lambda: call(s.port, "GET", "/ready").status == 200)
     e.stored([9, 10, 11], T[:12])
     wait_for("later blocks are used", lambda: depth(s) == 3)
     assert s.complete(T).headers["x-kvroute-view"] == "partial"
