@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all build demo demo-engines test test-engines engines bench bench-peers lint fuzz format install clean help sim options-page wheel
+.PHONY: all build demo demo-engines test test-engines engines bench bench-peers bench-routers lint fuzz format install clean help sim options-page wheel
 
 all: build
 
@@ -13,7 +13,8 @@ help:
 	@echo "make demo-engines  the demo with two of them instead of mocks"
 	@echo "make bench    benchmarks, ratios in one run"
 	@echo "make bench-peers  the index beside Dynamo's and SMG's, in turns (optional: needs cargo and crates)"
-	@echo "make sim      routing policies over simulated fleets, in virtual time"
+	@echo "make bench-routers  kvroute beside public routers over the same mock engines, in turns (optional: needs Python 3.12 and wheels)"
+	@echo "make sim      routing policies over simulated fleets, in virtual time (ARGS=--help: scenes and policies)"
 	@echo "make lint     include directions, refused functions, clang-tidy"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
 	@echo "make wheel    the Python package, in build/wheel"
@@ -49,6 +50,10 @@ bench: build
 bench-peers: build
 	@scripts/bench_peers.sh
 
+# ARGS="--rows conv-60 --rounds 2 ...": see ARGS=--help
+bench-routers: build
+	@scripts/bench_routers.sh $(ARGS)
+
 lint:
 	@scripts/deps.sh build test lint
 	@scripts/lint.sh
@@ -68,7 +73,7 @@ options-page: build
 sim: build
 	@scripts/moved.sh build/release
 	@cmake --preset release -DKVR_BENCH=ON > /dev/null && cmake --build --preset release | tail -1
-	@build/release/bench/bench_sim
+	@build/release/bench/bench_sim $(ARGS)
 
 install: build
 	DESTDIR="$(DESTDIR)" cmake --install "$(INSTALL_FROM)" --prefix "$(PREFIX)"

@@ -56,7 +56,7 @@ static void hold(struct fleet *f, uint64_t worker, size_t blocks)
     KVR_ASSERT(kvr_index_apply(f->index, &ev) == 0);
 }
 
-static void fleet_make(struct fleet *f, const struct kvr_router_config *base)
+static void fleet_make(struct fleet *f, const struct kvr_router_config *base, uint64_t workers)
 {
     struct kvr_router_config c = *base;
     for (size_t i = 0; i < BLOCKS * BLOCK; i++) f->tokens[i] = (uint32_t)kvr_mix64(i);
@@ -65,7 +65,7 @@ static void fleet_make(struct fleet *f, const struct kvr_router_config *base)
     c.block_size = BLOCK;
     c.seed = 1;
     KVR_ASSERT(kvr_router_create(&c, &f->router, NULL) == 0 && kvr_router_ctx_create(f->router, &f->ctx) == 0);
-    for (uint64_t w = 1; w <= WORKERS; w++) {
+    for (uint64_t w = 1; w <= workers; w++) {
         static const char *const zones[] = {"zone=a", "zone=b", "zone=c", "zone=d"};
         const char *taints[] = {"gpu", zones[w % 4]};
         KVR_ASSERT(kvr_router_set_worker(f->router, w, 0, 1) == 0 && kvr_router_set_taints(f->router, w, taints, 2) == 0);
@@ -91,7 +91,7 @@ static int ascending(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void bench_choice(const char *name, const struct kvr_router_config *c, bool everything)
+static void bench_choice(const char *name, const struct kvr_router_config *c, bool everything, uint64_t workers)
 {
     static struct fleet f;
     static double us[RUNS];
@@ -100,7 +100,7 @@ static void bench_choice(const char *name, const struct kvr_router_config *c, bo
     struct kvr_preferred_taint preferred[] = {{"zone=a", 0.3}, {"zone=b", -0.2}};
     struct kvr_shared_range shared[] = {{0, 200}};
     double schedule = 0;
-    fleet_make(&f, c);
+    fleet_make(&f, c, workers);
     uint64_t before = 0;
     for (int i = -1000; i < RUNS; i++) { /* the first ones warm it up */
         struct kvr_router_request rq = {.id = "x", .id_len = 1, .book = true, .tokens = f.tokens, .tokens_n = BLOCKS * BLOCK};
@@ -119,9 +119,9 @@ static void bench_choice(const char *name, const struct kvr_router_config *c, bo
         kvr_router_free(f.router, "x", 1);
     }
     qsort(us, RUNS, sizeof *us, ascending);
-    printf("choose and book, %d workers, %d blocks, %-34s p50 %.1f us, p99 %.1f us (in the lock %.1f); %.2f allocations each (the "
+    printf("choose and book, %llu workers, %d blocks, %-34s p50 %.1f us, p99 %.1f us (in the lock %.1f); %.2f allocations each (the "
            "booking's)\n",
-           WORKERS, BLOCKS, name, us[RUNS / 2], us[RUNS * 99 / 100], schedule, (double)(allocations - before) / RUNS);
+           (unsigned long long)workers, BLOCKS, name, us[RUNS / 2], us[RUNS * 99 / 100], schedule, (double)(allocations - before) / RUNS);
     fleet_free(&f);
 }
 
@@ -354,18 +354,20 @@ int main(void)
     struct kvr_alloc alloc = {counted, NULL};
     kvr_router_config_init(&c);
     c.alloc = &alloc;
-    bench_choice("linear", &c, false);
+    c.cost.kind = KVR_COST_LINEAR;
+    bench_choice("linear", &c, false, WORKERS);
     c.cost.credit_decay = 1;
     c.cost.request_weight = 1;
     c.cost.shared_multiplier = 0.5;
     c.busy = (struct kvr_busy_thresholds){0.95, 1e9, 100};
-    bench_choice("linear, everything on", &c, true);
+    bench_choice("linear, everything on", &c, true, WORKERS);
     c.cost.temperature = 0.5;
-    bench_choice("the same, softmax", &c, true);
+    bench_choice("the same, softmax", &c, true, WORKERS);
     c.cost.temperature = 0;
-    c.cost.kind = KVR_COST_TIME;
+    c.cost.kind = KVR_COST_DELAY;
     c.fit_ttft = true;
-    bench_choice("time, everything on", &c, true);
+    bench_choice("delay, everything on", &c, true, WORKERS);
+    bench_choice("delay, everything on", &c, true, 10 * (uint64_t)WORKERS);
     bench_queue(KVR_QUEUE_FCFS, "fcfs", 1);
     bench_queue(KVR_QUEUE_WSPT, "wspt", 1);
     bench_queue(KVR_QUEUE_WSPT, "wspt", 64);

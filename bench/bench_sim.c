@@ -1,42 +1,188 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Policies against each other over five workloads, in virtual time: prints the table of docs/scheduling.md. */
+/* Routing policies over simulated fleets, in virtual time: a table of scenes and policies. docs/simulation.md says how to read it. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
-#include "app/sim/sim.h"
+#include "sim/compare.h"
 
-enum { SEEDS = 3 };
+enum { LIST_MAX = 128 };
 
-static void run(enum sim_workload w, enum sim_policy p, uint32_t requests, double load, struct sim_result *mean)
+struct options {
+    const char *scenes, *policies, *trace, *form;
+    uint64_t seeds, first, routers, threads;
+    double tell_ms;
+};
+
+static const char usage[] =
+    "usage: bench_sim [--scenes NAME,...] [--policies NAME,...] [--seeds N] [--first SEED] [--trace FILE]\n"
+    "                 [--routers N] [--tell-ms MS] [--threads N] [--form rows|columns]\n\n"
+    "Prints a table of Markdown. Times are milliseconds, +- is a 95 %% interval over seeds. The last columns compare\n"
+    "within each seed with the policy of the least mean time to the first token. --form columns: a row for each scene,\n"
+    "mean and p99 of the time to the first token and the median of the whole. Scenes that replay a trace are left out\n"
+    "without --trace.\n\n";
+
+static int help(void)
 {
-    *mean = (struct sim_result){0};
-    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-        struct sim_config c = {.workload = w, .policy = p, .workers = 8, .requests = requests, .seed = seed, .load = load};
-        struct sim_result r;
-        if (sim_run(&c, &r)) exit(1);
-        mean->ttft_mean_ms += r.ttft_mean_ms / SEEDS;
-        mean->ttft_p50_ms += r.ttft_p50_ms / SEEDS;
-        mean->ttft_p99_ms += r.ttft_p99_ms / SEEDS;
-        mean->cached_ratio += r.cached_ratio / SEEDS;
-        mean->completed += r.completed;
-        mean->seconds += r.seconds / SEEDS;
+    printf(usage);
+    for (size_t i = 0; i < sim_scenes_n; i++) printf("  %-16s %s\n", sim_scenes[i].name, sim_scenes[i].meaning);
+    printf("\n");
+    for (size_t i = 0; i < sim_policies_n; i++)
+        printf("  %-16s %s\n", sim_policy_name(sim_policy_at(i)), sim_policy_meaning(sim_policy_at(i)));
+    for (size_t i = 0; i < sim_ablations_n; i++)
+        printf("  %-24s %s\n", sim_policy_name(sim_ablation_at(i)), sim_policy_meaning(sim_ablation_at(i)));
+    return 0;
+}
+
+static int bad(const char *option, const char *value, const char *allowed)
+{
+    fprintf(stderr, "bench_sim: %s: bad value '%s'; allowed: %s\n", option, value, allowed);
+    return 2;
+}
+
+static int read_options(int argc, char **argv, struct options *o)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!strcmp(name, "--help") || !strcmp(name, "-h")) return 1;
+        if (!value) return bad(name, "", "an option and its value, see --help");
+        i++;
+        if (!strcmp(name, "--scenes")) o->scenes = value;
+        else if (!strcmp(name, "--policies")) o->policies = value;
+        else if (!strcmp(name, "--trace")) o->trace = value;
+        else if (!strcmp(name, "--form")) {
+            if (strcmp(value, "rows") != 0 && strcmp(value, "columns") != 0) return bad(name, value, "rows, columns");
+            o->form = value;
+        } else if (!strcmp(name, "--tell-ms")) o->tell_ms = strtod(value, NULL);
+        else if (!strcmp(name, "--seeds")) {
+            if (!kvr_parse_u64(value, strlen(value), 1000, &o->seeds) || !o->seeds) return bad(name, value, "1 to 1000");
+        } else if (!strcmp(name, "--first")) {
+            if (!kvr_parse_u64(value, strlen(value), UINT64_MAX, &o->first)) return bad(name, value, "a number");
+        } else if (!strcmp(name, "--routers")) {
+            if (!kvr_parse_u64(value, strlen(value), SIM_ROUTERS_MAX, &o->routers) || !o->routers) return bad(name, value, "1 to 16");
+        } else if (!strcmp(name, "--threads")) {
+            if (!kvr_parse_u64(value, strlen(value), 64, &o->threads) || !o->threads) return bad(name, value, "1 to 64");
+        } else {
+            return bad(name, value, "see --help");
+        }
     }
+    return 0;
+}
+
+static size_t read_policies(const char *names, const struct sim_policy *list[LIST_MAX])
+{
+    size_t n = 0;
+    if (!names)
+        for (; n < sim_policies_n; n++) list[n] = sim_policy_at(n);
+    for (size_t len; names && *names && n < LIST_MAX; names += len + (names[len] == ',')) {
+        len = strcspn(names, ",");
+        list[n] = sim_policy_find(names, len);
+        if (!list[n++]) return 0;
+    }
+    return n;
+}
+
+static size_t read_scenes(const char *names, bool has_trace, const struct sim_scene *list[LIST_MAX])
+{
+    size_t n = 0;
+    for (size_t i = 0; !names && i < sim_scenes_n; i++)
+        if (has_trace || !sim_scene_needs_trace(&sim_scenes[i])) list[n++] = &sim_scenes[i];
+    for (size_t len; names && *names && n < LIST_MAX; names += len + (names[len] == ',')) {
+        len = strcspn(names, ",");
+        list[n] = sim_scene_find(names, len);
+        if (!list[n++]) return 0;
+    }
+    return n;
+}
+
+static void print_rows(const struct sim_scene *scene, const struct sim_comparison *c)
+{
+    static const enum sim_metric shown[] = {SIM_TTFT_MEAN, SIM_TTFT_P50, SIM_TTFT_P99, SIM_E2E_MEAN, SIM_E2E_P50, SIM_E2E_P99};
+    static const enum sim_metric ratios[] = {SIM_TTFT_MEAN, SIM_TTFT_P99, SIM_E2E_P50};
+    size_t best = sim_best(c, SIM_TTFT_MEAN), n = c->seeds;
+    const struct sim_result *least = sim_results_of(c, best);
+    for (size_t p = 0; p < c->policies_n; p++) {
+        const struct sim_result *r = sim_results_of(c, p);
+        printf("| %s | %s | %.1f", p ? "" : scene->name, sim_policy_name(c->policies[p]), sim_figure(r, n, SIM_HIT).value);
+        for (size_t m = 0; m < KVR_ARRAY_LEN(shown); m++) {
+            struct sim_figure f = sim_figure(r, n, shown[m]);
+            printf(shown[m] == SIM_TTFT_MEAN ? " | %.1f +- %.1f" : " | %.1f", f.value, f.half);
+        }
+        printf(" | %.2f", sim_figure(r, n, SIM_BALANCE).value);
+        for (size_t m = 0; m < KVR_ARRAY_LEN(ratios); m++) {
+            struct sim_ratio to = sim_ratio(r, least, n, ratios[m]);
+            if (p == best) printf(" | 1");
+            else printf(" | %.3f (%.2f-%.2f)", to.value, to.low, to.high);
+        }
+        printf(" |\n");
+    }
+    fflush(stdout);
+}
+
+static void print_columns(const struct sim_scene *scene, const struct sim_comparison *c)
+{
+    size_t best = sim_best(c, SIM_TTFT_MEAN);
+    printf("| `%s` |", scene->name);
+    for (size_t p = 0; p < c->policies_n; p++) {
+        const struct sim_result *r = sim_results_of(c, p);
+        double mean = sim_figure(r, c->seeds, SIM_TTFT_MEAN).value;
+        printf(p == best ? " **%.*f**" : " %.*f", mean < 1000, mean);
+        printf(" / %.0f / %.0f |", sim_figure(r, c->seeds, SIM_TTFT_P99).value, sim_figure(r, c->seeds, SIM_E2E_P50).value);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+static void print_head(const struct options *o, const struct sim_policy *const *policies, size_t n)
+{
+    if (strcmp(o->form, "rows") == 0) {
+        printf("| scene | policy | hit %% | TTFT mean | p50 | p99 | e2e mean | p50 | p99 | balance |"
+               " TTFT mean / best | p99 / best | e2e p50 / best |\n"
+               "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+        return;
+    }
+    printf("| scene |");
+    for (size_t p = 0; p < n; p++) printf(" %s |", sim_policy_name(policies[p]));
+    printf("\n|---|");
+    for (size_t p = 0; p < n; p++) printf("---|");
+    printf("\n");
 }
 
 int main(int argc, char **argv)
 {
-    double load = argc > 2 ? strtod(argv[2], NULL) : 1;
-    uint32_t requests = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 2400;
-    printf("| workload | policy | mean TTFT ms | p50 | p99 | cached of prompt | mean TTFT against round-robin, least-loaded |\n"
-           "|---|---|---:|---:|---:|---:|---|\n");
-    for (int w = 0; w < SIM_WORKLOADS; w++) {
-        struct sim_result r[SIM_POLICIES];
-        for (int p = 0; p < SIM_POLICIES; p++) run((enum sim_workload)w, (enum sim_policy)p, requests, load, &r[p]);
-        for (int p = 0; p < SIM_POLICIES; p++)
-            printf("| %s | %s | %.1f | %.1f | %.1f | %.1f %% | %.2f, %.2f |\n", p ? "" : sim_workload_name((enum sim_workload)w),
-                   sim_policy_name((enum sim_policy)p), r[p].ttft_mean_ms, r[p].ttft_p50_ms, r[p].ttft_p99_ms, 100 * r[p].cached_ratio,
-                   r[p].ttft_mean_ms / r[SIM_ROUND_ROBIN].ttft_mean_ms, r[p].ttft_mean_ms / r[SIM_LEAST_LOADED].ttft_mean_ms);
-        fflush(stdout);
+    struct options o = {
+        .form = "rows", .seeds = 4, .first = 1, .tell_ms = -1, .threads = (uint64_t)KVR_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L)};
+    const struct sim_policy *policies[LIST_MAX];
+    const struct sim_scene *scenes[LIST_MAX];
+    char err[400];
+    int rc = read_options(argc, argv, &o);
+    if (rc == 1) return help();
+    if (rc) return rc;
+    size_t policies_n = read_policies(o.policies, policies), scenes_n = read_scenes(o.scenes, o.trace, scenes);
+    if (!policies_n) return bad("--policies", o.policies, "names of --help");
+    if (!scenes_n) return bad("--scenes", o.scenes, "names of --help");
+    print_head(&o, policies, policies_n);
+    for (size_t i = 0; i < scenes_n; i++) {
+        struct sim_config base;
+        struct sim_comparison c;
+        rc = sim_scene_config(scenes[i], o.trace, &base, err, sizeof err);
+        if (o.routers) base.routers = (uint32_t)o.routers;
+        if (o.tell_ms >= 0) base.tell_ms = o.tell_ms;
+        struct sim_plan plan = {.base = &base,
+                                .policies = policies,
+                                .policies_n = policies_n,
+                                .first_seed = o.first,
+                                .seeds = (uint32_t)o.seeds,
+                                .threads = (uint32_t)o.threads};
+        if (rc == 0) rc = sim_compare(&plan, &c, err, sizeof err);
+        if (rc) {
+            fprintf(stderr, "bench_sim: scene %s: %s\n", scenes[i]->name, err);
+            return 1;
+        }
+        if (strcmp(o.form, "rows") == 0) print_rows(scenes[i], &c);
+        else print_columns(scenes[i], &c);
+        sim_comparison_free(&c);
     }
     return 0;
 }

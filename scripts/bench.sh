@@ -16,4 +16,4 @@ build/release/bench/bench_index run build/workloads/w1
 build/release/bench/bench_index lanes build/workloads/w1
 build/release/bench/bench_schedule
 build/release/bench/bench_capacity
-build/release/bench/bench_sim
+build/release/bench/bench_sim --seeds 2

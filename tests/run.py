@@ -16,7 +16,7 @@ ENV = {
     "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1:handle_abort=1", "UBSAN_OPTIONS": "print_stacktrace=1", "KVROUTE_SLOW": "3"},
     "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1 history_size=4", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
 }
-# Long, and of one thread each: the thread sanitizer has nothing to find there.
+# Long, and of one thread each (the threads of test_sim are those of test_replay_offline): the thread sanitizer has nothing to find there.
 ONE_THREAD = {"test_http_memory", "test_sim", "test_supposed"}
 passed = failed = 0
 running = set()  # process groups

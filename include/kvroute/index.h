@@ -218,6 +218,14 @@ KVR_API size_t kvr_index_ranks(const struct kvr_index *index);
 /* Blocks held by one pair (names counted once per block); 0 when unknown. Threads: any. */
 KVR_API size_t kvr_index_rank_blocks(struct kvr_index *index, struct kvr_worker worker);
 
+/* Device blocks that events have added to one pair and taken from it, since it is known: how fast its cache turns over. What clearing,
+ * capacities and decisions do is not counted. */
+struct kvr_turnover {
+    uint64_t stored, removed;
+};
+/* Zeroes for an unknown pair. Threads: any. */
+KVR_API void kvr_index_rank_turnover(struct kvr_index *index, struct kvr_worker worker, struct kvr_turnover *out);
+
 /* What an event says of a cache group with a window (sliding-window attention): names of blocks that the group has, or has no more. The
  * events of the full-attention group go to kvr_index_apply; from the first window event of a pair on, matches say of it only what every
  * group can serve: a prefix whose last `need` blocks are in each window group. Such a pair costs a match a lock and a walk along its names.
@@ -292,7 +300,8 @@ struct kvr_index_stats {
     size_t lower_tier_blocks;
     size_t runs; /* stretches of blocks that are kept as one */
     uint64_t stored_events, removed_events, cleared_events;
-    uint64_t duplicate_stores; /* stores that changed nothing */
+    uint64_t stored_blocks, removed_blocks; /* device (block, holder) pairs that stored events have made, and removed events have ended */
+    uint64_t duplicate_stores;              /* stores that changed nothing */
     uint64_t parent_not_found, block_not_found, invalid_sequence, no_memory, no_room;
     uint64_t aliases_refused;                 /* further names of a block that were left out: it has 32 */
     uint64_t tier_events;                     /* events of lower tiers */

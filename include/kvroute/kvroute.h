@@ -18,6 +18,7 @@
 #include <kvroute/clock.h>
 #include <kvroute/error.h>
 #include <kvroute/event.h>
+#include <kvroute/generation_model.h>
 #include <kvroute/hash.h>
 #include <kvroute/index.h>
 #include <kvroute/load.h>

@@ -133,6 +133,15 @@ KVR_API void kvr_load_seqs(const struct kvr_load_entry *entry, uint64_t *seqs);
 /* For every slot, how many leading hashes of seqs[n] are active there. depth[kvr_load_slots()] is written. */
 KVR_API void kvr_load_project(const struct kvr_load *load, const uint64_t *seqs, size_t n, uint32_t *depth);
 
+/* A stretch of a prompt, from the end of the one before to block `end`: so many requests of all ranks share it that have had their first
+ * token, and that wait for it; some have waited since `since_ns`, without a moment when none did. */
+struct kvr_load_stretch {
+    uint32_t end, generating, waiting;
+    uint64_t since_ns;
+};
+/* The leading stretches of seqs[n] that any request shares, at most cap. Returns: how many were written. */
+KVR_API size_t kvr_load_stretches(const struct kvr_load *load, const uint64_t *seqs, size_t n, struct kvr_load_stretch *out, size_t cap);
+
 /* Checks internal invariants. Returns: true, or false and a static text. */
 KVR_API bool kvr_load_validate(const struct kvr_load *load, const char **reason);
 

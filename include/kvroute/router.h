@@ -99,7 +99,6 @@ struct kvr_router_config {
     bool assume_kv_reuse;     /* false: a request shares its blocks with nobody in the book */
     bool record_decisions;    /* approximate mode: a booked decision is recorded in the index */
     bool fit_ttft;            /* prefill durations from the fitted models, when there is no `prefill` */
-    double guard_ratio;       /* time cost: below this mean of best overlap / prompt, credits are 0; 0..1, default 0.02 */
     uint64_t seed;            /* of the generator for ties and temperature */
     kvr_select_fn *select;    /* NULL: cost and temperature */
     void *select_ctx;
@@ -169,7 +168,8 @@ struct kvr_router_request {
     size_t tokens_n;
     const uint64_t *locals, *seqs; /* seqs may be NULL */
     size_t locals_n, seqs_n;
-    uint64_t isl; /* 0 with tokens: tokens_n */
+    uint64_t isl;             /* 0 with tokens: tokens_n */
+    uint64_t expected_output; /* tokens it will generate; 0: not known */
     const char *lora;
     size_t lora_len;
     const char *salt;
@@ -217,11 +217,17 @@ struct kvr_router_result {
     double best_blocks; /* best effective overlap among eligible candidates; the difference is the regret */
     double cost;
     uint64_t cached_tokens;
-    uint64_t prefill_tokens;  /* what was or would be booked: max(isl - cached, 0), 0 when not tracked */
+    uint32_t pending_blocks;  /* leading blocks that requests booked on the chosen rank use or compute; 0: or the rank stores nothing */
+    uint64_t prefill_tokens;  /* what was or would be booked: prompt tokens neither cached nor (delay cost) pending; 0 when not tracked */
     uint64_t required_blocks; /* ceil(isl / block size) */
     uint64_t ahead_tokens;    /* prefill tokens on the chosen rank before this request */
+    uint32_t held_blocks;     /* leading blocks that the chosen rank holds on any tier, as far as its view is trusted */
+    uint32_t most_blocks;     /* the most that a candidate holds so */
+    uint32_t longest_blocks;  /* the most that any rank holds so, candidate or not */
+    double copy_blocks;       /* of those that the chosen rank lacks: how many have fewer holders than their use asks for (delay cost) */
     uint32_t view_blocks;     /* device blocks of the prompt that the chosen rank's view has, trusted or not */
     uint32_t ahead_decoding;  /* requests there that had their first token */
+    uint64_t active_blocks;   /* KV blocks in use there, with this request's */
     uint64_t waited_ns;       /* in the queue */
     size_t candidates;
     bool pinned, preferred, trusted;
@@ -248,6 +254,11 @@ KVR_API int kvr_router_find_best_match(struct kvr_router *router, struct kvr_rou
  * with it. Returns: how many. */
 KVR_API size_t kvr_router_candidates(const struct kvr_router_ctx *ctx, const struct kvr_candidate **candidates,
                                      const struct kvr_cost **costs);
+/* The terms of that decision's delay costs, of its candidates at[m], as they were then. Returns: false, and nothing is written, when the
+ * cost is another. */
+KVR_API bool kvr_router_delays(const struct kvr_router_ctx *ctx, const size_t *at, size_t m, struct kvr_delay *out);
+/* What `prefill_tokens` of its result would have been, had it chosen candidate `at`. */
+KVR_API uint64_t kvr_router_prefill_of(const struct kvr_router_ctx *ctx, size_t at);
 
 /* A request that may wait. The caller's memory, zeroed before; its fields are the router's. */
 struct kvr_ticket;
@@ -275,7 +286,7 @@ KVR_API int kvr_router_submit(struct kvr_router *router, struct kvr_router_ctx *
  * given stands. */
 KVR_API bool kvr_router_cancel(struct kvr_router *router, struct kvr_ticket *ticket);
 /* Looks at parked requests again, for callers whose prefill loads decay with time, and gives back a slice of what removed workers held
- * (kvr_index_tend). Call it every 100 ms or so. */
+ * (kvr_index_tend), and learns how fast caches turn over. Call it every 100 ms or so. */
 KVR_API void kvr_router_poll(struct kvr_router *router);
 /* Answers every parked request with -KVR_ESHUTDOWN; kvr_router_submit does so from now on. */
 KVR_API void kvr_router_shut_queue(struct kvr_router *router);
@@ -311,11 +322,22 @@ KVR_API int kvr_router_snapshot(struct kvr_router *router, void (*mark)(void *ct
 
 /* What was observed of a decision: milliseconds from sending to the first token. Teaches the fleet's line and the worker's factor. */
 KVR_API void kvr_router_observe_ttft(struct kvr_router *router, const struct kvr_router_result *result, double ms);
+/* A request as the model sees it: kvr_ttft_predict. */
+struct kvr_ttft_question {
+    uint64_t worker_id;
+    double own, ahead, requests;
+    double ms; /* the answer; negative: the worker is gone */
+};
+/* The same, and says by what is known then what others would have taken. Returns: false, and nothing is answered, when the line has seen
+ * less than KVR_TTFT_WARM. */
+KVR_API bool kvr_router_observe_ttft_beside(struct kvr_router *router, const struct kvr_router_result *result, double ms,
+                                            struct kvr_ttft_question *others, size_t n);
 /* The fleet's line, and a worker's factor unless worker_id or factor is NULL. Returns: 0 or -KVR_ENOTFOUND. */
 KVR_API int kvr_router_ttft_model(struct kvr_router *router, const uint64_t *worker_id, struct kvr_ttft_model *out,
                                   struct kvr_ttft_factor *factor);
-/* Moving mean of best overlap / prompt over recent requests, 0..1. */
-KVR_API double kvr_router_shared_ratio(struct kvr_router *router);
+/* What was observed of its end: `tokens` (> 0) came after the first one, within `ms`. Call it before kvr_router_free. */
+KVR_API void kvr_router_observe_generation(struct kvr_router *router, const struct kvr_router_result *result, double tokens, double ms);
+KVR_API void kvr_router_generation_model(struct kvr_router *router, struct kvr_generation_model *out);
 
 /* Overlap of every rank with the prompt, trusted or not; as kvr_index_match_tiers (cumulative). With remote_index: the request's `scores`.
  * Returns: number of entries, or -KVR_ENOINDEX, -KVR_ELIMIT (cap too small), -KVR_ENOMEM. */

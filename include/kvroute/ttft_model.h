@@ -6,7 +6,13 @@
  *
  * `own` are the request's prompt tokens that were not cached, `ahead` the prompt tokens that waited or were being computed
  * before it, `requests` those that were generating (not those in prefill: their tokens are counted already). Four parameters, each at least
- * 0. Tokens ahead have a weight of their own because part of them is computed already, how much nobody says.
+ * 0.
+ *
+ * base, token and request are fitted to calm observations, those with nothing ahead: where prompts queue, own and waiting tokens
+ * come together, and one line for all gives the price of a token to whichever varied more. Where calm ones are rare (a fleet that is
+ * always behind) those with a little ahead count as calm too, more and more, half of what was ahead taken for their own.
+ * `ahead` is fitted to what the others waited longer than that line says; it is never above `token` (what is ahead is computed in part),
+ * and held to half of it while little was seen.
  *
  * The line is fitted by least squares over about the last `1 / (1 - 0.995)` = 200 observations, solved anew with each under
  * the constraint that no parameter is negative, and held by a weak ridge to a prior (0.05 ms a token): where requests are all
@@ -14,9 +20,9 @@
  * (Huber: beyond three times the mean absolute error its weight falls as 1 / distance), so that a stall does not bend it.
  *
  * The factor is what was observed over what the line had said, of about the last 50 observations, drawn towards 1 as by 10
- * observations of 1. One number a worker: lines of their own differ by chance where requests are alike, and a worker whose
- * line looks slow by chance is not chosen and cannot show that it is not. For the same reason what is old counts less
- * (kvr_ttft_factor_age): a worker that looks slow is tried again.
+ * observations of 1, and by a tenth more, which workers that are alike differ by chance. One number a worker: lines of their own differ by
+ * chance where requests are alike, and a worker whose line looks slow by chance is not chosen and cannot show that it is not. For the same
+ * reason what is old counts less (kvr_ttft_factor_age): a worker that looks slow is tried again.
  *
  * Threads: the caller serialises.
  */
@@ -34,8 +40,10 @@ extern "C" {
 
 struct kvr_ttft_model {
     double base_ms, token_ms, ahead_ms, request_ms; /* what kvr_ttft_predict uses; >= 0 */
-    double s[4][4], t[4];                           /* decayed sums of x x' and x y; tokens in thousands */
-    double error_ms;                                /* moving mean absolute error */
+    double s[3][3], t[3];                           /* decayed sums of x x' and x y over calm observations; tokens in thousands */
+    double ahead_xx, ahead_xy;                      /* the same of the others: waiting tokens, and the ms that the line does not explain */
+    double calm;                                    /* so many tokens ahead for each own one are calm still */
+    double error_ms;                                /* moving mean absolute error of calm ones */
     uint64_t observations;
 };
 

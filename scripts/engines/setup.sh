@@ -18,17 +18,7 @@ need_gb=9
 say() { echo "engines: $*"; }
 fail() { echo "engines: $*" >&2; exit 1; }
 
-runs_312() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 12))' >/dev/null 2>&1; }
-
-# Prints the first candidate that is really Python 3.12 and can make an environment; a shim that only names it is none.
-find_python() {
-  local c
-  for c in ${PYTHON312:+"$PYTHON312"} python3.12 python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python3.12 \
-    /usr/local/bin/python3.12 /opt/*/bin/python3.12 "$HOME"/.local/share/uv/python/cpython-3.12*/bin/python3.12; do
-    if runs_312 "$c"; then command -v "$c"; return 0; fi
-  done
-  return 1
-}
+. "$root/scripts/python312.sh"
 
 has_venv() { [ -x "$dir/venv/bin/python" ] && "$dir/venv/bin/python" -c '' 2>/dev/null; }
 has_vllm() { [ -x "$dir/venv/bin/vllm" ] && [ -f "$dir/venv/lib/python3.12/site-packages/vllm-$vllm_version+cpu.dist-info/METADATA" ]; }

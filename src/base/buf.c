@@ -192,6 +192,12 @@ void kvr_json_str(struct kvr_buf *b, const char *str, size_t len)
     kvr_buf_add(b, "\"", 1);
 }
 
+void kvr_json_put_double(struct kvr_buf *b, const char *key, double v)
+{
+    kvr_json_key(b, key);
+    kvr_json_double(b, v);
+}
+
 void kvr_json_put_u64(struct kvr_buf *b, const char *key, uint64_t v)
 {
     kvr_json_key(b, key);

@@ -31,6 +31,7 @@ void kvr_json_bool(struct kvr_buf *b, bool v);
 void kvr_json_null(struct kvr_buf *b);
 /* Members of an object: key and value. */
 void kvr_json_put_u64(struct kvr_buf *b, const char *key, uint64_t v);
+void kvr_json_put_double(struct kvr_buf *b, const char *key, double v); /* null when it is not finite */
 void kvr_json_put_str(struct kvr_buf *b, const char *key, const char *v);
 /* Invalid UTF-8 is replaced by U+FFFD, so the output is always valid JSON. */
 void kvr_json_str(struct kvr_buf *b, const char *s, size_t len);

@@ -7,8 +7,12 @@
 
 static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
-    STR("trace", trace, "synthetic", "FILE|synthetic", "Mooncake trace (JSON lines), or a generated multi-turn workload"),
-    STR("url", url, "http://127.0.0.1:8080", "URL", "endpoint to drive"),
+    STR("trace", trace, "synthetic", "FILE|synthetic", "Mooncake trace (JSON lines), or conversations that wait for answers only"),
+    STR("workload", workload, NULL, "NAME[,KEY=VALUE...]",
+        "requests with times of their own instead: conversations, agents, shared, hot, siblings, uniform, tail, long-tail, mixed, "
+        "mooncake, trace (of --trace); keys: rate (requests/s), seconds, requests, seed, and the workload's own"),
+    ENU("prompts", prompts, "ids", "ids|text", "token ids; or text, in which a mock engine's token is a byte"),
+    STR("url", url, "http://127.0.0.1:8080", "URL[,URL...]", "endpoint to drive, or several in turns"),
     STR("admin-url", admin_url, "http://127.0.0.1:9090", "URL", "admin port of the router, for --compare"),
     STR("admin-key-file", admin_key_file, NULL, "FILE", "its first key is sent to the admin port"),
     STR("model", model, NULL, "NAME", "model to ask for"),
@@ -27,14 +31,31 @@ static const struct option_row rows[] = {
     NUM("output-tokens", output_tokens, "64", 1, 1e6, "synthetic: output tokens per turn"),
     NUM("seed", seed, "1", 0, 1.8e19, "synthetic: seed"),
     STR("json", json, NULL, "FILE", "write the report here"),
-    STR("compare", compare, NULL, "MODE,MODE...", "run under each router mode (needs --admin-url) and print them side by side"),
+    STR("write-trace", write_trace, NULL, "FILE", "write the rows of --workload mooncake, or of --trace, here and stop"),
+    STR("compare", compare, NULL, "MODE,MODE...",
+        "run under each router mode (needs --admin-url) and print them side by side; with --offline the policies, default all of them"),
+    BOO("offline", offline, "false",
+        "nobody is asked: simulated engines in virtual time, under every policy; the options below are for it"),
+    NUM("workers", workers, "4", 1, 65535, "offline: engines"),
+    NUM("num-gpu-blocks", num_gpu_blocks, "16384", 2, 1e8, "offline: blocks in the cache of an engine"),
+    NUM("block-size", block_size, "16", 1, 4096, "offline: tokens per KV block"),
+    NUM("max-num-seqs", max_num_seqs, "256", 1, 1e6, "offline: requests that run at once"),
+    NUM("max-num-batched-tokens", max_num_batched_tokens, "8192", 1, 1e8, "offline: tokens per pass"),
+    DBL("engine-speed", engine_speed, "1", 1e-3, 1e6, "offline: divides the engines' times; 1 is a mid-size model on one large GPU"),
+    NUM("seeds", seeds, "4", 1, 1000, "offline: runs of each policy, with this seed, the next one..."),
+    NUM("routers", routers, "1", 1, 16, "offline: routers beside each other"),
+    DBL("tell-ms", tell_ms, "2", 0, 1e6, "offline: until one router hears of what another has booked"),
     BOO("stream", stream, "true", "ask for streams"),
     BOO("progress", progress, "true", "show progress"),
 };
 
-static const char usage[] = "usage: kvroute replay --trace FILE|synthetic --url http://127.0.0.1:8080 [options]\n\n"
-                            "Prints TTFT, ITL and end-to-end percentiles, throughput, the cached-token ratio and the spread over workers.\n"
-                            "Exit code 0 when every request succeeded, 1 otherwise.\n";
+static const char usage[] =
+    "usage: kvroute replay --trace FILE|synthetic|--workload NAME --url http://127.0.0.1:8080 [options]\n"
+    "       kvroute replay --offline --trace FILE|--workload NAME [--workers N] [--num-gpu-blocks B] [options]\n\n"
+    "Prints TTFT, ITL and end-to-end percentiles, throughput, the cached-token ratio and the spread over workers.\n"
+    "Exit code 0 when every request succeeded, 1 otherwise.\n\n"
+    "With --offline: what each routing policy would do with these requests, which is best, and what a quarter more\n"
+    "cache or one more worker would bring. docs/simulation.md says what is simulated and what is not.\n";
 
 int cmd_replay(int argc, char **argv)
 {

@@ -79,8 +79,8 @@ struct serve_cli {
         BOO("router-kv-events", kv_events, "true", "DYN_ROUTER_USE_KV_EVENTS",                                                             \
             "follow the engines' KV events; without: predict from own decisions"),                                                         \
         ALIAS("kv-events", OPT_BOOL, kv_events, "router-kv-events"),                                                                       \
-        ENU("cost", cost, "linear", "linear|lmetric|time", "DYN_ROUTER_SELECTION_POLICY",                                                  \
-            "what is made small: blocks; prefill blocks times active blocks; predicted milliseconds"),                                     \
+        ENU("cost", cost, "auto", "auto|linear", "DYN_ROUTER_SELECTION_POLICY",                                                            \
+            "what is made small: the delay that a choice adds to everybody; or blocks to compute and in use (Dynamo's)"),                  \
         ALIAS("router-selection-policy", OPT_ENUM, cost, "cost"),                                                                          \
         DBL("router-kv-overlap-score-credit", overlap_credit, "1", 0, ANY, "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",                           \
             "credit per cached prefix block; 0 = no index"),                                                                               \
@@ -99,12 +99,6 @@ struct serve_cli {
         DBL("shared-cache-multiplier", shared_multiplier, "0", 0, 1, "DYN_SHARED_CACHE_MULTIPLIER",                                        \
             "credit per block that a shared pool holds beyond the device prefix, when the request says which (shared_cache_ranges)"),      \
         DBL("router-temperature", temperature, "0", 0, ANY, "DYN_ROUTER_TEMPERATURE", "0 = cheapest; else softmax over normalised costs"), \
-        DBL("router-load-bound", load_bound, "2", 1, ANY, NULL,                                                                            \
-            "cost time: overlap counts only up to this times the mean number of requests"),                                                \
-        DBL("router-recompute-share", recompute_share, "0.25", 0, ANY, NULL,                                                               \
-            "cost time: what computing cached tokens again costs those who come later, as a share of its time"),                           \
-        DBL("router-guard-ratio", guard_ratio, "0.02", 0, 1, NULL,                                                                         \
-            "cost time: below this mean share of cached prompt, overlap is not chased"),                                                   \
         BOO("router-track-active-blocks", track_active_blocks, "true", "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",                                   \
             "count the blocks of running requests"),                                                                                       \
         ALIAS("track-active-blocks", OPT_BOOL, track_active_blocks, "router-track-active-blocks"),                                         \

@@ -88,9 +88,13 @@ void kvr__retire_ref_dir(struct lane *ln, struct ref_dir *d)
     ln->fresh.n++;
 }
 
-/* Takes over `carrier`, a record made to carry the slot to its reuse. */
+/* Takes over `carrier`, a record made to carry the slot to its reuse. A list that was made for a run which never came is still there. */
 void kvr__retire_slot(struct lane *ln, struct rank *carrier)
 {
+    KVR_ASSERT(carrier->held_n == 0);
+    kvr_mem_put(&ln->mem, carrier->held, carrier->held_cap * sizeof *carrier->held);
+    carrier->held = NULL;
+    carrier->held_cap = 0;
     carrier->next_free = ln->fresh.dead;
     ln->fresh.dead = carrier;
     ln->fresh.n++;

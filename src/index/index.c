@@ -221,9 +221,23 @@ static void count_result(struct lane *ln, int rc)
 static int store(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
 {
     int rc;
+    size_t before = rk->blocks;
     while ((rc = kvr__store(ln, rk, ev)) == -KVR_ENOMEM && kvr__evict_for_bytes(ln)) {
     }
+    size_t more = rk->blocks > before ? rk->blocks - before : 0;
+    rk->turnover.stored += more;
+    ln->counters.stored_blocks += more;
     if (rk->capacity) kvr__evict_for_capacity(ln, rk);
+    return rc;
+}
+
+static int remove_blocks(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
+{
+    size_t before = rk ? rk->blocks : 0;
+    int rc = kvr__remove(ln, rk, ev->removed, ev->removed_n);
+    size_t fewer = rk ? before - rk->blocks : 0;
+    if (rk) rk->turnover.removed += fewer;
+    ln->counters.removed_blocks += fewer;
     return rc;
 }
 
@@ -253,7 +267,7 @@ int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
         break;
     case KVR_EVENT_REMOVED:
         ln->counters.removed_events++;
-        rc = kvr__remove(ln, rk, ev->removed, ev->removed_n);
+        rc = remove_blocks(ln, rk, ev);
         break;
     case KVR_EVENT_CLEARED:
         ln->counters.cleared_events++;
@@ -522,6 +536,19 @@ size_t kvr_index_rank_blocks(struct kvr_index *ix, struct kvr_worker w)
     return n;
 }
 
+void kvr_index_rank_turnover(struct kvr_index *ix, struct kvr_worker w, struct kvr_turnover *out)
+{
+    *out = (struct kvr_turnover){0};
+    pthread_rwlock_rdlock(&ix->ranks_lock);
+    struct rank *rk = kvr__rank_find(ix, w);
+    if (rk) {
+        pthread_mutex_lock(&rk->lane->lock);
+        *out = rk->turnover;
+        pthread_mutex_unlock(&rk->lane->lock);
+    }
+    pthread_rwlock_unlock(&ix->ranks_lock);
+}
+
 /* By events, in the device's tier. The lane is locked. */
 static bool device_holds(const struct lane *ln, const struct rank *rk, uint64_t name)
 {
@@ -577,6 +604,8 @@ static void add_counters(struct kvr_index_stats *to, const struct kvr_index_stat
     to->stored_events += c->stored_events;
     to->removed_events += c->removed_events;
     to->cleared_events += c->cleared_events;
+    to->stored_blocks += c->stored_blocks;
+    to->removed_blocks += c->removed_blocks;
     to->duplicate_stores += c->duplicate_stores;
     to->parent_not_found += c->parent_not_found;
     to->block_not_found += c->block_not_found;

@@ -261,7 +261,8 @@ struct rank {
     uint32_t slot;
     struct holding *held;
     size_t held_n, held_cap;
-    size_t blocks;               /* device blocks held */
+    size_t blocks; /* device blocks held */
+    struct kvr_turnover turnover;
     size_t capacity;             /* 0: no limit */
     uint32_t last_run, last_off; /* end of the last store: not evicted first */
     uint32_t root;               /* place of the first run that starts a sequence, or NO_PLACE; they are siblings */

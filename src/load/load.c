@@ -36,7 +36,12 @@ struct edge {
     size_t len, hashes_cap;
     size_t refs_n, refs_cap;
     size_t kids;
+    uint32_t generating, waiting; /* requests that pass all of it: after and before their first token */
+    uint64_t since_ns;            /* some have waited since then */
 };
+
+/* Of a request: before and after its first token. */
+enum phase { NOWHERE, WAITING, GENERATING };
 
 struct request {
     struct request *bucket_next;
@@ -49,6 +54,7 @@ struct request {
     uint64_t prefill_tokens, prefill_ns, heard_ns, id_hash;
     uint32_t slot, owner, id_len;
     bool has_duration, guarded;
+    enum phase phase; /* as its edges count it */
     char id[];
 };
 
@@ -308,6 +314,9 @@ static struct edge *edge_split(struct kvr_load *ld, struct edge *e, size_t at)
     }
     if (e->refs_n) memcpy(top->refs, e->refs, e->refs_n * sizeof *e->refs);
     top->refs_n = e->refs_n;
+    top->generating = e->generating;
+    top->waiting = e->waiting;
+    top->since_ns = e->since_ns;
     struct edge *parent = e->parent;
     edge_unlink(ld, e);
     e->len -= at;
@@ -368,6 +377,22 @@ void kvr_load_project(const struct kvr_load *ld, const uint64_t *seqs, size_t n,
         at += same;
         cur = next;
     }
+}
+
+size_t kvr_load_stretches(const struct kvr_load *ld, const uint64_t *seqs, size_t n, struct kvr_load_stretch *out, size_t cap)
+{
+    const struct edge *cur = &ld->root;
+    size_t found = 0;
+    for (size_t at = 0; at < n && found < cap;) {
+        const struct edge *next = edge_find(ld, cur, seqs[at]);
+        if (!next) break;
+        size_t same = common_prefix(next->hashes, seqs + at, KVR_MIN(next->len, n - at));
+        at += same;
+        if (same) out[found++] = (struct kvr_load_stretch){(uint32_t)at, next->generating, next->waiting, next->since_ns};
+        if (same < next->len) break;
+        cur = next;
+    }
+    return found;
 }
 
 /* ---- ranks ------------------------------------------------------------------------------------------- */
@@ -453,6 +478,17 @@ static int slot_add(struct kvr_load *ld, struct kvr_worker w)
     if (i == ld->slots_n) ld->slots_n++;
     ld->slot_table[slot_place(ld, w)] = (uint32_t)i + 1;
     return 0;
+}
+
+static void enter_phase(struct kvr_load *ld, struct request *rq, enum phase phase, uint64_t now_ns)
+{
+    if (rq->phase == phase) return;
+    for (struct edge *e = rq->end; e && e != &ld->root; e = e->parent) {
+        if (phase == WAITING && e->waiting == 0) e->since_ns = now_ns;
+        e->waiting = e->waiting + (phase == WAITING) - (rq->phase == WAITING);
+        e->generating = e->generating + (phase == GENERATING) - (rq->phase == GENERATING);
+    }
+    rq->phase = phase;
 }
 
 static void request_end(struct kvr_load *ld, struct request *rq, uint64_t now_ns);
@@ -597,6 +633,7 @@ static void request_unlink(struct kvr_load *ld, struct request *rq)
 
 static void request_end(struct kvr_load *ld, struct request *rq, uint64_t now_ns)
 {
+    enter_phase(ld, rq, NOWHERE, now_ns);
     chain_release(ld, rq->end, rq->slot);
     ld->slots[rq->slot].weight -= rq->own_weight;
     prefill_unlink(ld, rq, now_ns);
@@ -631,6 +668,7 @@ int kvr_load_add(struct kvr_load *ld, const struct kvr_load_request *in)
     rq->prefill_ns = in->prefill_ns;
     rq->heard_ns = in->now_ns;
     ld->slots[slot].weight += rq->own_weight;
+    enter_phase(ld, rq, WAITING, in->now_ns);
     prefill_link(ld, rq, in->now_ns);
     request_link(ld, rq);
     return 0;
@@ -640,6 +678,7 @@ int kvr_load_prefill_done(struct kvr_load *ld, const char *id, size_t id_len, ui
 {
     struct request *rq = request_find(ld, id, id_len);
     if (!rq) return -KVR_ENOTFOUND;
+    enter_phase(ld, rq, GENERATING, now_ns);
     prefill_unlink(ld, rq, now_ns);
     heard_of(ld, rq, now_ns);
     return 0;

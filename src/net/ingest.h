@@ -182,7 +182,8 @@ void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, co
 /* The engine did not have what the view said that it has: this block (NULL: whatever it may be). When there are unproven copies of it
  * (recover/copies.h), all of the rank's are taken back, and its view is partial. Returns at once. */
 void kvr_ingest_doubt_copies(struct kvr_ingest *in, struct kvr_worker worker, const uint64_t *block_hash);
-/* A request is about to be sent to the worker that has its engine report what it reuses. Returns at once: false: no memory. */
+/* A request is about to be sent to the worker that has its engine report what it reuses: unproven copies are taken back, and from then on
+ * nothing is counted that may be a report. Returns at once: false: no memory. */
 bool kvr_ingest_expect_reports(struct kvr_ingest *in, uint64_t worker_id);
 
 /* A prompt that was answered, copied, for on_served, in order with what else is asked for. Any thread.

@@ -95,6 +95,7 @@ struct js_outlet {
     int replicas;
     bool stream_is_there;
     struct kvr_buf out;
+    _Atomic uint64_t sent;    /* messages that the publishing thread looks at no more: on_ack, on another, frees them */
     _Atomic uint64_t refused; /* by the server, after they were sent */
 };
 
@@ -105,6 +106,7 @@ static void on_ack(jsCtx *js, natsMsg *msg, jsPubAck *ack, jsPubAckErr *err, voi
     (void)ack; /* the library's */
     if (err && atomic_fetch_add(&o->refused, 1) == 0)
         kvr_log("kvroute: jetstream: an event was not stored: %s", err->ErrText ? err->ErrText : natsStatus_GetText(err->Err));
+    (void)atomic_load(&o->sent); /* see js_publish */
     natsMsg_Destroy(msg);
 }
 
@@ -121,7 +123,11 @@ static int js_publish(struct kvr_outlet *base, const struct kvr_event *ev, const
         o->stream_is_there = ensure_stream(o->js, o->scope, o->stream, o->replicas) == NATS_OK;
     jsPubOptions_Init(&po);
     po.MaxWait = 5000;
-    return js_PublishAsync(o->js, o->subject, o->out.data, (int)o->out.len, &po) == NATS_OK ? 0 : -KVR_ELIMIT;
+    /* The library copies a message to the socket's buffer after it has put it where its own thread finds it, on_ack frees it there, and the
+     * answer comes over the network: the count is the order between both that memory knows of. */
+    bool taken = js_PublishAsync(o->js, o->subject, o->out.data, (int)o->out.len, &po) == NATS_OK;
+    atomic_fetch_add(&o->sent, taken);
+    return taken ? 0 : -KVR_ELIMIT;
 }
 
 static void js_beat(struct kvr_outlet *base)

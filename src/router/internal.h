@@ -5,6 +5,7 @@
  *   router.c    life, configuration, workers, the book's own calls, questions
  *   prompt.c    prepare: tokens -> hashes -> overlaps; the caller's thread, no lock
  *   schedule.c  who is eligible, what each would cost, which one, booking; under the lock
+ *   turnover.c  how full caches are, from what they evict; takes the lock itself
  *   waiting.c   the queue: park, look again, hand out; under the lock
  *
  * Threads. One lock guards everything in struct kvr_router but `config` (constant, except mode and thresholds, which it
@@ -51,6 +52,11 @@ struct rank_info { /* parallel to the slots of the load table */
     bool known, untrusted, decode_latched;
     uint32_t owner; /* place in `workers` */
     uint64_t kv_used_blocks, turn;
+    struct kvr_turnover seen; /* of the index, at the last look */
+    double stored, removed;   /* of late */
+    double pressure;          /* of these */
+    uint32_t sent;            /* requests of a block or more to compute, since stores were seen last */
+    bool stores_nothing;      /* though it has computed some: what is being computed there will not be cached */
 };
 
 struct kvr_router {
@@ -69,8 +75,9 @@ struct kvr_router {
     char (*taint_names)[TAINT_NAME_MAX];
     size_t taints_n, taints_cap;
     struct kvr_ttft_model fleet; /* of all workers; each has its factor */
-    double shared_ratio;         /* moving mean of best overlap / prompt */
+    struct kvr_generation_model generation;
     uint64_t rng, turn, mark, decisions;
+    size_t looked_at; /* place in `order` from where turnovers are looked at next */
     struct kvr_queue *queue;
     bool may_park; /* some class has a threshold */
     _Atomic size_t pending;
@@ -98,6 +105,11 @@ struct kvr_router_ctx {
     struct kvr_candidate *candidates;
     struct kvr_cost *costs;
     size_t ranks_cap, candidates_n;
+    /* of this decision: candidates are read when the lock is given back */
+    struct kvr_cost_config cost;
+    uint64_t isl;
+    uint32_t longest; /* most blocks that a trusted rank holds on any tier */
+    struct kvr_delay_model model;
 };
 
 /* What is known about a prompt before the lock is taken. */
@@ -110,6 +122,7 @@ struct prompt {
     const struct kvr_reach *reaches; /* instead of overlaps when lower tiers have been seen */
     size_t reaches_n;
     struct kvr_cost_config cost; /* the router's, with the request's override */
+    double expected_output;      /* tokens; negative: not known */
     struct kvr_router_times times;
     uint64_t start_ns;
 };
@@ -138,8 +151,13 @@ int kvr__book(struct kvr_router *r, const struct kvr_router_request *rq, const s
 double kvr__factor(const struct kvr_router *r, uint32_t worker);
 bool kvr__model_is_old(const struct kvr_router *r, uint32_t worker);
 void kvr__record(struct kvr_router *r, const struct prompt *p, struct kvr_worker worker);
-uint64_t kvr__uncached(const struct prompt *p, uint64_t cached);
+uint64_t kvr__uncached(const struct kvr_cost_config *cost, uint64_t isl, uint64_t cached);
+/* Prompt tokens that a rank will have when the request has its turn. */
+uint64_t kvr__expected(const struct kvr_router *r, const struct kvr_candidate *k, const struct kvr_cost *cost);
 long kvr__taint(const struct kvr_router *r, const char *name);
+
+/* turnover.c */
+void kvr__look_at_turnover(struct kvr_router *r);
 
 /* waiting.c; under the lock */
 void kvr__dispatch(struct kvr_router *r);

@@ -102,6 +102,7 @@ static int resolve_cost(const struct kvr_router *r, const struct kvr_router_requ
 {
     const char *field;
     p->cost = r->config.cost;
+    p->expected_output = rq->expected_output ? (double)rq->expected_output : -1;
     return rq->override ? kvr_override_apply(rq->override, &p->cost, &field) : 0;
 }
 

@@ -14,7 +14,6 @@ void kvr_router_config_init(struct kvr_router_config *c)
     c->block_size = 16;
     c->track_active_blocks = true;
     c->assume_kv_reuse = true;
-    c->guard_ratio = 0.02;
     c->busy = (struct kvr_busy_thresholds){-1, -1, -1};
 }
 
@@ -35,8 +34,6 @@ static int check_config(const struct kvr_router_config *c, const char **field)
     if (c->predicted && (!c->index || c->record_decisions)) return -KVR_EINVAL;
     *field = "fit_ttft"; /* durations of what is not counted mean nothing */
     if ((c->fit_ttft || c->prefill) && !c->cost.track_prefill_tokens) return -KVR_EINVAL;
-    *field = "guard_ratio";
-    if (!(c->guard_ratio >= 0 && c->guard_ratio <= 1)) return -KVR_EINVAL;
     *field = "mode";
     if ((unsigned)c->mode > KVR_MODE_DIRECT) return -KVR_EINVAL;
     *field = "busy";
@@ -76,6 +73,7 @@ int kvr_router_create(const struct kvr_router_config *config, struct kvr_router 
     r->config = *config;
     r->rng = config->seed;
     kvr_ttft_init(&r->fleet);
+    kvr_generation_init(&r->generation);
     pthread_mutex_init(&r->lock, NULL);
     if (create_parts(r)) {
         kvr_router_destroy(r);
@@ -371,6 +369,19 @@ size_t kvr_router_candidates(const struct kvr_router_ctx *c, const struct kvr_ca
     return c->candidates_n;
 }
 
+bool kvr_router_delays(const struct kvr_router_ctx *c, const size_t *at, size_t m, struct kvr_delay *out)
+{
+    if (c->candidates_n == 0 || c->cost.kind != KVR_COST_DELAY) return false;
+    kvr_delays_of(&c->cost, c->router->config.block_size, c->isl, c->candidates, c->candidates_n, at, m, out);
+    return true;
+}
+
+uint64_t kvr_router_prefill_of(const struct kvr_router_ctx *c, size_t at)
+{
+    KVR_ASSERT(at < c->candidates_n);
+    return kvr__uncached(&c->cost, c->isl, kvr__expected(c->router, &c->candidates[at], &c->costs[at]));
+}
+
 /* ---- the book ---------------------------------------------------------------------------------------- */
 
 static void tell(const struct kvr_router *r, enum kvr_load_event_kind kind, const char *id, size_t id_len, uint64_t n, double fraction)
@@ -389,7 +400,7 @@ int kvr_router_add_request(struct kvr_router *r, struct kvr_router_ctx *c, const
     int rc = kvr__hash_and_chain(r, c, rq, &p);
     if (rc) return rc;
     pthread_mutex_lock(&r->lock);
-    rc = kvr__book(r, rq, &p, worker, kvr__uncached(&p, cached_tokens), p.start_ns);
+    rc = kvr__book(r, rq, &p, worker, kvr__uncached(&p.cost, p.isl, cached_tokens), p.start_ns);
     pthread_mutex_unlock(&r->lock);
     return rc;
 }
@@ -460,6 +471,13 @@ size_t kvr_router_expire_requests(struct kvr_router *r, uint64_t older_than_ns)
 
 /* ---- other routers ----------------------------------------------------------------------------------- */
 
+/* Whoever chose it, the rank has had its turn: routers that look at their own choices only would all choose the same one next. */
+static void take_turn(struct kvr_router *r, struct kvr_worker w)
+{
+    long slot = kvr_load_slot_of(r->load, w);
+    if (slot >= 0) r->infos[slot].turn = ++r->decisions;
+}
+
 static int apply_remote(struct kvr_router *r, const struct kvr_load_event *ev, uint64_t now)
 {
     const struct kvr_load_request *q = &ev->request;
@@ -471,6 +489,7 @@ static int apply_remote(struct kvr_router *r, const struct kvr_load_event *ev, u
         mine.guarded = true;
         (void)kvr_load_free(r->load, q->id, q->id_len, now);
         rc = q->owner ? kvr_load_add(r->load, &mine) : -KVR_EINVAL;
+        if (rc == 0) take_turn(r, q->worker);
         if (rc == 0 && ev->output_blocks) rc = kvr_load_output_blocks(r->load, q->id, q->id_len, ev->output_blocks, -1, now);
         return rc;
     }
@@ -532,10 +551,9 @@ int kvr_router_snapshot(struct kvr_router *r, void (*mark)(void *ctx), kvr_load_
 
 /* ---- models ------------------------------------------------------------------------------------------ */
 
-void kvr_router_observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
+static void observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
 {
     double own = (double)res->prefill_tokens, ahead = (double)res->ahead_tokens, requests = res->ahead_decoding;
-    pthread_mutex_lock(&r->lock);
     const struct worker_info *w = worker_find(r, res->worker.worker_id);
     if (w) {
         struct worker_model *m = &r->models[w - r->workers];
@@ -544,7 +562,26 @@ void kvr_router_observe_ttft(struct kvr_router *r, const struct kvr_router_resul
         m->seen = r->decisions;
     }
     kvr_ttft_observe(&r->fleet, own, ahead, requests, ms);
+}
+
+void kvr_router_observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
+{
+    (void)kvr_router_observe_ttft_beside(r, res, ms, NULL, 0);
+}
+
+bool kvr_router_observe_ttft_beside(struct kvr_router *r, const struct kvr_router_result *res, double ms, struct kvr_ttft_question *others,
+                                    size_t n)
+{
+    pthread_mutex_lock(&r->lock);
+    observe_ttft(r, res, ms);
+    bool warm = r->fleet.observations >= KVR_TTFT_WARM;
+    for (size_t i = 0; i < n && warm; i++) {
+        struct kvr_ttft_question *q = &others[i];
+        const struct worker_info *w = worker_find(r, q->worker_id);
+        q->ms = w ? kvr__factor(r, (uint32_t)(w - r->workers)) * kvr_ttft_predict(&r->fleet, q->own, q->ahead, q->requests) : -1;
+    }
     pthread_mutex_unlock(&r->lock);
+    return warm;
 }
 
 int kvr_router_ttft_model(struct kvr_router *r, const uint64_t *worker_id, struct kvr_ttft_model *out, struct kvr_ttft_factor *factor)
@@ -558,12 +595,21 @@ int kvr_router_ttft_model(struct kvr_router *r, const uint64_t *worker_id, struc
     return ok ? 0 : -KVR_ENOTFOUND;
 }
 
-double kvr_router_shared_ratio(struct kvr_router *r)
+void kvr_router_observe_generation(struct kvr_router *r, const struct kvr_router_result *res, double tokens, double ms)
+{
+    struct kvr_rank_load l;
+    pthread_mutex_lock(&r->lock);
+    long slot = kvr_load_slot_of(r->load, res->worker);
+    if (slot >= 0 && kvr_load_get(r->load, (size_t)slot, kvr_now_ns(&r->clock), &l) == 0)
+        kvr_generation_observe(&r->generation, ((double)res->active_blocks + (double)l.active_decode_blocks) / 2, tokens, ms);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void kvr_router_generation_model(struct kvr_router *r, struct kvr_generation_model *out)
 {
     pthread_mutex_lock(&r->lock);
-    double v = r->shared_ratio;
+    *out = r->generation;
     pthread_mutex_unlock(&r->lock);
-    return v;
 }
 
 /* ---- questions --------------------------------------------------------------------------------------- */
@@ -628,7 +674,7 @@ long kvr_router_potential_loads(struct kvr_router *r, struct kvr_router_ctx *c, 
         struct kvr_cost cost;
         kvr__candidate(r, c, &p, r->order[i], &cand);
         kvr_cost_of(&p.cost, r->config.block_size, isl, &cand, 1, &cost);
-        out[i] = (struct kvr_potential_load){cand.worker, cand.active_prefill_tokens + kvr__uncached(&p, cost.cached_tokens),
+        out[i] = (struct kvr_potential_load){cand.worker, cand.active_prefill_tokens + kvr__uncached(&p.cost, p.isl, cost.cached_tokens),
                                              cand.decode_blocks, cand.active_requests};
     }
     pthread_mutex_unlock(&r->lock);

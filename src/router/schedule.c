@@ -218,12 +218,15 @@ static void note_overlap(const struct kvr_router *r, struct kvr_router_ctx *c, s
     c->device[slot] = KVR_MAX(c->device[slot], device);
     c->host[slot] = host;
     c->disk[slot] = disk;
+    c->longest = KVR_MAX(c->longest, device + host + disk);
 }
 
 /* Spreads overlaps and active blocks over slots; ranks that are not trusted count as holding nothing. */
 void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, uint64_t now)
 {
     size_t slots = kvr_load_slots(r->load);
+    c->model = (struct kvr_delay_model){r->fleet, r->generation, p->expected_output};
+    c->longest = 0;
     kvr_load_get_all(r->load, now, c->loads);
     memset(c->device, 0, slots * sizeof *c->device);
     memset(c->host, 0, slots * sizeof *c->host);
@@ -236,7 +239,9 @@ void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct pr
     }
     for (size_t i = 0; i < p->predicted_n; i++) {
         long slot = kvr_load_slot_of(r->load, p->predicted[i].worker);
-        if (slot >= 0) c->device[slot] = KVR_MAX(c->device[slot], p->predicted[i].depth);
+        if (slot < 0) continue;
+        c->device[slot] = KVR_MAX(c->device[slot], p->predicted[i].depth);
+        c->longest = KVR_MAX(c->longest, p->predicted[i].depth);
     }
     kvr_load_project(r->load, p->seqs, kvr__booked_seqs(p, &r->config), c->depths);
 }
@@ -268,14 +273,16 @@ static inline void fill_candidate(const struct kvr_router *r, const struct kvr_r
     out->device_blocks = c->device[slot];
     out->host_blocks = c->host[slot];
     out->disk_blocks = c->disk[slot];
-    out->shared_blocks = out->taint_weight = 0;
+    out->shared_blocks = out->taint_weight = out->copy_blocks = 0;
+    out->pending_blocks = i->stores_nothing ? 0 : c->depths[slot];
     out->active_prefill_tokens = r->config.cost.track_prefill_tokens ? l->active_prefill_tokens : 0;
     out->decode_blocks = r->config.track_active_blocks ? l->active_decode_blocks + (booked - c->depths[slot]) + p->private_blocks : 0;
     out->active_requests = l->active_requests;
     out->active_prefills = l->active_prefills;
     out->turn = i->turn;
-    out->model = &r->fleet;
-    out->model_factor = p->cost.kind == KVR_COST_TIME ? kvr__factor(r, i->owner) : 1;
+    out->pressure = i->pressure;
+    out->model = &c->model;
+    out->factor = p->cost.kind == KVR_COST_DELAY ? kvr__factor(r, i->owner) : 1;
 }
 
 void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot,
@@ -283,9 +290,6 @@ void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, 
 {
     fill_candidate(r, c, p, kvr__booked_seqs(p, &r->config), slot, out);
 }
-
-/* Predicted times this close are equal: models are not better than that. */
-static const double TURN_TOLERANCE = 0.2;
 
 /* ---- the choice -------------------------------------------------------------------------------------- */
 
@@ -312,30 +316,23 @@ static size_t pick_by_mode(struct kvr_router *r, struct kvr_router_ctx *c, doubl
     case KVR_MODE_DIRECT:
         res->scored = true;
         if (r->config.select) return r->config.select(r->config.select_ctx, c->candidates, c->costs, n);
-        if (r->config.cost.kind == KVR_COST_TIME && temperature <= 0) return kvr_pick_in_turn(c->candidates, c->costs, n, TURN_TOLERANCE);
+        if (r->config.cost.kind == KVR_COST_DELAY && temperature <= 0)
+            return kvr_pick_in_turn(c->candidates, c->costs, n, KVR_TURN_TOLERANCE);
         return kvr_pick(c->costs, n, temperature, &r->rng);
     }
     r->rng = rng.state;
     return at;
 }
 
-/* When prompts share next to nothing, chasing the little they do share only unbalances. */
-static void apply_guard(const struct kvr_router *r, struct kvr_cost_config *cost)
+uint64_t kvr__expected(const struct kvr_router *r, const struct kvr_candidate *k, const struct kvr_cost *cost)
 {
-    if (cost->kind != KVR_COST_TIME || r->shared_ratio >= r->config.guard_ratio) return;
-    cost->overlap_credit = cost->host_weight = cost->disk_weight = cost->shared_multiplier = 0;
+    if (r->config.cost.kind != KVR_COST_DELAY) return cost->cached_tokens;
+    return KVR_MAX(cost->cached_tokens, (uint64_t)k->pending_blocks * r->config.block_size);
 }
 
-static void learn_shared_ratio(struct kvr_router *r, const struct kvr_router_result *res)
+uint64_t kvr__uncached(const struct kvr_cost_config *cost, uint64_t isl, uint64_t cached)
 {
-    if (!res->required_blocks) return;
-    double ratio = KVR_MIN(res->best_blocks / (double)res->required_blocks, 1.0);
-    r->shared_ratio += 0.02 * (ratio - r->shared_ratio);
-}
-
-uint64_t kvr__uncached(const struct prompt *p, uint64_t cached)
-{
-    return p->cost.track_prefill_tokens && p->isl > cached ? p->isl - cached : 0;
+    return cost->track_prefill_tokens && isl > cached ? isl - cached : 0;
 }
 
 /* What the rank's view says, whether it counted or not. */
@@ -350,6 +347,11 @@ static uint32_t view_of(const struct kvr_router *r, const struct kvr_router_ctx 
     return 0;
 }
 
+static uint32_t held_by(const struct kvr_candidate *k)
+{
+    return (uint32_t)(k->device_blocks + k->host_blocks + k->disk_blocks);
+}
+
 static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t at, size_t n,
                         struct kvr_router_result *res)
 {
@@ -359,26 +361,67 @@ static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx 
     res->overlap_blocks = (uint32_t)lround(cost->effective_blocks);
     res->cost = cost->cost;
     res->cached_tokens = cost->cached_tokens;
-    res->prefill_tokens = kvr__uncached(p, cost->cached_tokens);
+    res->pending_blocks = (uint32_t)c->candidates[at].pending_blocks;
+    res->prefill_tokens = kvr__uncached(&p->cost, p->isl, kvr__expected(r, &c->candidates[at], cost));
     res->required_blocks = (p->isl + r->config.block_size - 1) / r->config.block_size;
     res->ahead_tokens = c->candidates[at].active_prefill_tokens;
     res->ahead_decoding = c->candidates[at].active_requests - c->candidates[at].active_prefills;
+    res->active_blocks = c->candidates[at].decode_blocks;
     res->view_blocks = view_of(r, c, p, at);
     res->trusted = !r->infos[c->slots[at]].untrusted;
     res->candidates = n;
+    res->held_blocks = held_by(&c->candidates[at]);
+    res->longest_blocks = c->longest;
+    res->copy_blocks = c->candidates[at].copy_blocks;
     for (size_t i = 0; i < n; i++) res->best_blocks = KVR_MAX(res->best_blocks, c->costs[i].effective_blocks);
 }
 
 /* Candidates for the slots in c->slots. */
-static void collect(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p, size_t n)
+static void collect(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p, size_t n,
+                    struct kvr_router_result *res)
 {
     struct lean leans[KVR_TAINTS_MAX];
     size_t leans_n = rq->preferred_n ? leans_of(r, rq, leans) : 0, booked = kvr__booked_seqs(p, &r->config);
     for (size_t i = 0; i < n; i++) {
         struct kvr_candidate *k = &c->candidates[i];
         fill_candidate(r, c, p, booked, c->slots[i], k);
+        res->most_blocks = KVR_MAX(res->most_blocks, held_by(k));
         if (leans_n) k->taint_weight = lean_of(&worker_of(r, c->slots[i])->taints, leans, leans_n);
         if (rq->shared_n) k->shared_blocks = shared_past(rq, k->device_blocks);
+    }
+}
+
+/* How much those who wait for a stretch say of lasting demand: nothing when they have come at once (a burst), all when they have kept
+ * coming for as long as it takes to compute it. What has lasted so long will be there when a copy is. */
+static double lasts(const struct kvr_router_ctx *c, const struct kvr_load_stretch *s, uint32_t block_size, uint64_t now)
+{
+    double computing_ms = kvr_ttft_predict(&c->model.ttft, (double)s->end * block_size, 0, 0);
+    return s->waiting && now > s->since_ns ? KVR_MIN((double)(now - s->since_ns) / 1e6 / computing_ms, 1.0) : 0;
+}
+
+/* A prefix that is used by more than its holders' fair share of what runs should have more holders, and computing it once more is no
+ * waste. For each stretch of the prompt that others share: so much of it as is wanted goes to the copy_blocks of those that lack it. */
+static void want_copies(const struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, size_t n, uint64_t now)
+{
+    enum { STRETCHES = 32 };
+    struct kvr_load_stretch s[STRETCHES];
+    size_t m = kvr_load_stretches(r->load, p->seqs, kvr__booked_seqs(p, &r->config), s, STRETCHES);
+    double generating = 0, waiting = 0, from = 0;
+    for (size_t i = 0; i < n && m; i++) {
+        generating += c->candidates[i].active_requests - c->candidates[i].active_prefills;
+        waiting += c->candidates[i].active_prefills;
+    }
+    for (size_t e = 0; e < m; from = s[e++].end) {
+        double share = lasts(c, &s[e], r->config.block_size, now), users = s[e].generating + share * s[e].waiting;
+        double end = s[e].end, holders = 0, fair = (generating + share * waiting) / (double)n + 1;
+        if (users <= 0) continue;
+        for (size_t i = 0; i < n; i++) holders += KVR_MAX(c->candidates[i].device_blocks, c->candidates[i].pending_blocks) >= end;
+        double wanted = KVR_MIN(users / fair / KVR_MAX(holders, 1.0), 1.0);
+        for (size_t i = 0; i < n; i++) {
+            struct kvr_candidate *k = &c->candidates[i];
+            double has = KVR_MAX(k->device_blocks, k->pending_blocks);
+            if (has < end) k->copy_blocks += wanted * (end - KVR_MAX(has, from));
+        }
     }
 }
 
@@ -402,23 +445,18 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     }
     if (calm == 0) return -KVR_EOVERLOADED;
     n = calm;
-    struct kvr_cost_config cost = p->cost;
-    apply_guard(r, &cost);
-    collect(r, c, rq, p, n);
-    kvr_cost_of(&cost, r->config.block_size, isl, c->candidates, n, c->costs);
-    if (cost.overlap_credit != p->cost.overlap_credit) /* the guard is about the choice, not about what is cached */
-        for (size_t i = 0; i < n; i++) {
-            const struct kvr_candidate *k = &c->candidates[i];
-            c->costs[i].effective_blocks = k->device_blocks + p->cost.host_weight * k->host_blocks + p->cost.disk_weight * k->disk_blocks;
-            c->costs[i].cached_tokens = (uint64_t)llround(c->costs[i].effective_blocks * r->config.block_size);
-        }
+    collect(r, c, rq, p, n, res);
+    if (p->cost.kind == KVR_COST_DELAY) want_copies(r, c, p, n, now);
+    kvr_cost_of(&p->cost, r->config.block_size, isl, c->candidates, n, c->costs);
     c->candidates_n = n;
-    size_t at = res->preferred || (res->pinned && n == 1) ? 0 : pick_by_mode(r, c, cost.temperature, n, res);
+    c->cost = p->cost;
+    c->isl = isl;
+    size_t at = res->preferred || (res->pinned && n == 1) ? 0 : pick_by_mode(r, c, p->cost.temperature, n, res);
     if (at >= n) return -KVR_ENOENDPOINTS;
     fill_result(r, c, p, at, n, res);
     if (!rq->book) return 0;
-    learn_shared_ratio(r, res);
     r->infos[c->slots[at]].turn = ++r->decisions;
+    r->infos[c->slots[at]].sent += res->prefill_tokens >= r->config.block_size;
     return kvr__book(r, rq, p, res->worker, res->prefill_tokens, now);
 }
 

@@ -206,6 +206,7 @@ void kvr_router_poll(struct kvr_router *r)
     enum { SLICE = 16384 };
     if (r->config.index) (void)kvr_index_tend(r->config.index, SLICE);
     if (r->config.predicted) (void)kvr_index_tend(r->config.predicted, SLICE);
+    kvr__look_at_turnover(r);
     if (kvr_router_pending(r) == 0) return;
     pthread_mutex_lock(&r->lock);
     kvr__dispatch(r);

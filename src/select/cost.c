@@ -7,13 +7,8 @@
 
 void kvr_cost_config_init(struct kvr_cost_config *c)
 {
-    *c = (struct kvr_cost_config){.overlap_credit = 1,
-                                  .prefill_load_scale = 1,
-                                  .host_weight = 0.75,
-                                  .disk_weight = 0.25,
-                                  .load_bound = 2,
-                                  .recompute_share = 0.25,
-                                  .track_prefill_tokens = true};
+    *c = (struct kvr_cost_config){
+        .overlap_credit = 1, .prefill_load_scale = 1, .host_weight = 0.75, .disk_weight = 0.25, .track_prefill_tokens = true};
 }
 
 int kvr_cost_config_check(const struct kvr_cost_config *c, const char **field)
@@ -22,7 +17,7 @@ int kvr_cost_config_check(const struct kvr_cost_config *c, const char **field)
         const char *name;
         double value, min, max;
     } rows[] = {
-        {"kind", (double)c->kind, 0, KVR_COST_TIME},
+        {"kind", (double)c->kind, 0, KVR_COST_LINEAR},
         {"overlap_credit", c->overlap_credit, 0, DBL_MAX},
         {"credit_decay", c->credit_decay, 0, DBL_MAX},
         {"prefill_load_scale", c->prefill_load_scale, 0, DBL_MAX},
@@ -31,8 +26,6 @@ int kvr_cost_config_check(const struct kvr_cost_config *c, const char **field)
         {"shared_multiplier", c->shared_multiplier, 0, 1},
         {"request_weight", c->request_weight, 0, DBL_MAX},
         {"temperature", c->temperature, 0, DBL_MAX},
-        {"load_bound", c->load_bound, 1, DBL_MAX},
-        {"recompute_share", c->recompute_share, 0, DBL_MAX},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         if (!(rows[i].value >= rows[i].min && rows[i].value <= rows[i].max)) {
@@ -56,24 +49,21 @@ int kvr_override_apply(const struct kvr_override *o, struct kvr_cost_config *c, 
 struct common {
     const struct kvr_cost_config *cfg;
     double isl, block, per_block, per_request; /* per_x: 1 / x */
-    uint64_t least_prefill;                    /* 0 unless credits decay */
-    double requests_allowed;                   /* time cost: bound on a candidate's requests, this one included */
-    double recompute_ms;                       /* time cost: price of computing a token, the same for all */
+    uint64_t least_prefill;                    /* linear cost: 0 unless credits decay */
+    double requests;                           /* delay cost: mean of a candidate's requests */
 };
 
 static struct common common_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl, const struct kvr_candidate *c,
                                size_t n)
 {
-    struct common m = {cfg, (double)isl, block_size, 1.0 / block_size, 1.0 / (double)((isl - 1) / block_size + 1), 0, 0, 0};
-    if (cfg->credit_decay > 0 && cfg->track_prefill_tokens) {
+    struct common m = {cfg, (double)isl, block_size, 1.0 / block_size, 1.0 / (double)((isl - 1) / block_size + 1), 0, 0};
+    if (cfg->kind == KVR_COST_DELAY) {
+        double sum = 0;
+        for (size_t i = 0; i < n; i++) sum += c[i].active_requests;
+        m.requests = sum / (double)n;
+    } else if (cfg->credit_decay > 0 && cfg->track_prefill_tokens) {
         m.least_prefill = UINT64_MAX;
         for (size_t i = 0; i < n; i++) m.least_prefill = KVR_MIN(m.least_prefill, c[i].active_prefill_tokens);
-    }
-    if (cfg->kind == KVR_COST_TIME) {
-        double sum = 1;
-        for (size_t i = 0; i < n; i++) sum += c[i].active_requests;
-        m.recompute_ms = cfg->recompute_share * c[0].model->token_ms;
-        m.requests_allowed = ceil(cfg->load_bound * sum / (double)n);
     }
     return m;
 }
@@ -84,6 +74,13 @@ static inline double number(uint64_t n)
     return (double)(int64_t)n;
 }
 
+static inline double lower_credit(const struct kvr_cost_config *cfg, const struct kvr_candidate *c)
+{
+    return cfg->host_weight * c->host_blocks + cfg->disk_weight * c->disk_blocks + cfg->shared_multiplier * c->shared_blocks;
+}
+
+/* ---- linear ------------------------------------------------------------------------------------------ */
+
 static inline double block_credit(const struct common *m, const struct kvr_candidate *c)
 {
     const struct kvr_cost_config *cfg = m->cfg;
@@ -92,10 +89,10 @@ static inline double block_credit(const struct common *m, const struct kvr_candi
         double excess = number(c->active_prefill_tokens - m->least_prefill) * m->per_block * m->per_request;
         device /= 1 + cfg->credit_decay * excess;
     }
-    return device + cfg->host_weight * c->host_blocks + cfg->disk_weight * c->disk_blocks + cfg->shared_multiplier * c->shared_blocks;
+    return device + lower_credit(cfg, c);
 }
 
-static inline double block_cost(const struct common *m, const struct kvr_candidate *c, double cached)
+static inline double linear_cost(const struct common *m, const struct kvr_candidate *c, double cached)
 {
     const struct kvr_cost_config *cfg = m->cfg;
     double credit = block_credit(m, c), decode = number(c->decode_blocks), requests = cfg->request_weight * c->active_requests;
@@ -103,16 +100,67 @@ static inline double block_cost(const struct common *m, const struct kvr_candida
     double uncached = KVR_MAX(m->isl - cached, 0.0);
     double raw = cfg->track_prefill_tokens ? (number(c->active_prefill_tokens) + uncached + cached) * m->per_block : 0;
     double prefill = cfg->prefill_load_scale * KVR_MAX(raw - credit, 0.0);
-    return (cfg->kind == KVR_COST_LMETRIC ? prefill * (decode + 1) : prefill + decode) + requests;
+    return prefill + decode + requests;
 }
 
-static double time_cost(const struct common *m, const struct kvr_candidate *c)
+/* ---- delay: see the header --------------------------------------------------------------------------- */
+
+/* A millisecond after the first token, or of somebody else, against one before the own first token. */
+static const double LATER = 0.4;
+/* The price of work is a property of the fleet: how much its mean of requests counts; the rest is the candidate's own. */
+static const double MEAN_SHARE = 0.9;
+/* What evicting a block costs those who would have used it, in times of computing it. */
+static const double EVICTED = 2;
+/* Who waits holds up those behind, and what is predicted of a queue is less certain than its mean. */
+static const double WAIT = 1.7;
+/* What the fixed time of a pass with prompts costs each request that generates there. */
+static const double PASS_SHARE = 0.05;
+
+__attribute__((always_inline)) static inline struct kvr_delay delay_of(const struct common *m, const struct kvr_candidate *c)
 {
-    bool within = (double)c->active_requests + 1 <= m->requests_allowed;
-    double uncached = KVR_MAX(m->isl - (within ? block_credit(m, c) * m->block : 0), 0.0),
-           decoding = c->active_requests - c->active_prefills;
-    return c->model_factor * kvr_ttft_predict(c->model, uncached, number(c->active_prefill_tokens), decoding) + m->recompute_ms * uncached;
+    const struct kvr_cost_config *cfg = m->cfg;
+    const struct kvr_ttft_model *line = &c->model->ttft;
+    const struct kvr_generation_model *each = &c->model->generation;
+    double held = KVR_MAX(cfg->overlap_credit * c->device_blocks + lower_credit(cfg, c), cfg->overlap_credit * c->pending_blocks);
+    double lacks = cfg->decode_role ? 0 : cfg->prefill_load_scale * KVR_MAX(m->isl - held * m->block, 0.0);
+    double copies = (1 - c->pressure) * cfg->prefill_load_scale * c->copy_blocks * m->block, wanted = KVR_MAX(lacks - copies, 0.0);
+    double generating = c->active_requests - c->active_prefills, others = MEAN_SHARE * m->requests + (1 - MEAN_SHARE) * generating;
+    double output = c->model->output_tokens < 0 ? each->tokens : c->model->output_tokens;
+    double alone = c->active_prefills == 0 ? 1 : c->active_prefills == 1 ? 0.5 : 0;
+    return (struct kvr_delay){
+        .first = c->factor * kvr_ttft_predict(line, lacks, WAIT * number(c->active_prefill_tokens), generating),
+        .computing = c->factor * line->token_ms * (wanted * (1 + LATER * others) + EVICTED * c->pressure * lacks),
+        .generation = c->factor * LATER * output * each->block_ms * (number(c->decode_blocks) + (wanted + output) * m->per_block * others),
+        .pass = c->factor * PASS_SHARE * alone * line->base_ms * generating,
+    };
 }
+
+static inline double delay_cost(const struct common *m, const struct kvr_candidate *c)
+{
+    struct kvr_delay d = delay_of(m, c);
+    return d.first + d.computing + d.generation + d.pass;
+}
+
+void kvr_delays_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl, const struct kvr_candidate *candidates, size_t n,
+                   const size_t *at, size_t m, struct kvr_delay *out)
+{
+    KVR_ASSERT(cfg->kind == KVR_COST_DELAY && block_size > 0 && isl > 0);
+    struct common all = common_of(cfg, block_size, isl, candidates, n);
+    for (size_t i = 0; i < m; i++) {
+        KVR_ASSERT(at[i] < n);
+        out[i] = delay_of(&all, &candidates[at[i]]);
+    }
+}
+
+struct kvr_delay kvr_delay_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl, const struct kvr_candidate *candidates,
+                              size_t n, size_t at)
+{
+    struct kvr_delay d;
+    kvr_delays_of(cfg, block_size, isl, candidates, n, &at, 1, &d);
+    return d;
+}
+
+/* ---- both -------------------------------------------------------------------------------------------- */
 
 enum { MEMO = 8 };
 
@@ -142,7 +190,7 @@ void kvr_cost_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_
         double cached = KVR_MAX(floor(effective * m.block + 0.5), 0.0);
         costs[i].effective_blocks = effective;
         costs[i].cached_tokens = (uint64_t)cached;
-        costs[i].cost = cfg->kind == KVR_COST_TIME ? time_cost(&m, c) : block_cost(&m, c, cached);
+        costs[i].cost = cfg->kind == KVR_COST_DELAY ? delay_cost(&m, c) : linear_cost(&m, c, cached);
         if (c->taint_weight != 0) costs[i].cost *= taint_factor(&memo, c->taint_weight);
     }
 }

@@ -53,16 +53,20 @@ size_t kvr_pick(struct kvr_cost *costs, size_t n, double temperature, uint64_t *
     return at;
 }
 
+static double held(const struct kvr_candidate *candidates, const struct kvr_cost *costs, size_t i)
+{
+    return KVR_MAX(costs[i].effective_blocks, candidates[i].pending_blocks);
+}
+
 size_t kvr_pick_in_turn(const struct kvr_candidate *candidates, const struct kvr_cost *costs, size_t n, double tolerance)
 {
     KVR_ASSERT(n > 0);
     size_t least = 0;
     for (size_t i = 1; i < n; i++)
         if (costs[i].cost < costs[least].cost) least = i;
-    double most = costs[least].cost * (1 + tolerance);
+    double most = costs[least].cost * (1 + tolerance), much = held(candidates, costs, least);
     size_t at = least;
     for (size_t i = 0; i < n; i++)
-        if (costs[i].cost <= most && costs[i].effective_blocks >= costs[least].effective_blocks && candidates[i].turn < candidates[at].turn)
-            at = i;
+        if (costs[i].cost <= most && held(candidates, costs, i) >= much && candidates[i].turn < candidates[at].turn) at = i;
     return at;
 }

@@ -6,22 +6,33 @@
 #include <kvroute/ttft_model.h>
 
 /* Tokens are counted in thousands, so that the regressors are of one size and the sums stay well-conditioned. */
-enum { FEATURES = 4 };
+enum { FEATURES = 3 };
 static const double KEEP = 0.995, TOKENS_UNIT = 1000, RIDGE = 0.1;
-static const double PRIOR[FEATURES] = {1, 50, 25, 0};
+static const double PRIOR[FEATURES] = {1, 50, 0};
+/* The price of waiting tokens is held to half that of own ones as by ten observations of 1,000. */
+static const double AHEAD_HOLD = 10;
+/* How fast the line between calm observations and others moves: up with each that is not calm, down (by a share) with each that is. One
+ * in fifty is calm where it stands still at 1. */
+static const double CALM_UP = 0.002, CALM_DOWN = 0.1;
 
 static void set_line(struct kvr_ttft_model *m, const double theta[FEATURES])
 {
     m->base_ms = theta[0];
     m->token_ms = theta[1] / TOKENS_UNIT;
-    m->ahead_ms = theta[2] / TOKENS_UNIT;
-    m->request_ms = theta[3];
+    m->request_ms = theta[2];
+}
+
+static void set_ahead(struct kvr_ttft_model *m)
+{
+    double own = m->token_ms * TOKENS_UNIT, ahead = (m->ahead_xy + AHEAD_HOLD * own / 2) / (m->ahead_xx + AHEAD_HOLD);
+    m->ahead_ms = KVR_MIN(ahead, own) / TOKENS_UNIT;
 }
 
 void kvr_ttft_init(struct kvr_ttft_model *m)
 {
     *m = (struct kvr_ttft_model){0};
     set_line(m, PRIOR);
+    set_ahead(m);
 }
 
 double kvr_ttft_predict(const struct kvr_ttft_model *m, double own, double ahead, double requests)
@@ -56,7 +67,7 @@ static void solve(const struct kvr_ttft_model *m, const bool active[FEATURES], d
 /* Takes out the most negative parameter until none is. */
 static void fit(struct kvr_ttft_model *m)
 {
-    bool active[FEATURES] = {true, true, true, true};
+    bool active[FEATURES] = {true, true, true};
     double theta[FEATURES];
     for (;;) {
         int worst = -1;
@@ -69,11 +80,10 @@ static void fit(struct kvr_ttft_model *m)
     set_line(m, theta);
 }
 
-void kvr_ttft_observe(struct kvr_ttft_model *m, double own, double ahead, double requests, double ms)
+static void observe_calm(struct kvr_ttft_model *m, double own, double requests, double ms)
 {
-    if (!(own >= 0 && own < 1e9 && ahead >= 0 && ahead < 1e9 && requests >= 0 && requests < 1e6 && ms >= 0 && ms < 1e9)) return;
-    double x[FEATURES] = {1, own / TOKENS_UNIT, ahead / TOKENS_UNIT, requests};
-    double error = fabs(ms - kvr_ttft_predict(m, own, ahead, requests)), wide = 3 * m->error_ms;
+    double x[FEATURES] = {1, own / TOKENS_UNIT, requests};
+    double error = fabs(ms - kvr_ttft_predict(m, own, 0, requests)), wide = 3 * m->error_ms;
     bool warm = m->observations >= KVR_TTFT_WARM;
     double weight = warm && error > wide ? KVR_MAX(wide, 1e-3) / error : 1;
     for (int i = 0; i < FEATURES; i++) {
@@ -83,15 +93,38 @@ void kvr_ttft_observe(struct kvr_ttft_model *m, double own, double ahead, double
     double share = warm ? 0.02 : 1.0 / (double)(m->observations + 1);
     m->error_ms += share * (KVR_MIN(error, warm ? 2 * wide + 1 : 1e9) - m->error_ms);
     m->observations++;
+    m->calm -= CALM_DOWN * m->calm;
     fit(m);
 }
 
+static void observe_behind(struct kvr_ttft_model *m, double own, double ahead, double requests, double ms)
+{
+    double x = ahead / TOKENS_UNIT, most = 2 * m->token_ms * ahead + 3 * m->error_ms; /* what is more than that is no wait for tokens */
+    double waited = KVR_MIN(KVR_MAX(ms - kvr_ttft_predict(m, own, 0, requests), 0.0), most);
+    m->ahead_xy = KEEP * m->ahead_xy + waited * x;
+    m->ahead_xx = KEEP * m->ahead_xx + x * x;
+    m->calm += CALM_UP;
+}
+
+void kvr_ttft_observe(struct kvr_ttft_model *m, double own, double ahead, double requests, double ms)
+{
+    if (!(own >= 0 && own < 1e9 && ahead >= 0 && ahead < 1e9 && requests >= 0 && requests < 1e6 && ms >= 0 && ms < 1e9)) return;
+    if (ahead <= m->calm * own) observe_calm(m, own + ahead / 2, requests, ms);
+    else observe_behind(m, own, ahead, requests, ms);
+    set_ahead(m);
+}
+
 /* ---- a worker's factor ------------------------------------------------------------------------------- */
+
+/* Workers that are alike differ by so much in what is seen of them; it would decide between them, where all of a choice is multiplied by
+ * it. */
+static const double BY_CHANCE = 0.1;
 
 static void weigh_factor(struct kvr_ttft_factor *f)
 {
     enum { LIKE_ONE = 10 };
     double raw = f->expected > 0 ? f->observed / f->expected : 1, value = (raw * f->weight + LIKE_ONE) / (f->weight + LIKE_ONE);
+    value = value > 1 ? KVR_MAX(value - BY_CHANCE, 1.0) : KVR_MIN(value + BY_CHANCE, 1.0);
     f->value = KVR_MAX(0.1, KVR_MIN(value, 10.0));
 }
 

@@ -53,7 +53,7 @@ def test_missing_or_unknown_command(args):
     (["--worker"], ["--worker", "value"]),
     (["extra"], ["extra"]),
     (["--config", "/nonexistent.yaml"], ["config", "/nonexistent.yaml"]),
-    (["--cost", "money"], ["cost", "money", "linear|lmetric|time"]),
+    (["--cost", "money"], ["cost", "money", "auto|linear"]),
     (["--router-host-cache-hit-weight", "1.5"], ["router-host-cache-hit-weight", "1.5", "from 0 to 1"]),
     (["--router-kv-overlap-score-credit", "nan"], ["router-kv-overlap-score-credit", "nan"]),
     (["--router-queue-policy", "lifo"], ["router-queue-policy", "fcfs|lcfs|wspt"]),

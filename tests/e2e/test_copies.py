@@ -144,6 +144,21 @@ def test_reports_that_are_asked_for_through_the_router_are_not_counted(start):
     assert s.view()["view"] == "whole" and s.metric("kv_events_filtered_total", reason="copy_stored") == 0
 
 
+def test_a_report_that_is_heard_before_the_request_for_it_leaves_nothing_behind(start, engine):
+    e = engine()
+    m = start(Mock, with_events=False)
+    s = start(Serve, [f"http://127.0.0.1:{m.port},block-size=4,events=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay_port}"],
+              "--restore-timeout", "5", ready=False)
+    e.until("trusted", lambda: s.view().get("trusted"))
+    store(e, [1, 2, 3])
+    store(e, [1, 2, 3])  # the report
+    e.until("counted", lambda: s.metric("kv_events_filtered_total", reason="copy_stored") == 3)
+    assert s.complete(list(range(900, 932)), max_tokens=1, **FULL).status == 200  # of another prompt: its answer says nothing of these blocks
+    e.until("taken back", lambda: s.metric("kv_events_filtered_total", reason="copy_taken_back") == 3)
+    remove(e, 3, 2, 1)
+    e.until("nothing is left", lambda: s.overlap(T).get((1, 0), 0) == 0)
+
+
 def test_reports_that_another_router_asked_for_are_found_out_by_what_is_not_cached(start):
     m = start(Mock, "--num-gpu-blocks", "64")
     s = start(Serve, [m])

@@ -244,8 +244,8 @@ def test_a_torn_journal_is_used_up_to_there(start, engines, tmp_path):
     kept = tmp_path / "data" / "worker-1-rank-0"
     journals = lambda: sorted(kept.glob("journal-*.kvr"), key=lambda p: p.stat().st_mtime)
     wait_for("a snapshot", (kept / "view.kvr").exists)
-    more = prompts_of(random.Random(4), 40)
-    wait_for("a journal of some size behind it", lambda: journals() and journals()[-1].stat().st_size > 3000 or not e.ask(s, next(more)))
+    fresh = (f"prompt {k}: " + TEXT * 5 for k in range(10_000))  # of a prompt that is cached already nothing is written
+    wait_for("a journal of some size behind it", lambda: journals() and journals()[-1].stat().st_size > 3000 or not e.ask(s, next(fresh)))
     s.kill()
     text = journals()[-1].read_bytes()
     journals()[-1].write_bytes(text[:-300])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the mock engine tells of itself, as vLLM 0.32 does (docs/mock.md)."""
 import json
+import socket
 import struct
 
 import msgpack
@@ -55,6 +56,52 @@ def test_an_older_engine_tells_less(start):
     assert "cache_config_info" not in call(m.port, "GET", "/metrics").body.decode()
     r = call(m.port, "GET", "/v1/completions")
     assert (r.status, r.json()) == (405, {"detail": "Method Not Allowed"})
+
+
+def test_a_request_is_rendered_without_computing_it(start):
+    m = start(Mock, "--enable-scale-out", "--model", "tiny")
+    r = call(m.port, "POST", "/v1/completions/render", {"model": "tiny", "prompt": ["ab", [7, 8, 9]], "max_tokens": 3, "stream": True, "cache_salt": "s"})
+    assert r.status == 200 and [p["token_ids"] for p in r.json()] == [[97, 98], [7, 8, 9]]
+    for p in r.json():
+        assert p["request_id"].startswith("cmpl-") and p["sampling_params"]["max_tokens"] == 3
+        assert (p["model"], p["stream"], p["cache_salt"], p["features"]) == ("tiny", True, "s", None)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    one = call(m.port, "POST", "/v1/chat/completions/render", chat).json()
+    assert one["token_ids"] == call(m.port, "POST", "/tokenize", chat).json()["tokens"] and one["request_id"].startswith("chatcmpl-")
+    assert call(m.port, "POST", "/v1/completions/render", {"model": "other", "prompt": "a"}).status == 404
+    assert call(m.port, "POST", "/v1/completions/render", b"{").status == 400
+    assert m.metric("vllm:request_success_total") == 0 and m.metric("vllm:prompt_tokens_total") == 0
+
+
+def test_paths_of_other_settings_are_not_there(start):
+    m = start(Mock)
+    for method, path in [("POST", "/v1/completions/render"), ("POST", "/v1/chat/completions/render"), ("GET", "/get_server_info"),
+                         ("GET", "/model_info"), ("GET", "/get_model_info"), ("GET", "/get_load"), ("GET", "/v1/loads")]:
+        r = call(m.port, method, path, {"prompt": "a"} if method == "POST" else None)
+        assert (r.status, r.json()) == (404, {"detail": "Not Found"}), path
+
+
+def test_the_mock_tells_what_sglang_tells(start):
+    m = start(Mock, "--sglang-info", "--num-gpu-blocks", 101, "--max-num-seqs", 32, dp=2, speedup=1)
+    info = call(m.port, "GET", "/server_info").json()
+    assert info == call(m.port, "GET", "/get_server_info").json()
+    assert (info["page_size"], info["dp_size"], info["max_total_num_tokens"], info["max_running_requests"]) == (16, 2, 1616, 32)
+    assert json.loads(info["kv_events_config"])["endpoint"] == f"tcp://127.0.0.1:{m.events}" and info["enable_cache_report"] is True
+    model = call(m.port, "GET", "/model_info").json()
+    assert model == call(m.port, "GET", "/get_model_info").json() and (model["model_path"], model["is_generation"]) == ("mock", True)
+    assert call(m.port, "GET", "/version").status == 404
+    assert call(m.port, "GET", "/v1/models").json()["data"][0]["owned_by"] == "sglang"
+    assert call(m.port, "GET", "/get_load").json() == [{"dp_rank": r, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0} for r in range(2)]
+    s = socket.create_connection(("127.0.0.1", m.port))  # one request, long enough to be seen
+    body = json.dumps({"prompt": list(range(160)), "max_tokens": 1000, "stream": True, "ignore_eos": True}).encode()
+    s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-data-parallel-rank: 1\r\nContent-Type: application/json\r\n"
+              b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+    wait_for("it runs", lambda: call(m.port, "GET", "/get_load").json()[1]["num_tokens"] >= 160)
+    loads = call(m.port, "GET", "/v1/loads?include=core").json()
+    assert (loads["dp_rank_count"], loads["loads"][0]["num_running_reqs"], loads["loads"][1]["num_running_reqs"]) == (2, 0, 1)
+    assert loads["loads"][1]["max_total_num_tokens"] == 1600 and 0 < loads["loads"][1]["token_usage"] <= 1
+    assert loads["aggregate"]["total_running_reqs"] == 1
+    s.close()
 
 
 def test_models_have_the_members_of_the_engine(start):

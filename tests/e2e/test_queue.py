@@ -177,7 +177,7 @@ def test_a_decision_can_be_explained(fleet):
 
 def test_times_to_first_token_are_learnt(start):
     mocks = [start(Mock), start(Mock)]
-    s = start(Serve, mocks, "--cost", "time", "--router-prefill-load-model", "fitted")
+    s = start(Serve, mocks, "--router-prefill-load-model", "fitted")
     for i in range(60):
         assert s.complete([i] * (16 + i * 20), max_tokens=1, stream=True, headers={"x-kvroute-worker": str(1 + i % 2)}).status == 200
     models = [w["ttft_model"] for w in s.get("/workers")]
@@ -198,13 +198,13 @@ def test_predictions_that_do_not_come_true_raise_the_alarm(start):
     assert "have parted ways" in s.text() and s.text().count("cached tokens predicted on worker") <= 3
 
 
-def test_siblings_with_a_new_prefix_stay_together_when_decisions_are_remembered(start, engine):
-    """64 requests with one new prefix at once, before any event of it: forgotten, each computes the prefix; remembered, it is
-    computed at most once a worker; by predicted time, on as few workers as their load allows."""
-    shared = list(range(4096))
+def test_siblings_with_a_new_prefix_stay_together(start, engine):
+    """Requests with one new prefix at once, before any event of it: by the linear cost each computes the prefix, or, when decisions are
+    remembered, each worker; by default they join the one that computes it. There the prefix is long and they are few: those that keep coming
+    for as long as it takes to compute it are no burst."""
     seen = {}
-    for name, flags in (("forgotten", ()), ("remembered", ("--router-predicted-ttl-secs", 5)),
-                        ("by time", ("--router-predicted-ttl-secs", 5, "--cost", "time", "--router-guard-ratio", 0))):
+    for name, flags, n, prefix in (("forgotten", ("--cost", "linear"), 64, 4096),
+                                   ("remembered", ("--cost", "linear", "--router-predicted-ttl-secs", 5), 64, 4096), ("default", (), 8, 32768)):
         mocks = [start(Mock, with_events=False, speedup=0.01) for _ in range(4)]  # nobody gets a first token
         engines = [engine() for _ in mocks]  # the events' side of each: silent as yet
         s = start(Serve, [f"{m.spec()},events=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay_port}"
@@ -216,11 +216,12 @@ def test_siblings_with_a_new_prefix_stay_together_when_decisions_are_remembered(
             return len(s.views()) == 4 and all(v["trusted"] for v in s.views().values())
         wait_for("views", trusted)
         opened = []
-        for i in range(64):
+        bodies = [json.dumps({"prompt": list(range(prefix)) + [90000 + i] * 16, "max_tokens": 1}) for i in range(n)]
+        for body in bodies:
             c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
-            c.request("POST", "/v1/completions", json.dumps({"prompt": shared + [9000 + i] * 16, "max_tokens": 1}))
+            c.request("POST", "/v1/completions", body)
             opened.append(c)
-        wait_for("booked", lambda: sum(w["requests"] for w in s.get("/workers")) == 64)
+        wait_for("booked", lambda: sum(w["requests"] for w in s.get("/workers")) == n)
         used = sum(w["requests"] > 0 for w in s.get("/workers"))
         computed = sum(l["active_prefill_tokens"] for l in s.get("/loads"))
         seen[name] = (used, computed)
@@ -230,4 +231,4 @@ def test_siblings_with_a_new_prefix_stay_together_when_decisions_are_remembered(
     print("workers used, prefill tokens booked:", seen)
     assert seen["forgotten"] == (4, 64 * 4112)
     assert seen["remembered"] == (4, 4 * 4096 + 64 * 16)
-    assert seen["by time"] == (2, 2 * 4096 + 64 * 16)
+    assert seen["default"] == (1, 32768 + 8 * 16)

@@ -73,8 +73,8 @@ def test_another_epoch_is_another_life(start, engine, worker):
     worker.script = restarted
     engine.seq = 11
     engine.stored([10], TOKENS[4:8], parent=9)
-    wait_for("the new life", lambda: depth(s) == 2 and s.view()["blocks"] == 2 and s.view()["trusted"])
-    assert worker.starts()[-2:] == [10, None] and s.view()["restarts"] == 1
+    wait_for("the new life", lambda: s.view()["restarts"] == 1 and depth(s) == 2 and s.view()["blocks"] == 2 and s.view()["trusted"])
+    assert worker.starts()[-2:] == [10, None]
 
 
 def test_what_an_old_line_brought_is_not_kept_by_the_new_life(start, zctx, worker):

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 from harness import BLOCK, DIR, ROOT, ports, wait_until
@@ -32,6 +31,16 @@ class Page:
 def pattern(line):
     """What a shown line must look like: its numbers are others elsewhere, and `...` stands for anything."""
     return re.compile(re.sub(r"\\\.\\\.\\\.", ".*", re.sub(r"\d+", r"\\d+", re.escape(line.strip()))))
+
+
+def signal_group(p, number):
+    """Returns: whether there is anybody in the group. 0 only asks."""
+    p.poll()  # one that has ended is in it until it is waited for
+    try:
+        os.killpg(p.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 class Reader:
@@ -65,16 +74,11 @@ class Reader:
 
     def close(self):
         for p in reversed(self.background):
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                deadline = time.monotonic() + 20
-                try:
-                    os.killpg(p.pid, number)
-                    while time.monotonic() < deadline:
-                        p.poll()
-                        os.killpg(p.pid, 0)
-                        time.sleep(0.05)  # between two looks
-                except ProcessLookupError:
-                    break
+            signal_group(p, signal.SIGTERM)
+            try:
+                wait_until("its end", lambda: not signal_group(p, 0), 20)
+            except AssertionError:
+                signal_group(p, signal.SIGKILL)
             p.wait()
 
 

@@ -110,7 +110,7 @@ def test_an_override_is_of_one_request():
 
 
 def test_each_override_does_what_it_says():
-    r = router((1,))
+    r = router((1,), KvRouterConfig(cost="linear"))
     plain = r.best_worker(PROMPT).cost
     assert r.best_worker(PROMPT, {"prefill_load_scale": 2.0}).cost == plain + 4.0  # four blocks to compute, twice
     r.best_worker(PROMPT, {"track_prefill_tokens": False}, "untracked")

@@ -67,7 +67,7 @@ def test_every_option_is_checked():
     assert options <= set(WRONG), options - set(WRONG)
     with pytest.raises(AttributeError, match="nonsense"):
         KvRouterConfig().nonsense = 1
-    good = KvRouterConfig(router_queue_policy="wspt", router_queue_threshold=0, router_ttl_secs=1, seed=(1 << 64) - 1, cost="time")
+    good = KvRouterConfig(router_queue_policy="wspt", router_queue_threshold=0, router_ttl_secs=1, seed=(1 << 64) - 1, cost="linear")
     assert good.with_overrides(overlap_score_weight=2).overlap_score_credit == 2 and good.copy().router_queue_policy == "wspt"
     for options in (dict(router_track_output_blocks=True, router_track_active_blocks=False), dict(router_predicted_ttl_secs=5, use_kv_events=False),
                     dict(durable_kv_events=True, use_kv_events=False), dict(router_prefill_load_model="aic", router_track_prefill_tokens=False),
@@ -327,7 +327,8 @@ def test_a_priority_jump_goes_first():
     order = []
 
     def wait(name, jump, strict):
-        r.best_worker(TOKENS, request_id=name, priority_jump=jump, strict_priority=strict)
+        own = [10_000 * (jump + 2 * strict + 1) + i for i in range(len(TOKENS))]  # one that computes the other's prompt would let it go along
+        r.best_worker(own, request_id=name, priority_jump=jump, strict_priority=strict)
         order.append(name)
         r.mark_prefill_complete(name)
     threads = []

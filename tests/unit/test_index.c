@@ -550,6 +550,23 @@ static void removal_concerns_one_worker_and_rank(void **s)
     assert_int_equal(score(f, (struct kvr_worker){1, 1}, L(1, 2)), 2);
 }
 
+static void blocks_that_events_store_and_remove_are_counted(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_index_stats st;
+    const uint64_t chain[] = {1, 2, 3, 4};
+    store(f, W(1), L(1, 2, 3, 4));
+    store(f, W(1), L(1, 2, 3, 4)); /* again: nothing new */
+    store(f, W(2), L(1, 2));
+    assert_int_equal(store_after(f, W(3), L(8, 9), L(10)), -KVR_EPARENT);
+    assert_int_equal(remove_part(f, W(1), chain, 4, 2, 4), 0);
+    assert_int_equal(remove_part(f, W(1), chain, 4, 3, 4), -KVR_ENOTFOUND); /* gone already */
+    assert_int_equal(remove_part(f, W(9), chain, 4, 0, 4), -KVR_ENOTFOUND); /* never there */
+    assert_int_equal(clear(f, W(2)), 0);                                    /* no eviction */
+    kvr_index_stats(f->ix, &st);
+    assert_true(st.stored_blocks == 6 && st.removed_blocks == 2 && st.blocks == 2);
+}
+
 static void two_copies_of_a_block_are_removed_one_by_one(void **s)
 {
     struct fixture *f = *s;
@@ -736,6 +753,25 @@ static void every_allocation_may_fail(void **s)
     }
 }
 
+static void a_worker_whose_first_store_failed_leaves_nothing_when_it_goes(void **s)
+{
+    (void)s;
+    for (long at = 0; at < 40; at++)
+        for (int way = 0; way < 2; way++) {
+            struct failing_alloc fa = {.fail_at = -1};
+            struct kvr_index_config c = {.alloc = &(struct kvr_alloc){failing_resize, &fa}};
+            struct fixture f = {0};
+            assert_int_equal(kvr_index_create(&c, &f.ix), 0);
+            fa.fail_at = fa.calls + at;
+            (void)store(&f, W(1), L(1, 2, 3, 4));
+            fa.fail_at = -1;
+            if (way) kvr_index_remove_worker(f.ix, 1);
+            else kvr_index_drop_worker(f.ix, 1);
+            kvr_index_destroy(f.ix);
+            assert_int_equal(fa.live, 0);
+        }
+}
+
 static void bad_config_is_refused(void **s)
 {
     (void)s;
@@ -776,6 +812,7 @@ int main(void)
         cmocka_unit_test(t21_destroy_null),
         T(t22_linear_chain_dumps_as_one_event),
         T(removal_concerns_one_worker_and_rank),
+        T(blocks_that_events_store_and_remove_are_counted),
         T(two_copies_of_a_block_are_removed_one_by_one),
         T(removing_the_second_name_keeps_the_first),
         T(engines_may_name_blocks_differently),
@@ -787,6 +824,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(byte_cap_holds_and_answers_stay_right, setup_capped, teardown),
         cmocka_unit_test_setup_teardown(predictions_make_room_under_the_cap, setup_capped, teardown),
         cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(a_worker_whose_first_store_failed_leaves_nothing_when_it_goes),
         cmocka_unit_test(bad_config_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -229,6 +229,7 @@ static void random_operations_equal_a_recount(void **s)
     enum { LIVE = 40, LEN = 8 };
     struct {
         bool used;
+        bool generating;
         uint64_t w, seq[LEN];
         size_t n;
     } live[LIVE] = {0};
@@ -237,10 +238,14 @@ static void random_operations_equal_a_recount(void **s)
         uint32_t i = kvr_rng_below(&rng, LIVE);
         char id[8];
         snprintf(id, sizeof id, "r%u", i);
-        if (live[i].used) {
+        if (live[i].used && kvr_rng_below(&rng, 2)) { /* twice is fine */
+            assert_int_equal(kvr_load_prefill_done(f->ld, id, strlen(id), f->now), 0);
+            live[i].generating = true;
+        } else if (live[i].used) {
             assert_int_equal(FREE(f, id), 0);
             live[i].used = false;
         } else {
+            live[i].generating = false;
             live[i].used = true;
             live[i].w = 1 + kvr_rng_below(&rng, 3);
             live[i].n = kvr_rng_below(&rng, LEN + 1);
@@ -270,6 +275,19 @@ static void random_operations_equal_a_recount(void **s)
             assert_int_equal(get(f, w).active_decode_blocks, n);
             assert_int_equal(get(f, w).active_requests, requests);
             assert_int_equal(depth[kvr_load_slot_of(f->ld, (struct kvr_worker){w, 0})], best);
+        }
+        struct kvr_load_stretch s_of[LEN];
+        size_t stretches = kvr_load_stretches(f->ld, q, LEN, s_of, LEN), at_s = 0;
+        for (size_t k = 0; k < LEN; k++) { /* block by block: who generates and shares the prompt up to it */
+            uint32_t sharing = 0, all = 0;
+            for (int r = 0; r < LIVE; r++) {
+                bool shares = live[r].used && live[r].n > k && memcmp(live[r].seq, q, (k + 1) * sizeof *q) == 0;
+                sharing += shares && live[r].generating;
+                all += shares;
+            }
+            while (at_s < stretches && s_of[at_s].end <= k) at_s++;
+            assert_int_equal(at_s < stretches ? s_of[at_s].generating : 0, sharing);
+            assert_int_equal(at_s < stretches ? s_of[at_s].waiting : 0, all - sharing);
         }
     }
 }

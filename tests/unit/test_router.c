@@ -29,6 +29,7 @@ static int setup(void **s)
 {
     struct kvr_router_config c;
     kvr_router_config_init(&c);
+    c.cost.kind = KVR_COST_LINEAR;
     c.seed = 5;
     return setup_with(s, c, true);
 }
@@ -88,6 +89,50 @@ static void best_overlap_wins(void **s)
     assert_true(res.scored && res.trusted && res.best_blocks == 3);
     assert_int_equal(load_of(f, 2).active_prefill_tokens, 4);
     assert_int_equal(load_of(f, 2).active_decode_blocks, 4);
+}
+
+static void a_result_says_who_else_holds_the_prompt(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    hold(f, (struct kvr_worker){1, 0}, 16);
+    hold(f, (struct kvr_worker){2, 0}, 12);
+    hold(f, (struct kvr_worker){3, 0}, 4);
+    struct kvr_router_request rq = request(NULL);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.worker.worker_id, 1);
+    assert_true(res.held_blocks == 4 && res.most_blocks == 4 && res.longest_blocks == 4);
+    kvr_router_set_schedulable(f->r, 1, false); /* holds as before, and is no candidate */
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.worker.worker_id, 2);
+    assert_true(res.held_blocks == 3 && res.most_blocks == 3 && res.longest_blocks == 4);
+    kvr_router_set_trusted(f->r, (struct kvr_worker){1, 0}, false); /* nobody knows */
+    rq.pinned = true;
+    rq.pin = (struct kvr_worker){3, 0};
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_true(res.held_blocks == 1 && res.most_blocks == 1 && res.longest_blocks == 3);
+}
+
+static void what_others_would_have_taken_is_told_by_what_is_known_now(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_ttft_question q[3] = {{1, 1000, 0, 0, -7}, {3, 1000, 500, 0, -7}, {99, 1000, 0, 0, -7}};
+    struct kvr_router_request rq = request(NULL);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    res.worker.worker_id = 2;
+    for (unsigned i = 0; i < KVR_TTFT_WARM - 1; i++) {
+        res.prefill_tokens = 100 + 50 * i;
+        assert_false(kvr_router_observe_ttft_beside(f->r, &res, 10 + 0.1 * (double)res.prefill_tokens, q, 3));
+        assert_true(q[0].ms == -7 && q[1].ms == -7 && q[2].ms == -7);
+    }
+    for (unsigned i = 0; i < 300; i++) {
+        res.prefill_tokens = 100 + 50 * (i % 19);
+        assert_true(kvr_router_observe_ttft_beside(f->r, &res, 10 + 0.1 * (double)res.prefill_tokens, q, 3));
+    }
+    assert_true(q[0].ms > 105 && q[0].ms < 115); /* 10 + 0.1 * 1000 */
+    assert_true(q[1].ms > q[0].ms + 20 && q[1].ms < q[0].ms + 55);
+    assert_true(q[2].ms < 0);
 }
 
 static void load_beats_a_small_overlap(void **s)
@@ -548,7 +593,9 @@ static void overlaps_from_elsewhere_count(void **s)
     rq.scores_n = 3;
     assert_int_equal(kvr_router_find_best_match(f.r, f.ctx, &rq, &res), 0);
     assert_true(res.worker.worker_id == 2 && res.view_blocks == 3 && res.effective_blocks == 3.75 && res.cached_tokens == 15);
-    rq = request("b"); /* nothing is known */
+    rq = request("b"); /* of another prompt nothing is known */
+    rq.tokens = (uint32_t[]){31, 32, 33, 34, 35, 36, 37, 38};
+    rq.tokens_n = 8;
     assert_int_equal(kvr_router_find_best_match(f.r, f.ctx, &rq, &res), 0);
     assert_true(res.worker.worker_id != 2 && res.effective_blocks == 0);
     kvr_router_set_trusted(f.r, (struct kvr_worker){3, 0}, false);
@@ -734,45 +781,6 @@ static void each_override_can_flip_the_choice(void **s)
     assert_in_range(second, 60, 140);
 }
 
-/* While nothing is shared, what little there is does not draw requests to a loaded worker; once much is, it does. */
-static void the_guard_lets_overlap_count_when_there_is_much_of_it(void **s)
-{
-    (void)s;
-    struct fixture *f;
-    struct kvr_router_config c;
-    struct kvr_router_result res;
-    kvr_router_config_init(&c);
-    c.cost.kind = KVR_COST_TIME;
-    c.guard_ratio = 0.2;
-    assert_int_equal(setup_with((void **)&f, c, true), 0);
-    hold(f, (struct kvr_worker){2, 0}, 16);
-    for (uint64_t w = 1; w <= 3; w += 2) kvr_router_set_schedulable(f->r, w, w == 1); /* 1 and 2 */
-    struct kvr_router_request rq = request("load");
-    rq.tokens = (uint32_t[]){91, 92, 93, 94};
-    rq.tokens_n = 4;
-    rq.pinned = true;
-    rq.pin = (struct kvr_worker){2, 0};
-    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
-    rq = request(NULL);
-    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
-    assert_int_equal(res.worker.worker_id, 1);
-    assert_true(kvr_router_shared_ratio(f->r) < 0.2);
-    assert_true(res.best_blocks == 4); /* it is seen all the same */
-    for (int i = 0; i < 30; i++) {
-        char id[8];
-        struct kvr_router_request again = request(id);
-        again.id_len = (size_t)snprintf(id, sizeof id, "s%d", i);
-        again.book = true;
-        assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &again, &res), 0);
-        kvr_router_free(f->r, id, again.id_len);
-    }
-    assert_true(kvr_router_shared_ratio(f->r) > 0.2);
-    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
-    assert_int_equal(res.worker.worker_id, 2);
-    assert_int_equal(res.cached_tokens, 16);
-    teardown((void **)&f);
-}
-
 static void block_size_one_with_repeated_tokens(void **s)
 {
     (void)s;
@@ -826,11 +834,42 @@ static void remote_bookings_count_and_can_be_forgotten(void **s)
     assert_int_equal(load_of(f, 2).active_requests, 0);
 }
 
+static int setup_delay(void **s)
+{
+    struct kvr_router_config c;
+    kvr_router_config_init(&c);
+    c.seed = 5;
+    return setup_with(s, c, true);
+}
+
+/* Idle and alike, ranks take turns, whichever router gave them their last one. */
+static void what_others_book_is_a_turn(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_load_event end = {.kind = KVR_LOAD_FREE, .request = {.id = "p1/x", .id_len = 4}};
+    for (uint64_t i = 0; i < 12; i++) {
+        struct kvr_router_result res;
+        struct kvr_router_request rq = request("mine");
+        uint64_t theirs[2] = {1 + i % 3, 1 + (i + 1) % 3}, left = 6 - theirs[0] - theirs[1];
+        for (int k = 0; k < 2; k++) {
+            struct kvr_load_event add = {.kind = KVR_LOAD_ADD,
+                                         .request = {.id = "p1/x", .id_len = 4, .worker = {theirs[k], 0}, .prefill_tokens = 9, .owner = 1}};
+            assert_int_equal(kvr_router_apply_remote(f->r, &add), 0);
+            assert_int_equal(kvr_router_apply_remote(f->r, &end), 0);
+        }
+        assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+        assert_int_equal(res.worker.worker_id, left);
+        assert_int_equal(kvr_router_free(f->r, "mine", 4), 0);
+    }
+}
+
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         T(best_overlap_wins),
+        T(a_result_says_who_else_holds_the_prompt),
+        T(what_others_would_have_taken_is_told_by_what_is_known_now),
         T(load_beats_a_small_overlap),
         T(life_of_a_booking),
         T(query_only_books_nothing),
@@ -863,9 +902,9 @@ int main(void)
         T(stale_bookings_expire_on_request),
         cmocka_unit_test(picks_do_not_depend_on_the_order_of_registration),
         T(each_override_can_flip_the_choice),
-        cmocka_unit_test(the_guard_lets_overlap_count_when_there_is_much_of_it),
         cmocka_unit_test(block_size_one_with_repeated_tokens),
         T(remote_bookings_count_and_can_be_forgotten),
+        cmocka_unit_test_setup_teardown(what_others_book_is_a_turn, setup_delay, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,8 @@ static struct kvr_cost_config defaults(void)
 {
     struct kvr_cost_config c;
     kvr_cost_config_init(&c);
+    assert_int_equal(c.kind, KVR_COST_DELAY);
+    c.kind = KVR_COST_LINEAR;
     return c;
 }
 
@@ -214,15 +216,6 @@ static void the_decode_role_credits_overlap_against_decode(void **s)
     assert_true(cost_of(&c, 16, 160, k) == 10.0);
 }
 
-static void lmetric_multiplies(void **s)
-{
-    (void)s;
-    struct kvr_cost_config c = defaults();
-    c.kind = KVR_COST_LMETRIC;
-    struct kvr_candidate k = {.device_blocks = 6, .decode_blocks = 7};
-    assert_true(cost_of(&c, 16, 160, k) == 4.0 * 8);
-}
-
 static void documented_costs(void **s)
 {
     (void)s;
@@ -262,24 +255,86 @@ static void preferred_taints_scale_costs(void **s)
     assert_true(cost_of(&c, 16, 16, k) > 36.7);
 }
 
-static void time_cost_adds_up(void **s)
+/* Two workers: one holds most of the prompt and is busy with one more, the other is empty of it. */
+static void candidates_of_the_example(struct kvr_candidate k[4], const struct kvr_delay_model *m)
+{
+    struct kvr_candidate plain = {.model = m, .factor = 1};
+    for (int i = 0; i < 4; i++) k[i] = plain;
+    k[0].device_blocks = 144, k[0].active_prefill_tokens = 512, k[0].active_prefills = 1, k[0].active_requests = 15,
+    k[0].decode_blocks = 1217;
+    k[1].active_requests = 9, k[1].decode_blocks = 960;
+    k[2].active_requests = k[3].active_requests = 12; /* the mean is 12 */
+}
+
+static void the_delay_cost_adds_up(void **s)
 {
     (void)s;
-    struct kvr_ttft_model m = {.base_ms = 5, .token_ms = 0.1, .ahead_ms = 0.05, .request_ms = 2};
-    struct kvr_cost_config c = defaults();
-    c.kind = KVR_COST_TIME;
-    c.recompute_share = 0.5;
-    c.load_bound = 1.2;
-    struct kvr_candidate k[2] = {{.active_prefill_tokens = 100, .active_requests = 3, .model = &m, .model_factor = 1},
-                                 {.device_blocks = 10, .active_requests = 3, .model = &m, .model_factor = 1}};
+    struct kvr_delay_model m = {{.base_ms = 16.5, .token_ms = 0.0152, .ahead_ms = 0.0152}, {.block_ms = 0.02, .tokens = 24}, -1};
+    struct kvr_cost_config c;
+    struct kvr_candidate k[4];
+    struct kvr_cost out[4];
+    kvr_cost_config_init(&c);
+    candidates_of_the_example(k, &m);
+    kvr_cost_of(&c, 16, 2560, k, 4, out);
+    double n = 0.9 * 12 + 0.1 * 14;
+    struct kvr_delay d = kvr_delay_of(&c, 16, 2560, k, 4, 0);
+    assert_true(fabs(d.first - (16.5 + 0.0152 * 256 + 1.7 * 0.0152 * 512)) < 1e-9);
+    assert_true(fabs(d.computing - 0.0152 * 256 * (1 + 0.4 * n)) < 1e-9);
+    assert_true(fabs(d.generation - 0.4 * 24 * 0.02 * (1217 + (16 + 24.0 / 16) * n)) < 1e-9);
+    assert_true(fabs(d.pass - 0.05 * 0.5 * 16.5 * 14) < 1e-9);
+    assert_true(fabs(out[0].cost - (d.first + d.computing + d.generation + d.pass)) < 1e-9);
+    assert_true(out[0].cost < 355 && out[1].cost > 800);
+    k[1].copy_blocks = 144; /* 144 blocks of it are used by more than one holder's share */
+    k[1].pressure = 1;      /* but its cache is full */
+    assert_true(fabs(kvr_delay_of(&c, 16, 2560, k, 4, 1).computing - 0.0152 * 2560 * (1 + 0.4 * (0.9 * 12 + 0.1 * 9) + 2)) < 1e-9);
+    k[1].pressure = 0;
+    kvr_cost_of(&c, 16, 2560, k, 4, out);
+    assert_true(out[1].cost < out[0].cost);
+    assert_true(fabs(kvr_delay_of(&c, 16, 2560, k, 4, 1).first - (16.5 + 0.0152 * 2560)) < 1e-9); /* its own time stays what it is */
+}
+
+static void what_is_pending_is_as_good_as_held(void **s)
+{
+    (void)s;
+    struct kvr_delay_model m = {.ttft = {.base_ms = 10, .token_ms = 0.1}};
+    struct kvr_cost_config c;
+    kvr_cost_config_init(&c);
+    struct kvr_candidate k[2] = {{.device_blocks = 4, .model = &m, .factor = 1}, {.pending_blocks = 4, .model = &m, .factor = 1}};
     struct kvr_cost out[2];
-    kvr_cost_of(&c, 16, 200, k, 2, out);
-    assert_true(fabs(out[0].cost - (5 + 0.1 * 200 + 0.05 * 100 + 2 * 3 + 0.5 * 0.1 * 200)) < 1e-9);
-    assert_true(fabs(out[1].cost - (5 + 0.1 * 40 + 2 * 3 + 0.5 * 0.1 * 40)) < 1e-9);
-    k[1].active_requests = 20; /* 21 is above 1.2 times the mean: its overlap is not honoured */
-    kvr_cost_of(&c, 16, 200, k, 2, out);
-    assert_true(fabs(out[1].cost - (5 + 0.1 * 200 + 2 * 20 + 0.5 * 0.1 * 200)) < 1e-9);
-    assert_int_equal(out[1].cached_tokens, 160); /* that is about the choice, not about what is cached */
+    kvr_cost_of(&c, 16, 160, k, 2, out);
+    assert_true(out[0].cost == out[1].cost && out[0].cost > 0);
+    assert_int_equal(out[0].cached_tokens, 64);
+    assert_int_equal(out[1].cached_tokens, 0); /* what no event has told is not promised */
+    c.overlap_credit = 0;
+    double nothing = cost_of(&c, 16, 160, k[1]);
+    k[1].pending_blocks = 0;
+    assert_true(cost_of(&c, 16, 160, k[1]) == nothing);
+}
+
+static void lower_tiers_and_factors_count_in_the_delay(void **s)
+{
+    (void)s;
+    struct kvr_delay_model m = {{.token_ms = 0.1}, {.block_ms = 0.01, .tokens = 100}, -1};
+    struct kvr_cost_config c;
+    kvr_cost_config_init(&c);
+    struct kvr_candidate k = {.model = &m, .factor = 1};
+    double cold = cost_of(&c, 16, 1600, k);
+    k.host_blocks = 50;
+    double host = cost_of(&c, 16, 1600, k);
+    assert_true(fabs(cold - 320) < 1e-9 && fabs(host - 320 * (1 - 0.75 / 2)) < 1e-9); /* own and the next one's */
+    k.pressure = 0.5; /* evicting costs twice what computing does, for the half that is evicted */
+    assert_true(fabs(cost_of(&c, 16, 1600, k) - host - 0.1 * 1600 * (1 - 0.75 / 2)) < 1e-9);
+    k.pressure = 0;
+    k.factor = 2;
+    assert_true(fabs(cost_of(&c, 16, 1600, k) - 2 * host) < 1e-9);
+    m.output_tokens = 10;
+    k.decode_blocks = 1000;
+    double few = cost_of(&c, 16, 1600, k);
+    m.output_tokens = -1;
+    assert_true(fabs(cost_of(&c, 16, 1600, k) - few - 2 * 0.4 * 90 * 0.01 * 1000) < 1e-9);
+    c.decode_role = true; /* the prompt comes computed */
+    k.decode_blocks = 0;
+    assert_true(cost_of(&c, 16, 1600, k) == 0);
 }
 
 static void equals_take_turns(void **s)
@@ -310,10 +365,16 @@ static void factors_tell_slow_workers_and_forget(void **s)
     assert_true(f.value < 1.5);
     for (int i = 0; i < 300; i++) kvr_ttft_factor_observe(&f, 100, 300);
     assert_true(f.value > 2.5 && f.value < 3);
+    struct kvr_ttft_factor alike;
+    kvr_ttft_factor_init(&alike);
+    for (int i = 0; i < 100; i++) kvr_ttft_factor_observe(&alike, 100, i % 2 ? 140 : 76); /* 8 % slower in the mean */
+    assert_true(alike.value == 1);
+    for (int i = 0; i < 100; i++) kvr_ttft_factor_observe(&alike, 100, i % 2 ? 124 : 60); /* 8 % faster */
+    assert_true(alike.value == 1);
     for (int i = 0; i < 4; i++) kvr_ttft_factor_age(&f);
     assert_true(f.value < 1.1);
     for (int i = 0; i < 300; i++) kvr_ttft_factor_observe(&f, 100, 50);
-    assert_true(f.value < 0.6);
+    assert_true(f.value < 0.7);
     kvr_ttft_factor_observe(&f, NAN, 1);
     kvr_ttft_factor_observe(&f, 0, 1);
     kvr_ttft_factor_observe(&f, 1, INFINITY);
@@ -344,9 +405,9 @@ static void models_learn_and_stay_robust(void **s)
     struct kvr_rng rng = {4};
     kvr_ttft_init(&m);
     for (int i = 0; i < 2000; i++) {
-        double own = kvr_rng_below(&rng, 8000), ahead = kvr_rng_below(&rng, 4000), n = kvr_rng_below(&rng, 30);
+        double own = kvr_rng_below(&rng, 8000), ahead = i % 3 ? kvr_rng_below(&rng, 4000) : 0, n = kvr_rng_below(&rng, 30);
         double ms = 12 + 0.03 * own + 0.015 * ahead + 0.8 * n + 4 * noise(&rng);
-        if (i % 50 == 49) ms += 5000; /* a stall now and then */
+        if (i % 51 == 49) ms += 5000; /* a stall now and then */
         kvr_ttft_observe(&m, own, ahead, n, ms);
     }
     assert_true(fabs(m.token_ms - 0.03) < 0.003 && fabs(m.ahead_ms - 0.015) < 0.003 && fabs(m.request_ms - 0.8) < 0.3);
@@ -359,6 +420,57 @@ static void models_learn_and_stay_robust(void **s)
     assert_true(isfinite(kvr_ttft_predict(&m, 1e6, 1e6, 1000)));
     for (int i = 0; i < 200; i++) kvr_ttft_observe(&m, 1000 + i, 0, 0, 50 - i * 0.2); /* falls with length: never a negative price */
     assert_true(m.token_ms >= 0 && m.ahead_ms >= 0 && m.request_ms >= 0 && m.base_ms >= 0);
+}
+
+/* Waiting tokens and own ones come together: the price of a token stays that of calm requests. */
+static void prompts_that_queue_do_not_make_tokens_cheap(void **s)
+{
+    (void)s;
+    struct kvr_ttft_model m;
+    struct kvr_rng rng = {5};
+    kvr_ttft_init(&m);
+    for (int i = 0; i < 3000; i++) {
+        double own = 200 + kvr_rng_below(&rng, 4000), ahead = i % 4 ? own * (1 + kvr_rng_below(&rng, 3)) : 0;
+        kvr_ttft_observe(&m, own, ahead, 5, 16 + 0.015 * own + 0.012 * ahead + 6 * noise(&rng));
+    }
+    assert_true(fabs(m.token_ms - 0.015) < 0.002 && fabs(m.ahead_ms - 0.012) < 0.002);
+}
+
+/* A fleet that is always behind has no calm requests: those least behind teach it the price all the same. */
+static void a_fleet_that_is_always_behind_learns(void **s)
+{
+    (void)s;
+    struct kvr_ttft_model m;
+    struct kvr_rng rng = {6};
+    kvr_ttft_init(&m);
+    for (int i = 0; i < 5000; i++) {
+        double own = 200 + kvr_rng_below(&rng, 4000), ahead = 1000 + kvr_rng_below(&rng, 20000);
+        kvr_ttft_observe(&m, own, ahead, 5, 16 + 0.015 * own + 0.012 * ahead + 6 * noise(&rng));
+    }
+    assert_true(m.observations > 20);
+    assert_true(m.token_ms > 0.0075 && m.token_ms < 0.03 && m.ahead_ms > 0.006 && m.ahead_ms <= m.token_ms);
+}
+
+static void generation_is_learnt_by_the_blocks_in_use(void **s)
+{
+    (void)s;
+    struct kvr_generation_model g;
+    struct kvr_rng rng = {7};
+    kvr_generation_init(&g);
+    assert_true(g.tokens == 0 && g.block_ms == 0 && g.base_ms == 0);
+    for (int i = 0; i < 3000; i++) {
+        double blocks = kvr_rng_below(&rng, 3000), tokens = 20 + kvr_rng_below(&rng, 21);
+        kvr_generation_observe(&g, blocks, tokens, tokens * (6 + 0.02 * blocks + noise(&rng)));
+    }
+    assert_true(fabs(g.block_ms - 0.02) < 0.002 && fabs(g.base_ms - 6) < 2 && fabs(g.tokens - 30) < 5);
+    for (int i = 0; i < 1000; i++) kvr_generation_observe(&g, kvr_rng_below(&rng, 3000), 10, 50); /* no slope: never a negative price */
+    assert_true(g.block_ms >= 0 && g.block_ms < 0.002);
+    struct kvr_generation_model before = g;
+    kvr_generation_observe(&g, NAN, 1, 1);
+    kvr_generation_observe(&g, 1, 0, 1);
+    kvr_generation_observe(&g, 1, 1, INFINITY);
+    kvr_generation_observe(&g, -1, 1, 1);
+    assert_memory_equal(&g, &before, sizeof g);
 }
 
 int main(void)
@@ -380,15 +492,19 @@ int main(void)
         cmocka_unit_test(overrides_have_their_ranges),
         cmocka_unit_test(shared_hits_lower_the_cost),
         cmocka_unit_test(the_decode_role_credits_overlap_against_decode),
-        cmocka_unit_test(lmetric_multiplies),
         cmocka_unit_test(documented_costs),
         cmocka_unit_test(a_credit_above_one_prefers_a_loaded_warm_worker),
         cmocka_unit_test(preferred_taints_scale_costs),
-        cmocka_unit_test(time_cost_adds_up),
+        cmocka_unit_test(the_delay_cost_adds_up),
+        cmocka_unit_test(what_is_pending_is_as_good_as_held),
+        cmocka_unit_test(lower_tiers_and_factors_count_in_the_delay),
         cmocka_unit_test(equals_take_turns),
         cmocka_unit_test(factors_tell_slow_workers_and_forget),
         cmocka_unit_test(alike_requests_do_not_make_the_line_wander),
         cmocka_unit_test(models_learn_and_stay_robust),
+        cmocka_unit_test(prompts_that_queue_do_not_make_tokens_cheap),
+        cmocka_unit_test(a_fleet_that_is_always_behind_learns),
+        cmocka_unit_test(generation_is_learnt_by_the_blocks_in_use),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

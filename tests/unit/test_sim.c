@@ -1,85 +1,312 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Policies over five workloads in virtual time: by predicted time, kv never loses to round-robin or least-loaded by more than
- * 2 % in mean TTFT, and wins by the stated factor where prefixes are shared. docs/scheduling.md has the whole table.
- */
+/* Simulated fleets: that they repeat, that nothing is lost, and that policies rank as they do in front of real processes. */
 #include "test.h"
 
+#include <math.h>
 #include <stdio.h>
 
-#include "app/sim/sim.h"
+#include "sim/compare.h"
 
-enum { REQUESTS = 2400, SEEDS = 3 };
+enum { SEEDS = 3 };
 
-static double mean_ttft(enum sim_workload w, enum sim_policy p)
+static struct sim_config scene(const char *name)
 {
-    double sum = 0;
-    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-        struct sim_result r;
-        struct sim_config c = {.workload = w, .policy = p, .workers = 8, .requests = REQUESTS, .seed = seed, .load = 1};
-        assert_int_equal(sim_run(&c, &r), 0);
-        assert_int_equal(r.completed, REQUESTS);
-        if (p == SIM_TIME) assert_true(r.fewest > REQUESTS / 8 / 3); /* nobody is forgotten */
-        sum += r.ttft_mean_ms / SEEDS;
+    struct sim_config c;
+    char err[300];
+    const struct sim_scene *s = sim_scene_find(name, strlen(name));
+    if (!s || sim_scene_config(s, NULL, &c, err, sizeof err)) fail_msg("%s: %s", name, s ? err : "no such scene");
+    return c;
+}
+
+static const struct sim_policy *policy(const char *name)
+{
+    const struct sim_policy *p = sim_policy_find(name, strlen(name));
+    if (!p) fail_msg("no policy '%s'", name);
+    return p;
+}
+
+static struct sim_result run(const struct sim_config *c)
+{
+    struct sim_result r;
+    char err[300];
+    if (sim_run(c, &r, err, sizeof err)) fail_msg("%s", err);
+    return r;
+}
+
+static void every_scene_and_every_policy_runs_and_repeats(void **st)
+{
+    (void)st;
+    for (size_t i = 0; i < sim_scenes_n; i++) {
+        assert_ptr_equal(sim_scene_find(sim_scenes[i].name, strlen(sim_scenes[i].name)), &sim_scenes[i]);
+        if (sim_scene_needs_trace(&sim_scenes[i])) continue;
+        struct sim_config c = scene(sim_scenes[i].name);
+        c.traffic.requests = 60;
+        c.traffic.seed = 5;
+        c.policy = sim_policy_at(i % sim_policies_n);
+        struct sim_result a = run(&c), b = run(&c);
+        assert_memory_equal(&a, &b, sizeof a);
+        assert_true(a.v[SIM_COMPLETED] >= 60 || a.v[SIM_FAILED] > 0);
+        assert_true(a.v[SIM_FAILED] == 0 || c.leaves_s > 0);
+        assert_true(a.v[SIM_TTFT_P50] > 16 && a.v[SIM_TTFT_P99] >= a.v[SIM_TTFT_P50] && a.v[SIM_E2E_MEAN] > a.v[SIM_TTFT_MEAN]);
+        assert_true(a.v[SIM_HIT] >= 0 && a.v[SIM_HIT] < 100 && a.v[SIM_BALANCE] >= 1 && a.v[SIM_SECONDS] > 0);
     }
-    return sum;
+    for (size_t i = 0; i < sim_ablations_n; i++) assert_ptr_equal(policy(sim_policy_name(sim_ablation_at(i))), sim_ablation_at(i));
+    for (size_t i = 0; i < sim_policies_n; i++) assert_ptr_equal(policy(sim_policy_name(sim_policy_at(i))), sim_policy_at(i));
 }
 
-static void compare(enum sim_workload w, enum sim_policy p, double most)
+/* Policy a's figure against policy b's, seed by seed, lies between the two limits. */
+struct claim {
+    const char *scene, *a, *b;
+    enum sim_metric m;
+    double least, most;
+};
+
+/* Runs each of the policies that the claims of one scene name once. Returns: how many claims there were. */
+static size_t check_scene(const struct claim *claims, size_t n)
 {
-    double kv = mean_ttft(w, p), rr = mean_ttft(w, SIM_ROUND_ROBIN), ll = mean_ttft(w, SIM_LEAST_LOADED);
-    printf("%s: %s %.1f ms, round-robin %.1f, least-loaded %.1f\n", sim_workload_name(w), sim_policy_name(p), kv, rr, ll);
-    assert_true(kv <= rr * most);
-    assert_true(kv <= ll * most);
+    const struct sim_policy *list[8];
+    size_t policies = 0, mine = 0;
+    char err[300];
+    struct sim_config c = scene(claims->scene);
+    struct sim_comparison cmp;
+    for (; mine < n && strcmp(claims[mine].scene, claims->scene) == 0; mine++)
+        for (int side = 0; side < 2; side++) {
+            const struct sim_policy *p = policy(side ? claims[mine].b : claims[mine].a);
+            size_t at = 0;
+            while (at < policies && list[at] != p) at++;
+            assert_true(at < 8);
+            list[at] = p;
+            policies = KVR_MAX(policies, at + 1);
+        }
+    if (c.traffic.requests) c.traffic.requests = 600;
+    struct sim_plan plan = {.base = &c, .policies = list, .policies_n = policies, .first_seed = 1, .seeds = SEEDS, .threads = 2};
+    if (sim_compare(&plan, &cmp, err, sizeof err)) fail_msg("%s", err);
+    for (size_t i = 0; i < mine; i++) {
+        size_t a = 0, b = 0;
+        while (list[a] != policy(claims[i].a)) a++;
+        while (list[b] != policy(claims[i].b)) b++;
+        struct sim_ratio r = sim_ratio(sim_results_of(&cmp, a), sim_results_of(&cmp, b), SEEDS, claims[i].m);
+        printf("%s, metric %d: %s / %s: %.3f (%.2f to %.2f)\n", claims[i].scene, (int)claims[i].m, claims[i].a, claims[i].b, r.value, r.low,
+               r.high);
+        assert_true(r.low <= r.value && r.value <= r.high);
+        if (r.value < claims[i].least || r.value > claims[i].most) fail_msg("allowed: %g to %g", claims[i].least, claims[i].most);
+    }
+    sim_comparison_free(&cmp);
+    return mine;
 }
 
-static void uniform_prompts_lose_nothing(void **s)
+/* As in front of real processes: trees beat `linear` where conversations outgrow caches and where siblings come at once, and lose where
+ * nothing is shared; of the trees, the one that spills early computes siblings more than once. The default is nowhere far from the best,
+ * and far ahead where others fail. */
+static void policies_keep_their_ranks(void **st)
 {
-    (void)s;
-    compare(SIM_UNIFORM, SIM_TIME, 1.02);
+    (void)st;
+    static const struct claim claims[] = {
+        {"conv60", "linear", "round-robin", SIM_TTFT_MEAN, 0, 0.6},
+        {"conv60", "sglang-router", "linear", SIM_TTFT_MEAN, 0, 0.9},
+        {"conv60", "smg", "linear", SIM_E2E_P50, 0, 0.9},
+        {"conv60", "auto", "linear", SIM_TTFT_MEAN, 0, 0.85},
+        {"conv60", "auto", "sglang-router", SIM_TTFT_MEAN, 0, 1.05},
+        {"conv60", "auto", "smg", SIM_TTFT_P99, 0, 1.1},
+        {"conv95", "auto", "linear", SIM_TTFT_MEAN, 0, 0.4},
+        {"conv95", "auto", "smg", SIM_TTFT_MEAN, 0, 1},
+        {"sib48", "sglang-router", "linear", SIM_E2E_P50, 0, 0.9},
+        {"sib48", "smg", "sglang-router", SIM_HIT, 0, 0.95},
+        {"sib48", "auto", "linear", SIM_TTFT_P99, 0, 0.7},
+        {"sib48", "auto", "sglang-router", SIM_E2E_P50, 0, 1.02},
+        {"hot120", "sglang-router", "linear", SIM_E2E_P50, 1.1, 9},
+        {"hot120", "auto", "linear", SIM_TTFT_MEAN, 0, 1},
+        {"hot120", "auto", "sglang-router", SIM_E2E_P50, 0, 0.9},
+        {"uniform30", "vllm-router", "linear", SIM_TTFT_P99, 1.1, 9},
+        {"uniform30", "tree", "linear", SIM_TTFT_MEAN, 0, 1.05},
+        {"uniform30", "auto", "linear", SIM_TTFT_MEAN, 0, 1.03},
+        {"uniform30", "auto", "vllm-router", SIM_TTFT_P99, 0, 0.8},
+        {"tail50", "auto", "linear", SIM_TTFT_MEAN, 0, 1},
+        {"mixed60", "auto", "linear", SIM_TTFT_MEAN, 0, 0.95},
+        {"mixed60", "auto", "smg", SIM_TTFT_MEAN, 0, 0.95},
+        {"agents", "auto", "linear", SIM_TTFT_MEAN, 0, 0.7},
+        {"speeds", "auto", "linear", SIM_TTFT_MEAN, 0, 0.85},
+        {"caches", "auto", "smg", SIM_TTFT_MEAN, 0, 0.6},
+        {"comes-and-goes", "auto", "linear", SIM_TTFT_MEAN, 0, 0.9},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(claims);) i += check_scene(claims + i, KVR_ARRAY_LEN(claims) - i);
 }
 
-static void shared_prefixes_win_a_third(void **s)
+/* The hook that leaves a part out changes nothing but that, and what is left out is missed where it was made for. */
+static void parts_of_the_default_are_missed(void **st)
 {
-    (void)s;
-    compare(SIM_SHARED, SIM_TIME, 0.67);
+    (void)st;
+    static const struct claim claims[] = {
+        {"hot120", "auto-without-copies", "auto", SIM_TTFT_MEAN, 1.5, 20},
+        {"sib48", "auto-without-pending", "auto", SIM_TTFT_P99, 1.3, 20},
+        {"speeds-hot", "auto-without-copies", "auto", SIM_E2E_P50, 1.3, 20},
+        {"uniform30", "auto-without-copies", "auto", SIM_TTFT_MEAN, 1, 1},
+        {"uniform30", "auto-without-pending", "auto", SIM_TTFT_MEAN, 1, 1},
+        {"uniform30", "auto-without-turns", "auto", SIM_TTFT_P99, 1.02, 3},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(claims);) i += check_scene(claims + i, KVR_ARRAY_LEN(claims) - i);
 }
 
-static void agents_take_less_than_half(void **s)
+static void nobody_is_forgotten(void **st)
 {
-    (void)s;
-    compare(SIM_AGENTS, SIM_TIME, 0.45);
+    (void)st;
+    static const char *const names[] = {"uniform30", "conv60", "hot55", "tail50"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++) {
+        struct sim_config c = scene(names[i]);
+        c.policy = policy("auto");
+        struct sim_result r = run(&c);
+        assert_true(r.v[SIM_FEWEST] > r.v[SIM_COMPLETED] / c.workers / 4 && r.v[SIM_BALANCE] < 1.5);
+    }
 }
 
-static void siblings_lose_nothing_and_win_when_decisions_are_remembered(void **s)
+static void what_is_computed_where_is_what_the_engines_say(void **st)
 {
-    (void)s;
-    compare(SIM_SIBLINGS, SIM_TIME, 1.02);
-    compare(SIM_SIBLINGS, SIM_TIME_PREDICTED, 0.9);
+    (void)st;
+    struct sim_config c = scene("uniform30");
+    c.policy = policy("round-robin");
+    struct sim_result r = run(&c);
+    assert_true(r.v[SIM_HIT] == 0);
+    assert_true(r.v[SIM_FEWEST] >= floor(r.v[SIM_COMPLETED] / 4) && r.v[SIM_BALANCE_REQUESTS] < 1.02);
+    c = scene("speeds");
+    c.policy = policy("linear");
+    struct sim_result unlike = run(&c), slow;
+    memset(c.speeds, 0, sizeof c.speeds);
+    c.speed = 0.75;
+    slow = run(&c);
+    assert_true(unlike.v[SIM_TTFT_MEAN] < slow.v[SIM_TTFT_MEAN]);
+    assert_true(unlike.v[SIM_COMPLETED] == slow.v[SIM_COMPLETED]); /* the same requests, whoever serves them */
 }
 
-static void long_tails_win_without_any_sharing(void **s)
+static void larger_caches_hit_more(void **st)
 {
-    (void)s;
-    compare(SIM_LONG_TAIL, SIM_TIME, 0.85);
+    (void)st;
+    double before = 0;
+    for (uint32_t blocks = 1600; blocks <= 8192; blocks *= 2) {
+        struct sim_config c = scene("conv60");
+        c.policy = policy("linear");
+        c.blocks = blocks;
+        double hit = run(&c).v[SIM_HIT];
+        assert_true(hit > before);
+        before = hit;
+    }
 }
 
-static void the_same_seed_gives_the_same_figures(void **s)
+static void a_worker_that_leaves_costs_what_it_had_begun(void **st)
 {
-    (void)s;
-    struct sim_config c = {.workload = SIM_SHARED, .policy = SIM_TIME_PREDICTED, .workers = 4, .requests = 300, .seed = 7, .load = 1};
-    struct sim_result a, b;
-    assert_int_equal(sim_run(&c, &a), 0);
-    assert_int_equal(sim_run(&c, &b), 0);
-    assert_memory_equal(&a, &b, sizeof a);
+    (void)st;
+    static const char *const names[] = {"auto", "linear+ttl", "sglang-router", "smg"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++) {
+        struct sim_config c = scene("comes-and-goes"), alone;
+        c.policy = policy(names[i]);
+        struct sim_result with = run(&c), without;
+        alone = c;
+        alone.leaves_s = alone.returns_s = 0;
+        without = run(&alone);
+        assert_true(without.v[SIM_FAILED] == 0);
+        assert_true(with.v[SIM_FAILED] > 0 && with.v[SIM_FAILED] < 40); /* those that generated; the others went elsewhere */
+        assert_true(with.v[SIM_COMPLETED] + with.v[SIM_FAILED] <= without.v[SIM_COMPLETED]); /* their conversations are over */
+        assert_true(with.v[SIM_COMPLETED] + 5 * with.v[SIM_FAILED] >= without.v[SIM_COMPLETED]);
+        assert_true(with.v[SIM_HIT] < without.v[SIM_HIT]);
+        assert_true(with.v[SIM_FEWEST] > without.v[SIM_COMPLETED] / 16); /* it has work again */
+        c.returns_s = 0;
+        assert_true(run(&c).v[SIM_FEWEST] < with.v[SIM_FEWEST]);
+    }
+}
+
+/* One that hears of the others' bookings late chooses nearly as well; one that never hears does not. */
+static void routers_that_tell_each_other_choose_as_one(void **st)
+{
+    (void)st;
+    double mean[3] = {0};
+    for (uint64_t seed = 1; seed <= SEEDS; seed++)
+        for (int k = 0; k < 3; k++) {
+            struct sim_config c = scene("conv60");
+            c.policy = policy("auto");
+            c.traffic.seed = seed;
+            c.routers = k ? 4 : 1;
+            c.tell_ms = k == 2 ? 1e6 : 2;
+            mean[k] += run(&c).v[SIM_TTFT_MEAN] / SEEDS;
+        }
+    printf("one router %.1f ms, four %.1f, four that are deaf %.1f\n", mean[0], mean[1], mean[2]);
+    assert_true(mean[1] < 1.05 * mean[0]);
+    assert_true(mean[2] > 1.03 * mean[1]);
+}
+
+static void prompts_that_fit_no_cache_are_refused(void **st)
+{
+    (void)st;
+    struct sim_config c = scene("uniform30");
+    c.policy = policy("least-loaded");
+    c.blocks = 160; /* 2,544 tokens */
+    struct sim_result r = run(&c);
+    assert_true(r.v[SIM_FAILED] > 0.3 * r.v[SIM_COMPLETED] && r.v[SIM_COMPLETED] > 0);
+}
+
+static void bad_configurations_are_refused_by_name(void **st)
+{
+    (void)st;
+    struct sim_result r;
+    char err[300];
+    static const struct {
+        const char *says;
+        size_t offset;
+        uint32_t value;
+    } rows[] = {
+        {"workers: allowed", offsetof(struct sim_config, workers), 0},
+        {"block-size: allowed", offsetof(struct sim_config, block_size), 0},
+        {"blocks: allowed", offsetof(struct sim_config, blocks), 1},
+        {"routers: allowed", offsetof(struct sim_config, routers), 17},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
+        struct sim_config c = scene("conv60");
+        memcpy((char *)&c + rows[i].offset, &rows[i].value, sizeof rows[i].value);
+        assert_int_equal(sim_run(&c, &r, err, sizeof err), -KVR_EINVAL);
+        assert_non_null(strstr(err, rows[i].says));
+    }
+    struct sim_config c = scene("conv60");
+    c.traffic.rate = -1;
+    assert_int_equal(sim_run(&c, &r, err, sizeof err), -KVR_EINVAL);
+    assert_non_null(strstr(err, "rate: bad value -1"));
+    assert_null(sim_scene_find("conv6", 5));
+    assert_null(sim_policy_find("line", 4));
+    assert_int_equal(sim_scene_config(sim_scene_find("trace4", 6), NULL, &c, err, sizeof err), -KVR_EINVAL);
+    assert_non_null(strstr(err, "needs a file"));
+}
+
+static void intervals_are_students(void **st)
+{
+    (void)st;
+    const double v[] = {1, 2, 3}, alike[] = {5, 5, 5, 5};
+    assert_true(fabs(sim_half_width(v, 3) - 4.303 / sqrt(3)) < 1e-3);
+    assert_true(sim_half_width(alike, 4) == 0 && sim_half_width(v, 1) == 0);
+    struct sim_result results[4] = {0};
+    const struct sim_policy *two[2] = {sim_policy_at(0), sim_policy_at(1)};
+    struct sim_comparison c = {.policies = two, .policies_n = 2, .seeds = 2, .results = results};
+    for (int s = 0; s < 2; s++) {
+        results[s].v[SIM_TTFT_MEAN] = 30 + 60 * s; /* far apart, but always three times the other */
+        results[2 + s].v[SIM_TTFT_MEAN] = 10 + 20 * s;
+    }
+    struct sim_ratio r = sim_ratio(results, results + 2, 2, SIM_TTFT_MEAN);
+    assert_true(fabs(r.value - 3) < 1e-9 && fabs(r.low - 3) < 1e-9 && fabs(r.high - 3) < 1e-9);
+    struct sim_figure f = sim_figure(results, 2, SIM_TTFT_MEAN);
+    assert_true(f.value == 60 && f.half > 300);
+    assert_int_equal(sim_best(&c, SIM_TTFT_MEAN), 1);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(uniform_prompts_lose_nothing),       cmocka_unit_test(shared_prefixes_win_a_third),
-        cmocka_unit_test(agents_take_less_than_half),         cmocka_unit_test(siblings_lose_nothing_and_win_when_decisions_are_remembered),
-        cmocka_unit_test(long_tails_win_without_any_sharing), cmocka_unit_test(the_same_seed_gives_the_same_figures),
+        cmocka_unit_test(every_scene_and_every_policy_runs_and_repeats),
+        cmocka_unit_test(policies_keep_their_ranks),
+        cmocka_unit_test(parts_of_the_default_are_missed),
+        cmocka_unit_test(nobody_is_forgotten),
+        cmocka_unit_test(what_is_computed_where_is_what_the_engines_say),
+        cmocka_unit_test(larger_caches_hit_more),
+        cmocka_unit_test(a_worker_that_leaves_costs_what_it_had_begun),
+        cmocka_unit_test(routers_that_tell_each_other_choose_as_one),
+        cmocka_unit_test(prompts_that_fit_no_cache_are_refused),
+        cmocka_unit_test(bad_configurations_are_refused_by_name),
+        cmocka_unit_test(intervals_are_students),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -275,9 +275,9 @@ static void prefill_runs_down_over_the_learnt_time(void **s)
     kvr_router_loads(f->r, &l, 1);
     assert_int_equal(l.active_prefill_tokens, 100); /* nothing is known yet: until the first token */
     end(f, &a);
-    for (uint64_t i = 0; i < 200; i++) { /* 10 ms a token */
-        struct kvr_router_result r = {.worker = {1, 0}, .prefill_tokens = 20 + i};
-        kvr_router_observe_ttft(f->r, &r, 10.0 * (double)(20 + i));
+    for (uint64_t i = 0; i < 1000; i++) { /* 10 ms a token */
+        struct kvr_router_result r = {.worker = {1, 0}, .prefill_tokens = 20 + i % 200};
+        kvr_router_observe_ttft(f->r, &r, 10.0 * (double)(20 + i % 200));
     }
     assert_int_equal(go(f, &b, 2, 100), 0);
     f->now += SECOND / 2;
@@ -632,6 +632,7 @@ static void preferred_taints_lean(void **s)
     for (int negative = 0; negative < 2; negative++) {
         struct kvr_router_config c;
         kvr_router_config_init(&c);
+        c.cost.kind = KVR_COST_LINEAR;
         c.cost.track_prefill_tokens = false;
         struct fixture *f = start(c, -1, 2);
         struct waiter w;

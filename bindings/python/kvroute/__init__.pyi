@@ -178,7 +178,7 @@ class KvRouterConfig:
     router_predicted_ttl_secs: float | None
     router_max_tree_size: int
     router_prune_target_ratio: float
-    cost: Literal["linear", "lmetric", "time"]
+    cost: Literal["auto", "linear"]
     seed: int
     def __init__(self, *, overlap_score_weight: float = 1.0, overlap_score_credit: float = 1.0,
                  overlap_score_credit_decay: float = 0.0, prefill_load_scale: float = 1.0, host_cache_hit_weight: float = 0.75,
@@ -192,7 +192,7 @@ class KvRouterConfig:
                  serve_indexer: bool = False, shared_cache_multiplier: float = 0.0,
                  shared_cache_type: Literal["none", "hicache"] = "none", router_predicted_ttl_secs: float | None = None,
                  router_max_tree_size: int = 1048576, router_prune_target_ratio: float = 0.8,
-                 cost: Literal["linear", "lmetric", "time"] = "linear", seed: int = 0) -> None: ...
+                 cost: Literal["auto", "linear"] = "auto", seed: int = 0) -> None: ...
     @classmethod
     def from_json(cls, text: str | bytes) -> KvRouterConfig: ...
     def copy(self) -> KvRouterConfig: ...
@@ -208,7 +208,7 @@ class KvRouterConfig:
                        use_remote_indexer: bool = ..., serve_indexer: bool = ..., shared_cache_multiplier: float = ...,
                        shared_cache_type: Literal["none", "hicache"] = ..., router_predicted_ttl_secs: float | None = ...,
                        router_max_tree_size: int = ..., router_prune_target_ratio: float = ...,
-                       cost: Literal["linear", "lmetric", "time"] = ..., seed: int = ...) -> KvRouterConfig: ...
+                       cost: Literal["auto", "linear"] = ..., seed: int = ...) -> KvRouterConfig: ...
     def check(self) -> None: ...
     def check_in_process(self) -> None: ...
 

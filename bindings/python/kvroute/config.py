@@ -2,7 +2,7 @@
 """How KvRouter chooses: the options, each with the check of its values."""
 from ._check import bad, flag, json_of, one_of, real, whole
 
-COSTS = {"linear": 0, "lmetric": 1, "time": 2}
+COSTS = {"auto": 0, "linear": 1}
 QUEUE_POLICIES = {"fcfs": 0, "lcfs": 1, "wspt": 2}
 
 
@@ -65,7 +65,7 @@ _OPTIONS = {  # name: (default, check)
     "router_predicted_ttl_secs": (None, _or_none(_seconds)),
     "router_max_tree_size": (1048576, _count(1)),
     "router_prune_target_ratio": (0.8, lambda name, v: real(name, v, 0, 1, above=True)),
-    "cost": ("linear", _one_of(*COSTS)),
+    "cost": ("auto", _one_of(*COSTS)),
     "seed": (0, _count(0)),
 }
 
@@ -82,7 +82,7 @@ _ELSEWHERE = {
 class KvRouterConfig:
     """How KvRouter chooses. Keywords as NVIDIA Dynamo names them; a value that is not allowed raises ValueError, which names it.
 
-    cost: "linear" (Dynamo's), "lmetric" or "time". overlap_score_weight is the older name of overlap_score_credit.
+    cost: "auto" (the delay that a choice adds to everybody) or "linear" (Dynamo's). overlap_score_weight is the older name of overlap_score_credit.
     router_snapshot_threshold, router_reset_states and router_event_threads concern a runtime: they are checked and kept, and mean nothing
     here. So does router_track_output_blocks: the caller says itself, with add_output_block, what generation fills."""
 

@@ -32,6 +32,7 @@ struct mock_exchange {
 
 void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api);
 void mock_count_tokens(struct mock *m, struct kvr_http_conn *c);
+void mock_render(struct mock *m, struct kvr_http_conn *c, enum mock_api api); /* render.c */
 void mock_get_response(struct mock *m, struct kvr_http_conn *c, struct kvr_text id);
 /* The client went away. */
 void mock_gone(struct kvr_http_conn *c, void *ctx);

@@ -76,7 +76,7 @@ static void put_model(struct kvr_buf *b, const struct mock *m, bool lora)
     kvr_json_put_str(b, "id", lora ? m->o->lora : m->o->model);
     kvr_json_put_str(b, "object", "model");
     kvr_json_put_u64(b, "created", (uint64_t)time(NULL));
-    kvr_json_put_str(b, "owned_by", "vllm");
+    kvr_json_put_str(b, "owned_by", m->o->sglang_info ? "sglang" : "vllm");
     kvr_json_put_str(b, "root", root);
     kvr_json_key(b, "parent");
     if (lora) kvr_json_str(b, m->o->model, strlen(m->o->model));

@@ -107,6 +107,14 @@ enum route {
     VERSION,
     SOURCES,
     INFO,
+    RENDER,
+    RENDER_CHAT,
+    SGLANG_INFO,
+    SGLANG_INFO_OLD,
+    SGLANG_MODEL,
+    SGLANG_MODEL_OLD,
+    SGLANG_LOAD,
+    SGLANG_LOADS,
     ROUTES
 };
 
@@ -128,14 +136,27 @@ static void serve_route(struct mock *m, struct kvr_http_conn *c, enum route rout
     case RESET: reset_cache(m, c); return;
     case VERSION: mock_version(c); return;
     case SOURCES: mock_event_sources(m, c); return;
-    default: mock_server_info(m, c); return;
+    case INFO: mock_server_info(m, c); return;
+    case RENDER: mock_render(m, c, MOCK_COMPLETIONS); return;
+    case RENDER_CHAT: mock_render(m, c, MOCK_CHAT); return;
+    case SGLANG_INFO:
+    case SGLANG_INFO_OLD: mock_sglang_server_info(m, c); return;
+    case SGLANG_MODEL:
+    case SGLANG_MODEL_OLD: mock_sglang_model_info(m, c); return;
+    case SGLANG_LOAD: mock_sglang_load(m, c); return;
+    default: mock_sglang_loads(m, c); return;
     }
 }
 
 /* Paths that engines of other releases or settings do not have. */
 static bool is_off(const struct mock_options *o, enum route route)
 {
-    return (route == SOURCES && !o->tell_event_sources) || ((route == INFO || route == RESET) && !o->dev_mode);
+    if (route == SOURCES) return !o->tell_event_sources;
+    if (route == INFO) return !o->dev_mode || o->sglang_info;
+    if (route == RESET) return !o->dev_mode;
+    if (route == VERSION) return o->sglang_info;
+    if (route == RENDER || route == RENDER_CHAT) return !o->scale_out;
+    return route >= SGLANG_INFO && !o->sglang_info;
 }
 
 static void on_request(struct kvr_http_conn *c, void *ctx)
@@ -157,7 +178,15 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
                         [RESET] = {"POST", "/reset_prefix_cache"},
                         [VERSION] = {"GET", "/version"},
                         [SOURCES] = {"GET", "/kv_event_sources"},
-                        [INFO] = {"GET", "/server_info"}};
+                        [INFO] = {"GET", "/server_info"},
+                        [RENDER] = {"POST", "/v1/completions/render"},
+                        [RENDER_CHAT] = {"POST", "/v1/chat/completions/render"},
+                        [SGLANG_INFO] = {"GET", "/server_info"},
+                        [SGLANG_INFO_OLD] = {"GET", "/get_server_info"},
+                        [SGLANG_MODEL] = {"GET", "/model_info"},
+                        [SGLANG_MODEL_OLD] = {"GET", "/get_model_info"},
+                        [SGLANG_LOAD] = {"GET", "/get_load"},
+                        [SGLANG_LOADS] = {"GET", "/v1/loads"}};
     struct mock *m = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool path_known = false;

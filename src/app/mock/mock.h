@@ -19,6 +19,8 @@ struct mock_options {
     uint64_t bos_token;         /* 0: none */
     uint64_t vocab_size;        /* 0: every id is a token */
     bool dev_mode;              /* /server_info and /reset_prefix_cache */
+    bool scale_out;             /* /v1/completions/render, /v1/chat/completions/render */
+    bool sglang_info;           /* what SGLang tells of itself, and no /version */
     bool tell_event_sources;    /* /kv_event_sources */
     bool tell_cache_config;     /* vllm:cache_config_info in /metrics */
     bool reset_at_once;         /* the event of a reset does not wait for the next pass */

@@ -5,7 +5,9 @@
  *     mock.c       life, the routes, one engine and one event stream (events.c) per data-parallel rank
  *       generate.c   a request that generates: body (prompt.c) -> tokens -> engine.submit; tokens -> answer (answers.c)
  *       responses.c  answers that are kept for previous_response_id
+ *       render.c     the tokens of a request, without computing it
  *       info.c       what an engine tells of itself: models, metrics, tokenize, event sources, configuration
+ *       sglang.c     what an SGLang tells of itself
  *
  * Threads: one.
  */
@@ -81,5 +83,12 @@ void mock_detokenize(struct mock *m, struct kvr_http_conn *c);
 void mock_event_sources(struct mock *m, struct kvr_http_conn *c);
 void mock_server_info(struct mock *m, struct kvr_http_conn *c);
 void mock_version(struct kvr_http_conn *c);
+
+/* ---- sglang.c ----------------------------------------------------------------------------------------- */
+
+void mock_sglang_server_info(struct mock *m, struct kvr_http_conn *c);
+void mock_sglang_model_info(struct mock *m, struct kvr_http_conn *c);
+void mock_sglang_load(struct mock *m, struct kvr_http_conn *c);
+void mock_sglang_loads(struct mock *m, struct kvr_http_conn *c);
 
 #endif

@@ -13,17 +13,20 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "app/replay/offline.h"
 #include "app/replay/report.h"
 #include "app/replay/workload.h"
 #include "net/http.h"
 #include "net/http_access.h"
 #include "wire/sse.h"
 
+enum { ENDPOINTS_MAX = 64 };
+
 struct run;
 
 struct flight {
     struct run *run;
-    struct work_item item;
+    struct traffic_request rq;
     struct kvr_http_call *call;
     uv_timer_t timer;
     struct kvr_sse sse;
@@ -41,7 +44,8 @@ struct run {
     uv_signal_t intr, term;
     struct kvr_http_client *client;
     struct kvr_json_parser *json;
-    struct kvr_endpoint endpoint;
+    struct kvr_endpoint endpoints[ENDPOINTS_MAX];
+    size_t endpoints_n, turn; /* whose turn it is */
     struct workload *work;
     struct report *report;
     const char *label;
@@ -64,7 +68,7 @@ static void on_flight_closed(uv_handle_t *h)
     struct flight *f = h->data;
     kvr_sse_free(&f->sse);
     kvr_buf_free(&f->answer);
-    work_item_free(&f->item);
+    traffic_request_free(&f->rq);
     free(f);
 }
 
@@ -112,7 +116,7 @@ static void end_flight(struct flight *f, const char *error)
                           .tokens = f->sse.events};
     if (f->first_ns && f->sse.events > 1) out.itl_ms = (double)(f->last_ns - f->first_ns) / 1e6 / (double)(f->sse.events - 1);
     report_add(r->report, &out);
-    workload_done(r->work, &f->item, f->answer.data ? f->answer.data : "", f->answer.len, f->is_sse);
+    workload_done(r->work, &f->rq, f->answer.data ? f->answer.data : "", f->answer.len, f->is_sse, (double)(end - r->start_ns) / 1e9);
     r->in_flight--;
     uv_close((uv_handle_t *)&f->timer, on_flight_closed);
     pump(r);
@@ -170,20 +174,21 @@ static void on_timeout(uv_timer_t *t)
 
 static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
 
-static void launch(struct run *r, const struct work_item *item)
+static void launch(struct run *r, const struct traffic_request *rq)
 {
+    const struct kvr_endpoint *to = &r->endpoints[r->turn++ % r->endpoints_n];
     char head[1024];
     struct flight *f = calloc(1, sizeof *f);
     struct kvr_buf body = {0};
     KVR_ASSERT(f != NULL);
     f->run = r;
-    f->item = *item;
-    work_item_body(item, r->o->model, r->o->stream, &body);
+    f->rq = *rq;
+    workload_body(r->o, rq, &body);
     KVR_ASSERT(!body.failed);
     int n = snprintf(head, sizeof head,
                      "POST %s/v1/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
-                     r->endpoint.base, r->endpoint.authority, body.len);
-    struct kvr_http_call_config cc = {.endpoint = &r->endpoint,
+                     to->base, to->authority, body.len);
+    struct kvr_http_call_config cc = {.endpoint = to,
                                       .head = head,
                                       .head_len = (size_t)n,
                                       .body = kvr_body_take(&body),
@@ -221,7 +226,7 @@ static bool time_is_up(const struct run *r)
 
 static void pump(struct run *r)
 {
-    struct work_item item;
+    struct traffic_request rq;
     uint64_t wait_ms = 0;
     while (!r->exhausted) {
         if (r->stopped || time_is_up(r) || (r->o->limit && r->issued >= r->o->limit)) {
@@ -230,9 +235,9 @@ static void pump(struct run *r)
         }
         if (r->o->concurrency && r->in_flight >= r->o->concurrency) return;
         double now_s = (double)(now_ns() - r->start_ns) / 1e9;
-        enum work_state st = workload_next(r->work, r->o->concurrency ? HUGE_VAL : now_s, &item, &wait_ms);
+        enum work_state st = workload_next(r->work, r->o->concurrency ? HUGE_VAL : now_s, &rq, &wait_ms);
         if (st == WORK_READY) {
-            launch(r, &item);
+            launch(r, &rq);
             continue;
         }
         if (st == WORK_FINISHED) {
@@ -270,17 +275,29 @@ static void close_handle(uv_handle_t *h, void *arg)
     if (!uv_is_closing(h)) uv_close(h, NULL);
 }
 
+static int parse_endpoints(struct run *r)
+{
+    for (const char *at = r->o->url, *end; at; at = *end ? end + 1 : NULL) {
+        end = strchrnul(at, ',');
+        if (r->endpoints_n < ENDPOINTS_MAX && kvr_endpoint_parse(at, (size_t)(end - at), &r->endpoints[r->endpoints_n]) == 0) {
+            r->endpoints_n++;
+            continue;
+        }
+        kvr_log("kvroute replay: --url: bad value '%.*s'; allowed: http://host[:port], %d at most", (int)KVR_MIN(end - at, (ptrdiff_t)300),
+                at, ENDPOINTS_MAX);
+        return -1;
+    }
+    return 0;
+}
+
 static int run_once(const struct replay_options *o, const char *label, struct report *report)
 {
     struct run r = {.o = o, .report = report, .label = label, .tty = isatty(2)};
-    char err[256];
-    if (kvr_endpoint_parse(o->url, strlen(o->url), &r.endpoint)) {
-        kvr_log("kvroute replay: --url: bad value '%s'; allowed: http://host[:port]", o->url);
-        return 2;
-    }
+    char err[512];
+    if (parse_endpoints(&r)) return 2;
     r.work = workload_create(o, err, sizeof err);
     if (!r.work) {
-        kvr_log("kvroute replay: --trace: %s", err);
+        kvr_log("kvroute replay: %s", err);
         return 2;
     }
     uv_loop_init(&r.loop);
@@ -430,6 +447,10 @@ int replay_main(const struct replay_options *o)
     char **keys = NULL, err[320];
     int rc = modes ? 0 : 1;
     signal(SIGPIPE, SIG_IGN);
+    if (o->offline || o->write_trace) {
+        free(modes);
+        return o->write_trace ? workload_write(o) : offline_main(o);
+    }
     if (o->admin_key_file && !(keys = kvr_keys_read(o->admin_key_file, err, sizeof err))) {
         kvr_log("kvroute replay: --admin-key-file: %s", err);
         rc = 2;

@@ -6,11 +6,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { REPLAY_IDS, REPLAY_TEXT }; /* prompts */
+
 struct replay_options {
-    char *config, *trace, *url, *admin_url, *admin_key_file, *model, *json, *compare;
+    char *config, *trace, *workload, *url, *admin_url, *admin_key_file, *model, *json, *compare, *write_trace;
     uint64_t limit, concurrency, max_output, vocab, sessions, turns, system_tokens, turn_tokens, output_tokens, groups, seed;
     double speedup, timeout, duration;
+    int prompts;
     bool stream, progress;
+    bool offline; /* virtual time, and then: */
+    uint64_t workers, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, seeds, routers;
+    double engine_speed, tell_ms;
 };
 
 int replay_main(const struct replay_options *options);

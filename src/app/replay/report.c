@@ -9,7 +9,7 @@ enum { WORKERS_MAX = 256, SAMPLES_MAX = 1 << 20 };
 
 /* All samples up to a limit, then a uniform sample of them. */
 struct series {
-    double *v;
+    double *v, sum;
     size_t n, cap;
     uint64_t seen;
 };
@@ -46,6 +46,7 @@ void report_destroy(struct report *r)
 static void add(struct report *r, struct series *s, double v)
 {
     s->seen++;
+    s->sum += v;
     if (s->n == SAMPLES_MAX) {
         uint64_t at = kvr_rng_next(&r->rng) % s->seen;
         if (at < SAMPLES_MAX) s->v[at] = v;
@@ -134,6 +135,7 @@ enum figure {
     F_RATE,
     F_TOKENS,
     F_CACHED,
+    F_TTFT_MEAN,
     F_TTFT50,
     F_TTFT90,
     F_TTFT99,
@@ -154,6 +156,7 @@ static const struct {
     {"requests/s", "requests_per_s", 1},
     {"output tokens/s", "output_tokens_per_s", 0},
     {"cached-token ratio, %", "cached_token_ratio_pct", 1},
+    {"TTFT mean, ms", "ttft_mean_ms", 1},
     {"TTFT p50, ms", "ttft_p50_ms", 1},
     {"TTFT p90, ms", "ttft_p90_ms", 1},
     {"TTFT p99, ms", "ttft_p99_ms", 1},
@@ -172,6 +175,7 @@ static double figure(const struct report *r, enum figure f)
     case F_RATE: return r->wall_s > 0 ? (double)r->ok / r->wall_s : 0;
     case F_TOKENS: return r->wall_s > 0 ? (double)r->output_tokens / r->wall_s : 0;
     case F_CACHED: return 100 * ratio(r->cached_tokens, r->prompt_tokens);
+    case F_TTFT_MEAN: return r->ttft.seen ? r->ttft.sum / (double)r->ttft.seen : 0;
     case F_TTFT50: return percentile(&r->ttft, 0.5);
     case F_TTFT90: return percentile(&r->ttft, 0.9);
     case F_TTFT99: return percentile(&r->ttft, 0.99);

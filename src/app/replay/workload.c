@@ -4,132 +4,126 @@
 #include <errno.h>
 #include <string.h>
 
-#include "wire/trace.h"
-
-enum { LINE_MAX_BYTES = 4 << 20, ARRIVAL_MS = 20 };
-
-struct session {
-    uint32_t *tokens;
-    size_t n, cap;
-    uint64_t turns_left;
-    bool waiting, busy;
-};
+#include "wire/json.h"
 
 struct workload {
     const struct replay_options *o;
     struct kvr_json_parser *json;
-    /* trace */
-    FILE *file;
-    char *line;
-    size_t line_cap;
-    struct kvr_trace_row row;
-    bool have_row;
-    double base_s; /* added to the trace's times after a restart */
-    double last_s;
-    /* synthetic */
-    struct session *sessions;
-    size_t next_session, finished;
-    uint64_t generation;
-    struct kvr_rng rng;
+    struct talks *talks; /* or */
+    struct traffic *traffic;
+    struct traffic_config config;
+    struct traffic_request head; /* the next opening */
+    bool has_head;
+    struct traffic_request *turns; /* that follow answers: a heap by time */
+    size_t turns_n, turns_cap;
+    uint64_t open;             /* requests whose answers have not ended */
+    uint64_t base_ns, last_ns; /* what is added to times after a restart; of the last opening */
 };
 
-/* ---- trace ------------------------------------------------------------------------------------------- */
+/* ---- a heap of turns --------------------------------------------------------------------------------- */
 
-static bool read_row(struct workload *w)
+static void push_turn(struct workload *w, struct traffic_request rq)
 {
-    const char *why;
-    ssize_t n;
-    while ((n = getline(&w->line, &w->line_cap, w->file)) > 0) {
-        if (n > LINE_MAX_BYTES) continue;
-        if (kvr_trace_parse(w->json, w->line, (size_t)n, &w->row, &why) == 0) return w->have_row = true;
-        if (n > 1) kvr_log("kvroute replay: --trace: a line is skipped: %s", why);
+    if (w->turns_n == w->turns_cap) {
+        w->turns_cap = w->turns_cap ? 2 * w->turns_cap : 64;
+        w->turns = realloc(w->turns, w->turns_cap * sizeof *w->turns);
+        KVR_ASSERT(w->turns != NULL);
     }
-    return false;
+    size_t at = w->turns_n++;
+    for (; at > 0 && rq.arrival_ns < w->turns[(at - 1) / 2].arrival_ns; at = (at - 1) / 2) w->turns[at] = w->turns[(at - 1) / 2];
+    w->turns[at] = rq;
 }
 
-static enum work_state next_of_trace(struct workload *w, double now_s, struct work_item *out, uint64_t *wait_ms)
+static struct traffic_request pop_turn(struct workload *w)
 {
-    if (!w->have_row && !read_row(w)) return WORK_FINISHED;
-    double due = w->base_s + (double)w->row.timestamp_ms / 1000 / w->o->speedup;
+    struct traffic_request top = w->turns[0], last = w->turns[--w->turns_n];
+    size_t at = 0;
+    for (size_t kid; (kid = 2 * at + 1) < w->turns_n; at = kid) {
+        if (kid + 1 < w->turns_n && w->turns[kid + 1].arrival_ns < w->turns[kid].arrival_ns) kid++;
+        if (w->turns[kid].arrival_ns >= last.arrival_ns) break;
+        w->turns[at] = w->turns[kid];
+    }
+    if (w->turns_n) w->turns[at] = last;
+    return top;
+}
+
+/* ---- traffic ----------------------------------------------------------------------------------------- */
+
+static void take_head(struct workload *w)
+{
+    int rc = traffic_next(w->traffic, &w->head);
+    KVR_ASSERT(rc >= 0);
+    w->has_head = rc == 1;
+    if (!w->has_head) return;
+    w->head.arrival_ns += w->base_ns;
+    w->last_ns = KVR_MAX(w->last_ns, w->head.arrival_ns);
+}
+
+static enum work_state next_of_traffic(struct workload *w, double now_s, struct traffic_request *out, uint64_t *wait_ms)
+{
+    bool turn = w->turns_n && (!w->has_head || w->turns[0].arrival_ns < w->head.arrival_ns);
+    if (!turn && !w->has_head) return w->open ? WORK_BLOCKED : WORK_FINISHED;
+    double due = (double)(turn ? w->turns[0].arrival_ns : w->head.arrival_ns) / 1e9;
     if (due > now_s) {
         *wait_ms = (uint64_t)((due - now_s) * 1000) + 1;
         return WORK_LATER;
     }
-    w->last_s = due;
-    w->have_row = false;
-    *out = (struct work_item){.tokens = malloc(w->row.input_length * sizeof(uint32_t)),
-                              .tokens_n = w->row.input_length,
-                              .max_tokens = KVR_MAX(w->row.output_length, (uint64_t)1)};
-    KVR_ASSERT(out->tokens != NULL);
-    if (w->o->max_output) out->max_tokens = KVR_MIN(out->max_tokens, w->o->max_output);
-    kvr_trace_expand(&w->row, (uint32_t)w->o->vocab, out->tokens);
-    kvr_trace_row_free(&w->row);
+    *out = turn ? pop_turn(w) : w->head;
+    if (!turn) take_head(w);
+    w->open++;
     return WORK_READY;
 }
 
-/* ---- synthetic conversations ------------------------------------------------------------------------- */
-
-static void append(struct session *s, uint32_t token)
+static void done_of_traffic(struct workload *w, const struct traffic_request *rq, const uint32_t *answer, size_t answer_n, double now_s)
 {
-    if (s->n == s->cap) {
-        s->cap = s->cap ? s->cap * 2 : 1024;
-        s->tokens = realloc(s->tokens, s->cap * sizeof *s->tokens);
-        KVR_ASSERT(s->tokens != NULL);
-    }
-    s->tokens[s->n++] = token;
+    struct traffic_request next;
+    int rc = traffic_follow(w->traffic, rq, answer, answer_n, (uint64_t)(now_s * 1e9), &next);
+    KVR_ASSERT(rc >= 0);
+    if (rc == 1) push_turn(w, next);
+    w->open--;
 }
 
-static uint32_t random_token(struct workload *w)
+int workload_config(const struct replay_options *o, struct traffic_config *c, char *err, size_t cap)
 {
-    return kvr_trace_token(kvr_rng_next(&w->rng), (uint32_t)w->o->vocab);
+    bool file = strcmp(o->trace, "synthetic") != 0;
+    c->file = file ? o->trace : NULL;
+    c->vocab = o->prompts == REPLAY_TEXT ? 0 : (uint32_t)o->vocab;
+    if (o->workload) return traffic_parse(o->workload, c, err, cap);
+    uint32_t vocab = c->vocab;
+    traffic_config_init(c, TRAFFIC_TRACE);
+    c->file = o->trace;
+    c->vocab = vocab;
+    c->seed = o->seed;
+    c->param[TRAFFIC_SPEEDUP] = o->speedup;
+    return 0;
 }
 
-static void begin_session(struct workload *w, size_t i)
+static int create_traffic(struct workload *w, char *err, size_t cap)
 {
-    struct session *s = &w->sessions[i];
-    uint64_t group = (i + w->generation) % w->o->groups;
-    s->n = 0;
-    s->turns_left = w->o->turns;
-    for (uint64_t k = 0; k < w->o->system_tokens; k++)
-        append(s, kvr_trace_token(kvr_mix64(group * 1000003 + k + w->o->seed), (uint32_t)w->o->vocab));
+    int rc = workload_config(w->o, &w->config, err, cap);
+    if (rc == 0) rc = traffic_create(&w->config, &w->traffic, err, cap);
+    if (rc == 0) take_head(w);
+    return rc;
 }
 
-static enum work_state next_of_synthetic(struct workload *w, double now_s, struct work_item *out, uint64_t *wait_ms)
-{
-    if (w->finished == w->o->sessions) return WORK_FINISHED;
-    for (size_t k = 0; k < w->o->sessions; k++) {
-        size_t i = (w->next_session + k) % w->o->sessions;
-        struct session *s = &w->sessions[i];
-        double due = w->base_s + (double)i * ARRIVAL_MS / 1000 / w->o->speedup;
-        if (s->busy || !s->turns_left) continue;
-        if (s->turns_left == w->o->turns && due > now_s) {
-            *wait_ms = (uint64_t)((due - now_s) * 1000) + 1;
-            return WORK_LATER;
-        }
-        uint64_t turn = w->o->turn_tokens / 2 + kvr_rng_below(&w->rng, (uint32_t)w->o->turn_tokens + 1);
-        for (uint64_t t = 0; t < KVR_MAX(turn, (uint64_t)1); t++) append(s, random_token(w));
-        *out = (struct work_item){
-            .tokens = malloc(s->n * sizeof(uint32_t)), .tokens_n = s->n, .max_tokens = w->o->output_tokens, .session = (uint32_t)i};
-        KVR_ASSERT(out->tokens != NULL);
-        memcpy(out->tokens, s->tokens, s->n * sizeof(uint32_t));
-        s->busy = true;
-        s->turns_left--;
-        w->next_session = (i + 1) % w->o->sessions;
-        w->last_s = KVR_MAX(w->last_s, due);
-        return WORK_READY;
-    }
-    return WORK_BLOCKED;
-}
+/* ---- answers ----------------------------------------------------------------------------------------- */
 
 struct heard {
-    struct session *session;
-    uint32_t vocab;
-    uint64_t left; /* tokens that the answer can have */
+    uint32_t *tokens;
+    size_t n, most;
+    const struct replay_options *o;
 };
+
+/* A byte of an answer as a token of the next prompt. Prompts that are texts have only what stands for itself in JSON. */
+static uint32_t heard_token(const struct replay_options *o, unsigned char c)
+{
+    if (o->prompts != REPLAY_TEXT) return c % (uint32_t)o->vocab;
+    return c >= ' ' && c < 127 && c != '"' && c != '\\' ? c : '?';
+}
 
 /* The answer's text becomes part of the conversation: tokens of a mock engine are bytes. Those of other engines stand for several (a row of
  * spaces may be one), so no more are taken than were asked for: the conversation grows as it was ordered. */
-static int append_text(void *ctx, const char *key, size_t key_len, struct kvr_json choice)
+static int hear_choice(void *ctx, const char *key, size_t key_len, struct kvr_json choice)
 {
     struct heard *h = ctx;
     const char *s;
@@ -137,30 +131,44 @@ static int append_text(void *ctx, const char *key, size_t key_len, struct kvr_js
     (void)key;
     (void)key_len;
     if (kvr_json_as_str(kvr_json_get(choice, "text"), &s, &len))
-        for (size_t i = 0; i < len && h->left; i++, h->left--) append(h->session, (unsigned char)s[i] % h->vocab);
+        for (size_t i = 0; i < len && h->n < h->most; i++) h->tokens[h->n++] = heard_token(h->o, (unsigned char)s[i]);
     return 0;
 }
 
-void workload_done(struct workload *w, const struct work_item *item, const char *answer, size_t len, bool is_sse)
+static void hear(struct workload *w, const char *answer, size_t len, bool is_sse, struct heard *h)
 {
     struct kvr_json root;
-    if (!w->sessions) return;
-    struct session *s = &w->sessions[item->session];
-    struct heard h = {s, (uint32_t)w->o->vocab, item->max_tokens};
-    s->busy = false;
-    if (s->turns_left == 0) w->finished++;
     if (!is_sse) {
-        if (len && kvr_json_parse(w->json, answer, len, &root, NULL) == 0) kvr_json_each(kvr_json_get(root, "choices"), append_text, &h);
+        if (len && kvr_json_parse(w->json, answer, len, &root, NULL) == 0) kvr_json_each(kvr_json_get(root, "choices"), hear_choice, h);
         return;
     }
     while (len) {
         const char *nl = memchr(answer, '\n', len);
         size_t n = nl ? (size_t)(nl - answer) : len;
         if (n > 6 && !memcmp(answer, "data: {", 7) && kvr_json_parse(w->json, answer + 6, n - 6, &root, NULL) == 0)
-            kvr_json_each(kvr_json_get(root, "choices"), append_text, &h);
+            kvr_json_each(kvr_json_get(root, "choices"), hear_choice, h);
         len -= n + (nl ? 1 : 0);
         answer += n + (nl ? 1 : 0);
     }
+}
+
+static bool goes_on(const struct workload *w)
+{
+    enum traffic_kind k = w->config.kind;
+    return w->talks || k == TRAFFIC_CONVERSATIONS || k == TRAFFIC_AGENTS || k == TRAFFIC_MIXED;
+}
+
+void workload_done(struct workload *w, const struct traffic_request *rq, const char *answer, size_t len, bool is_sse, double now_s)
+{
+    struct heard h = {.most = (size_t)rq->output, .o = w->o};
+    if (goes_on(w)) {
+        h.tokens = malloc((h.most + 1) * sizeof *h.tokens);
+        KVR_ASSERT(h.tokens != NULL);
+        hear(w, answer, len, is_sse, &h);
+    }
+    if (w->talks) talks_done(w->talks, rq, h.tokens, h.n);
+    else done_of_traffic(w, rq, h.tokens, h.n, now_s);
+    free(h.tokens);
 }
 
 /* ---- both -------------------------------------------------------------------------------------------- */
@@ -170,73 +178,76 @@ struct workload *workload_create(const struct replay_options *o, char *err, size
     struct workload *w = calloc(1, sizeof *w);
     KVR_ASSERT(w != NULL);
     w->o = o;
-    w->rng.state = o->seed;
     w->json = kvr_json_parser_new();
-    if (strcmp(o->trace, "synthetic") != 0) {
-        w->file = fopen(o->trace, "r");
-        if (w->file && !read_row(w)) {
-            snprintf(err, cap, "'%s' holds no trace line", o->trace);
-            workload_destroy(w);
-            return NULL;
-        }
-        if (w->file) return w;
-        snprintf(err, cap, "cannot read '%s': %s", o->trace, strerror(errno));
-        workload_destroy(w);
-        return NULL;
+    KVR_ASSERT(w->json != NULL);
+    if (!o->workload && strcmp(o->trace, "synthetic") == 0) {
+        w->talks = talks_create(o);
+        return w;
     }
-    w->sessions = calloc(o->sessions, sizeof *w->sessions);
-    KVR_ASSERT(w->sessions != NULL);
-    for (size_t i = 0; i < o->sessions; i++) begin_session(w, i);
-    return w;
+    int n = snprintf(err, cap, "%s: ", o->workload ? "--workload" : "--trace");
+    if (create_traffic(w, err + n, cap - (size_t)n) == 0) return w;
+    workload_destroy(w);
+    return NULL;
 }
 
 void workload_destroy(struct workload *w)
 {
-    if (w->file) fclose(w->file);
-    if (w->have_row) kvr_trace_row_free(&w->row);
-    for (size_t i = 0; w->sessions && i < w->o->sessions; i++) free(w->sessions[i].tokens);
-    free(w->sessions);
-    free(w->line);
+    const char *why;
+    if (!w) return;
+    talks_destroy(w->talks);
+    if (w->traffic && traffic_skipped(w->traffic, &why))
+        kvr_log("kvroute replay: --trace: %llu line(s) were skipped; the first: %s", (unsigned long long)traffic_skipped(w->traffic, &why),
+                why);
+    if (w->has_head) traffic_request_free(&w->head);
+    for (size_t i = 0; i < w->turns_n; i++) traffic_request_free(&w->turns[i]);
+    free(w->turns);
+    traffic_destroy(w->traffic);
     kvr_json_parser_free(w->json);
     free(w);
 }
 
-enum work_state workload_next(struct workload *w, double now_s, struct work_item *out, uint64_t *wait_ms)
+enum work_state workload_next(struct workload *w, double now_s, struct traffic_request *out, uint64_t *wait_ms)
 {
-    return w->file ? next_of_trace(w, now_s, out, wait_ms) : next_of_synthetic(w, now_s, out, wait_ms);
+    enum work_state st = w->talks ? talks_next(w->talks, now_s, out, wait_ms) : next_of_traffic(w, now_s, out, wait_ms);
+    if (st == WORK_READY && w->o->max_output) out->output = KVR_MIN(out->output, w->o->max_output);
+    return st;
 }
 
 bool workload_restart(struct workload *w)
 {
-    w->base_s = w->last_s;
-    if (w->file) {
-        rewind(w->file);
-        return read_row(w);
+    char err[256];
+    if (w->talks) {
+        talks_restart(w->talks);
+        return true;
     }
-    w->generation++;
-    w->finished = 0;
-    for (size_t i = 0; i < w->o->sessions; i++) begin_session(w, i);
-    return true;
+    traffic_destroy(w->traffic);
+    w->traffic = NULL;
+    w->config.file = w->o->trace;
+    if (w->config.kind != TRAFFIC_TRACE) w->config.seed++;
+    w->base_ns = w->last_ns;
+    if (traffic_create(&w->config, &w->traffic, err, sizeof err)) return false;
+    take_head(w);
+    return w->has_head;
 }
 
-void work_item_free(struct work_item *i)
+static void put_text(struct kvr_buf *b, const struct traffic_request *rq)
 {
-    free(i->tokens);
-    i->tokens = NULL;
+    struct kvr_buf text = {0};
+    if (kvr_buf_reserve(&text, rq->tokens_n) == 0)
+        for (size_t k = 0; k < rq->tokens_n; k++) text.data[text.len++] = (char)rq->tokens[k];
+    kvr_json_str(b, text.data ? text.data : "", text.len);
+    b->failed |= text.failed;
+    kvr_buf_free(&text);
 }
 
-void work_item_body(const struct work_item *i, const char *model, bool stream, struct kvr_buf *b)
+void workload_body(const struct replay_options *o, const struct traffic_request *rq, struct kvr_buf *b)
 {
     kvr_json_open(b, '{');
-    if (model) {
-        kvr_json_key(b, "model");
-        kvr_json_str(b, model, strlen(model));
-    }
-    kvr_json_key(b, "max_tokens");
-    kvr_json_u64(b, i->max_tokens);
+    if (o->model) kvr_json_put_str(b, "model", o->model);
+    kvr_json_put_u64(b, "max_tokens", rq->output);
     kvr_json_key(b, "ignore_eos");
     kvr_json_bool(b, true);
-    if (stream) {
+    if (o->stream) {
         kvr_json_key(b, "stream");
         kvr_json_bool(b, true);
         kvr_json_key(b, "stream_options");
@@ -244,8 +255,38 @@ void work_item_body(const struct work_item *i, const char *model, bool stream, s
         b->comma = true;
     }
     kvr_json_key(b, "prompt");
-    kvr_json_open(b, '[');
-    for (size_t k = 0; k < i->tokens_n; k++) kvr_json_u64(b, i->tokens[k]);
-    kvr_json_close(b, ']');
+    if (o->prompts == REPLAY_TEXT) {
+        put_text(b, rq);
+    } else {
+        kvr_json_open(b, '[');
+        for (size_t k = 0; k < rq->tokens_n; k++) kvr_json_u64(b, rq->tokens[k]);
+        kvr_json_close(b, ']');
+    }
     kvr_json_close(b, '}');
+}
+
+int workload_write(const struct replay_options *o)
+{
+    struct traffic_config c = {0};
+    char err[400];
+    int rc = workload_config(o, &c, err, sizeof err);
+    if (o->limit) c.requests = o->limit;
+    if (o->duration > 0) c.seconds = o->duration;
+    if (rc == 0 && !traffic_has_rows(c.kind)) {
+        snprintf(err, sizeof err, "'%s' has no rows to write; allowed: mooncake, trace", traffic_name(c.kind));
+        rc = -KVR_EINVAL;
+    }
+    FILE *out = rc ? NULL : fopen(o->write_trace, "w");
+    if (rc == 0 && !out) {
+        kvr_log("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
+        return 2;
+    }
+    long n = rc ? rc : traffic_write_rows(&c, out, err, sizeof err);
+    if (out && fclose(out) && n >= 0) {
+        kvr_log("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
+        return 1;
+    }
+    if (n >= 0) printf("%ld rows\n", n);
+    else kvr_log("kvroute replay: --write-trace: %s", err);
+    return n >= 0 ? 0 : 2;
 }

@@ -172,6 +172,8 @@ static void status_write(struct serve *s, struct kvr_buf *b)
     admin_workers_write(s, b, NULL, NULL);
     kvr_json_key(b, "loads");
     admin_loads_write(s, b, NULL, NULL);
+    kvr_json_key(b, "last_minute");
+    quality_write(s, b);
     kvr_json_key(b, "decisions");
     pthread_mutex_lock(&s->lock);
     decisions_write(s, b, 50);

@@ -81,16 +81,27 @@ static void put_model(struct kvr_buf *b, const struct worker *w)
     if (kvr_router_ttft_model(w->pool->router, &w->id, &m, &f)) return;
     kvr_json_key(b, "ttft_model");
     kvr_json_open(b, '{');
-    const struct {
-        const char *key;
-        double v;
-    } rows[] = {{"factor", f.value},          {"base_ms", m.base_ms},  {"token_ms", m.token_ms}, {"ahead_token_ms", m.ahead_ms},
-                {"request_ms", m.request_ms}, {"error_ms", m.error_ms}};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
-        kvr_json_key(b, rows[i].key);
-        kvr_json_double(b, rows[i].v);
-    }
+    kvr_json_put_double(b, "factor", f.value);
+    kvr_json_put_double(b, "base_ms", m.base_ms);
+    kvr_json_put_double(b, "token_ms", m.token_ms);
+    kvr_json_put_double(b, "ahead_token_ms", m.ahead_ms);
+    kvr_json_put_double(b, "request_ms", m.request_ms);
+    kvr_json_put_double(b, "error_ms", m.error_ms);
     kvr_json_put_u64(b, "observations", f.observations);
+    kvr_json_close(b, '}');
+}
+
+/* What has been learnt of how its fleet generates. */
+static void put_generation(struct kvr_buf *b, const struct worker *w)
+{
+    struct kvr_generation_model g;
+    kvr_router_generation_model(w->pool->router, &g);
+    kvr_json_key(b, "generation_model");
+    kvr_json_open(b, '{');
+    kvr_json_put_double(b, "base_ms", g.base_ms);
+    kvr_json_put_double(b, "block_ms", g.block_ms);
+    kvr_json_put_double(b, "tokens", g.tokens);
+    kvr_json_put_u64(b, "observations", g.observations);
     kvr_json_close(b, '}');
 }
 
@@ -124,6 +135,7 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     for (size_t i = 0; i < w->taints_n; i++) kvr_json_str(b, w->taints[i], strlen(w->taints[i]));
     kvr_json_close(b, ']');
     put_model(b, w);
+    put_generation(b, w);
     if (learns(s, w)) learnt_write(b, w);
     telling_write_locked(w, b);
     kvr_json_put_u64(b, "requests", w->requests);

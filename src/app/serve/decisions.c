@@ -2,6 +2,7 @@
 /* Ring of the last decisions. Under serve.lock. */
 #include "app/serve/state.h"
 
+#include <math.h>
 #include <string.h>
 
 void decisions_add(struct serve *s, const struct decision *d)
@@ -9,10 +10,38 @@ void decisions_add(struct serve *s, const struct decision *d)
     if (s->decisions) s->decisions[s->decisions_n++ % DECISIONS] = *d;
 }
 
-static void put_number(struct kvr_buf *b, const char *key, double v)
+/* To three digits after the point: what is kept is not exact. */
+static void put_rounded(struct kvr_buf *b, const char *key, float v)
 {
-    kvr_json_key(b, key);
-    kvr_json_double(b, v);
+    kvr_json_put_double(b, key, round((double)v * 1000) / 1000);
+}
+
+static void put_delay(struct kvr_buf *b, const struct delay_terms *d)
+{
+    put_rounded(b, "first_ms", d->first);
+    put_rounded(b, "computing_ms", d->computing);
+    put_rounded(b, "generation_ms", d->generation);
+    put_rounded(b, "pass_ms", d->pass);
+}
+
+static void put_row(struct kvr_buf *b, const struct decision_row *r, bool has_delay)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "worker_id", r->worker.worker_id);
+    kvr_json_put_u64(b, "dp_rank", r->worker.dp_rank);
+    kvr_json_put_double(b, "cost", r->cost);
+    if (has_delay) put_delay(b, &r->delay);
+    kvr_json_put_double(b, "device_blocks", (double)r->device);
+    kvr_json_put_double(b, "host_blocks", (double)r->host);
+    kvr_json_put_double(b, "disk_blocks", (double)r->disk);
+    kvr_json_put_double(b, "pending_blocks", (double)r->pending);
+    if (has_delay) put_rounded(b, "copy_blocks", r->copy);
+    if (has_delay) put_rounded(b, "pressure", r->pressure);
+    kvr_json_put_u64(b, "prefill_tokens", r->own_tokens);
+    kvr_json_put_u64(b, "active_prefill_tokens", r->prefill_tokens);
+    kvr_json_put_u64(b, "potential_decode_blocks", r->decode_blocks);
+    kvr_json_put_u64(b, "active_requests", r->requests);
+    kvr_json_close(b, '}');
 }
 
 static void put_table(struct kvr_buf *b, const struct decision_table *t)
@@ -20,19 +49,7 @@ static void put_table(struct kvr_buf *b, const struct decision_table *t)
     kvr_json_put_u64(b, "candidates_total", t->total);
     kvr_json_key(b, "candidates");
     kvr_json_open(b, '[');
-    for (uint32_t i = 0; i < t->n; i++) {
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "worker_id", t->rows[i].worker.worker_id);
-        kvr_json_put_u64(b, "dp_rank", t->rows[i].worker.dp_rank);
-        put_number(b, "cost", t->rows[i].cost);
-        put_number(b, "device_blocks", (double)t->rows[i].device);
-        put_number(b, "host_blocks", (double)t->rows[i].host);
-        put_number(b, "disk_blocks", (double)t->rows[i].disk);
-        kvr_json_put_u64(b, "active_prefill_tokens", t->rows[i].prefill_tokens);
-        kvr_json_put_u64(b, "potential_decode_blocks", t->rows[i].decode_blocks);
-        kvr_json_put_u64(b, "active_requests", t->rows[i].requests);
-        kvr_json_close(b, '}');
-    }
+    for (uint32_t i = 0; i < t->n; i++) put_row(b, &t->rows[i], t->has_delay);
     kvr_json_close(b, ']');
 }
 
@@ -48,15 +65,18 @@ static void put_decision(struct kvr_buf *b, const struct decision *d, bool table
     kvr_json_put_u64(b, "status", d->status);
     kvr_json_put_u64(b, "isl_tokens", d->isl);
     kvr_json_put_u64(b, "overlap_blocks", d->overlap_blocks);
-    put_number(b, "best_overlap_blocks", d->best_blocks);
-    put_number(b, "regret_blocks", d->best_blocks - d->effective_blocks);
-    put_number(b, "cost", d->cost);
+    kvr_json_put_double(b, "best_overlap_blocks", d->best_blocks);
+    kvr_json_put_double(b, "regret_blocks", d->best_blocks - d->effective_blocks);
+    kvr_json_put_u64(b, "pending_blocks", d->pending_blocks);
+    kvr_json_put_double(b, "cost", d->cost);
+    if (d->table.has_delay) put_delay(b, &d->table.chosen);
     kvr_json_put_u64(b, "predicted_cached_tokens", d->cached_tokens);
     kvr_json_key(b, "actual_cached_tokens");
     if (d->has_actual) kvr_json_u64(b, d->actual_cached);
     else kvr_json_null(b);
-    put_number(b, "queued_ms", d->waited_ms);
-    put_number(b, "ttft_ms", d->ttft_ms);
+    kvr_json_put_double(b, "queued_ms", d->waited_ms);
+    kvr_json_put_double(b, "ttft_ms", d->ttft_ms);
+    kvr_json_put_double(b, "other_ttft_ms", d->other_ms >= 0 ? d->other_ms : NAN);
     if (table) put_table(b, &d->table);
     kvr_json_close(b, '}');
 }
@@ -88,35 +108,74 @@ bool decisions_write_one(struct serve *s, struct kvr_buf *b, const char *id, siz
 
 /* ---- tables ------------------------------------------------------------------------------------------ */
 
-void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx)
+/* Places of the cheapest, cheapest first. Returns: how many. */
+static uint32_t cheapest(const struct kvr_cost *costs, size_t n, size_t at[TABLE_ROWS])
+{
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (m == TABLE_ROWS && costs[i].cost >= costs[at[m - 1]].cost) continue;
+        uint32_t k = m < TABLE_ROWS ? m++ : TABLE_ROWS - 1;
+        for (; k > 0 && costs[at[k - 1]].cost > costs[i].cost; k--) at[k] = at[k - 1];
+        at[k] = i;
+    }
+    return m;
+}
+
+static struct delay_terms terms_of(const struct kvr_delay *d)
+{
+    return (struct delay_terms){(float)d->first, (float)d->computing, (float)d->generation, (float)d->pass};
+}
+
+/* The cost counts for those that are kept, and for the chosen one. */
+static void take_delays(struct decision_table *t, const struct kvr_router_ctx *ctx, size_t at[TABLE_ROWS + 1], size_t chosen)
+{
+    struct kvr_delay d[TABLE_ROWS + 1];
+    at[t->n] = chosen;
+    t->has_delay = kvr_router_delays(ctx, at, t->n + 1, d);
+    if (!t->has_delay) return;
+    for (uint32_t i = 0; i < t->n; i++) t->rows[i].delay = terms_of(&d[i]);
+    t->chosen = terms_of(&d[t->n]);
+}
+
+void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, struct kvr_worker chosen)
 {
     const struct kvr_candidate *c;
     const struct kvr_cost *costs;
-    size_t n = kvr_router_candidates(ctx, &c, &costs);
+    size_t n = kvr_router_candidates(ctx, &c, &costs), at[TABLE_ROWS + 1], place = 0;
     t->total = (uint32_t)n;
-    t->n = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (t->n == TABLE_ROWS && costs[i].cost >= t->rows[TABLE_ROWS - 1].cost) continue;
-        uint32_t at = t->n < TABLE_ROWS ? t->n++ : TABLE_ROWS - 1;
-        for (; at > 0 && t->rows[at - 1].cost > costs[i].cost; at--) t->rows[at] = t->rows[at - 1];
-        t->rows[at].worker = c[i].worker;
-        t->rows[at].device = (float)c[i].device_blocks;
-        t->rows[at].host = (float)c[i].host_blocks;
-        t->rows[at].disk = (float)c[i].disk_blocks;
-        t->rows[at].requests = c[i].active_requests;
-        t->rows[at].prefill_tokens = c[i].active_prefill_tokens;
-        t->rows[at].decode_blocks = c[i].decode_blocks;
-        t->rows[at].cost = costs[i].cost;
+    t->n = cheapest(costs, n, at);
+    t->has_delay = false;
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct kvr_candidate *k = &c[at[i]];
+        t->rows[i] = (struct decision_row){.worker = k->worker,
+                                           .device = (float)k->device_blocks,
+                                           .host = (float)k->host_blocks,
+                                           .disk = (float)k->disk_blocks,
+                                           .pending = (float)k->pending_blocks,
+                                           .copy = (float)k->copy_blocks,
+                                           .pressure = (float)k->pressure,
+                                           .requests = k->active_requests,
+                                           .generating = k->active_requests - k->active_prefills,
+                                           .own_tokens = kvr_router_prefill_of(ctx, at[i]),
+                                           .prefill_tokens = k->active_prefill_tokens,
+                                           .decode_blocks = k->decode_blocks,
+                                           .cost = costs[at[i]].cost};
     }
+    while (place < n && kvr_worker_cmp(c[place].worker, chosen)) place++;
+    if (place < n) take_delays(t, ctx, at, place);
 }
 
 void decision_table_header(const struct decision_table *t, struct kvr_buf *h)
 {
     kvr_buf_printf(h, "x-kvroute-explain: candidates=%u", t->total);
-    for (uint32_t i = 0; i < t->n; i++)
-        kvr_buf_printf(h, "; %llu/%u cost=%.6g overlap=%.6g prefill=%llu decode=%llu active=%u",
-                       (unsigned long long)t->rows[i].worker.worker_id, t->rows[i].worker.dp_rank, t->rows[i].cost,
-                       (double)t->rows[i].device, (unsigned long long)t->rows[i].prefill_tokens,
-                       (unsigned long long)t->rows[i].decode_blocks, t->rows[i].requests);
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct decision_row *r = &t->rows[i];
+        kvr_buf_printf(h, "; %llu/%u cost=%.6g overlap=%.6g pending=%.6g prefill=%llu decode=%llu active=%u",
+                       (unsigned long long)r->worker.worker_id, r->worker.dp_rank, r->cost, (double)r->device, (double)r->pending,
+                       (unsigned long long)r->prefill_tokens, (unsigned long long)r->decode_blocks, r->requests);
+        if (t->has_delay)
+            kvr_buf_printf(h, " copy=%.4g first_ms=%.4g computing_ms=%.4g generation_ms=%.4g pass_ms=%.4g", (double)r->copy,
+                           (double)r->delay.first, (double)r->delay.computing, (double)r->delay.generation, (double)r->delay.pass);
+    }
     kvr_buf_str(h, "\r\n");
 }

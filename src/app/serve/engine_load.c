@@ -74,6 +74,13 @@ static void keep_locked(struct serve *s, struct worker *w, uint32_t place, const
     kvr_router_set_kv_used(w->pool->router, (struct kvr_worker){w->id, w->dp_start + place}, r->expired ? 0 : used_blocks(w, l));
 }
 
+void engine_load_tell_locked(const struct worker *w)
+{
+    for (uint32_t i = 0; i < w->dp_size; i++)
+        if (w->loads[i].known && !w->loads[i].expired)
+            kvr_router_set_kv_used(w->pool->router, (struct kvr_worker){w->id, w->dp_start + i}, used_blocks(w, &w->loads[i].load));
+}
+
 static void expire_locked(struct serve *s, struct worker *w, uint64_t now)
 {
     for (uint32_t i = 0; i < w->dp_size; i++) {

@@ -30,6 +30,8 @@ void metrics_init(struct metrics *m)
     histogram_init(&m->best_overlap, 0.05, 0, 20);
     histogram_init(&m->regret, 1, 2, 16);
     histogram_init(&m->shortfall, 1, 2, 16);
+    histogram_init(&m->choice_regret, 1, 2, 16);
+    histogram_init(&m->choice_gain, 1, 2, 16);
     histogram_init(&m->queue_wait, 0.001, 2.1, 18);
     histogram_init(&m->remote_query, 0.02, 1.5, 22);
 }
@@ -148,6 +150,9 @@ static void put_index(struct serve *s, struct kvr_buf *b)
         {"index_blocks", "gauge", "(block, holder) pairs", offsetof(struct kvr_index_stats, blocks)},
         {"index_nodes", "gauge", "Distinct blocks", offsetof(struct kvr_index_stats, nodes)},
         {"index_predicted_blocks", "gauge", "Pairs known from routing decisions", offsetof(struct kvr_index_stats, predicted)},
+        {"index_stored_blocks_total", "counter", "Pairs that events have stored", offsetof(struct kvr_index_stats, stored_blocks)},
+        {"index_removed_blocks_total", "counter", "Pairs that events have removed: evictions",
+         offsetof(struct kvr_index_stats, removed_blocks)},
         {"index_duplicate_stores_total", "counter", "Stores that changed nothing", offsetof(struct kvr_index_stats, duplicate_stores)},
         {"index_out_of_memory_total", "counter", "Operations that ran into the byte cap", offsetof(struct kvr_index_stats, no_memory)},
         {"index_no_room_total", "counter", "Stores refused because the pairs or runs have run out",
@@ -186,6 +191,13 @@ static void put_workers(struct serve *s, struct kvr_buf *b)
     for (const struct worker *w = s->workers; w; w = w->next)
         kvr_buf_printf(b, "kvroute_worker_requests_total{worker_id=\"%llu\"} %llu\n", (unsigned long long)w->id,
                        (unsigned long long)w->requests);
+    put_type(b, "worker_ttft_factor", "gauge", "Times to first token of a worker, in times of what the fleet's model says");
+    for (const struct worker *w = s->workers; w; w = w->next) {
+        struct kvr_ttft_model m;
+        struct kvr_ttft_factor f;
+        if (kvr_router_ttft_model(w->pool->router, &w->id, &m, &f) == 0)
+            kvr_buf_printf(b, "kvroute_worker_ttft_factor{worker_id=\"%llu\"} %.6g\n", (unsigned long long)w->id, f.value);
+    }
     size_t sessions = sessions_count(s->sessions), responses = sessions_count(s->responses);
     uint64_t given_up[] = {sessions_given_up(s->sessions), sessions_given_up(s->responses)};
     pthread_mutex_unlock(&s->lock);
@@ -206,6 +218,41 @@ static void put_scope(struct kvr_buf *b, const struct pool *p)
         kvr_prom_put_value(b, names[i], strlen(names[i]));
     }
     kvr_buf_str(b, "\"");
+}
+
+/* What a partition has learnt. */
+struct learnt_models {
+    struct kvr_ttft_model ttft;
+    struct kvr_generation_model generation;
+};
+
+static void put_models(struct serve *s, struct kvr_buf *b)
+{
+    static const struct {
+        const char *name, *help;
+        size_t at;
+    } rows[] = {
+        {"ttft_model_base_ms", "Time to first token, learnt: of any request", offsetof(struct learnt_models, ttft.base_ms)},
+        {"ttft_model_token_ms", "Learnt: of a prompt token that is computed", offsetof(struct learnt_models, ttft.token_ms)},
+        {"ttft_model_ahead_token_ms", "Learnt: of a prompt token ahead of it", offsetof(struct learnt_models, ttft.ahead_ms)},
+        {"ttft_model_request_ms", "Learnt: of a request there that generates", offsetof(struct learnt_models, ttft.request_ms)},
+        {"ttft_model_error_ms", "Moving mean of the distance of what was observed", offsetof(struct learnt_models, ttft.error_ms)},
+        {"generation_model_base_ms", "A generated token, learnt: of any", offsetof(struct learnt_models, generation.base_ms)},
+        {"generation_model_block_ms", "Learnt: of a KV block in use there", offsetof(struct learnt_models, generation.block_ms)},
+        {"generation_model_tokens", "Moving mean of the tokens of an answer after its first",
+         offsetof(struct learnt_models, generation.tokens)},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
+        put_type(b, rows[i].name, "gauge", rows[i].help);
+        for (const struct pool *p = s->pools; p; p = p->next) {
+            struct learnt_models m;
+            (void)kvr_router_ttft_model(p->router, NULL, &m.ttft, NULL);
+            kvr_router_generation_model(p->router, &m.generation);
+            kvr_buf_printf(b, "kvroute_%s{", rows[i].name);
+            put_scope(b, p);
+            kvr_buf_printf(b, ",block_size=\"%u\"} %.6g\n", p->block_size, *(const double *)(const void *)((const char *)&m + rows[i].at));
+        }
+    }
 }
 
 static void put_queue_gauge(struct serve *s, struct kvr_buf *b, const char *name, const char *help, size_t at)
@@ -263,12 +310,20 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     put_histogram(b, "kv_hit_rate", "Predicted share of the prompt that is cached", &m->hit_rate);
     put_histogram(b, "best_overlap_ratio", "Best overlap any eligible rank had, as a share of the prompt", &m->best_overlap);
     put_histogram(b, "overlap_regret_blocks", "Blocks of overlap given up for load: best less chosen", &m->regret);
-    put_histogram(b, "prediction_error_blocks", "Distance of predicted and delivered cached blocks", &m->shortfall);
+    put_histogram(b, "choice_regret_ms", "Of choices by cost: time to first token above what the best other candidate would have taken",
+                  &m->choice_regret);
+    put_histogram(b, "choice_gain_ms", "Of choices by cost: time to first token below what the best other candidate would have taken",
+                  &m->choice_gain);
+    quality_metrics(s, b);
+    put_histogram(b, "prediction_error_blocks",
+                  "Distance of predicted and delivered cached blocks; what requests ahead were computing may be delivered or not",
+                  &m->shortfall);
     put_histogram(b, "router_queue_wait_seconds", "Time in the queue, of requests that waited", &m->queue_wait);
     pthread_mutex_lock(&s->lock);
     struct quality q = s->quality;
     pthread_mutex_unlock(&s->lock);
-    put_gauge(b, "prediction_divergence_ratio", "Moving mean of |predicted - delivered| cached tokens / prompt", q.divergence);
+    put_gauge(b, "prediction_divergence_ratio",
+              "Moving mean of the distance of predicted and delivered cached tokens, as a share of the prompt", q.divergence);
     put_gauge(b, "prediction_diverged", "1 while predicted and delivered cached tokens have parted ways", q.diverged);
     put_histogram(b, "router_overhead_block_hashing_ms", "Hashing of blocks", &m->block_hashing);
     put_histogram(b, "router_overhead_indexer_find_matches_ms", "Matching in the index", &m->find_matches);
@@ -277,6 +332,7 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     if (s->o->use_remote_indexer)
         put_histogram(b, "router_overhead_remote_index_ms", "From asking the remote index to its answer", &m->remote_query);
     put_histogram(b, "router_overhead_total_ms", "The whole decision", &m->total);
+    put_models(s, b);
     put_workers(s, b);
     put_loads(s, b);
     engine_load_metrics(s, b);

@@ -74,10 +74,7 @@ static void configure(const struct serve *s, struct pool *pool, const struct kvr
     rc->cost.shared_multiplier = o->shared_multiplier;
     rc->cost.request_weight = o->request_weight;
     rc->cost.temperature = o->temperature;
-    rc->cost.load_bound = o->load_bound;
-    rc->cost.recompute_share = o->recompute_share;
     rc->cost.track_prefill_tokens = o->track_prefill_tokens;
-    rc->guard_ratio = o->guard_ratio;
     rc->fit_ttft = o->prefill_load_model != 0;
     rc->mode = (enum kvr_router_mode)atomic_load(&s->mode);
     rc->track_active_blocks = o->track_active_blocks;

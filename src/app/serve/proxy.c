@@ -120,7 +120,7 @@ struct px {
     /* answer */
     struct kvr_http_call *call;
     uv_timer_t timer;
-    uint64_t arrived_ms, sent_ns, phase_deadline_ms, total_deadline_ms, last_byte_ms, wait_deadline_ms, itl_last_ns;
+    uint64_t arrived_ms, sent_ns, phase_deadline_ms, total_deadline_ms, last_byte_ms, wait_deadline_ms, itl_last_ns, first_ns, generated;
     struct kvr_buf head;
     int status;
     int64_t length;
@@ -128,7 +128,7 @@ struct px {
     struct kvr_sse sse;
     struct kvr_buf answer;
     struct kvr_usage usage;
-    double ttft_ms;
+    double ttft_ms, other_ms; /* other: decision.other_ms */
 };
 
 static void px_route(struct px *p);
@@ -215,9 +215,19 @@ static void arm(struct px *p)
 
 /* ---- the book ---------------------------------------------------------------------------------------- */
 
+/* How fast the tokens after the first came: by the engine's count of them if it told, else an event is one. */
+static void observe_generation(const struct px *p)
+{
+    if (!p->generated || !p->is_sse || p->status >= 400) return;
+    uint64_t told = p->usage.present ? p->usage.completion_tokens : 0;
+    double tokens = told > 1 ? (double)told - 1 : (double)p->generated;
+    kvr_router_observe_generation(p->pool->router, &p->result, tokens, (double)(p->itl_last_ns - p->first_ns) / 1e6);
+}
+
 static void unbook(struct px *p)
 {
     if (!p->booking[0]) return;
+    observe_generation(p);
     kvr_router_free(p->pool->router, p->booking, strlen(p->booking));
     p->booking[0] = 0;
     atomic_fetch_sub(&p->loop->active, 1);
@@ -248,12 +258,18 @@ static void on_px_closed(uv_handle_t *h)
     free(h->data);
 }
 
-/* Tokens that are predicted to be cached. An engine computes at least one, so a fully cached prompt counts one block less. */
-static uint64_t predicted_cached(const struct px *p)
+/* Of so many cached tokens, those that it can reuse: an engine computes at least one, so a fully cached prompt counts one block less. */
+static uint64_t reusable(const struct px *p, uint64_t cached)
 {
     uint64_t prompt = p->usage.prompt_tokens ? p->usage.prompt_tokens : p->isl, bs = p->pool->block_size;
     if (p->members.skips_cache) return 0;
-    return KVR_MIN(p->result.cached_tokens, prompt ? (prompt - 1) / bs * bs : 0);
+    return KVR_MIN(cached, prompt ? (prompt - 1) / bs * bs : 0);
+}
+
+/* Tokens that are predicted to be cached. */
+static uint64_t predicted_cached(const struct px *p)
+{
+    return reusable(p, p->result.cached_tokens);
 }
 
 static void record_decision(struct px *p)
@@ -269,12 +285,14 @@ static void record_decision(struct px *p)
                          .actual_cached = p->usage.cached_tokens,
                          .has_actual = p->usage.present && p->usage.has_cached && (p->members.usage_tells || !p->tokens_n),
                          .overlap_blocks = p->result.overlap_blocks,
+                         .pending_blocks = p->result.pending_blocks,
                          .status = (uint32_t)p->status,
                          .best_blocks = p->result.best_blocks,
                          .effective_blocks = p->result.effective_blocks,
                          .cost = p->result.cost,
                          .waited_ms = (double)p->result.waited_ns / 1e6,
                          .ttft_ms = p->ttft_ms,
+                         .other_ms = p->other_ms,
                          .table = p->table};
     snprintf(d.id, sizeof d.id, "%s", p->id);
     snprintf(d.model, sizeof d.model, "%.47s", p->model);
@@ -303,7 +321,14 @@ static void count_usage(struct px *p)
     atomic_fetch_add(&m->prompt_tokens_total, p->usage.prompt_tokens);
     atomic_fetch_add(&m->usage_answers_total, 1);
     if (predicted / bs == actual / bs) atomic_fetch_add(&m->predicted_equals_actual_total, 1);
-    quality_delivered(serve_of(p), p->id, p->result.worker, predicted, actual, KVR_MAX(p->usage.prompt_tokens, (uint64_t)1), (uint32_t)bs);
+    struct delivery d = {.id = p->id,
+                         .worker = p->result.worker,
+                         .predicted = predicted,
+                         .pending = reusable(p, p->result.pending_blocks * bs),
+                         .actual = actual,
+                         .prompt = KVR_MAX(p->usage.prompt_tokens, (uint64_t)1),
+                         .block_size = (uint32_t)bs};
+    quality_delivered(serve_of(p), &d);
 }
 
 /* Just before it is sent: what of the prompt turns up in the rank's view. */
@@ -542,13 +567,13 @@ static void note_first_token(struct px *p)
 {
     struct metrics *m = &serve_of(p)->metrics;
     uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    bool known = p->routed && p->tokens_n && !p->multimodal && p->status < 400; /* else its length was a guess */
     p->ttft_ms = (double)(now - p->sent_ns) / 1e6;
-    if (p->is_sse && p->status < 400) {
-        histogram_add(&m->ttft, p->ttft_ms / 1000);
-        if (p->tokens_n && !p->multimodal)
-            kvr_router_observe_ttft(p->pool->router, &p->result, p->ttft_ms); /* else its length was a guess */
-    }
-    p->itl_last_ns = now;
+    if (p->is_sse && p->status < 400) histogram_add(&m->ttft, p->ttft_ms / 1000);
+    if (p->is_sse && known) p->other_ms = quality_first_token(serve_of(p), p->pool, &p->result, &p->table, p->ttft_ms);
+    if (known) quality_answered(serve_of(p), &p->result);
+    p->itl_last_ns = p->first_ns = now;
+    p->generated = 0;
     mark_prefill(p);
 }
 
@@ -567,6 +592,7 @@ static void look_at_stream(struct px *p, const char *data, size_t len)
         uint64_t now = kvr_now_ns(kvr_clock_monotonic());
         histogram_add(&serve_of(p)->metrics.itl, (double)(now - p->itl_last_ns) / 1e9 / (double)events);
         p->itl_last_ns = now;
+        p->generated += events;
     }
     if (p->sse.events) track_output(p, p->sse.events);
     if (p->sse.usage.present) p->usage = p->sse.usage;
@@ -927,7 +953,7 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
     p->granted = rc;
     if (rc == 0) {
         p->result = *result;
-        decision_table_take(&p->table, ctx);
+        decision_table_take(&p->table, ctx, p->result.worker);
     }
     pthread_mutex_lock(&l->mail_lock);
     p->ready_next = l->ready;
@@ -1015,6 +1041,7 @@ static enum outcome px_prepare(struct px *p)
                                       .tokens = p->tokens,
                                       .tokens_n = p->tokens_n,
                                       .isl = p->isl,
+                                      .expected_output = p->expected_osl,
                                       .salt = p->salt,
                                       .salt_len = p->salt_len,
                                       .excluded = p->tried,
@@ -1089,7 +1116,7 @@ static enum outcome try_route(struct px *p, bool may_queue)
     }
     p->queued = false;
     if (rc) return refuse_by_router(p, rc);
-    decision_table_take(&p->table, ctx);
+    decision_table_take(&p->table, ctx, p->result.worker);
     return px_booked(p);
 }
 
@@ -1925,6 +1952,7 @@ static struct px *px_new(struct loop *l, struct kvr_http_conn *c)
     p->conn = c;
     p->reason = "load";
     p->length = -1;
+    p->other_ms = -1;
     p->arrived_ms = now_ms();
     atomic_fetch_add(&l->in_flight, 1);
     uv_timer_init(&l->uv, &p->timer);

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Decision quality: best available overlap, chosen overlap (their difference is the regret), delivered overlap. The alarm:
- * a moving mean of |predicted - delivered| / prompt above a tenth says that the views and the engines have parted ways.
+ * a moving mean of |predicted - delivered| / prompt above a tenth says that the views and the engines have parted ways. What requests
+ * ahead were computing is promised by nobody: whether it is delivered or not is no error.
+ *
+ * What choices were worth (choices.h): prompts computed where less of them was held, and why; times to first token beside what the best
+ * other candidate would have taken. Counters are atomics of the data loops; the last minute is the main loop's.
  */
 #include "app/serve/state.h"
 
@@ -19,14 +23,14 @@ void quality_decided(struct serve *s, const struct kvr_router_result *r)
     if (r->waited_ns) histogram_add(&m->queue_wait, (double)r->waited_ns / 1e9);
 }
 
-void quality_delivered(struct serve *s, const char *id, struct kvr_worker w, uint64_t predicted, uint64_t actual, uint64_t prompt,
-                       uint32_t block_size)
+void quality_delivered(struct serve *s, const struct delivery *d)
 {
     struct quality *q = &s->quality;
-    double missing = (double)predicted - (double)actual, share = fabs(missing) / (double)prompt;
-    bool surprising = missing > 0 && actual * 2 < predicted && predicted >= block_size, log = false;
+    uint64_t error = choices_error(d->predicted, d->pending, d->actual);
+    double share = (double)error / (double)d->prompt;
+    bool surprising = d->actual * 2 < d->predicted && d->predicted >= d->block_size, log = false;
     uint64_t now = now_ms(), skipped = 0;
-    histogram_add(&s->metrics.shortfall, fabs(missing) / block_size);
+    histogram_add(&s->metrics.shortfall, (double)error / d->block_size);
     pthread_mutex_lock(&s->lock);
     q->answers++;
     q->divergence += KVR_MAX(SHARE, 1.0 / (double)q->answers) * (share - q->divergence);
@@ -45,10 +49,139 @@ void quality_delivered(struct serve *s, const char *id, struct kvr_worker w, uin
     }
     pthread_mutex_unlock(&s->lock);
     if (log)
-        kvr_log("kvroute: request %s: %llu cached tokens predicted on worker %llu rank %u, %llu delivered (%llu like it before)", id,
-                (unsigned long long)predicted, (unsigned long long)w.worker_id, w.dp_rank, (unsigned long long)actual,
+        kvr_log("kvroute: request %s: %llu cached tokens predicted on worker %llu rank %u, %llu delivered (%llu like it before)", d->id,
+                (unsigned long long)d->predicted, (unsigned long long)d->worker.worker_id, d->worker.dp_rank, (unsigned long long)d->actual,
                 (unsigned long long)skipped);
     if (turned)
         kvr_log("kvroute: predicted and delivered cached tokens %s: %.1f %% of the prompt apart",
                 diverged ? "have parted ways" : "agree again", 100 * divergence);
+}
+
+/* ---- what choices were worth --------------------------------------------------------------------------- */
+
+static void count(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+void quality_answered(struct serve *s, const struct kvr_router_result *r)
+{
+    struct metrics *m = &s->metrics;
+    struct choices_verdict v = choices_judge(r, s->o->temperature > 0);
+    count(&m->choices_total, 1);
+    if (v.moved) count(&m->moves[v.reason], 1);
+    if (v.again) count(&m->computed_again[v.reason], v.again);
+}
+
+double quality_first_token(struct serve *s, struct pool *pool, const struct kvr_router_result *r, const struct decision_table *t, double ms)
+{
+    struct metrics *m = &s->metrics;
+    struct kvr_ttft_question others[TABLE_ROWS + 1]; /* and itself, alone */
+    size_t n = 0;
+    double best = -1;
+    for (uint32_t i = 0; i < t->n && r->scored; i++) {
+        const struct decision_row *k = &t->rows[i];
+        if (kvr_worker_cmp(k->worker, r->worker))
+            others[n++] = (struct kvr_ttft_question){k->worker.worker_id, (double)k->own_tokens, (double)k->prefill_tokens,
+                                                     (double)k->generating, -1};
+    }
+    others[n] = (struct kvr_ttft_question){r->worker.worker_id, (double)r->prefill_tokens, 0, 0, -1};
+    if (!kvr_router_observe_ttft_beside(pool->router, r, ms, others, n + 1)) return -1;
+    for (size_t i = 0; i < n; i++)
+        if (others[i].ms >= 0 && (best < 0 || others[i].ms < best)) best = others[i].ms;
+    if (best < 0) return -1;
+    count(&m->choices_compared, 1);
+    count(&m->choices_seen_us, (uint64_t)(ms * 1000));
+    count(&m->choices_alone_us, (uint64_t)(KVR_MAX(others[n].ms, 0.0) * 1000));
+    histogram_add(ms > best ? &m->choice_regret : &m->choice_gain, fabs(ms - best));
+    return best;
+}
+
+/* Blocks that events have stored and removed, of all partitions. */
+static void add_events(const struct serve *s, struct choices_totals *t)
+{
+    struct kvr_index_stats st;
+    for (const struct pool *p = s->pools; p; p = p->next) {
+        if (!p->index) continue;
+        kvr_index_stats(p->index, &st);
+        t->stored_blocks += st.stored_blocks;
+        t->removed_blocks += st.removed_blocks;
+    }
+}
+
+static struct choices_totals totals(struct serve *s)
+{
+    struct metrics *m = &s->metrics;
+    struct choices_totals t = {.choices = atomic_load(&m->choices_total),
+                               .compared = atomic_load(&m->choices_compared),
+                               .seen_ms = (double)atomic_load(&m->choices_seen_us) / 1e3,
+                               .alone_ms = (double)atomic_load(&m->choices_alone_us) / 1e3,
+                               .regret_ms = (double)atomic_load(&m->choice_regret.sum_micro) / 1e6,
+                               .gain_ms = (double)atomic_load(&m->choice_gain.sum_micro) / 1e6};
+    for (int i = 0; i < CHOICES_REASONS_N; i++) {
+        t.moved[i] = atomic_load(&m->moves[i]);
+        t.again[i] = atomic_load(&m->computed_again[i]);
+    }
+    add_events(s, &t);
+    return t;
+}
+
+static struct choices_totals last_minute(struct serve *s)
+{
+    struct choices_totals now = totals(s);
+    return choices_last_minute(&s->choices, &now);
+}
+
+void quality_tick(struct serve *s)
+{
+    char line[1024];
+    struct choices_totals now = totals(s);
+    if (choices_tick(&s->choices, &now, line, sizeof line)) kvr_log("kvroute: %s", line);
+}
+
+static void put_reasons(struct kvr_buf *b, const char *key, const uint64_t values[CHOICES_REASONS_N])
+{
+    kvr_json_key(b, key);
+    kvr_json_open(b, '{');
+    for (int i = 0; i < CHOICES_REASONS_N; i++) kvr_json_put_u64(b, choices_reason_name(i), values[i]);
+    kvr_json_close(b, '}');
+}
+
+void quality_write(struct serve *s, struct kvr_buf *b)
+{
+    char line[1024];
+    struct choices_totals m = last_minute(s);
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "choices", m.choices);
+    put_reasons(b, "moved", m.moved);
+    put_reasons(b, "blocks_computed_again", m.again);
+    kvr_json_put_u64(b, "stored_blocks", m.stored_blocks);
+    kvr_json_put_u64(b, "removed_blocks", m.removed_blocks);
+    kvr_json_put_u64(b, "compared", m.compared);
+    kvr_json_put_double(b, "ttft_ms", m.compared ? m.seen_ms / (double)m.compared : 0);
+    kvr_json_put_double(b, "alone_ms", m.compared ? m.alone_ms / (double)m.compared : 0);
+    kvr_json_put_double(b, "regret_ms", m.compared ? m.regret_ms / (double)m.compared : 0);
+    kvr_json_put_double(b, "gain_ms", m.compared ? m.gain_ms / (double)m.compared : 0);
+    kvr_json_put_str(b, "advice", choices_advice(&m, line, sizeof line) ? line : "");
+    kvr_json_close(b, '}');
+}
+
+static void put_by_reason(struct kvr_buf *b, const char *name, const char *help, _Atomic uint64_t values[CHOICES_REASONS_N])
+{
+    kvr_buf_printf(b, "# HELP kvroute_%s %s\n# TYPE kvroute_%s counter\n", name, help, name);
+    for (int i = 0; i < CHOICES_REASONS_N; i++)
+        kvr_buf_printf(b, "kvroute_%s{reason=\"%s\"} %llu\n", name, choices_reason_name(i), (unsigned long long)atomic_load(&values[i]));
+}
+
+void quality_metrics(struct serve *s, struct kvr_buf *b)
+{
+    struct choices_totals m = last_minute(s);
+    put_by_reason(b, "prefix_moves_total", "Prompts of which another rank held half or more, and more than the chosen one",
+                  s->metrics.moves);
+    put_by_reason(b, "blocks_computed_again_total", "Blocks of prompts that another rank held and the chosen one computed",
+                  s->metrics.computed_again);
+    kvr_buf_printf(b,
+                   "# HELP kvroute_evictions_per_stored_block Blocks that events removed in the last minute for each that they stored\n"
+                   "# TYPE kvroute_evictions_per_stored_block gauge\nkvroute_evictions_per_stored_block %.6g\n",
+                   choices_evictions(&m));
 }

@@ -128,6 +128,7 @@ static void on_second(uv_timer_t *t)
     struct serve *s = t->data;
     pools_tick(s);
     selection_tick(s);
+    quality_tick(s);
     if (!atomic_load(&s->draining)) {
         serve_pump(s); /* a breaker's pause may be over */
         return;

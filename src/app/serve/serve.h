@@ -31,7 +31,7 @@ struct serve_options {
     uint64_t max_connections, max_tree_size;
     int mode, tokenizer;                        /* enum kvr_router_mode, enum serve_tokenizer */
     int cost, queue_policy, prefill_load_model; /* enum kvr_cost_kind, enum kvr_queue_policy, none|fitted */
-    double shared_multiplier, predicted_ttl_secs, load_bound, recompute_share, guard_ratio, queue_ageing, queue_keepalive;
+    double shared_multiplier, predicted_ttl_secs, queue_ageing, queue_keepalive;
     double busy_decode_blocks, busy_prefill_tokens, busy_prefill_frac, request_expiry;
     bool load_aware, ask_engines;
     char *policy_config, *overlap_weight_text, *replica_sync_peers, *replica_sync_bind;

@@ -25,7 +25,7 @@
  *   learn.c     what of that is used, what differs from what was given, what is missing
  *   admin.c     admin port                                              (main loop)
  *   decisions.c the last decisions, for the admin page
- *   quality.c   what was predicted against what was delivered
+ *   quality.c   what was predicted against what was delivered; choices.c: the arithmetic
  *   evidence.c  what the answers say of the views; watches.c  what the events said meanwhile
  *   serve.c     start, threads, signals, drain
  *
@@ -46,6 +46,7 @@
 #include <uv.h>
 #include <kvroute/router.h>
 
+#include "app/serve/choices.h"
 #include "app/serve/serve.h"
 #include "base/buf.h"
 #include "net/event_recorder.h"
@@ -184,16 +185,26 @@ struct worker {
 
 /* ---- the rest ---------------------------------------------------------------------------------------- */
 
+/* Terms of the delay cost, in ms. */
+struct delay_terms {
+    float first, computing, generation, pass;
+};
+
+struct decision_row {
+    struct kvr_worker worker;
+    float device, host, disk, pending, copy, pressure;
+    uint32_t requests, generating;
+    struct delay_terms delay;
+    uint64_t prefill_tokens, decode_blocks, own_tokens; /* own: prompt tokens that it would compute */
+    double cost;
+};
+
 /* The cheapest candidates of a decision, cheapest first; `total` says how many there were. */
 struct decision_table {
     uint32_t n, total;
-    struct {
-        struct kvr_worker worker;
-        float device, host, disk;
-        uint32_t requests;
-        uint64_t prefill_tokens, decode_blocks;
-        double cost;
-    } rows[TABLE_ROWS];
+    bool has_delay; /* the cost has these terms */
+    struct delay_terms chosen;
+    struct decision_row rows[TABLE_ROWS];
 };
 
 struct decision {
@@ -201,9 +212,10 @@ struct decision {
     char id[ID_MAX], model[48], reason[32];
     struct kvr_worker worker;
     uint64_t isl, cached_tokens, actual_cached;
-    uint32_t overlap_blocks, status;
+    uint32_t overlap_blocks, pending_blocks, status;
     bool has_actual;
     double best_blocks, effective_blocks, cost, waited_ms, ttft_ms;
+    double other_ms; /* what the best other candidate would have taken to the first token; negative: not compared */
     struct decision_table table;
 };
 
@@ -232,6 +244,7 @@ struct decision {
     X(multimodal_unplaced_total, "Those of them whose first such part has no known place in the tokens: routed by load")                   \
     X(tokenize_cache_hits_total, "Prompts found in the token cache")                                                                       \
     X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")                                        \
+    X(choices_total, "Requests with known tokens that were answered: those that moves, blocks computed again and regret are of")           \
     X(usage_answers_total, "Answers whose usage told how much was cached")                                                                 \
     X(usage_untold_total, "Answers whose usage did not, from workers that have not told yet: they count nowhere else")                     \
     X(prompt_tokens_total, "Prompt tokens, of answers whose usage told how much was cached")                                               \
@@ -261,12 +274,15 @@ struct metrics {
 #undef SERVE_LABELLED_FIELD
     struct histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
     struct histogram best_overlap, regret, shortfall, queue_wait, remote_query;
+    struct histogram choice_regret, choice_gain;
+    _Atomic uint64_t choices_compared, choices_seen_us, choices_alone_us; /* choices_totals.compared, .seen_ms, .alone_ms */
+    _Atomic uint64_t moves[CHOICES_REASONS_N], computed_again[CHOICES_REASONS_N];
     _Atomic uint64_t remote_partial;
 };
 
 /* How predictions fare, under serve.lock (quality.c). */
 struct quality {
-    double divergence; /* moving mean of |predicted - delivered| / prompt */
+    double divergence; /* moving mean of choices_error / prompt */
     uint64_t answers, last_log_ms, unlogged;
     bool diverged;
 };
@@ -320,7 +336,8 @@ struct serve {
     struct decision *decisions; /* ring */
     uint64_t decisions_n;
     struct quality quality;
-    struct series *series; /* of requests that no worker had, labels.c */
+    struct choices_watch choices; /* main loop's */
+    struct series *series;        /* of requests that no worker had, labels.c */
     struct metrics metrics;
     struct loop **loops;
     size_t loops_n;
@@ -566,6 +583,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out);
 int engine_load_start(struct serve *s);
 void engine_load_tick(struct serve *s); /* main loop */
 void engine_load_stop(void);
+void engine_load_tell_locked(const struct worker *w); /* a worker that is new to its router: what is known of it */
 void engine_load_write(const struct serve *s, struct kvr_buf *b, const struct rank_load *r); /* the member `engine` */
 void engine_load_metrics(struct serve *s, struct kvr_buf *b);
 
@@ -580,13 +598,29 @@ void decisions_add(struct serve *s, const struct decision *d);
 void decisions_write(struct serve *s, struct kvr_buf *out, size_t most);
 /* The decision of one request id, with its table. false: not kept (any more). */
 bool decisions_write_one(struct serve *s, struct kvr_buf *out, const char *id, size_t len);
-void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx);
+/* From the context that has decided. */
+void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, struct kvr_worker chosen);
 void decision_table_header(const struct decision_table *t, struct kvr_buf *out);
 
 /* quality.c */
 void quality_decided(struct serve *s, const struct kvr_router_result *r);
-void quality_delivered(struct serve *s, const char *id, struct kvr_worker w, uint64_t predicted, uint64_t actual, uint64_t prompt,
-                       uint32_t block_size);
+/* Cached tokens of an answer: `predicted` by the view, `pending` on requests ahead of it. */
+struct delivery {
+    const char *id;
+    struct kvr_worker worker;
+    uint64_t predicted, pending, actual, prompt;
+    uint32_t block_size;
+};
+void quality_delivered(struct serve *s, const struct delivery *d);
+/* The first token of a request, or its answer, has come: what its prompt's place was worth. */
+void quality_answered(struct serve *s, const struct kvr_router_result *r);
+/* A time to first token: teaches the model, and is compared with what it says of the other candidates. Returns: ms to the first token of
+ * the best of these; negative: it is not compared. */
+double quality_first_token(struct serve *s, struct pool *pool, const struct kvr_router_result *r, const struct decision_table *t,
+                           double ms);
+void quality_tick(struct serve *s);                       /* main loop, once a second: says what could be better */
+void quality_write(struct serve *s, struct kvr_buf *b);   /* main loop: an object of the last minute */
+void quality_metrics(struct serve *s, struct kvr_buf *b); /* main loop */
 
 /* health.c */
 int health_start(struct serve *s);

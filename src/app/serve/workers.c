@@ -239,6 +239,7 @@ static void inherit_locked(struct worker *w, struct worker *old)
     w->models_status = old->models_status;
     w->requests = old->requests;
     w->errors = old->errors;
+    if (w->dp_start == old->dp_start) memcpy(w->loads, old->loads, sizeof w->loads);
     old->models = NULL;
     old->models_n = 0;
 }
@@ -271,6 +272,7 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
         return -1;
     }
     kvr_router_set_limits(w->pool->router, w->id, w->max_num_batched_tokens, w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
+    engine_load_tell_locked(w);
     bool event_mode = s->o->kv_events && w->pool->index;
     for (uint32_t r = 0; event_mode && r < w->dp_size; r++)
         kvr_router_set_trusted(w->pool->router, (struct kvr_worker){w->id, w->dp_start + r}, false);

@@ -30,7 +30,7 @@ def choose(candidates: list[kvroute._Candidate]) -> int | None:
 
 
 config = kvroute.KvRouterConfig(router_queue_policy="wspt", router_queue_threshold=1.5, use_kv_events=False, router_ttl_secs=60, seed=3)
-config.with_overrides(cost="lmetric", overlap_score_weight=2)
+config.with_overrides(cost="linear", overlap_score_weight=2)
 router = kvroute.KvRouter(None, 16, config, worker_type="decode", select=choose, queue_timeout_secs=5)
 router.add_worker(1, data_parallel_size=2, max_num_batched_tokens=8192, taints=["fast"])
 worker, rank, overlap = router.best_worker(tokens, {"router_temperature": 0.5}, "r1", routing_constraints={"required_taints": ["fast"]},

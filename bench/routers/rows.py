@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of the routers: workloads (kvroute replay --workload) and the engines they meet."""
+
+
+class Row:
+    def __init__(self, name, workload, blocks, speedup=1, trace=False, meaning=""):
+        self.name, self.workload, self.blocks, self.speedup, self.trace, self.meaning = name, workload, blocks, speedup, trace, meaning
+
+
+CONVERSATIONS = "24 system prompts of 2,048 tokens, five turns of about 256, answers of 24; one cache does not hold all system prompts"
+HOT = "four of five requests share 6,144 tokens, the others one of 64 prefixes of 2,048"
+TRACE = "rows of a Mooncake trace, answers of at most 24 tokens"
+
+
+def rows(seconds=16):
+    """In the order in which they run. Traces have their own times."""
+    timed = lambda name, workload, rate, blocks, meaning: Row(name, f"{workload},rate={rate},seconds={seconds:g}", blocks, meaning=meaning)
+    traced = lambda name, speedup, n: Row(name, f"trace,speedup={speedup},requests={n},output-max=24", 16384, 2, True,
+                                          f"{TRACE}: {n} rows, {speedup} times as fast; engines twice as fast")
+    return [
+        timed("conv-15", "conversations", 15, 2560, CONVERSATIONS),
+        timed("conv-60", "conversations", 60, 2560, CONVERSATIONS),
+        timed("conv-95", "conversations", 95, 2560, CONVERSATIONS + "; more than the engines can do without a good cache"),
+        timed("hot-55", "hot", 55, 8192, HOT),
+        timed("hot-120", "hot", 120, 8192, HOT),
+        timed("siblings-48", "siblings", 48, 8192, "16 requests at one moment that share 4,096 new tokens"),
+        timed("uniform-30", "uniform", 30, 8192, "512 to 4,096 tokens, nothing shared"),
+        timed("tail-50", "tail", 50, 8192, "lognormal lengths up to 24,000 tokens, nothing shared"),
+        traced("trace-x4", 4, 250),
+        traced("trace-x8", 8, 440),
+    ]

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sim.c       moments, engines, requests       policies.c  the table of policies
+ * routers.c   who chooses, what is told        sticky.c    other routers' trees
+ * scenes.c    the table of scenes              compare.c   policies over scenes and seeds, with intervals
+ * without.c   the default without one of its parts
+ */
+#ifndef KVR_SIM_INTERNAL_H
+#define KVR_SIM_INTERNAL_H
+
+#include <kvroute/router.h>
+
+#include "sim/sim.h"
+#include "sim/sticky.h"
+#include "sim/without.h"
+
+struct sim_policy {
+    const char *name, *meaning;
+    enum kvr_router_mode mode;
+    enum kvr_cost_kind cost;
+    double predicted_s;                /* own decisions count as cached for so long; 0: do not */
+    const struct sticky_rules *sticky; /* NULL: the library chooses */
+    enum sim_part without;
+};
+
+/* One request at one router. */
+struct sim_choice {
+    struct kvr_router_result decision;
+    uint32_t router, worker; /* from 0 */
+};
+
+struct sim_ask {
+    uint64_t number; /* of the request, different for each booking */
+    const uint32_t *tokens;
+    const uint64_t *locals, *seqs;
+    size_t blocks_n, tokens_n;
+};
+
+/* ---- routers.c: N routers over one index, which all events reach at once ---- */
+
+struct sim_routers;
+
+struct sim_routers_config {
+    const struct sim_policy *policy;
+    const struct kvr_clock *clock;
+    uint32_t routers, workers, block_size;
+    uint64_t seed, tell_ns;
+};
+
+int sim_routers_create(const struct sim_routers_config *config, struct sim_routers **out);
+void sim_routers_destroy(struct sim_routers *r);
+/* Workers are those that are present. Returns: 0 or -KVR_ENOMEM. */
+int sim_routers_add_worker(struct sim_routers *r, uint32_t worker);
+void sim_routers_remove_worker(struct sim_routers *r, uint32_t worker);
+void sim_routers_event(struct sim_routers *r, const struct kvr_event *ev);
+/* Tells what has been on its way for long enough. Returns: when to call again, UINT64_MAX: when something has been booked. */
+uint64_t sim_routers_tell(struct sim_routers *r);
+/* The next router in turn chooses and books. Returns: 0, or an error of the router. */
+int sim_routers_choose(struct sim_routers *r, const struct sim_ask *ask, struct sim_choice *out);
+void sim_routers_first_token(struct sim_routers *r, const struct sim_choice *c, uint64_t number, double ttft_ms);
+/* tokens 0: it failed. */
+void sim_routers_ended(struct sim_routers *r, const struct sim_choice *c, uint64_t number, double tokens, double generating_ms);
+int sim_routers_status(const struct sim_routers *r); /* 0, or -KVR_ENOMEM once memory was short */
+
+#endif

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Policies: a row each. The numbers of other routers are the defaults of their command lines: sglang-router 0.3.2, smg 1.13.0 and
+ * vllm-router 0.1.17; `tree` has those of the rule as it was first published (the library default in their sources). What smg does
+ * besides when backends report overload is left out.
+ */
+#include <string.h>
+
+#include "sim/internal.h"
+
+#define MEGA (1ULL << 20)
+
+static const struct sticky_rules sglang = {0.3, 64, 1.5, STICKY_SPREAD, STICKY_LEAST_LOADED, true, 64 * MEGA, 60};
+static const struct sticky_rules smg = {0.3, 64, 1.5, STICKY_MEAN, STICKY_LEAST_USED, false, 64 * MEGA, 60};
+static const struct sticky_rules vllm = {0.3, 64, 1.5, STICKY_SPREAD, STICKY_LEAST_LOADED, true, 32 * MEGA, 120};
+static const struct sticky_rules tree = {0.5, 32, 1.1, STICKY_SPREAD, STICKY_SMALLEST, true, 64 * MEGA, 60};
+
+static const struct sim_policy policies[] = {
+    {"round-robin", "in turns", KVR_MODE_ROUND_ROBIN, KVR_COST_LINEAR, 0, NULL, SIM_WHOLE},
+    {"least-loaded", "fewest requests", KVR_MODE_LEAST_LOADED, KVR_COST_LINEAR, 0, NULL, SIM_WHOLE},
+    {"auto", "the delay that a choice adds to everybody: the default", KVR_MODE_KV, KVR_COST_DELAY, 0, NULL, SIM_WHOLE},
+    {"linear", "blocks to compute and blocks in use (NVIDIA Dynamo's cost)", KVR_MODE_KV, KVR_COST_LINEAR, 0, NULL, SIM_WHOLE},
+    {"linear+ttl", "linear, and own decisions count as cached for 5 s", KVR_MODE_KV, KVR_COST_LINEAR, 5, NULL, SIM_WHOLE},
+    {"sglang-router", "a tree of what was sent where; rules of sglang-router 0.3.2", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &sglang,
+     SIM_WHOLE},
+    {"smg", "the same; rules of smg 1.13.0", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &smg, SIM_WHOLE},
+    {"vllm-router", "the same; rules of vllm-router 0.1.17", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &vllm, SIM_WHOLE},
+    {"tree", "the same, as first published: 0.5, 32, 1.1, smallest tree", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &tree, SIM_WHOLE},
+};
+
+/* The default without one of its parts: found by name, not among all. */
+#define WITHOUT(name, what, part)                                                                                                          \
+    {                                                                                                                                      \
+        "auto-without-" name, "auto without " what, KVR_MODE_KV, KVR_COST_DELAY, 0, NULL, part                                             \
+    }
+static const struct sim_policy ablations[] = {
+    WITHOUT("computing", "the price of computing for others", SIM_COMPUTING),
+    WITHOUT("generation", "what generates", SIM_GENERATION),
+    WITHOUT("pass", "the price of a pass", SIM_PASS),
+    WITHOUT("pending", "what requests that are booked compute", SIM_PENDING),
+    WITHOUT("copies", "copies of what is hot", SIM_COPIES),
+    WITHOUT("eviction", "the price of what is evicted", SIM_EVICTION),
+    WITHOUT("factors", "unlike workers' factors", SIM_FACTORS),
+    WITHOUT("turns", "turns among near equals", SIM_TURNS),
+};
+
+const size_t sim_ablations_n = KVR_ARRAY_LEN(ablations);
+
+const struct sim_policy *sim_ablation_at(size_t i)
+{
+    return &ablations[i];
+}
+
+const size_t sim_policies_n = KVR_ARRAY_LEN(policies);
+
+const struct sim_policy *sim_policy_at(size_t i)
+{
+    return &policies[i];
+}
+
+const struct sim_policy *sim_policy_find(const char *name, size_t len)
+{
+    for (size_t i = 0; i < sim_policies_n; i++)
+        if (strlen(policies[i].name) == len && !memcmp(policies[i].name, name, len)) return &policies[i];
+    for (size_t i = 0; i < sim_ablations_n; i++)
+        if (strlen(ablations[i].name) == len && !memcmp(ablations[i].name, name, len)) return &ablations[i];
+    return NULL;
+}
+
+const char *sim_policy_name(const struct sim_policy *p)
+{
+    return p->name;
+}
+
+const char *sim_policy_meaning(const struct sim_policy *p)
+{
+    return p->meaning;
+}
+
+bool sim_policy_is_ours(const struct sim_policy *p)
+{
+    return p->sticky == NULL;
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Scenes: a row each. Conversations, siblings, hot prefixes, uniform prompts and tails on four workers are those of a laboratory of real
+ * processes; agents, shared prefixes, bursts and long tails on eight are this simulator's oldest. Traces have their answers cut to 24
+ * tokens, as engines that generate little show what routing does.
+ */
+#include <string.h>
+
+#include "sim/sim.h"
+
+#define CONV  "conversations,rate="
+#define TRACE "trace,seconds=16,output-max=24,speedup="
+#define MADE  "mooncake,seconds=40,output-max=24,speedup="
+#define OLD   ",seconds=0,requests=2400"
+
+const struct sim_scene sim_scenes[] = {
+    {.name = "conv15", .meaning = "conversations, scarce caches, little load", .traffic = CONV "15", .workers = 4, .blocks = 2560},
+    {.name = "conv60", .meaning = "conversations, scarce caches", .traffic = CONV "60", .workers = 4, .blocks = 2560},
+    {.name = "conv80", .meaning = "conversations, scarce caches, much load", .traffic = CONV "80", .workers = 4, .blocks = 2560},
+    {.name = "conv95", .meaning = "conversations, scarce caches, more than is good", .traffic = CONV "95", .workers = 4, .blocks = 2560},
+    {.name = "conv120", .meaning = "conversations, scarce caches, overload", .traffic = CONV "120", .workers = 4, .blocks = 2560},
+    {.name = "conv60-tiny", .meaning = "conversations, caches far too small", .traffic = CONV "60", .workers = 4, .blocks = 1600},
+    {.name = "conv60-big", .meaning = "conversations, caches that hold everything", .traffic = CONV "60", .workers = 4, .blocks = 8192},
+    {.name = "conv60-chunks",
+     .meaning = "conversations, passes of 1,024 tokens",
+     .traffic = CONV "60",
+     .workers = 4,
+     .blocks = 2560,
+     .tokens_per_pass = 1024},
+    {.name = "conv25-answers",
+     .meaning = "conversations with answers of 200 tokens",
+     .traffic = CONV "25,output=200,output-spread=0.5",
+     .workers = 4,
+     .blocks = 4096},
+    {.name = "sib48", .meaning = "bursts of 16 siblings", .traffic = "siblings,rate=48", .workers = 4, .blocks = 8192},
+    {.name = "sib100", .meaning = "bursts of 16 siblings, much load", .traffic = "siblings,rate=100", .workers = 4, .blocks = 8192},
+    {.name = "hot55", .meaning = "one hot prefix", .traffic = "hot,rate=55", .workers = 4, .blocks = 8192},
+    {.name = "hot120", .meaning = "one hot prefix, much load", .traffic = "hot,rate=120", .workers = 4, .blocks = 8192},
+    {.name = "uniform30", .meaning = "nothing shared", .traffic = "uniform,rate=30", .workers = 4, .blocks = 8192},
+    {.name = "tail50", .meaning = "lognormal lengths, nothing shared", .traffic = "tail,rate=50", .workers = 4, .blocks = 8192},
+    {.name = "tail50-chunks",
+     .meaning = "lognormal lengths, passes of 1,024 tokens",
+     .traffic = "tail,rate=50",
+     .workers = 4,
+     .blocks = 8192,
+     .tokens_per_pass = 1024},
+    {.name = "mixed60", .meaning = "several kinds beside each other", .traffic = "mixed,rate=60", .workers = 4, .blocks = 4096},
+    {.name = "agents", .meaning = "twelve turns, 8 workers", .traffic = "agents,rate=68.6" OLD, .workers = 8, .blocks = 16384},
+    {.name = "agents-scarce", .meaning = "twelve turns, scarce caches", .traffic = "agents,rate=68.6" OLD, .workers = 8, .blocks = 6000},
+    {.name = "agents-busy", .meaning = "twelve turns, half as much again", .traffic = "agents,rate=103" OLD, .workers = 8, .blocks = 16384},
+    {.name = "shared", .meaning = "64 prefixes of unlike popularity", .traffic = "shared,rate=83.3" OLD, .workers = 8, .blocks = 16384},
+    {.name = "uniform91",
+     .meaning = "nothing shared, longer answers",
+     .traffic = "uniform,rate=90.9,own-tokens=1500,own-spread=0.667,output=100,output-spread=0.5" OLD,
+     .workers = 8,
+     .blocks = 16384},
+    {.name = "burst32",
+     .meaning = "bursts of 32 siblings on an idle fleet",
+     .traffic = "siblings,rate=100,burst=32,output=100,output-spread=0.5" OLD,
+     .workers = 8,
+     .blocks = 16384},
+    {.name = "longtail", .meaning = "Pareto lengths, nothing shared", .traffic = "long-tail,rate=90.9" OLD, .workers = 8, .blocks = 16384},
+    {.name = "trace4", .meaning = "a trace four times as fast", .traffic = TRACE "4", .workers = 4, .blocks = 16384, .speed = 2},
+    {.name = "trace8", .meaning = "a trace eight times as fast", .traffic = TRACE "8", .workers = 4, .blocks = 16384, .speed = 2},
+    {.name = "mooncake4", .meaning = "a made-up trace four times as fast", .traffic = MADE "4", .workers = 4, .blocks = 16384, .speed = 2},
+    {.name = "mooncake8", .meaning = "a made-up trace eight times as fast", .traffic = MADE "8", .workers = 4, .blocks = 16384, .speed = 2},
+    {.name = "fleet8", .meaning = "conversations, 8 workers", .traffic = CONV "190", .workers = 8, .blocks = 2560},
+    {.name = "fleet32", .meaning = "conversations, 32 workers of 800 blocks", .traffic = CONV "480", .workers = 32, .blocks = 800},
+    {.name = "fleet32-uniform", .meaning = "nothing shared, 32 workers", .traffic = "uniform,rate=240", .workers = 32, .blocks = 8192},
+    {.name = "fleet256", .meaning = "conversations, 256 workers", .traffic = CONV "3840,seconds=4", .workers = 256, .blocks = 800},
+    {.name = "speeds",
+     .meaning = "conversations, engines of unlike speed",
+     .traffic = CONV "60",
+     .workers = 4,
+     .blocks = 2560,
+     .speeds = {1.5, 1.5, 0.75, 0.75}},
+    {.name = "speeds-hot",
+     .meaning = "a hot prefix, engines of unlike speed",
+     .traffic = "hot,rate=120",
+     .workers = 4,
+     .blocks = 8192,
+     .speeds = {1.5, 1.5, 0.75, 0.75}},
+    {.name = "caches", .meaning = "conversations, caches 1 to 4", .traffic = CONV "60", .workers = 4, .blocks = 2560, .caches = {0.4, 1.6}},
+    {.name = "comes-and-goes",
+     .meaning = "conversations, a worker leaves and comes back empty",
+     .traffic = CONV "60",
+     .workers = 4,
+     .blocks = 2560,
+     .leaves_s = 5,
+     .returns_s = 9},
+    {.name = "routers2",
+     .meaning = "conversations, two routers that hear of each other after 2 ms",
+     .traffic = CONV "80",
+     .workers = 4,
+     .blocks = 2560,
+     .routers = 2,
+     .tell_ms = 2},
+    {.name = "routers4",
+     .meaning = "conversations, four routers that hear of each other after 2 ms",
+     .traffic = CONV "80",
+     .workers = 4,
+     .blocks = 2560,
+     .routers = 4,
+     .tell_ms = 2},
+};
+
+const size_t sim_scenes_n = KVR_ARRAY_LEN(sim_scenes);
+
+const struct sim_scene *sim_scene_find(const char *name, size_t len)
+{
+    for (size_t i = 0; i < sim_scenes_n; i++)
+        if (strlen(sim_scenes[i].name) == len && !memcmp(sim_scenes[i].name, name, len)) return &sim_scenes[i];
+    return NULL;
+}
+
+bool sim_scene_needs_trace(const struct sim_scene *scene)
+{
+    return strncmp(scene->traffic, "trace,", 6) == 0;
+}
+
+int sim_scene_config(const struct sim_scene *scene, const char *trace, struct sim_config *out, char *err, size_t cap)
+{
+    struct sim_config c;
+    sim_config_init(&c);
+    c.traffic.file = trace;
+    int rc = traffic_parse(scene->traffic, &c.traffic, err, cap);
+    if (rc) return rc;
+    c.workers = scene->workers;
+    c.blocks = scene->blocks;
+    if (scene->tokens_per_pass) c.tokens_per_pass = scene->tokens_per_pass;
+    if (scene->speed > 0) c.speed = scene->speed;
+    memcpy(c.speeds, scene->speeds, sizeof c.speeds);
+    memcpy(c.caches, scene->caches, sizeof c.caches);
+    if (scene->routers) c.routers = scene->routers;
+    c.tell_ms = scene->tell_ms;
+    c.leaves_s = scene->leaves_s;
+    c.returns_s = scene->returns_s;
+    *out = c;
+    return 0;
+}
