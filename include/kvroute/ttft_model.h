@@ -6,7 +6,7 @@
  *
  * `own` are the request's prompt tokens that were not cached, `ahead` the prompt tokens that waited or were being computed
  * before it, `requests` those that were generating (not those in prefill: their tokens are counted already). Four parameters, each at least
- * 0.
+ * 0, and token at least 0.0002 (five million tokens a second): a token is never free, or nothing would speak for what is cached.
  *
  * base, token and request are fitted to calm observations, those with nothing ahead: where prompts queue, own and waiting tokens
  * come together, and one line for all gives the price of a token to whichever varied more. Where calm ones are rare (a fleet that is
@@ -39,7 +39,7 @@ extern "C" {
 #define KVR_TTFT_WARM 20u
 
 struct kvr_ttft_model {
-    double base_ms, token_ms, ahead_ms, request_ms; /* what kvr_ttft_predict uses; >= 0 */
+    double base_ms, token_ms, ahead_ms, request_ms; /* what kvr_ttft_predict uses; >= 0, token_ms > 0 */
     double s[3][3], t[3];                           /* decayed sums of x x' and x y over calm observations; tokens in thousands */
     double ahead_xx, ahead_xy;                      /* the same of the others: waiting tokens, and the ms that the line does not explain */
     double calm;                                    /* so many tokens ahead for each own one are calm still */

@@ -9,6 +9,9 @@
 enum { FEATURES = 3 };
 static const double KEEP = 0.995, TOKENS_UNIT = 1000, RIDGE = 0.1;
 static const double PRIOR[FEATURES] = {1, 50, 0};
+/* No parameter is less. That of a token is so little that no engine computes as fast, but not 0: where times are all noise a token would be
+ * free, and what is cached would not be looked at. */
+static const double LEAST[FEATURES] = {0, 0.2, 0};
 /* The price of waiting tokens is held to half that of own ones as by ten observations of 1,000. */
 static const double AHEAD_HOLD = 10;
 /* How fast the line between calm observations and others moves: up with each that is not calm, down (by a share) with each that is. One
@@ -40,7 +43,8 @@ double kvr_ttft_predict(const struct kvr_ttft_model *m, double own, double ahead
     return m->base_ms + m->token_ms * own + m->ahead_ms * ahead + m->request_ms * requests;
 }
 
-/* Solves for the parameters in `active`, the others being 0. The matrix is positive definite by the ridge. */
+/* What the sums say when the `active` parameters are fitted and the others are their least. The matrix is positive definite by the ridge.
+ */
 static void solve(const struct kvr_ttft_model *m, const bool active[FEATURES], double theta[FEATURES])
 {
     double a[FEATURES][FEATURES + 1];
@@ -50,13 +54,15 @@ static void solve(const struct kvr_ttft_model *m, const bool active[FEATURES], d
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < n; k++) a[i][k] = m->s[at[i]][at[k]] + (i == k ? RIDGE : 0);
         a[i][n] = m->t[at[i]] + RIDGE * PRIOR[at[i]];
+        for (int k = 0; k < FEATURES; k++)
+            if (!active[k]) a[i][n] -= m->s[at[i]][k] * LEAST[k];
     }
     for (int i = 0; i < n; i++)
         for (int r = i + 1; r < n; r++) {
             double f = a[r][i] / a[i][i];
             for (int k = i; k <= n; k++) a[r][k] -= f * a[i][k];
         }
-    for (int i = 0; i < FEATURES; i++) theta[i] = 0;
+    for (int i = 0; i < FEATURES; i++) theta[i] = LEAST[i];
     for (int i = n - 1; i >= 0; i--) {
         double v = a[i][n];
         for (int k = i + 1; k < n; k++) v -= a[i][k] * theta[at[k]];
@@ -64,7 +70,7 @@ static void solve(const struct kvr_ttft_model *m, const bool active[FEATURES], d
     }
 }
 
-/* Takes out the most negative parameter until none is. */
+/* Takes out the parameter that is furthest below its least until none is. */
 static void fit(struct kvr_ttft_model *m)
 {
     bool active[FEATURES] = {true, true, true};
@@ -73,7 +79,7 @@ static void fit(struct kvr_ttft_model *m)
         int worst = -1;
         solve(m, active, theta);
         for (int i = 0; i < FEATURES; i++)
-            if (theta[i] < 0 && (worst < 0 || theta[i] < theta[worst])) worst = i;
+            if (theta[i] < LEAST[i] && (worst < 0 || theta[i] - LEAST[i] < theta[worst] - LEAST[worst])) worst = i;
         if (worst < 0) break;
         active[worst] = false;
     }
