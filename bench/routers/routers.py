@@ -125,7 +125,7 @@ class Wheel(Router):
     peer = True
 
     def __init__(self, name, program, policy, extra=(), engine_args=(), log_level="warn"):
-        super().__init__(name, f"{os.path.basename(program[0])} {policy}")
+        super().__init__(name, " ".join([os.path.basename(program[0]), policy, *extra]))
         self.program, self.policy, self.extra, self.engine_args, self.log_level = program, policy, list(extra), engine_args, log_level
 
     def missing(self):
@@ -200,6 +200,7 @@ def known(kvroute, wheels):
         k("kvroute-4", copies=4, meaning="four of them"),
         Wheel("sglang-router", [at("sglang-router", "sglang-router"), "launch"], "cache_aware", engine_args=("--sglang-info",)),
         Wheel("smg", [at("smg", "smg"), "launch"], "cache_aware"),
+        Wheel("smg-unguarded", [at("smg", "smg"), "launch"], "cache_aware", ["--disable-worker-overload-protection"]),
         Wheel("vllm-router", vllm[0], "cache_aware", engine_args=vllm[1], log_level="warning"),
         VllmKvAware("vllm-router-kv", vllm[0], "kv_aware", engine_args=vllm[1], log_level="warning"),
         k("round-robin", "--router-mode", "round-robin", events=False),

@@ -24,7 +24,7 @@ from processes import Failed, Lab, Priority, stop_on_signals
 from routers import known, of_other_args, of_other_binary
 from rows import rows
 
-PLAIN = ["kvroute", "kvroute-linear", "sglang-router", "smg", "vllm-router", "vllm-router-kv", "round-robin"]
+PLAIN = ["kvroute", "kvroute-linear", "sglang-router", "smg", "smg-unguarded", "vllm-router", "vllm-router-kv", "round-robin"]
 
 
 def options():
