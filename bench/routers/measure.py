@@ -1,40 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run: four fresh engines, a fresh router, the client; what each of them says afterwards."""
+"""One run: engines with empty caches, a fresh router, the client; what each of them says afterwards."""
 import json
 import os
 import subprocess
 
-from processes import Failed, ask, free_ports, samples, wait_for
-from routers import MODEL, Engine
+from engines import COUNTERS, MODEL, counters, reset
+from processes import Failed, free_ports
 
-ENGINES = 4
 CLIENT_TIMEOUT_S = 30
-
-
-def start_engines(lab, kvroute, row, router):
-    ports = free_ports(3 * ENGINES)
-    engines = [Engine(*ports[3 * i:3 * i + 3]) for i in range(ENGINES)]
-    for i, e in enumerate(engines):
-        lab.start(f"engine{i}", [kvroute, "mock", "--host", "127.0.0.1", "--port", e.http, "--model", MODEL, "--enable-prompt-tokens-details",
-                                 "--num-gpu-blocks", row.blocks, "--speedup-ratio", row.speedup, "--kv-events", f"tcp://127.0.0.1:{e.events}",
-                                 "--kv-replay", f"tcp://127.0.0.1:{e.replay}", *router.engine_args])
-    for e in engines:
-        wait_for("an engine answers", lambda: ask(e.url + "/health")[0] == 200, lab.alive)
-    return engines
-
-
-def reset(engines):
-    """What made the router ready is forgotten."""
-    for e in engines:
-        wait_for("an engine's cache is reset", lambda: ask(e.url + "/reset_prefix_cache", {}, "POST")[0] == 200)
-
-
-COUNTERS = {"requests": "vllm:request_success_total", "tokens": "vllm:prompt_tokens_total", "cached": "vllm:prefix_cache_hits_total"}
-
-
-def counters(engines):
-    texts = [ask(e.url + "/metrics")[1].decode() for e in engines]
-    return {k: [samples(t, name) for t in texts] for k, name in COUNTERS.items()}
 
 
 def max_of_mean(v):
@@ -62,10 +35,10 @@ def run_client(lab, kvroute, row, urls, seed, trace):
     return said, usage.ru_utime + usage.ru_stime
 
 
-def measure(lab, kvroute, row, router, seed, trace):
+def measure(lab, kvroute, fleet, row, router, seed, trace):
     """The figures of one run (table.FIGURES, and more)."""
     try:
-        engines = start_engines(lab, kvroute, row, router)
+        engines = fleet.start(lab, row, router)
         ports = free_ports(router.ports)
         router.start(lab, ports, engines)
         router.ready(lab, ports, engines)

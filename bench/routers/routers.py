@@ -9,15 +9,8 @@ import os
 import shlex
 import time
 
+from engines import MODEL
 from processes import Failed, ask, ask_json, samples, wait_for
-
-MODEL = "mock"
-
-
-class Engine:
-    def __init__(self, http, events, replay):
-        self.http, self.events, self.replay = http, events, replay
-        self.url = f"http://127.0.0.1:{http}"
 
 
 class Router:

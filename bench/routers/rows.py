@@ -29,3 +29,11 @@ def rows(seconds=16):
         traced("trace-x4", 4, 250),
         traced("trace-x8", 8, 440),
     ]
+
+
+def vllm_rows(seconds):
+    """Of real engines with a small model, on few cores: prompts of less than 2,048 tokens (of these letters nearly each is a token)."""
+    small = "12 system prompts of 1,000 letters, four turns of 100, answers of 16; one cache holds a third of them"
+    row = lambda rate: Row(f"vllm-conv-{rate}", f"conversations,rate={rate},seconds={seconds:g},groups=12,system-tokens=1000,own-tokens=100,turns=4,think=0.5,output=16",
+                           192, meaning=small)
+    return [row(2), row(4), row(6)]

@@ -19,10 +19,11 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, HERE)
 
 import table
+from engines import Mocks, Vllms
 from measure import measure
 from processes import Failed, Lab, Priority, stop_on_signals
 from routers import known, of_other_args, of_other_binary
-from rows import rows
+from rows import rows, vllm_rows
 
 PLAIN = ["kvroute", "kvroute-linear", "sglang-router", "smg", "smg-unguarded", "vllm-router", "vllm-router-kv", "round-robin"]
 
@@ -36,6 +37,7 @@ def options():
     p.add_argument("--rounds", type=int, default=3, help="runs of each router and row (3)")
     p.add_argument("--seed", type=int, default=1, help="of the first round; the next has the next (1)")
     p.add_argument("--seconds", type=float, default=16, help="of arrivals, in rows without a trace (16)")
+    p.add_argument("--vllm", type=int, metavar="N", help="N real vLLM engines of `make engines` in place of mocks, and rows of their own")
     p.add_argument("--trace", metavar="FILE", help="Mooncake trace, for the rows of one")
     p.add_argument("--ours", default="kvroute", help="whom the summary compares with the best of the others (kvroute)")
     p.add_argument("--nice", type=int, default=-10, help="nice value of all processes of the lab; 0: leave it (-10)")
@@ -59,7 +61,9 @@ def pick(what, text, there):
 def choose(o):
     if o.rounds < 1 or o.seconds <= 0:
         raise Failed(f"--{'rounds' if o.rounds < 1 else 'seconds'}: bad value; allowed: above 0")
-    all_rows = {r.name: r for r in rows(o.seconds)}
+    if o.vllm is not None and o.vllm < 1:
+        raise Failed("--vllm: bad value; allowed: above 0")
+    all_rows = {r.name: r for r in (vllm_rows if o.vllm else rows)(o.seconds)}
     default_rows = [n for n, r in all_rows.items() if o.trace or not r.trace]
     chosen = pick("rows", o.rows or ",".join(default_rows), all_rows)
     if any(r.trace for r in chosen.values()) and not (o.trace and os.path.isfile(o.trace)):
@@ -88,17 +92,17 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def one(o, logs, priority, row, router, seed):
+def one(o, logs, priority, fleet, row, router, seed):
     """Its figures; a second try when something could not be started (somebody took a port), then None."""
     for attempt in (1, 2):
         try:
-            return measure(Lab(logs, priority), os.path.abspath(o.kvroute), row, router, seed, o.trace and os.path.abspath(o.trace))
+            return measure(Lab(logs, priority), os.path.abspath(o.kvroute), fleet, row, router, seed, o.trace and os.path.abspath(o.trace))
         except Failed as e:
             say(f"{row.name}, {router.name}: {e}{'; again' if attempt == 1 else ''}")
     return None
 
 
-def run(o, logs, chosen, routers, write):
+def run(o, logs, fleet, chosen, routers, write):
     priority = Priority(o.nice)
     m = machine()
     say(f"{m['cpu']}, {m['cores']} core(s), {m['date']}, load {m['load']:.1f}; {priority.says()}")
@@ -108,7 +112,7 @@ def run(o, logs, chosen, routers, write):
             order = list(routers.values())
             for router in order if n % 2 == 0 else order[::-1]:
                 t = time.monotonic()
-                figures = one(o, logs, priority, row, router, o.seed + n)
+                figures = one(o, logs, priority, fleet, row, router, o.seed + n)
                 if not figures:
                     continue
                 results[row.name].setdefault(router.name, []).append(figures)
@@ -116,7 +120,7 @@ def run(o, logs, chosen, routers, write):
                     f"p99 {figures['ttft_p99_ms']:.0f}, {figures['failures']} of {figures['requests'] + figures['failures']} failed, {time.monotonic() - t:.0f} s")
             write(m, results)
         results[row.name] = {n: results[row.name][n] for n in routers if n in results[row.name]}
-        print(f"\n**{row.name}**: {row.meaning} (`{row.workload}`; {row.blocks:,} blocks, engines x {row.speedup:g}; {o.rounds} rounds)\n", flush=True)
+        print(f"\n**{row.name}**: {row.meaning} (`{row.workload}`; {fleet.count} engines of {row.blocks:,} blocks, x {row.speedup:g}; {o.rounds} rounds)\n", flush=True)
         print(table.of_row(results[row.name]), flush=True)
         client = table.values([r for v in results[row.name].values() for r in v], "client_cpu_ms_per_request")
         print(f"\nThe client took {table.spread(client, 2)} ms of CPU for a request.", flush=True)
@@ -144,7 +148,11 @@ def main():
                 json.dump({"machine": m, "rows": {r.name: vars(r) for r in chosen.values()}, "runs": results}, f, indent=1)
             os.replace(o.json + ".part", o.json)
     with tempfile.TemporaryDirectory(prefix="kvroute-routers-") as temporary:
-        results = run(o, o.logs or temporary, chosen, routers, write)
+        fleet = Vllms(o.vllm) if o.vllm else Mocks(os.path.abspath(o.kvroute))
+        try:
+            results = run(o, o.logs or temporary, fleet, chosen, routers, write)
+        finally:
+            fleet.stop()
     rivals = [n for n, r in routers.items() if r.peer] or [n for n in routers if n != o.ours]
     text = table.summary(results, o.ours, rivals)
     if text:

@@ -68,14 +68,15 @@ class Engine:
     lora            the adapter `ad1` beside the model `tiny`
     ranks           data-parallel ranks
     hybrid          the model with sliding windows
+    model           the directory of the model in DIR, when it is another one
     api_key         what it wants as a bearer token
     events          KV events and replay; kv: further members of --kv-events-config"""
 
-    def __init__(self, block=BLOCK, blocks=None, details=True, lora=False, ranks=1, hybrid=False, api_key=None, events=True, kv=None, extra=(), env=None):
+    def __init__(self, block=BLOCK, blocks=None, details=True, lora=False, ranks=1, hybrid=False, model=None, api_key=None, events=True, kv=None, extra=(), env=None):
         self.block, self.blocks, self.ranks, self.api_key, self.with_events = block, blocks, ranks, api_key, events
         self.port, self.events, self.replay = ports(), ports(ranks), ports(ranks)
         self.url = f"http://127.0.0.1:{self.port}"
-        args = ["serve", os.path.join(DIR, "model-hybrid" if hybrid else "model"), "--served-model-name", "tiny", "--host", "127.0.0.1",
+        args = ["serve", os.path.join(DIR, model or ("model-hybrid" if hybrid else "model")), "--served-model-name", "tiny", "--host", "127.0.0.1",
                 "--port", self.port, "--max-model-len", 2048, "--max-num-batched-tokens", 2048, "--max-num-seqs", 16, "--block-size", block,
                 "--enable-prefix-caching", "--enforce-eager", "--dtype", "bfloat16"]
         if details:

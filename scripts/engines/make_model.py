@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """make_model.py DIR: a Llama of two layers with random weights and a byte-level tokenizer in DIR/model, an adapter for it in DIR/model-lora.
+make_model.py DIR --slow: one whose prompts take a tenth of a second for 1,000 tokens in DIR/model-slow: for times, where caching must be worth something.
 
 Nothing is downloaded: the tokenizer is trained on texts that every Debian has (and on this tree's), the weights come from a seed."""
 import glob
@@ -43,10 +44,10 @@ def make_tokenizer(out):
     fast.save_pretrained(out)
 
 
-def make_weights(out):
+def make_weights(out, hidden=HIDDEN, layers=LAYERS):
     config = LlamaConfig(
-        vocab_size=2048, hidden_size=HIDDEN, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=2,
-        head_dim=32, max_position_embeddings=4096, bos_token_id=0, eos_token_id=3, pad_token_id=1, tie_word_embeddings=False)
+        vocab_size=2048, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=hidden // 32,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, bos_token_id=0, eos_token_id=3, pad_token_id=1, tie_word_embeddings=False)
     model = LlamaForCausalLM(config)
     with torch.no_grad():  # as they come, random logits lie so close together that the size of a batch decides which is the largest
         model.lm_head.weight.mul_(20)
@@ -68,8 +69,13 @@ def make_adapter(base, out, rank=8):
 
 
 def main():
-    model = os.path.join(sys.argv[1], "model")
     torch.manual_seed(11)
+    if sys.argv[2:] == ["--slow"]:
+        model = os.path.join(sys.argv[1], "model-slow")
+        make_tokenizer(model)
+        make_weights(model, hidden=256, layers=4)
+        return
+    model = os.path.join(sys.argv[1], "model")
     make_tokenizer(model)
     make_weights(model)
     make_adapter(model, model + "-lora")

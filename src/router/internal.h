@@ -47,16 +47,16 @@ static inline double kvr__batch_tokens(const struct worker_info *w)
     return w->max_num_batched_tokens ? (double)w->max_num_batched_tokens : 1e7;
 }
 
-struct rank_info { /* parallel to the slots of the load table */
+struct rank_info { /* parallel to the slots of the load table; what every decision reads comes first */
     struct kvr_worker worker;
     bool known, untrusted, decode_latched;
-    uint32_t owner; /* place in `workers` */
+    bool stores_nothing; /* though it has computed some: what is being computed there will not be cached */
+    uint32_t owner;      /* place in `workers` */
     uint64_t kv_used_blocks, turn;
+    double pressure;          /* of `stored` and `removed` */
     struct kvr_turnover seen; /* of the index, at the last look */
     double stored, removed;   /* of late */
-    double pressure;          /* of these */
     uint32_t sent;            /* requests of a block or more to compute, since stores were seen last */
-    bool stores_nothing;      /* though it has computed some: what is being computed there will not be cached */
 };
 
 struct kvr_router {

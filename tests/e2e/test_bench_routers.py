@@ -18,6 +18,7 @@ from processes import Failed, samples  # noqa: E402
 
 
 def lab(*args, **kw):
+    kw.setdefault("env", {**os.environ, "ENGINES_DIR": "/nowhere"})
     return subprocess.run(["/usr/bin/python3", os.path.join(LAB, "run.py"), "--kvroute", BINARY, "--nice", "0", "--wheels", "/nowhere", *map(str, args)],
                           capture_output=True, text=True, timeout=240, **kw)
 
@@ -73,6 +74,9 @@ def test_nothing_is_left_after_a_signal(tmp_path):
     (["--rounds", "0"], ["--rounds", "above 0"]),
     (["--also", "x"], ["--also", "NAME=BINARY"]),
     (["--also", "kvroute=/bin/true"], ["--also", "'kvroute'"]),
+    (["--vllm", 0], ["--vllm: bad value"]),
+    (["--vllm", 1, "--rows", "hot-55"], ["--rows: bad value 'hot-55'; allowed: vllm-conv-2"]),
+    (["--vllm", 1], ["no engine is set up"]),
     (["--routers", "smg"], ["smg: left out", "/nowhere/smg"]),
 ])
 def test_bad_values_are_named(args, words):

@@ -79,6 +79,16 @@ def test_what_a_sibling_joins_is_no_error_of_a_prediction(start):
     assert s.metric("prediction_diverged") == 0 and s.metric("prediction_divergence_ratio") == 0
 
 
+def test_a_sibling_is_told_why_it_is_where_it_is(start):
+    """Nobody holds its prompt, and it is not the load that takes it to the only worker that is busy."""
+    s = start(Serve, [start(Mock, speedup=0.05) for _ in range(2)])
+    c = occupy(s, 1, 2048)
+    r = s.complete([7] * 2048 + [8] * 16, max_tokens=1)
+    assert r.status == 200 and r.headers["x-kvroute-worker"] == "1" and r.headers["x-kvroute-reason"] == "pending"
+    assert r.headers["x-kvroute-overlap-blocks"] == "0"
+    c.close()
+
+
 def hold(s, tokens, worker, n=None):
     """That worker computes the prompt, and its view says so."""
     assert s.complete(tokens, max_tokens=1, headers={"x-kvroute-worker": str(worker)}).status == 200

@@ -858,7 +858,8 @@ static const char *reason_of(const struct px *p)
     if (p->no_index) return p->part_index ? "index-partial" : "index-unavailable";
     if (!p->result.trusted && s->ingest) return "untrusted";
     if (p->unplaced) return "load-multimodal";
-    return p->result.overlap_blocks ? "kv" : "load";
+    if (p->result.overlap_blocks) return "kv";
+    return p->result.pending_blocks && s->o->cost == KVR_COST_DELAY ? "pending" : "load";
 }
 
 /* A request whose session is bound prefers the pair it is bound to. */
