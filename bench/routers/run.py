@@ -44,6 +44,7 @@ def options():
     p.add_argument("--kvroute", default=os.path.join(ROOT, "build/release/kvroute"), metavar="BINARY", help="engines, client and ours")
     p.add_argument("--wheels", default=os.environ.get("ROUTERS_DIR", os.path.join(ROOT, "build/routers")), metavar="DIR", help="where the routers are")
     p.add_argument("--json", metavar="FILE", help="every run's figures")
+    p.add_argument("--merge", action="append", default=[], metavar="FILE", help="run nothing: the tables of earlier --json files together; repeatable")
     p.add_argument("--logs", metavar="DIR", help="keep the logs of the last run here")
     p.add_argument("--list", action="store_true", help="rows and routers, and whether they can run")
     return p.parse_args()
@@ -92,6 +93,45 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
+def print_row(row, runs):
+    """`row`: vars() of a Row; `runs`: of each router."""
+    print(f"\n**{row['name']}**: {row['meaning']} (`{row['workload']}`; {row['blocks']:,} blocks an engine, x {row['speedup']:g}; "
+          f"{max(map(len, runs.values()), default=0)} rounds)\n\n{table.of_row(runs)}")
+    client = table.values([r for v in runs.values() for r in v], "client_cpu_ms_per_request")
+    print(f"\nThe client took {table.spread(client, 2)} ms of CPU for a request.", flush=True)
+
+
+def print_summary(o, results, peers):
+    """Against the peers, where there are some."""
+    routers = dict.fromkeys(r for runs in results.values() for r in runs)
+    text = table.summary(results, o.ours, [r for r in routers if r in peers] or [r for r in routers if r != o.ours])
+    if text:
+        print(f"\n**{o.ours} and the best of the others**\n\n{text}")
+
+
+def merge(o):
+    """What several calls have measured, as if it had been one. A run is told by its seed."""
+    rows, results = {}, {}
+    for path in o.merge:
+        try:
+            with open(path) as f:
+                said = json.load(f)
+            rows.update(said["rows"])
+            for row, routers in said["runs"].items():
+                for router, runs in routers.items():
+                    there = results.setdefault(row, {}).setdefault(router, [])
+                    twice = {r["seed"] for r in there} & {r["seed"] for r in runs}
+                    if twice:
+                        raise Failed(f"--merge: '{path}': {row}, {router}: seed {min(twice)} is in another file too")
+                    there += runs
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise Failed(f"--merge: '{path}' is no file of --json: {e!r}") from None
+    for name, runs in results.items():
+        print_row(rows[name], runs)
+    print_summary(o, results, {n for n, r in known(o.kvroute, o.wheels).items() if r.peer})
+    return 0
+
+
 def one(o, logs, priority, fleet, row, router, seed):
     """Its figures; a second try when something could not be started (somebody took a port), then None."""
     for attempt in (1, 2):
@@ -120,15 +160,14 @@ def run(o, logs, fleet, chosen, routers, write):
                     f"p99 {figures['ttft_p99_ms']:.0f}, {figures['failures']} of {figures['requests'] + figures['failures']} failed, {time.monotonic() - t:.0f} s")
             write(m, results)
         results[row.name] = {n: results[row.name][n] for n in routers if n in results[row.name]}
-        print(f"\n**{row.name}**: {row.meaning} (`{row.workload}`; {fleet.count} engines of {row.blocks:,} blocks, x {row.speedup:g}; {o.rounds} rounds)\n", flush=True)
-        print(table.of_row(results[row.name]), flush=True)
-        client = table.values([r for v in results[row.name].values() for r in v], "client_cpu_ms_per_request")
-        print(f"\nThe client took {table.spread(client, 2)} ms of CPU for a request.", flush=True)
+        print_row(vars(row), results[row.name])
     return results
 
 
 def main():
     o = options()
+    if o.merge:
+        return merge(o)
     all_rows, chosen, there, routers = choose(o)
     if o.list:
         listing(all_rows, there)
@@ -153,10 +192,7 @@ def main():
             results = run(o, o.logs or temporary, fleet, chosen, routers, write)
         finally:
             fleet.stop()
-    rivals = [n for n, r in routers.items() if r.peer] or [n for n in routers if n != o.ours]
-    text = table.summary(results, o.ours, rivals)
-    if text:
-        print(f"\n**{o.ours} and the best of the others**\n\n{text}")
+    print_summary(o, results, {n for n, r in routers.items() if r.peer})
     return 0 if all(len(v) == o.rounds for r in results.values() for v in r.values()) else 1
 
 

@@ -248,8 +248,8 @@ void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct pr
 
 static double shared_past(const struct kvr_router_request *rq, double device)
 {
-    double n = 0, from = floor(device + 0.5);
-    for (size_t i = 0; i < rq->shared_n; i++) n += KVR_MAX((double)rq->shared[i].end - KVR_MAX((double)rq->shared[i].start, from), 0.0);
+    double n = 0;
+    for (size_t i = 0; i < rq->shared_n; i++) n += KVR_MAX((double)rq->shared[i].end - KVR_MAX((double)rq->shared[i].start, device), 0.0);
     return n;
 }
 

@@ -187,10 +187,10 @@ void kvr_cost_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_
     for (size_t i = 0; i < n; i++) {
         const struct kvr_candidate *c = &candidates[i];
         double effective = c->device_blocks + cfg->host_weight * c->host_blocks + cfg->disk_weight * c->disk_blocks;
-        double cached = KVR_MAX(floor(effective * m.block + 0.5), 0.0);
+        int64_t cached = (int64_t)(effective * m.block + 0.5); /* at least 0; floor() would be a call for each */
         costs[i].effective_blocks = effective;
         costs[i].cached_tokens = (uint64_t)cached;
-        costs[i].cost = cfg->kind == KVR_COST_DELAY ? delay_cost(&m, c) : linear_cost(&m, c, cached);
+        costs[i].cost = cfg->kind == KVR_COST_DELAY ? delay_cost(&m, c) : linear_cost(&m, c, (double)cached);
         if (c->taint_weight != 0) costs[i].cost *= taint_factor(&memo, c->taint_weight);
     }
 }

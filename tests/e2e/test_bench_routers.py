@@ -50,6 +50,14 @@ def test_runs_of_kvroutes_have_all_figures(tmp_path):
         assert abs(one["hit_pct"] - one["hit_pct_of_answers"]) < 0.01 and 0 < one["ttft_mean_ms"] <= one["ttft_p99_ms"] <= one["e2e_p99_ms"]
         assert (one["cpu_ms_per_request"] is None) == (name == "direct") and one["client_cpu_ms_per_request"] > 0
     assert first["hit_pct"] > 0 and sum(first["engines"]["tokens"]) == sum(runs["other"][0]["engines"]["tokens"])  # the same prompts
+    again = json.loads(json.dumps(out))
+    for run in (run for runs in again["runs"]["hot-55"].values() for run in runs):
+        run["seed"] = 4
+    (tmp_path / "p.json").write_text(json.dumps(again))
+    both = lab("--merge", tmp_path / "o.json", "--merge", tmp_path / "p.json")
+    assert both.returncode == 0 and "2 rounds" in both.stdout and "| hot-55 | hit rate, % |" in both.stdout, both.stdout + both.stderr
+    twice = lab("--merge", tmp_path / "o.json", "--merge", tmp_path / "o.json")
+    assert twice.returncode != 0 and "seed 3 is in another file too" in twice.stderr
     assert "| kvroute-2 |" in r.stdout and "| hot-55 | hit rate, % |" in r.stdout and "**hot-55**" in r.stdout
 
 
@@ -77,6 +85,7 @@ def test_nothing_is_left_after_a_signal(tmp_path):
     (["--vllm", 0], ["--vllm: bad value"]),
     (["--vllm", 1, "--rows", "hot-55"], ["--rows: bad value 'hot-55'; allowed: vllm-conv-2"]),
     (["--vllm", 1], ["no engine is set up"]),
+    (["--merge", "/nowhere.json"], ["--merge: '/nowhere.json' is no file of --json"]),
     (["--routers", "smg"], ["smg: left out", "/nowhere/smg"]),
 ])
 def test_bad_values_are_named(args, words):
