@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engines that the routers meet: mocks, fresh for each run, or real ones, started once and emptied before each run."""
 import os
+import random
+import string
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from processes import Failed, ask, free_ports, samples, wait_for
 
 ENGINES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/engines")
 MODEL = "mock"
-WARM_PROMPTS = 24
+WARM_PROMPTS = 40
 COUNTERS = {"requests": "vllm:request_success_total", "tokens": "vllm:prompt_tokens_total", "cached": "vllm:prefix_cache_hits_total"}
 
 
@@ -80,11 +83,15 @@ class Vllms:
                 vllm.wait()
         except RuntimeError as e:
             raise Failed(str(e)) from None
-        for vllm in self.running:
-            for n in range(WARM_PROMPTS):
-                status, answer = ask(vllm.url + "/v1/completions", {"model": MODEL, "prompt": f"{n} " + "warm " * 30 * (n % 8), "max_tokens": 16}, timeout=60)
-                if status != 200:
-                    raise Failed(f"an engine answers {status} {answer[:200].decode(errors='replace')}")
+        rng = random.Random(1)
+        prompts = ["".join(rng.choice(string.ascii_lowercase) for _ in range(rng.randint(100, 1400))) for _ in range(WARM_PROMPTS)]
+
+        def one(url, prompt):
+            status, answer = ask(url + "/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 16}, timeout=120)
+            if status != 200:
+                raise Failed(f"an engine answers {status} {answer[:200].decode(errors='replace')}")
+        with ThreadPoolExecutor(8) as pool:  # alone and several in one pass
+            list(pool.map(one, *zip(*[(vllm.url, prompt) for prompt in prompts for vllm in self.running])))
 
     def stop(self):
         for vllm in self.running:
