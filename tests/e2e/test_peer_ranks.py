@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that share one stream go together: in what a peer or the disk gives, and when the engine starts anew."""
 import pytest
+import zmq
 
-from conftest import Indexer, wait_for
+from conftest import Indexer, free_ports, wait_for
 
 TOKENS = list(range(1, 33))
 BOTH = {(7, 0): 8, (7, 3): 12}
@@ -16,8 +17,13 @@ def connected(ix):
 def peer(start, engine):
     """An indexer whose worker 7 is registered with rank 0 only and sends events of rank 3 on the same port."""
     ix, e = start(Indexer), engine()
+    e.pub.close()
+    e.pub, e.events = zmq.Context.instance().socket(zmq.XPUB), free_ports()  # one that tells when the subscription stands
+    e.pub.linger = 0
+    e.pub.bind(f"tcp://127.0.0.1:{e.events}")
     ix.register(7, e, replay=False)
     wait_for("connected", lambda: connected(ix))
+    wait_for("subscribed", lambda: e.pub.poll(100) and e.pub.recv() == b"\x01")  # a connection stands earlier, and what is sent then is lost
     e.stored([1, 2], TOKENS[:8])
     e.send(e.batch(["BlockStored", [1, 2, 3], None, TOKENS[:12], 4, None, "GPU", None], rank=3))
     wait_for("both ranks", lambda: ix.scores(TOKENS) == BOTH)
