@@ -63,15 +63,18 @@ class Vllms:
         if not ready():
             raise Failed("--vllm: no engine is set up ('make engines' does that; ENGINES_DIR says where)")
         if not os.path.exists(os.path.join(DIR, "model-slow/model.safetensors")):
-            subprocess.run([os.path.join(DIR, "venv/bin/python"), os.path.join(ENGINES, "make_model.py"), DIR, "--slow"], check=True, stdout=subprocess.DEVNULL)
+            made = subprocess.run([os.path.join(DIR, "venv/bin/python"), os.path.join(ENGINES, "make_model.py"), DIR, "--slow"], capture_output=True, text=True,
+                                  check=False)
+            if made.returncode:
+                raise Failed(f"--vllm: the model could not be made in {DIR}: {made.stderr[-600:].strip()}")
         self.make, self.count, self.blocks, self.running = Vllm, count, None, []
 
     def start(self, lab, row, router):
-        if self.blocks != row.blocks:
+        if self.blocks != row.blocks or any(vllm.p.poll() is not None for vllm in self.running):
             self.stop()
             self.running = [self.make(model="model-slow", blocks=row.blocks, extra=["--served-model-name", MODEL]) for _ in range(self.count)]
-            self.blocks = row.blocks
             self.warm()
+            self.blocks = row.blocks
         engines = [Engine(v.port, v.events, v.replay) for v in self.running]
         reset(engines)
         return engines

@@ -81,7 +81,7 @@ def test_what_a_sibling_joins_is_no_error_of_a_prediction(start):
 
 def test_a_sibling_is_told_why_it_is_where_it_is(start):
     """Nobody holds its prompt, and it is not the load that takes it to the only worker that is busy."""
-    s = start(Serve, [start(Mock, speedup=0.05) for _ in range(2)])
+    s = start(Serve, [start(Mock, speedup=0.01) for _ in range(2)])  # it computes for seconds, and the next one comes meanwhile
     c = occupy(s, 1, 2048)
     r = s.complete([7] * 2048 + [8] * 16, max_tokens=1)
     assert r.status == 200 and r.headers["x-kvroute-worker"] == "1" and r.headers["x-kvroute-reason"] == "pending"
