@@ -117,6 +117,17 @@ static struct {
     SSL_CTX *ssl;
 } trusted = {PTHREAD_MUTEX_INITIALIZER, NULL};
 
+/* What the certificates say is worked out here, once. Left to the first handshake that needs it, several threads would find it half done,
+ * with an order between them that only the library's own atomics make. */
+static void work_out(X509_STORE *store)
+{
+    STACK_OF(X509_OBJECT) *all = X509_STORE_get0_objects(store);
+    for (int i = 0; i < sk_X509_OBJECT_num(all); i++) {
+        X509 *cert = X509_OBJECT_get0_X509(sk_X509_OBJECT_value(all, i));
+        if (cert) X509_check_purpose(cert, -1, 0);
+    }
+}
+
 static SSL_CTX *client_ctx(const char *ca_file, char *err, size_t cap)
 {
     SSL_CTX *c = SSL_CTX_new(TLS_client_method());
@@ -129,6 +140,7 @@ static SSL_CTX *client_ctx(const char *ca_file, char *err, size_t cap)
         SSL_CTX_free(c);
         return NULL;
     }
+    work_out(SSL_CTX_get_cert_store(c));
     SSL_CTX_set_min_proto_version(c, TLS1_2_VERSION);
     SSL_CTX_set_mode(c, SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_options(c, SSL_OP_NO_RENEGOTIATION);
