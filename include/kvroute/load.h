@@ -22,7 +22,7 @@
  *     the anchor has none:                         sum
  *
  * Threads: not thread-safe; the caller serialises (kvroute/router.h does).
- * Memory: about 10 bytes per distinct active block of the fleet plus 300 per request; accounted in kvr_load_bytes. What is
+ * Memory: about 10 bytes per distinct active block of the fleet plus 400 per request; accounted in kvr_load_bytes. What is
  * freed is kept for reuse, up to 1 MiB and a quarter of what is in use, so that booking does not allocate in the long run.
  * Stale requests: whoever books must free. For callers whose clients may vanish there are leases: a booking that is not
  * `guarded` is dropped by kvr_load_expire unless something was heard of it (kvr_load_touch, a first token, an output
@@ -101,6 +101,20 @@ KVR_API int kvr_load_output_blocks(struct kvr_load *load, const char *id, size_t
 
 /* Output blocks of a request; 0 for an unknown one. */
 KVR_API uint64_t kvr_load_outputs(const struct kvr_load *load, const char *id, size_t id_len);
+
+/* What a booking met at its rank, and what was reported of it since. Moments are those given to the calls; 0: not yet. */
+struct kvr_load_course {
+    struct kvr_worker worker;
+    uint64_t booked_ns, first_token_ns;
+    uint64_t prefill_tokens;       /* its own, as booked */
+    uint64_t ahead_tokens;         /* waiting tokens of others when it was booked */
+    uint64_t active_blocks;        /* of the rank, with its own prompt */
+    uint32_t generating;           /* requests of the rank past their first token when it was booked */
+    uint64_t first_blocks, blocks; /* output blocks of the first report of such, of all reports */
+    uint64_t first_block_ns, last_block_ns;
+};
+/* Returns: 0 or -KVR_ENOTFOUND. */
+KVR_API int kvr_load_course(const struct kvr_load *load, const char *id, size_t id_len, struct kvr_load_course *out);
 
 /* A sign of life: the lease begins anew. Returns: 0 or -KVR_ENOTFOUND. */
 KVR_API int kvr_load_touch(struct kvr_load *load, const char *id, size_t id_len, uint64_t now_ns);

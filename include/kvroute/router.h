@@ -98,6 +98,7 @@ struct kvr_router_config {
     bool track_active_blocks; /* false: no sequence hashes, the decode term is 0 */
     bool assume_kv_reuse;     /* false: a request shares its blocks with nobody in the book */
     bool record_decisions;    /* approximate mode: a booked decision is recorded in the index */
+    bool learn_from_reports;  /* bookings' reports say when it was; false: kvr_router_observe_ and so on do, if anybody */
     bool fit_ttft;            /* prefill durations from the fitted models, when there is no `prefill` */
     uint64_t seed;            /* of the generator for ties and temperature */
     kvr_select_fn *select;    /* NULL: cost and temperature */
@@ -298,13 +299,15 @@ KVR_API const char *kvr_router_class_stats(struct kvr_router *router, size_t cla
 /* Books without choosing: `worker` and cached_tokens are the caller's. Returns: as kvr_load_add, -KVR_ENOID. */
 KVR_API int kvr_router_add_request(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request,
                                    struct kvr_worker worker, uint64_t cached_tokens);
-/* Returns: 0 or -KVR_ENOTFOUND. */
+/* The first token has come. With learn_from_reports the time since the booking teaches what kvr_router_observe_ttft does, once, if the
+ * booking had tokens to compute. Returns: 0 or -KVR_ENOTFOUND. */
 KVR_API int kvr_router_mark_prefill_completed(struct kvr_router *router, const char *id, size_t id_len);
 /* As kvr_load_output_blocks; fraction negative: none. Returns: 0, -KVR_EINVAL, -KVR_ENOTFOUND. */
 KVR_API int kvr_router_add_output_blocks(struct kvr_router *router, const char *id, size_t id_len, uint64_t n, double fraction);
 /* Renews the lease of a booking. Returns: 0 or -KVR_ENOTFOUND. */
 KVR_API int kvr_router_touch(struct kvr_router *router, const char *id, size_t id_len);
-/* Returns: 0, or -KVR_ENOTFOUND for an unknown id (harmless). */
+/* With learn_from_reports the time between its first and its last report of output blocks teaches what kvr_router_observe_generation does.
+ * Returns: 0, or -KVR_ENOTFOUND for an unknown id (harmless). */
 KVR_API int kvr_router_free(struct kvr_router *router, const char *id, size_t id_len);
 /* Frees bookings that are not guarded and of which nothing was heard for that long. Returns: how many. */
 KVR_API size_t kvr_router_expire_requests(struct kvr_router *router, uint64_t older_than_ns);

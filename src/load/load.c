@@ -49,8 +49,9 @@ struct request {
     struct request *slot_next, *slot_prev;       /* of one rank */
     struct request *prefill_next, *prefill_prev; /* prefills of one rank, oldest first; while prefill_tokens > 0 */
     struct edge *end;                            /* NULL: no prompt blocks */
-    uint64_t private_blocks, output_blocks;      /* numbers */
-    uint64_t own_weight;                         /* of both */
+    struct kvr_load_course course;
+    uint64_t private_blocks; /* a number, as course.blocks */
+    uint64_t own_weight;     /* of both */
     uint64_t prefill_tokens, prefill_ns, heard_ns, id_hash;
     uint32_t slot, owner, id_len;
     bool has_duration, guarded;
@@ -65,6 +66,8 @@ struct slot {
     uint64_t weight;                          /* of all active blocks */
     uint64_t prefill_tokens;                  /* sum, not decayed */
     uint64_t anchor_ns;                       /* when prefill_front became the front */
+    uint64_t front_ns, front_tokens;          /* its prefill_ns and prefill_tokens, so that a walk of all slots visits no requests */
+    bool front_dated;                         /* it has a duration */
     struct request *requests, *prefill_front, *prefill_back;
 };
 
@@ -439,15 +442,18 @@ static int slot_table_reserve(struct kvr_load *ld)
     return 0;
 }
 
-/* See "Prefill decay" in the header. */
+/* See "Prefill decay" in the header. Of every slot, for every decision: floor and ceil would be calls. */
 static uint64_t decayed_prefill(const struct slot *s, uint64_t now)
 {
-    const struct request *anchor = s->prefill_front;
-    if (!anchor || !anchor->has_duration) return s->prefill_tokens;
+    if (!s->front_dated) return s->prefill_tokens;
     uint64_t elapsed = now > s->anchor_ns ? now - s->anchor_ns : 0;
-    double share = anchor->prefill_ns ? (double)elapsed / (double)anchor->prefill_ns : 1, tokens = (double)anchor->prefill_tokens;
-    if (s->undated) return s->prefill_tokens - anchor->prefill_tokens + (uint64_t)ceil(tokens * (1 - KVR_MIN(share, 1.0)));
-    double gone = floor(tokens * share);
+    double share = s->front_ns ? (double)elapsed / (double)s->front_ns : 1, tokens = (double)s->front_tokens;
+    if (s->undated) {
+        double left = tokens * (1 - KVR_MIN(share, 1.0));
+        uint64_t whole = (uint64_t)left;
+        return s->prefill_tokens - s->front_tokens + whole + ((double)whole < left);
+    }
+    double gone = tokens * share;
     return gone >= (double)s->prefill_tokens ? 0 : s->prefill_tokens - (uint64_t)gone;
 }
 
@@ -577,16 +583,22 @@ static void heard_of(struct kvr_load *ld, struct request *rq, uint64_t now_ns)
     lease_link(ld, rq);
 }
 
+static void set_front(struct slot *s, struct request *rq, uint64_t now_ns)
+{
+    s->prefill_front = rq;
+    s->anchor_ns = now_ns;
+    s->front_dated = rq && rq->has_duration;
+    s->front_ns = rq ? rq->prefill_ns : 0;
+    s->front_tokens = rq ? rq->prefill_tokens : 0;
+}
+
 static void prefill_link(struct kvr_load *ld, struct request *rq, uint64_t now_ns)
 {
     struct slot *s = &ld->slots[rq->slot];
     if (!rq->prefill_tokens) return;
     rq->prefill_prev = s->prefill_back;
     if (s->prefill_back) s->prefill_back->prefill_next = rq;
-    else {
-        s->prefill_front = rq;
-        s->anchor_ns = now_ns;
-    }
+    else set_front(s, rq, now_ns);
     s->prefill_back = rq;
     s->prefill_tokens += rq->prefill_tokens;
     s->prefills_n++;
@@ -597,8 +609,8 @@ static void prefill_unlink(struct kvr_load *ld, struct request *rq, uint64_t now
 {
     struct slot *s = &ld->slots[rq->slot];
     if (!rq->prefill_tokens) return;
-    if (s->prefill_front == rq) s->anchor_ns = now_ns;
-    *(rq->prefill_prev ? &rq->prefill_prev->prefill_next : &s->prefill_front) = rq->prefill_next;
+    if (s->prefill_front == rq) set_front(s, rq->prefill_next, now_ns);
+    else rq->prefill_prev->prefill_next = rq->prefill_next;
     *(rq->prefill_next ? &rq->prefill_next->prefill_prev : &s->prefill_back) = rq->prefill_prev;
     s->prefill_tokens -= rq->prefill_tokens;
     s->prefills_n--;
@@ -648,6 +660,8 @@ int kvr_load_add(struct kvr_load *ld, const struct kvr_load_request *in)
     long slot = kvr_load_slot_of(ld, in->worker);
     if (slot < 0) return -KVR_ENOTFOUND;
     if (requests_reserve(ld)) return -KVR_ENOMEM;
+    struct kvr_rank_load met;
+    (void)kvr_load_get(ld, (size_t)slot, in->now_ns, &met);
     struct request *rq = piece_get(ld, sizeof *rq + in->id_len);
     if (!rq) return -KVR_ENOMEM;
     memset(rq, 0, sizeof *rq);
@@ -667,6 +681,12 @@ int kvr_load_add(struct kvr_load *ld, const struct kvr_load_request *in)
     rq->has_duration = in->has_duration;
     rq->prefill_ns = in->prefill_ns;
     rq->heard_ns = in->now_ns;
+    rq->course = (struct kvr_load_course){.worker = in->worker,
+                                          .booked_ns = in->now_ns,
+                                          .prefill_tokens = in->prefill_tokens,
+                                          .ahead_tokens = met.active_prefill_tokens,
+                                          .active_blocks = met.active_decode_blocks + in->seqs_n + in->private_blocks,
+                                          .generating = met.active_requests - met.active_prefills};
     ld->slots[slot].weight += rq->own_weight;
     enter_phase(ld, rq, WAITING, in->now_ns);
     prefill_link(ld, rq, in->now_ns);
@@ -678,9 +698,28 @@ int kvr_load_prefill_done(struct kvr_load *ld, const char *id, size_t id_len, ui
 {
     struct request *rq = request_find(ld, id, id_len);
     if (!rq) return -KVR_ENOTFOUND;
+    if (!rq->course.first_token_ns) rq->course.first_token_ns = now_ns;
     enter_phase(ld, rq, GENERATING, now_ns);
     prefill_unlink(ld, rq, now_ns);
     heard_of(ld, rq, now_ns);
+    return 0;
+}
+
+static void note_blocks(struct kvr_load_course *c, uint64_t n, uint64_t now_ns)
+{
+    if (!c->blocks) {
+        c->first_blocks = n;
+        c->first_block_ns = now_ns;
+    }
+    c->blocks += n;
+    c->last_block_ns = now_ns;
+}
+
+int kvr_load_course(const struct kvr_load *ld, const char *id, size_t id_len, struct kvr_load_course *out)
+{
+    const struct request *rq = request_find(ld, id, id_len);
+    if (!rq) return -KVR_ENOTFOUND;
+    *out = rq->course;
     return 0;
 }
 
@@ -690,13 +729,13 @@ int kvr_load_output_blocks(struct kvr_load *ld, const char *id, size_t id_len, u
     struct request *rq = request_find(ld, id, id_len);
     if (!rq) return -KVR_ENOTFOUND;
     struct slot *s = &ld->slots[rq->slot];
-    rq->output_blocks += n;
+    note_blocks(&rq->course, n, now_ns);
     s->weight -= rq->own_weight;
     if (fraction < 0) {
         rq->own_weight += n * ONE;
     } else {
         uint32_t weight = (uint32_t)llround(fraction * (double)ONE);
-        rq->own_weight = (rq->private_blocks + rq->output_blocks) * weight;
+        rq->own_weight = (rq->private_blocks + rq->course.blocks) * weight;
         chain_weigh(ld, rq, weight);
     }
     s->weight += rq->own_weight;
@@ -707,7 +746,7 @@ int kvr_load_output_blocks(struct kvr_load *ld, const char *id, size_t id_len, u
 uint64_t kvr_load_outputs(const struct kvr_load *ld, const char *id, size_t id_len)
 {
     const struct request *rq = request_find(ld, id, id_len);
-    return rq ? rq->output_blocks : 0;
+    return rq ? rq->course.blocks : 0;
 }
 
 int kvr_load_touch(struct kvr_load *ld, const char *id, size_t id_len, uint64_t now_ns)
@@ -784,7 +823,7 @@ int kvr_load_each(const struct kvr_load *ld, uint32_t owner, int (*fn)(void *ctx
                                                    .now_ns = r->heard_ns,
                                                    .owner = r->owner,
                                                    .guarded = r->guarded},
-                                       .output_blocks = r->output_blocks,
+                                       .output_blocks = r->course.blocks,
                                        .handle = r};
             rc = fn(ctx, &e);
         }
@@ -852,7 +891,9 @@ bool kvr_load_validate(const struct kvr_load *ld, const char **reason)
                 for (size_t k = 0; k < e->refs_n; k++)
                     if (e->refs[k].slot == i) weight += e->len * e->refs[k].weight;
         if (!s->used) continue;
-        if (weight != s->weight || prefill != s->prefill_tokens || queued != prefill || requests != s->requests_n) {
+        const struct request *front = s->prefill_front;
+        bool front_known = front ? s->front_tokens == front->prefill_tokens && s->front_dated == front->has_duration : !s->front_dated;
+        if (weight != s->weight || prefill != s->prefill_tokens || queued != prefill || requests != s->requests_n || !front_known) {
             *reason = "load: a rank's sums differ from its requests";
             return false;
         }

@@ -382,6 +382,95 @@ uint64_t kvr_router_prefill_of(const struct kvr_router_ctx *c, size_t at)
     return kvr__uncached(&c->cost, c->isl, kvr__expected(c->router, &c->candidates[at], &c->costs[at]));
 }
 
+/* ---- models ------------------------------------------------------------------------------------------ */
+
+static void observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
+{
+    double own = (double)res->prefill_tokens, ahead = (double)res->ahead_tokens, requests = res->ahead_decoding;
+    const struct worker_info *w = worker_find(r, res->worker.worker_id);
+    if (w) {
+        struct worker_model *m = &r->models[w - r->workers];
+        if (kvr__model_is_old(r, (uint32_t)(w - r->workers))) kvr_ttft_factor_age(&m->factor);
+        kvr_ttft_factor_observe(&m->factor, kvr_ttft_predict(&r->fleet, own, ahead, requests), ms);
+        m->seen = r->decisions;
+    }
+    kvr_ttft_observe(&r->fleet, own, ahead, requests, ms);
+}
+
+void kvr_router_observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
+{
+    (void)kvr_router_observe_ttft_beside(r, res, ms, NULL, 0);
+}
+
+bool kvr_router_observe_ttft_beside(struct kvr_router *r, const struct kvr_router_result *res, double ms, struct kvr_ttft_question *others,
+                                    size_t n)
+{
+    pthread_mutex_lock(&r->lock);
+    observe_ttft(r, res, ms);
+    bool warm = r->fleet.observations >= KVR_TTFT_WARM;
+    for (size_t i = 0; i < n && warm; i++) {
+        struct kvr_ttft_question *q = &others[i];
+        const struct worker_info *w = worker_find(r, q->worker_id);
+        q->ms = w ? kvr__factor(r, (uint32_t)(w - r->workers)) * kvr_ttft_predict(&r->fleet, q->own, q->ahead, q->requests) : -1;
+    }
+    pthread_mutex_unlock(&r->lock);
+    return warm;
+}
+
+int kvr_router_ttft_model(struct kvr_router *r, const uint64_t *worker_id, struct kvr_ttft_model *out, struct kvr_ttft_factor *factor)
+{
+    pthread_mutex_lock(&r->lock);
+    const struct worker_info *w = worker_id ? worker_find(r, *worker_id) : NULL;
+    bool ok = !worker_id || w;
+    if (ok) *out = r->fleet;
+    if (w && factor) *factor = r->models[w - r->workers].factor;
+    pthread_mutex_unlock(&r->lock);
+    return ok ? 0 : -KVR_ENOTFOUND;
+}
+
+static void observe_generation(struct kvr_router *r, struct kvr_worker worker, uint64_t blocks_before, double tokens, double ms)
+{
+    struct kvr_rank_load l;
+    long slot = kvr_load_slot_of(r->load, worker);
+    if (slot >= 0 && kvr_load_get(r->load, (size_t)slot, kvr_now_ns(&r->clock), &l) == 0)
+        kvr_generation_observe(&r->generation, ((double)blocks_before + (double)l.active_decode_blocks) / 2, tokens, ms);
+}
+
+void kvr_router_observe_generation(struct kvr_router *r, const struct kvr_router_result *res, double tokens, double ms)
+{
+    pthread_mutex_lock(&r->lock);
+    observe_generation(r, res->worker, res->active_blocks, tokens, ms);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void kvr_router_generation_model(struct kvr_router *r, struct kvr_generation_model *out)
+{
+    pthread_mutex_lock(&r->lock);
+    *out = r->generation;
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Before the report is booked: the first one counts. */
+static void learn_of_first_token(struct kvr_router *r, const char *id, size_t id_len, uint64_t now)
+{
+    struct kvr_load_course c;
+    if (!r->config.learn_from_reports || kvr_load_course(r->load, id, id_len, &c)) return;
+    if (c.first_token_ns || !c.prefill_tokens || now < c.booked_ns) return;
+    struct kvr_router_result res = {
+        .worker = c.worker, .prefill_tokens = c.prefill_tokens, .ahead_tokens = c.ahead_tokens, .ahead_decoding = c.generating};
+    observe_ttft(r, &res, (double)(now - c.booked_ns) / 1e6);
+}
+
+/* Before its end is booked. The tokens of its first report came before that. */
+static void learn_of_end(struct kvr_router *r, const char *id, size_t id_len)
+{
+    struct kvr_load_course c;
+    if (!r->config.learn_from_reports || kvr_load_course(r->load, id, id_len, &c)) return;
+    if (c.blocks == c.first_blocks || c.last_block_ns <= c.first_block_ns) return;
+    observe_generation(r, c.worker, c.active_blocks, (double)(c.blocks - c.first_blocks) * r->config.block_size,
+                       (double)(c.last_block_ns - c.first_block_ns) / 1e6);
+}
+
 /* ---- the book ---------------------------------------------------------------------------------------- */
 
 static void tell(const struct kvr_router *r, enum kvr_load_event_kind kind, const char *id, size_t id_len, uint64_t n, double fraction)
@@ -408,7 +497,9 @@ int kvr_router_add_request(struct kvr_router *r, struct kvr_router_ctx *c, const
 int kvr_router_mark_prefill_completed(struct kvr_router *r, const char *id, size_t id_len)
 {
     pthread_mutex_lock(&r->lock);
-    int rc = kvr_load_prefill_done(r->load, id, id_len, kvr_now_ns(&r->clock));
+    uint64_t now = kvr_now_ns(&r->clock);
+    learn_of_first_token(r, id, id_len, now);
+    int rc = kvr_load_prefill_done(r->load, id, id_len, now);
     if (rc == 0) {
         tell(r, KVR_LOAD_PREFILL_DONE, id, id_len, 0, -1);
         kvr__dispatch(r);
@@ -445,6 +536,7 @@ int kvr_router_where(struct kvr_router *r, const char *id, size_t id_len, struct
 int kvr_router_free(struct kvr_router *r, const char *id, size_t id_len)
 {
     pthread_mutex_lock(&r->lock);
+    learn_of_end(r, id, id_len);
     int rc = kvr_load_free(r->load, id, id_len, kvr_now_ns(&r->clock));
     if (rc == 0) {
         tell(r, KVR_LOAD_FREE, id, id_len, 0, -1);
@@ -547,69 +639,6 @@ int kvr_router_snapshot(struct kvr_router *r, void (*mark)(void *ctx), kvr_load_
     kvr_mem_put(&r->mem, s.seqs, s.cap * sizeof *s.seqs);
     pthread_mutex_unlock(&r->lock);
     return rc;
-}
-
-/* ---- models ------------------------------------------------------------------------------------------ */
-
-static void observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
-{
-    double own = (double)res->prefill_tokens, ahead = (double)res->ahead_tokens, requests = res->ahead_decoding;
-    const struct worker_info *w = worker_find(r, res->worker.worker_id);
-    if (w) {
-        struct worker_model *m = &r->models[w - r->workers];
-        if (kvr__model_is_old(r, (uint32_t)(w - r->workers))) kvr_ttft_factor_age(&m->factor);
-        kvr_ttft_factor_observe(&m->factor, kvr_ttft_predict(&r->fleet, own, ahead, requests), ms);
-        m->seen = r->decisions;
-    }
-    kvr_ttft_observe(&r->fleet, own, ahead, requests, ms);
-}
-
-void kvr_router_observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
-{
-    (void)kvr_router_observe_ttft_beside(r, res, ms, NULL, 0);
-}
-
-bool kvr_router_observe_ttft_beside(struct kvr_router *r, const struct kvr_router_result *res, double ms, struct kvr_ttft_question *others,
-                                    size_t n)
-{
-    pthread_mutex_lock(&r->lock);
-    observe_ttft(r, res, ms);
-    bool warm = r->fleet.observations >= KVR_TTFT_WARM;
-    for (size_t i = 0; i < n && warm; i++) {
-        struct kvr_ttft_question *q = &others[i];
-        const struct worker_info *w = worker_find(r, q->worker_id);
-        q->ms = w ? kvr__factor(r, (uint32_t)(w - r->workers)) * kvr_ttft_predict(&r->fleet, q->own, q->ahead, q->requests) : -1;
-    }
-    pthread_mutex_unlock(&r->lock);
-    return warm;
-}
-
-int kvr_router_ttft_model(struct kvr_router *r, const uint64_t *worker_id, struct kvr_ttft_model *out, struct kvr_ttft_factor *factor)
-{
-    pthread_mutex_lock(&r->lock);
-    const struct worker_info *w = worker_id ? worker_find(r, *worker_id) : NULL;
-    bool ok = !worker_id || w;
-    if (ok) *out = r->fleet;
-    if (w && factor) *factor = r->models[w - r->workers].factor;
-    pthread_mutex_unlock(&r->lock);
-    return ok ? 0 : -KVR_ENOTFOUND;
-}
-
-void kvr_router_observe_generation(struct kvr_router *r, const struct kvr_router_result *res, double tokens, double ms)
-{
-    struct kvr_rank_load l;
-    pthread_mutex_lock(&r->lock);
-    long slot = kvr_load_slot_of(r->load, res->worker);
-    if (slot >= 0 && kvr_load_get(r->load, (size_t)slot, kvr_now_ns(&r->clock), &l) == 0)
-        kvr_generation_observe(&r->generation, ((double)res->active_blocks + (double)l.active_decode_blocks) / 2, tokens, ms);
-    pthread_mutex_unlock(&r->lock);
-}
-
-void kvr_router_generation_model(struct kvr_router *r, struct kvr_generation_model *out)
-{
-    pthread_mutex_lock(&r->lock);
-    *out = r->generation;
-    pthread_mutex_unlock(&r->lock);
 }
 
 /* ---- questions --------------------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/base.h"
+#include "select/ttft_line.h"
 
 #include <float.h>
 #include <math.h>
@@ -47,7 +48,7 @@ int kvr_override_apply(const struct kvr_override *o, struct kvr_cost_config *c, 
 
 /* What all candidates have in common. */
 struct common {
-    const struct kvr_cost_config *cfg;
+    struct kvr_cost_config cfg; /* a copy: what is written meanwhile cannot be part of it, and it is not read again for each */
     double isl, block, per_block, per_request; /* per_x: 1 / x */
     uint64_t least_prefill;                    /* linear cost: 0 unless credits decay */
     double requests;                           /* delay cost: mean of a candidate's requests */
@@ -56,7 +57,7 @@ struct common {
 static struct common common_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl, const struct kvr_candidate *c,
                                size_t n)
 {
-    struct common m = {cfg, (double)isl, block_size, 1.0 / block_size, 1.0 / (double)((isl - 1) / block_size + 1), 0, 0};
+    struct common m = {*cfg, (double)isl, block_size, 1.0 / block_size, 1.0 / (double)((isl - 1) / block_size + 1), 0, 0};
     if (cfg->kind == KVR_COST_DELAY) {
         double sum = 0;
         for (size_t i = 0; i < n; i++) sum += c[i].active_requests;
@@ -83,7 +84,7 @@ static inline double lower_credit(const struct kvr_cost_config *cfg, const struc
 
 static inline double block_credit(const struct common *m, const struct kvr_candidate *c)
 {
-    const struct kvr_cost_config *cfg = m->cfg;
+    const struct kvr_cost_config *cfg = &m->cfg;
     double device = cfg->overlap_credit * c->device_blocks;
     if (cfg->credit_decay > 0 && cfg->track_prefill_tokens) {
         double excess = number(c->active_prefill_tokens - m->least_prefill) * m->per_block * m->per_request;
@@ -94,7 +95,7 @@ static inline double block_credit(const struct common *m, const struct kvr_candi
 
 static inline double linear_cost(const struct common *m, const struct kvr_candidate *c, double cached)
 {
-    const struct kvr_cost_config *cfg = m->cfg;
+    const struct kvr_cost_config *cfg = &m->cfg;
     double credit = block_credit(m, c), decode = number(c->decode_blocks), requests = cfg->request_weight * c->active_requests;
     if (cfg->decode_role && !cfg->track_prefill_tokens && cfg->overlap_credit > 0) return KVR_MAX(decode - credit, 0.0) + requests;
     double uncached = KVR_MAX(m->isl - cached, 0.0);
@@ -118,7 +119,7 @@ static const double PASS_SHARE = 0.05;
 
 __attribute__((always_inline)) static inline struct kvr_delay delay_of(const struct common *m, const struct kvr_candidate *c)
 {
-    const struct kvr_cost_config *cfg = m->cfg;
+    const struct kvr_cost_config *cfg = &m->cfg;
     const struct kvr_ttft_model *line = &c->model->ttft;
     const struct kvr_generation_model *each = &c->model->generation;
     double held = KVR_MAX(cfg->overlap_credit * c->device_blocks + lower_credit(cfg, c), cfg->overlap_credit * c->pending_blocks);
@@ -128,7 +129,7 @@ __attribute__((always_inline)) static inline struct kvr_delay delay_of(const str
     double output = c->model->output_tokens < 0 ? each->tokens : c->model->output_tokens;
     double alone = c->active_prefills == 0 ? 1 : c->active_prefills == 1 ? 0.5 : 0;
     return (struct kvr_delay){
-        .first = c->factor * kvr_ttft_predict(line, lacks, WAIT * number(c->active_prefill_tokens), generating),
+        .first = c->factor * kvr__ttft_line(line, lacks, WAIT * number(c->active_prefill_tokens), generating),
         .computing = c->factor * line->token_ms * (wanted * (1 + LATER * others) + EVICTED * c->pressure * lacks),
         .generation = c->factor * LATER * output * each->block_ms * (number(c->decode_blocks) + (wanted + output) * m->per_block * others),
         .pass = c->factor * PASS_SHARE * alone * line->base_ms * generating,
@@ -184,6 +185,7 @@ void kvr_cost_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_
     KVR_ASSERT(block_size > 0 && isl > 0);
     struct common m = common_of(cfg, block_size, isl, candidates, n);
     struct memo memo = {.next = 0}; /* there are few distinct sums of taints */
+    cfg = &m.cfg;
     for (size_t i = 0; i < n; i++) {
         const struct kvr_candidate *c = &candidates[i];
         double effective = c->device_blocks + cfg->host_weight * c->host_blocks + cfg->disk_weight * c->disk_blocks;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/base.h"
+#include "select/ttft_line.h"
 
 #include <math.h>
 #include <stdbool.h>
-#include <kvroute/ttft_model.h>
 
 /* Tokens are counted in thousands, so that the regressors are of one size and the sums stay well-conditioned. */
 enum { FEATURES = 3 };
@@ -40,7 +40,7 @@ void kvr_ttft_init(struct kvr_ttft_model *m)
 
 double kvr_ttft_predict(const struct kvr_ttft_model *m, double own, double ahead, double requests)
 {
-    return m->base_ms + m->token_ms * own + m->ahead_ms * ahead + m->request_ms * requests;
+    return kvr__ttft_line(m, own, ahead, requests);
 }
 
 /* What the sums say when the `active` parameters are fitted and the others are their least. The matrix is positive definite by the ridge.

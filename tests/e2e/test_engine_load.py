@@ -103,6 +103,18 @@ def test_an_old_load_is_stale_and_not_used(start, scripted):
     assert not load(s)["stale"] and "metrics_error" not in s.get("/workers")[0]
 
 
+def test_a_load_that_was_read_before_the_engine_told_of_itself_goes_on(start, scripted):
+    """What the engine says of itself takes the worker to another partition, whose router has heard of no load yet."""
+    a, port = scripted(usage(0.95)), free_ports()
+    s = start(Serve, [f"http://127.0.0.1:{port},metrics={a.url},total-kv-blocks=100"], "--engine-metrics-interval", 3600, "--engine-load-max-age",
+              7200, "--active-decode-blocks-threshold", 0.8, ready=False)
+    wait_for("read", lambda: load(s))
+    assert s.get("/workers")[0]["block_size"] == 16
+    start(Mock, "--block-size", 32, port=port)
+    wait_for("told", lambda: s.get("/workers")[0]["block_size"] == 32 and s.get("/workers")[0]["schedulable"])
+    assert load(s)["kv_used_blocks"] == 95 and s.complete(TOKENS).status == 503 and s.metric("overload_rejections_total") == 1
+
+
 @pytest.mark.parametrize("kind", ["zmq", "nats", "jetstream"])
 def test_a_sidecar_tells_the_load_and_its_death_is_noticed(nats, start, kind):
     m = start(Mock, "--num-gpu-blocks", 1000, dp=2, speedup=1)

@@ -367,3 +367,25 @@ def test_random_bodies(start):
             assert call(s.port, "DELETE", f"/reservations/{quote(b)}").status == 200
     for l in s.get("/loads"):
         assert l["active_requests"] <= sum(1 for b in booked if not all(32 < ord(ch) < 127 and ch not in '/?#%"\\' for ch in b))
+
+
+@pytest.mark.parametrize("method", ["reservations", "request"])
+def test_what_callers_report_teaches_the_times(start, method):
+    """Nothing passes through the service: without the reports its times would be guesses for ever."""
+    s = start(Select)
+    s.worker(1)
+    error = [s.metric("ttft_model_error_ms")]
+    for i in range(2):
+        s.ask("/select_and_reserve", {"token_ids": list(range(1000 * i, 1000 * i + 64)), "selection_id": f"a{i}"})
+        assert s.metric("ttft_model_error_ms") == error[-1]
+        if method == "request":
+            assert s.ask("/request", {"method": "mark_prefill", "request_id": f"a{i}"})["success"]
+        else:
+            s.ask(f"/reservations/a{i}/prefill_complete")
+        error.append(s.metric("ttft_model_error_ms"))
+    assert error[0] == 0 and len(set(error)) == 3
+    for _ in range(3):
+        s.ask("/reservations/a0/output_block")
+    s.ask("/reservations/a0", method="DELETE")
+    s.ask("/reservations/a1", method="DELETE")  # no output was told of it
+    assert s.metric("generation_model_tokens") == 8 and s.metric("generation_model_base_ms") > 0

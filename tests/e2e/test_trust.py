@@ -92,7 +92,7 @@ def test_trust_comes_back_when_the_answers_agree(start):
     m.kill()
     m = start(Mock, port=m.port, events=m.events, replay=m.replay)
     wait_for("healthy", lambda: s.get("/workers")[0]["schedulable"])
-    wait_for("trust", lambda: drive(s, 2) and s.view()["trusted"], 30)
+    wait_for("trust", lambda: drive(s, 2) and s.view()["trusted"], 60)
     assert s.complete("session 1: " + "we talk about this and that and remember everything. " * 4).headers["x-kvroute-reason"] in ("kv", "load")
 
 

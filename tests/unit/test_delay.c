@@ -21,7 +21,7 @@ static uint64_t clock_of(void *ctx)
     return *(uint64_t *)ctx;
 }
 
-static int setup(void **s)
+static int setup_with(void **s, bool learns_from_reports)
 {
     struct fixture *f = calloc(1, sizeof *f);
     struct kvr_router_config c;
@@ -33,11 +33,22 @@ static int setup(void **s)
     c.index = f->ix;
     c.block_size = BLOCK;
     c.seed = 3;
+    c.learn_from_reports = learns_from_reports;
     assert_int_equal(kvr_router_create(&c, &f->r, NULL), 0);
     assert_int_equal(kvr_router_ctx_create(f->r, &f->ctx), 0);
     for (uint64_t w = 1; w <= WORKERS; w++) assert_int_equal(kvr_router_set_worker(f->r, w, 0, 1), 0);
     *s = f;
     return 0;
+}
+
+static int setup(void **s)
+{
+    return setup_with(s, false);
+}
+
+static int setup_reports(void **s)
+{
+    return setup_with(s, true);
 }
 
 static int teardown(void **s)
@@ -376,7 +387,112 @@ static void prompts_booked_by_another_router_are_pending(void **s)
     assert_int_equal(ask(f, 1, 3).pending_blocks, 0);
 }
 
-#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define T(name)         cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define T_REPORTS(name) cmocka_unit_test_setup_teardown(name, setup_reports, teardown)
+
+static void pass(struct fixture *f, double ms)
+{
+    f->now += (uint64_t)(ms * 1e6);
+}
+
+static void output_blocks(struct fixture *f, uint32_t own, uint64_t n)
+{
+    char id[16];
+    int len = snprintf(id, sizeof id, "r%u", own);
+    assert_int_equal(kvr_router_add_output_blocks(f->r, id, (size_t)len, n, -1), 0);
+}
+
+/* Every prompt is another one; of `cached` blocks it is booked as held. Returns: its tokens to compute. */
+static uint64_t reserve(struct fixture *f, uint64_t worker, uint32_t own, uint32_t cached)
+{
+    char id[16];
+    struct kvr_router_request rq = request(f, id, own, own);
+    assert_int_equal(kvr_router_add_request(f->r, f->ctx, &rq, (struct kvr_worker){worker, 0}, (uint64_t)cached * BLOCK), 0);
+    return PROMPT - cached * BLOCK;
+}
+
+/* An engine of 12 ms and 0.03 a token, of whose times nobody tells but by reports. */
+static void one_reported(struct fixture *f, uint32_t own)
+{
+    uint64_t tokens = reserve(f, 1 + own % WORKERS, own, own % 100);
+    pass(f, 12 + 0.03 * (double)tokens);
+    first_token(f, own);
+}
+
+static void reports_of_bookings_teach_the_times(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_ttft_model m;
+    struct kvr_generation_model g;
+    for (uint32_t i = 0; i < 200; i++) {
+        one_reported(f, i);
+        pass(f, 5000);
+        first_token(f, i); /* told again: nothing new */
+        output_blocks(f, i, 1);
+        pass(f, 16 * 4);
+        output_blocks(f, i, 1);
+        pass(f, 16 * 4);
+        output_blocks(f, i, 1);
+        pass(f, 5000);
+        end(f, i);
+    }
+    kvr_router_ttft_model(f->r, NULL, &m, NULL);
+    kvr_router_generation_model(f->r, &g);
+    assert_int_equal(m.observations, 200);
+    assert_true(fabs(m.base_ms - 12) < 0.5 && fabs(m.token_ms - 0.03) < 0.0005);
+    assert_int_equal(g.observations, 200);
+    assert_true(fabs(g.base_ms + g.block_ms * PROMPT / BLOCK - 4) < 0.2 && fabs(g.tokens - 32) < 1);
+}
+
+/* Those that wait at the rank are part of what it took. */
+static void a_report_counts_what_was_ahead(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_ttft_model m;
+    for (uint32_t i = 0; i < 200; i += 2) {
+        double own = 0.03 * (double)reserve(f, 1, i, i % 100), behind = 0.03 * (double)reserve(f, 1, i + 1, (i + 1) % 100);
+        pass(f, 12 + own);
+        first_token(f, i);
+        pass(f, behind);
+        first_token(f, i + 1);
+        end(f, i);
+        end(f, i + 1);
+    }
+    kvr_router_ttft_model(f->r, NULL, &m, NULL);
+    assert_true(fabs(m.token_ms - 0.03) < 0.003);
+    assert_true(m.ahead_ms > 0.02); /* a token ahead is a token to wait for */
+}
+
+static void reports_that_say_nothing_of_times_teach_nothing(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_ttft_model m;
+    struct kvr_generation_model g;
+    struct kvr_override untracked = {.set = KVR_OVERRIDE_TRACK_PREFILL_TOKENS};
+    char id[16];
+    struct kvr_router_request rq = request(f, id, 1, 1);
+    rq.override = &untracked;
+    assert_int_equal(kvr_router_add_request(f->r, f->ctx, &rq, (struct kvr_worker){1, 0}, 0), 0);
+    pass(f, 100);
+    first_token(f, 1);
+    output_blocks(f, 1, 5); /* one report: from when to when is not known */
+    end(f, 1);
+    (void)reserve(f, 1, 2, 3); /* ends without a first token */
+    pass(f, 100);
+    end(f, 2);
+    kvr_router_ttft_model(f->r, NULL, &m, NULL);
+    kvr_router_generation_model(f->r, &g);
+    assert_int_equal(m.observations + g.observations, 0);
+}
+
+static void who_tells_of_times_is_not_counted_twice(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_ttft_model m;
+    one_reported(f, 1);
+    kvr_router_ttft_model(f->r, NULL, &m, NULL);
+    assert_int_equal(m.observations, 0);
+}
 
 int main(void)
 {
@@ -393,6 +509,10 @@ int main(void)
         T(with_nothing_learnt_it_still_chooses_well),
         T(untracked_books_fall_back_to_the_request_itself),
         T(prompts_booked_by_another_router_are_pending),
+        T_REPORTS(reports_of_bookings_teach_the_times),
+        T_REPORTS(a_report_counts_what_was_ahead),
+        T_REPORTS(reports_that_say_nothing_of_times_teach_nothing),
+        T(who_tells_of_times_is_not_counted_twice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

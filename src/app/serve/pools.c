@@ -75,6 +75,7 @@ static void configure(const struct serve *s, struct pool *pool, const struct kvr
     rc->cost.request_weight = o->request_weight;
     rc->cost.temperature = o->temperature;
     rc->cost.track_prefill_tokens = o->track_prefill_tokens;
+    rc->learn_from_reports = o->select_only; /* requests do not pass here: what callers report is all there is */
     rc->fit_ttft = o->prefill_load_model != 0;
     rc->mode = (enum kvr_router_mode)atomic_load(&s->mode);
     rc->track_active_blocks = o->track_active_blocks;
