@@ -52,16 +52,16 @@ static void release(struct frames *f)
     for (int i = 0; i < f->n; i++) zmq_msg_close(&f->m[i]);
 }
 
-struct turn kvr__turn_begin(void)
+struct turn kvr__turn_begin(const struct kvr_ingest *in)
 {
-    return (struct turn){.began_ns = kvr_now_ns(kvr_clock_monotonic())};
+    return (struct turn){.began_ns = in->effects->now_ns()};
 }
 
 bool kvr__turn_over(const struct kvr_ingest *in, struct turn *t, size_t bytes)
 {
     t->bytes += bytes;
     return ++t->messages >= TURN_MESSAGES || t->bytes >= TURN_BYTES || atomic_load_explicit(&in->stop, memory_order_relaxed) ||
-           kvr_now_ns(kvr_clock_monotonic()) - t->began_ns >= TURN_MS * UINT64_C(1000000);
+           in->effects->now_ns() - t->began_ns >= TURN_MS * UINT64_C(1000000);
 }
 
 static void take_frames(struct kvr_ingest *in, struct source *s, struct frames *f)
@@ -82,7 +82,7 @@ static void connection_broke(struct kvr_ingest *in, struct source *s)
 static void read_sub(struct kvr_ingest *in, struct source *s)
 {
     struct frames f;
-    struct turn t = kvr__turn_begin();
+    struct turn t = kvr__turn_begin(in);
     bool drained = false, over = false;
     while (!drained && !over) {
         if (!receive(s->sub, &f, &s->line)) {
@@ -110,17 +110,13 @@ static void take_reply_frames(struct kvr_ingest *in, struct source *s, struct fr
     }
     uint64_t seq = kvr_load_be64(zmq_msg_data(&f->m[f->n - 2]));
     size_t len = zmq_msg_size(&f->m[f->n - 1]);
-    bool end = seq == UINT64_MAX && len == 0;
-    s->owed_ends -= end && s->owed_ends;
-    bool current = (s->replaying || s->probing) && s->owed_ends == !end; /* answers come in the order of the questions */
-    if (current && end) kvr__view_replay_end(in, s);
-    else if (current) kvr__view_replayed(in, s, seq, zmq_msg_data(&f->m[f->n - 1]), len);
+    kvr__view_replay_part(in, s, seq, zmq_msg_data(&f->m[f->n - 1]), len);
 }
 
 static void read_dealer(struct kvr_ingest *in, struct source *s)
 {
     struct frames f;
-    struct turn t = kvr__turn_begin();
+    struct turn t = kvr__turn_begin(in);
     void *dealer = s->dealer;
     while (receive(dealer, &f, &s->dealer_line)) {
         take_reply_frames(in, s, &f);
@@ -219,7 +215,7 @@ static void close_pair(void **socket, void **monitor)
     *socket = *monitor = NULL;
 }
 
-void *kvr__ingest_dealer(struct kvr_ingest *in, struct source *s, void **monitor)
+static void *connect_dealer(struct kvr_ingest *in, struct source *s, void **monitor)
 {
     void *dealer = kvr__ingest_socket(in, ZMQ_DEALER);
     *monitor = dealer ? monitor_of(in, dealer) : NULL;
@@ -237,7 +233,7 @@ static bool open_sockets(struct kvr_ingest *in, struct source *s)
     if (kvr_curve_client(in->curve, s->sub, s->events)) return false;
     if (zmq_setsockopt(s->sub, ZMQ_SUBSCRIBE, "", 0) || zmq_connect(s->sub, s->events)) return false;
     if (!s->replay[0]) return true;
-    s->dealer = kvr__ingest_dealer(in, s, &s->dealer_monitor);
+    s->dealer = connect_dealer(in, s, &s->dealer_monitor);
     return s->dealer != NULL;
 }
 
@@ -303,26 +299,11 @@ static void source_open(struct kvr_ingest *in, struct source *s)
     bool asks = s->recover[0] && !in->recover;
     if (asks && kvr_recover_client_create(kvr__ingest_on_reply, in, &in->recover)) in->recover = NULL;
     s->st.failed = !s->plane && !open_sockets(in, s);
-    if (s->st.failed) {
-        close_sockets(in, s);
-        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "the events socket could not be made");
-    } else if (s->plane) {
-        s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
-        s->st.state = KVR_VIEW_LIVE;
-        kvr__plane_attach(in, s);
-        if (!s->recover[0]) kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "waiting for a clear (no recover endpoint)");
-        if (in->plane_up) kvr__view_connected(in, s);
-    } else if (s->dealer) {
-        s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
-        s->replaying = true; /* waits for the connection; asked for when it stands */
-    } else if (s->recover[0]) {
-        s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
-    } else {
-        s->st.state = KVR_VIEW_LIVE;
-        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN,
-                        s->cursor.applied_any ? "waiting for the next batch to confirm it (no replay endpoint)"
-                                              : "waiting for sequence 0 (no replay endpoint)");
-    }
+    if (s->st.failed) close_sockets(in, s);
+    kvr__view_begin(in, s);
+    if (!s->plane) return;
+    kvr__plane_attach(in, s);
+    if (in->plane_up) kvr__view_connected(in, s);
 }
 
 static void source_start(struct kvr_ingest *in, struct source *s, const struct kvr_ingest_keeper *keeper)
@@ -584,7 +565,7 @@ static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap
     size_t n = fill_items(in, it);
     bool busy = in->incoming_n || in->settling_n || in->breaking_n;
     zmq_poll(it, (int)n, busy ? 0 : 50);
-    in->now_ms = kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+    in->now_ms = in->effects->now_ns() / 1000000;
     n = 1;
     for (struct source *s = in->sources; s && !in->stop; s = s->next) n += take_turn(in, s, it + n);
     look_for_floods(in);
@@ -597,7 +578,7 @@ static void *ingest_main(void *arg)
     struct kvr_ingest *in = arg;
     zmq_pollitem_t *items = NULL;
     size_t cap = 0;
-    in->now_ms = kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+    in->now_ms = in->effects->now_ns() / 1000000;
     while (exchange(in))
         if (!poll_once(in, &items, &cap)) continue; /* memory is short: try again */
     while (in->sources) {
@@ -638,11 +619,50 @@ void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply)
     pthread_mutex_unlock(&in->lock);
 }
 
+/* ---- what views have done ----------------------------------------------------------------------------- */
+
+static bool send_replay(struct source *s, uint64_t from)
+{
+    unsigned char start[8];
+    kvr_store_be64(start, from);
+    return zmq_send(s->dealer, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 && zmq_send(s->dealer, start, 8, ZMQ_DONTWAIT) >= 0;
+}
+
+/* A fresh dealer: what the old one was still owed will not be taken for the answer to the next question. */
+static void renew_dealer(struct kvr_ingest *in, struct source *s)
+{
+    void *monitor, *fresh = connect_dealer(in, s, &monitor);
+    if (!fresh) return; /* then a late answer is told apart by its end only */
+    close_pair(&s->dealer, &s->dealer_monitor);
+    s->dealer = fresh;
+    s->dealer_monitor = monitor;
+    s->dealer_line = (struct kvr_zmq_line){0};
+    s->owed_ends = 0;
+}
+
+static int ask_worker(struct kvr_ingest *in, const struct kvr_recover_question *q)
+{
+    return in->recover ? kvr_recover_client_ask(in->recover, q) : -KVR_ENOMEM;
+}
+
+static void cancel_question(struct kvr_ingest *in, uint64_t token)
+{
+    kvr_recover_client_cancel(in->recover, token);
+}
+
+static uint64_t monotonic_ns(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic());
+}
+
+static const struct ingest_effects EFFECTS = {send_replay, renew_dealer, ask_worker, cancel_question, monotonic_ns};
+
 int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, struct kvr_ingest **out)
 {
     struct kvr_ingest *in = calloc(1, sizeof *in);
     if (!in) return -KVR_ENOMEM;
     in->handler = *handler;
+    in->effects = &EFFECTS;
     in->restore_timeout_ms = (uint64_t)(restore_timeout_s * 1000) + 1;
     kvr_engine_batch_init(&in->batch);
     kvr__plane_init(in);

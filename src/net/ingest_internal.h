@@ -184,8 +184,18 @@ struct command {
     int *rc;
 };
 
+/* What a view has done for it elsewhere: by sockets (ingest.c), or in virtual time (tests/unit/test_view_sim.c). */
+struct ingest_effects {
+    bool (*replay)(struct source *s, uint64_t from);        /* asks the engine's replay socket; false: it could not be sent */
+    void (*renew)(struct kvr_ingest *in, struct source *s); /* what was asked of it until now will not be answered */
+    int (*ask)(struct kvr_ingest *in, const struct kvr_recover_question *q); /* the worker's recover endpoint: 0 or a KVR_E code */
+    void (*cancel)(struct kvr_ingest *in, uint64_t token);
+    uint64_t (*now_ns)(void); /* monotonic */
+};
+
 struct kvr_ingest {
     struct kvr_ingest_handler handler;
+    const struct ingest_effects *effects;
     struct source *visited; /* in a visit */
     uint64_t restore_timeout_ms;
     const struct kvr_curve *curve; /* set before there is a source */
@@ -232,10 +242,9 @@ struct turn {
 };
 
 /* ---- ingest.c */
-struct turn kvr__turn_begin(void);
+struct turn kvr__turn_begin(const struct kvr_ingest *in);
 bool kvr__turn_over(const struct kvr_ingest *in, struct turn *t,
                     size_t bytes); /* after a message of so many bytes; also when it is time to stop */
-void *kvr__ingest_dealer(struct kvr_ingest *in, struct source *s, void **monitor); /* connected; NULL: no memory */
 void *kvr__ingest_socket(struct kvr_ingest *in, int type);
 void kvr__ingest_wake(struct kvr_ingest *in);                          /* any thread */
 void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply); /* any thread */
@@ -253,11 +262,12 @@ kvr_copies_holds kvr__view_holds;                                       /* of th
 void kvr__view_remember(struct source *s, uint64_t seq, uint64_t hash);
 bool kvr__view_repairing(const struct source *s);
 void kvr__view_forget_repair(struct kvr_ingest *in, struct source *s); /* waiting batches, questions, what is being applied */
+void kvr__view_begin(struct kvr_ingest *in, struct source *s);         /* its sockets are there (or st.failed), and nothing has come */
 void kvr__view_connected(struct kvr_ingest *in, struct source *s);
 void kvr__view_disconnected(struct kvr_ingest *in, struct source *s);
 void kvr__view_live(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len);
-void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len);
-void kvr__view_replay_end(struct kvr_ingest *in, struct source *s);
+/* What the replay socket brought; the end is a sequence of all ones and nothing else. */
+void kvr__view_replay_part(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len);
 void kvr__view_replay_broken(struct kvr_ingest *in, struct source *s);                          /* an answer that is none */
 void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover_reply *reply); /* takes the reply */
 void kvr__view_step(struct kvr_ingest *in, struct source *s);                                   /* goes on with what is being applied */

@@ -35,7 +35,6 @@
 #include "net/ingest_internal.h"
 
 #include <stdlib.h>
-#include <zmq.h>
 
 #include "wire/plane_event.h"
 
@@ -97,7 +96,7 @@ void kvr__view_trust(struct kvr_ingest *in, struct source *s, enum kvr_view_know
     s->st.knowledge = knowledge;
     s->st.trusted = knowledge != KVR_VIEW_UNKNOWN;
     snprintf(s->st.reason, sizeof s->st.reason, "%s", reason);
-    s->st.since_ns = kvr_now_ns(kvr_clock_monotonic());
+    s->st.since_ns = in->effects->now_ns();
     if (in->handler.on_view) in->handler.on_view(in->handler.ctx, s->user, s->st.worker, knowledge, reason);
 }
 
@@ -161,6 +160,7 @@ static void lose_past(struct kvr_ingest *in, struct source *s, const char *why)
     s->healed = false;
     s->missing_why = why;
     kvr_hole_begin(&s->hole);
+    if (s->known == KVR_VIEW_WHOLE) kvr__view_trust(in, s, KVR_VIEW_PARTIAL, why);
 }
 
 void kvr__view_note_cursor(struct source *s)
@@ -443,7 +443,7 @@ static void drop_incoming(struct kvr_ingest *in, struct source *s)
 
 void kvr__view_forget_repair(struct kvr_ingest *in, struct source *s)
 {
-    if (s->asking) kvr_recover_client_cancel(in->recover, s->asking);
+    if (s->asking) in->effects->cancel(in, s->asking);
     s->asking = 0;
     s->replaying = s->verifying = s->probing = s->mute = false;
     s->retry_at_ms = s->tail_at_ms = 0;
@@ -488,7 +488,7 @@ static void ask(struct kvr_ingest *in, struct source *s, bool everything)
     s->asked_all = everything;
     s->retry_at_ms = s->tail_at_ms = 0;
     if (everything && !s->mute) s->st.state = KVR_VIEW_RESTORING;
-    if (in->recover && kvr_recover_client_ask(in->recover, &q) == 0) return;
+    if (in->effects->ask(in, &q) == 0) return;
     s->asking = 0;
     recovery_failed(in, s, "out of memory");
 }
@@ -636,8 +636,6 @@ void kvr__view_reply(struct kvr_ingest *in, struct source *s, struct kvr_recover
 
 static void send_replay_request(struct kvr_ingest *in, struct source *s, uint64_t from)
 {
-    unsigned char start[8];
-    kvr_store_be64(start, from);
     s->st.replays++;
     s->owed_ends++;
     s->replay_from = from;
@@ -646,8 +644,7 @@ static void send_replay_request(struct kvr_ingest *in, struct source *s, uint64_
     s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
     s->replay_ends_ms = in->now_ms + in->restore_timeout_ms * REPLAY_PATIENCE;
     s->retry_at_ms = s->tail_at_ms = 0;
-    if (zmq_send(s->dealer, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 || zmq_send(s->dealer, start, 8, ZMQ_DONTWAIT) < 0)
-        s->silent_deadline_ms = in->now_ms; /* reported as silence */
+    if (!in->effects->replay(s, from)) s->silent_deadline_ms = in->now_ms; /* reported as silence */
 }
 
 static void request_replay(struct kvr_ingest *in, struct source *s, uint64_t from)
@@ -676,20 +673,6 @@ static void probe_answered(struct kvr_ingest *in, struct source *s)
     s->st.state = KVR_VIEW_RESTORING;
     s->replaying = true;
     s->tail_at_ms = in->now_ms + TAIL_CHECK_MS;
-}
-
-/* A fresh dealer: what the old one was still owed will not be taken for the answer to the next question. */
-static void renew_dealer(struct kvr_ingest *in, struct source *s)
-{
-    void *monitor, *fresh = kvr__ingest_dealer(in, s, &monitor);
-    if (!fresh) return; /* then a late answer is told apart by its end only */
-    zmq_socket_monitor(s->dealer, NULL, 0);
-    zmq_close(s->dealer);
-    zmq_close(s->dealer_monitor);
-    s->dealer = fresh;
-    s->dealer_monitor = monitor;
-    s->dealer_line = (struct kvr_zmq_line){0};
-    s->owed_ends = 0;
 }
 
 static void torn_batch(struct kvr_ingest *in, struct source *s);
@@ -769,7 +752,7 @@ static void replay_failed(struct kvr_ingest *in, struct source *s)
 {
     s->st.replay_failures++;
     s->replaying = s->probing = false; /* verifying stays: who has not answered has confirmed nothing */
-    renew_dealer(in, s);
+    in->effects->renew(in, s);
     if (s->recover[0] && s->connected) {
         s->verifying = false;
         ask(in, s, true);
@@ -808,7 +791,7 @@ static void take_waiting(struct kvr_ingest *in, struct source *s)
 {
     struct waiting *w = s->wait_head, **rest_tail = s->wait_tail;
     size_t n = s->wait_n, bytes = s->wait_bytes;
-    struct turn t = kvr__turn_begin();
+    struct turn t = kvr__turn_begin(in);
     bool over = false;
     s->wait_head = NULL;
     s->wait_tail = &s->wait_head;
@@ -850,7 +833,7 @@ void kvr__view_step(struct kvr_ingest *in, struct source *s)
 static void torn_batch(struct kvr_ingest *in, struct source *s)
 {
     s->torn = s->unsure = false;
-    if (s->replaying) renew_dealer(in, s);
+    if (s->replaying) in->effects->renew(in, s);
     s->replaying = false;
     lose_past(in, s, "out of memory: events of a batch were lost");
     s->hollow = true;
@@ -919,7 +902,7 @@ static void on_verified(struct kvr_ingest *in, struct source *s, bool same)
     rebuild(in, s);
 }
 
-void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+static void replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
 {
     if (seq < s->replay_from) return; /* left over from an earlier request */
     if (s->probing) probe_answered(in, s);
@@ -946,7 +929,7 @@ void kvr__view_replayed(struct kvr_ingest *in, struct source *s, uint64_t seq, c
     }
 }
 
-void kvr__view_replay_end(struct kvr_ingest *in, struct source *s)
+static void replay_ended(struct kvr_ingest *in, struct source *s)
 {
     if (s->probing && s->cursor.applied_any) { /* it has nothing to tell of what came before */
         s->probing = s->mute = false;
@@ -962,6 +945,15 @@ void kvr__view_replay_end(struct kvr_ingest *in, struct source *s)
         return;
     }
     replay_complete(in, s);
+}
+
+void kvr__view_replay_part(struct kvr_ingest *in, struct source *s, uint64_t seq, const char *data, size_t len)
+{
+    bool end = seq == UINT64_MAX && len == 0;
+    s->owed_ends -= end && s->owed_ends;
+    bool current = (s->replaying || s->probing) && s->owed_ends == !end; /* answers come in the order of the questions */
+    if (current && end) replay_ended(in, s);
+    else if (current) replayed(in, s, seq, data, len);
 }
 
 /* ---- live -------------------------------------------------------------------------------------------- */
@@ -1148,6 +1140,26 @@ static void caught_up(struct kvr_ingest *in, struct source *s)
     else believe(in, s);
 }
 
+void kvr__view_begin(struct kvr_ingest *in, struct source *s)
+{
+    if (s->st.failed) {
+        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "the events socket could not be made");
+        return;
+    }
+    s->silent_deadline_ms = in->now_ms + in->restore_timeout_ms;
+    if (s->plane) {
+        s->st.state = KVR_VIEW_LIVE;
+        if (!s->recover[0]) kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "waiting for a clear (no recover endpoint)");
+    } else if (s->dealer) {
+        s->replaying = true; /* waits for the connection; asked for when it stands */
+    } else if (!s->recover[0]) {
+        s->st.state = KVR_VIEW_LIVE;
+        kvr__view_trust(in, s, KVR_VIEW_UNKNOWN,
+                        s->cursor.applied_any ? "waiting for the next batch to confirm it (no replay endpoint)"
+                                              : "waiting for sequence 0 (no replay endpoint)");
+    }
+}
+
 void kvr__view_connected(struct kvr_ingest *in, struct source *s)
 {
     s->connected = s->st.connected = true;
@@ -1163,7 +1175,7 @@ void kvr__view_connected(struct kvr_ingest *in, struct source *s)
     }
     drop_waiting(in, s);
     s->mute = s->probing = false;
-    if (s->owed_ends) renew_dealer(in, s);
+    if (s->owed_ends) in->effects->renew(in, s);
     s->rounds = s->retries = 0;
     s->unsure = s->cursor.applied_any;
     if (s->dealer && s->hollow) drop_view(in, s); /* it may be whole now */
