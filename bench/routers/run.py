@@ -70,11 +70,13 @@ def choose(o):
     if any(r.trace for r in chosen.values()) and not (o.trace and os.path.isfile(o.trace)):
         raise Failed("--trace: rows of a trace need the file of one")
     there = known(os.path.abspath(o.kvroute), os.path.abspath(o.wheels))
-    routers = dict(there) if o.routers == "all" else pick("routers", o.routers or ",".join(PLAIN), there)
+    more = {}
     for r in [of_other_args(os.path.abspath(o.kvroute), a) for a in o.kvroute_args] + [of_other_binary(a) for a in o.also]:
-        if r.name in routers:
+        if r.name in there or r.name in more:
             raise Failed(f"--also, --kvroute-args: there is a '{r.name}' already")
-        routers[r.name] = r
+        more[r.name] = r
+    routers = dict(there) if o.routers == "all" else pick("routers", o.routers or ",".join(PLAIN), {**there, **more})
+    routers.update(more)
     return all_rows, chosen, there, routers
 
 
