@@ -6,8 +6,9 @@
  *     engine (its lives, their batches, what it held after each) -> live stream, replay socket, recover endpoint -> the view -> a set of
  * blocks
  *
- * The faults: batches of the live stream are lost; the connection breaks, with what was under way or without; the engine ends and begins
- * another life; the replay socket is silent, keeps few batches, answers late, answers for the life before; the program is held up.
+ * The faults: batches of the live stream are lost, or come twice; the connection breaks, with what was under way or without; the engine
+ * ends and begins another life, seen by the connection or (behind a forwarder, which loses nothing) not; the replay socket is silent, keeps
+ * few batches, answers late, answers for the life before; the program is held up.
  *
  * Blocks are 64 numbers, the parent of block n is (n - 1) / 2: sets are words, and names are the same in every life.
  *
@@ -96,8 +97,9 @@ struct world {
     struct question question;
     struct asked asked;
     uint64_t mute_until_ms, stalled_until_ms;
-    unsigned loss, breaks, restarts, mutes, stalls; /* of 10,000: a batch, a step */
-    unsigned line, taken_of;                        /* the life that the view is connected to, and of the last batch that it has had */
+    unsigned loss, repeats, breaks, restarts, mutes, stalls; /* of 10,000: a batch, a step */
+    bool forwarded;                                          /* the connection is to somebody in between, who lives on */
+    unsigned line, taken_of; /* the life that the view is connected to, and of the last batch that it has had */
     bool connected, undecidable;
     const char *wrong;
 };
@@ -339,13 +341,15 @@ static void publish(struct world *w)
     bool lost = !w->attached || w->now_ms < w->heard_from_ms || chance(w, w->loss);
     TELL(w, "batch %zu of life %u%s", l->n - 1, w->life, lost ? ", lost" : "");
     if (!lost) put(w, &w->live, BATCH, w->life, l->n - 1, 30);
+    if (!lost && chance(w, w->repeats))
+        put(w, &w->live, BATCH, w->life, l->n - 1 - kvr_rng_below(&w->rng, (uint32_t)KVR_MIN(l->n, (size_t)20)), 30);
 }
 
 static void end_life(struct world *w)
 {
     if (w->life + 1 == LIVES) return;
     TELL(w, "life %u ends", w->life);
-    break_line(w);
+    if (!w->forwarded) break_line(w);
     w->up = false;
     w->life++;
     w->engine_held = 0;
@@ -519,7 +523,7 @@ static void take_live_message(struct world *w, const struct message *m)
         b = &w->lives[m->life].batches[m->seq];
         w->undecidable |= nobody_can_tell(w, m);
         if (w->undecidable) break;
-        w->taken_of = m->life;
+        w->taken_of = w->line = m->life;
         kvr__view_live(w->in, w->s, m->seq, b->data, b->len);
         break;
     case BROKEN:
@@ -576,8 +580,10 @@ static void world_open(struct world *w, struct kvr_ingest *in, struct source *s,
     clear_way(&w->answers);
     bool is_short = mode == REPLAY_SHORT || (mode >= RECOVER && chance(w, 5000));
     w->buffer = is_short ? 1 + kvr_rng_below(&w->rng, 20) : SIZE_MAX / 2;
-    unsigned *rates[] = {&w->loss, &w->breaks, &w->restarts, &w->mutes, &w->stalls}, most[] = {1000, 30, 15, 20, 10};
+    unsigned *rates[] = {&w->loss, &w->repeats, &w->breaks, &w->restarts, &w->mutes, &w->stalls}, most[] = {1000, 1000, 30, 15, 20, 10};
     for (size_t i = 0; i < KVR_ARRAY_LEN(rates); i++) *rates[i] = chance(w, 6000) ? kvr_rng_below(&w->rng, most[i] + 1) : 0;
+    w->forwarded = mode < RECOVER && chance(w, 2000);
+    if (w->forwarded) w->loss = w->breaks = 0;
     *in = (struct kvr_ingest){.handler = {.on_event = on_event, .on_reset = on_reset, .on_view = on_view, .ctx = w},
                               .effects = &EFFECTS,
                               .restore_timeout_ms = RESTORE_MS,
