@@ -18,6 +18,8 @@ ENV = {
 }
 # Long, and of one thread each (the threads of test_sim are those of test_replay_offline): the thread sanitizer has nothing to find there.
 ONE_THREAD = {"test_http_memory", "test_sim", "test_supposed"}
+# Most tests wait for something for most of their time.
+AT_ONCE = min(max(2, 3 * (os.cpu_count() or 1) // 2), 6)
 passed = failed = 0
 running = set()  # process groups
 
@@ -117,7 +119,7 @@ def main():
         report(*check(f"{preset} example of the index's header", [os.path.join("build", preset, "unit", "index_example")]))
     units = sorted(f for f in os.listdir(os.path.join(ROOT, "build/asan/unit")) if f.startswith("test_"))
     scripts = sorted(os.path.join("tests/e2e", f) for f in os.listdir(os.path.join(ROOT, "tests/e2e")) if f.startswith("test_"))
-    with ThreadPoolExecutor(2) as pool:  # two cores
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [pool.submit(unit, p, u) for p in ("asan", "tsan") for u in units if p == "asan" or u not in ONE_THREAD]
         jobs += [pool.submit(e2e, p, s) for p in ("asan", "tsan") for s in scripts]
         jobs.append(pool.submit(python, "asan"))
