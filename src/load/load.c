@@ -408,8 +408,12 @@ size_t kvr_load_slots(const struct kvr_load *ld)
 static size_t slot_place(const struct kvr_load *ld, struct kvr_worker w)
 {
     size_t mask = ld->slot_table_cap - 1;
-    size_t i = kvr_mix64_keyed(kvr_mix64_keyed(w.worker_id, kvr_secret()) + w.dp_rank, kvr_secret()) & mask;
-    while (ld->slot_table[i] && kvr_worker_cmp(ld->slots[ld->slot_table[i] - 1].worker, w) != 0) i = (i + 1) & mask;
+    uint64_t secret = kvr_secret();
+    size_t i = kvr_mix64_keyed(kvr_mix64_keyed(w.worker_id, secret) + w.dp_rank, secret) & mask;
+    for (uint32_t slot; (slot = ld->slot_table[i]) != 0; i = (i + 1) & mask) {
+        const struct kvr_worker *there = &ld->slots[slot - 1].worker;
+        if (there->worker_id == w.worker_id && there->dp_rank == w.dp_rank) break;
+    }
     return i;
 }
 

@@ -195,13 +195,16 @@ static size_t drop_overloaded(struct kvr_router *r, struct kvr_router_ctx *c, si
 {
     if (!watches_overload(r)) return n;
     const struct worker_info *last = NULL;
+    bool any = false;
     for (size_t i = 0; i < r->order_n; i++) { /* a worker's ranks are neighbours */
         struct rank_info *info = &r->infos[r->order[i]];
         struct worker_info *w = &r->workers[info->owner];
         bool over = rank_is_over(r, info, w, &c->loads[r->order[i]]);
         w->over = w == last ? w->over && over : over;
+        any |= over;
         last = w;
     }
+    if (!any) return n;
     size_t kept = 0;
     for (size_t i = 0; i < n; i++)
         if (!worker_of(r, c->slots[i])->over) c->slots[kept++] = c->slots[i];
@@ -373,7 +376,9 @@ static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx 
     res->held_blocks = held_by(&c->candidates[at]);
     res->longest_blocks = c->longest;
     res->copy_blocks = c->candidates[at].copy_blocks;
-    for (size_t i = 0; i < n; i++) res->best_blocks = KVR_MAX(res->best_blocks, c->costs[i].effective_blocks);
+    double best = 0;
+    for (size_t i = 0; i < n; i++) best = KVR_MAX(best, c->costs[i].effective_blocks);
+    res->best_blocks = best;
 }
 
 /* Candidates for the slots in c->slots. */
@@ -382,13 +387,15 @@ static void collect(struct kvr_router *r, struct kvr_router_ctx *c, const struct
 {
     struct lean leans[KVR_TAINTS_MAX];
     size_t leans_n = rq->preferred_n ? leans_of(r, rq, leans) : 0, booked = kvr__booked_seqs(p, &r->config);
+    uint32_t most = 0;
     for (size_t i = 0; i < n; i++) {
         struct kvr_candidate *k = &c->candidates[i];
         fill_candidate(r, c, p, booked, c->slots[i], k);
-        res->most_blocks = KVR_MAX(res->most_blocks, held_by(k));
+        most = KVR_MAX(most, held_by(k));
         if (leans_n) k->taint_weight = lean_of(&worker_of(r, c->slots[i])->taints, leans, leans_n);
         if (rq->shared_n) k->shared_blocks = shared_past(rq, k->device_blocks);
     }
+    res->most_blocks = most;
 }
 
 /* How much those who wait for a stretch say of lasting demand: nothing when they have come at once (a burst), all when they have kept
