@@ -18,7 +18,6 @@ ENV = {
 }
 # Long, and of one thread each (the threads of test_sim are those of test_replay_offline): the thread sanitizer has nothing to find there.
 ONE_THREAD = {"test_http_memory", "test_sim", "test_supposed"}
-CORES = min(max(2, os.cpu_count() or 1), 6)
 passed = failed = 0
 running = set()  # process groups
 
@@ -105,12 +104,6 @@ def check(name, cmd):
     return name, int(rc == 0), int(rc != 0), text, seconds
 
 
-def run_all(at_once, calls):
-    with ThreadPoolExecutor(at_once) as pool:
-        for job in [pool.submit(*c) for c in calls]:
-            report(*job.result())
-
-
 def main():
     started = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -124,8 +117,12 @@ def main():
         report(*check(f"{preset} example of the index's header", [os.path.join("build", preset, "unit", "index_example")]))
     units = sorted(f for f in os.listdir(os.path.join(ROOT, "build/asan/unit")) if f.startswith("test_"))
     scripts = sorted(os.path.join("tests/e2e", f) for f in os.listdir(os.path.join(ROOT, "tests/e2e")) if f.startswith("test_"))
-    run_all(CORES, [(unit, p, u) for p in ("asan", "tsan") for u in units if p == "asan" or u not in ONE_THREAD])  # these compute
-    run_all(CORES * 3 // 2, [(e2e, p, s) for p in ("asan", "tsan") for s in scripts] + [(python, "asan")])  # these wait for most of their time
+    with ThreadPoolExecutor(2) as pool:  # two cores
+        jobs = [pool.submit(unit, p, u) for p in ("asan", "tsan") for u in units if p == "asan" or u not in ONE_THREAD]
+        jobs += [pool.submit(e2e, p, s) for p in ("asan", "tsan") for s in scripts]
+        jobs.append(pool.submit(python, "asan"))
+        for j in jobs:
+            report(*j.result())
     print(f"took {time.monotonic() - started:.0f} s")
     print(f"{passed} passed, {failed} failed", flush=True)
     sys.exit(1 if failed else 0)

@@ -245,8 +245,8 @@ def test_replay_of_a_trace(fleet, tmp_path):
     assert "TTFT p50" in r.stdout
 
 
-def test_replay_compare(fleet, tmp_path):
-    s, _ = fleet
+def test_replay_compare(start, tmp_path):
+    s = start(Serve, [start(Mock, speedup=0.3) for _ in range(2)])  # what is computed again takes longer than anything that happens beside it
     r = replay("--url", f"http://127.0.0.1:{s.port}", "--admin-url", f"http://127.0.0.1:{s.admin}", "--compare", "round-robin,kv", "--sessions", 7,
                "--concurrency", 1, "--turns", 4, "--system-tokens", 256, "--turn-tokens", 64, "--output-tokens", 4, "--json", tmp_path / "c.json")
     assert r.returncode == 0, r.stdout + r.stderr
