@@ -157,8 +157,8 @@ KVR_API void kvr_index_remove_worker(struct kvr_index *index, uint64_t worker_id
 KVR_API void kvr_index_remove_rank(struct kvr_index *index, struct kvr_worker worker);
 
 /* The same at once, in a time that does not depend on how much they hold: nobody sees it any more, the ranks may come anew, and the
- * memory is given back by kvr_index_tend, and a little with each event of the lane. kvr_index_stats counts what has not been given
- * back. Threads: any. */
+ * memory is given back by kvr_index_tend, and with each event of the lane, more than it stores. kvr_index_stats counts what has not
+ * been given back. Threads: any. */
 KVR_API void kvr_index_drop_worker(struct kvr_index *index, uint64_t worker_id);
 KVR_API void kvr_index_drop_rank(struct kvr_index *index, struct kvr_worker worker);
 

@@ -248,6 +248,12 @@ static void clear_rank(struct lane *ln, struct rank *rk)
     for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) kvr__tiers_clear(ln, rk, t);
 }
 
+/* More than was stored goes, or a worker that restarts again and again would leave more behind than is ever given back. */
+static void give_back_after(struct lane *ln, size_t stored)
+{
+    if (ln->leaving) (void)kvr__drain(ln, SLICE_OF_AN_EVENT + stored);
+}
+
 /* One event of a rank of this lane. The lane is locked. rk NULL: the pair is not known. */
 int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
 {
@@ -257,6 +263,7 @@ int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
         ln->counters.tier_events++;
         rc = kvr__tiers_apply(ln, rk, ev);
         count_result(ln, rc);
+        give_back_after(ln, ev->blocks_n);
         return rc;
     }
     switch (ev->kind) {
@@ -276,7 +283,7 @@ int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
         break;
     }
     count_result(ln, rc);
-    if (ln->leaving) (void)kvr__drain(ln, SLICE_OF_AN_EVENT);
+    give_back_after(ln, ev->blocks_n);
     kvr__reclaim(ln, false);
     return rc;
 }
@@ -362,7 +369,7 @@ int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *
         if (ix->config.predicted_max && ln->predict.blocks > max)
             ln->counters.pruned += kvr__predict_prune(ln, (size_t)((double)max * ix->config.prune_target_ratio));
         if (rk->capacity) kvr__evict_for_capacity(ln, rk);
-        if (ln->leaving) (void)kvr__drain(ln, SLICE_OF_AN_EVENT);
+        give_back_after(ln, locals_n);
         count_result(ln, rc);
         kvr__reclaim(ln, false);
         pthread_mutex_unlock(&ln->lock);

@@ -493,7 +493,6 @@ static bool exchange(struct kvr_ingest *in)
     in->commands = NULL;
     in->replies = NULL;
     bool stop = in->stop;
-    publish_statuses(in);
     pthread_mutex_unlock(&in->lock);
     while (c) {
         struct command *next = c->next;
@@ -502,6 +501,9 @@ static bool exchange(struct kvr_ingest *in)
     }
     take_replies(in, replies);
     kvr__plane_take(in, messages, !stop);
+    pthread_mutex_lock(&in->lock);
+    publish_statuses(in); /* of this round and of the turns before it: the thread may sleep now */
+    pthread_mutex_unlock(&in->lock);
     return !stop;
 }
 

@@ -25,7 +25,7 @@ def live_goes_on(ix, e, i=7):
         e.stored([3], T[8:12], parent=2, keep=False)
         return ix.scores(T).get((i, 0)) == 12
     wait_for("live batches without a replay", sees, 20)
-    assert listener(ix, i)["view"] == "partial" and "answer" in listener(ix, i)["view_reason"]
+    wait_for("partial", lambda: listener(ix, i)["view"] == "partial" and "answer" in listener(ix, i)["view_reason"])
 
 
 @pytest.mark.parametrize("kind", ["silent", "nobody", "two frames"])
@@ -68,7 +68,7 @@ def test_live_events_go_on_after_a_gap_that_nobody_fills(start, engine):
     e.stored([2], T[4:8], parent=1, drop=True)
     e.stored([11], T[20:24])
     wait_for("rebuilt by what comes", lambda: ix.scores(T[20:]) == {(7, 0): 4} and not ix.scores(T), 20)
-    assert listener(ix)["view"] == "partial"
+    wait_for("partial", lambda: listener(ix)["view"] == "partial")
     e.until("whole again when it answers", lambda: ix.whole() and ix.scores(T) == {(7, 0): 8}, 40)
 
 
@@ -79,7 +79,7 @@ def test_a_router_keeps_applying_when_the_replay_endpoint_is_silent(start, engin
     wait_for("declared", lambda: s.view().get("reason") and s.view().get("state") == "live", 20)
     e.stored([1, 2], T[:8])
     wait_for("applied", lambda: s.overlap(T).get((1, 0)) == 2)
-    assert s.view()["view"] == "partial"
+    wait_for("partial", lambda: s.view()["view"] == "partial")
     e.until("whole again", lambda: s.view()["view"] == "whole" and s.overlap(T).get((1, 0)) == 2, 40)
 
 

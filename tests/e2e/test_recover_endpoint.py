@@ -52,8 +52,8 @@ def test_everything_then_what_is_missing_then_nothing(start, engine, worker):
     worker.script = lambda q: {"Events": {"epoch": 1, "events": [event(10, [3], TOKENS[8:12], 2), event(10, [4], TOKENS[12:16], 3)], "last_event_id": 10}}
     engine.seq = 11
     engine.stored([5], TOKENS[16:20], parent=4)  # 10 was lost
-    wait_for("repaired", lambda: depth(s) == 5 and s.view()["trusted"])
-    assert worker.starts()[-1] == 10 and s.view()["recovered_events"] == 2
+    wait_for("repaired", lambda: depth(s) == 5 and s.view()["trusted"] and s.view()["recovered_events"] == 2)
+    assert worker.starts()[-1] == 10
     worker.script = lambda q: {"TooNew": {"requested_start": 14, "requested_end": None, "newest_available": 13, "epoch": 1}}
     engine.seq = 13  # 12 had only events that the worker does not keep
     worker.script = lambda q: {"Events": {"epoch": 1, "events": [], "last_event_id": 12}}

@@ -76,8 +76,8 @@ def test_gap_is_repaired_by_replay(rig):
     e.stored([1], T[:4])
     e.stored([2], T[4:8], parent=1, drop=True)
     e.stored([3], T[8:12], parent=2)
-    e.until("repaired", lambda: depth(s) == 3)
-    assert trusted(s) and s.view()["gaps"] == 1
+    e.until("repaired", lambda: depth(s) == 3 and trusted(s))
+    assert s.view()["gaps"] == 1
 
 
 def test_lost_tail_is_repaired_with_the_next_batch(rig):
@@ -126,8 +126,7 @@ def test_sequence_backwards_is_a_restart(rig):
     wait_for("stored", lambda: depth(s) == 4)
     e.seq, e.sent = 0, []
     e.stored([50], T[:4])
-    e.until("restarted", lambda: depth(s) == 1)
-    assert s.view()["restarts"] == 1 and trusted(s)
+    e.until("restarted", lambda: depth(s) == 1 and s.view()["restarts"] == 1 and trusted(s))
 
 
 def test_restart_in_the_middle_is_rebuilt_from_replay(rig):

@@ -200,6 +200,27 @@ static void a_large_view_is_dropped_at_once_and_given_back_in_slices(void **stat
     kvr_index_destroy(ix);
 }
 
+static void what_is_dropped_does_not_pile_up_behind_the_stores_that_follow(void **state)
+{
+    enum { BLOCKS = 5000 };
+    struct kvr_index *ix;
+    struct kvr_block b[BLOCKS];
+    struct kvr_event ev = {.worker = W, .kind = KVR_EVENT_STORED, .blocks = b, .blocks_n = BLOCKS};
+    (void)state;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    for (uint64_t i = 0; i < BLOCKS; i++) b[i] = (struct kvr_block){i + 1, 70000000 + i};
+    for (int restarts = 0; restarts < 20; restarts++) {
+        for (int tier = KVR_TIER_DEVICE; tier <= KVR_TIER_HOST_PINNED; tier++) {
+            ev.tier = (enum kvr_tier)tier;
+            assert_int_equal(kvr_index_apply(ix, &ev), 0);
+        }
+        assert_true(stats_of(ix).blocks + stats_of(ix).lower_tier_blocks <= 3 * BLOCKS);
+        kvr_index_drop_rank(ix, W);
+    }
+    check(ix);
+    kvr_index_destroy(ix);
+}
+
 static int nothing(void *ctx, const struct kvr_event *ev)
 {
     (void)ev;
@@ -275,6 +296,7 @@ int main(void)
         cmocka_unit_test(splits_of_names_are_bounded),
         cmocka_unit_test(looking_for_what_is_above_ends),
         cmocka_unit_test(a_large_view_is_dropped_at_once_and_given_back_in_slices),
+        cmocka_unit_test(what_is_dropped_does_not_pile_up_behind_the_stores_that_follow),
         cmocka_unit_test(a_walk_over_a_view_that_is_dropped_ends),
         cmocka_unit_test(keys_made_to_meet_in_a_map_do_not),
         cmocka_unit_test(the_secret_of_a_process_stays),
