@@ -126,6 +126,11 @@ def heard(serve, watches, worker_of=lambda i: i + 1):
     return True
 
 
+def blocks(serve):
+    """Of all views."""
+    return sum(v["blocks"] for v in serve.views().values())
+
+
 def words(seed, n):
     """n words that no other seed gives: a prompt of a bit more than n tokens."""
     rng = random.Random(seed)

@@ -5,7 +5,7 @@ import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
-from harness import BLOCK, Serve, cached, post, predicted, tokens, wait_until
+from harness import BLOCK, Serve, cached, post, predicted, prompt_tokens, tokens, wait_until
 
 SEED = int(os.environ.get("KVR_SEED", "1"))
 REQUESTS = int(os.environ.get("KVR_REQUESTS", "1000"))
@@ -22,13 +22,15 @@ def bodies(seed, n):
 
 def differences(serve, engine, settle, seed, n):
     wrong, hits = [], 0
+    watch, = settle(serve, [engine])
     for k, body in enumerate(bodies(seed, n)):
+        stored = sum(watch.stored.values())
         a = post(serve, "/v1/completions", body)
         assert a.status == 200, a.body
         hits += cached(a) > 0
         if predicted(a) != cached(a):
             wrong.append((k, predicted(a), cached(a)))
-        settle(serve, [engine])
+        settle(serve, [engine], {engine: stored + prompt_tokens(a) // BLOCK - cached(a) // BLOCK})
     return wrong, hits
 
 

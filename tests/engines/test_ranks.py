@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine with two data-parallel ranks, of which nobody said a word."""
-from harness import BLOCK, Serve, cached, post, predicted, wait_until, words
+from harness import BLOCK, Serve, blocks, cached, post, predicted, prompt_tokens, wait_until, words
 
 
-def test_ranks_are_found_named_and_predicted(start, ranked, settle):
+def test_ranks_are_found_named_and_predicted(start, ranked):
     e = ranked
     s = start(Serve, [e.url])
     wait_until("both ranks", lambda: [v["view"] for v in s.views().values()] == ["whole", "whole"])
@@ -13,8 +13,9 @@ def test_ranks_are_found_named_and_predicted(start, ranked, settle):
     seen = set()
     for i in range(12):
         body = {"model": "tiny", "prompt": words(f"ranks {i} {s.p.pid}", 150), "max_tokens": 2}
+        had = blocks(s)
         first = post(s, "/v1/completions", body)
-        settle(s, [e])
+        wait_until("the blocks", lambda: blocks(s) >= had + prompt_tokens(first) // BLOCK)
         second = post(s, "/v1/completions", body)
         seen.add(second.headers["x-kvroute-dp-rank"])
         assert second.headers["x-kvroute-dp-rank"] == first.headers["x-kvroute-dp-rank"]

@@ -3,7 +3,7 @@
 import uuid
 
 import pytest
-from harness import BLOCK, cached, post, predicted, prompt_tokens, tokens, words, worker
+from harness import BLOCK, blocks, cached, post, predicted, prompt_tokens, tokens, wait_until, words, worker
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
@@ -83,7 +83,9 @@ def test_what_the_engine_refuses_is_refused_by_it(fleet, more):
 def test_several_prompts_are_routed_by_the_first(fleet, engines, settle):
     body = {"model": "tiny", "prompt": [words(uuid.uuid4().hex, 80) for _ in range(2)], "max_tokens": 2}
     answers = []
-    for _ in range(3):
+    for n in range(3):
+        had = blocks(fleet)
         answers.append(post(fleet, COMPLETIONS, body))
+        wait_until("the blocks", lambda had=had: n or blocks(fleet) > had)
         settle(fleet, engines)
     assert len({r.headers["x-kvroute-worker"] for r in answers}) == 1 and answers[2].headers["x-kvroute-reason"] == "kv"
