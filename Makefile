@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all build demo demo-engines test test-engines engines bench bench-peers bench-routers lint fuzz format install clean help sim options-page wheel
+.PHONY: all build demo demo-engines test check test-engines engines bench bench-peers bench-routers lint fuzz format install clean help sim options-page wheel
 
 all: build
 
@@ -8,6 +8,7 @@ help:
 	@echo "make build    the program and the library, in build/release"
 	@echo "make demo     4 mock engines and the router; round-robin against kv (KEEP=1 leaves them running)"
 	@echo "make test     every test, under the address and thread sanitizers"
+	@echo "make check    a minute's look: the release build, its unit tests, the first end-to-end tests"
 	@echo "make engines  a real vLLM on the CPU with tiny models, in build/engines (or ENGINES_DIR): about 8 GB"
 	@echo "make test-engines  tests against it (10 minutes at most)"
 	@echo "make demo-engines  the demo with two of them instead of mocks"
@@ -33,6 +34,10 @@ demo: build
 test:
 	@scripts/deps.sh build test python
 	@/usr/bin/python3 tests/run.py
+
+check:
+	@scripts/deps.sh build test python
+	@/usr/bin/python3 tests/run.py --quick
 
 # Real engines: apart from make test, which needs none.
 engines:

@@ -1,35 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds with sanitizers, runs every test, counts: the last line is "N passed, N failed"."""
+import collections
 import contextlib
 import os
+import queue
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SUPPRESSIONS = os.path.join(ROOT, "scripts/tsan.supp")
 ENV = {
     "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1:handle_abort=1", "UBSAN_OPTIONS": "print_stacktrace=1", "KVROUTE_SLOW": "3"},
+    "release": {"KVR_OPS": "60000"},
     "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1 history_size=4", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
 }
 # Long, and of one thread each (the threads of test_sim are those of test_replay_offline): the thread sanitizer has nothing to find there.
+LEAST_SHARE = 0.3  # of a core; what waits does so with a process or three, which start and end
 ONE_THREAD = {"test_http_memory", "test_sim", "test_supposed"}
+LONG = {"test_durable", "test_http_memory", "test_sim"}  # left out of the quick look, as is all that is not named here:
+SMOKE = ("test_cli.py", "test_requests.py", "test_views.py", "test_indexer.py", "test_select.py", "test_failures.py")
 passed = failed = 0
 running = set()  # process groups
+Outcome = collections.namedtuple("Outcome", "name ok bad text seconds cpu alone", defaults=[None])  # alone: the command that runs it so
 
 
-def report(name, ok, bad, text, seconds):
+def report(o):
     global passed, failed
-    passed += ok
-    failed += bad
-    print(f"{'ok  ' if bad == 0 else 'FAIL'} {name}: {ok} passed, {bad} failed ({seconds:.1f} s)", flush=True)
-    if bad:
-        said = [line for line in text.splitlines() if line.startswith(("[  ERROR", "[   LINE", "[  FAILED"))]  # what follows may be long
-        print("\n".join([*said[:20], text[-6000:]]), flush=True)
+    passed += o.ok
+    failed += o.bad
+    print(f"{'ok  ' if o.bad == 0 else 'FAIL'} {o.name}: {o.ok} passed, {o.bad} failed ({o.seconds:.1f} s, {o.cpu:.1f} s of a core)", flush=True)
+    if o.bad:
+        said = [line for line in o.text.splitlines() if line.startswith(("[  ERROR", "[   LINE", "[  FAILED"))]  # what follows may be long
+        print("\n".join([*said[:20], o.text[-12000:], *([f"alone: {o.alone}"] if o.alone else [])]), flush=True)
 
 
 def end_group(pid):
@@ -45,84 +54,170 @@ def stop(number, _frame):
 
 
 def run(cmd, env=None, timeout=900):
-    """Runs a command in a session of its own, of which nothing is left when it ends or has taken too long. Returns: status, output, seconds."""
+    """Runs a command in a session of its own, of which nothing is left when it ends or has taken too long. Returns: status, output,
+    seconds, processor seconds."""
     t0 = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as out:
         p = subprocess.Popen(cmd, cwd=ROOT, env={**os.environ, **(env or {})}, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         running.add(p.pid)
-        try:
-            rc, late = p.wait(timeout), ""
-        except subprocess.TimeoutExpired:
-            rc, late = 124, f"\nended after {timeout} s"
+        late = threading.Timer(timeout, end_group, [p.pid])
+        late.start()
+        _, status, used = os.wait4(p.pid, 0)
+        late.cancel()
+        p.returncode = os.waitstatus_to_exitcode(status)
         end_group(p.pid)
-        p.wait()
         running.discard(p.pid)
+        seconds = time.monotonic() - t0
         out.seek(0)
-        return rc, out.read() + late, time.monotonic() - t0
+        text = out.read() + (f"\nended after {timeout} s" if seconds >= timeout else "")
+        return p.returncode, text, seconds, used.ru_utime + used.ru_stime
 
 
 def build(preset):
-    for cmd in (["scripts/moved.sh", f"build/{preset}"], ["cmake", "--preset", preset], ["cmake", "--build", "--preset", preset]):
-        rc, text, _ = run(cmd)
+    for cmd in (["scripts/moved.sh", f"build/{preset}"], ["cmake", "--preset", preset, "-DKVR_TESTS=ON"], ["cmake", "--build", "--preset", preset]):
+        rc, text, *_ = run(cmd)
         if rc:
             print(text)
             sys.exit(f"the {preset} build failed")
     print(f"built {preset}", flush=True)
 
 
+def alone(env, cmd):
+    return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), *cmd])
+
+
 def unit(preset, binary):
-    rc, text, seconds = run([os.path.join(ROOT, "build", preset, "unit", binary)], ENV[preset])
+    cmd = [os.path.join("build", preset, "unit", binary)]
+    rc, text, *times = run(cmd, ENV[preset])
     ok, bad = len(re.findall(r"^\[       OK \]", text, re.M)), len(re.findall(r"^\[  FAILED  \] (?!\d+ test)(?!tests?:)", text, re.M)) // 2
     if rc and not bad:
         bad = 1
     if rc == 0 and ok == 0:
         bad, text = 1, text + "\nno test ran"
-    return f"{preset} {binary}", ok, bad, text, seconds
+    return Outcome(f"{preset} {binary}", ok, bad, text, *times, alone(ENV[preset], cmd))
 
 
-def e2e(preset, path):
-    env = {**ENV[preset], "KVROUTE": os.path.join(ROOT, "build", preset, "kvroute"), "PYTHONDONTWRITEBYTECODE": "1"}
-    rc, text, seconds = run(["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", path], env)
+def counted(name, rc, text, *rest, more=0):
+    """Of what pytest has printed last."""
     counts = {k: int(n) for n, k in re.findall(r"(\d+) (passed|failed|error)", text.splitlines()[-1] if text else "")}
     bad = counts.get("failed", 0) + counts.get("error", 0)
-    if rc and not bad:
-        bad = 1
-    return f"{preset} {os.path.basename(path)}", counts.get("passed", 0), bad, text, seconds
+    return Outcome(name, counts.get("passed", 0) + more, bad or int(rc != 0), text, *rest)
+
+
+def e2e(preset, name):
+    env = {**ENV[preset], "KVROUTE": os.path.join(ROOT, "build", preset, "kvroute"), "PYTHONDONTWRITEBYTECODE": "1"}
+    cmd = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", os.path.join("tests/e2e", name)]
+    return counted(f"{preset} {name}", *run(cmd, env), alone(env, cmd))
 
 
 def python(preset):
     """The wheel: built, installed into a clean environment, tested."""
     env = {**ENV[preset], "KVROUTE": os.path.join(ROOT, "build", preset, "kvroute")}
-    rc, text, seconds = run(["bash", "tests/python/run.sh"], env)
-    counts = {k: int(n) for n, k in re.findall(r"(\d+) (passed|failed|error)", text.splitlines()[-1] if text else "")}
-    bad = counts.get("failed", 0) + counts.get("error", 0)
-    return "python package", counts.get("passed", 0) + int("ran in a clean environment" in text), bad or int(rc != 0), text, seconds
+    rc, text, *times = run(["bash", "tests/python/run.sh"], env)
+    return counted("python package", rc, text, *times, more=int("ran in a clean environment" in text))
 
 
 def check(name, cmd):
-    rc, text, seconds = run(cmd)
-    return name, int(rc == 0), int(rc != 0), text, seconds
+    rc, text, *times = run(cmd)
+    return Outcome(name, int(rc == 0), int(rc != 0), text, *times)
+
+
+def pace():
+    """What was measured of each job: seconds, and of them seconds of a core. Those not named are taken for busy all the time."""
+    with open(os.path.join(ROOT, "tests/pace.txt")) as f:
+        return {name: (float(s), float(cpu)) for name, s, cpu in (line.rsplit(maxsplit=2) for line in f if not line.startswith("#"))}
+
+
+def run_all(jobs):
+    """Runs (name, function, arguments), the longest first, as many side by side as keep the cores busy and no more: a test that
+    mostly waits leaves room for others, and one that computes has a core for itself."""
+    known, cores, free, done = pace(), os.cpu_count() or 1, threading.Condition(), queue.SimpleQueue()
+    taken = 0.0
+
+    def share(name):
+        seconds, cpu = known.get(name, (1, 1))
+        return min(cores, max(LEAST_SHARE, cpu / seconds))
+
+    def one(name, fn, args):
+        nonlocal taken
+        try:
+            done.put(fn(*args))
+        except Exception:
+            done.put(Outcome(name, 0, 1, traceback.format_exc(), 0, 0))
+        finally:
+            with free:
+                taken -= share(name)
+                free.notify()
+
+    def start_them():
+        nonlocal taken
+        waiting = sorted(jobs, key=lambda j: -known.get(j[0], (60, 60))[0])
+        while waiting:
+            with free:
+                fits = next((j for j in waiting if taken + share(j[0]) <= cores + 0.01), None)
+                if not fits:
+                    free.wait()
+                    continue
+                taken += share(fits[0])
+            waiting.remove(fits)
+            threading.Thread(target=one, args=fits, daemon=True).start()
+
+    threading.Thread(target=start_them, daemon=True).start()
+    for _ in jobs:
+        yield done.get()
+
+
+def write_pace(outcomes):
+    """The measured times of a quiet run become those that the next run plans with."""
+    with open(os.path.join(ROOT, "tests/pace.txt"), "w") as f:
+        f.write("# What each job of tests/run.py takes: seconds, and of them seconds of a core (tests/run.py --pace writes it)\n")
+        f.writelines(sorted(f"{o.name} {o.seconds:.1f} {o.cpu:.1f}\n" for o in outcomes if o.seconds >= 1))
+
+
+def named(preset, fn, names):
+    return [(f"{preset} {n}", fn, (preset, n)) for n in names]
+
+
+def all_jobs():
+    units = tests_in("build/asan/unit")
+    scripts = tests_in("tests/e2e")
+    return [*named("asan", unit, units), *named("tsan", unit, [u for u in units if u not in ONE_THREAD]), *named("asan", e2e, scripts),
+            *named("tsan", e2e, [s for s in scripts if s not in ONE_THREAD]), ("python package", python, ("asan",))]
+
+
+def tests_in(folder):
+    return sorted(f for f in os.listdir(os.path.join(ROOT, folder)) if f.startswith("test_"))
+
+
+def every_test():
+    for preset in ("asan", "tsan"):
+        build(preset)
+    report(check("include directions", ["/usr/bin/python3", "scripts/check_includes.py"]))
+    report(check("refused functions and licence lines", ["/usr/bin/python3", "scripts/check_source.py"]))
+    report(check("consumer project (cmake, pkg-config, static and shared)", ["bash", "tests/consumer/run.sh"]))
+    for preset in ("asan", "tsan"):
+        report(check(f"{preset} example of the index's header", [os.path.join("build", preset, "unit", "index_example")]))
+    return all_jobs()
+
+
+def quick_tests():
+    """A minute's look at a change: the release build, its unit tests but the longest, and what people do first, end to end."""
+    build("release")
+    units = [u for u in tests_in("build/release/unit") if u not in LONG]
+    return named("release", unit, units) + named("release", e2e, SMOKE)
 
 
 def main():
     started = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    for preset in ("asan", "tsan"):
-        build(preset)
-    report(*check("include directions", ["/usr/bin/python3", "scripts/check_includes.py"]))
-    report(*check("refused functions and licence lines", ["/usr/bin/python3", "scripts/check_source.py"]))
-    report(*check("consumer project (cmake, pkg-config, static and shared)", ["bash", "tests/consumer/run.sh"]))
-    for preset in ("asan", "tsan"):
-        report(*check(f"{preset} example of the index's header", [os.path.join("build", preset, "unit", "index_example")]))
-    units = sorted(f for f in os.listdir(os.path.join(ROOT, "build/asan/unit")) if f.startswith("test_"))
-    scripts = sorted(os.path.join("tests/e2e", f) for f in os.listdir(os.path.join(ROOT, "tests/e2e")) if f.startswith("test_"))
-    with ThreadPoolExecutor(2) as pool:  # two cores
-        jobs = [pool.submit(unit, p, u) for p in ("asan", "tsan") for u in units if p == "asan" or u not in ONE_THREAD]
-        jobs += [pool.submit(e2e, p, s) for p in ("asan", "tsan") for s in scripts]
-        jobs.append(pool.submit(python, "asan"))
-        for j in jobs:
-            report(*j.result())
+    options = sys.argv[1:]
+    outcomes = []
+    for o in run_all(quick_tests() if "--quick" in options else every_test()):
+        report(o)
+        outcomes.append(o)
+    if "--pace" in options:
+        write_pace(outcomes)
     print(f"took {time.monotonic() - started:.0f} s")
     print(f"{passed} passed, {failed} failed", flush=True)
     sys.exit(1 if failed else 0)

@@ -19,11 +19,15 @@ class Failed(Exception):
     """Something that was started is not there, or does not answer."""
 
 
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 def stop_on_signals():
-    """A signal ends the lab as an exception does: through its `finally`."""
+    """A signal ends the lab as an exception does: through its `finally`. It has to wait while a process is started: an exception in a
+    hook of fork() would be lost, and one before the process is noted would leave it behind."""
     def handler(signum, _frame):
         raise SystemExit(128 + signum)
-    for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for s in ENDING:
         signal.signal(s, handler)
 
 
@@ -154,6 +158,7 @@ class Lab:
         os.makedirs(logs, exist_ok=True)
 
     def _prepare(self):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         os.setsid()
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # nothing outlives a lab that is killed
         if self.priority.how:
@@ -163,9 +168,13 @@ class Lab:
         return os.path.join(self.logs, name + ".log")
 
     def start(self, name, argv):
-        with open(self.log(name), "wb") as f:
-            self.running[name] = subprocess.Popen([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=f, stderr=subprocess.STDOUT,
-                                                  cwd=self.logs, preexec_fn=self._prepare)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            with open(self.log(name), "wb") as f:
+                self.running[name] = subprocess.Popen([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=f, stderr=subprocess.STDOUT,
+                                                      cwd=self.logs, preexec_fn=self._prepare)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def end_of_log(self, name, size=600):
         with open(self.log(name), "rb") as f:
