@@ -43,7 +43,7 @@ class Load(threading.Thread):
                 self.sent += 1
                 if status != 200 and r in self.fleet.routers and r.p.poll() is None:
                     self.lost.append(status)
-                time.sleep(0.005)  # it is there to see what is lost, not to fill the machine
+                time.sleep(0.02)  # it is there to see what is lost, not to fill the machine
 
     def stop(self):
         self.done.set()
@@ -116,7 +116,7 @@ class Fleet:
         self.fresh()
         while (now := time.monotonic() - t0) < limit + 1 or (last_wrong > now - 1 and now < limit * SLOW + 1):
             wrong = self.wrong()
-            time.sleep(0.05)
+            time.sleep(0.1)
             if wrong:
                 last_wrong, why = time.monotonic() - t0, wrong
         print(f"{what}: wrong for {last_wrong:.2f} s, {why}")
