@@ -22,7 +22,7 @@ ENV = {
     "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1 history_size=4", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
 }
 # Long, and of one thread each (the threads of test_sim are those of test_replay_offline): the thread sanitizer has nothing to find there.
-LEAST_SHARE = 0.2  # of a core; what waits does so with a process or three, which start and end
+LEAST_SHARE = 0.25  # of a core; what waits does so with a process or three, which start and end
 ONE_THREAD = {"test_http_memory", "test_sim", "test_supposed",
               # and these are about words: command lines, documents, tables of figures, a script
               "test_cli.py", "test_docs.py", "test_bench_routers.py", "test_mock_script.py"}

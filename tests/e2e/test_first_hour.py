@@ -254,9 +254,9 @@ def test_the_flag_that_is_missing_is_named_once(start, worker, answers, words):
     assert any(all(x in n for x in words) for n in learnt(s)["learnt"]["notes"])
     w.answers["/health"] = 500
     says(s, "worker 1", ") is down:")
+    before = len(w.got("/metrics"))
     w.answers["/health"] = 200
     says(s, "worker 1", "is up again")
-    before = len(w.got("/metrics"))
     wait_for("asked again", lambda: len(w.got("/metrics")) > before and learnt(s))
     assert len(lines(s, *words)) == 1
 

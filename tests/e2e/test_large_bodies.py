@@ -54,6 +54,18 @@ def test_health_is_answered_while_a_large_body_is_read(start):
     assert answers_meanwhile(i.port, "/query", b'{"model_name":"m","token_ids":' + numbers(3 * MIB) + b"}}")
 
 
+def test_clients_that_leave_while_their_body_is_read_are_counted(start):
+    """What is told of a request that has ended is read when the thread that reads its body has written the last of it."""
+    m = start(Mock, with_events=False)
+    s = start(Serve, [m], "--no-router-kv-events")
+    body = b'{"model":"mock","max_tokens":1,"prompt":' + numbers(MIB) + b"}"
+    for _ in range(12):
+        upload(s.port, "/v1/completions", body).close()
+    wait_for("all have ended", lambda: s.metric("requests_total") == 12)
+    assert s.metric("client_gone_total") > 0
+    assert s.complete("x").status == 200
+
+
 def test_prompts_have_limits_and_the_answer_names_them(start):
     m = start(Mock, with_events=False)
     s = start(Serve, [m], "--no-router-kv-events", "--max-prompt-tokens", 1000, "--max-messages", 50, "--max-prompt-text", 2000)

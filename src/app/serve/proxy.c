@@ -189,7 +189,7 @@ static void px_fail(struct px *p, int status, const char *message)
     struct kvr_http_conn *c = p->conn;
     p->status = status;
     p->conn = NULL;
-    count_request(p);
+    if (!p->working) count_request(p);
     if (status >= 500) COUNT(p, errors_total);
     if (c) kvr_http_conn_set_user(c, NULL);
     bool end_stream = c && p->early_head;
@@ -452,14 +452,9 @@ static void tell_view(struct px *p)
     views_served(serve_of(p), &v);
 }
 
-static void px_end(struct px *p)
+/* The end of all: what is known of it is told. No job of it is at work, which might write what is read here. */
+static void px_close(struct px *p)
 {
-    struct serve *s = serve_of(p);
-    if (p->call) kvr_http_call_cancel(p->call);
-    forget_queries(p);
-    p->call = NULL;
-    leave_queue(p);
-    unbook(p);
     count_request(p);
     if (p->routed) {
         complete_usage(p);
@@ -468,18 +463,29 @@ static void px_end(struct px *p)
     }
     tell_view(p);
     end_evidence(p);
+    worker_unref(serve_of(p), p->worker);
+    p->worker = NULL;
+    px_free(p);
+}
+
+/* It holds nothing any more, and is closed when its job is over. */
+static void px_end(struct px *p)
+{
+    if (p->call) kvr_http_call_cancel(p->call);
+    forget_queries(p);
+    p->call = NULL;
+    leave_queue(p);
+    unbook(p);
     for (struct px **q = &p->loop->parked; *q; q = &(*q)->next)
         if (*q == p) {
             *q = p->next;
             atomic_fetch_sub(&p->loop->parked_n, 1);
             break;
         }
-    worker_unref(s, p->worker);
-    p->worker = NULL;
     uv_timer_stop(&p->timer);
     p->ended = true;
     if (p->working) kvr_job_give_up(&p->job);
-    else px_free(p);
+    else px_close(p);
 }
 
 static void px_answered(struct px *p);
@@ -1202,14 +1208,14 @@ static void work(struct px *p, enum phase phase, void (*run)(struct kvr_job *j),
     kvr_job_start(&p->loop->jobs, &p->loop->uv, &p->job);
 }
 
-/* Returns: the request to go on with; NULL: it had ended before, and is gone now. */
+/* Returns: the request to go on with; NULL: it had ended before, and is closed now. */
 static struct px *job_is_over(struct kvr_job *j, bool given_up)
 {
     struct px *p = px_of_job(j);
     KVR_ASSERT(given_up == p->ended);
     p->working = false;
     if (!given_up) return p;
-    px_free(p);
+    px_close(p);
     return NULL;
 }
 
@@ -1513,9 +1519,7 @@ static void tokens_are_read(struct px *p)
         tokens_failed(p);
         return;
     }
-    pthread_mutex_lock(&s->lock);
     token_cache_put(s->tokens, p->cache_key, p->tokens, p->tokens_n);
-    pthread_mutex_unlock(&s->lock);
     got_tokens(p);
 }
 
@@ -1739,9 +1743,7 @@ static void ask_tokens(struct px *p, struct kvr_body *body)
 {
     struct serve *s = serve_of(p);
     token_cache_key(body->data, body->len, p->cache_key);
-    pthread_mutex_lock(&s->lock);
     p->tokens = token_cache_get(s->tokens, p->cache_key, &p->tokens_n);
-    pthread_mutex_unlock(&s->lock);
     if (p->tokens) {
         COUNT(p, tokenize_cache_hits_total);
         got_tokens(p);

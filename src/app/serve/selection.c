@@ -15,13 +15,14 @@
 #include <string.h>
 
 #include "app/serve/admin.h"
+#include "base/lru.h"
 
-enum { SELECTION_ID_MAX = 200, PENDING_BUCKETS = 1024 };
+enum { SELECTION_ID_MAX = 200 };
 
 /* ---- what has been selected and not booked yet ------------------------------------------------------- */
 
 struct pending {
-    struct pending *bucket_next, *older, *newer;
+    struct kvr_lru_entry lru;
     uint64_t expires_ms;
     struct pool *pool;
     struct kvr_worker worker;
@@ -61,8 +62,8 @@ struct held {
 static struct {
     struct held *held, **held_end; /* oldest first */
     bool had_workers;              /* --min-initial-workers have been there once */
-    struct pending *buckets[PENDING_BUCKETS], *oldest, *newest;
-    size_t pending_n, pending_bytes;
+    struct kvr_lru pending;
+    size_t pending_bytes;
     struct waiting *waiting;
     uv_async_t wake;
     pthread_mutex_t lock; /* ready */
@@ -75,37 +76,40 @@ static size_t pending_size(const struct pending *p)
     return sizeof *p + p->seqs_n * sizeof *p->seqs;
 }
 
-static struct pending **pending_place(const char *id)
+static bool pending_same(const struct kvr_lru_entry *e, const void *id)
 {
-    uint64_t h = kvr_hash_bytes(id, strlen(id), kvr_secret());
-    struct pending **p = &sel.buckets[h % PENDING_BUCKETS];
-    while (*p && strcmp((*p)->id, id)) p = &(*p)->bucket_next;
-    return p;
+    return strcmp(((const struct pending *)e)->id, id) == 0;
+}
+
+static uint64_t pending_hash(const char *id)
+{
+    return kvr_hash_bytes(id, strlen(id), kvr_secret());
+}
+
+static struct pending *pending_find(const char *id)
+{
+    return (struct pending *)kvr_lru_find(&sel.pending, pending_hash(id), pending_same, id);
+}
+
+static struct pending *pending_oldest(void)
+{
+    return (struct pending *)sel.pending.oldest;
 }
 
 static void pending_drop(struct pending *p)
 {
-    *pending_place(p->id) = p->bucket_next;
-    *(p->older ? &p->older->newer : &sel.oldest) = p->newer;
-    *(p->newer ? &p->newer->older : &sel.newest) = p->older;
-    sel.pending_n--;
+    kvr_lru_remove(&sel.pending, &p->lru);
     sel.pending_bytes -= pending_size(p);
     free(p);
 }
 
 static void pending_add(const struct serve_options *o, struct pending *p)
 {
-    struct pending **place = pending_place(p->id);
-    if (*place) pending_drop(*place);
-    while (sel.oldest && (sel.pending_n >= o->selection_entries || sel.pending_bytes + pending_size(p) > o->selection_bytes))
-        pending_drop(sel.oldest);
-    place = pending_place(p->id);
-    p->bucket_next = *place;
-    *place = p;
-    p->older = sel.newest;
-    *(sel.newest ? &sel.newest->newer : &sel.oldest) = p;
-    sel.newest = p;
-    sel.pending_n++;
+    struct pending *before = pending_find(p->id);
+    if (before) pending_drop(before);
+    while (pending_oldest() && (sel.pending.n >= o->selection_entries || sel.pending_bytes + pending_size(p) > o->selection_bytes))
+        pending_drop(pending_oldest());
+    kvr_lru_add(&sel.pending, &p->lru, pending_hash(p->id));
     sel.pending_bytes += pending_size(p);
 }
 
@@ -165,7 +169,7 @@ void selection_tick(struct serve *s)
 {
     uint64_t now = now_ms();
     selection_release(s);
-    while (sel.oldest && sel.oldest->expires_ms <= now) pending_drop(sel.oldest);
+    while (pending_oldest() && pending_oldest()->expires_ms <= now) pending_drop(pending_oldest());
     for (struct waiting *w = sel.waiting, *next; w; w = next) {
         next = w->next;
         if (!w->parked || now < w->deadline_ms || !kvr_router_cancel(w->q.pool->router, &w->ticket)) continue;
@@ -575,7 +579,7 @@ static bool book(struct serve *s, struct kvr_http_conn *c, const char *id, const
 
 static void reserve_pending(struct serve *s, struct kvr_http_conn *c, const char *id)
 {
-    struct pending *p = *pending_place(id + 2);
+    struct pending *p = pending_find(id + 2);
     if (!p || p->expires_ms <= now_ms()) {
         admin_error(c, 404, "no pending selection");
         return;
@@ -744,7 +748,7 @@ void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json
 
 int selection_start(struct serve *s)
 {
-    int rc = uv_async_init(&s->main_loop, &sel.wake, take_ready);
+    int rc = kvr_lru_init(&sel.pending) ? UV_ENOMEM : uv_async_init(&s->main_loop, &sel.wake, take_ready);
     sel.running = rc == 0;
     return rc;
 }
@@ -752,7 +756,8 @@ int selection_start(struct serve *s)
 void selection_stop(struct serve *s)
 {
     (void)s;
-    while (sel.oldest) pending_drop(sel.oldest);
+    while (pending_oldest()) pending_drop(pending_oldest());
+    kvr_lru_free(&sel.pending);
     if (sel.running) uv_close((uv_handle_t *)&sel.wake, NULL);
     sel.running = false;
 }

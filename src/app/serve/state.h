@@ -567,7 +567,7 @@ void sessions_forget(struct session_table *t, const char *id, size_t len);
 size_t sessions_count(const struct session_table *t);
 uint64_t sessions_given_up(const struct session_table *t); /* before their time, as there were too many */
 
-/* tokens.c: cache of tokenized bodies, under serve.lock; but the key, which reads all of the body */
+/* tokens.c: cache of tokenized bodies; any thread */
 struct token_cache *token_cache_create(size_t bytes_max);
 void token_cache_destroy(struct token_cache *c);
 void token_cache_key(const char *body, size_t len, uint64_t key[2]);
