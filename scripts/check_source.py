@@ -12,8 +12,25 @@ files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=
 if not files:
     files = [os.path.relpath(os.path.join(d, f), ROOT) for d, _, fs in os.walk(ROOT) for f in fs if "/build" not in d and "/.git" not in d]
 bad = []
+
+
+def wide_prose(text):
+    """Numbers of the lines of a document that are prose and longer than 120 columns. Tables, code and a line that is one link cannot be broken."""
+    wide, fenced, above = [], False, ""
+    for n, line in enumerate(text.splitlines(), 1):
+        fence = line.lstrip().startswith("```")
+        fenced ^= fence
+        code = fenced or fence or (line.startswith("    ") and (not above.strip() or above.startswith("    ")))
+        if len(line) > 120 and not code and not line.startswith("|") and " " in line.strip(" *-"):
+            wide.append(n)
+        above = line
+    return wide
+
+
 for f in files:
     path = os.path.join(ROOT, f)
+    if f.endswith(".md"):
+        bad += [f"{f}:{n}: prose beyond column 120" for n in wide_prose(open(path, errors="replace").read())]
     if not f.endswith((".c", ".h", ".cc", ".py", ".sh", ".cmake")) and os.path.basename(f) not in ("CMakeLists.txt", "Makefile", "run"):
         continue
     text = open(path, errors="replace").read()

@@ -7,9 +7,9 @@ k=build/release/kvroute
 {
   echo "# Options of serve, select and publish"
   echo
-  echo "Written by \`make options-page\` from the program's tables; the tests compare. Flag beats environment beats YAML file (\`--config FILE\`)"
-  echo "beats default. A boolean is \`--name\`, \`--no-name\` or \`--name=VALUE\`. Of two environment names the first beats the second, which is that of"
-  echo "NVIDIA Dynamo's router. \`none\` and \`null\` stand for -1 where -1 means off."
+  echo "Written by \`make options-page\` from the program's tables; the tests compare. Flag beats environment beats YAML file"
+  echo "(\`--config FILE\`) beats default. A boolean is \`--name\`, \`--no-name\` or \`--name=VALUE\`. Of two environment names the"
+  echo "first beats the second, which is that of NVIDIA Dynamo's router. \`none\` and \`null\` stand for -1 where -1 means off."
   echo
   echo "## kvroute serve"
   echo

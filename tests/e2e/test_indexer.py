@@ -829,7 +829,7 @@ def test_the_examples_of_the_manual(start, tmp_path):
             wait_for("blocks", lambda: "\"0\":16" in subprocess.run(["bash", "-c", c], capture_output=True, text=True, check=True).stdout)
         out.append(subprocess.run(["bash", "-c", c], capture_output=True, text=True, check=True).stdout)
     assert len(out) == 8
-    want = re.search(r"answer to the query: `(.*?)`", text)[1]
+    want = re.search(r"answer to the query:\n\n```json\n(.*?)\n```", text)[1]
     assert json.loads(out[2]) == json.loads(want)
 
 
