@@ -55,7 +55,7 @@ static void entries_are_found_and_leave_in_the_order_of_their_last_use(void **st
 {
     static struct item items[KEYS];
     struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
-    uint64_t age[KEYS], ops = KVR_MIN(env_u64("KVR_OPS", OPS), (uint64_t)OPS);
+    uint64_t age[KEYS] = {0}, ops = KVR_MIN(env_u64("KVR_OPS", OPS), (uint64_t)OPS);
     size_t n = 0;
     struct kvr_lru l;
     (void)state;
