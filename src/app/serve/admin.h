@@ -104,7 +104,7 @@ struct fetched {
  * the connection does not have its body any more; it is taken when something is asked. Returns: false when there is nothing to ask. */
 bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn);
 /* The client went away. Returns: whether its question was being asked. */
-bool admin_ask_gone(const struct kvr_http_conn *c);
+bool admin_ask_gone(struct serve *s, const struct kvr_http_conn *c);
 bool admin_needs_index(admin_post_fn *fn, struct kvr_json o); /* admin.c */
 
 /* ---- selection.c ---- */

@@ -24,11 +24,9 @@ struct asking {
     struct fetched got;
 };
 
-static struct asking *askings;
-
 static void asking_free(struct asking *a)
 {
-    struct asking **at = &askings;
+    struct asking **at = &a->serve->askings;
     while (*at != a) at = &(*at)->next;
     *at = a->next;
     for (size_t i = 0; i < REMOTES_MAX; i++)
@@ -138,9 +136,9 @@ bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
         admin_error(c, 503, "out of memory");
         return true;
     }
-    *a = (struct asking){.next = askings, .serve = s, .conn = c, .fn = fn, .json = holds ? *holds : NULL, .root = o};
+    *a = (struct asking){.next = s->askings, .serve = s, .conn = c, .fn = fn, .json = holds ? *holds : NULL, .root = o};
     if (holds) *holds = NULL;
-    askings = a;
+    s->askings = a;
     bool ok = ask(a, &q);
     question_free(&q);
     if (!ok) {
@@ -152,9 +150,9 @@ bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
     return true;
 }
 
-bool admin_ask_gone(const struct kvr_http_conn *c)
+bool admin_ask_gone(struct serve *s, const struct kvr_http_conn *c)
 {
-    for (struct asking *a = askings; a; a = a->next) {
+    for (struct asking *a = s->askings; a; a = a->next) {
         if (a->conn != c) continue;
         asking_free(a);
         return true;

@@ -29,13 +29,6 @@ struct reading {
     struct kvr_scrape *scrape;
 };
 
-static struct {
-    struct kvr_http_client *client; /* made at first use */
-    struct reading *readings;
-    size_t readings_n;
-    struct kvr_nats_sub *reports;
-} el;
-
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
 static bool is_stale(const struct serve *s, const struct rank_load *r, uint64_t now)
@@ -96,10 +89,11 @@ static void expire_locked(struct serve *s, struct worker *w, uint64_t now)
 
 static void forget_reading(struct reading *k)
 {
-    struct reading **at = &el.readings;
+    struct engine_loads *el = &k->serve->engine_loads;
+    struct reading **at = &el->readings;
     while (*at != k) at = &(*at)->next;
     *at = k->next;
-    el.readings_n--;
+    el->readings_n--;
     free(k);
 }
 
@@ -134,9 +128,9 @@ static void on_read(void *ctx, const struct kvr_engine_loads *loads, const char 
     forget_reading(k);
 }
 
-static bool is_read(uint64_t id)
+static bool is_read(const struct serve *s, uint64_t id)
 {
-    for (const struct reading *k = el.readings; k; k = k->next)
+    for (const struct reading *k = s->engine_loads.readings; k; k = k->next)
         if (k->id == id) return true;
     return false;
 }
@@ -144,14 +138,14 @@ static bool is_read(uint64_t id)
 /* Returns: whether it is on the way; if not, it is tried again at the next tick. */
 static bool read_metrics(struct serve *s, const struct worker *w)
 {
-    if (!el.client && kvr_http_client_create(&s->main_loop, 3, &el.client)) return false;
+    if (!s->engine_loads.client && kvr_http_client_create(&s->main_loop, 3, &s->engine_loads.client)) return false;
     struct reading *k = calloc(1, sizeof *k);
     if (!k) return false;
     k->serve = s;
     k->id = w->id;
     memcpy(k->url, w->metrics, sizeof k->url);
     struct kvr_scrape_config c = {.loop = &s->main_loop,
-                                  .client = el.client,
+                                  .client = s->engine_loads.client,
                                   .url = k->url,
                                   .timeout_s = KVR_MAX(s->o->engine_metrics_interval, 1.0),
                                   .fn = on_read,
@@ -160,9 +154,9 @@ static bool read_metrics(struct serve *s, const struct worker *w)
         free(k);
         return false;
     }
-    k->next = el.readings;
-    el.readings = k;
-    el.readings_n++;
+    k->next = s->engine_loads.readings;
+    s->engine_loads.readings = k;
+    s->engine_loads.readings_n++;
     return true;
 }
 
@@ -172,8 +166,8 @@ void engine_load_tick(struct serve *s)
     pthread_mutex_lock(&s->lock);
     for (struct worker *w = s->workers; w; w = w->next) {
         expire_locked(s, w, now);
-        if (!w->metrics[0] || now < w->metrics_due_ms || is_read(w->id)) continue;
-        if (el.readings_n == READINGS_MAX) atomic_fetch_add(&s->metrics.engine_metrics_postponed_total, 1);
+        if (!w->metrics[0] || now < w->metrics_due_ms || is_read(s, w->id)) continue;
+        if (s->engine_loads.readings_n == READINGS_MAX) atomic_fetch_add(&s->metrics.engine_metrics_postponed_total, 1);
         else if (!read_metrics(s, w)) atomic_fetch_add(&s->metrics.engine_metrics_failures_total, 1);
     }
     pthread_mutex_unlock(&s->lock);
@@ -274,11 +268,11 @@ void engine_load_metrics(struct serve *s, struct kvr_buf *b)
             }
     }
     pthread_mutex_unlock(&s->lock);
-    if (el.reports)
+    if (s->engine_loads.reports)
         kvr_buf_printf(b,
                        "# HELP kvroute_engine_load_dropped_total Loads of the event plane that found the queue full\n"
                        "# TYPE kvroute_engine_load_dropped_total counter\nkvroute_engine_load_dropped_total %llu\n",
-                       (unsigned long long)kvr_nats_sub_dropped(el.reports));
+                       (unsigned long long)kvr_nats_sub_dropped(s->engine_loads.reports));
 }
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
@@ -288,17 +282,18 @@ int engine_load_start(struct serve *s)
     char subject[KVR_SCOPE_MAX + 32];
     if (!s->nats) return 0;
     snprintf(subject, sizeof subject, "%s." KVR_PLANE_LOADS, s->scope);
-    return kvr_nats_subscribe(s->nats, subject, NULL, PENDING_BYTES, on_report, s, &el.reports);
+    return kvr_nats_subscribe(s->nats, subject, NULL, PENDING_BYTES, on_report, s, &s->engine_loads.reports);
 }
 
-void engine_load_stop(void)
+void engine_load_stop(struct serve *s)
 {
-    kvr_nats_unsubscribe(el.reports);
-    el.reports = NULL;
-    while (el.readings) {
-        kvr_scrape_cancel(el.readings->scrape);
-        forget_reading(el.readings);
+    struct engine_loads *el = &s->engine_loads;
+    kvr_nats_unsubscribe(el->reports);
+    el->reports = NULL;
+    while (el->readings) {
+        kvr_scrape_cancel(el->readings->scrape);
+        forget_reading(el->readings);
     }
-    kvr_http_client_close(el.client);
-    el.client = NULL;
+    kvr_http_client_close(el->client);
+    el->client = NULL;
 }

@@ -22,7 +22,7 @@ struct check {
     struct kvr_buf body;
 };
 
-static struct {
+struct health_checks {
     uv_timer_t timer;
     uv_async_t urgent;
     pthread_mutex_t lock;
@@ -30,7 +30,21 @@ static struct {
     size_t n;
     struct check *checks;
     bool running;
-} health = {.lock = PTHREAD_MUTEX_INITIALIZER};
+};
+
+struct health_checks *health_create(void)
+{
+    struct health_checks *h = calloc(1, sizeof *h);
+    if (h) pthread_mutex_init(&h->lock, NULL);
+    return h;
+}
+
+void health_destroy(struct health_checks *h)
+{
+    if (!h) return;
+    pthread_mutex_destroy(&h->lock);
+    free(h);
+}
 
 static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models);
 
@@ -43,7 +57,7 @@ static void on_check_closed(uv_handle_t *h)
 
 static void check_end(struct check *k)
 {
-    struct check **p = &health.checks;
+    struct check **p = &k->serve->health_checks->checks;
     if (k->ended) return;
     k->ended = true;
     while (*p != k) p = &(*p)->next;
@@ -180,8 +194,8 @@ static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint 
                                       .ctx = k};
     uv_timer_init(&s->main_loop, &k->timeout);
     k->timeout.data = k;
-    k->next = health.checks;
-    health.checks = k;
+    k->next = s->health_checks->checks;
+    s->health_checks->checks = k;
     k->call = head.failed ? NULL : kvr_http_call_start(s->health_client, &cc);
     kvr_buf_free(&head);
     if (!k->call) check_end(k);
@@ -218,51 +232,55 @@ static void on_interval(uv_timer_t *t)
 
 static void on_urgent(uv_async_t *a)
 {
+    struct serve *s = a->data;
+    struct health_checks *h = s->health_checks;
     uint64_t ids[URGENT_MAX];
-    pthread_mutex_lock(&health.lock);
-    size_t n = health.n;
-    memcpy(ids, health.ids, n * sizeof *ids);
-    health.n = 0;
-    pthread_mutex_unlock(&health.lock);
-    if (n) check_all(a->data, ids, n);
+    pthread_mutex_lock(&h->lock);
+    size_t n = h->n;
+    memcpy(ids, h->ids, n * sizeof *ids);
+    h->n = 0;
+    pthread_mutex_unlock(&h->lock);
+    if (n) check_all(s, ids, n);
 }
 
 void health_check_now(struct serve *s, uint64_t id)
 {
-    (void)s;
-    pthread_mutex_lock(&health.lock);
-    bool listed = health.n == URGENT_MAX; /* then the interval will do */
-    for (size_t i = 0; i < health.n; i++) listed |= health.ids[i] == id;
-    if (!listed) health.ids[health.n++] = id;
-    if (health.running) uv_async_send(&health.urgent);
-    pthread_mutex_unlock(&health.lock);
+    struct health_checks *h = s->health_checks;
+    pthread_mutex_lock(&h->lock);
+    bool listed = h->n == URGENT_MAX; /* then the interval will do */
+    for (size_t i = 0; i < h->n; i++) listed |= h->ids[i] == id;
+    if (!listed) h->ids[h->n++] = id;
+    if (h->running) uv_async_send(&h->urgent);
+    pthread_mutex_unlock(&h->lock);
 }
 
 int health_start(struct serve *s)
 {
+    struct health_checks *h = s->health_checks;
     int rc = kvr_http_client_create(&s->main_loop, 3, &s->health_client);
     if (rc) return rc;
-    uv_timer_init(&s->main_loop, &health.timer);
-    uv_async_init(&s->main_loop, &health.urgent, on_urgent);
-    health.timer.data = health.urgent.data = s;
-    pthread_mutex_lock(&health.lock);
-    health.running = true;
-    pthread_mutex_unlock(&health.lock);
-    uv_timer_start(&health.timer, on_interval, 0, (uint64_t)(s->o->health_interval * 1000) + 1);
+    uv_timer_init(&s->main_loop, &h->timer);
+    uv_async_init(&s->main_loop, &h->urgent, on_urgent);
+    h->timer.data = h->urgent.data = s;
+    pthread_mutex_lock(&h->lock);
+    h->running = true;
+    pthread_mutex_unlock(&h->lock);
+    uv_timer_start(&h->timer, on_interval, 0, (uint64_t)(s->o->health_interval * 1000) + 1);
     return 0;
 }
 
 void health_stop(struct serve *s)
 {
-    pthread_mutex_lock(&health.lock);
-    bool was = health.running;
-    health.running = false;
-    pthread_mutex_unlock(&health.lock);
+    struct health_checks *h = s->health_checks;
+    pthread_mutex_lock(&h->lock);
+    bool was = h->running;
+    h->running = false;
+    pthread_mutex_unlock(&h->lock);
     if (!was) return;
-    uv_close((uv_handle_t *)&health.timer, NULL);
-    uv_close((uv_handle_t *)&health.urgent, NULL);
-    while (health.checks) {
-        struct check *k = health.checks;
+    uv_close((uv_handle_t *)&h->timer, NULL);
+    uv_close((uv_handle_t *)&h->urgent, NULL);
+    while (h->checks) {
+        struct check *k = h->checks;
         if (k->call) kvr_http_call_cancel(k->call);
         k->call = NULL;
         check_end(k);

@@ -23,12 +23,12 @@ struct peer_view {
     } pools[POOLS_MAX];
 };
 
-static struct {
+struct replicas {
     struct peer_view *views[PEER_SLOTS]; /* the sync thread's */
     uint64_t *hashes;
     size_t hashes_cap;
     _Atomic uint64_t ignored; /* events of workers or partitions that are not known here */
-} rep;
+};
 
 /* ---- out --------------------------------------------------------------------------------------------- */
 
@@ -97,28 +97,30 @@ static void write_snapshot(void *ctx, struct kvr_buf *out)
 
 /* ---- in ---------------------------------------------------------------------------------------------- */
 
-static struct peer_view *view_of(uint32_t peer, bool make)
+static struct peer_view *view_of(struct replicas *rep, uint32_t peer, bool make)
 {
     size_t place = PEER_SLOTS;
     for (size_t i = 0; i < PEER_SLOTS; i++) {
-        if (rep.views[i] && rep.views[i]->peer == peer) return rep.views[i];
-        if (!rep.views[i] && place == PEER_SLOTS) place = i;
+        if (rep->views[i] && rep->views[i]->peer == peer) return rep->views[i];
+        if (!rep->views[i] && place == PEER_SLOTS) place = i;
     }
     if (!make || place == PEER_SLOTS) return NULL;
-    rep.views[place] = calloc(1, sizeof *rep.views[place]);
-    if (rep.views[place]) rep.views[place]->peer = peer;
-    return rep.views[place];
+    rep->views[place] = calloc(1, sizeof *rep->views[place]);
+    if (rep->views[place]) rep->views[place]->peer = peer;
+    return rep->views[place];
 }
 
 static void on_reset(void *ctx, uint32_t peer)
 {
+    struct serve *s = ctx;
+    struct replicas *rep = s->replicas;
     struct pool *pools[POOLS_MAX];
     size_t n = list_pools(ctx, pools);
     for (size_t i = 0; i < n; i++) kvr_router_forget_remote(pools[i]->router, peer);
     for (size_t i = 0; i < PEER_SLOTS; i++)
-        if (rep.views[i] && rep.views[i]->peer == peer) {
-            free(rep.views[i]);
-            rep.views[i] = NULL;
+        if (rep->views[i] && rep->views[i]->peer == peer) {
+            free(rep->views[i]);
+            rep->views[i] = NULL;
         }
 }
 
@@ -141,17 +143,17 @@ static struct pool *find_pool(struct serve *s, const struct kvr_sync_event *e)
     return NULL;
 }
 
-static bool take_hashes(struct kvr_sync_event *e)
+static bool take_hashes(struct replicas *rep, struct kvr_sync_event *e)
 {
     struct kvr_load_request *q = &e->load.request;
-    if (q->seqs_n > rep.hashes_cap) {
-        uint64_t *grown = realloc(rep.hashes, q->seqs_n * 2 * sizeof *grown);
+    if (q->seqs_n > rep->hashes_cap) {
+        uint64_t *grown = realloc(rep->hashes, q->seqs_n * 2 * sizeof *grown);
         if (!grown) return false;
-        rep.hashes = grown;
-        rep.hashes_cap = q->seqs_n * 2;
+        rep->hashes = grown;
+        rep->hashes_cap = q->seqs_n * 2;
     }
-    kvr_sync_event_hashes(e, rep.hashes);
-    q->seqs = rep.hashes;
+    kvr_sync_event_hashes(e, rep->hashes);
+    q->seqs = rep->hashes;
     return true;
 }
 
@@ -168,8 +170,9 @@ static void take_session(struct serve *s, const struct kvr_sync_event *e)
 
 static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data, size_t len)
 {
+    struct serve *s = ctx;
     struct kvr_sync_event e;
-    struct peer_view *v = view_of(peer, true);
+    struct peer_view *v = view_of(s->replicas, peer, true);
     char id[272];
     bool ok = v && kvr_sync_event_read(data, len, &e) == 0 && e.pool < POOLS_MAX;
     if (ok && e.kind == KVR_SYNC_SESSION) {
@@ -183,7 +186,7 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data
     if (ok && number && number <= v->pools[e.pool].mark) return; /* the snapshot has it */
     if (ok && e.kind == KVR_SYNC_ADD) {
         v->pools[e.pool].pool = find_pool(ctx, &e);
-        ok = take_hashes(&e);
+        ok = take_hashes(s->replicas, &e);
     }
     struct pool *pool = ok ? v->pools[e.pool].pool : NULL;
     if (pool) { /* ids of different partitions and peers must not meet */
@@ -193,7 +196,7 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data
         e.load.request.id = id;
         ok = e.load.request.id_len < 256 && kvr_router_apply_remote(pool->router, &e.load) == 0;
     }
-    if (!ok || !pool) atomic_fetch_add_explicit(&rep.ignored, 1, memory_order_relaxed);
+    if (!ok || !pool) atomic_fetch_add_explicit(&s->replicas->ignored, 1, memory_order_relaxed);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------- */
@@ -205,13 +208,17 @@ bool replicas_over_nats(const struct serve *s)
 
 int replicas_start(struct serve *s, char *err, size_t cap)
 {
+    if (!replicas_over_nats(s) && !s->o->replica_sync_port) return 0;
+    if (!(s->replicas = calloc(1, sizeof *s->replicas))) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
     struct kvr_sync_handler h = {.on_event = on_event, .on_reset = on_reset, .write_snapshot = write_snapshot, .ctx = s};
     if (replicas_over_nats(s)) {
         int failed = kvr_sync_create_nats(s->nats, s->scope, &h, &s->sync);
         if (failed) snprintf(err, cap, "replica-sync-transport: %s", kvr_strerror(failed));
         return failed ? -1 : 0;
     }
-    if (!s->o->replica_sync_port) return 0;
     int rc = kvr_sync_create(s->o->replica_sync_bind, (uint16_t)s->o->replica_sync_port, s->curve, &h, &s->sync);
     if (rc) {
         snprintf(err, cap, "replica-sync-port, replica-sync-bind: cannot listen on %.80s, port %llu: %s", s->o->replica_sync_bind,
@@ -236,13 +243,11 @@ void replicas_stop(struct serve *s)
 {
     kvr_sync_destroy(s->sync);
     s->sync = NULL;
-    for (size_t i = 0; i < PEER_SLOTS; i++) {
-        free(rep.views[i]);
-        rep.views[i] = NULL;
-    }
-    free(rep.hashes);
-    rep.hashes = NULL;
-    rep.hashes_cap = 0;
+    if (!s->replicas) return;
+    for (size_t i = 0; i < PEER_SLOTS; i++) free(s->replicas->views[i]);
+    free(s->replicas->hashes);
+    free(s->replicas);
+    s->replicas = NULL;
 }
 
 void replicas_workers_changed(struct serve *s)
@@ -264,7 +269,7 @@ void replicas_metrics(struct serve *s, struct kvr_buf *b)
         {"events_sent_total", "counter", "Changes of the book told", st.events_sent},
         {"events_received_total", "counter", "Changes heard", st.events_received},
         {"events_ignored_total", "counter", "Of these, about workers or partitions that are not known here, or repeated",
-         atomic_load(&rep.ignored)},
+         atomic_load(&s->replicas->ignored)},
         {"gaps_total", "counter", "Losses noticed, each mended by a snapshot", st.gaps},
         {"snapshots_sent_total", "counter", "Snapshots told", st.snapshots_sent},
         {"snapshots_received_total", "counter", "Snapshots heard", st.snapshots_received},

@@ -11,11 +11,6 @@
 
 enum { TOKEN_CACHE_BYTES = 16 << 20 };
 
-static struct {
-    uv_signal_t term, intr, hup;
-    uv_timer_t expire, poll;
-} handles;
-
 /* ---- data loops -------------------------------------------------------------------------------------- */
 
 static void on_wake(uv_async_t *a)
@@ -121,8 +116,6 @@ static void wake_loops(struct serve *s)
     for (size_t i = 0; i < s->loops_n; i++) uv_async_send(&s->loops[i]->wake);
 }
 
-static uint64_t drain_deadline;
-
 static void on_second(uv_timer_t *t)
 {
     struct serve *s = t->data;
@@ -133,7 +126,7 @@ static void on_second(uv_timer_t *t)
         serve_pump(s); /* a breaker's pause may be over */
         return;
     }
-    if (all_idle(s) || now_ms() >= drain_deadline) uv_stop(&s->main_loop);
+    if (all_idle(s) || now_ms() >= s->drain_deadline_ms) uv_stop(&s->main_loop);
     wake_loops(s);
 }
 
@@ -149,14 +142,13 @@ static void follow_durable(struct serve *s)
 /* Decay alone can release what waits. */
 static void on_poll(uv_timer_t *t)
 {
-    static unsigned polls;
     struct serve *s = t->data;
     for (const struct pool *p = s->pools; p; p = p->next) kvr_router_poll(p->router);
     views_tick(s);
     evidence_tick(s);
     engine_load_tick(s);
     survey_tick(s);
-    if (++polls % (WIRING_EVERY_MS / 100) == 0) views_wiring_tick(s);
+    if (++s->polls % (WIRING_EVERY_MS / 100) == 0) views_wiring_tick(s);
     served_tick(s);
     discovery_tick(s);
     follow_durable(s);
@@ -172,11 +164,11 @@ static void on_signal(uv_signal_t *sig, int signum)
         return;
     }
     for (const struct pool *p = s->pools; p; p = p->next) kvr_router_shut_queue(p->router);
-    drain_deadline = now_ms() + (uint64_t)(s->o->drain_timeout * 1000);
+    s->drain_deadline_ms = now_ms() + (uint64_t)(s->o->drain_timeout * 1000);
     for (size_t i = 0; i < s->loops_n; i++) atomic_store(&s->loops[i]->open_conns, 1); /* until each has looked */
     wake_loops(s);
     kvr_log("kvroute serve: draining; a second signal stops at once");
-    uv_timer_start(&handles.expire, on_second, 50, 50);
+    uv_timer_start(&s->handles.expire, on_second, 50, 50);
 }
 
 /* SIGHUP: what is in files is read again. What cannot be read stays as it was. */
@@ -302,6 +294,7 @@ static void serve_free(struct serve *s)
     labels_free(s->series);
     kvr_curve_free(s->curve);
     evidence_destroy(s->evidence);
+    health_destroy(s->health_checks);
     pools_destroy(s);
     sessions_destroy(s->sessions);
     sessions_destroy(s->responses);
@@ -332,7 +325,10 @@ static struct serve *serve_new(const struct serve_options *o)
     if (o->session_ttl > 0) s->sessions = sessions_create(o->session_ttl);
     s->responses = responses_create();
     s->evidence = evidence_create();
-    return s;
+    s->health_checks = health_create();
+    if (s->tokens && s->health_checks) return s;
+    serve_free(s);
+    return NULL;
 }
 
 static int connect_nats(struct serve *s, char *err, size_t cap)
@@ -372,32 +368,35 @@ static int run(struct serve *s)
     if (remote_open_admin(s)) return 1;
     rc = admin_start(s);
     if (rc) return listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc);
-    uv_signal_init(&s->main_loop, &handles.term);
-    uv_signal_init(&s->main_loop, &handles.intr);
-    uv_signal_init(&s->main_loop, &handles.hup);
-    handles.hup.data = s;
-    uv_signal_start(&handles.hup, on_reload, SIGHUP);
-    uv_timer_init(&s->main_loop, &handles.expire);
-    uv_timer_init(&s->main_loop, &handles.poll);
-    handles.poll.data = s;
-    uv_timer_start(&handles.poll, on_poll, 100, 100);
-    handles.term.data = handles.intr.data = handles.expire.data = s;
-    uv_signal_start(&handles.term, on_signal, SIGTERM);
-    uv_signal_start(&handles.intr, on_signal, SIGINT);
-    uv_timer_start(&handles.expire, on_second, 1000, 1000);
+    uv_signal_init(&s->main_loop, &s->handles.term);
+    uv_signal_init(&s->main_loop, &s->handles.intr);
+    uv_signal_init(&s->main_loop, &s->handles.hup);
+    s->handles.hup.data = s;
+    uv_signal_start(&s->handles.hup, on_reload, SIGHUP);
+    uv_timer_init(&s->main_loop, &s->handles.expire);
+    uv_timer_init(&s->main_loop, &s->handles.poll);
+    s->handles.poll.data = s;
+    uv_timer_start(&s->handles.poll, on_poll, 100, 100);
+    s->handles.term.data = s->handles.intr.data = s->handles.expire.data = s;
+    uv_signal_start(&s->handles.term, on_signal, SIGTERM);
+    uv_signal_start(&s->handles.intr, on_signal, SIGINT);
+    uv_timer_start(&s->handles.expire, on_second, 1000, 1000);
     for (size_t i = 0; i < s->loops_n; i++)
         if (pthread_create(&s->loops[i]->thread, NULL, loop_main, s->loops[i])) return 1;
     announce(s);
     uv_run(&s->main_loop, UV_RUN_DEFAULT);
-    uv_timer_stop(&handles.expire); /* what they look after ends now */
-    uv_timer_stop(&handles.poll);
+    uv_timer_stop(&s->handles.expire); /* what they look after ends now */
+    uv_timer_stop(&s->handles.poll);
     return 0;
 }
 
 int serve_main(const struct serve_options *o)
 {
     struct serve *s = serve_new(o);
-    if (!s) return 1;
+    if (!s) {
+        kvr_log("kvroute %s: out of memory", o->select_only ? "select" : "serve");
+        return 1;
+    }
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of a write */
     raise_file_limit();
@@ -406,11 +405,11 @@ int serve_main(const struct serve_options *o)
     int rc = run(s);
     stop_loops(s, rc == 0);
     remote_close_admin(s);
-    survey_stop();
+    survey_stop(s);
     health_stop(s);
     kvr_http_server_close(s->admin);
     selection_stop(s);
-    engine_load_stop();
+    engine_load_stop(s);
     discovery_stop(s);
     shards_stop(s);
     served_stop(s);

@@ -299,11 +299,24 @@ struct ctx_list {
 struct session_table;
 struct series;
 struct evidence;
+struct health_checks;
+struct survey;
+struct asking;
+struct replicas;
+struct reading;
 struct kvr_sync;
 struct token_cache;
 struct loop;
 
 struct supposition; /* views.c */
+
+/* engine_load.c; the main loop's */
+struct engine_loads {
+    struct kvr_http_client *client; /* made at first use */
+    struct reading *readings;       /* under way */
+    size_t readings_n;
+    struct kvr_nats_sub *reports; /* NULL: none */
+};
 
 struct serve {
     struct supposition *suppositions; /* the ingest thread's */
@@ -351,13 +364,25 @@ struct serve {
     const struct fetched *fetched; /* while a question is answered that they were asked of; main loop's */
     _Atomic bool remote_seen;      /* all of them have been found good once, or waited for long enough */
     _Atomic bool caught_up;        /* the durable stream: as far as can be waited for */
+    struct replicas *replicas;     /* the sync thread's; of it the counters are any thread's */
+    struct engine_loads engine_loads;
+    struct health_checks *health_checks;
     struct kvr_http_client *health_client;
+    struct survey *surveys; /* under way; main loop's */
+    size_t surveys_n;
+    struct asking *askings;       /* questions that wait for the index elsewhere; main loop's */
     struct kvr_json_parser *json; /* main loop's */
     struct kvr_jobs jobs;         /* main loop's: large bodies */
     struct ctx_list admin_ctxs;   /* main loop's */
     _Atomic bool draining;
     _Atomic int mode;
     _Atomic uint64_t next_id;
+    struct {
+        uv_signal_t term, intr, hup;
+        uv_timer_t expire, poll;
+    } handles; /* of the main loop */
+    uint64_t drain_deadline_ms;
+    unsigned polls;
     uint64_t started_ms;
     uint64_t salt; /* makes request ids differ between processes */
 };
@@ -428,7 +453,7 @@ void workers_destroy(struct serve *s);
 
 /* survey.c; main loop */
 void survey_tick(struct serve *s);
-void survey_stop(void);
+void survey_stop(struct serve *s);
 /* learn.c; main loop */
 bool learns(const struct serve *s, const struct worker *w); /* is its engine asked? */
 /* Before it is added: what is not given is to be learnt. */
@@ -582,7 +607,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out);
 /* engine_load.c */
 int engine_load_start(struct serve *s);
 void engine_load_tick(struct serve *s); /* main loop */
-void engine_load_stop(void);
+void engine_load_stop(struct serve *s);
 void engine_load_tell_locked(const struct worker *w); /* a worker that is new to its router: what is known of it */
 void engine_load_write(const struct serve *s, struct kvr_buf *b, const struct rank_load *r); /* the member `engine` */
 void engine_load_metrics(struct serve *s, struct kvr_buf *b);
@@ -623,6 +648,8 @@ void quality_write(struct serve *s, struct kvr_buf *b);   /* main loop: an objec
 void quality_metrics(struct serve *s, struct kvr_buf *b); /* main loop */
 
 /* health.c */
+struct health_checks *health_create(void); /* NULL: out of memory */
+void health_destroy(struct health_checks *h);
 int health_start(struct serve *s);
 void health_check_now(struct serve *s, uint64_t worker_id); /* any thread */
 void health_stop(struct serve *s);

@@ -32,11 +32,6 @@ struct survey {
     struct kvr_engine_facts facts;
 };
 
-static struct {
-    struct survey *list;
-    size_t n;
-} surveys;
-
 static void ask(struct survey *v);
 
 static void on_closed(uv_handle_t *h)
@@ -48,10 +43,11 @@ static void on_closed(uv_handle_t *h)
 
 static void end(struct survey *v)
 {
-    struct survey **p = &surveys.list;
+    struct serve *s = v->serve;
+    struct survey **p = &s->surveys;
     while (*p != v) p = &(*p)->next;
     *p = v->next;
-    surveys.n--;
+    s->surveys_n--;
     if (v->call) kvr_http_call_cancel(v->call);
     v->call = NULL;
     uv_close((uv_handle_t *)&v->timeout, on_closed);
@@ -174,16 +170,16 @@ static void ask(struct survey *v)
     uv_timer_start(&v->timeout, on_timeout, v->call ? ANSWER_MS : 0, 0);
 }
 
-static bool is_asked(uint64_t id)
+static bool is_asked(const struct serve *s, uint64_t id)
 {
-    for (const struct survey *v = surveys.list; v; v = v->next)
+    for (const struct survey *v = s->surveys; v; v = v->next)
         if (v->id == id) return true;
     return false;
 }
 
 static bool begin_locked(struct serve *s, const struct worker *w)
 {
-    struct survey *v = is_asked(w->id) ? NULL : calloc(1, sizeof *v);
+    struct survey *v = is_asked(s, w->id) ? NULL : calloc(1, sizeof *v);
     if (!v) return false;
     v->serve = s;
     v->id = w->id;
@@ -194,9 +190,9 @@ static bool begin_locked(struct serve *s, const struct worker *w)
     v->reader.ctx = &v->facts;
     uv_timer_init(&s->main_loop, &v->timeout);
     v->timeout.data = v;
-    v->next = surveys.list;
-    surveys.list = v;
-    surveys.n++;
+    v->next = s->surveys;
+    s->surveys = v;
+    s->surveys_n++;
     ask(v);
     return true;
 }
@@ -218,7 +214,7 @@ void survey_tick(struct serve *s)
     uint64_t now = now_ms(), id;
     bool found;
     pthread_mutex_lock(&s->lock);
-    for (struct worker *w = s->workers; w && surveys.n < SURVEYS_MAX; w = w->next)
+    for (struct worker *w = s->workers; w && s->surveys_n < SURVEYS_MAX; w = w->next)
         if (w->learnt.due_ms && w->learnt.due_ms <= now && w->health == HEALTH_UP && w->models_status && begin_locked(s, w))
             w->learnt.due_ms = 0;
     found = find_patient_locked(s, now, &id);
@@ -226,7 +222,7 @@ void survey_tick(struct serve *s)
     if (found) learn_nothing(s, id);
 }
 
-void survey_stop(void)
+void survey_stop(struct serve *s)
 {
-    while (surveys.list) end(surveys.list);
+    while (s->surveys) end(s->surveys);
 }
