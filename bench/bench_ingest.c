@@ -12,7 +12,7 @@
 #include <zmq.h>
 #include <kvroute/kvroute.h>
 
-#include "net/ingest.h"
+#include "net/ingest/ingest.h"
 
 enum { BATCHES = 20000, BLOCKS = 16, BS = 16, KEPT = 1024 };
 

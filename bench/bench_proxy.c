@@ -15,7 +15,7 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "net/http.h"
+#include "net/http/http.h"
 
 static const char *program;
 static uv_loop_t loop;

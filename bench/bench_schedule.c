@@ -10,7 +10,7 @@
 #include <kvroute/kvroute.h>
 
 #include "base/base.h"
-#include "net/sync.h"
+#include "net/replication/sync.h"
 #include "wire/sync_event.h"
 
 enum { WORKERS = 1000, BLOCK = 16, BLOCKS = 256, RUNS = 20000, QUEUED = 100000, PORT = 17431 };

@@ -3,7 +3,7 @@
 #ifndef KVR_CAPTURE_OUTLET_H
 #define KVR_CAPTURE_OUTLET_H
 
-#include "net/event_plane.h"
+#include "net/ingest/event_plane.h"
 
 struct capture {
     struct kvr_outlet base;

@@ -127,9 +127,7 @@ class Engine:
         raise RuntimeError(f"the engine was not up after {timeout} s:\n{self.text()[-3000:]}")
 
     def text(self):
-        self.log.flush()
-        self.log.seek(0)
-        return self.log.read()
+        return os.pread(self.log.fileno(), os.fstat(self.log.fileno()).st_size, 0).decode(errors="replace")  # the engine writes at the same place
 
     def spec(self, extra=""):
         """What `kvroute serve --worker` is told of it."""

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/engine.h"
+#include "sim/engine.h"
 #include "sim/internal.h"
 
 struct job {

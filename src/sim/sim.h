@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Fleets in virtual time: real routing (libkvroute) or the published rules of other routers, over simulated engines
- * (engine/engine.h), driven by traffic (traffic/traffic.h). Nothing sleeps; the same configuration gives the same figures.
+ * (sim/engine.h), driven by traffic (traffic/traffic.h). Nothing sleeps; the same configuration gives the same figures.
  *
  * What an engine stores is known to every router when the pass that computed it ends. Several routers take requests in turns; what one
  * books the others hear `tell_ms` later, as replicas do.
@@ -25,7 +25,7 @@ struct sim_config {
     struct traffic_config traffic;
     const struct sim_policy *policy;
     uint32_t workers, block_size, blocks, tokens_per_pass, sequences;
-    double speed;              /* of all engines; 1: the timing of engine/engine.h */
+    double speed;              /* of all engines; 1: the timing of sim/engine.h */
     double speeds[SIM_UNLIKE]; /* times this for worker i: [i % n], n those above 0; none: alike */
     double caches[SIM_UNLIKE]; /* the same for blocks */
     uint32_t routers;          /* 1 to SIM_ROUTERS_MAX */

@@ -19,7 +19,7 @@
 
 #include "base/base.h"
 #include "base/map64.h"
-#include "recover/copies.h"
+#include "recover/consumer/copies.h"
 
 struct kvr_bytes {
     const char *ptr; /* NULL: absent */
@@ -143,7 +143,7 @@ typedef void kvr_engine_emit(void *ctx, const struct kvr_event *event);
 /* Converts every event of a batch. Returns: number of events emitted, or -KVR_ENOMEM. */
 long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id, kvr_engine_emit *emit, void *ctx);
 
-/* This engine reports (recover/copies.h): unproven copies are taken back (counted as copy_taken_back), those blocks that nothing else held
+/* This engine reports (recover/consumer/copies.h): unproven copies are taken back (counted as copy_taken_back), those blocks that nothing else held
  * are emitted as removed, and what may be a report is not counted any more. Returns: number of events emitted, or -KVR_ENOMEM: nothing
  * was done. */
 long kvr_engine_stream_take_back(struct kvr_engine_stream *s, uint64_t event_id, kvr_engine_emit *emit, void *ctx);

@@ -7,7 +7,7 @@
  *     1 groups   a byte for each cache group: not learned, main attention, other
  *     2 salts    u64 block hash, u64 the salt's term of the hash seed
  *     3 to 6 copies, by tier   u64 block hash, u64 copies beyond the first, all of them certain
- *     7 to 10 copies, by tier  u64 block hash, struct kvr_tally: u32 certain, signed, u32 unproven (recover/copies.h)
+ *     7 to 10 copies, by tier  u64 block hash, struct kvr_tally: u32 certain, signed, u32 unproven (recover/consumer/copies.h)
  *     11 reports a byte: 1 when the engine reports
  *
  * Threads: the stream's.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What routers of one fleet tell each other, as msgpack arrays (net/sync.h carries them). `pool` is the sender's number
+ * What routers of one fleet tell each other, as msgpack arrays (net/replication/sync.h carries them). `pool` is the sender's number
  * of a partition; an ADD says which one that is.
  *
  *     [0, pool, model, group, block_size, id, worker, rank, hashes, private, prefill, duration_ns | nil, outputs]

@@ -13,7 +13,7 @@ import time
 
 import msgpack
 
-from conftest import free_ports, wait_for
+from conftest import free_ports, read_log, wait_for
 
 NATS = shutil.which("nats-server") or "/usr/sbin/nats-server"
 
@@ -45,9 +45,7 @@ class NatsServer:
         assert self.p.poll() is None, self.text()
 
     def text(self):
-        self.log.flush()
-        self.log.seek(0)
-        return self.log.read()
+        return read_log(self.log)
 
     def kill(self):
         if self.p.poll() is None:

@@ -115,7 +115,7 @@ def test_every_member_of_a_body_has_words_for_what_is_allowed():
     folder = os.path.join(os.path.dirname(__file__), "../../src/app/serve")
     text = {name: open(os.path.join(folder, name), encoding="utf-8").read() for name in os.listdir(folder) if name.endswith(".c")}
     read = set(re.findall(r'member_(?:u64|text|double|bool)\(o, "(\w+)"', "".join(text.values())))
-    for name in ("question.c", "tracker.c", "selection.c", "admin_workers.c", "admin_questions.c"):
+    for name in ("question.c", "tracker.c", "selection.c", "admin/worker_object.c", "admin/questions.c"):
         read |= set(re.findall(r'(?:bad = |return |bad_field\(c, |\? |: )"([a-z_]+)"', text[name])) & set(re.findall(r'"([a-z]+_[a-z_]+)"', text[name]))
     assert {"worker_id", "token_ids", "endpoint"} <= read
     read -= {"prefill_marked", "free_marked"}  # answers

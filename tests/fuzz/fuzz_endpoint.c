@@ -2,8 +2,8 @@
 /* URLs and event endpoints: what is accepted is usable. */
 #include <string.h>
 
-#include "net/http.h"
-#include "net/ingest.h"
+#include "net/http/http.h"
+#include "net/ingest/ingest.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "net/http.h"
+#include "net/http/http.h"
 
 enum { IN_MAX = 64 * 1024, CONNS = 8 };
 

@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "net/http.h"
+#include "net/http/http.h"
 
 enum { IN_MAX = 64 * 1024, SEEN_MAX = 1 << 20, BODY_LIMIT = 4096 };
 

@@ -9,9 +9,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "net/event_plane.h"
-#include "net/nats_registry.h"
-#include "net/nats_snapshots.h"
+#include "net/ingest/event_plane.h"
+#include "net/nats/registry.h"
+#include "net/nats/snapshots.h"
 
 enum { WORKERS = 4, CHAINS = 64, DEPTH = 48, BS = 16 };
 static const char SCOPE[] = "namespace.test.component.unit", STREAM[] = "namespace-test-component-unit-kv-events";

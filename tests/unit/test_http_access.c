@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "net/http_access.h"
+#include "net/http/access.h"
 
 struct asked {
     struct kvr_headers headers;

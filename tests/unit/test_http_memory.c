@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "failing_memory.h"
-#include "net/http.h"
+#include "net/http/http.h"
 
 enum { ANSWER = 6 << 20, QUESTION = 300 << 10, PIECE = 64 << 10 };
 

@@ -2,7 +2,7 @@
 /* The shared stream and the commands of other threads: which of them the ingest thread sees first. */
 #include "test.h"
 
-#include "net/ingest.h"
+#include "net/ingest/ingest.h"
 #include "wire/plane_event.h"
 
 enum { WORKERS = 64, ROUNDS = 50 };

@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "net/ingest.h"
+#include "net/ingest/ingest.h"
 #include "wire/engine_encode.h"
 
 enum { BACKLOG = 3000, BS = 4 };

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "failing_memory.h"
-#include "net/metrics_scrape.h"
+#include "net/http/metrics_scrape.h"
 
 /* ---- an engine ------------------------------------------------------------------------------------------------ */
 

@@ -5,7 +5,7 @@
 #include <kvroute/hash.h>
 #include <kvroute/index.h>
 
-#include "engine/engine.h"
+#include "sim/engine.h"
 
 enum { BS = 4, BLOCKS = 64 };
 

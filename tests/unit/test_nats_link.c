@@ -4,7 +4,7 @@
 
 #include <stdatomic.h>
 
-#include "net/nats_link.h"
+#include "net/nats/link.h"
 
 enum { ROUNDS = 40, MESSAGES = 500, TAKEN = 3 };
 

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "net/http_produce.h"
+#include "net/http/produce.h"
 
 struct stage {
     uv_loop_t loop;

@@ -22,8 +22,8 @@
 #include <kvroute/index.h>
 #include <kvroute/local_index.h>
 
-#include "net/http.h"
-#include "net/ingest.h"
+#include "net/http/http.h"
+#include "net/ingest/ingest.h"
 #include "wire/engine_encode.h"
 
 enum { SEEDS = 20, EVENTS = 40000, BS = 4, BRANCH = 4, DEPTH = 12, CACHE = 300, BATCH_EVENTS = 4 };

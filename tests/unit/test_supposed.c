@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * recover/supposed.h against a model engine: a cache with the free order of vLLM, copies, preemption, aborted requests and requests of
+ * recover/consumer/supposed.h against a model engine: a cache with the free order of vLLM, copies, preemption, aborted requests and requests of
  * others, whose events reach the view late and whose answers may come before them. What the view holds must be held by the engine now, or
  * its removal still be on its way. KVR_SEED sets the first seed, KVR_OPS the number of steps.
  */
@@ -11,7 +11,7 @@
 
 #include "base/base.h"
 #include "base/map64.h"
-#include "recover/supposed.h"
+#include "recover/consumer/supposed.h"
 
 enum { BLOCKS = 300, LEN_MAX = 40, RUNNING = 8, EVENTS_MAX = 1 << 16, FAMILIES = 24 };
 

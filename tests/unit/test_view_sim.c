@@ -18,7 +18,7 @@
 
 #include <stdio.h>
 
-#include "net/ingest_internal.h"
+#include "net/ingest/internal.h"
 #include "wire/engine_encode.h"
 
 enum {

@@ -7,7 +7,7 @@
 #include <kvroute/types.h>
 
 #include "base/map64.h"
-#include "recover/cursor.h"
+#include "recover/consumer/cursor.h"
 #include "wire/openai.h"
 #include "wire/sse.h"
 #include "wire/trace.h"

@@ -9,7 +9,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "net/zmq_guard.h"
+#include "net/zmq/guard.h"
 
 enum { PEERS = 6 };
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "base/base.h"
-#include "net/zmq_curve.h"
+#include "net/zmq/curve.h"
 
 int curve_key_main(const char *path)
 {

@@ -12,8 +12,8 @@
 
 #include <string.h>
 
-#include "net/http_access.h"
-#include "net/ingest.h"
+#include "net/http/access.h"
+#include "net/ingest/ingest.h"
 
 /* ---- asking -------------------------------------------------------------------------------------------------------------- */
 

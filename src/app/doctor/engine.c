@@ -12,7 +12,7 @@
 #include <kvroute/hash.h>
 #include <kvroute/index.h>
 
-#include "net/ingest.h"
+#include "net/ingest/ingest.h"
 
 enum { BLOCKS = 12, WORDS_MAX = 1300, WORD_BYTES = 6, TOKENS_MAX = 8192, SKEW_MAX_S = 5 };
 

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#include "net/ingest.h"
+#include "net/ingest/ingest.h"
 #include "wire/engine_survey.h"
 
 enum { BLOCK_SIZE_ASSUMED = 16 };

@@ -14,7 +14,7 @@
 
 #include "app/doctor/doctor.h"
 #include "base/buf.h"
-#include "net/http_fetch.h"
+#include "net/http/fetch.h"
 #include "wire/engine_facts.h"
 #include "wire/json.h"
 

@@ -11,7 +11,7 @@
 #include <kvroute/index.h>
 
 #include "base/buf.h"
-#include "net/http_fetch.h"
+#include "net/http/fetch.h"
 #include "recover/event_json.h"
 #include "wire/record.h"
 

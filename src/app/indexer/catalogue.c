@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "net/nats_registry.h"
+#include "net/nats/registry.h"
 
 uint64_t indexer_now_ms(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * GET /dump: {"<model>:<group>": {"block_size": n, "events": [RouterEvent, ...]}, ...}, written by a thread of its own
- * (net/http_produce.h). The memory of a dump is what is on its way and one (worker, rank) pair's blocks.
+ * (net/http/produce.h). The memory of a dump is what is on its way and one (worker, rank) pair's blocks.
  * With ?views=1 each partition also has "views": where each rank stands in its engine's stream, sampled before the
  * events, so that another replica can go on from there; it is only said of ranks whose content was taken at that very place.
  *
@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-#include "net/http_produce.h"
+#include "net/http/produce.h"
 #include "recover/event_json.h"
 
 struct dump {

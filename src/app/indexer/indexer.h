@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "net/event_plane.h"
+#include "net/ingest/event_plane.h"
 
 struct indexer_options {
     char *config;

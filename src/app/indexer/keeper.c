@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "net/data_dir.h"
+#include "store/data_dir.h"
 
 struct keeper {
     struct indexer *x;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "net/data_dir.h"
+#include "store/data_dir.h"
 #include "wire/view_file.h"
 
 /* ---- writing ------------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 
 #include "app/indexer/state.h"
 
-/* Writes every followed view to `path` (net/data_dir.h).
+/* Writes every followed view to `path` (store/data_dir.h).
  * Returns: 0, or -1 with the reason in err; the old file is as it was then. *bytes, *blocks: what was written. */
 int snapshot_write(struct indexer *x, const char *path, uint64_t *bytes, uint64_t *blocks, char *err, size_t cap);
 

@@ -35,11 +35,11 @@
 
 #include "app/indexer/indexer.h"
 #include "base/buf.h"
-#include "net/event_recorder.h"
-#include "net/http.h"
-#include "net/http_access.h"
-#include "net/ingest.h"
-#include "net/json_body.h"
+#include "store/event_recorder.h"
+#include "net/http/http.h"
+#include "net/http/access.h"
+#include "net/ingest/ingest.h"
+#include "net/http/json_body.h"
 #include "wire/index_question.h"
 #include "wire/json.h"
 

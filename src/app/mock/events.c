@@ -6,10 +6,10 @@
 #include <zmq.h>
 
 #include "app/mock/encode.h"
-#include "net/zmq_guard.h"
+#include "net/zmq/guard.h"
 #include "wire/engine_encode.h"
 
-/* Bounds, as those of an engine should be: connections, what a peer may say, and what waits unread (net/zmq_guard.h). An answer to a
+/* Bounds, as those of an engine should be: connections, what a peer may say, and what waits unread (net/zmq/guard.h). An answer to a
  * replay shares the bytes of the buffer, and one that its asker does not read ends early: it is asked again. */
 enum {
     CONNECTIONS_MAX = 64,

@@ -18,8 +18,8 @@
 
 #include "app/mock/events.h"
 #include "app/mock/mock.h"
-#include "engine/engine.h"
-#include "net/http.h"
+#include "sim/engine.h"
+#include "net/http/http.h"
 #include "wire/openai.h"
 
 #define MOCK_VLLM_VERSION "0.32.0" /* whose behaviour this is: docs/mock.md */

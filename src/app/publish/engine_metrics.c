@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#include "net/metrics_scrape.h"
+#include "net/http/metrics_scrape.h"
 
 struct engine_metrics {
     struct publish *publish;

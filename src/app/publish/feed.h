@@ -2,9 +2,9 @@
 /*
  * What becomes of one rank's engine events:
  *
- *     ingest (copies out) --> next id --> local index and ring --> outlet (net/event_plane.h); sequence = id
+ *     ingest (copies out) --> next id --> local index and ring --> outlet (net/ingest/event_plane.h); sequence = id
  *
- * Copies: an engine may keep one block several times. The ingest counts them (recover/copies.h), so neither the store nor the removal of a
+ * Copies: an engine may keep one block several times. The ingest counts them (recover/consumer/copies.h), so neither the store nor the removal of a
  * copy comes here: who listens sees each block stored once and removed once, and has nothing to count.
  * Ids begin at 1 with each life of the program; the first event of a life is a clear, and so is what tells that the engine's
  * stream was lost. Salted stores carry their salt also when the engine only tells it once a chain.
@@ -21,7 +21,7 @@
 #include "app/publish/publish.h"
 #include "base/buf.h"
 #include "base/map64.h"
-#include "net/ingest.h"
+#include "net/ingest/ingest.h"
 
 struct feed_salt {
     char *text;         /* NULL: free */

@@ -162,7 +162,7 @@ static void put_worker(const struct publish *p, const char *host, struct kvr_buf
     kvr_json_close(b, '}');
 }
 
-/* The worker object that routers find, see app/serve/discovery_nats.c. */
+/* The worker object that routers find, see app/serve/discovery/nats.c. */
 static int announce(struct publish *p, char *err, size_t cap)
 {
     const struct publish_options *o = p->o;

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "net/event_plane.h"
+#include "net/ingest/event_plane.h"
 
 struct publish_options {
     char *config, *host, *model, *events, *replay, *publish;

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#include "net/http_produce.h"
+#include "net/http/produce.h"
 #include "recover/event_json.h"
 
 #define JSON_HEADER "Content-Type: application/json\r\n"

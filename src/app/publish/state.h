@@ -13,9 +13,9 @@
 #define KVR_PUBLISH_STATE_H
 
 #include "app/publish/feed.h"
-#include "net/http.h"
-#include "net/http_access.h"
-#include "net/nats_registry.h"
+#include "net/http/http.h"
+#include "net/http/access.h"
+#include "net/nats/registry.h"
 
 enum { ANSWERS_MAX = 8, RANKS_MAX = 64 };
 

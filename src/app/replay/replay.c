@@ -16,8 +16,8 @@
 #include "app/replay/offline.h"
 #include "app/replay/report.h"
 #include "app/replay/workload.h"
-#include "net/http.h"
-#include "net/http_access.h"
+#include "net/http/http.h"
+#include "net/http/access.h"
 #include "wire/sse.h"
 
 enum { ENDPOINTS_MAX = 64 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Start, threads, signals, drain. The map of threads is in state.h. */
-#include "app/serve/admin.h"
-#include "app/serve/discovery.h"
-#include "app/serve/evidence.h"
+#include "app/serve/admin/admin.h"
+#include "app/serve/discovery/discovery.h"
+#include "app/serve/workers/evidence.h"
 
 #include <signal.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <kvroute/queue.h>
 
-#include "net/event_plane.h"
+#include "net/ingest/event_plane.h"
 
 enum serve_tokenizer { TOKENIZER_AUTO, TOKENIZER_ENGINE, TOKENIZER_BYTES };
 

@@ -1,0 +1,683 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Admin port: routes, status, the page. Errors are {"error": text}. */
+#include "app/serve/admin/admin.h"
+
+#include <string.h>
+
+#include "net/replication/sync.h"
+#include "wire/index_question.h"
+
+extern const char admin_page[]; /* page.c */
+
+/* ---- answers ----------------------------------------------------------------------------------------- */
+
+void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b)
+{
+    if (b->failed) kvr_http_reply(c, 503, "application/json", NULL, "{\"error\":\"out of memory\"}", 25);
+    else kvr_http_reply(c, status, "application/json", NULL, b->data ? b->data : "", b->len);
+    kvr_buf_free(b);
+}
+
+static void error_body(struct kvr_buf *b, int status, const char *text)
+{
+    (void)status;
+    kvr_json_open(b, '{');
+    kvr_json_key(b, "error");
+    kvr_json_str(b, text, strlen(text));
+    kvr_json_close(b, '}');
+}
+
+void admin_error(struct kvr_http_conn *c, int status, const char *text)
+{
+    struct kvr_buf b = {0};
+    error_body(&b, status, text);
+    admin_reply(c, status, &b);
+}
+
+static void admin_refuse(struct kvr_http_conn *c, const struct kvr_access_refusal *no)
+{
+    struct kvr_buf b = {0};
+    error_body(&b, no->status, no->text);
+    kvr_http_reply(c, no->status, "application/json", no->extra, b.failed ? "" : b.data, b.failed ? 0 : b.len);
+    kvr_buf_free(&b);
+}
+
+void admin_ok(struct kvr_http_conn *c, int status)
+{
+    kvr_http_reply(c, status, "application/json", NULL, "{\"status\":\"ok\"}", 15);
+}
+
+const char *worker_model(const struct serve *s, const struct worker *w)
+{
+    return w->model[0] ? w->model : s->o->model ? s->o->model : w->models_n ? w->models[0].id : "default";
+}
+
+bool member_u64(struct kvr_json o, const char *key, uint64_t max, uint64_t *out, const char **bad)
+{
+    struct kvr_json v = kvr_json_get(o, key);
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (kvr_json_as_u64(v, out) && *out <= max) return true;
+    *bad = key;
+    return false;
+}
+
+bool member_double(struct kvr_json o, const char *key, double min, double max, double *out, const char **bad)
+{
+    struct kvr_json v = kvr_json_get(o, key);
+    double d;
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (kvr_json_as_double(v, &d) && d >= min && d <= max) {
+        *out = d;
+        return true;
+    }
+    *bad = key;
+    return false;
+}
+
+bool member_bool(struct kvr_json o, const char *key, bool *out, const char **bad)
+{
+    struct kvr_json v = kvr_json_get(o, key);
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL || kvr_json_as_bool(v, out)) return true;
+    *bad = key;
+    return false;
+}
+
+bool member_text(struct kvr_json o, const char *key, char *out, size_t cap, const char **bad)
+{
+    const char *s;
+    size_t len;
+    struct kvr_json v = kvr_json_get(o, key);
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (kvr_json_as_str(v, &s, &len) && len < cap && !memchr(s, 0, len)) {
+        memcpy(out, s, len);
+        out[len] = 0;
+        return true;
+    }
+    *bad = key;
+    return false;
+}
+
+void admin_bad_field(struct kvr_http_conn *c, const char *field)
+{
+    char text[320];
+    if (!*field) {
+        admin_error(c, 503, "out of memory");
+        return;
+    }
+    field_refusal(field, text, sizeof text);
+    admin_error(c, 400, text);
+}
+
+void admin_not_added(struct kvr_http_conn *c, const char *why)
+{
+    admin_error(c, strcmp(why, kvr_strerror(-KVR_ENOMEM)) ? 409 : 503, why);
+}
+
+/* What came of reading a body. Returns: false after having answered. */
+static bool is_object(struct kvr_http_conn *c, const struct kvr_json_read *r)
+{
+    char text[160];
+    if (r->rc == -KVR_ENOMEM || r->members == -KVR_ENOMEM) {
+        admin_error(c, 503, "out of memory");
+    } else if (r->rc) {
+        admin_error(c, 400, "the body is not valid JSON");
+    } else if (kvr_json_type_of(r->root) != KVR_JSON_OBJECT) {
+        admin_error(c, 400, "the body must be a JSON object");
+    } else if (r->members) {
+        if (r->members == -KVR_EEXISTS) snprintf(text, sizeof text, "field '%s' is given more than once; allowed: each once", r->member);
+        else snprintf(text, sizeof text, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
+        admin_error(c, 400, text);
+    } else {
+        return true;
+    }
+    return false;
+}
+
+bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    if (rq->body_len > KVR_JOB_BYTES) {
+        admin_error(c, 413, "the body is larger than 262144 bytes");
+        return false;
+    }
+    struct kvr_json_read r;
+    kvr_json_read(&r, s->json, rq->body, rq->body_len);
+    *o = r.root;
+    return is_object(c, &r);
+}
+
+static void status_write(struct serve *s, struct kvr_buf *b)
+{
+    static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
+    struct metrics *m = &s->metrics;
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "version", kvr_version());
+    kvr_json_put_str(b, "mode", modes[atomic_load(&s->mode)]);
+    kvr_json_key(b, "overlap_score_credit");
+    kvr_json_double(b, s->o->overlap_credit);
+    kvr_json_key(b, "prefill_load_scale");
+    kvr_json_double(b, s->o->prefill_load_scale);
+    kvr_json_put_u64(b, "uptime_ms", now_ms() - s->started_ms);
+    if (s->admin_remotes_n) { /* the index is elsewhere */
+        kvr_json_put_str(b, "remote_index", s->o->use_remote_indexer);
+        kvr_json_put_str(b, "remote_index_error", remote_why(s));
+    }
+    kvr_json_put_u64(b, "requests", atomic_load(&m->requests_total));
+    kvr_json_put_u64(b, "retries", atomic_load(&m->retries_total));
+    kvr_json_put_u64(b, "errors", atomic_load(&m->errors_total));
+    kvr_json_put_u64(b, "prompt_tokens", atomic_load(&m->prompt_tokens_total));
+    kvr_json_put_u64(b, "predicted_cached_tokens", atomic_load(&m->predicted_cached_tokens_total));
+    kvr_json_put_u64(b, "actual_cached_tokens", atomic_load(&m->actual_cached_tokens_total));
+    kvr_json_key(b, "workers");
+    admin_workers_write(s, b, NULL, NULL);
+    kvr_json_key(b, "loads");
+    admin_loads_write(s, b, NULL, NULL);
+    kvr_json_key(b, "last_minute");
+    quality_write(s, b);
+    kvr_json_key(b, "decisions");
+    pthread_mutex_lock(&s->lock);
+    decisions_write(s, b, 50);
+    pthread_mutex_unlock(&s->lock);
+    kvr_json_close(b, '}');
+}
+
+static void set_mode(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
+    const char *v;
+    size_t len;
+    bool ok = kvr_json_as_str(kvr_json_get(o, "router_mode"), &v, &len);
+    for (int i = 0; ok && i < 5; i++) {
+        if (strlen(modes[i]) != len || memcmp(modes[i], v, len)) continue;
+        atomic_store(&s->mode, i);
+        pthread_mutex_lock(&s->lock);
+        for (struct pool *p = s->pools; p; p = p->next) kvr_router_set_mode(p->router, (enum kvr_router_mode)i);
+        pthread_mutex_unlock(&s->lock);
+        admin_ok(c, 200);
+        return;
+    }
+    admin_error(c, 400, "router_mode must be one of kv, round-robin, random, least-loaded, direct");
+}
+
+static void validate(struct serve *s, struct kvr_http_conn *c)
+{
+    const char *why = "ok";
+    bool ok = true;
+    for (const struct pool *p = s->pools; p && ok; p = p->next)
+        ok = (!p->index || kvr_index_validate(p->index, &why)) && kvr_router_validate(p->router, &why);
+    if (ok) admin_ok(c, 200);
+    else admin_error(c, 500, why);
+}
+
+/* ---- GET --------------------------------------------------------------------------------------------- */
+
+static void get_page(struct serve *s, struct kvr_http_conn *c)
+{
+    (void)s;
+    kvr_http_reply(c, 200, "text/html; charset=utf-8", NULL, admin_page, strlen(admin_page));
+}
+
+static void get_health(struct serve *s, struct kvr_http_conn *c)
+{
+    (void)s;
+    admin_ok(c, 200);
+}
+
+static void get_ready(struct serve *s, struct kvr_http_conn *c)
+{
+    const char *why;
+    struct kvr_buf b = {0};
+    size_t schedulable = 0, workers = 0;
+    if (serve_ready(s, &why)) {
+        admin_ok(c, 200);
+        return;
+    }
+    pthread_mutex_lock(&s->lock);
+    for (const struct worker *w = s->workers; w; w = w->next, workers++) schedulable += worker_is_schedulable(w, now_ms());
+    pthread_mutex_unlock(&s->lock);
+    kvr_json_open(&b, '{');
+    kvr_json_put_str(&b, "error", why);
+    kvr_json_put_u64(&b, "workers", workers);
+    kvr_json_put_u64(&b, "schedulable_workers", schedulable);
+    kvr_json_close(&b, '}');
+    admin_reply(c, 503, &b);
+}
+
+static void get_metrics(struct serve *s, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    metrics_write(s, &b);
+    kvr_http_reply_buf(c, 200, "text/plain; version=0.0.4", NULL, &b);
+}
+
+/* model_name and routing_group of the query string. */
+struct filter {
+    char model[MODEL_MAX], group[MODEL_MAX];
+    const char *by_model, *by_group;
+};
+
+static void read_filter(struct kvr_http_conn *c, struct filter *f)
+{
+    struct kvr_text q = kvr_http_conn_request(c)->query;
+    f->by_model = kvr_query_parameter(q, "model_name", f->model, sizeof f->model) ? f->model : NULL;
+    f->by_group = kvr_query_parameter(q, "routing_group", f->group, sizeof f->group) ? f->group : NULL;
+}
+
+static void get_workers(struct serve *s, struct kvr_http_conn *c)
+{
+    struct filter f;
+    struct kvr_buf b = {0};
+    read_filter(c, &f);
+    admin_workers_write(s, &b, f.by_model, f.by_group);
+    admin_reply(c, 200, &b);
+}
+
+static void get_loads(struct serve *s, struct kvr_http_conn *c)
+{
+    struct filter f;
+    struct kvr_buf b = {0};
+    read_filter(c, &f);
+    admin_loads_write(s, &b, f.by_model, f.by_group);
+    admin_reply(c, 200, &b);
+}
+
+static void get_dump(struct serve *s, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    if (s->o->overlap_credit <= 0) { /* not 200 and empty: nothing is known of what the workers hold */
+        admin_error(c, 400, kvr_strerror(-KVR_ENOINDEX));
+        return;
+    }
+    admin_dump_write(s, &b);
+    admin_reply(c, 200, &b);
+}
+
+static void get_status(struct serve *s, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    status_write(s, &b);
+    admin_reply(c, 200, &b);
+}
+
+static void get_decisions(struct serve *s, struct kvr_http_conn *c)
+{
+    char id[ID_MAX];
+    struct kvr_buf b = {0};
+    bool one = kvr_query_parameter(kvr_http_conn_request(c)->query, "id", id, sizeof id), found = true;
+    pthread_mutex_lock(&s->lock);
+    if (one) found = decisions_write_one(s, &b, id, strlen(id));
+    else decisions_write(s, &b, 1000);
+    pthread_mutex_unlock(&s->lock);
+    if (found) {
+        admin_reply(c, 200, &b);
+        return;
+    }
+    kvr_buf_free(&b);
+    admin_error(c, 404, "no decision with that request id is kept; the last 10000 are");
+}
+
+static void put_threshold(struct kvr_buf *b, const char *key, double v)
+{
+    kvr_json_key(b, key);
+    if (v < 0) kvr_json_null(b);
+    else kvr_json_double(b, v);
+}
+
+static void get_busy(struct serve *s, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    struct kvr_busy_thresholds t;
+    kvr_json_open(&b, '{');
+    kvr_json_key(&b, "thresholds");
+    kvr_json_open(&b, '[');
+    for (const struct pool *p = s->pools; p; p = p->next) {
+        kvr_router_busy(p->router, &t);
+        kvr_json_open(&b, '{');
+        kvr_json_put_str(&b, "model", p->model[0] ? p->model : "default");
+        kvr_json_put_str(&b, "routing_group", p->group);
+        put_threshold(&b, "active_decode_blocks_threshold", t.decode_blocks_frac);
+        put_threshold(&b, "active_prefill_tokens_threshold", t.prefill_tokens);
+        put_threshold(&b, "active_prefill_tokens_threshold_frac", t.prefill_tokens_frac);
+        kvr_json_close(&b, '}');
+    }
+    kvr_json_close(&b, ']');
+    kvr_json_close(&b, '}');
+    admin_reply(c, 200, &b);
+}
+
+/* ---- POST -------------------------------------------------------------------------------------------- */
+
+/* Only given fields change; none can be cleared. */
+static void set_busy(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    struct kvr_busy_thresholds t = {-1, -1, -1};
+    char model[MODEL_MAX] = "";
+    const char *bad = NULL;
+    size_t found = 0;
+    if (!member_text(o, "model", model, sizeof model, &bad) ||
+        !member_double(o, "active_decode_blocks_threshold", 0, 1, &t.decode_blocks_frac, &bad) ||
+        !member_double(o, "active_prefill_tokens_threshold", 0, 1e300, &t.prefill_tokens, &bad) ||
+        !member_double(o, "active_prefill_tokens_threshold_frac", 0, 1e300, &t.prefill_tokens_frac, &bad)) {
+        admin_bad_field(c, bad);
+        return;
+    }
+    for (struct pool *p = s->pools; p; p = p->next) {
+        if (model[0] && strcmp(model, p->model[0] ? p->model : "default")) continue;
+        kvr_router_set_busy(p->router, &t);
+        found++;
+    }
+    if (found) get_busy(s, c);
+    else admin_error(c, 404, "unknown model");
+}
+
+static void post_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    admin_query(s, c, o, false);
+}
+
+static void post_query_by_hash(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    admin_query(s, c, o, true);
+}
+
+static void post_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    selection_select(s, c, o, false);
+}
+
+static void post_select_and_reserve(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    selection_select(s, c, o, true);
+}
+
+/* ---- replicas ---------------------------------------------------------------------------------------- */
+
+static void put_peer(void *ctx, const char *endpoint, bool live)
+{
+    struct kvr_buf *b = ctx;
+    (void)live;
+    kvr_json_str(b, endpoint, strlen(endpoint));
+}
+
+static bool has_sync(const struct serve *s, struct kvr_http_conn *c)
+{
+    if (s->sync) return true;
+    admin_error(c, 400, "replica sync is off; start with --replica-sync-port");
+    return false;
+}
+
+static void get_peers(struct serve *s, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '[');
+    if (s->sync) kvr_sync_each_peer(s->sync, put_peer, &b);
+    kvr_json_close(&b, ']');
+    admin_reply(c, 200, &b);
+}
+
+#define PEER_REFUSAL "field 'endpoint' is missing or wrong, or there are too many; allowed: tcp://host:port of another router"
+
+static void change_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool add)
+{
+    char endpoint[256] = "";
+    const char *bad = NULL;
+    if (!has_sync(s, c)) return;
+    if (!member_text(o, "endpoint", endpoint, sizeof endpoint, &bad) || !endpoint[0]) {
+        admin_error(c, 400, PEER_REFUSAL);
+        return;
+    }
+    int rc = add ? kvr_sync_add_peer(s->sync, endpoint) : kvr_sync_remove_peer(s->sync, endpoint);
+    if (rc == -KVR_EINVAL || rc == -KVR_ELIMIT) admin_error(c, 400, PEER_REFUSAL);
+    else if (rc == -KVR_ENOTFOUND) admin_error(c, 404, "peer not found");
+    else if (rc == -KVR_ENOMEM) admin_error(c, 503, "out of memory");
+    else admin_ok(c, add ? 201 : 200); /* one that is known is no error */
+}
+
+static void post_register_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    change_peer(s, c, o, true);
+}
+
+static void post_deregister_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    change_peer(s, c, o, false);
+}
+
+/* ---- routes ------------------------------------------------------------------------------------------ */
+
+static const struct {
+    const char *path;
+    void (*get)(struct serve *s, struct kvr_http_conn *c);
+    void (*post)(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+} routes[] = {
+    {"/", get_page, NULL},
+    {"/health", get_health, NULL},
+    {"/ready", get_ready, NULL},
+    {"/metrics", get_metrics, NULL},
+    {"/status", get_status, NULL},
+    {"/decisions", get_decisions, NULL},
+    {"/workers", get_workers, admin_post_worker},
+    {"/loads", get_loads, NULL},
+    {"/dump", get_dump, NULL},
+    {"/busy_threshold", get_busy, set_busy},
+    {"/potential_loads", NULL, admin_potential_loads},
+    {"/overlap_scores", NULL, admin_overlap_scores},
+    {"/query", NULL, post_query},
+    {"/query_by_hash", NULL, post_query_by_hash},
+    {"/select", NULL, post_select},
+    {"/select_and_reserve", NULL, post_select_and_reserve},
+    {"/reservations", NULL, selection_reserve},
+    {"/request", NULL, selection_request},
+    {"/register", NULL, tracker_register},
+    {"/unregister", NULL, tracker_unregister},
+    {"/add", NULL, tracker_add},
+    {"/prefill_complete", NULL, tracker_prefill_complete},
+    {"/free", NULL, tracker_free},
+    {"/replica_sync/peers", get_peers, NULL},
+    {"/replica_sync/register_peer", NULL, post_register_peer},
+    {"/replica_sync/deregister_peer", NULL, post_deregister_peer},
+    {"/router_mode", NULL, set_mode},
+    {"/kv_indexer_query", NULL, served_post_query},
+    {"/kv_indexer_record_routing_decision", NULL, served_post_record},
+    {"/kv_indexer_info", served_get_info, served_post_info},
+};
+
+/* No prompt of more than --max-prompt-tokens, as whatever it is given. Returns: false after having answered. */
+static bool prompt_is_small_enough(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    static const char *const keys[] = {"token_ids", "tokens", "block_hashes", "sequence_hashes"};
+    char text[160];
+    for (size_t i = 0; i < KVR_ARRAY_LEN(keys); i++) {
+        if (kvr_json_count(kvr_json_get(o, keys[i])) <= s->o->max_prompt_tokens) continue;
+        atomic_fetch_add_explicit(&s->metrics.prompt_tokens_refused_total, 1, memory_order_relaxed);
+        snprintf(text, sizeof text, "field '%s' has more than %llu entries, which is --max-prompt-tokens", keys[i],
+                 (unsigned long long)s->o->max_prompt_tokens);
+        admin_error(c, 413, text);
+        return false;
+    }
+    return true;
+}
+
+bool admin_needs_index(admin_post_fn *fn, struct kvr_json o)
+{
+    static admin_post_fn *const all[] = {admin_potential_loads, admin_overlap_scores, post_query,
+                                         post_query_by_hash,    post_select,          post_select_and_reserve};
+    const char *method;
+    size_t n;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(all); i++)
+        if (all[i] == fn) return true;
+    return fn == selection_request && kvr_json_as_str(kvr_json_get(o, "method"), &method, &n) &&
+           (kvr_text_is((struct kvr_text){method, n}, "new") || kvr_text_is((struct kvr_text){method, n}, "potential_loads"));
+}
+
+/* holds: as of admin_ask_first. */
+static void post_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
+{
+    if (prompt_is_small_enough(s, c, o) && !admin_ask_first(s, c, o, holds, fn)) fn(s, c, o);
+}
+
+struct large_post {
+    struct kvr_json_body b; /* first */
+    struct serve *serve;
+    admin_post_fn *fn;
+};
+
+static void on_large_post(struct kvr_json_body *b)
+{
+    const struct large_post *p = (const struct large_post *)b;
+    if (is_object(b->conn, &b->read)) post_object(p->serve, b->conn, b->read.root, &b->json, p->fn);
+}
+
+static void post(struct serve *s, struct kvr_http_conn *c, admin_post_fn *fn)
+{
+    struct kvr_json o;
+    if (!kvr_json_body_is_large(c)) {
+        if (admin_parse_object(s, c, &o)) post_object(s, c, o, NULL, fn);
+        return;
+    }
+    struct large_post *p = calloc(1, sizeof *p);
+    if (!p) {
+        admin_error(c, 503, "out of memory");
+        return;
+    }
+    *p = (struct large_post){.b = {.on_read = on_large_post}, .serve = s, .fn = fn};
+    kvr_json_body_start(&p->b, &s->jobs, &s->main_loop, c);
+}
+
+static bool under(struct kvr_text path, const char *prefix, struct kvr_text *rest)
+{
+    size_t n = strlen(prefix);
+    if (path.len <= n || memcmp(path.ptr, prefix, n)) return false;
+    *rest = (struct kvr_text){path.ptr + n, path.len - n};
+    return true;
+}
+
+static bool worker_path(struct kvr_text path, uint64_t *id)
+{
+    struct kvr_text rest;
+    return under(path, "/workers/", &rest) && kvr_parse_u64(rest.ptr, rest.len, UINT64_MAX, id);
+}
+
+static void one_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    struct kvr_json o;
+    if (kvr_text_is(rq->method, "DELETE")) {
+        if (worker_remove(s, id)) admin_ok(c, 200);
+        else admin_error(c, 404, "worker not found");
+    } else if (kvr_text_is(rq->method, "PATCH")) {
+        if (admin_parse_object(s, c, &o)) admin_patch_worker(s, c, id, o);
+    } else {
+        admin_error(c, 405, "method not allowed; use PATCH or DELETE");
+    }
+}
+
+static void one_reservation(struct serve *s, struct kvr_http_conn *c, struct kvr_text rest)
+{
+    const char *slash = memchr(rest.ptr, '/', rest.len);
+    size_t id_len = slash ? (size_t)(slash - rest.ptr) : rest.len;
+    struct kvr_text verb = {slash ? slash + 1 : rest.ptr + rest.len, slash ? rest.len - id_len - 1 : 0};
+    selection_one(s, c, rest.ptr, id_len, verb);
+}
+
+/* Answers what may not go on. */
+static bool may(struct serve *s, struct kvr_http_conn *c)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    struct kvr_access_refusal no;
+    unsigned flags = 0;
+    if (kvr_text_is(rq->path, "/health") || kvr_text_is(rq->path, "/ready")) flags = KVR_ACCESS_PROBE;
+    else if (kvr_text_is(rq->path, "/")) flags = KVR_ACCESS_KEYLESS;
+    else if (served_takes_packed(rq->path)) flags = KVR_ACCESS_PACKED;
+    if (kvr_access_check(s->access, rq, flags, &no)) return true;
+    admin_refuse(c, &no);
+    return false;
+}
+
+/* A question for a worker. One of the request protocol is looked at first, unless it is large: others need no worker. */
+static bool needs_worker(struct kvr_http_conn *c, struct kvr_text path)
+{
+    return kvr_text_is(path, "/select") || kvr_text_is(path, "/select_and_reserve") ||
+           (kvr_text_is(path, "/request") && kvr_json_body_is_large(c));
+}
+
+void admin_request(struct serve *s, struct kvr_http_conn *c)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    struct kvr_text rest;
+    uint64_t id;
+    bool get = kvr_text_is(rq->method, "GET"), is_post = kvr_text_is(rq->method, "POST");
+    if (!may(s, c)) return;
+    if (worker_path(rq->path, &id)) {
+        one_worker(s, c, id);
+        return;
+    }
+    if (under(rq->path, "/reservations/", &rest)) {
+        one_reservation(s, c, rest);
+        return;
+    }
+    if (is_post && kvr_text_is(rq->path, "/debug/validate")) {
+        validate(s, c);
+        return;
+    }
+    if (is_post && kvr_media_type_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) {
+        served_post_packed(s, c);
+        return;
+    }
+    if (is_post && needs_worker(c, rq->path) && selection_hold(s, c)) return;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(routes); i++) {
+        if (!kvr_text_is(rq->path, routes[i].path)) continue;
+        if (get && routes[i].get) routes[i].get(s, c);
+        else if (!is_post || !routes[i].post) admin_error(c, 405, "method not allowed");
+        else post(s, c, routes[i].post);
+        return;
+    }
+    admin_error(c, 404, "unknown path");
+}
+
+static void on_request(struct kvr_http_conn *c, void *ctx)
+{
+    struct serve *s = ctx;
+    admin_request(s, c);
+    selection_release(s); /* it may have brought a worker */
+}
+
+static void on_gone(struct kvr_http_conn *c, void *ctx)
+{
+    struct serve *s = ctx;
+    if (!admin_ask_gone(s, c) && !kvr_json_body_on_gone(&s->jobs, c)) selection_gone(c);
+}
+
+int admin_open(struct serve *s, char *err, size_t cap)
+{
+    struct kvr_access_config c = {s->o->admin_host, s->o->admin_allowed_hosts, s->o->admin_key_file, s->o->advertise_host};
+    char why[400];
+    if (s->o->tls_ca && kvr_tls_trust(s->o->tls_ca, why, sizeof why)) {
+        snprintf(err, cap, "--tls-ca: %s; allowed: a PEM file of certificates", why);
+        return -1;
+    }
+    if (kvr_access_create(&c, &s->access, why, sizeof why) == 0) {
+        if (kvr_access_warning(s->access, why, sizeof why))
+            kvr_log("kvroute %s: %s (--admin-key-file)", s->o->select_only ? "select" : "serve", why);
+        return 0;
+    }
+    snprintf(err, cap, "--admin-key-file: %s", why);
+    return -1;
+}
+
+int admin_start(struct serve *s)
+{
+    struct kvr_http_server_config sc = {.host = s->o->admin_host,
+                                        .port = (uint16_t)s->o->admin_port,
+                                        .body_max = s->o->max_body_size,
+                                        .body_option = "--max-body-size",
+                                        .connections_max = s->admin_connections,
+                                        .head_timeout_s = 10,
+                                        .body_timeout_s = 30,
+                                        .idle_timeout_s = 60,
+                                        .write_timeout_s = s->o->client_write_timeout,
+                                        .shared = &s->admin_http,
+                                        .handler = {on_request, on_gone, NULL, error_body, s}};
+    int rc = selection_start(s);
+    return rc ? rc : kvr_http_server_start(&s->main_loop, &sc, &s->admin);
+}

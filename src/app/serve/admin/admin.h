@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files behind the admin port share. All of it runs on the main loop.
+ *
+ *   admin.c            routes, answers, members of bodies, status
+ *   admin/worker_object.c    /workers
+ *   admin/questions.c  /overlap_scores, /query, /potential_loads, /loads, /dump
+ *   admin/ask_remote.c     asks the index first when it is elsewhere
+ *   selection.c        /select, /select_and_reserve, /reservations, the request protocol
+ *   fields.c           what members of bodies may be, in words
+ *   tracker.c          the slot tracker's /register, /add, /free ...
+ */
+#ifndef KVR_SERVE_ADMIN_H
+#define KVR_SERVE_ADMIN_H
+
+#include "app/serve/state.h"
+#include "wire/mm_infos.h"
+
+enum { RANKS_MAX = 8192, TAINT_LIST_MAX = 16, SHARED_RANGES_MAX = 64 };
+
+/* ---- answers; each frees its buffer and ends the request ---- */
+void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b);
+void admin_error(struct kvr_http_conn *c, int status, const char *text);
+void admin_ok(struct kvr_http_conn *c, int status);
+/* A worker that worker_add refused, for that reason. */
+void admin_not_added(struct kvr_http_conn *c, const char *why);
+/* 400, with what is allowed for the member (fields.c, where each that is read has a row); 503 for "": it could not be read for want
+ * of memory. */
+void admin_bad_field(struct kvr_http_conn *c, const char *field);
+/* The text of that. */
+void field_refusal(const char *field, char *out, size_t cap);
+
+/* Begins with a request anew. */
+void admin_request(struct serve *s, struct kvr_http_conn *c);
+
+/* ---- bodies ---- */
+bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o);
+/* Absent or null: nothing changes. false: *bad names the member. */
+bool member_u64(struct kvr_json o, const char *key, uint64_t max, uint64_t *out, const char **bad);
+bool member_double(struct kvr_json o, const char *key, double min, double max, double *out, const char **bad);
+bool member_bool(struct kvr_json o, const char *key, bool *out, const char **bad);
+bool member_text(struct kvr_json o, const char *key, char *out, size_t cap, const char **bad);
+
+/* ---- workers ---- */
+const char *worker_model(const struct serve *s, const struct worker *w);
+void admin_workers_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group);
+/* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
+const char *admin_read_worker(struct kvr_json o, struct worker *w);
+void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o);
+
+/* ---- questions ---- */
+
+/* A prompt and who may serve it, as bodies have it. Owned memory behind pointers; question_free. */
+struct question {
+    char model[MODEL_MAX], lora[MODEL_MAX], salt[256], group[MODEL_MAX], policy_class[KVR_CLASS_NAME_MAX];
+    uint32_t *tokens;
+    uint64_t *locals, *seqs, *allowed;
+    size_t tokens_n, locals_n, seqs_n, allowed_n;
+    uint64_t isl;
+    bool has_pin, pin_any_rank;
+    struct kvr_worker pin;
+    double priority;
+    uint32_t strict_priority;
+    char required[TAINT_LIST_MAX][64], preferred[TAINT_LIST_MAX][64];
+    const char *required_ptr[TAINT_LIST_MAX];
+    struct kvr_preferred_taint preferred_list[TAINT_LIST_MAX];
+    size_t required_n, preferred_n;
+    struct kvr_shared_range shared[SHARED_RANGES_MAX];
+    size_t shared_n;
+    struct kvr_mm_infos mm; /* by block of the partition's size */
+    struct kvr_override override;
+    struct pool *pool;
+    struct kvr_reach *scores; /* what an index elsewhere has said; NULL: it was not asked */
+    size_t scores_n;
+};
+
+/* token_ids (or tokens) and perhaps block_mm_infos, or block_hashes + sequence_hashes + isl_tokens, or sequence_hashes + new_isl_tokens;
+ * constraints; override. Returns: false after having answered. */
+bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q);
+void question_free(struct question *q);
+/* Borrows the question. */
+struct kvr_router_request question_request(const struct question *q);
+struct kvr_router_ctx *admin_ctx(struct serve *s, struct pool *pool);
+/* The array of hashes o[key], malloc'd; the caller frees *out whatever comes. Returns: NULL; the key when it is none; "": no memory. */
+const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_t *n);
+
+void admin_overlap_scores(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void admin_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool by_hash);
+void admin_potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+/* The same as the request protocol has it: with what waits. */
+void admin_potential_loads_protocol(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group);
+void admin_dump_write(struct serve *s, struct kvr_buf *b);
+
+/* ---- admin/ask_remote.c ---- */
+typedef void admin_post_fn(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+/* What remote indexes have said of the prompt of a question. */
+struct fetched {
+    struct kvr_reach *scores;
+    size_t n;
+};
+/* On a router whose index is elsewhere, for a route that needs it: asks, then calls fn. holds: the parser that holds `o` when
+ * the connection does not have its body any more; it is taken when something is asked. Returns: false when there is nothing to ask. */
+bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn);
+/* The client went away. Returns: whether its question was being asked. */
+bool admin_ask_gone(struct serve *s, const struct kvr_http_conn *c);
+bool admin_needs_index(admin_post_fn *fn, struct kvr_json o); /* admin.c */
+
+/* ---- selection.c ---- */
+int selection_start(struct serve *s);
+void selection_stop(struct serve *s);
+void selection_tick(struct serve *s); /* every second */
+void selection_gone(struct kvr_http_conn *c);
+/* Until --min-initial-workers have been there once, a question for a worker is kept, at most for --queue-timeout; its body stays with
+ * the connection. Returns: false when it can be answered now. */
+bool selection_hold(struct serve *s, struct kvr_http_conn *c);
+/* Answers what was held: when the workers have come, or with 503 when it has waited too long. Call it when one has come. */
+void selection_release(struct serve *s);
+void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool reserve);
+void selection_reserve(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+/* /reservations/{id}[/verb] */
+void selection_one(struct serve *s, struct kvr_http_conn *c, const char *id, size_t id_len, struct kvr_text verb);
+/* {"method": "new" | "mark_prefill" | "mark_free" | "potential_loads", ...} */
+void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+
+/* ---- tracker.c ---- */
+void tracker_register(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void tracker_unregister(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void tracker_add(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void tracker_prefill_complete(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void tracker_free(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+
+#endif

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Questions about prompts on the admin port of a router whose index is elsewhere (--use-remote-indexer). The index is asked first:
+ *
+ *     body --question_read--> hashes --ask--> every remote index --all have answered--> the route, with what they said (s->fetched)
+ *
+ * The route reads the question once more, on the same loop, so that it need not know where overlaps come from. When the index cannot be
+ * asked, the answer is 503 and why, not one as if nothing were cached.
+ */
+#include <string.h>
+
+#include "app/serve/admin/admin.h"
+
+struct asking {
+    struct asking *next;
+    struct serve *serve;
+    struct kvr_http_conn *conn;
+    admin_post_fn *fn;
+    struct kvr_json_parser *json; /* of a body that was read on a thread: it holds `root`; NULL: the connection has the body */
+    struct kvr_json root;
+    struct kvr_remote_query *queries[REMOTES_MAX];
+    size_t unanswered;
+    bool failed;
+    struct fetched got;
+};
+
+static void asking_free(struct asking *a)
+{
+    struct asking **at = &a->serve->askings;
+    while (*at != a) at = &(*at)->next;
+    *at = a->next;
+    for (size_t i = 0; i < REMOTES_MAX; i++)
+        if (a->queries[i]) kvr_remote_cancel(a->queries[i]);
+    kvr_json_parser_free(a->json);
+    free(a->got.scores);
+    free(a);
+}
+
+static void refuse(struct serve *s, struct kvr_http_conn *c)
+{
+    char text[400];
+    const char *why = remote_why(s)[0] ? remote_why(s) : "it has not answered this question";
+    snprintf(text, sizeof text, "the index of this router is elsewhere (--use-remote-indexer) and cannot be asked: %.250s", why);
+    admin_error(c, 503, text);
+}
+
+/* All have answered. */
+static void go_on(struct asking *a)
+{
+    struct serve *s = a->serve;
+    struct kvr_http_conn *c = a->conn;
+    struct kvr_json o;
+    if (a->failed) {
+        asking_free(a);
+        refuse(s, c);
+        return;
+    }
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    if (a->json) o = a->root;
+    if (!a->json && kvr_json_parse(s->json, rq->body, rq->body_len, &o, NULL)) {
+        admin_error(c, 503, "out of memory");
+    } else {
+        s->fetched = &a->got;
+        a->fn(s, c, o);
+        s->fetched = NULL;
+    }
+    asking_free(a);
+}
+
+static bool keep(struct asking *a, const struct kvr_reach *scores, size_t n)
+{
+    struct kvr_reach *p = n ? realloc(a->got.scores, (a->got.n + n) * sizeof *p) : NULL;
+    if (!n) return true;
+    if (!p) return false;
+    memcpy(p + a->got.n, scores, n * sizeof *p);
+    a->got.scores = p;
+    a->got.n += n;
+    return true;
+}
+
+static void on_scores(void *ctx, const struct kvr_remote_query *q, const struct kvr_reach *scores, long n)
+{
+    struct asking *a = ctx;
+    for (size_t i = 0; i < REMOTES_MAX; i++)
+        if (a->queries[i] == q) a->queries[i] = NULL;
+    if (n < 0 || !keep(a, scores, (size_t)n)) a->failed = true;
+    if (--a->unanswered == 0) go_on(a);
+}
+
+/* Hashes of the question's prompt; malloc'd. */
+static uint64_t *locals_of(const struct question *q, size_t *n)
+{
+    uint32_t bs = q->pool->block_size;
+    *n = q->locals ? q->locals_n : kvr_hash_block_count(q->tokens_n, bs, false);
+    uint64_t *out = malloc((*n + 1) * sizeof *out);
+    if (!out) return NULL;
+    if (q->locals) memcpy(out, q->locals, *n * sizeof *out);
+    else
+        (void)kvr_hash_locals(q->tokens, q->tokens_n, bs, false, kvr_hash_seed(q->lora, strlen(q->lora), q->salt, strlen(q->salt)),
+                              q->mm.blocks, q->mm.n, out);
+    return out;
+}
+
+static void model_of(const struct serve *s, const struct question *q, char *out, size_t cap)
+{
+    if (s->remote_n > 1) remote_model(s, q->pool->block_size, out, cap);
+    else snprintf(out, cap, "%s", q->model[0] ? q->model : q->pool->model[0] ? q->pool->model : s->o->model ? s->o->model : "default");
+}
+
+/* Returns: false when one cannot be asked. */
+static bool ask(struct asking *a, const struct question *q)
+{
+    struct serve *s = a->serve;
+    char model[MODEL_MAX + 16];
+    size_t n;
+    uint64_t *locals = locals_of(q, &n);
+    model_of(s, q, model, sizeof model);
+    for (size_t i = 0; locals && n && i < s->admin_remotes_n && !a->failed; i++) {
+        a->queries[i] = kvr_remote_ask(s->admin_remotes[i], model, locals, n, on_scores, a);
+        if (a->queries[i]) a->unanswered++;
+        else a->failed = true;
+    }
+    bool ok = locals && !a->failed;
+    free(locals);
+    return ok;
+}
+
+bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
+{
+    struct question q;
+    if (!s->admin_remotes_n || s->fetched || !admin_needs_index(fn, o)) return false;
+    if (!question_read(s, c, o, &q)) return true;
+    struct asking *a = calloc(1, sizeof *a);
+    if (!a) {
+        question_free(&q);
+        admin_error(c, 503, "out of memory");
+        return true;
+    }
+    *a = (struct asking){.next = s->askings, .serve = s, .conn = c, .fn = fn, .json = holds ? *holds : NULL, .root = o};
+    if (holds) *holds = NULL;
+    s->askings = a;
+    bool ok = ask(a, &q);
+    question_free(&q);
+    if (!ok) {
+        asking_free(a);
+        refuse(s, c);
+    } else if (!a->unanswered) { /* no whole block: nothing can be cached */
+        go_on(a);
+    }
+    return true;
+}
+
+bool admin_ask_gone(struct serve *s, const struct kvr_http_conn *c)
+{
+    for (struct asking *a = s->askings; a; a = a->next) {
+        if (a->conn != c) continue;
+        asking_free(a);
+        return true;
+    }
+    return false;
+}

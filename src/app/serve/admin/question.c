@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A prompt and who may serve it, from the bodies of the admin port. Every refusal names the member. */
+#include <math.h>
+#include <string.h>
+
+#include "app/serve/admin/admin.h"
+
+/* In place of a member's name. */
+static const char no_memory[] = "";
+
+void question_free(struct question *q)
+{
+    free(q->scores);
+    free(q->tokens);
+    free(q->locals);
+    free(q->seqs);
+    free(q->allowed);
+    kvr_mm_infos_free(&q->mm);
+}
+
+const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_t *n)
+{
+    struct kvr_json v = kvr_json_get(o, key);
+    if (kvr_json_type_of(v) != KVR_JSON_ARRAY) return key;
+    *n = kvr_json_count(v);
+    *out = malloc((*n + 1) * sizeof **out);
+    if (!*out) return no_memory;
+    return kvr_json_u64_array(v, *out, *n) >= 0 ? NULL : key;
+}
+
+static const char *read_prompt(struct kvr_json o, struct question *q)
+{
+    struct kvr_json tokens = kvr_json_get(o, "token_ids"), hashes = kvr_json_get(o, "block_hashes"),
+                    seqs = kvr_json_get(o, "sequence_hashes");
+    const char *bad = NULL;
+    if (kvr_json_type_of(tokens) <= KVR_JSON_NULL) tokens = kvr_json_get(o, "tokens");
+    bool has_seqs = kvr_json_type_of(seqs) > KVR_JSON_NULL;
+    if (kvr_json_type_of(tokens) > KVR_JSON_NULL) {
+        if (kvr_json_type_of(tokens) != KVR_JSON_ARRAY) return "token_ids";
+        q->tokens_n = kvr_json_count(tokens);
+        q->tokens = malloc((q->tokens_n + 1) * sizeof *q->tokens);
+        if (!q->tokens) return no_memory;
+        return kvr_json_u32_array(tokens, q->tokens, q->tokens_n) >= 0 ? NULL : "token_ids";
+    }
+    if (has_seqs && (bad = get_hashes(o, "sequence_hashes", &q->seqs, &q->seqs_n))) return bad;
+    if (kvr_json_type_of(hashes) > KVR_JSON_NULL) {
+        if ((bad = get_hashes(o, "block_hashes", &q->locals, &q->locals_n))) return bad;
+        return has_seqs && q->seqs_n != q->locals_n ? "sequence_hashes" : NULL;
+    }
+    return has_seqs ? NULL : "token_ids";
+}
+
+static bool copy_name(struct kvr_json v, char *out, size_t cap)
+{
+    const char *s;
+    size_t len;
+    if (!kvr_json_as_str(v, &s, &len) || len == 0 || len >= cap || memchr(s, 0, len)) return false;
+    memcpy(out, s, len);
+    out[len] = 0;
+    return true;
+}
+
+static int add_required(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct question *q = ctx;
+    (void)key;
+    (void)key_len;
+    if (q->required_n == TAINT_LIST_MAX || !copy_name(v, q->required[q->required_n], sizeof q->required[0])) return 1;
+    q->required_n++;
+    return 0;
+}
+
+static int add_preferred(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct question *q = ctx;
+    struct kvr_preferred_taint *p = &q->preferred_list[q->preferred_n];
+    char *name = q->preferred[q->preferred_n];
+    if (q->preferred_n == TAINT_LIST_MAX || !key || key_len == 0 || key_len >= sizeof q->preferred[0]) return 1;
+    if (!kvr_json_as_double(v, &p->weight) || !isfinite(p->weight)) return 1;
+    memcpy(name, key, key_len);
+    name[key_len] = 0;
+    q->preferred_n++;
+    return 0;
+}
+
+static int add_range(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct question *q = ctx;
+    uint64_t start, end;
+    (void)key;
+    (void)key_len;
+    if (q->shared_n == SHARED_RANGES_MAX || !kvr_json_as_u64(kvr_json_at(v, 0), &start) || !kvr_json_as_u64(kvr_json_at(v, 1), &end))
+        return 1;
+    if (end < start || end > UINT32_MAX) return 1;
+    q->shared[q->shared_n++] = (struct kvr_shared_range){(uint32_t)start, (uint32_t)end};
+    return 0;
+}
+
+static const char *read_constraints(struct kvr_json o, struct question *q)
+{
+    struct kvr_json c = kvr_json_get(o, "routing_constraints"), v = kvr_json_get(c, "required_taints");
+    if (kvr_json_type_of(c) > KVR_JSON_NULL && kvr_json_type_of(c) != KVR_JSON_OBJECT) return "routing_constraints";
+    if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_each(v, add_required, q)))
+        return "required_taints";
+    v = kvr_json_get(c, "preferred_taints");
+    if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_OBJECT || kvr_json_each(v, add_preferred, q)))
+        return "preferred_taints";
+    v = kvr_json_get(o, "allowed_worker_ids");
+    const char *bad = kvr_json_type_of(v) > KVR_JSON_NULL ? get_hashes(o, "allowed_worker_ids", &q->allowed, &q->allowed_n) : NULL;
+    if (bad || q->allowed_n > RANKS_MAX) return bad ? bad : "allowed_worker_ids";
+    v = kvr_json_get(o, "shared_cache_ranges");
+    if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_each(v, add_range, q)))
+        return "shared_cache_ranges";
+    v = kvr_json_get(o, "pinned_worker");
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return NULL;
+    uint64_t rank = 0;
+    struct kvr_json r = kvr_json_get(v, "dp_rank");
+    q->has_pin = true;
+    q->pin_any_rank = kvr_json_type_of(r) <= KVR_JSON_NULL;
+    if (!kvr_json_as_u64(kvr_json_get(v, "worker_id"), &q->pin.worker_id)) return "pinned_worker";
+    if (!q->pin_any_rank && (!kvr_json_as_u64(r, &rank) || rank > UINT32_MAX)) return "pinned_worker";
+    q->pin.dp_rank = (uint32_t)rank;
+    return NULL;
+}
+
+struct override_arg {
+    struct kvr_override *o;
+    char bad[64];
+};
+
+static int read_override_member(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct override_arg *a = ctx;
+    const struct {
+        const char *key;
+        unsigned bit;
+        double *number;
+        bool *flag;
+    } rows[] = {
+        {"overlap_score_credit", KVR_OVERRIDE_OVERLAP_CREDIT, &a->o->overlap_credit, NULL},
+        {"prefill_load_scale", KVR_OVERRIDE_PREFILL_LOAD_SCALE, &a->o->prefill_load_scale, NULL},
+        {"router_temperature", KVR_OVERRIDE_TEMPERATURE, &a->o->temperature, NULL},
+        {"shared_cache_multiplier", KVR_OVERRIDE_SHARED_MULTIPLIER, &a->o->shared_multiplier, NULL},
+        {"assume_kv_reuse", KVR_OVERRIDE_ASSUME_KV_REUSE, NULL, &a->o->assume_kv_reuse},
+        {"track_prefill_tokens", KVR_OVERRIDE_TRACK_PREFILL_TOKENS, NULL, &a->o->track_prefill_tokens},
+    };
+    snprintf(a->bad, sizeof a->bad, "%.*s", (int)KVR_MIN(key_len, sizeof a->bad - 1), key);
+    if (kvr_json_type_of(v) == KVR_JSON_NULL) return 0;
+    if (key_len == 20 && !memcmp(key, "overlap_score_weight", 20)) { /* the older name */
+        if (!kvr_json_as_double(v, &a->o->prefill_load_scale)) return 1;
+        a->o->set |= KVR_OVERRIDE_PREFILL_LOAD_SCALE;
+        if (a->o->prefill_load_scale == 0) a->o->set |= KVR_OVERRIDE_OVERLAP_CREDIT, a->o->overlap_credit = 0;
+        return 0;
+    }
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
+        if (strlen(rows[i].key) != key_len || memcmp(rows[i].key, key, key_len)) continue;
+        a->o->set |= rows[i].bit;
+        return rows[i].number ? !kvr_json_as_double(v, rows[i].number) : !kvr_json_as_bool(v, rows[i].flag);
+    }
+    return 1;
+}
+
+/* The library's name of a setting as the member that sets it. */
+static const char *member_of(const char *setting)
+{
+    if (!strcmp(setting, "overlap_credit")) return "overlap_score_credit";
+    if (!strcmp(setting, "temperature")) return "router_temperature";
+    return !strcmp(setting, "shared_multiplier") ? "shared_cache_multiplier" : setting;
+}
+
+/* Returns: false with the member's name in bad. */
+static bool read_override(struct kvr_json o, struct kvr_override *out, char *bad, size_t cap)
+{
+    struct kvr_json v = kvr_json_get(o, "router_config_override");
+    struct override_arg a = {out, "router_config_override"};
+    struct kvr_cost_config c;
+    const char *field = NULL;
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    bool ok = kvr_json_type_of(v) == KVR_JSON_OBJECT && kvr_json_each(v, read_override_member, &a) == 0;
+    kvr_cost_config_init(&c);
+    if (ok && kvr_override_apply(out, &c, &field)) {
+        snprintf(a.bad, sizeof a.bad, "%s", member_of(field));
+        ok = false;
+    }
+    if (!ok) snprintf(bad, cap, "%s", a.bad);
+    return ok;
+}
+
+/* Where a partition has other workers too, only those of the scope may be chosen: the list the caller gave is narrowed. */
+static bool narrow(struct serve *s, struct question *q)
+{
+    bool all;
+    uint64_t *ids = malloc((s->workers_n + 1) * sizeof *ids);
+    size_t n = ids ? pool_scope_locked(s, q->pool, q->model, q->group, ids, &all) : 0;
+    if (!ids || all) {
+        free(ids);
+        return ids != NULL;
+    }
+    if (q->allowed) {
+        size_t kept = 0;
+        for (size_t i = 0; i < n; i++) {
+            bool given = false;
+            for (size_t k = 0; k < q->allowed_n && !given; k++) given = q->allowed[k] == ids[i];
+            if (given) ids[kept++] = ids[i];
+        }
+        n = kept;
+    }
+    free(q->allowed);
+    q->allowed = ids;
+    q->allowed_n = n;
+    return true;
+}
+
+/* Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
+static int find_pool(struct serve *s, struct question *q)
+{
+    pthread_mutex_lock(&s->lock);
+    q->pool = pool_find_locked(s, q->model, q->group);
+    int rc = !q->pool ? -KVR_ENOTFOUND : narrow(s, q) ? 0 : -KVR_ENOMEM;
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+static const char *read_fields(struct kvr_json o, struct question *q)
+{
+    const char *bad = NULL;
+    uint64_t strict = 0;
+    if (!member_text(o, "model_name", q->model, MODEL_MAX, &bad) || !member_text(o, "lora_name", q->lora, MODEL_MAX, &bad) ||
+        !member_text(o, "cache_salt", q->salt, sizeof q->salt, &bad) || !member_text(o, "cache_namespace", q->salt, sizeof q->salt, &bad) ||
+        !member_text(o, "routing_group", q->group, MODEL_MAX, &bad) ||
+        !member_text(o, "policy_class", q->policy_class, sizeof q->policy_class, &bad) ||
+        !member_u64(o, "isl_tokens", UINT32_MAX, &q->isl, &bad) || !member_u64(o, "new_isl_tokens", UINT32_MAX, &q->isl, &bad) ||
+        !member_double(o, "priority_jump", -1e9, 1e9, &q->priority, &bad) || !member_u64(o, "strict_priority", UINT32_MAX, &strict, &bad))
+        return bad;
+    q->strict_priority = (uint32_t)strict;
+    bad = read_prompt(o, q);
+    return bad ? bad : read_constraints(o, q);
+}
+
+/* Which blocks touch which multimodal objects: the partition says how long a block is. Returns: false after having answered. */
+static bool read_mm_infos(struct kvr_http_conn *c, struct kvr_json o, struct question *q)
+{
+    char why[160];
+    uint32_t bs = q->pool->block_size;
+    size_t blocks = q->tokens ? KVR_MAX((q->tokens_n + bs - 1) / bs, (size_t)1) : 0;
+    int rc = kvr_mm_infos_read(o, blocks, &q->mm, why, sizeof why);
+    if (rc == 0) return true;
+    question_free(q);
+    admin_error(c, rc == -KVR_ENOMEM ? 503 : 400, rc == -KVR_ENOMEM ? kvr_strerror(rc) : why);
+    return false;
+}
+
+bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
+{
+    char name[64];
+    memset(q, 0, sizeof *q);
+    const char *bad = read_fields(o, q);
+    if (!bad && !read_override(o, &q->override, name, sizeof name)) bad = name;
+    if (bad) {
+        question_free(q);
+        admin_bad_field(c, bad);
+        return false;
+    }
+    int rc = find_pool(s, q);
+    if (rc) {
+        char text[2 * MODEL_MAX + 96];
+        snprintf(text, sizeof text, "no indexer for model=%s routing_group=%s", q->model[0] ? q->model : "default",
+                 q->group[0] ? q->group : "default");
+        question_free(q);
+        if (rc == -KVR_ENOMEM) admin_bad_field(c, no_memory);
+        else admin_error(c, 404, text);
+        return false;
+    }
+    if (!read_mm_infos(c, o, q)) return false;
+    if (s->fetched) {
+        q->scores = malloc((s->fetched->n + 1) * sizeof *q->scores);
+        if (!q->scores) {
+            question_free(q);
+            admin_error(c, 503, kvr_strerror(-KVR_ENOMEM));
+            return false;
+        }
+        if (s->fetched->n) memcpy(q->scores, s->fetched->scores, s->fetched->n * sizeof *q->scores);
+        q->scores_n = s->fetched->n;
+    }
+    if (!q->isl) q->isl = q->tokens ? q->tokens_n : (q->locals ? q->locals_n * q->pool->block_size : 0);
+    return true;
+}
+
+struct kvr_router_request question_request(const struct question *q)
+{
+    struct kvr_router_request rq = {.tokens = q->tokens,
+                                    .tokens_n = q->tokens_n,
+                                    .locals = q->locals,
+                                    .locals_n = q->locals_n,
+                                    .seqs = q->seqs,
+                                    .seqs_n = q->seqs_n,
+                                    .isl = q->isl,
+                                    .scores = q->scores,
+                                    .scores_n = q->scores_n,
+                                    .lora = q->lora,
+                                    .lora_len = strlen(q->lora),
+                                    .salt = q->salt,
+                                    .salt_len = strlen(q->salt),
+                                    .mm = q->mm.blocks,
+                                    .mm_n = q->mm.n,
+                                    .shared = q->shared,
+                                    .shared_n = q->shared_n,
+                                    .allowed = q->allowed,
+                                    .allowed_n = q->allowed_n,
+                                    .required_n = q->required_n,
+                                    .preferred_n = q->preferred_n,
+                                    .pinned = q->has_pin,
+                                    .pin_any_rank = q->pin_any_rank,
+                                    .pin = q->pin,
+                                    .priority_jump = q->priority,
+                                    .strict_priority = q->strict_priority,
+                                    .policy_class = q->policy_class,
+                                    .policy_class_len = strlen(q->policy_class),
+                                    .override = &q->override};
+    struct question *w = (struct question *)(uintptr_t)q; /* pointers into itself, for whoever moved it */
+    for (size_t i = 0; i < q->required_n; i++) w->required_ptr[i] = q->required[i];
+    for (size_t i = 0; i < q->preferred_n; i++) w->preferred_list[i].name = q->preferred[i];
+    rq.required_taints = q->required_ptr;
+    rq.preferred_taints = q->preferred_list;
+    return rq;
+}
+
+struct kvr_router_ctx *admin_ctx(struct serve *s, struct pool *pool)
+{
+    return ctx_get(&s->admin_ctxs, pool);
+}

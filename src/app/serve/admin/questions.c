@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Questions about prompts and loads: overlaps, queries, potential loads, loads, dump. */
+#include <string.h>
+
+#include "app/serve/admin/admin.h"
+#include "recover/event_json.h"
+
+struct scores {
+    struct kvr_reach *o;
+    long n;
+    size_t blocks;
+};
+
+static bool ask_overlap(struct serve *s, struct kvr_http_conn *c, const struct question *q, struct scores *out)
+{
+    struct kvr_router_ctx *ctx = admin_ctx(s, q->pool);
+    struct kvr_router_request rq = question_request(q);
+    out->o = calloc(RANKS_MAX, sizeof *out->o);
+    out->n = out->o && ctx ? kvr_router_overlap(q->pool->router, ctx, &rq, out->o, RANKS_MAX, &out->blocks) : -KVR_ENOMEM;
+    if (out->n >= 0) return true;
+    free(out->o);
+    admin_error(c, out->n == -KVR_ENOINDEX ? 400 : out->n == -KVR_ENOMEM ? 503 : 500, kvr_strerror((int)out->n));
+    return false;
+}
+
+static const uint32_t *depths_of(const struct scores *sc, struct kvr_worker w)
+{
+    static const uint32_t none[KVR_TIER_COUNT];
+    for (long i = 0; i < sc->n; i++)
+        if (kvr_worker_cmp(sc->o[i].worker, w) == 0) return sc->o[i].depth;
+    return none;
+}
+
+void admin_overlap_scores(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    struct question q;
+    struct scores sc;
+    struct kvr_buf b = {0};
+    struct kvr_rank_load *l = calloc(RANKS_MAX, sizeof *l);
+    if (!l) {
+        admin_bad_field(c, "");
+        return;
+    }
+    if (!question_read(s, c, o, &q)) {
+        free(l);
+        return;
+    }
+    if (ask_overlap(s, c, &q, &sc)) {
+        kvr_json_open(&b, '{');
+        kvr_json_put_u64(&b, "block_size", q.pool->block_size);
+        kvr_json_put_u64(&b, "num_blocks", sc.blocks);
+        kvr_json_key(&b, "workers");
+        kvr_json_open(&b, '[');
+        size_t n = KVR_MIN(kvr_router_loads(q.pool->router, l, RANKS_MAX), (size_t)RANKS_MAX);
+        for (size_t i = 0; i < n; i++) {
+            const uint32_t *d = depths_of(&sc, l[i].worker);
+            uint32_t device = d[KVR_TIER_DEVICE], host = d[KVR_TIER_HOST_PINNED], disk = d[KVR_TIER_EXTERNAL];
+            kvr_json_open(&b, '{');
+            kvr_json_put_u64(&b, "worker_id", l[i].worker.worker_id);
+            kvr_json_put_u64(&b, "dp_rank", l[i].worker.dp_rank);
+            kvr_json_put_u64(&b, "device_blocks", device);
+            kvr_json_put_u64(&b, "host_pinned_blocks", host);
+            kvr_json_put_u64(&b, "disk_blocks", disk);
+            kvr_json_put_u64(&b, "host_pinned_extension_blocks", host - device);
+            kvr_json_put_u64(&b, "disk_extension_blocks", disk - host);
+            kvr_json_key(&b, "router_credit_blocks");
+            kvr_json_double(&b, s->o->overlap_credit * device + s->o->host_weight * (host - device) + s->o->disk_weight * (disk - host));
+            kvr_json_close(&b, '}');
+        }
+        kvr_json_close(&b, ']');
+        kvr_json_close(&b, '}');
+        admin_reply(c, 200, &b);
+        free(sc.o);
+    }
+    free(l);
+    question_free(&q);
+}
+
+/* scores, frequencies and instances of the standalone indexer's API; counts are in tokens. */
+static void put_query_answer(struct kvr_buf *b, const struct scores *sc, uint32_t bs)
+{
+    char key[32];
+    for (int what = 0; what < 2; what++) {
+        kvr_json_key(b, what ? "instances" : "scores");
+        kvr_json_open(b, '{');
+        for (long i = 0; i < sc->n; i++) {
+            uint64_t id = sc->o[i].worker.worker_id, best[KVR_TIER_COUNT] = {0};
+            bool first = true;
+            for (long k = 0; k < i; k++) first &= sc->o[k].worker.worker_id != id;
+            if (!first) continue;
+            snprintf(key, sizeof key, "%llu", (unsigned long long)id);
+            kvr_json_key(b, key);
+            kvr_json_open(b, '{');
+            if (what) {
+                for (long k = i; k < sc->n; k++)
+                    for (int t = 0; sc->o[k].worker.worker_id == id && t < KVR_TIER_COUNT; t++)
+                        best[t] = KVR_MAX(best[t], (uint64_t)sc->o[k].depth[t] * bs);
+                kvr_json_put_u64(b, "longest_matched", best[KVR_TIER_EXTERNAL]);
+                kvr_json_put_u64(b, "gpu", best[KVR_TIER_DEVICE]);
+                kvr_json_key(b, "dp");
+                kvr_json_open(b, '{');
+            }
+            for (long k = i; k < sc->n; k++) {
+                if (sc->o[k].worker.worker_id != id) continue;
+                snprintf(key, sizeof key, "%u", sc->o[k].worker.dp_rank);
+                kvr_json_put_u64(b, key, (uint64_t)sc->o[k].depth[KVR_TIER_DEVICE] * bs);
+            }
+            kvr_json_close(b, '}');
+            if (what) {
+                kvr_json_put_u64(b, "cpu", best[KVR_TIER_HOST_PINNED]);
+                kvr_json_put_u64(b, "disk", best[KVR_TIER_EXTERNAL]);
+                kvr_json_close(b, '}');
+            }
+        }
+        kvr_json_close(b, '}');
+        if (what) continue;
+        kvr_json_key(b, "frequencies");
+        kvr_json_open(b, '[');
+        for (size_t d = 0; d < sc->blocks; d++) {
+            uint64_t n = 0;
+            for (long i = 0; i < sc->n; i++) n += sc->o[i].depth[KVR_TIER_DEVICE] > d;
+            if (n == 0) break;
+            kvr_json_u64(b, n);
+        }
+        kvr_json_close(b, ']');
+    }
+}
+
+void admin_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool by_hash)
+{
+    struct question q;
+    struct scores sc;
+    struct kvr_buf b = {0};
+    if (by_hash && kvr_json_type_of(kvr_json_get(o, "cache_salt")) > KVR_JSON_NULL) {
+        admin_error(c, 400, "block_hashes must already include the cache salt; leave out cache_salt");
+        return;
+    }
+    if (kvr_json_type_of(kvr_json_get(o, by_hash ? "block_hashes" : "token_ids")) != KVR_JSON_ARRAY) {
+        admin_bad_field(c, by_hash ? "block_hashes" : "token_ids");
+        return;
+    }
+    if (!question_read(s, c, o, &q)) return;
+    if (ask_overlap(s, c, &q, &sc)) {
+        kvr_json_open(&b, '{');
+        put_query_answer(&b, &sc, q.pool->block_size);
+        kvr_json_close(&b, '}');
+        admin_reply(c, 200, &b);
+        free(sc.o);
+    }
+    question_free(&q);
+}
+
+static void put_potential(struct kvr_buf *b, const struct kvr_potential_load *l, size_t n)
+{
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) {
+        kvr_json_open(b, '{');
+        kvr_json_put_u64(b, "worker_id", l[i].worker.worker_id);
+        kvr_json_put_u64(b, "dp_rank", l[i].worker.dp_rank);
+        kvr_json_put_u64(b, "potential_prefill_tokens", l[i].potential_prefill_tokens);
+        kvr_json_put_u64(b, "potential_decode_blocks", l[i].potential_decode_blocks);
+        kvr_json_put_u64(b, "active_requests", l[i].active_requests);
+        kvr_json_close(b, '}');
+    }
+    kvr_json_close(b, ']');
+}
+
+/* {"method", "loads", and what waits in the partition's queue} */
+static void put_protocol_loads(struct kvr_buf *b, struct kvr_router *router, const struct kvr_potential_load *l, size_t n)
+{
+    struct kvr_class_stats st;
+    uint64_t isl = 0;
+    for (size_t k = 0; k < kvr_router_classes(router); k++) {
+        (void)kvr_router_class_stats(router, k, &st);
+        isl += st.isl_tokens;
+    }
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "method", "potential_loads");
+    kvr_json_key(b, "loads");
+    put_potential(b, l, n);
+    kvr_json_put_u64(b, "pending_count", kvr_router_pending(router));
+    kvr_json_put_u64(b, "pending_isl_tokens", isl);
+    kvr_json_close(b, '}');
+}
+
+static void potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool protocol)
+{
+    struct question q;
+    struct kvr_buf b = {0};
+    if (!question_read(s, c, o, &q)) return;
+    struct kvr_potential_load *l = calloc(RANKS_MAX, sizeof *l);
+    struct kvr_router_ctx *ctx = admin_ctx(s, q.pool);
+    struct kvr_router_request rq = question_request(&q);
+    long n = l && ctx ? kvr_router_potential_loads(q.pool->router, ctx, &rq, l, RANKS_MAX) : -KVR_ENOMEM;
+    if (n < 0) {
+        admin_error(c, n == -KVR_ENOMEM ? 503 : 500, kvr_strerror((int)n));
+    } else {
+        size_t shown = KVR_MIN((size_t)n, (size_t)RANKS_MAX);
+        if (protocol) put_protocol_loads(&b, q.pool->router, l, shown);
+        else put_potential(&b, l, shown);
+        admin_reply(c, 200, &b);
+    }
+    free(l);
+    question_free(&q);
+}
+
+void admin_potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    potential_loads(s, c, o, false);
+}
+
+void admin_potential_loads_protocol(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    potential_loads(s, c, o, true);
+}
+
+struct load_row {
+    char model[MODEL_MAX], group[MODEL_MAX];
+    struct kvr_rank_load l;
+    struct rank_load engine;
+};
+
+static int by_scope_and_worker(const void *a, const void *b)
+{
+    const struct load_row *x = a, *y = b;
+    int d = strcmp(x->model, y->model);
+    if (d == 0) d = strcmp(x->group, y->group);
+    return d ? d : kvr_worker_cmp(x->l.worker, y->l.worker);
+}
+
+/* `model`, `group`: only that; NULL: every one. */
+void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group)
+{
+    struct kvr_rank_load *l = calloc(RANKS_MAX, sizeof *l);
+    struct load_row *rows = calloc(RANKS_MAX, sizeof *rows);
+    size_t n = 0;
+    for (const struct pool *p = s->pools; p && l && rows; p = p->next) {
+        size_t k = KVR_MIN(kvr_router_loads(p->router, l, RANKS_MAX), RANKS_MAX - n);
+        pthread_mutex_lock(&s->lock);
+        for (size_t i = 0; i < k; i++) {
+            const struct worker *w = worker_find_locked(s, l[i].worker.worker_id);
+            if (!w || (model && strcmp(model, worker_model(s, w))) || (group && strcmp(group, w->group))) continue;
+            snprintf(rows[n].model, MODEL_MAX, "%s", worker_model(s, w));
+            snprintf(rows[n].group, MODEL_MAX, "%s", w->group);
+            uint32_t place = l[i].worker.dp_rank - w->dp_start;
+            if (place < w->dp_size) rows[n].engine = w->loads[place];
+            rows[n++].l = l[i];
+        }
+        pthread_mutex_unlock(&s->lock);
+    }
+    if (n) qsort(rows, n, sizeof *rows, by_scope_and_worker);
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) {
+        kvr_json_open(b, '{');
+        kvr_json_put_str(b, "model_name", rows[i].model);
+        kvr_json_put_str(b, "routing_group", rows[i].group);
+        kvr_json_put_u64(b, "worker_id", rows[i].l.worker.worker_id);
+        kvr_json_put_u64(b, "dp_rank", rows[i].l.worker.dp_rank);
+        kvr_json_put_u64(b, "active_prefill_tokens", rows[i].l.active_prefill_tokens);
+        kvr_json_put_u64(b, "active_decode_blocks", rows[i].l.active_decode_blocks);
+        kvr_json_put_u64(b, "active_requests", rows[i].l.active_requests);
+        engine_load_write(s, b, &rows[i].engine);
+        kvr_json_close(b, '}');
+    }
+    kvr_json_close(b, ']');
+    free(l);
+    free(rows);
+}
+
+static int put_event(void *ctx, const struct kvr_event *ev)
+{
+    struct kvr_buf *b = ctx;
+    kvr__event_json(b, ev, ev->event_id);
+    return b->failed ? -KVR_ENOMEM : 0;
+}
+
+struct dump_row {
+    struct kvr_worker worker;
+    uint32_t ranks, block_size;
+    struct pool *pool;
+    char key[2 * MODEL_MAX + 2];
+};
+
+static int by_key(const void *a, const void *b)
+{
+    return strcmp(((const struct dump_row *)a)->key, ((const struct dump_row *)b)->key);
+}
+
+void admin_dump_write(struct serve *s, struct kvr_buf *b)
+{
+    size_t n = 0;
+    pthread_mutex_lock(&s->lock);
+    struct dump_row *rows = calloc(s->workers_n + 1, sizeof *rows);
+    for (const struct worker *w = s->workers; w && rows; w = w->next) {
+        struct dump_row *r = &rows[n++];
+        r->worker = (struct kvr_worker){w->id, w->dp_start};
+        r->ranks = w->dp_size;
+        r->block_size = w->block_size;
+        r->pool = w->pool;
+        snprintf(r->key, sizeof r->key, "%s:%s", worker_model(s, w), w->group);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (n) qsort(rows, n, sizeof *rows, by_key);
+    kvr_json_open(b, '{');
+    for (size_t i = 0; i < n; i++) {
+        if (i == 0 || strcmp(rows[i].key, rows[i - 1].key)) {
+            kvr_json_key(b, "");
+            b->len -= 3; /* the key is a text of ours that must be escaped */
+            kvr_json_str(b, rows[i].key, strlen(rows[i].key));
+            kvr_buf_str(b, ":");
+            b->comma = false;
+            kvr_json_open(b, '{');
+            kvr_json_put_u64(b, "block_size", rows[i].block_size);
+            kvr_json_key(b, "events");
+            kvr_json_open(b, '[');
+        }
+        for (uint32_t r = 0; r < rows[i].ranks; r++) {
+            struct kvr_worker w = {rows[i].worker.worker_id, rows[i].worker.dp_rank + r};
+            if (rows[i].pool->index) kvr_index_dump(rows[i].pool->index, &w, put_event, b);
+        }
+        if (i + 1 == n || strcmp(rows[i].key, rows[i + 1].key)) {
+            kvr_json_close(b, ']');
+            kvr_json_close(b, '}');
+        }
+    }
+    kvr_json_close(b, '}');
+    free(rows);
+}

@@ -1,0 +1,763 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The selection service: choose, book, report, release, over HTTP.
+ *
+ *     /select ---------- remembers what it chose, for a while, under the caller's selection_id
+ *        \-> /reservations {selection_id}        books that (once)
+ *     /select_and_reserve                        chooses and books in one go; may wait in the queue
+ *     /reservations {worker_id, ...}             books what somebody else chose
+ *     /reservations/{id}/prefill_complete, /output_block, /renew; DELETE /reservations/{id}
+ *
+ * Everything runs on the main loop, but on_turn: that runs under a router's lock on whatever thread made room, and only
+ * puts the waiting request on a list and wakes the loop. A client that goes away gives its place or its booking back.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "app/serve/admin/admin.h"
+#include "base/lru.h"
+
+enum { SELECTION_ID_MAX = 200 };
+
+/* ---- what has been selected and not booked yet ------------------------------------------------------- */
+
+struct pending {
+    struct kvr_lru_entry lru;
+    uint64_t expires_ms;
+    struct pool *pool;
+    struct kvr_worker worker;
+    uint64_t isl, effective;
+    bool track_prefill;
+    size_t seqs_n;
+    char id[SELECTION_ID_MAX + 1];
+    uint64_t seqs[];
+};
+
+/* ---- what waits in a queue --------------------------------------------------------------------------- */
+
+struct waiting {
+    struct waiting *next, *prev, *ready_next;
+    struct serve *serve;
+    struct kvr_http_conn *conn;
+    struct question q;
+    struct kvr_router_request rq;
+    struct kvr_ticket ticket;
+    struct kvr_rejection rejection;
+    struct kvr_router_result result;
+    int rc;
+    bool parked, protocol, named; /* protocol: answered in the shape of the request protocol; named: the id is the caller's */
+    uint64_t deadline_ms;
+    char id[SELECTION_ID_MAX + 3];
+    struct kvr_reach reach; /* of the chosen rank, in extensions */
+};
+
+/* ---- what came before there were workers --------------------------------------------------------------- */
+
+struct held {
+    struct held *next;
+    struct kvr_http_conn *conn;
+    uint64_t deadline_ms;
+};
+
+static struct {
+    struct held *held, **held_end; /* oldest first */
+    bool had_workers;              /* --min-initial-workers have been there once */
+    struct kvr_lru pending;
+    size_t pending_bytes;
+    struct waiting *waiting;
+    uv_async_t wake;
+    pthread_mutex_t lock; /* ready */
+    struct waiting *ready;
+    bool running;
+} sel = {.lock = PTHREAD_MUTEX_INITIALIZER, .held_end = &sel.held};
+
+static size_t pending_size(const struct pending *p)
+{
+    return sizeof *p + p->seqs_n * sizeof *p->seqs;
+}
+
+static bool pending_same(const struct kvr_lru_entry *e, const void *id)
+{
+    return strcmp(((const struct pending *)e)->id, id) == 0;
+}
+
+static uint64_t pending_hash(const char *id)
+{
+    return kvr_hash_bytes(id, strlen(id), kvr_secret());
+}
+
+static struct pending *pending_find(const char *id)
+{
+    return (struct pending *)kvr_lru_find(&sel.pending, pending_hash(id), pending_same, id);
+}
+
+static struct pending *pending_oldest(void)
+{
+    return (struct pending *)sel.pending.oldest;
+}
+
+static void pending_drop(struct pending *p)
+{
+    kvr_lru_remove(&sel.pending, &p->lru);
+    sel.pending_bytes -= pending_size(p);
+    free(p);
+}
+
+static void pending_add(const struct serve_options *o, struct pending *p)
+{
+    struct pending *before = pending_find(p->id);
+    if (before) pending_drop(before);
+    while (pending_oldest() && (sel.pending.n >= o->selection_entries || sel.pending_bytes + pending_size(p) > o->selection_bytes))
+        pending_drop(pending_oldest());
+    kvr_lru_add(&sel.pending, &p->lru, pending_hash(p->id));
+    sel.pending_bytes += pending_size(p);
+}
+
+static bool have_workers(struct serve *s)
+{
+    if (!sel.had_workers) {
+        pthread_mutex_lock(&s->lock);
+        sel.had_workers = s->workers_n >= s->o->min_initial_workers;
+        pthread_mutex_unlock(&s->lock);
+    }
+    return sel.had_workers;
+}
+
+bool selection_hold(struct serve *s, struct kvr_http_conn *c)
+{
+    if (have_workers(s) || s->o->queue_timeout <= 0) return false;
+    struct held *h = calloc(1, sizeof *h);
+    if (!h) return false;
+    *h = (struct held){NULL, c, now_ms() + (uint64_t)(s->o->queue_timeout * 1000)};
+    *sel.held_end = h;
+    sel.held_end = &h->next;
+    kvr_http_conn_set_user(c, h); /* so that its end is told */
+    return true;
+}
+
+static struct kvr_http_conn *held_take(struct held **at)
+{
+    struct held *h = *at;
+    struct kvr_http_conn *c = h->conn;
+    *at = h->next;
+    if (!h->next) sel.held_end = at;
+    kvr_http_conn_set_user(c, NULL);
+    free(h);
+    return c;
+}
+
+/* Returns: whether the connection's request was held. */
+static bool held_drop(const struct kvr_http_conn *c)
+{
+    for (struct held **at = &sel.held; *at; at = &(*at)->next) {
+        if ((*at)->conn != c) continue;
+        (void)held_take(at);
+        return true;
+    }
+    return false;
+}
+
+void selection_release(struct serve *s)
+{
+    static const char body[] = "{\"error\":\"fewer workers than --min-initial-workers have come within --queue-timeout\"}";
+    while (sel.held && sel.held->deadline_ms <= now_ms())
+        kvr_http_reply(held_take(&sel.held), 503, "application/json", "Retry-After: 1\r\n", body, sizeof body - 1);
+    while (sel.held && have_workers(s)) admin_request(s, held_take(&sel.held));
+}
+
+void selection_tick(struct serve *s)
+{
+    uint64_t now = now_ms();
+    selection_release(s);
+    while (pending_oldest() && pending_oldest()->expires_ms <= now) pending_drop(pending_oldest());
+    for (struct waiting *w = sel.waiting, *next; w; w = next) {
+        next = w->next;
+        if (!w->parked || now < w->deadline_ms || !kvr_router_cancel(w->q.pool->router, &w->ticket)) continue;
+        w->parked = false;
+        w->rc = -KVR_EBUSY;
+        pthread_mutex_lock(&sel.lock);
+        w->ready_next = sel.ready;
+        sel.ready = w;
+        pthread_mutex_unlock(&sel.lock);
+        uv_async_send(&sel.wake);
+    }
+}
+
+/* ---- ids --------------------------------------------------------------------------------------------- */
+
+/* selection_id, or a new one. `out` gets the book's id: the given one behind "r:". Returns: NULL or the bad member. */
+static const char *read_id(struct serve *s, struct kvr_json o, const char *key, char *out, bool *given)
+{
+    const char *bad = NULL;
+    memcpy(out, "r:", 3);
+    if (!member_text(o, key, out + 2, SELECTION_ID_MAX + 1, &bad)) return bad;
+    *given = out[2] != 0;
+    if (!*given)
+        snprintf(out + 2, SELECTION_ID_MAX, "sel-%016llx", (unsigned long long)kvr_mix64(s->salt ^ atomic_fetch_add(&s->next_id, 1)));
+    return NULL;
+}
+
+/* The partition that has booked an id. Ids of reservations are the process's own, partitions' are not. */
+static struct pool *pool_of_booking(struct serve *s, const char *id, struct kvr_worker *where)
+{
+    for (struct pool *p = s->pools; p; p = p->next)
+        if (kvr_router_where(p->router, id, strlen(id), where) == 0) return p;
+    return NULL;
+}
+
+/* ---- answers ----------------------------------------------------------------------------------------- */
+
+static void put_overlap(struct kvr_buf *b, const struct waiting *w)
+{
+    uint64_t bs = w->q.pool->block_size, gpu = w->reach.depth[0] * bs, cpu = gpu + w->reach.depth[1] * bs,
+             disk = cpu + w->reach.depth[2] * bs;
+    char rank[16];
+    kvr_json_key(b, "overlap");
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "longest_matched", disk);
+    kvr_json_put_u64(b, "gpu", gpu);
+    kvr_json_key(b, "dp");
+    kvr_json_open(b, '{');
+    snprintf(rank, sizeof rank, "%u", w->result.worker.dp_rank);
+    kvr_json_put_u64(b, rank, gpu);
+    kvr_json_close(b, '}');
+    kvr_json_put_u64(b, "cpu", cpu);
+    kvr_json_put_u64(b, "disk", disk);
+    kvr_json_close(b, '}');
+}
+
+/* Sequence hashes of the question, made if need be. Returns: a malloc'd array. */
+static uint64_t *sequence_of(const struct question *q, size_t *n)
+{
+    *n = q->seqs ? q->seqs_n : q->locals ? q->locals_n : kvr_hash_block_count(q->tokens_n, q->pool->block_size, false);
+    uint64_t *out = malloc((*n + 1) * sizeof *out);
+    if (!out) return NULL;
+    if (q->seqs) {
+        memcpy(out, q->seqs, *n * sizeof *out);
+        return out;
+    }
+    if (q->locals) memcpy(out, q->locals, *n * sizeof *out);
+    else
+        kvr_hash_locals(q->tokens, q->tokens_n, q->pool->block_size, false,
+                        kvr_hash_seed(q->lora, strlen(q->lora), q->salt, strlen(q->salt)), q->mm.blocks, q->mm.n, out);
+    kvr_hash_sequence(out, *n, out);
+    return out;
+}
+
+static bool tracks_prefill(const struct serve *s, const struct question *q)
+{
+    return q->override.set & KVR_OVERRIDE_TRACK_PREFILL_TOKENS ? q->override.track_prefill_tokens : s->o->track_prefill_tokens;
+}
+
+static void put_selection(struct serve *s, struct kvr_buf *b, const struct waiting *w, bool with_id, bool reserved)
+{
+    const struct question *q = &w->q;
+    char url[512] = "", model[MODEL_MAX], group[MODEL_MAX];
+    pthread_mutex_lock(&s->lock);
+    const struct worker *worker = worker_find_locked(s, w->result.worker.worker_id);
+    snprintf(url, sizeof url, "%s", worker ? worker->url : "");
+    snprintf(model, sizeof model, "%s", worker ? worker_model(s, worker) : q->model);
+    snprintf(group, sizeof group, "%s", worker ? worker->group : q->group);
+    pthread_mutex_unlock(&s->lock);
+    kvr_json_open(b, '{');
+    if (with_id) kvr_json_put_str(b, "selection_id", w->id + 2);
+    kvr_json_put_str(b, "model_name", model);
+    kvr_json_put_str(b, "routing_group", group);
+    kvr_json_put_u64(b, "worker_id", w->result.worker.worker_id);
+    kvr_json_put_u64(b, "dp_rank", w->result.worker.dp_rank);
+    kvr_json_put_str(b, "endpoint", url);
+    kvr_json_put_u64(b, "block_size", q->pool->block_size);
+    put_overlap(b, w);
+    kvr_json_put_u64(b, "effective_prefill_tokens", w->result.prefill_tokens);
+    if (reserved) {
+        size_t n = 0;
+        uint64_t *seqs = sequence_of(q, &n);
+        if (!seqs) b->failed = true;
+        kvr_json_key(b, "sequence_hashes");
+        kvr_json_open(b, '[');
+        for (size_t i = 0; seqs && i < n; i++) kvr_json_i64(b, (int64_t)seqs[i]);
+        kvr_json_close(b, ']');
+        free(seqs);
+        kvr_json_put_u64(b, "isl_tokens", q->isl);
+        kvr_json_key(b, "track_prefill_tokens");
+        kvr_json_bool(b, tracks_prefill(s, q));
+        kvr_json_key(b, "queued_ms");
+        kvr_json_double(b, (double)w->result.waited_ns / 1e6);
+    }
+    kvr_json_close(b, '}');
+}
+
+static void answer_queue_full(struct kvr_http_conn *c, const struct kvr_rejection *r)
+{
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '{');
+    kvr_json_put_str(&b, "error", "the queue of the policy class is full");
+    kvr_json_put_str(&b, "policy_class", r->policy_class);
+    kvr_json_put_str(&b, "limit_kind", kvr_queue_limit_name(r->kind));
+    kvr_json_put_u64(&b, "current", r->current);
+    kvr_json_put_u64(&b, "limit", r->limit);
+    kvr_json_close(&b, '}');
+    admin_reply(c, 529, &b);
+}
+
+static void answer_error(struct kvr_http_conn *c, int rc)
+{
+    switch (rc) {
+    case -KVR_EEXISTS: admin_error(c, 409, "selection_id is in use"); return;
+    case -KVR_ENOTALLOWED:
+    case -KVR_ERANK:
+    case -KVR_EINVAL:
+    case -KVR_ELENGTH: admin_error(c, 400, kvr_strerror(rc)); return;
+    case -KVR_ENOTFOUND: admin_error(c, 404, "the pinned worker is not registered"); return;
+    case -KVR_EBUSY: admin_error(c, 503, "no worker became available in time"); return;
+    default: admin_error(c, 503, kvr_strerror(rc)); return;
+    }
+}
+
+static void put_protocol_answer(struct kvr_buf *b, const struct waiting *w)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "method", "new");
+    if (!w->named) kvr_json_put_str(b, "request_id", w->id + 2); /* how else would the caller know */
+    kvr_json_put_u64(b, "worker_id", w->result.worker.worker_id);
+    kvr_json_put_u64(b, "dp_rank", w->result.worker.dp_rank);
+    kvr_json_put_u64(b, "overlap_blocks", w->result.overlap_blocks);
+    kvr_json_close(b, '}');
+}
+
+static void put_protocol_rejection(struct kvr_buf *b, const struct kvr_rejection *r)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "method", "queue_rejected");
+    kvr_json_key(b, "rejection");
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "policy_class", r->policy_class);
+    kvr_json_put_str(b, "limit_kind", kvr_queue_limit_name(r->kind));
+    kvr_json_put_u64(b, "current", r->current);
+    kvr_json_put_u64(b, "limit", r->limit);
+    kvr_json_close(b, '}');
+    kvr_json_close(b, '}');
+}
+
+/* ---- select_and_reserve ------------------------------------------------------------------------------ */
+
+static void waiting_free(struct waiting *w)
+{
+    *(w->prev ? &w->prev->next : &sel.waiting) = w->next;
+    if (w->next) w->next->prev = w->prev;
+    question_free(&w->q);
+    free(w);
+}
+
+/* The tiers of the chosen rank, from the context that chose. */
+static void take_reach(struct waiting *w, const struct kvr_router_ctx *ctx)
+{
+    const struct kvr_candidate *c;
+    const struct kvr_cost *costs;
+    size_t n = ctx ? kvr_router_candidates(ctx, &c, &costs) : 0;
+    for (size_t i = 0; i < n; i++) {
+        if (kvr_worker_cmp(c[i].worker, w->result.worker)) continue;
+        w->reach.depth[0] = (uint32_t)c[i].device_blocks;
+        w->reach.depth[1] = (uint32_t)c[i].host_blocks;
+        w->reach.depth[2] = (uint32_t)c[i].disk_blocks;
+    }
+}
+
+static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
+{
+    struct waiting *w = t->user;
+    w->rc = rc;
+    if (rc == 0) {
+        w->result = *result;
+        take_reach(w, ctx);
+    }
+    pthread_mutex_lock(&sel.lock);
+    w->ready_next = sel.ready;
+    sel.ready = w;
+    pthread_mutex_unlock(&sel.lock);
+    uv_async_send(&sel.wake);
+}
+
+/* The caller hears of an error, so the booking is nobody's. */
+static void answer_booked(struct kvr_http_conn *c, struct pool *pool, const char *id, int status, struct kvr_buf *b)
+{
+    if (b->failed) kvr_router_free(pool->router, id, strlen(id));
+    admin_reply(c, status, b);
+}
+
+static void answer(struct waiting *w)
+{
+    struct serve *s = w->serve;
+    struct kvr_http_conn *c = w->conn;
+    struct kvr_buf b = {0};
+    kvr_http_conn_set_user(c, NULL);
+    if (w->rc == -KVR_EQUEUEFULL && w->protocol) {
+        put_protocol_rejection(&b, &w->rejection);
+        admin_reply(c, 529, &b);
+    } else if (w->rc == -KVR_EQUEUEFULL) {
+        answer_queue_full(c, &w->rejection);
+    } else if (w->rc) {
+        answer_error(c, w->rc);
+    } else {
+        if (w->protocol) put_protocol_answer(&b, w);
+        else put_selection(s, &b, w, true, true);
+        answer_booked(c, w->q.pool, w->id, 200, &b);
+    }
+    waiting_free(w);
+}
+
+static void take_ready(uv_async_t *a)
+{
+    (void)a;
+    for (;;) {
+        pthread_mutex_lock(&sel.lock);
+        struct waiting *w = sel.ready;
+        if (w) sel.ready = w->ready_next;
+        pthread_mutex_unlock(&sel.lock);
+        if (!w) return;
+        answer(w);
+    }
+}
+
+static void leave_ready_list(struct waiting *w)
+{
+    pthread_mutex_lock(&sel.lock);
+    struct waiting **p = &sel.ready;
+    while (*p && *p != w) p = &(*p)->ready_next;
+    if (*p) *p = w->ready_next;
+    pthread_mutex_unlock(&sel.lock);
+}
+
+void selection_gone(struct kvr_http_conn *c)
+{
+    struct waiting *w = held_drop(c) ? NULL : kvr_http_conn_user(c);
+    if (!w) return;
+    if (!w->parked || !kvr_router_cancel(w->q.pool->router, &w->ticket)) {
+        leave_ready_list(w);
+        if (w->rc == 0) kvr_router_free(w->q.pool->router, w->id, strlen(w->id)); /* nobody will hear of it */
+    }
+    waiting_free(w);
+}
+
+static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struct waiting *w)
+{
+    struct kvr_router_ctx *ctx = admin_ctx(s, w->q.pool);
+    struct kvr_worker where;
+    w->serve = s;
+    w->conn = c;
+    w->next = sel.waiting;
+    if (sel.waiting) sel.waiting->prev = w;
+    sel.waiting = w;
+    w->rq = question_request(&w->q);
+    w->rq.book = true;
+    w->rq.id = w->id;
+    w->rq.id_len = strlen(w->id);
+    w->deadline_ms = now_ms() + (uint64_t)(s->o->queue_timeout * 1000);
+    w->parked = true; /* before on_turn can run: from a KVR_PARKED on, what it writes is its own */
+    int rc = -KVR_EEXISTS;
+    if (!pool_of_booking(s, w->id, &where))
+        rc = ctx ? kvr_router_submit(w->q.pool->router, ctx, &w->rq, &w->ticket, on_turn, w, &w->result, &w->rejection) : -KVR_ENOMEM;
+    if (rc == KVR_PARKED) {
+        kvr_http_conn_set_user(c, w);
+        return;
+    }
+    w->rc = rc;
+    w->parked = false;
+    if (w->rc == 0) take_reach(w, ctx);
+    answer(w);
+}
+
+/* Returns: false without memory. */
+static bool remember(struct serve *s, const struct waiting *w)
+{
+    size_t n = 0;
+    uint64_t *seqs = sequence_of(&w->q, &n);
+    struct pending *p = seqs ? calloc(1, sizeof *p + n * sizeof *p->seqs) : NULL;
+    if (p) {
+        *p = (struct pending){.expires_ms = now_ms() + (uint64_t)(s->o->selection_ttl * 1000),
+                              .pool = w->q.pool,
+                              .worker = w->result.worker,
+                              .isl = w->q.isl,
+                              .effective = w->result.prefill_tokens,
+                              .track_prefill = tracks_prefill(s, &w->q),
+                              .seqs_n = n};
+        snprintf(p->id, sizeof p->id, "%s", w->id + 2);
+        memcpy(p->seqs, seqs, n * sizeof *seqs);
+        pending_add(s->o, p);
+    }
+    free(seqs);
+    return p != NULL;
+}
+
+static void select_only(struct serve *s, struct kvr_http_conn *c, struct waiting *w, bool given)
+{
+    struct kvr_router_ctx *ctx = admin_ctx(s, w->q.pool);
+    struct kvr_buf b = {0};
+    w->rq = question_request(&w->q);
+    int rc = ctx ? kvr_router_find_best_match(w->q.pool->router, ctx, &w->rq, &w->result) : -KVR_ENOMEM;
+    if (rc) {
+        answer_error(c, rc);
+        return;
+    }
+    take_reach(w, ctx);
+    if (given && !remember(s, w)) {
+        answer_error(c, -KVR_ENOMEM);
+        return;
+    }
+    put_selection(s, &b, w, given, false);
+    admin_reply(c, 200, &b);
+}
+
+void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool reserve)
+{
+    struct waiting *w = calloc(1, sizeof *w);
+    bool given = false;
+    if (!w) {
+        admin_error(c, 503, "out of memory");
+        return;
+    }
+    const char *bad = read_id(s, o, "selection_id", w->id, &given);
+    if (bad) admin_bad_field(c, bad);
+    if (bad || !question_read(s, c, o, &w->q)) {
+        free(w);
+        return;
+    }
+    if (!w->q.tokens && !w->q.locals) {
+        admin_bad_field(c, "token_ids"); /* sequence hashes alone say nothing about overlap */
+    } else if (!w->q.isl) {
+        admin_bad_field(c, "isl_tokens");
+    } else if (reserve) {
+        reserve_now_or_later(s, c, w);
+        return;
+    } else {
+        select_only(s, c, w, given);
+    }
+    question_free(&w->q);
+    free(w);
+}
+
+/* ---- reservations ------------------------------------------------------------------------------------ */
+
+struct booking {
+    struct pool *pool;
+    struct kvr_worker worker;
+    const uint64_t *seqs;
+    size_t seqs_n;
+    uint64_t isl, effective;
+    bool track_prefill;
+};
+
+/* Returns: whether it can be tried again: there was no memory. */
+static bool book(struct serve *s, struct kvr_http_conn *c, const char *id, const struct booking *k)
+{
+    struct kvr_override tracked = {.set = KVR_OVERRIDE_TRACK_PREFILL_TOKENS, .track_prefill_tokens = k->track_prefill};
+    struct kvr_router_request rq = {
+        .id = id, .id_len = strlen(id), .seqs = k->seqs, .seqs_n = k->seqs_n, .isl = k->isl, .override = &tracked};
+    struct kvr_router_ctx *ctx = admin_ctx(s, k->pool);
+    struct kvr_worker where;
+    struct kvr_buf b = {0};
+    bool again = false;
+    int rc = pool_of_booking(s, id, &where) ? -KVR_EEXISTS : -KVR_ENOMEM;
+    if (rc == -KVR_ENOMEM && ctx) rc = kvr_router_add_request(k->pool->router, ctx, &rq, k->worker, k->isl - k->effective);
+    if (rc == -KVR_ENOTFOUND) {
+        admin_error(c, 404, "worker or rank not found");
+    } else if (rc) {
+        again = rc == -KVR_ENOMEM;
+        answer_error(c, rc);
+    } else {
+        kvr_json_open(&b, '{');
+        kvr_json_put_str(&b, "selection_id", id + 2);
+        kvr_json_put_u64(&b, "worker_id", k->worker.worker_id);
+        kvr_json_put_u64(&b, "dp_rank", k->worker.dp_rank);
+        kvr_json_put_u64(&b, "effective_prefill_tokens", k->track_prefill ? k->effective : 0);
+        kvr_json_close(&b, '}');
+        again = b.failed;
+        answer_booked(c, k->pool, id, 201, &b);
+    }
+    return again;
+}
+
+static void reserve_pending(struct serve *s, struct kvr_http_conn *c, const char *id)
+{
+    struct pending *p = pending_find(id + 2);
+    if (!p || p->expires_ms <= now_ms()) {
+        admin_error(c, 404, "no pending selection");
+        return;
+    }
+    struct booking k = {p->pool, p->worker, p->seqs, p->seqs_n, p->isl, p->effective, p->track_prefill};
+    if (!book(s, c, id, &k)) pending_drop(p);
+}
+
+static void reserve_explicit(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const char *id)
+{
+    struct question q;
+    uint64_t worker = 0, rank = 0, effective = UINT64_MAX;
+    bool track = s->o->track_prefill_tokens;
+    const char *bad = NULL;
+    if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &worker)) bad = "worker_id";
+    else if (!member_u64(o, "dp_rank", UINT32_MAX, &rank, &bad) ||
+             !member_u64(o, "effective_prefill_tokens", UINT32_MAX, &effective, &bad) ||
+             !member_bool(o, "track_prefill_tokens", &track, &bad))
+        (void)bad;
+    if (bad) {
+        admin_bad_field(c, bad);
+        return;
+    }
+    if (!question_read(s, c, o, &q)) return;
+    if (effective == UINT64_MAX) effective = q.isl;
+    size_t n = 0;
+    uint64_t *seqs = effective <= q.isl ? sequence_of(&q, &n) : NULL;
+    struct booking k = {q.pool, {worker, (uint32_t)rank}, seqs, n, q.isl, effective, track};
+    if (effective > q.isl) admin_bad_field(c, "effective_prefill_tokens");
+    else if (!seqs) admin_error(c, 503, "out of memory");
+    else (void)book(s, c, id, &k);
+    free(seqs);
+    question_free(&q);
+}
+
+void selection_reserve(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    char id[SELECTION_ID_MAX + 3];
+    bool given = false, explicit_form = kvr_json_type_of(kvr_json_get(o, "worker_id")) > KVR_JSON_NULL;
+    const char *bad = read_id(s, o, "selection_id", id, &given);
+    if (bad || (!given && !explicit_form)) admin_bad_field(c, "selection_id");
+    else if (explicit_form) reserve_explicit(s, c, o, id);
+    else reserve_pending(s, c, id);
+}
+
+static void output_block(struct serve *s, struct kvr_http_conn *c, struct pool *pool, const char *id)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    double fraction = -1;
+    struct kvr_json o;
+    const char *bad = NULL;
+    if (rq->body_len) {
+        if (!admin_parse_object(s, c, &o)) return;
+        if (!member_double(o, "decay_fraction", 0, 1, &fraction, &bad)) {
+            admin_bad_field(c, bad);
+            return;
+        }
+    }
+    int rc = kvr_router_add_output_blocks(pool->router, id, strlen(id), 1, fraction);
+    if (rc == 0) admin_ok(c, 200);
+    else admin_error(c, 404, "reservation not found");
+}
+
+void selection_one(struct serve *s, struct kvr_http_conn *c, const char *name, size_t len, struct kvr_text verb)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    char id[SELECTION_ID_MAX + 3] = "r:";
+    struct kvr_worker where;
+    bool post = kvr_text_is(rq->method, "POST"), found = len <= SELECTION_ID_MAX;
+    if (found) memcpy(id + 2, name, len);
+    struct pool *pool = found ? pool_of_booking(s, id, &where) : NULL;
+    if (verb.len == 0 ? !kvr_text_is(rq->method, "DELETE") : !post) {
+        admin_error(c, 405, verb.len ? "method not allowed; use POST" : "method not allowed; use DELETE");
+    } else if (verb.len && !kvr_text_is(verb, "prefill_complete") && !kvr_text_is(verb, "output_block") && !kvr_text_is(verb, "renew")) {
+        admin_error(c, 404, "unknown path");
+    } else if (!pool) {
+        admin_error(c, 404, "reservation not found");
+    } else if (verb.len == 0) {
+        kvr_router_free(pool->router, id, strlen(id));
+        admin_ok(c, 200);
+    } else if (kvr_text_is(verb, "prefill_complete")) {
+        kvr_router_mark_prefill_completed(pool->router, id, strlen(id));
+        admin_ok(c, 200);
+    } else if (kvr_text_is(verb, "renew")) {
+        kvr_router_touch(pool->router, id, strlen(id));
+        admin_ok(c, 200);
+    } else {
+        output_block(s, c, pool, id);
+    }
+}
+
+/* ---- the request protocol ---------------------------------------------------------------------------- */
+
+static void answer_marked(struct kvr_http_conn *c, const char *method, bool success)
+{
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '{');
+    kvr_json_put_str(&b, "method", method);
+    kvr_json_key(&b, "success");
+    kvr_json_bool(&b, success);
+    kvr_json_close(&b, '}');
+    admin_reply(c, 200, &b);
+}
+
+static void protocol_new(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const char *id, bool named)
+{
+    if (kvr_http_conn_request(c)->body && selection_hold(s, c)) return;
+    struct waiting *w = calloc(1, sizeof *w);
+    if (!w) {
+        admin_error(c, 503, "out of memory");
+        return;
+    }
+    if (!question_read(s, c, o, &w->q)) {
+        free(w);
+        return;
+    }
+    w->protocol = true;
+    w->named = named;
+    snprintf(w->id, sizeof w->id, "%s", id);
+    if (w->q.isl && (w->q.tokens || w->q.locals)) {
+        reserve_now_or_later(s, c, w);
+        return;
+    }
+    admin_bad_field(c, "tokens");
+    question_free(&w->q);
+    free(w);
+}
+
+void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    char id[SELECTION_ID_MAX + 3], method[32] = "";
+    const char *bad = NULL;
+    bool given = false;
+    struct kvr_worker where;
+    if (!member_text(o, "method", method, sizeof method, &bad)) {
+        admin_bad_field(c, bad);
+        return;
+    }
+    bad = read_id(s, o, "request_id", id, &given);
+    struct kvr_text context = kvr_headers_get(kvr_http_conn_request(c)->headers, "x-request-id");
+    if (!bad && !given && context.len > SELECTION_ID_MAX) bad = "x-request-id";
+    if (!bad && !given && context.ptr && context.len) { /* blank or missing: the context's id */
+        snprintf(id + 2, SELECTION_ID_MAX + 1, "%.*s", (int)context.len, context.ptr);
+        given = true;
+    }
+    bool is_new = !strcmp(method, "new"), prefill = !strcmp(method, "mark_prefill"), mark_free = !strcmp(method, "mark_free");
+    if (bad) {
+        admin_bad_field(c, bad);
+    } else if (is_new) {
+        protocol_new(s, c, o, id, given);
+    } else if (!strcmp(method, "potential_loads")) {
+        admin_potential_loads_protocol(s, c, o);
+    } else if (!prefill && !mark_free) {
+        admin_error(c, 400, "field 'method' must be one of new, mark_prefill, mark_free, potential_loads");
+    } else if (!given) {
+        admin_bad_field(c, "request_id");
+    } else {
+        struct pool *pool = pool_of_booking(s, id, &where);
+        bool ok = pool && (prefill ? kvr_router_mark_prefill_completed(pool->router, id, strlen(id))
+                                   : kvr_router_free(pool->router, id, strlen(id))) == 0;
+        answer_marked(c, prefill ? "prefill_marked" : "free_marked", ok);
+    }
+}
+
+/* ---- life -------------------------------------------------------------------------------------------- */
+
+int selection_start(struct serve *s)
+{
+    int rc = kvr_lru_init(&sel.pending) ? UV_ENOMEM : uv_async_init(&s->main_loop, &sel.wake, take_ready);
+    sel.running = rc == 0;
+    return rc;
+}
+
+void selection_stop(struct serve *s)
+{
+    (void)s;
+    while (pending_oldest()) pending_drop(pending_oldest());
+    kvr_lru_free(&sel.pending);
+    if (sel.running) uv_close((uv_handle_t *)&sel.wake, NULL);
+    sel.running = false;
+}

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* /workers: the worker object of the selection service's API, in and out. */
+#include <string.h>
+
+#include "app/serve/admin/admin.h"
+#include "app/serve/workers/evidence.h"
+
+static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, char (*list)[96])
+{
+    char rank[16];
+    kvr_json_key(b, key);
+    kvr_json_open(b, '{');
+    for (uint32_t r = 0; r < w->dp_size; r++) {
+        if (!list[r][0]) continue;
+        snprintf(rank, sizeof rank, "%u", w->dp_start + r);
+        kvr_json_put_str(b, rank, list[r]);
+    }
+    kvr_json_close(b, '}');
+}
+
+/* What the engine's replay buffer held when everything was asked of it. */
+static void put_reach(struct kvr_buf *b, const struct kvr_view_status *st)
+{
+    if (!st->buffer_batches) return;
+    kvr_json_put_u64(b, "buffer_first", st->buffer_first);
+    kvr_json_put_u64(b, "buffer_batches", st->buffer_batches);
+    kvr_json_key(b, "buffer_seconds");
+    kvr_json_double(b, st->buffer_seconds);
+}
+
+static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
+{
+    kvr_json_key(b, "views");
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) {
+        if (st[i].worker.worker_id != w->id) continue;
+        kvr_json_open(b, '{');
+        kvr_json_put_u64(b, "dp_rank", st[i].worker.dp_rank);
+        kvr_json_put_str(b, "state", st[i].state == KVR_VIEW_LIVE ? "live" : "restoring");
+        kvr_json_put_str(b, "view", kvr_view_knowledge_name(st[i].knowledge));
+        kvr_json_put_str(b, "trust", kvr_view_trust_name(&st[i]));
+        kvr_json_key(b, "trusted");
+        kvr_json_bool(b, st[i].trusted);
+        kvr_json_put_str(b, "reason", st[i].reason);
+        if (st[i].events_trouble) kvr_json_put_str(b, "events_error", st[i].events_trouble);
+        if (st[i].replay_trouble) kvr_json_put_str(b, "replay_error", st[i].replay_trouble);
+        kvr_json_put_u64(b, "for_ms", (kvr_now_ns(kvr_clock_monotonic()) - st[i].since_ns) / 1000000);
+        kvr_json_put_u64(b, "next_sequence", st[i].next_sequence);
+        kvr_json_put_u64(b, "batches", st[i].batches);
+        put_reach(b, &st[i]);
+        kvr_json_put_u64(b, "events", st[i].events);
+        kvr_json_put_u64(b, "gaps", st[i].gaps);
+        kvr_json_put_u64(b, "restarts", st[i].restarts);
+        kvr_json_put_u64(b, "recovered_events", st[i].recovered_events);
+        kvr_json_put_u64(b, "recovered_dumps", st[i].recovered_dumps);
+        kvr_json_put_u64(b, "blocks", w->pool->index ? kvr_index_rank_blocks(w->pool->index, st[i].worker) : 0);
+        evidence_write_locked(s, b, st[i].worker);
+        kvr_json_close(b, '}');
+    }
+    for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
+        if (views_has_source(s, w, r)) continue;
+        kvr_json_open(b, '{');
+        kvr_json_put_u64(b, "dp_rank", w->dp_start + r);
+        kvr_json_put_str(b, "state", "none");
+        kvr_json_put_str(b, "view", "unknown");
+        kvr_json_put_str(b, "trust", "untrusted");
+        kvr_json_key(b, "trusted");
+        kvr_json_bool(b, false);
+        kvr_json_put_str(b, "reason", views_why_none(w));
+        kvr_json_put_u64(b, "blocks", 0);
+        kvr_json_close(b, '}');
+    }
+    kvr_json_close(b, ']');
+}
+
+/* What has been learnt about its times to first token: the fleet's line and its own factor. */
+static void put_model(struct kvr_buf *b, const struct worker *w)
+{
+    struct kvr_ttft_model m;
+    struct kvr_ttft_factor f;
+    if (kvr_router_ttft_model(w->pool->router, &w->id, &m, &f)) return;
+    kvr_json_key(b, "ttft_model");
+    kvr_json_open(b, '{');
+    kvr_json_put_double(b, "factor", f.value);
+    kvr_json_put_double(b, "base_ms", m.base_ms);
+    kvr_json_put_double(b, "token_ms", m.token_ms);
+    kvr_json_put_double(b, "ahead_token_ms", m.ahead_ms);
+    kvr_json_put_double(b, "request_ms", m.request_ms);
+    kvr_json_put_double(b, "error_ms", m.error_ms);
+    kvr_json_put_u64(b, "observations", f.observations);
+    kvr_json_close(b, '}');
+}
+
+/* What has been learnt of how its fleet generates. */
+static void put_generation(struct kvr_buf *b, const struct worker *w)
+{
+    struct kvr_generation_model g;
+    kvr_router_generation_model(w->pool->router, &g);
+    kvr_json_key(b, "generation_model");
+    kvr_json_open(b, '{');
+    kvr_json_put_double(b, "base_ms", g.base_ms);
+    kvr_json_put_double(b, "block_ms", g.block_ms);
+    kvr_json_put_double(b, "tokens", g.tokens);
+    kvr_json_put_u64(b, "observations", g.observations);
+    kvr_json_close(b, '}');
+}
+
+static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, const struct kvr_view_status *st, size_t n)
+{
+    static const char *const states[] = {"unknown", "up", "down"};
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "worker_id", w->id);
+    kvr_json_put_str(b, "model_name", worker_model(s, w));
+    kvr_json_put_str(b, "routing_group", w->group);
+    kvr_json_put_str(b, "endpoint", w->url);
+    kvr_json_put_u64(b, "block_size", w->block_size);
+    kvr_json_put_u64(b, "data_parallel_start_rank", w->dp_start);
+    kvr_json_put_u64(b, "data_parallel_size", w->dp_size);
+    kvr_json_put_str(b, "role", w->role);
+    kvr_json_put_str(b, "engine", engine_kind_name(w->engine));
+    put_endpoints(b, "kv_events_endpoints", w, w->events);
+    put_endpoints(b, "replay_endpoints", w, w->replay);
+    if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
+    if (w->metrics[0]) kvr_json_put_str(b, "metrics_endpoint", w->metrics);
+    if (w->metrics_error) kvr_json_put_str(b, "metrics_error", w->metrics_error);
+    kvr_json_put_u64(b, "max_num_batched_tokens", w->max_num_batched_tokens);
+    kvr_json_put_u64(b, "total_kv_blocks", w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
+    kvr_json_put_str(b, "status", states[w->health]);
+    kvr_json_key(b, "schedulable");
+    kvr_json_bool(b, worker_is_schedulable(w, now_ms()));
+    kvr_json_key(b, "breaker_open");
+    kvr_json_bool(b, w->open_until_ms > now_ms());
+    kvr_json_key(b, "taints");
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < w->taints_n; i++) kvr_json_str(b, w->taints[i], strlen(w->taints[i]));
+    kvr_json_close(b, ']');
+    put_model(b, w);
+    put_generation(b, w);
+    if (learns(s, w)) learnt_write(b, w);
+    telling_write_locked(w, b);
+    kvr_json_put_u64(b, "requests", w->requests);
+    kvr_json_put_u64(b, "errors", w->errors);
+    put_views(s, b, w, st, n);
+    kvr_json_close(b, '}');
+}
+
+void admin_workers_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group)
+{
+    struct kvr_view_status *st = calloc(RANKS_MAX, sizeof *st);
+    size_t n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, RANKS_MAX), (size_t)RANKS_MAX) : 0;
+    kvr_json_open(b, '[');
+    pthread_mutex_lock(&s->lock);
+    for (struct worker *w = s->workers; w; w = w->next)
+        if ((!model || !strcmp(model, worker_model(s, w))) && (!group || !strcmp(group, w->group))) put_worker(s, b, w, st, n);
+    pthread_mutex_unlock(&s->lock);
+    kvr_json_close(b, ']');
+    free(st);
+}
+
+struct endpoints {
+    struct worker *w;
+    char (*list)[96];
+};
+
+static int add_endpoint(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct endpoints *e = ctx;
+    const char *s;
+    size_t len;
+    uint64_t rank;
+    if (!key || !kvr_parse_u64(key, key_len, UINT32_MAX, &rank) || !kvr_json_as_str(v, &s, &len) || len >= 96 || memchr(s, 0, len))
+        return 1;
+    if (rank < e->w->dp_start || rank - e->w->dp_start >= e->w->dp_size) return 1;
+    char *out = e->list[rank - e->w->dp_start];
+    memcpy(out, s, len);
+    out[len] = 0;
+    return kvr_ingest_endpoint_ok(out) ? 0 : 1;
+}
+
+/* {rank: url}, or one url whose port rises with the rank. */
+static bool get_endpoints(struct kvr_json v, struct worker *w, char (*list)[96])
+{
+    const char *s;
+    size_t len;
+    char base[96];
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    memset(list, 0, sizeof(char[DP_MAX][96]));
+    if (kvr_json_type_of(v) == KVR_JSON_OBJECT) {
+        struct endpoints e = {w, list};
+        return kvr_json_each(v, add_endpoint, &e) == 0;
+    }
+    if (!kvr_json_as_str(v, &s, &len) || len >= sizeof base || memchr(s, 0, len)) return false;
+    memcpy(base, s, len);
+    base[len] = 0;
+    if (!kvr_ingest_endpoint_ok(base)) return false;
+    for (uint32_t r = 0; r < w->dp_size; r++)
+        if (!kvr_ingest_endpoint_shift(base, r, list[r], 96)) return false;
+    return true;
+}
+
+static int add_taint(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct worker *w = ctx;
+    const char *s;
+    size_t len;
+    (void)key;
+    (void)key_len;
+    if (!kvr_json_as_str(v, &s, &len) || len == 0 || len >= sizeof w->taints[0] || w->taints_n == TAINTS_MAX || memchr(s, 0, len)) return 1;
+    memcpy(w->taints[w->taints_n], s, len);
+    w->taints[w->taints_n++][len] = 0;
+    return 0;
+}
+
+/* null or "": none. */
+static bool get_url(struct kvr_json v, int (*parse)(const char *url, size_t len, struct kvr_endpoint *out), char *out, size_t cap)
+{
+    const char *url;
+    size_t n;
+    struct kvr_endpoint e;
+    if (kvr_json_type_of(v) == KVR_JSON_NONE) return true;
+    out[0] = 0;
+    if (kvr_json_type_of(v) == KVR_JSON_NULL || (kvr_json_as_str(v, &url, &n) && n == 0)) return true;
+    if (!kvr_json_as_str(v, &url, &n) || n >= cap || memchr(url, 0, n) || parse(url, n, &e)) return false;
+    snprintf(out, cap, "%.*s", (int)n, url);
+    return true;
+}
+
+static bool get_taints(struct kvr_json v, struct worker *w)
+{
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    memset(w->taints, 0, sizeof w->taints);
+    w->taints_n = 0;
+    return kvr_json_type_of(v) == KVR_JSON_ARRAY && kvr_json_each(v, add_taint, w) == 0;
+}
+
+static bool has(struct kvr_json o, const char *key)
+{
+    return kvr_json_type_of(kvr_json_get(o, key)) > KVR_JSON_NULL;
+}
+
+static void note_given(struct kvr_json o, struct worker *w)
+{
+    struct given *g = &w->given;
+    g->block_size |= has(o, "block_size");
+    g->ranks |= has(o, "data_parallel_start_rank") || has(o, "data_parallel_size");
+    g->total_kv_blocks |= has(o, "total_kv_blocks");
+    g->events |= has(o, "kv_events_endpoints");
+    g->replay |= has(o, "replay_endpoint") || has(o, "replay_endpoints");
+}
+
+/* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
+const char *admin_read_worker(struct kvr_json o, struct worker *w)
+{
+    const char *bad = NULL;
+    uint64_t bs = w->block_size, start = w->dp_start, size = w->dp_size;
+    char url[512] = "", role[16] = "", engine[16] = "", key[API_KEY_MAX] = "";
+    if (!member_text(o, "endpoint", url, sizeof url, &bad) || !member_text(o, "model_name", w->model, MODEL_MAX, &bad) ||
+        !member_text(o, "routing_group", w->group, MODEL_MAX, &bad) || !member_text(o, "role", role, sizeof role, &bad) ||
+        !member_text(o, "engine", engine, sizeof engine, &bad) || !member_text(o, "api_key", key, sizeof key, &bad) ||
+        !member_u64(o, "block_size", 65536, &bs, &bad) || !member_u64(o, "data_parallel_start_rank", 1u << 20, &start, &bad) ||
+        !member_u64(o, "data_parallel_size", DP_MAX, &size, &bad) ||
+        !member_u64(o, "max_num_batched_tokens", UINT64_MAX, &w->max_num_batched_tokens, &bad) ||
+        !member_u64(o, "total_kv_blocks", UINT64_MAX, &w->total_kv_blocks, &bad))
+        return bad;
+    if (bs == 0) return "block_size";
+    if (size == 0) return "data_parallel_size";
+    if (role[0]) {
+        if (strcmp(role, "both") && strcmp(role, "prefill") && strcmp(role, "decode")) return "role";
+        snprintf(w->role, sizeof w->role, "%s", role);
+    }
+    if (engine[0] && !engine_kind_parse(engine, &w->engine)) return "engine";
+    note_given(o, w);
+    if (key[0] && !worker_key_ok(key)) return "api_key";
+    if (key[0]) snprintf(w->api_key, sizeof w->api_key, "%s", key);
+    w->block_size = (uint32_t)bs;
+    w->dp_start = (uint32_t)start;
+    w->dp_size = (uint32_t)size;
+    if (url[0] && !worker_set_url(w, url, strlen(url))) return "endpoint";
+    if (!get_taints(kvr_json_get(o, "taints"), w)) return "taints";
+    if (!get_endpoints(kvr_json_get(o, "kv_events_endpoints"), w, w->events)) return "kv_events_endpoints";
+    if (!get_endpoints(kvr_json_get(o, "replay_endpoint"), w, w->replay)) return "replay_endpoint";
+    if (!get_endpoints(kvr_json_get(o, "replay_endpoints"), w, w->replay)) return "replay_endpoints";
+    if (!get_url(kvr_json_get(o, "recover_endpoint"), kvr_endpoint_parse_any, w->recover, sizeof w->recover)) return "recover_endpoint";
+    if (!get_url(kvr_json_get(o, "metrics_endpoint"), kvr_endpoint_parse, w->metrics, sizeof w->metrics)) return "metrics_endpoint";
+    w->has_events = false;
+    for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->events[r][0] != 0;
+    return NULL;
+}
+
+static void reset_runtime(struct worker *w)
+{
+    w->next = NULL;
+    w->pool = NULL;
+    w->refs = 0;
+    w->removed = false;
+    w->health = HEALTH_UNKNOWN;
+    w->failures = 0;
+    w->open_until_ms = 0;
+    w->models = NULL;
+    w->models_n = 0;
+    w->models_status = 0;
+    w->requests = w->errors = 0;
+    w->series = NULL;
+    w->metrics_error = NULL;
+    w->metrics_due_ms = w->learnt_kv_blocks = 0;
+    memset(w->loads, 0, sizeof w->loads);
+}
+
+static void save_worker(struct serve *s, struct kvr_http_conn *c, struct worker *w, int status)
+{
+    char err[256];
+    if (worker_add(s, w, err, sizeof err)) admin_not_added(c, err);
+    else admin_ok(c, status);
+}
+
+void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    struct worker w = {0};
+    worker_init(s, &w);
+    if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &w.id)) {
+        admin_bad_field(c, "worker_id");
+        return;
+    }
+    const char *bad = admin_read_worker(o, &w);
+    if (!bad && !w.url[0] && !s->o->select_only) bad = "endpoint";
+    if (bad) admin_bad_field(c, bad);
+    else save_worker(s, c, &w, 201);
+}
+
+void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
+{
+    struct worker w;
+    pthread_mutex_lock(&s->lock);
+    const struct worker *old = worker_find_locked(s, id);
+    if (old) w = *old;
+    pthread_mutex_unlock(&s->lock);
+    if (!old) {
+        admin_error(c, 404, "worker not found");
+        return;
+    }
+    reset_runtime(&w);
+    const char *bad = admin_read_worker(o, &w);
+    if (bad) admin_bad_field(c, bad);
+    else save_worker(s, c, &w, 200);
+}

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Replicas: other routers in front of the same fleet. What this one books goes out as it happens (on_change, under a
+ * router's lock, any thread); what others book is put into our book under their number (the sync thread). So both
+ * choose on the sum of both.
+ *
+ * Generation is told in steps of OUTPUT_STEP blocks. A partition's events before the mark of its snapshot are in the
+ * snapshot already and are left out.
+ */
+#include <string.h>
+
+#include "app/serve/state.h"
+#include "net/replication/sync.h"
+#include "wire/sync_event.h"
+
+enum { OUTPUT_STEP = 8, PEER_SLOTS = 64 };
+
+struct peer_view {
+    uint32_t peer; /* 0: free */
+    struct {
+        struct pool *pool;
+        uint64_t mark;
+    } pools[POOLS_MAX];
+};
+
+struct replicas {
+    struct peer_view *views[PEER_SLOTS]; /* the sync thread's */
+    uint64_t *hashes;
+    size_t hashes_cap;
+    _Atomic uint64_t ignored; /* events of workers or partitions that are not known here */
+};
+
+/* ---- out --------------------------------------------------------------------------------------------- */
+
+void replicas_on_change(void *ctx, const struct kvr_load_event *ev)
+{
+    struct pool *p = ctx;
+    struct kvr_load_event coarse = *ev;
+    if (!p->serve->sync) return;
+    if (ev->kind == KVR_LOAD_OUTPUT && ev->fraction < 0) {
+        uint64_t before = (ev->output_total - ev->output_blocks) / OUTPUT_STEP, after = ev->output_total / OUTPUT_STEP;
+        if (before == after) return;
+        coarse.output_blocks = (after - before) * OUTPUT_STEP;
+    }
+    p->sync_buf.len = 0; /* under the router's lock */
+    kvr_sync_event_write(&p->sync_buf, p->number, p->model, p->group, p->block_size, &coarse);
+    if (!p->sync_buf.failed) kvr_sync_publish(p->serve->sync, p->sync_buf.data, p->sync_buf.len);
+}
+
+void replicas_on_session_locked(struct serve *s, const char *id, size_t len, struct kvr_worker w)
+{
+    struct kvr_buf b = {0};
+    if (!s->sync) return;
+    kvr_sync_session_write(&b, id, len, w);
+    if (!b.failed) kvr_sync_publish(s->sync, b.data, b.len);
+    kvr_buf_free(&b);
+}
+
+struct snapshot {
+    struct pool *pool;
+    struct kvr_buf *out;
+};
+
+static void write_mark(void *ctx)
+{
+    const struct snapshot *s = ctx;
+    kvr_sync_mark_write(s->out, s->pool->number, kvr_sync_next(s->pool->serve->sync) - 1);
+}
+
+static void write_entry(void *ctx, const struct kvr_load_event *ev)
+{
+    const struct snapshot *s = ctx;
+    struct kvr_load_event coarse = *ev;
+    coarse.output_blocks -= coarse.output_blocks % OUTPUT_STEP;
+    kvr_sync_event_write(s->out, s->pool->number, s->pool->model, s->pool->group, s->pool->block_size, &coarse);
+}
+
+/* Pools are never freed while the thread runs; the list is read under serve.lock. */
+static size_t list_pools(struct serve *s, struct pool *list[POOLS_MAX])
+{
+    size_t n = 0;
+    pthread_mutex_lock(&s->lock);
+    for (struct pool *p = s->pools; p && n < POOLS_MAX; p = p->next) list[n++] = p;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+static void write_snapshot(void *ctx, struct kvr_buf *out)
+{
+    struct pool *pools[POOLS_MAX];
+    size_t n = list_pools(ctx, pools);
+    for (size_t i = 0; i < n; i++) {
+        struct snapshot s = {pools[i], out};
+        if (kvr_router_snapshot(pools[i]->router, write_mark, write_entry, &s)) out->failed = true;
+    }
+}
+
+/* ---- in ---------------------------------------------------------------------------------------------- */
+
+static struct peer_view *view_of(struct replicas *rep, uint32_t peer, bool make)
+{
+    size_t place = PEER_SLOTS;
+    for (size_t i = 0; i < PEER_SLOTS; i++) {
+        if (rep->views[i] && rep->views[i]->peer == peer) return rep->views[i];
+        if (!rep->views[i] && place == PEER_SLOTS) place = i;
+    }
+    if (!make || place == PEER_SLOTS) return NULL;
+    rep->views[place] = calloc(1, sizeof *rep->views[place]);
+    if (rep->views[place]) rep->views[place]->peer = peer;
+    return rep->views[place];
+}
+
+static void on_reset(void *ctx, uint32_t peer)
+{
+    struct serve *s = ctx;
+    struct replicas *rep = s->replicas;
+    struct pool *pools[POOLS_MAX];
+    size_t n = list_pools(ctx, pools);
+    for (size_t i = 0; i < n; i++) kvr_router_forget_remote(pools[i]->router, peer);
+    for (size_t i = 0; i < PEER_SLOTS; i++)
+        if (rep->views[i] && rep->views[i]->peer == peer) {
+            free(rep->views[i]);
+            rep->views[i] = NULL;
+        }
+}
+
+/* "" and "default" are one name. */
+static bool same_name(const char *s, const char *text, uint32_t len)
+{
+    if (len == 0) text = "default", len = 7;
+    if (!*s) s = "default";
+    return strlen(s) == len && memcmp(s, text, len) == 0;
+}
+
+static struct pool *find_pool(struct serve *s, const struct kvr_sync_event *e)
+{
+    struct pool *pools[POOLS_MAX];
+    size_t n = list_pools(s, pools);
+    for (size_t i = 0; i < n; i++)
+        if (pools[i]->block_size == e->block_size && same_name(pools[i]->model, e->model, e->model_len) &&
+            same_name(pools[i]->group, e->group, e->group_len))
+            return pools[i];
+    return NULL;
+}
+
+static bool take_hashes(struct replicas *rep, struct kvr_sync_event *e)
+{
+    struct kvr_load_request *q = &e->load.request;
+    if (q->seqs_n > rep->hashes_cap) {
+        uint64_t *grown = realloc(rep->hashes, q->seqs_n * 2 * sizeof *grown);
+        if (!grown) return false;
+        rep->hashes = grown;
+        rep->hashes_cap = q->seqs_n * 2;
+    }
+    kvr_sync_event_hashes(e, rep->hashes);
+    q->seqs = rep->hashes;
+    return true;
+}
+
+/* The first binding that lives wins; others are left out. */
+static void take_session(struct serve *s, const struct kvr_sync_event *e)
+{
+    struct kvr_worker bound;
+    struct session_table *t = responses_is_one(e->session, e->session_len) ? s->responses : s->sessions;
+    pthread_mutex_lock(&s->lock);
+    bool known = sessions_get(t, e->session, e->session_len, now_ms(), &bound);
+    if (!known) (void)sessions_bind(t, e->session, e->session_len, now_ms(), e->load.request.worker);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data, size_t len)
+{
+    struct serve *s = ctx;
+    struct kvr_sync_event e;
+    struct peer_view *v = view_of(s->replicas, peer, true);
+    char id[272];
+    bool ok = v && kvr_sync_event_read(data, len, &e) == 0 && e.pool < POOLS_MAX;
+    if (ok && e.kind == KVR_SYNC_SESSION) {
+        take_session(ctx, &e);
+        return;
+    }
+    if (ok && e.kind == KVR_SYNC_MARK) {
+        v->pools[e.pool].mark = e.number;
+        return;
+    }
+    if (ok && number && number <= v->pools[e.pool].mark) return; /* the snapshot has it */
+    if (ok && e.kind == KVR_SYNC_ADD) {
+        v->pools[e.pool].pool = find_pool(ctx, &e);
+        ok = take_hashes(s->replicas, &e);
+    }
+    struct pool *pool = ok ? v->pools[e.pool].pool : NULL;
+    if (pool) { /* ids of different partitions and peers must not meet */
+        e.load.request.owner = peer;
+        e.load.request.id_len = (size_t)snprintf(id, sizeof id, "p%u/%llu/%.*s", peer, (unsigned long long)e.pool,
+                                                 (int)e.load.request.id_len, e.load.request.id);
+        e.load.request.id = id;
+        ok = e.load.request.id_len < 256 && kvr_router_apply_remote(pool->router, &e.load) == 0;
+    }
+    if (!ok || !pool) atomic_fetch_add_explicit(&s->replicas->ignored, 1, memory_order_relaxed);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------- */
+
+bool replicas_over_nats(const struct serve *s)
+{
+    return s->o->replica_sync && s->o->replica_sync_transport == 1;
+}
+
+int replicas_start(struct serve *s, char *err, size_t cap)
+{
+    if (!replicas_over_nats(s) && !s->o->replica_sync_port) return 0;
+    if (!(s->replicas = calloc(1, sizeof *s->replicas))) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    struct kvr_sync_handler h = {.on_event = on_event, .on_reset = on_reset, .write_snapshot = write_snapshot, .ctx = s};
+    if (replicas_over_nats(s)) {
+        int failed = kvr_sync_create_nats(s->nats, s->scope, &h, &s->sync);
+        if (failed) snprintf(err, cap, "replica-sync-transport: %s", kvr_strerror(failed));
+        return failed ? -1 : 0;
+    }
+    int rc = kvr_sync_create(s->o->replica_sync_bind, (uint16_t)s->o->replica_sync_port, s->curve, &h, &s->sync);
+    if (rc) {
+        snprintf(err, cap, "replica-sync-port, replica-sync-bind: cannot listen on %.80s, port %llu: %s", s->o->replica_sync_bind,
+                 (unsigned long long)s->o->replica_sync_port,
+                 rc == -KVR_EEXISTS     ? "the port is in use"
+                 : rc == -KVR_EINVAL    ? "allowed: an address of this machine, or 0.0.0.0"
+                 : rc == -KVR_ENOTFOUND ? "--zmq-curve-key needs --zmq-curve-clients, the keys of the other routers"
+                                        : kvr_strerror(rc));
+        return -1;
+    }
+    char *copy = s->o->replica_sync_peers ? strdup(s->o->replica_sync_peers) : NULL, *rest = copy, *one;
+    while (rc == 0 && copy && (one = strsep(&rest, ", "))) {
+        if (!*one) continue;
+        rc = kvr_sync_add_peer(s->sync, one);
+        if (rc) snprintf(err, cap, "replica-sync-peers: bad value '%.100s'; allowed: different tcp://host:port, at most 64", one);
+    }
+    free(copy);
+    return rc ? -1 : 0;
+}
+
+void replicas_stop(struct serve *s)
+{
+    kvr_sync_destroy(s->sync);
+    s->sync = NULL;
+    if (!s->replicas) return;
+    for (size_t i = 0; i < PEER_SLOTS; i++) free(s->replicas->views[i]);
+    free(s->replicas->hashes);
+    free(s->replicas);
+    s->replicas = NULL;
+}
+
+void replicas_workers_changed(struct serve *s)
+{
+    if (s->sync) kvr_sync_resync(s->sync); /* what was said of unknown workers was left out */
+}
+
+void replicas_metrics(struct serve *s, struct kvr_buf *b)
+{
+    struct kvr_sync_stats st;
+    if (!s->sync) return;
+    kvr_sync_stats(s->sync, &st);
+    const struct {
+        const char *name, *type, *help;
+        uint64_t v;
+    } rows[] = {
+        {"peers", "gauge", "Other routers that are followed", st.peers},
+        {"live_peers", "gauge", "Of these, those whose bookings are known now", st.live_peers},
+        {"events_sent_total", "counter", "Changes of the book told", st.events_sent},
+        {"events_received_total", "counter", "Changes heard", st.events_received},
+        {"events_ignored_total", "counter", "Of these, about workers or partitions that are not known here, or repeated",
+         atomic_load(&s->replicas->ignored)},
+        {"gaps_total", "counter", "Losses noticed, each mended by a snapshot", st.gaps},
+        {"snapshots_sent_total", "counter", "Snapshots told", st.snapshots_sent},
+        {"snapshots_received_total", "counter", "Snapshots heard", st.snapshots_received},
+        {"dropped_total", "counter", "Changes that found the outbox full", st.dropped},
+        {"malformed_total", "counter", "Messages that could not be read, or of another version", st.malformed},
+        {"queue_full_total", "counter", "Messages not sent because 128 MiB wait unread", st.queue_full},
+        {"queued_bytes", "gauge", "Bytes sent that somebody has not read yet", st.queued_bytes},
+        {"snapshots_refused_total", "counter", "Questions for a snapshot that came too fast, or are none", st.snapshots_refused},
+        {"floods_total", "counter", "Connections to peers given up because they bring bytes and no messages", st.floods},
+        {"connections", "gauge", "Connections to the replica-sync port", st.connections},
+        {"connections_refused_total", "counter", "Connections beyond 64", st.connections_refused},
+        {"talkers_total", "counter", "Connections ended because they said more than followers do", st.talkers},
+        {"stalled_total", "counter", "Connections ended because they did not read", st.stalled},
+        {"lost_peers_total", "counter", "Times a peer fell silent, was replaced or taken away", st.lost_peers},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
+        kvr_buf_printf(b, "# HELP kvroute_replica_sync_%s %s\n# TYPE kvroute_replica_sync_%s %s\nkvroute_replica_sync_%s %llu\n",
+                       rows[i].name, rows[i].help, rows[i].name, rows[i].type, rows[i].name, (unsigned long long)rows[i].v);
+}

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Several indexers (--use-remote-indexer http://a:8090,http://b:8090): each follows a part of the workers.
+ *
+ * Every ROUND_MS all of them are asked which workers they follow (GET /workers). When all have answered, each of our workers that
+ * none follows is registered with the one that follows the fewest ranks (POST /register), and what we have registered and do not
+ * have any more is taken away where it is (POST /unregister). So an assignment is made at first sight, stays where it is, is found
+ * again by every router and after every restart, and is not made while an indexer is silent: its workers may be there.
+ *
+ * Threads: the main loop's.
+ */
+#include <string.h>
+
+#include "app/serve/admin/admin.h"
+#include "base/map64.h"
+
+enum { ROUND_MS = 1000, CALL_S = 2, ANSWER_MAX = 32 << 20, WORKERS_MAX = 16384, KNOWN_MAX = 1 << 20, CALLS_MAX = 64 };
+
+struct call {
+    struct serve *serve;
+    size_t shard;
+    bool list; /* GET /workers; else a change */
+    int status;
+    struct kvr_http_call *http;
+    struct kvr_buf answer;
+    struct call *next;
+    uint64_t deadline_ms;
+};
+
+/* A rank somebody follows. */
+struct place {
+    struct kvr_worker worker;
+    size_t shard;
+    bool wanted; /* it is one of ours */
+    char model[MODEL_MAX];
+};
+
+static struct {
+    struct kvr_http_client *client;
+    struct call *calls;
+    size_t calls_n, answered, failed;
+    bool round;
+    uint64_t next_ms;
+    struct place *places;
+    size_t places_n, ranks[REMOTES_MAX];
+    struct kvr_map64 known; /* workers that were ours: they may be unregistered */
+    _Atomic uint64_t registered, unregistered, refused;
+} sh;
+
+static void end_call(struct call *c)
+{
+    struct call **at = &sh.calls;
+    while (*at != c) at = &(*at)->next;
+    *at = c->next;
+    sh.calls_n--;
+    if (c->http) kvr_http_call_cancel(c->http);
+    kvr_buf_free(&c->answer);
+    free(c);
+}
+
+/* ---- what they follow ------------------------------------------------------------------------------------------------ */
+
+struct listing {
+    size_t shard;
+    uint64_t id;
+    char model[MODEL_MAX];
+};
+
+static int take_rank(void *ctx, const char *key, size_t len, struct kvr_json v)
+{
+    const struct listing *l = ctx;
+    uint64_t rank;
+    (void)v;
+    if (!key || !kvr_parse_u64(key, len, UINT32_MAX, &rank)) return -KVR_EFORMAT;
+    sh.ranks[l->shard]++;
+    if (sh.places_n == WORKERS_MAX) return 0;
+    struct place *p = &sh.places[sh.places_n++];
+    *p = (struct place){{l->id, (uint32_t)rank}, l->shard, false, ""};
+    memcpy(p->model, l->model, sizeof p->model);
+    return 0;
+}
+
+static int take_instance(void *ctx, const char *key, size_t len, struct kvr_json v)
+{
+    struct listing *l = ctx;
+    struct kvr_json ranks = kvr_json_get(v, "listeners");
+    (void)key;
+    (void)len;
+    const char *bad = NULL;
+    l->model[0] = 0;
+    if (!kvr_json_as_u64(kvr_json_get(v, "instance_id"), &l->id) || !member_text(v, "model_name", l->model, sizeof l->model, &bad))
+        return -KVR_EFORMAT;
+    return kvr_json_type_of(ranks) == KVR_JSON_OBJECT ? kvr_json_each(ranks, take_rank, l) : 0;
+}
+
+static bool take_list(struct call *c)
+{
+    struct kvr_json o;
+    struct listing l = {.shard = c->shard};
+    if (c->status != 200 || c->answer.failed || kvr_json_parse(c->serve->json, c->answer.data, c->answer.len, &o, NULL)) return false;
+    return kvr_json_type_of(o) == KVR_JSON_ARRAY && kvr_json_each(o, take_instance, &l) == 0;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------------------------------- */
+
+static void assign(struct serve *s);
+
+static void over(struct call *c, bool ok)
+{
+    struct serve *s = c->serve;
+    bool list = c->list;
+    if (list && ok) ok = take_list(c);
+    if (!list && (!ok || c->status / 100 != 2) && c->status != 409 && c->status != 404) atomic_fetch_add(&sh.refused, 1);
+    end_call(c);
+    if (!list) return;
+    sh.answered += ok;
+    sh.failed += !ok;
+    if (sh.answered == s->remote_n) assign(s);
+}
+
+static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+{
+    struct call *c = ctx;
+    (void)call, (void)h, (void)length;
+    c->status = status;
+}
+
+static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    struct call *c = ctx;
+    (void)call;
+    if (c->answer.len + len > ANSWER_MAX) c->answer.failed = true;
+    kvr_buf_add(&c->answer, data, len);
+}
+
+static void on_done(struct kvr_http_call *call, void *ctx)
+{
+    struct call *c = ctx;
+    (void)call;
+    c->http = NULL;
+    over(c, true);
+}
+
+static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct call *c = ctx;
+    (void)call, (void)why, (void)text;
+    c->http = NULL;
+    over(c, false);
+}
+
+/* body NULL: GET. Takes its bytes. */
+static bool start_call(struct serve *s, size_t shard, const char *path, struct kvr_buf *body)
+{
+    static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
+    const struct kvr_endpoint *e = &s->remote[shard];
+    struct call *c = sh.calls_n < CALLS_MAX ? calloc(1, sizeof *c) : NULL;
+    struct kvr_buf head = {0};
+    if (!c) return false;
+    *c = (struct call){.serve = s, .shard = shard, .list = !body, .next = sh.calls, .deadline_ms = now_ms() + 1000 * CALL_S};
+    sh.calls = c;
+    sh.calls_n++;
+    kvr_buf_printf(&head, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", body ? "POST" : "GET", e->base, path, e->authority);
+    if (body) kvr_buf_printf(&head, "Content-Type: application/json\r\nContent-Length: %zu\r\n", body->len);
+    if (s->remote_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", s->remote_keys[0]);
+    kvr_buf_str(&head, "\r\n");
+    struct kvr_http_call_config cc = {.endpoint = e,
+                                      .head = head.data,
+                                      .head_len = head.len,
+                                      .body = body ? kvr_body_take(body) : NULL,
+                                      .connect_timeout_s = CALL_S,
+                                      .handler = &handler,
+                                      .ctx = c};
+    if (!head.failed && (!body || cc.body)) c->http = kvr_http_call_start(sh.client, &cc);
+    kvr_body_unref(cc.body);
+    kvr_buf_free(&head);
+    if (body) kvr_buf_free(body);
+    if (!c->http) end_call(c);
+    return c != NULL;
+}
+
+/* ---- assigning ------------------------------------------------------------------------------------------------------- */
+
+static int by_worker(const void *a, const void *b)
+{
+    return kvr_worker_cmp(((const struct place *)a)->worker, ((const struct place *)b)->worker);
+}
+
+/* The places are in order. */
+static struct place *place_of(struct kvr_worker w)
+{
+    struct place key = {.worker = w};
+    return sh.places_n ? bsearch(&key, sh.places, sh.places_n, sizeof key, by_worker) : NULL;
+}
+
+static size_t emptiest(const struct serve *s)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < s->remote_n; i++)
+        if (sh.ranks[i] < sh.ranks[best]) best = i;
+    return best;
+}
+
+static void put_registration(struct serve *s, const struct worker *w, uint32_t place, struct kvr_buf *b)
+{
+    char model[MODEL_MAX + 16];
+    remote_model(s, w->block_size, model, sizeof model);
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "instance_id", w->id);
+    kvr_json_put_u64(b, "dp_rank", w->dp_start + place);
+    kvr_json_put_str(b, "endpoint", w->events[place][0] ? w->events[place] : "plane");
+    if (w->replay[place][0]) kvr_json_put_str(b, "replay_endpoint", w->replay[place]);
+    if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
+    kvr_json_put_str(b, "model_name", model);
+    kvr_json_put_u64(b, "block_size", w->block_size);
+    kvr_json_close(b, '}');
+}
+
+/* A rank of ours: where it is, it stays. */
+static void see_rank(struct serve *s, const struct worker *w, uint32_t place)
+{
+    struct kvr_buf b = {0};
+    struct place *p = place_of((struct kvr_worker){w->id, w->dp_start + place});
+    (void)kvr_map64_put(&sh.known, w->id, 1); /* not remembered: it stays registered */
+    if (p) {
+        p->wanted = true;
+        return;
+    }
+    if (!w->events[place][0] && s->o->plane.plane == KVR_PLANE_ZMQ && !w->recover[0]) return; /* it has no events */
+    size_t to = emptiest(s);
+    put_registration(s, w, place, &b);
+    if (!b.failed && start_call(s, to, "/register", &b)) {
+        sh.ranks[to]++;
+        atomic_fetch_add(&sh.registered, 1);
+    }
+    kvr_buf_free(&b);
+}
+
+static void take_away(struct serve *s, const struct place *p)
+{
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '{');
+    kvr_json_put_u64(&b, "instance_id", p->worker.worker_id);
+    kvr_json_put_u64(&b, "dp_rank", p->worker.dp_rank);
+    kvr_json_put_str(&b, "routing_group", "default");
+    kvr_json_put_str(&b, "model_name", p->model);
+    kvr_json_close(&b, '}');
+    if (!b.failed && start_call(s, p->shard, "/unregister", &b)) atomic_fetch_add(&sh.unregistered, 1);
+    kvr_buf_free(&b);
+}
+
+/* All have said what they follow. */
+static void assign(struct serve *s)
+{
+    if (sh.places_n) qsort(sh.places, sh.places_n, sizeof *sh.places, by_worker);
+    if (sh.known.n >= KNOWN_MAX) kvr_map64_clear(&sh.known); /* those of now are put back at once */
+    pthread_mutex_lock(&s->lock);
+    for (const struct worker *w = s->workers; w; w = w->next)
+        for (uint32_t r = 0; r < w->dp_size; r++) see_rank(s, w, r);
+    pthread_mutex_unlock(&s->lock);
+    for (size_t i = 0; i < sh.places_n; i++)
+        if (!sh.places[i].wanted && kvr_map64_get(&sh.known, sh.places[i].worker.worker_id)) take_away(s, &sh.places[i]);
+}
+
+/* ---- time -------------------------------------------------------------------------------------------------------------- */
+
+static bool ready_to_begin(struct serve *s)
+{
+    if (!sh.client && kvr_http_client_create(&s->main_loop, 30, &sh.client)) return false;
+    if (!sh.places) sh.places = malloc(WORKERS_MAX * sizeof *sh.places);
+    return sh.places != NULL;
+}
+
+void shards_tick(struct serve *s)
+{
+    uint64_t now = now_ms();
+    if (s->remote_n < 2 || atomic_load(&s->draining) || !ready_to_begin(s)) return;
+    for (struct call *c = sh.calls, *next; c; c = next) {
+        next = c->next;
+        if (now < c->deadline_ms) continue;
+        over(c, false);
+        next = sh.calls; /* the list may have changed */
+        while (next && now < next->deadline_ms) next = next->next;
+    }
+    if (now < sh.next_ms || sh.calls_n) return;
+    sh.next_ms = now + ROUND_MS;
+    sh.places_n = sh.answered = sh.failed = 0;
+    memset(sh.ranks, 0, sizeof sh.ranks);
+    for (size_t i = 0; i < s->remote_n; i++) (void)start_call(s, i, "/workers", NULL);
+}
+
+void shards_stop(struct serve *s)
+{
+    (void)s;
+    while (sh.calls) end_call(sh.calls);
+    if (sh.client) kvr_http_client_close(sh.client);
+    free(sh.places);
+    kvr_map64_clear(&sh.known);
+}
+
+void shards_metrics(struct serve *s, struct kvr_buf *b)
+{
+    if (s->remote_n < 2) return;
+    const struct {
+        const char *name, *help;
+        uint64_t v;
+    } rows[] = {
+        {"registered_total", "Ranks registered with an indexer", atomic_load(&sh.registered)},
+        {"unregistered_total", "Ranks taken away from an indexer", atomic_load(&sh.unregistered)},
+        {"refused_total", "Of both, refused or not answered", atomic_load(&sh.refused)},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
+        kvr_buf_printf(b, "# HELP kvroute_indexer_shards_%s %s\n# TYPE kvroute_indexer_shards_%s counter\nkvroute_indexer_shards_%s %llu\n",
+                       rows[i].name, rows[i].help, rows[i].name, rows[i].name, (unsigned long long)rows[i].v);
+}

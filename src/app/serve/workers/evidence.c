@@ -1,0 +1,642 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Evidence for and against a view, from the answers of its engine. An event stream may look perfect and still say nothing of
+ * use: another block size, salt or tokenizer, prefix caching or events switched off. What cannot lie is this:
+ *
+ *     missing   A rank that has computed a prompt has stored its full blocks: they are in its view a moment later, or were, before
+ *               the engine gave them up again.
+ *     stale     What the view held of a prompt when it was sent there, the engine reports as cached, unless it was removed first.
+ *
+ * It is looked for at once and, when it is not there, once more later: events may be late. A stream of which nothing at all has come in the
+ * meantime may be off, or only slow, on a machine that is too busy: it gets a third look. The opposite of `stale`, more cached than the
+ * view knew, is what happens when requests with one prefix overlap in time, so it is not held against the view; if the view lacked
+ * the blocks for good, `missing` says so.
+ *
+ * An answer proves something only when its request is understood to the last member (wire/prompt_members.h), it is whole, no event of it
+ * is an error, and it counts as many prompt tokens as were hashed. Everything else, whatever a client may have sent, is no
+ * evidence at all, and counted by reason. What happened between the choice and the end of the answer is known from the events
+ * (watches.h): a block that was stored since was there, whether or not a small cache still has it; and what was removed since
+ * may explain what was not cached.
+ *
+ * Only views that are sound as far as their stream can tell are judged: what a broken stream lacks is known already. In a view that
+ * is partly known only what the engine had to compute must turn up.
+ *
+ * Prompts of several kinds (salted, with an adapter, tokenized by an engine) may fare differently, so each kind of a rank has the last
+ * WINDOW outcomes of its own. With OUTCOMES_MIN of them and ALARM_SHARE bad a kind has its alarm, until no more than
+ * CALM_SHARE are. The view is not trusted while a kind has its alarm and no kind proves by its own outcomes that the view is
+ * good: salts that the events do not tell make salted prompts be found by nobody, and the others are not to suffer for it. While a view
+ * is not trusted the rank is still served, by load, so there are outcomes; predictions are made for it and not used.
+ *
+ * Threads: evidence_begin and evidence_answered run on the data loops, evidence_tick on the main loop; what they share is under
+ * serve.lock. Checks belong to their request until it has been answered, to a queue then.
+ */
+#include "app/serve/workers/evidence.h"
+#include "app/serve/workers/watches.h"
+
+#include <string.h>
+#include <kvroute/hash.h>
+
+#include "base/map64.h"
+
+enum {
+    WINDOW = 16,
+    OUTCOMES_MIN = 8,
+    ALARM_SHARE = 75, /* percent */
+    CALM_SHARE = 25,
+    LOOK_MS = 20,         /* events are on their way */
+    LOOK_AGAIN_MS = 2000, /* some engines hold events back for a while */
+    LOOK_LAST_MS = 8000,  /* later than that */
+    LOOKS = 3,
+    BLOCKS_MAX = 32, /* of a prompt: its beginning will do */
+    CHECKS_MAX = 256,
+    LENGTH_EVERY_MS = 600000,
+    KINDS = 8 /* salted or not, with an adapter or not, tokenized by an engine or not */
+};
+
+enum outcome { FINE, MISSING, STALE, OUTCOMES };
+
+/* Why an answer proves nothing. */
+#define REASONS(X)                                                                                                                         \
+    X(MEMBERS, "members")       /* the body has members whose effect is not known, or which hide it */                                     \
+    X(UNFINISHED, "unfinished") /* no whole answer with status 200 */                                                                      \
+    X(ERROR, "error")           /* an error in place of the answer, after status 200 */                                                    \
+    X(USAGE, "no_usage")                                                                                                                   \
+    X(LENGTH, "length")   /* the engine counts other prompt tokens: it computed something else */                                          \
+    X(SHORT, "short")     /* no full block that had to turn up */                                                                          \
+    X(VIEW, "view")       /* the view was not whole for other reasons */                                                                   \
+    X(REMOVED, "removed") /* what was missing may have been removed between the choice and the engine's look */                            \
+    X(BUSY, "busy")       /* too many at once */
+
+enum reason {
+#define REASON_NAME(name, text) NO_##name,
+    REASONS(REASON_NAME)
+#undef REASON_NAME
+        REASONS_N
+};
+
+struct evidence_check { /* did the prompt turn up in the rank's view? */
+    struct pool *pool;
+    struct watch watch;
+    struct evidence_check *next;         /* in a queue */
+    uint64_t due_ms, batches;            /* of the rank's stream at the first look */
+    uint64_t view_tokens, prompt_tokens; /* what the view had of it; all of it */
+    uint64_t cached;                     /* by the answer */
+    size_t blocks;
+    unsigned kind;
+    bool told;    /* the answer's cached tokens are known */
+    bool trusted; /* the view was, when it was sent */
+    uint64_t locals[BLOCKS_MAX];
+};
+
+struct window {
+    uint8_t last[WINDOW]; /* ring */
+    size_t n;             /* outcomes so far */
+    bool alarm;
+};
+
+struct rank_evidence {
+    struct kvr_worker worker;
+    struct window kinds[KINDS];
+    uint64_t outcomes[OUTCOMES], none;
+    uint64_t lengths, lengths_unsaid, lengths_said_ms; /* answers that count other prompt tokens; since the last line */
+    bool alarm;
+};
+
+struct reader {
+    struct pool *pool;
+    struct kvr_index_reader *reader;
+};
+
+struct queue { /* oldest first: each delay has its own, so they are due in order */
+    struct evidence_check *first, **last;
+    size_t n;
+};
+
+struct evidence {
+    struct watches *watches;
+    struct queue looks[LOOKS];
+    uint64_t outcomes[OUTCOMES], none[REASONS_N];
+    struct rank_evidence *ranks;
+    size_t ranks_n, ranks_cap;
+    struct kvr_map64 places; /* of ranks, by key_of */
+    /* the main loop's */
+    struct reader *readers;
+    size_t readers_n;
+    struct kvr_overlap *overlaps;
+    size_t overlaps_cap;
+};
+
+/* ---- birth and death ---------------------------------------------------------------------------------------------- */
+
+struct evidence *evidence_create(void)
+{
+    struct evidence *e = calloc(1, sizeof *e);
+    if (!e) return NULL;
+    e->watches = watches_create();
+    for (int i = 0; i < LOOKS; i++) e->looks[i].last = &e->looks[i].first;
+    if (e->watches) return e;
+    free(e);
+    return NULL;
+}
+
+static void drop(struct evidence *e, struct evidence_check *c)
+{
+    watches_end(e->watches, &c->watch);
+    free(c);
+}
+
+static struct evidence_check *take_first(struct queue *q)
+{
+    struct evidence_check *c = q->first;
+    if (!c) return NULL;
+    q->first = c->next;
+    if (!q->first) q->last = &q->first;
+    q->n--;
+    return c;
+}
+
+void evidence_destroy(struct evidence *e)
+{
+    struct evidence_check *c;
+    if (!e) return;
+    for (int i = 0; i < LOOKS; i++)
+        while ((c = take_first(&e->looks[i]))) drop(e, c);
+    for (size_t i = 0; i < e->readers_n; i++) kvr_index_reader_destroy(e->readers[i].reader);
+    watches_destroy(e->watches);
+    kvr_map64_clear(&e->places);
+    free(e->readers);
+    free(e->overlaps);
+    free(e->ranks);
+    free(e);
+}
+
+/* ---- ranks --------------------------------------------------------------------------------------------------------- */
+
+static uint64_t key_of(struct kvr_worker w)
+{
+    return kvr_mix64(w.worker_id) + w.dp_rank;
+}
+
+static struct rank_evidence *find_rank(struct evidence *e, struct kvr_worker w)
+{
+    const uint64_t *at = kvr_map64_get(&e->places, key_of(w));
+    return at && kvr_worker_cmp(e->ranks[*at].worker, w) == 0 ? &e->ranks[*at] : NULL;
+}
+
+static struct rank_evidence *rank_of(struct evidence *e, struct kvr_worker w)
+{
+    struct rank_evidence *known = find_rank(e, w);
+    if (known) return known;
+    if (e->ranks_n == e->ranks_cap) {
+        size_t cap = e->ranks_cap ? e->ranks_cap * 2 : 16;
+        struct rank_evidence *p = realloc(e->ranks, cap * sizeof *p);
+        if (!p) return NULL;
+        e->ranks = p;
+        e->ranks_cap = cap;
+    }
+    if (kvr_map64_put(&e->places, key_of(w), e->ranks_n)) return NULL;
+    e->ranks[e->ranks_n] = (struct rank_evidence){.worker = w};
+    return &e->ranks[e->ranks_n++];
+}
+
+void evidence_forget_locked(struct serve *s, uint64_t worker_id)
+{
+    struct evidence *e = s->evidence;
+    for (size_t i = 0; e && i < e->ranks_n;) {
+        if (e->ranks[i].worker.worker_id != worker_id) {
+            i++;
+            continue;
+        }
+        kvr_map64_del(&e->places, key_of(e->ranks[i].worker));
+        e->ranks[i] = e->ranks[--e->ranks_n];
+        uint64_t *moved = i < e->ranks_n ? kvr_map64_get(&e->places, key_of(e->ranks[i].worker)) : NULL;
+        if (moved) *moved = i;
+    }
+}
+
+/* ---- what is no evidence ------------------------------------------------------------------------------------------- */
+
+static void count_none_locked(struct evidence *e, struct kvr_worker w, enum reason why)
+{
+    struct rank_evidence *r = rank_of(e, w);
+    e->none[why]++;
+    if (r) r->none++;
+}
+
+struct length_line { /* one that is to be logged, outside the lock */
+    bool say;
+    uint64_t before; /* like it */
+};
+
+static void count_length_locked(struct evidence *e, struct kvr_worker w, struct length_line *out)
+{
+    struct rank_evidence *r = rank_of(e, w);
+    uint64_t now = now_ms();
+    if (!r) return;
+    r->lengths++;
+    out->say = !r->lengths_said_ms || now - r->lengths_said_ms >= LENGTH_EVERY_MS;
+    out->before = r->lengths_unsaid;
+    r->lengths_unsaid = out->say ? 0 : r->lengths_unsaid + 1;
+    if (out->say) r->lengths_said_ms = now;
+}
+
+static void tell_length(const struct evidence_check *c, const struct evidence_answer *a, uint64_t before)
+{
+    kvr_log("kvroute: worker %llu rank %u counts %llu prompt tokens, not the %llu that were hashed (%llu answers like it since the last "
+            "line): another tokenizer, chat template or model than was asked for the tokens; run kvroute doctor on it",
+            (unsigned long long)c->watch.worker.worker_id, c->watch.worker.dp_rank, (unsigned long long)a->usage.prompt_tokens,
+            (unsigned long long)c->prompt_tokens, (unsigned long long)before);
+}
+
+static void count_none(struct serve *s, struct kvr_worker w, enum reason why)
+{
+    pthread_mutex_lock(&s->lock);
+    count_none_locked(s->evidence, w, why);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- requests ------------------------------------------------------------------------------------------------------ */
+
+static unsigned kind_of(const struct evidence_prompt *a)
+{
+    return (a->salt_len ? 1u : 0) | (a->lora_len ? 2u : 0) | (a->asked ? 4u : 0);
+}
+
+struct evidence_check *evidence_begin(struct serve *s, const struct evidence_prompt *a)
+{
+    uint32_t bs = a->pool->block_size;
+    if (!s->evidence || !s->ingest || !a->pool->index) return NULL;
+    if (!a->understood) {
+        count_none(s, a->worker, NO_MEMBERS);
+        return NULL;
+    }
+    struct evidence_check *c = malloc(sizeof *c);
+    if (!c) return NULL;
+    *c = (struct evidence_check){.pool = a->pool,
+                                 .blocks = KVR_MIN(kvr_hash_block_count(a->tokens_n, bs, false), (size_t)BLOCKS_MAX),
+                                 .kind = kind_of(a),
+                                 .prompt_tokens = a->tokens_n,
+                                 .view_tokens = (uint64_t)a->view_blocks * bs,
+                                 .trusted = a->trusted};
+    uint64_t seed = kvr_hash_seed(a->lora, a->lora_len, a->salt, a->salt_len);
+    if (c->blocks) (void)kvr_hash_locals(a->tokens, c->blocks * bs, bs, false, seed, NULL, 0, c->locals);
+    c->watch = (struct watch){.worker = a->worker, .n = c->blocks, .locals = c->locals};
+    if (watches_begin(s->evidence->watches, &c->watch)) return c;
+    free(c);
+    count_none(s, a->worker, NO_BUSY);
+    return NULL;
+}
+
+static bool put_locked(struct evidence *e, int look, struct evidence_check *c)
+{
+    static const uint64_t after_ms[LOOKS] = {LOOK_MS, LOOK_AGAIN_MS, LOOK_LAST_MS};
+    struct queue *q = &e->looks[look];
+    if (q->n == CHECKS_MAX) return false;
+    c->due_ms = now_ms() + after_ms[look];
+    c->next = NULL;
+    *q->last = c;
+    q->last = &c->next;
+    q->n++;
+    return true;
+}
+
+/* Returns: why the answer proves nothing, or REASONS_N: it does. */
+static enum reason why_not(const struct evidence_check *c, const struct evidence_answer *a)
+{
+    if (!a->whole || a->status != 200) return NO_UNFINISHED;
+    if (a->has_error) return NO_ERROR;
+    if (!a->usage.present) return NO_USAGE;
+    if (a->usage.prompt_tokens != c->prompt_tokens) return NO_LENGTH;
+    return c->blocks ? REASONS_N : NO_SHORT;
+}
+
+void evidence_answered(struct serve *s, struct evidence_check *c, const struct evidence_answer *a)
+{
+    if (!c) return;
+    enum reason why = why_not(c, a);
+    struct length_line line = {0};
+    c->told = a->usage.has_cached;
+    c->cached = a->usage.cached_tokens;
+    pthread_mutex_lock(&s->lock);
+    if (why == REASONS_N && !put_locked(s->evidence, 0, c)) why = NO_BUSY;
+    if (why != REASONS_N) count_none_locked(s->evidence, c->watch.worker, why);
+    if (why == NO_LENGTH) count_length_locked(s->evidence, c->watch.worker, &line);
+    pthread_mutex_unlock(&s->lock);
+    if (line.say) tell_length(c, a, line.before);
+    if (why != REASONS_N) drop(s->evidence, c);
+}
+
+void evidence_event(struct serve *s, const struct kvr_event *ev)
+{
+    if (s->evidence) watches_event(s->evidence->watches, ev);
+}
+
+void evidence_reset(struct serve *s, struct kvr_worker worker)
+{
+    if (!s->evidence) return;
+    watches_reset(s->evidence->watches, worker);
+    pthread_mutex_lock(&s->lock); /* nobody waits for the ingest thread under it */
+    struct worker *w = worker_find_locked(s, worker.worker_id);
+    if (w) telling_forget_locked(w, false);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- judging ------------------------------------------------------------------------------------------------------- */
+
+static size_t count(const struct window *w, enum outcome what)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < KVR_MIN(w->n, (size_t)WINDOW); i++) n += w->last[i] == what;
+    return n;
+}
+
+static void explain(const struct window *w, size_t held, char *out, size_t cap)
+{
+    size_t of = KVR_MIN(w->n, (size_t)WINDOW), missing = count(w, MISSING), stale = count(w, STALE);
+    if (missing && held == 0)
+        snprintf(out, cap, "of %zu answers %zu left no KV events, %zu were stale: events or prefix caching are off", of, missing, stale);
+    else if (missing >= stale)
+        snprintf(out, cap, "of %zu answers %zu missing in the view, %zu stale: salt, LoRA, tokenizer, rank or block size", of, missing,
+                 stale);
+    else snprintf(out, cap, "of %zu answers %zu stale (far fewer cached tokens than the view said), %zu missing in it", of, stale, missing);
+}
+
+static void note(struct window *w, enum outcome what)
+{
+    w->last[w->n++ % WINDOW] = (uint8_t)what;
+    size_t of = KVR_MIN(w->n, (size_t)WINDOW), bad = of - count(w, FINE);
+    if (of >= OUTCOMES_MIN && bad * 100 >= of * ALARM_SHARE) w->alarm = true;
+    else if (bad * 100 <= of * CALM_SHARE) w->alarm = false;
+}
+
+/* Does this kind prove that the view is good? */
+static bool proves(const struct window *w)
+{
+    size_t of = KVR_MIN(w->n, (size_t)WINDOW);
+    return of >= OUTCOMES_MIN && (of - count(w, FINE)) * 100 <= of * CALM_SHARE;
+}
+
+/* The kind that has the view distrusted, or NULL. */
+static const struct window *alarmed(const struct rank_evidence *r)
+{
+    const struct window *found = NULL;
+    for (size_t i = 0; i < KINDS; i++) {
+        if (proves(&r->kinds[i])) return NULL;
+        if (r->kinds[i].alarm && !found) found = &r->kinds[i];
+    }
+    return found;
+}
+
+/* Notes an outcome. Returns: whether the alarm has changed; the text is for the ingest then. */
+static bool judge_locked(struct serve *s, const struct evidence_check *c, enum outcome what, char *text, size_t cap)
+{
+    struct rank_evidence *r = rank_of(s->evidence, c->watch.worker);
+    if (!r) return false;
+    note(&r->kinds[c->kind], what);
+    r->outcomes[what]++;
+    s->evidence->outcomes[what]++;
+    const struct window *why = alarmed(r);
+    bool before = r->alarm;
+    r->alarm = why != NULL;
+    text[0] = 0;
+    if (why && !before) explain(why, kvr_index_rank_blocks(c->pool->index, c->watch.worker), text, cap);
+    return r->alarm != before;
+}
+
+/* ---- looking ------------------------------------------------------------------------------------------------------- */
+
+static struct kvr_index_reader *reader_of(struct evidence *e, struct pool *p)
+{
+    for (size_t i = 0; i < e->readers_n; i++)
+        if (e->readers[i].pool == p) return e->readers[i].reader;
+    struct reader *more = realloc(e->readers, (e->readers_n + 1) * sizeof *more);
+    if (!more) return NULL;
+    e->readers = more;
+    more[e->readers_n] = (struct reader){.pool = p};
+    if (kvr_index_reader_create(p->index, &more[e->readers_n].reader)) return NULL;
+    return more[e->readers_n++].reader;
+}
+
+/* How many leading blocks of the prompt the view has; -1: not known. */
+static long blocks_in_view(struct evidence *e, const struct evidence_check *c)
+{
+    struct kvr_index_reader *rd = reader_of(e, c->pool);
+    size_t need = kvr_index_ranks(c->pool->index) + 16;
+    if (need > e->overlaps_cap) {
+        struct kvr_overlap *p = realloc(e->overlaps, need * sizeof *p);
+        if (!p) return -1;
+        e->overlaps = p;
+        e->overlaps_cap = need;
+    }
+    long n = rd ? kvr_index_match(rd, c->locals, c->blocks, e->overlaps, e->overlaps_cap) : -1;
+    for (long i = 0; i < n; i++)
+        if (kvr_worker_cmp(e->overlaps[i].worker, c->watch.worker) == 0) return (long)e->overlaps[i].depth;
+    return n < 0 ? -1 : 0;
+}
+
+struct statuses {
+    struct kvr_view_status *list;
+    size_t n;
+};
+
+static void read_statuses(struct serve *s, struct statuses *st)
+{
+    size_t cap = kvr_ingest_status(s->ingest, NULL, 0) + 8;
+    st->list = calloc(cap, sizeof *st->list);
+    st->n = st->list ? KVR_MIN(kvr_ingest_status(s->ingest, st->list, cap), cap) : 0;
+}
+
+static const struct kvr_view_status *status_of(const struct statuses *st, struct kvr_worker w)
+{
+    for (size_t i = 0; i < st->n; i++)
+        if (kvr_worker_cmp(st->list[i].worker, w) == 0) return &st->list[i];
+    return NULL;
+}
+
+/* Of the blocks that must have turned up, have most not? *none: there are no such. */
+static bool is_missing(const struct evidence_check *c, size_t have, const bool *seen, bool partial, bool *none)
+{
+    size_t bs = c->pool->block_size, view = c->view_tokens / bs, n = 0;
+    size_t from = partial ? KVR_MIN((size_t)(c->cached / bs), c->blocks) : 0;
+    *none = from == c->blocks || (partial && !c->told);
+    for (size_t i = from; i < c->blocks; i++) n += i >= have && i >= view && !seen[i];
+    return !*none && n * 2 > c->blocks - from;
+}
+
+/* Far less was cached than the view had. Two blocks of difference are nothing: some engines compute the end of a prompt anew. */
+static bool is_stale(const struct evidence_check *c, uint64_t view)
+{
+    return c->told && c->cached + UINT64_C(2) * c->pool->block_size < view && c->cached * 2 < view;
+}
+
+/* What the engine did not find may have been removed before it looked: it was stored again then, and so much was removed. */
+static bool may_be_removed(const struct evidence_check *c, uint64_t view, const bool *seen, uint64_t removed)
+{
+    uint64_t bs = c->pool->block_size, first = c->cached / bs, end = KVR_MIN(view / bs, (uint64_t)c->blocks);
+    bool again = first >= end; /* beyond those that are watched */
+    for (uint64_t i = first; i < end; i++) again |= seen[i];
+    return again && removed >= view / bs - first;
+}
+
+enum verdict { IS_FINE = FINE, IS_MISSING = MISSING, IS_STALE = STALE, PROVES_NOTHING };
+
+static enum verdict verdict_of(struct serve *s, const struct kvr_view_status *st, const struct evidence_check *c, enum reason *why)
+{
+    bool seen[BLOCKS_MAX], none;
+    long have = blocks_in_view(s->evidence, c);
+    uint64_t removed = watches_look(s->evidence->watches, &c->watch, seen);
+    uint64_t bs = c->pool->block_size, view = KVR_MIN(c->view_tokens, (c->prompt_tokens - 1) / bs * bs); /* it computes at least one */
+    *why = NO_VIEW;
+    if (have < 0) return PROVES_NOTHING;
+    bool missing = is_missing(c, (size_t)have, seen, st->knowledge == KVR_VIEW_PARTIAL, &none);
+    if (missing) return IS_MISSING;
+    *why = NO_REMOVED;
+    if (is_stale(c, view)) return may_be_removed(c, view, seen, removed) ? PROVES_NOTHING : IS_STALE;
+    *why = NO_SHORT;
+    return none ? PROVES_NOTHING : IS_FINE;
+}
+
+/* ---- copies that may be none --------------------------------------------------------------------------------------- */
+
+/* The engine had less than the view, and there are unproven copies (recover/consumer/copies.h): were they none? */
+static bool fell_short(const struct evidence_check *c, const struct kvr_view_status *st)
+{
+    if (!st || !st->sound || !st->connected) return false;
+    uint64_t bs = c->pool->block_size, view = KVR_MIN(c->view_tokens, c->prompt_tokens - 1) / bs, had = c->cached / bs;
+    return c->told && st->unproven_copies && had < view && had < c->blocks;
+}
+
+/* The first block that it had not. When that had really gone and come again, the view was told of a store; when copies that were none kept
+ * it there, the engine's store of it was taken for one more. */
+static void doubt_block(struct serve *s, const struct evidence_check *c)
+{
+    uint64_t names[BLOCKS_MAX];
+    bool seen[BLOCKS_MAX];
+    size_t at = (size_t)(c->cached / c->pool->block_size);
+    (void)watches_look(s->evidence->watches, &c->watch, seen);
+    if (!seen[at] && kvr_index_names(c->pool->index, c->watch.worker, c->locals, at + 1, names) == at + 1)
+        kvr_ingest_doubt_copies(s->ingest, c->watch.worker, &names[at]);
+}
+
+/* What spoke against the view may have been such copies, and is forgotten with them. */
+static void begin_anew_locked(struct evidence *e, struct kvr_worker worker)
+{
+    struct rank_evidence *r = find_rank(e, worker);
+    if (!r) return;
+    memset(r->kinds, 0, sizeof r->kinds);
+    r->alarm = false;
+}
+
+/* Is it a view of ours that can be judged? */
+static bool is_judged_locked(struct serve *s, const struct evidence_check *c)
+{
+    const struct worker *w = worker_find_locked(s, c->watch.worker.worker_id);
+    return w && w->pool == c->pool && (w->has_events || s->feed || s->durable);
+}
+
+/* Is what speaks against the view, or against copies in it, looked at once more? */
+static bool looks_again(const struct evidence_check *c, int which, enum verdict verdict, const struct kvr_view_status *view)
+{
+    bool bad = verdict == IS_MISSING || verdict == IS_STALE;
+    if (which == 0) return bad || fell_short(c, view); /* the latter whatever else may explain it */
+    return which == 1 && verdict == IS_MISSING && view->batches == c->batches;
+}
+
+/* Returns: whether the check is over. */
+static bool look(struct serve *s, const struct statuses *st, struct evidence_check *c, int which)
+{
+    char text[160] = ""; /* fits struct kvr_view_status */
+    bool over = true, changed = false;
+    enum reason why = NO_VIEW;
+    const struct kvr_view_status *view = status_of(st, c->watch.worker);
+    enum verdict verdict = view && view->sound && view->connected ? verdict_of(s, view, c, &why) : PROVES_NOTHING;
+    pthread_mutex_lock(&s->lock);
+    const struct rank_evidence *r = find_rank(s->evidence, c->watch.worker);
+    if (verdict == IS_STALE && !c->trusted && !(r && r->alarm)) { /* the view was not whole when the prompt was sent */
+        verdict = PROVES_NOTHING;
+        why = NO_VIEW;
+    }
+    if (!is_judged_locked(s, c)) {
+        why = NO_VIEW;
+        verdict = PROVES_NOTHING;
+    }
+    bool later = looks_again(c, which, verdict, view);
+    if (which == 0 && view) c->batches = view->batches;
+    if (later) over = !put_locked(s->evidence, which + 1, c);
+    else if (verdict != PROVES_NOTHING) changed = judge_locked(s, c, (enum outcome)verdict, text, sizeof text);
+    if (over && (verdict == PROVES_NOTHING || later))
+        count_none_locked(s->evidence, c->watch.worker, verdict == PROVES_NOTHING ? why : NO_BUSY);
+    bool doubt = changed && text[0] && view->unproven_copies;
+    if (doubt) begin_anew_locked(s->evidence, c->watch.worker);
+    pthread_mutex_unlock(&s->lock);
+    if (which && fell_short(c, view)) doubt_block(s, c);
+    if (doubt) kvr_ingest_doubt_copies(s->ingest, c->watch.worker, NULL);
+    else if (changed) kvr_ingest_set_evidence(s->ingest, c->watch.worker, text);
+    return over;
+}
+
+static struct evidence_check *take_due(struct serve *s, int which)
+{
+    pthread_mutex_lock(&s->lock);
+    struct queue *q = &s->evidence->looks[which];
+    struct evidence_check *c = q->first && q->first->due_ms <= now_ms() ? take_first(q) : NULL;
+    pthread_mutex_unlock(&s->lock);
+    return c;
+}
+
+void evidence_tick(struct serve *s)
+{
+    struct evidence *e = s->evidence;
+    struct evidence_check *c;
+    if (!e || !s->ingest) return;
+    pthread_mutex_lock(&s->lock);
+    bool any = false;
+    for (int which = 0; which < LOOKS; which++) any |= e->looks[which].n > 0;
+    pthread_mutex_unlock(&s->lock);
+    if (!any) return;
+    struct statuses st = {0};
+    read_statuses(s, &st);
+    for (int which = 0; which < LOOKS; which++)
+        for (int i = 0; i < CHECKS_MAX && (c = take_due(s, which)); i++)
+            if (look(s, &st, c, which)) drop(e, c);
+    free(st.list);
+}
+
+/* ---- what is told of it -------------------------------------------------------------------------------------------- */
+
+static const char *const outcome_names[OUTCOMES] = {"fine", "missing", "stale"};
+
+void evidence_write_locked(struct serve *s, struct kvr_buf *b, struct kvr_worker worker)
+{
+    const struct rank_evidence *r = s->evidence ? find_rank(s->evidence, worker) : NULL;
+    kvr_json_key(b, "evidence");
+    kvr_json_open(b, '{');
+    for (int i = 0; i < OUTCOMES; i++) kvr_json_put_u64(b, outcome_names[i], r ? r->outcomes[i] : 0);
+    kvr_json_put_u64(b, "none", r ? r->none : 0);
+    kvr_json_put_u64(b, "length", r ? r->lengths : 0);
+    kvr_json_close(b, '}');
+}
+
+void evidence_metrics(struct serve *s, struct kvr_buf *b)
+{
+#define REASON_TEXT(name, text) text,
+    static const char *const reasons[] = {REASONS(REASON_TEXT)};
+#undef REASON_TEXT
+    struct evidence *e = s->evidence;
+    if (!e) return;
+    kvr_buf_str(
+        b, "# HELP kvroute_view_evidence_total Answers by what they say of the rank's view\n# TYPE kvroute_view_evidence_total counter\n");
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < OUTCOMES; i++)
+        kvr_buf_printf(b, "kvroute_view_evidence_total{outcome=\"%s\",reason=\"\"} %llu\n", outcome_names[i],
+                       (unsigned long long)e->outcomes[i]);
+    for (int i = 0; i < REASONS_N; i++)
+        kvr_buf_printf(b, "kvroute_view_evidence_total{outcome=\"none\",reason=\"%s\"} %llu\n", reasons[i], (unsigned long long)e->none[i]);
+    kvr_buf_str(b, "# HELP kvroute_prompt_length_differs_total Answers that count other prompt tokens than were hashed\n"
+                   "# TYPE kvroute_prompt_length_differs_total counter\n");
+    for (size_t i = 0; i < e->ranks_n; i++)
+        kvr_buf_printf(b, "kvroute_prompt_length_differs_total{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n",
+                       (unsigned long long)e->ranks[i].worker.worker_id, e->ranks[i].worker.dp_rank,
+                       (unsigned long long)e->ranks[i].lengths);
+    pthread_mutex_unlock(&s->lock);
+}

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is made of what an engine says of itself (wire/engine_facts.h).
+ *
+ *     entry of the worker (given) --+
+ *                                   +--> the worker as it is used --> worker_add, when that differs from before
+ *     facts ------------------------+--> notes: what differs from what was given, what is missing; each to stderr when it is new
+ *
+ * What was given wins. An engine may not send us elsewhere: of the endpoints it tells only the port is taken, at the host of its own URL
+ * (wire/engine_facts.c refuses ports below 1024).
+ *
+ * Ranks that were not given are used when it is certain that a request reaches the one it is sent to: vLLM is asked for a rank that cannot
+ * be, and what it says of it shows that it reads the header, and how it counts. SGLang's own word is taken. Else the worker has one
+ * place, its requests name no rank, and no events are followed, as nobody can tell whose cache a request will meet.
+ */
+#include <stdarg.h>
+#include <string.h>
+
+#include "app/serve/admin/admin.h"
+
+static bool follows_events(const struct serve *s)
+{
+    return s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ;
+}
+
+bool learns(const struct serve *s, const struct worker *w)
+{
+    return s->o->ask_engines && !s->o->select_only && w->url[0];
+}
+
+uint32_t worker_block_size_locked(const struct serve *s, const struct worker *w)
+{
+    for (const struct worker *o = s->workers; o; o = o->next)
+        if (o->id != w->id && o->block_size_known && !strcmp(o->model, w->model) && !strcmp(o->group, w->group)) return o->block_size;
+    return s->o->block_size ? (uint32_t)s->o->block_size : BLOCK_SIZE_DEFAULT;
+}
+
+void learn_begin(const struct serve *s, struct worker *w)
+{
+    w->learnt = (struct learnt){.since_ms = now_ms()};
+    if (!learns(s, w)) return;
+    w->learnt.due_ms = 1;
+    w->learnt.waits = follows_events(s) && (!w->given.block_size || !w->given.events);
+}
+
+/* ---- notes -------------------------------------------------------------------------------------------------------- */
+
+static void note(struct learnt *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void note(struct learnt *l, const char *fmt, ...)
+{
+    va_list ap;
+    if (l->notes_n == NOTES_MAX) return;
+    va_start(ap, fmt);
+    vsnprintf(l->notes[l->notes_n++], NOTE_MAX, fmt, ap);
+    va_end(ap);
+}
+
+static bool is_noted(const struct learnt *l, const char *text)
+{
+    for (size_t i = 0; i < l->notes_n; i++)
+        if (!strcmp(l->notes[i], text)) return true;
+    return false;
+}
+
+static void tell_new(const struct worker *w, const struct learnt *before)
+{
+    const struct learnt *l = &w->learnt;
+    if (l->found[0] && strcmp(l->found, before->found) != 0)
+        kvr_log("kvroute: worker %llu (%.200s) says of itself: %s", (unsigned long long)w->id, w->url, l->found);
+    for (size_t i = 0; i < l->notes_n; i++)
+        if (!is_noted(before, l->notes[i])) kvr_log("kvroute: worker %llu (%.200s): %s", (unsigned long long)w->id, w->url, l->notes[i]);
+}
+
+/* ---- block size, blocks ------------------------------------------------------------------------------------------- */
+
+static void learn_sizes(struct worker *w, const struct kvr_engine_facts *f)
+{
+    uint64_t blocks = kvr_engine_facts_blocks(f);
+    if (blocks && !w->given.total_kv_blocks) w->learnt_kv_blocks = blocks;
+    if (!f->block_size) return;
+    if (w->given.block_size && w->block_size != f->block_size)
+        note(&w->learnt, "block-size %u was given, but the engine uses %u (%s): give block-size=%u, or leave it out", w->block_size,
+             f->block_size, f->block_size_from, f->block_size);
+    if (w->given.block_size) return;
+    w->block_size = f->block_size;
+    w->block_size_known = true;
+}
+
+/* Requests go to the workers of one size. */
+static void note_other_size_locked(const struct serve *s, struct worker *w)
+{
+    for (const struct worker *o = s->workers; o; o = o->next)
+        if (o->id != w->id && o->block_size_known && o->block_size != w->block_size && !strcmp(o->model, w->model) &&
+            !strcmp(o->group, w->group)) {
+            note(&w->learnt, "its block size is %u, that of worker %llu is %u: requests go to the workers of the size that most have",
+                 w->block_size, (unsigned long long)o->id, o->block_size);
+            return;
+        }
+}
+
+/* ---- ranks -------------------------------------------------------------------------------------------------------- */
+
+static bool ranks_differ(const struct worker *w, const struct kvr_engine_facts *f)
+{
+    return f->ranks_n != w->dp_size || f->ranks[0].rank != w->dp_start;
+}
+
+static void learn_ranks(struct worker *w, const struct kvr_engine_facts *f)
+{
+    char text[80];
+    uint32_t base = 0;
+    w->learnt.ranks_unknown = w->learnt.names_rank = false;
+    if (f->ranks_n == 0 || !kvr_engine_facts_contiguous(f) || f->too_many) return;
+    kvr_engine_facts_describe_ranks(f, text, sizeof text);
+    bool certain = f->ranks_n == 1 || kvr_engine_facts_takes_ranks(f, &base);
+    if (w->given.ranks && ranks_differ(w, f))
+        note(&w->learnt, "dp-start=%u,dp-size=%u was given, but the engine has %s (%s): leave them out, or give dp-start=%u,dp-size=%zu",
+             w->dp_start, w->dp_size, text, f->ranks_from, f->ranks[0].rank, f->ranks_n);
+    if (!certain && !(w->given.ranks && w->dp_size > 1)) {
+        w->learnt.ranks_unknown = true;
+        note(
+            &w->learnt,
+            "the engine has %s (%s), but does not take the header X-data-parallel-rank, so nobody knows whose cache a request meets: it is "
+            "served by load; start one engine for each rank, or update it",
+            text, f->ranks_from);
+        return;
+    }
+    w->learnt.names_rank = f->ranks_n > 1;
+    if (certain) w->rank_base = base;
+    if (w->given.ranks) return;
+    if (f->engine == KVR_FACT_SGLANG && f->ranks_n > 1) w->engine = ENGINE_SGLANG;
+    w->dp_start = f->ranks[0].rank;
+    w->dp_size = (uint32_t)f->ranks_n;
+}
+
+/* ---- events ------------------------------------------------------------------------------------------------------- */
+
+static bool has_port(const char *endpoint, uint16_t port)
+{
+    const char *colon = strrchr(endpoint, ':');
+    uint64_t n;
+    return colon && kvr_parse_u64(colon + 1, strlen(colon + 1), 65535, &n) && n == port;
+}
+
+/* Those of ranks that were not given follow the first one's. */
+static void spread_given(struct worker *w, char (*list)[96])
+{
+    for (uint32_t r = 1; r < w->dp_size; r++)
+        if (list[0][0] && !list[r][0] && !kvr_ingest_endpoint_shift(list[0], r, list[r], 96)) list[r][0] = 0;
+}
+
+static void learn_endpoints(struct worker *w, const struct kvr_engine_facts *f)
+{
+    if (w->given.events && !w->given.ranks) spread_given(w, w->events);
+    if (w->given.replay && !w->given.ranks) spread_given(w, w->replay);
+    for (uint32_t r = 0; r < w->dp_size; r++) {
+        const struct kvr_engine_rank *e = kvr_engine_facts_rank(f, w->dp_start + r);
+        if (!w->given.events) w->events[r][0] = 0;
+        if (!w->given.replay) w->replay[r][0] = 0;
+        if (!e || !e->events) continue;
+        if (!w->given.events) (void)kvr_ingest_endpoint_at(w->endpoint.host, e->events, w->events[r], sizeof w->events[r]);
+        /* of this very stream, not of one that somebody makes of it */
+        if (!w->given.replay && e->replay && !w->recover[0] && has_port(w->events[r], e->events))
+            (void)kvr_ingest_endpoint_at(w->endpoint.host, e->replay, w->replay[r], sizeof w->replay[r]);
+    }
+    w->has_events = false;
+    for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->events[r][0] != 0;
+}
+
+static void note_events(struct worker *w, const struct kvr_engine_facts *f)
+{
+    struct learnt *l = &w->learnt;
+    bool sglang = f->engine == KVR_FACT_SGLANG;
+    if (f->prefix_caching == KVR_TOLD_NO)
+        note(l, "prefix caching is off in the engine, so nothing can be reused: start it %s",
+             sglang ? "without --disable-radix-cache" : "without --no-enable-prefix-caching");
+    if (f->cached_tokens == KVR_TOLD_NO)
+        note(l, "the engine does not tell cached tokens, so predictions cannot be checked: start it with --enable-cache-report");
+    if (!w->has_events && f->events == KVR_TOLD_NO)
+        note(l, "it publishes no KV events, so its requests are routed by load: start the engine with %s", kvr_engine_facts_events_flag(f));
+    else if (!w->has_events && f->unusable)
+        note(l, "its KV events are published where only its own machine can read them: give events=, or start the engine with %s",
+             kvr_engine_facts_events_flag(f));
+    else if (!w->has_events && !l->ranks_unknown)
+        note(l,
+             "no KV events endpoint is known, so its requests are routed by load: give events=tcp://%.100s:5557,replay=tcp://%.100s:5558 "
+             "in its "
+             "entry, with the ports of the engine's --kv-events-config",
+             w->endpoint.host, w->endpoint.host);
+    if (w->has_events && !w->replay[0][0] && !w->recover[0])
+        note(l, "no replay endpoint is known, so what is lost on the way stays lost: %s",
+             f->events_from ? "add \"replay_endpoint\":\"tcp://*:5558\" to the engine's --kv-events-config"
+                            : "give replay=tcp://host:port");
+}
+
+/* ---- all of it ---------------------------------------------------------------------------------------------------- */
+
+static void describe(struct worker *w, const struct kvr_engine_facts *f)
+{
+    struct kvr_buf b = {0};
+    kvr_engine_facts_describe(f, &b);
+    if (f->events_from && !w->given.events) {
+        kvr_buf_printf(&b, ", events %s", w->events[0]);
+        if (w->replay[0][0]) kvr_buf_printf(&b, " and replay %s", w->replay[0]);
+        kvr_buf_printf(&b, " (%s)", f->events_from);
+    }
+    bool anything = f->block_size || f->ranks_n || f->events_from;
+    snprintf(w->learnt.found, NOTE_MAX, "%.*s", anything && !b.failed ? (int)b.len : 0, b.data ? b.data : "");
+    kvr_buf_free(&b);
+}
+
+static void apply(const struct serve *s, struct worker *w, const struct kvr_engine_facts *f)
+{
+    struct learnt *l = &w->learnt;
+    l->notes_n = 0;
+    l->facts = *f;
+    l->answered = true;
+    l->waits = false;
+    learn_sizes(w, f);
+    learn_ranks(w, f);
+    if (follows_events(s)) {
+        learn_endpoints(w, f);
+        note_events(w, f);
+    }
+    describe(w, f);
+}
+
+/* Does what decides on partition, ranks or streams differ? */
+static bool needs_adding(const struct worker *a, const struct worker *b)
+{
+    return a->block_size != b->block_size || a->dp_start != b->dp_start || a->dp_size != b->dp_size || a->engine != b->engine ||
+           a->learnt.waits != b->learnt.waits || a->learnt.ranks_unknown != b->learnt.ranks_unknown ||
+           memcmp(a->events, b->events, sizeof a->events) != 0 || memcmp(a->replay, b->replay, sizeof a->replay) != 0;
+}
+
+/* What was learnt without anything to be built anew. */
+static void keep_locked(struct worker *w, const struct worker *now)
+{
+    w->learnt = now->learnt;
+    w->rank_base = now->rank_base;
+    w->block_size_known = now->block_size_known;
+    if (w->learnt_kv_blocks == now->learnt_kv_blocks) return;
+    w->learnt_kv_blocks = now->learnt_kv_blocks;
+    kvr_router_set_limits(w->pool->router, w->id, w->max_num_batched_tokens, w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
+}
+
+/* Nobody else changes the table: all who do run on the main loop. */
+static void change(struct serve *s, uint64_t id, const struct kvr_engine_facts *f)
+{
+    static struct worker now, before; /* large */
+    char err[256];
+    pthread_mutex_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, id);
+    if (w) now = before = *w;
+    if (w && f) {
+        apply(s, &now, f);
+        note_other_size_locked(s, &now);
+    }
+    if (w && !f) {
+        now.learnt.waits = false;
+        if (!now.learnt.due_ms) now.learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
+    }
+    bool anew = w && needs_adding(&before, &now);
+    if (w && !anew) keep_locked(w, &now);
+    pthread_mutex_unlock(&s->lock);
+    if (!w) return;
+    now.learns = true;
+    if (anew && worker_add(s, &now, err, sizeof err)) {
+        pthread_mutex_lock(&s->lock);
+        w = worker_find_locked(s, id);
+        note(&now.learnt, "it cannot be used with what its engine says: %.200s", err);
+        now.learnt.waits = false;
+        if (w) w->learnt = now.learnt;
+        pthread_mutex_unlock(&s->lock);
+    }
+    tell_new(&now, &before.learnt);
+}
+
+void learn(struct serve *s, uint64_t id, const struct kvr_engine_facts *f)
+{
+    change(s, id, f);
+}
+
+void learn_nothing(struct serve *s, uint64_t id)
+{
+    change(s, id, NULL);
+}
+
+/* ---- showing ------------------------------------------------------------------------------------------------------ */
+
+void learnt_write(struct kvr_buf *b, const struct worker *w)
+{
+    static const char *const names[] = {"unknown", "vllm", "sglang"};
+    const struct learnt *l = &w->learnt;
+    const struct kvr_engine_facts *f = &l->facts;
+    kvr_json_key(b, "learnt");
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "state", l->answered ? "answered" : l->due_ms || l->waits ? "asking" : "not asked");
+    if (l->answered) kvr_json_put_str(b, "engine", names[f->engine]);
+    if (f->block_size) kvr_json_put_u64(b, "block_size", f->block_size);
+    if (f->block_size) kvr_json_put_str(b, "block_size_from", f->block_size_from);
+    if (f->total_blocks) kvr_json_put_u64(b, "total_kv_blocks", kvr_engine_facts_blocks(f));
+    if (f->total_blocks) kvr_json_put_str(b, "total_kv_blocks_from", f->total_blocks_from);
+    if (f->events_from) kvr_json_put_str(b, "events_from", f->events_from);
+    if (f->ranks_n) {
+        kvr_json_put_str(b, "ranks_from", f->ranks_from);
+        kvr_json_key(b, "ranks");
+        kvr_json_open(b, '[');
+        for (size_t i = 0; i < f->ranks_n; i++) kvr_json_u64(b, f->ranks[i].rank);
+        kvr_json_close(b, ']');
+    }
+    if (f->ranks_n && f->ranks[0].buffer_steps) kvr_json_put_u64(b, "buffer_steps", f->ranks[0].buffer_steps);
+    kvr_json_key(b, "notes");
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < l->notes_n; i++) kvr_json_str(b, l->notes[i], strlen(l->notes[i]));
+    kvr_json_close(b, ']');
+    kvr_json_close(b, '}');
+}

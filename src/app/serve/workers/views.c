@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * KV events into the index, what a view is worth into the router. The callbacks run on the ingest thread; `user` is the worker's pool,
+ * which lives as long as the process.
+ */
+#include "app/serve/workers/evidence.h"
+#include "app/serve/state.h"
+
+#include <string.h>
+
+#include "store/view_store.h"
+
+/* ---- what our own requests show of partial views ----------------------------------------------------------------- */
+
+/* The ingest thread's, in a list: few views are partial. */
+struct supposition {
+    struct supposition *next;
+    struct kvr_worker worker;
+    struct serve *serve;
+    struct pool *pool;
+    struct kvr_supposed *supposed;
+};
+
+static struct supposition **place_of(struct serve *s, struct kvr_worker w)
+{
+    struct supposition **at = &s->suppositions;
+    while (*at && kvr_worker_cmp((*at)->worker, w) != 0) at = &(*at)->next;
+    return at;
+}
+
+static int apply_supposed(void *ctx, const struct kvr_event *ev)
+{
+    const struct supposition *u = ctx;
+    return kvr_index_apply(u->pool->index, ev);
+}
+
+static int take_known(void *ctx, const struct kvr_event *ev)
+{
+    const struct supposition *u = ctx;
+    if (ev->tier == KVR_TIER_DEVICE) kvr_supposed_stored(u->supposed, ev, 0, atomic_load(&u->serve->view_tick));
+    return 0;
+}
+
+static void suppose(struct serve *s, struct pool *p, struct kvr_worker w)
+{
+    struct supposition **at = place_of(s, w);
+    if (*at) return;
+    struct supposition *u = calloc(1, sizeof *u);
+    struct kvr_supposed_config c = {.worker = w, .apply = apply_supposed, .ctx = u};
+    if (u && kvr_supposed_create(&c, &u->supposed) == 0) {
+        *u = (struct supposition){NULL, w, s, p, u->supposed};
+        kvr_supposed_reset(u->supposed, atomic_fetch_add(&s->view_tick, 1) + 1);
+        (void)kvr_index_dump(p->index, &w, take_known, u);
+        *at = u;
+    } else {
+        free(u);
+    }
+}
+
+static void on_leave(void *ctx, struct kvr_worker w)
+{
+    struct supposition **at = place_of(ctx, w), *u = *at;
+    if (!u) return;
+    *at = u->next;
+    kvr_supposed_destroy(u->supposed);
+    free(u);
+}
+
+static bool makes_up(void *ctx, struct kvr_worker w)
+{
+    const struct supposition *u = *place_of(ctx, w);
+    struct kvr_supposed_stats st = {0};
+    if (u) kvr_supposed_stats(u->supposed, &st);
+    return st.anonymous > 0;
+}
+
+/* When nothing that is supposed is left. */
+static void stop_supposing(struct serve *s, struct kvr_worker w)
+{
+    if (!makes_up(s, w)) on_leave(s, w);
+}
+
+/* Removals go to the index name by name, so that each one is known to have been found or not. */
+static int remove_names(const struct supposition *u, const struct kvr_event *ev, uint64_t tick)
+{
+    int rc = 0;
+    for (size_t i = 0; i < ev->removed_n; i++) {
+        struct kvr_event one = *ev;
+        one.removed = &ev->removed[i];
+        one.removed_n = 1;
+        int found = kvr_index_apply(u->pool->index, &one);
+        kvr_supposed_removed(u->supposed, ev->removed[i], found, tick);
+        if (found) rc = found;
+    }
+    return rc;
+}
+
+static int apply_event(struct serve *s, const struct pool *p, const struct kvr_event *ev)
+{
+    const struct supposition *u = ev->tier == KVR_TIER_DEVICE ? *place_of(s, ev->worker) : NULL;
+    if (!u) return kvr_index_apply(p->index, ev);
+    uint64_t tick = atomic_fetch_add(&s->view_tick, 1) + 1;
+    if (ev->kind == KVR_EVENT_REMOVED) return remove_names(u, ev, tick);
+    int rc = kvr_index_apply(p->index, ev);
+    if (ev->kind == KVR_EVENT_CLEARED) kvr_supposed_reset(u->supposed, tick);
+    else kvr_supposed_stored(u->supposed, ev, rc, tick);
+    return rc;
+}
+
+static void on_served(void *ctx, void *user, const struct kvr_served *v)
+{
+    struct supposition *u = *place_of(ctx, v->worker);
+    (void)user;
+    if (u) kvr_supposed_served(u->supposed, v, now_ms());
+}
+
+static void on_tick(void *ctx, uint64_t now)
+{
+    struct serve *s = ctx;
+    struct kvr_supposed_stats sum = {0}, st;
+    (void)now;
+    for (const struct supposition *u = s->suppositions; u; u = u->next) {
+        kvr_supposed_tick(u->supposed, now_ms());
+        kvr_supposed_stats(u->supposed, &st);
+        sum.anonymous += st.anonymous;
+    }
+    atomic_store(&s->view_supposed, sum.anonymous);
+}
+
+/* ---- events ---------------------------------------------------------------------------------------------------------- */
+
+static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+{
+    struct serve *s = ctx;
+    const struct pool *p = user;
+    (void)origin;
+    if (ev->tier != KVR_TIER_DEVICE) kvr_router_use_lower_tiers(p->router);
+    kvr_recorder_event(s->recorder, ev);
+    int rc = apply_event(s, p, ev);
+    evidence_event(s, ev);
+    atomic_fetch_add_explicit(rc ? &s->metrics.events_failed_total : &s->metrics.events_applied_total, 1, memory_order_relaxed);
+    return rc;
+}
+
+static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
+{
+    const struct pool *p = user;
+    (void)ctx;
+    return kvr_index_holds(p->index, w, tier, name);
+}
+
+static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
+{
+    const struct pool *p = user;
+    (void)ctx;
+    (void)kvr_index_window(p->index, ev);
+}
+
+static void on_reset(void *ctx, void *user, struct kvr_worker w)
+{
+    const struct pool *p = user;
+    struct serve *s = ctx;
+    struct supposition *u = *place_of(s, w);
+    if (u) kvr_supposed_reset(u->supposed, atomic_fetch_add(&s->view_tick, 1) + 1);
+    kvr_recorder_event(s->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
+    kvr_index_drop_rank(p->index, w);
+    evidence_reset(s, w);
+    pthread_mutex_lock(&s->lock); /* nobody waits for the ingest thread under it */
+    struct worker *worker = worker_find_locked(s, w.worker_id);
+    if (worker) atomic_store(&worker->reports, false); /* it may be another engine */
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
+{
+    struct serve *s = ctx;
+    struct pool *p = user;
+    if (knowledge == KVR_VIEW_PARTIAL) suppose(s, p, w);
+    if (knowledge == KVR_VIEW_WHOLE) stop_supposing(s, w);
+    kvr_router_set_trusted(p->router, w, knowledge != KVR_VIEW_UNKNOWN);
+    pthread_mutex_lock(&s->lock); /* nobody waits for the ingest thread under it */
+    struct worker *worker = worker_find_locked(s, w.worker_id);
+    if (worker && w.dp_rank - worker->dp_start < worker->dp_size) atomic_store(&worker->views[w.dp_rank - worker->dp_start], knowledge);
+    pthread_mutex_unlock(&s->lock);
+    kvr_log("kvroute: view of worker %llu rank %u is %s%s%s", (unsigned long long)w.worker_id, w.dp_rank,
+            kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
+}
+
+void views_served(struct serve *s, struct kvr_served *v)
+{
+    if (kvr_ingest_served(s->ingest, v)) atomic_fetch_add(&s->metrics.view_prompts_dropped_total, 1);
+}
+
+void views_expect_reports(struct serve *s, struct worker *w)
+{
+    if (s->ingest && !atomic_exchange(&w->reports, true) && !kvr_ingest_expect_reports(s->ingest, w->id)) atomic_store(&w->reports, false);
+}
+
+enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank)
+{
+    return rank - w->dp_start < w->dp_size ? (enum kvr_view_knowledge)atomic_load(&w->views[rank - w->dp_start]) : KVR_VIEW_UNKNOWN;
+}
+
+int views_start(struct serve *s)
+{
+    if (!s->o->kv_events || s->o->overlap_credit <= 0 || s->o->use_remote_indexer) return 0;
+    struct kvr_recorder_config rc = {s->o->record_events, s->o->record_max_lines, s->o->record_max_count, s->o->record_max_secs};
+    char err[400];
+    if (rc.path && kvr_recorder_create(&rc, &s->recorder, err, sizeof err)) {
+        kvr_log("kvroute: --record-events: %s", err);
+        return -KVR_EINVAL;
+    }
+    struct kvr_ingest_handler h = {.on_event = on_event,
+                                   .on_reset = on_reset,
+                                   .holds = holds,
+                                   .on_window = on_window,
+                                   .on_view = on_view,
+                                   .on_leave = on_leave,
+                                   .makes_up = makes_up,
+                                   .on_served = on_served,
+                                   .on_tick = on_tick,
+                                   .ctx = s};
+    int failed = kvr_ingest_create(&h, s->o->restore_timeout, &s->ingest);
+    if (failed) return failed;
+    kvr_ingest_set_curve(s->ingest, s->curve);
+    const char *who = s->o->select_only ? "kvroute select" : "kvroute serve";
+    char why[KVR_PATH_ERROR_MAX];
+    if (s->o->data_dir && kvr_view_store_open(s->ingest, s->o->data_dir, s->o->snapshot_interval, who, &s->store, why, sizeof why)) {
+        kvr_log("%s: --data-dir: %s; allowed: a directory that can be written", who, why);
+        return -KVR_EINVAL;
+    }
+    return s->o->plane.plane != KVR_PLANE_NATS ? 0 : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
+}
+
+/* Pools live as long as the process. */
+static struct kvr_index *hold(void *ctx, void *user)
+{
+    const struct pool *p = user;
+    (void)ctx;
+    return p->index;
+}
+
+static void release(void *ctx, void *user)
+{
+    (void)ctx;
+    (void)user;
+}
+
+int views_start_durable(struct serve *s)
+{
+    const struct kvr_plane_options *o = &s->o->plane;
+    struct kvr_durable_config c = {.link = s->nats,
+                                   .scope = s->scope,
+                                   .in = s->ingest,
+                                   .replicas = (int)o->nats_replicas,
+                                   .threshold = o->snapshot_threshold,
+                                   .reset = o->reset_states,
+                                   .hold = hold,
+                                   .release = release};
+    return o->plane == KVR_PLANE_JETSTREAM && s->ingest ? kvr_durable_feed_open(&c, &s->durable) : 0;
+}
+
+void views_stop(struct serve *s)
+{
+    kvr_plane_feed_close(s->feed);
+    kvr_durable_feed_close(s->durable);
+    s->durable = NULL;
+    kvr_view_store_stop(s->store);
+    kvr_ingest_destroy(s->ingest);
+    kvr_view_store_destroy(s->store);
+    s->store = NULL;
+    kvr_recorder_destroy(s->recorder);
+    s->feed = NULL;
+    s->ingest = NULL;
+}
+
+bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place)
+{
+    bool usable = s->ingest && !w->learnt.waits && !w->learnt.ranks_unknown;
+    return usable && (w->events[place][0] || s->o->plane.plane != KVR_PLANE_ZMQ);
+}
+
+const char *views_why_none(const struct worker *w)
+{
+    if (w->learnt.waits) return "waiting for what the engine says of itself";
+    if (w->learnt.ranks_unknown) return "the engine has several data-parallel ranks, and does not take one";
+    return "no KV events endpoint is configured";
+}
+
+/* From what the data directory has of it. A rank of a shared stream has no place of its own to go on from. */
+static void follow(struct serve *s, const struct worker *w, struct pool *pool, struct kvr_ingest_source *src)
+{
+    struct kvr_view_identity id = {w->model, w->group, src->events};
+    bool tiers = false;
+    if (s->store && src->events) kvr_view_store_follow(s->store, &id, pool->index, src, &tiers);
+    else kvr_ingest_add(s->ingest, src);
+    if (tiers) kvr_router_use_lower_tiers(pool->router);
+}
+
+void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
+{
+    for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
+        struct kvr_ingest_source src = {.worker = {w->id, w->dp_start + r},
+                                        .block_size = w->block_size,
+                                        .events = w->events[r][0] ? w->events[r] : NULL,
+                                        .replay = w->replay[r][0] ? w->replay[r] : NULL,
+                                        .recover = w->recover[0] ? w->recover : NULL,
+                                        .tiers = true,
+                                        .user = pool};
+        if (views_has_source(s, w, r)) follow(s, w, pool, &src);
+    }
+}
+
+void views_unfollow(struct serve *s, uint64_t id)
+{
+    if (s->ingest) kvr_ingest_remove(s->ingest, id, NULL);
+    if (s->store) kvr_view_store_unfollow(s->store, id);
+}
+
+/* The views of a durable stream are declared untrusted at once; what settles them is the end of the stream. */
+void views_tick(struct serve *s)
+{
+    static struct kvr_catch_up progress;
+    bool all = true;
+    if (s->o->plane.plane != KVR_PLANE_JETSTREAM || !s->ingest || atomic_load(&s->caught_up)) return;
+    size_t n = kvr_ingest_status(s->ingest, NULL, 0);
+    struct kvr_view_status *st = calloc(n + 1, sizeof *st);
+    n = st ? KVR_MIN(kvr_ingest_status(s->ingest, st, n), n) : 0;
+    for (size_t i = 0; i < n; i++) all &= st[i].trusted;
+    if (kvr_catch_up_step(&progress, s->ingest, all && st, now_ms(), (uint64_t)(s->o->restore_timeout * 1000)))
+        atomic_store(&s->caught_up, true);
+    free(st);
+}
+
+bool views_settled(struct serve *s)
+{
+    struct kvr_view_status *st;
+    size_t want = 0, n, cap, settled = 0;
+    if (!s->ingest) return true;
+    if (s->o->plane.plane == KVR_PLANE_JETSTREAM && !atomic_load(&s->caught_up)) return false;
+    pthread_mutex_lock(&s->lock);
+    bool waits = false;
+    for (const struct worker *w = s->workers; w; w = w->next) {
+        waits |= w->learnt.waits;
+        for (uint32_t r = 0; r < w->dp_size; r++) want += views_has_source(s, w, r);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (waits) return false;
+    cap = want + 16;
+    st = calloc(cap, sizeof *st);
+    if (!st) return false;
+    n = kvr_ingest_status(s->ingest, st, cap);
+    for (size_t i = 0; i < KVR_MIN(n, cap); i++) settled += st[i].settled;
+    free(st);
+    return settled >= want;
+}
+
+/* ---- wiring ------------------------------------------------------------------------------------------------------- */
+
+static enum wiring wiring_of(const struct worker *w, const struct kvr_view_status *st, uint64_t now)
+{
+    if (st->events_trouble) return WIRING_EVENTS;
+    if (st->replay_trouble) return WIRING_REPLAY;
+    if (st->connected || st->paused || w->health != HEALTH_UP || now - w->learnt.since_ms < WIRING_PATIENCE_MS) return WIRING_FINE;
+    return WIRING_SILENT;
+}
+
+static void tell_wiring(const struct worker *w, uint32_t place, const struct kvr_view_status *st, enum wiring is)
+{
+    unsigned long long id = w->id;
+    unsigned rank = w->dp_start + place;
+    if (is == WIRING_EVENTS) kvr_log("kvroute: worker %llu rank %u: events=%s: %s", id, rank, w->events[place], st->events_trouble);
+    else if (is == WIRING_REPLAY) kvr_log("kvroute: worker %llu rank %u: replay=%s: %s", id, rank, w->replay[place], st->replay_trouble);
+    else if (is == WIRING_SILENT) kvr_log("kvroute: worker %llu rank %u: events=%s: nobody answers there", id, rank, w->events[place]);
+    else kvr_log("kvroute: worker %llu rank %u: its events endpoint answers", id, rank);
+}
+
+void views_wiring_tick(struct serve *s)
+{
+    size_t n = s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ ? kvr_ingest_status(s->ingest, NULL, 0) : 0;
+    struct kvr_view_status *st = n ? calloc(n, sizeof *st) : NULL;
+    uint64_t now = now_ms();
+    n = st ? KVR_MIN(kvr_ingest_status(s->ingest, st, n), n) : 0;
+    pthread_mutex_lock(&s->lock);
+    for (size_t i = 0; i < n; i++) {
+        struct worker *w = worker_find_locked(s, st[i].worker.worker_id);
+        uint32_t place = w ? st[i].worker.dp_rank - w->dp_start : 0;
+        if (!w || place >= w->dp_size || !w->events[place][0]) continue;
+        enum wiring is = wiring_of(w, &st[i], now);
+        if (is != w->wiring[place]) tell_wiring(w, place, &st[i], is);
+        w->wiring[place] = (unsigned char)is;
+    }
+    pthread_mutex_unlock(&s->lock);
+    free(st);
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Answers. They are written with uv_try_write first, so a chunk goes out in the same loop turn with one system call; what the
+ * socket does not take is copied to a write request.
+ *
+ * Either every byte of an answer goes out in its place, or nothing more goes out at all and the connection is reset: a piece
+ * that cannot be queued sets write_failed, after which nothing is sent.
+ */
+#include "net/http/server_internal.h"
+
+#include <string.h>
+
+struct write_req {
+    uv_write_t req;
+    struct kvr_http_conn *conn;
+    size_t len;
+    char data[];
+};
+
+/* ---- bytes ------------------------------------------------------------------------------------------- */
+
+/* The client has taken enough for us to go on with it. */
+static void on_low(struct kvr_http_conn *c)
+{
+    const struct kvr_http_handler *h = &c->server->config.handler;
+    c->above_high = false;
+    if (c->answering && h->on_drained) h->on_drained(c, h->ctx);
+    if (!c->answering && !c->closing) kvr__request_parse_ahead(c);
+    kvr__conn_update_reading(c);
+}
+
+static void on_written(uv_write_t *req, int status)
+{
+    struct write_req *w = (struct write_req *)req;
+    struct kvr_http_conn *c = w->conn;
+    c->queued -= w->len;
+    free(w);
+    if (c->closing) return;
+    if (status < 0) {
+        kvr__conn_close(c);
+        return;
+    }
+    if (c->above_high && c->queued < KVR_HTTP_LOW_WATER) on_low(c);
+    if (c->queued || c->answering || c->closing) return;
+    if (c->close_when_sent) kvr__conn_linger(c);
+    else if (!c->started_message) kvr__conn_deadline(c, c->server->config.idle_timeout_s);
+}
+
+static void write_failed(struct kvr_http_conn *c)
+{
+    if (c->write_failed) return;
+    atomic_fetch_add(&c->server->shared->answers_broken, 1);
+    kvr__conn_fail_soon(c);
+}
+
+/* Bytes for the wire. */
+static void send_raw(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
+{
+    size_t total = 0, sent = 0;
+    if (c->closing || c->write_failed) return;
+    for (unsigned i = 0; i < n; i++) total += bufs[i].len;
+    if (c->queued == 0) {
+        int rc = uv_try_write((uv_stream_t *)&c->tcp, bufs, n);
+        if (rc < 0 && rc != UV_EAGAIN) { /* the client is gone, and reading may have been stopped */
+            kvr__conn_fail_soon(c);
+            return;
+        }
+        if (rc > 0) sent = (size_t)rc;
+    }
+    if (sent == total) return;
+    struct write_req *w = malloc(sizeof *w + total - sent);
+    if (!w) {
+        write_failed(c);
+        return;
+    }
+    w->conn = c;
+    w->len = 0;
+    for (unsigned i = 0; i < n; i++) {
+        size_t skip = KVR_MIN(sent, bufs[i].len);
+        memcpy(w->data + w->len, bufs[i].base + skip, bufs[i].len - skip);
+        w->len += bufs[i].len - skip;
+        sent -= skip;
+    }
+    uv_buf_t b = uv_buf_init(w->data, (unsigned)w->len);
+    if (uv_write(&w->req, (uv_stream_t *)&c->tcp, &b, 1, on_written)) {
+        free(w);
+        write_failed(c);
+        return;
+    }
+    c->queued += w->len;
+    c->queued_total += w->len;
+    if (c->queued > KVR_HTTP_HIGH_WATER) c->above_high = true;
+    if (c->above_high) kvr__conn_update_reading(c);
+}
+
+void kvr__answer_flush_tls(struct kvr_http_conn *c)
+{
+    char *data;
+    size_t n = kvr_tls_pending(c->tls, &data);
+    if (!n) return;
+    uv_buf_t b = uv_buf_init(data, (unsigned)n);
+    send_raw(c, &b, 1);
+    kvr_tls_sent(c->tls);
+}
+
+void kvr__answer_send(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
+{
+    if (!c->tls) {
+        send_raw(c, bufs, n);
+        return;
+    }
+    for (unsigned i = 0; i < n && !c->closing && !c->write_failed; i++)
+        if (!kvr_tls_write(c->tls, bufs[i].base, bufs[i].len)) write_failed(c);
+    kvr__answer_flush_tls(c);
+}
+
+/* ---- answers ----------------------------------------------------------------------------------------- */
+
+/* The head, and in the same go a body of `length` bytes when there is one. */
+static void start_with(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length, const char *body)
+{
+    char line[128], framing[96];
+    KVR_ASSERT(c->answering && !c->answer_started);
+    c->answer_started = true;
+    bool no_body = c->request.is_head || status == 204 || status == 304;
+    c->chunked = !no_body && length < 0 && c->request.minor >= 1;
+    if (!no_body && length < 0 && !c->chunked) c->keep_alive = false;
+    c->left = no_body ? 0 : length;
+    if (c->server->draining) c->keep_alive = false;
+    int a = snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\n", status, kvr_http_reason(status)), b = 0;
+    if (c->chunked) b = snprintf(framing, sizeof framing, "Transfer-Encoding: chunked\r\n");
+    else if (length >= 0 && status != 204 && status != 304)
+        b = snprintf(framing, sizeof framing, "Content-Length: %lld\r\n", (long long)length);
+    const char *end = c->keep_alive ? (c->request.minor >= 1 ? "\r\n" : "Connection: keep-alive\r\n\r\n") : "Connection: close\r\n\r\n";
+    size_t body_len = body && c->left > 0 ? (size_t)c->left : 0;
+    c->left -= (int64_t)body_len;
+    uv_buf_t bufs[] = {kvr__buf_of(line, (size_t)a), kvr__buf_of(headers, headers_len), kvr__buf_of(framing, (size_t)b),
+                       kvr__buf_of(end, strlen(end)), kvr__buf_of(body, body_len)};
+    kvr__answer_send(c, bufs, body_len ? 5 : 4);
+}
+
+void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length)
+{
+    start_with(c, status, headers, headers_len, length, NULL);
+}
+
+size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
+{
+    char size[24];
+    if (len == 0 || c->closing) return c->queued;
+    if (c->chunked) {
+        int n = snprintf(size, sizeof size, "%zx\r\n", len);
+        uv_buf_t bufs[] = {kvr__buf_of(size, (size_t)n), kvr__buf_of(data, len), kvr__buf_of("\r\n", 2)};
+        kvr__answer_send(c, bufs, 3);
+    } else if (c->left != 0) {
+        if (c->left > 0) {
+            len = KVR_MIN(len, (size_t)c->left);
+            c->left -= (int64_t)len;
+        }
+        uv_buf_t b = kvr__buf_of(data, len);
+        kvr__answer_send(c, &b, 1);
+    }
+    return c->queued;
+}
+
+static void answer_over(struct kvr_http_conn *c)
+{
+    c->answering = c->answer_started = false;
+    c->user = NULL;
+    if (c->closing || c->write_failed) return; /* the latter: it is about to be reset */
+    if (!c->keep_alive || c->server->draining) {
+        c->close_when_sent = true;
+        kvr__request_free(c);
+        if (c->queued == 0) kvr__conn_linger(c);
+        return;
+    }
+    kvr__request_begin(c);
+    kvr__conn_deadline(c, c->server->config.idle_timeout_s);
+    llhttp_resume(&c->parser);
+    kvr__request_parse_ahead(c);
+}
+
+bool kvr_http_all_sent(const struct kvr_http_conn *c)
+{
+    return c->queued == 0 && !c->write_failed;
+}
+
+void kvr_http_end(struct kvr_http_conn *c)
+{
+    KVR_ASSERT(c->answering);
+    if (c->chunked) {
+        uv_buf_t b = kvr__buf_of("0\r\n\r\n", 5);
+        kvr__answer_send(c, &b, 1);
+    } else if (c->left > 0) {
+        c->keep_alive = false; /* shorter than announced: the client must notice */
+    }
+    answer_over(c);
+}
+
+void kvr_http_abort(struct kvr_http_conn *c)
+{
+    if (c->answering && c->answer_started && !c->chunked && c->left < 0) c->reset_at_close = true;
+    c->answering = c->answer_started = false;
+    c->user = NULL;
+    if (c->closing) return;
+    c->keep_alive = false;
+    c->close_when_sent = true;
+    kvr__request_free(c);
+    if (c->queued == 0) kvr__conn_close(c);
+}
+
+void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers, const char *body, size_t len)
+{
+    struct kvr_buf h = {0};
+    if (content_type) kvr_buf_printf(&h, "Content-Type: %s\r\n", content_type);
+    if (extra_headers) kvr_buf_str(&h, extra_headers);
+    if (h.failed) write_failed(c);
+    start_with(c, status, h.data ? h.data : "", h.len, (int64_t)len, body);
+    kvr_buf_free(&h);
+    kvr_http_end(c);
+}
+
+void kvr_http_reply_buf(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers, struct kvr_buf *body)
+{
+    if (body->failed) kvr_http_reply(c, 503, "application/json", "Retry-After: 1\r\n", "{\"error\":\"out of memory\"}", 25);
+    else kvr_http_reply(c, status, content_type, extra_headers, body->data ? body->data : "", body->len);
+    kvr_buf_free(body);
+}
+
+void kvr_http_close_after(struct kvr_http_conn *c)
+{
+    c->keep_alive = false;
+}
+
+void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message)
+{
+    struct kvr_buf body = {0};
+    if (c->answering) return;
+    kvr__request_free(c);
+    c->answering = true;
+    c->keep_alive = false;
+    c->request.minor = 1;
+    c->request.is_head = false;
+    if (c->server->config.handler.error_body) c->server->config.handler.error_body(&body, status, message);
+    if (status == 413) c->server->stats.too_large++;
+    else if (status == 408) c->server->stats.timeouts++;
+    else c->server->stats.bad_requests++;
+    kvr_http_reply_buf(c, status, "application/json", status == 503 ? "Retry-After: 1\r\n" : NULL, &body);
+}

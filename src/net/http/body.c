@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "net/http/internal.h"
+
+#include <string.h>
+
+enum { SMALL_BODY = 64 * 1024 };
+
+static struct kvr_body *body_new(void)
+{
+    struct kvr_body *b = calloc(1, sizeof *b);
+    if (b) atomic_init(&b->refs, 1);
+    return b;
+}
+
+struct kvr_body *kvr_body_take(struct kvr_buf *bytes)
+{
+    struct kvr_body *b = bytes->failed ? NULL : body_new();
+    if (!b) return NULL;
+    b->data = bytes->data;
+    b->len = bytes->len;
+    *bytes = (struct kvr_buf){0};
+    return b;
+}
+
+struct kvr_body *kvr_body_copy(const void *data, size_t len)
+{
+    struct kvr_buf bytes = {0};
+    kvr_buf_add(&bytes, data, len);
+    struct kvr_body *b = kvr_body_take(&bytes);
+    kvr_buf_free(&bytes);
+    return b;
+}
+
+struct kvr_body *kvr_body_derive(const struct kvr_body *from, struct kvr_buf *bytes)
+{
+    size_t n = bytes->cap;
+    if (from->shared && !kvr__bodies_reserve(from->shared, n, n)) return NULL;
+    struct kvr_body *b = kvr_body_take(bytes);
+    if (b) {
+        b->shared = from->shared;
+        b->held = n;
+    } else if (from->shared) {
+        kvr__bodies_release(from->shared, n);
+    }
+    return b;
+}
+
+struct kvr_body *kvr_body_ref(struct kvr_body *b)
+{
+    if (b) atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
+    return b;
+}
+
+void kvr_body_unref(struct kvr_body *b)
+{
+    if (!b || atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1) return;
+    if (b->shared) kvr__bodies_release(b->shared, b->held);
+    free(b->data);
+    free(b);
+}
+
+bool kvr__bodies_reserve(struct kvr_http_shared *s, size_t n, size_t whole)
+{
+    uint64_t held = atomic_load(&s->bodies_held), max = s->bodies_max - (whole > SMALL_BODY ? s->bodies_max / 4 : 0);
+    do {
+        if (s->bodies_max && (held > max || n > max - held)) {
+            atomic_fetch_add(&s->bodies_refused, 1);
+            return false;
+        }
+    } while (!atomic_compare_exchange_weak(&s->bodies_held, &held, held + n));
+    return true;
+}
+
+void kvr__bodies_release(struct kvr_http_shared *s, size_t n)
+{
+    atomic_fetch_sub(&s->bodies_held, n);
+}
+
+void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct kvr_buf *out)
+{
+    static const struct {
+        const char *name, *type, *help;
+        size_t at;
+    } rows[] = {
+#define ROW(name, type, field, help) {name, type, help, offsetof(struct kvr_http_shared, field)}
+        ROW("request_bodies_bytes", "gauge", bodies_held, "Memory held for request bodies, unfinished ones included"),
+        ROW("request_bodies_refused_total", "counter", bodies_refused, "Requests answered with 503 as the budget for bodies was used up"),
+        ROW("write_timeouts_total", "counter", write_timeouts, "Clients cut off because they took nothing of what was queued for them"),
+        ROW("answers_broken_total", "counter", answers_broken, "Answers broken off for want of memory"),
+        ROW("accept_failures_total", "counter", accept_failures, "Connections that could not be taken for want of memory or descriptors"),
+        ROW("evicted_connections_total", "counter", evicted, "Idle or slow connections, closed to make room for new ones"),
+        ROW("delayed_connections_total", "counter", delayed, "Connections that waited in the queue of the kernel as there were too many"),
+#undef ROW
+    };
+    for (size_t k = 0; k < KVR_ARRAY_LEN(rows); k++) {
+        kvr_buf_printf(out, "# HELP kvroute_http_%s %s\n# TYPE kvroute_http_%s %s\n", rows[k].name, rows[k].help, rows[k].name,
+                       rows[k].type);
+        for (size_t i = 0; i < n; i++) {
+            const _Atomic uint64_t *v = (const _Atomic uint64_t *)(const void *)((const char *)ports[i].shared + rows[k].at);
+            kvr_buf_printf(out, "kvroute_http_%s{port=\"%s\"} %llu\n", rows[k].name, ports[i].name, (unsigned long long)atomic_load(v));
+        }
+    }
+}

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "net/http/internal.h"
+
+#include <string.h>
+#include <strings.h>
+
+#include <kvroute/hash.h>
+
+bool kvr_text_is(struct kvr_text t, const char *s)
+{
+    return t.ptr && t.len == strlen(s) && memcmp(t.ptr, s, t.len) == 0;
+}
+
+bool kvr_text_is_nocase(struct kvr_text t, const char *s)
+{
+    return t.ptr && t.len == strlen(s) && strncasecmp(t.ptr, s, t.len) == 0;
+}
+
+struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i)
+{
+    return (struct kvr_text){h->text.data + h->list[i].name_at, h->list[i].name_len};
+}
+
+struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i)
+{
+    struct kvr_text t = {h->text.data + h->list[i].value_at, h->list[i].value_len};
+    while (t.len && (t.ptr[t.len - 1] == ' ' || t.ptr[t.len - 1] == '\t')) t.len--;
+    return t;
+}
+
+struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name)
+{
+    for (size_t i = 0; i < h->n; i++)
+        if (kvr_text_is_nocase(kvr_headers_name(h, i), name)) return kvr_headers_value(h, i);
+    return (struct kvr_text){0};
+}
+
+void kvr_headers_free(struct kvr_headers *h)
+{
+    kvr_buf_free(&h->text);
+    free(h->list);
+    *h = (struct kvr_headers){0};
+}
+
+void kvr__headers_reset(struct kvr_headers *h)
+{
+    h->n = 0;
+    h->text.len = 0;
+    h->text.failed = false;
+}
+
+int kvr__headers_name(struct kvr_headers *h, const char *at, size_t len, bool fresh)
+{
+    if (h->text.len + len > KVR_HTTP_HEAD_MAX) return -1;
+    if (fresh) {
+        if (h->n == KVR_HTTP_HEADERS_MAX) return -1;
+        if (h->n == h->cap) {
+            size_t cap = h->cap ? h->cap * 2 : 16;
+            struct kvr_header *list = realloc(h->list, cap * sizeof *list);
+            if (!list) h->text.failed = true;
+            if (!list) return -1;
+            h->list = list;
+            h->cap = cap;
+        }
+        h->list[h->n++] = (struct kvr_header){.name_at = (uint32_t)h->text.len};
+    }
+    kvr_buf_add(&h->text, at, len);
+    h->list[h->n - 1].name_len += (uint32_t)len;
+    return h->text.failed ? -1 : 0;
+}
+
+int kvr__headers_value(struct kvr_headers *h, const char *at, size_t len, bool fresh)
+{
+    if (h->n == 0 || h->text.len + len > KVR_HTTP_HEAD_MAX) return -1;
+    struct kvr_header *last = &h->list[h->n - 1];
+    if (fresh) last->value_at = (uint32_t)h->text.len;
+    kvr_buf_add(&h->text, at, len);
+    last->value_len += (uint32_t)len;
+    return h->text.failed ? -1 : 0;
+}
+
+/* The next element of a comma-separated list, without space around it; empty ones are passed over. false: no more. */
+static bool list_next(struct kvr_text *list, struct kvr_text *out)
+{
+    const char *p = list->ptr, *end = p + list->len;
+    while (p < end && (*p == ' ' || *p == '\t' || *p == ',')) p++;
+    const char *s = p;
+    while (p < end && *p != ',') p++;
+    *list = (struct kvr_text){p, (size_t)(end - p)};
+    while (p > s && (p[-1] == ' ' || p[-1] == '\t')) p--;
+    *out = (struct kvr_text){s, (size_t)(p - s)};
+    return out->len > 0;
+}
+
+bool kvr_hop_by_hop_read(const struct kvr_headers *h, struct kvr_hop_by_hop *out)
+{
+    out->n = 0;
+    for (size_t i = 0; i < h->n; i++) {
+        if (!kvr_text_is_nocase(kvr_headers_name(h, i), "connection")) continue;
+        struct kvr_text list = kvr_headers_value(h, i), name;
+        while (list_next(&list, &name)) {
+            if (out->n == KVR_HTTP_CONNECTION_NAMES_MAX) return false;
+            out->names[out->n++] = name;
+        }
+    }
+    return true;
+}
+
+bool kvr_header_is_hop_by_hop(const struct kvr_hop_by_hop *hop, struct kvr_text name)
+{
+    static const char *const names[] = {
+        "connection", "keep-alive",        "proxy-connection", "proxy-authenticate", "proxy-authorization", "te",
+        "trailer",    "transfer-encoding", "upgrade"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
+        if (kvr_text_is_nocase(name, names[i])) return true;
+    for (size_t i = 0; i < hop->n; i++)
+        if (hop->names[i].len == name.len && strncasecmp(hop->names[i].ptr, name.ptr, name.len) == 0) return true;
+    return false;
+}
+
+size_t kvr__headers_count(const struct kvr_headers *h, const char *name)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < h->n; i++) n += kvr_text_is_nocase(kvr_headers_name(h, i), name);
+    return n;
+}
+
+/* One coding, and that is chunked: others we neither decode nor pass on as they are. */
+static int transfer_coding(const struct kvr_headers *h)
+{
+    size_t n = 0, chunked_at = 0;
+    for (size_t i = 0; i < h->n; i++) {
+        if (!kvr_text_is_nocase(kvr_headers_name(h, i), "transfer-encoding")) continue;
+        struct kvr_text list = kvr_headers_value(h, i), coding;
+        while (list_next(&list, &coding)) {
+            n++;
+            if (!kvr_text_is_nocase(coding, "chunked")) continue;
+            if (chunked_at) return 400;
+            chunked_at = n;
+        }
+    }
+    if (n == 0 || (chunked_at && chunked_at != n)) return 400;
+    return n == 1 && chunked_at ? 0 : 501;
+}
+
+int kvr__headers_framing(const struct kvr_headers *h, bool *chunked)
+{
+    size_t lengths = kvr__headers_count(h, "content-length");
+    *chunked = kvr__headers_count(h, "transfer-encoding") > 0;
+    if (lengths > 1 || (lengths && *chunked)) return 400;
+    if (*chunked) return transfer_coding(h);
+    struct kvr_text length = kvr_headers_get(h, "content-length");
+    for (size_t i = 0; i < length.len; i++)
+        if (length.ptr[i] < '0' || length.ptr[i] > '9') return 400;
+    return lengths && !length.len ? 400 : 0;
+}
+
+const char *kvr_http_reason(int status)
+{
+    switch (status) {
+    case 200: return "OK";
+    case 201: return "Created";
+    case 204: return "No Content";
+    case 400: return "Bad Request";
+    case 401: return "Unauthorized";
+    case 403: return "Forbidden";
+    case 404: return "Not Found";
+    case 405: return "Method Not Allowed";
+    case 408: return "Request Timeout";
+    case 409: return "Conflict";
+    case 413: return "Content Too Large";
+    case 415: return "Unsupported Media Type";
+    case 417: return "Expectation Failed";
+    case 422: return "Unprocessable Content";
+    case 429: return "Too Many Requests";
+    case 431: return "Request Header Fields Too Large";
+    case 500: return "Internal Server Error";
+    case 501: return "Not Implemented";
+    case 502: return "Bad Gateway";
+    case 503: return "Service Unavailable";
+    case 504: return "Gateway Timeout";
+    case 529: return "Site Is Overloaded";
+    default: return "Status";
+    }
+}
+
+static int parse_endpoint(const char *url, size_t len, bool tls, struct kvr_endpoint *out)
+{
+    struct kvr_endpoint e = {.port = tls ? 443 : 80, .tls = tls};
+    const char *p = url, *end = url + len, *scheme = tls ? "https://" : "http://";
+    if (len <= strlen(scheme) || strncasecmp(p, scheme, strlen(scheme)) != 0) return -KVR_EINVAL;
+    p += strlen(scheme);
+    bool v6 = p < end && *p == '[';
+    const char *host = v6 ? ++p : p;
+    while (p < end && (v6 ? *p != ']' : *p != ':' && *p != '/')) p++;
+    size_t n = (size_t)(p - host);
+    if (n == 0 || n >= sizeof e.host || (v6 && p == end)) return -KVR_EINVAL;
+    memcpy(e.host, host, n);
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)e.host[i] <= ' ' || strchr("@?#\\\"", e.host[i])) return -KVR_EINVAL;
+    if (v6) p++;
+    if (p < end && *p == ':') {
+        unsigned long port = 0;
+        const char *digits = ++p;
+        while (p < end && *p >= '0' && *p <= '9' && port <= 65535) port = port * 10 + (unsigned long)(*p++ - '0');
+        if (p == digits || port == 0 || port > 65535) return -KVR_EINVAL;
+        e.port = (uint16_t)port;
+    }
+    if (p < end && *p != '/') return -KVR_EINVAL;
+    while (end > p && end[-1] == '/') end--;
+    n = (size_t)(end - p);
+    if (n >= sizeof e.base) return -KVR_EINVAL;
+    memcpy(e.base, p, n);
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)e.base[i] <= ' ') return -KVR_EINVAL;
+    e.is_numeric =
+        uv_ip4_addr(e.host, e.port, (struct sockaddr_in *)&e.addr) == 0 || uv_ip6_addr(e.host, e.port, (struct sockaddr_in6 *)&e.addr) == 0;
+    snprintf(e.authority, sizeof e.authority, v6 ? "[%s]:%u" : "%s:%u", e.host, e.port);
+    e.key = kvr_hash_bytes(e.host, strlen(e.host), e.port | (uint64_t)tls << 32);
+    *out = e;
+    return 0;
+}
+
+int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out)
+{
+    return parse_endpoint(url, len, false, out);
+}
+
+int kvr_endpoint_parse_any(const char *url, size_t len, struct kvr_endpoint *out)
+{
+    return parse_endpoint(url, len, len > 4 && (url[4] == 's' || url[4] == 'S'), out);
+}
+
+static int hex(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+int kvr_query_parameter(struct kvr_text q, const char *key, char *out, size_t cap)
+{
+    size_t key_len = strlen(key), n = 0;
+    for (const char *p = q.ptr, *end = q.ptr ? q.ptr + q.len : NULL; p && p < end;) {
+        const char *amp = memchr(p, '&', (size_t)(end - p)), *stop = amp ? amp : end;
+        if ((size_t)(stop - p) > key_len && memcmp(p, key, key_len) == 0 && p[key_len] == '=') {
+            for (p += key_len + 1; p < stop && n + 1 < cap; p++) {
+                bool code = *p == '%' && stop - p > 2 && hex(p[1]) >= 0 && hex(p[2]) >= 0;
+                out[n++] = code ? (char)(hex(p[1]) * 16 + hex(p[2])) : *p == '+' ? ' ' : *p;
+                if (code) p += 2;
+            }
+            bool whole = p >= stop && !memchr(out, 0, n);
+            out[whole ? n : 0] = 0;
+            return whole ? 1 : -1;
+        }
+        p = amp ? amp + 1 : end;
+    }
+    return 0;
+}

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * HTTP/1.1 on libuv and llhttp: a server for whole requests and streamed answers, and a client with pooled
+ * keep-alive connections. Everything belongs to one loop and is used from its thread only.
+ *
+ * Limits: header section and trailers 64 KiB and 128 headers, request body as configured, all bodies together as configured,
+ * 64 KiB of pipelined bytes behind a request that is being answered, bounded write queues (the caller pauses its source above
+ * KVR_HTTP_HIGH_WATER; the server parses and reads nothing of a connection that has more queued), 32 names in Connection.
+ *
+ * An answer for which there is no memory is broken off visibly (the connection is reset), never with a hole in it.
+ *
+ * Rule: no span that is still needed when a call has returned is borrowed. What the kernel, a thread or a later turn of the
+ * loop reads is copied (heads, pieces of an answer, endpoints) or held by a reference of its own (struct kvr_body), which is
+ * given back by the very callback that ends the reading. What a callback is handed lives until it returns, and no longer.
+ */
+#ifndef KVR_NET_HTTP_H
+#define KVR_NET_HTTP_H
+
+#include <stdatomic.h>
+#include <uv.h>
+
+#include "base/base.h"
+#include "base/buf.h"
+#include "net/http/tls.h"
+
+enum {
+    KVR_HTTP_HEAD_MAX = 64 * 1024,
+    KVR_HTTP_PIPELINE_MAX = 64 * 1024,
+    KVR_HTTP_HEADERS_MAX = 128,
+    KVR_HTTP_CONNECTION_NAMES_MAX = 32,
+    KVR_HTTP_HIGH_WATER = 256 * 1024,
+    KVR_HTTP_LOW_WATER = 64 * 1024
+};
+
+/* ---- headers ----------------------------------------------------------------------------------------- */
+
+struct kvr_header {
+    uint32_t name_at, name_len, value_at, value_len; /* in text */
+};
+
+struct kvr_headers {
+    struct kvr_buf text;
+    struct kvr_header *list;
+    size_t n, cap;
+};
+
+struct kvr_text {
+    const char *ptr; /* NULL: absent */
+    size_t len;
+};
+
+/* First header of that name (any case), or an absent text. */
+struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name);
+struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i);
+struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i);
+void kvr_headers_free(struct kvr_headers *h);
+bool kvr_text_is(struct kvr_text t, const char *s); /* exact */
+bool kvr_text_is_nocase(struct kvr_text t, const char *s);
+/* A query parameter, percent-decoded, in out. Returns: 1; 0 absent; -1 there, but longer than cap - 1 bytes or with a NUL: no
+ * value that the caller knows, and not the same as none. out is "" then. */
+int kvr_query_parameter(struct kvr_text query, const char *key, char *out, size_t cap);
+
+/* The names that Connection lists. Borrows from the headers. */
+struct kvr_hop_by_hop {
+    struct kvr_text names[KVR_HTTP_CONNECTION_NAMES_MAX];
+    size_t n;
+};
+
+/* false: there are too many. The server and the client refuse such a message, so for theirs it is true. */
+bool kvr_hop_by_hop_read(const struct kvr_headers *h, struct kvr_hop_by_hop *out);
+/* Headers that concern one connection only: Connection, those it names, Keep-Alive, Transfer-Encoding, ... */
+bool kvr_header_is_hop_by_hop(const struct kvr_hop_by_hop *hop, struct kvr_text name);
+
+/* ---- bodies ------------------------------------------------------------------------------------------ */
+
+/* Bytes that several hold at once: whoever received them, who sends them, who reads them on another thread. They do not change
+ * once more than one holds them, and go with the last reference.
+ * Threads: references may be taken and given back anywhere. */
+struct kvr_body {
+    char *data;
+    size_t len;
+    _Atomic unsigned refs;
+    struct kvr_http_shared *shared; /* whose budget it counts against; NULL: none */
+    size_t held;                    /* with so many bytes */
+};
+
+/* Takes the buffer's bytes and empties it. Owns: the caller, one reference. NULL: no memory, or the buffer has failed; the
+ * buffer keeps its bytes. */
+struct kvr_body *kvr_body_take(struct kvr_buf *bytes);
+struct kvr_body *kvr_body_copy(const void *data, size_t len); /* likewise */
+/* As kvr_body_take, for bytes made from another body: counted against the same budget, and NULL when that is used up, too. */
+struct kvr_body *kvr_body_derive(const struct kvr_body *from, struct kvr_buf *bytes);
+/* Returns: b. NULL is fine for both. */
+struct kvr_body *kvr_body_ref(struct kvr_body *b);
+void kvr_body_unref(struct kvr_body *b);
+
+/*
+ * What the servers of a program, or of one kind of port of it, share: a budget for the request bodies that are held at once
+ * (from the first byte to the last reference; bytes of memory, not what Content-Length promises) and counters. Zeroed, with
+ * bodies_max set; outlives the servers and every body of theirs.
+ * Threads: any.
+ */
+struct kvr_http_shared {
+    size_t bodies_max; /* bytes; 0: no limit. A body beyond is refused with 503 and Retry-After; a quarter is for those up to 64 KiB */
+    _Atomic uint64_t bodies_held, bodies_refused, write_timeouts, answers_broken, accept_failures, evicted, delayed;
+};
+
+struct kvr_http_port {
+    const char *name; /* a label in the metrics */
+    const struct kvr_http_shared *shared;
+};
+
+/* Prometheus text. */
+void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct kvr_buf *out);
+
+/* ---- server ------------------------------------------------------------------------------------------ */
+
+struct kvr_http_server;
+struct kvr_http_conn;
+
+struct kvr_http_handler {
+    /* A whole request has arrived. The handler answers now or later, exactly once. */
+    void (*on_request)(struct kvr_http_conn *conn, void *ctx);
+    /* The client went away while an answer was owed; the connection must not be used any more, but kvr_http_all_sent may be asked. */
+    void (*on_gone)(struct kvr_http_conn *conn, void *ctx);
+    /* The write queue fell below KVR_HTTP_LOW_WATER after it had been above the high mark. */
+    void (*on_drained)(struct kvr_http_conn *conn, void *ctx);
+    /* Error body for a request that never reached on_request; appends to `out`. */
+    void (*error_body)(struct kvr_buf *out, int status, const char *message);
+    void *ctx;
+};
+
+struct kvr_http_server_config {
+    const char *host;
+    uint16_t port; /* 0: any; kvr_http_server_port tells */
+    bool reuse_port;
+    size_t body_max, connections_max;
+    const char *body_option; /* which says body_max, for who is refused: "--max-body-size"; NULL: none. Static */
+    double head_timeout_s, body_timeout_s, idle_timeout_s;
+    double write_timeout_s;         /* a client that takes nothing of what is queued for so long is cut off; 0: never */
+    struct kvr_http_shared *shared; /* NULL: of its own, without a budget */
+    struct kvr_tls_ctx *tls;        /* NULL: plain; borrowed */
+    _Atomic uint64_t *tls_failures; /* counts handshakes that failed; shared by servers */
+    struct kvr_http_handler handler;
+};
+
+struct kvr_http_server_stats {
+    uint64_t connections, bad_requests, too_large, timeouts, requests;
+    size_t open;
+};
+
+/* Returns: 0 or a libuv error (port taken, ...). */
+int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *config, struct kvr_http_server **out);
+uint16_t kvr_http_server_port(const struct kvr_http_server *s);
+void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_server_stats *out);
+/* How many descriptors this process may still open, less a few and `reserve` that it will need for other things; SIZE_MAX: no limit.
+ * Whoever starts a server keeps connections_max below it: each connection may need another one to a worker. */
+size_t kvr_http_descriptors_room(size_t reserve);
+/* Stops accepting and closes idle connections; those being answered live on. */
+void kvr_http_server_drain(struct kvr_http_server *s);
+/* Closes everything; on_gone is called for answers owed. Memory goes when the loop has run its close callbacks. */
+void kvr_http_server_close(struct kvr_http_server *s);
+
+struct kvr_http_request {
+    struct kvr_text method;              /* HEAD shows as GET: the answer is the same, and its body is not sent */
+    struct kvr_text target, path, query; /* in origin form; "*" with OPTIONS */
+    bool is_head;
+    int minor;                         /* HTTP/1.minor */
+    const struct kvr_headers *headers; /* never a trailer: those are dropped */
+    const char *body;
+    size_t body_len;
+};
+
+/* Valid until the answer has ended. */
+const struct kvr_http_request *kvr_http_conn_request(struct kvr_http_conn *c);
+/* Gives the body's memory back early; request.body is NULL afterwards. */
+void kvr_http_conn_drop_body(struct kvr_http_conn *c);
+/* Takes the body out of the connection; request.body is NULL afterwards. Owns: the caller, one reference. NULL: it has none. */
+struct kvr_body *kvr_http_conn_take_body(struct kvr_http_conn *c);
+void kvr_http_conn_set_user(struct kvr_http_conn *c, void *user);
+void *kvr_http_conn_user(struct kvr_http_conn *c);
+
+/* Begins an answer. `headers`: formatted lines ("Name: value\r\n"...). length < 0: unknown (chunked, or until
+ * close for HTTP/1.0). */
+void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length);
+/* Sends a piece of the body at once. Returns: bytes waiting in the write queue. */
+size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len);
+/* Has the kernel taken all that was written so far? */
+bool kvr_http_all_sent(const struct kvr_http_conn *c);
+void kvr_http_end(struct kvr_http_conn *c);
+/* Breaks the transfer off, so that the client sees that the answer is not whole. */
+void kvr_http_abort(struct kvr_http_conn *c);
+/* A whole answer in one go. */
+void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers, const char *body, size_t len);
+/* The same of a buffer, which is emptied and freed; one that has failed is answered with 503. */
+void kvr_http_reply_buf(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers, struct kvr_buf *body);
+/* A connection that is being answered does not take another request afterwards. */
+void kvr_http_close_after(struct kvr_http_conn *c);
+const char *kvr_http_reason(int status);
+
+/* ---- client ------------------------------------------------------------------------------------------ */
+
+struct kvr_http_client;
+struct kvr_http_call;
+
+struct kvr_endpoint {
+    char host[256];
+    uint16_t port;
+    char authority[272]; /* "host:port" for the Host header, an IPv6 address in brackets */
+    char base[256];      /* path prefix without trailing slash, often "" */
+    uint64_t key;        /* identifies scheme, host and port in the pool */
+    bool is_numeric;
+    bool tls; /* https: the certificate is checked (net/http/tls.h, kvr_tls_trust); it is never spoken to in the clear */
+    struct sockaddr_storage addr;
+};
+
+/* Parses http://host[:port][/path]. Returns: 0 or -KVR_EINVAL. */
+int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out);
+/* The same, or https://. */
+int kvr_endpoint_parse_any(const char *url, size_t len, struct kvr_endpoint *out);
+
+enum kvr_http_failure {
+    KVR_HTTP_CONNECT_FAILED, /* refused, unreachable, name unknown; https: no certificate that is trusted for the host */
+    KVR_HTTP_CONNECT_TIMEOUT,
+    KVR_HTTP_RESET,     /* closed before the answer began */
+    KVR_HTTP_TRUNCATED, /* closed in the middle */
+    KVR_HTTP_BAD_ANSWER
+};
+
+struct kvr_http_call_handler {
+    void (*on_head)(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length);
+    void (*on_body)(struct kvr_http_call *call, void *ctx, const char *data, size_t len);
+    /* Exactly one of these two ends a call that was not cancelled. The call is gone afterwards. */
+    void (*on_done)(struct kvr_http_call *call, void *ctx);
+    void (*on_failed)(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text);
+};
+
+struct kvr_http_call_config {
+    const struct kvr_endpoint *endpoint; /* copied */
+    const char *head;                    /* request line and headers, with the blank line; copied */
+    size_t head_len;
+    struct kvr_body *body; /* NULL: none; the call takes a reference, and keeps one until the last byte has left */
+    bool is_head;
+    double connect_timeout_s;
+    const struct kvr_http_call_handler *handler;
+    void *ctx;
+};
+
+int kvr_http_client_create(uv_loop_t *loop, double idle_timeout_s, struct kvr_http_client **out);
+/* `counter` (outlives the client) counts calls that were sent again because the peer had closed a pooled connection. */
+void kvr_http_client_count_reopened(struct kvr_http_client *c, _Atomic uint64_t *counter);
+/* Closes idle connections and cancels calls silently; memory goes with the loop's close callbacks. */
+void kvr_http_client_close(struct kvr_http_client *c);
+/* With so many connections open a kept one is closed for each new one. Connections in use are never refused. 0, as at first: no limit. */
+void kvr_http_client_open_max(struct kvr_http_client *c, size_t n);
+size_t kvr_http_client_idle(const struct kvr_http_client *c);
+
+/* Never calls back before it returns. Returns: the call or NULL when memory is short. A pooled connection that
+ * turns out to be closed by the peer is replaced by a fresh one without telling, once. */
+struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struct kvr_http_call_config *config);
+/* Ends a call without a callback; its connection is closed. */
+void kvr_http_call_cancel(struct kvr_http_call *call);
+/* The same, but what is still to come of the answer is read for up to timeout_ms and dropped, so that the connection can be used
+ * again when it ends in time. */
+void kvr_http_call_let_go(struct kvr_http_call *call, uint64_t timeout_ms);
+void kvr_http_call_pause(struct kvr_http_call *call);
+void kvr_http_call_resume(struct kvr_http_call *call);
+
+#endif

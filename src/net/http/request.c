@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests: bytes are looked at by the framing (http/framing.c), then parsed by llhttp, then judged here. One request is
+ * handed over at a time; what comes while it is being answered, or while more than KVR_HTTP_HIGH_WATER is queued for the
+ * client, waits in `ahead`.
+ */
+#include "net/http/server_internal.h"
+
+#include <string.h>
+#include <strings.h>
+
+enum { BODY_FIRST = 4096, SLACK_MAX = 64 * 1024 };
+
+/* ---- memory ------------------------------------------------------------------------------------------ */
+
+/* The body so far. */
+static void free_arriving(struct kvr_http_conn *c)
+{
+    kvr__bodies_release(c->server->shared, c->arriving.cap);
+    kvr_buf_free(&c->arriving);
+}
+
+void kvr__request_free(struct kvr_http_conn *c)
+{
+    free_arriving(c);
+    kvr_http_conn_drop_body(c);
+    kvr_buf_free(&c->ahead);
+}
+
+void kvr__request_begin(struct kvr_http_conn *c)
+{
+    kvr__headers_reset(&c->headers);
+    if (c->headers.text.cap > 4096) kvr_headers_free(&c->headers);
+    free_arriving(c);
+    kvr_http_conn_drop_body(c);
+    kvr_buf_free(&c->target);
+    c->request = (struct kvr_http_request){0};
+    kvr__framing_begin(&c->framing, KVR__REQUESTS);
+    c->in_value = c->started_message = false;
+    c->message_ms = uv_now(c->server->loop);
+    c->fail_status = 0;
+}
+
+/* Room for `more` bytes of body, which grows with what has come, not with what was promised. Returns: 0, or -1: over budget, or
+ * -2: no memory. */
+static int reserve(struct kvr_http_conn *c, size_t more, uint64_t promised)
+{
+    struct kvr_buf *b = &c->arriving;
+    struct kvr_http_shared *shared = c->server->shared;
+    size_t need = b->len + more, cap = KVR_MAX(need, KVR_MAX(2 * b->cap, (size_t)BODY_FIRST));
+    if (need <= b->cap) return 0;
+    if (promised && promised < cap) cap = KVR_MAX(need, (size_t)promised);
+    if (!kvr__bodies_reserve(shared, cap - b->cap, cap)) return -1;
+    char *p = realloc(b->data, cap);
+    if (!p) {
+        kvr__bodies_release(shared, cap - b->cap);
+        return -2;
+    }
+    b->data = p;
+    b->cap = cap;
+    return 0;
+}
+
+/* The body is whole: what it does not need goes back. */
+static void trim(struct kvr_http_conn *c)
+{
+    struct kvr_buf *b = &c->arriving;
+    char *p = b->cap - b->len > SLACK_MAX ? realloc(b->data, b->len) : NULL;
+    if (!p) return;
+    kvr__bodies_release(c->server->shared, b->cap - b->len);
+    b->data = p;
+    b->cap = b->len;
+}
+
+/* ---- parsing ----------------------------------------------------------------------------------------- */
+
+static struct kvr_http_conn *conn_of(llhttp_t *p)
+{
+    return (struct kvr_http_conn *)((char *)p - offsetof(struct kvr_http_conn, parser));
+}
+
+static int fail(struct kvr_http_conn *c, int status, const char *text)
+{
+    c->fail_status = status;
+    c->fail_text = text;
+    return HPE_USER;
+}
+
+static int no_memory(struct kvr_http_conn *c)
+{
+    return fail(c, 503, "out of memory");
+}
+
+static int on_url(llhttp_t *p, const char *at, size_t len)
+{
+    struct kvr_http_conn *c = conn_of(p);
+    kvr_buf_add(&c->target, at, len);
+    return c->target.failed ? no_memory(c) : 0;
+}
+
+static int headers_failed(struct kvr_http_conn *c)
+{
+    return c->headers.text.failed ? no_memory(c) : fail(c, 431, "the header section is too large");
+}
+
+/* Trailers are dropped: nobody has looked at them when the head is judged, so they may not say who asks or what for. */
+static bool is_trailer(const struct kvr_http_conn *c)
+{
+    return c->framing.trailer;
+}
+
+static int on_field(llhttp_t *p, const char *at, size_t len)
+{
+    struct kvr_http_conn *c = conn_of(p);
+    bool fresh = c->in_value || c->headers.n == 0;
+    if (is_trailer(c)) return 0;
+    c->in_value = false;
+    return kvr__headers_name(&c->headers, at, len, fresh) ? headers_failed(c) : 0;
+}
+
+static int on_value(llhttp_t *p, const char *at, size_t len)
+{
+    struct kvr_http_conn *c = conn_of(p);
+    bool fresh = !c->in_value;
+    if (is_trailer(c)) return 0;
+    c->in_value = true;
+    return kvr__headers_value(&c->headers, at, len, fresh) ? headers_failed(c) : 0;
+}
+
+/* An absolute target ("GET http://host/path") is turned into its origin form; its host may not differ from Host, or somebody
+ * before or behind us might understand another one. Returns: 0, or what is wrong. */
+static const char *read_target(struct kvr_http_conn *c, bool is_options)
+{
+    struct kvr_text t = {c->target.data, c->target.len}, host = kvr_headers_get(&c->headers, "host");
+    size_t scheme = t.len > 7 && !strncasecmp(t.ptr, "http://", 7) ? 7 : t.len > 8 && !strncasecmp(t.ptr, "https://", 8) ? 8 : 0;
+    if (scheme) {
+        size_t end = scheme;
+        while (end < t.len && t.ptr[end] != '/' && t.ptr[end] != '?') end++;
+        struct kvr_text authority = {t.ptr + scheme, end - scheme};
+        if (!authority.len || memchr(authority.ptr, '@', authority.len)) return "the request target names no host";
+        if (host.ptr && (host.len != authority.len || strncasecmp(host.ptr, authority.ptr, host.len) != 0))
+            return "the request target and Host name different hosts";
+        if (end == t.len || t.ptr[end] == '?') c->target.data[--end] = '/'; /* over the authority's last character */
+        t = (struct kvr_text){t.ptr + end, t.len - end};
+    }
+    if (!t.len || (t.ptr[0] != '/' && !(is_options && kvr_text_is(t, "*")))) return "the request target must be a path";
+    const char *q = memchr(t.ptr, '?', t.len);
+    size_t path_len = q ? (size_t)(q - t.ptr) : t.len;
+    c->request.target = t;
+    c->request.path = (struct kvr_text){t.ptr, path_len};
+    if (q) c->request.query = (struct kvr_text){q + 1, t.len - path_len - 1};
+    return NULL;
+}
+
+static bool is_host(struct kvr_text t)
+{
+    for (size_t i = 0; i < t.len; i++)
+        if ((unsigned char)t.ptr[i] <= ' ' || strchr("/?#@\\\"<>", t.ptr[i])) return false;
+    return true;
+}
+
+/* Returns: 0, or the failure. */
+static int judge_head(struct kvr_http_conn *c, const llhttp_t *p)
+{
+    struct kvr_hop_by_hop hop;
+    bool chunked;
+    if (p->http_major != 1) return fail(c, 400, "only HTTP/1.0 and HTTP/1.1 are spoken here");
+    if (p->method == HTTP_CONNECT) return fail(c, 405, "method not allowed");
+    size_t hosts = kvr__headers_count(&c->headers, "host");
+    if (hosts > 1 || (hosts == 0 && p->http_minor >= 1) || (hosts && !is_host(kvr_headers_get(&c->headers, "host"))))
+        return fail(c, 400, "exactly one Host header is required");
+    int bad = kvr__headers_framing(&c->headers, &chunked);
+    if (bad == 501) return fail(c, 501, "this transfer encoding is not supported; use chunked");
+    if (bad || chunked != !!(p->flags & F_CHUNKED) || (chunked && p->http_minor == 0))
+        return fail(c, 400, "malformed Content-Length or Transfer-Encoding");
+    if (!kvr_hop_by_hop_read(&c->headers, &hop)) return fail(c, 400, "too many names in Connection");
+    const char *why = read_target(c, p->method == HTTP_OPTIONS);
+    if (why) return fail(c, 400, why);
+    if (p->flags & F_CONTENT_LENGTH && p->content_length > c->server->config.body_max) return fail(c, 413, c->server->too_large);
+    return 0;
+}
+
+/* HTTP/1.0 has no such thing. */
+static int meet_expectation(struct kvr_http_conn *c, bool has_body)
+{
+    struct kvr_text expect = kvr_headers_get(&c->headers, "expect");
+    if (!expect.ptr || c->request.minor == 0) return 0;
+    if (!kvr_text_is_nocase(expect, "100-continue")) return fail(c, 417, "the only expectation that is met is 100-continue");
+    uv_buf_t b = kvr__buf_of("HTTP/1.1 100 Continue\r\n\r\n", 25);
+    if (has_body) kvr__answer_send(c, &b, 1);
+    return 0;
+}
+
+static int on_head_complete(llhttp_t *p)
+{
+    struct kvr_http_conn *c = conn_of(p);
+    c->request.minor = p->http_minor;
+    if (judge_head(c, p)) return HPE_USER;
+    p->upgrade = 0; /* an offered upgrade (h2c, say) is not taken; the request is served as it is */
+    c->keep_alive = llhttp_should_keep_alive(p);
+    kvr__conn_deadline(c, c->server->config.body_timeout_s);
+    if (p->flags & F_CHUNKED) kvr__framing_chunks(&c->framing);
+    return meet_expectation(c, p->flags & F_CHUNKED || p->content_length > 0);
+}
+
+static int on_body(llhttp_t *p, const char *at, size_t len)
+{
+    struct kvr_http_conn *c = conn_of(p);
+    size_t max = c->server->config.body_max;
+    if (len > max || c->arriving.len > max - len) return fail(c, 413, c->server->too_large);
+    /* content_length is what is still to come of it */
+    int rc = reserve(c, len, p->flags & F_CONTENT_LENGTH ? c->arriving.len + len + p->content_length : 0);
+    if (rc == -1) return fail(c, 503, "too many request bodies are held at once; try again later");
+    if (rc) return no_memory(c);
+    memcpy(c->arriving.data + c->arriving.len, at, len);
+    c->arriving.len += len;
+    kvr__conn_deadline(c, c->server->config.body_timeout_s);
+    return 0;
+}
+
+static int on_complete(llhttp_t *p)
+{
+    struct kvr_http_conn *c = conn_of(p);
+    if (!c->arriving.len) return HPE_PAUSED;
+    trim(c);
+    size_t held = c->arriving.cap;
+    c->body = kvr_body_take(&c->arriving);
+    if (!c->body) return no_memory(c);
+    c->body->shared = c->server->config.shared;
+    c->body->held = held;
+    if (!c->body->shared) kvr__bodies_release(c->server->shared, held); /* bodies may outlive the server */
+    return HPE_PAUSED;
+}
+
+void kvr__request_settings(llhttp_settings_t *s)
+{
+    llhttp_settings_init(s);
+    s->on_url = on_url;
+    s->on_header_field = on_field;
+    s->on_header_value = on_value;
+    s->on_headers_complete = on_head_complete;
+    s->on_body = on_body;
+    s->on_message_complete = on_complete;
+}
+
+/* ---- bytes ------------------------------------------------------------------------------------------- */
+
+static void dispatch(struct kvr_http_conn *c)
+{
+    const char *method = llhttp_method_name((llhttp_method_t)c->parser.method);
+    c->request.is_head = c->parser.method == HTTP_HEAD;
+    if (c->request.is_head) method = "GET";
+    c->request.method = (struct kvr_text){method, strlen(method)};
+    c->request.headers = &c->headers;
+    c->request.body = c->body ? c->body->data : NULL;
+    c->request.body_len = c->body ? c->body->len : 0;
+    c->answering = true;
+    c->answer_started = false;
+    c->deadline_ms = 0;
+    c->server->stats.requests++;
+    c->server->config.handler.on_request(c, c->server->config.handler.ctx);
+}
+
+/* Bytes that belong to the part of a request that is arriving, or a negative number when they belong to none. */
+static long look(struct kvr_http_conn *c, const char *data, size_t len)
+{
+    bool started = kvr__framing_started(&c->framing);
+    if (!kvr__framing_in_head(&c->framing) && !kvr__framing_in_chunks(&c->framing)) return (long)len;
+    long n = kvr__framing_scan(&c->framing, data, len);
+    if (started || !(kvr__framing_started(&c->framing) || n < 0)) return n;
+    c->started_message = true;
+    c->message_ms = uv_now(c->tcp.loop);
+    kvr__conn_deadline(c, c->server->config.head_timeout_s);
+    return n;
+}
+
+static bool may_parse(const struct kvr_http_conn *c)
+{
+    return !c->answering && !c->closing && !c->close_when_sent && !c->above_high && !c->write_failed;
+}
+
+/* Returns: bytes consumed; less than len when a request is complete, the client must first read, or the connection is over. */
+static size_t parse(struct kvr_http_conn *c, const char *data, size_t len)
+{
+    size_t used = 0;
+    while (used < len && may_parse(c)) {
+        long n = look(c, data + used, len - used);
+        if (n <= 0) {
+            if (n == KVR__FRAMING_TOO_LARGE) kvr__answer_refuse(c, 431, "the header section is too large");
+            else kvr__answer_refuse(c, 400, "malformed HTTP request");
+            return len;
+        }
+        llhttp_errno_t e = llhttp_execute(&c->parser, data + used, (size_t)n);
+        if (e == HPE_PAUSED) {
+            used = (size_t)(llhttp_get_error_pos(&c->parser) - data);
+            dispatch(c);
+        } else if (e != HPE_OK) {
+            kvr__answer_refuse(c, c->fail_status ? c->fail_status : 400, c->fail_status ? c->fail_text : "malformed HTTP request");
+            return len;
+        } else {
+            used += (size_t)n;
+        }
+    }
+    return used;
+}
+
+void kvr__request_parse_ahead(struct kvr_http_conn *c)
+{
+    if (c->ahead.len == 0 || !may_parse(c)) return;
+    struct kvr_buf ahead = c->ahead;
+    c->ahead = (struct kvr_buf){0};
+    size_t used = parse(c, ahead.data, ahead.len);
+    if (!c->closing && !c->close_when_sent && used < ahead.len) {
+        /* this function may have run again below us; what it left comes after what we leave */
+        struct kvr_buf rest = {0};
+        kvr_buf_add(&rest, ahead.data + used, ahead.len - used);
+        kvr_buf_add(&rest, c->ahead.data, c->ahead.len);
+        kvr_buf_free(&c->ahead);
+        c->ahead = rest;
+    }
+    kvr_buf_free(&ahead);
+    if (c->ahead.failed) kvr__conn_fail_soon(c);
+    kvr__conn_update_reading(c);
+}
+
+void kvr__request_take(struct kvr_http_conn *c, const char *data, size_t n)
+{
+    size_t used = 0;
+    if (c->ahead.len == 0) used = parse(c, data, n);
+    if (c->closing || c->close_when_sent || used == n) return;
+    kvr_buf_add(&c->ahead, data + used, n - used);
+    if (c->ahead.failed) {
+        kvr__conn_fail_soon(c);
+        return;
+    }
+    kvr__request_parse_ahead(c);
+    kvr__conn_update_reading(c);
+}
+
+/* ---- for the handler --------------------------------------------------------------------------------- */
+
+const struct kvr_http_request *kvr_http_conn_request(struct kvr_http_conn *c)
+{
+    return &c->request;
+}
+
+struct kvr_body *kvr_http_conn_take_body(struct kvr_http_conn *c)
+{
+    struct kvr_body *b = c->body;
+    c->body = NULL;
+    c->request.body = NULL;
+    c->request.body_len = 0;
+    return b;
+}
+
+void kvr_http_conn_drop_body(struct kvr_http_conn *c)
+{
+    kvr_body_unref(kvr_http_conn_take_body(c));
+}

@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * HTTP server. A connection carries one exchange at a time:
+ *
+ *     reading --whole request--> answering --end--> reading ...           bytes that arrive while answering wait
+ *        \---- bad, late, gone ----> closing <---/                        in `ahead` (bounded), then are parsed
+ *
+ * This file: listening, connections and their ends, deadlines (checked once a second for all connections, which costs less
+ * than a timer each). Parts: http/server_internal.h.
+ *
+ * Room for new connections: at the limit the oldest one that is idle, or has been sending its request or not reading its answer for
+ * some time, is closed. When there is none, the new one waits in the kernel's queue until another ends.
+ */
+#include "net/http/server_internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum {
+    LINGER_S = 2,
+    REFUSED_S = 5,     /* for a refused client to read why */
+    IDLE_MS = 250,     /* a connection on which nothing comes may give way */
+    SLOW_MS = 1000,    /* a request that takes longer to arrive may give way */
+    LOOKED_AT = 4096,  /* connections, when one must give way */
+    ACCEPTED_MAX = 64, /* in one turn of the loop */
+    BACKLOG = 1024,
+    DESCRIPTORS_KEPT = 8 /* for files, health checks, ... */
+};
+
+void kvr__conn_deadline(struct kvr_http_conn *c, double seconds)
+{
+    c->deadline_ms = seconds > 0 ? uv_now(c->tcp.loop) + (uint64_t)(seconds * 1000) + 1 : 0;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------- */
+
+static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf)
+{
+    struct kvr_http_conn *c = h->data;
+    (void)hint;
+    *buf = uv_buf_init(c->server->read_buffer, sizeof c->server->read_buffer);
+}
+
+/* The connection ends: was it before TLS stood? */
+static void note_handshake(const struct kvr_http_conn *c)
+{
+    if (c->tls && !kvr_tls_is_up(c->tls) && c->server->config.tls_failures) atomic_fetch_add(c->server->config.tls_failures, 1);
+}
+
+static void take_tls(struct kvr_http_conn *c, const char *data, size_t n)
+{
+    long got = kvr_tls_feed(c->tls, data, n) ? 1 : -1;
+    while (got > 0 && !c->closing && !c->lingering) {
+        got = kvr_tls_read(c->tls, c->server->plain, sizeof c->server->plain);
+        if (got > 0) kvr__request_take(c, c->server->plain, (size_t)got);
+    }
+    if (c->closing) return;
+    kvr__answer_flush_tls(c); /* the handshake's part, an alert */
+    if (got >= 0) return;
+    note_handshake(c);
+    kvr__conn_close(c);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+{
+    struct kvr_http_conn *c = stream->data;
+    if (n == 0) return;
+    if (n < 0) {
+        note_handshake(c);
+        kvr__conn_close(c);
+        return;
+    }
+    if (c->lingering) return;
+    if (c->tls) take_tls(c, buf->base, (size_t)n);
+    else kvr__request_take(c, buf->base, (size_t)n);
+}
+
+void kvr__conn_update_reading(struct kvr_http_conn *c)
+{
+    if (c->closing) return;
+    bool room = c->lingering || (!c->above_high && c->ahead.len <= KVR_HTTP_PIPELINE_MAX);
+    if (room && c->read_stopped) uv_read_start((uv_stream_t *)&c->tcp, on_alloc, on_read);
+    else if (!room && !c->read_stopped) uv_read_stop((uv_stream_t *)&c->tcp);
+    c->read_stopped = !room;
+}
+
+/* ---- the end of a connection ------------------------------------------------------------------------- */
+
+static void take_connections(struct kvr_http_server *s);
+
+static void server_maybe_free(struct kvr_http_server *s)
+{
+    if (s->closed && s->handles == 0 && !s->conns) free(s);
+}
+
+static void on_conn_closed(uv_handle_t *h)
+{
+    struct kvr_http_conn *c = h->data;
+    struct kvr_http_server *s = c->server;
+    *(c->next ? &c->next->prev : &s->oldest) = c->prev;
+    *(c->prev ? &c->prev->next : &s->conns) = c->next;
+    s->stats.open--;
+    if (!s->listening && !s->draining && !s->closed) take_connections(s);
+    kvr__request_free(c);
+    kvr_headers_free(&c->headers);
+    kvr_buf_free(&c->target);
+    kvr_tls_free(c->tls);
+    free(c);
+    server_maybe_free(s);
+}
+
+void kvr__conn_close(struct kvr_http_conn *c)
+{
+    const struct kvr_http_handler *h = &c->server->config.handler;
+    if (c->closing) return;
+    c->closing = true;
+    c->server->live--;
+    if (!c->reset_at_close || uv_tcp_close_reset(&c->tcp, on_conn_closed)) uv_close((uv_handle_t *)&c->tcp, on_conn_closed);
+    if (c->answering && c->user && h->on_gone) h->on_gone(c, h->ctx);
+    c->answering = false;
+}
+
+/* Ends it so that nobody takes what was sent for all there is, and the kernel keeps none of it. */
+static void conn_reset(struct kvr_http_conn *c)
+{
+    c->reset_at_close = true;
+    kvr__conn_close(c);
+}
+
+/* A client that is still sending would lose our answer to a reset if we closed now, so only our side is shut, and what still
+ * comes is thrown away until the client closes or some time has passed. */
+void kvr__conn_linger(struct kvr_http_conn *c)
+{
+    if (c->closing || c->lingering) return;
+    c->lingering = true;
+    kvr__conn_deadline(c, LINGER_S);
+    if (c->tls) {
+        kvr_tls_shutdown(c->tls);
+        kvr__answer_flush_tls(c);
+    }
+    if (c->reset_at_close || uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, NULL)) kvr__conn_close(c);
+    else kvr__conn_update_reading(c);
+}
+
+/* ---- deadlines --------------------------------------------------------------------------------------- */
+
+/* Has the client taken nothing of what is queued for too long? */
+static bool is_stuck(struct kvr_http_conn *c, uint64_t now)
+{
+    double limit = c->server->config.write_timeout_s;
+    size_t left = uv_stream_get_write_queue_size((uv_stream_t *)&c->tcp);
+    uint64_t sent = c->queued_total - left;
+    if (left == 0 || sent != c->sent_seen) {
+        c->sent_seen = sent;
+        c->progress_ms = now;
+    }
+    return limit > 0 && (double)(now - c->progress_ms) >= limit * 1000;
+}
+
+static void look_at(struct kvr_http_conn *c, uint64_t now)
+{
+    if (c->closing) return;
+    if (c->write_failed) {
+        conn_reset(c);
+    } else if (is_stuck(c, now)) {
+        atomic_fetch_add(&c->server->shared->write_timeouts, 1);
+        conn_reset(c);
+    } else if (c->answering || !c->deadline_ms || now < c->deadline_ms) {
+        return;
+    } else if (c->started_message && !c->close_when_sent) {
+        kvr__answer_refuse(c, 408, "the request did not arrive in time");
+        kvr__conn_deadline(c, REFUSED_S);
+    } else if (c->queued == 0) { /* else it is still being sent, and judged by is_stuck */
+        kvr__conn_close(c);
+    }
+}
+
+static void on_sweep(uv_timer_t *t)
+{
+    struct kvr_http_server *s = t->data;
+    uint64_t now = uv_now(t->loop);
+    for (struct kvr_http_conn *c = s->conns, *next; c; c = next) {
+        next = c->next;
+        look_at(c, now);
+    }
+    if (!s->listening && !s->draining && !s->closed) take_connections(s);
+}
+
+void kvr__conn_fail_soon(struct kvr_http_conn *c)
+{
+    struct kvr_http_server *s = c->server;
+    c->write_failed = true;
+    if (!s->closed) uv_timer_start(&s->sweep, on_sweep, 0, 1000);
+}
+
+/* ---- new connections --------------------------------------------------------------------------------- */
+
+/* Idle ones first, then those that have been slow for some time: to send a request, or to read what is queued for them. */
+static bool gives_way(const struct kvr_http_conn *c, bool idle, uint64_t now)
+{
+    if (c->closing) return false;
+    if (idle) return !c->answering && (c->lingering || (!c->started_message && c->queued == 0 && now - c->message_ms > IDLE_MS));
+    if (c->queued) return now - c->progress_ms > SLOW_MS;
+    return !c->answering && now - c->message_ms > SLOW_MS;
+}
+
+/* Closes one connection to make room. false: none may be closed. */
+static bool evict(struct kvr_http_server *s)
+{
+    uint64_t now = uv_now(s->loop);
+    for (int idle = 1; idle >= 0; idle--) {
+        unsigned looked_at = 0;
+        for (struct kvr_http_conn *c = s->oldest; c && looked_at < LOOKED_AT; c = c->prev, looked_at++) {
+            if (!gives_way(c, idle, now)) continue;
+            atomic_fetch_add(&s->shared->evicted, 1);
+            conn_reset(c);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void conn_begin(struct kvr_http_conn *c)
+{
+    struct kvr_http_server *s = c->server;
+    if (s->config.tls && !(c->tls = kvr_tls_new(s->config.tls))) {
+        atomic_fetch_add(&s->shared->accept_failures, 1);
+        kvr__conn_close(c);
+        return;
+    }
+    uv_tcp_nodelay(&c->tcp, 1);
+    llhttp_init(&c->parser, HTTP_REQUEST, &s->settings);
+    kvr__request_begin(c);
+    kvr__conn_deadline(c, s->config.head_timeout_s);
+    c->progress_ms = uv_now(c->tcp.loop);
+    uv_read_start((uv_stream_t *)&c->tcp, on_alloc, on_read);
+}
+
+static struct kvr_http_conn *conn_new(struct kvr_http_server *s)
+{
+    struct kvr_http_conn *c = calloc(1, sizeof *c);
+    if (!c) return NULL;
+    c->server = s;
+    uv_tcp_init(s->loop, &c->tcp);
+    c->tcp.data = c;
+    s->stats.connections++;
+    s->stats.open++;
+    s->live++;
+    c->next = s->conns;
+    *(c->next ? &c->next->prev : &s->oldest) = c;
+    s->conns = c;
+    return c;
+}
+
+/* One connection of the kernel's queue. false: there is none, or no room, memory or descriptor for it: *blocked. */
+static bool take_connection(struct kvr_http_server *s, bool *blocked)
+{
+    if (s->accepted < 0) s->accepted = accept4(s->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (s->accepted < 0) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
+        *blocked = errno != ECONNABORTED && errno != EINTR;
+        if (*blocked) atomic_fetch_add(&s->shared->accept_failures, 1);
+        return !*blocked || evict(s);
+    }
+    bool room = s->live < s->config.connections_max || evict(s);
+    struct kvr_http_conn *c = room ? conn_new(s) : NULL;
+    *blocked = !c;
+    if (!c) {
+        atomic_fetch_add(room ? &s->shared->accept_failures : &s->shared->delayed, 1);
+        return false;
+    }
+    int rc = uv_tcp_open(&c->tcp, s->accepted);
+    if (rc) close(s->accepted);
+    s->accepted = -1;
+    if (rc == 0) conn_begin(c);
+    else kvr__conn_close(c);
+    return true;
+}
+
+static void on_readable(uv_poll_t *h, int status, int events);
+
+/* Listens, or not while nothing can be taken: what comes then waits in the kernel's queue. libuv's own listening would close it, and
+ * spin without a spare descriptor. */
+static void set_listening(struct kvr_http_server *s, bool on)
+{
+    if (on == s->listening || s->draining || s->closed) return;
+    s->listening = on;
+    if (on) uv_poll_start(&s->listener, UV_READABLE, on_readable);
+    else uv_poll_stop(&s->listener);
+}
+
+static void take_connections(struct kvr_http_server *s)
+{
+    bool blocked = false;
+    for (int i = 0; i < ACCEPTED_MAX && take_connection(s, &blocked); i++) continue;
+    set_listening(s, !blocked);
+}
+
+static void on_readable(uv_poll_t *h, int status, int events)
+{
+    (void)status;
+    (void)events;
+    take_connections(h->data);
+}
+
+/* Counts them without opening one. The kernel gives the lowest number that is free, so behind many that are not open there are none. */
+static size_t descriptors_open(size_t limit)
+{
+    enum { CHUNK = 512 };
+    struct pollfd p[CHUNK];
+    size_t open = 0;
+    for (size_t at = 0, before = SIZE_MAX; at < limit && open != before; at += CHUNK) {
+        size_t n = KVR_MIN((size_t)CHUNK, limit - at);
+        before = open;
+        for (size_t i = 0; i < n; i++) p[i] = (struct pollfd){.fd = (int)(at + i)};
+        if (poll(p, (nfds_t)n, 0) < 0) break;
+        for (size_t i = 0; i < n; i++) open += !(p[i].revents & POLLNVAL);
+    }
+    return open;
+}
+
+size_t kvr_http_descriptors_room(size_t reserve)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+    size_t used = descriptors_open(r.rlim_cur) + DESCRIPTORS_KEPT + reserve;
+    return r.rlim_cur > used ? (size_t)r.rlim_cur - used : 0;
+}
+
+/* ---- server ------------------------------------------------------------------------------------------ */
+
+static void on_server_handle_closed(uv_handle_t *h)
+{
+    struct kvr_http_server *s = h->data;
+    s->handles--;
+    server_maybe_free(s);
+}
+
+/* Returns: 0 or a libuv error. */
+static int listen_on(struct kvr_http_server *s)
+{
+    struct sockaddr_storage a = {0};
+    const struct kvr_http_server_config *c = &s->config;
+    int on = 1;
+    if (uv_ip4_addr(c->host, c->port, (struct sockaddr_in *)&a) && uv_ip6_addr(c->host, c->port, (struct sockaddr_in6 *)&a))
+        return UV_EINVAL;
+    socklen_t len = a.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    s->fd = socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (s->fd < 0 || setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
+        (c->reuse_port && setsockopt(s->fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on)) || bind(s->fd, (struct sockaddr *)&a, len) ||
+        listen(s->fd, BACKLOG))
+        return uv_translate_sys_error(errno);
+    int rc = uv_poll_init_socket(s->loop, &s->listener, s->fd);
+    if (rc) return rc;
+    s->handles++;
+    set_listening(s, true);
+    return 0;
+}
+
+/* Until the handle is closed libuv may still look at the descriptor. */
+static void on_listener_closed(uv_handle_t *h)
+{
+    struct kvr_http_server *s = h->data;
+    close(s->fd);
+    on_server_handle_closed(h);
+}
+
+static void stop_listening(struct kvr_http_server *s)
+{
+    if (s->accepted >= 0) close(s->accepted);
+    s->accepted = -1;
+    uv_close((uv_handle_t *)&s->listener, on_listener_closed);
+}
+
+int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *config, struct kvr_http_server **out)
+{
+    struct kvr_http_server *s = calloc(1, sizeof *s);
+    if (!s) return UV_ENOMEM;
+    s->config = *config;
+    s->shared = config->shared ? config->shared : &s->own;
+    snprintf(s->too_large, sizeof s->too_large, "the request body is larger than %zu bytes%s%.32s", config->body_max,
+             config->body_option ? ", which is " : "", config->body_option ? config->body_option : "");
+    kvr__request_settings(&s->settings);
+    s->loop = loop;
+    s->fd = s->accepted = -1;
+    uv_timer_init(loop, &s->sweep);
+    s->listener.data = s->sweep.data = s;
+    s->handles = 1;
+    int rc = listen_on(s);
+    if (rc) {
+        if (s->fd >= 0) close(s->fd);
+        s->draining = true; /* it never listened */
+        kvr_http_server_close(s);
+        return rc;
+    }
+    uv_timer_start(&s->sweep, on_sweep, 1000, 1000);
+    uv_unref((uv_handle_t *)&s->sweep);
+    *out = s;
+    return 0;
+}
+
+uint16_t kvr_http_server_port(const struct kvr_http_server *s)
+{
+    struct sockaddr_in a = {0}; /* its port is where the one of IPv6 is */
+    socklen_t len = sizeof a;
+    return getsockname(s->fd, (struct sockaddr *)&a, &len) ? 0 : ntohs(a.sin_port);
+}
+
+void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_server_stats *out)
+{
+    *out = s->stats;
+}
+
+void kvr_http_server_drain(struct kvr_http_server *s)
+{
+    if (s->draining) return;
+    s->draining = true;
+    stop_listening(s);
+    for (struct kvr_http_conn *c = s->conns, *next; c; c = next) {
+        next = c->next;
+        if (c->answering || c->started_message) continue;
+        if (c->queued) c->close_when_sent = true;
+        else kvr__conn_close(c);
+    }
+}
+
+void kvr_http_server_close(struct kvr_http_server *s)
+{
+    if (!s || s->closed) return;
+    s->closed = true;
+    if (!s->draining) stop_listening(s);
+    uv_close((uv_handle_t *)&s->sweep, on_server_handle_closed);
+    for (struct kvr_http_conn *c = s->conns, *next; c; c = next) {
+        next = c->next;
+        kvr__conn_close(c);
+    }
+}
+
+void kvr_http_conn_set_user(struct kvr_http_conn *c, void *user)
+{
+    c->user = user;
+}
+
+void *kvr_http_conn_user(struct kvr_http_conn *c)
+{
+    return c->user;
+}

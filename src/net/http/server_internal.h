@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The parts of the HTTP server, for each other:
+ *
+ *   http/server.c    listening, connections, deadlines
+ *   http/request.c   bytes -> request -> handler
+ *   http/answer.c    handler -> answer -> bytes
+ */
+#ifndef KVR_NET_HTTP_SERVER_INTERNAL_H
+#define KVR_NET_HTTP_SERVER_INTERNAL_H
+
+#include "net/http/internal.h"
+
+struct kvr_http_server {
+    uv_loop_t *loop;
+    uv_poll_t listener;
+    int fd, accepted; /* the listening socket, and one that was accepted and waits for room; -1: none */
+    uv_timer_t sweep;
+    struct kvr_http_server_config config;
+    struct kvr_http_shared own, *shared; /* the latter is the former unless the configuration names one */
+    struct kvr_http_conn *conns, *oldest;
+    struct kvr_http_server_stats stats;
+    size_t live; /* connections that are not being closed */
+    llhttp_settings_t settings;
+    int handles; /* open handles of the server itself */
+    bool listening, draining, closed;
+    char too_large[96];          /* for a body beyond its limit */
+    char plain[64 * 1024];       /* what TLS has made of read_buffer */
+    char read_buffer[64 * 1024]; /* reads are handled before the next one, so one buffer serves all */
+};
+
+struct kvr_http_conn {
+    uv_tcp_t tcp;
+    uv_shutdown_t shutdown;
+    llhttp_t parser;
+    struct kvr__framing framing;
+    struct kvr_tls *tls; /* NULL: plain */
+    struct kvr_http_server *server;
+    struct kvr_http_conn *next, *prev; /* newest first */
+    void *user;
+    struct kvr_http_request request;
+    struct kvr_headers headers;
+    struct kvr_buf target;
+    struct kvr_buf arriving;         /* the body, as far as it has come; its capacity counts against the budget */
+    struct kvr_body *body;           /* and when it is whole */
+    struct kvr_buf ahead;            /* bytes that wait for their turn to be parsed */
+    uint64_t deadline_ms;            /* 0: none */
+    uint64_t message_ms;             /* when the request that is arriving began, or the waiting for it */
+    size_t queued;                   /* bytes in write requests */
+    uint64_t queued_total;           /* ever */
+    uint64_t sent_seen, progress_ms; /* by the sweep: bytes that had left, and when that last grew */
+    bool in_value, started_message;
+    bool answering, answer_started, chunked, keep_alive, close_when_sent, closing, read_stopped, lingering;
+    bool above_high;     /* more than KVR_HTTP_HIGH_WATER was queued, and not yet less than the low mark: nothing is parsed or read */
+    bool write_failed;   /* nothing more is sent; the next sweep resets the connection, so that writing never calls back */
+    bool reset_at_close; /* the end of the connection would look like the end of the answer */
+    int64_t left;        /* body bytes still to be sent when the length is known; -1 unknown */
+    int fail_status;
+    const char *fail_text;
+};
+
+/* http/server.c */
+void kvr__conn_deadline(struct kvr_http_conn *c, double seconds);
+void kvr__conn_close(struct kvr_http_conn *c);
+/* Everything is sent: says goodbye and gives the client a moment to read it. */
+void kvr__conn_linger(struct kvr_http_conn *c);
+/* Reads when there is room for what comes, and does not when there is none. */
+void kvr__conn_update_reading(struct kvr_http_conn *c);
+void kvr__conn_fail_soon(struct kvr_http_conn *c);
+
+/* http/request.c */
+void kvr__request_settings(llhttp_settings_t *s);
+void kvr__request_begin(struct kvr_http_conn *c);
+void kvr__request_free(struct kvr_http_conn *c);
+/* Plain bytes of the client. */
+void kvr__request_take(struct kvr_http_conn *c, const char *data, size_t n);
+void kvr__request_parse_ahead(struct kvr_http_conn *c);
+
+/* http/answer.c */
+void kvr__answer_send(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n);
+void kvr__answer_flush_tls(struct kvr_http_conn *c);
+/* An error before the request was whole: answers and closes. */
+void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message);
+static inline uv_buf_t kvr__buf_of(const char *data, size_t len)
+{
+    return uv_buf_init((char *)(uintptr_t)data, (unsigned)len);
+}
+
+#endif

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Built without the NATS client: connecting refuses, so that nothing else here is ever called with a connection. */
+#include "net/ingest/event_plane.h"
+#include "net/nats/registry.h"
+
+int kvr_nats_connect(const struct kvr_nats_config *c, struct kvr_nats **out, char *err, size_t cap)
+{
+    (void)c;
+    (void)out;
+    snprintf(err, cap, "--nats-url: this kvroute was built without NATS (KVR_NATS=OFF)");
+    return -1;
+}
+
+void kvr_nats_close(struct kvr_nats *n)
+{
+    KVR_ASSERT(!n);
+}
+
+void kvr_nats_stats(struct kvr_nats *n, struct kvr_nats_stats *out)
+{
+    (void)n;
+    *out = (struct kvr_nats_stats){0};
+}
+
+int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
+{
+    (void)link, (void)scope, (void)w, (void)out;
+    snprintf(err, cap, "built without NATS");
+    return -1;
+}
+
+int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas, struct kvr_worker w, struct kvr_outlet **out, char *err,
+                         size_t cap)
+{
+    (void)replicas;
+    return kvr_outlet_nats(link, scope, w, out, err, cap);
+}
+
+int kvr_durable_feed_open(const struct kvr_durable_config *config, struct kvr_durable_feed **out)
+{
+    (void)config, (void)out;
+    return -KVR_EUNSUPPORTED;
+}
+
+void kvr_durable_feed_close(struct kvr_durable_feed *f)
+{
+    KVR_ASSERT(!f);
+}
+
+void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_buf *out)
+{
+    (void)f, (void)out;
+}
+
+int kvr_plane_feed_nats(struct kvr_nats *link, const char *scope, struct kvr_ingest *in, struct kvr_plane_feed **out)
+{
+    (void)link, (void)scope, (void)in, (void)out;
+    return -KVR_EUNSUPPORTED;
+}
+
+void kvr_plane_feed_close(struct kvr_plane_feed *f)
+{
+    KVR_ASSERT(!f);
+}
+
+uint64_t kvr_plane_feed_dropped(const struct kvr_plane_feed *f)
+{
+    (void)f;
+    return 0;
+}
+
+bool kvr_nats_is_up(const struct kvr_nats *n)
+{
+    (void)n;
+    return false;
+}
+
+int kvr_nats_publish(struct kvr_nats *n, const char *subject, const char *reply, const void *data, size_t len)
+{
+    (void)n, (void)subject, (void)reply, (void)data, (void)len;
+    return -KVR_EUNSUPPORTED;
+}
+
+int kvr_nats_subscribe(struct kvr_nats *n, const char *subject, const char *queue, size_t pending_bytes, kvr_nats_on_message *fn, void *ctx,
+                       struct kvr_nats_sub **out)
+{
+    (void)n, (void)subject, (void)queue, (void)pending_bytes, (void)fn, (void)ctx, (void)out;
+    return -KVR_EUNSUPPORTED;
+}
+
+void kvr_nats_unsubscribe(struct kvr_nats_sub *sub)
+{
+    KVR_ASSERT(!sub);
+}
+
+void kvr_nats_inbox(char *out, size_t cap)
+{
+    snprintf(out, cap, "_");
+}
+
+int kvr_registry_open(const struct kvr_registry_config *config, struct kvr_registry **out)
+{
+    (void)config, (void)out;
+    return -KVR_EUNSUPPORTED;
+}
+
+void kvr_registry_close(struct kvr_registry *r)
+{
+    KVR_ASSERT(!r);
+}
+
+int kvr_registry_keep(struct kvr_registry *r, const char *key, const char *value, bool exclusive)
+{
+    (void)r, (void)key, (void)value, (void)exclusive;
+    return -KVR_EUNSUPPORTED;
+}
+
+bool kvr_registry_holds(struct kvr_registry *r, const char *key, char *owner, size_t cap)
+{
+    (void)r, (void)key, (void)owner, (void)cap;
+    return false;
+}
+
+bool kvr_registry_settled(struct kvr_registry *r)
+{
+    (void)r;
+    return false;
+}
+
+void kvr_registry_token(const char *text, char *out, size_t cap)
+{
+    snprintf(out, cap, "%s", text);
+}

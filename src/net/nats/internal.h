@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* For the files that speak to JetStream themselves. */
+#ifndef KVR_NET_NATS_INTERNAL_H
+#define KVR_NET_NATS_INTERNAL_H
+
+#include <nats/nats.h>
+
+#include "net/nats/link.h"
+
+natsConnection *kvr__nats_connection(struct kvr_nats *n);
+
+static inline uint64_t kvr_nats_now_ms(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+}
+
+/* Unsubscribes, and frees when that is safe. libnats (3.4) looks a subscription up for a message and then uses it without holding
+ * it; so it may go only when the reader has come past what it had when the subscription could still be found. */
+void kvr__nats_retire(struct kvr_nats *n, natsSubscription *sub);
+/* The reader has come past all that it had before the call. Returns: false when the server does not answer. */
+bool kvr__nats_settle(struct kvr_nats *n);
+
+#endif

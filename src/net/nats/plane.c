@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Envelopes over NATS. An outlet's `publish` runs on the thread that owns the rank, `beat` on another: the stamp and the last
+ * id they share are under `lock`, held over the hand-over to the client library too, so that the numbers go out in order.
+ */
+#include <pthread.h>
+#include <string.h>
+
+#include "net/ingest/event_plane.h"
+#include "wire/plane_event.h"
+
+struct nats_outlet {
+    struct kvr_outlet base;
+    struct kvr_nats *link;
+    struct kvr_worker worker;
+    char events[KVR_SCOPE_MAX + 32], beats[KVR_SCOPE_MAX + 32];
+    pthread_mutex_t lock;
+    struct kvr_stamp stamp;
+    uint64_t last_id;
+    struct kvr_buf payload, out;
+};
+
+/* Under `lock`. */
+static int send_payload(struct nats_outlet *o, const char *topic, const char *subject)
+{
+    if (!o->payload.failed) kvr_stamp_envelope(&o->stamp, topic, &o->payload, &o->out);
+    int rc = o->payload.failed || o->out.failed ? -KVR_ENOMEM : kvr_nats_publish(o->link, subject, NULL, o->out.data, o->out.len);
+    o->payload.len = o->out.len = 0;
+    o->payload.failed = o->out.failed = false;
+    return rc;
+}
+
+static int publish(struct kvr_outlet *base, const struct kvr_event *ev, const struct kvr_engine_words *words)
+{
+    struct nats_outlet *o = (struct nats_outlet *)base;
+    (void)words;
+    pthread_mutex_lock(&o->lock);
+    kvr_plane_event_write(&o->payload, ev);
+    int rc = send_payload(o, KVR_PLANE_EVENTS, o->events);
+    o->last_id = ev->event_id;
+    pthread_mutex_unlock(&o->lock);
+    return rc;
+}
+
+static void beat(struct kvr_outlet *base)
+{
+    struct nats_outlet *o = (struct nats_outlet *)base;
+    if (!kvr_nats_is_up(o->link)) return; /* an old beat says nothing */
+    pthread_mutex_lock(&o->lock);
+    struct kvr_beat b = {o->worker, o->last_id};
+    kvr_beat_write(&o->payload, &b);
+    (void)send_payload(o, KVR_PLANE_BEATS, o->beats);
+    pthread_mutex_unlock(&o->lock);
+}
+
+static void close_outlet(struct kvr_outlet *base)
+{
+    struct nats_outlet *o = (struct nats_outlet *)base;
+    kvr_buf_free(&o->payload);
+    kvr_buf_free(&o->out);
+    pthread_mutex_destroy(&o->lock);
+    free(o);
+}
+
+void kvr_nats_outlet_envelope(struct kvr_outlet *base, const struct kvr_event *ev, struct kvr_buf *out)
+{
+    struct nats_outlet *o = (struct nats_outlet *)base;
+    pthread_mutex_lock(&o->lock);
+    kvr_plane_event_write(&o->payload, ev);
+    if (o->payload.failed) out->failed = true;
+    else kvr_stamp_envelope(&o->stamp, KVR_PLANE_EVENTS, &o->payload, out);
+    o->last_id = ev->event_id;
+    o->payload.len = 0;
+    o->payload.failed = false;
+    pthread_mutex_unlock(&o->lock);
+}
+
+int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
+{
+    struct nats_outlet *o = calloc(1, sizeof *o);
+    if (!o) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    o->base = (struct kvr_outlet){.publish = publish, .beat = beat, .close = close_outlet};
+    o->link = link;
+    o->worker = w;
+    snprintf(o->events, sizeof o->events, "%s." KVR_PLANE_EVENTS, scope);
+    snprintf(o->beats, sizeof o->beats, "%s." KVR_PLANE_BEATS, scope);
+    snprintf(o->base.where, sizeof o->base.where, "nats %s", o->events);
+    pthread_mutex_init(&o->lock, NULL);
+    kvr_stamp_init(&o->stamp);
+    o->stamp.beats = true;
+    *out = &o->base;
+    return 0;
+}
+
+/* ---- consuming -------------------------------------------------------------------------------------------------- */
+
+enum { PENDING_BYTES = 64 << 20, SUBSCRIBE_MS = 1000 };
+
+struct kvr_plane_feed {
+    struct kvr_nats *link;
+    struct kvr_ingest *in;
+    struct kvr_nats_sub *events, *beats;
+};
+
+static void on_message(void *ctx, const struct kvr_nats_message *m)
+{
+    struct kvr_plane_feed *f = ctx;
+    (void)kvr_ingest_plane_message(f->in, m->data, m->len, 0, true);
+}
+
+static void on_state(void *ctx, bool up)
+{
+    struct kvr_plane_feed *f = ctx;
+    kvr_ingest_plane_state(f->in, up);
+}
+
+int kvr_plane_feed_nats(struct kvr_nats *link, const char *scope, struct kvr_ingest *in, struct kvr_plane_feed **out)
+{
+    struct kvr_plane_feed *f = calloc(1, sizeof *f);
+    char subject[KVR_SCOPE_MAX + 32];
+    if (!f) return -KVR_ENOMEM;
+    *f = (struct kvr_plane_feed){.link = link, .in = in};
+    snprintf(subject, sizeof subject, "%s." KVR_PLANE_EVENTS, scope);
+    int rc = kvr_nats_subscribe(link, subject, NULL, PENDING_BYTES, on_message, f, &f->events);
+    snprintf(subject, sizeof subject, "%s." KVR_PLANE_BEATS, scope);
+    if (rc == 0) rc = kvr_nats_subscribe(link, subject, NULL, PENDING_BYTES, on_message, f, &f->beats);
+    if (rc == 0) {
+        /* "Up" means that the server knows of the subscriptions; while it is away, nothing is up. */
+        (void)kvr_nats_flush(link, SUBSCRIBE_MS);
+        rc = kvr_nats_listen(link, on_state, f);
+    }
+    if (rc) kvr_plane_feed_close(f);
+    else *out = f;
+    return rc;
+}
+
+void kvr_plane_feed_close(struct kvr_plane_feed *f)
+{
+    if (!f) return;
+    kvr_nats_unlisten(f->link, on_state, f);
+    kvr_nats_unsubscribe(f->events);
+    kvr_nats_unsubscribe(f->beats);
+    free(f);
+}
+
+uint64_t kvr_plane_feed_dropped(const struct kvr_plane_feed *f)
+{
+    return f ? kvr_nats_sub_dropped(f->events) + kvr_nats_sub_dropped(f->beats) : 0;
+}

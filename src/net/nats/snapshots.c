@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "net/nats/snapshots.h"
+
+#include <string.h>
+#include <kvroute/hash.h>
+
+#include "net/nats/internal.h"
+#include "wire/json.h"
+
+enum { CALL_MS = 2000, FORMAT = 1 };
+
+struct kvr_snapshots {
+    jsCtx *js;
+    kvStore *kv;
+    char name[128];
+    struct kvr_json_parser *json;
+};
+
+int kvr_snapshots_open(struct kvr_nats *link, const char *name, int replicas, struct kvr_snapshots **out)
+{
+    struct kvr_snapshots *s = calloc(1, sizeof *s);
+    jsOptions o;
+    kvConfig c;
+    if (!s || !(s->json = kvr_json_parser_new())) {
+        free(s);
+        return -KVR_ENOMEM;
+    }
+    snprintf(s->name, sizeof s->name, "%s", name);
+    jsOptions_Init(&o);
+    o.Wait = CALL_MS;
+    kvConfig_Init(&c);
+    c.Bucket = "kvroute-snapshots";
+    c.History = 1;
+    c.Replicas = replicas;
+    natsStatus rc = natsConnection_JetStream(&s->js, kvr__nats_connection(link), &o);
+    if (rc == NATS_OK && js_KeyValue(&s->kv, s->js, c.Bucket) != NATS_OK) rc = js_CreateKeyValue(&s->kv, s->js, &c);
+    if (rc != NATS_OK) {
+        kvr_snapshots_close(s);
+        return -KVR_ETIMEDOUT;
+    }
+    *out = s;
+    return 0;
+}
+
+void kvr_snapshots_close(struct kvr_snapshots *s)
+{
+    if (!s) return;
+    kvStore_Destroy(s->kv);
+    jsCtx_Destroy(s->js);
+    kvr_json_parser_free(s->json);
+    free(s);
+}
+
+static int result(natsStatus s)
+{
+    return s == NATS_OK ? 0 : s == NATS_NOT_FOUND ? -KVR_ENOTFOUND : -KVR_ETIMEDOUT;
+}
+
+static void piece_key(const struct kvr_snapshots *s, uint64_t version, size_t at, char *out, size_t cap)
+{
+    snprintf(out, cap, "%s.%llu.%zu", s->name, (unsigned long long)version, at);
+}
+
+static void head_key(const struct kvr_snapshots *s, char *out, size_t cap)
+{
+    snprintf(out, cap, "%s.head", s->name);
+}
+
+/* ---- reading -------------------------------------------------------------------------------------------------------- */
+
+void kvr_snapshot_head_free(struct kvr_snapshot_head *h)
+{
+    for (size_t i = 0; i < h->n; i++) free(h->v[i].hashes);
+    *h = (struct kvr_snapshot_head){0};
+}
+
+static int take_version(void *ctx, const char *key, size_t key_len, struct kvr_json o)
+{
+    struct kvr_snapshot_head *h = ctx;
+    struct kvr_snapshot_version *v = &h->v[h->n];
+    struct kvr_json hashes = kvr_json_get(o, "hashes");
+    (void)key;
+    (void)key_len;
+    if (h->n == KVR_SNAPSHOT_KEPT) return 0;
+    *v = (struct kvr_snapshot_version){.pieces = kvr_json_count(hashes)};
+    if (!kvr_json_as_u64(kvr_json_get(o, "version"), &v->version) || !kvr_json_as_u64(kvr_json_get(o, "position"), &v->position) ||
+        !kvr_json_as_u64(kvr_json_get(o, "bytes"), &v->bytes) || kvr_json_type_of(hashes) != KVR_JSON_ARRAY ||
+        v->pieces > KVR_SNAPSHOT_PIECES_MAX)
+        return -KVR_EFORMAT;
+    v->hashes = malloc((v->pieces + 1) * sizeof *v->hashes);
+    if (!v->hashes) return -KVR_ENOMEM;
+    h->n++;
+    return kvr_json_u64_array(hashes, v->hashes, v->pieces) == (long)v->pieces ? 0 : -KVR_EFORMAT;
+}
+
+int kvr_snapshots_head(struct kvr_snapshots *s, struct kvr_snapshot_head *out)
+{
+    char key[160];
+    kvEntry *e = NULL;
+    struct kvr_json o, list;
+    uint64_t format = 0;
+    *out = (struct kvr_snapshot_head){0};
+    head_key(s, key, sizeof key);
+    int rc = result(kvStore_Get(&e, s->kv, key));
+    if (rc == -KVR_ENOTFOUND) return 0;
+    if (rc) return rc;
+    out->revision = kvEntry_Revision(e);
+    rc = kvr_json_parse(s->json, kvEntry_Value(e), (size_t)kvEntry_ValueLen(e), &o, NULL);
+    list = rc ? (struct kvr_json){0} : kvr_json_get(o, "versions");
+    bool ok =
+        rc == 0 && kvr_json_as_u64(kvr_json_get(o, "format"), &format) && format == FORMAT && kvr_json_type_of(list) == KVR_JSON_ARRAY;
+    if (rc != -KVR_ENOMEM) rc = ok ? kvr_json_each(list, take_version, out) : -KVR_EFORMAT;
+    uint64_t revision = out->revision;
+    if (rc) kvr_snapshot_head_free(out);
+    out->revision = revision;
+    kvEntry_Destroy(e);
+    return rc;
+}
+
+int kvr_snapshots_piece(struct kvr_snapshots *s, const struct kvr_snapshot_version *v, size_t at, struct kvr_buf *out)
+{
+    char key[200];
+    kvEntry *e = NULL;
+    piece_key(s, v->version, at, key, sizeof key);
+    int rc = result(kvStore_Get(&e, s->kv, key));
+    if (rc == 0) {
+        out->len = 0;
+        kvr_buf_add(out, kvEntry_Value(e), (size_t)kvEntry_ValueLen(e));
+        if (out->failed) rc = -KVR_ENOMEM;
+        else if (kvr_hash_bytes(out->data ? out->data : "", out->len, 0) != v->hashes[at]) rc = -KVR_EFORMAT;
+    }
+    kvEntry_Destroy(e);
+    return rc == -KVR_ENOTFOUND ? -KVR_EFORMAT : rc;
+}
+
+/* ---- writing -------------------------------------------------------------------------------------------------------- */
+
+void kvr_snapshots_begin(struct kvr_snapshots *s, const struct kvr_snapshot_head *head, uint64_t position, struct kvr_snapshot_draft *out)
+{
+    (void)s;
+    /* Two writers at once must not meet in the names of their pieces: the revision tells them apart from those before, the
+     * clock from each other. */
+    uint64_t last = head->n ? head->v[0].version : 0;
+    uint64_t now = (uint64_t)nats_Now();
+    *out = (struct kvr_snapshot_draft){.v = {.version = KVR_MAX(last + 1, now), .position = position}};
+}
+
+int kvr_snapshots_put(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, const char *data, size_t len)
+{
+    char key[200];
+    struct kvr_snapshot_version *v = &d->v;
+    if (v->pieces == KVR_SNAPSHOT_PIECES_MAX) return -KVR_ELIMIT;
+    if (v->pieces == d->hashes_cap) {
+        size_t cap = d->hashes_cap ? d->hashes_cap * 2 : 64;
+        uint64_t *more = realloc(v->hashes, cap * sizeof *more);
+        if (!more) return -KVR_ENOMEM;
+        v->hashes = more;
+        d->hashes_cap = cap;
+    }
+    piece_key(s, v->version, v->pieces, key, sizeof key);
+    int rc = result(kvStore_Put(NULL, s->kv, key, data, (int)len));
+    if (rc) return rc;
+    v->hashes[v->pieces++] = kvr_hash_bytes(data, len, 0);
+    v->bytes += len;
+    return 0;
+}
+
+static void put_version(struct kvr_buf *b, const struct kvr_snapshot_version *v)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "version", v->version);
+    kvr_json_put_u64(b, "position", v->position);
+    kvr_json_put_u64(b, "bytes", v->bytes);
+    kvr_json_key(b, "hashes");
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < v->pieces; i++) kvr_json_u64(b, v->hashes[i]);
+    kvr_json_close(b, ']');
+    kvr_json_close(b, '}');
+}
+
+static void delete_version(struct kvr_snapshots *s, const struct kvr_snapshot_version *v)
+{
+    char key[200];
+    for (size_t i = 0; i < v->pieces; i++) {
+        piece_key(s, v->version, i, key, sizeof key);
+        kvStore_Purge(s->kv, key, NULL);
+    }
+}
+
+int kvr_snapshots_commit(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, const struct kvr_snapshot_head *head)
+{
+    struct kvr_buf b = {0};
+    char key[160];
+    head_key(s, key, sizeof key);
+    kvr_json_open(&b, '{');
+    kvr_json_put_u64(&b, "format", FORMAT);
+    kvr_json_key(&b, "versions");
+    kvr_json_open(&b, '[');
+    put_version(&b, &d->v);
+    for (size_t i = 0; i < head->n && i + 1 < KVR_SNAPSHOT_KEPT; i++) put_version(&b, &head->v[i]);
+    kvr_json_close(&b, ']');
+    kvr_json_close(&b, '}');
+    natsStatus rc = b.failed         ? NATS_NO_MEMORY
+                    : head->revision ? kvStore_Update(NULL, s->kv, key, b.data, (int)b.len, head->revision)
+                                     : kvStore_Create(NULL, s->kv, key, b.data, (int)b.len);
+    kvr_buf_free(&b);
+    if (rc != NATS_OK) {
+        kvr_snapshots_abandon(s, d);
+        return rc == NATS_TIMEOUT || rc == NATS_NO_MEMORY ? -KVR_ETIMEDOUT : -KVR_EEXISTS;
+    }
+    for (size_t i = KVR_SNAPSHOT_KEPT - 1; i < head->n; i++) delete_version(s, &head->v[i]);
+    free(d->v.hashes);
+    d->v.hashes = NULL;
+    return 0;
+}
+
+void kvr_snapshots_abandon(struct kvr_snapshots *s, struct kvr_snapshot_draft *d)
+{
+    delete_version(s, &d->v);
+    free(d->v.hashes);
+    *d = (struct kvr_snapshot_draft){0};
+}
+
+int kvr_snapshots_reset(struct kvr_snapshots *s)
+{
+    struct kvr_snapshot_head h;
+    char key[160];
+    int rc = kvr_snapshots_head(s, &h);
+    if (rc == -KVR_ETIMEDOUT) return rc;
+    for (size_t i = 0; i < h.n; i++) delete_version(s, &h.v[i]);
+    kvr_snapshot_head_free(&h);
+    head_key(s, key, sizeof key);
+    return result(kvStore_Purge(s->kv, key, NULL));
+}

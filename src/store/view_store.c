@@ -1,0 +1,895 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * See the header. `lock` guards the list, the counters and what the ingest thread writes of a rank; nothing blocks under it. A rank whose
+ * files are being written (`scribe_has`, `keeper_has`) is not freed meanwhile: who unfollows it waits. The scribe writes journals and
+ * nothing else does, so a journal has one writer; the keeper writes snapshots and removes journals of generations that are over. The
+ * ingest thread waits for neither: it takes the lock for the time of a copy.
+ *
+ * A generation begins in a visit, between two batches. Journals of one rank follow each other without a hole, and a snapshot names the
+ * generation that began with it. So if the snapshot of a new generation cannot be written, the old one and all journals since go on being
+ * right.
+ */
+#include "store/view_store.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "wire/view_file.h"
+
+enum {
+    FLUSH_MS = 20,
+    LOOK_MS = 1000,  /* the keeper looks what is due at least that often */
+    SOON_MS = 50,    /* the same, when something is due; and a view that has no place in its stream yet is tried again */
+    RETRY_MS = 1000, /* between two snapshots of a rank that are due out of turn */
+    PENDING_MAX = 8 << 20,
+    JOURNALS_MAX = 64 << 20,
+    TAIL_MAX = 256 << 20, /* of batches that are read at start */
+    OPEN_MAX = 256,       /* journals that stay open */
+    DIRECTORIES_MAX = 4096,
+    DIR_ROOM = 320 /* of a path, for what is below the directory */
+};
+
+/* Bytes of a generation's journal that wait for the scribe. */
+struct piece {
+    struct piece *next;
+    uint64_t generation;
+    struct kvr_buf bytes;
+};
+
+struct kept {
+    struct kept *next;
+    struct kvr_view_store *store;
+    struct kvr_worker worker;
+    struct kvr_index *index;
+    uint32_t block_size;
+    struct kvr_saved_partition partition;
+    char endpoint[KVR_SAVED_ENDPOINT_MAX + 1], dir[KVR_PATH_MAX];
+    /* under the lock */
+    uint64_t generation;                 /* whose journal is being written; 0: none yet */
+    struct kvr_saved_writer journal;     /* into `pending` */
+    struct kvr_buf pending;              /* of this generation */
+    struct piece *pieces, **pieces_tail; /* of those before, in order */
+    size_t pending_bytes;
+    uint64_t journal_bytes; /* since the last snapshot that was written */
+    bool journalling;       /* batches go to the journal */
+    bool changed;           /* since the last snapshot */
+    bool due;               /* as soon as may be: there is no journal that goes on */
+    bool scribe_has, keeper_has;
+    uint64_t not_before_ms;     /* may it be written out of turn */
+    uint64_t written_ms, round; /* the last round of the keeper that looked at it */
+    /* the scribe's */
+    int fd;
+    uint64_t fd_generation;
+};
+
+struct stats {
+#define FIELD(name, help) uint64_t name;
+    KVR_VIEW_STORE_COUNTERS(FIELD)
+#undef FIELD
+};
+
+struct kvr_view_store {
+    struct kvr_ingest *ingest;
+    char dir[KVR_PATH_MAX], who[64];
+    uint64_t interval_ms;
+    pthread_t scribe, keeper;
+    pthread_mutex_t lock;
+    pthread_cond_t to_scribe, to_keeper, done;
+    struct kept *list;
+    uint64_t round;
+    bool stop;           /* the keeper is to end */
+    bool written;        /* it has: so may the scribe */
+    bool something;      /* pending for the scribe */
+    _Atomic size_t open; /* journals */
+    struct stats stats;
+    char last_error[512];
+};
+
+static uint64_t now_ms(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+}
+
+/* Said when it is new; the same trouble is not repeated every interval. */
+static void complain(struct kvr_view_store *st, const char *text)
+{
+    pthread_mutex_lock(&st->lock);
+    st->stats.snapshot_failures++;
+    bool fresh = strcmp(text, st->last_error) != 0;
+    snprintf(st->last_error, sizeof st->last_error, "%s", text);
+    pthread_mutex_unlock(&st->lock);
+    if (fresh) kvr_log("%s: --data-dir: %s; going on without", st->who, text);
+}
+
+static void journal_path(const struct kept *k, uint64_t generation, char out[KVR_PATH_MAX])
+{
+    snprintf(out, KVR_PATH_MAX, "%.*s/journal-%llu.kvr", KVR_PATH_MAX - 64, k->dir, (unsigned long long)generation);
+}
+
+static void view_path(const struct kept *k, char out[KVR_PATH_MAX])
+{
+    snprintf(out, KVR_PATH_MAX, "%.*s/view.kvr", KVR_PATH_MAX - 64, k->dir);
+}
+
+/* ---- on the ingest thread -------------------------------------------------------------------------------------------------- */
+
+static bool put_pending(void *ctx, const void *data, size_t len)
+{
+    struct kvr_buf *b = ctx;
+    kvr_buf_add(b, data, len);
+    return !b->failed;
+}
+
+static void wake_scribe_locked(struct kvr_view_store *st)
+{
+    if (!st->something) pthread_cond_signal(&st->to_scribe);
+    st->something = true;
+}
+
+/* The journal ends here, and what is behind is only in the next snapshot. */
+static void give_up_journal_locked(struct kept *k)
+{
+    k->journalling = false;
+    k->due = k->changed = true;
+    pthread_cond_signal(&k->store->to_keeper);
+}
+
+static void on_batch(void *kept, uint64_t seq, const char *data, size_t len)
+{
+    struct kept *k = kept;
+    struct kvr_view_store *st = k->store;
+    pthread_mutex_lock(&st->lock);
+    k->changed = true;
+    if (!k->journalling) {
+        if (!k->generation) give_up_journal_locked(k);
+    } else if (k->pending_bytes + k->pending.len + len > PENDING_MAX) {
+        st->stats.journal_overflows++;
+        give_up_journal_locked(k);
+    } else {
+        uint64_t before = k->journal.bytes;
+        kvr_saved_put_batch(&k->journal, seq, data, len);
+        k->journal_bytes += k->journal.bytes - before;
+        st->stats.journal_batches++;
+        st->stats.journal_bytes += k->journal.bytes - before;
+        wake_scribe_locked(st);
+        if (k->journal.failed) give_up_journal_locked(k);
+        if (k->journal_bytes > JOURNALS_MAX) pthread_cond_signal(&st->to_keeper);
+    }
+    pthread_mutex_unlock(&st->lock);
+}
+
+static void on_break(void *kept)
+{
+    struct kept *k = kept;
+    pthread_mutex_lock(&k->store->lock);
+    if (k->journalling) {
+        kvr_saved_put_break(&k->journal);
+        wake_scribe_locked(k->store);
+    }
+    give_up_journal_locked(k);
+    pthread_mutex_unlock(&k->store->lock);
+}
+
+/* The journal of the next generation begins, behind the content that is being copied. */
+static void begin_generation_locked(struct kept *k, const struct kvr_saved_source *source)
+{
+    struct piece *p = k->pending.len && !k->pending.failed ? calloc(1, sizeof *p) : NULL;
+    if (p) {
+        *p = (struct piece){.generation = k->generation, .bytes = k->pending};
+        *k->pieces_tail = p;
+        k->pieces_tail = &p->next;
+        k->pending_bytes += p->bytes.len;
+    } else {
+        kvr_buf_free(&k->pending);
+    }
+    k->generation = source->generation;
+    k->pending = (struct kvr_buf){0};
+    k->journal = (struct kvr_saved_writer){.put = put_pending, .ctx = &k->pending};
+    kvr_saved_begin(&k->journal, KVR_SAVED_JOURNAL);
+    kvr_saved_put_source(&k->journal, source);
+    k->journalling = !k->journal.failed;
+    k->due = k->changed = false;
+    wake_scribe_locked(k->store);
+}
+
+struct visit {
+    struct kept *k;
+    struct kvr_saved_writer *w;
+    struct kvr_saved_source source;
+    struct kvr_buf memory;
+    bool known, partial;
+    int rc;
+};
+
+static void visit_view(void *arg, const struct kvr_view_status *s, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
+{
+    struct visit *v = arg;
+    const struct kvr_view_cursor *c = &s->cursor;
+    (void)adopt;
+    if (!c->known) return;
+    v->known = true;
+    v->partial = c->partial;
+    if (v->partial) return;
+    v->source = (struct kvr_saved_source){
+        .worker = s->worker, .known = true, .whole = true, .next = c->next, .last_hash = c->last_hash, .last_ts = c->last_ts};
+    snprintf(v->source.endpoint, sizeof v->source.endpoint, "%s", v->k->endpoint);
+    kvr_ingest_memory(v->k->store->ingest, &v->memory);
+    for (size_t i = 0; i < n && v->rc == 0; i++) {
+        struct kvr_worker w = {s->worker.worker_id, ranks[i]};
+        v->rc = kvr_index_dump(v->k->index, &w, kvr_saved_keep_event, v->w);
+    }
+    if (v->rc || v->memory.failed) return;
+    pthread_mutex_lock(&v->k->store->lock);
+    v->source.generation = v->k->generation + 1;
+    begin_generation_locked(v->k, &v->source);
+    pthread_mutex_unlock(&v->k->store->lock);
+}
+
+/* ---- the keeper ------------------------------------------------------------------------------------------------------------ */
+
+/* As opendir; the thread sanitizer sees open, and takes the descriptor for a new one. */
+static DIR *open_directory(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    if (fd >= 0 && !d) close(fd);
+    return d;
+}
+
+/* The number of a journal's name; 0: it is none. */
+static uint64_t generation_of(const char *name)
+{
+    uint64_t n;
+    size_t len = strlen(name);
+    if (len < 13 || strncmp(name, "journal-", 8) != 0 || strcmp(name + len - 4, ".kvr") != 0) return 0;
+    return kvr_parse_u64(name + 8, len - 12, UINT64_MAX - 1, &n) ? n : 0;
+}
+
+/* Removes the journals of generations before `first`. Returns: the newest generation there is. */
+static uint64_t sweep_journals(const struct kept *k, uint64_t first)
+{
+    char path[KVR_PATH_MAX];
+    uint64_t newest = 0;
+    DIR *d = open_directory(k->dir);
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        uint64_t g = generation_of(e->d_name);
+        newest = KVR_MAX(newest, g);
+        if (!g || g >= first) continue;
+        journal_path(k, g, path);
+        (void)unlink(path);
+    }
+    if (d) closedir(d);
+    return newest;
+}
+
+static bool write_view(struct kept *k, struct visit *v, uint64_t *bytes, char *err, size_t cap)
+{
+    char path[KVR_PATH_MAX];
+    struct kvr_new_file f;
+    view_path(k, path);
+    v->w->put = kvr_new_file_put;
+    v->w->ctx = &f;
+    if (kvr_new_file_open(&f, path, err, cap)) return false;
+    kvr_saved_begin(v->w, KVR_SAVED_SNAPSHOT);
+    kvr_saved_put_partition(v->w, &k->partition);
+    kvr_saved_put_source(v->w, &v->source);
+    kvr_saved_put_memory(v->w, &v->memory);
+    kvr_saved_flush(v->w);
+    kvr_saved_end(v->w);
+    *bytes = v->w->bytes;
+    return kvr_new_file_close(&f, !v->w->failed, err, cap) == 0;
+}
+
+/* What is in the journals of the new generation by now is not counted: a few batches. */
+static void note_written(struct kept *k)
+{
+    struct kvr_view_store *st = k->store;
+    pthread_mutex_lock(&st->lock);
+    k->journal_bytes = 0;
+    st->stats.snapshots++;
+    st->last_error[0] = 0;
+    pthread_mutex_unlock(&st->lock);
+}
+
+/* Returns: whether the view has a place in its stream. */
+static bool take_snapshot(struct kept *k)
+{
+    char err[KVR_PATH_ERROR_MAX] = "out of memory";
+    uint64_t bytes;
+    struct kvr_saved_writer w = {0};
+    struct visit v = {.k = k, .w = &w};
+    int rc = kvr_ingest_visit_view(k->store->ingest, k->worker, visit_view, &v);
+    bool taken = rc == 0 && v.known && !v.partial && v.rc == 0 && !v.memory.failed && !w.piece.failed;
+    if (taken && write_view(k, &v, &bytes, err, sizeof err)) {
+        note_written(k);
+        sweep_journals(k, v.source.generation);
+    } else if (rc == 0 && v.known && !v.partial) {
+        complain(k->store, err);
+    }
+    kvr_saved_writer_free(&w);
+    kvr_buf_free(&v.memory);
+    return v.known;
+}
+
+static bool is_due(const struct kept *k, uint64_t now, bool last)
+{
+    if (last) return k->changed;
+    if (k->due || k->journal_bytes > JOURNALS_MAX) return now >= k->not_before_ms;
+    return k->changed && now - k->written_ms >= k->store->interval_ms;
+}
+
+/* Writes what is due, one after the other; each once. */
+static void write_due_locked(struct kvr_view_store *st, bool last)
+{
+    st->round++;
+    for (struct kept *k = st->list; k;) {
+        bool due = k->round != st->round && !k->keeper_has && is_due(k, now_ms(), last);
+        k->round = st->round;
+        if (!due) {
+            k = k->next;
+            continue;
+        }
+        k->keeper_has = true;
+        pthread_mutex_unlock(&st->lock);
+        bool known = take_snapshot(k);
+        pthread_mutex_lock(&st->lock);
+        k->keeper_has = false;
+        k->written_ms = now_ms(); /* or tried in vain */
+        k->not_before_ms = k->written_ms + (known ? RETRY_MS : SOON_MS);
+        pthread_cond_broadcast(&st->done);
+        k = st->list; /* it may have changed */
+    }
+}
+
+static void wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t ms)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    ts.tv_sec += (time_t)(ms / 1000);
+    ts.tv_nsec += (long)(ms % 1000) * 1000000;
+    if (ts.tv_nsec >= 1000000000) {
+        ts.tv_sec++;
+        ts.tv_nsec -= 1000000000;
+    }
+    (void)pthread_cond_timedwait(cond, lock, &ts);
+}
+
+/* Something is to be written soon, or everything is as it should be. */
+static uint64_t pause_locked(const struct kvr_view_store *st)
+{
+    uint64_t ms = KVR_MIN(st->interval_ms, (uint64_t)LOOK_MS);
+    for (const struct kept *k = st->list; k; k = k->next)
+        if (k->due) return KVR_MIN(ms, (uint64_t)SOON_MS);
+    return ms;
+}
+
+static void *keeper_main(void *arg)
+{
+    struct kvr_view_store *st = arg;
+    pthread_mutex_lock(&st->lock);
+    while (!st->stop) {
+        write_due_locked(st, false);
+        if (!st->stop) wait_ms(&st->to_keeper, &st->lock, pause_locked(st));
+    }
+    write_due_locked(st, true);
+    st->written = true;
+    pthread_cond_signal(&st->to_scribe);
+    pthread_mutex_unlock(&st->lock);
+    return NULL;
+}
+
+/* ---- the scribe ------------------------------------------------------------------------------------------------------------ */
+
+static void close_journal(struct kept *k)
+{
+    if (k->fd < 0) return;
+    close(k->fd);
+    k->fd = -1;
+    atomic_fetch_sub(&k->store->open, 1);
+}
+
+static bool open_journal(struct kept *k, uint64_t generation)
+{
+    char path[KVR_PATH_MAX];
+    if (k->fd >= 0 && k->fd_generation == generation) return true;
+    close_journal(k);
+    journal_path(k, generation, path);
+    k->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    k->fd_generation = generation;
+    if (k->fd >= 0) atomic_fetch_add(&k->store->open, 1);
+    return k->fd >= 0;
+}
+
+static bool append(struct kept *k, const struct piece *p)
+{
+    if (!open_journal(k, p->generation)) return false;
+    for (size_t at = 0; at < p->bytes.len;) {
+        ssize_t n = write(k->fd, p->bytes.data + at, p->bytes.len - at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        at += (size_t)n;
+    }
+    return true;
+}
+
+/* Everything of a rank that waits, in order; the list is the caller's. */
+static struct piece *take_pieces_locked(struct kept *k)
+{
+    if (k->pending.len && !k->pending.failed) {
+        struct piece *p = calloc(1, sizeof *p);
+        if (p) {
+            *p = (struct piece){.generation = k->generation, .bytes = k->pending};
+            *k->pieces_tail = p;
+            k->pending = (struct kvr_buf){0};
+        }
+    }
+    struct piece *list = k->pieces;
+    k->pieces = NULL;
+    k->pieces_tail = &k->pieces;
+    k->pending_bytes = 0;
+    return list;
+}
+
+/* Writes and frees them. Returns: 0, or the errno of the first that could not be written; those behind it are left out. */
+static int write_pieces(struct kept *k, struct piece *list)
+{
+    int failed = 0;
+    while (list) {
+        struct piece *p = list;
+        list = p->next;
+        if (!failed && !append(k, p)) failed = errno ? errno : EIO;
+        kvr_buf_free(&p->bytes);
+        free(p);
+    }
+    if (atomic_load(&k->store->open) > OPEN_MAX) close_journal(k);
+    return failed;
+}
+
+/* The journal has a hole now: no more is written to it. */
+static void journal_failed(struct kept *k, int why)
+{
+    char text[KVR_PATH_MAX + 128];
+    snprintf(text, sizeof text, "cannot write a journal in '%s': %s", k->dir, strerror(why));
+    complain(k->store, text);
+    pthread_mutex_lock(&k->store->lock);
+    if (k->journalling) give_up_journal_locked(k);
+    pthread_mutex_unlock(&k->store->lock);
+}
+
+static void write_journals_locked(struct kvr_view_store *st)
+{
+    st->something = false;
+    for (struct kept *k = st->list; k;) {
+        struct piece *list = take_pieces_locked(k);
+        struct kept *next = k->next;
+        if (list) {
+            k->scribe_has = true;
+            pthread_mutex_unlock(&st->lock);
+            int failed = write_pieces(k, list);
+            if (failed) journal_failed(k, failed);
+            pthread_mutex_lock(&st->lock);
+            next = k->next;
+            k->scribe_has = false;
+            pthread_cond_broadcast(&st->done);
+        }
+        k = next;
+    }
+}
+
+static void *scribe_main(void *arg)
+{
+    struct kvr_view_store *st = arg;
+    pthread_mutex_lock(&st->lock);
+    while (!st->written) {
+        if (!st->something) pthread_cond_wait(&st->to_scribe, &st->lock);
+        else wait_ms(&st->to_scribe, &st->lock, FLUSH_MS); /* so that one write takes what comes together */
+        write_journals_locked(st);
+    }
+    write_journals_locked(st);
+    pthread_mutex_unlock(&st->lock);
+    return NULL;
+}
+
+/* ---- restoring ------------------------------------------------------------------------------------------------------------- */
+
+struct restore {
+    struct kept *k;
+    struct kvr_ingest_source *src;
+    struct kvr_saved_source source;
+    const char *wrong;
+    size_t partitions, sources;
+    uint64_t blocks, batches, tail_next;
+    bool tiers, broken;
+    struct kvr_buf memory, tail;
+};
+
+static bool same_partition(void *ctx, const struct kvr_saved_partition *p)
+{
+    struct restore *r = ctx;
+    const struct kvr_saved_partition *want = &r->k->partition;
+    if (r->partitions++) r->wrong = "it has more than one view";
+    else if (p->block_size != want->block_size) r->wrong = "it is of another block size";
+    else if (p->model[0] && want->model[0] && strcmp(p->model, want->model) != 0) r->wrong = "it is of another model";
+    else if (strcmp(p->group, want->group) != 0) r->wrong = "it is of another routing group";
+    return !r->wrong;
+}
+
+static bool same_source(void *ctx, const struct kvr_saved_source *s)
+{
+    struct restore *r = ctx;
+    if (r->sources++) r->wrong = "it has more than one view";
+    else if (kvr_worker_cmp(s->worker, r->k->worker) != 0) r->wrong = "it is of another worker";
+    else if (strcmp(s->endpoint, r->k->endpoint) != 0) r->wrong = "it is of another events endpoint";
+    r->source = *s;
+    return !r->wrong;
+}
+
+static bool same_worker(void *ctx, const struct kvr_event *ev, size_t n)
+{
+    struct restore *r = ctx;
+    for (size_t i = 0; i < n; i++)
+        if (ev[i].worker.worker_id != r->k->worker.worker_id) r->wrong = "it has blocks of another worker";
+    return !r->wrong;
+}
+
+static bool take_memory(void *ctx, const char *data, size_t len)
+{
+    struct restore *r = ctx;
+    if (len) kvr_buf_add(&r->memory, data, len);
+    return !r->memory.failed;
+}
+
+static bool take_events(void *ctx, const struct kvr_event *ev, size_t n)
+{
+    struct restore *r = ctx;
+    for (size_t i = 0; i < n; i++) r->tiers |= ev[i].tier != KVR_TIER_DEVICE;
+    kvr_index_apply_batch(r->k->index, ev, n, NULL); /* what a byte cap has no room for is counted there */
+    return true;
+}
+
+/* Nothing is put in place before all of the file is known to be of this rank. */
+static const char *read_view(struct restore *r, const struct kvr_mapped *m)
+{
+    struct kvr_saved_file f;
+    const struct kvr_saved_reader look = {.partition = same_partition, .source = same_source, .events = same_worker, .ctx = r};
+    const struct kvr_saved_reader load = {.memory = take_memory, .events = take_events, .ctx = r};
+    const char *wrong = kvr_saved_check(m->data, m->len, &f, &r->blocks);
+    if (wrong) return wrong;
+    if (!kvr_saved_read(&f, &look)) return r->wrong ? r->wrong : "out of memory";
+    if (!r->sources || !r->source.known || !r->source.whole) return "it has no view";
+    kvr_index_drop_rank(r->k->index, r->k->worker);
+    if (kvr_saved_read(&f, &load)) return NULL;
+    kvr_index_drop_rank(r->k->index, r->k->worker);
+    return "out of memory";
+}
+
+/* A batch that goes on from what is there; one that does not ends the journal. */
+static bool take_batch(void *ctx, uint64_t seq, const char *data, size_t len)
+{
+    struct restore *r = ctx;
+    uint64_t n = len;
+    if (seq != r->tail_next || r->tail.len + len > TAIL_MAX) return false;
+    kvr_buf_add(&r->tail, &seq, 8);
+    kvr_buf_add(&r->tail, &n, 8);
+    kvr_buf_add(&r->tail, data, len);
+    r->tail_next++;
+    r->batches++;
+    return !r->tail.failed;
+}
+
+static void take_break(void *ctx)
+{
+    ((struct restore *)ctx)->broken = true;
+}
+
+static void discard(struct kept *k, const char *path, const char *why)
+{
+    kvr_log("%s: --data-dir: '%s' is not used: %s", k->store->who, path, why);
+    kvr_set_aside(path, k->store->who);
+    pthread_mutex_lock(&k->store->lock);
+    k->store->stats.discarded_files++;
+    pthread_mutex_unlock(&k->store->lock);
+}
+
+static void read_journals(struct restore *r)
+{
+    char path[KVR_PATH_MAX], err[KVR_PATH_ERROR_MAX];
+    const struct kvr_saved_reader reader = {.batch = take_batch, .broken = take_break, .ctx = r};
+    struct kvr_mapped m;
+    r->tail_next = r->source.next;
+    for (uint64_t g = r->source.generation; !r->broken && !r->tail.failed; g++) {
+        journal_path(r->k, g, path);
+        int rc = kvr_map_file(path, &m, err, sizeof err);
+        const char *wrong = rc < 0 ? err : rc == 0 ? kvr_saved_read_journal(m.data, m.len, &reader) : NULL;
+        if (rc == 0) kvr_unmap_file(&m);
+        if (wrong) discard(r->k, path, wrong);
+        if (rc || wrong) break;
+    }
+}
+
+/* Returns: whether there is something to go on from. */
+static bool read_files(struct restore *r)
+{
+    char path[KVR_PATH_MAX], err[KVR_PATH_ERROR_MAX];
+    struct kvr_mapped m;
+    view_path(r->k, path);
+    int rc = kvr_map_file(path, &m, err, sizeof err);
+    if (rc > 0) return false;
+    const char *wrong = rc < 0 ? err : read_view(r, &m);
+    if (rc == 0) kvr_unmap_file(&m);
+    if (wrong) {
+        discard(r->k, path, wrong);
+        return false;
+    }
+    read_journals(r);
+    if (r->broken || r->tail.failed) kvr_index_drop_rank(r->k->index, r->k->worker); /* what the engine has since is not known */
+    return !r->broken && !r->tail.failed;
+}
+
+static void note_restored(struct restore *r)
+{
+    struct kept *k = r->k;
+    struct stats *s = &k->store->stats;
+    pthread_mutex_lock(&k->store->lock);
+    s->restored_views++;
+    s->restored_blocks += r->blocks;
+    s->restored_batches += r->batches;
+    pthread_mutex_unlock(&k->store->lock);
+    kvr_log("%s: worker %llu rank %u: %llu blocks and %llu batches from '%s', up to batch %llu, to be confirmed by the engine",
+            k->store->who, (unsigned long long)k->worker.worker_id, k->worker.dp_rank, (unsigned long long)r->blocks,
+            (unsigned long long)r->batches, k->dir, (unsigned long long)(r->tail_next - 1));
+}
+
+static void restore(struct restore *r)
+{
+    if (read_files(r)) {
+        const struct kvr_saved_source *s = &r->source;
+        r->src->from = (struct kvr_view_cursor){.known = true, .next = s->next, .last_hash = s->last_hash, .last_ts = s->last_ts};
+        r->src->memory = r->memory.data;
+        r->src->memory_len = r->memory.len;
+        r->src->tail = r->tail.data;
+        r->src->tail_len = r->tail.len;
+        r->tail = (struct kvr_buf){0};
+        note_restored(r);
+    } else {
+        r->source.generation = UINT64_MAX; /* no journal is of use */
+    }
+    /* Journals that are there are not written on: the last may be torn. */
+    uint64_t newest = sweep_journals(r->k, r->source.generation);
+    r->k->generation = r->source.generation < UINT64_MAX ? KVR_MAX(newest, r->source.generation) : newest;
+    r->k->changed = r->k->due = r->k->generation != 0;
+    kvr_buf_free(&r->tail);
+}
+
+/* ---- from outside ------------------------------------------------------------------------------------------------------------ */
+
+static struct kept *kept_new(struct kvr_view_store *st, const struct kvr_view_identity *id, struct kvr_index *index,
+                             const struct kvr_ingest_source *src)
+{
+    struct kept *k = calloc(1, sizeof *k);
+    if (!k) return NULL;
+    k->store = st;
+    k->worker = src->worker;
+    k->index = index;
+    k->partition.block_size = src->block_size;
+    snprintf(k->partition.model, sizeof k->partition.model, "%s", id->model);
+    snprintf(k->partition.group, sizeof k->partition.group, "%s", id->group);
+    snprintf(k->endpoint, sizeof k->endpoint, "%s", id->endpoint);
+    snprintf(k->dir, sizeof k->dir, "%.*s/worker-%llu-rank-%u", KVR_PATH_MAX - DIR_ROOM, st->dir, (unsigned long long)src->worker.worker_id,
+             src->worker.dp_rank);
+    k->pieces_tail = &k->pieces;
+    k->fd = -1;
+    return k;
+}
+
+static void make_directory(struct kept *k)
+{
+    char text[KVR_PATH_MAX + 128];
+    if (mkdir(k->dir, 0700) == 0 || errno == EEXIST) return;
+    snprintf(text, sizeof text, "cannot make '%s': %s", k->dir, strerror(errno));
+    complain(k->store, text);
+}
+
+/* Taken off the list, what is pending written, freed. No more is told of it by the ingest. */
+static void forget(struct kept *k)
+{
+    struct kvr_view_store *st = k->store;
+    pthread_mutex_lock(&st->lock);
+    struct kept **at = &st->list;
+    while (*at && *at != k) at = &(*at)->next;
+    if (*at) *at = k->next;
+    while (k->scribe_has || k->keeper_has) pthread_cond_wait(&st->done, &st->lock);
+    struct piece *list = take_pieces_locked(k);
+    pthread_mutex_unlock(&st->lock);
+    int failed = write_pieces(k, list);
+    if (failed) journal_failed(k, failed);
+    close_journal(k);
+    kvr_buf_free(&k->pending);
+    free(k);
+}
+
+int kvr_view_store_follow(struct kvr_view_store *st, const struct kvr_view_identity *id, struct kvr_index *index,
+                          struct kvr_ingest_source *src, bool *tiers)
+{
+    static const struct kvr_ingest_keeper keeper = {on_batch, on_break};
+    struct kept *k = kept_new(st, id, index, src);
+    if (!k) return kvr_ingest_add(st->ingest, src);
+    struct restore r = {.k = k, .src = src};
+    make_directory(k);
+    restore(&r);
+    *tiers = r.tiers;
+    src->keeper = &keeper;
+    src->kept = k;
+    int rc = kvr_ingest_add(st->ingest, src);
+    kvr_buf_free(&r.memory);
+    if (rc) {
+        free(src->tail);
+        free(k);
+        return rc;
+    }
+    pthread_mutex_lock(&st->lock);
+    k->next = st->list;
+    st->list = k;
+    pthread_cond_signal(&st->to_keeper);
+    pthread_mutex_unlock(&st->lock);
+    return 0;
+}
+
+void kvr_view_store_unfollow(struct kvr_view_store *st, uint64_t worker_id)
+{
+    for (;;) {
+        pthread_mutex_lock(&st->lock);
+        struct kept *k = st->list;
+        while (k && k->worker.worker_id != worker_id) k = k->next;
+        pthread_mutex_unlock(&st->lock);
+        if (!k) return;
+        forget(k);
+    }
+}
+
+void kvr_view_store_metrics(struct kvr_view_store *st, struct kvr_buf *b)
+{
+    if (!st) return;
+    pthread_mutex_lock(&st->lock);
+    struct stats all = st->stats;
+    pthread_mutex_unlock(&st->lock);
+#define PUT(name, help)                                                                                                                    \
+    kvr_buf_printf(b,                                                                                                                      \
+                   "# HELP kvroute_data_dir_" #name "_total " help "\n# TYPE kvroute_data_dir_" #name "_total counter\n"                   \
+                   "kvroute_data_dir_" #name "_total %llu\n",                                                                              \
+                   (unsigned long long)all.name);
+    KVR_VIEW_STORE_COUNTERS(PUT)
+#undef PUT
+}
+
+/* ---- directories of ranks that nobody follows --------------------------------------------------------------------------------- */
+
+struct stranger {
+    char name[64];
+    time_t changed;
+};
+
+static int newest_first(const void *a, const void *b)
+{
+    const struct stranger *x = a, *y = b;
+    return (x->changed < y->changed) - (x->changed > y->changed);
+}
+
+static void remove_directory(const struct kvr_view_store *st, const char *name)
+{
+    char dir[KVR_PATH_MAX], path[KVR_PATH_MAX + 264];
+    snprintf(dir, sizeof dir, "%.*s/%s", KVR_PATH_MAX - DIR_ROOM, st->dir, name);
+    DIR *d = open_directory(dir);
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        if (e->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+        (void)unlink(path);
+    }
+    if (d) closedir(d);
+    (void)rmdir(dir);
+}
+
+/* The oldest go when there are too many. */
+static void sweep_directories(const struct kvr_view_store *st)
+{
+    char path[KVR_PATH_MAX];
+    struct stranger *list = NULL;
+    size_t n = 0, cap = 0;
+    struct stat s;
+    DIR *d = open_directory(st->dir);
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        if (strncmp(e->d_name, "worker-", 7) != 0 || strlen(e->d_name) >= sizeof list->name) continue;
+        snprintf(path, sizeof path, "%.*s/%.63s", KVR_PATH_MAX - DIR_ROOM, st->dir, e->d_name);
+        if (lstat(path, &s) || !S_ISDIR(s.st_mode)) continue;
+        struct stranger *more = n < cap ? list : realloc(list, (cap = cap * 2 + 64) * sizeof *list);
+        if (!more) break;
+        list = more;
+        snprintf(list[n].name, sizeof list[n].name, "%.63s", e->d_name);
+        list[n++].changed = s.st_mtime;
+    }
+    if (d) closedir(d);
+    if (n > DIRECTORIES_MAX) qsort(list, n, sizeof *list, newest_first);
+    for (size_t i = DIRECTORIES_MAX; i < n; i++) remove_directory(st, list[i].name);
+    free(list);
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------------------------------- */
+
+static void store_free(struct kvr_view_store *st)
+{
+    pthread_mutex_destroy(&st->lock);
+    pthread_cond_destroy(&st->to_scribe);
+    pthread_cond_destroy(&st->to_keeper);
+    pthread_cond_destroy(&st->done);
+    free(st);
+}
+
+static struct kvr_view_store *store_new(struct kvr_ingest *in, const char *dir, double interval_s, const char *who)
+{
+    struct kvr_view_store *st = calloc(1, sizeof *st);
+    pthread_condattr_t a;
+    if (!st) return NULL;
+    st->ingest = in;
+    st->interval_ms = (uint64_t)(interval_s * 1000) + 1;
+    snprintf(st->dir, sizeof st->dir, "%s", dir);
+    snprintf(st->who, sizeof st->who, "%s", who);
+    pthread_mutex_init(&st->lock, NULL);
+    pthread_condattr_init(&a);
+    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+    pthread_cond_init(&st->to_scribe, &a);
+    pthread_cond_init(&st->to_keeper, &a);
+    pthread_cond_init(&st->done, NULL);
+    pthread_condattr_destroy(&a);
+    return st;
+}
+
+int kvr_view_store_open(struct kvr_ingest *in, const char *dir, double interval_s, const char *who, struct kvr_view_store **out, char *err,
+                        size_t cap)
+{
+    if (kvr_data_dir_prepare(dir, err, cap)) return -1;
+    struct kvr_view_store *st = store_new(in, dir, interval_s, who);
+    if (st) sweep_directories(st);
+    bool keeps = st && pthread_create(&st->keeper, NULL, keeper_main, st) == 0;
+    bool scribes = keeps && pthread_create(&st->scribe, NULL, scribe_main, st) == 0;
+    if (scribes) {
+        *out = st;
+        return 0;
+    }
+    snprintf(err, cap, "out of memory");
+    if (keeps) {
+        pthread_mutex_lock(&st->lock);
+        st->stop = true;
+        pthread_cond_signal(&st->to_keeper);
+        pthread_mutex_unlock(&st->lock);
+        pthread_join(st->keeper, NULL);
+    }
+    if (st) store_free(st);
+    return -1;
+}
+
+void kvr_view_store_stop(struct kvr_view_store *st)
+{
+    if (!st) return;
+    pthread_mutex_lock(&st->lock);
+    st->stop = true;
+    pthread_cond_signal(&st->to_keeper);
+    pthread_mutex_unlock(&st->lock);
+    pthread_join(st->keeper, NULL);
+    pthread_join(st->scribe, NULL);
+}
+
+void kvr_view_store_destroy(struct kvr_view_store *st)
+{
+    if (!st) return;
+    while (st->list) forget(st->list);
+    store_free(st);
+}

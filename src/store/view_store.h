@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Views in a data directory, so that a process that was killed goes on where it stood.
+ *
+ *     DIR/worker-7-rank-0/view.kvr        the content as of one place in the engine's stream (a snapshot, wire/view_file.h)
+ *     DIR/worker-7-rank-0/journal-12.kvr  the batches since then, as the engine sent them
+ *
+ * IDEA. A snapshot is dear (all blocks), a batch is cheap (a copy of its bytes). So each batch that was applied is written behind the
+ * snapshot, and now and then a new snapshot makes the journal short again. To restore is to load the snapshot and to apply the batches by
+ * the very code that applied them first: what the stream remembered (salts, groups) comes right by itself. Then the engine is asked for its
+ * last batch: only if that is the same, the content is used (net/ingest/ingest.h, `from`).
+ *
+ *     ingest thread   applies a batch --> copies it to the rank's pending bytes (memory)
+ *     scribe thread   every 20 ms: pending bytes --> write() to the journal; never waits for the disk to be synced
+ *     keeper thread   a snapshot: visits the view (the ingest thread copies its blocks to memory, and the journal of the next generation
+ *                     begins at that very batch), writes it beside, syncs, renames; then the journals of older generations go
+ *
+ * LOSSES. A process that is killed loses what was pending: at most 20 ms, or what the disk holds up; bytes that were given to write() are
+ * the kernel's. A machine that dies loses what was not on the disk, and a record that is torn ends the journal there. Whatever is lost at
+ * the end is what the engine's replay buffer brings, if it reaches that far. A rank whose pending bytes exceed 8 MiB (a disk that stands
+ * still) gives its journal up until the next snapshot, which is counted.
+ *
+ * WHEN. A snapshot of a rank is due after the interval, if anything came; when its journals exceed 64 MiB; when the content changed by
+ * something that is no batch (a restart of the engine, a dump): at once then, but not more often than once a second; and at the end.
+ *
+ * Only whole views are kept: in a partial one may be blocks under names of our own (recover/consumer/supposed.h), which nobody could take
+ * out later.
+ *
+ * BOUNDS. Pending: 8 MiB a rank. Files: twice a rank's content and 64 MiB of journals. At most 4,096 ranks' directories are kept at the
+ * start, the newest. A file that cannot be used is set aside (store/data_dir.h) and counted. A failure to write is logged when it is new,
+ * counted, and tried again at the next interval.
+ *
+ * Threads: the functions are called from one thread, that which adds and removes sources; _metrics from any.
+ */
+#ifndef KVR_NET_VIEW_STORE_H
+#define KVR_NET_VIEW_STORE_H
+
+#include <kvroute/index.h>
+
+#include "store/data_dir.h"
+#include "net/ingest/ingest.h"
+
+struct kvr_view_store;
+
+/* clang-format off */
+#define KVR_VIEW_STORE_COUNTERS(X) \
+    X(snapshots, "Views written to the data directory as a whole") \
+    X(snapshot_failures, "Times that a snapshot or a journal could not be written") \
+    X(journal_batches, "Batches of engines written behind a snapshot") \
+    X(journal_bytes, "Bytes of them") \
+    X(journal_overflows, "Times that a journal was given up until the next snapshot, because the disk was too slow") \
+    X(restored_views, "Views that were found in the data directory and used, to be confirmed by their engines") \
+    X(restored_blocks, "Blocks of their snapshots") \
+    X(restored_batches, "Batches of their journals") \
+    X(discarded_files, "Files of the data directory that could not be used: damaged, of another version, or of another worker")
+/* clang-format on */
+
+/* Whose view it is: content of anything else is not used. A model that is not said ("") is any. */
+struct kvr_view_identity {
+    const char *model, *group, *endpoint;
+};
+
+/* `dir` is made when it is not there. who: begins the lines in the log, e.g. "kvroute serve". The strings are copied.
+ * Returns: 0, or -1 with the reason in err. */
+int kvr_view_store_open(struct kvr_ingest *in, const char *dir, double interval_s, const char *who, struct kvr_view_store **out, char *err,
+                        size_t cap);
+
+/* kvr_ingest_add, from what is on disk: the content is put into `index` (in place of the rank's) and `src` goes on from it; and kept from
+ * then on. *tiers: there were blocks of lower tiers. Returns: as kvr_ingest_add. */
+int kvr_view_store_follow(struct kvr_view_store *store, const struct kvr_view_identity *id, struct kvr_index *index,
+                          struct kvr_ingest_source *src, bool *tiers);
+/* After kvr_ingest_remove of all of a worker's ranks. What was kept stays on disk. */
+void kvr_view_store_unfollow(struct kvr_view_store *store, uint64_t worker_id);
+
+/* kvroute_data_dir_..., nothing without a store. */
+struct kvr_buf;
+void kvr_view_store_metrics(struct kvr_view_store *store, struct kvr_buf *out);
+/* Writes everything once more, and then no more. While the ingest still runs. NULL is fine. */
+void kvr_view_store_stop(struct kvr_view_store *store);
+/* When the ingest is no more. NULL is fine. */
+void kvr_view_store_destroy(struct kvr_view_store *store);
+
+#endif
