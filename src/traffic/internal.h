@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * traffic.c  kinds, parameters, texts of both     shapes.c  requests of each kind
+ * traffic.c  one traffic, of any kind             config.c  kinds, parameters, texts of both
+ * shapes.c   requests of each kind                draw.c    random draws, tokens of a text
  * rows.c     rows of a trace, read or made up     mixed.c   several kinds beside each other
  */
 #ifndef KVR_TRAFFIC_INTERNAL_H

@@ -15,19 +15,6 @@
 #include "net/http/access.h"
 #include "net/ingest/ingest.h"
 
-/* ---- asking -------------------------------------------------------------------------------------------------------------- */
-
-void fetch(struct doctor *d, const char *url, const char *body, const char *headers, const char *key, struct kvr_fetched *out)
-{
-    struct kvr_fetch f = {&d->loop, d->http, url, body, headers, key, d->o->timeout};
-    kvr_http_fetch(&f, out);
-}
-
-bool fetched_json(struct doctor *d, const struct kvr_fetched *f, struct kvr_json *out)
-{
-    return f->status == 200 && f->body.len && kvr_json_parse(d->json, f->body.data, f->body.len, out, NULL) == 0;
-}
-
 /* ---- small readers --------------------------------------------------------------------------------------------------- */
 
 static void text_of(struct kvr_json o, const char *key, char *out, size_t cap)

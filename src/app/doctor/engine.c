@@ -97,11 +97,6 @@ static size_t follow(struct exam *e)
 
 /* ---- asking the engine ---------------------------------------------------------------------------------------------- */
 
-const char *engine_key(const struct doctor *d, const struct engine_target *t)
-{
-    return t->router[0] ? d->o->engine_key : d->key;
-}
-
 static bool ask(struct exam *e, const char *path, const char *body, const char *headers)
 {
     char url[400];

@@ -3,6 +3,7 @@
  * What the parts of `doctor` share. Single-threaded, but for the ingest that an examination of an engine starts.
  *
  *   doctor.c    targets: what kind of program each is, what it says of itself
+ *   ask.c       questions over HTTP
  *   engine.c    one engine, by its events and by prompts sent to it
  *   facts.c     what an engine says of its configuration
  *   findings.c  the list of what was found, as text or JSON
@@ -41,14 +42,13 @@ void found(struct doctor *d, enum verdict v, const char *subject, const char *ch
     __attribute__((format(printf, 6, 7)));
 size_t findings_print(struct doctor *d); /* how many problems */
 
-/* doctor.c */
+/* ask.c */
 /* headers: formatted lines, or NULL. key: a bearer token, or NULL: --api-key is for the targets of the command line alone, as an
  * engine that a router lists may be anybody's. */
 void fetch(struct doctor *d, const char *url, const char *body, const char *headers, const char *key, struct kvr_fetched *out);
 /* The body as JSON, valid until the next parse; false: it is not. */
 bool fetched_json(struct doctor *d, const struct kvr_fetched *f, struct kvr_json *out);
 
-/* engine.c */
 enum { RANKS_MAX = 64 };
 struct engine_target {
     char subject[96]; /* "worker 3", or its URL */
@@ -64,9 +64,11 @@ struct engine_target {
     bool index_elsewhere; /* its router follows no events */
     char router[256];     /* admin URL of the router that knows it, or "" */
 };
-/* What was not given is filled in. */
+/* ask.c: the key for an engine; NULL: none */
+const char *engine_key(const struct doctor *d, const struct engine_target *t);
+
+/* engine.c: what was not given is filled in. */
 void engine_examine(struct doctor *d, struct engine_target *t);
-const char *engine_key(const struct doctor *d, const struct engine_target *t); /* NULL: none */
 
 /* facts.c: asks the engine what it is configured with, fills in what was not given, and names what differs. model: one it serves. */
 void facts_learn(struct doctor *d, struct engine_target *t, const char *model, struct kvr_engine_facts *f);

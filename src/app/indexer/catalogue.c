@@ -468,7 +468,7 @@ int catalogue_register(struct indexer *x, const struct registration *r, char *er
     int rc = register_locked(x, r, err, cap);
     pthread_mutex_unlock(&x->lock);
     pthread_mutex_unlock(&x->change_lock);
-    if (rc == 0) keeper_wake(x);
+    if (rc == 0 && x->registrations_changed) x->registrations_changed(x);
     return rc;
 }
 
@@ -522,7 +522,7 @@ int catalogue_unregister(struct indexer *x, uint64_t id, const char *model, cons
         partition_unref(p);
     }
     pthread_mutex_unlock(&x->change_lock);
-    if (rc == 0) keeper_wake(x);
+    if (rc == 0 && x->registrations_changed) x->registrations_changed(x);
     return rc;
 }
 

@@ -182,7 +182,7 @@ void dump_start(struct request *rq)
     if (!too_many && d && kvr_produce_start(&c) == 0) return;
     if (!too_many && d) atomic_fetch_sub(&rq->loop->dumps, 1);
     free(d);
-    routes_error(rq, too_many ? 503 : 500, too_many ? "too many dumps are being sent" : "out of memory");
+    answer_error(rq, too_many ? 503 : 500, too_many ? "too many dumps are being sent" : "out of memory");
 }
 
 void dump_on_gone(struct kvr_http_conn *c, void *ctx)

@@ -40,17 +40,17 @@ static void answer(struct feed *f, int rc)
     unsigned long long at = f->applied;
     at += f->failed;
     if (rc == -KVR_EFORMAT) {
-        routes_error(f->rq, 422, "events[%llu] is not a router event; those before it are applied", at);
+        answer_error(f->rq, 422, "events[%llu] is not a router event; those before it are applied", at);
     } else if (rc == -KVR_EEXISTS) {
-        routes_error(f->rq, 409, "events[%llu] is of a worker that is registered here; those before it are applied", at);
+        answer_error(f->rq, 409, "events[%llu] is of a worker that is registered here; those before it are applied", at);
     } else if (rc) {
-        routes_error(f->rq, 500, "%s", kvr_strerror(rc));
+        answer_error(f->rq, 500, "%s", kvr_strerror(rc));
     } else {
         kvr_json_open(&b, '{');
         kvr_json_put_u64(&b, "applied", f->applied);
         kvr_json_put_u64(&b, "failed", f->failed);
         kvr_json_close(&b, '}');
-        routes_reply(f->rq, 200, NULL, b.data ? b.data : "", b.len);
+        answer_body(f->rq, 200, NULL, b.data ? b.data : "", b.len);
     }
     kvr_buf_free(&b);
 }
@@ -61,16 +61,15 @@ void events_post(struct request *rq, struct kvr_json o)
     char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1] = "default";
     uint64_t bs = 0;
     struct kvr_json events = kvr_json_get(o, "events");
-    if (routes_text(rq, o, "model_name", true, model, sizeof model) < 0 ||
-        routes_text(rq, o, "routing_group", false, group, sizeof group) < 0)
+    if (body_text(rq, o, "model_name", true, model, sizeof model) < 0 || body_text(rq, o, "routing_group", false, group, sizeof group) < 0)
         return;
     if (!group[0]) snprintf(group, sizeof group, "default");
     if (!kvr_json_as_u64(kvr_json_get(o, "block_size"), &bs) || bs == 0 || bs > 65536) {
-        routes_error(rq, 422, "block_size: allowed: 1 to 65536");
+        answer_error(rq, 422, "block_size: allowed: 1 to 65536");
     } else if (kvr_json_type_of(events) != KVR_JSON_ARRAY) {
-        routes_error(rq, 422, "events: allowed: a list of router events");
+        answer_error(rq, 422, "events: allowed: a list of router events");
     } else if (!(f.part = catalogue_get(rq->loop->indexer, model, group, (uint32_t)bs))) {
-        routes_error(rq, 409, "block_size mismatch for model=%s routing_group=%s: requested=%u", model, group, (unsigned)bs);
+        answer_error(rq, 409, "block_size mismatch for model=%s routing_group=%s: requested=%u", model, group, (unsigned)bs);
     } else {
         answer(&f, kvr_json_each(events, take_event, &f));
         partition_unref(f.part);

@@ -165,7 +165,7 @@ static struct loop *loop_new(struct indexer *x, int *rc)
                                        .shared = &x->http,
                                        .tls = x->tls,
                                        .tls_failures = &x->telemetry.tls_failures,
-                                       .handler = {routes_on_request, routes_on_gone, routes_on_drained, routes_error_body, l}};
+                                       .handler = {routes_on_request, routes_on_gone, routes_on_drained, answer_error_body, l}};
     *rc = kvr_http_server_start(&l->uv, &c, &l->server);
     return l;
 }

@@ -207,6 +207,16 @@ static void *keeper_main(void *arg)
     return NULL;
 }
 
+/* Registrations have changed. Any thread. */
+static void keeper_wake(struct indexer *x)
+{
+    struct keeper *k = x->keeper;
+    pthread_mutex_lock(&k->lock);
+    k->wake = true;
+    pthread_cond_signal(&k->cond);
+    pthread_mutex_unlock(&k->lock);
+}
+
 int keeper_start(struct indexer *x)
 {
     if (!x->o->data_dir) {
@@ -231,17 +241,8 @@ int keeper_start(struct indexer *x)
     pthread_cond_init(&k->cond, &a);
     pthread_condattr_destroy(&a);
     x->keeper = k;
+    x->registrations_changed = keeper_wake;
     return pthread_create(&k->thread, NULL, keeper_main, k) ? -1 : 0;
-}
-
-void keeper_wake(struct indexer *x)
-{
-    struct keeper *k = x->keeper;
-    if (!k) return;
-    pthread_mutex_lock(&k->lock);
-    k->wake = true;
-    pthread_cond_signal(&k->cond);
-    pthread_mutex_unlock(&k->lock);
 }
 
 void keeper_stop(struct indexer *x)
@@ -256,5 +257,6 @@ void keeper_stop(struct indexer *x)
     pthread_mutex_destroy(&k->lock);
     pthread_cond_destroy(&k->cond);
     free(k);
+    x->registrations_changed = NULL;
     x->keeper = NULL;
 }

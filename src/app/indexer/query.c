@@ -244,7 +244,7 @@ static void answer(struct request *rq, struct partition *p, size_t n)
     struct kvr_buf *b = &l->body;
     long k = reach_all(l, p, l->locals, n);
     if (k < 0) {
-        routes_error(rq, k == -KVR_ENOMEM ? 503 : 500, "index failure: %s", kvr_strerror((int)k));
+        answer_error(rq, k == -KVR_ENOMEM ? 503 : 500, "index failure: %s", kvr_strerror((int)k));
         return;
     }
     b->len = 0;
@@ -259,8 +259,8 @@ static void answer(struct request *rq, struct partition *p, size_t n)
         put_views_of(l->indexer, b, p, "partial", KVR_VIEW_PARTIAL);
     }
     kvr_json_close(b, '}');
-    if (b->failed) routes_error(rq, 503, "out of memory");
-    else routes_reply(rq, 200, NULL, b->data, b->len);
+    if (b->failed) answer_error(rq, 503, "out of memory");
+    else answer_body(rq, 200, NULL, b->data, b->len);
 }
 
 /* ---- the questions ------------------------------------------------------------------------------------------- */
@@ -270,14 +270,14 @@ static struct partition *partition_of(struct request *rq, struct kvr_json o)
 {
     struct indexer *x = rq->loop->indexer;
     char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1];
-    if (routes_text(rq, o, "model_name", true, model, sizeof model) < 0) return NULL;
+    if (body_text(rq, o, "model_name", true, model, sizeof model) < 0) return NULL;
     snprintf(rq->model, sizeof rq->model, "%.63s", model);
-    int has = routes_text(rq, o, "routing_group", false, group, sizeof group);
-    if (has == 0 && x->o->tenant_as_group) has = routes_text(rq, o, "tenant_id", false, group, sizeof group);
+    int has = body_text(rq, o, "routing_group", false, group, sizeof group);
+    if (has == 0 && x->o->tenant_as_group) has = body_text(rq, o, "tenant_id", false, group, sizeof group);
     if (has < 0) return NULL;
     if (has == 0) snprintf(group, sizeof group, "default");
     struct partition *p = catalogue_find(x, model, strlen(model), group, strlen(group));
-    if (!p) routes_error(rq, 404, "no indexer for model=%s routing_group=%s", model, group);
+    if (!p) answer_error(rq, 404, "no indexer for model=%s routing_group=%s", model, group);
     return p;
 }
 
@@ -289,12 +289,12 @@ static bool is_array(struct request *rq, struct kvr_json v, const char *key, siz
     if (kvr_json_type_of(v) == KVR_JSON_ARRAY && *n <= x->o->max_prompt_tokens) return true;
     if (kvr_json_type_of(v) == KVR_JSON_ARRAY) {
         atomic_fetch_add_explicit(&x->telemetry.refused_prompts, 1, memory_order_relaxed);
-        routes_error(rq, 413, "field `%s` has more than %llu entries, which is --max-prompt-tokens", key,
+        answer_error(rq, 413, "field `%s` has more than %llu entries, which is --max-prompt-tokens", key,
                      (unsigned long long)x->o->max_prompt_tokens);
     } else if (kvr_json_type_of(v) == KVR_JSON_NONE) {
-        routes_error(rq, 422, "missing field `%s`", key);
+        answer_error(rq, 422, "missing field `%s`", key);
     } else {
-        routes_error(rq, 422, "field `%s` must be an array of integers", key);
+        answer_error(rq, 422, "field `%s` must be an array of integers", key);
     }
     return false;
 }
@@ -306,20 +306,20 @@ void query_by_tokens(struct request *rq, struct kvr_json o)
     char lora[NAME_MAX_LEN + 1] = "", salt[NAME_MAX_LEN + 1] = "";
     struct partition *p;
     size_t n;
-    if (!is_array(rq, tokens, "token_ids", &n) || routes_text(rq, o, "lora_name", false, lora, sizeof lora) < 0 ||
-        routes_text(rq, o, "cache_salt", false, salt, sizeof salt) < 0 || !(p = partition_of(rq, o)))
+    if (!is_array(rq, tokens, "token_ids", &n) || body_text(rq, o, "lora_name", false, lora, sizeof lora) < 0 ||
+        body_text(rq, o, "cache_salt", false, salt, sizeof salt) < 0 || !(p = partition_of(rq, o)))
         return;
     struct kvr_mm_infos mm = {0};
     char why[160] = "";
     size_t blocks = n / p->block_size;
     int rc = kvr_mm_infos_read(o, KVR_MAX((n + p->block_size - 1) / p->block_size, (size_t)1), &mm, why, sizeof why);
     if (rc == -KVR_EFORMAT) {
-        routes_error(rq, 422, "%s", why);
+        answer_error(rq, 422, "%s", why);
     } else if (rc || !room(&l->tokens, &l->tokens_cap, n + 1, sizeof *l->tokens) ||
                !room(&l->locals, &l->locals_cap, blocks + 1, sizeof *l->locals)) {
-        routes_error(rq, 503, "out of memory");
+        answer_error(rq, 503, "out of memory");
     } else if (kvr_json_u32_array(tokens, l->tokens, n) < 0) {
-        routes_error(rq, 422, "field `token_ids` must be an array of integers from 0 to 4294967295");
+        answer_error(rq, 422, "field `token_ids` must be an array of integers from 0 to 4294967295");
     } else {
         uint64_t seed = kvr_hash_seed(lora, strlen(lora), salt, strlen(salt));
         kvr_hash_locals(l->tokens, n, p->block_size, false, seed, mm.blocks, mm.n, l->locals);
@@ -336,17 +336,17 @@ void query_by_hash(struct request *rq, struct kvr_json o)
     struct partition *p;
     size_t n;
     if (kvr_json_type_of(kvr_json_get(o, "cache_salt")) > KVR_JSON_NULL) {
-        routes_error(rq, 400, "cache_salt is not accepted here: block_hashes must already include the salt");
+        answer_error(rq, 400, "cache_salt is not accepted here: block_hashes must already include the salt");
         return;
     }
     if (kvr_json_type_of(kvr_json_get(o, "block_mm_infos")) > KVR_JSON_NULL) {
-        routes_error(rq, 400, "block_mm_infos is not accepted here: block_hashes must already include the objects");
+        answer_error(rq, 400, "block_mm_infos is not accepted here: block_hashes must already include the objects");
         return;
     }
     if (!is_array(rq, hashes, "block_hashes", &n) || !(p = partition_of(rq, o))) return;
-    if (!room(&l->locals, &l->locals_cap, n + 1, sizeof *l->locals)) routes_error(rq, 503, "out of memory");
+    if (!room(&l->locals, &l->locals_cap, n + 1, sizeof *l->locals)) answer_error(rq, 503, "out of memory");
     else if (kvr_json_u64_array(hashes, l->locals, n) < 0)
-        routes_error(rq, 422, "field `block_hashes` must be an array of 64-bit integers");
+        answer_error(rq, 422, "field `block_hashes` must be an array of 64-bit integers");
     else answer(rq, p, n);
     partition_unref(p);
 }
@@ -357,8 +357,8 @@ static void service_reply(struct request *rq, int status)
 {
     static const char no_memory[] = "{\"Error\":\"out of memory\"}";
     const struct kvr_buf *b = &rq->loop->body;
-    if (b->failed) routes_reply(rq, 503, NULL, no_memory, sizeof no_memory - 1);
-    else routes_reply(rq, status, NULL, b->data, b->len);
+    if (b->failed) answer_body(rq, 503, NULL, no_memory, sizeof no_memory - 1);
+    else answer_body(rq, status, NULL, b->data, b->len);
 }
 
 static void service_error(struct request *rq, int status, const char *text)

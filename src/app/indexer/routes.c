@@ -1,89 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Routes of the indexer: who may call, what a body must have, and the small answers. Errors are {"error": text}. */
+/* Routes of the indexer: which caller may use them, and what a body must have. */
 #include "app/indexer/state.h"
 
-#include <stdarg.h>
 #include <string.h>
 
-#define JSON_TYPE "application/json"
-#define NO_MEMORY "{\"error\":\"out of memory\"}" /* when there is none for a text either */
-
-/* ---- answers -------------------------------------------------------------------------------------------------- */
-
-static void answer_with(struct request *rq, int status, const char *type, const char *extra, const char *body, size_t len)
-{
-    char head[256];
-    bool ready = atomic_load(&rq->loop->indexer->ready);
-    snprintf(head, sizeof head, "%s%s", ready ? "" : "x-kvroute-recovering: 1\r\n", extra ? extra : "");
-    telemetry_record(rq, status);
-    kvr_http_reply(rq->conn, status, type, head, body, len);
-}
-
-void routes_reply(struct request *rq, int status, const char *extra, const char *body, size_t len)
-{
-    answer_with(rq, status, JSON_TYPE, extra, body, len);
-}
-
-static void reply_buf(struct request *rq, int status, const char *type, struct kvr_buf *b)
-{
-    if (b->failed) answer_with(rq, 503, JSON_TYPE, NULL, NO_MEMORY, sizeof NO_MEMORY - 1);
-    else answer_with(rq, status, type, NULL, b->data ? b->data : "", b->len);
-    kvr_buf_free(b);
-}
-
-static void reply_ok(struct request *rq, int status)
-{
-    answer_with(rq, status, JSON_TYPE, NULL, "{\"status\":\"ok\"}", 15);
-}
-
-void routes_error_body(struct kvr_buf *b, int status, const char *message)
-{
-    (void)status;
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "error", message);
-    kvr_json_close(b, '}');
-}
-
-static void error_with(struct request *rq, int status, const char *extra, const char *text)
-{
-    struct kvr_buf b = {0};
-    routes_error_body(&b, status, text);
-    if (b.failed) answer_with(rq, 503, JSON_TYPE, NULL, NO_MEMORY, sizeof NO_MEMORY - 1);
-    else answer_with(rq, status, JSON_TYPE, extra, b.data, b.len);
-    kvr_buf_free(&b);
-}
-
-void routes_error(struct request *rq, int status, const char *fmt, ...)
-{
-    char text[1200];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    error_with(rq, status, NULL, text);
-}
-
 /* ---- bodies --------------------------------------------------------------------------------------------------- */
-
-int routes_text(struct request *rq, struct kvr_json o, const char *key, bool required, char *out, size_t cap)
-{
-    struct kvr_json v = kvr_json_get(o, key);
-    const char *s;
-    size_t len;
-    out[0] = 0;
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) {
-        if (!required) return 0;
-        routes_error(rq, 422, "missing field `%s`", key);
-        return -1;
-    }
-    if (!kvr_json_as_str(v, &s, &len) || len >= cap || memchr(s, 0, len)) {
-        routes_error(rq, 422, "field `%s` must be a string of at most %zu bytes", key, cap - 1);
-        return -1;
-    }
-    memcpy(out, s, len);
-    out[len] = 0;
-    return 1;
-}
 
 /* 1 there, 0 absent or null, -1 answered. */
 static int number(struct request *rq, struct kvr_json o, const char *key, bool required, uint64_t max, uint64_t *out)
@@ -91,19 +12,19 @@ static int number(struct request *rq, struct kvr_json o, const char *key, bool r
     struct kvr_json v = kvr_json_get(o, key);
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) {
         if (!required) return 0;
-        routes_error(rq, 422, "missing field `%s`", key);
+        answer_error(rq, 422, "missing field `%s`", key);
         return -1;
     }
     if (kvr_json_as_u64(v, out) && *out <= max) return 1;
-    routes_error(rq, 422, "field `%s` must be an integer from 0 to %llu", key, (unsigned long long)max);
+    answer_error(rq, 422, "field `%s` must be an integer from 0 to %llu", key, (unsigned long long)max);
     return -1;
 }
 
 /* The group of a body: routing_group, or with --tenant-as-group tenant_id. As routes_text. */
 static int group_of(struct request *rq, struct kvr_json o, char *out, size_t cap)
 {
-    int has = routes_text(rq, o, "routing_group", false, out, cap);
-    if (has == 0 && rq->loop->indexer->o->tenant_as_group) has = routes_text(rq, o, "tenant_id", false, out, cap);
+    int has = body_text(rq, o, "routing_group", false, out, cap);
+    if (has == 0 && rq->loop->indexer->o->tenant_as_group) has = body_text(rq, o, "tenant_id", false, out, cap);
     return has;
 }
 
@@ -114,15 +35,15 @@ static void post_register(struct request *rq, struct kvr_json o)
     char err[1024], unused[NAME_MAX_LEN + 1];
     int replay = 0;
     if (number(rq, o, "instance_id", true, UINT64_MAX, &r.instance_id) < 0 ||
-        routes_text(rq, o, "endpoint", true, r.endpoint, sizeof r.endpoint) < 0 ||
-        routes_text(rq, o, "model_name", true, r.model, sizeof r.model) < 0 || number(rq, o, "block_size", true, UINT32_MAX, &bs) < 0 ||
+        body_text(rq, o, "endpoint", true, r.endpoint, sizeof r.endpoint) < 0 ||
+        body_text(rq, o, "model_name", true, r.model, sizeof r.model) < 0 || number(rq, o, "block_size", true, UINT32_MAX, &bs) < 0 ||
         number(rq, o, "dp_rank", false, UINT32_MAX, &rank) < 0 ||
-        (replay = routes_text(rq, o, "replay_endpoint", false, r.replay, sizeof r.replay)) < 0 ||
-        routes_text(rq, o, "recover_endpoint", false, r.recover, sizeof r.recover) < 0 ||
-        routes_text(rq, o, "additional_salt", false, unused, sizeof unused) < 0)
+        (replay = body_text(rq, o, "replay_endpoint", false, r.replay, sizeof r.replay)) < 0 ||
+        body_text(rq, o, "recover_endpoint", false, r.recover, sizeof r.recover) < 0 ||
+        body_text(rq, o, "additional_salt", false, unused, sizeof unused) < 0)
         return;
     if (replay > 0 && !r.replay[0]) {
-        routes_error(rq, 400, "invalid replay endpoint ``: expected tcp://host:port, ipc://path or inproc://name");
+        answer_error(rq, 400, "invalid replay endpoint ``: expected tcp://host:port, ipc://path or inproc://name");
         return;
     }
     int has = group_of(rq, o, r.group, sizeof r.group);
@@ -130,36 +51,36 @@ static void post_register(struct request *rq, struct kvr_json o)
     if (has == 0) snprintf(r.group, sizeof r.group, "default");
     snprintf(rq->model, sizeof rq->model, "%.63s", r.model);
     if (bs == 0 || bs > 65536) {
-        routes_error(rq, 400, "block_size must be from 1 to 65536");
+        answer_error(rq, 400, "block_size must be from 1 to 65536");
         return;
     }
     if (r.recover[0]) {
         struct kvr_endpoint e;
         if (kvr_endpoint_parse_any(r.recover, strlen(r.recover), &e)) {
-            routes_error(rq, 400, "invalid recover endpoint `%s`: expected http:// or https://host[:port][/path]", r.recover);
+            answer_error(rq, 400, "invalid recover endpoint `%s`: expected http:// or https://host[:port][/path]", r.recover);
             return;
         }
     }
     r.dp_rank = (uint32_t)rank;
     r.block_size = (uint32_t)bs;
     int status = catalogue_register(rq->loop->indexer, &r, err, sizeof err);
-    if (status) routes_error(rq, status, "%s", err);
-    else reply_ok(rq, 201);
+    if (status) answer_error(rq, status, "%s", err);
+    else answer_ok(rq, 201);
 }
 
 static void post_unregister(struct request *rq, struct kvr_json o)
 {
     char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1], err[1024];
     uint64_t id, rank;
-    if (number(rq, o, "instance_id", true, UINT64_MAX, &id) < 0 || routes_text(rq, o, "model_name", true, model, sizeof model) < 0) return;
+    if (number(rq, o, "instance_id", true, UINT64_MAX, &id) < 0 || body_text(rq, o, "model_name", true, model, sizeof model) < 0) return;
     int has_group = group_of(rq, o, group, sizeof group),
         has_rank = has_group < 0 ? -1 : number(rq, o, "dp_rank", false, UINT32_MAX, &rank);
     if (has_rank < 0) return;
     snprintf(rq->model, sizeof rq->model, "%.63s", model);
     uint32_t r = has_rank ? (uint32_t)rank : 0;
     int status = catalogue_unregister(rq->loop->indexer, id, model, has_group ? group : NULL, has_rank ? &r : NULL, err, sizeof err);
-    if (status) routes_error(rq, status, "%s", err);
-    else reply_ok(rq, 200);
+    if (status) answer_error(rq, status, "%s", err);
+    else answer_ok(rq, 200);
 }
 
 static void post_pause(struct request *rq, struct kvr_json o, bool pause)
@@ -168,24 +89,24 @@ static void post_pause(struct request *rq, struct kvr_json o, bool pause)
     char err[256];
     if (number(rq, o, "instance_id", true, UINT64_MAX, &id) < 0 || number(rq, o, "dp_rank", false, UINT32_MAX, &rank) < 0) return;
     int status = catalogue_pause(rq->loop->indexer, id, (uint32_t)rank, pause, err, sizeof err);
-    if (status) routes_error(rq, status, "%s", err);
-    else reply_ok(rq, 200);
+    if (status) answer_error(rq, status, "%s", err);
+    else answer_ok(rq, 200);
 }
 
 static void post_peer(struct request *rq, struct kvr_json o, bool add)
 {
     char url[NAME_MAX_LEN + 1];
     struct kvr_endpoint e;
-    if (routes_text(rq, o, "url", true, url, sizeof url) < 0) return;
+    if (body_text(rq, o, "url", true, url, sizeof url) < 0) return;
     if (!add) {
-        if (catalogue_drop_peer(rq->loop->indexer, url, strlen(url))) reply_ok(rq, 200);
-        else routes_error(rq, 404, "peer not found");
+        if (catalogue_drop_peer(rq->loop->indexer, url, strlen(url))) answer_ok(rq, 200);
+        else answer_error(rq, 404, "peer not found");
     } else if (kvr_endpoint_parse_any(url, strlen(url), &e)) {
-        routes_error(rq, 400, "invalid peer url `%s`: expected http:// or https://host[:port]", url);
+        answer_error(rq, 400, "invalid peer url `%s`: expected http:// or https://host[:port]", url);
     } else if (!catalogue_add_peer(rq->loop->indexer, url, strlen(url), false)) {
-        routes_error(rq, 409, "no room for another peer; at most %d", PEERS_MAX);
+        answer_error(rq, 409, "no room for another peer; at most %d", PEERS_MAX);
     } else {
-        reply_ok(rq, 201);
+        answer_ok(rq, 201);
     }
 }
 
@@ -196,7 +117,7 @@ static void get_ready(struct request *rq)
     struct indexer *x = rq->loop->indexer;
     char why[sizeof x->why];
     if (atomic_load(&x->ready)) {
-        reply_ok(rq, 200);
+        answer_ok(rq, 200);
         return;
     }
     pthread_mutex_lock(&x->lock);
@@ -207,7 +128,7 @@ static void get_ready(struct request *rq)
     kvr_json_put_str(&b, "status", "recovering");
     kvr_json_put_str(&b, "error", why);
     kvr_json_close(&b, '}');
-    reply_buf(rq, 503, JSON_TYPE, &b);
+    answer_buf(rq, 503, JSON_TYPE, &b);
 }
 
 static void get_workers(struct request *rq)
@@ -219,7 +140,7 @@ static void get_workers(struct request *rq)
          by_group = kvr_query_parameter(q, "routing_group", group, sizeof group);
     if (!by_group && rq->loop->indexer->o->tenant_as_group) by_group = kvr_query_parameter(q, "tenant_id", group, sizeof group);
     catalogue_workers_write(rq->loop->indexer, by_model ? model : NULL, by_group ? group : NULL, &b);
-    reply_buf(rq, 200, JSON_TYPE, &b);
+    answer_buf(rq, 200, JSON_TYPE, &b);
 }
 
 static void get_peers(struct request *rq)
@@ -231,14 +152,14 @@ static void get_peers(struct request *rq)
     for (size_t i = 0; i < x->peers_n; i++) kvr_json_str(&b, x->peers[i].url, strlen(x->peers[i].url));
     pthread_mutex_unlock(&x->lock);
     kvr_json_close(&b, ']');
-    reply_buf(rq, 200, JSON_TYPE, &b);
+    answer_buf(rq, 200, JSON_TYPE, &b);
 }
 
 static void get_metrics(struct request *rq)
 {
     struct kvr_buf b = {0};
     telemetry_write(rq->loop->indexer, &b);
-    reply_buf(rq, 200, "text/plain; version=0.0.4", &b);
+    answer_buf(rq, 200, "text/plain; version=0.0.4", &b);
 }
 
 static void post_validate(struct request *rq)
@@ -252,14 +173,14 @@ static void post_validate(struct request *rq)
         partition_unref(list[i]);
     }
     free(list);
-    if (ok) reply_ok(rq, 200);
-    else routes_error(rq, 500, "%s", why);
+    if (ok) answer_ok(rq, 200);
+    else answer_error(rq, 500, "%s", why);
 }
 
 static void post_reopen(struct request *rq)
 {
-    if (telemetry_reopen(rq->loop->indexer)) routes_error(rq, 500, "the access log cannot be opened again");
-    else reply_ok(rq, 200);
+    if (telemetry_reopen(rq->loop->indexer)) answer_error(rq, 500, "the access log cannot be opened again");
+    else answer_ok(rq, 200);
 }
 
 /* ---- who may, and where to ---------------------------------------------------------------------------------------- */
@@ -313,20 +234,20 @@ static void with_json(struct request *rq, const struct kvr_json_read *r)
 {
     struct kvr_json o = r->root;
     if (r->rc == -KVR_ENOMEM || r->members == -KVR_ENOMEM) {
-        routes_error(rq, 503, "out of memory");
+        answer_error(rq, 503, "out of memory");
         return;
     }
     if (r->rc) {
-        routes_error(rq, 400, "the body is not JSON: %s", r->why);
+        answer_error(rq, 400, "the body is not JSON: %s", r->why);
         return;
     }
     if (kvr_json_type_of(o) != KVR_JSON_OBJECT) {
-        routes_error(rq, 422, "the body must be a JSON object");
+        answer_error(rq, 422, "the body must be a JSON object");
         return;
     }
     if (r->members) {
-        if (r->members == -KVR_EEXISTS) routes_error(rq, 400, "field `%s` is given more than once; allowed: each once", r->member);
-        else routes_error(rq, 400, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
+        if (r->members == -KVR_EEXISTS) answer_error(rq, 400, "field `%s` is given more than once; allowed: each once", r->member);
+        else answer_error(rq, 400, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
         return;
     }
     switch (rq->at) {
@@ -359,7 +280,7 @@ static void read_large(struct request *rq)
 {
     struct large_body *l = calloc(1, sizeof *l);
     if (!l) {
-        routes_error(rq, 503, "out of memory");
+        answer_error(rq, 503, "out of memory");
         return;
     }
     *l = (struct large_body){.b = {.on_read = on_large_body}, .rq = *rq};
@@ -375,11 +296,11 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
         return;
     }
     if (!kvr_media_type_is(kvr_headers_get(hr->headers, "content-type"), JSON_TYPE)) {
-        routes_error(rq, 415, "expected the header 'Content-Type: application/json'");
+        answer_error(rq, 415, "expected the header 'Content-Type: application/json'");
         return;
     }
     if (!query && hr->body_len > SMALL_BODY) {
-        routes_error(rq, 413, "the body is larger than %d bytes", SMALL_BODY);
+        answer_error(rq, 413, "the body is larger than %d bytes", SMALL_BODY);
         return;
     }
     if (kvr_json_body_is_large(rq->conn)) {
@@ -394,7 +315,7 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
 static void without_body(struct request *rq)
 {
     switch (rq->at) {
-    case AT_HEALTH: answer_with(rq, 200, NULL, NULL, "", 0); break;
+    case AT_HEALTH: answer_empty(rq, 200); break;
     case AT_READY: get_ready(rq); break;
     case AT_METRICS: get_metrics(rq); break;
     case AT_WORKERS: get_workers(rq); break;
@@ -418,11 +339,11 @@ void routes_on_request(struct kvr_http_conn *c, void *ctx)
     if (trace.ptr) snprintf(rq.trace, sizeof rq.trace, "%.*s", (int)KVR_MIN(trace.len, sizeof rq.trace - 1), trace.ptr);
     struct kvr_access_refusal no;
     if (!kvr_access_check(x->access, hr, access_flags(rq.at), &no)) {
-        error_with(&rq, no.status, no.extra, no.text);
+        answer_error_with(&rq, no.status, no.extra, no.text);
     } else if (rq.at == AT_UNKNOWN) {
-        routes_error(&rq, 404, "no such route");
+        answer_error(&rq, 404, "no such route");
     } else if (!kvr_text_is(hr->method, routes[rq.at].get ? "GET" : "POST")) {
-        error_with(&rq, 405, routes[rq.at].get ? "Allow: GET\r\n" : "Allow: POST\r\n", "this route has another method");
+        answer_error_with(&rq, 405, routes[rq.at].get ? "Allow: GET\r\n" : "Allow: POST\r\n", "this route has another method");
     } else if (routes[rq.at].body) {
         with_body(&rq, hr);
     } else {

@@ -3,7 +3,8 @@
  * What the parts of `indexer` share.
  *
  *   catalogue.c  partitions (model, group) with an index each; instances and their listeners
- *   routes.c     HTTP: which route, who may, the small answers
+ *   routes.c     HTTP: which route, which caller may use it
+ *   answers.c    what every route answers with
  *   query.c      /query and /query_by_hash
  *   events.c     /events: content from a recording
  *   dump.c       /dump, streamed by a thread of its own
@@ -171,6 +172,7 @@ struct indexer {
     size_t loops_n;
     uv_loop_t main_loop;
     struct keeper *keeper;
+    void (*registrations_changed)(struct indexer *x); /* any thread; NULL: nobody is told */
     struct recovery *recovery;
     _Atomic bool loaded; /* what was on disk is in place */
     _Atomic bool ready;  /* recovery is over */
@@ -248,11 +250,18 @@ const char *listener_state(const struct kvr_view_status *st);
 void routes_on_request(struct kvr_http_conn *c, void *ctx);
 void routes_on_gone(struct kvr_http_conn *c, void *ctx);
 void routes_on_drained(struct kvr_http_conn *c, void *ctx);
-void routes_error_body(struct kvr_buf *out, int status, const char *message);
-void routes_reply(struct request *rq, int status, const char *extra, const char *body, size_t len);
-void routes_error(struct request *rq, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* answers.c: each answers the request, and counts the answer. extra: header lines, or NULL. */
+#define JSON_TYPE "application/json"
+void answer_body(struct request *rq, int status, const char *extra, const char *body, size_t len); /* JSON */
+void answer_buf(struct request *rq, int status, const char *type, struct kvr_buf *b);              /* frees it; 503 when it has failed */
+void answer_ok(struct request *rq, int status);                                                    /* {"status":"ok"} */
+void answer_empty(struct request *rq, int status);
+void answer_error(struct request *rq, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void answer_error_with(struct request *rq, int status, const char *extra, const char *text);
+void answer_error_body(struct kvr_buf *out, int status, const char *message); /* of an error that is answered by the HTTP server */
 /* A string member of at most NAME_MAX_LEN bytes. 1 there, 0 absent or null, -1 answered with an error. */
-int routes_text(struct request *rq, struct kvr_json o, const char *key, bool required, char *out, size_t cap);
+int body_text(struct request *rq, struct kvr_json o, const char *key, bool required, char *out, size_t cap);
 
 /* query.c */
 void query_by_tokens(struct request *rq, struct kvr_json o);
@@ -280,7 +289,6 @@ void recovery_stop(struct indexer *x);
 
 /* keeper.c */
 int keeper_start(struct indexer *x);
-void keeper_wake(struct indexer *x); /* registrations have changed */
 void keeper_stop(struct indexer *x);
 
 /* telemetry.c */

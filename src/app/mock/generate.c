@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A request that generates.
+ *
+ *     body -> tokens (prompt.c) -> engine.submit      timer(pass) -> end of the pass -> tokens -> answer (answers.c) -> next pass -> timer
+ *
+ * An exchange ends when all its sequences have, or when its client goes away; within a pass the second is put off to the pass's end.
+ */
 #include "app/mock/generate.h"
 
 #include <string.h>
@@ -30,7 +37,7 @@ static void end_later(struct mock_exchange *x)
     x->rank->ending = x;
 }
 
-void mock_end_broken(struct mock_rank *rank)
+static void end_broken(struct mock_rank *rank)
 {
     while (rank->ending) {
         struct mock_exchange *x = rank->ending;
@@ -54,6 +61,32 @@ void mock_gone(struct kvr_http_conn *c, void *ctx)
     abort_sequences(x);
     exchange_free(x);
 }
+
+/* ---- passes ------------------------------------------------------------------------------------------ */
+
+static void on_pass(uv_timer_t *t);
+
+/* Passes shorter than the timer's millisecond are carried on in one turn, so that a speed-up means something. */
+static void next_pass(struct mock_rank *r)
+{
+    uint64_t ns = mock_engine_begin_pass(r->engine);
+    r->in_pass = ns > 0;
+    if (ns) uv_timer_start(&r->timer, on_pass, (ns + 500000) / 1000000, 0);
+}
+
+/* The events of a pass are one batch, which goes out when it has been computed, before its tokens. */
+static void on_pass(uv_timer_t *t)
+{
+    struct mock_rank *r = t->data;
+    if (r->events) mock_events_flush(r->events);
+    r->walking = true;
+    mock_engine_end_pass(r->engine);
+    r->walking = false;
+    end_broken(r);
+    next_pass(r);
+}
+
+/* ---- answers ----------------------------------------------------------------------------------------- */
 
 static void reply_error(struct kvr_http_conn *c, enum mock_api api, const struct mock_error *e)
 {
@@ -255,13 +288,13 @@ static void begin(struct mock *m, struct mock_exchange *x)
     if (!submit(x, e.status ? (uint32_t)x->ask.late_at * x->ask.n : x->sequences_n))
         mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
     if (e.status) {
-        if (x->ask.late_at && !x->rank->in_pass) mock_next_pass(x->rank);
+        if (x->ask.late_at && !x->rank->in_pass) next_pass(x->rank);
         fail(x, &e);
         abort_sequences(x);
         exchange_free(x);
         return;
     }
-    if (!x->rank->in_pass) mock_next_pass(x->rank);
+    if (!x->rank->in_pass) next_pass(x->rank);
 }
 
 void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api)

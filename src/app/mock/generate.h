@@ -36,8 +36,6 @@ void mock_render(struct mock *m, struct kvr_http_conn *c, enum mock_api api); /*
 void mock_get_response(struct mock *m, struct kvr_http_conn *c, struct kvr_text id);
 /* The client went away. */
 void mock_gone(struct kvr_http_conn *c, void *ctx);
-/* After a pass: exchanges that were broken off in it end. */
-void mock_end_broken(struct mock_rank *rank);
 /* The engine's callbacks; ctx: the rank. */
 void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last);
 void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n, void *user);

@@ -2,8 +2,6 @@
 /*
  * HTTP around the simulated engine: one loop, one engine and one event stream per data-parallel rank.
  *
- *     request -> tokens -> engine.submit      timer(pass) -> end_pass -> tokens out -> begin_pass -> events out -> timer
- *
  * Tokens are bytes: a text's token ids are its bytes, so text that was generated and comes back in the next turn has
  * the same tokens. Ids above 255 (from token prompts) detokenize to "?".
  */
@@ -17,59 +15,6 @@
 
 #include "app/mock/generate.h"
 #include "app/mock/state.h"
-
-/* ---- answers ----------------------------------------------------------------------------------------- */
-
-void mock_reply_json(struct kvr_http_conn *c, int status, struct kvr_buf *body)
-{
-    kvr_http_reply(c, status, "application/json", NULL, body->data ? body->data : "", body->len);
-    kvr_buf_free(body);
-}
-
-void mock_reply_error(struct kvr_http_conn *c, int status, const char *message)
-{
-    struct kvr_buf b = {0};
-    kvr_openai_error(&b, status, kvr_openai_error_type(status), message);
-    mock_reply_json(c, status, &b);
-}
-
-void mock_reply_detail(struct kvr_http_conn *c, int status, const char *detail)
-{
-    struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "detail", detail);
-    kvr_json_close(&b, '}');
-    mock_reply_json(c, status, &b);
-}
-
-uint64_t mock_model_len(const struct mock *m)
-{
-    return m->o->max_model_len ? m->o->max_model_len : m->o->num_gpu_blocks * m->o->block_size;
-}
-
-/* ---- passes ------------------------------------------------------------------------------------------ */
-
-static void on_pass(uv_timer_t *t);
-
-/* Passes shorter than the timer's millisecond are carried on in one turn, so that a speed-up means something. */
-void mock_next_pass(struct mock_rank *r)
-{
-    uint64_t ns = mock_engine_begin_pass(r->engine);
-    r->in_pass = ns > 0;
-    if (ns) uv_timer_start(&r->timer, on_pass, (ns + 500000) / 1000000, 0);
-}
-
-/* The events of a pass are one batch, which goes out when it has been computed, before its tokens. */
-static void on_pass(uv_timer_t *t)
-{
-    struct mock_rank *r = t->data;
-    if (r->events) mock_events_flush(r->events);
-    r->walking = true;
-    mock_engine_end_pass(r->engine);
-    r->walking = false;
-    mock_end_broken(r);
-    mock_next_pass(r);
-}
 
 /* ---- requests ---------------------------------------------------------------------------------------- */
 
@@ -210,7 +155,7 @@ static void error_body(struct kvr_buf *out, int status, const char *message)
     kvr_openai_error(out, status, kvr_openai_error_type(status), message);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------- */
+/* ---- start and end -------------------------------------------------------------------------------------------- */
 
 static void on_signal(uv_signal_t *s, int signum)
 {

@@ -1,38 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "app/mock/prompt.h"
 
-#include <stdarg.h>
 #include <string.h>
 
-/* ---- errors ------------------------------------------------------------------------------------------ */
-
 #define BAD "BadRequestError"
-
-void mock_fail(struct mock_error *e, int status, const char *type, const char *param, const char *format, ...)
-{
-    va_list args;
-    e->status = status;
-    e->type = type;
-    snprintf(e->param, sizeof e->param, "%s", param ? param : "");
-    va_start(args, format);
-    vsnprintf(e->message, sizeof e->message, format, args);
-    va_end(args);
-}
-
-void mock_put_error(struct kvr_buf *b, const struct mock_error *e)
-{
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "error");
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "message", e->message);
-    kvr_json_put_str(b, "type", e->type);
-    kvr_json_key(b, "param");
-    if (e->param[0]) kvr_json_str(b, e->param, strlen(e->param));
-    else kvr_json_null(b);
-    kvr_json_put_u64(b, "code", (uint64_t)e->status);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
-}
 
 /* ---- text -------------------------------------------------------------------------------------------- */
 

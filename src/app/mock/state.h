@@ -2,8 +2,9 @@
 /*
  * The mock engine's parts: who calls whom.
  *
- *     mock.c       life, the routes, one engine and one event stream (events.c) per data-parallel rank
- *       generate.c   a request that generates: body (prompt.c) -> tokens -> engine.submit; tokens -> answer (answers.c)
+ *     mock.c       start and end, the routes, one engine and one event stream (events.c) per data-parallel rank
+ *       generate.c   a request that generates: body (prompt.c) -> tokens -> engine.submit; passes; tokens -> answer (answers.c)
+ *       reply.c      JSON answers and errors in the engine's words
  *       responses.c  answers that are kept for previous_response_id
  *       render.c     the tokens of a request, without computing it
  *       info.c       what an engine tells of itself: models, metrics, tokenize, event sources, configuration
@@ -53,7 +54,7 @@ struct mock {
     struct mock_response *responses; /* NULL: none kept */
 };
 
-/* ---- answers (mock.c) --------------------------------------------------------------------------------- */
+/* ---- reply.c --------------------------------------------------------------------------------- */
 
 /* Frees the buffer. */
 void mock_reply_json(struct kvr_http_conn *c, int status, struct kvr_buf *body);
@@ -62,9 +63,6 @@ void mock_reply_error(struct kvr_http_conn *c, int status, const char *message);
 void mock_reply_detail(struct kvr_http_conn *c, int status, const char *detail);
 /* Tokens that a prompt and its answer may have together. */
 uint64_t mock_model_len(const struct mock *m);
-
-/* Begins the rank's next pass, when it has work. */
-void mock_next_pass(struct mock_rank *r);
 
 /* ---- responses.c: what --responses-store keeps ---------------------------------------------------------- */
 

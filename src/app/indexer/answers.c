@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every route answers with: JSON, errors as {"error": text}, and a word of it while the indexer still recovers. */
+#include "app/indexer/state.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+#define NO_MEMORY "{\"error\":\"out of memory\"}" /* when there is none for a text either */
+
+static void answer_with(struct request *rq, int status, const char *type, const char *extra, const char *body, size_t len)
+{
+    char head[256];
+    bool ready = atomic_load(&rq->loop->indexer->ready);
+    snprintf(head, sizeof head, "%s%s", ready ? "" : "x-kvroute-recovering: 1\r\n", extra ? extra : "");
+    telemetry_record(rq, status);
+    kvr_http_reply(rq->conn, status, type, head, body, len);
+}
+
+void answer_body(struct request *rq, int status, const char *extra, const char *body, size_t len)
+{
+    answer_with(rq, status, JSON_TYPE, extra, body, len);
+}
+
+void answer_empty(struct request *rq, int status)
+{
+    answer_with(rq, status, NULL, NULL, "", 0);
+}
+
+void answer_buf(struct request *rq, int status, const char *type, struct kvr_buf *b)
+{
+    if (b->failed) answer_with(rq, 503, JSON_TYPE, NULL, NO_MEMORY, sizeof NO_MEMORY - 1);
+    else answer_with(rq, status, type, NULL, b->data ? b->data : "", b->len);
+    kvr_buf_free(b);
+}
+
+void answer_ok(struct request *rq, int status)
+{
+    answer_with(rq, status, JSON_TYPE, NULL, "{\"status\":\"ok\"}", 15);
+}
+
+void answer_error_body(struct kvr_buf *b, int status, const char *message)
+{
+    (void)status;
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "error", message);
+    kvr_json_close(b, '}');
+}
+
+void answer_error_with(struct request *rq, int status, const char *extra, const char *text)
+{
+    struct kvr_buf b = {0};
+    answer_error_body(&b, status, text);
+    if (b.failed) answer_with(rq, 503, JSON_TYPE, NULL, NO_MEMORY, sizeof NO_MEMORY - 1);
+    else answer_with(rq, status, JSON_TYPE, extra, b.data, b.len);
+    kvr_buf_free(&b);
+}
+
+void answer_error(struct request *rq, int status, const char *fmt, ...)
+{
+    char text[1200];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    answer_error_with(rq, status, NULL, text);
+}
+
+int body_text(struct request *rq, struct kvr_json o, const char *key, bool required, char *out, size_t cap)
+{
+    struct kvr_json v = kvr_json_get(o, key);
+    const char *s;
+    size_t len;
+    out[0] = 0;
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) {
+        if (!required) return 0;
+        answer_error(rq, 422, "missing field `%s`", key);
+        return -1;
+    }
+    if (!kvr_json_as_str(v, &s, &len) || len >= cap || memchr(s, 0, len)) {
+        answer_error(rq, 422, "field `%s` must be a string of at most %zu bytes", key, cap - 1);
+        return -1;
+    }
+    memcpy(out, s, len);
+    out[len] = 0;
+    return 1;
+}
