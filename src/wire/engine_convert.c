@@ -6,8 +6,8 @@
  * its parent's. A block seen under two salts is ambiguous: stores below it are dropped, because hashing them
  * would be a guess. A store that is dropped tags nothing. Streams without salts pay one empty-map test per event.
  *
- * Copies (recover/consumer/copies.h). With `holds`, a store of what the view holds already is counted and not emitted, and so is the removal of a
- * copy that is not the last. Streams without copies pay one look at the view per store.
+ * Copies (recover/consumer/copies.h). With `holds`, a store of what the view holds already is counted and not emitted, and so is the
+ * removal of a copy that is not the last. Streams without copies pay one look at the view per store.
  *
  * Reports. A request that asks for them and finds k blocks in the cache makes its engine tell, in one batch and with nothing between but
  * removals and other cache groups:

@@ -143,9 +143,9 @@ typedef void kvr_engine_emit(void *ctx, const struct kvr_event *event);
 /* Converts every event of a batch. Returns: number of events emitted, or -KVR_ENOMEM. */
 long kvr_engine_convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, uint64_t event_id, kvr_engine_emit *emit, void *ctx);
 
-/* This engine reports (recover/consumer/copies.h): unproven copies are taken back (counted as copy_taken_back), those blocks that nothing else held
- * are emitted as removed, and what may be a report is not counted any more. Returns: number of events emitted, or -KVR_ENOMEM: nothing
- * was done. */
+/* This engine reports (recover/consumer/copies.h): unproven copies are taken back (counted as copy_taken_back), those blocks that nothing
+ * else held are emitted as removed, and what may be a report is not counted any more. Returns: number of events emitted, or -KVR_ENOMEM:
+ * nothing was done. */
 long kvr_engine_stream_take_back(struct kvr_engine_stream *s, uint64_t event_id, kvr_engine_emit *emit, void *ctx);
 
 #endif

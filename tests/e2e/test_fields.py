@@ -2,7 +2,7 @@
 """Members of bodies: a number that is out of range, or none, is refused and named, never read as 0 or as absent; its neighbours are
 what they are; a member that is there twice is refused, since two readers would take different ones."""
 import json
-import os
+import pathlib
 import re
 import subprocess
 
@@ -112,14 +112,14 @@ def test_a_number_that_is_none_is_refused_and_named_by_every_admin_route(select)
 
 
 def test_every_member_of_a_body_has_words_for_what_is_allowed():
-    folder = os.path.join(os.path.dirname(__file__), "../../src/app/serve")
-    text = {name: open(os.path.join(folder, name), encoding="utf-8").read() for name in os.listdir(folder) if name.endswith(".c")}
+    folder = pathlib.Path(__file__).parents[2] / "src/app/serve"
+    text = {str(f.relative_to(folder)): f.read_text(encoding="utf-8") for f in folder.rglob("*.c")}
     read = set(re.findall(r'member_(?:u64|text|double|bool)\(o, "(\w+)"', "".join(text.values())))
-    for name in ("question.c", "tracker.c", "selection.c", "admin/worker_object.c", "admin/questions.c"):
+    for name in ("admin/question.c", "admin/tracker.c", "admin/selection.c", "admin/worker_object.c", "admin/questions.c"):
         read |= set(re.findall(r'(?:bad = |return |bad_field\(c, |\? |: )"([a-z_]+)"', text[name])) & set(re.findall(r'"([a-z]+_[a-z_]+)"', text[name]))
     assert {"worker_id", "token_ids", "endpoint"} <= read
     read -= {"prefill_marked", "free_marked"}  # answers
-    assert {m for m in read if f'{{"{m}", ' not in text["fields.c"]} == set()
+    assert {m for m in read if f'{{"{m}", ' not in text["admin/fields.c"]} == set()
 
 
 def test_patch_refuses_a_number_beyond_64_bits(select):

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * recover/consumer/supposed.h against a model engine: a cache with the free order of vLLM, copies, preemption, aborted requests and requests of
- * others, whose events reach the view late and whose answers may come before them. What the view holds must be held by the engine now, or
- * its removal still be on its way. KVR_SEED sets the first seed, KVR_OPS the number of steps.
+ * recover/consumer/supposed.h against a model engine: a cache with the free order of vLLM, copies, preemption, aborted requests and
+ * requests of others, whose events reach the view late and whose answers may come before them. What the view holds must be held by the
+ * engine now, or its removal still be on its way. KVR_SEED sets the first seed, KVR_OPS the number of steps.
  */
 #include "test.h"
 

@@ -4,10 +4,10 @@
  *
  *     ingest (copies out) --> next id --> local index and ring --> outlet (net/ingest/event_plane.h); sequence = id
  *
- * Copies: an engine may keep one block several times. The ingest counts them (recover/consumer/copies.h), so neither the store nor the removal of a
- * copy comes here: who listens sees each block stored once and removed once, and has nothing to count.
- * Ids begin at 1 with each life of the program; the first event of a life is a clear, and so is what tells that the engine's
- * stream was lost. Salted stores carry their salt also when the engine only tells it once a chain.
+ * Copies: an engine may keep one block several times. The ingest counts them (recover/consumer/copies.h), so neither the store nor the
+ * removal of a copy comes here: who listens sees each block stored once and removed once, and has nothing to count. Ids begin at 1 with
+ * each life of the program; the first event of a life is a clear, and so is what tells that the engine's stream was lost. Salted stores
+ * carry their salt also when the engine only tells it once a chain.
  *
  * Threads: the ingest thread calls feed_event and _reset and owns the outlet from the first call on; others only ask the
  * local index, which has its own locks.
