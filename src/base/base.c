@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Assertions, byte-accounting memory and the seeded generator of base/base.h. */
 #include "base/base.h"
 
 #include <malloc.h>

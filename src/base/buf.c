@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A failed allocation is remembered in the buffer and makes later calls do nothing; base/buf.h has the rules. */
 #include "base/buf.h"
 
 #include <inttypes.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The options of `kvroute indexer`, one row each, and what they must satisfy together. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The options of `kvroute replay-events`, which takes files as well as flags and so reads them by getopt. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads flags, environment and YAML by one table of rows; cli/options.h has the order in which they count. */
 #include "cli/options.h"
 
 #include <ctype.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads queue classes from YAML; every key that is not known is an error that names it (docs/scheduling.md has the format). */
 #include "cli/policy_file.h"
 
 #include <errno.h>

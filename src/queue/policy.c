@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Queue classes: their defaults and what is allowed in them. Pure functions of the policy. */
 #include "base/base.h"
 
 #include <math.h>

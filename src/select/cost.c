@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The linear cost of NVIDIA Dynamo's router, term by term (docs/scheduling.md); no state, no allocation. */
 #include "base/base.h"
 #include "select/ttft_line.h"
 

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A linear model of the time to first token, fitted by least squares with forgetting over sums of constant size; select/ttft_line.h has
+ * its line.
+ */
 #include "base/base.h"
 #include "select/ttft_line.h"
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Runs policies with the same seeds and compares within each seed; sim/compare.h says why. */
 #include "sim/compare.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The simulated engine's cache, scheduler and timing; sim/engine.h has the model and its sources. */
 #include "sim/engine.h"
 
 #include <string.h>

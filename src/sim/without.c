@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Each ablation changes the one parameter that switches its part off; sim/without.h. */
 #include "sim/without.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A file is written beside its place and renamed over it, so that a reader finds the old or the new one, whole (store/data_dir.h). */
 #include "store/data_dir.h"
 
 #include <errno.h>

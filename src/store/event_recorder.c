@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Callers append to a bounded buffer and one thread writes it out; store/event_recorder.h says what is dropped when the disk is slow. */
 #include "store/event_recorder.h"
 
 #include <errno.h>

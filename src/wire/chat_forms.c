@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Turns /v1/responses and /v1/messages into chat messages, item by item; wire/chat_forms.h says what is certain. */
 #include "wire/chat_forms.h"
 
 #include <string.h>

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Cuts a /dump into its elements with a scanner that only tracks depth and strings; each element is then parsed whole
+ * (wire/dump_stream.h).
+ */
 #include "wire/dump_stream.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Writes KV event batches as vLLM writes them; wire/engine_encode.h. */
 #include "wire/engine_encode.h"
 
 #include <msgpuck.h>

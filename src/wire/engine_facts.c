@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Each source is read on its own and fills only what it says; wire/engine_facts.h lists the sources. */
 #include "wire/engine_facts.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Sums up samples of /metrics by rank under the names of wire/engine_load.h. */
 #include "wire/engine_load.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* JSON and packed questions read into one struct; wire/index_question.h has both forms. */
 #include "wire/index_question.h"
 
 #include <msgpuck.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Writes and reads the answers that wire/index_service.h shows. */
 #include "wire/index_service.h"
 
 #include <stdlib.h>

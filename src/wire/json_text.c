@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Finds the byte range of a value in a text that is known to be JSON (wire/json_text.h). */
 #include "wire/json_text.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads block_mm_infos; wire/mm_infos.h has the form. */
 #include "wire/mm_infos.h"
 
 #include <stdio.h>

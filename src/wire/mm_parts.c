@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Digests of the parts of a chat that are not text; wire/mm_parts.h says when two are the same. */
 #include "wire/mm_parts.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads what routing needs of OpenAI bodies; the bytes that are forwarded are never these (wire/openai.h). */
 #include "wire/openai.h"
 #include "wire/mm_parts.h"
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* msgpack rows of an index's content; wire/plane_snapshot.h has them. */
 #include "wire/plane_snapshot.h"
 
 #include <endian.h>

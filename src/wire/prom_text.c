@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A reader of Prometheus' text in pieces, with one bounded line of memory (wire/prom_text.h). */
 #include "wire/prom_text.h"
 
 #include <string.h>

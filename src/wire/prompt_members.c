@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One table of known members and what each does to the prompt and the cache; wire/prompt_members.h says how unknown ones count. */
 #include "wire/prompt_members.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Takes the events out of a recovery answer as it arrives; wire/recover_answer.h has the shapes that are accepted. */
 #include "wire/recover_answer.h"
 
 #include <string.h>

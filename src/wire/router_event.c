@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads one RouterEvent of Dynamo's JSON form; wire/router_event.h. */
 #include "wire/router_event.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Finds the ends of lines and of events in passing bytes; wire/sse.h says when a stream is over or has gone wrong. */
 #include "wire/sse.h"
 
 #include <string.h>

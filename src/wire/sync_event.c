@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* msgpack arrays of the replica sync; wire/sync_event.h has the table. */
 #include "wire/sync_event.h"
 
 #include <endian.h>

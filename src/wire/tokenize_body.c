@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Writes the body of a /tokenize question, one form after the other; wire/tokenize_body.h says what goes into it. */
 #include "wire/tokenize_body.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Records with a checksum seeded by their number: a torn or swapped record ends the reading (wire/view_file.h). */
 #include "wire/view_file.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Writes and reads the indexer's snapshot; app/indexer/snapshot.h has the rules, wire/view_file.h the format. */
 #include "app/indexer/snapshot.h"
 
 #include <string.h>

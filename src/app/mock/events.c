@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One rank's KV event sockets: every batch is published once and kept in a ring, from which replays are answered. Threads:
+ * app/mock/events.h.
+ */
 #include "app/mock/events.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What the mock says of itself and of tokens: models, event sources, server information, metrics, as vLLM and SGLang word them. */
 #include "app/mock/prompt.h"
 
 #include <string.h>

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reads requests for the mock: first the members, then the prompt's tokens, made as the mock's own tokenizer makes them
+ * (app/mock/prompt.h).
+ */
 #include "app/mock/prompt.h"
 
 #include <string.h>

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One rank's events on their way from the ingest to the local index and the outlet; the path and its threads are drawn in
+ * app/publish/feed.h.
+ */
 #include "app/publish/feed.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Start, signals and end of `kvroute publish`; app/publish/state.h says which thread may touch what. */
 #include "app/publish/state.h"
 
 #include <signal.h>

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Percentiles come from all samples up to a limit and from a uniform sample beyond it, so that memory is bounded however long a replay
+ * runs.
+ */
 #include "app/replay/report.h"
 
 #include <string.h>

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Conversations: each waits for its answer, then says the next turn, which begins with all that was said before. The times of arrival
+ * are the first turns'.
+ */
 #include "app/replay/workload.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Chooses between conversations and traces (app/replay/workload.h) and makes the bodies that are sent. */
 #include "app/replay/workload.h"
 
 #include <errno.h>

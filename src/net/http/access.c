@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Host, Origin, key and content type are checked before a route sees a request; net/http/access.h says against what. */
 #include "net/http/access.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Bodies that are shared by reference count: the last holder frees the bytes, on whichever thread. */
 #include "net/http/internal.h"
 
 #include <string.h>

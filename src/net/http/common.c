@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What server and client share: headers kept as offsets into one buffer, which framing they ask for, endpoints, query parameters. Pure
+ * functions of their arguments.
+ */
 #include "net/http/internal.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A request that blocks its caller: the loop runs until the answer or the time-out is there (net/http/fetch.h). */
 #include "net/http/fetch.h"
 
 #include <string.h>

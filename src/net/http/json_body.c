@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads a JSON body on the loop or, when it is large, on a thread; net/http/json_body.h has ownership. */
 #include "net/http/json_body.h"
 
 #include <kvroute/error.h>

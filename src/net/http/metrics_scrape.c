@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One GET of an engine's /metrics whose body is parsed in passing; net/http/metrics_scrape.h. */
 #include "net/http/metrics_scrape.h"
 
 #include <string.h>

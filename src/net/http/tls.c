@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* OpenSSL between two memory buffers, so that the sockets stay libuv's; net/http/tls.h has ownership and threads. */
 #include "net/http/tls.h"
 
 #include <limits.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Pieces are written before the head that names them, and the head by compare-and-set; net/nats/snapshots.h has the layout. */
 #include "net/nats/snapshots.h"
 
 #include <string.h>

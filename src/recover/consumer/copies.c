@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A map from name to the number of copies beyond the first; recover/consumer/copies.h says why and what reports do to it. */
 #include "recover/consumer/copies.h"
 
 static size_t names_counted(const struct kvr_copies *c)
