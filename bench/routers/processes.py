@@ -42,7 +42,7 @@ def _ephemeral():
 
 
 def free_ports(n):
-    """Ports that nobody listens on, below those that outgoing connections take."""
+    """Ports that nothing listens on, below those that outgoing connections take."""
     high = max(_ephemeral(), 12000)
     found = []
     while len(found) < n:

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The linear cost of NVIDIA Dynamo's router, term by term (docs/scheduling.md); no state, no allocation. */
+/* The costs of a candidate, term by term: `delay`, and the linear one of NVIDIA Dynamo's router (docs/scheduling.md). No state, no
+ * allocation. */
 #include "base/base.h"
 #include "select/ttft_line.h"
 

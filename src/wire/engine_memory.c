@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sections with a kind and a count: an unknown kind is refused, and nothing is taken before all of it is checked (wire/engine_memory.h). */
+/* Sections with a kind and a count, each length checked against the bytes that are there (wire/engine_memory.h has the layout). */
 #include "wire/engine_memory.h"
 
 #include <string.h>

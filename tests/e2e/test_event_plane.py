@@ -363,7 +363,7 @@ def test_starts_before_there_is_a_server(start):
     nats = NatsServer(port=port)
     try:
         wait_for("trust", lambda: r.view().get("trusted"), 20)
-        assert r.complete(TOKENS).status == 200 and "no server is there yet" in r.text()
+        assert r.complete(TOKENS).status == 200 and "no server answers yet" in r.text()
     finally:
         nats.stop()
 

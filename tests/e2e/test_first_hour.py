@@ -376,7 +376,7 @@ def test_a_replay_endpoint_that_is_the_events_port_is_named(start):
 def test_an_events_endpoint_where_nobody_answers_is_named(start):
     m, port = start(Mock), free_ports()
     s = start(Serve, [f"http://127.0.0.1:{m.port},events=tcp://127.0.0.1:{port}"], ready=False)
-    says(s, "worker 1 rank 0", f"events=tcp://127.0.0.1:{port}", "nobody answers there")
+    says(s, "worker 1 rank 0", f"events=tcp://127.0.0.1:{port}", "no publisher answers there")
 
 
 def test_doctor_says_what_the_router_has_noticed(start):

@@ -216,7 +216,7 @@ static void check_stream(struct exam *e, uint32_t rank)
     for (int i = 0; i < 60 && (!status_of(e, rank, &st) || !st.connected || (st.can_replay && !st.settled)); i++) pause_ms(50);
     if (!st.connected) {
         SAY(e, PROBLEM, "events endpoint", "start the engine with KV events on (vLLM: --kv-events-config) and open the port",
-            "nobody listens on %s (rank %u)", events, rank);
+            "no publisher listens on %s (rank %u)", events, rank);
         return;
     }
     SAY(e, OK, "events endpoint", "", "connected to %s (rank %u)", events, rank);
@@ -356,7 +356,7 @@ static void check_salt(struct exam *e, uint32_t rank, struct kvr_buf *text)
     make_text(e, text);
     if (!tokenize(e, text->data)) return;
     if (!complete(e, e->model, text->data, "kvroute-doctor", rank, &cached)) {
-        SAY(e, OK, "salt", "", "the engine refuses cache_salt, so nobody can use it");
+        SAY(e, OK, "salt", "", "the engine refuses cache_salt, so no request can use it");
         return;
     }
     size_t want = e->tokens_n / e->t->block_size;
@@ -446,7 +446,7 @@ static void tell_no_events(struct exam *e)
 {
     char advice[sizeof((struct finding *)0)->advice];
     facts_events_advice(e->t, &e->facts, advice, sizeof advice);
-    SAY(e, PROBLEM, "events endpoint", advice, "none is known, so requests to it can only be routed by load");
+    SAY(e, PROBLEM, "events endpoint", advice, "no events endpoint is known, so requests to this engine are routed by load");
 }
 
 void engine_examine(struct doctor *d, struct engine_target *t)

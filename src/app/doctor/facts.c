@@ -74,9 +74,10 @@ static void learn_naming(struct doctor *d, struct engine_target *t, const struct
     t->ranks_unnamed = !t->names_rank;
     if (t->names_rank) t->rank_base = base;
     else
-        DIFFERS(d, t, "start one engine for each rank, or update it",
-                "the engine has %s (%s), but does not take the header X-data-parallel-rank: nobody knows whose cache a request meets", text,
-                f->ranks_from);
+        DIFFERS(
+            d, t, "start one engine for each rank, or update it",
+            "the engine has %s (%s), but does not take the header X-data-parallel-rank: the rank whose cache a request meets is unknown",
+            text, f->ranks_from);
 }
 
 static void learn_ranks(struct doctor *d, struct engine_target *t, const struct kvr_engine_facts *f)

@@ -185,7 +185,7 @@ int kvr_tls_handshake(struct kvr_tls *t, char *err, size_t cap)
     if (rc == 1) return 1;
     if (SSL_get_error(t->ssl, rc) == SSL_ERROR_WANT_READ) return 0;
     long verdict = SSL_get_verify_result(t->ssl);
-    char text[160] = "the other side broke it off";
+    char text[160] = "the peer closed the connection";
     if (verdict != X509_V_OK) snprintf(text, sizeof text, "%s", X509_verify_cert_error_string(verdict));
     else if (ERR_peek_last_error()) ERR_error_string_n(ERR_peek_last_error(), text, sizeof text);
     snprintf(err, cap, "TLS: %s", text);

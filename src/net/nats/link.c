@@ -257,7 +257,7 @@ int kvr_nats_connect(const struct kvr_nats_config *c, struct kvr_nats **out, cha
     if (rc == 0 && s == NATS_OK) on_connected(n->nc, n);
     if (rc == 0 && s != NATS_OK && s != NATS_NOT_YET_CONNECTED)
         rc = bad(err, cap, "nats-url", c->url ? c->url : "nats://127.0.0.1:4222", s, "the address of a NATS server");
-    if (rc == 0 && s == NATS_NOT_YET_CONNECTED) kvr_log("kvroute: nats: no server is there yet; it is tried again");
+    if (rc == 0 && s == NATS_NOT_YET_CONNECTED) kvr_log("kvroute: nats: no server answers yet; kvroute goes on trying");
     if (rc) {
         kvr_nats_close(n);
         return -1;

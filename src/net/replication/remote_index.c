@@ -331,8 +331,8 @@ static void on_wake(uv_async_t *a)
         list = m->next;
         while (q && q->number != m->number) q = q->next;
         if (q && m->len) take_answer(q, m->data, m->len);
-        else if (q && q->kind != INFO) fail(q, "nobody serves it", true); /* an empty answer: the server's "no responders" */
-        else if (q && !q->answers) fail(q, "nobody serves it", true);
+        else if (q && q->kind != INFO) fail(q, "no server answers", true); /* an empty answer: the server's "no responders" */
+        else if (q && !q->answers) fail(q, "no server answers", true);
         free(m);
     }
 }
@@ -376,7 +376,7 @@ static void probe(struct kvr_remote_index *r)
     r->probing = true;
     if (r->c.nats && r->c.predicted) q->deadline_ms = now_ms() + GATHER_MS; /* all that answer until then */
     kvr_buf_str(&q->body, "{}");
-    if (!send_question(q, KVR_SERVICE_INFO, "")) fail(q, "it cannot be asked", true);
+    if (!send_question(q, KVR_SERVICE_INFO, "")) fail(q, "the question cannot be sent", true);
 }
 
 /* So many hashes go into a question. */
@@ -404,7 +404,7 @@ struct kvr_remote_query *kvr_remote_ask(struct kvr_remote_index *r, const char *
     if (send_question(q, KVR_SERVICE_QUERY, model)) return q;
     COUNT(r, query_failures);
     drop(q);
-    note_failure(r, "it cannot be asked", true);
+    note_failure(r, "the question cannot be sent", true);
     return NULL;
 }
 
@@ -425,7 +425,7 @@ void kvr_remote_record(struct kvr_remote_index *r, const char *model, struct kvr
     }
     q->packed = r->packed;
     kvr_service_record_write(&q->body, q->packed, model, w, locals, seqs, n);
-    if (!send_question(q, KVR_SERVICE_RECORD, model)) fail(q, "it cannot be asked", true);
+    if (!send_question(q, KVR_SERVICE_RECORD, model)) fail(q, "the question cannot be sent", true);
 }
 
 bool kvr_remote_registers(const struct kvr_remote_index *r)
@@ -435,7 +435,7 @@ bool kvr_remote_registers(const struct kvr_remote_index *r)
 
 const char *kvr_remote_why(const struct kvr_remote_index *r)
 {
-    return r->state == GOOD ? "" : r->why[0] ? r->why : "it has not answered yet";
+    return r->state == GOOD ? "" : r->why[0] ? r->why : "the server has not answered yet";
 }
 
 /* ---- time ---------------------------------------------------------------------------------------------------------- */

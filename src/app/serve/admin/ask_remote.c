@@ -39,7 +39,7 @@ static void asking_free(struct asking *a)
 static void refuse(struct serve *s, struct kvr_http_conn *c)
 {
     char text[400];
-    const char *why = remote_why(s)[0] ? remote_why(s) : "it has not answered this question";
+    const char *why = remote_why(s)[0] ? remote_why(s) : "the server has not answered this question";
     snprintf(text, sizeof text, "the index of this router is elsewhere (--use-remote-indexer) and cannot be asked: %.250s", why);
     admin_error(c, 503, text);
 }

@@ -324,7 +324,7 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
     pthread_mutex_unlock(&s->lock);
     put_gauge(b, "prediction_divergence_ratio",
               "Moving mean of the distance of predicted and delivered cached tokens, as a share of the prompt", q.divergence);
-    put_gauge(b, "prediction_diverged", "1 while predicted and delivered cached tokens have parted ways", q.diverged);
+    put_gauge(b, "prediction_diverged", "1 while cache predictions diverge from engine usage", q.diverged);
     put_histogram(b, "router_overhead_block_hashing_ms", "Hashing of blocks", &m->block_hashing);
     put_histogram(b, "router_overhead_indexer_find_matches_ms", "Matching in the index", &m->find_matches);
     put_histogram(b, "router_overhead_seq_hashing_ms", "Hashing of sequences", &m->seq_hashing);

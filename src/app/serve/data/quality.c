@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Decision quality: best available overlap, chosen overlap (their difference is the regret), delivered overlap. The alarm:
- * a moving mean of |predicted - delivered| / prompt above a tenth says that the views and the engines have parted ways. What requests
+ * a moving mean of |predicted - delivered| / prompt above a tenth says that cache predictions diverge from engine usage. What requests
  * ahead were computing is promised by nobody: whether it is delivered or not is no error.
  *
  * What choices were worth (choices.h): prompts computed where less of them was held, and why; times to first token beside what the best
@@ -53,8 +53,8 @@ void quality_delivered(struct serve *s, const struct delivery *d)
                 (unsigned long long)d->predicted, (unsigned long long)d->worker.worker_id, d->worker.dp_rank, (unsigned long long)d->actual,
                 (unsigned long long)skipped);
     if (turned)
-        kvr_log("kvroute: predicted and delivered cached tokens %s: %.1f %% of the prompt apart",
-                diverged ? "have parted ways" : "agree again", 100 * divergence);
+        kvr_log("kvroute: cache predictions %s engine usage: %.1f %% of the prompt apart", diverged ? "diverge from" : "agree again with",
+                100 * divergence);
 }
 
 /* ---- what choices were worth --------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
  *     server.{scope}.{instance}   each server that follows KV events
  *
  * A predicted index has one owner, because each knows only what it was told; servers that follow events may be many. The two do
- * not mix. Who would break this refuses to start and says who is there. An owner that loses its lease stops answering.
+ * not mix. A conflicting process exits and names the owner. An owner that loses its lease stops answering.
  */
 #include <string.h>
 #include <unistd.h>

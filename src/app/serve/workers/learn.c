@@ -118,11 +118,11 @@ static void learn_ranks(struct worker *w, const struct kvr_engine_facts *f)
              w->dp_start, w->dp_size, text, f->ranks_from, f->ranks[0].rank, f->ranks_n);
     if (!certain && !(w->given.ranks && w->dp_size > 1)) {
         w->learnt.ranks_unknown = true;
-        note(
-            &w->learnt,
-            "the engine has %s (%s), but does not take the header X-data-parallel-rank, so nobody knows whose cache a request meets: it is "
-            "served by load; start one engine for each rank, or update it",
-            text, f->ranks_from);
+        note(&w->learnt,
+             "the engine has %s (%s), but does not take the header X-data-parallel-rank, so the rank whose cache a request meets is "
+             "unknown: the worker is "
+             "served by load; start one engine for each rank, or update it",
+             text, f->ranks_from);
         return;
     }
     w->learnt.names_rank = f->ranks_n > 1;
@@ -172,12 +172,12 @@ static void note_events(struct worker *w, const struct kvr_engine_facts *f)
     struct learnt *l = &w->learnt;
     bool sglang = f->engine == KVR_FACT_SGLANG;
     if (f->prefix_caching == KVR_TOLD_NO)
-        note(l, "prefix caching is off in the engine, so nothing can be reused: start it %s",
+        note(l, "prefix caching is off in the engine, so no cached block can be reused: start the engine %s",
              sglang ? "without --disable-radix-cache" : "without --no-enable-prefix-caching");
     if (f->cached_tokens == KVR_TOLD_NO)
         note(l, "the engine does not tell cached tokens, so predictions cannot be checked: start it with --enable-cache-report");
     if (!w->has_events && f->events == KVR_TOLD_NO)
-        note(l, "it publishes no KV events, so its requests are routed by load: start the engine with %s", kvr_engine_facts_events_flag(f));
+        note(l, "the engine publishes no KV events, so its requests are routed by load: start it with %s", kvr_engine_facts_events_flag(f));
     else if (!w->has_events && f->unusable)
         note(l, "its KV events are published where only its own machine can read them: give events=, or start the engine with %s",
              kvr_engine_facts_events_flag(f));
@@ -268,7 +268,7 @@ static void change(struct serve *s, uint64_t id, const struct kvr_engine_facts *
     if (anew && worker_add(s, &now, err, sizeof err)) {
         pthread_mutex_lock(&s->lock);
         w = worker_find_locked(s, id);
-        note(&now.learnt, "it cannot be used with what its engine says: %.200s", err);
+        note(&now.learnt, "the worker cannot be used with its engine's settings: %.200s", err);
         now.learnt.waits = false;
         if (w) w->learnt = now.learnt;
         pthread_mutex_unlock(&s->lock);

@@ -371,7 +371,8 @@ static void tell_wiring(const struct worker *w, uint32_t place, const struct kvr
     unsigned rank = w->dp_start + place;
     if (is == WIRING_EVENTS) kvr_log("kvroute: worker %llu rank %u: events=%s: %s", id, rank, w->events[place], st->events_trouble);
     else if (is == WIRING_REPLAY) kvr_log("kvroute: worker %llu rank %u: replay=%s: %s", id, rank, w->replay[place], st->replay_trouble);
-    else if (is == WIRING_SILENT) kvr_log("kvroute: worker %llu rank %u: events=%s: nobody answers there", id, rank, w->events[place]);
+    else if (is == WIRING_SILENT)
+        kvr_log("kvroute: worker %llu rank %u: events=%s: no publisher answers there", id, rank, w->events[place]);
     else kvr_log("kvroute: worker %llu rank %u: its events endpoint answers", id, rank);
 }
 
