@@ -822,25 +822,25 @@ static void px_send(struct px *p)
 
 /* ---- choose ------------------------------------------------------------------------------------------ */
 
-/* Workers that serve the model, in the pool most of them are in. *all: that is every worker of the pool. */
-static size_t allowed_workers(struct px *p, uint64_t *ids, size_t cap, bool *all)
+/* Workers that serve the model, in the pool most of them are in (*in; NULL: there are none). *all: that is every worker of the pool. */
+static size_t allowed_workers(struct px *p, struct pool **in, uint64_t *ids, size_t cap, bool *all)
 {
     struct serve *s = serve_of(p);
     size_t n = 0, best = 0;
     bool lora;
     *all = true;
-    p->pool = NULL;
+    *in = NULL;
     for (struct pool *pool = s->pools; pool; pool = pool->next) {
         size_t k = 0;
         for (const struct worker *w = s->workers; w; w = w->next)
             k += w->pool == pool && worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora);
         if (k > best) {
             best = k;
-            p->pool = pool;
+            *in = pool;
         }
     }
-    for (struct worker *w = s->workers; w && p->pool; w = w->next) {
-        if (w->pool != p->pool) continue;
+    for (struct worker *w = s->workers; w && *in; w = w->next) {
+        if (w->pool != *in) continue;
         if (!worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora)) {
             *all = false;
             continue;
@@ -1064,8 +1064,9 @@ static enum outcome px_prepare(struct px *p)
     bool any = s->workers_n > 0, short_of_memory = !reserve_allowed(l, s->workers_n);
     const struct worker *pinned = p->pinned ? worker_find_locked(s, p->pin.worker_id) : NULL;
     bool all = true;
-    rq->allowed_n = short_of_memory ? 0 : allowed_workers(p, l->allowed, l->allowed_cap, &all);
-    if (pinned) p->pool = pinned->pool;
+    struct pool *pool = NULL;
+    rq->allowed_n = short_of_memory ? 0 : allowed_workers(p, &pool, l->allowed, l->allowed_cap, &all);
+    if (pinned) pool = pinned->pool;
     look_up_session_locked(p, rq);
     bool pinned_down = pinned && !worker_is_schedulable(pinned, now_ms());
     bool rank_exists =
@@ -1085,11 +1086,12 @@ static enum outcome px_prepare(struct px *p)
         return refuse(p, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
     if (short_of_memory) return refuse(p, 503, "out of memory");
     if (!any) return WAIT;
-    if (!p->pool) {
+    if (!pool) {
         char text[MODEL_MAX + 64];
         snprintf(text, sizeof text, "no worker serves the model '%s'", p->model);
         return refuse(p, 404, text);
     }
+    p->pool = pool; /* only now: what is told of an earlier worker's answer is told by its own pool */
     if (p->is_lora) {
         rq->lora = p->model;
         rq->lora_len = strlen(p->model);
@@ -1263,7 +1265,7 @@ static bool find_pool(struct px *p)
     struct serve *s = serve_of(p);
     bool all;
     pthread_mutex_lock(&s->lock);
-    (void)allowed_workers(p, NULL, 0, &all);
+    (void)allowed_workers(p, &p->pool, NULL, 0, &all);
     pthread_mutex_unlock(&s->lock);
     return p->pool != NULL;
 }
@@ -1409,6 +1411,7 @@ static bool ask_bare(struct px *p, size_t keep)
     p->whole = p->tokens;
     p->whole_n = p->tokens_n;
     p->tokens = NULL;
+    p->tokens_n = 0; /* also when nobody is there to be asked */
     ask_tokens(p, bare);
     kvr_body_unref(bare);
     return true;

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only worker is removed while a request is somewhere on its way: the request is answered, and the router goes on."""
+import http.client
+import json
+import threading
+
+import pytest
+from conftest import Mock, Serve, call, free_ports, read_sse, wait_for
+from test_large_bodies import numbers, upload
+from test_proxy import upstream  # noqa: F401 (fixture)
+from test_queue import busy_serve, occupy
+
+PROMPT = [7] * 64
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
+
+
+def plain(body):
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+OK = plain(b'{"choices":[],"usage":{"prompt_tokens":64,"completion_tokens":1}}')
+TOKENS = plain(b'{"tokens":%s}' % numbers(64))
+
+
+class Story:
+    """A router and its only worker, whose answers are told one after the other. A step may remove the worker before it answers."""
+
+    def __init__(self, start, upstream, *options):
+        self.steps, self.worker = [], upstream(self.answer)
+        self.s = start(Serve, [self.worker.spec()], "--no-router-kv-events", "--queue-timeout", 30, *options)
+
+    def answer(self, n):
+        step = self.steps.pop(0)
+        return step() if callable(step) else step
+
+    def remove(self):
+        assert call(self.s.admin, "DELETE", "/workers/1").status == 200
+
+    def removed_then(self, answer):
+        def step():
+            self.remove()
+            return answer
+        return step
+
+    def come_back(self):
+        assert self.s.post("/workers", {"worker_id": 1, "endpoint": self.worker.spec()}).status in (200, 201)
+
+    def waits(self):
+        wait_for("waiting for a worker", lambda: self.s.metric("requests_without_worker") == 1)
+
+    def ask(self, **body):
+        """Posts on a thread. Returns: what waits for the answer."""
+        out = []
+        t = threading.Thread(target=lambda: out.append(self.s.complete(body.pop("prompt", PROMPT), **body)))
+        t.start()
+
+        def answer():
+            t.join()
+            return out[0]
+        return answer
+
+    def still_serves(self):
+        self.steps[:] = [OK]
+        assert self.s.complete(PROMPT).status == 200
+        wait_for("no load booked", self.s.idle)
+
+
+@pytest.mark.parametrize("mode", ["kv", "round-robin"])
+@pytest.mark.parametrize("answer", [BUSY, None], ids=["refuses", "breaks off"])
+def test_a_worker_that_fails_a_request_and_was_removed_meanwhile_crashed_the_router(start, upstream, answer, mode):
+    story = Story(start, upstream, "--router-mode", mode)
+    story.steps = [story.removed_then(answer)]
+    r = story.s.complete(PROMPT)
+    assert r.status == (503 if answer else 502) and "failed on 1 worker(s)" in r.json()["error"]["message"]
+    wait_for("recorded", lambda: [(d["worker_id"], d["status"]) for d in story.s.get("/decisions")] == [(1, r.status)])
+    story.come_back()
+    story.still_serves()
+
+
+def test_a_worker_removed_before_its_answer_still_answers(start, upstream):
+    story = Story(start, upstream)
+    story.steps = [story.removed_then(OK)]
+    assert story.s.complete(PROMPT).status == 200
+    assert story.s.get("/workers") == []
+    story.come_back()
+    story.still_serves()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["ends", "breaks off"])
+def test_a_worker_removed_in_the_middle_of_a_stream(start, upstream, whole):
+    story = Story(start, upstream)
+    event = b'data: {"choices":[{"text":"a"}]}\n\n'
+    story.steps = [[SSE + event, story.remove, event, b"data: [DONE]\n\n" if whole else b'data: {"cho']]
+    if not whole:
+        story.steps = [[b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+                        b"%x\r\n%s\r\n" % (len(event), event), story.remove, b"9\r\ndata: {"]]
+    c, r = read_sse(story.s.port, {"prompt": PROMPT, "max_tokens": 9, "stream": True})
+    text = r.read()
+    c.close()
+    assert text.startswith(event) and (text.endswith(b"[DONE]\n\n") if whole else b"broke off the answer" in text)
+    story.come_back()
+    story.still_serves()
+
+
+@pytest.mark.parametrize("answer", [TOKENS, plain(b"{}"), None], ids=["tokens", "no tokens", "breaks off"])
+def test_a_worker_removed_while_it_tokenizes(start, upstream, answer):
+    story = Story(start, upstream, "--tokenizer", "engine")
+    story.steps = [story.removed_then(answer), OK]
+    answered = story.ask(prompt="a text")
+    story.waits()
+    story.come_back()
+    r = answered()
+    assert r.status == 200 and r.headers["x-kvroute-reason"] == ("load" if answer == TOKENS else "load-tokenize-failed")
+    story.still_serves()
+
+
+def test_a_worker_removed_between_two_questions_for_the_tokens_of_a_truncated_prompt(start, upstream):
+    """The second question finds nobody to ask, and the request must not go on with a number of tokens that are not there."""
+    story = Story(start, upstream, "--tokenizer", "engine")
+    story.steps = [story.removed_then(TOKENS), OK]
+    answered = story.ask(prompt="a text", truncate_prompt_tokens=20)
+    story.waits()
+    story.come_back()
+    assert answered().status == 200
+    story.still_serves()
+
+
+def test_a_worker_removed_while_the_place_of_an_image_is_asked_for(start, upstream):
+    story = Story(start, upstream, "--tokenizer", "engine")
+    story.steps = [story.removed_then(TOKENS), OK]
+    parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "http://h/i.png"}}]
+    out = []
+    t = threading.Thread(target=lambda: out.append(call(story.s.port, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]})))
+    t.start()
+    story.waits()
+    story.come_back()
+    t.join()
+    assert out[0].status == 200
+    story.still_serves()
+
+
+def test_a_worker_removed_while_requests_wait_for_one(start, upstream):
+    story = Story(start, upstream)
+    story.remove()
+    answered = story.ask()
+    story.waits()
+    c = http.client.HTTPConnection("127.0.0.1", story.s.port)
+    c.request("POST", "/v1/completions", json.dumps({"prompt": PROMPT}))
+    wait_for("two wait", lambda: story.s.metric("requests_without_worker") == 2)
+    c.close()
+    wait_for("one has left", lambda: story.s.metric("requests_without_worker") == 1 == story.s.metric("client_gone_total"))
+    story.steps = [OK]
+    story.come_back()
+    assert answered().status == 200
+    story.still_serves()
+
+
+def test_a_worker_removed_while_requests_wait_in_the_queue(start):
+    s = busy_serve(start, "--router-queue-threshold", 0, "--queue-timeout", 60)
+    held = occupy(s)
+    waiting = [http.client.HTTPConnection("127.0.0.1", s.port, timeout=60) for _ in range(3)]
+    for i, c in enumerate(waiting):
+        c.request("POST", "/v1/completions", json.dumps({"prompt": [i + 50] * 64, "max_tokens": 1}))
+    wait_for("queued", lambda: s.metric("router_queue_pending_requests") == 3)
+    waiting.pop().close()  # its place is given up, with the worker or without
+    assert call(s.admin, "DELETE", "/workers/1").status == 200
+    wait_for("waiting for a worker", lambda: s.metric("requests_without_worker") + s.metric("router_queue_pending_requests") == 2)
+    m = start(Mock)
+    assert s.post("/workers", {"worker_id": 2, "endpoint": f"http://127.0.0.1:{m.port}"}).status in (200, 201)
+    assert [c.getresponse().status for c in waiting] == [200, 200]
+    for c in held + waiting:
+        c.close()
+    wait_for("no load booked", s.idle)
+
+
+def test_a_worker_removed_while_bodies_are_read_and_prompts_hashed(start, upstream):
+    """On threads: wherever the removal meets them."""
+    m = start(Mock, with_events=False)
+    s = start(Serve, [m], "--no-router-kv-events", "--max-prompt-tokens", 2 << 20)
+    body = b'{"model":"mock","max_tokens":1,"prompt":' + numbers(300 << 10) + b"}"
+    for _ in range(4):
+        asked = [upload(s.port, "/v1/completions", body) for _ in range(3)]
+        assert call(s.admin, "DELETE", "/workers/1").status == 200
+        asked.pop().close()
+        assert s.post("/workers", {"worker_id": 1, "endpoint": f"http://127.0.0.1:{m.port}"}).status in (200, 201)
+        for c in asked:
+            assert c.recv(64).startswith(b"HTTP/1.1 ")
+            c.close()
+    wait_for("no load booked", s.idle)
+    assert s.complete("still here").status == 200
