@@ -111,6 +111,13 @@ static bool all_idle(const struct serve *s)
     return true;
 }
 
+/* Requests that wait for a worker are looked at again. */
+static void wake_parked(struct serve *s)
+{
+    for (size_t i = 0; i < s->loops_n; i++)
+        if (atomic_load(&s->loops[i]->parked_n)) uv_async_send(&s->loops[i]->wake);
+}
+
 static void wake_loops(struct serve *s)
 {
     for (size_t i = 0; i < s->loops_n; i++) uv_async_send(&s->loops[i]->wake);
@@ -123,7 +130,7 @@ static void on_second(uv_timer_t *t)
     selection_tick(s);
     quality_tick(s);
     if (!atomic_load(&s->draining)) {
-        serve_pump(s); /* a breaker's pause may be over */
+        wake_parked(s); /* a breaker's pause may be over */
         return;
     }
     if (all_idle(s) || now_ms() >= s->drain_deadline_ms) uv_stop(&s->main_loop);
@@ -307,11 +314,21 @@ static void serve_free(struct serve *s)
     free(s);
 }
 
+/* What rooms below others tell them; before anything of them begins. */
+static void connect_rooms(struct serve *s)
+{
+    s->hooks = (struct serve_hooks){.workers_changed = replicas_workers_changed,
+                                    .may_route = wake_parked,
+                                    .booked = replicas_wanted(s) ? replicas_on_change : NULL,
+                                    .session_heard = bindings_heard};
+}
+
 static struct serve *serve_new(const struct serve_options *o)
 {
     struct serve *s = calloc(1, sizeof *s);
     if (!s) return NULL;
     s->o = o;
+    connect_rooms(s);
     s->http.bodies_max = o->max_bodies_bytes;
     s->admin_http.bodies_max = o->select_only ? o->max_bodies_bytes : o->max_bodies_bytes / 4;
     pthread_mutex_init(&s->lock, NULL);

@@ -46,6 +46,7 @@
 #include <uv.h>
 #include <kvroute/router.h>
 
+#include "app/serve/common/clock.h"
 #include "app/serve/data/choices.h"
 #include "app/serve/serve.h"
 #include "base/buf.h"
@@ -68,6 +69,9 @@ enum {
     DP_MAX = 64,
     POOLS_MAX = 256,
     TAINTS_MAX = 16,
+    TAINT_LIST_MAX = 16,
+    SHARED_RANGES_MAX = 64,
+    RANKS_MAX = 8192,
     ID_MAX = 128,
     DECISIONS = 10000,
     TABLE_ROWS = 8,
@@ -318,7 +322,17 @@ struct engine_loads {
     struct kvr_nats_sub *reports; /* NULL: none */
 };
 
+/* What rooms below tell those above them. Set by serve.c before anything runs. */
+struct serve_hooks {
+    void (*workers_changed)(struct serve *s); /* main loop: one was added */
+    void (*may_route)(struct serve *s);       /* any thread: a request that waits for a worker may find one */
+    kvr_load_hook *booked;                    /* under a router's lock, any thread; its context is the pool; NULL: nobody listens */
+    /* Another router has bound it. The sync thread. */
+    void (*session_heard)(struct serve *s, const char *id, size_t len, struct kvr_worker w);
+};
+
 struct serve {
+    struct serve_hooks hooks;
     struct supposition *suppositions; /* the ingest thread's */
     _Atomic uint64_t view_tick;       /* rises with each event of a rank of which things are supposed, before it is applied */
     _Atomic uint64_t view_supposed;   /* blocks in views for which only our own requests speak */
@@ -425,6 +439,9 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
 /* Adds or replaces. Returns: 0, -1 with the reason in err. */
 int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap);
 bool worker_remove(struct serve *s, uint64_t id);
+const char *worker_model(const struct serve *s, const struct worker *w);
+/* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
+const char *worker_read_object(struct kvr_json o, struct worker *w);
 struct worker *worker_find_locked(struct serve *s, uint64_t id);
 void worker_unref(struct serve *s, struct worker *w);
 bool worker_is_schedulable(const struct worker *w, uint64_t now_ms);
@@ -456,6 +473,7 @@ void survey_tick(struct serve *s);
 void survey_stop(struct serve *s);
 /* learn.c; main loop */
 bool learns(const struct serve *s, const struct worker *w); /* is its engine asked? */
+bool learns_events(const struct serve *s);                  /* and for its events? */
 /* Before it is added: what is not given is to be learnt. */
 void learn_begin(const struct serve *s, struct worker *w);
 /* Takes what the engine has said: into the worker, which joins another partition when need be, and to stderr when it is new. */
@@ -474,7 +492,8 @@ bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id); /* 
 /* responses.c */
 enum { RESPONSE_ID_MAX = KVR_RESPONSE_ID_MAX };
 struct session_table *responses_create(void);
-bool responses_is_one(const char *id, size_t len); /* what other routers tell: a response's, not a session's? */
+/* Another router has bound a session, or a response. The first binding that lives wins; others are left out. */
+void bindings_heard(struct serve *s, const char *id, size_t len, struct kvr_worker w);
 bool responses_get_locked(struct serve *s, const char *response, struct kvr_worker *out);
 void responses_bind(struct serve *s, const char *response, struct kvr_worker w);
 void responses_forget(struct serve *s, const char *response); /* its worker has deleted it */
@@ -511,9 +530,6 @@ void pools_tick(struct serve *s); /* main loop: expiry, decay */
 /* The thread's context for a pool, made at first use; NULL when memory is short. */
 struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct pool *pool);
 void ctx_list_free(struct ctx_list *list);
-/* workers.c: wakes parked requests everywhere. */
-void serve_pump(struct serve *s);
-uint64_t now_ms(void);
 
 /* views.c */
 int views_start(struct serve *s);
@@ -534,6 +550,7 @@ void views_tick(struct serve *s); /* main loop */
 
 /* replicas.c */
 bool replicas_over_nats(const struct serve *s);
+bool replicas_wanted(const struct serve *s);
 int replicas_start(struct serve *s, char *err, size_t cap);
 void replicas_stop(struct serve *s);
 /* A session was bound here; serve.lock is held. */
@@ -556,9 +573,9 @@ int served_start(struct serve *s, char *err, size_t cap);
 void served_stop(struct serve *s);
 void served_tick(struct serve *s); /* main loop */
 void served_metrics(struct serve *s, struct kvr_buf *out);
+/* Of a router that serves its index; packed: where served_takes_packed. */
 void served_post_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void served_post_record(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
-void served_post_info(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void served_post_packed(struct serve *s, struct kvr_http_conn *c); /* a question in msgpack */
 bool served_takes_packed(struct kvr_text path);                    /* is that one asked in msgpack too? */
 void served_get_info(struct serve *s, struct kvr_http_conn *c);
@@ -602,6 +619,7 @@ void token_cache_put(struct token_cache *c, const uint64_t key[2], const uint32_
 /* metrics.c */
 void metrics_init(struct metrics *m);
 void histogram_add(struct histogram *h, double v);
+double histogram_end(const struct histogram *h, int bucket); /* its upper bound */
 void metrics_write(struct serve *s, struct kvr_buf *out);
 
 /* engine_load.c */

@@ -6,144 +6,18 @@
 
 #include "net/replication/sync.h"
 #include "wire/index_question.h"
+#include "wire/index_service.h"
 
 extern const char admin_page[]; /* page.c */
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
 
-void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b)
-{
-    if (b->failed) kvr_http_reply(c, 503, "application/json", NULL, "{\"error\":\"out of memory\"}", 25);
-    else kvr_http_reply(c, status, "application/json", NULL, b->data ? b->data : "", b->len);
-    kvr_buf_free(b);
-}
-
-static void error_body(struct kvr_buf *b, int status, const char *text)
-{
-    (void)status;
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "error");
-    kvr_json_str(b, text, strlen(text));
-    kvr_json_close(b, '}');
-}
-
-void admin_error(struct kvr_http_conn *c, int status, const char *text)
-{
-    struct kvr_buf b = {0};
-    error_body(&b, status, text);
-    admin_reply(c, status, &b);
-}
-
 static void admin_refuse(struct kvr_http_conn *c, const struct kvr_access_refusal *no)
 {
     struct kvr_buf b = {0};
-    error_body(&b, no->status, no->text);
+    admin_error_body(&b, no->status, no->text);
     kvr_http_reply(c, no->status, "application/json", no->extra, b.failed ? "" : b.data, b.failed ? 0 : b.len);
     kvr_buf_free(&b);
-}
-
-void admin_ok(struct kvr_http_conn *c, int status)
-{
-    kvr_http_reply(c, status, "application/json", NULL, "{\"status\":\"ok\"}", 15);
-}
-
-const char *worker_model(const struct serve *s, const struct worker *w)
-{
-    return w->model[0] ? w->model : s->o->model ? s->o->model : w->models_n ? w->models[0].id : "default";
-}
-
-bool member_u64(struct kvr_json o, const char *key, uint64_t max, uint64_t *out, const char **bad)
-{
-    struct kvr_json v = kvr_json_get(o, key);
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
-    if (kvr_json_as_u64(v, out) && *out <= max) return true;
-    *bad = key;
-    return false;
-}
-
-bool member_double(struct kvr_json o, const char *key, double min, double max, double *out, const char **bad)
-{
-    struct kvr_json v = kvr_json_get(o, key);
-    double d;
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
-    if (kvr_json_as_double(v, &d) && d >= min && d <= max) {
-        *out = d;
-        return true;
-    }
-    *bad = key;
-    return false;
-}
-
-bool member_bool(struct kvr_json o, const char *key, bool *out, const char **bad)
-{
-    struct kvr_json v = kvr_json_get(o, key);
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL || kvr_json_as_bool(v, out)) return true;
-    *bad = key;
-    return false;
-}
-
-bool member_text(struct kvr_json o, const char *key, char *out, size_t cap, const char **bad)
-{
-    const char *s;
-    size_t len;
-    struct kvr_json v = kvr_json_get(o, key);
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
-    if (kvr_json_as_str(v, &s, &len) && len < cap && !memchr(s, 0, len)) {
-        memcpy(out, s, len);
-        out[len] = 0;
-        return true;
-    }
-    *bad = key;
-    return false;
-}
-
-void admin_bad_field(struct kvr_http_conn *c, const char *field)
-{
-    char text[320];
-    if (!*field) {
-        admin_error(c, 503, "out of memory");
-        return;
-    }
-    field_refusal(field, text, sizeof text);
-    admin_error(c, 400, text);
-}
-
-void admin_not_added(struct kvr_http_conn *c, const char *why)
-{
-    admin_error(c, strcmp(why, kvr_strerror(-KVR_ENOMEM)) ? 409 : 503, why);
-}
-
-/* What came of reading a body. Returns: false after having answered. */
-static bool is_object(struct kvr_http_conn *c, const struct kvr_json_read *r)
-{
-    char text[160];
-    if (r->rc == -KVR_ENOMEM || r->members == -KVR_ENOMEM) {
-        admin_error(c, 503, "out of memory");
-    } else if (r->rc) {
-        admin_error(c, 400, "the body is not valid JSON");
-    } else if (kvr_json_type_of(r->root) != KVR_JSON_OBJECT) {
-        admin_error(c, 400, "the body must be a JSON object");
-    } else if (r->members) {
-        if (r->members == -KVR_EEXISTS) snprintf(text, sizeof text, "field '%s' is given more than once; allowed: each once", r->member);
-        else snprintf(text, sizeof text, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
-        admin_error(c, 400, text);
-    } else {
-        return true;
-    }
-    return false;
-}
-
-bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o)
-{
-    const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    if (rq->body_len > KVR_JOB_BYTES) {
-        admin_error(c, 413, "the body is larger than 262144 bytes");
-        return false;
-    }
-    struct kvr_json_read r;
-    kvr_json_read(&r, s->json, rq->body, rq->body_len);
-    *o = r.root;
-    return is_object(c, &r);
 }
 
 static void status_write(struct serve *s, struct kvr_buf *b)
@@ -443,6 +317,41 @@ static void post_deregister_peer(struct serve *s, struct kvr_http_conn *c, struc
     change_peer(s, c, o, false);
 }
 
+/* ---- the index, for others ------------------------------------------------------------------------------ */
+
+static bool serves_index(const struct serve *s, struct kvr_http_conn *c)
+{
+    if (!s->served) admin_error(c, 404, "this router does not serve its index (--serve-indexer)");
+    return s->served != NULL;
+}
+
+static void post_index_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    if (serves_index(s, c)) served_post_query(s, c, o);
+}
+
+static void post_index_record(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    if (serves_index(s, c)) served_post_record(s, c, o);
+}
+
+static void get_index_info(struct serve *s, struct kvr_http_conn *c)
+{
+    if (serves_index(s, c)) served_get_info(s, c);
+}
+
+static void post_index_info(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    (void)o;
+    get_index_info(s, c);
+}
+
+static void post_packed(struct serve *s, struct kvr_http_conn *c, struct kvr_text path)
+{
+    if (!served_takes_packed(path)) admin_error(c, 415, "only /" KVR_SERVICE_QUERY " and /" KVR_SERVICE_RECORD " take " KVR_PACKED_TYPE);
+    else if (serves_index(s, c)) served_post_packed(s, c);
+}
+
 /* ---- routes ------------------------------------------------------------------------------------------ */
 
 static const struct {
@@ -477,9 +386,9 @@ static const struct {
     {"/replica_sync/register_peer", NULL, post_register_peer},
     {"/replica_sync/deregister_peer", NULL, post_deregister_peer},
     {"/router_mode", NULL, set_mode},
-    {"/kv_indexer_query", NULL, served_post_query},
-    {"/kv_indexer_record_routing_decision", NULL, served_post_record},
-    {"/kv_indexer_info", served_get_info, served_post_info},
+    {"/kv_indexer_query", NULL, post_index_query},
+    {"/kv_indexer_record_routing_decision", NULL, post_index_record},
+    {"/kv_indexer_info", get_index_info, post_index_info},
 };
 
 /* No prompt of more than --max-prompt-tokens, as whatever it is given. Returns: false after having answered. */
@@ -498,7 +407,8 @@ static bool prompt_is_small_enough(struct serve *s, struct kvr_http_conn *c, str
     return true;
 }
 
-bool admin_needs_index(admin_post_fn *fn, struct kvr_json o)
+/* Does its answer depend on what is cached? */
+static bool needs_index(admin_post_fn *fn, struct kvr_json o)
 {
     static admin_post_fn *const all[] = {admin_potential_loads, admin_overlap_scores, post_query,
                                          post_query_by_hash,    post_select,          post_select_and_reserve};
@@ -513,7 +423,8 @@ bool admin_needs_index(admin_post_fn *fn, struct kvr_json o)
 /* holds: as of admin_ask_first. */
 static void post_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
 {
-    if (prompt_is_small_enough(s, c, o) && !admin_ask_first(s, c, o, holds, fn)) fn(s, c, o);
+    if (!prompt_is_small_enough(s, c, o)) return;
+    if (!needs_index(fn, o) || !admin_ask_first(s, c, o, holds, fn)) fn(s, c, o);
 }
 
 struct large_post {
@@ -525,7 +436,7 @@ struct large_post {
 static void on_large_post(struct kvr_json_body *b)
 {
     const struct large_post *p = (const struct large_post *)b;
-    if (is_object(b->conn, &b->read)) post_object(p->serve, b->conn, b->read.root, &b->json, p->fn);
+    if (admin_is_object(b->conn, &b->read)) post_object(p->serve, b->conn, b->read.root, &b->json, p->fn);
 }
 
 static void post(struct serve *s, struct kvr_http_conn *c, admin_post_fn *fn)
@@ -601,7 +512,7 @@ static bool needs_worker(struct kvr_http_conn *c, struct kvr_text path)
            (kvr_text_is(path, "/request") && kvr_json_body_is_large(c));
 }
 
-void admin_request(struct serve *s, struct kvr_http_conn *c)
+static void begin(struct serve *s, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_text rest;
@@ -621,7 +532,7 @@ void admin_request(struct serve *s, struct kvr_http_conn *c)
         return;
     }
     if (is_post && kvr_media_type_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) {
-        served_post_packed(s, c);
+        post_packed(s, c, rq->path);
         return;
     }
     if (is_post && needs_worker(c, rq->path) && selection_hold(s, c)) return;
@@ -638,7 +549,7 @@ void admin_request(struct serve *s, struct kvr_http_conn *c)
 static void on_request(struct kvr_http_conn *c, void *ctx)
 {
     struct serve *s = ctx;
-    admin_request(s, c);
+    begin(s, c);
     selection_release(s); /* it may have brought a worker */
 }
 
@@ -677,7 +588,7 @@ int admin_start(struct serve *s)
                                         .idle_timeout_s = 60,
                                         .write_timeout_s = s->o->client_write_timeout,
                                         .shared = &s->admin_http,
-                                        .handler = {on_request, on_gone, NULL, error_body, s}};
-    int rc = selection_start(s);
+                                        .handler = {on_request, on_gone, NULL, admin_error_body, s}};
+    int rc = selection_start(s, begin);
     return rc ? rc : kvr_http_server_start(&s->main_loop, &sc, &s->admin);
 }

@@ -2,50 +2,41 @@
 /*
  * What the files behind the admin port share. All of it runs on the main loop.
  *
- *   admin.c            routes, answers, members of bodies, status
- *   admin/worker_object.c    /workers
- *   admin/questions.c  /overlap_scores, /query, /potential_loads, /loads, /dump
- *   admin/ask_remote.c     asks the index first when it is elsewhere
- *   selection.c        /select, /select_and_reserve, /reservations, the request protocol
- *   fields.c           what members of bodies may be, in words
- *   tracker.c          the slot tracker's /register, /add, /free ...
+ *   admin.c          routes, status
+ *   answers.c        answers, errors, bodies
+ *   worker_object.c  /workers
+ *   question.c       a prompt and who may serve it, as bodies have it
+ *   questions.c      /overlap_scores, /query, /potential_loads, /loads, /dump
+ *   ask_remote.c     asks the index first when it is elsewhere
+ *   selection.c      /select, /select_and_reserve, /reservations, the request protocol
+ *   tracker.c        the slot tracker's /register, /add, /free ...
+ *   metrics.c        /metrics; page.c  the page
  */
 #ifndef KVR_SERVE_ADMIN_H
 #define KVR_SERVE_ADMIN_H
 
+#include "app/serve/common/members.h"
 #include "app/serve/state.h"
 #include "wire/mm_infos.h"
-
-enum { RANKS_MAX = 8192, TAINT_LIST_MAX = 16, SHARED_RANGES_MAX = 64 };
 
 /* ---- answers; each frees its buffer and ends the request ---- */
 void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b);
 void admin_error(struct kvr_http_conn *c, int status, const char *text);
+void admin_error_body(struct kvr_buf *b, int status, const char *text); /* {"error": text} */
 void admin_ok(struct kvr_http_conn *c, int status);
 /* A worker that worker_add refused, for that reason. */
 void admin_not_added(struct kvr_http_conn *c, const char *why);
 /* 400, with what is allowed for the member (fields.c, where each that is read has a row); 503 for "": it could not be read for want
  * of memory. */
 void admin_bad_field(struct kvr_http_conn *c, const char *field);
-/* The text of that. */
-void field_refusal(const char *field, char *out, size_t cap);
-
-/* Begins with a request anew. */
-void admin_request(struct serve *s, struct kvr_http_conn *c);
 
 /* ---- bodies ---- */
+/* What came of reading a body. Returns: false after having answered. */
+bool admin_is_object(struct kvr_http_conn *c, const struct kvr_json_read *r);
 bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o);
-/* Absent or null: nothing changes. false: *bad names the member. */
-bool member_u64(struct kvr_json o, const char *key, uint64_t max, uint64_t *out, const char **bad);
-bool member_double(struct kvr_json o, const char *key, double min, double max, double *out, const char **bad);
-bool member_bool(struct kvr_json o, const char *key, bool *out, const char **bad);
-bool member_text(struct kvr_json o, const char *key, char *out, size_t cap, const char **bad);
 
 /* ---- workers ---- */
-const char *worker_model(const struct serve *s, const struct worker *w);
 void admin_workers_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group);
-/* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
-const char *admin_read_worker(struct kvr_json o, struct worker *w);
 void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o);
 
@@ -105,10 +96,10 @@ struct fetched {
 bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn);
 /* The client went away. Returns: whether its question was being asked. */
 bool admin_ask_gone(struct serve *s, const struct kvr_http_conn *c);
-bool admin_needs_index(admin_post_fn *fn, struct kvr_json o); /* admin.c */
 
 /* ---- selection.c ---- */
-int selection_start(struct serve *s);
+typedef void selection_begin_fn(struct serve *s, struct kvr_http_conn *c); /* begins with a request anew */
+int selection_start(struct serve *s, selection_begin_fn *begin);
 void selection_stop(struct serve *s);
 void selection_tick(struct serve *s); /* every second */
 void selection_gone(struct kvr_http_conn *c);

@@ -128,7 +128,7 @@ static bool ask(struct asking *a, const struct question *q)
 bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
 {
     struct question q;
-    if (!s->admin_remotes_n || s->fetched || !admin_needs_index(fn, o)) return false;
+    if (!s->admin_remotes_n || s->fetched) return false;
     if (!question_read(s, c, o, &q)) return true;
     struct asking *a = calloc(1, sizeof *a);
     if (!a) {

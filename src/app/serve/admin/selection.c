@@ -69,6 +69,7 @@ static struct {
     pthread_mutex_t lock; /* ready */
     struct waiting *ready;
     bool running;
+    selection_begin_fn *begin;
 } sel = {.lock = PTHREAD_MUTEX_INITIALIZER, .held_end = &sel.held};
 
 static size_t pending_size(const struct pending *p)
@@ -162,7 +163,7 @@ void selection_release(struct serve *s)
     static const char body[] = "{\"error\":\"fewer workers than --min-initial-workers have come within --queue-timeout\"}";
     while (sel.held && sel.held->deadline_ms <= now_ms())
         kvr_http_reply(held_take(&sel.held), 503, "application/json", "Retry-After: 1\r\n", body, sizeof body - 1);
-    while (sel.held && have_workers(s)) admin_request(s, held_take(&sel.held));
+    while (sel.held && have_workers(s)) sel.begin(s, held_take(&sel.held));
 }
 
 void selection_tick(struct serve *s)
@@ -746,8 +747,9 @@ void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json
 
 /* ---- life -------------------------------------------------------------------------------------------- */
 
-int selection_start(struct serve *s)
+int selection_start(struct serve *s, selection_begin_fn *begin)
 {
+    sel.begin = begin;
     int rc = kvr_lru_init(&sel.pending) ? UV_ENOMEM : uv_async_init(&s->main_loop, &sel.wake, take_ready);
     sel.running = rc == 0;
     return rc;

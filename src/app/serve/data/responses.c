@@ -17,7 +17,7 @@ struct session_table *responses_create(void)
     return sessions_create(24 * 3600);
 }
 
-bool responses_is_one(const char *id, size_t len)
+static bool is_one(const char *id, size_t len)
 {
     return len > sizeof mark - 1 && memcmp(id, mark, sizeof mark - 1) == 0;
 }
@@ -71,4 +71,14 @@ void responses_id_of_path(struct kvr_text path, char id[RESPONSE_ID_MAX])
     if (len == 0 || len >= RESPONSE_ID_MAX) return;
     memcpy(id, s, len);
     id[len] = 0;
+}
+
+void bindings_heard(struct serve *s, const char *id, size_t len, struct kvr_worker w)
+{
+    struct kvr_worker bound;
+    struct session_table *t = is_one(id, len) ? s->responses : s->sessions;
+    pthread_mutex_lock(&s->lock);
+    bool known = sessions_get(t, id, len, now_ms(), &bound);
+    if (!known) (void)sessions_bind(t, id, len, now_ms(), w);
+    pthread_mutex_unlock(&s->lock);
 }

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/common/fields.h"
 
 enum { MAIL_MAX = 65536 };
 
@@ -122,7 +122,7 @@ static bool read_spec(struct serve *s, const char *spec, size_t len, struct work
         snprintf(err, cap, "it is not a JSON object that has each of its fields once");
         return false;
     }
-    const char *bad = kvr_json_as_u64(kvr_json_get(o, "worker_id"), &out->id) ? admin_read_worker(o, &out->w) : "worker_id";
+    const char *bad = kvr_json_as_u64(kvr_json_get(o, "worker_id"), &out->id) ? worker_read_object(o, &out->w) : "worker_id";
     if (!bad && !out->w.url[0] && !s->o->select_only) bad = "endpoint";
     if (bad) field_refusal(bad, err, cap);
     return !bad;

@@ -157,17 +157,6 @@ static bool take_hashes(struct replicas *rep, struct kvr_sync_event *e)
     return true;
 }
 
-/* The first binding that lives wins; others are left out. */
-static void take_session(struct serve *s, const struct kvr_sync_event *e)
-{
-    struct kvr_worker bound;
-    struct session_table *t = responses_is_one(e->session, e->session_len) ? s->responses : s->sessions;
-    pthread_mutex_lock(&s->lock);
-    bool known = sessions_get(t, e->session, e->session_len, now_ms(), &bound);
-    if (!known) (void)sessions_bind(t, e->session, e->session_len, now_ms(), e->load.request.worker);
-    pthread_mutex_unlock(&s->lock);
-}
-
 static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data, size_t len)
 {
     struct serve *s = ctx;
@@ -176,7 +165,7 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data
     char id[272];
     bool ok = v && kvr_sync_event_read(data, len, &e) == 0 && e.pool < POOLS_MAX;
     if (ok && e.kind == KVR_SYNC_SESSION) {
-        take_session(ctx, &e);
+        s->hooks.session_heard(s, e.session, e.session_len, e.load.request.worker);
         return;
     }
     if (ok && e.kind == KVR_SYNC_MARK) {
@@ -206,9 +195,14 @@ bool replicas_over_nats(const struct serve *s)
     return s->o->replica_sync && s->o->replica_sync_transport == 1;
 }
 
+bool replicas_wanted(const struct serve *s)
+{
+    return s->o->replica_sync_port || replicas_over_nats(s);
+}
+
 int replicas_start(struct serve *s, char *err, size_t cap)
 {
-    if (!replicas_over_nats(s) && !s->o->replica_sync_port) return 0;
+    if (!replicas_wanted(s)) return 0;
     if (!(s->replicas = calloc(1, sizeof *s->replicas))) {
         snprintf(err, cap, "out of memory");
         return -1;

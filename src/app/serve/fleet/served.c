@@ -13,8 +13,8 @@
  */
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
 #include "app/serve/fleet/claim.h"
+#include "app/serve/state.h"
 #include "net/replication/remote_index.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
@@ -167,31 +167,19 @@ static void reply(struct serve *s, struct kvr_http_conn *c, answer_fn *fn, int r
     kvr_service_question_trim(&a->q);
 }
 
-static bool serves(const struct serve *s, struct kvr_http_conn *c)
-{
-    if (!s->served) admin_error(c, 404, "this router does not serve its index (--serve-indexer)");
-    return s->served != NULL;
-}
-
 void served_post_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    if (serves(s, c)) reply(s, c, answer_query, kvr_service_question_json(&s->served->http.q, o));
+    reply(s, c, answer_query, kvr_service_question_json(&s->served->http.q, o));
 }
 
 void served_post_record(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    if (serves(s, c)) reply(s, c, answer_record, kvr_service_question_json(&s->served->http.q, o));
+    reply(s, c, answer_record, kvr_service_question_json(&s->served->http.q, o));
 }
 
 void served_get_info(struct serve *s, struct kvr_http_conn *c)
 {
-    if (serves(s, c)) reply(s, c, answer_info, 0);
-}
-
-void served_post_info(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
-{
-    (void)o;
-    served_get_info(s, c);
+    reply(s, c, answer_info, 0);
 }
 
 static answer_fn *packed_at(struct kvr_text path)
@@ -208,9 +196,7 @@ bool served_takes_packed(struct kvr_text path)
 void served_post_packed(struct serve *s, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    answer_fn *fn = packed_at(rq->path);
-    if (!fn) admin_error(c, 415, "only /" KVR_SERVICE_QUERY " and /" KVR_SERVICE_RECORD " take " KVR_PACKED_TYPE);
-    else if (serves(s, c)) reply(s, c, fn, kvr_service_question_packed(&s->served->http.q, rq->body, rq->body_len));
+    reply(s, c, packed_at(rq->path), kvr_service_question_packed(&s->served->http.q, rq->body, rq->body_len));
 }
 
 /* ---- NATS --------------------------------------------------------------------------------------------------------- */

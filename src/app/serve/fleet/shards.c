@@ -11,7 +11,8 @@
  */
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/common/members.h"
+#include "app/serve/state.h"
 #include "base/map64.h"
 
 enum { ROUND_MS = 1000, CALL_S = 2, ANSWER_MAX = 32 << 20, WORKERS_MAX = 16384, KNOWN_MAX = 1 << 20, CALLS_MAX = 64 };

@@ -16,32 +16,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
-
-static bool follows_events(const struct serve *s)
-{
-    return s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ;
-}
-
-bool learns(const struct serve *s, const struct worker *w)
-{
-    return s->o->ask_engines && !s->o->select_only && w->url[0];
-}
-
-uint32_t worker_block_size_locked(const struct serve *s, const struct worker *w)
-{
-    for (const struct worker *o = s->workers; o; o = o->next)
-        if (o->id != w->id && o->block_size_known && !strcmp(o->model, w->model) && !strcmp(o->group, w->group)) return o->block_size;
-    return s->o->block_size ? (uint32_t)s->o->block_size : BLOCK_SIZE_DEFAULT;
-}
-
-void learn_begin(const struct serve *s, struct worker *w)
-{
-    w->learnt = (struct learnt){.since_ms = now_ms()};
-    if (!learns(s, w)) return;
-    w->learnt.due_ms = 1;
-    w->learnt.waits = follows_events(s) && (!w->given.block_size || !w->given.events);
-}
+#include "app/serve/state.h"
 
 /* ---- notes -------------------------------------------------------------------------------------------------------- */
 
@@ -218,7 +193,7 @@ static void apply(const struct serve *s, struct worker *w, const struct kvr_engi
     l->waits = false;
     learn_sizes(w, f);
     learn_ranks(w, f);
-    if (follows_events(s)) {
+    if (learns_events(s)) {
         learn_endpoints(w, f);
         note_events(w, f);
     }
@@ -284,35 +259,4 @@ void learn(struct serve *s, uint64_t id, const struct kvr_engine_facts *f)
 void learn_nothing(struct serve *s, uint64_t id)
 {
     change(s, id, NULL);
-}
-
-/* ---- showing ------------------------------------------------------------------------------------------------------ */
-
-void learnt_write(struct kvr_buf *b, const struct worker *w)
-{
-    static const char *const names[] = {"unknown", "vllm", "sglang"};
-    const struct learnt *l = &w->learnt;
-    const struct kvr_engine_facts *f = &l->facts;
-    kvr_json_key(b, "learnt");
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "state", l->answered ? "answered" : l->due_ms || l->waits ? "asking" : "not asked");
-    if (l->answered) kvr_json_put_str(b, "engine", names[f->engine]);
-    if (f->block_size) kvr_json_put_u64(b, "block_size", f->block_size);
-    if (f->block_size) kvr_json_put_str(b, "block_size_from", f->block_size_from);
-    if (f->total_blocks) kvr_json_put_u64(b, "total_kv_blocks", kvr_engine_facts_blocks(f));
-    if (f->total_blocks) kvr_json_put_str(b, "total_kv_blocks_from", f->total_blocks_from);
-    if (f->events_from) kvr_json_put_str(b, "events_from", f->events_from);
-    if (f->ranks_n) {
-        kvr_json_put_str(b, "ranks_from", f->ranks_from);
-        kvr_json_key(b, "ranks");
-        kvr_json_open(b, '[');
-        for (size_t i = 0; i < f->ranks_n; i++) kvr_json_u64(b, f->ranks[i].rank);
-        kvr_json_close(b, ']');
-    }
-    if (f->ranks_n && f->ranks[0].buffer_steps) kvr_json_put_u64(b, "buffer_steps", f->ranks[0].buffer_steps);
-    kvr_json_key(b, "notes");
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < l->notes_n; i++) kvr_json_str(b, l->notes[i], strlen(l->notes[i]));
-    kvr_json_close(b, ']');
-    kvr_json_close(b, '}');
 }

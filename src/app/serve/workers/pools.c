@@ -83,7 +83,7 @@ static void configure(const struct serve *s, struct pool *pool, const struct kvr
     rc->record_decisions = !o->kv_events && pool->index;
     rc->seed = o->seed ? o->seed : s->salt;
     rc->policy = policy;
-    rc->hook = o->replica_sync_port || replicas_over_nats(s) ? replicas_on_change : NULL;
+    rc->hook = s->hooks.booked;
     rc->hook_ctx = pool;
     rc->busy = (struct kvr_busy_thresholds){o->busy_decode_blocks, o->busy_prefill_tokens, o->busy_prefill_frac};
 }

@@ -10,7 +10,7 @@
  *
  * All under serve.lock.
  */
-#include "app/serve/admin/admin.h"
+#include "app/serve/state.h"
 
 #include <string.h>
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the members of bodies of the admin port may be, in words: the second half of every refusal. The bounds themselves are where
  * the members are read; this file is looked at only when one was wrong. */
+#include "app/serve/common/fields.h"
+
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/state.h"
 
 #define U64 "a whole number from 0 to 18446744073709551615"
 #define U32 "a whole number from 0 to 4294967295"

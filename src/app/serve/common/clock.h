@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVR_SERVE_CLOCK_H
+#define KVR_SERVE_CLOCK_H
+
+#include "base/base.h"
+
+/* Of the monotonic clock. */
+static inline uint64_t now_ms(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+}
+
+#endif

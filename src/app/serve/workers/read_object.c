@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The worker object of the selection service's API, as bodies of the admin port and discoveries have it. */
+#include "app/serve/common/members.h"
+#include "app/serve/state.h"
+
+#include <string.h>
+
+struct endpoints {
+    struct worker *w;
+    char (*list)[96];
+};
+
+static int add_endpoint(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct endpoints *e = ctx;
+    const char *s;
+    size_t len;
+    uint64_t rank;
+    if (!key || !kvr_parse_u64(key, key_len, UINT32_MAX, &rank) || !kvr_json_as_str(v, &s, &len) || len >= 96 || memchr(s, 0, len))
+        return 1;
+    if (rank < e->w->dp_start || rank - e->w->dp_start >= e->w->dp_size) return 1;
+    char *out = e->list[rank - e->w->dp_start];
+    memcpy(out, s, len);
+    out[len] = 0;
+    return kvr_ingest_endpoint_ok(out) ? 0 : 1;
+}
+
+/* {rank: url}, or one url whose port rises with the rank. */
+static bool get_endpoints(struct kvr_json v, struct worker *w, char (*list)[96])
+{
+    const char *s;
+    size_t len;
+    char base[96];
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    memset(list, 0, sizeof(char[DP_MAX][96]));
+    if (kvr_json_type_of(v) == KVR_JSON_OBJECT) {
+        struct endpoints e = {w, list};
+        return kvr_json_each(v, add_endpoint, &e) == 0;
+    }
+    if (!kvr_json_as_str(v, &s, &len) || len >= sizeof base || memchr(s, 0, len)) return false;
+    memcpy(base, s, len);
+    base[len] = 0;
+    if (!kvr_ingest_endpoint_ok(base)) return false;
+    for (uint32_t r = 0; r < w->dp_size; r++)
+        if (!kvr_ingest_endpoint_shift(base, r, list[r], 96)) return false;
+    return true;
+}
+
+static int add_taint(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct worker *w = ctx;
+    const char *s;
+    size_t len;
+    (void)key;
+    (void)key_len;
+    if (!kvr_json_as_str(v, &s, &len) || len == 0 || len >= sizeof w->taints[0] || w->taints_n == TAINTS_MAX || memchr(s, 0, len)) return 1;
+    memcpy(w->taints[w->taints_n], s, len);
+    w->taints[w->taints_n++][len] = 0;
+    return 0;
+}
+
+/* null or "": none. */
+static bool get_url(struct kvr_json v, int (*parse)(const char *url, size_t len, struct kvr_endpoint *out), char *out, size_t cap)
+{
+    const char *url;
+    size_t n;
+    struct kvr_endpoint e;
+    if (kvr_json_type_of(v) == KVR_JSON_NONE) return true;
+    out[0] = 0;
+    if (kvr_json_type_of(v) == KVR_JSON_NULL || (kvr_json_as_str(v, &url, &n) && n == 0)) return true;
+    if (!kvr_json_as_str(v, &url, &n) || n >= cap || memchr(url, 0, n) || parse(url, n, &e)) return false;
+    snprintf(out, cap, "%.*s", (int)n, url);
+    return true;
+}
+
+static bool get_taints(struct kvr_json v, struct worker *w)
+{
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    memset(w->taints, 0, sizeof w->taints);
+    w->taints_n = 0;
+    return kvr_json_type_of(v) == KVR_JSON_ARRAY && kvr_json_each(v, add_taint, w) == 0;
+}
+
+static bool has(struct kvr_json o, const char *key)
+{
+    return kvr_json_type_of(kvr_json_get(o, key)) > KVR_JSON_NULL;
+}
+
+static void note_given(struct kvr_json o, struct worker *w)
+{
+    struct given *g = &w->given;
+    g->block_size |= has(o, "block_size");
+    g->ranks |= has(o, "data_parallel_start_rank") || has(o, "data_parallel_size");
+    g->total_kv_blocks |= has(o, "total_kv_blocks");
+    g->events |= has(o, "kv_events_endpoints");
+    g->replay |= has(o, "replay_endpoint") || has(o, "replay_endpoints");
+}
+
+/* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
+const char *worker_read_object(struct kvr_json o, struct worker *w)
+{
+    const char *bad = NULL;
+    uint64_t bs = w->block_size, start = w->dp_start, size = w->dp_size;
+    char url[512] = "", role[16] = "", engine[16] = "", key[API_KEY_MAX] = "";
+    if (!member_text(o, "endpoint", url, sizeof url, &bad) || !member_text(o, "model_name", w->model, MODEL_MAX, &bad) ||
+        !member_text(o, "routing_group", w->group, MODEL_MAX, &bad) || !member_text(o, "role", role, sizeof role, &bad) ||
+        !member_text(o, "engine", engine, sizeof engine, &bad) || !member_text(o, "api_key", key, sizeof key, &bad) ||
+        !member_u64(o, "block_size", 65536, &bs, &bad) || !member_u64(o, "data_parallel_start_rank", 1u << 20, &start, &bad) ||
+        !member_u64(o, "data_parallel_size", DP_MAX, &size, &bad) ||
+        !member_u64(o, "max_num_batched_tokens", UINT64_MAX, &w->max_num_batched_tokens, &bad) ||
+        !member_u64(o, "total_kv_blocks", UINT64_MAX, &w->total_kv_blocks, &bad))
+        return bad;
+    if (bs == 0) return "block_size";
+    if (size == 0) return "data_parallel_size";
+    if (role[0]) {
+        if (strcmp(role, "both") && strcmp(role, "prefill") && strcmp(role, "decode")) return "role";
+        snprintf(w->role, sizeof w->role, "%s", role);
+    }
+    if (engine[0] && !engine_kind_parse(engine, &w->engine)) return "engine";
+    note_given(o, w);
+    if (key[0] && !worker_key_ok(key)) return "api_key";
+    if (key[0]) snprintf(w->api_key, sizeof w->api_key, "%s", key);
+    w->block_size = (uint32_t)bs;
+    w->dp_start = (uint32_t)start;
+    w->dp_size = (uint32_t)size;
+    if (url[0] && !worker_set_url(w, url, strlen(url))) return "endpoint";
+    if (!get_taints(kvr_json_get(o, "taints"), w)) return "taints";
+    if (!get_endpoints(kvr_json_get(o, "kv_events_endpoints"), w, w->events)) return "kv_events_endpoints";
+    if (!get_endpoints(kvr_json_get(o, "replay_endpoint"), w, w->replay)) return "replay_endpoint";
+    if (!get_endpoints(kvr_json_get(o, "replay_endpoints"), w, w->replay)) return "replay_endpoints";
+    if (!get_url(kvr_json_get(o, "recover_endpoint"), kvr_endpoint_parse_any, w->recover, sizeof w->recover)) return "recover_endpoint";
+    if (!get_url(kvr_json_get(o, "metrics_endpoint"), kvr_endpoint_parse, w->metrics, sizeof w->metrics)) return "metrics_endpoint";
+    w->has_events = false;
+    for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->events[r][0] != 0;
+    return NULL;
+}

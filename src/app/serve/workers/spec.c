@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A worker as --worker has it: its URL and key=value after it. */
+#include "app/serve/state.h"
+
+#include <string.h>
+
+static const char worker_keys[] =
+    "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, api-key, api-key-env, api-key-file, "
+    "max-num-batched-tokens, total-kv-blocks, taint";
+
+static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
+{
+    snprintf(err, cap, "%s: '%.80s': bad value '%.80s' for '%s'; allowed: %s", "--worker", text, value, key, allowed);
+    return -1;
+}
+
+static bool whole_number(const char *s, uint64_t max, uint64_t *out)
+{
+    return kvr_parse_u64(s, strlen(s), max, out);
+}
+
+/* Endpoint of each rank: the given one, its port raised by the rank's place. */
+static bool spread_endpoint(const char *e, uint32_t dp_size, char (*out)[96])
+{
+    for (uint32_t r = 0; r < dp_size; r++)
+        if (!kvr_ingest_endpoint_shift(e, r, out[r], sizeof out[r])) return false;
+    return true;
+}
+
+bool worker_set_url(struct worker *w, const char *url, size_t len)
+{
+    bool v1;
+    while (len && url[len - 1] == '/') len--;
+    v1 = len > 3 && !memcmp(url + len - 3, "/v1", 3);
+    if (v1) len -= 3;
+    while (len && url[len - 1] == '/') len--;
+    if (len >= sizeof w->url || kvr_endpoint_parse(url, len, &w->endpoint)) return false;
+    snprintf(w->url, sizeof w->url, "%.*s", (int)len, url);
+    if (v1) kvr_log("kvroute: a worker's address ends in /v1; it is taken without: %.400s", w->url);
+    return true;
+}
+
+/* What is allowed for one that was refused. */
+static const char *endpoint_allowed(const char *value)
+{
+    bool bound = strncmp(value, "tcp://*", 7) == 0;
+    return bound ? "the engine's address as seen from here, tcp://host:port ('*' is the engine's own side, which binds it)"
+                 : "tcp://host:port or ipc://path";
+}
+
+static int parse_key(struct worker_spec *o, const char *text, char *key, char *events, char *replay, char *err, size_t cap)
+{
+    struct worker *w = &o->w;
+    char *value = strchr(key, '=');
+    uint64_t n;
+    if (!value) return fail(err, cap, text, "option", key, "key=value");
+    *value++ = 0;
+    if (!strcmp(key, "id")) {
+        if (!whole_number(value, UINT64_MAX, &o->id)) return fail(err, cap, text, key, value, "a whole number");
+        o->has_id = true;
+    } else if (!strcmp(key, "events") || !strcmp(key, "replay")) {
+        if (!kvr_ingest_endpoint_ok(value)) return fail(err, cap, text, key, value, endpoint_allowed(value));
+        snprintf(*key == 'e' ? events : replay, 256, "%s", value);
+    } else if (!strcmp(key, "recover")) {
+        struct kvr_endpoint e;
+        if (strlen(value) >= sizeof w->recover || kvr_endpoint_parse_any(value, strlen(value), &e))
+            return fail(err, cap, text, key, value, "http://host:port/path, e.g. http://10.0.0.1:5559/kv_recover");
+        snprintf(w->recover, sizeof w->recover, "%s", value);
+    } else if (!strcmp(key, "metrics")) {
+        struct kvr_endpoint e;
+        if (strlen(value) >= sizeof w->metrics || kvr_endpoint_parse(value, strlen(value), &e))
+            return fail(err, cap, text, key, value, "http://host[:port][/path], e.g. http://10.0.0.1:8000/metrics");
+        snprintf(w->metrics, sizeof w->metrics, "%s", value);
+    } else if (!strcmp(key, "model") || !strcmp(key, "group")) {
+        if (!*value || strlen(value) >= MODEL_MAX) return fail(err, cap, text, key, value, "1 to 127 characters");
+        snprintf(*key == 'm' ? w->model : w->group, MODEL_MAX, "%s", value);
+    } else if (!strcmp(key, "block-size")) {
+        if (!whole_number(value, 65536, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 65536");
+        w->block_size = (uint32_t)n;
+        w->given.block_size = true;
+    } else if (!strcmp(key, "dp-start")) {
+        if (!whole_number(value, 1u << 20, &n)) return fail(err, cap, text, key, value, "0 to 1048576");
+        w->dp_start = (uint32_t)n;
+        w->given.ranks = true;
+    } else if (!strcmp(key, "dp-size")) {
+        if (!whole_number(value, DP_MAX, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 64");
+        w->dp_size = (uint32_t)n;
+        w->given.ranks = true;
+    } else if (!strncmp(key, "api-key", 7) && (!key[7] || !strcmp(key + 7, "-env") || !strcmp(key + 7, "-file"))) {
+        if (!worker_key_read(key, value, w->api_key))
+            return fail(err, cap, text, key, key[7] ? value : "***",
+                        "1 to 255 characters that can be seen; api-key-env: a variable, api-key-file: a file that holds them");
+    } else if (!strcmp(key, "engine")) {
+        if (!engine_kind_parse(value, &w->engine)) return fail(err, cap, text, key, value, "vllm, sglang");
+    } else if (!strcmp(key, "role")) {
+        if (strcmp(value, "both") && strcmp(value, "prefill") && strcmp(value, "decode"))
+            return fail(err, cap, text, key, value, "both, prefill, decode");
+        snprintf(w->role, sizeof w->role, "%s", value);
+    } else if (!strcmp(key, "max-num-batched-tokens")) {
+        if (!whole_number(value, UINT64_MAX, &w->max_num_batched_tokens)) return fail(err, cap, text, key, value, "a whole number");
+    } else if (!strcmp(key, "total-kv-blocks")) {
+        if (!whole_number(value, UINT64_MAX, &w->total_kv_blocks)) return fail(err, cap, text, key, value, "a whole number");
+    } else if (!strcmp(key, "taint")) {
+        if (!*value || strlen(value) >= sizeof w->taints[0] || w->taints_n == TAINTS_MAX)
+            return fail(err, cap, text, key, value, "1 to 63 characters, at most 16 of them");
+        snprintf(w->taints[w->taints_n++], sizeof w->taints[0], "%s", value);
+    } else {
+        snprintf(err, cap, "--worker: '%.80s': unknown key '%.40s'; allowed: %s", text, key, worker_keys);
+        return -1;
+    }
+    return 0;
+}
+
+void worker_init(const struct serve *s, struct worker *w)
+{
+    w->block_size = s->o->block_size ? (uint32_t)s->o->block_size : BLOCK_SIZE_DEFAULT;
+    w->given.block_size = s->o->block_size != 0;
+    w->dp_size = 1;
+    snprintf(w->role, sizeof w->role, "both");
+    snprintf(w->group, sizeof w->group, "default");
+}
+
+int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap)
+{
+    char copy[2048], shown[2048 + 8], *rest = copy, *part, events[256] = "", replay[256] = "";
+    struct worker *w = &out->w;
+    memset(out, 0, sizeof *out);
+    if (strlen(text) >= sizeof copy) {
+        snprintf(err, cap, "--worker: the value is longer than 2047 characters");
+        return -1;
+    }
+    memcpy(copy, text, strlen(text) + 1);
+    worker_key_hide(text, shown, sizeof shown);
+    part = strsep(&rest, ",");
+    if (!worker_set_url(w, part, strlen(part))) {
+        snprintf(err, cap, "--worker: bad value '%.120s'; allowed: http://host[:port][,key=value...]", shown);
+        return -1;
+    }
+    worker_init(s, w);
+    while ((part = strsep(&rest, ",")))
+        if (parse_key(out, shown, part, events, replay, err, cap)) return -1;
+    w->has_events = w->given.events = events[0] != 0;
+    w->given.replay = replay[0] != 0;
+    w->given.total_kv_blocks = w->total_kv_blocks != 0;
+    if (replay[0] && !events[0]) return fail(err, cap, shown, "replay", replay, "only together with events");
+    if (w->recover[0] && !events[0] && s->o->plane.plane == KVR_PLANE_ZMQ)
+        return fail(err, cap, shown, "recover", w->recover, "only together with events");
+    if ((events[0] && !spread_endpoint(events, w->dp_size, w->events)) || (replay[0] && !spread_endpoint(replay, w->dp_size, w->replay)))
+        return fail(err, cap, shown, "events", events, "tcp endpoints whose ports leave room for every rank");
+    return 0;
+}

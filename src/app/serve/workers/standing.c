@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How a worker stands: its health, the breaker, the models that it lists.
+ *
+ * A request that fails counts for the breaker, which keeps the worker out for a while; a health check says whether it is up. Whenever that
+ * makes a worker fit to be chosen, what waits is told (serve_hooks.may_route), after serve.lock was given back.
+ */
+#include "app/serve/state.h"
+
+#include <stdlib.h>
+
+void worker_report(struct serve *s, struct worker *w, bool ok)
+{
+    pthread_mutex_lock(&s->lock);
+    if (ok) {
+        w->failures = 0;
+    } else {
+        w->errors++;
+        if (++w->failures >= s->o->breaker_failures) {
+            w->failures = 0;
+            w->open_until_ms = now_ms() + (uint64_t)(s->o->breaker_cooldown * 1000);
+            atomic_fetch_add(&s->metrics.breaker_opened_total, 1);
+            worker_sync_locked(s, w);
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void tell_health(const struct worker *w, enum health h, const char *why)
+{
+    if (h == HEALTH_DOWN) kvr_log("kvroute: worker %llu (%.200s) is down: %.200s", (unsigned long long)w->id, w->url, why);
+    else if (w->health == HEALTH_DOWN) kvr_log("kvroute: worker %llu (%.200s) is up again", (unsigned long long)w->id, w->url);
+}
+
+void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *why)
+{
+    bool came_up = false;
+    pthread_mutex_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, id);
+    if (w) {
+        came_up = h == HEALTH_UP && w->health != HEALTH_UP;
+        if (came_up && learns(s, w)) w->learnt.due_ms = 1; /* it may have been started anew */
+        if (came_up) w->open_until_ms = 0;
+        if (h != w->health) tell_health(w, h, why);
+        if (h == HEALTH_DOWN) telling_forget_locked(w, true); /* whatever comes back need not tell */
+        w->health = h;
+        bool before = w->schedulable;
+        worker_sync_locked(s, w);
+        came_up |= w->schedulable && !before;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (came_up) s->hooks.may_route(s);
+}
+
+void worker_models_refused(struct serve *s, uint64_t id, int status)
+{
+    pthread_mutex_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, id);
+    bool fresh = w && w->models_status != status;
+    if (w) w->models_status = status;
+    if (fresh && (status == 401 || status == 403))
+        kvr_log("kvroute: worker %llu (%.200s) answers GET /v1/models with status %d: it wants a key", (unsigned long long)id, w->url,
+                status);
+    else if (fresh)
+        kvr_log("kvroute: worker %llu (%.200s) answers GET /v1/models with status %d, so its models are not known", (unsigned long long)id,
+                w->url, status);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n)
+{
+    pthread_mutex_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, id);
+    if (w) {
+        free(w->models);
+        w->models = models;
+        w->models_n = n;
+        w->models_status = 200;
+        models = NULL;
+    }
+    pthread_mutex_unlock(&s->lock);
+    free(models);
+}

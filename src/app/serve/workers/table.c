@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The worker table: who is there, may it be chosen, what does it serve. Whoever adds to it or removes from it is in workers.c.
+ *
+ * All under serve.lock.
+ */
+#include "app/serve/state.h"
+
+#include <string.h>
+
+struct worker *worker_find_locked(struct serve *s, uint64_t id)
+{
+    for (struct worker *w = s->workers; w; w = w->next)
+        if (w->id == id) return w;
+    return NULL;
+}
+
+bool worker_is_schedulable(const struct worker *w, uint64_t now)
+{
+    return !w->removed && !w->unreachable && w->health != HEALTH_DOWN && w->open_until_ms <= now;
+}
+
+void worker_sync_locked(struct serve *s, struct worker *w)
+{
+    bool ok = worker_is_schedulable(w, now_ms());
+    (void)s;
+    w->schedulable = ok;
+    if (!w->removed) kvr_router_set_schedulable(w->pool->router, w->id, ok);
+}
+
+static bool name_is(const char *name, const char *s, size_t len)
+{
+    return strlen(name) == len && memcmp(name, s, len) == 0;
+}
+
+bool worker_serves_locked(const struct serve *s, const struct worker *w, const char *model, size_t len, bool *is_lora)
+{
+    *is_lora = false;
+    if (!model) return true;
+    for (size_t i = 0; i < w->models_n; i++)
+        if (name_is(w->models[i].id, model, len)) {
+            *is_lora = w->models[i].is_lora;
+            return true;
+        }
+    if (w->model[0]) return name_is(w->model, model, len);
+    if (s->o->model && name_is(s->o->model, model, len)) return true;
+    return w->models == NULL && !s->o->model; /* not known yet: let the engine say */
+}
+
+const char *worker_model(const struct serve *s, const struct worker *w)
+{
+    return w->model[0] ? w->model : s->o->model ? s->o->model : w->models_n ? w->models[0].id : "default";
+}
+
+uint64_t worker_room_locked(const struct worker *w, const char *model)
+{
+    for (size_t i = 0; i < w->models_n; i++)
+        if (!*model || strcmp(w->models[i].id, model) == 0) return w->models[i].max_model_len;
+    return 0;
+}
