@@ -2,9 +2,10 @@
 """Waiting, limits, priorities, overload and explanations through the proxy."""
 import http.client
 import json
+import socket
 import threading
 
-from conftest import Mock, Serve, call, read_sse, wait_for
+from conftest import Mock, Serve, call, read_sse, stays, wait_for
 
 SLOW_ENGINE = dict(speedup=0.5)
 
@@ -68,6 +69,22 @@ def test_a_promised_stream_whose_worker_refuses_says_so(start):
     assert b"the worker answered with status 400" in text and b"[DONE]" not in text
     c.close()
     wait_for("idle", s.idle)
+
+
+def test_requests_of_the_same_millisecond_that_wait_for_a_worker_hung_the_router(start):
+    """They have the same place in the line, so each time they were looked at again they changed places, without end."""
+    s = start(Serve, [], "--threads", 1, "--queue-timeout", 60, ready=False)
+    body = json.dumps({"prompt": [1] * 20, "max_tokens": 1}).encode()
+    asked = [socket.create_connection(("127.0.0.1", s.port), timeout=60) for _ in range(40)]
+    for c in asked:
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    wait_for("waiting", lambda: s.metric("requests_without_worker") == len(asked))
+    stays("answering", lambda: call(s.port, "GET", "/health", timeout=5).status == 200, 2)  # once a second they are looked at
+    m = start(Mock)
+    assert s.post("/workers", {"worker_id": 1, "endpoint": f"http://127.0.0.1:{m.port}"}).status in (200, 201)
+    for c in asked:
+        assert c.recv(64).startswith(b"HTTP/1.1 200")
+        c.close()
 
 
 def test_limits_of_a_class_answer_529(start, tmp_path):

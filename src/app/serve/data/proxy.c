@@ -1173,15 +1173,16 @@ static void retry_or_fail(struct px *p, int status, const char *text)
     px_fail(p, status, message);
 }
 
+/* The list is taken as a whole: who has to wait on comes after those that arrived at the same moment, so it would be met again. */
 void proxy_try_parked(struct loop *l)
 {
-    for (struct px *p = l->parked, *next; p; p = next) {
-        next = p->next;
-        struct px **q = &l->parked;
-        while (*q != p) q = &(*q)->next;
-        *q = next;
-        atomic_fetch_sub(&l->parked_n, 1);
+    struct px *rest = l->parked;
+    l->parked = NULL;
+    while (rest) {
+        struct px *p = rest;
+        rest = p->next;
         p->next = NULL;
+        atomic_fetch_sub(&l->parked_n, 1);
         if (try_route(p, true) == WAIT) park(p);
     }
 }
