@@ -85,6 +85,12 @@ void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, co
 void admin_dump_write(struct serve *s, struct kvr_buf *b);
 
 /* ---- admin/ask_remote.c ---- */
+/* ---- admin.c ---- */
+/* Reads the keys of the admin port. Returns: 0, or -1 with the reason in err. */
+int admin_open(struct serve *s, char *err, size_t cap);
+int admin_start(struct serve *s);
+void metrics_write(struct serve *s, struct kvr_buf *out);
+
 typedef void admin_post_fn(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 /* What remote indexes have said of the prompt of a question. */
 struct fetched {

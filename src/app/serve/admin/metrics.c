@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prometheus text. Counters and histograms are atomics that any thread may touch; gauges are read at the scrape. */
+#include "app/serve/admin/admin.h"
+#include "app/serve/discovery/discovery.h"
 #include "app/serve/workers/evidence.h"
 #include "app/serve/state.h"
 

@@ -34,6 +34,13 @@ void discovery_round(struct serve *s, bool begins);
 /* A number for a worker that has none, the same at every router: of its address. */
 uint64_t discovery_id_of(const char *url);
 
+int discovery_start(struct serve *s, char *err, size_t cap);
+void discovery_tick(struct serve *s);   /* main loop */
+void discovery_reload(struct serve *s); /* the file, now; main loop */
+bool discovery_settled(void);
+void discovery_stop(struct serve *s);
+void discovery_metrics(struct serve *s, struct kvr_buf *out);
+
 int discovery_file_start(struct serve *s, char *err, size_t cap);
 void discovery_file_tick(struct serve *s);
 void discovery_file_reload(struct serve *s); /* at once */

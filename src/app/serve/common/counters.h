@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the process counts: a new counter is one row of SERVE_COUNTERS. What carries labels is beside it: labels.h by model, worker and
+ * status class, engine_load.h by rank.
+ *
+ * Threads: any; all of it is atomic, and no two figures are read at one moment.
+ */
+#ifndef KVR_SERVE_COUNTERS_H
+#define KVR_SERVE_COUNTERS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "app/serve/data/choices.h"
+
+/* Totals; labels.c tells them by model, worker and status class. */
+#define SERVE_LABELLED(X) X(requests_total) X(predicted_cached_tokens_total) X(actual_cached_tokens_total)
+
+#define SERVE_COUNTERS(X)                                                                                                                  \
+    X(engine_metrics_reads_total, "Times that an engine's metrics were read")                                                              \
+    X(engine_metrics_failures_total, "Times that they could not be read, or had nothing of use")                                           \
+    X(engine_metrics_bad_lines_total, "Lines of them that were passed over: no sample, or longer than 8 KiB")                              \
+    X(engine_metrics_postponed_total, "Times that a reading waited because 64 others were on the way")                                     \
+    X(engine_load_reports_total, "Loads of engines that came over the event plane")                                                        \
+    X(engine_load_malformed_total, "Of these, messages that could not be read")                                                            \
+    X(engine_load_unknown_workers_total, "Loads of ranks that are not registered")                                                         \
+    X(engine_loads_expired_total, "Loads of engines that grew too old to be used")                                                         \
+    X(uncounted_total, "Requests that no labelled counter took: out of memory")                                                            \
+    X(reopened_connections_total, "Requests sent again on a fresh connection: the worker had closed the kept one")                         \
+    X(view_prompts_dropped_total, "Answered prompts that were not looked at for a partial view: too many at once")                         \
+    X(retries_total, "Requests sent again to another worker")                                                                              \
+    X(errors_total, "Client requests that ended in an error of ours or a broken stream")                                                   \
+    X(client_gone_total, "Requests whose client went away first")                                                                          \
+    X(queue_timeouts_total, "Requests that waited for a worker in vain")                                                                   \
+    X(tokenize_failures_total, "Prompts that could not be tokenized and were routed by load")                                              \
+    X(tokenize_requests_total, "Prompts sent to an engine's tokenizer")                                                                    \
+    X(multimodal_prompts_total, "Chats with parts that are not text, left out of the predicted and actual cached tokens")                  \
+    X(multimodal_unplaced_total, "Those of them whose first such part has no known place in the tokens: routed by load")                   \
+    X(tokenize_cache_hits_total, "Prompts found in the token cache")                                                                       \
+    X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")                                        \
+    X(choices_total, "Requests with known tokens that were answered: those that moves, blocks computed again and regret are of")           \
+    X(usage_answers_total, "Answers whose usage told how much was cached")                                                                 \
+    X(usage_untold_total, "Answers whose usage did not, from workers that have not told yet: they count nowhere else")                     \
+    X(prompt_tokens_total, "Prompt tokens, of answers whose usage told how much was cached")                                               \
+    X(prompt_tokens_refused_total, "Prompts refused because they had more tokens than --max-prompt-tokens")                                \
+    X(prompt_messages_refused_total, "Requests refused because they had more messages than --max-messages")                                \
+    X(prompt_texts_refused_total, "Prompts refused because their text was longer than --max-prompt-text")                                  \
+    X(overload_rejections_total, "Requests refused because every eligible worker was overloaded")                                          \
+    X(breaker_opened_total, "Times a worker's breaker opened")                                                                             \
+    X(events_applied_total, "KV events applied")                                                                                           \
+    X(events_failed_total, "KV events refused by the index")
+
+enum { HIST_BUCKETS = 24 };
+
+struct histogram {
+    double first, factor; /* bucket i ends at first * factor^i */
+    int buckets;
+    _Atomic uint64_t counts[HIST_BUCKETS + 1], n;
+    _Atomic uint64_t sum_micro; /* sum in millionths */
+};
+
+struct metrics {
+#define SERVE_COUNTER_FIELD(name, help) _Atomic uint64_t name;
+    SERVE_COUNTERS(SERVE_COUNTER_FIELD)
+#undef SERVE_COUNTER_FIELD
+#define SERVE_LABELLED_FIELD(name) _Atomic uint64_t name;
+    SERVE_LABELLED(SERVE_LABELLED_FIELD)
+#undef SERVE_LABELLED_FIELD
+    struct histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
+    struct histogram best_overlap, regret, shortfall, queue_wait, remote_query;
+    struct histogram choice_regret, choice_gain;
+    _Atomic uint64_t choices_compared, choices_seen_us, choices_alone_us; /* choices_totals.compared, .seen_ms, .alone_ms */
+    _Atomic uint64_t moves[CHOICES_REASONS_N], computed_again[CHOICES_REASONS_N];
+    _Atomic uint64_t remote_partial;
+};
+
+void metrics_init(struct metrics *m);
+void histogram_add(struct histogram *h, double v);
+double histogram_end(const struct histogram *h, int bucket); /* its upper bound */
+
+#endif

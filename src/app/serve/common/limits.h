@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much there may be of what clients, engines and operators name. */
+#ifndef KVR_SERVE_LIMITS_H
+#define KVR_SERVE_LIMITS_H
+
+enum {
+    MODEL_MAX = 128,
+    MODELS_MAX = 256,
+    DP_MAX = 64,
+    POOLS_MAX = 256,
+    TAINTS_MAX = 16,
+    TAINT_LIST_MAX = 16,
+    SHARED_RANGES_MAX = 64,
+    RANKS_MAX = 8192,
+    REMOTES_MAX = 16,
+    ID_MAX = 128,
+    TRIES_MAX = 8,
+    STATUS_CLIENT_GONE = 499
+};
+
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The last decisions, with what they were made of: decisions.c. Any thread; the ring is under serve.lock. */
+#ifndef KVR_SERVE_DECISIONS_H
+#define KVR_SERVE_DECISIONS_H
+
+#include <kvroute/router.h>
+
+#include "app/serve/common/limits.h"
+#include "base/buf.h"
+
+struct serve;
+
+enum { DECISIONS = 10000, TABLE_ROWS = 8 };
+
+/* Terms of the delay cost, in ms. */
+struct delay_terms {
+    float first, computing, generation, pass;
+};
+
+struct decision_row {
+    struct kvr_worker worker;
+    float device, host, disk, pending, copy, pressure;
+    uint32_t requests, generating;
+    struct delay_terms delay;
+    uint64_t prefill_tokens, decode_blocks, own_tokens; /* own: prompt tokens that it would compute */
+    double cost;
+};
+
+/* The cheapest candidates of a decision, cheapest first; `total` says how many there were. */
+struct decision_table {
+    uint32_t n, total;
+    bool has_delay; /* the cost has these terms */
+    struct delay_terms chosen;
+    struct decision_row rows[TABLE_ROWS];
+};
+
+struct decision {
+    uint64_t at_ms; /* wall clock */
+    char id[ID_MAX], model[48], reason[32];
+    struct kvr_worker worker;
+    uint64_t isl, cached_tokens, actual_cached;
+    uint32_t overlap_blocks, pending_blocks, status;
+    bool has_actual;
+    double best_blocks, effective_blocks, cost, waited_ms, ttft_ms;
+    double other_ms; /* what the best other candidate would have taken to the first token; negative: not compared */
+    struct decision_table table;
+};
+
+void decisions_add(struct serve *s, const struct decision *d);
+void decisions_write(struct serve *s, struct kvr_buf *out, size_t most);
+/* The decision of one request id, with its table. false: not kept (any more). */
+bool decisions_write_one(struct serve *s, struct kvr_buf *out, const char *id, size_t len);
+/* From the context that has decided. */
+void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, struct kvr_worker chosen);
+void decision_table_header(const struct decision_table *t, struct kvr_buf *out);
+
+#endif

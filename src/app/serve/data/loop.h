@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A data loop: a thread with an event loop, its clients' connections, and its connections to workers.
+ *
+ * Threads: its own; others touch what is atomic, `ready` under mail_lock, and uv_async_send(&wake).
+ */
+#ifndef KVR_SERVE_LOOP_H
+#define KVR_SERVE_LOOP_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <uv.h>
+
+#include "app/serve/common/limits.h"
+#include "app/serve/workers/pool.h"
+#include "net/http/http.h"
+#include "net/http/jobs.h"
+#include "net/replication/remote_index.h"
+#include "wire/json.h"
+
+struct serve;
+
+struct loop {
+    struct serve *serve;
+    uv_loop_t uv;
+    uv_async_t wake;
+    pthread_t thread;
+    struct kvr_http_server *server;
+    struct kvr_http_client *client;
+    struct kvr_remote_index *remotes[REMOTES_MAX]; /* none: the index is here */
+    size_t remotes_n;
+    struct kvr_json_parser *json;
+    struct kvr_jobs jobs; /* large bodies and prompts */
+    struct ctx_list ctxs;
+    uint64_t *allowed; /* scratch: ids of the workers that may serve a request */
+    size_t allowed_cap;
+    struct px *parked; /* wait for a worker to exist; ordered by urgency */
+    pthread_mutex_t mail_lock;
+    struct px *ready;                           /* their turn in the queue has come; under mail_lock */
+    _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
+    _Atomic size_t open_conns;                  /* kept up to date while draining */
+    _Atomic bool stop;
+    uint64_t drain_deadline_ms;
+    bool draining;
+};
+
+#endif

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What was predicted against what was delivered, what choices were worth: quality.c. Any thread, but where it says the main loop. */
+#ifndef KVR_SERVE_QUALITY_H
+#define KVR_SERVE_QUALITY_H
+
+#include <kvroute/router.h>
+
+#include "app/serve/data/decisions.h"
+
+struct serve;
+struct pool;
+
+/* How predictions fare, under serve.lock. */
+struct quality {
+    double divergence; /* moving mean of choices_error / prompt */
+    uint64_t answers, last_log_ms, unlogged;
+    bool diverged;
+};
+
+void quality_decided(struct serve *s, const struct kvr_router_result *r);
+/* Cached tokens of an answer: `predicted` by the view, `pending` on requests ahead of it. */
+struct delivery {
+    const char *id;
+    struct kvr_worker worker;
+    uint64_t predicted, pending, actual, prompt;
+    uint32_t block_size;
+};
+void quality_delivered(struct serve *s, const struct delivery *d);
+/* The first token of a request, or its answer, has come: what its prompt's place was worth. */
+void quality_answered(struct serve *s, const struct kvr_router_result *r);
+/* A time to first token: teaches the model, and is compared with what it says of the other candidates. Returns: ms to the first token of
+ * the best of these; negative: it is not compared. */
+double quality_first_token(struct serve *s, struct pool *pool, const struct kvr_router_result *r, const struct decision_table *t,
+                           double ms);
+void quality_tick(struct serve *s);                       /* main loop, once a second: says what could be better */
+void quality_write(struct serve *s, struct kvr_buf *b);   /* main loop: an object of the last minute */
+void quality_metrics(struct serve *s, struct kvr_buf *b); /* main loop */
+
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which rank has a session (sessions.c), and which worker has which response of /v1/responses (responses.c). Under serve.lock. */
+#ifndef KVR_SERVE_SESSIONS_H
+#define KVR_SERVE_SESSIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <kvroute/types.h>
+
+#include "net/http/http.h"
+#include "wire/json.h"
+#include "wire/openai.h"
+
+struct serve;
+
+struct session_table;
+
+/* sessions.c */
+struct session_table *sessions_create(double ttl_s);
+void sessions_destroy(struct session_table *t);
+bool sessions_get(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker *out);
+/* Returns: whether other routers should hear of it: it is new, another, or was told long ago. */
+bool sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w);
+void sessions_forget(struct session_table *t, const char *id, size_t len);
+size_t sessions_count(const struct session_table *t);
+uint64_t sessions_given_up(const struct session_table *t); /* before their time, as there were too many */
+
+/* responses.c */
+enum { RESPONSE_ID_MAX = KVR_RESPONSE_ID_MAX };
+struct session_table *responses_create(void);
+/* Another router has bound a session, or a response. The first binding that lives wins; others are left out. */
+void bindings_heard(struct serve *s, const char *id, size_t len, struct kvr_worker w);
+bool responses_get_locked(struct serve *s, const char *response, struct kvr_worker *out);
+void responses_bind(struct serve *s, const char *response, struct kvr_worker w);
+void responses_forget(struct serve *s, const char *response); /* its worker has deleted it */
+/* Both leave `id` as it is when there is none. */
+void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX]);
+void responses_id_of_path(struct kvr_text path, char id[RESPONSE_ID_MAX]);
+
+#endif

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Several indexers: which of them follows which worker (shards.c). Threads: the main loop. */
+#ifndef KVR_SERVE_SHARDS_H
+#define KVR_SERVE_SHARDS_H
+
+#include "base/buf.h"
+
+struct serve;
+
+void shards_tick(struct serve *s); /* main loop */
+void shards_stop(struct serve *s);
+void shards_metrics(struct serve *s, struct kvr_buf *out);
+
+#endif

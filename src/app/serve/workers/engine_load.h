@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How loaded engines say they are: engine_load.c. The loads of a worker are under serve.lock, the readings are the main loop's. */
+#ifndef KVR_SERVE_ENGINE_LOAD_H
+#define KVR_SERVE_ENGINE_LOAD_H
+
+#include "app/serve/workers/worker.h"
+
+struct kvr_http_client;
+struct kvr_nats_sub;
+
+struct reading;
+
+/* The main loop's. */
+struct engine_loads {
+    struct kvr_http_client *client; /* made at first use */
+    struct reading *readings;       /* under way */
+    size_t readings_n;
+    struct kvr_nats_sub *reports; /* NULL: none */
+};
+
+int engine_load_start(struct serve *s);
+void engine_load_tick(struct serve *s); /* main loop */
+void engine_load_stop(struct serve *s);
+void engine_load_tell_locked(const struct worker *w); /* a worker that is new to its router: what is known of it */
+void engine_load_write(const struct serve *s, struct kvr_buf *b, const struct rank_load *r); /* the member `engine` */
+void engine_load_metrics(struct serve *s, struct kvr_buf *b);
+
+#endif

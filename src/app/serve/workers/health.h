@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Health checks of workers: health.c. They run on the main loop. */
+#ifndef KVR_SERVE_HEALTH_H
+#define KVR_SERVE_HEALTH_H
+
+#include <stdint.h>
+
+struct serve;
+struct health_checks;
+
+struct health_checks *health_create(void); /* NULL: out of memory */
+void health_destroy(struct health_checks *h);
+int health_start(struct serve *s);
+void health_check_now(struct serve *s, uint64_t worker_id); /* any thread */
+void health_stop(struct serve *s);
+
+#endif

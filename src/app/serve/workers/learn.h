@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What engines say of themselves: survey.c asks, learn.c makes of it what the worker is used with, learnt.c begins and shows.
+ * Threads: the main loop; functions with _locked want serve.lock.
+ */
+#ifndef KVR_SERVE_LEARN_H
+#define KVR_SERVE_LEARN_H
+
+#include "app/serve/workers/worker.h"
+
+/* survey.c */
+void survey_tick(struct serve *s);
+void survey_stop(struct serve *s);
+/* learnt.c and learn.c */
+bool learns(const struct serve *s, const struct worker *w); /* is its engine asked? */
+bool learns_events(const struct serve *s);                  /* and for its events? */
+/* Before it is added: what is not given is to be learnt. */
+void learn_begin(const struct serve *s, struct worker *w);
+/* Takes what the engine has said: into the worker, which joins another partition when need be, and to stderr when it is new. */
+void learn(struct serve *s, uint64_t id, const struct kvr_engine_facts *f);
+/* It does not answer (now): what it was waited for with goes on with what is known. */
+void learn_nothing(struct serve *s, uint64_t id);
+void learnt_write(struct kvr_buf *b, const struct worker *w); /* members of the worker object */
+/* The block size to begin with, when nobody has said one. */
+uint32_t worker_block_size_locked(const struct serve *s, const struct worker *w);
+
+#endif

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A worker: what its entry says (spec.c, read_object.c), what is known of it (learnt.h, engine_load.h), how it stands (standing.c), and the
+ * table of all (table.c; workers.c adds and removes).
+ *
+ * Threads: the main loop changes the table; all of it is under serve.lock but what is atomic. A request holds its worker by a reference
+ * (refs): then what its entry says does not change, and may be read without the lock, also when the worker was removed meanwhile. Functions
+ * named _locked want serve.lock, and none of them may be called with a router's lock held.
+ */
+#ifndef KVR_SERVE_WORKER_H
+#define KVR_SERVE_WORKER_H
+
+#include <stdatomic.h>
+
+#include "app/serve/common/limits.h"
+#include "net/http/http.h"
+#include "net/ingest/ingest.h"
+#include "wire/engine_facts.h"
+#include "wire/engine_load.h"
+#include "wire/json.h"
+
+struct serve;
+struct pool;
+struct series;
+
+/* What an engine says of a model; the texts are "" where it says nothing. */
+struct model_entry {
+    char id[MODEL_MAX], root[256], parent[MODEL_MAX], owned_by[64];
+    uint64_t created, max_model_len; /* 0: not said */
+    bool is_lora;
+};
+
+enum { METRICS_URL_MAX = 240, API_KEY_MAX = 256 };
+
+/* What an engine says of one rank, engine_load.c. */
+struct rank_load {
+    bool known, expired; /* expired: the router does not go by it any more */
+    struct kvr_engine_load load;
+    uint64_t at_ms; /* when it was so */
+};
+
+enum engine_kind { ENGINE_VLLM, ENGINE_SGLANG };
+
+enum health { HEALTH_UNKNOWN, HEALTH_UP, HEALTH_DOWN };
+
+/* What the entry of a worker says itself; the rest is learnt from its engine (learn.c). */
+struct given {
+    bool block_size, events, replay, ranks, total_kv_blocks;
+};
+
+enum { NOTES_MAX = 8, NOTE_MAX = 360, LEARN_AGAIN_MS = 1000, BLOCK_SIZE_DEFAULT = 16 };
+
+/* What is wrong with the connection to a rank's events. */
+enum wiring { WIRING_FINE, WIRING_EVENTS, WIRING_REPLAY, WIRING_SILENT };
+enum { WIRING_PATIENCE_MS = 1000, WIRING_EVERY_MS = 300 };
+
+/* What an engine has said, and what is wrong with it. Under serve.lock. */
+struct learnt {
+    uint64_t due_ms; /* to be asked from then on; 0: it has been */
+    bool waits;      /* its events are followed when it has answered, or will not */
+    bool answered;
+    bool ranks_unknown; /* it has several, and nobody can tell which one takes a request */
+    bool names_rank;    /* it has several, although the entry may tell of one */
+    uint64_t since_ms;  /* when the worker was added */
+    struct kvr_engine_facts facts;
+    size_t notes_n;
+    char notes[NOTES_MAX][NOTE_MAX], found[NOTE_MAX];
+};
+
+/* telling.c */
+struct telling {
+    uint32_t forms;  /* since its start: those of answers that have told */
+    unsigned silent; /* answers that had to tell, and did not */
+};
+
+struct worker {
+    struct worker *next;
+    uint64_t id;
+    char url[512], model[MODEL_MAX], group[MODEL_MAX], role[16];
+    struct kvr_endpoint endpoint;
+    uint32_t block_size, dp_start, dp_size;
+    uint32_t rank_base; /* the engine counts its ranks from here */
+    struct given given;
+    bool block_size_known; /* given, or learnt */
+    bool learns;           /* of one that is added: what has been learnt of the one it replaces; health and counts go on */
+    uint64_t max_num_batched_tokens, total_kv_blocks;
+    char events[DP_MAX][96], replay[DP_MAX][96]; /* by rank - dp_start; "" = none */
+    char recover[240];                           /* URL for all ranks; "" = none */
+    char taints[TAINTS_MAX][64];
+    size_t taints_n;
+    enum engine_kind engine;   /* where it reads the rank */
+    char api_key[API_KEY_MAX]; /* "": none; worker_key.c */
+    struct pool *pool;
+    unsigned refs;            /* table + requests */
+    bool removed, has_events; /* the latter: a rank has an endpoint in events */
+    bool unreachable;         /* registered for book-keeping only: no endpoint */
+    enum health health;
+    unsigned failures; /* consecutive, for the breaker */
+    uint64_t open_until_ms;
+    bool schedulable;           /* what the router was told */
+    struct model_entry *models; /* discovered; NULL = not known yet */
+    size_t models_n;
+    int models_status; /* of the last answer to GET /v1/models; 0: none yet */
+    uint64_t requests, errors;
+    struct telling telling;        /* cached tokens */
+    struct series *series;         /* labels.c */
+    char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
+    uint64_t metrics_due_ms, learnt_kv_blocks;
+    const char *metrics_error; /* static; NULL: none */
+    struct learnt learnt;
+    unsigned char wiring[DP_MAX];        /* enum wiring, as was said last */
+    struct rank_load loads[DP_MAX];      /* by rank - dp_start */
+    _Atomic bool reports;                /* it was sent a request that has it report what it reuses, and the ingest knows */
+    _Atomic unsigned char views[DP_MAX]; /* enum kvr_view_knowledge; of ranks whose events are followed */
+};
+
+struct worker_spec {
+    bool has_id;
+    uint64_t id;
+    struct worker w; /* parsed fields only */
+};
+/* A worker of which nothing is given, as all zero but this. */
+void worker_init(const struct serve *s, struct worker *w);
+/* Parses --worker. Returns: 0, or -1 with the reason in err. */
+int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap);
+/* Adds or replaces. Returns: 0, -1 with the reason in err. */
+int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap);
+bool worker_remove(struct serve *s, uint64_t id);
+const char *worker_model(const struct serve *s, const struct worker *w);
+/* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
+const char *worker_read_object(struct kvr_json o, struct worker *w);
+struct worker *worker_find_locked(struct serve *s, uint64_t id);
+void worker_unref(struct serve *s, struct worker *w);
+bool worker_is_schedulable(const struct worker *w, uint64_t now_ms);
+void worker_sync_locked(struct serve *s, struct worker *w);     /* tells the router whether it may be chosen */
+void worker_report(struct serve *s, struct worker *w, bool ok); /* result of a request, for the breaker */
+/* why: it is down; NULL when it is up. Says so when that has changed. */
+void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *why);
+void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n);
+void worker_models_refused(struct serve *s, uint64_t id, int status); /* it did not tell them; says so once */
+/* An address of a worker, as users have it: a /v1 at its end, of an OpenAI client's base URL, is left out, as paths have it already.
+ * Returns: false: it is none. */
+bool worker_set_url(struct worker *w, const char *url, size_t len);
+bool worker_serves_locked(const struct serve *s, const struct worker *w, const char *model, size_t len, bool *is_lora);
+/* Tokens that the model has room for there ("": the first it lists); 0: not known. */
+uint64_t worker_room_locked(const struct worker *w, const char *model);
+void workers_destroy(struct serve *s);
+
+#endif
