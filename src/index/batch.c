@@ -109,9 +109,9 @@ static size_t apply_window(struct kvr_index *ix, const struct kvr_event *events,
             place[k] = i;
             p[k++] = (struct pipe){ln, rk[i], &events[i], 0};
         }
-        pthread_mutex_lock(&ln->lock);
+        kvr_lock(&ln->lock);
         bad += run_pipe(p, k, rc);
-        pthread_mutex_unlock(&ln->lock);
+        kvr_unlock(&ln->lock);
         for (size_t i = 0; results && i < k; i++) results[place[i]] = rc[i];
     }
     for (size_t i = 0; i < n; i++) {
@@ -141,9 +141,9 @@ size_t kvr_index_apply_batch(struct kvr_index *ix, const struct kvr_event *event
             k = 1;
             continue;
         }
-        pthread_rwlock_rdlock(&ix->ranks_lock);
+        kvr_read_lock(&ix->ranks_lock);
         bad += apply_window(ix, events + i, k, results ? results + i : NULL);
-        pthread_rwlock_unlock(&ix->ranks_lock);
+        kvr_rw_unlock(&ix->ranks_lock);
     }
     return bad;
 }

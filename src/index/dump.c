@@ -181,14 +181,14 @@ static int emit_copy(const struct copy *c, struct kvr_worker w, uint64_t *next_i
 static int dump_worker(struct kvr_index *ix, struct copy *c, struct kvr_worker w, uint64_t *next_id, kvr_index_emit *emit, void *ctx)
 {
     int rc = 0;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     struct rank *rk = kvr__rank_find(ix, w);
     if (rk) {
-        pthread_mutex_lock(&rk->lane->lock);
+        kvr_lock(&rk->lane->lock);
         rc = copy_rank(rk, c);
-        pthread_mutex_unlock(&rk->lane->lock);
+        kvr_unlock(&rk->lane->lock);
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return rk && rc == 0 ? emit_copy(c, w, next_id, emit, ctx) : rc;
 }
 
@@ -203,11 +203,11 @@ static int list_workers(struct kvr_index *ix, struct kvr_mem *mem, struct kvr_wo
     int rc = 0;
     *out = NULL;
     *n = *cap = 0;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     if (ix->ranks_n) rc = kvr_mem_grow(mem, (void **)out, cap, ix->ranks_n, sizeof **out);
     for (size_t i = 0; rc == 0 && i < ix->ranks_cap; i++)
         if (ix->ranks[i]) (*out)[(*n)++] = ix->ranks[i]->worker;
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     if (*n) qsort(*out, *n, sizeof **out, by_worker);
     return rc;
 }
@@ -311,19 +311,19 @@ int kvr_index_walk_begin(struct kvr_index *ix, struct kvr_worker worker, struct 
     w->ix = ix;
     w->worker = worker;
     kvr_mem_init(&w->copy.mem, &ix->mem.a, 0);
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     struct rank *rk = kvr__rank_find(ix, worker);
     if (rk) {
         w->lane = rk->lane;
-        pthread_mutex_lock(&w->lane->lock);
+        kvr_lock(&w->lane->lock);
         w->rk = rk;
         w->run = rk->held_n ? rk->held[rk->root].run : 0;
         memcpy(w->edge, rk->tier_head, sizeof w->edge);
         w->link = w->lane->walks;
         w->lane->walks = w;
-        pthread_mutex_unlock(&w->lane->lock);
+        kvr_unlock(&w->lane->lock);
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     *out = w;
     return 0;
 }
@@ -349,10 +349,10 @@ int kvr_index_walk_next(struct kvr_index_walk *w, size_t blocks, kvr_index_emit 
     *more = false;
     if (!w->lane) return 0;
     w->copy.records_n = w->copy.blocks_n = 0;
-    pthread_mutex_lock(&w->lane->lock);
+    kvr_lock(&w->lane->lock);
     int rc = w->disturbed ? -KVR_ESEQUENCE : copy_piece(w, KVR_MAX(blocks, (size_t)1));
     bool rest = w->rk && (w->run || w->edge[0] || w->edge[1] || w->edge[2]);
-    pthread_mutex_unlock(&w->lane->lock);
+    kvr_unlock(&w->lane->lock);
     if (rc == 0) rc = emit_copy(&w->copy, w->worker, &w->next_id, emit, ctx);
     *more = rc == 0 && rest;
     return rc;
@@ -362,11 +362,11 @@ void kvr_index_walk_end(struct kvr_index_walk *w)
 {
     if (!w) return;
     if (w->lane) {
-        pthread_mutex_lock(&w->lane->lock);
+        kvr_lock(&w->lane->lock);
         struct kvr_index_walk **at = &w->lane->walks;
         while (*at != w) at = &(*at)->link;
         *at = w->link;
-        pthread_mutex_unlock(&w->lane->lock);
+        kvr_unlock(&w->lane->lock);
     }
     struct kvr_mem mem = w->copy.mem;
     copy_free(&w->copy);

@@ -142,12 +142,12 @@ static void free_collection(struct lane *ln, struct limbo *l)
 static uint64_t oldest_reader(struct kvr_index *ix)
 {
     uint64_t min = UINT64_MAX;
-    pthread_mutex_lock(&ix->readers_lock);
+    kvr_lock(&ix->readers_lock);
     for (const struct kvr_index_reader *r = ix->readers; r; r = r->next) {
         uint64_t s = atomic_load_explicit(&r->seen, memory_order_seq_cst);
         if (s && s / 2 < min) min = s / 2;
     }
-    pthread_mutex_unlock(&ix->readers_lock);
+    kvr_unlock(&ix->readers_lock);
     return min;
 }
 

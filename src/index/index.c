@@ -32,13 +32,13 @@ static void lane_destroy(struct lane *ln)
     }
     kvr_mem_put(&ln->mem, ln->rank_of, ln->rank_of_cap * sizeof *ln->rank_of);
     kvr_mem_put(&ln->mem, ln->dropped, ln->dropped_cap * sizeof *ln->dropped);
-    pthread_mutex_destroy(&ln->lock);
+    kvr_lock_destroy(&ln->lock);
 }
 
 static int lane_init(struct kvr_index *ix, struct lane *ln)
 {
     const struct kvr_index_config *c = &ix->config;
-    pthread_mutex_init(&ln->lock, NULL);
+    kvr_lock_init(&ln->lock, KVR_LOCK_INDEX_LANE);
     ln->ix = ix;
     ln->simd = c->portable ? &kvr__simd_portable : kvr__simd_best();
     kvr_mem_init(&ln->mem, &ix->mem.a, 0);
@@ -53,35 +53,35 @@ static int lane_init(struct kvr_index *ix, struct lane *ln)
 /* The byte cap less what readers and the directory take, in equal shares. */
 void kvr__share_cap(struct kvr_index *ix)
 {
-    pthread_mutex_lock(&ix->readers_lock);
+    kvr_lock(&ix->readers_lock);
     size_t max = ix->config.bytes_max, rest = max > ix->mem.bytes ? max - ix->mem.bytes : 1;
-    pthread_mutex_unlock(&ix->readers_lock);
+    kvr_unlock(&ix->readers_lock);
     if (!max) return;
     for (uint32_t i = 0; i < ix->lanes_n; i++) {
-        pthread_mutex_lock(&ix->lanes[i].lock);
+        kvr_lock(&ix->lanes[i].lock);
         ix->lanes[i].mem.bytes_max = KVR_MAX(rest / ix->lanes_n, (size_t)1);
-        pthread_mutex_unlock(&ix->lanes[i].lock);
+        kvr_unlock(&ix->lanes[i].lock);
     }
 }
 
 /* Gives up what is over the cap; stops when nothing comes back, because readers may still look at it. */
 static void keep_cap(struct lane *ln)
 {
-    pthread_mutex_lock(&ln->lock);
+    kvr_lock(&ln->lock);
     for (int idle = 0; ln->mem.bytes > ln->mem.bytes_max && idle < 8;) {
         size_t before = ln->mem.bytes;
         if (!kvr__evict_for_bytes(ln)) break;
         idle = ln->mem.bytes < before ? 0 : idle + 1;
     }
-    pthread_mutex_unlock(&ln->lock);
+    kvr_unlock(&ln->lock);
 }
 
 int kvr_index_set_bytes_max(struct kvr_index *ix, size_t bytes)
 {
-    pthread_mutex_lock(&ix->readers_lock);
+    kvr_lock(&ix->readers_lock);
     bool capped = ix->config.bytes_max != 0;
     if (capped) ix->config.bytes_max = KVR_MAX(bytes, (size_t)1);
-    pthread_mutex_unlock(&ix->readers_lock);
+    kvr_unlock(&ix->readers_lock);
     if (!capped) return -KVR_EUNSUPPORTED;
     kvr__share_cap(ix);
     for (uint32_t i = 0; i < ix->lanes_n; i++) keep_cap(&ix->lanes[i]);
@@ -91,18 +91,6 @@ int kvr_index_set_bytes_max(struct kvr_index *ix, size_t bytes)
 static size_t index_bytes(uint32_t lanes)
 {
     return sizeof(struct kvr_index) + lanes * sizeof(struct lane) + 64; /* room to align */
-}
-
-/* Threads that apply events hold the lock most of the time: who wants it alone must not wait for a gap. */
-static void init_ranks_lock(pthread_rwlock_t *lock)
-{
-    pthread_rwlockattr_t a;
-    pthread_rwlockattr_init(&a);
-#ifdef __GLIBC__
-    pthread_rwlockattr_setkind_np(&a, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-#endif
-    pthread_rwlock_init(lock, &a);
-    pthread_rwlockattr_destroy(&a);
 }
 
 static bool config_is_valid(const struct kvr_index_config *c)
@@ -130,9 +118,9 @@ int kvr_index_create(const struct kvr_index_config *config, struct kvr_index **o
     ix->lanes_n = c.lanes;
     ix->slots_max = c.ranks_max + c.ranks_max / 4 + 64; /* cleared slots wait for readers */
     atomic_init(&ix->epoch, 1);
-    pthread_mutex_init(&ix->readers_lock, NULL);
-    init_ranks_lock(&ix->ranks_lock);
-    pthread_mutex_init(&ix->windows_lock, NULL);
+    kvr_lock_init(&ix->readers_lock, KVR_LOCK_INDEX_READERS);
+    kvr_rwlock_init(&ix->ranks_lock, KVR_LOCK_INDEX_RANKS); /* threads that apply events hold it most of the time, shared */
+    kvr_lock_init(&ix->windows_lock, KVR_LOCK_INDEX_WINDOWS);
     int rc = 0;
     for (uint32_t i = 0; i < c.lanes && rc == 0; i++) rc = lane_init(ix, &ix->lanes[i]);
     if (rc == 0 && c.frequency_window_ns) rc = kvr__usage_create(ix);
@@ -153,9 +141,9 @@ void kvr_index_destroy(struct kvr_index *ix)
     kvr__ranks_destroy(ix);
     for (uint32_t i = 0; i < ix->lanes_n; i++)
         if (ix->lanes[i].ix) lane_destroy(&ix->lanes[i]);
-    pthread_mutex_destroy(&ix->readers_lock);
+    kvr_lock_destroy(&ix->readers_lock);
     kvr__windows_destroy(ix);
-    pthread_rwlock_destroy(&ix->ranks_lock);
+    kvr_rwlock_destroy(&ix->ranks_lock);
     struct kvr_mem mem = ix->mem;
     kvr_mem_put(&mem, ix->raw, index_bytes(ix->lanes_n));
 }
@@ -168,7 +156,7 @@ static size_t reader_bytes(const struct kvr_index *ix)
 /* A reader counts, but it is not refused for the cap: blocks make room for it, for who holds much must be asked too. */
 int kvr_index_reader_create(struct kvr_index *ix, struct kvr_index_reader **out)
 {
-    pthread_mutex_lock(&ix->readers_lock);
+    kvr_lock(&ix->readers_lock);
     size_t max = ix->mem.bytes_max;
     ix->mem.bytes_max = 0;
     char *raw = kvr_mem_zget(&ix->mem, reader_bytes(ix));
@@ -185,7 +173,7 @@ int kvr_index_reader_create(struct kvr_index *ix, struct kvr_index_reader **out)
         ix->readers = rd;
         *out = rd;
     }
-    pthread_mutex_unlock(&ix->readers_lock);
+    kvr_unlock(&ix->readers_lock);
     kvr__share_cap(ix);
     return raw ? 0 : -KVR_ENOMEM;
 }
@@ -194,12 +182,12 @@ void kvr_index_reader_destroy(struct kvr_index_reader *rd)
 {
     if (!rd) return;
     struct kvr_index *ix = rd->index;
-    pthread_mutex_lock(&ix->readers_lock);
+    kvr_lock(&ix->readers_lock);
     if (rd->prev) rd->prev->next = rd->next;
     else ix->readers = rd->next;
     if (rd->next) rd->next->prev = rd->prev;
     kvr_mem_put(&ix->mem, rd->raw, reader_bytes(ix));
-    pthread_mutex_unlock(&ix->readers_lock);
+    kvr_unlock(&ix->readers_lock);
     kvr__share_cap(ix);
 }
 
@@ -293,11 +281,11 @@ static int apply_unknown(struct kvr_index *ix, const struct kvr_event *ev)
 {
     struct lane *ln = &ix->lanes[0];
     int rc = ev->kind == KVR_EVENT_REMOVED && ev->removed_n && ev->tier == KVR_TIER_DEVICE ? -KVR_ENOTFOUND : 0;
-    pthread_mutex_lock(&ln->lock);
+    kvr_lock(&ln->lock);
     ln->counters.removed_events += ev->kind == KVR_EVENT_REMOVED;
     ln->counters.cleared_events += ev->kind == KVR_EVENT_CLEARED;
     count_result(ln, rc);
-    pthread_mutex_unlock(&ln->lock);
+    kvr_unlock(&ln->lock);
     return rc;
 }
 
@@ -306,9 +294,9 @@ static void clear_worker(struct kvr_index *ix, uint64_t worker_id)
     for (size_t i = 0; i < ix->ranks_cap; i++) {
         struct rank *rk = ix->ranks[i];
         if (!rk || rk->worker.worker_id != worker_id) continue;
-        pthread_mutex_lock(&rk->lane->lock);
+        kvr_lock(&rk->lane->lock);
         clear_rank(rk->lane, rk);
-        pthread_mutex_unlock(&rk->lane->lock);
+        kvr_unlock(&rk->lane->lock);
     }
 }
 
@@ -327,16 +315,16 @@ int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev)
     if (ev->kind == KVR_EVENT_CLEARED && ix->config.clear_worker_wide) clear_worker(ix, ev->worker.worker_id);
     int rc = kvr__rank_of_event(ix, ev, &rk);
     if (rc) {
-        pthread_mutex_lock(&ix->lanes[0].lock);
+        kvr_lock(&ix->lanes[0].lock);
         count_result(&ix->lanes[0], rc);
-        pthread_mutex_unlock(&ix->lanes[0].lock);
+        kvr_unlock(&ix->lanes[0].lock);
         return rc;
     }
     if (!rk) return apply_unknown(ix, ev);
-    pthread_mutex_lock(&rk->lane->lock);
+    kvr_lock(&rk->lane->lock);
     kvr__fetch_buckets(rk->lane, ev);
     rc = kvr__apply_one(rk->lane, rk, ev);
-    pthread_mutex_unlock(&rk->lane->lock);
+    kvr_unlock(&rk->lane->lock);
     return rc;
 }
 
@@ -344,9 +332,9 @@ int kvr_index_apply(struct kvr_index *ix, const struct kvr_event *ev)
 {
     if (ev->tier < 0 || ev->tier >= KVR_TIER_COUNT) return -KVR_EINVAL;
     if (ev->kind == KVR_EVENT_CLEARED && ev->tier == KVR_TIER_DEVICE) kvr__windows_clear(ix, ev->worker, false);
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     int rc = kvr__apply_alone(ix, ev);
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return rc;
 }
 
@@ -356,13 +344,13 @@ int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *
     struct rank *rk;
     if (locals_n != seqs_n) return -KVR_ELENGTH;
     if (locals_n == 0) return 0;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     int rc = kvr__rank_get(ix, w, &rk);
     if (rc == 0) {
         struct lane *ln = rk->lane;
         uint64_t expiry = kvr_now_ns(&ix->clock) + ix->config.ttl_ns;
         size_t max = ix->config.predicted_max / ix->lanes_n;
-        pthread_mutex_lock(&ln->lock);
+        kvr_lock(&ln->lock);
         if (ln->stamps) kvr__evict_tick(ln);
         while ((rc = kvr__store_predicted(ln, rk, locals, seqs, locals_n, expiry)) == -KVR_ENOMEM && kvr__evict_for_bytes(ln)) {
         }
@@ -372,9 +360,9 @@ int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *
         give_back_after(ln, locals_n);
         count_result(ln, rc);
         kvr__reclaim(ln, false);
-        pthread_mutex_unlock(&ln->lock);
+        kvr_unlock(&ln->lock);
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return rc;
 }
 
@@ -390,10 +378,10 @@ static bool wants_trim(struct lane *ln)
 /* Frees what no reader can see any more, and gives memory back to the system after a large removal. */
 static void tidy(struct kvr_index *ix, struct lane *ln)
 {
-    pthread_mutex_lock(&ln->lock);
+    kvr_lock(&ln->lock);
     kvr__reclaim(ln, true);
     bool trim = wants_trim(ln);
-    pthread_mutex_unlock(&ln->lock);
+    kvr_unlock(&ln->lock);
     if (trim) kvr_mem_trim(&ix->mem);
 }
 
@@ -403,11 +391,11 @@ size_t kvr_index_expire(struct kvr_index *ix)
     uint64_t now = kvr_now_ns(&ix->clock);
     for (uint32_t i = 0; i < ix->lanes_n; i++) {
         struct lane *ln = &ix->lanes[i];
-        pthread_mutex_lock(&ln->lock);
+        kvr_lock(&ln->lock);
         size_t n = kvr__predict_expire(ln, now);
         ln->counters.expired += n;
         gone += n;
-        pthread_mutex_unlock(&ln->lock);
+        kvr_unlock(&ln->lock);
         tidy(ix, ln);
     }
     (void)kvr_index_tend(ix, SLICE_OF_EXPIRY);
@@ -424,14 +412,14 @@ static bool holds_nothing(const struct rank *rk)
 /* False: the pair is not known (any more). */
 static bool empty_rank(struct kvr_index *ix, struct kvr_worker w)
 {
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     struct rank *rk = kvr__rank_find(ix, w);
     if (rk) {
-        pthread_mutex_lock(&rk->lane->lock);
+        kvr_lock(&rk->lane->lock);
         if (!holds_nothing(rk) && !kvr__rank_set_aside(rk->lane, rk)) clear_rank(rk->lane, rk);
-        pthread_mutex_unlock(&rk->lane->lock);
+        kvr_unlock(&rk->lane->lock);
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return rk != NULL;
 }
 
@@ -440,22 +428,22 @@ void kvr_index_drop_rank(struct kvr_index *ix, struct kvr_worker w)
     bool gone = false;
     kvr__windows_clear(ix, w, true);
     while (!gone && empty_rank(ix, w)) { /* again when a store came in between */
-        pthread_rwlock_wrlock(&ix->ranks_lock);
+        kvr_write_lock(&ix->ranks_lock);
         struct rank *rk = kvr__rank_find(ix, w);
         gone = !rk || holds_nothing(rk);
         if (rk && gone) kvr__rank_forget(ix, rk);
-        pthread_rwlock_unlock(&ix->ranks_lock);
+        kvr_rw_unlock(&ix->ranks_lock);
     }
 }
 
 /* A slice of one lane. Returns: whether more is leaving. */
 static bool tend_lane(struct kvr_index *ix, struct lane *ln, size_t *blocks)
 {
-    pthread_mutex_lock(&ln->lock);
+    kvr_lock(&ln->lock);
     size_t n = kvr__drain(ln, KVR_MIN(*blocks, (size_t)SLICE));
     bool more = ln->leaving != NULL;
     kvr__reclaim(ln, false);
-    pthread_mutex_unlock(&ln->lock);
+    kvr_unlock(&ln->lock);
     *blocks -= KVR_MIN(KVR_MAX(n, (size_t)1), *blocks);
     if (n && !more) tidy(ix, ln);
     return more;
@@ -482,12 +470,12 @@ void kvr_index_remove_rank(struct kvr_index *ix, struct kvr_worker w)
 static bool find_rank_of(struct kvr_index *ix, uint64_t worker_id, struct kvr_worker *out)
 {
     bool found = false;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     for (size_t i = 0; i < ix->ranks_cap && !found; i++) {
         found = ix->ranks[i] && ix->ranks[i]->worker.worker_id == worker_id;
         if (found) *out = ix->ranks[i]->worker;
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return found;
 }
 
@@ -507,16 +495,16 @@ int kvr_index_set_capacity(struct kvr_index *ix, struct kvr_worker w, size_t blo
 {
     struct rank *rk;
     if (!ix->lanes[0].stamps) return -KVR_EUNSUPPORTED;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     int rc = kvr__rank_get(ix, w, &rk);
     if (rc == 0) {
-        pthread_mutex_lock(&rk->lane->lock);
+        kvr_lock(&rk->lane->lock);
         rk->capacity = blocks;
         kvr__evict_for_capacity(rk->lane, rk);
         kvr__reclaim(rk->lane, true);
-        pthread_mutex_unlock(&rk->lane->lock);
+        kvr_unlock(&rk->lane->lock);
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return rc;
 }
 
@@ -532,28 +520,28 @@ size_t kvr_index_ranks(const struct kvr_index *ix)
 size_t kvr_index_rank_blocks(struct kvr_index *ix, struct kvr_worker w)
 {
     size_t n = 0;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     struct rank *rk = kvr__rank_find(ix, w);
     if (rk) {
-        pthread_mutex_lock(&rk->lane->lock);
+        kvr_lock(&rk->lane->lock);
         n = rk->blocks;
-        pthread_mutex_unlock(&rk->lane->lock);
+        kvr_unlock(&rk->lane->lock);
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return n;
 }
 
 void kvr_index_rank_turnover(struct kvr_index *ix, struct kvr_worker w, struct kvr_turnover *out)
 {
     *out = (struct kvr_turnover){0};
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     struct rank *rk = kvr__rank_find(ix, w);
     if (rk) {
-        pthread_mutex_lock(&rk->lane->lock);
+        kvr_lock(&rk->lane->lock);
         *out = rk->turnover;
-        pthread_mutex_unlock(&rk->lane->lock);
+        kvr_unlock(&rk->lane->lock);
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
 }
 
 /* By events, in the device's tier. The lane is locked. */
@@ -566,33 +554,33 @@ static bool device_holds(const struct lane *ln, const struct rank *rk, uint64_t 
 bool kvr_index_holds(struct kvr_index *ix, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
 {
     bool found = false;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     const struct rank *rk = kvr__rank_find(ix, w);
     if (rk) {
-        pthread_mutex_lock(&rk->lane->lock);
+        kvr_lock(&rk->lane->lock);
         found = tier == KVR_TIER_DEVICE ? device_holds(rk->lane, rk, name) : kvr__tiers_have(rk->lane, rk, tier, name);
-        pthread_mutex_unlock(&rk->lane->lock);
+        kvr_unlock(&rk->lane->lock);
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return found;
 }
 
 long kvr_index_match_tiers(struct kvr_index *ix, const uint64_t *locals, size_t n, struct kvr_reach *out, size_t cap)
 {
     long found = 0;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     for (size_t i = 0; i < ix->ranks_cap; i++) {
         struct kvr_reach reach;
         struct rank *rk = ix->ranks[i];
         if (!rk) continue;
-        pthread_mutex_lock(&rk->lane->lock);
+        kvr_lock(&rk->lane->lock);
         kvr__tiers_reach(rk->lane, rk, locals, n, &reach);
-        pthread_mutex_unlock(&rk->lane->lock);
+        kvr_unlock(&rk->lane->lock);
         if (!reach.depth[KVR_TIER_COUNT - 1]) continue;
         if ((size_t)found < cap) out[found] = reach;
         found++;
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return (size_t)found > cap ? -KVR_ELIMIT : found;
 }
 
@@ -600,9 +588,9 @@ uint32_t kvr_index_lane(struct kvr_index *ix, struct kvr_worker w)
 {
     struct rank *rk;
     uint32_t lane = 0;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     if (kvr__rank_get(ix, w, &rk) == 0) lane = (uint32_t)(rk->lane - ix->lanes);
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return lane;
 }
 
@@ -630,15 +618,15 @@ static void add_counters(struct kvr_index_stats *to, const struct kvr_index_stat
 void kvr_index_stats(struct kvr_index *ix, struct kvr_index_stats *out)
 {
     *out = (struct kvr_index_stats){.uses_dropped = kvr__usage_dropped(ix)};
-    pthread_rwlock_rdlock(&ix->ranks_lock);
-    pthread_mutex_lock(&ix->readers_lock);
+    kvr_read_lock(&ix->ranks_lock);
+    kvr_lock(&ix->readers_lock);
     out->bytes = ix->mem.bytes;
     out->ranks = ix->ranks_n;
-    pthread_mutex_unlock(&ix->readers_lock);
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_unlock(&ix->readers_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     for (uint32_t i = 0; i < ix->lanes_n; i++) {
         struct lane *ln = &ix->lanes[i];
-        pthread_mutex_lock(&ln->lock);
+        kvr_lock(&ln->lock);
         add_counters(out, &ln->counters);
         out->bytes += ln->mem.bytes;
         out->nodes += ln->nodes_n;
@@ -647,7 +635,7 @@ void kvr_index_stats(struct kvr_index *ix, struct kvr_index_stats *out)
         out->predicted += ln->predict.blocks;
         out->aliases += ln->aliases_n - ln->aliased_blocks;
         out->lower_tier_blocks += ln->tiers.n;
-        pthread_mutex_unlock(&ln->lock);
+        kvr_unlock(&ln->lock);
     }
 }
 
@@ -655,9 +643,9 @@ bool kvr_index_validate(struct kvr_index *ix, const char **reason)
 {
     bool ok = true;
     for (uint32_t i = 0; i < ix->lanes_n && ok; i++) {
-        pthread_mutex_lock(&ix->lanes[i].lock);
+        kvr_lock(&ix->lanes[i].lock);
         ok = kvr__lane_check(&ix->lanes[i], reason);
-        pthread_mutex_unlock(&ix->lanes[i].lock);
+        kvr_unlock(&ix->lanes[i].lock);
     }
     return ok;
 }

@@ -89,6 +89,7 @@
 #include <kvroute/index.h>
 
 #include "base/base.h"
+#include "base/lock.h"
 
 #define RLX memory_order_relaxed
 #define ACQ memory_order_acquire
@@ -329,7 +330,7 @@ struct lane {
     _Atomic uint32_t tick;      /* clock of use stamps */
 
     /* writer */
-    _Alignas(64) pthread_mutex_t lock;
+    _Alignas(64) struct kvr_lock lock;
     struct kvr_index *ix;
     const struct simd *simd;
     struct kvr_mem mem;
@@ -386,13 +387,13 @@ struct kvr_index {
     struct kvr_mem mem; /* of what is not in a lane; guarded by readers_lock */
     uint32_t lanes_n;
     size_t slots_max; /* of a lane */
-    pthread_mutex_t readers_lock;
+    struct kvr_lock readers_lock;
     struct kvr_index_reader *readers;
-    pthread_rwlock_t ranks_lock; /* directory: held shared while an event is applied */
-    struct rank **ranks;         /* open addressing by worker */
+    struct kvr_rwlock ranks_lock; /* directory: held shared while an event is applied */
+    struct rank **ranks;          /* open addressing by worker */
     size_t ranks_cap, ranks_n;
     struct usage *usage; /* NULL: frequencies are off */
-    pthread_mutex_t windows_lock;
+    struct kvr_lock windows_lock;
     struct windowed *windowed; /* pairs with window groups, under windows_lock */
     _Atomic size_t windowed_n;
     struct lane lanes[];

@@ -276,14 +276,14 @@ static struct lane *emptiest_lane(struct kvr_index *ix)
 static int rank_new(struct kvr_index *ix, struct kvr_worker w)
 {
     if (ix->ranks_n >= ix->config.ranks_max) return -KVR_ECAPACITY;
-    pthread_mutex_lock(&ix->readers_lock); /* for ix->mem */
+    kvr_lock(&ix->readers_lock); /* for ix->mem */
     size_t was = ix->ranks_cap;
     int none = dir_grow(ix);
-    pthread_mutex_unlock(&ix->readers_lock);
+    kvr_unlock(&ix->readers_lock);
     if (none) return none;
     if (ix->ranks_cap != was) kvr__share_cap(ix);
     struct lane *ln = emptiest_lane(ix);
-    pthread_mutex_lock(&ln->lock);
+    kvr_lock(&ln->lock);
     uint32_t s = 0;
     struct rank *rk = kvr_mem_zget(&ln->mem, sizeof *rk);
     int rc = rk ? slot_new(ln, &s) : -KVR_ENOMEM;
@@ -300,18 +300,18 @@ static int rank_new(struct kvr_index *ix, struct kvr_worker w)
     } else {
         kvr_mem_put(&ln->mem, rk, rk ? sizeof *rk : 0);
     }
-    pthread_mutex_unlock(&ln->lock);
+    kvr_unlock(&ln->lock);
     return rc;
 }
 
 int kvr__rank_get(struct kvr_index *ix, struct kvr_worker w, struct rank **out)
 {
     while (!(*out = kvr__rank_find(ix, w))) {
-        pthread_rwlock_unlock(&ix->ranks_lock);
-        pthread_rwlock_wrlock(&ix->ranks_lock);
+        kvr_rw_unlock(&ix->ranks_lock);
+        kvr_write_lock(&ix->ranks_lock);
         int rc = kvr__rank_find(ix, w) ? 0 : rank_new(ix, w);
-        pthread_rwlock_unlock(&ix->ranks_lock);
-        pthread_rwlock_rdlock(&ix->ranks_lock);
+        kvr_rw_unlock(&ix->ranks_lock);
+        kvr_read_lock(&ix->ranks_lock);
         if (rc) return rc;
     }
     return 0;
@@ -329,13 +329,13 @@ void kvr__rank_forget(struct kvr_index *ix, struct rank *rk)
     }
     ix->ranks[i] = NULL;
     ix->ranks_n--;
-    pthread_mutex_lock(&ln->lock);
+    kvr_lock(&ln->lock);
     if (ln->walks) kvr__walks_rank_goes(ln, rk);
     slot_kill(ln, rk->slot);
     ln->rank_of[rk->slot] = NULL;
     ln->ranks_n--;
     kvr__retire_slot(ln, rk);
-    pthread_mutex_unlock(&ln->lock);
+    kvr_unlock(&ln->lock);
 }
 
 void kvr__ranks_destroy(struct kvr_index *ix)

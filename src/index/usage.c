@@ -6,6 +6,7 @@
  * full the oldest use goes early, which is counted.
  */
 #include "index/internal.h"
+#include "base/lock.h"
 #include "base/map64.h"
 
 enum { USES_MAX = 1 << 20 };
@@ -14,7 +15,7 @@ struct use {
     uint64_t hash, at;
 };
 struct usage {
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     struct kvr_mem mem;
     struct use *ring;
     size_t cap, head, n;
@@ -64,7 +65,7 @@ int kvr__usage_create(struct kvr_index *ix)
     struct usage *u = kvr_mem_zget(&mem, sizeof *u);
     if (!u) return -KVR_ENOMEM;
     u->mem = mem;
-    pthread_mutex_init(&u->lock, NULL);
+    kvr_lock_init(&u->lock, KVR_LOCK_INDEX_USAGE);
     ix->usage = u;
     return 0;
 }
@@ -75,7 +76,7 @@ void kvr__usage_destroy(struct kvr_index *ix)
     if (!u) return;
     kvr_map64_clear(&u->counts);
     kvr_mem_put(&u->mem, u->ring, u->cap * sizeof *u->ring);
-    pthread_mutex_destroy(&u->lock);
+    kvr_lock_destroy(&u->lock);
     struct kvr_mem mem = u->mem;
     kvr_mem_put(&mem, u, sizeof *u);
 }
@@ -85,7 +86,7 @@ int kvr_index_use(struct kvr_index *ix, const uint64_t *locals, size_t n, uint32
     struct usage *u = ix->usage;
     if (!u) return -KVR_EUNSUPPORTED;
     uint64_t now = kvr_now_ns(&ix->clock), hash = 0;
-    pthread_mutex_lock(&u->lock);
+    kvr_lock(&u->lock);
     while (u->n && now - u->ring[u->head].at >= ix->config.frequency_window_ns) forget_oldest(u);
     for (size_t i = 0; i < n; i++) {
         hash = kvr_mix64(hash * 0x9e3779b97f4a7c15ULL ^ locals[i]);
@@ -93,15 +94,15 @@ int kvr_index_use(struct kvr_index *ix, const uint64_t *locals, size_t n, uint32
         if (frequencies) frequencies[i] = count ? (uint32_t)*count : 0;
         note_use(u, hash, now);
     }
-    pthread_mutex_unlock(&u->lock);
+    kvr_unlock(&u->lock);
     return 0;
 }
 
 uint64_t kvr__usage_dropped(struct kvr_index *ix)
 {
     if (!ix->usage) return 0;
-    pthread_mutex_lock(&ix->usage->lock);
+    kvr_lock(&ix->usage->lock);
     uint64_t n = ix->usage->dropped;
-    pthread_mutex_unlock(&ix->usage->lock);
+    kvr_unlock(&ix->usage->lock);
     return n;
 }

@@ -13,6 +13,7 @@
  */
 #include "index/internal.h"
 
+#include "base/lock.h"
 #include "base/map64.h"
 #include "base/tally.h"
 
@@ -100,7 +101,7 @@ static void store_names(struct group *g, const struct kvr_window_event *ev)
 int kvr_index_window(struct kvr_index *ix, const struct kvr_window_event *ev)
 {
     int rc = 0;
-    pthread_mutex_lock(&ix->windows_lock);
+    kvr_lock(&ix->windows_lock);
     struct windowed *x = find(ix, ev->worker);
     if (!x && !ev->take_back && (x = calloc(1, sizeof *x))) {
         x->worker = ev->worker;
@@ -116,14 +117,14 @@ int kvr_index_window(struct kvr_index *ix, const struct kvr_window_event *ev)
     }
     for (size_t i = 0; g && ev->kind == KVR_EVENT_REMOVED && i < ev->n; i++) remove_name(g, ev->names[i]);
     for (size_t i = 0; x && ev->take_back && i < x->n; i++) take_back(&x->groups[i]);
-    pthread_mutex_unlock(&ix->windows_lock);
+    kvr_unlock(&ix->windows_lock);
     return rc;
 }
 
 void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_too)
 {
     if (!atomic_load_explicit(&ix->windowed_n, ACQ)) return;
-    pthread_mutex_lock(&ix->windows_lock);
+    kvr_lock(&ix->windows_lock);
     struct windowed *x = find(ix, w);
     if (x) forget_names(x);
     if (x && groups_too) {
@@ -133,13 +134,13 @@ void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_t
         free(x);
         atomic_fetch_sub_explicit(&ix->windowed_n, 1, REL);
     }
-    pthread_mutex_unlock(&ix->windows_lock);
+    kvr_unlock(&ix->windows_lock);
 }
 
 void kvr__windows_destroy(struct kvr_index *ix)
 {
     while (ix->windowed) kvr__windows_clear(ix, ix->windowed->worker, true);
-    pthread_mutex_destroy(&ix->windows_lock);
+    kvr_lock_destroy(&ix->windows_lock);
 }
 
 /* ---- what a match may say ------------------------------------------------------------------------------------- */
@@ -182,36 +183,36 @@ static uint32_t fits(const struct group *g, const uint64_t *names, uint32_t n)
 static uint32_t agree(struct kvr_index *ix, struct kvr_worker w, const uint64_t *names, uint32_t n)
 {
     uint32_t before = n + 1;
-    pthread_mutex_lock(&ix->windows_lock);
+    kvr_lock(&ix->windows_lock);
     const struct windowed *x = find(ix, w);
     if (x && x->overfull) n = 0;
     while (x && n < before) {
         before = n;
         for (size_t i = 0; i < x->n; i++) n = fits(&x->groups[i], names, n);
     }
-    pthread_mutex_unlock(&ix->windows_lock);
+    kvr_unlock(&ix->windows_lock);
     return n;
 }
 
 size_t kvr_index_names(struct kvr_index *ix, struct kvr_worker w, const uint64_t *q, size_t n, uint64_t *names)
 {
     uint32_t found = 0;
-    pthread_rwlock_rdlock(&ix->ranks_lock);
+    kvr_read_lock(&ix->ranks_lock);
     struct rank *rk = kvr__rank_find(ix, w);
     if (rk) {
-        pthread_mutex_lock(&rk->lane->lock);
+        kvr_lock(&rk->lane->lock);
         found = names_along(rk, q, (uint32_t)KVR_MIN(n, (size_t)UINT32_MAX), names);
-        pthread_mutex_unlock(&rk->lane->lock);
+        kvr_unlock(&rk->lane->lock);
     }
-    pthread_rwlock_unlock(&ix->ranks_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
     return found;
 }
 
 static bool is_windowed(struct kvr_index *ix, struct kvr_worker w)
 {
-    pthread_mutex_lock(&ix->windows_lock);
+    kvr_lock(&ix->windows_lock);
     bool yes = find(ix, w) != NULL;
-    pthread_mutex_unlock(&ix->windows_lock);
+    kvr_unlock(&ix->windows_lock);
     return yes;
 }
 

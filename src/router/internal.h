@@ -20,6 +20,7 @@
 #include <kvroute/router.h>
 
 #include "base/base.h"
+#include "base/lock.h"
 
 enum { TAINT_WORDS = KVR_TAINTS_MAX / 64, TAINT_NAME_MAX = 128 };
 
@@ -63,7 +64,7 @@ struct kvr_router {
     struct kvr_mem mem;
     struct kvr_clock clock;
     struct kvr_router_config config;
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     struct kvr_load *load;
     struct rank_info *infos;
     size_t infos_cap;

@@ -74,7 +74,7 @@ int kvr_router_create(const struct kvr_router_config *config, struct kvr_router 
     r->rng = config->seed;
     kvr_ttft_init(&r->fleet);
     kvr_generation_init(&r->generation);
-    pthread_mutex_init(&r->lock, NULL);
+    kvr_lock_init(&r->lock, KVR_LOCK_ROUTER);
     if (create_parts(r)) {
         kvr_router_destroy(r);
         return -KVR_ENOMEM;
@@ -95,7 +95,7 @@ void kvr_router_destroy(struct kvr_router *r)
     kvr_mem_put(&r->mem, r->workers, r->workers_cap * sizeof *r->workers);
     kvr_mem_put(&r->mem, r->models, r->models_cap * sizeof *r->models);
     kvr_mem_put(&r->mem, r->taint_names, r->taints_cap * sizeof *r->taint_names);
-    pthread_mutex_destroy(&r->lock);
+    kvr_lock_destroy(&r->lock);
     struct kvr_mem mem = r->mem;
     kvr_mem_put(&mem, r, sizeof *r);
 }
@@ -147,33 +147,33 @@ static struct kvr_router *writable(const struct kvr_router *r)
 
 void kvr_router_set_mode(struct kvr_router *r, enum kvr_router_mode mode)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     r->config.mode = mode;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 enum kvr_router_mode kvr_router_mode(const struct kvr_router *r)
 {
-    pthread_mutex_lock(&writable(r)->lock);
+    kvr_lock(&writable(r)->lock);
     enum kvr_router_mode mode = r->config.mode;
-    pthread_mutex_unlock(&writable(r)->lock);
+    kvr_unlock(&writable(r)->lock);
     return mode;
 }
 
 void kvr_router_set_busy(struct kvr_router *r, const struct kvr_busy_thresholds *b)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     if (b->decode_blocks_frac >= 0) r->config.busy.decode_blocks_frac = b->decode_blocks_frac;
     if (b->prefill_tokens >= 0) r->config.busy.prefill_tokens = b->prefill_tokens;
     if (b->prefill_tokens_frac >= 0) r->config.busy.prefill_tokens_frac = b->prefill_tokens_frac;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 void kvr_router_busy(struct kvr_router *r, struct kvr_busy_thresholds *out)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     *out = r->config.busy;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 /* ---- workers ----------------------------------------------------------------------------------------- */
@@ -239,7 +239,7 @@ static int sync_infos(struct kvr_router *r)
 
 int kvr_router_set_worker(struct kvr_router *r, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     bool known = worker_find(r, worker_id) != NULL;
     int rc = worker_make(r, worker_id) ? kvr_load_set_worker(r->load, worker_id, dp_start, dp_size) : -KVR_ENOMEM;
     if (rc == 0) rc = sync_infos(r);
@@ -249,41 +249,41 @@ int kvr_router_set_worker(struct kvr_router *r, uint64_t worker_id, uint32_t dp_
         worker_forget(r, worker_id);
     }
     kvr__dispatch(r);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return rc;
 }
 
 void kvr_router_remove_worker(struct kvr_router *r, uint64_t worker_id)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     kvr_load_remove_worker(r->load, worker_id);
     sync_infos(r); /* removing never grows the table */
     worker_forget(r, worker_id);
     kvr__dispatch(r);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     if (r->config.index) kvr_index_drop_worker(r->config.index, worker_id);
     if (r->config.predicted) kvr_index_drop_worker(r->config.predicted, worker_id);
 }
 
 void kvr_router_set_schedulable(struct kvr_router *r, uint64_t worker_id, bool schedulable)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     struct worker_info *w = worker_find(r, worker_id);
     if (w) w->blocked = !schedulable;
     kvr__dispatch(r);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 void kvr_router_set_limits(struct kvr_router *r, uint64_t worker_id, uint64_t max_num_batched_tokens, uint64_t total_kv_blocks)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     struct worker_info *w = worker_find(r, worker_id);
     if (w) {
         w->max_num_batched_tokens = max_num_batched_tokens;
         w->total_kv_blocks = total_kv_blocks;
     }
     kvr__dispatch(r);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 static struct rank_info *info_of(struct kvr_router *r, struct kvr_worker w)
@@ -294,18 +294,18 @@ static struct rank_info *info_of(struct kvr_router *r, struct kvr_worker w)
 
 void kvr_router_set_trusted(struct kvr_router *r, struct kvr_worker w, bool trusted)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     struct rank_info *i = info_of(r, w);
     if (i) i->untrusted = !trusted;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 void kvr_router_set_kv_used(struct kvr_router *r, struct kvr_worker w, uint64_t blocks)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     struct rank_info *i = info_of(r, w);
     if (i) i->kv_used_blocks = blocks;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 static long taint_intern(struct kvr_router *r, const char *name)
@@ -322,14 +322,14 @@ int kvr_router_set_taints(struct kvr_router *r, uint64_t worker_id, const char *
 {
     struct taints set = {0};
     long at = 0;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     for (size_t i = 0; i < n && at >= 0; i++) {
         at = taint_intern(r, taints[i]);
         if (at >= 0) set.bits[at / 64] |= (uint64_t)1 << (at % 64);
     }
     struct worker_info *w = at < 0 ? NULL : worker_find(r, worker_id);
     if (w) w->taints = set;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return at < 0 ? (int)at : 0;
 }
 
@@ -349,9 +349,9 @@ int kvr_router_find_best_match(struct kvr_router *r, struct kvr_router_ctx *c, c
     int rc = kvr__prepare(r, c, rq, &p);
     if (rc) return rc;
     uint64_t t = kvr_now_ns(&r->clock);
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     rc = kvr__schedule(r, c, rq, &p, &res);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     if (rc) return rc;
     uint64_t end = kvr_now_ns(&r->clock);
     res.times = p.times;
@@ -405,7 +405,7 @@ void kvr_router_observe_ttft(struct kvr_router *r, const struct kvr_router_resul
 bool kvr_router_observe_ttft_beside(struct kvr_router *r, const struct kvr_router_result *res, double ms, struct kvr_ttft_question *others,
                                     size_t n)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     observe_ttft(r, res, ms);
     bool warm = r->fleet.observations >= KVR_TTFT_WARM;
     for (size_t i = 0; i < n && warm; i++) {
@@ -413,18 +413,18 @@ bool kvr_router_observe_ttft_beside(struct kvr_router *r, const struct kvr_route
         const struct worker_info *w = worker_find(r, q->worker_id);
         q->ms = w ? kvr__factor(r, (uint32_t)(w - r->workers)) * kvr_ttft_predict(&r->fleet, q->own, q->ahead, q->requests) : -1;
     }
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return warm;
 }
 
 int kvr_router_ttft_model(struct kvr_router *r, const uint64_t *worker_id, struct kvr_ttft_model *out, struct kvr_ttft_factor *factor)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     const struct worker_info *w = worker_id ? worker_find(r, *worker_id) : NULL;
     bool ok = !worker_id || w;
     if (ok) *out = r->fleet;
     if (w && factor) *factor = r->models[w - r->workers].factor;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return ok ? 0 : -KVR_ENOTFOUND;
 }
 
@@ -438,16 +438,16 @@ static void observe_generation(struct kvr_router *r, struct kvr_worker worker, u
 
 void kvr_router_observe_generation(struct kvr_router *r, const struct kvr_router_result *res, double tokens, double ms)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     observe_generation(r, res->worker, res->active_blocks, tokens, ms);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 void kvr_router_generation_model(struct kvr_router *r, struct kvr_generation_model *out)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     *out = r->generation;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 /* Before the report is booked: the first one counts. */
@@ -488,15 +488,15 @@ int kvr_router_add_request(struct kvr_router *r, struct kvr_router_ctx *c, const
     if (rq->id_len == 0) return -KVR_ENOID;
     int rc = kvr__hash_and_chain(r, c, rq, &p);
     if (rc) return rc;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     rc = kvr__book(r, rq, &p, worker, kvr__uncached(&p.cost, p.isl, cached_tokens), p.start_ns);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return rc;
 }
 
 int kvr_router_mark_prefill_completed(struct kvr_router *r, const char *id, size_t id_len)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     uint64_t now = kvr_now_ns(&r->clock);
     learn_of_first_token(r, id, id_len, now);
     int rc = kvr_load_prefill_done(r->load, id, id_len, now);
@@ -504,45 +504,45 @@ int kvr_router_mark_prefill_completed(struct kvr_router *r, const char *id, size
         tell(r, KVR_LOAD_PREFILL_DONE, id, id_len, 0, -1);
         kvr__dispatch(r);
     }
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return rc;
 }
 
 int kvr_router_add_output_blocks(struct kvr_router *r, const char *id, size_t id_len, uint64_t n, double fraction)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     int rc = kvr_load_output_blocks(r->load, id, id_len, n, fraction, kvr_now_ns(&r->clock));
     if (rc == 0) tell(r, KVR_LOAD_OUTPUT, id, id_len, n, fraction);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return rc;
 }
 
 int kvr_router_touch(struct kvr_router *r, const char *id, size_t id_len)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     int rc = kvr_load_touch(r->load, id, id_len, kvr_now_ns(&r->clock));
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return rc;
 }
 
 int kvr_router_where(struct kvr_router *r, const char *id, size_t id_len, struct kvr_worker *out)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     int rc = kvr_load_where(r->load, id, id_len, out);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return rc;
 }
 
 int kvr_router_free(struct kvr_router *r, const char *id, size_t id_len)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     learn_of_end(r, id, id_len);
     int rc = kvr_load_free(r->load, id, id_len, kvr_now_ns(&r->clock));
     if (rc == 0) {
         tell(r, KVR_LOAD_FREE, id, id_len, 0, -1);
         kvr__dispatch(r);
     }
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return rc;
 }
 
@@ -554,10 +554,10 @@ static void tell_expired(void *ctx, const char *id, size_t id_len)
 size_t kvr_router_expire_requests(struct kvr_router *r, uint64_t older_than_ns)
 {
     uint64_t now = kvr_now_ns(&r->clock);
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     size_t n = now > older_than_ns ? kvr_load_expire(r->load, now - older_than_ns, now, tell_expired, r) : 0;
     if (n) kvr__dispatch(r);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return n;
 }
 
@@ -595,19 +595,19 @@ static int apply_remote(struct kvr_router *r, const struct kvr_load_event *ev, u
 
 int kvr_router_apply_remote(struct kvr_router *r, const struct kvr_load_event *ev)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     int rc = apply_remote(r, ev, kvr_now_ns(&r->clock));
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return rc;
 }
 
 size_t kvr_router_forget_remote(struct kvr_router *r, uint32_t owner)
 {
     if (owner == 0) return 0;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     size_t n = kvr_load_free_owner(r->load, owner, kvr_now_ns(&r->clock));
     if (n) kvr__dispatch(r);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return n;
 }
 
@@ -633,11 +633,11 @@ static int emit_entry(void *ctx, const struct kvr_load_entry *e)
 int kvr_router_snapshot(struct kvr_router *r, void (*mark)(void *ctx), kvr_load_hook *hook, void *ctx)
 {
     struct snapshot s = {.r = r, .hook = hook, .ctx = ctx};
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     if (mark) mark(ctx);
     int rc = kvr_load_each(r->load, 0, emit_entry, &s);
     kvr_mem_put(&r->mem, s.seqs, s.cap * sizeof *s.seqs);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return rc;
 }
 
@@ -668,22 +668,22 @@ long kvr_router_overlap(struct kvr_router *r, struct kvr_router_ctx *c, const st
 size_t kvr_router_keep_trusted(struct kvr_router *r, struct kvr_reach *reaches, size_t n)
 {
     size_t kept = 0;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     for (size_t i = 0; i < n; i++) {
         const struct rank_info *info = info_of(r, reaches[i].worker);
         if (info && !info->untrusted) reaches[kept++] = reaches[i];
     }
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return kept;
 }
 
 size_t kvr_router_loads(struct kvr_router *r, struct kvr_rank_load *out, size_t cap)
 {
     uint64_t now = kvr_now_ns(&r->clock);
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     size_t n = r->order_n;
     for (size_t i = 0; i < KVR_MIN(n, cap); i++) kvr_load_get(r->load, r->order[i], now, &out[i]);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return n;
 }
 
@@ -694,7 +694,7 @@ long kvr_router_potential_loads(struct kvr_router *r, struct kvr_router_ctx *c, 
     int rc = kvr__prepare(r, c, rq, &p);
     if (rc) return rc;
     uint64_t now = kvr_now_ns(&r->clock), isl = KVR_MAX(p.isl, (uint64_t)1);
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     size_t n = r->order_n;
     rc = kvr__reserve_ranks(c, kvr_load_slots(r->load));
     if (rc == 0) kvr__spread(r, c, &p, now);
@@ -706,7 +706,7 @@ long kvr_router_potential_loads(struct kvr_router *r, struct kvr_router_ctx *c, 
         out[i] = (struct kvr_potential_load){cand.worker, cand.active_prefill_tokens + kvr__uncached(&p.cost, p.isl, cost.cached_tokens),
                                              cand.decode_blocks, cand.active_requests};
     }
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return rc ? rc : (long)n;
 }
 
@@ -717,8 +717,8 @@ int kvr_router_dump(struct kvr_router *r, const struct kvr_worker *only, kvr_ind
 
 bool kvr_router_validate(struct kvr_router *r, const char **reason)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     bool ok = kvr_load_validate(r->load, reason);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return ok;
 }

@@ -59,11 +59,11 @@ void kvr__look_at_turnover(struct kvr_router *r)
     struct kvr_worker workers[SLICE];
     struct kvr_turnover now[SLICE];
     if (!r->config.index || r->config.record_decisions) return; /* nobody tells what is evicted */
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     size_t n = next_slice(r, workers);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     for (size_t i = 0; i < n; i++) kvr_index_rank_turnover(r->config.index, workers[i], &now[i]);
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     for (size_t i = 0; i < n; i++) {
         struct kvr_rank_load l;
         long slot = kvr_load_slot_of(r->load, workers[i]);
@@ -71,5 +71,5 @@ void kvr__look_at_turnover(struct kvr_router *r)
         learn_silence(r, &r->infos[slot], &now[i], l.active_prefills);
         learn(&r->infos[slot], &now[i]);
     }
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }

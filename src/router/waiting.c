@@ -127,9 +127,9 @@ int kvr_router_submit(struct kvr_router *r, struct kvr_router_ctx *c, const stru
     if (rc) return rc;
     *t = (struct kvr_ticket){.request = rq, .done = done, .user = user};
     uint64_t began = kvr_now_ns(&r->clock);
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     rc = admit_or_park(r, c, rq, &p, t, &res, &refused);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     if (rc == -KVR_EQUEUEFULL && rejection) *rejection = refused;
     if (rc) return rc;
     uint64_t end = kvr_now_ns(&r->clock);
@@ -189,7 +189,7 @@ void kvr__dispatch(struct kvr_router *r)
 
 bool kvr_router_cancel(struct kvr_router *r, struct kvr_ticket *t)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     bool parked = t->parked;
     if (parked) {
         kvr_queue_remove(r->queue, &t->item);
@@ -197,7 +197,7 @@ bool kvr_router_cancel(struct kvr_router *r, struct kvr_ticket *t)
         atomic_fetch_sub_explicit(&r->pending, 1, memory_order_relaxed);
         kvr__dispatch(r); /* it may have been the head that blocked the others */
     }
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return parked;
 }
 
@@ -208,18 +208,18 @@ void kvr_router_poll(struct kvr_router *r)
     if (r->config.predicted) (void)kvr_index_tend(r->config.predicted, SLICE);
     kvr__look_at_turnover(r);
     if (kvr_router_pending(r) == 0) return;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     kvr__dispatch(r);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 void kvr_router_shut_queue(struct kvr_router *r)
 {
     struct kvr_queue_item *item;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     r->stopping = true;
     while (r->queue && (item = kvr_queue_take_any(r->queue))) finish(r, ticket_of(item), -KVR_ESHUTDOWN, NULL);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 size_t kvr_router_pending(const struct kvr_router *r)
@@ -234,8 +234,8 @@ size_t kvr_router_classes(const struct kvr_router *r)
 
 const char *kvr_router_class_stats(struct kvr_router *r, size_t class_at, struct kvr_class_stats *out)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     kvr_queue_stats(r->queue, class_at, out);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return kvr_queue_class_config(r->queue, class_at)->name;
 }

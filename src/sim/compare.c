@@ -7,6 +7,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/lock.h"
+
 /* Student's t, 97.5 %, by degrees of freedom. */
 static double t_quantile(size_t df)
 {
@@ -37,7 +39,7 @@ struct crew {
     const struct sim_plan *plan;
     struct sim_comparison *c;
     atomic_size_t next;
-    pthread_mutex_t lock; /* of what follows */
+    struct kvr_lock lock; /* of what follows */
     size_t done;
     int rc;
     char *err;
@@ -47,7 +49,7 @@ struct crew {
 static void finish_run(struct crew *w, int rc, const char *err)
 {
     size_t runs = w->c->policies_n * w->c->seeds;
-    pthread_mutex_lock(&w->lock);
+    kvr_lock(&w->lock);
     if (rc && !w->rc) {
         snprintf(w->err, w->cap, "%s", err);
         w->rc = rc;
@@ -55,7 +57,7 @@ static void finish_run(struct crew *w, int rc, const char *err)
     }
     w->done++;
     if (rc == 0 && w->plan->progress) w->plan->progress(w->plan->ctx, w->done, runs);
-    pthread_mutex_unlock(&w->lock);
+    kvr_unlock(&w->lock);
 }
 
 static void *work(void *arg)
@@ -87,11 +89,11 @@ int sim_compare(const struct sim_plan *plan, struct sim_comparison *out, char *e
         return -KVR_ENOMEM;
     }
     memcpy(c.policies, plan->policies, c.policies_n * sizeof *c.policies);
-    pthread_mutex_init(&crew.lock, NULL);
+    kvr_lock_init(&crew.lock, KVR_LOCK_SIM_CREW);
     while (n + 1 < KVR_MIN(plan->threads, (uint32_t)THREADS_MAX) && pthread_create(&others[n], NULL, work, &crew) == 0) n++;
     work(&crew);
     while (n) pthread_join(others[--n], NULL);
-    pthread_mutex_destroy(&crew.lock);
+    kvr_lock_destroy(&crew.lock);
     if (crew.rc) sim_comparison_free(&c);
     else *out = c;
     return crew.rc;

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/buf.h"
+#include "base/lock.h"
 #include "wire/record.h"
 
 enum { WAITING_MAX = 8 << 20, WRITE_EVERY_MS = 200, WRITE_ABOVE = 32768 };
@@ -17,7 +18,7 @@ struct kvr_recorder {
     char *path;
     uint64_t began_ns;
     pthread_t thread;
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     pthread_cond_t cond;
     struct kvr_buf waiting; /* whole lines */
     bool stop;
@@ -31,7 +32,7 @@ void kvr_recorder_event(struct kvr_recorder *r, const struct kvr_event *ev)
 {
     if (!r) return;
     uint64_t ms = (kvr_now_ns(kvr_clock_monotonic()) - r->began_ns) / 1000000;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     struct kvr_recorder_stats *s = &r->stats;
     bool late = r->config.seconds_max > 0 && (double)ms > r->config.seconds_max * 1000;
     if (late || (r->config.count_max && s->events >= r->config.count_max)) s->over = true;
@@ -49,7 +50,7 @@ void kvr_recorder_event(struct kvr_recorder *r, const struct kvr_event *ev)
         }
         if (r->waiting.len > WRITE_ABOVE) pthread_cond_signal(&r->cond);
     }
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 /* Goes on in the next file. */
@@ -60,9 +61,9 @@ static void rotate(struct kvr_recorder *r)
     snprintf(path, sizeof path, "%s.%llu", r->path, (unsigned long long)r->stats.files);
     r->file = fopen(path, "we");
     r->lines = 0;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     r->stats.files++;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 static bool write_lines(struct kvr_recorder *r, const struct kvr_buf *b)
@@ -91,19 +92,19 @@ static void *recorder_main(void *arg)
         until.tv_nsec += WRITE_EVERY_MS * 1000000L;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
-        pthread_mutex_lock(&r->lock);
-        if (!r->stop && r->waiting.len < WRITE_ABOVE) pthread_cond_timedwait(&r->cond, &r->lock, &until);
+        kvr_lock(&r->lock);
+        if (!r->stop && r->waiting.len < WRITE_ABOVE) pthread_cond_timedwait(&r->cond, &r->lock.mutex, &until);
         struct kvr_buf swap = r->waiting;
         r->waiting = mine;
         mine = swap;
         stop = r->stop;
-        pthread_mutex_unlock(&r->lock);
+        kvr_unlock(&r->lock);
         if (mine.len && !write_lines(r, &mine)) {
             kvr_log("kvroute: cannot write the recording '%s': %s; it ends here", r->path, strerror(errno));
-            pthread_mutex_lock(&r->lock);
+            kvr_lock(&r->lock);
             r->stats.write_errors++;
             r->stats.over = true;
-            pthread_mutex_unlock(&r->lock);
+            kvr_unlock(&r->lock);
         }
         mine.len = 0;
     }
@@ -120,7 +121,7 @@ int kvr_recorder_create(const struct kvr_recorder_config *config, struct kvr_rec
     r->file = fopen(config->path, "we");
     r->began_ns = kvr_now_ns(kvr_clock_monotonic());
     r->stats.files = 1;
-    pthread_mutex_init(&r->lock, NULL);
+    kvr_lock_init(&r->lock, KVR_LOCK_RECORDER);
     pthread_cond_init(&r->cond, NULL);
     if (r->path && r->file && pthread_create(&r->thread, NULL, recorder_main, r) == 0) {
         *out = r;
@@ -128,7 +129,7 @@ int kvr_recorder_create(const struct kvr_recorder_config *config, struct kvr_rec
     }
     snprintf(err, cap, "cannot write '%s': %s", config->path, strerror(errno));
     if (r->file) fclose(r->file);
-    pthread_mutex_destroy(&r->lock);
+    kvr_lock_destroy(&r->lock);
     pthread_cond_destroy(&r->cond);
     free(r->path);
     free(r);
@@ -138,14 +139,14 @@ int kvr_recorder_create(const struct kvr_recorder_config *config, struct kvr_rec
 void kvr_recorder_destroy(struct kvr_recorder *r)
 {
     if (!r) return;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     r->stop = true;
     pthread_cond_signal(&r->cond);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     pthread_join(r->thread, NULL);
     if (r->file) fclose(r->file);
     kvr_buf_free(&r->waiting);
-    pthread_mutex_destroy(&r->lock);
+    kvr_lock_destroy(&r->lock);
     pthread_cond_destroy(&r->cond);
     free(r->path);
     free(r);
@@ -153,9 +154,9 @@ void kvr_recorder_destroy(struct kvr_recorder *r)
 
 void kvr_recorder_stats(struct kvr_recorder *r, struct kvr_recorder_stats *out)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     *out = r->stats;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 void kvr_recorder_metrics(struct kvr_recorder *r, struct kvr_buf *b)

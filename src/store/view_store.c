@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/lock.h"
 #include "wire/view_file.h"
 
 enum {
@@ -82,7 +83,7 @@ struct kvr_view_store {
     char dir[KVR_PATH_MAX], who[64];
     uint64_t interval_ms;
     pthread_t scribe, keeper;
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     pthread_cond_t to_scribe, to_keeper, done;
     struct kept *list;
     uint64_t round;
@@ -102,11 +103,11 @@ static uint64_t now_ms(void)
 /* Said when it is new; the same trouble is not repeated every interval. */
 static void complain(struct kvr_view_store *st, const char *text)
 {
-    pthread_mutex_lock(&st->lock);
+    kvr_lock(&st->lock);
     st->stats.snapshot_failures++;
     bool fresh = strcmp(text, st->last_error) != 0;
     snprintf(st->last_error, sizeof st->last_error, "%s", text);
-    pthread_mutex_unlock(&st->lock);
+    kvr_unlock(&st->lock);
     if (fresh) kvr_log("%s: --data-dir: %s; going on without", st->who, text);
 }
 
@@ -147,7 +148,7 @@ static void on_batch(void *kept, uint64_t seq, const char *data, size_t len)
 {
     struct kept *k = kept;
     struct kvr_view_store *st = k->store;
-    pthread_mutex_lock(&st->lock);
+    kvr_lock(&st->lock);
     k->changed = true;
     if (!k->journalling) {
         if (!k->generation) give_up_journal_locked(k);
@@ -164,19 +165,19 @@ static void on_batch(void *kept, uint64_t seq, const char *data, size_t len)
         if (k->journal.failed) give_up_journal_locked(k);
         if (k->journal_bytes > JOURNALS_MAX) pthread_cond_signal(&st->to_keeper);
     }
-    pthread_mutex_unlock(&st->lock);
+    kvr_unlock(&st->lock);
 }
 
 static void on_break(void *kept)
 {
     struct kept *k = kept;
-    pthread_mutex_lock(&k->store->lock);
+    kvr_lock(&k->store->lock);
     if (k->journalling) {
         kvr_saved_put_break(&k->journal);
         wake_scribe_locked(k->store);
     }
     give_up_journal_locked(k);
-    pthread_mutex_unlock(&k->store->lock);
+    kvr_unlock(&k->store->lock);
 }
 
 /* The journal of the next generation begins, behind the content that is being copied. */
@@ -228,10 +229,10 @@ static void visit_view(void *arg, const struct kvr_view_status *s, const uint32_
         v->rc = kvr_index_dump(v->k->index, &w, kvr_saved_keep_event, v->w);
     }
     if (v->rc || v->memory.failed) return;
-    pthread_mutex_lock(&v->k->store->lock);
+    kvr_lock(&v->k->store->lock);
     v->source.generation = v->k->generation + 1;
     begin_generation_locked(v->k, &v->source);
-    pthread_mutex_unlock(&v->k->store->lock);
+    kvr_unlock(&v->k->store->lock);
 }
 
 /* ---- the keeper ------------------------------------------------------------------------------------------------------------ */
@@ -293,11 +294,11 @@ static bool write_view(struct kept *k, struct visit *v, uint64_t *bytes, char *e
 static void note_written(struct kept *k)
 {
     struct kvr_view_store *st = k->store;
-    pthread_mutex_lock(&st->lock);
+    kvr_lock(&st->lock);
     k->journal_bytes = 0;
     st->stats.snapshots++;
     st->last_error[0] = 0;
-    pthread_mutex_unlock(&st->lock);
+    kvr_unlock(&st->lock);
 }
 
 /* Returns: whether the view has a place in its stream. */
@@ -339,9 +340,9 @@ static void write_due_locked(struct kvr_view_store *st, bool last)
             continue;
         }
         k->keeper_has = true;
-        pthread_mutex_unlock(&st->lock);
+        kvr_unlock(&st->lock);
         bool known = take_snapshot(k);
-        pthread_mutex_lock(&st->lock);
+        kvr_lock(&st->lock);
         k->keeper_has = false;
         k->written_ms = now_ms(); /* or tried in vain */
         k->not_before_ms = k->written_ms + (known ? RETRY_MS : SOON_MS);
@@ -350,7 +351,7 @@ static void write_due_locked(struct kvr_view_store *st, bool last)
     }
 }
 
-static void wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t ms)
+static void wait_ms(pthread_cond_t *cond, struct kvr_lock *lock, uint64_t ms)
 {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
@@ -360,7 +361,7 @@ static void wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t ms)
         ts.tv_sec++;
         ts.tv_nsec -= 1000000000;
     }
-    (void)pthread_cond_timedwait(cond, lock, &ts);
+    (void)pthread_cond_timedwait(cond, &lock->mutex, &ts);
 }
 
 /* Something is to be written soon, or everything is as it should be. */
@@ -375,7 +376,7 @@ static uint64_t pause_locked(const struct kvr_view_store *st)
 static void *keeper_main(void *arg)
 {
     struct kvr_view_store *st = arg;
-    pthread_mutex_lock(&st->lock);
+    kvr_lock(&st->lock);
     while (!st->stop) {
         write_due_locked(st, false);
         if (!st->stop) wait_ms(&st->to_keeper, &st->lock, pause_locked(st));
@@ -383,7 +384,7 @@ static void *keeper_main(void *arg)
     write_due_locked(st, true);
     st->written = true;
     pthread_cond_signal(&st->to_scribe);
-    pthread_mutex_unlock(&st->lock);
+    kvr_unlock(&st->lock);
     return NULL;
 }
 
@@ -460,9 +461,9 @@ static void journal_failed(struct kept *k, int why)
     char text[KVR_PATH_MAX + 128];
     snprintf(text, sizeof text, "cannot write a journal in '%s': %s", k->dir, strerror(why));
     complain(k->store, text);
-    pthread_mutex_lock(&k->store->lock);
+    kvr_lock(&k->store->lock);
     if (k->journalling) give_up_journal_locked(k);
-    pthread_mutex_unlock(&k->store->lock);
+    kvr_unlock(&k->store->lock);
 }
 
 static void write_journals_locked(struct kvr_view_store *st)
@@ -473,10 +474,10 @@ static void write_journals_locked(struct kvr_view_store *st)
         struct kept *next = k->next;
         if (list) {
             k->scribe_has = true;
-            pthread_mutex_unlock(&st->lock);
+            kvr_unlock(&st->lock);
             int failed = write_pieces(k, list);
             if (failed) journal_failed(k, failed);
-            pthread_mutex_lock(&st->lock);
+            kvr_lock(&st->lock);
             next = k->next;
             k->scribe_has = false;
             pthread_cond_broadcast(&st->done);
@@ -488,14 +489,14 @@ static void write_journals_locked(struct kvr_view_store *st)
 static void *scribe_main(void *arg)
 {
     struct kvr_view_store *st = arg;
-    pthread_mutex_lock(&st->lock);
+    kvr_lock(&st->lock);
     while (!st->written) {
-        if (!st->something) pthread_cond_wait(&st->to_scribe, &st->lock);
+        if (!st->something) pthread_cond_wait(&st->to_scribe, &st->lock.mutex);
         else wait_ms(&st->to_scribe, &st->lock, FLUSH_MS); /* so that one write takes what comes together */
         write_journals_locked(st);
     }
     write_journals_locked(st);
-    pthread_mutex_unlock(&st->lock);
+    kvr_unlock(&st->lock);
     return NULL;
 }
 
@@ -595,9 +596,9 @@ static void discard(struct kept *k, const char *path, const char *why)
 {
     kvr_log("%s: --data-dir: '%s' is not used: %s", k->store->who, path, why);
     kvr_set_aside(path, k->store->who);
-    pthread_mutex_lock(&k->store->lock);
+    kvr_lock(&k->store->lock);
     k->store->stats.discarded_files++;
-    pthread_mutex_unlock(&k->store->lock);
+    kvr_unlock(&k->store->lock);
 }
 
 static void read_journals(struct restore *r)
@@ -639,11 +640,11 @@ static void note_restored(struct restore *r)
 {
     struct kept *k = r->k;
     struct stats *s = &k->store->stats;
-    pthread_mutex_lock(&k->store->lock);
+    kvr_lock(&k->store->lock);
     s->restored_views++;
     s->restored_blocks += r->blocks;
     s->restored_batches += r->batches;
-    pthread_mutex_unlock(&k->store->lock);
+    kvr_unlock(&k->store->lock);
     kvr_log("%s: worker %llu rank %u: %llu blocks and %llu batches from '%s', up to batch %llu, to be confirmed by the engine",
             k->store->who, (unsigned long long)k->worker.worker_id, k->worker.dp_rank, (unsigned long long)r->blocks,
             (unsigned long long)r->batches, k->dir, (unsigned long long)(r->tail_next - 1));
@@ -703,13 +704,13 @@ static void make_directory(struct kept *k)
 static void forget(struct kept *k)
 {
     struct kvr_view_store *st = k->store;
-    pthread_mutex_lock(&st->lock);
+    kvr_lock(&st->lock);
     struct kept **at = &st->list;
     while (*at && *at != k) at = &(*at)->next;
     if (*at) *at = k->next;
-    while (k->scribe_has || k->keeper_has) pthread_cond_wait(&st->done, &st->lock);
+    while (k->scribe_has || k->keeper_has) pthread_cond_wait(&st->done, &st->lock.mutex);
     struct piece *list = take_pieces_locked(k);
-    pthread_mutex_unlock(&st->lock);
+    kvr_unlock(&st->lock);
     int failed = write_pieces(k, list);
     if (failed) journal_failed(k, failed);
     close_journal(k);
@@ -736,21 +737,21 @@ int kvr_view_store_follow(struct kvr_view_store *st, const struct kvr_view_ident
         free(k);
         return rc;
     }
-    pthread_mutex_lock(&st->lock);
+    kvr_lock(&st->lock);
     k->next = st->list;
     st->list = k;
     pthread_cond_signal(&st->to_keeper);
-    pthread_mutex_unlock(&st->lock);
+    kvr_unlock(&st->lock);
     return 0;
 }
 
 void kvr_view_store_unfollow(struct kvr_view_store *st, uint64_t worker_id)
 {
     for (;;) {
-        pthread_mutex_lock(&st->lock);
+        kvr_lock(&st->lock);
         struct kept *k = st->list;
         while (k && k->worker.worker_id != worker_id) k = k->next;
-        pthread_mutex_unlock(&st->lock);
+        kvr_unlock(&st->lock);
         if (!k) return;
         forget(k);
     }
@@ -759,9 +760,9 @@ void kvr_view_store_unfollow(struct kvr_view_store *st, uint64_t worker_id)
 void kvr_view_store_metrics(struct kvr_view_store *st, struct kvr_buf *b)
 {
     if (!st) return;
-    pthread_mutex_lock(&st->lock);
+    kvr_lock(&st->lock);
     struct stats all = st->stats;
-    pthread_mutex_unlock(&st->lock);
+    kvr_unlock(&st->lock);
 #define PUT(name, help)                                                                                                                    \
     kvr_buf_printf(b,                                                                                                                      \
                    "# HELP kvroute_data_dir_" #name "_total " help "\n# TYPE kvroute_data_dir_" #name "_total counter\n"                   \
@@ -826,7 +827,7 @@ static void sweep_directories(const struct kvr_view_store *st)
 
 static void store_free(struct kvr_view_store *st)
 {
-    pthread_mutex_destroy(&st->lock);
+    kvr_lock_destroy(&st->lock);
     pthread_cond_destroy(&st->to_scribe);
     pthread_cond_destroy(&st->to_keeper);
     pthread_cond_destroy(&st->done);
@@ -842,7 +843,7 @@ static struct kvr_view_store *store_new(struct kvr_ingest *in, const char *dir, 
     st->interval_ms = (uint64_t)(interval_s * 1000) + 1;
     snprintf(st->dir, sizeof st->dir, "%s", dir);
     snprintf(st->who, sizeof st->who, "%s", who);
-    pthread_mutex_init(&st->lock, NULL);
+    kvr_lock_init(&st->lock, KVR_LOCK_VIEW_STORE);
     pthread_condattr_init(&a);
     pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
     pthread_cond_init(&st->to_scribe, &a);
@@ -866,10 +867,10 @@ int kvr_view_store_open(struct kvr_ingest *in, const char *dir, double interval_
     }
     snprintf(err, cap, "out of memory");
     if (keeps) {
-        pthread_mutex_lock(&st->lock);
+        kvr_lock(&st->lock);
         st->stop = true;
         pthread_cond_signal(&st->to_keeper);
-        pthread_mutex_unlock(&st->lock);
+        kvr_unlock(&st->lock);
         pthread_join(st->keeper, NULL);
     }
     if (st) store_free(st);
@@ -879,10 +880,10 @@ int kvr_view_store_open(struct kvr_ingest *in, const char *dir, double interval_
 void kvr_view_store_stop(struct kvr_view_store *st)
 {
     if (!st) return;
-    pthread_mutex_lock(&st->lock);
+    kvr_lock(&st->lock);
     st->stop = true;
     pthread_cond_signal(&st->to_keeper);
-    pthread_mutex_unlock(&st->lock);
+    kvr_unlock(&st->lock);
     pthread_join(st->keeper, NULL);
     pthread_join(st->scribe, NULL);
 }

@@ -40,10 +40,10 @@ static struct partition *find_locked(const struct indexer *x, const char *model,
 
 struct partition *catalogue_find(struct indexer *x, const char *model, size_t model_len, const char *group, size_t group_len)
 {
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     struct partition *p = find_locked(x, model, model_len, group, group_len);
     if (p) partition_ref(p);
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     return p;
 }
 
@@ -87,25 +87,25 @@ static void drop_locked(struct indexer *x, struct partition *p)
 
 struct partition *catalogue_get(struct indexer *x, const char *model, const char *group, uint32_t block_size)
 {
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     struct partition *p = find_locked(x, model, strlen(model), group, strlen(group));
     if (!p) p = make_locked(x, model, group, block_size);
     if (p && p->block_size != block_size) p = NULL;
     if (p) partition_ref(p);
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     return p;
 }
 
 struct partition **catalogue_list(struct indexer *x, size_t *n)
 {
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     struct partition **list = calloc(x->partitions_n + 1, sizeof *list);
     *n = 0;
     for (struct partition *p = x->partitions; p && list; p = p->next) {
         partition_ref(p);
         list[(*n)++] = p;
     }
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     return list;
 }
 
@@ -261,19 +261,19 @@ static struct listener *listener_locked(const struct instance *i, uint32_t rank)
 
 bool catalogue_has_listener(struct indexer *x, struct kvr_worker w)
 {
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     const struct instance *i = instance_locked(x, w.worker_id);
     bool has = i && listener_locked(i, w.dp_rank);
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     return has;
 }
 
 size_t catalogue_listeners(struct indexer *x, uint64_t worker_id)
 {
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     const struct instance *i = instance_locked(x, worker_id);
     size_t n = i ? i->listeners_n : 0;
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     return n;
 }
 
@@ -327,23 +327,23 @@ void catalogue_seed(struct indexer *x, const struct seed *seed)
 {
     struct seed *s = seed_copy(seed);
     if (!s) return;
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     free(take_seed_locked(x, s->worker));
     s->next = x->seeds;
     x->seeds = s;
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
 }
 
 struct seed **catalogue_seeds(struct indexer *x, size_t *n)
 {
     size_t most = 0;
     *n = 0;
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     for (const struct seed *s = x->seeds; s; s = s->next) most++;
     struct seed **list = calloc(most + 1, sizeof *list);
     for (const struct seed *s = x->seeds; s && list; s = s->next)
         if ((list[*n] = seed_copy(s))) ++*n;
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     return list;
 }
 
@@ -463,11 +463,11 @@ int catalogue_register(struct indexer *x, const struct registration *r, char *er
         snprintf(err, cap, "invalid replay endpoint `%.200s`: expected tcp://host:port, ipc://path or inproc://name", r->replay);
         return 400;
     }
-    pthread_mutex_lock(&x->change_lock);
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->change_lock);
+    kvr_lock(&x->lock);
     int rc = register_locked(x, r, err, cap);
-    pthread_mutex_unlock(&x->lock);
-    pthread_mutex_unlock(&x->change_lock);
+    kvr_unlock(&x->lock);
+    kvr_unlock(&x->change_lock);
     if (rc == 0 && x->registrations_changed) x->registrations_changed(x);
     return rc;
 }
@@ -499,8 +499,8 @@ int catalogue_unregister(struct indexer *x, uint64_t id, const char *model, cons
     struct instance *i = NULL;
     struct partition *p = NULL;
     if (!group) rank = NULL; /* without a group the whole instance goes */
-    pthread_mutex_lock(&x->change_lock);
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->change_lock);
+    kvr_lock(&x->lock);
     int rc = find_for_removal_locked(x, id, model, group, rank, &i, err, cap);
     if (i) {
         p = i->part;
@@ -514,14 +514,14 @@ int catalogue_unregister(struct indexer *x, uint64_t id, const char *model, cons
         }
         x->registrations_version++;
     }
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     if (p) {
         kvr_ingest_remove(x->ingest, id, rank);
         if (rank) kvr_index_drop_rank(p->index, (struct kvr_worker){id, *rank});
         else kvr_index_drop_worker(p->index, id);
         partition_unref(p);
     }
-    pthread_mutex_unlock(&x->change_lock);
+    kvr_unlock(&x->change_lock);
     if (rc == 0 && x->registrations_changed) x->registrations_changed(x);
     return rc;
 }
@@ -558,7 +558,7 @@ int catalogue_pause(struct indexer *x, uint64_t id, uint32_t rank, bool pause, c
     int rc = 0;
     size_t n;
     struct kvr_view_status *st = catalogue_statuses(x, &n);
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     const struct instance *i = instance_locked(x, id);
     struct listener *l = i ? listener_locked(i, rank) : NULL;
     const char *state = l ? l->paused ? "paused" : listener_state(status_of(st, n, (struct kvr_worker){id, rank})) : "";
@@ -575,7 +575,7 @@ int catalogue_pause(struct indexer *x, uint64_t id, uint32_t rank, bool pause, c
     } else {
         l->paused = pause;
     }
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     free(st);
     if (rc == 0) kvr_ingest_pause(x->ingest, (struct kvr_worker){id, rank}, pause);
     return rc;
@@ -649,12 +649,12 @@ void catalogue_workers_write(struct indexer *x, const char *model, const char *g
     size_t n;
     struct kvr_view_status *st = catalogue_statuses(x, &n);
     kvr_json_open(out, '[');
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     for (const struct instance *i = x->instances; i; i = i->next) {
         if ((model && strcmp(i->part->model, model) != 0) || (group && strcmp(i->part->group, group) != 0)) continue;
         put_instance(out, i, st, n);
     }
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     kvr_json_close(out, ']');
     free(st);
 }
@@ -663,7 +663,7 @@ void catalogue_workers_write(struct indexer *x, const char *model, const char *g
 void catalogue_registrations_write(struct indexer *x, struct kvr_buf *b)
 {
     kvr_json_open(b, '[');
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     for (const struct instance *i = x->instances; i; i = i->next)
         for (size_t k = 0; k < i->listeners_n; k++) {
             const struct listener *l = &i->listeners[k];
@@ -678,7 +678,7 @@ void catalogue_registrations_write(struct indexer *x, struct kvr_buf *b)
             if (l->recover[0]) kvr_json_put_str(b, "recover_endpoint", l->recover);
             kvr_json_close(b, '}');
         }
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     kvr_json_close(b, ']');
 }
 
@@ -693,7 +693,7 @@ static size_t peer_place_locked(const struct indexer *x, const char *url, size_t
 
 bool catalogue_add_peer(struct indexer *x, const char *url, size_t len, bool configured)
 {
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     size_t i = peer_place_locked(x, url, len);
     bool ok = i < x->peers_n;
     if (ok) x->peers[i].configured |= configured;
@@ -702,20 +702,20 @@ bool catalogue_add_peer(struct indexer *x, const char *url, size_t len, bool con
         x->peers[x->peers_n++] = (struct peer){copy, configured};
         ok = true;
     }
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     return ok;
 }
 
 bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len)
 {
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     size_t i = peer_place_locked(x, url, len);
     bool found = i < x->peers_n;
     if (found) {
         free(x->peers[i].url);
         x->peers[i] = x->peers[--x->peers_n];
     }
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     return found;
 }
 

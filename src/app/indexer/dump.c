@@ -108,10 +108,10 @@ static bool dump_with_views(struct dump *d, struct partition *p, struct kvr_buf 
     bool ok = true;
     struct kvr_view_status *st = catalogue_statuses(x, &n);
     for (size_t i = 0; ok && i < n; i++) {
-        pthread_mutex_lock(&x->lock);
+        kvr_lock(&x->lock);
         bool here = false;
         for (const struct instance *k = x->instances; k && !here; k = k->next) here = k->id == st[i].worker.worker_id && k->part == p;
-        pthread_mutex_unlock(&x->lock);
+        kvr_unlock(&x->lock);
         if (here) ok = dump_source(d, p, st[i].worker, views);
     }
     free(st);

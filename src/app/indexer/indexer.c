@@ -327,8 +327,8 @@ int indexer_main(const struct indexer_options *o)
     kvr_stamp_init(&number);
     x->instance_number = number.publisher;
     snprintf(x->why, sizeof x->why, "loading what is on disk");
-    pthread_mutex_init(&x->lock, NULL);
-    pthread_mutex_init(&x->change_lock, NULL);
+    kvr_lock_init(&x->lock, KVR_LOCK_INDEXER);
+    kvr_lock_init(&x->change_lock, KVR_LOCK_INDEXER_CHANGES);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of a write */
     raise_file_limit();
@@ -349,8 +349,8 @@ int indexer_main(const struct indexer_options *o)
     kvr_tls_ctx_free(x->tls);
     kvr_access_destroy(x->access);
     kvr_keys_free(x->peer_keys);
-    pthread_mutex_destroy(&x->lock);
-    pthread_mutex_destroy(&x->change_lock);
+    kvr_lock_destroy(&x->lock);
+    kvr_lock_destroy(&x->change_lock);
     free(x);
     return rc;
 }

@@ -7,6 +7,7 @@
  * A failure to write is said once, counted, and tried again at the next interval; the old file stays.
  */
 #include "app/indexer/snapshot.h"
+#include "base/lock.h"
 
 #include <string.h>
 #include <time.h>
@@ -16,7 +17,7 @@
 struct keeper {
     struct indexer *x;
     pthread_t thread;
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     pthread_cond_t cond;
     bool wake, stop;
     uint64_t written_version; /* of the registrations */
@@ -46,9 +47,9 @@ static void write_workers(struct keeper *k)
 {
     struct kvr_buf list = {0}, b = {0};
     char err[4400];
-    pthread_mutex_lock(&k->x->lock);
+    kvr_lock(&k->x->lock);
     uint64_t version = k->x->registrations_version;
-    pthread_mutex_unlock(&k->x->lock);
+    kvr_unlock(&k->x->lock);
     if (version == k->written_version) return;
     catalogue_registrations_write(k->x, &list);
     kvr_buf_printf(&b, "{\"version\":1,\"checksum\":\"%016llx\",\"workers\":%.*s}\n",
@@ -180,12 +181,12 @@ static bool wait_until(struct keeper *k, uint64_t due_ms)
         ts.tv_sec++;
         ts.tv_nsec -= 1000000000;
     }
-    pthread_mutex_lock(&k->lock);
+    kvr_lock(&k->lock);
     while (!k->wake && !k->stop)
-        if (pthread_cond_timedwait(&k->cond, &k->lock, &ts)) break;
+        if (pthread_cond_timedwait(&k->cond, &k->lock.mutex, &ts)) break;
     k->wake = false;
     bool go = !k->stop;
-    pthread_mutex_unlock(&k->lock);
+    kvr_unlock(&k->lock);
     return go;
 }
 
@@ -211,10 +212,10 @@ static void *keeper_main(void *arg)
 static void keeper_wake(struct indexer *x)
 {
     struct keeper *k = x->keeper;
-    pthread_mutex_lock(&k->lock);
+    kvr_lock(&k->lock);
     k->wake = true;
     pthread_cond_signal(&k->cond);
-    pthread_mutex_unlock(&k->lock);
+    kvr_unlock(&k->lock);
 }
 
 int keeper_start(struct indexer *x)
@@ -235,7 +236,7 @@ int keeper_start(struct indexer *x)
         free(k);
         return -1;
     }
-    pthread_mutex_init(&k->lock, NULL);
+    kvr_lock_init(&k->lock, KVR_LOCK_INDEXER_KEEPER);
     pthread_condattr_init(&a);
     pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
     pthread_cond_init(&k->cond, &a);
@@ -249,12 +250,12 @@ void keeper_stop(struct indexer *x)
 {
     struct keeper *k = x->keeper;
     if (!k) return;
-    pthread_mutex_lock(&k->lock);
+    kvr_lock(&k->lock);
     k->stop = true;
     pthread_cond_signal(&k->cond);
-    pthread_mutex_unlock(&k->lock);
+    kvr_unlock(&k->lock);
     pthread_join(k->thread, NULL);
-    pthread_mutex_destroy(&k->lock);
+    kvr_lock_destroy(&k->lock);
     pthread_cond_destroy(&k->cond);
     free(k);
     x->registrations_changed = NULL;

@@ -211,7 +211,7 @@ static void put_views_of(struct indexer *x, struct kvr_buf *b, const struct part
     if (!st) b->failed = true;
     kvr_json_key(b, key);
     kvr_json_open(b, '[');
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     for (const struct instance *i = x->instances; i; i = i->next) {
         if (i->part != p) continue;
         for (size_t k = 0; k < i->listeners_n; k++) {
@@ -226,7 +226,7 @@ static void put_views_of(struct indexer *x, struct kvr_buf *b, const struct part
             kvr_json_close(b, '}');
         }
     }
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     kvr_json_close(b, ']');
     free(st);
 }

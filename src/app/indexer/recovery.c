@@ -137,7 +137,7 @@ static bool keep_for_later(struct recovery *r, const struct place *pl)
 static size_t use_stage(struct recovery *r)
 {
     size_t taken = 0;
-    pthread_mutex_lock(&r->x->change_lock);
+    kvr_lock(&r->x->change_lock);
     for (size_t i = 0; i < r->places_n; i++) { /* views with a place; an empty one may have no events */
         const struct place *pl = &r->places[i];
         if (catalogue_has_listener(r->x, pl->view.worker)) {
@@ -152,7 +152,7 @@ static size_t use_stage(struct recovery *r)
         if (catalogue_has_listener(r->x, g->worker)) taken += r->places_n ? 0 : give_to_view(r, g->part, g->worker, NULL);
         else if (!r->places_n) taken += stage_put(g, g->part, g->worker) == 0;
     }
-    pthread_mutex_unlock(&r->x->change_lock);
+    kvr_unlock(&r->x->change_lock);
     return taken;
 }
 
@@ -321,11 +321,11 @@ static void ask_next_peer(struct recovery *r)
 static void copy_peers(struct recovery *r)
 {
     struct indexer *x = r->x;
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     r->peers = calloc(x->peers_n + 1, sizeof *r->peers);
     for (size_t i = 0; r->peers && i < x->peers_n; i++)
         if ((r->peers[r->peers_n].url = strdup(x->peers[i].url))) r->peers[r->peers_n++].configured = x->peers[i].configured;
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
 }
 
 /* A view that is connected and will not become whole by itself. */
@@ -359,7 +359,7 @@ static bool settled(struct recovery *r, const struct kvr_view_status *st, size_t
 {
     size_t missing = 0, want = r->x->o->min_workers;
     bool at_end = caught_up(r, st, n);
-    pthread_mutex_lock(&r->x->lock);
+    kvr_lock(&r->x->lock);
     size_t have = r->x->instances_n;
     for (size_t i = 0; i < n; i++) missing += !st[i].settled;
     bool yes = !missing && have >= want && at_end;
@@ -367,15 +367,15 @@ static bool settled(struct recovery *r, const struct kvr_view_status *st, size_t
     if (!yes && !missing && have >= want) snprintf(r->x->why, sizeof r->x->why, "catching up with the stream");
     if (!yes && !missing && have < want)
         snprintf(r->x->why, sizeof r->x->why, "waiting for workers: %zu of %zu are registered", have, want);
-    pthread_mutex_unlock(&r->x->lock);
+    kvr_unlock(&r->x->lock);
     return yes;
 }
 
 static bool has_peers(struct indexer *x)
 {
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     bool any = x->peers_n > 0;
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     return any;
 }
 
@@ -395,9 +395,9 @@ static void step(struct recovery *r)
     if (r->phase == LOADING && atomic_load(&x->loaded)) r->phase = SETTLING;
     if (r->phase == SETTLING && settled(r, st, n)) {
         r->phase = ASKING;
-        pthread_mutex_lock(&x->lock);
+        kvr_lock(&x->lock);
         snprintf(x->why, sizeof x->why, "asking the peers");
-        pthread_mutex_unlock(&x->lock);
+        kvr_unlock(&x->lock);
         if (should_ask_peers(r, st, n)) begin(r);
         else r->phase = READY;
     }

@@ -120,9 +120,9 @@ static void get_ready(struct request *rq)
         answer_ok(rq, 200);
         return;
     }
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     memcpy(why, x->why, sizeof why);
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     struct kvr_buf b = {0};
     kvr_json_open(&b, '{');
     kvr_json_put_str(&b, "status", "recovering");
@@ -148,9 +148,9 @@ static void get_peers(struct request *rq)
     struct indexer *x = rq->loop->indexer;
     struct kvr_buf b = {0};
     kvr_json_open(&b, '[');
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     for (size_t i = 0; i < x->peers_n; i++) kvr_json_str(&b, x->peers[i].url, strlen(x->peers[i].url));
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     kvr_json_close(&b, ']');
     answer_buf(rq, 200, JSON_TYPE, &b);
 }

@@ -56,9 +56,9 @@ static void put_sources(struct indexer *x, struct kvr_saved_writer *w, const str
     struct kvr_view_status *st = catalogue_statuses(x, &n);
     for (size_t i = 0; i < n && !w->failed; i++) {
         bool here = false;
-        pthread_mutex_lock(&x->lock);
+        kvr_lock(&x->lock);
         for (const struct instance *k = x->instances; k && !here; k = k->next) here = k->id == st[i].worker.worker_id && k->part == p;
-        pthread_mutex_unlock(&x->lock);
+        kvr_unlock(&x->lock);
         struct visit v = {.w = w, .ingest = x->ingest, .part = p};
         if (here && kvr_ingest_visit_view(x->ingest, st[i].worker, visit_source, &v) == 0) {
             w->failed |= v.rc != 0;
@@ -142,7 +142,7 @@ static void end_source(struct loader *l)
 {
     if (!l->locked) return;
     if (!l->skip) catalogue_seed(l->x, &l->seed);
-    pthread_mutex_unlock(&l->x->change_lock);
+    kvr_unlock(&l->x->change_lock);
     l->locked = false;
 }
 
@@ -152,7 +152,7 @@ static bool begin_source(void *ctx, const struct kvr_saved_source *s)
     end_source(l);
     l->seed = (struct seed){.worker = s->worker, .ranks = l->ranks};
     l->seed.cursor = (struct kvr_view_cursor){s->known, !s->whole, s->next, s->last_hash, s->last_ts};
-    pthread_mutex_lock(&l->x->change_lock); /* nobody registers it meanwhile */
+    kvr_lock(&l->x->change_lock); /* nobody registers it meanwhile */
     l->locked = true;
     l->skip = !l->part || catalogue_has_listener(l->x, s->worker); /* registered already: the engine knows better */
     return !atomic_load(&l->x->stopping);

@@ -36,6 +36,7 @@
 
 #include "app/indexer/indexer.h"
 #include "base/buf.h"
+#include "base/lock.h"
 #include "store/event_recorder.h"
 #include "net/http/http.h"
 #include "net/http/access.h"
@@ -133,7 +134,7 @@ struct telemetry {
     _Atomic uint64_t events[2][3][2]; /* device, lower tiers; stored, removed, cleared; ok, failed */
     _Atomic uint64_t refused_prompts, tls_failures, peer_recoveries, peer_failures;
     _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
-    pthread_mutex_t log_lock;
+    struct kvr_lock log_lock;
     FILE *log;
 };
 
@@ -145,8 +146,8 @@ struct recovery;
 
 struct indexer {
     const struct indexer_options *o;
-    pthread_mutex_t change_lock; /* who registers, unregisters or loads; taken before lock, and held while waiting for ingest */
-    pthread_mutex_t lock;
+    struct kvr_lock change_lock; /* who registers, unregisters or loads; taken before lock, and held while waiting for ingest */
+    struct kvr_lock lock;
     struct partition *partitions;
     struct instance *instances;
     struct seed *seeds;

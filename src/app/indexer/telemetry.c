@@ -15,7 +15,7 @@ static const char *const methods[METHODS] = {"GET", "POST", "PUT", "DELETE", "ot
 
 int telemetry_init(struct indexer *x)
 {
-    pthread_mutex_init(&x->telemetry.log_lock, NULL);
+    kvr_lock_init(&x->telemetry.log_lock, KVR_LOCK_LOG);
     if (!x->o->access_log || telemetry_reopen(x) == 0) return 0;
     kvr_log("kvroute indexer: --access-log: cannot open '%s': %s; allowed: a file that can be written", x->o->access_log, strerror(errno));
     return -1;
@@ -24,7 +24,7 @@ int telemetry_init(struct indexer *x)
 void telemetry_free(struct indexer *x)
 {
     if (x->telemetry.log) fclose(x->telemetry.log);
-    pthread_mutex_destroy(&x->telemetry.log_lock);
+    kvr_lock_destroy(&x->telemetry.log_lock);
 }
 
 int telemetry_reopen(struct indexer *x)
@@ -33,10 +33,10 @@ int telemetry_reopen(struct indexer *x)
     if (!x->o->access_log) return 0;
     FILE *f = fopen(x->o->access_log, "ae");
     if (!f) return -1;
-    pthread_mutex_lock(&t->log_lock);
+    kvr_lock(&t->log_lock);
     if (t->log) fclose(t->log);
     t->log = f;
-    pthread_mutex_unlock(&t->log_lock);
+    kvr_unlock(&t->log_lock);
     return 0;
 }
 
@@ -79,12 +79,12 @@ static void log_request(struct indexer *x, const struct request *rq, int status,
     kvr_buf_printf(&b, "%.6f", (double)ns / 1e6);
     kvr_json_close(&b, '}');
     kvr_buf_str(&b, "\n");
-    pthread_mutex_lock(&t->log_lock);
+    kvr_lock(&t->log_lock);
     if (t->log && !b.failed) {
         fwrite(b.data, 1, b.len, t->log);
         fflush(t->log);
     }
-    pthread_mutex_unlock(&t->log_lock);
+    kvr_unlock(&t->log_lock);
     kvr_buf_free(&b);
 }
 
@@ -265,9 +265,9 @@ static void write_index(struct indexer *x, struct kvr_buf *b)
 void telemetry_write(struct indexer *x, struct kvr_buf *b)
 {
     const struct telemetry *t = &x->telemetry;
-    pthread_mutex_lock(&x->lock);
+    kvr_lock(&x->lock);
     size_t models = x->partitions_n, workers = x->instances_n;
-    pthread_mutex_unlock(&x->lock);
+    kvr_unlock(&x->lock);
     write_requests(t, b);
     single(b, "dynamo_kvindexer_models", "gauge", "Partitions (model, routing group)", (double)models);
     single(b, "dynamo_kvindexer_workers", "gauge", "Registered instances", (double)workers);

@@ -64,7 +64,7 @@ static struct loop *loop_new(struct serve *s, size_t connections_max, bool reuse
     struct loop *l = calloc(1, sizeof *l);
     if (!l) return NULL;
     l->serve = s;
-    pthread_mutex_init(&l->mail_lock, NULL);
+    kvr_lock_init(&l->mail_lock, KVR_LOCK_MAIL);
     uv_loop_init(&l->uv);
     uv_async_init(&l->uv, &l->wake, on_wake);
     l->wake.data = l;
@@ -97,7 +97,7 @@ static void loop_free(struct loop *l)
     ctx_list_free(&l->ctxs);
     free(l->allowed);
     kvr_json_parser_free(l->json);
-    pthread_mutex_destroy(&l->mail_lock);
+    kvr_lock_destroy(&l->mail_lock);
     free(l);
 }
 
@@ -202,9 +202,9 @@ static int add_configured_workers(struct serve *s)
             return 1;
         }
         spec.w.id = spec.has_id ? spec.id : i + 1;
-        pthread_mutex_lock(&s->lock);
+        kvr_lock(&s->lock);
         bool duplicate = worker_find_locked(s, spec.w.id) != NULL;
-        pthread_mutex_unlock(&s->lock);
+        kvr_unlock(&s->lock);
         if (duplicate) {
             kvr_log("kvroute serve: --worker: '%.120s': bad value '%llu' for 'id'; allowed: an id that no other worker has",
                     s->o->workers[i], (unsigned long long)spec.w.id);
@@ -310,7 +310,7 @@ static void serve_free(struct serve *s)
     kvr_json_parser_free(s->json);
     kvr_access_destroy(s->access);
     kvr_keys_free(s->remote_keys);
-    pthread_mutex_destroy(&s->lock);
+    kvr_lock_destroy(&s->lock);
     free(s);
 }
 
@@ -331,7 +331,7 @@ static struct serve *serve_new(const struct serve_options *o)
     connect_rooms(s);
     s->http.bodies_max = o->max_bodies_bytes;
     s->admin_http.bodies_max = o->select_only ? o->max_bodies_bytes : o->max_bodies_bytes / 4;
-    pthread_mutex_init(&s->lock, NULL);
+    kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
     metrics_init(&s->metrics);
     atomic_store(&s->mode, o->mode);
     s->started_ms = now_ms();

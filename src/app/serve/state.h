@@ -27,6 +27,7 @@
 #include <uv.h>
 #include <kvroute/router.h>
 
+#include "base/lock.h"
 #include "app/serve/common/clock.h"
 #include "app/serve/common/counters.h"
 #include "app/serve/common/limits.h"
@@ -88,7 +89,7 @@ struct serve {
     _Atomic uint64_t view_tick;       /* rises with each event of a rank of which things are supposed, before it is applied */
     _Atomic uint64_t view_supposed;   /* blocks in views for which only our own requests speak */
     const struct serve_options *o;
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     struct worker *workers;
     size_t workers_n;
     uint64_t workers_version;

@@ -9,13 +9,15 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "base/lock.h"
+
 enum reason { BAD_HOST, BAD_ORIGIN, BAD_KEY, BAD_TYPE, REASONS };
 
 struct kvr_access {
     char *bind, *key_file, *advertised;
     char **hosts; /* ends with NULL */
     size_t hosts_n;
-    pthread_rwlock_t lock; /* keys */
+    struct kvr_rwlock lock; /* keys */
     char **keys;
     _Atomic uint64_t refused[REASONS];
 };
@@ -85,10 +87,10 @@ static bool has_key(struct kvr_access *a, const struct kvr_headers *h)
     struct kvr_text v = kvr_headers_get(h, "authorization");
     size_t skip = sizeof scheme - 1;
     bool form = v.ptr && v.len > skip && strncasecmp(v.ptr, scheme, skip) == 0, ok = false;
-    pthread_rwlock_rdlock(&a->lock);
+    kvr_read_lock(&a->lock);
     if (!a->keys) ok = true;
     for (char **k = a->keys; form && k && *k; k++) ok |= same_secret(v.ptr + skip, v.len - skip, *k);
-    pthread_rwlock_unlock(&a->lock);
+    kvr_rw_unlock(&a->lock);
     return ok;
 }
 
@@ -321,10 +323,10 @@ int kvr_access_reload(struct kvr_access *a, char *err, size_t cap)
     if (!a->key_file) return 0;
     char **fresh = kvr_keys_read(a->key_file, err, cap), **old;
     if (!fresh) return -1;
-    pthread_rwlock_wrlock(&a->lock);
+    kvr_write_lock(&a->lock);
     old = a->keys;
     a->keys = fresh;
-    pthread_rwlock_unlock(&a->lock);
+    kvr_rw_unlock(&a->lock);
     kvr_keys_free(old);
     return 0;
 }
@@ -334,7 +336,7 @@ int kvr_access_create(const struct kvr_access_config *config, struct kvr_access 
     struct kvr_access *a = calloc(1, sizeof *a);
     snprintf(err, cap, "out of memory");
     if (!a) return -1;
-    pthread_rwlock_init(&a->lock, NULL);
+    kvr_rwlock_init(&a->lock, KVR_LOCK_ACCESS);
     if (config->bind && !(a->bind = strdup(config->bind))) goto failed;
     if (config->hosts && read_hosts(a, config->hosts)) goto failed;
     if (config->key_file && !(a->key_file = strdup(config->key_file))) goto failed;
@@ -356,6 +358,6 @@ void kvr_access_destroy(struct kvr_access *a)
     free(a->key_file);
     free(a->advertised);
     kvr_keys_free(a->keys);
-    pthread_rwlock_destroy(&a->lock);
+    kvr_rwlock_destroy(&a->lock);
     free(a);
 }

@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "base/lock.h"
+
 struct piece {
     struct piece *next;
     struct kvr_buf b;
@@ -19,7 +21,7 @@ struct kvr_producer {
     int handles;
     uint64_t full_since_ms; /* loop time; 0: the client takes what there is */
     pthread_t thread;
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     pthread_cond_t cond;
     struct piece *head, **tail;
     size_t pieces;
@@ -33,8 +35,8 @@ int kvr_produce(struct kvr_producer *d, struct kvr_buf *b)
 {
     if (b->len == 0 && !b->failed) return 0;
     struct piece *p = calloc(1, sizeof *p);
-    pthread_mutex_lock(&d->lock);
-    while (d->pieces >= KVR_PRODUCE_PIECES && !d->gone) pthread_cond_wait(&d->cond, &d->lock);
+    kvr_lock(&d->lock);
+    while (d->pieces >= KVR_PRODUCE_PIECES && !d->gone) pthread_cond_wait(&d->cond, &d->lock.mutex);
     bool go = p && !d->gone && !b->failed;
     if (go) {
         bool comma = b->comma;
@@ -46,7 +48,7 @@ int kvr_produce(struct kvr_producer *d, struct kvr_buf *b)
     } else {
         free(p);
     }
-    pthread_mutex_unlock(&d->lock);
+    kvr_unlock(&d->lock);
     uv_async_send(&d->async);
     return !go;
 }
@@ -55,10 +57,10 @@ static void *thread_main(void *arg)
 {
     struct kvr_producer *d = arg;
     bool ok = d->config.fn(d, d->config.arg);
-    pthread_mutex_lock(&d->lock);
+    kvr_lock(&d->lock);
     d->finished = true;
     d->failed = !ok;
-    pthread_mutex_unlock(&d->lock);
+    kvr_unlock(&d->lock);
     uv_async_send(&d->async);
     return NULL;
 }
@@ -73,7 +75,7 @@ static void on_closed(uv_handle_t *h)
         kvr_buf_free(&p->b);
         free(p);
     }
-    pthread_mutex_destroy(&d->lock);
+    kvr_lock_destroy(&d->lock);
     pthread_cond_destroy(&d->cond);
     free(d);
 }
@@ -97,13 +99,13 @@ static void end(struct kvr_producer *d, bool gone, bool failed)
 static void on_timer(uv_timer_t *t)
 {
     struct kvr_producer *d = t->data;
-    pthread_mutex_lock(&d->lock);
+    kvr_lock(&d->lock);
     bool stalled = d->full && !d->gone && (double)(uv_now(d->config.loop) - d->full_since_ms) > 1000 * d->config.stall_s;
     if (stalled) {
         d->gone = true;
         pthread_cond_signal(&d->cond);
     }
-    pthread_mutex_unlock(&d->lock);
+    kvr_unlock(&d->lock);
     if (!stalled) return;
     kvr_http_conn_set_user(d->config.conn, NULL);
     kvr_http_abort(d->config.conn);
@@ -115,7 +117,7 @@ static void on_async(uv_async_t *a)
 {
     struct kvr_producer *d = a->data;
     for (;;) {
-        pthread_mutex_lock(&d->lock);
+        kvr_lock(&d->lock);
         struct piece *p = d->full || d->gone ? NULL : d->head;
         bool over = d->finished && (d->gone || !d->head), gone = d->gone, failed = d->failed;
         if (p) {
@@ -124,7 +126,7 @@ static void on_async(uv_async_t *a)
             d->pieces--;
             pthread_cond_signal(&d->cond);
         }
-        pthread_mutex_unlock(&d->lock);
+        kvr_unlock(&d->lock);
         if (!p) {
             if (over && !uv_is_closing((uv_handle_t *)a)) end(d, gone, failed);
             return;
@@ -132,10 +134,10 @@ static void on_async(uv_async_t *a)
         size_t waiting = kvr_http_write(d->config.conn, p->b.data, p->b.len);
         kvr_buf_free(&p->b);
         free(p);
-        pthread_mutex_lock(&d->lock);
+        kvr_lock(&d->lock);
         d->full = waiting > KVR_HTTP_HIGH_WATER;
         d->full_since_ms = uv_now(d->config.loop);
-        pthread_mutex_unlock(&d->lock);
+        kvr_unlock(&d->lock);
     }
 }
 
@@ -146,7 +148,7 @@ int kvr_produce_start(const struct kvr_produce_config *config)
     d->config = *config;
     if (d->config.stall_s <= 0) d->config.stall_s = STALL_S;
     d->tail = &d->head;
-    pthread_mutex_init(&d->lock, NULL);
+    kvr_lock_init(&d->lock, KVR_LOCK_PRODUCE);
     pthread_cond_init(&d->cond, NULL);
     uv_async_init(config->loop, &d->async, on_async);
     uv_timer_init(config->loop, &d->timer);
@@ -167,10 +169,10 @@ void kvr_produce_on_gone(struct kvr_http_conn *conn)
 {
     struct kvr_producer *d = kvr_http_conn_user(conn);
     if (!d) return;
-    pthread_mutex_lock(&d->lock);
+    kvr_lock(&d->lock);
     d->gone = true;
     pthread_cond_signal(&d->cond);
-    pthread_mutex_unlock(&d->lock);
+    kvr_unlock(&d->lock);
     uv_async_send(&d->async);
 }
 
@@ -178,8 +180,8 @@ void kvr_produce_on_drained(struct kvr_http_conn *conn)
 {
     struct kvr_producer *d = kvr_http_conn_user(conn);
     if (!d) return;
-    pthread_mutex_lock(&d->lock);
+    kvr_lock(&d->lock);
     d->full = false;
-    pthread_mutex_unlock(&d->lock);
+    kvr_unlock(&d->lock);
     uv_async_send(&d->async);
 }

@@ -11,9 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/lock.h"
+
 struct kvr_tls_ctx {
     char *cert_file, *key_file;
-    pthread_mutex_t lock; /* ssl */
+    struct kvr_lock lock; /* ssl */
     SSL_CTX *ssl;
 };
 
@@ -54,7 +56,7 @@ struct kvr_tls_ctx *kvr_tls_ctx_new(const char *cert_file, const char *key_file,
     struct kvr_tls_ctx *c = calloc(1, sizeof *c);
     snprintf(err, cap, "out of memory");
     if (!c) return NULL;
-    pthread_mutex_init(&c->lock, NULL);
+    kvr_lock_init(&c->lock, KVR_LOCK_TLS);
     c->cert_file = strdup(cert_file);
     c->key_file = strdup(key_file);
     if (c->cert_file && c->key_file) c->ssl = server_ctx(cert_file, key_file, err, cap);
@@ -67,10 +69,10 @@ int kvr_tls_ctx_reload(struct kvr_tls_ctx *c, char *err, size_t cap)
 {
     SSL_CTX *fresh = server_ctx(c->cert_file, c->key_file, err, cap), *old;
     if (!fresh) return -1;
-    pthread_mutex_lock(&c->lock);
+    kvr_lock(&c->lock);
     old = c->ssl;
     c->ssl = fresh;
-    pthread_mutex_unlock(&c->lock);
+    kvr_unlock(&c->lock);
     SSL_CTX_free(old); /* sessions that have begun hold it */
     return 0;
 }
@@ -81,7 +83,7 @@ void kvr_tls_ctx_free(struct kvr_tls_ctx *c)
     SSL_CTX_free(c->ssl);
     free(c->cert_file);
     free(c->key_file);
-    pthread_mutex_destroy(&c->lock);
+    kvr_lock_destroy(&c->lock);
     free(c);
 }
 
@@ -103,9 +105,9 @@ static struct kvr_tls *session(SSL *ssl)
 
 struct kvr_tls *kvr_tls_new(struct kvr_tls_ctx *ctx)
 {
-    pthread_mutex_lock(&ctx->lock);
+    kvr_lock(&ctx->lock);
     SSL *ssl = SSL_new(ctx->ssl);
-    pthread_mutex_unlock(&ctx->lock);
+    kvr_unlock(&ctx->lock);
     struct kvr_tls *t = session(ssl);
     if (t) SSL_set_accept_state(t->ssl);
     return t;
@@ -114,9 +116,9 @@ struct kvr_tls *kvr_tls_new(struct kvr_tls_ctx *ctx)
 /* ---- the client's side ------------------------------------------------------------------------------- */
 
 static struct {
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     SSL_CTX *ssl;
-} trusted = {PTHREAD_MUTEX_INITIALIZER, NULL};
+} trusted = {KVR_LOCK_STATIC(KVR_LOCK_TLS_TRUST), NULL};
 
 /* What the certificates say is worked out here, once. Left to the first handshake that needs it, several threads would find it half done,
  * with an order between them that only the library's own atomics make. */
@@ -153,10 +155,10 @@ int kvr_tls_trust(const char *ca_file, char *err, size_t cap)
 {
     SSL_CTX *fresh = client_ctx(ca_file, err, cap), *old;
     if (!fresh) return -1;
-    pthread_mutex_lock(&trusted.lock);
+    kvr_lock(&trusted.lock);
     old = trusted.ssl;
     trusted.ssl = fresh;
-    pthread_mutex_unlock(&trusted.lock);
+    kvr_unlock(&trusted.lock);
     SSL_CTX_free(old);
     return 0;
 }
@@ -164,10 +166,10 @@ int kvr_tls_trust(const char *ca_file, char *err, size_t cap)
 struct kvr_tls *kvr_tls_connect(const char *host, bool is_numeric)
 {
     char unused[160];
-    pthread_mutex_lock(&trusted.lock);
+    kvr_lock(&trusted.lock);
     if (!trusted.ssl) trusted.ssl = client_ctx(NULL, unused, sizeof unused);
     struct kvr_tls *t = session(trusted.ssl ? SSL_new(trusted.ssl) : NULL);
-    pthread_mutex_unlock(&trusted.lock);
+    kvr_unlock(&trusted.lock);
     if (!t) return NULL;
     SSL_set_connect_state(t->ssl);
     bool ok = is_numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), host) == 1

@@ -16,11 +16,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/lock.h"
+
 enum { PING_MS = 500, PINGS_OUT = 2, RECONNECT_MS = 100, CONNECT_MS = 2000, SETTLE_MS = 1000, URLS_MAX = 16 };
 
 struct kvr_nats {
     natsConnection *nc;
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     struct {
         kvr_nats_on_state *fn;
         void *ctx;
@@ -42,7 +44,7 @@ struct kvr_nats_sub {
     natsSubscription *sub;
     kvr_nats_on_message *fn;
     void *ctx;
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     pthread_cond_t ended_cond;
     bool ended;
     _Atomic uint64_t dropped;
@@ -56,13 +58,13 @@ static void free_retired(struct retired *list);
 
 static void set_state(struct kvr_nats *n, bool up)
 {
-    pthread_mutex_lock(&n->lock);
+    kvr_lock(&n->lock);
     if (atomic_load(&n->up) != up) {
         atomic_store(&n->up, up);
         atomic_fetch_add(up ? &n->connects : &n->disconnects, 1);
         for (size_t i = 0; i < n->listeners_n; i++) n->listeners[i].fn(n->listeners[i].ctx, up);
     }
-    pthread_mutex_unlock(&n->lock);
+    kvr_unlock(&n->lock);
 }
 
 static void on_connected(natsConnection *nc, void *closure)
@@ -93,10 +95,10 @@ static void on_closed(natsConnection *nc, void *closure)
     if (!atomic_load(&n->closing))
         kvr_log("kvroute: nats: refused twice, so it is not tried again until a restart%s%s", why && *why ? ": " : "", why ? why : "");
     set_state(n, false);
-    pthread_mutex_lock(&n->lock);
+    kvr_lock(&n->lock);
     n->closed = true;
     pthread_cond_signal(&n->closed_cond);
-    pthread_mutex_unlock(&n->lock);
+    kvr_unlock(&n->lock);
 }
 
 static void on_error(natsConnection *nc, natsSubscription *sub, natsStatus err, void *closure)
@@ -112,26 +114,26 @@ static void on_error(natsConnection *nc, natsSubscription *sub, natsStatus err, 
 int kvr_nats_listen(struct kvr_nats *n, kvr_nats_on_state *fn, void *ctx)
 {
     int rc = -KVR_ELIMIT;
-    pthread_mutex_lock(&n->lock);
+    kvr_lock(&n->lock);
     if (n->listeners_n < KVR_NATS_LISTENERS_MAX) {
         n->listeners[n->listeners_n].fn = fn;
         n->listeners[n->listeners_n++].ctx = ctx;
         fn(ctx, atomic_load(&n->up));
         rc = 0;
     }
-    pthread_mutex_unlock(&n->lock);
+    kvr_unlock(&n->lock);
     return rc;
 }
 
 void kvr_nats_unlisten(struct kvr_nats *n, kvr_nats_on_state *fn, void *ctx)
 {
-    pthread_mutex_lock(&n->lock);
+    kvr_lock(&n->lock);
     for (size_t i = 0; i < n->listeners_n; i++)
         if (n->listeners[i].fn == fn && n->listeners[i].ctx == ctx) {
             n->listeners[i] = n->listeners[--n->listeners_n];
             break;
         }
-    pthread_mutex_unlock(&n->lock);
+    kvr_unlock(&n->lock);
 }
 
 bool kvr_nats_is_up(const struct kvr_nats *n)
@@ -246,7 +248,7 @@ int kvr_nats_connect(const struct kvr_nats_config *c, struct kvr_nats **out, cha
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    pthread_mutex_init(&n->lock, NULL);
+    kvr_lock_init(&n->lock, KVR_LOCK_NATS);
     pthread_cond_init(&n->closed_cond, NULL);
     int rc = set_urls(o, c->url ? c->url : "nats://127.0.0.1:4222", &tls, err, cap);
     if (rc == 0) rc = set_security(o, c, tls, err, cap);
@@ -273,15 +275,15 @@ void kvr_nats_close(struct kvr_nats *n)
         atomic_store(&n->closing, true);
         if (atomic_load(&n->up)) natsConnection_FlushTimeout(n->nc, 500);
         natsConnection_Close(n->nc);
-        pthread_mutex_lock(&n->lock);
-        while (!n->closed) pthread_cond_wait(&n->closed_cond, &n->lock);
-        pthread_mutex_unlock(&n->lock);
+        kvr_lock(&n->lock);
+        while (!n->closed) pthread_cond_wait(&n->closed_cond, &n->lock.mutex);
+        kvr_unlock(&n->lock);
         free_retired(n->retired);
         natsConnection_Destroy(n->nc);
         if (atomic_fetch_sub(&links, 1) == 1) nats_CloseAndWait(2000); /* the library's own threads and memory */
     }
     pthread_cond_destroy(&n->closed_cond);
-    pthread_mutex_destroy(&n->lock);
+    kvr_lock_destroy(&n->lock);
     free(n);
 }
 
@@ -325,19 +327,19 @@ void kvr__nats_retire(struct kvr_nats *n, natsSubscription *sub)
     struct retired *list = malloc(sizeof *list), **end = &list;
     (void)natsSubscription_Unsubscribe(sub);
     if (!list) return; /* without memory it is kept for good */
-    pthread_mutex_lock(&n->lock);
+    kvr_lock(&n->lock);
     *list = (struct retired){n->retired, sub};
     n->retired = NULL;
-    pthread_mutex_unlock(&n->lock);
+    kvr_unlock(&n->lock);
     if (kvr__nats_settle(n)) {
         free_retired(list);
         return;
     }
     while (*end) end = &(*end)->next;
-    pthread_mutex_lock(&n->lock);
+    kvr_lock(&n->lock);
     *end = n->retired;
     n->retired = list;
-    pthread_mutex_unlock(&n->lock);
+    kvr_unlock(&n->lock);
 }
 
 static void on_message(natsConnection *nc, natsSubscription *sub, natsMsg *msg, void *closure)
@@ -355,10 +357,10 @@ static void on_message(natsConnection *nc, natsSubscription *sub, natsMsg *msg, 
 static void on_thread_ended(void *closure)
 {
     struct kvr_nats_sub *s = closure;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     s->ended = true;
     pthread_cond_signal(&s->ended_cond);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 static pthread_key_t thread_key;
@@ -383,7 +385,7 @@ int kvr_nats_subscribe(struct kvr_nats *n, const char *subject, const char *queu
     struct kvr_nats_sub *s = calloc(1, sizeof *s);
     if (!s) return -KVR_ENOMEM;
     *s = (struct kvr_nats_sub){.link = n, .fn = fn, .ctx = ctx};
-    pthread_mutex_init(&s->lock, NULL);
+    kvr_lock_init(&s->lock, KVR_LOCK_NATS_SUBSCRIPTION);
     pthread_cond_init(&s->ended_cond, NULL);
     natsStatus rc = queue ? natsConnection_QueueSubscribe(&s->sub, n->nc, subject, queue, on_message, s)
                           : natsConnection_Subscribe(&s->sub, n->nc, subject, on_message, s);
@@ -393,7 +395,7 @@ int kvr_nats_subscribe(struct kvr_nats *n, const char *subject, const char *queu
         *out = s;
         return 0;
     }
-    pthread_mutex_destroy(&s->lock);
+    kvr_lock_destroy(&s->lock);
     pthread_cond_destroy(&s->ended_cond);
     free(s);
     return rc == NATS_NO_MEMORY ? -KVR_ENOMEM : -KVR_EINVAL;
@@ -403,11 +405,11 @@ void kvr_nats_unsubscribe(struct kvr_nats_sub *s)
 {
     if (!s) return;
     natsSubscription_Unsubscribe(s->sub);
-    pthread_mutex_lock(&s->lock);
-    while (!s->ended) pthread_cond_wait(&s->ended_cond, &s->lock);
-    pthread_mutex_unlock(&s->lock);
+    kvr_lock(&s->lock);
+    while (!s->ended) pthread_cond_wait(&s->ended_cond, &s->lock.mutex);
+    kvr_unlock(&s->lock);
     kvr__nats_retire(s->link, s->sub);
-    pthread_mutex_destroy(&s->lock);
+    kvr_lock_destroy(&s->lock);
     pthread_cond_destroy(&s->ended_cond);
     free(s);
 }

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "base/lock.h"
 #include "net/ingest/event_plane.h"
 #include "wire/plane_event.h"
 
@@ -14,7 +15,7 @@ struct nats_outlet {
     struct kvr_nats *link;
     struct kvr_worker worker;
     char events[KVR_SCOPE_MAX + 32], beats[KVR_SCOPE_MAX + 32];
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     struct kvr_stamp stamp;
     uint64_t last_id;
     struct kvr_buf payload, out;
@@ -34,11 +35,11 @@ static int publish(struct kvr_outlet *base, const struct kvr_event *ev, const st
 {
     struct nats_outlet *o = (struct nats_outlet *)base;
     (void)words;
-    pthread_mutex_lock(&o->lock);
+    kvr_lock(&o->lock);
     kvr_plane_event_write(&o->payload, ev);
     int rc = send_payload(o, KVR_PLANE_EVENTS, o->events);
     o->last_id = ev->event_id;
-    pthread_mutex_unlock(&o->lock);
+    kvr_unlock(&o->lock);
     return rc;
 }
 
@@ -46,11 +47,11 @@ static void beat(struct kvr_outlet *base)
 {
     struct nats_outlet *o = (struct nats_outlet *)base;
     if (!kvr_nats_is_up(o->link)) return; /* an old beat says nothing */
-    pthread_mutex_lock(&o->lock);
+    kvr_lock(&o->lock);
     struct kvr_beat b = {o->worker, o->last_id};
     kvr_beat_write(&o->payload, &b);
     (void)send_payload(o, KVR_PLANE_BEATS, o->beats);
-    pthread_mutex_unlock(&o->lock);
+    kvr_unlock(&o->lock);
 }
 
 static void close_outlet(struct kvr_outlet *base)
@@ -58,21 +59,21 @@ static void close_outlet(struct kvr_outlet *base)
     struct nats_outlet *o = (struct nats_outlet *)base;
     kvr_buf_free(&o->payload);
     kvr_buf_free(&o->out);
-    pthread_mutex_destroy(&o->lock);
+    kvr_lock_destroy(&o->lock);
     free(o);
 }
 
 void kvr_nats_outlet_envelope(struct kvr_outlet *base, const struct kvr_event *ev, struct kvr_buf *out)
 {
     struct nats_outlet *o = (struct nats_outlet *)base;
-    pthread_mutex_lock(&o->lock);
+    kvr_lock(&o->lock);
     kvr_plane_event_write(&o->payload, ev);
     if (o->payload.failed) out->failed = true;
     else kvr_stamp_envelope(&o->stamp, KVR_PLANE_EVENTS, &o->payload, out);
     o->last_id = ev->event_id;
     o->payload.len = 0;
     o->payload.failed = false;
-    pthread_mutex_unlock(&o->lock);
+    kvr_unlock(&o->lock);
 }
 
 int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
@@ -88,7 +89,7 @@ int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker 
     snprintf(o->events, sizeof o->events, "%s." KVR_PLANE_EVENTS, scope);
     snprintf(o->beats, sizeof o->beats, "%s." KVR_PLANE_BEATS, scope);
     snprintf(o->base.where, sizeof o->base.where, "nats %s", o->events);
-    pthread_mutex_init(&o->lock, NULL);
+    kvr_lock_init(&o->lock, KVR_LOCK_PLANE);
     kvr_stamp_init(&o->stamp);
     o->stamp.beats = true;
     *out = &o->base;

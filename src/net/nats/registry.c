@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `lock` guards the list of kept keys and what is known of them; it is not held over calls to the server, nor over handlers. */
+#include "base/lock.h"
 #include "net/nats/registry.h"
 
 #include <nats/nats.h>
@@ -30,7 +31,7 @@ struct kvr_registry {
     char bucket[64], watch[KVR_REGISTRY_KEY_MAX];
     uint64_t ttl_ms;
     pthread_t thread;
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     struct kept *kept[KEPT_MAX];
     size_t kept_n;
     bool stop, watched; /* watched: the initial entries have been told */
@@ -106,10 +107,10 @@ static bool open_store(struct kvr_registry *r)
 
 static void set_held(struct kvr_registry *r, struct kept *k, bool held)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     bool changed = k->held != held;
     k->held = held;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     if (changed && k->exclusive && r->c.on_lease) r->c.on_lease(r->c.ctx, k->key, held);
 }
 
@@ -121,9 +122,9 @@ static void look_at_owner(struct kvr_registry *r, struct kept *k)
     if (kvStore_Get(&e, r->kv, k->key) == NATS_OK)
         snprintf(text, sizeof text, "%.*s", kvEntry_ValueLen(e), kvEntry_Value(e) ? (const char *)kvEntry_Value(e) : "");
     kvEntry_Destroy(e);
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     memcpy(k->owner, text, sizeof text);
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 static natsStatus renew(struct kvr_registry *r, struct kept *k, const char *value)
@@ -137,11 +138,11 @@ static natsStatus renew(struct kvr_registry *r, struct kept *k, const char *valu
 static void keep_one(struct kvr_registry *r, struct kept *k)
 {
     uint64_t now = now_ms();
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     bool due = now >= k->due_ms || k->changed;
     char *value = due ? strdup(k->value) : NULL;
     k->changed = false;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     if (k->held && k->exclusive && now - k->renewed_ms > r->ttl_ms * 4 / 5) set_held(r, k, false);
     if (!value) return;
     natsStatus s = open_store(r) ? renew(r, k, value) : NATS_NOT_FOUND;
@@ -154,25 +155,25 @@ static void keep_one(struct kvr_registry *r, struct kept *k)
         look_at_owner(r, k);
     }
     k->due_ms = now + (s == NATS_OK ? r->ttl_ms / 3 : KVR_MIN(r->ttl_ms / 6, (uint64_t)500));
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     k->tried |= s != NATS_TIMEOUT && s != NATS_NOT_FOUND && s != NATS_NO_RESPONDERS;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
 }
 
 static void keep_all(struct kvr_registry *r)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     size_t n = r->kept_n;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     for (size_t i = 0; i < n; i++) keep_one(r, r->kept[i]); /* entries stay where they are */
 }
 
 /* Leases end also without a connection. */
 static void end_leases(struct kvr_registry *r)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     size_t n = r->kept_n;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     for (size_t i = 0; i < n; i++) {
         struct kept *k = r->kept[i];
         if (k->exclusive && k->held && now_ms() - k->renewed_ms > r->ttl_ms * 4 / 5) set_held(r, k, false);
@@ -196,10 +197,10 @@ static struct seen **find_seen(struct kvr_registry *r, const char *key)
 static void forget(struct kvr_registry *r, struct seen **at)
 {
     struct seen *s = *at;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     *at = s->next;
     r->seen_n--;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     if (r->c.on_gone) r->c.on_gone(r->c.ctx, s->key);
     free(s);
 }
@@ -220,10 +221,10 @@ static void take_entry(struct kvr_registry *r, kvEntry *e)
         struct seen *one = calloc(1, sizeof *one);
         if (!one) return;
         snprintf(one->key, sizeof one->key, "%s", key);
-        pthread_mutex_lock(&r->lock);
+        kvr_lock(&r->lock);
         *at = one;
         r->seen_n++;
-        pthread_mutex_unlock(&r->lock);
+        kvr_unlock(&r->lock);
     }
     (*at)->heard_ms = now_ms();
     if (!fresh && (*at)->hash == hash) return;
@@ -258,9 +259,9 @@ static bool watch_step(struct kvr_registry *r)
         natsStatus s = kvWatcher_Next(&e, r->watcher, wait);
         if (s == NATS_OK && e) take_entry(r, e);
         if (s == NATS_OK && !e) {
-            pthread_mutex_lock(&r->lock);
+            kvr_lock(&r->lock);
             r->watched = true;
-            pthread_mutex_unlock(&r->lock);
+            kvr_unlock(&r->lock);
             if (r->c.on_known) r->c.on_known(r->c.ctx);
         }
         kvEntry_Destroy(e);
@@ -287,9 +288,9 @@ static void expire_seen(struct kvr_registry *r)
 
 static bool stopping(struct kvr_registry *r)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     bool stop = r->stop;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return stop;
 }
 
@@ -325,9 +326,9 @@ int kvr_registry_open(const struct kvr_registry_config *c, struct kvr_registry *
     r->ttl_ms = (uint64_t)(c->ttl_s * 1000);
     snprintf(r->bucket, sizeof r->bucket, "%s", c->bucket);
     snprintf(r->watch, sizeof r->watch, "%s", c->watch ? c->watch : "");
-    pthread_mutex_init(&r->lock, NULL);
+    kvr_lock_init(&r->lock, KVR_LOCK_REGISTRY);
     if (pthread_create(&r->thread, NULL, registry_main, r)) {
-        pthread_mutex_destroy(&r->lock);
+        kvr_lock_destroy(&r->lock);
         free(r);
         return -KVR_ENOMEM;
     }
@@ -338,9 +339,9 @@ int kvr_registry_open(const struct kvr_registry_config *c, struct kvr_registry *
 void kvr_registry_close(struct kvr_registry *r)
 {
     if (!r) return;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     r->stop = true;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     pthread_join(r->thread, NULL);
     for (size_t i = 0; i < r->kept_n; i++) {
         free(r->kept[i]->value);
@@ -352,7 +353,7 @@ void kvr_registry_close(struct kvr_registry *r)
             r->seen[b] = s->next;
             free(s);
         }
-    pthread_mutex_destroy(&r->lock);
+    kvr_lock_destroy(&r->lock);
     free(r);
 }
 
@@ -369,7 +370,7 @@ int kvr_registry_keep(struct kvr_registry *r, const char *key, const char *value
     struct kept *fresh = calloc(1, sizeof *fresh);
     int rc = strlen(key) < KVR_REGISTRY_KEY_MAX && strlen(value) <= KVR_REGISTRY_VALUE_MAX ? 0 : -KVR_EINVAL;
     if (!copy || !fresh) rc = -KVR_ENOMEM;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     struct kept *k = find_kept_locked(r, key);
     if (rc == 0 && !k && r->kept_n == KEPT_MAX) rc = -KVR_ELIMIT;
     if (rc == 0 && !k) {
@@ -384,7 +385,7 @@ int kvr_registry_keep(struct kvr_registry *r, const char *key, const char *value
         k->changed = true;
         copy = NULL;
     }
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     free(copy);
     free(fresh);
     return rc;
@@ -392,28 +393,28 @@ int kvr_registry_keep(struct kvr_registry *r, const char *key, const char *value
 
 bool kvr_registry_holds(struct kvr_registry *r, const char *key, char *owner, size_t cap)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     const struct kept *k = find_kept_locked(r, key);
     bool held = k && k->held;
     if (owner) snprintf(owner, cap, "%s", k && !held ? k->owner : "");
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return held;
 }
 
 bool kvr_registry_sees(struct kvr_registry *r, const char *key)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     const struct seen *s = *bucket_of(r, key);
     while (s && strcmp(s->key, key) != 0) s = s->next;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return s != NULL;
 }
 
 bool kvr_registry_settled(struct kvr_registry *r)
 {
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     bool settled = r->watched || !r->watch[0];
     for (size_t i = 0; i < r->kept_n; i++) settled &= r->kept[i]->tried;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     return settled;
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "base/lock.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
 
@@ -66,7 +67,7 @@ struct kvr_remote_index {
     bool probing, registers, packed; /* the last two: as it said */
     uint64_t numbers, instance, next_probe_ms;
     struct kvr_nats_sub *sub;
-    pthread_mutex_t lock; /* mail */
+    struct kvr_lock lock; /* mail */
     struct mail *mail, **mail_tail;
     size_t mail_bytes;
 };
@@ -304,14 +305,14 @@ static void on_message(void *ctx, const struct kvr_nats_message *m)
     if (!mail) return;
     *mail = (struct mail){.number = strtoull(number + 1, NULL, 10), .len = m->len};
     memcpy(mail->data, m->data, m->len);
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     bool full = r->mail_bytes + m->len > MAIL_MAX;
     if (!full) {
         *r->mail_tail = mail;
         r->mail_tail = &mail->next;
         r->mail_bytes += m->len;
     }
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     if (full) free(mail); /* its question times out */
     else uv_async_send(&r->wake);
 }
@@ -319,12 +320,12 @@ static void on_message(void *ctx, const struct kvr_nats_message *m)
 static void on_wake(uv_async_t *a)
 {
     struct kvr_remote_index *r = a->data;
-    pthread_mutex_lock(&r->lock);
+    kvr_lock(&r->lock);
     struct mail *list = r->mail;
     r->mail = NULL;
     r->mail_tail = &r->mail;
     r->mail_bytes = 0;
-    pthread_mutex_unlock(&r->lock);
+    kvr_unlock(&r->lock);
     while (list) {
         struct mail *m = list;
         struct kvr_remote_query *q = r->open;
@@ -466,7 +467,7 @@ static void on_closed(uv_handle_t *h)
         r->mail = m->next;
         free(m);
     }
-    pthread_mutex_destroy(&r->lock);
+    kvr_lock_destroy(&r->lock);
     free(r);
 }
 
@@ -484,7 +485,7 @@ int kvr_remote_create(const struct kvr_remote_config *c, struct kvr_remote_index
         r->c.nats = NULL;
     }
     snprintf(r->scope, sizeof r->scope, "%s", c->scope ? c->scope : "");
-    pthread_mutex_init(&r->lock, NULL);
+    kvr_lock_init(&r->lock, KVR_LOCK_REMOTE_MAIL);
     r->mail_tail = &r->mail;
     uv_timer_init(c->loop, &r->tick);
     uv_async_init(c->loop, &r->wake, on_wake);

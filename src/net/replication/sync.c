@@ -18,6 +18,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
+#include "base/lock.h"
 #include "net/ingest/ingest.h"
 #include "net/zmq/guard.h"
 #include "wire/sync_event.h"
@@ -103,7 +104,7 @@ struct kvr_sync {
     pthread_t thread;
     _Atomic bool stop;
     /* outbox */
-    pthread_mutex_t out_lock;
+    struct kvr_lock out_lock;
     struct kvr_buf out;
     uint64_t out_first, next; /* number of the first event in `out`; of the next to come */
     /* the thread's */
@@ -112,7 +113,7 @@ struct kvr_sync {
     uint64_t beat_ms, nonce;
     uint32_t ids;
     /* commands and what others may see */
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     struct peer *adds[PEERS_MAX]; /* made, not begun with */
     char removes[PEERS_MAX][ENDPOINT_MAX], known[PEERS_MAX][ENDPOINT_MAX];
     bool live[PEERS_MAX];
@@ -128,9 +129,9 @@ static uint64_t now_ms(void)
 
 static void count(struct kvr_sync *s, uint64_t *counter, uint64_t n)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     *counter += n;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 static void wake(struct kvr_sync *s)
@@ -144,7 +145,7 @@ static void wake(struct kvr_sync *s)
 uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len)
 {
     bool dropped = false, was_empty;
-    pthread_mutex_lock(&s->out_lock);
+    kvr_lock(&s->out_lock);
     uint64_t number = s->next++;
     was_empty = s->out.len == 0;
     /* content must be contiguous with numbers: after a drop the rest of this outbox is dropped too */
@@ -155,7 +156,7 @@ uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len)
         dropped = true;
     }
     if (dropped) s->out_first = UINT64_MAX;
-    pthread_mutex_unlock(&s->out_lock);
+    kvr_unlock(&s->out_lock);
     if (dropped) count(s, &s->stats.dropped, 1);
     if (was_empty || dropped) wake(s);
     return number;
@@ -163,9 +164,9 @@ uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len)
 
 uint64_t kvr_sync_next(struct kvr_sync *s)
 {
-    pthread_mutex_lock(&s->out_lock);
+    kvr_lock(&s->out_lock);
     uint64_t n = s->next;
-    pthread_mutex_unlock(&s->out_lock);
+    kvr_unlock(&s->out_lock);
     return n;
 }
 
@@ -240,12 +241,12 @@ static const char events_topic[1][24] = {"e"};
 static void flush(struct kvr_sync *s, bool beat)
 {
     struct kvr_buf run = {0};
-    pthread_mutex_lock(&s->out_lock);
+    kvr_lock(&s->out_lock);
     uint64_t first = s->out_first, next = s->next;
     run = s->out;
     s->out = (struct kvr_buf){0};
     s->out_first = next;
-    pthread_mutex_unlock(&s->out_lock);
+    kvr_unlock(&s->out_lock);
     if (first != UINT64_MAX && run.len)
         count(s, &s->stats.events_sent, send_run(s, events_topic, 1, KIND_EVENTS, first, run.data, run.len));
     if (beat || first == UINT64_MAX) send_message(s, events_topic, 1, KIND_EVENTS, next, NULL, 0);
@@ -519,14 +520,14 @@ static void on_nats(void *ctx, const struct kvr_nats_message *m)
     memcpy(mail->topic, topic, sizeof topic);
     memcpy(mail->data, m->data, m->len);
     mail->data[m->len] = 0;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     bool full = s->mail_bytes + m->len > MAIL_BYTES_MAX;
     if (!full) {
         *s->mail_tail = mail;
         s->mail_tail = &mail->next;
         s->mail_bytes += m->len;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (full) free(mail);
     else wake(s);
 }
@@ -548,12 +549,12 @@ static struct peer *peer_of(struct kvr_sync *s, uint64_t publisher)
 
 static void take_mail(struct kvr_sync *s)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct mail *list = s->mail;
     s->mail = NULL;
     s->mail_tail = &s->mail;
     s->mail_bytes = 0;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     while (list) {
         struct mail *m = list;
         list = m->next;
@@ -656,11 +657,11 @@ static void run_commands(struct kvr_sync *s)
         int what = 0;
         struct peer *fresh = NULL;
         endpoint[0] = 0;
-        pthread_mutex_lock(&s->lock);
+        kvr_lock(&s->lock);
         if (s->removes_n) what = 1, memcpy(endpoint, s->removes[--s->removes_n], ENDPOINT_MAX);
         else if (s->adds_n && s->peers_n < PEERS_MAX) what = 2, fresh = s->adds[--s->adds_n];
         else if (s->resync) what = 3, s->resync = false;
-        pthread_mutex_unlock(&s->lock);
+        kvr_unlock(&s->lock);
         if (what == 0) return;
         if (what == 2) peer_open(s, fresh);
         for (size_t i = s->peers_n; i-- > 0;) {
@@ -684,7 +685,7 @@ static void look_at_clocks(struct kvr_sync *s)
         flush(s, true);
         s->beat_ms = now + BEAT_MS;
     }
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     s->stats.peers = s->peers_n;
     s->stats.live_peers = 0;
     for (size_t i = 0; i < s->peers_n; i++) {
@@ -693,7 +694,7 @@ static void look_at_clocks(struct kvr_sync *s)
         for (size_t k = 0; k < s->known_n; k++)
             if (!strcmp(s->known[k], s->peers[i]->endpoint)) s->live[k] = live;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 static void *sync_main(void *arg)
@@ -748,8 +749,8 @@ static void sync_free(struct kvr_sync *s)
     kvr_zmq_budget_drop(s->queued);
     if (s->wake >= 0) close(s->wake);
     kvr_buf_free(&s->out);
-    pthread_mutex_destroy(&s->lock);
-    pthread_mutex_destroy(&s->out_lock);
+    kvr_lock_destroy(&s->lock);
+    kvr_lock_destroy(&s->out_lock);
     free(s);
 }
 
@@ -761,8 +762,8 @@ static struct kvr_sync *sync_new(const struct kvr_sync_handler *handler, uint64_
     s->h = *handler;
     s->next = s->out_first = 1;
     s->mail_tail = &s->mail;
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_mutex_init(&s->out_lock, NULL);
+    kvr_lock_init(&s->lock, KVR_LOCK_SYNC);
+    kvr_lock_init(&s->out_lock, KVR_LOCK_SYNC_OUT);
     clock_gettime(CLOCK_REALTIME, &ts);
     s->self = kvr_mix64((uint64_t)ts.tv_sec * 1000000007u + (uint64_t)ts.tv_nsec) ^ kvr_mix64((uint64_t)getpid() << 20 ^ seed);
     s->self |= 1; /* 0 is nobody */
@@ -857,7 +858,7 @@ int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint)
     if (!p) return -KVR_ENOMEM;
     p->held_tail = &p->held;
     snprintf(p->endpoint, sizeof p->endpoint, "%s", endpoint);
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     if (known_at(s, endpoint) >= 0) rc = -KVR_EEXISTS;
     else if (s->known_n == PEERS_MAX || s->adds_n == PEERS_MAX) rc = -KVR_ELIMIT;
     if (rc == 0) {
@@ -871,7 +872,7 @@ int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint)
         snprintf(s->known[at], ENDPOINT_MAX, "%s", endpoint);
         s->live[at] = false;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     free(p);
     wake(s);
     return rc;
@@ -880,7 +881,7 @@ int kvr_sync_add_peer(struct kvr_sync *s, const char *endpoint)
 int kvr_sync_remove_peer(struct kvr_sync *s, const char *endpoint)
 {
     if (s->nats) return -KVR_EUNSUPPORTED;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     long at = known_at(s, endpoint);
     bool full = at >= 0 && s->removes_n == PEERS_MAX;
     for (size_t i = 0; at >= 0 && i < s->adds_n; i++) /* not begun yet: never begin */
@@ -896,31 +897,31 @@ int kvr_sync_remove_peer(struct kvr_sync *s, const char *endpoint)
         }
         s->known_n--;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     wake(s);
     return full ? -KVR_ELIMIT : at >= 0 ? 0 : -KVR_ENOTFOUND;
 }
 
 void kvr_sync_each_peer(struct kvr_sync *s, void (*fn)(void *ctx, const char *endpoint, bool live), void *ctx)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (size_t i = 0; i < s->known_n; i++) fn(ctx, s->known[i], s->live[i]);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 void kvr_sync_resync(struct kvr_sync *s)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     s->resync = true;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     wake(s);
 }
 
 void kvr_sync_stats(struct kvr_sync *s, struct kvr_sync_stats *out)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     *out = s->stats;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     out->connections = atomic_load(&s->guard.connections);
     out->connections_refused = atomic_load(&s->guard.refused);
     out->talkers = atomic_load(&s->guard.talkers);

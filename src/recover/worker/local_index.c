@@ -20,6 +20,7 @@
 #include <kvroute/hash.h>
 #include <kvroute/index.h>
 
+#include "base/lock.h"
 #include "recover/event_json.h"
 #include "recover/event_list.h"
 #include "recover/worker/ring.h"
@@ -38,7 +39,7 @@ struct kvr_local_index {
     size_t blocks_cap, locals_cap;
     bool held;
     /* shared */
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     _Atomic bool offline;
     struct kvr_mem ring_mem;
     struct kvr_ring ring;
@@ -85,7 +86,7 @@ int kvr_local_index_create(const struct kvr_local_index_config *config, struct k
     if (!li->config.epoch) li->config.epoch = epoch_now();
     if (!li->config.events_max) li->config.events_max = EVENTS_MAX;
     if (!li->config.ring_bytes_max) li->config.ring_bytes_max = RING_BYTES;
-    pthread_mutex_init(&li->lock, NULL);
+    kvr_lock_init(&li->lock, KVR_LOCK_LOCAL_INDEX);
     kvr_mem_init(&li->ring_mem, &li->alloc, 0);
     struct kvr_alloc counted = {counted_resize, li};
     struct kvr_index_config c = {.alloc = &counted, .ranks_max = 64};
@@ -103,7 +104,7 @@ void kvr_local_index_destroy(struct kvr_local_index *li)
     kvr__ring_free(&li->ring);
     kvr_mem_put(&li->own, li->blocks, li->blocks_cap * sizeof *li->blocks);
     kvr_mem_put(&li->own, li->locals, li->locals_cap * sizeof *li->locals);
-    pthread_mutex_destroy(&li->lock);
+    kvr_lock_destroy(&li->lock);
     struct kvr_mem mem = li->own;
     kvr_mem_put(&mem, li, sizeof *li);
 }
@@ -141,12 +142,12 @@ static void count(struct kvr_local_index *li, uint64_t id, int rc)
 /* An event that there was no memory to look at: neither ranges nor dumps may pretend that it never was. */
 static int lose(struct kvr_local_index *li, uint64_t id)
 {
-    pthread_mutex_lock(&li->lock);
+    kvr_lock(&li->lock);
     kvr__ring_skip(&li->ring, id);
     count(li, id, -KVR_ENOMEM);
     li->overfull = true;
     if (!li->held) show(li);
-    pthread_mutex_unlock(&li->lock);
+    kvr_unlock(&li->lock);
     return -KVR_ENOMEM;
 }
 
@@ -157,13 +158,13 @@ int kvr_local_index_apply(struct kvr_local_index *li, const struct kvr_event *ev
     if (rc) return rc;
     ev.worker = li->config.worker;
     rc = kvr_index_apply(li->index, &ev);
-    pthread_mutex_lock(&li->lock);
+    kvr_lock(&li->lock);
     kvr__ring_add(&li->ring, &ev);
     count(li, ev.event_id, rc);
     if (rc == -KVR_ENOMEM || rc == -KVR_ECAPACITY) li->overfull = true;
     if (ev.kind == KVR_EVENT_CLEARED && ev.tier == KVR_TIER_DEVICE && rc == 0) li->overfull = false;
     if (!li->held) show(li);
-    pthread_mutex_unlock(&li->lock);
+    kvr_unlock(&li->lock);
     return rc;
 }
 
@@ -211,16 +212,16 @@ void kvr_local_index_hold(struct kvr_local_index *li)
 void kvr_local_index_release(struct kvr_local_index *li)
 {
     li->held = false;
-    pthread_mutex_lock(&li->lock);
+    kvr_lock(&li->lock);
     show(li);
-    pthread_mutex_unlock(&li->lock);
+    kvr_unlock(&li->lock);
 }
 
 void kvr_local_index_set_incomplete(struct kvr_local_index *li, const char *why)
 {
-    pthread_mutex_lock(&li->lock);
+    kvr_lock(&li->lock);
     snprintf(li->incomplete, sizeof li->incomplete, "%s", why ? why : "");
-    pthread_mutex_unlock(&li->lock);
+    kvr_unlock(&li->lock);
 }
 
 /* ---- answers --------------------------------------------------------------------------------------------- */
@@ -308,16 +309,16 @@ static int answer_too_new(struct answer *a, uint64_t newest)
 /* The last event that a walk just ended may have seen something of, shown or held. */
 static uint64_t last_applied(struct kvr_local_index *li)
 {
-    pthread_mutex_lock(&li->lock);
+    kvr_lock(&li->lock);
     uint64_t id = li->any ? li->last : 0;
-    pthread_mutex_unlock(&li->lock);
+    kvr_unlock(&li->lock);
     return id;
 }
 
 /* Why there can be no dump; "" when there can. */
 static uint64_t dump_state(struct kvr_local_index *li, char *why, size_t cap)
 {
-    pthread_mutex_lock(&li->lock);
+    kvr_lock(&li->lock);
     uint64_t id = li->any_shown ? li->newest : 0;
     const char *text = li->incomplete;
     if (li->overfull) text = "the index has run out of memory";
@@ -326,7 +327,7 @@ static uint64_t dump_state(struct kvr_local_index *li, char *why, size_t cap)
     snprintf(why, cap, "%s", text);
     if (*text) li->n.dump_failures++;
     else li->n.dumps++;
-    pthread_mutex_unlock(&li->lock);
+    kvr_unlock(&li->lock);
     return offline ? 0 : id;
 }
 
@@ -373,11 +374,11 @@ static int copy_range(struct kvr_local_index *li, struct kvr_event_list *c, uint
 {
     int rc = 0;
     while (at < end && rc == 0) {
-        pthread_mutex_lock(&li->lock);
+        kvr_lock(&li->lock);
         if (at < li->ring.first) rc = 1;
         for (size_t goal = c->data_n + PIECE, n = 0; rc == 0 && at < end && c->data_n < goal && n < 256; at++, n++)
             rc = kvr__event_list_add(c, kvr__ring_at(&li->ring, at));
-        pthread_mutex_unlock(&li->lock);
+        kvr_unlock(&li->lock);
     }
     return rc;
 }
@@ -423,14 +424,14 @@ static int answer(struct answer *a)
     const struct kvr_local_query *q = a->q;
     if (q->has_start && q->has_end && q->end < q->start) return answer_invalid(a);
     if (!q->has_start) return answer_dump(a);
-    pthread_mutex_lock(&li->lock);
+    kvr_lock(&li->lock);
     bool any = li->any_shown, reaches = kvr__ring_reaches(&li->ring, q->start);
     uint64_t newest = li->newest, last = q->has_end ? KVR_MIN(q->end, newest) : newest;
     uint64_t from = kvr__ring_find(&li->ring, q->start);
     uint64_t to = last == newest ? li->ring.shown : kvr__ring_find(&li->ring, last + 1);
     li->n.too_new += any && q->start > newest;
     li->n.ranges += any && q->start <= newest && reaches;
-    pthread_mutex_unlock(&li->lock);
+    kvr_unlock(&li->lock);
     if (any && q->start > newest) return answer_too_new(a, newest);
     if (!any || !reaches) return answer_dump(a);
     return answer_events(a, from, to, last);
@@ -451,7 +452,7 @@ bool kvr_local_index_holds(struct kvr_local_index *li, enum kvr_tier tier, uint6
 
 void kvr_local_index_stats(struct kvr_local_index *li, struct kvr_local_index_stats *out)
 {
-    pthread_mutex_lock(&li->lock);
+    kvr_lock(&li->lock);
     *out = li->n;
     out->epoch = li->config.epoch;
     out->newest_id = li->any_shown ? li->newest : 0;
@@ -460,7 +461,7 @@ void kvr_local_index_stats(struct kvr_local_index *li, struct kvr_local_index_st
     out->ring_events = (size_t)(li->ring.end - li->ring.first);
     out->ring_bytes = li->ring.bytes + li->config.events_max * sizeof(struct kvr_ring_entry);
     out->complete = !li->overfull && !li->incomplete[0];
-    pthread_mutex_unlock(&li->lock);
+    kvr_unlock(&li->lock);
     out->index_bytes = atomic_load_explicit(&li->index_bytes, memory_order_relaxed);
     out->blocks = kvr_index_rank_blocks(li->index, li->config.worker);
 }

@@ -49,9 +49,9 @@ static void status_write(struct serve *s, struct kvr_buf *b)
     kvr_json_key(b, "last_minute");
     quality_write(s, b);
     kvr_json_key(b, "decisions");
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     decisions_write(s, b, 50);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     kvr_json_close(b, '}');
 }
 
@@ -64,9 +64,9 @@ static void set_mode(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
     for (int i = 0; ok && i < 5; i++) {
         if (strlen(modes[i]) != len || memcmp(modes[i], v, len)) continue;
         atomic_store(&s->mode, i);
-        pthread_mutex_lock(&s->lock);
+        kvr_lock(&s->lock);
         for (struct pool *p = s->pools; p; p = p->next) kvr_router_set_mode(p->router, (enum kvr_router_mode)i);
-        pthread_mutex_unlock(&s->lock);
+        kvr_unlock(&s->lock);
         admin_ok(c, 200);
         return;
     }
@@ -106,9 +106,9 @@ static void get_ready(struct serve *s, struct kvr_http_conn *c)
         admin_ok(c, 200);
         return;
     }
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next, workers++) schedulable += worker_is_schedulable(w, now_ms());
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     kvr_json_open(&b, '{');
     kvr_json_put_str(&b, "error", why);
     kvr_json_put_u64(&b, "workers", workers);
@@ -178,10 +178,10 @@ static void get_decisions(struct serve *s, struct kvr_http_conn *c)
     char id[ID_MAX];
     struct kvr_buf b = {0};
     bool one = kvr_query_parameter(kvr_http_conn_request(c)->query, "id", id, sizeof id), found = true;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     if (one) found = decisions_write_one(s, &b, id, strlen(id));
     else decisions_write(s, &b, 1000);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (found) {
         admin_reply(c, 200, &b);
         return;

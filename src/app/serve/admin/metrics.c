@@ -140,7 +140,7 @@ static void put_index(struct serve *s, struct kvr_buf *b)
 static void put_workers(struct serve *s, struct kvr_buf *b)
 {
     put_type(b, "worker_registered", "gauge", "1 for each rank of a registered worker");
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next)
         for (uint32_t r = 0; r < w->dp_size; r++)
             kvr_buf_printf(b, "kvroute_worker_registered{worker_id=\"%llu\",dp_rank=\"%u\"} 1\n", (unsigned long long)w->id,
@@ -161,7 +161,7 @@ static void put_workers(struct serve *s, struct kvr_buf *b)
     }
     size_t sessions = sessions_count(s->sessions), responses = sessions_count(s->responses);
     uint64_t given_up[] = {sessions_given_up(s->sessions), sessions_given_up(s->responses)};
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions);
     put_gauge(b, "responses", "Responses of /v1/responses whose worker is known", (double)responses);
     put_type(b, "bindings_given_up_total", "counter", "Sessions and responses forgotten before their time, as there were too many");
@@ -280,9 +280,9 @@ void metrics_write(struct serve *s, struct kvr_buf *b)
                   "Distance of predicted and delivered cached blocks; what requests ahead were computing may be delivered or not",
                   &m->shortfall);
     put_histogram(b, "router_queue_wait_seconds", "Time in the queue, of requests that waited", &m->queue_wait);
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct quality q = s->quality;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     put_gauge(b, "prediction_divergence_ratio",
               "Moving mean of the distance of predicted and delivered cached tokens, as a share of the prompt", q.divergence);
     put_gauge(b, "prediction_diverged", "1 while cache predictions diverge from engine usage", q.diverged);

@@ -214,10 +214,10 @@ static bool narrow(struct serve *s, struct question *q)
 /* Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
 static int find_pool(struct serve *s, struct question *q)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     q->pool = pool_find_locked(s, q->model, q->group);
     int rc = !q->pool ? -KVR_ENOTFOUND : narrow(s, q) ? 0 : -KVR_ENOMEM;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return rc;
 }
 

@@ -236,7 +236,7 @@ void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, co
     size_t n = 0;
     for (const struct pool *p = s->pools; p && l && rows; p = p->next) {
         size_t k = KVR_MIN(kvr_router_loads(p->router, l, RANKS_MAX), RANKS_MAX - n);
-        pthread_mutex_lock(&s->lock);
+        kvr_lock(&s->lock);
         for (size_t i = 0; i < k; i++) {
             const struct worker *w = worker_find_locked(s, l[i].worker.worker_id);
             if (!w || (model && strcmp(model, worker_model(s, w))) || (group && strcmp(group, w->group))) continue;
@@ -246,7 +246,7 @@ void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, co
             if (place < w->dp_size) rows[n].engine = w->loads[place];
             rows[n++].l = l[i];
         }
-        pthread_mutex_unlock(&s->lock);
+        kvr_unlock(&s->lock);
     }
     if (n) qsort(rows, n, sizeof *rows, by_scope_and_worker);
     kvr_json_open(b, '[');
@@ -289,7 +289,7 @@ static int by_key(const void *a, const void *b)
 void admin_dump_write(struct serve *s, struct kvr_buf *b)
 {
     size_t n = 0;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct dump_row *rows = calloc(s->workers_n + 1, sizeof *rows);
     for (const struct worker *w = s->workers; w && rows; w = w->next) {
         struct dump_row *r = &rows[n++];
@@ -299,7 +299,7 @@ void admin_dump_write(struct serve *s, struct kvr_buf *b)
         r->pool = w->pool;
         snprintf(r->key, sizeof r->key, "%s:%s", worker_model(s, w), w->group);
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (n) qsort(rows, n, sizeof *rows, by_key);
     kvr_json_open(b, '{');
     for (size_t i = 0; i < n; i++) {

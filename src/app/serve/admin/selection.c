@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "app/serve/admin/admin.h"
+#include "base/lock.h"
 #include "base/lru.h"
 
 enum { SELECTION_ID_MAX = 200 };
@@ -66,11 +67,11 @@ static struct {
     size_t pending_bytes;
     struct waiting *waiting;
     uv_async_t wake;
-    pthread_mutex_t lock; /* ready */
+    struct kvr_lock lock; /* ready */
     struct waiting *ready;
     bool running;
     selection_begin_fn *begin;
-} sel = {.lock = PTHREAD_MUTEX_INITIALIZER, .held_end = &sel.held};
+} sel = {.lock = KVR_LOCK_STATIC(KVR_LOCK_SELECTION), .held_end = &sel.held};
 
 static size_t pending_size(const struct pending *p)
 {
@@ -117,9 +118,9 @@ static void pending_add(const struct serve_options *o, struct pending *p)
 static bool have_workers(struct serve *s)
 {
     if (!sel.had_workers) {
-        pthread_mutex_lock(&s->lock);
+        kvr_lock(&s->lock);
         sel.had_workers = s->workers_n >= s->o->min_initial_workers;
-        pthread_mutex_unlock(&s->lock);
+        kvr_unlock(&s->lock);
     }
     return sel.had_workers;
 }
@@ -176,10 +177,10 @@ void selection_tick(struct serve *s)
         if (!w->parked || now < w->deadline_ms || !kvr_router_cancel(w->q.pool->router, &w->ticket)) continue;
         w->parked = false;
         w->rc = -KVR_EBUSY;
-        pthread_mutex_lock(&sel.lock);
+        kvr_lock(&sel.lock);
         w->ready_next = sel.ready;
         sel.ready = w;
-        pthread_mutex_unlock(&sel.lock);
+        kvr_unlock(&sel.lock);
         uv_async_send(&sel.wake);
     }
 }
@@ -254,12 +255,12 @@ static void put_selection(struct serve *s, struct kvr_buf *b, const struct waiti
 {
     const struct question *q = &w->q;
     char url[512] = "", model[MODEL_MAX], group[MODEL_MAX];
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     const struct worker *worker = worker_find_locked(s, w->result.worker.worker_id);
     snprintf(url, sizeof url, "%s", worker ? worker->url : "");
     snprintf(model, sizeof model, "%s", worker ? worker_model(s, worker) : q->model);
     snprintf(group, sizeof group, "%s", worker ? worker->group : q->group);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     kvr_json_open(b, '{');
     if (with_id) kvr_json_put_str(b, "selection_id", w->id + 2);
     kvr_json_put_str(b, "model_name", model);
@@ -372,10 +373,10 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
         w->result = *result;
         take_reach(w, ctx);
     }
-    pthread_mutex_lock(&sel.lock);
+    kvr_lock(&sel.lock);
     w->ready_next = sel.ready;
     sel.ready = w;
-    pthread_mutex_unlock(&sel.lock);
+    kvr_unlock(&sel.lock);
     uv_async_send(&sel.wake);
 }
 
@@ -411,10 +412,10 @@ static void take_ready(uv_async_t *a)
 {
     (void)a;
     for (;;) {
-        pthread_mutex_lock(&sel.lock);
+        kvr_lock(&sel.lock);
         struct waiting *w = sel.ready;
         if (w) sel.ready = w->ready_next;
-        pthread_mutex_unlock(&sel.lock);
+        kvr_unlock(&sel.lock);
         if (!w) return;
         answer(w);
     }
@@ -422,11 +423,11 @@ static void take_ready(uv_async_t *a)
 
 static void leave_ready_list(struct waiting *w)
 {
-    pthread_mutex_lock(&sel.lock);
+    kvr_lock(&sel.lock);
     struct waiting **p = &sel.ready;
     while (*p && *p != w) p = &(*p)->ready_next;
     if (*p) *p = w->ready_next;
-    pthread_mutex_unlock(&sel.lock);
+    kvr_unlock(&sel.lock);
 }
 
 void selection_gone(struct kvr_http_conn *c)

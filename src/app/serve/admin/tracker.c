@@ -28,9 +28,9 @@ static bool read_scope(struct serve *s, struct kvr_http_conn *c, struct kvr_json
         admin_bad_field(c, bad);
         return false;
     }
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     out->pool = pool_find_locked(s, out->model, out->group);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return true;
 }
 
@@ -67,10 +67,10 @@ void tracker_register(struct serve *s, struct kvr_http_conn *c, struct kvr_json 
     w.block_size = (uint32_t)block_size;
     w.dp_start = (uint32_t)start;
     w.dp_size = (uint32_t)size;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     const struct worker *known = worker_find_locked(s, w.id);
     bool other = known && !same_registration(known, &w);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (other) admin_error(c, 409, "worker_id is registered otherwise");
     else if (known) admin_ok(c, 201); /* once more: what is booked there stays */
     else if (worker_add(s, &w, err, sizeof err)) admin_not_added(c, err);
@@ -86,10 +86,10 @@ void tracker_unregister(struct serve *s, struct kvr_http_conn *c, struct kvr_jso
         return;
     }
     if (!read_scope(s, c, o, false, &sc) || !known_scope(c, &sc)) return;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     const struct worker *w = worker_find_locked(s, id);
     bool here = w && w->pool == sc.pool;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (here && worker_remove(s, id)) admin_ok(c, 200);
     else admin_error(c, 404, "worker not found");
 }

@@ -149,10 +149,10 @@ void admin_workers_write(struct serve *s, struct kvr_buf *b, const char *model, 
     struct kvr_view_status *st = calloc(RANKS_MAX, sizeof *st);
     size_t n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, RANKS_MAX), (size_t)RANKS_MAX) : 0;
     kvr_json_open(b, '[');
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (struct worker *w = s->workers; w; w = w->next)
         if ((!model || !strcmp(model, worker_model(s, w))) && (!group || !strcmp(group, w->group))) put_worker(s, b, w, st, n);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     kvr_json_close(b, ']');
     free(st);
 }
@@ -200,10 +200,10 @@ void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json
 void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
 {
     struct worker w;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     const struct worker *old = worker_find_locked(s, id);
     if (old) w = *old;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (!old) {
         admin_error(c, 404, "worker not found");
         return;

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <uv.h>
 
+#include "base/lock.h"
 #include "app/serve/common/limits.h"
 #include "app/serve/workers/pool.h"
 #include "net/http/http.h"
@@ -35,7 +36,7 @@ struct loop {
     uint64_t *allowed; /* scratch: ids of the workers that may serve a request */
     size_t allowed_cap;
     struct px *parked; /* wait for a worker to exist; ordered by urgency */
-    pthread_mutex_t mail_lock;
+    struct kvr_lock mail_lock;
     struct px *ready;                           /* their turn in the queue has come; under mail_lock */
     _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
     _Atomic size_t open_conns;                  /* kept up to date while draining */

@@ -179,9 +179,9 @@ static void count_request(struct px *p)
     struct serve *s = serve_of(p);
     if (p->counted) return;
     p->counted = true;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     labels_request_locked(s, p->worker, p->model, p->status);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 static void px_fail(struct px *p, int status, const char *message)
@@ -297,9 +297,9 @@ static void record_decision(struct px *p)
     snprintf(d.id, sizeof d.id, "%s", p->id);
     snprintf(d.model, sizeof d.model, "%.47s", p->model);
     snprintf(d.reason, sizeof d.reason, "%.31s", p->reason ? p->reason : "");
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     decisions_add(s, &d);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 /* Without tokens nothing was predicted; where not all of them are known, not all that the engine can have cached. */
@@ -315,9 +315,9 @@ static void count_usage(struct px *p)
     uint64_t predicted = predicted_cached(p), actual = p->usage.cached_tokens, bs = p->pool->block_size;
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
-    pthread_mutex_lock(&serve_of(p)->lock);
+    kvr_lock(&serve_of(p)->lock);
     labels_cached_locked(serve_of(p), p->worker, p->model, predicted, actual);
-    pthread_mutex_unlock(&serve_of(p)->lock);
+    kvr_unlock(&serve_of(p)->lock);
     atomic_fetch_add(&m->prompt_tokens_total, p->usage.prompt_tokens);
     atomic_fetch_add(&m->usage_answers_total, 1);
     if (predicted / bs == actual / bs) atomic_fetch_add(&m->predicted_equals_actual_total, 1);
@@ -389,13 +389,13 @@ static void keep_prompt(struct px *p)
 
 static void leave_ready_list(struct px *p)
 {
-    pthread_mutex_lock(&p->loop->mail_lock);
+    kvr_lock(&p->loop->mail_lock);
     for (struct px **q = &p->loop->ready; *q; q = &(*q)->ready_next)
         if (*q == p) {
             *q = p->ready_next;
             break;
         }
-    pthread_mutex_unlock(&p->loop->mail_lock);
+    kvr_unlock(&p->loop->mail_lock);
 }
 
 /* Gives up its place. If its turn has come meanwhile it is booked, and unbook() gives that back. */
@@ -669,10 +669,10 @@ static void bind_session(struct px *p)
     bind_response(p);
     if (p->deletes && p->response[0] && p->status < 300) responses_forget(s, p->response);
     if (!p->session[0] || p->status >= 400) return;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     if (sessions_bind(s->sessions, p->session, strlen(p->session), now_ms(), p->result.worker))
         replicas_on_session_locked(s, p->session, strlen(p->session), p->result.worker);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 /* The answer is whole; its client may have gone with the last event. */
@@ -962,10 +962,10 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
         p->result = *result;
         decision_table_take(&p->table, ctx, p->result.worker);
     }
-    pthread_mutex_lock(&l->mail_lock);
+    kvr_lock(&l->mail_lock);
     p->ready_next = l->ready;
     l->ready = p;
-    pthread_mutex_unlock(&l->mail_lock);
+    kvr_unlock(&l->mail_lock);
     uv_async_send(&l->wake);
 }
 
@@ -988,7 +988,7 @@ static enum outcome px_booked(struct px *p)
     atomic_fetch_add(&p->loop->active, 1);
     p->prefill_marked = false;
     p->generation_blocks = (p->isl + p->pool->block_size - 1) / p->pool->block_size;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, p->result.worker.worker_id);
     struct worker *before = p->worker;
     p->worker = w;
@@ -999,7 +999,7 @@ static enum outcome px_booked(struct px *p)
         p->view = views_knowledge(w, p->result.worker.dp_rank);
         p->named_rank = p->result.worker.dp_rank - w->rank_base;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     worker_unref(s, before);
     if (!w) {
         unbook(p);
@@ -1060,7 +1060,7 @@ static enum outcome px_prepare(struct px *p)
                                       .strict_priority = p->strict_priority,
                                       .policy_class = p->policy_class,
                                       .policy_class_len = strlen(p->policy_class)};
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     bool any = s->workers_n > 0, short_of_memory = !reserve_allowed(l, s->workers_n);
     const struct worker *pinned = p->pinned ? worker_find_locked(s, p->pin.worker_id) : NULL;
     bool all = true;
@@ -1071,7 +1071,7 @@ static enum outcome px_prepare(struct px *p)
     bool pinned_down = pinned && !worker_is_schedulable(pinned, now_ms());
     bool rank_exists =
         pinned && (p->pin_any_rank || (p->pin.dp_rank >= pinned->dp_start && p->pin.dp_rank - pinned->dp_start < pinned->dp_size));
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (!all) { /* a list of its own: it may wait */
         free(p->allowed);
         p->allowed = malloc((rq->allowed_n + 1) * sizeof *p->allowed);
@@ -1147,10 +1147,10 @@ static void px_granted(struct px *p)
 void proxy_take_ready(struct loop *l)
 {
     for (;;) {
-        pthread_mutex_lock(&l->mail_lock);
+        kvr_lock(&l->mail_lock);
         struct px *p = l->ready;
         if (p) l->ready = p->ready_next;
-        pthread_mutex_unlock(&l->mail_lock);
+        kvr_unlock(&l->mail_lock);
         if (!p) return;
         px_granted(p);
     }
@@ -1265,9 +1265,9 @@ static bool find_pool(struct px *p)
 {
     struct serve *s = serve_of(p);
     bool all;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     (void)allowed_workers(p, &p->pool, NULL, 0, &all);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return p->pool != NULL;
 }
 
@@ -1390,13 +1390,13 @@ static bool truncates(struct px *p, uint64_t *room)
     struct serve *s = serve_of(p);
     bool does = true, lora;
     *room = 0;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next) {
         if (!worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora)) continue;
         if (w->engine == ENGINE_SGLANG) does = false;
         if (!*room) *room = worker_room_locked(w, p->model);
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return does;
 }
 
@@ -1574,14 +1574,14 @@ static struct worker *tokenizer_worker(struct px *p)
     struct worker *found = NULL;
     size_t seen = 0;
     bool lora;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (struct worker *w = s->workers; w; w = w->next) {
         if (!worker_is_schedulable(w, now_ms()) || !worker_serves_locked(s, w, p->model[0] ? p->model : NULL, strlen(p->model), &lora))
             continue;
         if (atomic_fetch_add(&s->next_id, 1) % ++seen == 0) found = w; /* spread over them */
     }
     if (found) found->refs++;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return found;
 }
 
@@ -1592,9 +1592,9 @@ static void ask_engine(struct px *p, struct kvr_body *body)
     struct worker *w = tokenizer_worker(p);
     if (!w) {
         bool none;
-        pthread_mutex_lock(&s->lock);
+        kvr_lock(&s->lock);
         none = s->workers_n == 0;
-        pthread_mutex_unlock(&s->lock);
+        kvr_unlock(&s->lock);
         if (none) px_route(p);
         else tokens_failed(p);
         return;
@@ -1891,7 +1891,7 @@ static const char *pin_rank_alone(struct px *p)
     struct serve *s = serve_of(p);
     const char *why = NULL;
     if (!p->has_rank || p->pinned) return NULL;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     const struct worker *w = s->workers;
     if (w && !w->next) {
         p->pin.worker_id = w->id;
@@ -1899,7 +1899,7 @@ static const char *pin_rank_alone(struct px *p)
     } else if (w) {
         why = "a data-parallel rank needs the worker too (x-kvroute-worker)";
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return why;
 }
 
@@ -2031,11 +2031,11 @@ bool serve_ready(struct serve *s, const char **why)
 {
     bool up = false;
     uint64_t now = now_ms();
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     size_t n = s->workers_n;
     for (const struct worker *w = s->workers; w; w = w->next)
         up |= (w->health == HEALTH_UP || s->o->select_only) && worker_is_schedulable(w, now);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     *why = "no worker is schedulable";
     if (!up) return false;
     *why = "fewer workers than --min-initial-workers";

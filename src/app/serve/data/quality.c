@@ -31,7 +31,7 @@ void quality_delivered(struct serve *s, const struct delivery *d)
     bool surprising = d->actual * 2 < d->predicted && d->predicted >= d->block_size, log = false;
     uint64_t now = now_ms(), skipped = 0;
     histogram_add(&s->metrics.shortfall, (double)error / d->block_size);
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     q->answers++;
     q->divergence += KVR_MAX(SHARE, 1.0 / (double)q->answers) * (share - q->divergence);
     bool before = q->diverged;
@@ -47,7 +47,7 @@ void quality_delivered(struct serve *s, const struct delivery *d)
     } else if (surprising) {
         q->unlogged++;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (log)
         kvr_log("kvroute: request %s: %llu cached tokens predicted on worker %llu rank %u, %llu delivered (%llu like it before)", d->id,
                 (unsigned long long)d->predicted, (unsigned long long)d->worker.worker_id, d->worker.dp_rank, (unsigned long long)d->actual,

@@ -38,18 +38,18 @@ void responses_bind(struct serve *s, const char *response, struct kvr_worker w)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     if (sessions_bind(s->responses, key, n, now_ms(), w)) replicas_on_session_locked(s, key, n, w);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 void responses_forget(struct serve *s, const char *response)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     sessions_forget(s->responses, key, n);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX])
@@ -77,8 +77,8 @@ void bindings_heard(struct serve *s, const char *id, size_t len, struct kvr_work
 {
     struct kvr_worker bound;
     struct session_table *t = is_one(id, len) ? s->responses : s->sessions;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     bool known = sessions_get(t, id, len, now_ms(), &bound);
     if (!known) (void)sessions_bind(t, id, len, now_ms(), w);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "base/lock.h"
 #include "base/lru.h"
 
 struct entry {
@@ -23,7 +24,7 @@ struct entry {
 };
 
 struct token_cache {
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     struct kvr_lru entries;
     size_t bytes, bytes_max;
 };
@@ -33,7 +34,7 @@ struct token_cache *token_cache_create(size_t bytes_max)
     struct token_cache *c = calloc(1, sizeof *c);
     if (!c) return NULL;
     c->bytes_max = bytes_max;
-    pthread_mutex_init(&c->lock, NULL);
+    kvr_lock_init(&c->lock, KVR_LOCK_TOKENS);
     if (kvr_lru_init(&c->entries) == 0) return c;
     token_cache_destroy(c);
     return NULL;
@@ -74,13 +75,13 @@ static void drop_locked(struct token_cache *c, struct entry *e)
 
 static struct entry *hold(struct token_cache *c, const uint64_t key[2])
 {
-    pthread_mutex_lock(&c->lock);
+    kvr_lock(&c->lock);
     struct entry *e = find_locked(c, key);
     if (e) {
         kvr_lru_touch(&c->entries, &e->lru);
         atomic_fetch_add(&e->holders, 1);
     }
-    pthread_mutex_unlock(&c->lock);
+    kvr_unlock(&c->lock);
     return e;
 }
 
@@ -106,14 +107,14 @@ void token_cache_put(struct token_cache *c, const uint64_t key[2], const uint32_
     memcpy(e->key, key, sizeof e->key);
     e->n = n;
     memcpy(e->tokens, tokens, n * sizeof *tokens);
-    pthread_mutex_lock(&c->lock);
+    kvr_lock(&c->lock);
     bool news = !find_locked(c, key);
     if (news) {
         while (c->entries.oldest && c->bytes + size > c->bytes_max) drop_locked(c, (struct entry *)c->entries.oldest);
         kvr_lru_add(&c->entries, &e->lru, key[0]);
         c->bytes += size;
     }
-    pthread_mutex_unlock(&c->lock);
+    kvr_unlock(&c->lock);
     if (!news) free(e);
 }
 
@@ -122,6 +123,6 @@ void token_cache_destroy(struct token_cache *c)
     if (!c) return;
     while (c->entries.oldest) drop_locked(c, (struct entry *)c->entries.oldest);
     kvr_lru_free(&c->entries);
-    pthread_mutex_destroy(&c->lock);
+    kvr_lock_destroy(&c->lock);
     free(c);
 }

@@ -133,9 +133,9 @@ static bool id_is_free(struct serve *s, uint64_t id, const struct found *mine)
     for (const struct found *f = d.found; f; f = f->next)
         if (f != mine && f->id == id) return false;
     if (mine && mine->id == id) return true;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     bool taken = worker_find_locked(s, id) != NULL;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return !taken;
 }
 

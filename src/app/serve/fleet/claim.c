@@ -13,13 +13,15 @@
 
 #include "app/serve/fleet/claim.h"
 
+#include "base/lock.h"
+
 enum { TTL_S = 3, CONNECT_S = 5 };
 
 struct claim {
     struct kvr_registry *registry;
     bool predicted;
     char own[KVR_REGISTRY_KEY_MAX], owner_key[KVR_REGISTRY_KEY_MAX], server_prefix[KVR_REGISTRY_KEY_MAX];
-    pthread_mutex_t lock; /* rival */
+    struct kvr_lock lock; /* rival */
     char rival[512];      /* somebody whose kind excludes ours, as it describes itself; "" */
     char rival_key[KVR_REGISTRY_KEY_MAX];
 };
@@ -34,25 +36,25 @@ static void on_entry(void *ctx, const char *key, const char *value, size_t len)
 {
     struct claim *c = ctx;
     if (!is_rival(c, key)) return;
-    pthread_mutex_lock(&c->lock);
+    kvr_lock(&c->lock);
     snprintf(c->rival, sizeof c->rival, "%.*s", (int)KVR_MIN(len, (size_t)400), value);
     snprintf(c->rival_key, sizeof c->rival_key, "%s", key);
-    pthread_mutex_unlock(&c->lock);
+    kvr_unlock(&c->lock);
 }
 
 static void on_gone(void *ctx, const char *key)
 {
     struct claim *c = ctx;
-    pthread_mutex_lock(&c->lock);
+    kvr_lock(&c->lock);
     if (strcmp(key, c->rival_key) == 0) c->rival[0] = c->rival_key[0] = 0;
-    pthread_mutex_unlock(&c->lock);
+    kvr_unlock(&c->lock);
 }
 
 static bool has_rival(struct claim *c, char *who, size_t cap)
 {
-    pthread_mutex_lock(&c->lock);
+    kvr_lock(&c->lock);
     snprintf(who, cap, "%s", c->rival);
-    pthread_mutex_unlock(&c->lock);
+    kvr_unlock(&c->lock);
     return who[0] != 0;
 }
 
@@ -95,7 +97,7 @@ int claim_open(const struct claim_config *cc, struct claim **out, char *err, siz
     kvr_registry_token(cc->scope, scope, sizeof scope);
     (void)gethostname(host, sizeof host - 1);
     c->predicted = cc->predicted;
-    pthread_mutex_init(&c->lock, NULL);
+    kvr_lock_init(&c->lock, KVR_LOCK_CLAIM);
     snprintf(c->owner_key, sizeof c->owner_key, "owner.%s", scope);
     snprintf(c->server_prefix, sizeof c->server_prefix, "server.%s.", scope);
     if (cc->predicted) snprintf(c->own, sizeof c->own, "%s", c->owner_key);
@@ -122,6 +124,6 @@ void claim_close(struct claim *c)
 {
     if (!c) return;
     kvr_registry_close(c->registry);
-    pthread_mutex_destroy(&c->lock);
+    kvr_lock_destroy(&c->lock);
     free(c);
 }

@@ -60,12 +60,12 @@ static size_t block_sizes(void *ctx, struct kvr_remote_model *out, size_t cap)
 {
     struct serve *s = ctx;
     size_t n = 0;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (const struct pool *p = s->pools; p && n < cap; p = p->next) {
         snprintf(out[n].name, sizeof out[n].name, "%s", p->model);
         out[n++].block_size = p->block_size;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return n;
 }
 

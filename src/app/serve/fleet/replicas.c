@@ -79,9 +79,9 @@ static void write_entry(void *ctx, const struct kvr_load_event *ev)
 static size_t list_pools(struct serve *s, struct pool *list[POOLS_MAX])
 {
     size_t n = 0;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (struct pool *p = s->pools; p && n < POOLS_MAX; p = p->next) list[n++] = p;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return n;
 }
 

@@ -70,9 +70,9 @@ static struct pool *find_pool(struct serve *s, const struct kvr_service_question
     if (!q->model || q->model_len >= sizeof model) return NULL;
     memcpy(model, q->model, q->model_len);
     model[q->model_len] = 0;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct pool *p = pool_find_locked(s, model, "");
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return p;
 }
 
@@ -106,9 +106,9 @@ static int answer_record(struct asker *a)
     if (!q->has_worker) return refuse(a, 400, "worker: allowed: {worker_id, dp_rank}");
     if (!q->locals.given || !q->seqs.given)
         return refuse(a, 400, "local_hashes, sequence_hashes: allowed: lists of at most 1048576 hashes");
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     const struct worker *known = worker_find_locked(s, q->worker.worker_id);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (!known) return refuse(a, 404, "this worker is not known here");
     int rc = kvr_index_record(p->index, q->worker, q->locals.h, q->locals.n, q->seqs.h, q->seqs.n);
     if (rc) return refuse(a, rc == -KVR_ELENGTH ? 400 : 503, kvr_strerror(rc));
@@ -124,12 +124,12 @@ static int answer_info(struct asker *a)
     struct kvr_service_info i = {.instance = v->instance, .predicted = predicted(a->serve), .ready = !why, .packed = true};
     struct kvr_remote_model models[POOLS_TOLD];
     size_t n = 0;
-    pthread_mutex_lock(&a->serve->lock);
+    kvr_lock(&a->serve->lock);
     for (const struct pool *p = a->serve->pools; p && n < POOLS_TOLD; p = p->next) {
         snprintf(models[n].name, sizeof models[n].name, "%s", p->model);
         models[n++].block_size = p->block_size;
     }
-    pthread_mutex_unlock(&a->serve->lock);
+    kvr_unlock(&a->serve->lock);
     kvr_service_info_write(&a->out, &i, why ? why : "", models, n);
     return 200;
 }

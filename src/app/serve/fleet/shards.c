@@ -13,6 +13,7 @@
 
 #include "app/serve/common/members.h"
 #include "app/serve/state.h"
+#include "base/lock.h"
 #include "base/map64.h"
 
 enum { ROUND_MS = 1000, CALL_S = 2, ANSWER_MAX = 32 << 20, WORKERS_MAX = 16384, KNOWN_MAX = 1 << 20, CALLS_MAX = 64 };
@@ -255,10 +256,10 @@ static void assign(struct serve *s)
 {
     if (sh.places_n) qsort(sh.places, sh.places_n, sizeof *sh.places, by_worker);
     if (sh.known.n >= KNOWN_MAX) kvr_map64_clear(&sh.known); /* those of now are put back at once */
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next)
         for (uint32_t r = 0; r < w->dp_size; r++) see_rank(s, w, r);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     for (size_t i = 0; i < sh.places_n; i++)
         if (!sh.places[i].wanted && kvr_map64_get(&sh.known, sh.places[i].worker.worker_id)) take_away(s, &sh.places[i]);
 }

@@ -114,7 +114,7 @@ static void on_read(void *ctx, const struct kvr_engine_loads *loads, const char 
 {
     struct reading *k = ctx;
     struct serve *s = k->serve;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, k->id);
     if (w && strcmp(w->metrics, k->url) == 0) { /* else it is another one now */
         if (loads) error = keep_all_locked(s, w, loads);
@@ -122,7 +122,7 @@ static void on_read(void *ctx, const struct kvr_engine_loads *loads, const char 
         w->metrics_error = error;
         w->metrics_due_ms = now_ms() + (uint64_t)(s->o->engine_metrics_interval * 1000);
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (loads) atomic_fetch_add(&s->metrics.engine_metrics_bad_lines_total, loads->bad_lines);
     atomic_fetch_add(error ? &s->metrics.engine_metrics_failures_total : &s->metrics.engine_metrics_reads_total, 1);
     forget_reading(k);
@@ -163,14 +163,14 @@ static bool read_metrics(struct serve *s, const struct worker *w)
 void engine_load_tick(struct serve *s)
 {
     uint64_t now = now_ms();
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (struct worker *w = s->workers; w; w = w->next) {
         expire_locked(s, w, now);
         if (!w->metrics[0] || now < w->metrics_due_ms || is_read(s, w->id)) continue;
         if (s->engine_loads.readings_n == READINGS_MAX) atomic_fetch_add(&s->metrics.engine_metrics_postponed_total, 1);
         else if (!read_metrics(s, w)) atomic_fetch_add(&s->metrics.engine_metrics_failures_total, 1);
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 /* ---- reports -------------------------------------------------------------------------------------------------- */
@@ -196,11 +196,11 @@ static void on_report(void *ctx, const struct kvr_nats_message *m)
         return;
     }
     if (!l.has_running && !l.has_waiting && !l.has_usage && !l.has_used) return; /* a scheduler's */
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, of.worker_id);
     bool known = w && of.dp_rank >= w->dp_start && of.dp_rank - w->dp_start < w->dp_size;
     if (known) keep_locked(s, w, of.dp_rank - w->dp_start, &l);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     atomic_fetch_add(known ? &s->metrics.engine_load_reports_total : &s->metrics.engine_load_unknown_workers_total, 1);
 }
 
@@ -256,7 +256,7 @@ void engine_load_metrics(struct serve *s, struct kvr_buf *b)
                     {"requests_waiting", "Requests that it says wait in it"},
                     {"kv_usage", "Share of its KV cache in use, as it says"}};
     uint64_t now = now_ms();
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (int k = 0; k < ROWS; k++) {
         kvr_buf_printf(b, "# HELP kvroute_engine_%s %s\n# TYPE kvroute_engine_%s gauge\n", rows[k].name, rows[k].help, rows[k].name);
         for (const struct worker *w = s->workers; w; w = w->next)
@@ -267,7 +267,7 @@ void engine_load_metrics(struct serve *s, struct kvr_buf *b)
                                w->dp_start + i, v);
             }
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (s->engine_loads.reports)
         kvr_buf_printf(b,
                        "# HELP kvroute_engine_load_dropped_total Loads of the event plane that found the queue full\n"

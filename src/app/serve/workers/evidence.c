@@ -36,6 +36,7 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "base/lock.h"
 #include "base/map64.h"
 
 enum {
@@ -250,9 +251,9 @@ static void tell_length(const struct evidence_check *c, const struct evidence_an
 
 static void count_none(struct serve *s, struct kvr_worker w, enum reason why)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     count_none_locked(s->evidence, w, why);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 /* ---- requests ------------------------------------------------------------------------------------------------------ */
@@ -317,11 +318,11 @@ void evidence_answered(struct serve *s, struct evidence_check *c, const struct e
     struct length_line line = {0};
     c->told = a->usage.has_cached;
     c->cached = a->usage.cached_tokens;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     if (why == REASONS_N && !put_locked(s->evidence, 0, c)) why = NO_BUSY;
     if (why != REASONS_N) count_none_locked(s->evidence, c->watch.worker, why);
     if (why == NO_LENGTH) count_length_locked(s->evidence, c->watch.worker, &line);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (line.say) tell_length(c, a, line.before);
     if (why != REASONS_N) drop(s->evidence, c);
 }
@@ -335,10 +336,10 @@ void evidence_reset(struct serve *s, struct kvr_worker worker)
 {
     if (!s->evidence) return;
     watches_reset(s->evidence->watches, worker);
-    pthread_mutex_lock(&s->lock); /* nobody waits for the ingest thread under it */
+    kvr_lock(&s->lock); /* nobody waits for the ingest thread under it */
     struct worker *w = worker_find_locked(s, worker.worker_id);
     if (w) telling_forget_locked(w, false);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 /* ---- judging ------------------------------------------------------------------------------------------------------- */
@@ -550,7 +551,7 @@ static bool look(struct serve *s, const struct statuses *st, struct evidence_che
     enum reason why = NO_VIEW;
     const struct kvr_view_status *view = status_of(st, c->watch.worker);
     enum verdict verdict = view && view->sound && view->connected ? verdict_of(s, view, c, &why) : PROVES_NOTHING;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     const struct rank_evidence *r = find_rank(s->evidence, c->watch.worker);
     if (verdict == IS_STALE && !c->trusted && !(r && r->alarm)) { /* the view was not whole when the prompt was sent */
         verdict = PROVES_NOTHING;
@@ -568,7 +569,7 @@ static bool look(struct serve *s, const struct statuses *st, struct evidence_che
         count_none_locked(s->evidence, c->watch.worker, verdict == PROVES_NOTHING ? why : NO_BUSY);
     bool doubt = changed && text[0] && view->unproven_copies;
     if (doubt) begin_anew_locked(s->evidence, c->watch.worker);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (which && fell_short(c, view)) doubt_block(s, c);
     if (doubt) kvr_ingest_doubt_copies(s->ingest, c->watch.worker, NULL);
     else if (changed) kvr_ingest_set_evidence(s->ingest, c->watch.worker, text);
@@ -577,10 +578,10 @@ static bool look(struct serve *s, const struct statuses *st, struct evidence_che
 
 static struct evidence_check *take_due(struct serve *s, int which)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct queue *q = &s->evidence->looks[which];
     struct evidence_check *c = q->first && q->first->due_ms <= now_ms() ? take_first(q) : NULL;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     return c;
 }
 
@@ -589,10 +590,10 @@ void evidence_tick(struct serve *s)
     struct evidence *e = s->evidence;
     struct evidence_check *c;
     if (!e || !s->ingest) return;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     bool any = false;
     for (int which = 0; which < LOOKS; which++) any |= e->looks[which].n > 0;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (!any) return;
     struct statuses st = {0};
     read_statuses(s, &st);
@@ -626,7 +627,7 @@ void evidence_metrics(struct serve *s, struct kvr_buf *b)
     if (!e) return;
     kvr_buf_str(
         b, "# HELP kvroute_view_evidence_total Answers by what they say of the rank's view\n# TYPE kvroute_view_evidence_total counter\n");
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (int i = 0; i < OUTCOMES; i++)
         kvr_buf_printf(b, "kvroute_view_evidence_total{outcome=\"%s\",reason=\"\"} %llu\n", outcome_names[i],
                        (unsigned long long)e->outcomes[i]);
@@ -638,5 +639,5 @@ void evidence_metrics(struct serve *s, struct kvr_buf *b)
         kvr_buf_printf(b, "kvroute_prompt_length_differs_total{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n",
                        (unsigned long long)e->ranks[i].worker.worker_id, e->ranks[i].worker.dp_rank,
                        (unsigned long long)e->ranks[i].lengths);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }

@@ -25,7 +25,7 @@ struct check {
 struct health_checks {
     uv_timer_t timer;
     uv_async_t urgent;
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     uint64_t ids[URGENT_MAX];
     size_t n;
     struct check *checks;
@@ -35,14 +35,14 @@ struct health_checks {
 struct health_checks *health_create(void)
 {
     struct health_checks *h = calloc(1, sizeof *h);
-    if (h) pthread_mutex_init(&h->lock, NULL);
+    if (h) kvr_lock_init(&h->lock, KVR_LOCK_HEALTH);
     return h;
 }
 
 void health_destroy(struct health_checks *h)
 {
     if (!h) return;
-    pthread_mutex_destroy(&h->lock);
+    kvr_lock_destroy(&h->lock);
     free(h);
 }
 
@@ -210,7 +210,7 @@ static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
         char key[API_KEY_MAX];
     } * t;
     size_t n = 0;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     t = calloc(s->workers_n + 1, sizeof *t);
     for (const struct worker *w = s->workers; w && t; w = w->next) {
         bool wanted = !only;
@@ -220,7 +220,7 @@ static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
         memcpy(t[n].key, w->api_key, sizeof t[n].key);
         t[n++].endpoint = w->endpoint;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     for (size_t i = 0; i < n; i++) check_start(s, t[i].id, &t[i].endpoint, t[i].key, false);
     free(t);
 }
@@ -235,23 +235,23 @@ static void on_urgent(uv_async_t *a)
     struct serve *s = a->data;
     struct health_checks *h = s->health_checks;
     uint64_t ids[URGENT_MAX];
-    pthread_mutex_lock(&h->lock);
+    kvr_lock(&h->lock);
     size_t n = h->n;
     memcpy(ids, h->ids, n * sizeof *ids);
     h->n = 0;
-    pthread_mutex_unlock(&h->lock);
+    kvr_unlock(&h->lock);
     if (n) check_all(s, ids, n);
 }
 
 void health_check_now(struct serve *s, uint64_t id)
 {
     struct health_checks *h = s->health_checks;
-    pthread_mutex_lock(&h->lock);
+    kvr_lock(&h->lock);
     bool listed = h->n == URGENT_MAX; /* then the interval will do */
     for (size_t i = 0; i < h->n; i++) listed |= h->ids[i] == id;
     if (!listed) h->ids[h->n++] = id;
     if (h->running) uv_async_send(&h->urgent);
-    pthread_mutex_unlock(&h->lock);
+    kvr_unlock(&h->lock);
 }
 
 int health_start(struct serve *s)
@@ -262,9 +262,9 @@ int health_start(struct serve *s)
     uv_timer_init(&s->main_loop, &h->timer);
     uv_async_init(&s->main_loop, &h->urgent, on_urgent);
     h->timer.data = h->urgent.data = s;
-    pthread_mutex_lock(&h->lock);
+    kvr_lock(&h->lock);
     h->running = true;
-    pthread_mutex_unlock(&h->lock);
+    kvr_unlock(&h->lock);
     uv_timer_start(&h->timer, on_interval, 0, (uint64_t)(s->o->health_interval * 1000) + 1);
     return 0;
 }
@@ -272,10 +272,10 @@ int health_start(struct serve *s)
 void health_stop(struct serve *s)
 {
     struct health_checks *h = s->health_checks;
-    pthread_mutex_lock(&h->lock);
+    kvr_lock(&h->lock);
     bool was = h->running;
     h->running = false;
-    pthread_mutex_unlock(&h->lock);
+    kvr_unlock(&h->lock);
     if (!was) return;
     uv_close((uv_handle_t *)&h->timer, NULL);
     uv_close((uv_handle_t *)&h->urgent, NULL);

@@ -143,11 +143,11 @@ void labels_metrics(struct serve *s, struct kvr_buf *b)
          offsetof(struct series, predicted)},
         {"actual_cached_tokens_total", "Prompt tokens the engine reported as cached", offsetof(struct series, actual)},
     };
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         kvr_buf_printf(b, "# HELP kvroute_%s %s\n# TYPE kvroute_%s counter\n", rows[i].name, rows[i].help, rows[i].name);
         put_row(b, rows[i].name, s->series, NULL, rows[i].at);
         for (const struct worker *w = s->workers; w; w = w->next) put_row(b, rows[i].name, w->series, w, rows[i].at);
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }

@@ -224,7 +224,7 @@ static void change(struct serve *s, uint64_t id, const struct kvr_engine_facts *
 {
     static struct worker now, before; /* large */
     char err[256];
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
     if (w) now = before = *w;
     if (w && f) {
@@ -237,16 +237,16 @@ static void change(struct serve *s, uint64_t id, const struct kvr_engine_facts *
     }
     bool anew = w && needs_adding(&before, &now);
     if (w && !anew) keep_locked(w, &now);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (!w) return;
     now.learns = true;
     if (anew && worker_add(s, &now, err, sizeof err)) {
-        pthread_mutex_lock(&s->lock);
+        kvr_lock(&s->lock);
         w = worker_find_locked(s, id);
         note(&now.learnt, "the worker cannot be used with its engine's settings: %.200s", err);
         now.learnt.waits = false;
         if (w) w->learnt = now.learnt;
-        pthread_mutex_unlock(&s->lock);
+        kvr_unlock(&s->lock);
     }
     tell_new(&now, &before.learnt);
 }

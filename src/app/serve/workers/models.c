@@ -55,7 +55,7 @@ static struct model_entry *collect(struct serve *s, size_t *count)
 {
     struct model_entry *seen = calloc(MODELS_MAX, sizeof *seen);
     size_t n = 0;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (const struct worker *w = s->workers; w && seen; w = w->next) {
         const char *named = w->model[0] ? w->model : s->o->model;
         for (size_t i = 0; i < w->models_n + (named ? 1 : 0); i++) {
@@ -68,7 +68,7 @@ static struct model_entry *collect(struct serve *s, size_t *count)
             n++;
         }
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     *count = n;
     return seen;
 }

@@ -11,7 +11,7 @@
 
 void worker_report(struct serve *s, struct worker *w, bool ok)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     if (ok) {
         w->failures = 0;
     } else {
@@ -23,7 +23,7 @@ void worker_report(struct serve *s, struct worker *w, bool ok)
             worker_sync_locked(s, w);
         }
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 static void tell_health(const struct worker *w, enum health h, const char *why)
@@ -35,7 +35,7 @@ static void tell_health(const struct worker *w, enum health h, const char *why)
 void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *why)
 {
     bool came_up = false;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
     if (w) {
         came_up = h == HEALTH_UP && w->health != HEALTH_UP;
@@ -48,13 +48,13 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *
         worker_sync_locked(s, w);
         came_up |= w->schedulable && !before;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (came_up) s->hooks.may_route(s);
 }
 
 void worker_models_refused(struct serve *s, uint64_t id, int status)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
     bool fresh = w && w->models_status != status;
     if (w) w->models_status = status;
@@ -64,12 +64,12 @@ void worker_models_refused(struct serve *s, uint64_t id, int status)
     else if (fresh)
         kvr_log("kvroute: worker %llu (%.200s) answers GET /v1/models with status %d, so its models are not known", (unsigned long long)id,
                 w->url, status);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
     if (w) {
         free(w->models);
@@ -78,6 +78,6 @@ void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models,
         w->models_status = 200;
         models = NULL;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     free(models);
 }

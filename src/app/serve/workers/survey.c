@@ -213,12 +213,12 @@ void survey_tick(struct serve *s)
 {
     uint64_t now = now_ms(), id;
     bool found;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (struct worker *w = s->workers; w && s->surveys_n < SURVEYS_MAX; w = w->next)
         if (w->learnt.due_ms && w->learnt.due_ms <= now && w->health == HEALTH_UP && w->models_status && begin_locked(s, w))
             w->learnt.due_ms = 0;
     found = find_patient_locked(s, now, &id);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (found) learn_nothing(s, id);
 }
 

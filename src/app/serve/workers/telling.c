@@ -22,7 +22,7 @@ bool telling_note(struct serve *s, struct worker *w, const struct answer_telling
 {
     uint32_t form = UINT32_C(1) << a->form;
     bool say = false;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct telling *t = &w->telling;
     if (a->told && !(t->forms & form)) {
         t->forms |= form;
@@ -30,7 +30,7 @@ bool telling_note(struct serve *s, struct worker *w, const struct answer_telling
     }
     bool known = (t->forms & form) != 0;
     if (!known && a->sure_hit && t->silent < SILENT_MIN) say = ++t->silent == SILENT_MIN;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (say)
         kvr_log(
             "kvroute: the answers of worker %llu (%.200s) tell no cached tokens, though %d of them must have had a hit: its predictions "

@@ -165,10 +165,10 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_recorder_event(s->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
     kvr_index_drop_rank(p->index, w);
     evidence_reset(s, w);
-    pthread_mutex_lock(&s->lock); /* nobody waits for the ingest thread under it */
+    kvr_lock(&s->lock); /* nobody waits for the ingest thread under it */
     struct worker *worker = worker_find_locked(s, w.worker_id);
     if (worker) atomic_store(&worker->reports, false); /* it may be another engine */
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
@@ -178,10 +178,10 @@ static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_kn
     if (knowledge == KVR_VIEW_PARTIAL) suppose(s, p, w);
     if (knowledge == KVR_VIEW_WHOLE) stop_supposing(s, w);
     kvr_router_set_trusted(p->router, w, knowledge != KVR_VIEW_UNKNOWN);
-    pthread_mutex_lock(&s->lock); /* nobody waits for the ingest thread under it */
+    kvr_lock(&s->lock); /* nobody waits for the ingest thread under it */
     struct worker *worker = worker_find_locked(s, w.worker_id);
     if (worker && w.dp_rank - worker->dp_start < worker->dp_size) atomic_store(&worker->views[w.dp_rank - worker->dp_start], knowledge);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     kvr_log("kvroute: view of worker %llu rank %u is %s%s%s", (unsigned long long)w.worker_id, w.dp_rank,
             kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
 }
@@ -338,13 +338,13 @@ bool views_settled(struct serve *s)
     size_t want = 0, n, cap, settled = 0;
     if (!s->ingest) return true;
     if (s->o->plane.plane == KVR_PLANE_JETSTREAM && !atomic_load(&s->caught_up)) return false;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     bool waits = false;
     for (const struct worker *w = s->workers; w; w = w->next) {
         waits |= w->learnt.waits;
         for (uint32_t r = 0; r < w->dp_size; r++) want += views_has_source(s, w, r);
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (waits) return false;
     cap = want + 16;
     st = calloc(cap, sizeof *st);
@@ -382,7 +382,7 @@ void views_wiring_tick(struct serve *s)
     struct kvr_view_status *st = n ? calloc(n, sizeof *st) : NULL;
     uint64_t now = now_ms();
     n = st ? KVR_MIN(kvr_ingest_status(s->ingest, st, n), n) : 0;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (size_t i = 0; i < n; i++) {
         struct worker *w = worker_find_locked(s, st[i].worker.worker_id);
         uint32_t place = w ? st[i].worker.dp_rank - w->dp_start : 0;
@@ -391,6 +391,6 @@ void views_wiring_tick(struct serve *s)
         if (is != w->wiring[place]) tell_wiring(w, place, &st[i], is);
         w->wiring[place] = (unsigned char)is;
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     free(st);
 }

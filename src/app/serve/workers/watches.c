@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/lock.h"
 #include "base/map64.h"
 
 /* A value of `blocks`: how many watch for the block, and the number of the last event that stored it. */
@@ -11,7 +12,7 @@ enum { WATCHED_MAX = 64 << 10, WATCHERS_BITS = 16, RANKS_MAX = 64 << 10 };
 static const uint64_t ALL_BLOCKS = UINT64_C(1) << 40;
 
 struct watches {
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     struct kvr_map64 blocks;  /* (rank, local hash) */
     struct kvr_map64 removed; /* rank: blocks removed so far */
     uint64_t events;
@@ -31,7 +32,7 @@ static uint64_t key_of(uint64_t rank, uint64_t local)
 struct watches *watches_create(void)
 {
     struct watches *ws = calloc(1, sizeof *ws);
-    if (ws) pthread_mutex_init(&ws->lock, NULL);
+    if (ws) kvr_lock_init(&ws->lock, KVR_LOCK_WATCHES);
     return ws;
 }
 
@@ -40,7 +41,7 @@ void watches_destroy(struct watches *ws)
     if (!ws) return;
     kvr_map64_clear(&ws->blocks);
     kvr_map64_clear(&ws->removed);
-    pthread_mutex_destroy(&ws->lock);
+    kvr_lock_destroy(&ws->lock);
     free(ws);
 }
 
@@ -76,31 +77,31 @@ static uint64_t removed_locked(const struct watches *ws, struct kvr_worker worke
 
 bool watches_begin(struct watches *ws, struct watch *w)
 {
-    pthread_mutex_lock(&ws->lock);
+    kvr_lock(&ws->lock);
     bool ok = take_locked(ws, w);
     w->since = ws->events;
     w->removed = removed_locked(ws, w->worker);
-    pthread_mutex_unlock(&ws->lock);
+    kvr_unlock(&ws->lock);
     return ok;
 }
 
 void watches_end(struct watches *ws, const struct watch *w)
 {
-    pthread_mutex_lock(&ws->lock);
+    kvr_lock(&ws->lock);
     let_go_locked(ws, w, w->n);
-    pthread_mutex_unlock(&ws->lock);
+    kvr_unlock(&ws->lock);
 }
 
 uint64_t watches_look(struct watches *ws, const struct watch *w, bool *seen)
 {
     uint64_t rank = key_of_rank(w->worker);
-    pthread_mutex_lock(&ws->lock);
+    kvr_lock(&ws->lock);
     for (size_t i = 0; i < w->n; i++) {
         const uint64_t *v = kvr_map64_get(&ws->blocks, key_of(rank, w->locals[i]));
         seen[i] = v && *v >> WATCHERS_BITS > w->since;
     }
     uint64_t removed = ws->uncounted ? ALL_BLOCKS : removed_locked(ws, w->worker) - w->removed;
-    pthread_mutex_unlock(&ws->lock);
+    kvr_unlock(&ws->lock);
     return removed;
 }
 
@@ -123,16 +124,16 @@ static void mark_stored_locked(struct watches *ws, const struct kvr_event *ev)
 
 void watches_event(struct watches *ws, const struct kvr_event *ev)
 {
-    pthread_mutex_lock(&ws->lock);
+    kvr_lock(&ws->lock);
     if (ev->kind == KVR_EVENT_STORED) mark_stored_locked(ws, ev);
     else if (ev->kind == KVR_EVENT_CLEARED) add_removed_locked(ws, ev->worker, ALL_BLOCKS);
     else if (ev->tier == KVR_TIER_DEVICE) add_removed_locked(ws, ev->worker, ev->removed_n);
-    pthread_mutex_unlock(&ws->lock);
+    kvr_unlock(&ws->lock);
 }
 
 void watches_reset(struct watches *ws, struct kvr_worker worker)
 {
-    pthread_mutex_lock(&ws->lock);
+    kvr_lock(&ws->lock);
     add_removed_locked(ws, worker, ALL_BLOCKS);
-    pthread_mutex_unlock(&ws->lock);
+    kvr_unlock(&ws->lock);
 }

@@ -18,9 +18,9 @@ static void unref_locked(struct worker *w)
 void worker_unref(struct serve *s, struct worker *w)
 {
     if (!w) return;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     unref_locked(w);
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
 }
 
 /* Returns: its place in the table. */
@@ -110,10 +110,10 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
 /* What could not be replaced goes on as it was. */
 static void follow_again(struct serve *s, struct worker *scratch, uint64_t id)
 {
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     const struct worker *old = worker_find_locked(s, id);
     if (old) *scratch = *old;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (old) views_follow(s, scratch, scratch->pool);
 }
 
@@ -126,7 +126,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     }
     *w = *spec;
     views_unfollow(s, w->id);
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     for (uint32_t r = 0; r < DP_MAX; r++) atomic_store(&w->views[r], KVR_VIEW_UNKNOWN);
     memset(w->wiring, 0, sizeof w->wiring);
     w->series = NULL; /* these are of the one it was copied from */
@@ -138,7 +138,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     int rc = add_locked(s, w, err, cap);
     struct pool *pool = w->pool;
     if (rc == 0) w->learns = false;
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (rc) {
         labels_free(w->series);
         follow_again(s, w, spec->id);
@@ -155,14 +155,14 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
 bool worker_remove(struct serve *s, uint64_t id)
 {
     struct pool *pool = NULL;
-    pthread_mutex_lock(&s->lock);
+    kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
     if (w) {
         pool = w->pool;
         detach_locked(s, w);
         unref_locked(w);
     }
-    pthread_mutex_unlock(&s->lock);
+    kvr_unlock(&s->lock);
     if (!pool) return false;
     views_unfollow(s, id);
     kvr_router_remove_worker(pool->router, id); /* once more: an event may have been on its way */

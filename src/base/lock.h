@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Locks with ranks. A thread takes locks in rising rank only, so no two threads can wait for each other.
+ *
+ * KVR_LOCK_RANKS is the one list of them, outermost first: whoever holds a lock may take those of rows below it. Of one row a thread holds
+ * one at a time. A build with KVR_LOCK_CHECKS (the presets asan and tsan) keeps what each thread holds and aborts, naming both locks, when
+ * one is taken out of turn, also when no other thread is near; other builds pay nothing.
+ *
+ * The condition variables of pthread wait with `&lock.mutex`; the thread counts as holding the lock while it waits.
+ */
+#ifndef KVR_LOCK_H
+#define KVR_LOCK_H
+
+#include <pthread.h>
+
+#define KVR_LOCK_RANKS(X)                                                                                                                  \
+    X(INDEXER_CHANGES, "changes of an indexer's catalogue")                                                                                \
+    X(INDEXER, "an indexer's catalogue")                                                                                                   \
+    X(INDEXER_KEEPER, "an indexer's keeper")                                                                                               \
+    X(SERVE, "the worker table")                                                                                                           \
+    X(CLAIM, "the claim on an index")                                                                                                      \
+    X(VIEW_STORE, "the store of views")                                                                                                    \
+    X(LOCAL_INDEX, "a local index")                                                                                                        \
+    X(ROUTER, "a router")                                                                                                                  \
+    X(INDEX_RANKS, "the ranks of an index")                                                                                                \
+    X(INDEX_WINDOWS, "the windows of an index")                                                                                            \
+    X(INDEX_LANE, "a lane of an index")                                                                                                    \
+    X(INDEX_USAGE, "the usage of an index")                                                                                                \
+    X(INDEX_READERS, "the readers of an index")                                                                                            \
+    X(WATCHES, "watches of answers")                                                                                                       \
+    X(HEALTH, "health checks")                                                                                                             \
+    X(TOKENS, "the token cache")                                                                                                           \
+    X(SELECTION, "selections whose turn has come")                                                                                         \
+    X(MAIL, "a data loop's mail")                                                                                                          \
+    X(REMOTE_MAIL, "mail of a remote index")                                                                                               \
+    X(REGISTRY, "a registry in NATS")                                                                                                      \
+    X(PLANE, "what goes out over the event plane")                                                                                         \
+    X(SYNC, "a replica's peers")                                                                                                           \
+    X(SYNC_OUT, "a replica's outbox")                                                                                                      \
+    X(NATS_SUBSCRIPTION, "a NATS subscription")                                                                                            \
+    X(NATS, "a NATS connection")                                                                                                           \
+    X(RECORDER, "recorded events")                                                                                                         \
+    X(PRODUCE, "an answer that is produced")                                                                                               \
+    X(ACCESS, "keys of a port")                                                                                                            \
+    X(TLS_TRUST, "trusted certificates")                                                                                                   \
+    X(TLS, "a TLS connection")                                                                                                             \
+    X(SIM_CREW, "runs of a simulation")                                                                                                    \
+    X(LOG, "a log")
+
+enum kvr_lock_rank {
+#define KVR_LOCK_ENUM(name, text) KVR_LOCK_##name,
+    KVR_LOCK_RANKS(KVR_LOCK_ENUM)
+#undef KVR_LOCK_ENUM
+};
+
+struct kvr_lock {
+    pthread_mutex_t mutex;
+#ifdef KVR_LOCK_CHECKS
+    enum kvr_lock_rank rank;
+#endif
+};
+
+struct kvr_rwlock {
+    pthread_rwlock_t rwlock;
+#ifdef KVR_LOCK_CHECKS
+    enum kvr_lock_rank rank;
+#endif
+};
+
+/* Of memory that is zeroed or not. */
+void kvr_lock_init(struct kvr_lock *l, enum kvr_lock_rank rank);
+/* Writers go before readers that come after them. */
+void kvr_rwlock_init(struct kvr_rwlock *l, enum kvr_lock_rank rank);
+
+#ifdef KVR_LOCK_CHECKS
+#define KVR_LOCK_STATIC(of_rank)                                                                                                           \
+    {                                                                                                                                      \
+        PTHREAD_MUTEX_INITIALIZER, of_rank                                                                                                 \
+    }
+void kvr__lock_taking(const void *lock, enum kvr_lock_rank rank);
+void kvr__lock_given(const void *lock);
+#define KVR_LOCK_TAKING(l) kvr__lock_taking((l), (l)->rank)
+#define KVR_LOCK_GIVEN(l)  kvr__lock_given(l)
+#else
+#define KVR_LOCK_STATIC(of_rank)                                                                                                           \
+    {                                                                                                                                      \
+        PTHREAD_MUTEX_INITIALIZER                                                                                                          \
+    }
+#define KVR_LOCK_TAKING(l) (void)(l)
+#define KVR_LOCK_GIVEN(l)  (void)(l)
+#endif
+
+static inline void kvr_lock(struct kvr_lock *l)
+{
+    KVR_LOCK_TAKING(l);
+    pthread_mutex_lock(&l->mutex);
+}
+
+static inline void kvr_unlock(struct kvr_lock *l)
+{
+    KVR_LOCK_GIVEN(l);
+    pthread_mutex_unlock(&l->mutex);
+}
+
+static inline void kvr_lock_destroy(struct kvr_lock *l)
+{
+    pthread_mutex_destroy(&l->mutex);
+}
+
+static inline void kvr_read_lock(struct kvr_rwlock *l)
+{
+    KVR_LOCK_TAKING(l);
+    pthread_rwlock_rdlock(&l->rwlock);
+}
+
+static inline void kvr_write_lock(struct kvr_rwlock *l)
+{
+    KVR_LOCK_TAKING(l);
+    pthread_rwlock_wrlock(&l->rwlock);
+}
+
+static inline void kvr_rw_unlock(struct kvr_rwlock *l)
+{
+    KVR_LOCK_GIVEN(l);
+    pthread_rwlock_unlock(&l->rwlock);
+}
+
+static inline void kvr_rwlock_destroy(struct kvr_rwlock *l)
+{
+    pthread_rwlock_destroy(&l->rwlock);
+}
+
+#endif
