@@ -123,13 +123,4 @@ static inline void kvr_store_be64(unsigned char *p, uint64_t v)
     for (int i = 7; i >= 0; i--, v >>= 8) p[i] = (unsigned char)v;
 }
 
-/* ---- log ---- */
-
-/* One line to stderr. The newline is added; control characters, in whatever argument, come out as \xNN, so that text from the wire can
- * neither begin a line of its own nor speak to a terminal. At most 4 KiB. Any thread. */
-void kvr_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* Text as it can be printed: control characters, marks that turn the direction, and what is no UTF-8, as \xNN. Cut to fit, ends with 0.
- * Returns: its length. */
-size_t kvr_printable(const char *text, size_t len, char *out, size_t cap);
-
 #endif

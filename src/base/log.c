@@ -1,22 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Idea: a line is put together on the stack and given to the system with one write.
+ *
+ * Invariants:
+ * - A line is valid UTF-8 without control characters, ends with its only newline and is at most LINE bytes (what a pipe takes at once).
+ * - A site is added to `silenced` at most once, and the list never shrinks: sites are static, so it is walked without a lock.
+ * - Each line that is not written is counted in its site's `left_out` once, and whoever exchanges that for 0 says so.
+ *
+ * When a second begins, threads that log at the same site may each take a few lines of it for their own: the limit is not exact then.
+ */
+#include "base/log.h"
+
+#include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/base.h"
 
 enum { LINE = 4096 };
 
+static _Atomic int level_max = KVR_LOG_INFO, format_now = KVR_LOG_TEXT;
+static struct kvr_log_site *_Atomic silenced; /* sites that have left lines out at some time */
+
+static const char *const level_names[] = {"error", "warning", "info", "debug"};
+
+/* ---- text of others ---- */
+
+static size_t sequence_len(unsigned char first)
+{
+    return first >= 0xf0 && first < 0xf5 ? 4 : first >= 0xe0 && first < 0xf0 ? 3 : first >= 0xc2 && first < 0xe0 ? 2 : 0;
+}
+
+/* Whether a sequence of three or four bytes is the shortest form of a character that exists: no surrogate, nothing above U+10FFFF. */
+static bool is_character(const unsigned char *p)
+{
+    return !(p[0] == 0xe0 && p[1] < 0xa0) && !(p[0] == 0xed && p[1] > 0x9f) && !(p[0] == 0xf0 && p[1] < 0x90) &&
+           !(p[0] == 0xf4 && p[1] > 0x8f);
+}
+
 /* Bytes of the UTF-8 character at p that may stand in a line: 0 for a control character (C0, DEL, C1) and for what is no UTF-8. */
 static size_t plain_len(const unsigned char *p, size_t left)
 {
     if (*p < 0x80) return *p >= 0x20 && *p != 0x7f;
-    size_t n = *p >= 0xf0 && *p < 0xf5 ? 4 : *p >= 0xe0 ? 3 : *p >= 0xc2 ? 2 : 0;
-    if (!n || n > left || *p >= 0xf5) return 0;
+    size_t n = sequence_len(*p);
+    if (!n || n > left) return 0;
     for (size_t i = 1; i < n; i++)
         if ((p[i] & 0xc0) != 0x80) return 0;
     bool c1 = p[0] == 0xc2 && p[1] < 0xa0, separator = p[0] == 0xe2 && p[1] == 0x80 && (p[2] == 0xa8 || p[2] == 0xa9);
     bool turns = p[0] == 0xe2 && ((p[1] == 0x80 && p[2] >= 0xaa && p[2] <= 0xae) || (p[1] == 0x81 && p[2] >= 0xa6 && p[2] <= 0xa9));
-    return c1 || separator || turns ? 0 : n;
+    return c1 || separator || turns || !is_character(p) ? 0 : n;
 }
 
 size_t kvr_printable(const char *text, size_t len, char *out, size_t cap)
@@ -41,15 +77,153 @@ size_t kvr_printable(const char *text, size_t len, char *out, size_t cap)
     return n;
 }
 
-void kvr_log(const char *fmt, ...)
+/* ---- one line ---- */
+
+/* Year, month and day of a day since 1970-01-01, in the Gregorian calendar. gmtime_r may read files and allocate. Source: Howard
+ * Hinnant, "chrono-compatible low-level date algorithms", civil_from_days. */
+static void date_of(int64_t days, int *year, int *month, int *day)
 {
-    char text[LINE], line[2 * LINE];
+    int64_t z = days + 719468, era = z / 146097, doe = z - era * 146097;
+    int64_t yoe = (doe - doe / 1460 + doe / 36524 - doe / 146096) / 365, doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    int64_t mp = (5 * doy + 2) / 153;
+    *day = (int)(doy - (153 * mp + 2) / 5 + 1);
+    *month = (int)(mp < 10 ? mp + 3 : mp - 9);
+    *year = (int)(yoe + era * 400 + (*month <= 2));
+}
+
+static int put_time(char *out, size_t cap)
+{
+    struct timespec now;
+    int year, month, day;
+    clock_gettime(CLOCK_REALTIME, &now);
+    int64_t s = KVR_MAX(now.tv_sec, 0);
+    date_of(s / 86400, &year, &month, &day);
+    return snprintf(out, cap, "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", year, month, day, (int)(s / 3600 % 24), (int)(s / 60 % 60),
+                    (int)(s % 60), (int)(now.tv_nsec / 1000000));
+}
+
+/* Text that kvr_printable has made, as the inside of a JSON string. */
+static size_t put_json_text(const char *text, size_t len, char *out, size_t cap)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < len;) {
+        bool escaped = text[i] == '"' || text[i] == '\\';
+        size_t k = escaped ? 1 : KVR_MAX(plain_len((const unsigned char *)text + i, len - i), 1);
+        if (n + k + escaped > cap) break;
+        if (escaped) out[n++] = '\\';
+        memcpy(out + n, text + i, k);
+        n += k;
+        i += k;
+    }
+    return n;
+}
+
+static size_t put_line(char line[LINE], enum kvr_log_level level, const char *text, size_t len)
+{
+    static const char end[] = "\"}\n";
+    char message[LINE];
+    size_t n = (size_t)(atomic_load_explicit(&format_now, memory_order_relaxed) == KVR_LOG_JSON ? snprintf(line, LINE, "{\"time\":\"") : 0);
+    bool json = n > 0;
+    n += (size_t)put_time(line + n, LINE - n);
+    if (!json) {
+        n += (size_t)snprintf(line + n, LINE - n, " %s ", level_names[level]);
+        n += kvr_printable(text, len, line + n, LINE - n);
+        line[n++] = '\n'; /* in the place of the 0 */
+        return n;
+    }
+    n += (size_t)snprintf(line + n, LINE - n, "\",\"level\":\"%s\",\"message\":\"", level_names[level]);
+    len = kvr_printable(text, len, message, sizeof message);
+    n += put_json_text(message, len, line + n, LINE - n - (sizeof end - 1));
+    memcpy(line + n, end, sizeof end - 1);
+    return n + sizeof end - 1;
+}
+
+static void write_line(enum kvr_log_level level, const char *text, size_t len)
+{
+    char line[LINE];
+    size_t n = put_line(line, level, text, len), at = 0;
+    while (at < n) {
+        ssize_t k = write(STDERR_FILENO, line + at, n - at);
+        if (k < 0 && errno == EINTR) continue;
+        if (k <= 0) break; /* nobody can be told */
+        at += (size_t)k;
+    }
+}
+
+/* ---- limit of a site ---- */
+
+static uint64_t second_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec + 1; /* never 0, the value of a site that has written nothing */
+}
+
+static void tell_left_out(struct kvr_log_site *site)
+{
+    uint64_t n = atomic_exchange(&site->left_out, 0);
+    char text[LINE];
+    if (!n) return;
+    int len = snprintf(text, sizeof text, "kvroute: log: %llu more lines were left out, of the form '%s'", (unsigned long long)n,
+                       atomic_load(&site->format));
+    if (len > 0) write_line((enum kvr_log_level)atomic_load(&site->level), text, KVR_MIN((size_t)len, sizeof text - 1));
+}
+
+/* Says what was left out in seconds that are over. */
+static void tell_all_left_out(uint64_t now)
+{
+    for (struct kvr_log_site *s = atomic_load(&silenced); s; s = atomic_load(&s->next))
+        if (atomic_load(&s->left_out) && atomic_load(&s->second) != now) tell_left_out(s);
+}
+
+static void leave_out(struct kvr_log_site *site, enum kvr_log_level level, const char *fmt)
+{
+    atomic_store(&site->format, fmt);
+    atomic_store(&site->level, (int)level);
+    atomic_fetch_add(&site->left_out, 1);
+    if (atomic_exchange(&site->listed, 1)) return;
+    struct kvr_log_site *first = atomic_load(&silenced);
+    do atomic_store(&site->next, first);
+    while (!atomic_compare_exchange_weak(&silenced, &first, site));
+}
+
+static bool may_write(struct kvr_log_site *site, uint64_t now)
+{
+    uint64_t second = atomic_load(&site->second);
+    if (second != now && atomic_compare_exchange_strong(&site->second, &second, now)) atomic_store(&site->lines, 0);
+    return atomic_fetch_add(&site->lines, 1) < KVR_LOG_LINES_MAX;
+}
+
+/* ---- for all ---- */
+
+void kvr_log_set_level(enum kvr_log_level level)
+{
+    atomic_store(&level_max, (int)level);
+}
+
+void kvr_log_set_format(enum kvr_log_format format)
+{
+    atomic_store(&format_now, (int)format);
+}
+
+void kvr_log_finish(void)
+{
+    tell_all_left_out(0);
+}
+
+void kvr__log(struct kvr_log_site *site, enum kvr_log_level level, const char *fmt, ...)
+{
+    if ((int)level > atomic_load_explicit(&level_max, memory_order_relaxed)) return;
+    uint64_t now = second_now();
+    tell_all_left_out(now);
+    if (!may_write(site, now)) {
+        leave_out(site, level, fmt);
+        return;
+    }
+    char text[LINE];
     va_list ap;
     va_start(ap, fmt);
     int len = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (len < 0) return;
-    size_t n = kvr_printable(text, KVR_MIN((size_t)len, sizeof text - 1), line, sizeof line - 1);
-    line[n++] = '\n';
-    (void)fwrite(line, 1, n, stderr); /* one write: lines of threads do not mix */
+    if (len >= 0) write_line(level, text, KVR_MIN((size_t)len, sizeof text - 1));
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "app/curve/curve.h"
+#include "base/log.h"
 #include "cli/commands.h"
 
 static const char usage[] =
@@ -17,7 +18,8 @@ int cmd_curve_key(int argc, char **argv)
         return 0;
     }
     if (argc != 2 || argv[1][0] == '-') {
-        fprintf(stderr, "kvroute curve-key: one argument is needed: the file to write\n\n%s", usage);
+        kvr_log_error("kvroute curve-key: one argument is needed: the file to write");
+        fprintf(stderr, "\n%s", usage);
         return 2;
     }
     return curve_key_main(argv[1]);

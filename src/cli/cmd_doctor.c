@@ -6,6 +6,7 @@
 
 #include "app/doctor/doctor.h"
 #include "cli/commands.h"
+#include "cli/log_options.h"
 
 static const char usage[] =
     "usage: kvroute doctor [options] URL[,key=value...]...\n\n"
@@ -21,8 +22,7 @@ static const char usage[] =
     "  --api-key-file F   the same from a file, its first key\n"
     "  --tls-ca FILE      certificates (PEM) that sign those of https targets; default: the system's\n"
     "  --engine-api-key KEY  bearer token for engines that a router lists\n"
-    "  --timeout SECONDS  for one HTTP answer; default 30\n"
-    "  --help\n\n"
+    "  --timeout SECONDS  for one HTTP answer; default 30\n" LOG_USAGE "  --help\n\n"
     "Exit status: 0 nothing found, 1 a problem was found, 2 bad usage or a target that cannot be examined.\n";
 
 int cmd_doctor(int argc, char **argv)
@@ -35,12 +35,14 @@ int cmd_doctor(int argc, char **argv)
                                          {"tls-ca", required_argument, NULL, 'a'},
                                          {"engine-api-key", required_argument, NULL, 'e'},
                                          {"timeout", required_argument, NULL, 't'},
+                                         {"log-format", required_argument, NULL, 'L'},
+                                         {"log-level", required_argument, NULL, 'L'},
                                          {"help", no_argument, NULL, 'h'},
                                          {NULL, 0, NULL, 0}};
     struct doctor_options o = {.timeout = 30};
     char *end = NULL;
-    int c;
-    while ((c = getopt_long(argc, argv, "h", rows, NULL)) != -1) {
+    int c, at = 0;
+    while ((c = getopt_long(argc, argv, "h", rows, &at)) != -1) {
         if (c == 'j') o.json = true;
         else if (c == 'q') o.quiet = true;
         else if (c == 'n') o.no_probe = true;
@@ -49,15 +51,17 @@ int cmd_doctor(int argc, char **argv)
         else if (c == 'a') o.tls_ca = optarg;
         else if (c == 'e') o.engine_key = optarg;
         else if (c == 't') o.timeout = strtod(optarg, &end);
-        else if (c == 'h') return fputs(usage, stdout) < 0;
+        else if (c == 'L') {
+            if (log_from_flag("doctor", rows[at].name, optarg)) return 2;
+        } else if (c == 'h') return fputs(usage, stdout) < 0;
         else return 2;
     }
     if (end && (*end || o.timeout <= 0 || o.timeout > 3600)) {
-        fprintf(stderr, "kvroute doctor: bad value for '--timeout'; allowed: seconds, more than 0 and at most 3600\n");
+        kvr_log_error("kvroute doctor: bad value for '--timeout'; allowed: seconds, more than 0 and at most 3600");
         return 2;
     }
     if (optind == argc) {
-        fprintf(stderr, "kvroute doctor: no URL is given; see kvroute doctor --help\n");
+        kvr_log_error("kvroute doctor: no URL is given; see kvroute doctor --help");
         return 2;
     }
     o.targets = argv + optind;

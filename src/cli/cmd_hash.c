@@ -3,6 +3,7 @@
 
 #include "app/hash/hash.h"
 #include "cli/commands.h"
+#include "cli/log_options.h"
 #include "cli/options.h"
 
 #define AT(field) offsetof(struct hash_options, field)
@@ -13,6 +14,7 @@ static const struct option_row rows[] = {
     {"lora-name", OPT_STRING, AT(lora_name), NULL, 0, 0, "NAME", "LoRA adapter", NULL, NULL},
     {"cache-salt", OPT_STRING, AT(cache_salt), NULL, 0, 0, "TEXT", "cache namespace", NULL, NULL},
     {"eagle", OPT_BOOL, AT(eagle), "false", 0, 0, NULL, "windows of block size + 1 tokens", NULL, NULL},
+    LOG_ROWS(AT(log)),
 };
 
 static const char usage[] = "usage: kvroute hash --block-size N --tokens 1,2,3 [--lora-name X] [--cache-salt Y]\n\n"

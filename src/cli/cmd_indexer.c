@@ -7,6 +7,7 @@
 
 #include "app/indexer/indexer.h"
 #include "cli/commands.h"
+#include "cli/log_options.h"
 #include "cli/options.h"
 #include "cli/plane_rows.h"
 
@@ -84,6 +85,7 @@ static const struct option_row rows[] = {
     {"max-prompt-tokens", OPT_U64, AT(max_prompt_tokens), "2097152", 1, 1e9, NULL,
      "most tokens or block hashes of a query; more are refused with 413", NULL, NULL},
     {"max-connections", OPT_U64, AT(max_connections), "16384", 1, 1e6, NULL, "client connections per thread", NULL, NULL},
+    LOG_ROWS(AT(log)),
 };
 
 static const char usage[] =
@@ -109,11 +111,11 @@ int cmd_indexer(int argc, char **argv)
     struct indexer_options o = {0};
     int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
     if (rc == 0 && o.workers && o.workers[0] && !o.block_size) {
-        fprintf(stderr, "kvroute indexer: --block-size is required when --workers is specified\n");
+        kvr_log_error("kvroute indexer: --block-size is required when --workers is specified");
         rc = 2;
     }
     if (rc == 0 && !o.tls_cert != !o.tls_key) {
-        fprintf(stderr, "kvroute indexer: --tls-cert and --tls-key: one is missing; allowed: both or none\n");
+        kvr_log_error("kvroute indexer: --tls-cert and --tls-key: one is missing; allowed: both or none");
         rc = 2;
     }
     if (rc == 0) {

@@ -3,6 +3,7 @@
 #include "cli/commands.h"
 
 #define OPTIONS struct mock_options
+#include "cli/log_options.h"
 #include "cli/option_rows.h"
 
 static const struct option_row rows[] = {
@@ -47,6 +48,7 @@ static const struct option_row rows[] = {
     NUM("fault-error-after", fault_error_after, "0", 0, 1e9, "fault: generations fail after n tokens"),
     NUM("fault-reset-after", fault_reset_after, "0", 0, 1e9, "fault: cut a stream after n tokens"),
     DBL("startup-time", startup_time, "0", 0, 86400, "seconds during which /health answers 503"),
+    LOG_ROWS(AT(log)),
 };
 
 static const char usage[] = "usage: kvroute mock [options]\n\n"

@@ -4,6 +4,7 @@
 #include "cli/commands.h"
 
 #define OPTIONS struct publish_options
+#include "cli/log_options.h"
 #include "cli/option_rows.h"
 #include "cli/plane_rows.h"
 
@@ -40,6 +41,7 @@ static const struct option_row rows[] = {
     DBL("client-write-timeout", client_write_timeout, "30", 0, 864000,
         "seconds a client may take nothing of what is queued for it before it is cut off; 0 = off"),
     DBL("restore-timeout", restore_timeout, "10", 0.1, 3600, "seconds a replay may be silent"),
+    LOG_ROWS(AT(log)),
 };
 
 static const char usage[] = "usage: kvroute publish [options]\n\n"

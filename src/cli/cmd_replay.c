@@ -3,6 +3,7 @@
 #include "cli/commands.h"
 
 #define OPTIONS struct replay_options
+#include "cli/log_options.h"
 #include "cli/option_rows.h"
 
 static const struct option_row rows[] = {
@@ -47,6 +48,7 @@ static const struct option_row rows[] = {
     DBL("tell-ms", tell_ms, "2", 0, 1e6, "offline: until one router hears of what another has booked"),
     BOO("stream", stream, "true", "ask for streams"),
     BOO("progress", progress, "true", "show progress"),
+    LOG_ROWS(AT(log)),
 };
 
 static const char usage[] =

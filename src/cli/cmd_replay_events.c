@@ -8,6 +8,7 @@
 #include "app/events/events.h"
 #include "base/base.h"
 #include "cli/commands.h"
+#include "cli/log_options.h"
 
 static const char usage[] =
     "usage: kvroute replay-events FILE... --check\n"
@@ -21,14 +22,13 @@ static const char usage[] =
     "  --timed            at the times they were recorded; else as fast as possible\n"
     "  --max-count N      at most N events\n"
     "  --max-time SECONDS stop after that long\n"
-    "  --api-key KEY      bearer token of the indexer\n"
-    "  --help\n\n"
+    "  --api-key KEY      bearer token of the indexer\n" LOG_USAGE "  --help\n\n"
     "Exit status: 0; 1 there were bad lines, events that could not be applied, or the index is not valid; 2 bad usage, no such file or\n"
     "no such target.\n";
 
 static int bad_value(const char *flag, const char *allowed)
 {
-    fprintf(stderr, "kvroute replay-events: bad value for '--%s'; allowed: %s\n", flag, allowed);
+    kvr_log_error("kvroute replay-events: bad value for '--%s'; allowed: %s", flag, allowed);
     return 2;
 }
 
@@ -43,13 +43,15 @@ int cmd_replay_events(int argc, char **argv)
                                          {"max-count", required_argument, NULL, 'n'},
                                          {"max-time", required_argument, NULL, 's'},
                                          {"api-key", required_argument, NULL, 'k'},
+                                         {"log-format", required_argument, NULL, 'L'},
+                                         {"log-level", required_argument, NULL, 'L'},
                                          {"help", no_argument, NULL, 'h'},
                                          {NULL, 0, NULL, 0}};
     struct events_options o = {.model = "default", .group = "default", .block_size = 16};
     bool check = false;
     char *end = NULL;
-    int c;
-    while ((c = getopt_long(argc, argv, "h", rows, NULL)) != -1) {
+    int c, at = 0;
+    while ((c = getopt_long(argc, argv, "h", rows, &at)) != -1) {
         if (c == 'c') check = true;
         else if (c == 't') o.to = optarg;
         else if (c == 'm') o.model = optarg;
@@ -57,7 +59,9 @@ int cmd_replay_events(int argc, char **argv)
         else if (c == 'T') o.timed = true;
         else if (c == 'k') o.key = optarg;
         else if (c == 'h') return fputs(usage, stdout) < 0;
-        else if (c == 'b') {
+        else if (c == 'L') {
+            if (log_from_flag("replay-events", rows[at].name, optarg)) return 2;
+        } else if (c == 'b') {
             if (!kvr_parse_u64(optarg, strlen(optarg), 65536, &o.block_size) || !o.block_size) return bad_value("block-size", "1 to 65536");
         } else if (c == 'n') {
             if (!kvr_parse_u64(optarg, strlen(optarg), UINT64_MAX, &o.max_count) || !o.max_count)
@@ -70,11 +74,11 @@ int cmd_replay_events(int argc, char **argv)
         }
     }
     if (check == (o.to != NULL)) {
-        fprintf(stderr, "kvroute replay-events: either --check or --to URL is needed; see kvroute replay-events --help\n");
+        kvr_log_error("kvroute replay-events: either --check or --to URL is needed; see kvroute replay-events --help");
         return 2;
     }
     if (optind == argc) {
-        fprintf(stderr, "kvroute replay-events: no file is given; see kvroute replay-events --help\n");
+        kvr_log_error("kvroute replay-events: no file is given; see kvroute replay-events --help");
         return 2;
     }
     o.files = argv + optind;

@@ -7,6 +7,7 @@
 
 #include "app/serve/serve.h"
 #include "cli/commands.h"
+#include "cli/log_options.h"
 #include "cli/options.h"
 #include "cli/plane_rows.h"
 #include "cli/policy_file.h"
@@ -235,6 +236,7 @@ static const struct option_row serve_rows[] = {
     HTTP_ROWS,
     NUM("max-connections", max_connections, "16384", 1, 1e6, NULL,
         "client connections per loop; fewer when the process may not open two descriptors for each"),
+    LOG_ROWS(AT(log)),
 };
 
 static const struct option_row select_rows[] = {
@@ -243,6 +245,7 @@ static const struct option_row select_rows[] = {
     NUM("threads", threads, "4", 1, 64, NULL, "accepted for older command lines; one thread serves and one follows events"),
     ROUTER_ROWS,
     HTTP_ROWS,
+    LOG_ROWS(AT(log)),
 };
 
 static const char serve_usage[] =
@@ -257,7 +260,7 @@ static const char select_usage[] =
 
 static int fail(const char *command, const char *text)
 {
-    fprintf(stderr, "kvroute %s: %s\n", command, text);
+    kvr_log_error("kvroute %s: %s", command, text);
     return 2;
 }
 
@@ -268,11 +271,11 @@ static int apply_overlap_weight(const char *command, struct serve_options *o)
     if (!o->overlap_weight_text) return 0;
     double v = strtod(o->overlap_weight_text, &end);
     if (end == o->overlap_weight_text || *end || !(v >= 0 && v < 1e300)) {
-        fprintf(stderr, "kvroute %s: router-kv-overlap-score-weight: bad value '%s'; allowed: a number >= 0\n", command,
-                o->overlap_weight_text);
+        kvr_log_error("kvroute %s: router-kv-overlap-score-weight: bad value '%s'; allowed: a number >= 0", command,
+                      o->overlap_weight_text);
         return 2;
     }
-    fprintf(stderr, "kvroute %s: warning: router-kv-overlap-score-weight is deprecated; use router-prefill-load-scale\n", command);
+    kvr_log_warning("kvroute %s: warning: router-kv-overlap-score-weight is deprecated; use router-prefill-load-scale", command);
     o->prefill_load_scale = v;
     if (v == 0) o->overlap_credit = 0;
     return 0;

@@ -6,6 +6,7 @@
 #include <kvroute/error.h>
 
 #include "cli/commands.h"
+#include "cli/log_options.h"
 
 static const struct {
     const char *name, *help;
@@ -39,6 +40,14 @@ static void map_large_blocks(void)
 #endif
 }
 
+static int run(int (*command)(int argc, char **argv), int argc, char **argv)
+{
+    int rc = log_from_environment();
+    if (rc == 0) rc = command(argc, argv);
+    kvr_log_finish();
+    return rc;
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
@@ -53,9 +62,10 @@ int main(int argc, char **argv)
         return 0;
     }
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        if (!strcmp(name, commands[i].name)) return commands[i].run(argc - 1, argv + 1);
-    if (argc > 1) fprintf(stderr, "kvroute: unknown command '%s'\n\n", name);
-    else fprintf(stderr, "kvroute: a command is missing\n\n");
+        if (!strcmp(name, commands[i].name)) return run(commands[i].run, argc - 1, argv + 1);
+    if (argc > 1) kvr_log_error("kvroute: unknown command '%s'", name);
+    else kvr_log_error("kvroute: a command is missing");
+    fputc('\n', stderr);
     print_commands(stderr);
     return 2;
 }

@@ -15,6 +15,7 @@
 #include <yaml.h>
 
 #include "base/base.h"
+#include "base/log.h"
 
 struct parse {
     const struct option_row *rows;
@@ -38,27 +39,33 @@ static const struct option_row *row_given(struct parse *p, const char *name)
     for (size_t i = 0; i < p->n; i++) {
         const struct option_row *r = &p->rows[i];
         if (strcmp(r->name, name) || !r->alias_of || !r->values || p->warned[i]) continue;
-        fprintf(stderr, "kvroute %s: warning: %s is deprecated; use %s\n", p->command, name, r->alias_of);
+        kvr_log_warning("kvroute %s: warning: %s is deprecated; use %s", p->command, name, r->alias_of);
         p->warned[i] = 1;
     }
     return row_by_name(p, name);
 }
 
+static void say_allowed(const struct option_row *r, char *out, size_t cap)
+{
+    switch (r->type) {
+    case OPT_U64: snprintf(out, cap, "a whole number from %.0f to %.0f", r->min, r->max); break;
+    case OPT_DOUBLE:
+        if (r->max >= 1e300) snprintf(out, cap, "a number >= %g", r->min);
+        else snprintf(out, cap, "a number from %g to %g", r->min, r->max);
+        break;
+    case OPT_SIZE: snprintf(out, cap, "a size in bytes, or with KiB, MiB or GiB"); break;
+    case OPT_BOOL: snprintf(out, cap, "true or false"); break;
+    case OPT_ENUM: snprintf(out, cap, "%s", r->values); break;
+    case OPT_STRING:
+    case OPT_LIST: snprintf(out, cap, "a text that is not empty"); break;
+    }
+}
+
 static int bad_value(const struct parse *p, const struct option_row *r, const char *value, const char *source)
 {
-    fprintf(stderr, "kvroute %s: %s%s: bad value '%s'; allowed: ", p->command, source, r->name, value);
-    switch (r->type) {
-    case OPT_U64: fprintf(stderr, "a whole number from %.0f to %.0f\n", r->min, r->max); break;
-    case OPT_DOUBLE:
-        if (r->max >= 1e300) fprintf(stderr, "a number >= %g\n", r->min);
-        else fprintf(stderr, "a number from %g to %g\n", r->min, r->max);
-        break;
-    case OPT_SIZE: fprintf(stderr, "a size in bytes, or with KiB, MiB or GiB\n"); break;
-    case OPT_BOOL: fprintf(stderr, "true or false\n"); break;
-    case OPT_ENUM: fprintf(stderr, "%s\n", r->values); break;
-    case OPT_STRING:
-    case OPT_LIST: fprintf(stderr, "a text that is not empty\n"); break;
-    }
+    char allowed[256];
+    say_allowed(r, allowed, sizeof allowed);
+    kvr_log_error("kvroute %s: %s%s: bad value '%s'; allowed: %s", p->command, source, r->name, value, allowed);
     return 2;
 }
 
@@ -115,7 +122,7 @@ static bool parse_bool(const char *s, bool *out)
     return false;
 }
 
-static bool parse_enum(const char *s, const char *values, int *out)
+bool options_enum(const char *s, const char *values, int *out)
 {
     size_t len = strlen(s);
     int at = 0;
@@ -164,17 +171,31 @@ static int assign(struct parse *p, const struct option_row *r, const char *value
     case OPT_DOUBLE: ok = parse_double(value, r->min, r->max, place); break;
     case OPT_SIZE: ok = parse_size(value, place); break;
     case OPT_BOOL: ok = parse_bool(value, place); break;
-    case OPT_ENUM: ok = parse_enum(value, r->values, place); break;
+    case OPT_ENUM: ok = options_enum(value, r->values, place); break;
     case OPT_LIST: ok = *value && list_add(place, value) == 0; break;
     }
     return ok ? 0 : bad_value(p, r, value, prefix);
+}
+
+static const struct option_row *row_of_type(const struct parse *p, const char *name, enum option_type type)
+{
+    const struct option_row *r = row_by_name(p, name);
+    return r && r->type == type ? r : NULL;
+}
+
+/* What was said of the log so far holds from here on, for lines about further options too. */
+static void apply_log(const struct parse *p)
+{
+    const struct option_row *format = row_of_type(p, "log-format", OPT_ENUM), *level = row_of_type(p, "log-level", OPT_ENUM);
+    if (format && p->set[format - p->rows]) kvr_log_set_format(*(const enum kvr_log_format *)(const void *)(p->options + format->offset));
+    if (level && p->set[level - p->rows]) kvr_log_set_level(*(const enum kvr_log_level *)(const void *)(p->options + level->offset));
 }
 
 /* ---- configuration file ------------------------------------------------------------------------------ */
 
 static int file_error(const struct parse *p, const char *path, const yaml_mark_t *mark, const char *text)
 {
-    fprintf(stderr, "kvroute %s: %s:%zu: %s\n", p->command, path, mark->line + 1, text);
+    kvr_log_error("kvroute %s: %s:%zu: %s", p->command, path, mark->line + 1, text);
     return 2;
 }
 
@@ -209,7 +230,7 @@ static int read_file(struct parse *p, const char *path)
     FILE *f = fopen(path, "rb");
     int rc = 0;
     if (!f) {
-        fprintf(stderr, "kvroute %s: --config: cannot read '%s': %s\n", p->command, path, strerror(errno));
+        kvr_log_error("kvroute %s: --config: cannot read '%s': %s", p->command, path, strerror(errno));
         return 2;
     }
     if (!yaml_parser_initialize(&parser)) {
@@ -350,7 +371,13 @@ static int read_flag(struct parse *p, const char *flag, const char *value)
     return assign(p, r, value, 3, "--");
 }
 
-static int read_flags(struct parse *p, const char *usage, int argc, char **argv, bool only_config)
+/* Flags that are read before everything else: what others are read from, and how the log speaks of them. */
+static bool is_early(const char *flag)
+{
+    return !strcmp(flag, "config") || !strcmp(flag, "log-format") || !strcmp(flag, "log-level");
+}
+
+static int read_flags(struct parse *p, const char *usage, int argc, char **argv, bool early)
 {
     struct option *longs = calloc(2 * p->n + 2, sizeof *longs);
     char(*negated)[96] = calloc(p->n, sizeof *negated);
@@ -374,17 +401,18 @@ static int read_flags(struct parse *p, const char *usage, int argc, char **argv,
             else print_help(usage, p);
             rc = 1;
         } else if (c == ':') {
-            fprintf(stderr, "kvroute %s: %s needs a value\n", p->command, argv[optind - 1]);
+            kvr_log_error("kvroute %s: %s needs a value", p->command, argv[optind - 1]);
             rc = 2;
         } else if (c == '?') {
-            fprintf(stderr, "kvroute %s: unknown option '%s'; `kvroute %s --help` lists the options\n", p->command, argv[arg], p->command);
+            kvr_log_error("kvroute %s: unknown option '%s'; `kvroute %s --help` lists the options", p->command, argv[arg], p->command);
             rc = 2;
-        } else if (only_config == (strcmp(longs[index].name, "config") == 0)) {
+        } else if (early == is_early(longs[index].name)) {
             rc = read_flag(p, longs[index].name, optarg);
+            apply_log(p);
         }
     }
     if (rc == 0 && optind < argc) {
-        fprintf(stderr, "kvroute %s: unexpected argument '%s'\n", p->command, argv[optind]);
+        kvr_log_error("kvroute %s: unexpected argument '%s'", p->command, argv[optind]);
         rc = 2;
     }
     free(longs);
@@ -406,6 +434,7 @@ int options_parse(const char *usage, const struct option_row *rows, size_t n, in
         if (path) rc = read_file(&p, path);
     }
     if (rc == 0) rc = read_environment(&p);
+    if (rc == 0) apply_log(&p);
     if (rc == 0) rc = read_flags(&p, usage, argc, argv, false);
     free(p.set);
     free(p.warned);

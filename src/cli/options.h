@@ -39,6 +39,8 @@ struct option_row {
 
 /* Fills `options`. argv[0] is the subcommand's name. Returns: 0 go on, 1 help was printed, 2 an error was printed. */
 int options_parse(const char *usage, const struct option_row *rows, size_t n, int argc, char **argv, void *options);
+/* The place of `s` among `values`, separated by |. *out is untouched when it is none of them. */
+bool options_enum(const char *s, const char *values, int *out);
 void options_free(const struct option_row *rows, size_t n, void *options);
 
 #endif

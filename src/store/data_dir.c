@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/log.h"
 
 enum { SET_ASIDE_MAX = 1000 };
 
@@ -105,7 +106,7 @@ void kvr_set_aside(const char *path, const char *who)
     for (int i = 1; i < SET_ASIDE_MAX; i++) {
         snprintf(to, sizeof to, "%s.bad-%d", path, i);
         if (access(to, F_OK) == 0) continue;
-        if (rename(path, to) == 0) kvr_log("%s: '%s' is kept as '%s'", who, path, to);
+        if (rename(path, to) == 0) kvr_log_warning("%s: '%s' is kept as '%s'", who, path, to);
         return;
     }
 }

@@ -9,6 +9,7 @@
 
 #include "base/buf.h"
 #include "base/lock.h"
+#include "base/log.h"
 #include "wire/record.h"
 
 enum { WAITING_MAX = 8 << 20, WRITE_EVERY_MS = 200, WRITE_ABOVE = 32768 };
@@ -100,7 +101,7 @@ static void *recorder_main(void *arg)
         stop = r->stop;
         kvr_unlock(&r->lock);
         if (mine.len && !write_lines(r, &mine)) {
-            kvr_log("kvroute: cannot write the recording '%s': %s; it ends here", r->path, strerror(errno));
+            kvr_log_error("kvroute: cannot write the recording '%s': %s; it ends here", r->path, strerror(errno));
             kvr_lock(&r->lock);
             r->stats.write_errors++;
             r->stats.over = true;

@@ -24,6 +24,7 @@
 
 #include "base/buf.h"
 #include "base/lock.h"
+#include "base/log.h"
 #include "wire/view_file.h"
 
 enum {
@@ -108,7 +109,7 @@ static void complain(struct kvr_view_store *st, const char *text)
     bool fresh = strcmp(text, st->last_error) != 0;
     snprintf(st->last_error, sizeof st->last_error, "%s", text);
     kvr_unlock(&st->lock);
-    if (fresh) kvr_log("%s: --data-dir: %s; going on without", st->who, text);
+    if (fresh) kvr_log_warning("%s: --data-dir: %s; going on without", st->who, text);
 }
 
 static void journal_path(const struct kept *k, uint64_t generation, char out[KVR_PATH_MAX])
@@ -594,7 +595,7 @@ static void take_break(void *ctx)
 
 static void discard(struct kept *k, const char *path, const char *why)
 {
-    kvr_log("%s: --data-dir: '%s' is not used: %s", k->store->who, path, why);
+    kvr_log_warning("%s: --data-dir: '%s' is not used: %s", k->store->who, path, why);
     kvr_set_aside(path, k->store->who);
     kvr_lock(&k->store->lock);
     k->store->stats.discarded_files++;

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text of others in the log: what is printed has no control characters, whatever came in. */
+/* The log: one line is one line, in both forms, whatever came in; what is beyond the limit of a place is counted. */
 #include "test.h"
 
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/log.h"
 
 static void test_what_is_printable(void **state)
 {
@@ -24,6 +27,12 @@ static void test_what_is_printable(void **state)
         {"\xe2\x80\xae|", "\\xe2\\x80\\xae|"}, /* turns the direction */
         {"\xff\xc3", "\\xff\\xc3"},
         {"\xc3(", "\\xc3("},
+        {"\xe0\x80\xaf", "\\xe0\\x80\\xaf"},                      /* longer than need be */
+        {"\xed\xa0\x80", "\\xed\\xa0\\x80"},                      /* a surrogate */
+        {"\xf0\x80\x80\xaf", "\\xf0\\x80\\x80\\xaf"},             /* longer than need be */
+        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},             /* above U+10FFFF */
+        {"\xf4\x8f\xbf\xbf", "\xf4\x8f\xbf\xbf"},                 /* the last one */
+        {"\xef\xbf\xbd\xee\x80\x80", "\xef\xbf\xbd\xee\x80\x80"}, /* above the surrogates */
         {"", ""},
     };
     char out[256];
@@ -41,35 +50,158 @@ static void test_what_is_printable(void **state)
     }
 }
 
+/* Everything that is written to stderr from a call of `begin` on, until `end` reads it. */
+struct ear {
+    int saved, at;
+    char path[32];
+};
+
+static void begin(struct ear *e)
+{
+    snprintf(e->path, sizeof e->path, "/tmp/kvr-log-XXXXXX");
+    e->at = mkstemp(e->path);
+    assert_true(e->at >= 0);
+    unlink(e->path);
+    e->saved = dup(2);
+    fflush(stderr);
+    dup2(e->at, 2);
+}
+
+static size_t end(struct ear *e, char *out, size_t cap)
+{
+    dup2(e->saved, 2);
+    close(e->saved);
+    ssize_t n = pread(e->at, out, cap - 1, 0);
+    close(e->at);
+    assert_true(n >= 0);
+    out[n] = 0;
+    return (size_t)n;
+}
+
+/* The text behind "2026-11-24T01:02:03.456Z info " of a line, whose time is checked for its form. */
+static const char *message_of(const char *line, const char *level)
+{
+    static const char form[] = "dddd-dd-ddTdd:dd:dd.dddZ ";
+    for (size_t i = 0; i < sizeof form - 1; i++) assert_true(form[i] == 'd' ? line[i] >= '0' && line[i] <= '9' : line[i] == form[i]);
+    line += sizeof form - 1;
+    assert_memory_equal(line, level, strlen(level));
+    assert_true(line[strlen(level)] == ' ');
+    return line + strlen(level) + 1;
+}
+
 static void test_a_log_line_is_one_line(void **state)
 {
     (void)state;
-    int saved = dup(2), fds[2];
+    struct ear ear;
     char got[16384], big[9000];
-    assert_int_equal(pipe(fds), 0);
-    fflush(stderr);
-    dup2(fds[1], 2);
+    begin(&ear);
     kvr_log("kvroute: model '%s' is %d", "x\nkvroute: the admin key is hunter2\x1b[8m", 7);
     memset(big, '\n', sizeof big - 1);
     big[sizeof big - 1] = 0;
-    kvr_log("%s", big);
-    dup2(saved, 2);
-    close(saved);
-    close(fds[1]);
-    ssize_t n = read(fds[0], got, sizeof got - 1);
-    close(fds[0]);
-    assert_true(n > 0);
-    got[n] = 0;
+    kvr_log_warning("%s", big);
+    size_t n = end(&ear, got, sizeof got);
     char *second = strchr(got, '\n');
     assert_non_null(second);
     *second++ = 0;
-    assert_string_equal(got, "kvroute: model 'x\\x0akvroute: the admin key is hunter2\\x1b[8m' is 7");
+    assert_string_equal(message_of(got, "info"), "kvroute: model 'x\\x0akvroute: the admin key is hunter2\\x1b[8m' is 7");
     assert_ptr_equal(strchr(second, '\n'), got + n - 1);
-    assert_true(got + n - second <= 8192 && strncmp(second, "\\x0a\\x0a", 8) == 0);
+    assert_true(got + n - second <= 4096 && strncmp(message_of(second, "warning"), "\\x0a\\x0a", 8) == 0);
+}
+
+static void test_a_json_line_is_whole_however_long(void **state)
+{
+    (void)state;
+    struct ear ear;
+    char got[16384], big[9000];
+    begin(&ear);
+    kvr_log_set_format(KVR_LOG_JSON);
+    kvr_log_error("kvroute: \"%s\" in C:\\", "gr\xc3\xbc\xc3\x9f\n");
+    memset(big, '"', sizeof big - 1);
+    big[sizeof big - 1] = 0;
+    kvr_log("%s", big);
+    kvr_log_set_format(KVR_LOG_TEXT);
+    size_t n = end(&ear, got, sizeof got);
+    char *second = strchr(got, '\n');
+    assert_non_null(second);
+    *second++ = 0;
+    assert_memory_equal(got, "{\"time\":\"", 9);
+    assert_string_equal(got + 9 + 24, "\",\"level\":\"error\",\"message\":\"kvroute: \\\"gr\xc3\xbc\xc3\x9f\\\\x0a\\\" in C:\\\\\"}");
+    assert_true(got + n - second <= 4096 && got + n - second > 4000);
+    assert_string_equal(got + n - 5, "\\\"\"}\n"); /* cut between two escapes, and closed */
+}
+
+static void test_lines_below_the_level_are_not_written(void **state)
+{
+    (void)state;
+    static const char *const all[] = {"error", "warning", "info", "debug"};
+    for (int level = KVR_LOG_ERROR; level <= KVR_LOG_DEBUG; level++) {
+        struct ear ear;
+        char got[4096], *line = got;
+        begin(&ear);
+        kvr_log_set_level((enum kvr_log_level)level);
+        kvr_log_error("it");
+        kvr_log_warning("it");
+        kvr_log("it");
+        kvr_log_debug("it");
+        kvr_log_set_level(KVR_LOG_INFO);
+        end(&ear, got, sizeof got);
+        for (int k = 0; k <= level; k++) {
+            const char *text = message_of(line, all[k]);
+            assert_memory_equal(text, "it\n", 3);
+            line = got + (text + 3 - got);
+        }
+        assert_true(*line == 0);
+    }
+}
+
+enum { TALKERS = 4, SAYINGS = 5000 };
+
+static void *talk(void *arg)
+{
+    for (int i = 0; i < SAYINGS; i++) kvr_log("talker %d", *(int *)arg);
+    return NULL;
+}
+
+/* Lines that were written and lines that are said to be left out are together all of them, whichever thread said so. */
+static void test_lines_beyond_the_limit_are_counted(void **state)
+{
+    (void)state;
+    static char got[1 << 20];
+    struct ear ear;
+    pthread_t threads[TALKERS];
+    int names[TALKERS];
+    unsigned long long written = 0, left_out = 0, n;
+    begin(&ear);
+    for (int i = 0; i < TALKERS; i++) {
+        names[i] = i;
+        assert_int_equal(pthread_create(&threads[i], NULL, talk, &names[i]), 0);
+    }
+    for (int i = 0; i < TALKERS; i++) pthread_join(threads[i], NULL);
+    kvr_log("somebody else");
+    kvr_log_finish();
+    kvr_log_finish(); /* nothing is left to say */
+    end(&ear, got, sizeof got);
+    bool other = false;
+    for (char *line = got, *next; *line; line = next) {
+        next = strchr(line, '\n');
+        assert_non_null(next);
+        *next++ = 0;
+        const char *text = message_of(line, "info");
+        if (sscanf(text, "kvroute: log: %llu more lines were left out", &n) == 1) left_out += n;
+        else if (strcmp(text, "somebody else") == 0) other = true;
+        else written++;
+        assert_true(!strstr(text, "left out") || strstr(text, "talker %d"));
+    }
+    assert_true(other); /* a limit is that of one place */
+    assert_true(written >= KVR_LOG_LINES_MAX && left_out > 0);
+    assert_int_equal(written + left_out, TALKERS * SAYINGS);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_is_printable), cmocka_unit_test(test_a_log_line_is_one_line)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_is_printable), cmocka_unit_test(test_a_log_line_is_one_line),
+                                       cmocka_unit_test(test_a_json_line_is_whole_however_long),
+                                       cmocka_unit_test(test_lines_below_the_level_are_not_written),
+                                       cmocka_unit_test(test_lines_beyond_the_limit_are_counted)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,13 +4,14 @@
 #include <stdio.h>
 
 #include "base/base.h"
+#include "base/log.h"
 #include "net/zmq/curve.h"
 
 int curve_key_main(const char *path)
 {
     char key[41], err[400];
     if (kvr_curve_make(path, key, err, sizeof err)) {
-        kvr_log("kvroute curve-key: %s", err);
+        kvr_log_error("kvroute curve-key: %s", err);
         return 1;
     }
     printf("%s\n", key);

@@ -12,6 +12,7 @@
 
 #include <string.h>
 
+#include "base/log.h"
 #include "net/http/access.h"
 #include "net/ingest/ingest.h"
 
@@ -430,17 +431,17 @@ int doctor_main(const struct doctor_options *o)
     char err[320], **keys = NULL;
     int rc = 0;
     if (o->key_file && !(keys = kvr_keys_read(o->key_file, err, sizeof err))) {
-        kvr_log("kvroute doctor: --api-key-file: %s", err);
+        kvr_log_error("kvroute doctor: --api-key-file: %s", err);
         rc = 2;
     }
     if (o->tls_ca && kvr_tls_trust(o->tls_ca, err, sizeof err)) {
-        kvr_log("kvroute doctor: --tls-ca: %s", err);
+        kvr_log_error("kvroute doctor: --tls-ca: %s", err);
         rc = 2;
     }
     if (keys) d.key = keys[0];
     for (size_t i = 0; t && i < o->targets_n && rc == 0; i++)
         if (!parse_target(o->targets[i], &t[i], err, sizeof err)) {
-            kvr_log("kvroute doctor: %s", err);
+            kvr_log_error("kvroute doctor: %s", err);
             rc = 2;
         }
     if (!t || rc) {

@@ -4,6 +4,8 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "base/log.h"
+
 static const char *const words[] = {"ok", "problem", "unknown"};
 
 /* What is printed has text of those that were asked. */

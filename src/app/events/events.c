@@ -11,6 +11,7 @@
 #include <kvroute/index.h>
 
 #include "base/buf.h"
+#include "base/log.h"
 #include "net/http/fetch.h"
 #include "recover/event_json.h"
 #include "wire/record.h"
@@ -40,8 +41,8 @@ static void read_answer(struct replay *r, const struct kvr_fetched *f)
     struct kvr_json o;
     uint64_t failed = 0;
     if (f->status != 200) {
-        kvr_log("kvroute replay-events: %s answers with status %d: %s%.*s%s", r->o->to, f->status, f->error, (int)f->body.len,
-                f->body.data ? f->body.data : "", f->status == 404 ? " (is the indexer started with --accept-events?)" : "");
+        kvr_log_error("kvroute replay-events: %s answers with status %d: %s%.*s%s", r->o->to, f->status, f->error, (int)f->body.len,
+                      f->body.data ? f->body.data : "", f->status == 404 ? " (is the indexer started with --accept-events?)" : "");
         r->broken = true;
     } else if (kvr_json_parse(r->json, f->body.data ? f->body.data : "", f->body.len, &o, NULL) == 0) {
         (void)kvr_json_as_u64(kvr_json_get(o, "failed"), &failed);
@@ -112,8 +113,8 @@ static void take_line(struct replay *r, const char *file, const char *line, size
     int rc = len > LINE_MAX_BYTES ? -KVR_ELIMIT : kvr_record_read(r->json, line, len, &stamp, &ev, &r->blocks, &r->cap);
     if (rc) {
         if (++r->bad <= COMPLAINTS_MAX)
-            kvr_log("kvroute replay-events: %s: line %llu is not a recorded event: %s", file, (unsigned long long)r->lines,
-                    kvr_strerror(rc));
+            kvr_log_warning("kvroute replay-events: %s: line %llu is not a recorded event: %s", file, (unsigned long long)r->lines,
+                            kvr_strerror(rc));
         return;
     }
     if (r->o->timed) wait_for_stamp(r, stamp);
@@ -129,7 +130,7 @@ static int take_file(struct replay *r, const char *path)
     size_t cap = 0;
     ssize_t n;
     if (!f) {
-        kvr_log("kvroute replay-events: cannot read '%s': %s", path, strerror(errno));
+        kvr_log_error("kvroute replay-events: cannot read '%s': %s", path, strerror(errno));
         return 2;
     }
     r->lines = 0;
@@ -167,7 +168,7 @@ static bool open_sink(struct replay *r)
     if (!r->o->to) return kvr_index_create(NULL, &r->index) == 0;
     struct kvr_endpoint e;
     if (strlen(r->o->to) > 500 || kvr_endpoint_parse_any(r->o->to, strlen(r->o->to), &e)) {
-        kvr_log("kvroute replay-events: --to: '%s' is no URL; allowed: http:// or https://host[:port]", r->o->to);
+        kvr_log_error("kvroute replay-events: --to: '%s' is no URL; allowed: http:// or https://host[:port]", r->o->to);
         return false;
     }
     uv_loop_init(&r->loop);

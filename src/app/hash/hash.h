@@ -6,10 +6,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/log.h"
+
 struct hash_options {
     char *config, *tokens, *lora_name, *cache_salt;
     uint64_t block_size;
     bool eagle;
+    struct kvr_log_options log;
 };
 
 int hash_main(const struct hash_options *options);

@@ -5,6 +5,7 @@
 #include <kvroute/hash.h>
 
 #include "base/buf.h"
+#include "base/log.h"
 
 /* "1,2,3" -> tokens. Returns: the count or -1. */
 static long parse_tokens(const char *s, uint32_t *out)
@@ -39,8 +40,8 @@ int hash_main(const struct hash_options *o)
     if (!tokens || !locals || !seqs) goto out;
     long n = o->tokens ? parse_tokens(o->tokens, tokens) : -1;
     if (n < 0) {
-        kvr_log("kvroute hash: --tokens: bad value '%.80s'; allowed: token ids from 0 to 4294967295, separated by commas",
-                o->tokens ? o->tokens : "");
+        kvr_log_error("kvroute hash: --tokens: bad value '%.80s'; allowed: token ids from 0 to 4294967295, separated by commas",
+                      o->tokens ? o->tokens : "");
         rc = 2;
         goto out;
     }

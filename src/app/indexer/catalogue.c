@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "net/nats/registry.h"
 
 uint64_t indexer_now_ms(void)
@@ -187,7 +188,7 @@ static int start_plane(struct indexer *x)
     char err[512];
     if (o->plane == KVR_PLANE_ZMQ) return 0;
     if (kvr_plane_scope(o, x->scope, err, sizeof err) || kvr_plane_connect(o, "kvroute indexer", &x->nats, err, sizeof err)) {
-        kvr_log("kvroute indexer: %s", err);
+        kvr_log_warning("kvroute indexer: %s", err);
         return -1;
     }
     if (announce(x)) return -KVR_ENOMEM;
@@ -230,12 +231,12 @@ int catalogue_start(struct indexer *x)
     struct kvr_recorder_config rc = {x->o->record_events, x->o->record_max_lines, x->o->record_max_count, x->o->record_max_secs};
     char err[400];
     if (rc.path && kvr_recorder_create(&rc, &x->recorder, err, sizeof err)) {
-        kvr_log("kvroute indexer: --record-events: %s", err);
+        kvr_log_error("kvroute indexer: --record-events: %s", err);
         return -1;
     }
     char why[400];
     if (kvr_curve_load(&x->o->plane.curve, &x->curve, why, sizeof why)) {
-        kvr_log("kvroute indexer: %s", why);
+        kvr_log_warning("kvroute indexer: %s", why);
         return -1;
     }
     if (kvr_ingest_create(&h, x->o->restore_timeout, &x->ingest)) return -KVR_ENOMEM;

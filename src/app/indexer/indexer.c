@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Start, threads, signals. The map of threads is in state.h. */
 #include "app/indexer/state.h"
+#include "base/log.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -39,18 +40,18 @@ static int add_worker(struct indexer *x, char *item)
     uint64_t rank = 0;
     snprintf(copy, sizeof copy, "%s", item);
     if (!eq) {
-        kvr_log("kvroute indexer: --workers: invalid worker entry `%s`; expected worker_id[:dp_rank]=endpoint", copy);
+        kvr_log_error("kvroute indexer: --workers: invalid worker entry `%s`; expected worker_id[:dp_rank]=endpoint", copy);
         return 1;
     }
     *eq = 0;
     colon = strchr(item, ':');
     if (colon) *colon = 0;
     if (!whole(item, UINT64_MAX, &r.instance_id)) {
-        kvr_log("kvroute indexer: --workers: invalid worker id in `%s`: allowed: a whole number", copy);
+        kvr_log_error("kvroute indexer: --workers: invalid worker id in `%s`: allowed: a whole number", copy);
         return 1;
     }
     if (colon && !whole(colon + 1, UINT32_MAX, &rank)) {
-        kvr_log("kvroute indexer: --workers: invalid dp_rank in `%s`: allowed: a whole number below 2^32", copy);
+        kvr_log_error("kvroute indexer: --workers: invalid dp_rank in `%s`: allowed: a whole number below 2^32", copy);
         return 1;
     }
     r.dp_rank = (uint32_t)rank;
@@ -58,7 +59,7 @@ static int add_worker(struct indexer *x, char *item)
     snprintf(r.group, sizeof r.group, "%s", x->o->group);
     snprintf(r.endpoint, sizeof r.endpoint, "%s", eq + 1);
     if (catalogue_register(x, &r, err, sizeof err) == 0) return 0;
-    kvr_log("kvroute indexer: --workers: `%s`: %s", copy, err);
+    kvr_log_error("kvroute indexer: --workers: `%s`: %s", copy, err);
     return 1;
 }
 
@@ -71,7 +72,8 @@ static int add_configured(struct indexer *x)
     for (list = x->o->peers; next_item(&list, item, sizeof item);) {
         struct kvr_endpoint e;
         if (kvr_endpoint_parse_any(item, strlen(item), &e) || !catalogue_add_peer(x, item, strlen(item), true)) {
-            kvr_log("kvroute indexer: --peers: bad value '%s'; allowed: at most %d of http:// or https://host[:port]", item, PEERS_MAX);
+            kvr_log_error("kvroute indexer: --peers: bad value '%s'; allowed: at most %d of http:// or https://host[:port]", item,
+                          PEERS_MAX);
             return 1;
         }
     }
@@ -84,15 +86,15 @@ static int read_keys(struct indexer *x)
     struct kvr_access_config c = {x->o->bind, x->o->allowed_hosts, x->o->api_key_file, x->o->advertise_host};
     char text[400];
     if (kvr_access_create(&c, &x->access, text, sizeof text)) {
-        kvr_log("kvroute indexer: --api-key-file: %s", text);
+        kvr_log_error("kvroute indexer: --api-key-file: %s", text);
         return 1;
     }
     const char *out = x->o->peer_key_file ? x->o->peer_key_file : x->o->api_key_file;
     if (out && !(x->peer_keys = kvr_keys_read(out, text, sizeof text))) {
-        kvr_log("kvroute indexer: --peer-key-file: %s", text);
+        kvr_log_error("kvroute indexer: --peer-key-file: %s", text);
         return 1;
     }
-    if (kvr_access_warning(x->access, text, sizeof text)) kvr_log("kvroute indexer: %s (--api-key-file)", text);
+    if (kvr_access_warning(x->access, text, sizeof text)) kvr_log_warning("kvroute indexer: %s (--api-key-file)", text);
     return 0;
 }
 
@@ -100,12 +102,12 @@ static int read_certificate(struct indexer *x)
 {
     char err[512];
     if (x->o->tls_ca && kvr_tls_trust(x->o->tls_ca, err, sizeof err)) {
-        kvr_log("kvroute indexer: --tls-ca: %s; allowed: a PEM file of certificates", err);
+        kvr_log_error("kvroute indexer: --tls-ca: %s; allowed: a PEM file of certificates", err);
         return 1;
     }
     if (!x->o->tls_cert) return 0;
     x->tls = kvr_tls_ctx_new(x->o->tls_cert, x->o->tls_key, err, sizeof err);
-    if (!x->tls) kvr_log("kvroute indexer: --tls-cert, --tls-key: %s; allowed: PEM files that belong together", err);
+    if (!x->tls) kvr_log_error("kvroute indexer: --tls-cert, --tls-key: %s; allowed: PEM files that belong together", err);
     return x->tls ? 0 : 1;
 }
 
@@ -192,8 +194,8 @@ static int start_loops(struct indexer *x)
         if (!l) return 1;
         if (!rc && pthread_create(&l->thread, NULL, loop_main, l)) rc = UV_EAGAIN;
         if (rc) {
-            kvr_log("kvroute indexer: --port: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine",
-                    x->o->bind, (unsigned long long)x->o->port, uv_strerror(rc));
+            kvr_log_error("kvroute indexer: --port: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine",
+                          x->o->bind, (unsigned long long)x->o->port, uv_strerror(rc));
             uv_stop(&l->uv);
             loop_main(l);
             loop_free(l);
@@ -230,18 +232,19 @@ static void on_reload(uv_signal_t *s, int signum)
     const char *out = x->o->peer_key_file ? x->o->peer_key_file : x->o->api_key_file;
     char err[512];
     (void)signum;
-    if (telemetry_reopen(x)) kvr_log("kvroute indexer: SIGHUP: the access log cannot be opened again; the old one stays");
-    if (kvr_access_reload(x->access, err, sizeof err)) kvr_log("kvroute indexer: SIGHUP: --api-key-file: %s; the old keys stay", err);
+    if (telemetry_reopen(x)) kvr_log_warning("kvroute indexer: SIGHUP: the access log cannot be opened again; the old one stays");
+    if (kvr_access_reload(x->access, err, sizeof err))
+        kvr_log_warning("kvroute indexer: SIGHUP: --api-key-file: %s; the old keys stay", err);
     char **keys = out ? kvr_keys_read(out, err, sizeof err) : NULL;
-    if (out && !keys) kvr_log("kvroute indexer: SIGHUP: --peer-key-file: %s; the old key stays", err);
+    if (out && !keys) kvr_log_warning("kvroute indexer: SIGHUP: --peer-key-file: %s; the old key stays", err);
     if (keys) {
         kvr_keys_free(x->peer_keys);
         x->peer_keys = keys;
     }
     if (x->tls && kvr_tls_ctx_reload(x->tls, err, sizeof err))
-        kvr_log("kvroute indexer: SIGHUP: --tls-cert, --tls-key: %s; the old certificate stays", err);
+        kvr_log_warning("kvroute indexer: SIGHUP: --tls-cert, --tls-key: %s; the old certificate stays", err);
     if (x->o->tls_ca && kvr_tls_trust(x->o->tls_ca, err, sizeof err))
-        kvr_log("kvroute indexer: SIGHUP: --tls-ca: %s; the old certificates stay", err);
+        kvr_log_warning("kvroute indexer: SIGHUP: --tls-ca: %s; the old certificates stay", err);
     kvr_log("kvroute indexer: SIGHUP: read again");
 }
 

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/log.h"
 #include "net/ingest/event_plane.h"
 
 struct indexer_options {
@@ -27,6 +28,7 @@ struct indexer_options {
     uint64_t max_bytes, max_body_size, max_bodies_bytes, max_prompt_tokens, max_connections;
     double client_write_timeout;
     bool local_time, tenant_as_group, tree_sizes, test_endpoints, accept_events;
+    struct kvr_log_options log;
 };
 
 /* Runs until SIGTERM or SIGINT. Returns the process's exit status. */

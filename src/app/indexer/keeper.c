@@ -12,6 +12,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/log.h"
 #include "store/data_dir.h"
 
 struct keeper {
@@ -33,7 +34,7 @@ static void complain(struct keeper *k, const char *text)
     atomic_fetch_add(&k->x->telemetry.snapshot_failures, 1);
     if (strcmp(text, k->last_error) == 0) return;
     snprintf(k->last_error, sizeof k->last_error, "%s", text);
-    kvr_log("kvroute indexer: %s; going on without", text);
+    kvr_log_warning("kvroute indexer: %s; going on without", text);
 }
 
 static bool write_file(const char *path, const struct kvr_buf *b, char *err, size_t cap)
@@ -94,13 +95,13 @@ static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_j
                       : !number_of(o, "block_size", 65536, &bs) || bs == 0             ? "block_size"
                                                                                        : NULL;
     if (bad) {
-        kvr_log("kvroute indexer: a saved registration is left out: %s is not a number that is allowed", bad);
+        kvr_log_warning("kvroute indexer: a saved registration is left out: %s is not a number that is allowed", bad);
         return 0;
     }
     r.dp_rank = (uint32_t)rank;
     r.block_size = (uint32_t)bs;
     int status = catalogue_register(x, &r, err, sizeof err);
-    if (status && status != 409) kvr_log("kvroute indexer: a saved registration is left out: %s", err);
+    if (status && status != 409) kvr_log_warning("kvroute indexer: a saved registration is left out: %s", err);
     return 0;
 }
 
@@ -139,16 +140,16 @@ static void read_all(struct keeper *k)
         kvr_log("kvroute indexer: %llu blocks from '%s' in %llu ms, not confirmed yet", (unsigned long long)blocks, k->index_path,
                 (unsigned long long)(indexer_now_ms() - t));
     if (rc < 0) {
-        kvr_log("kvroute indexer: %s", err);
+        kvr_log_warning("kvroute indexer: %s", err);
         kvr_set_aside(k->index_path, "kvroute indexer");
     }
     struct kvr_mapped m;
     rc = kvr_map_file(k->workers_path, &m, err, sizeof err);
     const char *wrong = rc == 0 ? use_workers(k->x, m.data, m.len) : NULL;
     if (rc == 0) kvr_unmap_file(&m);
-    if (rc < 0) kvr_log("kvroute indexer: %s", err);
+    if (rc < 0) kvr_log_warning("kvroute indexer: %s", err);
     if (rc >= 0 && !wrong) return;
-    if (wrong) kvr_log("kvroute indexer: '%s' is not used: %s", k->workers_path, wrong);
+    if (wrong) kvr_log_warning("kvroute indexer: '%s' is not used: %s", k->workers_path, wrong);
     kvr_set_aside(k->workers_path, "kvroute indexer");
 }
 
@@ -232,7 +233,7 @@ int keeper_start(struct indexer *x)
     snprintf(k->workers_path, sizeof k->workers_path, "%s/workers.json", x->o->data_dir);
     char err[4400];
     if (kvr_data_dir_prepare(x->o->data_dir, err, sizeof err)) {
-        kvr_log("kvroute indexer: --data-dir: %s; allowed: a directory that can be written", err);
+        kvr_log_error("kvroute indexer: --data-dir: %s; allowed: a directory that can be written", err);
         free(k);
         return -1;
     }

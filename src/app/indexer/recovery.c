@@ -19,6 +19,7 @@
 
 #include <string.h>
 
+#include "base/log.h"
 #include "wire/dump_stream.h"
 
 enum { TICK_MS = 100, PEER_TIMEOUT_MS = 10000, LOST_MS = 1000, RETRY_MIN_MS = 1000, RETRY_MAX_MS = 60000 };
@@ -197,7 +198,8 @@ static int on_partition(void *ctx, const char *model, const char *group, uint32_
     if (r->part) partition_unref(r->part);
     r->part = catalogue_get(r->x, model, group, block_size);
     if (!r->part) /* another block size here: this partition is left out, as the original does */
-        kvr_log("kvroute indexer: %s: model=%s routing_group=%s has block size %u there; left out", r->url, model, group, block_size);
+        kvr_log_warning("kvroute indexer: %s: model=%s routing_group=%s has block size %u there; left out", r->url, model, group,
+                        block_size);
     return 0;
 }
 
@@ -225,7 +227,7 @@ static int on_view(void *ctx, const struct kvr_dump_view *v)
 
 static void fail(struct recovery *r, const char *why)
 {
-    kvr_log("kvroute indexer: recovery from %s failed: %s", r->url, why);
+    kvr_log_warning("kvroute indexer: recovery from %s failed: %s", r->url, why);
     atomic_fetch_add(&r->x->telemetry.peer_failures, 1);
     r->call = NULL;
     forget_question(r);

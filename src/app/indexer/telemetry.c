@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Counters per route under the names of Dynamo's indexer and ours, and the access log: one JSON object per request. */
 #include "app/indexer/state.h"
+#include "base/log.h"
 
 #include <errno.h>
 #include <string.h>
@@ -17,7 +18,8 @@ int telemetry_init(struct indexer *x)
 {
     kvr_lock_init(&x->telemetry.log_lock, KVR_LOCK_LOG);
     if (!x->o->access_log || telemetry_reopen(x) == 0) return 0;
-    kvr_log("kvroute indexer: --access-log: cannot open '%s': %s; allowed: a file that can be written", x->o->access_log, strerror(errno));
+    kvr_log_error("kvroute indexer: --access-log: cannot open '%s': %s; allowed: a file that can be written", x->o->access_log,
+                  strerror(errno));
     return -1;
 }
 

@@ -15,6 +15,7 @@
 
 #include "app/mock/generate.h"
 #include "app/mock/state.h"
+#include "base/log.h"
 
 /* ---- requests ---------------------------------------------------------------------------------------- */
 
@@ -194,7 +195,7 @@ static int start_rank(struct mock *m, uint32_t id)
     if (!o->kv_events) return 0;
     if (!shifted(o->kv_events, id, r->events_at, sizeof r->events_at) ||
         (o->kv_replay && !shifted(o->kv_replay, id, r->replay_at, sizeof r->replay_at))) {
-        kvr_log("kvroute mock: --kv-events, --kv-replay: several ranks need tcp endpoints with a port");
+        kvr_log_error("kvroute mock: --kv-events, --kv-replay: several ranks need tcp endpoints with a port");
         return 1;
     }
     struct mock_events_config vc = {.zmq = m->zmq,
@@ -210,7 +211,8 @@ static int start_rank(struct mock *m, uint32_t id)
                                     .arrays = o->kv_event_arrays,
                                     .omit_salt = o->fault_omit_salt};
     if (!(r->events = mock_events_create(&vc))) {
-        kvr_log("kvroute mock: --kv-events, --kv-replay: cannot bind '%s' or its replay: %s", r->events_at, zmq_strerror(zmq_errno()));
+        kvr_log_error("kvroute mock: --kv-events, --kv-replay: cannot bind '%s' or its replay: %s", r->events_at,
+                      zmq_strerror(zmq_errno()));
         return 1;
     }
     return 0;
@@ -248,7 +250,7 @@ int mock_main(const struct mock_options *o)
                                         .write_timeout_s = 300,
                                         .handler = {on_request, mock_gone, NULL, error_body, m}};
     if (rc == 0 && (rc = kvr_http_server_start(&m->loop, &sc, &m->server)))
-        kvr_log("kvroute mock: --port: cannot listen on %s:%u: %s", o->host, (unsigned)o->port, uv_strerror(rc));
+        kvr_log_error("kvroute mock: --port: cannot listen on %s:%u: %s", o->host, (unsigned)o->port, uv_strerror(rc));
     if (rc == 0) {
         printf("kvroute mock: %s on %s:%u, %llu blocks of %llu tokens, %llu rank(s)\n", o->model, o->host, kvr_http_server_port(m->server),
                (unsigned long long)o->num_gpu_blocks, (unsigned long long)o->block_size, (unsigned long long)o->dp_size);

@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/log.h"
+
 struct mock_options {
     char *config, *host, *model, *kv_events, *kv_replay, *kv_topic, *lora;
     uint64_t port, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, dp_size, seed;
@@ -35,6 +37,7 @@ struct mock_options {
     bool fault_bare_stream;     /* stream headers, then silence */
     uint64_t fault_reset_after; /* cut streams after n tokens */
     double startup_time;        /* /health answers 503 for that long */
+    struct kvr_log_options log;
 };
 
 /* Runs until SIGTERM or SIGINT. Returns: the exit code. */

@@ -12,6 +12,7 @@
 
 #include <string.h>
 
+#include "base/log.h"
 #include "net/http/metrics_scrape.h"
 
 struct engine_metrics {
@@ -77,7 +78,7 @@ static void on_scraped(void *ctx, const struct kvr_engine_loads *loads, const ch
     m->trouble = error;
     if (loads) keep(m, loads);
     m->failures += m->trouble != NULL;
-    if (m->trouble && !before) kvr_log("kvroute publish: --engine-metrics %s: %s", m->publish->o->engine_metrics, m->trouble);
+    if (m->trouble && !before) kvr_log_warning("kvroute publish: --engine-metrics %s: %s", m->publish->o->engine_metrics, m->trouble);
     if (!m->trouble && before) kvr_log("kvroute publish: --engine-metrics: read again");
 }
 

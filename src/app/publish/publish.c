@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Start, signals and end of `kvroute publish`; app/publish/state.h says which thread may touch what. */
 #include "app/publish/state.h"
+#include "base/log.h"
 
 #include <signal.h>
 #include <string.h>
@@ -179,7 +180,8 @@ static int announce(struct publish *p, char *err, size_t cap)
     }
     (void)gethostname(host, sizeof host - 1);
     if (strncmp(o->host, "127.", 4) == 0 && (!o->advertise_host || strncmp(o->advertise_host, "127.", 4) != 0))
-        kvr_log("kvroute publish: warning: what is announced can be asked on %s only; --host 0.0.0.0 lets other machines ask", o->host);
+        kvr_log_warning("kvroute publish: warning: what is announced can be asked on %s only; --host 0.0.0.0 lets other machines ask",
+                        o->host);
     kvr_registry_token(p->scope, scope, sizeof scope);
     snprintf(key, sizeof key, "worker.%.90s.%llu", scope, (unsigned long long)o->worker_id);
     put_worker(p, o->advertise_host ? o->advertise_host : host, &b);
@@ -265,7 +267,7 @@ int publish_main(const struct publish_options *o)
     uv_signal_start(&intr, on_signal, SIGINT);
     int rc = start(p, err, sizeof err);
     if (rc) {
-        kvr_log("kvroute publish: %s", err);
+        kvr_log_error("kvroute publish: %s", err);
     } else {
         printf("kvroute publish: worker %llu, %zu rank(s) from %s, published on %s, http://%s:%llu/kv_recover\n",
                (unsigned long long)o->worker_id, p->feeds_n, o->events, p->feeds[0].outlet->where, o->host, (unsigned long long)o->port);

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/log.h"
 #include "net/ingest/event_plane.h"
 
 struct publish_options {
@@ -19,6 +20,7 @@ struct publish_options {
     uint64_t total_kv_blocks, max_num_batched_tokens;
     int publish_format; /* enum kvr_plane_format, with zmq */
     struct kvr_plane_options plane;
+    struct kvr_log_options log;
 };
 
 /* Runs until SIGTERM or SIGINT. Returns the process's exit status. */

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "app/replay/workload.h"
+#include "base/log.h"
 #include "sim/compare.h"
 
 enum { POLICIES_MAX = 32, CHANGES = 3 };
@@ -58,8 +59,8 @@ static int choose_policies(struct offline *f)
             char all[400] = "";
             for (size_t i = 0, n = 0; i < sim_policies_n && n < sizeof all; i++)
                 n += (size_t)snprintf(all + n, sizeof all - n, "%s%s", i ? ", " : "", sim_policy_name(sim_policy_at(i)));
-            kvr_log("kvroute replay: --compare: '%.*s' is not a policy of --offline; allowed: %s", (int)KVR_MIN(len, (size_t)60), names,
-                    all);
+            kvr_log_error("kvroute replay: --compare: '%.*s' is not a policy of --offline; allowed: %s", (int)KVR_MIN(len, (size_t)60),
+                          names, all);
             return 2;
         }
         f->policies[f->policies_n++] = p;
@@ -73,12 +74,12 @@ static int configure(struct offline *f)
     char err[400];
     struct sim_config *c = &f->base;
     if (!o->workload && strcmp(o->trace, "synthetic") == 0) {
-        kvr_log("kvroute replay: --offline: needs --trace FILE or --workload NAME");
+        kvr_log_error("kvroute replay: --offline: needs --trace FILE or --workload NAME");
         return 2;
     }
     sim_config_init(c);
     if (workload_config(o, &c->traffic, err, sizeof err)) {
-        kvr_log("kvroute replay: %s", err);
+        kvr_log_error("kvroute replay: %s", err);
         return 2;
     }
     c->traffic.vocab = 0; /* what the tokens are makes no difference, and trees of other routers hold characters */
@@ -107,7 +108,7 @@ static int survey(const struct offline *f)
     uint64_t n = 0;
     int rc = traffic_create(&f->base.traffic, &t, err, sizeof err);
     if (rc) {
-        kvr_log("kvroute replay: %s: %s", f->base.traffic.kind == TRAFFIC_TRACE ? "--trace" : "--workload", err);
+        kvr_log_error("kvroute replay: %s: %s", f->base.traffic.kind == TRAFFIC_TRACE ? "--trace" : "--workload", err);
         return 2;
     }
     for (; (rc = traffic_next(t, &r)) == 1; n++) {
@@ -116,8 +117,8 @@ static int survey(const struct offline *f)
         traffic_request_free(&r);
     }
     if (traffic_skipped(t, &why))
-        kvr_log("kvroute replay: --trace: %llu line(s) are no rows and left out, the first because: %s",
-                (unsigned long long)traffic_skipped(t, &why), why);
+        kvr_log_warning("kvroute replay: --trace: %llu line(s) are no rows and left out, the first because: %s",
+                        (unsigned long long)traffic_skipped(t, &why), why);
     traffic_destroy(t);
     bool talk = traffic_has(f->base.traffic.kind, TRAFFIC_TURNS);
     printf("%s: %llu %s in %.0f s, %.0f prompt tokens on average\n", traffic_name(f->base.traffic.kind), (unsigned long long)n,
@@ -151,7 +152,7 @@ static int run(struct offline *f, const char *doing, const struct sim_config *ba
                             .ctx = f};
     f->doing = doing;
     int rc = sim_compare(&plan, out, err, sizeof err);
-    if (rc) kvr_log("kvroute replay: --offline: %s", err);
+    if (rc) kvr_log_error("kvroute replay: --offline: %s", err);
     return rc == 0 ? 0 : rc == -KVR_EINVAL ? 2 : 1;
 }
 
@@ -309,7 +310,7 @@ int offline_main(const struct replay_options *o)
         if (rc == 0) print_changes(&f);
     }
     if (rc == 0 && o->json && write_json(&f)) {
-        kvr_log("kvroute replay: --json: cannot write '%s': %s", o->json, strerror(errno));
+        kvr_log_error("kvroute replay: --json: cannot write '%s': %s", o->json, strerror(errno));
         rc = 1;
     }
     sim_comparison_free(&f.c);

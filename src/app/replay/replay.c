@@ -16,6 +16,7 @@
 #include "app/replay/offline.h"
 #include "app/replay/report.h"
 #include "app/replay/workload.h"
+#include "base/log.h"
 #include "net/http/http.h"
 #include "net/http/access.h"
 #include "wire/sse.h"
@@ -283,8 +284,8 @@ static int parse_endpoints(struct run *r)
             r->endpoints_n++;
             continue;
         }
-        kvr_log("kvroute replay: --url: bad value '%.*s'; allowed: http://host[:port], %d at most", (int)KVR_MIN(end - at, (ptrdiff_t)300),
-                at, ENDPOINTS_MAX);
+        kvr_log_error("kvroute replay: --url: bad value '%.*s'; allowed: http://host[:port], %d at most",
+                      (int)KVR_MIN(end - at, (ptrdiff_t)300), at, ENDPOINTS_MAX);
         return -1;
     }
     return 0;
@@ -297,7 +298,7 @@ static int run_once(const struct replay_options *o, const char *label, struct re
     if (parse_endpoints(&r)) return 2;
     r.work = workload_create(o, err, sizeof err);
     if (!r.work) {
-        kvr_log("kvroute replay: %s", err);
+        kvr_log_error("kvroute replay: %s", err);
         return 2;
     }
     uv_loop_init(&r.loop);
@@ -424,10 +425,10 @@ static int prepare_mode(const struct replay_options *o, const char *key, const c
     snprintf(body, sizeof body, "{\"router_mode\":\"%s\"}", mode);
     int status = request(o->admin_url, "POST", "/router_mode", body, key, NULL);
     if (status != 200) {
-        if (status < 0) kvr_log("kvroute replay: --admin-url: '%s' does not answer", o->admin_url);
+        if (status < 0) kvr_log_error("kvroute replay: --admin-url: '%s' does not answer", o->admin_url);
         else if (status == 401 || status == 403)
-            kvr_log("kvroute replay: --admin-url: '%s' refuses with status %d; does it need --admin-key-file?", o->admin_url, status);
-        else kvr_log("kvroute replay: --compare: '%s' is not a router mode; allowed: kv, round-robin, random, least-loaded", mode);
+            kvr_log_error("kvroute replay: --admin-url: '%s' refuses with status %d; does it need --admin-key-file?", o->admin_url, status);
+        else kvr_log_error("kvroute replay: --compare: '%s' is not a router mode; allowed: kv, round-robin, random, least-loaded", mode);
         kvr_json_parser_free(p);
         return 2;
     }
@@ -452,7 +453,7 @@ int replay_main(const struct replay_options *o)
         return o->write_trace ? workload_write(o) : offline_main(o);
     }
     if (o->admin_key_file && !(keys = kvr_keys_read(o->admin_key_file, err, sizeof err))) {
-        kvr_log("kvroute replay: --admin-key-file: %s", err);
+        kvr_log_error("kvroute replay: --admin-key-file: %s", err);
         rc = 2;
     }
     while (rc == 0 && n < 8 && (mode = strsep(&rest, ","))) {
@@ -465,7 +466,7 @@ int replay_main(const struct replay_options *o)
     if (n && rc != 2) {
         report_print(reports, n);
         if (o->json && report_write_json(reports, n, o->json)) {
-            kvr_log("kvroute replay: --json: cannot write '%s': %s", o->json, strerror(errno));
+            kvr_log_error("kvroute replay: --json: cannot write '%s': %s", o->json, strerror(errno));
             rc = 1;
         }
         for (size_t i = 0; i < n; i++)

@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/log.h"
+
 enum { REPLAY_IDS, REPLAY_TEXT }; /* prompts */
 
 struct replay_options {
@@ -17,6 +19,7 @@ struct replay_options {
     bool offline; /* virtual time, and then: */
     uint64_t workers, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, seeds, routers;
     double engine_speed, tell_ms;
+    struct kvr_log_options log;
 };
 
 int replay_main(const struct replay_options *options);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "wire/json.h"
 
 struct workload {
@@ -197,8 +198,8 @@ void workload_destroy(struct workload *w)
     if (!w) return;
     talks_destroy(w->talks);
     if (w->traffic && traffic_skipped(w->traffic, &why))
-        kvr_log("kvroute replay: --trace: %llu line(s) were skipped; the first: %s", (unsigned long long)traffic_skipped(w->traffic, &why),
-                why);
+        kvr_log_warning("kvroute replay: --trace: %llu line(s) were skipped; the first: %s",
+                        (unsigned long long)traffic_skipped(w->traffic, &why), why);
     if (w->has_head) traffic_request_free(&w->head);
     for (size_t i = 0; i < w->turns_n; i++) traffic_request_free(&w->turns[i]);
     free(w->turns);
@@ -279,15 +280,15 @@ int workload_write(const struct replay_options *o)
     }
     FILE *out = rc ? NULL : fopen(o->write_trace, "w");
     if (rc == 0 && !out) {
-        kvr_log("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
+        kvr_log_error("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
         return 2;
     }
     long n = rc ? rc : traffic_write_rows(&c, out, err, sizeof err);
     if (out && fclose(out) && n >= 0) {
-        kvr_log("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
+        kvr_log_error("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
         return 1;
     }
     if (n >= 0) printf("%ld rows\n", n);
-    else kvr_log("kvroute replay: --write-trace: %s", err);
+    else kvr_log_error("kvroute replay: --write-trace: %s", err);
     return n >= 0 ? 0 : 2;
 }

@@ -3,6 +3,7 @@
 #include "app/serve/admin/admin.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/workers/evidence.h"
+#include "base/log.h"
 
 #include <signal.h>
 #include <string.h>
@@ -143,7 +144,7 @@ static void follow_durable(struct serve *s)
     enum { PATIENCE_MS = 5000 };
     if (s->durable || s->o->plane.plane != KVR_PLANE_JETSTREAM) return;
     if (!discovery_settled() && now_ms() - s->started_ms < PATIENCE_MS) return;
-    if (views_start_durable(s)) kvr_log("kvroute: the durable stream cannot be followed: out of memory");
+    if (views_start_durable(s)) kvr_log_error("kvroute: the durable stream cannot be followed: out of memory");
 }
 
 /* Decay alone can release what waits. */
@@ -185,9 +186,10 @@ static void on_reload(uv_signal_t *sig, int signum)
     const char *name = s->o->select_only ? "select" : "serve";
     char err[512];
     (void)signum;
-    if (kvr_access_reload(s->access, err, sizeof err)) kvr_log("kvroute %s: SIGHUP: --admin-key-file: %s; the old keys stay", name, err);
+    if (kvr_access_reload(s->access, err, sizeof err))
+        kvr_log_warning("kvroute %s: SIGHUP: --admin-key-file: %s; the old keys stay", name, err);
     if (s->o->tls_ca && kvr_tls_trust(s->o->tls_ca, err, sizeof err))
-        kvr_log("kvroute %s: SIGHUP: --tls-ca: %s; the old certificates stay", name, err);
+        kvr_log_warning("kvroute %s: SIGHUP: --tls-ca: %s; the old certificates stay", name, err);
     discovery_reload(s);
     kvr_log("kvroute %s: SIGHUP: read again", name);
 }
@@ -198,7 +200,7 @@ static int add_configured_workers(struct serve *s)
     for (size_t i = 0; i < s->o->workers_n; i++) {
         struct worker_spec spec;
         if (worker_parse(s, s->o->workers[i], &spec, err, sizeof err)) {
-            kvr_log("kvroute serve: %s", err);
+            kvr_log_error("kvroute serve: %s", err);
             return 1;
         }
         spec.w.id = spec.has_id ? spec.id : i + 1;
@@ -206,12 +208,12 @@ static int add_configured_workers(struct serve *s)
         bool duplicate = worker_find_locked(s, spec.w.id) != NULL;
         kvr_unlock(&s->lock);
         if (duplicate) {
-            kvr_log("kvroute serve: --worker: '%.120s': bad value '%llu' for 'id'; allowed: an id that no other worker has",
-                    s->o->workers[i], (unsigned long long)spec.w.id);
+            kvr_log_error("kvroute serve: --worker: '%.120s': bad value '%llu' for 'id'; allowed: an id that no other worker has",
+                          s->o->workers[i], (unsigned long long)spec.w.id);
             return 1;
         }
         if (worker_add(s, &spec.w, err, sizeof err)) {
-            kvr_log("kvroute serve: --worker: '%.120s': %s", s->o->workers[i], err);
+            kvr_log_error("kvroute serve: --worker: '%.120s': %s", s->o->workers[i], err);
             return 1;
         }
     }
@@ -220,8 +222,8 @@ static int add_configured_workers(struct serve *s)
 
 static int listen_failed(const char *flag, const char *host, uint64_t port, int rc)
 {
-    kvr_log("kvroute serve: --%s: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine", flag, host,
-            (unsigned long long)port, uv_strerror(rc));
+    kvr_log_error("kvroute serve: --%s: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine", flag, host,
+                  (unsigned long long)port, uv_strerror(rc));
     return 1;
 }
 
@@ -242,7 +244,8 @@ static size_t data_connections(const struct serve *s)
     size_t room = kvr_http_descriptors_room(s->admin_connections + FOR_EACH_WORKER * s->workers_n);
     size_t most = KVR_MIN((size_t)s->o->max_connections, KVR_MAX(room / 2 / s->o->threads, (size_t)2));
     if (most < KVR_MIN(s->o->max_connections, (uint64_t)1024))
-        kvr_log("kvroute serve: warning: only %zu client connections per loop: this process may open too few files (ulimit -n)", most);
+        kvr_log_warning("kvroute serve: warning: only %zu client connections per loop: this process may open too few files (ulimit -n)",
+                        most);
     return most;
 }
 
@@ -362,22 +365,22 @@ static int run(struct serve *s)
     char err[512];
     if (admin_open(s, err, sizeof err) || kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) ||
         connect_nats(s, err, sizeof err)) {
-        kvr_log("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
+        kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
     int rc = views_start(s);
     if (rc) return 1;
     if (served_start(s, err, sizeof err) || replicas_start(s, err, sizeof err)) {
-        kvr_log("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
+        kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
     if (engine_load_start(s)) {
-        kvr_log("kvroute %s: out of memory", s->o->select_only ? "select" : "serve");
+        kvr_log_error("kvroute %s: out of memory", s->o->select_only ? "select" : "serve");
         return 1;
     }
     if (!s->o->select_only && (health_start(s) || add_configured_workers(s))) return 1;
     if (discovery_start(s, err, sizeof err)) {
-        kvr_log("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
+        kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
     s->admin_connections = admin_connections(s);
@@ -411,7 +414,7 @@ int serve_main(const struct serve_options *o)
 {
     struct serve *s = serve_new(o);
     if (!s) {
-        kvr_log("kvroute %s: out of memory", o->select_only ? "select" : "serve");
+        kvr_log_error("kvroute %s: out of memory", o->select_only ? "select" : "serve");
         return 1;
     }
     signal(SIGPIPE, SIG_IGN);

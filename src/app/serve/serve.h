@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <kvroute/queue.h>
 
+#include "base/log.h"
 #include "net/ingest/event_plane.h"
 
 enum serve_tokenizer { TOKENIZER_AUTO, TOKENIZER_ENGINE, TOKENIZER_BYTES };
@@ -63,6 +64,7 @@ struct serve_options {
     bool kv_events, assume_kv_reuse, track_active_blocks, track_output_blocks, track_prefill_tokens, clear_worker_wide;
     char *const *workers; /* --worker texts */
     size_t workers_n;
+    struct kvr_log_options log;
 };
 
 /* Runs until SIGTERM or SIGINT, then drains. Returns: the exit code. */

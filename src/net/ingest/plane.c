@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "net/ingest/internal.h"
 #include "wire/plane_event.h"
 #include "wire/router_event.h"
@@ -214,9 +215,10 @@ static void leave_out(struct source *s, uint32_t rank)
 {
     s->st.filtered.other_rank = ++s->own.stream.counters.other_rank;
     if (s->st.filtered.other_rank > 1) return;
-    kvr_log("kvroute: worker %llu rank %u: events of rank %u come on its events endpoint too, and are left out here; when that is not the "
-            "port of both, give that rank (dp-start), or the port of this one",
-            (unsigned long long)s->st.worker.worker_id, s->st.worker.dp_rank, rank);
+    kvr_log_warning(
+        "kvroute: worker %llu rank %u: events of rank %u come on its events endpoint too, and are left out here; when that is not the "
+        "port of both, give that rank (dp-start), or the port of this one",
+        (unsigned long long)s->st.worker.worker_id, s->st.worker.dp_rank, rank);
 }
 
 /* The worker's id is ours: it need not know it. */

@@ -23,6 +23,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/log.h"
 #include "net/ingest/event_plane.h"
 #include "net/nats/internal.h"
 #include "net/nats/registry.h"
@@ -105,7 +106,7 @@ static void on_ack(jsCtx *js, natsMsg *msg, jsPubAck *ack, jsPubAckErr *err, voi
     (void)js;
     (void)ack; /* the library's */
     if (err && atomic_fetch_add(&o->refused, 1) == 0)
-        kvr_log("kvroute: jetstream: an event was not stored: %s", err->ErrText ? err->ErrText : natsStatus_GetText(err->Err));
+        kvr_log_warning("kvroute: jetstream: an event was not stored: %s", err->ErrText ? err->ErrText : natsStatus_GetText(err->Err));
     (void)atomic_load(&o->sent); /* see js_publish */
     natsMsg_Destroy(msg);
 }
@@ -249,7 +250,7 @@ static int load_newest(struct kvr_durable_feed *f, uint64_t *position)
     *position = 0;
     rc = kvr_snapshots_head(s, &h);
     if (rc == -KVR_EFORMAT) {
-        kvr_log("kvroute: jetstream: the list of snapshots cannot be read; starting without one");
+        kvr_log_warning("kvroute: jetstream: the list of snapshots cannot be read; starting without one");
         rc = 0;
     }
     bool loaded = false;
@@ -259,7 +260,7 @@ static int load_newest(struct kvr_durable_feed *f, uint64_t *position)
         if (loaded) *position = h.v[i].position;
         if (rc != -KVR_EFORMAT) continue;
         COUNT(f, torn_snapshots);
-        kvr_log("kvroute: jetstream: snapshot %llu is torn; trying the one before", (unsigned long long)h.v[i].version);
+        kvr_log_warning("kvroute: jetstream: snapshot %llu is torn; trying the one before", (unsigned long long)h.v[i].version);
         rc = 0;
     }
     if (rc == 0 && !loaded) rc = kvr_ingest_plane_snapshot_begin(f->c.in); /* what a torn one has left */
@@ -411,7 +412,7 @@ static bool take_batch(struct kvr_durable_feed *f)
     while (s == NATS_OK && b.whole && f->owed && (now = kvr_nats_now_ms()) < until) s = take_next(f, &b, (int64_t)(until - now));
     if (!b.whole) {
         COUNT(f, restarts);
-        kvr_log("kvroute: jetstream: the stream was purged past our place; starting over");
+        kvr_log_warning("kvroute: jetstream: the stream was purged past our place; starting over");
         return false;
     }
     if (b.reply[0]) (void)natsConnection_PublishString(kvr__nats_connection(f->c.link), b.reply, "+ACK"); /* and all before it */

@@ -8,6 +8,7 @@
  * last connection. So that this is never the delivery thread, kvr_nats_unsubscribe waits for its end, told by a destructor of
  * thread-specific data, and lets go after it.
  */
+#include "base/log.h"
 #include "net/nats/internal.h"
 
 #include <nats/nats.h>
@@ -82,7 +83,7 @@ static void on_disconnected(natsConnection *nc, void *closure)
     struct kvr_nats *n = closure;
     const char *why = NULL;
     natsConnection_GetLastError(nc, &why);
-    if (atomic_load(&n->up)) kvr_log("kvroute: nats: the connection is lost%s%s", why && *why ? ": " : "", why ? why : "");
+    if (atomic_load(&n->up)) kvr_log_warning("kvroute: nats: the connection is lost%s%s", why && *why ? ": " : "", why ? why : "");
     set_state(n, false);
 }
 
@@ -93,7 +94,8 @@ static void on_closed(natsConnection *nc, void *closure)
     const char *why = NULL;
     natsConnection_GetLastError(nc, &why);
     if (!atomic_load(&n->closing))
-        kvr_log("kvroute: nats: refused twice, so it is not tried again until a restart%s%s", why && *why ? ": " : "", why ? why : "");
+        kvr_log_warning("kvroute: nats: refused twice, so it is not tried again until a restart%s%s", why && *why ? ": " : "",
+                        why ? why : "");
     set_state(n, false);
     kvr_lock(&n->lock);
     n->closed = true;
@@ -108,7 +110,7 @@ static void on_error(natsConnection *nc, natsSubscription *sub, natsStatus err, 
     (void)sub;
     if (atomic_fetch_add(&n->errors, 1) > 100) return; /* counted */
     natsConnection_GetLastError(nc, &why);
-    kvr_log("kvroute: nats: %s%s%s", natsStatus_GetText(err), why && *why ? ": " : "", why ? why : "");
+    kvr_log_warning("kvroute: nats: %s%s%s", natsStatus_GetText(err), why && *why ? ": " : "", why ? why : "");
 }
 
 int kvr_nats_listen(struct kvr_nats *n, kvr_nats_on_state *fn, void *ctx)
@@ -259,7 +261,7 @@ int kvr_nats_connect(const struct kvr_nats_config *c, struct kvr_nats **out, cha
     if (rc == 0 && s == NATS_OK) on_connected(n->nc, n);
     if (rc == 0 && s != NATS_OK && s != NATS_NOT_YET_CONNECTED)
         rc = bad(err, cap, "nats-url", c->url ? c->url : "nats://127.0.0.1:4222", s, "the address of a NATS server");
-    if (rc == 0 && s == NATS_NOT_YET_CONNECTED) kvr_log("kvroute: nats: no server answers yet; kvroute goes on trying");
+    if (rc == 0 && s == NATS_NOT_YET_CONNECTED) kvr_log_warning("kvroute: nats: no server answers yet; kvroute goes on trying");
     if (rc) {
         kvr_nats_close(n);
         return -1;

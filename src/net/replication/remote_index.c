@@ -10,6 +10,7 @@
 #include <kvroute/hash.h>
 
 #include "base/lock.h"
+#include "base/log.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
 
@@ -100,7 +101,7 @@ static void set_state(struct kvr_remote_index *r, enum state s, const char *why)
 {
     if (s != r->state || strcmp(why, r->why) != 0) {
         if (s == GOOD) kvr_log("kvroute: the remote index answers");
-        else if (why[0]) kvr_log("kvroute: the remote index is not used: %s", why);
+        else if (why[0]) kvr_log_warning("kvroute: the remote index is not used: %s", why);
     }
     if ((s == GOOD) != (r->state == GOOD)) atomic_fetch_add(&r->c.stats->good, s == GOOD ? 1 : -1);
     r->state = s;

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/log.h"
 #include "net/replication/sync.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
@@ -569,7 +570,7 @@ int admin_open(struct serve *s, char *err, size_t cap)
     }
     if (kvr_access_create(&c, &s->access, why, sizeof why) == 0) {
         if (kvr_access_warning(s->access, why, sizeof why))
-            kvr_log("kvroute %s: %s (--admin-key-file)", s->o->select_only ? "select" : "serve", why);
+            kvr_log_warning("kvroute %s: %s (--admin-key-file)", s->o->select_only ? "select" : "serve", why);
         return 0;
     }
     snprintf(err, cap, "--admin-key-file: %s", why);

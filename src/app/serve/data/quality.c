@@ -8,6 +8,7 @@
  * other candidate would have taken. Counters are atomics of the data loops; the last minute is the main loop's.
  */
 #include "app/serve/state.h"
+#include "base/log.h"
 
 #include <math.h>
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "app/serve/common/fields.h"
+#include "base/log.h"
 
 enum { MAIL_MAX = 65536 };
 
@@ -103,7 +104,7 @@ static struct found **place_of(const char *key)
 
 static void refuse(const char *key, const char *why)
 {
-    if (d.refused++ < 100) kvr_log("kvroute: discovery: %s: %s", key, why);
+    if (d.refused++ < 100) kvr_log_warning("kvroute: discovery: %s: %s", key, why);
 }
 
 /* A --worker text, or a worker object as JSON. */

@@ -15,6 +15,7 @@
 #include <arpa/inet.h>
 
 #include "app/serve/discovery/discovery.h"
+#include "base/log.h"
 
 enum { ANSWER_MAX = 65535, ADDRESSES_MAX = 4096, STEP_MS = 50 };
 
@@ -147,7 +148,7 @@ static void resolve(void)
     if (!dns.port) (void)each_record(dns.name, ns_t_srv, on_srv, &n);
     else n = dns.has_server ? addresses_of(dns.name, dns.port) : system_addresses(dns.name, dns.port);
     if (n > 0) discovery_post_round(dns.serve, false);
-    if (n == 0 && !dns.failed_before) kvr_log("kvroute: discovery: '%s' gives no address; nothing is changed", dns.name);
+    if (n == 0 && !dns.failed_before) kvr_log_warning("kvroute: discovery: '%s' gives no address; nothing is changed", dns.name);
     dns.failed_before = n == 0;
 }
 

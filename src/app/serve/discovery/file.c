@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "app/serve/discovery/discovery.h"
+#include "base/log.h"
 
 enum { LOOK_MS = 1000, LINE_MAX_LEN = 2048 };
 
@@ -89,5 +90,5 @@ void discovery_file_tick(struct serve *s)
 void discovery_file_reload(struct serve *s)
 {
     char why[700];
-    if (load(s, why, sizeof why)) kvr_log("kvroute: discovery: %s; nothing is changed", why);
+    if (load(s, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
 }

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "app/serve/fleet/claim.h"
+#include "base/log.h"
 
 #include "base/lock.h"
 
@@ -73,7 +74,7 @@ static int wait_for_it(struct claim *c, const struct claim_config *cc, char *err
              lease = ((TTL_S + 1) * UINT64_C(1000000000)) / step_ns;
     for (uint64_t i = 0; i < patience && !kvr_registry_settled(c->registry); i++) uv_sleep((unsigned)(step_ns / 1000000));
     if (!kvr_registry_settled(c->registry)) {
-        kvr_log("kvroute: serve-indexer: NATS does not answer yet; nothing is served until it does");
+        kvr_log_warning("kvroute: serve-indexer: NATS does not answer yet; nothing is served until it does");
         return 0;
     }
     for (uint64_t i = 0; i < lease && !claim_holds(c); i++) uv_sleep((unsigned)(step_ns / 1000000));

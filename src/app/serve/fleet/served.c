@@ -15,6 +15,7 @@
 
 #include "app/serve/fleet/claim.h"
 #include "app/serve/state.h"
+#include "base/log.h"
 #include "net/replication/remote_index.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
@@ -251,7 +252,7 @@ void served_tick(struct serve *s)
     v->subscribed = true;
     if (s->nats && (subscribe(&v->query, KVR_SERVICE_QUERY, true, on_query) ||
                     (predicted(s) && subscribe(&v->record, KVR_SERVICE_RECORD, true, on_record))))
-        kvr_log("kvroute: serve-indexer: the service cannot be announced over NATS");
+        kvr_log_warning("kvroute: serve-indexer: the service cannot be announced over NATS");
 }
 
 /* ---- life --------------------------------------------------------------------------------------------------------- */

@@ -16,6 +16,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "net/http/metrics_scrape.h"
 #include "wire/plane_event.h"
 
@@ -118,7 +119,8 @@ static void on_read(void *ctx, const struct kvr_engine_loads *loads, const char 
     struct worker *w = worker_find_locked(s, k->id);
     if (w && strcmp(w->metrics, k->url) == 0) { /* else it is another one now */
         if (loads) error = keep_all_locked(s, w, loads);
-        if (error && !w->metrics_error) kvr_log("kvroute: metrics of worker %llu cannot be used: %s", (unsigned long long)w->id, error);
+        if (error && !w->metrics_error)
+            kvr_log_warning("kvroute: metrics of worker %llu cannot be used: %s", (unsigned long long)w->id, error);
         w->metrics_error = error;
         w->metrics_due_ms = now_ms() + (uint64_t)(s->o->engine_metrics_interval * 1000);
     }

@@ -37,6 +37,7 @@
 #include <kvroute/hash.h>
 
 #include "base/lock.h"
+#include "base/log.h"
 #include "base/map64.h"
 
 enum {
@@ -243,10 +244,11 @@ static void count_length_locked(struct evidence *e, struct kvr_worker w, struct 
 
 static void tell_length(const struct evidence_check *c, const struct evidence_answer *a, uint64_t before)
 {
-    kvr_log("kvroute: worker %llu rank %u counts %llu prompt tokens, not the %llu that were hashed (%llu answers like it since the last "
-            "line): another tokenizer, chat template or model than was asked for the tokens; run kvroute doctor on it",
-            (unsigned long long)c->watch.worker.worker_id, c->watch.worker.dp_rank, (unsigned long long)a->usage.prompt_tokens,
-            (unsigned long long)c->prompt_tokens, (unsigned long long)before);
+    kvr_log_warning(
+        "kvroute: worker %llu rank %u counts %llu prompt tokens, not the %llu that were hashed (%llu answers like it since the last "
+        "line): another tokenizer, chat template or model than was asked for the tokens; run kvroute doctor on it",
+        (unsigned long long)c->watch.worker.worker_id, c->watch.worker.dp_rank, (unsigned long long)a->usage.prompt_tokens,
+        (unsigned long long)c->prompt_tokens, (unsigned long long)before);
 }
 
 static void count_none(struct serve *s, struct kvr_worker w, enum reason why)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker as --worker has it: its URL and key=value after it. */
 #include "app/serve/state.h"
+#include "base/log.h"
 
 #include <string.h>
 
@@ -36,7 +37,7 @@ bool worker_set_url(struct worker *w, const char *url, size_t len)
     while (len && url[len - 1] == '/') len--;
     if (len >= sizeof w->url || kvr_endpoint_parse(url, len, &w->endpoint)) return false;
     snprintf(w->url, sizeof w->url, "%.*s", (int)len, url);
-    if (v1) kvr_log("kvroute: a worker's address ends in /v1; it is taken without: %.400s", w->url);
+    if (v1) kvr_log_warning("kvroute: a worker's address ends in /v1; it is taken without: %.400s", w->url);
     return true;
 }
 

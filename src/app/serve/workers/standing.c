@@ -6,6 +6,7 @@
  * makes a worker fit to be chosen, what waits is told (serve_hooks.may_route), after serve.lock was given back.
  */
 #include "app/serve/state.h"
+#include "base/log.h"
 
 #include <stdlib.h>
 
@@ -28,7 +29,7 @@ void worker_report(struct serve *s, struct worker *w, bool ok)
 
 static void tell_health(const struct worker *w, enum health h, const char *why)
 {
-    if (h == HEALTH_DOWN) kvr_log("kvroute: worker %llu (%.200s) is down: %.200s", (unsigned long long)w->id, w->url, why);
+    if (h == HEALTH_DOWN) kvr_log_warning("kvroute: worker %llu (%.200s) is down: %.200s", (unsigned long long)w->id, w->url, why);
     else if (w->health == HEALTH_DOWN) kvr_log("kvroute: worker %llu (%.200s) is up again", (unsigned long long)w->id, w->url);
 }
 
@@ -59,11 +60,11 @@ void worker_models_refused(struct serve *s, uint64_t id, int status)
     bool fresh = w && w->models_status != status;
     if (w) w->models_status = status;
     if (fresh && (status == 401 || status == 403))
-        kvr_log("kvroute: worker %llu (%.200s) answers GET /v1/models with status %d: it wants a key", (unsigned long long)id, w->url,
-                status);
+        kvr_log_warning("kvroute: worker %llu (%.200s) answers GET /v1/models with status %d: it wants a key", (unsigned long long)id,
+                        w->url, status);
     else if (fresh)
-        kvr_log("kvroute: worker %llu (%.200s) answers GET /v1/models with status %d, so its models are not known", (unsigned long long)id,
-                w->url, status);
+        kvr_log_warning("kvroute: worker %llu (%.200s) answers GET /v1/models with status %d, so its models are not known",
+                        (unsigned long long)id, w->url, status);
     kvr_unlock(&s->lock);
 }
 

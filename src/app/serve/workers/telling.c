@@ -8,6 +8,7 @@
  * predictions with answers, and a view that lacks blocks heals by events alone. That is said, once until it is down.
  */
 #include "app/serve/state.h"
+#include "base/log.h"
 
 enum { SILENT_MIN = 5 };
 

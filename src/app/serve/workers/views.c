@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "base/log.h"
 #include "store/view_store.h"
 
 /* ---- what our own requests show of partial views ----------------------------------------------------------------- */
@@ -207,7 +208,7 @@ int views_start(struct serve *s)
     struct kvr_recorder_config rc = {s->o->record_events, s->o->record_max_lines, s->o->record_max_count, s->o->record_max_secs};
     char err[400];
     if (rc.path && kvr_recorder_create(&rc, &s->recorder, err, sizeof err)) {
-        kvr_log("kvroute: --record-events: %s", err);
+        kvr_log_error("kvroute: --record-events: %s", err);
         return -KVR_EINVAL;
     }
     struct kvr_ingest_handler h = {.on_event = on_event,
@@ -226,7 +227,7 @@ int views_start(struct serve *s)
     const char *who = s->o->select_only ? "kvroute select" : "kvroute serve";
     char why[KVR_PATH_ERROR_MAX];
     if (s->o->data_dir && kvr_view_store_open(s->ingest, s->o->data_dir, s->o->snapshot_interval, who, &s->store, why, sizeof why)) {
-        kvr_log("%s: --data-dir: %s; allowed: a directory that can be written", who, why);
+        kvr_log_error("%s: --data-dir: %s; allowed: a directory that can be written", who, why);
         return -KVR_EINVAL;
     }
     return s->o->plane.plane != KVR_PLANE_NATS ? 0 : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
@@ -369,10 +370,11 @@ static void tell_wiring(const struct worker *w, uint32_t place, const struct kvr
 {
     unsigned long long id = w->id;
     unsigned rank = w->dp_start + place;
-    if (is == WIRING_EVENTS) kvr_log("kvroute: worker %llu rank %u: events=%s: %s", id, rank, w->events[place], st->events_trouble);
-    else if (is == WIRING_REPLAY) kvr_log("kvroute: worker %llu rank %u: replay=%s: %s", id, rank, w->replay[place], st->replay_trouble);
+    if (is == WIRING_EVENTS) kvr_log_warning("kvroute: worker %llu rank %u: events=%s: %s", id, rank, w->events[place], st->events_trouble);
+    else if (is == WIRING_REPLAY)
+        kvr_log_warning("kvroute: worker %llu rank %u: replay=%s: %s", id, rank, w->replay[place], st->replay_trouble);
     else if (is == WIRING_SILENT)
-        kvr_log("kvroute: worker %llu rank %u: events=%s: no publisher answers there", id, rank, w->events[place]);
+        kvr_log_warning("kvroute: worker %llu rank %u: events=%s: no publisher answers there", id, rank, w->events[place]);
     else kvr_log("kvroute: worker %llu rank %u: its events endpoint answers", id, rank);
 }
 

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* --log-format and --log-level: rows for programs with an option table, one function for the others, and the environment for all. */
+#ifndef KVR_CLI_LOG_OPTIONS_H
+#define KVR_CLI_LOG_OPTIONS_H
+
+#include <stddef.h>
+
+#include "base/log.h"
+#include "cli/options.h"
+
+/* Rows of a struct kvr_log_options that stands at `at` in the options. */
+#define LOG_ROWS(at)                                                                                                                       \
+    {"log-format",                                                                                                                         \
+     OPT_ENUM,                                                                                                                             \
+     (at) + offsetof(struct kvr_log_options, format),                                                                                      \
+     "text",                                                                                                                               \
+     0,                                                                                                                                    \
+     0,                                                                                                                                    \
+     KVR_LOG_FORMATS,                                                                                                                      \
+     "lines on stderr: time, level and message as text, or one JSON object each",                                                          \
+     NULL,                                                                                                                                 \
+     NULL},                                                                                                                                \
+    {                                                                                                                                      \
+        "log-level", OPT_ENUM, (at) + offsetof(struct kvr_log_options, level), "info", 0, 0, KVR_LOG_LEVELS,                               \
+            "the least important lines that are written", NULL, NULL                                                                       \
+    }
+
+/* Their lines in the help of a program without a table. */
+#define LOG_USAGE                                                                                                                          \
+    "  --log-format text|json\n"                                                                                                           \
+    "  --log-level error|warning|info|debug\n"
+
+/* KVROUTE_LOG_FORMAT and KVROUTE_LOG_LEVEL. Returns: 0; 2 a value is bad, which the log says. */
+int log_from_environment(void);
+/* `value` of a flag without its dashes, "log-format" or "log-level". Returns: the same. */
+int log_from_flag(const char *command, const char *flag, const char *value);
+
+#endif
