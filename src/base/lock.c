@@ -6,6 +6,7 @@
 #include "base/lock.h"
 
 #include "base/base.h"
+#include "base/log.h"
 
 void kvr_lock_init(struct kvr_lock *l, enum kvr_lock_rank rank)
 {
@@ -57,7 +58,7 @@ void kvr__lock_taking(const void *lock, enum kvr_lock_rank rank)
 {
     const struct held *last = mine.n ? &mine.locks[mine.n - 1] : NULL;
     if (last && last->rank >= rank) {
-        fprintf(stderr, "kvroute: lock order: the lock of %s is taken under that of %s\n", names[rank], names[last->rank]);
+        kvr_log_error("kvroute: lock order: the lock of %s is taken under that of %s", names[rank], names[last->rank]);
         abort();
     }
     KVR_ASSERT(mine.n < HELD_MAX);
