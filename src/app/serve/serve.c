@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Start, threads, signals, drain. The map of threads is in state.h. */
 #include "app/serve/admin/admin.h"
+#include "app/serve/data/data_port.h"
+#include "app/serve/data/flow.h"
+#include "app/serve/data/reply.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/workers/evidence.h"
 #include "base/log.h"
@@ -23,12 +26,12 @@ static void on_wake(uv_async_t *a)
     }
     if (atomic_load(&l->serve->draining) && !l->draining) {
         l->draining = true;
-        proxy_cancel_all(l);
+        flow_refuse_parked(l);
         kvr_http_server_drain(l->server);
     }
-    proxy_take_ready(l);
+    flow_take_ready(l);
     if (!l->draining) {
-        proxy_try_parked(l);
+        flow_try_parked(l);
         return;
     }
     struct kvr_http_server_stats st;
@@ -52,7 +55,7 @@ static void *loop_main(void *arg)
 /* Its thread has ended. `wake` stays open until loop_free: another thread may be about to use it. */
 static void loop_end(struct loop *l)
 {
-    proxy_cancel_all(l);
+    flow_refuse_parked(l);
     kvr_http_server_close(l->server);
     remote_close(l);
     kvr_http_client_close(l->client);
@@ -84,7 +87,7 @@ static struct loop *loop_new(struct serve *s, size_t connections_max, bool reuse
                                         .idle_timeout_s = 75,
                                         .write_timeout_s = s->o->client_write_timeout,
                                         .shared = &s->http,
-                                        .handler = {proxy_on_request, proxy_on_gone, proxy_on_drained, proxy_error_body, l}};
+                                        .handler = {data_port_on_request, data_port_on_gone, data_port_on_drained, reply_error_body, l}};
     if (*rc == 0) *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
     return l;
 }

@@ -19,6 +19,7 @@
 #include "net/replication/remote_index.h"
 #include "wire/json.h"
 
+struct request;
 struct serve;
 
 struct loop {
@@ -35,9 +36,9 @@ struct loop {
     struct ctx_list ctxs;
     uint64_t *allowed; /* scratch: ids of the workers that may serve a request */
     size_t allowed_cap;
-    struct px *parked; /* wait for a worker to exist; ordered by urgency */
+    struct request *parked; /* wait for a worker to exist; ordered by urgency */
     struct kvr_lock mail_lock;
-    struct px *ready;                           /* their turn in the queue has come; under mail_lock */
+    struct request *ready;                      /* their turn in the queue has come; under mail_lock */
     _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
     _Atomic size_t open_conns;                  /* kept up to date while draining */
     _Atomic bool stop;

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two books. The router's: a booking is made by CHOOSING, moves on with the first token and with output blocks, and is given back once.
+ * Ours: what was predicted of a request against what its answer tells - counters, histograms, decisions, quality, evidence for and against
+ * views, sessions, and the prompt for a partial view.
+ *
+ * The second is closed by account_close(), when no job of the request is at work, which might write what is read here.
+ */
+#include "app/serve/data/account.h"
+
+#include <string.h>
+#include <time.h>
+#include <kvroute/hash.h>
+
+void account_request(struct request *r)
+{
+    struct serve *s = serve_of(r);
+    if (r->counted) return;
+    r->counted = true;
+    kvr_lock(&s->lock);
+    labels_request_locked(s, r->attempt ? r->attempt->worker : NULL, r->model, r->status);
+    kvr_unlock(&s->lock);
+}
+
+/* ---- the booking ------------------------------------------------------------------------------------- */
+
+/* How fast the tokens after the first came: by the engine's count of them if it told, else an event is one. */
+static void observe_generation(const struct attempt *a)
+{
+    if (!a->generated || !a->is_sse || a->request->status >= 400) return;
+    uint64_t told = a->usage.present ? a->usage.completion_tokens : 0;
+    double tokens = told > 1 ? (double)told - 1 : (double)a->generated;
+    kvr_router_observe_generation(a->pool->router, &a->result, tokens, (double)(a->itl_last_ns - a->first_ns) / 1e6);
+}
+
+void account_unbook(struct attempt *a)
+{
+    if (!a->booking[0]) return;
+    observe_generation(a);
+    kvr_router_free(a->pool->router, a->booking, strlen(a->booking));
+    a->booking[0] = 0;
+    atomic_fetch_sub(&a->request->loop->active, 1);
+}
+
+static void mark_prefill(struct attempt *a)
+{
+    if (a->prefill_marked || !a->booking[0]) return;
+    a->prefill_marked = true;
+    kvr_router_mark_prefill_completed(a->pool->router, a->booking, strlen(a->booking));
+}
+
+static void track_output(struct attempt *a, uint64_t tokens)
+{
+    const struct request *r = a->request;
+    uint64_t bs = a->pool->block_size, total = (r->isl + tokens + bs - 1) / bs;
+    if (!serve_of(r)->o->track_output_blocks || !a->booking[0] || total <= a->generation_blocks) return;
+    double left = r->expected_osl ? 1 - (double)tokens / (double)r->expected_osl : -1;
+    kvr_router_add_output_blocks(a->pool->router, a->booking, strlen(a->booking), total - a->generation_blocks,
+                                 r->expected_osl ? KVR_MAX(left, 0.0) : -1);
+    a->generation_blocks = total;
+}
+
+/* ---- what was predicted ------------------------------------------------------------------------------ */
+
+/* Of so many cached tokens, those that it can reuse: an engine computes at least one, so a fully cached prompt counts one block less. */
+static uint64_t reusable(const struct attempt *a, uint64_t cached)
+{
+    uint64_t prompt = a->usage.prompt_tokens ? a->usage.prompt_tokens : a->request->isl, bs = a->pool->block_size;
+    if (a->request->members.skips_cache) return 0;
+    return KVR_MIN(cached, prompt ? (prompt - 1) / bs * bs : 0);
+}
+
+/* Tokens that are predicted to be cached. */
+static uint64_t predicted_cached(const struct attempt *a)
+{
+    return reusable(a, a->result.cached_tokens);
+}
+
+/* Everything of the prompt is known, and what was predicted of it is what the engine does. */
+static bool is_predicted(const struct request *r)
+{
+    return r->tokens_n && r->routed && !r->multimodal && r->status == 200 && r->members.certainty == KVR_PROMPT_EXACT &&
+           r->members.as_evidence && !r->members.skips_cache;
+}
+
+/* Just before it is sent: what of the prompt turns up in the rank's view. */
+static void begin_evidence(struct attempt *a)
+{
+    const struct request *r = a->request;
+    struct evidence_prompt prompt = {.pool = a->pool,
+                                     .worker = a->result.worker,
+                                     .tokens = r->tokens,
+                                     .tokens_n = r->tokens_n,
+                                     .lora = r->is_lora ? r->model : NULL,
+                                     .lora_len = r->is_lora ? strlen(r->model) : 0,
+                                     .salt = r->salt,
+                                     .salt_len = r->salt_len,
+                                     .view_blocks = a->result.view_blocks,
+                                     .trusted = a->result.trusted,
+                                     .understood = r->members.as_evidence && !r->members.skips_cache && !r->multimodal,
+                                     .asked = r->tokens_asked};
+    if (r->routed && r->tokens && r->tokens_n) a->evidence = evidence_begin(serve_of(r), &prompt);
+}
+
+static void end_evidence(struct attempt *a, int status)
+{
+    struct evidence_answer answer = {
+        .status = status, .whole = a->request->answered && (!a->is_sse || a->sse.done), .has_error = a->sse.has_error, .usage = a->usage};
+    evidence_answered(serve_of(a->request), a->evidence, &answer);
+    a->evidence = NULL;
+}
+
+static const char *reason_of(const struct attempt *a)
+{
+    static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
+    const struct request *r = a->request;
+    const struct serve *s = serve_of(r);
+    int mode = atomic_load(&s->mode);
+    if (r->pinned) return "pinned";
+    if (a->result.preferred) return "session";
+    if (r->token_failed) return "load-tokenize-failed";
+    if (mode != KVR_MODE_KV) return modes[mode];
+    if (r->no_index) return r->part_index ? "index-partial" : "index-unavailable";
+    if (!a->result.trusted && s->ingest) return "untrusted";
+    if (r->unplaced) return "load-multimodal";
+    if (a->result.overlap_blocks) return "kv";
+    return a->result.pending_blocks && s->o->cost == KVR_COST_DELAY ? "pending" : "load";
+}
+
+static void observe_times(const struct attempt *a)
+{
+    const struct request *r = a->request;
+    const struct kvr_router_result *result = &a->result;
+    struct metrics *m = &serve_of(r)->metrics;
+    histogram_add(&m->block_hashing, (double)result->times.block_hashing / 1e6);
+    histogram_add(&m->find_matches, (double)result->times.find_matches / 1e6);
+    histogram_add(&m->seq_hashing, (double)result->times.seq_hashing / 1e6);
+    histogram_add(&m->scheduling, (double)result->times.scheduling / 1e6);
+    histogram_add(&m->total, (double)result->times.total / 1e6);
+    if (!r->routed || !r->tokens_n) return;
+    histogram_add(&m->isl, (double)r->isl);
+    histogram_add(&m->hit_rate, result->required_blocks ? result->effective_blocks / (double)result->required_blocks : 0);
+    quality_decided(serve_of(r), result);
+}
+
+void account_booked(struct attempt *a)
+{
+    a->reason = reason_of(a);
+    observe_times(a);
+    begin_evidence(a);
+}
+
+/* For tell_view: the tokens do not stay until the end. */
+void account_keep_prompt(struct attempt *a)
+{
+    const struct request *r = a->request;
+    uint32_t bs = a->pool->block_size;
+    size_t n = r->tokens_n / bs;
+    if (a->view != KVR_VIEW_PARTIAL || !r->tokens || !n || !is_predicted(r) || !(a->served = malloc(n * sizeof *a->served))) return;
+    (void)kvr_hash_locals(r->tokens, n * bs, bs, false, request_hash_seed(r), NULL, 0, a->served);
+}
+
+/* ---- while it is answered ---------------------------------------------------------------------------- */
+
+void account_first_token(struct attempt *a)
+{
+    const struct request *r = a->request;
+    struct serve *s = serve_of(r);
+    uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    bool known = r->routed && r->tokens_n && !r->multimodal && r->status < 400; /* else its length was a guess */
+    a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
+    if (a->is_sse && r->status < 400) histogram_add(&s->metrics.ttft, a->ttft_ms / 1000);
+    if (a->is_sse && known) a->other_ms = quality_first_token(s, a->pool, &a->result, &a->table, a->ttft_ms);
+    if (known) quality_answered(s, &a->result);
+    a->itl_last_ns = a->first_ns = now;
+    a->generated = 0;
+    mark_prefill(a);
+}
+
+void account_events(struct attempt *a, uint64_t events)
+{
+    if (events && a->prefill_marked && a->itl_last_ns) {
+        uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+        histogram_add(&serve_of(a->request)->metrics.itl, (double)(now - a->itl_last_ns) / 1e9 / (double)events);
+        a->itl_last_ns = now;
+        a->generated += events;
+    }
+    if (a->sse.events) track_output(a, a->sse.events);
+}
+
+/* The worker keeps its response, by its id, for those that go on from it. */
+void account_response(struct attempt *a)
+{
+    const struct request *r = a->request;
+    if (!r->routed || r->form != KVR_FORM_RESPONSES || !a->sse.response[0] || r->status >= 400) return;
+    responses_bind(serve_of(r), a->sse.response, a->result.worker);
+    a->sse.response[0] = 0; /* once */
+}
+
+/* What an answer tells that is no stream. */
+static void read_answer(struct attempt *a)
+{
+    struct kvr_json root;
+    if (a->is_sse || !a->answer.len || a->answer.failed) return;
+    if (kvr_json_parse(a->request->loop->json, a->answer.data, a->answer.len, &root, NULL)) return;
+    kvr_openai_usage(root, &a->usage);
+    responses_id_of(kvr_json_get(root, "id"), a->sse.response);
+}
+
+static void bind_session(const struct request *r)
+{
+    struct serve *s = serve_of(r);
+    if (r->deletes && r->response[0] && r->status < 300) responses_forget(s, r->response);
+    if (!r->session[0] || r->status >= 400) return;
+    kvr_lock(&s->lock);
+    if (sessions_bind(s->sessions, r->session, strlen(r->session), now_ms(), r->attempt->result.worker))
+        replicas_on_session_locked(s, r->session, strlen(r->session), r->attempt->result.worker);
+    kvr_unlock(&s->lock);
+}
+
+void account_answered(struct request *r)
+{
+    struct attempt *a = r->attempt;
+    if (!a->prefill_marked) account_first_token(a);
+    read_answer(a);
+    account_response(a);
+    bind_session(r);
+    account_unbook(a);
+    r->answered = true;
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------- */
+
+static void complete_usage(struct attempt *a)
+{
+    const struct request *r = a->request;
+    if (!r->answered || !a->usage.present || !r->members.usage_tells) return;
+    bool hit =
+        is_predicted(r) && a->view == KVR_VIEW_WHOLE && a->usage.prompt_tokens == r->tokens_n && predicted_cached(a) >= a->pool->block_size;
+    struct answer_telling told = {.form = 2 * (unsigned)r->form + (a->is_sse ? 1 : 0), .told = a->usage.has_cached, .sure_hit = hit};
+    if (telling_note(serve_of(r), a->worker, &told)) a->usage.has_cached = true;
+}
+
+static void count_cached(const struct attempt *a, uint64_t predicted)
+{
+    struct serve *s = serve_of(a->request);
+    struct metrics *m = &s->metrics;
+    uint64_t actual = a->usage.cached_tokens, bs = a->pool->block_size;
+    atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
+    atomic_fetch_add(&m->actual_cached_tokens_total, actual);
+    kvr_lock(&s->lock);
+    labels_cached_locked(s, a->worker, a->request->model, predicted, actual);
+    kvr_unlock(&s->lock);
+    atomic_fetch_add(&m->prompt_tokens_total, a->usage.prompt_tokens);
+    atomic_fetch_add(&m->usage_answers_total, 1);
+    if (predicted / bs == actual / bs) atomic_fetch_add(&m->predicted_equals_actual_total, 1);
+}
+
+/* Without tokens nothing was predicted; where not all of them are known, not all that the engine can have cached. */
+static void count_usage(struct attempt *a)
+{
+    const struct request *r = a->request;
+    if (!a->usage.present || r->status >= 400) return;
+    if (!r->tokens_n || r->multimodal || r->members.certainty != KVR_PROMPT_EXACT || !r->members.usage_tells) return;
+    if (!a->usage.has_cached) {
+        COUNT(r, usage_untold_total);
+        return;
+    }
+    struct delivery d = {.id = r->id,
+                         .worker = a->result.worker,
+                         .predicted = predicted_cached(a),
+                         .pending = reusable(a, a->result.pending_blocks * (uint64_t)a->pool->block_size),
+                         .actual = a->usage.cached_tokens,
+                         .prompt = KVR_MAX(a->usage.prompt_tokens, (uint64_t)1),
+                         .block_size = a->pool->block_size};
+    count_cached(a, d.predicted);
+    quality_delivered(serve_of(r), &d);
+}
+
+static void record_decision(const struct attempt *a)
+{
+    const struct request *r = a->request;
+    struct serve *s = serve_of(r);
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    struct decision d = {.at_ms = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000,
+                         .worker = a->result.worker,
+                         .isl = r->isl,
+                         .cached_tokens = predicted_cached(a),
+                         .actual_cached = a->usage.cached_tokens,
+                         .has_actual = a->usage.present && a->usage.has_cached && (r->members.usage_tells || !r->tokens_n),
+                         .overlap_blocks = a->result.overlap_blocks,
+                         .pending_blocks = a->result.pending_blocks,
+                         .status = (uint32_t)r->status,
+                         .best_blocks = a->result.best_blocks,
+                         .effective_blocks = a->result.effective_blocks,
+                         .cost = a->result.cost,
+                         .waited_ms = (double)a->result.waited_ns / 1e6,
+                         .ttft_ms = a->ttft_ms,
+                         .other_ms = a->other_ms,
+                         .table = a->table};
+    snprintf(d.id, sizeof d.id, "%s", r->id);
+    snprintf(d.model, sizeof d.model, "%.47s", r->model);
+    snprintf(d.reason, sizeof d.reason, "%.31s", a->reason);
+    kvr_lock(&s->lock);
+    decisions_add(s, &d);
+    kvr_unlock(&s->lock);
+}
+
+/* Its prompt is held now, if it is what the engine has computed. */
+static void tell_view(const struct attempt *a)
+{
+    const struct request *r = a->request;
+    if (!a->served || !r->answered || !a->usage.present || a->usage.prompt_tokens != r->tokens_n) return;
+    uint32_t bs = a->pool->block_size;
+    struct kvr_served v = {.worker = a->result.worker,
+                           .locals = a->served,
+                           .n = r->tokens_n / bs,
+                           .told = a->usage.has_cached,
+                           .cached = a->usage.cached_tokens / bs,
+                           .view = a->result.view_blocks,
+                           .tick = a->view_tick};
+    views_served(serve_of(r), &v);
+}
+
+void account_attempt_over(struct attempt *a)
+{
+    account_unbook(a);
+    end_evidence(a, a->status);
+}
+
+void account_close(struct request *r)
+{
+    struct attempt *a = r->attempt;
+    if (a) account_unbook(a);
+    account_request(r);
+    if (!a) return;
+    if (r->routed) {
+        complete_usage(a);
+        count_usage(a);
+        record_decision(a);
+    }
+    tell_view(a);
+    end_evidence(a, r->status);
+}

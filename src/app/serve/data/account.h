@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The books about a request: its booking with the router, and what is counted, compared and remembered of it. */
+#ifndef KVR_SERVE_ACCOUNT_H
+#define KVR_SERVE_ACCOUNT_H
+
+#include "app/serve/data/attempt.h"
+
+/* A request is counted by its status, once, before its client can see that. */
+void account_request(struct request *r);
+
+/* Of an attempt, in this order: */
+void account_booked(struct attempt *a);      /* the router has booked it; its worker is known */
+void account_keep_prompt(struct attempt *a); /* the tokens go now */
+void account_first_token(struct attempt *a);
+void account_events(struct attempt *a, uint64_t events); /* of its stream, so many have come */
+void account_response(struct attempt *a);                /* the id of its response may be known now */
+void account_attempt_over(struct attempt *a);            /* without an answer that the client gets */
+void account_unbook(struct attempt *a);                  /* the booking is given back, if there is one */
+
+/* The answer is whole. */
+void account_answered(struct request *r);
+/* The end of all: what is known of it is told. */
+void account_close(struct request *r);
+
+#endif

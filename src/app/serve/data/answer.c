@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * RELAYING: the worker's answer goes to the client, byte by byte as it comes. Its head leaves with the first byte, with headers of the
+ * router's own; a stream is looked at in passing, another answer is kept up to a limit, for what they tell of the request. A client that
+ * takes the bytes slowly pauses the worker's connection.
+ */
+#include "app/serve/data/answer.h"
+
+#include "app/serve/data/account.h"
+#include "app/serve/data/attempt.h"
+#include "app/serve/data/phases.h"
+
+enum { ANSWER_KEPT_MAX = 4 << 20 };
+
+bool answer_is_complete(const struct request *r)
+{
+    return r->phase == PHASE_RELAYING && r->attempt->is_sse && r->attempt->sse.done;
+}
+
+bool answer_takes_events(const struct request *r)
+{
+    return r->attempt->is_sse && r->attempt->length < 0;
+}
+
+void answer_end_line(const struct request *r, struct kvr_http_conn *c)
+{
+    if (r->attempt->sse.part.len) kvr_http_write(c, "\n\n", 2);
+}
+
+/* ---- the head ---------------------------------------------------------------------------------------- */
+
+static void put_decision_headers(const struct request *r, struct kvr_buf *h)
+{
+    const struct attempt *a = r->attempt;
+    kvr_buf_printf(h, "x-request-id: %s\r\nx-kvroute-worker: %llu\r\nx-kvroute-dp-rank: %u\r\n", r->id,
+                   (unsigned long long)a->result.worker.worker_id, a->result.worker.dp_rank);
+    if (r->routed) kvr_buf_printf(h, "x-kvroute-overlap-blocks: %u\r\n", a->result.overlap_blocks);
+    if (r->routed && serve_of(r)->ingest) kvr_buf_printf(h, "x-kvroute-view: %s\r\n", kvr_view_knowledge_name(a->view));
+    kvr_buf_printf(h, "x-kvroute-reason: %s\r\n", a->reason);
+    if (r->explain && r->routed) decision_table_header(&a->table, h);
+}
+
+/* From here on no other worker can be asked. */
+static void send_head(struct request *r)
+{
+    struct attempt *a = r->attempt;
+    r->status = a->status;
+    account_request(r);
+    if (!r->early_head) kvr_http_start(r->conn, a->status, a->head.data, a->head.len, a->length);
+    kvr_buf_free(&a->head);
+    kvr_body_unref(r->body);
+    r->body = NULL;
+    account_keep_prompt(a);
+    request_forget_tokens(r);
+}
+
+enum outcome answer_begin(struct request *r)
+{
+    struct attempt *a = r->attempt;
+    if (r->early_head && !(a->status == 200 && a->is_sse)) /* the client was promised a stream */
+        return request_refusef(r, a->status, "the worker answered with status %d", a->status);
+    put_decision_headers(r, &a->head);
+    if (a->head.failed) return request_refuse(r, 503, "out of memory");
+    send_head(r);
+    if (a->is_sse || a->length < 0) account_first_token(a);
+    request_wait_until(r, request_after(serve_of(r)->o->stall_timeout));
+    return OUTCOME_WAITS;
+}
+
+/* ---- the bytes --------------------------------------------------------------------------------------- */
+
+static void look_at_stream(struct attempt *a)
+{
+    uint64_t events = kvr_sse_feed(&a->sse, a->request->loop->json, a->bytes, a->bytes_n);
+    account_events(a, events);
+    if (a->sse.usage.present) a->usage = a->sse.usage;
+    account_response(a);
+}
+
+enum outcome answer_relay(struct request *r)
+{
+    struct attempt *a = r->attempt;
+    a->last_byte_ms = now_ms();
+    if (a->is_sse) look_at_stream(a);
+    else if (r->routed && a->answer.len + a->bytes_n <= ANSWER_KEPT_MAX) kvr_buf_add(&a->answer, a->bytes, a->bytes_n);
+    size_t queued = kvr_http_write(r->conn, a->bytes, a->bytes_n);
+    if (queued > KVR_HTTP_HIGH_WATER) attempt_pause(a);
+    return OUTCOME_WAITS;
+}
+
+/* The timer is armed for the byte that was the last one then; a stall is judged by the last one now. */
+enum outcome answer_on_time(struct request *r, bool total)
+{
+    struct attempt *a = r->attempt;
+    uint64_t limit = (uint64_t)(serve_of(r)->o->stall_timeout * 1000), now = now_ms();
+    if (a->paused) a->last_byte_ms = now; /* it is the client that is slow */
+    if (!total && now - a->last_byte_ms < limit) {
+        request_wait_until(r, a->last_byte_ms + limit);
+        return OUTCOME_WAITS;
+    }
+    attempt_cancel(a);
+    (void)request_refuse(r, 502, total ? TOOK_TOO_LONG : "the worker stalled");
+    return OUTCOME_BROKEN;
+}

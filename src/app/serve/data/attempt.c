@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SENDING, and the exchange that goes on beneath RELAYING: see attempt.h. */
+#include "app/serve/data/attempt.h"
+
+#include <string.h>
+#include <strings.h>
+
+#include "app/serve/data/phases.h"
+
+enum { ENDING_MS = 1000 /* for a worker to end a stream whose last event has passed */ };
+
+struct attempt *attempt_new(struct request *r, struct pool *pool)
+{
+    struct attempt *a = calloc(1, sizeof *a);
+    if (!a) return NULL;
+    a->request = r;
+    a->pool = pool;
+    a->reason = "load";
+    a->length = -1;
+    a->other_ms = -1;
+    return a;
+}
+
+void attempt_free(struct attempt *a)
+{
+    if (!a) return;
+    kvr_sse_free(&a->sse);
+    kvr_buf_free(&a->head);
+    kvr_buf_free(&a->answer);
+    free(a->served);
+    worker_unref(serve_of(a->request), a->worker);
+    free(a);
+}
+
+/* ---- the answer -------------------------------------------------------------------------------------- */
+
+static bool is_retryable(int status)
+{
+    return status == 502 || status == 503 || status == 504;
+}
+
+/* Headers of the router's own, and those that it makes anew. */
+static bool is_passed_on(const struct kvr_hop_by_hop *hop, struct kvr_text name)
+{
+    return !kvr_header_is_hop_by_hop(hop, name) && !kvr_text_is_nocase(name, "content-length") &&
+           !kvr_text_is_nocase(name, "x-request-id") && !(name.len > 10 && !strncasecmp(name.ptr, "x-kvroute-", 10));
+}
+
+static void keep_head(struct attempt *a, const struct kvr_headers *headers)
+{
+    static const char events[] = "text/event-stream";
+    struct kvr_hop_by_hop hop;
+    (void)kvr_hop_by_hop_read(headers, &hop);
+    for (size_t i = 0; i < headers->n; i++) {
+        struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
+        if (!is_passed_on(&hop, name)) continue;
+        if (kvr_text_is_nocase(name, "content-type"))
+            a->is_sse = value.len >= sizeof events - 1 && strncasecmp(value.ptr, events, sizeof events - 1) == 0;
+        kvr_buf_printf(&a->head, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
+    }
+}
+
+static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+{
+    struct attempt *a = ctx;
+    (void)call;
+    a->status = status;
+    a->length = length;
+    keep_head(a, headers);
+    if (a->head.failed) request_step(a->request, request_refuse(a->request, 503, "out of memory"));
+}
+
+static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    struct attempt *a = ctx;
+    (void)call;
+    if (is_retryable(a->status)) return; /* judged when it is whole */
+    a->state = ATTEMPT_ANSWERING;
+    a->bytes = data;
+    a->bytes_n = len;
+    request_step(a->request, OUTCOME_BYTES);
+}
+
+/* The worker is one of those that were tried. The refusal stands unless another one takes the request. */
+static enum outcome failed(struct attempt *a, int status, const char *text)
+{
+    struct request *r = a->request;
+    a->state = ATTEMPT_FAILED;
+    if (r->tries < TRIES_MAX) r->tried[r->tries++] = a->result.worker.worker_id;
+    (void)request_refusef(r, status, "the request failed on %u worker(s): %s", r->tries, text);
+    return OUTCOME_FAILED;
+}
+
+static void on_done(struct kvr_http_call *call, void *ctx)
+{
+    struct attempt *a = ctx;
+    struct serve *s = serve_of(a->request);
+    (void)call;
+    a->call = NULL;
+    if (is_retryable(a->status)) {
+        worker_report(s, a->worker, a->status == 503);
+        request_step(a->request, failed(a, a->status, "every worker that was tried answered with an error"));
+        return;
+    }
+    a->state = ATTEMPT_WHOLE;
+    worker_report(s, a->worker, true);
+    request_step(a->request, OUTCOME_WHOLE);
+}
+
+static enum outcome broken(struct attempt *a)
+{
+    a->state = ATTEMPT_BROKEN;
+    (void)request_refuse(a->request, 502, "the worker broke off the answer");
+    return OUTCOME_BROKEN;
+}
+
+static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct attempt *a = ctx;
+    struct serve *s = serve_of(a->request);
+    (void)call;
+    a->call = NULL;
+    worker_report(s, a->worker, false);
+    if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(s, a->result.worker.worker_id);
+    if (a->state == ATTEMPT_ANSWERING) request_step(a->request, broken(a));
+    else request_step(a->request, failed(a, why == KVR_HTTP_CONNECT_TIMEOUT ? 504 : 502, text));
+}
+
+static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
+
+/* ---- what is sent ------------------------------------------------------------------------------------ */
+
+static bool is_ours(struct kvr_text name)
+{
+    static const char *const names[] = {"host",
+                                        "content-length",
+                                        "expect",
+                                        "accept-encoding",
+                                        "x-request-id",
+                                        "x-data-parallel-rank",
+                                        "x-kvroute-worker",
+                                        "x-kvroute-dp-rank",
+                                        "x-worker-instance-id",
+                                        "x-request-priority",
+                                        "x-kvroute-explain",
+                                        "x-kvroute-policy-class"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
+        if (kvr_text_is_nocase(name, names[i])) return true;
+    return false;
+}
+
+static void put_client_headers(const struct kvr_headers *headers, struct kvr_buf *h)
+{
+    struct kvr_hop_by_hop hop;
+    (void)kvr_hop_by_hop_read(headers, &hop);
+    for (size_t i = 0; i < headers->n; i++) {
+        struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
+        if (is_ours(name) || kvr_header_is_hop_by_hop(&hop, name)) continue;
+        kvr_buf_printf(h, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
+    }
+}
+
+static void put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(a->request->conn);
+    const struct worker *w = a->worker;
+    struct kvr_text method = rq->is_head ? (struct kvr_text){"HEAD", 4} : rq->method;
+    kvr_buf_printf(h, "%.*s %s%.*s HTTP/1.1\r\nHost: %s\r\n", (int)method.len, method.ptr, w->endpoint.base, (int)rq->target.len,
+                   rq->target.ptr, w->endpoint.authority);
+    put_client_headers(rq->headers, h);
+    kvr_buf_printf(h, "x-request-id: %s\r\n", a->request->id);
+    if (!kvr_headers_get(rq->headers, "authorization").ptr) worker_key_put(w->api_key, h);
+    if (a->names_rank) kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", a->named_rank); /* the one whose load is booked */
+    if (body_len || kvr_text_is(rq->method, "POST") || kvr_text_is(rq->method, "PUT"))
+        kvr_buf_printf(h, "Content-Length: %zu\r\n", body_len);
+    kvr_buf_str(h, "\r\n");
+}
+
+static void start_call(struct attempt *a)
+{
+    struct request *r = a->request;
+    struct serve *s = serve_of(r);
+    struct kvr_buf h = {0};
+    struct kvr_body *body = rank_body(a->worker, r->body, r->is_object ? &r->body_rank : NULL, a->result.worker.dp_rank);
+    if (body || !r->body) put_head(a, body ? body->len : 0, &h);
+    a->view_tick = atomic_load(&s->view_tick); /* of what came before the worker has it */
+    struct kvr_http_call_config config = {.endpoint = &a->worker->endpoint,
+                                          .head = h.data,
+                                          .head_len = h.len,
+                                          .body = body,
+                                          .is_head = r->is_head_request,
+                                          .connect_timeout_s = s->o->connect_timeout,
+                                          .handler = &handler,
+                                          .ctx = a};
+    if (r->members.reports) views_expect_reports(s, a->worker);
+    a->call = h.failed || !h.len ? NULL : kvr_http_call_start(r->loop->client, &config);
+    kvr_buf_free(&h);
+    kvr_body_unref(body);
+}
+
+enum outcome attempt_begin(struct request *r)
+{
+    struct attempt *a = r->attempt;
+    start_call(a);
+    if (!a->call) return request_refuse(r, 503, "out of memory");
+    a->state = ATTEMPT_SENT;
+    a->sent_ns = kvr_now_ns(kvr_clock_monotonic());
+    request_wait_until(r, request_after(serve_of(r)->o->first_token_timeout));
+    return OUTCOME_WAITS;
+}
+
+enum outcome attempt_on_time(struct request *r, bool total)
+{
+    attempt_cancel(r->attempt);
+    worker_report(serve_of(r), r->attempt->worker, false);
+    return request_refuse(r, 504, total ? TOOK_TOO_LONG : "the worker did not answer in time");
+}
+
+/* ---- its call ---------------------------------------------------------------------------------------- */
+
+void attempt_cancel(struct attempt *a)
+{
+    if (!a->call) return;
+    kvr_http_call_cancel(a->call);
+    a->call = NULL;
+    a->state = ATTEMPT_CANCELLED;
+}
+
+void attempt_let_go(struct attempt *a)
+{
+    worker_report(serve_of(a->request), a->worker, true);
+    kvr_http_call_let_go(a->call, ENDING_MS);
+    a->call = NULL;
+    a->state = ATTEMPT_WHOLE;
+}
+
+void attempt_pause(struct attempt *a)
+{
+    if (a->paused) return;
+    a->paused = true;
+    kvr_http_call_pause(a->call);
+}
+
+void attempt_resume(struct attempt *a)
+{
+    if (!a->paused) return;
+    a->paused = false;
+    a->last_byte_ms = now_ms();
+    if (a->call) kvr_http_call_resume(a->call);
+}

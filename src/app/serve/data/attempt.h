@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One exchange of a request with one worker: the worker that was chosen for it, the booking on that worker, and what comes back.
+ *
+ *    made by CHOOSING, for the router to fill in --> booked --> sent --> head (held back) --> bytes --> end
+ *
+ * The exchange tells the request of its steps by outcomes: BYTES for each piece of the answer, which is attempt->bytes during the step,
+ * and at the end WHOLE, FAILED (before a byte was told of) or BROKEN (after one). An answer of 502, 503 or 504 is FAILED, when it is
+ * whole: no byte of it is told of. `state` says how far it is. attempt_cancel() ends it without a word.
+ *
+ * An attempt that has failed stays the request's until another one is booked: what is told of the request is told of the last worker.
+ * Nothing here depends on there being one attempt only; what follows from an outcome is the request's business.
+ */
+#ifndef KVR_SERVE_ATTEMPT_H
+#define KVR_SERVE_ATTEMPT_H
+
+#include "app/serve/workers/evidence.h"
+#include "app/serve/data/request.h"
+#include "wire/sse.h"
+
+enum attempt_state {
+    ATTEMPT_CHOSEN, /* or being chosen */
+    ATTEMPT_SENT,
+    ATTEMPT_ANSWERING, /* a byte of the answer was told of */
+    ATTEMPT_WHOLE,
+    ATTEMPT_FAILED,
+    ATTEMPT_BROKEN,
+    ATTEMPT_CANCELLED
+};
+
+struct attempt {
+    struct request *request;
+    enum attempt_state state;
+
+    /* The choice */
+    struct pool *pool;
+    struct worker *worker; /* a reference; NULL: not booked */
+    struct kvr_router_result result;
+    struct decision_table table;
+    enum kvr_view_knowledge view; /* of the rank, when it was chosen */
+    const char *reason;
+    bool names_rank; /* the worker is told the rank, as it counts them */
+    uint32_t named_rank;
+
+    /* The booking: account.c */
+    char booking[32]; /* its id; "": none */
+    bool prefill_marked;
+    uint64_t generation_blocks;
+    struct evidence_check *evidence;
+    uint64_t *served; /* hashes of the prompt's blocks, for a partial view; NULL: not kept */
+
+    /* The exchange */
+    struct kvr_http_call *call; /* NULL: over */
+    uint64_t view_tick;         /* serve.view_tick when it was sent */
+    uint64_t sent_ns;
+    int status;     /* of the answer; 0: none yet */
+    int64_t length; /* of the answer; negative: not known */
+    struct kvr_buf head;
+    bool is_sse, paused;
+    const char *bytes; /* the piece of a BYTES; borrowed */
+    size_t bytes_n;
+
+    /* What is seen of the answer as it passes: answer.c */
+    uint64_t last_byte_ms;
+    struct kvr_sse sse;
+    struct kvr_buf answer; /* of one that is no stream */
+    struct kvr_usage usage;
+    uint64_t first_ns, itl_last_ns, generated; /* of the first token, of the last; how many events came between */
+    double ttft_ms, other_ms;                  /* other: decision.other_ms */
+};
+
+struct attempt *attempt_new(struct request *r, struct pool *pool); /* NULL: out of memory */
+void attempt_free(struct attempt *a);                              /* NULL is fine; its booking must have been given back */
+
+void attempt_cancel(struct attempt *a);
+/* Its answer is whole although the worker has not ended it: what is still to come is read for a moment and dropped. */
+void attempt_let_go(struct attempt *a);
+/* The client is slow: nothing more is read of the answer until it is resumed. */
+void attempt_pause(struct attempt *a);
+void attempt_resume(struct attempt *a);
+
+#endif

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * READING: what routing needs of a request's body. A large body is read on a thread; then read_body() fills in members of the request that
+ * the loop does not look at meanwhile, and what is wrong with it is kept apart (struct reading), since the loop may refuse the request for
+ * another reason.
+ *
+ * The tokens of the prompt are here when the body gives them, or when bytes are taken for tokens. Otherwise the question for an engine is
+ * made (r->ask), of a chat with images a second one without them (r->plain): tokenize.c goes on with both.
+ */
+#include "app/serve/data/phases.h"
+
+#include <string.h>
+
+#include "wire/mm_parts.h"
+#include "wire/tokenize_body.h"
+
+/* ---- what is wrong with it --------------------------------------------------------------------------- */
+
+static void refuse_body(struct request *r, int status, const char *why)
+{
+    r->now.reading.refusal = status;
+    r->now.reading.refused = why;
+}
+
+static void out_of_memory(struct request *r)
+{
+    refuse_body(r, 503, "out of memory");
+}
+
+/* `what` has more of `unit` than the option allows. */
+static void too_large(struct request *r, _Atomic uint64_t *counter, const char *what, uint64_t limit, const char *unit, const char *option)
+{
+    struct reading *reading = &r->now.reading;
+    snprintf(reading->refused_text, sizeof reading->refused_text, "%s has more than %llu %s, which is --%s", what,
+             (unsigned long long)limit, unit, option);
+    refuse_body(r, 413, reading->refused_text);
+    reading->refused_by = counter;
+}
+
+/* ---- the prompt -------------------------------------------------------------------------------------- */
+
+static enum serve_tokenizer tokenizer_of(const struct serve *s)
+{
+    if (s->o->tokenizer != TOKENIZER_AUTO) return (enum serve_tokenizer)s->o->tokenizer;
+    return s->o->kv_events ? TOKENIZER_ENGINE : TOKENIZER_BYTES;
+}
+
+/* Token ids that the body gives. */
+static void given_tokens(struct request *r, const struct kvr_openai_request *rq)
+{
+    uint32_t *t = malloc((rq->tokens_n + 1) * sizeof *t);
+    if (!t) out_of_memory(r);
+    if (!t || kvr_json_u32_array(rq->tokens, t, rq->tokens_n) < 0) {
+        free(t);
+        return;
+    }
+    r->tokens = t;
+    r->tokens_n = rq->tokens_n;
+    r->isl = rq->tokens_sum;
+}
+
+/* Bytes of the text as tokens. */
+static void byte_tokens(struct request *r, const struct kvr_openai_request *rq)
+{
+    struct kvr_buf text = {0};
+    if (!kvr_openai_prompt_text(rq, &text)) return;
+    if (text.len > rq->text_max) {
+        too_large(r, &serve_of(r)->metrics.prompt_texts_refused_total, "the text of the prompt", rq->text_max, "bytes", "max-prompt-text");
+    } else {
+        r->tokens = text.failed ? NULL : malloc((text.len + 1) * sizeof *r->tokens);
+        if (!r->tokens) out_of_memory(r);
+        for (size_t i = 0; r->tokens && i < text.len; i++) r->tokens[i] = (unsigned char)text.data[i];
+        r->tokens_n = r->tokens ? text.len : 0;
+    }
+    kvr_buf_free(&text);
+    if (r->members.truncation != KVR_TRUNCATE_NOT) request_prompt_is_hint(r);
+    r->members.truncation = KVR_TRUNCATE_NOT; /* counts the engine's tokens */
+}
+
+/* What an engine will be asked for the tokens. None: the body does not say what the prompt is. */
+static void make_question(struct request *r)
+{
+    struct kvr_buf bytes = {0};
+    struct kvr_json_span body = {r->body->data, r->body->data + r->body->len};
+    bool made = kvr_tokenize_body(body, r->form, &bytes, &r->members.certainty);
+    if (made) r->ask = kvr_body_derive(r->body, &bytes);
+    r->token_failed = bytes.failed || (made && !r->ask);
+    kvr_buf_free(&bytes);
+    if (r->members.certainty != KVR_PROMPT_EXACT) r->members.as_evidence = false;
+}
+
+/* Where the tokens come from: the body itself, its bytes, or an engine that is asked. */
+static void body_tokens(struct request *r, struct kvr_openai_request *rq, struct kvr_json_parser *json)
+{
+    const char *why;
+    bool bytes = tokenizer_of(serve_of(r)) == TOKENIZER_BYTES;
+    struct kvr_openai_request question;
+    if (r->form == KVR_FORM_GENERATE) kvr_openai_take_prompt(rq, kvr_json_get(rq->root, "input_ids"));
+    if (rq->tokens.doc) given_tokens(r, rq);
+    if (r->tokens || r->now.reading.refusal) return;
+    if (bytes && r->form <= KVR_FORM_CHAT) {
+        byte_tokens(r, rq);
+        return;
+    }
+    make_question(r);
+    if (!bytes || !r->ask) return;
+    if (kvr_openai_parse(json, r->ask->data, r->ask->len, &question, &why) == 0) { /* the body's values are gone now */
+        question.text_max = rq->text_max;
+        byte_tokens(r, &question);
+    }
+    kvr_body_unref(r->ask);
+    r->ask = NULL;
+}
+
+/* A chat with images and the like. In byte tokens they are where they belong. An engine's tokens have places kept free for them, which
+ * are equal for any two images, so the prompt is predicted up to the first of them at most: the tokens of the same chat without them
+ * tell where that is. Tokens that came with the request: nobody knows. */
+static void find_objects(struct request *r, const struct kvr_openai_request *rq)
+{
+    struct kvr_buf plain = {0};
+    if (r->form > KVR_FORM_CHAT || !kvr_mm_parts_any(rq->root)) return;
+    r->multimodal = true;
+    COUNT(r, multimodal_prompts_total);
+    if (r->tokens && !rq->tokens.doc) return;
+    bool placed = r->ask && r->members.truncation == KVR_TRUNCATE_NOT;
+    if (placed && kvr_mm_parts_remove(r->ask->data, r->ask->len, rq->root, &plain)) r->plain = kvr_body_derive(r->ask, &plain);
+    r->unplaced = !r->plain;
+    kvr_buf_free(&plain);
+}
+
+/* ---- the members ------------------------------------------------------------------------------------- */
+
+static bool is_small_enough(struct request *r, const struct kvr_openai_request *rq)
+{
+    struct serve *s = serve_of(r);
+    size_t messages = rq->has_messages ? kvr_json_count(kvr_json_get(rq->root, "messages")) : 0;
+    if (messages > s->o->max_messages)
+        too_large(r, &s->metrics.prompt_messages_refused_total, "`messages`", s->o->max_messages, "entries", "max-messages");
+    else if (rq->tokens.doc && rq->tokens_n > s->o->max_prompt_tokens)
+        too_large(r, &s->metrics.prompt_tokens_refused_total, "the prompt", s->o->max_prompt_tokens, "tokens", "max-prompt-tokens");
+    return !r->now.reading.refusal;
+}
+
+static void take_salt(struct request *r, const struct kvr_openai_request *rq)
+{
+    if (!rq->salt || !rq->salt_len) return;
+    r->salt = malloc(rq->salt_len);
+    if (r->salt) memcpy(r->salt, rq->salt, rq->salt_len);
+    else out_of_memory(r); /* without it the prompt would be another one */
+    r->salt_len = r->salt ? rq->salt_len : 0;
+}
+
+static void take_members(struct request *r, const struct kvr_openai_request *rq)
+{
+    r->is_object = true;
+    r->now.reading.rank_error = kvr_rank_member_read(rq->root, &r->body_rank);
+    if (rq->model) memcpy(r->model, rq->model, rq->model_len);
+    if (r->routed && r->form == KVR_FORM_RESPONSES) responses_id_of(kvr_json_get(rq->root, "previous_response_id"), r->response);
+    r->stream = rq->stream;
+    r->expected_osl = rq->expected_osl;
+    if (rq->priority > 0 && r->priority == 0) r->priority = rq->priority;
+    if (rq->strict_priority && !r->strict_priority) r->strict_priority = rq->strict_priority;
+    take_salt(r, rq);
+}
+
+/* What routing needs of the body, or what is wrong with it. May run on a thread: see the top. */
+static void read_body(struct request *r, struct kvr_json_parser *json)
+{
+    struct kvr_openai_request rq;
+    const char *why = "out of memory";
+    int rc = json ? kvr_openai_parse(json, r->body ? r->body->data : NULL, r->body_len, &rq, &why) : -KVR_ENOMEM;
+    if (rc == 0 && rq.model_len >= MODEL_MAX) {
+        why = "`model` is longer than 127 bytes";
+        rc = -KVR_EINVAL;
+    }
+    if (rc) {
+        refuse_body(r, rc == -KVR_ENOMEM ? 503 : 400, why);
+        return;
+    }
+    take_members(r, &rq);
+    rq.text_max = serve_of(r)->o->max_prompt_text;
+    if (!r->routed || !is_small_enough(r, &rq) || !request_wants_tokens(r)) return;
+    kvr_prompt_members_read(rq.root, r->form, &rq.members);
+    r->members = rq.members;
+    body_tokens(r, &rq, json);
+    if (!r->now.reading.refusal) find_objects(r, &rq);
+}
+
+/* ---- the phase --------------------------------------------------------------------------------------- */
+
+/* A rank in the body counts as one in the header. Returns: what is wrong, or NULL. */
+static const char *join_ranks(struct request *r)
+{
+    if (r->now.reading.rank_error || !r->body_rank.given) return r->now.reading.rank_error;
+    if (r->has_rank && r->pin.dp_rank != r->body_rank.rank)
+        return "`data_parallel_rank` (or `routed_dp_rank`) of the body and the data-parallel rank header are different ranks; give one, or "
+               "the same";
+    r->has_rank = true;
+    r->pin.dp_rank = r->body_rank.rank;
+    r->pin_any_rank = false;
+    return NULL;
+}
+
+/* A rank without a worker: meaningful when one worker is there. */
+static const char *pin_rank_alone(struct request *r)
+{
+    struct serve *s = serve_of(r);
+    const char *why = NULL;
+    if (!r->has_rank || r->pinned) return NULL;
+    kvr_lock(&s->lock);
+    const struct worker *w = s->workers;
+    if (w && !w->next) {
+        r->pin.worker_id = w->id;
+        r->pinned = true;
+    } else if (w) {
+        why = "a data-parallel rank needs the worker too (x-kvroute-worker)";
+    }
+    kvr_unlock(&s->lock);
+    return why;
+}
+
+static enum outcome body_is_read(struct request *r)
+{
+    const struct reading *reading = &r->now.reading;
+    const char *why = NULL;
+    if (reading->refused_by) atomic_fetch_add_explicit(reading->refused_by, 1, memory_order_relaxed);
+    if (reading->refusal && (r->routed || reading->refusal == 503)) /* other bodies are the engine's business */
+        return request_refusef(r, reading->refusal, "%s", reading->refused);
+    if ((why = join_ranks(r)) || (why = pin_rank_alone(r))) return request_refuse(r, 400, why);
+    if (!r->isl) r->isl = KVR_MAX(r->body_len / 4, (size_t)1); /* until tokens are known */
+    return OUTCOME_DONE;
+}
+
+static void run_reading(struct request *r)
+{
+    struct kvr_json_parser *json = kvr_json_parser_new(); /* its memory goes with it */
+    read_body(r, json);
+    kvr_json_parser_free(json);
+}
+
+enum outcome body_begin(struct request *r)
+{
+    if (r->body_len > KVR_JOB_BYTES) return request_work(r, &r->now.reading.job, run_reading, body_is_read);
+    if (r->routed || r->body_len) read_body(r, r->loop->json);
+    return body_is_read(r);
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What comes in by the data port: paths that the router answers itself, those of requests that go to a worker, and what the head of such
+ * a request says of it. The rest of its way is flow.c's.
+ */
+#include "app/serve/data/data_port.h"
+
+#include <string.h>
+
+#include "app/serve/data/attempt.h"
+#include "app/serve/data/flow.h"
+#include "app/serve/data/reply.h"
+
+/* ---- what the head says ------------------------------------------------------------------------------ */
+
+static bool is_safe_id(struct kvr_text t)
+{
+    for (size_t i = 0; i < t.len; i++)
+        if ((unsigned char)t.ptr[i] < 0x21 || (unsigned char)t.ptr[i] > 0x7e) return false;
+    return t.len > 0 && t.len < ID_MAX;
+}
+
+static void take_request_id(struct request *r, const struct kvr_http_request *head)
+{
+    struct kvr_text t = kvr_headers_get(head->headers, "x-request-id");
+    struct serve *s = serve_of(r);
+    if (t.ptr && is_safe_id(t)) snprintf(r->id, sizeof r->id, "%.*s", (int)t.len, t.ptr);
+    else snprintf(r->id, sizeof r->id, "kvr-%016llx", (unsigned long long)kvr_mix64(s->salt + atomic_fetch_add(&s->next_id, 1)));
+}
+
+static bool text_u64(struct kvr_text t, uint64_t max, uint64_t *out)
+{
+    return kvr_parse_u64(t.ptr, t.len, max, out);
+}
+
+static struct kvr_text either(const struct kvr_headers *h, const char *a, const char *b)
+{
+    struct kvr_text t = kvr_headers_get(h, a);
+    return t.ptr ? t : kvr_headers_get(h, b);
+}
+
+/* Each returns what is wrong with the headers that it reads, or NULL. */
+static const char *read_pin(struct request *r, const struct kvr_headers *h)
+{
+    struct kvr_text pin = either(h, "x-kvroute-worker", "x-worker-instance-id");
+    struct kvr_text rank = either(h, "x-kvroute-dp-rank", "x-data-parallel-rank");
+    uint64_t v;
+    if (!pin.ptr) pin = kvr_headers_get(h, "x-dynamo-worker-instance-id");
+    if (rank.ptr) {
+        if (!text_u64(rank, UINT32_MAX, &v)) return "the data-parallel rank header must be a whole number";
+        r->pin.dp_rank = (uint32_t)v;
+        r->has_rank = true;
+    }
+    if (pin.ptr) {
+        if (!text_u64(pin, UINT64_MAX, &r->pin.worker_id)) return "the worker header must be a worker id";
+        r->pinned = true;
+        r->pin_any_rank = !r->has_rank;
+    }
+    return NULL;
+}
+
+static const char *read_priority(struct request *r, const struct kvr_headers *h)
+{
+    struct kvr_text priority = either(h, "x-request-priority", "x-dynamo-request-priority");
+    char s[32] = {0}, *end;
+    if (!priority.ptr) return NULL;
+    memcpy(s, priority.ptr, KVR_MIN(priority.len, sizeof s - 1));
+    r->priority = strtod(s, &end);
+    if (end == s || *end || !(r->priority >= -1e9 && r->priority <= 1e9)) return "x-request-priority must be a number";
+    if (r->priority < 0) r->priority = 0;
+    return NULL;
+}
+
+static const char *read_class(struct request *r, const struct kvr_headers *h)
+{
+    struct kvr_text strict = kvr_headers_get(h, "x-dynamo-request-strict-priority");
+    struct kvr_text policy = either(h, "x-kvroute-policy-class", "x-dynamo-meta-policy-class");
+    uint64_t v;
+    if (strict.ptr) {
+        if (!text_u64(strict, UINT32_MAX, &v)) return "x-dynamo-request-strict-priority must be a whole number";
+        r->strict_priority = (uint32_t)v;
+    }
+    if (policy.len >= sizeof r->policy_class) return "the policy class header has more than 63 characters";
+    if (policy.ptr) memcpy(r->policy_class, policy.ptr, policy.len);
+    return NULL;
+}
+
+static const char *read_hints(struct request *r, const struct kvr_headers *h)
+{
+    struct kvr_text session = kvr_headers_get(h, "x-session-id");
+    const char *why;
+    if ((why = read_pin(r, h)) || (why = read_priority(r, h))) return why;
+    if (session.ptr && session.len < sizeof r->session) memcpy(r->session, session.ptr, session.len);
+    r->explain = kvr_text_is(kvr_headers_get(h, "x-kvroute-explain"), "1");
+    return read_class(r, h);
+}
+
+/* form: of what is routed by its prompt; NULL: it is not. */
+static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt_form *form)
+{
+    const struct kvr_http_request *head = kvr_http_conn_request(c);
+    struct request *r = request_new(l, c);
+    if (!r) {
+        reply_error(c, 503, "out of memory", NULL);
+        return;
+    }
+    COUNT(r, requests_total);
+    kvr_http_conn_set_user(c, r);
+    take_request_id(r, head);
+    r->routed = form != NULL;
+    if (form) r->form = *form;
+    responses_id_of_path(head->path, r->response);
+    r->is_head_request = head->is_head;
+    r->deletes = kvr_text_is(head->method, "DELETE");
+    r->total_deadline_ms = request_after(serve_of(r)->o->total_timeout);
+    const char *why = read_hints(r, head->headers);
+    if (why) {
+        flow_refuse(r, 400, why);
+        return;
+    }
+    r->body = kvr_http_conn_take_body(c);
+    r->body_len = r->body ? r->body->len : 0;
+    flow_begin(r);
+}
+
+/* ---- what becomes of its connection ------------------------------------------------------------------ */
+
+void data_port_on_gone(struct kvr_http_conn *c, void *ctx)
+{
+    struct request *r = kvr_http_conn_user(c);
+    (void)ctx;
+    if (r) request_step(r, OUTCOME_GONE);
+}
+
+void data_port_on_drained(struct kvr_http_conn *c, void *ctx)
+{
+    struct request *r = kvr_http_conn_user(c);
+    (void)ctx;
+    if (r && r->attempt) attempt_resume(r->attempt);
+}
+
+/* ---- paths ------------------------------------------------------------------------------------------- */
+
+/* GET /v1/models/{id}; the id may have slashes of its own. */
+static void model_answer(struct loop *l, struct kvr_http_conn *c, struct kvr_text id)
+{
+    char name[MODEL_MAX] = "", text[MODEL_MAX + 32];
+    struct kvr_buf b = {0};
+    if (models_id_of_path(id, name) && models_write_one(l->serve, &b, name)) {
+        kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
+    } else {
+        snprintf(text, sizeof text, "the model '%s' does not exist", name);
+        reply_error(c, 404, text, NULL);
+    }
+    kvr_buf_free(&b);
+}
+
+static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
+{
+    struct kvr_buf b = {0};
+    const char *why = "";
+    if (what == 0) {
+        models_write(l->serve, &b);
+        kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
+    } else if (what == 1) {
+        kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
+    } else if (serve_ready(l->serve, &why)) {
+        kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ready\"}", 18);
+    } else {
+        reply_error(c, 503, why, NULL);
+    }
+    kvr_buf_free(&b);
+}
+
+/* What is routed by its prompt, and where it is posted. */
+static const enum kvr_prompt_form *routed_form(struct kvr_text path)
+{
+    static const struct {
+        const char *path;
+        enum kvr_prompt_form form;
+    } forms[] = {{"/v1/completions", KVR_FORM_COMPLETION},
+                 {"/v1/chat/completions", KVR_FORM_CHAT},
+                 {"/v1/responses", KVR_FORM_RESPONSES},
+                 {"/v1/messages", KVR_FORM_MESSAGES},
+                 {"/generate", KVR_FORM_GENERATE}};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(forms); i++)
+        if (kvr_text_is(path, forms[i].path)) return &forms[i].form;
+    return NULL;
+}
+
+/* Paths that are passed on by load, beside all under /v1/. No other path of an engine can be reached from here: some of them stop it,
+ * empty its cache or tell its configuration. */
+static bool is_passed_on(struct kvr_text path)
+{
+    static const char *const paths[] = {"/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/encode"};
+    if (path.len > 4 && strncmp(path.ptr, "/v1/", 4) == 0) return true;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(paths); i++)
+        if (kvr_text_is(path, paths[i])) return true;
+    return false;
+}
+
+void data_port_on_request(struct kvr_http_conn *c, void *ctx)
+{
+    struct loop *l = ctx;
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    bool get = kvr_text_is(rq->method, "GET");
+    const enum kvr_prompt_form *form = routed_form(rq->path);
+    static const char *const local[] = {"/v1/models", "/health", "/ready"};
+    for (int i = 0; i < 3; i++)
+        if (kvr_text_is(rq->path, local[i])) {
+            if (get) local_answer(l, c, i);
+            else reply_error(c, 405, "method not allowed; use GET", NULL);
+            return;
+        }
+    static const char models[] = "/v1/models/";
+    if (get && rq->path.len > sizeof models - 1 && memcmp(rq->path.ptr, models, sizeof models - 1) == 0) {
+        model_answer(l, c, (struct kvr_text){rq->path.ptr + sizeof models - 1, rq->path.len - (sizeof models - 1)});
+    } else if (atomic_load(&l->serve->draining)) {
+        kvr_http_close_after(c);
+        reply_error(c, 503, "the router is shutting down", NULL);
+    } else if (form || kvr_text_is(rq->path, "/v1/embeddings")) {
+        if (kvr_text_is(rq->method, "POST")) begin(l, c, form);
+        else reply_error(c, 405, "method not allowed; use POST", NULL);
+    } else if (is_passed_on(rq->path)) {
+        begin(l, c, NULL);
+    } else {
+        reply_error(c, 404, "unknown path; the API is under /v1/", NULL);
+    }
+}

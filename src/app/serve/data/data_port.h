@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the data port's HTTP server calls, on the thread of the loop that is ctx. */
+#ifndef KVR_SERVE_DATA_PORT_H
+#define KVR_SERVE_DATA_PORT_H
+
+#include "app/serve/state.h"
+
+void data_port_on_request(struct kvr_http_conn *c, void *ctx);
+void data_port_on_gone(struct kvr_http_conn *c, void *ctx);
+void data_port_on_drained(struct kvr_http_conn *c, void *ctx);
+
+#endif

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which phase of a request follows which: the drawing of request.h, in code. step() takes the outcome that a phase has returned, begins
+ * what follows, and goes on with the outcome of that, until a phase waits for a callback or the request has ended.
+ *
+ * end() is the only way out. It leaves the phase, tells what is known of the request and frees it; while a thread works for the request
+ * all of that waits until the job is over, as the job reads and writes what the phase holds.
+ */
+#include "app/serve/data/flow.h"
+
+#include <string.h>
+
+#include "app/serve/data/account.h"
+#include "app/serve/data/answer.h"
+#include "app/serve/data/attempt.h"
+#include "app/serve/data/phases.h"
+#include "app/serve/data/reply.h"
+
+static const struct {
+    enum outcome (*begin)(struct request *r);
+    void (*leave)(struct request *r);                       /* NULL: it holds nothing */
+    enum outcome (*on_time)(struct request *r, bool total); /* NULL: it has only --total-timeout, and is refused then */
+    enum request_phase next;                                /* when it is done */
+} phases[PHASES_N] = {
+    [PHASE_READING] = {body_begin, NULL, NULL, PHASE_TOKENS},
+    [PHASE_TOKENS] = {tokens_begin, tokens_leave, tokens_on_time, PHASE_LOOKUP},
+    [PHASE_LOOKUP] = {lookup_begin, lookup_leave, NULL, PHASE_CHOOSING},
+    [PHASE_CHOOSING] = {route_choose, route_leave, route_on_time, PHASE_SENDING},
+    [PHASE_PARKED] = {route_park, route_unpark, route_on_time, PHASE_CHOOSING},
+    [PHASE_SENDING] = {attempt_begin, NULL, attempt_on_time, PHASE_RELAYING},
+    [PHASE_RELAYING] = {answer_begin, NULL, answer_on_time, PHASE_RELAYING},
+};
+
+static void leave(struct request *r)
+{
+    if (phases[r->phase].leave) phases[r->phase].leave(r);
+}
+
+static enum outcome enter(struct request *r, enum request_phase phase)
+{
+    memset(&r->now, 0, sizeof r->now);
+    r->phase = phase;
+    r->phase_deadline_ms = 0;
+    return phases[phase].begin(r);
+}
+
+static enum outcome move(struct request *r, enum request_phase phase)
+{
+    leave(r);
+    return enter(r, phase);
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------- */
+
+static void close_request(struct request *r)
+{
+    leave(r);
+    account_close(r);
+    attempt_free(r->attempt);
+    request_free(r);
+}
+
+static void end(struct request *r)
+{
+    if (r->attempt) attempt_cancel(r->attempt);
+    uv_timer_stop(&r->timer);
+    r->ended = true;
+    if (r->working) kvr_job_give_up(&r->working->job);
+    else close_request(r);
+}
+
+static void end_refused(struct request *r)
+{
+    struct refusal why = r->refusal;
+    struct kvr_http_conn *c = request_detach(r);
+    bool in_stream = c && r->early_head;
+    r->refusal.made = NULL;
+    r->status = why.status;
+    if (!r->working) account_request(r);
+    if (why.status >= 500) COUNT(r, errors_total);
+    if (c && !in_stream) reply_error(c, why.status, why.text, r->id);
+    end(r);
+    if (in_stream) reply_error_event(c, why.status, why.text);
+    free(why.made);
+}
+
+/* The client may have gone with the last event. */
+static void end_whole(struct request *r)
+{
+    account_answered(r); /* the booking is given back before the client can know that the answer is over */
+    struct kvr_http_conn *c = request_detach(r);
+    end(r);
+    if (c) kvr_http_end(c);
+}
+
+/* The worker broke off, or a timeout struck, after the answer had begun. */
+static void end_broken(struct request *r)
+{
+    if (answer_is_complete(r)) {
+        end_whole(r);
+        return;
+    }
+    COUNT(r, errors_total);
+    const char *text = r->refusal.text; /* static */
+    struct kvr_http_conn *c = request_detach(r);
+    bool in_stream = answer_takes_events(r);
+    r->status = r->refusal.status;
+    if (in_stream) answer_end_line(r, c);
+    end(r);
+    if (in_stream) reply_error_event(c, 502, text);
+    else kvr_http_abort(c);
+}
+
+/* A client that reads to the last event and leaves then has its answer. */
+static void end_gone(struct request *r)
+{
+    if (answer_is_complete(r) && kvr_http_all_sent(r->conn)) {
+        r->conn = NULL;
+        attempt_let_go(r->attempt);
+        end_whole(r);
+        return;
+    }
+    COUNT(r, client_gone_total);
+    r->conn = NULL;
+    r->status = STATUS_CLIENT_GONE;
+    end(r);
+}
+
+/* ---- what follows an outcome ------------------------------------------------------------------------- */
+
+/* No worker can take it. One that has failed on others does not wait: its refusal stands. */
+static enum outcome wait_or_refuse(struct request *r)
+{
+    return r->tries ? OUTCOME_REFUSED : move(r, PHASE_PARKED);
+}
+
+static enum outcome ask_another(struct request *r)
+{
+    account_attempt_over(r->attempt);
+    if (r->pinned || r->tries > serve_of(r)->o->max_retries || r->tries >= TRIES_MAX) return OUTCOME_REFUSED;
+    COUNT(r, retries_total);
+    return move(r, PHASE_CHOOSING);
+}
+
+static enum outcome relay(struct request *r)
+{
+    enum outcome o = r->phase == PHASE_SENDING ? move(r, PHASE_RELAYING) : OUTCOME_WAITS;
+    return o == OUTCOME_WAITS ? answer_relay(r) : o;
+}
+
+/* An answer may be whole without a byte. */
+static enum outcome finish(struct request *r)
+{
+    enum outcome o = r->phase == PHASE_SENDING ? move(r, PHASE_RELAYING) : OUTCOME_WAITS;
+    if (o == OUTCOME_WAITS) end_whole(r);
+    return o;
+}
+
+static enum outcome look_at_time(struct request *r)
+{
+    uint64_t now = now_ms();
+    bool total = r->total_deadline_ms && now >= r->total_deadline_ms;
+    if (!total && (!r->phase_deadline_ms || now < r->phase_deadline_ms)) {
+        request_arm(r);
+        return OUTCOME_WAITS;
+    }
+    if (phases[r->phase].on_time) return phases[r->phase].on_time(r, total);
+    return request_refuse(r, 504, TOOK_TOO_LONG);
+}
+
+static enum outcome follow(struct request *r, enum outcome o)
+{
+    switch (o) {
+    case OUTCOME_WAITS: break;
+    case OUTCOME_DONE: return move(r, phases[r->phase].next);
+    case OUTCOME_NOBODY: return wait_or_refuse(r);
+    case OUTCOME_FAILED: return ask_another(r);
+    case OUTCOME_BYTES: return relay(r);
+    case OUTCOME_WHOLE: return finish(r);
+    case OUTCOME_TIME: return look_at_time(r);
+    case OUTCOME_BROKEN: end_broken(r); break;
+    case OUTCOME_REFUSED: end_refused(r); break;
+    case OUTCOME_GONE: end_gone(r); break;
+    case OUTCOME_GIVEN_UP: close_request(r); break;
+    }
+    return OUTCOME_WAITS;
+}
+
+static void step(struct request *r, enum outcome o)
+{
+    while (o != OUTCOME_WAITS) o = follow(r, o);
+}
+
+/* ---- from outside ------------------------------------------------------------------------------------ */
+
+void flow_begin(struct request *r)
+{
+    r->step = step;
+    step(r, enter(r, PHASE_READING));
+}
+
+void flow_refuse(struct request *r, int status, const char *why)
+{
+    r->step = step;
+    step(r, request_refuse(r, status, why));
+}
+
+void flow_take_ready(struct loop *l)
+{
+    struct request *r;
+    while ((r = route_next_ready(l))) step(r, route_granted(r));
+}
+
+/* The list is taken as a whole: a request that has to wait on comes after those that arrived at the same moment, so it would be met
+ * again. */
+void flow_try_parked(struct loop *l)
+{
+    struct request *rest = l->parked;
+    l->parked = NULL;
+    for (struct request *r = rest; r; r = r->now.parked.next) r->now.parked.listed = false;
+    while (rest) {
+        struct request *r = rest;
+        rest = r->now.parked.next;
+        step(r, OUTCOME_DONE);
+    }
+}
+
+void flow_refuse_parked(struct loop *l)
+{
+    while (l->parked) step(l->parked, request_refuse(l->parked, 503, "the router is shutting down"));
+}

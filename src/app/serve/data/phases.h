@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The phases of a request (request.h has the drawing), as flow.c calls them. Of each phase: how it begins, what it gives back when it
+ * ends, and what it does when its own deadline or --total-timeout (`total`) strikes.
+ */
+#ifndef KVR_SERVE_PHASES_H
+#define KVR_SERVE_PHASES_H
+
+#include "app/serve/data/request.h"
+
+/* body.c: READING */
+enum outcome body_begin(struct request *r);
+
+/* tokenize.c: TOKENS */
+enum outcome tokens_begin(struct request *r);
+void tokens_leave(struct request *r);
+enum outcome tokens_on_time(struct request *r, bool total);
+
+/* remote_lookup.c: LOOKUP */
+enum outcome lookup_begin(struct request *r);
+void lookup_leave(struct request *r);
+
+/* route.c: CHOOSING, PARKED */
+enum outcome route_choose(struct request *r);
+void route_leave(struct request *r);
+enum outcome route_park(struct request *r);
+void route_unpark(struct request *r);
+enum outcome route_on_time(struct request *r, bool total); /* of both */
+/* The next request of the loop whose turn in the router's queue has come, or NULL; and what it does then. */
+struct request *route_next_ready(struct loop *l);
+enum outcome route_granted(struct request *r);
+
+/* attempt.c: SENDING */
+enum outcome attempt_begin(struct request *r);
+enum outcome attempt_on_time(struct request *r, bool total);
+
+/* answer.c: RELAYING */
+enum outcome answer_begin(struct request *r);
+enum outcome answer_relay(struct request *r);
+enum outcome answer_on_time(struct request *r, bool total);
+
+#endif

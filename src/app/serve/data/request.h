@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One client request, from its arrival to the last byte of its answer. It is in one phase at a time:
+ *
+ *    a request arrives (data_port.c)
+ *       |
+ *       v
+ *    READING     body.c            the members of the body that routing needs
+ *       | DONE
+ *       v
+ *    TOKENS      tokenize.c        of the prompt: given, cached, an engine's, bytes, or none
+ *       | DONE
+ *       v
+ *    LOOKUP      remote_lookup.c   hashes of the prompt; what an index elsewhere knows of them
+ *       | DONE
+ *       v            NOBODY
+ *    CHOOSING    ----------------> PARKED      route.c   the router chooses a worker and books, or keeps the request in its queue;
+ *       | ^  ^ DONE: look again -----'                   a parked request waits for a worker to exist
+ *       | |
+ *  DONE | | FAILED: another worker may be asked
+ *       v |
+ *    SENDING     attempt.c         the exchange with the worker, up to the first byte of its answer; the head is held back
+ *       | BYTES
+ *       v
+ *    RELAYING    answer.c          bytes, as they come
+ *       | WHOLE
+ *       v
+ *    the end     account.c         what is known of the request is told
+ *
+ * REFUSED (an error is answered) and GONE (the client has left) lead from every phase to the end; BROKEN (the answer cannot be
+ * completed) leads there from RELAYING.
+ *
+ * A phase is a function that returns an outcome. WAITS: a callback will go on with the phase, and end in request_step() with the outcome
+ * that the phase has then. Phases do not call each other and do not know flow.c, which alone knows what follows what.
+ *
+ * What must hold whatever happens:
+ *   - a booking is made in CHOOSING and given back by account_unbook(), exactly once per attempt;
+ *   - nothing of the answer is sent to the client before the first body byte of the worker, so until then the request can go to another
+ *     worker; afterwards it never does;
+ *   - every path ends in flow.c: end(), which frees the request.
+ * A streaming request that waits long gets its head early (200, SSE) and comments, so that nothing between the client and the router
+ * gives up; from then on failures are events of the stream.
+ *
+ * Threads: a request belongs to one data loop, which alone touches it, but for two cases.
+ *   - While it is in the router's queue, the router reads now.choosing.rq, and on_turn (any thread, under the router's lock) writes what
+ *     was chosen and puts the request on the loop's `ready` list.
+ *   - While a large body or prompt is read or hashed on a thread (`working`), the job's `run` fills in what it makes, which the loop does
+ *     not look at until the job's `over`. A request that has ended meanwhile is freed there.
+ * Locks: the router's, then the loop's mail lock.
+ */
+#ifndef KVR_SERVE_REQUEST_H
+#define KVR_SERVE_REQUEST_H
+
+#include "app/serve/state.h"
+
+struct attempt;
+struct request;
+
+enum request_phase { PHASE_READING, PHASE_TOKENS, PHASE_LOOKUP, PHASE_CHOOSING, PHASE_PARKED, PHASE_SENDING, PHASE_RELAYING, PHASES_N };
+
+enum outcome {
+    OUTCOME_WAITS,   /* a callback goes on with the phase */
+    OUTCOME_DONE,    /* the next phase may begin */
+    OUTCOME_NOBODY,  /* no worker can take it now */
+    OUTCOME_FAILED,  /* the worker has failed before a byte of its answer went out; the refusal says how */
+    OUTCOME_BYTES,   /* a piece of the answer is there: attempt->bytes */
+    OUTCOME_WHOLE,   /* the answer is whole */
+    OUTCOME_BROKEN,  /* the answer has begun and cannot be completed; the refusal says why */
+    OUTCOME_REFUSED, /* an error is to be answered: the refusal */
+    OUTCOME_GONE,    /* the client has left */
+    OUTCOME_TIME,    /* the timer has struck */
+    OUTCOME_GIVEN_UP /* the job of a request that has ended is over */
+};
+
+/* Work for a thread of the pool. */
+struct request_job {
+    struct kvr_job job;
+    struct request *request;
+    void (*run)(struct request *r);          /* on the thread */
+    enum outcome (*over)(struct request *r); /* on the loop, unless the request has ended */
+};
+
+/* Why a request gets no answer of a worker. */
+struct refusal {
+    int status;
+    const char *text; /* static, or `made` */
+    char *made;       /* owned; NULL: none */
+};
+
+/* ---- what each phase may hold; it is zero when the phase begins, and is given back when the phase ends -------- */
+
+struct reading {
+    struct request_job job;
+    const char *rank_error; /* NULL: what the body says of the rank is sound */
+    int refusal;            /* 0, or the status `refused` goes out with */
+    const char *refused;    /* what is wrong with the body, or refused_text */
+    char refused_text[160];
+    _Atomic uint64_t *refused_by; /* the counter of the limit, or NULL */
+};
+
+/* An engine is asked up to three times: for the tokens; for those without special tokens, of a prompt that it truncates between them
+ * (`keep`); for those of a chat without its images (`plain`), which tell where the first image is. */
+struct tokenizing {
+    struct request_job job;
+    struct kvr_http_call *call; /* POST /tokenize; NULL: none is under way */
+    int status;                 /* of its answer */
+    struct kvr_buf answer;
+    uint64_t cache_key[2];
+    size_t keep;     /* of the prompt's tokens, while those without special ones are asked for; 0: they are not */
+    uint32_t *whole; /* the prompt's tokens, while others are asked for */
+    size_t whole_n;
+};
+
+struct lookup {
+    struct request_job job;
+    struct kvr_remote_query *queries[REMOTES_MAX];
+    size_t unanswered;
+    uint64_t asked_ns;
+};
+
+struct choosing {
+    struct attempt *attempt; /* for the worker that will be chosen */
+    struct kvr_router_request rq;
+    uint64_t *allowed;          /* owned; NULL: every worker of the pool */
+    bool queued;                /* the router has the ticket, or the loop's ready list has the request */
+    int granted;                /* what the queue said */
+    struct request *ready_next; /* the loop's ready list */
+    struct kvr_ticket ticket;
+    struct kvr_rejection rejection;
+};
+
+struct parked {
+    struct request *next; /* the loop's list */
+    bool listed;
+};
+
+struct request {
+    struct loop *loop;
+    struct kvr_http_conn *conn; /* NULL: it is answered, or its client has left */
+    void (*step)(struct request *r, enum outcome o);
+    enum request_phase phase;
+    struct request_job *working; /* is at work for it; NULL: none */
+    bool ended;                  /* and is freed when its job is over */
+    uv_timer_t timer;
+    uint64_t arrived_ms;
+    uint64_t phase_deadline_ms, total_deadline_ms; /* 0: none */
+    uint64_t wait_deadline_ms;                     /* of CHOOSING and PARKED together; 0: it has not waited */
+    struct refusal refusal;
+
+    /* What its head says: data_port.c */
+    char id[ID_MAX], session[256], policy_class[KVR_CLASS_NAME_MAX];
+    char response[RESPONSE_ID_MAX]; /* of /v1/responses: the one that it goes on from, or is about; "": none */
+    enum kvr_prompt_form form;      /* of what is routed */
+    bool routed;                    /* a completion: its tokens matter */
+    bool is_head_request, deletes, explain, pinned, pin_any_rank, has_rank;
+    struct kvr_worker pin;
+    double priority;
+    uint32_t strict_priority;
+
+    /* What its body says: READING */
+    char model[MODEL_MAX];
+    struct kvr_body *body; /* until no other worker can be asked; who is sending it holds it too */
+    size_t body_len;
+    struct kvr_rank_member body_rank;
+    struct kvr_prompt_members members; /* of what is routed by its tokens; zeroes otherwise */
+    uint64_t expected_osl;             /* 0: not given */
+    char *salt;
+    size_t salt_len;
+    bool is_object; /* the body is a JSON object */
+    bool stream;
+    bool multimodal;        /* a chat with parts that are not text: see find_objects */
+    struct kvr_body *ask;   /* what an engine is asked for the tokens; NULL: nothing, or nothing more */
+    struct kvr_body *plain; /* the same without such parts; NULL: their place is not looked for */
+
+    /* Its prompt: TOKENS; the tokens go when the answer begins */
+    uint32_t *tokens;
+    size_t tokens_n;
+    uint64_t isl;
+    bool tokens_asked; /* of an engine, or found in the cache of what engines have said */
+    bool token_failed;
+    bool unplaced; /* the place of the first part that is not text is not known */
+
+    /* Its hashes, for blocks of hashed_for tokens, and what an index elsewhere knows of them: LOOKUP; they go with the tokens */
+    uint64_t *locals;
+    size_t locals_n;
+    struct kvr_reach *scores;
+    size_t scores_n;
+    uint32_t hashed_for;
+    bool no_index, part_index; /* an index did not answer; of several some did */
+
+    /* Where it goes: CHOOSING */
+    bool is_lora;
+    struct attempt *attempt; /* the last that was booked; NULL: none yet */
+    unsigned tries;
+    uint64_t tried[TRIES_MAX];
+
+    /* What its client got */
+    int status; /* 0: nothing yet */
+    bool early_head, counted, answered;
+
+    union {
+        struct reading reading;
+        struct tokenizing tokenizing;
+        struct lookup lookup;
+        struct choosing choosing;
+        struct parked parked;
+    } now; /* of the phase; SENDING and RELAYING have the attempt */
+};
+
+static inline struct serve *serve_of(const struct request *r)
+{
+    return r->loop->serve;
+}
+
+#define COUNT(r, name) atomic_fetch_add_explicit(&serve_of(r)->metrics.name, 1, memory_order_relaxed)
+
+/* A callback ends in this; the request may be gone then. */
+static inline void request_step(struct request *r, enum outcome o)
+{
+    r->step(r, o);
+}
+
+#define TOOK_TOO_LONG "the request took longer than --total-timeout"
+
+/* NULL: out of memory. */
+struct request *request_new(struct loop *l, struct kvr_http_conn *c);
+/* Frees what it has but its phase's and its attempt. */
+void request_free(struct request *r);
+/* It has no connection from then on. Returns: the one it had, or NULL. */
+struct kvr_http_conn *request_detach(struct request *r);
+void request_forget_tokens(struct request *r); /* and what was made of them */
+
+/* Return: OUTCOME_REFUSED. The text is static; that of the second is made. */
+enum outcome request_refuse(struct request *r, int status, const char *text);
+enum outcome request_refusef(struct request *r, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+uint64_t request_after(double seconds); /* that moment, in ms; 0 for no seconds: never */
+/* The phase has until then (0: for ever), and the request until --total-timeout. */
+void request_wait_until(struct request *r, uint64_t deadline_ms);
+void request_arm(struct request *r); /* the timer, for these */
+
+/* Returns: WAITS. The phase has no other deadline than --total-timeout meanwhile. `job` is of the phase. */
+enum outcome request_work(struct request *r, struct request_job *job, void (*run)(struct request *r),
+                          enum outcome (*over)(struct request *r));
+
+/* Is it routed by its tokens? Any thread. */
+bool request_wants_tokens(const struct request *r);
+/* What an engine computes of its prompt is not known: nothing is predicted by its tokens. */
+void request_prompt_is_hint(struct request *r);
+/* What its hashes depend on besides the tokens. */
+uint64_t request_hash_seed(const struct request *r);
+
+#endif

@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * CHOOSING: who may serve the request, and the router's choice of one of them, which is booked in the same moment. The router may keep a
+ * request in its queue; its turn comes on any thread (on_turn), and is taken by the loop (route_next_ready, route_granted). A request that
+ * was sent before, and failed, does not wait in the queue.
+ * PARKED: no worker exists that could take it, or none that is up. It waits for one, among others by urgency.
+ *
+ * Both have one limit of time together, --queue-timeout, and comments in a stream meanwhile.
+ */
+#include "app/serve/data/account.h"
+#include "app/serve/data/attempt.h"
+#include "app/serve/data/eligible.h"
+#include "app/serve/data/phases.h"
+#include "app/serve/data/reply.h"
+
+#include <string.h>
+#include <kvroute/hash.h>
+
+/* ---- waiting ----------------------------------------------------------------------------------------- */
+
+/* The next moment a waiting request needs the timer: a comment for its client, or the end of its patience. */
+static enum outcome wait_on(struct request *r)
+{
+    const struct serve_options *o = serve_of(r)->o;
+    uint64_t until;
+    if (!r->wait_deadline_ms) r->wait_deadline_ms = request_after(o->queue_timeout);
+    if (!r->wait_deadline_ms) r->wait_deadline_ms = now_ms() + 1;
+    until = r->wait_deadline_ms;
+    if (r->stream && o->queue_keepalive > 0) until = KVR_MIN(until, request_after(o->queue_keepalive));
+    request_wait_until(r, until);
+    return OUTCOME_WAITS;
+}
+
+enum outcome route_on_time(struct request *r, bool total)
+{
+    if (total || now_ms() >= r->wait_deadline_ms) {
+        COUNT(r, queue_timeouts_total);
+        return request_refuse(r, 503, "no worker became available in time");
+    }
+    reply_comment(r);
+    return wait_on(r);
+}
+
+/* A priority of n counts as n seconds of seniority. */
+static double seniority(const struct request *r)
+{
+    return (double)r->arrived_ms - r->priority * 1000;
+}
+
+enum outcome route_park(struct request *r)
+{
+    struct request **q = &r->loop->parked;
+    while (*q && seniority(*q) <= seniority(r)) q = &(*q)->now.parked.next;
+    r->now.parked = (struct parked){.next = *q, .listed = true};
+    *q = r;
+    atomic_fetch_add(&r->loop->parked_n, 1);
+    return wait_on(r);
+}
+
+void route_unpark(struct request *r)
+{
+    struct request **q = &r->loop->parked;
+    atomic_fetch_sub(&r->loop->parked_n, 1);
+    if (!r->now.parked.listed) return;
+    while (*q != r) q = &(*q)->now.parked.next;
+    *q = r->now.parked.next;
+}
+
+/* ---- the router's queue ------------------------------------------------------------------------------ */
+
+/* Under the router's lock, from any thread: see request.h. */
+static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
+{
+    struct request *r = t->user;
+    struct choosing *c = &r->now.choosing;
+    struct loop *l = r->loop;
+    c->granted = rc;
+    if (rc == 0) {
+        c->attempt->result = *result;
+        decision_table_take(&c->attempt->table, ctx, result->worker);
+    }
+    kvr_lock(&l->mail_lock);
+    c->ready_next = l->ready;
+    l->ready = r;
+    kvr_unlock(&l->mail_lock);
+    uv_async_send(&l->wake);
+}
+
+struct request *route_next_ready(struct loop *l)
+{
+    kvr_lock(&l->mail_lock);
+    struct request *r = l->ready;
+    if (r) l->ready = r->now.choosing.ready_next;
+    kvr_unlock(&l->mail_lock);
+    return r;
+}
+
+static void leave_ready_list(struct request *r)
+{
+    struct loop *l = r->loop;
+    kvr_lock(&l->mail_lock);
+    for (struct request **q = &l->ready; *q; q = &(*q)->now.choosing.ready_next)
+        if (*q == r) {
+            *q = r->now.choosing.ready_next;
+            break;
+        }
+    kvr_unlock(&l->mail_lock);
+}
+
+/* Gives up its place. If its turn has come meanwhile it is booked, and that is given back. */
+static void leave_queue(struct request *r)
+{
+    struct choosing *c = &r->now.choosing;
+    if (!c->queued || kvr_router_cancel(c->attempt->pool->router, &c->ticket)) return;
+    leave_ready_list(r);
+    if (c->granted) return;
+    atomic_fetch_add(&r->loop->active, 1);
+    account_unbook(c->attempt);
+}
+
+void route_leave(struct request *r)
+{
+    struct choosing *c = &r->now.choosing;
+    leave_queue(r);
+    attempt_free(c->attempt);
+    free(c->allowed);
+}
+
+/* ---- what the router has said ------------------------------------------------------------------------ */
+
+/* An index elsewhere that predicts must hear of every decision. */
+static void record_remotely(const struct attempt *a)
+{
+    const struct request *r = a->request;
+    struct kvr_remote_index *index = r->loop->remotes_n ? r->loop->remotes[0] : NULL; /* a predicted index has one owner */
+    if (!index || serve_of(r)->o->kv_events || !r->locals || r->hashed_for != a->pool->block_size) return;
+    uint64_t *seqs = malloc((r->locals_n + 1) * sizeof *seqs);
+    if (!seqs) return;
+    kvr_hash_sequence(r->locals, r->locals_n, seqs);
+    kvr_remote_record(index, r->model, a->result.worker, r->locals, seqs, r->locals_n);
+    free(seqs);
+}
+
+/* Returns: false: it was removed in this very moment. */
+static bool take_worker(struct attempt *a)
+{
+    struct serve *s = serve_of(a->request);
+    kvr_lock(&s->lock);
+    struct worker *w = a->worker = worker_find_locked(s, a->result.worker.worker_id);
+    if (w) {
+        w->refs++;
+        w->requests++;
+        a->names_rank = rank_is_named_locked(s, w);
+        a->view = views_knowledge(w, a->result.worker.dp_rank);
+        a->named_rank = a->result.worker.dp_rank - w->rank_base;
+    }
+    kvr_unlock(&s->lock);
+    return w != NULL;
+}
+
+/* It is the request's attempt from now on, in the place of one that has failed. */
+static enum outcome booked(struct request *r)
+{
+    struct attempt *a = r->now.choosing.attempt;
+    uint32_t bs = a->pool->block_size;
+    atomic_fetch_add(&r->loop->active, 1);
+    a->generation_blocks = (r->isl + bs - 1) / bs;
+    if (!take_worker(a)) {
+        account_unbook(a);
+        return OUTCOME_NOBODY;
+    }
+    attempt_free(r->attempt);
+    r->attempt = a;
+    r->now.choosing.attempt = NULL;
+    if (r->form == KVR_FORM_RESPONSES && a->worker->engine == ENGINE_VLLM && a->worker->dp_size > 1) {
+        request_prompt_is_hint(r); /* the engine picks the rank by itself there */
+        r->members.usage_tells = false;
+    }
+    record_remotely(a);
+    account_booked(a);
+    return OUTCOME_DONE;
+}
+
+static enum outcome refuse_full(struct request *r)
+{
+    const struct kvr_rejection *why = &r->now.choosing.rejection;
+    return request_refusef(r, 529, "the queue of class %s is full: %s %llu of %llu", why->policy_class, kvr_queue_limit_name(why->kind),
+                           (unsigned long long)why->current, (unsigned long long)why->limit);
+}
+
+static enum outcome refused(struct request *r, int rc)
+{
+    r->now.choosing.attempt->booking[0] = 0;
+    switch (rc) {
+    case -KVR_ENOTALLOWED: return request_refuse(r, 400, "the pinned worker does not serve this model");
+    case -KVR_EQUEUEFULL: return refuse_full(r);
+    case -KVR_EOVERLOADED:
+        COUNT(r, overload_rejections_total);
+        return request_refuse(r, 503, "every worker that may serve this request is overloaded");
+    case -KVR_ESHUTDOWN: return request_refuse(r, 503, "the router is shutting down");
+    case -KVR_ENOMEM:
+    case -KVR_ELIMIT: return request_refuse(r, 503, kvr_strerror(rc));
+    default: return OUTCOME_NOBODY;
+    }
+}
+
+enum outcome route_granted(struct request *r)
+{
+    struct choosing *c = &r->now.choosing;
+    c->queued = false;
+    return c->granted ? refused(r, c->granted) : booked(r);
+}
+
+/* ---- who may serve it -------------------------------------------------------------------------------- */
+
+/* What there is of workers at one moment. */
+struct fleet {
+    struct eligible eligible;
+    struct pool *pool; /* of the pinned worker, else where the model is served; NULL: nowhere */
+    bool any, short_of_memory;
+    bool pinned_exists, pinned_is_up, rank_exists;
+};
+
+/* Room for every worker's id. */
+static bool reserve_allowed(struct loop *l, size_t n)
+{
+    if (n <= l->allowed_cap) return true;
+    uint64_t *ids = realloc(l->allowed, 2 * n * sizeof *ids);
+    if (!ids) return false;
+    l->allowed = ids;
+    l->allowed_cap = 2 * n;
+    return true;
+}
+
+/* A request that goes on from a response, or whose session is bound, prefers the pair that has it. */
+static void prefer_locked(const struct request *r, struct kvr_router_request *rq)
+{
+    struct serve *s = serve_of(r);
+    if (r->pinned) return;
+    rq->preferred = (r->response[0] && responses_get_locked(s, r->response, &rq->pin)) ||
+                    (r->session[0] && sessions_get(s->sessions, r->session, strlen(r->session), now_ms(), &rq->pin));
+}
+
+static void look_at_pin_locked(const struct request *r, struct fleet *f)
+{
+    const struct worker *w = r->pinned ? worker_find_locked(serve_of(r), r->pin.worker_id) : NULL;
+    if (!w) return;
+    f->pool = w->pool;
+    f->pinned_exists = true;
+    f->pinned_is_up = worker_is_schedulable(w, now_ms());
+    f->rank_exists = r->pin_any_rank || (r->pin.dp_rank >= w->dp_start && r->pin.dp_rank - w->dp_start < w->dp_size);
+}
+
+static void look_at_fleet(struct request *r, struct fleet *f)
+{
+    struct serve *s = serve_of(r);
+    struct loop *l = r->loop;
+    kvr_lock(&s->lock);
+    f->any = s->workers_n > 0;
+    f->short_of_memory = !reserve_allowed(l, s->workers_n);
+    f->eligible = (struct eligible){.ids = l->allowed, .cap = l->allowed_cap};
+    if (!f->short_of_memory) eligible_workers_locked(r, &f->eligible);
+    f->pool = f->eligible.pool;
+    look_at_pin_locked(r, f);
+    prefer_locked(r, &r->now.choosing.rq);
+    kvr_unlock(&s->lock);
+}
+
+/* A list of its own: it may wait with it. */
+static bool keep_allowed(struct choosing *c, const struct eligible *e)
+{
+    c->allowed = malloc((e->n + 1) * sizeof *c->allowed);
+    if (!c->allowed) return false;
+    memcpy(c->allowed, e->ids, e->n * sizeof *c->allowed);
+    c->rq.allowed = c->allowed;
+    return true;
+}
+
+/* Returns: DONE: the router can be asked. */
+static enum outcome judge_fleet(struct request *r, struct fleet *f)
+{
+    struct choosing *c = &r->now.choosing;
+    if (r->pinned && f->any && !f->pinned_exists) return request_refuse(r, 404, "the pinned worker is not known");
+    if (f->pinned_exists && !f->rank_exists) return request_refuse(r, 400, "the pinned data-parallel rank is out of range");
+    if (f->pinned_exists && !f->pinned_is_up) return request_refuse(r, 503, "the pinned worker is not available");
+    if (atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT && !r->pinned)
+        return request_refuse(r, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
+    c->rq.allowed_n = f->eligible.n;
+    if (f->short_of_memory || (!f->eligible.all && !keep_allowed(c, &f->eligible))) return request_refuse(r, 503, "out of memory");
+    if (!f->any) return OUTCOME_NOBODY;
+    if (!f->pool) return request_refusef(r, 404, "no worker serves the model '%s'", r->model);
+    return OUTCOME_DONE;
+}
+
+/* ---- the question to the router ---------------------------------------------------------------------- */
+
+static void fill_in(const struct request *r, struct kvr_router_request *rq)
+{
+    *rq = (struct kvr_router_request){.book = true,
+                                      .guarded = true,
+                                      .tokens = r->tokens,
+                                      .tokens_n = r->tokens_n,
+                                      .isl = r->isl,
+                                      .expected_output = r->expected_osl,
+                                      .salt = r->salt,
+                                      .salt_len = r->salt_len,
+                                      .excluded = r->tried,
+                                      .excluded_n = r->tries,
+                                      .pinned = r->pinned,
+                                      .pin_any_rank = r->pin_any_rank,
+                                      .pin = r->pin,
+                                      .priority_jump = r->priority,
+                                      .strict_priority = r->strict_priority,
+                                      .policy_class = r->policy_class,
+                                      .policy_class_len = strlen(r->policy_class)};
+}
+
+static void fill_in_pool(const struct request *r, struct attempt *a, struct kvr_router_request *rq)
+{
+    if (r->is_lora) {
+        rq->lora = r->model;
+        rq->lora_len = strlen(r->model);
+    }
+    if (r->locals && r->hashed_for == a->pool->block_size) {
+        rq->locals = r->locals;
+        rq->locals_n = r->locals_n;
+        rq->scores = r->scores;
+        rq->scores_n = r->scores_n;
+    }
+    snprintf(a->booking, sizeof a->booking, "%llx", (unsigned long long)atomic_fetch_add(&serve_of(r)->next_id, 1));
+    rq->id = a->booking;
+    rq->id_len = strlen(a->booking);
+}
+
+static int ask_router(struct request *r, struct kvr_router_ctx *ctx)
+{
+    struct choosing *c = &r->now.choosing;
+    struct attempt *a = c->attempt;
+    bool may_queue = !r->tries;
+    c->queued = may_queue; /* before on_turn can run */
+    int rc = may_queue ? kvr_router_submit(a->pool->router, ctx, &c->rq, &c->ticket, on_turn, r, &a->result, &c->rejection)
+                       : kvr_router_find_best_match(a->pool->router, ctx, &c->rq, &a->result);
+    if (rc != KVR_PARKED) c->queued = false;
+    return rc;
+}
+
+enum outcome route_choose(struct request *r)
+{
+    struct choosing *c = &r->now.choosing;
+    struct fleet fleet = {0};
+    fill_in(r, &c->rq);
+    look_at_fleet(r, &fleet);
+    enum outcome o = judge_fleet(r, &fleet);
+    if (o != OUTCOME_DONE) return o;
+    struct kvr_router_ctx *ctx = ctx_get(&r->loop->ctxs, fleet.pool);
+    c->attempt = attempt_new(r, fleet.pool);
+    if (!ctx || !c->attempt) return request_refuse(r, 503, kvr_strerror(-KVR_ENOMEM));
+    fill_in_pool(r, c->attempt, &c->rq);
+    int rc = ask_router(r, ctx);
+    if (rc == KVR_PARKED) return wait_on(r);
+    if (rc) return refused(r, rc);
+    decision_table_take(&c->attempt->table, ctx, c->attempt->result.worker);
+    return booked(r);
+}

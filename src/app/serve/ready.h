@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whether requests should be sent here: GET /ready of both ports. Any thread. */
+#ifndef KVR_SERVE_READY_H
+#define KVR_SERVE_READY_H
+
+#include <stdbool.h>
+
+struct serve;
+
+/* *why: what is missing; static. */
+bool serve_ready(struct serve *s, const char **why);
+
+#endif
