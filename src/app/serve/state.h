@@ -3,7 +3,7 @@
  * The map of `serve`, and what its rooms share. A room uses those below it and its own files, never one above (scripts/check_circles.py);
  * what a room tells those above goes through struct serve_hooks.
  *
- *     serve.c     start, threads, signals, drain; ready.c: GET /ready
+ *     serve.c     start, threads, signals, drain
  *       admin/      the admin port: routes, /metrics, the selection service                                          main loop
  *       data/       requests of clients, from parsing to the last byte (request.h), and what is kept of them         data loops
  *       fleet/      other routers: replicas.h, served.h, remote.h, shards.h                                          sync, NATS, main loop
@@ -35,13 +35,13 @@
 #include "app/serve/data/decisions.h"
 #include "app/serve/data/loop.h"
 #include "app/serve/data/quality.h"
+#include "app/serve/data/ready.h"
 #include "app/serve/data/sessions.h"
 #include "app/serve/data/tokens.h"
 #include "app/serve/fleet/remote.h"
 #include "app/serve/fleet/replicas.h"
 #include "app/serve/fleet/served.h"
 #include "app/serve/fleet/shards.h"
-#include "app/serve/ready.h"
 #include "app/serve/serve.h"
 #include "app/serve/workers/engine_load.h"
 #include "app/serve/workers/health.h"
