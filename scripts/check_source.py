@@ -42,6 +42,8 @@ for f in files:
                 bad.append(f"{f}:{n}: refused: {line.strip()[:80]}")
             if re.search(r"fprintf\(stderr|fputs\(.*stderr|perror\(", line) and f.startswith("src/") and "replay/replay.c" not in f and "usage" not in line and "assertion failed" not in line:
                 bad.append(f"{f}:{n}: lines on stderr are the log's: use kvr_log (usage and the progress of a replay are not lines of a log)")
+            if re.search(r"# (HELP|TYPE) ", line) and f.startswith("src/") and not f.endswith("wire/prom_page.c"):
+                bad.append(f"{f}:{n}: metrics are written by wire/prom_page.h")
             if len(line) > 160 and not f.endswith("serve/page.c"):  # a page of HTML
                 bad.append(f"{f}:{n}: line longer than 160 characters")
 print("\n".join(bad) if bad else "source is as agreed")

@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/lock.h"
 #include "base/log.h"
+#include "wire/prom_page.h"
 #include "wire/record.h"
 
 enum { WAITING_MAX = 8 << 20, WRITE_EVERY_MS = 200, WRITE_ABOVE = 32768 };
@@ -160,7 +161,7 @@ void kvr_recorder_stats(struct kvr_recorder *r, struct kvr_recorder_stats *out)
     kvr_unlock(&r->lock);
 }
 
-void kvr_recorder_metrics(struct kvr_recorder *r, struct kvr_buf *b)
+void kvr_recorder_metrics(struct kvr_recorder *r, struct kvr_prom_page *b)
 {
     struct kvr_recorder_stats s;
     if (!r) return;
@@ -172,7 +173,5 @@ void kvr_recorder_metrics(struct kvr_recorder *r, struct kvr_buf *b)
                 {"recorder_dropped_events_total", "KV events left out because the disk was too slow", s.dropped},
                 {"recorder_files_total", "Files of the recording", s.files},
                 {"recorder_write_errors_total", "Failed writes, which end the recording", s.write_errors}};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_buf_printf(b, "# HELP kvroute_%s %s\n# TYPE kvroute_%s counter\nkvroute_%s %llu\n", rows[i].name, rows[i].help, rows[i].name,
-                       rows[i].name, (unsigned long long)rows[i].v);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) kvr_prom_one_u64(b, "kvroute_", rows[i].name, "counter", rows[i].help, rows[i].v);
 }

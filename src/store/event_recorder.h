@@ -13,6 +13,8 @@
 
 #include <kvroute/event.h>
 
+struct kvr_prom_page;
+
 struct kvr_recorder;
 
 struct kvr_recorder_config {
@@ -35,6 +37,6 @@ void kvr_recorder_event(struct kvr_recorder *r, const struct kvr_event *ev);
 void kvr_recorder_stats(struct kvr_recorder *r, struct kvr_recorder_stats *out);
 /* As Prometheus text, with a prefix of "kvroute_". NULL is fine: nothing. */
 struct kvr_buf;
-void kvr_recorder_metrics(struct kvr_recorder *r, struct kvr_buf *out);
+void kvr_recorder_metrics(struct kvr_recorder *r, struct kvr_prom_page *out);
 
 #endif

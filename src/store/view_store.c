@@ -25,6 +25,7 @@
 #include "base/buf.h"
 #include "base/lock.h"
 #include "base/log.h"
+#include "wire/prom_page.h"
 #include "wire/view_file.h"
 
 enum {
@@ -758,17 +759,13 @@ void kvr_view_store_unfollow(struct kvr_view_store *st, uint64_t worker_id)
     }
 }
 
-void kvr_view_store_metrics(struct kvr_view_store *st, struct kvr_buf *b)
+void kvr_view_store_metrics(struct kvr_view_store *st, struct kvr_prom_page *b)
 {
     if (!st) return;
     kvr_lock(&st->lock);
     struct stats all = st->stats;
     kvr_unlock(&st->lock);
-#define PUT(name, help)                                                                                                                    \
-    kvr_buf_printf(b,                                                                                                                      \
-                   "# HELP kvroute_data_dir_" #name "_total " help "\n# TYPE kvroute_data_dir_" #name "_total counter\n"                   \
-                   "kvroute_data_dir_" #name "_total %llu\n",                                                                              \
-                   (unsigned long long)all.name);
+#define PUT(name, help) kvr_prom_one_u64(b, "kvroute_data_dir_", #name "_total", "counter", help, all.name);
     KVR_VIEW_STORE_COUNTERS(PUT)
 #undef PUT
 }

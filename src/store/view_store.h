@@ -40,6 +40,8 @@
 #include "store/data_dir.h"
 #include "net/ingest/ingest.h"
 
+struct kvr_prom_page;
+
 struct kvr_view_store;
 
 /* clang-format off */
@@ -74,7 +76,7 @@ void kvr_view_store_unfollow(struct kvr_view_store *store, uint64_t worker_id);
 
 /* kvroute_data_dir_..., nothing without a store. */
 struct kvr_buf;
-void kvr_view_store_metrics(struct kvr_view_store *store, struct kvr_buf *out);
+void kvr_view_store_metrics(struct kvr_view_store *store, struct kvr_prom_page *out);
 /* Writes everything once more, and then no more. While the ingest still runs. NULL is fine. */
 void kvr_view_store_stop(struct kvr_view_store *store);
 /* When the ingest is no more. NULL is fine. */

@@ -196,11 +196,3 @@ long kvr_prom_unescape(struct kvr_prom_text value, char *out, size_t cap)
     }
     return (long)n;
 }
-
-void kvr_prom_put_value(struct kvr_buf *b, const char *s, size_t len)
-{
-    for (size_t i = 0; i < len; i++) {
-        if (s[i] == '"' || s[i] == '\\' || s[i] == '\n') kvr_buf_str(b, "\\");
-        kvr_buf_add(b, s[i] == '\n' ? "n" : &s[i], 1);
-    }
-}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prometheus' text format, in and out: lines of
+ * Prometheus' text format as it is read (prom_page.h writes it): lines of
  *
  *     name{label="value",...} number [timestamp]        # comment
  *
@@ -56,8 +56,5 @@ bool kvr_prom_is(struct kvr_prom_text t, const char *s);
 bool kvr_prom_u64(struct kvr_prom_text t, uint64_t *out);
 /* What a value says, into out[cap]. Returns: its length, or -KVR_ELIMIT. */
 long kvr_prom_unescape(struct kvr_prom_text value, char *out, size_t cap);
-
-/* Appends text as a label's value, without the quotes. */
-void kvr_prom_put_value(struct kvr_buf *b, const char *s, size_t len);
 
 #endif

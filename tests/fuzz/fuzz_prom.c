@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "wire/engine_load.h"
+#include "wire/prom_page.h"
 
 struct seen {
     uint64_t n, sum; /* of what was seen */
@@ -36,16 +37,19 @@ static void in_pieces(const char *text, size_t size, size_t cut)
 static void there_and_back(const char *value, size_t len, double number)
 {
     struct kvr_buf b = {0};
+    struct kvr_prom_page page = {.out = &b};
     struct kvr_prom_sample s;
-    char back[256];
-    len = KVR_MIN(len, sizeof back);
-    kvr_buf_str(&b, "name:x{one=\"\",two=\"");
-    kvr_prom_put_value(&b, value, len);
-    kvr_buf_printf(&b, "\"} %.17g", number);
-    KVR_ASSERT(!b.failed && kvr_prom_line(b.data, b.len, &s) == 1);
-    KVR_ASSERT(s.labels_n == 2 && kvr_prom_is(s.name, "name:x") && s.value == number);
+    char back[256], text[257];
+    snprintf(text, sizeof text, "%.*s", (int)KVR_MIN(len, sizeof back), value);
+    len = strlen(text);
+    kvr_prom_family(&page, "name:", "x", "gauge", text);
+    KVR_ASSERT(!b.failed && kvr_prom_line(b.data, (size_t)(strchr(b.data, '\n') - b.data), &s) == 0); /* one line of help */
+    b.len = 0;
+    kvr_prom_put_double(&page, KVR_PROM_PAIRS(KVR_PROM_TEXT("one", ""), KVR_PROM_TEXT("two", text)), number);
+    KVR_ASSERT(!b.failed && kvr_prom_line(b.data, b.len - 1, &s) == 1);
+    KVR_ASSERT(s.labels_n == 2 && kvr_prom_is(s.name, "name:x") && (s.value == number || (isnan(number) && isnan(s.value))));
     long n = kvr_prom_unescape(kvr_prom_label(&s, "two"), back, sizeof back);
-    KVR_ASSERT(n == (long)len && memcmp(back, value, len) == 0);
+    KVR_ASSERT(n == (long)len && memcmp(back, text, len) == 0);
     kvr_buf_free(&b);
 }
 

@@ -12,6 +12,7 @@
 #include "net/ingest/event_plane.h"
 #include "net/nats/registry.h"
 #include "net/nats/snapshots.h"
+#include "wire/prom_page.h"
 
 enum { WORKERS = 4, CHAINS = 64, DEPTH = 48, BS = 16 };
 static const char SCOPE[] = "namespace.test.component.unit", STREAM[] = "namespace-test-component-unit-kv-events";
@@ -181,7 +182,7 @@ static uint64_t figure(const struct replica *r, const char *name)
 {
     struct kvr_buf b = {0};
     char key[100];
-    kvr_durable_feed_metrics(r->feed, &b);
+    kvr_durable_feed_metrics(r->feed, &(struct kvr_prom_page){.out = &b});
     kvr_buf_add(&b, "", 1);
     snprintf(key, sizeof key, "\nkvroute_durable_%s ", name);
     const char *at = strstr(b.data, key);

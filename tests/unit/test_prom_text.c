@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test.h"
+
+#include <math.h>
+#include "wire/prom_page.h"
 #include "wire/prom_text.h"
 
 struct seen {
@@ -97,17 +100,48 @@ static void a_value_written_is_the_value_read(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         struct kvr_buf b = {0};
+        struct kvr_prom_page page = {.out = &b};
         struct kvr_prom_sample s;
         char back[64];
-        kvr_buf_str(&b, "a{b=\"");
-        kvr_prom_put_value(&b, values[i], strlen(values[i]));
-        kvr_buf_str(&b, "\"} 1");
-        assert_int_equal(kvr_prom_line(b.data, b.len, &s), 1);
+        kvr_prom_family(&page, "", "a", "gauge", "");
+        b.len = 0;
+        kvr_prom_put_u64(&page, KVR_PROM_PAIRS(KVR_PROM_TEXT("b", values[i])), 1);
+        assert_int_equal(kvr_prom_line(b.data, b.len - 1, &s), 1);
         long n = kvr_prom_unescape(s.labels[0].value, back, sizeof back);
         assert_true(n == (long)strlen(values[i]) && memcmp(back, values[i], (size_t)n) == 0);
         assert_true(n == 0 || kvr_prom_unescape(s.labels[0].value, back, (size_t)n - 1) == -KVR_ELIMIT);
         kvr_buf_free(&b);
     }
+}
+
+static void a_page_is_families_of_samples(void **state)
+{
+    struct kvr_buf b = {0};
+    struct kvr_prom_page page = {.out = &b};
+    struct kvr_histogram h = {0};
+    (void)state;
+    kvr_prom_one_u64(&page, "kvroute_", "a_total", "counter", "One\nof \\ \"many\"", UINT64_MAX);
+    kvr_prom_family(&page, "kvroute_", "b", "gauge", "B");
+    kvr_prom_put_double(&page, KVR_PROM_PAIRS(KVR_PROM_RANK(UINT64_MAX, 0), KVR_PROM_TEXT("of", "x")), 0.1);
+    kvr_prom_put_double(&page, KVR_PROM_NONE, 1e15);
+    kvr_prom_put_double(&page, KVR_PROM_NONE, 1.0 / 3);
+    kvr_prom_put_double(&page, KVR_PROM_NONE, NAN);
+    kvr_prom_put_double(&page, KVR_PROM_NONE, -INFINITY);
+    kvr_histogram_init(&h, 0.5, 2, 2);
+    for (int i = 0; i < 5; i++) kvr_histogram_add(&h, 0.5 * i); /* 0, 0.5 | 1 | 1.5, 2 */
+    kvr_histogram_add(&h, -1);
+    kvr_prom_family(&page, "", "h", "histogram", "H");
+    kvr_prom_put_histogram(&page, KVR_PROM_PAIRS(KVR_PROM_TEXT("l", "m")), &h);
+    kvr_buf_add(&b, "", 1);
+    assert_string_equal(b.data, "# HELP kvroute_a_total One\\nof \\\\ \"many\"\n# TYPE kvroute_a_total counter\n"
+                                "kvroute_a_total 18446744073709551615\n"
+                                "# HELP kvroute_b B\n# TYPE kvroute_b gauge\n"
+                                "kvroute_b{worker_id=\"18446744073709551615\",dp_rank=\"0\",of=\"x\"} 0.1\n"
+                                "kvroute_b 1e+15\nkvroute_b 0.33333333333333331\nkvroute_b NaN\nkvroute_b -Inf\n"
+                                "# HELP h H\n# TYPE h histogram\n"
+                                "h_bucket{l=\"m\",le=\"0.5\"} 3\nh_bucket{l=\"m\",le=\"1\"} 4\nh_bucket{l=\"m\",le=\"+Inf\"} 6\n"
+                                "h_sum{l=\"m\"} 5\nh_count{l=\"m\"} 6\n");
+    kvr_buf_free(&b);
 }
 
 int main(void)
@@ -118,6 +152,7 @@ int main(void)
         cmocka_unit_test(pieces_of_any_size_are_the_same),
         cmocka_unit_test(an_endless_line_is_passed_over_and_counted),
         cmocka_unit_test(a_value_written_is_the_value_read),
+        cmocka_unit_test(a_page_is_families_of_samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

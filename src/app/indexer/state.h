@@ -36,6 +36,7 @@
 
 #include "app/indexer/indexer.h"
 #include "base/buf.h"
+#include "base/histogram.h"
 #include "base/lock.h"
 #include "store/event_recorder.h"
 #include "net/http/http.h"
@@ -130,8 +131,8 @@ enum { DURATION_BUCKETS = 20, METHODS = 5 };
 
 struct telemetry {
     _Atomic uint64_t requests[ENDPOINTS][METHODS], errors[ENDPOINTS][2];
-    _Atomic uint64_t buckets[ENDPOINTS][DURATION_BUCKETS + 1], sum_ns[ENDPOINTS];
-    _Atomic uint64_t events[2][3][2]; /* device, lower tiers; stored, removed, cleared; ok, failed */
+    struct kvr_histogram durations[ENDPOINTS]; /* seconds */
+    _Atomic uint64_t events[2][3][2];          /* device, lower tiers; stored, removed, cleared; ok, failed */
     _Atomic uint64_t refused_prompts, tls_failures, peer_recoveries, peer_failures;
     _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
     struct kvr_lock log_lock;

@@ -2,6 +2,7 @@
 /* Counters per route under the names of Dynamo's indexer and ours, and the access log: one JSON object per request. */
 #include "app/indexer/state.h"
 #include "base/log.h"
+#include "wire/prom_page.h"
 
 #include <errno.h>
 #include <string.h>
@@ -17,6 +18,7 @@ static const char *const methods[METHODS] = {"GET", "POST", "PUT", "DELETE", "ot
 int telemetry_init(struct indexer *x)
 {
     kvr_lock_init(&x->telemetry.log_lock, KVR_LOCK_LOG);
+    for (size_t e = 0; e < ENDPOINTS; e++) kvr_histogram_init(&x->telemetry.durations[e], 0.0001, 2, DURATION_BUCKETS);
     if (!x->o->access_log || telemetry_reopen(x) == 0) return 0;
     kvr_log_error("kvroute indexer: --access-log: cannot open '%s': %s; allowed: a file that can be written", x->o->access_log,
                   strerror(errno));
@@ -94,17 +96,12 @@ void telemetry_record(struct request *rq, int status)
 {
     struct indexer *x = rq->loop->indexer;
     struct telemetry *t = &x->telemetry;
-    uint64_t ns = kvr_now_ns(kvr_clock_monotonic()) - rq->started_ns, edge = 100000;
-    size_t m = 0, bucket = 0;
+    uint64_t ns = kvr_now_ns(kvr_clock_monotonic()) - rq->started_ns;
+    size_t m = 0;
     while (m < METHODS - 1 && strcmp(rq->method, methods[m]) != 0) m++;
-    while (bucket < DURATION_BUCKETS && ns > edge) {
-        bucket++;
-        edge *= 2;
-    }
     if (rq->at != AT_METRICS) {
         atomic_fetch_add_explicit(&t->requests[rq->at][m], 1, memory_order_relaxed);
-        atomic_fetch_add_explicit(&t->buckets[rq->at][bucket], 1, memory_order_relaxed);
-        atomic_fetch_add_explicit(&t->sum_ns[rq->at], ns, memory_order_relaxed);
+        kvr_histogram_add(&t->durations[rq->at], (double)ns / 1e9);
         if (status >= 400) atomic_fetch_add_explicit(&t->errors[rq->at][status >= 500], 1, memory_order_relaxed);
     }
     log_request(x, rq, status, ns);
@@ -117,54 +114,30 @@ static uint64_t load(const _Atomic uint64_t *v)
     return atomic_load_explicit(v, memory_order_relaxed);
 }
 
-static void head(struct kvr_buf *b, const char *name, const char *type, const char *help)
+static void write_requests(const struct telemetry *t, struct kvr_prom_page *b)
 {
-    kvr_buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
-}
-
-static void single(struct kvr_buf *b, const char *name, const char *type, const char *help, double v)
-{
-    head(b, name, type, help);
-    kvr_buf_printf(b, "%s %.15g\n", name, v);
-}
-
-static void write_requests(const struct telemetry *t, struct kvr_buf *b)
-{
-    head(b, "dynamo_kvindexer_request_duration_seconds", "histogram", "Duration of HTTP requests");
+    kvr_prom_family(b, "dynamo_kvindexer_", "request_duration_seconds", "histogram", "Duration of HTTP requests");
     for (size_t e = 0; e < ENDPOINTS; e++) {
-        uint64_t n = 0;
-        double edge = 0.0001;
-        for (size_t i = 0; i <= DURATION_BUCKETS; i++) n += load(&t->buckets[e][i]);
-        if (!n) continue;
-        n = 0;
-        for (size_t i = 0; i < DURATION_BUCKETS; i++, edge *= 2) {
-            n += load(&t->buckets[e][i]);
-            kvr_buf_printf(b, "dynamo_kvindexer_request_duration_seconds_bucket{endpoint=\"%s\",le=\"%.10g\"} %llu\n", paths[e], edge,
-                           (unsigned long long)n);
-        }
-        n += load(&t->buckets[e][DURATION_BUCKETS]);
-        kvr_buf_printf(b,
-                       "dynamo_kvindexer_request_duration_seconds_bucket{endpoint=\"%s\",le=\"+Inf\"} %llu\n"
-                       "dynamo_kvindexer_request_duration_seconds_sum{endpoint=\"%s\"} %.9g\n"
-                       "dynamo_kvindexer_request_duration_seconds_count{endpoint=\"%s\"} %llu\n",
-                       paths[e], (unsigned long long)n, paths[e], (double)load(&t->sum_ns[e]) / 1e9, paths[e], (unsigned long long)n);
+        bool any = false;
+        for (size_t m = 0; m < METHODS; m++) any |= load(&t->requests[e][m]) > 0;
+        if (any) kvr_prom_put_histogram(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("endpoint", paths[e])), &t->durations[e]);
     }
-    head(b, "dynamo_kvindexer_requests_total", "counter", "HTTP requests");
+    kvr_prom_family(b, "", "dynamo_kvindexer_requests_total", "counter", "HTTP requests");
     for (size_t e = 0; e < ENDPOINTS; e++)
         for (size_t m = 0; m < METHODS; m++)
             if (load(&t->requests[e][m]))
-                kvr_buf_printf(b, "dynamo_kvindexer_requests_total{endpoint=\"%s\",method=\"%s\"} %llu\n", paths[e], methods[m],
-                               (unsigned long long)load(&t->requests[e][m]));
-    head(b, "dynamo_kvindexer_errors_total", "counter", "HTTP requests that were answered with an error");
+                kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("endpoint", paths[e]), KVR_PROM_TEXT("method", methods[m])),
+                                 load(&t->requests[e][m]));
+    kvr_prom_family(b, "", "dynamo_kvindexer_errors_total", "counter", "HTTP requests that were answered with an error");
     for (size_t e = 0; e < ENDPOINTS; e++)
         for (size_t k = 0; k < 2; k++)
             if (load(&t->errors[e][k]))
-                kvr_buf_printf(b, "dynamo_kvindexer_errors_total{endpoint=\"%s\",status_class=\"%s\"} %llu\n", paths[e], k ? "5xx" : "4xx",
-                               (unsigned long long)load(&t->errors[e][k]));
+                kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("endpoint", paths[e]), KVR_PROM_TEXT("status_class", k ? "5xx" : "4xx")),
+                                 load(&t->errors[e][k]));
 }
 
 /* Dynamo counts the device tier only; our own name has every tier. */
-static void write_events(const struct telemetry *t, struct kvr_buf *b)
+static void write_events(const struct telemetry *t, struct kvr_prom_page *b)
 {
     static const char *const kinds[] = {"stored", "removed", "cleared"};
     static const struct {
@@ -173,29 +146,28 @@ static void write_events(const struct telemetry *t, struct kvr_buf *b)
     } rows[] = {{"dynamo_kvrouter_kv_cache_events_applied", "KV events of the device tier by their outcome", false},
                 {"kvroute_events_applied_total", "KV events of all tiers by their outcome", true}};
     for (size_t k = 0; k < KVR_ARRAY_LEN(rows); k++) {
-        head(b, rows[k].name, "counter", rows[k].help);
+        kvr_prom_family(b, "", rows[k].name, "counter", rows[k].help);
         for (size_t e = 0; e < 3; e++)
             for (size_t f = 0; f < 2; f++) {
                 unsigned long long n = load(&t->events[0][e][f]);
                 if (rows[k].lower) n += load(&t->events[1][e][f]);
-                kvr_buf_printf(b, "%s{event_type=\"%s\",status=\"%s\"} %llu\n", rows[k].name, kinds[e], f ? "failed" : "ok", n);
+                kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("event_type", kinds[e]), KVR_PROM_TEXT("status", f ? "failed" : "ok")), n);
             }
     }
 }
 
-static void write_views(struct indexer *x, struct kvr_buf *b)
+static void write_views(struct indexer *x, struct kvr_prom_page *b)
 {
     static const char *const states[] = {"pending", "active", "paused", "failed"};
     size_t n, counts[4] = {0};
     struct kvr_view_status *st = catalogue_statuses(x, &n);
     for (size_t i = 0; i < n; i++)
         for (size_t s = 0; s < 4; s++) counts[s] += strcmp(listener_state(&st[i]), states[s]) == 0;
-    head(b, "dynamo_kvindexer_listeners", "gauge", "Listeners by their state");
-    for (size_t s = 0; s < 4; s++) kvr_buf_printf(b, "dynamo_kvindexer_listeners{status=\"%s\"} %zu\n", states[s], counts[s]);
-    head(b, "kvroute_view_trusted", "gauge", "1: the view is of use: whole or partial");
+    kvr_prom_family(b, "", "dynamo_kvindexer_listeners", "gauge", "Listeners by their state");
+    for (size_t s = 0; s < 4; s++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("status", states[s])), counts[s]);
+    kvr_prom_family(b, "", "kvroute_view_trusted", "gauge", "1: the view is of use: whole or partial");
     for (size_t i = 0; i < n; i++)
-        kvr_buf_printf(b, "kvroute_view_trusted{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,
-                       st[i].worker.dp_rank, st[i].trusted);
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(st[i].worker.worker_id, st[i].worker.dp_rank)), st[i].trusted);
     kvr_view_metrics(b, st, n);
     static const struct {
         const char *name;
@@ -217,21 +189,21 @@ static void write_views(struct indexer *x, struct kvr_buf *b)
             sum += v;
         }
         snprintf(name, sizeof name, "kvroute_ingest_%s_total", counters[c].name);
-        single(b, name, "counter", "Of the listeners there are now", (double)sum);
+        kvr_prom_one_u64(b, "", name, "counter", "Of the listeners there are now", sum);
     }
-    head(b, "kvroute_ingest_filtered_total", "counter", "Events left out, by the reason");
+    kvr_prom_family(b, "", "kvroute_ingest_filtered_total", "counter", "Events left out, by the reason");
 #define FILTERED(field)                                                                                                                    \
     {                                                                                                                                      \
         uint64_t sum = 0;                                                                                                                  \
         for (size_t i = 0; i < n; i++) sum += st[i].filtered.field;                                                                        \
-        kvr_buf_printf(b, "kvroute_ingest_filtered_total{reason=\"" #field "\"} %llu\n", (unsigned long long)sum);                         \
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("reason", #field)), sum);                                                         \
     }
     KVR_ENGINE_COUNTERS(FILTERED)
 #undef FILTERED
     free(st);
 }
 
-static void write_index(struct indexer *x, struct kvr_buf *b)
+static void write_index(struct indexer *x, struct kvr_prom_page *b)
 {
     size_t n;
     struct partition **list = catalogue_list(x, &n);
@@ -251,42 +223,45 @@ static void write_index(struct indexer *x, struct kvr_buf *b)
         partition_unref(list[i]);
     }
     free(list);
-    single(b, "kvroute_index_bytes", "gauge", "Memory of the indexes", (double)sum.bytes);
-    single(b, "kvroute_index_bytes_max", "gauge", "Cap on it; 0: none", (double)x->o->max_bytes);
-    single(b, "kvroute_index_blocks", "gauge", "(block, holder) pairs", (double)sum.blocks);
-    single(b, "kvroute_index_distinct_blocks", "gauge", "Distinct blocks", (double)sum.nodes);
-    single(b, "kvroute_index_lower_tier_blocks", "gauge", "(block, holder) pairs of the lower tiers", (double)sum.lower_tier_blocks);
-    single(b, "kvroute_index_evicted_blocks_total", "counter", "(block, holder) pairs given up for the cap", (double)sum.evicted_bytes);
-    single(b, "kvroute_index_no_memory_total", "counter", "Stores that found no memory", (double)sum.no_memory);
-    single(b, "kvroute_index_aliases_refused_total", "counter", "Further names of a block that were left out: it has 32",
-           (double)sum.aliases_refused);
-    head(b, "dynamo_kvrouter_kv_cache_event_warnings", "counter", "Events that were odd but harmless");
-    kvr_buf_printf(b, "dynamo_kvrouter_kv_cache_event_warnings{warning_kind=\"duplicate_store\"} %zu\n", (size_t)sum.duplicate_stores);
+    kvr_prom_one_u64(b, "", "kvroute_index_bytes", "gauge", "Memory of the indexes", sum.bytes);
+    kvr_prom_one_u64(b, "", "kvroute_index_bytes_max", "gauge", "Cap on it; 0: none", x->o->max_bytes);
+    kvr_prom_one_u64(b, "", "kvroute_index_blocks", "gauge", "(block, holder) pairs", sum.blocks);
+    kvr_prom_one_u64(b, "", "kvroute_index_distinct_blocks", "gauge", "Distinct blocks", sum.nodes);
+    kvr_prom_one_u64(b, "", "kvroute_index_lower_tier_blocks", "gauge", "(block, holder) pairs of the lower tiers", sum.lower_tier_blocks);
+    kvr_prom_one_u64(b, "", "kvroute_index_evicted_blocks_total", "counter", "(block, holder) pairs given up for the cap",
+                     sum.evicted_bytes);
+    kvr_prom_one_u64(b, "", "kvroute_index_no_memory_total", "counter", "Stores that found no memory", sum.no_memory);
+    kvr_prom_one_u64(b, "", "kvroute_index_aliases_refused_total", "counter", "Further names of a block that were left out: it has 32",
+                     sum.aliases_refused);
+    kvr_prom_family(b, "", "dynamo_kvrouter_kv_cache_event_warnings", "counter", "Events that were odd but harmless");
+    kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("warning_kind", "duplicate_store")), sum.duplicate_stores);
 }
 
-void telemetry_write(struct indexer *x, struct kvr_buf *b)
+void telemetry_write(struct indexer *x, struct kvr_buf *out)
 {
+    struct kvr_prom_page page = {.out = out}, *b = &page;
     const struct telemetry *t = &x->telemetry;
     kvr_lock(&x->lock);
     size_t models = x->partitions_n, workers = x->instances_n;
     kvr_unlock(&x->lock);
     write_requests(t, b);
-    single(b, "dynamo_kvindexer_models", "gauge", "Partitions (model, routing group)", (double)models);
-    single(b, "dynamo_kvindexer_workers", "gauge", "Registered instances", (double)workers);
+    kvr_prom_one_u64(b, "", "dynamo_kvindexer_models", "gauge", "Partitions (model, routing group)", models);
+    kvr_prom_one_u64(b, "", "dynamo_kvindexer_workers", "gauge", "Registered instances", workers);
     write_views(x, b);
     write_events(t, b);
     write_index(x, b);
-    single(b, "kvroute_indexer_prompts_refused_total", "counter",
-           "Questions refused because they had more entries than --max-prompt-tokens", (double)load(&t->refused_prompts));
-    single(b, "kvroute_refused_keys_total", "counter", "Requests without a valid key", (double)kvr_access_refused_keys(x->access));
+    kvr_prom_one_u64(b, "", "kvroute_indexer_prompts_refused_total", "counter",
+                     "Questions refused because they had more entries than --max-prompt-tokens", load(&t->refused_prompts));
+    kvr_prom_one_u64(b, "", "kvroute_refused_keys_total", "counter", "Requests without a valid key", kvr_access_refused_keys(x->access));
     kvr_access_metrics(x->access, b);
     kvr_http_shared_metrics(&(struct kvr_http_port){"data", &x->http}, 1, b);
-    single(b, "kvroute_tls_failures_total", "counter", "TLS handshakes that failed", (double)load(&t->tls_failures));
-    single(b, "kvroute_peer_recoveries_total", "counter", "Dumps of peers that were taken over", (double)load(&t->peer_recoveries));
-    single(b, "kvroute_peer_failures_total", "counter", "Dumps of peers that failed", (double)load(&t->peer_failures));
-    single(b, "kvroute_snapshots_total", "counter", "Snapshots written", (double)load(&t->snapshots));
-    single(b, "kvroute_snapshot_failures_total", "counter", "Snapshots that could not be written", (double)load(&t->snapshot_failures));
-    single(b, "kvroute_snapshot_bytes", "gauge", "Size of the last snapshot", (double)load(&t->snapshot_bytes));
-    single(b, "kvroute_snapshot_milliseconds", "gauge", "Time the last snapshot took", (double)load(&t->snapshot_ms));
-    single(b, "kvroute_ready", "gauge", "1: recovery is over", atomic_load(&x->ready));
+    kvr_prom_one_u64(b, "", "kvroute_tls_failures_total", "counter", "TLS handshakes that failed", load(&t->tls_failures));
+    kvr_prom_one_u64(b, "", "kvroute_peer_recoveries_total", "counter", "Dumps of peers that were taken over", load(&t->peer_recoveries));
+    kvr_prom_one_u64(b, "", "kvroute_peer_failures_total", "counter", "Dumps of peers that failed", load(&t->peer_failures));
+    kvr_prom_one_u64(b, "", "kvroute_snapshots_total", "counter", "Snapshots written", load(&t->snapshots));
+    kvr_prom_one_u64(b, "", "kvroute_snapshot_failures_total", "counter", "Snapshots that could not be written",
+                     load(&t->snapshot_failures));
+    kvr_prom_one_u64(b, "", "kvroute_snapshot_bytes", "gauge", "Size of the last snapshot", load(&t->snapshot_bytes));
+    kvr_prom_one_u64(b, "", "kvroute_snapshot_milliseconds", "gauge", "Time the last snapshot took", load(&t->snapshot_ms));
+    kvr_prom_one_u64(b, "", "kvroute_ready", "gauge", "1: recovery is over", atomic_load(&x->ready));
 }

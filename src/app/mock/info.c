@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the mock says of itself and of tokens: models, event sources, server information, metrics, as vLLM and SGLang word them. */
 #include "app/mock/prompt.h"
+#include "wire/prom_page.h"
 
 #include <string.h>
 #include <time.h>
@@ -183,51 +184,63 @@ void mock_version(struct kvr_http_conn *c)
     kvr_http_reply(c, 200, "application/json", NULL, text, sizeof text - 1);
 }
 
-static void put_cache_config(struct kvr_buf *b, const struct mock *m)
+static void put_cache_config(struct kvr_prom_page *b, const struct mock *m)
 {
-    unsigned long long size = m->o->block_size, n = m->o->num_gpu_blocks;
-    kvr_buf_str(b, "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n");
+    uint64_t size = m->o->block_size, n = m->o->num_gpu_blocks;
+    kvr_prom_family(b, "vllm:", "cache_config_info", "gauge", "Information of the LLMEngine CacheConfig");
     for (uint64_t r = 0; r < m->o->dp_size; r++)
-        kvr_buf_printf(b,
-                       "vllm:cache_config_info{block_size=\"%llu\",cache_dtype=\"auto\",effective_attention_block_size=\"%llu\","
-                       "enable_prefix_caching=\"%s\",engine=\"%llu\",hash_block_size=\"None\",kv_cache_size_tokens=\"%llu\","
-                       "num_gpu_blocks=\"%llu\",prefix_caching_hash_algo=\"sha256\",sliding_window=\"None\"} 1.0\n",
-                       size, size, m->o->prefix_caching ? "True" : "False", (unsigned long long)r, size * n, n);
+        kvr_prom_put_double(b,
+                            KVR_PROM_PAIRS(KVR_PROM_NUMBER("block_size", size), KVR_PROM_TEXT("cache_dtype", "auto"),
+                                           KVR_PROM_NUMBER("effective_attention_block_size", size),
+                                           KVR_PROM_TEXT("enable_prefix_caching", m->o->prefix_caching ? "True" : "False"),
+                                           KVR_PROM_NUMBER("engine", r), KVR_PROM_TEXT("hash_block_size", "None"),
+                                           KVR_PROM_NUMBER("kv_cache_size_tokens", size * n), KVR_PROM_NUMBER("num_gpu_blocks", n),
+                                           KVR_PROM_TEXT("prefix_caching_hash_algo", "sha256"), KVR_PROM_TEXT("sliding_window", "None")),
+                            1);
+}
+
+#define ENGINE_OF(m, r) KVR_PROM_TEXT("model_name", (m)->o->model), KVR_PROM_NUMBER("engine", r)
+
+static void put_usage(struct kvr_prom_page *b, const struct mock *m)
+{
+    kvr_prom_family(b, "vllm:", "kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.");
+    for (uint64_t r = 0; r < m->o->dp_size; r++) {
+        struct mock_engine_stats st;
+        mock_engine_stats(m->ranks[r].engine, &st);
+        kvr_prom_put_double(b, KVR_PROM_PAIRS(ENGINE_OF(m, r)), (double)st.used_blocks / (double)st.total_blocks);
+    }
 }
 
 void mock_metrics(struct mock *m, struct kvr_http_conn *c)
 {
     static const struct {
-        const char *name, *type;
+        const char *name, *type, *help;
         size_t at;
     } rows[] = {
-        {"vllm:num_requests_running", "gauge", offsetof(struct mock_engine_stats, running)},
-        {"vllm:num_requests_waiting", "gauge", offsetof(struct mock_engine_stats, waiting)},
-        {"vllm:prefix_cache_queries_total", "counter", offsetof(struct mock_engine_stats, prompt_tokens)},
-        {"vllm:prefix_cache_hits_total", "counter", offsetof(struct mock_engine_stats, cached_tokens)},
-        {"vllm:prompt_tokens_total", "counter", offsetof(struct mock_engine_stats, prompt_tokens)},
-        {"vllm:generation_tokens_total", "counter", offsetof(struct mock_engine_stats, generated_tokens)},
-        {"vllm:request_success_total", "counter", offsetof(struct mock_engine_stats, requests)},
-        {"vllm:num_preemptions_total", "counter", offsetof(struct mock_engine_stats, preemptions)},
-        {"kvroute_mock_cached_blocks", "gauge", offsetof(struct mock_engine_stats, cached_blocks)},
+        {"vllm:num_requests_running", "gauge", "Requests that generate", offsetof(struct mock_engine_stats, running)},
+        {"vllm:num_requests_waiting", "gauge", "Requests that wait", offsetof(struct mock_engine_stats, waiting)},
+        {"vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache",
+         offsetof(struct mock_engine_stats, prompt_tokens)},
+        {"vllm:prefix_cache_hits_total", "counter", "Prompt tokens found there", offsetof(struct mock_engine_stats, cached_tokens)},
+        {"vllm:prompt_tokens_total", "counter", "Prompt tokens", offsetof(struct mock_engine_stats, prompt_tokens)},
+        {"vllm:generation_tokens_total", "counter", "Generated tokens", offsetof(struct mock_engine_stats, generated_tokens)},
+        {"vllm:request_success_total", "counter", "Requests that ended well", offsetof(struct mock_engine_stats, requests)},
+        {"vllm:num_preemptions_total", "counter", "Requests that gave their blocks up to others",
+         offsetof(struct mock_engine_stats, preemptions)},
+        {"kvroute_mock_cached_blocks", "gauge", "Blocks that are cached", offsetof(struct mock_engine_stats, cached_blocks)},
     };
     struct kvr_buf b = {0};
+    struct kvr_prom_page page = {.out = &b};
     struct mock_engine_stats st;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
-        kvr_buf_printf(&b, "# TYPE %s %s\n", rows[i].name, rows[i].type);
+        kvr_prom_family(&page, "", rows[i].name, rows[i].type, rows[i].help);
         for (uint64_t r = 0; r < m->o->dp_size; r++) {
             mock_engine_stats(m->ranks[r].engine, &st);
-            kvr_buf_printf(&b, "%s{model_name=\"%s\",engine=\"%llu\"} %llu\n", rows[i].name, m->o->model, (unsigned long long)r,
-                           (unsigned long long)*(uint64_t *)(void *)((char *)&st + rows[i].at));
+            kvr_prom_put_u64(&page, KVR_PROM_PAIRS(ENGINE_OF(m, r)), *(uint64_t *)(void *)((char *)&st + rows[i].at));
         }
     }
-    kvr_buf_str(&b, "# TYPE vllm:kv_cache_usage_perc gauge\n");
-    for (uint64_t r = 0; r < m->o->dp_size; r++) {
-        mock_engine_stats(m->ranks[r].engine, &st);
-        kvr_buf_printf(&b, "vllm:kv_cache_usage_perc{model_name=\"%s\",engine=\"%llu\"} %.6f\n", m->o->model, (unsigned long long)r,
-                       (double)st.used_blocks / (double)st.total_blocks);
-    }
-    if (m->o->tell_cache_config) put_cache_config(&b, m);
+    put_usage(&page, m);
+    if (m->o->tell_cache_config) put_cache_config(&page, m);
     kvr_http_reply(c, 200, "text/plain; version=0.0.4", NULL, b.data ? b.data : "", b.len);
     kvr_buf_free(&b);
 }

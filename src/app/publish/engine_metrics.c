@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "net/http/metrics_scrape.h"
+#include "wire/prom_page.h"
 
 struct engine_metrics {
     struct publish *publish;
@@ -155,7 +156,7 @@ static bool figure(const struct engine_metrics *m, size_t i, enum row row, doubl
 }
 
 /* The names that wire/engine_load.h knows: a router may read them here. */
-static void put_ranks(struct kvr_buf *b, const struct publish *p, const struct engine_metrics *m)
+static void put_ranks(struct kvr_prom_page *b, const struct publish *p, const struct engine_metrics *m)
 {
     static const struct {
         const char *name, *help;
@@ -165,18 +166,16 @@ static void put_ranks(struct kvr_buf *b, const struct publish *p, const struct e
                     {"kv_usage", "Share of the engine's KV cache in use"},
                     {"kv_total_tokens", "Tokens that fit into it"}};
     for (int k = 0; k < ROWS; k++) {
-        kvr_buf_printf(b, "# HELP kvroute_publish_engine_%s %s\n# TYPE kvroute_publish_engine_%s gauge\n", rows[k].name, rows[k].help,
-                       rows[k].name);
+        kvr_prom_family(b, "kvroute_publish_engine_", rows[k].name, "gauge", rows[k].help);
         for (size_t i = 0; i < p->feeds_n; i++) {
             double v;
             if (!m->ranks[i].known || (k != AGE && is_stale(m, i)) || !figure(m, i, (enum row)k, &v)) continue;
-            kvr_buf_printf(b, "kvroute_publish_engine_%s{worker_id=\"%llu\",dp_rank=\"%u\"} %.9g\n", rows[k].name,
-                           (unsigned long long)p->o->worker_id, p->feeds[i].worker.dp_rank, v);
+            kvr_prom_put_double(b, KVR_PROM_PAIRS(KVR_PROM_RANK(p->o->worker_id, p->feeds[i].worker.dp_rank)), v);
         }
     }
 }
 
-void engine_metrics_write(const struct publish *p, struct kvr_buf *b)
+void engine_metrics_write(const struct publish *p, struct kvr_prom_page *b)
 {
     const struct engine_metrics *m = p->engine_metrics;
     if (!m) return;
@@ -188,10 +187,7 @@ void engine_metrics_write(const struct publish *p, struct kvr_buf *b)
                     {"published_total", "Loads published on the event plane", m->published},
                     {"publish_failures_total", "Loads that it did not take", m->publish_failures}};
     for (size_t i = 0; i < KVR_ARRAY_LEN(counters); i++)
-        kvr_buf_printf(b,
-                       "# HELP kvroute_publish_engine_metrics_%s %s\n# TYPE kvroute_publish_engine_metrics_%s counter\n"
-                       "kvroute_publish_engine_metrics_%s %llu\n",
-                       counters[i].name, counters[i].help, counters[i].name, counters[i].name, (unsigned long long)counters[i].v);
+        kvr_prom_one_u64(b, "kvroute_publish_engine_metrics_", counters[i].name, "counter", counters[i].help, counters[i].v);
     put_ranks(b, p, m);
 }
 

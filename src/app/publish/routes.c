@@ -14,6 +14,7 @@
 
 #include "net/http/produce.h"
 #include "recover/event_json.h"
+#include "wire/prom_page.h"
 
 #define JSON_HEADER "Content-Type: application/json\r\n"
 
@@ -244,12 +245,12 @@ static void ready(struct publish *p, struct kvr_http_conn *c)
 
 /* ---- metrics -------------------------------------------------------------------------------------------------------- */
 
-static void put_metric(struct kvr_buf *b, const struct publish *p, const char *name, const char *type, const char *help, const uint64_t *v)
+static void put_metric(struct kvr_prom_page *b, const struct publish *p, const char *name, const char *type, const char *help,
+                       const uint64_t *v)
 {
-    kvr_buf_printf(b, "# HELP kvroute_publish_%s %s\n# TYPE kvroute_publish_%s %s\n", name, help, name, type);
+    kvr_prom_family(b, "kvroute_publish_", name, type, help);
     for (size_t i = 0; i < p->feeds_n; i++)
-        kvr_buf_printf(b, "kvroute_publish_%s{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n", name, (unsigned long long)p->o->worker_id,
-                       p->feeds[i].worker.dp_rank, (unsigned long long)v[i]);
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(p->o->worker_id, p->feeds[i].worker.dp_rank)), v[i]);
 }
 
 static void metrics(struct publish *p, struct kvr_http_conn *c)
@@ -260,6 +261,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
     uint64_t v[RANKS_MAX];
     size_t n = statuses(p, st);
     struct kvr_buf b = {0};
+    struct kvr_prom_page page = {.out = &b};
     for (size_t i = 0; i < p->feeds_n; i++) {
         const struct kvr_view_status *s = status_of(st, n, &p->feeds[i]);
         if (s) of[i] = *s;
@@ -269,7 +271,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
 #define PUT(name, type, help, value)                                                                                                       \
     do {                                                                                                                                   \
         for (size_t i = 0; i < p->feeds_n; i++) v[i] = (value);                                                                            \
-        put_metric(&b, p, name, type, help, v);                                                                                            \
+        put_metric(&page, p, name, type, help, v);                                                                                         \
     } while (0)
     PUT("whole", "gauge", "1 when the local index has all the engine holds", of[i].knowledge == KVR_VIEW_WHOLE);
     PUT("events_total", "counter", "Events published", atomic_load(&p->feeds[i].published));
@@ -295,13 +297,11 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
     KVR_INGEST_COUNTERS(ENGINE)
 #undef ENGINE
 #undef PUT
-    kvr_buf_printf(&b,
-                   "# HELP kvroute_publish_refused_answers_total Recovery questions refused because too many were being answered\n"
-                   "# TYPE kvroute_publish_refused_answers_total counter\nkvroute_publish_refused_answers_total %llu\n",
-                   (unsigned long long)p->refused_answers);
-    engine_metrics_write(p, &b);
-    kvr_http_shared_metrics(&(struct kvr_http_port){"data", &p->http}, 1, &b);
-    kvr_access_metrics(p->access, &b);
+    kvr_prom_one_u64(&page, "kvroute_publish_", "refused_answers_total", "counter",
+                     "Recovery questions refused because too many were being answered", p->refused_answers);
+    engine_metrics_write(p, &page);
+    kvr_http_shared_metrics(&(struct kvr_http_port){"data", &p->http}, 1, &page);
+    kvr_access_metrics(p->access, &page);
     reply(c, 200, "text/plain; version=0.0.4", &b);
 }
 

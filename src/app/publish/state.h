@@ -17,6 +17,8 @@
 #include "net/http/access.h"
 #include "net/nats/registry.h"
 
+struct kvr_prom_page;
+
 enum { ANSWERS_MAX = 8, RANKS_MAX = 64 };
 
 struct publish {
@@ -44,7 +46,7 @@ struct publish {
 /* Returns: 0, or -1 with the reason in err. */
 int engine_metrics_start(struct publish *p, char *err, size_t cap);
 void engine_metrics_stop(struct publish *p);
-void engine_metrics_write(const struct publish *p, struct kvr_buf *b); /* Prometheus text */
+void engine_metrics_write(const struct publish *p, struct kvr_prom_page *b);
 void engine_metrics_write_json(const struct publish *p, struct kvr_buf *b);
 
 /* routes.c */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Host, Origin, key and content type are checked before a route sees a request; net/http/access.h says against what. */
 #include "net/http/access.h"
+#include "wire/prom_page.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -281,14 +282,14 @@ uint64_t kvr_access_refused_keys(struct kvr_access *a)
     return atomic_load_explicit(&a->refused[BAD_KEY], memory_order_relaxed);
 }
 
-void kvr_access_metrics(struct kvr_access *a, struct kvr_buf *out)
+void kvr_access_metrics(struct kvr_access *a, struct kvr_prom_page *out)
 {
     static const char *const names[REASONS] = {"host", "origin", "key", "content_type"};
-    kvr_buf_str(out, "# HELP kvroute_access_refused_total Requests refused for who asked: an unknown Host, a foreign Origin, no valid key, "
-                     "a body that is not said to be JSON\n# TYPE kvroute_access_refused_total counter\n");
+    kvr_prom_family(out, "kvroute_", "access_refused_total", "counter",
+                    "Requests refused for who asked: an unknown Host, a foreign Origin, no valid key, a body that is not said to be JSON");
     for (int i = 0; i < REASONS; i++)
-        kvr_buf_printf(out, "kvroute_access_refused_total{reason=\"%s\"} %llu\n", names[i],
-                       (unsigned long long)atomic_load_explicit(&a->refused[i], memory_order_relaxed));
+        kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("reason", names[i])),
+                         atomic_load_explicit(&a->refused[i], memory_order_relaxed));
 }
 
 bool kvr_access_warning(struct kvr_access *a, char *out, size_t cap)

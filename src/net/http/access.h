@@ -19,6 +19,8 @@
 
 #include "net/http/http.h"
 
+struct kvr_prom_page;
+
 enum { KVR_KEY_MAX = 4096 }; /* bytes of a line in a file of keys, with its end */
 
 struct kvr_access;
@@ -55,7 +57,7 @@ bool kvr_access_check(struct kvr_access *a, const struct kvr_http_request *rq, u
 /* Is it that media type, whatever its parameters? */
 bool kvr_media_type_is(struct kvr_text value, const char *type);
 /* kvroute_access_refused_total by reason. */
-void kvr_access_metrics(struct kvr_access *a, struct kvr_buf *out);
+void kvr_access_metrics(struct kvr_access *a, struct kvr_prom_page *out);
 uint64_t kvr_access_refused_keys(struct kvr_access *a);
 
 /* Without a key, on an address that others reach: a line that says so, for the program's log. false: there is nothing to say. */

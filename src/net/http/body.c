@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "wire/prom_page.h"
+
 enum { SMALL_BODY = 64 * 1024 };
 
 static struct kvr_body *body_new(void)
@@ -77,7 +79,7 @@ void kvr__bodies_release(struct kvr_http_shared *s, size_t n)
     atomic_fetch_sub(&s->bodies_held, n);
 }
 
-void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct kvr_buf *out)
+void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct kvr_prom_page *out)
 {
     static const struct {
         const char *name, *type, *help;
@@ -94,11 +96,10 @@ void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct
 #undef ROW
     };
     for (size_t k = 0; k < KVR_ARRAY_LEN(rows); k++) {
-        kvr_buf_printf(out, "# HELP kvroute_http_%s %s\n# TYPE kvroute_http_%s %s\n", rows[k].name, rows[k].help, rows[k].name,
-                       rows[k].type);
+        kvr_prom_family(out, "kvroute_http_", rows[k].name, rows[k].type, rows[k].help);
         for (size_t i = 0; i < n; i++) {
             const _Atomic uint64_t *v = (const _Atomic uint64_t *)(const void *)((const char *)ports[i].shared + rows[k].at);
-            kvr_buf_printf(out, "kvroute_http_%s{port=\"%s\"} %llu\n", rows[k].name, ports[i].name, (unsigned long long)atomic_load(v));
+            kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("port", ports[i].name)), atomic_load(v));
         }
     }
 }

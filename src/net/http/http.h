@@ -23,6 +23,8 @@
 #include "base/buf.h"
 #include "net/http/tls.h"
 
+struct kvr_prom_page;
+
 enum {
     KVR_HTTP_HEAD_MAX = 64 * 1024,
     KVR_HTTP_PIPELINE_MAX = 64 * 1024,
@@ -111,7 +113,7 @@ struct kvr_http_port {
 };
 
 /* Prometheus text. */
-void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct kvr_buf *out);
+void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct kvr_prom_page *out);
 
 /* ---- server ------------------------------------------------------------------------------------------ */
 

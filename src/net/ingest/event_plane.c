@@ -7,6 +7,7 @@
 #include <zmq.h>
 
 #include "wire/plane_event.h"
+#include "wire/prom_page.h"
 
 enum { HWM = 4096, FRAME_MAX = 64 << 10, QUEUED_MAX = 64 << 20, CONSUMERS_MAX = 64 };
 
@@ -196,7 +197,8 @@ int kvr_outlet_zmq(void *zmq, struct kvr_curve_door *door, const char *endpoint,
 
 /* ---- metrics ---------------------------------------------------------------------------------------------------- */
 
-void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link, struct kvr_buf *out)
+void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link,
+                            struct kvr_prom_page *out)
 {
     struct kvr_ingest_plane_stats p;
     struct kvr_nats_stats n;
@@ -222,8 +224,7 @@ void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr
         {"errors_total", "counter", "Errors that the NATS client reported", n.errors},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_buf_printf(out, "# HELP kvroute_event_plane_%s %s\n# TYPE kvroute_event_plane_%s %s\nkvroute_event_plane_%s %llu\n",
-                       rows[i].name, rows[i].help, rows[i].name, rows[i].type, rows[i].name, (unsigned long long)rows[i].v);
+        kvr_prom_one_u64(out, "kvroute_event_plane_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
 }
 
 /* ---- catching up ------------------------------------------------------------------------------------------------ */

@@ -30,6 +30,8 @@
 #include "net/zmq/guard.h"
 #include "wire/engine_encode.h"
 
+struct kvr_prom_page;
+
 enum kvr_plane { KVR_PLANE_ZMQ, KVR_PLANE_NATS, KVR_PLANE_JETSTREAM };
 enum kvr_plane_format { KVR_PLANE_ENGINE, KVR_PLANE_ENVELOPE };
 
@@ -108,10 +110,11 @@ struct kvr_durable_feed;
 /* Returns: 0, -KVR_ENOMEM. The work happens on its threads. */
 int kvr_durable_feed_open(const struct kvr_durable_config *config, struct kvr_durable_feed **out);
 void kvr_durable_feed_close(struct kvr_durable_feed *f); /* NULL is fine */
-void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_buf *out);
+void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_prom_page *out);
 
 /* Prometheus text; nothing unless there is `any` shared stream. */
-void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link, struct kvr_buf *out);
+void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link,
+                            struct kvr_prom_page *out);
 
 /* How far a durable stream has been caught up with, for those who wait for it with an end: it is over once the stream has been read to
  * its end and every view is trusted, or `patience_ms` after that end, or when nothing has come for that long before it. Zeroed at first;

@@ -11,6 +11,7 @@
 
 #include "net/zmq/curve.h"
 #include "wire/engine_memory.h"
+#include "wire/prom_page.h"
 
 /* ---- sockets ----------------------------------------------------------------------------------------- */
 
@@ -951,16 +952,16 @@ const char *kvr_view_knowledge_name(enum kvr_view_knowledge k)
     return names[k];
 }
 
-void kvr_view_metrics(struct kvr_buf *b, const struct kvr_view_status *st, size_t n)
+void kvr_view_metrics(struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n)
 {
-    kvr_buf_str(b,
-                "# HELP kvroute_view_knowledge 1 for the state that a view is in: whole, partial (older blocks may be missing), unknown\n"
-                "# TYPE kvroute_view_knowledge gauge\n");
+    kvr_prom_family(b, "kvroute_", "view_knowledge", "gauge",
+                    "1 for the state that a view is in: whole, partial (older blocks may be missing), unknown");
     for (size_t i = 0; i < n; i++)
         for (int k = KVR_VIEW_UNKNOWN; k <= KVR_VIEW_WHOLE; k++)
-            kvr_buf_printf(b, "kvroute_view_knowledge{worker_id=\"%llu\",dp_rank=\"%u\",state=\"%s\"} %d\n",
-                           (unsigned long long)st[i].worker.worker_id, st[i].worker.dp_rank,
-                           kvr_view_knowledge_name((enum kvr_view_knowledge)k), (int)st[i].knowledge == k);
+            kvr_prom_put_u64(b,
+                             KVR_PROM_PAIRS(KVR_PROM_RANK(st[i].worker.worker_id, st[i].worker.dp_rank),
+                                            KVR_PROM_TEXT("state", kvr_view_knowledge_name((enum kvr_view_knowledge)k))),
+                             (int)st[i].knowledge == k);
 }
 
 const char *kvr_view_trust_name(const struct kvr_view_status *st)

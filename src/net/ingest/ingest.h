@@ -42,6 +42,8 @@
 #include "recover/consumer/supposed.h"
 #include "wire/plane_snapshot.h"
 
+struct kvr_prom_page;
+
 struct kvr_ingest;
 
 enum kvr_view_state { KVR_VIEW_RESTORING, KVR_VIEW_LIVE };
@@ -240,7 +242,7 @@ void kvr_ingest_plane_stats(struct kvr_ingest *in, struct kvr_ingest_plane_stats
 /* "unknown", "partial" or "whole". */
 const char *kvr_view_knowledge_name(enum kvr_view_knowledge k);
 /* Adds kvroute_view_knowledge: for each view and state, 1 for the state it is in. */
-void kvr_view_metrics(struct kvr_buf *b, const struct kvr_view_status *st, size_t n);
+void kvr_view_metrics(struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n);
 /* "trusted", "recovering" (not trusted, and being repaired) or "untrusted". */
 const char *kvr_view_trust_name(const struct kvr_view_status *st);
 

@@ -859,11 +859,11 @@ static void say_reach(struct source *s)
     char seconds[32] = "";
     const struct kvr_view_status *st = &s->st;
     if (st->buffer_seconds > 0 && st->buffer_seconds < 1e9) snprintf(seconds, sizeof seconds, ", %.0f s", st->buffer_seconds);
-    kvr_log_warning(st->buffer_first
-                        ? "kvroute: worker %llu rank %u: its replay buffer holds the last %llu batches%s: who is away for longer, without "
-                          "--data-dir, has a partial view at first (vLLM: buffer_steps)"
-                        : "kvroute: worker %llu rank %u: its replay buffer has all %llu batches since it began%s",
-                    (unsigned long long)st->worker.worker_id, st->worker.dp_rank, (unsigned long long)st->buffer_batches, seconds);
+    kvr_log(st->buffer_first
+                ? "kvroute: worker %llu rank %u: its replay buffer holds the last %llu batches%s: who is away for longer, without "
+                  "--data-dir, has a partial view at first (vLLM: buffer_steps)"
+                : "kvroute: worker %llu rank %u: its replay buffer has all %llu batches since it began%s",
+            (unsigned long long)st->worker.worker_id, st->worker.dp_rank, (unsigned long long)st->buffer_batches, seconds);
 }
 
 /* How far the engine's replay buffer reaches back; said once. */

@@ -2,6 +2,7 @@
 /* Built without the NATS client: connecting refuses, so that nothing else here is ever called with a connection. */
 #include "net/ingest/event_plane.h"
 #include "net/nats/registry.h"
+#include "wire/prom_page.h"
 
 int kvr_nats_connect(const struct kvr_nats_config *c, struct kvr_nats **out, char *err, size_t cap)
 {
@@ -47,7 +48,7 @@ void kvr_durable_feed_close(struct kvr_durable_feed *f)
     KVR_ASSERT(!f);
 }
 
-void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_buf *out)
+void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_prom_page *out)
 {
     (void)f, (void)out;
 }

@@ -29,6 +29,7 @@
 #include "net/nats/registry.h"
 #include "net/nats/snapshots.h"
 #include "wire/plane_event.h"
+#include "wire/prom_page.h"
 
 enum {
     CALL_MS = 2000,
@@ -726,24 +727,21 @@ void kvr_durable_feed_close(struct kvr_durable_feed *f)
     free(f);
 }
 
-void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_buf *out)
+void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_prom_page *out)
 {
     if (!f) return;
-#define ROW(name, type, help)                                                                                                              \
-    kvr_buf_printf(out, "# HELP kvroute_durable_" name " " help "\n# TYPE kvroute_durable_" name " " type "\nkvroute_durable_" name " %llu\n",
-#define ROW_END(field) (unsigned long long)atomic_load_explicit(&f->n.field, memory_order_relaxed))
-    ROW("position", "gauge", "Sequence of the stream that has been taken") ROW_END(position);
-    ROW("stream_messages", "gauge", "Messages in the stream, as the keeper saw it") ROW_END(stream_messages);
-    ROW("keeper", "gauge", "1 when this replica writes the snapshots") ROW_END(keeper);
-    ROW("starts_total", "counter", "Times the stream was started from a snapshot or its beginning") ROW_END(starts);
-    ROW("restarts_total", "counter", "Times the stream had been purged past our place") ROW_END(restarts);
-    ROW("loaded_snapshots_total", "counter", "Snapshots put in place") ROW_END(loaded_snapshots);
-    ROW("torn_snapshots_total", "counter", "Snapshots refused because a piece was torn or gone") ROW_END(torn_snapshots);
-    ROW("written_snapshots_total", "counter", "Snapshots written") ROW_END(written_snapshots);
-    ROW("failed_snapshots_total", "counter", "Snapshots that could not be written, or that another replica overtook")
-    ROW_END(failed_snapshots);
-    ROW("purges_total", "counter", "Times the stream was purged of what snapshots cover") ROW_END(purges);
-    ROW("orphans_removed_total", "counter", "Consumers of replicas that are gone, removed") ROW_END(orphans_removed);
+#define ROW(name, type, field, help)                                                                                                       \
+    kvr_prom_one_u64(out, "kvroute_durable_", name, type, help, atomic_load_explicit(&f->n.field, memory_order_relaxed))
+    ROW("position", "gauge", position, "Sequence of the stream that has been taken");
+    ROW("stream_messages", "gauge", stream_messages, "Messages in the stream, as the keeper saw it");
+    ROW("keeper", "gauge", keeper, "1 when this replica writes the snapshots");
+    ROW("starts_total", "counter", starts, "Times the stream was started from a snapshot or its beginning");
+    ROW("restarts_total", "counter", restarts, "Times the stream had been purged past our place");
+    ROW("loaded_snapshots_total", "counter", loaded_snapshots, "Snapshots put in place");
+    ROW("torn_snapshots_total", "counter", torn_snapshots, "Snapshots refused because a piece was torn or gone");
+    ROW("written_snapshots_total", "counter", written_snapshots, "Snapshots written");
+    ROW("failed_snapshots_total", "counter", failed_snapshots, "Snapshots that could not be written, or that another replica overtook");
+    ROW("purges_total", "counter", purges, "Times the stream was purged of what snapshots cover");
+    ROW("orphans_removed_total", "counter", orphans_removed, "Consumers of replicas that are gone, removed");
 #undef ROW
-#undef ROW_END
 }

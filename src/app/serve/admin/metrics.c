@@ -5,103 +5,115 @@
 #include "app/serve/workers/evidence.h"
 #include "app/serve/state.h"
 
-#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "store/view_store.h"
-#include "wire/prom_text.h"
+#include "wire/prom_page.h"
 
-static void put_histogram(struct kvr_buf *b, const char *name, const char *help, struct histogram *h)
+static void put_family(struct kvr_prom_page *b, const char *name, const char *type, const char *help)
 {
-    uint64_t cumulative = 0;
-    kvr_buf_printf(b, "# HELP kvroute_%s %s\n# TYPE kvroute_%s histogram\n", name, help, name);
-    for (int i = 0; i < h->buckets; i++) {
-        cumulative += atomic_load_explicit(&h->counts[i], memory_order_relaxed);
-        kvr_buf_printf(b, "kvroute_%s_bucket{le=\"%.6g\"} %llu\n", name, histogram_end(h, i), (unsigned long long)cumulative);
-    }
-    cumulative += atomic_load_explicit(&h->counts[h->buckets], memory_order_relaxed);
-    kvr_buf_printf(b, "kvroute_%s_bucket{le=\"+Inf\"} %llu\nkvroute_%s_sum %.6f\nkvroute_%s_count %llu\n", name,
-                   (unsigned long long)cumulative, name, (double)atomic_load_explicit(&h->sum_micro, memory_order_relaxed) / 1e6, name,
-                   (unsigned long long)cumulative);
+    kvr_prom_family(b, "kvroute_", name, type, help);
 }
 
-static void put_type(struct kvr_buf *b, const char *name, const char *type, const char *help)
+static void put_histogram(struct kvr_prom_page *b, const char *name, const char *help, const struct kvr_histogram *h)
 {
-    kvr_buf_printf(b, "# HELP kvroute_%s %s\n# TYPE kvroute_%s %s\n", name, help, name, type);
+    put_family(b, name, "histogram", help);
+    kvr_prom_put_histogram(b, KVR_PROM_NONE, h);
 }
 
-static void put_value(struct kvr_buf *b, const char *name, double v)
+static void put_gauge(struct kvr_prom_page *b, const char *name, const char *help, double v)
 {
-    kvr_buf_printf(b, "kvroute_%s %.17g\n", name, v);
+    kvr_prom_one_double(b, "kvroute_", name, "gauge", help, v);
 }
 
-static void put_gauge(struct kvr_buf *b, const char *name, const char *help, double v)
+/* The loads of all pools, one after the other. NULL, with *n 0: there are none, or memory is short and the page has failed. */
+static struct kvr_rank_load *all_loads(struct serve *s, struct kvr_prom_page *b, size_t *n)
 {
-    put_type(b, name, "gauge", help);
-    put_value(b, name, v);
-}
-
-static void put_loads(struct serve *s, struct kvr_buf *b)
-{
-    static const char *const names[] = {"worker_active_prefill_tokens", "worker_active_decode_blocks", "worker_active_requests"};
-    static const char *const helps[] = {"Prompt tokens still to be computed", "KV blocks in use by running requests", "Running requests"};
-    enum { RANKS = 4096 };
-    struct kvr_rank_load *l = calloc(RANKS, sizeof *l);
-    for (int k = 0; k < 3 && l; k++) {
-        put_type(b, names[k], "gauge", helps[k]);
-        for (const struct pool *p = s->pools; p; p = p->next) {
-            size_t n = KVR_MIN(kvr_router_loads(p->router, l, RANKS), (size_t)RANKS);
-            for (size_t i = 0; i < n; i++)
-                kvr_buf_printf(b, "kvroute_%s{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n", names[k],
-                               (unsigned long long)l[i].worker.worker_id, l[i].worker.dp_rank,
-                               (unsigned long long)(k == 0   ? l[i].active_prefill_tokens
-                                                    : k == 1 ? l[i].active_decode_blocks
-                                                             : l[i].active_requests));
+    struct kvr_rank_load *all = NULL, *more;
+    *n = 0;
+    for (const struct pool *p = s->pools; p; p = p->next) {
+        size_t room = kvr_router_loads(p->router, NULL, 0) + 8; /* some may come meanwhile */
+        if (!(more = realloc(all, (*n + room) * sizeof *all))) {
+            free(all);
+            b->out->failed = true;
+            *n = 0;
+            return NULL;
         }
+        all = more;
+        *n += KVR_MIN(kvr_router_loads(p->router, all + *n, room), room);
     }
+    return all;
+}
+
+static void put_loads(struct serve *s, struct kvr_prom_page *b)
+{
+    size_t n;
+    struct kvr_rank_load *l = all_loads(s, b, &n);
+#define PUT(name, field, help)                                                                                                             \
+    put_family(b, name, "gauge", help);                                                                                                    \
+    for (size_t i = 0; i < n; i++)                                                                                                         \
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(l[i].worker.worker_id, l[i].worker.dp_rank)), l[i].field);
+    PUT("worker_active_prefill_tokens", active_prefill_tokens, "Prompt tokens still to be computed")
+    PUT("worker_active_decode_blocks", active_decode_blocks, "KV blocks in use by running requests")
+    PUT("worker_active_requests", active_requests, "Running requests")
+#undef PUT
     free(l);
 }
 
-static void put_view_counter(struct kvr_buf *b, const struct kvr_view_status *st, size_t n, const char *name, size_t at)
+/* What is known of all views. NULL, with *n 0: there are none, or memory is short and the page has failed. */
+static struct kvr_view_status *all_views(struct serve *s, struct kvr_prom_page *b, size_t *n)
 {
-    kvr_buf_printf(b, "# HELP kvroute_kv_%s_total KV event streams: %s\n# TYPE kvroute_kv_%s_total counter\n", name, name, name);
-    for (size_t i = 0; i < n; i++)
-        kvr_buf_printf(b, "kvroute_kv_%s_total{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n", name, (unsigned long long)st[i].worker.worker_id,
-                       st[i].worker.dp_rank, (unsigned long long)*(const uint64_t *)(const void *)((const char *)&st[i] + at));
+    *n = 0;
+    if (!s->ingest) return NULL;
+    size_t room = kvr_ingest_status(s->ingest, NULL, 0) + 8; /* some may come meanwhile */
+    struct kvr_view_status *st = calloc(room, sizeof *st);
+    if (st) *n = KVR_MIN(kvr_ingest_status(s->ingest, st, room), room);
+    else b->out->failed = true;
+    return st;
 }
 
-static void put_views(struct serve *s, struct kvr_buf *b)
+#define RANK_OF(st) KVR_PROM_RANK((st).worker.worker_id, (st).worker.dp_rank)
+
+static void put_view_counter(struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n, const char *name, size_t at)
 {
-    enum { VIEWS = 4096 };
-    struct kvr_view_status *st = calloc(VIEWS, sizeof *st);
-    size_t n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, VIEWS), (size_t)VIEWS) : 0;
-    put_type(b, "view_trusted", "gauge", "1 when the view of a rank's cache is of use: whole or partial");
+    char family[96], help[96];
+    snprintf(family, sizeof family, "kv_%s_total", name);
+    snprintf(help, sizeof help, "KV event streams: %s", name);
+    put_family(b, family, "counter", help);
     for (size_t i = 0; i < n; i++)
-        kvr_buf_printf(b, "kvroute_view_trusted{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,
-                       st[i].worker.dp_rank, st[i].trusted);
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), *(const uint64_t *)(const void *)((const char *)&st[i] + at));
+}
+
+static void put_views(struct serve *s, struct kvr_prom_page *b)
+{
+    size_t n;
+    struct kvr_view_status *st = all_views(s, b, &n);
+    put_family(b, "view_trusted", "gauge", "1 when the view of a rank's cache is of use: whole or partial");
+    for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].trusted);
     kvr_view_metrics(b, st, n);
     put_gauge(b, "view_supposed_blocks", "Blocks in partial views for which only answers of their engines speak",
               (double)atomic_load(&s->view_supposed));
-    put_type(b, "view_recovering", "gauge", "1 while what a view has lost is being fetched");
-    for (size_t i = 0; i < n; i++)
-        kvr_buf_printf(b, "kvroute_view_recovering{worker_id=\"%llu\",dp_rank=\"%u\"} %d\n", (unsigned long long)st[i].worker.worker_id,
-                       st[i].worker.dp_rank, st[i].repairing && !st[i].trusted);
+    put_family(b, "view_recovering", "gauge", "1 while what a view has lost is being fetched");
+    for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].repairing && !st[i].trusted);
 #define PUT(name) put_view_counter(b, st, n, #name, offsetof(struct kvr_view_status, name));
     KVR_INGEST_COUNTERS(PUT)
 #undef PUT
-    put_type(b, "kv_events_filtered_total", "counter", "KV events left out, by reason");
+    put_family(b, "kv_events_filtered_total", "counter", "KV events left out, by reason");
     for (size_t i = 0; i < n; i++) {
 #define PUT(name)                                                                                                                          \
-    if (st[i].filtered.name)                                                                                                               \
-        kvr_buf_printf(b, "kvroute_kv_events_filtered_total{worker_id=\"%llu\",dp_rank=\"%u\",reason=\"" #name "\"} %llu\n",               \
-                       (unsigned long long)st[i].worker.worker_id, st[i].worker.dp_rank, (unsigned long long)st[i].filtered.name);
+    if (st[i].filtered.name) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i]), KVR_PROM_TEXT("reason", #name)), st[i].filtered.name);
         KVR_ENGINE_COUNTERS(PUT)
 #undef PUT
     }
     free(st);
 }
 
-static void put_index(struct serve *s, struct kvr_buf *b)
+/* The pairs that name a pool. */
+#define POOL_OF(p)                                                                                                                         \
+    KVR_PROM_TEXT("model", (p)->model), KVR_PROM_TEXT("routing_group", (p)->group), KVR_PROM_NUMBER("block_size", (p)->block_size)
+
+static void put_index(struct serve *s, struct kvr_prom_page *b)
 {
     static const struct {
         const char *name, *type, *help;
@@ -127,67 +139,50 @@ static void put_index(struct serve *s, struct kvr_buf *b)
     };
     struct kvr_index_stats st;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
-        put_type(b, rows[i].name, rows[i].type, rows[i].help);
+        put_family(b, rows[i].name, rows[i].type, rows[i].help);
         for (const struct pool *p = s->pools; p; p = p->next) {
             if (!p->index) continue;
             kvr_index_stats(p->index, &st);
-            kvr_buf_printf(b, "kvroute_%s{block_size=\"%u\"} %llu\n", rows[i].name, p->block_size,
-                           (unsigned long long)*(uint64_t *)(void *)((char *)&st + rows[i].at));
+            kvr_prom_put_u64(b, KVR_PROM_PAIRS(POOL_OF(p)), *(uint64_t *)(void *)((char *)&st + rows[i].at));
         }
     }
 }
 
-static void put_workers(struct serve *s, struct kvr_buf *b)
+static void put_workers(struct serve *s, struct kvr_prom_page *b)
 {
-    put_type(b, "worker_registered", "gauge", "1 for each rank of a registered worker");
+    put_family(b, "worker_registered", "gauge", "1 for each rank of a registered worker");
     kvr_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next)
-        for (uint32_t r = 0; r < w->dp_size; r++)
-            kvr_buf_printf(b, "kvroute_worker_registered{worker_id=\"%llu\",dp_rank=\"%u\"} 1\n", (unsigned long long)w->id,
-                           w->dp_start + r);
-    put_type(b, "worker_up", "gauge", "1 when a worker may be chosen");
+        for (uint32_t r = 0; r < w->dp_size; r++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(w->id, w->dp_start + r)), 1);
+    put_family(b, "worker_up", "gauge", "1 when a worker may be chosen");
     for (const struct worker *w = s->workers; w; w = w->next)
-        kvr_buf_printf(b, "kvroute_worker_up{worker_id=\"%llu\"} %d\n", (unsigned long long)w->id, worker_is_schedulable(w, now_ms()));
-    put_type(b, "worker_requests_total", "counter", "Requests sent to a worker");
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), worker_is_schedulable(w, now_ms()));
+    put_family(b, "worker_requests_total", "counter", "Requests sent to a worker");
     for (const struct worker *w = s->workers; w; w = w->next)
-        kvr_buf_printf(b, "kvroute_worker_requests_total{worker_id=\"%llu\"} %llu\n", (unsigned long long)w->id,
-                       (unsigned long long)w->requests);
-    put_type(b, "worker_ttft_factor", "gauge", "Times to first token of a worker, in times of what the fleet's model says");
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), w->requests);
+    put_family(b, "worker_ttft_factor", "gauge", "Times to first token of a worker, in times of what the fleet's model says");
     for (const struct worker *w = s->workers; w; w = w->next) {
         struct kvr_ttft_model m;
         struct kvr_ttft_factor f;
         if (kvr_router_ttft_model(w->pool->router, &w->id, &m, &f) == 0)
-            kvr_buf_printf(b, "kvroute_worker_ttft_factor{worker_id=\"%llu\"} %.6g\n", (unsigned long long)w->id, f.value);
+            kvr_prom_put_double(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), f.value);
     }
     size_t sessions = sessions_count(s->sessions), responses = sessions_count(s->responses);
     uint64_t given_up[] = {sessions_given_up(s->sessions), sessions_given_up(s->responses)};
     kvr_unlock(&s->lock);
     put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions);
     put_gauge(b, "responses", "Responses of /v1/responses whose worker is known", (double)responses);
-    put_type(b, "bindings_given_up_total", "counter", "Sessions and responses forgotten before their time, as there were too many");
-    kvr_buf_printf(b,
-                   "kvroute_bindings_given_up_total{table=\"sessions\"} %llu\nkvroute_bindings_given_up_total{table=\"responses\"} %llu\n",
-                   (unsigned long long)given_up[0], (unsigned long long)given_up[1]);
+    put_family(b, "bindings_given_up_total", "counter", "Sessions and responses forgotten before their time, as there were too many");
+    kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("table", "sessions")), given_up[0]);
+    kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("table", "responses")), given_up[1]);
 }
 
-/* Names that clients have given, as label values. */
-static void put_scope(struct kvr_buf *b, const struct pool *p)
-{
-    const char *const names[] = {p->model, p->group};
-    for (int i = 0; i < 2; i++) {
-        kvr_buf_str(b, i ? "\",routing_group=\"" : "model=\"");
-        kvr_prom_put_value(b, names[i], strlen(names[i]));
-    }
-    kvr_buf_str(b, "\"");
-}
-
-/* What a partition has learnt. */
 struct learnt_models {
     struct kvr_ttft_model ttft;
     struct kvr_generation_model generation;
 };
 
-static void put_models(struct serve *s, struct kvr_buf *b)
+static void put_models(struct serve *s, struct kvr_prom_page *b)
 {
     static const struct {
         const char *name, *help;
@@ -204,61 +199,57 @@ static void put_models(struct serve *s, struct kvr_buf *b)
          offsetof(struct learnt_models, generation.tokens)},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
-        put_type(b, rows[i].name, "gauge", rows[i].help);
+        put_family(b, rows[i].name, "gauge", rows[i].help);
         for (const struct pool *p = s->pools; p; p = p->next) {
             struct learnt_models m;
             (void)kvr_router_ttft_model(p->router, NULL, &m.ttft, NULL);
             kvr_router_generation_model(p->router, &m.generation);
-            kvr_buf_printf(b, "kvroute_%s{", rows[i].name);
-            put_scope(b, p);
-            kvr_buf_printf(b, ",block_size=\"%u\"} %.6g\n", p->block_size, *(const double *)(const void *)((const char *)&m + rows[i].at));
+            kvr_prom_put_double(b, KVR_PROM_PAIRS(POOL_OF(p)), *(const double *)(const void *)((const char *)&m + rows[i].at));
         }
     }
 }
 
-static void put_queue_gauge(struct serve *s, struct kvr_buf *b, const char *name, const char *help, size_t at)
+static void put_queue_gauge(struct serve *s, struct kvr_prom_page *b, const char *name, const char *help, size_t at)
 {
-    put_type(b, name, "gauge", help);
+    put_family(b, name, "gauge", help);
     for (const struct pool *p = s->pools; p; p = p->next)
         for (size_t c = 0; c < kvr_router_classes(p->router); c++) {
             struct kvr_class_stats st;
             const char *class_name = kvr_router_class_stats(p->router, c, &st);
-            kvr_buf_printf(b, "kvroute_%s{", name);
-            put_scope(b, p);
-            kvr_buf_printf(b, ",policy_class=\"%s\"} %llu\n", class_name, (unsigned long long)*(uint64_t *)(void *)((char *)&st + at));
+            kvr_prom_put_u64(b, KVR_PROM_PAIRS(POOL_OF(p), KVR_PROM_TEXT("policy_class", class_name)),
+                             *(uint64_t *)(void *)((char *)&st + at));
         }
 }
 
-static void put_queues(struct serve *s, struct kvr_buf *b)
+static void put_queues(struct serve *s, struct kvr_prom_page *b)
 {
     static const char *const reasons[] = {"", "request_limit", "raw_isl_token_limit", "cached_token_limit"};
     put_queue_gauge(s, b, "router_queue_pending_requests", "Requests in the queue", offsetof(struct kvr_class_stats, requests));
     put_queue_gauge(s, b, "router_queue_pending_isl_tokens", "Their prompt tokens", offsetof(struct kvr_class_stats, isl_tokens));
     put_queue_gauge(s, b, "router_queue_pending_cached_tokens", "Of these, cached somewhere",
                     offsetof(struct kvr_class_stats, cached_tokens));
-    put_type(b, "router_queue_backpressure_total", "counter", "Requests refused by a limit of their class");
+    put_family(b, "router_queue_backpressure_total", "counter", "Requests refused by a limit of their class");
     for (const struct pool *p = s->pools; p; p = p->next)
         for (size_t c = 0; c < kvr_router_classes(p->router); c++)
             for (size_t k = 1; k < KVR_ARRAY_LEN(reasons); k++) {
                 struct kvr_class_stats st;
                 const char *class_name = kvr_router_class_stats(p->router, c, &st);
-                kvr_buf_str(b, "kvroute_router_queue_backpressure_total{");
-                put_scope(b, p);
-                kvr_buf_printf(b, ",policy_class=\"%s\",reason=\"%s\"} %llu\n", class_name, reasons[k], (unsigned long long)st.rejected[k]);
+                kvr_prom_put_u64(b,
+                                 KVR_PROM_PAIRS(POOL_OF(p), KVR_PROM_TEXT("policy_class", class_name), KVR_PROM_TEXT("reason", reasons[k])),
+                                 st.rejected[k]);
             }
 }
 
-void metrics_write(struct serve *s, struct kvr_buf *b)
+void metrics_write(struct serve *s, struct kvr_buf *out)
 {
+    struct kvr_prom_page page = {.out = out}, *b = &page;
     struct metrics *m = &s->metrics;
     size_t parked = 0, active = 0;
     for (size_t i = 0; i < s->loops_n; i++) {
         parked += atomic_load(&s->loops[i]->parked_n);
         active += atomic_load(&s->loops[i]->active);
     }
-#define PUT(name, help)                                                                                                                    \
-    put_type(b, #name, "counter", help);                                                                                                   \
-    put_value(b, #name, (double)atomic_load_explicit(&m->name, memory_order_relaxed));
+#define PUT(name, help) kvr_prom_one_u64(b, "kvroute_", #name, "counter", help, atomic_load_explicit(&m->name, memory_order_relaxed));
     SERVE_COUNTERS(PUT)
 #undef PUT
     labels_metrics(s, b);

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "app/serve/data/choices.h"
+#include "base/histogram.h"
 
 /* Totals; labels.c tells them by model, worker and status class. */
 #define SERVE_LABELLED(X) X(requests_total) X(predicted_cached_tokens_total) X(actual_cached_tokens_total)
@@ -50,15 +51,6 @@
     X(events_applied_total, "KV events applied")                                                                                           \
     X(events_failed_total, "KV events refused by the index")
 
-enum { HIST_BUCKETS = 24 };
-
-struct histogram {
-    double first, factor; /* bucket i ends at first * factor^i */
-    int buckets;
-    _Atomic uint64_t counts[HIST_BUCKETS + 1], n;
-    _Atomic uint64_t sum_micro; /* sum in millionths */
-};
-
 struct metrics {
 #define SERVE_COUNTER_FIELD(name, help) _Atomic uint64_t name;
     SERVE_COUNTERS(SERVE_COUNTER_FIELD)
@@ -66,16 +58,14 @@ struct metrics {
 #define SERVE_LABELLED_FIELD(name) _Atomic uint64_t name;
     SERVE_LABELLED(SERVE_LABELLED_FIELD)
 #undef SERVE_LABELLED_FIELD
-    struct histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
-    struct histogram best_overlap, regret, shortfall, queue_wait, remote_query;
-    struct histogram choice_regret, choice_gain;
+    struct kvr_histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
+    struct kvr_histogram best_overlap, regret, shortfall, queue_wait, remote_query;
+    struct kvr_histogram choice_regret, choice_gain;
     _Atomic uint64_t choices_compared, choices_seen_us, choices_alone_us; /* choices_totals.compared, .seen_ms, .alone_ms */
     _Atomic uint64_t moves[CHOICES_REASONS_N], computed_again[CHOICES_REASONS_N];
     _Atomic uint64_t remote_partial;
 };
 
 void metrics_init(struct metrics *m);
-void histogram_add(struct histogram *h, double v);
-double histogram_end(const struct histogram *h, int bucket); /* its upper bound */
 
 #endif

@@ -132,14 +132,14 @@ static void observe_times(const struct attempt *a)
     const struct request *r = a->request;
     const struct kvr_router_result *result = &a->result;
     struct metrics *m = &serve_of(r)->metrics;
-    histogram_add(&m->block_hashing, (double)result->times.block_hashing / 1e6);
-    histogram_add(&m->find_matches, (double)result->times.find_matches / 1e6);
-    histogram_add(&m->seq_hashing, (double)result->times.seq_hashing / 1e6);
-    histogram_add(&m->scheduling, (double)result->times.scheduling / 1e6);
-    histogram_add(&m->total, (double)result->times.total / 1e6);
+    kvr_histogram_add(&m->block_hashing, (double)result->times.block_hashing / 1e6);
+    kvr_histogram_add(&m->find_matches, (double)result->times.find_matches / 1e6);
+    kvr_histogram_add(&m->seq_hashing, (double)result->times.seq_hashing / 1e6);
+    kvr_histogram_add(&m->scheduling, (double)result->times.scheduling / 1e6);
+    kvr_histogram_add(&m->total, (double)result->times.total / 1e6);
     if (!r->routed || !r->tokens_n) return;
-    histogram_add(&m->isl, (double)r->isl);
-    histogram_add(&m->hit_rate, result->required_blocks ? result->effective_blocks / (double)result->required_blocks : 0);
+    kvr_histogram_add(&m->isl, (double)r->isl);
+    kvr_histogram_add(&m->hit_rate, result->required_blocks ? result->effective_blocks / (double)result->required_blocks : 0);
     quality_decided(serve_of(r), result);
 }
 
@@ -169,7 +169,7 @@ void account_first_token(struct attempt *a)
     uint64_t now = kvr_now_ns(kvr_clock_monotonic());
     bool known = r->routed && r->tokens_n && !r->multimodal && r->status < 400; /* else its length was a guess */
     a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
-    if (a->is_sse && r->status < 400) histogram_add(&s->metrics.ttft, a->ttft_ms / 1000);
+    if (a->is_sse && r->status < 400) kvr_histogram_add(&s->metrics.ttft, a->ttft_ms / 1000);
     if (a->is_sse && known) a->other_ms = quality_first_token(s, a->pool, &a->result, &a->table, a->ttft_ms);
     if (known) quality_answered(s, &a->result);
     a->itl_last_ns = a->first_ns = now;
@@ -181,7 +181,7 @@ void account_events(struct attempt *a, uint64_t events)
 {
     if (events && a->prefill_marked && a->itl_last_ns) {
         uint64_t now = kvr_now_ns(kvr_clock_monotonic());
-        histogram_add(&serve_of(a->request)->metrics.itl, (double)(now - a->itl_last_ns) / 1e9 / (double)events);
+        kvr_histogram_add(&serve_of(a->request)->metrics.itl, (double)(now - a->itl_last_ns) / 1e9 / (double)events);
         a->itl_last_ns = now;
         a->generated += events;
     }

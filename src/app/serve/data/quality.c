@@ -9,6 +9,7 @@
  */
 #include "app/serve/state.h"
 #include "base/log.h"
+#include "wire/prom_page.h"
 
 #include <math.h>
 
@@ -19,9 +20,9 @@ void quality_decided(struct serve *s, const struct kvr_router_result *r)
 {
     struct metrics *m = &s->metrics;
     double required = (double)KVR_MAX(r->required_blocks, (uint64_t)1);
-    histogram_add(&m->best_overlap, r->best_blocks / required);
-    histogram_add(&m->regret, r->best_blocks - r->effective_blocks);
-    if (r->waited_ns) histogram_add(&m->queue_wait, (double)r->waited_ns / 1e9);
+    kvr_histogram_add(&m->best_overlap, r->best_blocks / required);
+    kvr_histogram_add(&m->regret, r->best_blocks - r->effective_blocks);
+    if (r->waited_ns) kvr_histogram_add(&m->queue_wait, (double)r->waited_ns / 1e9);
 }
 
 void quality_delivered(struct serve *s, const struct delivery *d)
@@ -31,7 +32,7 @@ void quality_delivered(struct serve *s, const struct delivery *d)
     double share = (double)error / (double)d->prompt;
     bool surprising = d->actual * 2 < d->predicted && d->predicted >= d->block_size, log = false;
     uint64_t now = now_ms(), skipped = 0;
-    histogram_add(&s->metrics.shortfall, (double)error / d->block_size);
+    kvr_histogram_add(&s->metrics.shortfall, (double)error / d->block_size);
     kvr_lock(&s->lock);
     q->answers++;
     q->divergence += KVR_MAX(SHARE, 1.0 / (double)q->answers) * (share - q->divergence);
@@ -94,7 +95,7 @@ double quality_first_token(struct serve *s, struct pool *pool, const struct kvr_
     count(&m->choices_compared, 1);
     count(&m->choices_seen_us, (uint64_t)(ms * 1000));
     count(&m->choices_alone_us, (uint64_t)(KVR_MAX(others[n].ms, 0.0) * 1000));
-    histogram_add(ms > best ? &m->choice_regret : &m->choice_gain, fabs(ms - best));
+    kvr_histogram_add(ms > best ? &m->choice_regret : &m->choice_gain, fabs(ms - best));
     return best;
 }
 
@@ -117,8 +118,8 @@ static struct choices_totals totals(struct serve *s)
                                .compared = atomic_load(&m->choices_compared),
                                .seen_ms = (double)atomic_load(&m->choices_seen_us) / 1e3,
                                .alone_ms = (double)atomic_load(&m->choices_alone_us) / 1e3,
-                               .regret_ms = (double)atomic_load(&m->choice_regret.sum_micro) / 1e6,
-                               .gain_ms = (double)atomic_load(&m->choice_gain.sum_micro) / 1e6};
+                               .regret_ms = atomic_load(&m->choice_regret.sum),
+                               .gain_ms = atomic_load(&m->choice_gain.sum)};
     for (int i = 0; i < CHOICES_REASONS_N; i++) {
         t.moved[i] = atomic_load(&m->moves[i]);
         t.again[i] = atomic_load(&m->computed_again[i]);
@@ -167,22 +168,20 @@ void quality_write(struct serve *s, struct kvr_buf *b)
     kvr_json_close(b, '}');
 }
 
-static void put_by_reason(struct kvr_buf *b, const char *name, const char *help, _Atomic uint64_t values[CHOICES_REASONS_N])
+static void put_by_reason(struct kvr_prom_page *b, const char *name, const char *help, _Atomic uint64_t values[CHOICES_REASONS_N])
 {
-    kvr_buf_printf(b, "# HELP kvroute_%s %s\n# TYPE kvroute_%s counter\n", name, help, name);
+    kvr_prom_family(b, "kvroute_", name, "counter", help);
     for (int i = 0; i < CHOICES_REASONS_N; i++)
-        kvr_buf_printf(b, "kvroute_%s{reason=\"%s\"} %llu\n", name, choices_reason_name(i), (unsigned long long)atomic_load(&values[i]));
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("reason", choices_reason_name(i))), atomic_load(&values[i]));
 }
 
-void quality_metrics(struct serve *s, struct kvr_buf *b)
+void quality_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     struct choices_totals m = last_minute(s);
     put_by_reason(b, "prefix_moves_total", "Prompts of which another rank held half or more, and more than the chosen one",
                   s->metrics.moves);
     put_by_reason(b, "blocks_computed_again_total", "Blocks of prompts that another rank held and the chosen one computed",
                   s->metrics.computed_again);
-    kvr_buf_printf(b,
-                   "# HELP kvroute_evictions_per_stored_block Blocks that events removed in the last minute for each that they stored\n"
-                   "# TYPE kvroute_evictions_per_stored_block gauge\nkvroute_evictions_per_stored_block %.6g\n",
-                   choices_evictions(&m));
+    kvr_prom_one_double(b, "kvroute_", "evictions_per_stored_block", "gauge",
+                        "Blocks that events removed in the last minute for each that they stored", choices_evictions(&m));
 }

@@ -9,6 +9,7 @@
 
 struct serve;
 struct pool;
+struct kvr_prom_page;
 
 /* How predictions fare, under serve.lock. */
 struct quality {
@@ -32,8 +33,8 @@ void quality_answered(struct serve *s, const struct kvr_router_result *r);
  * the best of these; negative: it is not compared. */
 double quality_first_token(struct serve *s, struct pool *pool, const struct kvr_router_result *r, const struct decision_table *t,
                            double ms);
-void quality_tick(struct serve *s);                       /* main loop, once a second: says what could be better */
-void quality_write(struct serve *s, struct kvr_buf *b);   /* main loop: an object of the last minute */
-void quality_metrics(struct serve *s, struct kvr_buf *b); /* main loop */
+void quality_tick(struct serve *s);                             /* main loop, once a second: says what could be better */
+void quality_write(struct serve *s, struct kvr_buf *b);         /* main loop: an object of the last minute */
+void quality_metrics(struct serve *s, struct kvr_prom_page *b); /* main loop */
 
 #endif

@@ -31,7 +31,7 @@ static void on_scores(void *ctx, const struct kvr_remote_query *q, const struct 
     struct metrics *m = &serve_of(r)->metrics;
     for (size_t i = 0; i < REMOTES_MAX; i++)
         if (k->queries[i] == q) k->queries[i] = NULL;
-    if (n >= 0) histogram_add(&m->remote_query, (double)(kvr_now_ns(kvr_clock_monotonic()) - k->asked_ns) / 1e6);
+    if (n >= 0) kvr_histogram_add(&m->remote_query, (double)(kvr_now_ns(kvr_clock_monotonic()) - k->asked_ns) / 1e6);
     if (n < 0 || !keep_scores(r, scores, (size_t)n)) r->no_index = true;
     else r->part_index = true;
     bool last = --k->unanswered == 0;

@@ -5,6 +5,7 @@
 
 #include "app/serve/common/fields.h"
 #include "base/log.h"
+#include "wire/prom_page.h"
 
 enum { MAIL_MAX = 65536 };
 
@@ -266,15 +267,10 @@ void discovery_stop(struct serve *s)
     }
 }
 
-void discovery_metrics(struct serve *s, struct kvr_buf *b)
+void discovery_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     if (s->o->discovery == DISCOVERY_STATIC) return;
-    kvr_buf_printf(b,
-                   "# HELP kvroute_discovery_workers Workers that were found\n# TYPE kvroute_discovery_workers gauge\n"
-                   "kvroute_discovery_workers %zu\n"
-                   "# HELP kvroute_discovery_refused_total Descriptions of workers that were not taken\n"
-                   "# TYPE kvroute_discovery_refused_total counter\nkvroute_discovery_refused_total %llu\n"
-                   "# HELP kvroute_discovery_dropped_total Findings that found the mail box full\n"
-                   "# TYPE kvroute_discovery_dropped_total counter\nkvroute_discovery_dropped_total %llu\n",
-                   d.found_n, (unsigned long long)d.refused, (unsigned long long)atomic_load(&d.dropped));
+    kvr_prom_one_u64(b, "kvroute_", "discovery_workers", "gauge", "Workers that were found", d.found_n);
+    kvr_prom_one_u64(b, "kvroute_", "discovery_refused_total", "counter", "Descriptions of workers that were not taken", d.refused);
+    kvr_prom_one_u64(b, "kvroute_", "discovery_dropped_total", "counter", "Findings that found the mail box full", atomic_load(&d.dropped));
 }

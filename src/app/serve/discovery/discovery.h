@@ -15,6 +15,8 @@
 
 #include "app/serve/state.h"
 
+struct kvr_prom_page;
+
 enum { DISCOVERY_KEY_MAX = 160, DISCOVERY_SPEC_MAX = 4096, DISCOVERY_FOUND_MAX = 16384 };
 
 /* For finders on threads of their own; what does not fit is dropped and counted. `spec` is a --worker text, or a worker object as
@@ -39,7 +41,7 @@ void discovery_tick(struct serve *s);   /* main loop */
 void discovery_reload(struct serve *s); /* the file, now; main loop */
 bool discovery_settled(void);
 void discovery_stop(struct serve *s);
-void discovery_metrics(struct serve *s, struct kvr_buf *out);
+void discovery_metrics(struct serve *s, struct kvr_prom_page *out);
 
 int discovery_file_start(struct serve *s, char *err, size_t cap);
 void discovery_file_tick(struct serve *s);

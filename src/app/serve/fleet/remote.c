@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "app/serve/state.h"
+#include "wire/prom_page.h"
 
 static int parse_nats(struct serve *s, const char *scope, char *err, size_t cap)
 {
@@ -136,7 +137,7 @@ void remote_model(const struct serve *s, uint32_t block_size, char *out, size_t 
     snprintf(out, cap, "%s@%u", s->o->model ? s->o->model : "default", block_size);
 }
 
-void remote_metrics(struct serve *s, struct kvr_buf *b)
+void remote_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     struct kvr_remote_stats *st = &s->remote_stats;
     if (!s->o->use_remote_indexer) return;
@@ -160,6 +161,5 @@ void remote_metrics(struct serve *s, struct kvr_buf *b)
          atomic_load(&st->rejected_validations)},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_buf_printf(b, "# HELP kvroute_remote_indexer_%s %s\n# TYPE kvroute_remote_indexer_%s %s\nkvroute_remote_indexer_%s %llu\n",
-                       rows[i].name, rows[i].help, rows[i].name, rows[i].type, rows[i].name, (unsigned long long)rows[i].v);
+        kvr_prom_one_u64(b, "kvroute_remote_indexer_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
 }

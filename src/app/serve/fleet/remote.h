@@ -11,6 +11,7 @@
 
 struct serve;
 struct loop;
+struct kvr_prom_page;
 
 /* Reads --use-remote-indexer. Returns: 0, or -1 with the reason in err. */
 int remote_parse(struct serve *s, char *err, size_t cap);
@@ -23,6 +24,6 @@ const char *remote_why(const struct serve *s); /* why it is not used now; "": it
 bool remote_settled(struct serve *s);          /* validated once, or not within --restore-timeout; any thread */
 /* The model that indexers know a block size's workers by. */
 void remote_model(const struct serve *s, uint32_t block_size, char *out, size_t cap);
-void remote_metrics(struct serve *s, struct kvr_buf *out);
+void remote_metrics(struct serve *s, struct kvr_prom_page *out);
 
 #endif

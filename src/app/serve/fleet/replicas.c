@@ -11,6 +11,7 @@
 
 #include "app/serve/state.h"
 #include "net/replication/sync.h"
+#include "wire/prom_page.h"
 #include "wire/sync_event.h"
 
 enum { OUTPUT_STEP = 8, PEER_SLOTS = 64 };
@@ -249,7 +250,7 @@ void replicas_workers_changed(struct serve *s)
     if (s->sync) kvr_sync_resync(s->sync); /* what was said of unknown workers was left out */
 }
 
-void replicas_metrics(struct serve *s, struct kvr_buf *b)
+void replicas_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     struct kvr_sync_stats st;
     if (!s->sync) return;
@@ -280,6 +281,5 @@ void replicas_metrics(struct serve *s, struct kvr_buf *b)
         {"lost_peers_total", "counter", "Times a peer fell silent, was replaced or taken away", st.lost_peers},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_buf_printf(b, "# HELP kvroute_replica_sync_%s %s\n# TYPE kvroute_replica_sync_%s %s\nkvroute_replica_sync_%s %llu\n",
-                       rows[i].name, rows[i].help, rows[i].name, rows[i].type, rows[i].name, (unsigned long long)rows[i].v);
+        kvr_prom_one_u64(b, "kvroute_replica_sync_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
 }

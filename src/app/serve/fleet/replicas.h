@@ -13,6 +13,7 @@
 #include "base/buf.h"
 
 struct serve;
+struct kvr_prom_page;
 
 bool replicas_over_nats(const struct serve *s);
 bool replicas_wanted(const struct serve *s);
@@ -22,6 +23,6 @@ void replicas_stop(struct serve *s);
 void replicas_on_session_locked(struct serve *s, const char *id, size_t len, struct kvr_worker w);
 void replicas_on_change(void *pool, const struct kvr_load_event *event);
 void replicas_workers_changed(struct serve *s);
-void replicas_metrics(struct serve *s, struct kvr_buf *out);
+void replicas_metrics(struct serve *s, struct kvr_prom_page *out);
 
 #endif

@@ -19,6 +19,7 @@
 #include "net/replication/remote_index.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
+#include "wire/prom_page.h"
 
 enum { PENDING_BYTES = 16 << 20, POOLS_TOLD = 256 };
 
@@ -299,7 +300,7 @@ void served_stop(struct serve *s)
     s->served = NULL;
 }
 
-void served_metrics(struct serve *s, struct kvr_buf *b)
+void served_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     struct served *v = s->served;
     if (!v) return;
@@ -313,6 +314,5 @@ void served_metrics(struct serve *s, struct kvr_buf *b)
         {"errors_total", "counter", "Questions refused", atomic_load(&v->errors)},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_buf_printf(b, "# HELP kvroute_served_index_%s %s\n# TYPE kvroute_served_index_%s %s\nkvroute_served_index_%s %llu\n",
-                       rows[i].name, rows[i].help, rows[i].name, rows[i].type, rows[i].name, (unsigned long long)rows[i].v);
+        kvr_prom_one_u64(b, "kvroute_served_index_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
 }

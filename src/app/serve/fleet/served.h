@@ -8,12 +8,13 @@
 #include "wire/json.h"
 
 struct serve;
+struct kvr_prom_page;
 
 /* Returns: 0, or -1 with the reason in err. */
 int served_start(struct serve *s, char *err, size_t cap);
 void served_stop(struct serve *s);
 void served_tick(struct serve *s); /* main loop */
-void served_metrics(struct serve *s, struct kvr_buf *out);
+void served_metrics(struct serve *s, struct kvr_prom_page *out);
 /* Of a router that serves its index; packed: where served_takes_packed. */
 void served_post_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void served_post_record(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);

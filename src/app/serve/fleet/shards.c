@@ -15,6 +15,7 @@
 #include "app/serve/state.h"
 #include "base/lock.h"
 #include "base/map64.h"
+#include "wire/prom_page.h"
 
 enum { ROUND_MS = 1000, CALL_S = 2, ANSWER_MAX = 32 << 20, WORKERS_MAX = 16384, KNOWN_MAX = 1 << 20, CALLS_MAX = 64 };
 
@@ -300,7 +301,7 @@ void shards_stop(struct serve *s)
     kvr_map64_clear(&sh.known);
 }
 
-void shards_metrics(struct serve *s, struct kvr_buf *b)
+void shards_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     if (s->remote_n < 2) return;
     const struct {
@@ -312,6 +313,5 @@ void shards_metrics(struct serve *s, struct kvr_buf *b)
         {"refused_total", "Of both, refused or not answered", atomic_load(&sh.refused)},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_buf_printf(b, "# HELP kvroute_indexer_shards_%s %s\n# TYPE kvroute_indexer_shards_%s counter\nkvroute_indexer_shards_%s %llu\n",
-                       rows[i].name, rows[i].help, rows[i].name, rows[i].name, (unsigned long long)rows[i].v);
+        kvr_prom_one_u64(b, "kvroute_indexer_shards_", rows[i].name, "counter", rows[i].help, rows[i].v);
 }

@@ -6,9 +6,10 @@
 #include "base/buf.h"
 
 struct serve;
+struct kvr_prom_page;
 
 void shards_tick(struct serve *s); /* main loop */
 void shards_stop(struct serve *s);
-void shards_metrics(struct serve *s, struct kvr_buf *out);
+void shards_metrics(struct serve *s, struct kvr_prom_page *out);
 
 #endif

@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "net/http/metrics_scrape.h"
 #include "wire/plane_event.h"
+#include "wire/prom_page.h"
 
 enum { READINGS_MAX = 64, PENDING_BYTES = 1 << 20 };
 
@@ -248,7 +249,7 @@ static bool figure(const struct serve *s, const struct rank_load *r, uint64_t no
     }
 }
 
-void engine_load_metrics(struct serve *s, struct kvr_buf *b)
+void engine_load_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     static const struct {
         const char *name, *help;
@@ -260,21 +261,18 @@ void engine_load_metrics(struct serve *s, struct kvr_buf *b)
     uint64_t now = now_ms();
     kvr_lock(&s->lock);
     for (int k = 0; k < ROWS; k++) {
-        kvr_buf_printf(b, "# HELP kvroute_engine_%s %s\n# TYPE kvroute_engine_%s gauge\n", rows[k].name, rows[k].help, rows[k].name);
+        kvr_prom_family(b, "kvroute_engine_", rows[k].name, "gauge", rows[k].help);
         for (const struct worker *w = s->workers; w; w = w->next)
             for (uint32_t i = 0; i < w->dp_size; i++) {
                 double v;
                 if (!w->loads[i].known || !figure(s, &w->loads[i], now, (enum row)k, &v)) continue;
-                kvr_buf_printf(b, "kvroute_engine_%s{worker_id=\"%llu\",dp_rank=\"%u\"} %.9g\n", rows[k].name, (unsigned long long)w->id,
-                               w->dp_start + i, v);
+                kvr_prom_put_double(b, KVR_PROM_PAIRS(KVR_PROM_RANK(w->id, w->dp_start + i)), v);
             }
     }
     kvr_unlock(&s->lock);
     if (s->engine_loads.reports)
-        kvr_buf_printf(b,
-                       "# HELP kvroute_engine_load_dropped_total Loads of the event plane that found the queue full\n"
-                       "# TYPE kvroute_engine_load_dropped_total counter\nkvroute_engine_load_dropped_total %llu\n",
-                       (unsigned long long)kvr_nats_sub_dropped(s->engine_loads.reports));
+        kvr_prom_one_u64(b, "kvroute_", "engine_load_dropped_total", "counter", "Loads of the event plane that found the queue full",
+                         kvr_nats_sub_dropped(s->engine_loads.reports));
 }
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@ struct kvr_http_client;
 struct kvr_nats_sub;
 
 struct reading;
+struct kvr_prom_page;
 
 /* The main loop's. */
 struct engine_loads {
@@ -23,6 +24,6 @@ void engine_load_tick(struct serve *s); /* main loop */
 void engine_load_stop(struct serve *s);
 void engine_load_tell_locked(const struct worker *w); /* a worker that is new to its router: what is known of it */
 void engine_load_write(const struct serve *s, struct kvr_buf *b, const struct rank_load *r); /* the member `engine` */
-void engine_load_metrics(struct serve *s, struct kvr_buf *b);
+void engine_load_metrics(struct serve *s, struct kvr_prom_page *b);
 
 #endif

@@ -39,6 +39,7 @@
 #include "base/lock.h"
 #include "base/log.h"
 #include "base/map64.h"
+#include "wire/prom_page.h"
 
 enum {
     WINDOW = 16,
@@ -620,26 +621,21 @@ void evidence_write_locked(struct serve *s, struct kvr_buf *b, struct kvr_worker
     kvr_json_close(b, '}');
 }
 
-void evidence_metrics(struct serve *s, struct kvr_buf *b)
+void evidence_metrics(struct serve *s, struct kvr_prom_page *b)
 {
 #define REASON_TEXT(name, text) text,
     static const char *const reasons[] = {REASONS(REASON_TEXT)};
 #undef REASON_TEXT
     struct evidence *e = s->evidence;
     if (!e) return;
-    kvr_buf_str(
-        b, "# HELP kvroute_view_evidence_total Answers by what they say of the rank's view\n# TYPE kvroute_view_evidence_total counter\n");
+    kvr_prom_family(b, "kvroute_", "view_evidence_total", "counter", "Answers by what they say of the rank's view");
     kvr_lock(&s->lock);
     for (int i = 0; i < OUTCOMES; i++)
-        kvr_buf_printf(b, "kvroute_view_evidence_total{outcome=\"%s\",reason=\"\"} %llu\n", outcome_names[i],
-                       (unsigned long long)e->outcomes[i]);
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("outcome", outcome_names[i]), KVR_PROM_TEXT("reason", "")), e->outcomes[i]);
     for (int i = 0; i < REASONS_N; i++)
-        kvr_buf_printf(b, "kvroute_view_evidence_total{outcome=\"none\",reason=\"%s\"} %llu\n", reasons[i], (unsigned long long)e->none[i]);
-    kvr_buf_str(b, "# HELP kvroute_prompt_length_differs_total Answers that count other prompt tokens than were hashed\n"
-                   "# TYPE kvroute_prompt_length_differs_total counter\n");
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("outcome", "none"), KVR_PROM_TEXT("reason", reasons[i])), e->none[i]);
+    kvr_prom_family(b, "kvroute_", "prompt_length_differs_total", "counter", "Answers that count other prompt tokens than were hashed");
     for (size_t i = 0; i < e->ranks_n; i++)
-        kvr_buf_printf(b, "kvroute_prompt_length_differs_total{worker_id=\"%llu\",dp_rank=\"%u\"} %llu\n",
-                       (unsigned long long)e->ranks[i].worker.worker_id, e->ranks[i].worker.dp_rank,
-                       (unsigned long long)e->ranks[i].lengths);
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(e->ranks[i].worker.worker_id, e->ranks[i].worker.dp_rank)), e->ranks[i].lengths);
     kvr_unlock(&s->lock);
 }

@@ -5,6 +5,8 @@
 
 #include "app/serve/state.h"
 
+struct kvr_prom_page;
+
 struct evidence_prompt { /* a prompt that is about to be sent to a rank; borrowed */
     struct pool *pool;
     struct kvr_worker worker;
@@ -38,6 +40,6 @@ void evidence_tick(struct serve *s); /* main loop */
 void evidence_forget_locked(struct serve *s, uint64_t worker_id);
 /* A member `evidence`: how much there was of a rank. Under serve.lock. */
 void evidence_write_locked(struct serve *s, struct kvr_buf *b, struct kvr_worker worker);
-void evidence_metrics(struct serve *s, struct kvr_buf *out);
+void evidence_metrics(struct serve *s, struct kvr_prom_page *out);
 
 #endif

@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-#include "wire/prom_text.h"
+#include "wire/prom_page.h"
 
 enum { SERIES_MAX = 64 };
 
@@ -97,42 +97,37 @@ void labels_cached_locked(struct serve *s, struct worker *w, const char *model, 
 
 /* ---- writing ------------------------------------------------------------------------------------------------ */
 
-static void put_labels(struct kvr_buf *b, const char *name, const struct series *k, const struct worker *w)
+static struct kvr_prom_pair worker_pair(const struct worker *w)
 {
-    kvr_buf_printf(b, "kvroute_%s{model=\"", name);
-    kvr_prom_put_value(b, k->model, strlen(k->model));
-    if (w) kvr_buf_printf(b, "\",worker_id=\"%llu\"", (unsigned long long)w->id);
-    else kvr_buf_str(b, "\",worker_id=\"none\"");
+    return (struct kvr_prom_pair){"worker_id", w ? NULL : "none", w ? w->id : 0};
 }
 
-static void put_requests(struct kvr_buf *b, const char *name, const struct series *list, const struct worker *w)
+static void put_requests(struct kvr_prom_page *b, const struct series *list, const struct worker *w)
 {
     for (; list; list = list->next)
-        for (int c = 0; c < CLASSES; c++) {
-            if (!list->requests[c]) continue;
-            put_labels(b, name, list, w);
-            kvr_buf_printf(b, ",status=\"%s\"} %llu\n", class_names[c], (unsigned long long)list->requests[c]);
-        }
+        for (int c = 0; c < CLASSES; c++)
+            if (list->requests[c])
+                kvr_prom_put_u64(
+                    b, KVR_PROM_PAIRS(KVR_PROM_TEXT("model", list->model), worker_pair(w), KVR_PROM_TEXT("status", class_names[c])),
+                    list->requests[c]);
 }
 
-static void put_tokens(struct kvr_buf *b, const char *name, const struct series *list, const struct worker *w, size_t at)
+static void put_tokens(struct kvr_prom_page *b, const struct series *list, const struct worker *w, size_t at)
 {
     for (; list; list = list->next) {
         uint64_t v = *(const uint64_t *)(const void *)((const char *)list + at);
-        if (!w && !v) continue;
-        put_labels(b, name, list, w);
-        kvr_buf_printf(b, "} %llu\n", (unsigned long long)v);
+        if (w || v) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("model", list->model), worker_pair(w)), v);
     }
 }
 
 /* at: 0, the requests. */
-static void put_row(struct kvr_buf *b, const char *name, const struct series *list, const struct worker *w, size_t at)
+static void put_row(struct kvr_prom_page *b, const struct series *list, const struct worker *w, size_t at)
 {
-    if (at) put_tokens(b, name, list, w, at);
-    else put_requests(b, name, list, w);
+    if (at) put_tokens(b, list, w, at);
+    else put_requests(b, list, w);
 }
 
-void labels_metrics(struct serve *s, struct kvr_buf *b)
+void labels_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     static const struct {
         const char *name, *help;
@@ -145,9 +140,9 @@ void labels_metrics(struct serve *s, struct kvr_buf *b)
     };
     kvr_lock(&s->lock);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
-        kvr_buf_printf(b, "# HELP kvroute_%s %s\n# TYPE kvroute_%s counter\n", rows[i].name, rows[i].help, rows[i].name);
-        put_row(b, rows[i].name, s->series, NULL, rows[i].at);
-        for (const struct worker *w = s->workers; w; w = w->next) put_row(b, rows[i].name, w->series, w, rows[i].at);
+        kvr_prom_family(b, "kvroute_", rows[i].name, "counter", rows[i].help);
+        put_row(b, s->series, NULL, rows[i].at);
+        for (const struct worker *w = s->workers; w; w = w->next) put_row(b, w->series, w, rows[i].at);
     }
     kvr_unlock(&s->lock);
 }
