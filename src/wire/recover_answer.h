@@ -9,27 +9,8 @@
 #define KVR_WIRE_RECOVER_ANSWER_H
 
 #include "base/buf.h"
-#include "recover/event_list.h"
+#include "recover/consumer/answer.h"
 #include "wire/json.h"
-
-enum kvr_recover_kind {
-    KVR_RECOVER_EVENTS,
-    KVR_RECOVER_TREE_DUMP,
-    KVR_RECOVER_TOO_NEW,
-    KVR_RECOVER_INVALID_RANGE,
-    KVR_RECOVER_FAILED, /* TreeDumpFailed, Error; message */
-    KVR_RECOVER_UNKNOWN
-};
-
-struct kvr_recover_answer {
-    enum kvr_recover_kind kind;
-    uint64_t last_event_id;    /* TreeDump, Events; of the bare array: its last event's id */
-    uint64_t newest_available; /* TooNew */
-    bool has_last, has_epoch, has_end, has_block_size;
-    uint64_t epoch, end_event_id, block_size; /* kvroute's additions */
-    char message[128];
-    struct kvr_event_list events; /* TreeDump: stored events only */
-};
 
 struct kvr_recover_reader {
     struct kvr_json_parser *json;

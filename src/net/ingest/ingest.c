@@ -13,9 +13,15 @@
 #include "wire/engine_memory.h"
 #include "wire/prom_page.h"
 
-/* ---- sockets ----------------------------------------------------------------------------------------- */
+/* ---- reading ----------------------------------------------------------------------------------------- */
 
-enum { FRAMES_MAX = 8 };
+enum {
+    FRAMES_MAX = 8,
+    UNREAD_MAX = 128 << 20, /* bytes of one connection that came and make no message that can be taken */
+    UNREAD_LOOK_MS = 20,
+    FLOOD_PAUSE_MS = 1000,    /* before a connection is tried again that brought too much; doubles up to RETRY_MAX_MS */
+    OLD_MESSAGES_MAX = 100000 /* of a broken connection, read before it counts as broken */
+};
 
 struct frames {
     zmq_msg_t m[FRAMES_MAX];
@@ -53,37 +59,24 @@ static void release(struct frames *f)
     for (int i = 0; i < f->n; i++) zmq_msg_close(&f->m[i]);
 }
 
-struct turn kvr__turn_begin(const struct kvr_ingest *in)
-{
-    return (struct turn){.began_ns = in->effects->now_ns()};
-}
-
-bool kvr__turn_over(const struct kvr_ingest *in, struct turn *t, size_t bytes)
-{
-    t->bytes += bytes;
-    return ++t->messages >= TURN_MESSAGES || t->bytes >= TURN_BYTES || atomic_load_explicit(&in->stop, memory_order_relaxed) ||
-           in->effects->now_ns() - t->began_ns >= TURN_MS * UINT64_C(1000000);
-}
-
 static void take_frames(struct kvr_ingest *in, struct source *s, struct frames *f)
 {
     if (f->total == 4 && zmq_msg_size(&f->m[2]) == 8) kvr__plane_frame(in, s, zmq_msg_data(&f->m[3]), zmq_msg_size(&f->m[3]));
     else if (f->total != 3 || zmq_msg_size(&f->m[1]) != 8) s->st.bad_frames++;
-    else kvr__view_live(in, s, kvr_load_be64(zmq_msg_data(&f->m[1])), zmq_msg_data(&f->m[2]), zmq_msg_size(&f->m[2]));
+    else kvr__view_batch(kvr__source_view(s), kvr_load_be64(zmq_msg_data(&f->m[1])), zmq_msg_data(&f->m[2]), zmq_msg_size(&f->m[2]));
 }
 
 /* What the broken connection had brought is read. */
-static void connection_broke(struct kvr_ingest *in, struct source *s)
+static void connection_broke(struct source *s)
 {
     s->breaking = 0;
-    in->breaking_n--;
-    kvr__view_disconnected(in, s);
+    kvr__view_disconnected(kvr__source_view(s));
 }
 
 static void read_sub(struct kvr_ingest *in, struct source *s)
 {
     struct frames f;
-    struct turn t = kvr__turn_begin(in);
+    struct turn t = kvr__turn_begin();
     bool drained = false, over = false;
     while (!drained && !over) {
         if (!receive(s->sub, &f, &s->line)) {
@@ -97,30 +90,30 @@ static void read_sub(struct kvr_ingest *in, struct source *s)
         over = kvr__turn_over(in, &t, f.bytes);
     }
     if (t.messages) s->floods = 0;
-    if (drained && s->breaking) connection_broke(in, s);
+    if (drained && s->breaking) connection_broke(s);
 }
 
 /* Replies: "" [topic] sequence payload; the end is a sequence of all ones with an empty payload. */
-static void take_reply_frames(struct kvr_ingest *in, struct source *s, struct frames *f)
+static void take_reply_frames(struct source *s, struct frames *f)
 {
     bool ok = (f->total == 3 || f->total == 4) && zmq_msg_size(&f->m[0]) == 0 && zmq_msg_size(&f->m[f->n - 2]) == 8;
     if (!ok) {
         s->st.bad_frames++;
-        kvr__view_replay_broken(in, s);
+        kvr__view_replay_broken(kvr__source_view(s));
         return;
     }
     uint64_t seq = kvr_load_be64(zmq_msg_data(&f->m[f->n - 2]));
     size_t len = zmq_msg_size(&f->m[f->n - 1]);
-    kvr__view_replay_part(in, s, seq, zmq_msg_data(&f->m[f->n - 1]), len);
+    kvr__view_replay_part(kvr__source_view(s), seq, zmq_msg_data(&f->m[f->n - 1]), len);
 }
 
 static void read_dealer(struct kvr_ingest *in, struct source *s)
 {
     struct frames f;
-    struct turn t = kvr__turn_begin(in);
+    struct turn t = kvr__turn_begin();
     void *dealer = s->dealer;
     while (receive(dealer, &f, &s->dealer_line)) {
-        take_reply_frames(in, s, &f);
+        take_reply_frames(s, &f);
         release(&f);
         if (s->dealer != dealer || kvr__turn_over(in, &t, f.bytes)) return; /* a renewed one has nothing yet */
     }
@@ -152,8 +145,8 @@ static void note_handshake(uint16_t event, bool *half, const char **trouble)
 }
 
 /* After a break the next events wait until what the broken connection had brought is read (read_sub): after the next one it could be
- * taken for a new life's, if its sequence happens to be the next. What the next one has brought by now is taken for the old life's, and
- * asked for again. */
+ * taken for the next process's, if its sequence happens to be the next. What the next one has brought by now is taken for the old life's,
+ * and asked for again. */
 static void read_monitor(struct kvr_ingest *in, struct source *s)
 {
     uint16_t event;
@@ -161,10 +154,9 @@ static void read_monitor(struct kvr_ingest *in, struct source *s)
     while (!s->breaking && read_event(s->monitor, &event, &value)) {
         kvr_zmq_line_event(&s->line, event, value, in->now_ms);
         note_handshake(event, &s->sub_half, &s->st.events_trouble);
-        if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) kvr__view_connected(in, s);
+        if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) kvr__view_connected(kvr__source_view(s));
         if (event != ZMQ_EVENT_DISCONNECTED && event != ZMQ_EVENT_CLOSED) continue;
         s->breaking = OLD_MESSAGES_MAX;
-        in->breaking_n++;
     }
 }
 
@@ -178,93 +170,22 @@ static void read_dealer_monitor(struct kvr_ingest *in, struct source *s)
     }
 }
 
-void *kvr__ingest_socket(struct kvr_ingest *in, int type)
-{
-    void *sock = zmq_socket(in->zmq, type);
-    int hwm = HWM, zero = 0, reconnect = 50, reconnect_max = 1000, heartbeat = 2000, patience = 5000, v6 = 1;
-    int64_t max = FRAME_MAX;
-    if (!sock) return NULL;
-    zmq_setsockopt(sock, ZMQ_RCVHWM, &hwm, sizeof hwm);
-    zmq_setsockopt(sock, ZMQ_SNDHWM, &hwm, sizeof hwm);
-    zmq_setsockopt(sock, ZMQ_LINGER, &zero, sizeof zero);
-    zmq_setsockopt(sock, ZMQ_MAXMSGSIZE, &max, sizeof max);
-    zmq_setsockopt(sock, ZMQ_RECONNECT_IVL, &reconnect, sizeof reconnect);
-    zmq_setsockopt(sock, ZMQ_RECONNECT_IVL_MAX, &reconnect_max, sizeof reconnect_max);
-    zmq_setsockopt(sock, ZMQ_HEARTBEAT_IVL, &heartbeat, sizeof heartbeat);
-    zmq_setsockopt(sock, ZMQ_HEARTBEAT_TIMEOUT, &patience, sizeof patience); /* a peer on a busy machine answers late */
-    zmq_setsockopt(sock, ZMQ_IPV6, &v6, sizeof v6);
-    return sock;
-}
-
-/* A socket that hears of another one's connections; NULL: no memory. */
-static void *monitor_of(struct kvr_ingest *in, void *socket)
-{
-    char name[64];
-    void *monitor = zmq_socket(in->zmq, ZMQ_PAIR);
-    snprintf(name, sizeof name, "inproc://monitor-%zu", in->monitors++);
-    int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
-    if (monitor && zmq_socket_monitor(socket, name, events) == 0 && zmq_connect(monitor, name) == 0) return monitor;
-    if (monitor) zmq_close(monitor);
-    return NULL;
-}
-
-static void close_pair(void **socket, void **monitor)
-{
-    if (*socket) zmq_socket_monitor(*socket, NULL, 0);
-    if (*socket) zmq_close(*socket);
-    if (*monitor) zmq_close(*monitor);
-    *socket = *monitor = NULL;
-}
-
-static void *connect_dealer(struct kvr_ingest *in, struct source *s, void **monitor)
-{
-    void *dealer = kvr__ingest_socket(in, ZMQ_DEALER);
-    *monitor = dealer ? monitor_of(in, dealer) : NULL;
-    if (*monitor && kvr_curve_client(in->curve, dealer, s->replay) == 0 && zmq_connect(dealer, s->replay) == 0) return dealer;
-    close_pair(&dealer, monitor);
-    return NULL;
-}
-
-static bool open_sockets(struct kvr_ingest *in, struct source *s)
-{
-    if (!kvr_ingest_endpoint_ok(s->events) || (s->replay[0] && !kvr_ingest_endpoint_ok(s->replay))) return false; /* inproc:// is ours */
-    s->sub = kvr__ingest_socket(in, ZMQ_SUB);
-    s->monitor = s->sub ? monitor_of(in, s->sub) : NULL;
-    if (!s->monitor) return false;
-    if (kvr_curve_client(in->curve, s->sub, s->events)) return false;
-    if (zmq_setsockopt(s->sub, ZMQ_SUBSCRIBE, "", 0) || zmq_connect(s->sub, s->events)) return false;
-    if (!s->replay[0]) return true;
-    s->dealer = connect_dealer(in, s, &s->dealer_monitor);
-    return s->dealer != NULL;
-}
-
-static void close_sockets(struct kvr_ingest *in, struct source *s)
-{
-    close_pair(&s->sub, &s->monitor);
-    close_pair(&s->dealer, &s->dealer_monitor);
-    s->line = s->dealer_line = (struct kvr_zmq_line){0};
-    s->owed_ends = 0;
-    in->breaking_n -= s->breaking != 0;
-    s->breaking = 0;
-}
-
 /* A connection that brings bytes and no messages: it is given up, and tried again after a pause. */
 static void give_up_flood(struct kvr_ingest *in, struct source *s)
 {
     uint64_t pause = (uint64_t)FLOOD_PAUSE_MS << KVR_MIN(s->floods, 5u);
     s->floods++;
     s->st.floods++;
-    kvr__view_disconnected(in, s);
-    kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "the worker sends more than can be taken");
-    close_sockets(in, s);
+    kvr__view_flooded(kvr__source_view(s));
+    kvr__sockets_close(s);
     s->reopen_ms = in->now_ms + KVR_MIN(pause, (uint64_t)RETRY_MAX_MS);
 }
 
 static void reopen(struct kvr_ingest *in, struct source *s)
 {
     s->reopen_ms = 0;
-    if (open_sockets(in, s)) return;
-    close_sockets(in, s);
+    if (kvr__sockets_open(in, s)) return;
+    kvr__sockets_close(s);
     s->reopen_ms = in->now_ms + RETRY_MAX_MS; /* memory is short */
 }
 
@@ -277,39 +198,32 @@ static void look_for_floods(struct kvr_ingest *in)
             give_up_flood(in, s);
 }
 
-static void source_free(struct kvr_ingest *in, struct source *s)
+static void source_end(struct kvr_ingest *in, struct source *s)
 {
     kvr__plane_detach(in, s);
-    close_sockets(in, s);
-    kvr__view_forget_repair(in, s);
-    while (s->own.next) {
-        struct rank_stream *r = s->own.next;
-        s->own.next = r->next;
-        kvr_engine_stream_free(&r->stream);
-        free(r);
-    }
-    kvr_engine_stream_free(&s->own.stream);
-    free(s->tail);
-    if (in->handler.on_leave) in->handler.on_leave(in->handler.ctx, s->st.worker);
-    if (in->handler.on_end) in->handler.on_end(in->handler.ctx, s->user);
-    free(s);
+    kvr__sockets_close(s);
+    kvr__source_free(s);
 }
 
 static void source_open(struct kvr_ingest *in, struct source *s)
 {
     bool asks = s->recover[0] && !in->recover;
-    if (asks && kvr_recover_client_create(kvr__ingest_on_reply, in, &in->recover)) in->recover = NULL;
-    s->st.failed = !s->plane && !open_sockets(in, s);
-    if (s->st.failed) close_sockets(in, s);
-    kvr__view_begin(in, s);
-    if (!s->plane) return;
+    if (asks && kvr_recover_client_create(kvr__inbox_on_reply, in, &in->recover)) in->recover = NULL;
+    s->st.failed = !s->view.shared && !kvr__sockets_open(in, s);
+    if (s->st.failed) {
+        kvr__sockets_close(s);
+        kvr__view_failed(kvr__source_view(s), "the events socket could not be made");
+    } else {
+        kvr__view_begin(kvr__source_view(s));
+    }
+    if (!s->view.shared) return;
     kvr__plane_attach(in, s);
-    if (in->plane_up) kvr__view_connected(in, s);
+    if (in->plane_up) kvr__view_connected(kvr__source_view(s));
 }
 
 static void source_start(struct kvr_ingest *in, struct source *s, const struct kvr_ingest_keeper *keeper)
 {
-    kvr__view_take_tail(in, s);
+    kvr__source_take_tail(s);
     s->keeper = keeper;
     s->next = in->sources;
     in->sources = s;
@@ -325,15 +239,10 @@ static void source_pause(struct kvr_ingest *in, struct source *s, bool pause)
         source_open(in, s);
         return;
     }
-    close_sockets(in, s);
+    kvr__sockets_close(s);
     s->reopen_ms = 0;
     kvr__plane_detach(in, s);
-    kvr__view_forget_repair(in, s);
-    s->connected = s->st.connected = false;
-    s->drop_at_ms = 0;
-    s->beat_ms = 0;
-    if (kvr__plane_is_durable(in, s)) s->missing = s->unsure = true; /* what passes is not brought again */
-    kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "paused");
+    kvr__view_paused(kvr__source_view(s));
 }
 
 static void source_visit(struct kvr_ingest *in, struct source *s, const struct command *c)
@@ -342,17 +251,17 @@ static void source_visit(struct kvr_ingest *in, struct source *s, const struct c
     size_t n = 0;
     struct kvr_view_cursor adopt = {0};
     for (const struct rank_stream *r = &s->own; r && n < RANKS_MAX; r = r->next) ranks[n++] = r->stream.worker.dp_rank;
-    kvr__view_note_cursor(s);
+    kvr__source_status(s);
     s->st.cursor.partial |= in->handler.makes_up && in->handler.makes_up(in->handler.ctx, s->st.worker);
     in->visited = s;
     c->visit(c->arg, &s->st, ranks, n, &adopt);
     in->visited = NULL;
-    if (adopt.known) kvr__view_adopt(in, s, &adopt);
+    if (adopt.known) kvr__view_adopt(kvr__source_view(s), &adopt);
 }
 
 int kvr_ingest_carry(struct kvr_ingest *in, uint32_t rank)
 {
-    return kvr__view_carry(in->visited, rank) ? 0 : -KVR_ELIMIT;
+    return kvr__source_carry(in->visited, rank) ? 0 : -KVR_ELIMIT;
 }
 
 void kvr_ingest_memory(struct kvr_ingest *in, struct kvr_buf *out)
@@ -363,7 +272,7 @@ void kvr_ingest_memory(struct kvr_ingest *in, struct kvr_buf *out)
 enum kvr_view_knowledge kvr_ingest_bare(struct kvr_ingest *in)
 {
     const struct source *s = in->visited;
-    enum kvr_view_knowledge bare = s->st.knowledge;
+    enum kvr_view_knowledge bare = s->view.knowledge;
     for (const struct rank_stream *r = &s->own; r; r = r->next) {
         enum kvr_memory_worth worth = kvr_engine_memory_worth(&r->stream);
         if (worth == KVR_MEMORY_MORE) bare = KVR_MIN(bare, KVR_VIEW_PARTIAL);
@@ -383,10 +292,9 @@ static void publish_statuses(struct kvr_ingest *in)
         in->statuses = p;
         in->statuses_cap = in->sources_n * 2;
     }
-    for (const struct source *s = in->sources; s; s = s->next) {
-        in->statuses[n] = s->st;
-        in->statuses[n].sound = s->known != KVR_VIEW_UNKNOWN;
-        in->statuses[n++].repairing = kvr__view_repairing(s);
+    for (struct source *s = in->sources; s; s = s->next) {
+        kvr__source_status(s);
+        in->statuses[n++] = s->st;
     }
     in->statuses_n = n;
     in->plane_seen = in->plane_stats;
@@ -406,28 +314,11 @@ static void take_replies(struct kvr_ingest *in, struct kvr_recover_reply *list)
     while (r) {
         struct kvr_recover_reply *next = r->next;
         struct source *s = in->sources;
-        while (s && s->asking != r->token) s = s->next;
-        if (s) kvr__view_reply(in, s, r);
-        else kvr_recover_reply_free(r);
+        while (s && !(kvr__view_is_asking(&s->view) && s->token == r->token)) s = s->next;
+        if (s) kvr__view_answer(kvr__source_view(s), &r->answer);
+        kvr_recover_reply_free(r);
         r = next;
     }
-}
-
-static void command_free(struct kvr_ingest *in, struct command *c)
-{
-    if (c->kind == SERVED) {
-        pthread_mutex_lock(&in->lock);
-        in->served_n--;
-        in->served_blocks -= c->served.n;
-        pthread_mutex_unlock(&in->lock);
-    }
-    if (!c->spare) {
-        free(c);
-        return;
-    }
-    pthread_mutex_lock(&in->lock);
-    c->spare = false;
-    pthread_mutex_unlock(&in->lock);
 }
 
 static bool concerns(const struct command *c, const struct source *s)
@@ -450,13 +341,13 @@ static bool run_on_sources(struct kvr_ingest *in, const struct command *c)
         if (c->kind == REMOVE_WORKER || c->kind == REMOVE_RANK) {
             *p = s->next;
             in->sources_n--;
-            source_free(in, s);
+            source_end(in, s);
             continue;
         }
         if (c->kind == PAUSE || c->kind == RESUME) source_pause(in, s, c->kind == PAUSE);
-        if (c->kind == EVIDENCE) kvr__view_evidence(in, s, c->text);
-        if (c->kind == DOUBT_COPIES) kvr__view_doubt_copies(in, s, c->has_name ? &c->name : NULL);
-        if (c->kind == EXPECT_REPORTS) kvr__view_expect_reports(in, s);
+        if (c->kind == EVIDENCE) kvr__view_evidence(kvr__source_view(s), c->text);
+        if (c->kind == DOUBT_COPIES) kvr__source_doubt_copies(s, c->has_name ? &c->name : NULL);
+        if (c->kind == EXPECT_REPORTS) kvr__source_expect_reports(s);
         if (c->kind == VISIT) source_visit(in, s, c);
         if (c->kind == SERVED && in->handler.on_served) in->handler.on_served(in->handler.ctx, s->user, &c->served);
         p = &s->next;
@@ -471,7 +362,7 @@ static void run_command(struct kvr_ingest *in, struct command *c)
     else if (c->kind == VISIT_PLANE) rc = kvr__plane_visit(in, c->visit_plane, c->arg);
     else if (!run_on_sources(in, c) && c->kind == VISIT) rc = -KVR_ENOTFOUND;
     if (!c->done) {
-        command_free(in, c);
+        kvr__inbox_free_command(in, c);
         return;
     }
     pthread_mutex_lock(&in->lock);
@@ -487,7 +378,7 @@ static bool exchange(struct kvr_ingest *in)
 {
     char drain[64];
     while (zmq_recv(in->wake_out, drain, sizeof drain, ZMQ_DONTWAIT) >= 0) continue;
-    struct plane_message *messages = kvr__plane_waiting(in); /* before the commands: see ingest/plane.c */
+    struct plane_message *messages = kvr__plane_waiting(in); /* before the commands: see plane.c */
     pthread_mutex_lock(&in->lock);
     struct command *c = in->commands;
     struct kvr_recover_reply *replies = in->replies;
@@ -523,7 +414,7 @@ static bool items_reserve(const struct kvr_ingest *in, zmq_pollitem_t **items, s
 /* While what has waited is taken, new messages stay in the socket. */
 static bool reads_sub(const struct source *s)
 {
-    return !s->settling || s->breaking;
+    return !kvr__view_is_settling(&s->view) || s->breaking;
 }
 
 static size_t fill_items(const struct kvr_ingest *in, zmq_pollitem_t *it)
@@ -555,10 +446,18 @@ static size_t take_turn(struct kvr_ingest *in, struct source *s, const zmq_polli
     } else if (s->reopen_ms && in->now_ms >= s->reopen_ms) {
         reopen(in, s);
     }
-    kvr__view_step(in, s);
-    kvr__view_deadlines(in, s);
-    if (s->plane) kvr__plane_deadlines(in, s);
+    struct kvr_view *v = kvr__source_view(s);
+    if (kvr__view_is_busy(v)) kvr__view_step(v);
+    kvr__view_tick(v);
     return n;
+}
+
+/* Is there something to go on with, whatever comes? */
+static bool is_busy(const struct kvr_ingest *in)
+{
+    bool busy = false;
+    for (const struct source *s = in->sources; s && !busy; s = s->next) busy = s->breaking || kvr__view_is_busy(&s->view);
+    return busy;
 }
 
 static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap)
@@ -566,9 +465,8 @@ static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap
     if (!items_reserve(in, items, cap)) return false;
     zmq_pollitem_t *it = *items;
     size_t n = fill_items(in, it);
-    bool busy = in->incoming_n || in->settling_n || in->breaking_n;
-    zmq_poll(it, (int)n, busy ? 0 : 50);
-    in->now_ms = in->effects->now_ns() / 1000000;
+    zmq_poll(it, (int)n, is_busy(in) ? 0 : 50);
+    in->now_ms = kvr__inbox_now_ns() / 1000000;
     n = 1;
     for (struct source *s = in->sources; s && !in->stop; s = s->next) n += take_turn(in, s, it + n);
     look_for_floods(in);
@@ -581,13 +479,13 @@ static void *ingest_main(void *arg)
     struct kvr_ingest *in = arg;
     zmq_pollitem_t *items = NULL;
     size_t cap = 0;
-    in->now_ms = in->effects->now_ns() / 1000000;
+    in->now_ms = kvr__inbox_now_ns() / 1000000;
     while (exchange(in))
         if (!poll_once(in, &items, &cap)) continue; /* memory is short: try again */
     while (in->sources) {
         struct source *s = in->sources;
         in->sources = s->next;
-        source_free(in, s);
+        source_end(in, s);
     }
     free(items);
     return NULL;
@@ -595,77 +493,11 @@ static void *ingest_main(void *arg)
 
 /* ---- from other threads ------------------------------------------------------------------------------ */
 
-static void send_command(struct kvr_ingest *in, struct command *c)
-{
-    pthread_mutex_lock(&in->lock);
-    struct command **p = &in->commands;
-    while (*p) p = &(*p)->next;
-    *p = c;
-    zmq_send(in->wake_in, "", 0, ZMQ_DONTWAIT); /* under the lock: a ZMQ socket has one user at a time */
-    pthread_mutex_unlock(&in->lock);
-}
-
-void kvr__ingest_wake(struct kvr_ingest *in)
-{
-    pthread_mutex_lock(&in->lock);
-    zmq_send(in->wake_in, "", 0, ZMQ_DONTWAIT);
-    pthread_mutex_unlock(&in->lock);
-}
-
-void kvr__ingest_on_reply(void *ctx, struct kvr_recover_reply *reply)
-{
-    struct kvr_ingest *in = ctx;
-    pthread_mutex_lock(&in->lock);
-    reply->next = in->replies;
-    in->replies = reply;
-    zmq_send(in->wake_in, "", 0, ZMQ_DONTWAIT);
-    pthread_mutex_unlock(&in->lock);
-}
-
-/* ---- what views have done ----------------------------------------------------------------------------- */
-
-static bool send_replay(struct source *s, uint64_t from)
-{
-    unsigned char start[8];
-    kvr_store_be64(start, from);
-    return zmq_send(s->dealer, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 && zmq_send(s->dealer, start, 8, ZMQ_DONTWAIT) >= 0;
-}
-
-/* A fresh dealer: what the old one was still owed will not be taken for the answer to the next question. */
-static void renew_dealer(struct kvr_ingest *in, struct source *s)
-{
-    void *monitor, *fresh = connect_dealer(in, s, &monitor);
-    if (!fresh) return; /* then a late answer is told apart by its end only */
-    close_pair(&s->dealer, &s->dealer_monitor);
-    s->dealer = fresh;
-    s->dealer_monitor = monitor;
-    s->dealer_line = (struct kvr_zmq_line){0};
-    s->owed_ends = 0;
-}
-
-static int ask_worker(struct kvr_ingest *in, const struct kvr_recover_question *q)
-{
-    return in->recover ? kvr_recover_client_ask(in->recover, q) : -KVR_ENOMEM;
-}
-
-static void cancel_question(struct kvr_ingest *in, uint64_t token)
-{
-    kvr_recover_client_cancel(in->recover, token);
-}
-
-static uint64_t monotonic_ns(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic());
-}
-
-static const struct ingest_effects EFFECTS = {send_replay, renew_dealer, ask_worker, cancel_question, monotonic_ns};
-
 int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_timeout_s, struct kvr_ingest **out)
 {
     struct kvr_ingest *in = calloc(1, sizeof *in);
     if (!in) return -KVR_ENOMEM;
     in->handler = *handler;
-    in->effects = &EFFECTS;
     in->restore_timeout_ms = (uint64_t)(restore_timeout_s * 1000) + 1;
     kvr_engine_batch_init(&in->batch);
     kvr__plane_init(in);
@@ -711,7 +543,7 @@ void kvr_ingest_destroy(struct kvr_ingest *in)
     while (in->commands) {
         struct command *c = in->commands;
         in->commands = c->next;
-        if (c->add) source_free(in, c->add);
+        if (c->add) source_end(in, c->add);
         if (!c->spare) free(c); /* nobody waits any more */
     }
     while (in->replies) {
@@ -730,211 +562,74 @@ void kvr_ingest_destroy(struct kvr_ingest *in)
     free(in);
 }
 
-bool kvr_ingest_endpoint_ok(const char *e)
-{
-    if (strlen(e) >= 240) return false;
-    if (strncmp(e, "ipc://", 6) == 0) return e[6] != 0;
-    if (strncmp(e, "tcp://", 6) != 0) return false;
-    const char *colon = strrchr(e + 6, ':');
-    if (!colon || colon == e + 6 || !colon[1] || e[6] == '*') return false; /* '*' is for who binds */
-    unsigned long port = 0;
-    for (const char *p = colon + 1; *p; p++) {
-        if (*p < '0' || *p > '9' || port > 65535) return false;
-        port = port * 10 + (unsigned long)(*p - '0');
-    }
-    return port > 0 && port <= 65535;
-}
-
-bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t cap)
-{
-    const char *colon = strrchr(e, ':');
-    if (offset == 0) return snprintf(out, cap, "%s", e) < (int)cap;
-    if (strncmp(e, "tcp://", 6) != 0 || !colon) return false;
-    unsigned long port = strtoul(colon + 1, NULL, 10) + offset;
-    return port <= 65535 && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port) < (int)cap;
-}
-
-bool kvr_ingest_endpoint_at(const char *host, uint16_t port, char *out, size_t cap)
-{
-    bool v6 = strchr(host, ':') != NULL;
-    if (snprintf(out, cap, "tcp://%s%s%s:%u", v6 ? "[" : "", host, v6 ? "]" : "", port) < (int)cap) return true;
-    out[0] = 0;
-    return false;
-}
-
-static struct kvr_engine_stream *stream_of_rank(void *ctx, uint32_t rank)
-{
-    struct rank_stream *r = kvr__view_carry(ctx, rank);
-    return r ? &r->stream : NULL;
-}
-
-/* Its place in the stream, and what was remembered there. Content without its memory would be taken further wrongly: then it is asked for
- * anew. */
-static void go_on_from(struct source *s, const struct kvr_ingest_source *src)
-{
-    for (size_t i = 0; i < src->ranks_n; i++) (void)kvr__view_carry(s, src->ranks[i]);
-    if (!src->from.known || kvr_engine_memory_read(src->memory, src->memory_len, stream_of_rank, s)) return;
-    s->cursor.applied_any = true;
-    s->cursor.next = src->from.next;
-    s->cursor.last_ts = src->from.last_ts;
-    s->missing = src->from.partial;
-    if (src->from.next) kvr__view_remember(s, src->from.next - 1, src->from.last_hash);
-    kvr__view_note_cursor(s);
-}
-
 int kvr_ingest_add(struct kvr_ingest *in, const struct kvr_ingest_source *src)
 {
     bool connectable = (!src->events || kvr_ingest_endpoint_ok(src->events)) && (!src->replay || kvr_ingest_endpoint_ok(src->replay));
     if ((src->replay && !src->events) || (!connectable && !src->any_endpoint)) return -KVR_EINVAL;
-    struct source *s = calloc(1, sizeof *s);
     struct command *c = calloc(1, sizeof *c);
-    if (!s || !c) {
-        free(s);
+    struct source *s = c ? kvr__source_create(in, src) : NULL;
+    if (!s) {
         free(c);
         return -KVR_ENOMEM;
     }
-    s->st.worker = src->worker;
-    s->user = src->user;
-    s->any_rank = src->any_rank;
-    s->lossy = src->lossy;
-    s->ranks_n = 1;
-    s->missing_why = "what was kept of it was not whole";
-    s->wait_tail = &s->wait_head;
-    s->plane = s->enveloped = !src->events;
-    if (src->events) snprintf(s->events, sizeof s->events, "%s", src->events);
-    if (src->replay) snprintf(s->replay, sizeof s->replay, "%s", src->replay);
-    if (src->recover) snprintf(s->recover, sizeof s->recover, "%s", src->recover);
-    s->st.can_replay = src->replay != NULL || s->recover[0];
-    kvr_engine_stream_init(&s->own.stream, src->worker, src->block_size);
-    s->own.stream.tiers = src->tiers;
-    if (in->handler.on_window) {
-        s->own.stream.window = kvr__view_window;
-        s->own.stream.window_ctx = in;
-    }
-    if (in->handler.holds) {
-        s->own.stream.holds = kvr__view_holds;
-        s->own.stream.holds_ctx = in;
-    }
-    go_on_from(s, src);
-    s->kept = src->kept;
-    s->tail = src->tail;
-    s->tail_len = src->tail_len;
     c->kind = ADD;
     c->add = s;
     c->keeper = src->keeper;
-    send_command(in, c);
+    kvr__inbox_send(in, c);
     return 0;
-}
-
-/* Takes a command back that the thread has not begun with. */
-static bool withdraw_locked(struct kvr_ingest *in, const struct command *c)
-{
-    struct command **p = &in->commands;
-    while (*p && *p != c) p = &(*p)->next;
-    if (!*p) return false;
-    *p = c->next;
-    return true;
-}
-
-/* Sends the command and waits until the thread has run it, or is about to end; needs no memory. */
-static int run_and_wait(struct kvr_ingest *in, struct command *c)
-{
-    bool done = false;
-    int rc = -KVR_ENOMEM;
-    c->done = &done;
-    c->rc = &rc;
-    send_command(in, c);
-    pthread_mutex_lock(&in->lock);
-    while (!done && !(in->stop && withdraw_locked(in, c))) pthread_cond_wait(&in->cond, &in->lock);
-    pthread_mutex_unlock(&in->lock);
-    return rc;
 }
 
 void kvr_ingest_remove(struct kvr_ingest *in, uint64_t worker_id, const uint32_t *rank)
 {
     struct command c = {.kind = rank ? REMOVE_RANK : REMOVE_WORKER, .worker = {worker_id, rank ? *rank : 0}};
-    (void)run_and_wait(in, &c);
+    (void)kvr__inbox_run(in, &c);
 }
 
 void kvr_ingest_pause(struct kvr_ingest *in, struct kvr_worker worker, bool pause)
 {
     struct command c = {.kind = pause ? PAUSE : RESUME, .worker = worker};
-    (void)run_and_wait(in, &c);
-}
-
-/* What must not be lost when memory is short. */
-static struct command *take_spare(struct kvr_ingest *in)
-{
-    struct command *c = NULL;
-    pthread_mutex_lock(&in->lock);
-    for (size_t i = 0; i < SPARE_COMMANDS && !c; i++)
-        if (!in->spares[i].spare) c = &in->spares[i];
-    if (c) *c = (struct command){.spare = true};
-    pthread_mutex_unlock(&in->lock);
-    return c;
-}
-
-/* A command nobody waits for; NULL: not even a spare one is left. */
-static struct command *make_command(struct kvr_ingest *in, enum command_kind kind, struct kvr_worker worker)
-{
-    struct command *c = calloc(1, sizeof *c);
-    if (!c) c = take_spare(in);
-    if (!c) return NULL;
-    c->kind = kind;
-    c->worker = worker;
-    return c;
+    (void)kvr__inbox_run(in, &c);
 }
 
 void kvr_ingest_set_evidence(struct kvr_ingest *in, struct kvr_worker worker, const char *text)
 {
-    struct command *c = make_command(in, EVIDENCE, worker);
+    struct command *c = kvr__inbox_command(in, EVIDENCE, worker);
     if (!c) return;
     snprintf(c->text, sizeof c->text, "%s", text ? text : "");
-    send_command(in, c);
+    kvr__inbox_send(in, c);
 }
 
 void kvr_ingest_doubt_copies(struct kvr_ingest *in, struct kvr_worker worker, const uint64_t *name)
 {
-    struct command *c = make_command(in, DOUBT_COPIES, worker);
+    struct command *c = kvr__inbox_command(in, DOUBT_COPIES, worker);
     if (!c) return;
     c->has_name = name != NULL;
     c->name = name ? *name : 0;
-    send_command(in, c);
+    kvr__inbox_send(in, c);
 }
 
 bool kvr_ingest_expect_reports(struct kvr_ingest *in, uint64_t worker_id)
 {
-    struct command *c = make_command(in, EXPECT_REPORTS, (struct kvr_worker){worker_id, 0});
-    if (c) send_command(in, c);
+    struct command *c = kvr__inbox_command(in, EXPECT_REPORTS, (struct kvr_worker){worker_id, 0});
+    if (c) kvr__inbox_send(in, c);
     return c != NULL;
 }
 
 int kvr_ingest_served(struct kvr_ingest *in, const struct kvr_served *prompt)
 {
-    struct command *c = malloc(sizeof *c + prompt->n * sizeof *prompt->locals);
-    if (!c) return -KVR_ENOMEM;
-    *c = (struct command){.kind = SERVED, .worker = prompt->worker, .served = *prompt};
-    c->served.locals = memcpy(c + 1, prompt->locals, prompt->n * sizeof *prompt->locals);
-    pthread_mutex_lock(&in->lock);
-    bool room = in->served_n < SERVED_MAX && in->served_blocks + prompt->n <= SERVED_BLOCKS_MAX;
-    in->served_n += room;
-    in->served_blocks += room ? prompt->n : 0;
-    pthread_mutex_unlock(&in->lock);
-    if (room) send_command(in, c);
-    else free(c);
-    return room ? 0 : -KVR_ELIMIT;
+    return kvr__inbox_send_served(in, prompt);
 }
 
 int kvr_ingest_visit_view(struct kvr_ingest *in, struct kvr_worker worker, kvr_ingest_visit *fn, void *arg)
 {
     struct command c = {.kind = VISIT, .worker = worker, .visit = fn, .arg = arg};
-    return run_and_wait(in, &c);
+    return kvr__inbox_run(in, &c);
 }
 
 int kvr_ingest_visit_plane(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *arg)
 {
     struct command c = {.kind = VISIT_PLANE, .visit_plane = fn, .arg = arg};
-    return run_and_wait(in, &c);
+    return kvr__inbox_run(in, &c);
 }
 
 size_t kvr_ingest_status(struct kvr_ingest *in, struct kvr_view_status *out, size_t cap)

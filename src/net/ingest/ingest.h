@@ -8,7 +8,7 @@
  *                +--no answer in time------------+--> live (partial), replay is tried again with growing pauses
  *
  * With a recover endpoint (kvroute/local_index.h) the worker is asked for what a replay cannot give, or, without a replay
- * endpoint, for whatever is missing; see ingest/view.c.
+ * endpoint, for whatever is missing; see recover/consumer/view.h.
  *
  * A source that is added with content in place (`from`) asks for its last batch again and goes on when it is the same one,
  * else starts over; without a replay endpoint the next batch in sequence confirms it.
@@ -40,16 +40,12 @@
 #include "base/buf.h"
 #include "wire/engine_events.h"
 #include "recover/consumer/supposed.h"
+#include "recover/consumer/view.h"
 #include "wire/plane_snapshot.h"
 
 struct kvr_prom_page;
 
 struct kvr_ingest;
-
-enum kvr_view_state { KVR_VIEW_RESTORING, KVR_VIEW_LIVE };
-
-/* What a view is worth. Partial: each block in it is held, but older ones may be missing, so that it says too little, never too much. */
-enum kvr_view_knowledge { KVR_VIEW_UNKNOWN, KVR_VIEW_PARTIAL, KVR_VIEW_WHOLE };
 
 /* clang-format off */
 #define KVR_INGEST_COUNTERS(X) \
@@ -57,15 +53,6 @@ enum kvr_view_knowledge { KVR_VIEW_UNKNOWN, KVR_VIEW_PARTIAL, KVR_VIEW_WHOLE };
     X(bad_frames) X(decode_errors) X(parent_not_found) X(block_not_found) X(apply_errors) X(disconnects) \
     X(overflows) X(floods) X(questions) X(recovered_events) X(recovered_dumps) X(recovery_failures)
 /* clang-format on */
-
-/* Where a view stands in its engine's stream: enough to go on from content that was kept elsewhere. */
-struct kvr_view_cursor {
-    bool known;         /* false: nothing was applied yet, or it cannot be relied on */
-    bool partial;       /* blocks of before may be missing (enum kvr_view_knowledge) */
-    uint64_t next;      /* the sequence that comes next */
-    uint64_t last_hash; /* of the payload of the last applied batch */
-    double last_ts;     /* its stamp, seconds */
-};
 
 struct kvr_view_status {
     struct kvr_worker worker;

@@ -71,7 +71,7 @@ static int enqueue(struct kvr_ingest *in, enum plane_kind kind, const char *data
     q->dropped += full && drop;
     pthread_mutex_unlock(&q->lock);
     if (full) free(m);
-    if (!full && first) kvr__ingest_wake(in);
+    if (!full && first) kvr__inbox_wake(in);
     return full ? -KVR_ELIMIT : 0;
 }
 
@@ -128,7 +128,7 @@ static struct source *source_of(struct kvr_ingest *in, struct kvr_worker w)
     struct source *s = at ? (struct source *)(uintptr_t)*at : NULL;
     if (s && kvr_worker_cmp(s->st.worker, w) == 0) return s;
     if (at) /* two ranks share a key */
-        for (s = in->sources; s && (!s->plane || kvr_worker_cmp(s->st.worker, w) != 0);) s = s->next;
+        for (s = in->sources; s && (!s->view.shared || kvr_worker_cmp(s->st.worker, w) != 0);) s = s->next;
     return s;
 }
 
@@ -136,34 +136,19 @@ void kvr__plane_attach(struct kvr_ingest *in, struct source *s)
 {
     if (kvr_map64_put(&in->plane_sources, key_of(s->st.worker), (uint64_t)(uintptr_t)s) == 0) return;
     s->st.failed = true;
-    kvr__view_trust(in, s, KVR_VIEW_UNKNOWN, "out of memory");
+    kvr__view_failed(kvr__source_view(s), "out of memory");
 }
 
 void kvr__plane_detach(struct kvr_ingest *in, struct source *s)
 {
-    const uint64_t *at = s->plane ? kvr_map64_get(&in->plane_sources, key_of(s->st.worker)) : NULL;
+    const uint64_t *at = s->view.shared ? kvr_map64_get(&in->plane_sources, key_of(s->st.worker)) : NULL;
     if (!at || (struct source *)(uintptr_t)*at != s) return;
     kvr_map64_del(&in->plane_sources, key_of(s->st.worker));
     for (struct source *o = in->sources; o; o = o->next) /* one that shared the key */
-        if (o != s && o->plane && key_of(o->st.worker) == key_of(s->st.worker)) kvr__plane_attach(in, o);
-}
-
-bool kvr__plane_is_durable(const struct kvr_ingest *in, const struct source *s)
-{
-    return s->plane && atomic_load_explicit(&in->plane_durable, memory_order_relaxed);
+        if (o != s && o->view.shared && key_of(o->st.worker) == key_of(s->st.worker)) kvr__plane_attach(in, o);
 }
 
 /* ---- messages ------------------------------------------------------------------------------------------------- */
-
-bool kvr__plane_decode(struct kvr_ingest *in, const char *data, size_t len, uint64_t *publisher)
-{
-    struct plane_head h;
-    if (len < sizeof h) return false;
-    memcpy(&h, data, sizeof h);
-    in->batch.ts = h.ts;
-    *publisher = h.publisher;
-    return kvr_plane_event_read(data + sizeof h, len - sizeof h, &in->plane_event, &in->plane_blocks, &in->plane_blocks_cap) == 0;
-}
 
 struct taking {
     struct kvr_ingest *in;
@@ -173,12 +158,6 @@ struct taking {
     bool live;           /* of a durable stream, ahead of its storing: taken when it is what comes next, else left to the stream */
 };
 
-static void heard(struct kvr_ingest *in, struct source *s)
-{
-    s->heard_ms = in->now_ms;
-    if (!s->connected && in->plane_up) kvr__view_connected(in, s);
-}
-
 static void hand_over(const struct taking *t, struct source *s, const struct kvr_plane_place *place)
 {
     struct kvr_ingest *in = t->in;
@@ -187,10 +166,10 @@ static void hand_over(const struct taking *t, struct source *s, const struct kvr
     kvr_buf_add(&in->plane_unit, place->data, place->len);
     if (in->plane_unit.failed) { /* as if it had been lost */
         in->plane_unit.failed = false;
-        s->st.overflows++;
+        s->view.counts.overflows++;
         return;
     }
-    kvr__view_live(in, s, place->event_id, in->plane_unit.data, in->plane_unit.len);
+    kvr__view_batch(kvr__source_view(s), place->event_id, in->plane_unit.data, in->plane_unit.len);
 }
 
 static int take_event(void *ctx, const struct kvr_plane_place *place)
@@ -201,12 +180,7 @@ static int take_event(void *ctx, const struct kvr_plane_place *place)
     in->plane_stats.events++;
     in->plane_stats.unknown_workers += !s;
     if (!s || s->st.paused) return 0;
-    bool same = t->head.publisher && s->publisher == t->head.publisher;
-    if (t->live && (!in->plane_up || !s->connected || kvr__view_repairing(s) || !same || place->event_id != s->cursor.next)) return 0;
-    if (t->beats && !s->beat_ms) s->beat_ms = in->now_ms;
-    heard(in, s);
-    if (same && place->event_id < s->cursor.next) s->st.stale_batches++;
-    else hand_over(t, s, place);
+    if (kvr__view_expects(kvr__source_view(s), t->head.publisher, place->event_id, t->live, t->beats)) hand_over(t, s, place);
     return 0;
 }
 
@@ -239,10 +213,10 @@ void kvr__plane_frame(struct kvr_ingest *in, struct source *s, const char *data,
     bool ok = kvr_plane_frame_open(data, len, &envelope, &envelope_len) == 0 &&
               kvr_envelope_read(envelope, envelope_len, &in->plane_scratch, &e) == 0;
     in->plane_scratch.failed = false;
-    if (ok && !s->enveloped) kvr__view_enveloped(in, s);
+    if (ok && !s->view.enveloped) kvr__view_enveloped(kvr__source_view(s));
     struct taking t = {in, {ok ? (double)e.published_at_ms * 1e-3 : 0, ok ? e.publisher : 0}, s, false, false};
     if (ok && kvr_envelope_is(&e, KVR_PLANE_EVENTS)) ok = kvr_plane_events_each(e.payload, e.payload_len, take_own_event, &t) == 0;
-    s->st.decode_errors += !ok;
+    s->view.counts.decode_errors += !ok;
 }
 
 static int take_json(struct kvr_ingest *in, const struct plane_message *m)
@@ -260,39 +234,12 @@ static int take_json(struct kvr_ingest *in, const struct plane_message *m)
     return kvr_plane_events_each(in->plane_scratch.data, in->plane_scratch.len, take_event, &t);
 }
 
-/* A worker's answer does not name the publisher: a beat that tells of the same last event does. */
-static void learn_publisher(struct source *s, const struct plane_head *h)
-{
-    if (s->publisher || !s->cursor.applied_any) return;
-    s->publisher = h->publisher;
-    s->publisher_since = h->ts;
-}
-
-static void take_beat(struct kvr_ingest *in, const struct plane_head *h, const struct kvr_beat *b)
+static void take_heartbeat(struct kvr_ingest *in, const struct plane_head *h, const struct kvr_beat *b)
 {
     struct source *s = source_of(in, b->worker);
     in->plane_stats.beats++;
-    if (!s || s->st.paused) {
-        in->plane_stats.unknown_workers += !s;
-        return;
-    }
-    s->beat_ms = in->now_ms;
-    heard(in, s);
-    uint64_t last = b->last_event_id, next = s->cursor.next;
-    bool even = last + 1 == next || (last == 0 && next == 0), known = s->publisher != 0;
-    bool other = known ? s->publisher != h->publisher : last + 1 < next, has_all = known ? !other && last < next : even;
-    bool busy = kvr__view_repairing(s) || s->retry_at_ms || !in->plane_up; /* not up: a durable stream is being caught up with */
-    if (busy || has_all || (last == 0 && !s->cursor.applied_any)) {
-        s->behind_ms = 0;
-        if (busy || !has_all) return;
-        learn_publisher(s, h);
-        kvr__view_confirmed(in, s);
-    } else if (!s->behind_ms) {
-        s->behind_ms = in->now_ms;
-    } else if (in->now_ms - s->behind_ms >= BEHIND_MS && in->now_ms - s->event_ms >= BEHIND_MS) {
-        s->behind_ms = 0;
-        kvr__view_behind(in, s, other);
-    }
+    in->plane_stats.unknown_workers += !s;
+    if (s && !s->st.paused) kvr__view_heartbeat(kvr__source_view(s), h->publisher, h->ts, b->last_event_id);
 }
 
 static int take_envelope(struct kvr_ingest *in, const struct plane_message *m)
@@ -309,7 +256,7 @@ static int take_envelope(struct kvr_ingest *in, const struct plane_message *m)
     if (kvr_envelope_is(&e, KVR_PLANE_EVENTS)) return kvr_plane_events_each(e.payload, e.payload_len, take_event, &t);
     if (!kvr_envelope_is(&e, KVR_PLANE_BEATS)) return 0; /* something else that travels here */
     rc = kvr_beat_read(e.payload, e.payload_len, &beat);
-    if (rc == 0) take_beat(in, &t.head, &beat);
+    if (rc == 0) take_heartbeat(in, &t.head, &beat);
     return rc;
 }
 
@@ -331,11 +278,9 @@ static void take_state(struct kvr_ingest *in, bool up)
     bool was = in->plane_up;
     in->plane_up = up;
     for (struct source *s = in->sources; s; s = s->next) {
-        if (!s->plane || s->st.paused) continue;
-        if (was && !up) kvr__view_stream_down(in, s);
-        if (was || !up || s->connected) continue;
-        if (s->beat_ms) s->beat_ms = in->now_ms; /* nobody can have been heard: from now on it is silence */
-        kvr__view_connected(in, s);
+        if (!s->view.shared || s->st.paused) continue;
+        if (was && !up) kvr__view_stream_down(kvr__source_view(s));
+        if (!was && up) kvr__view_stream_up(kvr__source_view(s));
     }
 }
 
@@ -344,7 +289,7 @@ static int restore_event(void *ctx, const struct kvr_event *ev)
     struct kvr_ingest *in = ctx;
     struct source *s = source_of(in, ev->worker);
     in->plane_stats.unknown_workers += !s;
-    if (s && !s->st.paused) kvr__view_restore(in, s, ev);
+    if (s && !s->st.paused) kvr__source_restore(s, ev);
     return 0;
 }
 
@@ -352,7 +297,7 @@ static int restore_cursor(void *ctx, const struct kvr_snapshot_cursor *c)
 {
     struct kvr_ingest *in = ctx;
     struct source *s = source_of(in, c->worker);
-    if (s && !s->st.paused) kvr__view_restored(in, s, c);
+    if (s && !s->st.paused) kvr__view_restored(kvr__source_view(s), c->next, c->publisher, c->ts, c->beats);
     return 0;
 }
 
@@ -374,7 +319,7 @@ static void take_one(struct kvr_ingest *in, const struct plane_message *m)
     case PLANE_SNAPSHOT_END: in->plane_stats.position = m->position; return;
     case PLANE_SNAPSHOT_BEGIN:
         for (struct source *s = in->sources; s; s = s->next)
-            if (s->plane) kvr__view_empty(in, s);
+            if (s->view.shared) kvr__view_empty(kvr__source_view(s));
         return;
     }
 }
@@ -402,18 +347,14 @@ int kvr__plane_visit(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, void *ar
     size_t n = 0;
     struct kvr_plane_view *views = malloc((in->sources_n + 1) * sizeof *views);
     for (const struct source *s = in->sources; s && views; s = s->next) {
-        if (!s->plane) continue;
+        if (!s->view.shared) continue;
         bool made_up = in->handler.makes_up && in->handler.makes_up(in->handler.ctx, s->st.worker);
-        bool whole = s->cursor.applied_any && !s->missing && !made_up && !s->mismatch && !kvr__view_repairing(s) && !s->retry_at_ms;
-        views[n++] =
-            (struct kvr_plane_view){{s->st.worker, s->cursor.next, s->publisher, s->publisher_since, s->beat_ms != 0}, whole, s->user};
+        const struct kvr_view *v = &s->view;
+        views[n++] = (struct kvr_plane_view){{s->st.worker, v->cursor.next, v->publisher, v->publisher_since, v->heartbeat_ms != 0},
+                                             !made_up && kvr__view_is_complete(v),
+                                             s->user};
     }
     if (views) fn(arg, in->plane_stats.position, views, n);
     free(views);
     return views ? 0 : -KVR_ENOMEM;
-}
-
-void kvr__plane_deadlines(struct kvr_ingest *in, struct source *s)
-{
-    if (s->connected && s->beat_ms && in->now_ms - KVR_MAX(s->beat_ms, s->heard_ms) > SILENT_MS) kvr__view_disconnected(in, s);
 }

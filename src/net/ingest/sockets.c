@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A source's sockets: a SUB for its events, a DEALER for replays where its engine has a replay socket, and a monitor of each. They belong
+ * to the ingest thread. A source whose sockets are closed has NULL in place of all of them.
+ */
+#include "net/ingest/internal.h"
+
+#include <zmq.h>
+
+#include "net/zmq/curve.h"
+
+enum {
+    HWM = 4096, /* whole messages; then the publisher's own queue fills */
+    FRAME_MAX = 16 << 20
+};
+
+static void *make_socket(struct kvr_ingest *in, int type)
+{
+    void *sock = zmq_socket(in->zmq, type);
+    int hwm = HWM, zero = 0, reconnect = 50, reconnect_max = 1000, heartbeat = 2000, patience = 5000, v6 = 1;
+    int64_t max = FRAME_MAX;
+    if (!sock) return NULL;
+    zmq_setsockopt(sock, ZMQ_RCVHWM, &hwm, sizeof hwm);
+    zmq_setsockopt(sock, ZMQ_SNDHWM, &hwm, sizeof hwm);
+    zmq_setsockopt(sock, ZMQ_LINGER, &zero, sizeof zero);
+    zmq_setsockopt(sock, ZMQ_MAXMSGSIZE, &max, sizeof max);
+    zmq_setsockopt(sock, ZMQ_RECONNECT_IVL, &reconnect, sizeof reconnect);
+    zmq_setsockopt(sock, ZMQ_RECONNECT_IVL_MAX, &reconnect_max, sizeof reconnect_max);
+    zmq_setsockopt(sock, ZMQ_HEARTBEAT_IVL, &heartbeat, sizeof heartbeat);
+    zmq_setsockopt(sock, ZMQ_HEARTBEAT_TIMEOUT, &patience, sizeof patience); /* a peer on a busy machine answers late */
+    zmq_setsockopt(sock, ZMQ_IPV6, &v6, sizeof v6);
+    return sock;
+}
+
+/* A socket that hears of another one's connections; NULL: no memory. */
+static void *monitor_of(struct kvr_ingest *in, void *socket)
+{
+    char name[64];
+    void *monitor = zmq_socket(in->zmq, ZMQ_PAIR);
+    snprintf(name, sizeof name, "inproc://monitor-%zu", in->monitors++);
+    int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
+    if (monitor && zmq_socket_monitor(socket, name, events) == 0 && zmq_connect(monitor, name) == 0) return monitor;
+    if (monitor) zmq_close(monitor);
+    return NULL;
+}
+
+static void close_pair(void **socket, void **monitor)
+{
+    if (*socket) zmq_socket_monitor(*socket, NULL, 0);
+    if (*socket) zmq_close(*socket);
+    if (*monitor) zmq_close(*monitor);
+    *socket = *monitor = NULL;
+}
+
+static void *connect_dealer(struct kvr_ingest *in, struct source *s, void **monitor)
+{
+    void *dealer = make_socket(in, ZMQ_DEALER);
+    *monitor = dealer ? monitor_of(in, dealer) : NULL;
+    if (*monitor && kvr_curve_client(in->curve, dealer, s->replay) == 0 && zmq_connect(dealer, s->replay) == 0) return dealer;
+    close_pair(&dealer, monitor);
+    return NULL;
+}
+
+bool kvr__sockets_open(struct kvr_ingest *in, struct source *s)
+{
+    if (!kvr_ingest_endpoint_ok(s->events) || (s->replay[0] && !kvr_ingest_endpoint_ok(s->replay))) return false; /* inproc:// is ours */
+    s->sub = make_socket(in, ZMQ_SUB);
+    s->monitor = s->sub ? monitor_of(in, s->sub) : NULL;
+    if (!s->monitor) return false;
+    if (kvr_curve_client(in->curve, s->sub, s->events)) return false;
+    if (zmq_setsockopt(s->sub, ZMQ_SUBSCRIBE, "", 0) || zmq_connect(s->sub, s->events)) return false;
+    if (!s->replay[0]) return true;
+    s->dealer = connect_dealer(in, s, &s->dealer_monitor);
+    return s->dealer != NULL;
+}
+
+void kvr__sockets_close(struct source *s)
+{
+    close_pair(&s->sub, &s->monitor);
+    close_pair(&s->dealer, &s->dealer_monitor);
+    s->line = s->dealer_line = (struct kvr_zmq_line){0};
+    s->breaking = 0;
+}
+
+bool kvr__sockets_send_replay(struct source *s, uint64_t from)
+{
+    unsigned char start[8];
+    kvr_store_be64(start, from);
+    return zmq_send(s->dealer, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 && zmq_send(s->dealer, start, 8, ZMQ_DONTWAIT) >= 0;
+}
+
+bool kvr__sockets_renew(struct kvr_ingest *in, struct source *s)
+{
+    void *monitor, *fresh = connect_dealer(in, s, &monitor);
+    if (!fresh) return false;
+    close_pair(&s->dealer, &s->dealer_monitor);
+    s->dealer = fresh;
+    s->dealer_monitor = monitor;
+    s->dealer_line = (struct kvr_zmq_line){0};
+    return true;
+}
+
+/* ---- endpoints -------------------------------------------------------------------------------------- */
+
+bool kvr_ingest_endpoint_ok(const char *e)
+{
+    if (strlen(e) >= 240) return false;
+    if (strncmp(e, "ipc://", 6) == 0) return e[6] != 0;
+    if (strncmp(e, "tcp://", 6) != 0) return false;
+    const char *colon = strrchr(e + 6, ':');
+    if (!colon || colon == e + 6 || !colon[1] || e[6] == '*') return false; /* '*' is for who binds */
+    unsigned long port = 0;
+    for (const char *p = colon + 1; *p; p++) {
+        if (*p < '0' || *p > '9' || port > 65535) return false;
+        port = port * 10 + (unsigned long)(*p - '0');
+    }
+    return port > 0 && port <= 65535;
+}
+
+bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t cap)
+{
+    const char *colon = strrchr(e, ':');
+    if (offset == 0) return snprintf(out, cap, "%s", e) < (int)cap;
+    if (strncmp(e, "tcp://", 6) != 0 || !colon) return false;
+    unsigned long port = strtoul(colon + 1, NULL, 10) + offset;
+    return port <= 65535 && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port) < (int)cap;
+}
+
+bool kvr_ingest_endpoint_at(const char *host, uint16_t port, char *out, size_t cap)
+{
+    bool v6 = strchr(host, ':') != NULL;
+    if (snprintf(out, cap, "tcp://%s%s%s:%u", v6 ? "[" : "", host, v6 ? "]" : "", port) < (int)cap) return true;
+    out[0] = 0;
+    return false;
+}
