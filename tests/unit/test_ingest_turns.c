@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One worker's backlog: it does not keep the thread from stopping, nor other workers from their turns. Counted in events, not in
- * seconds: the handler opens a gate when everything is in place, and is slow enough that a backlog is still there. */
+/* One worker's backlog, and what waits beside it: it does not keep the thread from stopping, nor other workers from their turns. Counted in
+ * events, not in seconds: the handler opens a gate when everything is in place, and is slow enough that a backlog is still there. */
 #include "test.h"
 
 #include <pthread.h>
@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
+#include "app/mock/encode.h"
 #include "net/ingest/ingest.h"
 #include "wire/engine_encode.h"
 
@@ -232,12 +233,89 @@ static void a_removal_for_which_there_was_no_memory_is_not_passed_over(void **st
     publisher_close(&p);
 }
 
+/* ---- reports --------------------------------------------------------------------------------------------------------- */
+
+/* One block, always the same, as vLLM stores it: only events as maps may be reports. */
+static void publish_map(struct publisher *p, uint64_t seq)
+{
+    struct kvr_buf batch = {0};
+    unsigned char head[8];
+    uint32_t tokens[BS] = {1, 2, 3, 4};
+    struct kvr_block b = {7, 7};
+    struct kvr_event ev = {.kind = KVR_EVENT_STORED, .blocks = &b, .blocks_n = 1};
+    struct mock_event_words w = {.tokens = tokens, .tokens_n = BS, .block_size = BS};
+    kvr_buf_add(&batch, "\x93\x01\x91", 3); /* [stamp, [event], rank] */
+    mock_encode(&batch, &ev, &w);
+    kvr_buf_add(&batch, "\x00", 1);
+    kvr_store_be64(head, seq);
+    assert_true(zmq_send(p->pub, "", 0, ZMQ_SNDMORE) >= 0);
+    assert_true(zmq_send(p->pub, head, 8, ZMQ_SNDMORE) >= 0);
+    assert_true(zmq_send(p->pub, batch.data, batch.len, 0) >= 0);
+    kvr_buf_free(&batch);
+}
+
+static bool holds_what_was_stored(void *ctx, void *user, struct kvr_worker worker, enum kvr_tier tier, uint64_t block_hash)
+{
+    struct gate *g = ctx;
+    (void)user, (void)worker, (void)tier, (void)block_hash;
+    return atomic_load(&g->good);
+}
+
+static int on_stored(void *ctx, void *user, const struct kvr_event *event, const struct kvr_ingest_origin *origin)
+{
+    struct gate *g = ctx;
+    (void)user, (void)event, (void)origin;
+    atomic_store(&g->good, true);
+    return 0;
+}
+
+static void on_served(void *ctx, void *user, const struct kvr_served *prompt)
+{
+    (void)user, (void)prompt;
+    wait_at(ctx);
+}
+
+static void look(void *arg, const struct kvr_view_status *status, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
+{
+    (void)arg, (void)status, (void)ranks, (void)n, (void)adopt;
+}
+
+/* The thread is busy while a request that asks for reports is announced and answered: both wait when it looks again. */
+static void a_report_that_waits_beside_its_announcement_is_not_taken_for_a_copy(void **state)
+{
+    struct gate g = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
+    struct kvr_ingest_handler h = {
+        .on_event = on_stored, .on_reset = on_reset, .holds = holds_what_was_stored, .on_served = on_served, .ctx = &g};
+    uint64_t local = 1;
+    struct kvr_ingest *in;
+    struct publisher p;
+    (void)state;
+    publisher_open(&p);
+    assert_int_equal(kvr_ingest_create(&h, 1, &in), 0);
+    follow(in, 1, &p);
+    publish_map(&p, 0);
+    WAIT_FOR(status_of(in).batches == 1, 30);
+    assert_int_equal(kvr_ingest_served(in, &(struct kvr_served){.worker = {1, 0}, .n = 1, .locals = &local}), 0);
+    WAIT_FOR(atomic_load(&g.reached), 30);
+    assert_true(kvr_ingest_expect_reports(in, 1));
+    publish_map(&p, 1);
+    settle();
+    open_gate(&g);
+    WAIT_FOR(status_of(in).batches == 2, 30);
+    assert_int_equal(kvr_ingest_visit_view(in, (struct kvr_worker){1, 0}, look, NULL), 0); /* after the announcement */
+    assert_int_equal(status_of(in).filtered.copy_taken_back, 0);
+    assert_int_equal(status_of(in).knowledge, KVR_VIEW_WHOLE);
+    kvr_ingest_destroy(in);
+    unrig(&g, &p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stopping_does_not_wait_for_the_backlog_of_a_broken_connection),
         cmocka_unit_test(a_removal_for_which_there_was_no_memory_is_not_passed_over),
         cmocka_unit_test(a_backlog_leaves_others_their_turns),
+        cmocka_unit_test(a_report_that_waits_beside_its_announcement_is_not_taken_for_a_copy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,6 +40,7 @@ void kvr__inbox_send(struct kvr_ingest *in, struct command *c)
     struct command **p = &in->commands;
     while (*p) p = &(*p)->next;
     *p = c;
+    if (c->kind == EXPECT_REPORTS) atomic_store(&in->reports_announced, true);
     wake_locked(in);
     pthread_mutex_unlock(&in->lock);
 }
@@ -103,6 +104,27 @@ int kvr__inbox_send_served(struct kvr_ingest *in, const struct kvr_served *promp
     if (room) kvr__inbox_send(in, c);
     else free(c);
     return room ? 0 : -KVR_ELIMIT;
+}
+
+struct command *kvr__inbox_take_announced(struct kvr_ingest *in)
+{
+    if (!atomic_load(&in->reports_announced)) return NULL;
+    struct command *taken = NULL, **end = &taken, **p = &in->commands;
+    pthread_mutex_lock(&in->lock);
+    atomic_store(&in->reports_announced, false);
+    while (*p && (*p)->kind != ADD && (*p)->kind != REMOVE_WORKER && (*p)->kind != REMOVE_RANK) {
+        struct command *c = *p;
+        if (c->kind != EXPECT_REPORTS) {
+            p = &c->next;
+            continue;
+        }
+        *p = c->next;
+        *end = c;
+        end = &c->next;
+    }
+    *end = NULL;
+    pthread_mutex_unlock(&in->lock);
+    return taken;
 }
 
 void kvr__inbox_free_command(struct kvr_ingest *in, struct command *c)

@@ -73,6 +73,19 @@ static void connection_broke(struct source *s)
     kvr__view_disconnected(kvr__source_view(s));
 }
 
+/* A report follows its announcement: one that was read may be of a request whose announcement is not. */
+static void heed_announcements(struct kvr_ingest *in)
+{
+    struct command *c = kvr__inbox_take_announced(in);
+    while (c) {
+        struct command *next = c->next;
+        for (struct source *s = in->sources; s; s = s->next)
+            if (s->st.worker.worker_id == c->worker.worker_id) kvr__source_expect_reports(s);
+        kvr__inbox_free_command(in, c);
+        c = next;
+    }
+}
+
 static void read_sub(struct kvr_ingest *in, struct source *s)
 {
     struct frames f;
@@ -83,6 +96,7 @@ static void read_sub(struct kvr_ingest *in, struct source *s)
             drained = true;
             break;
         }
+        heed_announcements(in);
         take_frames(in, s, &f);
         release(&f);
         drained = s->breaking == 1; /* enough of it */

@@ -126,6 +126,7 @@ struct kvr_ingest {
     pthread_cond_t cond;
     struct command *commands, spares[SPARE_COMMANDS];
     size_t served_n, served_blocks;    /* of the commands */
+    _Atomic bool reports_announced;    /* by a command; see kvr__inbox_take_announced */
     struct kvr_recover_reply *replies; /* of the recover client, newest first */
     _Atomic bool stop;                 /* set under `lock`; looked at between two messages */
     struct kvr_view_status *statuses;
@@ -166,6 +167,9 @@ struct command *kvr__inbox_command(struct kvr_ingest *in, enum command_kind kind
 /* The same for a prompt that was answered, sent. Returns: 0, -KVR_ELIMIT, -KVR_ENOMEM. */
 int kvr__inbox_send_served(struct kvr_ingest *in, const struct kvr_served *prompt);
 void kvr__inbox_free_command(struct kvr_ingest *in, struct command *c);
+/* The thread's: commands that announce reports, out of turn. What was read from a socket before this call may be such a report, and was
+ * sent after its announcement. Those that wait behind a source that comes or goes keep their place. */
+struct command *kvr__inbox_take_announced(struct kvr_ingest *in);
 
 /* ---- sockets.c */
 
