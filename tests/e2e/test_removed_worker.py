@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only worker is removed while a request is somewhere on its way: the request is answered, and the router goes on."""
 import http.client
+import http.server
 import json
 import threading
 
@@ -138,6 +139,58 @@ def test_a_worker_removed_while_the_place_of_an_image_is_asked_for(start, upstre
     t.join()
     assert out[0].status == 200
     story.still_serves()
+
+
+class Between:
+    """Forwards questions to an index; `before` is called with the path of each first."""
+
+    def __init__(self, port, before):
+        def answer(self):
+            before(self.path)
+            n = int(self.headers.get("Content-Length", 0))
+            body = self.rfile.read(n) if n else None
+            kind = {k: v for k, v in self.headers.items() if k.lower() == "content-type"}
+            r = call(port, self.command, self.path, body, kind)
+            self.send_response(r.status)
+            self.send_header("Content-Type", r.headers["content-type"])
+            self.send_header("Content-Length", str(len(r.body)))
+            self.end_headers()
+            self.wfile.write(r.body)
+        kind = type("Handler", (http.server.BaseHTTPRequestHandler,),
+                    {"do_GET": answer, "do_POST": answer, "log_message": lambda *a: None, "protocol_version": "HTTP/1.1"})
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_a_worker_removed_while_an_index_elsewhere_is_asked(start):
+    m = start(Mock)
+    owner = start(Serve, [m], "--serve-indexer")
+    asked, consumers = [], []
+
+    def before(path):
+        if "query" in path:
+            asked.append(path)
+            assert call(consumers[0].admin, "DELETE", "/workers/1").status == 200
+    between = Between(owner.admin, before)
+    try:
+        s = start(Serve, [f"http://127.0.0.1:{m.port}"], "--use-remote-indexer", between.url, "--queue-timeout", 30)
+        consumers.append(s)
+        out = []
+        t = threading.Thread(target=lambda: out.append(s.complete(PROMPT)))
+        t.start()
+        wait_for("waiting for a worker", lambda: s.metric("requests_without_worker") == 1)
+        assert asked
+        assert s.post("/workers", {"worker_id": 1, "endpoint": f"http://127.0.0.1:{m.port}"}).status in (200, 201)
+        t.join()
+        assert out[0].status == 200
+        wait_for("no load booked", s.idle)
+    finally:
+        between.close()
 
 
 def test_a_worker_removed_while_requests_wait_for_one(start, upstream):

@@ -5,8 +5,6 @@
 #include <string.h>
 #include <strings.h>
 
-#include "app/serve/data/phases.h"
-
 enum { ENDING_MS = 1000 /* for a worker to end a stream whose last event has passed */ };
 
 struct attempt *attempt_new(struct request *r, struct pool *pool)
@@ -24,6 +22,7 @@ struct attempt *attempt_new(struct request *r, struct pool *pool)
 void attempt_free(struct attempt *a)
 {
     if (!a) return;
+    KVR_ASSERT(!a->call && !a->booking[0]);
     kvr_sse_free(&a->sse);
     kvr_buf_free(&a->head);
     kvr_buf_free(&a->answer);
@@ -67,7 +66,7 @@ static void on_head(struct kvr_http_call *call, void *ctx, int status, const str
     a->status = status;
     a->length = length;
     keep_head(a, headers);
-    if (a->head.failed) request_step(a->request, request_refuse(a->request, 503, "out of memory"));
+    if (a->head.failed) a->tell(a, request_refuse(a->request, 503, "out of memory"));
 }
 
 static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
@@ -78,7 +77,7 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
     a->state = ATTEMPT_ANSWERING;
     a->bytes = data;
     a->bytes_n = len;
-    request_step(a->request, OUTCOME_BYTES);
+    a->tell(a, OUTCOME_BYTES);
 }
 
 /* The worker is one of those that were tried. The refusal stands unless another one takes the request. */
@@ -99,12 +98,12 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     a->call = NULL;
     if (is_retryable(a->status)) {
         worker_report(s, a->worker, a->status == 503);
-        request_step(a->request, failed(a, a->status, "every worker that was tried answered with an error"));
+        a->tell(a, failed(a, a->status, "every worker that was tried answered with an error"));
         return;
     }
     a->state = ATTEMPT_WHOLE;
     worker_report(s, a->worker, true);
-    request_step(a->request, OUTCOME_WHOLE);
+    a->tell(a, OUTCOME_WHOLE);
 }
 
 static enum outcome broken(struct attempt *a)
@@ -122,8 +121,8 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     a->call = NULL;
     worker_report(s, a->worker, false);
     if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(s, a->result.worker.worker_id);
-    if (a->state == ATTEMPT_ANSWERING) request_step(a->request, broken(a));
-    else request_step(a->request, failed(a, why == KVR_HTTP_CONNECT_TIMEOUT ? 504 : 502, text));
+    if (a->state == ATTEMPT_ANSWERING) a->tell(a, broken(a));
+    else a->tell(a, failed(a, why == KVR_HTTP_CONNECT_TIMEOUT ? 504 : 502, text));
 }
 
 static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
@@ -198,9 +197,10 @@ static void start_call(struct attempt *a)
     kvr_body_unref(body);
 }
 
-enum outcome attempt_begin(struct request *r)
+enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enum outcome o))
 {
-    struct attempt *a = r->attempt;
+    struct request *r = a->request;
+    a->tell = tell;
     start_call(a);
     if (!a->call) return request_refuse(r, 503, "out of memory");
     a->state = ATTEMPT_SENT;
@@ -209,11 +209,11 @@ enum outcome attempt_begin(struct request *r)
     return OUTCOME_WAITS;
 }
 
-enum outcome attempt_on_time(struct request *r, bool total)
+enum outcome attempt_on_time(struct attempt *a, bool total)
 {
-    attempt_cancel(r->attempt);
-    worker_report(serve_of(r), r->attempt->worker, false);
-    return request_refuse(r, 504, total ? TOOK_TOO_LONG : "the worker did not answer in time");
+    attempt_cancel(a);
+    worker_report(serve_of(a->request), a->worker, false);
+    return request_refuse(a->request, 504, total ? TOOK_TOO_LONG : "the worker did not answer in time");
 }
 
 /* ---- its call ---------------------------------------------------------------------------------------- */

@@ -4,12 +4,13 @@
  *
  *    made by CHOOSING, for the router to fill in --> booked --> sent --> head (held back) --> bytes --> end
  *
- * The exchange tells the request of its steps by outcomes: BYTES for each piece of the answer, which is attempt->bytes during the step,
+ * The exchange tells of its steps by outcomes (`tell`): BYTES for each piece of the answer, which is attempt->bytes during the step,
  * and at the end WHOLE, FAILED (before a byte was told of) or BROKEN (after one). An answer of 502, 503 or 504 is FAILED, when it is
  * whole: no byte of it is told of. `state` says how far it is. attempt_cancel() ends it without a word.
  *
  * An attempt that has failed stays the request's until another one is booked: what is told of the request is told of the last worker.
- * Nothing here depends on there being one attempt only; what follows from an outcome is the request's business.
+ * Nothing here depends on a request having one attempt only: an attempt knows neither the request's phase nor what follows from an
+ * outcome; both are the business of the function that is told.
  */
 #ifndef KVR_SERVE_ATTEMPT_H
 #define KVR_SERVE_ATTEMPT_H
@@ -30,6 +31,7 @@ enum attempt_state {
 
 struct attempt {
     struct request *request;
+    void (*tell)(struct attempt *a, enum outcome o); /* the attempt and its request may be gone then */
     enum attempt_state state;
 
     /* The choice */
@@ -70,8 +72,12 @@ struct attempt {
 };
 
 struct attempt *attempt_new(struct request *r, struct pool *pool); /* NULL: out of memory */
-void attempt_free(struct attempt *a);                              /* NULL is fine; its booking must have been given back */
+void attempt_free(struct attempt *a);                              /* NULL is fine; its call and its booking must be over */
 
+/* Returns: WAITS, from then on outcomes are told; or REFUSED. */
+enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enum outcome o));
+/* The time for the first byte, or --total-timeout (`total`), is up. Returns: REFUSED. */
+enum outcome attempt_on_time(struct attempt *a, bool total);
 void attempt_cancel(struct attempt *a);
 /* Its answer is whole although the worker has not ended it: what is still to come is read for a moment and dropped. */
 void attempt_let_go(struct attempt *a);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The worker table, as one request sees it: data/eligible.h. */
 #include "app/serve/data/eligible.h"
 
 #include <string.h>

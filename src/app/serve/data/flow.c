@@ -16,6 +16,24 @@
 #include "app/serve/data/phases.h"
 #include "app/serve/data/reply.h"
 
+static void step(struct request *r, enum outcome o);
+
+/* An attempt tells of an outcome. */
+static void hear(struct attempt *a, enum outcome o)
+{
+    step(a->request, o);
+}
+
+static enum outcome begin_sending(struct request *r)
+{
+    return attempt_send(r->attempt, hear);
+}
+
+static enum outcome sending_on_time(struct request *r, bool total)
+{
+    return attempt_on_time(r->attempt, total);
+}
+
 static const struct {
     enum outcome (*begin)(struct request *r);
     void (*leave)(struct request *r);                       /* NULL: it holds nothing */
@@ -27,7 +45,7 @@ static const struct {
     [PHASE_LOOKUP] = {lookup_begin, lookup_leave, NULL, PHASE_CHOOSING},
     [PHASE_CHOOSING] = {route_choose, route_leave, route_on_time, PHASE_SENDING},
     [PHASE_PARKED] = {route_park, route_unpark, route_on_time, PHASE_CHOOSING},
-    [PHASE_SENDING] = {attempt_begin, NULL, attempt_on_time, PHASE_RELAYING},
+    [PHASE_SENDING] = {begin_sending, NULL, sending_on_time, PHASE_RELAYING},
     [PHASE_RELAYING] = {answer_begin, NULL, answer_on_time, PHASE_RELAYING},
 };
 

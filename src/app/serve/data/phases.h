@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The phases of a request (request.h has the drawing), as flow.c calls them. Of each phase: how it begins, what it gives back when it
- * ends, and what it does when its own deadline or --total-timeout (`total`) strikes.
+ * ends, and what it does when its own deadline or --total-timeout (`total`) strikes. SENDING is an attempt's (attempt.h).
  */
 #ifndef KVR_SERVE_PHASES_H
 #define KVR_SERVE_PHASES_H
@@ -29,10 +29,6 @@ enum outcome route_on_time(struct request *r, bool total); /* of both */
 /* The next request of the loop whose turn in the router's queue has come, or NULL; and what it does then. */
 struct request *route_next_ready(struct loop *l);
 enum outcome route_granted(struct request *r);
-
-/* attempt.c: SENDING */
-enum outcome attempt_begin(struct request *r);
-enum outcome attempt_on_time(struct request *r, bool total);
 
 /* answer.c: RELAYING */
 enum outcome answer_begin(struct request *r);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Whether requests should be sent here: data/ready.h. */
 #include "app/serve/state.h"
 
 bool serve_ready(struct serve *s, const char **why)

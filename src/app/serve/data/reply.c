@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Errors, early heads and comments: data/reply.h. */
 #include "app/serve/data/reply.h"
 
 void reply_error_body(struct kvr_buf *out, int status, const char *message)

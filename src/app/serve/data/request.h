@@ -31,7 +31,8 @@
  * completed) leads there from RELAYING.
  *
  * A phase is a function that returns an outcome. WAITS: a callback will go on with the phase, and end in request_step() with the outcome
- * that the phase has then. Phases do not call each other and do not know flow.c, which alone knows what follows what.
+ * that the phase has then (of an attempt: in what it was given to tell). Phases do not call each other and do not know flow.c, which alone
+ * knows what follows what.
  *
  * What must hold whatever happens:
  *   - a booking is made in CHOOSING and given back by account_unbook(), exactly once per attempt;

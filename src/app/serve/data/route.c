@@ -111,11 +111,15 @@ static void leave_ready_list(struct request *r)
 static void leave_queue(struct request *r)
 {
     struct choosing *c = &r->now.choosing;
-    if (!c->queued || kvr_router_cancel(c->attempt->pool->router, &c->ticket)) return;
-    leave_ready_list(r);
-    if (c->granted) return;
-    atomic_fetch_add(&r->loop->active, 1);
-    account_unbook(c->attempt);
+    if (!c->queued) return;
+    bool waited = kvr_router_cancel(c->attempt->pool->router, &c->ticket);
+    if (!waited) leave_ready_list(r);
+    if (waited || c->granted) {
+        c->attempt->booking[0] = 0;
+    } else {
+        atomic_fetch_add(&r->loop->active, 1);
+        account_unbook(c->attempt);
+    }
 }
 
 void route_leave(struct request *r)
