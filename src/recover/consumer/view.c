@@ -409,6 +409,7 @@ void kvr__view_adopt(struct kvr_view *v, const struct kvr_view_cursor *c)
     v->past_why = "what was kept of it was not whole";
     kvr_hole_begin(&v->hole);
     v->unsure = kvr__view_can_repair(v);
+    if (v->unsure || !v->connected) kvr__view_distrust(v, "content from elsewhere is being confirmed");
     if (!v->connected) return;
     if (v->has_replay) {
         v->rounds = v->retries = 0;

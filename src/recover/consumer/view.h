@@ -216,6 +216,7 @@ struct kvr_view {
     uint64_t replay_from;
     unsigned owed_ends;                 /* replays asked for on this socket whose end has not come */
     bool asked_all;                     /* the worker: everything */
+    bool outdated;                      /* the view was dropped since it was asked: what came since its place then is of no use */
     bool has_epoch;                     /* the worker has told one: */
     uint64_t epoch, epoch_ms;           /* first told then */
     bool of_this_connection;            /* the content is */

@@ -103,6 +103,7 @@ void kvr__view_ask(struct kvr_view *v, bool everything)
     cancel_question(v);
     v->counts.questions++;
     v->asked_all = everything;
+    v->outdated = false;
     v->retry_at_ms = v->tail_at_ms = 0;
     if (everything && !mute) v->state = KVR_VIEW_RESTORING;
     kvr__view_enter(v, mute ? KVR_VIEW_ASKING_ASIDE : KVR_VIEW_ASKING);
@@ -223,7 +224,8 @@ static void take_rest(struct kvr_view *v, const struct kvr_recover_answer *a, bo
     if (a->kind == KVR_RECOVER_EVENTS || a->kind == KVR_RECOVER_TOO_NEW) {
         /* A worker that is behind us has restarted, unless it says that it has not: batches may be nothing to it. */
         bool up_to_date = a->kind == KVR_RECOVER_TOO_NEW && same && (told || a->newest_available + 1 >= v->cursor.next);
-        if (up_to_date && !v->asked_all) settle(v);
+        if (v->outdated && !v->asked_all) kvr__view_ask(v, true);
+        else if (up_to_date && !v->asked_all) settle(v);
         else if (!v->asked_all) ask_anew(v);
         else recovery_failed(v, "the worker does not answer with its whole content");
     } else {
@@ -250,7 +252,7 @@ void kvr__view_take_answer(struct kvr_view *v, struct kvr_recover_answer *a)
         v->epoch = a->epoch;
         v->epoch_ms = v->now.ms;
     }
-    bool since = a->kind == KVR_RECOVER_EVENTS && same && !v->asked_all;
+    bool since = a->kind == KVR_RECOVER_EVENTS && same && !v->asked_all && !v->outdated;
     if (a->has_block_size && a->block_size != v->block_size) refuse_size(v, a->block_size);
     else if (a->kind == KVR_RECOVER_TREE_DUMP || since) take_events(v, a);
     else take_rest(v, a, told, same);

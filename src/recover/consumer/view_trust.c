@@ -199,6 +199,7 @@ void kvr__view_drop(struct kvr_view *v)
     kvr_hole_begin(&v->hole);
     v->orphans_until = 0;
     v->publisher = 0;
+    v->outdated = kvr__view_is_asking(v);
 }
 
 void kvr__view_lack(struct kvr_view *v, const char *why)
