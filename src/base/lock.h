@@ -18,6 +18,8 @@
     X(INDEXER, "an indexer's catalogue")                                                                                                   \
     X(INDEXER_KEEPER, "an indexer's keeper")                                                                                               \
     X(SERVE, "the worker table")                                                                                                           \
+    X(ROSTER, "the roster of workers")                                                                                                     \
+    X(LABELS, "labelled counters")                                                                                                         \
     X(CLAIM, "the claim on an index")                                                                                                      \
     X(VIEW_STORE, "the store of views")                                                                                                    \
     X(LOCAL_INDEX, "a local index")                                                                                                        \

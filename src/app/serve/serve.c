@@ -99,7 +99,6 @@ static void loop_free(struct loop *l)
     uv_run(&l->uv, UV_RUN_DEFAULT);
     uv_loop_close(&l->uv);
     ctx_list_free(&l->ctxs);
-    free(l->allowed);
     kvr_json_parser_free(l->json);
     kvr_lock_destroy(&l->mail_lock);
     free(l);
@@ -131,6 +130,7 @@ static void on_second(uv_timer_t *t)
 {
     struct serve *s = t->data;
     pools_tick(s);
+    roster_tick(s);
     selection_tick(s);
     quality_tick(s);
     if (!atomic_load(&s->draining)) {
@@ -304,7 +304,7 @@ static void serve_free(struct serve *s)
     for (size_t i = 0; i < s->loops_n; i++) loop_free(s->loops[i]);
     free(s->loops);
     workers_destroy(s);
-    labels_free(s->series);
+    labels_destroy(s->labels);
     kvr_curve_free(s->curve);
     evidence_destroy(s->evidence);
     health_destroy(s->health_checks);
@@ -317,6 +317,7 @@ static void serve_free(struct serve *s)
     kvr_access_destroy(s->access);
     kvr_keys_free(s->remote_keys);
     kvr_lock_destroy(&s->lock);
+    kvr_lock_destroy(&s->roster_lock);
     free(s);
 }
 
@@ -338,6 +339,7 @@ static struct serve *serve_new(const struct serve_options *o)
     s->http.bodies_max = o->max_bodies_bytes;
     s->admin_http.bodies_max = o->select_only ? o->max_bodies_bytes : o->max_bodies_bytes / 4;
     kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
+    kvr_lock_init(&s->roster_lock, KVR_LOCK_ROSTER);
     metrics_init(&s->metrics);
     atomic_store(&s->mode, o->mode);
     s->started_ms = now_ms();
@@ -347,9 +349,10 @@ static struct serve *serve_new(const struct serve_options *o)
     s->tokens = token_cache_create(TOKEN_CACHE_BYTES);
     if (o->session_ttl > 0) s->sessions = sessions_create(o->session_ttl);
     s->responses = responses_create();
+    s->labels = labels_create();
     s->evidence = evidence_create();
     s->health_checks = health_create();
-    if (s->tokens && s->health_checks) return s;
+    if (s->tokens && s->health_checks && s->labels) return s;
     serve_free(s);
     return NULL;
 }

@@ -28,6 +28,7 @@
 #include <kvroute/router.h>
 
 #include "base/lock.h"
+#include "base/map64.h"
 #include "app/serve/common/clock.h"
 #include "app/serve/common/counters.h"
 #include "app/serve/common/limits.h"
@@ -50,6 +51,7 @@
 #include "app/serve/workers/models.h"
 #include "app/serve/workers/pool.h"
 #include "app/serve/workers/rank.h"
+#include "app/serve/workers/roster.h"
 #include "app/serve/workers/telling.h"
 #include "app/serve/workers/views.h"
 #include "app/serve/workers/worker.h"
@@ -79,6 +81,7 @@ struct kvr_plane_feed;
 struct kvr_view_store;
 struct kvr_sync;
 struct replicas;
+struct roster;
 struct served;
 struct supposition;
 struct survey;
@@ -92,7 +95,11 @@ struct serve {
     struct kvr_lock lock;
     struct worker *workers;
     size_t workers_n;
-    uint64_t workers_version;
+    struct kvr_map64 workers_by_id;
+    _Atomic uint64_t workers_version; /* rises under lock, with what the roster is made of */
+    _Atomic uint64_t breaker_due_ms;  /* a breaker's pause is over then; 0: none is open */
+    struct kvr_lock roster_lock;
+    struct roster *roster; /* NULL: none has been asked for */
     struct pool *pools;
     struct kvr_curve *curve; /* NULL: none */
     struct kvr_ingest *ingest;
@@ -116,7 +123,7 @@ struct serve {
     uint64_t decisions_n;
     struct quality quality;
     struct choices_watch choices; /* main loop's */
-    struct series *series;        /* of requests that no worker had, labels.c */
+    struct labels *labels;
     struct metrics metrics;
     struct loop **loops;
     size_t loops_n;

@@ -170,6 +170,9 @@ static void put_workers(struct serve *s, struct kvr_prom_page *b)
     size_t sessions = sessions_count(s->sessions), responses = sessions_count(s->responses);
     uint64_t given_up[] = {sessions_given_up(s->sessions), sessions_given_up(s->responses)};
     kvr_unlock(&s->lock);
+    put_gauge(b, "roster_models_left_out",
+              "Names of models, of each worker that has them, beyond what is kept: each request looks at every worker",
+              (double)roster_models_left_out(s));
     put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions);
     put_gauge(b, "responses", "Responses of /v1/responses whose worker is known", (double)responses);
     put_family(b, "bindings_given_up_total", "counter", "Sessions and responses forgotten before their time, as there were too many");

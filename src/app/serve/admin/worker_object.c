@@ -161,16 +161,11 @@ static void reset_runtime(struct worker *w)
 {
     w->next = NULL;
     w->pool = NULL;
-    w->refs = 0;
-    w->removed = false;
-    w->health = HEALTH_UNKNOWN;
     w->failures = 0;
-    w->open_until_ms = 0;
     w->models = NULL;
     w->models_n = 0;
     w->models_status = 0;
     w->requests = w->errors = 0;
-    w->series = NULL;
     w->metrics_error = NULL;
     w->metrics_due_ms = w->learnt_kv_blocks = 0;
     memset(w->loads, 0, sizeof w->loads);
@@ -202,7 +197,7 @@ void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, s
     struct worker w;
     kvr_lock(&s->lock);
     const struct worker *old = worker_find_locked(s, id);
-    if (old) w = *old;
+    if (old) worker_copy_locked(&w, old);
     kvr_unlock(&s->lock);
     if (!old) {
         admin_error(c, 404, "worker not found");

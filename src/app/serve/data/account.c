@@ -14,12 +14,9 @@
 
 void account_request(struct request *r)
 {
-    struct serve *s = serve_of(r);
     if (r->counted) return;
     r->counted = true;
-    kvr_lock(&s->lock);
-    labels_request_locked(s, r->attempt ? r->attempt->worker : NULL, r->model, r->status);
-    kvr_unlock(&s->lock);
+    labels_request(serve_of(r), r->attempt ? r->attempt->worker : NULL, r->model, r->status);
 }
 
 /* ---- the booking ------------------------------------------------------------------------------------- */
@@ -248,9 +245,7 @@ static void count_cached(const struct attempt *a, uint64_t predicted)
     uint64_t actual = a->usage.cached_tokens, bs = a->pool->block_size;
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
-    kvr_lock(&s->lock);
-    labels_cached_locked(s, a->worker, a->request->model, predicted, actual);
-    kvr_unlock(&s->lock);
+    labels_cached(s, a->worker, a->request->model, predicted, actual);
     atomic_fetch_add(&m->prompt_tokens_total, a->usage.prompt_tokens);
     atomic_fetch_add(&m->usage_answers_total, 1);
     if (predicted / bs == actual / bs) atomic_fetch_add(&m->predicted_equals_actual_total, 1);

@@ -27,7 +27,7 @@ void attempt_free(struct attempt *a)
     kvr_buf_free(&a->head);
     kvr_buf_free(&a->answer);
     free(a->served);
-    worker_unref(serve_of(a->request), a->worker);
+    worker_let_go(a->worker);
     free(a);
 }
 

@@ -34,8 +34,6 @@ struct loop {
     struct kvr_json_parser *json;
     struct kvr_jobs jobs; /* large bodies and prompts */
     struct ctx_list ctxs;
-    uint64_t *allowed; /* scratch: ids of the workers that may serve a request */
-    size_t allowed_cap;
     struct request *parked; /* wait for a worker to exist; ordered by urgency */
     struct kvr_lock mail_lock;
     struct request *ready;                      /* their turn in the queue has come; under mail_lock */

@@ -6,11 +6,13 @@ bool serve_ready(struct serve *s, const char **why)
 {
     bool up = false;
     uint64_t now = now_ms();
-    kvr_lock(&s->lock);
-    size_t n = s->workers_n;
-    for (const struct worker *w = s->workers; w; w = w->next)
-        up |= (w->health == HEALTH_UP || s->o->select_only) && worker_is_schedulable(w, now);
-    kvr_unlock(&s->lock);
+    const struct roster_row *all = roster_hold(s, "");
+    size_t n = all ? all->servers_n : 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct worker *w = all->servers[i].worker;
+        up |= (atomic_load(&w->health) == HEALTH_UP || s->o->select_only) && worker_is_schedulable(w, now);
+    }
+    roster_let_go(all);
     *why = "no worker is schedulable";
     if (!up) return false;
     *why = "fewer workers than --min-initial-workers";

@@ -122,10 +122,10 @@ struct lookup {
 struct choosing {
     struct attempt *attempt; /* for the worker that will be chosen */
     struct kvr_router_request rq;
-    uint64_t *allowed;          /* owned; NULL: every worker of the pool */
-    bool queued;                /* the router has the ticket, or the loop's ready list has the request */
-    int granted;                /* what the queue said */
-    struct request *ready_next; /* the loop's ready list */
+    const struct roster_row *workers; /* that may serve it; NULL: it was not looked at yet */
+    bool queued;                      /* the router has the ticket, or the loop's ready list has the request */
+    int granted;                      /* what the queue said */
+    struct request *ready_next;       /* the loop's ready list */
     struct kvr_ticket ticket;
     struct kvr_rejection rejection;
 };

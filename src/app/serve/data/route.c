@@ -127,7 +127,7 @@ void route_leave(struct request *r)
     struct choosing *c = &r->now.choosing;
     leave_queue(r);
     attempt_free(c->attempt);
-    free(c->allowed);
+    roster_let_go(c->workers);
 }
 
 /* ---- what the router has said ------------------------------------------------------------------------ */
@@ -152,9 +152,9 @@ static bool take_worker(struct attempt *a)
     kvr_lock(&s->lock);
     struct worker *w = a->worker = worker_find_locked(s, a->result.worker.worker_id);
     if (w) {
-        w->refs++;
+        worker_hold(w);
         w->requests++;
-        a->names_rank = rank_is_named_locked(s, w);
+        a->names_rank = rank_is_named_locked(w);
         a->view = views_knowledge(w, a->result.worker.dp_rank);
         a->named_rank = a->result.worker.dp_rank - w->rank_base;
     }
@@ -219,22 +219,10 @@ enum outcome route_granted(struct request *r)
 
 /* What there is of workers at one moment. */
 struct fleet {
-    struct eligible eligible;
     struct pool *pool; /* of the pinned worker, else where the model is served; NULL: nowhere */
-    bool any, short_of_memory;
+    bool any;
     bool pinned_exists, pinned_is_up, rank_exists;
 };
-
-/* Room for every worker's id. */
-static bool reserve_allowed(struct loop *l, size_t n)
-{
-    if (n <= l->allowed_cap) return true;
-    uint64_t *ids = realloc(l->allowed, 2 * n * sizeof *ids);
-    if (!ids) return false;
-    l->allowed = ids;
-    l->allowed_cap = 2 * n;
-    return true;
-}
 
 /* A request that goes on from a response, or whose session is bound, prefers the pair that has it. */
 static void prefer_locked(const struct request *r, struct kvr_router_request *rq)
@@ -255,42 +243,31 @@ static void look_at_pin_locked(const struct request *r, struct fleet *f)
     f->rank_exists = r->pin_any_rank || (r->pin.dp_rank >= w->dp_start && r->pin.dp_rank - w->dp_start < w->dp_size);
 }
 
-static void look_at_fleet(struct request *r, struct fleet *f)
+/* Returns: false without memory. */
+static bool look_at_fleet(struct request *r, struct fleet *f)
 {
     struct serve *s = serve_of(r);
-    struct loop *l = r->loop;
+    struct choosing *c = &r->now.choosing;
+    if (!(c->workers = eligible_workers(r))) return false;
+    if (!c->workers->all) c->rq.allowed = c->workers->ids;
+    c->rq.allowed_n = c->workers->ids_n;
+    f->any = roster_workers_n(c->workers) > 0;
+    f->pool = c->workers->pool;
     kvr_lock(&s->lock);
-    f->any = s->workers_n > 0;
-    f->short_of_memory = !reserve_allowed(l, s->workers_n);
-    f->eligible = (struct eligible){.ids = l->allowed, .cap = l->allowed_cap};
-    if (!f->short_of_memory) eligible_workers_locked(r, &f->eligible);
-    f->pool = f->eligible.pool;
     look_at_pin_locked(r, f);
-    prefer_locked(r, &r->now.choosing.rq);
+    prefer_locked(r, &c->rq);
     kvr_unlock(&s->lock);
-}
-
-/* A list of its own: it may wait with it. */
-static bool keep_allowed(struct choosing *c, const struct eligible *e)
-{
-    c->allowed = malloc((e->n + 1) * sizeof *c->allowed);
-    if (!c->allowed) return false;
-    memcpy(c->allowed, e->ids, e->n * sizeof *c->allowed);
-    c->rq.allowed = c->allowed;
     return true;
 }
 
 /* Returns: DONE: the router can be asked. */
-static enum outcome judge_fleet(struct request *r, struct fleet *f)
+static enum outcome judge_fleet(struct request *r, const struct fleet *f)
 {
-    struct choosing *c = &r->now.choosing;
     if (r->pinned && f->any && !f->pinned_exists) return request_refuse(r, 404, "the pinned worker is not known");
     if (f->pinned_exists && !f->rank_exists) return request_refuse(r, 400, "the pinned data-parallel rank is out of range");
     if (f->pinned_exists && !f->pinned_is_up) return request_refuse(r, 503, "the pinned worker is not available");
     if (atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT && !r->pinned)
         return request_refuse(r, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
-    c->rq.allowed_n = f->eligible.n;
-    if (f->short_of_memory || (!f->eligible.all && !keep_allowed(c, &f->eligible))) return request_refuse(r, 503, "out of memory");
     if (!f->any) return OUTCOME_NOBODY;
     if (!f->pool) return request_refusef(r, 404, "no worker serves the model '%s'", r->model);
     return OUTCOME_DONE;
@@ -353,7 +330,7 @@ enum outcome route_choose(struct request *r)
     struct choosing *c = &r->now.choosing;
     struct fleet fleet = {0};
     fill_in(r, &c->rq);
-    look_at_fleet(r, &fleet);
+    if (!look_at_fleet(r, &fleet)) return request_refuse(r, 503, "out of memory");
     enum outcome o = judge_fleet(r, &fleet);
     if (o != OUTCOME_DONE) return o;
     struct kvr_router_ctx *ctx = ctx_get(&r->loop->ctxs, fleet.pool);

@@ -262,7 +262,7 @@ static enum outcome ask_engine(struct request *r, struct kvr_body *body)
     r->now.tokenizing.status = 0;
     r->now.tokenizing.call = kvr_http_call_start(r->loop->client, &config);
     kvr_buf_free(&h);
-    worker_unref(s, w);
+    worker_let_go(w);
     if (!r->now.tokenizing.call) return failed(r);
     request_wait_until(r, request_after(s->o->tokenize_timeout));
     return OUTCOME_WAITS;

@@ -2,13 +2,13 @@
 /*
  * Counters by model, worker and status class.
  *
- *     worker --> series of one model --> series of another ...        serve --> series of requests that no worker had
+ *     worker --> series of one model --> series of another ...        none --> series of requests that no worker had
  *
- * A worker's series are its own: they go when it is removed, and move along when it is replaced. A model has a series of its own
+ * A worker's series are its id's: they go when it is removed, and stay when it is replaced. A model has a series of its own
  * when a worker is known to serve it, up to SERIES_MAX for each worker; everything else is "other". So clients and engines can
  * add no more than that.
  *
- * All under serve.lock.
+ * Threads: any. A lock of its own, a leaf; the roster says which model is known, before it is taken.
  */
 #include "app/serve/state.h"
 
@@ -28,14 +28,79 @@ struct series {
     uint64_t requests[CLASSES], predicted, actual;
 };
 
-void labels_free(struct series *list)
+struct list {
+    struct series *first;
+};
+
+struct labels {
+    struct kvr_lock lock;
+    struct kvr_map64 of_worker; /* id -> struct list, of the workers in the table */
+    struct series *none;
+};
+
+/* ---- life ------------------------------------------------------------------------------------------------------ */
+
+static struct list *list_find(const struct labels *l, uint64_t id)
 {
-    while (list) {
-        struct series *next = list->next;
-        free(list);
-        list = next;
+    const uint64_t *at = kvr_map64_get(&l->of_worker, id);
+    return at ? (struct list *)(uintptr_t)*at : NULL;
+}
+
+static void series_free(struct series *first)
+{
+    while (first) {
+        struct series *next = first->next;
+        free(first);
+        first = next;
     }
 }
+
+struct labels *labels_create(void)
+{
+    struct labels *l = calloc(1, sizeof *l);
+    if (l) kvr_lock_init(&l->lock, KVR_LOCK_LABELS);
+    return l;
+}
+
+bool labels_register(struct labels *l, uint64_t worker_id)
+{
+    struct list *k = calloc(1, sizeof *k);
+    kvr_lock(&l->lock);
+    bool ok = list_find(l, worker_id) != NULL;
+    if (!ok && k && kvr_map64_put(&l->of_worker, worker_id, (uint64_t)(uintptr_t)k) == 0) {
+        ok = true;
+        k = NULL;
+    }
+    kvr_unlock(&l->lock);
+    free(k);
+    return ok;
+}
+
+void labels_forget(struct labels *l, uint64_t worker_id)
+{
+    kvr_lock(&l->lock);
+    struct list *k = list_find(l, worker_id);
+    if (k) kvr_map64_del(&l->of_worker, worker_id);
+    kvr_unlock(&l->lock);
+    if (k) series_free(k->first);
+    free(k);
+}
+
+void labels_destroy(struct labels *l)
+{
+    if (!l) return;
+    for (size_t i = 0; i < l->of_worker.cap; i++) {
+        struct list *k = l->of_worker.slots[i].used ? (struct list *)(uintptr_t)l->of_worker.slots[i].value : NULL;
+        if (k) series_free(k->first);
+        free(k);
+    }
+    series_free(l->none);
+    kvr_map64_clear(&l->of_worker);
+    kvr_lock_destroy(&l->lock);
+    free(l);
+}
+
+/* ---- counting -------------------------------------------------------------------------------------------------- */
 
 static enum status_class class_of(int status)
 {
@@ -43,20 +108,24 @@ static enum status_class class_of(int status)
     return status >= 100 && status < 500 ? (enum status_class)(status / 100 - 1) : CLASS_5XX;
 }
 
-/* Configured, or in the engine's list: not what a client says. */
-static bool knows(const struct serve *s, const struct worker *w, const char *model)
+/* Of requests that name no model: what the worker serves. */
+static void name_of(struct serve *s, uint64_t id, char name[MODEL_MAX])
 {
-    for (size_t i = 0; i < w->models_n; i++)
-        if (strcmp(w->models[i].id, model) == 0) return true;
-    return strcmp(w->model, model) == 0 || (s->o->model && strcmp(s->o->model, model) == 0);
+    kvr_lock(&s->lock);
+    const struct worker *w = worker_find_locked(s, id);
+    snprintf(name, MODEL_MAX, "%s", w ? worker_model(s, w) : "other");
+    kvr_unlock(&s->lock);
 }
 
-static const char *label_of(const struct serve *s, const struct worker *w, const char *model)
+/* A model has its name when the worker is known to serve it, by its entry or its engine's list: not by what clients say. */
+static void label_of(struct serve *s, const uint64_t *id, const char *model, char name[MODEL_MAX])
 {
-    if (w && !model[0]) return worker_model(s, w);
-    for (const struct worker *k = w ? w : s->workers; model[0] && k; k = w ? NULL : k->next)
-        if (knows(s, k, model)) return model;
-    return "other";
+    snprintf(name, MODEL_MAX, "other");
+    if (id && !model[0]) name_of(s, *id, name);
+    if (!model[0]) return;
+    const struct roster_row *row = roster_hold(s, model);
+    if (row && (id ? roster_knows(row, *id) : row->knowers_n > 0)) snprintf(name, MODEL_MAX, "%s", model);
+    roster_let_go(row);
 }
 
 /* NULL: out of memory. */
@@ -73,26 +142,52 @@ static struct series *series_of(struct series **list, const char *model)
     return *at = new;
 }
 
-static struct series *find(struct serve *s, struct worker *w, const char *model)
+/* Where the series of a worker begin; those of no worker when it is gone. */
+static struct series **list_of(struct labels *l, const uint64_t *id)
 {
-    if (w && w->removed) w = worker_find_locked(s, w->id); /* replaced meanwhile, or gone */
-    struct series *found = series_of(w ? &w->series : &s->series, label_of(s, w, model));
+    struct list *k = id ? list_find(l, *id) : NULL;
+    return k ? &k->first : &l->none;
+}
+
+static struct series *find_locked(struct serve *s, const uint64_t *id, const char *label)
+{
+    struct series *found = series_of(list_of(s->labels, id), label);
     if (!found) atomic_fetch_add_explicit(&s->metrics.uncounted_total, 1, memory_order_relaxed);
     return found;
 }
 
-void labels_request_locked(struct serve *s, struct worker *w, const char *model, int status)
+static bool is_registered(struct labels *l, uint64_t id)
 {
-    struct series *k = find(s, w, model);
-    if (k) k->requests[class_of(status)]++;
+    kvr_lock(&l->lock);
+    bool is = list_find(l, id) != NULL;
+    kvr_unlock(&l->lock);
+    return is;
 }
 
-void labels_cached_locked(struct serve *s, struct worker *w, const char *model, uint64_t predicted, uint64_t actual)
+/* Adds to the series of a request; w NULL: no worker had it. A worker that was replaced meanwhile has its successor's. */
+static void count(struct serve *s, const struct worker *w, const char *model, const struct series *more)
 {
-    struct series *k = find(s, w, model);
-    if (!k) return;
-    k->predicted += predicted;
-    k->actual += actual;
+    char label[MODEL_MAX];
+    const uint64_t *id = w && is_registered(s->labels, w->id) ? &w->id : NULL;
+    label_of(s, id, model, label);
+    kvr_lock(&s->labels->lock);
+    struct series *k = find_locked(s, id, label);
+    for (int c = 0; c < CLASSES && k; c++) k->requests[c] += more->requests[c];
+    if (k) k->predicted += more->predicted;
+    if (k) k->actual += more->actual;
+    kvr_unlock(&s->labels->lock);
+}
+
+void labels_request(struct serve *s, const struct worker *w, const char *model, int status)
+{
+    struct series one = {0};
+    one.requests[class_of(status)] = 1;
+    count(s, w, model, &one);
+}
+
+void labels_cached(struct serve *s, const struct worker *w, const char *model, uint64_t predicted, uint64_t actual)
+{
+    count(s, w, model, &(struct series){.predicted = predicted, .actual = actual});
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------------ */
@@ -138,11 +233,18 @@ void labels_metrics(struct serve *s, struct kvr_prom_page *b)
          offsetof(struct series, predicted)},
         {"actual_cached_tokens_total", "Prompt tokens the engine reported as cached", offsetof(struct series, actual)},
     };
-    kvr_lock(&s->lock);
+    const struct roster_row *all = roster_hold(s, "");
+    kvr_lock(&s->labels->lock);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         kvr_prom_family(b, "kvroute_", rows[i].name, "counter", rows[i].help);
-        put_row(b, s->series, NULL, rows[i].at);
-        for (const struct worker *w = s->workers; w; w = w->next) put_row(b, w->series, w, rows[i].at);
+        put_row(b, s->labels->none, NULL, rows[i].at);
+        for (size_t k = 0; all && k < all->servers_n; k++) {
+            const struct worker *w = all->servers[k].worker;
+            const struct list *of = list_find(s->labels, w->id);
+            if (of) put_row(b, of->first, w, rows[i].at);
+        }
     }
-    kvr_unlock(&s->lock);
+    kvr_unlock(&s->labels->lock);
+    roster_let_go(all);
+    if (!all) b->out->failed = true;
 }

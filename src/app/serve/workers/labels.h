@@ -1,21 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counters by model, worker and status class: labels.c. Any thread; functions with _locked want serve.lock. */
+/* Counters by model, worker and status class: labels.c. Any thread. */
 #ifndef KVR_SERVE_LABELS_H
 #define KVR_SERVE_LABELS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/buf.h"
 
 struct serve;
 struct worker;
-struct series;
+struct labels;
 struct kvr_prom_page;
 
+struct labels *labels_create(void); /* NULL: out of memory */
+void labels_destroy(struct labels *l);
+/* A worker is in the table from then on. false: no memory. */
+bool labels_register(struct labels *l, uint64_t worker_id);
+void labels_forget(struct labels *l, uint64_t worker_id);
 /* w NULL: no worker had it. model "": the request names none. */
-void labels_request_locked(struct serve *s, struct worker *w, const char *model, int status);
-void labels_cached_locked(struct serve *s, struct worker *w, const char *model, uint64_t predicted, uint64_t actual);
-void labels_metrics(struct serve *s, struct kvr_prom_page *out); /* takes the lock */
-void labels_free(struct series *list);
+void labels_request(struct serve *s, const struct worker *w, const char *model, int status);
+void labels_cached(struct serve *s, const struct worker *w, const char *model, uint64_t predicted, uint64_t actual);
+void labels_metrics(struct serve *s, struct kvr_prom_page *out);
 
 #endif

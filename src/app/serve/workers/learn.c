@@ -227,7 +227,8 @@ static void change(struct serve *s, uint64_t id, const struct kvr_engine_facts *
     char err[256];
     kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
-    if (w) now = before = *w;
+    if (w) worker_copy_locked(&before, w);
+    if (w) now = before;
     if (w && f) {
         apply(s, &now, f);
         note_other_size_locked(s, &now);

@@ -24,12 +24,9 @@ const char *engine_kind_name(enum engine_kind kind)
     return engines[kind];
 }
 
-bool rank_is_named_locked(const struct serve *s, const struct worker *w)
+bool rank_is_named_locked(const struct worker *w)
 {
-    bool named = w->dp_size > 1 || w->learnt.names_rank;
-    for (const struct worker *o = s->workers; o && !named; o = o->next)
-        named = o != w && o->endpoint.key == w->endpoint.key && !strcmp(o->endpoint.base, w->endpoint.base) && o->dp_start != w->dp_start;
-    return named;
+    return w->dp_size > 1 || w->learnt.names_rank || w->shares_engine;
 }
 
 struct kvr_body *rank_body(const struct worker *w, struct kvr_body *body, const struct kvr_rank_member *has, uint32_t rank)

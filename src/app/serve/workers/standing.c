@@ -9,6 +9,29 @@
 #include "base/log.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+static void open_breaker_locked(struct serve *s, struct worker *w, uint64_t until)
+{
+    uint64_t due = atomic_load(&s->breaker_due_ms);
+    atomic_store(&w->open_until_ms, until);
+    if (!due || until < due) atomic_store(&s->breaker_due_ms, until);
+}
+
+void workers_sync_due(struct serve *s)
+{
+    uint64_t due = atomic_load(&s->breaker_due_ms), now = now_ms();
+    if (!due || now < due) return;
+    due = 0;
+    kvr_lock(&s->lock);
+    for (struct worker *w = s->workers; w; w = w->next) {
+        uint64_t until = atomic_load(&w->open_until_ms);
+        if (until > now && (!due || until < due)) due = until;
+        if (w->schedulable != worker_is_schedulable(w, now)) worker_sync_locked(s, w);
+    }
+    atomic_store(&s->breaker_due_ms, due);
+    kvr_unlock(&s->lock);
+}
 
 void worker_report(struct serve *s, struct worker *w, bool ok)
 {
@@ -19,7 +42,7 @@ void worker_report(struct serve *s, struct worker *w, bool ok)
         w->errors++;
         if (++w->failures >= s->o->breaker_failures) {
             w->failures = 0;
-            w->open_until_ms = now_ms() + (uint64_t)(s->o->breaker_cooldown * 1000);
+            open_breaker_locked(s, w, now_ms() + (uint64_t)(s->o->breaker_cooldown * 1000));
             atomic_fetch_add(&s->metrics.breaker_opened_total, 1);
             worker_sync_locked(s, w);
         }
@@ -72,13 +95,14 @@ void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models,
 {
     kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
-    if (w) {
+    if (w && !(w->models && w->models_n == n && memcmp(w->models, models, n * sizeof *models) == 0)) {
+        roster_outdate_locked(s);
         free(w->models);
         w->models = models;
         w->models_n = n;
-        w->models_status = 200;
         models = NULL;
     }
+    if (w) w->models_status = 200;
     kvr_unlock(&s->lock);
     free(models);
 }

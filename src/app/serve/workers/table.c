@@ -2,7 +2,7 @@
 /*
  * The worker table: who is there, may it be chosen, what does it serve. Whoever adds to it or removes from it is in workers.c.
  *
- * All under serve.lock.
+ * All under serve.lock, but what is atomic in a worker that is held.
  */
 #include "app/serve/state.h"
 
@@ -10,9 +10,28 @@
 
 struct worker *worker_find_locked(struct serve *s, uint64_t id)
 {
-    for (struct worker *w = s->workers; w; w = w->next)
-        if (w->id == id) return w;
-    return NULL;
+    const uint64_t *at = kvr_map64_get(&s->workers_by_id, id);
+    return at ? (struct worker *)(uintptr_t)*at : NULL;
+}
+
+void worker_copy_locked(struct worker *to, const struct worker *from)
+{
+    size_t n = offsetof(struct worker, refs);
+    memcpy(to, from, n);
+    memset((char *)to + n, 0, sizeof *to - n);
+}
+
+struct worker *worker_hold(struct worker *w)
+{
+    atomic_fetch_add(&w->refs, 1);
+    return w;
+}
+
+void worker_let_go(struct worker *w)
+{
+    if (!w || atomic_fetch_sub(&w->refs, 1) != 1) return;
+    free(w->models);
+    free(w);
 }
 
 bool worker_is_schedulable(const struct worker *w, uint64_t now)

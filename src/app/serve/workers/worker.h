@@ -21,7 +21,6 @@
 
 struct serve;
 struct pool;
-struct series;
 
 /* What an engine says of a model; the texts are "" where it says nothing. */
 struct model_entry {
@@ -91,25 +90,27 @@ struct worker {
     enum engine_kind engine;   /* where it reads the rank */
     char api_key[API_KEY_MAX]; /* "": none; worker_key.c */
     struct pool *pool;
-    unsigned refs;            /* table + requests */
-    bool removed, has_events; /* the latter: a rank has an endpoint in events */
-    bool unreachable;         /* registered for book-keeping only: no endpoint */
-    enum health health;
-    unsigned failures; /* consecutive, for the breaker */
-    uint64_t open_until_ms;
+    bool has_events;            /* a rank has an endpoint in events */
+    bool shares_engine;         /* another worker is another rank at the same address */
+    bool unreachable;           /* registered for book-keeping only: no endpoint */
+    unsigned failures;          /* consecutive, for the breaker */
     bool schedulable;           /* what the router was told */
     struct model_entry *models; /* discovered; NULL = not known yet */
     size_t models_n;
     int models_status; /* of the last answer to GET /v1/models; 0: none yet */
     uint64_t requests, errors;
     struct telling telling;        /* cached tokens */
-    struct series *series;         /* labels.c */
     char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
     uint64_t metrics_due_ms, learnt_kv_blocks;
     const char *metrics_error; /* static; NULL: none */
     struct learnt learnt;
-    unsigned char wiring[DP_MAX];        /* enum wiring, as was said last */
-    struct rank_load loads[DP_MAX];      /* by rank - dp_start */
+    unsigned char wiring[DP_MAX];   /* enum wiring, as was said last */
+    struct rank_load loads[DP_MAX]; /* by rank - dp_start */
+    /* From here on: any thread that holds the worker. Not copied with it. */
+    _Atomic unsigned refs; /* table, rosters, requests */
+    _Atomic bool removed;
+    _Atomic(enum health) health;
+    _Atomic uint64_t open_until_ms;      /* the breaker */
     _Atomic bool reports;                /* it was sent a request that has it report what it reuses, and the ingest knows */
     _Atomic unsigned char views[DP_MAX]; /* enum kvr_view_knowledge; of ranks whose events are followed */
 };
@@ -130,8 +131,13 @@ const char *worker_model(const struct serve *s, const struct worker *w);
 /* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
 const char *worker_read_object(struct kvr_json o, struct worker *w);
 struct worker *worker_find_locked(struct serve *s, uint64_t id);
-void worker_unref(struct serve *s, struct worker *w);
-bool worker_is_schedulable(const struct worker *w, uint64_t now_ms);
+/* What its entry says and what was learnt of it, not what is atomic. */
+void worker_copy_locked(struct worker *to, const struct worker *from);
+struct worker *worker_hold(struct worker *w);                        /* of one that is held, or under serve.lock */
+void worker_let_go(struct worker *w);                                /* NULL is fine */
+bool worker_is_schedulable(const struct worker *w, uint64_t now_ms); /* no lock */
+/* Tells routers of workers whose breaker's pause is over. Takes serve.lock when there are some. */
+void workers_sync_due(struct serve *s);
 void worker_sync_locked(struct serve *s, struct worker *w);     /* tells the router whether it may be chosen */
 void worker_report(struct serve *s, struct worker *w, bool ok); /* result of a request, for the breaker */
 /* why: it is down; NULL when it is up. Says so when that has changed. */

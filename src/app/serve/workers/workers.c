@@ -7,20 +7,21 @@
 
 /* ---- table ------------------------------------------------------------------------------------------- */
 
-static void unref_locked(struct worker *w)
+static bool is_same_engine(const struct worker *a, const struct worker *b)
 {
-    if (--w->refs) return;
-    free(w->models);
-    labels_free(w->series);
-    free(w);
+    return a->endpoint.key == b->endpoint.key && !strcmp(a->endpoint.base, b->endpoint.base);
 }
 
-void worker_unref(struct serve *s, struct worker *w)
+/* It comes or goes: which workers are ranks of one engine, each registered for itself? */
+static void sort_engines_locked(struct serve *s, const struct worker *changed)
 {
-    if (!w) return;
-    kvr_lock(&s->lock);
-    unref_locked(w);
-    kvr_unlock(&s->lock);
+    if (!changed->url[0]) return;
+    for (struct worker *w = s->workers; w; w = w->next) {
+        if (!is_same_engine(w, changed)) continue;
+        w->shares_engine = false;
+        for (const struct worker *o = s->workers; o && !w->shares_engine; o = o->next)
+            w->shares_engine = o != w && is_same_engine(o, w) && o->dp_start != w->dp_start;
+    }
 }
 
 /* Returns: its place in the table. */
@@ -29,9 +30,11 @@ static struct worker **detach_locked(struct serve *s, struct worker *w)
     struct worker **p = &s->workers;
     while (*p != w) p = &(*p)->next;
     *p = w->next;
-    w->removed = true;
+    atomic_store(&w->removed, true);
+    if (worker_find_locked(s, w->id) == w) kvr_map64_del(&s->workers_by_id, w->id);
     s->workers_n--;
-    s->workers_version++;
+    roster_outdate_locked(s);
+    sort_engines_locked(s, w);
     kvr_router_remove_worker(w->pool->router, w->id);
     evidence_forget_locked(s, w->id);
     return p;
@@ -64,6 +67,16 @@ static void inherit_locked(struct worker *w, struct worker *old)
     old->models_n = 0;
 }
 
+/* Under its id, from which one of the same id goes. */
+static bool register_locked(struct serve *s, struct worker *w)
+{
+    bool known = worker_find_locked(s, w->id) != NULL;
+    if (!labels_register(s->labels, w->id)) return false;
+    if (kvr_map64_put(&s->workers_by_id, w->id, (uint64_t)(uintptr_t)w) == 0) return true;
+    if (!known) labels_forget(s->labels, w->id);
+    return false;
+}
+
 static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
 {
     const struct worker *other = w->block_size_known && !w->learns ? block_size_conflict(s, w) : NULL;
@@ -75,12 +88,14 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
     w->pool = pool_get_locked(s, w, err, cap);
     if (!w->pool) return -1;
     struct worker *old = worker_find_locked(s, w->id), **place = &s->workers;
+    if (!register_locked(s, w)) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
     if (old) {
-        w->series = old->series;
-        old->series = NULL;
         if (w->learns) inherit_locked(w, old);
         place = detach_locked(s, old);
-        unref_locked(old);
+        worker_let_go(old);
     }
     const char *taints[TAINTS_MAX];
     for (size_t i = 0; i < w->taints_n; i++) taints[i] = w->taints[i];
@@ -88,6 +103,8 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
     if (rc == 0) rc = kvr_router_set_taints(w->pool->router, w->id, taints, w->taints_n);
     if (rc) {
         kvr_router_remove_worker(w->pool->router, w->id);
+        kvr_map64_del(&s->workers_by_id, w->id);
+        labels_forget(s->labels, w->id);
         snprintf(err, cap, "%s", kvr_strerror(rc));
         return -1;
     }
@@ -96,13 +113,14 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
     bool event_mode = s->o->kv_events && w->pool->index;
     for (uint32_t r = 0; event_mode && r < w->dp_size; r++)
         kvr_router_set_trusted(w->pool->router, (struct kvr_worker){w->id, w->dp_start + r}, false);
-    w->refs = 1;
+    atomic_store(&w->refs, 1);
     w->unreachable = !w->url[0] && !s->o->select_only;
     while (!old && *place) place = &(*place)->next;
     w->next = *place;
     *place = w;
     s->workers_n++;
-    s->workers_version++;
+    roster_outdate_locked(s);
+    sort_engines_locked(s, w);
     worker_sync_locked(s, w);
     return 0;
 }
@@ -112,7 +130,7 @@ static void follow_again(struct serve *s, struct worker *scratch, uint64_t id)
 {
     kvr_lock(&s->lock);
     const struct worker *old = worker_find_locked(s, id);
-    if (old) *scratch = *old;
+    if (old) worker_copy_locked(scratch, old);
     kvr_unlock(&s->lock);
     if (old) views_follow(s, scratch, scratch->pool);
 }
@@ -129,7 +147,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     kvr_lock(&s->lock);
     for (uint32_t r = 0; r < DP_MAX; r++) atomic_store(&w->views[r], KVR_VIEW_UNKNOWN);
     memset(w->wiring, 0, sizeof w->wiring);
-    w->series = NULL; /* these are of the one it was copied from */
+    w->shares_engine = false; /* this and below are of the one it was copied from */
     w->models = NULL;
     w->models_n = 0;
     if (!w->learns) learn_begin(s, w);
@@ -140,7 +158,6 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     if (rc == 0) w->learns = false;
     kvr_unlock(&s->lock);
     if (rc) {
-        labels_free(w->series);
         follow_again(s, w, spec->id);
         free(w);
         return -1;
@@ -160,7 +177,8 @@ bool worker_remove(struct serve *s, uint64_t id)
     if (w) {
         pool = w->pool;
         detach_locked(s, w);
-        unref_locked(w);
+        labels_forget(s->labels, id);
+        worker_let_go(w);
     }
     kvr_unlock(&s->lock);
     if (!pool) return false;
@@ -171,9 +189,11 @@ bool worker_remove(struct serve *s, uint64_t id)
 
 void workers_destroy(struct serve *s)
 {
+    roster_destroy(s);
     while (s->workers) {
         struct worker *w = s->workers;
         detach_locked(s, w);
-        unref_locked(w);
+        worker_let_go(w);
     }
+    kvr_map64_clear(&s->workers_by_id);
 }

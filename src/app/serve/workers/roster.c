@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The roster is made in two passes over the table: first the names that workers are configured with or list, then every worker into the
+ * rows of what it serves, in the order of the table. A worker that has no name and whose engine has not told its models serves whatever is
+ * asked, so it is in every row.
+ *
+ * Invariants: a row's servers are those that worker_serves_locked finds for its model, at the version of the table that the roster is of;
+ * each has a reference; the holders of a roster are its place as the current one and the rows of it that are held.
+ */
+#include "app/serve/workers/roster.h"
+
+#include <string.h>
+#include <kvroute/hash.h>
+
+#include "app/serve/state.h"
+
+enum { BUCKETS = 1024 };
+enum { ANY, UNKNOWN, FIRST_NAMED };
+
+struct roster {
+    _Atomic size_t holders;
+    uint64_t version;
+    size_t left_out, places;
+    struct roster_row *rows; /* ANY: of requests that name no model; UNKNOWN: of models that no worker knows; then the models */
+    uint32_t *behind;        /* of a row: place of the next of its bucket */
+    size_t n, cap;
+    uint32_t heads[BUCKETS]; /* place of a row; 0, which has no name: none */
+};
+
+static size_t bucket_of(const char *model)
+{
+    return kvr_hash_bytes(model, strlen(model), kvr_secret()) & (BUCKETS - 1);
+}
+
+static struct roster_row *find(const struct roster *r, const char *model)
+{
+    uint32_t at = r->heads[bucket_of(model)];
+    while (at && strcmp(r->rows[at].model, model) != 0) at = r->behind[at];
+    return at ? &r->rows[at] : NULL;
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------------ */
+
+static void roster_free(struct roster *r)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        for (size_t k = 0; k < r->rows[i].servers_n; k++) worker_let_go(r->rows[i].servers[k].worker);
+        free(r->rows[i].servers);
+        free(r->rows[i].knowers);
+        free(r->rows[i].ids);
+    }
+    free(r->rows);
+    free(r->behind);
+    free(r);
+}
+
+static void let_go(struct roster *r)
+{
+    if (r && atomic_fetch_sub(&r->holders, 1) == 1) roster_free(r);
+}
+
+/* One more row. Returns: false without memory. */
+static bool add_row(struct roster *r, const char *model)
+{
+    if (r->n == r->cap) {
+        size_t cap = KVR_MAX(r->cap * 2, (size_t)8);
+        struct roster_row *rows = realloc(r->rows, cap * sizeof *rows);
+        if (rows) r->rows = rows;
+        uint32_t *behind = realloc(r->behind, cap * sizeof *behind);
+        if (behind) r->behind = behind;
+        if (!rows || !behind) return false;
+        r->cap = cap;
+    }
+    r->rows[r->n] = (struct roster_row){.of = r};
+    snprintf(r->rows[r->n].model, MODEL_MAX, "%s", model);
+    r->behind[r->n] = 0;
+    r->n++;
+    return true;
+}
+
+static struct roster *roster_new(uint64_t version)
+{
+    struct roster *r = calloc(1, sizeof *r);
+    if (!r) return NULL;
+    atomic_init(&r->holders, 1);
+    r->version = version;
+    if (add_row(r, "") && add_row(r, "")) return r;
+    roster_free(r);
+    return NULL;
+}
+
+/* ---- names ----------------------------------------------------------------------------------------------------------- */
+
+static bool add_name(struct roster *r, const char *model)
+{
+    if (!model || !model[0] || find(r, model)) return true;
+    if (r->n == ROSTER_ROWS_MAX) {
+        r->left_out++;
+        return true;
+    }
+    size_t b = bucket_of(model);
+    if (!add_row(r, model)) return false;
+    r->behind[r->n - 1] = r->heads[b];
+    r->heads[b] = (uint32_t)(r->n - 1);
+    return true;
+}
+
+static bool add_names_locked(struct roster *r, const struct serve *s)
+{
+    bool ok = !s->workers || add_name(r, s->o->model);
+    for (const struct worker *w = s->workers; w && ok; w = w->next) {
+        ok = add_name(r, w->model);
+        for (size_t i = 0; i < w->models_n && ok; i++) ok = add_name(r, w->models[i].id);
+    }
+    return ok;
+}
+
+/* ---- servers --------------------------------------------------------------------------------------------------------- */
+
+static bool add_knower(struct roster_row *row, const struct worker *w)
+{
+    if (row->knowers_n && row->knowers[row->knowers_n - 1] == w->id) return true;
+    if (row->knowers_n == row->knowers_cap) {
+        size_t cap = KVR_MAX(row->knowers_cap * 2, (size_t)4);
+        uint64_t *grown = realloc(row->knowers, cap * sizeof *grown);
+        if (!grown) return false;
+        row->knowers = grown;
+        row->knowers_cap = cap;
+    }
+    row->knowers[row->knowers_n++] = w->id;
+    return true;
+}
+
+static bool add_server(struct roster *r, struct roster_row *row, struct worker *w, bool is_lora)
+{
+    if (row->servers_n && row->servers[row->servers_n - 1].worker == w) return true;
+    if (r->places == ROSTER_PLACES_MAX) {
+        r->left_out += !row->left_out;
+        row->left_out = true;
+        return true;
+    }
+    if (row->servers_n == row->servers_cap) {
+        size_t cap = KVR_MAX(row->servers_cap * 2, (size_t)4);
+        struct roster_server *grown = realloc(row->servers, cap * sizeof *grown);
+        if (!grown) return false;
+        row->servers = grown;
+        row->servers_cap = cap;
+    }
+    atomic_fetch_add(&w->refs, 1);
+    row->servers[row->servers_n++] = (struct roster_server){w, is_lora};
+    r->places++;
+    return true;
+}
+
+/* Of a name that it has: what it lists it as counts before what it was configured with. */
+static bool add_named(struct roster *r, struct worker *w, const char *model, bool is_lora)
+{
+    struct roster_row *row = find(r, model);
+    return !row || (add_server(r, row, w, is_lora) && add_knower(row, w));
+}
+
+static bool add_worker_locked(struct roster *r, const struct serve *s, struct worker *w)
+{
+    const char *configured = w->model[0] ? w->model : s->o->model;
+    bool open = !configured && !w->models, ok = add_server(r, &r->rows[ANY], w, false);
+    for (size_t i = UNKNOWN; i < r->n && open && ok; i++) ok = add_server(r, &r->rows[i], w, false);
+    for (size_t i = 0; i < w->models_n && ok; i++) ok = add_named(r, w, w->models[i].id, w->models[i].is_lora);
+    if (configured && ok) ok = add_named(r, w, configured, false);
+    struct roster_row *of_all = s->o->model && ok ? find(r, s->o->model) : NULL;
+    return ok && (!of_all || add_knower(of_all, w));
+}
+
+/* ---- rows ------------------------------------------------------------------------------------------------------------ */
+
+static int by_id(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Servers by partition; partitions are numbered in the order of their list. */
+static void count_pools(const struct roster_row *row, size_t n[POOLS_MAX])
+{
+    memset(n, 0, POOLS_MAX * sizeof *n);
+    for (size_t i = 0; i < row->servers_n; i++) n[row->servers[i].worker->pool->number]++;
+}
+
+static struct pool *most_used_locked(const struct serve *s, const size_t n[POOLS_MAX])
+{
+    struct pool *best = NULL;
+    for (struct pool *p = s->pools; p; p = p->next)
+        if (n[p->number] > (best ? n[best->number] : 0)) best = p;
+    return best;
+}
+
+static bool finish_locked(const struct serve *s, struct roster_row *row, const size_t all[POOLS_MAX])
+{
+    size_t n[POOLS_MAX];
+    count_pools(row, n);
+    row->pool = most_used_locked(s, n);
+    if (row->knowers_n) qsort(row->knowers, row->knowers_n, sizeof *row->knowers, by_id);
+    if (row->pool && !(row->ids = malloc(n[row->pool->number] * sizeof *row->ids))) return false;
+    for (size_t i = 0; i < row->servers_n; i++) {
+        const struct worker *w = row->servers[i].worker;
+        if (w->engine == ENGINE_SGLANG) row->has_sglang = true;
+        if (!row->room) row->room = worker_room_locked(w, row->model);
+        if (w->pool != row->pool) continue;
+        row->ids[row->ids_n++] = w->id;
+        row->is_lora |= row->servers[i].is_lora;
+    }
+    row->all = !row->pool || row->ids_n == all[row->pool->number];
+    return true;
+}
+
+/* only: a model for which there was no room; NULL: all of them. */
+static struct roster *make_locked(struct serve *s, const char *only)
+{
+    size_t all[POOLS_MAX];
+    struct roster *r = roster_new(atomic_load(&s->workers_version));
+    bool ok = r && (only ? add_name(r, only) : add_names_locked(r, s));
+    for (struct worker *w = s->workers; w && ok; w = w->next) ok = add_worker_locked(r, s, w);
+    if (ok) count_pools(&r->rows[ANY], all);
+    for (size_t i = 0; ok && i < r->n; i++) ok = finish_locked(s, &r->rows[i], all);
+    if (ok) return r;
+    if (r) roster_free(r);
+    return NULL;
+}
+
+/* ---- the current one ------------------------------------------------------------------------------------------------- */
+
+static struct roster *current(struct serve *s)
+{
+    kvr_lock(&s->roster_lock);
+    struct roster *r = s->roster;
+    if (r) atomic_fetch_add(&r->holders, 1);
+    kvr_unlock(&s->roster_lock);
+    return r;
+}
+
+static struct roster *exchange(struct serve *s, struct roster *r)
+{
+    kvr_lock(&s->roster_lock);
+    struct roster *before = s->roster;
+    s->roster = r;
+    kvr_unlock(&s->roster_lock);
+    return before;
+}
+
+static bool is_current(struct serve *s, const struct roster *r)
+{
+    return r && r->version == atomic_load(&s->workers_version);
+}
+
+/* Of several threads that find it out of date, one makes it. */
+static struct roster *renew(struct serve *s)
+{
+    struct roster *before = NULL;
+    kvr_lock(&s->lock);
+    struct roster *r = current(s);
+    if (!is_current(s, r)) {
+        let_go(r);
+        r = make_locked(s, NULL);
+        if (r) atomic_fetch_add(&r->holders, 1);
+        if (r) before = exchange(s, r);
+    }
+    kvr_unlock(&s->lock);
+    let_go(before);
+    return r;
+}
+
+static struct roster *up_to_date(struct serve *s)
+{
+    struct roster *r = current(s);
+    if (is_current(s, r)) return r;
+    let_go(r);
+    return renew(s);
+}
+
+static struct roster *made_for(struct serve *s, const char *model)
+{
+    kvr_lock(&s->lock);
+    struct roster *r = make_locked(s, model);
+    kvr_unlock(&s->lock);
+    return r;
+}
+
+const struct roster_row *roster_hold(struct serve *s, const char *model)
+{
+    struct roster *r = up_to_date(s);
+    const struct roster_row *row = r && *model ? find(r, model) : NULL;
+    if (r && *model && (row ? row->left_out : r->left_out > 0)) {
+        let_go(r);
+        r = made_for(s, model);
+        row = r ? find(r, model) : NULL;
+    }
+    if (!r) return NULL;
+    return row ? row : &r->rows[*model ? UNKNOWN : ANY];
+}
+
+void roster_let_go(const struct roster_row *row)
+{
+    if (row) let_go(row->of);
+}
+
+bool roster_knows(const struct roster_row *row, uint64_t id)
+{
+    return row->knowers_n && bsearch(&id, row->knowers, row->knowers_n, sizeof id, by_id);
+}
+
+size_t roster_workers_n(const struct roster_row *row)
+{
+    return row->of->rows[ANY].servers_n;
+}
+
+struct worker *roster_pick(struct serve *s, const struct roster_row *row)
+{
+    uint64_t now = now_ms();
+    size_t n = row->servers_n, at = n ? kvr_mix64(atomic_fetch_add(&s->next_id, 1)) % n : 0; /* spread over them */
+    for (size_t i = 0; i < n; i++) {
+        struct worker *w = row->servers[(at + i) % n].worker;
+        if (!worker_is_schedulable(w, now)) continue;
+        atomic_fetch_add(&w->refs, 1);
+        return w;
+    }
+    return NULL;
+}
+
+void roster_outdate_locked(struct serve *s)
+{
+    atomic_fetch_add(&s->workers_version, 1);
+}
+
+void roster_tick(struct serve *s)
+{
+    let_go(up_to_date(s));
+}
+
+size_t roster_models_left_out(struct serve *s)
+{
+    struct roster *r = current(s);
+    size_t n = r ? r->left_out : 0;
+    let_go(r);
+    return n;
+}
+
+void roster_destroy(struct serve *s)
+{
+    let_go(exchange(s, NULL));
+}

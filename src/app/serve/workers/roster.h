@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The roster: which workers serve which model, worked out once for each change of the worker table, so that a request need not look at
+ * every worker.
+ *
+ *     model --> row: the partition that most of its workers are in, and their ids there; every worker that serves it
+ *
+ * A roster does not change once it is made. Whoever holds a row holds its roster and the workers in it; a new roster takes the place of one
+ * that is out of date at the next question. It has at most ROSTER_ROWS_MAX models and ROSTER_PLACES_MAX places of workers; models beyond
+ * that (roster_models_left_out) get a roster of their own with each question, at the price of a look at every worker.
+ *
+ * Threads: any. Takes serve.lock when the table has changed, else a lock of its own for as long as it takes to count a holder.
+ */
+#ifndef KVR_SERVE_ROSTER_H
+#define KVR_SERVE_ROSTER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "app/serve/common/limits.h"
+
+enum { ROSTER_ROWS_MAX = 4096, ROSTER_PLACES_MAX = 1 << 21 };
+
+struct pool;
+struct roster;
+struct serve;
+struct worker;
+
+struct roster_server {
+    struct worker *worker;
+    bool is_lora; /* it lists the model as an adapter */
+};
+
+struct roster_row {
+    struct roster *of;
+    char model[MODEL_MAX];
+    struct pool *pool; /* NULL: nobody serves it */
+    uint64_t *ids;     /* of the workers in that pool, in the order of the table */
+    size_t ids_n;
+    bool all;                      /* that is every worker of the pool */
+    bool is_lora;                  /* one of those workers lists it as an adapter */
+    bool has_sglang;               /* a server is no vLLM */
+    uint64_t room;                 /* tokens that the first server that says so has room for; 0: not known */
+    struct roster_server *servers; /* of all pools, in the order of the table */
+    size_t servers_n, servers_cap;
+    uint64_t *knowers; /* workers that were configured with the name or list it, rising */
+    size_t knowers_n, knowers_cap;
+    bool left_out; /* there was no room for all of its servers */
+};
+
+/* The row of a model; "": of requests that name none. A model that no worker knows has a row too: of the workers whose models are not known
+ * yet. Give it back. Returns: NULL without memory. */
+const struct roster_row *roster_hold(struct serve *s, const char *model);
+void roster_let_go(const struct roster_row *row); /* NULL is fine */
+/* Of a row: does that worker know the model? */
+bool roster_knows(const struct roster_row *row, uint64_t worker_id);
+size_t roster_workers_n(const struct roster_row *row); /* in the table, whatever they serve */
+/* A server of the row that may be chosen now, any of them, with a reference; NULL: none. */
+struct worker *roster_pick(struct serve *s, const struct roster_row *row);
+/* The worker table has changed, or what a worker serves. Under serve.lock. */
+void roster_outdate_locked(struct serve *s);
+/* Main loop: workers that are gone do not stay in memory until the next question. */
+void roster_tick(struct serve *s);
+/* Names of models, of each worker that has them, that found no room. */
+size_t roster_models_left_out(struct serve *s);
+void roster_destroy(struct serve *s);
+
+#endif

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The roster says of any model what a look at every worker says, whatever the table is, and lets go of workers that are gone. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "app/serve/state.h"
+
+static struct serve_options options;
+static struct pool pools[3];
+static char m1[] = "m1";
+static struct kvr_rng rng = {1};
+
+static struct serve *new_serve(void)
+{
+    struct serve *s = calloc(1, sizeof *s);
+    s->o = &options;
+    kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
+    kvr_lock_init(&s->roster_lock, KVR_LOCK_ROSTER);
+    for (int i = 0; i < 3; i++) pools[i] = (struct pool){.next = i < 2 ? &pools[i + 1] : NULL, .number = (uint64_t)i};
+    s->pools = pools;
+    return s;
+}
+
+static struct worker *add(struct serve *s, uint64_t id)
+{
+    struct worker *w = calloc(1, sizeof *w), **at = &s->workers;
+    w->id = id;
+    w->pool = &pools[kvr_rng_below(&rng, 3)];
+    w->engine = kvr_rng_below(&rng, 4) ? ENGINE_VLLM : ENGINE_SGLANG;
+    atomic_store(&w->refs, 1);
+    while (*at) at = &(*at)->next;
+    *at = w;
+    s->workers_n++;
+    kvr_lock(&s->lock);
+    roster_outdate_locked(s);
+    kvr_unlock(&s->lock);
+    return w;
+}
+
+static void take_away(struct serve *s, struct worker *w)
+{
+    struct worker **at = &s->workers;
+    while (*at != w) at = &(*at)->next;
+    *at = w->next;
+    s->workers_n--;
+    atomic_store(&w->removed, true);
+    kvr_lock(&s->lock);
+    roster_outdate_locked(s);
+    kvr_unlock(&s->lock);
+    worker_let_go(w);
+}
+
+static void end(struct serve *s)
+{
+    roster_destroy(s);
+    while (s->workers) take_away(s, s->workers);
+    free(s);
+}
+
+static void list_models(struct worker *w, size_t n, const char *begin, unsigned first)
+{
+    w->models = calloc(n + 1, sizeof *w->models);
+    w->models_n = n;
+    for (size_t i = 0; i < n; i++) {
+        snprintf(w->models[i].id, MODEL_MAX, "%s%u", begin, first + (unsigned)i);
+        w->models[i].is_lora = kvr_rng_below(&rng, 3) == 0;
+        w->models[i].max_model_len = kvr_rng_below(&rng, 2) ? 1000 + kvr_rng_below(&rng, 9) : 0;
+    }
+}
+
+/* What a look at every worker says. */
+static void check(struct serve *s, const char *model)
+{
+    const char *asked = *model ? model : NULL;
+    struct pool *best = NULL;
+    size_t most = 0, n = 0, ids = 0;
+    bool lora, all = true, is_lora = false, sglang = false;
+    uint64_t room = 0;
+    const struct roster_row *row = roster_hold(s, model);
+    assert_non_null(row);
+    for (struct pool *p = s->pools; p; p = p->next) {
+        size_t k = 0;
+        for (struct worker *w = s->workers; w; w = w->next) k += w->pool == p && worker_serves_locked(s, w, asked, strlen(model), &lora);
+        if (k > most) {
+            most = k;
+            best = p;
+        }
+    }
+    assert_ptr_equal(row->pool, best);
+    for (struct worker *w = s->workers; w; w = w->next) {
+        bool serves = worker_serves_locked(s, w, asked, strlen(model), &lora), knows = s->o->model && !strcmp(model, s->o->model);
+        knows |= *model && !strcmp(w->model, model);
+        for (size_t i = 0; i < w->models_n; i++) knows |= !strcmp(w->models[i].id, model);
+        assert_int_equal(roster_knows(row, w->id), knows && *model);
+        if (w->pool == best && !serves) all = false;
+        if (!serves) continue;
+        assert_true(n < row->servers_n);
+        assert_ptr_equal(row->servers[n++].worker, w);
+        sglang |= w->engine == ENGINE_SGLANG;
+        if (!room) room = worker_room_locked(w, model);
+        if (w->pool != best) continue;
+        is_lora |= lora;
+        assert_true(ids < row->ids_n);
+        assert_int_equal(row->ids[ids++], w->id);
+    }
+    assert_int_equal(row->servers_n, n);
+    assert_int_equal(row->ids_n, ids);
+    assert_int_equal(row->all, all);
+    assert_int_equal(row->is_lora, is_lora);
+    assert_int_equal(row->has_sglang, sglang);
+    assert_int_equal(row->room, room);
+    roster_let_go(row);
+}
+
+static void check_names(struct serve *s)
+{
+    static const char *const names[] = {"", "m0", "m1", "m2", "m3", "m4", "adapter-0", "adapter-2", "nobody's"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++) check(s, names[i]);
+}
+
+static void any_table_gives_what_a_look_at_every_worker_gives(void **state)
+{
+    (void)state;
+    for (unsigned seed = 1; seed <= 400; seed++) {
+        rng.state = seed;
+        options.model = kvr_rng_below(&rng, 3) ? NULL : m1;
+        struct serve *s = new_serve();
+        check_names(s);
+        for (unsigned i = 0, n = kvr_rng_below(&rng, 12); i < n; i++) {
+            struct worker *w = add(s, kvr_rng_next(&rng));
+            if (kvr_rng_below(&rng, 2)) snprintf(w->model, MODEL_MAX, "m%u", kvr_rng_below(&rng, 4));
+            if (kvr_rng_below(&rng, 2))
+                list_models(w, kvr_rng_below(&rng, 4), kvr_rng_below(&rng, 2) ? "m" : "adapter-", kvr_rng_below(&rng, 3));
+            if (kvr_rng_below(&rng, 2)) check_names(s);
+        }
+        while (s->workers && kvr_rng_below(&rng, 4)) {
+            take_away(s, s->workers);
+            check_names(s);
+        }
+        end(s);
+    }
+}
+
+static void more_models_than_there_is_room_for_are_counted_and_served(void **state)
+{
+    (void)state;
+    char name[32];
+    options.model = NULL;
+    struct serve *s = new_serve();
+    for (unsigned i = 0; i < 20; i++) list_models(add(s, i + 1), 256, "many-", 256 * i);
+    check(s, "many-0");
+    assert_int_equal(roster_models_left_out(s), 20 * 256 - (ROSTER_ROWS_MAX - 2));
+    for (unsigned i = 0; i < 20 * 256; i += 97) {
+        snprintf(name, sizeof name, "many-%u", i);
+        check(s, name);
+    }
+    check(s, "nobody's");
+    end(s);
+}
+
+static void a_worker_lives_as_long_as_a_row_that_has_it(void **state)
+{
+    (void)state;
+    options.model = m1;
+    struct serve *s = new_serve();
+    struct worker *w = add(s, 7);
+    const struct roster_row *row = roster_hold(s, "m1");
+    take_away(s, w);
+    roster_tick(s);
+    assert_int_equal(row->servers[0].worker->id, 7);
+    assert_int_equal(atomic_load(&w->refs), 2); /* of the rows of m1 and of any model */
+    assert_null(roster_pick(s, row));
+    roster_let_go(row);
+    row = roster_hold(s, "m1");
+    assert_null(row->pool);
+    assert_int_equal(row->servers_n, 0);
+    roster_let_go(row);
+    end(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_table_gives_what_a_look_at_every_worker_gives),
+        cmocka_unit_test(more_models_than_there_is_room_for_are_counted_and_served),
+        cmocka_unit_test(a_worker_lives_as_long_as_a_row_that_has_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
