@@ -58,6 +58,7 @@ class NatsServer:
             return json.load(r)
 
     def stop(self):
+        print(f"--- nats-server {self.port}{' (gone)' if self.p.poll() is not None else ''}\n{self.text()[-8000:]}")  # shown when a test fails
         if self.p.poll() is None:
             self.p.send_signal(signal.SIGTERM)
             try:

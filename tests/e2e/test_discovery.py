@@ -172,8 +172,10 @@ def test_an_indexer_announces_itself(start):
     """Its key is there while it lives, and soon gone when it is killed."""
     nats = NatsServer()
     try:
-        ix = start(Indexer, "--event-plane", "nats", "--nats-url", nats.url, "--advertise-host", "10.9.8.7")
         client = NatsClient(nats.port)
+        client.subscribe("$KV.kvroute-registry.indexer.>")
+        ix = start(Indexer, "--event-plane", "nats", "--nats-url", nats.url, "--advertise-host", "10.9.8.7")
+        client.next(30)  # a server of 2.9 that is asked for a message while it makes the stream ends with a nil pointer
 
         def entry():
             answer = json.loads(client.request("$JS.API.STREAM.MSG.GET.KV_kvroute-registry", b'{"last_by_subj":"$KV.kvroute-registry.indexer.>"}'))

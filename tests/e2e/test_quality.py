@@ -204,7 +204,7 @@ def test_a_fleet_that_is_behind_is_told_that_another_worker_would_help(start):
 
 def test_a_holder_that_is_busy_with_what_the_router_does_not_know_is_regretted(start):
     slow = start(Mock, speedup=0.5)
-    s = start(Serve, [slow, start(Mock, speedup=0.5)])
+    s = start(Serve, [slow, start(Mock, speedup=0.5)], "--engine-metrics-interval", 3600)  # which would tell it
     for i in range(60):
         assert s.complete(prompt(i, 16 + 40 * (i % 20)), max_tokens=1, stream=True).status == 200
     hold(s, prompt(99, 960), 1)
