@@ -626,18 +626,20 @@ static void resume_source(struct world *w)
     if (w->mode->shared && view_of(w)->now.stream_up) kvr__view_connected(view_of(w));
 }
 
-/* A view that is not trusted gets content of the run that it is connected to, as another router has it: whole. */
+/* A view that is not whole gets content of the run that it is connected to, as another router has it: whole, or lacking some. */
 static void adopt(struct world *w)
 {
     const struct run *r = &w->runs[w->line];
-    bool can = w->mode->replay || w->mode->recover;
-    if (!can || w->mode->shared || !w->connected || w->view.knowledge == KVR_VIEW_WHOLE || w->line != w->run || !r->n) return;
+    bool can = w->mode->replay || w->mode->recover, partial = chance(w, 3000);
+    if (!can || w->mode->shared || !w->connected || w->line != w->run || !r->n) return;
+    if (w->view.knowledge >= (partial ? KVR_VIEW_PARTIAL : KVR_VIEW_WHOLE)) return;
     size_t n = 1 + kvr_rng_below(&w->rng, (uint32_t)r->n);
     uint64_t payload[2] = {w->line, n - 1};
-    struct kvr_view_cursor c = {true, false, n, kvr_hash_bytes(payload, sizeof payload, 0), r->batches[n - 1].ts};
+    struct kvr_view_cursor c = {true, partial, n, kvr_hash_bytes(payload, sizeof payload, 0), r->batches[n - 1].ts};
     TELL(w, "content from elsewhere, up to batch %zu of run %u", n - 1, w->line);
     w->held = r->batches[n - 1].held;
     w->given_up = 0;
+    for (unsigned i = partial ? 5 : 0; i; i--) w->held &= ~bit(some_leaf(w, w->held));
     kvr__view_adopt(view_of(w), &c);
 }
 

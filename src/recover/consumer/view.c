@@ -296,7 +296,7 @@ void kvr__view_begin(struct kvr_view *v)
  * heartbeats, wait for a heartbeat that confirms the last event id. */
 static void caught_up(struct kvr_view *v)
 {
-    if (kvr__view_lacks_some(v) && kvr__view_can_repair(v)) {
+    if ((kvr__view_lacks_some(v) || v->unsure) && kvr__view_can_repair(v)) {
         kvr__view_ask(v, kvr__view_must_ask_all(v));
         return;
     }
@@ -370,7 +370,7 @@ void kvr__view_paused(struct kvr_view *v)
     v->drop_at_ms = 0;
     v->heartbeat_ms = 0;
     if (v->now.durable) { /* what passes is not brought again */
-        kvr__view_lose(v, KVR_PAST_LOST, v->past_why);
+        if (!kvr__view_can_repair(v)) kvr__view_lose(v, KVR_PAST_LOST, v->past_why);
         v->unsure = true;
     }
     kvr__view_say(v, KVR_VIEW_UNKNOWN, "paused");

@@ -112,10 +112,11 @@ void kvr__view_ask(struct kvr_view *v, bool everything)
     recovery_failed(v, "out of memory");
 }
 
-/* After a reconnection, without an epoch, nobody can tell whether the ids are still those from before. */
+/* What came since its place does not make a view whole that lacks some of before. After a reconnection, without an epoch, nobody can tell
+ * whether the ids are still those from before. */
 bool kvr__view_must_ask_all(const struct kvr_view *v)
 {
-    return !v->cursor.applied_any || v->past == KVR_PAST_UNKNOWN || (!v->has_epoch && !v->of_this_connection);
+    return !v->cursor.applied_any || kvr__view_lacks_some(v) || (!v->has_epoch && !v->of_this_connection);
 }
 
 /* Everything from the worker, in place of what is here. */
@@ -138,6 +139,7 @@ static void place_after_dump(struct kvr_view *v, const struct kvr_recover_answer
     bool nothing = a->events.n == 0 && a->last_event_id == 0; /* whether 0 or 1 comes first is open */
     v->cursor.next = nothing ? 0 : a->has_last ? a->last_event_id + 1 : v->cursor.next;
     v->orphans_until = a->has_end ? a->end_event_id : a->last_event_id;
+    v->past = KVR_PAST_HERE;
     v->counts.recovered_dumps++;
 }
 
@@ -158,7 +160,6 @@ static void incoming_done(struct kvr_view *v)
     v->cursor.applied_any = true;
     v->cursor.last_ts = 0; /* later batches are not "stamped later", they are just late */
     v->last_hash = 0;
-    if (kvr__view_lacks_some(v)) v->past = KVR_PAST_HERE;
     v->of_this_connection = true;
     kvr__view_enter(v, KVR_VIEW_FOLLOWING);
     v->actions->keep_anew(v->ctx);      /* batches that came meanwhile were kept for a content that is gone */

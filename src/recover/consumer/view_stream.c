@@ -59,7 +59,6 @@ static void behind(struct kvr_view *v, bool restarted)
     if (restarted) v->has_epoch = false;
     if (restarted || !can) kvr__view_drop(v);
     if (!can) kvr__view_lose(v, KVR_PAST_LOST, "events are missing");
-    else if (v->past == KVR_PAST_LOST) v->past = KVR_PAST_HERE;
     v->unsure = v->cursor.applied_any;
     kvr__view_say(v, KVR_VIEW_UNKNOWN, "events are missing");
     if (can) kvr__view_ask(v, kvr__view_must_ask_all(v));

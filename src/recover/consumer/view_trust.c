@@ -125,7 +125,7 @@ static void note_known(struct kvr_view *v, enum kvr_view_knowledge knowledge, co
     } else if (knowledge != KVR_VIEW_UNKNOWN && v->worker_block_size) {
         knowledge = KVR_VIEW_UNKNOWN;
         kvr__view_say_size(v, text, sizeof text);
-    } else if (knowledge == KVR_VIEW_WHOLE && kvr__view_is_mute(v)) {
+    } else if (knowledge == KVR_VIEW_WHOLE && most != KVR_VIEW_UNKNOWN && kvr__view_is_mute(v)) {
         knowledge = KVR_VIEW_PARTIAL;
         snprintf(text, sizeof text, "the %s endpoint does not answer", v->has_recover ? "recover" : "replay");
     } else if (knowledge > most) {
