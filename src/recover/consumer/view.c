@@ -208,7 +208,8 @@ static void take_waiting(struct kvr_view *v)
         bytes += w->len;
         free(w);
     }
-    kvr__waiting_append(&v->waiting, &rest);
+    if (kvr__view_batches_wait(v) || kvr__view_is_settling(v)) kvr__waiting_append(&v->waiting, &rest);
+    else kvr__waiting_clear(&rest); /* the repair is let go of with its connection */
     if (kvr__view_is_settling(v) && !v->waiting.head) settled(v);
 }
 
@@ -292,12 +293,19 @@ void kvr__view_begin(struct kvr_view *v)
     kvr__view_checked(v);
 }
 
+/* Live batches wait for the answer, even if none came to the question before. */
+static void ask_and_wait(struct kvr_view *v)
+{
+    if (kvr__view_is_mute(v)) kvr__view_enter(v, KVR_VIEW_FOLLOWING);
+    kvr__view_ask(v, kvr__view_must_ask_all(v));
+}
+
 /* A durable stream has brought what it has. Its publisher may hold more, as it may be at the server later than we are: of one that sends
  * heartbeats, wait for a heartbeat that confirms the last event id. */
 static void caught_up(struct kvr_view *v)
 {
     if ((kvr__view_lacks_some(v) || v->unsure) && kvr__view_can_repair(v)) {
-        kvr__view_ask(v, kvr__view_must_ask_all(v));
+        ask_and_wait(v);
         return;
     }
     if (v->unsure) kvr__view_lose_past(v, "events were lost and there is no recover endpoint");
@@ -415,8 +423,7 @@ void kvr__view_adopt(struct kvr_view *v, const struct kvr_view_cursor *c)
         v->rounds = v->retries = 0;
         kvr__view_request_replay(v, KVR_VIEW_REPLAYING, c->next);
     } else if (v->has_recover) {
-        if (kvr__view_is_mute(v)) kvr__view_enter(v, KVR_VIEW_FOLLOWING); /* it is worth to wait for the answer */
-        kvr__view_ask(v, kvr__view_must_ask_all(v));
+        ask_and_wait(v);
     } else {
         kvr__view_believe(v);
     }

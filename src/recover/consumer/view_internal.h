@@ -80,7 +80,9 @@ void kvr__view_take_incoming(struct kvr_view *v);
 static inline void kvr__view_checked(const struct kvr_view *v)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    KVR_ASSERT(!kvr__view_check(v));
+    const char *wrong = kvr__view_check(v);
+    if (wrong) fprintf(stderr, "kvroute: a view is wrong: %s\n", wrong);
+    KVR_ASSERT(!wrong);
 #else
     (void)v;
 #endif
