@@ -20,6 +20,10 @@
     X(SERVE, "the worker table")                                                                                                           \
     X(ROSTER, "the roster of workers")                                                                                                     \
     X(LABELS, "labelled counters")                                                                                                         \
+    X(EVIDENCE, "evidence for views")                                                                                                      \
+    X(SESSIONS, "a table of sessions")                                                                                                     \
+    X(DECISIONS, "the last decisions")                                                                                                     \
+    X(QUALITY, "the quality of predictions")                                                                                               \
     X(CLAIM, "the claim on an index")                                                                                                      \
     X(VIEW_STORE, "the store of views")                                                                                                    \
     X(LOCAL_INDEX, "a local index")                                                                                                        \

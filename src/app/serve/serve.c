@@ -312,10 +312,11 @@ static void serve_free(struct serve *s)
     sessions_destroy(s->sessions);
     sessions_destroy(s->responses);
     token_cache_destroy(s->tokens);
-    free(s->decisions);
+    decisions_destroy(s->decisions);
     kvr_json_parser_free(s->json);
     kvr_access_destroy(s->access);
     kvr_keys_free(s->remote_keys);
+    kvr_lock_destroy(&s->quality.lock);
     kvr_lock_destroy(&s->lock);
     kvr_lock_destroy(&s->roster_lock);
     free(s);
@@ -345,14 +346,15 @@ static struct serve *serve_new(const struct serve_options *o)
     s->started_ms = now_ms();
     s->salt = kvr_mix64(kvr_now_ns(kvr_clock_monotonic()) ^ (uint64_t)getpid() << 32);
     s->json = kvr_json_parser_new();
-    s->decisions = calloc(DECISIONS, sizeof *s->decisions);
+    s->decisions = decisions_create();
+    kvr_lock_init(&s->quality.lock, KVR_LOCK_QUALITY);
     s->tokens = token_cache_create(TOKEN_CACHE_BYTES);
     if (o->session_ttl > 0) s->sessions = sessions_create(o->session_ttl);
     s->responses = responses_create();
     s->labels = labels_create();
     s->evidence = evidence_create();
     s->health_checks = health_create();
-    if (s->tokens && s->health_checks && s->labels) return s;
+    if (s->tokens && s->health_checks && s->labels && s->decisions) return s;
     serve_free(s);
     return NULL;
 }

@@ -16,8 +16,10 @@
  *   data loops   requests of their own connections; never each other's
  *   ingest       KV events; calls into views.c only
  *   sync         other routers' bookings; calls into replicas.c, and from there into what serve_hooks says
- * Shared state is under struct serve's `lock` (worker table, sessions, decisions), in atomics (metrics), or inside kvr_router and
- * kvr_index, which have their own locks. Lock order: serve.lock before any lock of the library; nothing blocks under serve.lock.
+ * Shared state: the worker table is under struct serve's `lock`; what is made of it for requests is the roster (workers/roster.h), which
+ * does not change. Sessions, decisions, labelled counters, evidence and the quality of predictions have locks of their own, leaves all;
+ * figures are atomic; kvr_router and kvr_index have their own locks. base/lock.h has the order of all. Nothing blocks under the lock of the
+ * table, and a request neither hashes, nor copies, nor looks through workers under it.
  */
 #ifndef KVR_SERVE_STATE_H
 #define KVR_SERVE_STATE_H
@@ -119,8 +121,7 @@ struct serve {
     struct session_table *sessions, *responses;
     struct evidence *evidence;
     struct token_cache *tokens;
-    struct decision *decisions; /* ring */
-    uint64_t decisions_n;
+    struct decisions *decisions;
     struct quality quality;
     struct choices_watch choices; /* main loop's */
     struct labels *labels;

@@ -50,9 +50,7 @@ static void status_write(struct serve *s, struct kvr_buf *b)
     kvr_json_key(b, "last_minute");
     quality_write(s, b);
     kvr_json_key(b, "decisions");
-    kvr_lock(&s->lock);
-    decisions_write(s, b, 50);
-    kvr_unlock(&s->lock);
+    decisions_write(s->decisions, b, 50);
     kvr_json_close(b, '}');
 }
 
@@ -179,10 +177,8 @@ static void get_decisions(struct serve *s, struct kvr_http_conn *c)
     char id[ID_MAX];
     struct kvr_buf b = {0};
     bool one = kvr_query_parameter(kvr_http_conn_request(c)->query, "id", id, sizeof id), found = true;
-    kvr_lock(&s->lock);
-    if (one) found = decisions_write_one(s, &b, id, strlen(id));
-    else decisions_write(s, &b, 1000);
-    kvr_unlock(&s->lock);
+    if (one) found = decisions_write_one(s->decisions, &b, id, strlen(id));
+    else decisions_write(s->decisions, &b, 1000);
     if (found) {
         admin_reply(c, 200, &b);
         return;

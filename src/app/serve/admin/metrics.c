@@ -167,17 +167,16 @@ static void put_workers(struct serve *s, struct kvr_prom_page *b)
         if (kvr_router_ttft_model(w->pool->router, &w->id, &m, &f) == 0)
             kvr_prom_put_double(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), f.value);
     }
-    size_t sessions = sessions_count(s->sessions), responses = sessions_count(s->responses);
-    uint64_t given_up[] = {sessions_given_up(s->sessions), sessions_given_up(s->responses)};
     kvr_unlock(&s->lock);
+    struct session_counts sessions = sessions_counts(s->sessions), responses = sessions_counts(s->responses);
     put_gauge(b, "roster_models_left_out",
               "Names of models, of each worker that has them, beyond what is kept: each request looks at every worker",
               (double)roster_models_left_out(s));
-    put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions);
-    put_gauge(b, "responses", "Responses of /v1/responses whose worker is known", (double)responses);
+    put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions.bound);
+    put_gauge(b, "responses", "Responses of /v1/responses whose worker is known", (double)responses.bound);
     put_family(b, "bindings_given_up_total", "counter", "Sessions and responses forgotten before their time, as there were too many");
-    kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("table", "sessions")), given_up[0]);
-    kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("table", "responses")), given_up[1]);
+    kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("table", "sessions")), sessions.given_up);
+    kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("table", "responses")), responses.given_up);
 }
 
 struct learnt_models {
@@ -274,9 +273,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
                   "Distance of predicted and delivered cached blocks; what requests ahead were computing may be delivered or not",
                   &m->shortfall);
     put_histogram(b, "router_queue_wait_seconds", "Time in the queue, of requests that waited", &m->queue_wait);
-    kvr_lock(&s->lock);
-    struct quality q = s->quality;
-    kvr_unlock(&s->lock);
+    struct quality_now q = quality_now(s);
     put_gauge(b, "prediction_divergence_ratio",
               "Moving mean of the distance of predicted and delivered cached tokens, as a share of the prompt", q.divergence);
     put_gauge(b, "prediction_diverged", "1 while cache predictions diverge from engine usage", q.diverged);

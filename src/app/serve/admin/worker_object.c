@@ -54,7 +54,7 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_put_u64(b, "recovered_events", st[i].recovered_events);
         kvr_json_put_u64(b, "recovered_dumps", st[i].recovered_dumps);
         kvr_json_put_u64(b, "blocks", w->pool->index ? kvr_index_rank_blocks(w->pool->index, st[i].worker) : 0);
-        evidence_write_locked(s, b, st[i].worker);
+        evidence_write(s, b, st[i].worker);
         kvr_json_close(b, '}');
     }
     for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {

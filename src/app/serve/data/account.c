@@ -209,10 +209,8 @@ static void bind_session(const struct request *r)
     struct serve *s = serve_of(r);
     if (r->deletes && r->response[0] && r->status < 300) responses_forget(s, r->response);
     if (!r->session[0] || r->status >= 400) return;
-    kvr_lock(&s->lock);
     if (sessions_bind(s->sessions, r->session, strlen(r->session), now_ms(), r->attempt->result.worker))
-        replicas_on_session_locked(s, r->session, strlen(r->session), r->attempt->result.worker);
-    kvr_unlock(&s->lock);
+        replicas_on_session(s, r->session, strlen(r->session), r->attempt->result.worker);
 }
 
 void account_answered(struct request *r)
@@ -275,7 +273,6 @@ static void count_usage(struct attempt *a)
 static void record_decision(const struct attempt *a)
 {
     const struct request *r = a->request;
-    struct serve *s = serve_of(r);
     struct timespec ts;
     clock_gettime(CLOCK_REALTIME, &ts);
     struct decision d = {.at_ms = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000,
@@ -297,9 +294,7 @@ static void record_decision(const struct attempt *a)
     snprintf(d.id, sizeof d.id, "%s", r->id);
     snprintf(d.model, sizeof d.model, "%.47s", r->model);
     snprintf(d.reason, sizeof d.reason, "%.31s", a->reason);
-    kvr_lock(&s->lock);
-    decisions_add(s, &d);
-    kvr_unlock(&s->lock);
+    decisions_add(serve_of(r)->decisions, &d);
 }
 
 /* Its prompt is held now, if it is what the engine has computed. */

@@ -1,13 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring of the last decisions. Under serve.lock. */
+/* Ring of the last decisions. Threads: any; its lock is a leaf. */
 #include "app/serve/state.h"
 
 #include <math.h>
 #include <string.h>
 
-void decisions_add(struct serve *s, const struct decision *d)
+struct decisions {
+    struct kvr_lock lock;
+    uint64_t n;
+    struct decision ring[DECISIONS];
+};
+
+struct decisions *decisions_create(void)
 {
-    if (s->decisions) s->decisions[s->decisions_n++ % DECISIONS] = *d;
+    struct decisions *d = calloc(1, sizeof *d);
+    if (d) kvr_lock_init(&d->lock, KVR_LOCK_DECISIONS);
+    return d;
+}
+
+void decisions_destroy(struct decisions *d)
+{
+    if (d) kvr_lock_destroy(&d->lock);
+    free(d);
+}
+
+void decisions_add(struct decisions *all, const struct decision *d)
+{
+    kvr_lock(&all->lock);
+    all->ring[all->n++ % DECISIONS] = *d;
+    kvr_unlock(&all->lock);
 }
 
 /* To three digits after the point: what is kept is not exact. */
@@ -81,29 +102,38 @@ static void put_decision(struct kvr_buf *b, const struct decision *d, bool table
     kvr_json_close(b, '}');
 }
 
-static const struct decision *decision_at(const struct serve *s, uint64_t back)
+static const struct decision *decision_at(const struct decisions *all, uint64_t back)
 {
-    return &s->decisions[(s->decisions_n - back) % DECISIONS];
+    return &all->ring[(all->n - back) % DECISIONS];
 }
 
-void decisions_write(struct serve *s, struct kvr_buf *b, size_t most)
+void decisions_write(struct decisions *all, struct kvr_buf *b, size_t most)
 {
-    size_t n = KVR_MIN(KVR_MIN(s->decisions_n, (uint64_t)DECISIONS), (uint64_t)most);
+    kvr_lock(&all->lock);
+    size_t n = KVR_MIN(KVR_MIN(all->n, (uint64_t)DECISIONS), (uint64_t)most);
     kvr_json_open(b, '[');
-    for (size_t i = 1; i <= n; i++) put_decision(b, decision_at(s, i), false);
+    for (size_t i = 1; i <= n; i++) put_decision(b, decision_at(all, i), false);
     kvr_json_close(b, ']');
+    kvr_unlock(&all->lock);
 }
 
-bool decisions_write_one(struct serve *s, struct kvr_buf *b, const char *id, size_t len)
+static const struct decision *find_locked(const struct decisions *all, const char *id, size_t len)
 {
-    size_t n = KVR_MIN(s->decisions_n, (uint64_t)DECISIONS);
+    size_t n = KVR_MIN(all->n, (uint64_t)DECISIONS);
     for (size_t i = 1; i <= n; i++) {
-        const struct decision *d = decision_at(s, i);
-        if (strlen(d->id) != len || memcmp(d->id, id, len)) continue;
-        put_decision(b, d, true);
-        return true;
+        const struct decision *d = decision_at(all, i);
+        if (strlen(d->id) == len && memcmp(d->id, id, len) == 0) return d;
     }
-    return false;
+    return NULL;
+}
+
+bool decisions_write_one(struct decisions *all, struct kvr_buf *b, const char *id, size_t len)
+{
+    kvr_lock(&all->lock);
+    const struct decision *d = find_locked(all, id, len);
+    if (d) put_decision(b, d, true);
+    kvr_unlock(&all->lock);
+    return d != NULL;
 }
 
 /* ---- tables ------------------------------------------------------------------------------------------ */

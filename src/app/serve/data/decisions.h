@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The last decisions, with what they were made of: decisions.c. Any thread; the ring is under serve.lock. */
+/* The last decisions, with what they were made of: decisions.c. Any thread. */
 #ifndef KVR_SERVE_DECISIONS_H
 #define KVR_SERVE_DECISIONS_H
 
@@ -8,7 +8,7 @@
 #include "app/serve/common/limits.h"
 #include "base/buf.h"
 
-struct serve;
+struct decisions;
 
 enum { DECISIONS = 10000, TABLE_ROWS = 8 };
 
@@ -46,10 +46,12 @@ struct decision {
     struct decision_table table;
 };
 
-void decisions_add(struct serve *s, const struct decision *d);
-void decisions_write(struct serve *s, struct kvr_buf *out, size_t most);
+struct decisions *decisions_create(void); /* NULL: out of memory */
+void decisions_destroy(struct decisions *d);
+void decisions_add(struct decisions *all, const struct decision *d);
+void decisions_write(struct decisions *all, struct kvr_buf *out, size_t most);
 /* The decision of one request id, with its table. false: not kept (any more). */
-bool decisions_write_one(struct serve *s, struct kvr_buf *out, const char *id, size_t len);
+bool decisions_write_one(struct decisions *all, struct kvr_buf *out, const char *id, size_t len);
 /* From the context that has decided. */
 void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, struct kvr_worker chosen);
 void decision_table_header(const struct decision_table *t, struct kvr_buf *out);

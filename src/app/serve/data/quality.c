@@ -25,6 +25,15 @@ void quality_decided(struct serve *s, const struct kvr_router_result *r)
     if (r->waited_ns) kvr_histogram_add(&m->queue_wait, (double)r->waited_ns / 1e9);
 }
 
+struct quality_now quality_now(struct serve *s)
+{
+    struct quality *q = &s->quality;
+    kvr_lock(&q->lock);
+    struct quality_now now = {q->divergence, q->diverged};
+    kvr_unlock(&q->lock);
+    return now;
+}
+
 void quality_delivered(struct serve *s, const struct delivery *d)
 {
     struct quality *q = &s->quality;
@@ -33,7 +42,7 @@ void quality_delivered(struct serve *s, const struct delivery *d)
     bool surprising = d->actual * 2 < d->predicted && d->predicted >= d->block_size, log = false;
     uint64_t now = now_ms(), skipped = 0;
     kvr_histogram_add(&s->metrics.shortfall, (double)error / d->block_size);
-    kvr_lock(&s->lock);
+    kvr_lock(&q->lock);
     q->answers++;
     q->divergence += KVR_MAX(SHARE, 1.0 / (double)q->answers) * (share - q->divergence);
     bool before = q->diverged;
@@ -49,7 +58,7 @@ void quality_delivered(struct serve *s, const struct delivery *d)
     } else if (surprising) {
         q->unlogged++;
     }
-    kvr_unlock(&s->lock);
+    kvr_unlock(&q->lock);
     if (log)
         kvr_log("kvroute: request %s: %llu cached tokens predicted on worker %llu rank %u, %llu delivered (%llu like it before)", d->id,
                 (unsigned long long)d->predicted, (unsigned long long)d->worker.worker_id, d->worker.dp_rank, (unsigned long long)d->actual,

@@ -6,17 +6,25 @@
 #include <kvroute/router.h>
 
 #include "app/serve/data/decisions.h"
+#include "base/lock.h"
 
 struct serve;
 struct pool;
 struct kvr_prom_page;
 
-/* How predictions fare, under serve.lock. */
+/* How predictions fare. */
 struct quality {
-    double divergence; /* moving mean of choices_error / prompt */
+    struct kvr_lock lock; /* a leaf */
+    double divergence;    /* moving mean of choices_error / prompt */
     uint64_t answers, last_log_ms, unlogged;
     bool diverged;
 };
+
+struct quality_now {
+    double divergence;
+    bool diverged;
+};
+struct quality_now quality_now(struct serve *s);
 
 void quality_decided(struct serve *s, const struct kvr_router_result *r);
 /* Cached tokens of an answer: `predicted` by the view, `pending` on requests ahead of it. */

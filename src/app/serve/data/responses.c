@@ -27,7 +27,7 @@ static size_t key_of(const char *response, char key[KEY_MAX])
     return (size_t)snprintf(key, KEY_MAX, "%s%s", mark, response);
 }
 
-bool responses_get_locked(struct serve *s, const char *response, struct kvr_worker *out)
+bool responses_get(struct serve *s, const char *response, struct kvr_worker *out)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
@@ -38,18 +38,14 @@ void responses_bind(struct serve *s, const char *response, struct kvr_worker w)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
-    kvr_lock(&s->lock);
-    if (sessions_bind(s->responses, key, n, now_ms(), w)) replicas_on_session_locked(s, key, n, w);
-    kvr_unlock(&s->lock);
+    if (sessions_bind(s->responses, key, n, now_ms(), w)) replicas_on_session(s, key, n, w);
 }
 
 void responses_forget(struct serve *s, const char *response)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
-    kvr_lock(&s->lock);
     sessions_forget(s->responses, key, n);
-    kvr_unlock(&s->lock);
 }
 
 void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX])
@@ -75,10 +71,5 @@ void responses_id_of_path(struct kvr_text path, char id[RESPONSE_ID_MAX])
 
 void bindings_heard(struct serve *s, const char *id, size_t len, struct kvr_worker w)
 {
-    struct kvr_worker bound;
-    struct session_table *t = is_one(id, len) ? s->responses : s->sessions;
-    kvr_lock(&s->lock);
-    bool known = sessions_get(t, id, len, now_ms(), &bound);
-    if (!known) (void)sessions_bind(t, id, len, now_ms(), w);
-    kvr_unlock(&s->lock);
+    sessions_adopt(is_one(id, len) ? s->responses : s->sessions, id, len, now_ms(), w);
 }

@@ -225,38 +225,40 @@ struct fleet {
 };
 
 /* A request that goes on from a response, or whose session is bound, prefers the pair that has it. */
-static void prefer_locked(const struct request *r, struct kvr_router_request *rq)
+static void prefer(const struct request *r, struct kvr_router_request *rq)
 {
     struct serve *s = serve_of(r);
     if (r->pinned) return;
-    rq->preferred = (r->response[0] && responses_get_locked(s, r->response, &rq->pin)) ||
+    rq->preferred = (r->response[0] && responses_get(s, r->response, &rq->pin)) ||
                     (r->session[0] && sessions_get(s->sessions, r->session, strlen(r->session), now_ms(), &rq->pin));
 }
 
-static void look_at_pin_locked(const struct request *r, struct fleet *f)
+static void look_at_pin(const struct request *r, struct fleet *f)
 {
-    const struct worker *w = r->pinned ? worker_find_locked(serve_of(r), r->pin.worker_id) : NULL;
-    if (!w) return;
-    f->pool = w->pool;
-    f->pinned_exists = true;
-    f->pinned_is_up = worker_is_schedulable(w, now_ms());
-    f->rank_exists = r->pin_any_rank || (r->pin.dp_rank >= w->dp_start && r->pin.dp_rank - w->dp_start < w->dp_size);
+    struct serve *s = serve_of(r);
+    if (!r->pinned) return;
+    kvr_lock(&s->lock);
+    const struct worker *w = worker_find_locked(s, r->pin.worker_id);
+    if (w) {
+        f->pool = w->pool;
+        f->pinned_exists = true;
+        f->pinned_is_up = worker_is_schedulable(w, now_ms());
+        f->rank_exists = r->pin_any_rank || (r->pin.dp_rank >= w->dp_start && r->pin.dp_rank - w->dp_start < w->dp_size);
+    }
+    kvr_unlock(&s->lock);
 }
 
 /* Returns: false without memory. */
 static bool look_at_fleet(struct request *r, struct fleet *f)
 {
-    struct serve *s = serve_of(r);
     struct choosing *c = &r->now.choosing;
     if (!(c->workers = eligible_workers(r))) return false;
     if (!c->workers->all) c->rq.allowed = c->workers->ids;
     c->rq.allowed_n = c->workers->ids_n;
     f->any = roster_workers_n(c->workers) > 0;
     f->pool = c->workers->pool;
-    kvr_lock(&s->lock);
-    look_at_pin_locked(r, f);
-    prefer_locked(r, &c->rq);
-    kvr_unlock(&s->lock);
+    look_at_pin(r, f);
+    prefer(r, &c->rq);
     return true;
 }
 

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Session affinity: session id -> (worker, rank), dropped after an idle time. Under serve.lock. */
+/*
+ * Session affinity: session id -> (worker, rank), dropped after an idle time.
+ *
+ * Threads: any. The lock is a leaf; ids are hashed before it is taken.
+ */
 #include "app/serve/state.h"
 
 #include <string.h>
@@ -18,6 +22,7 @@ struct session {
 };
 
 struct session_table {
+    struct kvr_lock lock;
     uint64_t ttl_ms;
     struct kvr_lru sessions;
     uint64_t given_up; /* for room, before their time */
@@ -28,6 +33,7 @@ struct session_table *sessions_create(double ttl_s)
     struct session_table *t = calloc(1, sizeof *t);
     if (!t) return NULL;
     t->ttl_ms = (uint64_t)(ttl_s * 1000);
+    kvr_lock_init(&t->lock, KVR_LOCK_SESSIONS);
     if (kvr_lru_init(&t->sessions) == 0) return t;
     free(t);
     return NULL;
@@ -77,9 +83,12 @@ static void expire(struct session_table *t, uint64_t now)
 bool sessions_get(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker *out)
 {
     if (!t) return false;
+    uint64_t hash = hash_of(id, len);
+    kvr_lock(&t->lock);
     expire(t, now);
-    const struct session *s = find(t, hash_of(id, len), id, len);
+    const struct session *s = find(t, hash, id, len);
     if (s) *out = s->worker;
+    kvr_unlock(&t->lock);
     return s != NULL;
 }
 
@@ -93,10 +102,8 @@ static struct session *add(struct session_table *t, uint64_t hash, const char *i
     return s;
 }
 
-bool sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w)
+static bool bind_locked(struct session_table *t, uint64_t hash, const char *id, size_t len, uint64_t now, struct kvr_worker w)
 {
-    if (!t || len == 0 || len > SESSION_ID_MAX) return false;
-    uint64_t hash = hash_of(id, len);
     struct session *s = find(t, hash, id, len);
     bool news = !s || kvr_worker_cmp(s->worker, w) != 0 || now - s->told_ms >= t->ttl_ms / 4;
     if (s) kvr_lru_touch(&t->sessions, &s->lru);
@@ -109,20 +116,48 @@ bool sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t
     return news;
 }
 
+static bool can_be_bound(const struct session_table *t, size_t len)
+{
+    return t && len > 0 && len <= SESSION_ID_MAX;
+}
+
+bool sessions_bind(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w)
+{
+    if (!can_be_bound(t, len)) return false;
+    uint64_t hash = hash_of(id, len);
+    kvr_lock(&t->lock);
+    bool news = bind_locked(t, hash, id, len, now, w);
+    kvr_unlock(&t->lock);
+    return news;
+}
+
+void sessions_adopt(struct session_table *t, const char *id, size_t len, uint64_t now, struct kvr_worker w)
+{
+    if (!can_be_bound(t, len)) return;
+    uint64_t hash = hash_of(id, len);
+    kvr_lock(&t->lock);
+    expire(t, now);
+    if (!find(t, hash, id, len)) (void)bind_locked(t, hash, id, len, now, w);
+    kvr_unlock(&t->lock);
+}
+
 void sessions_forget(struct session_table *t, const char *id, size_t len)
 {
-    struct session *s = t ? find(t, hash_of(id, len), id, len) : NULL;
+    if (!t) return;
+    uint64_t hash = hash_of(id, len);
+    kvr_lock(&t->lock);
+    struct session *s = find(t, hash, id, len);
     if (s) drop(t, s);
+    kvr_unlock(&t->lock);
 }
 
-size_t sessions_count(const struct session_table *t)
+struct session_counts sessions_counts(struct session_table *t)
 {
-    return t ? t->sessions.n : 0;
-}
-
-uint64_t sessions_given_up(const struct session_table *t)
-{
-    return t ? t->given_up : 0;
+    if (!t) return (struct session_counts){0};
+    kvr_lock(&t->lock);
+    struct session_counts n = {t->sessions.n, t->given_up};
+    kvr_unlock(&t->lock);
+    return n;
 }
 
 void sessions_destroy(struct session_table *t)
@@ -130,5 +165,6 @@ void sessions_destroy(struct session_table *t)
     if (!t) return;
     while (oldest(t)) drop(t, oldest(t));
     kvr_lru_free(&t->sessions);
+    kvr_lock_destroy(&t->lock);
     free(t);
 }

@@ -48,7 +48,7 @@ void replicas_on_change(void *ctx, const struct kvr_load_event *ev)
     if (!p->sync_buf.failed) kvr_sync_publish(p->serve->sync, p->sync_buf.data, p->sync_buf.len);
 }
 
-void replicas_on_session_locked(struct serve *s, const char *id, size_t len, struct kvr_worker w)
+void replicas_on_session(struct serve *s, const char *id, size_t len, struct kvr_worker w)
 {
     struct kvr_buf b = {0};
     if (!s->sync) return;

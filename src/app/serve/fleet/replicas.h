@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What other routers of the fleet book, and what we book, told to them: replicas.c.
- * Threads: replicas_on_change under a router's lock, on any thread; replicas_on_session_locked under serve.lock; the rest is the main
+ * Threads: replicas_on_change under a router's lock, on any thread; replicas_on_session on any thread; the rest is the main
  * loop's.
  */
 #ifndef KVR_SERVE_REPLICAS_H
@@ -19,8 +19,8 @@ bool replicas_over_nats(const struct serve *s);
 bool replicas_wanted(const struct serve *s);
 int replicas_start(struct serve *s, char *err, size_t cap);
 void replicas_stop(struct serve *s);
-/* A session was bound here; serve.lock is held. */
-void replicas_on_session_locked(struct serve *s, const char *id, size_t len, struct kvr_worker w);
+/* A session was bound here. */
+void replicas_on_session(struct serve *s, const char *id, size_t len, struct kvr_worker w);
 void replicas_on_change(void *pool, const struct kvr_load_event *event);
 void replicas_workers_changed(struct serve *s);
 void replicas_metrics(struct serve *s, struct kvr_prom_page *out);

@@ -117,6 +117,7 @@ struct queue { /* oldest first: each delay has its own, so they are due in order
 
 struct evidence {
     struct watches *watches;
+    struct kvr_lock lock; /* what follows, up to the main loop's */
     struct queue looks[LOOKS];
     uint64_t outcomes[OUTCOMES], none[REASONS_N];
     struct rank_evidence *ranks;
@@ -135,6 +136,7 @@ struct evidence *evidence_create(void)
 {
     struct evidence *e = calloc(1, sizeof *e);
     if (!e) return NULL;
+    kvr_lock_init(&e->lock, KVR_LOCK_EVIDENCE);
     e->watches = watches_create();
     for (int i = 0; i < LOOKS; i++) e->looks[i].last = &e->looks[i].first;
     if (e->watches) return e;
@@ -170,6 +172,7 @@ void evidence_destroy(struct evidence *e)
     free(e->readers);
     free(e->overlaps);
     free(e->ranks);
+    kvr_lock_destroy(&e->lock);
     free(e);
 }
 
@@ -202,10 +205,12 @@ static struct rank_evidence *rank_of(struct evidence *e, struct kvr_worker w)
     return &e->ranks[e->ranks_n++];
 }
 
-void evidence_forget_locked(struct serve *s, uint64_t worker_id)
+void evidence_forget(struct serve *s, uint64_t worker_id)
 {
     struct evidence *e = s->evidence;
-    for (size_t i = 0; e && i < e->ranks_n;) {
+    if (!e) return;
+    kvr_lock(&e->lock);
+    for (size_t i = 0; i < e->ranks_n;) {
         if (e->ranks[i].worker.worker_id != worker_id) {
             i++;
             continue;
@@ -215,6 +220,7 @@ void evidence_forget_locked(struct serve *s, uint64_t worker_id)
         uint64_t *moved = i < e->ranks_n ? kvr_map64_get(&e->places, key_of(e->ranks[i].worker)) : NULL;
         if (moved) *moved = i;
     }
+    kvr_unlock(&e->lock);
 }
 
 /* ---- what is no evidence ------------------------------------------------------------------------------------------- */
@@ -254,9 +260,9 @@ static void tell_length(const struct evidence_check *c, const struct evidence_an
 
 static void count_none(struct serve *s, struct kvr_worker w, enum reason why)
 {
-    kvr_lock(&s->lock);
+    kvr_lock(&s->evidence->lock);
     count_none_locked(s->evidence, w, why);
-    kvr_unlock(&s->lock);
+    kvr_unlock(&s->evidence->lock);
 }
 
 /* ---- requests ------------------------------------------------------------------------------------------------------ */
@@ -321,11 +327,11 @@ void evidence_answered(struct serve *s, struct evidence_check *c, const struct e
     struct length_line line = {0};
     c->told = a->usage.has_cached;
     c->cached = a->usage.cached_tokens;
-    kvr_lock(&s->lock);
+    kvr_lock(&s->evidence->lock);
     if (why == REASONS_N && !put_locked(s->evidence, 0, c)) why = NO_BUSY;
     if (why != REASONS_N) count_none_locked(s->evidence, c->watch.worker, why);
     if (why == NO_LENGTH) count_length_locked(s->evidence, c->watch.worker, &line);
-    kvr_unlock(&s->lock);
+    kvr_unlock(&s->evidence->lock);
     if (line.say) tell_length(c, a, line.before);
     if (why != REASONS_N) drop(s->evidence, c);
 }
@@ -555,6 +561,7 @@ static bool look(struct serve *s, const struct statuses *st, struct evidence_che
     const struct kvr_view_status *view = status_of(st, c->watch.worker);
     enum verdict verdict = view && view->sound && view->connected ? verdict_of(s, view, c, &why) : PROVES_NOTHING;
     kvr_lock(&s->lock);
+    kvr_lock(&s->evidence->lock);
     const struct rank_evidence *r = find_rank(s->evidence, c->watch.worker);
     if (verdict == IS_STALE && !c->trusted && !(r && r->alarm)) { /* the view was not whole when the prompt was sent */
         verdict = PROVES_NOTHING;
@@ -572,6 +579,7 @@ static bool look(struct serve *s, const struct statuses *st, struct evidence_che
         count_none_locked(s->evidence, c->watch.worker, verdict == PROVES_NOTHING ? why : NO_BUSY);
     bool doubt = changed && text[0] && view->unproven_copies;
     if (doubt) begin_anew_locked(s->evidence, c->watch.worker);
+    kvr_unlock(&s->evidence->lock);
     kvr_unlock(&s->lock);
     if (which && fell_short(c, view)) doubt_block(s, c);
     if (doubt) kvr_ingest_doubt_copies(s->ingest, c->watch.worker, NULL);
@@ -581,10 +589,10 @@ static bool look(struct serve *s, const struct statuses *st, struct evidence_che
 
 static struct evidence_check *take_due(struct serve *s, int which)
 {
-    kvr_lock(&s->lock);
+    kvr_lock(&s->evidence->lock);
     struct queue *q = &s->evidence->looks[which];
     struct evidence_check *c = q->first && q->first->due_ms <= now_ms() ? take_first(q) : NULL;
-    kvr_unlock(&s->lock);
+    kvr_unlock(&s->evidence->lock);
     return c;
 }
 
@@ -593,10 +601,10 @@ void evidence_tick(struct serve *s)
     struct evidence *e = s->evidence;
     struct evidence_check *c;
     if (!e || !s->ingest) return;
-    kvr_lock(&s->lock);
+    kvr_lock(&s->evidence->lock);
     bool any = false;
     for (int which = 0; which < LOOKS; which++) any |= e->looks[which].n > 0;
-    kvr_unlock(&s->lock);
+    kvr_unlock(&s->evidence->lock);
     if (!any) return;
     struct statuses st = {0};
     read_statuses(s, &st);
@@ -610,15 +618,19 @@ void evidence_tick(struct serve *s)
 
 static const char *const outcome_names[OUTCOMES] = {"fine", "missing", "stale"};
 
-void evidence_write_locked(struct serve *s, struct kvr_buf *b, struct kvr_worker worker)
+void evidence_write(struct serve *s, struct kvr_buf *b, struct kvr_worker worker)
 {
-    const struct rank_evidence *r = s->evidence ? find_rank(s->evidence, worker) : NULL;
+    struct rank_evidence none = {0}, *r = NULL;
+    if (s->evidence) kvr_lock(&s->evidence->lock);
+    if (s->evidence) r = find_rank(s->evidence, worker);
+    if (!r) r = &none;
     kvr_json_key(b, "evidence");
     kvr_json_open(b, '{');
-    for (int i = 0; i < OUTCOMES; i++) kvr_json_put_u64(b, outcome_names[i], r ? r->outcomes[i] : 0);
-    kvr_json_put_u64(b, "none", r ? r->none : 0);
-    kvr_json_put_u64(b, "length", r ? r->lengths : 0);
+    for (int i = 0; i < OUTCOMES; i++) kvr_json_put_u64(b, outcome_names[i], r->outcomes[i]);
+    kvr_json_put_u64(b, "none", r->none);
+    kvr_json_put_u64(b, "length", r->lengths);
     kvr_json_close(b, '}');
+    if (s->evidence) kvr_unlock(&s->evidence->lock);
 }
 
 void evidence_metrics(struct serve *s, struct kvr_prom_page *b)
@@ -629,7 +641,7 @@ void evidence_metrics(struct serve *s, struct kvr_prom_page *b)
     struct evidence *e = s->evidence;
     if (!e) return;
     kvr_prom_family(b, "kvroute_", "view_evidence_total", "counter", "Answers by what they say of the rank's view");
-    kvr_lock(&s->lock);
+    kvr_lock(&s->evidence->lock);
     for (int i = 0; i < OUTCOMES; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("outcome", outcome_names[i]), KVR_PROM_TEXT("reason", "")), e->outcomes[i]);
     for (int i = 0; i < REASONS_N; i++)
@@ -637,5 +649,5 @@ void evidence_metrics(struct serve *s, struct kvr_prom_page *b)
     kvr_prom_family(b, "kvroute_", "prompt_length_differs_total", "counter", "Answers that count other prompt tokens than were hashed");
     for (size_t i = 0; i < e->ranks_n; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(e->ranks[i].worker.worker_id, e->ranks[i].worker.dp_rank)), e->ranks[i].lengths);
-    kvr_unlock(&s->lock);
+    kvr_unlock(&s->evidence->lock);
 }

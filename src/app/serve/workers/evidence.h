@@ -37,9 +37,9 @@ void evidence_answered(struct serve *s, struct evidence_check *c, const struct e
 void evidence_event(struct serve *s, const struct kvr_event *ev);
 void evidence_reset(struct serve *s, struct kvr_worker worker);
 void evidence_tick(struct serve *s); /* main loop */
-void evidence_forget_locked(struct serve *s, uint64_t worker_id);
-/* A member `evidence`: how much there was of a rank. Under serve.lock. */
-void evidence_write_locked(struct serve *s, struct kvr_buf *b, struct kvr_worker worker);
+void evidence_forget(struct serve *s, uint64_t worker_id);
+/* A member `evidence`: how much there was of a rank. */
+void evidence_write(struct serve *s, struct kvr_buf *b, struct kvr_worker worker);
 void evidence_metrics(struct serve *s, struct kvr_prom_page *out);
 
 #endif

@@ -36,7 +36,7 @@ static struct worker **detach_locked(struct serve *s, struct worker *w)
     roster_outdate_locked(s);
     sort_engines_locked(s, w);
     kvr_router_remove_worker(w->pool->router, w->id);
-    evidence_forget_locked(s, w->id);
+    evidence_forget(s, w->id);
     return p;
 }
 
