@@ -313,6 +313,7 @@ static void serve_free(struct serve *s)
     sessions_destroy(s->responses);
     token_cache_destroy(s->tokens);
     decisions_destroy(s->decisions);
+    selection_destroy(s);
     kvr_json_parser_free(s->json);
     kvr_access_destroy(s->access);
     kvr_keys_free(s->remote_keys);
@@ -382,7 +383,7 @@ static int run(struct serve *s)
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
-    if (engine_load_start(s)) {
+    if (engine_load_start(s) || shards_start(s)) {
         kvr_log_error("kvroute %s: out of memory", s->o->select_only ? "select" : "serve");
         return 1;
     }

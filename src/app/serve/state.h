@@ -62,6 +62,7 @@
 #include "net/http/http.h"
 #include "net/http/jobs.h"
 #include "net/http/json_body.h"
+#include "net/ingest/event_plane.h"
 #include "net/ingest/ingest.h"
 #include "net/replication/remote_index.h"
 #include "store/event_recorder.h"
@@ -84,7 +85,9 @@ struct kvr_view_store;
 struct kvr_sync;
 struct replicas;
 struct roster;
+struct selection;
 struct served;
+struct shards;
 struct supposition;
 struct survey;
 
@@ -110,6 +113,7 @@ struct serve {
     struct kvr_durable_feed *durable;
     struct kvr_plane_feed *feed; /* NULL: each source has its own socket */
     char scope[KVR_SCOPE_MAX];
+    struct shards *shards;                   /* main loop's; NULL: there are not several indexers */
     struct served *served;                   /* NULL: the index is not served */
     struct kvr_remote_stats remote_stats;    /* of all loops */
     struct kvr_endpoint remote[REMOTES_MAX]; /* --use-remote-indexer over HTTP */
@@ -137,12 +141,14 @@ struct serve {
     size_t admin_remotes_n;        /* 0: the index is here */
     const struct fetched *fetched; /* while a question is answered that they were asked of; main loop's */
     _Atomic bool remote_seen;      /* all of them have been found good once, or waited for long enough */
+    struct kvr_catch_up catch_up;  /* main loop's */
     _Atomic bool caught_up;        /* the durable stream: as far as can be waited for */
     struct replicas *replicas;     /* the sync thread's; of it the counters are any thread's */
     struct engine_loads engine_loads;
     struct health_checks *health_checks;
     struct kvr_http_client *health_client;
-    struct survey *surveys; /* under way; main loop's */
+    struct selection *selection; /* main loop's */
+    struct survey *surveys;      /* under way; main loop's */
     size_t surveys_n;
     struct asking *askings;       /* questions that wait for the index elsewhere; main loop's */
     struct kvr_json_parser *json; /* main loop's */

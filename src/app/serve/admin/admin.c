@@ -553,7 +553,7 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
 static void on_gone(struct kvr_http_conn *c, void *ctx)
 {
     struct serve *s = ctx;
-    if (!admin_ask_gone(s, c) && !kvr_json_body_on_gone(&s->jobs, c)) selection_gone(c);
+    if (!admin_ask_gone(s, c) && !kvr_json_body_on_gone(&s->jobs, c)) selection_gone(s, c);
 }
 
 int admin_open(struct serve *s, char *err, size_t cap)

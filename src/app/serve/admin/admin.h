@@ -107,8 +107,9 @@ bool admin_ask_gone(struct serve *s, const struct kvr_http_conn *c);
 typedef void selection_begin_fn(struct serve *s, struct kvr_http_conn *c); /* begins with a request anew */
 int selection_start(struct serve *s, selection_begin_fn *begin);
 void selection_stop(struct serve *s);
+void selection_destroy(struct serve *s); /* when the main loop is closed */
 void selection_tick(struct serve *s); /* every second */
-void selection_gone(struct kvr_http_conn *c);
+void selection_gone(struct serve *s, struct kvr_http_conn *c);
 /* Until --min-initial-workers have been there once, a question for a worker is kept, at most for --queue-timeout; its body stays with
  * the connection. Returns: false when it can be answered now. */
 bool selection_hold(struct serve *s, struct kvr_http_conn *c);

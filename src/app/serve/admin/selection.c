@@ -60,7 +60,8 @@ struct held {
     uint64_t deadline_ms;
 };
 
-static struct {
+/* The main loop's, but `ready`. */
+struct selection {
     struct held *held, **held_end; /* oldest first */
     bool had_workers;              /* --min-initial-workers have been there once */
     struct kvr_lru pending;
@@ -71,7 +72,7 @@ static struct {
     struct waiting *ready;
     bool running;
     selection_begin_fn *begin;
-} sel = {.lock = KVR_LOCK_STATIC(KVR_LOCK_SELECTION), .held_end = &sel.held};
+};
 
 static size_t pending_size(const struct pending *p)
 {
@@ -88,72 +89,74 @@ static uint64_t pending_hash(const char *id)
     return kvr_hash_bytes(id, strlen(id), kvr_secret());
 }
 
-static struct pending *pending_find(const char *id)
+static struct pending *pending_find(const struct selection *sel, const char *id)
 {
-    return (struct pending *)kvr_lru_find(&sel.pending, pending_hash(id), pending_same, id);
+    return (struct pending *)kvr_lru_find(&sel->pending, pending_hash(id), pending_same, id);
 }
 
-static struct pending *pending_oldest(void)
+static struct pending *pending_oldest(const struct selection *sel)
 {
-    return (struct pending *)sel.pending.oldest;
+    return (struct pending *)sel->pending.oldest;
 }
 
-static void pending_drop(struct pending *p)
+static void pending_drop(struct selection *sel, struct pending *p)
 {
-    kvr_lru_remove(&sel.pending, &p->lru);
-    sel.pending_bytes -= pending_size(p);
+    kvr_lru_remove(&sel->pending, &p->lru);
+    sel->pending_bytes -= pending_size(p);
     free(p);
 }
 
-static void pending_add(const struct serve_options *o, struct pending *p)
+static void pending_add(struct selection *sel, const struct serve_options *o, struct pending *p)
 {
-    struct pending *before = pending_find(p->id);
-    if (before) pending_drop(before);
-    while (pending_oldest() && (sel.pending.n >= o->selection_entries || sel.pending_bytes + pending_size(p) > o->selection_bytes))
-        pending_drop(pending_oldest());
-    kvr_lru_add(&sel.pending, &p->lru, pending_hash(p->id));
-    sel.pending_bytes += pending_size(p);
+    struct pending *before = pending_find(sel, p->id);
+    if (before) pending_drop(sel, before);
+    while (pending_oldest(sel) && (sel->pending.n >= o->selection_entries || sel->pending_bytes + pending_size(p) > o->selection_bytes))
+        pending_drop(sel, pending_oldest(sel));
+    kvr_lru_add(&sel->pending, &p->lru, pending_hash(p->id));
+    sel->pending_bytes += pending_size(p);
 }
 
 static bool have_workers(struct serve *s)
 {
-    if (!sel.had_workers) {
+    struct selection *sel = s->selection;
+    if (!sel->had_workers) {
         kvr_lock(&s->lock);
-        sel.had_workers = s->workers_n >= s->o->min_initial_workers;
+        sel->had_workers = s->workers_n >= s->o->min_initial_workers;
         kvr_unlock(&s->lock);
     }
-    return sel.had_workers;
+    return sel->had_workers;
 }
 
 bool selection_hold(struct serve *s, struct kvr_http_conn *c)
 {
+    struct selection *sel = s->selection;
     if (have_workers(s) || s->o->queue_timeout <= 0) return false;
     struct held *h = calloc(1, sizeof *h);
     if (!h) return false;
     *h = (struct held){NULL, c, now_ms() + (uint64_t)(s->o->queue_timeout * 1000)};
-    *sel.held_end = h;
-    sel.held_end = &h->next;
+    *sel->held_end = h;
+    sel->held_end = &h->next;
     kvr_http_conn_set_user(c, h); /* so that its end is told */
     return true;
 }
 
-static struct kvr_http_conn *held_take(struct held **at)
+static struct kvr_http_conn *held_take(struct selection *sel, struct held **at)
 {
     struct held *h = *at;
     struct kvr_http_conn *c = h->conn;
     *at = h->next;
-    if (!h->next) sel.held_end = at;
+    if (!h->next) sel->held_end = at;
     kvr_http_conn_set_user(c, NULL);
     free(h);
     return c;
 }
 
 /* Returns: whether the connection's request was held. */
-static bool held_drop(const struct kvr_http_conn *c)
+static bool held_drop(struct selection *sel, const struct kvr_http_conn *c)
 {
-    for (struct held **at = &sel.held; *at; at = &(*at)->next) {
+    for (struct held **at = &sel->held; *at; at = &(*at)->next) {
         if ((*at)->conn != c) continue;
-        (void)held_take(at);
+        (void)held_take(sel, at);
         return true;
     }
     return false;
@@ -161,27 +164,29 @@ static bool held_drop(const struct kvr_http_conn *c)
 
 void selection_release(struct serve *s)
 {
+    struct selection *sel = s->selection;
     static const char body[] = "{\"error\":\"fewer workers than --min-initial-workers have come within --queue-timeout\"}";
-    while (sel.held && sel.held->deadline_ms <= now_ms())
-        kvr_http_reply(held_take(&sel.held), 503, "application/json", "Retry-After: 1\r\n", body, sizeof body - 1);
-    while (sel.held && have_workers(s)) sel.begin(s, held_take(&sel.held));
+    while (sel->held && sel->held->deadline_ms <= now_ms())
+        kvr_http_reply(held_take(sel, &sel->held), 503, "application/json", "Retry-After: 1\r\n", body, sizeof body - 1);
+    while (sel->held && have_workers(s)) sel->begin(s, held_take(sel, &sel->held));
 }
 
 void selection_tick(struct serve *s)
 {
+    struct selection *sel = s->selection;
     uint64_t now = now_ms();
     selection_release(s);
-    while (pending_oldest() && pending_oldest()->expires_ms <= now) pending_drop(pending_oldest());
-    for (struct waiting *w = sel.waiting, *next; w; w = next) {
+    while (pending_oldest(sel) && pending_oldest(sel)->expires_ms <= now) pending_drop(sel, pending_oldest(sel));
+    for (struct waiting *w = sel->waiting, *next; w; w = next) {
         next = w->next;
         if (!w->parked || now < w->deadline_ms || !kvr_router_cancel(w->q.pool->router, &w->ticket)) continue;
         w->parked = false;
         w->rc = -KVR_EBUSY;
-        kvr_lock(&sel.lock);
-        w->ready_next = sel.ready;
-        sel.ready = w;
-        kvr_unlock(&sel.lock);
-        uv_async_send(&sel.wake);
+        kvr_lock(&sel->lock);
+        w->ready_next = sel->ready;
+        sel->ready = w;
+        kvr_unlock(&sel->lock);
+        uv_async_send(&sel->wake);
     }
 }
 
@@ -345,7 +350,8 @@ static void put_protocol_rejection(struct kvr_buf *b, const struct kvr_rejection
 
 static void waiting_free(struct waiting *w)
 {
-    *(w->prev ? &w->prev->next : &sel.waiting) = w->next;
+    struct selection *sel = w->serve->selection;
+    *(w->prev ? &w->prev->next : &sel->waiting) = w->next;
     if (w->next) w->next->prev = w->prev;
     question_free(&w->q);
     free(w);
@@ -368,16 +374,17 @@ static void take_reach(struct waiting *w, const struct kvr_router_ctx *ctx)
 static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
 {
     struct waiting *w = t->user;
+    struct selection *sel = w->serve->selection;
     w->rc = rc;
     if (rc == 0) {
         w->result = *result;
         take_reach(w, ctx);
     }
-    kvr_lock(&sel.lock);
-    w->ready_next = sel.ready;
-    sel.ready = w;
-    kvr_unlock(&sel.lock);
-    uv_async_send(&sel.wake);
+    kvr_lock(&sel->lock);
+    w->ready_next = sel->ready;
+    sel->ready = w;
+    kvr_unlock(&sel->lock);
+    uv_async_send(&sel->wake);
 }
 
 /* The caller hears of an error, so the booking is nobody's. */
@@ -410,12 +417,12 @@ static void answer(struct waiting *w)
 
 static void take_ready(uv_async_t *a)
 {
-    (void)a;
+    struct selection *sel = a->data;
     for (;;) {
-        kvr_lock(&sel.lock);
-        struct waiting *w = sel.ready;
-        if (w) sel.ready = w->ready_next;
-        kvr_unlock(&sel.lock);
+        kvr_lock(&sel->lock);
+        struct waiting *w = sel->ready;
+        if (w) sel->ready = w->ready_next;
+        kvr_unlock(&sel->lock);
         if (!w) return;
         answer(w);
     }
@@ -423,16 +430,17 @@ static void take_ready(uv_async_t *a)
 
 static void leave_ready_list(struct waiting *w)
 {
-    kvr_lock(&sel.lock);
-    struct waiting **p = &sel.ready;
+    struct selection *sel = w->serve->selection;
+    kvr_lock(&sel->lock);
+    struct waiting **p = &sel->ready;
     while (*p && *p != w) p = &(*p)->ready_next;
     if (*p) *p = w->ready_next;
-    kvr_unlock(&sel.lock);
+    kvr_unlock(&sel->lock);
 }
 
-void selection_gone(struct kvr_http_conn *c)
+void selection_gone(struct serve *s, struct kvr_http_conn *c)
 {
-    struct waiting *w = held_drop(c) ? NULL : kvr_http_conn_user(c);
+    struct waiting *w = held_drop(s->selection, c) ? NULL : kvr_http_conn_user(c);
     if (!w) return;
     if (!w->parked || !kvr_router_cancel(w->q.pool->router, &w->ticket)) {
         leave_ready_list(w);
@@ -443,13 +451,14 @@ void selection_gone(struct kvr_http_conn *c)
 
 static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struct waiting *w)
 {
+    struct selection *sel = s->selection;
     struct kvr_router_ctx *ctx = admin_ctx(s, w->q.pool);
     struct kvr_worker where;
     w->serve = s;
     w->conn = c;
-    w->next = sel.waiting;
-    if (sel.waiting) sel.waiting->prev = w;
-    sel.waiting = w;
+    w->next = sel->waiting;
+    if (sel->waiting) sel->waiting->prev = w;
+    sel->waiting = w;
     w->rq = question_request(&w->q);
     w->rq.book = true;
     w->rq.id = w->id;
@@ -485,7 +494,7 @@ static bool remember(struct serve *s, const struct waiting *w)
                               .seqs_n = n};
         snprintf(p->id, sizeof p->id, "%s", w->id + 2);
         memcpy(p->seqs, seqs, n * sizeof *seqs);
-        pending_add(s->o, p);
+        pending_add(s->selection, s->o, p);
     }
     free(seqs);
     return p != NULL;
@@ -581,13 +590,13 @@ static bool book(struct serve *s, struct kvr_http_conn *c, const char *id, const
 
 static void reserve_pending(struct serve *s, struct kvr_http_conn *c, const char *id)
 {
-    struct pending *p = pending_find(id + 2);
+    struct pending *p = pending_find(s->selection, id + 2);
     if (!p || p->expires_ms <= now_ms()) {
         admin_error(c, 404, "no pending selection");
         return;
     }
     struct booking k = {p->pool, p->worker, p->seqs, p->seqs_n, p->isl, p->effective, p->track_prefill};
-    if (!book(s, c, id, &k)) pending_drop(p);
+    if (!book(s, c, id, &k)) pending_drop(s->selection, p);
 }
 
 static void reserve_explicit(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const char *id)
@@ -750,17 +759,29 @@ void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json
 
 int selection_start(struct serve *s, selection_begin_fn *begin)
 {
-    sel.begin = begin;
-    int rc = kvr_lru_init(&sel.pending) ? UV_ENOMEM : uv_async_init(&s->main_loop, &sel.wake, take_ready);
-    sel.running = rc == 0;
+    struct selection *sel = s->selection = calloc(1, sizeof *sel);
+    if (!sel) return UV_ENOMEM;
+    kvr_lock_init(&sel->lock, KVR_LOCK_SELECTION);
+    sel->held_end = &sel->held;
+    sel->begin = begin;
+    sel->wake.data = sel;
+    int rc = kvr_lru_init(&sel->pending) ? UV_ENOMEM : uv_async_init(&s->main_loop, &sel->wake, take_ready);
+    sel->running = rc == 0;
     return rc;
 }
 
 void selection_stop(struct serve *s)
 {
-    (void)s;
-    while (pending_oldest()) pending_drop(pending_oldest());
-    kvr_lru_free(&sel.pending);
-    if (sel.running) uv_close((uv_handle_t *)&sel.wake, NULL);
-    sel.running = false;
+    struct selection *sel = s->selection;
+    if (!sel) return;
+    while (pending_oldest(sel)) pending_drop(sel, pending_oldest(sel));
+    kvr_lru_free(&sel->pending);
+    if (sel->running) uv_close((uv_handle_t *)&sel->wake, NULL);
+    sel->running = false;
+}
+
+void selection_destroy(struct serve *s)
+{
+    if (s->selection) kvr_lock_destroy(&s->selection->lock);
+    free(s->selection);
 }

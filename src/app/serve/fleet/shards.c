@@ -38,7 +38,7 @@ struct place {
     char model[MODEL_MAX];
 };
 
-static struct {
+struct shards {
     struct kvr_http_client *client;
     struct call *calls;
     size_t calls_n, answered, failed;
@@ -48,14 +48,15 @@ static struct {
     size_t places_n, ranks[REMOTES_MAX];
     struct kvr_map64 known; /* workers that were ours: they may be unregistered */
     _Atomic uint64_t registered, unregistered, refused;
-} sh;
+};
 
 static void end_call(struct call *c)
 {
-    struct call **at = &sh.calls;
+    struct shards *sh = c->serve->shards;
+    struct call **at = &sh->calls;
     while (*at != c) at = &(*at)->next;
     *at = c->next;
-    sh.calls_n--;
+    sh->calls_n--;
     if (c->http) kvr_http_call_cancel(c->http);
     kvr_buf_free(&c->answer);
     free(c);
@@ -64,6 +65,7 @@ static void end_call(struct call *c)
 /* ---- what they follow ------------------------------------------------------------------------------------------------ */
 
 struct listing {
+    struct shards *of;
     size_t shard;
     uint64_t id;
     char model[MODEL_MAX];
@@ -75,9 +77,10 @@ static int take_rank(void *ctx, const char *key, size_t len, struct kvr_json v)
     uint64_t rank;
     (void)v;
     if (!key || !kvr_parse_u64(key, len, UINT32_MAX, &rank)) return -KVR_EFORMAT;
-    sh.ranks[l->shard]++;
-    if (sh.places_n == WORKERS_MAX) return 0;
-    struct place *p = &sh.places[sh.places_n++];
+    struct shards *sh = l->of;
+    sh->ranks[l->shard]++;
+    if (sh->places_n == WORKERS_MAX) return 0;
+    struct place *p = &sh->places[sh->places_n++];
     *p = (struct place){{l->id, (uint32_t)rank}, l->shard, false, ""};
     memcpy(p->model, l->model, sizeof p->model);
     return 0;
@@ -99,7 +102,7 @@ static int take_instance(void *ctx, const char *key, size_t len, struct kvr_json
 static bool take_list(struct call *c)
 {
     struct kvr_json o;
-    struct listing l = {.shard = c->shard};
+    struct listing l = {.of = c->serve->shards, .shard = c->shard};
     if (c->status != 200 || c->answer.failed || kvr_json_parse(c->serve->json, c->answer.data, c->answer.len, &o, NULL)) return false;
     return kvr_json_type_of(o) == KVR_JSON_ARRAY && kvr_json_each(o, take_instance, &l) == 0;
 }
@@ -111,14 +114,15 @@ static void assign(struct serve *s);
 static void over(struct call *c, bool ok)
 {
     struct serve *s = c->serve;
+    struct shards *sh = s->shards;
     bool list = c->list;
     if (list && ok) ok = take_list(c);
-    if (!list && (!ok || c->status / 100 != 2) && c->status != 409 && c->status != 404) atomic_fetch_add(&sh.refused, 1);
+    if (!list && (!ok || c->status / 100 != 2) && c->status != 409 && c->status != 404) atomic_fetch_add(&sh->refused, 1);
     end_call(c);
     if (!list) return;
-    sh.answered += ok;
-    sh.failed += !ok;
-    if (sh.answered == s->remote_n) assign(s);
+    sh->answered += ok;
+    sh->failed += !ok;
+    if (sh->answered == s->remote_n) assign(s);
 }
 
 static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
@@ -155,14 +159,15 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
 /* body NULL: GET. Takes its bytes. */
 static bool start_call(struct serve *s, size_t shard, const char *path, struct kvr_buf *body)
 {
+    struct shards *sh = s->shards;
     static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
     const struct kvr_endpoint *e = &s->remote[shard];
-    struct call *c = sh.calls_n < CALLS_MAX ? calloc(1, sizeof *c) : NULL;
+    struct call *c = sh->calls_n < CALLS_MAX ? calloc(1, sizeof *c) : NULL;
     struct kvr_buf head = {0};
     if (!c) return false;
-    *c = (struct call){.serve = s, .shard = shard, .list = !body, .next = sh.calls, .deadline_ms = now_ms() + 1000 * CALL_S};
-    sh.calls = c;
-    sh.calls_n++;
+    *c = (struct call){.serve = s, .shard = shard, .list = !body, .next = sh->calls, .deadline_ms = now_ms() + 1000 * CALL_S};
+    sh->calls = c;
+    sh->calls_n++;
     kvr_buf_printf(&head, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", body ? "POST" : "GET", e->base, path, e->authority);
     if (body) kvr_buf_printf(&head, "Content-Type: application/json\r\nContent-Length: %zu\r\n", body->len);
     if (s->remote_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", s->remote_keys[0]);
@@ -174,7 +179,7 @@ static bool start_call(struct serve *s, size_t shard, const char *path, struct k
                                       .connect_timeout_s = CALL_S,
                                       .handler = &handler,
                                       .ctx = c};
-    if (!head.failed && (!body || cc.body)) c->http = kvr_http_call_start(sh.client, &cc);
+    if (!head.failed && (!body || cc.body)) c->http = kvr_http_call_start(sh->client, &cc);
     kvr_body_unref(cc.body);
     kvr_buf_free(&head);
     if (body) kvr_buf_free(body);
@@ -190,17 +195,18 @@ static int by_worker(const void *a, const void *b)
 }
 
 /* The places are in order. */
-static struct place *place_of(struct kvr_worker w)
+static struct place *place_of(const struct shards *sh, struct kvr_worker w)
 {
     struct place key = {.worker = w};
-    return sh.places_n ? bsearch(&key, sh.places, sh.places_n, sizeof key, by_worker) : NULL;
+    return sh->places_n ? bsearch(&key, sh->places, sh->places_n, sizeof key, by_worker) : NULL;
 }
 
 static size_t emptiest(const struct serve *s)
 {
+    struct shards *sh = s->shards;
     size_t best = 0;
     for (size_t i = 1; i < s->remote_n; i++)
-        if (sh.ranks[i] < sh.ranks[best]) best = i;
+        if (sh->ranks[i] < sh->ranks[best]) best = i;
     return best;
 }
 
@@ -222,9 +228,10 @@ static void put_registration(struct serve *s, const struct worker *w, uint32_t p
 /* A rank of ours: where it is, it stays. */
 static void see_rank(struct serve *s, const struct worker *w, uint32_t place)
 {
+    struct shards *sh = s->shards;
     struct kvr_buf b = {0};
-    struct place *p = place_of((struct kvr_worker){w->id, w->dp_start + place});
-    (void)kvr_map64_put(&sh.known, w->id, 1); /* not remembered: it stays registered */
+    struct place *p = place_of(sh, (struct kvr_worker){w->id, w->dp_start + place});
+    (void)kvr_map64_put(&sh->known, w->id, 1); /* not remembered: it stays registered */
     if (p) {
         p->wanted = true;
         return;
@@ -233,14 +240,15 @@ static void see_rank(struct serve *s, const struct worker *w, uint32_t place)
     size_t to = emptiest(s);
     put_registration(s, w, place, &b);
     if (!b.failed && start_call(s, to, "/register", &b)) {
-        sh.ranks[to]++;
-        atomic_fetch_add(&sh.registered, 1);
+        sh->ranks[to]++;
+        atomic_fetch_add(&sh->registered, 1);
     }
     kvr_buf_free(&b);
 }
 
 static void take_away(struct serve *s, const struct place *p)
 {
+    struct shards *sh = s->shards;
     struct kvr_buf b = {0};
     kvr_json_open(&b, '{');
     kvr_json_put_u64(&b, "instance_id", p->worker.worker_id);
@@ -248,69 +256,85 @@ static void take_away(struct serve *s, const struct place *p)
     kvr_json_put_str(&b, "routing_group", "default");
     kvr_json_put_str(&b, "model_name", p->model);
     kvr_json_close(&b, '}');
-    if (!b.failed && start_call(s, p->shard, "/unregister", &b)) atomic_fetch_add(&sh.unregistered, 1);
+    if (!b.failed && start_call(s, p->shard, "/unregister", &b)) atomic_fetch_add(&sh->unregistered, 1);
     kvr_buf_free(&b);
 }
 
 /* All have said what they follow. */
 static void assign(struct serve *s)
 {
-    if (sh.places_n) qsort(sh.places, sh.places_n, sizeof *sh.places, by_worker);
-    if (sh.known.n >= KNOWN_MAX) kvr_map64_clear(&sh.known); /* those of now are put back at once */
-    kvr_lock(&s->lock);
-    for (const struct worker *w = s->workers; w; w = w->next)
-        for (uint32_t r = 0; r < w->dp_size; r++) see_rank(s, w, r);
-    kvr_unlock(&s->lock);
-    for (size_t i = 0; i < sh.places_n; i++)
-        if (!sh.places[i].wanted && kvr_map64_get(&sh.known, sh.places[i].worker.worker_id)) take_away(s, &sh.places[i]);
+    struct shards *sh = s->shards;
+    if (sh->places_n) qsort(sh->places, sh->places_n, sizeof *sh->places, by_worker);
+    if (sh->known.n >= KNOWN_MAX) kvr_map64_clear(&sh->known); /* those of now are put back at once */
+    const struct roster_row *all = roster_hold(s, "");
+    for (size_t i = 0; all && i < all->servers_n; i++)
+        for (uint32_t r = 0; r < all->servers[i].worker->dp_size; r++) see_rank(s, all->servers[i].worker, r);
+    bool seen = all != NULL;
+    roster_let_go(all);
+    if (!seen) return; /* out of memory: none of them is to be taken away */
+    for (size_t i = 0; i < sh->places_n; i++)
+        if (!sh->places[i].wanted && kvr_map64_get(&sh->known, sh->places[i].worker.worker_id)) take_away(s, &sh->places[i]);
 }
 
 /* ---- time -------------------------------------------------------------------------------------------------------------- */
 
 static bool ready_to_begin(struct serve *s)
 {
-    if (!sh.client && kvr_http_client_create(&s->main_loop, 30, &sh.client)) return false;
-    if (!sh.places) sh.places = malloc(WORKERS_MAX * sizeof *sh.places);
-    return sh.places != NULL;
+    struct shards *sh = s->shards;
+    if (!sh->client && kvr_http_client_create(&s->main_loop, 30, &sh->client)) return false;
+    if (!sh->places) sh->places = malloc(WORKERS_MAX * sizeof *sh->places);
+    return sh->places != NULL;
 }
 
 void shards_tick(struct serve *s)
 {
+    struct shards *sh = s->shards;
     uint64_t now = now_ms();
-    if (s->remote_n < 2 || atomic_load(&s->draining) || !ready_to_begin(s)) return;
-    for (struct call *c = sh.calls, *next; c; c = next) {
+    if (!sh || atomic_load(&s->draining) || !ready_to_begin(s)) return;
+    for (struct call *c = sh->calls, *next; c; c = next) {
         next = c->next;
         if (now < c->deadline_ms) continue;
         over(c, false);
-        next = sh.calls; /* the list may have changed */
+        next = sh->calls; /* the list may have changed */
         while (next && now < next->deadline_ms) next = next->next;
     }
-    if (now < sh.next_ms || sh.calls_n) return;
-    sh.next_ms = now + ROUND_MS;
-    sh.places_n = sh.answered = sh.failed = 0;
-    memset(sh.ranks, 0, sizeof sh.ranks);
+    if (now < sh->next_ms || sh->calls_n) return;
+    sh->next_ms = now + ROUND_MS;
+    sh->places_n = sh->answered = sh->failed = 0;
+    memset(sh->ranks, 0, sizeof sh->ranks);
     for (size_t i = 0; i < s->remote_n; i++) (void)start_call(s, i, "/workers", NULL);
+}
+
+int shards_start(struct serve *s)
+{
+    if (s->remote_n < 2) return 0;
+    s->shards = calloc(1, sizeof *s->shards);
+    return s->shards ? 0 : -KVR_ENOMEM;
 }
 
 void shards_stop(struct serve *s)
 {
-    (void)s;
-    while (sh.calls) end_call(sh.calls);
-    if (sh.client) kvr_http_client_close(sh.client);
-    free(sh.places);
-    kvr_map64_clear(&sh.known);
+    struct shards *sh = s->shards;
+    if (!sh) return;
+    while (sh->calls) end_call(sh->calls);
+    if (sh->client) kvr_http_client_close(sh->client);
+    free(sh->places);
+    kvr_map64_clear(&sh->known);
+    free(sh);
+    s->shards = NULL;
 }
 
 void shards_metrics(struct serve *s, struct kvr_prom_page *b)
 {
-    if (s->remote_n < 2) return;
+    const struct shards *sh = s->shards;
+    if (!sh) return;
     const struct {
         const char *name, *help;
         uint64_t v;
     } rows[] = {
-        {"registered_total", "Ranks registered with an indexer", atomic_load(&sh.registered)},
-        {"unregistered_total", "Ranks taken away from an indexer", atomic_load(&sh.unregistered)},
-        {"refused_total", "Of both, refused or not answered", atomic_load(&sh.refused)},
+        {"registered_total", "Ranks registered with an indexer", atomic_load(&sh->registered)},
+        {"unregistered_total", "Ranks taken away from an indexer", atomic_load(&sh->unregistered)},
+        {"refused_total", "Of both, refused or not answered", atomic_load(&sh->refused)},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         kvr_prom_one_u64(b, "kvroute_indexer_shards_", rows[i].name, "counter", rows[i].help, rows[i].v);

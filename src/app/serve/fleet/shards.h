@@ -8,6 +8,7 @@
 struct serve;
 struct kvr_prom_page;
 
+int shards_start(struct serve *s); /* Returns: 0 or -KVR_ENOMEM */
 void shards_tick(struct serve *s); /* main loop */
 void shards_stop(struct serve *s);
 void shards_metrics(struct serve *s, struct kvr_prom_page *out);

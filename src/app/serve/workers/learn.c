@@ -220,37 +220,54 @@ static void keep_locked(struct worker *w, const struct worker *now)
     kvr_router_set_limits(w->pool->router, w->id, w->max_num_batched_tokens, w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
 }
 
-/* Nobody else changes the table: all who do run on the main loop. */
+struct change {
+    struct worker now, before;
+};
+
+/* Returns: whether the worker has to be added anew with what is in k->now. */
+static bool work_out_locked(struct serve *s, struct worker *w, const struct kvr_engine_facts *f, struct change *k)
+{
+    worker_copy_locked(&k->before, w);
+    k->now = k->before;
+    if (f) {
+        apply(s, &k->now, f);
+        note_other_size_locked(s, &k->now);
+    } else {
+        k->now.learnt.waits = false;
+        if (!k->now.learnt.due_ms) k->now.learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
+    }
+    bool anew = needs_adding(&k->before, &k->now);
+    if (!anew) keep_locked(w, &k->now);
+    return anew;
+}
+
+static void add_anew(struct serve *s, struct worker *now)
+{
+    char err[256];
+    if (worker_add(s, now, err, sizeof err) == 0) return;
+    kvr_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, now->id);
+    note(&now->learnt, "the worker cannot be used with its engine's settings: %.200s", err);
+    now->learnt.waits = false;
+    if (w) w->learnt = now->learnt;
+    kvr_unlock(&s->lock);
+}
+
+/* Nobody else changes the table: all who do run on the main loop. Without memory the engine is asked again. */
 static void change(struct serve *s, uint64_t id, const struct kvr_engine_facts *f)
 {
-    static struct worker now, before; /* large */
-    char err[256];
+    struct change *k = malloc(sizeof *k);
     kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
-    if (w) worker_copy_locked(&before, w);
-    if (w) now = before;
-    if (w && f) {
-        apply(s, &now, f);
-        note_other_size_locked(s, &now);
-    }
-    if (w && !f) {
-        now.learnt.waits = false;
-        if (!now.learnt.due_ms) now.learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
-    }
-    bool anew = w && needs_adding(&before, &now);
-    if (w && !anew) keep_locked(w, &now);
+    if (w && !k) w->learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
+    bool anew = w && k && work_out_locked(s, w, f, k);
     kvr_unlock(&s->lock);
-    if (!w) return;
-    now.learns = true;
-    if (anew && worker_add(s, &now, err, sizeof err)) {
-        kvr_lock(&s->lock);
-        w = worker_find_locked(s, id);
-        note(&now.learnt, "the worker cannot be used with its engine's settings: %.200s", err);
-        now.learnt.waits = false;
-        if (w) w->learnt = now.learnt;
-        kvr_unlock(&s->lock);
+    if (w && k) {
+        k->now.learns = true;
+        if (anew) add_anew(s, &k->now);
+        tell_new(&k->now, &k->before.learnt);
     }
-    tell_new(&now, &before.learnt);
+    free(k);
 }
 
 void learn(struct serve *s, uint64_t id, const struct kvr_engine_facts *f)

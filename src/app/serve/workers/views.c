@@ -321,14 +321,13 @@ void views_unfollow(struct serve *s, uint64_t id)
 /* The views of a durable stream are declared untrusted at once; what settles them is the end of the stream. */
 void views_tick(struct serve *s)
 {
-    static struct kvr_catch_up progress;
     bool all = true;
     if (s->o->plane.plane != KVR_PLANE_JETSTREAM || !s->ingest || atomic_load(&s->caught_up)) return;
     size_t n = kvr_ingest_status(s->ingest, NULL, 0);
     struct kvr_view_status *st = calloc(n + 1, sizeof *st);
     n = st ? KVR_MIN(kvr_ingest_status(s->ingest, st, n), n) : 0;
     for (size_t i = 0; i < n; i++) all &= st[i].trusted;
-    if (kvr_catch_up_step(&progress, s->ingest, all && st, now_ms(), (uint64_t)(s->o->restore_timeout * 1000)))
+    if (kvr_catch_up_step(&s->catch_up, s->ingest, all && st, now_ms(), (uint64_t)(s->o->restore_timeout * 1000)))
         atomic_store(&s->caught_up, true);
     free(st);
 }
