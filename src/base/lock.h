@@ -40,6 +40,7 @@
     X(MAIL, "a data loop's mail")                                                                                                          \
     X(REMOTE_MAIL, "mail of a remote index")                                                                                               \
     X(REGISTRY, "a registry in NATS")                                                                                                      \
+    X(FINDINGS, "findings on their way")                                                                                                   \
     X(PLANE, "what goes out over the event plane")                                                                                         \
     X(SYNC, "a replica's peers")                                                                                                           \
     X(SYNC_OUT, "a replica's outbox")                                                                                                      \

@@ -167,7 +167,8 @@ struct serve_cli {
             "file: one --worker value a line; dns: whose addresses or SRV records"),                                                       \
         STR("discovery-worker", discovery_worker, NULL, "KEY=VALUE,...", NULL,                                                             \
             "dns: further keys of each worker; {host} and {port} stand for its own"),                                                      \
-        STR("discovery-dns-server", discovery_dns_server, NULL, "ADDRESS:PORT", NULL, "dns: ask this server, not the system's"),           \
+        STR("discovery-dns-server", discovery_dns_server, NULL, "ADDRESS:PORT[,...]", NULL,                                                \
+            "dns: ask these servers, not the system's; the next one when one does not answer"),                                            \
         DBL("discovery-interval", discovery_interval, "5", 0.1, 86400, NULL, "dns: seconds between two looks"),                            \
         DBL("engine-metrics-interval", engine_metrics_interval, "2", 0.05, 3600, NULL, "seconds between two looks at a worker's metrics"), \
         DBL("engine-load-max-age", engine_load_max_age, "10", 0.1, 86400, NULL,                                                            \

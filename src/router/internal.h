@@ -58,6 +58,7 @@ struct rank_info { /* parallel to the slots of the load table; what every decisi
     struct kvr_turnover seen; /* of the index, at the last look */
     double stored, removed;   /* of late */
     uint32_t sent;            /* requests of a block or more to compute, since stores were seen last */
+    bool fresh;               /* its slot changed hands when slots were looked at last */
 };
 
 struct kvr_router {

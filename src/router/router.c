@@ -209,31 +209,45 @@ static void worker_forget(struct kvr_router *r, uint64_t id)
     r->workers_used--;
 }
 
-/* Slots that changed hands start afresh; ranks are counted and ordered anew. */
+/* Takes over what a slot holds now. */
+static void sync_info(struct kvr_router *r, size_t slot)
+{
+    struct rank_info *info = &r->infos[slot];
+    struct kvr_rank_load l;
+    if (kvr_load_get(r->load, slot, 0, &l)) {
+        info->known = false;
+        return;
+    }
+    info->fresh = !info->known || kvr_worker_cmp(info->worker, l.worker) != 0;
+    if (info->fresh) *info = (struct rank_info){.worker = l.worker, .known = true, .fresh = true};
+    struct worker_info *w = info->owner < r->workers_n ? &r->workers[info->owner] : NULL;
+    if (!w || !w->used || w->id != l.worker.worker_id) w = worker_find(r, l.worker.worker_id);
+    KVR_ASSERT(w);
+    info->owner = (uint32_t)(w - r->workers);
+}
+
+static void order_slot(struct kvr_router *r, size_t slot)
+{
+    size_t at = r->order_n++;
+    for (; at > 0 && kvr_worker_cmp(r->infos[r->order[at - 1]].worker, r->infos[slot].worker) > 0; at--) r->order[at] = r->order[at - 1];
+    r->order[at] = (uint32_t)slot;
+}
+
+/* Slots that changed hands start afresh. The others keep their order, so that a worker more costs no sorting of all. */
 static int sync_infos(struct kvr_router *r)
 {
-    size_t n = kvr_load_slots(r->load), old_cap = r->infos_cap;
+    size_t n = kvr_load_slots(r->load), old_cap = r->infos_cap, kept = 0;
     if (kvr_mem_grow(&r->mem, (void **)&r->infos, &r->infos_cap, n, sizeof *r->infos)) return -KVR_ENOMEM;
     if (r->infos_cap > old_cap) memset(r->infos + old_cap, 0, (r->infos_cap - old_cap) * sizeof *r->infos);
     if (kvr_mem_grow(&r->mem, (void **)&r->order, &r->order_cap, n, sizeof *r->order)) return -KVR_ENOMEM;
-    r->order_n = 0;
-    for (size_t i = 0; i < n; i++) {
-        struct kvr_rank_load l;
-        bool used = kvr_load_get(r->load, i, 0, &l) == 0;
-        if (!used) {
-            r->infos[i].known = false;
-            continue;
-        }
-        if (!r->infos[i].known || kvr_worker_cmp(r->infos[i].worker, l.worker) != 0)
-            r->infos[i] = (struct rank_info){.worker = l.worker, .known = true};
-        struct worker_info *w = r->infos[i].owner < r->workers_n ? &r->workers[r->infos[i].owner] : NULL;
-        if (!w || !w->used || w->id != l.worker.worker_id) w = worker_find(r, l.worker.worker_id);
-        KVR_ASSERT(w);
-        r->infos[i].owner = (uint32_t)(w - r->workers);
-        size_t at = r->order_n++;
-        for (; at > 0 && kvr_worker_cmp(r->infos[r->order[at - 1]].worker, l.worker) > 0; at--) r->order[at] = r->order[at - 1];
-        r->order[at] = (uint32_t)i;
+    for (size_t i = 0; i < n; i++) sync_info(r, i);
+    for (size_t k = 0; k < r->order_n; k++) {
+        const struct rank_info *info = &r->infos[r->order[k]];
+        if (r->order[k] < n && info->known && !info->fresh) r->order[kept++] = r->order[k];
     }
+    r->order_n = kept;
+    for (size_t i = 0; i < n; i++)
+        if (r->infos[i].known && r->infos[i].fresh) order_slot(r, i);
     return 0;
 }
 

@@ -50,48 +50,75 @@ def test_a_file_is_watched(start, tmp_path):
 
 
 class Dns:
-    """Answers A and SRV questions from a table; an entry that is missing is NXDOMAIN."""
+    """Answers A, AAAA and SRV questions from tables over UDP and TCP; an entry that is missing is NXDOMAIN. An answer beyond 512 bytes is
+    cut short over UDP. `silent`: it answers nothing; `ignored`: types of questions that it does not answer."""
+    A, AAAA, SRV = 1, 28, 33
 
     def __init__(self):
-        self.a, self.srv, self.silent = {}, {}, False
-        self.s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.s.bind(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.s.getsockname()[1]}"
-        self.t = threading.Thread(target=self._run, daemon=True)
-        self.t.start()
+        self.a, self.aaaa, self.srv, self.silent, self.ignored, self.asked = {}, {}, {}, False, set(), []
+        self.tcp = socket.create_server(("127.0.0.1", 0))
+        self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.udp.bind(self.tcp.getsockname())
+        self.address = f"127.0.0.1:{self.udp.getsockname()[1]}"
+        for run in (self._run_udp, self._run_tcp):
+            threading.Thread(target=run, daemon=True).start()
 
     @staticmethod
     def _name(labels):
         return b"".join(bytes([len(x)]) + x.encode() for x in labels.split(".")) + b"\0"
 
-    def _run(self):
+    def _answer(self, q, how):
+        """The answer to a question, or None."""
+        at, labels = 12, []
+        while q[at]:
+            labels.append(q[at + 1:at + 1 + q[at]].decode())
+            at += 1 + q[at]
+        name, (kind, cls) = ".".join(labels), struct.unpack(">HH", q[at + 1:at + 5])
+        self.asked.append((how, kind, name))
+        if self.silent or kind in self.ignored:
+            return None
+        records = {self.A: [socket.inet_aton(x) for x in self.a.get(name, [])],
+                   self.AAAA: [socket.inet_pton(socket.AF_INET6, x) for x in self.aaaa.get(name, [])],
+                   self.SRV: [struct.pack(">HHH", 0, 0, port) + self._name(target) for target, port in self.srv.get(name, [])]}.get(kind, [])
+        body = b"".join(b"\xc0\x0c" + struct.pack(">HHIH", kind, cls, 1, len(r)) + r for r in records)
+        question = q[12:at + 5]
+        cut = how == "udp" and 12 + len(question) + len(body) > 512
+        known = name in self.a or name in self.aaaa or name in self.srv
+        head = q[:2] + struct.pack(">HHHHH", (0x8180 if known else 0x8183) | (0x0200 if cut else 0), 1, 0 if cut else len(records), 0, 0)
+        return head + question + (b"" if cut else body)
+
+    def _run_udp(self):
         while True:
             try:
-                q, who = self.s.recvfrom(2048)
-            except OSError:
-                return
-            if self.silent:
-                continue
-            at, labels = 12, []
-            while q[at]:
-                labels.append(q[at + 1:at + 1 + q[at]].decode())
-                at += 1 + q[at]
-            name, (kind, cls) = ".".join(labels), struct.unpack(">HH", q[at + 1:at + 5])
-            records = []
-            if kind == 1:
-                records = [socket.inet_aton(x) for x in self.a.get(name, [])]
-            if kind == 33:
-                records = [struct.pack(">HHH", 0, 0, port) + self._name(target) for target, port in self.srv.get(name, [])]
-            known = name in self.a or name in self.srv
-            head = q[:2] + struct.pack(">HHHHH", 0x8180 if known else 0x8183, 1, len(records), 0, 0)
-            body = b"".join(b"\xc0\x0c" + struct.pack(">HHIH", kind, cls, 1, len(r)) + r for r in records)
-            try:
-                self.s.sendto(head + q[12:at + 5] + body, who)
+                q, who = self.udp.recvfrom(2048)
+                answer = self._answer(q, "udp")
+                if answer:
+                    self.udp.sendto(answer, who)
             except OSError:
                 return
 
+    def _run_tcp(self):
+        while True:
+            try:
+                c, _ = self.tcp.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(c,), daemon=True).start()
+
+    def _talk(self, c):
+        with c, c.makefile("rwb") as f:
+            try:
+                while len(head := f.read(2)) == 2:
+                    answer = self._answer(f.read(struct.unpack(">H", head)[0]), "tcp")
+                    if answer:
+                        f.write(struct.pack(">H", len(answer)) + answer)
+                        f.flush()
+            except OSError:
+                pass
+
     def close(self):
-        self.s.close()
+        self.udp.close()
+        self.tcp.close()
 
 
 @pytest.fixture
@@ -133,6 +160,94 @@ def test_services_have_their_ports(start, dns):
     other = start(Serve, [], "--no-router-kv-events", "--discovery", "dns", "--discovery-target", "_http._tcp.engines.test", "--discovery-dns-server",
                   dns.address, ready=False)
     wait_for("the same ids at every router", lambda: ids(other) == ids(r))
+
+
+def follow_dns(start, servers, *extra, name="engines.test:8000", interval=0.2):
+    return start(Serve, [], "--no-router-kv-events", "--no-ask-engines", "--health-interval", 3600, "--discovery", "dns", "--discovery-target",
+                 name, "--discovery-dns-server", servers, "--discovery-interval", interval, *extra, ready=False)
+
+
+def endpoints(r):
+    return {w["endpoint"] for w in r.get("/workers")}
+
+
+def test_an_answer_that_is_cut_short_is_asked_for_over_tcp(start, dns):
+    dns.a["engines.test"] = [f"127.0.1.{i}" for i in range(1, 101)]
+    r = follow_dns(start, dns.address)
+    wait_for("all of them", lambda: endpoints(r) == {f"http://127.0.1.{i}:8000" for i in range(1, 101)})
+    assert ("udp", Dns.A, "engines.test") in dns.asked and ("tcp", Dns.A, "engines.test") in dns.asked
+    dns.a["engines.test"] = ["127.0.1.7"]
+    wait_for("one", lambda: endpoints(r) == {"http://127.0.1.7:8000"})
+
+
+def test_addresses_of_both_families_are_workers(start, dns):
+    dns.a["engines.test"], dns.aaaa["engines.test"] = ["127.0.0.1"], ["::1", "2001:db8::7"]
+    r = follow_dns(start, dns.address)
+    wait_for("all", lambda: endpoints(r) == {"http://127.0.0.1:8000", "http://[::1]:8000", "http://[2001:db8::7]:8000"})
+    del dns.a["engines.test"]
+    wait_for("one family", lambda: endpoints(r) == {"http://[::1]:8000", "http://[2001:db8::7]:8000"})
+    dns.aaaa["six.test"], dns.a["four.test"] = ["2001:db8::9"], ["127.0.0.9"]
+    dns.srv["_http._tcp.engines.test"] = [("six.test", 7001), ("four.test", 7002), ("nowhere.test", 7003)]
+    by_service = follow_dns(start, dns.address, name="_http._tcp.engines.test")
+    wait_for("those of a service", lambda: endpoints(by_service) == {"http://[2001:db8::9]:7001", "http://127.0.0.9:7002"})
+
+
+def test_many_services_are_all_asked_for(start, dns):
+    """More targets than are asked about at once."""
+    for i in range(1, 61):
+        dns.a[f"e{i}.test"] = [f"127.0.3.{i}"]
+    dns.srv["_http._tcp.engines.test"] = [(f"e{i}.test", 7000 + i) for i in range(1, 61)]
+    r = follow_dns(start, dns.address, name="_http._tcp.engines.test")
+    wait_for("all", lambda: endpoints(r) == {f"http://127.0.3.{i}:{7000 + i}" for i in range(1, 61)})
+
+
+def test_the_next_server_is_asked_when_the_first_is_silent(start, dns):
+    first = Dns()
+    try:
+        first.silent = True
+        dns.a["engines.test"] = ["127.0.0.5"]
+        r = follow_dns(start, f"{first.address},{dns.address}")
+        wait_for("what the second says", lambda: endpoints(r) == {"http://127.0.0.5:8000"}, 20)
+        assert first.asked
+    finally:
+        first.close()
+
+
+def test_a_family_without_an_answer_takes_no_worker_away(start, dns):
+    """When questions for AAAA find no answer any more, those that came with them stay, and so do all others."""
+    dns.a["engines.test"], dns.aaaa["engines.test"] = ["127.0.0.1", "127.0.0.2"], ["2001:db8::7"]
+    r = follow_dns(start, dns.address)
+    wait_for("all", lambda: len(endpoints(r)) == 3)
+    dns.ignored.add(Dns.AAAA)
+    dns.a["engines.test"] = ["127.0.0.2", "127.0.0.3"]
+    wait_for("the new one", lambda: "http://127.0.0.3:8000" in endpoints(r), 30)
+    assert len(endpoints(r)) == 4 and "some questions have no answer; no worker is removed" in r.text()
+    assert r.metric("discovery_failed_looks_total") > 0
+    dns.ignored.clear()
+    wait_for("the old one is gone", lambda: endpoints(r) == {"http://127.0.0.2:8000", "http://127.0.0.3:8000", "http://[2001:db8::7]:8000"}, 30)
+
+
+def test_a_server_that_never_answers_for_a_family_is_followed(start, dns):
+    dns.ignored.add(Dns.AAAA)
+    dns.a["engines.test"] = ["127.0.0.1", "127.0.0.2"]
+    r = follow_dns(start, dns.address)
+    wait_for("both", lambda: len(endpoints(r)) == 2, 30)
+    dns.a["engines.test"] = ["127.0.0.2"]
+    wait_for("one is gone", lambda: endpoints(r) == {"http://127.0.0.2:8000"}, 40)
+
+
+def test_addresses_beyond_4096_are_named_and_nothing_is_removed(start, dns):
+    dns.a["engines.test"] = [f"127.1.{i >> 8}.{i & 255}" for i in range(2500)]
+    dns.aaaa["engines.test"] = [f"2001:db8::{i:x}" for i in range(1, 2001)]
+    r = follow_dns(start, dns.address, interval=1)
+    wait_for("as many as there is room for", lambda: r.metric("discovery_workers") == 4096, 60)
+    assert r.metric("discovery_left_out_total") >= 404
+    assert "'engines.test' gives more than 4096 addresses: 404 are left out, and no worker is removed" in r.text()
+    before, dns.a["engines.test"] = r.metric("discovery_left_out_total"), dns.a["engines.test"][1:]
+    wait_for("two looks", lambda: r.metric("discovery_left_out_total") >= before + 806, 30)
+    assert r.metric("discovery_workers") >= 4096
+    dns.a["engines.test"], dns.aaaa["engines.test"] = ["127.0.0.1"], ["::1"]
+    wait_for("they go", lambda: r.metric("discovery_workers") == 2, 60)
 
 
 def test_sidecars_announce_their_engines(start):
@@ -194,6 +309,8 @@ def test_an_indexer_announces_itself(start):
     (["--discovery", "dns"], "--discovery-target: bad value ''"),
     (["--discovery", "dns", "--discovery-target", "name"], "--discovery-target: bad value 'name'"),
     (["--discovery", "dns", "--discovery-target", "a:1", "--discovery-dns-server", "x"], "--discovery-dns-server: bad value 'x'"),
+    (["--discovery", "dns", "--discovery-target", "a:1", "--discovery-dns-server", "127.0.0.1:53,::1:53"], "bad value '127.0.0.1:53,::1:53'"),
+    (["--discovery", "dns", "--discovery-target", "a:1", "--discovery-dns-server", "127.0.0.1"], "--discovery-dns-server: bad value '127.0.0.1'"),
     (["--discovery", "gossip"], "discovery: bad value 'gossip'"),
 ])
 def test_bad_options_are_named(start, args, text):

@@ -280,7 +280,7 @@ def test_slot_tracker(start):
 def test_names_are_escaped_in_labels(start):
     s = start(Select)
     s.ask("/register", {"worker_id": 4, "model_name": 'a"b\\c\nd', "routing_group": "g", "block_size": 4, "dp_start": 0, "dp_size": 1}, 201)
-    want = r'kvroute_router_queue_pending_requests{model="a\"b\\c\nd",routing_group="g",block_size="4",policy_class="default"} 0'
+    want = r'kvroute_router_queue_pending_requests{model="a\"b\\c\nd",routing_group="g",policy_class="default",block_size="4"} 0'
     assert want in call(s.admin, "GET", "/metrics").body.decode().splitlines()
 
 

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <kvroute/kvroute.h>
 
+#include "base/base.h"
+
 struct fixture {
     struct kvr_index *ix;
     struct kvr_router *r;
@@ -864,10 +866,32 @@ static void what_others_book_is_a_turn(void **s)
 }
 
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+/* Thousands of workers that came at once, with ids in no order, once held the router up for minutes: each one sorted all. */
+static void workers_in_no_order_are_ordered_and_cheap_to_add(void **state)
+{
+    enum { WORKERS = 4096, LEFT = WORKERS - WORKERS / 3 - 1 };
+    static struct kvr_rank_load l[2 * WORKERS + 3];
+    static uint64_t ids[WORKERS];
+    struct fixture *f = *state;
+    struct kvr_rng rng = {7};
+    for (int i = 0; i < WORKERS; i++) {
+        ids[i] = (kvr_rng_next(&rng) >> 11) + 4;
+        assert_int_equal(kvr_router_set_worker(f->r, ids[i], 0, 2), 0);
+    }
+    for (int i = 0; i < WORKERS; i += 3) kvr_router_remove_worker(f->r, ids[i]);
+    size_t n = kvr_router_loads(f->r, l, KVR_ARRAY_LEN(l));
+    assert_int_equal(n, 3 + 2 * LEFT);
+    for (size_t i = 1; i < n; i++) {
+        struct kvr_worker a = l[i - 1].worker, b = l[i].worker;
+        assert_true(a.worker_id < b.worker_id || (a.worker_id == b.worker_id && a.dp_rank < b.dp_rank));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         T(best_overlap_wins),
+        T(workers_in_no_order_are_ordered_and_cheap_to_add),
         T(a_result_says_who_else_holds_the_prompt),
         T(what_others_would_have_taken_is_told_by_what_is_known_now),
         T(load_beats_a_small_overlap),

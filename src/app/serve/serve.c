@@ -146,7 +146,7 @@ static void follow_durable(struct serve *s)
 {
     enum { PATIENCE_MS = 5000 };
     if (s->durable || s->o->plane.plane != KVR_PLANE_JETSTREAM) return;
-    if (!discovery_settled() && now_ms() - s->started_ms < PATIENCE_MS) return;
+    if (!discovery_settled(s) && now_ms() - s->started_ms < PATIENCE_MS) return;
     if (views_start_durable(s)) kvr_log_error("kvroute: the durable stream cannot be followed: out of memory");
 }
 
@@ -449,6 +449,7 @@ int serve_main(const struct serve_options *o)
     uv_walk(&s->main_loop, close_handle, NULL);
     uv_run(&s->main_loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->main_loop);
+    discovery_free(s);
     serve_free(s);
     return rc;
 }

@@ -77,6 +77,7 @@ struct serve_hooks {
 };
 
 struct asking;
+struct discovery;
 struct evidence;
 struct fetched;
 struct kvr_durable_feed;
@@ -148,6 +149,7 @@ struct serve {
     struct health_checks *health_checks;
     struct kvr_http_client *health_client;
     struct selection *selection; /* main loop's */
+    struct discovery *discovery; /* main loop's, but for its mail box */
     struct survey *surveys;      /* under way; main loop's */
     size_t surveys_n;
     struct asking *askings;       /* questions that wait for the index elsewhere; main loop's */

@@ -109,9 +109,9 @@ static void put_views(struct serve *s, struct kvr_prom_page *b)
     free(st);
 }
 
-/* The pairs that name a pool. */
-#define POOL_OF(p)                                                                                                                         \
-    KVR_PROM_TEXT("model", (p)->model), KVR_PROM_TEXT("routing_group", (p)->group), KVR_PROM_NUMBER("block_size", (p)->block_size)
+/* The pairs that name a pool: those of its scope, and the number that tells pools of a scope apart. */
+#define SCOPE_OF(p) KVR_PROM_TEXT("model", (p)->model), KVR_PROM_TEXT("routing_group", (p)->group)
+#define SIZE_OF(p)  KVR_PROM_NUMBER("block_size", (p)->block_size)
 
 static void put_index(struct serve *s, struct kvr_prom_page *b)
 {
@@ -143,7 +143,7 @@ static void put_index(struct serve *s, struct kvr_prom_page *b)
         for (const struct pool *p = s->pools; p; p = p->next) {
             if (!p->index) continue;
             kvr_index_stats(p->index, &st);
-            kvr_prom_put_u64(b, KVR_PROM_PAIRS(POOL_OF(p)), *(uint64_t *)(void *)((char *)&st + rows[i].at));
+            kvr_prom_put_u64(b, KVR_PROM_PAIRS(SCOPE_OF(p), SIZE_OF(p)), *(uint64_t *)(void *)((char *)&st + rows[i].at));
         }
     }
 }
@@ -206,7 +206,7 @@ static void put_models(struct serve *s, struct kvr_prom_page *b)
             struct learnt_models m;
             (void)kvr_router_ttft_model(p->router, NULL, &m.ttft, NULL);
             kvr_router_generation_model(p->router, &m.generation);
-            kvr_prom_put_double(b, KVR_PROM_PAIRS(POOL_OF(p)), *(const double *)(const void *)((const char *)&m + rows[i].at));
+            kvr_prom_put_double(b, KVR_PROM_PAIRS(SCOPE_OF(p), SIZE_OF(p)), *(const double *)(const void *)((const char *)&m + rows[i].at));
         }
     }
 }
@@ -218,7 +218,7 @@ static void put_queue_gauge(struct serve *s, struct kvr_prom_page *b, const char
         for (size_t c = 0; c < kvr_router_classes(p->router); c++) {
             struct kvr_class_stats st;
             const char *class_name = kvr_router_class_stats(p->router, c, &st);
-            kvr_prom_put_u64(b, KVR_PROM_PAIRS(POOL_OF(p), KVR_PROM_TEXT("policy_class", class_name)),
+            kvr_prom_put_u64(b, KVR_PROM_PAIRS(SCOPE_OF(p), KVR_PROM_TEXT("policy_class", class_name), SIZE_OF(p)),
                              *(uint64_t *)(void *)((char *)&st + at));
         }
 }
@@ -236,9 +236,10 @@ static void put_queues(struct serve *s, struct kvr_prom_page *b)
             for (size_t k = 1; k < KVR_ARRAY_LEN(reasons); k++) {
                 struct kvr_class_stats st;
                 const char *class_name = kvr_router_class_stats(p->router, c, &st);
-                kvr_prom_put_u64(b,
-                                 KVR_PROM_PAIRS(POOL_OF(p), KVR_PROM_TEXT("policy_class", class_name), KVR_PROM_TEXT("reason", reasons[k])),
-                                 st.rejected[k]);
+                kvr_prom_put_u64(
+                    b,
+                    KVR_PROM_PAIRS(SCOPE_OF(p), KVR_PROM_TEXT("policy_class", class_name), KVR_PROM_TEXT("reason", reasons[k]), SIZE_OF(p)),
+                    st.rejected[k]);
             }
 }
 

@@ -1,45 +1,100 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Workers from the domain name system: NAME:PORT gives one for each address, _service._proto.name one for each SRV record.
- * Resolved every --discovery-interval seconds by a thread of its own. An answer that does not come, or is empty, changes nothing:
- * health checks tell who is gone, and a name server that fails must not take the fleet away.
+ * Workers from the domain name system: NAME:PORT gives one for each address, _service._proto.name one for each SRV record and address
+ * of its target.
+ *
+ * Idea: every --discovery-interval seconds a round of questions. A round opens a channel of c-ares of its own, so that what resolv.conf
+ * and hosts say then is what counts, collects the addresses of all answers, and tells them when no question is open.
+ *
+ *     timer --> begin_round --> questions (16 at once) --> answers --> end_questions --> tell_some (64 at once) --> timer
+ *                                   sockets: uv_poll, time-outs: the timer
+ *
+ * Invariants:
+ * - Nobody is removed by an answer that did not come: a round ends with removals only when it has addresses and every question was
+ *   answered, if only with "there is none". A health check tells who is gone, and a name server that fails must not take the fleet away.
+ *   A family of addresses that has never had an answer does not count: some servers never answer questions for AAAA.
+ * - Beyond ADDRESSES_MAX addresses nothing is removed either: which of them an answer names may change from round to round.
+ * - Callbacks of c-ares start no questions and end no round: whoever called c-ares does, when it has returned (`go_on`).
  *
  * --discovery-worker holds further keys of each worker, in which {host} and {port} stand for its own.
+ * It does not: keep answers for their time to live, or look at what NSS has beside hosts and DNS.
  */
+#define CARES_NO_DEPRECATED
+#include <ares.h>
+#include <arpa/inet.h>
 #include <arpa/nameser.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <resolv.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <arpa/inet.h>
+#include <uv.h>
 
-#include "app/serve/discovery/discovery.h"
+#include "app/serve/discovery/found.h"
 #include "base/log.h"
+#include "wire/prom_page.h"
 
-enum { ANSWER_MAX = 65535, ADDRESSES_MAX = 4096, STEP_MS = 50 };
+enum {
+    ADDRESSES_MAX = 4096,
+    TARGETS_MAX = 4096,
+    AT_ONCE = 16,
+    TOLD_AT_ONCE = 64,
+    ANSWER_MS = 2000,
+    TRIES = 2,
+    HOST_MAX = INET6_ADDRSTRLEN + 2
+};
 
-static struct {
-    pthread_t thread;
-    _Atomic bool stop;
-    bool runs, failed_before;
+enum family { V4, V6, FAMILIES };
+
+struct address {
+    char host[HOST_MAX]; /* an IPv6 one in brackets */
+    uint16_t port;
+};
+
+/* A name whose addresses are asked for. */
+struct target {
+    char name[256];
+    uint16_t port;
+};
+
+/* A socket of c-ares, while that wants to hear of it. */
+struct watch {
+    uv_poll_t poll;
+    struct watch *next;
+    struct discovery_dns *dns;
+    ares_socket_t socket;
+};
+
+struct discovery_dns {
     struct serve *serve;
     char name[256];
     uint16_t port; /* 0: SRV */
-    struct sockaddr_in server;
-    bool has_server;
-} dns;
+    uv_timer_t timer;
+    bool stopping;
+    /* the round */
+    ares_channel channel; /* NULL: between two of them */
+    struct watch *watches;
+    struct target *targets;
+    size_t targets_n, asked; /* asked: of both families each */
+    unsigned open;           /* questions without an answer */
+    bool unanswered;
+    struct address *found;
+    size_t found_n, told, left_out;
+    /* all rounds */
+    bool gave[FAMILIES]; /* there was an answer with such addresses */
+    bool failed_before;
+    uint64_t left_out_total, rounds_failed;
+};
 
-/* ---- one worker ----------------------------------------------------------------------------------------------------- */
+/* ---- what was found ------------------------------------------------------------------------------------------------- */
 
-static void put_template(struct kvr_buf *b, const char *text, const char *host, uint16_t port)
+static void put_template(struct kvr_buf *b, const char *text, const struct address *a)
 {
     for (const char *p = text; p && *p;) {
         if (strncmp(p, "{host}", 6) == 0) {
-            kvr_buf_str(b, host);
+            kvr_buf_str(b, a->host);
             p += 6;
         } else if (strncmp(p, "{port}", 6) == 0) {
-            kvr_buf_printf(b, "%u", port);
+            kvr_buf_printf(b, "%u", a->port);
             p += 6;
         } else {
             kvr_buf_add(b, p++, 1);
@@ -47,173 +102,381 @@ static void put_template(struct kvr_buf *b, const char *text, const char *host, 
     }
 }
 
-static void tell(const char *host, uint16_t port)
+static void tell(struct serve *s, const struct address *a)
 {
     struct kvr_buf b = {0};
     char key[DISCOVERY_KEY_MAX];
-    snprintf(key, sizeof key, "%.140s:%u", host, port);
-    kvr_buf_printf(&b, "http://%s:%u", host, port);
-    if (dns.serve->o->discovery_worker) {
+    snprintf(key, sizeof key, "%s:%u", a->host, a->port);
+    kvr_buf_printf(&b, "http://%s", key);
+    if (s->o->discovery_worker) {
         kvr_buf_str(&b, ",");
-        put_template(&b, dns.serve->o->discovery_worker, host, port);
+        put_template(&b, s->o->discovery_worker, a);
     }
-    if (!b.failed) discovery_post_found(dns.serve, key, b.data, b.len);
+    if (!b.failed) {
+        kvr_buf_add(&b, "", 1);
+        if (!b.failed) found_tell(s, key, b.data, b.len - 1);
+    }
     kvr_buf_free(&b);
 }
 
-/* ---- asking --------------------------------------------------------------------------------------------------------- */
-
-static int ask(const char *name, int type, unsigned char *answer)
+static void keep(struct discovery_dns *d, enum family family, const void *address, uint16_t port)
 {
-    struct __res_state rs = {0};
-    if (res_ninit(&rs)) return -1;
-    rs.retrans = 2;
-    rs.retry = 2;
-    if (dns.has_server) {
-        rs.nscount = 1;
-        rs.nsaddr_list[0] = dns.server;
+    char text[INET6_ADDRSTRLEN];
+    if (d->found_n == ADDRESSES_MAX) {
+        d->left_out++;
+        return;
     }
-    int n = res_nquery(&rs, name, ns_c_in, type, answer, ANSWER_MAX);
-    res_nclose(&rs);
-    return n;
+    struct address *a = &d->found[d->found_n];
+    if (!inet_ntop(family == V6 ? AF_INET6 : AF_INET, address, text, sizeof text)) return;
+    snprintf(a->host, sizeof a->host, family == V6 ? "[%s]" : "%s", text);
+    a->port = port;
+    d->found_n++;
+    d->gave[family] = true;
 }
 
-typedef void record_fn(const ns_msg *m, const ns_rr *rr, void *ctx);
+/* ---- questions ------------------------------------------------------------------------------------------------------ */
 
-/* Returns: how many records of that type. */
-static int each_record(const char *name, int type, record_fn *fn, void *ctx)
+struct question {
+    struct discovery_dns *dns;
+    uint16_t port;
+    enum family family;
+};
+
+/* Whether an answer says that there is none, where others did not come or could not be used. */
+static bool says_none(int status)
 {
-    static unsigned char answer[2][ANSWER_MAX]; /* an SRV's targets are asked for while its answer is walked */
-    unsigned char *buf = answer[type == ns_t_srv ? 0 : 1];
-    ns_msg m;
-    int len = ask(name, type, buf), found = 0;
-    if (len < 0 || ns_initparse(buf, KVR_MIN(len, (int)ANSWER_MAX), &m)) return 0;
-    for (int i = 0; i < ns_msg_count(m, ns_s_an) && found < ADDRESSES_MAX; i++) {
-        ns_rr rr;
-        if (ns_parserr(&m, ns_s_an, i, &rr) || (int)ns_rr_type(rr) != type) continue;
-        fn(&m, &rr, ctx);
-        found++;
+    return status == ARES_ENODATA || status == ARES_ENOTFOUND;
+}
+
+static void on_addresses(void *ctx, int status, int timeouts, struct ares_addrinfo *ai)
+{
+    struct question *q = ctx;
+    struct discovery_dns *d = q->dns;
+    (void)timeouts;
+    d->open--;
+    if (status != ARES_SUCCESS && !says_none(status) && d->gave[q->family]) d->unanswered = true;
+    for (const struct ares_addrinfo_node *n = status == ARES_SUCCESS ? ai->nodes : NULL; n; n = n->ai_next) {
+        const void *at = n->ai_addr;
+        if (n->ai_family == AF_INET6 && q->family == V6) keep(d, V6, &((const struct sockaddr_in6 *)at)->sin6_addr, q->port);
+        if (n->ai_family == AF_INET && q->family == V4) keep(d, V4, &((const struct sockaddr_in *)at)->sin_addr, q->port);
     }
-    return found;
+    if (ai) ares_freeaddrinfo(ai);
+    free(q);
 }
 
-static void on_address(const ns_msg *m, const ns_rr *rr, void *ctx)
+static void ask_addresses(struct discovery_dns *d, const struct target *t, enum family family)
 {
-    const uint16_t *port = ctx;
-    char text[INET6_ADDRSTRLEN], host[INET6_ADDRSTRLEN + 2];
-    bool v6 = ns_rr_type(*rr) == ns_t_aaaa;
-    (void)m;
-    if (ns_rr_rdlen(*rr) != (v6 ? 16 : 4) || !inet_ntop(v6 ? AF_INET6 : AF_INET, ns_rr_rdata(*rr), text, sizeof text)) return;
-    snprintf(host, sizeof host, v6 ? "[%s]" : "%s", text);
-    tell(host, *port);
-}
-
-static int addresses_of(const char *name, uint16_t port)
-{
-    return each_record(name, ns_t_a, on_address, &port) + each_record(name, ns_t_aaaa, on_address, &port);
-}
-
-static void on_srv(const ns_msg *m, const ns_rr *rr, void *ctx)
-{
-    const unsigned char *d = ns_rr_rdata(*rr);
-    char target[NS_MAXDNAME];
-    int *n = ctx;
-    if (ns_rr_rdlen(*rr) < 7 || dn_expand(ns_msg_base(*m), ns_msg_end(*m), d + 6, target, sizeof target) < 0) return;
-    *n += addresses_of(target, (uint16_t)(d[4] << 8 | d[5]));
-}
-
-/* By the system's own means (files, caches) unless a server was named. */
-static int system_addresses(const char *name, uint16_t port)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
-    int n = 0;
-    if (getaddrinfo(name, NULL, &hints, &list)) return 0;
-    for (const struct addrinfo *a = list; a && n < ADDRESSES_MAX; a = a->ai_next, n++) {
-        char text[INET6_ADDRSTRLEN], host[INET6_ADDRSTRLEN + 2];
-        bool v6 = a->ai_family == AF_INET6;
-        const void *addr = v6 ? (const void *)&((const struct sockaddr_in6 *)(const void *)a->ai_addr)->sin6_addr
-                              : (const void *)&((const struct sockaddr_in *)(const void *)a->ai_addr)->sin_addr;
-        if (!inet_ntop(a->ai_family, addr, text, sizeof text)) continue;
-        snprintf(host, sizeof host, v6 ? "[%s]" : "%s", text);
-        tell(host, port);
+    struct ares_addrinfo_hints hints = {
+        .ai_family = family == V6 ? AF_INET6 : AF_INET, .ai_socktype = SOCK_STREAM, .ai_flags = ARES_AI_NOSORT};
+    struct question *q = malloc(sizeof *q);
+    if (!q) {
+        d->unanswered = true;
+        return;
     }
-    freeaddrinfo(list);
-    return n;
+    *q = (struct question){d, t->port, family};
+    d->open++;
+    ares_getaddrinfo(d->channel, t->name, NULL, &hints, on_addresses, q);
 }
 
-static void resolve(void)
+static bool add_target(struct discovery_dns *d, const char *name, uint16_t port)
 {
-    int n = 0;
-    discovery_post_round(dns.serve, true);
-    if (!dns.port) (void)each_record(dns.name, ns_t_srv, on_srv, &n);
-    else n = dns.has_server ? addresses_of(dns.name, dns.port) : system_addresses(dns.name, dns.port);
-    if (n > 0) discovery_post_round(dns.serve, false);
-    if (n == 0 && !dns.failed_before) kvr_log_warning("kvroute: discovery: '%s' gives no address; nothing is changed", dns.name);
-    dns.failed_before = n == 0;
+    if (d->targets_n == TARGETS_MAX || strlen(name) >= sizeof d->targets->name) return false;
+    struct target *t = &d->targets[d->targets_n++];
+    snprintf(t->name, sizeof t->name, "%s", name);
+    t->port = port;
+    return true;
 }
 
-static void *dns_main(void *arg)
+static void on_services(void *ctx, int status, int timeouts, unsigned char *answer, int len)
 {
-    (void)arg;
-    while (!atomic_load(&dns.stop)) {
-        resolve();
-        double left = dns.serve->o->discovery_interval * 1000;
-        for (; left > 0 && !atomic_load(&dns.stop); left -= STEP_MS) uv_sleep(STEP_MS);
+    struct discovery_dns *d = ctx;
+    struct ares_srv_reply *list = NULL;
+    (void)timeouts;
+    d->open--;
+    if (status == ARES_SUCCESS) status = ares_parse_srv_reply(answer, len, &list);
+    if (status != ARES_SUCCESS && !says_none(status)) d->unanswered = true;
+    for (const struct ares_srv_reply *r = list; r; r = r->next)
+        if (!add_target(d, r->host, r->port)) d->left_out++;
+    if (list) ares_free_data(list);
+}
+
+/* Addresses of targets are asked for, but not of all targets at once. */
+static void ask_more(struct discovery_dns *d)
+{
+    while (d->channel && d->asked < d->targets_n && d->open < AT_ONCE) {
+        const struct target *t = &d->targets[d->asked++];
+        ask_addresses(d, t, V4);
+        ask_addresses(d, t, V6);
     }
+}
+
+/* ---- a round -------------------------------------------------------------------------------------------------------- */
+
+static void on_time(uv_timer_t *timer);
+
+static void free_questions(struct discovery_dns *d)
+{
+    if (d->channel) ares_destroy(d->channel);
+    d->channel = NULL;
+    free(d->targets);
+    d->targets = NULL;
+}
+
+static void say_how_it_went(struct discovery_dns *d)
+{
+    bool failed = d->found_n == 0 || d->unanswered;
+    if (d->found_n == 0 && !d->failed_before) kvr_log_warning("kvroute: discovery: '%s' gives no address; nothing is changed", d->name);
+    else if (failed && !d->failed_before)
+        kvr_log_warning("kvroute: discovery: '%s': some questions have no answer; no worker is removed", d->name);
+    if (d->left_out)
+        kvr_log_warning("kvroute: discovery: '%s' gives more than %d addresses: %zu are left out, and no worker is removed", d->name,
+                        ADDRESSES_MAX, d->left_out);
+    kvr_log_debug("kvroute: discovery: '%s' gives %zu addresses", d->name, d->found_n);
+    d->failed_before = failed;
+    d->rounds_failed += failed;
+    d->left_out_total += d->left_out;
+}
+
+/* What was found becomes workers, a few in each turn of the main loop. */
+static void tell_some(struct discovery_dns *d)
+{
+    struct serve *s = d->serve;
+    for (int i = 0; i < TOLD_AT_ONCE && d->told < d->found_n; i++) tell(s, &d->found[d->told++]);
+    if (d->told < d->found_n) {
+        uv_timer_start(&d->timer, on_time, 1, 0);
+        return;
+    }
+    if (d->found_n && !d->unanswered && !d->left_out) found_round_ends(s);
+    else if (d->found_n) s->discovery->settled = true;
+    free(d->found);
+    d->found = NULL;
+    uv_timer_start(&d->timer, on_time, (uint64_t)(s->o->discovery_interval * 1000), 0);
+}
+
+static void end_questions(struct discovery_dns *d)
+{
+    free_questions(d);
+    say_how_it_went(d);
+    found_round_begins(d->serve);
+    tell_some(d);
+}
+
+/* After each call of c-ares. */
+static void go_on(struct discovery_dns *d)
+{
+    struct timeval tv;
+    if (d->stopping || !d->channel) return;
+    ask_more(d);
+    if (d->open == 0) {
+        end_questions(d);
+        return;
+    }
+    const struct timeval *left = ares_timeout(d->channel, NULL, &tv);
+    uint64_t ms = left ? (uint64_t)left->tv_sec * 1000 + (uint64_t)left->tv_usec / 1000 + 1 : ANSWER_MS;
+    uv_timer_start(&d->timer, on_time, ms, 0);
+}
+
+static void on_ready(uv_poll_t *poll, int status, int events)
+{
+    const struct watch *w = poll->data;
+    struct discovery_dns *d = w->dns;
+    ares_socket_t in = status < 0 || events & UV_READABLE ? w->socket : ARES_SOCKET_BAD;
+    ares_socket_t out = status < 0 || events & UV_WRITABLE ? w->socket : ARES_SOCKET_BAD;
+    ares_process_fd(d->channel, in, out);
+    go_on(d);
+}
+
+static void on_watch_closed(uv_handle_t *h)
+{
+    free(h->data);
+}
+
+static void unwatch(struct discovery_dns *d, ares_socket_t socket)
+{
+    struct watch **at = &d->watches, *w;
+    while ((w = *at) && w->socket != socket) at = &w->next;
+    if (!w) return;
+    *at = w->next;
+    uv_poll_stop(&w->poll);
+    uv_close((uv_handle_t *)&w->poll, on_watch_closed);
+}
+
+static struct watch *watch_of(struct discovery_dns *d, ares_socket_t socket)
+{
+    struct watch *w = d->watches;
+    while (w && w->socket != socket) w = w->next;
+    if (w || !(w = calloc(1, sizeof *w))) return w;
+    if (uv_poll_init(&d->serve->main_loop, &w->poll, socket)) {
+        free(w);
+        return NULL;
+    }
+    *w = (struct watch){.poll = w->poll, .next = d->watches, .dns = d, .socket = socket};
+    w->poll.data = w;
+    d->watches = w;
+    return w;
+}
+
+/* What c-ares wants to hear of a socket; neither: it is about to be closed. */
+static void on_socket(void *ctx, ares_socket_t socket, int readable, int writable)
+{
+    struct discovery_dns *d = ctx;
+    if (!readable && !writable) {
+        unwatch(d, socket);
+        return;
+    }
+    struct watch *w = watch_of(d, socket);
+    if (w) uv_poll_start(&w->poll, (readable ? UV_READABLE : 0) | (writable ? UV_WRITABLE : 0), on_ready);
+}
+
+/* Returns: a channel, or NULL. */
+static ares_channel open_channel(struct discovery_dns *d)
+{
+    const char *servers = d->serve->o->discovery_dns_server;
+    struct ares_options o = {.timeout = ANSWER_MS, .tries = TRIES, .sock_state_cb = on_socket, .sock_state_cb_data = d};
+    int mask = ARES_OPT_TIMEOUTMS | ARES_OPT_TRIES | ARES_OPT_SOCK_STATE_CB;
+    ares_channel channel = NULL;
+    char dns_only[] = "b";
+    if (servers) { /* what is asked of a named server is asked as it stands, and of nobody else */
+        mask |= ARES_OPT_DOMAINS | ARES_OPT_LOOKUPS;
+        o.lookups = dns_only;
+    }
+    if (ares_init_options(&channel, &o, mask)) return NULL;
+    if (!servers || ares_set_servers_ports_csv(channel, servers) == ARES_SUCCESS) return channel;
+    ares_destroy(channel);
     return NULL;
+}
+
+static void begin_round(struct discovery_dns *d)
+{
+    d->targets_n = d->asked = d->found_n = d->told = d->left_out = 0;
+    d->unanswered = false;
+    d->targets = calloc(d->port ? 1 : TARGETS_MAX, sizeof *d->targets);
+    d->found = calloc(ADDRESSES_MAX, sizeof *d->found);
+    d->channel = d->targets && d->found ? open_channel(d) : NULL;
+    if (!d->channel) {
+        end_questions(d);
+        return;
+    }
+    if (d->port) {
+        add_target(d, d->name, d->port);
+    } else {
+        d->open++;
+        ares_query(d->channel, d->name, ns_c_in, ns_t_srv, on_services, d);
+    }
+    go_on(d);
+}
+
+static void on_time(uv_timer_t *timer)
+{
+    struct discovery_dns *d = timer->data;
+    if (!d->channel) {
+        if (d->found) tell_some(d);
+        else begin_round(d);
+        return;
+    }
+    ares_process_fd(d->channel, ARES_SOCKET_BAD, ARES_SOCKET_BAD);
+    go_on(d);
 }
 
 /* ---- life ----------------------------------------------------------------------------------------------------------- */
 
-static bool parse_target(const char *target)
+static bool parse_target(struct discovery_dns *d, const char *target)
 {
     const char *colon = target ? strrchr(target, ':') : NULL;
     char *end;
-    if (!target || !*target || strlen(target) >= sizeof dns.name) return false;
+    if (!target || !*target || strlen(target) >= sizeof d->name) return false;
     if (target[0] == '_') {
-        snprintf(dns.name, sizeof dns.name, "%s", target);
+        snprintf(d->name, sizeof d->name, "%s", target);
         return !colon;
     }
     unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
     if (!colon || colon == target || *end || port == 0 || port > 65535) return false;
-    snprintf(dns.name, sizeof dns.name, "%.*s", (int)(colon - target), target);
-    dns.port = (uint16_t)port;
+    snprintf(d->name, sizeof d->name, "%.*s", (int)(colon - target), target);
+    d->port = (uint16_t)port;
     return true;
 }
 
-static bool parse_server(const char *text)
+/* ADDRESS:PORT, the address of an IPv6 one in brackets. */
+static bool is_server(const char *text, size_t len)
 {
-    char host[64], *end;
-    const char *colon = strrchr(text, ':');
-    unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
-    if (!colon || (size_t)(colon - text) >= sizeof host || *end || port == 0 || port > 65535) return false;
-    snprintf(host, sizeof host, "%.*s", (int)(colon - text), text);
-    dns.server = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    dns.has_server = inet_pton(AF_INET, host, &dns.server.sin_addr) == 1;
-    return dns.has_server;
+    char host[64];
+    unsigned char address[16];
+    uint64_t port;
+    const char *colon = memrchr(text, ':', len);
+    if (!colon || !kvr_parse_u64(colon + 1, len - (size_t)(colon + 1 - text), 65535, &port) || port == 0) return false;
+    size_t n = (size_t)(colon - text);
+    bool v6 = n > 2 && text[0] == '[' && text[n - 1] == ']';
+    if (n - (v6 ? 2 : 0) >= sizeof host) return false;
+    snprintf(host, sizeof host, "%.*s", (int)(n - (v6 ? 2 : 0)), text + v6);
+    return inet_pton(v6 ? AF_INET6 : AF_INET, host, address) == 1;
 }
 
-int discovery_dns_start(struct serve *s, char *err, size_t cap)
+static bool are_servers(const char *list)
 {
-    const struct serve_options *o = s->o;
-    dns.serve = s;
-    if (!parse_target(o->discovery_target)) {
+    for (;;) {
+        size_t n = strcspn(list, ",");
+        if (!is_server(list, n)) return false;
+        if (!list[n]) return true;
+        list += n + 1;
+    }
+}
+
+static int check_options(struct discovery_dns *d, char *err, size_t cap)
+{
+    const struct serve_options *o = d->serve->o;
+    if (!parse_target(d, o->discovery_target)) {
         snprintf(err, cap, "--discovery-target: bad value '%.200s'; allowed with dns: NAME:PORT or _service._proto.name",
                  o->discovery_target ? o->discovery_target : "");
         return -1;
     }
-    if (o->discovery_dns_server && !parse_server(o->discovery_dns_server)) {
-        snprintf(err, cap, "--discovery-dns-server: bad value '%.100s'; allowed: an IPv4 address and port, e.g. 127.0.0.1:53",
+    if (o->discovery_dns_server && !are_servers(o->discovery_dns_server)) {
+        snprintf(err, cap, "--discovery-dns-server: bad value '%.100s'; allowed: addresses with ports, e.g. 127.0.0.1:53,[::1]:53",
                  o->discovery_dns_server);
         return -1;
     }
-    dns.runs = pthread_create(&dns.thread, NULL, dns_main, NULL) == 0;
-    if (!dns.runs) snprintf(err, cap, "out of memory");
-    return dns.runs ? 0 : -1;
+    return 0;
 }
 
-void discovery_dns_stop(void)
+struct discovery_dns *discovery_dns_start(struct serve *s, char *err, size_t cap)
 {
-    atomic_store(&dns.stop, true);
-    if (dns.runs) pthread_join(dns.thread, NULL);
+    struct discovery_dns *d = calloc(1, sizeof *d);
+    if (!d || ares_library_init(ARES_LIB_INIT_ALL)) {
+        snprintf(err, cap, "out of memory");
+        free(d);
+        return NULL;
+    }
+    d->serve = s;
+    if (check_options(d, err, cap)) {
+        discovery_dns_free(d);
+        return NULL;
+    }
+    uv_timer_init(&s->main_loop, &d->timer);
+    d->timer.data = d;
+    uv_timer_start(&d->timer, on_time, 0, 0);
+    return d;
+}
+
+void discovery_dns_stop(struct discovery_dns *d)
+{
+    if (!d) return;
+    d->stopping = true;
+    free_questions(d);
+    free(d->found);
+    d->found = NULL;
+    uv_close((uv_handle_t *)&d->timer, NULL);
+}
+
+void discovery_dns_free(struct discovery_dns *d)
+{
+    if (!d) return;
+    ares_library_cleanup();
+    free(d);
+}
+
+void discovery_dns_metrics(const struct discovery_dns *d, struct kvr_prom_page *b)
+{
+    kvr_prom_one_u64(b, "kvroute_", "discovery_left_out_total", "counter", "Addresses of DNS beyond 4,096 of a look, left out",
+                     d->left_out_total);
+    kvr_prom_one_u64(b, "kvroute_", "discovery_failed_looks_total", "counter",
+                     "Looks at DNS of which a question had no answer, or no address", d->rounds_failed);
 }

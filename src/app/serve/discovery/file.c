@@ -5,15 +5,16 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "app/serve/discovery/discovery.h"
+#include "app/serve/discovery/found.h"
 #include "base/log.h"
 
 enum { LOOK_MS = 1000, LINE_MAX_LEN = 2048 };
 
-static struct {
+struct discovery_file {
     uint64_t looked_ms;
     struct stat last;
-} file;
+    struct worker_spec scratch; /* the line that is read */
+};
 
 static bool same(const struct stat *a, const struct stat *b)
 {
@@ -22,10 +23,10 @@ static bool same(const struct stat *a, const struct stat *b)
 }
 
 /* fn for each line that says something. Returns: 0, or -1 with the reason in err. */
-static int each_line(struct serve *s, void (*fn)(struct serve *s, const struct worker_spec *w, const char *line), char *err, size_t cap)
+static int each_line(struct serve *s, struct discovery_file *file,
+                     void (*fn)(struct serve *s, const struct worker_spec *w, const char *line), char *err, size_t cap)
 {
     char line[LINE_MAX_LEN], why[400];
-    static struct worker_spec w;
     unsigned at = 0;
     FILE *f = fopen(s->o->discovery_target, "re");
     if (!f) {
@@ -39,9 +40,9 @@ static int each_line(struct serve *s, void (*fn)(struct serve *s, const struct w
         line[n] = 0;
         while (n && line[n - 1] == ' ') line[--n] = 0;
         if (!n || line[0] == '#') continue;
-        rc = worker_parse(s, line, &w, why, sizeof why);
+        rc = worker_parse(s, line, &file->scratch, why, sizeof why);
         if (rc) snprintf(err, cap, "'%.200s', line %u: %s", s->o->discovery_target, at, why);
-        else if (fn) fn(s, &w, line);
+        else if (fn) fn(s, &file->scratch, line);
     }
     fclose(f);
     return rc;
@@ -49,46 +50,57 @@ static int each_line(struct serve *s, void (*fn)(struct serve *s, const struct w
 
 static void tell(struct serve *s, const struct worker_spec *w, const char *line)
 {
-    discovery_found(s, w->w.url, line, strlen(line));
+    found_tell(s, w->w.url, line, strlen(line));
 }
 
 /* First the whole file is read for mistakes, then it counts. */
-static int load(struct serve *s, char *err, size_t cap)
+static int load(struct serve *s, struct discovery_file *f, char *err, size_t cap)
 {
-    if (each_line(s, NULL, err, cap)) return -1;
-    discovery_round(s, true);
-    if (each_line(s, tell, err, cap)) return -1; /* changed in between: it is read again */
-    discovery_round(s, false);
+    if (each_line(s, f, NULL, err, cap)) return -1;
+    found_round_begins(s);
+    if (each_line(s, f, tell, err, cap)) return -1; /* changed in between: it is read again */
+    found_round_ends(s);
     return 0;
 }
 
-int discovery_file_start(struct serve *s, char *err, size_t cap)
+struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t cap)
 {
     char why[700];
     if (!s->o->discovery_target) {
         snprintf(err, cap, "--discovery file needs --discovery-target FILE");
-        return -1;
+        return NULL;
     }
-    file.looked_ms = now_ms();
-    (void)stat(s->o->discovery_target, &file.last);
-    if (load(s, why, sizeof why) == 0) return 0;
+    struct discovery_file *f = calloc(1, sizeof *f);
+    if (!f) {
+        snprintf(err, cap, "out of memory");
+        return NULL;
+    }
+    f->looked_ms = now_ms();
+    (void)stat(s->o->discovery_target, &f->last);
+    if (load(s, f, why, sizeof why) == 0) return f;
     snprintf(err, cap, "--discovery-target: %.400s", why);
-    return -1;
+    free(f);
+    return NULL;
 }
 
-void discovery_file_tick(struct serve *s)
+void discovery_file_tick(struct serve *s, struct discovery_file *f)
 {
     struct stat now;
-    if (now_ms() - file.looked_ms < LOOK_MS) return;
-    file.looked_ms = now_ms();
+    if (now_ms() - f->looked_ms < LOOK_MS) return;
+    f->looked_ms = now_ms();
     if (stat(s->o->discovery_target, &now)) memset(&now, 0, sizeof now);
-    if (same(&now, &file.last)) return;
-    file.last = now;
-    discovery_file_reload(s);
+    if (same(&now, &f->last)) return;
+    f->last = now;
+    discovery_file_reload(s, f);
 }
 
-void discovery_file_reload(struct serve *s)
+void discovery_file_reload(struct serve *s, struct discovery_file *f)
 {
     char why[700];
-    if (load(s, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
+    if (load(s, f, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
+}
+
+void discovery_file_stop(struct discovery_file *f)
+{
+    free(f);
 }

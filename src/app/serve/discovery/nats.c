@@ -9,110 +9,129 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "app/serve/discovery/discovery.h"
+#include "app/serve/discovery/found.h"
 #include "net/nats/registry.h"
 #include "net/replication/sync.h"
 
-static struct {
+struct discovery_nats {
+    struct serve *serve;
     struct kvr_registry *registry;
     char own[KVR_REGISTRY_KEY_MAX];
     struct kvr_json_parser *json; /* the registry's thread */
-    bool settled;
     struct peer {
         struct peer *next;
         char key[KVR_REGISTRY_KEY_MAX], endpoint[128];
     } * peers;
-} reg;
+};
 
-static struct peer **peer_place(const char *key)
+static struct peer **peer_place(struct discovery_nats *n, const char *key)
 {
-    struct peer **at = &reg.peers;
+    struct peer **at = &n->peers;
     while (*at && strcmp((*at)->key, key) != 0) at = &(*at)->next;
     return at;
 }
 
-static void drop_peer(struct serve *s, const char *key)
+static void drop_peer(struct discovery_nats *n, const char *key)
 {
-    struct peer **at = peer_place(key), *p = *at;
+    struct peer **at = peer_place(n, key), *p = *at;
     if (!p) return;
     *at = p->next;
-    if (s->sync) (void)kvr_sync_remove_peer(s->sync, p->endpoint);
+    if (n->serve->sync) (void)kvr_sync_remove_peer(n->serve->sync, p->endpoint);
     free(p);
 }
 
-static void take_router(struct serve *s, const char *key, const char *value, size_t len)
+static void take_router(struct discovery_nats *n, const char *key, const char *value, size_t len)
 {
+    struct kvr_sync *sync = n->serve->sync;
     struct kvr_json o;
     const char *text;
-    size_t n;
-    if (strcmp(key, reg.own) == 0 || !s->sync || kvr_json_parse(reg.json, value, len, &o, NULL)) return;
-    if (!kvr_json_as_str(kvr_json_get(o, "replica_sync"), &text, &n) || n == 0 || n >= sizeof reg.peers->endpoint) return;
-    drop_peer(s, key);
+    size_t text_len;
+    if (strcmp(key, n->own) == 0 || !sync || kvr_json_parse(n->json, value, len, &o, NULL)) return;
+    if (!kvr_json_as_str(kvr_json_get(o, "replica_sync"), &text, &text_len)) return;
+    if (text_len == 0 || text_len >= sizeof n->peers->endpoint) return;
+    drop_peer(n, key);
     struct peer *p = calloc(1, sizeof *p);
     if (!p) return;
     snprintf(p->key, sizeof p->key, "%s", key);
-    snprintf(p->endpoint, sizeof p->endpoint, "%.*s", (int)n, text);
-    if (kvr_sync_add_peer(s->sync, p->endpoint)) {
+    snprintf(p->endpoint, sizeof p->endpoint, "%.*s", (int)text_len, text);
+    if (kvr_sync_add_peer(sync, p->endpoint)) {
         free(p);
         return;
     }
-    p->next = reg.peers;
-    reg.peers = p;
+    p->next = n->peers;
+    n->peers = p;
 }
 
 static void on_entry(void *ctx, const char *key, const char *value, size_t len)
 {
-    if (strncmp(key, "worker.", 7) == 0) discovery_post_found(ctx, key, value, len);
-    else if (strncmp(key, "router.", 7) == 0) take_router(ctx, key, value, len);
+    struct discovery_nats *n = ctx;
+    if (strncmp(key, "worker.", 7) == 0) found_post(n->serve->discovery, key, value, len);
+    else if (strncmp(key, "router.", 7) == 0) take_router(n, key, value, len);
 }
 
 static void on_gone(void *ctx, const char *key)
 {
-    if (strncmp(key, "worker.", 7) == 0) discovery_post_gone(ctx, key);
-    else drop_peer(ctx, key);
+    struct discovery_nats *n = ctx;
+    if (strncmp(key, "worker.", 7) == 0) found_post_gone(n->serve->discovery, key);
+    else drop_peer(n, key);
 }
 
 static void on_known(void *ctx)
 {
-    discovery_post_settled(ctx);
+    const struct discovery_nats *n = ctx;
+    found_post_settled(n->serve->discovery);
 }
 
-int discovery_nats_start(struct serve *s, char *err, size_t cap)
+/* What is told of this router to others. */
+static void put_own_entry(const struct serve *s, char *out, size_t cap)
 {
     const struct serve_options *o = s->o;
-    char scope[96], watch[KVR_REGISTRY_KEY_MAX], host[64] = "", value[400];
+    char host[64] = "";
     (void)gethostname(host, sizeof host - 1);
+    const char *address = o->advertise_host ? o->advertise_host : host;
+    int n = snprintf(out, cap, "{\"admin\":\"http://%.100s:%llu\"", address, (unsigned long long)o->admin_port);
+    if (o->replica_sync_port)
+        n += snprintf(out + n, cap - (size_t)n, ",\"replica_sync\":\"tcp://%.100s:%llu\"", address,
+                      (unsigned long long)o->replica_sync_port);
+    snprintf(out + n, cap - (size_t)n, "}");
+}
+
+struct discovery_nats *discovery_nats_start(struct serve *s, char *err, size_t cap)
+{
+    char scope[96], watch[KVR_REGISTRY_KEY_MAX], value[400];
+    struct discovery_nats *n = calloc(1, sizeof *n);
     kvr_registry_token(s->scope, scope, sizeof scope);
     snprintf(watch, sizeof watch, "*.%s.>", scope);
-    snprintf(reg.own, sizeof reg.own, "router.%.90s.%llu", scope, (unsigned long long)(s->salt >> 11));
-    const char *address = o->advertise_host ? o->advertise_host : host;
-    int n = snprintf(value, sizeof value, "{\"admin\":\"http://%.100s:%llu\"", address, (unsigned long long)o->admin_port);
-    if (o->replica_sync_port)
-        n += snprintf(value + n, sizeof value - (size_t)n, ",\"replica_sync\":\"tcp://%.100s:%llu\"", address,
-                      (unsigned long long)o->replica_sync_port);
-    snprintf(value + n, sizeof value - (size_t)n, "}");
+    put_own_entry(s, value, sizeof value);
     struct kvr_registry_config rc = {.link = s->nats,
                                      .bucket = KVR_REGISTRY_BUCKET,
                                      .ttl_s = KVR_REGISTRY_TTL_S,
-                                     .replicas = (int)o->plane.nats_replicas,
+                                     .replicas = (int)s->o->plane.nats_replicas,
                                      .watch = watch,
                                      .on_entry = on_entry,
                                      .on_gone = on_gone,
                                      .on_known = on_known,
-                                     .ctx = s};
-    reg.json = kvr_json_parser_new();
-    if (reg.json && kvr_registry_open(&rc, &reg.registry) == 0 && kvr_registry_keep(reg.registry, reg.own, value, false) == 0) return 0;
+                                     .ctx = n};
+    if (n) {
+        n->serve = s;
+        snprintf(n->own, sizeof n->own, "router.%.90s.%llu", scope, (unsigned long long)(s->salt >> 11));
+        n->json = kvr_json_parser_new();
+        if (n->json && kvr_registry_open(&rc, &n->registry) == 0 && kvr_registry_keep(n->registry, n->own, value, false) == 0) return n;
+    }
     snprintf(err, cap, "--discovery nats: out of memory, or built without NATS");
-    return -1;
+    discovery_nats_stop(n);
+    return NULL;
 }
 
-void discovery_nats_stop(void)
+void discovery_nats_stop(struct discovery_nats *n)
 {
-    kvr_registry_close(reg.registry);
-    while (reg.peers) {
-        struct peer *p = reg.peers;
-        reg.peers = p->next;
+    if (!n) return;
+    kvr_registry_close(n->registry);
+    while (n->peers) {
+        struct peer *p = n->peers;
+        n->peers = p->next;
         free(p);
     }
-    if (reg.json) kvr_json_parser_free(reg.json);
+    if (n->json) kvr_json_parser_free(n->json);
+    free(n);
 }

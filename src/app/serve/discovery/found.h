@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What finders have found, as workers of the table. Private to this room. */
+#ifndef KVR_SERVE_FOUND_H
+#define KVR_SERVE_FOUND_H
+
+#include "app/serve/state.h"
+#include "base/lock.h"
+
+enum { DISCOVERY_KEY_MAX = 160, DISCOVERY_SPEC_MAX = 4096, DISCOVERY_FOUND_MAX = 16384 };
+
+struct found;
+struct mail;
+
+/* struct serve's `discovery`. */
+struct discovery {
+    struct kvr_lock lock; /* the four that follow */
+    struct mail *head, **tail;
+    size_t mail_n;
+    uint64_t dropped;
+    /* the main loop's */
+    struct found *found;
+    size_t found_n;
+    uint64_t round, refused;
+    bool settled; /* all that was there at the start is told */
+    struct worker_spec *scratch;
+    /* that one of them which runs */
+    struct discovery_file *file;
+    struct discovery_dns *dns;
+    struct discovery_nats *nats;
+};
+
+struct discovery *found_create(void); /* NULL: out of memory */
+void found_free(struct discovery *d);
+void found_take_mail(struct serve *s); /* main loop */
+
+/* For finders on threads of their own; what does not fit is dropped and counted. `spec` is a --worker text, or a worker object as
+ * JSON. */
+void found_post(struct discovery *d, const char *key, const char *spec, size_t len);
+void found_post_gone(struct discovery *d, const char *key);
+/* All that is there now has been told once. */
+void found_post_settled(struct discovery *d);
+
+/* On the main loop. */
+void found_tell(struct serve *s, const char *key, const char *spec, size_t len);
+/* A round tells everything: what lies between a begin and an end, and what was not told in it is gone. */
+void found_round_begins(struct serve *s);
+void found_round_ends(struct serve *s);
+
+struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t cap);
+void discovery_file_tick(struct serve *s, struct discovery_file *f);
+void discovery_file_reload(struct serve *s, struct discovery_file *f); /* at once */
+void discovery_file_stop(struct discovery_file *f);
+
+struct discovery_dns *discovery_dns_start(struct serve *s, char *err, size_t cap);
+void discovery_dns_stop(struct discovery_dns *d); /* its handles are closed by the main loop; then it is freed */
+void discovery_dns_free(struct discovery_dns *d);
+void discovery_dns_metrics(const struct discovery_dns *d, struct kvr_prom_page *out);
+
+struct discovery_nats *discovery_nats_start(struct serve *s, char *err, size_t cap);
+void discovery_nats_stop(struct discovery_nats *n);
+
+#endif
