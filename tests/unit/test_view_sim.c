@@ -224,6 +224,7 @@ static bool act_read(void *ctx, struct kvr_view_batch *b)
     if (b->len != sizeof at) return false;
     memcpy(at, b->data, sizeof at);
     w->read = &w->runs[at[0]].batches[at[1]];
+    if (!w->mode->shared) w->line = (unsigned)at[0]; /* what waits has not been looked at */
     b->ts = w->read->ts;
     b->publisher = w->mode->shared ? publisher_of((unsigned)at[0]) : 0;
     b->clears = w->mode->shared && w->read->events[0].cleared;
@@ -726,7 +727,7 @@ static void take_batch(struct world *w, const struct message *m)
     w->undecidable |= nobody_can_tell(w, m);
     if (w->undecidable || (w->mode->shared && w->paused)) return;
     w->taken_of = m->run;
-    w->line = w->mode->shared ? KVR_MAX(w->line, m->run) : m->run;
+    if (w->mode->shared) w->line = KVR_MAX(w->line, m->run);
     struct kvr_view *v = view_of(w);
     if (!w->mode->shared || kvr__view_expects(v, publisher_of(m->run), id, false, w->mode->heartbeats))
         kvr__view_batch(v, id, (const char *)payload, sizeof payload);
