@@ -10,6 +10,7 @@
 #ifndef KVR_VIEW_INTERNAL_H
 #define KVR_VIEW_INTERNAL_H
 
+#include "base/log.h"
 #include "recover/consumer/view.h"
 
 enum {
@@ -81,7 +82,7 @@ static inline void kvr__view_checked(const struct kvr_view *v)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     const char *wrong = kvr__view_check(v);
-    if (wrong) fprintf(stderr, "kvroute: a view is wrong: %s\n", wrong);
+    if (wrong) kvr_log_error("kvroute: a view is wrong: %s", wrong);
     KVR_ASSERT(!wrong);
 #else
     (void)v;

@@ -108,7 +108,7 @@ typedef void selection_begin_fn(struct serve *s, struct kvr_http_conn *c); /* be
 int selection_start(struct serve *s, selection_begin_fn *begin);
 void selection_stop(struct serve *s);
 void selection_destroy(struct serve *s); /* when the main loop is closed */
-void selection_tick(struct serve *s); /* every second */
+void selection_tick(struct serve *s);    /* every second */
 void selection_gone(struct serve *s, struct kvr_http_conn *c);
 /* Until --min-initial-workers have been there once, a question for a worker is kept, at most for --queue-timeout; its body stays with
  * the connection. Returns: false when it can be answered now. */
