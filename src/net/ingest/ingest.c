@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * See the header for the life of a view. Threads: the ingest thread owns all sockets and sources. Others hand it
+ * See the header for what becomes of a view. Threads: the ingest thread owns all sockets and sources. Others hand it
  * commands through a list under `lock` and wake it by an inproc PAIR socket; removal waits until the thread has done
  * it. Statuses are copied under the same lock, which the thread takes once per wake-up, never while it applies.
  */
@@ -159,7 +159,7 @@ static void note_handshake(uint16_t event, bool *half, const char **trouble)
 }
 
 /* After a break the next events wait until what the broken connection had brought is read (read_sub): after the next one it could be
- * taken for the next process's, if its sequence happens to be the next. What the next one has brought by now is taken for the old life's,
+ * taken for the next process's, if its sequence happens to be the next. What the next one has brought by now is taken for the one before,
  * and asked for again. */
 static void read_monitor(struct kvr_ingest *in, struct source *s)
 {

@@ -25,8 +25,8 @@
  * endpoint is down is unknown at once and dropped after two seconds.
  *
  * Sources without an endpoint of their own are fed from one shared stream, an event plane (wire/plane_event.h), by
- * kvr_ingest_plane_message: each event finds its source by (worker, rank), and its id takes the place of the sequence. Beats of
- * the publishers tell what should have come. While the stream is down these views are unknown, but kept; a publisher that
+ * kvr_ingest_plane_message: each event finds its source by (worker, rank), and its id takes the place of the sequence. Heartbeats
+ * of the publishers tell what should have come. While the stream is down these views are unknown, but kept; a publisher that
  * falls silent is like an endpoint that is down.
  *
  * Threads: the callbacks run on the ingest thread. The functions may be called from any thread but that one.

@@ -3,12 +3,10 @@
  * One stream for many ranks.
  *
  *     any thread                          ingest thread
- *     kvr_ingest_plane_message -> queue -> take: envelope -> each event -> source of (worker, rank) -> kvr__view_live
- *     kvr_ingest_plane_state   -> flag  ->   beat  -> is everything here that was sent? does its publisher live?
+ *     kvr_ingest_plane_message -> queue -> take: envelope -> each event -> source of (worker, rank) -> its view
+ *     kvr_ingest_plane_state   -> flag  ->       heartbeat -> the same: is everything here that was sent? does its publisher live?
  *
- * The unit a view sees is one event: its id is the sequence, its bytes (behind a plane_head) what waits and is remembered. A
- * beat may overtake events, and events may be on their way for long when a stream is caught up with; so a view counts as
- * behind only when the event a beat told of has not come BEHIND_MS later, and none has come meanwhile.
+ * The unit a view sees is one event: its id is the sequence, its bytes (behind a plane_head) what waits and is remembered.
  *
  * The queue is bounded in bytes. What finds it full is refused: of a plain stream it is then lost, which the ids show; a
  * durable one offers it again.
@@ -154,7 +152,7 @@ struct taking {
     struct kvr_ingest *in;
     struct plane_head head;
     struct source *only; /* events of one socket; NULL: of the shared stream */
-    bool beats;          /* their publisher sends beats */
+    bool heartbeats;     /* their publisher sends heartbeats */
     bool live;           /* of a durable stream, ahead of its storing: taken when it is what comes next, else left to the stream */
 };
 
@@ -180,7 +178,7 @@ static int take_event(void *ctx, const struct kvr_plane_place *place)
     in->plane_stats.events++;
     in->plane_stats.unknown_workers += !s;
     if (!s || s->st.paused) return 0;
-    if (kvr__view_expects(kvr__source_view(s), t->head.publisher, place->event_id, t->live, t->beats)) hand_over(t, s, place);
+    if (kvr__view_expects(kvr__source_view(s), t->head.publisher, place->event_id, t->live, t->heartbeats)) hand_over(t, s, place);
     return 0;
 }
 

@@ -35,7 +35,9 @@
  *     step, GOING_ON   the same as in MUTE; then MUTE
  *     connected        can be repaired: Q, or VERIFYING when there is content; else FOLLOWING: the next batch tells
  *     disconnected, paused, flooded, snapshot begins     FOLLOWING: what was asked is forgotten, what waits is dropped
- *     evidence, lost parents, torn batch                 Q 0 when it can be repaired, once in a while
+ *     evidence, lost parents     Q 0 when it can be repaired, once in a while
+ *     no memory for an event     the content is dropped; GOING_ON when it can be repaired, which is to bring everything then
+ *     the fifth gap in a row     ASKING for everything where there is a replay socket too, else GOING_ON or as if nobody could repair
  *
  *     Q: REPLAYING where there is a replay socket, else ASKING (FOLLOWING and partial where there is neither). Q 0: the same, for
  * everything. "dropped": the view's content is dropped before the batch is applied, so the view is partial. -: no change.
