@@ -8,6 +8,8 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # natsSubscription_Fetch: see bind_consumer in src/net/nats/jetstream.c
 REFUSED = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|atoi|atol|strtok|alloca|natsSubscription_Fetch(Request)?)\s*\(|atomic_thread_fence|\bvolatile\b")
+# A static of src/app that can change: a second router in one process would share it.
+STATIC = re.compile(r"^\s*static (?!const\b|inline\b)(?!.*\* ?const \w+(\[|;| =))[^(]*(=.*)?[;{]$|^\s*static [\w ]+[ *]\(\*")
 files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
 if not files:
     files = [os.path.relpath(os.path.join(d, f), ROOT) for d, _, fs in os.walk(ROOT) for f in fs if "/build" not in d and "/.git" not in d]
@@ -42,6 +44,8 @@ for f in files:
                 bad.append(f"{f}:{n}: refused: {line.strip()[:80]}")
             if re.search(r"fprintf\(stderr|fputs\(.*stderr|perror\(", line) and f.startswith("src/") and "replay/replay.c" not in f and "usage" not in line and "assertion failed" not in line:
                 bad.append(f"{f}:{n}: lines on stderr are the log's: use kvr_log (usage and the progress of a replay are not lines of a log)")
+            if f.startswith("src/app/") and STATIC.search(line):
+                bad.append(f"{f}:{n}: state of a program belongs to its struct, not to a file or function: {line.strip()[:80]}")
             if re.search(r"# (HELP|TYPE) ", line) and f.startswith("src/") and not f.endswith("wire/prom_page.c"):
                 bad.append(f"{f}:{n}: metrics are written by wire/prom_page.h")
             if len(line) > 160 and not f.endswith("serve/page.c"):  # a page of HTML

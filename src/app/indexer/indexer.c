@@ -290,20 +290,18 @@ static void announce(const struct indexer *x)
 
 static int run(struct indexer *x)
 {
-    static uv_signal_t term, intr, hup;
-    static uv_timer_t second, tend;
     if (telemetry_init(x) || read_keys(x) || read_certificate(x) || catalogue_start(x)) return 1;
-    uv_signal_init(&x->main_loop, &term);
-    uv_signal_init(&x->main_loop, &intr);
-    uv_timer_init(&x->main_loop, &second);
-    uv_timer_init(&x->main_loop, &tend);
-    uv_signal_init(&x->main_loop, &hup);
-    second.data = tend.data = hup.data = x;
-    uv_signal_start(&hup, on_reload, SIGHUP);
-    uv_signal_start(&term, on_signal, SIGTERM);
-    uv_signal_start(&intr, on_signal, SIGINT);
-    uv_timer_start(&second, on_second, 1000, 1000);
-    uv_timer_start(&tend, on_tend, 100, 100);
+    uv_signal_init(&x->main_loop, &x->handles.term);
+    uv_signal_init(&x->main_loop, &x->handles.intr);
+    uv_timer_init(&x->main_loop, &x->handles.second);
+    uv_timer_init(&x->main_loop, &x->handles.tend);
+    uv_signal_init(&x->main_loop, &x->handles.hup);
+    x->handles.second.data = x->handles.tend.data = x->handles.hup.data = x;
+    uv_signal_start(&x->handles.hup, on_reload, SIGHUP);
+    uv_signal_start(&x->handles.term, on_signal, SIGTERM);
+    uv_signal_start(&x->handles.intr, on_signal, SIGINT);
+    uv_timer_start(&x->handles.second, on_second, 1000, 1000);
+    uv_timer_start(&x->handles.tend, on_tend, 100, 100);
     if (keeper_start(x) || start_loops(x)) return 1;
     while (x->o->data_dir && x->o->workers && !atomic_load(&x->loaded)) uv_sleep(1); /* --workers go on from what is on disk */
     if (add_configured(x) || catalogue_start_durable(x) || recovery_start(x)) return 1;

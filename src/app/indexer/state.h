@@ -173,6 +173,10 @@ struct indexer {
     struct loop **loops;
     size_t loops_n;
     uv_loop_t main_loop;
+    struct {
+        uv_signal_t term, intr, hup;
+        uv_timer_t second, tend;
+    } handles; /* of the main loop */
     struct keeper *keeper;
     void (*registrations_changed)(struct indexer *x); /* any thread; NULL: nobody is told */
     struct recovery *recovery;

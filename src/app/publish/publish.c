@@ -253,7 +253,6 @@ static void stop(struct publish *p)
 
 int publish_main(const struct publish_options *o)
 {
-    static uv_signal_t term, intr;
     struct publish *p = calloc(1, sizeof *p);
     char err[512] = "";
     if (!p) return 1;
@@ -261,10 +260,10 @@ int publish_main(const struct publish_options *o)
     p->http.bodies_max = BODIES_MAX;
     signal(SIGPIPE, SIG_IGN);
     uv_loop_init(&p->loop);
-    uv_signal_init(&p->loop, &term);
-    uv_signal_init(&p->loop, &intr);
-    uv_signal_start(&term, on_signal, SIGTERM);
-    uv_signal_start(&intr, on_signal, SIGINT);
+    uv_signal_init(&p->loop, &p->term);
+    uv_signal_init(&p->loop, &p->intr);
+    uv_signal_start(&p->term, on_signal, SIGTERM);
+    uv_signal_start(&p->intr, on_signal, SIGINT);
     int rc = start(p, err, sizeof err);
     if (rc) {
         kvr_log_error("kvroute publish: %s", err);

@@ -34,6 +34,7 @@ struct publish {
     struct kvr_nats *nats; /* NULL with event plane zmq */
     char scope[KVR_SCOPE_MAX];
     struct kvr_registry *registry; /* NULL: not announced */
+    uv_signal_t term, intr;
     uv_timer_t beat, tend;
     struct engine_metrics *engine_metrics; /* NULL: without --engine-metrics */
     struct feed feeds[RANKS_MAX];
