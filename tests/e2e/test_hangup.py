@@ -2,6 +2,7 @@
 """SIGHUP reads files again and kills nobody; what others send cannot write lines into a log."""
 import json
 import os
+import re
 import shutil
 import signal
 import ssl
@@ -124,7 +125,7 @@ def test_a_hostile_name_cannot_write_lines_into_the_log(start, engine):
         wait_for("asked", lambda: "has block size 8 there" in ix.text(), 30)
         text = ix.text()
         assert "\x1b" not in text and "\u2028" not in text
-        assert not [l for l in text.splitlines() if l.startswith("kvroute indexer: the admin key")], text
+        assert not [l for l in text.splitlines() if re.match(r"(\S+ [a-z]+ )?kvroute indexer: the admin key", l)], text
         assert "model=m\\x0akvroute indexer: the admin key is hunter2\\x1b[2J" in text
     finally:
         peer.close()
