@@ -27,6 +27,9 @@
     X(CLAIM, "the claim on an index")                                                                                                      \
     X(VIEW_STORE, "the store of views")                                                                                                    \
     X(LOCAL_INDEX, "a local index")                                                                                                        \
+    X(INGEST, "the ingest thread's commands")                                                                                              \
+    X(INGEST_PLANE, "messages of the event plane")                                                                                         \
+    X(RECOVERY, "recoveries that are asked for")                                                                                           \
     X(ROUTER, "a router")                                                                                                                  \
     X(INDEX_RANKS, "the ranks of an index")                                                                                                \
     X(INDEX_WINDOWS, "the windows of an index")                                                                                            \

@@ -19,30 +19,30 @@ static void wake_locked(struct kvr_ingest *in)
 
 void kvr__inbox_wake(struct kvr_ingest *in)
 {
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     wake_locked(in);
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
 }
 
 void kvr__inbox_on_reply(void *ctx, struct kvr_recover_reply *reply)
 {
     struct kvr_ingest *in = ctx;
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     reply->next = in->replies;
     in->replies = reply;
     wake_locked(in);
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
 }
 
 void kvr__inbox_send(struct kvr_ingest *in, struct command *c)
 {
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     struct command **p = &in->commands;
     while (*p) p = &(*p)->next;
     *p = c;
     if (c->kind == EXPECT_REPORTS) atomic_store(&in->reports_announced, true);
     wake_locked(in);
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
 }
 
 /* Takes a command back that the thread has not begun with. */
@@ -62,9 +62,9 @@ int kvr__inbox_run(struct kvr_ingest *in, struct command *c)
     c->done = &done;
     c->rc = &rc;
     kvr__inbox_send(in, c);
-    pthread_mutex_lock(&in->lock);
-    while (!done && !(in->stop && withdraw_locked(in, c))) pthread_cond_wait(&in->cond, &in->lock);
-    pthread_mutex_unlock(&in->lock);
+    kvr_lock(&in->lock);
+    while (!done && !(in->stop && withdraw_locked(in, c))) pthread_cond_wait(&in->cond, &in->lock.mutex);
+    kvr_unlock(&in->lock);
     return rc;
 }
 
@@ -72,11 +72,11 @@ int kvr__inbox_run(struct kvr_ingest *in, struct command *c)
 static struct command *take_spare(struct kvr_ingest *in)
 {
     struct command *c = NULL;
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     for (size_t i = 0; i < SPARE_COMMANDS && !c; i++)
         if (!in->spares[i].spare) c = &in->spares[i];
     if (c) *c = (struct command){.spare = true};
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
     return c;
 }
 
@@ -96,11 +96,11 @@ int kvr__inbox_send_served(struct kvr_ingest *in, const struct kvr_served *promp
     if (!c) return -KVR_ENOMEM;
     *c = (struct command){.kind = SERVED, .worker = prompt->worker, .served = *prompt};
     c->served.locals = memcpy(c + 1, prompt->locals, prompt->n * sizeof *prompt->locals);
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     bool room = in->served_n < SERVED_MAX && in->served_blocks + prompt->n <= SERVED_BLOCKS_MAX;
     in->served_n += room;
     in->served_blocks += room ? prompt->n : 0;
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
     if (room) kvr__inbox_send(in, c);
     else free(c);
     return room ? 0 : -KVR_ELIMIT;
@@ -110,7 +110,7 @@ struct command *kvr__inbox_take_announced(struct kvr_ingest *in)
 {
     if (!atomic_load(&in->reports_announced)) return NULL;
     struct command *taken = NULL, **end = &taken, **p = &in->commands;
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     atomic_store(&in->reports_announced, false);
     while (*p && (*p)->kind != ADD && (*p)->kind != REMOVE_WORKER && (*p)->kind != REMOVE_RANK) {
         struct command *c = *p;
@@ -123,23 +123,23 @@ struct command *kvr__inbox_take_announced(struct kvr_ingest *in)
         end = &c->next;
     }
     *end = NULL;
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
     return taken;
 }
 
 void kvr__inbox_free_command(struct kvr_ingest *in, struct command *c)
 {
     if (c->kind == SERVED) {
-        pthread_mutex_lock(&in->lock);
+        kvr_lock(&in->lock);
         in->served_n--;
         in->served_blocks -= c->served.n;
-        pthread_mutex_unlock(&in->lock);
+        kvr_unlock(&in->lock);
     }
     if (!c->spare) {
         free(c);
         return;
     }
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     c->spare = false;
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
 }

@@ -379,12 +379,12 @@ static void run_command(struct kvr_ingest *in, struct command *c)
         kvr__inbox_free_command(in, c);
         return;
     }
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     publish_statuses(in); /* who waited sees what it asked for */
     if (c->rc) *c->rc = rc;
     *c->done = true;
     pthread_cond_broadcast(&in->cond);
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
 }
 
 /* Returns: false when it is time to stop. */
@@ -393,13 +393,13 @@ static bool exchange(struct kvr_ingest *in)
     char drain[64];
     while (zmq_recv(in->wake_out, drain, sizeof drain, ZMQ_DONTWAIT) >= 0) continue;
     struct plane_message *messages = kvr__plane_waiting(in); /* before the commands: see plane.c */
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     struct command *c = in->commands;
     struct kvr_recover_reply *replies = in->replies;
     in->commands = NULL;
     in->replies = NULL;
     bool stop = in->stop;
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
     while (c) {
         struct command *next = c->next;
         run_command(in, c);
@@ -407,9 +407,9 @@ static bool exchange(struct kvr_ingest *in)
     }
     take_replies(in, replies);
     kvr__plane_take(in, messages, !stop);
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     publish_statuses(in); /* of this round and of the turns before it: the thread may sleep now */
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
     return !stop;
 }
 
@@ -515,7 +515,7 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
     in->restore_timeout_ms = (uint64_t)(restore_timeout_s * 1000) + 1;
     kvr_engine_batch_init(&in->batch);
     kvr__plane_init(in);
-    pthread_mutex_init(&in->lock, NULL);
+    kvr_lock_init(&in->lock, KVR_LOCK_INGEST);
     pthread_cond_init(&in->cond, NULL);
     in->zmq = zmq_ctx_new();
     if (in->zmq) zmq_ctx_set(in->zmq, ZMQ_MAX_SOCKETS, 32768);
@@ -527,7 +527,7 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
         if (in->wake_in) zmq_close(in->wake_in);
         if (in->wake_out) zmq_close(in->wake_out);
         if (in->zmq) zmq_ctx_term(in->zmq);
-        pthread_mutex_destroy(&in->lock);
+        kvr_lock_destroy(&in->lock);
         pthread_cond_destroy(&in->cond);
         kvr__plane_free(in);
         free(in);
@@ -539,19 +539,19 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
 
 void kvr_ingest_set_curve(struct kvr_ingest *in, const struct kvr_curve *c)
 {
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     in->curve = c;
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
 }
 
 void kvr_ingest_destroy(struct kvr_ingest *in)
 {
     if (!in) return;
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     in->stop = true;
     pthread_cond_broadcast(&in->cond);
     zmq_send(in->wake_in, "", 0, ZMQ_DONTWAIT);
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
     pthread_join(in->thread, NULL);
     kvr_recover_client_destroy(in->recover);
     while (in->commands) {
@@ -570,7 +570,7 @@ void kvr_ingest_destroy(struct kvr_ingest *in)
     zmq_ctx_term(in->zmq);
     kvr_engine_batch_free(&in->batch);
     kvr__plane_free(in);
-    pthread_mutex_destroy(&in->lock);
+    kvr_lock_destroy(&in->lock);
     pthread_cond_destroy(&in->cond);
     free(in->statuses);
     free(in);
@@ -648,10 +648,10 @@ int kvr_ingest_visit_plane(struct kvr_ingest *in, kvr_ingest_plane_visit *fn, vo
 
 size_t kvr_ingest_status(struct kvr_ingest *in, struct kvr_view_status *out, size_t cap)
 {
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     size_t n = in->statuses_n;
     if (n && cap) memcpy(out, in->statuses, KVR_MIN(n, cap) * sizeof *out);
-    pthread_mutex_unlock(&in->lock);
+    kvr_unlock(&in->lock);
     return n;
 }
 

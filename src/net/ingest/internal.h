@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/lock.h"
 #include "base/buf.h"
 #include "base/map64.h"
 #include "net/ingest/recover_client.h"
@@ -89,7 +90,7 @@ struct plane_message {
 };
 
 struct kvr_plane_queue {
-    pthread_mutex_t lock;
+    struct kvr_lock lock;
     struct plane_message *head, **tail;
     size_t bytes;
     uint64_t dropped;
@@ -122,7 +123,7 @@ struct kvr_ingest {
     const struct kvr_curve *curve; /* set before there is a source */
     void *zmq, *wake_in, *wake_out;
     pthread_t thread;
-    pthread_mutex_t lock; /* commands, replies, statuses */
+    struct kvr_lock lock; /* commands, replies, statuses */
     pthread_cond_t cond;
     struct command *commands, spares[SPARE_COMMANDS];
     size_t served_n, served_blocks;    /* of the commands */

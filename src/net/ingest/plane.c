@@ -24,7 +24,7 @@
 
 int kvr__plane_init(struct kvr_ingest *in)
 {
-    pthread_mutex_init(&in->plane.lock, NULL);
+    kvr_lock_init(&in->plane.lock, KVR_LOCK_INGEST_PLANE);
     in->plane.tail = &in->plane.head;
     return 0;
 }
@@ -41,7 +41,7 @@ static void free_messages(struct plane_message *m)
 void kvr__plane_free(struct kvr_ingest *in)
 {
     free_messages(in->plane.head);
-    pthread_mutex_destroy(&in->plane.lock);
+    kvr_lock_destroy(&in->plane.lock);
     kvr_map64_clear(&in->plane_sources);
     kvr_buf_free(&in->plane_unit);
     kvr_buf_free(&in->plane_scratch);
@@ -59,7 +59,7 @@ static int enqueue(struct kvr_ingest *in, enum plane_kind kind, const char *data
     if (!m) return -KVR_ENOMEM;
     *m = (struct plane_message){.kind = kind, .position = position, .len = len};
     if (len) memcpy(m->data, data, len);
-    pthread_mutex_lock(&q->lock);
+    kvr_lock(&q->lock);
     bool full = bounded && q->bytes && q->bytes + len > PLANE_BYTES_MAX, first = !q->head;
     if (!full) {
         *q->tail = m;
@@ -67,7 +67,7 @@ static int enqueue(struct kvr_ingest *in, enum plane_kind kind, const char *data
         q->bytes += sizeof *m + len;
     }
     q->dropped += full && drop;
-    pthread_mutex_unlock(&q->lock);
+    kvr_unlock(&q->lock);
     if (full) free(m);
     if (!full && first) kvr__inbox_wake(in);
     return full ? -KVR_ELIMIT : 0;
@@ -105,12 +105,12 @@ int kvr_ingest_plane_snapshot_end(struct kvr_ingest *in, uint64_t position)
 
 void kvr_ingest_plane_stats(struct kvr_ingest *in, struct kvr_ingest_plane_stats *out)
 {
-    pthread_mutex_lock(&in->lock);
+    kvr_lock(&in->lock);
     *out = in->plane_seen;
-    pthread_mutex_unlock(&in->lock);
-    pthread_mutex_lock(&in->plane.lock);
+    kvr_unlock(&in->lock);
+    kvr_lock(&in->plane.lock);
     out->dropped = in->plane.dropped;
-    pthread_mutex_unlock(&in->plane.lock);
+    kvr_unlock(&in->plane.lock);
 }
 
 /* ---- which source --------------------------------------------------------------------------------------------- */
@@ -325,12 +325,12 @@ static void take_one(struct kvr_ingest *in, const struct plane_message *m)
 struct plane_message *kvr__plane_waiting(struct kvr_ingest *in)
 {
     struct kvr_plane_queue *q = &in->plane;
-    pthread_mutex_lock(&q->lock);
+    kvr_lock(&q->lock);
     struct plane_message *list = q->head;
     q->head = NULL;
     q->tail = &q->head;
     q->bytes = 0;
-    pthread_mutex_unlock(&q->lock);
+    kvr_unlock(&q->lock);
     return list;
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <uv.h>
 
+#include "base/lock.h"
 #include "net/http/http.h"
 
 enum { AT_ONCE = 16, ATTEMPTS = 8, BACKOFF_MS = 200, SILENT_MS = 10000, ATTEMPT_MS = 600000, TICK_MS = 50, JITTER_MS = 3 };
@@ -31,7 +32,7 @@ struct kvr_recover_client {
     kvr_recover_on_reply *on_reply;
     void *ctx;
     pthread_t thread;
-    pthread_mutex_t lock; /* inbox, stop */
+    struct kvr_lock lock; /* inbox, stop */
     struct job *inbox, **inbox_tail;
     bool stop;
     uv_loop_t loop;
@@ -201,11 +202,11 @@ static void forget(struct kvr_recover_client *c, uint64_t token)
 
 static void take_inbox(struct kvr_recover_client *c)
 {
-    pthread_mutex_lock(&c->lock);
+    kvr_lock(&c->lock);
     struct job *list = c->inbox;
     c->inbox = NULL;
     c->inbox_tail = &c->inbox;
-    pthread_mutex_unlock(&c->lock);
+    kvr_unlock(&c->lock);
     while (list) {
         struct job *j = list;
         list = j->next;
@@ -228,9 +229,9 @@ static void on_wake(uv_async_t *a)
     uv_update_time(&c->loop);
     take_inbox(c);
     start_due(c);
-    pthread_mutex_lock(&c->lock);
+    kvr_lock(&c->lock);
     bool stop = c->stop;
-    pthread_mutex_unlock(&c->lock);
+    kvr_unlock(&c->lock);
     if (!stop) return;
     while (c->jobs) forget(c, c->jobs->token);
     kvr_http_client_close(c->http);
@@ -259,7 +260,7 @@ int kvr_recover_client_create(kvr_recover_on_reply *on_reply, void *ctx, struct 
         free(c);
         return -KVR_ENOMEM;
     }
-    pthread_mutex_init(&c->lock, NULL);
+    kvr_lock_init(&c->lock, KVR_LOCK_RECOVERY);
     uv_async_init(&c->loop, &c->wake, on_wake);
     uv_timer_init(&c->loop, &c->tick);
     c->wake.data = c->tick.data = c;
@@ -270,7 +271,7 @@ int kvr_recover_client_create(kvr_recover_on_reply *on_reply, void *ctx, struct 
         if (c->http) kvr_http_client_close(c->http);
         uv_run(&c->loop, UV_RUN_DEFAULT);
         uv_loop_close(&c->loop);
-        pthread_mutex_destroy(&c->lock);
+        kvr_lock_destroy(&c->lock);
         free(c);
         return -KVR_ENOMEM;
     }
@@ -280,7 +281,7 @@ int kvr_recover_client_create(kvr_recover_on_reply *on_reply, void *ctx, struct 
 
 static void send_job(struct kvr_recover_client *c, struct job *j)
 {
-    pthread_mutex_lock(&c->lock);
+    kvr_lock(&c->lock);
     if (j) {
         j->next = NULL;
         *c->inbox_tail = j;
@@ -289,7 +290,7 @@ static void send_job(struct kvr_recover_client *c, struct job *j)
         c->stop = true;
     }
     uv_async_send(&c->wake);
-    pthread_mutex_unlock(&c->lock);
+    kvr_unlock(&c->lock);
 }
 
 void kvr_recover_client_destroy(struct kvr_recover_client *c)
@@ -302,7 +303,7 @@ void kvr_recover_client_destroy(struct kvr_recover_client *c)
         c->inbox = j->next;
         job_free(j);
     }
-    pthread_mutex_destroy(&c->lock);
+    kvr_lock_destroy(&c->lock);
     free(c);
 }
 
