@@ -27,9 +27,6 @@
     X(CLAIM, "the claim on an index")                                                                                                      \
     X(VIEW_STORE, "the store of views")                                                                                                    \
     X(LOCAL_INDEX, "a local index")                                                                                                        \
-    X(INGEST, "the ingest thread's commands")                                                                                              \
-    X(INGEST_PLANE, "messages of the event plane")                                                                                         \
-    X(RECOVERY, "recoveries that are asked for")                                                                                           \
     X(ROUTER, "a router")                                                                                                                  \
     X(INDEX_RANKS, "the ranks of an index")                                                                                                \
     X(INDEX_WINDOWS, "the windows of an index")                                                                                            \
@@ -49,6 +46,9 @@
     X(SYNC_OUT, "a replica's outbox")                                                                                                      \
     X(NATS_SUBSCRIPTION, "a NATS subscription")                                                                                            \
     X(NATS, "a NATS connection")                                                                                                           \
+    X(INGEST, "the ingest thread's commands")                                                                                              \
+    X(INGEST_PLANE, "messages of the event plane")                                                                                         \
+    X(RECOVERY, "recoveries that are asked for")                                                                                           \
     X(RECORDER, "recorded events")                                                                                                         \
     X(PRODUCE, "an answer that is produced")                                                                                               \
     X(ACCESS, "keys of a port")                                                                                                            \
