@@ -66,12 +66,12 @@ static char *put_member(char *p, const char *key, uint64_t v)
 void kvr_envelope_write(struct kvr_buf *out, const struct kvr_envelope *e)
 {
     if (kvr_buf_reserve(out, SMALL + e->topic_len + e->payload_len)) return;
-    char *start = out->data + out->len, *p = mp_encode_map(start, 6 + e->beats);
+    char *start = out->data + out->len, *p = mp_encode_map(start, 6 + e->heartbeats);
     p = put_member(p, "version", KVR_PLANE_VERSION);
     p = put_member(p, "publisher_id", e->publisher);
     p = put_member(p, "sequence", e->sequence);
     p = put_member(p, "published_at", e->published_at_ms);
-    if (e->beats) p = mp_encode_bool(put_text(p, "beats"), true);
+    if (e->heartbeats) p = mp_encode_bool(put_text(p, "beats"), true);
     p = mp_encode_str(put_text(p, "topic"), e->topic, e->topic_len);
     p = mp_encode_bin(put_text(p, "payload"), e->payload, e->payload_len);
     out->len += (size_t)(p - start);
@@ -111,7 +111,7 @@ static int envelope_member(void *ctx, const char *key, uint32_t len, const char 
     if (same(key, len, "published_at")) return take_u64(p, UINT64_MAX, &r->out->published_at_ms) ? 0 : -KVR_EFORMAT;
     if (same(key, len, "beats")) {
         if (!is(*p, MP_BOOL)) return -KVR_EFORMAT;
-        r->out->beats = mp_decode_bool(p);
+        r->out->heartbeats = mp_decode_bool(p);
         return 0;
     }
     if (same(key, len, "topic")) return r->seen |= 4, take_text(p, &r->out->topic, &r->out->topic_len) ? 0 : -KVR_EFORMAT;
@@ -371,21 +371,21 @@ int kvr_plane_events_each(const char *payload, size_t len, int (*fn)(void *ctx, 
     return 0;
 }
 
-/* ---- beats, frames ---------------------------------------------------------------------------------------------- */
+/* ---- heartbeats, frames ---------------------------------------------------------------------------------------------- */
 
-void kvr_beat_write(struct kvr_buf *out, const struct kvr_beat *beat)
+void kvr_heartbeat_write(struct kvr_buf *out, const struct kvr_heartbeat *heartbeat)
 {
     if (kvr_buf_reserve(out, SMALL)) return;
     char *start = out->data + out->len, *p = mp_encode_map(start, 3);
-    p = put_member(p, "worker_id", beat->worker.worker_id);
-    p = put_member(p, "dp_rank", beat->worker.dp_rank);
-    p = put_member(p, "last_event_id", beat->last_event_id);
+    p = put_member(p, "worker_id", heartbeat->worker.worker_id);
+    p = put_member(p, "dp_rank", heartbeat->worker.dp_rank);
+    p = put_member(p, "last_event_id", heartbeat->last_event_id);
     out->len += (size_t)(p - start);
 }
 
-static int beat_member(void *ctx, const char *key, uint32_t len, const char **p)
+static int heartbeat_member(void *ctx, const char *key, uint32_t len, const char **p)
 {
-    struct kvr_beat *b = ctx;
+    struct kvr_heartbeat *b = ctx;
     uint64_t rank;
     if (same(key, len, "worker_id")) return take_u64(p, UINT64_MAX, &b->worker.worker_id) ? 0 : -KVR_EFORMAT;
     if (same(key, len, "last_event_id")) return take_u64(p, UINT64_MAX, &b->last_event_id) ? 0 : -KVR_EFORMAT;
@@ -398,10 +398,10 @@ static int beat_member(void *ctx, const char *key, uint32_t len, const char **p)
     return 0;
 }
 
-int kvr_beat_read(const char *payload, size_t len, struct kvr_beat *out)
+int kvr_heartbeat_read(const char *payload, size_t len, struct kvr_heartbeat *out)
 {
-    struct kvr_beat b = {0};
-    if (!kvr_msgpack_is_whole(payload, len) || each_member(&payload, beat_member, &b)) return -KVR_EFORMAT;
+    struct kvr_heartbeat b = {0};
+    if (!kvr_msgpack_is_whole(payload, len) || each_member(&payload, heartbeat_member, &b)) return -KVR_EFORMAT;
     *out = b;
     return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What travels on an event plane: router events and beats in envelopes, as NVIDIA Dynamo's event plane has them. All msgpack;
+ * What travels on an event plane: router events and heartbeats in envelopes, as NVIDIA Dynamo's event plane has them. All msgpack;
  * structs are maps with string keys, unknown keys are passed over.
  *
  *     envelope   {"publisher_id": u64, "sequence": u64 from 0, "published_at": ms since 1970, "topic": text, "payload": bin}
@@ -8,7 +8,7 @@
  *     events     topic "kv-events": one router event, or an array of them:
  *                {"worker_id": u64, "storage_tier": "device", "residency_domain": "worker",
  *                 "event": {"event_id": u64, "data": {"stored": {...}} | {"removed": {...}} | "cleared", "dp_rank": u32}}
- *     beat       topic "kv-beats": {"worker_id": u64, "dp_rank": u32, "last_event_id": u64}, ours: the publisher lives, and that
+ *     heartbeat       topic "kv-beats": {"worker_id": u64, "dp_rank": u32, "last_event_id": u64}, ours: the publisher lives, and that
  *                was its last event
  *     frame      version 1, u32 length (big-endian), envelope: the last frame of a ZMQ message (topic, publisher_id and sequence as
  *                8 bytes big-endian are the ones before it)
@@ -22,8 +22,8 @@
 
 #include "base/buf.h"
 
-#define KVR_PLANE_EVENTS "kv-events"
-#define KVR_PLANE_BEATS  "kv-beats"
+#define KVR_PLANE_EVENTS     "kv-events"
+#define KVR_PLANE_HEARTBEATS "kv-beats"
 
 enum { KVR_PLANE_VERSION = 1, KVR_PLANE_FRAME_HEAD = 5, KVR_PLANE_FIRST_EVENT = 1 /* id of a life's first event, a clear */ };
 
@@ -33,10 +33,10 @@ struct kvr_envelope {
     uint32_t topic_len;
     const char *payload;
     uint32_t payload_len;
-    bool beats; /* its publisher sends beats: silence means that it is gone */
+    bool heartbeats; /* its publisher sends heartbeats: silence means that it is gone */
 };
 
-struct kvr_beat {
+struct kvr_heartbeat {
     struct kvr_worker worker;
     uint64_t last_event_id; /* 0: none yet */
 };
@@ -63,8 +63,8 @@ int kvr_plane_events_each(const char *payload, size_t len, int (*fn)(void *ctx, 
  * Returns: 0, -KVR_EFORMAT, -KVR_ENOMEM. */
 int kvr_plane_event_read(const char *data, size_t len, struct kvr_event *out, struct kvr_block **blocks, size_t *cap);
 
-void kvr_beat_write(struct kvr_buf *out, const struct kvr_beat *beat);
-int kvr_beat_read(const char *payload, size_t len, struct kvr_beat *out); /* 0, -KVR_EFORMAT */
+void kvr_heartbeat_write(struct kvr_buf *out, const struct kvr_heartbeat *heartbeat);
+int kvr_heartbeat_read(const char *payload, size_t len, struct kvr_heartbeat *out); /* 0, -KVR_EFORMAT */
 
 /* The head of a ZMQ frame. */
 void kvr_plane_frame_head(unsigned char out[KVR_PLANE_FRAME_HEAD], uint32_t len);

@@ -38,7 +38,7 @@ void kvr_snapshot_cursor_write(struct kvr_buf *out, const struct kvr_snapshot_cu
     p = mp_encode_uint(p, c->next);
     p = mp_encode_uint(p, c->publisher);
     p = mp_encode_double(p, c->ts);
-    p = mp_encode_bool(p, c->beats);
+    p = mp_encode_bool(p, c->heartbeats);
     out->len += (size_t)(p - start);
 }
 
@@ -93,7 +93,7 @@ static int read_cursor(struct kvr_snapshot_reader *r, const char **p, struct kvr
     if (!take_uint(p, UINT64_MAX, &c.next) || !take_uint(p, UINT64_MAX, &c.publisher) || mp_typeof(**p) != MP_DOUBLE) return -KVR_EFORMAT;
     c.ts = mp_decode_double(p);
     if (mp_typeof(**p) != MP_BOOL) return -KVR_EFORMAT;
-    c.beats = mp_decode_bool(p);
+    c.heartbeats = mp_decode_bool(p);
     return r->on_cursor(r->ctx, &c);
 }
 

@@ -4,7 +4,7 @@
  *
  *     [0, worker, rank, tier, parent | nil, start position | nil, blocks]     a store; blocks: 16 bytes each, block hash and tokens
  *                                                                             hash, little-endian, in one bin
- *     [1, worker, rank, next event id, publisher, stamp, it sends beats]      where that rank's events go on
+ *     [1, worker, rank, next event id, publisher, stamp, it sends heartbeats]      where that rank's events go on
  *
  * A rank without the second kind is not whole. Readers borrow the bytes.
  */
@@ -19,7 +19,7 @@ struct kvr_snapshot_cursor {
     struct kvr_worker worker;
     uint64_t next, publisher;
     double ts;
-    bool beats;
+    bool heartbeats;
 };
 
 struct kvr_snapshot_reader {

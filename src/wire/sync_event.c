@@ -13,7 +13,7 @@ static char *put_text(char *p, const char *s, size_t len)
     return mp_encode_str(p, s, (uint32_t)len);
 }
 
-void kvr_sync_event_write(struct kvr_buf *out, uint64_t pool, const char *model, const char *group, uint32_t block_size,
+void kvr_sync_event_write(struct kvr_buf *out, uint64_t partition, const char *model, const char *group, uint32_t block_size,
                           const struct kvr_load_event *load)
 {
     static const uint32_t sizes[] = {13, 3, 5, 3};
@@ -22,7 +22,7 @@ void kvr_sync_event_write(struct kvr_buf *out, uint64_t pool, const char *model,
     if (kvr_buf_reserve(out, SMALL + hashes + names + q->id_len)) return;
     char *start = out->data + out->len, *p = mp_encode_array(start, sizes[load->kind]);
     p = mp_encode_uint(p, load->kind);
-    p = mp_encode_uint(p, pool);
+    p = mp_encode_uint(p, partition);
     if (load->kind == KVR_LOAD_ADD) {
         p = put_text(p, model, strlen(model));
         p = put_text(p, group, strlen(group));
@@ -48,12 +48,12 @@ void kvr_sync_event_write(struct kvr_buf *out, uint64_t pool, const char *model,
     out->len += (size_t)(p - start);
 }
 
-void kvr_sync_mark_write(struct kvr_buf *out, uint64_t pool, uint64_t number)
+void kvr_sync_mark_write(struct kvr_buf *out, uint64_t partition, uint64_t number)
 {
     if (kvr_buf_reserve(out, SMALL)) return;
     char *start = out->data + out->len, *p = mp_encode_array(start, 3);
     p = mp_encode_uint(p, KVR_SYNC_MARK);
-    p = mp_encode_uint(p, pool);
+    p = mp_encode_uint(p, partition);
     p = mp_encode_uint(p, number);
     out->len += (size_t)(p - start);
 }
@@ -159,7 +159,8 @@ int kvr_sync_event_read(const char *data, size_t len, struct kvr_sync_event *e)
     memset(e, 0, sizeof *e);
     if (len == 0 || mp_typeof(*p) != MP_ARRAY) return -KVR_EFORMAT;
     uint32_t n = mp_decode_array(&p);
-    if (n < 3 || !get_uint(&p, KVR_SYNC_SESSION, &kind) || n != sizes[kind] || !get_uint(&p, UINT32_MAX, &e->pool)) return -KVR_EFORMAT;
+    if (n < 3 || !get_uint(&p, KVR_SYNC_SESSION, &kind) || n != sizes[kind] || !get_uint(&p, UINT32_MAX, &e->partition))
+        return -KVR_EFORMAT;
     e->kind = (enum kvr_sync_kind)kind;
     e->load.kind = (enum kvr_load_event_kind)(kind >= KVR_SYNC_MARK ? 0 : kind);
     e->load.fraction = -1;

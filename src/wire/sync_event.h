@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What routers of one fleet tell each other, as msgpack arrays (net/replication/sync.h carries them). `pool` is the sender's number
+ * What routers of one fleet tell each other, as msgpack arrays (net/replication/sync.h carries them). `partition` is the sender's number
  * of a partition; an ADD says which one that is.
  *
- *     [0, pool, model, group, block_size, id, worker, rank, hashes, private, prefill, duration_ns | nil, outputs]
- *     [1, pool, id]                        prefill done
- *     [2, pool, id, blocks, weight | nil]  output
- *     [3, pool, id]                        free
- *     [4, pool, number]                    snapshot: of this partition, what comes next includes events up to `number`
+ *     [0, partition, model, group, block_size, id, worker, rank, hashes, private, prefill, duration_ns | nil, outputs]
+ *     [1, partition, id]                        prefill done
+ *     [2, partition, id, blocks, weight | nil]  output
+ *     [3, partition, id]                        free
+ *     [4, partition, number]                    snapshot: of this partition, what comes next includes events up to `number`
  *
  *     [5, 0, session, worker, rank]        a session is bound; of no partition
  *
@@ -25,7 +25,7 @@ enum kvr_sync_kind { KVR_SYNC_ADD, KVR_SYNC_PREFILL_DONE, KVR_SYNC_OUTPUT, KVR_S
 /* Texts are borrowed and not terminated. */
 struct kvr_sync_event {
     enum kvr_sync_kind kind;
-    uint64_t pool;
+    uint64_t partition;
     const char *model, *group;
     uint32_t model_len, group_len, block_size;
     struct kvr_load_event load; /* request.seqs is not set: see `hashes` */
@@ -36,9 +36,9 @@ struct kvr_sync_event {
 };
 
 /* Appends one event. load->kind says which; ADD needs the partition's names. */
-void kvr_sync_event_write(struct kvr_buf *out, uint64_t pool, const char *model, const char *group, uint32_t block_size,
+void kvr_sync_event_write(struct kvr_buf *out, uint64_t partition, const char *model, const char *group, uint32_t block_size,
                           const struct kvr_load_event *load);
-void kvr_sync_mark_write(struct kvr_buf *out, uint64_t pool, uint64_t number);
+void kvr_sync_mark_write(struct kvr_buf *out, uint64_t partition, uint64_t number);
 
 void kvr_sync_session_write(struct kvr_buf *out, const char *session, size_t len, struct kvr_worker w);
 

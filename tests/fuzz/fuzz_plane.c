@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Event-plane messages: an envelope that is read and written again is read as the same; so are its events and beats. */
+/* Event-plane messages: an envelope that is read and written again is read as the same; so are its events and heartbeats. */
 #include <string.h>
 
 #include "wire/plane_event.h"
@@ -35,25 +35,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct lists l = {0};
     struct kvr_buf scratch = {0}, scratch2 = {0}, out = {0};
     struct kvr_envelope e, e2;
-    struct kvr_beat b;
+    struct kvr_heartbeat b;
     const char *text = (const char *)data, *inner;
     size_t inner_len;
     if (kvr_plane_frame_open(text, size, &inner, &inner_len) == 0) KVR_ASSERT(inner_len + KVR_PLANE_FRAME_HEAD == size);
     (void)kvr_plane_events_each(text, size, check_event, &l);
-    (void)kvr_beat_read(text, size, &b);
+    (void)kvr_heartbeat_read(text, size, &b);
     if (kvr_envelope_read(text, size, &scratch, &e) == 0) {
         kvr_envelope_write(&out, &e);
         KVR_ASSERT(!out.failed && kvr_envelope_read(out.data, out.len, &scratch2, &e2) == 0);
         KVR_ASSERT(e2.publisher == e.publisher && e2.sequence == e.sequence && e2.published_at_ms == e.published_at_ms &&
-                   e2.beats == e.beats);
+                   e2.heartbeats == e.heartbeats);
         KVR_ASSERT(e2.topic_len == e.topic_len && (e.topic_len == 0 || memcmp(e2.topic, e.topic, e.topic_len) == 0));
         KVR_ASSERT(e2.payload_len == e.payload_len && (e.payload_len == 0 || memcmp(e2.payload, e.payload, e.payload_len) == 0));
         (void)kvr_plane_events_each(e.payload, e.payload_len, check_event, &l);
-        if (kvr_beat_read(e.payload, e.payload_len, &b) == 0) {
-            struct kvr_beat b2;
+        if (kvr_heartbeat_read(e.payload, e.payload_len, &b) == 0) {
+            struct kvr_heartbeat b2;
             out.len = 0;
-            kvr_beat_write(&out, &b);
-            KVR_ASSERT(kvr_beat_read(out.data, out.len, &b2) == 0 && b2.last_event_id == b.last_event_id &&
+            kvr_heartbeat_write(&out, &b);
+            KVR_ASSERT(kvr_heartbeat_read(out.data, out.len, &b2) == 0 && b2.last_event_id == b.last_event_id &&
                        kvr_worker_cmp(b.worker, b2.worker) == 0);
         }
     }

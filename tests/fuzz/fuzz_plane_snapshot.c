@@ -28,7 +28,7 @@ static int same_cursor(void *ctx, const struct kvr_snapshot_cursor *c)
 {
     struct trip *t = ctx;
     t->told++;
-    KVR_ASSERT(t->cursor && c->next == t->cursor->next && c->publisher == t->cursor->publisher && c->beats == t->cursor->beats &&
+    KVR_ASSERT(t->cursor && c->next == t->cursor->next && c->publisher == t->cursor->publisher && c->heartbeats == t->cursor->heartbeats &&
                kvr_worker_cmp(c->worker, t->cursor->worker) == 0);
     return 0;
 }

@@ -43,10 +43,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     KVR_ASSERT(p <= (const char *)data + size);
     if (kvr_sync_event_read((const char *)data, (size_t)(p - (const char *)data), &e)) return 0;
     if (e.kind == KVR_SYNC_MARK) {
-        kvr_sync_mark_write(&b, e.pool, e.number);
+        kvr_sync_mark_write(&b, e.partition, e.number);
     } else if (e.kind == KVR_SYNC_SESSION) {
         kvr_sync_session_write(&b, e.session, e.session_len, e.load.request.worker);
-        e.pool = 0; /* of none */
+        e.partition = 0; /* of none */
     } else {
         memcpy(model, e.model ? e.model : "", e.model_len);
         memcpy(group, e.group ? e.group : "", e.group_len);
@@ -57,10 +57,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (ev.request.seqs_n > 8192 || strlen(model) != e.model_len || strlen(group) != e.group_len) return 0;
         if (e.kind == KVR_SYNC_ADD) kvr_sync_event_hashes(&e, hashes);
         ev.request.seqs = hashes;
-        kvr_sync_event_write(&b, e.pool, model, group, e.block_size, &ev);
+        kvr_sync_event_write(&b, e.partition, model, group, e.block_size, &ev);
     }
     KVR_ASSERT(!b.failed && kvr_sync_event_read(b.data, b.len, &again) == 0);
-    KVR_ASSERT(again.kind == e.kind && again.pool == e.pool && again.number == e.number && again.block_size == e.block_size);
+    KVR_ASSERT(again.kind == e.kind && again.partition == e.partition && again.number == e.number && again.block_size == e.block_size);
     KVR_ASSERT(again.load.request.id_len == e.load.request.id_len && again.load.output_blocks == e.load.output_blocks);
     KVR_ASSERT(again.load.request.seqs_n == e.load.request.seqs_n && again.load.fraction == e.load.fraction);
     KVR_ASSERT(again.load.request.worker.worker_id == e.load.request.worker.worker_id &&

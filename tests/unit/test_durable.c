@@ -36,16 +36,16 @@ struct fleet {
     struct worker w[WORKERS];
     struct kvr_rng rng;
     uint64_t events, full;
-    pthread_t beating;
+    pthread_t beating_thread;
     _Atomic bool over;
 };
 
-static void *beat(void *arg)
+static void *heartbeat(void *arg)
 {
     struct fleet *f = arg;
     while (!atomic_load(&f->over)) {
-        for (size_t i = 0; i < WORKERS; i++) f->w[i].out->beat(f->w[i].out);
-        for (int i = 0; i < KVR_BEAT_MS / 10 && !atomic_load(&f->over); i++) nats_Sleep(10);
+        for (size_t i = 0; i < WORKERS; i++) f->w[i].out->heartbeat(f->w[i].out);
+        for (int i = 0; i < KVR_HEARTBEAT_MS / 10 && !atomic_load(&f->over); i++) nats_Sleep(10);
     }
     return NULL;
 }
@@ -100,13 +100,13 @@ static void fleet_start(struct fleet *f, const struct server *s)
         assert_int_equal(kvr_outlet_jetstream(f->link, SCOPE, 1, w->id, &w->out, err, sizeof err), 0);
         publish(f, w, &clear);
     }
-    assert_int_equal(pthread_create(&f->beating, NULL, beat, f), 0);
+    assert_int_equal(pthread_create(&f->beating_thread, NULL, heartbeat, f), 0);
 }
 
 static void fleet_stop(struct fleet *f)
 {
     atomic_store(&f->over, true);
-    pthread_join(f->beating, NULL);
+    pthread_join(f->beating_thread, NULL);
     for (size_t i = 0; i < WORKERS; i++) f->w[i].out->close(f->w[i].out);
     kvr_index_destroy(f->truth);
     kvr_nats_close(f->link);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Envelopes, router events, beats: what is written is read again; what other writers may send; what is refused. */
+/* Envelopes, router events, heartbeats: what is written is read again; what other writers may send; what is refused. */
 #include "test.h"
 
 #include "wire/msgpack.h"
@@ -48,7 +48,7 @@ static void an_event_is_read_as_it_was_written(void **state)
         kvr_envelope_write(&e, &env);
         assert_int_equal(kvr_envelope_read(e.data, e.len, &scratch, &got), 0);
         assert_true(kvr_envelope_is(&got, KVR_PLANE_EVENTS) && got.sequence == i && got.publisher == 1 &&
-                    got.published_at_ms == 1700000000000 && got.beats == env.beats);
+                    got.published_at_ms == 1700000000000 && got.heartbeats == env.heartbeats);
         uint64_t ids[3] = {0};
         assert_int_equal(kvr_plane_events_each(got.payload, got.payload_len, count, ids), 0);
         assert_true(ids[0] == 1 && ids[1] == in[i].event_id);

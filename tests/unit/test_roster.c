@@ -10,7 +10,7 @@
 #include "app/serve/state.h"
 
 static struct serve_options options;
-static struct pool pools[3];
+static struct partition partitions[3];
 static char m1[] = "m1";
 static struct kvr_rng rng = {1};
 
@@ -20,8 +20,8 @@ static struct serve *new_serve(void)
     s->o = &options;
     kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
     kvr_lock_init(&s->roster_lock, KVR_LOCK_ROSTER);
-    for (int i = 0; i < 3; i++) pools[i] = (struct pool){.next = i < 2 ? &pools[i + 1] : NULL, .number = (uint64_t)i};
-    s->pools = pools;
+    for (int i = 0; i < 3; i++) partitions[i] = (struct partition){.next = i < 2 ? &partitions[i + 1] : NULL, .number = (uint64_t)i};
+    s->partitions = partitions;
     return s;
 }
 
@@ -29,7 +29,7 @@ static struct worker *add(struct serve *s, uint64_t id)
 {
     struct worker *w = calloc(1, sizeof *w), **at = &s->workers;
     w->id = id;
-    w->pool = &pools[kvr_rng_below(&rng, 3)];
+    w->partition = &partitions[kvr_rng_below(&rng, 3)];
     w->engine = kvr_rng_below(&rng, 4) ? ENGINE_VLLM : ENGINE_SGLANG;
     atomic_store(&w->refs, 1);
     while (*at) at = &(*at)->next;
@@ -76,33 +76,34 @@ static void list_models(struct worker *w, size_t n, const char *begin, unsigned 
 static void check(struct serve *s, const char *model)
 {
     const char *asked = *model ? model : NULL;
-    struct pool *best = NULL;
+    struct partition *best = NULL;
     size_t most = 0, n = 0, ids = 0;
     bool lora, all = true, is_lora = false, sglang = false;
     uint64_t room = 0;
     const struct roster_row *row = roster_hold(s, model);
     assert_non_null(row);
-    for (struct pool *p = s->pools; p; p = p->next) {
+    for (struct partition *p = s->partitions; p; p = p->next) {
         size_t k = 0;
-        for (struct worker *w = s->workers; w; w = w->next) k += w->pool == p && worker_serves_locked(s, w, asked, strlen(model), &lora);
+        for (struct worker *w = s->workers; w; w = w->next)
+            k += w->partition == p && worker_serves_locked(s, w, asked, strlen(model), &lora);
         if (k > most) {
             most = k;
             best = p;
         }
     }
-    assert_ptr_equal(row->pool, best);
+    assert_ptr_equal(row->partition, best);
     for (struct worker *w = s->workers; w; w = w->next) {
         bool serves = worker_serves_locked(s, w, asked, strlen(model), &lora), knows = s->o->model && !strcmp(model, s->o->model);
         knows |= *model && !strcmp(w->model, model);
         for (size_t i = 0; i < w->models_n; i++) knows |= !strcmp(w->models[i].id, model);
         assert_int_equal(roster_knows(row, w->id), knows && *model);
-        if (w->pool == best && !serves) all = false;
+        if (w->partition == best && !serves) all = false;
         if (!serves) continue;
         assert_true(n < row->servers_n);
         assert_ptr_equal(row->servers[n++].worker, w);
         sglang |= w->engine == ENGINE_SGLANG;
         if (!room) room = worker_room_locked(w, model);
-        if (w->pool != best) continue;
+        if (w->partition != best) continue;
         is_lora |= lora;
         assert_true(ids < row->ids_n);
         assert_int_equal(row->ids[ids++], w->id);
@@ -176,7 +177,7 @@ static void a_worker_lives_as_long_as_a_row_that_has_it(void **state)
     assert_null(roster_pick(s, row));
     roster_let_go(row);
     row = roster_hold(s, "m1");
-    assert_null(row->pool);
+    assert_null(row->partition);
     assert_int_equal(row->servers_n, 0);
     roster_let_go(row);
     end(s);

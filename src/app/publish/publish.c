@@ -117,11 +117,11 @@ static int open_feeds(struct publish *p, char *err, size_t cap)
     return 0;
 }
 
-static void on_beat(uv_timer_t *t)
+static void on_heartbeat(uv_timer_t *t)
 {
     struct publish *p = t->data;
     for (size_t i = 0; i < p->feeds_n; i++)
-        if (p->feeds[i].outlet->beat) p->feeds[i].outlet->beat(p->feeds[i].outlet);
+        if (p->feeds[i].outlet->heartbeat) p->feeds[i].outlet->heartbeat(p->feeds[i].outlet);
 }
 
 static void on_tend(uv_timer_t *t)
@@ -214,9 +214,9 @@ static int start(struct publish *p, char *err, size_t cap)
     kvr_ingest_set_curve(p->ingest, p->curve);
     for (size_t i = 0; i < p->feeds_n; i++)
         if (follow(p, &p->feeds[i], err, cap)) return -1;
-    uv_timer_init(&p->loop, &p->beat);
-    p->beat.data = p;
-    uv_timer_start(&p->beat, on_beat, KVR_BEAT_MS, KVR_BEAT_MS);
+    uv_timer_init(&p->loop, &p->heartbeat);
+    p->heartbeat.data = p;
+    uv_timer_start(&p->heartbeat, on_heartbeat, KVR_HEARTBEAT_MS, KVR_HEARTBEAT_MS);
     uv_timer_init(&p->loop, &p->tend);
     p->tend.data = p;
     uv_timer_start(&p->tend, on_tend, KVR_TEND_MS, KVR_TEND_MS);

@@ -35,7 +35,7 @@ struct publish {
     char scope[KVR_SCOPE_MAX];
     struct kvr_registry *registry; /* NULL: not announced */
     uv_signal_t term, intr;
-    uv_timer_t beat, tend;
+    uv_timer_t heartbeat, tend;
     struct engine_metrics *engine_metrics; /* NULL: without --engine-metrics */
     struct feed feeds[RANKS_MAX];
     size_t feeds_n;

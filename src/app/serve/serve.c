@@ -129,7 +129,7 @@ static void wake_loops(struct serve *s)
 static void on_second(uv_timer_t *t)
 {
     struct serve *s = t->data;
-    pools_tick(s);
+    partitions_tick(s);
     roster_tick(s);
     selection_tick(s);
     quality_tick(s);
@@ -154,7 +154,7 @@ static void follow_durable(struct serve *s)
 static void on_poll(uv_timer_t *t)
 {
     struct serve *s = t->data;
-    for (const struct pool *p = s->pools; p; p = p->next) kvr_router_poll(p->router);
+    for (const struct partition *p = s->partitions; p; p = p->next) kvr_router_poll(p->router);
     views_tick(s);
     evidence_tick(s);
     engine_load_tick(s);
@@ -174,7 +174,7 @@ static void on_signal(uv_signal_t *sig, int signum)
         uv_stop(&s->main_loop);
         return;
     }
-    for (const struct pool *p = s->pools; p; p = p->next) kvr_router_shut_queue(p->router);
+    for (const struct partition *p = s->partitions; p; p = p->next) kvr_router_shut_queue(p->router);
     s->drain_deadline_ms = now_ms() + (uint64_t)(s->o->drain_timeout * 1000);
     for (size_t i = 0; i < s->loops_n; i++) atomic_store(&s->loops[i]->open_conns, 1); /* until each has looked */
     wake_loops(s);
@@ -308,7 +308,7 @@ static void serve_free(struct serve *s)
     kvr_curve_free(s->curve);
     evidence_destroy(s->evidence);
     health_destroy(s->health_checks);
-    pools_destroy(s);
+    partitions_destroy(s);
     sessions_destroy(s->sessions);
     sessions_destroy(s->responses);
     token_cache_destroy(s->tokens);

@@ -8,7 +8,7 @@
  *       data/       requests of clients, from parsing to the last byte (request.h), and what is kept of them         data loops
  *       fleet/      other routers: replicas.h, served.h, remote.h, shards.h                                          sync, NATS, main loop
  *       discovery/  workers that are found rather than configured                                                    main loop, finders
- *         workers/    worker.h the table, pool.h partitions, views.h what is known of caches, health.h, learn.h ...  ingest, main loop
+ *         workers/    worker.h the table, partition.h partitions, views.h what is known of caches, health.h, learn.h ...  ingest, main loop
  *           common/     limits, clock, counters, members of bodies
  *
  * Threads:
@@ -51,7 +51,7 @@
 #include "app/serve/workers/labels.h"
 #include "app/serve/workers/learn.h"
 #include "app/serve/workers/models.h"
-#include "app/serve/workers/pool.h"
+#include "app/serve/workers/partition.h"
 #include "app/serve/workers/rank.h"
 #include "app/serve/workers/roster.h"
 #include "app/serve/workers/telling.h"
@@ -71,7 +71,7 @@
 struct serve_hooks {
     void (*workers_changed)(struct serve *s); /* main loop: one was added */
     void (*may_route)(struct serve *s);       /* any thread: a request that waits for a worker may find one */
-    kvr_load_hook *booked;                    /* under a router's lock, any thread; its context is the pool; NULL: nobody listens */
+    kvr_load_hook *booked;                    /* under a router's lock, any thread; its context is the partition; NULL: nobody listens */
     /* Another router has bound it. The sync thread. */
     void (*session_heard)(struct serve *s, const char *id, size_t len, struct kvr_worker w);
 };
@@ -106,7 +106,7 @@ struct serve {
     _Atomic uint64_t breaker_due_ms;  /* a breaker's pause is over then; 0: none is open */
     struct kvr_lock roster_lock;
     struct roster *roster; /* NULL: none has been asked for */
-    struct pool *pools;
+    struct partition *partitions;
     struct kvr_curve *curve; /* NULL: none */
     struct kvr_ingest *ingest;
     struct kvr_view_store *store; /* NULL: no data directory */

@@ -61,7 +61,7 @@ void kvr_stamp_envelope(struct kvr_stamp *s, const char *topic, const struct kvr
                              .topic_len = (uint32_t)strlen(topic),
                              .payload = payload->data,
                              .payload_len = (uint32_t)payload->len,
-                             .beats = s->beats};
+                             .heartbeats = s->heartbeats};
     kvr_envelope_write(out, &e);
 }
 
@@ -213,10 +213,10 @@ void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr
         {"messages_total", "counter", "Messages taken from the event plane", p.messages},
         {"bytes_total", "counter", "Bytes of these", p.bytes},
         {"events_total", "counter", "KV events in these", p.events},
-        {"beats_total", "counter", "Beats of publishers", p.beats},
+        {"beats_total", "counter", "Heartbeats of publishers", p.heartbeats},
         {"malformed_total", "counter", "Messages that could not be read", p.malformed},
         {"other_version_total", "counter", "Messages of a version that is not known here", p.other_version},
-        {"unknown_workers_total", "counter", "Events and beats of ranks that are not followed", p.unknown_workers},
+        {"unknown_workers_total", "counter", "Events and heartbeats of ranks that are not followed", p.unknown_workers},
         {"dropped_total", "counter", "Messages that found a queue full", p.dropped + kvr_plane_feed_dropped(f)},
         {"position", "gauge", "Place in the durable stream", p.position},
         {"connects_total", "counter", "Connections made to a NATS server", n.connects},

@@ -12,8 +12,8 @@
  *
  *     publisher:  event --> kvr_outlet.publish --> wire          consumer:  wire --> kvr_plane_feed --> ingest (kvr_ingest_plane_*)
  *
- * An outlet belongs to one rank and one thread, but for beat, which any thread may call, and tend, which belongs to the thread that made
- * it.
+ * An outlet belongs to one rank and one thread, but for heartbeat, which any thread may call, and tend, which belongs to the thread that
+ * made it.
  *
  * What consumers of a PUB socket have not read is bounded: 4,096 messages for each, 64 MiB for all together (they share a message's
  * bytes), 64 connections. Who does not read is cut off after 30 s, or after 3 s while half of the 64 MiB wait.
@@ -35,7 +35,7 @@ struct kvr_prom_page;
 enum kvr_plane { KVR_PLANE_ZMQ, KVR_PLANE_NATS, KVR_PLANE_JETSTREAM };
 enum kvr_plane_format { KVR_PLANE_ENGINE, KVR_PLANE_ENVELOPE };
 
-enum { KVR_SCOPE_MAX = 160, KVR_BEAT_MS = 1000, KVR_TEND_MS = 20 };
+enum { KVR_SCOPE_MAX = 160, KVR_HEARTBEAT_MS = 1000, KVR_TEND_MS = 20 };
 
 /* Options of every program that takes part, as the command line gives them. */
 struct kvr_plane_options {
@@ -56,7 +56,7 @@ int kvr_plane_connect(const struct kvr_plane_options *o, const char *name, struc
 struct kvr_outlet {
     /* `words` are the engine's own, for engine framing. Returns: 0, -KVR_ELIMIT: lost, because too much waits. */
     int (*publish)(struct kvr_outlet *o, const struct kvr_event *ev, const struct kvr_engine_words *words);
-    void (*beat)(struct kvr_outlet *o); /* to be called every KVR_BEAT_MS; may be NULL */
+    void (*heartbeat)(struct kvr_outlet *o); /* to be called every KVR_HEARTBEAT_MS; may be NULL */
     /* To be called every KVR_TEND_MS by the thread that made it: looks after who is connected. May be NULL. */
     void (*tend)(struct kvr_outlet *o);
     void (*stats)(const struct kvr_outlet *o, struct kvr_zmq_guard_stats *out); /* any thread; may be NULL */
@@ -71,13 +71,13 @@ int kvr_outlet_zmq(void *zmq, struct kvr_curve_door *door, const char *endpoint,
 int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap);
 int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas, struct kvr_worker w, struct kvr_outlet **out, char *err,
                          size_t cap);
-/* The envelope that a NATS outlet would publish for an event; its beats count on from there. */
+/* The envelope that a NATS outlet would publish for an event; its heartbeats count on from there. */
 void kvr_nats_outlet_envelope(struct kvr_outlet *o, const struct kvr_event *ev, struct kvr_buf *out);
 
 /* What envelopes of one publisher have in common. */
 struct kvr_stamp {
     uint64_t publisher, sequence;
-    bool beats; /* its publisher sends them */
+    bool heartbeats; /* its publisher sends them */
 };
 void kvr_stamp_init(struct kvr_stamp *s); /* a random publisher id, 53 bits */
 /* An envelope around the payload; counts the sequence on. */

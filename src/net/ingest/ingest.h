@@ -199,7 +199,7 @@ enum kvr_view_knowledge kvr_ingest_bare(struct kvr_ingest *in);
 
 struct kvr_ingest_plane_stats {
     bool up;
-    uint64_t messages, events, beats, bytes;
+    uint64_t messages, events, heartbeats, bytes;
     uint64_t malformed, other_version, unknown_workers, dropped; /* dropped: found the queue full */
     uint64_t position;                                           /* of the last message that was taken */
 };

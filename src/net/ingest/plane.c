@@ -232,10 +232,10 @@ static int take_json(struct kvr_ingest *in, const struct plane_message *m)
     return kvr_plane_events_each(in->plane_scratch.data, in->plane_scratch.len, take_event, &t);
 }
 
-static void take_heartbeat(struct kvr_ingest *in, const struct plane_head *h, const struct kvr_beat *b)
+static void take_heartbeat(struct kvr_ingest *in, const struct plane_head *h, const struct kvr_heartbeat *b)
 {
     struct source *s = source_of(in, b->worker);
-    in->plane_stats.beats++;
+    in->plane_stats.heartbeats++;
     in->plane_stats.unknown_workers += !s;
     if (s && !s->st.paused) kvr__view_heartbeat(kvr__source_view(s), h->publisher, h->ts, b->last_event_id);
 }
@@ -243,18 +243,18 @@ static void take_heartbeat(struct kvr_ingest *in, const struct plane_head *h, co
 static int take_envelope(struct kvr_ingest *in, const struct plane_message *m)
 {
     struct kvr_envelope e;
-    struct kvr_beat beat;
+    struct kvr_heartbeat heartbeat;
     int rc = kvr_envelope_read(m->data, m->len, &in->plane_scratch, &e);
     if (rc) return rc;
     struct taking t = {in,
                        {(double)e.published_at_ms * 1e-3, e.publisher},
                        NULL,
-                       e.beats,
+                       e.heartbeats,
                        !m->position && atomic_load_explicit(&in->plane_durable, memory_order_relaxed)};
     if (kvr_envelope_is(&e, KVR_PLANE_EVENTS)) return kvr_plane_events_each(e.payload, e.payload_len, take_event, &t);
-    if (!kvr_envelope_is(&e, KVR_PLANE_BEATS)) return 0; /* something else that travels here */
-    rc = kvr_beat_read(e.payload, e.payload_len, &beat);
-    if (rc == 0) take_heartbeat(in, &t.head, &beat);
+    if (!kvr_envelope_is(&e, KVR_PLANE_HEARTBEATS)) return 0; /* something else that travels here */
+    rc = kvr_heartbeat_read(e.payload, e.payload_len, &heartbeat);
+    if (rc == 0) take_heartbeat(in, &t.head, &heartbeat);
     return rc;
 }
 
@@ -295,7 +295,7 @@ static int restore_cursor(void *ctx, const struct kvr_snapshot_cursor *c)
 {
     struct kvr_ingest *in = ctx;
     struct source *s = source_of(in, c->worker);
-    if (s && !s->st.paused) kvr__view_restored(kvr__source_view(s), c->next, c->publisher, c->ts, c->beats);
+    if (s && !s->st.paused) kvr__view_restored(kvr__source_view(s), c->next, c->publisher, c->ts, c->heartbeats);
     return 0;
 }
 

@@ -15,7 +15,7 @@
  * A message is acknowledged when the ingest has it in its queue: what dies with the process is restored from the snapshot and the
  * stream by the next one, not from its acknowledgements.
  *
- * Beats come by a plain subscription: old ones say nothing. So do the events, a second time and sooner: publishers use the plain
+ * Heartbeats come by a plain subscription: old ones say nothing. So do the events, a second time and sooner: publishers use the plain
  * subject, which the stream stores. A plain event is taken when it is the next of its rank and left to the stream otherwise; so
  * views keep up while the stream has no leader, and a loss on the plain way is none.
  */
@@ -90,7 +90,7 @@ static natsStatus ensure_stream(jsCtx *js, const char *scope, const char *name, 
 
 struct js_outlet {
     struct kvr_outlet base;
-    struct kvr_outlet *beats; /* a plain one, for the beats and the stamp */
+    struct kvr_outlet *heartbeats; /* a plain one, for the heartbeats and the stamp */
     struct kvr_nats *link;
     jsCtx *js;
     char subject[KVR_SCOPE_MAX + 32], scope[KVR_SCOPE_MAX], stream[KVR_SCOPE_MAX + 32];
@@ -119,7 +119,7 @@ static int js_publish(struct kvr_outlet *base, const struct kvr_event *ev, const
     (void)words;
     o->out.len = 0;
     o->out.failed = false;
-    kvr_nats_outlet_envelope(o->beats, ev, &o->out);
+    kvr_nats_outlet_envelope(o->heartbeats, ev, &o->out);
     if (o->out.failed) return -KVR_ENOMEM;
     if (!o->stream_is_there && kvr_nats_is_up(o->link))
         o->stream_is_there = ensure_stream(o->js, o->scope, o->stream, o->replicas) == NATS_OK;
@@ -132,10 +132,10 @@ static int js_publish(struct kvr_outlet *base, const struct kvr_event *ev, const
     return taken ? 0 : -KVR_ELIMIT;
 }
 
-static void js_beat(struct kvr_outlet *base)
+static void js_heartbeat(struct kvr_outlet *base)
 {
     struct js_outlet *o = (struct js_outlet *)base;
-    o->beats->beat(o->beats);
+    o->heartbeats->heartbeat(o->heartbeats);
 }
 
 static void js_close(struct kvr_outlet *base)
@@ -146,7 +146,7 @@ static void js_close(struct kvr_outlet *base)
     po.MaxWait = 1000;
     if (o->js && kvr_nats_is_up(o->link)) (void)js_PublishAsyncComplete(o->js, &po);
     jsCtx_Destroy(o->js);
-    if (o->beats) o->beats->close(o->beats);
+    if (o->heartbeats) o->heartbeats->close(o->heartbeats);
     kvr_buf_free(&o->out);
     free(o);
 }
@@ -157,12 +157,12 @@ int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas,
     struct js_outlet *o = calloc(1, sizeof *o);
     jsOptions jo;
     jsOptions_Init(&jo);
-    if (!o || kvr_outlet_nats(link, scope, w, &o->beats, err, cap)) {
+    if (!o || kvr_outlet_nats(link, scope, w, &o->heartbeats, err, cap)) {
         free(o);
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    o->base = (struct kvr_outlet){.publish = js_publish, .beat = js_beat, .close = js_close};
+    o->base = (struct kvr_outlet){.publish = js_publish, .heartbeat = js_heartbeat, .close = js_close};
     o->link = link;
     o->replicas = replicas;
     stream_name(scope, o->stream, sizeof o->stream);
@@ -188,7 +188,7 @@ int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas,
 struct kvr_durable_feed {
     struct kvr_durable_config c;
     char scope[KVR_SCOPE_MAX], stream[KVR_SCOPE_MAX + 32], consumer[40], token[100];
-    struct kvr_nats_sub *beats, *live;
+    struct kvr_nats_sub *heartbeats, *live;
     struct kvr_registry *registry;
     pthread_t follower, keeper;
     bool follows, keeps;
@@ -702,8 +702,8 @@ int kvr_durable_feed_open(const struct kvr_durable_config *c, struct kvr_durable
     kvr_stamp_init(&id);
     snprintf(f->consumer, sizeof f->consumer, "kvroute-%llx", (unsigned long long)id.publisher);
     kvr_ingest_plane_durable(c->in);
-    snprintf(subject, sizeof subject, "%s." KVR_PLANE_BEATS, c->scope);
-    int rc = kvr_nats_subscribe(c->link, subject, NULL, PENDING_BYTES, on_plain, f, &f->beats);
+    snprintf(subject, sizeof subject, "%s." KVR_PLANE_HEARTBEATS, c->scope);
+    int rc = kvr_nats_subscribe(c->link, subject, NULL, PENDING_BYTES, on_plain, f, &f->heartbeats);
     snprintf(subject, sizeof subject, "%s." KVR_PLANE_EVENTS, c->scope);
     if (rc == 0) rc = kvr_nats_subscribe(c->link, subject, NULL, PENDING_BYTES, on_plain, f, &f->live);
     if (rc == 0) rc = open_registry(f);
@@ -722,7 +722,7 @@ void kvr_durable_feed_close(struct kvr_durable_feed *f)
     if (f->follows) pthread_join(f->follower, NULL);
     if (f->keeps) pthread_join(f->keeper, NULL);
     kvr_registry_close(f->registry);
-    kvr_nats_unsubscribe(f->beats);
+    kvr_nats_unsubscribe(f->heartbeats);
     kvr_nats_unsubscribe(f->live);
     free(f);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Envelopes over NATS. An outlet's `publish` runs on the thread that owns the rank, `beat` on another: the stamp and the last
+ * Envelopes over NATS. An outlet's `publish` runs on the thread that owns the rank, `heartbeat` on another: the stamp and the last
  * id they share are under `lock`, held over the hand-over to the client library too, so that the numbers go out in order.
  */
 #include <pthread.h>
@@ -14,7 +14,7 @@ struct nats_outlet {
     struct kvr_outlet base;
     struct kvr_nats *link;
     struct kvr_worker worker;
-    char events[KVR_SCOPE_MAX + 32], beats[KVR_SCOPE_MAX + 32];
+    char events[KVR_SCOPE_MAX + 32], heartbeats[KVR_SCOPE_MAX + 32];
     struct kvr_lock lock;
     struct kvr_stamp stamp;
     uint64_t last_id;
@@ -43,14 +43,14 @@ static int publish(struct kvr_outlet *base, const struct kvr_event *ev, const st
     return rc;
 }
 
-static void beat(struct kvr_outlet *base)
+static void heartbeat(struct kvr_outlet *base)
 {
     struct nats_outlet *o = (struct nats_outlet *)base;
-    if (!kvr_nats_is_up(o->link)) return; /* an old beat says nothing */
+    if (!kvr_nats_is_up(o->link)) return; /* an old heartbeat says nothing */
     kvr_lock(&o->lock);
-    struct kvr_beat b = {o->worker, o->last_id};
-    kvr_beat_write(&o->payload, &b);
-    (void)send_payload(o, KVR_PLANE_BEATS, o->beats);
+    struct kvr_heartbeat b = {o->worker, o->last_id};
+    kvr_heartbeat_write(&o->payload, &b);
+    (void)send_payload(o, KVR_PLANE_HEARTBEATS, o->heartbeats);
     kvr_unlock(&o->lock);
 }
 
@@ -83,15 +83,15 @@ int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker 
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    o->base = (struct kvr_outlet){.publish = publish, .beat = beat, .close = close_outlet};
+    o->base = (struct kvr_outlet){.publish = publish, .heartbeat = heartbeat, .close = close_outlet};
     o->link = link;
     o->worker = w;
     snprintf(o->events, sizeof o->events, "%s." KVR_PLANE_EVENTS, scope);
-    snprintf(o->beats, sizeof o->beats, "%s." KVR_PLANE_BEATS, scope);
+    snprintf(o->heartbeats, sizeof o->heartbeats, "%s." KVR_PLANE_HEARTBEATS, scope);
     snprintf(o->base.where, sizeof o->base.where, "nats %s", o->events);
     kvr_lock_init(&o->lock, KVR_LOCK_PLANE);
     kvr_stamp_init(&o->stamp);
-    o->stamp.beats = true;
+    o->stamp.heartbeats = true;
     *out = &o->base;
     return 0;
 }
@@ -103,7 +103,7 @@ enum { PENDING_BYTES = 64 << 20, SUBSCRIBE_MS = 1000 };
 struct kvr_plane_feed {
     struct kvr_nats *link;
     struct kvr_ingest *in;
-    struct kvr_nats_sub *events, *beats;
+    struct kvr_nats_sub *events, *heartbeats;
 };
 
 static void on_message(void *ctx, const struct kvr_nats_message *m)
@@ -126,8 +126,8 @@ int kvr_plane_feed_nats(struct kvr_nats *link, const char *scope, struct kvr_ing
     *f = (struct kvr_plane_feed){.link = link, .in = in};
     snprintf(subject, sizeof subject, "%s." KVR_PLANE_EVENTS, scope);
     int rc = kvr_nats_subscribe(link, subject, NULL, PENDING_BYTES, on_message, f, &f->events);
-    snprintf(subject, sizeof subject, "%s." KVR_PLANE_BEATS, scope);
-    if (rc == 0) rc = kvr_nats_subscribe(link, subject, NULL, PENDING_BYTES, on_message, f, &f->beats);
+    snprintf(subject, sizeof subject, "%s." KVR_PLANE_HEARTBEATS, scope);
+    if (rc == 0) rc = kvr_nats_subscribe(link, subject, NULL, PENDING_BYTES, on_message, f, &f->heartbeats);
     if (rc == 0) {
         /* "Up" means that the server knows of the subscriptions; while it is away, nothing is up. */
         (void)kvr_nats_flush(link, SUBSCRIBE_MS);
@@ -143,11 +143,11 @@ void kvr_plane_feed_close(struct kvr_plane_feed *f)
     if (!f) return;
     kvr_nats_unlisten(f->link, on_state, f);
     kvr_nats_unsubscribe(f->events);
-    kvr_nats_unsubscribe(f->beats);
+    kvr_nats_unsubscribe(f->heartbeats);
     free(f);
 }
 
 uint64_t kvr_plane_feed_dropped(const struct kvr_plane_feed *f)
 {
-    return f ? kvr_nats_sub_dropped(f->events) + kvr_nats_sub_dropped(f->beats) : 0;
+    return f ? kvr_nats_sub_dropped(f->events) + kvr_nats_sub_dropped(f->heartbeats) : 0;
 }

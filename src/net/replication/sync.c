@@ -25,7 +25,7 @@
 
 enum {
     VERSION = 1,
-    BEAT_MS = 250,
+    HEARTBEAT_MS = 250,
     SILENCE_MS = 1200,
     SNAPSHOT_MS = 1500, /* patience with a snapshot */
     BATCH_MS = 1,
@@ -110,7 +110,7 @@ struct kvr_sync {
     /* the thread's */
     struct peer *peers[PEERS_MAX];
     size_t peers_n;
-    uint64_t beat_ms, nonce;
+    uint64_t heartbeat_ms, nonce;
     uint32_t ids;
     /* commands and what others may see */
     struct kvr_lock lock;
@@ -238,7 +238,7 @@ static uint64_t send_run(struct kvr_sync *s, const char (*topics)[24], size_t n,
 
 static const char events_topic[1][24] = {"e"};
 
-static void flush(struct kvr_sync *s, bool beat)
+static void flush(struct kvr_sync *s, bool heartbeat)
 {
     struct kvr_buf run = {0};
     kvr_lock(&s->out_lock);
@@ -249,7 +249,7 @@ static void flush(struct kvr_sync *s, bool beat)
     kvr_unlock(&s->out_lock);
     if (first != UINT64_MAX && run.len)
         count(s, &s->stats.events_sent, send_run(s, events_topic, 1, KIND_EVENTS, first, run.data, run.len));
-    if (beat || first == UINT64_MAX) send_message(s, events_topic, 1, KIND_EVENTS, next, NULL, 0);
+    if (heartbeat || first == UINT64_MAX) send_message(s, events_topic, 1, KIND_EVENTS, next, NULL, 0);
     kvr_buf_free(&run);
 }
 
@@ -681,9 +681,9 @@ static void look_at_clocks(struct kvr_sync *s)
     }
     for (size_t i = s->peers_n; s->nats && i-- > 0;)
         if (s->peers[i]->state == WAITING && now - s->peers[i]->heard_ms > FORGET_MS) peer_close(s, i);
-    if (now >= s->beat_ms) {
+    if (now >= s->heartbeat_ms) {
         flush(s, true);
-        s->beat_ms = now + BEAT_MS;
+        s->heartbeat_ms = now + HEARTBEAT_MS;
     }
     kvr_lock(&s->lock);
     s->stats.peers = s->peers_n;
@@ -704,7 +704,7 @@ static void *sync_main(void *arg)
     while (!s->stop) {
         zmq_pollitem_t items[PEERS_MAX + 2] = {{.fd = s->wake, .events = ZMQ_POLLIN}, {.socket = s->pub, .events = ZMQ_POLLIN}};
         size_t n = s->nats ? 0 : s->peers_n, fixed = s->nats ? 1 : 2;
-        uint64_t now = now_ms(), until = flush_at ? KVR_MIN(flush_at, s->beat_ms) : s->beat_ms, junk;
+        uint64_t now = now_ms(), until = flush_at ? KVR_MIN(flush_at, s->heartbeat_ms) : s->heartbeat_ms, junk;
         if (!s->nats) until = KVR_MIN(until, s->look_ms);
         if (s->asked_n) until = KVR_MIN(until, s->snapshot_ms);
         for (size_t i = 0; i < n; i++) { /* one without a socket waits for memory */

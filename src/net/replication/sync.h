@@ -5,19 +5,19 @@
  * start or a restart is mended; a heartbeat, so that a death is noticed.
  *
  *     follower                                   publisher
- *        | SUB "e"  <----------- events, beats ----- |     every 1 ms with events, every BEAT_MS without
- *        | a gap, a new publisher, the first beat    |
+ *        | SUB "e"  <----------- events, heartbeats ----- |     every 1 ms with events, every HEARTBEAT_MS without
+ *        | a gap, a new publisher, the first heartbeat    |
  *        | SUB "s<nonce>" -------------------------> |     the subscription itself is the question
  *        | <------------------- parts, end --------- |     snapshot, only for that nonce
  *        | UNSUB "s<nonce>"; goes on with "e"        |
  *
  * A message is two frames: the topic, and msgpack [version, publisher, kind, number, bin]. kind 0: `bin` is a run of
- * msgpack values, one per event, the first numbered `number` (none: a beat, `number` comes next). kind 1: part `number` of a
+ * msgpack values, one per event, the first numbered `number` (none: a heartbeat, `number` comes next). kind 1: part `number` of a
  * snapshot. kind 2: its end, `number` parts. Another version is counted and left out.
  *
  * Over NATS the same messages travel on one subject tree, and nobody needs an address:
  *
- *     S.replica_sync.{publisher}.e           events and beats            S.replica_sync.{publisher}.ask   the question, a topic in it
+ *     S.replica_sync.{publisher}.e           events and heartbeats            S.replica_sync.{publisher}.ask   the question, a topic in it
  *     S.replica_sync.{publisher}.s<nonce>    the answer
  *
  * A peer is then whoever is heard; one that has been silent for FORGET_MS is forgotten.

@@ -64,7 +64,7 @@ static void set_mode(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
         if (strlen(modes[i]) != len || memcmp(modes[i], v, len)) continue;
         atomic_store(&s->mode, i);
         kvr_lock(&s->lock);
-        for (struct pool *p = s->pools; p; p = p->next) kvr_router_set_mode(p->router, (enum kvr_router_mode)i);
+        for (struct partition *p = s->partitions; p; p = p->next) kvr_router_set_mode(p->router, (enum kvr_router_mode)i);
         kvr_unlock(&s->lock);
         admin_ok(c, 200);
         return;
@@ -76,7 +76,7 @@ static void validate(struct serve *s, struct kvr_http_conn *c)
 {
     const char *why = "ok";
     bool ok = true;
-    for (const struct pool *p = s->pools; p && ok; p = p->next)
+    for (const struct partition *p = s->partitions; p && ok; p = p->next)
         ok = (!p->index || kvr_index_validate(p->index, &why)) && kvr_router_validate(p->router, &why);
     if (ok) admin_ok(c, 200);
     else admin_error(c, 500, why);
@@ -201,7 +201,7 @@ static void get_busy(struct serve *s, struct kvr_http_conn *c)
     kvr_json_open(&b, '{');
     kvr_json_key(&b, "thresholds");
     kvr_json_open(&b, '[');
-    for (const struct pool *p = s->pools; p; p = p->next) {
+    for (const struct partition *p = s->partitions; p; p = p->next) {
         kvr_router_busy(p->router, &t);
         kvr_json_open(&b, '{');
         kvr_json_put_str(&b, "model", p->model[0] ? p->model : "default");
@@ -232,7 +232,7 @@ static void set_busy(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
         admin_bad_field(c, bad);
         return;
     }
-    for (struct pool *p = s->pools; p; p = p->next) {
+    for (struct partition *p = s->partitions; p; p = p->next) {
         if (model[0] && strcmp(model, p->model[0] ? p->model : "default")) continue;
         kvr_router_set_busy(p->router, &t);
         found++;

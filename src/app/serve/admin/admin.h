@@ -61,7 +61,7 @@ struct question {
     size_t shared_n;
     struct kvr_mm_infos mm; /* by block of the partition's size */
     struct kvr_override override;
-    struct pool *pool;
+    struct partition *partition;
     struct kvr_reach *scores; /* what an index elsewhere has said; NULL: it was not asked */
     size_t scores_n;
 };
@@ -72,7 +72,7 @@ bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, 
 void question_free(struct question *q);
 /* Borrows the question. */
 struct kvr_router_request question_request(const struct question *q);
-struct kvr_router_ctx *admin_ctx(struct serve *s, struct pool *pool);
+struct kvr_router_ctx *admin_ctx(struct serve *s, struct partition *partition);
 /* The array of hashes o[key], malloc'd; the caller frees *out whatever comes. Returns: NULL; the key when it is none; "": no memory. */
 const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_t *n);
 

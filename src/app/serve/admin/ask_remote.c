@@ -90,7 +90,7 @@ static void on_scores(void *ctx, const struct kvr_remote_query *q, const struct 
 /* Hashes of the question's prompt; malloc'd. */
 static uint64_t *locals_of(const struct question *q, size_t *n)
 {
-    uint32_t bs = q->pool->block_size;
+    uint32_t bs = q->partition->block_size;
     *n = q->locals ? q->locals_n : kvr_hash_block_count(q->tokens_n, bs, false);
     uint64_t *out = malloc((*n + 1) * sizeof *out);
     if (!out) return NULL;
@@ -103,8 +103,13 @@ static uint64_t *locals_of(const struct question *q, size_t *n)
 
 static void model_of(const struct serve *s, const struct question *q, char *out, size_t cap)
 {
-    if (s->remote_n > 1) remote_model(s, q->pool->block_size, out, cap);
-    else snprintf(out, cap, "%s", q->model[0] ? q->model : q->pool->model[0] ? q->pool->model : s->o->model ? s->o->model : "default");
+    if (s->remote_n > 1) remote_model(s, q->partition->block_size, out, cap);
+    else
+        snprintf(out, cap, "%s",
+                 q->model[0]              ? q->model
+                 : q->partition->model[0] ? q->partition->model
+                 : s->o->model            ? s->o->model
+                                          : "default");
 }
 
 /* Returns: false when one cannot be asked. */

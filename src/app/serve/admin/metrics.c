@@ -27,12 +27,12 @@ static void put_gauge(struct kvr_prom_page *b, const char *name, const char *hel
     kvr_prom_one_double(b, "kvroute_", name, "gauge", help, v);
 }
 
-/* The loads of all pools, one after the other. NULL, with *n 0: there are none, or memory is short and the page has failed. */
+/* The loads of all partitions, one after the other. NULL, with *n 0: there are none, or memory is short and the page has failed. */
 static struct kvr_rank_load *all_loads(struct serve *s, struct kvr_prom_page *b, size_t *n)
 {
     struct kvr_rank_load *all = NULL, *more;
     *n = 0;
-    for (const struct pool *p = s->pools; p; p = p->next) {
+    for (const struct partition *p = s->partitions; p; p = p->next) {
         size_t room = kvr_router_loads(p->router, NULL, 0) + 8; /* some may come meanwhile */
         if (!(more = realloc(all, (*n + room) * sizeof *all))) {
             free(all);
@@ -109,7 +109,7 @@ static void put_views(struct serve *s, struct kvr_prom_page *b)
     free(st);
 }
 
-/* The pairs that name a pool: those of its scope, and the number that tells pools of a scope apart. */
+/* The pairs that name a partition: those of its scope, and the number that tells partitions of a scope apart. */
 #define SCOPE_OF(p) KVR_PROM_TEXT("model", (p)->model), KVR_PROM_TEXT("routing_group", (p)->group)
 #define SIZE_OF(p)  KVR_PROM_NUMBER("block_size", (p)->block_size)
 
@@ -140,7 +140,7 @@ static void put_index(struct serve *s, struct kvr_prom_page *b)
     struct kvr_index_stats st;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         put_family(b, rows[i].name, rows[i].type, rows[i].help);
-        for (const struct pool *p = s->pools; p; p = p->next) {
+        for (const struct partition *p = s->partitions; p; p = p->next) {
             if (!p->index) continue;
             kvr_index_stats(p->index, &st);
             kvr_prom_put_u64(b, KVR_PROM_PAIRS(SCOPE_OF(p), SIZE_OF(p)), *(uint64_t *)(void *)((char *)&st + rows[i].at));
@@ -164,7 +164,7 @@ static void put_workers(struct serve *s, struct kvr_prom_page *b)
     for (const struct worker *w = s->workers; w; w = w->next) {
         struct kvr_ttft_model m;
         struct kvr_ttft_factor f;
-        if (kvr_router_ttft_model(w->pool->router, &w->id, &m, &f) == 0)
+        if (kvr_router_ttft_model(w->partition->router, &w->id, &m, &f) == 0)
             kvr_prom_put_double(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), f.value);
     }
     kvr_unlock(&s->lock);
@@ -202,7 +202,7 @@ static void put_models(struct serve *s, struct kvr_prom_page *b)
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         put_family(b, rows[i].name, "gauge", rows[i].help);
-        for (const struct pool *p = s->pools; p; p = p->next) {
+        for (const struct partition *p = s->partitions; p; p = p->next) {
             struct learnt_models m;
             (void)kvr_router_ttft_model(p->router, NULL, &m.ttft, NULL);
             kvr_router_generation_model(p->router, &m.generation);
@@ -214,7 +214,7 @@ static void put_models(struct serve *s, struct kvr_prom_page *b)
 static void put_queue_gauge(struct serve *s, struct kvr_prom_page *b, const char *name, const char *help, size_t at)
 {
     put_family(b, name, "gauge", help);
-    for (const struct pool *p = s->pools; p; p = p->next)
+    for (const struct partition *p = s->partitions; p; p = p->next)
         for (size_t c = 0; c < kvr_router_classes(p->router); c++) {
             struct kvr_class_stats st;
             const char *class_name = kvr_router_class_stats(p->router, c, &st);
@@ -231,7 +231,7 @@ static void put_queues(struct serve *s, struct kvr_prom_page *b)
     put_queue_gauge(s, b, "router_queue_pending_cached_tokens", "Of these, cached somewhere",
                     offsetof(struct kvr_class_stats, cached_tokens));
     put_family(b, "router_queue_backpressure_total", "counter", "Requests refused by a limit of their class");
-    for (const struct pool *p = s->pools; p; p = p->next)
+    for (const struct partition *p = s->partitions; p; p = p->next)
         for (size_t c = 0; c < kvr_router_classes(p->router); c++)
             for (size_t k = 1; k < KVR_ARRAY_LEN(reasons); k++) {
                 struct kvr_class_stats st;

@@ -191,7 +191,7 @@ static bool narrow(struct serve *s, struct question *q)
 {
     bool all;
     uint64_t *ids = malloc((s->workers_n + 1) * sizeof *ids);
-    size_t n = ids ? pool_scope_locked(s, q->pool, q->model, q->group, ids, &all) : 0;
+    size_t n = ids ? partition_scope_locked(s, q->partition, q->model, q->group, ids, &all) : 0;
     if (!ids || all) {
         free(ids);
         return ids != NULL;
@@ -212,11 +212,11 @@ static bool narrow(struct serve *s, struct question *q)
 }
 
 /* Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
-static int find_pool(struct serve *s, struct question *q)
+static int find_partition(struct serve *s, struct question *q)
 {
     kvr_lock(&s->lock);
-    q->pool = pool_find_locked(s, q->model, q->group);
-    int rc = !q->pool ? -KVR_ENOTFOUND : narrow(s, q) ? 0 : -KVR_ENOMEM;
+    q->partition = partition_find_locked(s, q->model, q->group);
+    int rc = !q->partition ? -KVR_ENOTFOUND : narrow(s, q) ? 0 : -KVR_ENOMEM;
     kvr_unlock(&s->lock);
     return rc;
 }
@@ -241,7 +241,7 @@ static const char *read_fields(struct kvr_json o, struct question *q)
 static bool read_mm_infos(struct kvr_http_conn *c, struct kvr_json o, struct question *q)
 {
     char why[160];
-    uint32_t bs = q->pool->block_size;
+    uint32_t bs = q->partition->block_size;
     size_t blocks = q->tokens ? KVR_MAX((q->tokens_n + bs - 1) / bs, (size_t)1) : 0;
     int rc = kvr_mm_infos_read(o, blocks, &q->mm, why, sizeof why);
     if (rc == 0) return true;
@@ -261,7 +261,7 @@ bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, 
         admin_bad_field(c, bad);
         return false;
     }
-    int rc = find_pool(s, q);
+    int rc = find_partition(s, q);
     if (rc) {
         char text[2 * MODEL_MAX + 96];
         snprintf(text, sizeof text, "no indexer for model=%s routing_group=%s", q->model[0] ? q->model : "default",
@@ -282,7 +282,7 @@ bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, 
         if (s->fetched->n) memcpy(q->scores, s->fetched->scores, s->fetched->n * sizeof *q->scores);
         q->scores_n = s->fetched->n;
     }
-    if (!q->isl) q->isl = q->tokens ? q->tokens_n : (q->locals ? q->locals_n * q->pool->block_size : 0);
+    if (!q->isl) q->isl = q->tokens ? q->tokens_n : (q->locals ? q->locals_n * q->partition->block_size : 0);
     return true;
 }
 
@@ -325,7 +325,7 @@ struct kvr_router_request question_request(const struct question *q)
     return rq;
 }
 
-struct kvr_router_ctx *admin_ctx(struct serve *s, struct pool *pool)
+struct kvr_router_ctx *admin_ctx(struct serve *s, struct partition *partition)
 {
-    return ctx_get(&s->admin_ctxs, pool);
+    return ctx_get(&s->admin_ctxs, partition);
 }

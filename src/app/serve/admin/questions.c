@@ -13,10 +13,10 @@ struct scores {
 
 static bool ask_overlap(struct serve *s, struct kvr_http_conn *c, const struct question *q, struct scores *out)
 {
-    struct kvr_router_ctx *ctx = admin_ctx(s, q->pool);
+    struct kvr_router_ctx *ctx = admin_ctx(s, q->partition);
     struct kvr_router_request rq = question_request(q);
     out->o = calloc(RANKS_MAX, sizeof *out->o);
-    out->n = out->o && ctx ? kvr_router_overlap(q->pool->router, ctx, &rq, out->o, RANKS_MAX, &out->blocks) : -KVR_ENOMEM;
+    out->n = out->o && ctx ? kvr_router_overlap(q->partition->router, ctx, &rq, out->o, RANKS_MAX, &out->blocks) : -KVR_ENOMEM;
     if (out->n >= 0) return true;
     free(out->o);
     admin_error(c, out->n == -KVR_ENOINDEX ? 400 : out->n == -KVR_ENOMEM ? 503 : 500, kvr_strerror((int)out->n));
@@ -47,11 +47,11 @@ void admin_overlap_scores(struct serve *s, struct kvr_http_conn *c, struct kvr_j
     }
     if (ask_overlap(s, c, &q, &sc)) {
         kvr_json_open(&b, '{');
-        kvr_json_put_u64(&b, "block_size", q.pool->block_size);
+        kvr_json_put_u64(&b, "block_size", q.partition->block_size);
         kvr_json_put_u64(&b, "num_blocks", sc.blocks);
         kvr_json_key(&b, "workers");
         kvr_json_open(&b, '[');
-        size_t n = KVR_MIN(kvr_router_loads(q.pool->router, l, RANKS_MAX), (size_t)RANKS_MAX);
+        size_t n = KVR_MIN(kvr_router_loads(q.partition->router, l, RANKS_MAX), (size_t)RANKS_MAX);
         for (size_t i = 0; i < n; i++) {
             const uint32_t *d = depths_of(&sc, l[i].worker);
             uint32_t device = d[KVR_TIER_DEVICE], host = d[KVR_TIER_HOST_PINNED], disk = d[KVR_TIER_EXTERNAL];
@@ -142,7 +142,7 @@ void admin_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bo
     if (!question_read(s, c, o, &q)) return;
     if (ask_overlap(s, c, &q, &sc)) {
         kvr_json_open(&b, '{');
-        put_query_answer(&b, &sc, q.pool->block_size);
+        put_query_answer(&b, &sc, q.partition->block_size);
         kvr_json_close(&b, '}');
         admin_reply(c, 200, &b);
         free(sc.o);
@@ -189,14 +189,14 @@ static void potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr
     struct kvr_buf b = {0};
     if (!question_read(s, c, o, &q)) return;
     struct kvr_potential_load *l = calloc(RANKS_MAX, sizeof *l);
-    struct kvr_router_ctx *ctx = admin_ctx(s, q.pool);
+    struct kvr_router_ctx *ctx = admin_ctx(s, q.partition);
     struct kvr_router_request rq = question_request(&q);
-    long n = l && ctx ? kvr_router_potential_loads(q.pool->router, ctx, &rq, l, RANKS_MAX) : -KVR_ENOMEM;
+    long n = l && ctx ? kvr_router_potential_loads(q.partition->router, ctx, &rq, l, RANKS_MAX) : -KVR_ENOMEM;
     if (n < 0) {
         admin_error(c, n == -KVR_ENOMEM ? 503 : 500, kvr_strerror((int)n));
     } else {
         size_t shown = KVR_MIN((size_t)n, (size_t)RANKS_MAX);
-        if (protocol) put_protocol_loads(&b, q.pool->router, l, shown);
+        if (protocol) put_protocol_loads(&b, q.partition->router, l, shown);
         else put_potential(&b, l, shown);
         admin_reply(c, 200, &b);
     }
@@ -234,7 +234,7 @@ void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, co
     struct kvr_rank_load *l = calloc(RANKS_MAX, sizeof *l);
     struct load_row *rows = calloc(RANKS_MAX, sizeof *rows);
     size_t n = 0;
-    for (const struct pool *p = s->pools; p && l && rows; p = p->next) {
+    for (const struct partition *p = s->partitions; p && l && rows; p = p->next) {
         size_t k = KVR_MIN(kvr_router_loads(p->router, l, RANKS_MAX), RANKS_MAX - n);
         kvr_lock(&s->lock);
         for (size_t i = 0; i < k; i++) {
@@ -277,7 +277,7 @@ static int put_event(void *ctx, const struct kvr_event *ev)
 struct dump_row {
     struct kvr_worker worker;
     uint32_t ranks, block_size;
-    struct pool *pool;
+    struct partition *partition;
     char key[2 * MODEL_MAX + 2];
 };
 
@@ -296,7 +296,7 @@ void admin_dump_write(struct serve *s, struct kvr_buf *b)
         r->worker = (struct kvr_worker){w->id, w->dp_start};
         r->ranks = w->dp_size;
         r->block_size = w->block_size;
-        r->pool = w->pool;
+        r->partition = w->partition;
         snprintf(r->key, sizeof r->key, "%s:%s", worker_model(s, w), w->group);
     }
     kvr_unlock(&s->lock);
@@ -316,7 +316,7 @@ void admin_dump_write(struct serve *s, struct kvr_buf *b)
         }
         for (uint32_t r = 0; r < rows[i].ranks; r++) {
             struct kvr_worker w = {rows[i].worker.worker_id, rows[i].worker.dp_rank + r};
-            if (rows[i].pool->index) kvr_index_dump(rows[i].pool->index, &w, put_event, b);
+            if (rows[i].partition->index) kvr_index_dump(rows[i].partition->index, &w, put_event, b);
         }
         if (i + 1 == n || strcmp(rows[i].key, rows[i + 1].key)) {
             kvr_json_close(b, ']');

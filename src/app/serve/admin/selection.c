@@ -25,7 +25,7 @@ enum { SELECTION_ID_MAX = 200 };
 struct pending {
     struct kvr_lru_entry lru;
     uint64_t expires_ms;
-    struct pool *pool;
+    struct partition *partition;
     struct kvr_worker worker;
     uint64_t isl, effective;
     bool track_prefill;
@@ -179,7 +179,7 @@ void selection_tick(struct serve *s)
     while (pending_oldest(sel) && pending_oldest(sel)->expires_ms <= now) pending_drop(sel, pending_oldest(sel));
     for (struct waiting *w = sel->waiting, *next; w; w = next) {
         next = w->next;
-        if (!w->parked || now < w->deadline_ms || !kvr_router_cancel(w->q.pool->router, &w->ticket)) continue;
+        if (!w->parked || now < w->deadline_ms || !kvr_router_cancel(w->q.partition->router, &w->ticket)) continue;
         w->parked = false;
         w->rc = -KVR_EBUSY;
         kvr_lock(&sel->lock);
@@ -205,9 +205,9 @@ static const char *read_id(struct serve *s, struct kvr_json o, const char *key, 
 }
 
 /* The partition that has booked an id. Ids of reservations are the process's own, partitions' are not. */
-static struct pool *pool_of_booking(struct serve *s, const char *id, struct kvr_worker *where)
+static struct partition *partition_of_booking(struct serve *s, const char *id, struct kvr_worker *where)
 {
-    for (struct pool *p = s->pools; p; p = p->next)
+    for (struct partition *p = s->partitions; p; p = p->next)
         if (kvr_router_where(p->router, id, strlen(id), where) == 0) return p;
     return NULL;
 }
@@ -216,7 +216,7 @@ static struct pool *pool_of_booking(struct serve *s, const char *id, struct kvr_
 
 static void put_overlap(struct kvr_buf *b, const struct waiting *w)
 {
-    uint64_t bs = w->q.pool->block_size, gpu = w->reach.depth[0] * bs, cpu = gpu + w->reach.depth[1] * bs,
+    uint64_t bs = w->q.partition->block_size, gpu = w->reach.depth[0] * bs, cpu = gpu + w->reach.depth[1] * bs,
              disk = cpu + w->reach.depth[2] * bs;
     char rank[16];
     kvr_json_key(b, "overlap");
@@ -236,7 +236,7 @@ static void put_overlap(struct kvr_buf *b, const struct waiting *w)
 /* Sequence hashes of the question, made if need be. Returns: a malloc'd array. */
 static uint64_t *sequence_of(const struct question *q, size_t *n)
 {
-    *n = q->seqs ? q->seqs_n : q->locals ? q->locals_n : kvr_hash_block_count(q->tokens_n, q->pool->block_size, false);
+    *n = q->seqs ? q->seqs_n : q->locals ? q->locals_n : kvr_hash_block_count(q->tokens_n, q->partition->block_size, false);
     uint64_t *out = malloc((*n + 1) * sizeof *out);
     if (!out) return NULL;
     if (q->seqs) {
@@ -245,7 +245,7 @@ static uint64_t *sequence_of(const struct question *q, size_t *n)
     }
     if (q->locals) memcpy(out, q->locals, *n * sizeof *out);
     else
-        kvr_hash_locals(q->tokens, q->tokens_n, q->pool->block_size, false,
+        kvr_hash_locals(q->tokens, q->tokens_n, q->partition->block_size, false,
                         kvr_hash_seed(q->lora, strlen(q->lora), q->salt, strlen(q->salt)), q->mm.blocks, q->mm.n, out);
     kvr_hash_sequence(out, *n, out);
     return out;
@@ -273,7 +273,7 @@ static void put_selection(struct serve *s, struct kvr_buf *b, const struct waiti
     kvr_json_put_u64(b, "worker_id", w->result.worker.worker_id);
     kvr_json_put_u64(b, "dp_rank", w->result.worker.dp_rank);
     kvr_json_put_str(b, "endpoint", url);
-    kvr_json_put_u64(b, "block_size", q->pool->block_size);
+    kvr_json_put_u64(b, "block_size", q->partition->block_size);
     put_overlap(b, w);
     kvr_json_put_u64(b, "effective_prefill_tokens", w->result.prefill_tokens);
     if (reserved) {
@@ -388,9 +388,9 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
 }
 
 /* The caller hears of an error, so the booking is nobody's. */
-static void answer_booked(struct kvr_http_conn *c, struct pool *pool, const char *id, int status, struct kvr_buf *b)
+static void answer_booked(struct kvr_http_conn *c, struct partition *partition, const char *id, int status, struct kvr_buf *b)
 {
-    if (b->failed) kvr_router_free(pool->router, id, strlen(id));
+    if (b->failed) kvr_router_free(partition->router, id, strlen(id));
     admin_reply(c, status, b);
 }
 
@@ -410,7 +410,7 @@ static void answer(struct waiting *w)
     } else {
         if (w->protocol) put_protocol_answer(&b, w);
         else put_selection(s, &b, w, true, true);
-        answer_booked(c, w->q.pool, w->id, 200, &b);
+        answer_booked(c, w->q.partition, w->id, 200, &b);
     }
     waiting_free(w);
 }
@@ -442,9 +442,9 @@ void selection_gone(struct serve *s, struct kvr_http_conn *c)
 {
     struct waiting *w = held_drop(s->selection, c) ? NULL : kvr_http_conn_user(c);
     if (!w) return;
-    if (!w->parked || !kvr_router_cancel(w->q.pool->router, &w->ticket)) {
+    if (!w->parked || !kvr_router_cancel(w->q.partition->router, &w->ticket)) {
         leave_ready_list(w);
-        if (w->rc == 0) kvr_router_free(w->q.pool->router, w->id, strlen(w->id)); /* nobody will hear of it */
+        if (w->rc == 0) kvr_router_free(w->q.partition->router, w->id, strlen(w->id)); /* nobody will hear of it */
     }
     waiting_free(w);
 }
@@ -452,7 +452,7 @@ void selection_gone(struct serve *s, struct kvr_http_conn *c)
 static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struct waiting *w)
 {
     struct selection *sel = s->selection;
-    struct kvr_router_ctx *ctx = admin_ctx(s, w->q.pool);
+    struct kvr_router_ctx *ctx = admin_ctx(s, w->q.partition);
     struct kvr_worker where;
     w->serve = s;
     w->conn = c;
@@ -466,8 +466,8 @@ static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struc
     w->deadline_ms = now_ms() + (uint64_t)(s->o->queue_timeout * 1000);
     w->parked = true; /* before on_turn can run: from a KVR_PARKED on, what it writes is its own */
     int rc = -KVR_EEXISTS;
-    if (!pool_of_booking(s, w->id, &where))
-        rc = ctx ? kvr_router_submit(w->q.pool->router, ctx, &w->rq, &w->ticket, on_turn, w, &w->result, &w->rejection) : -KVR_ENOMEM;
+    if (!partition_of_booking(s, w->id, &where))
+        rc = ctx ? kvr_router_submit(w->q.partition->router, ctx, &w->rq, &w->ticket, on_turn, w, &w->result, &w->rejection) : -KVR_ENOMEM;
     if (rc == KVR_PARKED) {
         kvr_http_conn_set_user(c, w);
         return;
@@ -486,7 +486,7 @@ static bool remember(struct serve *s, const struct waiting *w)
     struct pending *p = seqs ? calloc(1, sizeof *p + n * sizeof *p->seqs) : NULL;
     if (p) {
         *p = (struct pending){.expires_ms = now_ms() + (uint64_t)(s->o->selection_ttl * 1000),
-                              .pool = w->q.pool,
+                              .partition = w->q.partition,
                               .worker = w->result.worker,
                               .isl = w->q.isl,
                               .effective = w->result.prefill_tokens,
@@ -502,10 +502,10 @@ static bool remember(struct serve *s, const struct waiting *w)
 
 static void select_only(struct serve *s, struct kvr_http_conn *c, struct waiting *w, bool given)
 {
-    struct kvr_router_ctx *ctx = admin_ctx(s, w->q.pool);
+    struct kvr_router_ctx *ctx = admin_ctx(s, w->q.partition);
     struct kvr_buf b = {0};
     w->rq = question_request(&w->q);
-    int rc = ctx ? kvr_router_find_best_match(w->q.pool->router, ctx, &w->rq, &w->result) : -KVR_ENOMEM;
+    int rc = ctx ? kvr_router_find_best_match(w->q.partition->router, ctx, &w->rq, &w->result) : -KVR_ENOMEM;
     if (rc) {
         answer_error(c, rc);
         return;
@@ -550,7 +550,7 @@ void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json 
 /* ---- reservations ------------------------------------------------------------------------------------ */
 
 struct booking {
-    struct pool *pool;
+    struct partition *partition;
     struct kvr_worker worker;
     const uint64_t *seqs;
     size_t seqs_n;
@@ -564,12 +564,12 @@ static bool book(struct serve *s, struct kvr_http_conn *c, const char *id, const
     struct kvr_override tracked = {.set = KVR_OVERRIDE_TRACK_PREFILL_TOKENS, .track_prefill_tokens = k->track_prefill};
     struct kvr_router_request rq = {
         .id = id, .id_len = strlen(id), .seqs = k->seqs, .seqs_n = k->seqs_n, .isl = k->isl, .override = &tracked};
-    struct kvr_router_ctx *ctx = admin_ctx(s, k->pool);
+    struct kvr_router_ctx *ctx = admin_ctx(s, k->partition);
     struct kvr_worker where;
     struct kvr_buf b = {0};
     bool again = false;
-    int rc = pool_of_booking(s, id, &where) ? -KVR_EEXISTS : -KVR_ENOMEM;
-    if (rc == -KVR_ENOMEM && ctx) rc = kvr_router_add_request(k->pool->router, ctx, &rq, k->worker, k->isl - k->effective);
+    int rc = partition_of_booking(s, id, &where) ? -KVR_EEXISTS : -KVR_ENOMEM;
+    if (rc == -KVR_ENOMEM && ctx) rc = kvr_router_add_request(k->partition->router, ctx, &rq, k->worker, k->isl - k->effective);
     if (rc == -KVR_ENOTFOUND) {
         admin_error(c, 404, "worker or rank not found");
     } else if (rc) {
@@ -583,7 +583,7 @@ static bool book(struct serve *s, struct kvr_http_conn *c, const char *id, const
         kvr_json_put_u64(&b, "effective_prefill_tokens", k->track_prefill ? k->effective : 0);
         kvr_json_close(&b, '}');
         again = b.failed;
-        answer_booked(c, k->pool, id, 201, &b);
+        answer_booked(c, k->partition, id, 201, &b);
     }
     return again;
 }
@@ -595,7 +595,7 @@ static void reserve_pending(struct serve *s, struct kvr_http_conn *c, const char
         admin_error(c, 404, "no pending selection");
         return;
     }
-    struct booking k = {p->pool, p->worker, p->seqs, p->seqs_n, p->isl, p->effective, p->track_prefill};
+    struct booking k = {p->partition, p->worker, p->seqs, p->seqs_n, p->isl, p->effective, p->track_prefill};
     if (!book(s, c, id, &k)) pending_drop(s->selection, p);
 }
 
@@ -618,7 +618,7 @@ static void reserve_explicit(struct serve *s, struct kvr_http_conn *c, struct kv
     if (effective == UINT64_MAX) effective = q.isl;
     size_t n = 0;
     uint64_t *seqs = effective <= q.isl ? sequence_of(&q, &n) : NULL;
-    struct booking k = {q.pool, {worker, (uint32_t)rank}, seqs, n, q.isl, effective, track};
+    struct booking k = {q.partition, {worker, (uint32_t)rank}, seqs, n, q.isl, effective, track};
     if (effective > q.isl) admin_bad_field(c, "effective_prefill_tokens");
     else if (!seqs) admin_error(c, 503, "out of memory");
     else (void)book(s, c, id, &k);
@@ -636,7 +636,7 @@ void selection_reserve(struct serve *s, struct kvr_http_conn *c, struct kvr_json
     else reserve_pending(s, c, id);
 }
 
-static void output_block(struct serve *s, struct kvr_http_conn *c, struct pool *pool, const char *id)
+static void output_block(struct serve *s, struct kvr_http_conn *c, struct partition *partition, const char *id)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     double fraction = -1;
@@ -649,7 +649,7 @@ static void output_block(struct serve *s, struct kvr_http_conn *c, struct pool *
             return;
         }
     }
-    int rc = kvr_router_add_output_blocks(pool->router, id, strlen(id), 1, fraction);
+    int rc = kvr_router_add_output_blocks(partition->router, id, strlen(id), 1, fraction);
     if (rc == 0) admin_ok(c, 200);
     else admin_error(c, 404, "reservation not found");
 }
@@ -661,24 +661,24 @@ void selection_one(struct serve *s, struct kvr_http_conn *c, const char *name, s
     struct kvr_worker where;
     bool post = kvr_text_is(rq->method, "POST"), found = len <= SELECTION_ID_MAX;
     if (found) memcpy(id + 2, name, len);
-    struct pool *pool = found ? pool_of_booking(s, id, &where) : NULL;
+    struct partition *partition = found ? partition_of_booking(s, id, &where) : NULL;
     if (verb.len == 0 ? !kvr_text_is(rq->method, "DELETE") : !post) {
         admin_error(c, 405, verb.len ? "method not allowed; use POST" : "method not allowed; use DELETE");
     } else if (verb.len && !kvr_text_is(verb, "prefill_complete") && !kvr_text_is(verb, "output_block") && !kvr_text_is(verb, "renew")) {
         admin_error(c, 404, "unknown path");
-    } else if (!pool) {
+    } else if (!partition) {
         admin_error(c, 404, "reservation not found");
     } else if (verb.len == 0) {
-        kvr_router_free(pool->router, id, strlen(id));
+        kvr_router_free(partition->router, id, strlen(id));
         admin_ok(c, 200);
     } else if (kvr_text_is(verb, "prefill_complete")) {
-        kvr_router_mark_prefill_completed(pool->router, id, strlen(id));
+        kvr_router_mark_prefill_completed(partition->router, id, strlen(id));
         admin_ok(c, 200);
     } else if (kvr_text_is(verb, "renew")) {
-        kvr_router_touch(pool->router, id, strlen(id));
+        kvr_router_touch(partition->router, id, strlen(id));
         admin_ok(c, 200);
     } else {
-        output_block(s, c, pool, id);
+        output_block(s, c, partition, id);
     }
 }
 
@@ -748,9 +748,9 @@ void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json
     } else if (!given) {
         admin_bad_field(c, "request_id");
     } else {
-        struct pool *pool = pool_of_booking(s, id, &where);
-        bool ok = pool && (prefill ? kvr_router_mark_prefill_completed(pool->router, id, strlen(id))
-                                   : kvr_router_free(pool->router, id, strlen(id))) == 0;
+        struct partition *partition = partition_of_booking(s, id, &where);
+        bool ok = partition && (prefill ? kvr_router_mark_prefill_completed(partition->router, id, strlen(id))
+                                        : kvr_router_free(partition->router, id, strlen(id))) == 0;
         answer_marked(c, prefill ? "prefill_marked" : "free_marked", ok);
     }
 }

@@ -11,7 +11,7 @@ enum { TRACKER_ID_MAX = 200 };
 
 struct scope {
     char model[MODEL_MAX], group[MODEL_MAX], id[TRACKER_ID_MAX + 3];
-    struct pool *pool;
+    struct partition *partition;
 };
 
 /* model_name, routing_group and, when wanted, request_id. Returns: false after having answered. */
@@ -29,7 +29,7 @@ static bool read_scope(struct serve *s, struct kvr_http_conn *c, struct kvr_json
         return false;
     }
     kvr_lock(&s->lock);
-    out->pool = pool_find_locked(s, out->model, out->group);
+    out->partition = partition_find_locked(s, out->model, out->group);
     kvr_unlock(&s->lock);
     return true;
 }
@@ -37,7 +37,7 @@ static bool read_scope(struct serve *s, struct kvr_http_conn *c, struct kvr_json
 static bool known_scope(struct kvr_http_conn *c, const struct scope *sc)
 {
     char text[2 * MODEL_MAX + 64];
-    if (sc->pool) return true;
+    if (sc->partition) return true;
     snprintf(text, sizeof text, "unknown model_name=%s routing_group=%s", sc->model, sc->group[0] ? sc->group : "default");
     admin_error(c, 404, text);
     return false;
@@ -88,7 +88,7 @@ void tracker_unregister(struct serve *s, struct kvr_http_conn *c, struct kvr_jso
     if (!read_scope(s, c, o, false, &sc) || !known_scope(c, &sc)) return;
     kvr_lock(&s->lock);
     const struct worker *w = worker_find_locked(s, id);
-    bool here = w && w->pool == sc.pool;
+    bool here = w && w->partition == sc.partition;
     kvr_unlock(&s->lock);
     if (here && worker_remove(s, id)) admin_ok(c, 200);
     else admin_error(c, 404, "worker not found");
@@ -111,8 +111,8 @@ void tracker_add(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
         w.dp_rank = (uint32_t)rank;
         struct kvr_override tracked = {.set = KVR_OVERRIDE_TRACK_PREFILL_TOKENS, .track_prefill_tokens = isl > 0};
         struct kvr_router_request rq = {.id = sc.id, .id_len = strlen(sc.id), .seqs = seqs, .seqs_n = n, .isl = isl, .override = &tracked};
-        struct kvr_router_ctx *ctx = admin_ctx(s, sc.pool);
-        int rc = ctx ? kvr_router_add_request(sc.pool->router, ctx, &rq, w, 0) : -KVR_ENOMEM;
+        struct kvr_router_ctx *ctx = admin_ctx(s, sc.partition);
+        int rc = ctx ? kvr_router_add_request(sc.partition->router, ctx, &rq, w, 0) : -KVR_ENOMEM;
         if (rc == 0) admin_ok(c, 201);
         else if (rc == -KVR_EEXISTS) admin_error(c, 409, "request_id is in use");
         else if (rc == -KVR_ENOTFOUND) admin_error(c, 404, "worker or rank not found");
@@ -125,7 +125,7 @@ void tracker_prefill_complete(struct serve *s, struct kvr_http_conn *c, struct k
 {
     struct scope sc;
     if (!read_scope(s, c, o, true, &sc) || !known_scope(c, &sc)) return;
-    if (kvr_router_mark_prefill_completed(sc.pool->router, sc.id, strlen(sc.id)) == 0) admin_ok(c, 200);
+    if (kvr_router_mark_prefill_completed(sc.partition->router, sc.id, strlen(sc.id)) == 0) admin_ok(c, 200);
     else admin_error(c, 404, "request not found");
 }
 
@@ -133,6 +133,6 @@ void tracker_free(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct scope sc;
     if (!read_scope(s, c, o, true, &sc) || !known_scope(c, &sc)) return;
-    kvr_router_free(sc.pool->router, sc.id, strlen(sc.id)); /* an unknown id is free already */
+    kvr_router_free(sc.partition->router, sc.id, strlen(sc.id)); /* an unknown id is free already */
     admin_ok(c, 200);
 }

@@ -53,7 +53,7 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_put_u64(b, "restarts", st[i].restarts);
         kvr_json_put_u64(b, "recovered_events", st[i].recovered_events);
         kvr_json_put_u64(b, "recovered_dumps", st[i].recovered_dumps);
-        kvr_json_put_u64(b, "blocks", w->pool->index ? kvr_index_rank_blocks(w->pool->index, st[i].worker) : 0);
+        kvr_json_put_u64(b, "blocks", w->partition->index ? kvr_index_rank_blocks(w->partition->index, st[i].worker) : 0);
         evidence_write(s, b, st[i].worker);
         kvr_json_close(b, '}');
     }
@@ -78,7 +78,7 @@ static void put_model(struct kvr_buf *b, const struct worker *w)
 {
     struct kvr_ttft_model m;
     struct kvr_ttft_factor f;
-    if (kvr_router_ttft_model(w->pool->router, &w->id, &m, &f)) return;
+    if (kvr_router_ttft_model(w->partition->router, &w->id, &m, &f)) return;
     kvr_json_key(b, "ttft_model");
     kvr_json_open(b, '{');
     kvr_json_put_double(b, "factor", f.value);
@@ -95,7 +95,7 @@ static void put_model(struct kvr_buf *b, const struct worker *w)
 static void put_generation(struct kvr_buf *b, const struct worker *w)
 {
     struct kvr_generation_model g;
-    kvr_router_generation_model(w->pool->router, &g);
+    kvr_router_generation_model(w->partition->router, &g);
     kvr_json_key(b, "generation_model");
     kvr_json_open(b, '{');
     kvr_json_put_double(b, "base_ms", g.base_ms);
@@ -160,7 +160,7 @@ void admin_workers_write(struct serve *s, struct kvr_buf *b, const char *model, 
 static void reset_runtime(struct worker *w)
 {
     w->next = NULL;
-    w->pool = NULL;
+    w->partition = NULL;
     w->failures = 0;
     w->models = NULL;
     w->models_n = 0;

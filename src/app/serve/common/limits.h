@@ -7,7 +7,7 @@ enum {
     MODEL_MAX = 128,
     MODELS_MAX = 256,
     DP_MAX = 64,
-    POOLS_MAX = 256,
+    PARTITIONS_MAX = 256,
     TAINTS_MAX = 16,
     TAINT_LIST_MAX = 16,
     SHARED_RANGES_MAX = 64,

@@ -27,14 +27,14 @@ static void observe_generation(const struct attempt *a)
     if (!a->generated || !a->is_sse || a->request->status >= 400) return;
     uint64_t told = a->usage.present ? a->usage.completion_tokens : 0;
     double tokens = told > 1 ? (double)told - 1 : (double)a->generated;
-    kvr_router_observe_generation(a->pool->router, &a->result, tokens, (double)(a->itl_last_ns - a->first_ns) / 1e6);
+    kvr_router_observe_generation(a->partition->router, &a->result, tokens, (double)(a->itl_last_ns - a->first_ns) / 1e6);
 }
 
 void account_unbook(struct attempt *a)
 {
     if (!a->booking[0]) return;
     observe_generation(a);
-    kvr_router_free(a->pool->router, a->booking, strlen(a->booking));
+    kvr_router_free(a->partition->router, a->booking, strlen(a->booking));
     a->booking[0] = 0;
     atomic_fetch_sub(&a->request->loop->active, 1);
 }
@@ -43,16 +43,16 @@ static void mark_prefill(struct attempt *a)
 {
     if (a->prefill_marked || !a->booking[0]) return;
     a->prefill_marked = true;
-    kvr_router_mark_prefill_completed(a->pool->router, a->booking, strlen(a->booking));
+    kvr_router_mark_prefill_completed(a->partition->router, a->booking, strlen(a->booking));
 }
 
 static void track_output(struct attempt *a, uint64_t tokens)
 {
     const struct request *r = a->request;
-    uint64_t bs = a->pool->block_size, total = (r->isl + tokens + bs - 1) / bs;
+    uint64_t bs = a->partition->block_size, total = (r->isl + tokens + bs - 1) / bs;
     if (!serve_of(r)->o->track_output_blocks || !a->booking[0] || total <= a->generation_blocks) return;
     double left = r->expected_osl ? 1 - (double)tokens / (double)r->expected_osl : -1;
-    kvr_router_add_output_blocks(a->pool->router, a->booking, strlen(a->booking), total - a->generation_blocks,
+    kvr_router_add_output_blocks(a->partition->router, a->booking, strlen(a->booking), total - a->generation_blocks,
                                  r->expected_osl ? KVR_MAX(left, 0.0) : -1);
     a->generation_blocks = total;
 }
@@ -62,7 +62,7 @@ static void track_output(struct attempt *a, uint64_t tokens)
 /* Of so many cached tokens, those that it can reuse: an engine computes at least one, so a fully cached prompt counts one block less. */
 static uint64_t reusable(const struct attempt *a, uint64_t cached)
 {
-    uint64_t prompt = a->usage.prompt_tokens ? a->usage.prompt_tokens : a->request->isl, bs = a->pool->block_size;
+    uint64_t prompt = a->usage.prompt_tokens ? a->usage.prompt_tokens : a->request->isl, bs = a->partition->block_size;
     if (a->request->members.skips_cache) return 0;
     return KVR_MIN(cached, prompt ? (prompt - 1) / bs * bs : 0);
 }
@@ -84,7 +84,7 @@ static bool is_predicted(const struct request *r)
 static void begin_evidence(struct attempt *a)
 {
     const struct request *r = a->request;
-    struct evidence_prompt prompt = {.pool = a->pool,
+    struct evidence_prompt prompt = {.partition = a->partition,
                                      .worker = a->result.worker,
                                      .tokens = r->tokens,
                                      .tokens_n = r->tokens_n,
@@ -151,7 +151,7 @@ void account_booked(struct attempt *a)
 void account_keep_prompt(struct attempt *a)
 {
     const struct request *r = a->request;
-    uint32_t bs = a->pool->block_size;
+    uint32_t bs = a->partition->block_size;
     size_t n = r->tokens_n / bs;
     if (a->view != KVR_VIEW_PARTIAL || !r->tokens || !n || !is_predicted(r) || !(a->served = malloc(n * sizeof *a->served))) return;
     (void)kvr_hash_locals(r->tokens, n * bs, bs, false, request_hash_seed(r), NULL, 0, a->served);
@@ -167,7 +167,7 @@ void account_first_token(struct attempt *a)
     bool known = r->routed && r->tokens_n && !r->multimodal && r->status < 400; /* else its length was a guess */
     a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
     if (a->is_sse && r->status < 400) kvr_histogram_add(&s->metrics.ttft, a->ttft_ms / 1000);
-    if (a->is_sse && known) a->other_ms = quality_first_token(s, a->pool, &a->result, &a->table, a->ttft_ms);
+    if (a->is_sse && known) a->other_ms = quality_first_token(s, a->partition, &a->result, &a->table, a->ttft_ms);
     if (known) quality_answered(s, &a->result);
     a->itl_last_ns = a->first_ns = now;
     a->generated = 0;
@@ -230,8 +230,8 @@ static void complete_usage(struct attempt *a)
 {
     const struct request *r = a->request;
     if (!r->answered || !a->usage.present || !r->members.usage_tells) return;
-    bool hit =
-        is_predicted(r) && a->view == KVR_VIEW_WHOLE && a->usage.prompt_tokens == r->tokens_n && predicted_cached(a) >= a->pool->block_size;
+    bool hit = is_predicted(r) && a->view == KVR_VIEW_WHOLE && a->usage.prompt_tokens == r->tokens_n &&
+               predicted_cached(a) >= a->partition->block_size;
     struct answer_telling told = {.form = 2 * (unsigned)r->form + (a->is_sse ? 1 : 0), .told = a->usage.has_cached, .sure_hit = hit};
     if (telling_note(serve_of(r), a->worker, &told)) a->usage.has_cached = true;
 }
@@ -240,7 +240,7 @@ static void count_cached(const struct attempt *a, uint64_t predicted)
 {
     struct serve *s = serve_of(a->request);
     struct metrics *m = &s->metrics;
-    uint64_t actual = a->usage.cached_tokens, bs = a->pool->block_size;
+    uint64_t actual = a->usage.cached_tokens, bs = a->partition->block_size;
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
     labels_cached(s, a->worker, a->request->model, predicted, actual);
@@ -262,10 +262,10 @@ static void count_usage(struct attempt *a)
     struct delivery d = {.id = r->id,
                          .worker = a->result.worker,
                          .predicted = predicted_cached(a),
-                         .pending = reusable(a, a->result.pending_blocks * (uint64_t)a->pool->block_size),
+                         .pending = reusable(a, a->result.pending_blocks * (uint64_t)a->partition->block_size),
                          .actual = a->usage.cached_tokens,
                          .prompt = KVR_MAX(a->usage.prompt_tokens, (uint64_t)1),
-                         .block_size = a->pool->block_size};
+                         .block_size = a->partition->block_size};
     count_cached(a, d.predicted);
     quality_delivered(serve_of(r), &d);
 }
@@ -302,7 +302,7 @@ static void tell_view(const struct attempt *a)
 {
     const struct request *r = a->request;
     if (!a->served || !r->answered || !a->usage.present || a->usage.prompt_tokens != r->tokens_n) return;
-    uint32_t bs = a->pool->block_size;
+    uint32_t bs = a->partition->block_size;
     struct kvr_served v = {.worker = a->result.worker,
                            .locals = a->served,
                            .n = r->tokens_n / bs,

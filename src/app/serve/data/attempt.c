@@ -7,12 +7,12 @@
 
 enum { ENDING_MS = 1000 /* for a worker to end a stream whose last event has passed */ };
 
-struct attempt *attempt_new(struct request *r, struct pool *pool)
+struct attempt *attempt_new(struct request *r, struct partition *partition)
 {
     struct attempt *a = calloc(1, sizeof *a);
     if (!a) return NULL;
     a->request = r;
-    a->pool = pool;
+    a->partition = partition;
     a->reason = "load";
     a->length = -1;
     a->other_ms = -1;

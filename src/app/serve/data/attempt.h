@@ -35,7 +35,7 @@ struct attempt {
     enum attempt_state state;
 
     /* The choice */
-    struct pool *pool;
+    struct partition *partition;
     struct worker *worker; /* a reference; NULL: not booked */
     struct kvr_router_result result;
     struct decision_table table;
@@ -71,8 +71,8 @@ struct attempt {
     double ttft_ms, other_ms;                  /* other: decision.other_ms */
 };
 
-struct attempt *attempt_new(struct request *r, struct pool *pool); /* NULL: out of memory */
-void attempt_free(struct attempt *a);                              /* NULL is fine; its call and its booking must be over */
+struct attempt *attempt_new(struct request *r, struct partition *partition); /* NULL: out of memory */
+void attempt_free(struct attempt *a);                                        /* NULL is fine; its call and its booking must be over */
 
 /* Returns: WAITS, from then on outcomes are told; or REFUSED. */
 enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enum outcome o));

@@ -10,12 +10,12 @@ const struct roster_row *eligible_workers(struct request *r)
     return row;
 }
 
-struct pool *eligible_pool(struct request *r)
+struct partition *eligible_partition(struct request *r)
 {
     const struct roster_row *row = eligible_workers(r);
-    struct pool *pool = row ? row->pool : NULL;
+    struct partition *partition = row ? row->partition : NULL;
     roster_let_go(row);
-    return pool;
+    return partition;
 }
 
 struct worker *eligible_tokenizer(const struct request *r, bool *exists)

@@ -7,8 +7,8 @@
 
 /* The workers that may be chosen for it; sets r->is_lora. roster_let_go. NULL: no memory. */
 const struct roster_row *eligible_workers(struct request *r);
-/* The pool the prompt would go to now, or NULL. */
-struct pool *eligible_pool(struct request *r);
+/* The partition the prompt would go to now, or NULL. */
+struct partition *eligible_partition(struct request *r);
 /* Some healthy worker that serves the model, with a reference; NULL: none. *exists: there is any worker at all. */
 struct worker *eligible_tokenizer(const struct request *r, bool *exists);
 /* What the prompt's workers have room for, in tokens (0: not known). Returns: whether they truncate prompts as vLLM does. */

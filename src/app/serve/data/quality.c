@@ -84,7 +84,8 @@ void quality_answered(struct serve *s, const struct kvr_router_result *r)
     if (v.again) count(&m->computed_again[v.reason], v.again);
 }
 
-double quality_first_token(struct serve *s, struct pool *pool, const struct kvr_router_result *r, const struct decision_table *t, double ms)
+double quality_first_token(struct serve *s, struct partition *partition, const struct kvr_router_result *r, const struct decision_table *t,
+                           double ms)
 {
     struct metrics *m = &s->metrics;
     struct kvr_ttft_question others[TABLE_ROWS + 1]; /* and itself, alone */
@@ -97,7 +98,7 @@ double quality_first_token(struct serve *s, struct pool *pool, const struct kvr_
                                                      (double)k->generating, -1};
     }
     others[n] = (struct kvr_ttft_question){r->worker.worker_id, (double)r->prefill_tokens, 0, 0, -1};
-    if (!kvr_router_observe_ttft_beside(pool->router, r, ms, others, n + 1)) return -1;
+    if (!kvr_router_observe_ttft_beside(partition->router, r, ms, others, n + 1)) return -1;
     for (size_t i = 0; i < n; i++)
         if (others[i].ms >= 0 && (best < 0 || others[i].ms < best)) best = others[i].ms;
     if (best < 0) return -1;
@@ -112,7 +113,7 @@ double quality_first_token(struct serve *s, struct pool *pool, const struct kvr_
 static void add_events(const struct serve *s, struct choices_totals *t)
 {
     struct kvr_index_stats st;
-    for (const struct pool *p = s->pools; p; p = p->next) {
+    for (const struct partition *p = s->partitions; p; p = p->next) {
         if (!p->index) continue;
         kvr_index_stats(p->index, &st);
         t->stored_blocks += st.stored_blocks;

@@ -9,7 +9,7 @@
 #include "base/lock.h"
 
 struct serve;
-struct pool;
+struct partition;
 struct kvr_prom_page;
 
 /* How predictions fare. */
@@ -39,7 +39,7 @@ void quality_delivered(struct serve *s, const struct delivery *d);
 void quality_answered(struct serve *s, const struct kvr_router_result *r);
 /* A time to first token: teaches the model, and is compared with what it says of the other candidates. Returns: ms to the first token of
  * the best of these; negative: it is not compared. */
-double quality_first_token(struct serve *s, struct pool *pool, const struct kvr_router_result *r, const struct decision_table *t,
+double quality_first_token(struct serve *s, struct partition *partition, const struct kvr_router_result *r, const struct decision_table *t,
                            double ms);
 void quality_tick(struct serve *s);                             /* main loop, once a second: says what could be better */
 void quality_write(struct serve *s, struct kvr_buf *b);         /* main loop: an object of the last minute */

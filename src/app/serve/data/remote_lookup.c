@@ -79,9 +79,9 @@ enum outcome lookup_begin(struct request *r)
 {
     bool large = r->tokens_n > HASH_ON_LOOP;
     if (!request_wants_tokens(r) || !r->tokens || (!large && !r->loop->remotes_n)) return OUTCOME_DONE;
-    struct pool *pool = eligible_pool(r);
-    if (!pool) return OUTCOME_DONE;
-    r->hashed_for = pool->block_size;
+    struct partition *partition = eligible_partition(r);
+    if (!partition) return OUTCOME_DONE;
+    r->hashed_for = partition->block_size;
     if (large) return request_work(r, &r->now.lookup.job, hash_prompt, ask_remotes);
     hash_prompt(r);
     return ask_remotes(r);

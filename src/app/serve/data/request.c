@@ -103,7 +103,7 @@ void request_wait_until(struct request *r, uint64_t deadline_ms)
     request_arm(r);
 }
 
-/* ---- on a thread of the pool ------------------------------------------------------------------------- */
+/* ---- on a thread of the pool ---------------------------------------------------------------------------- */
 
 static struct request_job *request_job_of(struct kvr_job *j)
 {

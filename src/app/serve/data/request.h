@@ -73,7 +73,7 @@ enum outcome {
     OUTCOME_GIVEN_UP /* the job of a request that has ended is over */
 };
 
-/* Work for a thread of the pool. */
+/* Work for a thread of libuv's pool. */
 struct request_job {
     struct kvr_job job;
     struct request *request;

@@ -112,7 +112,7 @@ static void leave_queue(struct request *r)
 {
     struct choosing *c = &r->now.choosing;
     if (!c->queued) return;
-    bool waited = kvr_router_cancel(c->attempt->pool->router, &c->ticket);
+    bool waited = kvr_router_cancel(c->attempt->partition->router, &c->ticket);
     if (!waited) leave_ready_list(r);
     if (waited || c->granted) {
         c->attempt->booking[0] = 0;
@@ -137,7 +137,7 @@ static void record_remotely(const struct attempt *a)
 {
     const struct request *r = a->request;
     struct kvr_remote_index *index = r->loop->remotes_n ? r->loop->remotes[0] : NULL; /* a predicted index has one owner */
-    if (!index || serve_of(r)->o->kv_events || !r->locals || r->hashed_for != a->pool->block_size) return;
+    if (!index || serve_of(r)->o->kv_events || !r->locals || r->hashed_for != a->partition->block_size) return;
     uint64_t *seqs = malloc((r->locals_n + 1) * sizeof *seqs);
     if (!seqs) return;
     kvr_hash_sequence(r->locals, r->locals_n, seqs);
@@ -166,7 +166,7 @@ static bool take_worker(struct attempt *a)
 static enum outcome booked(struct request *r)
 {
     struct attempt *a = r->now.choosing.attempt;
-    uint32_t bs = a->pool->block_size;
+    uint32_t bs = a->partition->block_size;
     atomic_fetch_add(&r->loop->active, 1);
     a->generation_blocks = (r->isl + bs - 1) / bs;
     if (!take_worker(a)) {
@@ -219,7 +219,7 @@ enum outcome route_granted(struct request *r)
 
 /* What there is of workers at one moment. */
 struct fleet {
-    struct pool *pool; /* of the pinned worker, else where the model is served; NULL: nowhere */
+    struct partition *partition; /* of the pinned worker, else where the model is served; NULL: nowhere */
     bool any;
     bool pinned_exists, pinned_is_up, rank_exists;
 };
@@ -240,7 +240,7 @@ static void look_at_pin(const struct request *r, struct fleet *f)
     kvr_lock(&s->lock);
     const struct worker *w = worker_find_locked(s, r->pin.worker_id);
     if (w) {
-        f->pool = w->pool;
+        f->partition = w->partition;
         f->pinned_exists = true;
         f->pinned_is_up = worker_is_schedulable(w, now_ms());
         f->rank_exists = r->pin_any_rank || (r->pin.dp_rank >= w->dp_start && r->pin.dp_rank - w->dp_start < w->dp_size);
@@ -256,7 +256,7 @@ static bool look_at_fleet(struct request *r, struct fleet *f)
     if (!c->workers->all) c->rq.allowed = c->workers->ids;
     c->rq.allowed_n = c->workers->ids_n;
     f->any = roster_workers_n(c->workers) > 0;
-    f->pool = c->workers->pool;
+    f->partition = c->workers->partition;
     look_at_pin(r, f);
     prefer(r, &c->rq);
     return true;
@@ -271,7 +271,7 @@ static enum outcome judge_fleet(struct request *r, const struct fleet *f)
     if (atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT && !r->pinned)
         return request_refuse(r, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
     if (!f->any) return OUTCOME_NOBODY;
-    if (!f->pool) return request_refusef(r, 404, "no worker serves the model '%s'", r->model);
+    if (!f->partition) return request_refusef(r, 404, "no worker serves the model '%s'", r->model);
     return OUTCOME_DONE;
 }
 
@@ -298,13 +298,13 @@ static void fill_in(const struct request *r, struct kvr_router_request *rq)
                                       .policy_class_len = strlen(r->policy_class)};
 }
 
-static void fill_in_pool(const struct request *r, struct attempt *a, struct kvr_router_request *rq)
+static void fill_in_partition(const struct request *r, struct attempt *a, struct kvr_router_request *rq)
 {
     if (r->is_lora) {
         rq->lora = r->model;
         rq->lora_len = strlen(r->model);
     }
-    if (r->locals && r->hashed_for == a->pool->block_size) {
+    if (r->locals && r->hashed_for == a->partition->block_size) {
         rq->locals = r->locals;
         rq->locals_n = r->locals_n;
         rq->scores = r->scores;
@@ -321,8 +321,8 @@ static int ask_router(struct request *r, struct kvr_router_ctx *ctx)
     struct attempt *a = c->attempt;
     bool may_queue = !r->tries;
     c->queued = may_queue; /* before on_turn can run */
-    int rc = may_queue ? kvr_router_submit(a->pool->router, ctx, &c->rq, &c->ticket, on_turn, r, &a->result, &c->rejection)
-                       : kvr_router_find_best_match(a->pool->router, ctx, &c->rq, &a->result);
+    int rc = may_queue ? kvr_router_submit(a->partition->router, ctx, &c->rq, &c->ticket, on_turn, r, &a->result, &c->rejection)
+                       : kvr_router_find_best_match(a->partition->router, ctx, &c->rq, &a->result);
     if (rc != KVR_PARKED) c->queued = false;
     return rc;
 }
@@ -335,10 +335,10 @@ enum outcome route_choose(struct request *r)
     if (!look_at_fleet(r, &fleet)) return request_refuse(r, 503, "out of memory");
     enum outcome o = judge_fleet(r, &fleet);
     if (o != OUTCOME_DONE) return o;
-    struct kvr_router_ctx *ctx = ctx_get(&r->loop->ctxs, fleet.pool);
-    c->attempt = attempt_new(r, fleet.pool);
+    struct kvr_router_ctx *ctx = ctx_get(&r->loop->ctxs, fleet.partition);
+    c->attempt = attempt_new(r, fleet.partition);
     if (!ctx || !c->attempt) return request_refuse(r, 503, kvr_strerror(-KVR_ENOMEM));
-    fill_in_pool(r, c->attempt, &c->rq);
+    fill_in_partition(r, c->attempt, &c->rq);
     int rc = ask_router(r, ctx);
     if (rc == KVR_PARKED) return wait_on(r);
     if (rc) return refused(r, rc);

@@ -62,7 +62,7 @@ static size_t block_sizes(void *ctx, struct kvr_remote_model *out, size_t cap)
     struct serve *s = ctx;
     size_t n = 0;
     kvr_lock(&s->lock);
-    for (const struct pool *p = s->pools; p && n < cap; p = p->next) {
+    for (const struct partition *p = s->partitions; p && n < cap; p = p->next) {
         snprintf(out[n].name, sizeof out[n].name, "%s", p->model);
         out[n++].block_size = p->block_size;
     }

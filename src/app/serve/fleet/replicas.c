@@ -19,9 +19,9 @@ enum { OUTPUT_STEP = 8, PEER_SLOTS = 64 };
 struct peer_view {
     uint32_t peer; /* 0: free */
     struct {
-        struct pool *pool;
+        struct partition *partition;
         uint64_t mark;
-    } pools[POOLS_MAX];
+    } partitions[PARTITIONS_MAX];
 };
 
 struct replicas {
@@ -35,7 +35,7 @@ struct replicas {
 
 void replicas_on_change(void *ctx, const struct kvr_load_event *ev)
 {
-    struct pool *p = ctx;
+    struct partition *p = ctx;
     struct kvr_load_event coarse = *ev;
     if (!p->serve->sync) return;
     if (ev->kind == KVR_LOAD_OUTPUT && ev->fraction < 0) {
@@ -58,14 +58,14 @@ void replicas_on_session(struct serve *s, const char *id, size_t len, struct kvr
 }
 
 struct snapshot {
-    struct pool *pool;
+    struct partition *partition;
     struct kvr_buf *out;
 };
 
 static void write_mark(void *ctx)
 {
     const struct snapshot *s = ctx;
-    kvr_sync_mark_write(s->out, s->pool->number, kvr_sync_next(s->pool->serve->sync) - 1);
+    kvr_sync_mark_write(s->out, s->partition->number, kvr_sync_next(s->partition->serve->sync) - 1);
 }
 
 static void write_entry(void *ctx, const struct kvr_load_event *ev)
@@ -73,26 +73,26 @@ static void write_entry(void *ctx, const struct kvr_load_event *ev)
     const struct snapshot *s = ctx;
     struct kvr_load_event coarse = *ev;
     coarse.output_blocks -= coarse.output_blocks % OUTPUT_STEP;
-    kvr_sync_event_write(s->out, s->pool->number, s->pool->model, s->pool->group, s->pool->block_size, &coarse);
+    kvr_sync_event_write(s->out, s->partition->number, s->partition->model, s->partition->group, s->partition->block_size, &coarse);
 }
 
-/* Pools are never freed while the thread runs; the list is read under serve.lock. */
-static size_t list_pools(struct serve *s, struct pool *list[POOLS_MAX])
+/* Partitions are never freed while the thread runs; the list is read under serve.lock. */
+static size_t list_partitions(struct serve *s, struct partition *list[PARTITIONS_MAX])
 {
     size_t n = 0;
     kvr_lock(&s->lock);
-    for (struct pool *p = s->pools; p && n < POOLS_MAX; p = p->next) list[n++] = p;
+    for (struct partition *p = s->partitions; p && n < PARTITIONS_MAX; p = p->next) list[n++] = p;
     kvr_unlock(&s->lock);
     return n;
 }
 
 static void write_snapshot(void *ctx, struct kvr_buf *out)
 {
-    struct pool *pools[POOLS_MAX];
-    size_t n = list_pools(ctx, pools);
+    struct partition *partitions[PARTITIONS_MAX];
+    size_t n = list_partitions(ctx, partitions);
     for (size_t i = 0; i < n; i++) {
-        struct snapshot s = {pools[i], out};
-        if (kvr_router_snapshot(pools[i]->router, write_mark, write_entry, &s)) out->failed = true;
+        struct snapshot s = {partitions[i], out};
+        if (kvr_router_snapshot(partitions[i]->router, write_mark, write_entry, &s)) out->failed = true;
     }
 }
 
@@ -115,9 +115,9 @@ static void on_reset(void *ctx, uint32_t peer)
 {
     struct serve *s = ctx;
     struct replicas *rep = s->replicas;
-    struct pool *pools[POOLS_MAX];
-    size_t n = list_pools(ctx, pools);
-    for (size_t i = 0; i < n; i++) kvr_router_forget_remote(pools[i]->router, peer);
+    struct partition *partitions[PARTITIONS_MAX];
+    size_t n = list_partitions(ctx, partitions);
+    for (size_t i = 0; i < n; i++) kvr_router_forget_remote(partitions[i]->router, peer);
     for (size_t i = 0; i < PEER_SLOTS; i++)
         if (rep->views[i] && rep->views[i]->peer == peer) {
             free(rep->views[i]);
@@ -133,14 +133,14 @@ static bool same_name(const char *s, const char *text, uint32_t len)
     return strlen(s) == len && memcmp(s, text, len) == 0;
 }
 
-static struct pool *find_pool(struct serve *s, const struct kvr_sync_event *e)
+static struct partition *find_partition(struct serve *s, const struct kvr_sync_event *e)
 {
-    struct pool *pools[POOLS_MAX];
-    size_t n = list_pools(s, pools);
+    struct partition *partitions[PARTITIONS_MAX];
+    size_t n = list_partitions(s, partitions);
     for (size_t i = 0; i < n; i++)
-        if (pools[i]->block_size == e->block_size && same_name(pools[i]->model, e->model, e->model_len) &&
-            same_name(pools[i]->group, e->group, e->group_len))
-            return pools[i];
+        if (partitions[i]->block_size == e->block_size && same_name(partitions[i]->model, e->model, e->model_len) &&
+            same_name(partitions[i]->group, e->group, e->group_len))
+            return partitions[i];
     return NULL;
 }
 
@@ -164,29 +164,29 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data
     struct kvr_sync_event e;
     struct peer_view *v = view_of(s->replicas, peer, true);
     char id[272];
-    bool ok = v && kvr_sync_event_read(data, len, &e) == 0 && e.pool < POOLS_MAX;
+    bool ok = v && kvr_sync_event_read(data, len, &e) == 0 && e.partition < PARTITIONS_MAX;
     if (ok && e.kind == KVR_SYNC_SESSION) {
         s->hooks.session_heard(s, e.session, e.session_len, e.load.request.worker);
         return;
     }
     if (ok && e.kind == KVR_SYNC_MARK) {
-        v->pools[e.pool].mark = e.number;
+        v->partitions[e.partition].mark = e.number;
         return;
     }
-    if (ok && number && number <= v->pools[e.pool].mark) return; /* the snapshot has it */
+    if (ok && number && number <= v->partitions[e.partition].mark) return; /* the snapshot has it */
     if (ok && e.kind == KVR_SYNC_ADD) {
-        v->pools[e.pool].pool = find_pool(ctx, &e);
+        v->partitions[e.partition].partition = find_partition(ctx, &e);
         ok = take_hashes(s->replicas, &e);
     }
-    struct pool *pool = ok ? v->pools[e.pool].pool : NULL;
-    if (pool) { /* ids of different partitions and peers must not meet */
+    struct partition *partition = ok ? v->partitions[e.partition].partition : NULL;
+    if (partition) { /* ids of different partitions and peers must not meet */
         e.load.request.owner = peer;
-        e.load.request.id_len = (size_t)snprintf(id, sizeof id, "p%u/%llu/%.*s", peer, (unsigned long long)e.pool,
+        e.load.request.id_len = (size_t)snprintf(id, sizeof id, "p%u/%llu/%.*s", peer, (unsigned long long)e.partition,
                                                  (int)e.load.request.id_len, e.load.request.id);
         e.load.request.id = id;
-        ok = e.load.request.id_len < 256 && kvr_router_apply_remote(pool->router, &e.load) == 0;
+        ok = e.load.request.id_len < 256 && kvr_router_apply_remote(partition->router, &e.load) == 0;
     }
-    if (!ok || !pool) atomic_fetch_add_explicit(&s->replicas->ignored, 1, memory_order_relaxed);
+    if (!ok || !partition) atomic_fetch_add_explicit(&s->replicas->ignored, 1, memory_order_relaxed);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------- */

@@ -21,7 +21,7 @@ int replicas_start(struct serve *s, char *err, size_t cap);
 void replicas_stop(struct serve *s);
 /* A session was bound here. */
 void replicas_on_session(struct serve *s, const char *id, size_t len, struct kvr_worker w);
-void replicas_on_change(void *pool, const struct kvr_load_event *event);
+void replicas_on_change(void *partition, const struct kvr_load_event *event);
 void replicas_workers_changed(struct serve *s);
 void replicas_metrics(struct serve *s, struct kvr_prom_page *out);
 

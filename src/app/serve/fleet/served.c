@@ -9,7 +9,7 @@
  * Questions over NATS are subscribed to only once the index is ready, so that nobody is sent to one that knows nothing yet.
  *
  * Threads: the main loop answers HTTP; each subscription has its thread, and a struct asker of its own. The indexes are read
- * lock-free; pools live as long as the process.
+ * lock-free; partitions live as long as the process.
  */
 #include <string.h>
 
@@ -21,7 +21,7 @@
 #include "wire/index_service.h"
 #include "wire/prom_page.h"
 
-enum { PENDING_BYTES = 16 << 20, POOLS_TOLD = 256 };
+enum { PENDING_BYTES = 16 << 20, PARTITIONS_TOLD = 256 };
 
 /* What one thread needs to answer. */
 struct asker {
@@ -66,14 +66,14 @@ static int refuse(struct asker *a, int status, const char *text)
     return status;
 }
 
-static struct pool *find_pool(struct serve *s, const struct kvr_service_question *q)
+static struct partition *find_partition(struct serve *s, const struct kvr_service_question *q)
 {
     char model[MODEL_MAX];
     if (!q->model || q->model_len >= sizeof model) return NULL;
     memcpy(model, q->model, q->model_len);
     model[q->model_len] = 0;
     kvr_lock(&s->lock);
-    struct pool *p = pool_find_locked(s, model, "");
+    struct partition *p = partition_find_locked(s, model, "");
     kvr_unlock(&s->lock);
     return p;
 }
@@ -82,7 +82,7 @@ static struct pool *find_pool(struct serve *s, const struct kvr_service_question
 static int answer_query(struct asker *a)
 {
     struct serve *s = a->serve;
-    struct pool *p = find_pool(s, &a->q);
+    struct partition *p = find_partition(s, &a->q);
     if (!p) return refuse(a, 404, "this model is not served here");
     if (!a->q.blocks.given) return refuse(a, 400, "block_hashes: allowed: a list of at most 1048576 hashes");
     struct kvr_router_ctx *ctx = ctx_get(&a->ctxs, p);
@@ -102,7 +102,7 @@ static int answer_record(struct asker *a)
 {
     struct serve *s = a->serve;
     const struct kvr_service_question *q = &a->q;
-    const struct pool *p = find_pool(s, q);
+    const struct partition *p = find_partition(s, q);
     if (!predicted(s)) return refuse(a, 409, "this index follows KV events and records no decisions");
     if (!p) return refuse(a, 404, "this model is not served here");
     if (!q->has_worker) return refuse(a, 400, "worker: allowed: {worker_id, dp_rank}");
@@ -124,10 +124,10 @@ static int answer_info(struct asker *a)
     struct served *v = a->serve->served;
     const char *why = not_ready(v);
     struct kvr_service_info i = {.instance = v->instance, .predicted = predicted(a->serve), .ready = !why, .packed = true};
-    struct kvr_remote_model models[POOLS_TOLD];
+    struct kvr_remote_model models[PARTITIONS_TOLD];
     size_t n = 0;
     kvr_lock(&a->serve->lock);
-    for (const struct pool *p = a->serve->pools; p && n < POOLS_TOLD; p = p->next) {
+    for (const struct partition *p = a->serve->partitions; p && n < PARTITIONS_TOLD; p = p->next) {
         snprintf(models[n].name, sizeof models[n].name, "%s", p->model);
         models[n++].block_size = p->block_size;
     }

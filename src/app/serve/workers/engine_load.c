@@ -54,7 +54,7 @@ static void learn_total(struct worker *w, uint32_t place, const struct kvr_engin
 {
     if (w->total_kv_blocks || place || !l->total_blocks || l->total_blocks == w->learnt_kv_blocks) return;
     w->learnt_kv_blocks = l->total_blocks;
-    kvr_router_set_limits(w->pool->router, w->id, w->max_num_batched_tokens, w->learnt_kv_blocks);
+    kvr_router_set_limits(w->partition->router, w->id, w->max_num_batched_tokens, w->learnt_kv_blocks);
 }
 
 static void keep_locked(struct serve *s, struct worker *w, uint32_t place, const struct kvr_engine_load *l)
@@ -66,14 +66,14 @@ static void keep_locked(struct serve *s, struct worker *w, uint32_t place, const
     learn_total(w, place, l);
     r->expired = is_stale(s, r, now); /* it may tell of an old reading */
     if (r->expired && was_used) atomic_fetch_add(&s->metrics.engine_loads_expired_total, 1);
-    kvr_router_set_kv_used(w->pool->router, (struct kvr_worker){w->id, w->dp_start + place}, r->expired ? 0 : used_blocks(w, l));
+    kvr_router_set_kv_used(w->partition->router, (struct kvr_worker){w->id, w->dp_start + place}, r->expired ? 0 : used_blocks(w, l));
 }
 
 void engine_load_tell_locked(const struct worker *w)
 {
     for (uint32_t i = 0; i < w->dp_size; i++)
         if (w->loads[i].known && !w->loads[i].expired)
-            kvr_router_set_kv_used(w->pool->router, (struct kvr_worker){w->id, w->dp_start + i}, used_blocks(w, &w->loads[i].load));
+            kvr_router_set_kv_used(w->partition->router, (struct kvr_worker){w->id, w->dp_start + i}, used_blocks(w, &w->loads[i].load));
 }
 
 static void expire_locked(struct serve *s, struct worker *w, uint64_t now)
@@ -83,7 +83,7 @@ static void expire_locked(struct serve *s, struct worker *w, uint64_t now)
         if (!r->known || r->expired || !is_stale(s, r, now)) continue;
         r->expired = true;
         atomic_fetch_add(&s->metrics.engine_loads_expired_total, 1);
-        kvr_router_set_kv_used(w->pool->router, (struct kvr_worker){w->id, w->dp_start + i}, 0);
+        kvr_router_set_kv_used(w->partition->router, (struct kvr_worker){w->id, w->dp_start + i}, 0);
     }
 }
 

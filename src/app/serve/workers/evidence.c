@@ -78,7 +78,7 @@ enum reason {
 };
 
 struct evidence_check { /* did the prompt turn up in the rank's view? */
-    struct pool *pool;
+    struct partition *partition;
     struct watch watch;
     struct evidence_check *next;         /* in a queue */
     uint64_t due_ms, batches;            /* of the rank's stream at the first look */
@@ -106,7 +106,7 @@ struct rank_evidence {
 };
 
 struct reader {
-    struct pool *pool;
+    struct partition *partition;
     struct kvr_index_reader *reader;
 };
 
@@ -274,15 +274,15 @@ static unsigned kind_of(const struct evidence_prompt *a)
 
 struct evidence_check *evidence_begin(struct serve *s, const struct evidence_prompt *a)
 {
-    uint32_t bs = a->pool->block_size;
-    if (!s->evidence || !s->ingest || !a->pool->index) return NULL;
+    uint32_t bs = a->partition->block_size;
+    if (!s->evidence || !s->ingest || !a->partition->index) return NULL;
     if (!a->understood) {
         count_none(s, a->worker, NO_MEMBERS);
         return NULL;
     }
     struct evidence_check *c = malloc(sizeof *c);
     if (!c) return NULL;
-    *c = (struct evidence_check){.pool = a->pool,
+    *c = (struct evidence_check){.partition = a->partition,
                                  .blocks = KVR_MIN(kvr_hash_block_count(a->tokens_n, bs, false), (size_t)BLOCKS_MAX),
                                  .kind = kind_of(a),
                                  .prompt_tokens = a->tokens_n,
@@ -409,20 +409,20 @@ static bool judge_locked(struct serve *s, const struct evidence_check *c, enum o
     bool before = r->alarm;
     r->alarm = why != NULL;
     text[0] = 0;
-    if (why && !before) explain(why, kvr_index_rank_blocks(c->pool->index, c->watch.worker), text, cap);
+    if (why && !before) explain(why, kvr_index_rank_blocks(c->partition->index, c->watch.worker), text, cap);
     return r->alarm != before;
 }
 
 /* ---- looking ------------------------------------------------------------------------------------------------------- */
 
-static struct kvr_index_reader *reader_of(struct evidence *e, struct pool *p)
+static struct kvr_index_reader *reader_of(struct evidence *e, struct partition *p)
 {
     for (size_t i = 0; i < e->readers_n; i++)
-        if (e->readers[i].pool == p) return e->readers[i].reader;
+        if (e->readers[i].partition == p) return e->readers[i].reader;
     struct reader *more = realloc(e->readers, (e->readers_n + 1) * sizeof *more);
     if (!more) return NULL;
     e->readers = more;
-    more[e->readers_n] = (struct reader){.pool = p};
+    more[e->readers_n] = (struct reader){.partition = p};
     if (kvr_index_reader_create(p->index, &more[e->readers_n].reader)) return NULL;
     return more[e->readers_n++].reader;
 }
@@ -430,8 +430,8 @@ static struct kvr_index_reader *reader_of(struct evidence *e, struct pool *p)
 /* How many leading blocks of the prompt the view has; -1: not known. */
 static long blocks_in_view(struct evidence *e, const struct evidence_check *c)
 {
-    struct kvr_index_reader *rd = reader_of(e, c->pool);
-    size_t need = kvr_index_ranks(c->pool->index) + 16;
+    struct kvr_index_reader *rd = reader_of(e, c->partition);
+    size_t need = kvr_index_ranks(c->partition->index) + 16;
     if (need > e->overlaps_cap) {
         struct kvr_overlap *p = realloc(e->overlaps, need * sizeof *p);
         if (!p) return -1;
@@ -466,7 +466,7 @@ static const struct kvr_view_status *status_of(const struct statuses *st, struct
 /* Of the blocks that must have turned up, have most not? *none: there are no such. */
 static bool is_missing(const struct evidence_check *c, size_t have, const bool *seen, bool partial, bool *none)
 {
-    size_t bs = c->pool->block_size, view = c->view_tokens / bs, n = 0;
+    size_t bs = c->partition->block_size, view = c->view_tokens / bs, n = 0;
     size_t from = partial ? KVR_MIN((size_t)(c->cached / bs), c->blocks) : 0;
     *none = from == c->blocks || (partial && !c->told);
     for (size_t i = from; i < c->blocks; i++) n += i >= have && i >= view && !seen[i];
@@ -476,13 +476,13 @@ static bool is_missing(const struct evidence_check *c, size_t have, const bool *
 /* Far less was cached than the view had. Two blocks of difference are nothing: some engines compute the end of a prompt anew. */
 static bool is_stale(const struct evidence_check *c, uint64_t view)
 {
-    return c->told && c->cached + UINT64_C(2) * c->pool->block_size < view && c->cached * 2 < view;
+    return c->told && c->cached + UINT64_C(2) * c->partition->block_size < view && c->cached * 2 < view;
 }
 
 /* What the engine did not find may have been removed before it looked: it was stored again then, and so much was removed. */
 static bool may_be_removed(const struct evidence_check *c, uint64_t view, const bool *seen, uint64_t removed)
 {
-    uint64_t bs = c->pool->block_size, first = c->cached / bs, end = KVR_MIN(view / bs, (uint64_t)c->blocks);
+    uint64_t bs = c->partition->block_size, first = c->cached / bs, end = KVR_MIN(view / bs, (uint64_t)c->blocks);
     bool again = first >= end; /* beyond those that are watched */
     for (uint64_t i = first; i < end; i++) again |= seen[i];
     return again && removed >= view / bs - first;
@@ -495,7 +495,7 @@ static enum verdict verdict_of(struct serve *s, const struct kvr_view_status *st
     bool seen[BLOCKS_MAX], none;
     long have = blocks_in_view(s->evidence, c);
     uint64_t removed = watches_look(s->evidence->watches, &c->watch, seen);
-    uint64_t bs = c->pool->block_size, view = KVR_MIN(c->view_tokens, (c->prompt_tokens - 1) / bs * bs); /* it computes at least one */
+    uint64_t bs = c->partition->block_size, view = KVR_MIN(c->view_tokens, (c->prompt_tokens - 1) / bs * bs); /* it computes at least one */
     *why = NO_VIEW;
     if (have < 0) return PROVES_NOTHING;
     bool missing = is_missing(c, (size_t)have, seen, st->knowledge == KVR_VIEW_PARTIAL, &none);
@@ -512,7 +512,7 @@ static enum verdict verdict_of(struct serve *s, const struct kvr_view_status *st
 static bool fell_short(const struct evidence_check *c, const struct kvr_view_status *st)
 {
     if (!st || !st->sound || !st->connected) return false;
-    uint64_t bs = c->pool->block_size, view = KVR_MIN(c->view_tokens, c->prompt_tokens - 1) / bs, had = c->cached / bs;
+    uint64_t bs = c->partition->block_size, view = KVR_MIN(c->view_tokens, c->prompt_tokens - 1) / bs, had = c->cached / bs;
     return c->told && st->unproven_copies && had < view && had < c->blocks;
 }
 
@@ -522,9 +522,9 @@ static void doubt_block(struct serve *s, const struct evidence_check *c)
 {
     uint64_t names[BLOCKS_MAX];
     bool seen[BLOCKS_MAX];
-    size_t at = (size_t)(c->cached / c->pool->block_size);
+    size_t at = (size_t)(c->cached / c->partition->block_size);
     (void)watches_look(s->evidence->watches, &c->watch, seen);
-    if (!seen[at] && kvr_index_names(c->pool->index, c->watch.worker, c->locals, at + 1, names) == at + 1)
+    if (!seen[at] && kvr_index_names(c->partition->index, c->watch.worker, c->locals, at + 1, names) == at + 1)
         kvr_ingest_doubt_copies(s->ingest, c->watch.worker, &names[at]);
 }
 
@@ -541,7 +541,7 @@ static void begin_anew_locked(struct evidence *e, struct kvr_worker worker)
 static bool is_judged_locked(struct serve *s, const struct evidence_check *c)
 {
     const struct worker *w = worker_find_locked(s, c->watch.worker.worker_id);
-    return w && w->pool == c->pool && (w->has_events || s->feed || s->durable);
+    return w && w->partition == c->partition && (w->has_events || s->feed || s->durable);
 }
 
 /* Is what speaks against the view, or against copies in it, looked at once more? */

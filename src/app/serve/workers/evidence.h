@@ -8,7 +8,7 @@
 struct kvr_prom_page;
 
 struct evidence_prompt { /* a prompt that is about to be sent to a rank; borrowed */
-    struct pool *pool;
+    struct partition *partition;
     struct kvr_worker worker;
     const uint32_t *tokens;
     size_t tokens_n;

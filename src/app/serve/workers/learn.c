@@ -217,7 +217,8 @@ static void keep_locked(struct worker *w, const struct worker *now)
     w->block_size_known = now->block_size_known;
     if (w->learnt_kv_blocks == now->learnt_kv_blocks) return;
     w->learnt_kv_blocks = now->learnt_kv_blocks;
-    kvr_router_set_limits(w->pool->router, w->id, w->max_num_batched_tokens, w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
+    kvr_router_set_limits(w->partition->router, w->id, w->max_num_batched_tokens,
+                          w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
 }
 
 struct change {

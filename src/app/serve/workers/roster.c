@@ -179,47 +179,47 @@ static int by_id(const void *a, const void *b)
 }
 
 /* Servers by partition; partitions are numbered in the order of their list. */
-static void count_pools(const struct roster_row *row, size_t n[POOLS_MAX])
+static void count_partitions(const struct roster_row *row, size_t n[PARTITIONS_MAX])
 {
-    memset(n, 0, POOLS_MAX * sizeof *n);
-    for (size_t i = 0; i < row->servers_n; i++) n[row->servers[i].worker->pool->number]++;
+    memset(n, 0, PARTITIONS_MAX * sizeof *n);
+    for (size_t i = 0; i < row->servers_n; i++) n[row->servers[i].worker->partition->number]++;
 }
 
-static struct pool *most_used_locked(const struct serve *s, const size_t n[POOLS_MAX])
+static struct partition *most_used_locked(const struct serve *s, const size_t n[PARTITIONS_MAX])
 {
-    struct pool *best = NULL;
-    for (struct pool *p = s->pools; p; p = p->next)
+    struct partition *best = NULL;
+    for (struct partition *p = s->partitions; p; p = p->next)
         if (n[p->number] > (best ? n[best->number] : 0)) best = p;
     return best;
 }
 
-static bool finish_locked(const struct serve *s, struct roster_row *row, const size_t all[POOLS_MAX])
+static bool finish_locked(const struct serve *s, struct roster_row *row, const size_t all[PARTITIONS_MAX])
 {
-    size_t n[POOLS_MAX];
-    count_pools(row, n);
-    row->pool = most_used_locked(s, n);
+    size_t n[PARTITIONS_MAX];
+    count_partitions(row, n);
+    row->partition = most_used_locked(s, n);
     if (row->knowers_n) qsort(row->knowers, row->knowers_n, sizeof *row->knowers, by_id);
-    if (row->pool && !(row->ids = malloc(n[row->pool->number] * sizeof *row->ids))) return false;
+    if (row->partition && !(row->ids = malloc(n[row->partition->number] * sizeof *row->ids))) return false;
     for (size_t i = 0; i < row->servers_n; i++) {
         const struct worker *w = row->servers[i].worker;
         if (w->engine == ENGINE_SGLANG) row->has_sglang = true;
         if (!row->room) row->room = worker_room_locked(w, row->model);
-        if (w->pool != row->pool) continue;
+        if (w->partition != row->partition) continue;
         row->ids[row->ids_n++] = w->id;
         row->is_lora |= row->servers[i].is_lora;
     }
-    row->all = !row->pool || row->ids_n == all[row->pool->number];
+    row->all = !row->partition || row->ids_n == all[row->partition->number];
     return true;
 }
 
 /* only: a model for which there was no room; NULL: all of them. */
 static struct roster *make_locked(struct serve *s, const char *only)
 {
-    size_t all[POOLS_MAX];
+    size_t all[PARTITIONS_MAX];
     struct roster *r = roster_new(atomic_load(&s->workers_version));
     bool ok = r && (only ? add_name(r, only) : add_names_locked(r, s));
     for (struct worker *w = s->workers; w && ok; w = w->next) ok = add_worker_locked(r, s, w);
-    if (ok) count_pools(&r->rows[ANY], all);
+    if (ok) count_partitions(&r->rows[ANY], all);
     for (size_t i = 0; ok && i < r->n; i++) ok = finish_locked(s, &r->rows[i], all);
     if (ok) return r;
     if (r) roster_free(r);

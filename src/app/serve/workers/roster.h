@@ -22,7 +22,7 @@
 
 enum { ROSTER_ROWS_MAX = 4096, ROSTER_PLACES_MAX = 1 << 21 };
 
-struct pool;
+struct partition;
 struct roster;
 struct serve;
 struct worker;
@@ -35,14 +35,14 @@ struct roster_server {
 struct roster_row {
     struct roster *of;
     char model[MODEL_MAX];
-    struct pool *pool; /* NULL: nobody serves it */
-    uint64_t *ids;     /* of the workers in that pool, in the order of the table */
+    struct partition *partition; /* NULL: nobody serves it */
+    uint64_t *ids;               /* of the workers in that partition, in the order of the table */
     size_t ids_n;
-    bool all;                      /* that is every worker of the pool */
+    bool all;                      /* that is every worker of the partition */
     bool is_lora;                  /* one of those workers lists it as an adapter */
     bool has_sglang;               /* a server is no vLLM */
     uint64_t room;                 /* tokens that the first server that says so has room for; 0: not known */
-    struct roster_server *servers; /* of all pools, in the order of the table */
+    struct roster_server *servers; /* of all partitions, in the order of the table */
     size_t servers_n, servers_cap;
     uint64_t *knowers; /* workers that were configured with the name or list it, rising */
     size_t knowers_n, knowers_cap;

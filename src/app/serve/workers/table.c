@@ -44,7 +44,7 @@ void worker_sync_locked(struct serve *s, struct worker *w)
     bool ok = worker_is_schedulable(w, now_ms());
     (void)s;
     w->schedulable = ok;
-    if (!w->removed) kvr_router_set_schedulable(w->pool->router, w->id, ok);
+    if (!w->removed) kvr_router_set_schedulable(w->partition->router, w->id, ok);
 }
 
 static bool name_is(const char *name, const char *s, size_t len)

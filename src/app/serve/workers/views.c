@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * KV events into the index, what a view is worth into the router. The callbacks run on the ingest thread; `user` is the worker's pool,
+ * KV events into the index, what a view is worth into the router. The callbacks run on the ingest thread; `user` is the worker's partition,
  * which lives as long as the process.
  */
 #include "app/serve/workers/evidence.h"
@@ -18,7 +18,7 @@ struct supposition {
     struct supposition *next;
     struct kvr_worker worker;
     struct serve *serve;
-    struct pool *pool;
+    struct partition *partition;
     struct kvr_supposed *supposed;
 };
 
@@ -32,7 +32,7 @@ static struct supposition **place_of(struct serve *s, struct kvr_worker w)
 static int apply_supposed(void *ctx, const struct kvr_event *ev)
 {
     const struct supposition *u = ctx;
-    return kvr_index_apply(u->pool->index, ev);
+    return kvr_index_apply(u->partition->index, ev);
 }
 
 static int take_known(void *ctx, const struct kvr_event *ev)
@@ -42,7 +42,7 @@ static int take_known(void *ctx, const struct kvr_event *ev)
     return 0;
 }
 
-static void suppose(struct serve *s, struct pool *p, struct kvr_worker w)
+static void suppose(struct serve *s, struct partition *p, struct kvr_worker w)
 {
     struct supposition **at = place_of(s, w);
     if (*at) return;
@@ -89,14 +89,14 @@ static int remove_names(const struct supposition *u, const struct kvr_event *ev,
         struct kvr_event one = *ev;
         one.removed = &ev->removed[i];
         one.removed_n = 1;
-        int found = kvr_index_apply(u->pool->index, &one);
+        int found = kvr_index_apply(u->partition->index, &one);
         kvr_supposed_removed(u->supposed, ev->removed[i], found, tick);
         if (found) rc = found;
     }
     return rc;
 }
 
-static int apply_event(struct serve *s, const struct pool *p, const struct kvr_event *ev)
+static int apply_event(struct serve *s, const struct partition *p, const struct kvr_event *ev)
 {
     const struct supposition *u = ev->tier == KVR_TIER_DEVICE ? *place_of(s, ev->worker) : NULL;
     if (!u) return kvr_index_apply(p->index, ev);
@@ -133,7 +133,7 @@ static void on_tick(void *ctx, uint64_t now)
 static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
 {
     struct serve *s = ctx;
-    const struct pool *p = user;
+    const struct partition *p = user;
     (void)origin;
     if (ev->tier != KVR_TIER_DEVICE) kvr_router_use_lower_tiers(p->router);
     kvr_recorder_event(s->recorder, ev);
@@ -145,21 +145,21 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
 
 static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
 {
-    const struct pool *p = user;
+    const struct partition *p = user;
     (void)ctx;
     return kvr_index_holds(p->index, w, tier, name);
 }
 
 static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
 {
-    const struct pool *p = user;
+    const struct partition *p = user;
     (void)ctx;
     (void)kvr_index_window(p->index, ev);
 }
 
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
-    const struct pool *p = user;
+    const struct partition *p = user;
     struct serve *s = ctx;
     struct supposition *u = *place_of(s, w);
     if (u) kvr_supposed_reset(u->supposed, atomic_fetch_add(&s->view_tick, 1) + 1);
@@ -175,7 +175,7 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
 static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
     struct serve *s = ctx;
-    struct pool *p = user;
+    struct partition *p = user;
     if (knowledge == KVR_VIEW_PARTIAL) suppose(s, p, w);
     if (knowledge == KVR_VIEW_WHOLE) stop_supposing(s, w);
     kvr_router_set_trusted(p->router, w, knowledge != KVR_VIEW_UNKNOWN);
@@ -233,10 +233,10 @@ int views_start(struct serve *s)
     return s->o->plane.plane != KVR_PLANE_NATS ? 0 : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
 }
 
-/* Pools live as long as the process. */
+/* Partitions live as long as the process. */
 static struct kvr_index *hold(void *ctx, void *user)
 {
-    const struct pool *p = user;
+    const struct partition *p = user;
     (void)ctx;
     return p->index;
 }
@@ -289,16 +289,16 @@ const char *views_why_none(const struct worker *w)
 }
 
 /* From what the data directory has of it. A rank of a shared stream has no place of its own to go on from. */
-static void follow(struct serve *s, const struct worker *w, struct pool *pool, struct kvr_ingest_source *src)
+static void follow(struct serve *s, const struct worker *w, struct partition *partition, struct kvr_ingest_source *src)
 {
     struct kvr_view_identity id = {w->model, w->group, src->events};
     bool tiers = false;
-    if (s->store && src->events) kvr_view_store_follow(s->store, &id, pool->index, src, &tiers);
+    if (s->store && src->events) kvr_view_store_follow(s->store, &id, partition->index, src, &tiers);
     else kvr_ingest_add(s->ingest, src);
-    if (tiers) kvr_router_use_lower_tiers(pool->router);
+    if (tiers) kvr_router_use_lower_tiers(partition->router);
 }
 
-void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
+void views_follow(struct serve *s, const struct worker *w, struct partition *partition)
 {
     for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
         struct kvr_ingest_source src = {.worker = {w->id, w->dp_start + r},
@@ -307,8 +307,8 @@ void views_follow(struct serve *s, const struct worker *w, struct pool *pool)
                                         .replay = w->replay[r][0] ? w->replay[r] : NULL,
                                         .recover = w->recover[0] ? w->recover : NULL,
                                         .tiers = true,
-                                        .user = pool};
-        if (views_has_source(s, w, r)) follow(s, w, pool, &src);
+                                        .user = partition};
+        if (views_has_source(s, w, r)) follow(s, w, partition, &src);
     }
 }
 

@@ -7,12 +7,12 @@
 #ifndef KVR_SERVE_VIEWS_H
 #define KVR_SERVE_VIEWS_H
 
-#include "app/serve/workers/pool.h"
+#include "app/serve/workers/partition.h"
 #include "app/serve/workers/worker.h"
 
 int views_start(struct serve *s);
 int views_start_durable(struct serve *s); /* when the workers that are configured are followed */
-void views_follow(struct serve *s, const struct worker *w, struct pool *pool);
+void views_follow(struct serve *s, const struct worker *w, struct partition *partition);
 void views_unfollow(struct serve *s, uint64_t id);
 /* A prompt that a rank has answered, whose view was partial when it was chosen. */
 void views_served(struct serve *s, struct kvr_served *v);

@@ -20,7 +20,7 @@
 #include "wire/json.h"
 
 struct serve;
-struct pool;
+struct partition;
 
 /* What an engine says of a model; the texts are "" where it says nothing. */
 struct model_entry {
@@ -89,7 +89,7 @@ struct worker {
     size_t taints_n;
     enum engine_kind engine;   /* where it reads the rank */
     char api_key[API_KEY_MAX]; /* "": none; worker_key.c */
-    struct pool *pool;
+    struct partition *partition;
     bool has_events;            /* a rank has an endpoint in events */
     bool shares_engine;         /* another worker is another rank at the same address */
     bool unreachable;           /* registered for book-keeping only: no endpoint */

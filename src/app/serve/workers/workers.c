@@ -35,7 +35,7 @@ static struct worker **detach_locked(struct serve *s, struct worker *w)
     s->workers_n--;
     roster_outdate_locked(s);
     sort_engines_locked(s, w);
-    kvr_router_remove_worker(w->pool->router, w->id);
+    kvr_router_remove_worker(w->partition->router, w->id);
     evidence_forget(s, w->id);
     return p;
 }
@@ -85,8 +85,8 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
                  (unsigned long long)other->id, other->block_size, w->block_size);
         return -1;
     }
-    w->pool = pool_get_locked(s, w, err, cap);
-    if (!w->pool) return -1;
+    w->partition = partition_get_locked(s, w, err, cap);
+    if (!w->partition) return -1;
     struct worker *old = worker_find_locked(s, w->id), **place = &s->workers;
     if (!register_locked(s, w)) {
         snprintf(err, cap, "out of memory");
@@ -99,20 +99,21 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
     }
     const char *taints[TAINTS_MAX];
     for (size_t i = 0; i < w->taints_n; i++) taints[i] = w->taints[i];
-    int rc = kvr_router_set_worker(w->pool->router, w->id, w->dp_start, w->dp_size);
-    if (rc == 0) rc = kvr_router_set_taints(w->pool->router, w->id, taints, w->taints_n);
+    int rc = kvr_router_set_worker(w->partition->router, w->id, w->dp_start, w->dp_size);
+    if (rc == 0) rc = kvr_router_set_taints(w->partition->router, w->id, taints, w->taints_n);
     if (rc) {
-        kvr_router_remove_worker(w->pool->router, w->id);
+        kvr_router_remove_worker(w->partition->router, w->id);
         kvr_map64_del(&s->workers_by_id, w->id);
         labels_forget(s->labels, w->id);
         snprintf(err, cap, "%s", kvr_strerror(rc));
         return -1;
     }
-    kvr_router_set_limits(w->pool->router, w->id, w->max_num_batched_tokens, w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
+    kvr_router_set_limits(w->partition->router, w->id, w->max_num_batched_tokens,
+                          w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
     engine_load_tell_locked(w);
-    bool event_mode = s->o->kv_events && w->pool->index;
+    bool event_mode = s->o->kv_events && w->partition->index;
     for (uint32_t r = 0; event_mode && r < w->dp_size; r++)
-        kvr_router_set_trusted(w->pool->router, (struct kvr_worker){w->id, w->dp_start + r}, false);
+        kvr_router_set_trusted(w->partition->router, (struct kvr_worker){w->id, w->dp_start + r}, false);
     atomic_store(&w->refs, 1);
     w->unreachable = !w->url[0] && !s->o->select_only;
     while (!old && *place) place = &(*place)->next;
@@ -132,7 +133,7 @@ static void follow_again(struct serve *s, struct worker *scratch, uint64_t id)
     const struct worker *old = worker_find_locked(s, id);
     if (old) worker_copy_locked(scratch, old);
     kvr_unlock(&s->lock);
-    if (old) views_follow(s, scratch, scratch->pool);
+    if (old) views_follow(s, scratch, scratch->partition);
 }
 
 int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap)
@@ -154,7 +155,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     if (!w->learns) w->block_size_known = w->given.block_size || !learns(s, w);
     if (!w->block_size_known) w->block_size = worker_block_size_locked(s, w);
     int rc = add_locked(s, w, err, cap);
-    struct pool *pool = w->pool;
+    struct partition *partition = w->partition;
     if (rc == 0) w->learns = false;
     kvr_unlock(&s->lock);
     if (rc) {
@@ -162,7 +163,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
         free(w);
         return -1;
     }
-    views_follow(s, w, pool);
+    views_follow(s, w, partition);
     s->hooks.workers_changed(s);
     health_check_now(s, spec->id);
     s->hooks.may_route(s);
@@ -171,19 +172,19 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
 
 bool worker_remove(struct serve *s, uint64_t id)
 {
-    struct pool *pool = NULL;
+    struct partition *partition = NULL;
     kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
     if (w) {
-        pool = w->pool;
+        partition = w->partition;
         detach_locked(s, w);
         labels_forget(s->labels, id);
         worker_let_go(w);
     }
     kvr_unlock(&s->lock);
-    if (!pool) return false;
+    if (!partition) return false;
     views_unfollow(s, id);
-    kvr_router_remove_worker(pool->router, id); /* once more: an event may have been on its way */
+    kvr_router_remove_worker(partition->router, id); /* once more: an event may have been on its way */
     return true;
 }
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Partitions (pools.c) and the router contexts that threads have for them.
+ * Partitions (partitions.c) and the router contexts that threads have for them.
  *
  * Threads: the main loop adds partitions, under serve.lock; they are never taken away while threads run, so the main loop reads the list
  * without it, and whoever has a partition keeps it. A ctx_list is its thread's own.
  */
-#ifndef KVR_SERVE_POOL_H
-#define KVR_SERVE_POOL_H
+#ifndef KVR_SERVE_PARTITION_H
+#define KVR_SERVE_PARTITION_H
 
 #include <kvroute/router.h>
 
@@ -17,8 +17,8 @@ struct serve;
 struct worker;
 
 /* A partition: workers whose caches and loads are comparable. Made at first use, kept as long as the process lives. */
-struct pool {
-    struct pool *next;
+struct partition {
+    struct partition *next;
     char model[MODEL_MAX], group[MODEL_MAX]; /* model "": any */
     uint32_t block_size;
     struct kvr_index *index;     /* NULL when the overlap credit is 0 */
@@ -29,25 +29,26 @@ struct pool {
     struct kvr_buf sync_buf; /* replicas.c; under the router's lock */
 };
 
-/* Router contexts of one thread, one per pool. */
+/* Router contexts of one thread, one per partition. */
 struct ctx_list {
     struct {
-        struct pool *pool;
+        struct partition *partition;
         struct kvr_router_ctx *ctx;
     } * items;
     size_t n;
 };
 
 /* The partition, made if need be; NULL with the reason in err. */
-struct pool *pool_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap);
+struct partition *partition_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap);
 /* The partition of a model and a group ("": any on serve, "default" on select), or NULL. */
-struct pool *pool_find_locked(struct serve *s, const char *model, const char *group);
+struct partition *partition_find_locked(struct serve *s, const char *model, const char *group);
 /* Its workers of that model and group into ids[workers_n]; *all: that is all it has. */
-size_t pool_scope_locked(struct serve *s, const struct pool *pool, const char *model, const char *group, uint64_t *ids, bool *all);
-void pools_destroy(struct serve *s);
-void pools_tick(struct serve *s); /* main loop: expiry, decay */
-/* The thread's context for a pool, made at first use; NULL when memory is short. */
-struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct pool *pool);
+size_t partition_scope_locked(struct serve *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
+                              bool *all);
+void partitions_destroy(struct serve *s);
+void partitions_tick(struct serve *s); /* main loop: expiry, decay */
+/* The thread's context for a partition, made at first use; NULL when memory is short. */
+struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct partition *partition);
 void ctx_list_free(struct ctx_list *list);
 
 #endif

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-static void pool_free(struct pool *p)
+static void partition_free(struct partition *p)
 {
     kvr_router_destroy(p->router);
     kvr_index_destroy(p->index);
@@ -19,7 +19,7 @@ static void pool_free(struct pool *p)
     free(p);
 }
 
-static int make_indexes(struct serve *s, struct pool *pool)
+static int make_indexes(struct serve *s, struct partition *partition)
 {
     const struct serve_options *o = s->o;
     struct kvr_index_config ic = {.bytes_max = o->index_max_bytes,
@@ -29,10 +29,10 @@ static int make_indexes(struct serve *s, struct pool *pool)
                                   .prune_target_ratio = o->prune_target_ratio,
                                   .clear_worker_wide = o->clear_worker_wide};
     if (o->overlap_credit <= 0 || o->use_remote_indexer) return 0;
-    if (kvr_index_create(&ic, &pool->index)) return -1;
+    if (kvr_index_create(&ic, &partition->index)) return -1;
     if (o->predicted_ttl_secs < 0) return 0;
     ic.ttl_ns = (uint64_t)(o->predicted_ttl_secs * 1e9) + 1;
-    return kvr_index_create(&ic, &pool->predicted);
+    return kvr_index_create(&ic, &partition->predicted);
 }
 
 /* The classes of a model: its own profile, else the root one, else one class from the plain flags. */
@@ -56,13 +56,13 @@ static void policy_of(const struct serve_options *o, const char *model, struct k
     out->classes[0].ageing_ns = (uint64_t)(o->queue_ageing * 1e9);
 }
 
-static void configure(const struct serve *s, struct pool *pool, const struct kvr_policy *policy, struct kvr_router_config *rc)
+static void configure(const struct serve *s, struct partition *partition, const struct kvr_policy *policy, struct kvr_router_config *rc)
 {
     const struct serve_options *o = s->o;
     kvr_router_config_init(rc);
-    rc->block_size = pool->block_size;
-    rc->index = pool->index;
-    rc->predicted = pool->predicted;
+    rc->block_size = partition->block_size;
+    rc->index = partition->index;
+    rc->predicted = partition->predicted;
     rc->remote_index = o->use_remote_indexer != NULL;
     rc->serve_index = o->serve_indexer;
     rc->cost.kind = (enum kvr_cost_kind)o->cost;
@@ -80,11 +80,11 @@ static void configure(const struct serve *s, struct pool *pool, const struct kvr
     rc->mode = (enum kvr_router_mode)atomic_load(&s->mode);
     rc->track_active_blocks = o->track_active_blocks;
     rc->assume_kv_reuse = o->assume_kv_reuse;
-    rc->record_decisions = !o->kv_events && pool->index;
+    rc->record_decisions = !o->kv_events && partition->index;
     rc->seed = o->seed ? o->seed : s->salt;
     rc->policy = policy;
     rc->hook = s->hooks.booked;
-    rc->hook_ctx = pool;
+    rc->hook_ctx = partition;
     rc->busy = (struct kvr_busy_thresholds){o->busy_decode_blocks, o->busy_prefill_tokens, o->busy_prefill_frac};
 }
 
@@ -100,24 +100,25 @@ static bool in_scope(const struct serve *s, const struct worker *w, const char *
     return !*model || same_name(w->model, model) || worker_serves_locked(s, w, model, strlen(model), &lora);
 }
 
-struct pool *pool_find_locked(struct serve *s, const char *model, const char *group)
+struct partition *partition_find_locked(struct serve *s, const char *model, const char *group)
 {
     if (s->o->select_only) {
-        for (struct pool *p = s->pools; p; p = p->next)
+        for (struct partition *p = s->partitions; p; p = p->next)
             if (same_name(p->model, model) && same_name(p->group, group)) return p;
         return NULL;
     }
     for (const struct worker *w = s->workers; w; w = w->next)
-        if (in_scope(s, w, model, group)) return w->pool;
+        if (in_scope(s, w, model, group)) return w->partition;
     return NULL;
 }
 
-size_t pool_scope_locked(struct serve *s, const struct pool *pool, const char *model, const char *group, uint64_t *ids, bool *all)
+size_t partition_scope_locked(struct serve *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
+                              bool *all)
 {
     size_t n = 0;
     *all = true;
     for (const struct worker *w = s->workers; w; w = w->next) {
-        if (w->pool != pool) continue;
+        if (w->partition != partition) continue;
         if (s->o->select_only || in_scope(s, w, model, group)) ids[n++] = w->id;
         else *all = false;
     }
@@ -131,71 +132,71 @@ static bool has_profile(const struct serve_options *o, const char *model)
     return false;
 }
 
-struct pool *pool_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap)
+struct partition *partition_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap)
 {
     const char *group = s->o->select_only ? w->group : "default", *model = s->o->select_only || has_profile(s->o, w->model) ? w->model : "";
     uint32_t block_size = w->block_size;
     struct kvr_router_config rc;
-    struct pool **p = &s->pools;
+    struct partition **p = &s->partitions;
     size_t n = 0;
     for (; *p; p = &(*p)->next, n++)
         if ((*p)->block_size == block_size && same_name((*p)->model, model) && same_name((*p)->group, group)) return *p;
-    snprintf(err, cap, n < POOLS_MAX ? "out of memory" : "more than 256 partitions of (model, group, block size)");
-    if (n == POOLS_MAX) return NULL;
-    struct pool *pool = calloc(1, sizeof *pool);
+    snprintf(err, cap, n < PARTITIONS_MAX ? "out of memory" : "more than 256 partitions of (model, group, block size)");
+    if (n == PARTITIONS_MAX) return NULL;
+    struct partition *partition = calloc(1, sizeof *partition);
     struct kvr_policy *policy = malloc(sizeof *policy);
-    bool ok = pool && policy;
+    bool ok = partition && policy;
     if (ok) {
-        snprintf(pool->model, sizeof pool->model, "%s", model);
-        snprintf(pool->group, sizeof pool->group, "%s", group);
-        pool->block_size = block_size;
-        pool->number = n;
-        pool->serve = s;
+        snprintf(partition->model, sizeof partition->model, "%s", model);
+        snprintf(partition->group, sizeof partition->group, "%s", group);
+        partition->block_size = block_size;
+        partition->number = n;
+        partition->serve = s;
         policy_of(s->o, model, policy);
-        ok = make_indexes(s, pool) == 0;
+        ok = make_indexes(s, partition) == 0;
     }
     if (ok) {
-        configure(s, pool, policy, &rc);
-        ok = kvr_router_create(&rc, &pool->router, NULL) == 0;
+        configure(s, partition, policy, &rc);
+        ok = kvr_router_create(&rc, &partition->router, NULL) == 0;
     }
     free(policy);
     if (!ok) {
-        if (pool) pool_free(pool);
+        if (partition) partition_free(partition);
         return NULL;
     }
-    *p = pool;
-    return pool;
+    *p = partition;
+    return partition;
 }
 
-void pools_tick(struct serve *s)
+void partitions_tick(struct serve *s)
 {
-    for (const struct pool *p = s->pools; p; p = p->next) {
+    for (const struct partition *p = s->partitions; p; p = p->next) {
         if (p->index) kvr_index_expire(p->index);
         if (p->predicted) kvr_index_expire(p->predicted);
         kvr_router_expire_requests(p->router, (uint64_t)(s->o->request_expiry * 1e9));
     }
 }
 
-void pools_destroy(struct serve *s)
+void partitions_destroy(struct serve *s)
 {
-    while (s->pools) {
-        struct pool *p = s->pools;
-        s->pools = p->next;
-        pool_free(p);
+    while (s->partitions) {
+        struct partition *p = s->partitions;
+        s->partitions = p->next;
+        partition_free(p);
     }
 }
 
 /* ---- contexts ---------------------------------------------------------------------------------------- */
 
-struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct pool *pool)
+struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct partition *partition)
 {
     for (size_t i = 0; i < list->n; i++)
-        if (list->items[i].pool == pool) return list->items[i].ctx;
+        if (list->items[i].partition == partition) return list->items[i].ctx;
     void *grown = realloc(list->items, (list->n + 1) * sizeof *list->items);
     if (!grown) return NULL;
     list->items = grown;
-    if (kvr_router_ctx_create(pool->router, &list->items[list->n].ctx)) return NULL;
-    list->items[list->n].pool = pool;
+    if (kvr_router_ctx_create(partition->router, &list->items[list->n].ctx)) return NULL;
+    list->items[list->n].partition = partition;
     return list->items[list->n++].ctx;
 }
 
