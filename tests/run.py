@@ -23,7 +23,7 @@ ENV = {
 }
 # Long, and of one thread each (the threads of test_sim are those of test_replay_offline): the thread sanitizer has nothing to find there.
 LEAST_SHARE = 0.25  # of a core; what waits does so with a process or three, which start and end
-ONE_THREAD = {"test_http_memory", "test_sim", "test_supposed",
+ONE_THREAD = {"test_http_memory", "test_sim", "test_supposed", "test_discovery_limit.py",
               # and these are about words: command lines, documents, tables of figures, a script
               "test_cli.py", "test_docs.py", "test_bench_routers.py", "test_mock_script.py"}
 LONG = {"test_durable", "test_http_memory", "test_sim"}  # left out of the quick look, as is all that is not named here:
