@@ -196,6 +196,7 @@ def every_test():
         build(preset)
     report(check("include directions", ["/usr/bin/python3", "scripts/check_includes.py"]))
     report(check("circles of files", ["/usr/bin/python3", "scripts/check_circles.py", "build/asan"]))
+    report(check("a program without NATS lacks nothing", ["/usr/bin/python3", "scripts/check_absent.py", "build/asan"]))
     report(check("refused functions and licence lines", ["/usr/bin/python3", "scripts/check_source.py"]))
     report(check("consumer project (cmake, pkg-config, static and shared)", ["bash", "tests/consumer/run.sh"]))
     for preset in ("asan", "tsan"):

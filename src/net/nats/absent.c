@@ -94,6 +94,12 @@ void kvr_nats_unsubscribe(struct kvr_nats_sub *sub)
     KVR_ASSERT(!sub);
 }
 
+uint64_t kvr_nats_sub_dropped(const struct kvr_nats_sub *sub)
+{
+    KVR_ASSERT(!sub);
+    return 0;
+}
+
 void kvr_nats_inbox(char *out, size_t cap)
 {
     snprintf(out, cap, "_");
