@@ -273,9 +273,11 @@ class Engine:
 
     def __init__(self, ctx, events=None, replay=None, topic=False):
         self.events, self.replay_port = events or free_ports(), replay or free_ports()
-        self.pub = ctx.socket(zmq.PUB)
+        self.pub = ctx.socket(zmq.XPUB)
         self.pub.linger = 0
         self.pub.sndhwm = 0
+        self.pub.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self.subscriptions = 0
         self.pub.bind(f"tcp://127.0.0.1:{self.events}")
         self.router = ctx.socket(zmq.ROUTER)
         self.router.linger = 0
@@ -285,6 +287,12 @@ class Engine:
     def close(self):
         self.pub.close()
         self.router.close()
+
+    def subscribed(self):
+        """How many subscriptions have arrived so far: a subscriber that is connected may still miss what is sent before its own."""
+        while self.pub.poll(0):
+            self.subscriptions += self.pub.recv()[:1] == b"\1"
+        return self.subscriptions
 
     def batch(self, *events, rank=0):
         return msgpack.packb([time.time(), list(events), rank])

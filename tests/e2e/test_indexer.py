@@ -865,9 +865,11 @@ def test_a_peers_content_is_not_called_whole_without_what_its_stream_remembers(s
         store(2, TOKENS[4:8], group=1, kind="sliding_window")
         store(1, TOKENS[:4], group=1, kind="sliding_window")
     wait_for("whole there", lambda: a.trusted() and a.listeners()[(7, 0)]["next_sequence"] == e.seq)
+    before = e.subscribed()
     b = start(Indexer, "--peers", f"http://127.0.0.1:{a.port}")
     b.register(7, e, replay=False)
     wait_for("active", lambda: b.listeners()[(7, 0)]["status"] == "active")
+    wait_for("subscribed", lambda: e.subscribed() > before)
     store(3, TOKENS[8:12], parent=2, extra=[SALT] if kept == "salts" else None)
     wait_for("heard", lambda: b.listeners()[(7, 0)]["next_sequence"] == e.seq)
     view = a.get("/dump?views=1")["m:default"]["views"][0]
