@@ -799,6 +799,28 @@ static void an_answer_to_a_view_that_has_gone_since_makes_nothing_whole(void **s
     close_view(&f);
 }
 
+/* A question was on its way when the worker restarted; the process of before had answered it still. */
+static void a_dump_of_before_a_restart_makes_nothing_whole(void **state)
+{
+    struct fake f;
+    (void)state;
+    for (unsigned shared = 0; shared <= SHARED; shared += SHARED) {
+        enter(&f, KVR_VIEW_ASKING_ASIDE, RECOVER | shared);
+        batch(&f, 4, "S5");
+        batch(&f, shared ? KVR_VIEW_FIRST_EVENT : 0, "C9"); /* shared: of another publisher */
+        (void)done(&f);
+        answer(&f, KVR_RECOVER_TREE_DUMP, 6, 5, 5);
+        assert_string_equal(done(&f), "ask all");
+        assert_int_not_equal(f.v.knowledge, KVR_VIEW_WHOLE);
+        assert_int_equal(f.v.phase, KVR_VIEW_ASKING);
+        answer(&f, KVR_RECOVER_TREE_DUMP, 1, 1, 6);
+        step(&f);
+        assert_int_equal(f.v.knowledge, KVR_VIEW_WHOLE);
+        assert_int_equal(f.held, 2);
+        close_view(&f);
+    }
+}
+
 static void content_from_elsewhere_is_not_trusted_before_it_is_confirmed(void **state)
 {
     struct fake f;
@@ -1006,6 +1028,7 @@ int main(void)
         cmocka_unit_test(events_and_heartbeats),
         cmocka_unit_test(a_durable_stream_is_believed_when_a_heartbeat_confirms_its_last_event),
         cmocka_unit_test(an_answer_to_a_view_that_has_gone_since_makes_nothing_whole),
+        cmocka_unit_test(a_dump_of_before_a_restart_makes_nothing_whole),
         cmocka_unit_test(content_from_elsewhere_is_not_trusted_before_it_is_confirmed),
         cmocka_unit_test(content_from_elsewhere_ends_an_answer_that_is_being_applied),
         cmocka_unit_test(events_since_its_place_do_not_make_a_partial_view_whole),

@@ -111,6 +111,7 @@ static void on_restart(struct kvr_view *v, const struct kvr_view_batch *b)
     v->mismatch = false;
     kvr__view_drop(v);
     v->actions->engine_restart(v->ctx);
+    v->restarted = kvr__view_is_asking(v);
     v->has_epoch = false; /* the new one is not known yet */
     v->of_this_connection = true;
     v->cursor.live_any = true;

@@ -21,6 +21,7 @@
  *                                                                                nothing: SETTLING
  *                                                                                restarted: ASKING
  *                                                                                failed: GOING_ON
+ *                                                                                asked before a restart: ASKING
  *     TAKING w     waits                 -                   -                   -                   -                   -
  *     SETTLING     waits, in its turn    -                   -                   -                   -                   -
  *     GOING_ON m   waits, in its turn    -                   -                   -                   -                   -
@@ -219,6 +220,7 @@ struct kvr_view {
     unsigned owed_ends;                 /* replays asked for on this socket whose end has not come */
     bool asked_all;                     /* the worker: everything */
     bool outdated;                      /* the view was dropped since it was asked: what came since its place then is of no use */
+    bool restarted;                     /* the worker restarted since it was asked: the answer may be of before */
     bool has_epoch;                     /* the worker has told one: */
     uint64_t epoch, epoch_ms;           /* first told then */
     bool of_this_connection;            /* the content is */

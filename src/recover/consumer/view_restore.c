@@ -103,7 +103,7 @@ void kvr__view_ask(struct kvr_view *v, bool everything)
     cancel_question(v);
     v->counts.questions++;
     v->asked_all = everything;
-    v->outdated = false;
+    v->outdated = v->restarted = false;
     v->retry_at_ms = v->tail_at_ms = 0;
     if (everything && !mute) v->state = KVR_VIEW_RESTORING;
     kvr__view_enter(v, mute ? KVR_VIEW_ASKING_ASIDE : KVR_VIEW_ASKING);
@@ -243,11 +243,21 @@ static void refuse_size(struct kvr_view *v, uint64_t block_size)
     kvr__view_repair_later(v, text);
 }
 
+/* The worker restarted after it was asked, and the answer may be of before. Each question is asked again once at most for that. */
+static bool may_be_of_before(const struct kvr_view *v, const struct kvr_recover_answer *a)
+{
+    return v->restarted && a->kind != KVR_RECOVER_FAILED;
+}
+
 void kvr__view_take_answer(struct kvr_view *v, struct kvr_recover_answer *a)
 {
     bool told = v->has_epoch && a->has_epoch, same = !told || a->epoch == v->epoch;
     kvr__view_enter(v, KVR_VIEW_FOLLOWING);
     v->worker_block_size = 0;
+    if (may_be_of_before(v, a)) {
+        kvr__view_ask(v, true);
+        return;
+    }
     if (a->has_epoch && !(v->has_epoch && same)) {
         v->has_epoch = true;
         v->epoch = a->epoch;
