@@ -105,9 +105,7 @@ static void get_ready(struct serve *s, struct kvr_http_conn *c)
         admin_ok(c, 200);
         return;
     }
-    kvr_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next, workers++) schedulable += worker_is_schedulable(w, now_ms());
-    kvr_unlock(&s->lock);
     kvr_json_open(&b, '{');
     kvr_json_put_str(&b, "error", why);
     kvr_json_put_u64(&b, "workers", workers);

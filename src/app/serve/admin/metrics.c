@@ -151,15 +151,18 @@ static void put_index(struct serve *s, struct kvr_prom_page *b)
 static void put_workers(struct serve *s, struct kvr_prom_page *b)
 {
     put_family(b, "worker_registered", "gauge", "1 for each rank of a registered worker");
-    kvr_lock(&s->lock);
     for (const struct worker *w = s->workers; w; w = w->next)
         for (uint32_t r = 0; r < w->dp_size; r++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(w->id, w->dp_start + r)), 1);
     put_family(b, "worker_up", "gauge", "1 when a worker may be chosen");
     for (const struct worker *w = s->workers; w; w = w->next)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), worker_is_schedulable(w, now_ms()));
     put_family(b, "worker_requests_total", "counter", "Requests sent to a worker");
-    for (const struct worker *w = s->workers; w; w = w->next)
-        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), w->requests);
+    for (const struct worker *w = s->workers; w; w = w->next) {
+        kvr_lock(&s->lock);
+        uint64_t requests = w->requests;
+        kvr_unlock(&s->lock);
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), requests);
+    }
     put_family(b, "worker_ttft_factor", "gauge", "Times to first token of a worker, in times of what the fleet's model says");
     for (const struct worker *w = s->workers; w; w = w->next) {
         struct kvr_ttft_model m;
@@ -167,7 +170,6 @@ static void put_workers(struct serve *s, struct kvr_prom_page *b)
         if (kvr_router_ttft_model(w->partition->router, &w->id, &m, &f) == 0)
             kvr_prom_put_double(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), f.value);
     }
-    kvr_unlock(&s->lock);
     struct session_counts sessions = sessions_counts(s->sessions), responses = sessions_counts(s->responses);
     put_gauge(b, "roster_models_left_out",
               "Names of models, of each worker that has them, beyond what is kept: each request looks at every worker",

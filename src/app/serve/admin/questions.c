@@ -243,7 +243,7 @@ void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, co
             snprintf(rows[n].model, MODEL_MAX, "%s", worker_model(s, w));
             snprintf(rows[n].group, MODEL_MAX, "%s", w->group);
             uint32_t place = l[i].worker.dp_rank - w->dp_start;
-            if (place < w->dp_size) rows[n].engine = w->loads[place];
+            if (place < w->dp_size) rows[n].engine = w->ranks[place].load;
             rows[n++].l = l[i];
         }
         kvr_unlock(&s->lock);
@@ -289,7 +289,6 @@ static int by_key(const void *a, const void *b)
 void admin_dump_write(struct serve *s, struct kvr_buf *b)
 {
     size_t n = 0;
-    kvr_lock(&s->lock);
     struct dump_row *rows = calloc(s->workers_n + 1, sizeof *rows);
     for (const struct worker *w = s->workers; w && rows; w = w->next) {
         struct dump_row *r = &rows[n++];
@@ -297,9 +296,10 @@ void admin_dump_write(struct serve *s, struct kvr_buf *b)
         r->ranks = w->dp_size;
         r->block_size = w->block_size;
         r->partition = w->partition;
+        kvr_lock(&s->lock);
         snprintf(r->key, sizeof r->key, "%s:%s", worker_model(s, w), w->group);
+        kvr_unlock(&s->lock);
     }
-    kvr_unlock(&s->lock);
     if (n) qsort(rows, n, sizeof *rows, by_key);
     kvr_json_open(b, '{');
     for (size_t i = 0; i < n; i++) {

@@ -5,15 +5,16 @@
 #include "app/serve/admin/admin.h"
 #include "app/serve/workers/evidence.h"
 
-static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, char (*list)[96])
+static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, enum rank_socket which)
 {
     char rank[16];
     kvr_json_key(b, key);
     kvr_json_open(b, '{');
     for (uint32_t r = 0; r < w->dp_size; r++) {
-        if (!list[r][0]) continue;
+        const char *endpoint = w->ranks[r].endpoints[which];
+        if (!*endpoint) continue;
         snprintf(rank, sizeof rank, "%u", w->dp_start + r);
-        kvr_json_put_str(b, rank, list[r]);
+        kvr_json_put_str(b, rank, endpoint);
     }
     kvr_json_close(b, '}');
 }
@@ -118,8 +119,8 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     kvr_json_put_u64(b, "data_parallel_size", w->dp_size);
     kvr_json_put_str(b, "role", w->role);
     kvr_json_put_str(b, "engine", engine_kind_name(w->engine));
-    put_endpoints(b, "kv_events_endpoints", w, w->events);
-    put_endpoints(b, "replay_endpoints", w, w->replay);
+    put_endpoints(b, "kv_events_endpoints", w, RANK_EVENTS);
+    put_endpoints(b, "replay_endpoints", w, RANK_REPLAY);
     if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
     if (w->metrics[0]) kvr_json_put_str(b, "metrics_endpoint", w->metrics);
     if (w->metrics_error) kvr_json_put_str(b, "metrics_error", w->metrics_error);
@@ -149,10 +150,11 @@ void admin_workers_write(struct serve *s, struct kvr_buf *b, const char *model, 
     struct kvr_view_status *st = calloc(RANKS_MAX, sizeof *st);
     size_t n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, RANKS_MAX), (size_t)RANKS_MAX) : 0;
     kvr_json_open(b, '[');
-    kvr_lock(&s->lock);
-    for (struct worker *w = s->workers; w; w = w->next)
+    for (struct worker *w = s->workers; w; w = w->next) {
+        kvr_lock(&s->lock);
         if ((!model || !strcmp(model, worker_model(s, w))) && (!group || !strcmp(group, w->group))) put_worker(s, b, w, st, n);
-    kvr_unlock(&s->lock);
+        kvr_unlock(&s->lock);
+    }
     kvr_json_close(b, ']');
     free(st);
 }
@@ -168,7 +170,7 @@ static void reset_runtime(struct worker *w)
     w->requests = w->errors = 0;
     w->metrics_error = NULL;
     w->metrics_due_ms = w->learnt_kv_blocks = 0;
-    memset(w->loads, 0, sizeof w->loads);
+    for (uint32_t r = 0; r < w->dp_size; r++) w->ranks[r].load = (struct rank_load){0};
 }
 
 static void save_worker(struct serve *s, struct kvr_http_conn *c, struct worker *w, int status)
@@ -180,31 +182,31 @@ static void save_worker(struct serve *s, struct kvr_http_conn *c, struct worker 
 
 void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    struct worker w = {0};
-    worker_init(s, &w);
-    if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &w.id)) {
+    struct worker_spec spec;
+    worker_spec_init(s, &spec);
+    if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &spec.w.id)) {
         admin_bad_field(c, "worker_id");
         return;
     }
-    const char *bad = worker_read_object(o, &w);
-    if (!bad && !w.url[0] && !s->o->select_only) bad = "endpoint";
+    const char *bad = worker_read_object(o, &spec);
+    if (!bad && !spec.w.url[0] && !s->o->select_only) bad = "endpoint";
     if (bad) admin_bad_field(c, bad);
-    else save_worker(s, c, &w, 201);
+    else save_worker(s, c, &spec.w, 201);
 }
 
 void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
 {
-    struct worker w;
+    struct worker_spec spec;
     kvr_lock(&s->lock);
     const struct worker *old = worker_find_locked(s, id);
-    if (old) worker_copy_locked(&w, old);
+    if (old) worker_copy_locked(&spec, old);
     kvr_unlock(&s->lock);
     if (!old) {
         admin_error(c, 404, "worker not found");
         return;
     }
-    reset_runtime(&w);
-    const char *bad = worker_read_object(o, &w);
+    reset_runtime(&spec.w);
+    const char *bad = worker_read_object(o, &spec);
     if (bad) admin_bad_field(c, bad);
-    else save_worker(s, c, &w, 200);
+    else save_worker(s, c, &spec.w, 200);
 }

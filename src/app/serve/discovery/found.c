@@ -102,14 +102,13 @@ static bool read_spec(struct serve *s, const char *spec, size_t len, struct work
         if (!out->has_id) out->id = id_of(out->w.url);
         return true;
     }
-    *out = (struct worker_spec){0};
-    worker_init(s, &out->w);
+    worker_spec_init(s, out);
     char twice[64];
     if (kvr_json_parse(s->json, spec, len, &o, NULL) || kvr_json_check_members(s->json, twice, sizeof twice)) {
         snprintf(err, cap, "it is not a JSON object that has each of its fields once");
         return false;
     }
-    const char *bad = kvr_json_as_u64(kvr_json_get(o, "worker_id"), &out->id) ? worker_read_object(o, &out->w) : "worker_id";
+    const char *bad = kvr_json_as_u64(kvr_json_get(o, "worker_id"), &out->id) ? worker_read_object(o, out) : "worker_id";
     if (!bad && !out->w.url[0] && !s->o->select_only) bad = "endpoint";
     if (bad) field_refusal(bad, err, cap);
     return !bad;

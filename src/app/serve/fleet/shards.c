@@ -213,12 +213,13 @@ static size_t emptiest(const struct serve *s)
 static void put_registration(struct serve *s, const struct worker *w, uint32_t place, struct kvr_buf *b)
 {
     char model[MODEL_MAX + 16];
+    const char *events = w->ranks[place].endpoints[RANK_EVENTS], *replay = w->ranks[place].endpoints[RANK_REPLAY];
     remote_model(s, w->block_size, model, sizeof model);
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "instance_id", w->id);
     kvr_json_put_u64(b, "dp_rank", w->dp_start + place);
-    kvr_json_put_str(b, "endpoint", w->events[place][0] ? w->events[place] : "plane");
-    if (w->replay[place][0]) kvr_json_put_str(b, "replay_endpoint", w->replay[place]);
+    kvr_json_put_str(b, "endpoint", *events ? events : "plane");
+    if (*replay) kvr_json_put_str(b, "replay_endpoint", replay);
     if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
     kvr_json_put_str(b, "model_name", model);
     kvr_json_put_u64(b, "block_size", w->block_size);
@@ -236,7 +237,7 @@ static void see_rank(struct serve *s, const struct worker *w, uint32_t place)
         p->wanted = true;
         return;
     }
-    if (!w->events[place][0] && s->o->plane.plane == KVR_PLANE_ZMQ && !w->recover[0]) return; /* it has no events */
+    if (!w->ranks[place].endpoints[RANK_EVENTS][0] && s->o->plane.plane == KVR_PLANE_ZMQ && !w->recover[0]) return; /* it has no events */
     size_t to = emptiest(s);
     put_registration(s, w, place, &b);
     if (!b.failed && start_call(s, to, "/register", &b)) {

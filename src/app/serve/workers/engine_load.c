@@ -59,7 +59,7 @@ static void learn_total(struct worker *w, uint32_t place, const struct kvr_engin
 
 static void keep_locked(struct serve *s, struct worker *w, uint32_t place, const struct kvr_engine_load *l)
 {
-    struct rank_load *r = &w->loads[place];
+    struct rank_load *r = &w->ranks[place].load;
     uint64_t now = now_ms();
     bool was_used = r->known && !r->expired;
     *r = (struct rank_load){.known = true, .load = *l, .at_ms = now - KVR_MIN(l->age_ms, now)};
@@ -72,14 +72,15 @@ static void keep_locked(struct serve *s, struct worker *w, uint32_t place, const
 void engine_load_tell_locked(const struct worker *w)
 {
     for (uint32_t i = 0; i < w->dp_size; i++)
-        if (w->loads[i].known && !w->loads[i].expired)
-            kvr_router_set_kv_used(w->partition->router, (struct kvr_worker){w->id, w->dp_start + i}, used_blocks(w, &w->loads[i].load));
+        if (w->ranks[i].load.known && !w->ranks[i].load.expired)
+            kvr_router_set_kv_used(w->partition->router, (struct kvr_worker){w->id, w->dp_start + i},
+                                   used_blocks(w, &w->ranks[i].load.load));
 }
 
 static void expire_locked(struct serve *s, struct worker *w, uint64_t now)
 {
     for (uint32_t i = 0; i < w->dp_size; i++) {
-        struct rank_load *r = &w->loads[i];
+        struct rank_load *r = &w->ranks[i].load;
         if (!r->known || r->expired || !is_stale(s, r, now)) continue;
         r->expired = true;
         atomic_fetch_add(&s->metrics.engine_loads_expired_total, 1);
@@ -163,17 +164,22 @@ static bool read_metrics(struct serve *s, const struct worker *w)
     return true;
 }
 
+static void look_locked(struct serve *s, struct worker *w, uint64_t now)
+{
+    if (!w->metrics[0] || now < w->metrics_due_ms || is_read(s, w->id)) return;
+    if (s->engine_loads.readings_n == READINGS_MAX) atomic_fetch_add(&s->metrics.engine_metrics_postponed_total, 1);
+    else if (!read_metrics(s, w)) atomic_fetch_add(&s->metrics.engine_metrics_failures_total, 1);
+}
+
 void engine_load_tick(struct serve *s)
 {
     uint64_t now = now_ms();
-    kvr_lock(&s->lock);
     for (struct worker *w = s->workers; w; w = w->next) {
+        kvr_lock(&s->lock);
         expire_locked(s, w, now);
-        if (!w->metrics[0] || now < w->metrics_due_ms || is_read(s, w->id)) continue;
-        if (s->engine_loads.readings_n == READINGS_MAX) atomic_fetch_add(&s->metrics.engine_metrics_postponed_total, 1);
-        else if (!read_metrics(s, w)) atomic_fetch_add(&s->metrics.engine_metrics_failures_total, 1);
+        look_locked(s, w, now);
+        kvr_unlock(&s->lock);
     }
-    kvr_unlock(&s->lock);
 }
 
 /* ---- reports -------------------------------------------------------------------------------------------------- */
@@ -259,17 +265,18 @@ void engine_load_metrics(struct serve *s, struct kvr_prom_page *b)
                     {"requests_waiting", "Requests that it says wait in it"},
                     {"kv_usage", "Share of its KV cache in use, as it says"}};
     uint64_t now = now_ms();
-    kvr_lock(&s->lock);
     for (int k = 0; k < ROWS; k++) {
         kvr_prom_family(b, "kvroute_engine_", rows[k].name, "gauge", rows[k].help);
         for (const struct worker *w = s->workers; w; w = w->next)
             for (uint32_t i = 0; i < w->dp_size; i++) {
                 double v;
-                if (!w->loads[i].known || !figure(s, &w->loads[i], now, (enum row)k, &v)) continue;
+                kvr_lock(&s->lock);
+                struct rank_load load = w->ranks[i].load;
+                kvr_unlock(&s->lock);
+                if (!load.known || !figure(s, &load, now, (enum row)k, &v)) continue;
                 kvr_prom_put_double(b, KVR_PROM_PAIRS(KVR_PROM_RANK(w->id, w->dp_start + i)), v);
             }
     }
-    kvr_unlock(&s->lock);
     if (s->engine_loads.reports)
         kvr_prom_one_u64(b, "kvroute_", "engine_load_dropped_total", "counter", "Loads of the event plane that found the queue full",
                          kvr_nats_sub_dropped(s->engine_loads.reports));

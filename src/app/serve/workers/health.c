@@ -210,7 +210,6 @@ static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
         char key[API_KEY_MAX];
     } * t;
     size_t n = 0;
-    kvr_lock(&s->lock);
     t = calloc(s->workers_n + 1, sizeof *t);
     for (const struct worker *w = s->workers; w && t; w = w->next) {
         bool wanted = !only;
@@ -220,7 +219,6 @@ static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
         memcpy(t[n].key, w->api_key, sizeof t[n].key);
         t[n++].endpoint = w->endpoint;
     }
-    kvr_unlock(&s->lock);
     for (size_t i = 0; i < n; i++) check_start(s, t[i].id, &t[i].endpoint, t[i].key, false);
     free(t);
 }

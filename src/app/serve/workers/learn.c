@@ -119,28 +119,31 @@ static bool has_port(const char *endpoint, uint16_t port)
 }
 
 /* Those of ranks that were not given follow the first one's. */
-static void spread_given(struct worker *w, char (*list)[96])
+static void spread_given(struct worker *w, enum rank_socket which)
 {
-    for (uint32_t r = 1; r < w->dp_size; r++)
-        if (list[0][0] && !list[r][0] && !kvr_ingest_endpoint_shift(list[0], r, list[r], 96)) list[r][0] = 0;
+    const char *first = w->ranks[0].endpoints[which];
+    for (uint32_t r = 1; *first && r < w->dp_size; r++) {
+        char *its = w->ranks[r].endpoints[which];
+        if (!*its && !kvr_ingest_endpoint_shift(first, r, its, RANK_ENDPOINT_MAX)) *its = 0;
+    }
 }
 
 static void learn_endpoints(struct worker *w, const struct kvr_engine_facts *f)
 {
-    if (w->given.events && !w->given.ranks) spread_given(w, w->events);
-    if (w->given.replay && !w->given.ranks) spread_given(w, w->replay);
+    if (w->given.events && !w->given.ranks) spread_given(w, RANK_EVENTS);
+    if (w->given.replay && !w->given.ranks) spread_given(w, RANK_REPLAY);
     for (uint32_t r = 0; r < w->dp_size; r++) {
         const struct kvr_engine_rank *e = kvr_engine_facts_rank(f, w->dp_start + r);
-        if (!w->given.events) w->events[r][0] = 0;
-        if (!w->given.replay) w->replay[r][0] = 0;
+        char *events = w->ranks[r].endpoints[RANK_EVENTS], *replay = w->ranks[r].endpoints[RANK_REPLAY];
+        if (!w->given.events) *events = 0;
+        if (!w->given.replay) *replay = 0;
         if (!e || !e->events) continue;
-        if (!w->given.events) (void)kvr_ingest_endpoint_at(w->endpoint.host, e->events, w->events[r], sizeof w->events[r]);
+        if (!w->given.events) (void)kvr_ingest_endpoint_at(w->endpoint.host, e->events, events, RANK_ENDPOINT_MAX);
         /* of this very stream, not of one that somebody makes of it */
-        if (!w->given.replay && e->replay && !w->recover[0] && has_port(w->events[r], e->events))
-            (void)kvr_ingest_endpoint_at(w->endpoint.host, e->replay, w->replay[r], sizeof w->replay[r]);
+        if (!w->given.replay && e->replay && !w->recover[0] && has_port(events, e->events))
+            (void)kvr_ingest_endpoint_at(w->endpoint.host, e->replay, replay, RANK_ENDPOINT_MAX);
     }
-    w->has_events = false;
-    for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->events[r][0] != 0;
+    worker_note_events(w);
 }
 
 static void note_events(struct worker *w, const struct kvr_engine_facts *f)
@@ -163,7 +166,7 @@ static void note_events(struct worker *w, const struct kvr_engine_facts *f)
              "in its "
              "entry, with the ports of the engine's --kv-events-config",
              w->endpoint.host, w->endpoint.host);
-    if (w->has_events && !w->replay[0][0] && !w->recover[0])
+    if (w->has_events && !w->ranks[0].endpoints[RANK_REPLAY][0] && !w->recover[0])
         note(l, "no replay endpoint is known, so what is lost on the way stays lost: %s",
              f->events_from ? "add \"replay_endpoint\":\"tcp://*:5558\" to the engine's --kv-events-config"
                             : "give replay=tcp://host:port");
@@ -176,8 +179,9 @@ static void describe(struct worker *w, const struct kvr_engine_facts *f)
     struct kvr_buf b = {0};
     kvr_engine_facts_describe(f, &b);
     if (f->events_from && !w->given.events) {
-        kvr_buf_printf(&b, ", events %s", w->events[0]);
-        if (w->replay[0][0]) kvr_buf_printf(&b, " and replay %s", w->replay[0]);
+        const char *replay = w->ranks[0].endpoints[RANK_REPLAY];
+        kvr_buf_printf(&b, ", events %s", w->ranks[0].endpoints[RANK_EVENTS]);
+        if (*replay) kvr_buf_printf(&b, " and replay %s", replay);
         kvr_buf_printf(&b, " (%s)", f->events_from);
     }
     bool anything = f->block_size || f->ranks_n || f->events_from;
@@ -204,9 +208,11 @@ static void apply(const struct serve *s, struct worker *w, const struct kvr_engi
 /* Does what decides on partition, ranks or streams differ? */
 static bool needs_adding(const struct worker *a, const struct worker *b)
 {
+    for (uint32_t r = 0; r < KVR_MIN(a->dp_size, b->dp_size); r++)
+        for (int k = 0; k < RANK_SOCKETS; k++)
+            if (strcmp(a->ranks[r].endpoints[k], b->ranks[r].endpoints[k]) != 0) return true;
     return a->block_size != b->block_size || a->dp_start != b->dp_start || a->dp_size != b->dp_size || a->engine != b->engine ||
-           a->learnt.waits != b->learnt.waits || a->learnt.ranks_unknown != b->learnt.ranks_unknown ||
-           memcmp(a->events, b->events, sizeof a->events) != 0 || memcmp(a->replay, b->replay, sizeof a->replay) != 0;
+           a->learnt.waits != b->learnt.waits || a->learnt.ranks_unknown != b->learnt.ranks_unknown;
 }
 
 /* What was learnt without anything to be built anew. */
@@ -222,23 +228,24 @@ static void keep_locked(struct worker *w, const struct worker *now)
 }
 
 struct change {
-    struct worker now, before;
+    struct worker_spec now, before;
 };
 
 /* Returns: whether the worker has to be added anew with what is in k->now. */
 static bool work_out_locked(struct serve *s, struct worker *w, const struct kvr_engine_facts *f, struct change *k)
 {
+    struct worker *now = &k->now.w;
     worker_copy_locked(&k->before, w);
-    k->now = k->before;
+    worker_copy_locked(&k->now, w);
     if (f) {
-        apply(s, &k->now, f);
-        note_other_size_locked(s, &k->now);
+        apply(s, now, f);
+        note_other_size_locked(s, now);
     } else {
-        k->now.learnt.waits = false;
-        if (!k->now.learnt.due_ms) k->now.learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
+        now->learnt.waits = false;
+        if (!now->learnt.due_ms) now->learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
     }
-    bool anew = needs_adding(&k->before, &k->now);
-    if (!anew) keep_locked(w, &k->now);
+    bool anew = needs_adding(&k->before.w, now);
+    if (!anew) keep_locked(w, now);
     return anew;
 }
 
@@ -264,9 +271,9 @@ static void change(struct serve *s, uint64_t id, const struct kvr_engine_facts *
     bool anew = w && k && work_out_locked(s, w, f, k);
     kvr_unlock(&s->lock);
     if (w && k) {
-        k->now.learns = true;
-        if (anew) add_anew(s, &k->now);
-        tell_new(&k->now, &k->before.learnt);
+        k->now.w.learns = true;
+        if (anew) add_anew(s, &k->now.w);
+        tell_new(&k->now.w, &k->before.w.learnt);
     }
     free(k);
 }

@@ -50,26 +50,38 @@ static void write_entry(const struct model_entry *m, struct kvr_buf *out)
     kvr_json_close(out, '}');
 }
 
+static size_t add_models_locked(const struct serve *s, const struct worker *w, struct model_entry *seen, size_t n)
+{
+    const char *named = w->model[0] ? w->model : s->o->model;
+    for (size_t i = 0; i < w->models_n + (named ? 1 : 0); i++) {
+        const char *id = i < w->models_n ? w->models[i].id : named;
+        bool known = false;
+        for (size_t k = 0; k < n; k++) known |= strcmp(seen[k].id, id) == 0;
+        if (known || n == MODELS_MAX) continue;
+        if (i < w->models_n) seen[n] = w->models[i];
+        else snprintf(seen[n].id, MODEL_MAX, "%s", id);
+        n++;
+    }
+    return n;
+}
+
 /* All there are, copied: at most MODELS_MAX. NULL without memory. */
 static struct model_entry *collect(struct serve *s, size_t *count)
 {
     struct model_entry *seen = calloc(MODELS_MAX, sizeof *seen);
-    size_t n = 0;
-    kvr_lock(&s->lock);
-    for (const struct worker *w = s->workers; w && seen; w = w->next) {
-        const char *named = w->model[0] ? w->model : s->o->model;
-        for (size_t i = 0; i < w->models_n + (named ? 1 : 0); i++) {
-            const char *id = i < w->models_n ? w->models[i].id : named;
-            bool known = false;
-            for (size_t k = 0; k < n; k++) known |= strcmp(seen[k].id, id) == 0;
-            if (known || n == MODELS_MAX) continue;
-            if (i < w->models_n) seen[n] = w->models[i];
-            else snprintf(seen[n].id, MODEL_MAX, "%s", id);
-            n++;
-        }
+    const struct roster_row *row = roster_hold(s, "");
+    *count = 0;
+    for (size_t i = 0; row && seen && i < row->servers_n;
+         i++) { /* a data loop's: the roster has the workers, the lock is for one of them */
+        kvr_lock(&s->lock);
+        *count = add_models_locked(s, row->servers[i].worker, seen, *count);
+        kvr_unlock(&s->lock);
     }
-    kvr_unlock(&s->lock);
-    *count = n;
+    if (!row) {
+        free(seen);
+        seen = NULL;
+    }
+    roster_let_go(row);
     return seen;
 }
 

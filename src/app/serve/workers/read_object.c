@@ -7,7 +7,7 @@
 
 struct endpoints {
     struct worker *w;
-    char (*list)[96];
+    enum rank_socket which;
 };
 
 static int add_endpoint(void *ctx, const char *key, size_t key_len, struct kvr_json v)
@@ -16,25 +16,27 @@ static int add_endpoint(void *ctx, const char *key, size_t key_len, struct kvr_j
     const char *s;
     size_t len;
     uint64_t rank;
-    if (!key || !kvr_parse_u64(key, key_len, UINT32_MAX, &rank) || !kvr_json_as_str(v, &s, &len) || len >= 96 || memchr(s, 0, len))
+    if (!key || !kvr_parse_u64(key, key_len, UINT32_MAX, &rank) || !kvr_json_as_str(v, &s, &len) || len >= RANK_ENDPOINT_MAX ||
+        memchr(s, 0, len))
         return 1;
     if (rank < e->w->dp_start || rank - e->w->dp_start >= e->w->dp_size) return 1;
-    char *out = e->list[rank - e->w->dp_start];
+    char *out = e->w->ranks[rank - e->w->dp_start].endpoints[e->which];
     memcpy(out, s, len);
     out[len] = 0;
     return kvr_ingest_endpoint_ok(out) ? 0 : 1;
 }
 
 /* {rank: url}, or one url whose port rises with the rank. */
-static bool get_endpoints(struct kvr_json v, struct worker *w, char (*list)[96])
+static bool get_endpoints(struct kvr_json v, struct worker_spec *spec, enum rank_socket which)
 {
+    struct worker *w = &spec->w;
     const char *s;
     size_t len;
-    char base[96];
+    char base[RANK_ENDPOINT_MAX];
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
-    memset(list, 0, sizeof(char[DP_MAX][96]));
+    for (int r = 0; r < DP_MAX; r++) spec->ranks[r].endpoints[which][0] = 0;
     if (kvr_json_type_of(v) == KVR_JSON_OBJECT) {
-        struct endpoints e = {w, list};
+        struct endpoints e = {w, which};
         return kvr_json_each(v, add_endpoint, &e) == 0;
     }
     if (!kvr_json_as_str(v, &s, &len) || len >= sizeof base || memchr(s, 0, len)) return false;
@@ -42,7 +44,7 @@ static bool get_endpoints(struct kvr_json v, struct worker *w, char (*list)[96])
     base[len] = 0;
     if (!kvr_ingest_endpoint_ok(base)) return false;
     for (uint32_t r = 0; r < w->dp_size; r++)
-        if (!kvr_ingest_endpoint_shift(base, r, list[r], 96)) return false;
+        if (!kvr_ingest_endpoint_shift(base, r, w->ranks[r].endpoints[which], RANK_ENDPOINT_MAX)) return false;
     return true;
 }
 
@@ -96,9 +98,9 @@ static void note_given(struct kvr_json o, struct worker *w)
     g->replay |= has(o, "replay_endpoint") || has(o, "replay_endpoints");
 }
 
-/* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
-const char *worker_read_object(struct kvr_json o, struct worker *w)
+const char *worker_read_object(struct kvr_json o, struct worker_spec *spec)
 {
+    struct worker *w = &spec->w;
     const char *bad = NULL;
     uint64_t bs = w->block_size, start = w->dp_start, size = w->dp_size;
     char url[512] = "", role[16] = "", engine[16] = "", key[API_KEY_MAX] = "";
@@ -125,12 +127,11 @@ const char *worker_read_object(struct kvr_json o, struct worker *w)
     w->dp_size = (uint32_t)size;
     if (url[0] && !worker_set_url(w, url, strlen(url))) return "endpoint";
     if (!get_taints(kvr_json_get(o, "taints"), w)) return "taints";
-    if (!get_endpoints(kvr_json_get(o, "kv_events_endpoints"), w, w->events)) return "kv_events_endpoints";
-    if (!get_endpoints(kvr_json_get(o, "replay_endpoint"), w, w->replay)) return "replay_endpoint";
-    if (!get_endpoints(kvr_json_get(o, "replay_endpoints"), w, w->replay)) return "replay_endpoints";
+    if (!get_endpoints(kvr_json_get(o, "kv_events_endpoints"), spec, RANK_EVENTS)) return "kv_events_endpoints";
+    if (!get_endpoints(kvr_json_get(o, "replay_endpoint"), spec, RANK_REPLAY)) return "replay_endpoint";
+    if (!get_endpoints(kvr_json_get(o, "replay_endpoints"), spec, RANK_REPLAY)) return "replay_endpoints";
     if (!get_url(kvr_json_get(o, "recover_endpoint"), kvr_endpoint_parse_any, w->recover, sizeof w->recover)) return "recover_endpoint";
     if (!get_url(kvr_json_get(o, "metrics_endpoint"), kvr_endpoint_parse, w->metrics, sizeof w->metrics)) return "metrics_endpoint";
-    w->has_events = false;
-    for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->events[r][0] != 0;
+    worker_note_events(w);
     return NULL;
 }

@@ -21,10 +21,10 @@ static bool whole_number(const char *s, uint64_t max, uint64_t *out)
 }
 
 /* Endpoint of each rank: the given one, its port raised by the rank's place. */
-static bool spread_endpoint(const char *e, uint32_t dp_size, char (*out)[96])
+static bool spread_endpoint(const char *e, struct worker *w, enum rank_socket which)
 {
-    for (uint32_t r = 0; r < dp_size; r++)
-        if (!kvr_ingest_endpoint_shift(e, r, out[r], sizeof out[r])) return false;
+    for (uint32_t r = 0; *e && r < w->dp_size; r++)
+        if (!kvr_ingest_endpoint_shift(e, r, w->ranks[r].endpoints[which], RANK_ENDPOINT_MAX)) return false;
     return true;
 }
 
@@ -112,8 +112,11 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
     return 0;
 }
 
-void worker_init(const struct serve *s, struct worker *w)
+void worker_spec_init(const struct serve *s, struct worker_spec *spec)
 {
+    struct worker *w = &spec->w;
+    memset(spec, 0, sizeof *spec);
+    w->ranks = spec->ranks;
     w->block_size = s->o->block_size ? (uint32_t)s->o->block_size : BLOCK_SIZE_DEFAULT;
     w->given.block_size = s->o->block_size != 0;
     w->dp_size = 1;
@@ -125,7 +128,7 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
 {
     char copy[2048], shown[2048 + 8], *rest = copy, *part, events[256] = "", replay[256] = "";
     struct worker *w = &out->w;
-    memset(out, 0, sizeof *out);
+    worker_spec_init(s, out);
     if (strlen(text) >= sizeof copy) {
         snprintf(err, cap, "--worker: the value is longer than 2047 characters");
         return -1;
@@ -137,7 +140,6 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
         snprintf(err, cap, "--worker: bad value '%.120s'; allowed: http://host[:port][,key=value...]", shown);
         return -1;
     }
-    worker_init(s, w);
     while ((part = strsep(&rest, ",")))
         if (parse_key(out, shown, part, events, replay, err, cap)) return -1;
     w->has_events = w->given.events = events[0] != 0;
@@ -146,7 +148,7 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
     if (replay[0] && !events[0]) return fail(err, cap, shown, "replay", replay, "only together with events");
     if (w->recover[0] && !events[0] && s->o->plane.plane == KVR_PLANE_ZMQ)
         return fail(err, cap, shown, "recover", w->recover, "only together with events");
-    if ((events[0] && !spread_endpoint(events, w->dp_size, w->events)) || (replay[0] && !spread_endpoint(replay, w->dp_size, w->replay)))
+    if (!spread_endpoint(events, w, RANK_EVENTS) || !spread_endpoint(replay, w, RANK_REPLAY))
         return fail(err, cap, shown, "events", events, "tcp endpoints whose ports leave room for every rank");
     return 0;
 }

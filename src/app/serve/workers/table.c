@@ -14,11 +14,18 @@ struct worker *worker_find_locked(struct serve *s, uint64_t id)
     return at ? (struct worker *)(uintptr_t)*at : NULL;
 }
 
-void worker_copy_locked(struct worker *to, const struct worker *from)
+void worker_copy_locked(struct worker_spec *to, const struct worker *from)
 {
-    size_t n = offsetof(struct worker, refs);
-    memcpy(to, from, n);
-    memset((char *)to + n, 0, sizeof *to - n);
+    memset(to, 0, sizeof *to);
+    memcpy(&to->w, from, offsetof(struct worker, refs));
+    to->w.ranks = to->ranks;
+    for (uint32_t r = 0; r < from->dp_size; r++) memcpy(&to->ranks[r], &from->ranks[r], offsetof(struct worker_rank, view));
+}
+
+void worker_note_events(struct worker *w)
+{
+    w->has_events = false;
+    for (uint32_t r = 0; r < w->dp_size; r++) w->has_events |= w->ranks[r].endpoints[RANK_EVENTS][0] != 0;
 }
 
 struct worker *worker_hold(struct worker *w)

@@ -181,7 +181,8 @@ static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_kn
     kvr_router_set_trusted(p->router, w, knowledge != KVR_VIEW_UNKNOWN);
     kvr_lock(&s->lock); /* nobody waits for the ingest thread under it */
     struct worker *worker = worker_find_locked(s, w.worker_id);
-    if (worker && w.dp_rank - worker->dp_start < worker->dp_size) atomic_store(&worker->views[w.dp_rank - worker->dp_start], knowledge);
+    if (worker && w.dp_rank - worker->dp_start < worker->dp_size)
+        atomic_store(&worker->ranks[w.dp_rank - worker->dp_start].view, knowledge);
     kvr_unlock(&s->lock);
     kvr_log("kvroute: view of worker %llu rank %u is %s%s%s", (unsigned long long)w.worker_id, w.dp_rank,
             kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
@@ -199,7 +200,7 @@ void views_expect_reports(struct serve *s, struct worker *w)
 
 enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank)
 {
-    return rank - w->dp_start < w->dp_size ? (enum kvr_view_knowledge)atomic_load(&w->views[rank - w->dp_start]) : KVR_VIEW_UNKNOWN;
+    return rank - w->dp_start < w->dp_size ? (enum kvr_view_knowledge)atomic_load(&w->ranks[rank - w->dp_start].view) : KVR_VIEW_UNKNOWN;
 }
 
 int views_start(struct serve *s)
@@ -278,7 +279,7 @@ void views_stop(struct serve *s)
 bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place)
 {
     bool usable = s->ingest && !w->learnt.waits && !w->learnt.ranks_unknown;
-    return usable && (w->events[place][0] || s->o->plane.plane != KVR_PLANE_ZMQ);
+    return usable && (w->ranks[place].endpoints[RANK_EVENTS][0] || s->o->plane.plane != KVR_PLANE_ZMQ);
 }
 
 const char *views_why_none(const struct worker *w)
@@ -301,10 +302,11 @@ static void follow(struct serve *s, const struct worker *w, struct partition *pa
 void views_follow(struct serve *s, const struct worker *w, struct partition *partition)
 {
     for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
+        const char *events = w->ranks[r].endpoints[RANK_EVENTS], *replay = w->ranks[r].endpoints[RANK_REPLAY];
         struct kvr_ingest_source src = {.worker = {w->id, w->dp_start + r},
                                         .block_size = w->block_size,
-                                        .events = w->events[r][0] ? w->events[r] : NULL,
-                                        .replay = w->replay[r][0] ? w->replay[r] : NULL,
+                                        .events = *events ? events : NULL,
+                                        .replay = *replay ? replay : NULL,
                                         .recover = w->recover[0] ? w->recover : NULL,
                                         .tiers = true,
                                         .user = partition};
@@ -369,11 +371,15 @@ static void tell_wiring(const struct worker *w, uint32_t place, const struct kvr
 {
     unsigned long long id = w->id;
     unsigned rank = w->dp_start + place;
-    if (is == WIRING_EVENTS) kvr_log_warning("kvroute: worker %llu rank %u: events=%s: %s", id, rank, w->events[place], st->events_trouble);
+    if (is == WIRING_EVENTS)
+        kvr_log_warning("kvroute: worker %llu rank %u: events=%s: %s", id, rank, w->ranks[place].endpoints[RANK_EVENTS],
+                        st->events_trouble);
     else if (is == WIRING_REPLAY)
-        kvr_log_warning("kvroute: worker %llu rank %u: replay=%s: %s", id, rank, w->replay[place], st->replay_trouble);
+        kvr_log_warning("kvroute: worker %llu rank %u: replay=%s: %s", id, rank, w->ranks[place].endpoints[RANK_REPLAY],
+                        st->replay_trouble);
     else if (is == WIRING_SILENT)
-        kvr_log_warning("kvroute: worker %llu rank %u: events=%s: no publisher answers there", id, rank, w->events[place]);
+        kvr_log_warning("kvroute: worker %llu rank %u: events=%s: no publisher answers there", id, rank,
+                        w->ranks[place].endpoints[RANK_EVENTS]);
     else kvr_log("kvroute: worker %llu rank %u: its events endpoint answers", id, rank);
 }
 
@@ -387,10 +393,10 @@ void views_wiring_tick(struct serve *s)
     for (size_t i = 0; i < n; i++) {
         struct worker *w = worker_find_locked(s, st[i].worker.worker_id);
         uint32_t place = w ? st[i].worker.dp_rank - w->dp_start : 0;
-        if (!w || place >= w->dp_size || !w->events[place][0]) continue;
+        if (!w || place >= w->dp_size || !w->ranks[place].endpoints[RANK_EVENTS][0]) continue;
         enum wiring is = wiring_of(w, &st[i], now);
-        if (is != w->wiring[place]) tell_wiring(w, place, &st[i], is);
-        w->wiring[place] = (unsigned char)is;
+        if (is != w->ranks[place].wiring) tell_wiring(w, place, &st[i], is);
+        w->ranks[place].wiring = (unsigned char)is;
     }
     kvr_unlock(&s->lock);
     free(st);

@@ -3,7 +3,9 @@
  * A worker: what its entry says (spec.c, read_object.c), what is known of it (learnt.h, engine_load.h), how it stands (standing.c), and the
  * table of all (table.c; workers.c adds and removes).
  *
- * Threads: the main loop changes the table; all of it is under serve.lock but what is atomic. A request holds its worker by a reference
+ * Threads: the main loop changes the table; all of it is under serve.lock but what is atomic. As nobody else changes which workers there
+ * are, the main loop goes through them without the lock and takes it for one worker at a time, so that a page about thousands of workers
+ * keeps no request waiting. A request holds its worker by a reference
  * (refs): then what its entry says does not change, and may be read without the lock, also when the worker was removed meanwhile. Functions
  * named _locked want serve.lock, and none of them may be called with a router's lock held.
  */
@@ -29,7 +31,7 @@ struct model_entry {
     bool is_lora;
 };
 
-enum { METRICS_URL_MAX = 240, API_KEY_MAX = 256 };
+enum { METRICS_URL_MAX = 240, API_KEY_MAX = 256, RANK_ENDPOINT_MAX = 96 };
 
 /* What an engine says of one rank, engine_load.c. */
 struct rank_load {
@@ -72,6 +74,16 @@ struct telling {
     unsigned silent; /* answers that had to tell, and did not */
 };
 
+enum rank_socket { RANK_EVENTS, RANK_REPLAY, RANK_SOCKETS };
+
+/* One rank of a worker. */
+struct worker_rank {
+    char endpoints[RANK_SOCKETS][RANK_ENDPOINT_MAX]; /* "" = none */
+    unsigned char wiring;                            /* enum wiring, as was said last */
+    struct rank_load load;
+    _Atomic unsigned char view; /* enum kvr_view_knowledge; of a rank whose events are followed. Any thread that holds the worker */
+};
+
 struct worker {
     struct worker *next;
     uint64_t id;
@@ -83,8 +95,8 @@ struct worker {
     bool block_size_known; /* given, or learnt */
     bool learns;           /* of one that is added: what has been learnt of the one it replaces; health and counts go on */
     uint64_t max_num_batched_tokens, total_kv_blocks;
-    char events[DP_MAX][96], replay[DP_MAX][96]; /* by rank - dp_start; "" = none */
-    char recover[240];                           /* URL for all ranks; "" = none */
+    struct worker_rank *ranks; /* dp_size of them, by rank - dp_start; they stand behind the worker, see worker_spec and worker_add */
+    char recover[240];         /* URL for all ranks; "" = none */
     char taints[TAINTS_MAX][64];
     size_t taints_n;
     enum engine_kind engine;   /* where it reads the rank */
@@ -104,35 +116,37 @@ struct worker {
     uint64_t metrics_due_ms, learnt_kv_blocks;
     const char *metrics_error; /* static; NULL: none */
     struct learnt learnt;
-    unsigned char wiring[DP_MAX];   /* enum wiring, as was said last */
-    struct rank_load loads[DP_MAX]; /* by rank - dp_start */
     /* From here on: any thread that holds the worker. Not copied with it. */
     _Atomic unsigned refs; /* table, rosters, requests */
     _Atomic bool removed;
     _Atomic(enum health) health;
-    _Atomic uint64_t open_until_ms;      /* the breaker */
-    _Atomic bool reports;                /* it was sent a request that has it report what it reuses, and the ingest knows */
-    _Atomic unsigned char views[DP_MAX]; /* enum kvr_view_knowledge; of ranks whose events are followed */
+    _Atomic uint64_t open_until_ms; /* the breaker */
+    _Atomic bool reports;           /* it was sent a request that has it report what it reuses, and the ingest knows */
 };
 
+/* A worker that is not in the table: what an entry says of it, or a copy. It has room for as many ranks as an entry may name, and is not
+ * assigned, as w.ranks points into it. */
 struct worker_spec {
     bool has_id;
     uint64_t id;
-    struct worker w; /* parsed fields only */
+    struct worker w;
+    struct worker_rank ranks[DP_MAX];
 };
-/* A worker of which nothing is given, as all zero but this. */
-void worker_init(const struct serve *s, struct worker *w);
+/* Of a worker of which nothing is given. */
+void worker_spec_init(const struct serve *s, struct worker_spec *spec);
 /* Parses --worker. Returns: 0, or -1 with the reason in err. */
 int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap);
-/* Adds or replaces. Returns: 0, -1 with the reason in err. */
-int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap);
+/* Adds or replaces; the table's copy has memory for the ranks it has. Returns: 0, -1 with the reason in err. */
+int worker_add(struct serve *s, const struct worker *w, char *err, size_t cap);
 bool worker_remove(struct serve *s, uint64_t id);
 const char *worker_model(const struct serve *s, const struct worker *w);
-/* Fields of a worker object over `w`. Returns: NULL, or the field that is wrong. */
-const char *worker_read_object(struct kvr_json o, struct worker *w);
+/* Fields of a worker object over those of a spec. Returns: NULL, or the field that is wrong. */
+const char *worker_read_object(struct kvr_json o, struct worker_spec *spec);
 struct worker *worker_find_locked(struct serve *s, uint64_t id);
 /* What its entry says and what was learnt of it, not what is atomic. */
-void worker_copy_locked(struct worker *to, const struct worker *from);
+void worker_copy_locked(struct worker_spec *to, const struct worker *from);
+/* Is there an endpoint of events in what an entry says, or was learnt? Notes it in the worker. */
+void worker_note_events(struct worker *w);
 struct worker *worker_hold(struct worker *w);                        /* of one that is held, or under serve.lock */
 void worker_let_go(struct worker *w);                                /* NULL is fine */
 bool worker_is_schedulable(const struct worker *w, uint64_t now_ms); /* no lock */

@@ -62,7 +62,7 @@ static void inherit_locked(struct worker *w, struct worker *old)
     w->models_status = old->models_status;
     w->requests = old->requests;
     w->errors = old->errors;
-    if (w->dp_start == old->dp_start) memcpy(w->loads, old->loads, sizeof w->loads);
+    for (uint32_t r = 0; w->dp_start == old->dp_start && r < KVR_MIN(w->dp_size, old->dp_size); r++) w->ranks[r].load = old->ranks[r].load;
     old->models = NULL;
     old->models_n = 0;
 }
@@ -127,27 +127,40 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
 }
 
 /* What could not be replaced goes on as it was. */
-static void follow_again(struct serve *s, struct worker *scratch, uint64_t id)
+static void follow_again(struct serve *s, uint64_t id)
 {
     kvr_lock(&s->lock);
-    const struct worker *old = worker_find_locked(s, id);
-    if (old) worker_copy_locked(scratch, old);
+    struct worker *old = worker_find_locked(s, id);
+    if (old) worker_hold(old);
     kvr_unlock(&s->lock);
-    if (old) views_follow(s, scratch, scratch->partition);
+    if (old) views_follow(s, old, old->partition);
+    worker_let_go(old);
+}
+
+/* A copy with memory for the ranks it has, of which nothing is known yet. Returns: NULL without memory. */
+static struct worker *copy_of(const struct worker *spec)
+{
+    struct worker *w = calloc(1, sizeof *w + spec->dp_size * sizeof *w->ranks);
+    if (!w) return NULL;
+    memcpy(w, spec, offsetof(struct worker, refs));
+    w->ranks = (struct worker_rank *)(w + 1);
+    for (uint32_t r = 0; r < w->dp_size; r++) {
+        memcpy(w->ranks[r].endpoints, spec->ranks[r].endpoints, sizeof spec->ranks[r].endpoints);
+        w->ranks[r].load = spec->ranks[r].load;
+        atomic_store(&w->ranks[r].view, KVR_VIEW_UNKNOWN);
+    }
+    return w;
 }
 
 int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap)
 {
-    struct worker *w = malloc(sizeof *w);
+    struct worker *w = copy_of(spec);
     if (!w) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    *w = *spec;
     views_unfollow(s, w->id);
     kvr_lock(&s->lock);
-    for (uint32_t r = 0; r < DP_MAX; r++) atomic_store(&w->views[r], KVR_VIEW_UNKNOWN);
-    memset(w->wiring, 0, sizeof w->wiring);
     w->shares_engine = false; /* this and below are of the one it was copied from */
     w->models = NULL;
     w->models_n = 0;
@@ -159,7 +172,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     if (rc == 0) w->learns = false;
     kvr_unlock(&s->lock);
     if (rc) {
-        follow_again(s, w, spec->id);
+        follow_again(s, spec->id);
         free(w);
         return -1;
     }
