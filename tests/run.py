@@ -21,16 +21,39 @@ ENV = {
     "release": {"KVR_OPS": "60000"},
     "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1 history_size=4", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
 }
-# Long, and of one thread each (the threads of test_sim are those of test_replay_offline): the thread sanitizer has nothing to find there.
-LEAST_SHARE = 0.25  # of a core; what waits does so with a process or three, which start and end
-ONE_THREAD = {"test_http_memory", "test_sim", "test_supposed", "test_discovery_limit.py",
-              # and these are about words: command lines, documents, tables of figures, a script
-              "test_cli.py", "test_docs.py", "test_bench_routers.py", "test_mock_script.py"}
+LEAST_SHARE = 0.15  # of a core; what waits does so with a process or three, which start and end
+# Every test runs under the address sanitizer. The thread sanitizer is for what several threads do at once: unit tests that start none
+# run without it, and the address run of each of them checks that; end-to-end files that it could tell nothing about are these.
+THREADED = {"test_durable", "test_early_turn", "test_index_random", "test_index_readers", "test_ingest_plane", "test_ingest_turns",
+            "test_local_index", "test_lock", "test_log", "test_metrics_scrape", "test_nats_link", "test_produce", "test_program_memory",
+            "test_recovery", "test_router", "test_waiting", "test_zmq_guard"}
+ADDRESS_ONLY = {
+    "test_sim": "runs of a simulation share nothing but their queue, and test_replay_offline.py has that under the thread sanitizer",
+    "test_cli.py": "words: command lines and what they are answered",
+    "test_docs.py": "words: what the documents say",
+    "test_fields.py": "words: bodies with a wrong field, one after the other",
+    "test_doctor.py": "words: what doctor, a program of one thread, says of a deployment",
+    "test_first_hour.py": "words: what an operator is told who has made one mistake",
+    "test_http_strict.py": "words: malformed messages, one after the other",
+    "test_mock.py": "words: one request of a client and the mock's answer",
+    "test_engine_vectors.py": "words: messages of real engines, one after the other",
+    "test_multimodal.py": "words: bodies with images, one after the other",
+    "test_multimodal_chat.py": "words: bodies with images, one after the other",
+    "test_replay.py": "words: a client of one thread and its table",
+    "test_bench_routers.py": "tables of figures; a script",
+    "test_mock_script.py": "a script",
+    "test_http_pressure.py": "bytes in use, which the thread sanitizer multiplies; a connection belongs to one thread",
+    "test_room_for_others.py": "descriptors and bytes in use; a connection belongs to one thread",
+    "test_discovery_limit.py": "4,096 addresses, all on the main loop",
+    "test_fleet_nats.py": "whole fleets made of parts that test_event_plane.py, test_served_index.py, test_replicas_nats.py and "
+                          "test_recover_endpoint.py have under the thread sanitizer",
+}
 LONG = {"test_durable", "test_http_memory", "test_sim"}  # left out of the quick look, as is all that is not named here:
 SMOKE = ("test_cli.py", "test_requests.py", "test_views.py", "test_indexer.py", "test_select.py", "test_failures.py")
 passed = failed = 0
 running = set()  # process groups
 Outcome = collections.namedtuple("Outcome", "name ok bad text seconds cpu alone", defaults=[None])  # alone: the command that runs it so
+Job = collections.namedtuple("Job", "name fn args after", defaults=[None])  # after: the name of a job that has to have ended well
 
 
 def report(o):
@@ -75,13 +98,25 @@ def run(cmd, env=None, timeout=900):
         return p.returncode, text, seconds, used.ru_utime + used.ru_stime
 
 
-def build(preset):
-    for cmd in (["scripts/moved.sh", f"build/{preset}"], ["cmake", "--preset", preset, "-DKVR_TESTS=ON"], ["cmake", "--build", "--preset", preset]):
-        rc, text, *_ = run(cmd)
+def build(preset, *more):
+    """Returns: seconds, processor seconds."""
+    times = [0, 0]
+    for cmd in (["scripts/moved.sh", f"build/{preset}"], ["cmake", "--preset", preset, "-DKVR_TESTS=ON"], ["cmake", "--build", "--preset", preset, *more]):
+        rc, text, *took = run(cmd)
+        times = [a + b for a, b in zip(times, took)]
         if rc:
-            print(text)
-            sys.exit(f"the {preset} build failed")
-    print(f"built {preset}", flush=True)
+            print(text, flush=True)
+            for pid in list(running):
+                end_group(pid)
+            print(f"the {preset} build failed", flush=True)
+            os._exit(1)
+    print(f"built {preset} in {times[0]:.0f} s", flush=True)
+    return times
+
+
+def build_beside(preset):
+    """While other jobs run: on one core."""
+    return Outcome(f"build {preset}", 0, 0, "", *build(preset, "-j1"))
 
 
 def alone(env, cmd):
@@ -90,12 +125,15 @@ def alone(env, cmd):
 
 def unit(preset, binary):
     cmd = [os.path.join("build", preset, "unit", binary)]
-    rc, text, *times = run(cmd, ENV[preset])
+    starts_none = preset == "asan" and binary not in THREADED and binary not in ADDRESS_ONLY
+    rc, text, *times = run(cmd, {**ENV[preset], "KVR_TELL_THREADS": "1"})
     ok, bad = len(re.findall(r"^\[       OK \]", text, re.M)), len(re.findall(r"^\[  FAILED  \] (?!\d+ test)(?!tests?:)", text, re.M)) // 2
     if rc and not bad:
         bad = 1
     if rc == 0 and ok == 0:
         bad, text = 1, text + "\nno test ran"
+    if starts_none and "threads started: 0\n" not in text:
+        bad, text = bad + 1, text + "\nit starts a thread: add it to THREADED in tests/run.py, or the thread sanitizer would never see it"
     return Outcome(f"{preset} {binary}", ok, bad, text, *times, alone(ENV[preset], cmd))
 
 
@@ -131,38 +169,39 @@ def pace():
 
 
 def run_all(jobs):
-    """Runs (name, function, arguments), the longest first, as many side by side as keep the cores busy and no more: a test that
+    """Runs jobs, the longest first, as many side by side as keep the cores busy and no more: a test that
     mostly waits leaves room for others, and one that computes has a core for itself."""
     known, cores, free, done = pace(), os.cpu_count() or 1, threading.Condition(), queue.SimpleQueue()
-    taken = 0.0
+    taken, ended = 0.0, set()
 
     def share(name):
         seconds, cpu = known.get(name, (1, 1))
         return min(cores, max(LEAST_SHARE, cpu / seconds))
 
-    def one(name, fn, args):
+    def one(job):
         nonlocal taken
         try:
-            done.put(fn(*args))
+            done.put(job.fn(*job.args))
         except Exception:
-            done.put(Outcome(name, 0, 1, traceback.format_exc(), 0, 0))
+            done.put(Outcome(job.name, 0, 1, traceback.format_exc(), 0, 0))
         finally:
             with free:
-                taken -= share(name)
+                taken -= share(job.name)
+                ended.add(job.name)
                 free.notify()
 
     def start_them():
         nonlocal taken
-        waiting = sorted(jobs, key=lambda j: -known.get(j[0], (60, 60))[0])
+        waiting = sorted(jobs, key=lambda j: (-any(k.after == j.name for k in jobs), -known.get(j.name, (60, 60))[0]))
         while waiting:
             with free:
-                fits = next((j for j in waiting if taken + share(j[0]) <= cores + 0.01), None)
+                fits = next((j for j in waiting if taken + share(j.name) <= cores + 0.01 and (not j.after or j.after in ended)), None)
                 if not fits:
                     free.wait()
                     continue
-                taken += share(fits[0])
+                taken += share(fits.name)
             waiting.remove(fits)
-            threading.Thread(target=one, args=fits, daemon=True).start()
+            threading.Thread(target=one, args=[fits], daemon=True).start()
 
     threading.Thread(target=start_them, daemon=True).start()
     for _ in jobs:
@@ -176,39 +215,49 @@ def write_pace(outcomes):
         f.writelines(sorted(f"{o.name} {o.seconds:.1f} {o.cpu:.1f}\n" for o in outcomes if o.seconds >= 1))
 
 
-def named(preset, fn, names):
-    return [(f"{preset} {n}", fn, (preset, n)) for n in names]
+def named(preset, fn, names, after=None):
+    return [Job(f"{preset} {n}", fn, (preset, n), after) for n in names]
+
+
+def checked(name, *cmd, after=None):
+    return Job(name, check, (name, list(cmd)), after)
 
 
 def all_jobs():
-    units = tests_in("build/asan/unit")
-    scripts = tests_in("tests/e2e")
-    return [*named("asan", unit, units), *named("tsan", unit, [u for u in units if u not in ONE_THREAD]), *named("asan", e2e, scripts),
-            *named("tsan", e2e, [s for s in scripts if s not in ONE_THREAD]), ("python package", python, ("asan",))]
+    """The tests under the address sanitizer run while what the thread sanitizer needs is built."""
+    units, scripts = tests_in("tests/unit"), tests_in("tests/e2e")
+    tsan = "build tsan"
+    python3 = "/usr/bin/python3"
+    return [Job(tsan, build_beside, ("tsan",)), *named("asan", unit, units), *named("asan", e2e, scripts),
+            *named("tsan", unit, [u for u in units if u in THREADED], tsan),
+            *named("tsan", e2e, [s for s in scripts if s not in ADDRESS_ONLY], tsan), Job("python package", python, ("asan",)),
+            checked("include directions", python3, "scripts/check_includes.py"),
+            checked("circles of files", python3, "scripts/check_circles.py", "build/asan"),
+            checked("a program without NATS lacks nothing", python3, "scripts/check_absent.py", "build/asan"),
+            checked("refused functions and licence lines", python3, "scripts/check_source.py"),
+            checked("consumer project (cmake, pkg-config, static and shared)", "bash", "tests/consumer/run.sh"),
+            checked("asan example of the index's header", "build/asan/unit/index_example"),
+            checked("tsan example of the index's header", "build/tsan/unit/index_example", after=tsan)]
 
 
 def tests_in(folder):
-    return sorted(f for f in os.listdir(os.path.join(ROOT, folder)) if f.startswith("test_"))
+    return sorted(f.removesuffix(".c") for f in os.listdir(os.path.join(ROOT, folder)) if f.startswith("test_"))
 
 
 def every_test():
-    for preset in ("asan", "tsan"):
-        build(preset)
-    report(check("include directions", ["/usr/bin/python3", "scripts/check_includes.py"]))
-    report(check("circles of files", ["/usr/bin/python3", "scripts/check_circles.py", "build/asan"]))
-    report(check("a program without NATS lacks nothing", ["/usr/bin/python3", "scripts/check_absent.py", "build/asan"]))
-    report(check("refused functions and licence lines", ["/usr/bin/python3", "scripts/check_source.py"]))
-    report(check("consumer project (cmake, pkg-config, static and shared)", ["bash", "tests/consumer/run.sh"]))
-    for preset in ("asan", "tsan"):
-        report(check(f"{preset} example of the index's header", [os.path.join("build", preset, "unit", "index_example")]))
+    gone = (THREADED | set(ADDRESS_ONLY)) - set(tests_in("tests/unit")) - set(tests_in("tests/e2e"))
+    if gone:
+        sys.exit(f"THREADED and ADDRESS_ONLY in tests/run.py name tests that are not there: {', '.join(sorted(gone))}")
+    build("asan")
     return all_jobs()
 
 
 def quick_tests():
     """A minute's look at a change: the release build, its unit tests but the longest, and what people do first, end to end."""
-    build("release")
-    units = [u for u in tests_in("build/release/unit") if u not in LONG]
-    return named("release", unit, units) + named("release", e2e, SMOKE)
+    build("release", "--target", "kvroute_bin")
+    units = [u for u in tests_in("tests/unit") if u not in LONG]
+    rest = "build release"
+    return [Job(rest, build_beside, ("release",)), *named("release", unit, units, rest), *named("release", e2e, SMOKE)]
 
 
 def main():
