@@ -71,7 +71,7 @@ def free_ports(n=1):
 def wait_for(what, check, timeout=10.0):
     """Waits until check() is true and returns its value."""
     deadline = time.monotonic() + timeout * SLOW
-    last = None
+    last, pause = None, 0.005
     while time.monotonic() < deadline:
         try:
             last = check()
@@ -79,7 +79,8 @@ def wait_for(what, check, timeout=10.0):
                 return last
         except (OSError, http.client.HTTPException, AssertionError) as e:
             last = e
-        time.sleep(0.01)  # between two looks
+        time.sleep(pause)  # between two looks, which cost the one who is looked at something too
+        pause = min(pause * 1.3, 0.05)
     raise AssertionError(f"timed out waiting for {what}; last: {last!r}")
 
 

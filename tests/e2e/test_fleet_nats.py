@@ -116,7 +116,7 @@ class Fleet:
         self.fresh()
         while (now := time.monotonic() - t0) < limit + 1 or (last_wrong > now - 1 and now < limit * SLOW + 1):
             wrong = self.wrong()
-            time.sleep(0.1)
+            time.sleep(0.3)  # a look is some thirty requests
             if wrong:
                 last_wrong, why = time.monotonic() - t0, wrong
         print(f"{what}: wrong for {last_wrong:.2f} s, {why}")

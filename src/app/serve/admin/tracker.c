@@ -51,29 +51,31 @@ static bool same_registration(const struct worker *a, const struct worker *b)
 
 void tracker_register(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    struct worker w = {.dp_size = 0, .role = "both", .group = "default"};
+    struct worker_spec spec;
+    struct worker *w = &spec.w;
     uint64_t block_size = 0, start = 0, size = 0;
     const char *bad = NULL;
     char err[256];
-    if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &w.id)) bad = "worker_id";
-    else if (member_text(o, "model_name", w.model, MODEL_MAX, &bad) && member_text(o, "routing_group", w.group, MODEL_MAX, &bad) &&
+    worker_spec_init(s, &spec);
+    if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &w->id)) bad = "worker_id";
+    else if (member_text(o, "model_name", w->model, MODEL_MAX, &bad) && member_text(o, "routing_group", w->group, MODEL_MAX, &bad) &&
              member_u64(o, "block_size", 65536, &block_size, &bad) && member_u64(o, "dp_start", 1u << 20, &start, &bad) &&
              member_u64(o, "dp_size", DP_MAX, &size, &bad))
-        bad = !w.model[0] ? "model_name" : !block_size ? "block_size" : !size ? "dp_size" : NULL;
+        bad = !w->model[0] ? "model_name" : !block_size ? "block_size" : !size ? "dp_size" : NULL;
     if (bad) {
         admin_bad_field(c, bad);
         return;
     }
-    w.block_size = (uint32_t)block_size;
-    w.dp_start = (uint32_t)start;
-    w.dp_size = (uint32_t)size;
+    w->block_size = (uint32_t)block_size;
+    w->dp_start = (uint32_t)start;
+    w->dp_size = (uint32_t)size;
     kvr_lock(&s->lock);
-    const struct worker *known = worker_find_locked(s, w.id);
-    bool other = known && !same_registration(known, &w);
+    const struct worker *known = worker_find_locked(s, w->id);
+    bool other = known && !same_registration(known, w);
     kvr_unlock(&s->lock);
     if (other) admin_error(c, 409, "worker_id is registered otherwise");
     else if (known) admin_ok(c, 201); /* once more: what is booked there stays */
-    else if (worker_add(s, &w, err, sizeof err)) admin_not_added(c, err);
+    else if (worker_add(s, w, err, sizeof err)) admin_not_added(c, err);
     else admin_ok(c, 201);
 }
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Linked into every unit test: says at the end, when KVR_TELL_THREADS is set, whether the test or a library that it uses has started a
- * thread. tests/run.py leaves the thread sanitizer out where none is started, and fails when one is. */
+/* Linked into every unit test. KVR_TESTS=PATTERN runs those whose names match it (* and ?). KVR_TELL_THREADS=1 says at the end how many
+ * threads the test, or a library that it uses, has started: tests/run.py leaves the thread sanitizer out where none is, and fails when one
+ * is. */
+#include "test.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,4 +25,9 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t *thread, con
 __attribute__((destructor)) static void tell(void)
 {
     if (getenv("KVR_TELL_THREADS")) fprintf(stderr, "threads started: %u\n", atomic_load(&started));
+}
+
+__attribute__((constructor)) static void choose(void)
+{
+    if (getenv("KVR_TESTS")) cmocka_set_test_filter(getenv("KVR_TESTS"));
 }
