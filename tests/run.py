@@ -181,8 +181,11 @@ def run_all(jobs):
     known, cores, free, done = pace(), os.cpu_count() or 1, threading.Condition(), queue.SimpleQueue()
     taken, ended = 0.0, set()
 
+    def pace_of(name):
+        return known.get(name) or known.get(name.replace("release ", "asan ")) or (1, 1)
+
     def share(name):
-        seconds, cpu = known.get(name, (1, 1))
+        seconds, cpu = pace_of(name)
         return min(cores, max(LEAST_SHARE, cpu / seconds))
 
     def one(job):
@@ -199,7 +202,7 @@ def run_all(jobs):
 
     def start_them():
         nonlocal taken
-        waiting = sorted(jobs, key=lambda j: (-any(k.after == j.name for k in jobs), -known.get(j.name, (60, 60))[0]))
+        waiting = sorted(jobs, key=lambda j: (-any(k.after == j.name for k in jobs), -pace_of(j.name)[0]))
         while waiting:
             with free:
                 fits = next((j for j in waiting if taken + share(j.name) <= cores + 0.01 and (not j.after or j.after in ended)), None)
