@@ -29,8 +29,9 @@ class Page:
 
 
 def pattern(line):
-    """What a shown line must look like: its numbers are others elsewhere, and `...` stands for anything."""
-    return re.compile(re.sub(r"\\\.\\\.\\\.", ".*", re.sub(r"\d+", r"\\d+", re.escape(line.strip()))))
+    """What a shown line must look like: its numbers are others elsewhere, `...` stands for anything, and a line of the log has its time and
+    level before it, as the page says."""
+    return re.compile(r"(?:[\d-]+T[\d:.]+Z (?:info|warning|error) )?" + re.sub(r"\\\.\\\.\\\.", ".*", re.sub(r"\d+", r"\\d+", re.escape(line.strip()))))
 
 
 def signal_group(p, number):
