@@ -65,14 +65,14 @@ static size_t add_models_locked(const struct serve *s, const struct worker *w, s
     return n;
 }
 
-/* All there are, copied: at most MODELS_MAX. NULL without memory. */
+/* All there are, copied: at most MODELS_MAX. Any thread: the roster holds the workers, and the lock is taken for one of them at a time.
+ * NULL without memory. */
 static struct model_entry *collect(struct serve *s, size_t *count)
 {
     struct model_entry *seen = calloc(MODELS_MAX, sizeof *seen);
     const struct roster_row *row = roster_hold(s, "");
     *count = 0;
-    for (size_t i = 0; row && seen && i < row->servers_n;
-         i++) { /* a data loop's: the roster has the workers, the lock is for one of them */
+    for (size_t i = 0; row && seen && i < row->servers_n; i++) {
         kvr_lock(&s->lock);
         *count = add_models_locked(s, row->servers[i].worker, seen, *count);
         kvr_unlock(&s->lock);

@@ -137,7 +137,7 @@ static void follow_again(struct serve *s, uint64_t id)
     worker_let_go(old);
 }
 
-/* A copy with memory for the ranks it has, of which nothing is known yet. Returns: NULL without memory. */
+/* A copy with memory for the ranks it has, none of whose views is known yet. Returns: NULL without memory. */
 static struct worker *copy_of(const struct worker *spec)
 {
     struct worker *w = calloc(1, sizeof *w + spec->dp_size * sizeof *w->ranks);
