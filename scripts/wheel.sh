@@ -5,11 +5,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD out=$PWD/build/wheel
-scripts/moved.sh build/wheel-lib
 if [ -z "${KVROUTE_LIB:-}" ]; then
-  cmake -S . -B build/wheel-lib -G Ninja -DKVR_LIB_ONLY=ON > /dev/null
-  cmake --build build/wheel-lib > /dev/null
-  KVROUTE_LIB=$root/build/wheel-lib/libkvroute.a
+  scripts/library.sh
+  KVROUTE_LIB=$root/build/library/libkvroute.a
 fi
 work=$out/work
 rm -rf "$out"

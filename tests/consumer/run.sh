@@ -5,12 +5,12 @@ set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-cmake -S "$root" -B "$tmp/lib" -G Ninja -DKVR_LIB_ONLY=ON >/dev/null
-cmake --build "$tmp/lib" >/dev/null
-cmake --install "$tmp/lib" --prefix "$tmp/prefix" >/dev/null
+lib=$root/build/library # the library alone, as scripts/library.sh builds it
+"$root/scripts/library.sh"
+cmake --install "$lib" --prefix "$tmp/prefix" >/dev/null
 # Staged as packagers do: once below DESTDIR, whether it comes as make's variable or from the environment, and nowhere else.
-(cd "$root" && make -s -o build install INSTALL_FROM="$tmp/lib" DESTDIR="$tmp/stage" PREFIX=/opt/kvr >/dev/null)
-(cd "$root" && DESTDIR="$tmp/stage2" make -s -o build install INSTALL_FROM="$tmp/lib" PREFIX=/opt/kvr >/dev/null)
+(cd "$root" && make -s -o build install INSTALL_FROM="$lib" DESTDIR="$tmp/stage" PREFIX=/opt/kvr >/dev/null)
+(cd "$root" && DESTDIR="$tmp/stage2" make -s -o build install INSTALL_FROM="$lib" PREFIX=/opt/kvr >/dev/null)
 for stage in stage stage2; do
   if ! diff <(cd "$tmp/prefix" && find . | sort) <(cd "$tmp/$stage/opt/kvr" && find . | sort); then echo "not staged whole"; exit 1; fi
   if [ "$(cd "$tmp/$stage" && find . -maxdepth 2 | sort | tr '\n' ' ')" != ". ./opt ./opt/kvr " ]; then

@@ -10,7 +10,7 @@
     alone       none of them runs: the test starts its own
     start       start(Serve, [engine, ...], "--flag", ...): a router, or another program of ours; ended with the test
     fleet       a router in front of `engines`
-    settle      settle(serve, [engine, ...]) or settle(serve, ..., stored=n): waits until the router has taken in every event there is
+    settle      settle(serve, [engine, ...]) or settle(serve, ..., stored=...): waits until the router has taken in every event there is
 
 Starting engines takes longer than most tests. So an engine is started once, side by side with the other one of its row in ROWS, the tests are put in
 the order of the rows, and each test gets it with an empty cache. Two run at most. Whatever was started is ended, also when the run is
@@ -159,10 +159,11 @@ def zctx():
 @pytest.fixture
 def settle(zctx):
     """settle(serve, engines): at once after an answer the last events may still be on their way: they leave the engine's process with the
-    answer, by a thread of their own. Those that the test itself expects are told by stored={engine: blocks so far, at least}."""
+    answer, by a thread of their own. Those that the test itself expects are told by stored={engine: blocks so far, at least}; where it cannot
+    expect any and a lack would matter, last=True waits for those that there are (0.2 s)."""
     watches = {}
 
-    def wait(serve, engines, stored=None):
+    def wait(serve, engines, stored=None, last=False):
         for e in engines:
             if id(e) not in watches:
                 watches[id(e)] = Watch(e, zctx)
@@ -170,6 +171,8 @@ def settle(zctx):
         for e, n in (stored or {}).items():
             w = watches[id(e)]
             wait_until("stored events", lambda w=w, n=n: sum(w.drain().stored.values()) >= n, 20)
+        for w in mine if last else ():
+            w.catch_up()
         wait_until("the router's view", lambda: heard(serve, mine), 20)
         return mine
     yield wait

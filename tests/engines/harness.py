@@ -92,6 +92,17 @@ class Watch:
         assert post(self.engine, "/v1/completions", {"model": "tiny", "prompt": prompt, "max_tokens": 1}).status == 200
         wait_until("the fence's event", lambda: tuple(prompt[:-1]) in self.drain().told, 20)
 
+    def catch_up(self):
+        """Waits until what the engine had to publish by now is heard, without a request that would change its cache. The engine's publisher is one
+        thread that in turns answers one question for a replay and publishes one batch: the batch of a request's last step, which may still wait
+        for it when the request is answered, is published before the second question is answered, and the third answer has it."""
+        for r, ctx in enumerate(s.context for s in self.subs):
+            for start in (1 << 62, 1 << 62, self.seq[r] + 1):
+                news = replay(ctx, self.engine, r, start)
+            if news:
+                wait_until("the last events", lambda r=r, last=news[-1][0]: self.drain().seq[r] >= last, 20)
+        return self
+
     def close(self):
         for s in self.subs:
             s.close()

@@ -33,7 +33,7 @@ def test_reports_are_never_taken_for_copies_for_long(start, small, settle, way):
             if predicted(a) > cached(a):
                 high.append(f"{n}: predicted {predicted(a)}, the engine had {cached(a)} of {prompt_tokens(a)}")
                 wait_until("found out", lambda: serve.metric("kv_events_filtered_total", reason="copy_taken_back") > 0, 20)
-        settle(serve, [engine])
+        settle(serve, [engine], last=True)
         view = serve.view()
         if not view["trusted"]:
             lost.append(view)

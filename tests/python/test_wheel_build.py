@@ -11,7 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 def test_make_wheel_in_a_copied_tree(tmp_path):
     tree = tmp_path / "a tree & its copy"
     shutil.copytree(ROOT, tree, ignore=lambda folder, names: {".git", "build", "__pycache__"} & set(names) if folder == ROOT else {"__pycache__"})
-    for build in ("release", "wheel-lib"):  # what CMake refuses in another place
+    for build in ("release", "library"):  # what CMake refuses in another place
         cache = os.path.join(ROOT, "build", build, "CMakeCache.txt")
         (tree / "build" / build).mkdir(parents=True)
         if os.path.exists(cache):
