@@ -148,9 +148,12 @@ def unit(preset, binary):
 
 
 def counted(name, rc, text, *rest, more=0):
-    """Of what pytest has printed last."""
-    counts = {k: int(n) for n, k in re.findall(r"(\d+) (passed|failed|error)", text.splitlines()[-1] if text else "")}
+    """Of pytest's line of counts; what comes behind it, of a process that has outlived its test, is a failure."""
+    found = list(re.finditer(r"^(?:\d+ \w+, )*\d+ \w+(?:, \d+ \w+)* in [\d.]+s(?: \(.*\))?$", text, re.M))
+    counts = {k: int(n) for n, k in re.findall(r"(\d+) (passed|failed|error)", found[-1].group() if found else "")}
     bad = counts.get("failed", 0) + counts.get("error", 0)
+    if not counts.get("passed", 0) or text[found[-1].end():].strip():
+        bad, text = max(bad, 1), text + "\nno test has passed, or something was said after the counts"
     return Outcome(name, counts.get("passed", 0) + more, bad or int(rc != 0), text, *rest)
 
 
