@@ -2,6 +2,8 @@
 """Builds with sanitizers, runs every test, counts: the last line is "N passed, N failed"."""
 import collections
 import contextlib
+import ctypes
+import json
 import os
 import queue
 import re
@@ -56,7 +58,7 @@ SHORTER = {"test_durable": {"asan": "100000", "tsan": "30000"}}  # KVR_OPS; a mi
 LONG = {"test_durable", "test_http_memory", "test_sim"}  # left out of the quick look, as is all that is not named here:
 SMOKE = ("test_cli.py", "test_requests.py", "test_views.py", "test_indexer.py", "test_select.py", "test_failures.py")
 passed = failed = 0
-running = set()  # process groups
+running = set()  # process groups, each with its leader's number
 Outcome = collections.namedtuple("Outcome", "name ok bad text seconds cpu alone", defaults=[None])  # alone: the command that runs it so
 Job = collections.namedtuple("Job", "name fn args after", defaults=[None])  # after: the name of a job that has to have ended well
 
@@ -83,24 +85,59 @@ def stop(number, _frame):
     os._exit(128 + number)
 
 
-def run(cmd, env=None, timeout=900):
-    """Runs a command in a session of its own, of which nothing is left when it ends or has taken too long. Returns: status, output,
-    seconds, processor seconds."""
+def wait(pid, out, timeout):
+    """Returns: status, output, seconds, processor seconds of a process that leads a session, of which nothing is left when it has ended or
+    taken too long."""
     t0 = time.monotonic()
+    running.add(pid)
+    late = threading.Timer(timeout, end_group, [pid])
+    late.start()
+    _, status, used = os.wait4(pid, 0)
+    late.cancel()
+    end_group(pid)
+    running.discard(pid)
+    seconds = time.monotonic() - t0
+    out.seek(0)
+    text = out.read() + (f"\nended after {timeout} s" if seconds >= timeout else "")
+    return os.waitstatus_to_exitcode(status), text, seconds, used.ru_utime + used.ru_stime
+
+
+def run(cmd, env=None, timeout=900):
+    """Runs a command in a session of its own. Returns: as wait()."""
     with tempfile.TemporaryFile("w+", errors="replace") as out:
         p = subprocess.Popen(cmd, cwd=ROOT, env={**os.environ, **(env or {})}, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-        running.add(p.pid)
-        late = threading.Timer(timeout, end_group, [p.pid])
-        late.start()
-        _, status, used = os.wait4(p.pid, 0)
-        late.cancel()
-        p.returncode = os.waitstatus_to_exitcode(status)
-        end_group(p.pid)
-        running.discard(p.pid)
-        seconds = time.monotonic() - t0
-        out.seek(0)
-        text = out.read() + (f"\nended after {timeout} s" if seconds >= timeout else "")
-        return p.returncode, text, seconds, used.ru_utime + used.ru_stime
+        p.returncode, *rest = wait(p.pid, out, timeout)
+        return p.returncode, *rest
+
+
+class Forks:
+    """tests/forks.py, started when it is first needed."""
+
+    def __init__(self):
+        self.lock, self.p = threading.Lock(), None
+
+    def start(self):
+        """Orphans below this process become its children, so that it can wait for them."""
+        subreaper = 36
+        if ctypes.CDLL(None).prctl(subreaper, 1, 0, 0, 0):
+            raise OSError("PR_SET_CHILD_SUBREAPER")
+        self.p = subprocess.Popen(["/usr/bin/python3", os.path.join(ROOT, "tests/forks.py")], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, text=True, start_new_session=True)
+
+    def pytest(self, args, env, timeout=900):
+        """Returns: as wait()."""
+        with tempfile.NamedTemporaryFile("w+", errors="replace") as out:
+            with self.lock:
+                if not self.p:
+                    self.start()
+                self.p.stdin.write(json.dumps({"args": args, "env": {**os.environ, **env}, "out": out.name}) + "\n")
+                self.p.stdin.flush()
+                pid, ended = int(self.p.stdout.readline()), self.p.stdout.readline()
+                assert ended == "ended\n", ended
+            return wait(pid, out, timeout)
+
+
+forks = Forks()
 
 
 def build(preset, *more):
@@ -159,8 +196,8 @@ def counted(name, rc, text, *rest, more=0):
 
 def e2e(preset, name):
     env = {**ENV[preset], "KVROUTE": os.path.join(ROOT, "build", preset, "kvroute"), "PYTHONDONTWRITEBYTECODE": "1"}
-    cmd = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", os.path.join("tests/e2e", name)]
-    return counted(f"{preset} {name}", *run(cmd, env), alone(env, cmd))
+    args = ["-q", "-p", "no:cacheprovider", os.path.join("tests/e2e", name)]
+    return counted(f"{preset} {name}", *forks.pytest(args, env), alone(env, ["/usr/bin/python3", "-m", "pytest", *args]))
 
 
 def python(preset):

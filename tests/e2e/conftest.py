@@ -227,6 +227,8 @@ class Serve(Process):
         args = ["serve", "--host", "127.0.0.1", "--port", self.port, "--admin-port", self.admin, "--health-interval", 0.3]
         for w in workers:
             args += ["--worker", w if isinstance(w, str) else w.spec()]
+        if "--use-remote-indexer" in extra:  # not 0.1 s, which a busy machine may take; a test of slow ones gives its own
+            args += ["--remote-indexer-timeout", 2]
         super().__init__(*args, *extra, **kw)
         if not wait:  # it is not expected to start
             return

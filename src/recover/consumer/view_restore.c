@@ -249,6 +249,16 @@ static bool may_be_of_before(const struct kvr_view *v, const struct kvr_recover_
     return v->restarted && a->kind != KVR_RECOVER_FAILED;
 }
 
+/* A worker that has no events to tell answers with its whole content. When that is of the same life and ends where the view is, nothing has
+ * happened, and taking it would blind the view for as long as that takes. */
+static bool is_nothing_new(const struct kvr_view *v, const struct kvr_recover_answer *a, bool same_life)
+{
+    bool here = a->kind == KVR_RECOVER_TREE_DUMP && a->has_last && a->last_event_id + 1 == v->cursor.next;
+    bool asked_for_rest = !v->asked_all && !v->outdated && v->cursor.applied_any;
+    bool whole = v->known == KVR_VIEW_WHOLE && v->knowledge == KVR_VIEW_WHOLE && !v->unsure && !kvr__view_lacks_some(v);
+    return same_life && here && asked_for_rest && whole && !(a->has_block_size && a->block_size != v->block_size);
+}
+
 void kvr__view_take_answer(struct kvr_view *v, struct kvr_recover_answer *a)
 {
     bool told = v->has_epoch && a->has_epoch, same = !told || a->epoch == v->epoch;
@@ -256,6 +266,10 @@ void kvr__view_take_answer(struct kvr_view *v, struct kvr_recover_answer *a)
     v->worker_block_size = 0;
     if (may_be_of_before(v, a)) {
         kvr__view_ask(v, true);
+        return;
+    }
+    if (is_nothing_new(v, a, told && same)) {
+        settle(v);
         return;
     }
     if (a->has_epoch && !(v->has_epoch && same)) {
