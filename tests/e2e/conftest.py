@@ -297,6 +297,10 @@ class Engine:
             self.subscriptions += self.pub.recv()[:1] == b"\1"
         return self.subscriptions
 
+    def heard_by(self, n):
+        """Waits until so many subscriptions have arrived in all: from then on what is sent reaches them."""
+        wait_for(f"{n} subscriptions", lambda: self.subscribed() >= n)
+
     def batch(self, *events, rank=0):
         return msgpack.packb([time.time(), list(events), rank])
 

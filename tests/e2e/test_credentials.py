@@ -47,7 +47,7 @@ def test_a_key_is_not_sent_to_a_peer_that_a_client_registered(start, engine, lis
     e = engine()
     e.seq = 10  # without replay this view is lost, and peers are asked for it
     ix.register(1, e, replay=False)
-    wait_for("connected", lambda: ix.listeners()[(1, 0)]["status"] == "active")
+    e.heard_by(1)
     e.stored([1], [1, 2, 3, 4])
     wait_for("both asked", lambda: named.headers and configured.headers, 30)
     assert all("Authorization" not in h for h in named.headers), named.headers
@@ -66,7 +66,7 @@ def test_peers_have_a_key_of_their_own(start, engine, listener, tmp_path):
     e = engine()
     e.seq = 10
     ix.register(1, e, replay=False)
-    wait_for("connected", lambda: ix.listeners()[(1, 0)]["status"] == "active")
+    e.heard_by(1)
     e.stored([1], [1, 2, 3, 4])
     wait_for("asked", lambda: peer.headers, 30)
     assert all(h.get("Authorization") == "Bearer peers-key" for h in peer.headers), peer.headers

@@ -419,7 +419,7 @@ def test_blocks_after_a_restart_have_the_salt_and_the_group_of_those_before(star
     cache group not what kind it is of."""
     ix, e = keeper(start, tmp_path), engine()
     ix.register(7, e, replay=False)
-    wait_for("connected", lambda: ix.listeners()[(7, 0)]["status"] == "active")
+    e.heard_by(1)
     store = lambda names, parent, tokens, *more: e.send(e.batch(["BlockStored", names, parent, tokens, 4, None, "GPU", *more]))
     store([1], None, TOKENS[:4], None, [["dynamo-cache-salt:tenant"]])
     store([51], None, TOKENS[:4], None, None, 1, "full_attention")  # group 1 is the main one
@@ -427,7 +427,7 @@ def test_blocks_after_a_restart_have_the_salt_and_the_group_of_those_before(star
     wait_for("stored", lambda: scores(cache_salt="tenant") == {(7, 0): 4} and scores() == {(7, 0): 4})
     ix.stop()
     ix = keeper(start, tmp_path)
-    wait_for("connected", lambda: ix.listeners()[(7, 0)]["status"] == "active")
+    e.heard_by(2)
     store([2, 3], 1, TOKENS[4:12], None, [[], []])
     store([52], 51, TOKENS[4:8], None, None, 1)
     wait_for("all of it", lambda: scores(cache_salt="tenant") == {(7, 0): 12} and scores() == {(7, 0): 8})
@@ -852,7 +852,7 @@ def test_a_peers_content_is_not_called_whole_without_what_its_stream_remembers(s
     e, tail = engine(), ["GPU", None, None]
     a = start(Indexer)
     a.register(7, e, replay=False)
-    wait_for("active", lambda: a.listeners()[(7, 0)]["status"] == "active")
+    e.heard_by(1)
     e.send(e.batch(["AllBlocksCleared"]))
 
     def store(name, tokens, parent=None, extra=None, group=0, kind="full_attention"):
@@ -865,11 +865,10 @@ def test_a_peers_content_is_not_called_whole_without_what_its_stream_remembers(s
         store(2, TOKENS[4:8], group=1, kind="sliding_window")
         store(1, TOKENS[:4], group=1, kind="sliding_window")
     wait_for("whole there", lambda: a.trusted() and a.listeners()[(7, 0)]["next_sequence"] == e.seq)
-    before = e.subscribed()
     b = start(Indexer, "--peers", f"http://127.0.0.1:{a.port}")
     b.register(7, e, replay=False)
     wait_for("active", lambda: b.listeners()[(7, 0)]["status"] == "active")
-    wait_for("subscribed", lambda: e.subscribed() > before)
+    e.heard_by(2)
     store(3, TOKENS[8:12], parent=2, extra=[SALT] if kept == "salts" else None)
     wait_for("heard", lambda: b.listeners()[(7, 0)]["next_sequence"] == e.seq)
     view = a.get("/dump?views=1")["m:default"]["views"][0]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that share one stream go together: in what a peer or the disk gives, and when the engine starts anew."""
 import pytest
-import zmq
 
-from conftest import Indexer, free_ports, wait_for
+from conftest import Indexer, wait_for
 
 TOKENS = list(range(1, 33))
 BOTH = {(7, 0): 8, (7, 3): 12}
@@ -17,13 +16,9 @@ def connected(ix):
 def peer(start, engine):
     """An indexer whose worker 7 is registered with rank 0 only and sends events of rank 3 on the same port."""
     ix, e = start(Indexer), engine()
-    e.pub.close()
-    e.pub, e.events = zmq.Context.instance().socket(zmq.XPUB), free_ports()  # one that tells when the subscription stands
-    e.pub.linger = 0
-    e.pub.bind(f"tcp://127.0.0.1:{e.events}")
     ix.register(7, e, replay=False)
     wait_for("connected", lambda: connected(ix))
-    wait_for("subscribed", lambda: e.pub.poll(100) and e.pub.recv() == b"\x01")  # a connection stands earlier, and what is sent then is lost
+    e.heard_by(1)  # a connection stands earlier, and what is sent then is lost
     e.stored([1, 2], TOKENS[:8])
     e.send(e.batch(["BlockStored", [1, 2, 3], None, TOKENS[:12], 4, None, "GPU", None], rank=3))
     wait_for("both ranks", lambda: ix.scores(TOKENS) == BOTH)
@@ -45,6 +40,7 @@ def test_a_peer_gives_every_rank_that_came_by_one_registration(start, peer):
     assert b.scores(TOKENS) == BOTH
     b.register(7, e, replay=False)
     wait_for("connected", lambda: connected(b))
+    e.heard_by(2)
     assert b.scores(TOKENS) == BOTH
     e.send(e.batch(["BlockStored", [4], 3, TOKENS[12:16], 4, None, "GPU", None], rank=3))
     for ix in (a, b):
@@ -58,6 +54,7 @@ def test_a_lost_view_gets_every_rank_back_and_drops_them_together(start, peer):
     b = start(Indexer)
     b.register(7, e, replay=False)  # too late for what was before
     wait_for("connected", lambda: connected(b))
+    e.heard_by(2)
     b.post("/register_peer", {"url": f"http://127.0.0.1:{a.port}"}, 201)
     e.stored([20], TOKENS[24:28])
     wait_for("taken over", lambda: b.scores(TOKENS) == BOTH, 30)

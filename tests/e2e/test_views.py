@@ -176,12 +176,13 @@ def test_a_view_that_nobody_confirms_after_a_reconnect_does_not_stay(rig):
     e.until("whole", lambda: trusted(s))
     e.stored([1, 2], T[:8])
     wait_for("stored", lambda: depth(s) == 2)
+    before = e.subscribed()
     e.pub.close()
     wait_for("down", lambda: s.view()["view"] == "unknown")
     e.pub = zmq.Context.instance().socket(zmq.XPUB)
     e.pub.linger = 0
     wait_for("bound", lambda: not e.pub.bind(f"tcp://127.0.0.1:{e.events}") or True)
-    wait_for("subscribed", lambda: e.pub.poll(100) and e.pub.recv() == b"\x01")
+    e.heard_by(before + 1)
     wait_for("given up", lambda: "answer" in s.view()["reason"], 20)
     assert depth(s) == 0 and s.view()["view"] == "unknown"
     e.seq = 9
@@ -204,12 +205,13 @@ def test_reconnect_without_replay_is_trusted_after_the_next_batch(rig):
     e.seq = 1
     e.stored([1], T[:4])
     wait_for("stored", lambda: depth(s) == 1)
+    before = e.subscribed()
     e.pub.close()
     wait_for("down", lambda: not trusted(s))
     e.pub = zmq.Context.instance().socket(zmq.XPUB)  # tells when the subscription stands
     e.pub.linger = 0
     wait_for("bound", lambda: not e.pub.bind(f"tcp://127.0.0.1:{e.events}") or True)
-    wait_for("subscribed", lambda: e.pub.poll(100) and e.pub.recv() == b"\x01")
+    e.heard_by(before + 1)
     assert not trusted(s)
     e.stored([2], T[4:8], parent=1)
     wait_for("trusted", lambda: trusted(s) and depth(s) == 2)
