@@ -18,9 +18,10 @@ ALLOWED = {
     "wire": {"base", "hash", "index", "load", "select", "queue", "recover", "router"},
     "net": {"base", "hash", "index", "load", "select", "queue", "recover", "router", "wire"},
     "store": {"base", "hash", "index", "load", "select", "queue", "recover", "router", "wire", "net"},
+    "token": {"base"},
     "traffic": {"base", "wire"},
     "sim": {"traffic", "base", "hash", "index", "load", "select", "queue", "recover", "router"},
-    "app": {"sim", "traffic", "base", "hash", "index", "load", "select", "queue", "recover", "router", "wire", "net", "store"},
+    "app": {"sim", "traffic", "token", "base", "hash", "index", "load", "select", "queue", "recover", "router", "wire", "net", "store"},
     "cli": {"base", "app"},
 }
 PUBLIC_OF = {"api": "base", "error": "base", "alloc": "base", "clock": "base", "types": "base", "hash": "hash", "event": "base",

@@ -17,6 +17,7 @@ import time
 import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TOKENIZER = os.path.join(ROOT, "build/tokenizer/libkvr_tokenizer.so")  # made by scripts/tokenizer.sh, where there is a cargo
 SUPPRESSIONS = os.path.join(ROOT, "scripts/tsan.supp")
 ENV = {
     "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1:handle_abort=1", "UBSAN_OPTIONS": "print_stacktrace=1", "KVROUTE_SLOW": "3"},
@@ -29,7 +30,7 @@ MORE_THAN_CORES = 0.6  # of a core that is planned twice: tests do not use their
 # run without it, and the address run of each of them checks that; end-to-end files that it could tell nothing about are these.
 THREADED = {**dict.fromkeys((
     "test_durable", "test_early_turn", "test_index_random", "test_index_readers", "test_ingest_plane", "test_ingest_turns", "test_lock",
-    "test_log", "test_metrics_scrape", "test_nats_link", "test_produce", "test_program_memory", "test_recovery", "test_waiting",
+    "test_log", "test_metrics_scrape", "test_nats_link", "test_produce", "test_program_memory", "test_recovery", "test_token_pool", "test_waiting",
     "test_zmq_guard"), "*"),
     # of these the tests that start threads:
     "test_local_index": "readers_beside_the_writer", "test_router": "many_threads_leave_nothing_booked"}
@@ -57,6 +58,7 @@ ADDRESS_ONLY = {
 SHORTER = {"test_durable": {"asan": "100000", "tsan": "30000"}}  # KVR_OPS; a million by hand: for the same assertions, 90 s of a core
 LONG = {"test_durable", "test_http_memory", "test_sim"}  # left out of the quick look, as is all that is not named here:
 SMOKE = ("test_cli.py", "test_requests.py", "test_views.py", "test_indexer.py", "test_select.py", "test_failures.py")
+NEEDS_TOKENIZER = ("test_tokens_here.py",)
 passed = failed = 0
 running = set()  # process groups, each with its leader's number
 Outcome = collections.namedtuple("Outcome", "name ok bad text seconds cpu alone", defaults=[None])  # alone: the command that runs it so
@@ -196,6 +198,8 @@ def counted(name, rc, text, *rest, more=0):
 
 def e2e(preset, name):
     env = {**ENV[preset], "KVROUTE": os.path.join(ROOT, "build", preset, "kvroute"), "PYTHONDONTWRITEBYTECODE": "1"}
+    if name in NEEDS_TOKENIZER:
+        env["TOKENIZER_LIBRARY"] = TOKENIZER
     args = ["-q", "-p", "no:cacheprovider", os.path.join("tests/e2e", name)]
     return counted(f"{preset} {name}", *forks.pytest(args, env), alone(env, ["/usr/bin/python3", "-m", "pytest", *args]))
 
@@ -285,7 +289,7 @@ def all_jobs():
     return [Job(tsan, build_beside, ("tsan", "-j1", "--target", *needed)), *named("asan", unit, units), *named("asan", e2e, scripts),
             *named("tsan", unit, [u for u in units if u in THREADED], tsan),
             *named("tsan", e2e, [s for s in scripts if s not in ADDRESS_ONLY], tsan), Job("python package", python, ("asan",)),
-            checked("include directions", python3, "scripts/check_includes.py"),
+            *tokenizer_tests(), checked("include directions", python3, "scripts/check_includes.py"),
             checked("circles of files", python3, "scripts/check_circles.py", "build/asan"),
             checked("a program without NATS lacks nothing", python3, "scripts/check_absent.py", "build/asan"),
             checked("refused functions and licence lines", python3, "scripts/check_source.py"),
@@ -295,7 +299,16 @@ def all_jobs():
 
 
 def tests_in(folder):
-    return sorted(f.removesuffix(".c") for f in os.listdir(os.path.join(ROOT, folder)) if f.startswith("test_"))
+    """The names of a folder's tests, without those of the tokenizer where that is not built."""
+    names = sorted(f.removesuffix(".c") for f in os.listdir(os.path.join(ROOT, folder)) if f.startswith("test_"))
+    return [n for n in names if n not in NEEDS_TOKENIZER or os.path.exists(TOKENIZER)]
+
+
+def tokenizer_tests():
+    if os.path.exists(TOKENIZER):
+        return [checked("the tokenizer's own tests", "scripts/tokenizer.sh", "test")]
+    print("the tokenizer is not built (make tokenizer): its tests are left out", flush=True)
+    return []
 
 
 def every_test():

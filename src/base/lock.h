@@ -36,6 +36,8 @@
     X(WATCHES, "watches of answers")                                                                                                       \
     X(HEALTH, "health checks")                                                                                                             \
     X(TOKENS, "the token cache")                                                                                                           \
+    X(TOKENIZER, "what a tokenizer is worth")                                                                                              \
+    X(TOKEN_POOL, "prompts for the tokenizer's threads")                                                                                   \
     X(SELECTION, "selections whose turn has come")                                                                                         \
     X(MAIL, "a data loop's mail")                                                                                                          \
     X(REMOTE_MAIL, "mail of a remote index")                                                                                               \

@@ -14,7 +14,7 @@
 
 struct serve_cli {
     struct serve_options o;
-    struct option_list workers;
+    struct option_list workers, tokenizer_dirs;
 };
 
 #define AT(field) offsetof(struct serve_cli, o.field)
@@ -206,7 +206,22 @@ static const struct option_row serve_rows[] = {
     STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port; 0.0.0.0 for every one: then give it keys"),
     NUM("admin-port", admin_port, "9090", 1, 65535, NULL, "admin port"),
     NUM("threads", threads, "1", 1, 64, NULL, "event loops for the data port"),
-    ENU("tokenizer", tokenizer, "auto", "auto|engine|bytes", NULL, "where tokens come from; auto = engine with KV events, bytes without"),
+    ENU("tokenizer", tokenizer, "auto", "auto|local|engine|bytes", NULL,
+        "where tokens come from; auto = with KV events made here where that is known to be right, else an engine's; without them bytes"),
+    {"tokenizer-dir", OPT_LIST, offsetof(struct serve_cli, tokenizer_dirs), NULL, 0, 0, "[MODEL=]DIR",
+     "the folder (tokenizer.json, chat template) of a model, or of all; default: the `root` of /v1/models, where it is on this machine; "
+     "repeatable",
+     NULL, NULL},
+    STR("tokenizer-lib", tokenizer_lib, NULL, "FILE", NULL,
+        "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed"),
+    STR("tokenizer-profile", tokenizer_profile, NULL, "JSON", NULL,
+        "how the engines render chats: content_format, drop_none, alias_reasoning, developer_to_system; default: found out"),
+    NUM("tokenizer-probes", tokenizer_probes, "8", 0, 1e6, NULL,
+        "requests of a model that are compared with an engine's tokens before those that are made here are used"),
+    NUM("tokenizer-check", tokenizer_check, "1000", 0, 1e9, NULL,
+        "one request in so many is compared later on, at most one a second and model; 0 = none"),
+    SIZ("tokenizer-cache", tokenizer_cache, "64MiB", NULL, "tokens of parts of prompts that are kept for each model; 0 = none"),
+    NUM("tokenizer-threads", tokenizer_threads, "2", 1, 64, NULL, "threads for prompts that are too long for an event loop"),
     ROUTER_ROWS,
     BOO("serve-indexer", serve_indexer, "false", "DYN_ROUTER_SERVE_INDEXER",
         "answer other routers from this one's index: on the admin port, and over NATS with an event plane of it"),
@@ -368,6 +383,8 @@ static int run(const char *usage, const struct option_row *rows, size_t n, int a
     if (rc == 0) {
         cli->o.workers = cli->workers.items;
         cli->o.workers_n = cli->workers.n;
+        cli->o.tokenizer_dirs = cli->tokenizer_dirs.items;
+        cli->o.tokenizer_dirs_n = cli->tokenizer_dirs.n;
         rc = serve_main(&cli->o);
     }
     policy_file_free(&policies);

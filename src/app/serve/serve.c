@@ -3,8 +3,10 @@
 #include "app/serve/admin/admin.h"
 #include "app/serve/data/data_port.h"
 #include "app/serve/data/flow.h"
+#include "app/serve/data/here.h"
 #include "app/serve/data/reply.h"
 #include "app/serve/discovery/discovery.h"
+#include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/evidence.h"
 #include "base/log.h"
 
@@ -56,6 +58,7 @@ static void *loop_main(void *arg)
 static void loop_end(struct loop *l)
 {
     flow_refuse_parked(l);
+    here_stop_checks(l);
     kvr_http_server_close(l->server);
     remote_close(l);
     kvr_http_client_close(l->client);
@@ -164,6 +167,7 @@ static void on_poll(uv_timer_t *t)
     discovery_tick(s);
     follow_durable(s);
     shards_tick(s);
+    tokenizers_tick(s);
 }
 
 static void on_signal(uv_signal_t *sig, int signum)
@@ -312,6 +316,7 @@ static void serve_free(struct serve *s)
     sessions_destroy(s->sessions);
     sessions_destroy(s->responses);
     token_cache_destroy(s->tokens);
+    tokenizers_destroy(s);
     decisions_destroy(s->decisions);
     selection_destroy(s);
     kvr_json_parser_free(s->json);
@@ -387,6 +392,10 @@ static int run(struct serve *s)
         kvr_log_error("kvroute %s: out of memory", s->o->select_only ? "select" : "serve");
         return 1;
     }
+    if (!s->o->select_only && tokenizers_open(s, err, sizeof err)) {
+        kvr_log_error("kvroute serve: %s", err);
+        return 1;
+    }
     if (!s->o->select_only && (health_start(s) || add_configured_workers(s))) return 1;
     if (discovery_start(s, err, sizeof err)) {
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
@@ -435,6 +444,7 @@ int serve_main(const struct serve_options *o)
     stop_loops(s, rc == 0);
     remote_close_admin(s);
     survey_stop(s);
+    tokenizers_stop(s);
     health_stop(s);
     kvr_http_server_close(s->admin);
     selection_stop(s);

@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "net/ingest/event_plane.h"
 
-enum serve_tokenizer { TOKENIZER_AUTO, TOKENIZER_ENGINE, TOKENIZER_BYTES };
+enum serve_tokenizer { TOKENIZER_AUTO, TOKENIZER_LOCAL, TOKENIZER_ENGINE, TOKENIZER_BYTES };
 
 /* Queue classes for one model; model "" is the root profile. */
 struct policy_profile {
@@ -64,6 +64,10 @@ struct serve_options {
     bool kv_events, assume_kv_reuse, track_active_blocks, track_output_blocks, track_prefill_tokens, clear_worker_wide;
     char *const *workers; /* --worker texts */
     size_t workers_n;
+    char *const *tokenizer_dirs; /* --tokenizer-dir texts */
+    size_t tokenizer_dirs_n;
+    char *tokenizer_lib, *tokenizer_profile; /* NULL: found, looked for */
+    uint64_t tokenizer_probes, tokenizer_check, tokenizer_cache, tokenizer_threads;
     struct kvr_log_options log;
 };
 

@@ -7,6 +7,7 @@
  *       admin/      the admin port: routes, /metrics, the selection service                                          main loop
  *       data/       requests of clients, from parsing to the last byte (request.h), and what is kept of them         data loops
  *       fleet/      other routers: replicas.h, served.h, remote.h, shards.h                                          sync, NATS, main loop
+ *       tokenizers/ which model's tokens are made here                                                                main loop, pool
  *       discovery/  workers that are found rather than configured                                                    main loop, finders
  *         workers/    worker.h the table, partition.h partitions, views.h what is known of caches, health.h, learn.h ...  ingest, main loop
  *           common/     limits, clock, counters, members of bodies
@@ -90,6 +91,7 @@ struct selection;
 struct served;
 struct shards;
 struct supposition;
+struct tokenizers;
 struct survey;
 
 struct serve {
@@ -126,6 +128,7 @@ struct serve {
     struct session_table *sessions, *responses;
     struct evidence *evidence;
     struct token_cache *tokens;
+    struct tokenizers *tokenizers; /* NULL: no tokens are made here */
     struct decisions *decisions;
     struct quality quality;
     struct choices_watch choices; /* main loop's */

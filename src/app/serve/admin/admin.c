@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Admin port: routes, status, the page. Errors are {"error": text}. */
 #include "app/serve/admin/admin.h"
+#include "app/serve/tokenizers/tokenizers.h"
 
 #include <string.h>
 
@@ -167,6 +168,13 @@ static void get_status(struct serve *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     status_write(s, &b);
+    admin_reply(c, 200, &b);
+}
+
+static void get_tokenizers(struct serve *s, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    tokenizers_write(s, &b);
     admin_reply(c, 200, &b);
 }
 
@@ -360,6 +368,7 @@ static const struct {
     {"/metrics", get_metrics, NULL},
     {"/status", get_status, NULL},
     {"/decisions", get_decisions, NULL},
+    {"/tokenizers", get_tokenizers, NULL},
     {"/workers", get_workers, admin_post_worker},
     {"/loads", get_loads, NULL},
     {"/dump", get_dump, NULL},

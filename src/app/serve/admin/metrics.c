@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prometheus text. Counters and histograms are atomics that any thread may touch; gauges are read at the scrape. */
 #include "app/serve/admin/admin.h"
+#include "app/serve/data/request.h"
 #include "app/serve/discovery/discovery.h"
+#include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/evidence.h"
 #include "app/serve/state.h"
 
@@ -245,6 +247,18 @@ static void put_queues(struct serve *s, struct kvr_prom_page *b)
             }
 }
 
+static void put_tokens(struct serve *s, struct kvr_prom_page *b)
+{
+    static const char *const from[TOKENS_FROM_N] = {"none", "body", "bytes", "cache", "local", "engine"};
+    put_family(b, "tokens_total", "counter",
+               "Requests by where the tokens of their prompt came from; cache: what was made or asked for before");
+    for (size_t i = 0; i < TOKENS_FROM_N; i++)
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("from", from[i])), atomic_load(&s->metrics.tokens_from[i]));
+    put_histogram(b, "tokenize_seconds", "From the question for a prompt's tokens to their being there, of those made here",
+                  &s->metrics.tokenize);
+    tokenizers_metrics(s, b);
+}
+
 void metrics_write(struct serve *s, struct kvr_buf *out)
 {
     struct kvr_prom_page page = {.out = out}, *b = &page;
@@ -271,6 +285,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
                   &m->choice_regret);
     put_histogram(b, "choice_gain_ms", "Of choices by cost: time to first token below what the best other candidate would have taken",
                   &m->choice_gain);
+    if (!s->o->select_only) put_tokens(s, b);
     quality_metrics(s, b);
     put_histogram(b, "prediction_error_blocks",
                   "Distance of predicted and delivered cached blocks; what requests ahead were computing may be delivered or not",

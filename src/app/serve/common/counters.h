@@ -35,6 +35,7 @@
     X(queue_timeouts_total, "Requests that waited for a worker in vain")                                                                   \
     X(tokenize_failures_total, "Prompts that could not be tokenized and were routed by load")                                              \
     X(tokenize_requests_total, "Prompts sent to an engine's tokenizer")                                                                    \
+    X(tokenizer_full_total, "Prompts for the tokenizer's threads that found their queue full and went to an engine")                       \
     X(multimodal_prompts_total, "Chats with parts that are not text, left out of the predicted and actual cached tokens")                  \
     X(multimodal_unplaced_total, "Those of them whose first such part has no known place in the tokens: routed by load")                   \
     X(tokenize_cache_hits_total, "Prompts found in the token cache")                                                                       \
@@ -51,7 +52,10 @@
     X(events_applied_total, "KV events applied")                                                                                           \
     X(events_failed_total, "KV events refused by the index")
 
+enum { TOKENS_FROM_MAX = 8 }; /* enum tokens_from */
+
 struct metrics {
+    _Atomic uint64_t tokens_from[TOKENS_FROM_MAX];
 #define SERVE_COUNTER_FIELD(name, help) _Atomic uint64_t name;
     SERVE_COUNTERS(SERVE_COUNTER_FIELD)
 #undef SERVE_COUNTER_FIELD
@@ -60,7 +64,7 @@ struct metrics {
 #undef SERVE_LABELLED_FIELD
     struct kvr_histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
     struct kvr_histogram best_overlap, regret, shortfall, queue_wait, remote_query;
-    struct kvr_histogram choice_regret, choice_gain;
+    struct kvr_histogram choice_regret, choice_gain, tokenize;
     _Atomic uint64_t choices_compared, choices_seen_us, choices_alone_us; /* choices_totals.compared, .seen_ms, .alone_ms */
     _Atomic uint64_t moves[CHOICES_REASONS_N], computed_again[CHOICES_REASONS_N];
     _Atomic uint64_t remote_partial;

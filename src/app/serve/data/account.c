@@ -7,6 +7,8 @@
  * The second is closed by account_close(), when no job of the request is at work, which might write what is read here.
  */
 #include "app/serve/data/account.h"
+#include "app/serve/data/here.h"
+#include "app/serve/tokenizers/tokenizers.h"
 
 #include <string.h>
 #include <time.h>
@@ -16,6 +18,7 @@ void account_request(struct request *r)
 {
     if (r->counted) return;
     r->counted = true;
+    if (request_wants_tokens(r)) atomic_fetch_add_explicit(&serve_of(r)->metrics.tokens_from[r->tokens_from], 1, memory_order_relaxed);
     labels_request(serve_of(r), r->attempt ? r->attempt->worker : NULL, r->model, r->status);
 }
 
@@ -95,7 +98,7 @@ static void begin_evidence(struct attempt *a)
                                      .view_blocks = a->result.view_blocks,
                                      .trusted = a->result.trusted,
                                      .understood = r->members.as_evidence && !r->members.skips_cache && !r->multimodal,
-                                     .asked = r->tokens_asked};
+                                     .asked = r->tokens_from >= TOKENS_CACHE};
     if (r->routed && r->tokens && r->tokens_n) a->evidence = evidence_begin(serve_of(r), &prompt);
 }
 
@@ -236,6 +239,16 @@ static void complete_usage(struct attempt *a)
     if (telling_note(serve_of(r), a->worker, &told)) a->usage.has_cached = true;
 }
 
+/* The tokenizer of its model is judged by how many tokens the engine has counted. */
+static void judge_tokens(const struct attempt *a)
+{
+    const struct request *r = a->request;
+    bool made = r->tokens_from == TOKENS_HERE || r->tokens_from == TOKENS_CACHE, trusted;
+    if (!made || !a->usage.present || !a->usage.prompt_tokens || !is_predicted(r) || r->members.prompts != 1) return;
+    struct kvr_tokenizer *t = here_tokenizer(r, &trusted);
+    if (trusted) kvr_tokenizer_counted(t, r->tokens_n, a->usage.prompt_tokens);
+}
+
 static void count_cached(const struct attempt *a, uint64_t predicted)
 {
     struct serve *s = serve_of(a->request);
@@ -327,6 +340,7 @@ void account_close(struct request *r)
     if (!a) return;
     if (r->routed) {
         complete_usage(a);
+        judge_tokens(a);
         count_usage(a);
         record_decision(a);
     }

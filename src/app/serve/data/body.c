@@ -55,6 +55,7 @@ static void given_tokens(struct request *r, const struct kvr_openai_request *rq)
         return;
     }
     r->tokens = t;
+    r->tokens_from = TOKENS_BODY;
     r->tokens_n = rq->tokens_n;
     r->isl = rq->tokens_sum;
 }
@@ -71,6 +72,7 @@ static void byte_tokens(struct request *r, const struct kvr_openai_request *rq)
         if (!r->tokens) out_of_memory(r);
         for (size_t i = 0; r->tokens && i < text.len; i++) r->tokens[i] = (unsigned char)text.data[i];
         r->tokens_n = r->tokens ? text.len : 0;
+        r->tokens_from = TOKENS_BYTES;
     }
     kvr_buf_free(&text);
     if (r->members.truncation != KVR_TRUNCATE_NOT) request_prompt_is_hint(r);

@@ -13,6 +13,7 @@
 #include "app/serve/data/account.h"
 #include "app/serve/data/answer.h"
 #include "app/serve/data/attempt.h"
+#include "app/serve/data/here.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/reply.h"
 
@@ -227,6 +228,7 @@ void flow_take_ready(struct loop *l)
 {
     struct request *r;
     while ((r = route_next_ready(l))) step(r, route_granted(r));
+    while ((r = here_next_made(l))) step(r, tokens_made(r));
 }
 
 /* The list is taken as a whole: a request that has to wait on comes after those that arrived at the same moment, so it would be met

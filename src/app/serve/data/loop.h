@@ -2,7 +2,7 @@
 /*
  * A data loop: a thread with an event loop, its clients' connections, and its connections to workers.
  *
- * Threads: its own; others touch what is atomic, `ready` under mail_lock, and uv_async_send(&wake).
+ * Threads: its own; others touch what is atomic, `ready` and `made` under mail_lock, and uv_async_send(&wake).
  */
 #ifndef KVR_SERVE_LOOP_H
 #define KVR_SERVE_LOOP_H
@@ -19,8 +19,10 @@
 #include "net/replication/remote_index.h"
 #include "wire/json.h"
 
+struct kvr_token_waiter;
 struct request;
 struct serve;
+struct token_check;
 
 struct loop {
     struct serve *serve;
@@ -36,6 +38,9 @@ struct loop {
     struct ctx_list ctxs;
     struct request *parked; /* wait for a worker to exist; ordered by urgency */
     struct kvr_lock mail_lock;
+    struct token_check *token_checks; /* of tokens made here, under way: here.c */
+    size_t token_checks_n;
+    struct kvr_token_waiter *made;              /* tokens that requests wait for, from the tokenizer's threads; under mail_lock */
     struct request *ready;                      /* their turn in the queue has come; under mail_lock */
     _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
     _Atomic size_t open_conns;                  /* kept up to date while draining */

@@ -53,9 +53,13 @@
 #define KVR_SERVE_REQUEST_H
 
 #include "app/serve/state.h"
+#include "token/pool.h"
 
 struct attempt;
 struct request;
+
+/* Where the tokens of a prompt come from. ENGINE: also what an engine has said before. */
+enum tokens_from { TOKENS_NONE, TOKENS_BODY, TOKENS_BYTES, TOKENS_CACHE, TOKENS_HERE, TOKENS_ENGINE, TOKENS_FROM_N };
 
 enum request_phase { PHASE_READING, PHASE_TOKENS, PHASE_LOOKUP, PHASE_CHOOSING, PHASE_PARKED, PHASE_SENDING, PHASE_RELAYING, PHASES_N };
 
@@ -101,8 +105,18 @@ struct reading {
 
 /* An engine is asked up to three times: for the tokens; for those without special tokens, of a prompt that it truncates between them
  * (`keep`); for those of a chat without its images (`plain`), which tell where the first image is. */
+struct here_waiter {
+    struct kvr_token_waiter waiter;
+    struct request *request;
+    bool waits; /* the pool has it, or the loop's `made` list */
+};
+
 struct tokenizing {
     struct request_job job;
+    struct here_waiter here;
+    struct kvr_body *question; /* that is being answered; NULL: none */
+    uint64_t asked_ns;
+    struct worker *asked;       /* whose engine answers it; NULL: none */
     struct kvr_http_call *call; /* POST /tokenize; NULL: none is under way */
     int status;                 /* of its answer */
     struct kvr_buf answer;
@@ -177,7 +191,7 @@ struct request {
     uint32_t *tokens;
     size_t tokens_n;
     uint64_t isl;
-    bool tokens_asked; /* of an engine, or found in the cache of what engines have said */
+    enum tokens_from tokens_from;
     bool token_failed;
     bool unplaced; /* the place of the first part that is not text is not known */
 

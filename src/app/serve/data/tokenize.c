@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * TOKENS: the prompt's tokens. The body has given them, or an engine is asked for them, or the cache has what an engine said before.
+ * TOKENS: the prompt's tokens. The body has given them, or the cache has what was found before, or they are made here (here.c), or an
+ * engine is asked for them.
  *
  *    ask(r->ask) ----> arrange() ----> [truncated between special tokens: ask without these ----> truncate_between()]
  *                          |
@@ -10,8 +11,10 @@
  * DONE, but for --total-timeout. A large answer of an engine is read on a thread.
  */
 #include "app/serve/data/eligible.h"
+#include "app/serve/data/here.h"
 #include "app/serve/data/phases.h"
 
+#include "app/serve/tokenizers/tokenizers.h"
 #include "wire/prompt_tokens.h"
 #include "wire/tokenize_body.h"
 
@@ -165,15 +168,35 @@ static void read_tokens(struct request *r, struct kvr_json_parser *json)
     r->tokens = NULL;
 }
 
+static void end_question(struct request *r)
+{
+    struct tokenizing *t = &r->now.tokenizing;
+    kvr_buf_free(&t->answer);
+    kvr_body_unref(t->question);
+    worker_let_go(t->asked);
+    t->question = NULL;
+    t->asked = NULL;
+}
+
+/* The tokens of a question are there. */
+static enum outcome found(struct request *r, enum tokens_from from)
+{
+    r->tokens_from = from;
+    token_cache_put(serve_of(r)->tokens, r->now.tokenizing.cache_key, r->tokens, r->tokens_n);
+    end_question(r);
+    return arrange(r);
+}
+
 static enum outcome tokens_are_read(struct request *r)
 {
-    kvr_buf_free(&r->now.tokenizing.answer);
+    const struct tokenizing *t = &r->now.tokenizing;
     if (!r->tokens) {
         r->tokens_n = 0;
+        end_question(r);
         return failed(r);
     }
-    token_cache_put(serve_of(r)->tokens, r->now.tokenizing.cache_key, r->tokens, r->tokens_n);
-    return arrange(r);
+    here_compare(r, t->asked, t->question);
+    return found(r, TOKENS_ENGINE);
 }
 
 static void run_reading(struct request *r)
@@ -225,7 +248,7 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     (void)why;
     (void)text;
     r->now.tokenizing.call = NULL;
-    kvr_buf_free(&r->now.tokenizing.answer);
+    end_question(r);
     request_step(r, failed(r));
 }
 
@@ -233,7 +256,7 @@ static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, 
 
 /* ---- a question -------------------------------------------------------------------------------------- */
 
-static void put_head(const struct request *r, const struct worker *w, size_t len, struct kvr_buf *h)
+void tokenize_put_head(const struct request *r, const struct worker *w, size_t len, struct kvr_buf *h)
 {
     struct kvr_text auth = kvr_headers_get(kvr_http_conn_request(r->conn)->headers, "authorization");
     kvr_buf_printf(h, "POST %s/tokenize HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
@@ -243,41 +266,72 @@ static void put_head(const struct request *r, const struct worker *w, size_t len
     kvr_buf_str(h, "\r\n");
 }
 
-static enum outcome ask_engine(struct request *r, struct kvr_body *body)
+static enum outcome ask_engine(struct request *r)
 {
     struct serve *s = serve_of(r);
+    struct tokenizing *t = &r->now.tokenizing;
     struct kvr_buf h = {0};
     bool exists;
-    struct worker *w = eligible_tokenizer(r, &exists);
-    if (!w) return exists ? failed(r) : OUTCOME_DONE; /* a worker that comes takes it without tokens */
+    t->asked = eligible_tokenizer(r, &exists);
+    if (!t->asked) {
+        end_question(r);
+        return exists ? failed(r) : OUTCOME_DONE; /* a worker that comes takes it without tokens */
+    }
     COUNT(r, tokenize_requests_total);
-    put_head(r, w, body->len, &h);
-    struct kvr_http_call_config config = {.endpoint = &w->endpoint,
+    tokenize_put_head(r, t->asked, t->question->len, &h);
+    struct kvr_http_call_config config = {.endpoint = &t->asked->endpoint,
                                           .head = h.data,
                                           .head_len = h.len,
-                                          .body = body,
+                                          .body = t->question,
                                           .connect_timeout_s = s->o->connect_timeout,
                                           .handler = &handler,
                                           .ctx = r};
-    r->now.tokenizing.status = 0;
-    r->now.tokenizing.call = kvr_http_call_start(r->loop->client, &config);
+    t->status = 0;
+    t->call = kvr_http_call_start(r->loop->client, &config);
     kvr_buf_free(&h);
-    worker_let_go(w);
-    if (!r->now.tokenizing.call) return failed(r);
+    if (!t->call) {
+        end_question(r);
+        return failed(r);
+    }
     request_wait_until(r, request_after(s->o->tokenize_timeout));
     return OUTCOME_WAITS;
 }
 
-/* The tokens of a body, from the cache or an engine. */
+static enum outcome made_here(struct request *r)
+{
+    bool trusted;
+    struct kvr_tokenizer *t = here_tokenizer(r, &trusted);
+    if (!trusted) { /* meanwhile it has lost that */
+        free(r->tokens);
+        r->tokens = NULL;
+        return ask_engine(r);
+    }
+    here_check(r, t, r->now.tokenizing.question);
+    kvr_histogram_add(&serve_of(r)->metrics.tokenize, (double)(kvr_now_ns(kvr_clock_monotonic()) - r->now.tokenizing.asked_ns) / 1e9);
+    return found(r, TOKENS_HERE);
+}
+
+/* The tokens of a body: from the cache, made here, or an engine's. */
 static enum outcome ask(struct request *r, struct kvr_body *body)
 {
-    uint64_t *key = r->now.tokenizing.cache_key;
-    token_cache_key(body->data, body->len, key);
-    r->tokens_asked = true;
-    r->tokens = token_cache_get(serve_of(r)->tokens, key, &r->tokens_n);
-    if (!r->tokens) return ask_engine(r, body);
-    COUNT(r, tokenize_cache_hits_total);
-    return arrange(r);
+    struct tokenizing *now = &r->now.tokenizing;
+    bool trusted;
+    struct kvr_tokenizer *t = here_tokenizer(r, &trusted);
+    token_cache_key(body->data, body->len, now->cache_key);
+    now->cache_key[1] ^= t ? kvr_tokenizer_generation(t) : 0; /* what was made here before a doubt is not found again */
+    r->tokens = token_cache_get(serve_of(r)->tokens, now->cache_key, &r->tokens_n);
+    if (r->tokens) {
+        COUNT(r, tokenize_cache_hits_total);
+        r->tokens_from = TOKENS_CACHE;
+        return arrange(r);
+    }
+    now->question = kvr_body_ref(body);
+    now->asked_ns = kvr_now_ns(kvr_clock_monotonic());
+    switch (trusted ? here_ask(r, t, body) : HERE_NOT) {
+    case HERE_MADE: return made_here(r);
+    case HERE_WAITS: request_wait_until(r, 0); return OUTCOME_WAITS;
+    default: return ask_engine(r);
+    }
 }
 
 /* ---- the phase --------------------------------------------------------------------------------------- */
@@ -295,15 +349,21 @@ enum outcome tokens_on_time(struct request *r, bool total)
     if (total) return request_refuse(r, 504, TOOK_TOO_LONG);
     if (t->call) kvr_http_call_cancel(t->call);
     t->call = NULL;
-    kvr_buf_free(&t->answer);
+    end_question(r);
     return failed(r);
+}
+
+enum outcome tokens_made(struct request *r)
+{
+    return here_take(r) ? made_here(r) : ask_engine(r);
 }
 
 void tokens_leave(struct request *r)
 {
     struct tokenizing *t = &r->now.tokenizing;
     if (t->call) kvr_http_call_cancel(t->call);
-    kvr_buf_free(&t->answer);
+    here_leave(r);
+    end_question(r);
     free(t->whole);
     kvr_body_unref(r->ask);
     kvr_body_unref(r->plain);

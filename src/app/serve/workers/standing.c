@@ -65,6 +65,7 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *
         came_up = h == HEALTH_UP && w->health != HEALTH_UP;
         if (came_up && learns(s, w)) w->learnt.due_ms = 1; /* it may have been started anew */
         if (came_up) w->open_until_ms = 0;
+        if (came_up) atomic_fetch_add(&w->ups, 1);
         if (h != w->health) tell_health(w, h, why);
         if (h == HEALTH_DOWN) telling_forget_locked(w, true); /* whatever comes back need not tell */
         w->health = h;

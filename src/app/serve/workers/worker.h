@@ -121,6 +121,7 @@ struct worker {
     _Atomic bool removed;
     _Atomic(enum health) health;
     _Atomic uint64_t open_until_ms; /* the breaker */
+    _Atomic uint64_t ups;           /* how often it has come up: its engine may be another one each time */
     _Atomic bool reports;           /* it was sent a request that has it report what it reuses, and the ingest knows */
 };
 

@@ -62,6 +62,7 @@ static void inherit_locked(struct worker *w, struct worker *old)
     w->models_status = old->models_status;
     w->requests = old->requests;
     w->errors = old->errors;
+    w->ups = old->ups;
     for (uint32_t r = 0; w->dp_start == old->dp_start && r < KVR_MIN(w->dp_size, old->dp_size); r++) w->ranks[r].load = old->ranks[r].load;
     old->models = NULL;
     old->models_n = 0;

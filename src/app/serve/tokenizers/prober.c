@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Asks one worker what its engine makes of the built-in questions of one model (token/probes.h).
+ *
+ * The best answer is that of /v1/chat/completions/render and /v1/completions/render, which is what the engine would compute; where it has
+ * none (404, 405, 501), /tokenize is asked. A question that the engine refuses (400) counts for nothing: it may, and then no ids matter.
+ * A worker that breaks off, stays silent or answers 5xx is asked again from the first question on, later.
+ */
+#include "app/serve/tokenizers/internal.h"
+
+#include <string.h>
+
+#include "token/probes.h"
+
+enum { ANSWER_MAX = 1 << 20, ANSWER_MS = 10000, AGAIN_MS = 5000, PROBES_MAX = 32, IDS_MAX = 65536 };
+
+struct prober {
+    struct serve *serve;
+    struct tokenizer_entry *entry;
+    uint64_t worker_id, ups;
+    struct kvr_endpoint endpoint;
+    char key[API_KEY_MAX], who[256];
+    size_t at; /* the question that is being asked */
+    bool no_render;
+    struct kvr_http_call *call;
+    uv_timer_t timeout;
+    int status;
+    struct kvr_buf body;
+    struct kvr_probe_answer answers[PROBES_MAX];
+};
+
+static void ask(struct prober *p);
+
+static void on_closed(uv_handle_t *h)
+{
+    struct prober *p = h->data;
+    for (size_t i = 0; i < PROBES_MAX; i++) kvr_ids_unref(p->answers[i].ids);
+    kvr_buf_free(&p->body);
+    free(p);
+}
+
+void prober_stop(struct prober *p)
+{
+    p->entry->prober = NULL;
+    if (p->call) kvr_http_call_cancel(p->call);
+    p->call = NULL;
+    uv_close((uv_handle_t *)&p->timeout, on_closed);
+}
+
+/* ---- answers ------------------------------------------------------------------------------------------------------ */
+
+static void give_up(struct prober *p)
+{
+    p->entry->probe_again_ms = now_ms() + AGAIN_MS;
+    prober_stop(p);
+}
+
+static void finish(struct prober *p, bool could_ask)
+{
+    (void)kvr_map64_put(&p->entry->probed, p->worker_id, p->ups);
+    if (could_ask) kvr_tokenizer_probed(p->entry->tokenizer, p->who, p->answers, kvr_token_probes_n);
+    else kvr_tokenizer_cannot_ask(p->entry->tokenizer, p->who);
+    prober_stop(p);
+}
+
+/* The ids of an answer: `token_ids` of render, of a list the first's, or `tokens`. NULL: it has none. */
+static struct kvr_ids *read_ids(struct prober *p)
+{
+    struct kvr_json root, list;
+    if (p->body.failed || kvr_json_parse(p->serve->json, p->body.data ? p->body.data : "", p->body.len, &root, NULL)) return NULL;
+    if (kvr_json_type_of(root) == KVR_JSON_ARRAY) root = kvr_json_at(root, 0);
+    list = kvr_json_get(root, p->no_render ? "tokens" : "token_ids");
+    size_t n = kvr_json_count(list);
+    if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > IDS_MAX) return NULL;
+    struct kvr_ids *ids = kvr_ids_new(NULL, n);
+    if (ids && kvr_json_u32_array(list, ids->v, n) >= 0) return ids;
+    kvr_ids_unref(ids);
+    return NULL;
+}
+
+static bool is_missing(int status)
+{
+    return status == 404 || status == 405 || status == 501;
+}
+
+static void take_answer(struct prober *p)
+{
+    struct kvr_probe_answer *a = &p->answers[p->at];
+    if (is_missing(p->status) && !p->no_render) {
+        p->no_render = true;
+        ask(p);
+    } else if (is_missing(p->status)) {
+        finish(p, false);
+    } else if (p->status >= 500 || p->status == 401 || p->status == 403 || p->status == 429) {
+        give_up(p);
+    } else {
+        a->ids = p->status == 200 ? read_ids(p) : NULL;
+        a->answered = a->ids != NULL;
+        if (++p->at < kvr_token_probes_n) ask(p);
+        else finish(p, true);
+    }
+}
+
+static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+{
+    (void)call;
+    (void)h;
+    (void)length;
+    ((struct prober *)ctx)->status = status;
+}
+
+static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    struct prober *p = ctx;
+    (void)call;
+    if (p->body.len + len > ANSWER_MAX) p->body.failed = true;
+    kvr_buf_add(&p->body, data, len);
+}
+
+static void on_done(struct kvr_http_call *call, void *ctx)
+{
+    struct prober *p = ctx;
+    (void)call;
+    p->call = NULL;
+    take_answer(p);
+}
+
+static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct prober *p = ctx;
+    (void)call;
+    (void)why;
+    (void)text;
+    p->call = NULL;
+    give_up(p);
+}
+
+static void on_timeout(uv_timer_t *t)
+{
+    give_up(t->data);
+}
+
+static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
+
+/* ---- questions ---------------------------------------------------------------------------------------------------- */
+
+static struct kvr_body *question(const struct prober *p)
+{
+    struct kvr_buf b = {0};
+    const struct kvr_token_probe *probe = &kvr_token_probes[p->at];
+    kvr_buf_str(&b, "{\"model\":");
+    kvr_json_str(&b, p->entry->model, strlen(p->entry->model));
+    if (!p->no_render) kvr_buf_str(&b, ",\"max_tokens\":1");
+    kvr_buf_printf(&b, ",%s}", probe->members);
+    struct kvr_body *body = kvr_body_take(&b);
+    kvr_buf_free(&b);
+    return body;
+}
+
+static const char *path(const struct prober *p)
+{
+    if (p->no_render) return "/tokenize";
+    return kvr_token_probes[p->at].is_chat ? "/v1/chat/completions/render" : "/v1/completions/render";
+}
+
+static void ask(struct prober *p)
+{
+    struct kvr_buf head = {0};
+    struct kvr_body *body = question(p);
+    kvr_buf_printf(&head, "POST %s%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n", p->endpoint.base,
+                   path(p), p->endpoint.authority, body ? body->len : 0);
+    worker_key_put(p->key, &head);
+    kvr_buf_str(&head, "\r\n");
+    struct kvr_http_call_config cc = {.endpoint = &p->endpoint,
+                                      .head = head.data,
+                                      .head_len = head.len,
+                                      .body = body,
+                                      .connect_timeout_s = p->serve->o->connect_timeout,
+                                      .handler = &handler,
+                                      .ctx = p};
+    p->status = 0;
+    p->body.len = 0;
+    p->body.failed = false;
+    p->call = head.failed || !body ? NULL : kvr_http_call_start(p->serve->health_client, &cc);
+    kvr_buf_free(&head);
+    kvr_body_unref(body);
+    uv_timer_start(&p->timeout, on_timeout, p->call ? ANSWER_MS : 0, 0);
+}
+
+struct prober *prober_start(struct serve *s, struct tokenizer_entry *e, const struct worker *w)
+{
+    struct prober *p = calloc(1, sizeof *p);
+    if (!p) return NULL;
+    p->serve = s;
+    p->entry = e;
+    p->worker_id = w->id;
+    p->ups = atomic_load(&w->ups);
+    p->endpoint = w->endpoint;
+    memcpy(p->key, w->api_key, sizeof p->key);
+    snprintf(p->who, sizeof p->who, "worker %llu, %.200s", (unsigned long long)w->id, w->url);
+    uv_timer_init(&s->main_loop, &p->timeout);
+    p->timeout.data = p;
+    e->prober = p;
+    ask(p);
+    return p;
+}

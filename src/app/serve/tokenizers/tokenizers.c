@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which model has which tokenizer, and whom to ask about it: tokenizers.h.
+ *
+ * Entries lie in an array that only grows. The main loop fills an entry before it raises `n`, so whoever has read `n` may read the model
+ * and the tokenizer of the entries before it without a lock.
+ */
+#include "app/serve/tokenizers/internal.h"
+
+#include <string.h>
+
+#include "app/serve/tokenizers/folders.h"
+#include "base/log.h"
+#include "wire/prom_page.h"
+
+enum { CHECK_MS = 1000 };
+
+struct tokenizers {
+    struct kvr_token_library library;
+    struct kvr_token_pool *pool;
+    bool open, failed; /* the library and its threads: opened when a model is found that has a folder, or never */
+    bool full_said;
+    uint64_t seen; /* the version of the worker table whose models have been looked at */
+    _Atomic size_t n;
+    struct tokenizer_entry entries[TOKENIZERS_MAX];
+};
+
+/* ---- look-up ---------------------------------------------------------------------------------------------------------- */
+
+static struct tokenizer_entry *find(const struct serve *s, const char *model)
+{
+    struct tokenizers *t = s->tokenizers;
+    size_t n = t ? atomic_load_explicit(&t->n, memory_order_acquire) : 0;
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(t->entries[i].model, model)) return &t->entries[i];
+    return NULL;
+}
+
+struct kvr_tokenizer *tokenizers_find(const struct serve *s, const char *model)
+{
+    const struct tokenizer_entry *e = find(s, model);
+    return e ? e->tokenizer : NULL;
+}
+
+struct kvr_token_pool *tokenizers_pool(const struct serve *s)
+{
+    return s->tokenizers ? s->tokenizers->pool : NULL;
+}
+
+bool tokenizers_check_due(const struct serve *s, const struct kvr_tokenizer *t)
+{
+    struct tokenizer_entry *e = find(s, kvr_tokenizer_model(t));
+    uint64_t every = s->o->tokenizer_check, now = now_ms();
+    if (!e || !every) return false;
+    uint64_t due = atomic_load(&e->check_due_ms);
+    if ((atomic_fetch_add(&e->requests, 1) + 1) % every || now < due) return false;
+    return atomic_compare_exchange_strong(&e->check_due_ms, &due, now + CHECK_MS);
+}
+
+/* ---- folders ---------------------------------------------------------------------------------------------------------- */
+
+/* --tokenizer-dir: of that model; of all: `model` NULL. */
+static const char *given_folder(const struct serve *s, const char *model)
+{
+    for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++) {
+        const char *text = s->o->tokenizer_dirs[i], *equals = strchr(text, '=');
+        size_t n = equals ? (size_t)(equals - text) : 0;
+        if (model ? n && strlen(model) == n && !memcmp(text, model, n) : !n) return equals ? equals + 1 : text;
+    }
+    return NULL;
+}
+
+/* An adapter has the base model's, unless its own folder has one. */
+static bool find_folder(const struct serve *s, const struct model_entry *m, const char *base_root, char out[FOLDER_MAX])
+{
+    const char *given = given_folder(s, m->id);
+    if (!given && m->is_lora && folder_of_root(m->root, out)) return true;
+    if (!given && m->is_lora) given = given_folder(s, m->parent);
+    if (!given) given = given_folder(s, NULL);
+    if (given) return snprintf(out, FOLDER_MAX, "%s", given) < FOLDER_MAX;
+    return folder_of_root(m->is_lora ? base_root : m->root, out);
+}
+
+/* ---- the library -------------------------------------------------------------------------------------------------------- */
+
+static bool open_library(struct serve *s, char *why, size_t cap)
+{
+    struct tokenizers *t = s->tokenizers;
+    if (t->open || t->failed) return t->open;
+    t->failed = true;
+    if (kvr_token_library_open(s->o->tokenizer_lib, &t->library, why, cap)) return false;
+    if (kvr_token_pool_create(s->o->tokenizer_threads, &t->pool)) {
+        snprintf(why, cap, "no threads for --tokenizer-threads");
+        return false;
+    }
+    t->failed = false;
+    t->open = true;
+    if (!s->o->tokenizer_check)
+        kvr_log_warning(
+            "kvroute: --tokenizer-check 0: tokens that are made here are not compared with an engine's after the first requests");
+    return true;
+}
+
+/* ---- entries ---------------------------------------------------------------------------------------------------------- */
+
+/* Returns: false when it is to be tried again. */
+static bool add_entry(struct serve *s, const char *model, const char *dir)
+{
+    struct tokenizers *t = s->tokenizers;
+    size_t n = atomic_load(&t->n);
+    if (n == TOKENIZERS_MAX) {
+        if (!t->full_said)
+            kvr_log_warning("kvroute: model '%s' and later ones ask engines for tokens: %d models have a tokenizer here", model,
+                            TOKENIZERS_MAX);
+        t->full_said = true;
+        return true;
+    }
+    struct tokenizer_entry *e = &t->entries[n];
+    char why[600] = "";
+    if (!open_library(s, why, sizeof why)) {
+        if (*why) kvr_log("kvroute: model '%s': tokens are asked of engines, although %s has its tokenizer: %s", model, dir, why);
+        return true;
+    }
+    struct kvr_tokenizer_config config = {.library = &t->library,
+                                          .pool = t->pool,
+                                          .model = model,
+                                          .dir = dir,
+                                          .profile = s->o->tokenizer_profile,
+                                          .cache_bytes = s->o->tokenizer_cache,
+                                          .probes = (unsigned)s->o->tokenizer_probes,
+                                          .given = s->o->tokenizer == TOKENIZER_LOCAL};
+    if (kvr_tokenizer_open(&config, &e->tokenizer)) return false; /* the pool is full */
+    snprintf(e->model, sizeof e->model, "%s", model);
+    atomic_store_explicit(&t->n, n + 1, memory_order_release);
+    return true;
+}
+
+/* The models of one worker that have no entry yet. */
+struct wanted {
+    size_t n;
+    struct model_entry models[MODELS_MAX + 1]; /* those it lists, and the one that it was configured with */
+    char base_root[256];
+};
+
+static void want(struct serve *s, struct wanted *out, const struct model_entry *m)
+{
+    if (out->n < KVR_ARRAY_LEN(out->models) && m->id[0] && !find(s, m->id)) out->models[out->n++] = *m;
+}
+
+static void look_at_models_locked(struct serve *s, const struct worker *w, struct wanted *out)
+{
+    const char *named = w->model[0] ? w->model : s->o->model;
+    out->n = 0;
+    out->base_root[0] = 0;
+    for (size_t i = 0; i < w->models_n; i++) {
+        if (!w->models[i].is_lora && !out->base_root[0]) snprintf(out->base_root, sizeof out->base_root, "%s", w->models[i].root);
+        want(s, out, &w->models[i]);
+    }
+    if (!named) return;
+    struct model_entry m = {0};
+    snprintf(m.id, sizeof m.id, "%s", named);
+    want(s, out, &m);
+}
+
+/* When the table has changed. */
+static void find_models(struct serve *s)
+{
+    uint64_t version = atomic_load(&s->workers_version);
+    if (version == s->tokenizers->seen) return;
+    struct wanted *wanted = malloc(sizeof *wanted);
+    char dir[FOLDER_MAX];
+    bool all = wanted != NULL;
+    for (struct worker *w = s->workers; w && wanted; w = w->next) {
+        kvr_lock(&s->lock);
+        look_at_models_locked(s, w, wanted);
+        kvr_unlock(&s->lock);
+        for (size_t i = 0; i < wanted->n; i++)
+            if (!find(s, wanted->models[i].id) && find_folder(s, &wanted->models[i], wanted->base_root, dir))
+                all &= add_entry(s, wanted->models[i].id, dir);
+    }
+    free(wanted);
+    if (all) s->tokenizers->seen = version;
+}
+
+/* ---- probes ----------------------------------------------------------------------------------------------------------- */
+
+static bool is_probed(const struct tokenizer_entry *e, const struct worker *w)
+{
+    const uint64_t *ups = kvr_map64_get(&e->probed, w->id);
+    return ups && *ups == atomic_load(&w->ups);
+}
+
+/* A worker that serves the model and has come up since it was asked. */
+static void probe_next(struct serve *s, struct tokenizer_entry *e)
+{
+    enum kvr_trust_state state = kvr_tokenizer_state(e->tokenizer);
+    if (e->prober || state == KVR_TRUST_LOADING || state == KVR_TRUST_REFUSED || now_ms() < e->probe_again_ms) return;
+    const struct roster_row *row = roster_hold(s, e->model);
+    for (size_t i = 0; row && i < row->servers_n && !e->prober; i++) {
+        const struct worker *w = row->servers[i].worker;
+        if (atomic_load(&w->health) == HEALTH_UP && !is_probed(e, w)) (void)prober_start(s, e, w);
+    }
+    roster_let_go(row);
+}
+
+void tokenizers_tick(struct serve *s)
+{
+    struct tokenizers *t = s->tokenizers;
+    if (!t || atomic_load(&s->draining)) return;
+    find_models(s);
+    for (size_t i = 0; i < atomic_load(&t->n); i++) probe_next(s, &t->entries[i]);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------------- */
+
+static int check_dirs(const struct serve *s, char *err, size_t cap)
+{
+    for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++) {
+        const char *text = s->o->tokenizer_dirs[i], *equals = strchr(text, '='), *dir = equals ? equals + 1 : text;
+        if (equals == text || (equals && (size_t)(equals - text) >= MODEL_MAX)) {
+            snprintf(err, cap, "--tokenizer-dir: '%.100s': allowed: [MODEL=]DIR with a name of 1 to %d bytes", text, MODEL_MAX - 1);
+            return -1;
+        }
+        if (!folder_has_tokenizer(dir)) {
+            snprintf(err, cap, "--tokenizer-dir: '%.200s' has no tokenizer.json; allowed: a model's folder with one", dir);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int tokenizers_open(struct serve *s, char *err, size_t cap)
+{
+    bool must = s->o->tokenizer == TOKENIZER_LOCAL, may = s->o->tokenizer == TOKENIZER_AUTO && s->o->kv_events;
+    char why[600];
+    if (!must && !may) return 0;
+    if (check_dirs(s, err, cap)) return -1;
+    if (!(s->tokenizers = calloc(1, sizeof *s->tokenizers))) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    if ((!must && !s->o->tokenizer_lib && !s->o->tokenizer_dirs_n) || open_library(s, why, sizeof why)) return 0;
+    if (must || s->o->tokenizer_lib) {
+        snprintf(err, cap, "%s: %s", s->o->tokenizer_lib ? "--tokenizer-lib" : "--tokenizer local", why);
+        return -1;
+    }
+    kvr_log_warning("kvroute: --tokenizer-dir: tokens are asked of engines: %s", why);
+    return 0;
+}
+
+void tokenizers_stop(struct serve *s)
+{
+    struct tokenizers *t = s->tokenizers;
+    for (size_t i = 0; t && i < atomic_load(&t->n); i++)
+        if (t->entries[i].prober) prober_stop(t->entries[i].prober);
+}
+
+void tokenizers_destroy(struct serve *s)
+{
+    struct tokenizers *t = s->tokenizers;
+    if (!t) return;
+    if (t->open) kvr_token_pool_destroy(t->pool);
+    for (size_t i = 0; i < atomic_load(&t->n); i++) {
+        kvr_tokenizer_unref(t->entries[i].tokenizer);
+        kvr_map64_clear(&t->entries[i].probed);
+    }
+    free(t);
+    s->tokenizers = NULL;
+}
+
+/* ---- what is shown ---------------------------------------------------------------------------------------------------- */
+
+void tokenizers_write(struct serve *s, struct kvr_buf *out)
+{
+    struct tokenizers *t = s->tokenizers;
+    kvr_json_open(out, '[');
+    for (size_t i = 0; t && i < atomic_load(&t->n); i++) kvr_tokenizer_describe(t->entries[i].tokenizer, out);
+    kvr_json_close(out, ']');
+}
+
+#define MODEL_OF(e) KVR_PROM_TEXT("model", (e)->model)
+
+void tokenizers_metrics(struct serve *s, struct kvr_prom_page *out)
+{
+    static const char *const judges[KVR_JUDGES] = {"probes", "engine", "usage", "events"};
+    struct tokenizers *t = s->tokenizers;
+    size_t n = t ? atomic_load(&t->n) : 0;
+    struct kvr_tokenizer_figures *f = n ? calloc(n, sizeof *f) : NULL;
+    struct kvr_token_pool_figures pool;
+    if (!f) return;
+    for (size_t i = 0; i < n; i++) kvr_tokenizer_figures(t->entries[i].tokenizer, &f[i]);
+    kvr_prom_family(out, "kvroute_", "tokenizer_state", "gauge", "1 for the state that a model's tokenizer is in");
+    for (size_t i = 0; i < n; i++)
+        for (int k = 0; k < KVR_TRUST_STATES; k++)
+            kvr_prom_put_u64(out, KVR_PROM_PAIRS(MODEL_OF(&t->entries[i]), KVR_PROM_TEXT("state", kvr_trust_name((enum kvr_trust_state)k))),
+                             f[i].state == (enum kvr_trust_state)k);
+    kvr_prom_family(out, "kvroute_", "tokenizer_checks_total", "counter",
+                    "Comparisons of tokens made here: probes and requests with an engine, counts with usage, prompts with KV events");
+    for (size_t i = 0; i < n; i++)
+        for (int k = 0; k < KVR_JUDGES; k++) {
+            kvr_prom_put_u64(out,
+                             KVR_PROM_PAIRS(MODEL_OF(&t->entries[i]), KVR_PROM_TEXT("judge", judges[k]), KVR_PROM_TEXT("result", "equal")),
+                             f[i].equal[k]);
+            kvr_prom_put_u64(
+                out, KVR_PROM_PAIRS(MODEL_OF(&t->entries[i]), KVR_PROM_TEXT("judge", judges[k]), KVR_PROM_TEXT("result", "different")),
+                f[i].different[k]);
+        }
+    kvr_prom_family(out, "kvroute_", "tokenizer_refusals_total", "counter", "Questions that were not answered here, by reason");
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < f[i].reasons_n; k++)
+            kvr_prom_put_u64(out, KVR_PROM_PAIRS(MODEL_OF(&t->entries[i]), KVR_PROM_TEXT("reason", f[i].reasons[k].name)),
+                             f[i].reasons[k].n);
+    kvr_prom_family(out, "kvroute_", "tokenizer_segments_total", "counter", "Segments of prompts, by whether their tokens were kept");
+    for (size_t i = 0; i < n; i++) {
+        kvr_prom_put_u64(out, KVR_PROM_PAIRS(MODEL_OF(&t->entries[i]), KVR_PROM_TEXT("result", "hit")), f[i].cache.hits);
+        kvr_prom_put_u64(out, KVR_PROM_PAIRS(MODEL_OF(&t->entries[i]), KVR_PROM_TEXT("result", "miss")), f[i].cache.misses);
+    }
+    kvr_prom_family(out, "kvroute_", "tokenizer_segment_bytes", "gauge", "Memory of the segments that are kept");
+    for (size_t i = 0; i < n; i++) kvr_prom_put_u64(out, KVR_PROM_PAIRS(MODEL_OF(&t->entries[i])), f[i].cache.bytes);
+    kvr_token_pool_figures(t->pool, &pool);
+    kvr_prom_family(out, "kvroute_", "tokenizer_jobs_total", "counter", "Prompts for the tokenizer's threads");
+    kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("result", "begun")), pool.jobs);
+    kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("result", "joined")), pool.joined);
+    kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("result", "full")), pool.full);
+    free(f);
+}

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens made here: earned against an engine, used, watched, lost. The engine renders and encodes by itself (token_parts.py)."""
+import concurrent.futures
+import os
+
+import pytest
+from conftest import Serve, call, wait_for
+from token_parts import TEMPLATE, TokenEngine, encode, ids_of, make_folder
+
+LIBRARY = os.environ["TOKENIZER_LIBRARY"]
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, wörld 東京"}]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def engine():
+    made = []
+
+    def make(*args, **kw):
+        made.append(TokenEngine(*args, **kw))
+        return made[-1]
+    yield make
+    for e in made:
+        e.close()
+
+
+@pytest.fixture
+def serve(start):
+    def make(engines, *flags, probes=2, check=0, **kw):
+        return start(Serve, [e.spec() for e in engines], "--tokenizer-lib", LIBRARY, "--tokenizer-probes", probes, "--tokenizer-check", check,
+                     "--tokenize-timeout", 20, "--connect-timeout", 20, *flags, **kw)
+    return make
+
+
+def chat(serve, messages=CHAT, model="m", **more):
+    a = call(serve.port, "POST", "/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 1, **more})
+    assert a.status == 200, a.body
+    return a.json()
+
+
+def tokenizer(serve, model="m"):
+    return next((t for t in serve.get("/tokenizers") if t["model"] == model), {"state": "none"})
+
+
+def until(serve, state, model="m"):
+    return wait_for(f"the state {state}", lambda: tokenizer(serve, model)["state"] == state and tokenizer(serve, model), 20)
+
+
+def probed(serve, model="m"):
+    wait_for("the probes", lambda: serve.metric("tokenizer_checks_total", judge="probes", model=model) >= 1, 20)
+
+
+def trusted(serve, model="m", n=2):
+    """Probes, then the first requests: from then on tokens are made here."""
+    probed(serve, model)
+    for i in range(n):
+        chat(serve, [{"role": "user", "content": f"request {i} before trust"}], model)
+        wait_for("the comparison", lambda i=i: serve.metric("tokenizer_checks_total", judge="engine", model=model) >= i + 1, 20)
+    return until(serve, "trusted", model)
+
+
+def made_here(serve):
+    return serve.metric("tokens_total", **{"from": "local"})
+
+
+def test_a_chat_is_tokenized_here_after_an_engine_has_agreed(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    t = trusted(s)
+    assert t["library"]["segments"] == t["library"]["template"] == "yes" and t["last_difference"] is None
+    before = e.asked["/tokenize"]
+    for i in range(5):
+        chat(s, [*CHAT, {"role": "assistant", "content": f"<|end|> {i}"}, {"role": "user", "content": "ﬁn <|user|>"}])
+    assert made_here(s) == 5 and e.asked["/tokenize"] == before
+    assert s.metric("tokenizer_checks_total", judge="usage", result="equal") == 5  # the engine counts the same
+    chat(s, [*CHAT, {"role": "assistant", "content": "<|end|> 4"}, {"role": "user", "content": "ﬁn <|user|>"}])
+    assert made_here(s) == 5 and s.metric("tokens_total", **{"from": "cache"}) == 1
+    assert s.metric("tokenizer_segments_total", result="hit") > 5
+
+
+def test_completions_have_their_special_token_once(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    for body in ({"prompt": "Once upon"}, {"prompt": "Once upon", "add_special_tokens": False}, {"prompt": ["Only one"]}):
+        a = call(s.port, "POST", "/v1/completions", {"model": "m", "max_tokens": 1, **body})
+        assert a.status == 200, a.body
+    assert made_here(s) == 3
+
+
+def test_no_token_that_is_made_here_is_used_before_trust(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder, probes=1000000)
+    probed(s)
+    for i in range(3):
+        chat(s, [{"role": "user", "content": str(i)}])
+    assert made_here(s) == 0 and e.asked["/tokenize"] == 3 and tokenizer(s)["state"] == "probing"
+
+
+def test_an_engine_with_another_template_is_found_out_by_the_probes(serve, engine, tmp_path):
+    folder = make_folder(tmp_path / "other", TEMPLATE.replace("<|end|>\n", "<|end|>"))
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    t = until(s, "refused")
+    assert t["last_difference"]["question"] == "a user's message" and t["last_difference"]["at"] > 0
+    assert "otherwise" in t["why"] and str(e.port) in t["last_difference"]["engine"]
+    chat(s)
+    assert made_here(s) == 0 and e.asked["/tokenize"] == 1
+    assert "tokens are asked of the engine from now on" in s.text()
+
+
+def test_an_engine_that_answers_a_first_request_otherwise_is_not_agreed_with(serve, engine, folder):
+    def change(ids, q):
+        return [*ids[:-1], 7] if "odd" in str(q) else ids
+    e = engine(change=change)
+    s = serve([e], "--tokenizer-dir", folder)
+    probed(s)
+    chat(s, [{"role": "user", "content": "odd"}])
+    t = until(s, "refused")
+    assert t["last_difference"]["question"] == "a request" and t["last_difference"]["there"] == 7
+    assert t["last_difference"]["at"] == t["last_difference"]["tokens_here"] - 1
+
+
+def test_an_engine_that_differs_later_is_believed_and_tokens_are_asked_of_it(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder, check=1)
+    trusted(s)
+    e.change = lambda ids, q: [9, *ids]
+
+    def suspect():
+        chat(s, [{"role": "user", "content": f"another {os.urandom(4).hex()}"}])
+        return tokenizer(s)["state"] == "suspect"
+    wait_for("the doubt", suspect, 20)
+    here = made_here(s)
+    e.change = lambda ids, q: ids
+    for i in range(32):
+        chat(s, [{"role": "user", "content": f"agreeing {i}"}])
+    assert made_here(s) == here
+    until(s, "trusted")
+    chat(s, [{"role": "user", "content": "again here"}])
+    assert made_here(s) == here + 1
+    e.change = lambda ids, q: [9, *ids]
+
+    def refused():
+        chat(s, [{"role": "user", "content": f"another {os.urandom(4).hex()}"}])
+        return tokenizer(s)["state"] == "refused"
+    wait_for("the second difference", refused, 20)
+    assert s.text().count("tokens are asked of the engine until") == 1 and s.text().count("from now on") == 1
+
+
+def test_what_was_kept_before_a_doubt_is_not_used_after_it(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    chat(s)
+    chat(s)
+    assert s.metric("tokens_total", **{"from": "cache"}) == 1
+    e.count_off = 1
+    for i in range(3):
+        chat(s, [{"role": "user", "content": f"counted {i}"}])
+    until(s, "suspect")
+    before = e.asked["/tokenize"]
+    chat(s)
+    assert e.asked["/tokenize"] == before + 1
+
+
+def test_three_other_counts_in_a_thousand_answers_are_a_doubt(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    for i in range(10):
+        e.count_off = 1 if i in (3, 6) else 0
+        chat(s, [{"role": "user", "content": f"counted {i}"}])
+    assert tokenizer(s)["state"] == "trusted"
+    e.count_off = -1
+    chat(s, [{"role": "user", "content": "the third"}])
+    assert "count" in until(s, "suspect")["why"]
+
+
+@pytest.mark.parametrize("body, reason", [
+    ({"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ messages }}"}, "member"),
+    ({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"max_length": 3}}, "chat_template_kwargs"),
+    ({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"n": 123456789012345678901}}, "number"),
+    ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"id": "1", "type": "x"}]}]}, "tool_call"),
+    ({"messages": [{"role": "system", "content": "x-anthropic-billing-header: cch=1;"}, {"role": "user", "content": "x"}]}, "billing_header"),
+])
+def test_what_only_the_engine_knows_goes_to_the_engine(serve, engine, folder, body, reason):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    before = e.asked["/tokenize"]
+    call(s.port, "POST", "/v1/chat/completions", {"model": "m", "max_tokens": 1, **body})
+    assert e.asked["/tokenize"] == before + 1 and made_here(s) == 0
+    assert s.metric("tokenizer_refusals_total", reason=reason, model="m") == 1
+
+
+def test_long_prompts_are_made_on_the_threads_of_the_tokenizer(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder, "--tokenizer-threads", 1)
+    trusted(s)
+    text = "x" * 1_500_000
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        list(pool.map(lambda _: chat(s, [{"role": "user", "content": text}]), range(20)))
+    begun, joined = (s.metric("tokenizer_jobs_total", result=r) for r in ("begun", "joined"))
+    cached = s.metric("tokens_total", **{"from": "cache"})
+    assert begun >= 1 and begun + joined + cached == 20, (begun, joined, cached)
+    assert e.asked["/tokenize"] == 2
+
+
+def test_clients_that_leave_while_their_prompt_is_tokenized(serve, engine, folder):
+    import http.client
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder, "--tokenizer-threads", 1)
+    trusted(s)
+    for i in range(10):
+        c = http.client.HTTPConnection("127.0.0.1", s.port)
+        body = str(i) + "y" * 1_000_000
+        import json
+        c.request("POST", "/v1/chat/completions", json.dumps({"model": "m", "messages": [{"role": "user", "content": body}]}), {"Content-Type": "application/json"})
+        c.close()
+    wait_for("all of them gone", lambda: s.metric("client_gone_total") + s.metric("requests_total") >= 10, 20)
+    chat(s)
+    assert s.idle()
+
+
+def test_two_models_with_unlike_folders_do_not_mix(serve, engine, folder, tmp_path):
+    other = make_folder(tmp_path / "other", TEMPLATE.replace("<|end|>\n", "<|end|>"))
+
+    def change(ids, q):
+        return encode_other(q) if q.get("model") == "n" else ids
+
+    def encode_other(q):
+        ids, end = ids_of(q), encode("<|end|>\n")
+        out = []
+        while ids:
+            if ids[:2] == end and "messages" in q:
+                out, ids = [*out, end[0]], ids[2:]
+            else:
+                out, ids = [*out, ids[0]], ids[1:]
+        return out
+    e = engine(models=("m", "n"), change=change)
+    s = serve([e], "--tokenizer-dir", f"m={folder}", "--tokenizer-dir", f"n={other}")
+    trusted(s)
+    trusted(s, "n")
+    chat(s)
+    chat(s, model="n")
+    assert made_here(s) == 2 and s.metric("tokens_total", **{"from": "cache"}) == 0
+
+
+def test_the_folder_is_found_by_the_root_of_the_model(serve, engine, folder):
+    e = engine(root=folder)
+    s = serve([e])
+    assert trusted(s)["folder"] == folder
+
+
+def test_the_folder_is_found_in_the_cache_of_the_hub(serve, engine, tmp_path):
+    hub = tmp_path / "hub"
+    snapshot = hub / "models--org--name" / "snapshots" / "0123abcd"
+    make_folder(snapshot)
+    os.makedirs(hub / "models--org--name" / "refs")
+    (hub / "models--org--name" / "refs" / "main").write_text("0123abcd\n")
+    e = engine(root="org/name")
+    s = serve([e], env={"HF_HUB_CACHE": str(hub)})
+    assert trusted(s)["folder"] == str(snapshot)
+
+
+@pytest.mark.parametrize("root", ["../../etc", "org/../name", "/nonexistent", "", "a/b/c", "org--name"])
+def test_a_root_that_is_no_folder_here_leads_nowhere(serve, engine, root, tmp_path):
+    e = engine(root=root)
+    s = serve([e], env={"HF_HUB_CACHE": str(tmp_path)})
+    chat(s)
+    assert s.get("/tokenizers") == [] and e.asked["/tokenize"] == 1
+
+
+def test_an_engine_without_render_is_asked_over_tokenize(serve, engine, folder):
+    e = engine(no_render=True)
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    chat(s)
+    assert made_here(s) == 1 and e.asked["/tokenize"] > 10
+
+
+def test_an_engine_that_cannot_be_asked_is_trusted_only_when_the_operator_says_so(serve, engine, folder):
+    e = engine(no_render=True, no_tokenize=True)
+    s = serve([e], "--tokenizer-dir", folder)
+    wait_for("the probes", lambda: e.asked.get("/tokenize", 0) >= 1, 20)
+    chat(s)
+    assert tokenizer(s)["state"] == "probing" and made_here(s) == 0
+    s = serve([e], "--tokenizer-dir", folder, "--tokenizer", "local")
+    until(s, "trusted")
+    chat(s)
+    assert made_here(s) == 1 and "its tokens are not compared" in s.text()
+
+
+def test_a_worker_that_joins_with_other_tokens_ends_the_trust(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    other = engine(change=lambda ids, q: [1, *ids])
+    assert s.post("/workers", {"worker_id": 2, "endpoint": f"http://127.0.0.1:{other.port}", "block_size": 16}).status == 201
+    t = until(s, "refused")
+    assert str(other.port) in t["last_difference"]["engine"]
+
+
+def test_a_wrong_library_or_folder_is_named(start, folder, tmp_path):
+    bad = tmp_path / "libbad.so"
+    bad.write_bytes(b"no library")
+    for flags, words in ((("--tokenizer", "local", "--tokenizer-lib", bad), "cannot be loaded"),
+                         (("--tokenizer", "local", "--tokenizer-lib", tmp_path / "none.so"), "there is no"),
+                         (("--tokenizer-dir", tmp_path), "no tokenizer.json"),
+                         (("--tokenizer", "local", "--tokenizer-lib", "/usr/lib/x86_64-linux-gnu/libm.so.6"), "is no tokenizer library")):
+        s = Serve(["http://127.0.0.1:9"], *flags, wait=False, expect=1)
+        assert s.p.wait(60) == 1
+        assert words in s.text(), s.text()
+
+
+def test_a_folder_that_cannot_be_used_is_said_and_the_engine_is_asked(serve, engine, tmp_path):
+    folder = make_folder(tmp_path / "model", model={"type": "Unknown"})
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    assert "cannot" in until(s, "refused")["why"]
+    chat(s)
+    assert made_here(s) == 0 and e.asked["/tokenize"] == 1
+
+
+def test_a_template_that_was_not_compared_with_jinja2_is_not_rendered(serve, engine, tmp_path):
+    folder = make_folder(tmp_path / "model", TEMPLATE + "{{ messages | groupby('role') | list | length }}")
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    probed(s)
+    t = tokenizer(s)
+    assert "groupby" in t["library"]["template"]
+    before = e.asked.get("/tokenize", 0)
+    chat(s)
+    assert made_here(s) == 0 and e.asked["/tokenize"] == before + 1

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's folder, and an engine that serves that model: it renders and encodes by itself, in the few lines below, so that tokens made by
+the router are judged by somebody else."""
+import http.server
+import json
+import os
+import re
+import threading
+
+SPECIALS = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+FIRST_SPECIAL = 256
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}{% endfor %}<|end|>\n{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if documents %}{{ documents | tojson }}{% endif %}{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+
+
+def byte_names():
+    """The letters that byte-level tokenizers write bytes as (GPT-2's table)."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xa1, 0xad), *range(0xae, 0x100)]
+    return {b: chr(b) if b in shown else chr(256 + n) for b in range(256) for n in [sum(1 for x in range(b) if x not in shown)]}
+
+
+def make_folder(path, template=TEMPLATE, **more):
+    """A byte-level tokenizer whose ids are the bytes, with special tokens behind them."""
+    os.makedirs(path, exist_ok=True)
+    names = byte_names()
+    added = [dict(id=FIRST_SPECIAL + i, content=s, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+             for i, s in enumerate(SPECIALS)]
+    level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
+    bos = {"SpecialToken": {"id": "<|bos|>", "type_id": 0}}
+    tokenizer = dict(
+        version="1.0", truncation=None, padding=None, added_tokens=added, normalizer=None, pre_tokenizer=level, decoder=level,
+        post_processor=dict(type="TemplateProcessing", single=[bos, {"Sequence": {"id": "A", "type_id": 0}}],
+                            pair=[{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                            special_tokens={"<|bos|>": dict(id="<|bos|>", ids=[FIRST_SPECIAL], tokens=["<|bos|>"])}),
+        model=dict(type="BPE", dropout=None, unk_token=None, continuing_subword_prefix=None, end_of_word_suffix=None, fuse_unk=False,
+                   byte_fallback=False, ignore_merges=False, vocab={names[b]: b for b in range(256)}, merges=[]))
+    tokenizer.update(more)
+    with open(os.path.join(path, "tokenizer.json"), "w") as f:
+        json.dump(tokenizer, f)
+    with open(os.path.join(path, "tokenizer_config.json"), "w") as f:
+        json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|end|>"}, f)
+    with open(os.path.join(path, "chat_template.jinja"), "w") as f:
+        f.write(template)
+    return str(path)
+
+
+def encode(text):
+    out = []
+    for piece in re.split("(" + "|".join(map(re.escape, SPECIALS)) + ")", text):
+        out += [FIRST_SPECIAL + SPECIALS.index(piece)] if piece in SPECIALS else list(piece.encode())
+    return out
+
+
+def said(m):
+    content = m.get("content")
+    if isinstance(content, list):
+        content = "\n".join(p if isinstance(p, str) else p["text"] for p in content)
+    return content or ""
+
+
+def one_system(messages):
+    """Messages of developers are the system's where the template does not know them, and those are one, in front."""
+    if not any(m["role"] == "developer" for m in messages):
+        return messages
+    system = [said(m) for m in messages if m["role"] in ("system", "developer")]
+    rest = [m for m in messages if m["role"] not in ("system", "developer")]
+    return [{"role": "system", "content": "\n\n".join(s for s in system if s)}, *rest]
+
+
+def render(q):
+    """TEMPLATE, with what vLLM makes of messages and tools."""
+    out = "<|bos|>"
+    goes_on = q.get("continue_final_message")
+    messages = one_system(q["messages"])
+    for i, m in enumerate(messages):
+        out += f"<|{m['role']}|>{said(m)}"
+        if goes_on and i == len(messages) - 1:
+            return out
+        for c in m.get("tool_calls") or []:
+            arguments = json.loads(c["function"]["arguments"] or "{}")
+            out += c["function"]["name"] + json.dumps(arguments, ensure_ascii=False)
+        out += "<|end|>\n"
+    if q.get("tools"):
+        tools = [{"type": t["type"], "function": {"name": t["function"]["name"], "description": t["function"].get("description"),
+                                                  "parameters": t["function"].get("parameters")}} for t in q["tools"]]
+        out += json.dumps(tools, ensure_ascii=False)
+    arguments = q.get("chat_template_kwargs") or {}
+    documents = q.get("documents") or arguments.get("documents")
+    if documents:
+        out += json.dumps(documents, ensure_ascii=False)
+    if "enable_thinking" in arguments:
+        out += f"[{arguments['enable_thinking']}]"
+    if q.get("add_generation_prompt", True):
+        out += "<|assistant|>"
+    return out
+
+
+def ids_of(q):
+    if "messages" in q:
+        return encode(render(q))
+    prompt = q["prompt"][0] if isinstance(q["prompt"], list) else q["prompt"]
+    return ([FIRST_SPECIAL] if q.get("add_special_tokens", True) else []) + encode(prompt)
+
+
+class TokenEngine:
+    """Speaks as vLLM does: /health, /v1/models, /tokenize, the two render paths, chats and completions.
+
+    asked: how often each path; change(ids, question) may return other ids, of /tokenize and render; count_off is added to usage; no_render
+    and no_tokenize: 404."""
+
+    def __init__(self, root=None, models=("m",), change=lambda ids, q: ids, no_render=False, no_tokenize=False):
+        self.asked, self.questions, self.change, self.count_off = {}, [], change, 0
+        self.root, self.models, self.no_render, self.no_tokenize = root, models, no_render, no_tokenize
+        self.lock = threading.Lock()
+        engine = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def reply(self, status, answer):
+                body = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self):
+                models = [{"id": m, "object": "model", "root": engine.root, "parent": None, "max_model_len": 1 << 20} for m in engine.models]
+                answers = {"/health": {}, "/v1/models": {"object": "list", "data": models}}
+                self.reply(200 if self.path in answers else 404, answers.get(self.path, {}))
+
+            def do_POST(self):
+                q = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                try:
+                    self.reply(*engine.answer(self.path, q))
+                except (KeyError, TypeError, AttributeError) as e:
+                    self.reply(400, {"error": {"message": f"malformed: {e!r}"}})
+
+            def log_message(self, *a):
+                pass
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def spec(self):
+        return f"http://127.0.0.1:{self.port},block-size=16"
+
+    def answer(self, path, q):
+        with self.lock:
+            self.asked[path] = self.asked.get(path, 0) + 1
+            if path == "/tokenize":
+                self.questions.append(q)
+        if path.endswith("/render") and self.no_render or path == "/tokenize" and self.no_tokenize:
+            return 404, {"detail": "Not Found"}
+        if path in ("/tokenize", "/v1/chat/completions/render", "/v1/completions/render"):
+            ids = self.change(ids_of(q), q)
+            if path == "/tokenize":
+                return 200, {"count": len(ids), "max_model_len": 1 << 20, "tokens": ids}
+            return 200, {"token_ids": ids} if "messages" in q else [{"token_ids": ids}]
+        n = len(ids_of(q)) + self.count_off
+        usage = {"prompt_tokens": n, "completion_tokens": 1, "total_tokens": n + 1, "prompt_tokens_details": {"cached_tokens": 0}}
+        choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "text": "x", "finish_reason": "stop"}
+        return 200, {"id": "1", "object": "x", "created": 1, "model": q.get("model"), "choices": [choice], "usage": usage}
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()

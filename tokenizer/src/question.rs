@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A question for ids: the body of an engine's /tokenize, which is a chat (`messages` and what else makes its prompt) or a text (`prompt`).
+//! Members that do not make the prompt are left alone; those of which only the engine knows what they do are refused.
+use crate::{bad, unsupported, Res};
+use serde_json::{Map, Value as Json};
+
+pub enum Question {
+    Chat(Map<String, Json>),
+    Text { text: String, specials: bool },
+}
+
+/// With these the engine renders or encodes otherwise than the folder says.
+const ONLY_THE_ENGINE: [&str; 4] = ["chat_template", "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds"];
+
+impl Question {
+    pub fn parse(body: &[u8]) -> Res<Question> {
+        check_numbers(body)?;
+        let Ok(json) = serde_json::from_slice::<Json>(body) else { return bad("json", "") };
+        let Json::Object(members) = json else { return bad("json", "") };
+        for name in ONLY_THE_ENGINE {
+            if members.get(name).is_some_and(|v| !v.is_null()) {
+                return unsupported("member", name);
+            }
+        }
+        if members.contains_key("messages") {
+            return Ok(Question::Chat(members));
+        }
+        let specials = flag(&members, "add_special_tokens")?.unwrap_or(true);
+        match members.get("prompt") {
+            Some(Json::String(text)) => Ok(Question::Text { text: text.clone(), specials }),
+            _ => bad("prompt", "neither `messages` nor a text as `prompt`"),
+        }
+    }
+}
+
+/// A member that engines take as a boolean. Theirs reads "yes" and 1 as true, too: such are for the engine.
+pub fn flag(members: &Map<String, Json>, name: &str) -> Res<Option<bool>> {
+    match members.get(name) {
+        None | Some(Json::Null) => Ok(None),
+        Some(Json::Bool(b)) => Ok(Some(*b)),
+        Some(_) => unsupported("member", name),
+    }
+}
+
+/// Integers that do not fit 64 bits are floats here and integers in Python: refused, with all that is as long.
+pub fn check_numbers(json: &[u8]) -> Res<()> {
+    let (mut i, mut quoted) = (0, false);
+    while i < json.len() {
+        match json[i] {
+            b'"' => quoted = !quoted,
+            b'\\' if quoted => i += 1,
+            b'0'..=b'9' if !quoted => {
+                let from = i;
+                while i < json.len() && json[i].is_ascii_digit() {
+                    i += 1;
+                }
+                if i - from > 18 {
+                    return unsupported("number", "more than 18 digits");
+                }
+                continue;
+            }
+            _ => {}
+        }
+        i += 1;
+    }
+    Ok(())
+}
