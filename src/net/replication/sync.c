@@ -79,6 +79,7 @@ struct peer {
     uint64_t heard_ms, asked_ms;
     uint64_t parts;
     bool fresh;     /* over NATS: nothing of it is known */
+    bool again;     /* a snapshot is wanted after the one that is being taken: what was left out of its parts is wanted now */
     char topic[24]; /* of the snapshot that is waited for */
     struct held *held, **held_tail;
     size_t held_bytes;
@@ -321,6 +322,7 @@ static void ask_snapshot(struct kvr_sync *s, struct peer *p)
     p->state = SYNCING;
     p->asked_ms = now_ms();
     p->parts = 0;
+    p->again = false;
     snprintf(p->topic, sizeof p->topic, "s%016llx", (unsigned long long)kvr_mix64(s->self ^ ++s->nonce));
     if (p->sub) {
         zmq_setsockopt(p->sub, ZMQ_SUBSCRIBE, p->topic, strlen(p->topic));
@@ -395,7 +397,7 @@ static void snapshot_ended(struct kvr_sync *s, struct peer *p, uint64_t parts)
     bool gap = h != NULL;
     drop_held(p);
     count(s, &s->stats.snapshots_received, 1);
-    if (gap) ask_snapshot(s, p);
+    if (gap || p->again) ask_snapshot(s, p);
 }
 
 static void take_live(struct kvr_sync *s, struct peer *p, uint64_t publisher, uint64_t number, const char *data, size_t len)
@@ -667,6 +669,7 @@ static void run_commands(struct kvr_sync *s)
         for (size_t i = s->peers_n; i-- > 0;) {
             if (what == 1 && !strcmp(s->peers[i]->endpoint, endpoint)) peer_close(s, i);
             else if (what == 3 && s->peers[i]->state == LIVE) ask_snapshot(s, s->peers[i]);
+            else if (what == 3 && s->peers[i]->parts > 0) s->peers[i]->again = true;
         }
     }
 }
