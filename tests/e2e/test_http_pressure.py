@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that take more than they give: they ask without reading, send without ending, connect without speaking."""
 import json
+import signal
 import socket
 import ssl
 import subprocess
@@ -211,4 +212,20 @@ def test_few_descriptors_and_many_idle_connections_leave_room_for_others(start, 
     assert s.metric("http_evicted_connections_total", port="data") > 0
     assert call(s.port, "GET", "/v1/models").status == 200 and json.loads(call(s.admin, "GET", "/workers").body)
     for c in held:
+        c.close()
+
+
+def test_a_request_that_has_arrived_is_read_before_its_connection_is_called_idle(start):
+    """A program that was held up finds new connections, and requests on old ones, in the same turn: those have not been idle."""
+    s = start(Serve, [start(Mock)], "--max-connections", 4)
+    held = [socket.create_connection(("127.0.0.1", s.port), timeout=30) for _ in range(4)]
+    time.sleep(0.5)  # so long nothing has come on them
+    s.p.send_signal(signal.SIGSTOP)
+    new = [socket.create_connection(("127.0.0.1", s.port), timeout=30) for _ in range(3)]
+    held[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    time.sleep(0.3)
+    s.p.send_signal(signal.SIGCONT)
+    assert held[0].recv(4096).startswith(b"HTTP/1.1 200")
+    wait_for("room for the others", lambda: s.metric("http_evicted_connections_total", port="data") == 3)
+    for c in held + new:
         c.close()

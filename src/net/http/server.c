@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -198,13 +199,26 @@ void kvr__conn_fail_soon(struct kvr_http_conn *c)
 
 /* ---- new connections --------------------------------------------------------------------------------- */
 
+/* Are there bytes that the kernel has and this loop has not read? A loop that is late, not the client, makes such a connection look idle. */
+static bool has_unread(const struct kvr_http_conn *c)
+{
+    uv_os_fd_t fd;
+    int n = 0;
+    return uv_fileno((const uv_handle_t *)&c->tcp, &fd) == 0 && ioctl(fd, FIONREAD, &n) == 0 && n > 0;
+}
+
+static bool is_idle(const struct kvr_http_conn *c, uint64_t now)
+{
+    return !c->started_message && c->queued == 0 && now - c->message_ms > IDLE_MS && !has_unread(c);
+}
+
 /* Idle ones first, then those that have been slow for some time: to send a request, or to read what is queued for them. */
 static bool gives_way(const struct kvr_http_conn *c, bool idle, uint64_t now)
 {
     if (c->closing) return false;
-    if (idle) return !c->answering && (c->lingering || (!c->started_message && c->queued == 0 && now - c->message_ms > IDLE_MS));
+    if (idle) return !c->answering && (c->lingering || is_idle(c, now));
     if (c->queued) return now - c->progress_ms > SLOW_MS;
-    return !c->answering && now - c->message_ms > SLOW_MS;
+    return !c->answering && now - c->message_ms > SLOW_MS && (c->started_message || !has_unread(c));
 }
 
 /* Closes one connection to make room. false: none may be closed. */
