@@ -215,7 +215,7 @@ static const struct option_row serve_rows[] = {
     STR("tokenizer-lib", tokenizer_lib, NULL, "FILE", NULL,
         "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed"),
     STR("tokenizer-profile", tokenizer_profile, NULL, "JSON", NULL,
-        "how the engines render chats: content_format, drop_none, alias_reasoning, developer_to_system; default: found out"),
+        "how the engines render chats: content_format, drop_none, alias_reasoning, developer_to_system, typed; default: found out"),
     NUM("tokenizer-probes", tokenizer_probes, "8", 0, 1e6, NULL,
         "requests of a model that are compared with an engine's tokens before those that are made here are used"),
     NUM("tokenizer-check", tokenizer_check, "1000", 0, 1e9, NULL,

@@ -27,12 +27,16 @@ const struct kvr_token_probe kvr_token_probes[] = {
      "Second\"}]}]"},
     {"a tool", true, "\"messages\":[" USER "],\"tools\":[" TOOL("\"description\":\"The weather.\",") "]"},
     {"a tool without description", true, "\"messages\":[" USER "],\"tools\":[" TOOL("") "]"},
+    {"a tool with more members", true, "\"messages\":[" USER "],\"tools\":[" TOOL("\"strict\":true,\"x\":1,") "]"},
     {"a tool's call and result", true,
      "\"messages\":[" USER "," CALL ",{\"role\":\"tool\",\"tool_call_id\":\"call00001\",\"content\":\"{\\\"sky\\\": \\\"grey\\\"}\"},"
      "{\"role\":\"assistant\",\"content\":\"Grey.\"},{\"role\":\"user\",\"content\":\"Thanks\"}],\"tools\":[" TOOL(
          "\"description\":\"w\",") "]"},
     {"an empty list of calls", true,
      "\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"No.\",\"tool_calls\":[]},{\"role\":\"user\",\"content\":\"Why?\"}]"},
+    {"a list of parts with an empty one", true,
+     "\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"\"}]},"
+     "{\"role\":\"assistant\",\"content\":\"b\"}," USER "]"},
     {"reasoning", true,
      "\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"Rain.\",\"reasoning\":\"Clouds mean rain.\"},"
      "{\"role\":\"user\",\"content\":\"Sure?\"}]"},

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "token/probes.h"
 
-enum { PROFILES_MAX = 25, PROBES_MAX = 32, FOUND_MAX = 400 }; /* the one that is loaded, and all that add_profiles makes of it */
+enum { PROFILES_MAX = 49, PROBES_MAX = 32, FOUND_MAX = 400 }; /* the one that is loaded, and all that add_profiles makes of it */
 
 /* Where ids made here and an engine's part for the first time. */
 struct difference {
@@ -500,19 +500,19 @@ static int add_profile(struct kvr_tokenizer *t, const char *options)
 /* What engines do: as the template looks or as they were told, and what their releases do with members of messages. Newest first. */
 static int add_profiles(struct kvr_tokenizer *t)
 {
-    static const char *const formats[] = {"auto", "string", "openai"};
+    static const char *const formats[] = {"auto", "string", "openai"}, *const words[] = {"false", "true"};
     static const struct {
         bool drop_none, alias;
     } releases[] = {{false, false}, {true, true}, {true, false}, {false, true}};
     char options[200];
-    for (int f = 0; f < 3; f++)
-        for (int r = 0; r < 4; r++)
-            for (int d = 1; d >= 0; d--) {
-                snprintf(options, sizeof options,
-                         "{\"content_format\":\"%s\",\"drop_none\":%s,\"alias_reasoning\":%s,\"developer_to_system\":%s}", formats[f],
-                         releases[r].drop_none ? "true" : "false", releases[r].alias ? "true" : "false", d ? "true" : "false");
-                if (t->profiles_n && add_profile(t, options)) return -1;
-            }
+    for (int i = 0; i < 48; i++) {
+        bool typed = i / 24 == 0, developer = i % 2 == 0;
+        int r = i / 2 % 4;
+        snprintf(options, sizeof options,
+                 "{\"content_format\":\"%s\",\"drop_none\":%s,\"alias_reasoning\":%s,\"developer_to_system\":%s,\"typed\":%s}",
+                 formats[i / 8 % 3], words[releases[r].drop_none], words[releases[r].alias], words[developer], words[typed]);
+        if (add_profile(t, options)) return -1;
+    }
     return 0;
 }
 

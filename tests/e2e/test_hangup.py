@@ -120,7 +120,7 @@ def test_a_hostile_name_cannot_write_lines_into_the_log(start, engine):
         ix.register(1, e, model=evil, replay=False)
         ix.call("POST", "/register_peer", {"url": peer.url})
         e.seq = 10
-        wait_for("connected", lambda: all(l["status"] == "active" for l in ix.listeners().values()))
+        e.heard_by(1)
         e.stored([1], [1, 2, 3, 4])
         wait_for("asked", lambda: "has block size 8 there" in ix.text(), 30)
         text = ix.text()

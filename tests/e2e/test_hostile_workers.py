@@ -18,6 +18,7 @@ def listener(ix, i=7):
 def live_goes_on(ix, e, i=7):
     """Batches that come live are applied, the view is partial and visibly so; the engine's answer makes it whole again."""
     wait_for("active", lambda: listener(ix, i)["status"] == "active")
+    e.heard_by(1)
     e.stored([1], T[:4])
     e.stored([2], T[4:8], parent=1)
 

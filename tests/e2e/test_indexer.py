@@ -357,6 +357,14 @@ def follow(ix, fleet, **kw):
     wait_for("subscriptions", lambda: all(p.subscriptions() > n for p, n in zip(fleet.list, before)))
 
 
+def following(fleet, make):
+    """make() starts an indexer that knows the fleet: from the return on, what that sends reaches it."""
+    before = [p.subscriptions() for p in fleet.list]
+    ix = make()
+    wait_for("subscriptions", lambda: all(p.subscriptions() > n for p, n in zip(fleet.list, before)))
+    return ix
+
+
 def all_trusted(ix, fleet):
     wait_for("trusted", lambda: (fleet.answer_replays(), ix.trusted())[1], 60)
 
@@ -385,7 +393,7 @@ def test_a_restart_goes_on_from_the_disk(start, fleet_of, tmp_path):
     wait_for("drained", lambda: f.drained(ix))
     f.check(ix)
     ix.stop()
-    ix = keeper(start, tmp_path)
+    ix = following(f, lambda: keeper(start, tmp_path))
     f.check(ix)
     assert len(ix.post("/query?detail=1", {"token_ids": f.prompts[0], "model_name": "m"})["untrusted"]) == 4
     wait_for("connected", lambda: all(l["status"] == "active" for l in ix.listeners().values()))
@@ -567,8 +575,9 @@ def test_a_lost_view_comes_back_from_a_peer(start, fleet_of):
     wait_for("both drained", lambda: f.drained(a) and f.drained(b))
     b.post("/test/pause_listener", {"instance_id": 1})
     f.run(5, faults=False)  # b misses those of 1
+    before = f.list[0].subscriptions()
     b.post("/test/resume_listener", {"instance_id": 1})
-    wait_for("connected", lambda: b.listeners()[(1, 0)]["status"] == "active")
+    wait_for("connected", lambda: b.listeners()[(1, 0)]["status"] == "active" and f.list[0].subscriptions() > before)
     f.run(2, faults=False)
     wait_for("b is whole again", lambda: f.drained(a) and f.drained(b), 20)
     f.check(b)
@@ -644,7 +653,7 @@ def test_an_engines_snapshot_comes_before_the_peers(start, engine, canned):
     tree = {"TreeDump": {"events": [router_event(0, [1, 2, 3], TOKENS[:12])], "last_event_id": 9}}
     ix = start(Indexer)
     ix.register(7, e, recover_endpoint=canned(json.dumps(tree).encode()).url + "/kv_recover")
-    wait_for("connected", lambda: (e.serve_replay(0.01), ix.listeners()[(7, 0)]["status"] == "active")[1])
+    e.until("connected", lambda: ix.listeners()[(7, 0)]["status"] == "active" and e.subscribed())
     e.stored([4], TOKENS[12:16], parent=3)
     e.until("trusted", lambda: ix.trusted() and ix.scores(TOKENS) == {(7, 0): 16}, 15)
     assert ix.metric("kvroute_ingest_recovered_dumps_total") == 1
@@ -698,7 +707,7 @@ def test_kill_9_with_only_a_peer(start, fleet_of):
     follow(peer, f, replay=False)
     connected = lambda ix: all(l["status"] == "active" for l in ix.listeners().values())
     args = ["--peers", f"http://127.0.0.1:{peer.port}", "--block-size", BS, "--workers", workers, "--model-name", "m", "--restore-timeout", 2]
-    ix = start(Indexer, *args)
+    ix = following(f, lambda: start(Indexer, *args))
     wait_for("connected", lambda: connected(peer) and connected(ix))
     for i in range(rounds):
         for _ in range(rng.randrange(1, 6)):
@@ -724,7 +733,7 @@ def test_kill_9_with_only_the_disk(start, fleet_of, tmp_path):
     ix.stop()  # writes a snapshot
     then = {tuple(p): f.expected(p) for p in f.prompts}
     for i in range(rounds):
-        ix = keeper(start, tmp_path)
+        ix = following(f, lambda: keeper(start, tmp_path))
         wait_for("connected", connected)
         for p in f.prompts:
             assert ix.scores(p) == then[tuple(p)], (seed, i)

@@ -108,8 +108,8 @@ def ids_of(q):
 class TokenEngine:
     """Speaks as vLLM does: /health, /v1/models, /tokenize, the two render paths, chats and completions.
 
-    asked: how often each path; change(ids, question) may return other ids, of /tokenize and render; count_off is added to usage; no_render
-    and no_tokenize: 404."""
+    asked: how often each path; change(ids, question) may return other ids, of /tokenize and render; count_off is added to usage; no_render: 403;
+    no_tokenize: 404."""
 
     def __init__(self, root=None, models=("m",), change=lambda ids, q: ids, no_render=False, no_tokenize=False):
         self.asked, self.questions, self.change, self.count_off = {}, [], change, 0
@@ -156,7 +156,7 @@ class TokenEngine:
             if path == "/tokenize":
                 self.questions.append(q)
         if path.endswith("/render") and self.no_render or path == "/tokenize" and self.no_tokenize:
-            return 404, {"detail": "Not Found"}
+            return (404, {"detail": "Not Found"}) if path == "/tokenize" else (403, {"error": "switched off"})  # as vLLM 0.32 without its switch
         if path in ("/tokenize", "/v1/chat/completions/render", "/v1/completions/render"):
             ids = self.change(ids_of(q), q)
             if path == "/tokenize":

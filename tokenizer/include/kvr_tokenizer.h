@@ -47,11 +47,11 @@ uint32_t kvr_tok_abi(void);
  *     cache_bytes            of the segments' ids; 0: none (64 MiB)
  *     fast                   whether the faster encoder may be used (true)
  *     content_format         "auto", "string", "openai": what --chat-template-content-format of the engine says
- *     drop_none, alias_reasoning, developer_to_system    what its releases do with messages (true)
+ *     drop_none, alias_reasoning, developer_to_system, typed    what its releases do with messages and tools (true)
  *     raw                    messages and tools as they come: transformers alone (false)
  */
 int kvr_tok_load(const char *dir, const char *options, struct kvr_tok **out, struct kvr_tok_buf *err);
-/* The same tokenizer and cache with other content_format, drop_none, alias_reasoning, developer_to_system, raw. */
+/* The same tokenizer and cache with other members of content_format to raw. */
 int kvr_tok_variant(const struct kvr_tok *t, const char *options, struct kvr_tok **out, struct kvr_tok_buf *err);
 void kvr_tok_free(struct kvr_tok *t);
 

@@ -24,6 +24,10 @@ pub struct Profile {
     pub alias_reasoning: bool,
     /// vLLM 0.3x: where the template has no word of "developer", such messages become system messages, and those become one.
     pub developer_to_system: bool,
+    /// vLLM 0.3x: calls and tools have the members that it declares, in its order: of a call the arguments come before the name and others
+    /// behind, a tool's function has name, description and parameters (null when absent), `strict` when given, and no others. Before: a
+    /// call's members are in the client's order, and others of a tool stay, behind.
+    pub typed: bool,
 }
 
 impl Profile {
@@ -41,6 +45,7 @@ impl Profile {
             drop_none: on("drop_none"),
             alias_reasoning: on("alias_reasoning"),
             developer_to_system: on("developer_to_system"),
+            typed: on("typed"),
         })
     }
 }
@@ -50,7 +55,7 @@ pub fn messages(list: &[Json], p: &Profile, format: ContentFormat, knows_develop
     let mut out = Vec::with_capacity(list.len());
     for m in list {
         let Some(m) = m.as_object() else { return bad("messages", "a message is no object") };
-        out.push(if p.raw { m.clone() } else { message(m, p.content.unwrap_or(format))? });
+        out.push(if p.raw { m.clone() } else { message(m, p, p.content.unwrap_or(format))? });
     }
     if !p.raw && p.developer_to_system && !knows_developer && out.iter().any(|m| role(m) == "developer") {
         out = one_system_message(out);
@@ -75,7 +80,7 @@ fn some<'a>(m: &'a Map<String, Json>, name: &str) -> Option<&'a Json> {
     m.get(name).filter(|v| !v.is_null())
 }
 
-fn message(m: &Map<String, Json>, format: ContentFormat) -> Res<Map<String, Json>> {
+fn message(m: &Map<String, Json>, p: &Profile, format: ContentFormat) -> Res<Map<String, Json>> {
     let Some(role) = m.get("role").and_then(Json::as_str) else { return bad("messages", "a message without a role") };
     let texts = texts(m.get("content"), format)?;
     if role == "system" && texts.iter().any(|t| t.starts_with("x-anthropic-billing-header")) {
@@ -91,7 +96,7 @@ fn message(m: &Map<String, Json>, format: ContentFormat) -> Res<Map<String, Json
         },
     );
     match role {
-        "assistant" => assistant(m, &mut n)?,
+        "assistant" => assistant(m, p, &mut n)?,
         "tool" => {
             if let Some(id) = m.get("tool_call_id") {
                 n.insert("tool_call_id".into(), id.clone());
@@ -110,12 +115,12 @@ fn message(m: &Map<String, Json>, format: ContentFormat) -> Res<Map<String, Json
     Ok(n)
 }
 
-fn assistant(m: &Map<String, Json>, n: &mut Map<String, Json>) -> Res<()> {
+fn assistant(m: &Map<String, Json>, p: &Profile, n: &mut Map<String, Json>) -> Res<()> {
     match some(m, "tool_calls") {
         None => {}
         Some(Json::Array(calls)) if calls.is_empty() => {}
         Some(Json::Array(calls)) => {
-            n.insert("tool_calls".into(), calls.iter().map(tool_call).collect::<Res<_>>()?);
+            n.insert("tool_calls".into(), calls.iter().map(|c| tool_call(c, p)).collect::<Res<_>>()?);
         }
         Some(_) => return bad("messages", "`tool_calls` is no list"),
     }
@@ -133,7 +138,7 @@ fn texts(content: Option<&Json>, format: ContentFormat) -> Res<Vec<&str>> {
         Some(Json::String(s)) => out.push(s.as_str()),
         Some(Json::Array(parts)) => {
             for p in parts {
-                out.extend(part_text(p, format)?);
+                out.extend(part_text(p, format)?.filter(|s| format == ContentFormat::OpenAi || !s.is_empty())); // texts that are joined lose empty ones
             }
         }
         _ => return bad("messages", "`content` is neither text nor a list"),
@@ -146,9 +151,13 @@ fn part_text(part: &Json, format: ContentFormat) -> Res<Option<&str>> {
         return Ok(Some(s));
     }
     let Some(p) = part.as_object() else { return bad("messages", "a part of a content is neither text nor an object") };
+    if some(p, "uuid").is_some() {
+        return unsupported("part", "uuid"); // then its other members say what it is
+    }
     let field = match p.get("type").and_then(Json::as_str).unwrap_or("") {
         "text" | "input_text" | "output_text" => "text",
         "refusal" => "refusal",
+        "thinking" => "thinking",
         kind => return unsupported("part", kind),
     };
     if format == ContentFormat::OpenAi && p.keys().any(|k| k != "type" && k != field) {
@@ -162,9 +171,8 @@ fn part_text(part: &Json, format: ContentFormat) -> Res<Option<&str>> {
 }
 
 /// The arguments become an object; what is none becomes an empty one, as in vLLM since 0.3x (before, the engine refuses the request).
-fn tool_call(call: &Json) -> Res<Json> {
-    let mut c = call.clone();
-    let Some(f) = c.get_mut("function").and_then(Json::as_object_mut) else { return unsupported("tool_call", "") };
+fn tool_call(call: &Json, p: &Profile) -> Res<Json> {
+    let (Some(c), Some(f)) = (call.as_object(), call.get("function").and_then(Json::as_object)) else { return unsupported("tool_call", "") };
     let arguments = match f.get("arguments") {
         Some(v @ Json::Object(_)) => v.clone(),
         Some(Json::String(s)) => {
@@ -178,8 +186,26 @@ fn tool_call(call: &Json) -> Res<Json> {
         }
         _ => json!({}),
     };
+    let (mut c, mut f) = (c.clone(), f.clone());
     f.insert("arguments".into(), arguments);
-    Ok(c)
+    if !p.typed {
+        c.insert("function".into(), f.into());
+        return Ok(c.into());
+    }
+    if !c.get("id").is_some_and(Json::is_string) || !f.get("name").is_some_and(Json::is_string) || c.get("type").and_then(Json::as_str) != Some("function") {
+        return unsupported("tool_call", "");
+    }
+    c.insert("function".into(), first(&f, &["arguments", "name"]).into());
+    Ok(first(&c, &["id", "function", "type"]).into())
+}
+
+/// These members in front, the others behind in their order.
+fn first(m: &Map<String, Json>, names: &[&str]) -> Map<String, Json> {
+    let mut out: Map<String, Json> = names.iter().filter_map(|n| m.get(*n).map(|v| (n.to_string(), v.clone()))).collect();
+    for (name, v) in m {
+        out.entry(name.clone()).or_insert_with(|| v.clone());
+    }
+    out
 }
 
 fn one_system_message(list: Vec<Map<String, Json>>) -> Vec<Map<String, Json>> {
@@ -230,26 +256,32 @@ fn alias_reasoning(m: &mut Map<String, Json>) {
 /// pydantic dumps declared members first, in their order and null when absent, then the others.
 pub fn tools(list: &Json, p: &Profile) -> Res<Json> {
     match list {
-        Json::Array(t) if !p.raw => Ok(Json::Array(t.iter().map(tool).collect::<Res<_>>()?)),
+        Json::Array(t) if !p.raw => Ok(Json::Array(t.iter().map(|t| tool(t, p)).collect::<Res<_>>()?)),
         Json::Array(_) | Json::Null => Ok(list.clone()),
         _ => bad("tools", "`tools` is no list"),
     }
 }
 
-fn tool(t: &Json) -> Res<Json> {
+fn tool(t: &Json, p: &Profile) -> Res<Json> {
     let (Some(t), Some(f)) = (t.as_object(), t.get("function").and_then(Json::as_object)) else { return unsupported("tool", "") };
     let mut function = Map::new();
     for name in ["name", "description", "parameters"] {
         function.insert(name.into(), f.get(name).cloned().unwrap_or(Json::Null));
     }
-    for (name, v) in f {
-        function.entry(name.clone()).or_insert_with(|| v.clone());
+    if p.typed {
+        function.extend(some(f, "strict").map(|v| ("strict".to_string(), v.clone())));
+    } else {
+        for (name, v) in f {
+            function.entry(name.clone()).or_insert_with(|| v.clone());
+        }
     }
     let mut out = Map::new();
     out.insert("type".into(), some(t, "type").cloned().unwrap_or_else(|| "function".into()));
     out.insert("function".into(), function.into());
-    for (name, v) in t {
-        out.entry(name.clone()).or_insert_with(|| v.clone());
+    if !p.typed {
+        for (name, v) in t {
+            out.entry(name.clone()).or_insert_with(|| v.clone());
+        }
     }
     Ok(Json::Object(out))
 }
