@@ -141,6 +141,18 @@ class Process:
     def text(self):
         return read_log(self.log)
 
+    def up(self, what, check, timeout=10.0):
+        """Waits for what it says of itself at the start. One that ends, or takes too long, is ended, and its last words are told."""
+        try:
+            wait_for(what, lambda: self.p.poll() is not None or check(), timeout)
+            if self.p.poll() is None:
+                return
+            why = f"{what}: ended with {self.p.returncode}"
+        except AssertionError as e:
+            why = str(e)
+        self.kill()
+        raise AssertionError(f"{why}\n{' '.join(self.args)}\n{self.text()[-4000:]}")
+
     def kill(self):
         if self.p.poll() is None:
             self.p.kill()
@@ -201,7 +213,7 @@ class Mock(Process):
             if with_replay:
                 args += ["--kv-replay", f"tcp://127.0.0.1:{self.replay}"]
         super().__init__(*args, *extra, **kw)
-        wait_for("mock", lambda: call(self.port, "GET", "/health").status in (200, 503))
+        self.up("mock", lambda: call(self.port, "GET", "/health").status in (200, 503))
 
     def spec(self, extra=""):
         s = f"http://127.0.0.1:{self.port}"
@@ -232,9 +244,9 @@ class Serve(Process):
         super().__init__(*args, *extra, **kw)
         if not wait:  # it is not expected to start
             return
-        wait_for("serve", lambda: call(self.port, "GET", "/health").status == 200)
+        self.up("serve", lambda: call(self.port, "GET", "/health").status == 200)
         if ready:
-            wait_for("ready", lambda: call(self.port, "GET", "/ready").status == 200, 20)
+            self.up("ready", lambda: call(self.port, "GET", "/ready").status == 200, 20)
 
     def complete(self, prompt, max_tokens=2, headers=None, **body):
         return call(self.port, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": max_tokens, **body}, headers)

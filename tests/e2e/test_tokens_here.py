@@ -4,7 +4,7 @@ import concurrent.futures
 import os
 
 import pytest
-from conftest import Serve, call, wait_for
+from conftest import Engine, Serve, call, wait_for
 from token_parts import TEMPLATE, TokenEngine, encode, ids_of, make_folder
 
 LIBRARY = os.environ["TOKENIZER_LIBRARY"]
@@ -225,6 +225,31 @@ def test_clients_that_leave_while_their_prompt_is_tokenized(serve, engine, folde
     wait_for("all of them gone", lambda: s.metric("client_gone_total") + s.metric("requests_total") >= 10, 20)
     chat(s)
     assert s.idle()
+
+
+def test_prompts_that_do_not_turn_up_in_events_are_a_doubt(start, serve, engine, folder, zctx):
+    """The engine's answers count as many tokens, and its events tell of others: the third judge."""
+    publisher = Engine(zctx)
+    try:
+        e = engine()
+        s = start(Serve, [f"{e.spec()},events=tcp://127.0.0.1:{publisher.events},replay=tcp://127.0.0.1:{publisher.replay_port}"], "--tokenizer-lib", LIBRARY,
+                  "--tokenizer-probes", 0, "--tokenizer-check", 0, "--tokenizer-dir", folder, ready=False)
+        publisher.until("the view", lambda: s.view()["trusted"])
+        until(s, "trusted")
+
+        def doubted(n=[0]):
+            n[0] += 1
+            q = [{"role": "user", "content": f"{n[0]:08d} " * 20}]
+            ids = ids_of({"messages": q})
+            chat(s, q)
+            wrong = [i + 1 for i in ids]
+            publisher.stored(list(range(n[0] * 100, n[0] * 100 + len(ids) // 16)), wrong[:len(ids) // 16 * 16], block_size=16)
+            publisher.serve_replay(0.001)
+            return tokenizer(s)["state"] == "suspect"
+        wait_for("the doubt", doubted, 40)
+        assert "events" in tokenizer(s)["why"] and s.metric("tokenizer_checks_total", judge="events", result="different") == 1
+    finally:
+        publisher.close()
 
 
 def test_two_models_with_unlike_folders_do_not_mix(serve, engine, folder, tmp_path):

@@ -57,7 +57,7 @@ def encode(text):
 def said(m):
     content = m.get("content")
     if isinstance(content, list):
-        content = "\n".join(p if isinstance(p, str) else p["text"] for p in content)
+        content = "\n".join(t for t in (p if isinstance(p, str) else p["text"] for p in content) if t)
     return content or ""
 
 
@@ -85,7 +85,8 @@ def render(q):
         out += "<|end|>\n"
     if q.get("tools"):
         tools = [{"type": t["type"], "function": {"name": t["function"]["name"], "description": t["function"].get("description"),
-                                                  "parameters": t["function"].get("parameters")}} for t in q["tools"]]
+                                                  "parameters": t["function"].get("parameters"),
+                                                  **{k: v for k, v in t["function"].items() if k == "strict" and v is not None}}} for t in q["tools"]]
         out += json.dumps(tools, ensure_ascii=False)
     arguments = q.get("chat_template_kwargs") or {}
     documents = q.get("documents") or arguments.get("documents")

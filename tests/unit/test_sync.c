@@ -2,21 +2,24 @@
 /* The replicated log between two of this process: when a snapshot is asked for. */
 #include "net/replication/sync.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { PORT = 24881, VALUES = 20000, VALUE_BYTES = 40 };
+enum { VALUES = 20000, VALUE_BYTES = 40 };
 
 struct side {
-    struct kvr_sync *sync;
-    size_t values;           /* that its snapshot has */
-    bool asks_again;         /* wants everything once more at the first word of a snapshot */
-    _Atomic uint64_t events; /* of snapshots */
+    struct kvr_sync *_Atomic sync; /* the thread may want it before who has created it has told */
+    size_t values;                 /* that its snapshot has */
+    bool asks_again;               /* wants everything once more at the first word of a snapshot */
+    _Atomic uint64_t events;       /* of snapshots */
     _Atomic uint64_t resets;
 };
 
@@ -27,7 +30,7 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *even
     (void)event;
     (void)len;
     if (number) return;
-    if (atomic_fetch_add(&s->events, 1) == 0 && s->asks_again) kvr_sync_resync(s->sync);
+    if (atomic_fetch_add(&s->events, 1) == 0 && s->asks_again) kvr_sync_resync(atomic_load(&s->sync));
 }
 
 static void on_reset(void *ctx, uint32_t peer)
@@ -39,15 +42,32 @@ static void on_reset(void *ctx, uint32_t peer)
 static void write_snapshot(void *ctx, struct kvr_buf *out)
 {
     struct side *s = ctx;
+    while (!atomic_load(&s->sync)) usleep(100);                          /* until it is told */
     char value[VALUE_BYTES + 3] = {(char)0x91, (char)0xc4, VALUE_BYTES}; /* msgpack: an array of one, bin 8 */
-    (void)kvr_sync_next(s->sync);
+    (void)kvr_sync_next(atomic_load(&s->sync));
     for (size_t i = 0; i < s->values; i++) kvr_buf_add(out, value, sizeof value);
 }
 
-static void open_side(struct side *s, uint16_t port)
+/* A port that is free now. */
+static uint16_t free_port(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0);
+    close(fd);
+    return ntohs(a.sin_port);
+}
+
+/* Returns: its port. */
+static uint16_t open_side(struct side *s)
 {
     struct kvr_sync_handler h = {on_event, on_reset, write_snapshot, s};
-    assert_int_equal(kvr_sync_create("127.0.0.1", port, NULL, &h, &s->sync), 0);
+    struct kvr_sync *made;
+    uint16_t port = free_port();
+    assert_int_equal(kvr_sync_create("127.0.0.1", port, NULL, &h, &made), 0);
+    atomic_store(&s->sync, made);
+    return port;
 }
 
 static uint64_t received(struct side *s)
@@ -70,9 +90,9 @@ static void a_snapshot_is_asked_again_when_that_was_wanted_while_one_came(void *
     struct side from = {.values = VALUES}, to = {.asks_again = true};
     char endpoint[64];
     (void)state;
-    open_side(&from, PORT);
-    open_side(&to, PORT + 1);
-    snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%d", PORT);
+    uint16_t port = open_side(&from);
+    (void)open_side(&to);
+    snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%d", port);
     assert_int_equal(kvr_sync_add_peer(to.sync, endpoint), 0);
     assert_true(comes_to(&to, 2));
     assert_true(atomic_load(&to.events) >= 2 * VALUES && atomic_load(&to.resets) >= 2);

@@ -333,6 +333,7 @@ static void connect_rooms(struct serve *s)
 {
     s->hooks = (struct serve_hooks){.workers_changed = replicas_workers_changed,
                                     .may_route = wake_parked,
+                                    .tokens_doubted = tokenizers_doubted,
                                     .booked = replicas_wanted(s) ? replicas_on_change : NULL,
                                     .session_heard = bindings_heard};
 }

@@ -83,6 +83,14 @@ static bool is_predicted(const struct request *r)
            r->members.as_evidence && !r->members.skips_cache;
 }
 
+/* By a tokenizer that is trusted: then what is in the cache of its tokens was made here, or is the same. */
+static bool made_here(const struct request *r)
+{
+    bool trusted = false;
+    if (r->tokens_from == TOKENS_HERE || r->tokens_from == TOKENS_CACHE) (void)here_tokenizer(r, &trusted);
+    return trusted;
+}
+
 /* Just before it is sent: what of the prompt turns up in the rank's view. */
 static void begin_evidence(struct attempt *a)
 {
@@ -98,7 +106,8 @@ static void begin_evidence(struct attempt *a)
                                      .view_blocks = a->result.view_blocks,
                                      .trusted = a->result.trusted,
                                      .understood = r->members.as_evidence && !r->members.skips_cache && !r->multimodal,
-                                     .asked = r->tokens_from >= TOKENS_CACHE};
+                                     .asked = r->tokens_from == TOKENS_ENGINE || (r->tokens_from == TOKENS_CACHE && !made_here(r)),
+                                     .made_for = made_here(r) ? r->model : NULL};
     if (r->routed && r->tokens && r->tokens_n) a->evidence = evidence_begin(serve_of(r), &prompt);
 }
 
@@ -243,8 +252,8 @@ static void complete_usage(struct attempt *a)
 static void judge_tokens(const struct attempt *a)
 {
     const struct request *r = a->request;
-    bool made = r->tokens_from == TOKENS_HERE || r->tokens_from == TOKENS_CACHE, trusted;
-    if (!made || !a->usage.present || !a->usage.prompt_tokens || !is_predicted(r) || r->members.prompts != 1) return;
+    bool trusted;
+    if (!made_here(r) || !a->usage.present || !a->usage.prompt_tokens || !is_predicted(r) || r->members.prompts != 1) return;
     struct kvr_tokenizer *t = here_tokenizer(r, &trusted);
     if (trusted) kvr_tokenizer_counted(t, r->tokens_n, a->usage.prompt_tokens);
 }

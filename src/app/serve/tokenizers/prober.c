@@ -3,8 +3,8 @@
  * Asks one worker what its engine makes of the built-in questions of one model (token/probes.h).
  *
  * The best answer is that of /v1/chat/completions/render and /v1/completions/render, which is what the engine would compute; where it has
- * none (404, 405, 501, of vLLM 403), /tokenize is asked. A question that the engine refuses (400) counts for nothing: it may, and then no ids matter.
- * A worker that breaks off, stays silent or answers 5xx is asked again from the first question on, later.
+ * none (404, 405, 501, of vLLM 403), /tokenize is asked. A question that the engine refuses (400) counts for nothing: it may, and then no
+ * ids matter. A worker that breaks off, stays silent or answers 5xx is asked again from the first question on, later.
  */
 #include "app/serve/tokenizers/internal.h"
 

@@ -211,6 +211,12 @@ void tokenizers_tick(struct serve *s)
     for (size_t i = 0; i < atomic_load(&t->n); i++) probe_next(s, &t->entries[i]);
 }
 
+void tokenizers_doubted(struct serve *s, const char *model)
+{
+    const struct tokenizer_entry *e = find(s, model);
+    if (e) kvr_tokenizer_doubted(e->tokenizer);
+}
+
 /* ---- life ------------------------------------------------------------------------------------------------------------- */
 
 static int check_dirs(const struct serve *s, char *err, size_t cap)

@@ -21,11 +21,12 @@
  * Only views that are sound as far as their stream can tell are judged: what a broken stream lacks is known already. In a view that
  * is partly known only what the engine had to compute must turn up.
  *
- * Prompts of several kinds (salted, with an adapter, tokenized by an engine) may fare differently, so each kind of a rank has the last
- * WINDOW outcomes of its own. With OUTCOMES_MIN of them and ALARM_SHARE bad a kind has its alarm, until no more than
+ * Prompts of several kinds (salted, with an adapter, tokenized by an engine, tokenized here) may fare differently, so each kind of a rank
+ * has the last WINDOW outcomes of its own. With OUTCOMES_MIN of them and ALARM_SHARE bad a kind has its alarm, until no more than
  * CALM_SHARE are. The view is not trusted while a kind has its alarm and no kind proves by its own outcomes that the view is
  * good: salts that the events do not tell make salted prompts be found by nobody, and the others are not to suffer for it. While a view
- * is not trusted the rank is still served, by load, so there are outcomes; predictions are made for it and not used.
+ * is not trusted the rank is still served, by load, so there are outcomes; predictions are made for it and not used. When prompts that were
+ * tokenized here do not turn up, the tokenizer of their model is told, too (serve_hooks.tokens_doubted).
  *
  * Threads: evidence_begin and evidence_answered run on the data loops, evidence_tick on the main loop; what they share is under
  * serve.lock. Checks belong to their request until it has been answered, to a queue then.
@@ -53,7 +54,7 @@ enum {
     BLOCKS_MAX = 32, /* of a prompt: its beginning will do */
     CHECKS_MAX = 256,
     LENGTH_EVERY_MS = 600000,
-    KINDS = 8 /* salted or not, with an adapter or not, tokenized by an engine or not */
+    KINDS = 16 /* salted or not, with an adapter or not, tokenized by an engine or not, tokenized here or not */
 };
 
 enum outcome { FINE, MISSING, STALE, OUTCOMES };
@@ -86,8 +87,9 @@ struct evidence_check { /* did the prompt turn up in the rank's view? */
     uint64_t cached;                     /* by the answer */
     size_t blocks;
     unsigned kind;
-    bool told;    /* the answer's cached tokens are known */
-    bool trusted; /* the view was, when it was sent */
+    bool told;                /* the answer's cached tokens are known */
+    bool trusted;             /* the view was, when it was sent */
+    char made_for[MODEL_MAX]; /* its tokens were made here for that model; "": they were not */
     uint64_t locals[BLOCKS_MAX];
 };
 
@@ -269,7 +271,7 @@ static void count_none(struct serve *s, struct kvr_worker w, enum reason why)
 
 static unsigned kind_of(const struct evidence_prompt *a)
 {
-    return (a->salt_len ? 1u : 0) | (a->lora_len ? 2u : 0) | (a->asked ? 4u : 0);
+    return (a->salt_len ? 1u : 0) | (a->lora_len ? 2u : 0) | (a->asked ? 4u : 0) | (a->made_for ? 8u : 0);
 }
 
 struct evidence_check *evidence_begin(struct serve *s, const struct evidence_prompt *a)
@@ -288,6 +290,7 @@ struct evidence_check *evidence_begin(struct serve *s, const struct evidence_pro
                                  .prompt_tokens = a->tokens_n,
                                  .view_tokens = (uint64_t)a->view_blocks * bs,
                                  .trusted = a->trusted};
+    if (a->made_for) snprintf(c->made_for, sizeof c->made_for, "%s", a->made_for);
     uint64_t seed = kvr_hash_seed(a->lora, a->lora_len, a->salt, a->salt_len);
     if (c->blocks) (void)kvr_hash_locals(a->tokens, c->blocks * bs, bs, false, seed, NULL, 0, c->locals);
     c->watch = (struct watch){.worker = a->worker, .n = c->blocks, .locals = c->locals};
@@ -577,10 +580,12 @@ static bool look(struct serve *s, const struct statuses *st, struct evidence_che
     else if (verdict != PROVES_NOTHING) changed = judge_locked(s, c, (enum outcome)verdict, text, sizeof text);
     if (over && (verdict == PROVES_NOTHING || later))
         count_none_locked(s->evidence, c->watch.worker, verdict == PROVES_NOTHING ? why : NO_BUSY);
+    bool unlike = verdict == IS_MISSING && c->made_for[0] && r && r->kinds[c->kind].alarm;
     bool doubt = changed && text[0] && view->unproven_copies;
     if (doubt) begin_anew_locked(s->evidence, c->watch.worker);
     kvr_unlock(&s->evidence->lock);
     kvr_unlock(&s->lock);
+    if (unlike && s->hooks.tokens_doubted) s->hooks.tokens_doubted(s, c->made_for);
     if (which && fell_short(c, view)) doubt_block(s, c);
     if (doubt) kvr_ingest_doubt_copies(s->ingest, c->watch.worker, NULL);
     else if (changed) kvr_ingest_set_evidence(s->ingest, c->watch.worker, text);

@@ -18,6 +18,7 @@ struct evidence_prompt { /* a prompt that is about to be sent to a rank; borrowe
     bool trusted;         /* and whether it was trusted */
     bool understood;      /* every member of its request (struct kvr_prompt_members, as_evidence) */
     bool asked;           /* its tokens come from an engine's tokenizer */
+    const char *made_for; /* they were made here, for that model; NULL: they were not */
 };
 
 struct evidence_answer {
