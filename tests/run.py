@@ -128,8 +128,9 @@ class Forks:
                                   env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, text=True, start_new_session=True)
 
     def pytest(self, args, env, timeout=900):
-        """Returns: as wait()."""
-        with tempfile.NamedTemporaryFile("w+", errors="replace") as out:
+        """With a folder of its own for what tests write: of those that pytest chooses itself, each run removes others'. Returns: as wait()."""
+        with tempfile.NamedTemporaryFile("w+", errors="replace") as out, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            args = [*args, f"--basetemp={folder}/pytest"]
             with self.lock:
                 if not self.p:
                     self.start()

@@ -173,7 +173,7 @@ fn lint(root: &Stmt) -> (Vec<String>, bool) {
                 own.insert(v.id.to_string());
             }
         }
-        Stmt::AutoEscape(_) | Stmt::Do(_) => {
+        Stmt::AutoEscape(_) | Stmt::Do(_) | Stmt::Block(_) | Stmt::Extends(_) | Stmt::Include(_) | Stmt::Import(_) | Stmt::FromImport(_) => {
             bad.insert("statement".into());
         }
         _ => {}

@@ -4,7 +4,7 @@ use crate::request::{self, ContentFormat, Profile};
 use crate::{bad, functions, lint, python, question, unsupported, Fail, Kind, Res};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
-use minijinja::{Environment, Error};
+use minijinja::{Environment, Error, ErrorKind};
 use serde_json::{Map, Value as Json};
 
 pub struct Template {
@@ -16,6 +16,10 @@ pub struct Template {
     knows_developer: bool,
     knows_content: bool,
 }
+
+/// Instructions of one rendering: 16,384 messages take a fifth of it in the longest templates known. A template with a loop over messages
+/// within another would hold up whoever renders: beyond it the engine is asked.
+const FUEL: u64 = 10_000_000;
 
 /// Arguments of `apply_chat_template` itself: as members of chat_template_kwargs they do more than the template knows of.
 const ARGUMENTS: [&str; 13] = [
@@ -43,6 +47,7 @@ impl Template {
             let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
             env.set_syntax(syntax.clone());
             env.set_recursion_limit(200);
+            env.set_fuel(Some(FUEL));
             env.set_formatter(|out, _, v| match v.kind() {
                 ValueKind::String => out.write_str(v.as_str().unwrap_or("")).map_err(Error::from),
                 _ => out.write_str(&python::str(v)).map_err(Error::from),
@@ -99,7 +104,10 @@ impl Template {
             return unsupported("number", "a float that `~` prints unlike Python");
         }
         let rendered = self.env.get_template("chat").and_then(|t| t.render(value(Json::Object(variables))));
-        let mut out = rendered.map_err(|e| Fail { kind: Kind::Template, label: "template_raised", detail: e.to_string() })?;
+        let mut out = rendered.or_else(|e| match e.kind() {
+            ErrorKind::OutOfFuel => unsupported("template_too_long", ""),
+            _ => Err(Fail { kind: Kind::Template, label: "template_raised", detail: e.to_string() }),
+        })?;
         if let Some(text) = last {
             cut_final(&mut out, &text)?;
         }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ids by segments against ids of the whole text, by the engines' own library, on tokenizers made nasty. The same texts show that cutting
 //! after special tokens, as prefix caches elsewhere do, is wrong: this test can fail.
-mod models;
 use kvr_tokenizer::Tokenizer;
-use models::{train, words, Folder, Rng, SPECIALS};
+use crate::models::{train, words, Folder, Rng, SPECIALS};
 use serde_json::{json, Value as Json};
 
 const TEXTS: usize = 1000;

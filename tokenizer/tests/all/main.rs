@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+//! All tests are one program: linking one takes half a minute.
+mod models;
+mod segments;
+mod templates;
