@@ -879,7 +879,7 @@ def test_a_peers_content_is_not_called_whole_without_what_its_stream_remembers(s
     wait_for("active", lambda: b.listeners()[(7, 0)]["status"] == "active")
     e.heard_by(2)
     store(3, TOKENS[8:12], parent=2, extra=[SALT] if kept == "salts" else None)
-    wait_for("heard", lambda: b.listeners()[(7, 0)]["next_sequence"] == e.seq)
+    wait_for("heard", lambda: all(ix.listeners()[(7, 0)]["next_sequence"] == e.seq for ix in (a, b)))
     view = a.get("/dump?views=1")["m:default"]["views"][0]
     expected = {"nothing": "whole", "windows": "unknown"}.get(kept, "partial")
     assert (view["view"], view["trusted"]) == (expected, expected != "unknown")

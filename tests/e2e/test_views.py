@@ -9,7 +9,7 @@ import msgpack
 import pytest
 import zmq
 
-from conftest import Mock, Serve, call, free_ports, local_hashes, wait_for
+from conftest import SLOW, Mock, Serve, call, free_ports, local_hashes, wait_for
 
 T = list(range(100, 140))  # ten blocks of four
 
@@ -25,7 +25,8 @@ def rig(start, engine):
         spec = f"http://127.0.0.1:{m.port},block-size=4,events=tcp://127.0.0.1:{e.events}"
         if replay:
             spec += f",replay=tcp://127.0.0.1:{e.replay_port}"
-        return e, start(Serve, [spec], "--restore-timeout", "1", *serve_args, ready=ready)
+        # a test answers replays when it comes to it: under a sanitizer that takes longer
+        return e, start(Serve, [spec], "--restore-timeout", min(SLOW, 3), *serve_args, ready=ready)
     return make
 
 
@@ -276,10 +277,10 @@ def test_a_group_that_is_not_understood_makes_a_lower_bound(rig):
     e.until("trusted", lambda: trusted(s))
     tail = [None, "GPU", None, None]
     e.send(e.batch(["BlockStored", [2], None, T[:4], 4, *tail, 0, "full_attention", None, "LOCAL"]))
-    wait_for("stored", lambda: depth(s) == 1)
+    e.until("stored", lambda: depth(s) == 1)
     assert s.view()["view"] == "whole"
     e.send(e.batch(["BlockStored", [3], None, T[4:8], 4, *tail, 1, "mamba", None, "LOCAL"]))
-    wait_for("noticed", lambda: s.view()["view"] == "partial")
+    e.until("noticed", lambda: s.view()["view"] == "partial")
     assert "lower bound" in s.view()["reason"] and trusted(s) and depth(s) == 0
 
 

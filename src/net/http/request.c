@@ -37,7 +37,7 @@ void kvr__request_begin(struct kvr_http_conn *c)
     c->request = (struct kvr_http_request){0};
     kvr__framing_begin(&c->framing, KVR__REQUESTS);
     c->in_value = c->started_message = false;
-    c->message_ms = uv_now(c->server->loop);
+    c->message_ms = kvr__clock_ms();
     c->fail_status = 0;
 }
 
@@ -269,7 +269,7 @@ static long look(struct kvr_http_conn *c, const char *data, size_t len)
     long n = kvr__framing_scan(&c->framing, data, len);
     if (started || !(kvr__framing_started(&c->framing) || n < 0)) return n;
     c->started_message = true;
-    c->message_ms = uv_now(c->tcp.loop);
+    c->message_ms = kvr__clock_ms();
     kvr__conn_deadline(c, c->server->config.head_timeout_s);
     return n;
 }

@@ -158,7 +158,7 @@ static bool is_stuck(struct kvr_http_conn *c, uint64_t now)
         c->sent_seen = sent;
         c->progress_ms = now;
     }
-    return limit > 0 && (double)(now - c->progress_ms) >= limit * 1000;
+    return limit > 0 && now > c->progress_ms && (double)(now - c->progress_ms) >= limit * 1000; /* the loop's clock may be behind */
 }
 
 static void look_at(struct kvr_http_conn *c, uint64_t now)
@@ -199,7 +199,8 @@ void kvr__conn_fail_soon(struct kvr_http_conn *c)
 
 /* ---- new connections --------------------------------------------------------------------------------- */
 
-/* Are there bytes that the kernel has and this loop has not read? A loop that is late, not the client, makes such a connection look idle. */
+/* Are there bytes that the kernel has and this loop has not read? A loop that is late, not the client, makes such a connection look idle.
+ */
 static bool has_unread(const struct kvr_http_conn *c)
 {
     uv_os_fd_t fd;
@@ -224,7 +225,7 @@ static bool gives_way(const struct kvr_http_conn *c, bool idle, uint64_t now)
 /* Closes one connection to make room. false: none may be closed. */
 static bool evict(struct kvr_http_server *s)
 {
-    uint64_t now = uv_now(s->loop);
+    uint64_t now = kvr__clock_ms();
     for (int idle = 1; idle >= 0; idle--) {
         unsigned looked_at = 0;
         for (struct kvr_http_conn *c = s->oldest; c && looked_at < LOOKED_AT; c = c->prev, looked_at++) {
@@ -249,7 +250,7 @@ static void conn_begin(struct kvr_http_conn *c)
     llhttp_init(&c->parser, HTTP_REQUEST, &s->settings);
     kvr__request_begin(c);
     kvr__conn_deadline(c, s->config.head_timeout_s);
-    c->progress_ms = uv_now(c->tcp.loop);
+    c->progress_ms = kvr__clock_ms();
     uv_read_start((uv_stream_t *)&c->tcp, on_alloc, on_read);
 }
 

@@ -60,6 +60,12 @@ struct kvr_http_conn {
 };
 
 /* http/server.c */
+/* The time now, not that of the loop, which stands still while the loop is held up: who waits meanwhile has not been idle. */
+static inline uint64_t kvr__clock_ms(void)
+{
+    return uv_hrtime() / 1000000;
+}
+
 void kvr__conn_deadline(struct kvr_http_conn *c, double seconds);
 void kvr__conn_close(struct kvr_http_conn *c);
 /* Everything is sent: says goodbye and gives the client a moment to read it. */
