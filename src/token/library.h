@@ -31,8 +31,8 @@ struct kvr_token_library {
     void (*buf_free)(struct kvr_tok_buf *b);
 };
 
-/* path: NULL: beside the program, in ../lib/kvroute and ../tokenizer of it, then where packages put it. Returns: 0, or -1 with the reason in `why`, which
- * names the files that were looked for or what is wrong with the one that was found. */
+/* path: NULL: beside the program, in ../lib/kvroute and ../tokenizer of it, then where packages put it. Returns: 0, or -1 with the reason
+ * in `why`, which names the files that were looked for or what is wrong with the one that was found. */
 int kvr_token_library_open(const char *path, struct kvr_token_library *out, char *why, size_t cap);
 
 #endif
