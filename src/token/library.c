@@ -33,7 +33,6 @@ static int take(void *handle, struct kvr_token_library *l, char *why, size_t cap
     bool whole = find(handle, "kvr_tok_load", &l->load) && find(handle, "kvr_tok_variant", &l->variant) &&
                  find(handle, "kvr_tok_free", &l->free) && find(handle, "kvr_tok_ask", &l->ask) &&
                  find(handle, "kvr_tok_finish", &l->finish) && find(handle, "kvr_tok_drop", &l->drop) &&
-                 find(handle, "kvr_tok_plain", &l->plain) && find(handle, "kvr_tok_render", &l->render) &&
                  find(handle, "kvr_tok_figures", &l->figures) && find(handle, "kvr_tok_info", &l->info) &&
                  find(handle, "kvr_tok_buf_free", &l->buf_free);
     if (!whole) snprintf(why, cap, "%s lacks functions of ABI %u", l->path, KVR_TOK_ABI);

@@ -24,8 +24,6 @@ struct kvr_token_library {
                struct kvr_tok_buf *out);
     int (*finish)(struct kvr_tok_job *job, struct kvr_tok_buf *out);
     void (*drop)(struct kvr_tok_job *job);
-    int (*plain)(const struct kvr_tok *t, const char *question, size_t len, struct kvr_tok_buf *out);
-    int (*render)(const struct kvr_tok *t, const char *question, size_t len, struct kvr_tok_buf *out);
     void (*figures)(const struct kvr_tok *t, struct kvr_tok_figures *out);
     int (*info)(const struct kvr_tok *t, struct kvr_tok_buf *out);
     void (*buf_free)(struct kvr_tok_buf *b);

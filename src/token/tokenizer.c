@@ -61,7 +61,7 @@ struct kvr_tokenizer *kvr_tokenizer_ref(struct kvr_tokenizer *t)
 void kvr_tokenizer_unref(struct kvr_tokenizer *t)
 {
     if (!t || atomic_fetch_sub(&t->refs, 1) != 1) return;
-    for (size_t i = 0; i < t->profiles_n; i++) t->config.library->free(t->profiles[i]);
+    for (size_t i = 0; i < t->profiles_n; i++) t->config.lib->free(t->profiles[i]);
     for (size_t i = 0; i < t->answers_n; i++) kvr_ids_unref(t->answers[i].ids);
     kvr_lock_destroy(&t->lock);
     free(t->model);
@@ -157,34 +157,34 @@ static int take(struct kvr_tokenizer *t, int rc, struct kvr_tok_buf *out, struct
     } else if (rc < 0) {
         count_reason(t, out);
     }
-    t->config.library->buf_free(out);
+    t->config.lib->buf_free(out);
     return rc;
 }
 
 int kvr_tokenizer_at_once(struct kvr_tokenizer *t, const char *question, size_t len, struct kvr_ids **ids, struct kvr_tok_job **job)
 {
     struct kvr_tok_buf out = {0};
-    return take(t, t->config.library->ask(current(t), question, len, KVR_TOKENIZER_INLINE, job, &out), &out, ids);
+    return take(t, t->config.lib->ask(current(t), question, len, KVR_TOKENIZER_INLINE, job, &out), &out, ids);
 }
 
 int kvr_tokenizer_finish(struct kvr_tokenizer *t, struct kvr_tok_job *job, struct kvr_ids **ids)
 {
     struct kvr_tok_buf out = {0};
-    return take(t, t->config.library->finish(job, &out), &out, ids);
+    return take(t, t->config.lib->finish(job, &out), &out, ids);
 }
 
 void kvr_tokenizer_drop(struct kvr_tokenizer *t, struct kvr_tok_job *job)
 {
-    t->config.library->drop(job);
+    t->config.lib->drop(job);
 }
 
 static int make_with(struct kvr_tokenizer *t, const struct kvr_tok *profile, const char *question, size_t len, struct kvr_ids **ids)
 {
     struct kvr_tok_buf out = {0};
     struct kvr_tok_job *job;
-    int rc = t->config.library->ask(profile, question, len, SIZE_MAX, &job, &out);
+    int rc = t->config.lib->ask(profile, question, len, SIZE_MAX, &job, &out);
     *ids = rc == 0 ? kvr_ids_new(out.data, out.len / sizeof(uint32_t)) : NULL;
-    t->config.library->buf_free(&out);
+    t->config.lib->buf_free(&out);
     return rc || *ids ? rc : KVR_TOK_EUNSUPPORTED;
 }
 
@@ -192,7 +192,7 @@ int kvr_tokenizer_make(struct kvr_tokenizer *t, const char *question, size_t len
 {
     struct kvr_tok_buf out = {0};
     struct kvr_tok_job *job;
-    return take(t, t->config.library->ask(current(t), question, len, SIZE_MAX, &job, &out), &out, ids);
+    return take(t, t->config.lib->ask(current(t), question, len, SIZE_MAX, &job, &out), &out, ids);
 }
 
 /* ---- comparisons ------------------------------------------------------------------------------------- */
@@ -490,10 +490,10 @@ static int add_profile(struct kvr_tokenizer *t, const char *options)
 {
     struct kvr_tok_buf err = {0};
     KVR_ASSERT(t->profiles_n < PROFILES_MAX);
-    int rc = t->config.library->variant(t->profiles[0], options, &t->profiles[t->profiles_n], &err);
+    int rc = t->config.lib->variant(t->profiles[0], options, &t->profiles[t->profiles_n], &err);
     if (rc == 0) t->profiles_n++;
     else rc = failed_to(t, &err);
-    t->config.library->buf_free(&err);
+    t->config.lib->buf_free(&err);
     return rc;
 }
 
@@ -523,10 +523,10 @@ static int load(struct kvr_tokenizer *t)
     bool fixed = t->profile && strlen(t->profile) > 2;
     if (fixed) snprintf(options, sizeof options, "{\"cache_bytes\":%zu,%s", t->config.cache_bytes, t->profile + 1);
     else snprintf(options, sizeof options, "{\"cache_bytes\":%zu,\"drop_none\":false,\"alias_reasoning\":false}", t->config.cache_bytes);
-    int rc = t->config.library->load(t->dir, options, &t->profiles[0], &err);
+    int rc = t->config.lib->load(t->dir, options, &t->profiles[0], &err);
     if (rc == 0) t->profiles_n = 1;
     else rc = failed_to(t, &err);
-    t->config.library->buf_free(&err);
+    t->config.lib->buf_free(&err);
     return rc || fixed ? rc : add_profiles(t);
 }
 
@@ -573,7 +573,7 @@ void kvr_tokenizer_figures(struct kvr_tokenizer *t, struct kvr_tokenizer_figures
     memcpy(out->different, t->different, sizeof out->different);
     memcpy(out->reasons, t->reasons, sizeof out->reasons);
     kvr_unlock(&t->lock);
-    if (out->state != KVR_TRUST_LOADING && t->profiles_n) t->config.library->figures(t->profiles[0], &out->cache);
+    if (out->state != KVR_TRUST_LOADING && t->profiles_n) t->config.lib->figures(t->profiles[0], &out->cache);
 }
 
 void kvr_tokenizer_describe(struct kvr_tokenizer *t, struct kvr_buf *out)
@@ -590,11 +590,11 @@ void kvr_tokenizer_describe(struct kvr_tokenizer *t, struct kvr_buf *out)
     kvr_json_put_str(out, "why", trust.why);
     if (trust.state == KVR_TRUST_REFUSED && t->cannot_load[0]) kvr_json_put_str(out, "cannot_load", t->cannot_load);
     kvr_json_put_u64(out, "profile", atomic_load(&t->current));
-    if (trust.state != KVR_TRUST_LOADING && t->profiles_n && t->config.library->info(current(t), &info) == 0) {
+    if (trust.state != KVR_TRUST_LOADING && t->profiles_n && t->config.lib->info(current(t), &info) == 0) {
         kvr_json_key(out, "library");
         kvr_buf_add(out, info.data, info.len);
         out->comma = true;
-        t->config.library->buf_free(&info);
+        t->config.lib->buf_free(&info);
     }
     kvr_json_key(out, "last_difference");
     if (d.any) {

@@ -31,10 +31,10 @@ enum { KVR_TOKENIZER_INLINE = 8 << 10 };
 enum kvr_token_judge { KVR_JUDGE_PROBES, KVR_JUDGE_ENGINE, KVR_JUDGE_USAGE, KVR_JUDGE_EVENTS, KVR_JUDGES };
 
 struct kvr_tokenizer_config {
-    const struct kvr_token_library *library; /* outlives it */
-    struct kvr_token_pool *pool;             /* likewise */
-    const char *model, *dir;                 /* copied */
-    const char *profile;                     /* JSON; NULL: it is looked for */
+    const struct kvr_token_library *lib; /* outlives it */
+    struct kvr_token_pool *pool;         /* likewise */
+    const char *model, *dir;             /* copied */
+    const char *profile;                 /* JSON; NULL: it is looked for */
     size_t cache_bytes;
     unsigned probes; /* real requests that are compared before it is trusted */
     bool given;      /* the operator answers for it: it is trusted when its engine cannot be asked */

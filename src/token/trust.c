@@ -31,11 +31,6 @@ void kvr_trust_begin(struct kvr_trust *t, unsigned real_wanted)
     enter(t, KVR_TRUST_LOADING, "its folder is being read");
 }
 
-void kvr_trust_again(struct kvr_trust *t)
-{
-    kvr_trust_begin(t, t->real_wanted);
-}
-
 void kvr_trust_loaded(struct kvr_trust *t, bool ok)
 {
     if (t->state != KVR_TRUST_LOADING) return;

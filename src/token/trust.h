@@ -11,7 +11,7 @@
  *    REFUSED <----------------------------------------------------------------------- <---------------------------------'
  *
  * Judges: answers of an engine to the same question (compared), the count of prompt tokens in an answer's usage (counted), and events that
- * never show what the ids predict (doubted). kvr_trust_again begins anew: the folder was read again.
+ * never show what the ids predict (doubted).
  *
  * A pure state machine: no clock, no threads, no memory of its own.
  */
@@ -47,6 +47,5 @@ void kvr_trust_probed(struct kvr_trust *t, bool agrees);
 void kvr_trust_compared(struct kvr_trust *t, bool agrees, bool other_profile);
 void kvr_trust_counted(struct kvr_trust *t, bool agrees);
 void kvr_trust_doubted(struct kvr_trust *t);
-void kvr_trust_again(struct kvr_trust *t);
 
 #endif

@@ -42,8 +42,6 @@ static void a_folder_that_cannot_be_used_is_refused(void **state)
     kvr_trust_probed(&t, true);
     kvr_trust_compared(&t, true, false);
     assert_int_equal(t.state, KVR_TRUST_REFUSED);
-    kvr_trust_again(&t);
-    assert_int_equal(t.state, KVR_TRUST_LOADING);
 }
 
 static void trust_needs_the_probes_and_the_first_requests(void **state)

@@ -121,7 +121,7 @@ static bool add_entry(struct serve *s, const char *model, const char *dir)
         if (*why) kvr_log("kvroute: model '%s': tokens are asked of engines, although %s has its tokenizer: %s", model, dir, why);
         return true;
     }
-    struct kvr_tokenizer_config config = {.library = &t->library,
+    struct kvr_tokenizer_config config = {.lib = &t->library,
                                           .pool = t->pool,
                                           .model = model,
                                           .dir = dir,
