@@ -221,6 +221,8 @@ def test_a_request_that_has_arrived_is_read_before_its_connection_is_called_idle
     held = [socket.create_connection(("127.0.0.1", s.port), timeout=30) for _ in range(4)]
     time.sleep(0.5)  # so long nothing has come on them
     s.p.send_signal(signal.SIGSTOP)
+    with open(f"/proc/{s.p.pid}/stat") as stat:  # it runs on for a moment
+        wait_for("stopped", lambda: (stat.seek(0), stat.read().rsplit(")", 1)[1].split()[0] == "T")[1])
     new = [socket.create_connection(("127.0.0.1", s.port), timeout=30) for _ in range(3)]
     held[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     time.sleep(0.3)
