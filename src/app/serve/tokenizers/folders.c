@@ -9,17 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+
+#include "token/given.h"
 
 #define NAME_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
-
-bool folder_has_tokenizer(const char *dir)
-{
-    char path[FOLDER_MAX + 32];
-    struct stat st;
-    if (snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= (int)sizeof path) return false;
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
-}
 
 static bool hub_of(char out[FOLDER_MAX])
 {
@@ -63,11 +56,11 @@ static bool in_hub(const char *name, char out[FOLDER_MAX])
     int n = snprintf(model, sizeof model, "%s/models--%.*s%s%s", hub, org, name, slash ? "--" : "", slash ? slash + 1 : name);
     if (n >= (int)sizeof model || !read_revision(model, revision)) return false;
     n = snprintf(out, FOLDER_MAX, "%s/snapshots/%s", model, revision);
-    return n < FOLDER_MAX && folder_has_tokenizer(out);
+    return n < FOLDER_MAX && kvr_dir_has_tokenizer(out);
 }
 
 bool folder_of_root(const char *root, char out[FOLDER_MAX])
 {
     if (*root != '/') return *root && in_hub(root, out);
-    return snprintf(out, FOLDER_MAX, "%s", root) < FOLDER_MAX && folder_has_tokenizer(out);
+    return snprintf(out, FOLDER_MAX, "%s", root) < FOLDER_MAX && kvr_dir_has_tokenizer(out);
 }

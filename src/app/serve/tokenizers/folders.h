@@ -11,6 +11,5 @@ enum { FOLDER_MAX = 1024 };
 /* `root` as /v1/models tells it: a folder of this machine, or a name that the hub's cache has a snapshot of (HF_HUB_CACHE, HF_HOME/hub,
  * ~/.cache/huggingface/hub). Returns: whether there is one with a tokenizer.json. */
 bool folder_of_root(const char *root, char out[FOLDER_MAX]);
-bool folder_has_tokenizer(const char *dir);
 
 #endif

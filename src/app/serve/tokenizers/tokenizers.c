@@ -11,6 +11,7 @@
 
 #include "app/serve/tokenizers/folders.h"
 #include "base/log.h"
+#include "token/given.h"
 #include "wire/prom_page.h"
 
 enum { CHECK_MS = 1000 };
@@ -59,15 +60,9 @@ bool tokenizers_check_due(const struct serve *s, const struct kvr_tokenizer *t)
 
 /* ---- folders ---------------------------------------------------------------------------------------------------------- */
 
-/* --tokenizer-dir: of that model; of all: `model` NULL. */
 static const char *given_folder(const struct serve *s, const char *model)
 {
-    for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++) {
-        const char *text = s->o->tokenizer_dirs[i], *equals = strchr(text, '=');
-        size_t n = equals ? (size_t)(equals - text) : 0;
-        if (model ? n && strlen(model) == n && !memcmp(text, model, n) : !n) return equals ? equals + 1 : text;
-    }
-    return NULL;
+    return kvr_given_dir(s->o->tokenizer_dirs, s->o->tokenizer_dirs_n, model);
 }
 
 /* An adapter has the base model's, unless its own folder has one. */
@@ -219,28 +214,12 @@ void tokenizers_doubted(struct serve *s, const char *model)
 
 /* ---- life ------------------------------------------------------------------------------------------------------------- */
 
-static int check_dirs(const struct serve *s, char *err, size_t cap)
-{
-    for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++) {
-        const char *text = s->o->tokenizer_dirs[i], *equals = strchr(text, '='), *dir = equals ? equals + 1 : text;
-        if (equals == text || (equals && (size_t)(equals - text) >= MODEL_MAX)) {
-            snprintf(err, cap, "--tokenizer-dir: '%.100s': allowed: [MODEL=]DIR with a name of 1 to %d bytes", text, MODEL_MAX - 1);
-            return -1;
-        }
-        if (!folder_has_tokenizer(dir)) {
-            snprintf(err, cap, "--tokenizer-dir: '%.200s' has no tokenizer.json; allowed: a model's folder with one", dir);
-            return -1;
-        }
-    }
-    return 0;
-}
-
 int tokenizers_open(struct serve *s, char *err, size_t cap)
 {
     bool must = s->o->tokenizer == TOKENIZER_LOCAL, may = s->o->tokenizer == TOKENIZER_AUTO && s->o->kv_events;
     char why[600];
     if (!must && !may) return 0;
-    if (check_dirs(s, err, cap)) return -1;
+    if (kvr_given_dirs_check(s->o->tokenizer_dirs, s->o->tokenizer_dirs_n, MODEL_MAX - 1, err, cap)) return -1;
     if (!(s->tokenizers = calloc(1, sizeof *s->tokenizers))) {
         snprintf(err, cap, "out of memory");
         return -1;

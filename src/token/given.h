@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Folders that the operator gives (--tokenizer-dir [MODEL=]DIR), and token ids made of them at once, for programs that have no engine to
+ * compare with: the operator answers for the folders.
+ *
+ *     kvr_given_tokens_open --> every folder is read, or the first that cannot be is named
+ *     kvr_given_tokens_make --> ids of a question (kvr_tokenizer.h): a chat ("messages") or a text ("prompt")
+ *
+ * Threads: any, once it is open; nothing is changed after that but the library's own cache.
+ */
+#ifndef KVR_TOKEN_GIVEN_H
+#define KVR_TOKEN_GIVEN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "token/pool.h"
+
+enum { KVR_GIVEN_DIRS_MAX = 64 };
+
+/* What --tokenizer-dir says of a model; of all: model NULL. Returns: NULL when it says nothing. */
+const char *kvr_given_dir(char *const *dirs, size_t n, const char *model);
+/* name_max: bytes of a model's name. Returns: 0, -1 with the reason, which names the option and what is allowed. */
+int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why, size_t cap);
+bool kvr_dir_has_tokenizer(const char *dir);
+
+struct kvr_given_tokens;
+
+struct kvr_given_tokens_config {
+    const char *lib;                      /* --tokenizer-lib, or NULL */
+    char *const *dirs;                    /* [MODEL=]DIR */
+    const char *profile;                  /* --tokenizer-profile: JSON, or NULL for what vLLM 0.32 does */
+    size_t dirs_n, name_max, cache_bytes; /* name_max: bytes of a model's name */
+};
+
+/* Takes up to a second a folder. Returns: 0, -1 with the reason. */
+int kvr_given_tokens_open(const struct kvr_given_tokens_config *config, struct kvr_given_tokens **out, char *why, size_t cap);
+void kvr_given_tokens_close(struct kvr_given_tokens *g); /* NULL is fine */
+/* Is there a folder for the model? */
+bool kvr_given_tokens_has(const struct kvr_given_tokens *g, const char *model);
+/* Returns: 0 with *ids, or enum of kvr_tokenizer.h with the reason, "label: detail", which may quote the question. A model without a
+ * folder is KVR_TOK_EUNSUPPORTED. */
+int kvr_given_tokens_make(const struct kvr_given_tokens *g, const char *model, const char *question, size_t len, struct kvr_ids **ids,
+                          char *why, size_t cap);
+
+#endif
