@@ -11,7 +11,12 @@
 #include "cli/options.h"
 #include "cli/plane_rows.h"
 
-#define AT(field) offsetof(struct indexer_options, field)
+struct indexer_cli {
+    struct indexer_options o;
+    struct option_list tokenizer_dirs;
+};
+
+#define AT(field) offsetof(struct indexer_cli, o.field)
 
 static const struct option_row rows[] = {
     {"config", OPT_STRING, AT(config), NULL, 0, 0, "FILE", "YAML file of these options", NULL, NULL},
@@ -85,6 +90,16 @@ static const struct option_row rows[] = {
     {"max-prompt-tokens", OPT_U64, AT(max_prompt_tokens), "2097152", 1, 1e9, NULL,
      "most tokens or block hashes of a query; more are refused with 413", NULL, NULL},
     {"max-connections", OPT_U64, AT(max_connections), "16384", 1, 1e6, NULL, "client connections per thread", NULL, NULL},
+    {"tokenizer-dir", OPT_LIST, offsetof(struct indexer_cli, tokenizer_dirs), NULL, 0, 0, "[MODEL=]DIR",
+     "the folder (tokenizer.json, chat template) of a model, or of all: POST /query then takes `text` or `messages` in place of "
+     "`token_ids`",
+     NULL, NULL},
+    {"tokenizer-lib", OPT_STRING, AT(tokenizer_lib), NULL, 0, 0, "FILE",
+     "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed", NULL, NULL},
+    {"tokenizer-profile", OPT_STRING, AT(tokenizer_profile), NULL, 0, 0, "JSON",
+     "what the engines do with a chat before its template (docs/tokens.md); default: what vLLM 0.32 does", NULL, NULL},
+    {"tokenizer-cache", OPT_SIZE, AT(tokenizer_cache), "64MiB", 0, 0, NULL,
+     "tokens of parts of prompts that are kept for each folder; 0 = none", NULL, NULL},
     LOG_ROWS(AT(log)),
 };
 
@@ -106,24 +121,32 @@ static void read_original_environment(struct indexer_options *o)
     if (is_truthy(getenv("DYN_KV_INDEXER_TEST_ENDPOINTS"))) o->test_endpoints = true;
 }
 
+/* What the options must satisfy together. Returns: 0, or 2 with an error printed. */
+static int cross_checks(const struct indexer_options *o)
+{
+    if (o->workers && o->workers[0] && !o->block_size) {
+        kvr_log_error("kvroute indexer: --block-size is required when --workers is specified");
+        return 2;
+    }
+    if (!o->tls_cert != !o->tls_key) {
+        kvr_log_error("kvroute indexer: --tls-cert and --tls-key: one is missing; allowed: both or none");
+        return 2;
+    }
+    return 0;
+}
+
 int cmd_indexer(int argc, char **argv)
 {
-    struct indexer_options o = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
-    if (rc == 0 && o.workers && o.workers[0] && !o.block_size) {
-        kvr_log_error("kvroute indexer: --block-size is required when --workers is specified");
-        rc = 2;
-    }
-    if (rc == 0 && !o.tls_cert != !o.tls_key) {
-        kvr_log_error("kvroute indexer: --tls-cert and --tls-key: one is missing; allowed: both or none");
-        rc = 2;
-    }
+    struct indexer_cli cli = {0};
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &cli);
+    bool helped = rc == 1;
+    if (rc == 0) rc = cross_checks(&cli.o);
     if (rc == 0) {
-        read_original_environment(&o);
-        rc = indexer_main(&o);
-    } else if (rc == 1) {
-        rc = 0;
+        read_original_environment(&cli.o);
+        cli.o.tokenizer_dirs = cli.tokenizer_dirs.items;
+        cli.o.tokenizer_dirs_n = cli.tokenizer_dirs.n;
+        rc = indexer_main(&cli.o);
     }
-    options_free(rows, sizeof rows / sizeof *rows, &o);
-    return rc;
+    options_free(rows, sizeof rows / sizeof *rows, &cli);
+    return helped ? 0 : rc;
 }

@@ -290,7 +290,7 @@ static void announce(const struct indexer *x)
 
 static int run(struct indexer *x)
 {
-    if (telemetry_init(x) || read_keys(x) || read_certificate(x) || catalogue_start(x)) return 1;
+    if (telemetry_init(x) || read_keys(x) || read_certificate(x) || text_start(x) || catalogue_start(x)) return 1;
     uv_signal_init(&x->main_loop, &x->handles.term);
     uv_signal_init(&x->main_loop, &x->handles.intr);
     uv_timer_init(&x->main_loop, &x->handles.second);
@@ -346,6 +346,7 @@ int indexer_main(const struct indexer_options *o)
     uv_loop_close(&x->main_loop);
     free(x->recovery);
     catalogue_destroy(x);
+    text_stop(x);
     telemetry_free(x);
     kvr_tls_ctx_free(x->tls);
     kvr_access_destroy(x->access);

@@ -28,6 +28,10 @@ struct indexer_options {
     uint64_t max_bytes, max_body_size, max_bodies_bytes, max_prompt_tokens, max_connections;
     double client_write_timeout;
     bool local_time, tenant_as_group, tree_sizes, test_endpoints, accept_events;
+    char **tokenizer_dirs; /* [MODEL=]DIR */
+    size_t tokenizer_dirs_n;
+    char *tokenizer_lib, *tokenizer_profile;
+    uint64_t tokenizer_cache;
     struct kvr_log_options log;
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * /query and /query_by_hash: the same answer, from tokens or from local block hashes. Counts are tokens. The device tier
- * is matched without a lock; the lower tiers are asked only where such blocks have been seen.
+ * /query and /query_by_hash: the same answer, from tokens (or text, of which text.c makes them) or from local block hashes. Counts are
+ * tokens. The device tier is matched without a lock; the lower tiers are asked only where such blocks have been seen.
  */
 #include "app/indexer/state.h"
 #include "wire/index_service.h"
@@ -299,15 +299,14 @@ static bool is_array(struct request *rq, struct kvr_json v, const char *key, siz
     return false;
 }
 
-void query_by_tokens(struct request *rq, struct kvr_json o)
+/* Answers for tokens[0..n), or for the array `list` of n, which is read when the rest of the question is fine. */
+static void query(struct request *rq, struct kvr_json o, const uint32_t *tokens, struct kvr_json list, size_t n)
 {
     struct loop *l = rq->loop;
-    struct kvr_json tokens = kvr_json_get(o, "token_ids");
     char lora[NAME_MAX_LEN + 1] = "", salt[NAME_MAX_LEN + 1] = "";
     struct partition *p;
-    size_t n;
-    if (!is_array(rq, tokens, "token_ids", &n) || body_text(rq, o, "lora_name", false, lora, sizeof lora) < 0 ||
-        body_text(rq, o, "cache_salt", false, salt, sizeof salt) < 0 || !(p = partition_of(rq, o)))
+    if (body_text(rq, o, "lora_name", false, lora, sizeof lora) < 0 || body_text(rq, o, "cache_salt", false, salt, sizeof salt) < 0 ||
+        !(p = partition_of(rq, o)))
         return;
     struct kvr_mm_infos mm = {0};
     char why[160] = "";
@@ -315,18 +314,39 @@ void query_by_tokens(struct request *rq, struct kvr_json o)
     int rc = kvr_mm_infos_read(o, KVR_MAX((n + p->block_size - 1) / p->block_size, (size_t)1), &mm, why, sizeof why);
     if (rc == -KVR_EFORMAT) {
         answer_error(rq, 422, "%s", why);
-    } else if (rc || !room(&l->tokens, &l->tokens_cap, n + 1, sizeof *l->tokens) ||
+    } else if (rc || (!tokens && !room(&l->tokens, &l->tokens_cap, n + 1, sizeof *l->tokens)) ||
                !room(&l->locals, &l->locals_cap, blocks + 1, sizeof *l->locals)) {
         answer_error(rq, 503, "out of memory");
-    } else if (kvr_json_u32_array(tokens, l->tokens, n) < 0) {
+    } else if (!tokens && kvr_json_u32_array(list, l->tokens, n) < 0) {
         answer_error(rq, 422, "field `token_ids` must be an array of integers from 0 to 4294967295");
     } else {
         uint64_t seed = kvr_hash_seed(lora, strlen(lora), salt, strlen(salt));
-        kvr_hash_locals(l->tokens, n, p->block_size, false, seed, mm.blocks, mm.n, l->locals);
+        kvr_hash_locals(tokens ? tokens : l->tokens, n, p->block_size, false, seed, mm.blocks, mm.n, l->locals);
         answer(rq, p, blocks);
     }
     kvr_mm_infos_free(&mm);
     partition_unref(p);
+}
+
+void query_by_tokens(struct request *rq, struct kvr_json o)
+{
+    struct kvr_json list = kvr_json_get(o, "token_ids");
+    size_t n;
+    if (is_array(rq, list, "token_ids", &n)) query(rq, o, NULL, list, n);
+}
+
+void query_by_text(struct request *rq, struct kvr_json o, const struct text_tokens *t)
+{
+    struct indexer *x = rq->loop->indexer;
+    if (t->status) {
+        answer_error(rq, t->status, "%s", t->why);
+    } else if (t->ids->n > x->o->max_prompt_tokens) {
+        atomic_fetch_add_explicit(&x->telemetry.refused_prompts, 1, memory_order_relaxed);
+        answer_error(rq, 413, "the prompt has %zu tokens, more than the %llu of --max-prompt-tokens", t->ids->n,
+                     (unsigned long long)x->o->max_prompt_tokens);
+    } else {
+        query(rq, o, t->ids->v, (struct kvr_json){0}, t->ids->n);
+    }
 }
 
 void query_by_hash(struct request *rq, struct kvr_json o)

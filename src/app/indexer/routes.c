@@ -4,6 +4,9 @@
 
 #include <string.h>
 
+#include "token/tokenizer.h"
+#include "wire/prompt_question.h"
+
 /* ---- bodies --------------------------------------------------------------------------------------------------- */
 
 /* 1 there, 0 absent or null, -1 answered. */
@@ -230,6 +233,24 @@ static unsigned access_flags(enum endpoint at)
     return at == AT_SERVICE_QUERY ? KVR_ACCESS_PACKED : 0;
 }
 
+static void read_large(struct request *rq);
+
+/* The tokens of a text that is not short are made on a thread. */
+static void post_query(struct request *rq, struct kvr_json o)
+{
+    const struct kvr_http_request *hr = kvr_http_conn_request(rq->conn);
+    struct text_tokens text;
+    if (!kvr_prompt_is_text(o)) {
+        query_by_tokens(rq, o);
+    } else if (hr->body_len > KVR_TOKENIZER_INLINE) {
+        read_large(rq);
+    } else {
+        text_make(rq->loop->indexer, o, hr->body, hr->body_len, &text);
+        query_by_text(rq, o, &text);
+        text_free(&text);
+    }
+}
+
 static void with_json(struct request *rq, const struct kvr_json_read *r)
 {
     struct kvr_json o = r->root;
@@ -251,7 +272,7 @@ static void with_json(struct request *rq, const struct kvr_json_read *r)
         return;
     }
     switch (rq->at) {
-    case AT_QUERY: query_by_tokens(rq, o); break;
+    case AT_QUERY: post_query(rq, o); break;
     case AT_QUERY_BY_HASH: query_by_hash(rq, o); break;
     case AT_SERVICE_QUERY: query_service(rq, o); break;
     case AT_SERVICE_INFO: query_service_info(rq); break;
@@ -264,16 +285,36 @@ static void with_json(struct request *rq, const struct kvr_json_read *r)
     }
 }
 
+/* A body that is read on a thread, and the tokens of its prompt when that is text. */
 struct large_body {
     struct kvr_json_body b; /* first */
     struct request rq;
+    struct text_tokens text;
 };
+
+static bool is_text_query(const struct request *rq, const struct kvr_json_read *r)
+{
+    return rq->at == AT_QUERY && r->rc == 0 && r->members == 0 && kvr_json_type_of(r->root) == KVR_JSON_OBJECT &&
+           kvr_prompt_is_text(r->root);
+}
+
+static void on_thread(struct kvr_json_body *b)
+{
+    struct large_body *l = (struct large_body *)b;
+    if (is_text_query(&l->rq, &b->read)) text_make(l->rq.loop->indexer, b->read.root, b->body->data, b->body->len, &l->text);
+}
 
 static void on_large_body(struct kvr_json_body *b)
 {
     struct large_body *l = (struct large_body *)b;
-    with_json(&l->rq, &b->read);
+    if (is_text_query(&l->rq, &b->read)) query_by_text(&l->rq, b->read.root, &l->text);
+    else with_json(&l->rq, &b->read);
     query_give_back(l->rq.loop);
+}
+
+static void on_large_over(struct kvr_json_body *b)
+{
+    text_free(&((struct large_body *)b)->text);
 }
 
 static void read_large(struct request *rq)
@@ -283,7 +324,7 @@ static void read_large(struct request *rq)
         answer_error(rq, 503, "out of memory");
         return;
     }
-    *l = (struct large_body){.b = {.on_read = on_large_body}, .rq = *rq};
+    *l = (struct large_body){.b = {.on_thread = on_thread, .on_read = on_large_body, .on_over = on_large_over}, .rq = *rq};
     kvr_json_body_start(&l->b, &rq->loop->jobs, &rq->loop->uv, rq->conn);
 }
 

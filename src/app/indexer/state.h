@@ -6,6 +6,7 @@
  *   routes.c     HTTP: which route, which caller may use it
  *   answers.c    what every route answers with
  *   query.c      /query and /query_by_hash
+ *   text.c       tokens of a /query that has text in their place
  *   events.c     /events: content from a recording
  *   dump.c       /dump, streamed by a thread of its own
  *   recovery.c   content from peers and engines' snapshots, at start and when a view is lost
@@ -43,6 +44,7 @@
 #include "net/http/access.h"
 #include "net/ingest/ingest.h"
 #include "net/http/json_body.h"
+#include "token/pool.h"
 #include "wire/index_question.h"
 #include "wire/json.h"
 
@@ -133,6 +135,7 @@ struct telemetry {
     _Atomic uint64_t requests[ENDPOINTS][METHODS], errors[ENDPOINTS][2];
     struct kvr_histogram durations[ENDPOINTS]; /* seconds */
     _Atomic uint64_t events[2][3][2];          /* device, lower tiers; stored, removed, cleared; ok, failed */
+    _Atomic uint64_t texts[2];                 /* prompts given as text: tokens made, refused */
     _Atomic uint64_t refused_prompts, tls_failures, peer_recoveries, peer_failures;
     _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
     struct kvr_lock log_lock;
@@ -180,8 +183,9 @@ struct indexer {
     struct keeper *keeper;
     void (*registrations_changed)(struct indexer *x); /* any thread; NULL: nobody is told */
     struct recovery *recovery;
-    _Atomic bool loaded; /* what was on disk is in place */
-    _Atomic bool ready;  /* recovery is over */
+    struct kvr_given_tokens *tokenizers; /* NULL: none */
+    _Atomic bool loaded;                 /* what was on disk is in place */
+    _Atomic bool ready;                  /* recovery is over */
     _Atomic bool stopping;
     char why[128]; /* under lock: why it is not ready */
 };
@@ -269,8 +273,22 @@ void answer_error_body(struct kvr_buf *out, int status, const char *message); /*
 /* A string member of at most NAME_MAX_LEN bytes. 1 there, 0 absent or null, -1 answered with an error. */
 int body_text(struct request *rq, struct kvr_json o, const char *key, bool required, char *out, size_t cap);
 
+/* text.c */
+/* The tokens of a prompt that is given as text. Zero: none were asked for. */
+struct text_tokens {
+    int status; /* of the answer when there are none: 422, 500, 503 */
+    struct kvr_ids *ids;
+    char why[300];
+};
+int text_start(struct indexer *x);
+void text_stop(struct indexer *x);
+/* Any thread. `o` was read from body[0..len). */
+void text_make(struct indexer *x, struct kvr_json o, const char *body, size_t len, struct text_tokens *out);
+void text_free(struct text_tokens *t);
+
 /* query.c */
 void query_by_tokens(struct request *rq, struct kvr_json o);
+void query_by_text(struct request *rq, struct kvr_json o, const struct text_tokens *t);
 void query_by_hash(struct request *rq, struct kvr_json o);
 /* The words of a served index (wire/index_service.h). */
 void query_service(struct request *rq, struct kvr_json o);

@@ -156,6 +156,13 @@ static void write_events(const struct telemetry *t, struct kvr_prom_page *b)
     }
 }
 
+static void write_texts(const struct telemetry *t, struct kvr_prom_page *b)
+{
+    kvr_prom_family(b, "kvroute_", "indexer_texts_total", "counter", "Prompts that were given as text, by whether their tokens were made");
+    kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("result", "made")), load(&t->texts[0]));
+    kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("result", "refused")), load(&t->texts[1]));
+}
+
 static void write_views(struct indexer *x, struct kvr_prom_page *b)
 {
     static const char *const states[] = {"pending", "active", "paused", "failed"};
@@ -249,6 +256,7 @@ void telemetry_write(struct indexer *x, struct kvr_buf *out)
     kvr_prom_one_u64(b, "", "dynamo_kvindexer_workers", "gauge", "Registered instances", workers);
     write_views(x, b);
     write_events(t, b);
+    write_texts(t, b);
     write_index(x, b);
     kvr_prom_one_u64(b, "", "kvroute_indexer_prompts_refused_total", "counter",
                      "Questions refused because they had more entries than --max-prompt-tokens", load(&t->refused_prompts));

@@ -22,6 +22,7 @@ static void run(struct kvr_job *j)
     b->json = kvr_json_parser_new();
     if (b->json) kvr_json_read(&b->read, b->json, b->body->data, b->body->len);
     else b->read.rc = -KVR_ENOMEM;
+    if (b->on_thread) b->on_thread(b);
     kvr_body_unref(b->body);
     b->body = NULL;
 }
@@ -33,6 +34,7 @@ static void over(struct kvr_job *j, bool given_up)
         kvr_http_conn_set_user(b->conn, NULL);
         b->on_read(b);
     }
+    if (b->on_over) b->on_over(b);
     kvr_json_parser_free(b->json);
     kvr_body_unref(b->body);
     free(b);

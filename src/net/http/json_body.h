@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The JSON body of a request; when it is large it is read on a thread (net/http/jobs.h). Then the body is taken out of the connection,
- * whose user is the reading until it is over.
+ * whose user is the reading until it is over. A body that is small may be read there, too, for the sake of what comes after.
  *
  * Threads: the loop's.
  */
@@ -30,7 +30,9 @@ struct kvr_json_body {
     struct kvr_body *body;
     struct kvr_json_parser *json; /* its own; goes with it */
     struct kvr_json_read read;
-    void (*on_read)(struct kvr_json_body *body); /* unless the client has gone; answers, at once or later */
+    void (*on_thread)(struct kvr_json_body *body); /* NULL, or what else the thread has to do: `body` and `read` are there */
+    void (*on_read)(struct kvr_json_body *body);   /* unless the client has gone; answers, at once or later */
+    void (*on_over)(struct kvr_json_body *body);   /* NULL, or gives back what on_thread has made; on the loop, in any case */
 };
 
 /* Whether the connection's request is one for this. */

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvroute indexer --tokenizer-dir`: questions whose prompt is text. The expected tokens are made by token_parts.py."""
+import json
+import os
+import subprocess
+import threading
+
+import pytest
+from conftest import BINARY, Indexer, call, free_ports, wait_for
+from token_parts import encode, ids_of, make_folder
+
+LIBRARY = os.environ["TOKENIZER_LIBRARY"]
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, wörld 東京"}]
+
+
+@pytest.fixture
+def one(start, engine, tmp_path):
+    """An indexer with a folder for the model `m`, and an engine whose blocks of 4 tokens are those of a chat and of a text."""
+    folder = make_folder(tmp_path / "model")
+    ix, e = start(Indexer, "--tokenizer-lib", LIBRARY, "--tokenizer-dir", f"m={folder}"), engine()
+    ix.register(7, e)
+    e.until("trusted", ix.trusted)
+    return ix, e
+
+
+def whole(ids):
+    return len(ids) // 4 * 4
+
+
+def stored(ix, e, ids, first=1):
+    e.stored(list(range(first, first + len(ids) // 4)), ids[:whole(ids)])
+    wait_for("stored", lambda: ix.scores(ids) == {(7, 0): whole(ids)})
+
+
+def test_a_chat_is_found_by_its_messages(one):
+    ix, e = one
+    ids = ids_of({"messages": CHAT})
+    stored(ix, e, ids)
+    assert ix.post("/query", {"model_name": "m", "messages": CHAT})["scores"] == {"7": {"0": whole(ids)}}
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}}]
+    other = ids_of({"messages": CHAT, "tools": tools})
+    same = next(i for i, (a, b) in enumerate(zip(ids, other)) if a != b)
+    assert ix.post("/query", {"model_name": "m", "messages": CHAT, "tools": tools})["scores"] == {"7": {"0": same // 4 * 4}}
+    spaced = b" \n" + json.dumps({"messages": CHAT, "model_name": "m"}, indent=1).encode()
+    assert call(ix.port, "POST", "/query", spaced, {"Content-Type": "application/json"}).json()["scores"] == {"7": {"0": whole(ids)}}
+    assert ix.metric('kvroute_indexer_texts_total{result="made"}') == 3
+
+
+def test_a_text_is_found_with_its_special_token_once(one):
+    ix, e = one
+    ids = ids_of({"prompt": "Once upon a time, wörld"})
+    stored(ix, e, ids)
+    ask = {"model_name": "m", "text": "Once upon a time, wörld"}
+    assert ix.post("/query", ask)["scores"] == {"7": {"0": whole(ids)}}
+    assert ix.post("/query", {**ask, "add_special_tokens": False})["scores"] == {}
+
+
+@pytest.mark.parametrize("size", [20_000, 400_000])
+def test_a_long_text_is_tokenized_beside_the_loop(one, size):
+    ix, e = one
+    text = "a long text, wörld " * (size // 19)
+    ids = ids_of({"prompt": text})
+    e.stored([1, 2], ids[:8])
+    wait_for("stored", lambda: ix.scores(ids[:8]) == {(7, 0): 8})
+    assert ix.post("/query", {"model_name": "m", "text": text})["scores"] == {"7": {"0": 8}}
+
+
+@pytest.mark.parametrize("body, said", [
+    ({"model_name": "other", "text": "x"}, "--tokenizer-dir"),
+    ({"text": "x"}, "--tokenizer-dir"),
+    ({"model_name": "m", "text": 5}, "`text`"),
+    ({"model_name": "m", "text": "x", "messages": CHAT}, "allowed: one of them"),
+    ({"model_name": "m", "messages": "x"}, "`messages`"),
+    ({"model_name": "m", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]}, "not text"),
+    ({"model_name": "m", "messages": CHAT, "chat_template": "x"}, "member: chat_template"),
+    ({"model_name": "m", "text": "x", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+])
+def test_what_cannot_be_tokenized_is_refused_and_named(one, body, said):
+    ix, _ = one
+    assert said in ix.post("/query", body, 422)["error"]
+    assert ix.metric('kvroute_indexer_texts_total{result="refused"}') == 1
+    assert ix.metric('kvroute_indexer_texts_total{result="made"}') == 0
+
+
+def test_a_text_of_too_many_tokens_is_refused(start, engine, tmp_path):
+    ix = start(Indexer, "--tokenizer-lib", LIBRARY, "--tokenizer-dir", make_folder(tmp_path / "model"), "--max-prompt-tokens", 100)
+    ix.register(7, engine())
+    assert "--max-prompt-tokens" in ix.post("/query", {"model_name": "m", "text": "x" * 200}, 413)["error"]
+    assert ix.post("/query", {"model_name": "m", "text": "x" * 90})["scores"] == {}
+
+
+def test_clients_that_leave_while_their_text_is_tokenized(one):
+    ix, e = one
+    body = json.dumps({"model_name": "m", "text": "some words " * 50_000}).encode()
+    head = f"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    def leave():
+        import socket
+        with socket.create_connection(("127.0.0.1", ix.port)) as s:
+            s.sendall(head + body)
+    threads = [threading.Thread(target=leave) for _ in range(16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert ix.post("/query", {"model_name": "m", "text": "y"})["scores"] == {}
+
+
+@pytest.mark.parametrize("flags, said", [
+    (["--tokenizer-dir", "/nowhere"], "has no tokenizer.json"),
+    (["--tokenizer-dir", "=/nowhere"], "[MODEL=]DIR"),
+    (["--tokenizer-dir", "FOLDER", "--tokenizer-lib", "/nowhere.so"], "there is no /nowhere.so"),
+    (["--tokenizer-dir", "FOLDER", "--tokenizer-lib", LIBRARY, "--tokenizer-profile", "[1]"], "--tokenizer-"),
+    (["--tokenizer-dir", "BROKEN", "--tokenizer-lib", LIBRARY], "BROKEN"),
+])
+def test_a_wrong_folder_or_library_is_named_at_the_start(flags, said, tmp_path):
+    broken = tmp_path / "BROKEN"
+    broken.mkdir()
+    (broken / "tokenizer.json").write_text("{")
+    names = {"FOLDER": make_folder(tmp_path / "model"), "BROKEN": str(broken)}
+    r = subprocess.run([BINARY, "indexer", "--port", str(free_ports()), *[names.get(f, f) for f in flags]], capture_output=True, text=True,
+                       timeout=60)
+    assert r.returncode == 1 and said in r.stderr, r.stderr
