@@ -10,6 +10,7 @@
 #include "cli/log_options.h"
 #include "cli/options.h"
 #include "cli/plane_rows.h"
+#include "cli/tokenizer_rows.h"
 
 struct indexer_cli {
     struct indexer_options o;
@@ -90,16 +91,8 @@ static const struct option_row rows[] = {
     {"max-prompt-tokens", OPT_U64, AT(max_prompt_tokens), "2097152", 1, 1e9, NULL,
      "most tokens or block hashes of a query; more are refused with 413", NULL, NULL},
     {"max-connections", OPT_U64, AT(max_connections), "16384", 1, 1e6, NULL, "client connections per thread", NULL, NULL},
-    {"tokenizer-dir", OPT_LIST, offsetof(struct indexer_cli, tokenizer_dirs), NULL, 0, 0, "[MODEL=]DIR",
-     "the folder (tokenizer.json, chat template) of a model, or of all: POST /query then takes `text` or `messages` in place of "
-     "`token_ids`",
-     NULL, NULL},
-    {"tokenizer-lib", OPT_STRING, AT(tokenizer_lib), NULL, 0, 0, "FILE",
-     "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed", NULL, NULL},
-    {"tokenizer-profile", OPT_STRING, AT(tokenizer_profile), NULL, 0, 0, "JSON",
-     "what the engines do with a chat before its template (docs/tokens.md); default: what vLLM 0.32 does", NULL, NULL},
-    {"tokenizer-cache", OPT_SIZE, AT(tokenizer_cache), "64MiB", 0, 0, NULL,
-     "tokens of parts of prompts that are kept for each folder; 0 = none", NULL, NULL},
+    TOKENIZER_ROWS(offsetof(struct indexer_cli, tokenizer_dirs), AT(tokenizer_lib), AT(tokenizer_profile), AT(tokenizer_cache),
+                   "POST /query then takes `text` or `messages` in place of `token_ids`"),
     LOG_ROWS(AT(log)),
 };
 

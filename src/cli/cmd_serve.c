@@ -11,6 +11,7 @@
 #include "cli/options.h"
 #include "cli/plane_rows.h"
 #include "cli/policy_file.h"
+#include "cli/tokenizer_rows.h"
 
 struct serve_cli {
     struct serve_options o;
@@ -261,6 +262,8 @@ static const struct option_row select_rows[] = {
     NUM("threads", threads, "4", 1, 64, NULL, "accepted for older command lines; one thread serves and one follows events"),
     ROUTER_ROWS,
     HTTP_ROWS,
+    TOKENIZER_ROWS(offsetof(struct serve_cli, tokenizer_dirs), AT(tokenizer_lib), AT(tokenizer_profile), AT(tokenizer_cache),
+                   "questions then take `text` or `messages` in place of `token_ids`"),
     LOG_ROWS(AT(log)),
 };
 

@@ -82,6 +82,21 @@ def test_a_chat_is_tokenized_here_after_an_engine_has_agreed(serve, engine, fold
     assert s.metric("tokenizer_segments_total", result="hit") > 5
 
 
+def test_questions_of_the_admin_port_take_a_text_once_the_model_is_trusted(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    probed(s)
+    ask = {"model_name": "m", "messages": CHAT}
+    assert call(s.admin, "POST", "/select", ask).status == 503 and b"GET /tokenizers" in call(s.admin, "POST", "/select", ask).body
+    trusted(s)
+    e.asked.clear()
+    assert s.post("/select_and_reserve", ask).json()["isl_tokens"] == len(ids_of({"messages": CHAT}))
+    same = {"model_name": "m", "token_ids": ids_of({"messages": CHAT})}
+    assert s.post("/query", ask).json() == s.post("/query", same).json()
+    assert b"--tokenizer-dir" in call(s.admin, "POST", "/select", {**ask, "model_name": "unknown"}).body
+    assert not e.asked.get("/tokenize")
+
+
 def test_completions_have_their_special_token_once(serve, engine, folder):
     e = engine()
     s = serve([e], "--tokenizer-dir", folder)

@@ -9,6 +9,7 @@
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/evidence.h"
 #include "base/log.h"
+#include "token/given.h"
 
 #include <signal.h>
 #include <string.h>
@@ -317,6 +318,7 @@ static void serve_free(struct serve *s)
     sessions_destroy(s->responses);
     token_cache_destroy(s->tokens);
     tokenizers_destroy(s);
+    kvr_given_tokens_close(s->given_tokens);
     decisions_destroy(s->decisions);
     selection_destroy(s);
     kvr_json_parser_free(s->json);
@@ -393,8 +395,8 @@ static int run(struct serve *s)
         kvr_log_error("kvroute %s: out of memory", s->o->select_only ? "select" : "serve");
         return 1;
     }
-    if (!s->o->select_only && tokenizers_open(s, err, sizeof err)) {
-        kvr_log_error("kvroute serve: %s", err);
+    if ((!s->o->select_only && tokenizers_open(s, err, sizeof err)) || admin_text_open(s, err, sizeof err)) {
+        kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
     if (!s->o->select_only && (health_start(s) || add_configured_workers(s))) return 1;

@@ -83,6 +83,8 @@ struct discovery;
 struct evidence;
 struct fetched;
 struct kvr_durable_feed;
+struct kvr_given_tokens;
+struct kvr_ids;
 struct kvr_plane_feed;
 struct kvr_view_store;
 struct kvr_sync;
@@ -143,12 +145,14 @@ struct serve {
     struct kvr_access *access; /* who may use it */
     size_t admin_connections;  /* most at once */
     struct kvr_remote_index *admin_remotes[REMOTES_MAX];
-    size_t admin_remotes_n;        /* 0: the index is here */
-    const struct fetched *fetched; /* while a question is answered that they were asked of; main loop's */
-    _Atomic bool remote_seen;      /* all of them have been found good once, or waited for long enough */
-    struct kvr_catch_up catch_up;  /* main loop's */
-    _Atomic bool caught_up;        /* the durable stream: as far as can be waited for */
-    struct replicas *replicas;     /* the sync thread's; of it the counters are any thread's */
+    size_t admin_remotes_n;                /* 0: the index is here */
+    const struct fetched *fetched;         /* while a question is answered that they were asked of; main loop's */
+    struct kvr_given_tokens *given_tokens; /* of --tokenizer-dir of `kvroute select`; NULL: none */
+    struct kvr_ids *text_ids;              /* while a question is answered whose prompt is text; main loop's */
+    _Atomic bool remote_seen;              /* all of them have been found good once, or waited for long enough */
+    struct kvr_catch_up catch_up;          /* main loop's */
+    _Atomic bool caught_up;                /* the durable stream: as far as can be waited for */
+    struct replicas *replicas;             /* the sync thread's; of it the counters are any thread's */
     struct engine_loads engine_loads;
     struct health_checks *health_checks;
     struct kvr_http_client *health_client;

@@ -9,6 +9,7 @@
 #include "net/replication/sync.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
+#include "wire/prompt_question.h"
 
 extern const char admin_page[]; /* page.c */
 
@@ -408,7 +409,12 @@ static bool prompt_is_small_enough(struct serve *s, struct kvr_http_conn *c, str
         admin_error(c, 413, text);
         return false;
     }
-    return true;
+    if (!s->text_ids || s->text_ids->n <= s->o->max_prompt_tokens) return true;
+    atomic_fetch_add_explicit(&s->metrics.prompt_tokens_refused_total, 1, memory_order_relaxed);
+    snprintf(text, sizeof text, "the prompt has %zu tokens, more than the %llu of --max-prompt-tokens", s->text_ids->n,
+             (unsigned long long)s->o->max_prompt_tokens);
+    admin_error(c, 413, text);
+    return false;
 }
 
 /* Does its answer depend on what is cached? */
@@ -431,32 +437,82 @@ static void post_object(struct serve *s, struct kvr_http_conn *c, struct kvr_jso
     if (!needs_index(fn, o) || !admin_ask_first(s, c, o, holds, fn)) fn(s, c, o);
 }
 
+/* Is its prompt text? A question by hashes has none. */
+static bool takes_text(admin_post_fn *fn, struct kvr_json o)
+{
+    return fn != post_query_by_hash && needs_index(fn, o) && kvr_prompt_is_text(o);
+}
+
+static void post_text(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn,
+                      const struct admin_text *text)
+{
+    if (text->status) {
+        admin_error(c, text->status, text->why);
+        return;
+    }
+    s->text_ids = text->ids;
+    post_object(s, c, o, holds, fn);
+    s->text_ids = NULL;
+}
+
+/* A body that is read on a thread, and the tokens of its prompt when that is text. */
 struct large_post {
     struct kvr_json_body b; /* first */
     struct serve *serve;
     admin_post_fn *fn;
+    bool is_text;
+    struct admin_text text;
 };
+
+static void on_thread(struct kvr_json_body *b)
+{
+    struct large_post *p = (struct large_post *)b;
+    p->is_text = b->read.rc == 0 && b->read.members == 0 && takes_text(p->fn, b->read.root);
+    if (p->is_text) admin_text_make(p->serve, b->read.root, b->body->data, b->body->len, &p->text);
+}
 
 static void on_large_post(struct kvr_json_body *b)
 {
     const struct large_post *p = (const struct large_post *)b;
-    if (admin_is_object(b->conn, &b->read)) post_object(p->serve, b->conn, b->read.root, &b->json, p->fn);
+    if (!admin_is_object(b->conn, &b->read)) return;
+    if (p->is_text) post_text(p->serve, b->conn, b->read.root, &b->json, p->fn, &p->text);
+    else post_object(p->serve, b->conn, b->read.root, &b->json, p->fn);
 }
 
-static void post(struct serve *s, struct kvr_http_conn *c, admin_post_fn *fn)
+static void on_large_over(struct kvr_json_body *b)
 {
-    struct kvr_json o;
-    if (!kvr_json_body_is_large(c)) {
-        if (admin_parse_object(s, c, &o)) post_object(s, c, o, NULL, fn);
-        return;
-    }
+    admin_text_free(&((struct large_post *)b)->text);
+}
+
+static void post_on_thread(struct serve *s, struct kvr_http_conn *c, admin_post_fn *fn)
+{
     struct large_post *p = calloc(1, sizeof *p);
     if (!p) {
         admin_error(c, 503, "out of memory");
         return;
     }
-    *p = (struct large_post){.b = {.on_read = on_large_post}, .serve = s, .fn = fn};
+    *p = (struct large_post){.b = {.on_thread = on_thread, .on_read = on_large_post, .on_over = on_large_over}, .serve = s, .fn = fn};
     kvr_json_body_start(&p->b, &s->jobs, &s->main_loop, c);
+}
+
+static void post(struct serve *s, struct kvr_http_conn *c, admin_post_fn *fn)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    struct kvr_json o;
+    struct admin_text text;
+    if (kvr_json_body_is_large(c)) {
+        post_on_thread(s, c, fn);
+    } else if (!admin_parse_object(s, c, &o)) {
+        return;
+    } else if (!takes_text(fn, o)) {
+        post_object(s, c, o, NULL, fn);
+    } else if (rq->body_len > KVR_TOKENIZER_INLINE) {
+        post_on_thread(s, c, fn);
+    } else {
+        admin_text_make(s, o, rq->body, rq->body_len, &text);
+        post_text(s, c, o, NULL, fn, &text);
+        admin_text_free(&text);
+    }
 }
 
 static bool under(struct kvr_text path, const char *prefix, struct kvr_text *rest)

@@ -6,6 +6,7 @@
  *   answers.c        answers, errors, bodies
  *   worker_object.c  /workers
  *   question.c       a prompt and who may serve it, as bodies have it
+ *   text.c           tokens of a prompt that is text
  *   questions.c      /overlap_scores, /query, /potential_loads, /loads, /dump
  *   ask_remote.c     asks the index first when it is elsewhere
  *   selection.c      /select, /select_and_reserve, /reservations, the request protocol
@@ -17,6 +18,7 @@
 
 #include "app/serve/common/members.h"
 #include "app/serve/state.h"
+#include "token/pool.h"
 #include "wire/mm_infos.h"
 
 /* ---- answers; each frees its buffer and ends the request ---- */
@@ -66,8 +68,19 @@ struct question {
     size_t scores_n;
 };
 
-/* token_ids (or tokens) and perhaps block_mm_infos, or block_hashes + sequence_hashes + isl_tokens, or sequence_hashes + new_isl_tokens;
- * constraints; override. Returns: false after having answered. */
+/* The tokens of a prompt that is given as text. */
+struct admin_text {
+    int status; /* of the answer when there are none: 400, 500, 503 */
+    struct kvr_ids *ids;
+    char why[300];
+};
+int admin_text_open(struct serve *s, char *err, size_t cap); /* Returns: 0, -1 with the reason in err */
+/* Any thread. `o` was read from body[0..len). */
+void admin_text_make(const struct serve *s, struct kvr_json o, const char *body, size_t len, struct admin_text *out);
+void admin_text_free(struct admin_text *t);
+
+/* token_ids (or tokens; or a text, whose tokens are s->text_ids) and perhaps block_mm_infos, or block_hashes + sequence_hashes +
+ * isl_tokens, or sequence_hashes + new_isl_tokens; constraints; override. Returns: false after having answered. */
 bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q);
 void question_free(struct question *q);
 /* Borrows the question. */
@@ -84,7 +97,6 @@ void admin_potential_loads_protocol(struct serve *s, struct kvr_http_conn *c, st
 void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group);
 void admin_dump_write(struct serve *s, struct kvr_buf *b);
 
-/* ---- admin/ask_remote.c ---- */
 /* ---- admin.c ---- */
 /* Reads the keys of the admin port. Returns: 0, or -1 with the reason in err. */
 int admin_open(struct serve *s, char *err, size_t cap);

@@ -18,6 +18,7 @@ struct asking {
     admin_post_fn *fn;
     struct kvr_json_parser *json; /* of a body that was read on a thread: it holds `root`; NULL: the connection has the body */
     struct kvr_json root;
+    struct kvr_ids *text_ids; /* of a prompt that is text; or NULL */
     struct kvr_remote_query *queries[REMOTES_MAX];
     size_t unanswered;
     bool failed;
@@ -32,6 +33,7 @@ static void asking_free(struct asking *a)
     for (size_t i = 0; i < REMOTES_MAX; i++)
         if (a->queries[i]) kvr_remote_cancel(a->queries[i]);
     kvr_json_parser_free(a->json);
+    kvr_ids_unref(a->text_ids);
     free(a->got.scores);
     free(a);
 }
@@ -61,8 +63,10 @@ static void go_on(struct asking *a)
         admin_error(c, 503, "out of memory");
     } else {
         s->fetched = &a->got;
+        s->text_ids = a->text_ids;
         a->fn(s, c, o);
         s->fetched = NULL;
+        s->text_ids = NULL;
     }
     asking_free(a);
 }
@@ -142,6 +146,7 @@ bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
         return true;
     }
     *a = (struct asking){.next = s->askings, .serve = s, .conn = c, .fn = fn, .json = holds ? *holds : NULL, .root = o};
+    if (s->text_ids) a->text_ids = kvr_ids_ref(s->text_ids);
     if (holds) *holds = NULL;
     s->askings = a;
     bool ok = ask(a, &q);

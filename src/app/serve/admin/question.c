@@ -28,8 +28,19 @@ const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_
     return kvr_json_u64_array(v, *out, *n) >= 0 ? NULL : key;
 }
 
-static const char *read_prompt(struct kvr_json o, struct question *q)
+/* The tokens that were made of a text. */
+static const char *copy_tokens(const struct kvr_ids *ids, struct question *q)
 {
+    q->tokens_n = ids->n;
+    q->tokens = malloc((ids->n + 1) * sizeof *q->tokens);
+    if (!q->tokens) return no_memory;
+    memcpy(q->tokens, ids->v, ids->n * sizeof *q->tokens);
+    return NULL;
+}
+
+static const char *read_prompt(struct kvr_json o, const struct kvr_ids *text_ids, struct question *q)
+{
+    if (text_ids) return copy_tokens(text_ids, q);
     struct kvr_json tokens = kvr_json_get(o, "token_ids"), hashes = kvr_json_get(o, "block_hashes"),
                     seqs = kvr_json_get(o, "sequence_hashes");
     const char *bad = NULL;
@@ -221,7 +232,7 @@ static int find_partition(struct serve *s, struct question *q)
     return rc;
 }
 
-static const char *read_fields(struct kvr_json o, struct question *q)
+static const char *read_fields(struct kvr_json o, const struct kvr_ids *text_ids, struct question *q)
 {
     const char *bad = NULL;
     uint64_t strict = 0;
@@ -233,7 +244,7 @@ static const char *read_fields(struct kvr_json o, struct question *q)
         !member_double(o, "priority_jump", -1e9, 1e9, &q->priority, &bad) || !member_u64(o, "strict_priority", UINT32_MAX, &strict, &bad))
         return bad;
     q->strict_priority = (uint32_t)strict;
-    bad = read_prompt(o, q);
+    bad = read_prompt(o, text_ids, q);
     return bad ? bad : read_constraints(o, q);
 }
 
@@ -254,7 +265,7 @@ bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, 
 {
     char name[64];
     memset(q, 0, sizeof *q);
-    const char *bad = read_fields(o, q);
+    const char *bad = read_fields(o, s->text_ids, q);
     if (!bad && !read_override(o, &q->override, name, sizeof name)) bad = name;
     if (bad) {
         question_free(q);

@@ -135,7 +135,7 @@ void admin_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bo
         admin_error(c, 400, "block_hashes must already include the cache salt; leave out cache_salt");
         return;
     }
-    if (kvr_json_type_of(kvr_json_get(o, by_hash ? "block_hashes" : "token_ids")) != KVR_JSON_ARRAY) {
+    if (!s->text_ids && kvr_json_type_of(kvr_json_get(o, by_hash ? "block_hashes" : "token_ids")) != KVR_JSON_ARRAY) {
         admin_bad_field(c, by_hash ? "block_hashes" : "token_ids");
         return;
     }

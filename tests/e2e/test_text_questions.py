@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvroute indexer --tokenizer-dir`: questions whose prompt is text. The expected tokens are made by token_parts.py."""
+"""Questions of the indexer and of the selection service whose prompt is text (--tokenizer-dir). The expected tokens are made by
+token_parts.py."""
 import json
 import os
+import socket
 import subprocess
 import threading
 
 import pytest
-from conftest import BINARY, Indexer, call, free_ports, wait_for
+from conftest import BINARY, Indexer, Select, call, free_ports, wait_for
 from token_parts import encode, ids_of, make_folder
 
 LIBRARY = os.environ["TOKENIZER_LIBRARY"]
@@ -95,7 +97,6 @@ def test_clients_that_leave_while_their_text_is_tokenized(one):
     head = f"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
     def leave():
-        import socket
         with socket.create_connection(("127.0.0.1", ix.port)) as s:
             s.sendall(head + body)
     threads = [threading.Thread(target=leave) for _ in range(16)]
@@ -121,3 +122,51 @@ def test_a_wrong_folder_or_library_is_named_at_the_start(flags, said, tmp_path):
     r = subprocess.run([BINARY, "indexer", "--port", str(free_ports()), *[names.get(f, f) for f in flags]], capture_output=True, text=True,
                        timeout=60)
     assert r.returncode == 1 and said in r.stderr, r.stderr
+
+
+# ---- the selection service ---------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def select(start, engine, tmp_path):
+    """A selection service with a folder for all models, and a worker that has the blocks of CHAT."""
+    folder, e = make_folder(tmp_path / "model"), engine()
+    s = start(Select, "--tokenizer-lib", LIBRARY, "--tokenizer-dir", folder, "--max-prompt-tokens", 1_000_000)
+    s.worker(1, kv_events_endpoints={"0": f"tcp://127.0.0.1:{e.events}"}, replay_endpoint=f"tcp://127.0.0.1:{e.replay_port}")
+    s.worker(2)
+    ids = ids_of({"messages": CHAT})
+    e.until("trusted", lambda: s.views()[(1, 0)]["trusted"])
+    e.stored(list(range(1, 1 + len(ids) // 4)), ids[:whole(ids)])
+    wait_for("stored", lambda: s.overlap(ids)[(1, 0)] == len(ids) // 4)
+    return s
+
+
+def test_a_worker_is_selected_by_a_chat(select):
+    ids = ids_of({"messages": CHAT})
+    r = select.ask("/select", {"messages": CHAT})
+    assert r == select.ask("/select", {"token_ids": ids})
+    assert r["worker_id"] == 1 and r["overlap"]["longest_matched"] == whole(ids)
+    r = select.ask("/select_and_reserve", {"messages": CHAT, "selection_id": "a"})
+    assert r["isl_tokens"] == len(ids) and r["effective_prefill_tokens"] == len(ids) - whole(ids)
+    assert select.ask("/query", {"messages": CHAT}) == select.ask("/query", {"token_ids": ids})
+    assert select.ask("/overlap_scores", {"messages": CHAT}) == select.ask("/overlap_scores", {"token_ids": ids})
+    assert select.ask("/potential_loads", {"messages": CHAT}) == select.ask("/potential_loads", {"token_ids": ids})
+
+
+@pytest.mark.parametrize("size", [100, 20_000, 400_000])
+def test_a_worker_is_selected_by_a_text(select, size):
+    text = "wörld " * (size // 7)
+    assert select.ask("/select_and_reserve", {"text": text})["isl_tokens"] == len(encode(text)) + 1
+    assert select.ask("/request", {"method": "new", "text": text})
+
+
+def test_texts_that_select_cannot_tokenize_are_refused(select):
+    assert "--max-prompt-tokens" in select.ask("/select", {"text": "x" * 1_000_001}, 413)["error"]
+    assert "member: chat_template" in select.ask("/select", {"messages": CHAT, "chat_template": "x"}, 400)["error"]
+    assert "`text`" in select.ask("/select", {"text": 1}, 400)["error"]
+    assert "block_hashes" in select.ask("/query_by_hash", {"text": "x"}, 400)["error"]
+
+
+def test_select_without_a_folder_says_so(start):
+    s = start(Select)
+    s.worker(1)
+    assert "--tokenizer-dir" in s.ask("/select", {"text": "x"}, 400)["error"]

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Questions whose prompt is text (`text` or `messages` in place of `token_ids`). Of `kvroute select` the tokens are made with the folders
+ * of
+ * --tokenizer-dir, for which the operator answers; of `kvroute serve` with the model's tokenizer, as long as it is trusted.
+ *
+ * A short one is made on the main loop; a body of more than KVR_TOKENIZER_INLINE bytes is read, and its tokens are made, on a thread.
+ */
+#include <string.h>
+
+#include "app/serve/admin/admin.h"
+#include "app/serve/tokenizers/tokenizers.h"
+#include "token/given.h"
+#include "token/library.h"
+#include "wire/prompt_question.h"
+
+int admin_text_open(struct serve *s, char *err, size_t cap)
+{
+    const struct serve_options *o = s->o;
+    if (!o->select_only || !o->tokenizer_dirs_n) return 0;
+    struct kvr_given_tokens_config config = {.lib = o->tokenizer_lib,
+                                             .dirs = o->tokenizer_dirs,
+                                             .dirs_n = o->tokenizer_dirs_n,
+                                             .name_max = MODEL_MAX - 1,
+                                             .profile = o->tokenizer_profile,
+                                             .cache_bytes = o->tokenizer_cache};
+    return kvr_given_tokens_open(&config, &s->given_tokens, err, cap);
+}
+
+static void refuse(struct admin_text *t, int status, const char *why, const char *detail)
+{
+    t->status = status;
+    snprintf(t->why, sizeof t->why, "%s%s%s", why, *detail ? ": " : "", detail);
+}
+
+static void with_folder(const struct serve *s, const char *model, const struct kvr_buf *question, struct admin_text *t)
+{
+    char why[sizeof t->why - 64];
+    int rc = kvr_given_tokens_make(s->given_tokens, model, question->data, question->len, &t->ids, why, sizeof why);
+    if (rc == KVR_TOK_EPANIC) refuse(t, 500, "the tokenizer failed", why);
+    else if (rc) refuse(t, 400, "the prompt's tokens cannot be made here", why);
+}
+
+static void with_trusted(const struct serve *s, const char *model, const struct kvr_buf *question, struct admin_text *t)
+{
+    struct kvr_tokenizer *tokenizer = tokenizers_find(s, model);
+    if (kvr_tokenizer_state(tokenizer) != KVR_TRUST_TRUSTED) {
+        refuse(t, 503, "the model's tokens are not made here now (GET /tokenizers)", kvr_trust_name(kvr_tokenizer_state(tokenizer)));
+    } else if (kvr_tokenizer_make(tokenizer, question->data, question->len, &t->ids)) {
+        refuse(t, 400, "the prompt's tokens are made by engines only (docs/tokens.md says of which prompts)", "");
+    }
+}
+
+/* Is there anything that makes tokens of this model? */
+static bool has_tokenizer(const struct serve *s, const char *model)
+{
+    return s->o->select_only ? kvr_given_tokens_has(s->given_tokens, model) : tokenizers_find(s, model) != NULL;
+}
+
+void admin_text_make(const struct serve *s, struct kvr_json o, const char *body, size_t len, struct admin_text *t)
+{
+    struct kvr_buf question = {0};
+    const char *why, *bad = NULL;
+    char model[MODEL_MAX] = "";
+    *t = (struct admin_text){0};
+    (void)member_text(o, "model_name", model, sizeof model, &bad); /* question_read looks at what it may be */
+    if (!model[0] && s->o->model) snprintf(model, sizeof model, "%s", s->o->model);
+    if (!has_tokenizer(s, model)) refuse(t, 400, "there is no tokenizer for the model (--tokenizer-dir)", "");
+    else if (!kvr_prompt_question(o, body, len, &question, &why)) refuse(t, question.failed ? 503 : 400, why, "");
+    else if (s->o->select_only) with_folder(s, model, &question, t);
+    else with_trusted(s, model, &question, t);
+    kvr_buf_free(&question);
+}
+
+void admin_text_free(struct admin_text *t)
+{
+    kvr_ids_unref(t->ids);
+    t->ids = NULL;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Option rows of programs that make tokens with folders which the operator gives (token/given.h). `dirs` is where a struct option_list
+ * stands in the options, the others where char *lib, char *profile and uint64_t cache do; `use` is what the folder is for. */
+#ifndef KVR_CLI_TOKENIZER_ROWS_H
+#define KVR_CLI_TOKENIZER_ROWS_H
+
+#include "cli/options.h"
+
+/* clang-format off */
+#define TOKENIZER_ROWS(dirs, lib, profile, cache, use) \
+    {"tokenizer-dir", OPT_LIST, dirs, NULL, 0, 0, "[MODEL=]DIR", \
+     "the folder (tokenizer.json, chat template) of a model, or of all: " use, NULL, NULL}, \
+    {"tokenizer-lib", OPT_STRING, lib, NULL, 0, 0, "FILE", \
+     "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed", NULL, NULL}, \
+    {"tokenizer-profile", OPT_STRING, profile, NULL, 0, 0, "JSON", \
+     "what the engines do with a chat before its template (docs/tokens.md); default: what vLLM 0.32 does", NULL, NULL}, \
+    {"tokenizer-cache", OPT_SIZE, cache, "64MiB", 0, 0, NULL, \
+     "tokens of parts of prompts that are kept for each folder; 0 = none", NULL, NULL}
+/* clang-format on */
+
+#endif
