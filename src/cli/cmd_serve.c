@@ -222,6 +222,9 @@ static const struct option_row serve_rows[] = {
     NUM("tokenizer-check", tokenizer_check, "1000", 0, 1e9, NULL,
         "one request in so many is compared later on, at most one a second and model; 0 = none"),
     SIZ("tokenizer-cache", tokenizer_cache, "64MiB", NULL, "tokens of parts of prompts that are kept for each model; 0 = none"),
+    BOO("forward-token-ids", forward_token_ids, "false", NULL,
+        "workers get the prompt of a completion as the token ids that are known of it, where that changes nothing in the answer; needs "
+        "engines that take a list of ids as `prompt`"),
     NUM("tokenizer-threads", tokenizer_threads, "2", 1, 64, NULL, "threads for prompts that are too long for an event loop"),
     ROUTER_ROWS,
     BOO("serve-indexer", serve_indexer, "false", "DYN_ROUTER_SERVE_INDEXER",

@@ -304,6 +304,7 @@ static void read_completion(struct kvr_json body, bool chat, struct kvr_prompt_m
     out->special_tokens = kvr_lax_bool(v[SPECIAL], !chat);
     /* The echo of a chat counts as a wish for the prompt's logprobs, since their number is 0 without a word. */
     out->skips_cache = is_given(v[PROMPT_LOGPROBS]) || (kvr_lax_bool(v[ECHO], false) && (chat || is_given(v[LOGPROBS])));
+    out->shows_prompt = kvr_lax_bool(v[ECHO], false);
     if (is_not_one(v[N]) || kvr_lax_bool(v[BEAM], is_given(v[BEAM]))) out->usage_tells = false;
     if (!chat) count_prompts(v[PROMPTS], out);
     read_truncation(v[KEEP], v[SIDE], out);

@@ -34,10 +34,11 @@ enum kvr_truncation { KVR_TRUNCATE_NOT, KVR_TRUNCATE_DEFAULT, KVR_TRUNCATE_LEFT,
 
 struct kvr_prompt_members {
     enum kvr_prompt_certainty certainty;
-    bool skips_cache; /* the engine computes all of it, whatever it holds: it is asked for what it thinks of the prompt */
-    bool usage_tells; /* the answer's cached tokens are what this prompt found: there is one prompt, and one answer to it */
-    bool as_evidence; /* every member is understood, usage tells, and the prompt is the engine's own reading of the body */
-    bool multimodal;  /* a part of it is not text (wire/mm_parts.h) */
+    bool skips_cache;  /* the engine computes all of it, whatever it holds: it is asked for what it thinks of the prompt */
+    bool usage_tells;  /* the answer's cached tokens are what this prompt found: there is one prompt, and one answer to it */
+    bool as_evidence;  /* every member is understood, usage tells, and the prompt is the engine's own reading of the body */
+    bool shows_prompt; /* the answer has the prompt's text (echo) */
+    bool multimodal;   /* a part of it is not text (wire/mm_parts.h) */
     bool reports; /* the engine is asked to tell of the cached blocks that it reuses, as if they were stored (recover/consumer/copies.h) */
     /* truncate_prompt_tokens: the engine computes `keep` tokens of the prompt, the last ones unless told else (truncation_side).
      * keep < 0: as many as it has room for. */

@@ -377,3 +377,51 @@ def test_a_template_that_was_not_compared_with_jinja2_is_not_rendered(serve, eng
     before = e.asked.get("/tokenize", 0)
     chat(s)
     assert made_here(s) == 0 and e.asked["/tokenize"] == before + 1
+
+
+# ---- ids that are forwarded ------------------------------------------------------------------------------------
+
+TEXT = "Once upon a time, w\u00f6rld \"quoted\"\n"
+
+
+def complete(s, **body):
+    a = call(s.port, "POST", "/v1/completions", {"model": "m", "max_tokens": 1, **body})
+    assert a.status == 200, a.body
+    return a.json()
+
+
+@pytest.mark.parametrize("prompt", [TEXT, [TEXT], TEXT * 5000], ids=["text", "list", "long"])
+def test_the_worker_gets_the_ids_of_a_completion_in_place_of_its_text(serve, engine, folder, prompt):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder, "--forward-token-ids", "--max-body-size", "64MiB")
+    trusted(s)
+    answer = complete(s, prompt=prompt, temperature=0.5, stop=["x", "\u00e4"])
+    ids = ids_of({"prompt": prompt})
+    assert e.generated[-1] == {"model": "m", "max_tokens": 1, "prompt": ids, "temperature": 0.5, "stop": ["x", "\u00e4"]}
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+    complete(s, prompt=prompt)  # from the cache
+    assert e.generated[-1] == {"model": "m", "max_tokens": 1, "prompt": ids}
+    assert s.metric("token_ids_forwarded_total") == 2
+    assert s.metric("tokenizer_checks_total", judge="usage", model="m") == 0  # of its own ids the engine's count says nothing
+
+
+@pytest.mark.parametrize("more", [{"echo": True}, {"prompt_logprobs": 1}, {"truncate_prompt_tokens": 5}, {"suffix": "x"}, {"prompt": [TEXT, TEXT]},
+                                  {"prompt": [5, 6, 7]}, {"an_unknown": 1, "prompt": ""}])
+def test_a_completion_whose_answer_could_be_another_keeps_its_text(serve, engine, folder, more):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder, "--forward-token-ids")
+    trusted(s)
+    body = {"model": "m", "max_tokens": 1, "prompt": TEXT, **more}
+    e.generated.clear()
+    complete(s, **body)
+    kept = [ids_of({"prompt": ""})] if body["prompt"] == "" else [body["prompt"]]
+    assert [q["prompt"] for q in e.generated] == kept
+    assert s.metric("token_ids_forwarded_total") == (1 if body["prompt"] == "" else 0)
+
+
+def test_ids_are_not_forwarded_unless_the_operator_wants_it(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    complete(s, prompt=TEXT)
+    assert e.generated[-1]["prompt"] == TEXT and s.metric("token_ids_forwarded_total") == 0

@@ -102,6 +102,8 @@ def render(q):
 def ids_of(q):
     if "messages" in q:
         return encode(render(q))
+    if isinstance(q["prompt"], list) and q["prompt"] and isinstance(q["prompt"][0], int):
+        return q["prompt"]
     prompt = q["prompt"][0] if isinstance(q["prompt"], list) else q["prompt"]
     return ([FIRST_SPECIAL] if q.get("add_special_tokens", True) else []) + encode(prompt)
 
@@ -109,11 +111,11 @@ def ids_of(q):
 class TokenEngine:
     """Speaks as vLLM does: /health, /v1/models, /tokenize, the two render paths, chats and completions.
 
-    asked: how often each path; change(ids, question) may return other ids, of /tokenize and render; count_off is added to usage; no_render: 403;
+    asked: how often each path; generated: the bodies that it was to answer; change(ids, question) may return other ids, of /tokenize and render; count_off is added to usage; no_render: 403;
     no_tokenize: 404."""
 
     def __init__(self, root=None, models=("m",), change=lambda ids, q: ids, no_render=False, no_tokenize=False):
-        self.asked, self.questions, self.change, self.count_off = {}, [], change, 0
+        self.asked, self.questions, self.generated, self.change, self.count_off = {}, [], [], change, 0
         self.root, self.models, self.no_render, self.no_tokenize = root, models, no_render, no_tokenize
         self.lock = threading.Lock()
         engine = self
@@ -163,6 +165,7 @@ class TokenEngine:
             if path == "/tokenize":
                 return 200, {"count": len(ids), "max_model_len": 1 << 20, "tokens": ids}
             return 200, {"token_ids": ids} if "messages" in q else [{"token_ids": ids}]
+        self.generated.append(q)
         n = len(ids_of(q)) + self.count_off
         usage = {"prompt_tokens": n, "completion_tokens": 1, "total_tokens": n + 1, "prompt_tokens_details": {"cached_tokens": 0}}
         choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "text": "x", "finish_reason": "stop"}

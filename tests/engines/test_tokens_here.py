@@ -100,3 +100,27 @@ def test_a_router_beside_vllm_earns_trust_and_makes_the_tokens_itself(start, eng
     settle(serve, [engine])
     a = post(serve, "/v1/chat/completions", q)
     assert int(a.headers["x-kvroute-overlap-blocks"]) > 0 and a.headers["x-kvroute-reason"] == "kv"
+
+
+def without_names(answer):
+    """What differs between any two answers."""
+    return {k: v for k, v in answer.items() if k not in ("id", "created", "system_fingerprint")}
+
+
+def test_an_answer_is_the_same_when_ids_are_forwarded(start, engines):
+    engine, r = engines[0], random.Random("forwarded")
+    serve = start(Serve, [engine], "--tokenizer-lib", LIBRARY, "--tokenizer-probes", 1, "--forward-token-ids")
+    wait_until("the probes", lambda: serve.metric("tokenizer_checks_total", judge="probes", model="tiny") >= 1, 30)
+    post(serve, "/v1/chat/completions", {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "first"}]})
+    wait_until("trust", lambda: any(t["model"] == "tiny" and t["state"] == "trusted" for t in serve.get("/tokenizers")), 30)
+    members = [{}, {"logprobs": 3}, {"n": 2}, {"stop": ["e"]}, {"seed": 7, "temperature": 1.0}, {"add_special_tokens": False}, {"return_token_ids": True},
+               {"echo": True}, {"prompt_logprobs": 2}, {"min_tokens": 4, "logprobs": 1}, {"ignore_eos": True}]
+    for i in range(3 * len(members)):
+        q = {"model": "tiny", "max_tokens": 6, "temperature": 0, "prompt": text(r, r.choice([2, 20])), **members[i % len(members)]}
+        first, direct, routed = (post(to, "/v1/completions", q) for to in (engine, engine, serve))  # the first fills the engine's cache
+        assert (routed.status, first.status) == (direct.status, direct.status)
+        if direct.status == 200:
+            assert without_names(routed.json()) == without_names(direct.json()), q
+    forwarded = serve.metric("token_ids_forwarded_total")
+    print(f"{3 * len(members)} completions, ids forwarded of {forwarded:.0f}")
+    assert forwarded >= 3 * (len(members) - 2) - 3

@@ -5,6 +5,7 @@
 #include "wire/mm_infos.h"
 #include "wire/mm_parts.h"
 #include "wire/openai.h"
+#include "wire/prompt_ids.h"
 #include "wire/rank_member.h"
 #include "wire/trace.h"
 #include "wire/tokenize_body.h"
@@ -31,6 +32,21 @@ static void splice_rank(struct kvr_json_parser *q, struct kvr_json body, const c
     KVR_ASSERT(kvr_json_parse(q, out.data, out.len, &root, NULL) == 0);
     KVR_ASSERT(kvr_rank_member_read(root, &now) == NULL && (now.has[0] || !has.has[0]) && (now.has[1] || !has.has[1]));
     KVR_ASSERT((has.has[0] && has.has[1]) ? more == 0 : more > 0);
+    kvr_buf_free(&out);
+}
+
+/* With ids in the place of its text, it is a completion of these ids. */
+static void splice_ids(struct kvr_json_parser *q, const char *data, size_t size)
+{
+    static const uint32_t ids[] = {1, 2, 4294967295};
+    struct kvr_buf out = {0};
+    struct kvr_json root;
+    uint32_t back[3] = {0};
+    if (kvr_prompt_ids_splice((struct kvr_json_span){data, data + size}, ids, 3, &out)) {
+        KVR_ASSERT(kvr_json_parse(q, out.data, out.len, &root, NULL) == 0);
+        struct kvr_json list = kvr_json_get(root, "prompt");
+        KVR_ASSERT(kvr_json_count(list) == 3 && kvr_json_u32_array(list, back, 3) == 3 && memcmp(back, ids, sizeof ids) == 0);
+    }
     kvr_buf_free(&out);
 }
 
@@ -106,6 +122,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (kvr_openai_parse(p, (const char *)data, size, &r, &why) == 0) {
         kvr_openai_usage(r.root, &u);
         splice_rank(q, r.root, (const char *)data, size);
+        splice_ids(q, (const char *)data, size);
         remove_objects(q, &r, (const char *)data, size);
         read_infos(r.root);
         ask(q, r.root, (const char *)data, size);

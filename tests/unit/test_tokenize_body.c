@@ -4,6 +4,8 @@
 #include "test.h"
 
 #include "wire/json.h"
+#include "wire/prompt_ids.h"
+#include "wire/prompt_question.h"
 #include "wire/prompt_tokens.h"
 #include "wire/tokenize_body.h"
 
@@ -158,6 +160,67 @@ static void the_bare_question_overrules_the_other(void **s)
     kvr_buf_free(&out);
 }
 
+static void spliced(const char *body, const uint32_t *ids, size_t n, const char *wanted)
+{
+    struct kvr_buf out = {0};
+    bool made = kvr_prompt_ids_splice(span(body), ids, n, &out);
+    kvr_buf_add(&out, "", 1);
+    assert_int_equal(made, wanted != NULL);
+    if (made) assert_string_equal(out.data, wanted);
+    kvr_buf_free(&out);
+}
+
+static void ids_take_the_place_of_a_text_and_nothing_else_changes(void **s)
+{
+    static const uint32_t ids[] = {0, 7, 4294967295};
+    (void)s;
+    spliced("{\"prompt\":\"a\\\"b\",\"x\":1.50}", ids, 3, "{\"prompt\":[0,7,4294967295],\"x\":1.50}");
+    spliced(" { \"x\" : {\"prompt\":\"y\"} , \"prompt\" : [ \"a\" ] } \n", ids, 1, " { \"x\" : {\"prompt\":\"y\"} , \"prompt\" : [0] } \n");
+    spliced("{\"prompt\":[\"a\",\"b\"]}", ids, 3, NULL);
+    spliced("{\"prompt\":[1,2]}", ids, 3, NULL);
+    spliced("{\"prompt\":[]}", ids, 3, NULL);
+    spliced("{\"prompt\":null}", ids, 3, NULL);
+    spliced("{\"x\":1}", ids, 3, NULL);
+    spliced("{\"prompt\":\"a\",\"prompt\":\"b\"}", ids, 3, NULL);
+    spliced("{\"pr\\u006fmpt\":\"a\",\"prompt\":\"b\"}", ids, 3, NULL);
+}
+
+/* question NULL: refused, for a reason that has `why`. */
+static void asked(void **s, const char *body, const char *question, const char *wanted_why)
+{
+    struct kvr_buf out = {0};
+    struct kvr_json root;
+    const char *why = NULL;
+    assert_int_equal(kvr_json_parse(*s, body, strlen(body), &root, NULL), 0);
+    assert_true(kvr_prompt_is_text(root));
+    bool made = kvr_prompt_question(root, body, strlen(body), &out, &why);
+    kvr_buf_add(&out, "", 1);
+    if (made != (question != NULL)) fail_msg("%s\n  %s", body, made ? out.data : why);
+    if (made) assert_string_equal(out.data, question);
+    else assert_non_null(strstr(why, wanted_why));
+    kvr_buf_free(&out);
+}
+
+static void questions_with_a_text_are_asked_as_the_request_would_be(void **s)
+{
+    struct kvr_json root;
+    asked(s, " {\"model_name\":\"m\",\"text\":\"a\"}", "{\"prompt\":\"a\"}", NULL);
+    asked(s, "{\"messages\":[" USER("\"a\"") "],\"lora_name\":\"l\",\"tools\":[]}", "{\"messages\":[" USER("\"a\"") "],\"tools\":[]}",
+          NULL);
+    asked(s, "{\"messages\":[],\"text\":\"a\"}", NULL, "one of them");
+    asked(s, "{\"messages\":3}", NULL, "`messages`");
+    asked(s, "{\"text\":3}", NULL, "`text`");
+    asked(s, "{\"text\":[\"a\",\"b\"]}", NULL, "`text`");
+    asked(s, "{\"text\":\"a\",\"truncate_prompt_tokens\":4}", NULL, "truncate_prompt_tokens");
+    asked(s, "{\"messages\":[" USER("[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}]") "]}", NULL, "not text");
+    static const char *const others[] = {"{\"token_ids\":[1],\"text\":\"a\"}", "{\"block_hashes\":[1],\"messages\":[]}", "{\"text\":null}",
+                                         "{}"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        assert_int_equal(kvr_json_parse(*s, others[i], strlen(others[i]), &root, NULL), 0);
+        assert_false(kvr_prompt_is_text(root));
+    }
+}
+
 static int open_parser(void **s)
 {
     *s = kvr_json_parser_new();
@@ -179,6 +242,8 @@ int main(void)
         cmocka_unit_test(messages_are_the_chat_that_the_engine_makes_of_them),
         cmocka_unit_test(truncation_keeps_what_the_engine_keeps),
         cmocka_unit_test(the_bare_question_overrules_the_other),
+        cmocka_unit_test(ids_take_the_place_of_a_text_and_nothing_else_changes),
+        cmocka_unit_test(questions_with_a_text_are_asked_as_the_request_would_be),
     };
     return cmocka_run_group_tests(tests, open_parser, close_parser);
 }

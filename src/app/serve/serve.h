@@ -67,6 +67,7 @@ struct serve_options {
     char *const *tokenizer_dirs; /* --tokenizer-dir texts */
     size_t tokenizer_dirs_n;
     char *tokenizer_lib, *tokenizer_profile; /* NULL: found, looked for */
+    bool forward_token_ids;
     uint64_t tokenizer_probes, tokenizer_check, tokenizer_cache, tokenizer_threads;
     struct kvr_log_options log;
 };

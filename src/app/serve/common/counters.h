@@ -36,6 +36,7 @@
     X(tokenize_failures_total, "Prompts that could not be tokenized and were routed by load")                                              \
     X(tokenize_requests_total, "Prompts sent to an engine's tokenizer")                                                                    \
     X(tokenizer_full_total, "Prompts for the tokenizer's threads that found their queue full and went to an engine")                       \
+    X(token_ids_forwarded_total, "Completions whose worker got token ids in the place of the text (--forward-token-ids)")                  \
     X(multimodal_prompts_total, "Chats with parts that are not text, left out of the predicted and actual cached tokens")                  \
     X(multimodal_unplaced_total, "Those of them whose first such part has no known place in the tokens: routed by load")                   \
     X(tokenize_cache_hits_total, "Prompts found in the token cache")                                                                       \

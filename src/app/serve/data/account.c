@@ -253,7 +253,8 @@ static void judge_tokens(const struct attempt *a)
 {
     const struct request *r = a->request;
     bool trusted;
-    if (!made_here(r) || !a->usage.present || !a->usage.prompt_tokens || !is_predicted(r) || r->members.prompts != 1) return;
+    if (!made_here(r) || r->forwarded_ids || !a->usage.present || !a->usage.prompt_tokens || !is_predicted(r) || r->members.prompts != 1)
+        return;
     struct kvr_tokenizer *t = here_tokenizer(r, &trusted);
     if (trusted) kvr_tokenizer_counted(t, r->tokens_n, a->usage.prompt_tokens);
 }

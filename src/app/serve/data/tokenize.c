@@ -11,6 +11,7 @@
  * DONE, but for --total-timeout. A large answer of an engine is read on a thread.
  */
 #include "app/serve/data/eligible.h"
+#include "app/serve/data/forward.h"
 #include "app/serve/data/here.h"
 #include "app/serve/data/phases.h"
 
@@ -123,7 +124,7 @@ static enum outcome ask_plain(struct request *r)
     r->ask = NULL;
     if (r->members.prompts == 1) r->isl = KVR_MAX(r->tokens_n, (size_t)1); /* of several the sum is known, or guessed */
     if (r->unplaced) return place_unknown(r);
-    if (!r->plain) return OUTCOME_DONE;
+    if (!r->plain) return forward_tokens(r, &r->now.tokenizing.job);
     struct kvr_body *plain = r->plain;
     r->plain = NULL;
     set_aside(r);
