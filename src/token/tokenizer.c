@@ -2,8 +2,10 @@
 /*
  * A model's tokenizer: token/tokenizer.h. The states are trust.c's; here is what they are decided by.
  *
- * Profiles are variants of one loaded folder, made when the folder is loaded and kept to the end, so that `current` is an index that
- * changes while others make ids with the one before.
+ * What was made of a folder (struct loaded) has holders: the tokenizer, and whoever makes ids with it at the moment. When the folder is
+ * read again, the tokenizer takes the new one, and the old one goes with its last user. A comparison that was made with the old one decides
+ * nothing of the new one. Profiles are variants of one folder, so that `current` is an index that changes while others make ids with the
+ * one before.
  */
 #include "token/tokenizer.h"
 
@@ -26,13 +28,25 @@ struct difference {
     uint32_t here, engine; /* the ids there; of a shorter one 0 */
 };
 
+/* A folder that was read. Constant but for `current`. */
+struct loaded {
+    _Atomic unsigned refs;
+    const struct kvr_token_library *lib;
+    struct kvr_tok *profiles[PROFILES_MAX];
+    size_t n;
+    _Atomic size_t current;
+};
+
 struct kvr_tokenizer {
     _Atomic unsigned refs;
     struct kvr_tokenizer_config config;
-    char *model, *dir, *profile;
+    char *model, *profile;
     _Atomic int state;
     _Atomic uint64_t generation;
-    struct kvr_lock lock; /* of what follows, up to `reasons` */
+    struct kvr_lock lock; /* of what follows */
+    char *dir;
+    bool loading;          /* a thread reads the folder, or will */
+    struct loaded *loaded; /* NULL: none yet, or it cannot be used */
     struct kvr_trust trust;
     struct difference last;
     struct kvr_probe_answer answers[PROBES_MAX]; /* of the engine that was asked first */
@@ -44,10 +58,6 @@ struct kvr_tokenizer {
         char name[KVR_TOKEN_REASON_MAX];
         uint64_t n;
     } reasons[KVR_TOKEN_REASONS_MAX];
-    /* Set while it is LOADING, then constant but for `current`. */
-    struct kvr_tok *profiles[PROFILES_MAX];
-    size_t profiles_n;
-    _Atomic size_t current;
 };
 
 /* ---- life -------------------------------------------------------------------------------------------- */
@@ -58,10 +68,27 @@ struct kvr_tokenizer *kvr_tokenizer_ref(struct kvr_tokenizer *t)
     return t;
 }
 
+static void let_go(struct loaded *l)
+{
+    if (!l || atomic_fetch_sub(&l->refs, 1) != 1) return;
+    for (size_t i = 0; i < l->n; i++) l->lib->free(l->profiles[i]);
+    free(l);
+}
+
+/* The folder as it is used now; let_go. NULL: there is none. */
+static struct loaded *hold(struct kvr_tokenizer *t)
+{
+    kvr_lock(&t->lock);
+    struct loaded *l = t->loaded;
+    if (l) atomic_fetch_add(&l->refs, 1);
+    kvr_unlock(&t->lock);
+    return l;
+}
+
 void kvr_tokenizer_unref(struct kvr_tokenizer *t)
 {
     if (!t || atomic_fetch_sub(&t->refs, 1) != 1) return;
-    for (size_t i = 0; i < t->profiles_n; i++) t->config.lib->free(t->profiles[i]);
+    let_go(t->loaded);
     for (size_t i = 0; i < t->answers_n; i++) kvr_ids_unref(t->answers[i].ids);
     kvr_lock_destroy(&t->lock);
     free(t->model);
@@ -143,9 +170,9 @@ static void count_reason(struct kvr_tokenizer *t, const struct kvr_tok_buf *why)
 
 /* ---- ids --------------------------------------------------------------------------------------------- */
 
-static struct kvr_tok *current(const struct kvr_tokenizer *t)
+static struct kvr_tok *current(const struct loaded *l)
 {
-    return t->profiles[atomic_load(&t->current)];
+    return l->profiles[atomic_load(&l->current)];
 }
 
 /* Takes what the library has given. */
@@ -161,10 +188,19 @@ static int take(struct kvr_tokenizer *t, int rc, struct kvr_tok_buf *out, struct
     return rc;
 }
 
-int kvr_tokenizer_at_once(struct kvr_tokenizer *t, const char *question, size_t len, struct kvr_ids **ids, struct kvr_tok_job **job)
+static int ask(struct kvr_tokenizer *t, const char *question, size_t len, size_t inline_max, struct kvr_ids **ids, struct kvr_tok_job **job)
 {
     struct kvr_tok_buf out = {0};
-    return take(t, t->config.lib->ask(current(t), question, len, KVR_TOKENIZER_INLINE, job, &out), &out, ids);
+    struct loaded *l = hold(t);
+    if (!l) return KVR_TOK_EUNSUPPORTED;
+    int rc = take(t, l->lib->ask(current(l), question, len, inline_max, job, &out), &out, ids);
+    let_go(l);
+    return rc;
+}
+
+int kvr_tokenizer_at_once(struct kvr_tokenizer *t, const char *question, size_t len, struct kvr_ids **ids, struct kvr_tok_job **job)
+{
+    return ask(t, question, len, KVR_TOKENIZER_INLINE, ids, job);
 }
 
 int kvr_tokenizer_finish(struct kvr_tokenizer *t, struct kvr_tok_job *job, struct kvr_ids **ids)
@@ -178,21 +214,21 @@ void kvr_tokenizer_drop(struct kvr_tokenizer *t, struct kvr_tok_job *job)
     t->config.lib->drop(job);
 }
 
-static int make_with(struct kvr_tokenizer *t, const struct kvr_tok *profile, const char *question, size_t len, struct kvr_ids **ids)
+static int make_with(const struct kvr_token_library *lib, const struct kvr_tok *profile, const char *question, size_t len,
+                     struct kvr_ids **ids)
 {
     struct kvr_tok_buf out = {0};
     struct kvr_tok_job *job;
-    int rc = t->config.lib->ask(profile, question, len, SIZE_MAX, &job, &out);
+    int rc = lib->ask(profile, question, len, SIZE_MAX, &job, &out);
     *ids = rc == 0 ? kvr_ids_new(out.data, out.len / sizeof(uint32_t)) : NULL;
-    t->config.lib->buf_free(&out);
+    lib->buf_free(&out);
     return rc || *ids ? rc : KVR_TOK_EUNSUPPORTED;
 }
 
 int kvr_tokenizer_make(struct kvr_tokenizer *t, const char *question, size_t len, struct kvr_ids **ids)
 {
-    struct kvr_tok_buf out = {0};
     struct kvr_tok_job *job;
-    return take(t, t->config.lib->ask(current(t), question, len, SIZE_MAX, &job, &out), &out, ids);
+    return ask(t, question, len, SIZE_MAX, ids, &job);
 }
 
 /* ---- comparisons ------------------------------------------------------------------------------------- */
@@ -232,7 +268,7 @@ struct verdict {
 };
 
 /* What a profile makes of the built-in questions against what an engine has made of them. What is not made here is neither. */
-static struct verdict judge_profile(struct kvr_tokenizer *t, const struct kvr_tok *profile, const char *who,
+static struct verdict judge_profile(const struct loaded *l, const struct kvr_tok *profile, const char *who,
                                     const struct kvr_probe_answer *answers, size_t n)
 {
     struct verdict v = {0};
@@ -242,7 +278,7 @@ static struct verdict judge_profile(struct kvr_tokenizer *t, const struct kvr_to
         size_t at;
         if (!answers[i].answered) continue;
         put_probe(&kvr_token_probes[i], &question);
-        if (question.failed || make_with(t, profile, question.data, question.len, &ids)) continue;
+        if (question.failed || make_with(l->lib, profile, question.data, question.len, &ids)) continue;
         if (same_ids(ids->v, ids->n, answers[i].ids->v, answers[i].ids->n, &at)) {
             v.equal++;
         } else {
@@ -260,27 +296,27 @@ static bool agrees(const struct verdict *v)
     return v->equal && !v->different;
 }
 
-/* The first profile from `from` on that agrees with all answers, and with a request, when one is given. Returns: its place, or profiles_n;
+/* The first profile from `from` on that agrees with all answers, and with a request, when one is given. Returns: its place, or l->n;
  * *best: where the one that came closest parts from the engine. */
-static size_t find_profile(struct kvr_tokenizer *t, size_t from, const char *who, const struct kvr_probe_answer *answers, size_t n,
+static size_t find_profile(const struct loaded *l, size_t from, const char *who, const struct kvr_probe_answer *answers, size_t n,
                            const struct kvr_token_text *request, const struct kvr_ids *engine, struct difference *best)
 {
     size_t closest = 0;
-    for (size_t i = from; i < t->profiles_n; i++) {
-        struct verdict v = judge_profile(t, t->profiles[i], who, answers, n);
+    for (size_t i = from; i < l->n; i++) {
+        struct verdict v = judge_profile(l, l->profiles[i], who, answers, n);
         bool found = agrees(&v);
         if (v.different && v.equal >= closest && (v.equal > closest || !best->any)) *best = v.first;
         closest = KVR_MAX(closest, v.equal);
         if (found && request) {
             struct kvr_ids *ids;
             size_t at;
-            if (make_with(t, t->profiles[i], request->data, request->len, &ids)) continue;
+            if (make_with(l->lib, l->profiles[i], request->data, request->len, &ids)) continue;
             found = same_ids(ids->v, ids->n, engine->v, engine->n, &at);
             kvr_ids_unref(ids);
         }
         if (found) return i;
     }
-    return t->profiles_n;
+    return l->n;
 }
 
 /* ---- probes ------------------------------------------------------------------------------------------ */
@@ -315,38 +351,46 @@ static void keep_answers_locked(struct kvr_tokenizer *t, struct probing *p)
     p->n = 0;
 }
 
-static void run_probing(struct kvr_token_work *w)
+static void probed_locked(struct kvr_tokenizer *t, struct probing *p, bool decides, bool ok, const struct difference *first)
 {
-    struct probing *p = probing_of(w);
-    struct kvr_tokenizer *t = p->t;
-    struct difference first = {0};
-    bool decides = kvr_tokenizer_state(t) == KVR_TRUST_PROBING, ok;
-    if (decides) {
-        size_t found = find_profile(t, 0, p->who, p->answers, p->n, NULL, NULL, &first);
-        ok = found < t->profiles_n;
-        if (ok) atomic_store(&t->current, found);
-    } else {
-        struct verdict v = judge_profile(t, current(t), p->who, p->answers, p->n);
-        ok = !v.different;
-        first = v.first;
-    }
-    kvr_lock(&t->lock);
     enum kvr_trust_state before = t->trust.state;
     if (ok) t->equal[KVR_JUDGE_PROBES]++;
     else {
         t->different[KVR_JUDGE_PROBES]++;
-        t->last = first;
+        t->last = *first;
     }
     if (decides && ok) keep_answers_locked(t, p);
     kvr_trust_probed(&t->trust, ok);
     changed_locked(t, before);
-    kvr_unlock(&t->lock);
 }
 
-void kvr_tokenizer_probed(struct kvr_tokenizer *t, const char *who, const struct kvr_probe_answer *answers, size_t n)
+static void run_probing(struct kvr_token_work *w)
+{
+    struct probing *p = probing_of(w);
+    struct kvr_tokenizer *t = p->t;
+    struct loaded *l = hold(t);
+    if (!l) return;
+    struct difference first = {0};
+    bool decides = kvr_tokenizer_state(t) == KVR_TRUST_PROBING, ok;
+    if (decides) {
+        size_t found = find_profile(l, 0, p->who, p->answers, p->n, NULL, NULL, &first);
+        ok = found < l->n;
+        if (ok) atomic_store(&l->current, found);
+    } else {
+        struct verdict v = judge_profile(l, current(l), p->who, p->answers, p->n);
+        ok = !v.different;
+        first = v.first;
+    }
+    kvr_lock(&t->lock);
+    if (t->loaded == l) probed_locked(t, p, decides, ok, &first);
+    kvr_unlock(&t->lock);
+    let_go(l);
+}
+
+bool kvr_tokenizer_probed(struct kvr_tokenizer *t, const char *who, const struct kvr_probe_answer *answers, size_t n)
 {
     struct probing *p = calloc(1, sizeof *p);
-    if (!p) return;
+    if (!p) return false;
     *p = (struct probing){.work = {.run = run_probing, .drop = drop_probing}, .t = kvr_tokenizer_ref(t)};
     snprintf(p->who, sizeof p->who, "%s", who);
     for (size_t i = 0; i < KVR_MIN(n, (size_t)PROBES_MAX); i++) {
@@ -354,7 +398,7 @@ void kvr_tokenizer_probed(struct kvr_tokenizer *t, const char *who, const struct
         if (answers[i].ids) p->answers[i].ids = kvr_ids_ref(answers[i].ids);
         p->n++;
     }
-    (void)kvr_token_pool_add(t->config.pool, &p->work); /* a full pool: it is asked again */
+    return kvr_token_pool_add(t->config.pool, &p->work);
 }
 
 void kvr_tokenizer_cannot_ask(struct kvr_tokenizer *t, const char *who)
@@ -390,7 +434,7 @@ static void drop_comparison(struct kvr_token_work *w)
 }
 
 /* Another profile that agrees with this request, too. In PROBING only. */
-static bool other_profile(struct kvr_tokenizer *t, const struct comparison *c)
+static bool other_profile(struct kvr_tokenizer *t, struct loaded *l, const struct comparison *c)
 {
     struct kvr_probe_answer answers[PROBES_MAX] = {{0}};
     struct difference ignored = {0};
@@ -401,33 +445,54 @@ static bool other_profile(struct kvr_tokenizer *t, const struct comparison *c)
         if (answers[i].ids) kvr_ids_ref(answers[i].ids);
     }
     kvr_unlock(&t->lock);
-    size_t found = find_profile(t, atomic_load(&t->current) + 1, c->who, answers, n, &c->question, c->engine, &ignored);
+    size_t found = find_profile(l, atomic_load(&l->current) + 1, c->who, answers, n, &c->question, c->engine, &ignored);
     for (size_t i = 0; i < n; i++) kvr_ids_unref(answers[i].ids);
-    if (found < t->profiles_n) atomic_store(&t->current, found);
-    return found < t->profiles_n;
+    if (found < l->n) atomic_store(&l->current, found);
+    return found < l->n;
+}
+
+/* Before the built-in questions are answered a request decides nothing: which profile it is to be compared with is not known. */
+static bool is_decided_by_requests(struct kvr_tokenizer *t)
+{
+    kvr_lock(&t->lock);
+    bool yes = t->trust.state != KVR_TRUST_PROBING || t->trust.probed;
+    kvr_unlock(&t->lock);
+    return yes;
+}
+
+static void compared_locked(struct kvr_tokenizer *t, const struct comparison *c, const struct kvr_ids *here, bool other)
+{
+    size_t at;
+    enum kvr_trust_state before = t->trust.state;
+    bool same = same_ids(here->v, here->n, c->engine->v, c->engine->n, &at);
+    if (same) t->equal[KVR_JUDGE_ENGINE]++;
+    else {
+        t->different[KVR_JUDGE_ENGINE]++;
+        note_difference(&t->last, "a request", c->who, here, c->engine->v, c->engine->n, at);
+    }
+    kvr_trust_compared(&t->trust, same || other, other);
+    changed_locked(t, before);
+}
+
+static void compare_with(struct kvr_tokenizer *t, struct loaded *l, const struct comparison *c)
+{
+    struct kvr_ids *ids;
+    size_t at;
+    if (make_with(l->lib, current(l), c->question.data, c->question.len, &ids)) return;
+    bool same = same_ids(ids->v, ids->n, c->engine->v, c->engine->n, &at);
+    bool other = !same && kvr_tokenizer_state(t) == KVR_TRUST_PROBING && other_profile(t, l, c);
+    kvr_lock(&t->lock);
+    if (t->loaded == l) compared_locked(t, c, ids, other);
+    kvr_unlock(&t->lock);
+    kvr_ids_unref(ids);
 }
 
 static void run_comparison(struct kvr_token_work *w)
 {
-    struct comparison *c = comparison_of(w);
-    struct kvr_tokenizer *t = c->t;
-    struct kvr_ids *ids;
-    size_t at;
-    bool other = false;
-    if (make_with(t, current(t), c->question.data, c->question.len, &ids)) return;
-    bool same = same_ids(ids->v, ids->n, c->engine->v, c->engine->n, &at);
-    if (!same && kvr_tokenizer_state(t) == KVR_TRUST_PROBING) other = other_profile(t, c);
-    kvr_lock(&t->lock);
-    enum kvr_trust_state before = t->trust.state;
-    if (same) t->equal[KVR_JUDGE_ENGINE]++;
-    else {
-        t->different[KVR_JUDGE_ENGINE]++;
-        note_difference(&t->last, "a request", c->who, ids, c->engine->v, c->engine->n, at);
-    }
-    kvr_trust_compared(&t->trust, same || other, other);
-    changed_locked(t, before);
-    kvr_unlock(&t->lock);
-    kvr_ids_unref(ids);
+    const struct comparison *c = comparison_of(w);
+    struct loaded *l = is_decided_by_requests(c->t) ? hold(c->t) : NULL;
+    if (l) compare_with(c->t, l, c);
+    let_go(l);
 }
 
 void kvr_tokenizer_compare(struct kvr_tokenizer *t, const char *who, const struct kvr_token_text *question, const uint32_t *ids, size_t n)
@@ -471,34 +536,36 @@ void kvr_tokenizer_doubted(struct kvr_tokenizer *t)
 struct loading {
     struct kvr_token_work work;
     struct kvr_tokenizer *t;
+    char *dir;
 };
 
 static void drop_loading(struct kvr_token_work *w)
 {
     struct loading *l = (struct loading *)w;
     kvr_tokenizer_unref(l->t);
+    free(l->dir);
     free(l);
 }
 
-static int failed_to(struct kvr_tokenizer *t, const struct kvr_tok_buf *why)
+/* What the library says of an error. */
+static int failed(const struct kvr_token_library *lib, struct kvr_tok_buf *text, char why[FOUND_MAX])
 {
-    snprintf(t->cannot_load, sizeof t->cannot_load, "%.*s", (int)KVR_MIN(why->len, (size_t)FOUND_MAX), (const char *)why->data);
+    snprintf(why, FOUND_MAX, "%.*s", (int)KVR_MIN(text->len, (size_t)FOUND_MAX), text->data ? (const char *)text->data : "");
+    lib->buf_free(text);
     return -1;
 }
 
-static int add_profile(struct kvr_tokenizer *t, const char *options)
+static int add_profile(struct loaded *l, const char *options, char why[FOUND_MAX])
 {
     struct kvr_tok_buf err = {0};
-    KVR_ASSERT(t->profiles_n < PROFILES_MAX);
-    int rc = t->config.lib->variant(t->profiles[0], options, &t->profiles[t->profiles_n], &err);
-    if (rc == 0) t->profiles_n++;
-    else rc = failed_to(t, &err);
-    t->config.lib->buf_free(&err);
-    return rc;
+    KVR_ASSERT(l->n < PROFILES_MAX);
+    if (l->lib->variant(l->profiles[0], options, &l->profiles[l->n], &err)) return failed(l->lib, &err, why);
+    l->n++;
+    return 0;
 }
 
 /* What engines do: as the template looks or as they were told, and what their releases do with members of messages. Newest first. */
-static int add_profiles(struct kvr_tokenizer *t)
+static int add_profiles(struct loaded *l, char why[FOUND_MAX])
 {
     static const char *const formats[] = {"auto", "string", "openai"}, *const words[] = {"false", "true"};
     static const struct {
@@ -511,55 +578,109 @@ static int add_profiles(struct kvr_tokenizer *t)
         snprintf(options, sizeof options,
                  "{\"content_format\":\"%s\",\"drop_none\":%s,\"alias_reasoning\":%s,\"developer_to_system\":%s,\"typed\":%s}",
                  formats[i / 8 % 3], words[releases[r].drop_none], words[releases[r].alias], words[developer], words[typed]);
-        if (add_profile(t, options)) return -1;
+        if (add_profile(l, options, why)) return -1;
     }
     return 0;
 }
 
-static int load(struct kvr_tokenizer *t)
+/* NULL: it cannot be used, for that reason. */
+static struct loaded *load(const struct kvr_tokenizer *t, const char *dir, char why[FOUND_MAX])
 {
     char options[1024];
     struct kvr_tok_buf err = {0};
     bool fixed = t->profile && strlen(t->profile) > 2;
+    struct loaded *l = calloc(1, sizeof *l);
+    if (!l) {
+        snprintf(why, FOUND_MAX, "out of memory");
+        return NULL;
+    }
+    atomic_init(&l->refs, 1);
+    l->lib = t->config.lib;
     if (fixed) snprintf(options, sizeof options, "{\"cache_bytes\":%zu,%s", t->config.cache_bytes, t->profile + 1);
     else snprintf(options, sizeof options, "{\"cache_bytes\":%zu,\"drop_none\":false,\"alias_reasoning\":false}", t->config.cache_bytes);
-    int rc = t->config.lib->load(t->dir, options, &t->profiles[0], &err);
-    if (rc == 0) t->profiles_n = 1;
-    else rc = failed_to(t, &err);
-    t->config.lib->buf_free(&err);
-    return rc || fixed ? rc : add_profiles(t);
+    int rc = l->lib->load(dir, options, &l->profiles[0], &err);
+    if (rc) rc = failed(l->lib, &err, why);
+    else l->n = 1;
+    if (rc == 0 && !fixed) rc = add_profiles(l, why);
+    if (rc == 0) return l;
+    let_go(l);
+    return NULL;
 }
 
 static void run_loading(struct kvr_token_work *w)
 {
-    struct kvr_tokenizer *t = ((struct loading *)w)->t;
-    bool ok = load(t) == 0;
-    TRUST(t, kvr_trust_loaded(&t->trust, ok));
+    const struct loading *job = (const struct loading *)w;
+    struct kvr_tokenizer *t = job->t;
+    char why[FOUND_MAX] = "";
+    struct loaded *l = load(t, job->dir, why);
+    kvr_lock(&t->lock);
+    struct loaded *old = t->loaded;
+    enum kvr_trust_state before = t->trust.state;
+    t->loaded = l;
+    t->loading = false;
+    memcpy(t->cannot_load, why, sizeof why);
+    kvr_trust_loaded(&t->trust, l != NULL);
+    changed_locked(t, before);
+    kvr_unlock(&t->lock);
+    let_go(old);
+}
+
+int kvr_tokenizer_reload(struct kvr_tokenizer *t, const char *dir)
+{
+    struct loading *l = calloc(1, sizeof *l);
+    char *copy = strdup(dir), *old = copy;
+    if (l) *l = (struct loading){{.run = run_loading, .drop = drop_loading}, kvr_tokenizer_ref(t), strdup(dir)};
+    if (!l || !copy || !l->dir) {
+        if (l) drop_loading(&l->work);
+        free(copy);
+        return -KVR_ENOMEM;
+    }
+    kvr_lock(&t->lock);
+    bool busy = t->loading;
+    if (!busy) { /* from here on ids of the folder that is given up are not used */
+        old = t->dir;
+        t->dir = copy;
+        t->loading = true;
+        t->last.any = false;
+        kvr_trust_begin(&t->trust, t->config.probes);
+        atomic_store_explicit(&t->state, (int)t->trust.state, memory_order_release);
+        atomic_fetch_add(&t->generation, 1);
+    }
+    kvr_unlock(&t->lock);
+    free(old);
+    if (busy) {
+        drop_loading(&l->work);
+        return -KVR_EEXISTS;
+    }
+    if (kvr_token_pool_add(t->config.pool, &l->work)) return 0;
+    kvr_lock(&t->lock); /* it stays LOADING: the next try reads it */
+    t->loading = false;
+    kvr_unlock(&t->lock);
+    return -KVR_ELIMIT;
+}
+
+bool kvr_tokenizer_is_of(struct kvr_tokenizer *t, const char *dir)
+{
+    kvr_lock(&t->lock);
+    bool same = !strcmp(t->dir, dir);
+    kvr_unlock(&t->lock);
+    return same;
 }
 
 int kvr_tokenizer_open(const struct kvr_tokenizer_config *config, struct kvr_tokenizer **out)
 {
     struct kvr_tokenizer *t = calloc(1, sizeof *t);
-    struct loading *l = calloc(1, sizeof *l);
-    if (!t || !l) {
-        free(t);
-        free(l);
-        return -KVR_ENOMEM;
-    }
+    if (!t) return -KVR_ENOMEM;
     kvr_lock_init(&t->lock, KVR_LOCK_TOKENIZER);
     atomic_init(&t->refs, 1);
     t->config = *config;
     t->model = strdup(config->model);
-    t->dir = strdup(config->dir);
     t->profile = config->profile ? strdup(config->profile) : NULL;
-    kvr_trust_begin(&t->trust, config->probes);
-    *l = (struct loading){{.run = run_loading, .drop = drop_loading}, kvr_tokenizer_ref(t)};
-    if (!t->model || !t->dir || (config->profile && !t->profile) || !kvr_token_pool_add(config->pool, &l->work)) {
-        kvr_tokenizer_unref(t);
-        return -KVR_ENOMEM;
-    }
-    *out = t;
-    return 0;
+    bool whole = t->model && (!config->profile || t->profile);
+    int rc = whole ? kvr_tokenizer_reload(t, config->dir) : -KVR_ENOMEM;
+    if (rc) kvr_tokenizer_unref(t);
+    else *out = t;
+    return rc;
 }
 
 /* ---- figures ----------------------------------------------------------------------------------------- */
@@ -573,29 +694,41 @@ void kvr_tokenizer_figures(struct kvr_tokenizer *t, struct kvr_tokenizer_figures
     memcpy(out->different, t->different, sizeof out->different);
     memcpy(out->reasons, t->reasons, sizeof out->reasons);
     kvr_unlock(&t->lock);
-    if (out->state != KVR_TRUST_LOADING && t->profiles_n) t->config.lib->figures(t->profiles[0], &out->cache);
+    struct loaded *l = hold(t);
+    if (l) l->lib->figures(l->profiles[0], &out->cache);
+    let_go(l);
+}
+
+static void describe_folder(const struct loaded *l, struct kvr_buf *out)
+{
+    struct kvr_tok_buf info = {0};
+    kvr_json_put_u64(out, "profile", atomic_load(&l->current));
+    if (l->lib->info(current(l), &info) == 0) {
+        kvr_json_key(out, "library");
+        kvr_buf_add(out, info.data, info.len);
+        out->comma = true;
+    }
+    l->lib->buf_free(&info);
 }
 
 void kvr_tokenizer_describe(struct kvr_tokenizer *t, struct kvr_buf *out)
 {
-    struct kvr_tok_buf info = {0};
+    char dir[1024], cannot_load[FOUND_MAX];
     kvr_lock(&t->lock);
     struct kvr_trust trust = t->trust;
     struct difference d = t->last;
+    snprintf(dir, sizeof dir, "%s", t->dir);
+    memcpy(cannot_load, t->cannot_load, sizeof cannot_load);
     kvr_unlock(&t->lock);
+    struct loaded *l = hold(t);
     kvr_json_open(out, '{');
     kvr_json_put_str(out, "model", t->model);
-    kvr_json_put_str(out, "folder", t->dir);
+    kvr_json_put_str(out, "folder", dir);
     kvr_json_put_str(out, "state", kvr_trust_name(trust.state));
     kvr_json_put_str(out, "why", trust.why);
-    if (trust.state == KVR_TRUST_REFUSED && t->cannot_load[0]) kvr_json_put_str(out, "cannot_load", t->cannot_load);
-    kvr_json_put_u64(out, "profile", atomic_load(&t->current));
-    if (trust.state != KVR_TRUST_LOADING && t->profiles_n && t->config.lib->info(current(t), &info) == 0) {
-        kvr_json_key(out, "library");
-        kvr_buf_add(out, info.data, info.len);
-        out->comma = true;
-        t->config.lib->buf_free(&info);
-    }
+    if (trust.state == KVR_TRUST_REFUSED && cannot_load[0]) kvr_json_put_str(out, "cannot_load", cannot_load);
+    if (l && trust.state != KVR_TRUST_LOADING) describe_folder(l, out);
+    let_go(l);
     kvr_json_key(out, "last_difference");
     if (d.any) {
         kvr_json_open(out, '{');

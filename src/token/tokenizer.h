@@ -2,7 +2,7 @@
 /*
  * The tokenizer of one served model (a name that requests use; an adapter has its own): ids made here, as long as they are an engine's.
  *
- *     kvr_tokenizer_open --> its folder is read on a thread of the pool
+ *     kvr_tokenizer_open, _reload --> its folder is read on a thread of the pool
  *     kvr_tokenizer_probed: what an engine has made of the built-in questions --> the profile that agrees with all of it
  *     kvr_tokenizer_compare: what an engine has made of a request --> compared on a thread of the pool
  *     kvr_tokenizer_at_once, _finish, _make: ids, whatever they are worth; the caller looks at kvr_tokenizer_state first
@@ -12,8 +12,8 @@
  *
  * Never logs or keeps a prompt's text: of a difference it keeps which question, where, and both ids.
  *
- * Threads: any. A lock for trust and findings (KVR_LOCK_TOKENIZER), under which ids are not made; what makes ids is set before the state
- * leaves LOADING and lives as long as the tokenizer.
+ * Threads: any. A lock for trust, findings and the folder that is used (KVR_LOCK_TOKENIZER), under which ids are not made; a folder that
+ * was read lives as long as somebody makes ids with it.
  */
 #ifndef KVR_TOKEN_TOKENIZER_H
 #define KVR_TOKEN_TOKENIZER_H
@@ -47,6 +47,10 @@ struct kvr_probe_answer {
 };
 
 int kvr_tokenizer_open(const struct kvr_tokenizer_config *config, struct kvr_tokenizer **out);
+/* Reads a folder, the same or another one, in place of its own: from now on it is LOADING, and trust is earned anew. Returns: 0,
+ * -KVR_EEXISTS while one is being read, -KVR_ELIMIT when the pool is full, -KVR_ENOMEM; it is to be called again then. */
+int kvr_tokenizer_reload(struct kvr_tokenizer *t, const char *dir);
+bool kvr_tokenizer_is_of(struct kvr_tokenizer *t, const char *dir); /* Is that its folder? */
 struct kvr_tokenizer *kvr_tokenizer_ref(struct kvr_tokenizer *t);
 void kvr_tokenizer_unref(struct kvr_tokenizer *t);
 
@@ -66,8 +70,9 @@ int kvr_tokenizer_make(struct kvr_tokenizer *t, const char *question, size_t len
 
 /* ---- judges ---- */
 
-/* `who`: the engine, for what is said. Takes the answers; the comparison is made on a thread of the pool. */
-void kvr_tokenizer_probed(struct kvr_tokenizer *t, const char *who, const struct kvr_probe_answer *answers, size_t n);
+/* `who`: the engine, for what is said. The comparison is made on a thread of the pool. Returns: false when nothing will come of it: the
+ * pool is full. */
+bool kvr_tokenizer_probed(struct kvr_tokenizer *t, const char *who, const struct kvr_probe_answer *answers, size_t n);
 /* An engine has no way to be asked. */
 void kvr_tokenizer_cannot_ask(struct kvr_tokenizer *t, const char *who);
 /* What an engine has made of a question. hold/let_go: of what the question's bytes lie in. */

@@ -46,6 +46,7 @@ void kvr_trust_given(struct kvr_trust *t)
 void kvr_trust_probed(struct kvr_trust *t, bool agrees)
 {
     if (t->state == KVR_TRUST_LOADING || t->state == KVR_TRUST_REFUSED) return;
+    t->probed = true;
     if (!agrees) enter(t, KVR_TRUST_REFUSED, "an engine answers a built-in question otherwise");
     else if (t->state == KVR_TRUST_PROBING && t->real_left) enter(t, KVR_TRUST_PROBING, "the first requests are compared");
     else if (t->state == KVR_TRUST_PROBING) enter(t, KVR_TRUST_TRUSTED, "an engine answers as it does");
@@ -55,6 +56,7 @@ void kvr_trust_compared(struct kvr_trust *t, bool agrees, bool other_profile)
 {
     switch (t->state) {
     case KVR_TRUST_PROBING:
+        if (!t->probed) break;
         if (!agrees) enter(t, KVR_TRUST_REFUSED, "an engine answers one of the first requests otherwise");
         else if (other_profile) t->real_left = t->real_wanted;
         else if (t->real_left && --t->real_left == 0) enter(t, KVR_TRUST_TRUSTED, "an engine answers as it does");

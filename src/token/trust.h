@@ -10,6 +10,8 @@
  *       v                   v                               v                      |        3 unlike counts, doubt -'  a second difference
  *    REFUSED <----------------------------------------------------------------------- <---------------------------------'
  *
+ * From each of them begin() leads back to LOADING: the folder is read again.
+ *
  * Judges: answers of an engine to the same question (compared), the count of prompt tokens in an answer's usage (counted), and events that
  * never show what the ids predict (doubted).
  *
@@ -29,6 +31,7 @@ struct kvr_trust {
     unsigned real_wanted; /* real questions that have to agree before the first trust */
     unsigned real_left;
     unsigned equal_in_row;   /* in SUSPECT */
+    bool probed;             /* the built-in questions have agreed: before that requests decide nothing */
     bool was_suspect;        /* since the last beginning: the next difference refuses */
     unsigned counts, unlike; /* of the current window of usages */
     const char *why;         /* static: what has led to the state */

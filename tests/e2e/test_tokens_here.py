@@ -2,6 +2,8 @@
 """Tokens made here: earned against an engine, used, watched, lost. The engine renders and encodes by itself (token_parts.py)."""
 import concurrent.futures
 import os
+import signal
+import threading
 
 import pytest
 from conftest import Engine, Serve, call, wait_for
@@ -48,6 +50,10 @@ def tokenizer(serve, model="m"):
 
 def until(serve, state, model="m"):
     return wait_for(f"the state {state}", lambda: tokenizer(serve, model)["state"] == state and tokenizer(serve, model), 20)
+
+
+def until_not(serve, state, model="m"):
+    wait_for(f"another state than {state}", lambda: tokenizer(serve, model)["state"] != state, 20)
 
 
 def probed(serve, model="m"):
@@ -377,6 +383,90 @@ def test_a_template_that_was_not_compared_with_jinja2_is_not_rendered(serve, eng
     before = e.asked.get("/tokenize", 0)
     chat(s)
     assert made_here(s) == 0 and e.asked["/tokenize"] == before + 1
+
+
+# ---- folders that change ---------------------------------------------------------------------------------------
+
+
+LONGER = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}A")
+
+
+def longer(ids, q):
+    """What an engine makes of LONGER."""
+    return [ids[0], ord("A"), *ids[1:]] if "messages" in q else ids
+
+
+def test_a_folder_is_read_again_on_sighup_under_load_and_earns_trust_anew(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    stop, failures = threading.Event(), []
+
+    def ask(k):
+        n = 0
+        while not stop.is_set():
+            n += 1
+            a = call(s.port, "POST", "/v1/chat/completions", {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": f"{k} {n} " * 300}]})
+            if a.status != 200:
+                failures.append((a.status, a.body))
+    threads = [threading.Thread(target=ask, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for template, change in [(LONGER, longer), (TEMPLATE, lambda ids, q: ids)]:
+        asked = s.metric("tokenizer_checks_total", judge="probes", model="m")
+        with open(os.path.join(folder, "chat_template.jinja"), "w") as f:
+            f.write(template)
+        s.p.send_signal(signal.SIGHUP)
+        until_not(s, "trusted")
+        e.change, e.count_off = change, int(change is longer)  # only now: an engine that changes while its ids are trusted is another test
+        wait_for("the probes", lambda asked=asked: s.metric("tokenizer_checks_total", judge="probes", model="m") > asked, 20)
+        t = until(s, "trusted")
+        assert t["last_difference"] is None, t
+        made = made_here(s)
+        wait_for("tokens made here", lambda made=made: made_here(s) > made + 20, 20)
+    stop.set()
+    for t in threads:
+        t.join()
+    assert not failures
+    assert s.metric("tokenizer_checks_total", judge="usage", result="different", model="m") == 0
+
+
+def test_a_broken_folder_is_refused_on_sighup_and_a_mended_one_trusted(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    path = os.path.join(folder, "tokenizer.json")
+    with open(path) as f:
+        whole = f.read()
+    with open(path, "w") as f:
+        f.write(whole[:1000])
+    s.p.send_signal(signal.SIGHUP)
+    assert until(s, "refused")["cannot_load"]
+    chat(s)
+    with open(path, "w") as f:
+        f.write(whole)
+    s.p.send_signal(signal.SIGHUP)
+    until(s, "probing")
+    wait_for("the probes", lambda: s.metric("tokenizer_checks_total", judge="probes", model="m") >= 2, 20)
+    for i in range(2):
+        chat(s, [{"role": "user", "content": f"again {i}"}])
+    until(s, "trusted")
+
+
+def test_a_worker_that_comes_back_with_another_root_has_the_folder_of_that_root(serve, engine, folder, tmp_path):
+    other = make_folder(tmp_path / "other", LONGER)
+    e = engine(root=folder)
+    s = serve([e])
+    trusted(s)
+    port = e.port
+    e.close()
+    wait_for("the worker is down", lambda: s.get("/workers")[0]["status"] != "up", 20)
+    engine(root=other, change=longer, port=port)
+    wait_for("the other folder", lambda: tokenizer(s)["folder"] == other, 30)
+    wait_for("the probes", lambda: s.metric("tokenizer_checks_total", judge="probes", model="m") >= 2, 20)
+    for i in range(2):
+        chat(s, [{"role": "user", "content": f"again {i}"}])
+    assert until(s, "trusted")["last_difference"] is None
 
 
 # ---- ids that are forwarded ------------------------------------------------------------------------------------

@@ -114,16 +114,19 @@ class TokenEngine:
     asked: how often each path; generated: the bodies that it was to answer; change(ids, question) may return other ids, of /tokenize and render; count_off is added to usage; no_render: 403;
     no_tokenize: 404."""
 
-    def __init__(self, root=None, models=("m",), change=lambda ids, q: ids, no_render=False, no_tokenize=False):
+    def __init__(self, root=None, models=("m",), change=lambda ids, q: ids, no_render=False, no_tokenize=False, port=0):
         self.asked, self.questions, self.generated, self.change, self.count_off = {}, [], [], change, 0
         self.root, self.models, self.no_render, self.no_tokenize = root, models, no_render, no_tokenize
-        self.lock = threading.Lock()
+        self.lock, self.closed = threading.Lock(), False
         engine = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def reply(self, status, answer):
+                if engine.closed:  # a connection that was kept goes with the engine
+                    self.close_connection = True
+                    return
                 body = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -145,7 +148,7 @@ class TokenEngine:
 
             def log_message(self, *a):
                 pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -172,5 +175,6 @@ class TokenEngine:
         return 200, {"id": "1", "object": "x", "created": 1, "model": q.get("model"), "choices": [choice], "usage": usage}
 
     def close(self):
+        self.closed = True
         self.server.shutdown()
         self.server.server_close()

@@ -56,6 +56,21 @@ static void trust_needs_the_probes_and_the_first_requests(void **state)
     assert_int_equal(t.state, KVR_TRUST_TRUSTED);
 }
 
+static void requests_decide_nothing_before_the_probes_have_agreed(void **state)
+{
+    struct kvr_trust t = probing(2);
+    (void)state;
+    for (int i = 0; i < 5; i++) kvr_trust_compared(&t, true, false);
+    assert_int_equal(t.state, KVR_TRUST_PROBING);
+    kvr_trust_compared(&t, false, false); /* with a profile that nobody has chosen */
+    assert_int_equal(t.state, KVR_TRUST_PROBING);
+    kvr_trust_probed(&t, true);
+    kvr_trust_compared(&t, true, false);
+    assert_int_equal(t.state, KVR_TRUST_PROBING);
+    kvr_trust_compared(&t, true, false);
+    assert_int_equal(t.state, KVR_TRUST_TRUSTED);
+}
+
 static void another_profile_begins_the_count_anew(void **state)
 {
     struct kvr_trust t = probing(2);
@@ -155,6 +170,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_folder_that_cannot_be_used_is_refused),
         cmocka_unit_test(trust_needs_the_probes_and_the_first_requests),
+        cmocka_unit_test(requests_decide_nothing_before_the_probes_have_agreed),
         cmocka_unit_test(another_profile_begins_the_count_anew),
         cmocka_unit_test(a_difference_before_trust_refuses),
         cmocka_unit_test(a_difference_later_is_a_doubt_and_the_second_refuses),

@@ -199,6 +199,7 @@ static void on_reload(uv_signal_t *sig, int signum)
     if (s->o->tls_ca && kvr_tls_trust(s->o->tls_ca, err, sizeof err))
         kvr_log_warning("kvroute %s: SIGHUP: --tls-ca: %s; the old certificates stay", name, err);
     discovery_reload(s);
+    tokenizers_reload(s);
     kvr_log("kvroute %s: SIGHUP: read again", name);
 }
 

@@ -10,6 +10,12 @@ struct prober;
 
 struct tokenizer_entry {
     char model[MODEL_MAX];
+    struct model_entry from; /* of the worker whose folder it has, as /v1/models told it; base_root: of an adapter's base model */
+    char base_root[256];
+    uint64_t from_seen;      /* the last look at the worker table in which a worker told the same */
+    bool has_other, read_it; /* another worker tells otherwise: `other`; the folder is to be read again */
+    struct model_entry other;
+    char other_base_root[256];
     struct kvr_tokenizer *tokenizer;
     struct kvr_map64 probed;       /* worker -> how often it had come up when it was asked */
     struct prober *prober;         /* asks one of them now; NULL: nobody is asked */

@@ -21,7 +21,8 @@ struct tokenizers {
     struct kvr_token_pool *pool;
     bool open, failed; /* the library and its threads: opened when a model is found that has a folder, or never */
     bool full_said;
-    uint64_t seen; /* the version of the worker table whose models have been looked at */
+    uint64_t seen;  /* the version of the worker table whose models have been looked at */
+    uint64_t looks; /* how often they were */
     _Atomic size_t n;
     struct tokenizer_entry entries[TOKENIZERS_MAX];
 };
@@ -99,9 +100,10 @@ static bool open_library(struct serve *s, char *why, size_t cap)
 /* ---- entries ---------------------------------------------------------------------------------------------------------- */
 
 /* Returns: false when it is to be tried again. */
-static bool add_entry(struct serve *s, const char *model, const char *dir)
+static bool add_entry(struct serve *s, const struct model_entry *m, const char *base_root, const char *dir)
 {
     struct tokenizers *t = s->tokenizers;
+    const char *model = m->id;
     size_t n = atomic_load(&t->n);
     if (n == TOKENIZERS_MAX) {
         if (!t->full_said)
@@ -126,35 +128,73 @@ static bool add_entry(struct serve *s, const char *model, const char *dir)
                                           .given = s->o->tokenizer == TOKENIZER_LOCAL};
     if (kvr_tokenizer_open(&config, &e->tokenizer)) return false; /* the pool is full */
     snprintf(e->model, sizeof e->model, "%s", model);
+    e->from = *m;
+    snprintf(e->base_root, sizeof e->base_root, "%s", base_root);
+    e->from_seen = t->looks;
     atomic_store_explicit(&t->n, n + 1, memory_order_release);
     return true;
 }
 
-/* The models of one worker that have no entry yet. */
-struct wanted {
+/* The models of one worker. */
+struct served_models {
     size_t n;
     struct model_entry models[MODELS_MAX + 1]; /* those it lists, and the one that it was configured with */
     char base_root[256];
 };
 
-static void want(struct serve *s, struct wanted *out, const struct model_entry *m)
-{
-    if (out->n < KVR_ARRAY_LEN(out->models) && m->id[0] && !find(s, m->id)) out->models[out->n++] = *m;
-}
-
-static void look_at_models_locked(struct serve *s, const struct worker *w, struct wanted *out)
+static void take_models_locked(const struct serve *s, const struct worker *w, struct served_models *out)
 {
     const char *named = w->model[0] ? w->model : s->o->model;
     out->n = 0;
     out->base_root[0] = 0;
-    for (size_t i = 0; i < w->models_n; i++) {
+    bool listed = false;
+    for (size_t i = 0; i < w->models_n && out->n < MODELS_MAX; i++) {
         if (!w->models[i].is_lora && !out->base_root[0]) snprintf(out->base_root, sizeof out->base_root, "%s", w->models[i].root);
-        want(s, out, &w->models[i]);
+        if (w->models[i].id[0]) out->models[out->n++] = w->models[i];
+        listed |= named && !strcmp(w->models[i].id, named);
     }
-    if (!named) return;
-    struct model_entry m = {0};
-    snprintf(m.id, sizeof m.id, "%s", named);
-    want(s, out, &m);
+    if (!named || listed) return;
+    struct model_entry *m = &out->models[out->n++];
+    *m = (struct model_entry){0};
+    snprintf(m->id, sizeof m->id, "%s", named);
+}
+
+/* Does the worker tell of the model what the entry's folder was found by? */
+static bool tells_the_same(const struct tokenizer_entry *e, const struct model_entry *m, const char *base_root)
+{
+    return !strcmp(e->from.root, m->root) && !strcmp(e->from.parent, m->parent) && (!m->is_lora || !strcmp(e->base_root, base_root));
+}
+
+/* Returns: false when it is to be tried again. */
+static bool look_at_model(struct serve *s, const struct model_entry *m, const char *base_root)
+{
+    char dir[FOLDER_MAX];
+    struct tokenizer_entry *e = find(s, m->id);
+    if (!e) return !find_folder(s, m, base_root, dir) || add_entry(s, m, base_root, dir);
+    if (tells_the_same(e, m, base_root)) {
+        e->from_seen = s->tokenizers->looks;
+    } else {
+        e->has_other = true;
+        e->other = *m;
+        snprintf(e->other_base_root, sizeof e->other_base_root, "%s", base_root);
+    }
+    return true;
+}
+
+/* No worker tells any more what the folder was found by, and one tells otherwise: the folder is found anew. */
+static void follow_others(struct serve *s)
+{
+    struct tokenizers *t = s->tokenizers;
+    for (size_t i = 0; i < atomic_load(&t->n); i++) {
+        struct tokenizer_entry *e = &t->entries[i];
+        if (e->has_other && e->from_seen != t->looks) {
+            e->from = e->other;
+            memcpy(e->base_root, e->other_base_root, sizeof e->base_root);
+            char dir[FOLDER_MAX];
+            e->read_it |= find_folder(s, &e->from, e->base_root, dir) && !kvr_tokenizer_is_of(e->tokenizer, dir);
+        }
+        e->has_other = false;
+    }
 }
 
 /* When the table has changed. */
@@ -162,19 +202,43 @@ static void find_models(struct serve *s)
 {
     uint64_t version = atomic_load(&s->workers_version);
     if (version == s->tokenizers->seen) return;
-    struct wanted *wanted = malloc(sizeof *wanted);
-    char dir[FOLDER_MAX];
-    bool all = wanted != NULL;
-    for (struct worker *w = s->workers; w && wanted; w = w->next) {
+    struct served_models *served = malloc(sizeof *served);
+    bool all = served != NULL;
+    s->tokenizers->looks++;
+    for (struct worker *w = s->workers; w && served; w = w->next) {
         kvr_lock(&s->lock);
-        look_at_models_locked(s, w, wanted);
+        take_models_locked(s, w, served);
         kvr_unlock(&s->lock);
-        for (size_t i = 0; i < wanted->n; i++)
-            if (!find(s, wanted->models[i].id) && find_folder(s, &wanted->models[i], wanted->base_root, dir))
-                all &= add_entry(s, wanted->models[i].id, dir);
+        for (size_t i = 0; i < served->n; i++) all &= look_at_model(s, &served->models[i], served->base_root);
     }
-    free(wanted);
-    if (all) s->tokenizers->seen = version;
+    free(served);
+    if (!all) return;
+    follow_others(s);
+    s->tokenizers->seen = version;
+}
+
+/* ---- folders that are read again ------------------------------------------------------------------------------------------ */
+
+static void read_again(struct serve *s, struct tokenizer_entry *e)
+{
+    char dir[FOLDER_MAX];
+    bool found = find_folder(s, &e->from, e->base_root, dir);
+    if (!found) {
+        e->read_it = false;
+        kvr_log_warning("kvroute: model '%s': its folder is not found any more; what was read of it stays in use", e->model);
+        return;
+    }
+    if (kvr_tokenizer_reload(e->tokenizer, dir)) return; /* one is being read, or the pool is full: later */
+    e->read_it = false;
+    if (e->prober) prober_stop(e->prober);
+    kvr_map64_clear(&e->probed); /* every worker is asked again */
+    kvr_log("kvroute: model '%s': its folder is read again (%s)", e->model, dir);
+}
+
+void tokenizers_reload(struct serve *s)
+{
+    struct tokenizers *t = s->tokenizers;
+    for (size_t i = 0; t && i < atomic_load(&t->n); i++) t->entries[i].read_it = true;
 }
 
 /* ---- probes ----------------------------------------------------------------------------------------------------------- */
@@ -203,7 +267,10 @@ void tokenizers_tick(struct serve *s)
     struct tokenizers *t = s->tokenizers;
     if (!t || atomic_load(&s->draining)) return;
     find_models(s);
-    for (size_t i = 0; i < atomic_load(&t->n); i++) probe_next(s, &t->entries[i]);
+    for (size_t i = 0; i < atomic_load(&t->n); i++) {
+        if (t->entries[i].read_it) read_again(s, &t->entries[i]);
+        probe_next(s, &t->entries[i]);
+    }
 }
 
 void tokenizers_doubted(struct serve *s, const char *model)

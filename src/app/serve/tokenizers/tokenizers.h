@@ -8,7 +8,9 @@
  *     `root` of /v1/models: a path of this machine, or ---'           |
  *     a name in the cache of the Hugging Face hub                     '--> each worker that serves it is asked when it comes up
  *
- * Nothing is ever downloaded. Entries are made on the main loop, never removed, and at most TOKENIZERS_MAX; models beyond ask engines.
+ * Nothing is ever downloaded. Entries are made on the main loop, never removed, and at most TOKENIZERS_MAX; models beyond ask engines. On
+ * SIGHUP every folder is found and read again, and one also when no worker tells the `root` any more that its folder was found by; trust is
+ * then earned anew.
  *
  * Threads: the main loop, but for tokenizers_find, _pool and _check_due.
  */
@@ -31,6 +33,7 @@ struct kvr_token_pool *tokenizers_pool(const struct serve *s);
 /* Any thread: is a request of this model to be checked with an engine now? One in --tokenizer-check, at most one a second and model. */
 bool tokenizers_check_due(const struct serve *s, const struct kvr_tokenizer *t);
 void tokenizers_doubted(struct serve *s, const char *model); /* serve_hooks.tokens_doubted */
+void tokenizers_reload(struct serve *s);                     /* SIGHUP */
 void tokenizers_tick(struct serve *s);                       /* every 0.1 s */
 void tokenizers_stop(struct serve *s);                       /* no question is under way any more; before the main loop's client closes */
 void tokenizers_destroy(struct serve *s);                    /* no other thread is left */
