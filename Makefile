@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all build demo demo-engines tokenizer test check test-engines engines bench bench-peers bench-routers lint fuzz format install clean help sim options-page wheel
+.PHONY: all build demo demo-engines tokenizer test check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
 
 all: build
 
@@ -16,6 +16,7 @@ help:
 	@echo "make bench    benchmarks, ratios in one run"
 	@echo "make bench-peers  the index beside Dynamo's and SMG's, in turns (optional: needs cargo and crates)"
 	@echo "make bench-routers  kvroute beside public routers over the same mock engines, in turns (optional: needs Python 3.12 and wheels)"
+	@echo "make bench-tokens  what token ids made by the router save (optional: needs make tokenizer, make engines)"
 	@echo "make sim      routing policies over simulated fleets, in virtual time (ARGS=--help: scenes and policies)"
 	@echo "make lint     include directions, refused functions, clang-tidy"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
@@ -63,6 +64,10 @@ bench-peers: build
 # ARGS="--rows conv-60 --rounds 2 ...": see ARGS=--help
 bench-routers: build
 	@scripts/bench_routers.sh $(ARGS)
+
+# ARGS="first": one part; see bench/tokens/measure.py
+bench-tokens: build
+	@scripts/bench_tokens.sh $(ARGS)
 
 lint:
 	@scripts/deps.sh build test lint

@@ -125,6 +125,20 @@ def test_a_client_that_closes_at_the_last_event_has_not_left(start, held, ending
         assert [d["status"] for d in s.get("/decisions")] == [200]
 
 
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_client_that_has_the_last_event_finds_no_load_booked(start, held, ending):
+    """The worker has not ended its body yet: the client's next question may come before it does."""
+    path, events = ENDINGS[ending]
+    w = held(events)
+    s = router(start, w)
+    with stream(s, path, "s1") as c:
+        read_until(c, events)
+        assert s.idle() and s.metric("sessions") == 1
+        w.go.set()
+        read_until(c, b"0\r\n\r\n")
+    assert s.metric("errors_total") == 0
+
+
 def test_the_workers_connection_is_used_again_after_its_client_closed(start, held):
     w = held(ENDINGS["[DONE]"][1])
     s = router(start, w)

@@ -228,6 +228,7 @@ static void bind_session(const struct request *r)
 void account_answered(struct request *r)
 {
     struct attempt *a = r->attempt;
+    if (r->answered) return;
     if (!a->prefill_marked) account_first_token(a);
     read_answer(a);
     account_response(a);

@@ -17,7 +17,7 @@ void account_response(struct attempt *a);                /* the id of its respon
 void account_attempt_over(struct attempt *a);            /* without an answer that the client gets */
 void account_unbook(struct attempt *a);                  /* the booking is given back, if there is one */
 
-/* The answer is whole. */
+/* The answer is whole; once, whoever calls it again. */
 void account_answered(struct request *r);
 /* The end of all: what is known of it is told. */
 void account_close(struct request *r);

@@ -77,12 +77,20 @@ static void look_at_stream(struct attempt *a)
     account_response(a);
 }
 
+/* The client knows from these bytes that the answer is over, whatever the worker still does with its connection. */
+static bool is_over(const struct attempt *a)
+{
+    return a->is_sse ? a->sse.done : a->length >= 0 && a->relayed >= (uint64_t)a->length;
+}
+
 enum outcome answer_relay(struct request *r)
 {
     struct attempt *a = r->attempt;
     a->last_byte_ms = now_ms();
+    a->relayed += a->bytes_n;
     if (a->is_sse) look_at_stream(a);
     else if (r->routed && a->answer.len + a->bytes_n <= ANSWER_KEPT_MAX) kvr_buf_add(&a->answer, a->bytes, a->bytes_n);
+    if (is_over(a)) account_answered(r); /* its load is given back before the client can ask for it */
     size_t queued = kvr_http_write(r->conn, a->bytes, a->bytes_n);
     if (queued > KVR_HTTP_HIGH_WATER) attempt_pause(a);
     return OUTCOME_WAITS;

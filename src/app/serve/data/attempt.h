@@ -63,7 +63,7 @@ struct attempt {
     size_t bytes_n;
 
     /* What is seen of the answer as it passes: answer.c */
-    uint64_t last_byte_ms;
+    uint64_t last_byte_ms, relayed; /* relayed: bytes of the answer */
     struct kvr_sse sse;
     struct kvr_buf answer; /* of one that is no stream */
     struct kvr_usage usage;

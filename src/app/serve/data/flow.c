@@ -106,7 +106,7 @@ static void end_refused(struct request *r)
 /* The client may have gone with the last event. */
 static void end_whole(struct request *r)
 {
-    account_answered(r); /* the booking is given back before the client can know that the answer is over */
+    account_answered(r); /* of an answer whose bytes do not say that they are the last */
     struct kvr_http_conn *c = request_detach(r);
     end(r);
     if (c) kvr_http_end(c);
