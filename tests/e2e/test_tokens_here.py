@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import signal
+import subprocess
 import threading
 
 import pytest
@@ -355,8 +356,11 @@ def test_a_worker_that_joins_with_other_tokens_ends_the_trust(serve, engine, fol
 def test_a_wrong_library_or_folder_is_named(start, folder, tmp_path):
     bad = tmp_path / "libbad.so"
     bad.write_bytes(b"no library")
+    other = tmp_path / "libother.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", other], input=b"unsigned kvr_tok_abi(void) { return 99; }", check=True)
     for flags, words in ((("--tokenizer", "local", "--tokenizer-lib", bad), "cannot be loaded"),
                          (("--tokenizer", "local", "--tokenizer-lib", tmp_path / "none.so"), "there is no"),
+                         (("--tokenizer", "local", "--tokenizer-lib", other), "has ABI 99, this program needs"),
                          (("--tokenizer-dir", tmp_path), "no tokenizer.json"),
                          (("--tokenizer", "local", "--tokenizer-lib", "/usr/lib/x86_64-linux-gnu/libm.so.6"), "is no tokenizer library")):
         s = Serve(["http://127.0.0.1:9"], *flags, wait=False, expect=1)
