@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! All tests are one program: linking one takes half a minute.
+mod matrix;
 mod models;
 mod segments;
 mod templates;
