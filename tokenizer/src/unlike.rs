@@ -90,7 +90,9 @@ impl<'b, 'a> Names<'b, 'a> {
         stmts(root, &mut |s| match s {
             Stmt::Macro(m) => {
                 n.macros.insert(m.name, m);
-                doubtful.extend(m.args.iter().filter_map(var)); // an argument that is not given
+                let given = m.args.len().saturating_sub(m.defaults.len());
+                doubtful.extend(m.args[..given].iter().filter_map(var)); // one that is not given; of the others this file sees to it
+                n.defined.extend(m.args[given..].iter().filter_map(var));
             }
             Stmt::ForLoop(l) => exprs(&l.target, &mut |e| n.defined.extend(var(e))),
             Stmt::Set(s) => {
@@ -135,7 +137,7 @@ impl<'b, 'a> Names<'b, 'a> {
     /// An argument that may be undefined for a parameter with a default: Jinja2 passes it, minijinja takes the default.
     fn may_pass_undefined(&self, c: &Call) -> bool {
         let Some(m) = var(&c.expr).and_then(|name| self.macros.get(name)) else { return false };
-        let has_default = |i: usize| i + m.defaults.len() >= m.args.len() && i < m.args.len();
+        let has_default = |i: usize| i + m.defaults.len() >= m.args.len() && i < m.args.len() && !is_same_undefined(m, i);
         c.args.iter().enumerate().any(|(i, a)| match a {
             CallArg::Pos(e) => has_default(i) && self.may_be_undefined(e),
             CallArg::Kwarg(name, e) => m.args.iter().position(|a| var(a) == Some(name)).is_some_and(has_default) && self.may_be_undefined(e),
@@ -156,6 +158,42 @@ fn pos<'b, 'a>(a: &'b CallArg<'a>) -> Option<&'b Expr<'a>> {
         CallArg::Pos(e) => Some(e),
         _ => None,
     }
+}
+
+/// Whether a macro does the same with its parameter's default as with what is undefined: both are empty, and it only asks for the truth, what
+/// is in it, and goes over it.
+fn is_same_undefined(m: &Macro, i: usize) -> bool {
+    let (Some(name), default) = (var(&m.args[i]), &m.defaults[i + m.defaults.len() - m.args.len()]) else { return false };
+    let is_list = matches!(default, Expr::List(l) if l.items.is_empty()) || matches!(default, Expr::Const(c) if c.value.len() == Some(0));
+    let is_false = is_list || matches!(default, Expr::Const(c) if !c.value.is_true());
+    let is_it = |e: &Expr| usize::from(var(e) == Some(name));
+    fn truth(e: &Expr, is_it: &dyn Fn(&Expr) -> usize) -> usize {
+        match e {
+            Expr::UnaryOp(u) if matches!(u.op, UnaryOpKind::Not) => truth(&u.expr, is_it),
+            Expr::BinOp(b) if matches!(b.op, BinOpKind::ScAnd | BinOpKind::ScOr) => truth(&b.left, is_it) + truth(&b.right, is_it),
+            e => is_it(e),
+        }
+    }
+    let (mut uses, mut harmless) = (0, 0);
+    for s in &m.body {
+        stmts(s, &mut |s| {
+            match s {
+                Stmt::IfCond(c) => harmless += truth(&c.expr, &is_it),
+                Stmt::ForLoop(l) if is_list => harmless += is_it(&l.iter),
+                _ => {}
+            }
+            stmt_exprs(s, &mut |e| {
+                uses += is_it(e);
+                match e {
+                    Expr::BinOp(b) if is_list && matches!(b.op, BinOpKind::In) => harmless += is_it(&b.right),
+                    Expr::Compare(c) if is_list && c.ops.len() == 1 && matches!(c.ops[0].op, CompareOpKind::In | CompareOpKind::NotIn) => harmless += is_it(&c.ops[0].expr),
+                    Expr::IfExpr(i) => harmless += truth(&i.test_expr, &is_it),
+                    _ => {}
+                }
+            })
+        });
+    }
+    is_false && uses == harmless
 }
 
 fn mentions(e: &Expr, names: &BTreeSet<&str>) -> bool {

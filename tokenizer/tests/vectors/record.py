@@ -211,6 +211,11 @@ STATEMENTS = r"""
 {% if true %}{% macro m() %}x{% endmacro %}{% endif %}{{ m() }}
 {% macro m(a, *b) %}{% endmacro %}
 {% macro m(messages) %}{{ messages }}{% endmacro %}{{ m('arg') }}
+{% macro m(a, b=[]) %}{% for x in b %}{{ x }}{% endfor %}{{ a in b }}{{ a not in b }}{% if b and a %}y{% endif %}{{ 'n' if not b }}{% endmacro %}{{ m(1) }}{{ m(1, nowhere) }}{{ m(2, messages[0].nope) }}{{ m(1, [1]) }}
+{% macro m(a, b=[]) %}{{ b }}{% endmacro %}{{ m(1, nowhere) }}
+{% macro m(b='') %}{{ b is defined }}{% endmacro %}{{ m(nowhere) }}
+{% macro m(a, b=true) %}{% if b %}{{ a }}{% endif %}{% if a %}{{ m(a - 1, b=b) }}{% endif %}{% endmacro %}{{ m(2) }}{{ m(1, false) }}
+{% macro m(a, b=true) %}{% if b %}{{ a }}{% endif %}{% endmacro %}{{ m(2, nowhere) }}
 {% macro m(a='d') %}{{ a }}{% endmacro %}{{ m(none) }}{{ m(nowhere) }}{{ m('') }}
 {% filter upper %}abc{{ count }}{% endfilter %}
 {% filter replace('a', 'b')|upper %}abc{% endfilter %}
