@@ -9,10 +9,12 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/base.h"
 #include "base/lock.h"
 #include "base/log.h"
+#include "token/dates.h"
 #include "token/probes.h"
 
 enum { PROFILES_MAX = 49, PROBES_MAX = 32, FOUND_MAX = 400 }; /* the one that is loaded, and all that add_profiles makes of it */
@@ -47,6 +49,7 @@ struct kvr_tokenizer {
     /* Set while it is LOADING, then constant but for `current`. */
     struct kvr_tok *profiles[PROFILES_MAX];
     size_t profiles_n;
+    bool has_dates; /* its template writes the date */
     _Atomic size_t current;
 };
 
@@ -193,6 +196,16 @@ int kvr_tokenizer_make(struct kvr_tokenizer *t, const char *question, size_t len
     struct kvr_tok_buf out = {0};
     struct kvr_tok_job *job;
     return take(t, t->config.lib->ask(current(t), question, len, SIZE_MAX, &job, &out), &out, ids);
+}
+
+/* ---- dates --------------------------------------------------------------------------------------------- */
+
+bool kvr_tokenizer_date_turns(const struct kvr_tokenizer *t)
+{
+    struct tm local;
+    time_t now = time(NULL);
+    if (kvr_tokenizer_state(t) == KVR_TRUST_LOADING || !t->has_dates) return false;
+    return localtime_r(&now, &local) && kvr_date_turns(&local);
 }
 
 /* ---- comparisons ------------------------------------------------------------------------------------- */
@@ -414,6 +427,7 @@ static void run_comparison(struct kvr_token_work *w)
     struct kvr_ids *ids;
     size_t at;
     bool other = false;
+    if (kvr_tokenizer_date_turns(t)) return; /* also of what was asked just before */
     if (make_with(t, current(t), c->question.data, c->question.len, &ids)) return;
     bool same = same_ids(ids->v, ids->n, c->engine->v, c->engine->n, &at);
     if (!same && kvr_tokenizer_state(t) == KVR_TRUST_PROBING) other = other_profile(t, c);
@@ -450,7 +464,7 @@ void kvr_tokenizer_compare(struct kvr_tokenizer *t, const char *who, const struc
 
 void kvr_tokenizer_counted(struct kvr_tokenizer *t, uint64_t here, uint64_t engine)
 {
-    if (kvr_tokenizer_state(t) != KVR_TRUST_TRUSTED) return;
+    if (kvr_tokenizer_state(t) != KVR_TRUST_TRUSTED || (here != engine && kvr_tokenizer_date_turns(t))) return;
     kvr_lock(&t->lock);
     enum kvr_trust_state before = t->trust.state;
     if (here == engine) t->equal[KVR_JUDGE_USAGE]++;
@@ -534,6 +548,9 @@ static void run_loading(struct kvr_token_work *w)
 {
     struct kvr_tokenizer *t = ((struct loading *)w)->t;
     bool ok = load(t) == 0;
+    struct kvr_tok_buf info = {0};
+    if (ok && t->config.lib->info(t->profiles[0], &info) == 0) t->has_dates = kvr_info_has_dates(info.data, info.len);
+    t->config.lib->buf_free(&info);
     TRUST(t, kvr_trust_loaded(&t->trust, ok));
 }
 

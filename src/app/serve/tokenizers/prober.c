@@ -57,6 +57,10 @@ static void give_up(struct prober *p)
 
 static void finish(struct prober *p, bool could_ask)
 {
+    if (could_ask && kvr_tokenizer_date_turns(p->entry->tokenizer)) {
+        give_up(p);
+        return;
+    }
     (void)kvr_map64_put(&p->entry->probed, p->worker_id, p->ups);
     if (could_ask) kvr_tokenizer_probed(p->entry->tokenizer, p->who, p->answers, kvr_token_probes_n);
     else kvr_tokenizer_cannot_ask(p->entry->tokenizer, p->who);
