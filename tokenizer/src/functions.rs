@@ -43,7 +43,7 @@ fn add_texts(env: &mut Environment<'static>) {
         let by = match arg(0, "width")? {
             None => " ".repeat(4),
             Some(w) if w.as_str().is_some() => w.as_str().unwrap_or("").into(),
-            Some(w) => " ".repeat(usize::try_from(w)?.min(1000)),
+            Some(w) => spaces(w)?,
         };
         let (first, blank) = (arg(1, "first")?, arg(2, "blank")?);
         kw.assert_all_used()?;
@@ -82,6 +82,13 @@ pub fn printed(v: &Value) -> Result<String, Error> {
     }
 }
 
+fn spaces(n: Value) -> Result<String, Error> {
+    match usize::try_from(n) {
+        Ok(n) if n <= 1000 => Ok(" ".repeat(n)),
+        _ => Err(unlike("an indent that is no small number")),
+    }
+}
+
 fn tojson(v: &Value, ascii: Option<bool>, kw: Kwargs) -> Result<Value, Error> {
     let ascii: Option<bool> = ascii.or(kw.get("ensure_ascii")?);
     let indent: Option<Value> = kw.get("indent")?;
@@ -92,7 +99,7 @@ fn tojson(v: &Value, ascii: Option<bool>, kw: Kwargs) -> Result<Value, Error> {
         None => None,
         Some(v) if v.is_none() => None,
         Some(v) if v.kind() == ValueKind::String => Some(v.as_str().unwrap().to_string()),
-        Some(v) => Some(" ".repeat(usize::try_from(v).map_err(|_| bad_op("tojson: indent"))?)),
+        Some(v) => Some(spaces(v)?),
     };
     let (item, key) = match &seps {
         Some(s) if s.len() == 2 => (s[0].as_str(), s[1].as_str()),

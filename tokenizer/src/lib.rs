@@ -10,12 +10,14 @@
 //!     request.rs     what an engine makes of messages and tools before its template sees them
 //!     template.rs    Jinja templates;  values.rs  what they are given;  functions.rs  Python's filters, tests and methods;  texts.rs  those of texts and numbers;
 //!     python.rs      str(), repr(), json.dumps()
-//!     lint.rs        what a template's syntax tree tells: constructs that were not compared with Jinja2's;  unlike.rs  that are known to differ
+//!     lint.rs        what a template's syntax tree tells: constructs that were not compared with Jinja2's;  unlike.rs  that are known to differ;
+//!                    depth.rs  how deep it can be
 //!     tokenizer.rs   text to ids, segment by segment;  cuts.rs  where a text may be cut;  cache.rs  ids by content
 //!     encoder.rs     the engines' own library, and a faster one where both agree
 mod cache;
 mod capi;
 mod cuts;
+mod depth;
 mod encoder;
 mod folder;
 mod functions;

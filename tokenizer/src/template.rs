@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A chat template: compiled once, rendered for each question as transformers' `apply_chat_template` renders it.
+use crate::depth::is_too_deep;
 use crate::request::{self, ContentFormat, Profile};
 use crate::values::value;
 use crate::{bad, functions, lint, python, question, unlike, unsupported, Fail, Kind, Res};
@@ -14,6 +15,8 @@ pub struct Template {
     pub content: ContentFormat,
     /// Constructs that were not compared with Jinja2's: a template that has any is not rendered here.
     pub unverified: Vec<String>,
+    /// It may write the date.
+    pub dates: bool,
     concatenates: bool, // `~` prints floats in a way of its own
     knows_developer: bool,
     knows_content: bool,
@@ -46,6 +49,9 @@ impl Template {
         let mut env = Environment::new();
         let compiled = || -> Result<(Environment<'static>, lint::Lint), Error> {
             let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+            if is_too_deep(&unified, &syntax) {
+                return Err(functions::bad_op("its expressions are too long"));
+            }
             let plain = plain_generation(&unified, &syntax);
             env.set_syntax(syntax.clone());
             env.set_recursion_limit(200);
@@ -66,6 +72,7 @@ impl Template {
             env,
             content: look.content,
             unverified: look.unverified,
+            dates: source.contains("strftime_now"),
             concatenates: look.concatenates,
             knows_developer: source.contains("\"developer\"") || source.contains("'developer'"),
             knows_content: source.contains("content"),
