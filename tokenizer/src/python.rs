@@ -173,7 +173,7 @@ pub fn dumps(v: &Value, d: &Dump, depth: usize, out: &mut String) -> Result<(), 
         }
         ValueKind::Number => out.push_str(&v.to_string()),
         ValueKind::String => json_str(v.as_str().unwrap_or(""), d.ascii, out),
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             let mut first = true;
             out.push('[');
             for x in v.try_iter().map_err(|e| e.to_string())? {

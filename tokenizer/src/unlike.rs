@@ -79,23 +79,26 @@ struct Names<'b, 'a> {
     macros: BTreeMap<&'a str, &'b Macro<'a>>,
     /// Set from a call of namespace().
     namespaces: BTreeSet<&'a str>,
+    sets_messages: bool,
     /// Always defined where they are used: loops' targets, and what is never set from something that may be undefined.
     defined: BTreeSet<&'a str>,
 }
 
 impl<'b, 'a> Names<'b, 'a> {
     fn of(root: &'b Stmt<'a>) -> Names<'b, 'a> {
-        let mut n = Names { macros: BTreeMap::new(), namespaces: BTreeSet::new(), defined: ["messages", "tools", "documents", "add_generation_prompt"].into() };
+        let mut n = Names { macros: BTreeMap::new(), namespaces: BTreeSet::new(), sets_messages: false, defined: ["messages", "tools", "documents", "add_generation_prompt"].into() };
         let mut doubtful = BTreeSet::new();
         stmts(root, &mut |s| match s {
             Stmt::Macro(m) => {
                 n.macros.insert(m.name, m);
                 let given = m.args.len().saturating_sub(m.defaults.len());
+                n.sets_messages |= m.args.iter().any(|a| var(a) == Some("messages"));
                 doubtful.extend(m.args[..given].iter().filter_map(var)); // one that is not given; of the others this file sees to it
                 n.defined.extend(m.args[given..].iter().filter_map(var));
             }
             Stmt::ForLoop(l) => exprs(&l.target, &mut |e| n.defined.extend(var(e))),
             Stmt::Set(s) => {
+                exprs(&s.target, &mut |e| n.sets_messages |= var(e) == Some("messages"));
                 if matches!(&s.expr, Expr::Call(c) if var(&c.expr) == Some("namespace")) {
                     n.namespaces.extend(var(&s.target));
                 }
@@ -235,7 +238,7 @@ fn look_at_expression(e: &Expr, names: &Names, bad: &mut BTreeSet<String>) {
     };
     let is_dict_list = |e: &Expr| matches!(e, Expr::Call(c) if matches!(&c.expr, Expr::GetAttr(g) if matches!(g.name, "keys" | "values" | "items")));
     match e {
-        Expr::Slice(s) if is_odd_slice(s) => add("a slice that goes backwards from or to somewhere"),
+        Expr::Slice(s) if is_odd_slice(s, names) => add("a slice that goes backwards and may be empty"),
         Expr::GetItem(g) if is_dict_list(&g.expr) => add("a subscript of keys(), values() or items()"),
         Expr::GetItem(g) => match &g.subscript_expr {
             Expr::Const(c) if c.value.as_str().is_some_and(|s| DICT_ATTRS.contains(&s) || OTHER_ATTRS.contains(&s)) => add("a subscript that is a method's name"),
@@ -271,18 +274,16 @@ fn look_at_expression(e: &Expr, names: &Names, bad: &mut BTreeSet<String>) {
     }
 }
 
-fn is_odd_slice(s: &Slice) -> bool {
-    match &s.step {
-        None => false,
-        Some(Expr::Const(c)) if c.value.as_i64().is_some_and(|n| n > 0) => false,
-        Some(Expr::Const(_)) => s.start.is_some() || s.stop.is_some(),
-        Some(Expr::UnaryOp(u)) if matches!(&u.expr, Expr::Const(_)) => s.start.is_some() || s.stop.is_some(),
-        Some(_) => true,
-    }
+/// Backwards: only the whole of what cannot be an empty list, of which minijinja would panic.
+fn is_odd_slice(s: &Slice, names: &Names) -> bool {
+    let is_forwards = s.step.as_ref().is_none_or(|e| matches!(e, Expr::Const(c) if c.value.as_i64().is_some_and(|n| n > 0)));
+    let is_fixed = matches!(&s.step, Some(Expr::Const(_))) || matches!(&s.step, Some(Expr::UnaryOp(u)) if matches!(&u.expr, Expr::Const(_)));
+    let is_full = matches!(&s.expr, Expr::Const(c) if c.value.len() != Some(0)) || (var(&s.expr) == Some("messages") && !names.sets_messages);
+    !is_forwards && (!is_fixed || !is_full || s.start.is_some() || s.stop.is_some())
 }
 
 fn is_list(e: &Expr) -> bool {
-    matches!(e, Expr::List(_) | Expr::Tuple(_) | Expr::Map(_)) || matches!(e, Expr::Const(c) if matches!(c.value.kind(), ValueKind::Seq | ValueKind::Map))
+    matches!(e, Expr::Call(c) if var(&c.expr) == Some("range")) || matches!(e, Expr::List(_) | Expr::Tuple(_) | Expr::Map(_)) || matches!(e, Expr::Const(c) if matches!(c.value.kind(), ValueKind::Seq | ValueKind::Map))
 }
 
 fn is_boolean(e: &Expr) -> bool {

@@ -27,7 +27,6 @@ fn container(v: Value) -> Value {
 }
 
 /// A list or a dictionary that `~` prints as Python does: it goes by `render`, past the environment's formatter.
-#[derive(Debug)]
 struct Container(DynObject);
 
 impl Object for Container {
@@ -48,5 +47,12 @@ impl Object for Container {
     }
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&python::str(&Value::from_dyn_object(self.clone())))
+    }
+}
+
+impl fmt::Debug for Container {
+    /// Within a list that a template has made.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&python::str(&Value::from_dyn_object(Arc::new(Container(self.0.clone())))))
     }
 }

@@ -7,6 +7,7 @@ tests/all/matrix.rs renders again. Needs a Python with jinja2 and transformers:
 
 A case is a template and its text, or null where there is none. One construct a template, so that what is refused here hides nothing else.
 """
+import copy
 import json
 import os
 
@@ -99,7 +100,7 @@ strftime_now('x')  strftime_now('%%')  strftime_now('')  strftime_now('%Y')|leng
 4 is divisibleby 2  4 is divisibleby(3)  4 is not divisibleby 3  1.5 is divisibleby 0.5  4 is divisibleby 0  'A' is upper  'a' is lower  1 is sameas 1  'x' is filter  'defined' is test  'upper' is filter  x is not defined  'a' is in ['a']  'a' is in 'abc'  'a' is not in ['b']  1 is odd  2.0 is even  -1 is odd  (-1) is odd  'a' is odd  'a' is escaped  messages is sequence  messages[0] is mapping  1 is lessthan 2  2 is greaterthan 1  1 is < 2  1 is equalto 1.0  'abc' is startingwith 'a'  none is not none  1 is ne 2  [] is eq []  'a' is lt 'b'  'a' is gt 1  1 is number and 2 is number  nowhere is number  true is number  true is integer  1.0 is integer  1.0 is float  true is float
 'ab'|replace('a', '<')  1|replace(1, 2)  none|replace('N', 'x')  123|replace('2', 'x')  'a'|upper|lower  (1.0)|upper  none|upper  true|lower  [1]|upper  nowhere|upper  1|title  none|title  1|capitalize  nowhere|trim  none|trim  1|trim  [1]|trim  messages[0].content|trim  ' a b '|trim|length  'x'|trim('xy')  'ax'|trim(none)  nowhere|title  nowhere|replace('a', 'b')  'a'|replace('a', 1)  'a'|replace('a', none)
 messages[2].s.split(',')|select|list  messages[2].content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n')  messages[1]['role'] == 'user' == messages[3].role  (messages[0].content ~ '')|trim|length  (messages|first).role  messages|length - 1  messages|length > 2 and messages[0].role == 'system'  (messages|last).content|length  messages[0]['content'][1:]  messages[0].role.upper()  messages[-1]['content'][-1]['text']  messages|string|length  messages[2].d.a|tojson  messages[2].d.a[-1]  messages[2].neg // 2  messages[2].neg % 4  messages[2].half|round  messages[2].i ~ messages[2].t ~ messages[2].n  odd.big ~ ''  odd.tiny ~ ''  1e16 ~ ''  1e-5 ~ ''  1.0 ~ ''  -0.0 ~ ''  [1, 'a'] ~ ''  {'k': none} ~ ''  nowhere ~ 'a'  none ~ true  (1, 2) ~ ''  1 ~ 2  'a' ~ [1.0, 1e16]  [odd.big] ~ ''
-unprintable ~ ''  unprintable  unprintable|string  unprintable|join  unprintable|tojson  unprintable|upper  words ~ ''  people ~ ''  messages ~ ''  tools ~ ''  words + [1] ~ ''  range(500)|list ~ ''  [[[[[[[[[[1, [2, {'a': {'b': {'c': [3]}}}]]]]]]]]]]] ~ ''  [none, true, 'it\'s', '\n'] ~ ''  {'a': nowhere} ~ ''  [nowhere] ~ ''  ['\x00\x7f\xad\u200b'] ~ ''  "'" ~ ["'"] ~ ['"']  messages[1] ~ ''  messages[1].content|string ~ 1  {1: 'a', none: 2, 'k': (1,)} ~ ''  true ~ false  1.5 ~ 100.0 ~ 0.1
+unprintable ~ ''  unprintable  unprintable|string  unprintable|join  unprintable|tojson  unprintable|upper  words ~ ''  people ~ ''  messages ~ ''  tools ~ ''  words + [1] ~ ''  range(3) ~ ''  messages[1:]|tojson  messages[1:] ~ ''  messages[1:]  words[1:]|list ~ 'a'  [messages[2].d] + words ~ ''  [][::-1]|list  messages[2].l[::-1]|list  (z or [])[::-1]|list  messages[::-1]|map(attribute='role')|list  messages[1:]|length  messages[1:][0].role  words[1:]|join  range(500)|list ~ ''  [[[[[[[[[[1, [2, {'a': {'b': {'c': [3]}}}]]]]]]]]]]] ~ ''  [none, true, 'it\'s', '\n'] ~ ''  {'a': nowhere} ~ ''  [nowhere] ~ ''  ['\x00\x7f\xad\u200b'] ~ ''  "'" ~ ["'"] ~ ['"']  messages[1] ~ ''  messages[1].content|string ~ 1  {1: 'a', none: 2, 'k': (1,)} ~ ''  true ~ false  1.5 ~ 100.0 ~ 0.1
 tools[0].function.parameters.properties.items()|length  {'items': 1}.items()|list  {'keys': 1, 'get': 2}.get('get')  {'items': 1}['items']  {'items': [1]}.items  words['upper']  'ab'['upper'] is defined  numbers|map('float')|join('~')  messages[1]|string  messages[0].content|replace('Be', 'be')|trim  words|map(attribute='0')|list  1 / 30000 ~ ''  [1, 2][4 / 4]  ['a', 'b'][messages[2].one]  ('a' ~ 'b')|upper  'a' ~ 'b' * 2  1 + 2 ~ 3  'a' ~ 1 + 2  not 1 ~ 2  -1 ~ 2  2 * 3 ~ 4  'a' in 'ab' ~ 'c'  1 == 1 ~ ''  1 if true else 2 ~ 3  'x' ~ (1 if false)  'a'|upper ~ 'b'|upper  -'3'|int  -3|abs ~ ''  2 ** 3 ** 2  -2 ** 2  not true == false  not 1 in [1]  1 - 1 - 1  8 / 4 / 2  8 // 3 * 2  7 % 4 * 2  1 < 2 == true  1 < 2 and 2 < 3 or false  false and true or true  true or true and false  'a' + 'b' ~ 'c' + 'd'  1 is defined and 2 is odd  1 is odd or 2 is odd  not 2 is odd  2 is not odd  'a' if 1 is odd  1 + 1 is even  -1 is odd == true  'abc'|length > 2  'a'|upper == 'A'  'a' == 'A'|lower  [1, 2]|length + 1  3|string + 'x'  words[0][0]|upper  words[0].upper()[0]  (words|first).upper()  {'a': 'b'}.a.upper()  {'a': 'b'}['a'] ~ 'c'  words[-1:][0]  words[:1] + words[-1:]  words[1:][:1]
 [1, 2].append(3)  [1, 2].pop()  words.sort()  {'a': 1}.update({'b': 2})  words.extend(['x'])  [1].insert(0, 2)  words.reverse()  {'a': 1}.pop('a')  {'a': 1}.setdefault('b', 2)  'a'.__class__  messages.__class__  messages[0].__len__()  ''.__doc__  words.__getitem__(0)  (1).bit_length()  (1.5).is_integer()  true.real
 """
@@ -142,6 +143,8 @@ STATEMENTS = r"""
 {% for n in [[1, [2]], [3]] recursive %}{{ loop.depth }}{{ loop(n) if n is sequence and n is not string else n }}{% endfor %}
 {% for x in [1, 2, 3] %}{{ x }}{% if not loop.last %}, {% endif %}{% endfor %}
 {% for x in words|map('upper') %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{{ x }}{% endfor %}
+{% for m in messages[::-1] %}{{ loop.index }}{{ m.role }}{% endfor %}
+{% set messages = messages[9:] %}{% for m in messages[::-1] %}{{ m.role }}{% endfor %}x
 {% for x in numbers|reverse %}{{ x }}{% endfor %}
 {% for x in words[1:] + ['q'] %}{{ x }}{% endfor %}
 {% for x in (1, 2) %}{{ x }}{% endfor %}
@@ -322,7 +325,7 @@ def render(template):
     """The text, or None where it raises or has an address, which is never the same twice."""
     odd = {"odd": ODD} if "odd." in template else {}
     try:
-        text = _compile_jinja_template(template).render(bos_token="<s>", documents=None, add_generation_prompt=True, **VARIABLES, **odd)
+        text = _compile_jinja_template(template).render(bos_token="<s>", documents=None, add_generation_prompt=True, **copy.deepcopy(VARIABLES), **odd)
         return None if " at 0x" in text else text
     except Exception:
         return None
