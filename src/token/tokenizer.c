@@ -11,10 +11,12 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/base.h"
 #include "base/lock.h"
 #include "base/log.h"
+#include "token/dates.h"
 #include "token/probes.h"
 
 enum { PROFILES_MAX = 49, PROBES_MAX = 32, FOUND_MAX = 400 }; /* the one that is loaded, and all that add_profiles makes of it */
@@ -43,7 +45,8 @@ struct kvr_tokenizer {
     char *model, *profile;
     _Atomic int state;
     _Atomic uint64_t generation;
-    struct kvr_lock lock; /* of what follows */
+    _Atomic bool has_dates; /* its template writes the date */
+    struct kvr_lock lock;   /* of what follows */
     char *dir;
     bool loading;          /* a thread reads the folder, or will */
     struct loaded *loaded; /* NULL: none yet, or it cannot be used */
@@ -229,6 +232,16 @@ int kvr_tokenizer_make(struct kvr_tokenizer *t, const char *question, size_t len
 {
     struct kvr_tok_job *job;
     return ask(t, question, len, SIZE_MAX, ids, &job);
+}
+
+/* ---- dates --------------------------------------------------------------------------------------------- */
+
+bool kvr_tokenizer_date_turns(const struct kvr_tokenizer *t)
+{
+    struct tm local;
+    time_t now = time(NULL);
+    if (kvr_tokenizer_state(t) == KVR_TRUST_LOADING || !atomic_load(&t->has_dates)) return false;
+    return localtime_r(&now, &local) && kvr_date_turns(&local);
 }
 
 /* ---- comparisons ------------------------------------------------------------------------------------- */
@@ -490,7 +503,8 @@ static void compare_with(struct kvr_tokenizer *t, struct loaded *l, const struct
 static void run_comparison(struct kvr_token_work *w)
 {
     const struct comparison *c = comparison_of(w);
-    struct loaded *l = is_decided_by_requests(c->t) ? hold(c->t) : NULL;
+    bool looked_at = is_decided_by_requests(c->t) && !kvr_tokenizer_date_turns(c->t); /* also of what was asked just before */
+    struct loaded *l = looked_at ? hold(c->t) : NULL;
     if (l) compare_with(c->t, l, c);
     let_go(l);
 }
@@ -515,7 +529,7 @@ void kvr_tokenizer_compare(struct kvr_tokenizer *t, const char *who, const struc
 
 void kvr_tokenizer_counted(struct kvr_tokenizer *t, uint64_t here, uint64_t engine)
 {
-    if (kvr_tokenizer_state(t) != KVR_TRUST_TRUSTED) return;
+    if (kvr_tokenizer_state(t) != KVR_TRUST_TRUSTED || (here != engine && kvr_tokenizer_date_turns(t))) return;
     kvr_lock(&t->lock);
     enum kvr_trust_state before = t->trust.state;
     if (here == engine) t->equal[KVR_JUDGE_USAGE]++;
@@ -607,12 +621,21 @@ static struct loaded *load(const struct kvr_tokenizer *t, const char *dir, char 
     return NULL;
 }
 
+static bool writes_dates(const struct loaded *l)
+{
+    struct kvr_tok_buf info = {0};
+    bool yes = l->lib->info(l->profiles[0], &info) == 0 && kvr_info_has_dates(info.data, info.len);
+    l->lib->buf_free(&info);
+    return yes;
+}
+
 static void run_loading(struct kvr_token_work *w)
 {
     const struct loading *job = (const struct loading *)w;
     struct kvr_tokenizer *t = job->t;
     char why[FOUND_MAX] = "";
     struct loaded *l = load(t, job->dir, why);
+    atomic_store(&t->has_dates, l && writes_dates(l));
     kvr_lock(&t->lock);
     struct loaded *old = t->loaded;
     enum kvr_trust_state before = t->trust.state;

@@ -85,6 +85,8 @@ struct kvr_token_text {
 void kvr_tokenizer_compare(struct kvr_tokenizer *t, const char *who, const struct kvr_token_text *question, const uint32_t *ids, size_t n);
 void kvr_tokenizer_counted(struct kvr_tokenizer *t, uint64_t here, uint64_t engine);
 void kvr_tokenizer_doubted(struct kvr_tokenizer *t);
+/* Its template writes the date, and that turns about now (token/dates.h): who would ask an engine asks later. */
+bool kvr_tokenizer_date_turns(const struct kvr_tokenizer *t);
 
 /* ---- figures ---- */
 

@@ -73,7 +73,7 @@ struct kvr_tok_figures {
     uint64_t bytes, entries;
 };
 void kvr_tok_figures(const struct kvr_tok *t, struct kvr_tok_figures *out);
-/* JSON: encoder, segments, template ("yes", or why not), content_format. */
+/* JSON: encoder, segments, template ("yes", or why not), dates (whether it may write the date), content_format. */
 int kvr_tok_info(const struct kvr_tok *t, struct kvr_tok_buf *out);
 
 void kvr_tok_buf_free(struct kvr_tok_buf *b);

@@ -90,6 +90,10 @@ fn fast_ids(f: &PipelineTokenizer, text: &str) -> Result<Vec<u32>, String> {
     let options = EncodeOptions { add_special_tokens: false, ..Default::default() };
     let mut ids = Vec::with_capacity(text.len() / 3 + 4);
     f.encode_into(text, &options, &mut ids).map_err(|e| e.to_string())?;
+    #[cfg(feature = "panic-hook")]
+    if text.contains("kvr-fast-differs") {
+        ids.pop();
+    }
     Ok(ids.into_iter().map(|t| t.id()).collect())
 }
 

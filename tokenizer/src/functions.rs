@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Filters, tests, methods and functions of templates, where Python's differ from minijinja's.
-use crate::python;
-use minijinja::value::{from_args, Kwargs, Value, ValueKind};
+use crate::{python, texts};
+use minijinja::value::{from_args, Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 
 /// Functions that templates may call.
@@ -11,21 +11,82 @@ pub fn add(env: &mut Environment<'static>) {
     env.set_unknown_method_callback(method);
     env.add_filter("tojson", tojson);
     env.add_filter("trim", trim);
-    env.add_filter("string", |v: &Value| python::str(v));
+    env.add_filter("string", printed);
     let length = |v: &Value| if v.is_undefined() { Ok(0) } else { v.len().ok_or_else(|| bad_op("no length")) };
     env.add_filter("length", length);
     env.add_filter("count", length);
-    env.add_test("sequence", |v: &Value| matches!(v.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined));
+    add_texts(env);
+    env.add_test("sequence", |v: &Value| match v.kind() {
+        ValueKind::Iterable => Err(unlike("whether an iterator is a sequence")), // a range is one, what a filter gives is none
+        k => Ok(matches!(k, ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)),
+    });
     env.add_test("iterable", |v: &Value| {
         matches!(v.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Iterable | ValueKind::Undefined)
     });
-    env.add_test("callable", |v: &Value| v.kind() == ValueKind::Plain);
+    env.add_test("callable", |v: &Value| matches!(v.kind(), ValueKind::Plain | ValueKind::Undefined));
     env.add_function("raise_exception", |m: String| -> Result<String, Error> { Err(bad_op(m)) });
     env.add_function("strftime_now", strftime_now);
 }
 
-fn bad_op(m: impl Into<String>) -> Error {
+fn add_texts(env: &mut Environment<'static>) {
+    env.add_filter("upper", |v: &Value| Ok::<_, Error>(printed(v)?.to_uppercase()));
+    env.add_filter("lower", |v: &Value| Ok::<_, Error>(printed(v)?.to_lowercase()));
+    env.add_filter("title", |v: &Value| Ok::<_, Error>(texts::title_words(&printed(v)?)));
+    env.add_filter("capitalize", |v: &Value| texts::capitalize(&printed(v)?));
+    env.add_filter("replace", |v: &Value, old: &Value, new: &Value, n: Option<i64>| {
+        let (s, old, new) = (printed(v)?, printed(old)?, printed(new)?);
+        Ok::<_, Error>(usize::try_from(n.unwrap_or(-1)).map_or_else(|_| s.replace(&old, &new), |n| s.replacen(&old, &new, n)))
+    });
+    env.add_filter("indent", |v: &Value, args: Rest<Value>, kw: Kwargs| {
+        let Some(s) = v.as_str() else { return Err(bad_op("indent of what is no text")) };
+        let arg = |i: usize, name: &str| Ok::<Option<Value>, Error>(args.get(i).cloned().or(kw.get(name)?));
+        let by = match arg(0, "width")? {
+            None => " ".repeat(4),
+            Some(w) if w.as_str().is_some() => w.as_str().unwrap_or("").into(),
+            Some(w) => spaces(w)?,
+        };
+        let (first, blank) = (arg(1, "first")?, arg(2, "blank")?);
+        kw.assert_all_used()?;
+        Ok(texts::indent(s, &by, first.is_some_and(|v| v.is_true()), blank.is_some_and(|v| v.is_true())))
+    });
+    env.add_filter("int", |v: &Value, default: Option<Value>| texts::int(v, default.unwrap_or(Value::from(0))));
+    env.add_filter("reverse", |v: &Value| match v.kind() {
+        ValueKind::Map => Ok(v.try_iter()?.collect::<Vec<_>>().into_iter().rev().collect()),
+        _ => v.reverse(),
+    });
+    env.add_test("lt", |a: &Value, b: &Value| texts::order(a, b).map(|o| o.is_lt()));
+    env.add_test("le", |a: &Value, b: &Value| texts::order(a, b).map(|o| o.is_le()));
+    env.add_test("gt", |a: &Value, b: &Value| texts::order(a, b).map(|o| o.is_gt()));
+    env.add_test("ge", |a: &Value, b: &Value| texts::order(a, b).map(|o| o.is_ge()));
+    env.add_test("odd", |v: &Value| texts::leaves(v, &Value::from(2), 1));
+    env.add_test("even", |v: &Value| texts::leaves(v, &Value::from(2), 0));
+    env.add_test("divisibleby", |v: &Value, n: &Value| texts::leaves(v, n, 0));
+}
+
+pub fn bad_op(m: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, m.into())
+}
+
+/// An error with this in front: Python makes something of it that is not made here.
+pub const UNLIKE: &str = "unlike Python: ";
+
+pub fn unlike(what: &str) -> Error {
+    bad_op(format!("{UNLIKE}{what}"))
+}
+
+/// str(v). Python prints what kind of iterator one is, and its address.
+pub fn printed(v: &Value) -> Result<String, Error> {
+    match v.kind() {
+        ValueKind::Iterable => Err(unlike("an iterator is printed")),
+        _ => Ok(python::str(v)),
+    }
+}
+
+fn spaces(n: Value) -> Result<String, Error> {
+    match usize::try_from(n) {
+        Ok(n) if n <= 1000 => Ok(" ".repeat(n)),
+        _ => Err(unlike("an indent that is no small number")),
+    }
 }
 
 fn tojson(v: &Value, ascii: Option<bool>, kw: Kwargs) -> Result<Value, Error> {
@@ -38,7 +99,7 @@ fn tojson(v: &Value, ascii: Option<bool>, kw: Kwargs) -> Result<Value, Error> {
         None => None,
         Some(v) if v.is_none() => None,
         Some(v) if v.kind() == ValueKind::String => Some(v.as_str().unwrap().to_string()),
-        Some(v) => Some(" ".repeat(usize::try_from(v).map_err(|_| bad_op("tojson: indent"))?)),
+        Some(v) => Some(spaces(v)?),
     };
     let (item, key) = match &seps {
         Some(s) if s.len() == 2 => (s[0].as_str(), s[1].as_str()),
@@ -67,19 +128,13 @@ fn method(state: &mut State, v: &Value, name: &str, args: &[Value]) -> Result<Va
             "split" if args.is_empty() || (args.len() == 1 && args[0].is_none()) => {
                 return Ok(Value::from(s.split(python::is_space).filter(|x| !x.is_empty()).map(Value::from).collect::<Vec<_>>()));
             }
-            "title" => {
-                let mut out = String::with_capacity(s.len());
-                let mut inside = false; // after a cased character, whatever it is: "it's" becomes "It'S"
-                for c in s.chars() {
-                    if inside {
-                        out.extend(c.to_lowercase());
-                    } else {
-                        out.extend(c.to_uppercase());
-                    }
-                    inside = c.is_lowercase() || c.is_uppercase();
-                }
-                return Ok(Value::from(out));
+            "title" => return texts::title(s).map(Value::from),
+            "capitalize" => return texts::capitalize(s).map(Value::from),
+            "splitlines" => {
+                let (keep_ends,): (Option<bool>,) = from_args(args)?;
+                return Ok(texts::split_lines(s, keep_ends.unwrap_or(false)).into_iter().map(Value::from).collect());
             }
+            "format" if s.contains([':', '!']) => return Err(unlike("a format that may say more than where")),
             "removeprefix" => {
                 let (p,): (String,) = from_args(args)?;
                 return Ok(Value::from(s.strip_prefix(p.as_str()).unwrap_or(s)));

@@ -8,13 +8,16 @@
 //!     folder.rs      what a model's folder has: tokenizer.json, its configuration, special tokens, templates
 //!     question.rs    a question's members; what is refused because only the engine knows it
 //!     request.rs     what an engine makes of messages and tools before its template sees them
-//!     template.rs    Jinja templates;  functions.rs  Python's filters, tests and methods;  python.rs  str(), repr(), json.dumps()
-//!     lint.rs        what a template's syntax tree tells: constructs that were not compared with Jinja2's
+//!     template.rs    Jinja templates;  values.rs  what they are given;  functions.rs  Python's filters, tests and methods;  texts.rs  those of texts and numbers;
+//!     python.rs      str(), repr(), json.dumps()
+//!     lint.rs        what a template's syntax tree tells: constructs that were not compared with Jinja2's;  unlike.rs  that are known to differ;
+//!                    depth.rs  how deep it can be
 //!     tokenizer.rs   text to ids, segment by segment;  cuts.rs  where a text may be cut;  cache.rs  ids by content
 //!     encoder.rs     the engines' own library, and a faster one where both agree
 mod cache;
 mod capi;
 mod cuts;
+mod depth;
 mod encoder;
 mod folder;
 mod functions;
@@ -23,8 +26,12 @@ mod python;
 mod question;
 mod request;
 mod template;
+mod texts;
 mod tokenizer;
+mod unlike;
+mod values;
 
+pub use lint::compared;
 pub use question::Question;
 pub use request::{ContentFormat, Profile};
 pub use template::Template;

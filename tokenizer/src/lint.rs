@@ -2,25 +2,33 @@
 //! What a template's syntax tree tells: constructs whose output was not compared with Jinja2's, and the form of `content` it wants.
 use crate::functions::GLOBALS;
 use crate::request::ContentFormat;
+use crate::unlike::OTHER_ATTRS;
 use minijinja::machinery::ast::{BinOpKind, CallArg, CallBlock, Expr, Stmt};
 use std::collections::BTreeSet;
 
 const FILTERS: &[&str] = &[
     "tojson", "trim", "length", "count", "upper", "lower", "default", "d", "join", "first", "last", "list", "string", "items",
-    "selectattr", "rejectattr", "select", "reject", "map", "replace", "int", "float", "reverse", "dictsort", "unique", "abs", "indent",
-    "title", "capitalize", "round", "sum", "min", "max", "batch",
+    "selectattr", "rejectattr", "select", "reject", "map", "replace", "int", "float", "reverse", "dictsort", "abs", "indent",
+    "title", "capitalize", "round", "sum", "batch",
 ];
 const TESTS: &[&str] = &[
     "defined", "undefined", "none", "string", "mapping", "sequence", "iterable", "number", "integer", "float", "boolean", "true",
     "false", "eq", "equalto", "ne", "in", "odd", "even", "lt", "gt", "le", "ge", "==", "!=", "divisibleby", "callable",
 ];
 const METHODS: &[&str] = &[
-    "strip", "lstrip", "rstrip", "split", "rsplit", "startswith", "endswith", "replace", "upper", "lower", "title", "capitalize", "join", "items",
-    "keys", "values", "get", "append", "format", "find", "rfind", "count", "splitlines", "index", "removeprefix", "removesuffix",
+    "strip", "lstrip", "rstrip", "split", "startswith", "endswith", "replace", "upper", "lower", "title", "capitalize", "join", "items",
+    "keys", "values", "get", "format", "find", "rfind", "count", "splitlines", "removeprefix", "removesuffix",
 ];
-const DICT_ATTRS: &[&str] = &["items", "keys", "values", "get", "pop", "copy", "update", "clear", "setdefault", "popitem", "fromkeys"];
 
-fn exprs<'a, 'b>(e: &'b Expr<'a>, f: &mut dyn FnMut(&'b Expr<'a>)) {
+/// Of each kind the names that are not refused: tests/all/matrix.rs looks that each was compared.
+#[doc(hidden)]
+pub fn compared() -> [(&'static str, &'static [&'static str]); 4] {
+    [("filter", FILTERS), ("test", TESTS), ("method", METHODS), ("function", GLOBALS)]
+}
+
+pub const DICT_ATTRS: &[&str] = &["items", "keys", "values", "get", "pop", "copy", "update", "clear", "setdefault", "popitem", "fromkeys"];
+
+pub fn exprs<'a, 'b>(e: &'b Expr<'a>, f: &mut dyn FnMut(&'b Expr<'a>)) {
     f(e);
     let args = |v: &'b [CallArg<'a>], f: &mut dyn FnMut(&'b Expr<'a>)| {
         for a in v {
@@ -80,7 +88,7 @@ fn exprs<'a, 'b>(e: &'b Expr<'a>, f: &mut dyn FnMut(&'b Expr<'a>)) {
     }
 }
 
-fn stmts<'a, 'b>(s: &'b Stmt<'a>, f: &mut dyn FnMut(&'b Stmt<'a>)) {
+pub fn stmts<'a, 'b>(s: &'b Stmt<'a>, f: &mut dyn FnMut(&'b Stmt<'a>)) {
     f(s);
     let all = |v: &'b [Stmt<'a>], f: &mut dyn FnMut(&'b Stmt<'a>)| v.iter().for_each(|x| stmts(x, f));
     match s {
@@ -103,7 +111,7 @@ fn stmts<'a, 'b>(s: &'b Stmt<'a>, f: &mut dyn FnMut(&'b Stmt<'a>)) {
     }
 }
 
-fn stmt_exprs<'a, 'b>(s: &'b Stmt<'a>, f: &mut dyn FnMut(&'b Expr<'a>)) {
+pub fn stmt_exprs<'a, 'b>(s: &'b Stmt<'a>, f: &mut dyn FnMut(&'b Expr<'a>)) {
     match s {
         Stmt::EmitExpr(e) => exprs(&e.expr, f),
         Stmt::ForLoop(l) => {
@@ -209,7 +217,7 @@ fn lint(root: &Stmt) -> (Vec<String>, bool) {
     stmts(root, &mut |s| {
         stmt_exprs(s, &mut |e| {
             if let Expr::GetAttr(g) = e {
-                if DICT_ATTRS.contains(&g.name) && !called.contains(&(&**g as *const _ as usize)) {
+                if (DICT_ATTRS.contains(&g.name) || OTHER_ATTRS.contains(&g.name)) && !called.contains(&(&**g as *const _ as usize)) {
                     bad.insert(format!("attribute {}", g.name));
                 }
             }

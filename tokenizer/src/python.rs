@@ -98,6 +98,7 @@ pub fn repr(v: &Value, out: &mut String) {
             }
             out.push('}');
         }
+        ValueKind::Undefined => out.push_str("Undefined"),
         _ => out.push_str(&str(v)),
     }
 }

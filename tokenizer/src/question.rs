@@ -42,21 +42,19 @@ pub fn flag(members: &Map<String, Json>, name: &str) -> Res<Option<bool>> {
     }
 }
 
-/// Integers that do not fit 64 bits are floats here and integers in Python: refused, with all that is as long.
+/// Numbers that are others in Python: integers of more digits than fit 64 bits, -0, and floats that are not read as the nearest one.
 pub fn check_numbers(json: &[u8]) -> Res<()> {
     let (mut i, mut quoted) = (0, false);
     while i < json.len() {
         match json[i] {
             b'"' => quoted = !quoted,
             b'\\' if quoted => i += 1,
-            b'0'..=b'9' if !quoted => {
+            b'-' | b'0'..=b'9' if !quoted => {
                 let from = i;
-                while i < json.len() && json[i].is_ascii_digit() {
+                while i < json.len() && matches!(json[i], b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E') {
                     i += 1;
                 }
-                if i - from > 18 {
-                    return unsupported("number", "more than 18 digits");
-                }
+                check_number(&json[from..i])?;
                 continue;
             }
             _ => {}
@@ -64,4 +62,19 @@ pub fn check_numbers(json: &[u8]) -> Res<()> {
         i += 1;
     }
     Ok(())
+}
+
+fn check_number(text: &[u8]) -> Res<()> {
+    let text = std::str::from_utf8(text).unwrap_or("");
+    if text == "-0" {
+        return unsupported("number", "-0"); // a float here
+    }
+    if text.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 18) {
+        return unsupported("number", "more than 18 digits");
+    }
+    let is_float = text.contains(['.', 'e', 'E']);
+    match (serde_json::from_str::<f64>(text), text.parse::<f64>()) {
+        (Ok(here), Ok(nearest)) if is_float && here.to_bits() != nearest.to_bits() => unsupported("number", "a float that is read as another"),
+        _ => Ok(()),
+    }
 }

@@ -140,6 +140,7 @@ impl Tokenizer {
                 Some(t) if t.unverified.is_empty() => "yes".into(),
                 Some(t) => format!("it uses {}", t.unverified.join(", ")),
             },
+            "dates": self.template.iter().chain(&self.tool_template).any(|t| t.dates),
             "content_format": template.map(|t| format!("{:?}", self.profile.content.unwrap_or(t.content)).to_lowercase()),
         })
     }

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! All tests are one program: linking one takes half a minute.
+mod capi;
+mod dates;
+mod matrix;
 mod models;
 mod segments;
+mod turns;
 mod templates;

@@ -40,6 +40,15 @@ fn set(name: &'static str) -> impl Fn(&mut Json) {
 
 /// (name, kind, change, may be cut)
 type Change = Box<dyn Fn(&mut Json)>;
+fn why_not(name: &str) -> &'static str {
+    match name {
+        "lstrip" => "no special token can be cut at",
+        "single" => "is single_word",
+        "one-single" => "the added token \"[INST]\" is single_word",
+        "dropout" => "the model has dropout",
+        _ => "yes",
+    }
+}
 fn variants() -> Vec<(&'static str, &'static str, Change, bool)> {
     vec![
         ("bytes", "bytes", Box::new(|_| {}), true),
@@ -50,6 +59,7 @@ fn variants() -> Vec<(&'static str, &'static str, Change, bool)> {
         ("first-rstrip", "meta", Box::new(set("rstrip")), true),
         ("lstrip", "bytes", Box::new(set("lstrip")), false),
         ("single", "bytes", Box::new(set("single_word")), false),
+        ("one-single", "meta", Box::new(|t| each_added(t, |a| a["single_word"] = (a["content"] == "[INST]").into())), false),
         ("nested", "bytes", Box::new(nested), true),
         ("nested-first", "meta", Box::new(nested), true),
         ("nested-unigram", "unigram", Box::new(nested), true),
@@ -103,12 +113,13 @@ fn cut_after(t: &Tokenizer, specials: &[String], text: &str) -> Vec<u32> {
 
 #[test]
 fn segments_are_the_whole_text() {
-    let mut wrong_elsewhere = 0;
+    let (mut wrong_elsewhere, mut tokenizers) = (std::collections::BTreeMap::new(), 0);
     for (name, kind, change, may_cut) in variants() {
         let mut json = train(kind);
         change(&mut json);
         let folder = Folder::new(name, &json, None);
         let t = Tokenizer::load(folder.path(), &Json::Null).unwrap();
+        assert!(t.info()["segments"].as_str().unwrap().ends_with(why_not(name)), "{name}: {}", t.info());
         assert_eq!(t.info()["segments"] == "yes", may_cut, "{name}: {}", t.info());
         if name == "dropout" {
             continue; // the engine's ids differ from one time to the next
@@ -119,6 +130,7 @@ fn segments_are_the_whole_text() {
         let mut marks: Vec<String> = specials.iter().filter(|s| !s.starts_with("<0x")).cloned().collect();
         marks.extend(SPECIALS.iter().map(|s| s.to_string()));
         let marks: Vec<&str> = marks.iter().map(String::as_str).collect();
+        tokenizers += 1;
         let (mut r, mut pool) = (Rng(name.len() as u64 * 7919), vec![]);
         for i in 0..TEXTS {
             let s = text(&mut r, &marks, &mut pool);
@@ -129,50 +141,17 @@ fn segments_are_the_whole_text() {
                 assert_eq!(t.encode(&s, true).unwrap(), t.encode_plain(&s, true).unwrap(), "{name}, with special tokens: {s:?}");
             }
             if i % 4 == 0 {
-                wrong_elsewhere += usize::from(cut_after(&t, &specials, &s) != whole);
+                *wrong_elsewhere.entry(name).or_insert(0) += usize::from(cut_after(&t, &specials, &s) != whole);
             }
         }
         let [hits, misses, ..] = t.figures();
         assert!(!may_cut || hits > misses / 4, "{name}: {hits} hits, {misses} misses");
     }
-    assert!(wrong_elsewhere > 100, "cutting after special tokens was wrong {wrong_elsewhere} times: these texts prove nothing");
-    println!("cut after special tokens: {wrong_elsewhere} wrong");
-}
-
-#[test]
-fn the_cache_keeps_its_bound() {
-    let folder = Folder::new("bound", &train("bytes"), None);
-    let t = Tokenizer::load(folder.path(), &json!({"cache_bytes": 262_144})).unwrap();
-    let mut r = Rng(11);
-    for i in 0..20_000 {
-        let n = if i % 500 == 0 { 2000 } else { 4 };
-        t.encode(&format!("<s>{i} {}", words(&mut r, n)), false).unwrap();
-        let [.., bytes, _] = t.figures();
-        assert!(bytes <= 262_144, "{bytes} bytes");
+    println!("{tokenizers} tokenizers, {TEXTS} texts each, none different; cut after special tokens, of {} each: {wrong_elsewhere:?} wrong", TEXTS / 4);
+    assert!(tokenizers >= 14);
+    for name in ["first", "rstrip", "first-rstrip", "nested", "nested-first"] {
+        assert!(wrong_elsewhere[name] > 10, "cutting after special tokens would pass with {name}: these texts prove nothing");
     }
-    let [_, _, too_large, bytes, entries] = t.figures();
-    assert!(too_large > 0 && entries > 500 && bytes > 131_072, "{too_large} too large, {bytes} bytes of {entries}");
-}
-
-#[test]
-fn threads_share_a_tokenizer() {
-    let folder = Folder::new("threads", &train("bytes"), None);
-    let t = Tokenizer::load(folder.path(), &json!({"cache_bytes": 65_536})).unwrap();
-    let mut r = Rng(5);
-    let texts: Vec<String> = (0..50).map(|_| text(&mut r, SPECIALS, &mut vec![])).collect();
-    let want: Vec<Vec<u32>> = texts.iter().map(|s| t.encode_plain(s, false).unwrap()).collect();
-    std::thread::scope(|s| {
-        for k in 0..8 {
-            let (t, texts, want) = (&t, &texts, &want);
-            s.spawn(move || {
-                for i in 0..2000 {
-                    let at = (i * 7 + k) % texts.len();
-                    let got = if i % 3 == 0 { t.encode_plain(&texts[at], false) } else { t.encode(&texts[at], false) };
-                    assert_eq!(got.unwrap(), want[at]);
-                }
-            });
-        }
-    });
 }
 
 #[test]

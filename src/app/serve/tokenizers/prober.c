@@ -59,7 +59,8 @@ static void finish(struct prober *p, bool could_ask)
 {
     if (!could_ask) {
         kvr_tokenizer_cannot_ask(p->entry->tokenizer, p->who);
-    } else if (!kvr_tokenizer_probed(p->entry->tokenizer, p->who, p->answers, kvr_token_probes_n)) {
+    } else if (kvr_tokenizer_date_turns(p->entry->tokenizer) ||
+               !kvr_tokenizer_probed(p->entry->tokenizer, p->who, p->answers, kvr_token_probes_n)) {
         give_up(p);
         return;
     }
