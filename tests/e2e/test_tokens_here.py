@@ -220,6 +220,18 @@ def test_what_only_the_engine_knows_goes_to_the_engine(serve, engine, folder, bo
     assert s.metric("tokenizer_refusals_total", reason=reason, model="m") == 1
 
 
+@pytest.mark.parametrize("text", ["kvr-tok-panic-me", "kvr-tok-panic-me " * 10_000], ids=["on the loop", "on a thread"])
+def test_a_defect_of_the_library_is_counted_and_the_engine_asked(serve, engine, folder, text):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder, env={"KVR_TOKENIZER_TEST": "1"})
+    trusted(s)
+    asked = e.asked["/tokenize"]
+    chat(s, [{"role": "user", "content": text}])
+    assert e.asked["/tokenize"] == asked + 1 and s.metric("tokenizer_refusals_total", reason="panic") == 1
+    chat(s, [{"role": "user", "content": "and on it goes"}])
+    assert e.asked["/tokenize"] == asked + 1 and tokenizer(s)["state"] == "trusted"
+
+
 def test_long_prompts_are_made_on_the_threads_of_the_tokenizer(serve, engine, folder):
     e = engine()
     s = serve([e], "--tokenizer-dir", folder, "--tokenizer-threads", 1)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The C ABI (include/kvr_tokenizer.h): no panic crosses it, and every buffer is given back with kvr_tok_buf_free.
-use crate::{bad, Asked, Fail, Job, Kind, Question, Res, Tokenizer};
+use crate::{bad, hooks, Asked, Fail, Job, Kind, Question, Res, Tokenizer};
 use serde_json::Value as Json;
 use std::ffi::{c_char, c_int, CStr};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -114,10 +114,7 @@ pub unsafe extern "C" fn kvr_tok_ask(t: *const Tokenizer, body: *const c_char, n
     let mut later = None;
     *job = std::ptr::null_mut();
     let rc = call(out, || {
-        #[cfg(feature = "panic-hook")]
-        if bytes(body, n).windows(16).any(|w| w == b"kvr-tok-panic-me") {
-            panic!("asked for");
-        }
+        hooks::panic_if_asked(bytes(body, n));
         Ok(match (*t).ask(bytes(body, n), inline_max)? {
             Asked::Ids(ids) => words(ids),
             Asked::Later(j) => {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Text to ids: `tokenizers` 0.2x, which engines run, and its next release, which is many times faster and used where both agree on the
 //! probes below.
-use crate::{unsupported, Res};
+use crate::{hooks, unsupported, Res};
 use serde_json::Value as Json;
 use tk1::pipeline::{EncodeOptions, PipelineTokenizer};
 use tokenizers::{AddedToken, Tokenizer};
@@ -90,8 +90,7 @@ fn fast_ids(f: &PipelineTokenizer, text: &str) -> Result<Vec<u32>, String> {
     let options = EncodeOptions { add_special_tokens: false, ..Default::default() };
     let mut ids = Vec::with_capacity(text.len() / 3 + 4);
     f.encode_into(text, &options, &mut ids).map_err(|e| e.to_string())?;
-    #[cfg(feature = "panic-hook")]
-    if text.contains("kvr-fast-differs") {
+    if hooks::differs(text) {
         ids.pop();
     }
     Ok(ids.into_iter().map(|t| t.id()).collect())

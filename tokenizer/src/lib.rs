@@ -13,7 +13,7 @@
 //!     lint.rs        what a template's syntax tree tells: constructs that were not compared with Jinja2's;  unlike.rs  that are known to differ;
 //!                    depth.rs  how deep it can be
 //!     tokenizer.rs   text to ids, segment by segment;  cuts.rs  where a text may be cut;  cache.rs  ids by content
-//!     encoder.rs     the engines' own library, and a faster one where both agree
+//!     encoder.rs     the engines' own library, and a faster one where both agree;  hooks.rs  what tests need
 mod cache;
 mod capi;
 mod cuts;
@@ -21,6 +21,7 @@ mod depth;
 mod encoder;
 mod folder;
 mod functions;
+mod hooks;
 mod lint;
 mod python;
 mod question;

@@ -99,7 +99,6 @@ fn on_a_small_stack<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|s| std::thread::Builder::new().stack_size(512 << 10).spawn_scoped(s, f).unwrap().join().unwrap())
 }
 
-#[cfg(feature = "panic-hook")]
 #[test]
 fn a_panic_is_an_error_and_the_library_goes_on() {
     let folder = Folder::new("panic", &train("bytes"), Some(TEMPLATE));
@@ -115,7 +114,6 @@ fn a_panic_is_an_error_and_the_library_goes_on() {
     }
 }
 
-#[cfg(feature = "panic-hook")]
 #[test]
 fn a_fast_encoder_that_disagrees_on_one_probe_is_not_used() {
     let mut json = train("bytes");

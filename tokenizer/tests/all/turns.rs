@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is kept from one question to the next: less to encode, the same ids by any thread, a bound on memory. All by counting; what takes
-//! how long is printed by `figures` (cargo test --release --features panic-hook -- --ignored --nocapture figures).
+//! how long is printed by `figures` (cargo test --release -- --ignored --nocapture figures).
 use crate::models::{train, words, Folder, Rng};
 use kvr_tokenizer::{Asked, Tokenizer};
 use serde_json::{json, Value as Json};
