@@ -22,6 +22,10 @@ static const char usage[] =
     "  --api-key-file F   the same from a file, its first key\n"
     "  --tls-ca FILE      certificates (PEM) that sign those of https targets; default: the system's\n"
     "  --engine-api-key KEY  bearer token for engines that a router lists\n"
+    "  --tokenizer-dir [MODEL=]DIR  the folder of a model, or of all: are its token ids the engines'? Repeatable; without\n"
+    "                     it the `root` that an engine tells, where that is on this machine and the library is there\n"
+    "  --tokenizer-lib F  libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed\n"
+    "  --tokenizer-profile JSON  what the engines do with a chat before its template; default: all profiles are tried\n"
     "  --timeout SECONDS  for one HTTP answer; default 30\n" LOG_USAGE "  --help\n\n"
     "Exit status: 0 nothing found, 1 a problem was found, 2 bad usage or a target that cannot be examined.\n";
 
@@ -35,11 +39,15 @@ int cmd_doctor(int argc, char **argv)
                                          {"tls-ca", required_argument, NULL, 'a'},
                                          {"engine-api-key", required_argument, NULL, 'e'},
                                          {"timeout", required_argument, NULL, 't'},
+                                         {"tokenizer-dir", required_argument, NULL, 'd'},
+                                         {"tokenizer-lib", required_argument, NULL, 'l'},
+                                         {"tokenizer-profile", required_argument, NULL, 'p'},
                                          {"log-format", required_argument, NULL, 'L'},
                                          {"log-level", required_argument, NULL, 'L'},
                                          {"help", no_argument, NULL, 'h'},
                                          {NULL, 0, NULL, 0}};
-    struct doctor_options o = {.timeout = 30};
+    char *dirs[DOCTOR_DIRS_MAX];
+    struct doctor_options o = {.timeout = 30, .tokenizer_dirs = dirs};
     char *end = NULL;
     int c, at = 0;
     while ((c = getopt_long(argc, argv, "h", rows, &at)) != -1) {
@@ -50,7 +58,13 @@ int cmd_doctor(int argc, char **argv)
         else if (c == 'f') o.key_file = optarg;
         else if (c == 'a') o.tls_ca = optarg;
         else if (c == 'e') o.engine_key = optarg;
-        else if (c == 't') o.timeout = strtod(optarg, &end);
+        else if (c == 'l') o.tokenizer_lib = optarg;
+        else if (c == 'p') o.tokenizer_profile = optarg;
+        else if (c == 'd' && o.tokenizer_dirs_n < DOCTOR_DIRS_MAX) dirs[o.tokenizer_dirs_n++] = optarg;
+        else if (c == 'd') {
+            kvr_log_error("kvroute doctor: --tokenizer-dir: allowed: at most %d", DOCTOR_DIRS_MAX);
+            return 2;
+        } else if (c == 't') o.timeout = strtod(optarg, &end);
         else if (c == 'L') {
             if (log_from_flag("doctor", rows[at].name, optarg)) return 2;
         } else if (c == 'h') return fputs(usage, stdout) < 0;

@@ -41,6 +41,13 @@ bool kvr_dir_has_tokenizer(const char *dir)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
 
+static int check_folder(const char *dir, char *why, size_t cap)
+{
+    if (kvr_dir_has_tokenizer(dir)) return 0;
+    snprintf(why, cap, "--tokenizer-dir: '%.200s' has no tokenizer.json; allowed: a model's folder with one", dir);
+    return -1;
+}
+
 int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why, size_t cap)
 {
     if (n > KVR_GIVEN_DIRS_MAX) {
@@ -54,22 +61,33 @@ int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why
             snprintf(why, cap, "--tokenizer-dir: '%.100s': allowed: [MODEL=]DIR with a name of 1 to %zu bytes", dirs[i], name_max);
             return -1;
         }
-        if (!kvr_dir_has_tokenizer(dir)) {
-            snprintf(why, cap, "--tokenizer-dir: '%.200s' has no tokenizer.json; allowed: a model's folder with one", dir);
-            return -1;
-        }
+        if (check_folder(dir, why, cap)) return -1;
     }
     return 0;
 }
 
 /* ---- ids ------------------------------------------------------------------------------------------------ */
 
+struct folder {
+    const char *model; /* the caller's; model_n 0: of all */
+    size_t model_n;
+    const char *path; /* the caller's */
+    struct kvr_tok *tokenizer;
+};
+
 struct kvr_given_tokens {
     struct kvr_token_library lib;
-    char *const *dirs; /* the caller's */
-    size_t n;
-    struct kvr_tok *tokenizers[KVR_GIVEN_DIRS_MAX]; /* as dirs */
+    size_t n; /* that are loaded */
+    struct folder folders[KVR_GIVEN_DIRS_MAX];
 };
+
+static struct folder folder_of(const struct kvr_given_tokens_config *config, size_t i)
+{
+    if (config->dir) return (struct folder){.path = config->dir};
+    const char *path = path_of(config->dirs[i]);
+    size_t n = (size_t)(path - config->dirs[i]);
+    return (struct folder){.model = config->dirs[i], .model_n = n ? n - 1 : 0, .path = path};
+}
 
 /* What the library says of an error. */
 static void take_reason(const struct kvr_given_tokens *g, struct kvr_tok_buf *text, char *why, size_t cap)
@@ -88,11 +106,13 @@ static int load(struct kvr_given_tokens *g, const struct kvr_given_tokens_config
         snprintf(why, cap, "--tokenizer-profile: allowed: a JSON object of less than 1,000 bytes");
         return -1;
     }
-    for (; g->n < config->dirs_n; g->n++) {
+    for (size_t n = config->dir ? 1 : config->dirs_n; g->n < n; g->n++) {
+        struct folder *f = &g->folders[g->n];
         struct kvr_tok_buf err = {0};
-        if (g->lib.load(path_of(g->dirs[g->n]), options, &g->tokenizers[g->n], &err)) {
+        *f = folder_of(config, g->n);
+        if (g->lib.load(f->path, options, &f->tokenizer, &err)) {
             take_reason(g, &err, reason, sizeof reason);
-            snprintf(why, cap, "--tokenizer-dir: '%.200s': %s", path_of(g->dirs[g->n]), reason);
+            snprintf(why, cap, "--tokenizer-dir: '%.200s': %s", f->path, reason);
             return -1;
         }
     }
@@ -102,13 +122,13 @@ static int load(struct kvr_given_tokens *g, const struct kvr_given_tokens_config
 int kvr_given_tokens_open(const struct kvr_given_tokens_config *config, struct kvr_given_tokens **out, char *why, size_t cap)
 {
     char reason[600];
-    if (kvr_given_dirs_check(config->dirs, config->dirs_n, config->name_max, why, cap)) return -1;
+    if (config->dir ? check_folder(config->dir, why, cap) : kvr_given_dirs_check(config->dirs, config->dirs_n, config->name_max, why, cap))
+        return -1;
     struct kvr_given_tokens *g = calloc(1, sizeof *g);
     if (!g) {
         snprintf(why, cap, "out of memory");
         return -1;
     }
-    g->dirs = config->dirs;
     if (kvr_token_library_open(config->lib, &g->lib, reason, sizeof reason)) {
         snprintf(why, cap, "%s: %s", config->lib ? "--tokenizer-lib" : "--tokenizer-dir", reason);
         free(g);
@@ -124,16 +144,18 @@ int kvr_given_tokens_open(const struct kvr_given_tokens_config *config, struct k
 
 void kvr_given_tokens_close(struct kvr_given_tokens *g)
 {
-    for (size_t i = 0; g && i < g->n; i++) g->lib.free(g->tokenizers[i]);
+    for (size_t i = 0; g && i < g->n; i++) g->lib.free(g->folders[i].tokenizer);
     free(g);
 }
 
 static const struct kvr_tok *find(const struct kvr_given_tokens *g, const char *model)
 {
     const struct kvr_tok *any = NULL;
+    size_t n = strlen(model);
     for (size_t i = 0; i < g->n; i++) {
-        if (is_of(g->dirs[i], model)) return g->tokenizers[i];
-        if (!any && is_of(g->dirs[i], NULL)) any = g->tokenizers[i];
+        const struct folder *f = &g->folders[i];
+        if (n && f->model_n == n && !memcmp(f->model, model, n)) return f->tokenizer;
+        if (!any && !f->model_n) any = f->tokenizer;
     }
     return any;
 }

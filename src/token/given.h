@@ -28,7 +28,8 @@ struct kvr_given_tokens;
 
 struct kvr_given_tokens_config {
     const char *lib;                      /* --tokenizer-lib, or NULL */
-    char *const *dirs;                    /* [MODEL=]DIR */
+    char *const *dirs;                    /* [MODEL=]DIR; like the folder below they outlive it */
+    const char *dir;                      /* in their place one folder, of every model */
     const char *profile;                  /* --tokenizer-profile: JSON, or NULL for what vLLM 0.32 does */
     size_t dirs_n, name_max, cache_bytes; /* name_max: bytes of a model's name */
 };

@@ -17,25 +17,13 @@
 #include "base/lock.h"
 #include "base/log.h"
 #include "token/dates.h"
-#include "token/probes.h"
 
-enum { PROFILES_MAX = 49, PROBES_MAX = 32, FOUND_MAX = 400 }; /* the one that is loaded, and all that add_profiles makes of it */
-
-/* Where ids made here and an engine's part for the first time. */
-struct difference {
-    bool any;
-    const char *question; /* a probe's name, or "a request" */
-    char who[256];
-    size_t at, here_n, engine_n;
-    uint32_t here, engine; /* the ids there; of a shorter one 0 */
-};
+enum { FOUND_MAX = 400 };
 
 /* A folder that was read. Constant but for `current`. */
 struct loaded {
     _Atomic unsigned refs;
-    const struct kvr_token_library *lib;
-    struct kvr_tok *profiles[PROFILES_MAX];
-    size_t n;
+    struct kvr_profiles profiles;
     _Atomic size_t current;
 };
 
@@ -51,8 +39,8 @@ struct kvr_tokenizer {
     bool loading;          /* a thread reads the folder, or will */
     struct loaded *loaded; /* NULL: none yet, or it cannot be used */
     struct kvr_trust trust;
-    struct difference last;
-    struct kvr_probe_answer answers[PROBES_MAX]; /* of the engine that was asked first */
+    struct kvr_token_difference last;
+    struct kvr_probe_answer answers[KVR_PROBES_MAX]; /* of the engine that was asked first */
     size_t answers_n;
     uint64_t equal[KVR_JUDGES], different[KVR_JUDGES], unchecked;
     char cannot_load[FOUND_MAX];
@@ -74,7 +62,7 @@ struct kvr_tokenizer *kvr_tokenizer_ref(struct kvr_tokenizer *t)
 static void let_go(struct loaded *l)
 {
     if (!l || atomic_fetch_sub(&l->refs, 1) != 1) return;
-    for (size_t i = 0; i < l->n; i++) l->lib->free(l->profiles[i]);
+    kvr_profiles_free(&l->profiles);
     free(l);
 }
 
@@ -117,7 +105,7 @@ const char *kvr_tokenizer_model(const struct kvr_tokenizer *t)
 
 /* ---- what is said ------------------------------------------------------------------------------------ */
 
-static void put_difference(const struct difference *d, char *out, size_t cap)
+static void put_difference(const struct kvr_token_difference *d, char *out, size_t cap)
 {
     if (d->any)
         snprintf(out, cap, "; %s (%s): token %zu is %lu here and %lu there, of %zu and %zu", d->question, d->who, d->at,
@@ -175,7 +163,7 @@ static void count_reason(struct kvr_tokenizer *t, const struct kvr_tok_buf *why)
 
 static struct kvr_tok *current(const struct loaded *l)
 {
-    return l->profiles[atomic_load(&l->current)];
+    return l->profiles.all[atomic_load(&l->current)];
 }
 
 /* Takes what the library has given. */
@@ -196,7 +184,7 @@ static int ask(struct kvr_tokenizer *t, const char *question, size_t len, size_t
     struct kvr_tok_buf out = {0};
     struct loaded *l = hold(t);
     if (!l) return KVR_TOK_EUNSUPPORTED;
-    int rc = take(t, l->lib->ask(current(l), question, len, inline_max, job, &out), &out, ids);
+    int rc = take(t, l->profiles.lib->ask(current(l), question, len, inline_max, job, &out), &out, ids);
     let_go(l);
     return rc;
 }
@@ -217,17 +205,6 @@ void kvr_tokenizer_drop(struct kvr_tokenizer *t, struct kvr_tok_job *job)
     t->config.lib->drop(job);
 }
 
-static int make_with(const struct kvr_token_library *lib, const struct kvr_tok *profile, const char *question, size_t len,
-                     struct kvr_ids **ids)
-{
-    struct kvr_tok_buf out = {0};
-    struct kvr_tok_job *job;
-    int rc = lib->ask(profile, question, len, SIZE_MAX, &job, &out);
-    *ids = rc == 0 ? kvr_ids_new(out.data, out.len / sizeof(uint32_t)) : NULL;
-    lib->buf_free(&out);
-    return rc || *ids ? rc : KVR_TOK_EUNSUPPORTED;
-}
-
 int kvr_tokenizer_make(struct kvr_tokenizer *t, const char *question, size_t len, struct kvr_ids **ids)
 {
     struct kvr_tok_job *job;
@@ -244,94 +221,6 @@ bool kvr_tokenizer_date_turns(const struct kvr_tokenizer *t)
     return localtime_r(&now, &local) && kvr_date_turns(&local);
 }
 
-/* ---- comparisons ------------------------------------------------------------------------------------- */
-
-/* Returns: whether both are the same; else *at is the first place where they are not. */
-static bool same_ids(const uint32_t *a, size_t a_n, const uint32_t *b, size_t b_n, size_t *at)
-{
-    size_t n = KVR_MIN(a_n, b_n), i = 0;
-    while (i < n && a[i] == b[i]) i++;
-    *at = i;
-    return i == a_n && i == b_n;
-}
-
-static void note_difference(struct difference *d, const char *question, const char *who, const struct kvr_ids *here, const uint32_t *engine,
-                            size_t engine_n, size_t at)
-{
-    *d = (struct difference){.any = true,
-                             .question = question,
-                             .at = at,
-                             .here_n = here->n,
-                             .engine_n = engine_n,
-                             .here = at < here->n ? here->v[at] : 0,
-                             .engine = at < engine_n ? engine[at] : 0};
-    snprintf(d->who, sizeof d->who, "%s", who);
-}
-
-/* Writes the question of a probe. */
-static void put_probe(const struct kvr_token_probe *p, struct kvr_buf *b)
-{
-    b->len = 0;
-    kvr_buf_printf(b, "{%s}", p->members);
-}
-
-struct verdict {
-    size_t equal, different;
-    struct difference first;
-};
-
-/* What a profile makes of the built-in questions against what an engine has made of them. What is not made here is neither. */
-static struct verdict judge_profile(const struct loaded *l, const struct kvr_tok *profile, const char *who,
-                                    const struct kvr_probe_answer *answers, size_t n)
-{
-    struct verdict v = {0};
-    struct kvr_buf question = {0};
-    for (size_t i = 0; i < n; i++) {
-        struct kvr_ids *ids;
-        size_t at;
-        if (!answers[i].answered) continue;
-        put_probe(&kvr_token_probes[i], &question);
-        if (question.failed || make_with(l->lib, profile, question.data, question.len, &ids)) continue;
-        if (same_ids(ids->v, ids->n, answers[i].ids->v, answers[i].ids->n, &at)) {
-            v.equal++;
-        } else {
-            if (!v.different) note_difference(&v.first, kvr_token_probes[i].name, who, ids, answers[i].ids->v, answers[i].ids->n, at);
-            v.different++;
-        }
-        kvr_ids_unref(ids);
-    }
-    kvr_buf_free(&question);
-    return v;
-}
-
-static bool agrees(const struct verdict *v)
-{
-    return v->equal && !v->different;
-}
-
-/* The first profile from `from` on that agrees with all answers, and with a request, when one is given. Returns: its place, or l->n;
- * *best: where the one that came closest parts from the engine. */
-static size_t find_profile(const struct loaded *l, size_t from, const char *who, const struct kvr_probe_answer *answers, size_t n,
-                           const struct kvr_token_text *request, const struct kvr_ids *engine, struct difference *best)
-{
-    size_t closest = 0;
-    for (size_t i = from; i < l->n; i++) {
-        struct verdict v = judge_profile(l, l->profiles[i], who, answers, n);
-        bool found = agrees(&v);
-        if (v.different && v.equal >= closest && (v.equal > closest || !best->any)) *best = v.first;
-        closest = KVR_MAX(closest, v.equal);
-        if (found && request) {
-            struct kvr_ids *ids;
-            size_t at;
-            if (make_with(l->lib, l->profiles[i], request->data, request->len, &ids)) continue;
-            found = same_ids(ids->v, ids->n, engine->v, engine->n, &at);
-            kvr_ids_unref(ids);
-        }
-        if (found) return i;
-    }
-    return l->n;
-}
-
 /* ---- probes ------------------------------------------------------------------------------------------ */
 
 struct probing {
@@ -339,7 +228,7 @@ struct probing {
     struct kvr_tokenizer *t;
     char who[256];
     size_t n;
-    struct kvr_probe_answer answers[PROBES_MAX];
+    struct kvr_probe_answer answers[KVR_PROBES_MAX];
 };
 
 static struct probing *probing_of(struct kvr_token_work *w)
@@ -364,7 +253,7 @@ static void keep_answers_locked(struct kvr_tokenizer *t, struct probing *p)
     p->n = 0;
 }
 
-static void probed_locked(struct kvr_tokenizer *t, struct probing *p, bool decides, bool ok, const struct difference *first)
+static void probed_locked(struct kvr_tokenizer *t, struct probing *p, bool decides, bool ok, const struct kvr_token_difference *first)
 {
     enum kvr_trust_state before = t->trust.state;
     if (ok) t->equal[KVR_JUDGE_PROBES]++;
@@ -383,19 +272,18 @@ static void run_probing(struct kvr_token_work *w)
     struct kvr_tokenizer *t = p->t;
     struct loaded *l = hold(t);
     if (!l) return;
-    struct difference first = {0};
+    struct kvr_verdict v;
     bool decides = kvr_tokenizer_state(t) == KVR_TRUST_PROBING, ok;
     if (decides) {
-        size_t found = find_profile(l, 0, p->who, p->answers, p->n, NULL, NULL, &first);
-        ok = found < l->n;
+        size_t found = kvr_profiles_find(&l->profiles, 0, p->who, p->answers, p->n, NULL, &v);
+        ok = found < l->profiles.n;
         if (ok) atomic_store(&l->current, found);
     } else {
-        struct verdict v = judge_profile(l, current(l), p->who, p->answers, p->n);
+        kvr_profile_judge(l->profiles.lib, current(l), p->who, p->answers, p->n, &v);
         ok = !v.different;
-        first = v.first;
     }
     kvr_lock(&t->lock);
-    if (t->loaded == l) probed_locked(t, p, decides, ok, &first);
+    if (t->loaded == l) probed_locked(t, p, decides, ok, &v.first);
     kvr_unlock(&t->lock);
     let_go(l);
 }
@@ -406,7 +294,7 @@ bool kvr_tokenizer_probed(struct kvr_tokenizer *t, const char *who, const struct
     if (!p) return false;
     *p = (struct probing){.work = {.run = run_probing, .drop = drop_probing}, .t = kvr_tokenizer_ref(t)};
     snprintf(p->who, sizeof p->who, "%s", who);
-    for (size_t i = 0; i < KVR_MIN(n, (size_t)PROBES_MAX); i++) {
+    for (size_t i = 0; i < KVR_MIN(n, (size_t)KVR_PROBES_MAX); i++) {
         p->answers[i] = answers[i];
         if (answers[i].ids) p->answers[i].ids = kvr_ids_ref(answers[i].ids);
         p->n++;
@@ -449,8 +337,9 @@ static void drop_comparison(struct kvr_token_work *w)
 /* Another profile that agrees with this request, too. In PROBING only. */
 static bool other_profile(struct kvr_tokenizer *t, struct loaded *l, const struct comparison *c)
 {
-    struct kvr_probe_answer answers[PROBES_MAX] = {{0}};
-    struct difference ignored = {0};
+    struct kvr_probe_answer answers[KVR_PROBES_MAX] = {{0}};
+    struct kvr_profile_request request = {.question = c->question.data, .len = c->question.len, .engine = c->engine};
+    struct kvr_verdict ignored;
     kvr_lock(&t->lock);
     size_t n = t->answers_n;
     for (size_t i = 0; i < n; i++) {
@@ -458,10 +347,10 @@ static bool other_profile(struct kvr_tokenizer *t, struct loaded *l, const struc
         if (answers[i].ids) kvr_ids_ref(answers[i].ids);
     }
     kvr_unlock(&t->lock);
-    size_t found = find_profile(l, atomic_load(&l->current) + 1, c->who, answers, n, &c->question, c->engine, &ignored);
+    size_t found = kvr_profiles_find(&l->profiles, atomic_load(&l->current) + 1, c->who, answers, n, &request, &ignored);
     for (size_t i = 0; i < n; i++) kvr_ids_unref(answers[i].ids);
-    if (found < l->n) atomic_store(&l->current, found);
-    return found < l->n;
+    if (found < l->profiles.n) atomic_store(&l->current, found);
+    return found < l->profiles.n;
 }
 
 /* Before the built-in questions are answered a request decides nothing: which profile it is to be compared with is not known. */
@@ -477,11 +366,11 @@ static void compared_locked(struct kvr_tokenizer *t, const struct comparison *c,
 {
     size_t at;
     enum kvr_trust_state before = t->trust.state;
-    bool same = same_ids(here->v, here->n, c->engine->v, c->engine->n, &at);
+    bool same = kvr_ids_same(here->v, here->n, c->engine->v, c->engine->n, &at);
     if (same) t->equal[KVR_JUDGE_ENGINE]++;
     else {
         t->different[KVR_JUDGE_ENGINE]++;
-        note_difference(&t->last, "a request", c->who, here, c->engine->v, c->engine->n, at);
+        kvr_token_difference_note(&t->last, "a request", c->who, here, c->engine->v, c->engine->n, at);
     }
     kvr_trust_compared(&t->trust, same || other, other);
     changed_locked(t, before);
@@ -491,8 +380,8 @@ static void compare_with(struct kvr_tokenizer *t, struct loaded *l, const struct
 {
     struct kvr_ids *ids;
     size_t at;
-    if (make_with(l->lib, current(l), c->question.data, c->question.len, &ids)) return;
-    bool same = same_ids(ids->v, ids->n, c->engine->v, c->engine->n, &at);
+    if (kvr_profile_ids(l->profiles.lib, current(l), c->question.data, c->question.len, &ids)) return;
+    bool same = kvr_ids_same(ids->v, ids->n, c->engine->v, c->engine->n, &at);
     bool other = !same && kvr_tokenizer_state(t) == KVR_TRUST_PROBING && other_profile(t, l, c);
     kvr_lock(&t->lock);
     if (t->loaded == l) compared_locked(t, c, ids, other);
@@ -561,71 +450,25 @@ static void drop_loading(struct kvr_token_work *w)
     free(l);
 }
 
-/* What the library says of an error. */
-static int failed(const struct kvr_token_library *lib, struct kvr_tok_buf *text, char why[FOUND_MAX])
-{
-    snprintf(why, FOUND_MAX, "%.*s", (int)KVR_MIN(text->len, (size_t)FOUND_MAX), text->data ? (const char *)text->data : "");
-    lib->buf_free(text);
-    return -1;
-}
-
-static int add_profile(struct loaded *l, const char *options, char why[FOUND_MAX])
-{
-    struct kvr_tok_buf err = {0};
-    KVR_ASSERT(l->n < PROFILES_MAX);
-    if (l->lib->variant(l->profiles[0], options, &l->profiles[l->n], &err)) return failed(l->lib, &err, why);
-    l->n++;
-    return 0;
-}
-
-/* What engines do: as the template looks or as they were told, and what their releases do with members of messages. Newest first. */
-static int add_profiles(struct loaded *l, char why[FOUND_MAX])
-{
-    static const char *const formats[] = {"auto", "string", "openai"}, *const words[] = {"false", "true"};
-    static const struct {
-        bool drop_none, alias;
-    } releases[] = {{false, false}, {true, true}, {true, false}, {false, true}};
-    char options[200];
-    for (int i = 0; i < 48; i++) {
-        bool typed = i / 24 == 0, developer = i % 2 == 0;
-        int r = i / 2 % 4;
-        snprintf(options, sizeof options,
-                 "{\"content_format\":\"%s\",\"drop_none\":%s,\"alias_reasoning\":%s,\"developer_to_system\":%s,\"typed\":%s}",
-                 formats[i / 8 % 3], words[releases[r].drop_none], words[releases[r].alias], words[developer], words[typed]);
-        if (add_profile(l, options, why)) return -1;
-    }
-    return 0;
-}
-
 /* NULL: it cannot be used, for that reason. */
 static struct loaded *load(const struct kvr_tokenizer *t, const char *dir, char why[FOUND_MAX])
 {
-    char options[1024];
-    struct kvr_tok_buf err = {0};
-    bool fixed = t->profile && strlen(t->profile) > 2;
     struct loaded *l = calloc(1, sizeof *l);
     if (!l) {
         snprintf(why, FOUND_MAX, "out of memory");
         return NULL;
     }
     atomic_init(&l->refs, 1);
-    l->lib = t->config.lib;
-    if (fixed) snprintf(options, sizeof options, "{\"cache_bytes\":%zu,%s", t->config.cache_bytes, t->profile + 1);
-    else snprintf(options, sizeof options, "{\"cache_bytes\":%zu,\"drop_none\":false,\"alias_reasoning\":false}", t->config.cache_bytes);
-    int rc = l->lib->load(dir, options, &l->profiles[0], &err);
-    if (rc) rc = failed(l->lib, &err, why);
-    else l->n = 1;
-    if (rc == 0 && !fixed) rc = add_profiles(l, why);
-    if (rc == 0) return l;
+    if (kvr_profiles_load(t->config.lib, dir, t->profile, t->config.cache_bytes, &l->profiles, why, FOUND_MAX) == 0) return l;
     let_go(l);
     return NULL;
 }
 
-static bool writes_dates(const struct loaded *l)
+static bool writes_dates(const struct kvr_profiles *p)
 {
     struct kvr_tok_buf info = {0};
-    bool yes = l->lib->info(l->profiles[0], &info) == 0 && kvr_info_has_dates(info.data, info.len);
-    l->lib->buf_free(&info);
+    bool yes = p->lib->info(p->all[0], &info) == 0 && kvr_info_has_dates(info.data, info.len);
+    p->lib->buf_free(&info);
     return yes;
 }
 
@@ -635,7 +478,7 @@ static void run_loading(struct kvr_token_work *w)
     struct kvr_tokenizer *t = job->t;
     char why[FOUND_MAX] = "";
     struct loaded *l = load(t, job->dir, why);
-    atomic_store(&t->has_dates, l && writes_dates(l));
+    atomic_store(&t->has_dates, l && writes_dates(&l->profiles));
     kvr_lock(&t->lock);
     struct loaded *old = t->loaded;
     enum kvr_trust_state before = t->trust.state;
@@ -718,7 +561,7 @@ void kvr_tokenizer_figures(struct kvr_tokenizer *t, struct kvr_tokenizer_figures
     memcpy(out->reasons, t->reasons, sizeof out->reasons);
     kvr_unlock(&t->lock);
     struct loaded *l = hold(t);
-    if (l) l->lib->figures(l->profiles[0], &out->cache);
+    if (l) l->profiles.lib->figures(l->profiles.all[0], &out->cache);
     let_go(l);
 }
 
@@ -726,12 +569,12 @@ static void describe_folder(const struct loaded *l, struct kvr_buf *out)
 {
     struct kvr_tok_buf info = {0};
     kvr_json_put_u64(out, "profile", atomic_load(&l->current));
-    if (l->lib->info(current(l), &info) == 0) {
+    if (l->profiles.lib->info(current(l), &info) == 0) {
         kvr_json_key(out, "library");
         kvr_buf_add(out, info.data, info.len);
         out->comma = true;
     }
-    l->lib->buf_free(&info);
+    l->profiles.lib->buf_free(&info);
 }
 
 void kvr_tokenizer_describe(struct kvr_tokenizer *t, struct kvr_buf *out)
@@ -739,7 +582,7 @@ void kvr_tokenizer_describe(struct kvr_tokenizer *t, struct kvr_buf *out)
     char dir[1024], cannot_load[FOUND_MAX];
     kvr_lock(&t->lock);
     struct kvr_trust trust = t->trust;
-    struct difference d = t->last;
+    struct kvr_token_difference d = t->last;
     snprintf(dir, sizeof dir, "%s", t->dir);
     memcpy(cannot_load, t->cannot_load, sizeof cannot_load);
     kvr_unlock(&t->lock);

@@ -21,6 +21,7 @@
 #include "base/buf.h"
 #include "token/library.h"
 #include "token/pool.h"
+#include "token/profiles.h"
 #include "token/trust.h"
 
 struct kvr_tokenizer;
@@ -38,12 +39,6 @@ struct kvr_tokenizer_config {
     size_t cache_bytes;
     unsigned probes; /* real requests that are compared before it is trusted */
     bool given;      /* the operator answers for it: it is trusted when its engine cannot be asked */
-};
-
-/* What an engine has made of a built-in question. */
-struct kvr_probe_answer {
-    bool answered; /* else it has refused, as it may */
-    struct kvr_ids *ids;
 };
 
 int kvr_tokenizer_open(const struct kvr_tokenizer_config *config, struct kvr_tokenizer **out);

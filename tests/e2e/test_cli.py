@@ -168,6 +168,12 @@ def test_hash_refuses_bad_tokens(tokens):
     assert r.returncode == 2 and "tokens" in r.stderr
 
 
+def test_hash_of_a_text_without_the_library_says_so(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    r = run("hash", "--text", "x", "--tokenizer-dir", tmp_path, "--tokenizer-lib", tmp_path / "none.so")
+    assert r.returncode == 1 and r.stdout == "" and "--tokenizer-lib: there is no" in r.stderr
+
+
 def test_version():
     assert run("version").stdout.startswith("kvroute 0.")
 

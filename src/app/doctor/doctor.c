@@ -438,6 +438,7 @@ int doctor_main(const struct doctor_options *o)
         kvr_log_error("kvroute doctor: --tls-ca: %s", err);
         rc = 2;
     }
+    if (rc == 0 && tokens_open(&d)) rc = 2;
     if (keys) d.key = keys[0];
     for (size_t i = 0; t && i < o->targets_n && rc == 0; i++)
         if (!parse_target(o->targets[i], &t[i], err, sizeof err)) {
@@ -458,6 +459,7 @@ int doctor_main(const struct doctor_options *o)
     uv_run(&d.loop, UV_RUN_DEFAULT);
     uv_loop_close(&d.loop);
     kvr_json_parser_free(d.json);
+    tokens_close(&d);
     free(d.findings);
     kvr_keys_free(keys);
     free(t);

@@ -7,13 +7,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum { DOCTOR_DIRS_MAX = 64 };
+
 struct doctor_options {
     char **targets; /* URL[,key=value...] */
     size_t targets_n;
-    char *key;        /* bearer token for the targets; NULL: none */
-    char *key_file;   /* the same: its first key */
-    char *tls_ca;     /* PEM file; NULL: the system's */
-    char *engine_key; /* and for the engines that they list */
+    char *key;             /* bearer token for the targets; NULL: none */
+    char *key_file;        /* the same: its first key */
+    char *tls_ca;          /* PEM file; NULL: the system's */
+    char *engine_key;      /* and for the engines that they list */
+    char **tokenizer_dirs; /* [MODEL=]DIR: whose token ids are compared with the engines' */
+    size_t tokenizer_dirs_n;
+    char *tokenizer_lib, *tokenizer_profile; /* NULL: where it is looked for; all profiles are tried */
     double timeout;
     bool json, quiet, no_probe;
 };

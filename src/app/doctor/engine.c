@@ -23,8 +23,8 @@ struct exam {
     struct kvr_index_reader *reader;
     struct kvr_ingest *ingest;
     struct kvr_fetched f;
-    char model[128], lora[128];
-    uint64_t model_len; /* tokens of a prompt and its answer; 0: not told */
+    char model[128], lora[128], root[256]; /* root: where the engine says that the model's folder is */
+    uint64_t model_len;                    /* tokens of a prompt and its answer; 0: not told */
     struct kvr_engine_facts facts;
     uint32_t tokens[TOKENS_MAX];
     size_t tokens_n;
@@ -118,6 +118,9 @@ static int take_model(void *ctx, const char *key, size_t key_len, struct kvr_jso
     if (lora && !e->lora[0]) snprintf(e->lora, sizeof e->lora, "%.*s", (int)n, id);
     if (!lora && !e->model_len) (void)kvr_json_as_u64(kvr_json_get(v, "max_model_len"), &e->model_len);
     if (!lora && !e->model[0]) snprintf(e->model, sizeof e->model, "%.*s", (int)n, id);
+    if (!lora && !e->root[0] && strlen(e->model) == n && !memcmp(e->model, id, n) && kvr_json_as_str(kvr_json_get(v, "root"), &id, &m) &&
+        m < sizeof e->root)
+        snprintf(e->root, sizeof e->root, "%.*s", (int)m, id);
     return 0;
 }
 
@@ -461,6 +464,7 @@ void engine_examine(struct doctor *d, struct engine_target *t)
     bool made = kvr_index_create(NULL, &e->index) == 0 && kvr_index_reader_create(e->index, &e->reader) == 0 &&
                 kvr_ingest_create(&h, 2, &e->ingest) == 0;
     if (up) facts_learn(d, t, e->model, &e->facts);
+    if (up && t->url[0] && !d->o->no_probe) tokens_check(d, t, e->model, e->root);
     bool follows = up && made && follow(e) > 0;
     if (up && made && !follows && !t->index_elsewhere) tell_no_events(e);
     if (follows) examine_ranks(e);

@@ -6,6 +6,7 @@
  *   ask.c       questions over HTTP
  *   engine.c    one engine, by its events and by prompts sent to it
  *   facts.c     what an engine says of its configuration
+ *   tokens.c    what a model's folder makes of the built-in questions, beside what the engine makes of them
  *   findings.c  the list of what was found, as text or JSON
  */
 #ifndef KVR_DOCTOR_STATE_H
@@ -16,6 +17,7 @@
 #include "app/doctor/doctor.h"
 #include "base/buf.h"
 #include "net/http/fetch.h"
+#include "token/profiles.h"
 #include "wire/engine_facts.h"
 #include "wire/json.h"
 
@@ -35,6 +37,11 @@ struct doctor {
     struct finding *findings;
     size_t findings_n, findings_cap;
     bool unusable; /* a target could not be examined */
+    /* tokens.c */
+    struct kvr_token_library tokenizer;
+    bool has_tokenizer;           /* the library is open */
+    char *folder;                 /* that was read last; NULL: none */
+    struct kvr_profiles profiles; /* of it */
 };
 
 /* findings.c: prints each as it is made, or all at the end as JSON. advice "" when there is nothing to do. */
@@ -66,6 +73,12 @@ struct engine_target {
 };
 /* ask.c: the key for an engine; NULL: none */
 const char *engine_key(const struct doctor *d, const struct engine_target *t);
+
+/* tokens.c. open: returns 0, or -1, and what is wrong was said. check: of a model that the engine serves, which says its folder is `root`
+ * ("": it does not). */
+int tokens_open(struct doctor *d);
+void tokens_check(struct doctor *d, const struct engine_target *t, const char *model, const char *root);
+void tokens_close(struct doctor *d);
 
 /* engine.c: what was not given is filled in. */
 void engine_examine(struct doctor *d, struct engine_target *t);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "app/hash/state.h"
 #include "base/buf.h"
 #include "base/log.h"
 
@@ -22,6 +23,29 @@ static long parse_tokens(const char *s, uint32_t *out)
     return n;
 }
 
+static int given_ids(const struct hash_options *o, struct kvr_ids **out)
+{
+    struct kvr_ids *ids = kvr_ids_new(NULL, strlen(o->tokens) / 2 + 2);
+    long n = ids ? parse_tokens(o->tokens, ids->v) : -1;
+    if (n >= 0) {
+        ids->n = (size_t)n;
+        *out = ids;
+        return 0;
+    }
+    kvr_log_error("kvroute hash: --tokens: bad value '%.80s'; allowed: token ids from 0 to 4294967295, separated by commas", o->tokens);
+    kvr_ids_unref(ids);
+    return 2;
+}
+
+static int take_ids(const struct hash_options *o, struct kvr_ids **out)
+{
+    if ((o->tokens != NULL) + (o->text != NULL) + (o->messages != NULL) != 1) {
+        kvr_log_error("kvroute hash: allowed: one of --tokens, --text and --messages");
+        return 2;
+    }
+    return o->tokens ? given_ids(o, out) : prompt_ids(o, out);
+}
+
 static void put_hashes(struct kvr_buf *b, const char *key, const uint64_t *h, size_t n)
 {
     kvr_json_key(b, key);
@@ -30,39 +54,44 @@ static void put_hashes(struct kvr_buf *b, const char *key, const uint64_t *h, si
     kvr_json_close(b, ']');
 }
 
-int hash_main(const struct hash_options *o)
+static void put_ids(struct kvr_buf *b, const struct kvr_ids *ids)
 {
-    size_t cap = o->tokens ? strlen(o->tokens) / 2 + 2 : 1;
-    uint32_t *tokens = malloc(cap * sizeof *tokens);
-    uint64_t *locals = malloc(cap * sizeof *locals), *seqs = malloc(cap * sizeof *seqs);
-    struct kvr_buf b = {0};
-    int rc = 1;
-    if (!tokens || !locals || !seqs) goto out;
-    long n = o->tokens ? parse_tokens(o->tokens, tokens) : -1;
-    if (n < 0) {
-        kvr_log_error("kvroute hash: --tokens: bad value '%.80s'; allowed: token ids from 0 to 4294967295, separated by commas",
-                      o->tokens ? o->tokens : "");
-        rc = 2;
-        goto out;
-    }
+    kvr_json_key(b, "token_ids");
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < ids->n; i++) kvr_json_u64(b, ids->v[i]);
+    kvr_json_close(b, ']');
+}
+
+static int print(const struct hash_options *o, const struct kvr_ids *ids)
+{
+    uint64_t *locals = malloc((ids->n + 1) * sizeof *locals), *seqs = malloc((ids->n + 1) * sizeof *seqs);
     const char *lora = o->lora_name ? o->lora_name : "", *salt = o->cache_salt ? o->cache_salt : "";
-    uint64_t seed = kvr_hash_seed(lora, strlen(lora), salt, strlen(salt));
-    long blocks = kvr_hash_locals(tokens, (size_t)n, (uint32_t)o->block_size, o->eagle, seed, NULL, 0, locals);
-    kvr_hash_sequence(locals, (size_t)blocks, seqs);
-    kvr_json_open(&b, '{');
-    kvr_json_key(&b, "block_size");
-    kvr_json_u64(&b, o->block_size);
-    put_hashes(&b, "local_hashes", locals, (size_t)blocks);
-    put_hashes(&b, "sequence_hashes", seqs, (size_t)blocks);
-    kvr_json_close(&b, '}');
+    struct kvr_buf b = {0};
+    b.failed = !locals || !seqs;
     if (!b.failed) {
-        printf("%.*s\n", (int)b.len, b.data);
-        rc = 0;
+        uint64_t seed = kvr_hash_seed(lora, strlen(lora), salt, strlen(salt));
+        long blocks = kvr_hash_locals(ids->v, ids->n, (uint32_t)o->block_size, o->eagle, seed, NULL, 0, locals);
+        kvr_hash_sequence(locals, (size_t)blocks, seqs);
+        kvr_json_open(&b, '{');
+        kvr_json_put_u64(&b, "block_size", o->block_size);
+        put_ids(&b, ids);
+        put_hashes(&b, "local_hashes", locals, (size_t)blocks);
+        put_hashes(&b, "sequence_hashes", seqs, (size_t)blocks);
+        kvr_json_close(&b, '}');
     }
-out:
-    free(tokens);
+    if (!b.failed) printf("%.*s\n", (int)b.len, b.data);
+    bool done = !b.failed;
     free(locals);
     free(seqs);
     kvr_buf_free(&b);
+    return done ? 0 : 1;
+}
+
+int hash_main(const struct hash_options *o)
+{
+    struct kvr_ids *ids = NULL;
+    int rc = take_ids(o, &ids);
+    if (rc == 0) rc = print(o, ids);
+    kvr_ids_unref(ids);
     return rc;
 }

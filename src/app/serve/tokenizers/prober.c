@@ -2,17 +2,17 @@
 /*
  * Asks one worker what its engine makes of the built-in questions of one model (token/probes.h).
  *
- * The best answer is that of /v1/chat/completions/render and /v1/completions/render, which is what the engine would compute; where it has
- * none (404, 405, 501, of vLLM 403), /tokenize is asked. A question that the engine refuses (400) counts for nothing: it may, and then no
- * ids matter. A worker that breaks off, stays silent or answers 5xx is asked again from the first question on, later.
+ * Over which paths, and what an answer means, is told by wire/engine_tokens.h. A worker that breaks off, stays silent or answers 5xx is
+ * asked again from the first question on, later.
  */
 #include "app/serve/tokenizers/internal.h"
 
 #include <string.h>
 
 #include "token/probes.h"
+#include "wire/engine_tokens.h"
 
-enum { ANSWER_MAX = 1 << 20, ANSWER_MS = 10000, AGAIN_MS = 5000, PROBES_MAX = 32, IDS_MAX = 65536 };
+enum { ANSWER_MAX = 1 << 20, ANSWER_MS = 10000, AGAIN_MS = 5000 };
 
 struct prober {
     struct serve *serve;
@@ -21,12 +21,12 @@ struct prober {
     struct kvr_endpoint endpoint;
     char key[API_KEY_MAX], who[256];
     size_t at; /* the question that is being asked */
-    bool no_render;
+    enum kvr_engine_tokens_way way;
     struct kvr_http_call *call;
     uv_timer_t timeout;
     int status;
     struct kvr_buf body;
-    struct kvr_probe_answer answers[PROBES_MAX];
+    struct kvr_probe_answer answers[KVR_PROBES_MAX];
 };
 
 static void ask(struct prober *p);
@@ -34,7 +34,7 @@ static void ask(struct prober *p);
 static void on_closed(uv_handle_t *h)
 {
     struct prober *p = h->data;
-    for (size_t i = 0; i < PROBES_MAX; i++) kvr_ids_unref(p->answers[i].ids);
+    for (size_t i = 0; i < KVR_PROBES_MAX; i++) kvr_ids_unref(p->answers[i].ids);
     kvr_buf_free(&p->body);
     free(p);
 }
@@ -68,41 +68,36 @@ static void finish(struct prober *p, bool could_ask)
     prober_stop(p);
 }
 
-/* The ids of an answer: `token_ids` of render, of a list the first's, or `tokens`. NULL: it has none. */
+/* NULL: it has none. */
 static struct kvr_ids *read_ids(struct prober *p)
 {
-    struct kvr_json root, list;
-    if (p->body.failed || kvr_json_parse(p->serve->json, p->body.data ? p->body.data : "", p->body.len, &root, NULL)) return NULL;
-    if (kvr_json_type_of(root) == KVR_JSON_ARRAY) root = kvr_json_at(root, 0);
-    list = kvr_json_get(root, p->no_render ? "tokens" : "token_ids");
+    struct kvr_json list;
+    if (p->body.failed || !kvr_engine_tokens_read(p->serve->json, p->body.data ? p->body.data : "", p->body.len, p->way, &list))
+        return NULL;
     size_t n = kvr_json_count(list);
-    if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > IDS_MAX) return NULL;
     struct kvr_ids *ids = kvr_ids_new(NULL, n);
     if (ids && kvr_json_u32_array(list, ids->v, n) >= 0) return ids;
     kvr_ids_unref(ids);
     return NULL;
 }
 
-static bool is_missing(int status)
-{
-    return status == 404 || status == 405 || status == 501;
-}
-
 static void take_answer(struct prober *p)
 {
     struct kvr_probe_answer *a = &p->answers[p->at];
-    if ((is_missing(p->status) || p->status == 403) && !p->no_render) { /* 403: vLLM without --enable-scale-out */
-        p->no_render = true;
+    switch (kvr_engine_tokens_judge(p->way, p->status)) {
+    case KVR_TOKENS_OTHER_WAY:
+        p->way = KVR_TOKENS_TOKENIZE;
         ask(p);
-    } else if (is_missing(p->status)) {
-        finish(p, false);
-    } else if (p->status >= 500 || p->status == 401 || p->status == 403 || p->status == 429) {
-        give_up(p);
-    } else {
+        break;
+    case KVR_TOKENS_NO_WAY: finish(p, false); break;
+    case KVR_TOKENS_LATER: give_up(p); break;
+    case KVR_TOKENS_ANSWERED:
+    case KVR_TOKENS_REFUSED:
         a->ids = p->status == 200 ? read_ids(p) : NULL;
         a->answered = a->ids != NULL;
         if (++p->at < kvr_token_probes_n) ask(p);
         else finish(p, true);
+        break;
     }
 }
 
@@ -152,20 +147,10 @@ static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, 
 static struct kvr_body *question(const struct prober *p)
 {
     struct kvr_buf b = {0};
-    const struct kvr_token_probe *probe = &kvr_token_probes[p->at];
-    kvr_buf_str(&b, "{\"model\":");
-    kvr_json_str(&b, p->entry->model, strlen(p->entry->model));
-    if (!p->no_render) kvr_buf_str(&b, ",\"max_tokens\":1");
-    kvr_buf_printf(&b, ",%s}", probe->members);
+    kvr_engine_tokens_question(p->way, p->entry->model, kvr_token_probes[p->at].members, &b);
     struct kvr_body *body = kvr_body_take(&b);
     kvr_buf_free(&b);
     return body;
-}
-
-static const char *path(const struct prober *p)
-{
-    if (p->no_render) return "/tokenize";
-    return kvr_token_probes[p->at].is_chat ? "/v1/chat/completions/render" : "/v1/completions/render";
 }
 
 static void ask(struct prober *p)
@@ -173,7 +158,7 @@ static void ask(struct prober *p)
     struct kvr_buf head = {0};
     struct kvr_body *body = question(p);
     kvr_buf_printf(&head, "POST %s%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n", p->endpoint.base,
-                   path(p), p->endpoint.authority, body ? body->len : 0);
+                   kvr_engine_tokens_path(p->way, kvr_token_probes[p->at].is_chat), p->endpoint.authority, body ? body->len : 0);
     worker_key_put(p->key, &head);
     kvr_buf_str(&head, "\r\n");
     struct kvr_http_call_config cc = {.endpoint = &p->endpoint,

@@ -9,8 +9,8 @@
 
 #include <string.h>
 
-#include "app/serve/tokenizers/folders.h"
 #include "base/log.h"
+#include "token/folders.h"
 #include "token/given.h"
 #include "wire/prom_page.h"
 
@@ -67,14 +67,14 @@ static const char *given_folder(const struct serve *s, const char *model)
 }
 
 /* An adapter has the base model's, unless its own folder has one. */
-static bool find_folder(const struct serve *s, const struct model_entry *m, const char *base_root, char out[FOLDER_MAX])
+static bool find_folder(const struct serve *s, const struct model_entry *m, const char *base_root, char out[KVR_FOLDER_MAX])
 {
     const char *given = given_folder(s, m->id);
-    if (!given && m->is_lora && folder_of_root(m->root, out)) return true;
+    if (!given && m->is_lora && kvr_folder_of_root(m->root, out)) return true;
     if (!given && m->is_lora) given = given_folder(s, m->parent);
     if (!given) given = given_folder(s, NULL);
-    if (given) return snprintf(out, FOLDER_MAX, "%s", given) < FOLDER_MAX;
-    return folder_of_root(m->is_lora ? base_root : m->root, out);
+    if (given) return snprintf(out, KVR_FOLDER_MAX, "%s", given) < KVR_FOLDER_MAX;
+    return kvr_folder_of_root(m->is_lora ? base_root : m->root, out);
 }
 
 /* ---- the library -------------------------------------------------------------------------------------------------------- */
@@ -168,7 +168,7 @@ static bool tells_the_same(const struct tokenizer_entry *e, const struct model_e
 /* Returns: false when it is to be tried again. */
 static bool look_at_model(struct serve *s, const struct model_entry *m, const char *base_root)
 {
-    char dir[FOLDER_MAX];
+    char dir[KVR_FOLDER_MAX];
     struct tokenizer_entry *e = find(s, m->id);
     if (!e) return !find_folder(s, m, base_root, dir) || add_entry(s, m, base_root, dir);
     if (tells_the_same(e, m, base_root)) {
@@ -190,7 +190,7 @@ static void follow_others(struct serve *s)
         if (e->has_other && e->from_seen != t->looks) {
             e->from = e->other;
             memcpy(e->base_root, e->other_base_root, sizeof e->base_root);
-            char dir[FOLDER_MAX];
+            char dir[KVR_FOLDER_MAX];
             e->read_it |= find_folder(s, &e->from, e->base_root, dir) && !kvr_tokenizer_is_of(e->tokenizer, dir);
         }
         e->has_other = false;
@@ -221,7 +221,7 @@ static void find_models(struct serve *s)
 
 static void read_again(struct serve *s, struct tokenizer_entry *e)
 {
-    char dir[FOLDER_MAX];
+    char dir[KVR_FOLDER_MAX];
     bool found = find_folder(s, &e->from, e->base_root, dir);
     if (!found) {
         e->read_it = false;

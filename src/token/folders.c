@@ -4,7 +4,7 @@
  * hub/models--ORG--NAME/snapshots. What an engine says is a name or a path and nothing more: a name is letters, digits, '-', '_', '.' and
  * one '/', so it leads nowhere else.
  */
-#include "app/serve/tokenizers/folders.h"
+#include "token/folders.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,14 +14,14 @@
 
 #define NAME_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
 
-static bool hub_of(char out[FOLDER_MAX])
+static bool hub_of(char out[KVR_FOLDER_MAX])
 {
     const char *cache = getenv("HF_HUB_CACHE"), *home = getenv("HF_HOME"), *user = getenv("HOME");
     int n = -1;
-    if (cache && *cache) n = snprintf(out, FOLDER_MAX, "%s", cache);
-    else if (home && *home) n = snprintf(out, FOLDER_MAX, "%s/hub", home);
-    else if (user && *user) n = snprintf(out, FOLDER_MAX, "%s/.cache/huggingface/hub", user);
-    return n > 0 && n < FOLDER_MAX;
+    if (cache && *cache) n = snprintf(out, KVR_FOLDER_MAX, "%s", cache);
+    else if (home && *home) n = snprintf(out, KVR_FOLDER_MAX, "%s/hub", home);
+    else if (user && *user) n = snprintf(out, KVR_FOLDER_MAX, "%s/.cache/huggingface/hub", user);
+    return n > 0 && n < KVR_FOLDER_MAX;
 }
 
 /* ORG/NAME or NAME. */
@@ -37,7 +37,7 @@ static bool is_name(const char *s)
 /* The revision that `main` is at. */
 static bool read_revision(const char *model, char out[80])
 {
-    char path[FOLDER_MAX + 32];
+    char path[KVR_FOLDER_MAX + 32];
     snprintf(path, sizeof path, "%s/refs/main", model);
     FILE *f = fopen(path, "re");
     size_t n = f ? fread(out, 1, 79, f) : 0;
@@ -47,20 +47,20 @@ static bool read_revision(const char *model, char out[80])
     return *out && out[strspn(out, NAME_CHARS)] == 0 && *out != '.';
 }
 
-static bool in_hub(const char *name, char out[FOLDER_MAX])
+static bool in_hub(const char *name, char out[KVR_FOLDER_MAX])
 {
-    char hub[FOLDER_MAX], model[FOLDER_MAX], revision[80];
+    char hub[KVR_FOLDER_MAX], model[KVR_FOLDER_MAX], revision[80];
     const char *slash = strchr(name, '/');
     if (!is_name(name) || !hub_of(hub)) return false;
     int org = slash ? (int)(slash - name) : 0;
     int n = snprintf(model, sizeof model, "%s/models--%.*s%s%s", hub, org, name, slash ? "--" : "", slash ? slash + 1 : name);
     if (n >= (int)sizeof model || !read_revision(model, revision)) return false;
-    n = snprintf(out, FOLDER_MAX, "%s/snapshots/%s", model, revision);
-    return n < FOLDER_MAX && kvr_dir_has_tokenizer(out);
+    n = snprintf(out, KVR_FOLDER_MAX, "%s/snapshots/%s", model, revision);
+    return n < KVR_FOLDER_MAX && kvr_dir_has_tokenizer(out);
 }
 
-bool folder_of_root(const char *root, char out[FOLDER_MAX])
+bool kvr_folder_of_root(const char *root, char out[KVR_FOLDER_MAX])
 {
     if (*root != '/') return *root && in_hub(root, out);
-    return snprintf(out, FOLDER_MAX, "%s", root) < FOLDER_MAX && kvr_dir_has_tokenizer(out);
+    return snprintf(out, KVR_FOLDER_MAX, "%s", root) < KVR_FOLDER_MAX && kvr_dir_has_tokenizer(out);
 }
