@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Filters, tests, methods and functions of templates, where Python's differ from minijinja's.
+use crate::values::is_of_the_question;
 use crate::{python, texts};
 use minijinja::value::{from_args, Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
@@ -78,6 +79,7 @@ pub fn unlike(what: &str) -> Error {
 pub fn printed(v: &Value) -> Result<String, Error> {
     match v.kind() {
         ValueKind::Iterable => Err(unlike("an iterator is printed")),
+        ValueKind::Seq if v.len() == Some(0) && !is_of_the_question(v) => Err(unlike("an empty list is printed")), // or a slice of none, which is nothing
         _ => Ok(python::str(v)),
     }
 }

@@ -3,7 +3,7 @@
 //! (tests/all/matrix.rs). What only shows when a template runs cannot be seen here, and these differences are left, which no known template
 //! has: the order of a boolean and a number, both from the question; a subscript computed from the question that is the name of a method of a
 //! dictionary and none of its keys; `.title`, `.format`, `.count` and `.index` of a text or a list, not called; under `~`, a list that the
-//! template has put together, of texts with characters that repr() escapes.
+//! template has put together, of what is undefined or of texts with characters that repr() escapes, and a slice of none.
 use crate::functions::GLOBALS;
 use crate::lint::{exprs, stmt_exprs, stmts, DICT_ATTRS};
 use minijinja::machinery::ast::{BinOpKind, Call, CallArg, CompareOpKind, Expr, Macro, Slice, Stmt, UnaryOpKind};
@@ -239,6 +239,9 @@ fn look_at_expression(e: &Expr, names: &Names, bad: &mut BTreeSet<String>) {
     let is_dict_list = |e: &Expr| matches!(e, Expr::Call(c) if matches!(&c.expr, Expr::GetAttr(g) if matches!(g.name, "keys" | "values" | "items")));
     match e {
         Expr::Slice(s) if is_odd_slice(s, names) => add("a slice that goes backwards and may be empty"),
+        Expr::List(l) if l.items.iter().any(is_range) => add("a range in a list"),
+        Expr::Tuple(l) if l.items.iter().any(is_range) => add("a range in a list"),
+        Expr::Map(m) if m.values.iter().any(is_range) => add("a range in a dictionary"),
         Expr::GetItem(g) if is_dict_list(&g.expr) => add("a subscript of keys(), values() or items()"),
         Expr::GetItem(g) => match &g.subscript_expr {
             Expr::Const(c) if c.value.as_str().is_some_and(|s| DICT_ATTRS.contains(&s) || OTHER_ATTRS.contains(&s)) => add("a subscript that is a method's name"),
@@ -282,8 +285,12 @@ fn is_odd_slice(s: &Slice, names: &Names) -> bool {
     !is_forwards && (!is_fixed || !is_full || s.start.is_some() || s.stop.is_some())
 }
 
+fn is_range(e: &Expr) -> bool {
+    matches!(e, Expr::Call(c) if var(&c.expr) == Some("range"))
+}
+
 fn is_list(e: &Expr) -> bool {
-    matches!(e, Expr::Call(c) if var(&c.expr) == Some("range")) || matches!(e, Expr::List(_) | Expr::Tuple(_) | Expr::Map(_)) || matches!(e, Expr::Const(c) if matches!(c.value.kind(), ValueKind::Seq | ValueKind::Map))
+    is_range(e) || matches!(e, Expr::List(_) | Expr::Tuple(_) | Expr::Map(_)) || matches!(e, Expr::Const(c) if matches!(c.value.kind(), ValueKind::Seq | ValueKind::Map))
 }
 
 fn is_boolean(e: &Expr) -> bool {

@@ -26,6 +26,10 @@ fn container(v: Value) -> Value {
     v.as_object().cloned().map_or(v, |o| Value::from_object(Container(o)))
 }
 
+pub fn is_of_the_question(v: &Value) -> bool {
+    v.downcast_object_ref::<Container>().is_some()
+}
+
 /// A list or a dictionary that `~` prints as Python does: it goes by `render`, past the environment's formatter.
 struct Container(DynObject);
 
