@@ -7,7 +7,7 @@
 //!     capi.rs        the C ABI: no panic and no text of a prompt crosses it
 //!     folder.rs      what a model's folder has: tokenizer.json, its configuration, special tokens, templates
 //!     question.rs    a question's members; what is refused because only the engine knows it
-//!     request.rs     what an engine makes of messages and tools before its template sees them
+//!     request.rs     what vLLM makes of messages and tools before its template sees them;  sglang.rs  what SGLang makes of them
 //!     template.rs    Jinja templates;  functions.rs  Python's filters, tests and methods;  python.rs  str(), repr(), json.dumps()
 //!     lint.rs        what a template's syntax tree tells: constructs that were not compared with Jinja2's
 //!     tokenizer.rs   text to ids, segment by segment;  cuts.rs  where a text may be cut;  cache.rs  ids by content
@@ -22,12 +22,13 @@ mod lint;
 mod python;
 mod question;
 mod request;
+mod sglang;
 mod template;
 mod tokenizer;
 
 pub use question::Question;
-pub use request::{ContentFormat, Profile};
-pub use template::Template;
+pub use request::{ContentFormat, Engine, Profile};
+pub use template::{Prompt, Template};
 pub use tokenizer::{Asked, Job, Tokenizer};
 
 /// Why a question is not answered here; whatever it is, the engine can be asked. `label` is one of a small fixed set and safe to log and to
