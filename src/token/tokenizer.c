@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "token/probes.h"
 
-enum { PROFILES_MAX = 49, PROBES_MAX = 32, FOUND_MAX = 400 }; /* the one that is loaded, and all that add_profiles makes of it */
+enum { PROFILES_MAX = 51, PROBES_MAX = 32, FOUND_MAX = 400 }; /* the one that is loaded, and all that add_profiles makes of it */
 
 /* Where ids made here and an engine's part for the first time. */
 struct difference {
@@ -360,8 +360,9 @@ void kvr_tokenizer_probed(struct kvr_tokenizer *t, const char *who, const struct
 void kvr_tokenizer_cannot_ask(struct kvr_tokenizer *t, const char *who)
 {
     if (!t->config.given || kvr_tokenizer_state(t) != KVR_TRUST_PROBING) return;
-    kvr_log_warning("kvroute: model '%s': %s has neither /v1/chat/completions/render nor /tokenize: its tokens are not compared", t->model,
-                    who);
+    kvr_log_warning(
+        "kvroute: model '%s': %s has no /v1/chat/completions/render or /tokenize that answers chats: its tokens are not compared", t->model,
+        who);
     TRUST(t, kvr_trust_given(&t->trust));
 }
 
@@ -497,7 +498,8 @@ static int add_profile(struct kvr_tokenizer *t, const char *options)
     return rc;
 }
 
-/* What engines do: as the template looks or as they were told, and what their releases do with members of messages. Newest first. */
+/* What engines do: vLLM, as the template looks or as it was told, and what its releases do with members of messages, newest first; SGLang,
+ * with two releases of transformers. A built-in question with the assistant's message at the end tells both apart. */
 static int add_profiles(struct kvr_tokenizer *t)
 {
     static const char *const formats[] = {"auto", "string", "openai"}, *const words[] = {"false", "true"};
@@ -513,7 +515,10 @@ static int add_profiles(struct kvr_tokenizer *t)
                  formats[i / 8 % 3], words[releases[r].drop_none], words[releases[r].alias], words[developer], words[typed]);
         if (add_profile(t, options)) return -1;
     }
-    return 0;
+    return add_profile(t, "{\"engine\":\"sglang\",\"alias_reasoning\":false}") ||
+                   add_profile(t, "{\"engine\":\"sglang\",\"alias_reasoning\":true}")
+               ? -1
+               : 0;
 }
 
 static int load(struct kvr_tokenizer *t)

@@ -50,7 +50,7 @@ class Sglang:
         tokenizer.chat_template = template
         config = types.SimpleNamespace(hf_config=types.SimpleNamespace(model_type="llama", architectures=["LlamaForCausalLM"]), is_multimodal=False,
                                        context_len=1 << 20, get_default_sampling_params=dict)
-        manager = types.SimpleNamespace(tokenizer=tokenizer, model_config=config, config_value=lambda _: None, served_model_name="tiny", model_path=folder)
+        manager = types.SimpleNamespace(tokenizer=tokenizer, model_config=config, config_value=lambda _: None, server_args=None, served_model_name="tiny", model_path=folder)
         force, reasoning = detect_reasoning_pattern(template)[:2]
         templates = types.SimpleNamespace(
             chat_template_name=None, python_chat_template=None, force_reasoning=force, reasoning_config=reasoning,

@@ -3,8 +3,9 @@
  * Asks one worker what its engine makes of the built-in questions of one model (token/probes.h).
  *
  * The best answer is that of /v1/chat/completions/render and /v1/completions/render, which is what the engine would compute; where it has
- * none (404, 405, 501, of vLLM 403), /tokenize is asked. A question that the engine refuses (400) counts for nothing: it may, and then no
- * ids matter. A worker that breaks off, stays silent or answers 5xx is asked again from the first question on, later.
+ * none (404, 405, 501, of vLLM 403), /tokenize is asked. An engine that answers no chat is one that cannot be asked. A question that the
+ * engine refuses (400) counts for nothing: it may, and then no ids matter. A worker that breaks off, stays silent or answers 5xx is asked
+ * again from the first question on, later.
  */
 #include "app/serve/tokenizers/internal.h"
 
@@ -83,6 +84,14 @@ static bool is_missing(int status)
     return status == 404 || status == 405 || status == 501;
 }
 
+/* An engine whose /tokenize knows texts alone (SGLang before it knew `messages`) refuses every chat: nothing is known of its template. */
+static bool has_chat(const struct prober *p)
+{
+    for (size_t i = 0; i < kvr_token_probes_n; i++)
+        if (kvr_token_probes[i].is_chat && p->answers[i].answered) return true;
+    return false;
+}
+
 static void take_answer(struct prober *p)
 {
     struct kvr_probe_answer *a = &p->answers[p->at];
@@ -97,7 +106,7 @@ static void take_answer(struct prober *p)
         a->ids = p->status == 200 ? read_ids(p) : NULL;
         a->answered = a->ids != NULL;
         if (++p->at < kvr_token_probes_n) ask(p);
-        else finish(p, true);
+        else finish(p, has_chat(p));
     }
 }
 
