@@ -47,6 +47,9 @@ const struct kvr_token_probe kvr_token_probes[] = {
     {"a final message to go on with", true,
      "\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"The weather is \"}],\"add_generation_prompt\":false,"
      "\"continue_final_message\":true"},
+    {"a final message of the assistant", true, "\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\" It is cloudy.\"}]"},
+    {"a final message to go on with, as SGLang has it", true,
+     "\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"The weather is \"}],\"continue_final_message\":true"},
     {"arguments of the template", true, "\"messages\":[" USER "],\"chat_template_kwargs\":{\"enable_thinking\":false,\"thinking\":true}"},
     {"a text", false, "\"prompt\":\"Once upon a time, <|im_end|></s> in M\\u00fcnchen\\n  \""},
     {"a text without special tokens", false, "\"prompt\":\"Once upon a time\",\"add_special_tokens\":false"},

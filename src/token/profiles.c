@@ -10,7 +10,7 @@
 #include "base/buf.h"
 #include "token/probes.h"
 
-enum { MADE = 48 };
+enum { OF_VLLM = 48, MADE = 50 };
 
 /* ---- loading ----------------------------------------------------------------------------------------- */
 
@@ -22,7 +22,9 @@ static int failed(const struct kvr_token_library *lib, struct kvr_tok_buf *text,
     return -1;
 }
 
-/* The k-th of those that are made, the likeliest first. */
+/* The k-th of those that are made: vLLM, as the template looks or as it was told, and what its releases do with members of messages, newest
+ * first; SGLang, with two releases of transformers. A built-in question with the assistant's message at the end tells both engines apart.
+ */
 static void put_options(int k, char out[KVR_PROFILE_TEXT_MAX])
 {
     static const char *const formats[] = {"auto", "string", "openai"}, *const words[] = {"false", "true"};
@@ -31,6 +33,10 @@ static void put_options(int k, char out[KVR_PROFILE_TEXT_MAX])
     } releases[] = {{false, false}, {true, true}, {true, false}, {false, true}};
     bool typed = k / 24 == 0, developer = k % 2 == 0;
     int r = k / 2 % 4;
+    if (k >= OF_VLLM) {
+        snprintf(out, KVR_PROFILE_TEXT_MAX, "{\"engine\":\"sglang\",\"alias_reasoning\":%s}", words[k - OF_VLLM]);
+        return;
+    }
     snprintf(out, KVR_PROFILE_TEXT_MAX,
              "{\"content_format\":\"%s\",\"drop_none\":%s,\"alias_reasoning\":%s,\"developer_to_system\":%s,\"typed\":%s}",
              formats[k / 8 % 3], words[releases[r].drop_none], words[releases[r].alias], words[developer], words[typed]);

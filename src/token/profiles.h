@@ -18,7 +18,7 @@
 #include "token/pool.h"
 
 enum {
-    KVR_PROFILES_MAX = 49, /* the one that is loaded, and all that are made of it */
+    KVR_PROFILES_MAX = 51, /* the one that is loaded, and all that are made of it */
     KVR_PROFILE_USUAL = 3, /* of those that are made, the one that programs without an engine have when none is given */
     KVR_PROBES_MAX = 32,
     KVR_PROFILE_TEXT_MAX = 200

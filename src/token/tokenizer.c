@@ -305,8 +305,9 @@ bool kvr_tokenizer_probed(struct kvr_tokenizer *t, const char *who, const struct
 void kvr_tokenizer_cannot_ask(struct kvr_tokenizer *t, const char *who)
 {
     if (!t->config.given || kvr_tokenizer_state(t) != KVR_TRUST_PROBING) return;
-    kvr_log_warning("kvroute: model '%s': %s has neither /v1/chat/completions/render nor /tokenize: its tokens are not compared", t->model,
-                    who);
+    kvr_log_warning(
+        "kvroute: model '%s': %s has no /v1/chat/completions/render or /tokenize that answers chats: its tokens are not compared", t->model,
+        who);
     TRUST(t, kvr_trust_given(&t->trust));
 }
 

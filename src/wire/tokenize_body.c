@@ -128,3 +128,42 @@ bool kvr_tokenize_body(struct kvr_json_span body, enum kvr_prompt_form form, str
     }
     return made && !out->failed;
 }
+
+/* ---- SGLang ------------------------------------------------------------------------------------------ */
+
+static bool chat_for_sglang(struct kvr_json_span body, struct kvr_buf *out)
+{
+    enum { MODEL, MESSAGES, ALL = 9 };
+    static const char *const names[ALL] = {
+        "model",     "messages",         "tools",    "tool_choice", "chat_template_kwargs", "continue_final_message",
+        "reasoning", "reasoning_effort", "input_ids"};
+    struct kvr_json_span v[ALL];
+    if (!kvr_json_text_pick(body, names, ALL, v) || !v[MESSAGES].at || *v[MESSAGES].at != '[') return false;
+    kvr_chat_begin(out, v[MODEL]);
+    for (int i = MESSAGES; i < ALL; i++) kvr_chat_member(out, names[i], v[i]);
+    kvr_buf_str(out, "}");
+    return true;
+}
+
+static bool completion_for_sglang(struct kvr_json_span body, struct kvr_buf *out, enum kvr_prompt_certainty *certainty)
+{
+    static const char *const names[] = {"model", "prompt"};
+    struct kvr_json_span v[2];
+    if (!kvr_json_text_pick(body, names, 2, v)) return false;
+    kvr_chat_begin(out, v[0]);
+    struct kvr_json_span first = first_of(v[1], certainty);
+    if (!kvr_span_is_string(first)) return false;
+    kvr_chat_member(out, "prompt", first);
+    kvr_buf_str(out, "}");
+    return true;
+}
+
+bool kvr_tokenize_body_sglang(struct kvr_json_span body, enum kvr_prompt_form form, struct kvr_buf *out,
+                              enum kvr_prompt_certainty *certainty)
+{
+    bool made;
+    if (form == KVR_FORM_CHAT) made = chat_for_sglang(body, out);
+    else if (form == KVR_FORM_COMPLETION) made = completion_for_sglang(body, out, certainty);
+    else return kvr_tokenize_body(body, form, out, certainty);
+    return made && !out->failed;
+}

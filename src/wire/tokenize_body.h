@@ -27,7 +27,13 @@
  * Returns: false when there is nothing to ask for: no text, or a form that is not known. */
 bool kvr_tokenize_body(struct kvr_json_span body, enum kvr_prompt_form form, struct kvr_buf *out, enum kvr_prompt_certainty *certainty);
 
-/* The same question without special tokens; `ask` is one that kvr_tokenize_body made. */
+/* The same for SGLang: a chat's members go under their own names, messages as they are, and without those that its /tokenize knows and its
+ * chat does not (add_generation_prompt, add_special_tokens, documents). So /tokenize answers what the chat is computed with, but for
+ * `responses` and `messages`, whose chat is vLLM's. Seen in SGLang 0.5.23. */
+bool kvr_tokenize_body_sglang(struct kvr_json_span body, enum kvr_prompt_form form, struct kvr_buf *out,
+                              enum kvr_prompt_certainty *certainty);
+
+/* A question without special tokens; `ask` is one that kvr_tokenize_body made. */
 void kvr_tokenize_body_bare(struct kvr_json_span ask, struct kvr_buf *out);
 
 #endif

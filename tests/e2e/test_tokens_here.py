@@ -531,3 +531,49 @@ def test_ids_are_not_forwarded_unless_the_operator_wants_it(serve, engine, folde
     trusted(s)
     complete(s, prompt=TEXT)
     assert e.generated[-1]["prompt"] == TEXT and s.metric("token_ids_forwarded_total") == 0
+
+
+# ---- SGLang -----------------------------------------------------------------------------------------------------
+
+SGLANG_CHATS = [
+    {"messages": [*CHAT, {"role": "assistant", "content": " as a user"}]},
+    {"messages": [*CHAT, {"role": "assistant", "content": "going "}], "continue_final_message": True},
+    {"messages": CHAT, "add_generation_prompt": False, "documents": [{"text": "not seen"}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": ""}]}], "reasoning_effort": "high"},
+    {"messages": CHAT, "tools": [{"type": "function", "function": {"parameters": {}, "name": "f"}}]},
+    {"messages": CHAT, "tools": [{"type": "function", "function": {"name": "g"}}], "tool_choice": "none"},
+]
+
+
+@pytest.mark.parametrize("flags", [(), ("--tokenizer-profile", '{"engine":"sglang"}')], ids=["looked for", "given"])
+def test_an_engine_that_is_an_sglang_has_its_own_prompts(start, engine, folder, flags):
+    e = engine(sglang=True)
+    s = start(Serve, [e.spec() + ",engine=sglang"], "--tokenizer-lib", LIBRARY, "--tokenizer-probes", 2, "--tokenizer-check", 0, "--tokenizer-dir", folder, *flags)
+    assert trusted(s)["library"]["engine"] == "sglang"
+    before = e.asked["/tokenize"]
+    for q in SGLANG_CHATS:
+        chat(s, **q)
+    assert made_here(s) == len(SGLANG_CHATS) and e.asked["/tokenize"] == before
+    assert s.metric("tokenizer_checks_total", result="different") == 0
+    assert s.metric("tokenizer_checks_total", judge="usage", result="equal") >= len(SGLANG_CHATS) - 1
+
+
+def test_an_sglang_is_asked_for_what_its_chat_computes(start, engine, folder):
+    e = engine(sglang=True)
+    s = start(Serve, [e.spec() + ",engine=sglang"], "--tokenizer", "engine")
+    for q in SGLANG_CHATS:
+        chat(s, **q)
+        assert ids_of(e.questions[-1], True, False) == ids_of(q, True), q
+    assert len(e.questions) == len(SGLANG_CHATS)
+
+
+def test_an_engine_that_answers_texts_alone_has_not_been_compared(serve, engine, folder):
+    e = engine(sglang=True, no_messages=True)
+    s = serve([e], "--tokenizer-dir", folder)
+    wait_for("the probes", lambda: e.asked.get("/tokenize", 0) >= 18, 20)
+    chat(s)
+    assert tokenizer(s)["state"] == "probing" and made_here(s) == 0
+    s = serve([e], "--tokenizer-dir", folder, "--tokenizer", "local", "--tokenizer-profile", '{"engine":"sglang"}')
+    until(s, "trusted")
+    chat(s)
+    assert made_here(s) == 1 and "its tokens are not compared" in s.text()

@@ -99,7 +99,52 @@ def render(q):
     return out
 
 
-def ids_of(q):
+def render_sglang(q, is_chat):
+    """TEMPLATE, with what SGLang makes of messages and tools. Its chat does not know add_generation_prompt; its /tokenize does."""
+    messages = []
+    generation = None if is_chat else q.get("add_generation_prompt")
+    if generation is False and q.get("continue_final_message"):
+        raise TypeError("continue_final_message needs add_generation_prompt")
+    for m in q["messages"]:
+        content = m.get("content")
+        text = " ".join(p["text"] for p in content) if isinstance(content, list) else content or ""
+        calls = [] if m["role"] == "user" else m.get("tool_calls") or []
+        messages.append({"role": m["role"], "content": text, "tool_calls": calls})
+    tail = ""
+    if messages[-1]["role"] == "assistant" and (generation is None or q.get("continue_final_message")):
+        last = messages.pop()["content"]
+        if not q.get("continue_final_message"):
+            messages.append({"role": "user", "content": last, "tool_calls": []})
+        else:
+            tail = last
+    out = "<|bos|>"
+    for m in messages:
+        out += f"<|{m['role']}|>{m['content']}"
+        for c in m["tool_calls"]:
+            out += c["function"]["name"] + json.dumps(json.loads(c["function"]["arguments"]), ensure_ascii=False)
+        out += "<|end|>\n"
+    choice = q.get("tool_choice") or "auto"
+    tools = [t for t in q.get("tools") or [] if choice in ("auto", "required") or choice != "none" and choice["function"]["name"] == t["function"]["name"]]
+    if tools:
+        known = ("name", "description", "parameters", "strict")
+        functions = [{**{k: v for k, v in t["function"].items() if k in known}} for t in tools]
+        for f in functions:
+            for k in ("description", "parameters"):
+                f.setdefault(k, None)
+        out += json.dumps([{"type": "function", "function": f, "defer_loading": None} for f in functions], ensure_ascii=False)
+    arguments = dict(q.get("chat_template_kwargs") or {})
+    if q.get("reasoning_effort"):
+        arguments.setdefault("enable_thinking", q["reasoning_effort"] != "none")
+    if arguments.get("documents"):
+        out += json.dumps(arguments["documents"], ensure_ascii=False)
+    if "enable_thinking" in arguments:
+        out += f"[{arguments['enable_thinking']}]"
+    return out + ("" if generation is False else "<|assistant|>") + tail
+
+
+def ids_of(q, sglang=False, is_chat=True):
+    if "messages" in q and sglang:
+        return encode(render_sglang(q, is_chat))
     if "messages" in q:
         return encode(render(q))
     if isinstance(q["prompt"], list) and q["prompt"] and isinstance(q["prompt"][0], int):
@@ -111,12 +156,15 @@ def ids_of(q):
 class TokenEngine:
     """Speaks as vLLM does: /health, /v1/models, /tokenize, the two render paths, chats and completions.
 
-    asked: how often each path; generated: the bodies that it was to answer; change(ids, question) may return other ids, of /tokenize and render; count_off is added to usage; no_render: 403;
-    no_tokenize: 404."""
+    asked: how often each path; generated: the bodies that it was to answer; change(ids, question) may return other ids, of /tokenize and render;
+    count_off is added to usage; no_render: 403; no_tokenize: 404.
+    sglang: speaks as SGLang does; no_messages: as its /tokenize was before it knew chats."""
 
-    def __init__(self, root=None, models=("m",), change=lambda ids, q: ids, no_render=False, no_tokenize=False, port=0):
+    def __init__(self, root=None, models=("m",), change=lambda ids, q: ids, no_render=False, no_tokenize=False, sglang=False,
+                 no_messages=False, port=0):
         self.asked, self.questions, self.generated, self.change, self.count_off = {}, [], [], change, 0
         self.root, self.models, self.no_render, self.no_tokenize = root, models, no_render, no_tokenize
+        self.sglang, self.no_messages = sglang, no_messages
         self.lock, self.closed = threading.Lock(), False
         engine = self
 
@@ -161,15 +209,19 @@ class TokenEngine:
             self.asked[path] = self.asked.get(path, 0) + 1
             if path == "/tokenize":
                 self.questions.append(q)
+        if self.sglang and path.endswith("/render"):
+            return 404, {"detail": "Not Found"}
+        if self.no_messages and path == "/tokenize" and "messages" in q:
+            return 400, {"message": "prompt: Field required"}
         if path.endswith("/render") and self.no_render or path == "/tokenize" and self.no_tokenize:
             return (404, {"detail": "Not Found"}) if path == "/tokenize" else (403, {"error": "switched off"})  # as vLLM 0.32 without its switch
         if path in ("/tokenize", "/v1/chat/completions/render", "/v1/completions/render"):
-            ids = self.change(ids_of(q), q)
+            ids = self.change(ids_of(q, self.sglang, False), q)
             if path == "/tokenize":
                 return 200, {"count": len(ids), "max_model_len": 1 << 20, "tokens": ids}
             return 200, {"token_ids": ids} if "messages" in q else [{"token_ids": ids}]
         self.generated.append(q)
-        n = len(ids_of(q)) + self.count_off
+        n = len(ids_of(q, self.sglang)) + self.count_off
         usage = {"prompt_tokens": n, "completion_tokens": 1, "total_tokens": n + 1, "prompt_tokens_details": {"cached_tokens": 0}}
         choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "text": "x", "finish_reason": "stop"}
         return 200, {"id": "1", "object": "x", "created": 1, "model": q.get("model"), "choices": [choice], "usage": usage}

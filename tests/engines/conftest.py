@@ -86,7 +86,7 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: max(row_of(n) for f in item.fixturenames for n in names(f)))
+    items.sort(key=lambda item: max((row_of(n) for f in item.fixturenames for n in names(f)), default=-1))
 
 
 def pytest_collection_finish(session):

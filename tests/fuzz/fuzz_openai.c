@@ -105,6 +105,9 @@ static void ask(struct kvr_json_parser *q, struct kvr_json body, const char *dat
             KVR_ASSERT(kvr_json_parse(q, bare.data, bare.len, &root, NULL) == 0);
             kvr_buf_free(&bare);
         }
+        out.len = 0;
+        if (kvr_tokenize_body_sglang((struct kvr_json_span){start, data + size}, forms[i], &out, &certainty))
+            KVR_ASSERT(kvr_json_parse(q, out.data, out.len, &root, NULL) == 0 && kvr_json_type_of(root) == KVR_JSON_OBJECT);
         kvr_buf_free(&out);
     }
 }

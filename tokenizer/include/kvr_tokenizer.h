@@ -46,12 +46,14 @@ uint32_t kvr_tok_abi(void);
  *     chat_template          text, in place of the folder's
  *     cache_bytes            of the segments' ids; 0: none (64 MiB)
  *     fast                   whether the faster encoder may be used (true)
+ *     engine                 "vllm" or "sglang": whose prompts ("vllm"). With "sglang" ids are those of its chats and completions; a question
+ *                            is refused where its /tokenize answers otherwise. Of what follows it has content_format and alias_reasoning
  *     content_format         "auto", "string", "openai": what --chat-template-content-format of the engine says
  *     drop_none, alias_reasoning, developer_to_system, typed    what its releases do with messages and tools (true)
  *     raw                    messages and tools as they come: transformers alone (false)
  */
 int kvr_tok_load(const char *dir, const char *options, struct kvr_tok **out, struct kvr_tok_buf *err);
-/* The same tokenizer and cache with other members of content_format to raw. */
+/* The same tokenizer and cache with other members of engine to raw. */
 int kvr_tok_variant(const struct kvr_tok *t, const char *options, struct kvr_tok **out, struct kvr_tok_buf *err);
 void kvr_tok_free(struct kvr_tok *t);
 
@@ -73,7 +75,7 @@ struct kvr_tok_figures {
     uint64_t bytes, entries;
 };
 void kvr_tok_figures(const struct kvr_tok *t, struct kvr_tok_figures *out);
-/* JSON: encoder, segments, template ("yes", or why not), dates (whether it may write the date), content_format. */
+/* JSON: encoder, segments, template ("yes", or why not), dates (whether it may write the date), engine, content_format. */
 int kvr_tok_info(const struct kvr_tok *t, struct kvr_tok_buf *out);
 
 void kvr_tok_buf_free(struct kvr_tok_buf *b);

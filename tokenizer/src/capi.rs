@@ -161,7 +161,7 @@ pub unsafe extern "C" fn kvr_tok_plain(t: *const Tokenizer, body: *const c_char,
 #[no_mangle]
 pub unsafe extern "C" fn kvr_tok_render(t: *const Tokenizer, body: *const c_char, n: usize, out: *mut Buf) -> c_int {
     call(out, || match Question::parse(bytes(body, n))? {
-        Question::Chat(chat) => Ok((*t).render(&chat)?.into_bytes()),
+        Question::Chat(chat) => Ok((*t).render(&chat)?.whole().into_bytes()),
         Question::Text { text, .. } => Ok(text.into_bytes()),
     })
 }

@@ -50,6 +50,10 @@ impl Encoder {
         }
     }
 
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.reference.token_to_id(token)
+    }
+
     /// Without special tokens around it, by the fastest encoder that is known to agree.
     pub fn bare(&self, text: &str) -> Res<Vec<u32>> {
         match &self.fast {

@@ -25,7 +25,7 @@ pub fn add(env: &mut Environment<'static>) {
         matches!(v.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Iterable | ValueKind::Undefined)
     });
     env.add_test("callable", |v: &Value| matches!(v.kind(), ValueKind::Plain | ValueKind::Undefined));
-    env.add_function("raise_exception", |m: String| -> Result<String, Error> { Err(bad_op(m)) });
+    env.add_function("raise_exception", |m: String| -> Result<String, Error> { Err(bad_op(m).with_source(Raised)) });
     env.add_function("strftime_now", strftime_now);
 }
 
@@ -62,6 +62,30 @@ fn add_texts(env: &mut Environment<'static>) {
     env.add_test("odd", |v: &Value| texts::leaves(v, &Value::from(2), 1));
     env.add_test("even", |v: &Value| texts::leaves(v, &Value::from(2), 0));
     env.add_test("divisibleby", |v: &Value, n: &Value| texts::leaves(v, n, 0));
+}
+
+/// The source of an error that the template itself has raised.
+#[derive(Debug)]
+pub struct Raised;
+
+impl std::fmt::Display for Raised {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("raised")
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// An error of a macro has that of its body as source.
+pub fn is_raised(e: &Error) -> bool {
+    let mut source = std::error::Error::source(e);
+    while let Some(s) = source {
+        if s.is::<Raised>() {
+            return true;
+        }
+        source = s.source();
+    }
+    false
 }
 
 pub fn bad_op(m: impl Into<String>) -> Error {

@@ -7,7 +7,7 @@
 //!     capi.rs        the C ABI: no panic and no text of a prompt crosses it
 //!     folder.rs      what a model's folder has: tokenizer.json, its configuration, special tokens, templates
 //!     question.rs    a question's members; what is refused because only the engine knows it
-//!     request.rs     what an engine makes of messages and tools before its template sees them
+//!     request.rs     what vLLM makes of messages and tools before its template sees them;  sglang.rs  what SGLang makes of them
 //!     template.rs    Jinja templates;  values.rs  what they are given;  functions.rs  Python's filters, tests and methods;  texts.rs  those of texts and numbers;
 //!     python.rs      str(), repr(), json.dumps()
 //!     lint.rs        what a template's syntax tree tells: constructs that were not compared with Jinja2's;  unlike.rs  that are known to differ;
@@ -26,6 +26,7 @@ mod lint;
 mod python;
 mod question;
 mod request;
+mod sglang;
 mod template;
 mod texts;
 mod tokenizer;
@@ -34,8 +35,8 @@ mod values;
 
 pub use lint::compared;
 pub use question::Question;
-pub use request::{ContentFormat, Profile};
-pub use template::Template;
+pub use request::{ContentFormat, Engine, Profile};
+pub use template::{Prompt, Template};
 pub use tokenizer::{Asked, Job, Tokenizer};
 
 /// Why a question is not answered here; whatever it is, the engine can be asked. `label` is one of a small fixed set and safe to log and to

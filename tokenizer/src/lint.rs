@@ -156,13 +156,14 @@ pub struct Lint {
     pub unverified: Vec<String>,
     /// It has `~`.
     pub concatenates: bool,
-    /// What vLLM's `auto` takes it for.
+    /// What vLLM's `auto` takes it for, and SGLang.
     pub content: ContentFormat,
+    pub content_of_sglang: ContentFormat,
 }
 
 pub fn look(root: &Stmt) -> Lint {
     let (unverified, concatenates) = lint(root);
-    Lint { unverified, concatenates, content: content_format(root) }
+    Lint { unverified, concatenates, content: content_format(root), content_of_sglang: content_format_of_sglang(root) }
 }
 
 /// Names of constructs that are not in the set whose output was compared with Jinja2.
@@ -226,21 +227,23 @@ fn lint(root: &Stmt) -> (Vec<String>, bool) {
     (bad.into_iter().collect(), concat)
 }
 
+/// `var` or `var[key]`, through filters, tests and slices.
+fn over(e: &Expr, var: &str, key: Option<&str>) -> bool {
+    match e {
+        Expr::Filter(f) => f.expr.as_ref().is_some_and(|x| over(x, var, key)),
+        Expr::Test(t) => over(&t.expr, var, key),
+        Expr::Slice(s) => over(&s.expr, var, key),
+        Expr::GetItem(g) if key.is_some() => {
+            matches!(&g.expr, Expr::Var(v) if v.id == var) && matches!(&g.subscript_expr, Expr::Const(c) if c.value.as_str() == key)
+        }
+        Expr::GetAttr(g) if key.is_some() => matches!(&g.expr, Expr::Var(v) if v.id == var) && Some(g.name) == key,
+        Expr::Var(v) if key.is_none() => v.id == var,
+        _ => false,
+    }
+}
+
 /// vLLM's `auto`: "openai" when a loop goes over `content` of an element of `messages`.
 fn content_format(root: &Stmt) -> ContentFormat {
-    fn over(e: &Expr, var: &str, key: Option<&str>) -> bool {
-        match e {
-            Expr::Filter(f) => f.expr.as_ref().is_some_and(|x| over(x, var, key)),
-            Expr::Test(t) => over(&t.expr, var, key),
-            Expr::Slice(s) => over(&s.expr, var, key),
-            Expr::GetItem(g) if key.is_some() => {
-                matches!(&g.expr, Expr::Var(v) if v.id == var) && matches!(&g.subscript_expr, Expr::Const(c) if c.value.as_str() == key)
-            }
-            Expr::GetAttr(g) if key.is_some() => matches!(&g.expr, Expr::Var(v) if v.id == var) && Some(g.name) == key,
-            Expr::Var(v) if key.is_none() => v.id == var,
-            _ => false,
-        }
-    }
     let mut lists: Vec<String> = vec!["messages".into()];
     let mut i = 0;
     while i < lists.len() {
@@ -279,3 +282,18 @@ fn content_format(root: &Stmt) -> ContentFormat {
     }
 }
 
+/// SGLang: "openai" when a loop goes over `content` of something called `message`, `msg` or `m`. (Some words in the text decide before:
+/// template.rs.)
+fn content_format_of_sglang(root: &Stmt) -> ContentFormat {
+    let mut found = false;
+    stmts(root, &mut |s| {
+        if let Stmt::ForLoop(l) = s {
+            found |= ["message", "msg", "m"].iter().any(|v| over(&l.iter, v, Some("content")));
+        }
+    });
+    if found {
+        ContentFormat::OpenAi
+    } else {
+        ContentFormat::String
+    }
+}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an engine makes of a chat's messages and tools before the template sees them: vLLM's `parse_chat_messages`, `_postprocess_messages` and
+//! What an engine makes of a chat's messages and tools before the template sees them: profiles, and vLLM's `parse_chat_messages`, `_postprocess_messages` and
 //! the dump of its tools, then what transformers' `render_jinja_template` does to messages. Releases differ: `Profile` has what differs, and the
 //! router finds out by asking the engine.
 use crate::question::check_numbers;
@@ -12,8 +12,16 @@ pub enum ContentFormat {
     OpenAi,
 }
 
+/// Whose view of a chat the template gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Engine {
+    Vllm,
+    Sglang, // sglang.rs; of the other members of a profile `content` and `alias_reasoning` count
+}
+
 #[derive(Clone, Debug)]
 pub struct Profile {
+    pub engine: Engine,
     /// Messages and tools as they come, with nothing made of them: for comparing with transformers alone.
     pub raw: bool,
     /// --chat-template-content-format. None: what the template looks like.
@@ -39,7 +47,13 @@ impl Profile {
             Some("openai") => Some(ContentFormat::OpenAi),
             Some(other) => return bad("options", format!("content_format is auto, string or openai, not {other}")),
         };
+        let engine = match v.get("engine").and_then(Json::as_str) {
+            None | Some("vllm") => Engine::Vllm,
+            Some("sglang") => Engine::Sglang,
+            Some(other) => return bad("options", format!("engine is vllm or sglang, not {other}")),
+        };
         Ok(Profile {
+            engine,
             raw: v.get("raw").and_then(Json::as_bool).unwrap_or(false),
             content,
             drop_none: on("drop_none"),
@@ -64,9 +78,9 @@ pub fn messages(list: &[Json], p: &Profile, format: ContentFormat, knows_develop
         if p.drop_none {
             m.retain(|_, v| !v.is_null());
         }
-        if p.alias_reasoning {
-            alias_reasoning(m);
-        }
+    }
+    if p.alias_reasoning {
+        out.iter_mut().for_each(alias_reasoning);
     }
     Ok(out.into_iter().map(Json::Object).collect())
 }
@@ -76,7 +90,7 @@ fn role(m: &Map<String, Json>) -> &str {
 }
 
 /// A member that is there and not null.
-fn some<'a>(m: &'a Map<String, Json>, name: &str) -> Option<&'a Json> {
+pub fn some<'a>(m: &'a Map<String, Json>, name: &str) -> Option<&'a Json> {
     m.get(name).filter(|v| !v.is_null())
 }
 
@@ -245,7 +259,7 @@ fn one_system_message(list: Vec<Map<String, Json>>) -> Vec<Map<String, Json>> {
     merged
 }
 
-fn alias_reasoning(m: &mut Map<String, Json>) {
+pub fn alias_reasoning(m: &mut Map<String, Json>) {
     let found = ["reasoning_content", "thinking", "reasoning"].iter().find_map(|k| some(m, k).cloned());
     if let Some(r) = found {
         m.entry("thinking").or_insert_with(|| r.clone());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A chat template: compiled once, rendered for each question as transformers' `apply_chat_template` renders it.
 use crate::depth::is_too_deep;
-use crate::request::{self, ContentFormat, Profile};
+use crate::request::{self, ContentFormat, Engine, Profile};
 use crate::values::value;
-use crate::{bad, functions, lint, python, question, unlike, unsupported, Fail, Kind, Res};
+use crate::{bad, functions, lint, python, question, sglang, unlike, unsupported, Fail, Kind, Res};
 use minijinja::machinery::{tokenize, Token};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -12,7 +12,8 @@ use serde_json::{Map, Value as Json};
 
 pub struct Template {
     env: Environment<'static>,
-    pub content: ContentFormat,
+    content: ContentFormat,
+    content_of_sglang: ContentFormat,
     /// Constructs that were not compared with Jinja2's: a template that has any is not rendered here.
     pub unverified: Vec<String>,
     /// It may write the date.
@@ -22,9 +23,28 @@ pub struct Template {
     knows_content: bool,
 }
 
+/// A chat as text.
+pub struct Prompt {
+    pub text: String,
+    /// What is encoded by itself, as a text is, and put behind: SGLang's way with a final message that is gone on with.
+    pub tail: Option<String>,
+}
+
+impl Prompt {
+    pub fn whole(self) -> String {
+        self.text + self.tail.as_deref().unwrap_or("")
+    }
+}
+
+/// With one of these in its text SGLang takes a template for one of "openai".
+const MEDIA: [&str; 4] = ["image", "audio", "video", "vision"];
+
 /// Instructions of one rendering: 16,384 messages take a fifth of it in the longest templates known. A template with a loop over messages
 /// within another would hold up whoever renders: beyond it the engine is asked.
 const FUEL: u64 = 10_000_000;
+
+/// The template has refused the chat, by raise_exception. Where it fails otherwise, Jinja2 may not.
+const RAISED: &str = "template_raised";
 
 /// Arguments of `apply_chat_template` itself: as members of chat_template_kwargs they do more than the template knows of.
 const ARGUMENTS: [&str; 13] = [
@@ -71,6 +91,7 @@ impl Template {
         Ok(Template {
             env,
             content: look.content,
+            content_of_sglang: if MEDIA.iter().any(|w| source.contains(w)) { ContentFormat::OpenAi } else { look.content_of_sglang },
             unverified: look.unverified,
             dates: source.contains("strftime_now"),
             concatenates: look.concatenates,
@@ -79,11 +100,23 @@ impl Template {
         })
     }
 
+    /// The form of `content` that the engine takes the template for, unless it was told.
+    pub fn content_format(&self, p: &Profile) -> ContentFormat {
+        p.content.unwrap_or(if p.engine == Engine::Sglang { self.content_of_sglang } else { self.content })
+    }
+
     /// `question`: a chat's members. `specials`: the template's variables of special tokens.
-    pub fn render(&self, question: &Map<String, Json>, p: &Profile, specials: &Map<String, Json>) -> Res<String> {
+    pub fn render(&self, question: &Map<String, Json>, p: &Profile, specials: &Map<String, Json>) -> Res<Prompt> {
         if !self.unverified.is_empty() {
             return unsupported("template", format!("it uses {}", self.unverified.join(", ")));
         }
+        match p.engine {
+            Engine::Vllm => self.render_for_vllm(question, p, specials),
+            Engine::Sglang => self.render_for_sglang(question, p, specials),
+        }
+    }
+
+    fn render_for_vllm(&self, question: &Map<String, Json>, p: &Profile, specials: &Map<String, Json>) -> Res<Prompt> {
         let none = Json::Null;
         let get = |k: &str| question.get(k).unwrap_or(&none);
         let Some(list) = get("messages").as_array().filter(|l| !l.is_empty()) else {
@@ -107,23 +140,51 @@ impl Template {
                 variables.insert(name.into(), get(name).clone());
             }
         }
-        check_documents(variables.entry("documents").or_insert(Json::Null))?; // `documents is defined` holds when there are none
         variables.insert("messages".into(), messages.into());
-        variables.insert("tools".into(), request::tools(get("tools"), p)?); // and so does `tools is defined`
+        variables.insert("tools".into(), request::tools(get("tools"), p)?);
         variables.insert("add_generation_prompt".into(), generation.into());
+        let mut text = self.run(variables)?;
+        if let Some(last) = last {
+            cut_final(&mut text, &last)?;
+        }
+        Ok(Prompt { text, tail: None })
+    }
+
+    fn render_for_sglang(&self, question: &Map<String, Json>, p: &Profile, specials: &Map<String, Json>) -> Res<Prompt> {
+        let mut view = sglang::view(question, self.content_format(p))?;
+        if p.alias_reasoning {
+            view.messages.iter_mut().filter_map(Json::as_object_mut).for_each(request::alias_reasoning);
+        }
+        let mut variables = specials.clone();
+        self.take_arguments(&Json::Object(view.arguments), &mut variables)?;
+        variables.insert("messages".into(), view.messages.into());
+        variables.insert("add_generation_prompt".into(), true.into());
+        let with_tools = |tools: Json| {
+            let mut all = variables.clone();
+            all.insert("tools".into(), tools);
+            self.run(all)
+        };
+        let has_tools = !view.tools.is_null();
+        let text = match with_tools(view.tools) {
+            Err(e) if has_tools && e.label == RAISED => with_tools(view.bare_tools)?,
+            other => other?,
+        };
+        Ok(Prompt { text, tail: view.tail })
+    }
+
+    /// `tools is defined` and `documents is defined` hold when there are none.
+    fn run(&self, mut variables: Map<String, Json>) -> Res<String> {
+        check_documents(variables.entry("documents").or_insert(Json::Null))?;
         if self.concatenates && variables.values().any(odd_float) {
             return unsupported("number", "a float that `~` prints unlike Python");
         }
         let rendered = self.env.get_template("chat").and_then(|t| t.render(value(Json::Object(variables))));
-        let mut out = rendered.or_else(|e| match e.kind() {
+        rendered.or_else(|e| match e.kind() {
             ErrorKind::OutOfFuel => unsupported("template_too_long", ""),
             _ if e.detail().is_some_and(|d| d.starts_with(functions::UNLIKE)) => unsupported("value", e.to_string()),
-            _ => Err(Fail { kind: Kind::Template, label: "template_raised", detail: e.to_string() }),
-        })?;
-        if let Some(text) = last {
-            cut_final(&mut out, &text)?;
-        }
-        Ok(out)
+            _ if functions::is_raised(&e) => Err(Fail { kind: Kind::Template, label: RAISED, detail: e.to_string() }),
+            _ => Err(Fail { kind: Kind::Template, label: "template_failed", detail: e.to_string() }),
+        })
     }
 
     fn take_arguments(&self, arguments: &Json, variables: &mut Map<String, Json>) -> Res<()> {

@@ -4,7 +4,7 @@ use crate::cache::{Cache, Key};
 use crate::cuts::Cuts;
 use crate::encoder::Encoder;
 use crate::folder::Folder;
-use crate::{bad, unsupported, Profile, Question, Res, Template};
+use crate::{bad, unsupported, Engine, Profile, Prompt, Question, Res, Template};
 use serde_json::{json, Map, Value as Json};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,6 +37,7 @@ pub struct Job {
     base: Arc<Base>,
     text: String,
     specials: bool,
+    tail: Option<String>, // encoded by itself; Prompt has why
     found: Vec<(Key, Option<Arc<[u32]>>)>, // by segment
 }
 
@@ -79,8 +80,11 @@ impl Tokenizer {
         }
     }
 
-    pub fn render(&self, chat: &Map<String, Json>) -> Res<String> {
+    pub fn render(&self, chat: &Map<String, Json>) -> Res<Prompt> {
         let tools = chat.get("tools").is_some_and(|t| !t.is_null());
+        if self.tool_template.is_some() && self.profile.engine == Engine::Sglang {
+            return unsupported("template", "one of its own for tools");
+        }
         let template = self.tool_template.as_ref().filter(|_| tools).or(self.template.as_ref());
         match template {
             Some(t) => t.render(chat, &self.profile, &self.base.specials),
@@ -89,11 +93,13 @@ impl Tokenizer {
     }
 
     /// The text of a question, and whether special tokens go around it.
-    fn text_of(&self, question: Question) -> Res<(String, bool)> {
+    fn text_of(&self, question: Question) -> Res<(Prompt, bool)> {
+        let sglang = self.profile.engine == Engine::Sglang;
         match question {
-            Question::Text { text, specials } => Ok((text, specials)),
+            Question::Text { specials: false, .. } if sglang => unsupported("add_special_tokens", "completions do not know it, /tokenize does"),
+            Question::Text { text, specials } => Ok((Prompt { text, tail: None }, specials)),
             Question::Chat(chat) => {
-                let specials = crate::question::flag(&chat, "add_special_tokens")?.unwrap_or(false);
+                let specials = !sglang && crate::question::flag(&chat, "add_special_tokens")?.unwrap_or(false);
                 Ok((self.render(&chat)?, specials))
             }
         }
@@ -101,8 +107,8 @@ impl Tokenizer {
 
     /// Ids of a question's body, when no more than `inline_max` bytes of its text are still to be encoded, or what will find them.
     pub fn ask(&self, body: &[u8], inline_max: usize) -> Res<Asked> {
-        let (text, specials) = self.text_of(Question::parse(body)?)?;
-        let job = Job::new(self.base.clone(), text, specials);
+        let (prompt, specials) = self.text_of(Question::parse(body)?)?;
+        let job = Job::new(self.base.clone(), prompt, specials);
         if job.missing() > inline_max {
             return Ok(Asked::Later(job));
         }
@@ -111,12 +117,14 @@ impl Tokenizer {
 
     /// Ids of a question's body without the cache and with the engines' own encoder.
     pub fn ask_plain(&self, body: &[u8]) -> Res<Vec<u32>> {
-        let (text, specials) = self.text_of(Question::parse(body)?)?;
-        self.base.encoder.plain(&text, specials)
+        let (prompt, specials) = self.text_of(Question::parse(body)?)?;
+        let mut ids = self.base.encoder.plain(&prompt.text, specials)?;
+        self.base.append(prompt.tail.as_deref(), &mut ids)?;
+        Ok(ids)
     }
 
     pub fn encode(&self, text: &str, specials: bool) -> Res<Vec<u32>> {
-        Job::new(self.base.clone(), text.into(), specials).finish()
+        Job::new(self.base.clone(), Prompt { text: text.into(), tail: None }, specials).finish()
     }
 
     pub fn encode_plain(&self, text: &str, specials: bool) -> Res<Vec<u32>> {
@@ -141,14 +149,27 @@ impl Tokenizer {
                 Some(t) => format!("it uses {}", t.unverified.join(", ")),
             },
             "dates": self.template.iter().chain(&self.tool_template).any(|t| t.dates),
-            "content_format": template.map(|t| format!("{:?}", self.profile.content.unwrap_or(t.content)).to_lowercase()),
+            "engine": format!("{:?}", self.profile.engine).to_lowercase(),
+            "content_format": template.map(|t| format!("{:?}", t.content_format(&self.profile)).to_lowercase()),
         })
     }
 }
 
+impl Base {
+    /// Ids of a text by itself, but for the token that begins texts.
+    fn append(&self, tail: Option<&str>, ids: &mut Vec<u32>) -> Res<()> {
+        let Some(tail) = tail else { return Ok(()) };
+        let more = self.encoder.plain(tail, true)?;
+        let begin = self.specials.get("bos_token").and_then(Json::as_str).and_then(|s| self.encoder.id(s));
+        let skip = begin.is_some() && more.first().copied() == begin;
+        ids.extend_from_slice(&more[usize::from(skip)..]);
+        Ok(())
+    }
+}
+
 impl Job {
-    fn new(base: Arc<Base>, text: String, specials: bool) -> Job {
-        let mut job = Job { base, text, specials, found: vec![] };
+    fn new(base: Arc<Base>, prompt: Prompt, specials: bool) -> Job {
+        let mut job = Job { base, text: prompt.text, specials, tail: prompt.tail, found: vec![] };
         if let (Some(cache), true) = (&job.base.cache, !specials || job.base.encoder.wrap().is_some()) {
             let segments = job.base.cuts.segments(&job.text);
             job.found = segments.iter().enumerate().map(|(i, s)| cache.key(s, i == 0)).map(|k| (cache.get(&k), k)).map(|(ids, k)| (k, ids)).collect();
@@ -162,13 +183,21 @@ impl Job {
 
     /// Bytes of text that are still to be encoded.
     pub fn missing(&self) -> usize {
+        let tail = self.tail.as_ref().map_or(0, String::len);
         if !self.is_segmented() {
-            return self.text.len();
+            return self.text.len() + tail;
         }
-        self.base.cuts.segments(&self.text).iter().zip(&self.found).filter(|(_, (_, ids))| ids.is_none()).map(|(s, _)| s.len()).sum()
+        let new = self.base.cuts.segments(&self.text).into_iter().zip(&self.found).filter(|(_, (_, ids))| ids.is_none());
+        new.map(|(s, _)| s.len()).sum::<usize>() + tail
     }
 
     pub fn finish(self) -> Res<Vec<u32>> {
+        let mut ids = self.finish_text()?;
+        self.base.append(self.tail.as_deref(), &mut ids)?;
+        Ok(ids)
+    }
+
+    fn finish_text(&self) -> Res<Vec<u32>> {
         if !self.is_segmented() {
             return self.base.encoder.plain(&self.text, self.specials);
         }

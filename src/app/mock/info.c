@@ -35,9 +35,11 @@ void mock_tokenize(struct mock *m, struct kvr_http_conn *c)
     kvr_json_open(&b, '[');
     for (size_t i = 0; i < p.n; i++) kvr_json_u64(&b, p.tokens[i]);
     kvr_json_close(&b, ']');
-    kvr_json_key(&b, "token_strs");
-    if (strings) put_token_strings(&b, &p);
-    else kvr_json_null(&b);
+    if (!m->o->sglang_info) { /* SGLang has no such member */
+        kvr_json_key(&b, "token_strs");
+        if (strings) put_token_strings(&b, &p);
+        else kvr_json_null(&b);
+    }
     kvr_json_close(&b, '}');
     free(p.tokens);
     mock_reply_json(c, 200, &b);

@@ -61,6 +61,7 @@ enum route {
     SGLANG_MODEL_OLD,
     SGLANG_LOAD,
     SGLANG_LOADS,
+    SGLANG_TOKENIZE,
     ROUTES
 };
 
@@ -73,6 +74,7 @@ static void serve_route(struct mock *m, struct kvr_http_conn *c, enum route rout
     case MESSAGES: mock_generate(m, c, MOCK_MESSAGES); return;
     case COUNT_TOKENS: mock_count_tokens(m, c); return;
     case MODELS: mock_models(m, c); return;
+    case SGLANG_TOKENIZE:
     case TOKENIZE: mock_tokenize(m, c); return;
     case DETOKENIZE: mock_detokenize(m, c); return;
     case PING:
@@ -101,7 +103,7 @@ static bool is_off(const struct mock_options *o, enum route route)
     if (route == INFO) return !o->dev_mode || o->sglang_info;
     if (route == RESET) return !o->dev_mode;
     if (route == VERSION) return o->sglang_info;
-    if (route == RENDER || route == RENDER_CHAT) return !o->scale_out;
+    if (route == RENDER || route == RENDER_CHAT) return !o->scale_out || o->sglang_info;
     return route >= SGLANG_INFO && !o->sglang_info;
 }
 
@@ -132,7 +134,8 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
                         [SGLANG_MODEL] = {"GET", "/model_info"},
                         [SGLANG_MODEL_OLD] = {"GET", "/get_model_info"},
                         [SGLANG_LOAD] = {"GET", "/get_load"},
-                        [SGLANG_LOADS] = {"GET", "/v1/loads"}};
+                        [SGLANG_LOADS] = {"GET", "/v1/loads"},
+                        [SGLANG_TOKENIZE] = {"POST", "/v1/tokenize"}};
     struct mock *m = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool path_known = false;

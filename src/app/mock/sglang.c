@@ -7,6 +7,7 @@
  *     /model_info, /get_model_info      model_path, is_generation
  *     /get_load                         a list: requests and tokens of each rank
  *     /v1/loads                         the same of newer releases, with ratios and sums
+ *     /v1/tokenize                      beside /tokenize; both answer without `token_strs`, and nothing renders
  */
 #include "app/mock/state.h"
 

@@ -7,6 +7,7 @@
  * The tokens of the prompt are here when the body gives them, or when bytes are taken for tokens. Otherwise the question for an engine is
  * made (r->ask), of a chat with images a second one without them (r->plain): tokenize.c goes on with both.
  */
+#include "app/serve/data/eligible.h"
 #include "app/serve/data/phases.h"
 
 #include <string.h>
@@ -84,7 +85,8 @@ static void make_question(struct request *r)
 {
     struct kvr_buf bytes = {0};
     struct kvr_json_span body = {r->body->data, r->body->data + r->body->len};
-    bool made = kvr_tokenize_body(body, r->form, &bytes, &r->members.certainty);
+    bool made = eligible_has_sglang(r) ? kvr_tokenize_body_sglang(body, r->form, &bytes, &r->members.certainty)
+                                       : kvr_tokenize_body(body, r->form, &bytes, &r->members.certainty);
     if (made) r->ask = kvr_body_derive(r->body, &bytes);
     r->token_failed = bytes.failed || (made && !r->ask);
     kvr_buf_free(&bytes);

@@ -35,3 +35,11 @@ bool eligible_truncates(const struct request *r, uint64_t *room)
     roster_let_go(row);
     return does;
 }
+
+bool eligible_has_sglang(const struct request *r)
+{
+    const struct roster_row *row = roster_hold(serve_of(r), r->model);
+    bool has = row && row->has_sglang;
+    roster_let_go(row);
+    return has;
+}

@@ -13,5 +13,7 @@ struct partition *eligible_partition(struct request *r);
 struct worker *eligible_tokenizer(const struct request *r, bool *exists);
 /* What the prompt's workers have room for, in tokens (0: not known). Returns: whether they truncate prompts as vLLM does. */
 bool eligible_truncates(const struct request *r, uint64_t *room);
+/* Whether one of them is an SGLang. */
+bool eligible_has_sglang(const struct request *r);
 
 #endif

@@ -2,8 +2,8 @@
 /*
  * Asks one worker what its engine makes of the built-in questions of one model (token/probes.h).
  *
- * Over which paths, and what an answer means, is told by wire/engine_tokens.h. A worker that breaks off, stays silent or answers 5xx is
- * asked again from the first question on, later.
+ * Over which paths, and what an answer means, is told by wire/engine_tokens.h. An engine that answers no chat is one that cannot be asked.
+ * A worker that breaks off, stays silent or answers 5xx is asked again from the first question on, later.
  */
 #include "app/serve/tokenizers/internal.h"
 
@@ -81,6 +81,14 @@ static struct kvr_ids *read_ids(struct prober *p)
     return NULL;
 }
 
+/* An engine whose /tokenize knows texts alone (SGLang before it knew `messages`) refuses every chat: nothing is known of its template. */
+static bool has_chat(const struct prober *p)
+{
+    for (size_t i = 0; i < kvr_token_probes_n; i++)
+        if (kvr_token_probes[i].is_chat && p->answers[i].answered) return true;
+    return false;
+}
+
 static void take_answer(struct prober *p)
 {
     struct kvr_probe_answer *a = &p->answers[p->at];
@@ -96,7 +104,7 @@ static void take_answer(struct prober *p)
         a->ids = p->status == 200 ? read_ids(p) : NULL;
         a->answered = a->ids != NULL;
         if (++p->at < kvr_token_probes_n) ask(p);
-        else finish(p, true);
+        else finish(p, has_chat(p));
         break;
     }
 }

@@ -245,6 +245,7 @@ static bool work_out_locked(struct serve *s, struct worker *w, const struct kvr_
         if (!now->learnt.due_ms) now->learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
     }
     bool anew = needs_adding(&k->before.w, now);
+    if (!anew && w->learnt.facts.engine != now->learnt.facts.engine) roster_outdate_locked(s); /* it says who is an SGLang */
     if (!anew) keep_locked(w, now);
     return anew;
 }

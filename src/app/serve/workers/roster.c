@@ -202,7 +202,7 @@ static bool finish_locked(const struct serve *s, struct roster_row *row, const s
     if (row->partition && !(row->ids = malloc(n[row->partition->number] * sizeof *row->ids))) return false;
     for (size_t i = 0; i < row->servers_n; i++) {
         const struct worker *w = row->servers[i].worker;
-        if (w->engine == ENGINE_SGLANG) row->has_sglang = true;
+        if (w->engine == ENGINE_SGLANG || w->learnt.facts.engine == KVR_FACT_SGLANG) row->has_sglang = true;
         if (!row->room) row->room = worker_room_locked(w, row->model);
         if (w->partition != row->partition) continue;
         row->ids[row->ids_n++] = w->id;
