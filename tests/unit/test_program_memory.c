@@ -80,6 +80,12 @@ static void fail_each_of(const struct exchange *e, const char *admin_port)
     if (e->undo) assert_int_equal(ask(e->port, "DELETE", e->undo, "", text, sizeof text), 200);
 }
 
+/* Its health is not asked for again: what fails later is not taken for an answer of it. */
+static bool worker_is_up(void)
+{
+    return ask(admin, "GET", "/workers", "", text, sizeof text) == 200 && strstr(text, "\"status\":\"up\"");
+}
+
 static void a_router_answers_and_lives_on(void **state)
 {
     static struct program mock, serve;
@@ -99,6 +105,7 @@ static void a_router_answers_and_lives_on(void **state)
                                         "--no-router-kv-events", "--health-interval", "3600", "--tokenizer", tokenizer, NULL});
     WAIT_FOR(is_up(port), 30);
     WAIT_FOR(ask(port, "GET", "/ready", "", text, sizeof text) == 200, 30);
+    WAIT_FOR(worker_is_up(), 30);
     const struct exchange list[] = {
         {port, "POST", "/v1/completions", "{\"prompt\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17],\"max_tokens\":2}", NULL, 200},
         {port, "POST", "/v1/chat/completions",

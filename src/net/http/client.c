@@ -180,13 +180,24 @@ static struct peer *peer_of(llhttp_t *parser)
     return (struct peer *)((char *)parser - offsetof(struct peer, parser));
 }
 
+static int bad_answer(struct peer *p, const char *why)
+{
+    p->bad = why;
+    return HPE_USER;
+}
+
+static int no_room(struct peer *p)
+{
+    return bad_answer(p, "the head of the worker's answer is too large, or there is no memory for it");
+}
+
 static int on_field(llhttp_t *l, const char *at, size_t len)
 {
     struct peer *p = peer_of(l);
     bool fresh = p->in_value || p->headers.n == 0;
     if (p->framing.trailer) return 0; /* dropped: they come after the head has been used */
     p->in_value = false;
-    return kvr__headers_name(&p->headers, at, len, fresh) ? HPE_USER : 0;
+    return kvr__headers_name(&p->headers, at, len, fresh) ? no_room(p) : 0;
 }
 
 static int on_value(llhttp_t *l, const char *at, size_t len)
@@ -195,7 +206,7 @@ static int on_value(llhttp_t *l, const char *at, size_t len)
     bool fresh = !p->in_value;
     if (p->framing.trailer) return 0;
     p->in_value = true;
-    return kvr__headers_value(&p->headers, at, len, fresh) ? HPE_USER : 0;
+    return kvr__headers_value(&p->headers, at, len, fresh) ? no_room(p) : 0;
 }
 
 static int on_begin(llhttp_t *l)
@@ -204,12 +215,6 @@ static int on_begin(llhttp_t *l)
     kvr__headers_reset(&p->headers);
     p->in_value = false;
     return 0;
-}
-
-static int bad_answer(struct peer *p, const char *why)
-{
-    p->bad = why;
-    return HPE_USER;
 }
 
 static int on_interim(struct peer *p, int status)
