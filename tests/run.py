@@ -58,7 +58,8 @@ ADDRESS_ONLY = {
 SHORTER = {"test_durable": {"asan": "100000", "tsan": "30000"}}  # KVR_OPS; a million by hand: for the same assertions, 90 s of a core
 LONG = {"test_durable", "test_http_memory", "test_sim"}  # left out of the quick look, as is all that is not named here:
 SMOKE = ("test_cli.py", "test_requests.py", "test_views.py", "test_indexer.py", "test_select.py", "test_failures.py")
-NEEDS_TOKENIZER = ("test_tokens_here.py", "test_text_questions.py", "test_hash_texts.py", "test_doctor_tokens.py")
+NEEDS_TOKENIZER = ("test_tokens_here.py", "test_text_questions.py", "test_hash_texts.py", "test_doctor_tokens.py",
+                   "test_replay_texts.py")
 passed = failed = 0
 running = set()  # process groups, each with its leader's number
 Outcome = collections.namedtuple("Outcome", "name ok bad text seconds cpu alone", defaults=[None])  # alone: the command that runs it so

@@ -8,7 +8,8 @@
 
 static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
-    STR("trace", trace, "synthetic", "FILE|synthetic", "Mooncake trace (JSON lines), or conversations that wait for answers only"),
+    STR("trace", trace, "synthetic", "FILE|synthetic",
+        "rows as JSON lines: Mooncake's, texts, chats; or conversations that wait for answers only"),
     STR("workload", workload, NULL, "NAME[,KEY=VALUE...]",
         "requests with times of their own instead: conversations, agents, shared, hot, siblings, uniform, tail, long-tail, mixed, "
         "mooncake, trace (of --trace); keys: rate (requests/s), seconds, requests, seed, and the workload's own"),
@@ -46,6 +47,12 @@ static const struct option_row rows[] = {
     NUM("seeds", seeds, "4", 1, 1000, "offline: runs of each policy, with this seed, the next one..."),
     NUM("routers", routers, "1", 1, 16, "offline: routers beside each other"),
     DBL("tell-ms", tell_ms, "2", 0, 1e6, "offline: until one router hears of what another has booked"),
+    STR("tokenizer-dir", tokenizer_dir, NULL, "DIR",
+        "the model's folder (tokenizer.json, chat template): tokens of a trace's texts and chats, for --offline and --write-trace"),
+    STR("tokenizer-lib", tokenizer_lib, NULL, "FILE",
+        "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed"),
+    STR("tokenizer-profile", tokenizer_profile, NULL, "JSON",
+        "what the engine does with a chat before its template (docs/tokens.md); default: what vLLM 0.32 does"),
     BOO("stream", stream, "true", "ask for streams"),
     BOO("progress", progress, "true", "show progress"),
     LOG_ROWS(AT(log)),

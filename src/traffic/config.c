@@ -143,7 +143,7 @@ static const struct kind_row {
          16,
          {{TRAFFIC_PART_CONVERSATIONS, 0.5}, {TRAFFIC_PART_UNIFORM, 0.2}, {TRAFFIC_PART_SIBLINGS, 0.2}, {TRAFFIC_PART_TAIL, 0.1}},
          4},
-    [TRAFFIC_TRACE] = {"trace", "a file of Mooncake rows", 0, 0, {{TRAFFIC_SPEEDUP, 1}, {TRAFFIC_OUTPUT_MAX, 0}}, 2},
+    [TRAFFIC_TRACE] = {"trace", "a file of rows: Mooncake's, texts, chats", 0, 0, {{TRAFFIC_SPEEDUP, 1}, {TRAFFIC_OUTPUT_MAX, 0}}, 2},
     [TRAFFIC_MOONCAKE] = {"mooncake",
                           "made up, with the statistics of Mooncake's conversation trace",
                           0,
@@ -291,6 +291,7 @@ int traffic_parse(const char *spec, struct traffic_config *out, char *err, size_
     if (kind == TRAFFIC_KINDS) return list_kinds(spec, len, err, cap);
     traffic_config_init(&c, kind);
     c.file = out->file;
+    c.texts = out->texts;
     c.vocab = out->vocab;
     for (const char *at = spec + len; *at; at += len) {
         at++;

@@ -35,6 +35,9 @@ uint64_t traffic_around(struct kvr_rng *r, double mean, double spread);
 /* Tokens [from, from + n) of text number `text`. */
 void traffic_text(const struct traffic *t, uint64_t text, uint64_t from, size_t n, uint32_t *out);
 
+/* Token ids of a row that is a text, where the configuration makes some. Returns: 0, or -1 with the reason. */
+int traffic_text_ids(const struct traffic_config *c, const struct kvr_trace_row *row, uint32_t **tokens, size_t *n, char *why, size_t cap);
+
 /* ---- kinds ---- */
 
 int traffic_shape_next(struct traffic *t, struct traffic_request *out);
@@ -49,6 +52,8 @@ int traffic_rows_create(const struct traffic_config *c, struct traffic_rows **ou
 void traffic_rows_destroy(struct traffic_rows *r);
 /* *at_s: seconds since the first row, as the trace counts. Owns: the caller, kvr_trace_row_free. Returns: 1, 0, -KVR_ENOMEM. */
 int traffic_rows_next(struct traffic_rows *r, struct kvr_trace_row *out, double *at_s);
+/* A row that was given is left out after all. */
+void traffic_rows_skip(struct traffic_rows *r, const char *why);
 uint64_t traffic_rows_skipped(const struct traffic_rows *r, const char **why);
 
 #endif

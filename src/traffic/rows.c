@@ -38,7 +38,7 @@ struct traffic_rows {
     char *line;
     size_t line_cap;
     uint64_t skipped;
-    const char *why;
+    char why[160]; /* of the first */
     /* made up */
     struct kvr_rng rng;
     double open_s;
@@ -56,6 +56,11 @@ struct traffic_rows {
 
 /* ---- a file ------------------------------------------------------------------------------------------ */
 
+void traffic_rows_skip(struct traffic_rows *r, const char *why)
+{
+    if (!r->skipped++) snprintf(r->why, sizeof r->why, "%s", why);
+}
+
 static int read_row(struct traffic_rows *r, struct kvr_trace_row *out)
 {
     const char *why;
@@ -67,7 +72,7 @@ static int read_row(struct traffic_rows *r, struct kvr_trace_row *out)
         int rc = n > LINE_MAX_BYTES ? -KVR_EFORMAT : kvr_trace_parse(r->json, r->line, (size_t)n, out, &why);
         if (rc == 0) return 1;
         if (rc == -KVR_ENOMEM) return rc;
-        if (!r->skipped++) r->why = why;
+        traffic_rows_skip(r, why);
     }
     return 0;
 }
@@ -218,7 +223,7 @@ int traffic_rows_next(struct traffic_rows *r, struct kvr_trace_row *out, double 
 
 uint64_t traffic_rows_skipped(const struct traffic_rows *r, const char **why)
 {
-    *why = r->why;
+    *why = r->skipped ? r->why : NULL;
     return r->skipped;
 }
 
@@ -234,8 +239,7 @@ static int begin(struct traffic_rows *r, const struct traffic_config *c, char *e
     }
     int rc = take_row(r);
     if (rc) return snprintf(err, cap, "out of memory"), rc;
-    if (!r->has_ahead)
-        return snprintf(err, cap, "'%.200s' holds no trace line%s%s", c->file, r->why ? ": " : "", r->why ? r->why : ""), -KVR_EFORMAT;
+    if (!r->has_ahead) return snprintf(err, cap, "'%.200s' holds no trace line%s%s", c->file, r->skipped ? ": " : "", r->why), -KVR_EFORMAT;
     r->first_ms = r->ahead.timestamp_ms;
     return 0;
 }
@@ -267,6 +271,47 @@ void traffic_rows_destroy(struct traffic_rows *r)
     free(r);
 }
 
+/* ---- texts ------------------------------------------------------------------------------------------- */
+
+int traffic_text_ids(const struct traffic_config *c, const struct kvr_trace_row *row, uint32_t **tokens, size_t *n, char *why, size_t cap)
+{
+    *tokens = NULL;
+    *n = 0;
+    if (c->texts && !c->texts->ids) return 0;
+    if (c->texts) return c->texts->ids(c->texts->ctx, row->text, row->text_len, row->is_chat, tokens, n, why, cap);
+    snprintf(why, cap, "the line is a text");
+    return -1;
+}
+
+/* Ids of 512 tokens each in place of a text: of everything up to their end, and of no more than 53 bits, as not every reader has more. */
+static int number_text(struct kvr_trace_row *row, const uint32_t *tokens, size_t n)
+{
+    uint64_t hash = 0;
+    row->input_length = n;
+    row->ids_n = (n + KVR_TRACE_BLOCK - 1) / KVR_TRACE_BLOCK;
+    row->ids = calloc(row->ids_n + 1, sizeof *row->ids);
+    for (size_t i = 0; row->ids && i < n; i++) {
+        hash = kvr_mix64(hash + tokens[i] + 1);
+        row->ids[i / KVR_TRACE_BLOCK] = hash >> 11;
+    }
+    return row->ids ? 0 : -KVR_ENOMEM;
+}
+
+/* Returns: 0; 1: it has no ids and is left out; -KVR_ENOMEM. */
+static int text_to_ids(struct traffic_rows *r, const struct traffic_config *c, struct kvr_trace_row *row)
+{
+    char why[160];
+    uint32_t *tokens;
+    size_t n;
+    if (traffic_text_ids(c, row, &tokens, &n, why, sizeof why)) {
+        traffic_rows_skip(r, why);
+        return 1;
+    }
+    int rc = number_text(row, tokens, n);
+    free(tokens);
+    return rc || n ? rc : 1;
+}
+
 /* ---- writing ----------------------------------------------------------------------------------------- */
 
 static void write_row(FILE *out, const struct kvr_trace_row *row)
@@ -291,7 +336,9 @@ long traffic_write_rows(const struct traffic_config *c, FILE *out, char *err, si
         int got = c->requests && (uint64_t)n == c->requests ? 0 : traffic_rows_next(r, &row, &at_s);
         if (got < 0) rc = got;
         more = got == 1 && !(c->seconds > 0 && at_s / c->param[TRAFFIC_SPEEDUP] >= c->seconds);
-        if (more) write_row(out, &row), n++;
+        int left_out = more && row.text ? text_to_ids(r, c, &row) : 0;
+        if (left_out < 0) rc = left_out;
+        if (more && left_out == 0) write_row(out, &row), n++;
         if (got == 1) kvr_trace_row_free(&row);
     }
     traffic_rows_destroy(r);

@@ -102,29 +102,51 @@ static int open_one(const struct traffic *t, struct kvr_rng *r, struct traffic_r
 
 /* ---- traces ------------------------------------------------------------------------------------------ */
 
+/* Of what the row has in place of tokens. Returns: 1; 0: it is left out; -KVR_ENOMEM. */
+static int take_row(struct traffic *t, struct kvr_trace_row *row, struct traffic_request *out)
+{
+    char why[160];
+    if (row->text && traffic_text_ids(&t->cfg, row, &out->tokens, &out->tokens_n, why, sizeof why)) {
+        traffic_rows_skip(t->rows, why);
+        return 0;
+    }
+    if (row->text) {
+        out->text = row->text;
+        out->text_len = row->text_len;
+        out->is_chat = row->is_chat;
+        row->text = NULL;
+        return 1;
+    }
+    out->tokens_n = row->input_length;
+    out->tokens = malloc(row->input_length * sizeof(uint32_t));
+    for (size_t i = 0; out->tokens && i < row->ids_n && i * KVR_TRACE_BLOCK < row->input_length; i++)
+        traffic_text(t, TRACE_TEXT + row->ids[i], 0, KVR_MIN((size_t)KVR_TRACE_BLOCK, row->input_length - i * KVR_TRACE_BLOCK),
+                     out->tokens + i * KVR_TRACE_BLOCK);
+    return out->tokens ? 1 : -KVR_ENOMEM;
+}
+
 static int next_row(struct traffic *t, struct traffic_request *out)
 {
+    uint64_t most = (uint64_t)p(t, TRAFFIC_OUTPUT_MAX);
     struct kvr_trace_row row;
     double at_s;
     if (t->cfg.requests && t->opened == t->cfg.requests) return 0;
-    int rc = traffic_rows_next(t->rows, &row, &at_s);
-    if (rc != 1) return rc;
-    at_s /= p(t, TRAFFIC_SPEEDUP);
-    if (t->cfg.seconds > 0 && at_s >= t->cfg.seconds) {
+    for (int rc; (rc = traffic_rows_next(t->rows, &row, &at_s)) != 0;) {
+        if (rc < 0) return rc;
+        at_s /= p(t, TRAFFIC_SPEEDUP);
+        bool late = t->cfg.seconds > 0 && at_s >= t->cfg.seconds;
+        uint64_t output = KVR_MAX(row.output_length, (uint64_t)1);
+        struct traffic_request r = {
+            .arrival_ns = (uint64_t)(at_s * 1e9), .session = t->opened, .output = most ? KVR_MIN(output, most) : output};
+        rc = late ? 0 : take_row(t, &row, &r);
         kvr_trace_row_free(&row);
-        return 0;
+        if (late || rc < 0) return rc;
+        if (rc == 0) continue;
+        t->opened++;
+        *out = r;
+        return 1;
     }
-    uint64_t most = (uint64_t)p(t, TRAFFIC_OUTPUT_MAX), output = KVR_MAX(row.output_length, (uint64_t)1);
-    *out = (struct traffic_request){.arrival_ns = (uint64_t)(at_s * 1e9),
-                                    .session = t->opened++,
-                                    .output = most ? KVR_MIN(output, most) : output,
-                                    .tokens_n = row.input_length,
-                                    .tokens = malloc(row.input_length * sizeof(uint32_t))};
-    for (size_t i = 0; out->tokens && i < row.ids_n && i * KVR_TRACE_BLOCK < row.input_length; i++)
-        traffic_text(t, TRACE_TEXT + row.ids[i], 0, KVR_MIN((size_t)KVR_TRACE_BLOCK, row.input_length - i * KVR_TRACE_BLOCK),
-                     out->tokens + i * KVR_TRACE_BLOCK);
-    kvr_trace_row_free(&row);
-    return out->tokens ? 1 : -KVR_ENOMEM;
+    return 0;
 }
 
 /* ---- the next and the following ---------------------------------------------------------------------- */

@@ -52,5 +52,7 @@ uint64_t traffic_skipped(const struct traffic *t, const char **why)
 void traffic_request_free(struct traffic_request *r)
 {
     free(r->tokens);
+    free(r->text);
     r->tokens = NULL;
+    r->text = NULL;
 }

@@ -28,7 +28,7 @@ enum traffic_kind {
     TRAFFIC_TAIL,          /* lognormal lengths, nothing shared */
     TRAFFIC_LONG_TAIL,     /* Pareto lengths, nothing shared */
     TRAFFIC_MIXED,         /* conversations, uniform prompts, siblings and long prompts beside each other, each with its defaults */
-    TRAFFIC_TRACE,         /* a file of Mooncake rows (wire/trace.h) */
+    TRAFFIC_TRACE,         /* a file of rows (wire/trace.h) */
     TRAFFIC_MOONCAKE,      /* rows made up with the statistics of Mooncake's conversation trace */
     TRAFFIC_KINDS
 };
@@ -62,6 +62,14 @@ enum traffic_param {
     TRAFFIC_PARAMS
 };
 
+/* What becomes of rows that are texts. */
+struct traffic_texts {
+    /* The token ids of one, which has the members of its body, without the braces; the caller frees them. Several threads may be in it.
+     * Returns: 0, or -1 with a reason that does not quote it: the row is left out. NULL: requests have the text, and no tokens. */
+    int (*ids)(void *ctx, const char *members, size_t len, bool is_chat, uint32_t **out, size_t *n, char *why, size_t cap);
+    void *ctx;
+};
+
 struct traffic_config {
     enum traffic_kind kind;
     double rate;       /* requests/s on average, all turns counted; traces have their own */
@@ -70,13 +78,17 @@ struct traffic_config {
     uint64_t seed;
     uint32_t vocab;   /* token ids are below it; 0: letters, digits and spaces, as engines have them whose token is a byte */
     const char *file; /* TRAFFIC_TRACE; borrowed until traffic_create returns */
+    const struct traffic_texts *texts; /* borrowed until the traffic is destroyed; NULL: texts are left out */
     double param[TRAFFIC_PARAMS];
 };
 
 struct traffic_request {
     uint64_t arrival_ns; /* since the beginning */
-    uint32_t *tokens;    /* owned by whoever has the request */
+    uint32_t *tokens;    /* owned by whoever has the request; NULL: it has its text alone */
     size_t tokens_n;
+    char *text; /* of rows that are one, as struct kvr_trace_row has it; owned likewise */
+    size_t text_len;
+    bool is_chat;
     uint64_t output; /* tokens to generate */
     uint64_t session;
     uint32_t turn; /* from 0 */
@@ -94,7 +106,7 @@ bool traffic_has(enum traffic_kind kind, enum traffic_param p);
 /* The kind's own numbers, so many seconds of it as are usual, seed 1. */
 void traffic_config_init(struct traffic_config *c, enum traffic_kind kind);
 /* "kind[,key=value...]": keys are rate, seconds, requests, seed and the kind's parameters. A whole configuration comes of it,
- * but that `file` and `vocab` stay what they are.
+ * but that `file`, `vocab` and `texts` stay what they are.
  * Returns: 0, or -KVR_EINVAL with a text that names the key and what is allowed. */
 int traffic_parse(const char *spec, struct traffic_config *out, char *err, size_t cap);
 /* Returns: 0, or -KVR_EINVAL with such a text. */

@@ -1,6 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wire/trace.h"
 
+#include "base/buf.h"
+#include "wire/chat_writer.h"
+#include "wire/json_text.h"
+
+/* ---- texts ------------------------------------------------------------------------------------------- */
+
+/* A member as a body has it, behind those before it. */
+static void put_member(struct kvr_buf *b, const char *name, struct kvr_json_span v)
+{
+    if (!v.at) return;
+    kvr_buf_printf(b, "%s\"%s\":", b->len ? "," : "", name);
+    kvr_span_add(b, v);
+}
+
+static int take_text(const char *line, size_t len, struct kvr_trace_row *r, const char **why)
+{
+    enum { MESSAGES, TOOLS, ARGS, PROMPT, HASHES, ALL };
+    static const char *const names[ALL] = {"messages", "tools", "chat_template_kwargs", "prompt", "hash_ids"};
+    struct kvr_json_span v[ALL], whole = {kvr_json_text_space(line, line + len), line + len};
+    struct kvr_buf b = {0};
+    *why = "`messages`, `prompt` or another member is there twice";
+    if (!kvr_json_text_pick(whole, names, ALL, v)) return -KVR_EFORMAT;
+    *why = "allowed: one of `messages`, `prompt` and `hash_ids`";
+    if ((v[MESSAGES].at != NULL) + (v[PROMPT].at != NULL) + (v[HASHES].at != NULL) != 1) return -KVR_EFORMAT;
+    *why = "`messages` must be a list, and `prompt` a text";
+    r->is_chat = v[MESSAGES].at != NULL;
+    if (r->is_chat ? !kvr_span_is_list(v[MESSAGES]) : !kvr_span_is_string(v[PROMPT])) return -KVR_EFORMAT;
+    for (int i = MESSAGES; i <= ARGS && r->is_chat; i++) put_member(&b, names[i], v[i]);
+    if (!r->is_chat) put_member(&b, names[PROMPT], v[PROMPT]);
+    *why = "out of memory";
+    if (b.failed) kvr_buf_free(&b);
+    r->text = b.data;
+    r->text_len = b.len;
+    return r->text ? 0 : -KVR_ENOMEM;
+}
+
+/* ---- lines ------------------------------------------------------------------------------------------- */
+
+static bool has(struct kvr_json o, const char *key)
+{
+    return kvr_json_type_of(kvr_json_get(o, key)) > KVR_JSON_NULL;
+}
+
 int kvr_trace_parse(struct kvr_json_parser *p, const char *line, size_t len, struct kvr_trace_row *out, const char **why)
 {
     struct kvr_json root, ids;
@@ -13,6 +56,13 @@ int kvr_trace_parse(struct kvr_json_parser *p, const char *line, size_t len, str
     *why = "`timestamp` must be a number of milliseconds";
     if (!kvr_json_as_double(kvr_json_get(root, "timestamp"), &ts) || ts < 0 || ts > 1e15) return -KVR_EFORMAT;
     r.timestamp_ms = (uint64_t)ts;
+    if (has(root, "messages") || has(root, "prompt")) {
+        *why = "`output_length` must be a whole number";
+        if (!kvr_json_as_u64(kvr_json_get(root, "output_length"), &r.output_length)) return -KVR_EFORMAT;
+        rc = take_text(line, len, &r, why);
+        if (rc == 0) *out = r;
+        return rc;
+    }
     *why = "`input_length` and `output_length` must be whole numbers";
     if (!kvr_json_as_u64(kvr_json_get(root, "input_length"), &r.input_length) ||
         !kvr_json_as_u64(kvr_json_get(root, "output_length"), &r.output_length))
@@ -36,7 +86,9 @@ int kvr_trace_parse(struct kvr_json_parser *p, const char *line, size_t len, str
 void kvr_trace_row_free(struct kvr_trace_row *r)
 {
     free(r->ids);
+    free(r->text);
     r->ids = NULL;
+    r->text = NULL;
 }
 
 uint32_t kvr_trace_token(uint64_t hash, uint32_t vocab)

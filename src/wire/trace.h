@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mooncake trace lines: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}, one id per 512
- * tokens, ceil(input_length / 512) of them; equal ids mean equal prefixes. */
+/*
+ * Trace lines, in two forms:
+ *
+ *     {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}   Mooncake's: one id per 512 tokens,
+ *         ceil(input_length / 512) of them; equal ids mean equal prefixes
+ *     {"timestamp": ms, "output_length": n, "messages": [...]} or "prompt": "..."   a chat, with its "tools" and "chat_template_kwargs"
+ *         when it has them, or a text; its tokens are not known here
+ */
 #ifndef KVR_WIRE_TRACE_H
 #define KVR_WIRE_TRACE_H
 
@@ -10,9 +16,13 @@
 enum { KVR_TRACE_BLOCK = 512, KVR_TRACE_IDS_MAX = 1 << 16, KVR_TRACE_SPECIAL = 1000 };
 
 struct kvr_trace_row {
-    uint64_t timestamp_ms, input_length, output_length;
-    uint64_t *ids; /* owned by the caller, kvr_trace_row_free */
+    uint64_t timestamp_ms, input_length, output_length; /* input_length: of a text 0 */
+    uint64_t *ids;                                      /* owned by the caller, kvr_trace_row_free */
     size_t ids_n;
+    /* Of a text or a chat the members that make its prompt, as a body has them, without the braces; else NULL. Owned likewise. */
+    char *text;
+    size_t text_len;
+    bool is_chat;
 };
 
 /* Returns: 0, or -KVR_EFORMAT with a static text, -KVR_ENOMEM. */

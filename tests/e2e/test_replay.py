@@ -106,6 +106,46 @@ def test_what_fails_is_counted_and_conversations_go_on(start, tmp_path):
     assert out["successes"] == 0 and out["errors"] >= 3 and out["errors"] % 3 == 0 and "Internal server error" in out["first_error"]
 
 
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, w\u00f6rld \u6771\u4eac"}]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def text_trace(tmp_path):
+    rows = [{"timestamp": 0, "messages": CHAT, "output_length": 3, "tools": TOOLS}, {"timestamp": 1, "prompt": "Once \"upon\"\n", "output_length": 4},
+            {"timestamp": 2, "output_length": 9, "messages": CHAT}]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return tmp_path / "texts.jsonl"
+
+
+def test_texts_of_a_trace_are_sent_as_they_are(worker, tmp_path):
+    w = worker(v1__completions={"choices": [{"text": "x"}]}, v1__chat__completions={"choices": [{"message": {"content": "x"}}]})
+    r = replay("--url", w.url, "--trace", text_trace(tmp_path), "--no-stream", "--model", "m", "--max-output", 5)
+    assert r.returncode == 0, r.stdout + r.stderr
+    chats, texts = ([json.loads(r[3]) for r in w.got(p)] for p in ("/v1/chat/completions", "/v1/completions"))
+    common = {"model": "m", "ignore_eos": True}
+    assert sorted(chats, key=lambda b: b["max_tokens"]) == [{**common, "messages": CHAT, "tools": TOOLS, "max_tokens": 3},
+                                                             {**common, "messages": CHAT, "max_tokens": 5}]
+    assert texts == [{**common, "prompt": "Once \"upon\"\n", "max_tokens": 4}]
+
+
+def test_texts_of_a_trace_are_answered_by_an_engine(start, tmp_path):
+    m = start(Mock)
+    out = report(tmp_path, "--url", url(m), "--trace", text_trace(tmp_path))
+    assert (out["successes"], out["errors"], out["output_tokens"]) == (3, 0, 16) and out["prompt_tokens"] == m.metric("vllm:prompt_tokens_total")
+
+
+@pytest.mark.parametrize("args", [["--offline"], ["--write-trace", "/dev/null"]])
+def test_tokens_of_texts_need_a_folder(tmp_path, args):
+    r = replay(*args, "--trace", text_trace(tmp_path))
+    assert r.returncode == 2 and "--trace: it has texts" in r.stderr and "--tokenizer-dir" in r.stderr and r.stdout == ""
+
+
+def test_a_folder_without_the_library_says_so(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    r = replay("--offline", "--trace", text_trace(tmp_path), "--tokenizer-dir", tmp_path, "--tokenizer-lib", tmp_path / "none.so")
+    assert r.returncode == 2 and "--tokenizer-lib: there is no" in r.stderr
+
+
 @pytest.mark.parametrize("args, words", [
     (["--workload", "nothing"], ["--workload", "'nothing'", "conversations", "siblings"]),
     (["--workload", "hot,rat=3"], ["--workload", "'rat'", "hot-share"]),

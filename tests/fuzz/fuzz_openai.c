@@ -112,6 +112,18 @@ static void ask(struct kvr_json_parser *q, struct kvr_json body, const char *dat
     }
 }
 
+/* The members of a trace's text are those of an object, and its prompt among them. */
+static void check_trace_text(struct kvr_json_parser *q, const struct kvr_trace_row *row)
+{
+    struct kvr_buf b = {0};
+    struct kvr_json root;
+    kvr_buf_printf(&b, "{%.*s}", (int)row->text_len, row->text);
+    KVR_ASSERT(kvr_json_parse(q, b.data, b.len, &root, NULL) == 0);
+    KVR_ASSERT(kvr_json_type_of(kvr_json_get(root, row->is_chat ? "messages" : "prompt")) ==
+               (row->is_chat ? KVR_JSON_ARRAY : KVR_JSON_STRING));
+    kvr_buf_free(&b);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct kvr_json_parser *p, *q;
@@ -145,6 +157,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (kvr_trace_parse(p, (const char *)data, size, &row, &why) == 0) {
         KVR_ASSERT(row.input_length <= row.ids_n * KVR_TRACE_BLOCK);
+        if (row.text) check_trace_text(q, &row);
         kvr_trace_row_free(&row);
     }
     kvr_buf_free(&text);

@@ -56,6 +56,27 @@ def test_tokens_from_buffers_without_a_copy():
         h([1], -1)
 
 
+def test_a_tokenizer_without_its_library_says_so(tmp_path, monkeypatch):
+    """The wheel is whole without it, and a folder and a library that are not there are named."""
+    with pytest.raises(ValueError, match="dir: bad value .* allowed: a model's folder with a tokenizer.json"):
+        kvroute.Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(kvroute.TokenizerError, match="library: there is no .*none.so") as e:
+        kvroute.Tokenizer(tmp_path, lib=tmp_path / "none.so")
+    assert e.value.label == "library" and isinstance(e.value, kvroute.KvrouteError)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("kvroute.tokenizer.INSTALLED", (str(tmp_path / "installed"),))
+    with pytest.raises(kvroute.TokenizerError, match="there is no libkvr_tokenizer.so in .*installed; give it as lib=") as e:
+        kvroute.Tokenizer(str(tmp_path))
+    assert e.value.label == "library"
+    (tmp_path / "bad.so").write_bytes(b"no library")
+    with pytest.raises(kvroute.TokenizerError, match="cannot be loaded"):
+        kvroute.Tokenizer(tmp_path, lib=tmp_path / "bad.so")
+    for profile in ("x", [], 5):
+        with pytest.raises(ValueError, match="profile"):
+            kvroute.Tokenizer(tmp_path, lib=tmp_path / "none.so", profile=profile)
+
+
 def test_radix_tree_as_it_is_known():
     t = RadixTree()
     t.apply_event(1, json.dumps(stored([11, 12, 13], [1, 2, 3])).encode())

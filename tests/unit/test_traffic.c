@@ -272,6 +272,8 @@ static void tokens_are_bytes_or_below_the_vocabulary(void **s)
 
 /* ---- traces ------------------------------------------------------------------------------------------ */
 
+static const struct traffic_texts *texts; /* of the next trace */
+
 static struct traffic *open_trace(const char *text, double speedup, int *rc, char *err, size_t cap)
 {
     char path[] = "/tmp/kvr-trace-XXXXXX";
@@ -283,6 +285,7 @@ static struct traffic *open_trace(const char *text, double speedup, int *rc, cha
     close(fd);
     traffic_config_init(&c, TRAFFIC_TRACE);
     c.file = path;
+    c.texts = texts;
     c.param[TRAFFIC_SPEEDUP] = speedup;
     c.param[TRAFFIC_OUTPUT_MAX] = 20;
     *rc = traffic_create(&c, &t, err, cap);
@@ -316,6 +319,86 @@ static void rows_of_one_moment_are_spread_until_the_next(void **s)
     struct traffic_request none;
     assert_int_equal(traffic_follow(t, &r[0], NULL, 0, 1, &none), 0);
     for (int i = 0; i < 4; i++) traffic_request_free(&r[i]);
+    traffic_destroy(t);
+}
+
+#define TEXTS                                                                                                                              \
+    "{\"timestamp\":1000,\"prompt\":\"abc\",\"output_length\":7}\n"                                                                        \
+    "{\"timestamp\":2000,\"messages\":[1],\"output_length\":7}\n"                                                                          \
+    "{\"timestamp\":3000,\"input_length\":5,\"output_length\":7,\"hash_ids\":[1]}\n"
+
+/* The bytes of the members; of a chat none. */
+static int bytes_of(void *ctx, const char *members, size_t len, bool is_chat, uint32_t **out, size_t *n, char *why, size_t cap)
+{
+    ++*(int *)ctx;
+    snprintf(why, cap, "it is a chat");
+    if (is_chat) return -1;
+    *n = len;
+    *out = malloc(len * sizeof **out);
+    for (size_t i = 0; i < len; i++) (*out)[i] = (unsigned char)members[i];
+    return 0;
+}
+
+static void texts_have_the_tokens_that_are_made_of_them(void **s)
+{
+    (void)s;
+    char err[300];
+    const char *why;
+    int rc, calls = 0;
+    struct traffic_request r;
+    const struct traffic_texts made = {bytes_of, &calls};
+    texts = &made;
+    struct traffic *t = open_trace(TEXTS, 1, &rc, err, sizeof err);
+    texts = NULL;
+    assert_int_equal(rc, 0);
+    assert_int_equal(traffic_next(t, &r), 1);
+    assert_true(r.tokens_n == 14 && r.tokens[0] == '"' && r.tokens[10] == 'a' && r.text_len == 14 && !r.is_chat && r.output == 7);
+    traffic_request_free(&r);
+    assert_int_equal(traffic_next(t, &r), 1);
+    assert_true(r.tokens_n == 5 && !r.text && r.arrival_ns == 2000000000u && r.session == 1);
+    traffic_request_free(&r);
+    assert_int_equal(traffic_next(t, &r), 0);
+    assert_true(calls == 2 && traffic_skipped(t, &why) == 1);
+    assert_string_equal(why, "it is a chat");
+    traffic_destroy(t);
+}
+
+static void texts_may_stay_texts(void **s)
+{
+    (void)s;
+    char err[300];
+    int rc;
+    struct traffic_request r;
+    const struct traffic_texts as_they_are = {0};
+    texts = &as_they_are;
+    struct traffic *t = open_trace(TEXTS, 1, &rc, err, sizeof err);
+    texts = NULL;
+    assert_int_equal(rc, 0);
+    assert_int_equal(traffic_next(t, &r), 1);
+    assert_true(!r.tokens && r.tokens_n == 0 && !memcmp(r.text, "\"prompt\":\"abc\"", 14));
+    traffic_request_free(&r);
+    assert_int_equal(traffic_next(t, &r), 1);
+    assert_true(!r.tokens && r.is_chat && r.text_len == 14 && !memcmp(r.text, "\"messages\":[1]", 14));
+    traffic_request_free(&r);
+    assert_int_equal(traffic_next(t, &r), 1);
+    assert_true(r.tokens && !r.text && !r.is_chat);
+    traffic_request_free(&r);
+    assert_int_equal(traffic_next(t, &r), 0);
+    traffic_destroy(t);
+}
+
+static void texts_that_nobody_takes_are_left_out(void **s)
+{
+    (void)s;
+    char err[300];
+    const char *why;
+    int rc;
+    struct traffic_request r;
+    struct traffic *t = open_trace(TEXTS, 1, &rc, err, sizeof err);
+    assert_int_equal(traffic_next(t, &r), 1);
+    assert_true(r.tokens_n == 5);
+    traffic_request_free(&r);
+    assert_int_equal(traffic_skipped(t, &why), 2);
     traffic_destroy(t);
 }
 
@@ -426,6 +509,9 @@ int main(void)
         cmocka_unit_test(a_mixture_has_its_parts),
         cmocka_unit_test(tokens_are_bytes_or_below_the_vocabulary),
         cmocka_unit_test(rows_of_one_moment_are_spread_until_the_next),
+        cmocka_unit_test(texts_have_the_tokens_that_are_made_of_them),
+        cmocka_unit_test(texts_may_stay_texts),
+        cmocka_unit_test(texts_that_nobody_takes_are_left_out),
         cmocka_unit_test(files_that_hold_no_trace_are_errors),
         cmocka_unit_test(made_up_rows_have_the_statistics_of_the_public_trace),
         cmocka_unit_test(bad_texts_are_refused_by_name),

@@ -470,6 +470,40 @@ static void trace_rows(void **s)
     for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) assert_int_equal(kvr_trace_parse(*s, bad[i], strlen(bad[i]), &r, &why), -KVR_EFORMAT);
 }
 
+static void trace_rows_that_are_texts(void **s)
+{
+    struct kvr_trace_row r;
+    const char *why,
+        *chat = " {\"timestamp\": 27.5, \"messages\" : [ {\"role\":\"user\",\"content\":\"\\u00e4 ]\"} ], \"x\": {\"prompt\":1}, "
+                "\"output_length\":5,\"tools\":[1],\"prompt\":null} ",
+        *text = "{\"prompt\":\"a \\\"b\",\"output_length\":5,\"tools\":[1],\"timestamp\":1,\"hash_ids\":null}";
+    assert_int_equal(kvr_trace_parse(*s, chat, strlen(chat), &r, &why), 0);
+    assert_true(r.timestamp_ms == 27 && r.input_length == 0 && r.output_length == 5 && r.ids_n == 0 && !r.ids && r.is_chat);
+    static const char members[] = "\"messages\":[ {\"role\":\"user\",\"content\":\"\\u00e4 ]\"} ],\"tools\":[1]";
+    assert_int_equal(r.text_len, sizeof members - 1);
+    assert_memory_equal(r.text, members, r.text_len);
+    kvr_trace_row_free(&r);
+    assert_int_equal(kvr_trace_parse(*s, text, strlen(text), &r, &why), 0);
+    assert_true(!r.is_chat && r.text_len == 16 && !memcmp(r.text, "\"prompt\":\"a \\\"b\"", 16));
+    kvr_trace_row_free(&r);
+    static const struct {
+        const char *line, *why;
+    } bad[] = {
+        {"{\"timestamp\":1,\"prompt\":\"x\"}", "`output_length`"},
+        {"{\"timestamp\":1,\"prompt\":\"x\",\"output_length\":-1}", "`output_length`"},
+        {"{\"prompt\":\"x\",\"output_length\":1}", "`timestamp`"},
+        {"{\"timestamp\":1,\"prompt\":[1,2],\"output_length\":1}", "`prompt` a text"},
+        {"{\"timestamp\":1,\"messages\":{},\"output_length\":1}", "`messages` must be a list"},
+        {"{\"timestamp\":1,\"messages\":[],\"prompt\":\"x\",\"output_length\":1}", "one of"},
+        {"{\"timestamp\":1,\"input_length\":1,\"prompt\":\"x\",\"hash_ids\":[1],\"output_length\":1}", "one of"},
+        {"{\"timestamp\":1,\"prompt\":\"x\",\"prompt\":\"y\",\"output_length\":1}", "twice"},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) {
+        assert_int_equal(kvr_trace_parse(*s, bad[i].line, strlen(bad[i].line), &r, &why), -KVR_EFORMAT);
+        assert_non_null(strstr(why, bad[i].why));
+    }
+}
+
 /* ---- cursor ------------------------------------------------------------------------------------------ */
 
 static void cursor_contiguous_and_gap(void **s)
@@ -595,6 +629,7 @@ int main(void)
         J(sse_last_events),
         J(sse_endless_line_is_bounded),
         J(trace_rows),
+        J(trace_rows_that_are_texts),
         cmocka_unit_test(cursor_contiguous_and_gap),
         cmocka_unit_test(cursor_late_join_is_a_gap),
         cmocka_unit_test(cursor_queued_duplicates_are_stale),

@@ -176,6 +176,16 @@ static int read_trace(void)
     return rc;
 }
 
+static int read_trace_of_texts(void)
+{
+    static const char line[] = "{\"timestamp\":1,\"output_length\":2,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tools\":[]}";
+    struct kvr_trace_row row;
+    const char *why;
+    int rc = kvr_trace_parse(parser, line, sizeof line - 1, &row, &why);
+    if (rc == 0) kvr_trace_row_free(&row);
+    return rc;
+}
+
 static const struct kvr_block three[] = {{UINT64_MAX, 1}, {2, 3}, {4, 5}};
 static const struct kvr_event store = {.event_id = 5, .worker = {7, 2}, .kind = KVR_EVENT_STORED, .blocks = three, .blocks_n = 3};
 
@@ -198,6 +208,7 @@ static void lines_of_text(void **state)
     (void)state;
     fail_each(read_stream);
     fail_each(read_trace);
+    fail_each(read_trace_of_texts);
     fail_each(write_and_read_a_record);
 }
 

@@ -65,8 +65,8 @@ class _Load(TypedDict):
 
 __version__: str
 __all__ = ["ApproxKvIndexer", "BestWorker", "KvEventPublisher", "KvIndexer", "KvRecorder", "KvRouter", "KvRouterConfig", "KvrouteError",
-           "LocalIndexer", "NoEndpoints", "OverlapScores", "QueueTimeout", "RadixTree", "compute_block_hash_for_seq",
-           "compute_seq_hash_for_block"]
+           "LocalIndexer", "NoEndpoints", "OverlapScores", "QueueTimeout", "RadixTree", "Tokenizer", "TokenizerError",
+           "compute_block_hash_for_seq", "compute_seq_hash_for_block"]
 
 class KvrouteError(Exception):
     code: int
@@ -75,9 +75,25 @@ class KvrouteError(Exception):
 class NoEndpoints(KvrouteError): ...
 class QueueTimeout(KvrouteError, TimeoutError): ...
 
+class TokenizerError(KvrouteError):
+    label: str
+    def __init__(self, code: int, text: str) -> None: ...
+
 def compute_block_hash_for_seq(tokens: _Tokens, kv_block_size: int, block_mm_infos: _MmInfos | None = None, *, lora_name: str | None = None,
                                is_eagle: bool = False, cache_namespace: str | None = None) -> list[int]: ...
 def compute_seq_hash_for_block(block_hashes: _Locals) -> list[int]: ...
+
+class Tokenizer:
+    dir: str
+    lib: str
+    def __init__(self, dir: str | PathLike[str], lib: str | PathLike[str] | None = None,
+                 profile: str | bytes | dict[str, Any] | None = None) -> None: ...
+    def chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, *,
+             add_generation_prompt: bool | None = None, add_special_tokens: bool | None = None, chat_template: str | None = None,
+             chat_template_kwargs: dict[str, Any] | None = None, continue_final_message: bool | None = None,
+             documents: Sequence[dict[str, Any]] | None = None, media_io_kwargs: dict[str, Any] | None = None,
+             mm_processor_kwargs: dict[str, Any] | None = None, reasoning_effort: str | None = None) -> list[int]: ...
+    def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 class OverlapScores:
     scores: dict[tuple[int, int], int]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from . import _kvroute
 
-ENOMEM, EINVAL, EPARENT, ENOTFOUND, ESEQUENCE, EEXISTS, ELENGTH, ELIMIT, ENOENDPOINTS, ESHUTDOWN, ETIMEDOUT = 1, 2, 3, 4, 5, 7, 8, 10, 12, 20, 21
+ENOMEM, EINVAL, EPARENT, ENOTFOUND, ESEQUENCE, EEXISTS, ELENGTH, ELIMIT, EUNSUPPORTED = 1, 2, 3, 4, 5, 7, 8, 10, 11
+ENOENDPOINTS, ESHUTDOWN, ETIMEDOUT = 12, 20, 21
 
 
 class KvrouteError(Exception):
@@ -18,6 +19,15 @@ class NoEndpoints(KvrouteError):
 
 class QueueTimeout(KvrouteError, TimeoutError):
     """A request waited for its turn for longer than it was given."""
+
+
+class TokenizerError(KvrouteError):
+    """A prompt whose token ids are not made here, or a folder or a library that cannot be used. `label` says why in one word or two, and
+    never quotes a prompt; the message may."""
+
+    def __init__(self, code, text):
+        self.label = text.split(":")[0]
+        super().__init__(code, text)
 
 
 _KINDS = {ENOENDPOINTS: NoEndpoints, ETIMEDOUT: QueueTimeout}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The compiled part of the Python package: libkvroute, linked in, as a module of the stable ABI (3.9 and later), so that one
- * wheel serves every version and needs nothing else.
+ * wheel serves every version and needs nothing else. The library that makes token ids is loaded when a Tokenizer is made.
  *
  *   args.c      Python's values -> arrays and texts of C, and back
  *   hashing.c   tokens -> hashes
@@ -10,6 +10,7 @@
  *   request.c   what a router is asked, as one tuple
  *   router.c    type Router
  *   ticket.c    type Ticket: a request that waits for its turn
+ *   tokenizer.c type Tokenizer: texts and chats -> token ids
  *   module.c    what the module offers
  *
  * It is private to the package: the classes that users see are Python (../kvroute), which checks what they are given, names what is
@@ -176,5 +177,11 @@ PyObject *py_router_fail(int rc);
 
 PyTypeObject *py_ticket_make_type(void);
 PyObject *py_router_submit(struct py_router *x, PyObject *args);
+
+/* ---- tokenizer.c */
+
+PyTypeObject *py_tokenizer_make_type(void);
+/* (library, folder, options as JSON), as bytes -> a Tokenizer, or (code, text): enum of kvr_tokenizer.h, 0: the library cannot be used */
+PyObject *py_tokenizer_open(PyObject *module, PyObject *args);
 
 #endif

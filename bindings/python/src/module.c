@@ -21,11 +21,10 @@ static PyObject *on_error(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef functions[] = {{"hash_locals", py_hash_locals, METH_VARARGS, NULL},
-                                  {"hash_sequence", py_hash_sequence, METH_VARARGS, NULL},
-                                  {"error_text", error_text, METH_VARARGS, NULL},
-                                  {"on_error", on_error, METH_VARARGS, NULL},
-                                  {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {
+    {"hash_locals", py_hash_locals, METH_VARARGS, NULL}, {"hash_sequence", py_hash_sequence, METH_VARARGS, NULL},
+    {"error_text", error_text, METH_VARARGS, NULL},      {"tokenizer_open", py_tokenizer_open, METH_VARARGS, NULL},
+    {"on_error", on_error, METH_VARARGS, NULL},          {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kvroute", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
@@ -43,7 +42,7 @@ PyMODINIT_FUNC PyInit__kvroute(void)
     if (!m) return NULL;
     if (add(m, "Index", (PyObject *)py_index_make_type()) && add(m, "LocalIndex", (PyObject *)py_local_make_type()) &&
         add(m, "Router", (PyObject *)py_router_make_type()) && add(m, "Ticket", (PyObject *)py_ticket_make_type()) &&
-        PyModule_AddStringConstant(m, "version", kvr_version()) == 0)
+        add(m, "Tokenizer", (PyObject *)py_tokenizer_make_type()) && PyModule_AddStringConstant(m, "version", kvr_version()) == 0)
         return m;
     Py_DECREF(m);
     return NULL;

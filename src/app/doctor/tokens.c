@@ -9,8 +9,10 @@
 #include "app/doctor/state.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "base/log.h"
+#include "token/dates.h"
 #include "token/folders.h"
 #include "token/given.h"
 #include "token/probes.h"
@@ -137,12 +139,27 @@ static void tell_agreement(struct doctor *d, const struct engine_target *t, cons
     SAY(OK, advice, "%zu of %zu questions have the engine's ids (%s) with %.120s", v->equal, v->equal, way_name(a->way), d->folder);
 }
 
+/* The folder's template writes the date, and that turns about now: an engine's prompt may be of another day. */
+static bool date_turns(const struct doctor *d)
+{
+    struct kvr_tok_buf info = {0};
+    struct tm local;
+    time_t now = time(NULL);
+    bool dates = d->tokenizer.info(d->profiles.all[0], &info) == 0 && kvr_info_has_dates(info.data, info.len);
+    d->tokenizer.buf_free(&info);
+    return dates && localtime_r(&now, &local) && kvr_date_turns(&local);
+}
+
 static void tell_difference(struct doctor *d, const struct engine_target *t, const struct asked *a, const struct kvr_verdict *v, bool given)
 {
     const struct kvr_token_difference *f = &v->first;
     if (!v->different) {
         SAY(UNKNOWN, "serve asks the engine for this model's tokens", "%.120s makes no ids of the questions, or the engine none (%s)",
             d->folder, way_name(a->way));
+        return;
+    }
+    if (date_turns(d)) {
+        SAY(UNKNOWN, "ask again in two minutes", "the folder's template writes the date, which turns now");
         return;
     }
     SAY(given ? PROBLEM : UNKNOWN, "is it the folder that the engine serves, with its chat template? Until then serve asks the engine",

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "app/replay/texts.h"
 #include "app/replay/workload.h"
 #include "base/log.h"
 #include "sim/compare.h"
@@ -22,6 +23,7 @@ struct what_if {
 
 struct offline {
     const struct replay_options *o;
+    struct replay_texts texts;
     struct sim_config base;
     const struct sim_policy *policies[POLICIES_MAX];
     size_t policies_n;
@@ -78,7 +80,7 @@ static int configure(struct offline *f)
         return 2;
     }
     sim_config_init(c);
-    if (workload_config(o, &c->traffic, err, sizeof err)) {
+    if (workload_config(o, &f->texts.hook, &c->traffic, err, sizeof err)) {
         kvr_log_error("kvroute replay: %s", err);
         return 2;
     }
@@ -115,6 +117,10 @@ static int survey(const struct offline *f)
         tokens += (double)r.tokens_n;
         last_s = (double)r.arrival_ns / 1e9;
         traffic_request_free(&r);
+    }
+    if (replay_texts_check(&f->texts)) {
+        traffic_destroy(t);
+        return 2;
     }
     if (traffic_skipped(t, &why))
         kvr_log_warning("kvroute replay: --trace: %llu line(s) are no rows and left out, the first because: %s",
@@ -296,7 +302,8 @@ static int write_json(const struct offline *f)
 int offline_main(const struct replay_options *o)
 {
     struct offline f = {.o = o};
-    int rc = choose_policies(&f);
+    int rc = replay_texts_open(o, &f.texts);
+    if (rc == 0) rc = choose_policies(&f);
     if (rc == 0) rc = configure(&f);
     if (rc == 0) rc = survey(&f);
     if (rc == 0) rc = run(&f, "policies", &f.base, f.policies, f.policies_n, &f.c);
@@ -313,6 +320,7 @@ int offline_main(const struct replay_options *o)
         kvr_log_error("kvroute replay: --json: cannot write '%s': %s", o->json, strerror(errno));
         rc = 1;
     }
+    replay_texts_close(&f.texts);
     sim_comparison_free(&f.c);
     for (size_t i = 0; i < CHANGES; i++) sim_comparison_free(&f.changes[i].c);
     return rc;

@@ -186,9 +186,8 @@ static void launch(struct run *r, const struct traffic_request *rq)
     f->rq = *rq;
     workload_body(r->o, rq, &body);
     KVR_ASSERT(!body.failed);
-    int n = snprintf(head, sizeof head,
-                     "POST %s/v1/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
-                     to->base, to->authority, body.len);
+    int n = snprintf(head, sizeof head, "POST %s%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
+                     to->base, workload_path(rq), to->authority, body.len);
     struct kvr_http_call_config cc = {.endpoint = to,
                                       .head = head,
                                       .head_len = (size_t)n,

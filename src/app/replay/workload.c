@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "app/replay/texts.h"
 #include "base/log.h"
 #include "wire/json.h"
 
@@ -85,15 +86,17 @@ static void done_of_traffic(struct workload *w, const struct traffic_request *rq
     w->open--;
 }
 
-int workload_config(const struct replay_options *o, struct traffic_config *c, char *err, size_t cap)
+int workload_config(const struct replay_options *o, const struct traffic_texts *texts, struct traffic_config *c, char *err, size_t cap)
 {
     bool file = strcmp(o->trace, "synthetic") != 0;
     c->file = file ? o->trace : NULL;
+    c->texts = texts;
     c->vocab = o->prompts == REPLAY_TEXT ? 0 : (uint32_t)o->vocab;
     if (o->workload) return traffic_parse(o->workload, c, err, cap);
     uint32_t vocab = c->vocab;
     traffic_config_init(c, TRAFFIC_TRACE);
     c->file = o->trace;
+    c->texts = texts;
     c->vocab = vocab;
     c->seed = o->seed;
     c->param[TRAFFIC_SPEEDUP] = o->speedup;
@@ -102,7 +105,8 @@ int workload_config(const struct replay_options *o, struct traffic_config *c, ch
 
 static int create_traffic(struct workload *w, char *err, size_t cap)
 {
-    int rc = workload_config(w->o, &w->config, err, cap);
+    static const struct traffic_texts as_they_are = {.ids = NULL};
+    int rc = workload_config(w->o, &as_they_are, &w->config, err, cap);
     if (rc == 0) rc = traffic_create(&w->config, &w->traffic, err, cap);
     if (rc == 0) take_head(w);
     return rc;
@@ -242,6 +246,11 @@ static void put_text(struct kvr_buf *b, const struct traffic_request *rq)
     kvr_buf_free(&text);
 }
 
+const char *workload_path(const struct traffic_request *rq)
+{
+    return rq->is_chat ? "/v1/chat/completions" : "/v1/completions";
+}
+
 void workload_body(const struct replay_options *o, const struct traffic_request *rq, struct kvr_buf *b)
 {
     kvr_json_open(b, '{');
@@ -256,8 +265,11 @@ void workload_body(const struct replay_options *o, const struct traffic_request 
         kvr_buf_str(b, "{\"include_usage\":true}");
         b->comma = true;
     }
-    kvr_json_key(b, "prompt");
-    if (o->prompts == REPLAY_TEXT) {
+    if (!rq->text) kvr_json_key(b, "prompt");
+    if (rq->text) {
+        kvr_buf_str(b, ",");
+        kvr_buf_add(b, rq->text, rq->text_len);
+    } else if (o->prompts == REPLAY_TEXT) {
         put_text(b, rq);
     } else {
         kvr_json_open(b, '[');
@@ -267,28 +279,40 @@ void workload_body(const struct replay_options *o, const struct traffic_request 
     kvr_json_close(b, '}');
 }
 
+static int write_rows(const struct replay_options *o, const struct traffic_config *c, const struct replay_texts *texts)
+{
+    char err[400];
+    FILE *out = fopen(o->write_trace, "w");
+    if (!out) {
+        kvr_log_error("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
+        return 2;
+    }
+    long n = traffic_write_rows(c, out, err, sizeof err);
+    if (fclose(out) && n >= 0) {
+        kvr_log_error("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
+        return 1;
+    }
+    if (n < 0) kvr_log_error("kvroute replay: --write-trace: %s", err);
+    if (n < 0 || replay_texts_check(texts)) return 2;
+    printf("%ld rows\n", n);
+    return 0;
+}
+
 int workload_write(const struct replay_options *o)
 {
     struct traffic_config c = {0};
+    struct replay_texts texts = {0};
     char err[400];
-    int rc = workload_config(o, &c, err, sizeof err);
+    if (replay_texts_open(o, &texts)) return 2;
+    int rc = workload_config(o, &texts.hook, &c, err, sizeof err);
     if (o->limit) c.requests = o->limit;
     if (o->duration > 0) c.seconds = o->duration;
     if (rc == 0 && !traffic_has_rows(c.kind)) {
         snprintf(err, sizeof err, "'%s' has no rows to write; allowed: mooncake, trace", traffic_name(c.kind));
         rc = -KVR_EINVAL;
     }
-    FILE *out = rc ? NULL : fopen(o->write_trace, "w");
-    if (rc == 0 && !out) {
-        kvr_log_error("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
-        return 2;
-    }
-    long n = rc ? rc : traffic_write_rows(&c, out, err, sizeof err);
-    if (out && fclose(out) && n >= 0) {
-        kvr_log_error("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
-        return 1;
-    }
-    if (n >= 0) printf("%ld rows\n", n);
-    else kvr_log_error("kvroute replay: --write-trace: %s", err);
-    return n >= 0 ? 0 : 2;
+    int code = rc == 0 ? write_rows(o, &c, &texts) : 2;
+    if (rc) kvr_log_error("kvroute replay: --write-trace: %s", err);
+    replay_texts_close(&texts);
+    return code;
 }

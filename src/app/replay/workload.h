@@ -17,8 +17,9 @@ struct workload;
 
 enum work_state { WORK_READY, WORK_LATER, WORK_BLOCKED, WORK_FINISHED };
 
-/* The traffic of --workload, or of the file that --trace names. Returns: 0, or -KVR_EINVAL with a text. */
-int workload_config(const struct replay_options *o, struct traffic_config *c, char *err, size_t cap);
+/* The traffic of --workload, or of the file that --trace names; texts: what becomes of those in it. Returns: 0, or -KVR_EINVAL with a text.
+ */
+int workload_config(const struct replay_options *o, const struct traffic_texts *texts, struct traffic_config *c, char *err, size_t cap);
 /* --write-trace. Returns: an exit code. */
 int workload_write(const struct replay_options *o);
 /* Returns: NULL, with a text that begins with the option's name. */
@@ -30,6 +31,8 @@ enum work_state workload_next(struct workload *w, double now_s, struct traffic_r
 void workload_done(struct workload *w, const struct traffic_request *rq, const char *answer, size_t len, bool is_sse, double now_s);
 /* Starts over, with other requests, or the same rows of a trace. false when it cannot. */
 bool workload_restart(struct workload *w);
+/* Of the endpoint that a request is for. Static. */
+const char *workload_path(const struct traffic_request *rq);
 void workload_body(const struct replay_options *o, const struct traffic_request *rq, struct kvr_buf *out);
 
 /* ---- talks.c    --------------------------------------------------------------------------------------- */
