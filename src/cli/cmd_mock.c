@@ -30,6 +30,11 @@ static const struct option_row rows[] = {
     BOO("enable-prompt-tokens-details", prompt_tokens_details, "false", "tell cached_tokens in usage"),
     BOO("responses-store", responses_store, "false", "keep answers of /v1/responses for previous_response_id"),
     NUM("bos-token", bos_token, "0", 0, 4294967295.0, "token in front of a prompt's text, unless add_special_tokens is false (0: none)"),
+    STR("tokenizer-dir", tokenizer_dir, NULL, "DIR",
+        "a model's folder: its tokenizer and chat template make the tokens of texts and chats, as those of vLLM 0.32 would; it is the "
+        "model's "
+        "`root`"),
+    STR("tokenizer-lib", tokenizer_lib, NULL, "FILE", "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute"),
     NUM("vocab-size", vocab_size, "0", 0, 4294967295.0, "token ids from here on are refused (0: none is)"),
     BOO("dev-mode", dev_mode, "true", "answer /server_info and /reset_prefix_cache, as vLLM does with VLLM_SERVER_DEV_MODE=1"),
     BOO("enable-scale-out", scale_out, "false",
@@ -51,8 +56,9 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static const char usage[] = "usage: kvroute mock [options]\n\n"
-                            "A mock engine with vLLM's HTTP surface, a real prefix cache and a timing model. Tokens are bytes.\n";
+static const char usage[] =
+    "usage: kvroute mock [options]\n\n"
+    "A mock engine with vLLM's HTTP surface, a real prefix cache and a timing model. Tokens are bytes, or those of --tokenizer-dir.\n";
 
 int cmd_mock(int argc, char **argv)
 {

@@ -7,7 +7,7 @@ import subprocess
 import threading
 
 import pytest
-from conftest import Engine, Serve, call, wait_for
+from conftest import Engine, Mock, Serve, call, wait_for
 from token_parts import TEMPLATE, TokenEngine, encode, ids_of, make_folder
 
 LIBRARY = os.environ["TOKENIZER_LIBRARY"]
@@ -102,6 +102,20 @@ def test_questions_of_the_admin_port_take_a_text_once_the_model_is_trusted(serve
     assert s.post("/query", ask).json() == s.post("/query", same).json()
     assert b"--tokenizer-dir" in call(s.admin, "POST", "/select", {**ask, "model_name": "unknown"}).body
     assert not e.asked.get("/tokenize")
+
+
+def test_a_request_that_names_no_model_has_the_tokens_of_the_only_one(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    asked = e.asked["/tokenize"]
+    a = call(s.port, "POST", "/v1/chat/completions", {"messages": CHAT, "max_tokens": 1})
+    assert a.status == 200 and made_here(s) == 1 and e.asked["/tokenize"] == asked
+    other = engine(models=("m", "n"))
+    s = serve([other], "--tokenizer-dir", folder)
+    trusted(s)
+    assert call(s.port, "POST", "/v1/chat/completions", {"messages": CHAT, "max_tokens": 1}).status == 200
+    assert made_here(s) == 0  # which of both the engine takes it for is its own business
 
 
 def test_completions_have_their_special_token_once(serve, engine, folder):
@@ -577,3 +591,15 @@ def test_an_engine_that_answers_texts_alone_has_not_been_compared(serve, engine,
     until(s, "trusted")
     chat(s)
     assert made_here(s) == 1 and "its tokens are not compared" in s.text()
+
+
+# ---- the mock with a folder --------------------------------------------------------------------------------------
+
+def test_a_mock_with_a_folder_has_its_tokens_and_a_router_agrees(serve, start, folder):
+    m = start(Mock, "--tokenizer-lib", LIBRARY, "--tokenizer-dir", folder)
+    for q in ({"messages": CHAT}, {"prompt": "a w\u00f6rld"}, {"prompt": "bare", "add_special_tokens": False}):
+        assert call(m.port, "POST", "/tokenize", q).json()["tokens"] == ids_of(q)
+    s = start(Serve, [m], "--tokenizer-lib", LIBRARY, "--tokenizer-probes", 2)  # the folder is the mock's `root`
+    trusted(s, "mock")
+    a = chat(s, model="mock")
+    assert made_here(s) == 1 and a["usage"]["prompt_tokens"] == len(ids_of({"messages": CHAT}))

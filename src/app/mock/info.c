@@ -74,8 +74,9 @@ void mock_detokenize(struct mock *m, struct kvr_http_conn *c)
 /* lora: the adapter; else the model itself. */
 static void put_model(struct kvr_buf *b, const struct mock *m, bool lora)
 {
-    char root[160];
-    snprintf(root, sizeof root, "mock/%s", lora ? m->o->lora : m->o->model);
+    char root[1024];
+    if (m->o->tokenizer_dir) snprintf(root, sizeof root, "%s", m->o->tokenizer_dir);
+    else snprintf(root, sizeof root, "mock/%s", lora ? m->o->lora : m->o->model);
     kvr_json_open(b, '{');
     kvr_json_put_str(b, "id", lora ? m->o->lora : m->o->model);
     kvr_json_put_str(b, "object", "model");

@@ -16,6 +16,7 @@
 #include "app/mock/generate.h"
 #include "app/mock/state.h"
 #include "base/log.h"
+#include "token/given.h"
 
 /* ---- requests ---------------------------------------------------------------------------------------- */
 
@@ -227,6 +228,18 @@ static void close_all(uv_handle_t *h, void *arg)
     if (!uv_is_closing(h) && (h->type == UV_TIMER || h->type == UV_SIGNAL)) uv_close(h, NULL);
 }
 
+/* Returns: 0, or 1 when it was said what is wrong. */
+static int open_tokenizer(struct mock *m)
+{
+    char why[1200];
+    if (!m->o->tokenizer_dir) return 0;
+    struct kvr_given_tokens_config config = {
+        .lib = m->o->tokenizer_lib, .dirs = &m->o->tokenizer_dir, .dirs_n = 1, .name_max = 255, .cache_bytes = 16 << 20};
+    if (kvr_given_tokens_open(&config, &m->given, why, sizeof why) == 0) return 0;
+    kvr_log_error("kvroute mock: %s", why);
+    return 1;
+}
+
 int mock_main(const struct mock_options *o)
 {
     struct mock *m = calloc(1, sizeof *m);
@@ -237,6 +250,7 @@ int mock_main(const struct mock_options *o)
     uv_loop_init(&m->loop);
     m->zmq = zmq_ctx_new();
     m->json = kvr_json_parser_new();
+    rc = open_tokenizer(m);
     uv_signal_init(&m->loop, &m->term);
     uv_signal_init(&m->loop, &m->intr);
     uv_signal_start(&m->term, on_signal, SIGTERM);
@@ -268,6 +282,7 @@ int mock_main(const struct mock_options *o)
     uv_loop_close(&m->loop);
     zmq_ctx_term(m->zmq);
     kvr_json_parser_free(m->json);
+    kvr_given_tokens_close(m->given);
     mock_free_responses(m);
     free(m);
     return rc ? 1 : 0;

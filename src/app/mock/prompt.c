@@ -7,12 +7,40 @@
 
 #include <string.h>
 
+#include "token/given.h"
+#include "wire/tokenize_body.h"
+
 #define BAD "BadRequestError"
 
 /* ---- text -------------------------------------------------------------------------------------------- */
 
+/* Tokens of --tokenizer-dir. The question goes with it. */
+static int given_tokens(const struct mock *m, struct kvr_buf *question, struct mock_prompt *out)
+{
+    struct kvr_ids *ids = NULL;
+    char why[200];
+    if (!question->failed && kvr_given_tokens_make(m->given, m->o->model, question->data, question->len, &ids, why, sizeof why) == 0) {
+        out->tokens = malloc((ids->n + 1) * sizeof *out->tokens);
+        out->n = out->tokens ? ids->n : 0;
+        if (out->tokens) memcpy(out->tokens, ids->v, ids->n * sizeof *ids->v);
+    }
+    kvr_ids_unref(ids);
+    kvr_buf_free(question);
+    return out->tokens ? 0 : -1;
+}
+
 static int text_tokens(const struct mock *m, const char *text, size_t len, bool special, struct mock_prompt *out)
 {
+    if (m->given) {
+        struct kvr_buf question = {0};
+        kvr_json_open(&question, '{');
+        kvr_json_key(&question, "prompt");
+        kvr_json_str(&question, text, len);
+        kvr_json_key(&question, "add_special_tokens");
+        kvr_json_bool(&question, special);
+        kvr_json_close(&question, '}');
+        return given_tokens(m, &question, out);
+    }
     bool bos = special && m->o->bos_token;
     out->tokens = malloc((len + 2) * sizeof *out->tokens);
     if (!out->tokens) return -1;
@@ -156,6 +184,13 @@ static int read_chat(struct mock *m, const char *body, size_t len, struct mock_a
     if (kvr_json_type_of(rq.tokens) == KVR_JSON_ARRAY) {
         a->prompts_n--;
         return add_tokens(a, rq.tokens, e);
+    }
+    if (m->given) {
+        enum kvr_prompt_certainty certainty = KVR_PROMPT_EXACT;
+        if (!p || !kvr_tokenize_body((struct kvr_json_span){body, body + len}, KVR_FORM_CHAT, &text, &certainty) ||
+            given_tokens(m, &text, p))
+            mock_fail(e, 400, BAD, NULL, "The chat template does not take this chat");
+        return e->status ? -1 : 0;
     }
     bool special = false;
     kvr_json_as_bool(kvr_json_get(rq.root, "add_special_tokens"), &special);

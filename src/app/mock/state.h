@@ -42,12 +42,15 @@ struct mock_rank {
     struct mock_exchange *ending; /* broken off in this pass */
 };
 
+struct kvr_given_tokens;
+
 struct mock {
     const struct mock_options *o;
     uv_loop_t loop;
     uv_signal_t term, intr;
     struct kvr_http_server *server;
     struct kvr_json_parser *json;
+    struct kvr_given_tokens *given; /* NULL: tokens are bytes */
     void *zmq;
     struct mock_rank ranks[MOCK_DP_MAX];
     uint64_t started_ms, next_id;

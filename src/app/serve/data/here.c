@@ -14,7 +14,7 @@ enum { WHOLE_ON_LOOP = 64 << 10, QUESTION_MAX = 16 << 20, CHECKS_MAX = 8, CHECK_
 
 struct kvr_tokenizer *here_tokenizer(const struct request *r, bool *trusted)
 {
-    struct kvr_tokenizer *t = r->model[0] ? tokenizers_find(serve_of(r), r->model) : NULL;
+    struct kvr_tokenizer *t = tokenizers_find(serve_of(r), r->model);
     *trusted = t && kvr_tokenizer_state(t) == KVR_TRUST_TRUSTED;
     return t;
 }

@@ -10,6 +10,7 @@ struct prober;
 
 struct tokenizer_entry {
     char model[MODEL_MAX];
+    bool is_adapter;         /* this and above: set before others see the entry */
     struct model_entry from; /* of the worker whose folder it has, as /v1/models told it; base_root: of an adapter's base model */
     char base_root[256];
     uint64_t from_seen;      /* the last look at the worker table in which a worker told the same */

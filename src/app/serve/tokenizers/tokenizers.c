@@ -38,9 +38,23 @@ static struct tokenizer_entry *find(const struct serve *s, const char *model)
     return NULL;
 }
 
+/* What engines take a request for that names no model: their own, when there is one that is no adapter. */
+static struct tokenizer_entry *find_only(const struct serve *s)
+{
+    struct tokenizers *t = s->tokenizers;
+    size_t n = t ? atomic_load_explicit(&t->n, memory_order_acquire) : 0;
+    struct tokenizer_entry *found = NULL;
+    for (size_t i = 0; i < n; i++) {
+        if (t->entries[i].is_adapter) continue;
+        if (found) return NULL;
+        found = &t->entries[i];
+    }
+    return found;
+}
+
 struct kvr_tokenizer *tokenizers_find(const struct serve *s, const char *model)
 {
-    const struct tokenizer_entry *e = find(s, model);
+    const struct tokenizer_entry *e = *model ? find(s, model) : find_only(s);
     return e ? e->tokenizer : NULL;
 }
 
@@ -128,6 +142,7 @@ static bool add_entry(struct serve *s, const struct model_entry *m, const char *
                                           .given = s->o->tokenizer == TOKENIZER_LOCAL};
     if (kvr_tokenizer_open(&config, &e->tokenizer)) return false; /* the pool is full */
     snprintf(e->model, sizeof e->model, "%s", model);
+    e->is_adapter = m->is_lora;
     e->from = *m;
     snprintf(e->base_root, sizeof e->base_root, "%s", base_root);
     e->from_seen = t->looks;
