@@ -66,6 +66,16 @@ int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why
     return 0;
 }
 
+#define PROFILE_ALLOWED "allowed: a JSON object of less than 900 bytes"
+
+int kvr_given_profile_check(const char *profile, char *why, size_t cap)
+{
+    size_t n = profile ? strlen(profile) : 0;
+    if (!profile || (n >= 2 && n < 900 && profile[0] == '{' && profile[n - 1] == '}')) return 0;
+    snprintf(why, cap, "--tokenizer-profile: '%.80s': " PROFILE_ALLOWED, profile);
+    return -1;
+}
+
 /* ---- ids ------------------------------------------------------------------------------------------------ */
 
 struct folder {
@@ -100,19 +110,16 @@ static int load(struct kvr_given_tokens *g, const struct kvr_given_tokens_config
 {
     char options[1024], reason[400];
     bool profile = config->profile && strlen(config->profile) > 2;
-    int len = snprintf(options, sizeof options, "{\"cache_bytes\":%zu%s%s", config->cache_bytes, profile ? "," : "}",
-                       profile ? config->profile + 1 : "");
-    if (len >= (int)sizeof options) {
-        snprintf(why, cap, "--tokenizer-profile: allowed: a JSON object of less than 1,000 bytes");
-        return -1;
-    }
+    snprintf(options, sizeof options, "{\"cache_bytes\":%zu%s%s", config->cache_bytes, profile ? "," : "}",
+             profile ? config->profile + 1 : "");
     for (size_t n = config->dir ? 1 : config->dirs_n; g->n < n; g->n++) {
         struct folder *f = &g->folders[g->n];
         struct kvr_tok_buf err = {0};
         *f = folder_of(config, g->n);
         if (g->lib.load(f->path, options, &f->tokenizer, &err)) {
             take_reason(g, &err, reason, sizeof reason);
-            snprintf(why, cap, "--tokenizer-dir: '%.200s': %s", f->path, reason);
+            if (!strncmp(reason, "options", 7)) snprintf(why, cap, "--tokenizer-profile: %s; " PROFILE_ALLOWED, reason);
+            else snprintf(why, cap, "--tokenizer-dir: '%.200s': %s", f->path, reason);
             return -1;
         }
     }
@@ -122,6 +129,7 @@ static int load(struct kvr_given_tokens *g, const struct kvr_given_tokens_config
 int kvr_given_tokens_open(const struct kvr_given_tokens_config *config, struct kvr_given_tokens **out, char *why, size_t cap)
 {
     char reason[600];
+    if (kvr_given_profile_check(config->profile, why, cap)) return -1;
     if (config->dir ? check_folder(config->dir, why, cap) : kvr_given_dirs_check(config->dirs, config->dirs_n, config->name_max, why, cap))
         return -1;
     struct kvr_given_tokens *g = calloc(1, sizeof *g);

@@ -13,6 +13,7 @@ const char *kvr_engine_tokens_path(enum kvr_engine_tokens_way way, bool is_chat)
 void kvr_engine_tokens_question(enum kvr_engine_tokens_way way, const char *model, const char *members, struct kvr_buf *out)
 {
     kvr_buf_str(out, "{\"model\":");
+    out->comma = false; /* these are pieces of a text */
     kvr_json_str(out, model, strlen(model));
     if (way == KVR_TOKENS_RENDER) kvr_buf_str(out, ",\"max_tokens\":1");
     kvr_buf_printf(out, ",%s}", members);

@@ -33,7 +33,9 @@ def url(engine):
 
 
 def run(*args):
-    return subprocess.run([BINARY, "doctor", "--json", *map(str, args)], capture_output=True, text=True, timeout=120)
+    r = subprocess.run([BINARY, "doctor", "--json", *map(str, args)], capture_output=True, text=True, timeout=120)
+    assert "Sanitizer" not in r.stderr, r.stderr
+    return r
 
 
 def finding(*args):
@@ -119,6 +121,7 @@ def test_the_engines_of_a_router(start, engine, folder):
     (("--tokenizer-dir", "/nonexistent"), "--tokenizer-dir: '/nonexistent' has no tokenizer.json"),
     (("--tokenizer-lib", "/nonexistent.so"), "--tokenizer-lib: there is no /nonexistent.so"),
     (("--tokenizer-dir", "=x"), "allowed: [MODEL=]DIR"),
+    (("--tokenizer-profile", "[]"), "--tokenizer-profile: '[]': allowed: a JSON object"),
 ])
 def test_a_wrong_option_is_named(args, said):
     r = run(*args, "http://127.0.0.1:9")

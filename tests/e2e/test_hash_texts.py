@@ -19,7 +19,9 @@ def folder(tmp_path):
 
 
 def run(*args, stdin=""):
-    return subprocess.run([BINARY, "hash", *map(str, args)], input=stdin, capture_output=True, text=True, timeout=60)
+    r = subprocess.run([BINARY, "hash", *map(str, args)], input=stdin, capture_output=True, text=True, timeout=60)
+    assert "Sanitizer" not in r.stderr, r.stderr
+    return r
 
 
 def hash_of(folder, *args, **kw):
@@ -90,7 +92,9 @@ def test_a_chat_without_ids_is_refused_and_named(folder, tmp_path, body, said):
 
 @pytest.mark.parametrize("args, said", [
     (("--tokenizer-lib", "/nonexistent.so"), "--tokenizer-lib: there is no /nonexistent.so"),
-    (("--tokenizer-lib", LIBRARY, "--tokenizer-profile", "x" * 2000), "--tokenizer-profile"),
+    (("--tokenizer-lib", LIBRARY, "--tokenizer-profile", "{" + " " * 2000 + "}"), "--tokenizer-profile"),
+    (("--tokenizer-lib", LIBRARY, "--tokenizer-profile", "x"), "--tokenizer-profile: 'x': allowed: a JSON object"),
+    (("--tokenizer-lib", LIBRARY, "--tokenizer-profile", "{bad}"), "--tokenizer-profile: options: "),
 ])
 def test_a_wrong_library_or_profile_is_named(folder, args, said):
     r = run("--tokenizer-dir", folder, "--text", "x", *args)

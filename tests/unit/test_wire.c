@@ -8,6 +8,7 @@
 
 #include "base/map64.h"
 #include "recover/consumer/cursor.h"
+#include "wire/engine_tokens.h"
 #include "wire/openai.h"
 #include "wire/sse.h"
 #include "wire/trace.h"
@@ -504,6 +505,56 @@ static void trace_rows_that_are_texts(void **s)
     }
 }
 
+/* ---- an engine's token ids ----------------------------------------------------------------------------- */
+
+static void ids_are_read_from_each_form_of_an_answer(void **s)
+{
+    static const struct {
+        enum kvr_engine_tokens_way way;
+        const char *text;
+        long n; /* -1: none */
+    } cases[] = {{KVR_TOKENS_RENDER, "{\"token_ids\":[1,2,3]}", 3},
+                 {KVR_TOKENS_RENDER, "[{\"token_ids\":[1,2]},{\"token_ids\":[9]}]", 2},
+                 {KVR_TOKENS_RENDER, "{\"tokens\":[1]}", -1},
+                 {KVR_TOKENS_RENDER, "[]", -1},
+                 {KVR_TOKENS_TOKENIZE, "{\"count\":1,\"tokens\":[7]}", 1},
+                 {KVR_TOKENS_TOKENIZE, "{\"token_ids\":[7]}", -1},
+                 {KVR_TOKENS_TOKENIZE, "{\"tokens\":\"7\"}", -1},
+                 {KVR_TOKENS_TOKENIZE, "{\"tokens\":[7]", -1}};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(cases); i++) {
+        struct kvr_json ids;
+        bool any = kvr_engine_tokens_read(*s, cases[i].text, strlen(cases[i].text), cases[i].way, &ids);
+        assert_int_equal(any ? (long)kvr_json_count(ids) : -1, cases[i].n);
+    }
+}
+
+static void what_an_engine_answers_to_a_question_for_ids_means(void **s)
+{
+    (void)s;
+    static const struct {
+        int status;
+        enum kvr_engine_tokens_answer render, tokenize;
+    } cases[] = {{200, KVR_TOKENS_ANSWERED, KVR_TOKENS_ANSWERED}, {400, KVR_TOKENS_REFUSED, KVR_TOKENS_REFUSED},
+                 {404, KVR_TOKENS_OTHER_WAY, KVR_TOKENS_NO_WAY},  {405, KVR_TOKENS_OTHER_WAY, KVR_TOKENS_NO_WAY},
+                 {501, KVR_TOKENS_OTHER_WAY, KVR_TOKENS_NO_WAY},  {403, KVR_TOKENS_OTHER_WAY, KVR_TOKENS_LATER},
+                 {401, KVR_TOKENS_LATER, KVR_TOKENS_LATER},       {429, KVR_TOKENS_LATER, KVR_TOKENS_LATER},
+                 {500, KVR_TOKENS_LATER, KVR_TOKENS_LATER},       {503, KVR_TOKENS_LATER, KVR_TOKENS_LATER}};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(cases); i++) {
+        assert_int_equal(kvr_engine_tokens_judge(KVR_TOKENS_RENDER, cases[i].status), cases[i].render);
+        assert_int_equal(kvr_engine_tokens_judge(KVR_TOKENS_TOKENIZE, cases[i].status), cases[i].tokenize);
+    }
+    struct kvr_buf b = {0};
+    kvr_engine_tokens_question(KVR_TOKENS_RENDER, "a\"b", "\"prompt\":\"x\"", &b);
+    static const char render[] = "{\"model\":\"a\\\"b\",\"max_tokens\":1,\"prompt\":\"x\"}";
+    assert_int_equal(b.len, sizeof render - 1);
+    assert_memory_equal(b.data, render, b.len);
+    b.len = 0;
+    kvr_engine_tokens_question(KVR_TOKENS_TOKENIZE, "m", "\"prompt\":\"x\"", &b);
+    assert_int_equal(b.len, 26);
+    assert_memory_equal(b.data, "{\"model\":\"m\",\"prompt\":\"x\"}", b.len);
+    kvr_buf_free(&b);
+}
+
 /* ---- cursor ------------------------------------------------------------------------------------------ */
 
 static void cursor_contiguous_and_gap(void **s)
@@ -630,6 +681,8 @@ int main(void)
         J(sse_endless_line_is_bounded),
         J(trace_rows),
         J(trace_rows_that_are_texts),
+        J(ids_are_read_from_each_form_of_an_answer),
+        J(what_an_engine_answers_to_a_question_for_ids_means),
         cmocka_unit_test(cursor_contiguous_and_gap),
         cmocka_unit_test(cursor_late_join_is_a_gap),
         cmocka_unit_test(cursor_queued_duplicates_are_stale),

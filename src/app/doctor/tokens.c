@@ -24,7 +24,8 @@ int tokens_open(struct doctor *d)
 {
     const struct doctor_options *o = d->o;
     char why[1200];
-    if (kvr_given_dirs_check(o->tokenizer_dirs, o->tokenizer_dirs_n, MODEL_BYTES_MAX, why, sizeof why)) {
+    if (kvr_given_dirs_check(o->tokenizer_dirs, o->tokenizer_dirs_n, MODEL_BYTES_MAX, why, sizeof why) ||
+        kvr_given_profile_check(o->tokenizer_profile, why, sizeof why)) {
         kvr_log_error("kvroute doctor: %s", why);
         return -1;
     }
