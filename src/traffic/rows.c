@@ -325,7 +325,7 @@ static void write_row(FILE *out, const struct kvr_trace_row *row)
 long traffic_write_rows(const struct traffic_config *c, FILE *out, char *err, size_t cap)
 {
     struct traffic_rows *r = NULL;
-    struct kvr_trace_row row;
+    struct kvr_trace_row row = {0};
     double at_s = 0;
     long n = 0;
     KVR_ASSERT(traffic_has_rows(c->kind));
