@@ -96,6 +96,13 @@ int kvr_profile_ids(const struct kvr_token_library *lib, const struct kvr_tok *p
 
 /* ---- comparisons ------------------------------------------------------------------------------------- */
 
+bool kvr_probe_answers_have_chat(const struct kvr_probe_answer *answers, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (kvr_token_probes[i].is_chat && answers[i].answered) return true;
+    return false;
+}
+
 bool kvr_ids_same(const uint32_t *a, size_t a_n, const uint32_t *b, size_t b_n, size_t *at)
 {
     size_t n = KVR_MIN(a_n, b_n), i = 0;

@@ -49,6 +49,10 @@ struct kvr_probe_answer {
     struct kvr_ids *ids;
 };
 
+/* Was a chat among what was answered? An engine whose /tokenize knows texts alone (SGLang before it knew `messages`) refuses every chat:
+ * nothing is known of its template then. */
+bool kvr_probe_answers_have_chat(const struct kvr_probe_answer *answers, size_t n);
+
 /* Where ids made here and an engine's part for the first time. */
 struct kvr_token_difference {
     bool any;

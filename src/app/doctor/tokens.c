@@ -104,7 +104,7 @@ static enum kvr_engine_tokens_answer ask_one(struct doctor *d, const struct engi
     return a->got.status ? kvr_engine_tokens_judge(a->way, a->got.status) : KVR_TOKENS_LATER;
 }
 
-/* Returns: what ended it: KVR_TOKENS_ANSWERED when all questions were asked. */
+/* Returns: what ended it: KVR_TOKENS_ANSWERED when all questions were asked and a chat was answered. */
 static enum kvr_engine_tokens_answer ask_all(struct doctor *d, const struct engine_target *t, const char *model, struct asked *a)
 {
     for (size_t i = 0; i < kvr_token_probes_n; i++) {
@@ -117,7 +117,7 @@ static enum kvr_engine_tokens_answer ask_all(struct doctor *d, const struct engi
         a->answers[i].ids = said == KVR_TOKENS_ANSWERED ? read_ids(d, a) : NULL;
         a->answers[i].answered = a->answers[i].ids != NULL;
     }
-    return KVR_TOKENS_ANSWERED;
+    return kvr_probe_answers_have_chat(a->answers, kvr_token_probes_n) ? KVR_TOKENS_ANSWERED : KVR_TOKENS_NO_WAY;
 }
 
 /* ---- what is said ----------------------------------------------------------------------------------------------------- */
@@ -198,7 +198,8 @@ void tokens_check(struct doctor *d, const struct engine_target *t, const char *m
         switch (ask_all(d, t, model, a)) {
         case KVR_TOKENS_ANSWERED: compare(d, t, a, given); break;
         case KVR_TOKENS_NO_WAY:
-            SAY(UNKNOWN, "", "the engine has neither /v1/chat/completions/render nor /tokenize, so ids cannot be compared");
+            SAY(UNKNOWN, "",
+                "the engine has neither /v1/chat/completions/render nor a /tokenize that takes chats, so ids cannot be compared");
             break;
         default: SAY(UNKNOWN, "", "the engine did not answer %s: %s (status %d)", way_name(a->way), a->got.error, a->got.status); break;
         }

@@ -81,14 +81,6 @@ static struct kvr_ids *read_ids(struct prober *p)
     return NULL;
 }
 
-/* An engine whose /tokenize knows texts alone (SGLang before it knew `messages`) refuses every chat: nothing is known of its template. */
-static bool has_chat(const struct prober *p)
-{
-    for (size_t i = 0; i < kvr_token_probes_n; i++)
-        if (kvr_token_probes[i].is_chat && p->answers[i].answered) return true;
-    return false;
-}
-
 static void take_answer(struct prober *p)
 {
     struct kvr_probe_answer *a = &p->answers[p->at];
@@ -104,7 +96,7 @@ static void take_answer(struct prober *p)
         a->ids = p->status == 200 ? read_ids(p) : NULL;
         a->answered = a->ids != NULL;
         if (++p->at < kvr_token_probes_n) ask(p);
-        else finish(p, has_chat(p));
+        else finish(p, kvr_probe_answers_have_chat(p->answers, kvr_token_probes_n));
         break;
     }
 }
