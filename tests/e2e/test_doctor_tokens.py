@@ -5,7 +5,7 @@ import os
 import subprocess
 
 import pytest
-from conftest import BINARY, Serve
+from conftest import BINARY, Mock, Serve
 from token_parts import TEMPLATE, TokenEngine, make_folder
 
 LIBRARY = os.environ["TOKENIZER_LIBRARY"]
@@ -107,6 +107,18 @@ def test_the_folder_that_the_engine_tells_is_looked_at_without_an_option(engine,
     assert finding(url(engine(root=other)))["verdict"] == "unknown"  # nobody has said that it is the engine's
     r = run("--tokenizer-lib", LIBRARY, url(engine(root="/nonexistent")))
     assert "tokenizer" not in [f["check"] for f in json.loads(r.stdout)["findings"]]
+
+
+def test_the_exit_status_is_that_of_the_comparison(start, folder):
+    """A mock with the folder's tokens, where nothing else is wrong, and one whose tokens are bytes."""
+    good, bytes_alone = start(Mock, "--tokenizer-lib", LIBRARY, "--tokenizer-dir", folder), start(Mock)
+    for args in ((), ("--tokenizer-dir", folder)):
+        r = run("--tokenizer-lib", LIBRARY, *args, url(good))
+        f = [f for f in json.loads(r.stdout)["findings"] if f["check"] == "tokenizer"]
+        assert r.returncode == 0 and len(f) == 1 and all_agree(f[0]), r.stdout
+    r = run("--tokenizer-lib", LIBRARY, "--tokenizer-dir", folder, url(bytes_alone))
+    found = {f["check"]: f["verdict"] for f in json.loads(r.stdout)["findings"] if f["verdict"] == "problem"}
+    assert r.returncode == 1 and found == {"tokenizer": "problem"}, r.stdout
 
 
 def test_an_engine_that_cannot_be_asked(engine, folder):
