@@ -2,4 +2,5 @@
 //! All tests are one program: linking one takes half a minute.
 mod models;
 mod segments;
+mod sglang;
 mod templates;
