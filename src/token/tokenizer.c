@@ -46,6 +46,7 @@ struct kvr_tokenizer {
     } reasons[KVR_TOKEN_REASONS_MAX];
     /* Set while it is LOADING, then constant but for `current`. */
     struct kvr_tok *profiles[PROFILES_MAX];
+    bool sglang[PROFILES_MAX]; /* of each */
     size_t profiles_n;
     _Atomic size_t current;
 };
@@ -193,6 +194,11 @@ int kvr_tokenizer_make(struct kvr_tokenizer *t, const char *question, size_t len
     struct kvr_tok_buf out = {0};
     struct kvr_tok_job *job;
     return take(t, t->config.lib->ask(current(t), question, len, SIZE_MAX, &job, &out), &out, ids);
+}
+
+bool kvr_tokenizer_is_sglang(const struct kvr_tokenizer *t)
+{
+    return t->sglang[atomic_load(&t->current)];
 }
 
 /* ---- comparisons ------------------------------------------------------------------------------------- */
@@ -487,12 +493,23 @@ static int failed_to(struct kvr_tokenizer *t, const struct kvr_tok_buf *why)
     return -1;
 }
 
+/* The profile that was made last is one more. */
+static void take_profile(struct kvr_tokenizer *t)
+{
+    static const char engine[] = "\"engine\":\"sglang\"";
+    struct kvr_tok_buf info = {0};
+    if (t->config.lib->info(t->profiles[t->profiles_n], &info) == 0 && info.data)
+        t->sglang[t->profiles_n] = memmem(info.data, info.len, engine, sizeof engine - 1) != NULL;
+    t->config.lib->buf_free(&info);
+    t->profiles_n++;
+}
+
 static int add_profile(struct kvr_tokenizer *t, const char *options)
 {
     struct kvr_tok_buf err = {0};
     KVR_ASSERT(t->profiles_n < PROFILES_MAX);
     int rc = t->config.lib->variant(t->profiles[0], options, &t->profiles[t->profiles_n], &err);
-    if (rc == 0) t->profiles_n++;
+    if (rc == 0) take_profile(t);
     else rc = failed_to(t, &err);
     t->config.lib->buf_free(&err);
     return rc;
@@ -529,7 +546,7 @@ static int load(struct kvr_tokenizer *t)
     if (fixed) snprintf(options, sizeof options, "{\"cache_bytes\":%zu,%s", t->config.cache_bytes, t->profile + 1);
     else snprintf(options, sizeof options, "{\"cache_bytes\":%zu,\"drop_none\":false,\"alias_reasoning\":false}", t->config.cache_bytes);
     int rc = t->config.lib->load(t->dir, options, &t->profiles[0], &err);
-    if (rc == 0) t->profiles_n = 1;
+    if (rc == 0) take_profile(t);
     else rc = failed_to(t, &err);
     t->config.lib->buf_free(&err);
     return rc || fixed ? rc : add_profiles(t);

@@ -193,7 +193,8 @@ struct request {
     uint64_t isl;
     enum tokens_from tokens_from;
     bool token_failed;
-    bool unplaced; /* the place of the first part that is not text is not known */
+    bool asks_sglang; /* `ask` has SGLang's form */
+    bool unplaced;    /* the place of the first part that is not text is not known */
 
     /* Its hashes, for blocks of hashed_for tokens, and what an index elsewhere knows of them: LOOKUP; they go with the tokens */
     uint64_t *locals;
