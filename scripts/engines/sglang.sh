@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # SGLang's own code, for tests that compare prompts with it, in build/engines/sglang (or $ENGINES_DIR/sglang): the wheel of one release, unpacked
-# and not installed, and an environment above that of setup.sh with the few packages that its chats need beside it. No GPU, 30 MB.
+# and not installed, and an environment above that of setup.sh with the few packages that its chats need beside it. No GPU; 170 MB.
 #   sglang.sh            sets it up
 #   sglang.sh test ...   runs the comparison; arguments go to pytest. KVR_OPS: chats of each family of templates (400)
 set -eu
