@@ -74,7 +74,7 @@ echo "replaying 64 conversations of 6 turns (24 shared system prompts, more than
 $kvroute replay --url "http://127.0.0.1:$port" --admin-url "http://127.0.0.1:$admin" --compare round-robin,kv \
   --sessions 64 --turns 6 --groups 24 --system-tokens 1536 --turn-tokens 256 --output-tokens 32
 if [ ${#folder[@]} -gt 0 ]; then
-  echo "40 chats as text; the router makes their tokens itself once it has agreed with an engine on 18 questions and 8 requests"
+  echo "40 chats as text; the router makes their tokens itself once it has agreed with an engine on the built-in questions and 8 requests"
   talk 1 >"$logs/talk"
   $kvroute replay --url "http://127.0.0.1:$port" --trace "$logs/talk" --no-progress >"$logs/talk.log" 2>&1 || { cat "$logs/talk.log"; exit 1; }
   echo "tokens: $(ways)"

@@ -13,10 +13,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 VOCABULARY, TEXT_MAX = 128_000, 40_000_000
 SPECIALS = ["<|bos|>", "<|start|>", "<|sep|>", "<|end|>"]
-# Words with the space or sign before them, numbers of three digits, runs of signs, line ends: as byte-level models of the last years split.
-SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# How the byte-level models of the last years split a text: contractions, words with what is before them, three digits, runs of signs, line ends.
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEMPLATE = ("{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|sep|>{{ m.content | trim }}{% for c in m.tool_calls or [] %}"
-            "{{ c.function | tojson }}{% endfor %}<|end|>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+            "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
             "{% if add_generation_prompt %}<|start|>assistant<|sep|>{% endif %}")
 
 

@@ -231,24 +231,30 @@ def beside(kvroute, folder):
     try:
         makes, admin, pid = rig.router("--tokenizer", "local", "--tokenizer-check", "0")
         earn(makes, admin)
-        print("\nsmall chats, 200 a second, alone and beside 8 connections with prompts of 400 kB; ms")
-        seconds = 10
+        without, _, pid_without = rig.router("--router-mode", "round-robin")
+        print("\nsmall chats, 200 a second, alone and beside 8 connections with prompts of 400 kB; ms; by a router that makes tokens, and by one that "
+              "needs none")
         for pause in (None, 1.0, 0.4):
-            larges = []
-            if pause is not None:
-                for k in range(8):
-                    code = LARGE.replace("PORT", str(makes)).replace("SEED", repr(f"large {k}")).replace("PAUSE", str(pause)).replace("SECONDS", str(seconds))
-                    larges.append(subprocess.Popen([sys.executable, "-c", code, HERE], stdout=subprocess.PIPE, text=True))
-                time.sleep(1.5)
-            before = cpu(pid)
-            t = small_ones(makes, seconds - 2)
-            used = (cpu(pid) - before) / (seconds - 2)
-            n = sum(int(p.communicate()[0]) for p in larges)
-            q = lambda p: t[min(len(t) - 1, int(p * len(t)))]
-            print(f"{'alone' if pause is None else f'{n / seconds:5.1f} large/s':>14}: p50 {q(.5):6.2f}  p99 {q(.99):6.2f}  most {t[-1]:6.2f}   "
-                  f"router {100 * used:3.0f} % of a core", flush=True)
+            beside_large(makes, pid, pause, "makes")
+            beside_large(without, pid_without, pause, "without")
     finally:
         rig.stop()
+
+
+def beside_large(port, pid, pause, word):
+    seconds, larges = 12, []
+    if pause is not None:
+        for k in range(8):
+            code = LARGE.replace("PORT", str(port)).replace("SEED", repr(f"large {k}")).replace("PAUSE", str(pause)).replace("SECONDS", str(seconds))
+            larges.append(subprocess.Popen([sys.executable, "-c", code, HERE], stdout=subprocess.PIPE, text=True))
+        time.sleep(2)
+    before = cpu(pid)
+    t = small_ones(port, seconds - 3)
+    used = (cpu(pid) - before) / (seconds - 3)
+    n = sum(int(p.communicate()[0]) for p in larges)
+    at = [t[min(len(t) - 1, int(q * len(t)))] for q in (.5, .99)]
+    print(f"{'alone' if pause is None else f'{n / seconds:5.1f} large/s':>14} {word:>8}: p50 {at[0]:6.2f}  p99 {at[1]:6.2f}  most {t[-1]:6.2f}   "
+          f"router {100 * used:3.0f} % of a core", flush=True)
 
 
 def memory(kvroute, folder):

@@ -34,6 +34,7 @@ struct kvr_tokenizer {
     _Atomic int state;
     _Atomic uint64_t generation;
     _Atomic bool has_dates; /* its template writes the date */
+    _Atomic bool is_sglang; /* of the profile that is used */
     struct kvr_lock lock;   /* of what follows */
     char *dir;
     bool loading;          /* a thread reads the folder, or will */
@@ -211,6 +212,21 @@ int kvr_tokenizer_make(struct kvr_tokenizer *t, const char *question, size_t len
     return ask(t, question, len, SIZE_MAX, ids, &job);
 }
 
+bool kvr_tokenizer_is_sglang(const struct kvr_tokenizer *t)
+{
+    return atomic_load(&t->is_sglang);
+}
+
+static void use_profile(struct kvr_tokenizer *t, struct loaded *l, size_t i)
+{
+    static const char says[] = "\"engine\":\"sglang\"";
+    struct kvr_tok_buf info = {0};
+    bool sglang = l->profiles.lib->info(l->profiles.all[i], &info) == 0 && memmem(info.data, info.len, says, sizeof says - 1);
+    l->profiles.lib->buf_free(&info);
+    atomic_store(&l->current, i);
+    atomic_store(&t->is_sglang, sglang);
+}
+
 /* ---- dates --------------------------------------------------------------------------------------------- */
 
 bool kvr_tokenizer_date_turns(const struct kvr_tokenizer *t)
@@ -277,7 +293,7 @@ static void run_probing(struct kvr_token_work *w)
     if (decides) {
         size_t found = kvr_profiles_find(&l->profiles, 0, p->who, p->answers, p->n, NULL, &v);
         ok = found < l->profiles.n;
-        if (ok) atomic_store(&l->current, found);
+        if (ok) use_profile(t, l, found);
     } else {
         kvr_profile_judge(l->profiles.lib, current(l), p->who, p->answers, p->n, &v);
         ok = !v.different;
@@ -350,7 +366,7 @@ static bool other_profile(struct kvr_tokenizer *t, struct loaded *l, const struc
     kvr_unlock(&t->lock);
     size_t found = kvr_profiles_find(&l->profiles, atomic_load(&l->current) + 1, c->who, answers, n, &request, &ignored);
     for (size_t i = 0; i < n; i++) kvr_ids_unref(answers[i].ids);
-    if (found < l->profiles.n) atomic_store(&l->current, found);
+    if (found < l->profiles.n) use_profile(t, l, found);
     return found < l->profiles.n;
 }
 
@@ -480,6 +496,7 @@ static void run_loading(struct kvr_token_work *w)
     char why[FOUND_MAX] = "";
     struct loaded *l = load(t, job->dir, why);
     atomic_store(&t->has_dates, l && writes_dates(&l->profiles));
+    if (l) use_profile(t, l, 0);
     kvr_lock(&t->lock);
     struct loaded *old = t->loaded;
     enum kvr_trust_state before = t->trust.state;

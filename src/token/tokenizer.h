@@ -52,6 +52,8 @@ void kvr_tokenizer_unref(struct kvr_tokenizer *t);
 enum kvr_trust_state kvr_tokenizer_state(const struct kvr_tokenizer *t); /* one atomic load */
 /* Another number for each state that it enters. */
 uint64_t kvr_tokenizer_generation(const struct kvr_tokenizer *t);
+/* Whether its ids are SGLang's, of questions in the form that kvr_tokenize_body_sglang writes; else they are vLLM's. Not while LOADING. */
+bool kvr_tokenizer_is_sglang(const struct kvr_tokenizer *t);
 const char *kvr_tokenizer_model(const struct kvr_tokenizer *t);
 
 /* ---- ids ---- */

@@ -76,7 +76,7 @@ def test_a_request_is_rendered_without_computing_it(start):
 def test_paths_of_other_settings_are_not_there(start):
     m = start(Mock)
     for method, path in [("POST", "/v1/completions/render"), ("POST", "/v1/chat/completions/render"), ("GET", "/get_server_info"),
-                         ("GET", "/model_info"), ("GET", "/get_model_info"), ("GET", "/get_load"), ("GET", "/v1/loads")]:
+                         ("GET", "/model_info"), ("GET", "/get_model_info"), ("GET", "/get_load"), ("GET", "/v1/loads"), ("POST", "/v1/tokenize")]:
         r = call(m.port, method, path, {"prompt": "a"} if method == "POST" else None)
         assert (r.status, r.json()) == (404, {"detail": "Not Found"}), path
 
@@ -90,6 +90,8 @@ def test_the_mock_tells_what_sglang_tells(start):
     model = call(m.port, "GET", "/model_info").json()
     assert model == call(m.port, "GET", "/get_model_info").json() and (model["model_path"], model["is_generation"]) == ("mock", True)
     assert call(m.port, "GET", "/version").status == 404
+    for path in ("/tokenize", "/v1/tokenize"):
+        assert call(m.port, "POST", path, {"prompt": "abc"}).json().keys() == {"tokens", "count", "max_model_len"}, path
     assert call(m.port, "GET", "/v1/models").json()["data"][0]["owned_by"] == "sglang"
     assert call(m.port, "GET", "/get_load").json() == [{"dp_rank": r, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0} for r in range(2)]
     s = socket.create_connection(("127.0.0.1", m.port))  # one request, long enough to be seen

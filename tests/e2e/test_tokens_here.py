@@ -581,16 +581,30 @@ def test_an_sglang_is_asked_for_what_its_chat_computes(start, engine, folder):
     assert len(e.questions) == len(SGLANG_CHATS)
 
 
-def test_an_engine_that_answers_texts_alone_has_not_been_compared(serve, engine, folder):
+def test_an_engine_that_answers_texts_alone_has_not_been_compared(start, serve, engine, folder):
     e = engine(sglang=True, no_messages=True)
     s = serve([e], "--tokenizer-dir", folder)
     wait_for("the probes", lambda: e.asked.get("/tokenize", 0) >= 18, 20)
     chat(s)
     assert tokenizer(s)["state"] == "probing" and made_here(s) == 0
-    s = serve([e], "--tokenizer-dir", folder, "--tokenizer", "local", "--tokenizer-profile", '{"engine":"sglang"}')
+    s = start(Serve, [e.spec() + ",engine=sglang"], "--tokenizer-lib", LIBRARY, "--tokenizer-dir", folder, "--tokenizer", "local",
+              "--tokenizer-profile", '{"engine":"sglang"}')
     until(s, "trusted")
     chat(s)
     assert made_here(s) == 1 and "its tokens are not compared" in s.text()
+
+
+def test_questions_in_the_form_of_another_engine_are_not_answered_here(start, serve, engine, folder):
+    """Of a chat for vLLM the question lacks what decides in SGLang's, and the other way round."""
+    e = engine(sglang=True)
+    s = serve([e], "--tokenizer-dir", folder)
+    assert trusted(s)["library"]["engine"] == "sglang"
+    chat(s, **SGLANG_CHATS[-1])
+    assert made_here(s) == 0
+    s = start(Serve, [engine().spec() + ",engine=sglang"], "--tokenizer-lib", LIBRARY, "--tokenizer-probes", 2, "--tokenizer-dir", folder)
+    assert trusted(s)["library"]["engine"] == "vllm"
+    chat(s)
+    assert made_here(s) == 0
 
 
 # ---- the mock with a folder --------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def test_chats_of_five_families_have_the_ids_that_sglang_computes(path):
                 assert ids == ids_there, f"chat {i}, {how}: {len(ids)} ids here, {len(ids_there)} there, from {at} on\n{q}\n{here.render(q)}\n{there.tokenizer.decode(ids_there)}"
         count["equal" if answers["tokenize"] is not None else "equal, and /tokenize refuses"] += 1
     print(f"{os.path.basename(path)} ({there.format}): {dict(sorted(count.items()))}")
-    assert count["equal"] > CHATS / 3, count
+    assert count["equal"] > CHATS / 4, count
 
 
 def test_texts_have_the_ids_that_sglang_computes():

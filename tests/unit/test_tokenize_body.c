@@ -31,6 +31,28 @@ static void check(void **s, enum kvr_prompt_form form, const char *body, const c
 #define UNKNOWN(form, body, question) check(s, KVR_FORM_##form, body, question, KVR_PROMPT_UNKNOWN)
 #define USER(text)                    "{\"role\":\"user\",\"content\":" text "}"
 
+static void check_sglang(void **s, enum kvr_prompt_form form, const char *body, const char *question)
+{
+    struct kvr_buf out = {0};
+    enum kvr_prompt_certainty certainty = KVR_PROMPT_EXACT;
+    (void)s;
+    assert_int_equal(kvr_tokenize_body_sglang(span(body), form, &out, &certainty), question != NULL);
+    kvr_buf_add(&out, "", 1);
+    if (question) assert_string_equal(out.data, question);
+    kvr_buf_free(&out);
+}
+
+static void an_sglang_is_asked_without_what_its_chat_does_not_read(void **s)
+{
+    check_sglang(s, KVR_FORM_CHAT,
+                 "{\"documents\":[],\"reasoning_effort\":\"low\",\"messages\":[{\"reasoning_content\":\"r\"}],\"tool_choice\":\"none\","
+                 "\"add_generation_prompt\":false,\"add_special_tokens\":true,\"seed\":1,\"model\":\"m\"}",
+                 "{\"model\":\"m\",\"messages\":[{\"reasoning_content\":\"r\"}],\"tool_choice\":\"none\",\"reasoning_effort\":\"low\"}");
+    check_sglang(s, KVR_FORM_CHAT, "{\"messages\":\"x\"}", NULL);
+    check_sglang(s, KVR_FORM_COMPLETION, "{\"prompt\":\"a\",\"add_special_tokens\":false}", "{\"prompt\":\"a\"}");
+    check_sglang(s, KVR_FORM_GENERATE, "{\"text\":\"a\"}", "{\"prompt\":\"a\"}");
+}
+
 static void completions_are_asked_for_their_prompt(void **s)
 {
     EXACT(COMPLETION, "{\"model\":\"m\",\"prompt\":\"a\\u00e9\\n\",\"max_tokens\":1,\"temperature\":0.1}",
@@ -236,6 +258,7 @@ static int close_parser(void **s)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_sglang_is_asked_without_what_its_chat_does_not_read),
         cmocka_unit_test(completions_are_asked_for_their_prompt),
         cmocka_unit_test(chats_are_asked_for_all_that_their_template_sees),
         cmocka_unit_test(responses_are_the_chat_that_the_engine_makes_of_them),

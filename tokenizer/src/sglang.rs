@@ -60,16 +60,17 @@ fn check_generation(question: &Map<String, Json>, goes_on: bool, assistant_is_la
 
 /* ---- messages ------------------------------------------------------------------------------------------------------------------------ */
 
+/// Beside "user", which it wants in this case; these in any.
 const ROLES: [&str; 7] = ["system", "assistant", "tool", "function", "developer", "latest_reminder", "root"];
 
 fn message(m: &Json, format: ContentFormat) -> Res<Map<String, Json>> {
     let Some(m) = m.as_object() else { return bad("messages", "a message is no object") };
     let Some(said) = m.get("role").and_then(Json::as_str) else { return bad("messages", "a message without a role") };
-    let role = if said == "user" { said.into() } else { said.to_lowercase() };
+    let role = said.to_lowercase();
     let content = content(m.get("content"), &role, format)?;
     let mut n = Map::new();
     n.insert("role".into(), role.as_str().into());
-    if role == "user" {
+    if said == "user" {
         if some(m, "content").is_none() {
             return bad("messages", "a user's message without content");
         }

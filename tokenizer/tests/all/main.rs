@@ -5,5 +5,6 @@ mod dates;
 mod matrix;
 mod models;
 mod segments;
-mod turns;
+mod sglang;
 mod templates;
+mod turns;

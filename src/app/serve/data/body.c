@@ -85,8 +85,8 @@ static void make_question(struct request *r)
 {
     struct kvr_buf bytes = {0};
     struct kvr_json_span body = {r->body->data, r->body->data + r->body->len};
-    bool made = eligible_has_sglang(r) ? kvr_tokenize_body_sglang(body, r->form, &bytes, &r->members.certainty)
-                                       : kvr_tokenize_body(body, r->form, &bytes, &r->members.certainty);
+    r->asks_sglang = eligible_has_sglang(r);
+    bool made = (r->asks_sglang ? kvr_tokenize_body_sglang : kvr_tokenize_body)(body, r->form, &bytes, &r->members.certainty);
     if (made) r->ask = kvr_body_derive(r->body, &bytes);
     r->token_failed = bytes.failed || (made && !r->ask);
     kvr_buf_free(&bytes);

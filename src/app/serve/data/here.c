@@ -12,10 +12,11 @@ enum { WHOLE_ON_LOOP = 64 << 10, QUESTION_MAX = 16 << 20, CHECKS_MAX = 8, CHECK_
 
 /* ---- which tokenizer ----------------------------------------------------------------------------------- */
 
+/* A question in the form of another engine lacks members that decide. */
 struct kvr_tokenizer *here_tokenizer(const struct request *r, bool *trusted)
 {
     struct kvr_tokenizer *t = tokenizers_find(serve_of(r), r->model);
-    *trusted = t && kvr_tokenizer_state(t) == KVR_TRUST_TRUSTED;
+    *trusted = t && kvr_tokenizer_state(t) == KVR_TRUST_TRUSTED && kvr_tokenizer_is_sglang(t) == r->asks_sglang;
     return t;
 }
 

@@ -194,6 +194,7 @@ struct request {
     enum tokens_from tokens_from;
     bool token_failed;
     bool forwarded_ids; /* the worker gets them in the place of the text (forward.h) */
+    bool asks_sglang;   /* `ask` has SGLang's form */
     bool unplaced;      /* the place of the first part that is not text is not known */
 
     /* Its hashes, for blocks of hashed_for tokens, and what an index elsewhere knows of them: LOOKUP; they go with the tokens */
