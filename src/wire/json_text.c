@@ -10,11 +10,16 @@ const char *kvr_json_text_space(const char *p, const char *end)
     return p;
 }
 
+/* A quote ends the string unless an odd number of backslashes is before it. Prompts are long: what is between quotes is not looked at. */
 static const char *skip_string(const char *p, const char *end)
 {
-    for (p++; p < end && *p != '"'; p++)
-        if (*p == '\\') p++;
-    return p < end ? p + 1 : end;
+    const char *from = ++p, *quote;
+    for (; p < end && (quote = memchr(p, '"', (size_t)(end - p))); p = quote + 1) {
+        const char *first = quote;
+        while (first > from && first[-1] == '\\') first--;
+        if ((quote - first) % 2 == 0) return quote + 1;
+    }
+    return end;
 }
 
 const char *kvr_json_text_end(const char *p, const char *end)

@@ -2,6 +2,7 @@
 //! A question for ids: the body of an engine's /tokenize, which is a chat (`messages` and what else makes its prompt) or a text (`prompt`).
 //! Members that do not make the prompt are left alone; those of which only the engine knows what they do are refused.
 use crate::{bad, unsupported, Res};
+use memchr::memchr2;
 use serde_json::{Map, Value as Json};
 
 pub enum Question {
@@ -44,12 +45,14 @@ pub fn flag(members: &Map<String, Json>, name: &str) -> Res<Option<bool>> {
 
 /// Numbers that are others in Python: integers of more digits than fit 64 bits, -0, and floats that are not read as the nearest one.
 pub fn check_numbers(json: &[u8]) -> Res<()> {
-    let (mut i, mut quoted) = (0, false);
+    let mut i = 0;
     while i < json.len() {
         match json[i] {
-            b'"' => quoted = !quoted,
-            b'\\' if quoted => i += 1,
-            b'-' | b'0'..=b'9' if !quoted => {
+            b'"' => {
+                i = behind_string(json, i + 1);
+                continue;
+            }
+            b'-' | b'0'..=b'9' => {
                 let from = i;
                 while i < json.len() && matches!(json[i], b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E') {
                     i += 1;
@@ -62,6 +65,17 @@ pub fn check_numbers(json: &[u8]) -> Res<()> {
         i += 1;
     }
     Ok(())
+}
+
+/// Where a string ends whose first character is at `i`: prompts are long, and nearly all of a question.
+fn behind_string(json: &[u8], mut i: usize) -> usize {
+    while let Some(n) = json.get(i..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
+        match json[i + n] {
+            b'"' => return i + n + 1,
+            _ => i += n + 2,
+        }
+    }
+    json.len()
 }
 
 fn check_number(text: &[u8]) -> Res<()> {
