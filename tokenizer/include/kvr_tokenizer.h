@@ -46,8 +46,8 @@ uint32_t kvr_tok_abi(void);
  *     chat_template          text, in place of the folder's
  *     cache_bytes            of the segments' ids; 0: none (64 MiB)
  *     fast                   whether the faster encoder may be used (true)
- *     engine                 "vllm" or "sglang": whose prompts ("vllm"). With "sglang" ids are those of its chats and completions; a question
- *                            is refused where its /tokenize answers otherwise. Of what follows it has content_format and alias_reasoning
+ *     engine                 "vllm" or "sglang": whose prompts ("vllm"). Of "sglang": those of its chats and completions; what its
+ *                            /tokenize answers otherwise is refused; of what follows it has content_format, alias_reasoning
  *     content_format         "auto", "string", "openai": what --chat-template-content-format of the engine says
  *     drop_none, alias_reasoning, developer_to_system, typed    what its releases do with messages and tools (true)
  *     raw                    messages and tools as they come: transformers alone (false)
