@@ -415,6 +415,37 @@ def test_a_template_that_was_not_compared_with_jinja2_is_not_rendered(serve, eng
     assert made_here(s) == 0 and e.asked["/tokenize"] == before + 1
 
 
+# ---- adapters --------------------------------------------------------------------------------------------------
+
+def test_an_adapter_has_its_base_models_folder_and_a_state_of_its_own(serve, engine, folder, tmp_path):
+    (tmp_path / "weights").mkdir()
+    e = engine(root=folder, adapters={"lora": str(tmp_path / "weights")})
+    s = serve([e])
+    trusted(s)
+    assert tokenizer(s, "lora")["folder"] == folder and tokenizer(s, "lora")["state"] == "probing"
+    chat(s, model="lora")
+    assert made_here(s) == 0  # the base model's trust is not the adapter's
+    trusted(s, "lora")
+    e.change = lambda ids, q: ids + [1] if q.get("model") == "lora" else ids
+    s2 = serve([e])  # to this one the adapter's ids are other ones from the beginning
+    trusted(s2)
+    until(s2, "refused", "lora")
+    made = made_here(s2)
+    chat(s2)
+    assert tokenizer(s2)["state"] == "trusted" and made_here(s2) == made + 1
+
+
+def test_an_adapter_with_a_tokenizer_of_its_own_is_not_judged_by_the_base_models(serve, engine, folder, tmp_path):
+    own = make_folder(tmp_path / "own", LONGER)
+    e = engine(root=folder, adapters={"lora": own}, change=lambda ids, q: longer(ids, q) if q.get("model") == "lora" else ids)
+    s = serve([e])
+    for model, where in (("m", folder), ("lora", own)):
+        assert trusted(s, model)["folder"] == where
+        chat(s, model=model)
+    assert made_here(s) == 2
+    assert all(s.metric("tokenizer_checks_total", judge=j, result="different") == 0 for j in ("probes", "engine"))
+
+
 # ---- folders that change ---------------------------------------------------------------------------------------
 
 

@@ -158,11 +158,12 @@ class TokenEngine:
 
     asked: how often each path; generated: the bodies that it was to answer; change(ids, question) may return other ids, of /tokenize and render;
     count_off is added to usage; no_render: 403; no_tokenize: 404.
-    sglang: speaks as SGLang does; no_messages: as its /tokenize was before it knew chats."""
+    adapters: name -> root, of the first model. sglang: speaks as SGLang does; no_messages: as its /tokenize was before it knew chats."""
 
     def __init__(self, root=None, models=("m",), change=lambda ids, q: ids, no_render=False, no_tokenize=False, sglang=False,
-                 no_messages=False, port=0):
+                 no_messages=False, port=0, adapters=None):
         self.asked, self.questions, self.generated, self.change, self.count_off = {}, [], [], change, 0
+        self.adapters = adapters or {}
         self.root, self.models, self.no_render, self.no_tokenize = root, models, no_render, no_tokenize
         self.sglang, self.no_messages = sglang, no_messages
         self.lock, self.closed = threading.Lock(), False
@@ -184,6 +185,7 @@ class TokenEngine:
 
             def do_GET(self):
                 models = [{"id": m, "object": "model", "root": engine.root, "parent": None, "max_model_len": 1 << 20} for m in engine.models]
+                models += [{"id": a, "object": "model", "root": root, "parent": engine.models[0]} for a, root in engine.adapters.items()]
                 answers = {"/health": {}, "/v1/models": {"object": "list", "data": models}}
                 self.reply(200 if self.path in answers else 404, answers.get(self.path, {}))
 
