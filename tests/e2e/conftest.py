@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import struct
 import subprocess
 import sys
@@ -23,6 +24,8 @@ import pytest
 import xxhash
 import zmq
 
+# Of all servers of tests: with the 5 that Python has, connections are reset when twenty come at once on a busy machine.
+socketserver.TCPServer.request_queue_size = 256
 BINARY = os.environ.get("KVROUTE", os.path.join(os.path.dirname(__file__), "../../build/asan/kvroute"))
 SLOW = float(os.environ.get("KVROUTE_SLOW", "1"))  # sanitizers are slower
 # Freed memory is kept back by the address sanitizer; little of it, so that memory can be judged.
