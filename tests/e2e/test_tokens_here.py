@@ -167,10 +167,8 @@ def test_an_engine_that_differs_later_is_believed_and_tokens_are_asked_of_it(ser
     trusted(s)
     e.change = lambda ids, q: [9, *ids]
 
-    def suspect():
-        chat(s, [{"role": "user", "content": f"another {os.urandom(4).hex()}"}])
-        return tokenizer(s)["state"] == "suspect"
-    wait_for("the doubt", suspect, 20)
+    chat(s, [{"role": "user", "content": "another"}])  # the first that is made here is checked; a second one could be a second difference
+    until(s, "suspect")
     here = made_here(s)
     e.change = lambda ids, q: ids
     for i in range(32):

@@ -10,7 +10,7 @@ fn render(arguments: Json) -> String {
     let chat = json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": arguments});
     let t = Template::new(TEMPLATE).unwrap();
     assert!(t.dates);
-    t.render(chat.as_object().unwrap(), &Profile::from_json(&Json::Null).unwrap(), &Map::new()).unwrap()
+    t.render(chat.as_object().unwrap(), &Profile::from_json(&Json::Null).unwrap(), &Map::new()).unwrap().whole()
 }
 
 /// What another process, in another time zone, makes of it: this program, with this one test.

@@ -32,7 +32,7 @@ fn render(template: &str, v: &Vectors) -> Result<String, Fail> {
     if template.contains("odd.") {
         chat["chat_template_kwargs"]["odd"] = v.odd.clone();
     }
-    Template::new(template)?.render(&chat, &as_they_come, &v.specials)
+    Ok(Template::new(template)?.render(&chat, &as_they_come, &v.specials)?.whole())
 }
 
 /// Rendered, and not as Jinja2 does: only a run shows them, no known template has them (src/unlike.rs).
