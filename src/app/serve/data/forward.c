@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token ids in the place of a completion's text, in the body that the worker gets (--forward-token-ids): data/forward.h. */
+/* Token ids in the place of a completion's text, in the body for the worker (--forward-token-ids): data/forward.h. */
 #include "app/serve/data/forward.h"
 
 #include "wire/prompt_ids.h"
