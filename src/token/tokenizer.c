@@ -217,14 +217,23 @@ bool kvr_tokenizer_is_sglang(const struct kvr_tokenizer *t)
     return atomic_load(&t->is_sglang);
 }
 
-static void use_profile(struct kvr_tokenizer *t, struct loaded *l, size_t i)
+static bool is_of_sglang(const struct loaded *l, size_t i)
 {
     static const char says[] = "\"engine\":\"sglang\"";
     struct kvr_tok_buf info = {0};
-    bool sglang = l->profiles.lib->info(l->profiles.all[i], &info) == 0 && memmem(info.data, info.len, says, sizeof says - 1);
+    bool yes = l->profiles.lib->info(l->profiles.all[i], &info) == 0 && memmem(info.data, info.len, says, sizeof says - 1);
     l->profiles.lib->buf_free(&info);
+    return yes;
+}
+
+/* A folder that was given up meanwhile says nothing of the one that is used. */
+static void use_profile(struct kvr_tokenizer *t, struct loaded *l, size_t i)
+{
+    bool sglang = is_of_sglang(l, i);
     atomic_store(&l->current, i);
-    atomic_store(&t->is_sglang, sglang);
+    kvr_lock(&t->lock);
+    if (t->loaded == l) atomic_store(&t->is_sglang, sglang);
+    kvr_unlock(&t->lock);
 }
 
 /* ---- dates --------------------------------------------------------------------------------------------- */
@@ -496,12 +505,13 @@ static void run_loading(struct kvr_token_work *w)
     char why[FOUND_MAX] = "";
     struct loaded *l = load(t, job->dir, why);
     atomic_store(&t->has_dates, l && writes_dates(&l->profiles));
-    if (l) use_profile(t, l, 0);
+    bool sglang = l && is_of_sglang(l, 0);
     kvr_lock(&t->lock);
     struct loaded *old = t->loaded;
     enum kvr_trust_state before = t->trust.state;
     t->loaded = l;
     t->loading = false;
+    atomic_store(&t->is_sglang, sglang);
     memcpy(t->cannot_load, why, sizeof why);
     kvr_trust_loaded(&t->trust, l != NULL);
     changed_locked(t, before);
