@@ -2,9 +2,7 @@
 """An engine's front end, as vLLM serves one: FastAPI, pydantic, transformers, one process. It renders and encodes as vLLM's chat does and answers
 one token at once, without a model behind it: what is left of a request's time is the front end's.
 
-usage: engine.py FOLDER PORT [quick]
-
-quick: it neither tokenizes nor can be asked for tokens (404): an engine that costs nothing, to see the router alone."""
+usage: engine.py FOLDER PORT"""
 import asyncio
 import json
 import sys
@@ -16,8 +14,8 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, ConfigDict
 from transformers import AutoTokenizer
 
-FOLDER, PORT, QUICK = sys.argv[1], int(sys.argv[2]), "quick" in sys.argv[3:]
-tokenizer = None if QUICK else AutoTokenizer.from_pretrained(FOLDER)
+FOLDER, PORT = sys.argv[1], int(sys.argv[2])
+tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 pool = ThreadPoolExecutor(1)  # as vLLM's renderer has by default
 app = FastAPI()
 
@@ -83,32 +81,26 @@ async def models():
 
 @app.post("/tokenize")
 async def tokenize(q: Chat):
-    if QUICK:
-        raise HTTPException(404)
     ids = await ids_of(q)
     return Tokens(count=len(ids), max_model_len=1 << 20, tokens=ids)
 
 
 @app.post("/v1/chat/completions/render")
 async def render(q: Chat):
-    if QUICK:
-        raise HTTPException(404)
     return {"token_ids": await ids_of(q)}
 
 
 @app.post("/v1/completions/render")
 async def render_text(q: Chat):
-    if QUICK:
-        raise HTTPException(404)
     return [{"token_ids": await ids_of(q)}]
 
 
 @app.post("/v1/chat/completions")
 async def chat(q: Chat):
-    n = 0 if QUICK else len(await ids_of(q))
+    n = len(await ids_of(q))
     usage = {"prompt_tokens": n, "completion_tokens": 1, "total_tokens": n + 1, "prompt_tokens_details": {"cached_tokens": 0}}
     choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "length"}
-    return {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], **({} if QUICK else {"usage": usage})}
+    return {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
 
 
 uvicorn.run(app, host="127.0.0.1", port=PORT, log_level="warning")

@@ -5,7 +5,7 @@ asked for and of chats whose tokens the router makes; in turns, over one engine.
 usage: measure.py KVROUTE FOLDER [first|beside|memory ...]    (all of them without a word)
 
 FOLDER: a model's (tokenizer.json, chat template). Needs Python with fastapi, uvicorn, transformers: that of a vLLM environment. KVR_SAMPLES: of
-each row (15). Nothing is judged; what is printed is medians, and ratios within one run."""
+each row (15); KVR_ROUNDS: of the rows beside long prompts (3). Nothing is judged; what is printed is medians, and ratios within one run."""
 import http.client
 import json
 import os
@@ -14,11 +14,12 @@ import socket
 import statistics
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SAMPLES = int(os.environ.get("KVR_SAMPLES", "15"))
+ROUNDS = int(os.environ.get("KVR_ROUNDS", "3"))
 WORDS = ("the of and to in is that for it was on are as with his they at be this from have or by one had not but what all were when we there can "
          "an your which their said if do will each about how up out them then she many some so these would other into has more two like him see "
          "time could no make than first been its who now people my made over did down only way find use may water long little very after words").split()
@@ -102,7 +103,7 @@ class Rig:
     def __init__(self, kvroute, folder, quick=False):
         self.kvroute, self.folder, self.processes = kvroute, folder, []
         self.engine = free_port()
-        self.engine_pid = self.start([sys.executable, os.path.join(HERE, "engine.py"), folder, self.engine] + (["quick"] if quick else []))
+        self.engine_pid = self.start([sys.executable, os.path.join(HERE, "idle_engine.py" if quick else "engine.py"), folder, self.engine])
         wait(self.engine)
 
     def start(self, cmd):
@@ -211,18 +212,25 @@ def small_ones(port, seconds):
 
 
 LARGE = """
-import http.client, json, random, sys, time
-sys.path.insert(0, sys.argv[1]); sys.argv = sys.argv[:1]
-import measure
-port, seed, pause, seconds = PORT, SEED, PAUSE, SECONDS
-r, c = random.Random(seed), measure.Client(port)
-base = measure.text(r, 100000)[:400000]
-end, n = time.time() + seconds, 0
-while time.time() < end:
-    t = time.time()
-    c.ms(measure.chat([{"role": "user", "content": f"{seed} {n} " + base[n % 997:] }])); n += 1
-    time.sleep(max(0, pause - (time.time() - t)))
-print(n)
+import socket, sys, threading, time
+port, pause, seconds, size = PORT, PAUSE, SECONDS, SIZE
+with open(sys.argv[1], "rb") as f: base = f.read()
+done = []
+def send(k):
+    s, n, end = socket.create_connection(("127.0.0.1", port)), 0, time.time() + seconds
+    while time.time() < end:
+        t, n = time.time(), n + 1
+        body = b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"%d %d %b"}]}' % (k, n, base[n % 997:][:size])
+        s.sendall(b"POST /v1/chat/completions HTTP/1.1\\r\\nHost: h\\r\\nContent-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n%b" % (len(body), body))
+        answer = b""
+        while not answer.endswith(b"}]}"): answer += s.recv(1 << 16) or b"cut}]}"
+        assert answer.startswith(b"HTTP/1.1 200"), answer[:300]
+        done.append(1)
+        time.sleep(max(0, pause - (time.time() - t)))
+threads = [threading.Thread(target=send, args=(k,)) for k in range(SEED, SEED + 8)]
+for t in threads: t.start()
+for t in threads: t.join()
+print(len(done))
 """
 
 
@@ -232,26 +240,30 @@ def beside(kvroute, folder):
         makes, admin, pid = rig.router("--tokenizer", "local", "--tokenizer-check", "0")
         earn(makes, admin)
         without, _, pid_without = rig.router("--router-mode", "round-robin")
-        print("\nsmall chats, 200 a second, alone and beside 8 connections with prompts of 400 kB; ms; by a router that makes tokens, and by one that "
-              "needs none")
-        for pause in (None, 1.0, 0.4):
-            beside_large(makes, pid, pause, "makes")
-            beside_large(without, pid_without, pause, "without")
+        with tempfile.NamedTemporaryFile("w") as words:
+            words.write(text(random.Random("large"), 110000))
+            words.flush()
+            print("\nsmall chats, 200 a second, alone and beside 8 connections with prompts of 400 kB; ms; by a router that makes tokens, and by one that "
+                  "needs none")
+            for pause in (None, 4.0, 1.0):
+                for i in range(ROUNDS):
+                    seed = int(1000 * (pause or 0)) + 10 * i  # no prompt comes twice
+                    beside_large(makes, pid, pause, "makes", words.name, seed)
+                    beside_large(without, pid_without, pause, "without", words.name, seed)
     finally:
         rig.stop()
 
 
-def beside_large(port, pid, pause, word):
-    seconds, larges = 12, []
+def beside_large(port, pid, pause, word, words, seed):
+    seconds, larges = 12, None
     if pause is not None:
-        for k in range(8):
-            code = LARGE.replace("PORT", str(port)).replace("SEED", repr(f"large {k}")).replace("PAUSE", str(pause)).replace("SECONDS", str(seconds))
-            larges.append(subprocess.Popen([sys.executable, "-c", code, HERE], stdout=subprocess.PIPE, text=True))
+        code = LARGE.replace("PORT", str(port)).replace("PAUSE", str(pause)).replace("SECONDS", str(seconds)).replace("SIZE", "400000").replace("SEED", str(seed))
+        larges = subprocess.Popen([sys.executable, "-c", code, words], stdout=subprocess.PIPE, text=True)
         time.sleep(2)
     before = cpu(pid)
     t = small_ones(port, seconds - 3)
     used = (cpu(pid) - before) / (seconds - 3)
-    n = sum(int(p.communicate()[0]) for p in larges)
+    n = int(larges.communicate()[0]) if larges else 0
     at = [t[min(len(t) - 1, int(q * len(t)))] for q in (.5, .99)]
     print(f"{'alone' if pause is None else f'{n / seconds:5.1f} large/s':>14} {word:>8}: p50 {at[0]:6.2f}  p99 {at[1]:6.2f}  most {t[-1]:6.2f}   "
           f"router {100 * used:3.0f} % of a core", flush=True)

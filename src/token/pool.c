@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/base.h"
 #include "base/lock.h"
@@ -81,6 +82,7 @@ static struct kvr_token_work *next_work(struct kvr_token_pool *p)
 static void *run_thread(void *ctx)
 {
     struct kvr_token_pool *p = ctx;
+    (void)!nice(KVR_TOKEN_THREADS_NICE); /* on Linux of the calling thread alone */
     for (struct kvr_token_work *w; (w = next_work(p));) {
         w->run(w);
         w->drop(w);

@@ -3,7 +3,8 @@
  * Threads that make token ids, and the jobs that wait for one. A question that is asked again while it is being answered is one job.
  *
  * Own threads, not libuv's: those have name look-ups and large bodies, and 4 ms of tokens are too long to wait for either. A queue of
- * KVR_TOKEN_QUEUE jobs; beyond it the caller asks the engine.
+ * KVR_TOKEN_QUEUE jobs; beyond it the caller asks the engine. They are nicer than the rest of the program: where there are fewer cores than
+ * threads that have work, an event loop that has something to do runs first (docs/performance.md has what that is worth).
  *
  * Threads: any. One lock; nothing is made, hashed or copied under it. `done` is called with it held, on a thread of the pool, and may take
  * locks of a rank below.
@@ -17,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { KVR_TOKEN_QUEUE = 256, KVR_TOKEN_THREADS_MAX = 64 };
+enum { KVR_TOKEN_QUEUE = 256, KVR_TOKEN_THREADS_MAX = 64, KVR_TOKEN_THREADS_NICE = 10 };
 
 /* Ids with holders. */
 struct kvr_ids {

@@ -3,16 +3,20 @@
  * under way at a moment is known. */
 #include "token/pool.h"
 
+#include "base/base.h"
+
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <cmocka.h>
 
 struct gate {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int inside, open; /* jobs that have begun; how many may end */
+    int nice;         /* of the thread that makes */
     int done;         /* waiters that were told */
     _Atomic int dropped;
 };
@@ -50,6 +54,7 @@ static int make(void *ctx, struct kvr_ids **out)
     struct gate *g = ctx;
     pthread_mutex_lock(&g->lock);
     g->inside++;
+    g->nice = getpriority(PRIO_PROCESS, 0); /* on Linux of the calling thread */
     pthread_cond_broadcast(&g->changed);
     while (!g->open) pthread_cond_wait(&g->changed, &g->lock);
     g->open--;
@@ -112,6 +117,26 @@ static void a_question_that_is_asked_100_times_at_once_is_one_job(void **state)
     }
     kvr_token_pool_destroy(p);
     assert_int_equal(g.dropped, 100);
+    gate_free(&g);
+}
+
+static void event_loops_run_before_the_threads(void **state)
+{
+    struct kvr_token_pool *p;
+    struct gate g;
+    (void)state;
+    gate_init(&g);
+    gate_open(&g, 1);
+    int ours = getpriority(PRIO_PROCESS, 0);
+    assert_int_equal(kvr_token_pool_create(1, &p), 0);
+    struct told w = waiter(&g);
+    struct kvr_token_question q = question(&g, 1);
+    assert_true(kvr_token_pool_ask(p, &q, &w.waiter));
+    wait_for(&g, &g.done, 1);
+    assert_int_equal(g.nice, KVR_MIN(ours + KVR_TOKEN_THREADS_NICE, 19));
+    assert_int_equal(getpriority(PRIO_PROCESS, 0), ours);
+    kvr_ids_unref(w.waiter.ids);
+    kvr_token_pool_destroy(p);
     gate_free(&g);
 }
 
@@ -252,6 +277,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_question_that_is_asked_100_times_at_once_is_one_job),
+        cmocka_unit_test(event_loops_run_before_the_threads),
         cmocka_unit_test(a_full_queue_refuses_and_gives_back),
         cmocka_unit_test(who_leaves_is_not_told),
         cmocka_unit_test(who_was_told_cannot_leave),
