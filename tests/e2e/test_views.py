@@ -42,7 +42,7 @@ def test_late_join_is_restored_by_replay(rig):
     e, s = rig(before=lambda e: (e.stored([1, 2], T[:8]), e.stored([3], T[8:12], parent=2), e.removed([3])))
     e.until("trusted", lambda: trusted(s))
     assert depth(s) == 2 and s.view()["next_sequence"] == 3
-    assert call(s.port, "GET", "/ready").status == 200
+    wait_for("ready", lambda: call(s.port, "GET", "/ready").status == 200)
 
 
 def test_replay_asks_from_zero_with_an_empty_frame(rig):
@@ -116,7 +116,8 @@ def test_without_replay_a_late_join_is_partial(rig):
     e, s = rig(replay=False)
     e.seq = 7
     wait_for("gap", lambda: e.stored([1], T[:4]) or s.view().get("gaps", 0) > 0)
-    assert s.view()["view"] == "partial" and trusted(s) and depth(s) == 1 and call(s.port, "GET", "/ready").status == 200
+    assert s.view()["view"] == "partial" and trusted(s) and depth(s) == 1
+    wait_for("ready", lambda: call(s.port, "GET", "/ready").status == 200)
 
 
 def test_sequence_backwards_is_a_restart(rig):

@@ -157,12 +157,21 @@ class SelectStage(Stage):
             text = r.read()
             if r.status != 200:
                 return f"{r.status} {text[:200]}"
+            status = self.release(c, n)
+            return None if status in (200, 204) else f"release: {status}"
+        finally:
+            c.close()
+
+
+    def release(self, c, n):
+        """A connection that is kept may be closed between two requests, of which a client asks the second again on a fresh one."""
+        try:
             c.request("DELETE", f"/reservations/good-{n}")
             r = c.getresponse()
             r.read()
-            return None if r.status in (200, 204) else f"release: {r.status}"
-        finally:
-            c.close()
+            return r.status
+        except (ConnectionError, http.client.RemoteDisconnected):
+            return call(self.p.port, "DELETE", f"/reservations/good-{n}", timeout=PATIENCE_S).status
 
 
 STAGES = {"serve": ServeStage, "indexer": IndexerStage, "select": SelectStage}
