@@ -111,6 +111,13 @@ bool kvr_ids_same(const uint32_t *a, size_t a_n, const uint32_t *b, size_t b_n, 
     return i == a_n && i == b_n;
 }
 
+size_t kvr_probe_answers_part(const struct kvr_probe_answer *a, const struct kvr_probe_answer *b, size_t n, size_t *at)
+{
+    size_t i = 0;
+    while (i < n && (!a[i].answered || !b[i].answered || kvr_ids_same(a[i].ids->v, a[i].ids->n, b[i].ids->v, b[i].ids->n, at))) i++;
+    return i;
+}
+
 void kvr_token_difference_note(struct kvr_token_difference *d, const char *question, const char *who, const struct kvr_ids *here,
                                const uint32_t *engine, size_t engine_n, size_t at)
 {

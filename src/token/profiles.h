@@ -53,6 +53,10 @@ struct kvr_probe_answer {
  * nothing is known of its template then. */
 bool kvr_probe_answers_have_chat(const struct kvr_probe_answer *answers, size_t n);
 
+/* The first question that both engines have answered, and unlike each other: *at is the first place where they are not the same. Returns:
+ * its number, or n. */
+size_t kvr_probe_answers_part(const struct kvr_probe_answer *a, const struct kvr_probe_answer *b, size_t n, size_t *at);
+
 /* Where ids made here and an engine's part for the first time. */
 struct kvr_token_difference {
     bool any;

@@ -636,6 +636,57 @@ def test_questions_in_the_form_of_another_engine_are_not_answered_here(start, se
     assert made_here(s) == 0
 
 
+# ---- workers that are not alike -------------------------------------------------------------------------------------
+
+def developers_as_they_come(ids, q):
+    """Another release of vLLM: a developer's message stays one."""
+    messages = q.get("messages", ())
+    if not any(m["role"] == "developer" for m in messages):
+        return ids
+    return encode("<|bos|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>\n" for m in messages) + "<|assistant|>")
+
+
+VLLM, OTHER_VLLM, SGLANG, UNTOLD_SGLANG = {}, {"change": developers_as_they_come}, {"sglang": True, "told": True}, {"sglang": True}
+
+
+@pytest.mark.parametrize("probes", [0, 2])
+@pytest.mark.parametrize("kinds, question", [
+    ((VLLM, SGLANG), "content in parts"), ((SGLANG, VLLM), "content in parts"), ((VLLM, UNTOLD_SGLANG), "content in parts"),
+    ((VLLM, OTHER_VLLM), "a developer's message"), ((OTHER_VLLM, VLLM), "a developer's message"), ((VLLM, VLLM, SGLANG), "content in parts"),
+], ids=["vllm sglang", "sglang vllm", "vllm untold sglang", "vllm other", "other vllm", "vllm vllm sglang"])
+def test_workers_of_two_engines_make_no_tokens_here_and_the_reason_says_why(start, engine, folder, kinds, question, probes):
+    engines = [engine(**{k: v for k, v in kind.items() if k != "told"}) for kind in kinds]
+    specs = [e.spec() + (",engine=sglang" if kind.get("told") else "") for e, kind in zip(engines, kinds)]
+    s = start(Serve, specs, "--tokenizer-lib", LIBRARY, "--tokenizer-probes", probes, "--tokenizer-check", 0, "--tokenizer-dir", folder)
+    wait_for("an answer of each engine", lambda: all(sum(e.asked.values()) for e in engines), 20)
+    for i in range(4):
+        chat(s, [{"role": "user", "content": f"early {i}"}])
+    t = until(s, "refused")
+    made = made_here(s)  # until the last worker has answered the others were believed, but a vLLM's ids are none of an SGLang's question
+    assert made == 0 or kinds[0] is SGLANG or SGLANG not in kinds
+    assert "workers" in t["why"] and "unlike" in t["why"], t
+    last = t["last_difference"]
+    assert last["question"] == question and all(f":{e.port}" in last["engine"] for e in (engines[0], engines[-1])), t
+    assert t["why"] in s.text() and "from now on" in s.text()
+    for q in SGLANG_CHATS:
+        chat(s, **q)
+    assert made_here(s) == made and sum(len(e.generated) for e in engines) == 4 + len(SGLANG_CHATS)
+
+
+def test_a_worker_that_is_alone_may_come_back_as_another_engine_while_it_is_probed(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    probed(s)
+    port = e.port
+    e.close()
+    wait_for("the worker is down", lambda: s.get("/workers")[0]["status"] != "up", 20)
+    engine(change=developers_as_they_come, port=port)
+    wait_for("the probes", lambda: s.metric("tokenizer_checks_total", judge="probes", model="m") >= 2, 20)
+    for i in range(2):
+        chat(s, [{"role": "user", "content": f"again {i}"}])
+    assert until(s, "trusted")["last_difference"] is None
+
+
 # ---- the mock with a folder --------------------------------------------------------------------------------------
 
 def test_a_mock_with_a_folder_has_its_tokens_and_a_router_agrees(serve, start, folder):
