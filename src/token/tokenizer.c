@@ -46,7 +46,7 @@ struct kvr_tokenizer {
     size_t answers_n;
     char first[256];    /* who was asked first */
     bool others_agreed; /* and then others */
-    int answers_day;
+    uint64_t answers_day;
     uint64_t equal[KVR_JUDGES], different[KVR_JUDGES], unchecked;
     char cannot_load[FOUND_MAX];
     size_t reasons_n;
@@ -250,13 +250,6 @@ bool kvr_tokenizer_date_turns(const struct kvr_tokenizer *t)
     return localtime_r(&now, &local) && kvr_date_turns(&local);
 }
 
-static int today(void)
-{
-    struct tm local;
-    time_t now = time(NULL);
-    return localtime_r(&now, &local) ? local.tm_year * 366 + local.tm_yday : 0;
-}
-
 /* ---- answers of engines to the built-in questions ------------------------------------------------------ */
 
 static void drop_answers(struct kvr_probe_answer *answers, size_t n)
@@ -275,7 +268,7 @@ static void forget_answers_locked(struct kvr_tokenizer *t)
 /* What engines have answered; drop_answers. Where the template writes the date, answers of another day are worth nothing. */
 static size_t hold_answers_locked(const struct kvr_tokenizer *t, struct kvr_probe_answer out[KVR_PROBES_MAX])
 {
-    size_t n = atomic_load(&t->has_dates) && t->answers_day != today() ? 0 : t->answers_n;
+    size_t n = atomic_load(&t->has_dates) && t->answers_day != kvr_date_today() ? 0 : t->answers_n;
     for (size_t i = 0; i < n; i++) {
         out[i] = t->answers[i];
         if (out[i].ids) kvr_ids_ref(out[i].ids);
@@ -332,7 +325,7 @@ static void keep_answers_locked(struct kvr_tokenizer *t, struct probing *p, bool
     memcpy(t->answers, p->answers, p->n * sizeof *p->answers);
     t->answers_n = p->n;
     p->n = 0;
-    t->answers_day = today();
+    t->answers_day = kvr_date_today();
     t->others_agreed = others;
     if (!others) memcpy(t->first, p->who, sizeof t->first);
 }

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 
 import pytest
 from conftest import Engine, Mock, Serve, call, wait_for
@@ -634,6 +635,30 @@ def test_questions_in_the_form_of_another_engine_are_not_answered_here(start, se
     assert trusted(s)["library"]["engine"] == "vllm"
     chat(s)
     assert made_here(s) == 0
+
+
+# ---- days ----------------------------------------------------------------------------------------------------------
+
+def zone_of_midnight(seconds):
+    """A time zone whose next day begins so many seconds from now."""
+    behind = (int(time.time()) + int(seconds)) % 86400
+    west = behind if behind < 43200 else behind - 86400
+    h, m, s = abs(west) // 3600, abs(west) // 60 % 60, abs(west) % 60
+    return f"MID{'' if west >= 0 else '-'}{h}:{m:02}:{s:02}"
+
+
+def test_a_chat_that_was_tokenized_yesterday_is_tokenized_anew(start, engine):
+    """Its template may write the date, here and at the engine."""
+    e = engine()
+    s = start(Serve, [e.spec()], "--tokenizer", "engine", env={"TZ": zone_of_midnight(15)})
+    chat(s)
+
+    def asked_again():
+        chat(s)
+        return e.asked["/tokenize"] == 2
+    wait_for("the next day", asked_again, 60)
+    chat(s)
+    assert e.asked["/tokenize"] == 2
 
 
 # ---- workers that are not alike -------------------------------------------------------------------------------------
