@@ -12,6 +12,7 @@
 #include "base/lock.h"
 #include "base/log.h"
 #include "token/library.h"
+#include "token/profile_option.h"
 
 /* ---- what the command line says ------------------------------------------------------------------------- */
 
@@ -69,16 +70,6 @@ int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why
     return 0;
 }
 
-#define PROFILE_ALLOWED "allowed: a JSON object of less than 900 bytes"
-
-int kvr_given_profile_check(const char *profile, char *why, size_t cap)
-{
-    size_t n = profile ? strlen(profile) : 0;
-    if (!profile || (n >= 2 && n < 900 && profile[0] == '{' && profile[n - 1] == '}')) return 0;
-    snprintf(why, cap, "--tokenizer-profile: '%.80s': " PROFILE_ALLOWED, profile);
-    return -1;
-}
-
 /* ---- folders -------------------------------------------------------------------------------------------- */
 
 /* What was read of a folder. It is held by the folder, and by whoever makes ids with it. */
@@ -130,7 +121,7 @@ static void take_reason(const struct kvr_given_tokens *g, struct kvr_tok_buf *te
 
 static void put_options(struct kvr_given_tokens *g, const struct kvr_given_tokens_config *config)
 {
-    bool profile = config->profile && strlen(config->profile) > 2;
+    bool profile = kvr_profile_option_says(config->profile);
     snprintf(g->options, sizeof g->options, "{\"cache_bytes\":%zu%s%s", config->cache_bytes, profile ? "," : "}",
              profile ? config->profile + 1 : "");
 }
@@ -148,8 +139,7 @@ static struct reading *read_folder(const struct kvr_given_tokens *g, const char 
     atomic_init(&r->refs, 1);
     if (g->lib.load(path, g->options, &r->tokenizer, &err) == 0) return r;
     take_reason(g, &err, reason, sizeof reason);
-    if (!strncmp(reason, "options", 7)) snprintf(why, cap, "--tokenizer-profile: %s; " PROFILE_ALLOWED, reason);
-    else snprintf(why, cap, "--tokenizer-dir: '%.200s': %s", path, reason);
+    snprintf(why, cap, "--tokenizer-dir: '%.200s': %s", path, reason);
     free(r);
     return NULL;
 }
@@ -167,7 +157,7 @@ static int read_folders(struct kvr_given_tokens *g, const struct kvr_given_token
 int kvr_given_tokens_open(const struct kvr_given_tokens_config *config, struct kvr_given_tokens **out, char *why, size_t cap)
 {
     char reason[600];
-    if (kvr_given_profile_check(config->profile, why, cap)) return -1;
+    if (kvr_profile_option_check(config->profile, why, cap)) return -1;
     if (config->dir ? check_folder(config->dir, why, cap) : kvr_given_dirs_check(config->dirs, config->dirs_n, config->name_max, why, cap))
         return -1;
     struct kvr_given_tokens *g = calloc(1, sizeof *g);

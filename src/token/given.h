@@ -26,8 +26,6 @@ const char *kvr_given_dir(char *const *dirs, size_t n, const char *model);
 /* name_max: bytes of a model's name. Returns: 0, -1 with the reason, which names the option and what is allowed. */
 int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why, size_t cap);
 bool kvr_dir_has_tokenizer(const char *dir);
-/* --tokenizer-profile; NULL is fine. Whether it is JSON is found when a folder is read. Returns: as above. */
-int kvr_given_profile_check(const char *profile, char *why, size_t cap);
 
 struct kvr_given_tokens;
 

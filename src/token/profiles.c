@@ -9,6 +9,7 @@
 #include "base/base.h"
 #include "base/buf.h"
 #include "token/probes.h"
+#include "token/profile_option.h"
 
 enum { OF_VLLM = 48, MADE = 50 };
 
@@ -60,7 +61,7 @@ int kvr_profiles_load(const struct kvr_token_library *lib, const char *dir, cons
 {
     char options[1024];
     struct kvr_tok_buf err = {0};
-    bool fixed = profile && strlen(profile) > 2;
+    bool fixed = kvr_profile_option_says(profile);
     *out = (struct kvr_profiles){.lib = lib};
     if (fixed) snprintf(options, sizeof options, "{\"cache_bytes\":%zu,%s", cache_bytes, profile + 1);
     else snprintf(options, sizeof options, "{\"cache_bytes\":%zu,\"drop_none\":false,\"alias_reasoning\":false}", cache_bytes);

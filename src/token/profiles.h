@@ -30,8 +30,8 @@ struct kvr_profiles {
     size_t n;
 };
 
-/* Reads a folder. profile: JSON, and then there is that one; NULL: all are made. Takes up to a second.
- * Returns: 0; -1 with the reason, and nothing is to be freed. */
+/* Reads a folder. profile: --tokenizer-profile, and when that says something, there is that one alone; else all are made. Takes up to a
+ * second. Returns: 0; -1 with the reason, and nothing is to be freed. */
 int kvr_profiles_load(const struct kvr_token_library *lib, const char *dir, const char *profile, size_t cache_bytes,
                       struct kvr_profiles *out, char *why, size_t cap);
 void kvr_profiles_free(struct kvr_profiles *p);

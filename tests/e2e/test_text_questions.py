@@ -211,7 +211,8 @@ def test_a_folder_of_an_indexer_that_cannot_be_read_again_stays_as_it_was(two):
     (["--tokenizer-dir", "/nowhere"], "has no tokenizer.json"),
     (["--tokenizer-dir", "=/nowhere"], "[MODEL=]DIR"),
     (["--tokenizer-dir", "FOLDER", "--tokenizer-lib", "/nowhere.so"], "there is no /nowhere.so"),
-    (["--tokenizer-dir", "FOLDER", "--tokenizer-lib", LIBRARY, "--tokenizer-profile", "[1]"], "--tokenizer-"),
+    (["--tokenizer-dir", "FOLDER", "--tokenizer-lib", LIBRARY, "--tokenizer-profile", "[1]"], "--tokenizer-profile: '[1]': allowed"),
+    (["--tokenizer-dir", "FOLDER", "--tokenizer-lib", LIBRARY, "--tokenizer-profile", '{"typed":1}'], 'member "typed": allowed'),
     (["--tokenizer-dir", "BROKEN", "--tokenizer-lib", LIBRARY], "BROKEN"),
 ])
 def test_a_wrong_folder_or_library_is_named_at_the_start(flags, said, tmp_path):

@@ -378,7 +378,7 @@ def test_a_worker_that_joins_with_other_tokens_ends_the_trust(serve, engine, fol
     assert str(other.port) in t["last_difference"]["engine"]
 
 
-def test_a_wrong_library_or_folder_is_named(start, folder, tmp_path):
+def test_a_wrong_library_folder_or_profile_is_named_at_the_start(start, folder, tmp_path):
     bad = tmp_path / "libbad.so"
     bad.write_bytes(b"no library")
     other = tmp_path / "libother.so"
@@ -387,6 +387,9 @@ def test_a_wrong_library_or_folder_is_named(start, folder, tmp_path):
                          (("--tokenizer", "local", "--tokenizer-lib", tmp_path / "none.so"), "there is no"),
                          (("--tokenizer", "local", "--tokenizer-lib", other), "has ABI 99, this program needs"),
                          (("--tokenizer-dir", tmp_path), "no tokenizer.json"),
+                         (("--tokenizer-profile", "[]"), "--tokenizer-profile: '[]': allowed: a JSON object with engine"),
+                         (("--tokenizer-profile", '{"content_format":"list"}'), 'member "content_format": allowed'),
+                         (("--tokenizer-profile", '{"drop_nones":true}'), 'member "drop_nones": allowed'),
                          (("--tokenizer", "local", "--tokenizer-lib", "/usr/lib/x86_64-linux-gnu/libm.so.6"), "is no tokenizer library")):
         s = Serve(["http://127.0.0.1:9"], *flags, wait=False, expect=1)
         assert s.p.wait(60) == 1
