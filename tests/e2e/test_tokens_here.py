@@ -9,27 +9,10 @@ import time
 
 import pytest
 from conftest import Engine, Mock, Serve, call, wait_for
-from token_parts import TEMPLATE, TokenEngine, encode, ids_of, make_folder
+from token_parts import TEMPLATE, developers_as_they_come, encode, engine_fixture, folder_fixture, ids_of, make_folder  # noqa: F401 (fixtures)
 
 LIBRARY = os.environ["TOKENIZER_LIBRARY"]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, wörld 東京"}]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return make_folder(tmp_path / "model")
-
-
-@pytest.fixture
-def engine():
-    made = []
-
-    def make(*args, **kw):
-        made.append(TokenEngine(*args, **kw))
-        return made[-1]
-    yield make
-    for e in made:
-        e.close()
 
 
 @pytest.fixture
@@ -665,14 +648,6 @@ def test_a_chat_that_was_tokenized_yesterday_is_tokenized_anew(start, engine):
 
 
 # ---- workers that are not alike -------------------------------------------------------------------------------------
-
-def developers_as_they_come(ids, q):
-    """Another release of vLLM: a developer's message stays one."""
-    messages = q.get("messages", ())
-    if not any(m["role"] == "developer" for m in messages):
-        return ids
-    return encode("<|bos|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>\n" for m in messages) + "<|assistant|>")
-
 
 VLLM, OTHER_VLLM, SGLANG, UNTOLD_SGLANG = {}, {"change": developers_as_they_come}, {"sglang": True, "told": True}, {"sglang": True}
 
