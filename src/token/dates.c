@@ -9,6 +9,13 @@ bool kvr_date_turns(const struct tm *local)
     return s < KVR_DATE_TURNS_S || s >= 24 * 3600 - KVR_DATE_TURNS_S;
 }
 
+uint64_t kvr_date_today(void)
+{
+    struct tm local;
+    time_t now = time(NULL);
+    return localtime_r(&now, &local) ? (uint64_t)(local.tm_year * 366 + local.tm_yday) : 0;
+}
+
 bool kvr_info_has_dates(const char *info, size_t len)
 {
     static const char says[] = "\"dates\":true"; /* a quote within a text of the JSON has a backslash before it */

@@ -228,16 +228,6 @@ static void run_job(struct kvr_token_work *w)
     kvr_ids_unref(ids);
 }
 
-bool kvr_token_pool_join(struct kvr_token_pool *p, const uint64_t key[2], struct kvr_token_waiter *w)
-{
-    kvr_lock(&p->lock);
-    struct kvr_token_job *j = find_locked(p, key);
-    if (j) wait_for_locked(j, w);
-    if (j) p->joined++;
-    kvr_unlock(&p->lock);
-    return j != NULL;
-}
-
 bool kvr_token_pool_ask(struct kvr_token_pool *p, const struct kvr_token_question *q, struct kvr_token_waiter *w)
 {
     struct kvr_token_job *j = calloc(1, sizeof *j), *same = NULL;

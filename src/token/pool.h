@@ -64,8 +64,6 @@ void kvr_token_pool_destroy(struct kvr_token_pool *p);
 
 /* Returns: false when the queue is full; then `drop` was called. */
 bool kvr_token_pool_add(struct kvr_token_pool *p, struct kvr_token_work *w);
-/* Is such a question under way? Then the waiter waits for it, too. */
-bool kvr_token_pool_join(struct kvr_token_pool *p, const uint64_t key[2], struct kvr_token_waiter *w);
 /* Joins one that is under way, or begins. Returns: false when the queue is full. `drop` is called in any case, sooner or later. */
 bool kvr_token_pool_ask(struct kvr_token_pool *p, const struct kvr_token_question *q, struct kvr_token_waiter *w);
 /* Nobody waits any more. Returns: false when `done` was called before: the waiter is where that has put it. */

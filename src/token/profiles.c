@@ -9,6 +9,7 @@
 #include "base/base.h"
 #include "base/buf.h"
 #include "token/probes.h"
+#include "token/profile_option.h"
 
 enum { OF_VLLM = 48, MADE = 50 };
 
@@ -60,7 +61,7 @@ int kvr_profiles_load(const struct kvr_token_library *lib, const char *dir, cons
 {
     char options[1024];
     struct kvr_tok_buf err = {0};
-    bool fixed = profile && strlen(profile) > 2;
+    bool fixed = kvr_profile_option_says(profile);
     *out = (struct kvr_profiles){.lib = lib};
     if (fixed) snprintf(options, sizeof options, "{\"cache_bytes\":%zu,%s", cache_bytes, profile + 1);
     else snprintf(options, sizeof options, "{\"cache_bytes\":%zu,\"drop_none\":false,\"alias_reasoning\":false}", cache_bytes);
@@ -109,6 +110,13 @@ bool kvr_ids_same(const uint32_t *a, size_t a_n, const uint32_t *b, size_t b_n, 
     while (i < n && a[i] == b[i]) i++;
     *at = i;
     return i == a_n && i == b_n;
+}
+
+size_t kvr_probe_answers_part(const struct kvr_probe_answer *a, const struct kvr_probe_answer *b, size_t n, size_t *at)
+{
+    size_t i = 0;
+    while (i < n && (!a[i].answered || !b[i].answered || kvr_ids_same(a[i].ids->v, a[i].ids->n, b[i].ids->v, b[i].ids->n, at))) i++;
+    return i;
 }
 
 void kvr_token_difference_note(struct kvr_token_difference *d, const char *question, const char *who, const struct kvr_ids *here,

@@ -30,8 +30,8 @@ struct kvr_profiles {
     size_t n;
 };
 
-/* Reads a folder. profile: JSON, and then there is that one; NULL: all are made. Takes up to a second.
- * Returns: 0; -1 with the reason, and nothing is to be freed. */
+/* Reads a folder. profile: --tokenizer-profile, and when that says something, there is that one alone; else all are made. Takes up to a
+ * second. Returns: 0; -1 with the reason, and nothing is to be freed. */
 int kvr_profiles_load(const struct kvr_token_library *lib, const char *dir, const char *profile, size_t cache_bytes,
                       struct kvr_profiles *out, char *why, size_t cap);
 void kvr_profiles_free(struct kvr_profiles *p);
@@ -52,6 +52,10 @@ struct kvr_probe_answer {
 /* Was a chat among what was answered? An engine whose /tokenize knows texts alone (SGLang before it knew `messages`) refuses every chat:
  * nothing is known of its template then. */
 bool kvr_probe_answers_have_chat(const struct kvr_probe_answer *answers, size_t n);
+
+/* The first question that both engines have answered, and unlike each other: *at is the first place where they are not the same. Returns:
+ * its number, or n. */
+size_t kvr_probe_answers_part(const struct kvr_probe_answer *a, const struct kvr_probe_answer *b, size_t n, size_t *at);
 
 /* Where ids made here and an engine's part for the first time. */
 struct kvr_token_difference {

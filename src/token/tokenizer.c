@@ -17,6 +17,7 @@
 #include "base/lock.h"
 #include "base/log.h"
 #include "token/dates.h"
+#include "token/probes.h"
 
 enum { FOUND_MAX = 400 };
 
@@ -41,8 +42,11 @@ struct kvr_tokenizer {
     struct loaded *loaded; /* NULL: none yet, or it cannot be used */
     struct kvr_trust trust;
     struct kvr_token_difference last;
-    struct kvr_probe_answer answers[KVR_PROBES_MAX]; /* of the engine that was asked first */
+    struct kvr_probe_answer answers[KVR_PROBES_MAX]; /* of the engines that were asked: the profile agrees with all of them */
     size_t answers_n;
+    char first[256];    /* who was asked first */
+    bool others_agreed; /* and then others */
+    uint64_t answers_day;
     uint64_t equal[KVR_JUDGES], different[KVR_JUDGES], unchecked;
     char cannot_load[FOUND_MAX];
     size_t reasons_n;
@@ -246,6 +250,32 @@ bool kvr_tokenizer_date_turns(const struct kvr_tokenizer *t)
     return localtime_r(&now, &local) && kvr_date_turns(&local);
 }
 
+/* ---- answers of engines to the built-in questions ------------------------------------------------------ */
+
+static void drop_answers(struct kvr_probe_answer *answers, size_t n)
+{
+    for (size_t i = 0; i < n; i++) kvr_ids_unref(answers[i].ids);
+}
+
+static void forget_answers_locked(struct kvr_tokenizer *t)
+{
+    drop_answers(t->answers, t->answers_n);
+    t->answers_n = 0;
+    t->first[0] = 0;
+    t->others_agreed = false;
+}
+
+/* What engines have answered; drop_answers. Where the template writes the date, answers of another day are worth nothing. */
+static size_t hold_answers_locked(const struct kvr_tokenizer *t, struct kvr_probe_answer out[KVR_PROBES_MAX])
+{
+    size_t n = atomic_load(&t->has_dates) && t->answers_day != kvr_date_today() ? 0 : t->answers_n;
+    for (size_t i = 0; i < n; i++) {
+        out[i] = t->answers[i];
+        if (out[i].ids) kvr_ids_ref(out[i].ids);
+    }
+    return n;
+}
+
 /* ---- probes ------------------------------------------------------------------------------------------ */
 
 struct probing {
@@ -264,31 +294,112 @@ static struct probing *probing_of(struct kvr_token_work *w)
 static void drop_probing(struct kvr_token_work *w)
 {
     struct probing *p = probing_of(w);
-    for (size_t i = 0; i < p->n; i++) kvr_ids_unref(p->answers[i].ids);
+    drop_answers(p->answers, p->n);
     kvr_tokenizer_unref(p->t);
     free(p);
 }
 
-/* The answers of the engine that decides on the profile are kept: later ones are judged with that profile. */
-static void keep_answers_locked(struct kvr_tokenizer *t, struct probing *p)
+/* To the answers of an engine those of others are added, to questions that it has not answered. */
+static void add_answers(struct probing *p, const struct kvr_probe_answer *others, size_t n)
 {
-    for (size_t i = 0; i < t->answers_n; i++) kvr_ids_unref(t->answers[i].ids);
+    for (size_t i = 0; i < n; i++) {
+        if (p->answers[i].answered || !others[i].answered) continue;
+        p->answers[i] = (struct kvr_probe_answer){true, kvr_ids_ref(others[i].ids)};
+    }
+}
+
+/* Those of other engines. An engine that was the only one may have come up as another one. */
+static size_t hold_others(struct kvr_tokenizer *t, const char *who, struct kvr_probe_answer out[KVR_PROBES_MAX])
+{
+    kvr_lock(&t->lock);
+    bool alone = !t->others_agreed && !strcmp(t->first, who);
+    size_t n = alone ? 0 : hold_answers_locked(t, out);
+    kvr_unlock(&t->lock);
+    return n;
+}
+
+/* What a profile has agreed with. */
+static void keep_answers_locked(struct kvr_tokenizer *t, struct probing *p, bool others)
+{
+    drop_answers(t->answers, t->answers_n);
     memcpy(t->answers, p->answers, p->n * sizeof *p->answers);
     t->answers_n = p->n;
     p->n = 0;
+    t->answers_day = kvr_date_today();
+    t->others_agreed = others;
+    if (!others) memcpy(t->first, p->who, sizeof t->first);
 }
 
-static void probed_locked(struct kvr_tokenizer *t, struct probing *p, bool decides, bool ok, const struct kvr_token_difference *first)
+/* What has come of answers. */
+struct probed {
+    bool decides; /* on the profile */
+    bool others;  /* other engines have answered before */
+    bool unlike;  /* and not as this one */
+    bool agrees;
+    struct kvr_token_difference first;
+};
+
+static void probed_locked(struct kvr_tokenizer *t, struct probing *p, const struct probed *found)
 {
     enum kvr_trust_state before = t->trust.state;
-    if (ok) t->equal[KVR_JUDGE_PROBES]++;
+    if (found->agrees) t->equal[KVR_JUDGE_PROBES]++;
     else {
         t->different[KVR_JUDGE_PROBES]++;
-        t->last = *first;
+        t->last = found->first;
     }
-    if (decides && ok) keep_answers_locked(t, p);
-    kvr_trust_probed(&t->trust, ok);
+    if (found->decides && found->agrees) keep_answers_locked(t, p, found->others);
+    if (found->unlike) kvr_trust_unlike(&t->trust);
+    else kvr_trust_probed(&t->trust, found->agrees);
     changed_locked(t, before);
+}
+
+/* Both engines are named: which of them is the odd one only the operator knows. */
+static void note_unlike(struct kvr_tokenizer *t, const struct probing *p, const struct kvr_probe_answer *others, size_t i, size_t at,
+                        struct kvr_token_difference *out)
+{
+    char who[256];
+    const struct kvr_ids *ids = p->answers[i].ids;
+    kvr_lock(&t->lock);
+    snprintf(who, sizeof who, "%.110s, unlike %.110s", p->who, t->first);
+    kvr_unlock(&t->lock);
+    kvr_token_difference_note(out, kvr_token_probes[i].name, who, others[i].ids, ids->v, ids->n, at);
+}
+
+/* The first profile that agrees with all engines is taken. */
+static void find_profile(struct kvr_tokenizer *t, struct loaded *l, struct probing *p, struct probed *out)
+{
+    struct kvr_verdict closest;
+    size_t found = kvr_profiles_find(&l->profiles, 0, p->who, p->answers, p->n, NULL, &closest);
+    out->agrees = found < l->profiles.n;
+    out->first = closest.first;
+    if (out->agrees) use_profile(t, l, found);
+}
+
+static void judge_profile(const struct loaded *l, const struct probing *p, struct probed *out)
+{
+    struct kvr_verdict v;
+    kvr_profile_judge(l->profiles.lib, current(l), p->who, p->answers, p->n, &v);
+    out->agrees = !v.different;
+    out->first = v.first;
+}
+
+static struct probed look_at_answers(struct kvr_tokenizer *t, struct loaded *l, struct probing *p)
+{
+    struct kvr_probe_answer others[KVR_PROBES_MAX];
+    struct probed out = {.decides = kvr_tokenizer_state(t) == KVR_TRUST_PROBING};
+    size_t n = hold_others(t, p->who, others), at, i = kvr_probe_answers_part(others, p->answers, n, &at);
+    out.others = n > 0;
+    out.unlike = i < n;
+    if (out.unlike) {
+        note_unlike(t, p, others, i, at, &out.first);
+    } else if (out.decides) {
+        add_answers(p, others, n);
+        find_profile(t, l, p, &out);
+    } else {
+        judge_profile(l, p, &out);
+    }
+    drop_answers(others, n);
+    return out;
 }
 
 static void run_probing(struct kvr_token_work *w)
@@ -297,18 +408,9 @@ static void run_probing(struct kvr_token_work *w)
     struct kvr_tokenizer *t = p->t;
     struct loaded *l = hold(t);
     if (!l) return;
-    struct kvr_verdict v;
-    bool decides = kvr_tokenizer_state(t) == KVR_TRUST_PROBING, ok;
-    if (decides) {
-        size_t found = kvr_profiles_find(&l->profiles, 0, p->who, p->answers, p->n, NULL, &v);
-        ok = found < l->profiles.n;
-        if (ok) use_profile(t, l, found);
-    } else {
-        kvr_profile_judge(l->profiles.lib, current(l), p->who, p->answers, p->n, &v);
-        ok = !v.different;
-    }
+    struct probed found = look_at_answers(t, l, p);
     kvr_lock(&t->lock);
-    if (t->loaded == l) probed_locked(t, p, decides, ok, &v.first);
+    if (t->loaded == l) probed_locked(t, p, &found);
     kvr_unlock(&t->lock);
     let_go(l);
 }
@@ -367,14 +469,10 @@ static bool other_profile(struct kvr_tokenizer *t, struct loaded *l, const struc
     struct kvr_profile_request request = {.question = c->question.data, .len = c->question.len, .engine = c->engine};
     struct kvr_verdict ignored;
     kvr_lock(&t->lock);
-    size_t n = t->answers_n;
-    for (size_t i = 0; i < n; i++) {
-        answers[i] = t->answers[i];
-        if (answers[i].ids) kvr_ids_ref(answers[i].ids);
-    }
+    size_t n = hold_answers_locked(t, answers);
     kvr_unlock(&t->lock);
     size_t found = kvr_profiles_find(&l->profiles, atomic_load(&l->current) + 1, c->who, answers, n, &request, &ignored);
-    for (size_t i = 0; i < n; i++) kvr_ids_unref(answers[i].ids);
+    drop_answers(answers, n);
     if (found < l->profiles.n) use_profile(t, l, found);
     return found < l->profiles.n;
 }
@@ -511,6 +609,7 @@ static void run_loading(struct kvr_token_work *w)
     enum kvr_trust_state before = t->trust.state;
     t->loaded = l;
     t->loading = false;
+    forget_answers_locked(t);
     atomic_store(&t->is_sglang, sglang);
     memcpy(t->cannot_load, why, sizeof why);
     kvr_trust_loaded(&t->trust, l != NULL);

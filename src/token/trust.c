@@ -52,6 +52,12 @@ void kvr_trust_probed(struct kvr_trust *t, bool agrees)
     else if (t->state == KVR_TRUST_PROBING) enter(t, KVR_TRUST_TRUSTED, "an engine answers as it does");
 }
 
+void kvr_trust_unlike(struct kvr_trust *t)
+{
+    if (t->state != KVR_TRUST_LOADING && t->state != KVR_TRUST_REFUSED)
+        enter(t, KVR_TRUST_REFUSED, "workers answer a built-in question unlike each other: other engines, releases or settings");
+}
+
 void kvr_trust_compared(struct kvr_trust *t, bool agrees, bool other_profile)
 {
     switch (t->state) {

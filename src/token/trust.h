@@ -46,6 +46,8 @@ void kvr_trust_loaded(struct kvr_trust *t, bool ok);
 void kvr_trust_given(struct kvr_trust *t);
 /* The built-in questions were answered by an engine. agrees: as our ids are, with the profile that is used or one that was found. */
 void kvr_trust_probed(struct kvr_trust *t, bool agrees);
+/* Two engines have answered a built-in question unlike each other: no ids can be those of both. */
+void kvr_trust_unlike(struct kvr_trust *t);
 /* A real question was answered by an engine. agrees: as above; in PROBING another profile may have been found that agrees with all. */
 void kvr_trust_compared(struct kvr_trust *t, bool agrees, bool other_profile);
 void kvr_trust_counted(struct kvr_trust *t, bool agrees);

@@ -6,26 +6,9 @@ import subprocess
 
 import pytest
 from conftest import BINARY, Mock, Serve
-from token_parts import TEMPLATE, TokenEngine, make_folder
+from token_parts import TEMPLATE, developers_as_they_come, engine_fixture, folder_fixture, make_folder  # noqa: F401 (fixtures)
 
 LIBRARY = os.environ["TOKENIZER_LIBRARY"]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return make_folder(tmp_path / "model")
-
-
-@pytest.fixture
-def engine():
-    made = []
-
-    def make(*args, **kw):
-        made.append(TokenEngine(*args, **kw))
-        return made[-1]
-    yield make
-    for e in made:
-        e.close()
 
 
 def url(engine):
@@ -85,13 +68,7 @@ def test_one_question_that_differs_is_enough(engine, folder):
 
 
 def test_the_profile_that_agrees_is_named(engine, folder):
-    def as_they_come(ids, q):
-        return made(q) if any(m["role"] == "developer" for m in q.get("messages", ())) else ids
-
-    def made(q):
-        from token_parts import encode
-        return encode("<|bos|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>\n" for m in q["messages"]) + "<|assistant|>")
-    e = engine(change=as_they_come)
+    e = engine(change=developers_as_they_come)
     f = finding("--tokenizer-dir", folder, url(e))
     assert f["verdict"] == "ok" and "--tokenizer-profile '{" in f["advice"] and '"developer_to_system":false' in f["advice"], f
     profile = f["advice"].split("'")[1]

@@ -94,7 +94,7 @@ def test_a_chat_without_ids_is_refused_and_named(folder, tmp_path, body, said):
     (("--tokenizer-lib", "/nonexistent.so"), "--tokenizer-lib: there is no /nonexistent.so"),
     (("--tokenizer-lib", LIBRARY, "--tokenizer-profile", "{" + " " * 2000 + "}"), "--tokenizer-profile"),
     (("--tokenizer-lib", LIBRARY, "--tokenizer-profile", "x"), "--tokenizer-profile: 'x': allowed: a JSON object"),
-    (("--tokenizer-lib", LIBRARY, "--tokenizer-profile", "{bad}"), "--tokenizer-profile: options: "),
+    (("--tokenizer-lib", LIBRARY, "--tokenizer-profile", "{bad}"), "--tokenizer-profile: '{bad}', member bad: allowed: a JSON object"),
 ])
 def test_a_wrong_library_or_profile_is_named(folder, args, said):
     r = run("--tokenizer-dir", folder, "--text", "x", *args)

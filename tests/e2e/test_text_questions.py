@@ -3,13 +3,14 @@
 token_parts.py."""
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
 
 import pytest
 from conftest import BINARY, Indexer, Select, call, free_ports, wait_for
-from token_parts import encode, ids_of, make_folder
+from token_parts import TEMPLATE, encode, ids_of, make_folder
 
 LIBRARY = os.environ["TOKENIZER_LIBRARY"]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, wörld 東京"}]
@@ -107,11 +108,111 @@ def test_clients_that_leave_while_their_text_is_tokenized(one):
     assert ix.post("/query", {"model_name": "m", "text": "y"})["scores"] == {}
 
 
+# ---- folders that change -----------------------------------------------------------------------------------------------
+
+def other_template(folder):
+    """Gives the folder another template. Returns what makes its ids of messages: one token more than those of TEMPLATE."""
+    with open(os.path.join(folder, "chat_template.jinja"), "w") as f:
+        f.write(TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}A"))
+    return lambda messages: [*encode("<|bos|>A"), *ids_of({"messages": messages})[1:]]
+
+
+def break_folder(folder):
+    """Returns what mends it."""
+    path = os.path.join(folder, "tokenizer.json")
+    whole_file = open(path).read()
+
+    def write(text):
+        with open(path, "w") as f:
+            f.write(text)
+    write(whole_file[:1000])
+    return lambda: write(whole_file)
+
+
+@pytest.fixture
+def two(start, engine, tmp_path):
+    """An indexer with a folder of its own for each of the models `m` and `n`, and no blocks."""
+    folders = {name: make_folder(tmp_path / name) for name in "mn"}
+    ix, e = start(Indexer, "--tokenizer-lib", LIBRARY, *(f for name in "mn" for f in ("--tokenizer-dir", f"{name}={folders[name]}"))), engine()
+    for i, name in enumerate("mn"):
+        ix.register(i, e, model=name)
+    e.until("trusted", ix.trusted)
+    return ix, e, folders
+
+
+def held_of(ix, model):
+    """Tokens of a chat that the model's worker holds."""
+    scores = ix.post("/query", {"model_name": model, "messages": CHAT})["scores"]
+    return sum(n for ranks in scores.values() for n in ranks.values())
+
+
+class Asking:
+    """Threads that ask without a break; their answers are collected."""
+
+    def __init__(self, ask, threads=4):
+        self.ended, self.seen, self.failed = threading.Event(), set(), []
+
+        def run(k):
+            n = 0
+            while not self.ended.is_set():
+                n += 1
+                try:
+                    self.seen.add(ask(k, n))
+                except Exception as e:  # pylint: disable=broad-except
+                    self.failed.append(e)
+                    return
+        self.threads = [threading.Thread(target=run, args=(k,)) for k in range(threads)]
+
+    def __enter__(self):
+        for t in self.threads:
+            t.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        for t in self.threads:
+            t.join()
+
+
+def test_the_folders_of_an_indexer_are_read_again_on_sighup_under_load(two):
+    ix, e, folders = two
+    before = ids_of({"messages": CHAT})
+    e.stored(list(range(1, 1 + len(before) // 4)), before[:whole(before)])
+    wait_for("stored", lambda: held_of(ix, "m") == whole(before))
+    with Asking(lambda k, n: held_of(ix, "m")) as asking:
+        after = other_template(folders["m"])(CHAT)
+        ix.p.send_signal(signal.SIGHUP)
+        wait_for("the other template", lambda: held_of(ix, "m") == 0, 20)
+        e.stored(list(range(501, 501 + len(after) // 4)), after[:whole(after)])
+        wait_for("blocks of the other template", lambda: held_of(ix, "m") == whole(after), 20)
+        assert held_of(ix, "n") == whole(before)  # its folder is as it was
+    assert not asking.failed and asking.seen <= {0, whole(before), whole(after)}
+
+
+def test_a_folder_of_an_indexer_that_cannot_be_read_again_stays_as_it_was(two):
+    ix, e, folders = two
+    ids = ids_of({"messages": CHAT})
+    e.stored(list(range(1, 1 + len(ids) // 4)), ids[:whole(ids)])
+    wait_for("stored", lambda: held_of(ix, "m") == held_of(ix, "n") == whole(ids))
+    mend = break_folder(folders["m"])
+    other_template(folders["n"])
+    ix.p.send_signal(signal.SIGHUP)
+    wait_for("the other folder", lambda: held_of(ix, "n") == 0, 20)  # it is behind the broken one
+    said = [line for line in ix.text().splitlines() if folders["m"] in line]
+    assert len(said) == 1 and "kvroute indexer: SIGHUP: --tokenizer-dir" in said[0] and "stays in use" in said[0], said
+    assert held_of(ix, "m") == whole(ids)
+    mend()
+    other_template(folders["m"])
+    ix.p.send_signal(signal.SIGHUP)
+    wait_for("the mended folder", lambda: held_of(ix, "m") == 0, 20)
+
+
 @pytest.mark.parametrize("flags, said", [
     (["--tokenizer-dir", "/nowhere"], "has no tokenizer.json"),
     (["--tokenizer-dir", "=/nowhere"], "[MODEL=]DIR"),
     (["--tokenizer-dir", "FOLDER", "--tokenizer-lib", "/nowhere.so"], "there is no /nowhere.so"),
-    (["--tokenizer-dir", "FOLDER", "--tokenizer-lib", LIBRARY, "--tokenizer-profile", "[1]"], "--tokenizer-"),
+    (["--tokenizer-dir", "FOLDER", "--tokenizer-lib", LIBRARY, "--tokenizer-profile", "[1]"], "--tokenizer-profile: '[1]': allowed"),
+    (["--tokenizer-dir", "FOLDER", "--tokenizer-lib", LIBRARY, "--tokenizer-profile", '{"typed":1}'], 'member "typed": allowed'),
     (["--tokenizer-dir", "BROKEN", "--tokenizer-lib", LIBRARY], "BROKEN"),
 ])
 def test_a_wrong_folder_or_library_is_named_at_the_start(flags, said, tmp_path):
@@ -131,6 +232,7 @@ def select(start, engine, tmp_path):
     """A selection service with a folder for all models, and a worker that has the blocks of CHAT."""
     folder, e = make_folder(tmp_path / "model"), engine()
     s = start(Select, "--tokenizer-lib", LIBRARY, "--tokenizer-dir", folder, "--max-prompt-tokens", 1_000_000)
+    s.folder = folder
     s.worker(1, kv_events_endpoints={"0": f"tcp://127.0.0.1:{e.events}"}, replay_endpoint=f"tcp://127.0.0.1:{e.replay_port}")
     s.worker(2)
     ids = ids_of({"messages": CHAT})
@@ -170,3 +272,34 @@ def test_select_without_a_folder_says_so(start):
     s = start(Select)
     s.worker(1)
     assert "--tokenizer-dir" in s.ask("/select", {"text": "x"}, 400)["error"]
+
+
+def isl(select, messages=None):
+    """Tokens of a chat's prompt. Its booking is ended."""
+    r = select.ask("/select_and_reserve", {"messages": messages or CHAT})
+    select.ask(f"/reservations/{r['selection_id']}", method="DELETE")
+    return r["isl_tokens"]
+
+
+def test_the_folder_of_select_is_read_again_on_sighup_under_load(select):
+    before = len(ids_of({"messages": CHAT}))
+    with Asking(lambda k, n: isl(select)) as asking:
+        after = len(other_template(select.folder)(CHAT))
+        select.p.send_signal(signal.SIGHUP)
+        wait_for("the other template", lambda: isl(select) == after, 20)
+    assert not asking.failed and asking.seen <= {before, after}
+    long = [{"role": "user", "content": "wörld " * 20_000}]
+    assert isl(select, long) == len(ids_of({"messages": long})) + 1  # on a thread
+
+
+def test_a_folder_of_select_that_cannot_be_read_again_stays_as_it_was(select):
+    before = len(ids_of({"messages": CHAT}))
+    mend = break_folder(select.folder)
+    select.p.send_signal(signal.SIGHUP)
+    wait_for("a warning that names the folder", lambda: f"SIGHUP: --tokenizer-dir: '{select.folder[:200]}': " in select.text(), 20)
+    assert "kvroute select: SIGHUP" in select.text() and "stays in use" in select.text()
+    assert isl(select) == before
+    mend()
+    after = len(other_template(select.folder)(CHAT))
+    select.p.send_signal(signal.SIGHUP)
+    wait_for("the mended folder", lambda: isl(select) == after, 20)

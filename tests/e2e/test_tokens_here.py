@@ -5,30 +5,14 @@ import os
 import signal
 import subprocess
 import threading
+import time
 
 import pytest
 from conftest import Engine, Mock, Serve, call, wait_for
-from token_parts import TEMPLATE, TokenEngine, encode, ids_of, make_folder
+from token_parts import TEMPLATE, developers_as_they_come, encode, engine_fixture, folder_fixture, ids_of, make_folder  # noqa: F401 (fixtures)
 
 LIBRARY = os.environ["TOKENIZER_LIBRARY"]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, wörld 東京"}]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return make_folder(tmp_path / "model")
-
-
-@pytest.fixture
-def engine():
-    made = []
-
-    def make(*args, **kw):
-        made.append(TokenEngine(*args, **kw))
-        return made[-1]
-    yield make
-    for e in made:
-        e.close()
 
 
 @pytest.fixture
@@ -377,7 +361,7 @@ def test_a_worker_that_joins_with_other_tokens_ends_the_trust(serve, engine, fol
     assert str(other.port) in t["last_difference"]["engine"]
 
 
-def test_a_wrong_library_or_folder_is_named(start, folder, tmp_path):
+def test_a_wrong_library_folder_or_profile_is_named_at_the_start(start, folder, tmp_path):
     bad = tmp_path / "libbad.so"
     bad.write_bytes(b"no library")
     other = tmp_path / "libother.so"
@@ -386,6 +370,9 @@ def test_a_wrong_library_or_folder_is_named(start, folder, tmp_path):
                          (("--tokenizer", "local", "--tokenizer-lib", tmp_path / "none.so"), "there is no"),
                          (("--tokenizer", "local", "--tokenizer-lib", other), "has ABI 99, this program needs"),
                          (("--tokenizer-dir", tmp_path), "no tokenizer.json"),
+                         (("--tokenizer-profile", "[]"), "--tokenizer-profile: '[]': allowed: a JSON object with engine"),
+                         (("--tokenizer-profile", '{"content_format":"list"}'), 'member "content_format": allowed'),
+                         (("--tokenizer-profile", '{"drop_nones":true}'), 'member "drop_nones": allowed'),
                          (("--tokenizer", "local", "--tokenizer-lib", "/usr/lib/x86_64-linux-gnu/libm.so.6"), "is no tokenizer library")):
         s = Serve(["http://127.0.0.1:9"], *flags, wait=False, expect=1)
         assert s.p.wait(60) == 1
@@ -634,6 +621,73 @@ def test_questions_in_the_form_of_another_engine_are_not_answered_here(start, se
     assert trusted(s)["library"]["engine"] == "vllm"
     chat(s)
     assert made_here(s) == 0
+
+
+# ---- days ----------------------------------------------------------------------------------------------------------
+
+def zone_of_midnight(seconds):
+    """A time zone whose next day begins so many seconds from now."""
+    behind = (int(time.time()) + int(seconds)) % 86400
+    west = behind if behind < 43200 else behind - 86400
+    h, m, s = abs(west) // 3600, abs(west) // 60 % 60, abs(west) % 60
+    return f"MID{'' if west >= 0 else '-'}{h}:{m:02}:{s:02}"
+
+
+def test_a_chat_that_was_tokenized_yesterday_is_tokenized_anew(start, engine):
+    """Its template may write the date, here and at the engine."""
+    e = engine()
+    s = start(Serve, [e.spec()], "--tokenizer", "engine", env={"TZ": zone_of_midnight(15)})
+    chat(s)
+
+    def asked_again():
+        chat(s)
+        return e.asked["/tokenize"] == 2
+    wait_for("the next day", asked_again, 60)
+    chat(s)
+    assert e.asked["/tokenize"] == 2
+
+
+# ---- workers that are not alike -------------------------------------------------------------------------------------
+
+VLLM, OTHER_VLLM, SGLANG, UNTOLD_SGLANG = {}, {"change": developers_as_they_come}, {"sglang": True, "told": True}, {"sglang": True}
+
+
+@pytest.mark.parametrize("probes", [0, 2])
+@pytest.mark.parametrize("kinds, question", [
+    ((VLLM, SGLANG), "content in parts"), ((SGLANG, VLLM), "content in parts"), ((VLLM, UNTOLD_SGLANG), "content in parts"),
+    ((VLLM, OTHER_VLLM), "a developer's message"), ((OTHER_VLLM, VLLM), "a developer's message"), ((VLLM, VLLM, SGLANG), "content in parts"),
+], ids=["vllm sglang", "sglang vllm", "vllm untold sglang", "vllm other", "other vllm", "vllm vllm sglang"])
+def test_workers_of_two_engines_make_no_tokens_here_and_the_reason_says_why(start, engine, folder, kinds, question, probes):
+    engines = [engine(**{k: v for k, v in kind.items() if k != "told"}) for kind in kinds]
+    specs = [e.spec() + (",engine=sglang" if kind.get("told") else "") for e, kind in zip(engines, kinds)]
+    s = start(Serve, specs, "--tokenizer-lib", LIBRARY, "--tokenizer-probes", probes, "--tokenizer-check", 0, "--tokenizer-dir", folder)
+    wait_for("an answer of each engine", lambda: all(sum(e.asked.values()) for e in engines), 20)
+    for i in range(4):
+        chat(s, [{"role": "user", "content": f"early {i}"}])
+    t = until(s, "refused")
+    made = made_here(s)  # until the last worker has answered the others were believed, but a vLLM's ids are none of an SGLang's question
+    assert made == 0 or kinds[0] is SGLANG or SGLANG not in kinds
+    assert "workers" in t["why"] and "unlike" in t["why"], t
+    last = t["last_difference"]
+    assert last["question"] == question and all(f":{e.port}" in last["engine"] for e in (engines[0], engines[-1])), t
+    assert t["why"] in s.text() and "from now on" in s.text()
+    for q in SGLANG_CHATS:
+        chat(s, **q)
+    assert made_here(s) == made and sum(len(e.generated) for e in engines) == 4 + len(SGLANG_CHATS)
+
+
+def test_a_worker_that_is_alone_may_come_back_as_another_engine_while_it_is_probed(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    probed(s)
+    port = e.port
+    e.close()
+    wait_for("the worker is down", lambda: s.get("/workers")[0]["status"] != "up", 20)
+    engine(change=developers_as_they_come, port=port)
+    wait_for("the probes", lambda: s.metric("tokenizer_checks_total", judge="probes", model="m") >= 2, 20)
+    for i in range(2):
+        chat(s, [{"role": "user", "content": f"again {i}"}])
+    assert until(s, "trusted")["last_difference"] is None
 
 
 # ---- the mock with a folder --------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import os
 import re
 import threading
 
+import pytest
+
 SPECIALS = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 FIRST_SPECIAL = 256
 TEMPLATE = (
@@ -153,6 +155,14 @@ def ids_of(q, sglang=False, is_chat=True):
     return ([FIRST_SPECIAL] if q.get("add_special_tokens", True) else []) + encode(prompt)
 
 
+def developers_as_they_come(ids, q):
+    """For TokenEngine's `change`: another release of vLLM, where a developer's message stays one."""
+    messages = q.get("messages", ())
+    if not any(m["role"] == "developer" for m in messages):
+        return ids
+    return encode("<|bos|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>\n" for m in messages) + "<|assistant|>")
+
+
 class TokenEngine:
     """Speaks as vLLM does: /health, /v1/models, /tokenize, the two render paths, chats and completions.
 
@@ -232,3 +242,22 @@ class TokenEngine:
         self.closed = True
         self.server.shutdown()
         self.server.server_close()
+
+
+@pytest.fixture(name="folder")
+def folder_fixture(tmp_path):
+    """A folder with TEMPLATE."""
+    return make_folder(tmp_path / "model")
+
+
+@pytest.fixture(name="engine")
+def engine_fixture():
+    """engine(...) makes a TokenEngine that is closed at the end of the test."""
+    made = []
+
+    def make(*args, **kw):
+        made.append(TokenEngine(*args, **kw))
+        return made[-1]
+    yield make
+    for e in made:
+        e.close()

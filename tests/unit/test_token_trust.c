@@ -44,6 +44,21 @@ static void a_folder_that_cannot_be_used_is_refused(void **state)
     assert_int_equal(t.state, KVR_TRUST_REFUSED);
 }
 
+static void engines_that_answer_unlike_each_other_are_refused_in_any_state(void **state)
+{
+    struct kvr_trust t = probing(8);
+    (void)state;
+    kvr_trust_unlike(&t);
+    assert_int_equal(t.state, KVR_TRUST_REFUSED);
+    assert_non_null(strstr(t.why, "workers"));
+    t = trusted();
+    kvr_trust_unlike(&t);
+    assert_int_equal(t.state, KVR_TRUST_REFUSED);
+    kvr_trust_begin(&t, 8);
+    kvr_trust_unlike(&t); /* of the folder before */
+    assert_int_equal(t.state, KVR_TRUST_LOADING);
+}
+
 static void trust_needs_the_probes_and_the_first_requests(void **state)
 {
     struct kvr_trust t = probing(3);
@@ -169,6 +184,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_folder_that_cannot_be_used_is_refused),
+        cmocka_unit_test(engines_that_answer_unlike_each_other_are_refused_in_any_state),
         cmocka_unit_test(trust_needs_the_probes_and_the_first_requests),
         cmocka_unit_test(requests_decide_nothing_before_the_probes_have_agreed),
         cmocka_unit_test(another_profile_begins_the_count_anew),

@@ -28,8 +28,6 @@ enum {
     KVR_TOK_EPANIC = -4,       /* a defect of the library */
 };
 
-enum { KVR_TOK_PLAIN = 1 }; /* without the cache, by the engines' own encoder: what everything else is compared with */
-
 struct kvr_tok;
 struct kvr_tok_job;
 struct kvr_tok_buf {
@@ -64,11 +62,10 @@ int kvr_tok_ask(const struct kvr_tok *t, const char *question, size_t len, size_
 int kvr_tok_finish(struct kvr_tok_job *job, struct kvr_tok_buf *out);
 void kvr_tok_drop(struct kvr_tok_job *job);
 
-/* Ids of a question without the cache, by the engines' own encoder. */
+/* For tests, which compare everything else with it: ids of a question without the cache, by the engines' own encoder. */
 int kvr_tok_plain(const struct kvr_tok *t, const char *question, size_t len, struct kvr_tok_buf *out);
-/* `out`: the prompt's text. */
+/* Likewise. `out`: the prompt's text. */
 int kvr_tok_render(const struct kvr_tok *t, const char *question, size_t len, struct kvr_tok_buf *out);
-int kvr_tok_encode(const struct kvr_tok *t, const char *text, size_t len, int specials, uint32_t flags, struct kvr_tok_buf *out);
 /* Of the cache that a tokenizer shares with its variants. */
 struct kvr_tok_figures {
     uint64_t hits, misses, too_large; /* segments; too_large: not kept */

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Once;
 
 const ABI: u32 = 1;
-const PLAIN: u32 = 1;
 const EPANIC: c_int = -4;
 
 #[repr(C)]
@@ -163,17 +162,6 @@ pub unsafe extern "C" fn kvr_tok_render(t: *const Tokenizer, body: *const c_char
     call(out, || match Question::parse(bytes(body, n))? {
         Question::Chat(chat) => Ok((*t).render(&chat)?.whole().into_bytes()),
         Question::Text { text, .. } => Ok(text.into_bytes()),
-    })
-}
-
-/// # Safety
-/// As in the header.
-#[no_mangle]
-pub unsafe extern "C" fn kvr_tok_encode(t: *const Tokenizer, text: *const c_char, n: usize, specials: c_int, flags: u32, out: *mut Buf) -> c_int {
-    call(out, || {
-        let Ok(text) = std::str::from_utf8(bytes(text, n)) else { return bad("text", "not UTF-8") };
-        let specials = specials != 0;
-        Ok(words(if flags & PLAIN != 0 { (*t).encode_plain(text, specials)? } else { (*t).encode(text, specials)? }))
     })
 }
 

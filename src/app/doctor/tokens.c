@@ -16,6 +16,7 @@
 #include "token/folders.h"
 #include "token/given.h"
 #include "token/probes.h"
+#include "token/profile_option.h"
 #include "wire/engine_tokens.h"
 
 enum { MODEL_BYTES_MAX = 127 };
@@ -25,7 +26,7 @@ int tokens_open(struct doctor *d)
     const struct doctor_options *o = d->o;
     char why[1200];
     if (kvr_given_dirs_check(o->tokenizer_dirs, o->tokenizer_dirs_n, MODEL_BYTES_MAX, why, sizeof why) ||
-        kvr_given_profile_check(o->tokenizer_profile, why, sizeof why)) {
+        kvr_profile_option_check(o->tokenizer_profile, why, sizeof why)) {
         kvr_log_error("kvroute doctor: %s", why);
         return -1;
     }

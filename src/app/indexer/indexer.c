@@ -245,6 +245,7 @@ static void on_reload(uv_signal_t *s, int signum)
         kvr_log_warning("kvroute indexer: SIGHUP: --tls-cert, --tls-key: %s; the old certificate stays", err);
     if (x->o->tls_ca && kvr_tls_trust(x->o->tls_ca, err, sizeof err))
         kvr_log_warning("kvroute indexer: SIGHUP: --tls-ca: %s; the old certificates stay", err);
+    text_reload(x);
     kvr_log("kvroute indexer: SIGHUP: read again");
 }
 

@@ -22,6 +22,7 @@
  *   ingest       KV events, straight into the index of the listener's partition
  *   keeper       writes snapshots; at start it loads what there is
  *   one per dump that is being sent
+ *   folders      from the first SIGHUP on, where there is a --tokenizer-dir: reads the folders again
  * `lock` guards the catalogue; nothing blocks under it, and a partition that is in use is held by a reference.
  * `change_lock` serialises changes of who is followed, which wait for the ingest thread. The ingest thread takes neither. The
  * index has its own locks.
@@ -281,6 +282,7 @@ struct text_tokens {
     char why[300];
 };
 int text_start(struct indexer *x);
+void text_reload(struct indexer *x); /* SIGHUP */
 void text_stop(struct indexer *x);
 /* Any thread. `o` was read from body[0..len). */
 void text_make(struct indexer *x, struct kvr_json o, const char *body, size_t len, struct text_tokens *out);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Prompts as text (`text` or `messages` in place of `token_ids`): their tokens are made with the folders of --tokenizer-dir. There is no
- * engine to compare with, so the operator answers for the folders.
+ * engine to compare with, so the operator answers for the folders. They are read again on SIGHUP, on a thread of their own.
  *
  * A short one is made on the data loop; a body of more than KVR_TOKENIZER_INLINE bytes is read, and its tokens are made, on a thread.
  */
@@ -16,7 +16,8 @@ int text_start(struct indexer *x)
     const struct indexer_options *o = x->o;
     char why[1200];
     if (!o->tokenizer_dirs_n) return 0;
-    struct kvr_given_tokens_config config = {.lib = o->tokenizer_lib,
+    struct kvr_given_tokens_config config = {.program = "kvroute indexer",
+                                             .lib = o->tokenizer_lib,
                                              .dirs = o->tokenizer_dirs,
                                              .dirs_n = o->tokenizer_dirs_n,
                                              .name_max = NAME_MAX_LEN,
@@ -25,6 +26,11 @@ int text_start(struct indexer *x)
     if (kvr_given_tokens_open(&config, &x->tokenizers, why, sizeof why) == 0) return 0;
     kvr_log_error("kvroute indexer: %s", why);
     return 1;
+}
+
+void text_reload(struct indexer *x)
+{
+    kvr_given_tokens_reload(x->tokenizers);
 }
 
 void text_stop(struct indexer *x)

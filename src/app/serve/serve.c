@@ -200,6 +200,7 @@ static void on_reload(uv_signal_t *sig, int signum)
         kvr_log_warning("kvroute %s: SIGHUP: --tls-ca: %s; the old certificates stay", name, err);
     discovery_reload(s);
     tokenizers_reload(s);
+    kvr_given_tokens_reload(s->given_tokens);
     kvr_log("kvroute %s: SIGHUP: read again", name);
 }
 

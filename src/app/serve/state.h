@@ -16,6 +16,7 @@
  *   main loop    admin server, health checks, timers; the only one that adds workers and partitions, and removes workers
  *   data loops   requests of their own connections; never each other's
  *   ingest       KV events; calls into views.c only
+ *   folders      of `select` with --tokenizer-dir, from the first SIGHUP on: reads the folders again
  *   sync         other routers' bookings; calls into replicas.c, and from there into what serve_hooks says
  * Shared state: the worker table is under struct serve's `lock`; what is made of it for requests is the roster (workers/roster.h), which
  * does not change. Sessions, decisions, labelled counters, evidence and the quality of predictions have locks of their own, leaves all;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Questions whose prompt is text (`text` or `messages` in place of `token_ids`). Of `kvroute select` the tokens are made with the folders
- * of
- * --tokenizer-dir, for which the operator answers; of `kvroute serve` with the model's tokenizer, as long as it is trusted.
+ * of --tokenizer-dir, for which the operator answers, and which are read again on SIGHUP, on a thread of their own; of `kvroute serve` with
+ * the model's tokenizer, as long as it is trusted.
  *
  * A short one is made on the main loop; a body of more than KVR_TOKENIZER_INLINE bytes is read, and its tokens are made, on a thread.
  */
@@ -18,7 +18,8 @@ int admin_text_open(struct serve *s, char *err, size_t cap)
 {
     const struct serve_options *o = s->o;
     if (!o->select_only || !o->tokenizer_dirs_n) return 0;
-    struct kvr_given_tokens_config config = {.lib = o->tokenizer_lib,
+    struct kvr_given_tokens_config config = {.program = "kvroute select",
+                                             .lib = o->tokenizer_lib,
                                              .dirs = o->tokenizer_dirs,
                                              .dirs_n = o->tokenizer_dirs_n,
                                              .name_max = MODEL_MAX - 1,

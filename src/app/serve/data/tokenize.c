@@ -16,6 +16,7 @@
 #include "app/serve/data/phases.h"
 
 #include "app/serve/tokenizers/tokenizers.h"
+#include "token/dates.h"
 #include "wire/prompt_tokens.h"
 #include "wire/tokenize_body.h"
 
@@ -319,6 +320,7 @@ static enum outcome ask(struct request *r, struct kvr_body *body)
     bool trusted;
     struct kvr_tokenizer *t = here_tokenizer(r, &trusted);
     token_cache_key(body->data, body->len, now->cache_key);
+    now->cache_key[0] ^= kvr_mix64(kvr_date_today());         /* a template may write the date */
     now->cache_key[1] ^= t ? kvr_tokenizer_generation(t) : 0; /* what was made here before a doubt is not found again */
     r->tokens = token_cache_get(serve_of(r)->tokens, now->cache_key, &r->tokens_n);
     if (r->tokens) {

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "token/folders.h"
 #include "token/given.h"
+#include "token/profile_option.h"
 #include "wire/prom_page.h"
 
 enum { CHECK_MS = 1000 };
@@ -302,6 +303,7 @@ int tokenizers_open(struct serve *s, char *err, size_t cap)
     char why[600];
     if (!must && !may) return 0;
     if (kvr_given_dirs_check(s->o->tokenizer_dirs, s->o->tokenizer_dirs_n, MODEL_MAX - 1, err, cap)) return -1;
+    if (kvr_profile_option_check(s->o->tokenizer_profile, err, cap)) return -1;
     if (!(s->tokenizers = calloc(1, sizeof *s->tokenizers))) {
         snprintf(err, cap, "out of memory");
         return -1;
