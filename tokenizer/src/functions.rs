@@ -13,6 +13,7 @@ pub fn add(env: &mut Environment<'static>) {
     env.add_filter("tojson", tojson);
     env.add_filter("trim", trim);
     env.add_filter("string", printed);
+    env.add_filter("safe", printed); // markup.rs sees to what makes them differ
     let length = |v: &Value| if v.is_undefined() { Ok(0) } else { v.len().ok_or_else(|| bad_op("no length")) };
     env.add_filter("length", length);
     env.add_filter("count", length);

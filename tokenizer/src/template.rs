@@ -3,7 +3,7 @@
 use crate::depth::is_too_deep;
 use crate::request::{self, ContentFormat, Engine, Profile};
 use crate::values::value;
-use crate::{bad, functions, lint, python, question, rewrite, sglang, unlike, unsupported, Fail, Kind, Res};
+use crate::{bad, functions, lint, markup, python, question, rewrite, sglang, unlike, unsupported, Fail, Kind, Res};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind};
@@ -84,6 +84,7 @@ impl Template {
             let tree = minijinja::machinery::parse(&plain, "chat", syntax)?;
             let mut look = lint::look(&tree);
             look.unverified.extend(unlike::look(&unified, &tree));
+            look.unverified.extend(markup::look(&tree));
             Ok((env, look))
         }();
         let (env, look) = compiled.or_else(|e| unsupported("template", format!("it does not compile: {e}")))?;

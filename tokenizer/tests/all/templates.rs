@@ -84,3 +84,11 @@ fn the_last_character_of_a_text_is_the_last_of_its_loop() {
     let template = "{% for c in messages[0].content %}{{ c }}{{ loop.revindex }}{% if not loop.last %},{% endif %}{% endfor %}";
     assert_eq!(text(template, "aéb"), "a3,é2,b1");
 }
+
+#[test]
+fn what_safe_gives_is_printed_and_no_more() {
+    assert_eq!(text("{% set c = messages[0].content|safe %}{{ '<' ~ c ~ '&' }}{{ c if c is string }}", "<b>"), "<<b>&<b>");
+    for template in ["{{ (messages[0].content|safe) + '<' }}", "{% set c = messages[0].content|safe %}{{ [c] }}", "{{ messages|map('safe')|join }}", "{{ messages|map(messages[0].role)|join }}"] {
+        assert!(!Template::new(template).unwrap().unverified.is_empty(), "{template}");
+    }
+}
