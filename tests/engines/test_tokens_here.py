@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids made here against vLLM's: what its renderer and its tokenizer make of random chats, over templates of five families."""
+"""Token ids made here against vLLM's: what its renderer and its tokenizer make of random chats, over templates of six families."""
 import collections
 import glob
 import os
@@ -37,7 +37,7 @@ def asked_form(q):
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: os.path.basename(p))
-def test_chats_of_five_families_have_the_ids_that_vllm_computes(trusting, path):
+def test_chats_of_six_families_have_the_ids_that_vllm_computes(trusting, path):
     with open(path, encoding="utf-8") as f:
         template = f.read()
     here = Tokenizer(LIBRARY, os.path.join(DIR, "model"), chat_template=template, **PROFILE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids made here against SGLang's: what its own message processing makes of random chats, over templates of five families. Needs what
+"""Token ids made here against SGLang's: what its own message processing makes of random chats, over templates of six families. Needs what
 scripts/engines/sglang.sh sets up."""
 import collections
 import copy
@@ -57,7 +57,7 @@ def other(r, q):
 
 
 @pytest.mark.parametrize("path", [*TEMPLATES, "raises"], ids=os.path.basename)
-def test_chats_of_five_families_have_the_ids_that_sglang_computes(path):
+def test_chats_of_six_families_have_the_ids_that_sglang_computes(path):
     from sglang_here import Sglang
     if path == "raises":
         with open(TEMPLATES[0], encoding="utf-8") as f:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts and ids made here against those of transformers 4.57, which older engines run: random chats over templates of five
+"""Texts and ids made here against those of transformers 4.57, which older engines run: random chats over templates of six
 families, as they come and as an engine hands them over, with the profile of that release.
 
 KVR_TRANSFORMERS4 names a folder that has it and its tokenizers (pip install --target FOLDER 'transformers==4.57.1' 'huggingface-hub<1');

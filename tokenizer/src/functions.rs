@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Filters, tests, methods and functions of templates, where Python's differ from minijinja's.
 use crate::values::is_of_the_question;
-use crate::{python, texts};
+use crate::{python, rewrite, texts};
 use minijinja::value::{from_args, Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 
@@ -13,9 +13,11 @@ pub fn add(env: &mut Environment<'static>) {
     env.add_filter("tojson", tojson);
     env.add_filter("trim", trim);
     env.add_filter("string", printed);
+    env.add_filter("safe", printed); // markup.rs sees to what makes them differ
     let length = |v: &Value| if v.is_undefined() { Ok(0) } else { v.len().ok_or_else(|| bad_op("no length")) };
     env.add_filter("length", length);
     env.add_filter("count", length);
+    env.add_filter(rewrite::COUNTED, counted);
     add_texts(env);
     env.add_test("sequence", |v: &Value| match v.kind() {
         ValueKind::Iterable => Err(unlike("whether an iterator is a sequence")), // a range is one, what a filter gives is none
@@ -105,6 +107,16 @@ pub fn printed(v: &Value) -> Result<String, Error> {
         ValueKind::Iterable => Err(unlike("an iterator is printed")),
         ValueKind::Seq if v.len() == Some(0) && !is_of_the_question(v) => Err(unlike("an empty list is printed")), // or a slice of none, which is nothing
         _ => Ok(python::str(v)),
+    }
+}
+
+/// What a loop goes over, so that its length is known.
+fn counted(v: Value) -> Result<Value, Error> {
+    let is_known = |v: &Value| v.try_iter().is_ok_and(|i| i.size_hint().1 == Some(i.size_hint().0));
+    match v.kind() {
+        ValueKind::String => Ok(v.try_iter()?.collect()),
+        ValueKind::Iterable if !is_known(&v) => Ok(v.try_iter()?.collect()),
+        _ => Ok(v),
     }
 }
 

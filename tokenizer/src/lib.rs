@@ -8,10 +8,10 @@
 //!     folder.rs      what a model's folder has: tokenizer.json, its configuration, special tokens, templates
 //!     question.rs    a question's members; what is refused because only the engine knows it
 //!     request.rs     what vLLM makes of messages and tools before its template sees them;  sglang.rs  what SGLang makes of them
-//!     template.rs    Jinja templates;  values.rs  what they are given;  functions.rs  Python's filters, tests and methods;  texts.rs  those of texts and numbers;
+//!     template.rs    Jinja templates;  rewrite.rs  what of them is written otherwise;  values.rs  what they are given;  functions.rs  Python's filters, tests and methods;  texts.rs  those of texts and numbers;
 //!     python.rs      str(), repr(), json.dumps()
 //!     lint.rs        what a template's syntax tree tells: constructs that were not compared with Jinja2's;  unlike.rs  that are known to differ;
-//!                    depth.rs  how deep it can be
+//!                    depth.rs  how deep it can be;  markup.rs  where the texts of the filter `safe` go
 //!     tokenizer.rs   text to ids, segment by segment;  cuts.rs  where a text may be cut;  cache.rs  ids by content
 //!     encoder.rs     the engines' own library, and a faster one where both agree;  hooks.rs  what tests need
 mod cache;
@@ -23,9 +23,11 @@ mod folder;
 mod functions;
 mod hooks;
 mod lint;
+mod markup;
 mod python;
 mod question;
 mod request;
+mod rewrite;
 mod sglang;
 mod template;
 mod texts;

@@ -3,13 +3,13 @@
 use crate::functions::GLOBALS;
 use crate::request::ContentFormat;
 use crate::unlike::OTHER_ATTRS;
-use minijinja::machinery::ast::{BinOpKind, CallArg, CallBlock, Expr, Stmt};
+use minijinja::machinery::ast::{BinOpKind, CallArg, CallBlock, Expr, Filter, Stmt};
 use std::collections::BTreeSet;
 
 const FILTERS: &[&str] = &[
     "tojson", "trim", "length", "count", "upper", "lower", "default", "d", "join", "first", "last", "list", "string", "items",
     "selectattr", "rejectattr", "select", "reject", "map", "replace", "int", "float", "reverse", "dictsort", "abs", "indent",
-    "title", "capitalize", "round", "sum", "batch",
+    "title", "capitalize", "round", "sum", "batch", "safe",
 ];
 const TESTS: &[&str] = &[
     "defined", "undefined", "none", "string", "mapping", "sequence", "iterable", "number", "integer", "float", "boolean", "true",
@@ -208,6 +208,7 @@ fn lint(root: &Stmt) -> (Vec<String>, bool) {
             Expr::Filter(x) if !FILTERS.contains(&x.name) => {
                 bad.insert(format!("filter {}", x.name));
             }
+            Expr::Filter(x) => bad.extend(look_at_named(x)),
             Expr::Test(x) if !TESTS.contains(&x.name) => {
                 bad.insert(format!("test {}", x.name));
             }
@@ -225,6 +226,22 @@ fn lint(root: &Stmt) -> (Vec<String>, bool) {
         })
     });
     (bad.into_iter().collect(), concat)
+}
+
+/// What `map` and its like are told by name to use: a list of what `safe` gives is none that could be printed.
+fn look_at_named(f: &Filter) -> Option<String> {
+    let (kind, known, at) = match f.name {
+        "map" => ("filter", FILTERS, 0),
+        "select" | "reject" => ("test", TESTS, 0),
+        "selectattr" | "rejectattr" => ("test", TESTS, 1),
+        _ => return None,
+    };
+    let name = match f.args.get(at) {
+        Some(CallArg::Pos(Expr::Const(c))) => c.value.as_str().unwrap_or("of no name"),
+        Some(CallArg::Pos(_)) => "of a computed name",
+        _ => return None,
+    };
+    (!known.contains(&name) || name == "safe").then(|| format!("{kind} {name}"))
 }
 
 /// `var` or `var[key]`, through filters, tests and slices.

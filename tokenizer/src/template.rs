@@ -3,8 +3,7 @@
 use crate::depth::is_too_deep;
 use crate::request::{self, ContentFormat, Engine, Profile};
 use crate::values::value;
-use crate::{bad, functions, lint, python, question, sglang, unlike, unsupported, Fail, Kind, Res};
-use minijinja::machinery::{tokenize, Token};
+use crate::{bad, functions, lint, markup, python, question, rewrite, sglang, unlike, unsupported, Fail, Kind, Res};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind};
@@ -72,7 +71,7 @@ impl Template {
             if is_too_deep(&unified, &syntax) {
                 return Err(functions::bad_op("its expressions are too long"));
             }
-            let plain = plain_generation(&unified, &syntax);
+            let plain = rewrite::plain_generation(&unified, &syntax);
             env.set_syntax(syntax.clone());
             env.set_recursion_limit(200);
             env.set_fuel(Some(FUEL));
@@ -81,10 +80,11 @@ impl Template {
                 _ => out.write_str(&functions::printed(v)?).map_err(Error::from),
             });
             functions::add(&mut env);
-            env.add_template_owned("chat", plain.clone())?;
+            env.add_template_owned("chat", rewrite::counted_loops(&plain, &syntax))?;
             let tree = minijinja::machinery::parse(&plain, "chat", syntax)?;
             let mut look = lint::look(&tree);
             look.unverified.extend(unlike::look(&unified, &tree));
+            look.unverified.extend(markup::look(&tree));
             Ok((env, look))
         }();
         let (env, look) = compiled.or_else(|e| unsupported("template", format!("it does not compile: {e}")))?;
@@ -209,20 +209,6 @@ fn check_documents(documents: &Json) -> Res<()> {
         Json::Array(list) if list.iter().all(Json::is_object) => Ok(()),
         _ => bad("documents", "`documents` is no list of objects"),
     }
-}
-
-/// `{% generation %}` marks what the model has said and changes no text: it becomes a scope of its own, with the tag's white-space control.
-fn plain_generation(source: &str, syntax: &SyntaxConfig) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut copied = 0;
-    let tokens: Vec<_> = tokenize(source, false, syntax.clone()).map_while(Result::ok).collect();
-    for three in tokens.windows(3) {
-        let [(Token::BlockStart, _), (Token::Ident(name @ ("generation" | "endgeneration")), at), (Token::BlockEnd, _)] = three else { continue };
-        out.push_str(&source[copied..at.start_offset as usize]);
-        out.push_str(if *name == "generation" { "with" } else { "endwith" });
-        copied = at.end_offset as usize;
-    }
-    out + &source[copied..]
 }
 
 fn odd_float(j: &Json) -> bool {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a template may cost, and what is refused.
-use kvr_tokenizer::{Asked, Kind, Tokenizer};
+use kvr_tokenizer::{Asked, Kind, Profile, Template, Tokenizer};
 use crate::models::{train, Folder};
-use serde_json::{json, Value as Json};
+use serde_json::{json, Map, Value as Json};
 
 fn ask(t: &Tokenizer, question: &Json) -> Result<usize, (Kind, &'static str)> {
     match t.ask(question.to_string().as_bytes(), usize::MAX) {
@@ -71,4 +71,24 @@ fn a_template_outside_the_compared_set_is_refused_and_named() {
     let t = Tokenizer::load(folder.path(), &Json::Null).unwrap();
     assert!(t.info()["template"].as_str().unwrap().contains("filter groupby"), "{}", t.info());
     assert_eq!(ask(&t, &chat(1)), Err((Kind::Unsupported, "template")));
+}
+
+fn text(template: &str, content: &str) -> String {
+    let t = Template::new(template).unwrap();
+    let as_they_come = Profile::from_json(&json!({"raw": true})).unwrap();
+    t.render(json!({"messages": [{"role": "user", "content": content}]}).as_object().unwrap(), &as_they_come, &Map::new()).unwrap().whole()
+}
+
+#[test]
+fn the_last_character_of_a_text_is_the_last_of_its_loop() {
+    let template = "{% for c in messages[0].content %}{{ c }}{{ loop.revindex }}{% if not loop.last %},{% endif %}{% endfor %}";
+    assert_eq!(text(template, "aéb"), "a3,é2,b1");
+}
+
+#[test]
+fn what_safe_gives_is_printed_and_no_more() {
+    assert_eq!(text("{% set c = messages[0].content|safe %}{{ '<' ~ c ~ '&' }}{{ c if c is string }}", "<b>"), "<<b>&<b>");
+    for template in ["{{ (messages[0].content|safe) + '<' }}", "{% set c = messages[0].content|safe %}{{ [c] }}", "{{ messages|map('safe')|join }}", "{{ messages|map(messages[0].role)|join }}"] {
+        assert!(!Template::new(template).unwrap().unverified.is_empty(), "{template}");
+    }
 }

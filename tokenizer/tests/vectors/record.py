@@ -10,6 +10,7 @@ A case is a template and its text, or null where there is none. One construct a 
 import copy
 import json
 import os
+import random
 
 import jinja2
 import transformers
@@ -37,7 +38,7 @@ VALUES = ["z", "none", "true", "false", "nowhere", "0", "1", "-1", "1.0", "0.5",
           "messages[2].d", "count", "\"it's\"", "['it\\'s', '\"', '\"\\'', '\\\\', '\\n\\t\\r', '\\x00\\x1b\\x7f\\xad\\u200b\\u2028\\ufeff']", "['é', '😀', '\\u0378', '\\ue000']"]
 FILTERED = ["string", "tojson", "length", "count", "list", "first", "last", "int", "float", "abs", "upper", "lower", "title", "capitalize", "trim", "reverse|list",
             "join(',')", "default('D')", "default('D', true)", "d('D')", "items|list", "dictsort", "unique|list", "sum", "min", "max", "round", "select|list",
-            "reject|list", "map('string')|list", "batch(2)|list", "indent", "replace('a', 'b')"]
+            "reject|list", "map('string')|list", "batch(2)|list", "indent", "replace('a', 'b')", "safe"]
 TESTED = ["defined", "undefined", "none", "string", "mapping", "sequence", "iterable", "number", "integer", "float", "boolean", "true", "false", "callable",
           "odd", "even", "eq 1", "equalto 'x'", "ne 1", "in [1, 'x', none]", "lt 1", "gt 0", "le 1", "ge 1", "divisibleby 2", "== 1", "!= 1"]
 COMPARED = ["==", "!=", "<", ">", "<=", ">=", "in", "not in", "and", "or", "+", "-", "*", "/", "//", "%", "**", "~"]
@@ -279,6 +280,126 @@ WHOLE = [
     "{% set a = 'x' %}{% set b %}{{ a }}\n{% endset %}[{{ b }}]", "{% set b %}\n{% endset %}[{{ b }}]", "{% macro m() %}\na\n{% endmacro %}\n[{{ m() }}]\n", "{% call m() %}\nx\n{% endcall %}{% macro m() %}[{{ caller() }}]{% endmacro %}",
 ]
 
+# Texts that `safe` gives, and where they may get to: what Jinja2 makes of a Markup there is not always what it makes of a text.
+MARKED = ["('<b>&'|safe)", "(messages[1].content|safe)", "(pairs|tojson|safe)", "(z|safe)", "(nowhere|safe)", "(messages[1].content|trim|safe|lower)",
+          "(count|safe if count else '<')", "(messages[2].e or '<%s>'|safe)", "([1, '<']|string|safe|default('x'))"]
+PLACES = r"""
+@  @ ~ '<&'  '<&' ~ @  @ ~ @  '<' ~ @|string ~ '>'  @ + '<&'  '<&' + @  @ + @  '<' + @ ~ '<'  @ * 2  @ % '<'  '%s<' % @  '%s' % [@]  @|format('<')
+@|safe  @|string  @|string + '<'  @|trim  @|trim + '<'  @|trim('<')  @|trim ~ '<'  @|upper  @|upper ~ '<'  @|upper + '<'  @|lower  @|lower + '<'  @|title  @|title + '<'  @|capitalize  @|capitalize + '<'
+@|length  @|count + 1  @|tojson  @|tojson + '<'  @|tojson ~ '<'  @|tojson(ensure_ascii=true)  @|replace('b', '<')  @|replace('b', '<') + '<'  'b<'|replace('b', @)  'b<'|replace(@, 'x') + '<'  '<'|replace('<', @) + '<'
+@|default('<')  @|d('<') + '<'  @|d('<', true)  nowhere|default(@)  nowhere|default(@) + '<'  nowhere|d(default_value=@) ~ '<'  @|indent(2)  @|indent(2) + '<'  '<'|indent(@)  @|first  @|first + '<'  @|last  @|list  @|list|join  @|reverse  @|reverse + '<'
+[@]  [@]|join('<')  [@, '<']|join('&')  ['<', 'a']|join(@)  ['<', 'a']|join(@) + '<'  [@]|first + '<'  [@]|tojson  [@]|string  [@] ~ ''  {'k': @}  {'k': @}|tojson  {'k': @}.k + '<'  {'k': @}.k  (@, 1)  (@,)[0]  [@]|map('upper')|list  [@] == ['<b>&']  {@: 1}
+words|map('safe')|list  words|map('safe')|join('<')  words|map('replace', 'a', @)|list  words|map('default', @)|list  words|select('in', @)|list  words|select('eq', @)|list  @|select|list  @|map('upper')|list  @|batch(2)|list  @|items|list  @|dictsort  @|int  @|float  @|abs  @|round  @|sum  @|selectattr('a')|list
+@ is defined  @ is undefined  @ is none  @ is string  @ is mapping  @ is sequence  @ is iterable  @ is number  @ is boolean  @ is true  @ is false  @ is callable  @ is odd  @ is divisibleby 2  @ is eq '<b>&'  @ is ne '<'  @ is in 'a<b>&'  '<' is in @  '<b>&' is eq @  @ is lt 'a'  @ is escaped  @ is safe
+@ == '<b>&'  '<b>&' == @  @ != '<'  @ < 'a'  'a' >= @  '<' < @ < 'z'  @ in 'x<b>&'  '<' in @  @ in ['<b>&']  @ in {'<b>&': 1}  @ not in 'x'  @ == @  not @  not @ ~ '<'  -@  @ and '<'  @ or '<'  (@ and '<') + '<'  ('<' and @) + '<'  ('<' and @) ~ '<'  ('' or @) + '<'  (@ or '<') ~ '<'  @ - 1  @ // 1  @ ** 2
+1 if @ else 2  @ if true else '<'  (@ if true else '<') + '<'  (@ if true else '<') ~ '<'  ('<' if false else @) ~ '&'  (@ if false) ~ '<'  (@ if true)|tojson  (@ if false) is defined
+@[0]  @[0] + '<'  @[1:]  @[1:] + '<'  @[::-1]  @['upper']  'abc'[@]  messages[0][@]  @.upper()  @.strip() + '<'  @.strip()  @.split('b')  @.split('b')|join('<')  @.replace('b', '<')  '<b>'.replace('b', @)  @.startswith('<')  'a'.startswith(@)  @.format('<')  '{}<'.format(@)  '{}<'.format(@) + '<'
+@.join(['<', 'a'])  '<'.join([@, 'a'])  @.join('<a')  @.count('b')  @.find('&')  @.splitlines()  @.title()  @.capitalize()  @.removeprefix('<')  @.removesuffix('&') + '<'  @.striptags()  @.striptags is defined  @.unescape()  @.escape('<')  @.__html__()  @.foo  @.foo is defined  @.upper is defined  @()  @.items()  @.get('a')
+messages[0].get('x', @)  messages[0].get('x', @) + '<'  range(@)  dict(a=@)  dict(a=@).a + '<'  namespace(a=@).a + '<'  namespace(a=@).a  raise_exception(@)  @|safe|safe ~ '<'  @|safe(1)  @|e  @|escape  @|forceescape  @|urlize  @|striptags  @|wordcount  @|truncate(3)  @|center(20)  @|xmlattr
+"""
+MARKED_STATEMENTS = r"""
+{% set v = @ %}{{ v }}{{ v ~ '<' }}{{ v|length }}{% if v %}y{% endif %}{{ v is string }}
+{% set v = @ %}{{ v + '<' }}
+{% set v = @ %}{% set w = v %}{{ w + '<' }}
+{% set v = @ %}{% set w = v %}{{ w ~ '<' }}{{ w }}
+{% set v = '<' ~ @ %}{{ v + '<' }}
+{% set v = @|tojson %}{{ v + '<' }}{{ v.upper() }}
+{% set v = @|replace('b', '<') %}{{ v + '<' }}{{ v[0] }}
+{% set v %}<{{ @ }}{% endset %}{{ v + '<' }}
+{% set v | safe %}<{{ @ }}{% endset %}{{ v + '<' }}
+{% set v | safe %}<{{ @ }}{% endset %}{{ v }}{{ v ~ '<' }}
+{% set v | safe | upper %}<{{ @ }}b{% endset %}{{ v ~ '<' }}
+{% set v | safe | replace('b', 'c') %}<{{ @ }}b{% endset %}{{ v + '<' }}
+{% set v | replace('b', @) %}<b{% endset %}{{ v + '<' }}
+{% filter safe %}<{{ @ }}{% endfilter %}
+{% filter safe|upper %}<{{ @ }}{% endfilter %}
+{% filter replace('<', @) %}<a{% endfilter %}
+{% with v = @ %}{{ v }}{{ v ~ '<' }}{% endwith %}
+{% with v = @ %}{{ v + '<' }}{% endwith %}
+{% set v = 'a' %}{% if true %}{% set v = @ %}{% endif %}{{ v + '<' }}
+{% set v = 'a' %}{% if true %}{% set v = @ %}{% endif %}{{ v ~ '<' }}
+{% set a, b = @, '<' %}{{ a ~ b }}
+{% set a, b = @, '<' %}{{ a + b }}
+{% set a, b, c, d = @ %}{{ a + '<' }}
+{% set ns = namespace() %}{% set ns.v = @ %}{{ ns.v + '<' }}
+{% set ns = namespace() %}{% set ns.v = @ %}{{ ns.v ~ '<' }}
+{% set ns = namespace(l=[]) %}{% set ns.l = ns.l + [@] %}{{ ns.l }}
+{% set ns = namespace(s='<') %}{% set ns.s = ns.s ~ @ %}{{ ns.s + '<' }}
+{% set ns = namespace(s='<') %}{% set ns.s = ns.s + @ %}{{ ns.s }}
+{% macro m(a) %}{{ a }}{{ a + '<' if a is string }}{% endmacro %}{{ m(@) }}
+{% macro m(a) %}<{{ a }}{% endmacro %}{{ m(@) + '<' }}
+{% macro m(a='d') %}{{ a + '<' }}{% endmacro %}{{ m(a=@) }}
+{% macro m(a=@) %}{{ a + '<' }}{% endmacro %}{{ m() }}
+{% macro m() %}<{{ @ }}{% endmacro %}{{ m() + '<' }}{{ m() ~ @ }}
+{% set v = @ %}{% macro m() %}{{ v + '<' }}{% endmacro %}{{ m() }}
+{% set v = @ %}{% macro m() %}{{ v ~ '<' }}{% endmacro %}{{ m() + '<' }}
+{% macro m() %}{{ caller(@) }}{% endmacro %}{% call(a) m() %}{{ a + '<' }}{% endcall %}
+{% macro m() %}{{ caller() + '<' }}{% endmacro %}{% call m() %}{{ @ }}{% endcall %}
+{% macro m(a) %}{{ a ~ caller() }}{% endmacro %}{% call m(@) %}<{% endcall %}
+{% for c in @ %}{{ c + '<' }}{{ loop.last }}{% endfor %}
+{% for c in [@] %}{{ c + '<' }}{% endfor %}
+{% for c in ['<'] if @ %}{{ c }}{% endfor %}
+{% for k, v in messages[2].d.items() %}{% set v = v|tojson|safe if v is mapping or (v is sequence and v is not string) else v|string %}{{ v }}{{ '<' ~ v ~ @ }}{% endfor %}
+{% for k, v in messages[2].d.items() %}{% set v = v|tojson|safe if v is mapping or (v is sequence and v is not string) else v|string %}{{ v + '<' }}{% endfor %}
+{% for i in [1, 2] %}{% set v = @ %}{{ v }}{% endfor %}{{ v is defined }}
+{% if @ == '<b>&' %}a{% elif @ %}b{% else %}c{% endif %}
+{% generation %}{{ @ }}{% set v = @ %}{{ v ~ '<' }}{% endgeneration %}
+{% set messages = @ %}{{ messages }}{{ messages ~ '<' }}
+{% set v = @ %}{% set v = v ~ '<' %}{{ v + '<' }}
+{% set v = @ %}{{ v.role }}
+{% set v = @ %}{{ v[0] }}
+{% set v = @ %}{{ [v] }}
+{% set v = @ %}{{ '%s<' % v }}
+"""
+
+# What loops go over, and what they say of themselves then.
+LOOPED = ["'aé😀'", "messages[2].s", "''", "words|map('upper')", "words|select('in', ['beta', 'alpha'])", "numbers|reject('eq', 2)", "messages|selectattr('role', 'eq', 'user')",
+          "messages|rejectattr('role', 'eq', 'user')", "numbers|reverse", "'abc'|reverse", "range(3)", "range(3)|reverse", "[1, 2, 3]|batch(2)", "messages[2].d", "messages[2].d.keys()",
+          "messages[2].d.values()", "messages[2].d.items()", "messages[2].d|items", "messages[2].d|dictsort", "messages[2].d|list", "messages[2].d.keys()|reject('in', ['a'])", "words[1:]", "words[::-1]",
+          "words[:0]", "1, 2", "(1, 2)", "'a', 'b'", "words + ['x']", "words or ['x']", "nowhere", "z", "nowhere.x or words", "words|list", "words|join", "'a b'.split()", "'ab' if z else words[0]",
+          "('ab' if z else words[0])", "{'a': 1, 'b': 2}", "dict(a=1)", "messages|map(attribute='role')", "'a\\nb'.splitlines()", "words|first", "count|string", "(words|map('upper')|list)[1:]"]
+LOOPS = r"""
+{% for x in @ %}{{ loop.index }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.revindex }}{{ loop.revindex0 }};{% else %}none{% endfor %}
+{%- for x in @ if x -%}{{ loop.last }}{{ loop.length }}{{ loop.nextitem is defined }}{{ loop.previtem is defined }};{% endfor %}
+{%-for x in @-%}{{ x }}{{ ',' if not loop.last }}{% for y in @ %}{{ loop.revindex0 }}{% endfor %}{%endfor%}
+{% for x in @ %}{% if loop.last %}{% break %}{% endif %}{{ x }}{% endfor %}
+"""
+ONE_LOOPS = r"""
+{% for n in [[1, [2]], [3]] recursive %}{{ loop.last }}{{ loop(n) if n is sequence and n is not string else n }}{% endfor %}
+{% for n in ['ab'] recursive %}{{ loop.last }}{{ loop(n) if loop.depth < 2 else n }}{% endfor %}
+{% for n in ['ab'] recursive %}{{ loop['length'] }}{{ loop(n) if loop.depth < 2 else n }}{% endfor %}
+{% for n in 'ab' if n recursive %}{{ n }}{{ loop(n) if loop.depth < 2 }}{% endfor %}
+{% for recursive in 'ab' %}{{ recursive }}{{ loop.last }}{% endfor %}
+{% for x in people[0].in %}{{ x }}{{ loop.last }}{% endfor %}
+{% for x in people[0]['in'] %}{{ x }}{{ loop.last }}{% endfor %}
+{% for x in {'recursive': 'ab', 'if': 'cd'}.recursive %}{{ x }}{{ loop.last }}{% endfor %}
+{% for x in recursive %}{{ x }}{{ loop.last }}{% endfor %}
+{% set recursive = 'ab' %}{% for x in recursive %}{{ x }}{{ loop.last }}{% endfor %}
+{% for x in 'ab' if 'a' in x %}{{ x }}{{ loop.last }}{% endfor %}
+{% for x in ('ab' if true else 'c') if x in 'ab' %}{{ x }}{{ loop.last }}{% endfor %}
+{% for x in 'a' in 'ab' %}{{ x }}{% endfor %}
+{% for x in %}{{ x }}{% endfor %}
+{% for x in if y %}{{ x }}{% endfor %}
+{% for x in 'ab'|kvr_counted %}{{ x }}{% endfor %}
+{% for x in words[0] # c %}
+"""
+
+
+def looped():
+    for loop in LOOPS.strip().split("\n"):
+        for over in LOOPED:
+            yield loop.replace("@", over)
+    yield from ONE_LOOPS.strip().split("\n")
+
+
+def marked():
+    for place in PLACES.strip().replace("\n", "  ").split("  "):
+        for m in MARKED:
+            yield "{{ " + place.replace("@", m) + " }}"
+    for statement in MARKED_STATEMENTS.strip().split("\n"):
+        for m in MARKED[:5]:
+            yield statement.replace("@", m)
+
 
 def expressions():
     """Two spaces or a line end between one and the next; a line end within quotes belongs to the text."""
@@ -319,6 +440,8 @@ def templates():
                 yield "{{ (" + a + ") " + op + " (" + b + ") }}"
     yield from STATEMENTS.strip("\n").split("\n")
     yield from WHOLE
+    yield from marked()
+    yield from looped()
 
 
 def render(template):
@@ -332,6 +455,7 @@ def render(template):
 
 
 if __name__ == "__main__":
+    random.seed(1)  # lipsum()
     cases = [json.dumps([t, render(t)]) for t in dict.fromkeys(templates())]
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jinja.json")
     with open(path, "w", encoding="ascii") as f:
