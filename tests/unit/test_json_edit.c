@@ -118,6 +118,15 @@ static void a_body_cut_anywhere_is_not_read_past_its_end(void **s)
     }
 }
 
+static void a_quote_that_ends_the_text_is_no_name(void **s)
+{
+    static const char text[] = "{\"";
+    const char *p = text;
+    struct kvr_json_text_pair m;
+    (void)s;
+    assert_false(kvr_json_text_next(&p, text + 2, &m));
+}
+
 static void depth_and_many_members_are_no_matter(void **s)
 {
     struct kvr_buf body = {0}, out = {0};
@@ -143,6 +152,7 @@ int main(void)
         cmocka_unit_test(a_name_with_escapes_is_found),
         cmocka_unit_test(what_is_no_object_is_refused),
         cmocka_unit_test(a_body_cut_anywhere_is_not_read_past_its_end),
+        cmocka_unit_test(a_quote_that_ends_the_text_is_no_name),
         cmocka_unit_test(depth_and_many_members_are_no_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -160,6 +160,12 @@ static void what_is_no_data_is_not_held(void **s)
     kvr_buf_free(&out);
 }
 
+static void the_middle_of_a_line_is_not_taken_for_its_beginning(void **s)
+{
+    static const char line[] = ": data: {\"usage\":{}}\n";
+    for (size_t cut = 0; cut < sizeof line - 1; cut++) check_stream(s, &cut, 1, line, sizeof line - 1, line, sizeof line - 1);
+}
+
 /* A line of `len` bytes with its end, which has a usage. */
 static char *line_of(size_t len)
 {
@@ -204,6 +210,7 @@ int main(void)
         cmocka_unit_test(streams_cut_at_every_byte),
         cmocka_unit_test(p_may_tell_late),
         cmocka_unit_test(what_is_no_data_is_not_held),
+        cmocka_unit_test(the_middle_of_a_line_is_not_taken_for_its_beginning),
         cmocka_unit_test(a_line_past_the_limit_passes_unchanged),
     };
     return cmocka_run_group_tests(tests, make_parser, drop_parser);
