@@ -21,17 +21,17 @@ struct kvr_json_span kvr_chat_inside(struct kvr_json_span string);
 
 static inline bool kvr_span_is_string(struct kvr_json_span v)
 {
-    return v.at && *v.at == '"';
+    return v.at && v.at < v.end && *v.at == '"';
 }
 
 static inline bool kvr_span_is_list(struct kvr_json_span v)
 {
-    return v.at && *v.at == '[';
+    return v.at && v.at < v.end && *v.at == '[';
 }
 
 static inline bool kvr_span_is_object(struct kvr_json_span v)
 {
-    return v.at && *v.at == '{';
+    return v.at && v.at < v.end && *v.at == '{';
 }
 
 static inline void kvr_span_add(struct kvr_buf *out, struct kvr_json_span v)

@@ -57,6 +57,7 @@ bool kvr_json_text_next(const char **p, const char *end, struct kvr_json_text_pa
     if (!at || *at != '"') return false;
     out->key = at + 1;
     at = skip_string(at, end);
+    if (at == out->key) return false; /* a quote that ends the text */
     out->key_len = (size_t)(at - out->key) - 1;
     at = kvr_json_text_space(at, end);
     if (at < end) at = kvr_json_text_space(at + 1, end); /* the colon */
@@ -84,6 +85,54 @@ const char *kvr_json_text_member(const char *p, const char *end, const char *nam
         if (found) return NULL;
         found = m.value.at;
     }
+    return found;
+}
+
+/* The four digits of \\u; -1: they are none. */
+static int hex4(const char *p, const char *end)
+{
+    int code = 0;
+    if (end - p < 4) return -1;
+    for (int i = 0; i < 4; i++) {
+        static const char digits[] = "0123456789abcdef";
+        const char *digit = p[i] ? strchr(digits, p[i] | ('A' <= p[i] && p[i] <= 'F' ? 0x20 : 0)) : NULL;
+        if (!digit) return -1;
+        code = code * 16 + (int)(digit - digits);
+    }
+    return code;
+}
+
+/* What the escape, or the byte, at *p stands for; *p is moved past it. -1: not told here, since no ASCII character is written so. */
+static int next_character(const char **p, const char *end)
+{
+    static const char escapes[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
+    int c = (unsigned char)*(*p)++;
+    if (c != '\\') return c;
+    if (*p >= end) return -1;
+    char which = *(*p)++;
+    if (which == 'u') {
+        c = hex4(*p, end);
+        *p = c < 0 ? end : *p + 4;
+        return c > 0x7f ? -1 : c;
+    }
+    const char *at = which ? strchr(escapes, which) : NULL;
+    return at ? meant[at - escapes] : -1;
+}
+
+bool kvr_json_text_named(const struct kvr_json_text_pair *m, const char *name)
+{
+    const char *p = m->key, *end = m->key + m->key_len;
+    for (; *name; name++)
+        if (p >= end || next_character(&p, end) != (unsigned char)*name) return false;
+    return p == end;
+}
+
+struct kvr_json_span kvr_json_text_last(struct kvr_json_span object, const char *name)
+{
+    struct kvr_json_span found = {NULL, NULL};
+    struct kvr_json_text_pair m;
+    for (const char *p = object.at; p && kvr_json_text_next(&p, object.end, &m);)
+        if (kvr_json_text_named(&m, name)) found = m.value;
     return found;
 }
 

@@ -34,6 +34,11 @@ bool kvr_json_text_item(const char **p, const char *end, struct kvr_json_span *o
  * twice, or a key is written with escapes. */
 bool kvr_json_text_pick(struct kvr_json_span object, const char *const *names, size_t n, struct kvr_json_span *out);
 
+/* Whether the member has that name (of ASCII characters), which may be written with escapes. */
+bool kvr_json_text_named(const struct kvr_json_text_pair *m, const char *name);
+/* The last member of that name, which is the one that the parser and the engines take, or none; object.at is at its brace. */
+struct kvr_json_span kvr_json_text_last(struct kvr_json_span object, const char *name);
+
 bool kvr_json_span_is(struct kvr_json_span v, const char *text); /* byte for byte */
 
 #endif

@@ -11,6 +11,7 @@
 #include "wire/dump_stream.h"
 #include "wire/engine_encode.h"
 #include "wire/engine_events.h"
+#include "wire/handoff.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
 #include "wire/mm_infos.h"
@@ -24,6 +25,7 @@
 #include "wire/sse.h"
 #include "wire/sync_event.h"
 #include "wire/trace.h"
+#include "wire/usage_merge.h"
 
 /* Reads or writes something. Returns: 0, or the codec's error. */
 typedef int scene_fn(void);
@@ -145,6 +147,47 @@ static int read_a_chat_with_images(void)
     return rc;
 }
 
+/* A request for two engines: both bodies, and what the first of them answers. */
+static int hand_over(void)
+{
+    static const char body[] = "{\"messages\":[],\"vllm_xargs\":{\"kv_transfer_params\":1},\"stream\":true}";
+    static const char answer[] = "{\"choices\":[{\"index\":0,\"message\":{},\"finish_reason\":\"length\",\"disaggregated_params\":"
+                                 "{\"ctx_request_id\":1,\"disagg_request_id\":2}}],\"usage\":{\"prompt_tokens\":3}}";
+    static const uint64_t room = 7;
+    const struct kvr_json_span b = {body, body + sizeof body - 1}, a = {answer, answer + sizeof answer - 1};
+    struct kvr_handoff h;
+    int rc = kvr_handoff_read(KVR_KV_TRTLLM, a, &h) == KVR_HANDOFF_OK ? 0 : -KVR_ENOMEM;
+    for (unsigned p = 0; rc == 0 && p < KVR_KV_PROTOCOLS; p++) {
+        const struct kvr_handoff_leg leg = {
+            .protocol = p, .id = "i", .host = "h", .engine_id = "e", .rooms = &room, .rooms_n = 1, .chat = true};
+        struct kvr_buf prefill = {0}, decode = {0}, events = {0}, whole = {0};
+        assert_true(kvr_handoff_prefill_body(&leg, b, &prefill) && kvr_handoff_decode_body(&leg, b, &h, &decode));
+        assert_true(kvr_handoff_ended_stream(a, true, true, &events) && kvr_handoff_ended_answer(a, &whole));
+        if (prefill.failed || decode.failed || events.failed || whole.failed) rc = -KVR_ENOMEM;
+        kvr_buf_free(&prefill);
+        kvr_buf_free(&decode);
+        kvr_buf_free(&events);
+        kvr_buf_free(&whole);
+    }
+    return rc;
+}
+
+/* Without memory for the line it passes as it came; nothing of it is lost. */
+static int put_a_usage_right(void)
+{
+    static const char first[] = "data: {\"usage\":{\"prompt_tokens_details\":", rest[] = "{\"cached_tokens\":47}}}\n\ndata: [DONE]\n\n";
+    struct kvr_usage_merge m = {.told = {true, 32}};
+    struct kvr_buf out = {0};
+    kvr_usage_merge_feed(&m, parser, first, sizeof first - 1, &out);
+    kvr_usage_merge_feed(&m, parser, rest, sizeof rest - 1, &out);
+    kvr_usage_merge_end(&m, &out);
+    int rc = out.failed ? -KVR_ENOMEM : 0;
+    if (rc == 0) assert_int_equal(out.len, sizeof first - 1 + sizeof rest - 1);
+    kvr_usage_merge_free(&m);
+    kvr_buf_free(&out);
+    return rc;
+}
+
 static void a_body_is_not_called_wrong_when_memory_is_short(void **state)
 {
     (void)state;
@@ -152,6 +195,8 @@ static void a_body_is_not_called_wrong_when_memory_is_short(void **state)
     parser = kvr_json_parser_new(); /* that has no room yet */
     fail_each(read_prompt);
     fail_each(read_a_chat_with_images);
+    fail_each(hand_over);
+    fail_each(put_a_usage_right);
 }
 
 static int read_stream(void)
