@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "app/mock/kv.h"
 #include "app/mock/mock.h"
 #include "cli/commands.h"
 
@@ -45,6 +46,16 @@ static const struct option_row rows[] = {
     BOO("tell-cache-config", tell_cache_config, "true", "have vllm:cache_config_info in /metrics; older engines do not"),
     NUM("default-max-tokens", default_max_tokens, "16", 1, 1e6, "output length when the request names none"),
     NUM("seed", seed, "0", 0, 1.8e19, "seed of the generated text"),
+    ENU("role", role, "both", MOCK_KV_ROLES, "what is told of it at /mock/kv; with vllm-nixl each request says which side it is of"),
+    ENU("kv-protocol", kv_protocol, "none", MOCK_KV_PROTOCOLS,
+        "KV transfers to and from other mocks, as this connector has them (docs/mock.md)"),
+    NUM("kv-side-port", kv_side_port, "0", 0, 65535, "where others fetch KV; rank r uses port + r (0: any free ports; answers tell them)"),
+    DBL("kv-lease", kv_lease, "30", 0.01, 86400, "seconds that KV is kept for nobody; heartbeats begin them anew"),
+    DBL("kv-heartbeat", kv_heartbeat, "5", 0.01, 86400, "seconds between two heartbeats of who fetches"),
+    DBL("kv-latency", kv_latency, "0", 0, 86400, "seconds that a transfer takes at least; --speedup-ratio does not divide them"),
+    DBL("kv-bandwidth", kv_bandwidth, "0", 0, 1e15, "bytes per second of a transfer (0: no limit)"),
+    NUM("kv-bytes-per-token", kv_bytes_per_token, "131072", 1, 1e9, "bytes of KV that a token has"),
+    ENU("kv-load-failure-policy", kv_load_failure, "fail", MOCK_KV_POLICIES, "when KV does not come: answer 500, or compute the prompt"),
     NUM("drop-events", drop_events, "0", 0, 1e9, "fault: drop every n-th event batch"),
     NUM("fault-block-size", fault_block_size, "0", 0, 65536, "fault: block size told in events"),
     BOO("fault-omit-salt", fault_omit_salt, "false", "fault: events do not tell the cache salt of a request"),

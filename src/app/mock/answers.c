@@ -97,6 +97,14 @@ static void put_head(struct kvr_buf *b, const struct mock_exchange *x, bool chun
     kvr_json_put_str(b, "model", x->ask.model);
 }
 
+/* The hand-off to the engine that generates. */
+static void put_transfer(struct kvr_buf *b, const struct mock_exchange *x)
+{
+    kvr_json_key(b, "kv_transfer_params");
+    if (x->kept) mock_kv_put_params(b, x);
+    else kvr_json_null(b);
+}
+
 static char shown(uint32_t token)
 {
     return token < 256 ? (char)token : '?';
@@ -241,7 +249,8 @@ static void put_openai_answer(struct kvr_buf *b, struct mock_exchange *x)
     if (chat && x->ask.prompt_logprobs) put_prompt_logprobs(b, &x->sequences[0]);
     else if (chat) NULLS(b, "prompt_logprobs");
     if (chat) NULLS(b, "prompt_token_ids", "prompt_text");
-    NULLS(b, "kv_transfer_params", "ec_transfer_params", "metrics");
+    put_transfer(b, x);
+    NULLS(b, "ec_transfer_params", "metrics");
 }
 
 /* ---- completions and chat: streams ------------------------------------------------------------------- */
@@ -440,7 +449,8 @@ static void put_response(struct kvr_buf *b, const struct mock_exchange *x, bool 
     NULLS(b, "user");
     kvr_json_put_u64(b, "presence_penalty", 0);
     kvr_json_put_u64(b, "frequency_penalty", 0);
-    NULLS(b, "kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages");
+    put_transfer(b, x);
+    NULLS(b, "ec_transfer_params", "input_messages", "output_messages");
 }
 
 static void event_begin(struct kvr_buf *b, const char *name)

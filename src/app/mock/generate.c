@@ -4,6 +4,8 @@
  *
  *     body -> tokens (prompt.c) -> engine.submit      timer(pass) -> end of the pass -> tokens -> answer (answers.c) -> next pass -> timer
  *
+ * With KV from another engine: submit -> admitted (mock_on_load) -> pull (kv_fetch.c) -> loaded -> passes, as others.
+ *
  * An exchange ends when all its sequences have, or when its client goes away; within a pass the second is put off to the pass's end.
  */
 #include "app/mock/generate.h"
@@ -15,6 +17,7 @@
 
 static void abort_sequences(struct mock_exchange *x)
 {
+    if (x->ask.kv.leg == MOCK_KV_KEEPS && x->sequences[0].request) mock_kv_count_aborted(x->rank->mock);
     for (uint32_t i = 0; i < x->sequences_n; i++) {
         if (x->sequences[i].request) mock_engine_abort(x->rank->engine, x->sequences[i].request);
         x->sequences[i].request = NULL;
@@ -24,6 +27,7 @@ static void abort_sequences(struct mock_exchange *x)
 static void exchange_free(struct mock_exchange *x)
 {
     for (uint32_t i = 0; i < x->sequences_n; i++) kvr_buf_free(&x->sequences[i].text);
+    mock_kv_leave(x->fetch);
     mock_ask_free(&x->ask);
     free(x);
 }
@@ -47,21 +51,6 @@ static void end_broken(struct mock_rank *rank)
     }
 }
 
-void mock_gone(struct kvr_http_conn *c, void *ctx)
-{
-    struct mock_exchange *x = kvr_http_conn_user(c);
-    (void)ctx;
-    if (!x) return;
-    x->conn = NULL;
-    if (x->ending) return;
-    if (x->rank->walking) {
-        end_later(x);
-        return;
-    }
-    abort_sequences(x);
-    exchange_free(x);
-}
-
 /* ---- passes ------------------------------------------------------------------------------------------ */
 
 static void on_pass(uv_timer_t *t);
@@ -71,6 +60,7 @@ static void next_pass(struct mock_rank *r)
 {
     uint64_t ns = mock_engine_begin_pass(r->engine);
     r->in_pass = ns > 0;
+    if (!ns && r->events) mock_events_flush(r->events); /* what gave way to KV that is on its way */
     if (ns) uv_timer_start(&r->timer, on_pass, (ns + 500000) / 1000000, 0);
 }
 
@@ -84,6 +74,28 @@ static void on_pass(uv_timer_t *t)
     r->walking = false;
     end_broken(r);
     next_pass(r);
+}
+
+static void wake(struct mock_rank *r)
+{
+    if (!r->in_pass) next_pass(r);
+}
+
+void mock_gone(struct kvr_http_conn *c, void *ctx)
+{
+    struct mock_exchange *x = kvr_http_conn_user(c);
+    (void)ctx;
+    if (!x) return;
+    x->conn = NULL;
+    if (x->ending) return;
+    if (x->rank->walking) {
+        end_later(x);
+        return;
+    }
+    struct mock_rank *rank = x->rank;
+    abort_sequences(x);
+    exchange_free(x);
+    wake(rank);
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
@@ -149,6 +161,44 @@ static bool breaks(struct mock_exchange *x, uint64_t generated, bool last)
     return true;
 }
 
+/* ---- KV from another engine --------------------------------------------------------------------------- */
+
+void mock_on_load(void *ctx, struct mock_request *r, size_t cached)
+{
+    const struct mock_sequence *s = mock_request_user(r);
+    (void)ctx;
+    if (s->exchange->fetch) mock_kv_pull(s->exchange->fetch, cached);
+    else kvr_log_warning("kvroute mock: kv_transfer_params has no %s: this request waits for ever", s->exchange->ask.kv.lacks);
+}
+
+static void loaded(struct mock_sequence *s, size_t tokens, bool spoilt)
+{
+    struct mock_rank *rank = s->exchange->rank;
+    s->exchange->fetch = NULL;
+    mock_engine_loaded(rank->engine, s->request, tokens, spoilt);
+    wake(rank);
+}
+
+static void load_failed(struct mock_sequence *s, const char *why, bool fatal)
+{
+    struct mock_exchange *x = s->exchange;
+    struct mock_rank *rank = x->rank;
+    struct mock_error e = {0};
+    kvr_log_warning("kvroute mock: the KV of a request has not come: %s", why);
+    if (!fatal && rank->mock->o->kv_load_failure == MOCK_KV_RECOMPUTE) {
+        loaded(s, 0, false);
+        return;
+    }
+    x->fetch = NULL;
+    mock_fail(&e, 500, "InternalServerError", NULL, "Internal server error");
+    fail(x, &e);
+    abort_sequences(x);
+    exchange_free(x);
+    wake(rank);
+}
+
+const struct mock_kv_hooks mock_transfer_hooks = {loaded, load_failed, wake};
+
 /* ---- tokens ------------------------------------------------------------------------------------------ */
 
 static void finish(struct mock_exchange *x)
@@ -194,6 +244,7 @@ void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t i
     x->cached_known = true;
     if (breaks(x, s->generated, last)) return;
     if (last && --x->open == 0) {
+        if (x->ask.kv.leg == MOCK_KV_KEEPS) x->kept = mock_kv_keep(x, r);
         x->told_cached = x->ask.stream ? x->told_cached : x->sequences[x->sequences_n - 1].cached;
         finish(x);
     }
@@ -263,6 +314,7 @@ static bool submit(struct mock_exchange *x, uint32_t n)
                                          .salt = x->salt,
                                          .skip_cache = x->ask.prompt_logprobs,
                                          .reports = x->ask.reports,
+                                         .remote = x->ask.kv.leg == MOCK_KV_FETCHES,
                                          .user = s};
         s->request = mock_engine_submit(x->rank->engine, &rq);
         if (!s->request) return false;
@@ -285,6 +337,8 @@ static void begin(struct mock *m, struct mock_exchange *x)
     kvr_http_conn_drop_body(x->conn);
     if (o->fault_bare_stream && x->ask.stream) start_stream(x);
     if (o->fault_hang || o->fault_bare_stream) return;
+    if (x->ask.kv.leg == MOCK_KV_FETCHES && !x->ask.kv.lacks && !(x->fetch = mock_kv_fetch(&x->sequences[0])))
+        mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
     if (!submit(x, e.status ? (uint32_t)x->ask.late_at * x->ask.n : x->sequences_n))
         mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
     if (e.status) {
@@ -295,6 +349,24 @@ static void begin(struct mock *m, struct mock_exchange *x)
         return;
     }
     if (!x->rank->in_pass) next_pass(x->rank);
+}
+
+/* What the engine makes of transfers that it has no room for. The blocks of several sequences cannot be handed on as one; without the
+ * list of blocks its core breaks. */
+static void check_transfer(const struct mock_ask *a, struct mock_error *e)
+{
+    bool lists = a->kv.lacks && strcmp(a->kv.lacks, "remote_block_ids") == 0;
+    if (a->kv.leg == MOCK_KV_ALONE || (a->prompts_n * a->n == 1 && !lists)) return;
+    mock_fail(e, 500, "InternalServerError", NULL, "Internal server error");
+}
+
+/* Who was to fetch and does not says so. */
+static void refuse(struct mock *m, struct kvr_http_conn *c, struct mock_ask *a, const struct mock_error *e)
+{
+    enum mock_api api = a->api;
+    if (a->kv.leg == MOCK_KV_FETCHES && !a->kv.lacks) mock_kv_release(m, &a->kv);
+    mock_ask_free(a);
+    reply_error(c, api, e);
 }
 
 void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api)
@@ -310,13 +382,18 @@ void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api)
                   (unsigned long long)m->o->dp_size);
     else if (rc == 0 && !ask.late.status && !fits(m, rank, &ask))
         mock_fail(&e, 400, "BadRequestError", "input_tokens", "the prompt and its answer are longer than the cache");
+    if (!e.status) check_transfer(&ask, &e);
+    if (!e.status && ask.kv.leg == MOCK_KV_FETCHES && ask.prompt_logprobs) { /* it has no hidden states of the prompt, and breaks */
+        mock_ask_free(&ask);
+        kvr_http_abort(c);
+        return;
+    }
     if (!e.status && !(x = exchange_new(m, rank, c, &ask))) mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
     if (x) {
         begin(m, x);
         return;
     }
-    mock_ask_free(&ask);
-    reply_error(c, api, &e);
+    refuse(m, c, &ask, &e);
 }
 
 void mock_count_tokens(struct mock *m, struct kvr_http_conn *c)

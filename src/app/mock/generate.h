@@ -22,6 +22,8 @@ struct mock_exchange {
     uint64_t id, salt;
     uint64_t number; /* of the next event of a stream of /v1/responses */
     uint64_t told_cached;
+    struct mock_fetch *fetch; /* its KV comes from another engine; NULL: no, or it has come */
+    struct mock_kept *kept;   /* its KV is kept for another one; NULL: no, or not yet */
     bool head_sent, cached_known;
     struct mock_exchange *next_ending; /* in rank->ending */
     bool ending;
@@ -38,7 +40,11 @@ void mock_get_response(struct mock *m, struct kvr_http_conn *c, struct kvr_text 
 void mock_gone(struct kvr_http_conn *c, void *ctx);
 /* The engine's callbacks; ctx: the rank. */
 void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last);
+void mock_on_load(void *ctx, struct mock_request *r, size_t cached);
 void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n, void *user);
+
+/* What KV transfers tell (app/mock/kv.h). */
+extern const struct mock_kv_hooks mock_transfer_hooks;
 
 /* ---- answers.c ---------------------------------------------------------------------------------------- */
 

@@ -29,6 +29,12 @@ struct mock_options {
     bool reset_at_once;         /* the event of a reset does not wait for the next pass */
     bool kv_event_arrays;       /* events as older engines write them */
     bool replay_topic;          /* replay answers carry a topic frame */
+    /* KV transfers (app/mock/kv.h has the values of the first three) */
+    int role, kv_protocol, kv_load_failure;
+    uint64_t kv_side_port; /* 0: any free one; rank r: + r */
+    double kv_lease, kv_heartbeat;
+    double kv_latency, kv_bandwidth; /* bytes per second; 0: no time */
+    uint64_t kv_bytes_per_token;
     /* faults, for tests */
     uint64_t drop_events;       /* drop every n-th batch (0: none); its sequence is used up */
     uint64_t fault_block_size;  /* block size told in events */

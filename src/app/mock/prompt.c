@@ -423,7 +423,11 @@ int mock_read_ask(struct mock *m, enum mock_api api, const char *body, size_t le
     struct kvr_json root;
     memset(out, 0, sizeof *out);
     out->api = api;
-    if (parse_object(m, body, len, &root, e) || read_model(m, root, out, e) || read_members(m, root, out, e)) return -1;
+    if (parse_object(m, body, len, &root, e) || mock_kv_read(m, root, &out->kv) || read_model(m, root, out, e) ||
+        read_members(m, root, out, e)) {
+        if (!e->status) mock_fail(e, 500, "InternalServerError", NULL, "out of memory");
+        return -1;
+    }
     bool special = true;
     kvr_json_as_bool(kvr_json_get(root, "add_special_tokens"), &special);
     struct reading r = {m, out, e, special};
@@ -444,6 +448,7 @@ void mock_ask_free(struct mock_ask *a)
     a->prompts = NULL;
     a->prompts_n = 0;
     kvr_buf_free(&a->conversation);
+    mock_kv_ask_free(&a->kv);
 }
 
 int mock_read_tokenize(struct mock *m, const char *body, size_t len, struct mock_prompt *out, bool *strings, struct mock_error *e)

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * KV transfers: one mock computes a prompt and keeps its blocks, another one fetches them and generates (docs/mock.md).
+ *
+ *     kv.c         start and end, what is told of transfers (GET /mock/kv, metrics)
+ *       kv_params.c  members of requests and answers that speak of transfers
+ *       kv_keep.c    the side that keeps: blocks, leases, who may have them
+ *       kv_fetch.c   the side that fetches
+ *       kv_line.c    lines of JSON between the two
+ *
+ * The side channel is the mocks' own; engines have others. One connection for each fetch, one object a line:
+ *
+ *     {"op":"beat","key":K}                              the lease begins anew
+ *     {"op":"pull","key":K,"engine":E}                -> {"state":"kept","block_size":b,"salt":s,"blocks":[...],"tokens":[...]}
+ *                                                        or "unknown" (never there, used, expired), or "engine" (not E)
+ *     {"op":"done","key":K}                           -> {"state":"freed"}, or "unknown": it has expired meanwhile
+ *     {"op":"release","key":K}                           nobody will pull it
+ *
+ * Limits: MOCK_KV_KEPT_MAX requests are kept, further ones have no hand-off; MOCK_KV_PEERS_MAX connections, further ones are closed; a
+ * line of a fetcher has 4 KiB, one of a keeper 96 MiB. Whoever says what is no line of the above is cut off.
+ * Threads: one. Units: seconds in options, milliseconds here. Times of transfers are real: --speedup-ratio does not divide them.
+ */
+#ifndef KVR_APP_MOCK_KV_H
+#define KVR_APP_MOCK_KV_H
+
+#include <uv.h>
+
+#include "base/lru.h"
+#include "sim/engine.h"
+#include "wire/json.h"
+
+struct kvr_buf;
+struct kvr_http_conn;
+struct kvr_prom_page;
+struct mock;
+struct mock_rank;
+struct mock_exchange;
+struct mock_sequence;
+struct mock_kv;
+
+enum { MOCK_KV_KEY_MAX = 192, MOCK_KV_NAME_MAX = 80, MOCK_KV_HOST_MAX = 256, MOCK_KV_KEPT_MAX = 65536, MOCK_KV_PEERS_MAX = 4096 };
+
+/* In the order of --kv-protocol, --role, --kv-load-failure-policy. */
+enum mock_kv_protocol { MOCK_KV_NIXL, MOCK_KV_NONE };
+#define MOCK_KV_PROTOCOLS "vllm-nixl|none"
+#define MOCK_KV_ROLES     "both|prefill|decode"
+#define MOCK_KV_POLICIES  "fail|recompute"
+enum mock_kv_policy { MOCK_KV_FAIL, MOCK_KV_RECOMPUTE };
+
+/* ---- kv.c -------------------------------------------------------------------------------------------- */
+
+/* Whom transfers tell: generate.c, which is above. None is called within a call from there. */
+struct mock_kv_hooks {
+    /* The KV of a sequence has come, or nothing has (tokens 0, to be computed). spoilt: it is another prompt's. */
+    void (*loaded)(struct mock_sequence *s, size_t tokens, bool spoilt);
+    /* It does not come. fatal: the request fails, whatever --kv-load-failure-policy says. */
+    void (*failed)(struct mock_sequence *s, const char *why, bool fatal);
+    /* Blocks are free again: somebody may have waited for them. */
+    void (*wake)(struct mock_rank *r);
+};
+
+/* Returns: 0, or 1 when it was said what is wrong. Owns: the mock, m->kv, which is to be stopped and freed after either. */
+int mock_kv_start(struct mock *m, const struct mock_kv_hooks *hooks);
+/* Closes everything; the loop is run before the memory goes. NULL is fine for both. */
+void mock_kv_stop(struct mock_kv *kv);
+void mock_kv_free(struct mock_kv *kv);
+void mock_kv_tell(struct mock *m, struct kvr_http_conn *c);
+void mock_kv_metrics(struct mock *m, struct kvr_prom_page *page);
+
+/* ---- kv_params.c ------------------------------------------------------------------------------------- */
+
+enum mock_kv_leg { MOCK_KV_ALONE, MOCK_KV_KEEPS, MOCK_KV_FETCHES };
+
+/* What a request says of transfers. */
+struct mock_kv_ask {
+    enum mock_kv_leg leg;
+    const char *lacks; /* a member that must be there and is not; static. NULL: none */
+    char key[MOCK_KV_KEY_MAX], engine[MOCK_KV_NAME_MAX], host[MOCK_KV_HOST_MAX];
+    uint16_t port;
+    uint32_t *blocks; /* owned */
+    size_t blocks_n;
+};
+
+/* Returns: 0, or -KVR_ENOMEM. */
+int mock_kv_read(const struct mock *m, struct kvr_json body, struct mock_kv_ask *out);
+void mock_kv_ask_free(struct mock_kv_ask *a);
+/* The value of kv_transfer_params in an answer. */
+void mock_kv_put_params(struct kvr_buf *b, const struct mock_exchange *x);
+
+/* ---- kv_keep.c --------------------------------------------------------------------------------------- */
+
+struct mock_kept;
+
+/* Within on_token, when it is the last one. Returns: NULL when nothing is kept: no memory, or too much of it. Lives until the answer has
+ * been written, and longer if nobody lets it go. */
+struct mock_kept *mock_kv_keep(struct mock_exchange *x, struct mock_request *r);
+void mock_kv_count_aborted(struct mock *m);
+
+/* ---- kv_fetch.c -------------------------------------------------------------------------------------- */
+
+struct mock_fetch;
+
+/* Connects, and keeps the lease alive. One of the hooks loaded and failed ends it, in a later turn of the loop; so does mock_kv_leave.
+ * Returns: NULL when memory is short. */
+struct mock_fetch *mock_kv_fetch(struct mock_sequence *s);
+/* The sequence has its blocks; the leading ones have `cached` tokens. */
+void mock_kv_pull(struct mock_fetch *f, size_t cached);
+/* The sequence goes. What was not pulled is released. NULL is fine. */
+void mock_kv_leave(struct mock_fetch *f);
+/* A request that was refused before it began. */
+void mock_kv_release(struct mock *m, const struct mock_kv_ask *a);
+
+/* ---- kv_line.c --------------------------------------------------------------------------------------- */
+
+struct mock_kv_line {
+    uv_tcp_t tcp; /* data: the line */
+    uv_shutdown_t end;
+    struct kvr_json_parser *json;
+    struct kvr_buf *in;
+    size_t max;
+    /* May close the line. */
+    void (*on_line)(struct mock_kv_line *l, struct kvr_json said);
+    /* The peer has ended, or says what is no line. The line is to be closed. */
+    void (*on_end)(struct mock_kv_line *l);
+};
+
+/* Returns: 0, or -1: the host is neither an address nor localhost. */
+int mock_kv_address(const char *host, uint16_t port, struct sockaddr_storage *out);
+/* Returns: 0 or a libuv error; either way the line is to be closed when json is not NULL. The handlers and `max` are set by the caller. */
+int mock_kv_line_init(struct mock_kv_line *l, uv_loop_t *loop);
+int mock_kv_line_listen(struct mock_kv_line *l);
+/* Sends the buffer and a newline. The buffer goes. */
+void mock_kv_line_send(struct mock_kv_line *l, struct kvr_buf *b);
+/* Calls on_end when what was sent has left. */
+void mock_kv_line_finish(struct mock_kv_line *l);
+/* Frees what the line has; its own memory is free after the callback. */
+void mock_kv_line_close(struct mock_kv_line *l, uv_close_cb closed);
+
+/* ---- between the files of it ------------------------------------------------------------------------------- */
+
+enum mock_kv_how { MOCK_KV_PULLED, MOCK_KV_NOTIFIED, MOCK_KV_ABORTED, MOCK_KV_EXPIRED, MOCK_KV_HOWS };
+
+struct mock_kv_port {
+    struct mock_rank *rank;
+    uv_tcp_t tcp;
+    bool open;
+    uint16_t number;
+    char engine[MOCK_KV_NAME_MAX];
+};
+
+struct mock_kv {
+    struct mock *mock;
+    struct mock_kv_hooks tell;
+    struct mock_kv_port ports[64];
+    uv_timer_t timer;    /* of the lease that ends first */
+    struct kvr_lru kept; /* oldest: whose lease ends first */
+    struct mock_peer *peers;
+    size_t peers_n;
+    struct mock_fetch *fetches;
+    uint64_t released[MOCK_KV_HOWS], bad_pulls;
+    bool stopping;
+};
+
+int mock_kv_open_port(struct mock_kv *kv, struct mock_rank *rank, uint16_t number);
+void mock_kv_stop_keeping(struct mock_kv *kv);
+void mock_kv_stop_fetching(struct mock_kv *kv);
+void mock_kv_put_kept(struct mock_kv *kv, struct kvr_buf *b);
+uint64_t mock_kv_kept_blocks(const struct mock_kv *kv, const struct mock_rank *rank);
+const char *mock_kept_key(const struct mock_kept *k);
+const struct mock_hold *mock_kept_hold(const struct mock_kept *k);
+
+#endif

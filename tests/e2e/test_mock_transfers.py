@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV transfers between mocks: one computes a prompt and keeps its blocks, another one fetches them and generates (docs/mock.md)."""
+import http.client
+import json
+import random
+import socket
+import subprocess
+
+import pytest
+
+from conftest import BINARY, Mock, call, free_ports, read_sse, wait_for
+
+KEEP = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None, "remote_host": None,
+        "remote_port": None}
+PROMPT = "a prompt of some blocks, " * 8
+
+
+class Side(Mock):
+    """A mock with transfers."""
+
+    def __init__(self, *extra, protocol="vllm-nixl", **kw):
+        super().__init__("--kv-protocol", protocol, *extra, **kw)
+
+    def kv(self):
+        return call(self.port, "GET", "/mock/kv").json()
+
+    def released(self):
+        return {how: n for how, n in self.kv()["released"].items() if n}
+
+    def used(self):
+        return self.metric("vllm:kv_cache_usage_perc")
+
+    def complete(self, prompt=PROMPT, headers=None, **body):
+        return call(self.port, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": 8, **body}, headers)
+
+    def keep(self, prompt=PROMPT, **body):
+        """Computes the prompt. Returns its hand-off."""
+        r = self.complete(prompt, **{"max_tokens": 1, "kv_transfer_params": KEEP, **body})
+        assert r.status == 200, r.body
+        return r.json()["kv_transfer_params"]
+
+    def fetch(self, params, prompt=PROMPT, **body):
+        return self.complete(prompt, kv_transfer_params=params, **body)
+
+
+class Leaving:
+    """A request whose client goes away before its end."""
+
+    def __init__(self, m, prompt=PROMPT, **body):
+        self.c = http.client.HTTPConnection("127.0.0.1", m.port)
+        self.c.request("POST", "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 8, **body}))
+
+    def leave(self):
+        self.c.sock.close()
+        self.c.close()
+
+
+def clean(*sides, bad_pulls=0, expired=0):
+    """Nothing is kept or used by anybody, and nobody read what was not theirs."""
+    for m in sides:
+        wait_for("nothing kept", lambda: m.kv()["held"] == [] and m.used() == 0)
+        kv = m.kv()
+        assert kv["waiting_rooms"] == 0 and m.metric("mock_kv_held_blocks") == 0
+    assert sum(m.kv()["bad_pulls"] for m in sides) == sum(m.metric("mock_kv_bad_pulls_total") for m in sides) == bad_pulls
+    assert sum(m.kv()["released"]["expired"] for m in sides) == expired
+
+
+def text(r):
+    assert r.status == 200, r.body
+    return r.json()["choices"][0]["text"]
+
+
+def cached(r):
+    return r.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("option, value, says", [
+    ("--role", "both2", "both|prefill|decode"), ("--kv-protocol", "nixl", "vllm-nixl|"), ("--kv-load-failure-policy", "retry", "fail|recompute"),
+    ("--kv-lease", "0", "a number from 0.01"), ("--kv-side-port", "65536", "from 0 to 65535")])
+def test_a_bad_option_is_named_with_what_is_allowed(option, value, says):
+    r = subprocess.run([BINARY, "mock", option, value], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 2 and option.removeprefix("--") in r.stderr and value in r.stderr and says in r.stderr, r.stderr
+
+
+def test_a_side_port_that_is_taken_is_named():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        port = s.getsockname()[1]
+        r = subprocess.run([BINARY, "mock", "--port", str(free_ports()), "--kv-protocol", "vllm-nixl", "--kv-side-port", str(port)],
+                           capture_output=True, text=True, timeout=60)
+    assert r.returncode == 1 and "--kv-side-port" in r.stderr and str(port) in r.stderr, r.stderr
+
+
+def test_without_a_protocol_transfers_are_not_spoken_of(start):
+    m = start(Side, "--role", "decode", protocol="none")
+    r = m.complete(kv_transfer_params=KEEP)
+    assert text(r) and r.json()["kv_transfer_params"] is None
+    kv = m.kv()
+    assert (kv["role"], kv["protocol"], kv["held"]) == ("decode", "none", [])
+    clean(m)
+
+
+# ---- keeping ---------------------------------------------------------------------------------------------------------------------
+
+def test_an_answer_hands_its_blocks_on(start):
+    p = start(Side)
+    tokens = list(range(1000, 1040))
+    r = p.complete(tokens, {"X-Request-Id": "req1"}, max_tokens=1, kv_transfer_params=KEEP)
+    params = r.json()["kv_transfer_params"]
+    blocks, name = params["remote_block_ids"], params["remote_request_id"]
+    assert len(blocks) == 1 and len(set(blocks[0])) == 3 and all(isinstance(b, int) and b > 0 for b in blocks[0])
+    assert name.startswith("cmpl-req1-0-") and len(name) == len("cmpl-req1-0-") + 8
+    assert len(params["remote_engine_id"]) == 32 and params["remote_port"] > 0
+    assert {k: v for k, v in params.items() if k not in ("remote_block_ids", "remote_request_id", "remote_engine_id", "remote_port")} == {
+        "do_remote_prefill": True, "do_remote_decode": False, "remote_host": "127.0.0.1", "tp_size": 1, "dcp_size": 1, "pp_size": 1,
+        "remote_num_tokens": 40, "remote_blocks_expiry_time": None, "transfer_mode": "pull"}
+    held = p.kv()["held"]
+    assert [(h["request_id"], h["blocks"]) for h in held] == [(name, 3)] and held[0]["age_s"] >= 0
+    assert p.metric("mock_kv_held_blocks") == 3
+    chat = call(p.port, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1,
+                                                         "kv_transfer_params": KEEP})
+    assert chat.json()["kv_transfer_params"]["remote_request_id"].startswith("chatcmpl-")
+
+
+def test_an_answer_to_others_hands_nothing_on(start):
+    p = start(Side)
+    for params in (None, {}, {"do_remote_decode": False}, "x", [1]):
+        assert p.complete(kv_transfer_params=params).json()["kv_transfer_params"] is None
+    clean(p)
+
+
+def test_kept_blocks_starve_an_engine_until_their_lease_ends(start):
+    p = start(Side, "--num-gpu-blocks", 9, "--kv-lease", 2)
+    p.keep(list(range(100)))
+    assert p.used() == 7 / 8
+    r = p.complete(list(range(1000, 1100)), max_tokens=1)
+    assert r.status == 200 and p.released() == {"expired": 1}
+    clean(p, expired=1)
+
+
+def test_each_rank_keeps_its_own(start):
+    p = start(Side, dp=2)
+    a, b = (p.complete(headers={"X-data-parallel-rank": str(r)}, max_tokens=1, kv_transfer_params=KEEP).json()["kv_transfer_params"]
+            for r in range(2))
+    assert a["remote_engine_id"].endswith("_dp0") and b["remote_engine_id"].endswith("_dp1") and a["remote_port"] != b["remote_port"]
+    d = start(Side)
+    assert text(d.fetch(b)) == text(p.complete())
+    assert [h["request_id"] for h in p.kv()["held"]] == [a["remote_request_id"]]
+    assert d.fetch({**a, "remote_port": b["remote_port"]}).status == 500  # an engine answers for itself only
+    text(d.fetch(a))
+    clean(p, d)
+
+
+def test_a_client_that_leaves_before_the_end_leaves_nothing(start):
+    p = start(Side, speedup=0.01)
+    gone = Leaving(p, max_tokens=1, kv_transfer_params=KEEP)
+    wait_for("it computes", lambda: p.metric("vllm:num_requests_running") == 1)
+    gone.leave()
+    wait_for("abort", lambda: p.released() == {"aborted": 1})
+    clean(p)
+
+
+# ---- fetching --------------------------------------------------------------------------------------------------------------------
+
+def test_a_prompt_is_computed_here_and_generated_there(start):
+    p, d = start(Side), start(Side)
+    params = p.keep()
+    r = d.fetch(params)
+    assert text(r) == text(p.complete()) and r.json()["kv_transfer_params"] is None
+    assert cached(r) == len(PROMPT) - 1
+    assert p.released() == {"pulled": 1} and d.released() == {}
+    assert d.metric("vllm:prefix_cache_hits_total") == 0  # they are no hits of its own cache
+    clean(p, d)
+
+
+def test_pairs_generate_what_one_engine_does(start):
+    p, d, alone = start(Side), start(Side), start(Mock)
+    rng = random.Random(5)
+    for i in range(100):
+        prompt = [rng.randrange(1, 256) for _ in range(rng.choice((1, 15, 16, 17, 31, 32, 33, 100, 300)))] if i % 2 else \
+            "".join(rng.choice("abcdef ") for _ in range(rng.randrange(1, 400)))
+        one = call(alone.port, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": 8})
+        r = d.fetch(p.keep(prompt), prompt)
+        assert text(r) == text(one) and cached(r) == len(prompt) - 1, prompt
+    assert p.released() == {"pulled": 100}
+    clean(p, d)
+
+
+def test_a_stream_is_generated_from_fetched_blocks(start):
+    p, d = start(Side), start(Side)
+    c, r = read_sse(d.port, {"prompt": PROMPT, "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True},
+                             "kv_transfer_params": p.keep()})
+    events = [json.loads(l[6:]) for l in r.read().decode().splitlines() if l.startswith("data: {")]
+    c.close()
+    assert "".join(e["choices"][0]["text"] for e in events if e["choices"]) == text(p.complete())
+    assert events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PROMPT) - 1
+    clean(p, d)
+
+
+def test_fetched_blocks_are_cached_and_told(start, zctx):
+    from test_mock import replay
+    p, d = start(Side), start(Side)
+    prompt = list(range(500, 570))
+    text(d.fetch(p.keep(prompt), prompt))
+    told = [e for _, batch in replay(zctx, d.replay, 0)[0] for e in batch[1] if e["type"] == "BlockStored"]
+    assert [t for e in told for t in e["token_ids"]][:64] == prompt[:64]
+    assert cached(d.complete(prompt)) == 64
+    clean(p, d)
+
+
+def test_a_long_prompt_is_fetched(start):
+    p, d = start(Side, speedup=1e6), start(Side, speedup=1e6)
+    prompt = [i % 50000 for i in range(200000)]
+    params = p.keep(prompt)
+    assert len(params["remote_block_ids"][0]) == 12500
+    assert cached(d.fetch(params, prompt)) == 199999
+    clean(p, d)
+
+
+def test_older_hand_offs_are_read(start):
+    p, d = start(Side), start(Side)
+    params = p.keep()
+    old = {k: params[k] for k in ("do_remote_prefill", "remote_engine_id", "remote_request_id", "remote_host", "remote_port")}
+    text(d.fetch({**old, "remote_block_ids": params["remote_block_ids"][0], "a_new_member": [1, {"x": None}]}))
+    clean(p, d)
+
+
+def test_the_chats_of_both_sides_have_one_prompt(start):
+    p, d = start(Side), start(Side)
+    chat = {"messages": [{"role": "system", "content": "short"}, {"role": "user", "content": PROMPT}], "max_tokens": 6}
+    params = call(p.port, "POST", "/v1/chat/completions", {**chat, "max_tokens": 1, "kv_transfer_params": KEEP}).json()["kv_transfer_params"]
+    r = call(d.port, "POST", "/v1/chat/completions", {**chat, "kv_transfer_params": params})
+    assert r.status == 200 and cached(r) == r.json()["usage"]["prompt_tokens"] - 1
+    assert r.json()["choices"][0]["message"]["content"] == call(p.port, "POST", "/v1/chat/completions", chat).json()["choices"][0]["message"]["content"]
+    clean(p, d)
+
+
+def test_heartbeats_keep_what_is_waited_for(start):
+    p, d = start(Side, "--kv-lease", 1), start(Side, "--kv-heartbeat", 0.1, "--kv-latency", 3)
+    r = d.fetch(p.keep())
+    assert text(r) and cached(r) == len(PROMPT) - 1 and p.released() == {"pulled": 1}
+    clean(p, d)
+
+
+def test_bytes_take_their_time(start):
+    p = start(Side)
+    d = start(Side, "--kv-bandwidth", 1e6, "--kv-bytes-per-token", 1000000)  # a second for each token
+    waiting = Leaving(d, "abc", kv_transfer_params=p.keep("abc"))
+    wait_for("it waits for its KV", lambda: d.metric("vllm:num_requests_waiting") == 1 and d.used() > 0)
+    assert len(p.kv()["held"]) == 1
+    assert waiting.c.getresponse().status == 200
+    assert p.released() == {"pulled": 1}
+    clean(p, d)
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------------------
+
+def test_a_client_that_leaves_before_the_pull_is_told_to_the_keeper(start):
+    p, d = start(Side), start(Side, "--kv-latency", 1000)
+    gone = Leaving(d, kv_transfer_params=p.keep())
+    wait_for("it waits for its KV", lambda: d.metric("vllm:num_requests_waiting") == 1)
+    gone.leave()
+    wait_for("release", lambda: p.released() == {"notified": 1})
+    clean(p, d)
+
+
+def test_a_client_that_leaves_while_its_request_is_queued_is_told_to_the_keeper(start):
+    p, d = start(Side), start(Side, "--num-gpu-blocks", 20)
+    blocker = d.keep(list(range(200)))
+    gone = Leaving(d, kv_transfer_params=p.keep())
+    wait_for("it waits for room", lambda: d.metric("vllm:num_requests_waiting") == 1)
+    gone.leave()
+    wait_for("release", lambda: p.released() == {"notified": 1})
+    text(p.fetch(blocker, list(range(200))))
+    clean(p, d)
+
+
+def test_a_client_that_leaves_while_it_generates_has_pulled(start):
+    p, d = start(Side), start(Side, speedup=0.05)
+    c, r = read_sse(d.port, {"prompt": PROMPT, "max_tokens": 1000, "stream": True, "kv_transfer_params": p.keep()})
+    assert r.read(10)
+    r.close()
+    c.close()
+    wait_for("abort", lambda: d.used() == 0)
+    assert p.released() == {"pulled": 1}
+    clean(p, d)
+
+
+@pytest.mark.parametrize("body", [{"model": "other"}, {"max_tokens": 0}, {"temperature": -1}, {"prompt": []}, {"prompt": "a" * 300000}],
+                         ids=lambda body: next(iter(body)))
+def test_a_request_that_is_refused_is_told_to_the_keeper(start, body):
+    p, d = start(Side), start(Side)
+    assert d.complete(**{"kv_transfer_params": p.keep(), **body}).status in (400, 404)
+    wait_for("release", lambda: p.released() == {"notified": 1})
+    clean(p, d)
+
+
+def test_a_hand_off_that_was_used_gives_marked_garbage(start):
+    p, d = start(Side), start(Side)
+    params = p.keep()
+    text(d.fetch(params))
+    r = d.fetch(params)
+    assert text(r) == "#" * 8
+    clean(p, d, bad_pulls=1)
+
+
+def test_a_hand_off_that_has_expired_gives_marked_garbage(start):
+    p, d = start(Side, "--kv-lease", 0.1), start(Side)
+    params = p.keep()
+    wait_for("expiry", lambda: p.released() == {"expired": 1})
+    assert text(d.fetch(params)) == "#" * 8
+    clean(p, d, bad_pulls=1, expired=1)
+
+
+def test_a_lease_that_ends_while_blocks_are_read_gives_marked_garbage(start):
+    p, d = start(Side, "--kv-lease", 0.3), start(Side, "--kv-latency", 1.5)
+    assert text(d.fetch(p.keep())) == "#" * 8
+    clean(p, d, bad_pulls=1, expired=1)
+
+
+def test_other_blocks_than_those_that_are_kept_give_marked_garbage(start):
+    p, d = start(Side), start(Side)
+    params = p.keep()
+    params["remote_block_ids"][0].reverse()
+    assert text(d.fetch(params)) == "#" * 8
+    assert p.released() == {"pulled": 1}
+    clean(p, d, bad_pulls=1)
+
+
+def test_another_prompts_blocks_are_refused(start):
+    p, d = start(Side), start(Side, "--kv-load-failure-policy", "recompute")
+    assert d.fetch(p.keep("one prompt"), "another prompt").status == 500
+    assert d.fetch(p.keep(PROMPT, cache_salt="x"), PROMPT).status == 500
+    wait_for("release", lambda: p.kv()["held"] and len(p.kv()["held"]) == 2)  # nobody has told: their leases end
+    text(d.fetch(p.keep(PROMPT, cache_salt="x"), PROMPT, cache_salt="x"))
+    assert d.kv()["bad_pulls"] == 0 and p.released() == {"pulled": 1}
+
+
+def broken(params, how, dead):
+    return {"engine": {**params, "remote_engine_id": "f" * 32}, "refused": {**params, "remote_port": dead},
+            "no address": {**params, "remote_host": "no.such.host"}}[how]
+
+
+@pytest.mark.parametrize("how", ["engine", "refused", "no address", "another block size"])
+def test_kv_that_does_not_come_fails_or_is_computed(start, how):
+    sizes = ("--block-size", 32) if how == "another block size" else ()
+    p, fails, computes = start(Side, "--kv-lease", 3), start(Side, *sizes), start(Side, "--kv-load-failure-policy", "recompute", *sizes)
+    dead, params = free_ports(), p.keep()
+    params = params if sizes else broken(params, how, dead)
+    r = fails.fetch(params)
+    assert r.status == 500 and r.json()["error"]["type"] == "InternalServerError"
+    c, r = read_sse(fails.port, {"prompt": PROMPT, "max_tokens": 8, "stream": True, "kv_transfer_params": params})
+    assert r.status == 200 and b'data: {"error"' in r.read()  # a stream has begun
+    c.close()
+    r = computes.fetch(params)
+    assert text(r) == text(p.complete()) and cached(r) == 0
+    wait_for("expiry", lambda: p.released() == {"expired": 1})
+    clean(p, fails, computes, expired=1)
+
+
+def test_a_keeper_that_dies_while_it_is_read_is_a_failed_load(start):
+    p, d = start(Side), start(Side, "--kv-latency", 1000)
+    waiting = Leaving(d, kv_transfer_params=p.keep())
+    wait_for("it waits for its KV", lambda: d.metric("vllm:num_requests_waiting") == 1)
+    p.kill()
+    assert waiting.c.getresponse().status == 500
+    clean(d)
+
+
+def test_a_restarted_keeper_is_another_engine(start):
+    port = free_ports()
+    p, d = start(Side, "--kv-side-port", port), start(Side)
+    params = p.keep()
+    p.stop()
+    start(Side, "--kv-side-port", port)
+    assert d.fetch(params).status == 500
+    clean(d)
+
+
+def test_several_answers_cannot_share_blocks(start):
+    p, d = start(Side), start(Side)
+    assert p.complete(kv_transfer_params=KEEP, n=2).status == 500
+    assert d.fetch(p.keep(), n=2).status == 500
+    assert d.fetch(p.keep(), ["one", "two"]).status == 500
+    wait_for("release", lambda: p.released() == {"notified": 2})
+    clean(p, d)
+
+
+def test_prompt_logprobs_of_fetched_blocks_reset_the_connection(start):
+    p, d = start(Side, "--kv-lease", 1), start(Side)
+    params = p.keep()
+    for body in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            d.fetch(params, **body)
+    assert p.complete(prompt_logprobs=1, max_tokens=1, kv_transfer_params=KEEP).status == 200
+    wait_for("expiry", lambda: p.released() == {"expired": 2})
+    clean(p, d, expired=2)
+
+
+def test_a_hand_off_that_lacks_something_never_ends_well(start):
+    p, d = start(Side), start(Side)
+    params = p.keep()
+    assert d.fetch({k: v for k, v in params.items() if k != "remote_block_ids"}).status == 500
+    for member in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port"):
+        gone = Leaving(d, kv_transfer_params={k: v for k, v in params.items() if k != member})
+        wait_for("it waits", lambda: d.metric("vllm:num_requests_waiting") == 1)
+        wait_for("a warning", lambda: f"kv_transfer_params has no {member}" in d.text())
+        gone.leave()
+        wait_for("it left", lambda: d.metric("vllm:num_requests_waiting") == 0)
+    text(d.fetch(params))
+    clean(p, d)
+
+
+# ---- the side channel is on the wire, too ----------------------------------------------------------------------------------------
+
+def speak(port, *lines):
+    """What is answered to these lines, until the other side closes or has answered all that it will."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as s:
+        s.sendall(b"".join(l if isinstance(l, bytes) else json.dumps(l).encode() + b"\n" for l in lines))
+        s.shutdown(socket.SHUT_WR)
+        got = b""
+        try:
+            while piece := s.recv(65536):
+                got += piece
+        except ConnectionError:
+            pass
+        return [json.loads(l) for l in got.splitlines()]
+
+
+@pytest.mark.parametrize("line", [
+    b"\n", b"{}\n", b"[]\n", b"\xff\xfe\n", b"{" * 4000 + b"\n", b"a" * 200000, b'{"op":"pull"}\n', b'{"op":"burn","key":"x"}\n',
+    b'{"op":1,"key":"x"}\n', b'{"op":"pull","key":"x"}\n', b'{"op":"pull","key":"a\\u0000b","engine":"x"}\n',
+    b'{"op":"beat","key":"' + b"k" * 3000 + b'"}\n', b'{"op":"done","key":"x', b""], ids=range(14))
+def test_what_is_no_line_closes_the_side_channel_and_nothing_else(start, line):
+    p, d = start(Side, "--kv-side-port", (port := free_ports())), start(Side)
+    params = p.keep()
+    assert speak(port, line) == []
+    text(d.fetch(params))
+    clean(p, d)
+
+
+def test_strangers_release_nothing(start):
+    p, d = start(Side, "--kv-side-port", (port := free_ports())), start(Side)
+    params = p.keep()
+    assert speak(port, {"op": "release", "key": "cmpl-1-0-00000000"}, {"op": "beat", "key": ""}, {"op": "done", "key": "x"}) == [{"state": "unknown"}]
+    engine = params["remote_engine_id"]
+    pull = {"op": "pull", "key": params["remote_request_id"], "engine": engine}
+    assert [a["state"] for a in speak(port, {**pull, "engine": "other"})] == ["engine"]
+    assert [a["state"] for a in speak(port, {**pull, "key": "x"})] == ["unknown"]
+    assert [a["state"] for a in speak(port, pull, pull)] in ([], ["kept"])  # one pull for each connection: it is closed
+    text(d.fetch(params))
+    clean(p, d)
+
+
+def test_a_keeper_that_talks_nonsense_is_a_failed_load(start):
+    d = start(Side)
+    p = start(Side)
+    params = p.keep()
+    for answer in (b"", b"nonsense\n", b'{"state":"kept"}\n', b'{"state":"freed"}\n', b'{"state":"kept","block_size":16,"salt":0,"blocks":1,"tokens":{}}\n'):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            s.listen()
+            asking = Leaving(d, kv_transfer_params={**params, "remote_port": s.getsockname()[1]})
+            c = s.accept()[0]
+            assert b'"pull"' in c.recv(65536)
+            c.sendall(answer)
+            c.close()
+            assert asking.c.getresponse().status == 500
+    text(d.fetch(params))
+    clean(p, d)
+
+
+def test_many_connections_are_bounded_and_do_no_harm(start):
+    p, d = start(Side, "--kv-side-port", (port := free_ports())), start(Side)
+    params = p.keep()
+    open_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+    text(d.fetch(params))
+    for s in open_ones:
+        s.close()
+    clean(p, d)
