@@ -414,6 +414,102 @@ def test_a_hand_off_that_lacks_something_never_ends_well(start):
     clean(p, d)
 
 
+# ---- faults ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("protocol", ["vllm-nixl", "none"])
+def test_the_first_legs_of_either_side_can_be_answered_with_a_status(start, protocol):
+    p = start(Side, "--role", "prefill", "--fault-prefill-status", 503, "--fault-count", 2, "--fault-decode-status", 418, protocol=protocol)
+    d = start(Side, "--role", "decode", "--fault-decode-status", 502, "--fault-count", 1, "--fault-prefill-status", 418, "--kv-lease", 1,
+              protocol=protocol)
+    assert [p.complete(kv_transfer_params=KEEP).status for _ in range(2)] == [503, 503]
+    params = p.keep()
+    assert d.fetch(params).status == 502
+    r = d.fetch(params)
+    assert text(r) == text(p.complete()) and p.kv()["bad_pulls"] == 0  # what is in front of an engine uses no reference up
+    clean(p, d)
+
+
+def test_a_leg_that_is_refused_by_fault_is_told_to_the_keeper(start):
+    p, d = start(Side), start(Side, "--fault-decode-status", 429)
+    assert d.complete().status == 200  # a whole request is no leg
+    assert d.fetch(p.keep()).status == 429
+    wait_for("release", lambda: p.released() == {"notified": 1})
+    clean(p, d)
+
+
+def test_a_hand_off_can_be_missing_or_broken(start):
+    p = start(Side, "--fault-no-handoff")
+    assert p.keep() is None
+    clean(p)
+    p = start(Side, "--fault-bad-handoff")
+    params = p.keep()
+    assert params["do_remote_prefill"] is True and "remote_block_ids" not in params and "remote_host" not in params
+    clean(p)
+
+
+def test_a_keeper_can_die_after_its_answer(start):
+    p, d = start(Side, "--fault-die-after", "prefill", expect=3), start(Side)
+    assert p.complete().status == 200  # a whole request is no leg
+    params = p.keep()
+    p.p.wait(30)
+    assert d.fetch(params).status == 500
+    clean(d)
+
+
+def test_a_keeper_can_die_when_it_has_been_read(start):
+    p, d, alone = start(Side, "--fault-die-after", "pull", expect=3), start(Side), start(Side)
+    assert text(d.fetch(p.keep())) == text(alone.complete())
+    p.p.wait(30)
+    clean(d)
+
+
+def test_who_fetches_can_die_when_it_has_read(start):
+    p, d = start(Side), start(Side, "--fault-die-after", "pull", expect=3)
+    with pytest.raises((ConnectionError, http.client.HTTPException)):
+        d.fetch(p.keep())
+    d.p.wait(30)
+    assert p.released() == {"pulled": 1}
+    clean(p)
+
+
+def test_a_slow_prefill_can_be_left(start):
+    p = start(Side, "--fault-slow-prefill", 1000)
+    assert text(p.complete())  # a whole request is no leg
+    gone = [Leaving(p, max_tokens=1, kv_transfer_params=KEEP) for _ in range(3)]
+    for i in (1, 0, 2):
+        gone[i].leave()
+    wait_for("aborts", lambda: p.released() == {"aborted": 3})
+    clean(p)
+
+
+def test_a_slow_prefill_ends(start):
+    p, d = start(Side, "--fault-slow-prefill", 0.3), start(Side)
+    several = [Leaving(p, max_tokens=1, kv_transfer_params=KEEP) for _ in range(3)]
+    for one in several:
+        params = json.loads(one.c.getresponse().read())["kv_transfer_params"]
+        assert text(d.fetch(params)) == text(p.complete())
+    clean(p, d)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_can_be_kept_although_its_client_has_gone(start, stream):
+    p = start(Side, "--fault-ignore-abort", "--kv-lease", 1, speedup=0.05)
+    gone = Leaving(p, max_tokens=3, stream=stream, kv_transfer_params=KEEP)
+    wait_for("it computes", lambda: p.metric("vllm:num_requests_running") == 1)
+    gone.leave()
+    wait_for("it is kept", lambda: len(p.kv()["held"]) == 1)
+    wait_for("expiry", lambda: p.released() == {"expired": 1})
+    clean(p, expired=1)
+
+
+def test_whole_requests_are_left_when_aborts_are_ignored(start):
+    p = start(Side, "--fault-ignore-abort", speedup=0.01)
+    gone = Leaving(p, max_tokens=1000)
+    wait_for("it computes", lambda: p.metric("vllm:num_requests_running") == 1)
+    gone.leave()
+    clean(p)
+
+
 # ---- the side channel is on the wire, too ----------------------------------------------------------------------------------------
 
 def speak(port, *lines):

@@ -101,7 +101,7 @@ static void put_head(struct kvr_buf *b, const struct mock_exchange *x, bool chun
 static void put_transfer(struct kvr_buf *b, const struct mock_exchange *x)
 {
     kvr_json_key(b, "kv_transfer_params");
-    if (x->kept) mock_kv_put_params(b, x);
+    if (x->kept || (x->ask.kv.leg == MOCK_KV_KEEPS && x->rank->mock->o->fault_bad_handoff)) mock_kv_put_params(b, x);
     else kvr_json_null(b);
 }
 

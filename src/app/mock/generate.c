@@ -4,8 +4,6 @@
  *
  *     body -> tokens (prompt.c) -> engine.submit      timer(pass) -> end of the pass -> tokens -> answer (answers.c) -> next pass -> timer
  *
- * With KV from another engine: submit -> admitted (mock_on_load) -> pull (kv_fetch.c) -> loaded -> passes, as others.
- *
  * An exchange ends when all its sequences have, or when its client goes away; within a pass the second is put off to the pass's end.
  */
 #include "app/mock/generate.h"
@@ -17,7 +15,6 @@
 
 static void abort_sequences(struct mock_exchange *x)
 {
-    if (x->ask.kv.leg == MOCK_KV_KEEPS && x->sequences[0].request) mock_kv_count_aborted(x->rank->mock);
     for (uint32_t i = 0; i < x->sequences_n; i++) {
         if (x->sequences[i].request) mock_engine_abort(x->rank->engine, x->sequences[i].request);
         x->sequences[i].request = NULL;
@@ -28,6 +25,7 @@ static void exchange_free(struct mock_exchange *x)
 {
     for (uint32_t i = 0; i < x->sequences_n; i++) kvr_buf_free(&x->sequences[i].text);
     mock_kv_leave(x->fetch);
+    mock_leg_gone(x);
     mock_ask_free(&x->ask);
     free(x);
 }
@@ -76,7 +74,7 @@ static void on_pass(uv_timer_t *t)
     next_pass(r);
 }
 
-static void wake(struct mock_rank *r)
+void mock_wake(struct mock_rank *r)
 {
     if (!r->in_pass) next_pass(r);
 }
@@ -87,7 +85,8 @@ void mock_gone(struct kvr_http_conn *c, void *ctx)
     (void)ctx;
     if (!x) return;
     x->conn = NULL;
-    if (x->ending) return;
+    if (x->ending || mock_leg_ignores_abort(x)) return;
+    if (x->ask.kv.leg == MOCK_KV_KEEPS) mock_kv_count_aborted(x->rank->mock);
     if (x->rank->walking) {
         end_later(x);
         return;
@@ -95,7 +94,7 @@ void mock_gone(struct kvr_http_conn *c, void *ctx)
     struct mock_rank *rank = x->rank;
     abort_sequences(x);
     exchange_free(x);
-    wake(rank);
+    mock_wake(rank);
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
@@ -113,12 +112,12 @@ static void start_stream(struct mock_exchange *x)
 {
     static const char head[] = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n";
     x->head_sent = true;
-    kvr_http_start(x->conn, 200, head, sizeof head - 1, -1);
+    if (x->conn) kvr_http_start(x->conn, 200, head, sizeof head - 1, -1);
 }
 
 static void send_piece(struct mock_exchange *x, struct kvr_buf *b)
 {
-    kvr_http_write(x->conn, b->data ? b->data : "", b->len);
+    if (x->conn) kvr_http_write(x->conn, b->data ? b->data : "", b->len);
     kvr_buf_free(b);
 }
 
@@ -153,7 +152,7 @@ static bool breaks(struct mock_exchange *x, uint64_t generated, bool last)
         end_later(x);
         return true;
     }
-    if (!o->fault_reset_after || generated < o->fault_reset_after || last || !x->ask.stream) return false;
+    if (!o->fault_reset_after || !x->conn || generated < o->fault_reset_after || last || !x->ask.stream) return false;
     kvr_http_conn_set_user(x->conn, NULL);
     kvr_http_abort(x->conn);
     x->conn = NULL;
@@ -161,51 +160,13 @@ static bool breaks(struct mock_exchange *x, uint64_t generated, bool last)
     return true;
 }
 
-/* ---- KV from another engine --------------------------------------------------------------------------- */
-
-void mock_on_load(void *ctx, struct mock_request *r, size_t cached)
-{
-    const struct mock_sequence *s = mock_request_user(r);
-    (void)ctx;
-    if (s->exchange->fetch) mock_kv_pull(s->exchange->fetch, cached);
-    else kvr_log_warning("kvroute mock: kv_transfer_params has no %s: this request waits for ever", s->exchange->ask.kv.lacks);
-}
-
-static void loaded(struct mock_sequence *s, size_t tokens, bool spoilt)
-{
-    struct mock_rank *rank = s->exchange->rank;
-    s->exchange->fetch = NULL;
-    mock_engine_loaded(rank->engine, s->request, tokens, spoilt);
-    wake(rank);
-}
-
-static void load_failed(struct mock_sequence *s, const char *why, bool fatal)
-{
-    struct mock_exchange *x = s->exchange;
-    struct mock_rank *rank = x->rank;
-    struct mock_error e = {0};
-    kvr_log_warning("kvroute mock: the KV of a request has not come: %s", why);
-    if (!fatal && rank->mock->o->kv_load_failure == MOCK_KV_RECOMPUTE) {
-        loaded(s, 0, false);
-        return;
-    }
-    x->fetch = NULL;
-    mock_fail(&e, 500, "InternalServerError", NULL, "Internal server error");
-    fail(x, &e);
-    abort_sequences(x);
-    exchange_free(x);
-    wake(rank);
-}
-
-const struct mock_kv_hooks mock_transfer_hooks = {loaded, load_failed, wake};
-
 /* ---- tokens ------------------------------------------------------------------------------------------ */
 
-static void finish(struct mock_exchange *x)
+/* Ends what the client is told. */
+static void answer(struct mock_exchange *x)
 {
     struct kvr_buf b = {0};
     struct kvr_http_conn *c = x->conn;
-    if (x->ask.api == MOCK_RESPONSES) mock_store_response(x->rank->mock, x->id, &x->ask.conversation, &x->sequences[0].text);
     if (x->ask.stream) {
         mock_put_stream_end(&b, x);
         send_piece(x, &b);
@@ -216,6 +177,13 @@ static void finish(struct mock_exchange *x)
         kvr_http_conn_set_user(c, NULL);
         mock_reply_json(c, 200, &b);
     }
+    mock_leg_answered(x->rank->mock, &x->ask);
+}
+
+static void finish(struct mock_exchange *x)
+{
+    if (x->ask.api == MOCK_RESPONSES) mock_store_response(x->rank->mock, x->id, &x->ask.conversation, &x->sequences[0].text);
+    if (x->conn) answer(x);
     exchange_free(x);
 }
 
@@ -244,7 +212,8 @@ void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t i
     x->cached_known = true;
     if (breaks(x, s->generated, last)) return;
     if (last && --x->open == 0) {
-        if (x->ask.kv.leg == MOCK_KV_KEEPS) x->kept = mock_kv_keep(x, r);
+        if (x->ask.kv.leg == MOCK_KV_KEEPS && !x->rank->mock->o->fault_no_handoff && !x->rank->mock->o->fault_bad_handoff)
+            x->kept = mock_kv_keep(x, r);
         x->told_cached = x->ask.stream ? x->told_cached : x->sequences[x->sequences_n - 1].cached;
         finish(x);
     }
@@ -296,6 +265,7 @@ static struct mock_exchange *exchange_new(struct mock *m, struct mock_rank *rank
     x->ask = *ask;
     x->id = ++m->next_id;
     x->salt = cache_of(m, ask);
+    if (ask->kv.leg == MOCK_KV_KEEPS) mock_kv_name(x);
     x->sequences_n = x->open = n;
     for (uint32_t i = 0; i < n; i++)
         x->sequences[i] = (struct mock_sequence){.exchange = x, .index = i, .prompt = &x->ask.prompts[i / ask->n]};
@@ -329,42 +299,44 @@ static bool fits(const struct mock *m, const struct mock_rank *rank, const struc
     return true;
 }
 
+void mock_break(struct mock_exchange *x, const struct mock_error *e)
+{
+    struct mock_rank *rank = x->rank;
+    fail(x, e);
+    abort_sequences(x);
+    exchange_free(x);
+    mock_wake(rank);
+}
+
+void mock_submit(struct mock_exchange *x)
+{
+    struct mock_error e = x->ask.late;
+    bool fetches = x->ask.kv.leg == MOCK_KV_FETCHES && !x->ask.kv.lacks;
+    if ((fetches && !(x->fetch = mock_kv_fetch(&x->sequences[0]))) ||
+        !submit(x, e.status ? (uint32_t)x->ask.late_at * x->ask.n : x->sequences_n))
+        mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
+    if (!e.status) {
+        mock_wake(x->rank);
+        return;
+    }
+    if (x->ask.late_at) mock_wake(x->rank);
+    mock_break(x, &e);
+}
+
 static void begin(struct mock *m, struct mock_exchange *x)
 {
     const struct mock_options *o = m->o;
-    struct mock_error e = x->ask.late;
     kvr_http_conn_set_user(x->conn, x);
     kvr_http_conn_drop_body(x->conn);
     if (o->fault_bare_stream && x->ask.stream) start_stream(x);
-    if (o->fault_hang || o->fault_bare_stream) return;
-    if (x->ask.kv.leg == MOCK_KV_FETCHES && !x->ask.kv.lacks && !(x->fetch = mock_kv_fetch(&x->sequences[0])))
-        mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
-    if (!submit(x, e.status ? (uint32_t)x->ask.late_at * x->ask.n : x->sequences_n))
-        mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
-    if (e.status) {
-        if (x->ask.late_at && !x->rank->in_pass) next_pass(x->rank);
-        fail(x, &e);
-        abort_sequences(x);
-        exchange_free(x);
-        return;
-    }
-    if (!x->rank->in_pass) next_pass(x->rank);
+    if (o->fault_hang || o->fault_bare_stream || mock_leg_waits(x)) return;
+    mock_submit(x);
 }
 
-/* What the engine makes of transfers that it has no room for. The blocks of several sequences cannot be handed on as one; without the
- * list of blocks its core breaks. */
-static void check_transfer(const struct mock_ask *a, struct mock_error *e)
-{
-    bool lists = a->kv.lacks && strcmp(a->kv.lacks, "remote_block_ids") == 0;
-    if (a->kv.leg == MOCK_KV_ALONE || (a->prompts_n * a->n == 1 && !lists)) return;
-    mock_fail(e, 500, "InternalServerError", NULL, "Internal server error");
-}
-
-/* Who was to fetch and does not says so. */
 static void refuse(struct mock *m, struct kvr_http_conn *c, struct mock_ask *a, const struct mock_error *e)
 {
     enum mock_api api = a->api;
-    if (a->kv.leg == MOCK_KV_FETCHES && !a->kv.lacks) mock_kv_release(m, &a->kv);
+    mock_leg_refused(m, a);
     mock_ask_free(a);
     reply_error(c, api, e);
 }
@@ -382,10 +354,8 @@ void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api)
                   (unsigned long long)m->o->dp_size);
     else if (rc == 0 && !ask.late.status && !fits(m, rank, &ask))
         mock_fail(&e, 400, "BadRequestError", "input_tokens", "the prompt and its answer are longer than the cache");
-    if (!e.status) check_transfer(&ask, &e);
-    if (!e.status && ask.kv.leg == MOCK_KV_FETCHES && ask.prompt_logprobs) { /* it has no hidden states of the prompt, and breaks */
+    if (!e.status && mock_leg_check(m, c, &ask, &e)) {
         mock_ask_free(&ask);
-        kvr_http_abort(c);
         return;
     }
     if (!e.status && !(x = exchange_new(m, rank, c, &ask))) mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");

@@ -25,6 +25,8 @@ struct mock_exchange {
     struct mock_fetch *fetch; /* its KV comes from another engine; NULL: no, or it has come */
     struct mock_kept *kept;   /* its KV is kept for another one; NULL: no, or not yet */
     bool head_sent, cached_known;
+    uint64_t due_ms;                   /* begins late */
+    struct mock_exchange *slow_next;   /* in mock->slow_first */
     struct mock_exchange *next_ending; /* in rank->ending */
     bool ending;
     uint32_t open; /* sequences that have not ended */
@@ -40,11 +42,27 @@ void mock_get_response(struct mock *m, struct kvr_http_conn *c, struct kvr_text 
 void mock_gone(struct kvr_http_conn *c, void *ctx);
 /* The engine's callbacks; ctx: the rank. */
 void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last);
-void mock_on_load(void *ctx, struct mock_request *r, size_t cached);
 void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n, void *user);
 
-/* What KV transfers tell (app/mock/kv.h). */
+void mock_submit(struct mock_exchange *x);
+/* The exchange ends with an error. Not within a pass's walk. */
+void mock_break(struct mock_exchange *x, const struct mock_error *e);
+/* Blocks are free again, or there is more to do: the rank goes on, if it rests. */
+void mock_wake(struct mock_rank *r);
+
+/* ---- legs.c ------------------------------------------------------------------------------------------- */
+
 extern const struct mock_kv_hooks mock_transfer_hooks;
+void mock_on_load(void *ctx, struct mock_request *r, size_t cached); /* of the engine, as above */
+/* Returns: 0, with *e when the request is to be refused; -1: its connection has been reset. */
+int mock_leg_check(struct mock *m, struct kvr_http_conn *c, struct mock_ask *a, struct mock_error *e);
+/* The keeper is told that nobody will fetch. */
+void mock_leg_refused(struct mock *m, const struct mock_ask *a);
+/* Whether it will be submitted later. */
+bool mock_leg_waits(struct mock_exchange *x);
+void mock_leg_gone(struct mock_exchange *x);
+bool mock_leg_ignores_abort(const struct mock_exchange *x);
+void mock_leg_answered(struct mock *m, const struct mock_ask *a);
 
 /* ---- answers.c ---------------------------------------------------------------------------------------- */
 

@@ -40,11 +40,14 @@ struct mock_kv;
 
 enum { MOCK_KV_KEY_MAX = 192, MOCK_KV_NAME_MAX = 80, MOCK_KV_HOST_MAX = 256, MOCK_KV_KEPT_MAX = 65536, MOCK_KV_PEERS_MAX = 4096 };
 
-/* In the order of --kv-protocol, --role, --kv-load-failure-policy. */
+/* In the order of --kv-protocol, --role, --kv-load-failure-policy, --fault-die-after. */
 enum mock_kv_protocol { MOCK_KV_NIXL, MOCK_KV_NONE };
 #define MOCK_KV_PROTOCOLS "vllm-nixl|none"
 #define MOCK_KV_ROLES     "both|prefill|decode"
 #define MOCK_KV_POLICIES  "fail|recompute"
+#define MOCK_DEATHS       "none|prefill|pull"
+enum mock_role { MOCK_BOTH, MOCK_PREFILL, MOCK_DECODE };
+enum mock_death { MOCK_DIE_NEVER, MOCK_DIE_AFTER_PREFILL, MOCK_DIE_AFTER_PULL };
 enum mock_kv_policy { MOCK_KV_FAIL, MOCK_KV_RECOMPUTE };
 
 /* ---- kv.c -------------------------------------------------------------------------------------------- */
@@ -57,6 +60,8 @@ struct mock_kv_hooks {
     void (*failed)(struct mock_sequence *s, const char *why, bool fatal);
     /* Blocks are free again: somebody may have waited for them. */
     void (*wake)(struct mock_rank *r);
+    /* Somebody has fetched what was kept, and knows that it is his. */
+    void (*pulled)(struct mock *m);
 };
 
 /* Returns: 0, or 1 when it was said what is wrong. Owns: the mock, m->kv, which is to be stopped and freed after either. */
@@ -91,6 +96,8 @@ void mock_kv_put_params(struct kvr_buf *b, const struct mock_exchange *x);
 
 struct mock_kept;
 
+/* Names the request of a leg that keeps, in x->ask.kv.key; the headers of its request are still there. */
+void mock_kv_name(struct mock_exchange *x);
 /* Within on_token, when it is the last one. Returns: NULL when nothing is kept: no memory, or too much of it. Lives until the answer has
  * been written, and longer if nobody lets it go. */
 struct mock_kept *mock_kv_keep(struct mock_exchange *x, struct mock_request *r);

@@ -96,16 +96,17 @@ static void on_lease(uv_timer_t *t)
 }
 
 /* As vLLM names a request: what the client calls it, and eight digits of its own. */
-static void name_request(const struct mock_exchange *x, char *out, size_t cap)
+void mock_kv_name(struct mock_exchange *x)
 {
     struct kvr_text id = kvr_headers_get(kvr_http_conn_request(x->conn)->headers, "x-request-id");
+    size_t cap = sizeof x->ask.kv.key;
     bool chat = x->ask.api == MOCK_CHAT;
     unsigned random = 0;
     char own[24];
     snprintf(own, sizeof own, "%llu", (unsigned long long)x->id);
     if (!id.ptr || id.len == 0 || id.len > cap / 2) id = (struct kvr_text){own, strlen(own)};
     uv_random(NULL, NULL, &random, sizeof random, 0, NULL);
-    snprintf(out, cap, "%s-%.*s%s-%08x", chat ? "chatcmpl" : "cmpl", (int)id.len, id.ptr, chat ? "" : "-0", random);
+    snprintf(x->ask.kv.key, cap, "%s-%.*s%s-%08x", chat ? "chatcmpl" : "cmpl", (int)id.len, id.ptr, chat ? "" : "-0", random);
 }
 
 struct mock_kept *mock_kv_keep(struct mock_exchange *x, struct mock_request *r)
@@ -121,7 +122,7 @@ struct mock_kept *mock_kv_keep(struct mock_exchange *x, struct mock_request *r)
     k->salt = x->salt;
     k->since_ms = uv_now(&kv->mock->loop);
     k->ends_ms = k->since_ms + lease_ms(kv);
-    name_request(x, k->key, sizeof k->key);
+    memcpy(k->key, x->ask.kv.key, sizeof k->key);
     kvr_lru_add(&kv->kept, &k->entry, hash_of(k->key));
     await_lease(kv);
     return k;
@@ -228,6 +229,7 @@ static bool obey(struct mock_peer *p, struct kvr_json said)
     } else if (!strcmp(op, "done")) {
         say(p, k ? "freed" : "unknown", NULL);
         if (k) let_go(p->kv, k, MOCK_KV_PULLED);
+        if (k) p->kv->tell.pulled(p->kv->mock);
     } else {
         return false;
     }

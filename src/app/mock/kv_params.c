@@ -97,24 +97,30 @@ static const char *own_host(const struct mock *m)
     return strcmp(host, "0.0.0.0") && strcmp(host, "::") ? host : "127.0.0.1";
 }
 
-void mock_kv_put_params(struct kvr_buf *b, const struct mock_exchange *x)
+/* All that leads to the blocks. */
+static void put_reference(struct kvr_buf *b, const struct mock_exchange *x)
 {
     const struct mock *m = x->rank->mock;
     const struct mock_hold *h = mock_kept_hold(x->kept);
     size_t n;
     mock_hold_tokens(h, &n);
-    kvr_json_open(b, '{');
-    put_bool(b, "do_remote_prefill", true);
-    put_bool(b, "do_remote_decode", false);
     put_block_ids(b, h);
     kvr_json_put_str(b, "remote_engine_id", m->kv->ports[x->rank->id].engine);
     kvr_json_put_str(b, "remote_request_id", mock_kept_key(x->kept));
     kvr_json_put_str(b, "remote_host", own_host(m));
     kvr_json_put_u64(b, "remote_port", m->kv->ports[x->rank->id].number);
+    kvr_json_put_u64(b, "remote_num_tokens", n);
+}
+
+void mock_kv_put_params(struct kvr_buf *b, const struct mock_exchange *x)
+{
+    kvr_json_open(b, '{');
+    put_bool(b, "do_remote_prefill", true);
+    put_bool(b, "do_remote_decode", false);
+    if (x->kept) put_reference(b, x);
     kvr_json_put_u64(b, "tp_size", 1);
     kvr_json_put_u64(b, "dcp_size", 1);
     kvr_json_put_u64(b, "pp_size", 1);
-    kvr_json_put_u64(b, "remote_num_tokens", n);
     kvr_json_key(b, "remote_blocks_expiry_time");
     kvr_json_null(b);
     kvr_json_put_str(b, "transfer_mode", "pull");

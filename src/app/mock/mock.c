@@ -255,6 +255,7 @@ int mock_main(const struct mock_options *o)
     m->zmq = zmq_ctx_new();
     m->json = kvr_json_parser_new();
     rc = open_tokenizer(m);
+    uv_timer_init(&m->loop, &m->slow);
     uv_signal_init(&m->loop, &m->term);
     uv_signal_init(&m->loop, &m->intr);
     uv_signal_start(&m->term, on_signal, SIGTERM);
