@@ -46,10 +46,13 @@ static const struct option_row rows[] = {
     BOO("tell-cache-config", tell_cache_config, "true", "have vllm:cache_config_info in /metrics; older engines do not"),
     NUM("default-max-tokens", default_max_tokens, "16", 1, 1e6, "output length when the request names none"),
     NUM("seed", seed, "0", 0, 1.8e19, "seed of the generated text"),
-    ENU("role", role, "both", MOCK_KV_ROLES, "what is told of it at /mock/kv; with vllm-nixl each request says which side it is of"),
+    ENU("role", role, "both", MOCK_KV_ROLES,
+        "the side that it is of; with vllm-nixl each request says it, and this is only told at /mock/kv"),
     ENU("kv-protocol", kv_protocol, "none", MOCK_KV_PROTOCOLS,
         "KV transfers to and from other mocks, as this connector has them (docs/mock.md)"),
     NUM("kv-side-port", kv_side_port, "0", 0, 65535, "where others fetch KV; rank r uses port + r (0: any free ports; answers tell them)"),
+    NUM("bootstrap-port", bootstrap_port, "8998", 1, 65535, "of --role prefill and both: where others ask for the addresses of its ranks"),
+    DBL("bootstrap-timeout", bootstrap_timeout, "300", 0.01, 86400, "seconds that one side of a transfer waits for the other"),
     DBL("kv-lease", kv_lease, "30", 0.01, 86400, "seconds that KV is kept for nobody; heartbeats begin them anew"),
     DBL("kv-heartbeat", kv_heartbeat, "5", 0.01, 86400, "seconds between two heartbeats of who fetches"),
     DBL("kv-latency", kv_latency, "0", 0, 86400, "seconds that a transfer takes at least; --speedup-ratio does not divide them"),
@@ -82,10 +85,20 @@ static const char usage[] =
     "usage: kvroute mock [options]\n\n"
     "A mock engine with vLLM's HTTP surface, a real prefix cache and a timing model. Tokens are bytes, or those of --tokenizer-dir.\n";
 
+/* A side of an SGLang is told which one it is when it starts. */
+static int check_sglang(struct mock_options *o)
+{
+    o->sglang_info = true;
+    if (o->role != MOCK_BOTH) return 0;
+    kvr_log_error("kvroute mock: role: bad value 'both' with --kv-protocol sglang; allowed: prefill, decode");
+    return 2;
+}
+
 int cmd_mock(int argc, char **argv)
 {
     struct mock_options o = {0};
     int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    if (rc == 0 && o.kv_protocol == MOCK_KV_SGLANG) rc = check_sglang(&o);
     if (rc == 0) rc = mock_main(&o);
     else if (rc == 1) rc = 0;
     options_free(rows, sizeof rows / sizeof *rows, &o);

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from conftest import BINARY, Mock, call, free_ports, read_sse, wait_for
+from conftest import BINARY, Answer, Mock, call, free_ports, read_sse, wait_for
 
 KEEP = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None, "remote_host": None,
         "remote_port": None}
@@ -411,6 +411,273 @@ def test_a_hand_off_that_lacks_something_never_ends_well(start):
         gone.leave()
         wait_for("it left", lambda: d.metric("vllm:num_requests_waiting") == 0)
     text(d.fetch(params))
+    clean(p, d)
+
+
+# ---- both legs at once -----------------------------------------------------------------------------------------------------------
+
+class Boot(Side):
+    """A side of a transfer whose legs are sent at once."""
+
+    def __init__(self, role, *extra, protocol="sglang", **kw):
+        self.boot = free_ports()
+        super().__init__("--role", role, "--bootstrap-port", self.boot, *extra, protocol=protocol, **kw)
+
+
+class Legs:
+    """Two requests that are sent one right after the other; their answers."""
+
+    def __init__(self, *legs):
+        self.open = []
+        for m, body, *path in legs:
+            c = http.client.HTTPConnection("127.0.0.1", m.port, timeout=90)
+            c.request("POST", path[0] if path else "/v1/completions", json.dumps({"prompt": PROMPT, "max_tokens": 8, **body}))
+            self.open.append(c)
+
+    def answers(self):
+        got = []
+        for c in self.open:
+            r = c.getresponse()
+            got.append(Answer(r.status, {}, r.read()))
+            c.close()
+        return got
+
+    def leave(self, i):
+        self.open[i].sock.close()
+        self.open[i].close()
+
+
+def room(p, number, **more):
+    return {"bootstrap_host": "127.0.0.1", "bootstrap_port": p.boot, "bootstrap_room": number, **more}
+
+
+def waiting(m):
+    return m.kv()["waiting_rooms"]
+
+
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+def test_both_sides_meet_in_a_room_whoever_comes_first(start, first):
+    p, d, alone = start(Boot, "prefill"), start(Boot, "decode"), start(Mock)
+    one, other = ((p, d) if first == "prefill" else (d, p))
+    big = 4611686018427387907
+    a = Legs((one, room(p, big)))
+    wait_for("it waits", lambda: waiting(p) == 1)
+    assert p.metric("mock_kv_waiting_rooms") == 1
+    b = Legs((other, room(p, big)))
+    answers = {m: l.answers()[0] for m, l in ((one, a), (other, b))}
+    assert text(answers[d]) == text(call(alone.port, "POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 8}))
+    assert len(text(answers[p])) == 1 and cached(answers[d]) == cached(answers[p]) == 0  # what P has found
+    r = Legs((p, room(p, big)), (d, room(p, big))).answers()[1]  # free again
+    assert cached(r) == (len(PROMPT) - 1) // 16 * 16
+    assert p.released() == {"pulled": 2}
+    clean(p, d)
+
+
+def test_a_hundred_pairs_meet_at_once(start):
+    p, d, alone = start(Boot, "prefill"), start(Boot, "decode"), start(Mock)
+    rng = random.Random(3)
+    prompts = ["".join(rng.choice("abcdef ") for _ in range(rng.randrange(1, 300))) for _ in range(100)]
+    pairs = []
+    for i, prompt in enumerate(prompts):
+        legs = [(m, room(p, 1000 + i, prompt=prompt)) for m in (p, d)]
+        pairs.append(Legs(*(legs if i % 2 else legs[::-1])))
+    for i, (prompt, pair) in enumerate(zip(prompts, pairs)):
+        got = pair.answers()
+        assert text(got[i % 2]) == text(call(alone.port, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": 8})), prompt
+    assert p.released() == {"pulled": 100}
+    clean(p, d)
+
+
+def test_rooms_belong_to_ranks(start):
+    p, d = start(Boot, "prefill", dp=3), start(Boot, "decode")
+    for number, more in ((7, {}), (8, {"routed_dp_rank": 2}), (9, {"routed_dp_rank": 0, "disagg_prefill_dp_rank": 0})):
+        theirs = {k: v for k, v in more.items() if k == "routed_dp_rank"}
+        its = {k: v for k, v in more.items() if k == "disagg_prefill_dp_rank"}
+        assert [r.status for r in Legs((p, room(p, number, **theirs)), (d, room(p, number, **its))).answers()] == [200, 200]
+    r = p.complete(**room(p, 7, routed_dp_rank=2))
+    assert r.status == 400 and "is not of rank 2" in r.json()["error"]["message"]
+    assert p.complete(headers={"X-data-parallel-rank": "0"}, **room(p, 7)).status == 400
+    clean(p, d)
+
+
+def test_a_batch_has_a_room_for_each_sequence(start):
+    p, d = start(Boot, "prefill"), start(Boot, "decode")
+    batch = {"bootstrap_host": ["127.0.0.1"] * 3, "bootstrap_port": [p.boot] * 3, "bootstrap_room": [5, 6, 7]}
+    for body in ({"prompt": ["one", "two, " * 20, "three"]}, {"n": 3}):
+        answers = Legs((p, {**batch, **body}), (d, {**batch, **body})).answers()
+        assert [len(a.json()["choices"]) for a in answers] == [3, 3], answers[1].body
+    assert p.released() == {"pulled": 6}
+    for m in (p, d):
+        assert m.complete(**room(p, 5), n=3).status == 400 and m.complete(**batch).status == 400
+    clean(p, d)
+
+
+@pytest.mark.parametrize("body", [{}, {"bootstrap_room": None}, {"bootstrap_room": -1}, {"bootstrap_room": "7"}, {"bootstrap_room": 2 ** 63},
+                                  {"bootstrap_room": 7.5}, {"bootstrap_room": []}, {"bootstrap_room": {}}], ids=range(8))
+def test_without_a_room_a_request_is_refused(start, body):
+    p, d = start(Boot, "prefill"), start(Boot, "decode")
+    for m in (p, d):
+        r = m.complete(**body)
+        assert r.status == 400 and "bootstrap_room" in r.json()["error"]["message"]
+    assert d.complete(bootstrap_room=7).status == 400
+    assert d.complete(bootstrap_room=7, bootstrap_host="127.0.0.1", bootstrap_port=70000).status == 400
+    clean(p, d)
+
+
+def test_a_room_that_is_in_use_ends_the_engine(start):
+    p = start(Boot, "prefill", expect=1)
+    first = Legs((p, room(p, 7)))
+    wait_for("it waits", lambda: waiting(p) == 1)
+    with pytest.raises((ConnectionError, http.client.HTTPException)):
+        p.complete(**room(p, 7))
+    p.p.wait(30)
+    with pytest.raises((ConnectionError, http.client.HTTPException)):
+        first.answers()
+    assert "a bootstrap room is in use already" in p.text()
+
+
+@pytest.mark.parametrize("who, how", [("prefill", "leave"), ("decode", "leave"), ("prefill", "abort"), ("decode", "abort")])
+@pytest.mark.parametrize("when", ["alone", "computing", "reading"])
+def test_the_end_of_one_side_ends_the_other(start, who, how, when):
+    p = start(Boot, "prefill", speedup=0.005 if when == "computing" else 50)
+    d = start(Boot, "decode", "--kv-latency", 1000)
+    legs = [(m, room(p, 7, rid="me" if m is (p if who == "prefill" else d) else "you")) for m in (p, d)]
+    pair = Legs(*(legs if when != "alone" else legs[:1] if who == "prefill" else legs[1:]))
+    one = 0 if when == "alone" or who == "prefill" else 1
+    wait_for("they wait", lambda: waiting(p) == 1 if when == "alone" else p.metric("vllm:num_requests_running") == 1 if when == "computing"
+             else len(p.kv()["held"]) == 1)
+    if how == "leave":
+        pair.leave(one)
+    else:
+        m = p if who == "prefill" else d
+        assert call(m.port, "POST", "/abort_request", {"rid": "nobody"}).status == 200
+        assert call(m.port, "POST", "/abort_request", {"rid": "me"}).status == 200
+        assert pair.open[one].getresponse().status == 400
+    if when != "alone":
+        assert pair.open[1 - one].getresponse().status == 500
+    clean(p, d)
+
+
+def test_a_side_that_waits_too_long_fails(start):
+    p, d = start(Boot, "prefill", "--bootstrap-timeout", 0.5), start(Boot, "decode", "--bootstrap-timeout", 0.5)
+    assert p.complete(**room(p, 7)).status == 500
+    assert d.complete(**room(p, 8)).status == 500
+    assert d.complete(**{**room(p, 8), "bootstrap_port": free_ports()}).status == 500
+    clean(p, d)
+
+
+def test_bad_abort_requests_are_refused(start):
+    p = start(Boot, "prefill")
+    for body in (b"", b"{", b"[]", {"rid": 7}, {"rid": ""}, {"rid": "x" * 5000}):
+        assert call(p.port, "POST", "/abort_request", body).status == 400
+    assert call(p.port, "GET", "/abort_request").status == 405
+    assert call(start(Side).port, "POST", "/abort_request", {"rid": "x"}).status == 404
+
+
+def test_each_side_tells_what_it_is(start):
+    p, d = start(Boot, "prefill", dp=2), start(Boot, "decode")
+    info = [call(m.port, "GET", "/server_info").json() for m in (p, d)]
+    assert [(i["disaggregation_mode"], i["disaggregation_bootstrap_port"], i["dp_size"]) for i in info] == [("prefill", p.boot, 2), ("decode", d.boot, 1)]
+    assert call(start(Mock, "--sglang-info").port, "GET", "/server_info").json()["disaggregation_mode"] == "null"
+    told = call(p.boot, "GET", "/query").json()
+    assert list(told) == ["0", "1"] and told["0"]["engine_id"] != told["1"]["engine_id"]
+    assert all(r["worker_addr"]["0"]["0"].startswith("127.0.0.1:") for r in told.values())
+    assert call(p.boot, "GET", "/").status == 404 and call(p.boot, "POST", "/query", {}).status == 404
+    with pytest.raises(ConnectionError):
+        call(d.boot, "GET", "/query")
+
+
+def test_sglang_is_one_side_or_the_other():
+    r = subprocess.run([BINARY, "mock", "--kv-protocol", "sglang"], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 2 and "role" in r.stderr and "prefill, decode" in r.stderr
+
+
+def transfer(p, number, rank=0):
+    """The legs of a transfer of vLLM's connectors that need no answer of the first one."""
+    told = call(p.boot, "GET", "/query").json()[str(rank)] if p.protocol == "vllm-mooncake" else p.engine(rank)
+    keep = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": f"xfer-{number}"}
+    fetch = {"do_remote_decode": False, "do_remote_prefill": True, "transfer_id": f"xfer-{number}", "remote_engine_id": told["engine_id"]}
+    if p.protocol == "vllm-mooncake":
+        fetch["remote_bootstrap_addr"] = f"http://127.0.0.1:{p.boot}"
+    else:
+        fetch.update(remote_host="127.0.0.1", remote_port=told["port"], tp_size=1, pp_size=1)
+    return {"kv_transfer_params": keep}, {"kv_transfer_params": fetch}
+
+
+class Sender(Boot):
+    def __init__(self, protocol, *extra, role="both", **kw):
+        self.protocol, self.side = protocol, free_ports(4)
+        super().__init__(role, "--kv-side-port", self.side, *extra, protocol=protocol, **kw)
+
+    def engine(self, rank):
+        return {"engine_id": self.kv()["engine_ids"][rank], "port": self.side + rank}
+
+
+SENDERS = pytest.mark.parametrize("protocol", ["vllm-mooncake", "vllm-nixl-push"])
+
+
+@SENDERS
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+def test_what_is_sent_meets_who_receives_it(start, protocol, first):
+    p, d = start(Sender, protocol, dp=2), start(Sender, protocol)
+    for rank in range(2):
+        keep, fetch = transfer(p, rank, rank)
+        if first == "prefill":
+            r = p.complete(headers={"X-data-parallel-rank": str(rank)}, **keep)
+            assert text(r) and r.json()["kv_transfer_params"] is None and len(p.kv()["held"]) == 1
+            got = d.complete(**fetch)
+        else:
+            late = Legs((d, fetch))
+            wait_for("it waits", lambda: waiting(p) == 1 and waiting(d) == 1)
+            text(p.complete(headers={"X-data-parallel-rank": str(rank)}, **keep))
+            got = late.answers()[0]
+        assert text(got) == text(p.complete()) and cached(got) == len(PROMPT) - 1
+    assert p.released() == {"pulled": 2}
+    clean(p, d)
+
+
+@SENDERS
+def test_what_nobody_receives_expires(start, protocol):
+    p, d = start(Sender, protocol, "--kv-lease", 0.3), start(Sender, protocol, "--bootstrap-timeout", 0.5)
+    keep, fetch = transfer(p, 1)
+    text(p.complete(**keep))
+    wait_for("expiry", lambda: p.released() == {"expired": 1})
+    assert d.complete(**fetch).status == 500
+    unnamed = {k: v for k, v in keep["kv_transfer_params"].items() if k != "transfer_id"}
+    text(p.complete(kv_transfer_params=unnamed))  # nothing is sent
+    assert "no transfer_id" in p.text()
+    clean(p, d, expired=1)
+
+
+@SENDERS
+def test_an_engine_that_is_not_there_any_more_is_a_failed_load(start, protocol):
+    p, d = start(Sender, protocol), start(Sender, protocol)
+    fetch = transfer(p, 1)[1]["kv_transfer_params"]
+    assert d.complete(kv_transfer_params={**fetch, "remote_engine_id": "f" * 32}).status == 500
+    p.stop()
+    assert d.complete(kv_transfer_params=fetch).status == 500
+    clean(d)
+
+
+@SENDERS
+def test_a_receiver_that_leaves_gives_up_its_place(start, protocol):
+    p, d = start(Sender, protocol, "--kv-lease", 2), start(Sender, protocol, "--kv-latency", 1000)
+    keep, fetch = transfer(p, 1)
+    gone = Legs((d, fetch))
+    wait_for("it waits", lambda: waiting(p) == 1)
+    gone.leave(0)
+    wait_for("it left", lambda: waiting(p) == waiting(d) == 0)
+    gone = Legs((d, fetch), (p, keep))
+    wait_for("it reads", lambda: len(p.kv()["held"]) == 1 and waiting(d) == 0)
+    gone.leave(0)
+    wait_for("release", lambda: p.released() == {"notified": 1})
+    clean(p, d)
+
+
+def test_mooncake_asserts_roles(start):
+    p, d = (start(Sender, "vllm-mooncake", role=role) for role in ("prefill", "decode"))
+    keep, fetch = transfer(p, 1)
+    assert p.complete(**fetch).status == 500 and d.complete(**keep).status == 500
     clean(p, d)
 
 

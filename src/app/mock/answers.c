@@ -101,7 +101,8 @@ static void put_head(struct kvr_buf *b, const struct mock_exchange *x, bool chun
 static void put_transfer(struct kvr_buf *b, const struct mock_exchange *x)
 {
     kvr_json_key(b, "kv_transfer_params");
-    if (x->kept || (x->ask.kv.leg == MOCK_KV_KEEPS && x->rank->mock->o->fault_bad_handoff)) mock_kv_put_params(b, x);
+    if (x->rank->mock->o->kv_protocol != MOCK_KV_NIXL) kvr_json_null(b);
+    else if (x->sequences[0].kept || (x->ask.kv.leg == MOCK_KV_KEEPS && x->rank->mock->o->fault_bad_handoff)) mock_kv_put_params(b, x);
     else kvr_json_null(b);
 }
 

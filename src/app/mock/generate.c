@@ -23,9 +23,13 @@ static void abort_sequences(struct mock_exchange *x)
 
 static void exchange_free(struct mock_exchange *x)
 {
-    for (uint32_t i = 0; i < x->sequences_n; i++) kvr_buf_free(&x->sequences[i].text);
-    mock_kv_leave(x->fetch);
+    for (uint32_t i = 0; i < x->sequences_n; i++) {
+        kvr_buf_free(&x->sequences[i].text);
+        mock_leg_end(&x->sequences[i]);
+    }
     mock_leg_gone(x);
+    *(x->prev ? &x->prev->next : &x->rank->mock->exchanges) = x->next;
+    if (x->next) x->next->prev = x->prev;
     mock_ask_free(&x->ask);
     free(x);
 }
@@ -187,6 +191,14 @@ static void finish(struct mock_exchange *x)
     exchange_free(x);
 }
 
+void mock_sequence_over(struct mock_sequence *s)
+{
+    struct mock_exchange *x = s->exchange;
+    if (--x->open) return;
+    x->told_cached = x->ask.stream ? x->told_cached : x->sequences[x->sequences_n - 1].cached;
+    finish(x);
+}
+
 void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last)
 {
     struct mock_sequence *s = mock_request_user(r);
@@ -196,7 +208,7 @@ void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t i
     if (last) s->request = NULL;
     if (x->ending) return;
     s->generated = index + 1;
-    s->cached = mock_request_cached(r);
+    if (!s->fetched) s->cached = mock_request_cached(r);
     kvr_buf_add(&s->text, &c, 1);
     /* A stream tells what was cached of the sequence that answers first, an answer as a whole that of the last one. */
     if (!x->cached_known || !x->ask.stream) x->told_cached = s->cached;
@@ -211,12 +223,7 @@ void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t i
     }
     x->cached_known = true;
     if (breaks(x, s->generated, last)) return;
-    if (last && --x->open == 0) {
-        if (x->ask.kv.leg == MOCK_KV_KEEPS && !x->rank->mock->o->fault_no_handoff && !x->rank->mock->o->fault_bad_handoff)
-            x->kept = mock_kv_keep(x, r);
-        x->told_cached = x->ask.stream ? x->told_cached : x->sequences[x->sequences_n - 1].cached;
-        finish(x);
-    }
+    if (last && mock_leg_last_token(s, r)) mock_sequence_over(s);
 }
 
 void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n, void *user)
@@ -229,17 +236,19 @@ void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens
 
 /* ---- requests ---------------------------------------------------------------------------------------- */
 
-static struct mock_rank *choose_rank(struct mock *m, struct kvr_http_conn *c)
+static struct mock_rank *choose_rank(struct mock *m, struct kvr_http_conn *c, const struct mock_ask *ask)
 {
     struct kvr_text h = kvr_headers_get(kvr_http_conn_request(c)->headers, "x-data-parallel-rank");
     struct mock_rank *best = &m->ranks[0];
     struct mock_engine_stats a, b;
+    if (ask->kv.routed >= 0) return (uint64_t)ask->kv.routed < m->o->dp_size ? &m->ranks[ask->kv.routed] : NULL;
     if (h.ptr) {
         char s[16] = {0};
         memcpy(s, h.ptr, KVR_MIN(h.len, sizeof s - 1));
         unsigned long id = strtoul(s, NULL, 10);
         return id < m->o->dp_size ? &m->ranks[id] : NULL;
     }
+    if (ask->kv.rooms_n && ask->kv.leg == MOCK_KV_KEEPS) return &m->ranks[ask->kv.rooms[0] % m->o->dp_size];
     for (uint64_t i = 1; i < m->o->dp_size; i++) {
         mock_engine_stats(m->ranks[i].engine, &a);
         mock_engine_stats(best->engine, &b);
@@ -265,31 +274,30 @@ static struct mock_exchange *exchange_new(struct mock *m, struct mock_rank *rank
     x->ask = *ask;
     x->id = ++m->next_id;
     x->salt = cache_of(m, ask);
-    if (ask->kv.leg == MOCK_KV_KEEPS) mock_kv_name(x);
+    if (ask->kv.leg == MOCK_KV_KEEPS && !mock_kv_meets(m)) mock_kv_name(x);
+    x->next = m->exchanges;
+    if (x->next) x->next->prev = x;
+    m->exchanges = x;
     x->sequences_n = x->open = n;
     for (uint32_t i = 0; i < n; i++)
         x->sequences[i] = (struct mock_sequence){.exchange = x, .index = i, .prompt = &x->ask.prompts[i / ask->n]};
     return x;
 }
 
-/* The first n sequences. */
-static bool submit(struct mock_exchange *x, uint32_t n)
+bool mock_submit_sequence(struct mock_sequence *s)
 {
-    uint64_t context = mock_model_len(x->rank->mock);
-    for (uint32_t i = 0; i < n; i++) {
-        struct mock_sequence *s = &x->sequences[i];
-        struct mock_engine_request rq = {.tokens = s->prompt->tokens,
-                                         .n = s->prompt->n,
-                                         .max_tokens = KVR_MIN(x->ask.max_tokens, context - s->prompt->n),
-                                         .salt = x->salt,
-                                         .skip_cache = x->ask.prompt_logprobs,
-                                         .reports = x->ask.reports,
-                                         .remote = x->ask.kv.leg == MOCK_KV_FETCHES,
-                                         .user = s};
-        s->request = mock_engine_submit(x->rank->engine, &rq);
-        if (!s->request) return false;
-    }
-    return true;
+    struct mock_exchange *x = s->exchange;
+    uint64_t room = mock_model_len(x->rank->mock) - s->prompt->n;
+    struct mock_engine_request rq = {.tokens = s->prompt->tokens,
+                                     .n = s->prompt->n,
+                                     .max_tokens = mock_leg_holds_back(x) ? 1 : KVR_MIN(x->ask.max_tokens, room),
+                                     .salt = x->salt,
+                                     .skip_cache = x->ask.prompt_logprobs,
+                                     .reports = x->ask.reports,
+                                     .remote = x->ask.kv.leg == MOCK_KV_FETCHES,
+                                     .user = s};
+    s->request = mock_engine_submit(x->rank->engine, &rq);
+    return s->request;
 }
 
 static bool fits(const struct mock *m, const struct mock_rank *rank, const struct mock_ask *a)
@@ -311,10 +319,10 @@ void mock_break(struct mock_exchange *x, const struct mock_error *e)
 void mock_submit(struct mock_exchange *x)
 {
     struct mock_error e = x->ask.late;
-    bool fetches = x->ask.kv.leg == MOCK_KV_FETCHES && !x->ask.kv.lacks;
-    if ((fetches && !(x->fetch = mock_kv_fetch(&x->sequences[0]))) ||
-        !submit(x, e.status ? (uint32_t)x->ask.late_at * x->ask.n : x->sequences_n))
-        mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
+    uint32_t n = mock_leg_holds_back(x) ? 0 : e.status ? (uint32_t)x->ask.late_at * x->ask.n : x->sequences_n;
+    bool ok = mock_leg_start(x);
+    for (uint32_t i = 0; i < n && ok; i++) ok = mock_submit_sequence(&x->sequences[i]);
+    if (!ok) mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
     if (!e.status) {
         mock_wake(x->rank);
         return;
@@ -346,15 +354,15 @@ void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api)
     const struct kvr_http_request *http = kvr_http_conn_request(c);
     struct mock_ask ask;
     struct mock_error e = {0};
-    struct mock_rank *rank = choose_rank(m, c);
     struct mock_exchange *x = NULL;
     int rc = mock_read_ask(m, api, http->body, http->body_len, &ask, &e);
+    struct mock_rank *rank = choose_rank(m, c, &ask);
     if (rc == 0 && !rank)
         mock_fail(&e, 400, "BadRequestError", "data_parallel_rank", "data_parallel_rank is out of range [0, %llu).",
                   (unsigned long long)m->o->dp_size);
     else if (rc == 0 && !ask.late.status && !fits(m, rank, &ask))
         mock_fail(&e, 400, "BadRequestError", "input_tokens", "the prompt and its answer are longer than the cache");
-    if (!e.status && mock_leg_check(m, c, &ask, &e)) {
+    if (!e.status && mock_leg_check(rank, c, &ask, &e)) {
         mock_ask_free(&ask);
         return;
     }

@@ -2,10 +2,10 @@
 /*
  * The side that fetches: one connection for each sequence whose KV comes from another mock (app/mock/kv.h).
  *
- *     connecting -> idle -- pull --> asked -- kept --> reading -- done --> freeing -- freed --> loaded
- *          |         beats             |                                      |
- *          |                           '----- unknown: used or expired -------'-------------> loaded with garbage
- *          '---- refused, closed, silent, another engine, another prompt -------------------> failed
+ *     (looking ->) connecting -> idle -- pull --> asked -- kept --> reading -- done --> freeing -- freed --> loaded
+ *                      |         beats             |                                      |
+ *                      |                           '----- unknown: used or expired -------'-------------> loaded with garbage
+ *                      '---- refused, closed, silent, another engine, another prompt -------------------> failed
  *
  * From any of these, when the sequence goes: release (unless done was said) -> ending, until the other side has closed.
  *
@@ -20,7 +20,7 @@
 
 enum { ANSWER_MS = 5000, KEPT_LINE_MAX = 96 << 20 };
 
-enum state { CONNECTING, IDLE, ASKED, READING, FREEING, FAILED, ENDING };
+enum state { LOOKING, CONNECTING, IDLE, ASKED, READING, FREEING, FAILED, ENDING };
 
 struct mock_fetch {
     struct mock_kv_line line; /* first */
@@ -36,7 +36,9 @@ struct mock_fetch {
     size_t cached, tokens;
     const char *why; /* failed; static */
     unsigned handles;
-    char key[MOCK_KV_KEY_MAX];
+    struct mock_lookup *lookup; /* NULL: its address is known */
+    uint64_t cached_there;
+    char key[MOCK_KV_KEY_MAX], engine[MOCK_KV_NAME_MAX];
 };
 
 /* ---- ends ---------------------------------------------------------------------------------------------- */
@@ -51,6 +53,8 @@ static void close_fetch(struct mock_fetch *f)
 {
     *(f->prev ? &f->prev->next : &f->kv->fetches) = f->next;
     if (f->next) f->next->prev = f->prev;
+    mock_kv_look_up_cancel(f->lookup);
+    f->lookup = NULL;
     mock_kv_line_close(&f->line, on_closed);
     uv_close((uv_handle_t *)&f->wait, on_closed);
     uv_close((uv_handle_t *)&f->beat, on_closed);
@@ -69,9 +73,10 @@ static void load(struct mock_fetch *f)
 {
     struct mock_kv *kv = f->kv;
     size_t tokens = f->tokens;
+    uint64_t cached = f->cached_there;
     bool spoilt = f->spoilt;
     if (spoilt) kv->bad_pulls++;
-    kv->tell.loaded(part(f), tokens, spoilt);
+    kv->tell.loaded(part(f), tokens, spoilt, cached);
 }
 
 static void on_wait(uv_timer_t *t);
@@ -102,11 +107,17 @@ static void say(struct mock_fetch *f, const char *op, const char *engine)
     mock_kv_line_send(&f->line, &b);
 }
 
+/* The other side may not have begun yet. */
+static uint64_t waits_ms(const struct mock_fetch *f)
+{
+    return mock_kv_meets(f->kv->mock) ? (uint64_t)(f->kv->mock->o->bootstrap_timeout * 1000) : ANSWER_MS;
+}
+
 static void ask(struct mock_fetch *f)
 {
     f->state = ASKED;
-    say(f, "pull", f->sequence->exchange->ask.kv.engine);
-    uv_timer_start(&f->wait, on_wait, ANSWER_MS, 0);
+    say(f, "pull", f->engine);
+    uv_timer_start(&f->wait, on_wait, waits_ms(f), 0);
 }
 
 static void give_up(struct mock_fetch *f)
@@ -115,6 +126,10 @@ static void give_up(struct mock_fetch *f)
     f->state = ENDING;
     uv_timer_stop(&f->beat);
     uv_timer_stop(&f->wait);
+    if (before == IDLE && mock_kv_meets(f->kv->mock)) { /* the other side has not heard of it */
+        close_fetch(f);
+        return;
+    }
     if (before != FREEING) say(f, "release", NULL);
     mock_kv_line_finish(&f->line);
 }
@@ -181,6 +196,7 @@ static bool same_blocks(const struct mock_fetch *f, struct kvr_json said)
 {
     const struct mock_kv_ask *a = &f->sequence->exchange->ask.kv;
     size_t n;
+    if (f->kv->mock->o->kv_protocol != MOCK_KV_NIXL) return true; /* none are named */
     uint32_t *blocks = read_list(said, "blocks", &n);
     bool same = blocks && n == a->blocks_n && memcmp(blocks, a->blocks, n * sizeof *blocks) == 0;
     free(blocks);
@@ -207,6 +223,7 @@ static void on_kept(struct mock_fetch *f, struct kvr_json said)
         fail(f, "what is kept under this name is of another prompt");
     } else {
         f->spoilt = !same_blocks(f, said);
+        kvr_json_as_u64(kvr_json_get(said, "cached"), &f->cached_there);
         start_reading(f);
     }
 }
@@ -219,6 +236,8 @@ static void on_fetch_line(struct mock_kv_line *l, struct kvr_json said)
         on_kept(f, said);
     } else if (f->state == FREEING && said_state(said, "freed")) {
         load(f);
+    } else if (said_state(said, "late")) {
+        fail(f, "the other side has not come, or has gone");
     } else if ((f->state == ASKED || f->state == FREEING) && said_state(said, "unknown")) {
         f->tokens = f->sequence->prompt->n;
         f->spoilt = true;
@@ -244,14 +263,44 @@ static void on_connect(uv_connect_t *c, int status)
     } else {
         uint64_t every = (uint64_t)(f->kv->mock->o->kv_heartbeat * 1000);
         f->state = IDLE;
-        uv_timer_start(&f->beat, on_beat, every, every);
+        if (!mock_kv_meets(f->kv->mock)) uv_timer_start(&f->beat, on_beat, every, every);
         if (f->wanted) ask(f);
     }
 }
 
 /* ---- interface ----------------------------------------------------------------------------------------- */
 
-static struct mock_fetch *fetch_new(struct mock_kv *kv, const char *key)
+static void connect_to(struct mock_fetch *f, const char *host, uint16_t port)
+{
+    struct sockaddr_storage at;
+    f->state = CONNECTING;
+    if (mock_kv_address(host, port, &at) || uv_tcp_connect(&f->connect, &f->line.tcp, (struct sockaddr *)&at, on_connect))
+        fail(f, "the address of the other engine is none");
+}
+
+static void on_looked_up(void *ctx, const struct mock_lookup_answer *answer)
+{
+    struct mock_fetch *f = ctx;
+    f->lookup = NULL;
+    if (f->state != LOOKING) return; /* it was given up */
+    if (!answer) {
+        fail(f, "the bootstrap port does not know the engine");
+        return;
+    }
+    memcpy(f->engine, answer->engine, sizeof f->engine);
+    connect_to(f, answer->host, answer->port);
+}
+
+static void look_up(struct mock_fetch *f, const struct mock_kv_ask *a)
+{
+    struct mock_lookup_question q = {.url = a->boot, .rank = a->kept_rank, .told = on_looked_up, .ctx = f};
+    memcpy(q.engine, a->engine, sizeof q.engine);
+    if (a->rooms_n) q.room = a->rooms[f->sequence->index];
+    f->state = LOOKING;
+    if (!(f->lookup = mock_kv_look_up(f->kv, &q))) fail(f, "the address of the bootstrap port is none");
+}
+
+static struct mock_fetch *fetch_new(struct mock_kv *kv)
 {
     struct mock_fetch *f = calloc(1, sizeof *f);
     if (!f) return NULL;
@@ -263,7 +312,6 @@ static struct mock_fetch *fetch_new(struct mock_kv *kv, const char *key)
     f->line.max = KEPT_LINE_MAX;
     f->line.on_line = on_fetch_line;
     f->line.on_end = on_fetch_end;
-    snprintf(f->key, sizeof f->key, "%s", key);
     uv_timer_init(&kv->mock->loop, &f->wait);
     uv_timer_init(&kv->mock->loop, &f->beat);
     f->connect.data = f->wait.data = f->beat.data = f;
@@ -274,14 +322,16 @@ static struct mock_fetch *fetch_new(struct mock_kv *kv, const char *key)
     return f;
 }
 
+/* s NULL: only to release. */
 static struct mock_fetch *fetch_start(struct mock_kv *kv, const struct mock_kv_ask *a, struct mock_sequence *s)
 {
-    struct sockaddr_storage at;
-    struct mock_fetch *f = fetch_new(kv, a->key);
+    struct mock_fetch *f = fetch_new(kv);
     if (!f) return NULL;
     f->sequence = s;
-    if (mock_kv_address(a->host, a->port, &at) || uv_tcp_connect(&f->connect, &f->line.tcp, (struct sockaddr *)&at, on_connect))
-        fail(f, "the address of the other engine is none");
+    mock_kv_key(a, s ? s->index : 0, f->key);
+    memcpy(f->engine, a->engine, sizeof f->engine);
+    if (a->boot[0]) look_up(f, a);
+    else connect_to(f, a->host, a->port);
     return f;
 }
 
@@ -292,7 +342,7 @@ struct mock_fetch *mock_kv_fetch(struct mock_sequence *s)
 
 void mock_kv_release(struct mock *m, const struct mock_kv_ask *a)
 {
-    fetch_start(m->kv, a, NULL);
+    if (!mock_kv_meets(m)) fetch_start(m->kv, a, NULL);
 }
 
 void mock_kv_pull(struct mock_fetch *f, size_t cached)
@@ -307,7 +357,7 @@ void mock_kv_leave(struct mock_fetch *f)
 {
     if (!f) return;
     f->sequence = NULL;
-    if (f->state == FAILED) close_fetch(f);
+    if (f->state == FAILED || f->state == LOOKING) close_fetch(f);
     else if (f->state == CONNECTING) uv_timer_stop(&f->wait);
     else give_up(f);
 }
@@ -315,4 +365,11 @@ void mock_kv_leave(struct mock_fetch *f)
 void mock_kv_stop_fetching(struct mock_kv *kv)
 {
     while (kv->fetches) close_fetch(kv->fetches);
+}
+
+uint64_t mock_kv_waiting_fetches(const struct mock_kv *kv)
+{
+    uint64_t n = 0;
+    for (const struct mock_fetch *f = kv->fetches; f && mock_kv_meets(kv->mock); f = f->next) n += f->sequence && f->state <= ASKED;
+    return n;
 }

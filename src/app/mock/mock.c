@@ -64,6 +64,7 @@ enum route {
     SGLANG_LOAD,
     SGLANG_LOADS,
     SGLANG_TOKENIZE,
+    SGLANG_ABORT,
     ROUTES
 };
 
@@ -94,6 +95,7 @@ static void serve_route(struct mock *m, struct kvr_http_conn *c, enum route rout
     case SGLANG_INFO_OLD: mock_sglang_server_info(m, c); return;
     case SGLANG_MODEL:
     case SGLANG_MODEL_OLD: mock_sglang_model_info(m, c); return;
+    case SGLANG_ABORT: mock_abort_request(m, c); return;
     case SGLANG_LOAD: mock_sglang_load(m, c); return;
     default: mock_sglang_loads(m, c); return;
     }
@@ -139,7 +141,8 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
                         [SGLANG_MODEL_OLD] = {"GET", "/get_model_info"},
                         [SGLANG_LOAD] = {"GET", "/get_load"},
                         [SGLANG_LOADS] = {"GET", "/v1/loads"},
-                        [SGLANG_TOKENIZE] = {"POST", "/v1/tokenize"}};
+                        [SGLANG_TOKENIZE] = {"POST", "/v1/tokenize"},
+                        [SGLANG_ABORT] = {"POST", "/abort_request"}};
     struct mock *m = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool path_known = false;

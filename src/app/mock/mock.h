@@ -32,7 +32,8 @@ struct mock_options {
     /* KV transfers (app/mock/kv.h has the values of the first three) */
     int role, kv_protocol, kv_load_failure;
     uint64_t kv_side_port; /* 0: any free one; rank r: + r */
-    double kv_lease, kv_heartbeat;
+    double kv_lease, kv_heartbeat, bootstrap_timeout;
+    uint64_t bootstrap_port;
     double kv_latency, kv_bandwidth; /* bytes per second; 0: no time */
     uint64_t kv_bytes_per_token;
     /* faults, for tests */

@@ -60,7 +60,7 @@ struct mock {
     struct mock_response *responses; /* NULL: none kept */
     struct mock_kv *kv;
     uv_timer_t slow; /* of the first of those that begin late (legs.c) */
-    struct mock_exchange *slow_first;
+    struct mock_exchange *slow_first, *exchanges;
     uint64_t faults; /* statuses that --fault-prefill-status and --fault-decode-status have given */
 };
 
