@@ -681,6 +681,78 @@ def test_mooncake_asserts_roles(start):
     clean(p, d)
 
 
+# ---- TensorRT-LLM ----------------------------------------------------------------------------------------------------------------
+
+ID = 1729384756102938625
+
+
+def context(p, path="/v1/completions", **body):
+    """The answer to a context leg, and what the generation leg is given of it."""
+    r = call(p.port, "POST", path, {"max_tokens": 1, "disaggregated_params": {
+        "request_type": "context_only", "disagg_request_id": ID, "schedule_style": 0}, **body})
+    assert r.status == 200, r.body
+    answer = r.json()
+    return answer, {**answer["choices"][0]["disaggregated_params"], "request_type": "generation_only", "schedule_style": 0,
+                    "ctx_usage": answer["usage"]}
+
+
+def test_a_context_leg_hands_its_state_to_a_generation_leg(start):
+    p, d = start(Side, protocol="trtllm"), start(Side, protocol="trtllm")
+    answer, params = context(p, prompt=PROMPT)
+    told = answer["choices"][0]["disaggregated_params"]
+    assert (told["request_type"], told["disagg_request_id"], told["ctx_dp_rank"], told["draft_tokens"]) == ("context_only", ID, 0, None)
+    assert told["ctx_request_id"] > 0 and len(told["first_gen_tokens"]) == 1 and answer["prompt_token_ids"] == list(PROMPT.encode())
+    assert answer["choices"][0]["finish_reason"] == "length" and answer["kv_transfer_params"] is None
+    r = d.complete(answer["prompt_token_ids"], disaggregated_params=params)
+    assert text(r) == text(p.complete()) and text(r).encode()[0] == told["first_gen_tokens"][0]
+    assert "disaggregated_params" not in r.json()["choices"][0] and p.released() == {"pulled": 1}
+    clean(p, d)
+
+
+def test_the_chat_of_a_generation_leg_brings_its_tokens(start):
+    p, d = start(Side, protocol="trtllm"), start(Side, protocol="trtllm")
+    chat = {"messages": [{"role": "user", "content": PROMPT}]}
+    answer, params = context(p, "/v1/chat/completions", **chat)
+    for messages in (chat["messages"], [{"role": "user", "content": "not this"}]):
+        r = call(d.port, "POST", "/v1/chat/completions", {"messages": messages, "prompt_token_ids": answer["prompt_token_ids"], "max_tokens": 8,
+                                                          "disaggregated_params": params})
+        assert r.status == 200 and r.json()["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"])
+        answer, params = context(p, "/v1/chat/completions", **chat)
+    p2 = d.complete(answer["prompt_token_ids"], disaggregated_params=params)
+    assert text(p2)
+    clean(p, d)
+
+
+def test_a_state_that_was_altered_is_refused(start):
+    p, d = start(Side, "--kv-lease", 2, protocol="trtllm"), start(Side, protocol="trtllm")
+    params = context(p, prompt=PROMPT)[1]
+    state = params["encoded_opaque_state"]
+    other = context(p, prompt="another")[1]
+    for change in ({"encoded_opaque_state": state[:-1] + ("0" if state[-1] != "0" else "1")}, {"encoded_opaque_state": "6" + state[1:-17] + state[-16:]},
+                   {"encoded_opaque_state": ""}, {"encoded_opaque_state": None}, {"encoded_opaque_state": other["encoded_opaque_state"]},
+                   {"disagg_request_id": ID + 1}, {"disagg_request_id": 1.7e18}, {"disagg_request_id": None}, {"disagg_request_id": 2 ** 40 - 1},
+                   {"ctx_request_id": params["ctx_request_id"] + 1}, {"ctx_request_id": None}):
+        r = d.complete(disaggregated_params={**params, **change})
+        assert r.status == 400 and "disaggregated_params" in r.json()["error"]["message"], change
+    assert d.complete(n=2, disaggregated_params=params).status == 400
+    wait_for("release", lambda: p.released().get("notified") == 1)  # that one was understood
+    assert text(d.complete(disaggregated_params=params)) == "#" * 8
+    wait_for("expiry", lambda: p.released().get("expired") == 1)
+    clean(p, d, bad_pulls=1, expired=1)
+
+
+def test_a_context_leg_can_lack_its_state(start):
+    p = start(Side, "--fault-bad-handoff", protocol="trtllm")
+    told = context(p, prompt=PROMPT)[1]
+    assert "ctx_request_id" not in told and "encoded_opaque_state" not in told
+    clean(p)
+    p = start(Side, "--fault-no-handoff", protocol="trtllm")
+    r = p.complete(max_tokens=1, disaggregated_params={"request_type": "context_only", "disagg_request_id": ID})
+    assert r.json()["choices"][0]["disaggregated_params"] is None
+    assert p.complete(disaggregated_params={"request_type": "context_only", "disagg_request_id": 5}).status == 400
+    clean(p)
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("protocol", ["vllm-nixl", "none"])

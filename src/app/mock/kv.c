@@ -7,7 +7,7 @@
 #include "app/mock/generate.h"
 #include "wire/prom_page.h"
 
-static const char *const protocols[] = {"vllm-nixl", "vllm-nixl-push", "vllm-mooncake", "sglang", "none"},
+static const char *const protocols[] = {"vllm-nixl", "vllm-nixl-push", "vllm-mooncake", "sglang", "trtllm", "none"},
                          *const roles[] = {"both", "prefill", "decode"},
                          *const hows[MOCK_KV_HOWS] = {"pulled", "notified", "aborted", "expired"};
 

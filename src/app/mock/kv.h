@@ -4,6 +4,7 @@
  *
  *     kv.c         start and end, what is told of transfers (GET /mock/kv, metrics)
  *       kv_params.c  members of requests and answers that speak of transfers
+ *       kv_trtllm.c  those of TensorRT-LLM
  *       kv_boot.c    where those who fetch ask for the addresses of ranks (sglang, vllm-mooncake)
  *       kv_keep.c    the side that keeps: blocks, leases, who may have them, rooms where both sides meet
  *       kv_fetch.c   the side that fetches
@@ -43,8 +44,8 @@ struct mock_kv;
 enum { MOCK_KV_KEY_MAX = 192, MOCK_KV_NAME_MAX = 80, MOCK_KV_HOST_MAX = 256, MOCK_KV_KEPT_MAX = 65536, MOCK_KV_PEERS_MAX = 4096 };
 
 /* In the order of --kv-protocol, --role, --kv-load-failure-policy, --fault-die-after. */
-enum mock_kv_protocol { MOCK_KV_NIXL, MOCK_KV_PUSH, MOCK_KV_MOONCAKE, MOCK_KV_SGLANG, MOCK_KV_NONE };
-#define MOCK_KV_PROTOCOLS "vllm-nixl|vllm-nixl-push|vllm-mooncake|sglang|none"
+enum mock_kv_protocol { MOCK_KV_NIXL, MOCK_KV_PUSH, MOCK_KV_MOONCAKE, MOCK_KV_SGLANG, MOCK_KV_TRTLLM, MOCK_KV_NONE };
+#define MOCK_KV_PROTOCOLS "vllm-nixl|vllm-nixl-push|vllm-mooncake|sglang|trtllm|none"
 #define MOCK_KV_ROLES     "both|prefill|decode"
 #define MOCK_KV_POLICIES  "fail|recompute"
 #define MOCK_DEATHS       "none|prefill|pull"
@@ -88,6 +89,7 @@ struct mock_kv_ask {
     const char *lacks; /* a member that must be there and is not; static. NULL: none */
     char key[MOCK_KV_KEY_MAX], engine[MOCK_KV_NAME_MAX], host[MOCK_KV_HOST_MAX];
     uint16_t port;
+    uint64_t disagg_id;               /* of trtllm */
     char boot[MOCK_KV_HOST_MAX + 32]; /* URL that tells the address of the rank; "": host and port are known */
     uint32_t *blocks;                 /* owned */
     size_t blocks_n;
@@ -101,14 +103,18 @@ struct mock_kv_ask {
 /* Returns: 0, or -KVR_ENOMEM. */
 int mock_kv_read(const struct mock *m, struct kvr_json body, struct mock_kv_ask *out);
 void mock_kv_ask_free(struct mock_kv_ask *a);
-/* Where others reach this process. */
-const char *mock_kv_own_host(const struct mock *m);
 /* What both sides call the KV of a sequence. */
 void mock_kv_key(const struct mock_kv_ask *a, uint32_t sequence, char out[MOCK_KV_KEY_MAX]);
 /* Whether the legs are sent at once: one waits for the other. */
 bool mock_kv_meets(const struct mock *m);
 /* The value of kv_transfer_params in an answer. */
 void mock_kv_put_params(struct kvr_buf *b, const struct mock_exchange *x);
+
+/* ---- kv_trtllm.c ------------------------------------------------------------------------------------- */
+
+void mock_kv_read_trtllm(struct kvr_json body, struct mock_kv_ask *out);
+/* The value of disaggregated_params in an answer. */
+void mock_kv_put_trtllm(struct kvr_buf *b, const struct mock_exchange *x);
 
 /* ---- kv_keep.c --------------------------------------------------------------------------------------- */
 
@@ -179,6 +185,8 @@ struct mock_kv_line {
     void (*on_end)(struct mock_kv_line *l);
 };
 
+/* Where others reach this process. */
+const char *mock_kv_own_host(const struct mock *m);
 /* Returns: 0, or -1: the host is neither an address nor localhost. */
 int mock_kv_address(const char *host, uint16_t port, struct sockaddr_storage *out);
 /* Returns: 0 or a libuv error; either way the line is to be closed when json is not NULL. The handlers and `max` are set by the caller. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lines of JSON over TCP, for both ends of the mocks' side channel (app/mock/kv.h). */
+/* Addresses, and lines of JSON over TCP, for both ends of the mocks' side channel (app/mock/kv.h). */
 #include "app/mock/kv.h"
 
 #include <string.h>
 
+#include "app/mock/state.h"
 #include "base/buf.h"
 
 struct sent {
@@ -17,6 +18,13 @@ int mock_kv_address(const char *host, uint16_t port, struct sockaddr_storage *ou
     if (strcmp(host, "localhost") == 0) host = "127.0.0.1";
     if (uv_ip4_addr(host, port, (struct sockaddr_in *)out) == 0) return 0;
     return uv_ip6_addr(host, port, (struct sockaddr_in6 *)out) == 0 ? 0 : -1;
+}
+
+/* When it listens on every address, others are on this machine. */
+const char *mock_kv_own_host(const struct mock *m)
+{
+    const char *host = m->o->host;
+    return strcmp(host, "0.0.0.0") && strcmp(host, "::") ? host : "127.0.0.1";
 }
 
 int mock_kv_line_init(struct mock_kv_line *l, uv_loop_t *loop)

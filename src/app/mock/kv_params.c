@@ -150,6 +150,10 @@ int mock_kv_read(const struct mock *m, struct kvr_json body, struct mock_kv_ask 
     out->routed = out->kept_rank = -1;
     if (m->o->kv_protocol == MOCK_KV_NONE) return 0;
     if (m->o->kv_protocol == MOCK_KV_SGLANG) return read_sglang(m, body, out);
+    if (m->o->kv_protocol == MOCK_KV_TRTLLM) {
+        mock_kv_read_trtllm(body, out);
+        return 0;
+    }
     return read_params(m, kvr_json_get(body, "kv_transfer_params"), out);
 }
 
@@ -189,13 +193,6 @@ static void put_block_ids(struct kvr_buf *b, const struct mock_hold *h)
     for (size_t i = 0; i < n; i++) kvr_json_u64(b, blocks[i]);
     kvr_json_close(b, ']');
     kvr_json_close(b, ']');
-}
-
-/* When it listens on every address, others are on this machine. */
-const char *mock_kv_own_host(const struct mock *m)
-{
-    const char *host = m->o->host;
-    return strcmp(host, "0.0.0.0") && strcmp(host, "::") ? host : "127.0.0.1";
 }
 
 /* All that leads to the blocks. */

@@ -57,6 +57,14 @@ static void check_rooms(const struct mock_rank *rank, const struct mock_ask *a, 
     _exit(1);
 }
 
+/* Exactly one prompt and one answer, and all that leads to the other side. */
+static void check_context(const struct mock_ask *a, struct mock_error *e)
+{
+    if (a->kv.leg == MOCK_KV_ALONE) return;
+    if (a->kv.lacks) mock_fail(e, 400, "BadRequestError", NULL, "disaggregated_params: %s is missing or not what it was", a->kv.lacks);
+    else if (a->prompts_n * a->n > 1) mock_fail(e, 400, "BadRequestError", NULL, "disaggregated_params: one prompt and one answer");
+}
+
 /* The blocks of several sequences cannot be handed on as one; without the list of blocks the engine's core breaks. */
 static void check_transfer(const struct mock_rank *rank, const struct mock_ask *a, struct mock_error *e)
 {
@@ -70,12 +78,13 @@ static void check_transfer(const struct mock_rank *rank, const struct mock_ask *
 /* Who fetches has no hidden states of the prompt, and breaks. */
 static bool breaks_connection(const struct mock_ask *a)
 {
-    return a->kv.leg == MOCK_KV_FETCHES && a->prompt_logprobs && !a->kv.rooms_n;
+    return a->kv.leg == MOCK_KV_FETCHES && a->prompt_logprobs && !a->kv.rooms_n && !a->kv.disagg_id;
 }
 
 int mock_leg_check(struct mock_rank *rank, struct kvr_http_conn *c, struct mock_ask *a, struct mock_error *e)
 {
     if (rank->mock->o->kv_protocol == MOCK_KV_SGLANG) check_rooms(rank, a, e);
+    else if (rank->mock->o->kv_protocol == MOCK_KV_TRTLLM) check_context(a, e);
     else check_transfer(rank, a, e);
     if (!e->status) check_faults(rank->mock, a, e);
     if (e->status || !breaks_connection(a)) return 0;

@@ -418,6 +418,12 @@ static int parse_object(struct mock *m, const char *body, size_t len, struct kvr
     return -1;
 }
 
+/* A generation leg of a TensorRT-LLM brings the tokens of the context leg. */
+static bool has_prompt_ids(struct kvr_json root, const struct mock_ask *a)
+{
+    return a->kv.leg == MOCK_KV_FETCHES && a->kv.disagg_id && kvr_json_type_of(kvr_json_get(root, "prompt_token_ids")) == KVR_JSON_ARRAY;
+}
+
 int mock_read_ask(struct mock *m, enum mock_api api, const char *body, size_t len, struct mock_ask *out, struct mock_error *e)
 {
     struct kvr_json root;
@@ -432,7 +438,8 @@ int mock_read_ask(struct mock *m, enum mock_api api, const char *body, size_t le
     kvr_json_as_bool(kvr_json_get(root, "add_special_tokens"), &special);
     struct reading r = {m, out, e, special};
     int rc;
-    if (api == MOCK_COMPLETIONS) rc = read_prompts(&r, root);
+    if (has_prompt_ids(root, out)) rc = add_tokens(out, kvr_json_get(root, "prompt_token_ids"), e);
+    else if (api == MOCK_COMPLETIONS) rc = read_prompts(&r, root);
     else if (api == MOCK_CHAT) rc = read_chat(m, body, len, out, e); /* parses the same bytes again: root is another value now */
     else rc = read_conversation(m, root, out, e);
     if (rc == 0 && api == MOCK_CHAT) rc = parse_object(m, body, len, &root, e);
