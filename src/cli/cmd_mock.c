@@ -66,6 +66,7 @@ static const struct option_row rows[] = {
     BOO("fault-bare-stream", fault_bare_stream, "false", "fault: stream headers, then silence"),
     NUM("fault-error-after", fault_error_after, "0", 0, 1e9, "fault: generations fail after n tokens"),
     NUM("fault-reset-after", fault_reset_after, "0", 0, 1e9, "fault: cut a stream after n tokens"),
+    NUM("kv-fail-every", kv_fail_every, "0", 0, 1e9, "fault: every n-th transfer fails where it is fetched (0: none)"),
     NUM("fault-prefill-status", fault_prefill_status, "0", 0, 599,
         "fault: answer this to requests whose KV is to be kept (with --kv-protocol none: to all of --role prefill)"),
     NUM("fault-decode-status", fault_decode_status, "0", 0, 599,

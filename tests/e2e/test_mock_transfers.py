@@ -524,16 +524,19 @@ def test_without_a_room_a_request_is_refused(start, body):
     clean(p, d)
 
 
-def test_a_room_that_is_in_use_ends_the_engine(start):
-    p = start(Boot, "prefill", expect=1)
-    first = Legs((p, room(p, 7)))
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_room_that_is_in_use_ends_the_engine(start, role):
+    p, d = start(Boot, "prefill"), start(Boot, "decode")
+    m = p if role == "prefill" else d
+    m.expect = 1
+    first = Legs((m, room(p, 7)))
     wait_for("it waits", lambda: waiting(p) == 1)
     with pytest.raises((ConnectionError, http.client.HTTPException)):
-        p.complete(**room(p, 7))
-    p.p.wait(30)
+        m.complete(**room(p, 7))
+    m.p.wait(30)
     with pytest.raises((ConnectionError, http.client.HTTPException)):
         first.answers()
-    assert "a bootstrap room is in use already" in p.text()
+    assert "a bootstrap room is in use already" in m.text()
 
 
 @pytest.mark.parametrize("who, how", [("prefill", "leave"), ("decode", "leave"), ("prefill", "abort"), ("decode", "abort")])
@@ -766,6 +769,29 @@ def test_the_first_legs_of_either_side_can_be_answered_with_a_status(start, prot
     r = d.fetch(params)
     assert text(r) == text(p.complete()) and p.kv()["bad_pulls"] == 0  # what is in front of an engine uses no reference up
     clean(p, d)
+
+
+def test_every_nth_transfer_can_fail(start):
+    p, d = start(Side, "--kv-lease", 3), start(Side, "--kv-fail-every", 2)
+    assert [d.fetch(p.keep()).status for _ in range(4)] == [200, 500, 200, 500]
+    assert p.released() == {"pulled": 2}
+    wait_for("expiry", lambda: p.released() == {"pulled": 2, "expired": 2})
+    clean(p, d, expired=2)
+
+
+def test_a_process_ends_well_while_transfers_are_under_way(start):
+    """Whatever is kept, read and waited for: its memory is given back, and the exit code is 0."""
+    p, d = start(Side), start(Side, "--kv-latency", 1000)
+    open_ones = [Leaving(d, kv_transfer_params=p.keep()) for _ in range(3)]
+    p.keep()
+    a, b = start(Boot, "prefill"), start(Boot, "decode", "--kv-latency", 1000)
+    open_ones += [Legs((m, room(a, n))) for n, m in enumerate((a, b, a, b))] + [Legs((a, room(a, 9)), (b, room(a, 9)))]
+    late = start(Side, "--fault-slow-prefill", 1000)
+    open_ones.append(Leaving(late, kv_transfer_params=KEEP))
+    wait_for("they wait", lambda: waiting(a) == 4 and len(a.kv()["held"]) == 1 and len(p.kv()["held"]) == 4 and
+             d.metric("vllm:num_requests_waiting") == 3)
+    for m in (p, d, b, a, late):
+        m.stop()
 
 
 def test_a_leg_that_is_refused_by_fault_is_told_to_the_keeper(start):

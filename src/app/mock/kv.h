@@ -143,6 +143,8 @@ struct mock_fetch *mock_kv_fetch(struct mock_sequence *s);
 void mock_kv_pull(struct mock_fetch *f, size_t cached);
 /* The sequence goes. What was not pulled is released. NULL is fine. */
 void mock_kv_leave(struct mock_fetch *f);
+/* Whether one of these rooms is waited in or read. */
+bool mock_kv_is_fetched(const struct mock *m, const struct mock_kv_ask *a);
 /* A request that was refused before it began. */
 void mock_kv_release(struct mock *m, const struct mock_kv_ask *a);
 
@@ -228,7 +230,7 @@ struct mock_kv {
     struct mock_peer *peers;
     size_t peers_n;
     struct mock_fetch *fetches;
-    uint64_t released[MOCK_KV_HOWS], bad_pulls;
+    uint64_t released[MOCK_KV_HOWS], bad_pulls, reads;
     bool stopping;
 };
 

@@ -140,10 +140,18 @@ static void on_beat(uv_timer_t *t)
     say(f, "beat", NULL);
 }
 
+static bool fails_by_fault(struct mock_kv *kv)
+{
+    uint64_t every = kv->mock->o->kv_fail_every;
+    return every && ++kv->reads % every == 0;
+}
+
 static void on_wait(uv_timer_t *t)
 {
     struct mock_fetch *f = t->data;
-    if (f->state == READING) {
+    if (f->state == READING && fails_by_fault(f->kv)) {
+        fail(f, "--kv-fail-every");
+    } else if (f->state == READING) {
         f->state = FREEING;
         say(f, "done", NULL);
         uv_timer_start(&f->wait, on_wait, ANSWER_MS, 0);
@@ -365,6 +373,17 @@ void mock_kv_leave(struct mock_fetch *f)
 void mock_kv_stop_fetching(struct mock_kv *kv)
 {
     while (kv->fetches) close_fetch(kv->fetches);
+}
+
+bool mock_kv_is_fetched(const struct mock *m, const struct mock_kv_ask *a)
+{
+    char key[MOCK_KV_KEY_MAX];
+    for (const struct mock_fetch *f = m->kv->fetches; f; f = f->next)
+        for (size_t i = 0; i < a->rooms_n && f->sequence; i++) {
+            mock_kv_key(a, (uint32_t)i, key);
+            if (strcmp(key, f->key) == 0) return true;
+        }
+    return false;
 }
 
 uint64_t mock_kv_waiting_fetches(const struct mock_kv *kv)

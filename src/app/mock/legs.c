@@ -52,7 +52,7 @@ static void check_rooms(const struct mock_rank *rank, const struct mock_ask *a, 
         if (a->kv.rooms[i] % m->o->dp_size != rank->id)
             mock_fail(e, 400, "BadRequestError", NULL, "bootstrap_room %llu is not of rank %u", (unsigned long long)a->kv.rooms[i],
                       rank->id);
-    if (e->status || !mock_kv_in_use(m, &a->kv)) return;
+    if (e->status || !(a->kv.leg == MOCK_KV_KEEPS ? mock_kv_in_use(m, &a->kv) : mock_kv_is_fetched(m, &a->kv))) return;
     kvr_log_error("kvroute mock: a bootstrap room is in use already");
     _exit(1);
 }

@@ -45,6 +45,7 @@ struct mock_options {
     bool fault_bare_stream;                             /* stream headers, then silence */
     uint64_t fault_reset_after;                         /* cut streams after n tokens */
     uint64_t fault_prefill_status, fault_decode_status; /* of legs; 0: none */
+    uint64_t kv_fail_every;                             /* 0: none */
     uint64_t fault_count;                               /* of the first so many; 0: of all */
     bool fault_no_handoff, fault_bad_handoff, fault_ignore_abort;
     int fault_die_after; /* enum mock_death */
