@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """KV transfers between mocks: one computes a prompt and keeps its blocks, another one fetches them and generates (docs/mock.md)."""
+import errno
 import http.client
 import json
 import random
+import resource
 import socket
 import subprocess
 
@@ -880,14 +882,14 @@ def test_whole_requests_are_left_when_aborts_are_ignored(start):
 def speak(port, *lines):
     """What is answered to these lines, until the other side closes or has answered all that it will."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as s:
-        s.sendall(b"".join(l if isinstance(l, bytes) else json.dumps(l).encode() + b"\n" for l in lines))
-        s.shutdown(socket.SHUT_WR)
         got = b""
-        try:
+        try:  # it may close before it has heard all
+            s.sendall(b"".join(l if isinstance(l, bytes) else json.dumps(l).encode() + b"\n" for l in lines))
+            s.shutdown(socket.SHUT_WR)
             while piece := s.recv(65536):
                 got += piece
-        except ConnectionError:
-            pass
+        except OSError as e:
+            assert e.errno in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN), e
         return [json.loads(l) for l in got.splitlines()]
 
 
@@ -934,11 +936,72 @@ def test_a_keeper_that_talks_nonsense_is_a_failed_load(start):
     clean(p, d)
 
 
-def test_many_connections_are_bounded_and_do_no_harm(start):
+PEERS_MAX = 2048  # MOCK_KV_PEERS_MAX
+
+
+def test_connections_beyond_the_bound_are_closed(start):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < PEERS_MAX + 1000:
+        pytest.skip("too few descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (PEERS_MAX + 1000, hard))  # of the mocks, too
     p, d = start(Side, "--kv-side-port", (port := free_ports())), start(Side)
     params = p.keep()
-    open_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
-    text(d.fetch(params))
-    for s in open_ones:
+    inside = [socket.create_connection(("127.0.0.1", port)) for _ in range(PEERS_MAX)]
+    outside = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(5)]
+    assert [s.recv(1) for s in outside] == [b""] * 5
+    inside[0].settimeout(30)
+    inside[0].sendall(json.dumps({"op": "pull", "key": "x", "engine": params["remote_engine_id"]}).encode() + b"\n")
+    assert b"unknown" in inside[0].recv(1000)
+    assert d.fetch(params).status == 500
+    for s in inside + outside:
         s.close()
+    wait_for("room again", lambda: speak(port, {"op": "pull", "key": "x", "engine": params["remote_engine_id"]}))
+    text(d.fetch(params))
     clean(p, d)
+
+
+STRANGE = [None, True, -1, 0, 1, 2 ** 31, 2 ** 63, 2 ** 64 - 1, 2 ** 64, 1.5, "", "a\0b", "x" * 5000, "127.0.0.1", "::1", [], {}, [[]], [[1, 2], [3]], [2 ** 40],
+           [None], [[["x"]]], {"a": [1]}, "http://127.0.0.1:1/", "http://", "ftp://x", "\ud800"]
+
+
+def strange(rng, good):
+    """The same with some members replaced, or missing. Rooms stay different ones."""
+    out = dict(good)
+    for name in rng.sample(list(out), rng.randrange(1, 4) if len(out) > 3 else 1):
+        if rng.random() < 0.2:
+            del out[name]
+        else:
+            rooms = [v for v in STRANGE if type(v) is not int]  # two that are one end the engine
+            out[name] = rng.choice(rooms if name == "bootstrap_room" else STRANGE)
+    return out
+
+
+@pytest.mark.parametrize("protocol", ["vllm-nixl", "vllm-nixl-push", "vllm-mooncake", "sglang", "trtllm"])
+def test_strange_hand_offs_do_no_harm(start, protocol):
+    rng = random.Random(7)
+    quick = ("--kv-lease", 0.5, "--bootstrap-timeout", 0.5)
+    if protocol == "sglang":
+        p, d = start(Boot, "prefill", *quick), start(Boot, "decode", *quick)
+        pair = lambda i: (room(p, 10 ** 6 + i), room(p, 10 ** 6 + i))
+    elif protocol in ("vllm-nixl", "trtllm"):
+        p, d = start(Side, *quick, protocol=protocol), start(Side, *quick, protocol=protocol)
+        pair = (lambda i: (KEEP, p.keep())) if protocol == "vllm-nixl" else \
+            lambda i: ({"request_type": "context_only", "disagg_request_id": ID + i}, context(p, prompt=PROMPT)[1])
+    else:
+        p, d = start(Sender, protocol, *quick), start(Sender, protocol, *quick)
+        pair = lambda i: tuple(body["kv_transfer_params"] for body in transfer(p, i))
+    place = {"trtllm": "disaggregated_params", "sglang": None}.get(protocol, "kv_transfer_params")
+    open_ones = []
+    for i in range(60):
+        keep, fetch = pair(i)
+        for m, good in ((p, keep), (d, fetch)):
+            bad = strange(rng, good)
+            open_ones.append(Leaving(m, **(bad if place is None else {place: bad})))
+    for one in rng.sample(open_ones, len(open_ones)):
+        one.leave()
+    for m in (p, d):
+        wait_for("all gone", lambda: m.metric("vllm:num_requests_waiting") == m.metric("vllm:num_requests_running") == 0 and
+                 m.kv()["held"] == [] and waiting(m) == 0 and m.used() == 0)
+    keep, fetch = pair(1000)
+    legs = Legs(*[(m, good if place is None else {place: good}) for m, good in ((p, keep), (d, fetch))])
+    assert [r.status for r in legs.answers()] == [200, 200]

@@ -41,7 +41,7 @@ struct mock_exchange;
 struct mock_sequence;
 struct mock_kv;
 
-enum { MOCK_KV_KEY_MAX = 192, MOCK_KV_NAME_MAX = 80, MOCK_KV_HOST_MAX = 256, MOCK_KV_KEPT_MAX = 65536, MOCK_KV_PEERS_MAX = 4096 };
+enum { MOCK_KV_KEY_MAX = 192, MOCK_KV_NAME_MAX = 80, MOCK_KV_HOST_MAX = 256, MOCK_KV_KEPT_MAX = 65536, MOCK_KV_PEERS_MAX = 2048 };
 
 /* In the order of --kv-protocol, --role, --kv-load-failure-policy, --fault-die-after. */
 enum mock_kv_protocol { MOCK_KV_NIXL, MOCK_KV_PUSH, MOCK_KV_MOONCAKE, MOCK_KV_SGLANG, MOCK_KV_TRTLLM, MOCK_KV_NONE };
