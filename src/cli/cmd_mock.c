@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "app/mock/kv.h"
 #include "app/mock/mock.h"
 #include "cli/commands.h"
 
@@ -45,6 +46,19 @@ static const struct option_row rows[] = {
     BOO("tell-cache-config", tell_cache_config, "true", "have vllm:cache_config_info in /metrics; older engines do not"),
     NUM("default-max-tokens", default_max_tokens, "16", 1, 1e6, "output length when the request names none"),
     NUM("seed", seed, "0", 0, 1.8e19, "seed of the generated text"),
+    ENU("role", role, "both", MOCK_KV_ROLES,
+        "the side that it is of; with vllm-nixl each request says it, and this is only told at /mock/kv"),
+    ENU("kv-protocol", kv_protocol, "none", MOCK_KV_PROTOCOLS,
+        "KV transfers to and from other mocks, as this connector has them (docs/mock.md)"),
+    NUM("kv-side-port", kv_side_port, "0", 0, 65535, "where others fetch KV; rank r uses port + r (0: any free ports; answers tell them)"),
+    NUM("bootstrap-port", bootstrap_port, "8998", 1, 65535, "of --role prefill and both: where others ask for the addresses of its ranks"),
+    DBL("bootstrap-timeout", bootstrap_timeout, "300", 0.01, 86400, "seconds that one side of a transfer waits for the other"),
+    DBL("kv-lease", kv_lease, "30", 0.01, 86400, "seconds that KV is kept for nobody; heartbeats begin them anew"),
+    DBL("kv-heartbeat", kv_heartbeat, "5", 0.01, 86400, "seconds between two heartbeats of who fetches"),
+    DBL("kv-latency", kv_latency, "0", 0, 86400, "seconds that a transfer takes at least; --speedup-ratio does not divide them"),
+    DBL("kv-bandwidth", kv_bandwidth, "0", 0, 1e15, "bytes per second of a transfer (0: no limit)"),
+    NUM("kv-bytes-per-token", kv_bytes_per_token, "131072", 1, 1e9, "bytes of KV that a token has"),
+    ENU("kv-load-failure-policy", kv_load_failure, "fail", MOCK_KV_POLICIES, "when KV does not come: answer 500, or compute the prompt"),
     NUM("drop-events", drop_events, "0", 0, 1e9, "fault: drop every n-th event batch"),
     NUM("fault-block-size", fault_block_size, "0", 0, 65536, "fault: block size told in events"),
     BOO("fault-omit-salt", fault_omit_salt, "false", "fault: events do not tell the cache salt of a request"),
@@ -52,6 +66,18 @@ static const struct option_row rows[] = {
     BOO("fault-bare-stream", fault_bare_stream, "false", "fault: stream headers, then silence"),
     NUM("fault-error-after", fault_error_after, "0", 0, 1e9, "fault: generations fail after n tokens"),
     NUM("fault-reset-after", fault_reset_after, "0", 0, 1e9, "fault: cut a stream after n tokens"),
+    NUM("kv-fail-every", kv_fail_every, "0", 0, 1e9, "fault: every n-th transfer fails where it is fetched (0: none)"),
+    NUM("fault-prefill-status", fault_prefill_status, "0", 0, 599,
+        "fault: answer this to requests whose KV is to be kept (with --kv-protocol none: to all of --role prefill)"),
+    NUM("fault-decode-status", fault_decode_status, "0", 0, 599,
+        "fault: answer this to requests that are to fetch KV (with --kv-protocol none: to all of --role decode)"),
+    NUM("fault-count", fault_count, "0", 0, 1e9, "fault: only the first n of these (0: all)"),
+    BOO("fault-no-handoff", fault_no_handoff, "false", "fault: keep no KV, and tell of none"),
+    BOO("fault-bad-handoff", fault_bad_handoff, "false", "fault: keep no KV, and answer with a hand-off that leads nowhere"),
+    ENU("fault-die-after", fault_die_after, "none", MOCK_DEATHS,
+        "fault: end at once, with exit code 3, when a prompt's KV is kept and told of, or has been fetched (by either side)"),
+    DBL("fault-slow-prefill", fault_slow_prefill, "0", 0, 86400, "fault: seconds before a prompt whose KV is to be kept is begun"),
+    BOO("fault-ignore-abort", fault_ignore_abort, "false", "fault: compute and keep a prompt although its client has gone"),
     DBL("startup-time", startup_time, "0", 0, 86400, "seconds during which /health answers 503"),
     LOG_ROWS(AT(log)),
 };
@@ -60,10 +86,20 @@ static const char usage[] =
     "usage: kvroute mock [options]\n\n"
     "A mock engine with vLLM's HTTP surface, a real prefix cache and a timing model. Tokens are bytes, or those of --tokenizer-dir.\n";
 
+/* A side of an SGLang is told which one it is when it starts. */
+static int check_sglang(struct mock_options *o)
+{
+    o->sglang_info = true;
+    if (o->role != MOCK_BOTH) return 0;
+    kvr_log_error("kvroute mock: role: bad value 'both' with --kv-protocol sglang; allowed: prefill, decode");
+    return 2;
+}
+
 int cmd_mock(int argc, char **argv)
 {
     struct mock_options o = {0};
     int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    if (rc == 0 && o.kv_protocol == MOCK_KV_SGLANG) rc = check_sglang(&o);
     if (rc == 0) rc = mock_main(&o);
     else if (rc == 1) rc = 0;
     options_free(rows, sizeof rows / sizeof *rows, &o);

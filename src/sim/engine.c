@@ -17,7 +17,7 @@ struct block {
     bool listed;
 };
 
-enum state { WAITING, RUNNING };
+enum state { WAITING, LOADING, RUNNING };
 
 struct mock_request {
     struct mock_request *next, *prev;
@@ -35,6 +35,13 @@ struct mock_request {
     bool admitted;    /* was running before */
     bool ready;       /* yields a token at the end of this pass */
     bool skip_cache, reports;
+    bool remote; /* its KV is still to come from another engine */
+    bool spoilt; /* and was another prompt's */
+};
+
+struct mock_hold {
+    uint32_t *tokens, *blocks;
+    size_t prompt, tokens_cap, blocks_n, blocks_cap;
 };
 
 struct queue {
@@ -49,7 +56,7 @@ struct mock_engine {
     uint32_t free_head, free_tail;
     size_t free_n;
     struct kvr_map64 cache; /* chain hash -> oldest block */
-    struct queue running, waiting;
+    struct queue running, waiting, loading;
     struct mock_engine_stats stats;
     bool in_pass;
 };
@@ -187,9 +194,15 @@ static void drop_block(struct mock_engine *e, uint32_t b)
 }
 
 /* Tails first, so that a chain is evicted from its end. */
+static void drop_list(struct mock_engine *e, const uint32_t *blocks, size_t n)
+{
+    while (n) drop_block(e, blocks[--n]);
+}
+
 static void drop_blocks(struct mock_engine *e, struct mock_request *r)
 {
-    while (r->blocks_n) drop_block(e, r->blocks[--r->blocks_n]);
+    drop_list(e, r->blocks, r->blocks_n);
+    r->blocks_n = 0;
     r->computed = 0;
     r->published = 0;
 }
@@ -298,6 +311,7 @@ static void report(struct mock_engine *e, struct mock_request *r, size_t hits)
 /* Takes cached blocks for a waiting request, unless too few blocks are free for the rest. */
 static bool admit(struct mock_engine *e, struct mock_request *r, size_t budget)
 {
+    if (r->blocks_n) return true; /* another engine has filled them */
     if (extend_chain(e, r)) return false;
     size_t hits = cached_prefix(e, r), idle_hits = 0, bs = e->config.block_size;
     if (r->reports) report(e, r, hits);
@@ -319,6 +333,20 @@ static bool admit(struct mock_engine *e, struct mock_request *r, size_t budget)
         e->stats.cached_tokens += r->cached;
         e->stats.prompt_tokens += r->prompt;
     }
+    return true;
+}
+
+/* The blocks of the whole prompt are taken now: they are filled in one go. */
+static bool begin_load(struct mock_engine *e, struct mock_request *r)
+{
+    if (reserve_blocks(e, r, r->tokens_n)) {
+        drop_blocks(e, r);
+        return false;
+    }
+    queue_remove(&e->waiting, r);
+    r->state = LOADING;
+    queue_push(&e->loading, r);
+    e->config.on_load(e->config.ctx, r, r->computed);
     return true;
 }
 
@@ -367,6 +395,10 @@ uint64_t mock_engine_begin_pass(struct mock_engine *e)
     while (!preempted && budget && e->waiting.head && e->running.n < e->config.max_num_seqs) {
         struct mock_request *r = e->waiting.head;
         if (!admit(e, r, budget)) break;
+        if (r->remote) {
+            if (begin_load(e, r)) continue;
+            break;
+        }
         queue_remove(&e->waiting, r);
         r->state = RUNNING;
         queue_push(&e->running, r);
@@ -397,6 +429,7 @@ static void request_free(struct mock_engine *e, struct mock_request *r)
 static uint32_t next_token(const struct mock_engine *e, const struct mock_request *r)
 {
     static const char letters[] = "etaoin shrdlu cmfwyp vbgkqjxz etaoinshr ";
+    if (r->spoilt) return '#';
     uint64_t h = kvr_mix64(e->config.seed + r->generated * 0x9e3779b97f4a7c15ull + r->tokens[r->prompt - 1] * 31u + r->prompt);
     return (uint32_t)(unsigned char)letters[h % (sizeof letters - 1)];
 }
@@ -443,6 +476,7 @@ void mock_engine_destroy(struct mock_engine *e)
     if (!e) return;
     while (e->running.head) mock_engine_abort(e, e->running.head);
     while (e->waiting.head) mock_engine_abort(e, e->waiting.head);
+    while (e->loading.head) mock_engine_abort(e, e->loading.head);
     kvr_map64_clear(&e->cache);
     free(e->blocks);
     free(e);
@@ -468,6 +502,7 @@ struct mock_request *mock_engine_submit(struct mock_engine *e, const struct mock
     r->salt = request->salt;
     r->skip_cache = request->skip_cache;
     r->reports = request->reports;
+    r->remote = request->remote;
     r->user = request->user;
     queue_push(&e->waiting, r);
     e->stats.requests++;
@@ -476,8 +511,52 @@ struct mock_request *mock_engine_submit(struct mock_engine *e, const struct mock
 
 void mock_engine_abort(struct mock_engine *e, struct mock_request *r)
 {
-    queue_remove(r->state == RUNNING ? &e->running : &e->waiting, r);
+    queue_remove(r->state == RUNNING ? &e->running : r->state == LOADING ? &e->loading : &e->waiting, r);
     request_free(e, r);
+}
+
+void mock_engine_loaded(struct mock_engine *e, struct mock_request *r, size_t tokens, bool spoilt)
+{
+    KVR_ASSERT(r->state == LOADING);
+    queue_remove(&e->loading, r);
+    r->state = WAITING;
+    r->remote = false;
+    r->spoilt = spoilt;
+    if (tokens > r->computed) r->cached = r->computed = KVR_MIN(tokens, r->prompt - 1);
+    publish_blocks(e, r);
+    queue_push_front(&e->waiting, r);
+}
+
+struct mock_hold *mock_engine_hold(struct mock_engine *e, struct mock_request *r)
+{
+    struct mock_hold *h = kvr_mem_zget(&e->mem, sizeof *h);
+    if (!h) return NULL;
+    size_t keep = KVR_MIN((r->prompt + e->config.block_size - 1) / e->config.block_size, r->blocks_n);
+    drop_list(e, r->blocks + keep, r->blocks_n - keep);
+    *h = (struct mock_hold){r->tokens, r->blocks, r->prompt, r->tokens_cap, keep, r->blocks_cap};
+    r->tokens = r->blocks = NULL;
+    r->tokens_cap = r->blocks_cap = r->blocks_n = 0;
+    return h;
+}
+
+void mock_engine_release(struct mock_engine *e, struct mock_hold *h)
+{
+    drop_list(e, h->blocks, h->blocks_n);
+    kvr_mem_put(&e->mem, h->tokens, h->tokens_cap * sizeof *h->tokens);
+    kvr_mem_put(&e->mem, h->blocks, h->blocks_cap * sizeof *h->blocks);
+    kvr_mem_put(&e->mem, h, sizeof *h);
+}
+
+const uint32_t *mock_hold_tokens(const struct mock_hold *h, size_t *n)
+{
+    *n = h->prompt;
+    return h->tokens;
+}
+
+const uint32_t *mock_hold_blocks(const struct mock_hold *h, size_t *n)
+{
+    *n = h->blocks_n;
+    return h->blocks;
 }
 
 void *mock_request_user(const struct mock_request *r)
@@ -497,12 +576,12 @@ size_t mock_request_prompt(const struct mock_request *r)
 
 bool mock_engine_idle(const struct mock_engine *e)
 {
-    return e->running.n == 0 && e->waiting.n == 0;
+    return e->running.n == 0 && e->waiting.n == 0 && e->loading.n == 0;
 }
 
 bool mock_engine_reset_cache(struct mock_engine *e)
 {
-    if (e->running.n) return false;
+    if (e->running.n || e->free_n < usable(e)) return false;
     for (uint32_t i = 0; i < e->config.num_blocks; i++) e->blocks[i].hash = 0;
     kvr_map64_clear(&e->cache);
     e->stats.cached_copies = 0;
@@ -515,7 +594,7 @@ void mock_engine_stats(const struct mock_engine *e, struct mock_engine_stats *ou
 {
     *out = e->stats;
     out->running = e->running.n;
-    out->waiting = e->waiting.n;
+    out->waiting = e->waiting.n + e->loading.n;
     out->total_blocks = usable(e);
     out->used_blocks = usable(e) - e->free_n;
     out->cached_blocks = e->cache.n;

@@ -9,6 +9,10 @@
  * cache nothing are reused first, then the others, least recently used first, tails before heads. One block is never used.
  * A block is in the cache from the beginning of the pass that computes it.
  *
+ * KV of another engine. A `remote` request gets all the blocks of its prompt when it is admitted; it then waits beside the queues until
+ * the caller says what has come into them (mock_engine_loaded). It takes no part in passes meanwhile, and cannot be preempted. A request
+ * that ends may leave its blocks to a hold: they stay in use, and are found in the cache, until the hold is released.
+ *
  * A pass. Running requests take one token each, or a chunk of their prompt; then waiting ones are admitted while
  * sequence slots, blocks and the token budget last. Its time is prefill(new tokens) + decode(cache in use), from
  * a polynomial fit of a mid-size model on one large GPU, divided by speedup.
@@ -22,6 +26,7 @@
 
 struct mock_engine;
 struct mock_request;
+struct mock_hold;
 
 struct mock_engine_config {
     uint32_t block_size, num_blocks, max_num_seqs, max_batched_tokens;
@@ -33,6 +38,9 @@ struct mock_engine_config {
     void (*on_event)(void *ctx, const struct kvr_event *event, const uint32_t *tokens, size_t tokens_n, void *user);
     /* A token was generated (index from 0); `last` ends the request, whose memory goes after the call. */
     void (*on_token)(void *ctx, struct mock_request *request, uint32_t token, uint64_t index, bool last);
+    /* A remote request has its blocks, of which the leading ones have `cached` tokens already. Called within mock_engine_begin_pass: the
+     * answer (loaded, abort) comes after it. NULL: there are no remote requests. */
+    void (*on_load)(void *ctx, struct mock_request *request, size_t cached);
     void *ctx;
 };
 
@@ -52,6 +60,7 @@ struct mock_engine_request {
     uint64_t salt;   /* separates caches */
     bool skip_cache; /* computes its prompt, whatever is cached; what it computes is cached as usual */
     bool reports;    /* tells what it finds in the cache, each time that it is tried to admit it, as if that were stored (vLLM) */
+    bool remote;     /* its prompt's KV comes from another engine */
     void *user;
 };
 
@@ -63,12 +72,24 @@ void *mock_request_user(const struct mock_request *r);
 uint64_t mock_request_cached(const struct mock_request *r); /* prompt tokens found in the cache */
 size_t mock_request_prompt(const struct mock_request *r);
 
+/* Of a remote request whose blocks were told by on_load: its first `tokens` have been filled (0: none, it computes them itself), and it
+ * waits for its turn, before others. spoilt: with another prompt's KV, so that what it generates is worth nothing. */
+void mock_engine_loaded(struct mock_engine *e, struct mock_request *r, size_t tokens, bool spoilt);
+
+/* Within on_token, when it is the last one: keeps the blocks of the prompt. Owns: the caller, until it is released, before the engine is
+ * destroyed. Returns: NULL when memory is short. */
+struct mock_hold *mock_engine_hold(struct mock_engine *e, struct mock_request *r);
+void mock_engine_release(struct mock_engine *e, struct mock_hold *h);
+/* The prompt; and the numbers of its blocks. Borrowed from the hold. */
+const uint32_t *mock_hold_tokens(const struct mock_hold *h, size_t *n);
+const uint32_t *mock_hold_blocks(const struct mock_hold *h, size_t *n);
+
 bool mock_engine_idle(const struct mock_engine *e);
 /* Begins a pass: admits, computes, emits events. Returns: its duration in nanoseconds; 0 when there is no work. */
 uint64_t mock_engine_begin_pass(struct mock_engine *e);
 /* Ends it: emits the tokens. */
 void mock_engine_end_pass(struct mock_engine *e);
-/* Forgets every cached block that no request uses; one cleared event. Returns: false while requests run. */
+/* Forgets every cached block that no request uses; one cleared event. Returns: false while blocks are in use. */
 bool mock_engine_reset_cache(struct mock_engine *e);
 void mock_engine_stats(const struct mock_engine *e, struct mock_engine_stats *out);
 

@@ -16,6 +16,11 @@ struct fixture {
     int stored, removed, cleared, finished;
     uint64_t tokens, last_cached;
     bool copies; /* every copy is told */
+    bool keeps;  /* blocks of a request that has ended */
+    struct mock_hold *hold;
+    struct mock_request *loading;
+    size_t found; /* of its prompt, in the cache */
+    uint32_t last_token;
 };
 
 static void on_event(void *ctx, const struct kvr_event *in, const uint32_t *tokens, size_t n, void *user)
@@ -42,11 +47,19 @@ static void on_event(void *ctx, const struct kvr_event *in, const uint32_t *toke
 static void on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last)
 {
     struct fixture *f = ctx;
-    (void)token;
     (void)index;
     f->tokens++;
+    f->last_token = token;
     if (last) f->finished++;
     f->last_cached = mock_request_cached(r);
+    if (last && f->keeps) assert_non_null(f->hold = mock_engine_hold(f->e, r));
+}
+
+static void on_load(void *ctx, struct mock_request *r, size_t cached)
+{
+    struct fixture *f = ctx;
+    f->loading = r;
+    f->found = cached;
 }
 
 static int setup_with(void **s, uint32_t blocks, uint32_t seqs, bool caching, bool copies)
@@ -62,6 +75,7 @@ static int setup_with(void **s, uint32_t blocks, uint32_t seqs, bool caching, bo
                                    .first_and_last = !copies,
                                    .on_event = on_event,
                                    .on_token = on_token,
+                                   .on_load = on_load,
                                    .ctx = f};
     f->e = mock_engine_create(&c);
     kvr_index_create(NULL, &f->ix);
@@ -106,6 +120,20 @@ static void submit(struct fixture *f, uint32_t first, size_t n, uint64_t max)
     uint32_t t[512];
     for (size_t i = 0; i < n; i++) t[i] = first + (uint32_t)i;
     assert_non_null(mock_engine_submit(f->e, &(struct mock_engine_request){.tokens = t, .n = n, .max_tokens = max}));
+}
+
+static struct mock_request *submit_remote(struct fixture *f, uint32_t first, size_t n, uint64_t max)
+{
+    uint32_t t[512];
+    for (size_t i = 0; i < n; i++) t[i] = first + (uint32_t)i;
+    return mock_engine_submit(f->e, &(struct mock_engine_request){.tokens = t, .n = n, .max_tokens = max, .remote = true});
+}
+
+static uint64_t used(const struct fixture *f)
+{
+    struct mock_engine_stats st;
+    mock_engine_stats(f->e, &st);
+    return st.used_blocks;
 }
 
 /* The index that followed the events holds just what the engine caches. */
@@ -332,6 +360,111 @@ static void prefill_takes_the_modelled_time(void **s)
 }
 
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+static void held_blocks_are_not_given_to_others(void **s)
+{
+    struct fixture *f = *s;
+    size_t n;
+    f->keeps = true;
+    submit(f, 0, 18, 3);
+    drain(f);
+    f->keeps = false;
+    assert_int_equal(used(f), 5);
+    mock_hold_blocks(f->hold, &n);
+    assert_int_equal(n, 5);
+    assert_int_equal(mock_hold_tokens(f->hold, &n)[17], 17);
+    assert_int_equal(n, 18);
+    for (uint32_t i = 0; i < 10; i++) submit(f, 1000 * (i + 1), 100, 2);
+    drain(f);
+    assert_int_equal(f->finished, 11);
+    assert_false(mock_engine_reset_cache(f->e));
+    submit(f, 0, 18, 1);
+    drain(f);
+    assert_int_equal(f->last_cached, 16); /* still found */
+    mock_engine_release(f->e, f->hold);
+    assert_int_equal(used(f), 0);
+    check_view(f);
+    assert_true(mock_engine_reset_cache(f->e));
+}
+
+static void a_request_waits_for_held_blocks(void **s)
+{
+    struct fixture *f = *s;
+    f->keeps = true;
+    submit(f, 0, 130, 1);
+    drain(f);
+    f->keeps = false;
+    submit(f, 1000, 130, 1);
+    assert_int_equal(mock_engine_begin_pass(f->e), 0);
+    assert_int_equal(f->finished, 1);
+    mock_engine_release(f->e, f->hold);
+    drain(f);
+    assert_int_equal(f->finished, 2);
+    check_view(f);
+}
+
+static void what_was_loaded_is_not_computed(void **s)
+{
+    struct fixture *f = *s;
+    submit(f, 0, 8, 1);
+    drain(f);
+    assert_non_null(submit_remote(f, 0, 16, 2));
+    assert_int_equal(mock_engine_begin_pass(f->e), 0);
+    assert_int_equal(f->found, 8);
+    assert_int_equal(used(f), 4);
+    assert_false(mock_engine_idle(f->e));
+    int stored = f->stored;
+    mock_engine_loaded(f->e, f->loading, 16, false);
+    assert_int_equal(f->stored, stored + 1); /* the last block is full when its last token has been computed */
+    drain(f);
+    assert_int_equal(f->last_cached, 15);
+    assert_int_equal(f->stored, stored + 2);
+    assert_int_equal(f->tokens, 3);
+    check_view(f);
+    assert_int_equal(used(f), 0);
+}
+
+static void others_run_while_a_request_loads(void **s)
+{
+    struct fixture *f = *s;
+    submit_remote(f, 0, 40, 1);
+    submit(f, 1000, 40, 2);
+    drain(f);
+    assert_int_equal(f->finished, 1);
+    assert_int_equal(used(f), 10);
+    mock_engine_loaded(f->e, f->loading, 0, false); /* nothing came */
+    drain(f);
+    assert_int_equal(f->finished, 2);
+    assert_int_equal(f->last_cached, 0);
+    check_view(f);
+}
+
+static void the_blocks_of_a_broken_load_are_free_again(void **s)
+{
+    struct fixture *f = *s;
+    struct mock_request *r = submit_remote(f, 0, 40, 1);
+    mock_engine_begin_pass(f->e);
+    assert_ptr_equal(f->loading, r);
+    assert_int_equal(used(f), 10);
+    mock_engine_abort(f->e, r);
+    assert_int_equal(used(f), 0);
+    assert_true(mock_engine_idle(f->e));
+    submit_remote(f, 0, 40, 1); /* the engine's end ends it, too */
+    mock_engine_begin_pass(f->e);
+    check_view(f);
+}
+
+static void spoilt_cache_shows_in_the_text(void **s)
+{
+    struct fixture *f = *s;
+    submit_remote(f, 0, 40, 1);
+    mock_engine_begin_pass(f->e);
+    mock_engine_loaded(f->e, f->loading, 40, true);
+    drain(f);
+    assert_int_equal(f->last_token, '#');
+    assert_int_equal(f->last_cached, 39);
+    check_view(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -349,6 +482,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(what_is_computed_again_is_a_copy, setup_copies, teardown),
         cmocka_unit_test_setup_teardown(equal_prompts_of_one_pass_share_their_blocks, setup_copies, teardown),
         cmocka_unit_test_setup_teardown(every_copy_is_told_once_when_it_comes_and_goes, setup_copies, teardown),
+        cmocka_unit_test_setup_teardown(held_blocks_are_not_given_to_others, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_request_waits_for_held_blocks, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_was_loaded_is_not_computed, setup, teardown),
+        cmocka_unit_test_setup_teardown(others_run_while_a_request_loads, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_blocks_of_a_broken_load_are_free_again, setup, teardown),
+        cmocka_unit_test_setup_teardown(spoilt_cache_shows_in_the_text, setup, teardown),
         T(prefill_takes_the_modelled_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -97,6 +97,38 @@ static void put_head(struct kvr_buf *b, const struct mock_exchange *x, bool chun
     kvr_json_put_str(b, "model", x->ask.model);
 }
 
+/* The hand-off to the engine that generates. */
+static void put_transfer(struct kvr_buf *b, const struct mock_exchange *x)
+{
+    kvr_json_key(b, "kv_transfer_params");
+    if (x->rank->mock->o->kv_protocol != MOCK_KV_NIXL) kvr_json_null(b);
+    else if (x->sequences[0].kept || (x->ask.kv.leg == MOCK_KV_KEEPS && x->rank->mock->o->fault_bad_handoff)) mock_kv_put_params(b, x);
+    else kvr_json_null(b);
+}
+
+/* A context leg of a TensorRT-LLM tells its hand-off in the choice, and the tokens of its prompt. */
+static bool is_context(const struct mock_exchange *x)
+{
+    return x->ask.kv.leg == MOCK_KV_KEEPS && x->ask.kv.disagg_id;
+}
+
+static void put_context(struct kvr_buf *b, const struct mock_exchange *x)
+{
+    if (!is_context(x)) return;
+    kvr_json_key(b, "disaggregated_params");
+    if (x->rank->mock->o->fault_no_handoff) kvr_json_null(b);
+    else mock_kv_put_trtllm(b, x);
+}
+
+static void put_prompt_ids(struct kvr_buf *b, const struct mock_exchange *x)
+{
+    const struct mock_prompt *p = &x->ask.prompts[0];
+    kvr_json_key(b, "prompt_token_ids");
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < p->n; i++) kvr_json_u64(b, p->tokens[i]);
+    kvr_json_close(b, ']');
+}
+
 static char shown(uint32_t token)
 {
     return token < 256 ? (char)token : '?';
@@ -232,6 +264,7 @@ static void put_openai_answer(struct kvr_buf *b, struct mock_exchange *x)
         kvr_json_put_u64(b, "index", i);
         if (chat) put_chat_choice(b, x, &x->sequences[i]);
         else put_completion_choice(b, x, &x->sequences[i]);
+        put_context(b, x);
         kvr_json_close(b, '}');
     }
     kvr_json_close(b, ']');
@@ -240,8 +273,11 @@ static void put_openai_answer(struct kvr_buf *b, struct mock_exchange *x)
     put_usage(b, x, true);
     if (chat && x->ask.prompt_logprobs) put_prompt_logprobs(b, &x->sequences[0]);
     else if (chat) NULLS(b, "prompt_logprobs");
-    if (chat) NULLS(b, "prompt_token_ids", "prompt_text");
-    NULLS(b, "kv_transfer_params", "ec_transfer_params", "metrics");
+    if (is_context(x)) put_prompt_ids(b, x);
+    else if (chat) NULLS(b, "prompt_token_ids");
+    if (chat) NULLS(b, "prompt_text");
+    put_transfer(b, x);
+    NULLS(b, "ec_transfer_params", "metrics");
 }
 
 /* ---- completions and chat: streams ------------------------------------------------------------------- */
@@ -440,7 +476,8 @@ static void put_response(struct kvr_buf *b, const struct mock_exchange *x, bool 
     NULLS(b, "user");
     kvr_json_put_u64(b, "presence_penalty", 0);
     kvr_json_put_u64(b, "frequency_penalty", 0);
-    NULLS(b, "kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages");
+    put_transfer(b, x);
+    NULLS(b, "ec_transfer_params", "input_messages", "output_messages");
 }
 
 static void event_begin(struct kvr_buf *b, const char *name)

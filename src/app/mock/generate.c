@@ -23,7 +23,13 @@ static void abort_sequences(struct mock_exchange *x)
 
 static void exchange_free(struct mock_exchange *x)
 {
-    for (uint32_t i = 0; i < x->sequences_n; i++) kvr_buf_free(&x->sequences[i].text);
+    for (uint32_t i = 0; i < x->sequences_n; i++) {
+        kvr_buf_free(&x->sequences[i].text);
+        mock_leg_end(&x->sequences[i]);
+    }
+    mock_leg_gone(x);
+    *(x->prev ? &x->prev->next : &x->rank->mock->exchanges) = x->next;
+    if (x->next) x->next->prev = x->prev;
     mock_ask_free(&x->ask);
     free(x);
 }
@@ -47,21 +53,6 @@ static void end_broken(struct mock_rank *rank)
     }
 }
 
-void mock_gone(struct kvr_http_conn *c, void *ctx)
-{
-    struct mock_exchange *x = kvr_http_conn_user(c);
-    (void)ctx;
-    if (!x) return;
-    x->conn = NULL;
-    if (x->ending) return;
-    if (x->rank->walking) {
-        end_later(x);
-        return;
-    }
-    abort_sequences(x);
-    exchange_free(x);
-}
-
 /* ---- passes ------------------------------------------------------------------------------------------ */
 
 static void on_pass(uv_timer_t *t);
@@ -71,6 +62,7 @@ static void next_pass(struct mock_rank *r)
 {
     uint64_t ns = mock_engine_begin_pass(r->engine);
     r->in_pass = ns > 0;
+    if (!ns && r->events) mock_events_flush(r->events); /* what gave way to KV that is on its way */
     if (ns) uv_timer_start(&r->timer, on_pass, (ns + 500000) / 1000000, 0);
 }
 
@@ -84,6 +76,29 @@ static void on_pass(uv_timer_t *t)
     r->walking = false;
     end_broken(r);
     next_pass(r);
+}
+
+void mock_wake(struct mock_rank *r)
+{
+    if (!r->in_pass) next_pass(r);
+}
+
+void mock_gone(struct kvr_http_conn *c, void *ctx)
+{
+    struct mock_exchange *x = kvr_http_conn_user(c);
+    (void)ctx;
+    if (!x) return;
+    x->conn = NULL;
+    if (x->ending || mock_leg_ignores_abort(x)) return;
+    if (x->ask.kv.leg == MOCK_KV_KEEPS) mock_kv_count_aborted(x->rank->mock);
+    if (x->rank->walking) {
+        end_later(x);
+        return;
+    }
+    struct mock_rank *rank = x->rank;
+    abort_sequences(x);
+    exchange_free(x);
+    mock_wake(rank);
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
@@ -101,12 +116,12 @@ static void start_stream(struct mock_exchange *x)
 {
     static const char head[] = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n";
     x->head_sent = true;
-    kvr_http_start(x->conn, 200, head, sizeof head - 1, -1);
+    if (x->conn) kvr_http_start(x->conn, 200, head, sizeof head - 1, -1);
 }
 
 static void send_piece(struct mock_exchange *x, struct kvr_buf *b)
 {
-    kvr_http_write(x->conn, b->data ? b->data : "", b->len);
+    if (x->conn) kvr_http_write(x->conn, b->data ? b->data : "", b->len);
     kvr_buf_free(b);
 }
 
@@ -141,7 +156,7 @@ static bool breaks(struct mock_exchange *x, uint64_t generated, bool last)
         end_later(x);
         return true;
     }
-    if (!o->fault_reset_after || generated < o->fault_reset_after || last || !x->ask.stream) return false;
+    if (!o->fault_reset_after || !x->conn || generated < o->fault_reset_after || last || !x->ask.stream) return false;
     kvr_http_conn_set_user(x->conn, NULL);
     kvr_http_abort(x->conn);
     x->conn = NULL;
@@ -151,11 +166,11 @@ static bool breaks(struct mock_exchange *x, uint64_t generated, bool last)
 
 /* ---- tokens ------------------------------------------------------------------------------------------ */
 
-static void finish(struct mock_exchange *x)
+/* Ends what the client is told. */
+static void answer(struct mock_exchange *x)
 {
     struct kvr_buf b = {0};
     struct kvr_http_conn *c = x->conn;
-    if (x->ask.api == MOCK_RESPONSES) mock_store_response(x->rank->mock, x->id, &x->ask.conversation, &x->sequences[0].text);
     if (x->ask.stream) {
         mock_put_stream_end(&b, x);
         send_piece(x, &b);
@@ -166,7 +181,22 @@ static void finish(struct mock_exchange *x)
         kvr_http_conn_set_user(c, NULL);
         mock_reply_json(c, 200, &b);
     }
+    mock_leg_answered(x->rank->mock, &x->ask);
+}
+
+static void finish(struct mock_exchange *x)
+{
+    if (x->ask.api == MOCK_RESPONSES) mock_store_response(x->rank->mock, x->id, &x->ask.conversation, &x->sequences[0].text);
+    if (x->conn) answer(x);
     exchange_free(x);
+}
+
+void mock_sequence_over(struct mock_sequence *s)
+{
+    struct mock_exchange *x = s->exchange;
+    if (--x->open) return;
+    x->told_cached = x->ask.stream ? x->told_cached : x->sequences[x->sequences_n - 1].cached;
+    finish(x);
 }
 
 void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last)
@@ -178,7 +208,7 @@ void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t i
     if (last) s->request = NULL;
     if (x->ending) return;
     s->generated = index + 1;
-    s->cached = mock_request_cached(r);
+    if (!s->fetched) s->cached = mock_request_cached(r);
     kvr_buf_add(&s->text, &c, 1);
     /* A stream tells what was cached of the sequence that answers first, an answer as a whole that of the last one. */
     if (!x->cached_known || !x->ask.stream) x->told_cached = s->cached;
@@ -193,10 +223,7 @@ void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t i
     }
     x->cached_known = true;
     if (breaks(x, s->generated, last)) return;
-    if (last && --x->open == 0) {
-        x->told_cached = x->ask.stream ? x->told_cached : x->sequences[x->sequences_n - 1].cached;
-        finish(x);
-    }
+    if (last && mock_leg_last_token(s, r)) mock_sequence_over(s);
 }
 
 void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n, void *user)
@@ -209,17 +236,19 @@ void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens
 
 /* ---- requests ---------------------------------------------------------------------------------------- */
 
-static struct mock_rank *choose_rank(struct mock *m, struct kvr_http_conn *c)
+static struct mock_rank *choose_rank(struct mock *m, struct kvr_http_conn *c, const struct mock_ask *ask)
 {
     struct kvr_text h = kvr_headers_get(kvr_http_conn_request(c)->headers, "x-data-parallel-rank");
     struct mock_rank *best = &m->ranks[0];
     struct mock_engine_stats a, b;
+    if (ask->kv.routed >= 0) return (uint64_t)ask->kv.routed < m->o->dp_size ? &m->ranks[ask->kv.routed] : NULL;
     if (h.ptr) {
         char s[16] = {0};
         memcpy(s, h.ptr, KVR_MIN(h.len, sizeof s - 1));
         unsigned long id = strtoul(s, NULL, 10);
         return id < m->o->dp_size ? &m->ranks[id] : NULL;
     }
+    if (ask->kv.rooms_n && ask->kv.leg == MOCK_KV_KEEPS) return &m->ranks[ask->kv.rooms[0] % m->o->dp_size];
     for (uint64_t i = 1; i < m->o->dp_size; i++) {
         mock_engine_stats(m->ranks[i].engine, &a);
         mock_engine_stats(best->engine, &b);
@@ -245,29 +274,30 @@ static struct mock_exchange *exchange_new(struct mock *m, struct mock_rank *rank
     x->ask = *ask;
     x->id = ++m->next_id;
     x->salt = cache_of(m, ask);
+    if (ask->kv.leg == MOCK_KV_KEEPS && !mock_kv_meets(m)) mock_kv_name(x);
+    x->next = m->exchanges;
+    if (x->next) x->next->prev = x;
+    m->exchanges = x;
     x->sequences_n = x->open = n;
     for (uint32_t i = 0; i < n; i++)
         x->sequences[i] = (struct mock_sequence){.exchange = x, .index = i, .prompt = &x->ask.prompts[i / ask->n]};
     return x;
 }
 
-/* The first n sequences. */
-static bool submit(struct mock_exchange *x, uint32_t n)
+bool mock_submit_sequence(struct mock_sequence *s)
 {
-    uint64_t context = mock_model_len(x->rank->mock);
-    for (uint32_t i = 0; i < n; i++) {
-        struct mock_sequence *s = &x->sequences[i];
-        struct mock_engine_request rq = {.tokens = s->prompt->tokens,
-                                         .n = s->prompt->n,
-                                         .max_tokens = KVR_MIN(x->ask.max_tokens, context - s->prompt->n),
-                                         .salt = x->salt,
-                                         .skip_cache = x->ask.prompt_logprobs,
-                                         .reports = x->ask.reports,
-                                         .user = s};
-        s->request = mock_engine_submit(x->rank->engine, &rq);
-        if (!s->request) return false;
-    }
-    return true;
+    struct mock_exchange *x = s->exchange;
+    uint64_t room = mock_model_len(x->rank->mock) - s->prompt->n;
+    struct mock_engine_request rq = {.tokens = s->prompt->tokens,
+                                     .n = s->prompt->n,
+                                     .max_tokens = mock_leg_holds_back(x) ? 1 : KVR_MIN(x->ask.max_tokens, room),
+                                     .salt = x->salt,
+                                     .skip_cache = x->ask.prompt_logprobs,
+                                     .reports = x->ask.reports,
+                                     .remote = x->ask.kv.leg == MOCK_KV_FETCHES,
+                                     .user = s};
+    s->request = mock_engine_submit(x->rank->engine, &rq);
+    return s->request;
 }
 
 static bool fits(const struct mock *m, const struct mock_rank *rank, const struct mock_ask *a)
@@ -277,24 +307,46 @@ static bool fits(const struct mock *m, const struct mock_rank *rank, const struc
     return true;
 }
 
+void mock_break(struct mock_exchange *x, const struct mock_error *e)
+{
+    struct mock_rank *rank = x->rank;
+    fail(x, e);
+    abort_sequences(x);
+    exchange_free(x);
+    mock_wake(rank);
+}
+
+void mock_submit(struct mock_exchange *x)
+{
+    struct mock_error e = x->ask.late;
+    uint32_t n = mock_leg_holds_back(x) ? 0 : e.status ? (uint32_t)x->ask.late_at * x->ask.n : x->sequences_n;
+    bool ok = mock_leg_start(x);
+    for (uint32_t i = 0; i < n && ok; i++) ok = mock_submit_sequence(&x->sequences[i]);
+    if (!ok) mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
+    if (!e.status) {
+        mock_wake(x->rank);
+        return;
+    }
+    if (x->ask.late_at) mock_wake(x->rank);
+    mock_break(x, &e);
+}
+
 static void begin(struct mock *m, struct mock_exchange *x)
 {
     const struct mock_options *o = m->o;
-    struct mock_error e = x->ask.late;
     kvr_http_conn_set_user(x->conn, x);
     kvr_http_conn_drop_body(x->conn);
     if (o->fault_bare_stream && x->ask.stream) start_stream(x);
-    if (o->fault_hang || o->fault_bare_stream) return;
-    if (!submit(x, e.status ? (uint32_t)x->ask.late_at * x->ask.n : x->sequences_n))
-        mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
-    if (e.status) {
-        if (x->ask.late_at && !x->rank->in_pass) next_pass(x->rank);
-        fail(x, &e);
-        abort_sequences(x);
-        exchange_free(x);
-        return;
-    }
-    if (!x->rank->in_pass) next_pass(x->rank);
+    if (o->fault_hang || o->fault_bare_stream || mock_leg_waits(x)) return;
+    mock_submit(x);
+}
+
+static void refuse(struct mock *m, struct kvr_http_conn *c, struct mock_ask *a, const struct mock_error *e)
+{
+    enum mock_api api = a->api;
+    mock_leg_refused(m, a);
+    mock_ask_free(a);
+    reply_error(c, api, e);
 }
 
 void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api)
@@ -302,21 +354,24 @@ void mock_generate(struct mock *m, struct kvr_http_conn *c, enum mock_api api)
     const struct kvr_http_request *http = kvr_http_conn_request(c);
     struct mock_ask ask;
     struct mock_error e = {0};
-    struct mock_rank *rank = choose_rank(m, c);
     struct mock_exchange *x = NULL;
     int rc = mock_read_ask(m, api, http->body, http->body_len, &ask, &e);
+    struct mock_rank *rank = choose_rank(m, c, &ask);
     if (rc == 0 && !rank)
         mock_fail(&e, 400, "BadRequestError", "data_parallel_rank", "data_parallel_rank is out of range [0, %llu).",
                   (unsigned long long)m->o->dp_size);
     else if (rc == 0 && !ask.late.status && !fits(m, rank, &ask))
         mock_fail(&e, 400, "BadRequestError", "input_tokens", "the prompt and its answer are longer than the cache");
+    if (!e.status && mock_leg_check(rank, c, &ask, &e)) {
+        mock_ask_free(&ask);
+        return;
+    }
     if (!e.status && !(x = exchange_new(m, rank, c, &ask))) mock_fail(&e, 500, "InternalServerError", NULL, "out of memory");
     if (x) {
         begin(m, x);
         return;
     }
-    mock_ask_free(&ask);
-    reply_error(c, api, &e);
+    refuse(m, c, &ask, &e);
 }
 
 void mock_count_tokens(struct mock *m, struct kvr_http_conn *c)

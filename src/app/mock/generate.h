@@ -13,6 +13,9 @@ struct mock_sequence {
     const struct mock_prompt *prompt;
     struct kvr_buf text; /* generated */
     uint64_t generated, cached;
+    struct mock_fetch *fetch; /* its KV comes from another engine; NULL: no, or it has come */
+    struct mock_kept *kept;   /* its KV is kept for another one; NULL: no, or not yet */
+    bool fetched;             /* `cached` is what the other one has told */
 };
 
 struct mock_exchange {
@@ -22,7 +25,10 @@ struct mock_exchange {
     uint64_t id, salt;
     uint64_t number; /* of the next event of a stream of /v1/responses */
     uint64_t told_cached;
+    struct mock_exchange *next, *prev; /* in mock->exchanges */
     bool head_sent, cached_known;
+    uint64_t due_ms;                   /* begins late */
+    struct mock_exchange *slow_next;   /* in mock->slow_first */
     struct mock_exchange *next_ending; /* in rank->ending */
     bool ending;
     uint32_t open; /* sequences that have not ended */
@@ -39,6 +45,38 @@ void mock_gone(struct kvr_http_conn *c, void *ctx);
 /* The engine's callbacks; ctx: the rank. */
 void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last);
 void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n, void *user);
+
+void mock_submit(struct mock_exchange *x);
+/* The engine is given one sequence. Returns: false: memory is short. */
+bool mock_submit_sequence(struct mock_sequence *s);
+/* A sequence has ended; with the last one its exchange does. */
+void mock_sequence_over(struct mock_sequence *s);
+/* The exchange ends with an error. Not within a pass's walk. */
+void mock_break(struct mock_exchange *x, const struct mock_error *e);
+/* Blocks are free again, or there is more to do: the rank goes on, if it rests. */
+void mock_wake(struct mock_rank *r);
+
+/* ---- legs.c ------------------------------------------------------------------------------------------- */
+
+extern const struct mock_kv_hooks mock_transfer_hooks;
+void mock_on_load(void *ctx, struct mock_request *r, size_t cached); /* of the engine, as above */
+/* Returns: 0, with *e when the request is to be refused; -1: its connection has been reset. */
+int mock_leg_check(struct mock_rank *rank, struct kvr_http_conn *c, struct mock_ask *a, struct mock_error *e);
+/* The keeper is told that nobody will fetch. */
+void mock_leg_refused(struct mock *m, const struct mock_ask *a);
+/* Whether it will be submitted later. */
+bool mock_leg_waits(struct mock_exchange *x);
+void mock_leg_gone(struct mock_exchange *x);
+/* Begins what the legs of its sequences need. Returns: false when memory is short. */
+bool mock_leg_start(struct mock_exchange *x);
+/* Whether the sequence is submitted by its leg, when the other side has come. */
+bool mock_leg_holds_back(const struct mock_exchange *x);
+void mock_leg_end(struct mock_sequence *s);
+/* Within on_token, when it is the last one. Returns: whether the sequence is over. */
+bool mock_leg_last_token(struct mock_sequence *s, struct mock_request *r);
+void mock_abort_request(struct mock *m, struct kvr_http_conn *c);
+bool mock_leg_ignores_abort(const struct mock_exchange *x);
+void mock_leg_answered(struct mock *m, const struct mock_ask *a);
 
 /* ---- answers.c ---------------------------------------------------------------------------------------- */
 

@@ -243,6 +243,7 @@ void mock_metrics(struct mock *m, struct kvr_http_conn *c)
         }
     }
     put_usage(&page, m);
+    mock_kv_metrics(m, &page);
     if (m->o->tell_cache_config) put_cache_config(&page, m);
     kvr_http_reply(c, 200, "text/plain; version=0.0.4", NULL, b.data ? b.data : "", b.len);
     kvr_buf_free(&b);

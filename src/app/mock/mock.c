@@ -56,6 +56,7 @@ enum route {
     INFO,
     RENDER,
     RENDER_CHAT,
+    KV,
     SGLANG_INFO,
     SGLANG_INFO_OLD,
     SGLANG_MODEL,
@@ -63,6 +64,7 @@ enum route {
     SGLANG_LOAD,
     SGLANG_LOADS,
     SGLANG_TOKENIZE,
+    SGLANG_ABORT,
     ROUTES
 };
 
@@ -86,12 +88,14 @@ static void serve_route(struct mock *m, struct kvr_http_conn *c, enum route rout
     case VERSION: mock_version(c); return;
     case SOURCES: mock_event_sources(m, c); return;
     case INFO: mock_server_info(m, c); return;
+    case KV: mock_kv_tell(m, c); return;
     case RENDER: mock_render(m, c, MOCK_COMPLETIONS); return;
     case RENDER_CHAT: mock_render(m, c, MOCK_CHAT); return;
     case SGLANG_INFO:
     case SGLANG_INFO_OLD: mock_sglang_server_info(m, c); return;
     case SGLANG_MODEL:
     case SGLANG_MODEL_OLD: mock_sglang_model_info(m, c); return;
+    case SGLANG_ABORT: mock_abort_request(m, c); return;
     case SGLANG_LOAD: mock_sglang_load(m, c); return;
     default: mock_sglang_loads(m, c); return;
     }
@@ -130,13 +134,15 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
                         [INFO] = {"GET", "/server_info"},
                         [RENDER] = {"POST", "/v1/completions/render"},
                         [RENDER_CHAT] = {"POST", "/v1/chat/completions/render"},
+                        [KV] = {"GET", "/mock/kv"},
                         [SGLANG_INFO] = {"GET", "/server_info"},
                         [SGLANG_INFO_OLD] = {"GET", "/get_server_info"},
                         [SGLANG_MODEL] = {"GET", "/model_info"},
                         [SGLANG_MODEL_OLD] = {"GET", "/get_model_info"},
                         [SGLANG_LOAD] = {"GET", "/get_load"},
                         [SGLANG_LOADS] = {"GET", "/v1/loads"},
-                        [SGLANG_TOKENIZE] = {"POST", "/v1/tokenize"}};
+                        [SGLANG_TOKENIZE] = {"POST", "/v1/tokenize"},
+                        [SGLANG_ABORT] = {"POST", "/abort_request"}};
     struct mock *m = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool path_known = false;
@@ -190,6 +196,7 @@ static int start_rank(struct mock *m, uint32_t id)
                                     .prefix_caching = o->prefix_caching,
                                     .on_event = mock_on_event,
                                     .on_token = mock_on_token,
+                                    .on_load = mock_on_load,
                                     .ctx = r};
     r->mock = m;
     r->id = id;
@@ -251,12 +258,14 @@ int mock_main(const struct mock_options *o)
     m->zmq = zmq_ctx_new();
     m->json = kvr_json_parser_new();
     rc = open_tokenizer(m);
+    uv_timer_init(&m->loop, &m->slow);
     uv_signal_init(&m->loop, &m->term);
     uv_signal_init(&m->loop, &m->intr);
     uv_signal_start(&m->term, on_signal, SIGTERM);
     uv_signal_start(&m->intr, on_signal, SIGINT);
     m->started_ms = uv_now(&m->loop);
     for (uint32_t i = 0; i < o->dp_size && rc == 0; i++) rc = start_rank(m, i);
+    if (rc == 0) rc = mock_kv_start(m, &mock_transfer_hooks);
     struct kvr_http_server_config sc = {.host = o->host,
                                         .port = (uint16_t)o->port,
                                         .body_max = 256u << 20,
@@ -275,9 +284,11 @@ int mock_main(const struct mock_options *o)
         uv_run(&m->loop, UV_RUN_DEFAULT);
     }
     kvr_http_server_close(m->server);
+    mock_kv_stop(m->kv);
     for (uint64_t i = 0; i < o->dp_size; i++) mock_events_destroy(m->ranks[i].events);
     uv_walk(&m->loop, close_all, NULL);
     while (uv_run(&m->loop, UV_RUN_DEFAULT)) continue;
+    mock_kv_free(m->kv);
     for (uint64_t i = 0; i < o->dp_size; i++) mock_engine_destroy(m->ranks[i].engine);
     uv_loop_close(&m->loop);
     zmq_ctx_term(m->zmq);

@@ -29,15 +29,28 @@ struct mock_options {
     bool reset_at_once;         /* the event of a reset does not wait for the next pass */
     bool kv_event_arrays;       /* events as older engines write them */
     bool replay_topic;          /* replay answers carry a topic frame */
+    /* KV transfers (app/mock/kv.h has the values of the first three) */
+    int role, kv_protocol, kv_load_failure;
+    uint64_t kv_side_port; /* 0: any free one; rank r: + r */
+    double kv_lease, kv_heartbeat, bootstrap_timeout;
+    uint64_t bootstrap_port;
+    double kv_latency, kv_bandwidth; /* bytes per second; 0: no time */
+    uint64_t kv_bytes_per_token;
     /* faults, for tests */
-    uint64_t drop_events;       /* drop every n-th batch (0: none); its sequence is used up */
-    uint64_t fault_block_size;  /* block size told in events */
-    bool fault_omit_salt;       /* events do not tell the cache salt */
-    uint64_t fault_error_after; /* generations fail after n tokens */
-    bool fault_hang;            /* accept requests and never answer */
-    bool fault_bare_stream;     /* stream headers, then silence */
-    uint64_t fault_reset_after; /* cut streams after n tokens */
-    double startup_time;        /* /health answers 503 for that long */
+    uint64_t drop_events;                               /* drop every n-th batch (0: none); its sequence is used up */
+    uint64_t fault_block_size;                          /* block size told in events */
+    bool fault_omit_salt;                               /* events do not tell the cache salt */
+    uint64_t fault_error_after;                         /* generations fail after n tokens */
+    bool fault_hang;                                    /* accept requests and never answer */
+    bool fault_bare_stream;                             /* stream headers, then silence */
+    uint64_t fault_reset_after;                         /* cut streams after n tokens */
+    uint64_t fault_prefill_status, fault_decode_status; /* of legs; 0: none */
+    uint64_t kv_fail_every;                             /* 0: none */
+    uint64_t fault_count;                               /* of the first so many; 0: of all */
+    bool fault_no_handoff, fault_bad_handoff, fault_ignore_abort;
+    int fault_die_after; /* enum mock_death */
+    double fault_slow_prefill;
+    double startup_time; /* /health answers 503 for that long */
     struct kvr_log_options log;
 };
 

@@ -418,17 +418,28 @@ static int parse_object(struct mock *m, const char *body, size_t len, struct kvr
     return -1;
 }
 
+/* A generation leg of a TensorRT-LLM brings the tokens of the context leg. */
+static bool has_prompt_ids(struct kvr_json root, const struct mock_ask *a)
+{
+    return a->kv.leg == MOCK_KV_FETCHES && a->kv.disagg_id && kvr_json_type_of(kvr_json_get(root, "prompt_token_ids")) == KVR_JSON_ARRAY;
+}
+
 int mock_read_ask(struct mock *m, enum mock_api api, const char *body, size_t len, struct mock_ask *out, struct mock_error *e)
 {
     struct kvr_json root;
     memset(out, 0, sizeof *out);
     out->api = api;
-    if (parse_object(m, body, len, &root, e) || read_model(m, root, out, e) || read_members(m, root, out, e)) return -1;
+    if (parse_object(m, body, len, &root, e) || mock_kv_read(m, root, &out->kv) || read_model(m, root, out, e) ||
+        read_members(m, root, out, e)) {
+        if (!e->status) mock_fail(e, 500, "InternalServerError", NULL, "out of memory");
+        return -1;
+    }
     bool special = true;
     kvr_json_as_bool(kvr_json_get(root, "add_special_tokens"), &special);
     struct reading r = {m, out, e, special};
     int rc;
-    if (api == MOCK_COMPLETIONS) rc = read_prompts(&r, root);
+    if (has_prompt_ids(root, out)) rc = add_tokens(out, kvr_json_get(root, "prompt_token_ids"), e);
+    else if (api == MOCK_COMPLETIONS) rc = read_prompts(&r, root);
     else if (api == MOCK_CHAT) rc = read_chat(m, body, len, out, e); /* parses the same bytes again: root is another value now */
     else rc = read_conversation(m, root, out, e);
     if (rc == 0 && api == MOCK_CHAT) rc = parse_object(m, body, len, &root, e);
@@ -444,6 +455,7 @@ void mock_ask_free(struct mock_ask *a)
     a->prompts = NULL;
     a->prompts_n = 0;
     kvr_buf_free(&a->conversation);
+    mock_kv_ask_free(&a->kv);
 }
 
 int mock_read_tokenize(struct mock *m, const char *body, size_t len, struct mock_prompt *out, bool *strings, struct mock_error *e)

@@ -33,6 +33,7 @@ struct mock_ask {
     bool reports; /* vllm_xargs: kv_cache_report_mode full */
     char model[128], salt[128];
     bool is_lora;
+    struct mock_kv_ask kv;
     struct kvr_buf conversation; /* of /v1/responses: the text of the prompt */
     /* Found by the engine's core, after the front end has begun to answer: a stream is a 200 by then. */
     struct mock_error late;

@@ -7,6 +7,7 @@
  *     /model_info, /get_model_info      model_path, is_generation
  *     /get_load                         a list: requests and tokens of each rank
  *     /v1/loads                         the same of newer releases, with ratios and sums
+ *     /abort_request                    ends the requests of a `rid`
  *     /v1/tokenize                      beside /tokenize; both answer without `token_strs`, and nothing renders
  */
 #include "app/mock/state.h"
@@ -46,6 +47,13 @@ static void put_events_config(struct kvr_buf *b, const struct mock *m)
     kvr_buf_free(&text);
 }
 
+static void put_disaggregation(struct kvr_buf *b, const struct mock *m)
+{
+    static const char *const modes[] = {"null", "prefill", "decode"};
+    kvr_json_put_str(b, "disaggregation_mode", m->o->kv_protocol == MOCK_KV_SGLANG ? modes[m->o->role] : "null");
+    kvr_json_put_u64(b, "disaggregation_bootstrap_port", m->o->bootstrap_port);
+}
+
 void mock_sglang_server_info(struct mock *m, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
@@ -65,7 +73,7 @@ void mock_sglang_server_info(struct mock *m, struct kvr_http_conn *c)
     put_bool(&b, "disable_radix_cache", !m->o->prefix_caching);
     put_bool(&b, "enable_cache_report", m->o->prompt_tokens_details);
     put_bool(&b, "is_embedding", false);
-    kvr_json_put_str(&b, "disaggregation_mode", "null");
+    put_disaggregation(&b, m);
     put_events_config(&b, m);
     kvr_json_put_str(&b, "version", MOCK_SGLANG_VERSION);
     kvr_json_close(&b, '}');

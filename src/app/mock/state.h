@@ -6,6 +6,8 @@
  *       generate.c   a request that generates: body (prompt.c) -> tokens -> engine.submit; passes; tokens -> answer (answers.c)
  *       reply.c      JSON answers and errors in the engine's words
  *       responses.c  answers that are kept for previous_response_id
+ *       legs.c       a request of which another engine does a part
+ *       kv.c         KV transfers between mocks; app/mock/kv.h has their parts
  *       render.c     the tokens of a request, without computing it
  *       info.c       what an engine tells of itself: models, metrics, tokenize, event sources, configuration
  *       sglang.c     what an SGLang tells of itself
@@ -18,6 +20,7 @@
 #include <uv.h>
 
 #include "app/mock/events.h"
+#include "app/mock/kv.h"
 #include "app/mock/mock.h"
 #include "sim/engine.h"
 #include "net/http/http.h"
@@ -55,6 +58,10 @@ struct mock {
     struct mock_rank ranks[MOCK_DP_MAX];
     uint64_t started_ms, next_id;
     struct mock_response *responses; /* NULL: none kept */
+    struct mock_kv *kv;
+    uv_timer_t slow; /* of the first of those that begin late (legs.c) */
+    struct mock_exchange *slow_first, *exchanges;
+    uint64_t faults; /* statuses that --fault-prefill-status and --fault-decode-status have given */
 };
 
 /* ---- reply.c --------------------------------------------------------------------------------- */

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The bootstrap port of the side that keeps, where the other side asks for the address of a rank, as with vLLM's MooncakeConnector:
+ *
+ *     GET /query   {"0":{"engine_id":E,"worker_addr":{"0":{"0":"host:port"}}}, ...}     rank, tensor and pipeline place
+ *
+ * An SGLang answers other paths there; the mocks use this one for both. The asker believes what it is told, up to ANSWER_MAX bytes.
+ */
+#include "app/mock/kv.h"
+
+#include <string.h>
+
+#include "app/mock/state.h"
+
+enum { ANSWER_MAX = 1 << 20 };
+
+struct mock_lookup {
+    struct mock_kv *kv;
+    struct kvr_http_call *call;
+    struct kvr_buf answer;
+    int status;
+    struct mock_lookup_question asked;
+};
+
+/* ---- who is asked -------------------------------------------------------------------------------------- */
+
+static void put_rank(struct kvr_buf *b, const struct mock_kv *kv, uint64_t rank)
+{
+    char at[MOCK_KV_HOST_MAX + 16];
+    snprintf(at, sizeof at, "%s:%u", mock_kv_own_host(kv->mock), (unsigned)kv->ports[rank].number);
+    kvr_json_key_u64(b, rank);
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "engine_id", kv->ports[rank].engine);
+    kvr_json_key(b, "worker_addr");
+    kvr_json_open(b, '{');
+    kvr_json_key_u64(b, 0);
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "0", at);
+    kvr_json_close(b, '}');
+    kvr_json_close(b, '}');
+    kvr_json_close(b, '}');
+}
+
+static void on_boot_request(struct kvr_http_conn *c, void *ctx)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    struct mock_kv *kv = ctx;
+    struct kvr_buf b = {0};
+    if (!kvr_text_is(rq->method, "GET") || !kvr_text_is(rq->path, "/query")) {
+        mock_reply_detail(c, 404, "Not Found");
+        return;
+    }
+    kvr_json_open(&b, '{');
+    for (uint64_t r = 0; r < kv->mock->o->dp_size; r++) put_rank(&b, kv, r);
+    kvr_json_close(&b, '}');
+    mock_reply_json(c, 200, &b);
+}
+
+static void on_boot_gone(struct kvr_http_conn *c, void *ctx)
+{
+    (void)c;
+    (void)ctx;
+}
+
+static void boot_error(struct kvr_buf *out, int status, const char *message)
+{
+    kvr_openai_error(out, status, kvr_openai_error_type(status), message);
+}
+
+int mock_kv_open_boot(struct mock_kv *kv)
+{
+    struct kvr_http_server_config config = {.host = kv->mock->o->host,
+                                            .port = (uint16_t)kv->mock->o->bootstrap_port,
+                                            .body_max = 65536,
+                                            .connections_max = MOCK_KV_PEERS_MAX,
+                                            .head_timeout_s = 30,
+                                            .body_timeout_s = 60,
+                                            .idle_timeout_s = 5,
+                                            .write_timeout_s = 60,
+                                            .handler = {on_boot_request, on_boot_gone, NULL, boot_error, kv}};
+    return kvr_http_server_start(&kv->mock->loop, &config, &kv->boot);
+}
+
+/* ---- who asks ------------------------------------------------------------------------------------------ */
+
+static void lookup_free(struct mock_lookup *l)
+{
+    kvr_buf_free(&l->answer);
+    free(l);
+}
+
+static bool take_text(struct kvr_json v, char *out, size_t cap)
+{
+    const char *s;
+    size_t len;
+    if (!kvr_json_as_str(v, &s, &len) || len == 0 || len >= cap || memchr(s, 0, len)) return false;
+    memcpy(out, s, len);
+    out[len] = 0;
+    return true;
+}
+
+struct choosing {
+    const struct mock_lookup_question *asked;
+    struct kvr_json chosen;
+};
+
+static int take_engine(void *ctx, const char *key, size_t len, struct kvr_json rank)
+{
+    struct choosing *c = ctx;
+    char engine[MOCK_KV_NAME_MAX];
+    (void)key;
+    (void)len;
+    if (!take_text(kvr_json_get(rank, "engine_id"), engine, sizeof engine) || strcmp(engine, c->asked->engine) != 0) return 0;
+    c->chosen = rank;
+    return 1;
+}
+
+/* By name, or by number; else the room says which. */
+static struct kvr_json choose(const struct mock_lookup_question *asked, struct kvr_json all)
+{
+    struct choosing c = {asked, {0}};
+    size_t n = kvr_json_count(all);
+    char number[24];
+    if (kvr_json_type_of(all) != KVR_JSON_OBJECT || n == 0) return c.chosen;
+    if (asked->engine[0]) {
+        kvr_json_each(all, take_engine, &c);
+        return c.chosen;
+    }
+    snprintf(number, sizeof number, "%llu", (unsigned long long)(asked->rank >= 0 ? (uint64_t)asked->rank : asked->room % n));
+    return kvr_json_get(all, number);
+}
+
+static bool read_answer(struct mock_lookup *l, struct mock_lookup_answer *out)
+{
+    struct kvr_json all;
+    char at[MOCK_KV_HOST_MAX + 16];
+    if (l->status != 200 || l->answer.failed || kvr_json_parse(l->kv->mock->json, l->answer.data, l->answer.len, &all, NULL)) return false;
+    struct kvr_json rank = choose(&l->asked, all);
+    struct kvr_json place = kvr_json_get(kvr_json_get(kvr_json_get(rank, "worker_addr"), "0"), "0");
+    if (!take_text(kvr_json_get(rank, "engine_id"), out->engine, sizeof out->engine) || !take_text(place, at, sizeof at)) return false;
+    char *colon = strrchr(at, ':');
+    if (!colon || (size_t)(colon - at) >= sizeof out->host) return false;
+    *colon = 0;
+    memcpy(out->host, at, strlen(at) + 1);
+    unsigned long port = strtoul(colon + 1, NULL, 10);
+    out->port = (uint16_t)port;
+    return port > 0 && port <= 65535;
+}
+
+static void on_lookup_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+{
+    struct mock_lookup *l = ctx;
+    (void)call;
+    (void)headers;
+    (void)length;
+    l->status = status;
+}
+
+static void on_lookup_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    struct mock_lookup *l = ctx;
+    (void)call;
+    if (l->answer.len + len > ANSWER_MAX) l->answer.failed = true;
+    kvr_buf_add(&l->answer, data, len);
+}
+
+static void on_lookup_done(struct kvr_http_call *call, void *ctx)
+{
+    struct mock_lookup *l = ctx;
+    struct mock_lookup_answer answer = {0};
+    struct mock_lookup_question asked = l->asked;
+    (void)call;
+    bool ok = read_answer(l, &answer);
+    lookup_free(l);
+    asked.told(asked.ctx, ok ? &answer : NULL);
+}
+
+static void on_lookup_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct mock_lookup *l = ctx;
+    struct mock_lookup_question asked = l->asked;
+    (void)call;
+    (void)why;
+    (void)text;
+    lookup_free(l);
+    asked.told(asked.ctx, NULL);
+}
+
+struct mock_lookup *mock_kv_look_up(struct mock_kv *kv, const struct mock_lookup_question *q)
+{
+    static const struct kvr_http_call_handler handler = {on_lookup_head, on_lookup_body, on_lookup_done, on_lookup_failed};
+    struct kvr_endpoint at;
+    struct kvr_buf head = {0};
+    struct mock_lookup *l = NULL;
+    if (kvr_endpoint_parse(q->url, strlen(q->url), &at) || (!kv->client && kvr_http_client_create(&kv->mock->loop, 5, &kv->client)))
+        return NULL;
+    kvr_buf_printf(&head, "GET %s/query HTTP/1.1\r\nHost: %s\r\nAccept: application/json\r\n\r\n", at.base, at.authority);
+    if (!head.failed && (l = calloc(1, sizeof *l))) {
+        l->kv = kv;
+        l->asked = *q;
+        struct kvr_http_call_config config = {
+            .endpoint = &at, .head = head.data, .head_len = head.len, .connect_timeout_s = 5, .handler = &handler, .ctx = l};
+        l->call = kvr_http_call_start(kv->client, &config);
+        if (!l->call) {
+            lookup_free(l);
+            l = NULL;
+        }
+    }
+    kvr_buf_free(&head);
+    return l;
+}
+
+void mock_kv_look_up_cancel(struct mock_lookup *l)
+{
+    if (!l) return;
+    kvr_http_call_cancel(l->call);
+    lookup_free(l);
+}
