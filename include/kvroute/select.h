@@ -85,13 +85,14 @@ enum kvr_override_bit {
     KVR_OVERRIDE_TEMPERATURE = 4,
     KVR_OVERRIDE_SHARED_MULTIPLIER = 8,
     KVR_OVERRIDE_ASSUME_KV_REUSE = 16,
-    KVR_OVERRIDE_TRACK_PREFILL_TOKENS = 32
+    KVR_OVERRIDE_TRACK_PREFILL_TOKENS = 32,
+    KVR_OVERRIDE_DECODE_ROLE = 64
 };
 
 struct kvr_override {
     unsigned set;
     double overlap_credit, prefill_load_scale, temperature, shared_multiplier;
-    bool assume_kv_reuse, track_prefill_tokens;
+    bool assume_kv_reuse, track_prefill_tokens, decode_role;
 };
 
 /* Applies what concerns the cost (not assume_kv_reuse). Returns: as kvr_cost_config_check of the result. */

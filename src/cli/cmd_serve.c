@@ -197,7 +197,7 @@ struct serve_cli {
 static const struct option_row serve_rows[] = {
     {"worker", OPT_LIST, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
      "a worker; keys: id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
-     "api-key, api-key-env, api-key-file, "
+     "kv-protocol, kv-lease, local-prefill, api-key, api-key-env, api-key-file, "
      "max-num-batched-tokens, "
      "total-kv-blocks, "
      "taint; repeatable",
@@ -238,6 +238,19 @@ static const struct option_row serve_rows[] = {
         "idle life of x-session-id bindings; 0 = off"),
     DBL("queue-keepalive", queue_keepalive, "5", 0, 86400, NULL,
         "seconds between the comments a waiting streaming request gets; its status is 200 from the first on; 0 = off"),
+    ENU("kv-protocol", kv_protocol, "vllm-nixl", "vllm-nixl|trtllm|none", NULL,
+        "how prefill and decode workers (role=) hand a computed prompt over; none: they share a store that finds it by the prompt"),
+    BOO("enforce-disagg", enforce_disagg, "false", "DYN_ENFORCE_DISAGG",
+        "decode workers get no request that was not prefilled elsewhere, also when no prefill worker is up"),
+    DBL("prefill-timeout", prefill_timeout, "0", 0, 864000, NULL,
+        "seconds for the whole answer of a prefill worker; 0 = first-token-timeout"),
+    DBL("handoff-timeout", handoff_timeout, "10", 0.001, 86400, NULL,
+        "seconds in which a decode worker must be found for a computed prompt; at most 0.7 of the prefill worker's kv-lease"),
+    ENU("disagg-usage", disagg_usage, "merge", "merge|decode", NULL,
+        "cached_tokens of usage, of two legs: what the prefill worker had, or what the decode worker says"),
+    BOO("disagg-release", disagg_release, "true", NULL,
+        "a computed prompt whose client has gone is given to a decode worker all the same, so that the prefill worker frees it"),
+    DBL("disagg-release-timeout", disagg_release_timeout, "30", 0.1, 86400, NULL, "seconds for that"),
     DBL("connect-timeout", connect_timeout, "2", 0, 86400, NULL, "seconds to connect to a worker"),
     DBL("first-token-timeout", first_token_timeout, "600", 0, 864000, NULL, "seconds to the first byte of an answer; 0 = off"),
     DBL("stall-timeout", stall_timeout, "120", 0, 864000, NULL, "seconds between bytes of an answer; 0 = off"),

@@ -45,6 +45,7 @@ int kvr_override_apply(const struct kvr_override *o, struct kvr_cost_config *c, 
     if (o->set & KVR_OVERRIDE_TEMPERATURE) c->temperature = o->temperature;
     if (o->set & KVR_OVERRIDE_SHARED_MULTIPLIER) c->shared_multiplier = o->shared_multiplier;
     if (o->set & KVR_OVERRIDE_TRACK_PREFILL_TOKENS) c->track_prefill_tokens = o->track_prefill_tokens;
+    if (o->set & KVR_OVERRIDE_DECODE_ROLE) c->decode_role = o->decode_role;
     return kvr_cost_config_check(c, field);
 }
 

@@ -10,7 +10,8 @@
 #include "app/serve/state.h"
 
 static struct serve_options options;
-static struct partition partitions[3];
+enum { PARTITIONS = 4 }; /* of these the last is of workers that prefill */
+static struct partition partitions[PARTITIONS];
 static char m1[] = "m1";
 static struct kvr_rng rng = {1};
 
@@ -20,7 +21,9 @@ static struct serve *new_serve(void)
     s->o = &options;
     kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
     kvr_lock_init(&s->roster_lock, KVR_LOCK_ROSTER);
-    for (int i = 0; i < 3; i++) partitions[i] = (struct partition){.next = i < 2 ? &partitions[i + 1] : NULL, .number = (uint64_t)i};
+    for (int i = 0; i < PARTITIONS; i++)
+        partitions[i] = (struct partition){
+            .next = i + 1 < PARTITIONS ? &partitions[i + 1] : NULL, .number = (uint64_t)i, .prefills = i + 1 == PARTITIONS};
     s->partitions = partitions;
     return s;
 }
@@ -29,7 +32,10 @@ static struct worker *add(struct serve *s, uint64_t id)
 {
     struct worker *w = calloc(1, sizeof *w), **at = &s->workers;
     w->id = id;
-    w->partition = &partitions[kvr_rng_below(&rng, 3)];
+    w->partition = &partitions[kvr_rng_below(&rng, PARTITIONS)];
+    w->role = w->partition->prefills ? ROLE_PREFILL : kvr_rng_below(&rng, 4) ? ROLE_BOTH : ROLE_DECODE;
+    w->kv_protocol = kvr_rng_below(&rng, 2) ? KVR_KV_VLLM_NIXL : KVR_KV_NONE;
+    w->local_prefill = kvr_rng_below(&rng, 2);
     w->engine = kvr_rng_below(&rng, 4) ? ENGINE_VLLM : ENGINE_SGLANG;
     atomic_store(&w->refs, 1);
     while (*at) at = &(*at)->next;
@@ -72,45 +78,84 @@ static void list_models(struct worker *w, size_t n, const char *begin, unsigned 
     }
 }
 
-/* What a look at every worker says. */
-static void check(struct serve *s, const char *model)
+/* ---- what a look at every worker says ---------------------------------------------------------------- */
+
+enum job { ANSWERS, TAKES_WHOLE, DECODES, PREFILLS };
+
+static bool does(const struct worker *w, enum job job, enum kvr_kv_protocol p)
+{
+    bool prefills = w->role == ROLE_PREFILL;
+    switch (job) {
+    case ANSWERS: return !prefills;
+    case TAKES_WHOLE: return !prefills && (w->role == ROLE_BOTH || w->local_prefill);
+    case DECODES: return w->role == ROLE_DECODE && w->kv_protocol == p;
+    default: return prefills && w->kv_protocol == p;
+    }
+}
+
+/* The partition that most of its servers that do the job are in, and these. */
+static void check_choice(struct serve *s, const char *model, const struct roster_choice *c, enum job job, enum kvr_kv_protocol protocol)
 {
     const char *asked = *model ? model : NULL;
     struct partition *best = NULL;
-    size_t most = 0, n = 0, ids = 0;
-    bool lora, all = true, is_lora = false, sglang = false;
-    uint64_t room = 0;
-    const struct roster_row *row = roster_hold(s, model);
-    assert_non_null(row);
+    size_t most = 0, ids = 0;
+    bool lora, all = true;
     for (struct partition *p = s->partitions; p; p = p->next) {
         size_t k = 0;
         for (struct worker *w = s->workers; w; w = w->next)
-            k += w->partition == p && worker_serves_locked(s, w, asked, strlen(model), &lora);
+            k += w->partition == p && does(w, job, protocol) && worker_serves_locked(s, w, asked, strlen(model), &lora);
         if (k > most) {
             most = k;
             best = p;
         }
     }
-    assert_ptr_equal(row->partition, best);
+    assert_ptr_equal(c->partition, best);
+    for (struct worker *w = s->workers; w; w = w->next) {
+        bool in = does(w, job, protocol) && worker_serves_locked(s, w, asked, strlen(model), &lora);
+        if (!best || w->partition != best) continue;
+        all &= in;
+        if (!in) continue;
+        assert_true(ids < c->n);
+        assert_int_equal(c->ids[ids++], w->id);
+    }
+    assert_int_equal(c->n, ids);
+    if (best) assert_int_equal(c->all, all);
+}
+
+static void check_choices(struct serve *s, const char *model, const struct roster_row *row)
+{
+    check_choice(s, model, &row->main, ANSWERS, 0);
+    check_choice(s, model, &row->whole, TAKES_WHOLE, 0);
+    for (enum kvr_kv_protocol p = 0; p < KVR_KV_PROTOCOLS; p++) {
+        check_choice(s, model, &row->decode[p], DECODES, p);
+        check_choice(s, model, &row->prefill[p], PREFILLS, p);
+    }
+}
+
+static void check(struct serve *s, const char *model)
+{
+    const char *asked = *model ? model : NULL;
+    size_t n = 0;
+    bool lora, is_lora = false, sglang = false, roles = false;
+    uint64_t room = 0;
+    const struct roster_row *row = roster_hold(s, model);
+    assert_non_null(row);
     for (struct worker *w = s->workers; w; w = w->next) {
         bool serves = worker_serves_locked(s, w, asked, strlen(model), &lora), knows = s->o->model && !strcmp(model, s->o->model);
         knows |= *model && !strcmp(w->model, model);
         for (size_t i = 0; i < w->models_n; i++) knows |= !strcmp(w->models[i].id, model);
         assert_int_equal(roster_knows(row, w->id), knows && *model);
-        if (w->partition == best && !serves) all = false;
         if (!serves) continue;
         assert_true(n < row->servers_n);
         assert_ptr_equal(row->servers[n++].worker, w);
         sglang |= w->engine == ENGINE_SGLANG;
+        roles |= w->role != ROLE_BOTH;
         if (!room) room = worker_room_locked(w, model);
-        if (w->partition != best) continue;
-        is_lora |= lora;
-        assert_true(ids < row->ids_n);
-        assert_int_equal(row->ids[ids++], w->id);
+        if (w->partition == row->main.partition) is_lora |= lora;
     }
     assert_int_equal(row->servers_n, n);
-    assert_int_equal(row->ids_n, ids);
-    assert_int_equal(row->all, all);
+    check_choices(s, model, row);
+    assert_int_equal(row->has_roles, roles);
     assert_int_equal(row->is_lora, is_lora);
     assert_int_equal(row->has_sglang, sglang);
     assert_int_equal(row->room, room);
@@ -177,7 +222,7 @@ static void a_worker_lives_as_long_as_a_row_that_has_it(void **state)
     assert_null(roster_pick(s, row));
     roster_let_go(row);
     row = roster_hold(s, "m1");
-    assert_null(row->partition);
+    assert_null(row->main.partition);
     assert_int_equal(row->servers_n, 0);
     roster_let_go(row);
     end(s);

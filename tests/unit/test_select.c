@@ -216,6 +216,20 @@ static void the_decode_role_credits_overlap_against_decode(void **s)
     assert_true(cost_of(&c, 16, 160, k) == 10.0);
 }
 
+static void one_request_can_be_a_decode_leg(void **s)
+{
+    (void)s;
+    const char *field;
+    struct kvr_cost_config c = defaults();
+    struct kvr_candidate k = {.device_blocks = 3, .decode_blocks = 10};
+    struct kvr_override leg = {.set = KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE, .decode_role = true};
+    assert_int_equal(kvr_override_apply(&leg, &c, &field), 0);
+    assert_true(cost_of(&c, 16, 160, k) == 7.0);
+    leg.set |= KVR_OVERRIDE_OVERLAP_CREDIT;
+    assert_int_equal(kvr_override_apply(&leg, &c, &field), 0);
+    assert_true(cost_of(&c, 16, 160, k) == 10.0);
+}
+
 static void documented_costs(void **s)
 {
     (void)s;
@@ -511,6 +525,7 @@ int main(void)
         cmocka_unit_test(overrides_have_their_ranges),
         cmocka_unit_test(shared_hits_lower_the_cost),
         cmocka_unit_test(the_decode_role_credits_overlap_against_decode),
+        cmocka_unit_test(one_request_can_be_a_decode_leg),
         cmocka_unit_test(documented_costs),
         cmocka_unit_test(a_credit_above_one_prefers_a_loaded_warm_worker),
         cmocka_unit_test(preferred_taints_scale_costs),

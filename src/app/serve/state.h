@@ -109,6 +109,7 @@ struct serve {
     size_t workers_n;
     struct kvr_map64 workers_by_id;
     _Atomic uint64_t workers_version; /* rises under lock, with what the roster is made of */
+    _Atomic bool has_roles;           /* a worker of role prefill or decode has been there */
     _Atomic uint64_t breaker_due_ms;  /* a breaker's pause is over then; 0: none is open */
     struct kvr_lock roster_lock;
     struct roster *roster; /* NULL: none has been asked for */

@@ -106,6 +106,16 @@ static void put_generation(struct kvr_buf *b, const struct worker *w)
     kvr_json_close(b, '}');
 }
 
+static void put_role(struct kvr_buf *b, const struct worker *w)
+{
+    kvr_json_put_str(b, "role", role_name(w->role));
+    if (w->role == ROLE_BOTH) return;
+    kvr_json_put_str(b, "kv_protocol", kvr_kv_protocol_name(w->kv_protocol));
+    if (w->role == ROLE_PREFILL) kvr_json_put_double(b, "kv_lease", w->kv_lease);
+    kvr_json_key(b, "local_prefill");
+    kvr_json_bool(b, worker_takes_whole(w));
+}
+
 static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, const struct kvr_view_status *st, size_t n)
 {
     static const char *const states[] = {"unknown", "up", "down"};
@@ -117,7 +127,7 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     kvr_json_put_u64(b, "block_size", w->block_size);
     kvr_json_put_u64(b, "data_parallel_start_rank", w->dp_start);
     kvr_json_put_u64(b, "data_parallel_size", w->dp_size);
-    kvr_json_put_str(b, "role", w->role);
+    put_role(b, w);
     kvr_json_put_str(b, "engine", engine_kind_name(w->engine));
     put_endpoints(b, "kv_events_endpoints", w, RANK_EVENTS);
     put_endpoints(b, "replay_endpoints", w, RANK_REPLAY);

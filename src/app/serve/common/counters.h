@@ -30,6 +30,12 @@
     X(reopened_connections_total, "Requests sent again on a fresh connection: the worker had closed the kept one")                         \
     X(view_prompts_dropped_total, "Answered prompts that were not looked at for a partial view: too many at once")                         \
     X(retries_total, "Requests sent again to another worker")                                                                              \
+    X(disagg_prefill_retries_total, "Prefill legs sent again to another worker")                                                           \
+    X(disagg_decode_retries_total, "Decode legs sent again to another worker")                                                             \
+    X(disagg_handoffs_refused_total, "Answers of prefill workers whose hand-off object could not be used")                                 \
+    X(disagg_releases_total, "Computed prompts that nobody would go on from, given to a decode worker so that they are freed")             \
+    X(disagg_releases_failed_total, "Of these, those that did not come to a good end")                                                     \
+    X(disagg_possible_leaks_total, "Computed prompts that their prefill worker may hold until its lease is over")                          \
     X(errors_total, "Client requests that ended in an error of ours or a broken stream")                                                   \
     X(client_gone_total, "Requests whose client went away first")                                                                          \
     X(queue_timeouts_total, "Requests that waited for a worker in vain")                                                                   \

@@ -8,6 +8,7 @@
  */
 #include "app/serve/data/account.h"
 #include "app/serve/data/here.h"
+#include "app/serve/data/legs.h"
 #include "app/serve/tokenizers/tokenizers.h"
 
 #include <string.h>
@@ -76,10 +77,17 @@ static uint64_t predicted_cached(const struct attempt *a)
     return reusable(a, a->result.cached_tokens);
 }
 
+/* Of the answer of the worker that computes the prompt. */
+static int computed_status(const struct request *r)
+{
+    const struct attempt *a = legs_computed(r);
+    return a && a->prefills ? a->status : r->status;
+}
+
 /* Everything of the prompt is known, and what was predicted of it is what the engine does. */
 static bool is_predicted(const struct request *r)
 {
-    return r->tokens_n && r->routed && !r->multimodal && r->status == 200 && r->members.certainty == KVR_PROMPT_EXACT &&
+    return r->tokens_n && r->routed && !r->multimodal && computed_status(r) == 200 && r->members.certainty == KVR_PROMPT_EXACT &&
            r->members.as_evidence && !r->members.skips_cache;
 }
 
@@ -111,10 +119,14 @@ static void begin_evidence(struct attempt *a)
     if (r->routed && r->tokens && r->tokens_n) a->evidence = evidence_begin(serve_of(r), &prompt);
 }
 
+static bool has_answered(const struct attempt *a)
+{
+    return a->prefills ? a->prefilled : a->request->answered && (!a->is_sse || a->sse.done);
+}
+
 static void end_evidence(struct attempt *a, int status)
 {
-    struct evidence_answer answer = {
-        .status = status, .whole = a->request->answered && (!a->is_sse || a->sse.done), .has_error = a->sse.has_error, .usage = a->usage};
+    struct evidence_answer answer = {.status = status, .whole = has_answered(a), .has_error = a->sse.has_error, .usage = a->usage};
     evidence_answered(serve_of(a->request), a->evidence, &answer);
     a->evidence = NULL;
 }
@@ -125,7 +137,8 @@ static const char *reason_of(const struct attempt *a)
     const struct request *r = a->request;
     const struct serve *s = serve_of(r);
     int mode = atomic_load(&s->mode);
-    if (r->pinned) return "pinned";
+    if (a->result.pinned) return "pinned";
+    if (a->decodes) return "decode";
     if (a->result.preferred) return "session";
     if (r->token_failed) return "load-tokenize-failed";
     if (mode != KVR_MODE_KV) return modes[mode];
@@ -155,6 +168,7 @@ static void observe_times(const struct attempt *a)
 void account_booked(struct attempt *a)
 {
     a->reason = reason_of(a);
+    if (a->decodes) return; /* what is predicted, and judged later on, is the prefill leg's */
     observe_times(a);
     begin_evidence(a);
 }
@@ -176,7 +190,7 @@ void account_first_token(struct attempt *a)
     const struct request *r = a->request;
     struct serve *s = serve_of(r);
     uint64_t now = kvr_now_ns(kvr_clock_monotonic());
-    bool known = r->routed && r->tokens_n && !r->multimodal && r->status < 400; /* else its length was a guess */
+    bool known = r->routed && r->tokens_n && !r->multimodal && r->status < 400 && !a->decodes; /* else its length was a guess */
     a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
     if (a->is_sse && r->status < 400) kvr_histogram_add(&s->metrics.ttft, a->ttft_ms / 1000);
     if (a->is_sse && known) a->other_ms = quality_first_token(s, a->partition, &a->result, &a->table, a->ttft_ms);
@@ -225,6 +239,15 @@ static void bind_session(const struct request *r)
         replicas_on_session(s, r->session, strlen(r->session), r->attempt->result.worker);
 }
 
+static void bind_prefill_session(const struct request *r, const struct attempt *a)
+{
+    struct serve *s = serve_of(r);
+    char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
+    if (!r->session[0]) return;
+    size_t len = (size_t)snprintf(key, sizeof key, "%s" SESSION_OF_PREFILL, r->session);
+    if (sessions_bind(s->sessions, key, len, now_ms(), a->result.worker)) replicas_on_session(s, key, len, a->result.worker);
+}
+
 void account_answered(struct request *r)
 {
     struct attempt *a = r->attempt;
@@ -237,12 +260,25 @@ void account_answered(struct request *r)
     r->answered = true;
 }
 
+/* What a prefill worker tells: the time it took, what it had cached. */
+void account_prefilled(struct attempt *a)
+{
+    struct request *r = a->request;
+    a->prefilled = true;
+    a->ttft_ms = (double)(kvr_now_ns(kvr_clock_monotonic()) - a->sent_ns) / 1e6;
+    if (r->tokens_n && !r->multimodal) a->other_ms = quality_first_token(serve_of(r), a->partition, &a->result, &a->table, a->ttft_ms);
+    mark_prefill(a);
+    read_answer(a);
+    bind_prefill_session(r, a);
+    account_unbook(a);
+}
+
 /* ---- the end ----------------------------------------------------------------------------------------- */
 
 static void complete_usage(struct attempt *a)
 {
     const struct request *r = a->request;
-    if (!r->answered || !a->usage.present || !r->members.usage_tells) return;
+    if (!has_answered(a) || !a->usage.present || !r->members.usage_tells) return;
     bool hit = is_predicted(r) && a->view == KVR_VIEW_WHOLE && a->usage.prompt_tokens == r->tokens_n &&
                predicted_cached(a) >= a->partition->block_size;
     struct answer_telling told = {.form = 2 * (unsigned)r->form + (a->is_sse ? 1 : 0), .told = a->usage.has_cached, .sure_hit = hit};
@@ -277,7 +313,7 @@ static void count_cached(const struct attempt *a, uint64_t predicted)
 static void count_usage(struct attempt *a)
 {
     const struct request *r = a->request;
-    if (!a->usage.present || r->status >= 400) return;
+    if (!a->usage.present || computed_status(r) >= 400) return;
     if (!r->tokens_n || r->multimodal || r->members.certainty != KVR_PROMPT_EXACT || !r->members.usage_tells) return;
     if (!a->usage.has_cached) {
         COUNT(r, usage_untold_total);
@@ -325,7 +361,7 @@ static void record_decision(const struct attempt *a)
 static void tell_view(const struct attempt *a)
 {
     const struct request *r = a->request;
-    if (!a->served || !r->answered || !a->usage.present || a->usage.prompt_tokens != r->tokens_n) return;
+    if (!a->served || !has_answered(a) || !a->usage.present || a->usage.prompt_tokens != r->tokens_n) return;
     uint32_t bs = a->partition->block_size;
     struct kvr_served v = {.worker = a->result.worker,
                            .locals = a->served,
@@ -343,9 +379,11 @@ void account_attempt_over(struct attempt *a)
     end_evidence(a, a->status);
 }
 
+/* What is known of the prompt is told by the worker that has computed it. */
 void account_close(struct request *r)
 {
-    struct attempt *a = r->attempt;
+    struct attempt *a = legs_computed(r);
+    if (r->attempt) account_unbook(r->attempt);
     if (a) account_unbook(a);
     account_request(r);
     if (!a) return;
@@ -356,5 +394,5 @@ void account_close(struct request *r)
         record_decision(a);
     }
     tell_view(a);
-    end_evidence(a, r->status);
+    end_evidence(a, a->prefills ? a->status : r->status);
 }

@@ -8,6 +8,7 @@
 
 #include "app/serve/data/account.h"
 #include "app/serve/data/attempt.h"
+#include "app/serve/data/legs.h"
 #include "app/serve/data/phases.h"
 
 enum { ANSWER_KEPT_MAX = 4 << 20 };
@@ -29,15 +30,27 @@ void answer_end_line(const struct request *r, struct kvr_http_conn *c)
 
 /* ---- the head ---------------------------------------------------------------------------------------- */
 
+static void put_leg_headers(const struct request *r, struct kvr_buf *h)
+{
+    const char *name = legs_name(r);
+    if (name) kvr_buf_printf(h, "x-kvroute-disagg: %s\r\n", name);
+    if (!legs_are_two(r) || !r->legs->prefill) return;
+    const struct attempt *p = r->legs->prefill;
+    kvr_buf_printf(h, "x-kvroute-prefill-worker: %llu\r\nx-kvroute-prefill-dp-rank: %u\r\nx-kvroute-prefill-ms: %.1f\r\n",
+                   (unsigned long long)p->result.worker.worker_id, p->result.worker.dp_rank, p->ttft_ms);
+}
+
 static void put_decision_headers(const struct request *r, struct kvr_buf *h)
 {
     const struct attempt *a = r->attempt;
     kvr_buf_printf(h, "x-request-id: %s\r\nx-kvroute-worker: %llu\r\nx-kvroute-dp-rank: %u\r\n", r->id,
                    (unsigned long long)a->result.worker.worker_id, a->result.worker.dp_rank);
-    if (r->routed) kvr_buf_printf(h, "x-kvroute-overlap-blocks: %u\r\n", a->result.overlap_blocks);
-    if (r->routed && serve_of(r)->ingest) kvr_buf_printf(h, "x-kvroute-view: %s\r\n", kvr_view_knowledge_name(a->view));
-    kvr_buf_printf(h, "x-kvroute-reason: %s\r\n", a->reason);
-    if (r->explain && r->routed) decision_table_header(&a->table, h);
+    const struct attempt *p = legs_computed(r); /* its overlap is what counted */
+    if (r->routed) kvr_buf_printf(h, "x-kvroute-overlap-blocks: %u\r\n", p->result.overlap_blocks);
+    if (r->routed && serve_of(r)->ingest) kvr_buf_printf(h, "x-kvroute-view: %s\r\n", kvr_view_knowledge_name(p->view));
+    kvr_buf_printf(h, "x-kvroute-reason: %s\r\n", p->reason);
+    put_leg_headers(r, h);
+    if (r->explain && r->routed) decision_table_header(&p->table, h);
 }
 
 /* From here on no other worker can be asked. */
@@ -46,12 +59,22 @@ static void send_head(struct request *r)
     struct attempt *a = r->attempt;
     r->status = a->status;
     account_request(r);
-    if (!r->early_head) kvr_http_start(r->conn, a->status, a->head.data, a->head.len, a->length);
+    if (!r->early_head) kvr_http_start(r->conn, a->status, a->head.data, a->head.len, a->merges ? -1 : a->length);
     kvr_buf_free(&a->head);
     kvr_body_unref(r->body);
     r->body = NULL;
-    account_keep_prompt(a);
+    account_keep_prompt(legs_computed(r));
     request_forget_tokens(r);
+}
+
+/* What the worker says of cached tokens is not of the cache that has counted. */
+static void begin_merging(struct request *r)
+{
+    struct attempt *a = r->attempt;
+    if (!a->decodes || serve_of(r)->o->disagg_usage != DISAGG_USAGE_MERGE || a->status != 200) return;
+    const struct kvr_usage *u = &r->legs->prefill->usage;
+    a->merges = true;
+    a->merge.told = (struct kvr_usage_told){u->present && u->has_cached, u->cached_tokens};
 }
 
 enum outcome answer_begin(struct request *r)
@@ -59,6 +82,7 @@ enum outcome answer_begin(struct request *r)
     struct attempt *a = r->attempt;
     if (r->early_head && !(a->status == 200 && a->is_sse)) /* the client was promised a stream */
         return request_refusef(r, a->status, "the worker answered with status %d", a->status);
+    begin_merging(r);
     put_decision_headers(r, &a->head);
     if (a->head.failed) return request_refuse(r, 503, "out of memory");
     send_head(r);
@@ -77,10 +101,76 @@ static void look_at_stream(struct attempt *a)
     account_response(a);
 }
 
+/* ---- usage put right --------------------------------------------------------------------------------- */
+
+/* Returns: bytes that wait to be taken; *failed: no memory, and some of them are lost. */
+static size_t send_events(struct request *r, bool *failed)
+{
+    struct attempt *a = r->attempt;
+    struct kvr_buf out = {0};
+    kvr_usage_merge_feed(&a->merge, r->loop->json, a->bytes, a->bytes_n, &out);
+    *failed = out.failed;
+    size_t queued = kvr_http_write(r->conn, out.data, out.failed ? 0 : out.len);
+    kvr_buf_free(&out);
+    return queued;
+}
+
+/* An answer that is no stream is held until it is whole, or too long to be: then it passes as it is. */
+static size_t hold(struct request *r, bool kept)
+{
+    struct attempt *a = r->attempt;
+    if (kept && !a->answer.failed) return 0;
+    a->merges = false;
+    kvr_http_write(r->conn, a->answer.data, a->answer.len);
+    return kvr_http_write(r->conn, a->bytes, a->bytes_n);
+}
+
+bool answer_flush(struct request *r)
+{
+    struct attempt *a = r->attempt;
+    struct kvr_buf out = {0};
+    if (!a->merges) return true;
+    a->merges = false;
+    struct kvr_json_span whole = {a->answer.data, a->answer.data + a->answer.len};
+    if (a->is_sse) kvr_usage_merge_end(&a->merge, &out);
+    else if (a->answer.len && !kvr_usage_merge_answer(whole, r->loop->json, &a->merge.told, &out))
+        kvr_buf_add(&out, a->answer.data, a->answer.len);
+    bool ok = !out.failed;
+    if (ok && out.len) kvr_http_write(r->conn, out.data, out.len);
+    kvr_buf_free(&out);
+    return ok;
+}
+
+/* ---- the bytes --------------------------------------------------------------------------------------- */
+
 /* The client knows from these bytes that the answer is over, whatever the worker still does with its connection. */
 static bool is_over(const struct attempt *a)
 {
     return a->is_sse ? a->sse.done : a->length >= 0 && a->relayed >= (uint64_t)a->length;
+}
+
+/* Returns: whether the piece is kept for what the answer tells. */
+static bool look_at(struct request *r)
+{
+    struct attempt *a = r->attempt;
+    bool keeps = !a->is_sse && r->routed && a->answer.len + a->bytes_n <= ANSWER_KEPT_MAX;
+    if (a->is_sse) look_at_stream(a);
+    if (keeps) kvr_buf_add(&a->answer, a->bytes, a->bytes_n);
+    return keeps;
+}
+
+static size_t send_bytes(struct request *r, bool kept, bool *failed)
+{
+    struct attempt *a = r->attempt;
+    if (!a->merges) return kvr_http_write(r->conn, a->bytes, a->bytes_n);
+    return a->is_sse ? send_events(r, failed) : hold(r, kept);
+}
+
+static enum outcome out_of_memory(struct request *r)
+{
+    attempt_cancel(r->attempt);
+    (void)request_refuse(r, 502, "out of memory");
+    return OUTCOME_BROKEN;
 }
 
 enum outcome answer_relay(struct request *r)
@@ -88,10 +178,11 @@ enum outcome answer_relay(struct request *r)
     struct attempt *a = r->attempt;
     a->last_byte_ms = now_ms();
     a->relayed += a->bytes_n;
-    if (a->is_sse) look_at_stream(a);
-    else if (r->routed && a->answer.len + a->bytes_n <= ANSWER_KEPT_MAX) kvr_buf_add(&a->answer, a->bytes, a->bytes_n);
-    if (is_over(a)) account_answered(r); /* its load is given back before the client can ask for it */
-    size_t queued = kvr_http_write(r->conn, a->bytes, a->bytes_n);
+    bool kept = look_at(r), over = is_over(a), failed = false;
+    if (over) account_answered(r); /* its load is given back before the client can ask for it */
+    size_t queued = send_bytes(r, kept, &failed);
+    if (failed || (over && !answer_flush(r))) return out_of_memory(r);
+    if (a->state == ATTEMPT_WHOLE) return OUTCOME_WHOLE; /* these bytes are all of it */
     if (queued > KVR_HTTP_HIGH_WATER) attempt_pause(a);
     return OUTCOME_WAITS;
 }

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "app/serve/data/legs.h"
+
 enum { ENDING_MS = 1000 /* for a worker to end a stream whose last event has passed */ };
 
 struct attempt *attempt_new(struct request *r, struct partition *partition)
@@ -26,6 +28,9 @@ void attempt_free(struct attempt *a)
     kvr_sse_free(&a->sse);
     kvr_buf_free(&a->head);
     kvr_buf_free(&a->answer);
+    kvr_buf_free(&a->ended);
+    kvr_usage_merge_free(&a->merge);
+    kvr_body_unref(a->body);
     free(a->served);
     worker_let_go(a->worker);
     free(a);
@@ -33,9 +38,9 @@ void attempt_free(struct attempt *a)
 
 /* ---- the answer -------------------------------------------------------------------------------------- */
 
-static bool is_retryable(int status)
+static bool is_retryable(const struct attempt *a)
 {
-    return status == 502 || status == 503 || status == 504;
+    return a->status == 502 || a->status == 503 || a->status == 504 || (a->retries_500 && a->status == 500);
 }
 
 /* Headers of the router's own, and those that it makes anew. */
@@ -73,11 +78,20 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
 {
     struct attempt *a = ctx;
     (void)call;
-    if (is_retryable(a->status)) return; /* judged when it is whole */
+    if (is_retryable(a)) return; /* judged when it is whole */
     a->state = ATTEMPT_ANSWERING;
     a->bytes = data;
     a->bytes_n = len;
     a->tell(a, OUTCOME_BYTES);
+}
+
+static void note_tried(struct attempt *a)
+{
+    struct request *r = a->request;
+    uint64_t *ids = a->prefills ? r->legs->tried : r->tried;
+    unsigned *n = a->prefills ? &r->legs->tried_n : &r->tried_n;
+    r->tries++;
+    if (*n < TRIES_MAX) ids[(*n)++] = a->result.worker.worker_id;
 }
 
 /* The worker is one of those that were tried. The refusal stands unless another one takes the request. */
@@ -85,7 +99,7 @@ static enum outcome failed(struct attempt *a, int status, const char *text)
 {
     struct request *r = a->request;
     a->state = ATTEMPT_FAILED;
-    if (r->tries < TRIES_MAX) r->tried[r->tries++] = a->result.worker.worker_id;
+    note_tried(a);
     (void)request_refusef(r, status, "the request failed on %u worker(s): %s", r->tries, text);
     return OUTCOME_FAILED;
 }
@@ -96,7 +110,7 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     struct serve *s = serve_of(a->request);
     (void)call;
     a->call = NULL;
-    if (is_retryable(a->status)) {
+    if (is_retryable(a)) {
         worker_report(s, a->worker, a->status == 503);
         a->tell(a, failed(a, a->status, "every worker that was tried answered with an error"));
         return;
@@ -121,7 +135,8 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     a->call = NULL;
     worker_report(s, a->worker, false);
     if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(s, a->result.worker.worker_id);
-    if (a->state == ATTEMPT_ANSWERING) a->tell(a, broken(a));
+    a->unsent = why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_CONNECT_TIMEOUT;
+    if (a->state == ATTEMPT_ANSWERING && !a->prefills) a->tell(a, broken(a));
     else a->tell(a, failed(a, why == KVR_HTTP_CONNECT_TIMEOUT ? 504 : 502, text));
 }
 
@@ -159,7 +174,14 @@ static void put_client_headers(const struct kvr_headers *headers, struct kvr_buf
     }
 }
 
-static void put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h)
+/* Engines that hand prompts over key them by it: it is another one for each attempt. */
+static void put_request_id(const struct attempt *a, struct kvr_buf *h)
+{
+    if (a->number && (a->prefills || a->decodes)) kvr_buf_printf(h, "x-request-id: %s.%u\r\n", a->request->id, a->number);
+    else kvr_buf_printf(h, "x-request-id: %s\r\n", a->request->id);
+}
+
+void attempt_put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(a->request->conn);
     const struct worker *w = a->worker;
@@ -167,7 +189,7 @@ static void put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h
     kvr_buf_printf(h, "%.*s %s%.*s HTTP/1.1\r\nHost: %s\r\n", (int)method.len, method.ptr, w->endpoint.base, (int)rq->target.len,
                    rq->target.ptr, w->endpoint.authority);
     put_client_headers(rq->headers, h);
-    kvr_buf_printf(h, "x-request-id: %s\r\n", a->request->id);
+    put_request_id(a, h);
     if (!kvr_headers_get(rq->headers, "authorization").ptr) worker_key_put(w->api_key, h);
     if (a->names_rank) kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", a->named_rank); /* the one whose load is booked */
     if (body_len || kvr_text_is(rq->method, "POST") || kvr_text_is(rq->method, "PUT"))
@@ -180,8 +202,9 @@ static void start_call(struct attempt *a)
     struct request *r = a->request;
     struct serve *s = serve_of(r);
     struct kvr_buf h = {0};
-    struct kvr_body *body = rank_body(a->worker, r->body, r->is_object ? &r->body_rank : NULL, a->result.worker.dp_rank);
-    if (body || !r->body) put_head(a, body ? body->len : 0, &h);
+    struct kvr_body *body =
+        a->body ? kvr_body_ref(a->body) : rank_body(a->worker, r->body, r->is_object ? &r->body_rank : NULL, a->result.worker.dp_rank);
+    if (body || !r->body) attempt_put_head(a, body ? body->len : 0, &h);
     a->view_tick = atomic_load(&s->view_tick); /* of what came before the worker has it */
     struct kvr_http_call_config config = {.endpoint = &a->worker->endpoint,
                                           .head = h.data,

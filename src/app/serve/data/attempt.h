@@ -8,6 +8,8 @@
  * and at the end WHOLE, FAILED (before a byte was told of) or BROKEN (after one). An answer of 502, 503 or 504 is FAILED, when it is
  * whole: no byte of it is told of. `state` says how far it is. attempt_cancel() ends it without a word.
  *
+ * The answer of a prefill leg is nobody's but the router's: it is FAILED until it is WHOLE.
+ *
  * An attempt that has failed stays the request's until another one is booked: what is told of the request is told of the last worker.
  * Nothing here depends on a request having one attempt only: an attempt knows neither the request's phase nor what follows from an
  * outcome; both are the business of the function that is told.
@@ -18,6 +20,7 @@
 #include "app/serve/workers/evidence.h"
 #include "app/serve/data/request.h"
 #include "wire/sse.h"
+#include "wire/usage_merge.h"
 
 enum attempt_state {
     ATTEMPT_CHOSEN, /* or being chosen */
@@ -33,6 +36,12 @@ struct attempt {
     struct request *request;
     void (*tell)(struct attempt *a, enum outcome o); /* the attempt and its request may be gone then */
     enum attempt_state state;
+    bool prefills;    /* its answer is for another worker: the first of two legs (legs.h) */
+    bool decodes;     /* it goes on from a prompt that another worker has computed: the second */
+    bool prefilled;   /* a prefill leg whose answer is whole, and good */
+    bool retries_500; /* a status of 500 is FAILED too */
+    bool unsent;      /* it has failed before the worker could see a byte of it */
+    unsigned number;  /* of the request's attempts; told in x-request-id where there are two legs */
 
     /* The choice */
     struct partition *partition;
@@ -52,6 +61,7 @@ struct attempt {
     uint64_t *served; /* hashes of the prompt's blocks, for a partial view; NULL: not kept */
 
     /* The exchange */
+    struct kvr_body *body;      /* what is sent in the place of the request's; NULL: that */
     struct kvr_http_call *call; /* NULL: over */
     uint64_t view_tick;         /* serve.view_tick when it was sent */
     uint64_t sent_ns;
@@ -66,6 +76,9 @@ struct attempt {
     uint64_t last_byte_ms, relayed; /* relayed: bytes of the answer */
     struct kvr_sse sse;
     struct kvr_buf answer; /* of one that is no stream */
+    bool merges;           /* what it says of cached tokens is put right on its way */
+    struct kvr_usage_merge merge;
+    struct kvr_buf ended; /* what the client gets of a prefill leg after which nothing is left to generate */
     struct kvr_usage usage;
     uint64_t first_ns, itl_last_ns, generated; /* of the first token, of the last; how many events came between */
     double ttft_ms, other_ms;                  /* other: decision.other_ms */
@@ -74,6 +87,8 @@ struct attempt {
 struct attempt *attempt_new(struct request *r, struct partition *partition); /* NULL: out of memory */
 void attempt_free(struct attempt *a);                                        /* NULL is fine; its call and its booking must be over */
 
+/* The head of what is sent with a body of so many bytes; the request has its connection. */
+void attempt_put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h);
 /* Returns: WAITS, from then on outcomes are told; or REFUSED. */
 enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enum outcome o));
 /* The time for the first byte, or --total-timeout (`total`), is up. Returns: REFUSED. */

@@ -167,6 +167,12 @@ static void take_members(struct request *r, const struct kvr_openai_request *rq)
     take_salt(r, rq);
 }
 
+/* What decides about two legs. */
+static void read_split(struct request *r)
+{
+    kvr_handoff_members_read((struct kvr_json_span){r->body->data, r->body->data + r->body->len}, &r->split);
+}
+
 /* What routing needs of the body, or what is wrong with it. May run on a thread: see the top. */
 static void read_body(struct request *r, struct kvr_json_parser *json)
 {
@@ -182,6 +188,7 @@ static void read_body(struct request *r, struct kvr_json_parser *json)
         return;
     }
     take_members(r, &rq);
+    if (r->routed && atomic_load(&serve_of(r)->has_roles)) read_split(r);
     rq.text_max = serve_of(r)->o->max_prompt_text;
     if (!r->routed || !is_small_enough(r, &rq) || !request_wants_tokens(r)) return;
     kvr_prompt_members_read(rq.root, r->form, &rq.members);

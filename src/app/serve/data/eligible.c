@@ -13,7 +13,9 @@ const struct roster_row *eligible_workers(struct request *r)
 struct partition *eligible_partition(struct request *r)
 {
     const struct roster_row *row = eligible_workers(r);
-    struct partition *partition = row ? row->partition : NULL;
+    struct partition *partition = row ? row->main.partition : NULL;
+    for (size_t p = 0; row && row->has_roles && p < KVR_KV_PROTOCOLS; p++)
+        if (row->prefill[p].partition) partition = row->prefill[p].partition;
     roster_let_go(row);
     return partition;
 }

@@ -14,7 +14,9 @@
 #include "app/serve/data/answer.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/here.h"
+#include "app/serve/data/legs.h"
 #include "app/serve/data/phases.h"
+#include "app/serve/data/release.h"
 #include "app/serve/data/reply.h"
 
 static void step(struct request *r, enum outcome o);
@@ -25,8 +27,14 @@ static void hear(struct attempt *a, enum outcome o)
     step(a->request, o);
 }
 
+static enum outcome begin_prefill(struct request *r)
+{
+    return prefill_begin(r, hear);
+}
+
 static enum outcome begin_sending(struct request *r)
 {
+    if (r->attempt->decodes && !(r->attempt->body = legs_decode_body(r))) return request_refuse(r, 503, "out of memory");
     return attempt_send(r->attempt, hear);
 }
 
@@ -46,6 +54,8 @@ static const struct {
     [PHASE_LOOKUP] = {lookup_begin, lookup_leave, NULL, PHASE_CHOOSING},
     [PHASE_CHOOSING] = {route_choose, route_leave, route_on_time, PHASE_SENDING},
     [PHASE_PARKED] = {route_park, route_unpark, route_on_time, PHASE_CHOOSING},
+    [PHASE_PREFILL] = {begin_prefill, NULL, prefill_on_time, PHASE_PAIRING},
+    [PHASE_PAIRING] = {route_pair, route_leave, route_pair_on_time, PHASE_SENDING},
     [PHASE_SENDING] = {begin_sending, NULL, sending_on_time, PHASE_RELAYING},
     [PHASE_RELAYING] = {answer_begin, NULL, answer_on_time, PHASE_RELAYING},
 };
@@ -76,12 +86,14 @@ static void close_request(struct request *r)
     leave(r);
     account_close(r);
     attempt_free(r->attempt);
+    legs_free(r);
     request_free(r);
 }
 
 static void end(struct request *r)
 {
     if (r->attempt) attempt_cancel(r->attempt);
+    legs_cancel(r);
     uv_timer_stop(&r->timer);
     r->ended = true;
     if (r->working) kvr_job_give_up(&r->working->job);
@@ -107,9 +119,11 @@ static void end_refused(struct request *r)
 static void end_whole(struct request *r)
 {
     account_answered(r); /* of an answer whose bytes do not say that they are the last */
+    bool whole = !r->conn || answer_flush(r);
     struct kvr_http_conn *c = request_detach(r);
     end(r);
-    if (c) kvr_http_end(c);
+    if (c && whole) kvr_http_end(c);
+    else if (c) kvr_http_abort(c);
 }
 
 /* The worker broke off, or a timeout struck, after the answer had begun. */
@@ -150,13 +164,48 @@ static void end_gone(struct request *r)
 /* No worker can take it. One that has failed on others does not wait: its refusal stands. */
 static enum outcome wait_or_refuse(struct request *r)
 {
-    return r->tries ? OUTCOME_REFUSED : move(r, PHASE_PARKED);
+    if (!r->tries) {
+        legs_free(r); /* how it is treated is decided by the workers that are there when it is looked at again */
+        return move(r, PHASE_PARKED);
+    }
+    return legs_prefill_next(r) && legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
+}
+
+static bool may_try_again(const struct request *r)
+{
+    return r->tries <= serve_of(r)->o->max_retries && r->tries < TRIES_MAX;
+}
+
+/* A prefill worker has failed: another one, else the whole request goes to one worker. */
+static enum outcome prefill_again(struct request *r)
+{
+    account_attempt_over(r->legs->prefill);
+    if (!may_try_again(r)) return legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
+    COUNT(r, disagg_prefill_retries_total);
+    return move(r, PHASE_CHOOSING);
+}
+
+/* A decode worker has failed. One that cannot have seen the hand-off object leaves it to another one; else the prompt is computed again,
+ * which costs little where it is cached. */
+static enum outcome decode_again(struct request *r)
+{
+    bool same = r->attempt->unsent && legs_is_fresh(r);
+    r->legs->paired_again |= r->attempt->status == 500;
+    account_attempt_over(r->attempt);
+    if (!same) legs_drop_handoff(r);
+    if (!may_try_again(r) || r->pinned || !legs_has_other_decode(r)) return OUTCOME_REFUSED;
+    COUNT(r, disagg_decode_retries_total);
+    if (same) return move(r, PHASE_PAIRING);
+    account_attempt_over(r->legs->prefill);
+    return move(r, PHASE_CHOOSING);
 }
 
 static enum outcome ask_another(struct request *r)
 {
+    if (r->phase == PHASE_PREFILL) return prefill_again(r);
+    if (legs_are_two(r)) return decode_again(r);
     account_attempt_over(r->attempt);
-    if (r->pinned || r->tries > serve_of(r)->o->max_retries || r->tries >= TRIES_MAX) return OUTCOME_REFUSED;
+    if (r->pinned || !may_try_again(r)) return OUTCOME_REFUSED;
     COUNT(r, retries_total);
     return move(r, PHASE_CHOOSING);
 }
@@ -187,11 +236,20 @@ static enum outcome look_at_time(struct request *r)
     return request_refuse(r, 504, TOOK_TOO_LONG);
 }
 
+/* A prefill worker was chosen, or one that takes the request as a whole. */
+static enum request_phase next_phase(const struct request *r)
+{
+    if (r->phase == PHASE_CHOOSING && legs_prefill_next(r)) return PHASE_PREFILL;
+    if (r->phase == PHASE_PREFILL && !legs_are_two(r)) return PHASE_CHOOSING;
+    return phases[r->phase].next;
+}
+
 static enum outcome follow(struct request *r, enum outcome o)
 {
+    if (o == OUTCOME_REFUSED || o == OUTCOME_GONE) release_unused(r);
     switch (o) {
     case OUTCOME_WAITS: break;
-    case OUTCOME_DONE: return move(r, phases[r->phase].next);
+    case OUTCOME_DONE: return move(r, next_phase(r));
     case OUTCOME_NOBODY: return wait_or_refuse(r);
     case OUTCOME_FAILED: return ask_another(r);
     case OUTCOME_BYTES: return relay(r);

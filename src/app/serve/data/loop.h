@@ -20,6 +20,7 @@
 #include "wire/json.h"
 
 struct kvr_token_waiter;
+struct release;
 struct request;
 struct serve;
 struct token_check;
@@ -36,7 +37,9 @@ struct loop {
     struct kvr_json_parser *json;
     struct kvr_jobs jobs; /* large bodies and prompts */
     struct ctx_list ctxs;
-    struct request *parked; /* wait for a worker to exist; ordered by urgency */
+    struct request *parked;   /* wait for a worker to exist; ordered by urgency */
+    struct release *releases; /* data/release.h */
+    size_t releases_n;
     struct kvr_lock mail_lock;
     struct token_check *token_checks; /* of tokens made here, under way: here.c */
     size_t token_checks_n;

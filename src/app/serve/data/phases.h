@@ -33,6 +33,14 @@ enum outcome route_on_time(struct request *r, bool total); /* of both */
 struct request *route_next_ready(struct loop *l);
 enum outcome route_granted(struct request *r);
 
+/* route.c: PAIRING, of the second of two legs; it leaves as CHOOSING does */
+enum outcome route_pair(struct request *r);
+enum outcome route_pair_on_time(struct request *r, bool total);
+
+/* prefill.c: PREFILL, the first of two legs. `hear`: what flow.c does with what the attempt tells once its answer is the client's */
+enum outcome prefill_begin(struct request *r, void (*hear)(struct attempt *a, enum outcome o));
+enum outcome prefill_on_time(struct request *r, bool total);
+
 /* answer.c: RELAYING */
 enum outcome answer_begin(struct request *r);
 enum outcome answer_relay(struct request *r);

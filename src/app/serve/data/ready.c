@@ -10,6 +10,7 @@ bool serve_ready(struct serve *s, const char **why)
     size_t n = all ? all->servers_n : 0;
     for (size_t i = 0; i < n; i++) {
         const struct worker *w = all->servers[i].worker;
+        if (w->role == ROLE_PREFILL && !s->o->select_only) continue; /* it answers no request */
         up |= (atomic_load(&w->health) == HEALTH_UP || s->o->select_only) && worker_is_schedulable(w, now);
     }
     roster_let_go(all);

@@ -39,6 +39,8 @@
  *   - nothing of the answer is sent to the client before the first body byte of the worker, so until then the request can go to another
  *     worker; afterwards it never does;
  *   - every path ends in flow.c: end(), which frees the request.
+ * Where workers have roles a request may have two legs, with two phases of their own between CHOOSING and SENDING: legs.h.
+ *
  * A streaming request that waits long gets its head early (200, SSE) and comments, so that nothing between the client and the router
  * gives up; from then on failures are events of the stream.
  *
@@ -54,14 +56,27 @@
 
 #include "app/serve/state.h"
 #include "token/pool.h"
+#include "wire/handoff.h"
 
 struct attempt;
+struct legs;
 struct request;
 
 /* Where the tokens of a prompt come from. ENGINE: also what an engine has said before. */
 enum tokens_from { TOKENS_NONE, TOKENS_BODY, TOKENS_BYTES, TOKENS_CACHE, TOKENS_HERE, TOKENS_ENGINE, TOKENS_FROM_N };
 
-enum request_phase { PHASE_READING, PHASE_TOKENS, PHASE_LOOKUP, PHASE_CHOOSING, PHASE_PARKED, PHASE_SENDING, PHASE_RELAYING, PHASES_N };
+enum request_phase {
+    PHASE_READING,
+    PHASE_TOKENS,
+    PHASE_LOOKUP,
+    PHASE_CHOOSING,
+    PHASE_PARKED,
+    PHASE_PREFILL, /* of two legs: legs.h */
+    PHASE_PAIRING, /* the same */
+    PHASE_SENDING,
+    PHASE_RELAYING,
+    PHASES_N
+};
 
 enum outcome {
     OUTCOME_WAITS,   /* a callback goes on with the phase */
@@ -178,6 +193,7 @@ struct request {
     size_t body_len;
     struct kvr_rank_member body_rank;
     struct kvr_prompt_members members; /* of what is routed by its tokens; zeroes otherwise */
+    struct kvr_handoff_members split;  /* what decides about two legs; zeroes where there are no workers with roles */
     uint64_t expected_osl;             /* 0: not given */
     char *salt;
     size_t salt_len;
@@ -208,8 +224,10 @@ struct request {
     /* Where it goes: CHOOSING */
     bool is_lora;
     struct attempt *attempt; /* the last that was booked; NULL: none yet */
-    unsigned tries;
+    unsigned tries;          /* attempts that have failed */
+    unsigned tried_n;        /* of these, on workers that were to answer: */
     uint64_t tried[TRIES_MAX];
+    struct legs *legs; /* NULL: its model has no workers with roles, or it is not known yet who takes it */
 
     /* What its client got */
     int status; /* 0: nothing yet */

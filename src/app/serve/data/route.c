@@ -10,6 +10,7 @@
 #include "app/serve/data/account.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/eligible.h"
+#include "app/serve/data/legs.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/reply.h"
 
@@ -162,7 +163,15 @@ static bool take_worker(struct attempt *a)
     return w != NULL;
 }
 
-/* It is the request's attempt from now on, in the place of one that has failed. */
+/* It is the request's attempt from now on, or its prefill leg, in the place of one that has failed. */
+static void keep(struct request *r, struct attempt *a)
+{
+    struct attempt **place = a->prefills ? &r->legs->prefill : &r->attempt;
+    attempt_free(*place);
+    *place = a;
+    r->now.choosing.attempt = NULL;
+}
+
 static enum outcome booked(struct request *r)
 {
     struct attempt *a = r->now.choosing.attempt;
@@ -173,14 +182,12 @@ static enum outcome booked(struct request *r)
         account_unbook(a);
         return OUTCOME_NOBODY;
     }
-    attempt_free(r->attempt);
-    r->attempt = a;
-    r->now.choosing.attempt = NULL;
+    keep(r, a);
     if (r->form == KVR_FORM_RESPONSES && a->worker->engine == ENGINE_VLLM && a->worker->dp_size > 1) {
         request_prompt_is_hint(r); /* the engine picks the rank by itself there */
         r->members.usage_tells = false;
     }
-    record_remotely(a);
+    if (!a->decodes) record_remotely(a);
     account_booked(a);
     return OUTCOME_DONE;
 }
@@ -224,13 +231,21 @@ struct fleet {
     bool pinned_exists, pinned_is_up, rank_exists;
 };
 
+/* Sessions of prefill workers are apart from those of workers that answer. */
+static size_t session_key(const struct request *r, bool prefills, char *out, size_t cap)
+{
+    return (size_t)snprintf(out, cap, "%s%s", r->session, prefills ? SESSION_OF_PREFILL : "");
+}
+
 /* A request that goes on from a response, or whose session is bound, prefers the pair that has it. */
 static void prefer(const struct request *r, struct kvr_router_request *rq)
 {
     struct serve *s = serve_of(r);
-    if (r->pinned) return;
+    bool prefills = legs_prefill_next(r);
+    char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
+    if (rq->pinned) return;
     rq->preferred = (r->response[0] && responses_get(s, r->response, &rq->pin)) ||
-                    (r->session[0] && sessions_get(s->sessions, r->session, strlen(r->session), now_ms(), &rq->pin));
+                    (r->session[0] && sessions_get(s->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
 }
 
 static void look_at_pin(const struct request *r, struct fleet *f)
@@ -253,12 +268,9 @@ static bool look_at_fleet(struct request *r, struct fleet *f)
 {
     struct choosing *c = &r->now.choosing;
     if (!(c->workers = eligible_workers(r))) return false;
-    if (!c->workers->all) c->rq.allowed = c->workers->ids;
-    c->rq.allowed_n = c->workers->ids_n;
     f->any = roster_workers_n(c->workers) > 0;
-    f->partition = c->workers->partition;
+    f->partition = c->workers->main.partition;
     look_at_pin(r, f);
-    prefer(r, &c->rq);
     return true;
 }
 
@@ -270,15 +282,21 @@ static enum outcome judge_fleet(struct request *r, const struct fleet *f)
     if (f->pinned_exists && !f->pinned_is_up) return request_refuse(r, 503, "the pinned worker is not available");
     if (atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT && !r->pinned)
         return request_refuse(r, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
-    if (!f->any) return OUTCOME_NOBODY;
+    if (!f->any || (!f->partition && r->now.choosing.workers->has_roles)) return OUTCOME_NOBODY;
     if (!f->partition) return request_refusef(r, 404, "no worker serves the model '%s'", r->model);
     return OUTCOME_DONE;
 }
 
 /* ---- the question to the router ---------------------------------------------------------------------- */
 
-static void fill_in(const struct request *r, struct kvr_router_request *rq)
+/* A decode leg costs the blocks that it takes, whatever the worker has of them: the transfer brings a copy of its own. */
+static const struct kvr_override decode_leg = {.set = KVR_OVERRIDE_OVERLAP_CREDIT | KVR_OVERRIDE_ASSUME_KV_REUSE |
+                                                      KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE,
+                                               .decode_role = true};
+
+static void fill_in(const struct request *r, const struct roster_choice *from, struct kvr_router_request *rq)
 {
+    bool prefills = legs_prefill_next(r);
     *rq = (struct kvr_router_request){.book = true,
                                       .guarded = true,
                                       .tokens = r->tokens,
@@ -287,15 +305,18 @@ static void fill_in(const struct request *r, struct kvr_router_request *rq)
                                       .expected_output = r->expected_osl,
                                       .salt = r->salt,
                                       .salt_len = r->salt_len,
-                                      .excluded = r->tried,
-                                      .excluded_n = r->tries,
-                                      .pinned = r->pinned,
+                                      .allowed = from->all ? NULL : from->ids,
+                                      .allowed_n = from->n,
+                                      .excluded = prefills ? r->legs->tried : r->tried,
+                                      .excluded_n = prefills ? r->legs->tried_n : r->tried_n,
+                                      .pinned = r->pinned && !prefills,
                                       .pin_any_rank = r->pin_any_rank,
                                       .pin = r->pin,
                                       .priority_jump = r->priority,
                                       .strict_priority = r->strict_priority,
                                       .policy_class = r->policy_class,
-                                      .policy_class_len = strlen(r->policy_class)};
+                                      .policy_class_len = strlen(r->policy_class),
+                                      .override = legs_are_two(r) && !prefills ? &decode_leg : NULL};
 }
 
 static void fill_in_partition(const struct request *r, struct attempt *a, struct kvr_router_request *rq)
@@ -319,7 +340,7 @@ static int ask_router(struct request *r, struct kvr_router_ctx *ctx)
 {
     struct choosing *c = &r->now.choosing;
     struct attempt *a = c->attempt;
-    bool may_queue = !r->tries;
+    bool may_queue = !r->tries && !a->decodes;
     c->queued = may_queue; /* before on_turn can run */
     int rc = may_queue ? kvr_router_submit(a->partition->router, ctx, &c->rq, &c->ticket, on_turn, r, &a->result, &c->rejection)
                        : kvr_router_find_best_match(a->partition->router, ctx, &c->rq, &a->result);
@@ -327,21 +348,66 @@ static int ask_router(struct request *r, struct kvr_router_ctx *ctx)
     return rc;
 }
 
-enum outcome route_choose(struct request *r)
+/* Of a model whose workers have roles: what becomes of the request, once. */
+static enum outcome treat(struct request *r)
+{
+    const struct roster_row *row = r->now.choosing.workers;
+    return r->legs || !r->routed || !row->has_roles ? OUTCOME_DONE : legs_treat(r, row);
+}
+
+static enum outcome choose_from(struct request *r, const struct roster_choice *from, struct partition *partition)
 {
     struct choosing *c = &r->now.choosing;
-    struct fleet fleet = {0};
-    fill_in(r, &c->rq);
-    if (!look_at_fleet(r, &fleet)) return request_refuse(r, 503, "out of memory");
-    enum outcome o = judge_fleet(r, &fleet);
-    if (o != OUTCOME_DONE) return o;
-    struct kvr_router_ctx *ctx = ctx_get(&r->loop->ctxs, fleet.partition);
-    c->attempt = attempt_new(r, fleet.partition);
+    struct kvr_router_ctx *ctx = ctx_get(&r->loop->ctxs, partition);
+    c->attempt = attempt_new(r, partition);
     if (!ctx || !c->attempt) return request_refuse(r, 503, kvr_strerror(-KVR_ENOMEM));
+    c->attempt->prefills = legs_prefill_next(r);
+    c->attempt->decodes = legs_are_two(r) && !c->attempt->prefills;
+    c->attempt->retries_500 = c->attempt->prefills || (c->attempt->decodes && !r->legs->paired_again);
+    c->attempt->number = r->tries;
+    fill_in(r, from, &c->rq);
+    prefer(r, &c->rq);
     fill_in_partition(r, c->attempt, &c->rq);
     int rc = ask_router(r, ctx);
     if (rc == KVR_PARKED) return wait_on(r);
     if (rc) return refused(r, rc);
     decision_table_take(&c->attempt->table, ctx, c->attempt->result.worker);
     return booked(r);
+}
+
+enum outcome route_choose(struct request *r)
+{
+    struct fleet fleet = {0};
+    if (!look_at_fleet(r, &fleet)) return request_refuse(r, 503, "out of memory");
+    enum outcome o = judge_fleet(r, &fleet);
+    if (o == OUTCOME_DONE) o = treat(r);
+    if (o != OUTCOME_DONE) return o;
+    const struct roster_choice *from = legs_choice(r, r->now.choosing.workers);
+    struct partition *partition = r->pinned && !legs_prefill_next(r) ? fleet.partition : from->partition;
+    return partition ? choose_from(r, from, partition) : OUTCOME_NOBODY;
+}
+
+/* ---- the second leg ---------------------------------------------------------------------------------- */
+
+enum { LOOK_AGAIN_MS = 20 /* for a decode worker that can take it */ };
+
+enum outcome route_pair(struct request *r)
+{
+    struct legs *l = r->legs;
+    double patience = KVR_MIN(serve_of(r)->o->handoff_timeout, 0.7 * l->prefill->worker->kv_lease);
+    if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(patience);
+    enum outcome o = route_choose(r);
+    if (o != OUTCOME_NOBODY && !(o == OUTCOME_REFUSED && r->refusal.status == 503)) return o;
+    request_wait_until(r, KVR_MIN(l->pair_deadline_ms, now_ms() + LOOK_AGAIN_MS));
+    return OUTCOME_WAITS;
+}
+
+enum outcome route_pair_on_time(struct request *r, bool total)
+{
+    if (total) return request_refuse(r, 504, TOOK_TOO_LONG);
+    if (now_ms() >= r->legs->pair_deadline_ms)
+        return request_refuse(r, 503, "the prompt is computed, but no worker became available in time to go on from it");
+    route_leave(r);
+    memset(&r->now, 0, sizeof r->now);
+    return route_pair(r);
 }

@@ -11,7 +11,7 @@
 
 #include "base/lru.h"
 
-enum { SESSIONS_MAX = 1 << 20, SESSION_ID_MAX = 256 };
+enum { SESSIONS_MAX = 1 << 20, SESSION_ID_MAX = 272 };
 
 struct session {
     struct kvr_lru_entry lru;

@@ -15,6 +15,8 @@ struct serve;
 
 struct session_table;
 
+#define SESSION_OF_PREFILL "\001prefill" /* after the id of a session: its prefill worker */
+
 /* sessions.c */
 struct session_table *sessions_create(double ttl_s);
 void sessions_destroy(struct session_table *t);

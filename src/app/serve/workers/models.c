@@ -73,6 +73,7 @@ static struct model_entry *collect(struct serve *s, size_t *count)
     const struct roster_row *row = roster_hold(s, "");
     *count = 0;
     for (size_t i = 0; row && seen && i < row->servers_n; i++) {
+        if (row->servers[i].worker->role == ROLE_PREFILL) continue; /* its answers are for other workers */
         kvr_lock(&s->lock);
         *count = add_models_locked(s, row->servers[i].worker, seen, *count);
         kvr_unlock(&s->lock);

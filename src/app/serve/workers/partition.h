@@ -16,11 +16,14 @@
 struct serve;
 struct worker;
 
+#define PREFILL_GROUP "prefill" /* of a partition of `serve` */
+
 /* A partition: workers whose caches and loads are comparable. Made at first use, kept as long as the process lives. */
 struct partition {
     struct partition *next;
     char model[MODEL_MAX], group[MODEL_MAX]; /* model "": any */
     uint32_t block_size;
+    bool prefills;               /* of workers that compute prompts for others */
     struct kvr_index *index;     /* NULL when the overlap credit is 0 */
     struct kvr_index *predicted; /* --router-predicted-ttl-secs */
     struct kvr_router *router;

@@ -4,7 +4,8 @@
  *
  * The selection service has one for each (model, routing group, block size), as its callers name them. The proxy's workers
  * often have no name until they are asked, and a request must reach all that serve its model, so there a partition is a
- * block size; only a model with queue classes of its own has one to itself.
+ * block size; only a model with queue classes of its own has one to itself. Workers that prefill for others are apart from
+ * those that answer (group "prefill"): a request may have a place in both.
  */
 #include "app/serve/state.h"
 
@@ -78,7 +79,7 @@ static void configure(const struct serve *s, struct partition *partition, const 
     rc->learn_from_reports = o->select_only; /* requests do not pass here: what callers report is all there is */
     rc->fit_ttft = o->prefill_load_model != 0;
     rc->mode = (enum kvr_router_mode)atomic_load(&s->mode);
-    rc->track_active_blocks = o->track_active_blocks;
+    rc->track_active_blocks = o->track_active_blocks && !partition->prefills;
     rc->assume_kv_reuse = o->assume_kv_reuse;
     rc->record_decisions = !o->kv_events && partition->index;
     rc->seed = o->seed ? o->seed : s->salt;
@@ -107,9 +108,13 @@ struct partition *partition_find_locked(struct serve *s, const char *model, cons
             if (same_name(p->model, model) && same_name(p->group, group)) return p;
         return NULL;
     }
-    for (const struct worker *w = s->workers; w; w = w->next)
-        if (in_scope(s, w, model, group)) return w->partition;
-    return NULL;
+    struct partition *prefills = NULL;
+    for (const struct worker *w = s->workers; w; w = w->next) {
+        if (!in_scope(s, w, model, group)) continue;
+        if (!w->partition->prefills) return w->partition;
+        if (!prefills) prefills = w->partition;
+    }
+    return prefills;
 }
 
 size_t partition_scope_locked(struct serve *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
@@ -134,7 +139,9 @@ static bool has_profile(const struct serve_options *o, const char *model)
 
 struct partition *partition_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap)
 {
-    const char *group = s->o->select_only ? w->group : "default", *model = s->o->select_only || has_profile(s->o, w->model) ? w->model : "";
+    bool prefills = !s->o->select_only && w->role == ROLE_PREFILL;
+    const char *group = s->o->select_only ? w->group : prefills ? PREFILL_GROUP : "default";
+    const char *model = s->o->select_only || has_profile(s->o, w->model) ? w->model : "";
     uint32_t block_size = w->block_size;
     struct kvr_router_config rc;
     struct partition **p = &s->partitions;
@@ -151,6 +158,7 @@ struct partition *partition_get_locked(struct serve *s, const struct worker *w, 
         snprintf(partition->group, sizeof partition->group, "%s", group);
         partition->block_size = block_size;
         partition->number = n;
+        partition->prefills = prefills;
         partition->serve = s;
         policy_of(s->o, model, policy);
         ok = make_indexes(s, partition) == 0;

@@ -98,26 +98,38 @@ static void note_given(struct kvr_json o, struct worker *w)
     g->replay |= has(o, "replay_endpoint") || has(o, "replay_endpoints");
 }
 
+/* Returns: NULL, or the field that is wrong. */
+static const char *read_role(struct kvr_json o, struct worker *w)
+{
+    const char *bad = NULL;
+    uint64_t lease = (uint64_t)w->kv_lease;
+    char role[16] = "", protocol[24] = "";
+    if (!member_text(o, "role", role, sizeof role, &bad) || !member_text(o, "kv_protocol", protocol, sizeof protocol, &bad) ||
+        !member_u64(o, "kv_lease", KV_LEASE_MAX_S, &lease, &bad) || !member_bool(o, "local_prefill", &w->local_prefill, &bad))
+        return bad;
+    if (role[0] && !role_parse(role, &w->role)) return "role";
+    if (protocol[0] && !role_protocol_parse(protocol, &w->kv_protocol)) return "kv_protocol";
+    if (lease == 0) return "kv_lease";
+    w->kv_lease = (double)lease;
+    return NULL;
+}
+
 const char *worker_read_object(struct kvr_json o, struct worker_spec *spec)
 {
     struct worker *w = &spec->w;
     const char *bad = NULL;
     uint64_t bs = w->block_size, start = w->dp_start, size = w->dp_size;
-    char url[512] = "", role[16] = "", engine[16] = "", key[API_KEY_MAX] = "";
+    char url[512] = "", engine[16] = "", key[API_KEY_MAX] = "";
     if (!member_text(o, "endpoint", url, sizeof url, &bad) || !member_text(o, "model_name", w->model, MODEL_MAX, &bad) ||
-        !member_text(o, "routing_group", w->group, MODEL_MAX, &bad) || !member_text(o, "role", role, sizeof role, &bad) ||
-        !member_text(o, "engine", engine, sizeof engine, &bad) || !member_text(o, "api_key", key, sizeof key, &bad) ||
-        !member_u64(o, "block_size", 65536, &bs, &bad) || !member_u64(o, "data_parallel_start_rank", 1u << 20, &start, &bad) ||
-        !member_u64(o, "data_parallel_size", DP_MAX, &size, &bad) ||
+        !member_text(o, "routing_group", w->group, MODEL_MAX, &bad) || !member_text(o, "engine", engine, sizeof engine, &bad) ||
+        !member_text(o, "api_key", key, sizeof key, &bad) || !member_u64(o, "block_size", 65536, &bs, &bad) ||
+        !member_u64(o, "data_parallel_start_rank", 1u << 20, &start, &bad) || !member_u64(o, "data_parallel_size", DP_MAX, &size, &bad) ||
         !member_u64(o, "max_num_batched_tokens", UINT64_MAX, &w->max_num_batched_tokens, &bad) ||
         !member_u64(o, "total_kv_blocks", UINT64_MAX, &w->total_kv_blocks, &bad))
         return bad;
     if (bs == 0) return "block_size";
     if (size == 0) return "data_parallel_size";
-    if (role[0]) {
-        if (strcmp(role, "both") && strcmp(role, "prefill") && strcmp(role, "decode")) return "role";
-        snprintf(w->role, sizeof w->role, "%s", role);
-    }
+    if ((bad = read_role(o, w))) return bad;
     if (engine[0] && !engine_kind_parse(engine, &w->engine)) return "engine";
     note_given(o, w);
     if (key[0] && !worker_key_ok(key)) return "api_key";

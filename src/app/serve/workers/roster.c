@@ -41,13 +41,23 @@ static struct roster_row *find(const struct roster *r, const char *model)
 
 /* ---- life ------------------------------------------------------------------------------------------------------------ */
 
+static void free_choices(struct roster_row *row)
+{
+    if (row->whole.ids != row->main.ids) free(row->whole.ids);
+    free(row->main.ids);
+    for (size_t p = 0; p < KVR_KV_PROTOCOLS; p++) {
+        free(row->decode[p].ids);
+        free(row->prefill[p].ids);
+    }
+}
+
 static void roster_free(struct roster *r)
 {
     for (size_t i = 0; i < r->n; i++) {
         for (size_t k = 0; k < r->rows[i].servers_n; k++) worker_let_go(r->rows[i].servers[k].worker);
         free(r->rows[i].servers);
         free(r->rows[i].knowers);
-        free(r->rows[i].ids);
+        free_choices(&r->rows[i]);
     }
     free(r->rows);
     free(r->behind);
@@ -178,11 +188,43 @@ static int by_id(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Servers by partition; partitions are numbered in the order of their list. */
-static void count_partitions(const struct roster_row *row, size_t n[PARTITIONS_MAX])
+/* Servers that are asked for by partition; partitions are numbered in the order of their list. */
+static void count_partitions(const struct roster_row *row, bool (*is)(const struct worker *w, enum kvr_kv_protocol p),
+                             enum kvr_kv_protocol protocol, size_t n[PARTITIONS_MAX])
 {
     memset(n, 0, PARTITIONS_MAX * sizeof *n);
-    for (size_t i = 0; i < row->servers_n; i++) n[row->servers[i].worker->partition->number]++;
+    for (size_t i = 0; i < row->servers_n; i++) {
+        const struct worker *w = row->servers[i].worker;
+        if (is(w, protocol)) n[w->partition->number]++;
+    }
+}
+
+static bool is_any(const struct worker *w, enum kvr_kv_protocol p)
+{
+    (void)w;
+    (void)p;
+    return true;
+}
+
+static bool answers(const struct worker *w, enum kvr_kv_protocol p)
+{
+    (void)p;
+    return !w->partition->prefills;
+}
+
+static bool takes_whole(const struct worker *w, enum kvr_kv_protocol p)
+{
+    return answers(w, p) && worker_takes_whole(w);
+}
+
+static bool decodes(const struct worker *w, enum kvr_kv_protocol p)
+{
+    return w->role == ROLE_DECODE && w->kv_protocol == p;
+}
+
+static bool prefills(const struct worker *w, enum kvr_kv_protocol p)
+{
+    return w->partition->prefills && w->kv_protocol == p;
 }
 
 static struct partition *most_used_locked(const struct serve *s, const size_t n[PARTITIONS_MAX])
@@ -193,23 +235,53 @@ static struct partition *most_used_locked(const struct serve *s, const size_t n[
     return best;
 }
 
-static bool finish_locked(const struct serve *s, struct roster_row *row, const size_t all[PARTITIONS_MAX])
+/* all: workers of each partition. */
+static bool choose_locked(const struct serve *s, const struct roster_row *row, bool (*is)(const struct worker *w, enum kvr_kv_protocol p),
+                          enum kvr_kv_protocol protocol, const size_t all[PARTITIONS_MAX], struct roster_choice *out)
 {
     size_t n[PARTITIONS_MAX];
-    count_partitions(row, n);
-    row->partition = most_used_locked(s, n);
+    count_partitions(row, is, protocol, n);
+    out->partition = most_used_locked(s, n);
+    out->all = true;
+    if (!out->partition) return true;
+    if (!(out->ids = malloc(n[out->partition->number] * sizeof *out->ids))) return false;
+    for (size_t i = 0; i < row->servers_n; i++) {
+        const struct worker *w = row->servers[i].worker;
+        if (w->partition == out->partition && is(w, protocol)) out->ids[out->n++] = w->id;
+    }
+    out->all = out->n == all[out->partition->number];
+    return true;
+}
+
+static bool has_roles(const struct roster_row *row)
+{
+    for (size_t i = 0; i < row->servers_n; i++)
+        if (row->servers[i].worker->role != ROLE_BOTH) return true;
+    return false;
+}
+
+static bool choose_by_role_locked(const struct serve *s, struct roster_row *row, const size_t all[PARTITIONS_MAX])
+{
+    bool ok = choose_locked(s, row, takes_whole, 0, all, &row->whole);
+    for (enum kvr_kv_protocol p = 0; ok && p < KVR_KV_PROTOCOLS; p++)
+        ok = choose_locked(s, row, decodes, p, all, &row->decode[p]) && choose_locked(s, row, prefills, p, all, &row->prefill[p]);
+    row->has_roles = true;
+    return ok;
+}
+
+static bool finish_locked(const struct serve *s, struct roster_row *row, const size_t all[PARTITIONS_MAX])
+{
     if (row->knowers_n) qsort(row->knowers, row->knowers_n, sizeof *row->knowers, by_id);
-    if (row->partition && !(row->ids = malloc(n[row->partition->number] * sizeof *row->ids))) return false;
+    bool ok = choose_locked(s, row, answers, 0, all, &row->main);
+    if (ok && has_roles(row)) ok = choose_by_role_locked(s, row, all);
+    else row->whole = row->main;
     for (size_t i = 0; i < row->servers_n; i++) {
         const struct worker *w = row->servers[i].worker;
         if (w->engine == ENGINE_SGLANG || w->learnt.facts.engine == KVR_FACT_SGLANG) row->has_sglang = true;
         if (!row->room) row->room = worker_room_locked(w, row->model);
-        if (w->partition != row->partition) continue;
-        row->ids[row->ids_n++] = w->id;
-        row->is_lora |= row->servers[i].is_lora;
+        if (w->partition == row->main.partition) row->is_lora |= row->servers[i].is_lora;
     }
-    row->all = !row->partition || row->ids_n == all[row->partition->number];
-    return true;
+    return ok;
 }
 
 /* only: a model for which there was no room; NULL: all of them. */
@@ -219,7 +291,7 @@ static struct roster *make_locked(struct serve *s, const char *only)
     struct roster *r = roster_new(atomic_load(&s->workers_version));
     bool ok = r && (only ? add_name(r, only) : add_names_locked(r, s));
     for (struct worker *w = s->workers; w && ok; w = w->next) ok = add_worker_locked(r, s, w);
-    if (ok) count_partitions(&r->rows[ANY], all);
+    if (ok) count_partitions(&r->rows[ANY], is_any, 0, all);
     for (size_t i = 0; ok && i < r->n; i++) ok = finish_locked(s, &r->rows[i], all);
     if (ok) return r;
     if (r) roster_free(r);
@@ -310,6 +382,18 @@ bool roster_knows(const struct roster_row *row, uint64_t id)
 size_t roster_workers_n(const struct roster_row *row)
 {
     return row->of->rows[ANY].servers_n;
+}
+
+bool roster_any_up(const struct roster_row *row, const struct roster_choice *choice)
+{
+    uint64_t now = now_ms();
+    for (size_t i = 0, k = 0; i < row->servers_n && k < choice->n; i++) {
+        const struct worker *w = row->servers[i].worker;
+        if (w->id != choice->ids[k]) continue;
+        if (worker_is_schedulable(w, now)) return true;
+        k++;
+    }
+    return false;
 }
 
 struct worker *roster_pick(struct serve *s, const struct roster_row *row)

@@ -3,7 +3,7 @@
  * The roster: which workers serve which model, worked out once for each change of the worker table, so that a request need not look at
  * every worker.
  *
- *     model --> row: the partition that most of its workers are in, and their ids there; every worker that serves it
+ *     model --> row: every worker that serves it; of these, by what they do, the partition that most of them are in, and their ids there
  *
  * A roster does not change once it is made. Whoever holds a row holds its roster and the workers in it; a new roster takes the place of one
  * that is out of date at the next question. It has at most ROSTER_ROWS_MAX models and ROSTER_PLACES_MAX places of workers; models beyond
@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "app/serve/common/limits.h"
+#include "wire/handoff.h"
 
 enum { ROSTER_ROWS_MAX = 4096, ROSTER_PLACES_MAX = 1 << 21 };
 
@@ -32,17 +33,26 @@ struct roster_server {
     bool is_lora; /* it lists the model as an adapter */
 };
 
+/* Workers that a router may choose from. */
+struct roster_choice {
+    struct partition *partition; /* NULL: there are none */
+    uint64_t *ids;               /* of those in that partition, in the order of the table */
+    size_t n;
+    bool all; /* that is every worker of the partition */
+};
+
 struct roster_row {
     struct roster *of;
     char model[MODEL_MAX];
-    struct partition *partition; /* NULL: nobody serves it */
-    uint64_t *ids;               /* of the workers in that partition, in the order of the table */
-    size_t ids_n;
-    bool all;                      /* that is every worker of the partition */
-    bool is_lora;                  /* one of those workers lists it as an adapter */
-    bool has_sglang;               /* a server is no vLLM */
-    uint64_t room;                 /* tokens that the first server that says so has room for; 0: not known */
-    struct roster_server *servers; /* of all partitions, in the order of the table */
+    struct roster_choice main;  /* the workers that answer requests */
+    struct roster_choice whole; /* of these, those that may be given whole requests; the same ids where there are no roles */
+    struct roster_choice decode[KVR_KV_PROTOCOLS];  /* of these, those that go on from prompts computed elsewhere */
+    struct roster_choice prefill[KVR_KV_PROTOCOLS]; /* the workers that compute prompts for others */
+    bool has_roles;                                 /* a server has another role than both */
+    bool is_lora;                                   /* a worker that answers lists it as an adapter */
+    bool has_sglang;                                /* a server is no vLLM */
+    uint64_t room;                                  /* tokens that the first server that says so has room for; 0: not known */
+    struct roster_server *servers;                  /* of all partitions, in the order of the table */
     size_t servers_n, servers_cap;
     uint64_t *knowers; /* workers that were configured with the name or list it, rising */
     size_t knowers_n, knowers_cap;
@@ -56,6 +66,8 @@ void roster_let_go(const struct roster_row *row); /* NULL is fine */
 /* Of a row: does that worker know the model? */
 bool roster_knows(const struct roster_row *row, uint64_t worker_id);
 size_t roster_workers_n(const struct roster_row *row); /* in the table, whatever they serve */
+/* Is one of a choice up? */
+bool roster_any_up(const struct roster_row *row, const struct roster_choice *choice);
 /* A server of the row that may be chosen now, any of them, with a reference; NULL: none. */
 struct worker *roster_pick(struct serve *s, const struct roster_row *row);
 /* The worker table has changed, or what a worker serves. Under serve.lock. */

@@ -5,9 +5,9 @@
 
 #include <string.h>
 
-static const char worker_keys[] =
-    "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, api-key, api-key-env, api-key-file, "
-    "max-num-batched-tokens, total-kv-blocks, taint";
+static const char worker_keys[] = "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
+                                  "kv-protocol, kv-lease, local-prefill, "
+                                  "api-key, api-key-env, api-key-file, max-num-batched-tokens, total-kv-blocks, taint";
 
 static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
 {
@@ -94,9 +94,15 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
     } else if (!strcmp(key, "engine")) {
         if (!engine_kind_parse(value, &w->engine)) return fail(err, cap, text, key, value, "vllm, sglang");
     } else if (!strcmp(key, "role")) {
-        if (strcmp(value, "both") && strcmp(value, "prefill") && strcmp(value, "decode"))
-            return fail(err, cap, text, key, value, "both, prefill, decode");
-        snprintf(w->role, sizeof w->role, "%s", value);
+        if (!role_parse(value, &w->role)) return fail(err, cap, text, key, value, ROLES_ALLOWED);
+    } else if (!strcmp(key, "kv-protocol")) {
+        if (!role_protocol_parse(value, &w->kv_protocol)) return fail(err, cap, text, key, value, KV_PROTOCOLS_ALLOWED);
+    } else if (!strcmp(key, "kv-lease")) {
+        if (!whole_number(value, KV_LEASE_MAX_S, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 86400 (seconds)");
+        w->kv_lease = (double)n;
+    } else if (!strcmp(key, "local-prefill")) {
+        if (strcmp(value, "true") && strcmp(value, "false")) return fail(err, cap, text, key, value, "true, false");
+        w->local_prefill = *value == 't';
     } else if (!strcmp(key, "max-num-batched-tokens")) {
         if (!whole_number(value, UINT64_MAX, &w->max_num_batched_tokens)) return fail(err, cap, text, key, value, "a whole number");
     } else if (!strcmp(key, "total-kv-blocks")) {
@@ -120,7 +126,9 @@ void worker_spec_init(const struct serve *s, struct worker_spec *spec)
     w->block_size = s->o->block_size ? (uint32_t)s->o->block_size : BLOCK_SIZE_DEFAULT;
     w->given.block_size = s->o->block_size != 0;
     w->dp_size = 1;
-    snprintf(w->role, sizeof w->role, "both");
+    w->kv_protocol = role_protocol(s->o->kv_protocol);
+    w->kv_lease = KV_LEASE_DEFAULT_S;
+    w->local_prefill = true;
     snprintf(w->group, sizeof w->group, "default");
 }
 

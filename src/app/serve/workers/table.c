@@ -46,6 +46,11 @@ bool worker_is_schedulable(const struct worker *w, uint64_t now)
     return !w->removed && !w->unreachable && w->health != HEALTH_DOWN && w->open_until_ms <= now;
 }
 
+bool worker_takes_whole(const struct worker *w)
+{
+    return w->role == ROLE_BOTH || (w->role == ROLE_DECODE && w->local_prefill);
+}
+
 void worker_sync_locked(struct serve *s, struct worker *w)
 {
     bool ok = worker_is_schedulable(w, now_ms());

@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 
 #include "app/serve/common/limits.h"
+#include "app/serve/workers/role.h"
 #include "net/http/http.h"
 #include "net/ingest/ingest.h"
 #include "wire/engine_facts.h"
@@ -87,7 +88,11 @@ struct worker_rank {
 struct worker {
     struct worker *next;
     uint64_t id;
-    char url[512], model[MODEL_MAX], group[MODEL_MAX], role[16];
+    char url[512], model[MODEL_MAX], group[MODEL_MAX];
+    enum worker_role role;
+    enum kvr_kv_protocol kv_protocol; /* between workers of roles prefill and decode */
+    double kv_lease;                  /* prefill: seconds for which it keeps a computed prompt that nobody asks for */
+    bool local_prefill;               /* decode: it may be given whole requests */
     struct kvr_endpoint endpoint;
     uint32_t block_size, dp_start, dp_size;
     uint32_t rank_base; /* the engine counts its ranks from here */
@@ -151,6 +156,8 @@ void worker_note_events(struct worker *w);
 struct worker *worker_hold(struct worker *w);                        /* of one that is held, or under serve.lock */
 void worker_let_go(struct worker *w);                                /* NULL is fine */
 bool worker_is_schedulable(const struct worker *w, uint64_t now_ms); /* no lock */
+/* May it be given a request as a whole? No lock, of a worker that is held. */
+bool worker_takes_whole(const struct worker *w);
 /* Tells routers of workers whose breaker's pause is over. Takes serve.lock when there are some. */
 void workers_sync_due(struct serve *s);
 void worker_sync_locked(struct serve *s, struct worker *w);     /* tells the router whether it may be chosen */

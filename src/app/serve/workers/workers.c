@@ -121,6 +121,7 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
     w->next = *place;
     *place = w;
     s->workers_n++;
+    if (w->role != ROLE_BOTH) atomic_store(&s->has_roles, true);
     roster_outdate_locked(s);
     sort_engines_locked(s, w);
     worker_sync_locked(s, w);
@@ -162,6 +163,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     }
     views_unfollow(s, w->id);
     kvr_lock(&s->lock);
+    if (s->o->enforce_disagg && w->role == ROLE_DECODE) w->local_prefill = false;
     w->shares_engine = false; /* this and below are of the one it was copied from */
     w->models = NULL;
     w->models_n = 0;

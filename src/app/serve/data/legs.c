@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How requests of fleets with prefill and decode workers are treated: data/legs.h. */
+#include "app/serve/data/legs.h"
+
+#include <string.h>
+
+#include "app/serve/data/attempt.h"
+
+#define FRESH_SHARE 0.7 /* of the prefill worker's lease: a hand-off object is not used when it is older */
+
+/* ---- bodies ------------------------------------------------------------------------------------------ */
+
+static struct kvr_handoff_leg leg_of(struct request *r)
+{
+    return (struct kvr_handoff_leg){
+        .protocol = r->legs->protocol, .disagg_request_id = r->legs->disagg_id, .chat = r->form == KVR_FORM_CHAT};
+}
+
+static struct kvr_body *derived(struct request *r, bool made, struct kvr_buf *bytes)
+{
+    struct kvr_body *b = made && !bytes->failed ? kvr_body_derive(r->body, bytes) : NULL;
+    kvr_buf_free(bytes);
+    return b;
+}
+
+static struct kvr_json_span body_span(const struct request *r)
+{
+    return (struct kvr_json_span){r->body->data, r->body->data + r->body->len};
+}
+
+/* What a client says of a hand-off would let it read the cache of others. Returns: false without memory. */
+static bool legs_strip(struct request *r)
+{
+    struct kvr_buf bytes = {0};
+    bool changed = false;
+    if (!r->is_object || !r->body || !kvr_handoff_strip(body_span(r), &bytes, &changed) || !changed) return true;
+    struct kvr_body *without = derived(r, true, &bytes);
+    if (!without) return false;
+    kvr_body_unref(r->body);
+    r->body = without;
+    r->body_len = without->len;
+    r->body_rank.has[1] = false; /* routed_dp_rank was one of these; the worker is told the rank that was chosen */
+    return true;
+}
+
+/* Of an identifier that no other router gives: the time, and a part that is this process's own. */
+static int64_t new_disagg_id(struct serve *s)
+{
+    uint64_t n = atomic_fetch_add(&s->next_id, 1);
+    return kvr_disagg_request_id(now_ms(), (uint32_t)(s->salt & 255), (uint32_t)(s->salt >> 8 & 63), (uint32_t)(n & 1023));
+}
+
+struct kvr_body *legs_prefill_body(struct request *r)
+{
+    struct kvr_buf bytes = {0};
+    r->legs->disagg_id = new_disagg_id(serve_of(r));
+    struct kvr_handoff_leg leg = leg_of(r);
+    return derived(r, kvr_handoff_prefill_body(&leg, body_span(r), &bytes), &bytes);
+}
+
+struct kvr_body *legs_decode_body(struct request *r)
+{
+    struct kvr_buf bytes = {0};
+    struct kvr_handoff_leg leg = leg_of(r);
+    return derived(r, kvr_handoff_decode_body(&leg, body_span(r), &r->legs->handoff, &bytes), &bytes);
+}
+
+struct kvr_body *legs_release_body(struct request *r)
+{
+    struct kvr_buf bytes = {0};
+    struct kvr_handoff_leg leg = leg_of(r);
+    return derived(r, kvr_handoff_release_body(&leg, body_span(r), &r->legs->handoff, &bytes), &bytes);
+}
+
+/* ---- the treatment ----------------------------------------------------------------------------------- */
+
+/* Of the protocols, one with a worker of the role that is up; of those the first. */
+static bool find_up(const struct roster_row *row, const struct roster_choice *of, const struct roster_choice *with,
+                    enum kvr_kv_protocol *out)
+{
+    for (enum kvr_kv_protocol p = 0; p < KVR_KV_PROTOCOLS; p++)
+        if (roster_any_up(row, &of[p]) && (!with || roster_any_up(row, &with[p]))) {
+            *out = p;
+            return true;
+        }
+    return false;
+}
+
+/* Its form has a hand-off, and one body. */
+static bool has_legs(const struct request *r)
+{
+    return r->form <= KVR_FORM_CHAT && r->is_object && r->body && r->split.prompts;
+}
+
+static bool wants_one_token(const struct request *r)
+{
+    const struct kvr_handoff_members *m = &r->split;
+    return m->one_token && m->n <= 1 && m->best_of <= 1 && m->prompts <= 1;
+}
+
+static enum worker_role role_of_pin(const struct request *r)
+{
+    struct serve *s = serve_of(r);
+    enum worker_role role = ROLE_BOTH;
+    kvr_lock(&s->lock);
+    const struct worker *w = worker_find_locked(s, r->pin.worker_id);
+    if (w) role = w->role;
+    kvr_unlock(&s->lock);
+    return role;
+}
+
+static enum outcome treat_as(struct request *r, enum treatment t, enum kvr_kv_protocol protocol)
+{
+    if (!(r->legs = calloc(1, sizeof *r->legs))) return request_refuse(r, 503, "out of memory");
+    r->legs->treatment = t;
+    r->legs->protocol = protocol;
+    return OUTCOME_DONE;
+}
+
+static enum outcome treat_whole(struct request *r, const struct roster_row *row)
+{
+    if (!roster_any_up(row, &row->whole)) return OUTCOME_NOBODY;
+    if (!legs_strip(r)) return request_refuse(r, 503, "out of memory");
+    return treat_as(r, TREAT_WHOLE, KVR_KV_NONE);
+}
+
+enum outcome legs_treat(struct request *r, const struct roster_row *row)
+{
+    enum kvr_kv_protocol p = KVR_KV_NONE, one = KVR_KV_NONE;
+    enum worker_role pin = r->pinned ? role_of_pin(r) : ROLE_DECODE;
+    bool pair = has_legs(r) && pin == ROLE_DECODE && find_up(row, row->prefill, row->decode, &p);
+    const char *why = pair ? kvr_handoff_obstacle(&r->split, p) : NULL;
+    if (pin == ROLE_PREFILL) return request_refuse(r, 400, "the pinned worker only prefills for others; pin one that answers");
+    if (has_legs(r) && !r->pinned && wants_one_token(r) && find_up(row, row->prefill, NULL, &one) && one != KVR_KV_TRTLLM)
+        return legs_strip(r) ? treat_as(r, TREAT_PREFILL_ONLY, one) : request_refuse(r, 503, "out of memory");
+    if (pair && !why) return treat_as(r, TREAT_REMOTE, p);
+    if (pair && !row->whole.n)
+        return request_refusef(r, 400, "`%s`: not possible where one worker prefills and another one decodes, and no worker does both",
+                               why);
+    return treat_whole(r, row);
+}
+
+bool legs_are_two(const struct request *r)
+{
+    return r->legs && r->legs->treatment == TREAT_REMOTE;
+}
+
+bool legs_prefill_next(const struct request *r)
+{
+    return legs_are_two(r) && !r->legs->handed;
+}
+
+const struct roster_choice *legs_choice(const struct request *r, const struct roster_row *row)
+{
+    if (!r->routed || !row->has_roles) return &row->main;
+    if (!r->legs) return &row->whole;
+    switch (r->legs->treatment) {
+    case TREAT_REMOTE: return legs_prefill_next(r) ? &row->prefill[r->legs->protocol] : &row->decode[r->legs->protocol];
+    case TREAT_PREFILL_ONLY: return &row->prefill[r->legs->protocol];
+    default: return &row->whole;
+    }
+}
+
+bool legs_fall_back(struct request *r)
+{
+    const struct roster_row *row = roster_hold(serve_of(r), r->model);
+    bool can = row && !serve_of(r)->o->enforce_disagg && roster_any_up(row, &row->whole);
+    roster_let_go(row);
+    if (!can) return false;
+    legs_drop_handoff(r);
+    r->legs->treatment = TREAT_FALLBACK;
+    return legs_strip(r);
+}
+
+static bool was_tried(const struct request *r, uint64_t id)
+{
+    for (unsigned i = 0; i < r->tried_n; i++)
+        if (r->tried[i] == id) return true;
+    return false;
+}
+
+bool legs_has_other_decode(const struct request *r)
+{
+    const struct roster_row *row = roster_hold(serve_of(r), r->model);
+    bool found = false;
+    for (size_t i = 0; row && !found && i < row->servers_n; i++) {
+        const struct worker *w = row->servers[i].worker;
+        found = w->role == ROLE_DECODE && w->kv_protocol == r->legs->protocol && worker_is_schedulable(w, now_ms()) && !was_tried(r, w->id);
+    }
+    roster_let_go(row);
+    return found;
+}
+
+const char *legs_name(const struct request *r)
+{
+    if (!r->legs) return NULL;
+    switch (r->legs->treatment) {
+    case TREAT_REMOTE: return "remote";
+    case TREAT_FALLBACK: return "fallback";
+    case TREAT_PREFILL_ONLY: return "prefill-only";
+    default: return r->attempt && r->attempt->worker && r->attempt->worker->role == ROLE_DECODE ? "local" : "aggregated";
+    }
+}
+
+struct attempt *legs_computed(const struct request *r)
+{
+    return legs_are_two(r) && r->legs->prefill ? r->legs->prefill : r->attempt;
+}
+
+/* ---- the hand-off object ----------------------------------------------------------------------------- */
+
+bool legs_is_fresh(const struct request *r)
+{
+    const struct legs *l = r->legs;
+    return l->handed && now_ms() - l->handed_ms < (uint64_t)(FRESH_SHARE * 1000 * l->prefill->worker->kv_lease);
+}
+
+void legs_drop_handoff(struct request *r)
+{
+    r->legs->handed = false;
+    r->legs->pair_deadline_ms = 0;
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------- */
+
+void legs_cancel(struct request *r)
+{
+    if (r->legs && r->legs->prefill) attempt_cancel(r->legs->prefill);
+}
+
+void legs_free(struct request *r)
+{
+    if (!r->legs) return;
+    attempt_free(r->legs->prefill);
+    free(r->legs);
+    r->legs = NULL;
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A request of two legs: one worker computes the prompt (prefill), another one receives what was computed and answers (decode). How a
+ * request of a fleet that has such workers is treated, and what it has beside the rest of a request while it has two legs.
+ *
+ *     remote         a prefill worker, then a decode worker
+ *     whole          one worker that takes whole requests: "aggregated" on one of role both, "local" on one of role decode
+ *     fallback       the same, after prefill workers have failed
+ *     prefill-only   one prefill worker, for an answer of one token
+ *
+ * Two legs one after the other:
+ *
+ *     CHOOSING the prefill worker --> PREFILL --> PAIRING, a decode worker is chosen --> SENDING --> RELAYING
+ *        ^  ^     ^                      |            ^                                    |
+ *        |  |     '-- fallback: whole ---'            '--- nothing was sent: the same -----|
+ *        |  '---- another prefill worker |                 hand-off object, another worker |
+ *        '-------------------------------'-- the object may be used up: a new prefill leg -'
+ *
+ * A hand-off object (what the prefill worker answers) is used once and while it is young: an engine that is given one that was used, or
+ * whose blocks it has given to others, answers with another prompt's text.
+ *
+ * Threads: the request's loop.
+ */
+#ifndef KVR_SERVE_LEGS_H
+#define KVR_SERVE_LEGS_H
+
+#include "app/serve/data/request.h"
+
+enum treatment { TREAT_WHOLE, TREAT_REMOTE, TREAT_FALLBACK, TREAT_PREFILL_ONLY, TREATMENTS };
+
+struct roster_choice;
+struct roster_row;
+
+struct legs {
+    enum treatment treatment;
+    enum kvr_kv_protocol protocol;
+    struct attempt *prefill; /* the last prefill leg that was booked; NULL: none yet */
+    unsigned tried_n;
+    uint64_t tried[TRIES_MAX];                       /* prefill workers that have failed */
+    struct kvr_handoff handoff;                      /* of prefill->answer */
+    bool handed;                                     /* there is one that may be used */
+    void (*hear)(struct attempt *a, enum outcome o); /* what is told of an attempt whose answer is the client's */
+    uint64_t prefill_deadline_ms;                    /* 0: none */
+    bool paired_again;                               /* after a decode worker's 500: the next one is passed on */
+    uint64_t handed_ms;                              /* when it came */
+    uint64_t pair_deadline_ms;                       /* a decode worker has to be found by then */
+    int64_t disagg_id;
+};
+
+/* What becomes of a routed request whose model has workers with roles: r->legs is made. Returns: DONE; NOBODY: no worker for it is up;
+ * REFUSED. */
+enum outcome legs_treat(struct request *r, const struct roster_row *row);
+/* Whom it may go to now. */
+const struct roster_choice *legs_choice(const struct request *r, const struct roster_row *row);
+bool legs_are_two(const struct request *r);      /* it is treated as remote */
+bool legs_prefill_next(const struct request *r); /* the worker that is chosen now computes the prompt only */
+/* It goes to one worker as a whole from now on, if there is one that takes it. */
+bool legs_fall_back(struct request *r);
+bool legs_has_other_decode(const struct request *r); /* a decode worker that is up and has not failed on it */
+/* What a leg is sent. NULL: no memory. */
+struct kvr_body *legs_prefill_body(struct request *r);
+struct kvr_body *legs_decode_body(struct request *r);
+struct kvr_body *legs_release_body(struct request *r);
+/* May the hand-off object still be used? */
+bool legs_is_fresh(const struct request *r);
+void legs_drop_handoff(struct request *r);
+void legs_cancel(struct request *r);
+void legs_free(struct request *r);              /* its attempt's call and booking must be over */
+const char *legs_name(const struct request *r); /* of the treatment, for x-kvroute-disagg; NULL: the model has no roles */
+/* The attempt whose worker has computed the prompt, or will. */
+struct attempt *legs_computed(const struct request *r);
+
+#endif

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of one leg, scripted: what a prefill worker and a decode worker of a real fleet say on the wire, and every way in which they fail."""
+import http.server
+import json
+import socket
+import struct
+import threading
+
+from conftest import SLOW
+
+PARAMS = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[11, 12, 13]], "remote_engine_id": "9f", "remote_request_id": "cmpl-1",
+          "remote_host": "10.0.0.1", "remote_port": 5600, "tp_size": 1}
+RESET, HANG = "reset", "hang"
+
+
+class Leg:
+    """Answers POSTs with what `script(n, body)` returns for the n-th (from 0): a status, (status, dict or bytes), bytes of an event stream, RESET,
+    or HANG (until `go`)."""
+
+    def __init__(self, script):
+        self.script, self.bodies, self.raw, self.heads, self.go, self.gone = script, [], [], [], threading.Event(), threading.Event()
+        self.lock, leg = threading.Lock(), self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def reply(self, status, data, kind="application/json"):
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def do_GET(self):
+                if self.path == "/health":
+                    self.reply(200, b"{}")
+                elif self.path == "/v1/models":
+                    self.reply(200, json.dumps({"object": "list", "data": [{"id": m, "object": "model"} for m in leg.models]}).encode())
+                else:
+                    self.reply(404, b"{}")
+
+            def do_POST(self):
+                raw = self.rfile.read(int(self.headers["Content-Length"]))
+                with leg.lock:
+                    n = len(leg.bodies)
+                    leg.raw.append(raw)
+                    leg.bodies.append(json.loads(raw))
+                    leg.heads.append(dict(self.headers))
+                told = leg.script(n, leg.bodies[n])
+                if told == HANG:
+                    self.connection.settimeout(0.05)
+                    while not leg.go.wait(0.01):
+                        try:
+                            if self.connection.recv(1) == b"":
+                                leg.gone.set()
+                                break
+                        except OSError as e:
+                            if not isinstance(e, TimeoutError):
+                                leg.gone.set()
+                                break
+                    self.close_connection = True
+                elif told == RESET:
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    self.connection.close()
+                    self.close_connection = True
+                elif isinstance(told, bytes):
+                    self.reply(200, told, "text/event-stream")
+                elif isinstance(told, int):
+                    self.reply(told, json.dumps({"error": {"message": f"status {told}", "code": told}}).encode())
+                else:
+                    status, data = told
+                    self.reply(status, data if isinstance(data, bytes) else json.dumps(data).encode())
+
+            def log_message(self, *a):
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads, request_queue_size = True, 256
+
+            def handle_error(self, *a):
+                pass
+
+        self.models = ["m"]
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def spec(self, role, *more):
+        return ",".join([f"http://127.0.0.1:{self.port}", f"role={role}", "block-size=16", *more])
+
+    def vanish(self):
+        """From now on nobody listens."""
+        self.server.shutdown()
+        self.server.server_close()
+
+    def close(self):
+        self.go.set()
+        self.vanish()
+
+    @property
+    def n(self):
+        return len(self.bodies)
+
+
+def handoff(**more):
+    """A prefill worker's answer."""
+    return {"id": "p", "object": "text_completion", "choices": [{"index": 0, "text": "x", "finish_reason": "length"}], "kv_transfer_params": {**PARAMS, **more},
+            "usage": {"prompt_tokens": 64, "completion_tokens": 1, "total_tokens": 65, "prompt_tokens_details": {"cached_tokens": 32}}}
+
+
+def answer(text="hello", cached=63):
+    """A decode worker's, with what vLLM's says of the cache."""
+    return {"id": "d", "object": "text_completion", "choices": [{"index": 0, "text": text, "finish_reason": "length"}],
+            "usage": {"prompt_tokens": 64, "completion_tokens": 4, "total_tokens": 68, "prompt_tokens_details": {"cached_tokens": cached}}}
+
+
+def events(*texts, cached=63):
+    chunks = [{"id": "d", "object": "text_completion", "choices": [{"index": 0, "text": t, "finish_reason": None}]} for t in texts]
+    chunks.append({"id": "d", "object": "text_completion", "choices": [], "usage": answer(cached=cached)["usage"]})
+    return b"".join(b"data: " + json.dumps(c).encode() + b"\n\n" for c in chunks) + b"data: [DONE]\n\n"
+
+
+def prefills(n, body):
+    return 200, handoff()
+
+
+def decodes(n, body):
+    return events("a", "b") if body.get("stream") else (200, answer())
+
+
+def patience(seconds):
+    return seconds * SLOW
