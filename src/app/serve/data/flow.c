@@ -192,6 +192,7 @@ static enum outcome decode_again(struct request *r)
     bool same = r->attempt->unsent && legs_is_fresh(r);
     r->legs->paired_again |= r->attempt->status == 500;
     account_attempt_over(r->attempt);
+    if (!same && r->legs->protocol != KVR_KV_NONE) COUNT(r, disagg_possible_leaks_total); /* it may not have pulled it */
     if (!same) legs_drop_handoff(r);
     if (!may_try_again(r) || r->pinned || !legs_has_other_decode(r)) return OUTCOME_REFUSED;
     COUNT(r, disagg_decode_retries_total);
