@@ -72,7 +72,7 @@ def busy(engine, stop):
 
 def test_what_tokenizing_costs(start, engines, capsys):
     engine = engines[0]
-    serve = start(Serve, [engine])
+    serve = start(Serve, [engine], "--tokenizer", "engine")
     wait_until("the view", lambda: serve.view().get("trusted"))
     before = serve.metric("tokenize_requests_total")
     rows = {n: {"alone": tokenize(Kept(engine.port), n, "alone")} for n in WORDS + LONG}

@@ -3,14 +3,14 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <time.h>
 
 #include "kvr_tokenizer.h"
 
 enum { ALIVE = 0x5a5a };
 
 extern struct counted counted;
-struct counted counted;
+struct counted counted = {.lock = PTHREAD_MUTEX_INITIALIZER, .let_go = PTHREAD_COND_INITIALIZER};
 
 struct kvr_tok {
     _Atomic unsigned mark;
@@ -34,12 +34,22 @@ static void give(struct kvr_tok_buf *out, const void *bytes, size_t len)
     memcpy(out->data, bytes, len);
 }
 
+static void wait_while_held(void)
+{
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += 60;
+    pthread_mutex_lock(&counted.lock);
+    while (counted.held) must(pthread_cond_timedwait(&counted.let_go, &counted.lock, &deadline) == 0);
+    pthread_mutex_unlock(&counted.lock);
+}
+
 int kvr_tok_load(const char *dir, const char *options, struct kvr_tok **out, struct kvr_tok_buf *err)
 {
     uint32_t number = atomic_fetch_add(&counted.read, 1);
     (void)dir;
     (void)options;
-    while (atomic_load(&counted.held)) usleep(1000);
+    wait_while_held();
     if (atomic_load(&counted.unusable)) {
         give(err, "json: it is broken", 18);
         return KVR_TOK_EBAD;

@@ -84,18 +84,12 @@ static uint32_t reading_of(struct rig *r, const char *model)
 
 static void until_other(struct rig *r, const char *model, uint32_t than)
 {
-    for (int i = 0; reading_of(r, model) == than; i++) {
-        if (i > 60000) fail_msg("it is the old one still");
-        usleep(1000);
-    }
+    WAIT_FOR(reading_of(r, model) != than, 60);
 }
 
 static void until_read(struct rig *r, unsigned n)
 {
-    for (int i = 0; atomic_load(&r->counted->read) < n; i++) {
-        if (i > 60000) fail_msg("%u were read, not %u", atomic_load(&r->counted->read), n);
-        usleep(1000);
-    }
+    WAIT_FOR(atomic_load(&r->counted->read) >= n, 60);
 }
 
 static void *use(void *arg)
@@ -152,12 +146,12 @@ static void what_changes_while_folders_are_read_is_read_once_more(void **state)
     (void)state;
     open_rig(&r);
     unsigned before = atomic_load(&r.counted->read);
-    atomic_store(&r.counted->held, true);
+    counted_hold(r.counted, true);
     kvr_given_tokens_reload(r.g);
     until_read(&r, before + 1); /* it has begun */
     for (int i = 0; i < 100; i++) kvr_given_tokens_reload(r.g);
     assert_int_equal(reading_of(&r, "m"), before - 2); /* ids are made meanwhile */
-    atomic_store(&r.counted->held, false);
+    counted_hold(r.counted, false);
     until_read(&r, before + 4);
     until_other(&r, "other", before + 1);
     close_rig(&r);

@@ -5,7 +5,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <unistd.h>
 
 #include "token/probes.h"
 #include "token/tokenizer.h"
@@ -116,26 +115,21 @@ static void close_rig(struct rig *r)
 
 static void until(struct kvr_tokenizer *t, enum kvr_trust_state wanted)
 {
-    for (int i = 0; kvr_tokenizer_state(t) != wanted; i++) {
-        if (i > 60000) fail_msg("it is %s, not %s", kvr_trust_name(kvr_tokenizer_state(t)), kvr_trust_name(wanted));
-        usleep(1000);
-    }
+    WAIT_FOR(kvr_tokenizer_state(t) == wanted, 60);
 }
 
 static void until_loaded(struct kvr_tokenizer *t)
 {
-    for (int i = 0; kvr_tokenizer_state(t) == KVR_TRUST_LOADING; i++) {
-        if (i > 60000) fail_msg("it is loading still");
-        usleep(1000);
-    }
+    WAIT_FOR(kvr_tokenizer_state(t) != KVR_TRUST_LOADING, 60);
 }
 
 static void reload(struct kvr_tokenizer *t, const char *dir)
 {
-    int rc = -KVR_EEXISTS;
-    for (int i = 0; i < 60000 && (rc = kvr_tokenizer_reload(t, dir)) != 0; i++) {
+    uint64_t deadline = seconds_from_now(60);
+    int rc = kvr_tokenizer_reload(t, dir);
+    while (rc && time_is_left(deadline)) {
         assert_true(rc == -KVR_EEXISTS || rc == -KVR_ELIMIT); /* one is being read, or the pool is full */
-        usleep(1000);
+        rc = kvr_tokenizer_reload(t, dir);
     }
     assert_int_equal(rc, 0);
 }
