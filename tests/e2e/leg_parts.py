@@ -6,8 +6,6 @@ import socket
 import struct
 import threading
 
-from conftest import SLOW
-
 PARAMS = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[11, 12, 13]], "remote_engine_id": "9f", "remote_request_id": "cmpl-1",
           "remote_host": "10.0.0.1", "remote_port": 5600, "tp_size": 1}
 RESET, HANG = "reset", "hang"
@@ -126,7 +124,3 @@ def prefills(n, body):
 
 def decodes(n, body):
     return events("a", "b") if body.get("stream") else (200, answer())
-
-
-def patience(seconds):
-    return seconds * SLOW

@@ -97,6 +97,18 @@ def test_a_rank_that_a_client_asks_for_reaches_the_engine(legs, start):
     assert b.bodies[0]["routed_dp_rank"] == b.bodies[0]["data_parallel_rank"] == 1
 
 
+def test_a_rank_reaches_the_leg_that_it_is_for(legs, start):
+    p, d = legs(lambda n, b: (200, {"choices": []})), legs(decodes)
+    s = start(Serve, [p.spec("prefill", "id=1", "kv-protocol=none", "engine=sglang", "dp-size=2"), d.spec("decode", "id=2", "kv-protocol=none", "engine=sglang", "dp-size=2")])
+    wait_for("both up", lambda: all(w["status"] == "up" for w in s.get("/workers")))
+    for _ in range(4):
+        a = ask(s, {"x-kvroute-worker": "2"}, data_parallel_rank=1)
+        assert a.status == 200 and a.headers["x-kvroute-disagg"] == "remote", a.body
+        assert p.bodies[-1]["data_parallel_rank"] == p.bodies[-1]["routed_dp_rank"] == int(a.headers["x-kvroute-prefill-dp-rank"])
+        assert d.bodies[-1]["data_parallel_rank"] == d.bodies[-1]["routed_dp_rank"] == 1
+    assert {b["data_parallel_rank"] for b in p.bodies} == {0, 1}
+
+
 def test_models_are_those_that_are_answered(legs, start):
     p, d = legs(prefills), legs(decodes)
     p.models, d.models = ["m", "hidden"], ["m"]
@@ -251,6 +263,43 @@ def test_equal_prompts_take_blocks_twice_on_a_decode_worker(pair):
     idle(s)
 
 
+def test_a_pinned_decode_worker_gets_a_prefill_worker_of_its_protocol(legs, start):
+    nixl, other, d1, d2 = legs(prefills), legs(lambda n, b: (200, {"choices": []})), legs(decodes), legs(decodes)
+    s = start(Serve, [nixl.spec("prefill", "id=1"), d1.spec("decode", "id=2"), other.spec("prefill", "id=3", "kv-protocol=none"), d2.spec("decode", "id=4", "kv-protocol=none")])
+    wait_for("all up", lambda: all(w["status"] == "up" for w in s.get("/workers")))
+    for pin, by in ((4, 3), (2, 1)):
+        a = ask(s, {"x-kvroute-worker": str(pin)})
+        assert a.status == 200 and int(a.headers["x-kvroute-worker"]) == pin and int(a.headers["x-kvroute-prefill-worker"]) == by, a.body
+    a = ask(s, {"x-kvroute-worker": "1"})
+    assert a.status == 400 and "prefill" in a.json()["error"]["message"]
+
+
+def test_where_the_client_chooses_a_pinned_worker_takes_the_whole_request(pair):
+    s, ps, ds = pair("--router-mode", "direct", "--queue-timeout", "1")
+    decode = next(w["worker_id"] for w in s.get("/workers") if w["role"] == "decode")
+    a = ask(s, {"x-kvroute-worker": str(decode)})
+    assert a.status == 200 and a.headers["x-kvroute-disagg"] == "local" and total(ps) == 0
+
+
+def test_sessions_stay_on_a_worker_of_each_role(pair):
+    s, _, _ = pair("--router-session-affinity-ttl-secs", "60")
+    seen = set()
+    for i in range(12):
+        a = ask(s, {"x-session-id": "s"}, max_tokens=1 if i % 3 == 1 else 4)
+        assert a.status == 200
+        if a.headers["x-kvroute-disagg"] == "remote":
+            seen.add((a.headers["x-kvroute-prefill-worker"], a.headers["x-kvroute-worker"]))
+        ask(s)  # others turn by turn
+    assert len(seen) == 1
+
+
+def test_requests_of_two_legs_are_counted_as_choices(pair):
+    s, _, _ = pair()
+    for _ in range(5):
+        assert ask(s).status == 200
+    wait_for("all of them", lambda: s.metric("choices_total") == 5)
+
+
 # ---- failures ----------------------------------------------------------------------------------------
 
 
@@ -319,6 +368,32 @@ def test_a_prefill_worker_that_takes_too_long(pair):
     s, ps, ds = pair("--prefill-timeout", "0.2", prefill=lambda n, b: HANG)
     assert ask(s).status == 504 and total(ps) == 1 and total(ds) == 0
     wait_for("it is told", lambda: only(ps).gone.is_set())
+    assert s.metric("disagg_possible_leaks_total") == 1
+    idle(s)
+
+
+def test_one_token_falls_back_where_prefill_workers_fail(pair):
+    s, ps, ds = pair(prefill=lambda n, b: 503)
+    a = ask(s, max_tokens=1)
+    assert a.status == 200 and a.headers["x-kvroute-disagg"] == "fallback" and [p.n for p in ps] == [1, 1] and total(ds) == 1
+    idle(s)
+
+
+@pytest.mark.parametrize("status", [301, 501, 507])
+def test_an_odd_status_of_a_prefill_worker_is_no_computed_prompt(pair, status):
+    s, ps, ds = pair(prefill=lambda n, b: (status, {"choices": []}), keys=("kv-protocol=none",))
+    a = ask(s)
+    assert a.status == 200 and a.headers["x-kvroute-disagg"] == "fallback" and total(ds) == 1
+    idle(s)
+
+
+def test_an_object_is_never_sent_twice_on_a_connection_that_was_kept(pair):
+    s, ps, ds = pair(n=1, prefill=lambda n, b: (200, handoff(remote_request_id=f"r{n}")), decode=lambda n, b: RESET if n == 1 else (200, answer()))
+    assert ask(s).status == 200
+    assert ask(s).status == 502
+    assert ask(s).status == 200
+    used = [b["kv_transfer_params"]["remote_request_id"] for b in ds[0].bodies]
+    assert len(used) == len(set(used)) == 3, used
     idle(s)
 
 
@@ -354,6 +429,7 @@ def test_a_second_500_of_decode_workers_is_the_answer(pair):
 def test_an_error_of_the_decode_worker_is_passed_on(pair, status):
     s, ps, ds = pair(decode=lambda n, b: status)
     assert ask(s).status == status and (total(ps), total(ds)) == (1, 1)
+    assert s.metric("disagg_possible_leaks_total") == 1  # who refuses a request does not pull its prompt
     idle(s)
 
 

@@ -274,6 +274,7 @@ static void finish(struct peer *p, bool keep)
     struct kvr_http_call *call = p->call;
     p->call = NULL;
     uv_timer_stop(&p->timer); /* a call that was let go had it */
+    keep &= !call || !call->config.once;
     if (keep && !p->writing && !p->flushes && !p->client->closed) {
         llhttp_resume(&p->parser);
         to_idle(p);
@@ -680,7 +681,7 @@ struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struc
     call->head = head;
     call->endpoint = *config->endpoint;
     call->config.endpoint = &call->endpoint;
-    struct peer *p = peer_from_pool(c, call->endpoint.key);
+    struct peer *p = config->once ? NULL : peer_from_pool(c, call->endpoint.key);
     bool pooled = p != NULL;
     if (!p) p = peer_new(c, call->endpoint.key);
     if (!p) {

@@ -138,7 +138,6 @@ static const char *reason_of(const struct attempt *a)
     const struct serve *s = serve_of(r);
     int mode = atomic_load(&s->mode);
     if (a->result.pinned) return "pinned";
-    if (a->decodes) return "decode";
     if (a->result.preferred) return "session";
     if (r->token_failed) return "load-tokenize-failed";
     if (mode != KVR_MODE_KV) return modes[mode];
@@ -167,8 +166,8 @@ static void observe_times(const struct attempt *a)
 
 void account_booked(struct attempt *a)
 {
+    if (a->decodes) return; /* what is predicted and told is the prefill leg's */
     a->reason = reason_of(a);
-    if (a->decodes) return; /* what is predicted, and judged later on, is the prefill leg's */
     observe_times(a);
     begin_evidence(a);
 }
@@ -190,9 +189,10 @@ void account_first_token(struct attempt *a)
     const struct request *r = a->request;
     struct serve *s = serve_of(r);
     uint64_t now = kvr_now_ns(kvr_clock_monotonic());
-    bool known = r->routed && r->tokens_n && !r->multimodal && r->status < 400 && !a->decodes; /* else its length was a guess */
+    bool known =
+        r->routed && r->tokens_n && !r->multimodal && r->status < 400 && !a->decodes && !a->prefilled; /* else its length was a guess */
     a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
-    if (a->is_sse && r->status < 400) kvr_histogram_add(&s->metrics.ttft, a->ttft_ms / 1000);
+    if (a->is_sse && r->status < 400) kvr_histogram_add(&s->metrics.ttft, (double)(now - legs_computed(r)->sent_ns) / 1e9);
     if (a->is_sse && known) a->other_ms = quality_first_token(s, a->partition, &a->result, &a->table, a->ttft_ms);
     if (known) quality_answered(s, &a->result);
     a->itl_last_ns = a->first_ns = now;
@@ -230,22 +230,20 @@ static void read_answer(struct attempt *a)
     responses_id_of(kvr_json_get(root, "id"), a->sse.response);
 }
 
-static void bind_session(const struct request *r)
-{
-    struct serve *s = serve_of(r);
-    if (r->deletes && r->response[0] && r->status < 300) responses_forget(s, r->response);
-    if (!r->session[0] || r->status >= 400) return;
-    if (sessions_bind(s->sessions, r->session, strlen(r->session), now_ms(), r->attempt->result.worker))
-        replicas_on_session(s, r->session, strlen(r->session), r->attempt->result.worker);
-}
-
-static void bind_prefill_session(const struct request *r, const struct attempt *a)
+static void bind_to(const struct request *r, struct kvr_worker w, const char *suffix)
 {
     struct serve *s = serve_of(r);
     char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
     if (!r->session[0]) return;
-    size_t len = (size_t)snprintf(key, sizeof key, "%s" SESSION_OF_PREFILL, r->session);
-    if (sessions_bind(s->sessions, key, len, now_ms(), a->result.worker)) replicas_on_session(s, key, len, a->result.worker);
+    size_t len = (size_t)snprintf(key, sizeof key, "%s%s", r->session, suffix);
+    if (sessions_bind(s->sessions, key, len, now_ms(), w)) replicas_on_session(s, key, len, w);
+}
+
+static void bind_session(const struct request *r)
+{
+    const struct attempt *a = r->attempt;
+    if (r->deletes && r->response[0] && r->status < 300) responses_forget(serve_of(r), r->response);
+    if (r->status < 400) bind_to(r, a->result.worker, a->partition->prefills ? SESSION_OF_PREFILL : "");
 }
 
 void account_answered(struct request *r)
@@ -266,10 +264,13 @@ void account_prefilled(struct attempt *a)
     struct request *r = a->request;
     a->prefilled = true;
     a->ttft_ms = (double)(kvr_now_ns(kvr_clock_monotonic()) - a->sent_ns) / 1e6;
-    if (r->tokens_n && !r->multimodal) a->other_ms = quality_first_token(serve_of(r), a->partition, &a->result, &a->table, a->ttft_ms);
+    if (r->tokens_n && !r->multimodal) {
+        a->other_ms = quality_first_token(serve_of(r), a->partition, &a->result, &a->table, a->ttft_ms);
+        quality_answered(serve_of(r), &a->result);
+    }
     mark_prefill(a);
     read_answer(a);
-    bind_prefill_session(r, a);
+    bind_to(r, a->result.worker, SESSION_OF_PREFILL);
     account_unbook(a);
 }
 

@@ -63,6 +63,8 @@ static void send_head(struct request *r)
     kvr_buf_free(&a->head);
     kvr_body_unref(r->body);
     r->body = NULL;
+    kvr_body_unref(a->body);
+    a->body = NULL;
     account_keep_prompt(legs_computed(r));
     request_forget_tokens(r);
 }
@@ -80,6 +82,7 @@ static void begin_merging(struct request *r)
 enum outcome answer_begin(struct request *r)
 {
     struct attempt *a = r->attempt;
+    legs_answered(r);
     if (r->early_head && !(a->status == 200 && a->is_sse)) /* the client was promised a stream */
         return request_refusef(r, a->status, "the worker answered with status %d", a->status);
     begin_merging(r);
@@ -91,7 +94,7 @@ enum outcome answer_begin(struct request *r)
     return OUTCOME_WAITS;
 }
 
-/* ---- the bytes --------------------------------------------------------------------------------------- */
+/* ---- what passes is looked at ------------------------------------------------------------------------ */
 
 static void look_at_stream(struct attempt *a)
 {

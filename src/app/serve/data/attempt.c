@@ -181,7 +181,7 @@ static void put_request_id(const struct attempt *a, struct kvr_buf *h)
     else kvr_buf_printf(h, "x-request-id: %s\r\n", a->request->id);
 }
 
-void attempt_put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h)
+static void put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(a->request->conn);
     const struct worker *w = a->worker;
@@ -197,34 +197,61 @@ void attempt_put_head(const struct attempt *a, size_t body_len, struct kvr_buf *
     kvr_buf_str(h, "\r\n");
 }
 
-static void start_call(struct attempt *a)
+/* The rank that was chosen is in it where the engine reads it there; a leg's own body has none of the client's (legs.c). */
+static struct kvr_body *body_of(const struct attempt *a)
+{
+    const struct request *r = a->request;
+    struct kvr_rank_member has = r->body_rank;
+    has.has[0] &= !a->prefills;
+    has.has[1] &= !a->body;
+    return rank_body(a->worker, a->body ? a->body : r->body, r->is_object ? &has : NULL, a->result.worker.dp_rank);
+}
+
+struct kvr_http_call *attempt_call(const struct attempt *a, const struct kvr_http_call_handler *with, void *ctx)
 {
     struct request *r = a->request;
-    struct serve *s = serve_of(r);
+    struct kvr_http_call *call = NULL;
     struct kvr_buf h = {0};
-    struct kvr_body *body =
-        a->body ? kvr_body_ref(a->body) : rank_body(a->worker, r->body, r->is_object ? &r->body_rank : NULL, a->result.worker.dp_rank);
-    if (body || !r->body) attempt_put_head(a, body ? body->len : 0, &h);
-    a->view_tick = atomic_load(&s->view_tick); /* of what came before the worker has it */
+    struct kvr_body *body = body_of(a);
+    if (body || !r->body) put_head(a, body ? body->len : 0, &h);
     struct kvr_http_call_config config = {.endpoint = &a->worker->endpoint,
                                           .head = h.data,
                                           .head_len = h.len,
                                           .body = body,
                                           .is_head = r->is_head_request,
-                                          .connect_timeout_s = s->o->connect_timeout,
-                                          .handler = &handler,
-                                          .ctx = a};
-    if (r->members.reports) views_expect_reports(s, a->worker);
-    a->call = h.failed || !h.len ? NULL : kvr_http_call_start(r->loop->client, &config);
+                                          .once = a->decodes, /* a hand-off object is used once */
+                                          .connect_timeout_s = serve_of(r)->o->connect_timeout,
+                                          .handler = with,
+                                          .ctx = ctx};
+    if (h.len && !h.failed) call = kvr_http_call_start(r->loop->client, &config);
     kvr_buf_free(&h);
     kvr_body_unref(body);
+    return call;
+}
+
+bool attempt_take_worker(struct attempt *a)
+{
+    struct serve *s = serve_of(a->request);
+    kvr_lock(&s->lock);
+    struct worker *w = a->worker = worker_find_locked(s, a->result.worker.worker_id);
+    if (w) {
+        worker_hold(w);
+        w->requests++;
+        a->names_rank = rank_is_named_locked(w);
+        a->view = views_knowledge(w, a->result.worker.dp_rank);
+        a->named_rank = a->result.worker.dp_rank - w->rank_base;
+    }
+    kvr_unlock(&s->lock);
+    return w != NULL;
 }
 
 enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enum outcome o))
 {
     struct request *r = a->request;
     a->tell = tell;
-    start_call(a);
+    a->view_tick = atomic_load(&serve_of(r)->view_tick); /* of what came before the worker has it */
+    if (r->members.reports) views_expect_reports(serve_of(r), a->worker);
+    a->call = attempt_call(a, &handler, a);
     if (!a->call) return request_refuse(r, 503, "out of memory");
     a->state = ATTEMPT_SENT;
     a->sent_ns = kvr_now_ns(kvr_clock_monotonic());

@@ -87,8 +87,10 @@ struct attempt {
 struct attempt *attempt_new(struct request *r, struct partition *partition); /* NULL: out of memory */
 void attempt_free(struct attempt *a);                                        /* NULL is fine; its call and its booking must be over */
 
-/* The head of what is sent with a body of so many bytes; the request has its connection. */
-void attempt_put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h);
+/* Holds the worker that the router has chosen. Returns: false: it was removed in this very moment. */
+bool attempt_take_worker(struct attempt *a);
+/* A call to its worker, with the headers of the request, which has its connection, and the body for that worker. NULL: no memory. */
+struct kvr_http_call *attempt_call(const struct attempt *a, const struct kvr_http_call_handler *with, void *ctx);
 /* Returns: WAITS, from then on outcomes are told; or REFUSED. */
 enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enum outcome o));
 /* The time for the first byte, or --total-timeout (`total`), is up. Returns: REFUSED. */

@@ -168,7 +168,7 @@ static enum outcome wait_or_refuse(struct request *r)
         legs_free(r); /* how it is treated is decided by the workers that are there when it is looked at again */
         return move(r, PHASE_PARKED);
     }
-    return legs_prefill_next(r) && legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
+    return legs_asks_prefill(r) && legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
 }
 
 static bool may_try_again(const struct request *r)
@@ -206,7 +206,8 @@ static enum outcome ask_another(struct request *r)
     if (r->phase == PHASE_PREFILL) return prefill_again(r);
     if (legs_are_two(r)) return decode_again(r);
     account_attempt_over(r->attempt);
-    if (r->pinned || !may_try_again(r)) return OUTCOME_REFUSED;
+    if (!may_try_again(r)) return legs_asks_prefill(r) && legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
+    if (r->pinned) return OUTCOME_REFUSED;
     COUNT(r, retries_total);
     return move(r, PHASE_CHOOSING);
 }

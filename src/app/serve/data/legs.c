@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "app/serve/data/attempt.h"
+#include "wire/json_edit.h"
 
 #define FRESH_SHARE 0.7 /* of the prefill worker's lease: a hand-off object is not used when it is older */
 
@@ -43,11 +44,22 @@ static bool legs_strip(struct request *r)
     return true;
 }
 
-/* Of an identifier that no other router gives: the time, and a part that is this process's own. */
+/* Of an identifier that another router hardly gives: the time, and 14 bits that this process has drawn. */
 static int64_t new_disagg_id(struct serve *s)
 {
     uint64_t n = atomic_fetch_add(&s->next_id, 1);
     return kvr_disagg_request_id(now_ms(), (uint32_t)(s->salt & 255), (uint32_t)(s->salt >> 8 & 63), (uint32_t)(n & 1023));
+}
+
+/* A rank that the client asks for is one of the worker that answers. */
+static struct kvr_body *without_rank(struct request *r, struct kvr_body *body)
+{
+    static const struct kvr_json_edit edit = {.name = "data_parallel_rank"};
+    struct kvr_buf bytes = {0};
+    if (!body || !r->body_rank.has[0]) return body;
+    bool made = kvr_json_edit((struct kvr_json_span){body->data, body->data + body->len}, &edit, 1, &bytes);
+    kvr_body_unref(body);
+    return derived(r, made, &bytes);
 }
 
 struct kvr_body *legs_prefill_body(struct request *r)
@@ -55,7 +67,7 @@ struct kvr_body *legs_prefill_body(struct request *r)
     struct kvr_buf bytes = {0};
     r->legs->disagg_id = new_disagg_id(serve_of(r));
     struct kvr_handoff_leg leg = leg_of(r);
-    return derived(r, kvr_handoff_prefill_body(&leg, body_span(r), &bytes), &bytes);
+    return without_rank(r, derived(r, kvr_handoff_prefill_body(&leg, body_span(r), &bytes), &bytes));
 }
 
 struct kvr_body *legs_decode_body(struct request *r)
@@ -74,12 +86,28 @@ struct kvr_body *legs_release_body(struct request *r)
 
 /* ---- the treatment ----------------------------------------------------------------------------------- */
 
-/* Of the protocols, one with a worker of the role that is up; of those the first. */
-static bool find_up(const struct roster_row *row, const struct roster_choice *of, const struct roster_choice *with,
-                    enum kvr_kv_protocol *out)
+/* What a pinned worker is. */
+struct pinned {
+    enum worker_role role;
+    enum kvr_kv_protocol protocol;
+};
+
+/* Of the protocols, one with a prefill worker that is up; of those the first. */
+static bool find_prefill(const struct roster_row *row, enum kvr_kv_protocol *out)
 {
     for (enum kvr_kv_protocol p = 0; p < KVR_KV_PROTOCOLS; p++)
-        if (roster_any_up(row, &of[p]) && (!with || roster_any_up(row, &with[p]))) {
+        if (roster_any_up(row, &row->prefill[p])) {
+            *out = p;
+            return true;
+        }
+    return false;
+}
+
+/* One with workers of both roles. pin: whose protocol it has to be; NULL: any. */
+static bool find_pair(const struct roster_row *row, const struct pinned *pin, enum kvr_kv_protocol *out)
+{
+    for (enum kvr_kv_protocol p = 0; p < KVR_KV_PROTOCOLS; p++)
+        if ((!pin || pin->protocol == p) && roster_any_up(row, &row->prefill[p]) && roster_any_up(row, &row->decode[p])) {
             *out = p;
             return true;
         }
@@ -98,15 +126,21 @@ static bool wants_one_token(const struct request *r)
     return m->one_token && m->n <= 1 && m->best_of <= 1 && m->prompts <= 1;
 }
 
-static enum worker_role role_of_pin(const struct request *r)
+static struct pinned look_at_pin(const struct request *r)
 {
     struct serve *s = serve_of(r);
-    enum worker_role role = ROLE_BOTH;
+    struct pinned pin = {ROLE_BOTH, KVR_KV_NONE};
     kvr_lock(&s->lock);
     const struct worker *w = worker_find_locked(s, r->pin.worker_id);
-    if (w) role = w->role;
+    if (w) pin = (struct pinned){w->role, w->kv_protocol};
     kvr_unlock(&s->lock);
-    return role;
+    return pin;
+}
+
+/* A router that chooses nobody (mode direct) cannot choose a prefill worker. */
+static bool may_pair(const struct request *r, const struct pinned *pin)
+{
+    return has_legs(r) && (!pin || pin->role == ROLE_DECODE) && atomic_load(&serve_of(r)->mode) != KVR_MODE_DIRECT;
 }
 
 static enum outcome treat_as(struct request *r, enum treatment t, enum kvr_kv_protocol protocol)
@@ -127,11 +161,12 @@ static enum outcome treat_whole(struct request *r, const struct roster_row *row)
 enum outcome legs_treat(struct request *r, const struct roster_row *row)
 {
     enum kvr_kv_protocol p = KVR_KV_NONE, one = KVR_KV_NONE;
-    enum worker_role pin = r->pinned ? role_of_pin(r) : ROLE_DECODE;
-    bool pair = has_legs(r) && pin == ROLE_DECODE && find_up(row, row->prefill, row->decode, &p);
+    struct pinned to = r->pinned ? look_at_pin(r) : (struct pinned){0};
+    const struct pinned *pin = r->pinned ? &to : NULL;
+    if (pin && pin->role == ROLE_PREFILL) return request_refuse(r, 400, "the pinned worker only prefills for others; pin one that answers");
+    bool pair = may_pair(r, pin) && find_pair(row, pin, &p);
     const char *why = pair ? kvr_handoff_obstacle(&r->split, p) : NULL;
-    if (pin == ROLE_PREFILL) return request_refuse(r, 400, "the pinned worker only prefills for others; pin one that answers");
-    if (has_legs(r) && !r->pinned && wants_one_token(r) && find_up(row, row->prefill, NULL, &one) && one != KVR_KV_TRTLLM)
+    if (has_legs(r) && !pin && wants_one_token(r) && find_prefill(row, &one) && one != KVR_KV_TRTLLM)
         return legs_strip(r) ? treat_as(r, TREAT_PREFILL_ONLY, one) : request_refuse(r, 503, "out of memory");
     if (pair && !why) return treat_as(r, TREAT_REMOTE, p);
     if (pair && !row->whole.n)
@@ -150,10 +185,15 @@ bool legs_prefill_next(const struct request *r)
     return legs_are_two(r) && !r->legs->handed;
 }
 
+bool legs_asks_prefill(const struct request *r)
+{
+    return legs_prefill_next(r) || (r->legs && r->legs->treatment == TREAT_PREFILL_ONLY);
+}
+
 const struct roster_choice *legs_choice(const struct request *r, const struct roster_row *row)
 {
-    if (!r->routed || !row->has_roles) return &row->main;
-    if (!r->legs) return &row->whole;
+    if (!r->routed) return &row->main;
+    if (!r->legs) return &row->whole; /* without roles that is the same */
     switch (r->legs->treatment) {
     case TREAT_REMOTE: return legs_prefill_next(r) ? &row->prefill[r->legs->protocol] : &row->decode[r->legs->protocol];
     case TREAT_PREFILL_ONLY: return &row->prefill[r->legs->protocol];
@@ -185,7 +225,8 @@ bool legs_has_other_decode(const struct request *r)
     bool found = false;
     for (size_t i = 0; row && !found && i < row->servers_n; i++) {
         const struct worker *w = row->servers[i].worker;
-        found = w->role == ROLE_DECODE && w->kv_protocol == r->legs->protocol && worker_is_schedulable(w, now_ms()) && !was_tried(r, w->id);
+        found = w->role == ROLE_DECODE && w->kv_protocol == r->legs->protocol && w->partition == row->decode[r->legs->protocol].partition &&
+                worker_is_schedulable(w, now_ms()) && !was_tried(r, w->id);
     }
     roster_let_go(row);
     return found;
@@ -222,6 +263,15 @@ void legs_drop_handoff(struct request *r)
 }
 
 /* ---- the end ----------------------------------------------------------------------------------------- */
+
+void legs_answered(struct request *r)
+{
+    if (!legs_are_two(r) || !r->legs->prefill) return;
+    bool refused = r->attempt->decodes && r->attempt->status >= 400; /* whoever refuses a request does not pull its prompt */
+    if (refused && r->legs->protocol != KVR_KV_NONE) COUNT(r, disagg_possible_leaks_total);
+    legs_drop_handoff(r);
+    kvr_buf_free(&r->legs->prefill->answer); /* which it was a part of */
+}
 
 void legs_cancel(struct request *r)
 {

@@ -26,7 +26,7 @@
 
 #include "app/serve/data/request.h"
 
-enum treatment { TREAT_WHOLE, TREAT_REMOTE, TREAT_FALLBACK, TREAT_PREFILL_ONLY, TREATMENTS };
+enum treatment { TREAT_WHOLE, TREAT_REMOTE, TREAT_FALLBACK, TREAT_PREFILL_ONLY };
 
 struct roster_choice;
 struct roster_row;
@@ -44,6 +44,7 @@ struct legs {
     bool paired_again;                               /* after a decode worker's 500: the next one is passed on */
     uint64_t handed_ms;                              /* when it came */
     uint64_t pair_deadline_ms;                       /* a decode worker has to be found by then */
+    uint64_t comment_ms;                             /* the next comment while there is none; 0: none */
     int64_t disagg_id;
 };
 
@@ -54,6 +55,7 @@ enum outcome legs_treat(struct request *r, const struct roster_row *row);
 const struct roster_choice *legs_choice(const struct request *r, const struct roster_row *row);
 bool legs_are_two(const struct request *r);      /* it is treated as remote */
 bool legs_prefill_next(const struct request *r); /* the worker that is chosen now computes the prompt only */
+bool legs_asks_prefill(const struct request *r); /* the same, or it is to answer with one token: one that takes it whole can do it, too */
 /* It goes to one worker as a whole from now on, if there is one that takes it. */
 bool legs_fall_back(struct request *r);
 bool legs_has_other_decode(const struct request *r); /* a decode worker that is up and has not failed on it */
@@ -64,6 +66,8 @@ struct kvr_body *legs_release_body(struct request *r);
 /* May the hand-off object still be used? */
 bool legs_is_fresh(const struct request *r);
 void legs_drop_handoff(struct request *r);
+/* The answer of the request's attempt has begun, so that no other one follows. */
+void legs_answered(struct request *r);
 void legs_cancel(struct request *r);
 void legs_free(struct request *r);              /* its attempt's call and booking must be over */
 const char *legs_name(const struct request *r); /* of the treatment, for x-kvroute-disagg; NULL: the model has no roles */

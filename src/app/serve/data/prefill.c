@@ -30,11 +30,12 @@ static void wait_on(struct request *r)
     request_wait_until(r, until);
 }
 
-/* The object cannot be used. */
-static enum outcome no_handoff(struct request *r, const char *why)
+/* The object cannot be used. held: the worker may keep the prompt all the same. */
+static enum outcome no_handoff(struct request *r, const char *why, bool held)
 {
     account_attempt_over(r->legs->prefill);
     COUNT(r, disagg_handoffs_refused_total);
+    if (held && r->legs->protocol != KVR_KV_NONE) COUNT(r, disagg_possible_leaks_total);
     if (legs_fall_back(r)) return OUTCOME_DONE;
     return request_refusef(r, 502, "the prefill worker's answer %s", why);
 }
@@ -65,6 +66,7 @@ static enum outcome answer_ended(struct attempt *a)
     }
     kvr_buf_free(&a->ended);
     kvr_buf_free(&a->head);
+    kvr_buf_free(&a->answer); /* read, and told in another form */
     a->ended = out;
     a->is_sse = r->stream;
     a->length = r->stream ? -1 : (int64_t)out.len;
@@ -75,21 +77,24 @@ static enum outcome answer_ended(struct attempt *a)
     return OUTCOME_BYTES;
 }
 
-/* Its answer is whole, and its status 200. */
+/* Its answer is whole, and no error that is passed on or tried again. */
 static enum outcome judge(struct attempt *a)
 {
     struct request *r = a->request;
     struct legs *l = r->legs;
     struct kvr_json_span answer = {a->answer.data, a->answer.data + a->answer.len};
+    kvr_body_unref(a->body); /* it has been sent */
+    a->body = NULL;
     if (a->answer.failed) return request_refuse(r, 503, "out of memory");
+    if (a->status != 200) return no_handoff(r, "has a status that is not understood", false);
     enum kvr_handoff_read read = a->answer.len ? kvr_handoff_read(l->protocol, answer, &l->handoff) : KVR_HANDOFF_UNREADABLE;
     switch (read) {
     case KVR_HANDOFF_OK: break;
     case KVR_HANDOFF_NONE:
-        if (l->protocol != KVR_KV_NONE) return no_handoff(r, "has no hand-off object");
+        if (l->protocol != KVR_KV_NONE) return no_handoff(r, "has no hand-off object", false);
         break;
-    case KVR_HANDOFF_PARTIAL: return no_handoff(r, "has a hand-off object that lacks members");
-    case KVR_HANDOFF_UNREADABLE: return no_handoff(r, "cannot be read");
+    case KVR_HANDOFF_PARTIAL: return no_handoff(r, "has a hand-off object that lacks members", true);
+    case KVR_HANDOFF_UNREADABLE: return no_handoff(r, "cannot be read", true);
     }
     account_prefilled(a);
     if (l->handoff.ended) return answer_ended(a);
@@ -125,7 +130,7 @@ static void keep(struct attempt *a)
     struct request *r = a->request;
     if (a->answer.len + a->bytes_n > HANDOFF_MAX) {
         attempt_cancel(a);
-        request_step(r, no_handoff(r, "is larger than 16 MiB"));
+        request_step(r, no_handoff(r, "is larger than 16 MiB", true));
         return;
     }
     kvr_buf_add(&a->answer, a->bytes, a->bytes_n);

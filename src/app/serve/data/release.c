@@ -119,31 +119,11 @@ static bool choose(struct request *r, struct attempt *a)
     return found;
 }
 
-/* Its call, on the worker that was chosen. */
-static struct kvr_http_call *start(struct request *r, struct attempt *a, struct release *e)
-{
-    static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
-    struct kvr_body *body = legs_release_body(r);
-    struct kvr_http_call *call = NULL;
-    struct kvr_buf h = {0};
-    if (body) attempt_put_head(a, body->len, &h);
-    struct kvr_http_call_config config = {.endpoint = &a->worker->endpoint,
-                                          .head = h.data,
-                                          .head_len = h.len,
-                                          .body = body,
-                                          .connect_timeout_s = serve_of(r)->o->connect_timeout,
-                                          .handler = &handler,
-                                          .ctx = e};
-    if (h.len && !h.failed) call = kvr_http_call_start(r->loop->client, &config);
-    kvr_buf_free(&h);
-    kvr_body_unref(body);
-    return call;
-}
-
 static struct release *release_new(struct request *r, struct attempt *a)
 {
+    static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
     struct release *e = calloc(1, sizeof *e);
-    if (!e || !(e->call = start(r, a, e))) {
+    if (!e || !(e->call = attempt_call(a, &handler, e))) {
         free(e);
         return NULL;
     }
@@ -162,23 +142,13 @@ static struct release *release_new(struct request *r, struct attempt *a)
     return e;
 }
 
-static bool take_worker(struct attempt *a)
-{
-    struct serve *s = serve_of(a->request);
-    kvr_lock(&s->lock);
-    a->worker = worker_find_locked(s, a->result.worker.worker_id);
-    if (a->worker) worker_hold(a->worker);
-    kvr_unlock(&s->lock);
-    return a->worker != NULL;
-}
-
 static bool begin(struct request *r)
 {
     struct attempt *a = attempt_new(r, NULL);
     if (!a) return false;
     a->decodes = true;
     a->number = r->tries;
-    bool begun = choose(r, a) && take_worker(a) && release_new(r, a);
+    bool begun = choose(r, a) && attempt_take_worker(a) && (a->body = legs_release_body(r)) && release_new(r, a);
     if (a->booking[0]) kvr_router_free(a->partition->router, a->booking, strlen(a->booking));
     a->booking[0] = 0;
     attempt_free(a);
@@ -189,7 +159,8 @@ static bool begin(struct request *r)
 static bool is_unused(const struct request *r)
 {
     if (!legs_are_two(r) || !r->legs->handed || r->legs->protocol == KVR_KV_NONE) return false;
-    return r->phase == PHASE_PAIRING || (r->phase == PHASE_SENDING && r->attempt->unsent);
+    if (r->phase == PHASE_PAIRING) return true;
+    return r->phase == PHASE_SENDING && (r->attempt->unsent || r->attempt->state == ATTEMPT_CHOSEN);
 }
 
 /* A leg ends whose engine may not see that: a prefill worker whose answer is on its way keeps the prompt, and a decode worker that has not
@@ -197,7 +168,8 @@ static bool is_unused(const struct request *r)
 static bool may_be_left(const struct request *r)
 {
     if (!legs_are_two(r) || r->legs->protocol == KVR_KV_NONE) return false;
-    if (r->phase == PHASE_PREFILL) return r->legs->prefill && r->legs->prefill->call;
+    const struct attempt *p = r->legs->prefill;
+    if (r->phase == PHASE_PREFILL) return p && (p->call || p->state == ATTEMPT_CANCELLED);
     return r->phase == PHASE_SENDING && r->attempt->call &&
            kvr_now_ns(kvr_clock_monotonic()) - r->attempt->sent_ns < (uint64_t)EARLY_MS * 1000000;
 }

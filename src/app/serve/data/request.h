@@ -35,7 +35,7 @@
  * knows what follows what.
  *
  * What must hold whatever happens:
- *   - a booking is made in CHOOSING and given back by account_unbook(), exactly once per attempt;
+ *   - a booking is made in CHOOSING or PAIRING and given back by account_unbook(), exactly once per attempt (release.h has its own);
  *   - nothing of the answer is sent to the client before the first body byte of the worker, so until then the request can go to another
  *     worker; afterwards it never does;
  *   - every path ends in flow.c: end(), which frees the request.

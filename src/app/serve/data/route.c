@@ -146,23 +146,6 @@ static void record_remotely(const struct attempt *a)
     free(seqs);
 }
 
-/* Returns: false: it was removed in this very moment. */
-static bool take_worker(struct attempt *a)
-{
-    struct serve *s = serve_of(a->request);
-    kvr_lock(&s->lock);
-    struct worker *w = a->worker = worker_find_locked(s, a->result.worker.worker_id);
-    if (w) {
-        worker_hold(w);
-        w->requests++;
-        a->names_rank = rank_is_named_locked(w);
-        a->view = views_knowledge(w, a->result.worker.dp_rank);
-        a->named_rank = a->result.worker.dp_rank - w->rank_base;
-    }
-    kvr_unlock(&s->lock);
-    return w != NULL;
-}
-
 /* It is the request's attempt from now on, or its prefill leg, in the place of one that has failed. */
 static void keep(struct request *r, struct attempt *a)
 {
@@ -178,7 +161,7 @@ static enum outcome booked(struct request *r)
     uint32_t bs = a->partition->block_size;
     atomic_fetch_add(&r->loop->active, 1);
     a->generation_blocks = (r->isl + bs - 1) / bs;
-    if (!take_worker(a)) {
+    if (!attempt_take_worker(a)) {
         account_unbook(a);
         return OUTCOME_NOBODY;
     }
@@ -241,7 +224,7 @@ static size_t session_key(const struct request *r, bool prefills, char *out, siz
 static void prefer(const struct request *r, struct kvr_router_request *rq)
 {
     struct serve *s = serve_of(r);
-    bool prefills = legs_prefill_next(r);
+    bool prefills = legs_asks_prefill(r);
     char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
     if (rq->pinned) return;
     rq->preferred = (r->response[0] && responses_get(s, r->response, &rq->pin)) ||
@@ -394,6 +377,7 @@ enum { LOOK_AGAIN_MS = 20 /* for a decode worker that can take it */ };
 enum outcome route_pair(struct request *r)
 {
     struct legs *l = r->legs;
+    if (!l->comment_ms) l->comment_ms = request_after(serve_of(r)->o->queue_keepalive);
     double patience = KVR_MIN(serve_of(r)->o->handoff_timeout, 0.7 * l->prefill->worker->kv_lease);
     if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(patience);
     enum outcome o = route_choose(r);
@@ -407,6 +391,10 @@ enum outcome route_pair_on_time(struct request *r, bool total)
     if (total) return request_refuse(r, 504, TOOK_TOO_LONG);
     if (now_ms() >= r->legs->pair_deadline_ms)
         return request_refuse(r, 503, "the prompt is computed, but no worker became available in time to go on from it");
+    if (r->stream && r->legs->comment_ms && now_ms() >= r->legs->comment_ms) {
+        reply_comment(r);
+        r->legs->comment_ms = 0;
+    }
     route_leave(r);
     memset(&r->now, 0, sizeof r->now);
     return route_pair(r);
