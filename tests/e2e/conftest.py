@@ -23,6 +23,7 @@ import msgpack
 import pytest
 import xxhash
 import zmq
+from leg_parts import Leg, decodes, prefills
 
 # Of all servers of tests: with the 5 that Python has, connections are reset when twenty come at once on a busy machine.
 socketserver.TCPServer.request_queue_size = 256
@@ -409,6 +410,30 @@ def fleet(start):
     """Two mocks and a router."""
     mocks = [start(Mock), start(Mock)]
     return start(Serve, mocks), mocks
+
+
+@pytest.fixture
+def legs():
+    """legs(script) makes a worker of one leg (leg_parts.py)."""
+    made = []
+
+    def make(script):
+        made.append(Leg(script))
+        return made[-1]
+    yield make
+    for leg in made:
+        leg.close()
+
+
+@pytest.fixture
+def pair(legs, start):
+    """Two prefill workers, two decode workers (scripts), and a router over them."""
+    def make(*options, prefill=prefills, decode=decodes, keys=(), n=2):
+        ps, ds = [legs(prefill) for _ in range(n)], [legs(decode) for _ in range(n)]
+        s = start(Serve, [p.spec("prefill", *keys) for p in ps] + [d.spec("decode", *keys) for d in ds], *options)
+        wait_for("all workers", lambda: all(w["status"] == "up" for w in s.get("/workers")))
+        return s, ps, ds
+    return make
 
 
 def read_sse(port, body, headers=None, until=None, path="/v1/completions"):

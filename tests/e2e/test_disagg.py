@@ -5,33 +5,10 @@ import threading
 
 import pytest
 from conftest import Serve, call, wait_for
-from leg_parts import HANG, PARAMS, RESET, Leg, answer, decodes, events, handoff, prefills
+from leg_parts import HANG, PARAMS, RESET, answer, decodes, events, handoff, prefills
 
 PROMPT = list(range(64))
 BODY = {"model": "m", "prompt": PROMPT, "max_tokens": 4}
-
-
-@pytest.fixture
-def legs():
-    made = []
-
-    def make(script):
-        made.append(Leg(script))
-        return made[-1]
-    yield make
-    for leg in made:
-        leg.close()
-
-
-@pytest.fixture
-def pair(legs, start):
-    """Two prefill workers, two decode workers, and a router over them."""
-    def make(*options, prefill=prefills, decode=decodes, keys=(), n=2):
-        ps, ds = [legs(prefill) for _ in range(n)], [legs(decode) for _ in range(n)]
-        s = start(Serve, [p.spec("prefill", *keys) for p in ps] + [d.spec("decode", *keys) for d in ds], *options)
-        wait_for("all workers", lambda: all(w["status"] == "up" for w in s.get("/workers")))
-        return s, ps, ds
-    return make
 
 
 def ask(s, headers=None, timeout=30, **more):

@@ -4,7 +4,7 @@
 #include "app/serve/data/data_port.h"
 #include "app/serve/data/flow.h"
 #include "app/serve/data/here.h"
-#include "app/serve/data/release.h"
+#include "app/serve/data/side_call.h"
 #include "app/serve/data/reply.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/tokenizers/tokenizers.h"
@@ -62,7 +62,7 @@ static void loop_end(struct loop *l)
     flow_refuse_parked(l);
     here_stop_checks(l);
     kvr_http_server_close(l->server);
-    releases_stop(l);
+    side_calls_stop(l);
     remote_close(l);
     kvr_http_client_close(l->client);
     uv_unref((uv_handle_t *)&l->wake);

@@ -20,10 +20,12 @@
 #include "wire/json.h"
 
 struct kvr_token_waiter;
-struct release;
 struct request;
 struct serve;
+struct side_call;
 struct token_check;
+
+enum side_kind { SIDE_RELEASE, SIDE_ABORT, SIDE_QUERY, SIDE_KINDS }; /* data/side_call.h */
 
 struct loop {
     struct serve *serve;
@@ -37,9 +39,9 @@ struct loop {
     struct kvr_json_parser *json;
     struct kvr_jobs jobs; /* large bodies and prompts */
     struct ctx_list ctxs;
-    struct request *parked;   /* wait for a worker to exist; ordered by urgency */
-    struct release *releases; /* data/release.h */
-    size_t releases_n;
+    struct request *parked; /* wait for a worker to exist; ordered by urgency */
+    struct side_call *side_calls;
+    size_t side_calls_n[SIDE_KINDS];
     struct kvr_lock mail_lock;
     struct token_check *token_checks; /* of tokens made here, under way: here.c */
     size_t token_checks_n;

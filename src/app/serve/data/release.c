@@ -7,95 +7,26 @@
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/legs.h"
+#include "app/serve/data/side_call.h"
 
 enum { EARLY_MS = 100 /* from the sending of a request: the engine may not have it yet */ };
 
 struct release {
-    struct release *next;
-    struct loop *loop;
+    struct side_call side;
     struct partition *partition;
     struct worker *worker;
-    struct kvr_http_call *call; /* NULL: over */
-    char booking[32];           /* on the decode worker */
-    int status;
-    uv_timer_t timer;
+    char booking[32]; /* on the decode worker */
 };
 
-/* ---- its end ----------------------------------------------------------------------------------------- */
-
-static void on_closed(uv_handle_t *h)
+static void on_over(struct side_call *c, bool ok)
 {
-    free(h->data);
-}
-
-static void finish(struct release *e, bool ok)
-{
-    struct loop *l = e->loop;
-    struct release **p = &l->releases;
-    while (*p != e) p = &(*p)->next;
-    *p = e->next;
-    l->releases_n--;
-    if (!ok) atomic_fetch_add(&l->serve->metrics.disagg_releases_failed_total, 1);
-    if (!ok) atomic_fetch_add(&l->serve->metrics.disagg_possible_leaks_total, 1);
+    struct release *e = (struct release *)c;
+    struct metrics *m = &c->loop->serve->metrics;
+    if (!ok) atomic_fetch_add(&m->disagg_releases_failed_total, 1);
+    if (!ok) atomic_fetch_add(&m->disagg_possible_leaks_total, 1);
     kvr_router_free(e->partition->router, e->booking, strlen(e->booking));
     worker_let_go(e->worker);
-    atomic_fetch_sub(&l->in_flight, 1);
-    e->timer.data = e;
-    uv_close((uv_handle_t *)&e->timer, on_closed);
 }
-
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
-{
-    (void)call;
-    (void)headers;
-    (void)length;
-    ((struct release *)ctx)->status = status;
-}
-
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
-{
-    (void)call;
-    (void)ctx;
-    (void)data;
-    (void)len;
-}
-
-static void on_done(struct kvr_http_call *call, void *ctx)
-{
-    struct release *e = ctx;
-    (void)call;
-    e->call = NULL;
-    finish(e, e->status < 400);
-}
-
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
-{
-    struct release *e = ctx;
-    (void)call;
-    (void)why;
-    (void)text;
-    e->call = NULL;
-    finish(e, false);
-}
-
-static void give_up(struct release *e)
-{
-    kvr_http_call_cancel(e->call);
-    e->call = NULL;
-    finish(e, false);
-}
-
-static void on_timeout(uv_timer_t *t)
-{
-    give_up(t->data);
-}
-
-void releases_stop(struct loop *l)
-{
-    while (l->releases) give_up(l->releases);
-}
-
-/* ---- its beginning ----------------------------------------------------------------------------------- */
 
 static bool choose(struct request *r, struct attempt *a)
 {
@@ -121,24 +52,18 @@ static bool choose(struct request *r, struct attempt *a)
 
 static struct release *release_new(struct request *r, struct attempt *a)
 {
-    static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
     struct release *e = calloc(1, sizeof *e);
-    if (!e || !(e->call = attempt_call(a, &handler, e))) {
+    if (!e || !(e->side.call = attempt_call(a, &side_call_handler, e))) {
         free(e);
         return NULL;
     }
-    e->loop = r->loop;
+    e->side.kind = SIDE_RELEASE;
+    e->side.done = on_over;
     e->partition = a->partition;
     e->worker = worker_hold(a->worker);
     memcpy(e->booking, a->booking, sizeof e->booking);
     a->booking[0] = 0;
-    uv_timer_init(&r->loop->uv, &e->timer);
-    e->timer.data = e;
-    uv_timer_start(&e->timer, on_timeout, (uint64_t)(serve_of(r)->o->disagg_release_timeout * 1000), 0);
-    e->next = r->loop->releases;
-    r->loop->releases = e;
-    r->loop->releases_n++;
-    atomic_fetch_add(&r->loop->in_flight, 1);
+    side_call_begin(&e->side, r->loop, serve_of(r)->o->disagg_release_timeout);
     return e;
 }
 
@@ -179,7 +104,7 @@ void release_unused(struct request *r)
     const struct serve *s = serve_of(r);
     if (may_be_left(r)) COUNT(r, disagg_possible_leaks_total);
     if (!is_unused(r)) return;
-    bool may = s->o->disagg_release && r->conn && legs_is_fresh(r) && r->loop->releases_n < RELEASES_MAX && !atomic_load(&r->loop->stop);
+    bool may = s->o->disagg_release && r->conn && legs_is_fresh(r) && side_calls_have_room(r->loop, SIDE_RELEASE);
     if (may && begin(r)) COUNT(r, disagg_releases_total);
     else COUNT(r, disagg_possible_leaks_total);
     legs_drop_handoff(r);

@@ -2,7 +2,7 @@
 /*
  * A computed prompt that nobody will go on from: its client has left between the two legs, or no decode worker was found. Its prefill
  * worker holds it until a decode worker has pulled it, or its lease is over; so a decode worker is given it all the same, for one token
- * that nobody reads (--disagg-release). At most RELEASES_MAX of a loop at once; beyond that, and where it fails, the lease does it.
+ * that nobody reads (--disagg-release). At most SIDE_CALLS_MAX of a loop at once; beyond that, and where it fails, the lease does it.
  *
  * Threads: the loop's.
  */
@@ -11,10 +11,7 @@
 
 #include "app/serve/data/request.h"
 
-enum { RELEASES_MAX = 256 };
-
 /* Of a request that is about to end without an answer; it has its connection still. */
 void release_unused(struct request *r);
-void releases_stop(struct loop *l);
 
 #endif
