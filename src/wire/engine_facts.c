@@ -212,6 +212,17 @@ static bool vllm_info(struct kvr_engine_facts *f, struct kvr_json config, kvr_fa
     return true;
 }
 
+static enum kvr_told_mode mode_of(struct kvr_json v)
+{
+    static const char *const names[] = {[KVR_MODE_OFF] = "null", [KVR_MODE_PREFILL] = "prefill", [KVR_MODE_DECODE] = "decode"};
+    const char *s;
+    size_t len;
+    if (!kvr_json_as_str(v, &s, &len)) return KVR_MODE_UNTOLD;
+    for (size_t i = KVR_MODE_OFF; i < KVR_ARRAY_LEN(names); i++)
+        if (strlen(names[i]) == len && memcmp(names[i], s, len) == 0) return (enum kvr_told_mode)i;
+    return KVR_MODE_UNTOLD;
+}
+
 static bool sglang_info(struct kvr_engine_facts *f, struct kvr_json_parser *p, struct kvr_json root, kvr_fact_source from)
 {
     struct kvr_json events = {0};
@@ -226,6 +237,9 @@ static bool sglang_info(struct kvr_engine_facts *f, struct kvr_json_parser *p, s
     take_total(f, tokens / page, false, from);
     if (kvr_json_as_bool(kvr_json_get(root, "disable_radix_cache"), &flag)) tell(&f->prefix_caching, !flag);
     if (kvr_json_as_bool(kvr_json_get(root, "enable_cache_report"), &flag)) tell(&f->cached_tokens, flag);
+    uint64_t port = number_of(root, "disaggregation_bootstrap_port");
+    f->mode = mode_of(kvr_json_get(root, "disaggregation_mode"));
+    if (port >= KVR_FACT_PORT_MIN && port <= UINT16_MAX) f->bootstrap_port = (uint16_t)port;
     bool on = kvr_json_as_str(kvr_json_get(root, "kv_events_config"), &text, &len) && len &&
               kvr_json_parse(p, text, len, &events, NULL) == 0 && events_enabled(events, true);
     tell(&f->events, on);

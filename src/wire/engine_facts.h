@@ -7,8 +7,8 @@
  *     GET /kv_event_sources    vLLM since 0.32: {rank: {endpoint, replay_endpoint, buffer_steps, enable_kv_cache_events, publisher}}
  *     GET /server_info?config_format=json   vLLM with VLLM_SERVER_DEV_MODE=1: {vllm_config: {cache_config, parallel_config,
  * kv_events_config}} GET /server_info, /get_server_info    SGLang: {page_size, dp_size, kv_events_config (JSON in a text),
- * disable_radix_cache, enable_cache_report, ...} POST /v1/completions with a rank that cannot be: vLLM says which it has ("... is out of
- * range [0, 2).")
+ * disable_radix_cache, enable_cache_report, disaggregation_mode, ...} POST /v1/completions with a rank that cannot be: vLLM says which it
+ * has ("... is out of range [0, 2).")
  *
  * What was told first stays; feed them in this order. An engine is not trusted with addresses: of an endpoint only the port is read.
  * Threads: pure functions on the caller's struct; everything is bounded.
@@ -26,6 +26,9 @@ enum { KVR_FACT_RANKS_MAX = 64, KVR_FACT_BLOCK_SIZE_MAX = 65536, KVR_FACT_PORT_M
 enum kvr_engine_name { KVR_FACT_ENGINE_UNKNOWN, KVR_FACT_VLLM, KVR_FACT_SGLANG };
 
 enum kvr_told { KVR_UNTOLD, KVR_TOLD_NO, KVR_TOLD_YES };
+
+/* What SGLang's disaggregation_mode says that the engine computes. OFF: all of a request. */
+enum kvr_told_mode { KVR_MODE_UNTOLD, KVR_MODE_OFF, KVR_MODE_PREFILL, KVR_MODE_DECODE };
 
 /* Which answer told something; NULL: none did. Static text, a path. */
 typedef const char *kvr_fact_source;
@@ -48,9 +51,11 @@ struct kvr_engine_facts {
     struct kvr_engine_rank ranks[KVR_FACT_RANKS_MAX];    /* by rank */
     size_t ranks_n;                                      /* 0: not told */
     kvr_fact_source ranks_from, events_from;
-    bool too_many;       /* ranks were left out */
-    bool unusable;       /* an events endpoint is none that can be reached by a port (ipc, inproc, a port below 1024) */
-    uint32_t rank_range; /* it takes the header X-data-parallel-rank from 0 to this - 1; 0: not told */
+    bool too_many; /* ranks were left out */
+    bool unusable; /* an events endpoint is none that can be reached by a port (ipc, inproc, a port below 1024) */
+    enum kvr_told_mode mode;
+    uint16_t bootstrap_port; /* where decode workers meet it; 0: not told */
+    uint32_t rank_range;     /* it takes the header X-data-parallel-rank from 0 to this - 1; 0: not told */
 };
 
 /* A kvr_prom_fn: ctx is a struct kvr_engine_facts. */

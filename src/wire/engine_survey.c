@@ -12,7 +12,7 @@ static bool is_wanted(const struct kvr_engine_facts *f, enum kvr_survey_step ste
 {
     bool enough = f->block_size && f->ranks_n && f->events != KVR_UNTOLD;
     switch (step) {
-    case KVR_SURVEY_SERVER_INFO: return !enough;
+    case KVR_SURVEY_SERVER_INFO: return !enough || f->engine == KVR_FACT_SGLANG; /* which says what it computes */
     case KVR_SURVEY_OLD_SERVER_INFO: return !f->block_size && f->engine != KVR_FACT_VLLM;
     case KVR_SURVEY_RANKS: return f->ranks_n > 1 && f->engine == KVR_FACT_VLLM;
     default: return true;

@@ -191,6 +191,7 @@ static void push_decode(struct edits *x, const struct kvr_handoff_leg *leg)
     kvr_json_put_str(b, "remote_engine_id", leg->engine_id);
     kvr_json_put_str(b, "remote_host", leg->host);
     kvr_json_put_u64(b, "remote_port", leg->port);
+    if (leg->id) kvr_json_put_str(b, "remote_request_id", leg->id); /* without it the engine's process ends */
     kvr_json_put_u64(b, "tp_size", KVR_MAX(leg->tp, 1u));
     kvr_json_put_u64(b, "pp_size", KVR_MAX(leg->pp, 1u));
     put_transfer_id(b, leg);
@@ -223,6 +224,7 @@ static void mooncake(struct edits *x, const struct kvr_handoff_leg *leg, bool pr
     put_transfer_id(b, leg);
     kvr_json_close(b, '}');
     end_value(x, "kv_transfer_params");
+    if (prefill) set(x, "ignore_eos", "true"); /* one that ends by itself hands nothing over */
 }
 
 static void put_host(struct kvr_buf *b, const struct kvr_handoff_leg *leg, size_t i)

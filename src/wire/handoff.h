@@ -24,12 +24,13 @@
 #include "base/buf.h"
 #include "wire/handoff_members.h"
 #include "wire/handoff_protocol.h"
+#include "wire/json.h"
 #include "wire/json_text.h"
 
 /* What both bodies of one attempt are made from; texts are borrowed. Which protocol reads a field is said in brackets. */
 struct kvr_handoff_leg {
     enum kvr_kv_protocol protocol;
-    const char *id;          /* x-request-id of this attempt [sglang: rid, unless NULL] */
+    const char *id;          /* x-request-id of this attempt [sglang: rid, push: remote_request_id, unless NULL] */
     const char *transfer_id; /* NULL: "xfer-<id>" [push, mooncake] */
     const char *host;        /* P's: of its side channel [push], its bootstrap server [mooncake, sglang]; IPv6 without brackets */
     uint16_t port;
@@ -80,6 +81,9 @@ bool kvr_handoff_release_body(const struct kvr_handoff_leg *leg, struct kvr_json
 /* Reads P's answer, of status 2xx. Protocols without an object (all but vllm-nixl and trtllm) have read an answer well when it is JSON.
  * An answer that `ended` needs no object. *out is set whatever is returned. */
 enum kvr_handoff_read kvr_handoff_read(enum kvr_kv_protocol p, struct kvr_json_span answer, struct kvr_handoff *out);
+
+/* The name of the engine of P's rank `rank`, in what Mooncake's bootstrap server answers to GET /query. Returns: false: it is not there. */
+bool kvr_handoff_engine_of(struct kvr_json query, uint32_t rank, char *out, size_t cap);
 
 /* An answer of P that `ended`, for the client: without disaggregated_params; or for one that streams as events, from the first chunk to
  * [DONE], with a chunk for usage if it asked for that. */

@@ -8,20 +8,35 @@ import select
 import threading
 
 import pytest
-from conftest import Mock, Serve, call, wait_for
+from conftest import Mock, Serve, call, free_ports, wait_for
 
 MIXED = 120
 LEASE_S = 4
 
 
+AT_ONCE = ["sglang", "vllm-nixl-push", "vllm-mooncake"]
+
+
 def side(start, role, protocol, *extra):
-    return start(Mock, "--role", role, "--kv-protocol", protocol, "--kv-lease", str(LEASE_S), *extra, with_events=role == "prefill")
+    met = free_ports() if role == "prefill" else 0  # where the other side meets it
+    if met and protocol in AT_ONCE:
+        extra = ("--kv-side-port" if protocol == "vllm-nixl-push" else "--bootstrap-port", str(met), *extra)
+    m = start(Mock, "--role", role, "--kv-protocol", protocol, "--kv-lease", str(LEASE_S), *extra, with_events=role == "prefill")
+    m.met = met
+    return m
+
+
+def keys_of(m, protocol):
+    """What the entry of a prefill worker says of where it is met."""
+    if protocol == "vllm-nixl-push":
+        return f",kv-addr=127.0.0.1:{m.met},engine-id={call(m.port, 'GET', '/mock/kv').json()['engine_ids'][0]}"
+    return f",bootstrap={m.met}" if protocol in AT_ONCE else ""
 
 
 def fleet_of(start, protocol, prefill=(), decode=(), options=()):
     ps, ds = [side(start, "prefill", protocol, *prefill) for _ in range(2)], [side(start, "decode", protocol, *decode) for _ in range(2)]
     keys = f",block-size=16,kv-protocol={protocol},kv-lease={LEASE_S}"
-    s = start(Serve, [m.spec(f",role=prefill{keys}") for m in ps] + [m.spec(f",role=decode{keys}") for m in ds], "--tokenizer", "bytes", *options)
+    s = start(Serve, [m.spec(f",role=prefill{keys}{keys_of(m, protocol)}") for m in ps] + [m.spec(f",role=decode{keys}") for m in ds], "--tokenizer", "bytes", *options)
     wait_for("all workers", lambda: all(w["status"] == "up" for w in s.get("/workers")))
     return s, ps, ds
 
@@ -48,7 +63,7 @@ def body_of(i, **more):
     return {"prompt": prompt_of(i), "max_tokens": 6, **more}
 
 
-@pytest.mark.parametrize("protocol", ["vllm-nixl", "trtllm", "none"])
+@pytest.mark.parametrize("protocol", ["vllm-nixl", "trtllm", "none", *AT_ONCE])
 def test_answers_are_those_of_one_worker(start, protocol):
     s, ps, ds = fleet_of(start, protocol)
     alone = start(Mock)
@@ -73,7 +88,7 @@ def test_what_a_prefill_worker_has_cached_is_what_was_predicted(start):
     assert clean(s, ps + ds)["expired"] == 0
 
 
-@pytest.mark.parametrize("protocol", ["vllm-nixl", "trtllm"])
+@pytest.mark.parametrize("protocol", ["vllm-nixl", "trtllm", *AT_ONCE])
 @pytest.mark.parametrize("faults", [((), ()), (("--fault-prefill-status", "503", "--fault-count", "5"), ("--fault-decode-status", "503", "--fault-count", "5"))])
 def test_clients_that_leave_at_any_moment_leave_nothing_behind(start, protocol, faults):
     seed = random.randrange(1 << 32)

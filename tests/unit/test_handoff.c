@@ -115,8 +115,8 @@ static void nixl_push(void **s)
                                              ",\"transfer_id\":\"xfer-req1\"}}");
     assert_string_equal(body_for('D', &leg, CLIENT "}", NULL),
                         CLIENT ",\"kv_transfer_params\":{\"do_remote_prefill\":true,\"do_remote_decode\":false,"
-                               "\"remote_engine_id\":\"prefill-engine-1\",\"remote_host\":\"10.0.0.1\",\"remote_port\":5600,\"tp_size\":4,"
-                               "\"pp_size\":2,\"transfer_id\":\"xfer-req1\"}}");
+                               "\"remote_engine_id\":\"prefill-engine-1\",\"remote_host\":\"10.0.0.1\",\"remote_port\":5600,"
+                               "\"remote_request_id\":\"req1\",\"tp_size\":4,\"pp_size\":2,\"transfer_id\":\"xfer-req1\"}}");
     /* a client's id may hold anything */
     leg.transfer_id = NULL;
     leg.id = "a\"\\\n";
@@ -128,7 +128,8 @@ static void mooncake(void **s)
     struct kvr_handoff_leg leg = leg_of(KVR_KV_VLLM_MOONCAKE);
     (void)s;
     assert_string_equal(body_for('P', &leg, CLIENT "}", NULL), CLIENT PREFILL_RULES
-                        ",\"kv_transfer_params\":{\"do_remote_decode\":true,\"do_remote_prefill\":false,\"transfer_id\":\"xfer-req1\"}}");
+                        ",\"kv_transfer_params\":{\"do_remote_decode\":true,\"do_remote_prefill\":false,\"transfer_id\":\"xfer-req1\"},"
+                        "\"ignore_eos\":true}");
     assert_string_equal(body_for('D', &leg, CLIENT "}", NULL),
                         CLIENT ",\"kv_transfer_params\":{\"do_remote_decode\":false,\"do_remote_prefill\":true,"
                                "\"remote_bootstrap_addr\":\"http://10.0.0.1:8998\",\"remote_engine_id\":\"prefill-engine-1\","

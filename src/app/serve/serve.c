@@ -4,6 +4,7 @@
 #include "app/serve/data/data_port.h"
 #include "app/serve/data/flow.h"
 #include "app/serve/data/here.h"
+#include "app/serve/data/bootstrap.h"
 #include "app/serve/data/side_call.h"
 #include "app/serve/data/reply.h"
 #include "app/serve/discovery/discovery.h"
@@ -63,6 +64,7 @@ static void loop_end(struct loop *l)
     here_stop_checks(l);
     kvr_http_server_close(l->server);
     side_calls_stop(l);
+    bootstraps_free(l);
     remote_close(l);
     kvr_http_client_close(l->client);
     uv_unref((uv_handle_t *)&l->wake);
@@ -170,6 +172,7 @@ static void on_poll(uv_timer_t *t)
     discovery_tick(s);
     follow_durable(s);
     shards_tick(s);
+    missed_tick(s);
     tokenizers_tick(s);
 }
 

@@ -69,10 +69,10 @@ struct serve_options {
     size_t tokenizer_dirs_n;
     char *tokenizer_lib, *tokenizer_profile; /* NULL: found, looked for */
     bool forward_token_ids;
-    int kv_protocol;  /* enum kvr_kv_protocol, as role_protocol() has them */
+    int kv_protocol;  /* enum kvr_kv_protocol */
     int disagg_usage; /* merge|decode */
     bool enforce_disagg, disagg_release;
-    double prefill_timeout, handoff_timeout, disagg_release_timeout;
+    double prefill_timeout, handoff_timeout, kv_wait_timeout, disagg_release_timeout;
     uint64_t tokenizer_probes, tokenizer_check, tokenizer_cache, tokenizer_threads;
     struct kvr_log_options log;
 };

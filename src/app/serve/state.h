@@ -52,6 +52,7 @@
 #include "app/serve/workers/health.h"
 #include "app/serve/workers/labels.h"
 #include "app/serve/workers/learn.h"
+#include "app/serve/workers/missed.h"
 #include "app/serve/workers/models.h"
 #include "app/serve/workers/partition.h"
 #include "app/serve/workers/rank.h"
@@ -156,6 +157,7 @@ struct serve {
     _Atomic bool caught_up;                /* the durable stream: as far as can be waited for */
     struct replicas *replicas;             /* the sync thread's; of it the counters are any thread's */
     struct engine_loads engine_loads;
+    struct missed_pairs missed;
     struct health_checks *health_checks;
     struct kvr_http_client *health_client;
     struct selection *selection; /* main loop's */

@@ -109,11 +109,7 @@ static void put_generation(struct kvr_buf *b, const struct worker *w)
 static void put_role(struct kvr_buf *b, const struct worker *w)
 {
     kvr_json_put_str(b, "role", role_name(w->role));
-    if (w->role == ROLE_BOTH) return;
-    kvr_json_put_str(b, "kv_protocol", kvr_kv_protocol_name(w->kv_protocol));
-    if (w->role == ROLE_PREFILL) kvr_json_put_double(b, "kv_lease", w->kv_lease);
-    kvr_json_key(b, "local_prefill");
-    kvr_json_bool(b, worker_takes_whole(w));
+    kv_keys_write(w, b);
 }
 
 static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, const struct kvr_view_status *st, size_t n)

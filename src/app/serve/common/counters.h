@@ -35,6 +35,9 @@
     X(disagg_handoffs_refused_total, "Answers of prefill workers whose hand-off object could not be used")                                 \
     X(disagg_releases_total, "Computed prompts that nobody would go on from, given to a decode worker so that they are freed")             \
     X(disagg_releases_failed_total, "Of these, those that did not come to a good end")                                                     \
+    X(disagg_rendezvous_missed_total, "Pairs of a prefill and a decode worker that missed each other")                                     \
+    X(disagg_aborts_total, "Legs of SGLang that were ended by /abort_request")                                                             \
+    X(disagg_aborts_failed_total, "Of these, those that the engine did not take, and legs beyond the limit")                               \
     X(disagg_possible_leaks_total, "Computed prompts that their prefill worker may hold until its lease is over")                          \
     X(errors_total, "Client requests that ended in an error of ours or a broken stream")                                                   \
     X(client_gone_total, "Requests whose client went away first")                                                                          \

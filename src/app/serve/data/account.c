@@ -258,6 +258,11 @@ void account_answered(struct request *r)
     r->answered = true;
 }
 
+void account_prompt_is_computed(struct attempt *a)
+{
+    mark_prefill(a);
+}
+
 /* What a prefill worker tells: the time it took, what it had cached. */
 void account_prefilled(struct attempt *a)
 {

@@ -14,9 +14,11 @@ void account_keep_prompt(struct attempt *a); /* the tokens go now */
 void account_first_token(struct attempt *a);
 void account_events(struct attempt *a, uint64_t events); /* of its stream, so many have come */
 void account_response(struct attempt *a);                /* the id of its response may be known now */
-void account_prefilled(struct attempt *a);               /* a prefill leg: its answer is whole */
-void account_attempt_over(struct attempt *a);            /* without an answer that the client gets */
-void account_unbook(struct attempt *a);                  /* the booking is given back, if there is one */
+/* Its prompt is computed, although its answer is not whole yet. */
+void account_prompt_is_computed(struct attempt *a);
+void account_prefilled(struct attempt *a);    /* a prefill leg: its answer is whole */
+void account_attempt_over(struct attempt *a); /* without an answer that the client gets */
+void account_unbook(struct attempt *a);       /* the booking is given back, if there is one */
 
 /* The answer is whole; once, whoever calls it again. */
 void account_answered(struct request *r);

@@ -28,6 +28,7 @@ void attempt_free(struct attempt *a)
     kvr_sse_free(&a->sse);
     kvr_buf_free(&a->head);
     kvr_buf_free(&a->answer);
+    kvr_buf_free(&a->held);
     kvr_buf_free(&a->ended);
     kvr_usage_merge_free(&a->merge);
     kvr_body_unref(a->body);
@@ -95,7 +96,7 @@ static void note_tried(struct attempt *a)
 }
 
 /* The worker is one of those that were tried. The refusal stands unless another one takes the request. */
-static enum outcome failed(struct attempt *a, int status, const char *text)
+enum outcome attempt_fail(struct attempt *a, int status, const char *text)
 {
     struct request *r = a->request;
     a->state = ATTEMPT_FAILED;
@@ -112,7 +113,7 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     a->call = NULL;
     if (is_retryable(a)) {
         worker_report(s, a->worker, a->status == 503);
-        a->tell(a, failed(a, a->status, "every worker that was tried answered with an error"));
+        a->tell(a, attempt_fail(a, a->status, "every worker that was tried answered with an error"));
         return;
     }
     a->state = ATTEMPT_WHOLE;
@@ -136,8 +137,8 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     worker_report(s, a->worker, false);
     if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(s, a->result.worker.worker_id);
     a->unsent = why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_CONNECT_TIMEOUT;
-    if (a->state == ATTEMPT_ANSWERING && !a->prefills) a->tell(a, broken(a));
-    else a->tell(a, failed(a, why == KVR_HTTP_CONNECT_TIMEOUT ? 504 : 502, text));
+    if (a->state == ATTEMPT_ANSWERING && !a->prefills && !a->holds) a->tell(a, broken(a));
+    else a->tell(a, attempt_fail(a, why == KVR_HTTP_CONNECT_TIMEOUT ? 504 : 502, text));
 }
 
 static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
@@ -177,7 +178,9 @@ static void put_client_headers(const struct kvr_headers *headers, struct kvr_buf
 /* Engines that hand prompts over key them by it: it is another one for each attempt. */
 static void put_request_id(const struct attempt *a, struct kvr_buf *h)
 {
-    if (a->number && (a->prefills || a->decodes)) kvr_buf_printf(h, "x-request-id: %s.%u\r\n", a->request->id, a->number);
+    const struct kvr_buf *drawn = a->prefills || a->decodes ? &a->request->legs->transfer.header : NULL;
+    if (drawn && drawn->len) kvr_buf_printf(h, "x-request-id: %.*s\r\n", (int)drawn->len, drawn->data);
+    else if (a->number && (a->prefills || a->decodes)) kvr_buf_printf(h, "x-request-id: %s.%u\r\n", a->request->id, a->number);
     else kvr_buf_printf(h, "x-request-id: %s\r\n", a->request->id);
 }
 
@@ -204,6 +207,7 @@ static struct kvr_body *body_of(const struct attempt *a)
     struct kvr_rank_member has = r->body_rank;
     has.has[0] &= !a->prefills;
     has.has[1] &= !a->body;
+    if (a->body && (a->prefills || a->decodes) && r->legs->protocol == KVR_KV_SGLANG) has.has[0] = has.has[1] = true; /* transfer.h */
     return rank_body(a->worker, a->body ? a->body : r->body, r->is_object ? &has : NULL, a->result.worker.dp_rank);
 }
 
@@ -219,7 +223,7 @@ struct kvr_http_call *attempt_call(const struct attempt *a, const struct kvr_htt
                                           .head_len = h.len,
                                           .body = body,
                                           .is_head = r->is_head_request,
-                                          .once = a->decodes, /* a hand-off object is used once */
+                                          .once = a->once,
                                           .connect_timeout_s = serve_of(r)->o->connect_timeout,
                                           .handler = with,
                                           .ctx = ctx};
@@ -255,8 +259,17 @@ enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enu
     if (!a->call) return request_refuse(r, 503, "out of memory");
     a->state = ATTEMPT_SENT;
     a->sent_ns = kvr_now_ns(kvr_clock_monotonic());
-    request_wait_until(r, request_after(serve_of(r)->o->first_token_timeout));
+    request_wait_until(r, attempt_first_byte_until(a));
     return OUTCOME_WAITS;
+}
+
+/* A worker that receives a computed prompt has less time, from the moment that it is there. */
+uint64_t attempt_first_byte_until(const struct attempt *a)
+{
+    const struct serve_options *o = serve_of(a->request)->o;
+    uint64_t waited = (kvr_now_ns(kvr_clock_monotonic()) - a->sent_ns) / 1000000, limit = (uint64_t)(o->first_token_timeout * 1000);
+    uint64_t first = limit ? now_ms() + limit - KVR_MIN(waited, limit) : 0, received = a->decodes ? request_after(o->kv_wait_timeout) : 0;
+    return first && received ? KVR_MIN(first, received) : KVR_MAX(first, received);
 }
 
 enum outcome attempt_on_time(struct attempt *a, bool total)

@@ -40,6 +40,9 @@ struct attempt {
     bool decodes;     /* it goes on from a prompt that another worker has computed: the second */
     bool prefilled;   /* a prefill leg whose answer is whole, and good */
     bool retries_500; /* a status of 500 is FAILED too */
+    bool once;        /* no byte of it may reach the worker twice: what it names is used up by one request */
+    bool holds;       /* its answer is kept from the client still: it is FAILED, not BROKEN, when it breaks off (meeting.h) */
+    bool aborted;     /* the engine was told that it is over: abort.h */
     bool unsent;      /* it has failed before the worker could see a byte of it */
     unsigned number;  /* of the request's attempts; told in x-request-id where there are two legs */
 
@@ -69,7 +72,8 @@ struct attempt {
     int64_t length; /* of the answer; negative: not known */
     struct kvr_buf head;
     bool is_sse, paused;
-    const char *bytes; /* the piece of a BYTES; borrowed */
+    struct kvr_buf held; /* bytes of it while it holds */
+    const char *bytes;   /* the piece of a BYTES; borrowed */
     size_t bytes_n;
 
     /* What is seen of the answer as it passes: answer.c */
@@ -93,6 +97,11 @@ bool attempt_take_worker(struct attempt *a);
 struct kvr_http_call *attempt_call(const struct attempt *a, const struct kvr_http_call_handler *with, void *ctx);
 /* Returns: WAITS, from then on outcomes are told; or REFUSED. */
 enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enum outcome o));
+/* It has failed before it was sent, or before a byte of its answer went out: its worker is one of those that were tried. Returns: FAILED.
+ */
+enum outcome attempt_fail(struct attempt *a, int status, const char *text);
+/* When the first byte of its answer has to be there, of one that is sent, or waited for from now on. */
+uint64_t attempt_first_byte_until(const struct attempt *a);
 /* The time for the first byte, or --total-timeout (`total`), is up. Returns: REFUSED. */
 enum outcome attempt_on_time(struct attempt *a, bool total);
 void attempt_cancel(struct attempt *a);

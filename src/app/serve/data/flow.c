@@ -14,7 +14,9 @@
 #include "app/serve/data/answer.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/here.h"
+#include "app/serve/data/bootstrap.h"
 #include "app/serve/data/legs.h"
+#include "app/serve/data/meeting.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/release.h"
 #include "app/serve/data/reply.h"
@@ -29,17 +31,26 @@ static void hear(struct attempt *a, enum outcome o)
 
 static enum outcome begin_prefill(struct request *r)
 {
+    if (legs_pair_first(r) && !transfer_draw(r)) return request_refuse(r, 503, "out of memory");
     return prefill_begin(r, hear);
 }
 
+static enum outcome begin_meeting(struct request *r)
+{
+    return meeting_begin(r, hear);
+}
+
+/* Of two legs at once both are sent already. */
 static enum outcome begin_sending(struct request *r)
 {
+    if (legs_at_once(r)) return meeting_commit(r);
     if (r->attempt->decodes && !(r->attempt->body = legs_decode_body(r))) return request_refuse(r, 503, "out of memory");
     return attempt_send(r->attempt, hear);
 }
 
 static enum outcome sending_on_time(struct request *r, bool total)
 {
+    if (legs_at_once(r) && !total) meeting_missed(r);
     return attempt_on_time(r->attempt, total);
 }
 
@@ -56,6 +67,7 @@ static const struct {
     [PHASE_PARKED] = {route_park, route_unpark, route_on_time, PHASE_CHOOSING},
     [PHASE_PREFILL] = {begin_prefill, NULL, prefill_on_time, PHASE_PAIRING},
     [PHASE_PAIRING] = {route_pair, route_leave, route_pair_on_time, PHASE_SENDING},
+    [PHASE_MEETING] = {begin_meeting, NULL, meeting_on_time, PHASE_SENDING},
     [PHASE_SENDING] = {begin_sending, NULL, sending_on_time, PHASE_RELAYING},
     [PHASE_RELAYING] = {answer_begin, NULL, answer_on_time, PHASE_RELAYING},
 };
@@ -180,19 +192,36 @@ static bool may_try_again(const struct request *r)
 static enum outcome prefill_again(struct request *r)
 {
     account_attempt_over(r->legs->prefill);
+    meeting_part(r, r->legs->prefill);
+    if (r->legs->protocol == KVR_KV_VLLM_MOONCAKE) bootstrap_forget(r->loop, r->legs->prefill->result.worker.worker_id);
     if (!may_try_again(r)) return legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
     COUNT(r, disagg_prefill_retries_total);
     return move(r, PHASE_CHOOSING);
+}
+
+/* A decode worker's first 500 may mean that it does not know the prefill worker's engine, which was started anew. */
+static bool forgets_engine(const struct request *r)
+{
+    return r->legs->protocol == KVR_KV_VLLM_MOONCAKE && r->attempt->status == 500 && !r->legs->paired_again;
+}
+
+/* That engine's name is asked for again, and the decode worker is not to blame. */
+static void forget_engine(struct request *r)
+{
+    bootstrap_forget(r->loop, r->legs->prefill->result.worker.worker_id);
+    if (r->tried_n && r->tried[r->tried_n - 1] == r->attempt->result.worker.worker_id) r->tried_n--;
 }
 
 /* A decode worker has failed. One that cannot have seen the hand-off object leaves it to another one; else the prompt is computed again,
  * which costs little where it is cached. */
 static enum outcome decode_again(struct request *r)
 {
-    bool same = r->attempt->unsent && legs_is_fresh(r);
+    bool pair_first = legs_pair_first(r), same = r->attempt->unsent && legs_is_fresh(r) && !pair_first;
+    if (forgets_engine(r)) forget_engine(r);
     r->legs->paired_again |= r->attempt->status == 500;
     account_attempt_over(r->attempt);
-    if (!same && r->legs->protocol != KVR_KV_NONE) COUNT(r, disagg_possible_leaks_total); /* it may not have pulled it */
+    if (pair_first) meeting_part(r, NULL);
+    if (!same && legs_may_leak(r)) COUNT(r, disagg_possible_leaks_total); /* it may not have pulled it */
     if (!same) legs_drop_handoff(r);
     if (!may_try_again(r) || r->pinned || !legs_has_other_decode(r)) return OUTCOME_REFUSED;
     COUNT(r, disagg_decode_retries_total);
@@ -201,9 +230,14 @@ static enum outcome decode_again(struct request *r)
     return move(r, PHASE_CHOOSING);
 }
 
+static bool prefill_has_failed(const struct request *r)
+{
+    return r->phase == PHASE_PREFILL || (r->phase == PHASE_MEETING && r->legs->prefill->state == ATTEMPT_FAILED);
+}
+
 static enum outcome ask_another(struct request *r)
 {
-    if (r->phase == PHASE_PREFILL) return prefill_again(r);
+    if (prefill_has_failed(r)) return prefill_again(r);
     if (legs_are_two(r)) return decode_again(r);
     account_attempt_over(r->attempt);
     if (!may_try_again(r)) return legs_asks_prefill(r) && legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
@@ -241,14 +275,17 @@ static enum outcome look_at_time(struct request *r)
 /* A prefill worker was chosen, or one that takes the request as a whole. */
 static enum request_phase next_phase(const struct request *r)
 {
-    if (r->phase == PHASE_CHOOSING && legs_prefill_next(r)) return PHASE_PREFILL;
-    if (r->phase == PHASE_PREFILL && !legs_are_two(r)) return PHASE_CHOOSING;
-    return phases[r->phase].next;
+    bool first = legs_pair_first(r);
+    if (r->phase == PHASE_CHOOSING && legs_prefill_next(r)) return first ? PHASE_PAIRING : PHASE_PREFILL;
+    if ((r->phase == PHASE_PREFILL || r->phase == PHASE_MEETING) && !legs_are_two(r)) return PHASE_CHOOSING;
+    if (r->phase == PHASE_PAIRING && first) return legs_at_once(r) ? PHASE_MEETING : PHASE_PREFILL;
+    return r->phase == PHASE_PREFILL && first ? PHASE_SENDING : phases[r->phase].next;
 }
 
 static enum outcome follow(struct request *r, enum outcome o)
 {
     if (o == OUTCOME_REFUSED || o == OUTCOME_GONE) release_unused(r);
+    if (o == OUTCOME_REFUSED || o == OUTCOME_BROKEN || (o == OUTCOME_GONE && !answer_is_complete(r))) meeting_abort(r);
     switch (o) {
     case OUTCOME_WAITS: break;
     case OUTCOME_DONE: return move(r, next_phase(r));

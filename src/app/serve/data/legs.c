@@ -11,12 +11,6 @@
 
 /* ---- bodies ------------------------------------------------------------------------------------------ */
 
-static struct kvr_handoff_leg leg_of(struct request *r)
-{
-    return (struct kvr_handoff_leg){
-        .protocol = r->legs->protocol, .disagg_request_id = r->legs->disagg_id, .chat = r->form == KVR_FORM_CHAT};
-}
-
 static struct kvr_body *derived(struct request *r, bool made, struct kvr_buf *bytes)
 {
     struct kvr_body *b = made && !bytes->failed ? kvr_body_derive(r->body, bytes) : NULL;
@@ -66,21 +60,21 @@ struct kvr_body *legs_prefill_body(struct request *r)
 {
     struct kvr_buf bytes = {0};
     r->legs->disagg_id = new_disagg_id(serve_of(r));
-    struct kvr_handoff_leg leg = leg_of(r);
+    struct kvr_handoff_leg leg = transfer_leg(r);
     return without_rank(r, derived(r, kvr_handoff_prefill_body(&leg, body_span(r), &bytes), &bytes));
 }
 
 struct kvr_body *legs_decode_body(struct request *r)
 {
     struct kvr_buf bytes = {0};
-    struct kvr_handoff_leg leg = leg_of(r);
+    struct kvr_handoff_leg leg = transfer_leg(r);
     return derived(r, kvr_handoff_decode_body(&leg, body_span(r), &r->legs->handoff, &bytes), &bytes);
 }
 
 struct kvr_body *legs_release_body(struct request *r)
 {
     struct kvr_buf bytes = {0};
-    struct kvr_handoff_leg leg = leg_of(r);
+    struct kvr_handoff_leg leg = transfer_leg(r);
     return derived(r, kvr_handoff_release_body(&leg, body_span(r), &r->legs->handoff, &bytes), &bytes);
 }
 
@@ -118,6 +112,12 @@ static bool find_pair(const struct roster_row *row, const struct pinned *pin, en
 static bool has_legs(const struct request *r)
 {
     return r->form <= KVR_FORM_CHAT && r->is_object && r->body && r->split.prompts;
+}
+
+/* A prefill worker whose own answer is one, without another worker. */
+static bool answers_alone(enum kvr_kv_protocol p)
+{
+    return p != KVR_KV_TRTLLM && p != KVR_KV_SGLANG && p != KVR_KV_VLLM_P2P;
 }
 
 static bool wants_one_token(const struct request *r)
@@ -166,7 +166,7 @@ enum outcome legs_treat(struct request *r, const struct roster_row *row)
     if (pin && pin->role == ROLE_PREFILL) return request_refuse(r, 400, "the pinned worker only prefills for others; pin one that answers");
     bool pair = may_pair(r, pin) && find_pair(row, pin, &p);
     const char *why = pair ? kvr_handoff_obstacle(&r->split, p) : NULL;
-    if (has_legs(r) && !pin && wants_one_token(r) && find_prefill(row, &one) && one != KVR_KV_TRTLLM)
+    if (has_legs(r) && !pin && wants_one_token(r) && find_prefill(row, &one) && answers_alone(one))
         return legs_strip(r) ? treat_as(r, TREAT_PREFILL_ONLY, one) : request_refuse(r, 503, "out of memory");
     if (pair && !why) return treat_as(r, TREAT_REMOTE, p);
     if (pair && !row->whole.n)
@@ -182,7 +182,17 @@ bool legs_are_two(const struct request *r)
 
 bool legs_prefill_next(const struct request *r)
 {
-    return legs_are_two(r) && !r->legs->handed;
+    return legs_are_two(r) && !r->legs->handed && !r->legs->paired;
+}
+
+bool legs_at_once(const struct request *r)
+{
+    return legs_are_two(r) && kvr_kv_protocol_at_once(r->legs->protocol);
+}
+
+bool legs_pair_first(const struct request *r)
+{
+    return legs_at_once(r) || (legs_are_two(r) && r->legs->protocol == KVR_KV_VLLM_P2P);
 }
 
 bool legs_asks_prefill(const struct request *r)
@@ -217,6 +227,49 @@ static bool was_tried(const struct request *r, uint64_t id)
     for (unsigned i = 0; i < r->tried_n; i++)
         if (r->tried[i] == id) return true;
     return false;
+}
+
+/* ---- whom it may not go to --------------------------------------------------------------------------- */
+
+/* No decode worker is left for that prefill worker. */
+static bool is_alone(struct request *r, const struct roster_choice *decode, uint64_t prefill)
+{
+    uint64_t missed[MISSED_MAX];
+    size_t n = missed_by(serve_of(r), prefill, missed), left = decode->n;
+    for (size_t i = 0; n && i < decode->n; i++)
+        for (size_t k = 0; k < n; k++)
+            if (decode->ids[i] == missed[k]) {
+                left--;
+                break;
+            }
+    return n && !left;
+}
+
+/* Copies to the list. Returns: how many there are. */
+static size_t start_list(struct legs *l, const uint64_t *tried, unsigned n)
+{
+    memcpy(l->excluded, tried, n * sizeof *tried);
+    return n;
+}
+
+size_t legs_exclude(struct request *r, const struct roster_row *row, const uint64_t **out)
+{
+    struct legs *l = r->legs;
+    *out = l ? l->excluded : r->tried;
+    if (!l) return r->tried_n;
+    bool prefills = legs_prefill_next(r);
+    size_t n = prefills ? start_list(l, l->tried, l->tried_n) : start_list(l, r->tried, r->tried_n);
+    if (!legs_at_once(r)) return n;
+    if (!prefills) {
+        uint64_t missed[MISSED_MAX];
+        size_t k = missed_by(serve_of(r), l->prefill->result.worker.worker_id, missed);
+        memcpy(l->excluded + n, missed, k * sizeof *missed);
+        return n + k;
+    }
+    const struct roster_choice *from = &row->prefill[l->protocol];
+    for (size_t i = 0; i < from->n && n < LEGS_EXCLUDED_MAX; i++)
+        if (is_alone(r, &row->decode[l->protocol], from->ids[i])) l->excluded[n++] = from->ids[i];
+    return n;
 }
 
 bool legs_has_other_decode(const struct request *r)
@@ -256,6 +309,12 @@ bool legs_is_fresh(const struct request *r)
     return l->handed && now_ms() - l->handed_ms < (uint64_t)(FRESH_SHARE * 1000 * l->prefill->worker->kv_lease);
 }
 
+/* An SGLang that has computed a prompt answers when it is handed over. */
+bool legs_may_leak(const struct request *r)
+{
+    return r->legs->protocol != KVR_KV_NONE && r->legs->protocol != KVR_KV_SGLANG;
+}
+
 void legs_drop_handoff(struct request *r)
 {
     r->legs->handed = false;
@@ -268,7 +327,7 @@ void legs_answered(struct request *r)
 {
     if (!legs_are_two(r) || !r->legs->prefill) return;
     bool refused = r->attempt->decodes && r->attempt->status >= 400; /* whoever refuses a request does not pull its prompt */
-    if (refused && r->legs->protocol != KVR_KV_NONE) COUNT(r, disagg_possible_leaks_total);
+    if (refused && r->legs->handed && legs_may_leak(r)) COUNT(r, disagg_possible_leaks_total);
     legs_drop_handoff(r);
     kvr_buf_free(&r->legs->prefill->answer); /* which it was a part of */
 }
@@ -282,6 +341,7 @@ void legs_free(struct request *r)
 {
     if (!r->legs) return;
     attempt_free(r->legs->prefill);
+    transfer_forget(&r->legs->transfer);
     free(r->legs);
     r->legs = NULL;
 }

@@ -16,6 +16,13 @@
  *        |  '---- another prefill worker |                 hand-off object, another worker |
  *        '-------------------------------'-- the object may be used up: a new prefill leg -'
  *
+ * Two legs at once (meeting.h), or one after the other by names that both have (vllm-p2p): the decode worker is chosen right after the
+ * prefill worker, before anything is sent. When one of them fails, the other one is not gone on with:
+ *
+ *     CHOOSING the prefill worker --> PAIRING, the decode worker --> MEETING, both are sent --> SENDING --> RELAYING
+ *        ^                                                              |    |                    |
+ *        '-------------- both anew, or: fallback ----------------------'----'--------------------'
+ *
  * A hand-off object (what the prefill worker answers) is used once and while it is young: an engine that is given one that was used, or
  * whose blocks it has given to others, answers with another prompt's text.
  *
@@ -25,6 +32,10 @@
 #define KVR_SERVE_LEGS_H
 
 #include "app/serve/data/request.h"
+#include "app/serve/data/transfer.h"
+#include "app/serve/workers/missed.h"
+
+enum { LEGS_EXCLUDED_MAX = TRIES_MAX + MISSED_MAX };
 
 enum treatment { TREAT_WHOLE, TREAT_REMOTE, TREAT_FALLBACK, TREAT_PREFILL_ONLY };
 
@@ -46,6 +57,10 @@ struct legs {
     uint64_t pair_deadline_ms;                       /* a decode worker has to be found by then */
     uint64_t comment_ms;                             /* the next comment while there is none; 0: none */
     int64_t disagg_id;
+    bool paired;                          /* both workers are chosen, or the first is, before anything is sent: see legs_pair_first */
+    struct transfer transfer;             /* of such a pair */
+    uint64_t decode_deadline_ms;          /* while both are asked: for the first byte of the decode worker; 0: none */
+    uint64_t excluded[LEGS_EXCLUDED_MAX]; /* whom the router may not choose now */
 };
 
 /* What becomes of a routed request whose model has workers with roles: r->legs is made. Returns: DONE; NOBODY: no worker for it is up;
@@ -55,6 +70,12 @@ enum outcome legs_treat(struct request *r, const struct roster_row *row);
 const struct roster_choice *legs_choice(const struct request *r, const struct roster_row *row);
 bool legs_are_two(const struct request *r);      /* it is treated as remote */
 bool legs_prefill_next(const struct request *r); /* the worker that is chosen now computes the prompt only */
+/* The decode worker is chosen before the prompt is computed: both are asked at once, or each is told of the other. */
+bool legs_pair_first(const struct request *r);
+bool legs_at_once(const struct request *r);
+/* Whom the router may not choose now: those that have failed, and those that would miss the other leg's worker. Returns: how many; the list
+ * is the request's until the next call. */
+size_t legs_exclude(struct request *r, const struct roster_row *row, const uint64_t **out);
 bool legs_asks_prefill(const struct request *r); /* the same, or it is to answer with one token: one that takes it whole can do it, too */
 /* It goes to one worker as a whole from now on, if there is one that takes it. */
 bool legs_fall_back(struct request *r);
@@ -66,6 +87,7 @@ struct kvr_body *legs_release_body(struct request *r);
 /* May the hand-off object still be used? */
 bool legs_is_fresh(const struct request *r);
 void legs_drop_handoff(struct request *r);
+bool legs_may_leak(const struct request *r); /* a computed prompt may be held for nobody */
 /* The answer of the request's attempt has begun, so that no other one follows. */
 void legs_answered(struct request *r);
 void legs_cancel(struct request *r);

@@ -19,6 +19,7 @@
 #include "net/replication/remote_index.h"
 #include "wire/json.h"
 
+struct bootstrap;
 struct kvr_token_waiter;
 struct request;
 struct serve;
@@ -42,6 +43,8 @@ struct loop {
     struct request *parked; /* wait for a worker to exist; ordered by urgency */
     struct side_call *side_calls;
     size_t side_calls_n[SIDE_KINDS];
+    struct bootstrap *bootstraps; /* data/bootstrap.h */
+    size_t bootstraps_n;
     struct kvr_lock mail_lock;
     struct token_check *token_checks; /* of tokens made here, under way: here.c */
     size_t token_checks_n;

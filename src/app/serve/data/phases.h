@@ -40,6 +40,7 @@ enum outcome route_pair_on_time(struct request *r, bool total);
 /* prefill.c: PREFILL, the first of two legs. `hear`: what flow.c does with what the attempt tells once its answer is the client's */
 enum outcome prefill_begin(struct request *r, void (*hear)(struct attempt *a, enum outcome o));
 enum outcome prefill_on_time(struct request *r, bool total);
+void prefill_wait(struct request *r); /* until the next of its deadlines */
 
 /* answer.c: RELAYING */
 enum outcome answer_begin(struct request *r);

@@ -7,6 +7,7 @@
 #include "app/serve/data/account.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/legs.h"
+#include "app/serve/data/meeting.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/reply.h"
 
@@ -18,11 +19,12 @@ static uint64_t deadline(const struct request *r)
     return request_after(o->prefill_timeout > 0 ? o->prefill_timeout : o->first_token_timeout);
 }
 
-/* The next moment that the timer is needed: a comment for the client, or the end of the leg's time. */
-static void wait_on(struct request *r)
+/* The next moment that the timer is needed: a comment for the client, or the end of a leg's time. */
+void prefill_wait(struct request *r)
 {
     const struct serve_options *o = serve_of(r)->o;
-    uint64_t until = r->legs->prefill_deadline_ms;
+    uint64_t until = r->legs->prefill_deadline_ms, other = r->legs->decode_deadline_ms;
+    if (other) until = until ? KVR_MIN(until, other) : other;
     if (r->stream && o->queue_keepalive > 0) {
         uint64_t comment = request_after(o->queue_keepalive);
         until = until ? KVR_MIN(until, comment) : comment;
@@ -34,6 +36,7 @@ static void wait_on(struct request *r)
 static enum outcome no_handoff(struct request *r, const char *why, bool held)
 {
     account_attempt_over(r->legs->prefill);
+    meeting_part(r, r->legs->prefill);
     COUNT(r, disagg_handoffs_refused_total);
     if (held && r->legs->protocol != KVR_KV_NONE) COUNT(r, disagg_possible_leaks_total);
     if (legs_fall_back(r)) return OUTCOME_DONE;
@@ -44,6 +47,7 @@ static enum outcome no_handoff(struct request *r, const char *why, bool held)
 static void pass_on(struct attempt *a)
 {
     struct request *r = a->request;
+    meeting_part(r, a);
     attempt_free(r->attempt);
     r->attempt = a;
     r->legs->prefill = NULL;
@@ -122,6 +126,7 @@ static bool ask_one_worker(struct attempt *a)
     if (!may_be_of_one_token(a) || !legs_fall_back(r)) return false;
     attempt_cancel(a);
     account_attempt_over(a);
+    meeting_part(r, a);
     return true;
 }
 
@@ -162,7 +167,7 @@ enum outcome prefill_begin(struct request *r, void (*then)(struct attempt *a, en
     enum outcome o = attempt_send(a, hear);
     if (o != OUTCOME_WAITS) return o;
     r->legs->prefill_deadline_ms = deadline(r);
-    wait_on(r);
+    prefill_wait(r);
     return OUTCOME_WAITS;
 }
 
@@ -171,6 +176,6 @@ enum outcome prefill_on_time(struct request *r, bool total)
     uint64_t until = r->legs->prefill_deadline_ms;
     if (total || (until && now_ms() >= until)) return attempt_on_time(r->legs->prefill, total);
     reply_comment(r);
-    wait_on(r);
+    prefill_wait(r);
     return OUTCOME_WAITS;
 }

@@ -71,7 +71,7 @@ static bool begin(struct request *r)
 {
     struct attempt *a = attempt_new(r, NULL);
     if (!a) return false;
-    a->decodes = true;
+    a->decodes = a->once = true;
     a->number = r->tries;
     bool begun = choose(r, a) && attempt_take_worker(a) && (a->body = legs_release_body(r)) && release_new(r, a);
     if (a->booking[0]) kvr_router_free(a->partition->router, a->booking, strlen(a->booking));
@@ -84,6 +84,7 @@ static bool begin(struct request *r)
 static bool is_unused(const struct request *r)
 {
     if (!legs_are_two(r) || !r->legs->handed || r->legs->protocol == KVR_KV_NONE) return false;
+    if (legs_pair_first(r)) return false; /* nobody else could take it */
     if (r->phase == PHASE_PAIRING) return true;
     return r->phase == PHASE_SENDING && (r->attempt->unsent || r->attempt->state == ATTEMPT_CHOSEN);
 }
@@ -94,7 +95,8 @@ static bool may_be_left(const struct request *r)
 {
     if (!legs_are_two(r) || r->legs->protocol == KVR_KV_NONE) return false;
     const struct attempt *p = r->legs->prefill;
-    if (r->phase == PHASE_PREFILL) return p && (p->call || p->state == ATTEMPT_CANCELLED);
+    if (r->legs->protocol == KVR_KV_SGLANG) return false; /* its legs are ended by a call: abort.h */
+    if (r->phase == PHASE_PREFILL || r->phase == PHASE_MEETING) return p && (p->call || p->state == ATTEMPT_CANCELLED);
     return r->phase == PHASE_SENDING && r->attempt->call &&
            kvr_now_ns(kvr_clock_monotonic()) - r->attempt->sent_ns < (uint64_t)EARLY_MS * 1000000;
 }

@@ -39,7 +39,7 @@
  *   - nothing of the answer is sent to the client before the first body byte of the worker, so until then the request can go to another
  *     worker; afterwards it never does;
  *   - every path ends in flow.c: end(), which frees the request.
- * Where workers have roles a request may have two legs, with two phases of their own between CHOOSING and SENDING: legs.h.
+ * Where workers have roles a request may have two legs, with phases of their own between CHOOSING and SENDING: legs.h.
  *
  * A streaming request that waits long gets its head early (200, SSE) and comments, so that nothing between the client and the router
  * gives up; from then on failures are events of the stream.
@@ -73,6 +73,7 @@ enum request_phase {
     PHASE_PARKED,
     PHASE_PREFILL, /* of two legs: legs.h */
     PHASE_PAIRING, /* the same */
+    PHASE_MEETING, /* the same */
     PHASE_SENDING,
     PHASE_RELAYING,
     PHASES_N

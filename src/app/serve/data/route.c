@@ -277,7 +277,7 @@ static const struct kvr_override decode_leg = {.set = KVR_OVERRIDE_OVERLAP_CREDI
                                                       KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE,
                                                .decode_role = true};
 
-static void fill_in(const struct request *r, const struct roster_choice *from, struct kvr_router_request *rq)
+static void fill_in(struct request *r, const struct roster_choice *from, struct kvr_router_request *rq)
 {
     bool prefills = legs_prefill_next(r);
     *rq = (struct kvr_router_request){.book = true,
@@ -290,8 +290,6 @@ static void fill_in(const struct request *r, const struct roster_choice *from, s
                                       .salt_len = r->salt_len,
                                       .allowed = from->all ? NULL : from->ids,
                                       .allowed_n = from->n,
-                                      .excluded = prefills ? r->legs->tried : r->tried,
-                                      .excluded_n = prefills ? r->legs->tried_n : r->tried_n,
                                       .pinned = r->pinned && !prefills,
                                       .pin_any_rank = r->pin_any_rank,
                                       .pin = r->pin,
@@ -300,6 +298,7 @@ static void fill_in(const struct request *r, const struct roster_choice *from, s
                                       .policy_class = r->policy_class,
                                       .policy_class_len = strlen(r->policy_class),
                                       .override = legs_are_two(r) && !prefills ? &decode_leg : NULL};
+    rq->excluded_n = legs_exclude(r, r->now.choosing.workers, &rq->excluded);
 }
 
 static void fill_in_partition(const struct request *r, struct attempt *a, struct kvr_router_request *rq)
@@ -346,6 +345,7 @@ static enum outcome choose_from(struct request *r, const struct roster_choice *f
     if (!ctx || !c->attempt) return request_refuse(r, 503, kvr_strerror(-KVR_ENOMEM));
     c->attempt->prefills = legs_prefill_next(r);
     c->attempt->decodes = legs_are_two(r) && !c->attempt->prefills;
+    c->attempt->once = c->attempt->decodes || (c->attempt->prefills && legs_at_once(r));
     c->attempt->retries_500 = c->attempt->prefills || (c->attempt->decodes && !r->legs->paired_again);
     c->attempt->number = r->tries;
     fill_in(r, from, &c->rq);
@@ -377,6 +377,7 @@ enum { LOOK_AGAIN_MS = 20 /* for a decode worker that can take it */ };
 enum outcome route_pair(struct request *r)
 {
     struct legs *l = r->legs;
+    if (legs_pair_first(r)) l->paired = true;
     if (!l->comment_ms) l->comment_ms = request_after(serve_of(r)->o->queue_keepalive);
     double patience = KVR_MIN(serve_of(r)->o->handoff_timeout, 0.7 * l->prefill->worker->kv_lease);
     if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(patience);
@@ -390,7 +391,9 @@ enum outcome route_pair_on_time(struct request *r, bool total)
 {
     if (total) return request_refuse(r, 504, TOOK_TOO_LONG);
     if (now_ms() >= r->legs->pair_deadline_ms)
-        return request_refuse(r, 503, "the prompt is computed, but no worker became available in time to go on from it");
+        return request_refuse(r, 503,
+                              r->legs->handed ? "the prompt is computed, but no worker became available in time to go on from it"
+                                              : "no worker became available in time to go on from the prompt once it is computed");
     if (r->stream && r->legs->comment_ms && now_ms() >= r->legs->comment_ms) {
         reply_comment(r);
         r->legs->comment_ms = 0;

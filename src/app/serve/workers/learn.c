@@ -6,6 +6,9 @@
  *                                   +--> the worker as it is used --> worker_add, when that differs from before
  *     facts ------------------------+--> notes: what differs from what was given, what is missing; each to stderr when it is new
  *
+ * An SGLang says whether it computes prompts only, or goes on from them. Where the entry says otherwise, the worker would answer nothing
+ * well, and is not chosen until one of the two is changed.
+ *
  * What was given wins. An engine may not send us elsewhere: of the endpoints it tells only the port is taken, at the host of its own URL
  * (wire/engine_facts.c refuses ports below 1024).
  *
@@ -109,6 +112,28 @@ static void learn_ranks(struct worker *w, const struct kvr_engine_facts *f)
     w->dp_size = (uint32_t)f->ranks_n;
 }
 
+/* ---- roles -------------------------------------------------------------------------------------------------------- */
+
+static enum worker_role role_of(enum kvr_told_mode mode)
+{
+    return mode == KVR_MODE_PREFILL ? ROLE_PREFILL : mode == KVR_MODE_DECODE ? ROLE_DECODE : ROLE_BOTH;
+}
+
+/* One whose prompts are handed over by other means may be an SGLang that knows nothing of roles. */
+static void learn_role(struct worker *w, const struct kvr_engine_facts *f)
+{
+    bool parted = f->mode == KVR_MODE_PREFILL || f->mode == KVR_MODE_DECODE;
+    w->misplaced = false;
+    if (f->engine != KVR_FACT_SGLANG || f->mode == KVR_MODE_UNTOLD || !(parted || w->kv_protocol == KVR_KV_SGLANG)) return;
+    if (!w->given.role) w->role = role_of(f->mode);
+    if (!w->given.kv_protocol && parted) w->kv_protocol = KVR_KV_SGLANG;
+    if (!w->given.bootstrap) w->bootstrap.port = w->role == ROLE_PREFILL ? f->bootstrap_port : 0;
+    w->misplaced = w->role != role_of(f->mode);
+    if (w->misplaced)
+        note(&w->learnt, "role=%s was given, but the engine's disaggregation_mode is %s (/server_info): it gets no requests; give role=%s",
+             role_name(w->role), parted ? role_name(role_of(f->mode)) : "null", role_name(role_of(f->mode)));
+}
+
 /* ---- events ------------------------------------------------------------------------------------------------------- */
 
 static bool has_port(const char *endpoint, uint16_t port)
@@ -198,6 +223,7 @@ static void apply(const struct serve *s, struct worker *w, const struct kvr_engi
     l->waits = false;
     learn_sizes(w, f);
     learn_ranks(w, f);
+    learn_role(w, f);
     if (learns_events(s)) {
         learn_endpoints(w, f);
         note_events(w, f);
@@ -211,6 +237,8 @@ static bool needs_adding(const struct worker *a, const struct worker *b)
     for (uint32_t r = 0; r < KVR_MIN(a->dp_size, b->dp_size); r++)
         for (int k = 0; k < RANK_SOCKETS; k++)
             if (strcmp(a->ranks[r].endpoints[k], b->ranks[r].endpoints[k]) != 0) return true;
+    if (a->role != b->role || a->kv_protocol != b->kv_protocol || a->bootstrap.port != b->bootstrap.port || a->misplaced != b->misplaced)
+        return true;
     return a->block_size != b->block_size || a->dp_start != b->dp_start || a->dp_size != b->dp_size || a->engine != b->engine ||
            a->learnt.waits != b->learnt.waits || a->learnt.ranks_unknown != b->learnt.ranks_unknown;
 }
@@ -242,6 +270,7 @@ static bool work_out_locked(struct serve *s, struct worker *w, const struct kvr_
         note_other_size_locked(s, now);
     } else {
         now->learnt.waits = false;
+        if (!now->learnt.answered) now->misplaced = false; /* it is met where most are */
         if (!now->learnt.due_ms) now->learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
     }
     bool anew = needs_adding(&k->before.w, now);

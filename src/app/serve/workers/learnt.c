@@ -25,8 +25,10 @@ uint32_t worker_block_size_locked(const struct serve *s, const struct worker *w)
 void learn_begin(const struct serve *s, struct worker *w)
 {
     w->learnt = (struct learnt){.since_ms = now_ms()};
+    w->misplaced = false;
     if (!learns(s, w)) return;
     w->learnt.due_ms = 1;
+    w->misplaced = w->role == ROLE_PREFILL && w->kv_protocol == KVR_KV_SGLANG && !w->given.bootstrap;
     w->learnt.waits = learns_events(s) && (!w->given.block_size || !w->given.events);
 }
 

@@ -98,22 +98,6 @@ static void note_given(struct kvr_json o, struct worker *w)
     g->replay |= has(o, "replay_endpoint") || has(o, "replay_endpoints");
 }
 
-/* Returns: NULL, or the field that is wrong. */
-static const char *read_role(struct kvr_json o, struct worker *w)
-{
-    const char *bad = NULL;
-    uint64_t lease = (uint64_t)w->kv_lease;
-    char role[16] = "", protocol[24] = "";
-    if (!member_text(o, "role", role, sizeof role, &bad) || !member_text(o, "kv_protocol", protocol, sizeof protocol, &bad) ||
-        !member_u64(o, "kv_lease", KV_LEASE_MAX_S, &lease, &bad) || !member_bool(o, "local_prefill", &w->local_prefill, &bad))
-        return bad;
-    if (role[0] && !role_parse(role, &w->role)) return "role";
-    if (protocol[0] && !role_protocol_parse(protocol, &w->kv_protocol)) return "kv_protocol";
-    if (lease == 0) return "kv_lease";
-    w->kv_lease = (double)lease;
-    return NULL;
-}
-
 const char *worker_read_object(struct kvr_json o, struct worker_spec *spec)
 {
     struct worker *w = &spec->w;
@@ -129,7 +113,6 @@ const char *worker_read_object(struct kvr_json o, struct worker_spec *spec)
         return bad;
     if (bs == 0) return "block_size";
     if (size == 0) return "data_parallel_size";
-    if ((bad = read_role(o, w))) return bad;
     if (engine[0] && !engine_kind_parse(engine, &w->engine)) return "engine";
     note_given(o, w);
     if (key[0] && !worker_key_ok(key)) return "api_key";
@@ -137,6 +120,8 @@ const char *worker_read_object(struct kvr_json o, struct worker_spec *spec)
     w->block_size = (uint32_t)bs;
     w->dp_start = (uint32_t)start;
     w->dp_size = (uint32_t)size;
+    const struct kv_key *wrong = kv_keys_read(o, w);
+    if (wrong) return wrong->field;
     if (url[0] && !worker_set_url(w, url, strlen(url))) return "endpoint";
     if (!get_taints(kvr_json_get(o, "taints"), w)) return "taints";
     if (!get_endpoints(kvr_json_get(o, "kv_events_endpoints"), spec, RANK_EVENTS)) return "kv_events_endpoints";

@@ -21,18 +21,3 @@ const char *role_name(enum worker_role role)
 {
     return roles[role];
 }
-
-enum kvr_kv_protocol role_protocol(int option)
-{
-    static const enum kvr_kv_protocol protocols[] = {KVR_KV_VLLM_NIXL, KVR_KV_TRTLLM, KVR_KV_NONE};
-    return protocols[option];
-}
-
-bool role_protocol_parse(const char *name, enum kvr_kv_protocol *out)
-{
-    enum kvr_kv_protocol p;
-    if (!kvr_kv_protocol_parse(name, &p)) return false;
-    if (p != KVR_KV_VLLM_NIXL && p != KVR_KV_TRTLLM && p != KVR_KV_NONE) return false;
-    *out = p;
-    return true;
-}

@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const char worker_keys[] = "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
-                                  "kv-protocol, kv-lease, local-prefill, "
+                                  "kv-protocol, kv-lease, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, "
                                   "api-key, api-key-env, api-key-file, max-num-batched-tokens, total-kv-blocks, taint";
 
 static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
@@ -56,7 +56,10 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
     uint64_t n;
     if (!value) return fail(err, cap, text, "option", key, "key=value");
     *value++ = 0;
-    if (!strcmp(key, "id")) {
+    const struct kv_key *kv = kv_key_find(key);
+    if (kv) {
+        if (!kv->set(w, value)) return fail(err, cap, text, key, value, kv->allowed);
+    } else if (!strcmp(key, "id")) {
         if (!whole_number(value, UINT64_MAX, &o->id)) return fail(err, cap, text, key, value, "a whole number");
         o->has_id = true;
     } else if (!strcmp(key, "events") || !strcmp(key, "replay")) {
@@ -93,16 +96,6 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
                         "1 to 255 characters that can be seen; api-key-env: a variable, api-key-file: a file that holds them");
     } else if (!strcmp(key, "engine")) {
         if (!engine_kind_parse(value, &w->engine)) return fail(err, cap, text, key, value, "vllm, sglang");
-    } else if (!strcmp(key, "role")) {
-        if (!role_parse(value, &w->role)) return fail(err, cap, text, key, value, ROLES_ALLOWED);
-    } else if (!strcmp(key, "kv-protocol")) {
-        if (!role_protocol_parse(value, &w->kv_protocol)) return fail(err, cap, text, key, value, KV_PROTOCOLS_ALLOWED);
-    } else if (!strcmp(key, "kv-lease")) {
-        if (!whole_number(value, KV_LEASE_MAX_S, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 86400 (seconds)");
-        w->kv_lease = (double)n;
-    } else if (!strcmp(key, "local-prefill")) {
-        if (strcmp(value, "true") && strcmp(value, "false")) return fail(err, cap, text, key, value, "true, false");
-        w->local_prefill = *value == 't';
     } else if (!strcmp(key, "max-num-batched-tokens")) {
         if (!whole_number(value, UINT64_MAX, &w->max_num_batched_tokens)) return fail(err, cap, text, key, value, "a whole number");
     } else if (!strcmp(key, "total-kv-blocks")) {
@@ -126,7 +119,8 @@ void worker_spec_init(const struct serve *s, struct worker_spec *spec)
     w->block_size = s->o->block_size ? (uint32_t)s->o->block_size : BLOCK_SIZE_DEFAULT;
     w->given.block_size = s->o->block_size != 0;
     w->dp_size = 1;
-    w->kv_protocol = role_protocol(s->o->kv_protocol);
+    w->kv_protocol = (enum kvr_kv_protocol)s->o->kv_protocol;
+    w->tp = w->pp = 1;
     w->kv_lease = KV_LEASE_DEFAULT_S;
     w->local_prefill = true;
     snprintf(w->group, sizeof w->group, "default");
@@ -150,6 +144,12 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
     }
     while ((part = strsep(&rest, ",")))
         if (parse_key(out, shown, part, events, replay, err, cap)) return -1;
+    const struct kv_key *wrong = kv_keys_wrong(w);
+    if (wrong) {
+        char value[300];
+        kv_key_value(w, wrong, value, sizeof value);
+        return fail(err, cap, shown, wrong->key, value, wrong->allowed);
+    }
     w->has_events = w->given.events = events[0] != 0;
     w->given.replay = replay[0] != 0;
     w->given.total_kv_blocks = w->total_kv_blocks != 0;

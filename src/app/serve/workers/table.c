@@ -43,12 +43,12 @@ void worker_let_go(struct worker *w)
 
 bool worker_is_schedulable(const struct worker *w, uint64_t now)
 {
-    return !w->removed && !w->unreachable && w->health != HEALTH_DOWN && w->open_until_ms <= now;
+    return !w->removed && !w->unreachable && !w->misplaced && w->health != HEALTH_DOWN && w->open_until_ms <= now;
 }
 
 bool worker_takes_whole(const struct worker *w)
 {
-    return w->role == ROLE_BOTH || (w->role == ROLE_DECODE && w->local_prefill);
+    return w->role == ROLE_BOTH || (w->role == ROLE_DECODE && w->local_prefill && w->kv_protocol != KVR_KV_SGLANG);
 }
 
 void worker_sync_locked(struct serve *s, struct worker *w)

@@ -15,11 +15,13 @@
 #include <stdatomic.h>
 
 #include "app/serve/common/limits.h"
+#include "app/serve/workers/kv_keys.h"
 #include "app/serve/workers/role.h"
 #include "net/http/http.h"
 #include "net/ingest/ingest.h"
 #include "wire/engine_facts.h"
 #include "wire/engine_load.h"
+#include "wire/handoff_protocol.h"
 #include "wire/json.h"
 
 struct serve;
@@ -47,7 +49,7 @@ enum health { HEALTH_UNKNOWN, HEALTH_UP, HEALTH_DOWN };
 
 /* What the entry of a worker says itself; the rest is learnt from its engine (learn.c). */
 struct given {
-    bool block_size, events, replay, ranks, total_kv_blocks;
+    bool block_size, events, replay, ranks, total_kv_blocks, role, kv_protocol, bootstrap;
 };
 
 enum { NOTES_MAX = 8, NOTE_MAX = 360, LEARN_AGAIN_MS = 1000, BLOCK_SIZE_DEFAULT = 16 };
@@ -93,6 +95,12 @@ struct worker {
     enum kvr_kv_protocol kv_protocol; /* between workers of roles prefill and decode */
     double kv_lease;                  /* prefill: seconds for which it keeps a computed prompt that nobody asks for */
     bool local_prefill;               /* decode: it may be given whole requests */
+    struct kv_address bootstrap;      /* prefill; given, or learnt; port 0: neither */
+    struct kv_address kv_addr;        /* of the side channel of rank 0; port 0: none */
+    char engine_id[KV_ENGINE_ID_MAX]; /* "": not given */
+    uint32_t tp, pp;
+    enum kvr_told decode_cache; /* decode: what it has received may be reused there; kv_keys.h */
+    bool misplaced;             /* its engine is of another role, or has yet to say where it is met: it is not chosen */
     struct kvr_endpoint endpoint;
     uint32_t block_size, dp_start, dp_size;
     uint32_t rank_base; /* the engine counts its ranks from here */

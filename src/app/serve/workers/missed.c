@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pairs that have missed each other: workers/missed.h. */
+#include "app/serve/workers/missed.h"
+
+#include "app/serve/state.h"
+
+void missed_note(struct serve *s, uint64_t prefill, uint64_t decode)
+{
+    struct missed_pairs *m = &s->missed;
+    size_t at = 0;
+    uint64_t until = now_ms() + (uint64_t)(s->o->breaker_cooldown * 1000);
+    kvr_lock(&s->lock);
+    for (size_t i = 0; i < MISSED_MAX; i++) {
+        if (m->pairs[i].until_ms < m->pairs[at].until_ms) at = i;
+        if (m->pairs[i].prefill != prefill || m->pairs[i].decode != decode || !m->pairs[i].until_ms) continue;
+        at = i;
+        break;
+    }
+    m->pairs[at].prefill = prefill;
+    m->pairs[at].decode = decode;
+    m->pairs[at].until_ms = until;
+    atomic_store(&m->last_ms, until);
+    kvr_unlock(&s->lock);
+    atomic_fetch_add(&s->metrics.disagg_rendezvous_missed_total, 1);
+}
+
+size_t missed_by(struct serve *s, uint64_t prefill, uint64_t out[MISSED_MAX])
+{
+    struct missed_pairs *m = &s->missed;
+    uint64_t now = now_ms();
+    size_t n = 0;
+    if (atomic_load(&m->last_ms) <= now) return 0;
+    kvr_lock(&s->lock);
+    for (size_t i = 0; i < MISSED_MAX; i++)
+        if (m->pairs[i].until_ms > now && m->pairs[i].prefill == prefill) out[n++] = m->pairs[i].decode;
+    kvr_unlock(&s->lock);
+    return n;
+}
+
+void missed_tick(struct serve *s)
+{
+    uint64_t last = atomic_load(&s->missed.last_ms);
+    if (s->missed.told_ms == last || last > now_ms()) return;
+    s->missed.told_ms = last;
+    s->hooks.may_route(s);
+}
