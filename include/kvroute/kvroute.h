@@ -6,6 +6,7 @@
  *   index.h   who holds which blocks
  *   load.h    active sequences: what each worker is busy with
  *   select.h  cost of a candidate, and the choice
+ *   disagg.h  one worker or two legs
  *   router.h  all of it behind one call
  *
  * The library opens no socket and no file and starts no thread.
@@ -16,6 +17,7 @@
 #include <kvroute/alloc.h>
 #include <kvroute/api.h>
 #include <kvroute/clock.h>
+#include <kvroute/disagg.h>
 #include <kvroute/error.h>
 #include <kvroute/event.h>
 #include <kvroute/generation_model.h>
