@@ -205,6 +205,7 @@ struct kvr_router_request {
     size_t policy_class_len;
 
     const struct kvr_override *override; /* NULL: the router's settings */
+    const enum kvr_router_mode *mode;    /* the same; KVR_MODE_DIRECT is the router's alone */
 };
 
 struct kvr_router_times { /* nanoseconds */

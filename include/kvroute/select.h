@@ -157,6 +157,9 @@ KVR_API size_t kvr_pick(struct kvr_cost *costs, size_t n, double temperature, ui
 /* The same for delay costs, which are estimates: of those within `tolerance` (a share of the smallest) that hold as much
  * of the prompt, the one that was chosen longest ago. So equal workers take turns, which queues less than chance does. */
 KVR_API size_t kvr_pick_in_turn(const struct kvr_candidate *candidates, const struct kvr_cost *costs, size_t n, double tolerance);
+/* The same for a decode leg, to which a prompt comes computed whatever is held: of those within `tolerance` the one with the fewest blocks
+ * in use, then the fewest requests, then the one that was chosen longest ago. */
+KVR_API size_t kvr_pick_calmest(const struct kvr_candidate *candidates, const struct kvr_cost *costs, size_t n, double tolerance);
 
 #ifdef __cplusplus
 }

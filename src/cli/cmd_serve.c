@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <kvroute/disagg.h>
 
 #include "app/serve/serve.h"
 #include "cli/commands.h"
@@ -242,6 +243,30 @@ static const struct option_row serve_rows[] = {
         "how prefill and decode workers (role=) hand a computed prompt over; none: they share a store that finds it by the prompt"),
     BOO("enforce-disagg", enforce_disagg, "false", "DYN_ENFORCE_DISAGG",
         "decode workers get no request that was not prefilled elsewhere, also when no prefill worker is up"),
+    ENU("prefill-router-mode", prefill_mode, "router-mode", "router-mode|kv|round-robin|random|least-loaded", NULL,
+        "how a prefill worker is chosen"),
+    ENU("decode-router-mode", decode_mode, "router-mode", "router-mode|kv|round-robin|random|least-loaded", NULL,
+        "how a decode worker is chosen for a prompt that another worker has computed"),
+    ENU("kv-transfer-domain", kv_transfer_domain, "preferred", "off|preferred|required", NULL,
+        "whether a computed prompt stays in the kv-domain of its prefill worker"),
+    DBL("kv-transfer-weight", kv_transfer_weight, "0.85", 0, 1, NULL,
+        "preferred: the cost of decode workers of that domain is multiplied by exp(-tanh(weight))"),
+    BOO("router-conditional-disagg", conditional_disagg, "false", "DYN_ROUTER_CONDITIONAL_DISAGG",
+        "a rule says which requests go whole to one worker, although a prefill worker and a decode worker are up"),
+    ENU("router-conditional-disagg-policy", conditional_policy, "isl_bounding", "isl_bounding|prefill_load|isl_or_load|least_delay",
+        "DYN_ROUTER_CONDITIONAL_DISAGG_POLICY", "the rule: little is to be computed, the prefill worker is busy, either, or it is faster"),
+    NUM("router-conditional-disagg-eff-isl-threshold", conditional_isl, "2048", 0, 1e18, "DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_THRESHOLD",
+        "little: fewer uncached prompt tokens than this"),
+    DBL("router-conditional-disagg-eff-isl-ratio-threshold", conditional_ratio, "0.7", 0, ANY,
+        "DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_RATIO_THRESHOLD", "and a smaller share of the prompt"),
+    DBL("router-conditional-disagg-prefill-busy-threshold", conditional_prefill_busy, "-1", -1, ANY,
+        "DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD",
+        "busy: more prefill tokens than this times max-num-batched-tokens; -1 = router-queue-threshold"),
+    DBL("router-conditional-disagg-decode-busy-threshold", conditional_decode_busy, "-1", -1, ANY,
+        "DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD",
+        "no request goes whole to a worker with more than this share of total-kv-blocks in use; -1 = off"),
+    NUM("disagg-min-uncached-tokens", min_uncached, "0", 0, 1e18, NULL,
+        "a request of which a worker lacks fewer prompt tokens goes there whole, whatever the rule; 0 = off"),
     DBL("prefill-timeout", prefill_timeout, "0", 0, 864000, NULL,
         "seconds for the whole answer of a prefill worker; 0 = first-token-timeout"),
     DBL("handoff-timeout", handoff_timeout, "10", 0.001, 86400, NULL,
@@ -358,8 +383,19 @@ static int check_events(const char *command, const struct serve_options *o)
     return 0;
 }
 
+/* A rule by load needs to know which load is too high. */
+static int check_conditional(const char *command, const struct serve_options *o)
+{
+    bool by_load = o->conditional_policy + 1 == KVR_DISAGG_PREFILL_LOAD || o->conditional_policy + 1 == KVR_DISAGG_ISL_OR_LOAD;
+    if (o->conditional_disagg && by_load && o->conditional_prefill_busy < 0 && o->queue_threshold < 0)
+        return fail(command, "router-conditional-disagg-policy prefill_load and isl_or_load need "
+                             "router-conditional-disagg-prefill-busy-threshold or router-queue-threshold, a number >= 0");
+    return 0;
+}
+
 static int cross_checks(const char *command, const struct serve_options *o)
 {
+    if (check_conditional(command, o)) return 2;
     if (o->track_output_blocks && !o->track_active_blocks)
         return fail(command, "router-track-output-blocks needs router-track-active-blocks");
     if (o->prefill_load_model && !o->track_prefill_tokens)

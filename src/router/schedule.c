@@ -307,21 +307,25 @@ static size_t pick_least_loaded(const struct kvr_candidate *c, size_t n, struct 
     return at;
 }
 
-static size_t pick_by_mode(struct kvr_router *r, struct kvr_router_ctx *c, double temperature, size_t n, struct kvr_router_result *res)
+static size_t pick_by_cost(struct kvr_router *r, const struct kvr_router_ctx *c, const struct kvr_cost_config *cost, size_t n)
+{
+    if (r->config.select) return r->config.select(r->config.select_ctx, c->candidates, c->costs, n);
+    if (cost->kind != KVR_COST_DELAY || cost->temperature > 0) return kvr_pick(c->costs, n, cost->temperature, &r->rng);
+    bool by_load = cost->decode_role && cost->overlap_credit <= 0;
+    return (by_load ? kvr_pick_calmest : kvr_pick_in_turn)(c->candidates, c->costs, n, KVR_TURN_TOLERANCE);
+}
+
+static size_t pick_by_mode(struct kvr_router *r, struct kvr_router_ctx *c, enum kvr_router_mode mode, const struct kvr_cost_config *cost,
+                           size_t n, struct kvr_router_result *res)
 {
     struct kvr_rng rng = {r->rng};
     size_t at = n;
-    switch (r->config.mode) {
+    switch (mode) {
     case KVR_MODE_ROUND_ROBIN: return (size_t)(r->turn++ % n);
     case KVR_MODE_RANDOM: at = kvr_rng_below(&rng, (uint32_t)n); break;
     case KVR_MODE_LEAST_LOADED: at = pick_least_loaded(c->candidates, n, &rng); break;
     case KVR_MODE_KV:
-    case KVR_MODE_DIRECT:
-        res->scored = true;
-        if (r->config.select) return r->config.select(r->config.select_ctx, c->candidates, c->costs, n);
-        if (r->config.cost.kind == KVR_COST_DELAY && temperature <= 0)
-            return kvr_pick_in_turn(c->candidates, c->costs, n, KVR_TURN_TOLERANCE);
-        return kvr_pick(c->costs, n, temperature, &r->rng);
+    case KVR_MODE_DIRECT: res->scored = true; return pick_by_cost(r, c, cost, n);
     }
     r->rng = rng.state;
     return at;
@@ -458,7 +462,8 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     c->candidates_n = n;
     c->cost = p->cost;
     c->isl = isl;
-    size_t at = res->preferred || (res->pinned && n == 1) ? 0 : pick_by_mode(r, c, p->cost.temperature, n, res);
+    enum kvr_router_mode mode = rq->mode ? *rq->mode : r->config.mode;
+    size_t at = res->preferred || (res->pinned && n == 1) ? 0 : pick_by_mode(r, c, mode, &p->cost, n, res);
     if (at >= n) return -KVR_ENOENDPOINTS;
     fill_result(r, c, p, at, n, res);
     if (!rq->book) return 0;

@@ -58,15 +58,39 @@ static double held(const struct kvr_candidate *candidates, const struct kvr_cost
     return KVR_MAX(costs[i].effective_blocks, candidates[i].pending_blocks);
 }
 
+static double most_of(const struct kvr_cost *costs, size_t n, double tolerance, size_t *least)
+{
+    *least = 0;
+    for (size_t i = 1; i < n; i++)
+        if (costs[i].cost < costs[*least].cost) *least = i;
+    return costs[*least].cost * (1 + tolerance);
+}
+
 size_t kvr_pick_in_turn(const struct kvr_candidate *candidates, const struct kvr_cost *costs, size_t n, double tolerance)
 {
     KVR_ASSERT(n > 0);
-    size_t least = 0;
-    for (size_t i = 1; i < n; i++)
-        if (costs[i].cost < costs[least].cost) least = i;
-    double most = costs[least].cost * (1 + tolerance), much = held(candidates, costs, least);
+    size_t least;
+    double most = most_of(costs, n, tolerance, &least), much = held(candidates, costs, least);
     size_t at = least;
     for (size_t i = 0; i < n; i++)
         if (costs[i].cost <= most && held(candidates, costs, i) >= much && candidates[i].turn < candidates[at].turn) at = i;
+    return at;
+}
+
+/* Has the first one less to do, or as much, and was chosen longer ago? */
+static bool is_calmer(const struct kvr_candidate *a, const struct kvr_candidate *b)
+{
+    if (a->decode_blocks != b->decode_blocks) return a->decode_blocks < b->decode_blocks;
+    if (a->active_requests != b->active_requests) return a->active_requests < b->active_requests;
+    return a->turn < b->turn;
+}
+
+size_t kvr_pick_calmest(const struct kvr_candidate *candidates, const struct kvr_cost *costs, size_t n, double tolerance)
+{
+    KVR_ASSERT(n > 0);
+    size_t at;
+    double most = most_of(costs, n, tolerance, &at);
+    for (size_t i = 0; i < n; i++)
+        if (costs[i].cost <= most && is_calmer(&candidates[i], &candidates[at])) at = i;
     return at;
 }

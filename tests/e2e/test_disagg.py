@@ -251,13 +251,6 @@ def test_a_pinned_decode_worker_gets_a_prefill_worker_of_its_protocol(legs, star
     assert a.status == 400 and "prefill" in a.json()["error"]["message"]
 
 
-def test_where_the_client_chooses_a_pinned_worker_takes_the_whole_request(pair):
-    s, ps, ds = pair("--router-mode", "direct", "--queue-timeout", "1")
-    decode = next(w["worker_id"] for w in s.get("/workers") if w["role"] == "decode")
-    a = ask(s, {"x-kvroute-worker": str(decode)})
-    assert a.status == 200 and a.headers["x-kvroute-disagg"] == "local" and total(ps) == 0
-
-
 def test_sessions_stay_on_a_worker_of_each_role(pair):
     s, _, _ = pair("--router-session-affinity-ttl-secs", "60")
     seen = set()

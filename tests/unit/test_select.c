@@ -364,6 +364,21 @@ static void equals_take_turns(void **s)
     assert_int_equal(kvr_pick_in_turn(k, costs, 3, 0.2), 0);
 }
 
+static void a_decode_leg_goes_to_the_calmest_whatever_is_held(void **state)
+{
+    struct kvr_candidate k[3] = {{.decode_blocks = 20, .device_blocks = 50, .active_requests = 1, .turn = 1},
+                                 {.decode_blocks = 10, .active_requests = 2, .turn = 2},
+                                 {.decode_blocks = 10, .active_requests = 2, .turn = 3}};
+    struct kvr_cost costs[3] = {{.cost = 1, .effective_blocks = 50}, {.cost = 1.05}, {.cost = 1.08}};
+    (void)state;
+    assert_int_equal(kvr_pick_calmest(k, costs, 3, 0.1), 1);
+    k[1].turn = 4;
+    assert_int_equal(kvr_pick_calmest(k, costs, 3, 0.1), 2);
+    k[1].active_requests = 1;
+    assert_int_equal(kvr_pick_calmest(k, costs, 3, 0.1), 1);
+    assert_int_equal(kvr_pick_calmest(k, costs, 3, 0.01), 0);
+}
+
 static double noise(struct kvr_rng *rng)
 {
     return kvr_rng_unit(rng) - 0.5;
@@ -533,6 +548,7 @@ int main(void)
         cmocka_unit_test(what_is_pending_is_as_good_as_held),
         cmocka_unit_test(lower_tiers_and_factors_count_in_the_delay),
         cmocka_unit_test(equals_take_turns),
+        cmocka_unit_test(a_decode_leg_goes_to_the_calmest_whatever_is_held),
         cmocka_unit_test(factors_tell_slow_workers_and_forget),
         cmocka_unit_test(alike_requests_do_not_make_the_line_wander),
         cmocka_unit_test(models_learn_and_stay_robust),

@@ -19,6 +19,7 @@ struct policy_profile {
     struct kvr_policy policy;
 };
 
+enum { DOMAIN_OFF, DOMAIN_PREFERRED, DOMAIN_REQUIRED }; /* --kv-transfer-domain */
 enum { DISAGG_USAGE_MERGE, DISAGG_USAGE_DECODE };
 enum { DISCOVERY_STATIC, DISCOVERY_FILE, DISCOVERY_DNS, DISCOVERY_NATS };
 
@@ -73,6 +74,13 @@ struct serve_options {
     int disagg_usage; /* merge|decode */
     bool enforce_disagg, disagg_release;
     double prefill_timeout, handoff_timeout, kv_wait_timeout, disagg_release_timeout;
+    int kv_transfer_domain; /* off|preferred|required */
+    double kv_transfer_weight;
+    int prefill_mode, decode_mode; /* 0: as router-mode; else enum kvr_router_mode + 1 */
+    bool conditional_disagg;
+    int conditional_policy; /* enum kvr_disagg_policy - 1 */
+    uint64_t conditional_isl, min_uncached;
+    double conditional_ratio, conditional_prefill_busy, conditional_decode_busy;
     uint64_t tokenizer_probes, tokenizer_check, tokenizer_cache, tokenizer_threads;
     struct kvr_log_options log;
 };

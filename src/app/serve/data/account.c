@@ -136,11 +136,10 @@ static const char *reason_of(const struct attempt *a)
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     const struct request *r = a->request;
     const struct serve *s = serve_of(r);
-    int mode = atomic_load(&s->mode);
     if (a->result.pinned) return "pinned";
-    if (a->result.preferred) return "session";
+    if (a->result.preferred) return r->legs && r->legs->chosen ? "local" : "session";
     if (r->token_failed) return "load-tokenize-failed";
-    if (mode != KVR_MODE_KV) return modes[mode];
+    if (a->mode != KVR_MODE_KV) return modes[a->mode];
     if (r->no_index) return r->part_index ? "index-partial" : "index-unavailable";
     if (!a->result.trusted && s->ingest) return "untrusted";
     if (r->unplaced) return "load-multimodal";

@@ -44,11 +44,16 @@ static bool is_retryable(const struct attempt *a)
     return a->status == 502 || a->status == 503 || a->status == 504 || (a->retries_500 && a->status == 500);
 }
 
+static bool is_of_router(struct kvr_text name)
+{
+    return name.len > 10 && !strncasecmp(name.ptr, "x-kvroute-", 10);
+}
+
 /* Headers of the router's own, and those that it makes anew. */
 static bool is_passed_on(const struct kvr_hop_by_hop *hop, struct kvr_text name)
 {
     return !kvr_header_is_hop_by_hop(hop, name) && !kvr_text_is_nocase(name, "content-length") &&
-           !kvr_text_is_nocase(name, "x-request-id") && !(name.len > 10 && !strncasecmp(name.ptr, "x-kvroute-", 10));
+           !kvr_text_is_nocase(name, "x-request-id") && !is_of_router(name);
 }
 
 static void keep_head(struct attempt *a, const struct kvr_headers *headers)
@@ -153,12 +158,13 @@ static bool is_ours(struct kvr_text name)
                                         "accept-encoding",
                                         "x-request-id",
                                         "x-data-parallel-rank",
-                                        "x-kvroute-worker",
-                                        "x-kvroute-dp-rank",
                                         "x-worker-instance-id",
-                                        "x-request-priority",
-                                        "x-kvroute-explain",
-                                        "x-kvroute-policy-class"};
+                                        "x-prefill-instance-id",
+                                        "x-prefill-dp-rank",
+                                        "x-dynamo-prefill-instance-id",
+                                        "x-dynamo-prefill-dp-rank",
+                                        "x-request-priority"};
+    if (is_of_router(name)) return true;
     for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
         if (kvr_text_is_nocase(name, names[i])) return true;
     return false;

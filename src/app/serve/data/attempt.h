@@ -48,6 +48,7 @@ struct attempt {
 
     /* The choice */
     struct partition *partition;
+    enum kvr_router_mode mode;
     struct worker *worker; /* a reference; NULL: not booked */
     struct kvr_router_result result;
     struct decision_table table;

@@ -9,6 +9,7 @@
  */
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/phases.h"
+#include "app/serve/data/pins.h"
 
 #include <string.h>
 
@@ -158,6 +159,7 @@ static void take_members(struct request *r, const struct kvr_openai_request *rq)
 {
     r->is_object = true;
     r->now.reading.rank_error = kvr_rank_member_read(rq->root, &r->body_rank);
+    if (r->routed) pins_read_body(rq->root, &r->now.reading.pins);
     if (rq->model) memcpy(r->model, rq->model, rq->model_len);
     if (r->routed && r->form == KVR_FORM_RESPONSES) responses_id_of(kvr_json_get(rq->root, "previous_response_id"), r->response);
     r->stream = rq->stream;
@@ -190,7 +192,9 @@ static void read_body(struct request *r, struct kvr_json_parser *json)
     take_members(r, &rq);
     if (r->routed && atomic_load(&serve_of(r)->has_roles)) read_split(r);
     rq.text_max = serve_of(r)->o->max_prompt_text;
-    if (!r->routed || !is_small_enough(r, &rq) || !request_wants_tokens(r)) return;
+    if (!r->routed || !is_small_enough(r, &rq)) return;
+    if (rq.tokens.doc) r->isl = rq.tokens_sum ? rq.tokens_sum : rq.tokens_n;
+    if (!request_wants_tokens(r)) return;
     kvr_prompt_members_read(rq.root, r->form, &rq.members);
     r->members = rq.members;
     body_tokens(r, &rq, json);
@@ -203,12 +207,11 @@ static void read_body(struct request *r, struct kvr_json_parser *json)
 static const char *join_ranks(struct request *r)
 {
     if (r->now.reading.rank_error || !r->body_rank.given) return r->now.reading.rank_error;
-    if (r->has_rank && r->pin.dp_rank != r->body_rank.rank)
+    if (r->pin.has_rank && r->pin.to.dp_rank != r->body_rank.rank)
         return "`data_parallel_rank` (or `routed_dp_rank`) of the body and the data-parallel rank header are different ranks; give one, or "
                "the same";
-    r->has_rank = true;
-    r->pin.dp_rank = r->body_rank.rank;
-    r->pin_any_rank = false;
+    r->pin.has_rank = true;
+    r->pin.to.dp_rank = r->body_rank.rank;
     return NULL;
 }
 
@@ -217,12 +220,12 @@ static const char *pin_rank_alone(struct request *r)
 {
     struct serve *s = serve_of(r);
     const char *why = NULL;
-    if (!r->has_rank || r->pinned) return NULL;
+    if (!r->pin.has_rank || r->pin.set) return NULL;
     kvr_lock(&s->lock);
     const struct worker *w = s->workers;
     if (w && !w->next) {
-        r->pin.worker_id = w->id;
-        r->pinned = true;
+        r->pin.to.worker_id = w->id;
+        r->pin.set = true;
     } else if (w) {
         why = "a data-parallel rank needs the worker too (x-kvroute-worker)";
     }
@@ -237,7 +240,7 @@ static enum outcome body_is_read(struct request *r)
     if (reading->refused_by) atomic_fetch_add_explicit(reading->refused_by, 1, memory_order_relaxed);
     if (reading->refusal && (r->routed || reading->refusal == 503)) /* other bodies are the engine's business */
         return request_refusef(r, reading->refusal, "%s", reading->refused);
-    if ((why = join_ranks(r)) || (why = pin_rank_alone(r))) return request_refuse(r, 400, why);
+    if ((why = join_ranks(r)) || (why = pins_join(r, &reading->pins)) || (why = pin_rank_alone(r))) return request_refuse(r, 400, why);
     if (!r->isl) r->isl = KVR_MAX(r->body_len / 4, (size_t)1); /* until tokens are known */
     return OUTCOME_DONE;
 }

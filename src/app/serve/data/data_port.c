@@ -9,6 +9,7 @@
 
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/flow.h"
+#include "app/serve/data/pins.h"
 #include "app/serve/data/reply.h"
 
 /* ---- what the head says ------------------------------------------------------------------------------ */
@@ -40,25 +41,6 @@ static struct kvr_text either(const struct kvr_headers *h, const char *a, const 
 }
 
 /* Each returns what is wrong with the headers that it reads, or NULL. */
-static const char *read_pin(struct request *r, const struct kvr_headers *h)
-{
-    struct kvr_text pin = either(h, "x-kvroute-worker", "x-worker-instance-id");
-    struct kvr_text rank = either(h, "x-kvroute-dp-rank", "x-data-parallel-rank");
-    uint64_t v;
-    if (!pin.ptr) pin = kvr_headers_get(h, "x-dynamo-worker-instance-id");
-    if (rank.ptr) {
-        if (!text_u64(rank, UINT32_MAX, &v)) return "the data-parallel rank header must be a whole number";
-        r->pin.dp_rank = (uint32_t)v;
-        r->has_rank = true;
-    }
-    if (pin.ptr) {
-        if (!text_u64(pin, UINT64_MAX, &r->pin.worker_id)) return "the worker header must be a worker id";
-        r->pinned = true;
-        r->pin_any_rank = !r->has_rank;
-    }
-    return NULL;
-}
-
 static const char *read_priority(struct request *r, const struct kvr_headers *h)
 {
     struct kvr_text priority = either(h, "x-request-priority", "x-dynamo-request-priority");
@@ -89,7 +71,7 @@ static const char *read_hints(struct request *r, const struct kvr_headers *h)
 {
     struct kvr_text session = kvr_headers_get(h, "x-session-id");
     const char *why;
-    if ((why = read_pin(r, h)) || (why = read_priority(r, h))) return why;
+    if ((why = pins_read_head(r, h)) || (why = read_priority(r, h))) return why;
     if (session.ptr && session.len < sizeof r->session) memcpy(r->session, session.ptr, session.len);
     r->explain = kvr_text_is(kvr_headers_get(h, "x-kvroute-explain"), "1");
     return read_class(r, h);

@@ -194,7 +194,7 @@ static enum outcome prefill_again(struct request *r)
     account_attempt_over(r->legs->prefill);
     meeting_part(r, r->legs->prefill);
     if (r->legs->protocol == KVR_KV_VLLM_MOONCAKE) bootstrap_forget(r->loop, r->legs->prefill->result.worker.worker_id);
-    if (!may_try_again(r)) return legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
+    if (!may_try_again(r) || r->prefill_pin.set) return legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
     COUNT(r, disagg_prefill_retries_total);
     return move(r, PHASE_CHOOSING);
 }
@@ -223,7 +223,7 @@ static enum outcome decode_again(struct request *r)
     if (pair_first) meeting_part(r, NULL);
     if (!same && legs_may_leak(r)) COUNT(r, disagg_possible_leaks_total); /* it may not have pulled it */
     if (!same) legs_drop_handoff(r);
-    if (!may_try_again(r) || r->pinned || !legs_has_other_decode(r)) return OUTCOME_REFUSED;
+    if (!may_try_again(r) || r->pin.set || !legs_has_other_decode(r)) return OUTCOME_REFUSED;
     COUNT(r, disagg_decode_retries_total);
     if (same) return move(r, PHASE_PAIRING);
     account_attempt_over(r->legs->prefill);
@@ -241,7 +241,7 @@ static enum outcome ask_another(struct request *r)
     if (legs_are_two(r)) return decode_again(r);
     account_attempt_over(r->attempt);
     if (!may_try_again(r)) return legs_asks_prefill(r) && legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
-    if (r->pinned) return OUTCOME_REFUSED;
+    if (r->pin.set) return OUTCOME_REFUSED;
     COUNT(r, retries_total);
     return move(r, PHASE_CHOOSING);
 }

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "app/serve/data/attempt.h"
+#include "app/serve/data/domains.h"
+#include "app/serve/data/pins.h"
 #include "wire/json_edit.h"
 
 #define FRESH_SHARE 0.7 /* of the prefill worker's lease: a hand-off object is not used when it is older */
@@ -80,12 +82,6 @@ struct kvr_body *legs_release_body(struct request *r)
 
 /* ---- the treatment ----------------------------------------------------------------------------------- */
 
-/* What a pinned worker is. */
-struct pinned {
-    enum worker_role role;
-    enum kvr_kv_protocol protocol;
-};
-
 /* Of the protocols, one with a prefill worker that is up; of those the first. */
 static bool find_prefill(const struct roster_row *row, enum kvr_kv_protocol *out)
 {
@@ -97,11 +93,11 @@ static bool find_prefill(const struct roster_row *row, enum kvr_kv_protocol *out
     return false;
 }
 
-/* One with workers of both roles. pin: whose protocol it has to be; NULL: any. */
-static bool find_pair(const struct roster_row *row, const struct pinned *pin, enum kvr_kv_protocol *out)
+/* One with workers of both roles that may meet. */
+static bool find_pair(const struct request *r, const struct roster_row *row, enum kvr_kv_protocol *out)
 {
     for (enum kvr_kv_protocol p = 0; p < KVR_KV_PROTOCOLS; p++)
-        if ((!pin || pin->protocol == p) && roster_any_up(row, &row->prefill[p]) && roster_any_up(row, &row->decode[p])) {
+        if (domains_any_pair(r, row, p)) {
             *out = p;
             return true;
         }
@@ -126,21 +122,17 @@ static bool wants_one_token(const struct request *r)
     return m->one_token && m->n <= 1 && m->best_of <= 1 && m->prompts <= 1;
 }
 
-static struct pinned look_at_pin(const struct request *r)
+/* A router that chooses nobody (mode direct) cannot choose a prefill worker. */
+static bool may_pair(const struct request *r)
 {
-    struct serve *s = serve_of(r);
-    struct pinned pin = {ROLE_BOTH, KVR_KV_NONE};
-    kvr_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, r->pin.worker_id);
-    if (w) pin = (struct pinned){w->role, w->kv_protocol};
-    kvr_unlock(&s->lock);
-    return pin;
+    bool direct = atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT;
+    return has_legs(r) && r->wish != WISH_LOCAL && (!direct || r->prefill_pin.set) &&
+           (!r->pin.set || pins_look(r, &r->pin).role == ROLE_DECODE);
 }
 
-/* A router that chooses nobody (mode direct) cannot choose a prefill worker. */
-static bool may_pair(const struct request *r, const struct pinned *pin)
+bool legs_wants_two(const struct request *r)
 {
-    return has_legs(r) && (!pin || pin->role == ROLE_DECODE) && atomic_load(&serve_of(r)->mode) != KVR_MODE_DIRECT;
+    return r->wish == WISH_REMOTE || r->prefill_pin.set;
 }
 
 static enum outcome treat_as(struct request *r, enum treatment t, enum kvr_kv_protocol protocol)
@@ -158,21 +150,70 @@ static enum outcome treat_whole(struct request *r, const struct roster_row *row)
     return treat_as(r, TREAT_WHOLE, KVR_KV_NONE);
 }
 
+static enum outcome treat_prefill_only(struct request *r, enum kvr_kv_protocol p)
+{
+    return legs_strip(r) ? treat_as(r, TREAT_PREFILL_ONLY, p) : request_refuse(r, 503, "out of memory");
+}
+
+bool legs_go_whole(struct request *r, struct kvr_worker to)
+{
+    r->legs->treatment = TREAT_WHOLE;
+    r->legs->chosen = true;
+    r->legs->to = to;
+    return legs_strip(r);
+}
+
+/* What is wrong with what the request asks for by itself, whoever is up; NULL: nothing. */
+static const char *wrong_wish(const struct request *r, const struct roster_row *row)
+{
+    bool local = r->wish == WISH_LOCAL, direct = atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT;
+    enum worker_role role = pins_look(r, &r->pin).role;
+    enum kvr_kv_protocol p;
+    if (r->pin.set && role == ROLE_PREFILL) return "the pinned worker only prefills for others; pin one that answers";
+    if (local && r->prefill_pin.set) return "x-kvroute-disagg: local and a pinned prefill worker exclude each other";
+    if (local && !row->whole.n) return "x-kvroute-disagg: local is not possible: no worker of this model takes whole requests";
+    if (legs_wants_two(r) && !has_legs(r))
+        return "two legs (x-kvroute-disagg: remote, or a pinned prefill worker) are not possible: only completions and chats have them";
+    if (legs_wants_two(r) && r->pin.set && role != ROLE_DECODE)
+        return "two legs (x-kvroute-disagg: remote, or a pinned prefill worker) are not possible: the pinned worker is no decode worker";
+    if (direct && role == ROLE_DECODE && !local && !r->prefill_pin.set && has_legs(r) && find_pair(r, row, &p) &&
+        !kvr_handoff_obstacle(&r->split, p))
+        return "router mode direct: a pinned decode worker needs a pinned prefill worker too (x-kvroute-prefill-worker)";
+    return NULL;
+}
+
+/* May there be a pair for it when more of its workers are up? */
+static bool may_come(const struct request *r, const struct roster_row *row)
+{
+    struct pin_seen prefill = pins_look(r, &r->prefill_pin), decode = pins_look(r, &r->pin);
+    for (enum kvr_kv_protocol p = 0; p < KVR_KV_PROTOCOLS; p++)
+        if (row->prefill[p].n && row->decode[p].n && (!prefill.exists || prefill.protocol == p) && (!decode.exists || decode.protocol == p))
+            return !prefill.exists || !decode.exists; /* these two are up, and may not meet */
+    return false;
+}
+
+static enum outcome no_pair(struct request *r, const struct roster_row *row)
+{
+    if (may_come(r, row)) return OUTCOME_NOBODY;
+    return request_refuse(r, 400,
+                          "two legs (x-kvroute-disagg: remote, or a pinned prefill worker) are not possible: no prefill worker and decode "
+                          "worker may serve this together");
+}
+
 enum outcome legs_treat(struct request *r, const struct roster_row *row)
 {
     enum kvr_kv_protocol p = KVR_KV_NONE, one = KVR_KV_NONE;
-    struct pinned to = r->pinned ? look_at_pin(r) : (struct pinned){0};
-    const struct pinned *pin = r->pinned ? &to : NULL;
-    if (pin && pin->role == ROLE_PREFILL) return request_refuse(r, 400, "the pinned worker only prefills for others; pin one that answers");
-    bool pair = may_pair(r, pin) && find_pair(row, pin, &p);
+    const char *wrong = wrong_wish(r, row);
+    if (wrong) return request_refuse(r, 400, wrong);
+    bool pair = may_pair(r) && find_pair(r, row, &p), free_choice = r->wish == WISH_NONE && !r->pin.set && !r->prefill_pin.set;
     const char *why = pair ? kvr_handoff_obstacle(&r->split, p) : NULL;
-    if (has_legs(r) && !pin && wants_one_token(r) && find_prefill(row, &one) && answers_alone(one))
-        return legs_strip(r) ? treat_as(r, TREAT_PREFILL_ONLY, one) : request_refuse(r, 503, "out of memory");
+    if (has_legs(r) && free_choice && wants_one_token(r) && find_prefill(row, &one) && answers_alone(one))
+        return treat_prefill_only(r, one);
     if (pair && !why) return treat_as(r, TREAT_REMOTE, p);
-    if (pair && !row->whole.n)
-        return request_refusef(r, 400, "`%s`: not possible where one worker prefills and another one decodes, and no worker does both",
-                               why);
-    return treat_whole(r, row);
+    if (pair && (legs_wants_two(r) || !row->whole.n))
+        return request_refusef(r, 400, "`%s`: not possible where one worker prefills and another one decodes%s", why,
+                               legs_wants_two(r) ? "" : ", and no worker does both");
+    return legs_wants_two(r) ? no_pair(r, row) : treat_whole(r, row);
 }
 
 bool legs_are_two(const struct request *r)
@@ -214,7 +255,7 @@ const struct roster_choice *legs_choice(const struct request *r, const struct ro
 bool legs_fall_back(struct request *r)
 {
     const struct roster_row *row = roster_hold(serve_of(r), r->model);
-    bool can = row && !serve_of(r)->o->enforce_disagg && roster_any_up(row, &row->whole);
+    bool can = row && !serve_of(r)->o->enforce_disagg && !legs_wants_two(r) && roster_any_up(row, &row->whole);
     roster_let_go(row);
     if (!can) return false;
     legs_drop_handoff(r);
@@ -279,7 +320,7 @@ bool legs_has_other_decode(const struct request *r)
     for (size_t i = 0; row && !found && i < row->servers_n; i++) {
         const struct worker *w = row->servers[i].worker;
         found = w->role == ROLE_DECODE && w->kv_protocol == r->legs->protocol && w->partition == row->decode[r->legs->protocol].partition &&
-                worker_is_schedulable(w, now_ms()) && !was_tried(r, w->id);
+                worker_is_schedulable(w, now_ms()) && !was_tried(r, w->id) && domains_meet(serve_of(r), r->legs->prefill->worker, w);
     }
     roster_let_go(row);
     return found;

@@ -61,11 +61,19 @@ struct legs {
     struct transfer transfer;             /* of such a pair */
     uint64_t decode_deadline_ms;          /* while both are asked: for the first byte of the decode worker; 0: none */
     uint64_t excluded[LEGS_EXCLUDED_MAX]; /* whom the router may not choose now */
+    bool chosen;          /* it goes whole to that worker, by the rule of conditional.h */
+    struct kvr_worker to; /* of chosen */
+    bool has_eff;
+    uint64_t eff_isl; /* has_eff: prompt tokens that the worker lacked which would have taken all of it */
+    const char *why;  /* it is not remote, or is it again; static; NULL: nothing to say */
 };
 
 /* What becomes of a routed request whose model has workers with roles: r->legs is made. Returns: DONE; NOBODY: no worker for it is up;
  * REFUSED. */
 enum outcome legs_treat(struct request *r, const struct roster_row *row);
+bool legs_wants_two(const struct request *r); /* its client wants two legs, or a prefill worker that has to be one of them */
+/* Of one that is remote: it goes to that worker as a whole instead. Returns: false without memory. */
+bool legs_go_whole(struct request *r, struct kvr_worker to);
 /* Whom it may go to now. */
 const struct roster_choice *legs_choice(const struct request *r, const struct roster_row *row);
 bool legs_are_two(const struct request *r);      /* it is treated as remote */

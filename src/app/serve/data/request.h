@@ -101,6 +101,20 @@ struct request_job {
     enum outcome (*over)(struct request *r); /* on the loop, unless the request has ended */
 };
 
+/* A worker that a request asks for: pins.h. */
+struct pin {
+    bool set, has_rank; /* without a rank any of its ranks will do */
+    struct kvr_worker to;
+};
+
+/* What a body says of them. */
+struct body_pins {
+    struct pin prefill, answers;
+    const char *wrong; /* a member that cannot be used; NULL: none */
+};
+
+enum wish { WISH_NONE, WISH_REMOTE, WISH_LOCAL };
+
 /* Why a request gets no answer of a worker. */
 struct refusal {
     int status;
@@ -113,8 +127,9 @@ struct refusal {
 struct reading {
     struct request_job job;
     const char *rank_error; /* NULL: what the body says of the rank is sound */
-    int refusal;            /* 0, or the status `refused` goes out with */
-    const char *refused;    /* what is wrong with the body, or refused_text */
+    struct body_pins pins;
+    int refusal;         /* 0, or the status `refused` goes out with */
+    const char *refused; /* what is wrong with the body, or refused_text */
     char refused_text[160];
     _Atomic uint64_t *refused_by; /* the counter of the limit, or NULL */
 };
@@ -149,9 +164,18 @@ struct lookup {
     uint64_t asked_ns;
 };
 
+/* Where the second leg should be, or has to be: domains.h. */
+struct domain_wish {
+    char taint[sizeof KV_DOMAIN_TAINT + KV_DOMAIN_MAX];
+    const char *required;
+    struct kvr_preferred_taint preferred;
+};
+
 struct choosing {
     struct attempt *attempt; /* for the worker that will be chosen */
     struct kvr_router_request rq;
+    uint64_t *allowed;                /* rq refers to it: prefill workers whose domain has a decode worker; NULL: all may be chosen */
+    struct domain_wish domain;        /* the same: where the prompt is */
     const struct roster_row *workers; /* that may serve it; NULL: it was not looked at yet */
     bool queued;                      /* the router has the ticket, or the loop's ready list has the request */
     int granted;                      /* what the queue said */
@@ -183,8 +207,9 @@ struct request {
     char response[RESPONSE_ID_MAX]; /* of /v1/responses: the one that it goes on from, or is about; "": none */
     enum kvr_prompt_form form;      /* of what is routed */
     bool routed;                    /* a completion: its tokens matter */
-    bool is_head_request, deletes, explain, pinned, pin_any_rank, has_rank;
-    struct kvr_worker pin;
+    bool is_head_request, deletes, explain;
+    struct pin pin, prefill_pin; /* the worker that answers, and one that computes the prompt before */
+    enum wish wish;
     double priority;
     uint32_t strict_priority;
 

@@ -9,9 +9,13 @@
  */
 #include "app/serve/data/account.h"
 #include "app/serve/data/attempt.h"
+#include "app/serve/data/conditional.h"
+#include "app/serve/data/domains.h"
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/phases.h"
+#include "app/serve/data/pins.h"
+#include "app/serve/data/question.h"
 #include "app/serve/data/reply.h"
 
 #include <string.h>
@@ -128,6 +132,7 @@ void route_leave(struct request *r)
     struct choosing *c = &r->now.choosing;
     leave_queue(r);
     attempt_free(c->attempt);
+    free(c->allowed);
     roster_let_go(c->workers);
 }
 
@@ -209,42 +214,10 @@ enum outcome route_granted(struct request *r)
 
 /* What there is of workers at one moment. */
 struct fleet {
-    struct partition *partition; /* of the pinned worker, else where the model is served; NULL: nowhere */
+    struct partition *partition; /* where the model is served; NULL: nowhere */
     bool any;
-    bool pinned_exists, pinned_is_up, rank_exists;
+    struct pin_seen pin, prefill_pin;
 };
-
-/* Sessions of prefill workers are apart from those of workers that answer. */
-static size_t session_key(const struct request *r, bool prefills, char *out, size_t cap)
-{
-    return (size_t)snprintf(out, cap, "%s%s", r->session, prefills ? SESSION_OF_PREFILL : "");
-}
-
-/* A request that goes on from a response, or whose session is bound, prefers the pair that has it. */
-static void prefer(const struct request *r, struct kvr_router_request *rq)
-{
-    struct serve *s = serve_of(r);
-    bool prefills = legs_asks_prefill(r);
-    char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
-    if (rq->pinned) return;
-    rq->preferred = (r->response[0] && responses_get(s, r->response, &rq->pin)) ||
-                    (r->session[0] && sessions_get(s->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
-}
-
-static void look_at_pin(const struct request *r, struct fleet *f)
-{
-    struct serve *s = serve_of(r);
-    if (!r->pinned) return;
-    kvr_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, r->pin.worker_id);
-    if (w) {
-        f->partition = w->partition;
-        f->pinned_exists = true;
-        f->pinned_is_up = worker_is_schedulable(w, now_ms());
-        f->rank_exists = r->pin_any_rank || (r->pin.dp_rank >= w->dp_start && r->pin.dp_rank - w->dp_start < w->dp_size);
-    }
-    kvr_unlock(&s->lock);
-}
 
 /* Returns: false without memory. */
 static bool look_at_fleet(struct request *r, struct fleet *f)
@@ -253,17 +226,29 @@ static bool look_at_fleet(struct request *r, struct fleet *f)
     if (!(c->workers = eligible_workers(r))) return false;
     f->any = roster_workers_n(c->workers) > 0;
     f->partition = c->workers->main.partition;
-    look_at_pin(r, f);
+    f->pin = pins_look(r, &r->pin);
+    f->prefill_pin = pins_look(r, &r->prefill_pin);
+    if (f->pin.exists) f->partition = f->pin.partition;
     return true;
+}
+
+/* A pinned prefill worker counts until the prompt is computed. */
+static enum outcome judge_pins(struct request *r, const struct fleet *f)
+{
+    bool prefills = r->prefill_pin.set && r->routed && (!r->legs || legs_asks_prefill(r));
+    enum outcome o = r->pin.set ? pins_judge(r, &f->pin, "worker") : OUTCOME_DONE;
+    if (o == OUTCOME_DONE && prefills) o = pins_judge(r, &f->prefill_pin, "prefill worker");
+    if (o == OUTCOME_DONE && prefills && f->prefill_pin.role != ROLE_PREFILL)
+        o = request_refusef(r, 400, "the pinned prefill worker has role %s; pin one of role prefill", role_name(f->prefill_pin.role));
+    return o;
 }
 
 /* Returns: DONE: the router can be asked. */
 static enum outcome judge_fleet(struct request *r, const struct fleet *f)
 {
-    if (r->pinned && f->any && !f->pinned_exists) return request_refuse(r, 404, "the pinned worker is not known");
-    if (f->pinned_exists && !f->rank_exists) return request_refuse(r, 400, "the pinned data-parallel rank is out of range");
-    if (f->pinned_exists && !f->pinned_is_up) return request_refuse(r, 503, "the pinned worker is not available");
-    if (atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT && !r->pinned)
+    enum outcome o = f->any ? judge_pins(r, f) : OUTCOME_DONE;
+    if (o != OUTCOME_DONE) return o;
+    if (atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT && !r->pin.set)
         return request_refuse(r, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
     if (!f->any || (!f->partition && r->now.choosing.workers->has_roles)) return OUTCOME_NOBODY;
     if (!f->partition) return request_refusef(r, 404, "no worker serves the model '%s'", r->model);
@@ -272,48 +257,20 @@ static enum outcome judge_fleet(struct request *r, const struct fleet *f)
 
 /* ---- the question to the router ---------------------------------------------------------------------- */
 
-/* A decode leg costs the blocks that it takes, whatever the worker has of them: the transfer brings a copy of its own. */
-static const struct kvr_override decode_leg = {.set = KVR_OVERRIDE_OVERLAP_CREDIT | KVR_OVERRIDE_ASSUME_KV_REUSE |
-                                                      KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE,
-                                               .decode_role = true};
-
-static void fill_in(struct request *r, const struct roster_choice *from, struct kvr_router_request *rq)
+/* Between the two legs: who may be chosen, or should be, for where computed prompts move. Returns: false without memory. */
+static bool keep_to_domains(struct request *r, struct choosing *c)
 {
-    bool prefills = legs_prefill_next(r);
-    *rq = (struct kvr_router_request){.book = true,
-                                      .guarded = true,
-                                      .tokens = r->tokens,
-                                      .tokens_n = r->tokens_n,
-                                      .isl = r->isl,
-                                      .expected_output = r->expected_osl,
-                                      .salt = r->salt,
-                                      .salt_len = r->salt_len,
-                                      .allowed = from->all ? NULL : from->ids,
-                                      .allowed_n = from->n,
-                                      .pinned = r->pinned && !prefills,
-                                      .pin_any_rank = r->pin_any_rank,
-                                      .pin = r->pin,
-                                      .priority_jump = r->priority,
-                                      .strict_priority = r->strict_priority,
-                                      .policy_class = r->policy_class,
-                                      .policy_class_len = strlen(r->policy_class),
-                                      .override = legs_are_two(r) && !prefills ? &decode_leg : NULL};
-    rq->excluded_n = legs_exclude(r, r->now.choosing.workers, &rq->excluded);
+    if (c->attempt->decodes) domains_ask(serve_of(r), r->legs->prefill->worker, &c->domain, &c->rq);
+    if (!c->attempt->prefills) return true;
+    if (!domains_prefill_ids(r, c->workers, r->legs->protocol, &c->allowed, &c->rq.allowed_n)) return false;
+    if (c->allowed) c->rq.allowed = c->allowed;
+    else c->rq.allowed_n = legs_choice(r, c->workers)->n;
+    return true;
 }
 
-static void fill_in_partition(const struct request *r, struct attempt *a, struct kvr_router_request *rq)
+static void name_booking(struct attempt *a, struct kvr_router_request *rq)
 {
-    if (r->is_lora) {
-        rq->lora = r->model;
-        rq->lora_len = strlen(r->model);
-    }
-    if (r->locals && r->hashed_for == a->partition->block_size) {
-        rq->locals = r->locals;
-        rq->locals_n = r->locals_n;
-        rq->scores = r->scores;
-        rq->scores_n = r->scores_n;
-    }
-    snprintf(a->booking, sizeof a->booking, "%llx", (unsigned long long)atomic_fetch_add(&serve_of(r)->next_id, 1));
+    snprintf(a->booking, sizeof a->booking, "%llx", (unsigned long long)atomic_fetch_add(&serve_of(a->request)->next_id, 1));
     rq->id = a->booking;
     rq->id_len = strlen(a->booking);
 }
@@ -334,10 +291,16 @@ static int ask_router(struct request *r, struct kvr_router_ctx *ctx)
 static enum outcome treat(struct request *r)
 {
     const struct roster_row *row = r->now.choosing.workers;
-    return r->legs || !r->routed || !row->has_roles ? OUTCOME_DONE : legs_treat(r, row);
+    if (r->legs || !r->routed) return OUTCOME_DONE;
+    if (row->has_roles) {
+        enum outcome o = legs_treat(r, row);
+        return o == OUTCOME_DONE ? conditional_judge(r, row) : o;
+    }
+    return legs_wants_two(r) ? request_refuse(r, 400, "two legs are not possible: this model has no prefill and decode workers")
+                             : OUTCOME_DONE;
 }
 
-static enum outcome choose_from(struct request *r, const struct roster_choice *from, struct partition *partition)
+static enum outcome choose_from(struct request *r, struct partition *partition)
 {
     struct choosing *c = &r->now.choosing;
     struct kvr_router_ctx *ctx = ctx_get(&r->loop->ctxs, partition);
@@ -348,9 +311,10 @@ static enum outcome choose_from(struct request *r, const struct roster_choice *f
     c->attempt->once = c->attempt->decodes || (c->attempt->prefills && legs_at_once(r));
     c->attempt->retries_500 = c->attempt->prefills || (c->attempt->decodes && !r->legs->paired_again);
     c->attempt->number = r->tries;
-    fill_in(r, from, &c->rq);
-    prefer(r, &c->rq);
-    fill_in_partition(r, c->attempt, &c->rq);
+    question_of(r, c->workers, partition, &c->rq);
+    if (!keep_to_domains(r, c)) return request_refuse(r, 503, kvr_strerror(-KVR_ENOMEM));
+    name_booking(c->attempt, &c->rq);
+    c->attempt->mode = c->rq.mode ? *c->rq.mode : (enum kvr_router_mode)atomic_load(&serve_of(r)->mode);
     int rc = ask_router(r, ctx);
     if (rc == KVR_PARKED) return wait_on(r);
     if (rc) return refused(r, rc);
@@ -366,8 +330,9 @@ enum outcome route_choose(struct request *r)
     if (o == OUTCOME_DONE) o = treat(r);
     if (o != OUTCOME_DONE) return o;
     const struct roster_choice *from = legs_choice(r, r->now.choosing.workers);
-    struct partition *partition = r->pinned && !legs_prefill_next(r) ? fleet.partition : from->partition;
-    return partition ? choose_from(r, from, partition) : OUTCOME_NOBODY;
+    const struct pin_seen *pin = legs_asks_prefill(r) ? &fleet.prefill_pin : &fleet.pin;
+    struct partition *partition = pin->exists ? pin->partition : from->partition;
+    return partition ? choose_from(r, partition) : OUTCOME_NOBODY;
 }
 
 /* ---- the second leg ---------------------------------------------------------------------------------- */

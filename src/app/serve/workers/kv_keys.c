@@ -111,6 +111,14 @@ static bool set_addr(struct worker *w, const char *value)
     return fine;
 }
 
+/* "": none. */
+static bool set_domain(struct worker *w, const char *value)
+{
+    size_t n = strlen(value);
+    if (n < sizeof w->kv_domain) memcpy(w->kv_domain, value, n + 1);
+    return n < sizeof w->kv_domain;
+}
+
 static bool set_engine_id(struct worker *w, const char *value)
 {
     size_t n = strlen(value);
@@ -126,7 +134,7 @@ static bool set_engine_id(struct worker *w, const char *value)
 #define NUMBER TYPE(KVR_JSON_INT)
 #define BOOL   TYPE(KVR_JSON_BOOL)
 
-enum { ROLE, PROTOCOL, LEASE, LOCAL_PREFILL, BOOTSTRAP, ADDR, ENGINE_ID, TP, PP, DECODE_CACHE };
+enum { ROLE, PROTOCOL, LEASE, LOCAL_PREFILL, BOOTSTRAP, ADDR, ENGINE_ID, TP, PP, DECODE_CACHE, DOMAIN };
 
 static const struct kv_key keys[] = {
     [ROLE] = {"role", "role", ROLES_ALLOWED, TEXT, set_role},
@@ -142,6 +150,7 @@ static const struct kv_key keys[] = {
     [TP] = {"tp", "tp_size", "1 to 65535", NUMBER, set_tp},
     [PP] = {"pp", "pp_size", "1 to 65535", NUMBER, set_pp},
     [DECODE_CACHE] = {"decode-cache", "decode_cache", "true, false", BOOL, set_decode_cache},
+    [DOMAIN] = {"kv-domain", "kv_domain", "up to 52 characters", TEXT, set_domain},
 };
 
 const struct kv_key *kv_key_find(const char *key)
@@ -250,6 +259,7 @@ void kv_keys_write(const struct worker *w, struct kvr_buf *b)
     kvr_json_put_str(b, "kv_protocol", kvr_kv_protocol_name(w->kv_protocol));
     if (w->role == ROLE_PREFILL) write_prefill(w, b);
     if (w->kv_addr.port) put_address(b, "kv_address", &w->kv_addr);
+    if (w->kv_domain[0]) kvr_json_put_str(b, "kv_domain", w->kv_domain);
     kvr_json_key(b, "local_prefill");
     kvr_json_bool(b, worker_takes_whole(w));
     if (w->role != ROLE_DECODE) return;

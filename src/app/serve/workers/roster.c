@@ -384,16 +384,21 @@ size_t roster_workers_n(const struct roster_row *row)
     return row->of->rows[ANY].servers_n;
 }
 
-bool roster_any_up(const struct roster_row *row, const struct roster_choice *choice)
+const struct worker *roster_next_up(const struct roster_row *row, const struct roster_choice *choice, struct roster_walk *at)
 {
     uint64_t now = now_ms();
-    for (size_t i = 0, k = 0; i < row->servers_n && k < choice->n; i++) {
-        const struct worker *w = row->servers[i].worker;
-        if (w->id != choice->ids[k]) continue;
-        if (worker_is_schedulable(w, now)) return true;
-        k++;
+    while (at->server < row->servers_n && at->id < choice->n) {
+        const struct worker *w = row->servers[at->server++].worker;
+        if (w->id != choice->ids[at->id]) continue;
+        at->id++;
+        if (worker_is_schedulable(w, now)) return w;
     }
-    return false;
+    return NULL;
+}
+
+bool roster_any_up(const struct roster_row *row, const struct roster_choice *choice)
+{
+    return roster_next_up(row, choice, &(struct roster_walk){0}) != NULL;
 }
 
 struct worker *roster_pick(struct serve *s, const struct roster_row *row)

@@ -66,6 +66,12 @@ void roster_let_go(const struct roster_row *row); /* NULL is fine */
 /* Of a row: does that worker know the model? */
 bool roster_knows(const struct roster_row *row, uint64_t worker_id);
 size_t roster_workers_n(const struct roster_row *row); /* in the table, whatever they serve */
+/* The workers of a choice that are up, one after the other. Begin with zeroes; the worker is the row's. Returns: NULL: there is none more.
+ */
+struct roster_walk {
+    size_t server, id;
+};
+const struct worker *roster_next_up(const struct roster_row *row, const struct roster_choice *choice, struct roster_walk *walk);
 /* Is one of a choice up? */
 bool roster_any_up(const struct roster_row *row, const struct roster_choice *choice);
 /* A server of the row that may be chosen now, any of them, with a reference; NULL: none. */

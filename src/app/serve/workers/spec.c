@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const char worker_keys[] = "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
-                                  "kv-protocol, kv-lease, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, "
+                                  "kv-protocol, kv-lease, kv-domain, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, "
                                   "api-key, api-key-env, api-key-file, max-num-batched-tokens, total-kv-blocks, taint";
 
 static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)

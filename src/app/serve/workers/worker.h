@@ -101,6 +101,7 @@ struct worker {
     uint32_t tp, pp;
     enum kvr_told decode_cache; /* decode: what it has received may be reused there; kv_keys.h */
     bool misplaced;             /* its engine is of another role, or has yet to say where it is met: it is not chosen */
+    char kv_domain[KV_DOMAIN_MAX];    /* where transfers are fast: rack, zone, host; "": not said */
     struct kvr_endpoint endpoint;
     uint32_t block_size, dp_start, dp_size;
     uint32_t rank_base; /* the engine counts its ranks from here */

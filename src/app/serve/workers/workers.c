@@ -78,6 +78,18 @@ static bool register_locked(struct serve *s, struct worker *w)
     return false;
 }
 
+/* Those it was given, and its transfer domain. */
+static int set_taints(const struct worker *w)
+{
+    const char *taints[TAINTS_MAX + 1];
+    char domain[sizeof KV_DOMAIN_TAINT + KV_DOMAIN_MAX];
+    size_t n = 0;
+    for (; n < w->taints_n; n++) taints[n] = w->taints[n];
+    snprintf(domain, sizeof domain, KV_DOMAIN_TAINT "%s", w->kv_domain);
+    if (w->kv_domain[0]) taints[n++] = domain;
+    return kvr_router_set_taints(w->partition->router, w->id, taints, n);
+}
+
 static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
 {
     const struct worker *other = w->block_size_known && !w->learns ? block_size_conflict(s, w) : NULL;
@@ -98,10 +110,8 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
         place = detach_locked(s, old);
         worker_let_go(old);
     }
-    const char *taints[TAINTS_MAX];
-    for (size_t i = 0; i < w->taints_n; i++) taints[i] = w->taints[i];
     int rc = kvr_router_set_worker(w->partition->router, w->id, w->dp_start, w->dp_size);
-    if (rc == 0) rc = kvr_router_set_taints(w->partition->router, w->id, taints, w->taints_n);
+    if (rc == 0) rc = set_taints(w);
     if (rc) {
         kvr_router_remove_worker(w->partition->router, w->id);
         kvr_map64_del(&s->workers_by_id, w->id);

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the router is asked: data/question.h. */
+#include "app/serve/data/question.h"
+
+#include <string.h>
+
+/* Sessions of prefill workers are apart from those of workers that answer. */
+static size_t session_key(const struct request *r, bool prefills, char *out, size_t cap)
+{
+    return (size_t)snprintf(out, cap, "%s%s", r->session, prefills ? SESSION_OF_PREFILL : "");
+}
+
+/* A request that the rule has sent to a worker, that goes on from a response, or whose session is bound, prefers the pair that has it. */
+static void prefer(const struct request *r, struct kvr_router_request *rq)
+{
+    struct serve *s = serve_of(r);
+    bool prefills = legs_asks_prefill(r);
+    char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
+    if (rq->pinned) return;
+    if (r->legs && r->legs->chosen) {
+        rq->preferred = true;
+        rq->pin = r->legs->to;
+        return;
+    }
+    rq->preferred = (r->response[0] && responses_get(s, r->response, &rq->pin)) ||
+                    (r->session[0] && sessions_get(s->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
+}
+
+/* A decode leg costs the blocks that it takes, whatever the worker has of them: the transfer brings a copy of its own. With conditional
+ * disaggregation what it has still counts, so that a conversation stays where it may be served whole the next time. */
+#define DECODE_LEG (KVR_OVERRIDE_ASSUME_KV_REUSE | KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE)
+static const struct kvr_override decode_leg = {.set = DECODE_LEG | KVR_OVERRIDE_OVERLAP_CREDIT, .decode_role = true};
+static const struct kvr_override decode_leg_with_credit = {.set = DECODE_LEG, .decode_role = true};
+
+/* NULL: the router's own. */
+static const enum kvr_router_mode *mode_of(const struct request *r)
+{
+    static const enum kvr_router_mode modes[] = {KVR_MODE_KV, KVR_MODE_ROUND_ROBIN, KVR_MODE_RANDOM, KVR_MODE_LEAST_LOADED};
+    const struct serve_options *o = serve_of(r)->o;
+    int mode = legs_asks_prefill(r) ? o->prefill_mode : legs_are_two(r) ? o->decode_mode : 0;
+    return mode && atomic_load(&serve_of(r)->mode) != KVR_MODE_DIRECT ? &modes[mode - 1] : NULL;
+}
+
+static void fill_in(struct request *r, const struct roster_row *row, struct kvr_router_request *rq)
+{
+    const struct roster_choice *from = legs_choice(r, row);
+    bool prefills = legs_prefill_next(r), conditional = serve_of(r)->o->conditional_disagg;
+    const struct pin *pin = legs_asks_prefill(r) ? &r->prefill_pin : &r->pin;
+    *rq = (struct kvr_router_request){.book = true,
+                                      .guarded = true,
+                                      .tokens = r->tokens,
+                                      .tokens_n = r->tokens_n,
+                                      .isl = r->isl,
+                                      .expected_output = r->expected_osl,
+                                      .salt = r->salt,
+                                      .salt_len = r->salt_len,
+                                      .allowed = from->all ? NULL : from->ids,
+                                      .allowed_n = from->n,
+                                      .pinned = pin->set,
+                                      .pin_any_rank = !pin->has_rank,
+                                      .pin = pin->to,
+                                      .priority_jump = r->priority,
+                                      .strict_priority = r->strict_priority,
+                                      .policy_class = r->policy_class,
+                                      .policy_class_len = strlen(r->policy_class),
+                                      .mode = mode_of(r)};
+    rq->excluded_n = legs_exclude(r, row, &rq->excluded);
+    if (legs_are_two(r) && !prefills) rq->override = conditional ? &decode_leg_with_credit : &decode_leg;
+}
+
+void question_of(struct request *r, const struct roster_row *row, const struct partition *partition, struct kvr_router_request *rq)
+{
+    fill_in(r, row, rq);
+    prefer(r, rq);
+    if (r->is_lora) {
+        rq->lora = r->model;
+        rq->lora_len = strlen(r->model);
+    }
+    if (r->locals && r->hashed_for == partition->block_size) {
+        rq->locals = r->locals;
+        rq->locals_n = r->locals_n;
+        rq->scores = r->scores;
+        rq->scores_n = r->scores_n;
+    }
+}

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The question to the router about a request: its prompt, who may take it as it is treated now (legs.h), whom it prefers, what counts.
+ * Threads: as the request.
+ */
+#ifndef KVR_SERVE_QUESTION_H
+#define KVR_SERVE_QUESTION_H
+
+#include "app/serve/data/legs.h"
+#include "app/serve/workers/roster.h"
+
+/* It has no id to book yet, and borrows from the request, its legs and the row until the next question about it. */
+void question_of(struct request *r, const struct roster_row *row, const struct partition *partition, struct kvr_router_request *rq);
+
+#endif
