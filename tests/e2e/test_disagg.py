@@ -371,11 +371,11 @@ def test_a_decode_worker_that_cannot_be_reached_leaves_the_object_to_another(pai
     s, ps, ds = pair("--health-interval", "3600")
     ds[0].vanish()
     asked = 0
-    while not s.metric("disagg_decode_retries_total"):
+    while not s.metric("disagg_leg_retries_total", leg="decode"):
         assert ask(s).status == 200
         asked += 1
     assert total(ps) == ds[1].n == asked and ds[0].n == 0, "a prompt was computed again"
-    assert s.metric("disagg_prefill_retries_total") == 0
+    assert s.metric("disagg_leg_retries_total", leg="prefill") == 0
     idle(s)
 
 
@@ -437,7 +437,7 @@ def test_a_client_that_leaves_while_the_prompt_is_computed(pair):
     wait_for("it is told", lambda: only(ps).gone.is_set())
     assert total(ds) == 0
     idle(s)
-    assert s.metric("disagg_releases_total") == 0
+    assert s.metric("disagg_releases_total", how="dispatched") == 0
 
 
 def leave_unpaired(s, ps):
@@ -451,7 +451,7 @@ def test_a_client_that_leaves_between_the_legs_where_nobody_can_release(pair):
     s, ps, ds = pair("--handoff-timeout", "60", keys=("local-prefill=false",), n=1)
     leave_unpaired(s, ps)
     wait_for("it is counted", lambda: s.metric("disagg_possible_leaks_total") == 1)
-    assert ds[0].n == 0 and s.metric("disagg_releases_total") == 0
+    assert ds[0].n == 0 and s.metric("disagg_releases_total", how="dispatched") == 0
     idle(s)
 
 
@@ -467,4 +467,4 @@ def test_a_prompt_that_nobody_goes_on_from_is_released(pair, release):
     released = [b for b in ds[1].bodies if b["max_tokens"] == 1]
     assert len(released) == (release == "true")
     assert all(b["stream"] is False and b["kv_transfer_params"] == PARAMS for b in released)
-    assert s.metric("disagg_releases_failed_total") == 0
+    assert s.metric("disagg_releases_total", how="failed") == 0

@@ -139,6 +139,7 @@ static void on_second(uv_timer_t *t)
     struct serve *s = t->data;
     partitions_tick(s);
     roster_tick(s);
+    disagg_states_look(s);
     selection_tick(s);
     quality_tick(s);
     if (!atomic_load(&s->draining)) {
@@ -317,6 +318,7 @@ static void serve_free(struct serve *s)
     free(s->loops);
     workers_destroy(s);
     labels_destroy(s->labels);
+    disagg_states_destroy(s->disagg_states);
     kvr_curve_free(s->curve);
     evidence_destroy(s->evidence);
     health_destroy(s->health_checks);
@@ -368,9 +370,10 @@ static struct serve *serve_new(const struct serve_options *o)
     if (o->session_ttl > 0) s->sessions = sessions_create(o->session_ttl);
     s->responses = responses_create();
     s->labels = labels_create();
+    s->disagg_states = disagg_states_create();
     s->evidence = evidence_create();
     s->health_checks = health_create();
-    if (s->tokens && s->health_checks && s->labels && s->decisions) return s;
+    if (s->tokens && s->health_checks && s->labels && s->disagg_states && s->decisions) return s;
     serve_free(s);
     return NULL;
 }

@@ -56,6 +56,7 @@
 #include "app/serve/workers/models.h"
 #include "app/serve/workers/partition.h"
 #include "app/serve/workers/rank.h"
+#include "app/serve/data/disagg_state.h"
 #include "app/serve/workers/roster.h"
 #include "app/serve/workers/telling.h"
 #include "app/serve/workers/views.h"
@@ -91,6 +92,7 @@ struct kvr_plane_feed;
 struct kvr_view_store;
 struct kvr_sync;
 struct replicas;
+struct disagg_states;
 struct roster;
 struct selection;
 struct served;
@@ -139,6 +141,7 @@ struct serve {
     struct quality quality;
     struct choices_watch choices; /* main loop's */
     struct labels *labels;
+    struct disagg_states *disagg_states;
     struct metrics metrics;
     struct loop **loops;
     size_t loops_n;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prometheus text. Counters and histograms are atomics that any thread may touch; gauges are read at the scrape. */
 #include "app/serve/admin/admin.h"
+#include "app/serve/data/disagg_state.h"
 #include "app/serve/data/request.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/tokenizers/tokenizers.h"
@@ -48,18 +49,34 @@ static struct kvr_rank_load *all_loads(struct serve *s, struct kvr_prom_page *b,
     return all;
 }
 
+/* Of a worker that has gone meanwhile: that of any other. */
+static const char *role_of(struct serve *s, uint64_t id)
+{
+    kvr_lock(&s->lock);
+    const struct worker *w = worker_find_locked(s, id);
+    enum worker_role role = w ? w->role : ROLE_BOTH;
+    kvr_unlock(&s->lock);
+    return role_name(role);
+}
+
 static void put_loads(struct serve *s, struct kvr_prom_page *b)
 {
     size_t n;
     struct kvr_rank_load *l = all_loads(s, b, &n);
+    const char **roles = malloc((n + 1) * sizeof *roles);
+    if (!roles) b->out->failed = true;
+    for (size_t i = 0; roles && i < n; i++) roles[i] = role_of(s, l[i].worker.worker_id);
+    if (!roles) n = 0;
 #define PUT(name, field, help)                                                                                                             \
     put_family(b, name, "gauge", help);                                                                                                    \
     for (size_t i = 0; i < n; i++)                                                                                                         \
-        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(l[i].worker.worker_id, l[i].worker.dp_rank)), l[i].field);
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(l[i].worker.worker_id, l[i].worker.dp_rank), KVR_PROM_TEXT("role", roles[i])),    \
+                         l[i].field);
     PUT("worker_active_prefill_tokens", active_prefill_tokens, "Prompt tokens still to be computed")
     PUT("worker_active_decode_blocks", active_decode_blocks, "KV blocks in use by running requests")
     PUT("worker_active_requests", active_requests, "Running requests")
 #undef PUT
+    free(roles);
     free(l);
 }
 
@@ -150,27 +167,29 @@ static void put_index(struct serve *s, struct kvr_prom_page *b)
     }
 }
 
+#define ROLE_OF(w)   KVR_PROM_TEXT("role", role_name((w)->role))
+#define WORKER_OF(w) KVR_PROM_NUMBER("worker_id", (w)->id), ROLE_OF(w)
+
 static void put_workers(struct serve *s, struct kvr_prom_page *b)
 {
     put_family(b, "worker_registered", "gauge", "1 for each rank of a registered worker");
     for (const struct worker *w = s->workers; w; w = w->next)
-        for (uint32_t r = 0; r < w->dp_size; r++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(w->id, w->dp_start + r)), 1);
+        for (uint32_t r = 0; r < w->dp_size; r++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(w->id, w->dp_start + r), ROLE_OF(w)), 1);
     put_family(b, "worker_up", "gauge", "1 when a worker may be chosen");
     for (const struct worker *w = s->workers; w; w = w->next)
-        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), worker_is_schedulable(w, now_ms()));
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), worker_is_schedulable(w, now_ms()));
     put_family(b, "worker_requests_total", "counter", "Requests sent to a worker");
     for (const struct worker *w = s->workers; w; w = w->next) {
         kvr_lock(&s->lock);
         uint64_t requests = w->requests;
         kvr_unlock(&s->lock);
-        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), requests);
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), requests);
     }
     put_family(b, "worker_ttft_factor", "gauge", "Times to first token of a worker, in times of what the fleet's model says");
     for (const struct worker *w = s->workers; w; w = w->next) {
         struct kvr_ttft_model m;
         struct kvr_ttft_factor f;
-        if (kvr_router_ttft_model(w->partition->router, &w->id, &m, &f) == 0)
-            kvr_prom_put_double(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), f.value);
+        if (kvr_router_ttft_model(w->partition->router, &w->id, &m, &f) == 0) kvr_prom_put_double(b, KVR_PROM_PAIRS(WORKER_OF(w)), f.value);
     }
     struct session_counts sessions = sessions_counts(s->sessions), responses = sessions_counts(s->responses);
     put_gauge(b, "roster_models_left_out",
@@ -272,6 +291,10 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     SERVE_COUNTERS(PUT)
 #undef PUT
     labels_metrics(s, b);
+    if (!s->o->select_only) {
+        leg_counts_metrics(s, b);
+        disagg_states_metrics(s, b);
+    }
     put_gauge(b, "requests_active", "Requests booked on a worker", (double)active);
     put_gauge(b, "requests_without_worker", "Requests waiting for a worker to exist", (double)parked);
     put_queues(s, b);

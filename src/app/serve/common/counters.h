@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the process counts: a new counter is one row of SERVE_COUNTERS. What carries labels is beside it: labels.h by model, worker and
- * status class, engine_load.h by rank.
+ * status class, engine_load.h by rank, leg_counts.h of prefill and decode workers.
  *
  * Threads: any; all of it is atomic, and no two figures are read at one moment.
  */
@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "app/serve/data/choices.h"
+#include "app/serve/data/leg_counts.h"
 #include "base/histogram.h"
 
 /* Totals; labels.c tells them by model, worker and status class. */
@@ -30,15 +31,9 @@
     X(reopened_connections_total, "Requests sent again on a fresh connection: the worker had closed the kept one")                         \
     X(view_prompts_dropped_total, "Answered prompts that were not looked at for a partial view: too many at once")                         \
     X(retries_total, "Requests sent again to another worker")                                                                              \
-    X(disagg_prefill_retries_total, "Prefill legs sent again to another worker")                                                           \
-    X(disagg_decode_retries_total, "Decode legs sent again to another worker")                                                             \
-    X(disagg_handoffs_refused_total, "Answers of prefill workers whose hand-off object could not be used")                                 \
-    X(disagg_releases_total, "Computed prompts that nobody would go on from, given to a decode worker so that they are freed")             \
-    X(disagg_releases_failed_total, "Of these, those that did not come to a good end")                                                     \
     X(disagg_rendezvous_missed_total, "Pairs of a prefill and a decode worker that missed each other")                                     \
     X(disagg_aborts_total, "Legs of SGLang that were ended by /abort_request")                                                             \
     X(disagg_aborts_failed_total, "Of these, those that the engine did not take, and legs beyond the limit")                               \
-    X(disagg_possible_leaks_total, "Computed prompts that their prefill worker may hold until its lease is over")                          \
     X(errors_total, "Client requests that ended in an error of ours or a broken stream")                                                   \
     X(client_gone_total, "Requests whose client went away first")                                                                          \
     X(queue_timeouts_total, "Requests that waited for a worker in vain")                                                                   \
@@ -78,6 +73,7 @@ struct metrics {
     _Atomic uint64_t choices_compared, choices_seen_us, choices_alone_us; /* choices_totals.compared, .seen_ms, .alone_ms */
     _Atomic uint64_t moves[CHOICES_REASONS_N], computed_again[CHOICES_REASONS_N];
     _Atomic uint64_t remote_partial;
+    struct leg_counts legs;
 };
 
 void metrics_init(struct metrics *m);

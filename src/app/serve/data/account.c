@@ -183,6 +183,16 @@ void account_keep_prompt(struct attempt *a)
 
 /* ---- while it is answered ---------------------------------------------------------------------------- */
 
+/* What it took from the prefill worker to the decode worker, and there to the first byte. */
+static void observe_decode(const struct attempt *a, uint64_t now)
+{
+    const struct attempt *p = a->request->legs->prefill;
+    struct leg_counts *c = &serve_of(a->request)->metrics.legs;
+    uint64_t prefilled_ns = p->sent_ns + (uint64_t)(p->ttft_ms * 1e6);
+    if (p->prefilled && a->sent_ns >= prefilled_ns) kvr_histogram_add(&c->handoff, (double)(a->sent_ns - prefilled_ns) / 1e9);
+    kvr_histogram_add(&c->kv_wait, (double)(now - a->sent_ns) / 1e9);
+}
+
 void account_first_token(struct attempt *a)
 {
     const struct request *r = a->request;
@@ -194,6 +204,7 @@ void account_first_token(struct attempt *a)
     if (a->is_sse && r->status < 400) kvr_histogram_add(&s->metrics.ttft, (double)(now - legs_computed(r)->sent_ns) / 1e9);
     if (a->is_sse && known) a->other_ms = quality_first_token(s, a->partition, &a->result, &a->table, a->ttft_ms);
     if (known) quality_answered(s, &a->result);
+    if (a->decodes) observe_decode(a, now);
     a->itl_last_ns = a->first_ns = now;
     a->generated = 0;
     mark_prefill(a);
@@ -272,6 +283,7 @@ void account_prefilled(struct attempt *a)
         a->other_ms = quality_first_token(serve_of(r), a->partition, &a->result, &a->table, a->ttft_ms);
         quality_answered(serve_of(r), &a->result);
     }
+    kvr_histogram_add(&serve_of(r)->metrics.legs.prefill, a->ttft_ms / 1000);
     mark_prefill(a);
     read_answer(a);
     bind_to(r, a->result.worker, SESSION_OF_PREFILL);
@@ -335,9 +347,75 @@ static void count_usage(struct attempt *a)
     quality_delivered(serve_of(r), &d);
 }
 
+static double ms_between(uint64_t from_ns, uint64_t to_ns)
+{
+    return from_ns && to_ns >= from_ns ? (double)(to_ns - from_ns) / 1e6 : -1;
+}
+
+/* Of the worker that answers; where there are two legs, what it is told of the prompt is the prefill worker's. */
+static void fill_in_answering(struct decision *d, const struct request *r)
+{
+    const struct attempt *a = r->attempt;
+    if (!legs_are_two(r) || !a || !a->decodes) return;
+    double ttft = ms_between(r->legs->prefill->sent_ns, a->first_ns);
+    d->worker = a->result.worker;
+    d->cost = a->result.cost;
+    d->table = a->table;
+    d->ttft_ms = ttft >= 0 ? ttft : 0;
+}
+
+static bool tells_cached(const struct attempt *a)
+{
+    const struct request *r = a->request;
+    return a->usage.present && a->usage.has_cached && (r->members.usage_tells || !r->tokens_n);
+}
+
+static void fill_in_prefill(struct decision_legs *d, const struct request *r)
+{
+    const struct legs *l = r->legs;
+    const struct attempt *p = l->prefill, *a = r->attempt && r->attempt->decodes ? r->attempt : NULL;
+    static const char *const staged[] = {NULL, "pulled", "released", "lease"};
+    if (!p) return;
+    uint64_t prefilled_ns = p->prefilled ? p->sent_ns + (uint64_t)(p->ttft_ms * 1e6) : 0;
+    d->protocol = kvr_kv_protocol_name(l->protocol);
+    d->has_prefill = true;
+    d->worker = p->result.worker;
+    d->cached_tokens = predicted_cached(p);
+    d->has_actual = tells_cached(p);
+    d->actual_cached = p->usage.cached_tokens;
+    d->overlap_blocks = p->result.overlap_blocks;
+    d->status = (uint32_t)p->status;
+    d->tries = l->tried_n + (p->state == ATTEMPT_FAILED ? 0 : 1);
+    d->cost = p->result.cost;
+    d->waited_ms = (double)p->result.waited_ns / 1e6;
+    d->ms = p->prefilled ? p->ttft_ms : -1;
+    d->table = p->table;
+    d->staged = staged[l->fate];
+    if (!a) return;
+    d->handoff_ms = ms_between(prefilled_ns, a->sent_ns);
+    d->kv_wait_ms = ms_between(a->sent_ns, a->first_ns);
+}
+
+/* Returns: false: it is of no fleet with roles. */
+static bool fill_in_legs(struct decision_legs *d, const struct request *r)
+{
+    enum told_treatment told;
+    if (!legs_told(r, &told)) return false;
+    *d = (struct decision_legs){.present = true,
+                                .treatment = told_treatment_name(told),
+                                .why = r->legs->why,
+                                .has_eff = r->legs->has_eff,
+                                .eff_isl = r->legs->eff_isl,
+                                .handoff_ms = -1,
+                                .kv_wait_ms = -1};
+    fill_in_prefill(d, r);
+    return true;
+}
+
 static void record_decision(const struct attempt *a)
 {
     const struct request *r = a->request;
+    struct decision_legs legs;
     struct timespec ts;
     clock_gettime(CLOCK_REALTIME, &ts);
     struct decision d = {.at_ms = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000,
@@ -345,7 +423,7 @@ static void record_decision(const struct attempt *a)
                          .isl = r->isl,
                          .cached_tokens = predicted_cached(a),
                          .actual_cached = a->usage.cached_tokens,
-                         .has_actual = a->usage.present && a->usage.has_cached && (r->members.usage_tells || !r->tokens_n),
+                         .has_actual = tells_cached(a),
                          .overlap_blocks = a->result.overlap_blocks,
                          .pending_blocks = a->result.pending_blocks,
                          .status = (uint32_t)r->status,
@@ -359,7 +437,8 @@ static void record_decision(const struct attempt *a)
     snprintf(d.id, sizeof d.id, "%s", r->id);
     snprintf(d.model, sizeof d.model, "%.47s", r->model);
     snprintf(d.reason, sizeof d.reason, "%.31s", a->reason);
-    decisions_add(serve_of(r)->decisions, &d);
+    fill_in_answering(&d, r);
+    decisions_add(serve_of(r)->decisions, &d, fill_in_legs(&legs, r) ? &legs : NULL);
 }
 
 /* Its prompt is held now, if it is what the engine has computed. */
@@ -392,6 +471,8 @@ void account_close(struct request *r)
     if (a) account_unbook(a);
     account_request(r);
     if (!a) return;
+    enum told_treatment told;
+    if (legs_told(r, &told)) COUNT(r, legs.treatments[told]);
     if (r->routed) {
         complete_usage(a);
         judge_tokens(a);

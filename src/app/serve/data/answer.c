@@ -32,12 +32,13 @@ void answer_end_line(const struct request *r, struct kvr_http_conn *c)
 
 static void put_leg_headers(const struct request *r, struct kvr_buf *h)
 {
-    const char *name = legs_name(r);
-    if (name) kvr_buf_printf(h, "x-kvroute-disagg: %s\r\n", name);
+    enum told_treatment told;
+    if (legs_told(r, &told)) kvr_buf_printf(h, "x-kvroute-disagg: %s\r\n", told_treatment_name(told));
     if (!legs_are_two(r) || !r->legs->prefill) return;
     const struct attempt *p = r->legs->prefill;
     kvr_buf_printf(h, "x-kvroute-prefill-worker: %llu\r\nx-kvroute-prefill-dp-rank: %u\r\nx-kvroute-prefill-ms: %.1f\r\n",
                    (unsigned long long)p->result.worker.worker_id, p->result.worker.dp_rank, p->ttft_ms);
+    if (r->attempt->decodes) kvr_buf_printf(h, "x-kvroute-decode-overlap-blocks: %u\r\n", r->attempt->result.overlap_blocks);
 }
 
 static void put_decision_headers(const struct request *r, struct kvr_buf *h)

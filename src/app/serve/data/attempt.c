@@ -106,6 +106,7 @@ enum outcome attempt_fail(struct attempt *a, int status, const char *text)
     struct request *r = a->request;
     a->state = ATTEMPT_FAILED;
     note_tried(a);
+    leg_counts_error(a);
     (void)request_refusef(r, status, "the request failed on %u worker(s): %s", r->tries, text);
     return OUTCOME_FAILED;
 }
@@ -281,6 +282,7 @@ uint64_t attempt_first_byte_until(const struct attempt *a)
 enum outcome attempt_on_time(struct attempt *a, bool total)
 {
     attempt_cancel(a);
+    leg_counts_error(a);
     worker_report(serve_of(a->request), a->worker, false);
     return request_refuse(a->request, 504, total ? TOOK_TOO_LONG : "the worker did not answer in time");
 }

@@ -9,6 +9,7 @@ struct decisions {
     struct kvr_lock lock;
     uint64_t n;
     struct decision ring[DECISIONS];
+    struct decision_legs *legs; /* of the same places; NULL until a fleet has prefill or decode workers */
 };
 
 struct decisions *decisions_create(void)
@@ -21,13 +22,18 @@ struct decisions *decisions_create(void)
 void decisions_destroy(struct decisions *d)
 {
     if (d) kvr_lock_destroy(&d->lock);
+    if (d) free(d->legs);
     free(d);
 }
 
-void decisions_add(struct decisions *all, const struct decision *d)
+void decisions_add(struct decisions *all, const struct decision *d, const struct decision_legs *legs)
 {
     kvr_lock(&all->lock);
-    all->ring[all->n++ % DECISIONS] = *d;
+    size_t at = all->n++ % DECISIONS;
+    all->ring[at] = *d;
+    if (legs && !all->legs) all->legs = calloc(DECISIONS, sizeof *all->legs); /* without memory they are left out */
+    if (all->legs) all->legs[at].present = false;
+    if (all->legs && legs) all->legs[at] = *legs;
     kvr_unlock(&all->lock);
 }
 
@@ -74,7 +80,58 @@ static void put_table(struct kvr_buf *b, const struct decision_table *t)
     kvr_json_close(b, ']');
 }
 
-static void put_decision(struct kvr_buf *b, const struct decision *d, bool table)
+static void put_text(struct kvr_buf *b, const char *key, const char *text)
+{
+    kvr_json_key(b, key);
+    if (text) kvr_json_str(b, text, strlen(text));
+    else kvr_json_null(b);
+}
+
+static void put_u64_or_null(struct kvr_buf *b, const char *key, bool has, uint64_t v)
+{
+    kvr_json_key(b, key);
+    if (has) kvr_json_u64(b, v);
+    else kvr_json_null(b);
+}
+
+static void put_ms(struct kvr_buf *b, const char *key, double ms)
+{
+    kvr_json_put_double(b, key, ms >= 0 ? ms : NAN);
+}
+
+static void put_prefill(struct kvr_buf *b, const struct decision_legs *l, bool table)
+{
+    kvr_json_key(b, "prefill");
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "worker_id", l->worker.worker_id);
+    kvr_json_put_u64(b, "dp_rank", l->worker.dp_rank);
+    kvr_json_put_u64(b, "overlap_blocks", l->overlap_blocks);
+    kvr_json_put_u64(b, "cached_tokens", l->cached_tokens);
+    put_u64_or_null(b, "actual_cached", l->has_actual, l->actual_cached);
+    kvr_json_put_double(b, "cost", l->cost);
+    kvr_json_put_double(b, "waited_ms", l->waited_ms);
+    put_ms(b, "ms", l->ms);
+    put_u64_or_null(b, "status", l->status != 0, l->status);
+    kvr_json_put_u64(b, "tries", l->tries);
+    if (table) put_table(b, &l->table);
+    kvr_json_close(b, '}');
+}
+
+static void put_legs(struct kvr_buf *b, const struct decision_legs *l, bool table)
+{
+    put_text(b, "treatment", l->treatment);
+    put_text(b, "protocol", l->protocol);
+    put_text(b, "why", l->why);
+    put_u64_or_null(b, "eff_isl", l->has_eff, l->eff_isl);
+    if (!l->has_prefill) return;
+    put_prefill(b, l, table);
+    put_ms(b, "handoff_ms", l->handoff_ms);
+    put_ms(b, "kv_wait_ms", l->kv_wait_ms);
+    put_text(b, "staged", l->staged);
+}
+
+/* legs: NULL: none. */
+static void put_decision(struct kvr_buf *b, const struct decision *d, const struct decision_legs *legs, bool table)
 {
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "at_ms", d->at_ms);
@@ -98,8 +155,15 @@ static void put_decision(struct kvr_buf *b, const struct decision *d, bool table
     kvr_json_put_double(b, "queued_ms", d->waited_ms);
     kvr_json_put_double(b, "ttft_ms", d->ttft_ms);
     kvr_json_put_double(b, "other_ttft_ms", d->other_ms >= 0 ? d->other_ms : NAN);
+    if (legs) put_legs(b, legs, table);
     if (table) put_table(b, &d->table);
     kvr_json_close(b, '}');
+}
+
+static const struct decision_legs *legs_of(const struct decisions *all, const struct decision *d)
+{
+    const struct decision_legs *l = all->legs ? &all->legs[d - all->ring] : NULL;
+    return l && l->present ? l : NULL;
 }
 
 static const struct decision *decision_at(const struct decisions *all, uint64_t back)
@@ -112,7 +176,10 @@ void decisions_write(struct decisions *all, struct kvr_buf *b, size_t most)
     kvr_lock(&all->lock);
     size_t n = KVR_MIN(KVR_MIN(all->n, (uint64_t)DECISIONS), (uint64_t)most);
     kvr_json_open(b, '[');
-    for (size_t i = 1; i <= n; i++) put_decision(b, decision_at(all, i), false);
+    for (size_t i = 1; i <= n; i++) {
+        const struct decision *d = decision_at(all, i);
+        put_decision(b, d, legs_of(all, d), false);
+    }
     kvr_json_close(b, ']');
     kvr_unlock(&all->lock);
 }
@@ -131,7 +198,7 @@ bool decisions_write_one(struct decisions *all, struct kvr_buf *b, const char *i
 {
     kvr_lock(&all->lock);
     const struct decision *d = find_locked(all, id, len);
-    if (d) put_decision(b, d, true);
+    if (d) put_decision(b, d, legs_of(all, d), true);
     kvr_unlock(&all->lock);
     return d != NULL;
 }

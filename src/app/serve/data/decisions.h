@@ -46,9 +46,26 @@ struct decision {
     struct decision_table table;
 };
 
+/* Of a request of a fleet with prefill or decode workers. Texts are static; times are negative where there was none. */
+struct decision_legs {
+    bool present;
+    const char *treatment, *protocol, *why, *staged; /* NULL: nothing to say; protocol: of two legs */
+    bool has_eff, has_prefill, has_actual;
+    uint64_t eff_isl; /* prompt tokens that the worker lacked which might have taken all of it */
+    /* Of has_prefill: the last prefill leg */
+    struct kvr_worker worker;
+    uint64_t cached_tokens, actual_cached;
+    uint32_t overlap_blocks, status, tries;
+    double cost, waited_ms, ms;
+    struct decision_table table;
+    /* To the decode worker, and there: to its first byte */
+    double handoff_ms, kv_wait_ms;
+};
+
 struct decisions *decisions_create(void); /* NULL: out of memory */
 void decisions_destroy(struct decisions *d);
-void decisions_add(struct decisions *all, const struct decision *d);
+/* legs: NULL: it is of no such fleet. */
+void decisions_add(struct decisions *all, const struct decision *d, const struct decision_legs *legs);
 void decisions_write(struct decisions *all, struct kvr_buf *out, size_t most);
 /* The decision of one request id, with its table. false: not kept (any more). */
 bool decisions_write_one(struct decisions *all, struct kvr_buf *out, const char *id, size_t len);

@@ -180,7 +180,7 @@ static enum outcome wait_or_refuse(struct request *r)
         legs_free(r); /* how it is treated is decided by the workers that are there when it is looked at again */
         return move(r, PHASE_PARKED);
     }
-    return legs_asks_prefill(r) && legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
+    return legs_asks_prefill(r) && legs_fall_back(r, FALLBACK_NO_PREFILL) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
 }
 
 static bool may_try_again(const struct request *r)
@@ -194,8 +194,9 @@ static enum outcome prefill_again(struct request *r)
     account_attempt_over(r->legs->prefill);
     meeting_part(r, r->legs->prefill);
     if (r->legs->protocol == KVR_KV_VLLM_MOONCAKE) bootstrap_forget(r->loop, r->legs->prefill->result.worker.worker_id);
-    if (!may_try_again(r) || r->prefill_pin.set) return legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
-    COUNT(r, disagg_prefill_retries_total);
+    if (!may_try_again(r) || r->prefill_pin.set)
+        return legs_fall_back(r, FALLBACK_PREFILL_FAILED) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
+    COUNT(r, legs.retries[LEG_PREFILL]);
     return move(r, PHASE_CHOOSING);
 }
 
@@ -221,10 +222,10 @@ static enum outcome decode_again(struct request *r)
     r->legs->paired_again |= r->attempt->status == 500;
     account_attempt_over(r->attempt);
     if (pair_first) meeting_part(r, NULL);
-    if (!same && legs_may_leak(r)) COUNT(r, disagg_possible_leaks_total); /* it may not have pulled it */
+    if (!same && legs_may_leak(r)) legs_leak(r, LEAK_DECODE_FAILED); /* it may not have pulled it */
     if (!same) legs_drop_handoff(r);
     if (!may_try_again(r) || r->pin.set || !legs_has_other_decode(r)) return OUTCOME_REFUSED;
-    COUNT(r, disagg_decode_retries_total);
+    COUNT(r, legs.retries[LEG_DECODE]);
     if (same) return move(r, PHASE_PAIRING);
     account_attempt_over(r->legs->prefill);
     return move(r, PHASE_CHOOSING);
@@ -240,7 +241,8 @@ static enum outcome ask_another(struct request *r)
     if (prefill_has_failed(r)) return prefill_again(r);
     if (legs_are_two(r)) return decode_again(r);
     account_attempt_over(r->attempt);
-    if (!may_try_again(r)) return legs_asks_prefill(r) && legs_fall_back(r) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
+    if (!may_try_again(r))
+        return legs_asks_prefill(r) && legs_fall_back(r, FALLBACK_PREFILL_FAILED) ? move(r, PHASE_CHOOSING) : OUTCOME_REFUSED;
     if (r->pin.set) return OUTCOME_REFUSED;
     COUNT(r, retries_total);
     return move(r, PHASE_CHOOSING);

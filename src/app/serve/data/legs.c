@@ -252,7 +252,13 @@ const struct roster_choice *legs_choice(const struct request *r, const struct ro
     }
 }
 
-bool legs_fall_back(struct request *r)
+static const char *const fallbacks[] = {
+#define WHY(name, text) text,
+    FALLBACKS(WHY)
+#undef WHY
+};
+
+bool legs_fall_back(struct request *r, enum fallback why)
 {
     const struct roster_row *row = roster_hold(serve_of(r), r->model);
     bool can = row && !serve_of(r)->o->enforce_disagg && !legs_wants_two(r) && roster_any_up(row, &row->whole);
@@ -260,6 +266,8 @@ bool legs_fall_back(struct request *r)
     if (!can) return false;
     legs_drop_handoff(r);
     r->legs->treatment = TREAT_FALLBACK;
+    r->legs->why = fallbacks[why];
+    COUNT(r, legs.fallbacks[why]);
     return legs_strip(r);
 }
 
@@ -326,15 +334,16 @@ bool legs_has_other_decode(const struct request *r)
     return found;
 }
 
-const char *legs_name(const struct request *r)
+bool legs_told(const struct request *r, enum told_treatment *out)
 {
-    if (!r->legs) return NULL;
+    if (!r->legs) return false;
     switch (r->legs->treatment) {
-    case TREAT_REMOTE: return "remote";
-    case TREAT_FALLBACK: return "fallback";
-    case TREAT_PREFILL_ONLY: return "prefill-only";
-    default: return r->attempt && r->attempt->worker && r->attempt->worker->role == ROLE_DECODE ? "local" : "aggregated";
+    case TREAT_REMOTE: *out = TOLD_REMOTE; break;
+    case TREAT_FALLBACK: *out = TOLD_FALLBACK; break;
+    case TREAT_PREFILL_ONLY: *out = TOLD_PREFILL_ONLY; break;
+    default: *out = r->attempt && r->attempt->worker && r->attempt->worker->role == ROLE_DECODE ? TOLD_LOCAL : TOLD_AGGREGATED;
     }
+    return true;
 }
 
 struct attempt *legs_computed(const struct request *r)
@@ -356,8 +365,31 @@ bool legs_may_leak(const struct request *r)
     return r->legs->protocol != KVR_KV_NONE && r->legs->protocol != KVR_KV_SGLANG;
 }
 
+void legs_hand_over(struct request *r)
+{
+    struct legs *l = r->legs;
+    l->handed = true;
+    l->handed_ms = now_ms();
+    l->fate = FATE_OPEN;
+    l->staged = true;
+    atomic_fetch_add(&l->prefill->worker->staged, 1);
+}
+
+static void unstage(struct legs *l)
+{
+    if (l->staged) atomic_fetch_sub(&l->prefill->worker->staged, 1);
+    l->staged = false;
+}
+
+void legs_leak(struct request *r, enum leak why)
+{
+    r->legs->fate = FATE_LEASE;
+    COUNT(r, legs.leaks[why]);
+}
+
 void legs_drop_handoff(struct request *r)
 {
+    unstage(r->legs);
     r->legs->handed = false;
     r->legs->pair_deadline_ms = 0;
 }
@@ -368,7 +400,10 @@ void legs_answered(struct request *r)
 {
     if (!legs_are_two(r) || !r->legs->prefill) return;
     bool refused = r->attempt->decodes && r->attempt->status >= 400; /* whoever refuses a request does not pull its prompt */
-    if (refused && r->legs->handed && legs_may_leak(r)) COUNT(r, disagg_possible_leaks_total);
+    bool held = r->legs->handed && legs_may_leak(r);
+    if (refused) leg_counts_error(r->attempt);
+    if (refused && held) legs_leak(r, LEAK_DECODE_4XX);
+    else if (held && r->attempt->decodes) r->legs->fate = FATE_PULLED;
     legs_drop_handoff(r);
     kvr_buf_free(&r->legs->prefill->answer); /* which it was a part of */
 }
@@ -381,6 +416,7 @@ void legs_cancel(struct request *r)
 void legs_free(struct request *r)
 {
     if (!r->legs) return;
+    unstage(r->legs);
     attempt_free(r->legs->prefill);
     transfer_forget(&r->legs->transfer);
     free(r->legs);

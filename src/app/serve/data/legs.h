@@ -37,6 +37,9 @@
 
 enum { LEGS_EXCLUDED_MAX = TRIES_MAX + MISSED_MAX };
 
+/* What has become of a computed prompt that is held. */
+enum fate { FATE_OPEN, FATE_PULLED, FATE_RELEASED, FATE_LEASE };
+
 enum treatment { TREAT_WHOLE, TREAT_REMOTE, TREAT_FALLBACK, TREAT_PREFILL_ONLY };
 
 struct roster_choice;
@@ -61,11 +64,13 @@ struct legs {
     struct transfer transfer;             /* of such a pair */
     uint64_t decode_deadline_ms;          /* while both are asked: for the first byte of the decode worker; 0: none */
     uint64_t excluded[LEGS_EXCLUDED_MAX]; /* whom the router may not choose now */
-    bool chosen;          /* it goes whole to that worker, by the rule of conditional.h */
-    struct kvr_worker to; /* of chosen */
+    bool chosen;                          /* it goes whole to that worker, by the rule of conditional.h */
+    struct kvr_worker to;                 /* of chosen */
     bool has_eff;
     uint64_t eff_isl; /* has_eff: prompt tokens that the worker lacked which would have taken all of it */
-    const char *why;  /* it is not remote, or is it again; static; NULL: nothing to say */
+    const char *why;  /* it is treated so; static; NULL: as there is nothing else */
+    bool staged;      /* counted so in the prefill worker */
+    enum fate fate;   /* of the last computed prompt */
 };
 
 /* What becomes of a routed request whose model has workers with roles: r->legs is made. Returns: DONE; NOBODY: no worker for it is up;
@@ -86,7 +91,7 @@ bool legs_at_once(const struct request *r);
 size_t legs_exclude(struct request *r, const struct roster_row *row, const uint64_t **out);
 bool legs_asks_prefill(const struct request *r); /* the same, or it is to answer with one token: one that takes it whole can do it, too */
 /* It goes to one worker as a whole from now on, if there is one that takes it. */
-bool legs_fall_back(struct request *r);
+bool legs_fall_back(struct request *r, enum fallback why);
 bool legs_has_other_decode(const struct request *r); /* a decode worker that is up and has not failed on it */
 /* What a leg is sent. NULL: no memory. */
 struct kvr_body *legs_prefill_body(struct request *r);
@@ -94,13 +99,15 @@ struct kvr_body *legs_decode_body(struct request *r);
 struct kvr_body *legs_release_body(struct request *r);
 /* May the hand-off object still be used? */
 bool legs_is_fresh(const struct request *r);
+void legs_hand_over(struct request *r); /* the prefill worker's answer has one */
 void legs_drop_handoff(struct request *r);
-bool legs_may_leak(const struct request *r); /* a computed prompt may be held for nobody */
+bool legs_may_leak(const struct request *r);      /* a computed prompt may be held for nobody */
+void legs_leak(struct request *r, enum leak why); /* the prefill worker may hold the prompt until its lease is over */
 /* The answer of the request's attempt has begun, so that no other one follows. */
 void legs_answered(struct request *r);
 void legs_cancel(struct request *r);
-void legs_free(struct request *r);              /* its attempt's call and booking must be over */
-const char *legs_name(const struct request *r); /* of the treatment, for x-kvroute-disagg; NULL: the model has no roles */
+void legs_free(struct request *r);                                 /* its attempt's call and booking must be over */
+bool legs_told(const struct request *r, enum told_treatment *out); /* how it was treated; false: the model has no roles */
 /* The attempt whose worker has computed the prompt, or will. */
 struct attempt *legs_computed(const struct request *r);
 

@@ -37,9 +37,9 @@ static enum outcome no_handoff(struct request *r, const char *why, bool held)
 {
     account_attempt_over(r->legs->prefill);
     meeting_part(r, r->legs->prefill);
-    COUNT(r, disagg_handoffs_refused_total);
-    if (held && r->legs->protocol != KVR_KV_NONE) COUNT(r, disagg_possible_leaks_total);
-    if (legs_fall_back(r)) return OUTCOME_DONE;
+    leg_counts_error(r->legs->prefill);
+    if (held && r->legs->protocol != KVR_KV_NONE) legs_leak(r, LEAK_BAD_HANDOFF);
+    if (legs_fall_back(r, FALLBACK_NO_HANDOFF)) return OUTCOME_DONE;
     return request_refusef(r, 502, "the prefill worker's answer %s", why);
 }
 
@@ -47,6 +47,7 @@ static enum outcome no_handoff(struct request *r, const char *why, bool held)
 static void pass_on(struct attempt *a)
 {
     struct request *r = a->request;
+    if (a->status >= 400) leg_counts_error(a);
     meeting_part(r, a);
     attempt_free(r->attempt);
     r->attempt = a;
@@ -102,8 +103,7 @@ static enum outcome judge(struct attempt *a)
     }
     account_prefilled(a);
     if (l->handoff.ended) return answer_ended(a);
-    l->handed = true;
-    l->handed_ms = now_ms();
+    legs_hand_over(r);
     return OUTCOME_DONE;
 }
 
@@ -123,7 +123,7 @@ static bool may_be_of_one_token(const struct attempt *a)
 static bool ask_one_worker(struct attempt *a)
 {
     struct request *r = a->request;
-    if (!may_be_of_one_token(a) || !legs_fall_back(r)) return false;
+    if (!may_be_of_one_token(a) || !legs_fall_back(r, FALLBACK_ONE_TOKEN)) return false;
     attempt_cancel(a);
     account_attempt_over(a);
     meeting_part(r, a);

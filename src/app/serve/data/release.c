@@ -22,8 +22,8 @@ static void on_over(struct side_call *c, bool ok)
 {
     struct release *e = (struct release *)c;
     struct metrics *m = &c->loop->serve->metrics;
-    if (!ok) atomic_fetch_add(&m->disagg_releases_failed_total, 1);
-    if (!ok) atomic_fetch_add(&m->disagg_possible_leaks_total, 1);
+    if (!ok) atomic_fetch_add(&m->legs.releases[RELEASE_FAILED], 1);
+    if (!ok) atomic_fetch_add(&m->legs.leaks[LEAK_RELEASE_FAILED], 1);
     kvr_router_free(e->partition->router, e->booking, strlen(e->booking));
     worker_let_go(e->worker);
 }
@@ -101,13 +101,23 @@ static bool may_be_left(const struct request *r)
            kvr_now_ns(kvr_clock_monotonic()) - r->attempt->sent_ns < (uint64_t)EARLY_MS * 1000000;
 }
 
+static enum leak why_left(const struct request *r)
+{
+    if (r->phase != PHASE_PREFILL) return LEAK_EARLY_ABORT;
+    return r->legs->prefill->state == ATTEMPT_CANCELLED ? LEAK_PREFILL_TIMEOUT : LEAK_ABORT_RACE;
+}
+
 void release_unused(struct request *r)
 {
     const struct serve *s = serve_of(r);
-    if (may_be_left(r)) COUNT(r, disagg_possible_leaks_total);
+    if (may_be_left(r)) legs_leak(r, why_left(r));
     if (!is_unused(r)) return;
     bool may = s->o->disagg_release && r->conn && legs_is_fresh(r) && side_calls_have_room(r->loop, SIDE_RELEASE);
-    if (may && begin(r)) COUNT(r, disagg_releases_total);
-    else COUNT(r, disagg_possible_leaks_total);
+    if (may && begin(r)) {
+        r->legs->fate = FATE_RELEASED;
+        COUNT(r, legs.releases[RELEASE_DISPATCHED]);
+    } else {
+        legs_leak(r, LEAK_NOT_RELEASED);
+    }
     legs_drop_handoff(r);
 }

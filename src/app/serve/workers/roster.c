@@ -374,6 +374,13 @@ void roster_let_go(const struct roster_row *row)
     if (row) let_go(row->of);
 }
 
+void roster_each_model(struct serve *s, void (*fn)(void *ctx, const struct roster_row *row), void *ctx)
+{
+    struct roster *r = up_to_date(s);
+    for (size_t i = FIRST_NAMED; r && i < r->n; i++) fn(ctx, &r->rows[i]);
+    let_go(r);
+}
+
 bool roster_knows(const struct roster_row *row, uint64_t id)
 {
     return row->knowers_n && bsearch(&id, row->knowers, row->knowers_n, sizeof id, by_id);

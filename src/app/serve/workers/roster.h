@@ -65,6 +65,8 @@ const struct roster_row *roster_hold(struct serve *s, const char *model);
 void roster_let_go(const struct roster_row *row); /* NULL is fine */
 /* Of a row: does that worker know the model? */
 bool roster_knows(const struct roster_row *row, uint64_t worker_id);
+/* Calls `fn` with the row of each model that a worker knows. */
+void roster_each_model(struct serve *s, void (*fn)(void *ctx, const struct roster_row *row), void *ctx);
 size_t roster_workers_n(const struct roster_row *row); /* in the table, whatever they serve */
 /* The workers of a choice that are up, one after the other. Begin with zeroes; the worker is the row's. Returns: NULL: there is none more.
  */

@@ -99,9 +99,9 @@ struct worker {
     struct kv_address kv_addr;        /* of the side channel of rank 0; port 0: none */
     char engine_id[KV_ENGINE_ID_MAX]; /* "": not given */
     uint32_t tp, pp;
-    enum kvr_told decode_cache; /* decode: what it has received may be reused there; kv_keys.h */
-    bool misplaced;             /* its engine is of another role, or has yet to say where it is met: it is not chosen */
-    char kv_domain[KV_DOMAIN_MAX];    /* where transfers are fast: rack, zone, host; "": not said */
+    enum kvr_told decode_cache;    /* decode: what it has received may be reused there; kv_keys.h */
+    bool misplaced;                /* its engine is of another role, or has yet to say where it is met: it is not chosen */
+    char kv_domain[KV_DOMAIN_MAX]; /* where transfers are fast: rack, zone, host; "": not said */
     struct kvr_endpoint endpoint;
     uint32_t block_size, dp_start, dp_size;
     uint32_t rank_base; /* the engine counts its ranks from here */
@@ -136,6 +136,7 @@ struct worker {
     _Atomic(enum health) health;
     _Atomic uint64_t open_until_ms; /* the breaker */
     _Atomic uint64_t ups;           /* how often it has come up: its engine may be another one each time */
+    _Atomic uint64_t staged;        /* prompts that it has computed and no decode worker has answered */
     _Atomic bool reports;           /* it was sent a request that has it report what it reuses, and the ingest knows */
 };
 
