@@ -4,7 +4,7 @@
 import threading
 
 import pytest
-from conftest import Serve, call, wait_for
+from conftest import Mock, Serve, call, wait_for
 from leg_parts import HANG, answer, decodes, handoff, prefills
 
 PREDICTED = ("--no-router-kv-events",)
@@ -191,6 +191,105 @@ def test_a_required_domain_is_never_left(fleet):
     assert a.status == 400 and ws[2].n == 0, a.body
     call(s.admin, "DELETE", "/workers/11")
     assert how(ask(s, prompt(21, 64))) == "local" and [ws[1].n, ws[2].n, ws[12].n] == [10, 0, 1], "no prefill worker has a partner"
+
+
+# ---- an index elsewhere --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_an_index_elsewhere_knows_what_prefill_workers_have(legs, start, events):
+    d = legs(decodes)
+    p = start(Mock, "--role", "prefill", "--kv-protocol", "vllm-nixl", "--model", "m") if events else legs(prefills)
+    options = ("--tokenizer", "bytes") if events else PREDICTED
+    followed = p.spec(",role=prefill,block-size=16,id=1") if events else p.spec("prefill", "id=1")
+    known = [f"http://127.0.0.1:{p.port},role=prefill,block-size=16,id=1", d.spec("decode", "id=11")]
+    owner = start(Serve, [followed, known[1]], "--serve-indexer", *options)
+    s = start(Serve, known, *options, "--use-remote-indexer", f"http://127.0.0.1:{owner.admin}")
+    wait_for("the index", lambda: s.metric("remote_indexer_up") == 1)
+    for worker in (s, owner):
+        wait_for("all workers", lambda: all(w["status"] == "up" for w in worker.get("/workers")))
+    first = ask(s, prompt(1, 160))
+    assert how(first) == "remote" and first.headers["x-kvroute-overlap-blocks"] == "0"
+    again = wait_for("what it has", lambda: (a := ask(s, prompt(1, 160))).headers["x-kvroute-overlap-blocks"] != "0" and a)
+    assert how(again) == "remote" and int(again.headers["x-kvroute-overlap-blocks"]) >= 9 and again.headers["x-kvroute-reason"] == "kv"
+
+
+# ---- what is seen --------------------------------------------------------------------------------------
+
+
+def decision(s, a):
+    question = f"/decisions?id={a.headers['x-request-id']}"
+    return wait_for("the decision", lambda: call(s.admin, "GET", question).status == 200 and s.get(question))
+
+
+def test_a_decision_tells_of_both_legs_and_their_times_add_up(fleet):
+    def late(script):
+        def answer_later(n, b):
+            threading.Event().wait(0.05)
+            return script(n, b)
+        return answer_later
+    s, ws = fleet(((), ()), ((), ()), (*PREDICTED, "--router-conditional-disagg"), script=late(decodes), prefill_script=late(prefills))
+    a = ask(s, prompt(1, 64), stream=True)
+    d = decision(s, a)
+    assert (d["treatment"], d["protocol"], d["staged"], d["eff_isl"], d["why"]) == ("remote", "vllm-nixl", "pulled", 64, "much is uncached at the decode worker")
+    p = d["prefill"]
+    assert [d["worker_id"], p["worker_id"]] == [int(a.headers["x-kvroute-worker"]), int(a.headers["x-kvroute-prefill-worker"])]
+    assert (p["status"], p["tries"], p["overlap_blocks"], p["cached_tokens"], p["actual_cached"], p["waited_ms"]) == (200, 1, 0, 0, 32, 0)
+    assert {c["worker_id"] for c in p["candidates"]} == {1, 2} and {c["worker_id"] for c in d["candidates"]} == {11, 12}
+    assert p["ms"] >= 50 and d["kv_wait_ms"] >= 50 and d["handoff_ms"] >= 0
+    assert abs(p["ms"] + d["handoff_ms"] + d["kv_wait_ms"] - d["ttft_ms"]) < 5, d
+    assert "candidates" not in s.get("/decisions")[0]["prefill"] and s.get("/decisions")[0]["treatment"] == "remote"
+    d = decision(s, ask(s, prompt(1, 64)))
+    assert (d["treatment"], d["why"], d["eff_isl"]) == ("local", "little is uncached at the decode worker", 0) and "prefill" not in d
+
+
+def test_a_decision_tells_why_one_worker_got_all_of_it(fleet):
+    s, ws = fleet(((), ()), ((),), PREDICTED, prefill_script=lambda n, b: 503)
+    a = ask(s, prompt(1, 64))
+    d = decision(s, a)
+    assert (d["treatment"], d["why"], d["worker_id"], d["status"]) == ("fallback", "no-prefill", 11, 200)
+    assert (d["prefill"]["status"], d["prefill"]["tries"], d["prefill"]["ms"], d["staged"]) == (503, 2, None, None)
+    assert s.metric("disagg_fallbacks_total", why="no-prefill") == 1 and s.metric("disagg_leg_errors_total", leg="prefill", status="503") == 2
+    assert s.metric("disagg_leg_retries_total", leg="prefill") == 2
+
+
+def test_prefill_workers_that_come_and_go_are_told_once(fleet):
+    s, ws = fleet(decode=((),), prefill=())
+    state = lambda: s.metric("disagg_state", model="m")
+    assert "disagg_state{" in call(s.admin, "GET", "/metrics").body.decode() and state() == 0
+    p = {"worker_id": 1, "endpoint": f"http://127.0.0.1:{ws[11].port}", "role": "prefill", "block_size": 16}
+    for _ in range(2):
+        assert call(s.admin, "POST", "/workers", p).status == 201
+        wait_for("it is up", lambda: state() == 1)
+        assert how(ask(s, prompt(1, 64), {"x-kvroute-disagg": "local"})) == "local"
+        assert call(s.admin, "DELETE", "/workers/1").status == 200
+        assert state() == 2
+        assert how(ask(s, prompt(1, 64))) == "local"
+    told = [line.split("kvroute: ", 1)[1] for line in s.text().splitlines() if "prefill worker" in line]
+    assert told == ["model m: prefill workers are up; requests may have two legs", "model m: no prefill worker is up any more"] * 2
+
+
+def test_what_is_counted_of_two_legs(fleet):
+    s, ws = fleet(((),), ((),), PREDICTED)
+    count = lambda name, **labels: s.metric(f"disagg_{name}", **labels)
+    assert how(ask(s, prompt(1, 64))) == "remote" and how(ask(s, prompt(1, 64), n=2)) == "local"
+    assert how(ask(s, prompt(1, 64), max_tokens=1)) == "prefill-only"
+    for treatment in ("remote", "local", "prefill-only"):
+        wait_for(treatment, lambda: count("requests_total", treatment=treatment) == 1)
+    assert count("requests_total") == 3
+    for name in ("prefill_leg_seconds", "handoff_seconds", "kv_wait_seconds"):
+        assert s.metric(f"{name}_count") == 1, name
+    ws[11].script = lambda n, b: HANG
+    held = Held(s, ws[11], prompt(2, 64))
+    wait_for("it is staged", lambda: count("staged_requests", worker_id=1) == 1)
+    held.end()
+    wait_for("it is not any more", lambda: count("staged_requests", worker_id=1) == 0)
+    ws[11].script = lambda n, b: 422
+    assert ask(s, prompt(3, 64)).status == 422
+    assert count("leg_errors_total", leg="decode", status="422") == 1 and count("possible_leaks_total", why="decode-4xx") == 1
+    page = call(s.admin, "GET", "/metrics").body.decode()
+    for family in ("worker_up", "worker_requests_total", "worker_registered", "worker_active_requests"):
+        assert {line.split('role="')[1].split('"')[0] for line in page.splitlines() if line.startswith(f"kvroute_{family}{{")} == {"prefill", "decode"}, family
 
 
 # ---- who is asked for ----------------------------------------------------------------------------------

@@ -78,6 +78,27 @@ static struct partition *find_partition(struct serve *s, const struct kvr_servic
     return p;
 }
 
+/* Workers that compute prompts for others are another pool, whose caches count as much: the next partition of these with blocks of that
+ * size, from the list's beginning for NULL. */
+static struct partition *next_prefills(struct serve *s, const struct partition *of, const struct partition *after)
+{
+    kvr_lock(&s->lock);
+    struct partition *p = after ? after->next : s->partitions;
+    while (p && (p == of || !p->prefills || p->block_size != of->block_size)) p = p->next;
+    kvr_unlock(&s->lock);
+    return p;
+}
+
+/* What a partition's ranks have, behind the `n` that are there. Returns: how many there are then, or an error. */
+static long add_overlap(struct asker *a, struct partition *p, long n)
+{
+    struct kvr_router_ctx *ctx = ctx_get(&a->ctxs, p);
+    struct kvr_router_request rq = {.locals = a->q.blocks.h, .locals_n = a->q.blocks.n};
+    struct kvr_reach *to = a->reaches + n;
+    long found = ctx ? kvr_router_overlap(p->router, ctx, &rq, to, RANKS_MAX - (size_t)n, NULL) : -KVR_ENOMEM;
+    return found < 0 ? found : n + (long)kvr_router_keep_trusted(p->router, to, (size_t)found);
+}
+
 /* Each answers a->q with the HTTP status, the body in a->out. */
 static int answer_query(struct asker *a)
 {
@@ -85,12 +106,10 @@ static int answer_query(struct asker *a)
     struct partition *p = find_partition(s, &a->q);
     if (!p) return refuse(a, 404, "this model is not served here");
     if (!a->q.blocks.given) return refuse(a, 400, "block_hashes: allowed: a list of at most 1048576 hashes");
-    struct kvr_router_ctx *ctx = ctx_get(&a->ctxs, p);
     if (!a->reaches) a->reaches = malloc(RANKS_MAX * sizeof *a->reaches);
-    struct kvr_router_request rq = {.locals = a->q.blocks.h, .locals_n = a->q.blocks.n};
-    long found = ctx && a->reaches ? kvr_router_overlap(p->router, ctx, &rq, a->reaches, RANKS_MAX, NULL) : -KVR_ENOMEM;
+    long found = a->reaches ? add_overlap(a, p, 0) : -KVR_ENOMEM;
+    for (struct partition *q = NULL; found >= 0 && (q = next_prefills(s, p, q));) found = add_overlap(a, q, found);
     if (found < 0) return refuse(a, 500, kvr_strerror((int)found));
-    found = (long)kvr_router_keep_trusted(p->router, a->reaches, (size_t)found);
     for (long i = 0; a->q.device_only && i < found; i++)
         for (int t = 1; t < KVR_TIER_COUNT; t++) a->reaches[i].depth[t] = a->reaches[i].depth[0];
     atomic_fetch_add_explicit(&s->served->queries, 1, memory_order_relaxed);
@@ -102,16 +121,16 @@ static int answer_record(struct asker *a)
 {
     struct serve *s = a->serve;
     const struct kvr_service_question *q = &a->q;
-    const struct partition *p = find_partition(s, q);
     if (!predicted(s)) return refuse(a, 409, "this index follows KV events and records no decisions");
-    if (!p) return refuse(a, 404, "this model is not served here");
+    if (!find_partition(s, q)) return refuse(a, 404, "this model is not served here");
     if (!q->has_worker) return refuse(a, 400, "worker: allowed: {worker_id, dp_rank}");
     if (!q->locals.given || !q->seqs.given)
         return refuse(a, 400, "local_hashes, sequence_hashes: allowed: lists of at most 1048576 hashes");
     kvr_lock(&s->lock);
     const struct worker *known = worker_find_locked(s, q->worker.worker_id);
+    const struct partition *p = known ? known->partition : NULL; /* a prefill worker's is another one than that of who answers */
     kvr_unlock(&s->lock);
-    if (!known) return refuse(a, 404, "this worker is not known here");
+    if (!p) return refuse(a, 404, "this worker is not known here");
     int rc = kvr_index_record(p->index, q->worker, q->locals.h, q->locals.n, q->seqs.h, q->seqs.n);
     if (rc) return refuse(a, rc == -KVR_ELENGTH ? 400 : 503, kvr_strerror(rc));
     atomic_fetch_add_explicit(&s->served->records, 1, memory_order_relaxed);
