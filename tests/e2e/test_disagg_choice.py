@@ -292,6 +292,27 @@ def test_what_is_counted_of_two_legs(fleet):
         assert {line.split('role="')[1].split('"')[0] for line in page.splitlines() if line.startswith(f"kvroute_{family}{{")} == {"prefill", "decode"}, family
 
 
+CONVERSATIONS, TURNS = 50, 10
+
+
+def test_what_is_predicted_of_conversations_is_what_prefill_workers_have(start):
+    def mock(role):
+        return start(Mock, "--role", role, "--kv-protocol", "vllm-nixl", "--model", "m", with_events=role == "prefill")
+    ps, ds = [mock("prefill") for _ in range(2)], [mock("decode") for _ in range(2)]
+    s = start(Serve, [p.spec(",role=prefill,block-size=16") for p in ps] + [d.spec(",role=decode,block-size=16") for d in ds], "--tokenizer", "bytes")
+    wait_for("all workers", lambda: all(w["status"] == "up" for w in s.get("/workers")))
+    texts = [f"{c:03d} a conversation begins with this. " for c in range(CONVERSATIONS)]
+    for turn in range(TURNS):
+        for c in range(CONVERSATIONS):
+            assert how(ask(s, texts[c], max_tokens=2)) == "remote"
+            texts[c] += f"{turn} and one more thing, to be sure. "
+        wait_for("all events", lambda: s.metric("index_blocks", routing_group="prefill") == sum(p.metric("kvroute_mock_cached_blocks") for p in ps))
+    n = CONVERSATIONS * TURNS
+    wait_for("all are counted", lambda: s.metric("usage_answers_total") == n)
+    assert s.metric("predicted_equals_actual_total") == n
+    assert s.metric("predicted_cached_tokens_total") == s.metric("actual_cached_tokens_total") > n * 16
+
+
 # ---- who is asked for ----------------------------------------------------------------------------------
 
 
