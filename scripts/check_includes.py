@@ -25,7 +25,8 @@ ALLOWED = {
     "cli": {"base", "app"},
 }
 PUBLIC_OF = {"api": "base", "error": "base", "alloc": "base", "clock": "base", "types": "base", "hash": "hash", "event": "base",
-             "index": "index", "load": "load", "local_index": "recover", "select": "select", "generation_model": "select", "disagg": "select", "ttft_model": "select", "queue": "queue", "router": "router", "kvroute": "router"}
+             "index": "index", "load": "load", "local_index": "recover", "select": "select", "generation_model": "select", "disagg": "select", "ttft_model": "select",
+             "queue": "queue", "router": "router", "pair": "router", "kvroute": "router"}
 LIBRARY = {"base", "hash", "index", "load", "select", "queue", "recover", "router"}
 FORBIDDEN_BELOW = re.compile(r"<(sys/socket|netinet/|arpa/|uv|zmq|llhttp|simdjson|yaml|sys/epoll|fcntl|sys/stat)")
 

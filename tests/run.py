@@ -33,7 +33,8 @@ THREADED = {**dict.fromkeys((
     "test_log", "test_metrics_scrape", "test_nats_link", "test_produce", "test_program_memory", "test_recovery", "test_sync", "test_token_pool",
     "test_tokenizer_reload", "test_waiting", "test_zmq_guard"), "*"),
     # of these the tests that start threads:
-    "test_local_index": "readers_beside_the_writer", "test_router": "many_threads_leave_nothing_booked"}
+    "test_local_index": "readers_beside_the_writer", "test_pair": "threads_leave_nothing_booked",
+    "test_router": "many_threads_leave_nothing_booked"}
 ADDRESS_ONLY = {
     "test_sim": "runs of a simulation share nothing but their queue, and test_replay_offline.py has that under the thread sanitizer",
     "test_cli.py": "words: command lines and what they are answered",
@@ -297,6 +298,7 @@ def all_jobs():
             checked("refused functions and licence lines", python3, "scripts/check_source.py"),
             checked("consumer project (cmake, pkg-config, static and shared)", "bash", "tests/consumer/run.sh"),
             checked("asan example of the index's header", "build/asan/unit/index_example"),
+            checked("asan example of the pair's header", "build/asan/unit/pair_example"),
             checked("tsan example of the index's header", "build/tsan/unit/index_example", after=tsan)]
 
 

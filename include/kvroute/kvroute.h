@@ -8,6 +8,7 @@
  *   select.h  cost of a candidate, and the choice
  *   disagg.h  one worker or two legs
  *   router.h  all of it behind one call
+ *   pair.h    two routers: a worker that computes the prompt, one that goes on from it
  *
  * The library opens no socket and no file and starts no thread.
  */
@@ -25,6 +26,7 @@
 #include <kvroute/index.h>
 #include <kvroute/load.h>
 #include <kvroute/local_index.h>
+#include <kvroute/pair.h>
 #include <kvroute/router.h>
 #include <kvroute/select.h>
 #include <kvroute/types.h>

@@ -98,6 +98,10 @@ struct kvr_override {
 /* Applies what concerns the cost (not assume_kv_reuse). Returns: as kvr_cost_config_check of the result. */
 KVR_API int kvr_override_apply(const struct kvr_override *override, struct kvr_cost_config *config, const char **field);
 
+/* Makes it that of a decode leg, which receives the prompt computed: no prefill tokens, no reuse (the transfer brings a copy of its own),
+ * and no credit for what is cached there unless keeps_overlap. What else it changes stays. */
+KVR_API void kvr_override_decode_leg(struct kvr_override *override, bool keeps_overlap);
+
 /* What is the same for all candidates of a request. */
 struct kvr_delay_model {
     struct kvr_ttft_model ttft;

@@ -7,6 +7,7 @@
  *   schedule.c  who is eligible, what each would cost, which one, booking; under the lock
  *   turnover.c  how full caches are, from what they evict; takes the lock itself
  *   waiting.c   the queue: park, look again, hand out; under the lock
+ *   pair.c      two routers, one request; has no state
  *
  * Threads. One lock guards everything in struct kvr_router but `config` (constant, except mode and thresholds, which it
  * guards), the clock and the atomics. The index has its own rules and is only called while matching (lock-free) and

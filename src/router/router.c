@@ -347,6 +347,24 @@ int kvr_router_set_taints(struct kvr_router *r, uint64_t worker_id, const char *
     return at < 0 ? (int)at : 0;
 }
 
+/* Place of a worker's first taint that begins with `prefix`; taints_n: it has none. */
+static size_t taint_of(const struct kvr_router *r, const struct worker_info *w, const char *prefix)
+{
+    size_t at = 0, len = strlen(prefix);
+    while (at < r->taints_n && !(w->taints.bits[at / 64] >> (at % 64) & 1 && !strncmp(r->taint_names[at], prefix, len))) at++;
+    return at;
+}
+
+bool kvr_router_find_taint(struct kvr_router *r, uint64_t worker_id, const char *prefix, char *out, size_t cap)
+{
+    kvr_lock(&r->lock);
+    const struct worker_info *w = worker_find(r, worker_id);
+    size_t at = w ? taint_of(r, w, prefix) : r->taints_n, len = at < r->taints_n ? strlen(r->taint_names[at]) : cap;
+    if (len < cap) memcpy(out, r->taint_names[at], len + 1);
+    kvr_unlock(&r->lock);
+    return len < cap;
+}
+
 void kvr_router_use_lower_tiers(struct kvr_router *r)
 {
     atomic_store_explicit(&r->lower_tiers, true, memory_order_relaxed);

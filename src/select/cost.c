@@ -49,6 +49,16 @@ int kvr_override_apply(const struct kvr_override *o, struct kvr_cost_config *c, 
     return kvr_cost_config_check(c, field);
 }
 
+void kvr_override_decode_leg(struct kvr_override *o, bool keeps_overlap)
+{
+    o->set |= KVR_OVERRIDE_ASSUME_KV_REUSE | KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE;
+    o->assume_kv_reuse = o->track_prefill_tokens = false;
+    o->decode_role = true;
+    if (keeps_overlap) return;
+    o->set |= KVR_OVERRIDE_OVERLAP_CREDIT;
+    o->overlap_credit = 0;
+}
+
 /* What all candidates have in common. */
 struct common {
     struct kvr_cost_config cfg; /* a copy: what is written meanwhile cannot be part of it, and it is not read again for each */
