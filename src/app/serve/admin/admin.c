@@ -379,6 +379,7 @@ static const struct {
     {"/query", NULL, post_query},
     {"/query_by_hash", NULL, post_query_by_hash},
     {"/select", NULL, post_select},
+    {"/select_pair", NULL, selection_pair},
     {"/select_and_reserve", NULL, post_select_and_reserve},
     {"/reservations", NULL, selection_reserve},
     {"/request", NULL, selection_request},
@@ -420,8 +421,8 @@ static bool prompt_is_small_enough(struct serve *s, struct kvr_http_conn *c, str
 /* Does its answer depend on what is cached? */
 static bool needs_index(admin_post_fn *fn, struct kvr_json o)
 {
-    static admin_post_fn *const all[] = {admin_potential_loads, admin_overlap_scores, post_query,
-                                         post_query_by_hash,    post_select,          post_select_and_reserve};
+    static admin_post_fn *const all[] = {admin_potential_loads, admin_overlap_scores,    post_query,    post_query_by_hash,
+                                         post_select,           post_select_and_reserve, selection_pair};
     const char *method;
     size_t n;
     for (size_t i = 0; i < KVR_ARRAY_LEN(all); i++)
@@ -568,7 +569,7 @@ static bool may(struct serve *s, struct kvr_http_conn *c)
 /* A question for a worker. One of the request protocol is looked at first, unless it is large: others need no worker. */
 static bool needs_worker(struct kvr_http_conn *c, struct kvr_text path)
 {
-    return kvr_text_is(path, "/select") || kvr_text_is(path, "/select_and_reserve") ||
+    return kvr_text_is(path, "/select") || kvr_text_is(path, "/select_pair") || kvr_text_is(path, "/select_and_reserve") ||
            (kvr_text_is(path, "/request") && kvr_json_body_is_large(c));
 }
 

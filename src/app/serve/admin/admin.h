@@ -9,7 +9,8 @@
  *   text.c           tokens of a prompt that is text
  *   questions.c      /overlap_scores, /query, /potential_loads, /loads, /dump
  *   ask_remote.c     asks the index first when it is elsewhere
- *   selection.c      /select, /select_and_reserve, /reservations, the request protocol
+ *   selection.c      /select, /select_pair, /select_and_reserve, /reservations, the request protocol
+ *   pairing.c        two workers for one request: the second choice, both in an answer, both bookings of an id
  *   tracker.c        the slot tracker's /register, /add, /free ...
  *   metrics.c        /metrics; page.c  the page
  */
@@ -44,8 +45,25 @@ void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, s
 
 /* ---- questions ---- */
 
+/* Which worker is asked for: any that answers; one that computes the prompt, goes on from it, or takes all of the request. */
+enum question_phase { ASKS_ANY, ASKS_PREFILL, ASKS_DECODE, ASKS_WHOLE };
+
+/* The decode leg of a question of two. */
+struct decode_leg {
+    struct partition *partition;
+    uint64_t *allowed;
+    size_t allowed_n;
+    bool pinned; /* the question's pin is of this leg */
+};
+
 /* A prompt and who may serve it, as bodies have it. Owned memory behind pointers; question_free. */
 struct question {
+    enum question_phase phase;
+    bool two;      /* it asks for a worker that computes the prompt and another one that goes on from it */
+    bool has_pair; /* it gets them: `partition` and `allowed` are of the first, `decode` of the second */
+    struct decode_leg decode;
+    bool has_protocol;
+    enum kvr_kv_protocol protocol; /* of the pair; or that a worker has to have */
     char model[MODEL_MAX], lora[MODEL_MAX], salt[256], group[MODEL_MAX], policy_class[KVR_CLASS_NAME_MAX];
     uint32_t *tokens;
     uint64_t *locals, *seqs, *allowed;
@@ -82,9 +100,12 @@ void admin_text_free(struct admin_text *t);
 /* token_ids (or tokens; or a text, whose tokens are s->text_ids) and perhaps block_mm_infos, or block_hashes + sequence_hashes +
  * isl_tokens, or sequence_hashes + new_isl_tokens; constraints; override. Returns: false after having answered. */
 bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q);
+/* The same, and as "legs": 2 has it. */
+bool question_read_pair(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q);
 void question_free(struct question *q);
-/* Borrows the question. */
+/* Borrow the question. */
 struct kvr_router_request question_request(const struct question *q);
+struct kvr_router_request question_decode_request(const struct question *q); /* of its decode leg; decode.partition must be there */
 struct kvr_router_ctx *admin_ctx(struct serve *s, struct partition *partition);
 /* The array of hashes o[key], malloc'd; the caller frees *out whatever comes. Returns: NULL; the key when it is none; "": no memory. */
 const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_t *n);
@@ -128,11 +149,46 @@ bool selection_hold(struct serve *s, struct kvr_http_conn *c);
 /* Answers what was held: when the workers have come, or with 503 when it has waited too long. Call it when one has come. */
 void selection_release(struct serve *s);
 void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool reserve);
+void selection_pair(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 void selection_reserve(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 /* /reservations/{id}[/verb] */
 void selection_one(struct serve *s, struct kvr_http_conn *c, const char *id, size_t id_len, struct kvr_text verb);
 /* {"method": "new" | "mark_prefill" | "mark_free" | "potential_loads", ...} */
 void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+
+/* ---- pairing.c ---- */
+
+/* Tokens that a rank has of a prompt: on the device, and on the tiers behind it as far as they go on from there. */
+struct reach {
+    uint64_t gpu, cpu, disk;
+};
+/* Of the worker that a context has chosen; ctx may be NULL. */
+struct reach reach_of(const struct kvr_router_ctx *ctx, struct kvr_worker worker, uint32_t block_size);
+/* A worker that was chosen. */
+struct place {
+    struct partition *partition;
+    struct kvr_router_result result;
+    struct reach reach;
+};
+/* worker_id ... effective_prefill_tokens, members of an object. */
+void place_write(struct serve *s, struct kvr_buf *b, const struct place *p);
+
+/* Where an id is booked: with a worker that computes its prompt, with one that does all the rest. */
+struct bookings {
+    struct partition *prefill, *main; /* NULL: not there */
+};
+struct bookings bookings_of(struct serve *s, const char *id);
+bool bookings_any(const struct bookings *k);
+void bookings_prefill_complete(const struct bookings *k, const char *id);
+void bookings_renew(const struct bookings *k, const char *id);
+void bookings_free(const struct bookings *k, const char *id);
+
+/* A worker that goes on from what `first` will have computed; id: booked under it, NULL: not booked. Returns: as kvr_pair_find_decode. */
+int pairing_find_decode(struct serve *s, const struct question *q, const struct place *first, const char *id, struct place *out);
+/* Is there one now? No prompt is given to a worker when nobody could go on from it. Returns: 0, or why there is none. */
+int pairing_look(struct serve *s, const struct question *q);
+/* treatment ... eff_isl of a question of two, members of an object. second: NULL where one worker does all of it. */
+void pairing_write(struct serve *s, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second);
 
 /* ---- tracker.c ---- */
 void tracker_register(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);

@@ -138,7 +138,7 @@ bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
 {
     struct question q;
     if (!s->admin_remotes_n || s->fetched) return false;
-    if (!question_read(s, c, o, &q)) return true;
+    if (!(fn == selection_pair ? question_read_pair : question_read)(s, c, o, &q)) return true;
     struct asking *a = calloc(1, sizeof *a);
     if (!a) {
         question_free(&q);

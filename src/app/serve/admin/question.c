@@ -15,6 +15,7 @@ void question_free(struct question *q)
     free(q->locals);
     free(q->seqs);
     free(q->allowed);
+    free(q->decode.allowed);
     kvr_mm_infos_free(&q->mm);
 }
 
@@ -197,39 +198,165 @@ static bool read_override(struct kvr_json o, struct kvr_override *out, char *bad
     return ok;
 }
 
-/* Where a partition has other workers too, only those of the scope may be chosen: the list the caller gave is narrowed. */
-static bool narrow(struct serve *s, struct question *q)
+/* ids[n] without those that the caller has left out of its list. Returns: how many are left. */
+static size_t keep_allowed(const struct question *q, uint64_t *ids, size_t n)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool given = !q->allowed;
+        for (size_t k = 0; k < q->allowed_n && !given; k++) given = q->allowed[k] == ids[i];
+        if (given) ids[kept++] = ids[i];
+    }
+    return kept;
+}
+
+/* Only these n workers may be chosen; of the caller's list those among them. Takes ids. */
+static void narrow_to(struct question *q, uint64_t *ids, size_t n)
+{
+    n = keep_allowed(q, ids, n);
+    free(q->allowed);
+    q->allowed = ids;
+    q->allowed_n = n;
+}
+
+/* Where a partition has other workers too, only those of the scope may be chosen. */
+static bool narrow_locked(struct serve *s, struct question *q)
 {
     bool all;
     uint64_t *ids = malloc((s->workers_n + 1) * sizeof *ids);
     size_t n = ids ? partition_scope_locked(s, q->partition, q->model, q->group, ids, &all) : 0;
-    if (!ids || all) {
-        free(ids);
-        return ids != NULL;
-    }
-    if (q->allowed) {
-        size_t kept = 0;
-        for (size_t i = 0; i < n; i++) {
-            bool given = false;
-            for (size_t k = 0; k < q->allowed_n && !given; k++) given = q->allowed[k] == ids[i];
-            if (given) ids[kept++] = ids[i];
-        }
-        n = kept;
-    }
-    free(q->allowed);
-    q->allowed = ids;
-    q->allowed_n = n;
-    return true;
+    if (ids && !all) narrow_to(q, ids, n);
+    else free(ids);
+    return ids != NULL;
+}
+
+/* ---- the partition ----------------------------------------------------------------------------------- */
+
+/* Workers of one part of the request. */
+struct part {
+    struct partition *partition; /* NULL: none */
+    uint64_t *ids;
+    size_t n;
+    bool up;
+};
+
+/* Returns: false without memory. */
+static bool find_part_locked(struct serve *s, const struct question *q, enum worker_part part, bool any_protocol,
+                             enum kvr_kv_protocol protocol, struct part *out)
+{
+    struct part_scope scope = {q->model, q->group, part, any_protocol, protocol};
+    *out = (struct part){.ids = malloc((s->workers_n + 1) * sizeof *out->ids)};
+    if (out->ids) out->partition = partition_of_part_locked(s, &scope, out->ids, &out->n, &out->up);
+    return out->ids != NULL;
+}
+
+static void take_part(struct question *q, struct part *p)
+{
+    q->partition = p->partition;
+    narrow_to(q, p->ids, p->n);
+    p->ids = NULL;
 }
 
 /* Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
+static int find_any_locked(struct serve *s, struct question *q)
+{
+    q->partition = partition_find_locked(s, q->model, q->group);
+    return !q->partition ? -KVR_ENOTFOUND : narrow_locked(s, q) ? 0 : -KVR_ENOMEM;
+}
+
+static int find_phase_locked(struct serve *s, struct question *q)
+{
+    static const enum worker_part parts[] = {[ASKS_PREFILL] = PART_PREFILL, [ASKS_DECODE] = PART_DECODE, [ASKS_WHOLE] = PART_WHOLE};
+    struct part p;
+    if (!find_part_locked(s, q, parts[q->phase], !q->has_protocol, q->protocol, &p)) return -KVR_ENOMEM;
+    int rc = p.partition ? 0 : -KVR_ENOTFOUND;
+    if (rc == 0) take_part(q, &p);
+    free(p.ids);
+    return rc;
+}
+
+/* The pinned worker; NULL: there is no pin, or no such worker. */
+static const struct worker *pinned_locked(struct serve *s, const struct question *q)
+{
+    return q->has_pin ? worker_find_locked(s, q->pin.worker_id) : NULL;
+}
+
+/* Both legs of one protocol, when workers of both are up. Returns: -KVR_ENOTFOUND: they are not. */
+static int find_pair_of_locked(struct serve *s, struct question *q, enum kvr_kv_protocol protocol)
+{
+    struct part prefill, decode = {0};
+    bool memory =
+        find_part_locked(s, q, PART_PREFILL, false, protocol, &prefill) && find_part_locked(s, q, PART_DECODE, false, protocol, &decode);
+    int rc = !memory ? -KVR_ENOMEM : prefill.up && decode.up ? 0 : -KVR_ENOTFOUND;
+    if (rc == 0) {
+        const struct worker *pinned = pinned_locked(s, q);
+        q->decode =
+            (struct decode_leg){decode.partition, decode.ids, keep_allowed(q, decode.ids, decode.n), pinned && pinned->role == ROLE_DECODE};
+        decode.ids = NULL;
+        take_part(q, &prefill);
+        q->protocol = protocol;
+        q->has_pair = true;
+    }
+    free(prefill.ids);
+    free(decode.ids);
+    return rc;
+}
+
+/* Two workers, else one that takes all of the request. Returns: -KVR_ENOENDPOINTS: there are workers, and neither can be had. */
+static int find_two_locked(struct serve *s, struct question *q)
+{
+    int rc = -KVR_ENOTFOUND;
+    const struct worker *pinned = pinned_locked(s, q);
+    for (enum kvr_kv_protocol p = 0; p < KVR_KV_PROTOCOLS && rc == -KVR_ENOTFOUND && !(pinned && pinned->role == ROLE_BOTH); p++)
+        if ((!q->has_protocol || q->protocol == p) && (!pinned || pinned->kv_protocol == p)) rc = find_pair_of_locked(s, q, p);
+    if (rc != -KVR_ENOTFOUND) return rc;
+    struct part p;
+    if (!find_part_locked(s, q, PART_WHOLE, true, KVR_KV_NONE, &p)) return -KVR_ENOMEM;
+    rc = p.partition ? 0 : partition_find_locked(s, q->model, q->group) ? -KVR_ENOENDPOINTS : -KVR_ENOTFOUND;
+    if (rc == 0) take_part(q, &p);
+    free(p.ids);
+    return rc;
+}
+
 static int find_partition(struct serve *s, struct question *q)
 {
     kvr_lock(&s->lock);
-    q->partition = partition_find_locked(s, q->model, q->group);
-    int rc = !q->partition ? -KVR_ENOTFOUND : narrow(s, q) ? 0 : -KVR_ENOMEM;
+    int rc = q->two ? find_two_locked(s, q) : q->phase ? find_phase_locked(s, q) : find_any_locked(s, q);
     kvr_unlock(&s->lock);
     return rc;
+}
+
+static void refuse_partition(struct kvr_http_conn *c, const struct question *q, int rc)
+{
+    static const char *const none[] = {"no indexer", "no prefill worker", "no decode worker", "no worker of whole requests"};
+    char text[2 * MODEL_MAX + 96];
+    snprintf(text, sizeof text, "%s for model=%s routing_group=%s", none[q->phase], q->model[0] ? q->model : "default",
+             q->group[0] ? q->group : "default");
+    if (rc == -KVR_ENOMEM) admin_bad_field(c, no_memory);
+    else if (rc == -KVR_ENOENDPOINTS)
+        admin_error(c, 503, "no pair of a prefill and a decode worker is up, and no worker of whole requests");
+    else admin_error(c, 404, text);
+}
+
+/* ---- a question -------------------------------------------------------------------------------------- */
+
+/* Returns: NULL or the member that is wrong. */
+static const char *read_legs(struct kvr_json o, struct question *q)
+{
+    static const char *const phases[] = {"", "prefill", "decode", "aggregated"};
+    char phase[16] = "", protocol[24] = "";
+    const char *bad = NULL;
+    uint64_t legs = q->two ? 2 : 1;
+    if (!member_text(o, "phase", phase, sizeof phase, &bad) || !member_text(o, "kv_protocol", protocol, sizeof protocol, &bad) ||
+        !member_u64(o, "legs", 2, &legs, &bad))
+        return bad;
+    if (legs == 0) return "legs";
+    while (q->phase < ASKS_WHOLE && strcmp(phase, phases[q->phase])) q->phase++;
+    q->two = legs == 2;
+    q->has_protocol = protocol[0] != 0;
+    if (strcmp(phase, phases[q->phase]) || (q->phase && q->two)) return "phase";
+    if (q->has_protocol && !kvr_kv_protocol_parse(protocol, &q->protocol)) return "kv_protocol";
+    return NULL;
 }
 
 static const char *read_fields(struct kvr_json o, const struct kvr_ids *text_ids, struct question *q)
@@ -245,6 +372,7 @@ static const char *read_fields(struct kvr_json o, const struct kvr_ids *text_ids
         return bad;
     q->strict_priority = (uint32_t)strict;
     bad = read_prompt(o, text_ids, q);
+    if (!bad) bad = read_legs(o, q);
     return bad ? bad : read_constraints(o, q);
 }
 
@@ -261,10 +389,11 @@ static bool read_mm_infos(struct kvr_http_conn *c, struct kvr_json o, struct que
     return false;
 }
 
-bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
+static bool read_question(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool two, struct question *q)
 {
     char name[64];
     memset(q, 0, sizeof *q);
+    q->two = two;
     const char *bad = read_fields(o, s->text_ids, q);
     if (!bad && !read_override(o, &q->override, name, sizeof name)) bad = name;
     if (bad) {
@@ -272,14 +401,16 @@ bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, 
         admin_bad_field(c, bad);
         return false;
     }
+    if (q->phase == ASKS_DECODE) kvr_override_decode_leg(&q->override, false);
     int rc = find_partition(s, q);
     if (rc) {
-        char text[2 * MODEL_MAX + 96];
-        snprintf(text, sizeof text, "no indexer for model=%s routing_group=%s", q->model[0] ? q->model : "default",
-                 q->group[0] ? q->group : "default");
         question_free(q);
-        if (rc == -KVR_ENOMEM) admin_bad_field(c, no_memory);
-        else admin_error(c, 404, text);
+        refuse_partition(c, q, rc);
+        return false;
+    }
+    if (q->has_pair && q->locals && q->decode.partition->block_size != q->partition->block_size) {
+        question_free(q);
+        admin_bad_field(c, "token_ids"); /* the hashes are of blocks of one size, and each leg has its own */
         return false;
     }
     if (!read_mm_infos(c, o, q)) return false;
@@ -295,6 +426,16 @@ bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, 
     }
     if (!q->isl) q->isl = q->tokens ? q->tokens_n : (q->locals ? q->locals_n * q->partition->block_size : 0);
     return true;
+}
+
+bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
+{
+    return read_question(s, c, o, false, q);
+}
+
+bool question_read_pair(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
+{
+    return read_question(s, c, o, true, q);
 }
 
 struct kvr_router_request question_request(const struct question *q)
@@ -320,7 +461,7 @@ struct kvr_router_request question_request(const struct question *q)
                                     .allowed_n = q->allowed_n,
                                     .required_n = q->required_n,
                                     .preferred_n = q->preferred_n,
-                                    .pinned = q->has_pin,
+                                    .pinned = q->has_pin && !q->decode.pinned,
                                     .pin_any_rank = q->pin_any_rank,
                                     .pin = q->pin,
                                     .priority_jump = q->priority,
@@ -333,6 +474,17 @@ struct kvr_router_request question_request(const struct question *q)
     for (size_t i = 0; i < q->preferred_n; i++) w->preferred_list[i].name = q->preferred[i];
     rq.required_taints = q->required_ptr;
     rq.preferred_taints = q->preferred_list;
+    return rq;
+}
+
+struct kvr_router_request question_decode_request(const struct question *q)
+{
+    struct kvr_router_request rq = question_request(q);
+    rq.allowed = q->decode.allowed;
+    rq.allowed_n = q->decode.allowed_n;
+    rq.pinned = q->decode.pinned;
+    if (q->partition->block_size != q->decode.partition->block_size)
+        rq.mm_n = 0; /* by blocks of the other size, and nothing is looked up */
     return rq;
 }
 

@@ -28,7 +28,7 @@ struct pending {
     struct partition *partition;
     struct kvr_worker worker;
     uint64_t isl, effective;
-    bool track_prefill;
+    bool track_prefill, decodes;
     size_t seqs_n;
     char id[SELECTION_ID_MAX + 1];
     uint64_t seqs[];
@@ -49,7 +49,7 @@ struct waiting {
     bool parked, protocol, named; /* protocol: answered in the shape of the request protocol; named: the id is the caller's */
     uint64_t deadline_ms;
     char id[SELECTION_ID_MAX + 3];
-    struct kvr_reach reach; /* of the chosen rank, in extensions */
+    struct reach reach; /* of the chosen rank */
 };
 
 /* ---- what came before there were workers --------------------------------------------------------------- */
@@ -204,34 +204,7 @@ static const char *read_id(struct serve *s, struct kvr_json o, const char *key, 
     return NULL;
 }
 
-/* The partition that has booked an id. Ids of reservations are the process's own, partitions' are not. */
-static struct partition *partition_of_booking(struct serve *s, const char *id, struct kvr_worker *where)
-{
-    for (struct partition *p = s->partitions; p; p = p->next)
-        if (kvr_router_where(p->router, id, strlen(id), where) == 0) return p;
-    return NULL;
-}
-
 /* ---- answers ----------------------------------------------------------------------------------------- */
-
-static void put_overlap(struct kvr_buf *b, const struct waiting *w)
-{
-    uint64_t bs = w->q.partition->block_size, gpu = w->reach.depth[0] * bs, cpu = gpu + w->reach.depth[1] * bs,
-             disk = cpu + w->reach.depth[2] * bs;
-    char rank[16];
-    kvr_json_key(b, "overlap");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "longest_matched", disk);
-    kvr_json_put_u64(b, "gpu", gpu);
-    kvr_json_key(b, "dp");
-    kvr_json_open(b, '{');
-    snprintf(rank, sizeof rank, "%u", w->result.worker.dp_rank);
-    kvr_json_put_u64(b, rank, gpu);
-    kvr_json_close(b, '}');
-    kvr_json_put_u64(b, "cpu", cpu);
-    kvr_json_put_u64(b, "disk", disk);
-    kvr_json_close(b, '}');
-}
 
 /* Sequence hashes of the question, made if need be. Returns: a malloc'd array. */
 static uint64_t *sequence_of(const struct question *q, size_t *n)
@@ -256,41 +229,54 @@ static bool tracks_prefill(const struct serve *s, const struct question *q)
     return q->override.set & KVR_OVERRIDE_TRACK_PREFILL_TOKENS ? q->override.track_prefill_tokens : s->o->track_prefill_tokens;
 }
 
-static void put_selection(struct serve *s, struct kvr_buf *b, const struct waiting *w, bool with_id, bool reserved)
+/* The worker of a question that waited, or did not. */
+static struct place place_of(const struct waiting *w)
 {
-    const struct question *q = &w->q;
-    char url[512] = "", model[MODEL_MAX], group[MODEL_MAX];
+    return (struct place){w->q.partition, w->result, w->reach};
+}
+
+static void put_scope(struct serve *s, struct kvr_buf *b, const struct waiting *w)
+{
+    char model[MODEL_MAX], group[MODEL_MAX];
     kvr_lock(&s->lock);
     const struct worker *worker = worker_find_locked(s, w->result.worker.worker_id);
-    snprintf(url, sizeof url, "%s", worker ? worker->url : "");
-    snprintf(model, sizeof model, "%s", worker ? worker_model(s, worker) : q->model);
-    snprintf(group, sizeof group, "%s", worker ? worker->group : q->group);
+    snprintf(model, sizeof model, "%s", worker ? worker_model(s, worker) : w->q.model);
+    snprintf(group, sizeof group, "%s", worker ? worker->group : w->q.group);
     kvr_unlock(&s->lock);
-    kvr_json_open(b, '{');
-    if (with_id) kvr_json_put_str(b, "selection_id", w->id + 2);
     kvr_json_put_str(b, "model_name", model);
     kvr_json_put_str(b, "routing_group", group);
-    kvr_json_put_u64(b, "worker_id", w->result.worker.worker_id);
-    kvr_json_put_u64(b, "dp_rank", w->result.worker.dp_rank);
-    kvr_json_put_str(b, "endpoint", url);
-    kvr_json_put_u64(b, "block_size", q->partition->block_size);
-    put_overlap(b, w);
-    kvr_json_put_u64(b, "effective_prefill_tokens", w->result.prefill_tokens);
-    if (reserved) {
-        size_t n = 0;
-        uint64_t *seqs = sequence_of(q, &n);
-        if (!seqs) b->failed = true;
-        kvr_json_key(b, "sequence_hashes");
-        kvr_json_open(b, '[');
-        for (size_t i = 0; seqs && i < n; i++) kvr_json_i64(b, (int64_t)seqs[i]);
-        kvr_json_close(b, ']');
-        free(seqs);
-        kvr_json_put_u64(b, "isl_tokens", q->isl);
-        kvr_json_key(b, "track_prefill_tokens");
-        kvr_json_bool(b, tracks_prefill(s, q));
-        kvr_json_key(b, "queued_ms");
-        kvr_json_double(b, (double)w->result.waited_ns / 1e6);
-    }
+}
+
+/* What reserving adds. */
+static void put_reserved(struct serve *s, struct kvr_buf *b, const struct waiting *w)
+{
+    const struct question *q = &w->q;
+    size_t n = 0;
+    uint64_t *seqs = sequence_of(q, &n);
+    if (!seqs) b->failed = true;
+    kvr_json_key(b, "sequence_hashes");
+    kvr_json_open(b, '[');
+    for (size_t i = 0; seqs && i < n; i++) kvr_json_i64(b, (int64_t)seqs[i]);
+    kvr_json_close(b, ']');
+    free(seqs);
+    kvr_json_put_u64(b, "isl_tokens", q->isl);
+    kvr_json_key(b, "track_prefill_tokens");
+    kvr_json_bool(b, tracks_prefill(s, q));
+    kvr_json_key(b, "queued_ms");
+    kvr_json_double(b, (double)w->result.waited_ns / 1e6);
+}
+
+/* second: of two legs; NULL: there is one. */
+static void put_selection(struct serve *s, struct kvr_buf *b, const struct waiting *w, const struct place *second, bool with_id,
+                          bool reserved)
+{
+    struct place first = place_of(w);
+    kvr_json_open(b, '{');
+    if (with_id) kvr_json_put_str(b, "selection_id", w->id + 2);
+    put_scope(s, b, w);
+    if (w->q.two) pairing_write(s, b, &w->q, &first, second);
+    else place_write(s, b, &first);
+    if (reserved) put_reserved(s, b, w);
     kvr_json_close(b, '}');
 }
 
@@ -307,7 +293,7 @@ static void answer_queue_full(struct kvr_http_conn *c, const struct kvr_rejectio
     admin_reply(c, 529, &b);
 }
 
-static void answer_error(struct kvr_http_conn *c, int rc)
+static void refuse(struct kvr_http_conn *c, int rc)
 {
     switch (rc) {
     case -KVR_EEXISTS: admin_error(c, 409, "selection_id is in use"); return;
@@ -357,20 +343,6 @@ static void waiting_free(struct waiting *w)
     free(w);
 }
 
-/* The tiers of the chosen rank, from the context that chose. */
-static void take_reach(struct waiting *w, const struct kvr_router_ctx *ctx)
-{
-    const struct kvr_candidate *c;
-    const struct kvr_cost *costs;
-    size_t n = ctx ? kvr_router_candidates(ctx, &c, &costs) : 0;
-    for (size_t i = 0; i < n; i++) {
-        if (kvr_worker_cmp(c[i].worker, w->result.worker)) continue;
-        w->reach.depth[0] = (uint32_t)c[i].device_blocks;
-        w->reach.depth[1] = (uint32_t)c[i].host_blocks;
-        w->reach.depth[2] = (uint32_t)c[i].disk_blocks;
-    }
-}
-
 static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
 {
     struct waiting *w = t->user;
@@ -378,7 +350,7 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
     w->rc = rc;
     if (rc == 0) {
         w->result = *result;
-        take_reach(w, ctx);
+        w->reach = reach_of(ctx, result->worker, w->q.partition->block_size);
     }
     kvr_lock(&sel->lock);
     w->ready_next = sel->ready;
@@ -388,15 +360,32 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
 }
 
 /* The caller hears of an error, so the booking is nobody's. */
-static void answer_booked(struct kvr_http_conn *c, struct partition *partition, const char *id, int status, struct kvr_buf *b)
+static void answer_booked(struct serve *s, struct kvr_http_conn *c, const char *id, int status, struct kvr_buf *b)
 {
-    if (b->failed) kvr_router_free(partition->router, id, strlen(id));
+    if (b->failed) {
+        struct bookings k = bookings_of(s, id);
+        bookings_free(&k, id);
+    }
     admin_reply(c, status, b);
+}
+
+static void answer_chosen(struct waiting *w)
+{
+    struct kvr_buf b = {0};
+    struct place first = place_of(w), second;
+    int rc = w->q.has_pair ? pairing_find_decode(w->serve, &w->q, &first, w->id, &second) : 0;
+    if (rc) { /* both or none */
+        kvr_router_free(w->q.partition->router, w->id, strlen(w->id));
+        refuse(w->conn, rc);
+        return;
+    }
+    if (w->protocol) put_protocol_answer(&b, w);
+    else put_selection(w->serve, &b, w, w->q.has_pair ? &second : NULL, true, true);
+    answer_booked(w->serve, w->conn, w->id, 200, &b);
 }
 
 static void answer(struct waiting *w)
 {
-    struct serve *s = w->serve;
     struct kvr_http_conn *c = w->conn;
     struct kvr_buf b = {0};
     kvr_http_conn_set_user(c, NULL);
@@ -406,11 +395,9 @@ static void answer(struct waiting *w)
     } else if (w->rc == -KVR_EQUEUEFULL) {
         answer_queue_full(c, &w->rejection);
     } else if (w->rc) {
-        answer_error(c, w->rc);
+        refuse(c, w->rc);
     } else {
-        if (w->protocol) put_protocol_answer(&b, w);
-        else put_selection(s, &b, w, true, true);
-        answer_booked(c, w->q.partition, w->id, 200, &b);
+        answer_chosen(w);
     }
     waiting_free(w);
 }
@@ -453,7 +440,7 @@ static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struc
 {
     struct selection *sel = s->selection;
     struct kvr_router_ctx *ctx = admin_ctx(s, w->q.partition);
-    struct kvr_worker where;
+    struct bookings known = bookings_of(s, w->id);
     w->serve = s;
     w->conn = c;
     w->next = sel->waiting;
@@ -465,8 +452,8 @@ static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struc
     w->rq.id_len = strlen(w->id);
     w->deadline_ms = now_ms() + (uint64_t)(s->o->queue_timeout * 1000);
     w->parked = true; /* before on_turn can run: from a KVR_PARKED on, what it writes is its own */
-    int rc = -KVR_EEXISTS;
-    if (!partition_of_booking(s, w->id, &where))
+    int rc = bookings_any(&known) ? -KVR_EEXISTS : w->q.has_pair ? pairing_look(s, &w->q) : 0;
+    if (rc == 0)
         rc = ctx ? kvr_router_submit(w->q.partition->router, ctx, &w->rq, &w->ticket, on_turn, w, &w->result, &w->rejection) : -KVR_ENOMEM;
     if (rc == KVR_PARKED) {
         kvr_http_conn_set_user(c, w);
@@ -474,7 +461,7 @@ static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struc
     }
     w->rc = rc;
     w->parked = false;
-    if (w->rc == 0) take_reach(w, ctx);
+    if (w->rc == 0) w->reach = reach_of(ctx, w->result.worker, w->q.partition->block_size);
     answer(w);
 }
 
@@ -491,6 +478,7 @@ static bool remember(struct serve *s, const struct waiting *w)
                               .isl = w->q.isl,
                               .effective = w->result.prefill_tokens,
                               .track_prefill = tracks_prefill(s, &w->q),
+                              .decodes = w->q.phase == ASKS_DECODE,
                               .seqs_n = n};
         snprintf(p->id, sizeof p->id, "%s", w->id + 2);
         memcpy(p->seqs, seqs, n * sizeof *seqs);
@@ -504,22 +492,25 @@ static void select_only(struct serve *s, struct kvr_http_conn *c, struct waiting
 {
     struct kvr_router_ctx *ctx = admin_ctx(s, w->q.partition);
     struct kvr_buf b = {0};
+    struct place second;
     w->rq = question_request(&w->q);
     int rc = ctx ? kvr_router_find_best_match(w->q.partition->router, ctx, &w->rq, &w->result) : -KVR_ENOMEM;
+    if (rc == 0) w->reach = reach_of(ctx, w->result.worker, w->q.partition->block_size);
+    struct place first = place_of(w);
+    if (rc == 0 && w->q.has_pair) rc = pairing_find_decode(s, &w->q, &first, NULL, &second);
+    if (rc == 0 && given && !remember(s, w)) rc = -KVR_ENOMEM;
     if (rc) {
-        answer_error(c, rc);
+        refuse(c, rc);
         return;
     }
-    take_reach(w, ctx);
-    if (given && !remember(s, w)) {
-        answer_error(c, -KVR_ENOMEM);
-        return;
-    }
-    put_selection(s, &b, w, given, false);
+    put_selection(s, &b, w, w->q.has_pair ? &second : NULL, given, false);
     admin_reply(c, 200, &b);
 }
 
-void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool reserve)
+/* What is asked for: two legs are booked in one go or not at all. */
+enum wish { WISH_ONE, WISH_PAIR, WISH_RESERVED };
+
+static void begin_selection(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, enum wish wish)
 {
     struct waiting *w = calloc(1, sizeof *w);
     bool given = false;
@@ -527,9 +518,9 @@ void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json 
         admin_error(c, 503, "out of memory");
         return;
     }
-    const char *bad = read_id(s, o, "selection_id", w->id, &given);
+    const char *bad = wish == WISH_PAIR ? NULL : read_id(s, o, "selection_id", w->id, &given);
     if (bad) admin_bad_field(c, bad);
-    if (bad || !question_read(s, c, o, &w->q)) {
+    if (bad || !(wish == WISH_PAIR ? question_read_pair : question_read)(s, c, o, &w->q)) {
         free(w);
         return;
     }
@@ -537,7 +528,9 @@ void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json 
         admin_bad_field(c, "token_ids"); /* sequence hashes alone say nothing about overlap */
     } else if (!w->q.isl) {
         admin_bad_field(c, "isl_tokens");
-    } else if (reserve) {
+    } else if (wish == WISH_ONE && w->q.two) {
+        admin_error(c, 400, "field 'legs': a pair is chosen by /select_pair, or booked by /select_and_reserve");
+    } else if (wish == WISH_RESERVED) {
         reserve_now_or_later(s, c, w);
         return;
     } else {
@@ -545,6 +538,16 @@ void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json 
     }
     question_free(&w->q);
     free(w);
+}
+
+void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool reserve)
+{
+    begin_selection(s, c, o, reserve ? WISH_RESERVED : WISH_ONE);
+}
+
+void selection_pair(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+{
+    begin_selection(s, c, o, WISH_PAIR);
 }
 
 /* ---- reservations ------------------------------------------------------------------------------------ */
@@ -555,7 +558,7 @@ struct booking {
     const uint64_t *seqs;
     size_t seqs_n;
     uint64_t isl, effective;
-    bool track_prefill;
+    bool track_prefill, decodes;
 };
 
 /* Returns: whether it can be tried again: there was no memory. */
@@ -565,16 +568,17 @@ static bool book(struct serve *s, struct kvr_http_conn *c, const char *id, const
     struct kvr_router_request rq = {
         .id = id, .id_len = strlen(id), .seqs = k->seqs, .seqs_n = k->seqs_n, .isl = k->isl, .override = &tracked};
     struct kvr_router_ctx *ctx = admin_ctx(s, k->partition);
-    struct kvr_worker where;
+    struct bookings known = bookings_of(s, id);
     struct kvr_buf b = {0};
     bool again = false;
-    int rc = partition_of_booking(s, id, &where) ? -KVR_EEXISTS : -KVR_ENOMEM;
+    int rc = bookings_any(&known) ? -KVR_EEXISTS : -KVR_ENOMEM;
+    if (k->decodes) kvr_override_decode_leg(&tracked, false);
     if (rc == -KVR_ENOMEM && ctx) rc = kvr_router_add_request(k->partition->router, ctx, &rq, k->worker, k->isl - k->effective);
     if (rc == -KVR_ENOTFOUND) {
         admin_error(c, 404, "worker or rank not found");
     } else if (rc) {
         again = rc == -KVR_ENOMEM;
-        answer_error(c, rc);
+        refuse(c, rc);
     } else {
         kvr_json_open(&b, '{');
         kvr_json_put_str(&b, "selection_id", id + 2);
@@ -583,7 +587,7 @@ static bool book(struct serve *s, struct kvr_http_conn *c, const char *id, const
         kvr_json_put_u64(&b, "effective_prefill_tokens", k->track_prefill ? k->effective : 0);
         kvr_json_close(&b, '}');
         again = b.failed;
-        answer_booked(c, k->partition, id, 201, &b);
+        answer_booked(s, c, id, 201, &b);
     }
     return again;
 }
@@ -595,8 +599,17 @@ static void reserve_pending(struct serve *s, struct kvr_http_conn *c, const char
         admin_error(c, 404, "no pending selection");
         return;
     }
-    struct booking k = {p->partition, p->worker, p->seqs, p->seqs_n, p->isl, p->effective, p->track_prefill};
+    struct booking k = {p->partition, p->worker, p->seqs, p->seqs_n, p->isl, p->effective, p->track_prefill, p->decodes};
     if (!book(s, c, id, &k)) pending_drop(s->selection, p);
+}
+
+/* Prefill workers are apart from those that answer, and the caller has chosen one of them. */
+static void take_partition_of(struct serve *s, struct question *q, uint64_t worker_id)
+{
+    kvr_lock(&s->lock);
+    const struct worker *w = worker_find_locked(s, worker_id);
+    if (w && w->role == ROLE_PREFILL) q->partition = w->partition;
+    kvr_unlock(&s->lock);
 }
 
 static void reserve_explicit(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const char *id)
@@ -616,9 +629,10 @@ static void reserve_explicit(struct serve *s, struct kvr_http_conn *c, struct kv
     }
     if (!question_read(s, c, o, &q)) return;
     if (effective == UINT64_MAX) effective = q.isl;
+    take_partition_of(s, &q, worker);
     size_t n = 0;
     uint64_t *seqs = effective <= q.isl ? sequence_of(&q, &n) : NULL;
-    struct booking k = {q.partition, {worker, (uint32_t)rank}, seqs, n, q.isl, effective, track};
+    struct booking k = {q.partition, {worker, (uint32_t)rank}, seqs, n, q.isl, effective, track, q.phase == ASKS_DECODE};
     if (effective > q.isl) admin_bad_field(c, "effective_prefill_tokens");
     else if (!seqs) admin_error(c, 503, "out of memory");
     else (void)book(s, c, id, &k);
@@ -654,32 +668,34 @@ static void output_block(struct serve *s, struct kvr_http_conn *c, struct partit
     else admin_error(c, 404, "reservation not found");
 }
 
+static void end_or_mark(struct serve *s, struct kvr_http_conn *c, const struct bookings *k, const char *id, struct kvr_text verb)
+{
+    if (kvr_text_is(verb, "output_block")) {
+        output_block(s, c, k->main ? k->main : k->prefill, id);
+        return;
+    }
+    if (verb.len == 0) bookings_free(k, id);
+    else if (kvr_text_is(verb, "renew")) bookings_renew(k, id);
+    else bookings_prefill_complete(k, id);
+    admin_ok(c, 200);
+}
+
 void selection_one(struct serve *s, struct kvr_http_conn *c, const char *name, size_t len, struct kvr_text verb)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     char id[SELECTION_ID_MAX + 3] = "r:";
-    struct kvr_worker where;
-    bool post = kvr_text_is(rq->method, "POST"), found = len <= SELECTION_ID_MAX;
-    if (found) memcpy(id + 2, name, len);
-    struct partition *partition = found ? partition_of_booking(s, id, &where) : NULL;
-    if (verb.len == 0 ? !kvr_text_is(rq->method, "DELETE") : !post) {
-        admin_error(c, 405, verb.len ? "method not allowed; use POST" : "method not allowed; use DELETE");
-    } else if (verb.len && !kvr_text_is(verb, "prefill_complete") && !kvr_text_is(verb, "output_block") && !kvr_text_is(verb, "renew")) {
-        admin_error(c, 404, "unknown path");
-    } else if (!partition) {
-        admin_error(c, 404, "reservation not found");
-    } else if (verb.len == 0) {
-        kvr_router_free(partition->router, id, strlen(id));
-        admin_ok(c, 200);
-    } else if (kvr_text_is(verb, "prefill_complete")) {
-        kvr_router_mark_prefill_completed(partition->router, id, strlen(id));
-        admin_ok(c, 200);
-    } else if (kvr_text_is(verb, "renew")) {
-        kvr_router_touch(partition->router, id, strlen(id));
-        admin_ok(c, 200);
-    } else {
-        output_block(s, c, partition, id);
+    struct bookings known = {0};
+    bool post = kvr_text_is(rq->method, "POST");
+    if (len <= SELECTION_ID_MAX) {
+        memcpy(id + 2, name, len);
+        known = bookings_of(s, id);
     }
+    if (verb.len == 0 ? !kvr_text_is(rq->method, "DELETE") : !post)
+        admin_error(c, 405, verb.len ? "method not allowed; use POST" : "method not allowed; use DELETE");
+    else if (verb.len && !kvr_text_is(verb, "prefill_complete") && !kvr_text_is(verb, "output_block") && !kvr_text_is(verb, "renew"))
+        admin_error(c, 404, "unknown path");
+    else if (!bookings_any(&known)) admin_error(c, 404, "reservation not found");
+    else end_or_mark(s, c, &known, id, verb);
 }
 
 /* ---- the request protocol ---------------------------------------------------------------------------- */
@@ -710,11 +726,11 @@ static void protocol_new(struct serve *s, struct kvr_http_conn *c, struct kvr_js
     w->protocol = true;
     w->named = named;
     snprintf(w->id, sizeof w->id, "%s", id);
-    if (w->q.isl && (w->q.tokens || w->q.locals)) {
+    if (w->q.isl && (w->q.tokens || w->q.locals) && !w->q.two) {
         reserve_now_or_later(s, c, w);
         return;
     }
-    admin_bad_field(c, "tokens");
+    admin_bad_field(c, w->q.two ? "legs" : "tokens");
     question_free(&w->q);
     free(w);
 }
@@ -724,7 +740,6 @@ void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json
     char id[SELECTION_ID_MAX + 3], method[32] = "";
     const char *bad = NULL;
     bool given = false;
-    struct kvr_worker where;
     if (!member_text(o, "method", method, sizeof method, &bad)) {
         admin_bad_field(c, bad);
         return;
@@ -748,10 +763,10 @@ void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json
     } else if (!given) {
         admin_bad_field(c, "request_id");
     } else {
-        struct partition *partition = partition_of_booking(s, id, &where);
-        bool ok = partition && (prefill ? kvr_router_mark_prefill_completed(partition->router, id, strlen(id))
-                                        : kvr_router_free(partition->router, id, strlen(id))) == 0;
-        answer_marked(c, prefill ? "prefill_marked" : "free_marked", ok);
+        struct bookings known = bookings_of(s, id);
+        if (prefill) bookings_prefill_complete(&known, id);
+        else bookings_free(&known, id);
+        answer_marked(c, prefill ? "prefill_marked" : "free_marked", bookings_any(&known));
     }
 }
 

@@ -12,16 +12,17 @@
 
 #include "app/serve/common/limits.h"
 #include "base/buf.h"
+#include "wire/handoff_protocol.h"
 
 struct serve;
 struct worker;
 
-#define PREFILL_GROUP "prefill" /* of a partition of `serve` */
+#define PREFILL_GROUP "prefill" /* of a partition of prefill workers: its name on serve, what ends it on select */
 
 /* A partition: workers whose caches and loads are comparable. Made at first use, kept as long as the process lives. */
 struct partition {
     struct partition *next;
-    char model[MODEL_MAX], group[MODEL_MAX]; /* model "": any */
+    char model[MODEL_MAX], group[MODEL_MAX + sizeof PREFILL_GROUP]; /* model "": any */
     uint32_t block_size;
     bool prefills;               /* of workers that compute prompts for others */
     struct kvr_index *index;     /* NULL when the overlap credit is 0 */
@@ -45,6 +46,19 @@ struct ctx_list {
 struct partition *partition_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap);
 /* The partition of a model and a group ("": any on serve, "default" on select), or NULL. */
 struct partition *partition_find_locked(struct serve *s, const char *model, const char *group);
+/* What a worker does of a request: all of it, the prompt, what follows. */
+enum worker_part { PART_WHOLE, PART_PREFILL, PART_DECODE };
+
+/* Who may do one part of a request of a model and a group (names as above). */
+struct part_scope {
+    const char *model, *group;
+    enum worker_part part;
+    bool any_protocol; /* of handing prompts over, else: */
+    enum kvr_kv_protocol protocol;
+};
+/* The partition of those who may: the one that the first of them is in, NULL without any. Into ids[workers_n]: those there, *n of them;
+ * *up: one of them may be chosen now. */
+struct partition *partition_of_part_locked(struct serve *s, const struct part_scope *scope, uint64_t *ids, size_t *n, bool *up);
 /* Its workers of that model and group into ids[workers_n]; *all: that is all it has. */
 size_t partition_scope_locked(struct serve *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
                               bool *all);

@@ -4,8 +4,8 @@
  *
  * The selection service has one for each (model, routing group, block size), as its callers name them. The proxy's workers
  * often have no name until they are asked, and a request must reach all that serve its model, so there a partition is a
- * block size; only a model with queue classes of its own has one to itself. Workers that prefill for others are apart from
- * those that answer (group "prefill"): a request may have a place in both.
+ * block size; only a model with queue classes of its own has one to itself. On both, workers that prefill for others are
+ * apart from those that answer: a request may have a place in both.
  */
 #include "app/serve/state.h"
 
@@ -97,24 +97,54 @@ static bool same_name(const char *a, const char *b)
 static bool in_scope(const struct serve *s, const struct worker *w, const char *model, const char *group)
 {
     bool lora;
+    if (s->o->select_only) return same_name(w->model, model) && same_name(w->group, group);
     if (*group && strcmp(w->group, group)) return false;
     return !*model || same_name(w->model, model) || worker_serves_locked(s, w, model, strlen(model), &lora);
 }
 
+/* Of select, which keeps partitions whose workers are gone. */
+static struct partition *find_named_locked(struct serve *s, const char *model, const char *group)
+{
+    for (struct partition *p = s->partitions; p; p = p->next)
+        if (!p->prefills && same_name(p->model, model) && same_name(p->group, group)) return p;
+    return NULL;
+}
+
 struct partition *partition_find_locked(struct serve *s, const char *model, const char *group)
 {
-    if (s->o->select_only) {
-        for (struct partition *p = s->partitions; p; p = p->next)
-            if (same_name(p->model, model) && same_name(p->group, group)) return p;
-        return NULL;
-    }
-    struct partition *prefills = NULL;
-    for (const struct worker *w = s->workers; w; w = w->next) {
+    struct partition *prefills = NULL, *named = s->o->select_only ? find_named_locked(s, model, group) : NULL;
+    for (const struct worker *w = s->workers; w && !named; w = w->next) {
         if (!in_scope(s, w, model, group)) continue;
         if (!w->partition->prefills) return w->partition;
         if (!prefills) prefills = w->partition;
     }
-    return prefills;
+    return named ? named : prefills;
+}
+
+static bool does_part(const struct worker *w, const struct part_scope *scope)
+{
+    bool meets = scope->any_protocol || w->kv_protocol == scope->protocol;
+    switch (scope->part) {
+    case PART_PREFILL: return w->role == ROLE_PREFILL && meets;
+    case PART_DECODE: return w->role == ROLE_DECODE && meets;
+    default: return w->role != ROLE_PREFILL && worker_takes_whole(w);
+    }
+}
+
+struct partition *partition_of_part_locked(struct serve *s, const struct part_scope *scope, uint64_t *ids, size_t *n, bool *up)
+{
+    struct partition *partition = NULL;
+    uint64_t now = now_ms();
+    *n = 0;
+    *up = false;
+    for (const struct worker *w = s->workers; w; w = w->next) {
+        if (!in_scope(s, w, scope->model, scope->group) || !does_part(w, scope)) continue;
+        if (!partition) partition = w->partition;
+        if (w->partition != partition) continue;
+        ids[(*n)++] = w->id;
+        *up = *up || worker_is_schedulable(w, now);
+    }
+    return partition;
 }
 
 size_t partition_scope_locked(struct serve *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
@@ -124,7 +154,7 @@ size_t partition_scope_locked(struct serve *s, const struct partition *partition
     *all = true;
     for (const struct worker *w = s->workers; w; w = w->next) {
         if (w->partition != partition) continue;
-        if (s->o->select_only || in_scope(s, w, model, group)) ids[n++] = w->id;
+        if (in_scope(s, w, model, group)) ids[n++] = w->id;
         else *all = false;
     }
     return n;
@@ -137,17 +167,28 @@ static bool has_profile(const struct serve_options *o, const char *model)
     return false;
 }
 
+/* Of a partition: other routers know it by that. */
+static void name_group(const struct serve *s, const struct worker *w, char *out, size_t cap)
+{
+    bool prefills = w->role == ROLE_PREFILL;
+    if (!s->o->select_only) snprintf(out, cap, "%s", prefills ? PREFILL_GROUP : "default");
+    else if (prefills) snprintf(out, cap, "%s/%s", *w->group ? w->group : "default", PREFILL_GROUP);
+    else snprintf(out, cap, "%s", w->group);
+}
+
 struct partition *partition_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap)
 {
-    bool prefills = !s->o->select_only && w->role == ROLE_PREFILL;
-    const char *group = s->o->select_only ? w->group : prefills ? PREFILL_GROUP : "default";
+    bool prefills = w->role == ROLE_PREFILL;
+    char group[sizeof((struct partition *)0)->group];
     const char *model = s->o->select_only || has_profile(s->o, w->model) ? w->model : "";
     uint32_t block_size = w->block_size;
     struct kvr_router_config rc;
     struct partition **p = &s->partitions;
     size_t n = 0;
+    name_group(s, w, group, sizeof group);
     for (; *p; p = &(*p)->next, n++)
-        if ((*p)->block_size == block_size && same_name((*p)->model, model) && same_name((*p)->group, group)) return *p;
+        if ((*p)->block_size == block_size && (*p)->prefills == prefills && same_name((*p)->model, model) && same_name((*p)->group, group))
+            return *p;
     snprintf(err, cap, n < PARTITIONS_MAX ? "out of memory" : "more than 256 partitions of (model, group, block size)");
     if (n == PARTITIONS_MAX) return NULL;
     struct partition *partition = calloc(1, sizeof *partition);

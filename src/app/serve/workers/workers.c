@@ -40,14 +40,17 @@ static struct worker **detach_locked(struct serve *s, struct worker *w)
     return p;
 }
 
-/* All workers of one model must agree on the block size, or hashes could not be compared. What was not given is learnt: then another size
- * is named, not refused (learn.c). */
+static bool same_pool(const struct worker *a, const struct worker *b)
+{
+    return (a->role == ROLE_PREFILL) == (b->role == ROLE_PREFILL) && !strcmp(a->model, b->model) && !strcmp(a->group, b->group);
+}
+
+/* Workers of one model that may take each other's place must agree on the block size, or hashes could not be compared. What was not given
+ * is learnt: then another size is named, not refused (learn.c). */
 static const struct worker *block_size_conflict(const struct serve *s, const struct worker *spec)
 {
     for (const struct worker *w = s->workers; w; w = w->next)
-        if (w->id != spec->id && w->block_size_known && w->block_size != spec->block_size && !strcmp(w->model, spec->model) &&
-            !strcmp(w->group, spec->group))
-            return w;
+        if (w->id != spec->id && w->block_size_known && w->block_size != spec->block_size && same_pool(w, spec)) return w;
     return NULL;
 }
 

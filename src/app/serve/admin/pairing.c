@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two workers for one request: one computes its prompt, another one goes on from it (kvroute/pair.h). The choice of the second, both in an
+ * answer, and both bookings of an id.
+ *
+ * Threads: the main loop's. The first worker's place may come from whatever thread made room (selection.c); the second is chosen and booked
+ * when the loop has taken that, so that a router's lock is never taken under another one's.
+ */
+#include <string.h>
+#include <kvroute/pair.h>
+
+#include "app/serve/admin/admin.h"
+
+#define DOMAIN_TAINT  "kv-domain="
+#define DOMAIN_WEIGHT 0.85 /* another domain is chosen when this one costs more than twice as much: e^-tanh(0.85) = 0.5 */
+
+/* ---- a worker ---------------------------------------------------------------------------------------- */
+
+struct reach reach_of(const struct kvr_router_ctx *ctx, struct kvr_worker worker, uint32_t block_size)
+{
+    const struct kvr_candidate *c;
+    const struct kvr_cost *costs;
+    struct reach r = {0};
+    size_t n = ctx ? kvr_router_candidates(ctx, &c, &costs) : 0;
+    for (size_t i = 0; i < n; i++) {
+        if (kvr_worker_cmp(c[i].worker, worker)) continue;
+        r.gpu = (uint64_t)c[i].device_blocks * block_size;
+        r.cpu = r.gpu + (uint64_t)c[i].host_blocks * block_size;
+        r.disk = r.cpu + (uint64_t)c[i].disk_blocks * block_size;
+    }
+    return r;
+}
+
+static void put_overlap(struct kvr_buf *b, const struct place *p)
+{
+    char rank[16];
+    kvr_json_key(b, "overlap");
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "longest_matched", p->reach.disk);
+    kvr_json_put_u64(b, "gpu", p->reach.gpu);
+    kvr_json_key(b, "dp");
+    kvr_json_open(b, '{');
+    snprintf(rank, sizeof rank, "%u", p->result.worker.dp_rank);
+    kvr_json_put_u64(b, rank, p->reach.gpu);
+    kvr_json_close(b, '}');
+    kvr_json_put_u64(b, "cpu", p->reach.cpu);
+    kvr_json_put_u64(b, "disk", p->reach.disk);
+    kvr_json_close(b, '}');
+}
+
+void place_write(struct serve *s, struct kvr_buf *b, const struct place *p)
+{
+    char url[sizeof((struct worker *)0)->url] = "";
+    kvr_lock(&s->lock);
+    const struct worker *w = worker_find_locked(s, p->result.worker.worker_id);
+    if (w) snprintf(url, sizeof url, "%s", w->url);
+    kvr_unlock(&s->lock);
+    kvr_json_put_u64(b, "worker_id", p->result.worker.worker_id);
+    kvr_json_put_u64(b, "dp_rank", p->result.worker.dp_rank);
+    kvr_json_put_str(b, "endpoint", url);
+    kvr_json_put_u64(b, "block_size", p->partition->block_size);
+    put_overlap(b, p);
+    kvr_json_put_u64(b, "effective_prefill_tokens", p->result.prefill_tokens);
+}
+
+static void put_place(struct serve *s, struct kvr_buf *b, const char *key, const struct place *p)
+{
+    kvr_json_key(b, key);
+    if (!p) {
+        kvr_json_null(b);
+        return;
+    }
+    kvr_json_open(b, '{');
+    place_write(s, b, p);
+    kvr_json_close(b, '}');
+}
+
+/* ---- the second worker ------------------------------------------------------------------------------- */
+
+int pairing_find_decode(struct serve *s, const struct question *q, const struct place *first, const char *id, struct place *out)
+{
+    struct kvr_pair pair = {.prefill = q->partition->router,
+                            .decode = q->decode.partition->router,
+                            .domain_prefix = DOMAIN_TAINT,
+                            .domain_weight = DOMAIN_WEIGHT};
+    struct kvr_pair_ctx ctx = {admin_ctx(s, q->partition), admin_ctx(s, q->decode.partition)};
+    struct kvr_router_request rq = question_decode_request(q);
+    if (!ctx.prefill || !ctx.decode) return -KVR_ENOMEM;
+    rq.book = id != NULL;
+    rq.id = id;
+    rq.id_len = id ? strlen(id) : 0;
+    out->partition = q->decode.partition;
+    int rc = kvr_pair_find_decode(&pair, &ctx, &rq, first->result.worker, &out->result);
+    if (rc == 0) out->reach = reach_of(ctx.decode, out->result.worker, out->partition->block_size);
+    return rc;
+}
+
+int pairing_look(struct serve *s, const struct question *q)
+{
+    struct place first = {.partition = q->partition}, second;
+    return pairing_find_decode(s, q, &first, NULL, &second);
+}
+
+static const char *treatment(struct serve *s, const struct question *q, const struct place *first)
+{
+    if (q->has_pair) return "remote";
+    kvr_lock(&s->lock);
+    const struct worker *w = worker_find_locked(s, first->result.worker.worker_id);
+    bool decodes = w && w->role == ROLE_DECODE;
+    kvr_unlock(&s->lock);
+    return decodes ? "local" : "aggregated";
+}
+
+void pairing_write(struct serve *s, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second)
+{
+    kvr_json_put_str(b, "treatment", treatment(s, q, first));
+    kvr_json_key(b, "kv_protocol");
+    if (q->has_pair) kvr_json_str(b, kvr_kv_protocol_name(q->protocol), strlen(kvr_kv_protocol_name(q->protocol)));
+    else kvr_json_null(b);
+    put_place(s, b, "prefill", second ? first : NULL);
+    put_place(s, b, "decode", second ? second : first);
+    kvr_json_key(b, "bootstrap");
+    kvr_json_null(b);
+    kvr_json_put_u64(b, "eff_isl", q->isl - KVR_MIN(q->isl, first->result.cached_tokens));
+}
+
+/* ---- bookings ---------------------------------------------------------------------------------------- */
+
+struct bookings bookings_of(struct serve *s, const char *id)
+{
+    struct bookings k = {0};
+    struct kvr_worker where;
+    for (struct partition *p = s->partitions; p; p = p->next) {
+        struct partition **place = p->prefills ? &k.prefill : &k.main;
+        if (!*place && kvr_router_where(p->router, id, strlen(id), &where) == 0) *place = p;
+    }
+    return k;
+}
+
+bool bookings_any(const struct bookings *k)
+{
+    return k->prefill || k->main;
+}
+
+/* What is done with a pair is the library's business (kvroute/pair.h); what is booked once has a router's. */
+static struct kvr_pair pair_of(const struct bookings *k)
+{
+    return (struct kvr_pair){.prefill = k->prefill->router, .decode = k->main->router};
+}
+
+static struct kvr_router *only_router(const struct bookings *k)
+{
+    return k->main ? k->main->router : k->prefill ? k->prefill->router : NULL;
+}
+
+void bookings_prefill_complete(const struct bookings *k, const char *id)
+{
+    if (k->prefill && k->main) {
+        struct kvr_pair pair = pair_of(k);
+        (void)kvr_pair_prefill_completed(&pair, id, strlen(id));
+    } else if (only_router(k)) {
+        (void)kvr_router_mark_prefill_completed(only_router(k), id, strlen(id));
+    }
+}
+
+void bookings_renew(const struct bookings *k, const char *id)
+{
+    if (k->prefill) (void)kvr_router_touch(k->prefill->router, id, strlen(id));
+    if (k->main) (void)kvr_router_touch(k->main->router, id, strlen(id));
+}
+
+void bookings_free(const struct bookings *k, const char *id)
+{
+    if (k->prefill) (void)kvr_router_free(k->prefill->router, id, strlen(id));
+    if (k->main) (void)kvr_router_free(k->main->router, id, strlen(id));
+}
