@@ -71,3 +71,21 @@ class BestWorker(_Awaitable, tuple):
     @property
     def times(self):
         return dict(zip(self.STAGES, self._times))
+
+
+class BestPair(_Awaitable, tuple):
+    """(prefill, decode), a BestWorker each: who computes a prompt, and who goes on from it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _of(cls, made):
+        return cls(BestWorker._of(leg) for leg in made)
+
+    @property
+    def prefill(self):
+        return self[0]
+
+    @property
+    def decode(self):
+        return self[1]

@@ -6,7 +6,9 @@ ENOENDPOINTS, ESHUTDOWN, ETIMEDOUT = 12, 20, 21
 
 
 class KvrouteError(Exception):
-    """An error of the library; `code` is its number in kvroute/error.h."""
+    """An error of the library; `code` is its number in kvroute/error.h. leg: of a pair, "prefill" or "decode"; else None."""
+
+    leg = None
 
     def __init__(self, code, text=None):
         self.code = abs(code)
@@ -33,7 +35,8 @@ class TokenizerError(KvrouteError):
 _KINDS = {ENOENDPOINTS: NoEndpoints, ETIMEDOUT: QueueTimeout}
 
 
-def _make(code):
+def make(code):
+    """The exception that stands for an error of the library."""
     if -code == ENOMEM:
         return MemoryError("kvroute")
     return _KINDS.get(-code, KvrouteError)(code)
@@ -42,8 +45,8 @@ def _make(code):
 def check(rc):
     """rc, or the exception it stands for."""
     if rc < 0:
-        raise _make(rc)
+        raise make(rc)
     return rc
 
 
-_kvroute.on_error(_make)
+_kvroute.on_error(make)

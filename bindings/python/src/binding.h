@@ -9,6 +9,7 @@
  *   local.c     type LocalIndex
  *   request.c   what a router is asked, as one tuple
  *   router.c    type Router
+ *   pair.c      two routers, one request of two legs
  *   ticket.c    type Ticket: a request that waits for its turn
  *   tokenizer.c type Tokenizer: texts and chats -> token ids
  *   module.c    what the module offers
@@ -154,6 +155,7 @@ struct py_router {
     uint64_t decisions;
     struct kvr_router_times spent; /* sums over decisions */
 };
+extern PyTypeObject *py_router_type;
 PyTypeObject *py_router_make_type(void);
 struct kvr_router_ctx *py_router_take(struct py_router *x);
 void py_router_give(struct py_router *x, struct kvr_router_ctx *c);
@@ -177,6 +179,14 @@ PyObject *py_router_fail(int rc);
 
 PyTypeObject *py_ticket_make_type(void);
 PyObject *py_router_submit(struct py_router *x, PyObject *args);
+
+/* ---- pair.c. The first two arguments are the prefill Router and the decode Router. */
+
+/* (.., options, prefill request, decode request) -> (result, result), or (error, leg) */
+PyObject *py_pair_best(PyObject *module, PyObject *args);
+/* (.., request_id) -> what the library says, a number */
+PyObject *py_pair_prefill_done(PyObject *module, PyObject *args);
+PyObject *py_pair_free(PyObject *module, PyObject *args);
 
 /* ---- tokenizer.c */
 

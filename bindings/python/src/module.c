@@ -21,10 +21,15 @@ static PyObject *on_error(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef functions[] = {
-    {"hash_locals", py_hash_locals, METH_VARARGS, NULL}, {"hash_sequence", py_hash_sequence, METH_VARARGS, NULL},
-    {"error_text", error_text, METH_VARARGS, NULL},      {"tokenizer_open", py_tokenizer_open, METH_VARARGS, NULL},
-    {"on_error", on_error, METH_VARARGS, NULL},          {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {{"hash_locals", py_hash_locals, METH_VARARGS, NULL},
+                                  {"hash_sequence", py_hash_sequence, METH_VARARGS, NULL},
+                                  {"error_text", error_text, METH_VARARGS, NULL},
+                                  {"tokenizer_open", py_tokenizer_open, METH_VARARGS, NULL},
+                                  {"on_error", on_error, METH_VARARGS, NULL},
+                                  {"pair_best", py_pair_best, METH_VARARGS, NULL},
+                                  {"pair_prefill_done", py_pair_prefill_done, METH_VARARGS, NULL},
+                                  {"pair_free", py_pair_free, METH_VARARGS, NULL},
+                                  {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kvroute", NULL, -1, functions, NULL, NULL, NULL, NULL};
 

@@ -11,6 +11,7 @@
 
 #include "binding.h"
 
+PyTypeObject *py_router_type;
 _Thread_local struct py_raised py_raised;
 _Thread_local const struct py_router *py_calling_back;
 
@@ -532,5 +533,5 @@ PyTypeObject *py_router_make_type(void)
                            {Py_tp_methods, methods},
                            {0, NULL}};
     PyType_Spec spec = {"kvroute._kvroute.Router", sizeof(struct py_router), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
-    return (PyTypeObject *)PyType_FromSpec(&spec);
+    return py_router_type = (PyTypeObject *)PyType_FromSpec(&spec);
 }

@@ -69,3 +69,11 @@ publisher.publish_stored(tokens, [16], [1.5])  # bad
 publisher.publish_stored("text", [16], [1])  # bad
 publisher.publish_removed(1)  # bad
 kvroute.KvRecorder.replay_events("x", print)  # bad
+
+kvroute.KvRouterPair(router)  # bad
+kvroute.KvRouterPair(router, router, domain_prefix=1)  # bad
+pair = kvroute.KvRouterPair(router, router)
+pair.best_pair("text")  # bad
+pair.best_pair(tokens, allowed_worker_ids=[1])  # bad
+pair.best_pair(tokens).prefill.nonsense  # bad
+pair.free(1)  # bad

@@ -58,3 +58,10 @@ with kvroute.KvRecorder(output_path="x") as recorder:
         publisher.publish_removed([1])
         publisher.shutdown()
     kvroute.KvRecorder.replay_events("x", tree)
+
+pair = kvroute.KvRouterPair(kvroute.KvRouter(worker_type="prefill"), kvroute.KvRouter(worker_type="decode"), domain_prefix="kv-domain=", domain_weight=1)
+first, second = pair.best_pair(tokens, {"router_temperature": 0.5}, "r3", allowed_decode_ids=[1], prefill_worker_id=2)
+both_tokens: int = first.prefill_tokens + pair.best_pair(tokens).decode.prefill_tokens
+pair.mark_prefill_complete("r3")
+pair.add_output_block("r3", decay_fraction=0.5)
+pair.free("r3")
