@@ -162,6 +162,27 @@ def test_the_decode_worker_is_of_the_prefill_workers_domain(start):
         assert s.ask("/select_pair", BODY)["decode"]["worker_id"] == 12
 
 
+def test_engines_that_meet_are_told_where_and_no_room_comes_twice(start):
+    s = start(Select)
+    s.worker(1, role="prefill", kv_protocol="sglang", bootstrap="10.0.0.9:9000", data_parallel_size=4, data_parallel_start_rank=4)
+    s.worker(11, role="decode", kv_protocol="sglang")
+    rooms = set()
+    for rank in (4, 7):
+        for _ in range(10):
+            r = s.ask("/select_pair", {**BODY, "pinned_worker": {"worker_id": 1, "dp_rank": rank}})
+            b = r["bootstrap"]
+            assert (r["prefill"]["dp_rank"], b["host"], b["port"], b["room"] % 4) == (rank, "10.0.0.9", 9000, rank - 4) and 0 <= b["room"] < 2 ** 63
+            rooms.add(b["room"])
+    assert len(rooms) == 20
+    r = reserve(s, "a")
+    assert r["bootstrap"]["host"] == "10.0.0.9"
+    s.ask("/reservations/a", method="DELETE")
+    s.worker(2, role="prefill", kv_protocol="vllm-mooncake", routing_group="m")
+    s.worker(12, role="decode", kv_protocol="vllm-mooncake", routing_group="m")
+    assert s.ask("/select_pair", {**BODY, "routing_group": "m"})["bootstrap"] == {"host": "10.0.0.2", "port": 8998, "room": None}
+    assert s.idle()
+
+
 def test_pools_may_have_different_block_sizes(start):
     s = start(Select)
     s.worker(1, role="prefill", block_size=4)

@@ -7,6 +7,7 @@
  * when the loop has taken that, so that a router's lock is never taken under another one's.
  */
 #include <string.h>
+#include <uv.h>
 #include <kvroute/pair.h>
 
 #include "app/serve/admin/admin.h"
@@ -111,6 +112,37 @@ static const char *treatment(struct serve *s, const struct question *q, const st
     return decodes ? "local" : "aggregated";
 }
 
+static void put_room(struct kvr_buf *b, enum kvr_kv_protocol protocol, uint32_t rank, uint32_t ranks)
+{
+    uint64_t random;
+    kvr_json_key(b, "room");
+    if (protocol != KVR_KV_SGLANG) kvr_json_null(b);
+    else if (uv_random(NULL, NULL, &random, sizeof random, 0, NULL)) b->failed = true;
+    else kvr_json_u64(b, kvr_handoff_room(random, rank, ranks));
+}
+
+/* Where the engines of a pair meet; null where they do not. SGLang's meet in a room, which is another one in each answer, and leads to the
+ * prefill worker's rank. */
+static void put_bootstrap(struct serve *s, struct kvr_buf *b, const struct question *q, const struct place *first)
+{
+    bool meets = q->has_pair && (q->protocol == KVR_KV_SGLANG || q->protocol == KVR_KV_VLLM_MOONCAKE);
+    kvr_lock(&s->lock);
+    const struct worker *w = meets ? worker_find_locked(s, first->result.worker.worker_id) : NULL;
+    struct kv_address at = w ? kv_bootstrap_of(w) : (struct kv_address){0};
+    uint32_t ranks = w ? w->dp_size : 0, rank = w ? first->result.worker.dp_rank - w->dp_start : 0;
+    kvr_unlock(&s->lock);
+    kvr_json_key(b, "bootstrap");
+    if (!ranks) {
+        kvr_json_null(b);
+        return;
+    }
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "host", at.host);
+    kvr_json_put_u64(b, "port", at.port);
+    put_room(b, q->protocol, rank, ranks);
+    kvr_json_close(b, '}');
+}
+
 void pairing_write(struct serve *s, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second)
 {
     kvr_json_put_str(b, "treatment", treatment(s, q, first));
@@ -119,8 +151,7 @@ void pairing_write(struct serve *s, struct kvr_buf *b, const struct question *q,
     else kvr_json_null(b);
     put_place(s, b, "prefill", second ? first : NULL);
     put_place(s, b, "decode", second ? second : first);
-    kvr_json_key(b, "bootstrap");
-    kvr_json_null(b);
+    put_bootstrap(s, b, q, first);
     kvr_json_put_u64(b, "eff_isl", q->isl - KVR_MIN(q->isl, first->result.cached_tokens));
 }
 
