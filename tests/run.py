@@ -41,6 +41,7 @@ ADDRESS_ONLY = {
     "test_docs.py": "words: what the documents say",
     "test_fields.py": "words: bodies with a wrong field, one after the other",
     "test_doctor.py": "words: what doctor, a program of one thread, says of a deployment",
+    "test_doctor_pair.py": "words: what doctor says of two engines",
     "test_first_hour.py": "words: what an operator is told who has made one mistake",
     "test_http_strict.py": "words: malformed messages, one after the other",
     "test_mock.py": "words: one request of a client and the mock's answer",

@@ -139,6 +139,8 @@ static size_t read_workers(struct doctor *d, const char *base, struct kvr_json l
         text_of(w, "endpoint", t->url, sizeof t->url);
         text_of(w, "model_name", t->model, sizeof t->model);
         text_of(w, "recover_endpoint", t->recover, sizeof t->recover);
+        text_of(w, "role", t->role, sizeof t->role);
+        text_of(w, "kv_protocol", t->kv_protocol, sizeof t->kv_protocol);
         if (!strcmp(t->model, "default")) t->model[0] = 0;
         take_endpoints(kvr_json_get(w, "kv_events_endpoints"), t, t->events);
         take_endpoints(kvr_json_get(w, "replay_endpoints"), t, t->replay);
@@ -173,6 +175,29 @@ static bool check_remote_index(struct doctor *d, const char *base)
     return where[0] != 0;
 }
 
+static bool is_first_of_its_kind(const struct engine_target *all, size_t i)
+{
+    for (size_t k = 0; k < i; k++)
+        if (!strcmp(all[k].role, all[i].role) && !strcmp(all[k].served, all[i].served) && !strcmp(all[k].kv_protocol, all[i].kv_protocol))
+            return false;
+    return all[i].served[0] != 0;
+}
+
+/* Of each model and protocol one prefill and one decode worker: a request goes from one to the other. */
+static void compare_pairs(struct doctor *d, const struct engine_target *all, size_t n)
+{
+    for (size_t p = 0; p < n; p++) {
+        if (strcmp(all[p].role, "prefill") || !is_first_of_its_kind(all, p)) continue;
+        for (size_t k = 0; k < n; k++) {
+            bool pair =
+                !strcmp(all[k].role, "decode") && !strcmp(all[k].served, all[p].served) && !strcmp(all[k].kv_protocol, all[p].kv_protocol);
+            if (!pair) continue;
+            tokens_compare(d, &all[p], &all[k]);
+            break;
+        }
+    }
+}
+
 static void examine_router(struct doctor *d, const char *base, struct kvr_json list)
 {
     struct engine_target *all;
@@ -185,6 +210,7 @@ static void examine_router(struct doctor *d, const char *base, struct kvr_json l
         for (uint32_t r = 0; r < all[i].dp_size; r++) any |= all[i].events[r][0] != 0;
         if (any) engine_examine(d, &all[i]);
     }
+    if (!d->o->no_probe) compare_pairs(d, all, n);
     free(all);
 }
 

@@ -463,6 +463,7 @@ void engine_examine(struct doctor *d, struct engine_target *t)
     bool up = !t->url[0] || is_reachable(e);
     bool made = kvr_index_create(NULL, &e->index) == 0 && kvr_index_reader_create(e->index, &e->reader) == 0 &&
                 kvr_ingest_create(&h, 2, &e->ingest) == 0;
+    if (up) snprintf(t->served, sizeof t->served, "%.127s", e->model);
     if (up) facts_learn(d, t, e->model, &e->facts);
     if (up && t->url[0] && !d->o->no_probe) tokens_check(d, t, e->model, e->root);
     bool follows = up && made && follow(e) > 0;

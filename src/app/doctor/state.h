@@ -6,7 +6,7 @@
  *   ask.c       questions over HTTP
  *   engine.c    one engine, by its events and by prompts sent to it
  *   facts.c     what an engine says of its configuration
- *   tokens.c    what a model's folder makes of the built-in questions, beside what the engine makes of them
+ *   tokens.c    what a model's folder makes of the built-in questions, beside what the engine makes of them; two engines beside each other
  *   findings.c  the list of what was found, as text or JSON
  */
 #ifndef KVR_DOCTOR_STATE_H
@@ -68,8 +68,10 @@ struct engine_target {
     bool ranks_unnamed;                                                /* it has several, and does not: prompts show nothing */
     bool asked_by_router;                                              /* which says itself what does not fit */
     uint64_t worker_id;
-    bool index_elsewhere; /* its router follows no events */
-    char router[256];     /* admin URL of the router that knows it, or "" */
+    char role[12], kv_protocol[24]; /* as its router says; "": it is no router's */
+    char served[128];               /* a model that it has said it serves; "": it did not answer */
+    bool index_elsewhere;           /* its router follows no events */
+    char router[256];               /* admin URL of the router that knows it, or "" */
 };
 /* ask.c: the key for an engine; NULL: none */
 const char *engine_key(const struct doctor *d, const struct engine_target *t);
@@ -78,6 +80,8 @@ const char *engine_key(const struct doctor *d, const struct engine_target *t);
  * ("": it does not). */
 int tokens_open(struct doctor *d);
 void tokens_check(struct doctor *d, const struct engine_target *t, const char *model, const char *root);
+/* Two engines that go on from each other's prompts: do they make the same ids? */
+void tokens_compare(struct doctor *d, const struct engine_target *prefill, const struct engine_target *decode);
 void tokens_close(struct doctor *d);
 
 /* engine.c: what was not given is filled in. */

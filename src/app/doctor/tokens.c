@@ -80,6 +80,12 @@ struct asked {
     struct kvr_fetched got;
 };
 
+static void asked_free(struct asked *a)
+{
+    for (size_t i = 0; i < KVR_PROBES_MAX; i++) kvr_ids_unref(a->answers[i].ids);
+    kvr_fetched_free(&a->got);
+}
+
 static struct kvr_ids *read_ids(struct doctor *d, const struct asked *a)
 {
     struct kvr_json list;
@@ -205,7 +211,70 @@ void tokens_check(struct doctor *d, const struct engine_target *t, const char *m
         default: SAY(UNKNOWN, "", "the engine did not answer %s: %s (status %d)", way_name(a->way), a->got.error, a->got.status); break;
         }
     }
-    for (size_t i = 0; i < KVR_PROBES_MAX; i++) kvr_ids_unref(a->answers[i].ids);
-    kvr_fetched_free(&a->got);
+    asked_free(a);
+    free(a);
+}
+
+/* ---- two engines ------------------------------------------------------------------------------------------------------ */
+
+#define UNLIKE_ADVICE "both must serve one model, with one tokenizer and one chat template: what one has computed is another prompt's there"
+
+/* Questions that both have answered. */
+static size_t answered_by_both(const struct asked *a, const struct asked *b)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < kvr_token_probes_n; i++) n += a->answers[i].answered && b->answers[i].answered;
+    return n;
+}
+
+static size_t unlike(const struct asked *a, const struct asked *b)
+{
+    size_t n = 0, place;
+    for (size_t i = 0; i < kvr_token_probes_n; i++) n += kvr_probe_answers_part(a->answers + i, b->answers + i, 1, &place) == 0;
+    return n;
+}
+
+static unsigned long id_at(const struct kvr_ids *ids, size_t at)
+{
+    return at < ids->n ? ids->v[at] : 0;
+}
+
+static void tell_pair(struct doctor *d, const struct engine_target *prefill, const struct engine_target *decode, const struct asked *a,
+                      const struct asked *b)
+{
+    char subject[sizeof((struct finding *)0)->subject];
+    size_t at = 0, first = kvr_probe_answers_part(a->answers, b->answers, kvr_token_probes_n, &at), n = answered_by_both(a, b);
+    snprintf(subject, sizeof subject, "workers %llu and %llu", (unsigned long long)prefill->worker_id,
+             (unsigned long long)decode->worker_id);
+    if (first == kvr_token_probes_n) {
+        found(d, n ? OK : UNKNOWN, subject, "tokens of a pair", "", "%zu questions have the same ids at both (%s and %s)", n,
+              way_name(a->way), way_name(b->way));
+        return;
+    }
+    const struct kvr_ids *p = a->answers[first].ids, *q = b->answers[first].ids;
+    found(d, PROBLEM, subject, "tokens of a pair", UNLIKE_ADVICE,
+          "%zu of %zu questions have other ids (%s and %s); %s: token %zu is %lu at worker %llu and %lu at worker %llu, of %zu and %zu",
+          unlike(a, b), n, way_name(a->way), way_name(b->way), kvr_token_probes[first].name, at, id_at(p, at),
+          (unsigned long long)prefill->worker_id, id_at(q, at), (unsigned long long)decode->worker_id, p->n, q->n);
+}
+
+/* Texts alone may be all that a way knows. */
+static bool is_answered(enum kvr_engine_tokens_answer said, const struct asked *a)
+{
+    return said == KVR_TOKENS_ANSWERED || answered_by_both(a, a) > 0;
+}
+
+void tokens_compare(struct doctor *d, const struct engine_target *prefill, const struct engine_target *decode)
+{
+    const struct engine_target *const workers[] = {prefill, decode};
+    struct asked *a = calloc(2, sizeof *a);
+    size_t n = 0;
+    while (a && n < 2 && is_answered(ask_all(d, workers[n], workers[n]->served, &a[n]), &a[n])) n++;
+    if (a && n == 2) tell_pair(d, prefill, decode, &a[0], &a[1]);
+    else if (a)
+        found(d, UNKNOWN, workers[n]->subject, "tokens of a pair", "",
+              "the engine tells no ids (%s), so they are not compared with worker %llu's", way_name(a[n].way),
+              (unsigned long long)workers[1 - n]->worker_id);
+    for (size_t i = 0; a && i < 2; i++) asked_free(&a[i]);
     free(a);
 }
