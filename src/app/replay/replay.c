@@ -34,8 +34,9 @@ struct flight {
     struct kvr_buf answer;
     int status;
     uint64_t start_ns, first_ns, last_ns;
-    uint64_t worker;
-    bool is_sse, ended;
+    uint64_t worker, prefill_worker;
+    char treatment[16];
+    bool has_prefill, is_sse, ended;
 };
 
 struct run {
@@ -111,6 +112,9 @@ static void end_flight(struct flight *f, const char *error)
     struct outcome out = {.error = error,
                           .status = f->status,
                           .worker = f->worker,
+                          .treatment = f->treatment,
+                          .prefill_worker = f->prefill_worker,
+                          .has_prefill = f->has_prefill,
                           .e2e_ms = (double)(end - f->start_ns) / 1e6,
                           .ttft_ms = f->first_ns ? (double)(f->first_ns - f->start_ns) / 1e6 : 0,
                           .usage = usage,
@@ -123,17 +127,28 @@ static void end_flight(struct flight *f, const char *error)
     pump(r);
 }
 
+/* Returns: whether there is such a header. */
+static bool copy_header(const struct kvr_headers *h, const char *name, char *out, size_t cap)
+{
+    struct kvr_text v = kvr_headers_get(h, name);
+    out[0] = 0;
+    if (v.ptr) snprintf(out, cap, "%.*s", (int)KVR_MIN(v.len, cap - 1), v.ptr);
+    return v.ptr != NULL;
+}
+
 static void on_head(struct kvr_http_call *c, void *ctx, int status, const struct kvr_headers *h, int64_t length)
 {
     struct flight *f = ctx;
     (void)c;
     (void)length;
-    struct kvr_text type = kvr_headers_get(h, "content-type"), worker = kvr_headers_get(h, "x-kvroute-worker");
-    char s[24] = {0};
+    struct kvr_text type = kvr_headers_get(h, "content-type");
+    char id[24];
     f->status = status;
     f->is_sse = type.len >= 17 && !memcmp(type.ptr, "text/event-stream", 17);
-    if (worker.ptr) memcpy(s, worker.ptr, KVR_MIN(worker.len, sizeof s - 1));
-    f->worker = strtoull(s, NULL, 10);
+    if (copy_header(h, "x-kvroute-worker", id, sizeof id)) f->worker = strtoull(id, NULL, 10);
+    f->has_prefill = copy_header(h, "x-kvroute-prefill-worker", id, sizeof id);
+    if (f->has_prefill) f->prefill_worker = strtoull(id, NULL, 10);
+    (void)copy_header(h, "x-kvroute-disagg", f->treatment, sizeof f->treatment);
 }
 
 static void on_body(struct kvr_http_call *c, void *ctx, const char *data, size_t len)

@@ -9,7 +9,15 @@
 
 #include "base/buf.h"
 
-enum { WORKERS_MAX = 256, SAMPLES_MAX = 1 << 20 };
+enum { WORKERS_MAX = 256, TREATMENTS_MAX = 8, SAMPLES_MAX = 1 << 20 };
+
+/* Requests by worker; those of workers beyond the limit are not in it. */
+struct spread {
+    struct {
+        uint64_t id, n;
+    } workers[WORKERS_MAX];
+    size_t n;
+};
 
 /* All samples up to a limit, then a uniform sample of them. */
 struct series {
@@ -22,10 +30,12 @@ struct report {
     char label[64], first_error[128];
     struct series ttft, itl, e2e;
     uint64_t ok, failed, prompt_tokens, cached_tokens, output_tokens, with_usage;
+    struct spread workers, prefill_workers;
     struct {
-        uint64_t id, n;
-    } workers[WORKERS_MAX];
-    size_t workers_n;
+        char name[16];
+        uint64_t n;
+    } treatments[TREATMENTS_MAX];
+    size_t treatments_n;
     double wall_s;
     struct kvr_rng rng;
 };
@@ -64,6 +74,24 @@ static void add(struct report *r, struct series *s, double v)
     s->v[s->n++] = v;
 }
 
+static void count(struct spread *s, uint64_t worker)
+{
+    size_t i = 0;
+    while (i < s->n && s->workers[i].id != worker) i++;
+    if (i == WORKERS_MAX) return;
+    if (i == s->n) s->workers[s->n++].id = worker;
+    s->workers[i].n++;
+}
+
+static void count_treatment(struct report *r, const char *name)
+{
+    size_t i = 0;
+    while (i < r->treatments_n && strcmp(r->treatments[i].name, name)) i++;
+    if (i == TREATMENTS_MAX) return;
+    if (i == r->treatments_n) snprintf(r->treatments[r->treatments_n++].name, sizeof r->treatments[0].name, "%s", name);
+    r->treatments[i].n++;
+}
+
 void report_add(struct report *r, const struct outcome *o)
 {
     if (o->error) {
@@ -81,11 +109,9 @@ void report_add(struct report *r, const struct outcome *o)
         r->prompt_tokens += o->usage.prompt_tokens;
         r->cached_tokens += o->usage.cached_tokens;
     }
-    size_t i = 0;
-    while (i < r->workers_n && r->workers[i].id != o->worker) i++;
-    if (i == WORKERS_MAX) return;
-    if (i == r->workers_n) r->workers[r->workers_n++].id = o->worker;
-    r->workers[i].n++;
+    count(&r->workers, o->worker);
+    if (o->has_prefill) count(&r->prefill_workers, o->prefill_worker);
+    if (o->treatment[0]) count_treatment(r, o->treatment);
 }
 
 static int ascending(const void *a, const void *b)
@@ -106,7 +132,9 @@ void report_finish(struct report *r, double wall_s)
     r->wall_s = wall_s;
     for (int i = 0; i < 3; i++)
         if (all[i]->n) qsort(all[i]->v, all[i]->n, sizeof(double), ascending);
-    if (r->workers_n) qsort(r->workers, r->workers_n, sizeof r->workers[0], by_id);
+    struct spread *spreads[] = {&r->workers, &r->prefill_workers};
+    for (int i = 0; i < 2; i++)
+        if (spreads[i]->n) qsort(spreads[i]->workers, spreads[i]->n, sizeof spreads[i]->workers[0], by_id);
 }
 
 static double percentile(const struct series *s, double p)
@@ -191,6 +219,20 @@ static double figure(const struct report *r, enum figure f)
     }
 }
 
+static void print_spread(const char *label, const char *by, const struct spread *s)
+{
+    printf("%s: requests by %s:", label, by);
+    for (size_t k = 0; k < s->n; k++) printf(" %llu: %llu", (unsigned long long)s->workers[k].id, (unsigned long long)s->workers[k].n);
+    printf("%s\n", s->n ? "" : " none");
+}
+
+static void print_treatments(const struct report *r)
+{
+    printf("%s: requests by treatment:", r->label);
+    for (size_t k = 0; k < r->treatments_n; k++) printf(" %s: %llu", r->treatments[k].name, (unsigned long long)r->treatments[k].n);
+    printf("\n");
+}
+
 void report_print(struct report *const *reports, size_t n)
 {
     printf("%-24s", "");
@@ -204,18 +246,28 @@ void report_print(struct report *const *reports, size_t n)
         printf("\n");
     }
     for (size_t i = 0; i < n; i++) {
-        printf("%s: requests by worker:", reports[i]->label);
-        for (size_t k = 0; k < reports[i]->workers_n; k++)
-            printf(" %llu: %llu", (unsigned long long)reports[i]->workers[k].id, (unsigned long long)reports[i]->workers[k].n);
-        printf("%s\n", reports[i]->workers_n ? "" : " none");
+        print_spread(reports[i]->label, "worker", &reports[i]->workers);
+        if (reports[i]->prefill_workers.n) print_spread(reports[i]->label, "prefill worker", &reports[i]->prefill_workers);
+        if (reports[i]->treatments_n) print_treatments(reports[i]);
         if (reports[i]->failed) printf("%s: first failure: %s\n", reports[i]->label, reports[i]->first_error);
     }
     fflush(stdout);
 }
 
-static void put_report(struct kvr_buf *b, const struct report *r)
+static void put_spread(struct kvr_buf *b, const char *key, const struct spread *s)
 {
     char id[32];
+    kvr_json_key(b, key);
+    kvr_json_open(b, '{');
+    for (size_t k = 0; k < s->n; k++) {
+        snprintf(id, sizeof id, "%llu", (unsigned long long)s->workers[k].id);
+        kvr_json_put_u64(b, id, s->workers[k].n);
+    }
+    kvr_json_close(b, '}');
+}
+
+static void put_report(struct kvr_buf *b, const struct report *r)
+{
     kvr_json_open(b, '{');
     kvr_json_key(b, "label");
     kvr_json_str(b, r->label, strlen(r->label));
@@ -227,13 +279,11 @@ static void put_report(struct kvr_buf *b, const struct report *r)
     kvr_json_put_u64(b, "cached_tokens", r->cached_tokens);
     kvr_json_put_u64(b, "output_tokens", r->output_tokens);
     kvr_json_put_u64(b, "answers_with_usage", r->with_usage);
-    kvr_json_key(b, "workers");
+    put_spread(b, "workers", &r->workers);
+    put_spread(b, "prefill_workers", &r->prefill_workers);
+    kvr_json_key(b, "treatments");
     kvr_json_open(b, '{');
-    for (size_t k = 0; k < r->workers_n; k++) {
-        snprintf(id, sizeof id, "%llu", (unsigned long long)r->workers[k].id);
-        kvr_json_key(b, id);
-        kvr_json_u64(b, r->workers[k].n);
-    }
+    for (size_t k = 0; k < r->treatments_n; k++) kvr_json_put_u64(b, r->treatments[k].name, r->treatments[k].n);
     kvr_json_close(b, '}');
     kvr_json_key(b, "first_error");
     kvr_json_str(b, r->first_error, strlen(r->first_error));

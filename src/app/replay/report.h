@@ -14,6 +14,9 @@ struct outcome {
     const char *error; /* NULL: success */
     int status;
     uint64_t worker, tokens;
+    const char *treatment;   /* as the router says (x-kvroute-disagg); "": it does not */
+    uint64_t prefill_worker; /* that has computed the prompt for another one; has_prefill: there was one */
+    bool has_prefill;
     double ttft_ms, itl_ms, e2e_ms;
     struct kvr_usage usage;
 };
