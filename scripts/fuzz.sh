@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs every fuzz target for a number of seconds (default 10).
+# Runs every fuzz target for a number of seconds (default 10), one on each core at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-10}
@@ -107,14 +107,22 @@ for f in build/fuzz/fuzzers/fuzz_*; do
     printf '\002\r\n\r\nHTTP/1.1 200 OK\r\n: x\r\nContent-Length: 3\r\n\r\nabc' >"$work/$name/h"
   fi
   [ "$name" = fuzz_endpoint ] && printf 'http://h:1/p' >"$work/$name/a"
-  echo "$name: $seconds s"
-  "$f" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=0 -artifact_prefix="$work/" "$work/$name" 2>"$work/log" || {
-    cat "$work/log"
-    echo "$name: a finding; input in hex:"
-    od -An -v -tx1 "$work"/crash-* "$work"/leak-* "$work"/timeout-* "$work"/oom-* 2>/dev/null | tr -d ' \n'
-    exit 1
-  }
 done
+echo "$(ls "$work" | wc -l) targets, $seconds s each, $(nproc) at a time"
+# One target; what it has found stands in files of its own.
+run_one() {
+  local name=$1 found=$work/$1.found
+  mkdir -p "$found"
+  build/fuzz/fuzzers/"$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=0 -artifact_prefix="$found/" \
+    "$work/$name" 2>"$found/log" && return
+  cat "$found/log"
+  echo "$name: a finding; input in hex:"
+  od -An -v -tx1 "$found"/crash-* "$found"/leak-* "$found"/timeout-* "$found"/oom-* 2>/dev/null | tr -d ' \n'
+  return 1
+}
+export -f run_one
+export work seconds
+ls "$work" | xargs -P "$(nproc)" -I{} bash -c 'run_one {}'
 if [ "${FUZZ_TOKENIZER:-yes}" = no ]; then
   echo "the fuzz targets of the tokenizer are left out (FUZZ_TOKENIZER=no): their library takes minutes to build"
 elif [ ! -e build/tokenizer/libkvr_tokenizer.so ]; then

@@ -188,7 +188,7 @@ def test_waiting_ends_after_the_queue_timeout(start):
 
 
 def test_leases_end_when_nothing_is_heard(start):
-    s = start(Select, "--router-active-request-expiry-secs", 1)
+    s = start(Select, "--router-active-request-expiry-secs", 4)  # a renewal has to come within that
     s.worker(1)
     s.ask("/select_and_reserve", {"token_ids": [1] * 16, "selection_id": "quiet"})
     s.ask("/select_and_reserve", {"token_ids": [1] * 16, "selection_id": "alive"})
