@@ -70,11 +70,13 @@ class Engine:
     hybrid          the model with sliding windows
     model           the directory of the model in DIR, when it is another one
     api_key         what it wants as a bearer token
-    events          KV events and replay; kv: further members of --kv-events-config"""
+    events          KV events and replay; kv: further members of --kv-events-config
+    transfer        what goes to --kv-transfer-config: how prompts get to another engine, and from one"""
 
-    def __init__(self, block=BLOCK, blocks=None, details=True, lora=False, ranks=1, hybrid=False, model=None, api_key=None, events=True, kv=None, extra=(), env=None):
+    def __init__(self, block=BLOCK, blocks=None, details=True, lora=False, ranks=1, hybrid=False, model=None, api_key=None, events=True, kv=None, transfer=None,
+                 extra=(), env=None):
         self.block, self.blocks, self.ranks, self.api_key, self.with_events = block, blocks, ranks, api_key, events
-        self.port, self.events, self.replay = ports(), ports(ranks), ports(ranks)
+        self.port, self.events, self.replay, self.side = ports(), ports(ranks), ports(ranks), ports(ranks)
         self.url = f"http://127.0.0.1:{self.port}"
         args = ["serve", os.path.join(DIR, model or ("model-hybrid" if hybrid else "model")), "--served-model-name", "tiny", "--host", "127.0.0.1",
                 "--port", self.port, "--max-model-len", 2048, "--max-num-batched-tokens", 2048, "--max-num-seqs", 16, "--block-size", block,
@@ -89,6 +91,8 @@ class Engine:
             args += ["--data-parallel-size", ranks]
         if api_key:
             args += ["--api-key", api_key]
+        if transfer:
+            args += ["--kv-transfer-config", json.dumps(transfer)]
         if events:
             args += ["--kv-events-config", json.dumps({
                 "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{self.events}",
@@ -97,6 +101,7 @@ class Engine:
         self.env = {**os.environ, "PATH": os.path.join(DIR, "venv/bin") + ":" + os.environ["PATH"], "VLLM_CPU_KVCACHE_SPACE": "1",
                     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
                     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONHASHSEED": "0", "VLLM_SERVER_DEV_MODE": "1",
+                    "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side),
                     "PYTHONDONTWRITEBYTECODE": "",  # an engine is thousands of modules: they are compiled once, not at every start
                     **({} if os.environ.get("KVROUTE_ENGINE_SPAWN") == "1" else {"PYTHONPATH": os.path.join(ROOT, "scripts/engines/fork")}),
                     **(env or {})}

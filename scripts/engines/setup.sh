@@ -13,6 +13,7 @@ vllm_version=0.32.0
 torch_version=2.13.0
 vision_version=0.28.0
 codec_version=0.14.0
+nixl_version=1.5.1
 need_gb=9
 
 say() { echo "engines: $*"; }
@@ -29,13 +30,14 @@ import importlib.util, sys
 sys.exit(any(importlib.util.find_spec(m) is None for m in ("pytest", "msgpack", "xxhash", "jsonschema", "zmq", "msgspec", "openai")))
 P
 }
+has_nixl() { [ -d "$dir/venv/lib/python3.12/site-packages/nixl-$nixl_version.dist-info" ] && [ -d "$dir/venv/lib/python3.12/site-packages/nixl_cu13-$nixl_version.dist-info" ]; }
 has_models() { [ -f "$dir/model/model.safetensors" ] && [ -f "$dir/model-lora/adapter_config.json" ] && [ -f "$dir/model-hybrid/model.safetensors" ]; }
 has_publishers() {
   local p
   for p in vllm-0.9.2 vllm-0.11.0 vllm-0.16.0 vllm-0.32.0 sglang-0.5.23; do [ -f "$dir/publishers/$p/ready" ] || return 1; done
 }
 
-if [ "${1:-}" = --check ]; then has_venv && has_vllm && has_tools && has_models && has_publishers; exit; fi
+if [ "${1:-}" = --check ]; then has_venv && has_vllm && has_nixl && has_tools && has_models && has_publishers; exit; fi
 [ $# = 0 ] || fail "usage: setup.sh [--check]"
 
 enough_disk() {
@@ -77,6 +79,8 @@ name_vllm() {
   mkdir -p "$to" && cp "$from/entry_points.txt" "$to/" &&
     sed -e 's/^Name: .*/Name: vllm/' -e "s/^Version: .*/Version: $vllm_version+cpu/" "$from/METADATA" >"$to/METADATA"
 }
+# Prompts from engine to engine; it needs no GPU for what is in the memory of the CPU.
+install_nixl() { pip_install --no-deps "nixl==$nixl_version" "nixl-cu13==$nixl_version"; }
 install_tools() { pip_install pytest msgpack xxhash jsonschema pyzmq msgspec openai requests; }
 make_models() { env HF_HUB_OFFLINE=1 "$dir/venv/bin/python" "$here/make_model.py" "$dir"; }
 make_hybrid() { env HF_HUB_OFFLINE=1 "$dir/venv/bin/python" "$here/make_hybrid.py" "$dir"; }
@@ -98,6 +102,7 @@ if ! has_vllm; then
   step "installing vLLM and what it needs (about 6 GB; 1 to 10 minutes)" install_vllm
   step "naming it as vLLM expects" name_vllm
 fi
+if ! has_nixl; then did=1; step "installing NIXL $nixl_version, by which engines hand prompts over" install_nixl; fi
 if ! has_tools; then did=1; step "installing what the tests use" install_tools; fi
 if [ ! -f "$dir/model/model.safetensors" ] || [ ! -f "$dir/model-lora/adapter_config.json" ]; then did=1; step "making the tiny model and its adapter" make_models; fi
 if [ ! -f "$dir/model-hybrid/model.safetensors" ]; then did=1; step "making the tiny model with sliding windows" make_hybrid; fi

@@ -7,6 +7,9 @@
     scripted    one of 120 blocks, with the adapter
     hybrid      one of 500 blocks, whose model has sliding windows
     ranked      one of two data-parallel ranks
+    pair        a prefill and a decode engine, which hand prompts over by NIXL
+    pushing     the same, of which the first one writes into the memory of the other
+    sharing     the same, which share a folder of computed prompts
     alone       none of them runs: the test starts its own
     start       start(Serve, [engine, ...], "--flag", ...): a router, or another program of ours; ended with the test
     fleet       a router in front of `engines`
@@ -16,27 +19,40 @@ Starting engines takes longer than most tests. So an engine is started once, sid
 the order of the rows, and each test gets it with an empty cache. Two run at most. Whatever was started is ended, also when the run is
 interrupted. KVROUTE names the binary (build/release/kvroute).
 KVROUTE_ENGINES_AT="http://127.0.0.1:8001 http://127.0.0.1:8002" takes engines that run already for `engines`: they need what those have."""
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 import time
 
 import pytest
 import zmq
 
-from harness import Attached, Engine, Serve, Watch, heard, post, scrape, stop_all, wait_until
+from harness import LEASE, Attached, Engine, Serve, Watch, heard, post, scrape, stop_all, wait_until
+
+NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu", "kv_connector_extra_config": {"kv_lease_duration": LEASE}}
+PUSH = {**NIXL, "kv_connector": "NixlPushConnector"}
+STORE = {"kv_connector": "ExampleConnector", "kv_role": "kv_both",
+         "kv_connector_extra_config": {"shared_storage_path": tempfile.mkdtemp(prefix="kvroute-store")}}
+atexit.register(shutil.rmtree, STORE["kv_connector_extra_config"]["shared_storage_path"], True)
+FLEETS = {"engines": ["alike 1", "alike 2"], "pair": ["keeps", "takes"], "pushing": ["pushes", "awaits"], "sharing": ["writes", "reads"]}  # fixtures of several engines
 
 ROWS = (  # what scripts/engines/engine.py is asked for
     {"alike 1": {"lora": True}, "alike 2": {"lora": True}},
     {"small": {"blocks": 120}, "forgetful": {"blocks": 800, "kv": {"buffer_steps": 60}}},
     {"scripted": {"blocks": 120, "lora": True}, "hybrid": {"blocks": 500, "hybrid": True}},
     {"ranked": {"ranks": 2}},
+    {"keeps": {"transfer": NIXL}, "takes": {"transfer": NIXL}},
+    {"pushes": {"transfer": {**PUSH, "engine_id": "pushes"}}, "awaits": {"transfer": PUSH}},
+    {"writes": {"transfer": STORE}, "reads": {"transfer": STORE, "extra": ["--no-enable-prefix-caching"]}},
     {"alone": None},
 )
 
 
 def names(fixture):
     """The engines that a fixture stands for."""
-    return ["alike 1", "alike 2"] if fixture == "engines" else [fixture]
+    return FLEETS.get(fixture, [fixture])
 
 
 def row_of(name):
@@ -117,6 +133,14 @@ def _one(name):
     return engine
 
 
+def _several(name):
+    @pytest.fixture(name=name)
+    def engines_of(stable):
+        return [stable.get(n) for n in FLEETS[name]]
+    return engines_of
+
+
+pair, pushing, sharing = map(_several, ("pair", "pushing", "sharing"))
 small, forgetful, scripted, hybrid, ranked = map(_one, ("small", "forgetful", "scripted", "hybrid", "ranked"))
 
 

@@ -31,8 +31,12 @@ def _load(name, path):
 _parts = _load("e2e_parts", os.path.join(ROOT, "tests/e2e/conftest.py"))
 Process, Serve, Answer, call, wait_for, free_ports = (
     _parts.Process, _parts.Serve, _parts.Answer, _parts.call, _parts.wait_for, _parts.free_ports)
+Leg = _load("leg_parts", os.path.join(ROOT, "tests/e2e/leg_parts.py")).Leg
 Mock, Indexer, Publish, Select = _parts.Mock, _parts.Indexer, _parts.Publish, _parts.Select
 wait_until = wait_for
+# Seconds for which a prefill engine keeps a prompt: a transfer may take half a minute where other programs have the cores, and a prompt that is let
+# go of earlier was not forgotten.
+LEASE = 900
 
 
 class Attached:
