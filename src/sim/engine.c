@@ -36,6 +36,7 @@ struct mock_request {
     bool ready;       /* yields a token at the end of this pass */
     bool skip_cache, reports;
     bool remote; /* its KV is still to come from another engine */
+    bool loaded; /* it has come */
     bool spoilt; /* and was another prompt's */
 };
 
@@ -63,22 +64,19 @@ struct mock_engine {
 
 /* ---- lists ------------------------------------------------------------------------------------------- */
 
-static void queue_push(struct queue *q, struct mock_request *r)
+/* NULL: at the end. */
+static void queue_insert_before(struct queue *q, struct mock_request *next, struct mock_request *r)
 {
-    r->next = NULL;
-    r->prev = q->tail;
-    *(q->tail ? &q->tail->next : &q->head) = r;
-    q->tail = r;
+    r->next = next;
+    r->prev = next ? next->prev : q->tail;
+    *(r->prev ? &r->prev->next : &q->head) = r;
+    *(next ? &next->prev : &q->tail) = r;
     q->n++;
 }
 
-static void queue_push_front(struct queue *q, struct mock_request *r)
+static void queue_push(struct queue *q, struct mock_request *r)
 {
-    r->prev = NULL;
-    r->next = q->head;
-    *(q->head ? &q->head->prev : &q->tail) = r;
-    q->head = r;
-    q->n++;
+    queue_insert_before(q, NULL, r);
 }
 
 static void queue_remove(struct queue *q, struct mock_request *r)
@@ -277,13 +275,21 @@ static int reserve_blocks(struct mock_engine *e, struct mock_request *r, size_t 
     return 0;
 }
 
+/* Waits before all that wait for blocks, but after those that wait with theirs: only these are sure to go on. */
+static void wait_first(struct mock_engine *e, struct mock_request *r)
+{
+    struct mock_request *next = e->waiting.head;
+    while (next && next->blocks_n) next = next->next;
+    r->state = WAITING;
+    queue_insert_before(&e->waiting, next, r);
+}
+
 static void preempt(struct mock_engine *e, struct mock_request *r)
 {
     queue_remove(&e->running, r);
     drop_blocks(e, r);
-    r->state = WAITING;
     r->ready = false;
-    queue_push_front(&e->waiting, r);
+    wait_first(e, r);
     e->stats.preemptions++;
 }
 
@@ -368,6 +374,13 @@ static double decode_ms(const struct mock_engine *e, size_t batch)
     return t < 1 ? 1 : t;
 }
 
+/* Costs a pass what generating does: also the last token of a prompt that another engine has computed. */
+static bool takes_one_token(const struct mock_request *r)
+{
+    return (r->generated > 0 || r->loaded) && r->tokens_n - r->computed == 1;
+}
+
+/* When all that ran had to give way, others are admitted at once: those that wait with their blocks, or nobody would ever run again. */
 uint64_t mock_engine_begin_pass(struct mock_engine *e)
 {
     size_t budget = e->config.max_batched_tokens, decodes = 0, prefill = 0;
@@ -375,7 +388,7 @@ uint64_t mock_engine_begin_pass(struct mock_engine *e)
     KVR_ASSERT(!e->in_pass);
     for (struct mock_request *r = e->running.head, *next; r && budget; r = next) {
         next = r->next;
-        bool decoding = r->generated > 0 && r->tokens_n - r->computed == 1;
+        bool decoding = takes_one_token(r);
         long n = compute(e, r, budget);
         while (n == -KVR_ECAPACITY && e->running.tail != r) {
             preempted = true;
@@ -392,7 +405,7 @@ uint64_t mock_engine_begin_pass(struct mock_engine *e)
         if (decoding) decodes++;
         else prefill += (size_t)n;
     }
-    while (!preempted && budget && e->waiting.head && e->running.n < e->config.max_num_seqs) {
+    while ((!preempted || e->running.n == 0) && budget && e->waiting.head && e->running.n < e->config.max_num_seqs) {
         struct mock_request *r = e->waiting.head;
         if (!admit(e, r, budget)) break;
         if (r->remote) {
@@ -402,13 +415,15 @@ uint64_t mock_engine_begin_pass(struct mock_engine *e)
         queue_remove(&e->waiting, r);
         r->state = RUNNING;
         queue_push(&e->running, r);
+        bool decoding = takes_one_token(r);
         long n = compute(e, r, budget);
         if (n < 0) {
             preempt(e, r);
             break;
         }
         budget -= (size_t)n;
-        prefill += (size_t)n;
+        if (decoding) decodes++;
+        else prefill += (size_t)n;
     }
     if (e->running.n == 0) return 0;
     e->in_pass = true;
@@ -519,12 +534,12 @@ void mock_engine_loaded(struct mock_engine *e, struct mock_request *r, size_t to
 {
     KVR_ASSERT(r->state == LOADING);
     queue_remove(&e->loading, r);
-    r->state = WAITING;
     r->remote = false;
+    r->loaded = tokens > 0;
     r->spoilt = spoilt;
     if (tokens > r->computed) r->cached = r->computed = KVR_MIN(tokens, r->prompt - 1);
     publish_blocks(e, r);
-    queue_push_front(&e->waiting, r);
+    wait_first(e, r);
 }
 
 struct mock_hold *mock_engine_hold(struct mock_engine *e, struct mock_request *r)

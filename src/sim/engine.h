@@ -10,8 +10,10 @@
  * A block is in the cache from the beginning of the pass that computes it.
  *
  * KV of another engine. A `remote` request gets all the blocks of its prompt when it is admitted; it then waits beside the queues until
- * the caller says what has come into them (mock_engine_loaded). It takes no part in passes meanwhile, and cannot be preempted. A request
- * that ends may leave its blocks to a hold: they stay in use, and are found in the cache, until the hold is released.
+ * the caller says what has come into them (mock_engine_loaded). It takes no part in passes meanwhile, and cannot be preempted. Then it is
+ * admitted before those that have no blocks yet, in the order in which prompts have come; the token that remains of its prompt costs a
+ * pass no more than one that is generated. A request that ends may leave its blocks to a hold: they stay in use, and are found in the
+ * cache, until the hold is released.
  *
  * A pass. Running requests take one token each, or a chunk of their prompt; then waiting ones are admitted while
  * sequence slots, blocks and the token budget last. Its time is prefill(new tokens) + decode(cache in use), from
@@ -73,7 +75,7 @@ uint64_t mock_request_cached(const struct mock_request *r); /* prompt tokens fou
 size_t mock_request_prompt(const struct mock_request *r);
 
 /* Of a remote request whose blocks were told by on_load: its first `tokens` have been filled (0: none, it computes them itself), and it
- * waits for its turn, before others. spoilt: with another prompt's KV, so that what it generates is worth nothing. */
+ * waits for its turn, before those without blocks. spoilt: with another prompt's KV, so that what it generates is worth nothing. */
 void mock_engine_loaded(struct mock_engine *e, struct mock_request *r, size_t tokens, bool spoilt);
 
 /* Within on_token, when it is the last one: keeps the blocks of the prompt. Owns: the caller, until it is released, before the engine is

@@ -18,8 +18,8 @@ struct fixture {
     bool copies; /* every copy is told */
     bool keeps;  /* blocks of a request that has ended */
     struct mock_hold *hold;
-    struct mock_request *loading;
-    size_t found; /* of its prompt, in the cache */
+    struct mock_request *loading, *ended[512]; /* gone, these are only compared */
+    size_t found;                              /* of its prompt, in the cache */
     uint32_t last_token;
 };
 
@@ -50,6 +50,7 @@ static void on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t
     (void)index;
     f->tokens++;
     f->last_token = token;
+    if (last && f->finished < (int)KVR_ARRAY_LEN(f->ended)) f->ended[f->finished] = r;
     if (last) f->finished++;
     f->last_cached = mock_request_cached(r);
     if (last && f->keeps) assert_non_null(f->hold = mock_engine_hold(f->e, r));
@@ -438,6 +439,59 @@ static void others_run_while_a_request_loads(void **s)
     check_view(f);
 }
 
+static void what_was_loaded_first_runs_first(void **s)
+{
+    struct fixture *f = *s;
+    struct mock_request *r[3];
+    for (uint32_t i = 0; i < 3; i++) r[i] = submit_remote(f, 100 * i, 8, 2);
+    submit(f, 1000, 8, 2);
+    assert_int_equal(mock_engine_begin_pass(f->e) > 0, 1); /* the one that has nothing to wait for */
+    for (uint32_t i = 0; i < 3; i++) mock_engine_loaded(f->e, r[i], 8, false);
+    mock_engine_end_pass(f->e);
+    drain(f);
+    assert_int_equal(f->finished, 4);
+    for (uint32_t i = 0; i < 3; i++) assert_ptr_equal(f->ended[i + 1], r[i]);
+}
+
+static void passes(struct fixture *f, int n)
+{
+    while (n--) {
+        assert_true(mock_engine_begin_pass(f->e) > 0);
+        mock_engine_end_pass(f->e);
+    }
+}
+
+/* What runs needs a block, and all others are those of a prompt that has come and waits for its turn: it has the next one. */
+static void a_loaded_prompt_in_all_blocks_does_not_stop_the_engine(void **s)
+{
+    struct fixture *f = *s;
+    submit(f, 5000, BS, 12);
+    passes(f, 1);
+    submit_remote(f, 0, (BLOCKS - 3) * BS, 2);
+    passes(f, BS);
+    assert_int_equal(used(f), BLOCKS - 1);
+    mock_engine_loaded(f->e, f->loading, (BLOCKS - 3) * BS, false);
+    passes(f, 2);
+    assert_ptr_equal(f->ended[0], f->loading);
+    drain(f);
+    assert_int_equal(f->finished, 2);
+    assert_int_equal(used(f), 0);
+    check_view(f);
+}
+
+static void a_loaded_prompt_costs_a_pass_what_a_token_does(void **s)
+{
+    struct fixture *f = *s;
+    submit_remote(f, 0, 16, 2);
+    mock_engine_begin_pass(f->e);
+    mock_engine_loaded(f->e, f->loading, 16, false);
+    uint64_t first = mock_engine_begin_pass(f->e);
+    mock_engine_end_pass(f->e);
+    uint64_t second = mock_engine_begin_pass(f->e);
+    mock_engine_end_pass(f->e);
+    assert_true(first > 0 && first <= second);
+}
+
 static void the_blocks_of_a_broken_load_are_free_again(void **s)
 {
     struct fixture *f = *s;
@@ -486,6 +540,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_request_waits_for_held_blocks, setup, teardown),
         cmocka_unit_test_setup_teardown(what_was_loaded_is_not_computed, setup, teardown),
         cmocka_unit_test_setup_teardown(others_run_while_a_request_loads, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_was_loaded_first_runs_first, setup_narrow, teardown),
+        T(a_loaded_prompt_in_all_blocks_does_not_stop_the_engine),
+        T(a_loaded_prompt_costs_a_pass_what_a_token_does),
         cmocka_unit_test_setup_teardown(the_blocks_of_a_broken_load_are_free_again, setup, teardown),
         cmocka_unit_test_setup_teardown(spoilt_cache_shows_in_the_text, setup, teardown),
         T(prefill_takes_the_modelled_time),
