@@ -2,13 +2,16 @@
 /*
  * Who a request asks for by itself: a worker and a rank for each of its legs, and whether it wants two legs (pins.c).
  *
- *     header (aliases)                                                                     body                                       leg
- *     x-kvroute-worker (x-worker-instance-id, x-dynamo-worker-instance-id)                 nvext.decode_worker_id, answers
- *                                                                                          nvext.backend_instance_id
- *     x-kvroute-prefill-worker (x-dynamo-prefill-instance-id, x-prefill-instance-id)       nvext.prefill_worker_id prefill
- *     x-kvroute-dp-rank (x-data-parallel-rank)                                             data_parallel_rank, routed_dp_rank answers
- *     x-kvroute-prefill-dp-rank (x-dynamo-prefill-dp-rank, x-prefill-dp-rank)              nvext.prefill_dp_rank prefill x-kvroute-disagg:
- * remote, local
+ *     the worker that answers
+ *        x-kvroute-worker, x-worker-instance-id, x-dynamo-worker-instance-id; nvext.decode_worker_id, nvext.backend_instance_id
+ *     its rank
+ *        x-kvroute-dp-rank, x-data-parallel-rank; data_parallel_rank, routed_dp_rank
+ *     the worker that computes the prompt for it
+ *        x-kvroute-prefill-worker, x-dynamo-prefill-instance-id, x-prefill-instance-id; nvext.prefill_worker_id
+ *     its rank
+ *        x-kvroute-prefill-dp-rank, x-dynamo-prefill-dp-rank, x-prefill-dp-rank; nvext.prefill_dp_rank
+ *     both legs, or one worker
+ *        x-kvroute-disagg: remote, local
  *
  * A header beats the body. Rank 4294967295 is none. A pinned worker is never replaced by another one.
  *
