@@ -163,7 +163,8 @@ struct kvr_router_request {
     const char *id; /* required to book */
     size_t id_len;
     bool book;
-    bool guarded; /* the caller frees for certain: the booking never expires */
+    bool guarded;   /* the caller frees for certain: the booking never expires */
+    bool overloads; /* overloaded workers may be chosen, too */
 
     /* The prompt: tokens, or hashes that were made before (then isl says how many tokens). With neither, only
      * isl counts and overlap is 0. */
@@ -253,6 +254,9 @@ struct kvr_router_result {
  *   -KVR_ELIMIT, -KVR_ENOMEM */
 KVR_API int kvr_router_find_best_match(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request,
                                        struct kvr_router_result *out);
+
+/* Whether somebody may serve it who is not overloaded. Nothing is chosen, and no turn is taken. */
+KVR_API bool kvr_router_any_calm(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request);
 
 /* The candidates of the last decision made with this context, ordered by (worker_id, dp_rank). Borrowed until the next call
  * with it. Returns: how many. */

@@ -447,7 +447,7 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     int rc = kvr__eligible(r, c, rq, &n, res);
     if (rc) return rc;
     kvr__spread(r, c, p, now);
-    size_t calm = drop_overloaded(r, c, n);
+    size_t calm = rq->overloads ? n : drop_overloaded(r, c, n);
     if (calm == 0 && res->preferred) { /* soft: somebody else then */
         struct kvr_router_request other = *rq;
         other.preferred = false;
@@ -470,6 +470,20 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     r->infos[c->slots[at]].turn = ++r->decisions;
     r->infos[c->slots[at]].sent += res->prefill_tokens >= r->config.block_size;
     return kvr__book(r, rq, p, res->worker, res->prefill_tokens, now);
+}
+
+bool kvr_router_any_calm(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq)
+{
+    struct kvr_router_result ignored = {0};
+    size_t n;
+    kvr_lock(&r->lock);
+    bool any = kvr__reserve_ranks(c, kvr_load_slots(r->load)) == 0 && kvr__eligible(r, c, rq, &n, &ignored) == 0;
+    if (any) {
+        kvr_load_get_all(r->load, kvr_now_ns(&r->clock), c->loads);
+        any = drop_overloaded(r, c, n) > 0;
+    }
+    kvr_unlock(&r->lock);
+    return any;
 }
 
 /* ---- booking ----------------------------------------------------------------------------------------- */

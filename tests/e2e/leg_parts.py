@@ -11,13 +11,20 @@ PARAMS = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_id
 RESET, HANG = "reset", "hang"
 
 
+class Pieces:
+    """An answer of 200 in chunks of HTTP, so that whoever reads it is told of each alone. Entries besides bytes: HANG, RESET."""
+
+    def __init__(self, pieces, kind="text/event-stream"):
+        self.pieces, self.kind = pieces, kind
+
+
 class Leg:
-    """Answers POSTs with what `script(n, body)` returns for the n-th (from 0): a status, (status, dict or bytes), bytes of an event stream, RESET,
-    or HANG (until `go`)."""
+    """Answers POSTs with what `script(n, body)` returns for the n-th (from 0): a status, (status, dict or bytes), bytes of an event stream, Pieces,
+    RESET, or HANG (until `go`)."""
 
     def __init__(self, script):
         self.script, self.bodies, self.raw, self.heads, self.go, self.gone = script, [], [], [], threading.Event(), threading.Event()
-        self.lock, leg = threading.Lock(), self
+        self.lock, self.away, leg = threading.Lock(), False, self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -29,8 +36,45 @@ class Leg:
                 self.end_headers()
                 self.wfile.write(data)
 
+            def hang(self):
+                """Until `go`; `gone`: the other side has left. Its connection is not kept."""
+                self.connection.settimeout(0.05)
+                self.close_connection = True
+                while not leg.go.wait(0.01):
+                    try:
+                        if self.connection.recv(1) == b"":
+                            leg.gone.set()
+                            break
+                    except OSError as e:
+                        if not isinstance(e, TimeoutError):
+                            leg.gone.set()
+                            break
+                self.connection.settimeout(None)
+
+            def reset(self):
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+                self.close_connection = True
+
+            def reply_in_pieces(self, told):
+                self.send_response(200)
+                self.send_header("Content-Type", told.kind)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                for piece in told.pieces:
+                    if piece == HANG:
+                        self.hang()
+                    elif piece == RESET:
+                        self.reset()
+                        return
+                    else:
+                        self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.wfile.write(b"0\r\n\r\n")
+
             def do_GET(self):
-                if self.path == "/health":
+                if leg.away:
+                    self.close_connection = True
+                elif self.path == "/health":
                     self.reply(200, b"{}")
                 elif self.path == "/v1/models":
                     self.reply(200, json.dumps({"object": "list", "data": [{"id": m, "object": "model"} for m in leg.models]}).encode())
@@ -46,21 +90,11 @@ class Leg:
                     leg.heads.append(dict(self.headers))
                 told = leg.script(n, leg.bodies[n])
                 if told == HANG:
-                    self.connection.settimeout(0.05)
-                    while not leg.go.wait(0.01):
-                        try:
-                            if self.connection.recv(1) == b"":
-                                leg.gone.set()
-                                break
-                        except OSError as e:
-                            if not isinstance(e, TimeoutError):
-                                leg.gone.set()
-                                break
-                    self.close_connection = True
+                    self.hang()
                 elif told == RESET:
-                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    self.connection.close()
-                    self.close_connection = True
+                    self.reset()
+                elif isinstance(told, Pieces):
+                    self.reply_in_pieces(told)
                 elif isinstance(told, bytes):
                     self.reply(200, told, "text/event-stream")
                 elif isinstance(told, int):
@@ -79,7 +113,11 @@ class Leg:
                 pass
 
         self.models = ["m"]
-        self.server = Server(("127.0.0.1", 0), Handler)
+        self.server_of = lambda port: Server(("127.0.0.1", port), Handler)
+        self.listen(0)
+
+    def listen(self, port):
+        self.away, self.server = False, self.server_of(port)
         self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -87,7 +125,8 @@ class Leg:
         return ",".join([f"http://127.0.0.1:{self.port}", f"role={role}", "block-size=16", *more])
 
     def vanish(self):
-        """From now on nobody listens."""
+        """From now on nobody listens, nor answers on connections that are open what is asked to see whether somebody does."""
+        self.away = True
         self.server.shutdown()
         self.server.server_close()
 

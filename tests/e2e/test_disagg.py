@@ -412,7 +412,7 @@ def test_failures_of_one_leg_do_not_count_against_the_other(pair):
 
 
 def test_an_object_that_grows_old_is_not_used(pair):
-    s, ps, ds = pair("--handoff-timeout", "60", keys=("kv-lease=1", "local-prefill=false"), n=1)
+    s, ps, ds = pair("--handoff-timeout", "1.5", keys=("kv-lease=1", "local-prefill=false"), n=1)
     worker = next(w for w in s.get("/workers") if w["role"] == "decode")
     ps[0].script = lambda n, b: (call(s.admin, "DELETE", f"/workers/{worker['worker_id']}"), (200, handoff()))[1]
     a = ask(s)

@@ -9,34 +9,24 @@ import threading
 
 import pytest
 from conftest import Mock, Serve, call, free_ports, wait_for
+from leg_fleets import AT_ONCE, keys_of, options_of
 
 MIXED = 120
 LEASE_S = 4
 
 
-AT_ONCE = ["sglang", "vllm-nixl-push", "vllm-mooncake"]
-
-
-def side(start, role, protocol, *extra):
+def side(start, role, protocol, *extra, lease=LEASE_S):
     met = free_ports() if role == "prefill" else 0  # where the other side meets it
-    if met and protocol in AT_ONCE:
-        extra = ("--kv-side-port" if protocol == "vllm-nixl-push" else "--bootstrap-port", str(met), *extra)
-    m = start(Mock, "--role", role, "--kv-protocol", protocol, "--kv-lease", str(LEASE_S), *extra, with_events=role == "prefill")
+    extra = (*(options_of(protocol, met) if met else ()), *extra)
+    m = start(Mock, "--role", role, "--kv-protocol", protocol, "--kv-lease", str(lease), *extra, with_events=role == "prefill")
     m.met = met
     return m
 
 
-def keys_of(m, protocol):
-    """What the entry of a prefill worker says of where it is met."""
-    if protocol == "vllm-nixl-push":
-        return f",kv-addr=127.0.0.1:{m.met},engine-id={call(m.port, 'GET', '/mock/kv').json()['engine_ids'][0]}"
-    return f",bootstrap={m.met}" if protocol in AT_ONCE else ""
-
-
-def fleet_of(start, protocol, prefill=(), decode=(), options=()):
-    ps, ds = [side(start, "prefill", protocol, *prefill) for _ in range(2)], [side(start, "decode", protocol, *decode) for _ in range(2)]
-    keys = f",block-size=16,kv-protocol={protocol},kv-lease={LEASE_S}"
-    s = start(Serve, [m.spec(f",role=prefill{keys}{keys_of(m, protocol)}") for m in ps] + [m.spec(f",role=decode{keys}") for m in ds], "--tokenizer", "bytes", *options)
+def fleet_of(start, protocol, prefill=(), decode=(), options=(), n=2, lease=LEASE_S, keys=""):
+    ps, ds = ([side(start, role, protocol, *args, lease=lease) for _ in range(n)] for role, args in (("prefill", prefill), ("decode", decode)))
+    keys = f",block-size=16,kv-protocol={protocol},kv-lease={lease}{keys}"
+    s = start(Serve, [m.spec(f",role=prefill{keys}{keys_of(protocol, m.port, m.met)}") for m in ps] + [m.spec(f",role=decode{keys}") for m in ds], "--tokenizer", "bytes", *options)
     wait_for("all workers", lambda: all(w["status"] == "up" for w in s.get("/workers")))
     return s, ps, ds
 
@@ -67,7 +57,7 @@ def body_of(i, **more):
 def test_answers_are_those_of_one_worker(start, protocol):
     s, ps, ds = fleet_of(start, protocol)
     alone = start(Mock)
-    for i in range(20):
+    for i in range(100):
         a = call(s.port, "POST", "/v1/completions", body_of(i))
         assert a.status == 200 and a.headers["x-kvroute-disagg"] == "remote", a.body
         assert a.json()["choices"][0]["text"] == call(alone.port, "POST", "/v1/completions", body_of(i)).json()["choices"][0]["text"]

@@ -7,6 +7,7 @@ import random
 import resource
 import socket
 import subprocess
+import time
 
 import pytest
 
@@ -1005,3 +1006,17 @@ def test_strange_hand_offs_do_no_harm(start, protocol):
     keep, fetch = pair(1000)
     legs = Legs(*[(m, good if place is None else {place: good}) for m, good in ((p, keep), (d, fetch))])
     assert [r.status for r in legs.answers()] == [200, 200]
+
+
+def test_a_slow_prompt_is_not_begun_early_when_the_one_before_it_has_gone(start):
+    p = start(Side, "--role", "prefill", "--fault-slow-prefill", 1)
+    first = Leaving(p, max_tokens=1, kv_transfer_params=KEEP)
+    begun = time.monotonic()
+    wait_for("some time", lambda: time.monotonic() - begun > 0.5)
+    asked = time.monotonic()
+    second = Leaving(p, max_tokens=1, kv_transfer_params=KEEP)
+    assert p.kv()["held"] == []  # it has the second
+    first.leave()
+    assert second.c.getresponse().status == 200
+    assert time.monotonic() - asked > 0.9
+    second.leave()

@@ -99,14 +99,24 @@ void mock_leg_refused(struct mock *m, const struct mock_ask *a)
 
 /* ---- slow ones ----------------------------------------------------------------------------------------- */
 
+static void on_slow(uv_timer_t *t);
+
+/* For the first of them. */
+static void wake_slow(struct mock *m)
+{
+    uint64_t now = uv_now(&m->loop);
+    if (m->slow_first) uv_timer_start(&m->slow, on_slow, KVR_MAX(m->slow_first->due_ms, now) - now, 0);
+}
+
+/* The one that the timer was for may have gone. */
 static void on_slow(uv_timer_t *t)
 {
     struct mock *m = t->data;
     struct mock_exchange *x = m->slow_first;
-    if (!x) return;
-    m->slow_first = x->slow_next;
-    if (m->slow_first) uv_timer_start(t, on_slow, KVR_MAX(m->slow_first->due_ms, uv_now(&m->loop)) - uv_now(&m->loop), 0);
-    mock_submit(x);
+    bool due = x && x->due_ms <= uv_now(&m->loop);
+    if (due) m->slow_first = x->slow_next;
+    wake_slow(m);
+    if (due) mock_submit(x);
 }
 
 bool mock_leg_waits(struct mock_exchange *x)
@@ -119,7 +129,7 @@ bool mock_leg_waits(struct mock_exchange *x)
     while (*end) end = &(*end)->slow_next;
     *end = x;
     m->slow.data = m;
-    if (m->slow_first == x) uv_timer_start(&m->slow, on_slow, ms, 0);
+    if (m->slow_first == x) wake_slow(m);
     return true;
 }
 

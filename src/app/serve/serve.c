@@ -159,11 +159,19 @@ static void follow_durable(struct serve *s)
     if (views_start_durable(s)) kvr_log_error("kvroute: the durable stream cannot be followed: out of memory");
 }
 
+/* Nobody tells when decode workers are no longer overloaded. */
+static void wake_gated(struct serve *s)
+{
+    for (size_t i = 0; i < s->loops_n; i++)
+        if (atomic_load(&s->loops[i]->gated_n)) uv_async_send(&s->loops[i]->wake);
+}
+
 /* Decay alone can release what waits. */
 static void on_poll(uv_timer_t *t)
 {
     struct serve *s = t->data;
     for (const struct partition *p = s->partitions; p; p = p->next) kvr_router_poll(p->router);
+    wake_gated(s);
     views_tick(s);
     evidence_tick(s);
     engine_load_tick(s);

@@ -87,10 +87,17 @@ static void list_push(struct peer **head, struct peer *p)
     *head = p;
 }
 
-static void call_free(struct kvr_http_call *call)
+/* An answer has begun, so the request is not sent again; what is still being written has a reference of its own. */
+static void forget_request(struct kvr_http_call *call)
 {
     kvr_body_unref(call->head);
     kvr_body_unref(call->config.body);
+    call->head = call->config.body = NULL;
+}
+
+static void call_free(struct kvr_http_call *call)
+{
+    forget_request(call);
     free(call);
 }
 
@@ -249,6 +256,7 @@ static int on_head(llhttp_t *l)
     int64_t length = l->flags & F_CONTENT_LENGTH ? (int64_t)l->content_length : -1;
     bool no_body = call->config.is_head || l->status_code == 204 || l->status_code == 304;
     if (l->flags & F_CHUNKED && !no_body) kvr__framing_chunks(&p->framing);
+    forget_request(call);
     call->config.handler->on_head(call, call->config.ctx, l->status_code, &p->headers, length);
     return no_body ? 1 : 0;
 }

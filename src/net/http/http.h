@@ -241,7 +241,7 @@ struct kvr_http_call_config {
     const struct kvr_endpoint *endpoint; /* copied */
     const char *head;                    /* request line and headers, with the blank line; copied */
     size_t head_len;
-    struct kvr_body *body; /* NULL: none; the call takes a reference, and keeps one until the last byte has left */
+    struct kvr_body *body; /* NULL: none; the call takes a reference, and keeps one until the answer begins and the last byte has left */
     bool is_head;
     bool once; /* on a connection of its own, which is not kept: no byte of it can reach the server twice */
     double connect_timeout_s;

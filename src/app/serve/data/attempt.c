@@ -26,6 +26,7 @@ void attempt_free(struct attempt *a)
     if (!a) return;
     KVR_ASSERT(!a->call && !a->booking[0]);
     kvr_sse_free(&a->sse);
+    kvr_sse_free(&a->opening);
     kvr_buf_free(&a->head);
     kvr_buf_free(&a->answer);
     kvr_buf_free(&a->held);
@@ -80,17 +81,6 @@ static void on_head(struct kvr_http_call *call, void *ctx, int status, const str
     if (a->head.failed) a->tell(a, request_refuse(a->request, 503, "out of memory"));
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
-{
-    struct attempt *a = ctx;
-    (void)call;
-    if (is_retryable(a)) return; /* judged when it is whole */
-    a->state = ATTEMPT_ANSWERING;
-    a->bytes = data;
-    a->bytes_n = len;
-    a->tell(a, OUTCOME_BYTES);
-}
-
 static void note_tried(struct attempt *a)
 {
     struct request *r = a->request;
@@ -111,6 +101,64 @@ enum outcome attempt_fail(struct attempt *a, int status, const char *text)
     return OUTCOME_FAILED;
 }
 
+static void tell_bytes(struct attempt *a, enum attempt_state state, const char *data, size_t len)
+{
+    a->state = state;
+    a->bytes = data;
+    a->bytes_n = len;
+    a->tell(a, OUTCOME_BYTES);
+}
+
+/* Its stream may still begin with an error, which another worker can make good. */
+static bool may_open_badly(const struct attempt *a)
+{
+    return a->decodes && a->retries_500 && a->is_sse && a->status == 200 && !a->opened;
+}
+
+/* Returns: whether the stream goes on being held back. */
+static bool hold_opening(struct attempt *a, const char *data, size_t len)
+{
+    enum { OPENING_MAX = 64 << 10 };
+    kvr_sse_feed(&a->opening, a->request->loop->json, data, len);
+    kvr_buf_add(&a->answer, data, len);
+    a->opened = a->opening.events || a->opening.done || a->answer.len > OPENING_MAX;
+    return !a->opened;
+}
+
+static void tell_opening(struct attempt *a, enum attempt_state state)
+{
+    struct kvr_buf held = a->answer;
+    a->answer = (struct kvr_buf){0};
+    tell_bytes(a, state, held.data, held.len);
+    kvr_buf_free(&held);
+}
+
+static void judge_opening(struct attempt *a)
+{
+    if (a->answer.failed) {
+        a->tell(a, request_refuse(a->request, 503, "out of memory"));
+    } else if (a->opening.has_error) {
+        attempt_cancel(a);
+        worker_report(serve_of(a->request), a->worker, false);
+        a->status = 500;
+        a->tell(a, attempt_fail(a, 500, "the worker's stream began with an error"));
+    } else {
+        tell_opening(a, ATTEMPT_ANSWERING);
+    }
+}
+
+static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    struct attempt *a = ctx;
+    (void)call;
+    if (is_retryable(a)) return; /* judged when it is whole */
+    if (!may_open_badly(a)) {
+        tell_bytes(a, ATTEMPT_ANSWERING, data, len);
+    } else if (!hold_opening(a, data, len)) {
+        judge_opening(a);
+    }
+}
+
 static void on_done(struct kvr_http_call *call, void *ctx)
 {
     struct attempt *a = ctx;
@@ -122,8 +170,12 @@ static void on_done(struct kvr_http_call *call, void *ctx)
         a->tell(a, attempt_fail(a, a->status, "every worker that was tried answered with an error"));
         return;
     }
-    a->state = ATTEMPT_WHOLE;
     worker_report(s, a->worker, true);
+    if (may_open_badly(a) && a->answer.len) { /* a stream without an event */
+        tell_opening(a, ATTEMPT_WHOLE);
+        return;
+    }
+    a->state = ATTEMPT_WHOLE;
     a->tell(a, OUTCOME_WHOLE);
 }
 

@@ -8,6 +8,9 @@
  * and at the end WHOLE, FAILED (before a byte was told of) or BROKEN (after one). An answer of 502, 503 or 504 is FAILED, when it is
  * whole: no byte of it is told of. `state` says how far it is. attempt_cancel() ends it without a word.
  *
+ * A decode leg whose stream begins with an error has FAILED as one of status 500 has: a transfer that has gone wrong shows like this. What
+ * comes before the first event of a stream is held back for that.
+ *
  * The answer of a prefill leg is nobody's but the router's: it is FAILED until it is WHOLE.
  *
  * An attempt that has failed stays the request's until another one is booked: what is told of the request is told of the last worker.
@@ -80,8 +83,10 @@ struct attempt {
     /* What is seen of the answer as it passes: answer.c */
     uint64_t last_byte_ms, relayed; /* relayed: bytes of the answer */
     struct kvr_sse sse;
-    struct kvr_buf answer; /* of one that is no stream */
-    bool merges;           /* what it says of cached tokens is put right on its way */
+    struct kvr_buf answer;  /* of one that is no stream; of a decode leg's stream the opening that is held back */
+    struct kvr_sse opening; /* of a decode leg: looked at before anything is told of it */
+    bool opened;            /* that is over */
+    bool merges;            /* what it says of cached tokens is put right on its way */
     struct kvr_usage_merge merge;
     struct kvr_buf ended; /* what the client gets of a prefill leg after which nothing is left to generate */
     struct kvr_usage usage;

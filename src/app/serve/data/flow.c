@@ -217,7 +217,7 @@ static void forget_engine(struct request *r)
  * which costs little where it is cached. */
 static enum outcome decode_again(struct request *r)
 {
-    bool pair_first = legs_pair_first(r), same = r->attempt->unsent && legs_is_fresh(r) && !pair_first;
+    bool pair_first = legs_pair_first(r), same = r->attempt->unsent && legs_is_usable(r) && !pair_first;
     if (forgets_engine(r)) forget_engine(r);
     r->legs->paired_again |= r->attempt->status == 500;
     account_attempt_over(r->attempt);
@@ -231,6 +231,18 @@ static enum outcome decode_again(struct request *r)
     return move(r, PHASE_CHOOSING);
 }
 
+/* No decode worker was found before the computed prompt was of no use any more. */
+static enum outcome compute_again(struct request *r)
+{
+    account_attempt_over(r->legs->prefill);
+    legs_leak(r, LEAK_STALE);
+    legs_drop_handoff(r);
+    r->tries++;
+    if (!may_try_again(r)) return OUTCOME_REFUSED;
+    COUNT(r, legs.retries[LEG_PREFILL]);
+    return move(r, PHASE_CHOOSING);
+}
+
 static bool prefill_has_failed(const struct request *r)
 {
     return r->phase == PHASE_PREFILL || (r->phase == PHASE_MEETING && r->legs->prefill->state == ATTEMPT_FAILED);
@@ -238,6 +250,7 @@ static bool prefill_has_failed(const struct request *r)
 
 static enum outcome ask_another(struct request *r)
 {
+    if (r->phase == PHASE_PAIRING) return compute_again(r);
     if (prefill_has_failed(r)) return prefill_again(r);
     if (legs_are_two(r)) return decode_again(r);
     account_attempt_over(r->attempt);

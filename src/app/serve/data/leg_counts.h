@@ -31,6 +31,7 @@ struct serve;
     X(BAD_HANDOFF, "bad-handoff")         /* its hand-off object cannot be used */                                                         \
     X(DECODE_4XX, "decode-4xx")           /* the decode worker refuses the request */                                                      \
     X(DECODE_FAILED, "decode-failed")     /* it has failed, and may not have pulled the prompt */                                          \
+    X(STALE, "stale")                     /* no decode worker was found while it could be used */                                          \
     X(NOT_RELEASED, "not-released")       /* nobody could be asked to pull it, or --disagg-release is off */                               \
     X(RELEASE_FAILED, "release-failed")   /* somebody was asked, in vain */
 

@@ -9,6 +9,8 @@
 #include "app/serve/data/pins.h"
 #include "wire/json_edit.h"
 
+#include <strings.h>
+
 #define FRESH_SHARE 0.7 /* of the prefill worker's lease: a hand-off object is not used when it is older */
 
 /* ---- bodies ------------------------------------------------------------------------------------------ */
@@ -25,8 +27,7 @@ static struct kvr_json_span body_span(const struct request *r)
     return (struct kvr_json_span){r->body->data, r->body->data + r->body->len};
 }
 
-/* What a client says of a hand-off would let it read the cache of others. Returns: false without memory. */
-static bool legs_strip(struct request *r)
+bool legs_strip(struct request *r)
 {
     struct kvr_buf bytes = {0};
     bool changed = false;
@@ -38,6 +39,21 @@ static bool legs_strip(struct request *r)
     r->body_len = without->len;
     r->body_rank.has[1] = false; /* routed_dp_rank was one of these; the worker is told the rank that was chosen */
     return true;
+}
+
+static bool is_multipart(const struct request *r)
+{
+    static const char kind[] = "multipart/";
+    struct kvr_text type = kvr_headers_get(kvr_http_conn_request(r->conn)->headers, "content-type");
+    return type.len >= sizeof kind - 1 && strncasecmp(type.ptr, kind, sizeof kind - 1) == 0;
+}
+
+/* An engine may read as JSON what is none here: numbers that do not exist, other encodings. */
+enum outcome legs_pass_on(struct request *r)
+{
+    if (r->body && r->body->len && !r->is_object && !is_multipart(r))
+        return request_refuse(r, 400, "the body is not a JSON object, which it has to be where workers prefill for others");
+    return legs_strip(r) ? OUTCOME_DONE : request_refuse(r, 503, "out of memory");
 }
 
 /* Of an identifier that another router hardly gives: the time, and 14 bits that this process has drawn. */
@@ -334,6 +350,21 @@ bool legs_has_other_decode(const struct request *r)
     return found;
 }
 
+bool legs_can_pair(struct request *r, const struct roster_row *row)
+{
+    const struct roster_choice *from = &row->decode[r->legs->protocol];
+    struct kvr_router_request rq = {.isl = 1,
+                                    .allowed = from->all ? NULL : from->ids,
+                                    .allowed_n = from->n,
+                                    .excluded = r->tried,
+                                    .excluded_n = r->tried_n,
+                                    .pinned = r->pin.set,
+                                    .pin_any_rank = !r->pin.has_rank,
+                                    .pin = r->pin.to};
+    struct kvr_router_ctx *ctx = from->partition ? ctx_get(&r->loop->ctxs, from->partition) : NULL;
+    return ctx && kvr_router_any_calm(from->partition->router, ctx, &rq);
+}
+
 bool legs_told(const struct request *r, enum told_treatment *out)
 {
     if (!r->legs) return false;
@@ -365,11 +396,24 @@ bool legs_may_leak(const struct request *r)
     return r->legs->protocol != KVR_KV_NONE && r->legs->protocol != KVR_KV_SGLANG;
 }
 
+/* Its prefill worker was not seen down since, and is no other process now. */
+static bool is_kept(const struct legs *l)
+{
+    const struct worker *w = l->prefill->worker;
+    return w->health != HEALTH_DOWN && (w->ups == l->keeper_ups || !l->keeper_ups);
+}
+
+bool legs_is_usable(const struct request *r)
+{
+    return r->legs->handed && (r->legs->protocol == KVR_KV_NONE || (legs_is_fresh(r) && is_kept(r->legs)));
+}
+
 void legs_hand_over(struct request *r)
 {
     struct legs *l = r->legs;
     l->handed = true;
     l->handed_ms = now_ms();
+    l->keeper_ups = l->prefill->worker->ups;
     l->fate = FATE_OPEN;
     l->staged = true;
     atomic_fetch_add(&l->prefill->worker->staged, 1);

@@ -57,6 +57,7 @@ struct legs {
     uint64_t prefill_deadline_ms;                    /* 0: none */
     bool paired_again;                               /* after a decode worker's 500: the next one is passed on */
     uint64_t handed_ms;                              /* when it came */
+    uint64_t keeper_ups;                             /* of the prefill worker then; 0: it was not seen up yet */
     uint64_t pair_deadline_ms;                       /* a decode worker has to be found by then */
     uint64_t comment_ms;                             /* the next comment while there is none; 0: none */
     int64_t disagg_id;
@@ -81,6 +82,10 @@ bool legs_wants_two(const struct request *r); /* its client wants two legs, or a
 bool legs_go_whole(struct request *r, struct kvr_worker to);
 /* Whom it may go to now. */
 const struct roster_choice *legs_choice(const struct request *r, const struct roster_row *row);
+/* What a client says of a hand-off is removed: it would let it read the cache of others. Returns: false without memory. */
+bool legs_strip(struct request *r);
+/* Of what is only passed on to a worker of such a model. Returns: DONE or REFUSED. */
+enum outcome legs_pass_on(struct request *r);
 bool legs_are_two(const struct request *r);      /* it is treated as remote */
 bool legs_prefill_next(const struct request *r); /* the worker that is chosen now computes the prompt only */
 /* The decode worker is chosen before the prompt is computed: both are asked at once, or each is told of the other. */
@@ -97,9 +102,11 @@ bool legs_has_other_decode(const struct request *r); /* a decode worker that is 
 struct kvr_body *legs_prefill_body(struct request *r);
 struct kvr_body *legs_decode_body(struct request *r);
 struct kvr_body *legs_release_body(struct request *r);
-/* May the hand-off object still be used? */
-bool legs_is_fresh(const struct request *r);
-void legs_hand_over(struct request *r); /* the prefill worker's answer has one */
+/* The gate: is there a decode worker that could go on from its prompt now, and is not overloaded? */
+bool legs_can_pair(struct request *r, const struct roster_row *row);
+void legs_hand_over(struct request *r);       /* its prefill leg's answer has one */
+bool legs_is_fresh(const struct request *r);  /* is the hand-off object young enough to be used? */
+bool legs_is_usable(const struct request *r); /* and does its prefill worker run still? A shared store needs neither */
 void legs_drop_handoff(struct request *r);
 bool legs_may_leak(const struct request *r);      /* a computed prompt may be held for nobody */
 void legs_leak(struct request *r, enum leak why); /* the prefill worker may hold the prompt until its lease is over */

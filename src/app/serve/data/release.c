@@ -36,6 +36,7 @@ static bool choose(struct request *r, struct attempt *a)
     snprintf(a->booking, sizeof a->booking, "%llx", (unsigned long long)atomic_fetch_add(&serve_of(r)->next_id, 1));
     struct kvr_router_request rq = {.book = true,
                                     .guarded = true,
+                                    .overloads = true, /* it frees more than it takes */
                                     .isl = r->isl,
                                     .id = a->booking,
                                     .id_len = strlen(a->booking),
@@ -112,7 +113,7 @@ void release_unused(struct request *r)
     const struct serve *s = serve_of(r);
     if (may_be_left(r)) legs_leak(r, why_left(r));
     if (!is_unused(r)) return;
-    bool may = s->o->disagg_release && r->conn && legs_is_fresh(r) && side_calls_have_room(r->loop, SIDE_RELEASE);
+    bool may = s->o->disagg_release && r->conn && legs_is_usable(r) && side_calls_have_room(r->loop, SIDE_RELEASE);
     if (may && begin(r)) {
         r->legs->fate = FATE_RELEASED;
         COUNT(r, legs.releases[RELEASE_DISPATCHED]);

@@ -253,6 +253,7 @@ struct request {
     unsigned tries;          /* attempts that have failed */
     unsigned tried_n;        /* of these, on workers that were to answer: */
     uint64_t tried[TRIES_MAX];
+    bool gated;        /* it waits for a decode worker that is not overloaded, before its prompt is computed */
     struct legs *legs; /* NULL: its model has no workers with roles, or it is not known yet who takes it */
 
     /* What its client got */

@@ -59,6 +59,7 @@ enum outcome route_park(struct request *r)
     r->now.parked = (struct parked){.next = *q, .listed = true};
     *q = r;
     atomic_fetch_add(&r->loop->parked_n, 1);
+    if (r->gated) atomic_fetch_add(&r->loop->gated_n, 1);
     return wait_on(r);
 }
 
@@ -66,6 +67,7 @@ void route_unpark(struct request *r)
 {
     struct request **q = &r->loop->parked;
     atomic_fetch_sub(&r->loop->parked_n, 1);
+    if (r->gated) atomic_fetch_sub(&r->loop->gated_n, 1);
     if (!r->now.parked.listed) return;
     while (*q != r) q = &(*q)->now.parked.next;
     *q = r->now.parked.next;
@@ -291,13 +293,20 @@ static int ask_router(struct request *r, struct kvr_router_ctx *ctx)
 static enum outcome treat(struct request *r)
 {
     const struct roster_row *row = r->now.choosing.workers;
-    if (r->legs || !r->routed) return OUTCOME_DONE;
+    if (r->legs) return OUTCOME_DONE;
+    if (row->has_roles && !r->routed) return legs_pass_on(r);
     if (row->has_roles) {
         enum outcome o = legs_treat(r, row);
         return o == OUTCOME_DONE ? conditional_judge(r, row) : o;
     }
     return legs_wants_two(r) ? request_refuse(r, 400, "two legs are not possible: this model has no prefill and decode workers")
                              : OUTCOME_DONE;
+}
+
+/* No prompt is computed that nobody could go on from. */
+static bool is_gated(struct request *r)
+{
+    return r->gated = legs_prefill_next(r) && !legs_can_pair(r, r->now.choosing.workers);
 }
 
 static enum outcome choose_from(struct request *r, struct partition *partition)
@@ -329,6 +338,7 @@ enum outcome route_choose(struct request *r)
     enum outcome o = judge_fleet(r, &fleet);
     if (o == OUTCOME_DONE) o = treat(r);
     if (o != OUTCOME_DONE) return o;
+    if (is_gated(r)) return OUTCOME_NOBODY;
     const struct roster_choice *from = legs_choice(r, r->now.choosing.workers);
     const struct pin_seen *pin = legs_asks_prefill(r) ? &fleet.prefill_pin : &fleet.pin;
     struct partition *partition = pin->exists ? pin->partition : from->partition;
@@ -339,14 +349,22 @@ enum outcome route_choose(struct request *r)
 
 enum { LOOK_AGAIN_MS = 20 /* for a decode worker that can take it */ };
 
+/* What was computed is of no use any more. It is computed again as soon as somebody could go on from it. */
+static enum outcome compute_again(struct request *r)
+{
+    const struct roster_row *row = r->now.choosing.workers = eligible_workers(r);
+    if (!row || !legs_can_pair(r, row)) return OUTCOME_NOBODY;
+    (void)request_refuse(r, 503, "the prompt was computed, and kept too long for a worker to go on from it, or lost");
+    return OUTCOME_FAILED;
+}
+
 enum outcome route_pair(struct request *r)
 {
     struct legs *l = r->legs;
     if (legs_pair_first(r)) l->paired = true;
     if (!l->comment_ms) l->comment_ms = request_after(serve_of(r)->o->queue_keepalive);
-    double patience = KVR_MIN(serve_of(r)->o->handoff_timeout, 0.7 * l->prefill->worker->kv_lease);
-    if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(patience);
-    enum outcome o = route_choose(r);
+    if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(serve_of(r)->o->handoff_timeout);
+    enum outcome o = !l->handed || legs_is_usable(r) ? route_choose(r) : compute_again(r);
     if (o != OUTCOME_NOBODY && !(o == OUTCOME_REFUSED && r->refusal.status == 503)) return o;
     request_wait_until(r, KVR_MIN(l->pair_deadline_ms, now_ms() + LOOK_AGAIN_MS));
     return OUTCOME_WAITS;
