@@ -20,7 +20,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 os.environ.setdefault("KVROUTE", os.path.join(os.path.dirname(ROOT), "build/release/kvroute"))
 sys.path.insert(0, os.path.join(ROOT, "e2e"))
 from conftest import SLOW, Mock, Serve, call, free_ports  # noqa: E402
-from leg_fleets import spec_of  # noqa: E402
+from leg_fleets import engine_of, keys_of, options_of  # noqa: E402
 
 SIDES, CLIENTS, PROMPTS, TOKENS = 4, 48, 400, 4
 CANCELLED, STREAMED = 0.14, 0.2
@@ -38,17 +38,26 @@ class Engine:
 
     def __init__(self, role, o, n):
         self.role, self.port, self.n, self.o = role, free_ports(), n, o
-        self.keys, self.args = spec_of(o.protocol, role)
+        self.met = free_ports() if role == "prefill" else 0
         self.kills = 0
         self.start()
 
     def start(self):
         extra = FAULTS[self.role] if self.n == 0 and self.kills == 0 else ()
-        self.mock = Mock("--role", self.role, "--kv-protocol", self.o.protocol, "--kv-lease", self.o.lease, "--num-gpu-blocks", self.o.blocks, *self.args,
-                         *extra, port=self.port, with_events=False, speedup=1000, expect=None)
+        self.mock = Mock("--role", self.role, "--kv-protocol", self.o.protocol, "--kv-lease", self.o.lease, "--num-gpu-blocks", self.o.blocks,
+                         *(options_of(self.o.protocol, self.met) if self.met else ()), *extra, port=self.port, with_events=False, speedup=1000, expect=None)
 
     def spec(self):
-        return f"http://127.0.0.1:{self.port},role={self.role},block-size=16,kv-protocol={self.o.protocol},kv-lease={self.o.lease}{self.keys}"
+        keys = keys_of(self.o.protocol, self.port, self.met) if self.met else ""
+        return f"http://127.0.0.1:{self.port},role={self.role},block-size=16,kv-protocol={self.o.protocol},kv-lease={self.o.lease}{keys}"
+
+    def come_back(self, router):
+        """The name of an engine is another one each time, and with a push that is configured."""
+        self.start()
+        if self.met and self.o.protocol == "vllm-nixl-push":
+            me = next(w["worker_id"] for w in router.get("/workers") if w["endpoint"] == f"http://127.0.0.1:{self.port}")
+            a = call(router.admin, "PATCH", f"/workers/{me}", {"kv_engine_id": engine_of(self.port)})
+            assert a.status == 200, a.body
 
     def kill(self):
         self.kills += 1
@@ -192,7 +201,7 @@ class Soak:
             e = self.rng.choice(self.engines)
             e.kill()
             await self.reached(int(step * (k + 1)))
-            await asyncio.to_thread(e.start)
+            await asyncio.to_thread(e.come_back, self.router)
 
     async def measure(self):
         for k in range(SAMPLES):
