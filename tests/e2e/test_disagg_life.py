@@ -215,7 +215,7 @@ def test_decode_workers_without_room_in_time_are_an_error_and_the_prompt_is_rele
     b = Between(pair, "--handoff-timeout", "0.3")
     a = b.answer()
     assert a.status == 503 and a.headers["retry-after"]
-    wait_for("released", lambda: disagg(b.s, "releases") == 1 and b.ds[0].n == 2)
+    wait_for("released", lambda: disagg(b.s, "releases", how="dispatched") == 1 and b.ds[0].n == 2)
     last = b.ds[0].bodies[-1]
     assert last["max_tokens"] == 1 and last["stream"] is False and last["kv_transfer_params"]["remote_request_id"].startswith("r64-")
     b.free()
@@ -226,11 +226,11 @@ def test_decode_workers_without_room_in_time_are_an_error_and_the_prompt_is_rele
 def test_a_prompt_is_released_although_decode_workers_are_overloaded(pair):
     b = Between(pair)
     b.request.leave()
-    wait_for("released", lambda: disagg(b.s, "releases") == 1 and b.ds[0].n == 2)
+    wait_for("released", lambda: disagg(b.s, "releases", how="dispatched") == 1 and b.ds[0].n == 2)
     assert b.ds[0].bodies[-1]["max_tokens"] == 1
     b.free()
     idle(b.s)
-    assert disagg(b.s, "possible_leaks") == disagg(b.s, "releases_failed") == 0
+    assert disagg(b.s, "possible_leaks") == disagg(b.s, "releases", how="failed") == 0
 
 
 def test_a_prompt_of_a_prefill_worker_that_has_died_since_is_computed_again(pair):
@@ -431,7 +431,7 @@ def test_a_client_that_leaves_between_the_legs_has_its_prompt_released(start):
     b = MocksBetween(start)
     b.leave()
     wait_for("released", lambda: kv(b.p)["released"]["pulled"] == 1)
-    assert disagg(b.s, "releases") == 1 and disagg(b.s, "possible_leaks") == 0
+    assert disagg(b.s, "releases", how="dispatched") == 1 and disagg(b.s, "possible_leaks") == 0
     b.free()
     assert clean(b.s, [b.p, b.d])["expired"] == 0
 
@@ -442,14 +442,14 @@ def test_a_client_that_leaves_between_the_legs_without_releases_leaves_it_to_the
     b.free()
     told = clean(b.s, [b.p, b.d])
     assert told["expired"] == 1 and told["pulled"] == 0
-    assert disagg(b.s, "possible_leaks") == 1 and disagg(b.s, "releases") == 0
+    assert disagg(b.s, "possible_leaks") == 1 and disagg(b.s, "releases", how="dispatched") == 0
 
 
 def test_many_clients_that_leave_at_once_have_a_bounded_number_of_releases(start):
     b = MocksBetween(start, n=300, lease=12)
     b.leave()
     b.free()
-    released = disagg(b.s, "releases")
+    released = disagg(b.s, "releases", how="dispatched")
     assert released <= 256 + kv(b.p)["released"]["pulled"] and released + disagg(b.s, "possible_leaks") == 300
     assert call(b.s.port, "POST", "/v1/completions", {"prompt": prompt_of(1), "max_tokens": 2}).status == 200
     told = clean(b.s, [b.p, b.d])
@@ -466,7 +466,7 @@ def test_a_prompt_that_was_held_too_long_is_computed_again(start):
     text = json.loads(r.read())["choices"][0]["text"]
     alone = start(Mock)
     assert r.status == 200 and text == call(alone.port, "POST", "/v1/completions", {**BODY, "model": "mock"}).json()["choices"][0]["text"]
-    assert disagg(b.s, "prefill_retries") == 1
+    assert disagg(b.s, "leg_retries", leg="prefill") == 1
     told = clean(b.s, [b.p, b.d])
     assert told == {"pulled": 1, "notified": 0, "aborted": 0, "expired": 1}
 

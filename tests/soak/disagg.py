@@ -230,7 +230,7 @@ class Soak:
     def report(self):
         kv, left = [e.kv() for e in self.engines], self.left()
         bad = sum(k["bad_pulls"] for k in kv)
-        counted = {what: int(self.router.metric(f"disagg_{what}_total")) for what in ("prefill_retries", "decode_retries", "releases", "possible_leaks")}
+        counted = {what: int(self.router.metric(f"disagg_{what}_total")) for what in ("leg_retries", "releases", "possible_leaks")}
         print(f"{self.o.protocol} seed {self.o.seed}: {self.o.requests} requests, {self.o.requests / self.seconds:.0f}/s,",
               f"{sum(e.kills for e in self.engines)} kills, told {dict(sorted(self.told.items(), key=str))}, wrong {len(self.wrong)}, bad pulls {bad},",
               f"leases run out {sum(k['released']['expired'] for k in kv)}, {counted}, left {left}, RSS MB {self.rss}", flush=True)
