@@ -278,6 +278,13 @@ static void put_tokens(struct serve *s, struct kvr_prom_page *b)
     tokenizers_metrics(s, b);
 }
 
+static void put_staged(struct serve *s, struct kvr_prom_page *b)
+{
+    put_family(b, "disagg_staged_requests", "gauge", "Prompts that a prefill worker has computed and no decode worker has answered");
+    for (const struct worker *w = s->workers; w; w = w->next)
+        if (w->role == ROLE_PREFILL) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), atomic_load(&w->staged));
+}
+
 void metrics_write(struct serve *s, struct kvr_buf *out)
 {
     struct kvr_prom_page page = {.out = out}, *b = &page;
@@ -292,7 +299,8 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
 #undef PUT
     labels_metrics(s, b);
     if (!s->o->select_only) {
-        leg_counts_metrics(s, b);
+        leg_counts_metrics(&m->legs, b);
+        put_staged(s, b);
         disagg_states_metrics(s, b);
     }
     put_gauge(b, "requests_active", "Requests booked on a worker", (double)active);

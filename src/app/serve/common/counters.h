@@ -11,8 +11,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "app/serve/common/leg_counts.h"
 #include "app/serve/data/choices.h"
-#include "app/serve/data/leg_counts.h"
 #include "base/histogram.h"
 
 /* Totals; labels.c tells them by model, worker and status class. */

@@ -40,6 +40,12 @@ void attempt_free(struct attempt *a)
 
 /* ---- the answer -------------------------------------------------------------------------------------- */
 
+void attempt_count_error(const struct attempt *a)
+{
+    struct leg_counts *c = &serve_of(a->request)->metrics.legs;
+    if (a->prefills || a->decodes) leg_counts_error(c, a->prefills ? LEG_PREFILL : LEG_DECODE, a->status);
+}
+
 static bool is_retryable(const struct attempt *a)
 {
     return a->status == 502 || a->status == 503 || a->status == 504 || (a->retries_500 && a->status == 500);
@@ -96,7 +102,7 @@ enum outcome attempt_fail(struct attempt *a, int status, const char *text)
     struct request *r = a->request;
     a->state = ATTEMPT_FAILED;
     note_tried(a);
-    leg_counts_error(a);
+    attempt_count_error(a);
     (void)request_refusef(r, status, "the request failed on %u worker(s): %s", r->tries, text);
     return OUTCOME_FAILED;
 }
@@ -334,7 +340,7 @@ uint64_t attempt_first_byte_until(const struct attempt *a)
 enum outcome attempt_on_time(struct attempt *a, bool total)
 {
     attempt_cancel(a);
-    leg_counts_error(a);
+    attempt_count_error(a);
     worker_report(serve_of(a->request), a->worker, false);
     return request_refuse(a->request, 504, total ? TOOK_TOO_LONG : "the worker did not answer in time");
 }

@@ -111,6 +111,8 @@ uint64_t attempt_first_byte_until(const struct attempt *a);
 /* The time for the first byte, or --total-timeout (`total`), is up. Returns: REFUSED. */
 enum outcome attempt_on_time(struct attempt *a, bool total);
 void attempt_cancel(struct attempt *a);
+/* It has failed, or was answered with an error: counted, where it is one of two legs. */
+void attempt_count_error(const struct attempt *a);
 /* Its answer is whole although the worker has not ended it: what is still to come is read for a moment and dropped. */
 void attempt_let_go(struct attempt *a);
 /* The client is slow: nothing more is read of the answer until it is resumed. */

@@ -445,7 +445,7 @@ void legs_answered(struct request *r)
     if (!legs_are_two(r) || !r->legs->prefill) return;
     bool refused = r->attempt->decodes && r->attempt->status >= 400; /* whoever refuses a request does not pull its prompt */
     bool held = r->legs->handed && legs_may_leak(r);
-    if (refused) leg_counts_error(r->attempt);
+    if (refused) attempt_count_error(r->attempt);
     if (refused && held) legs_leak(r, LEAK_DECODE_4XX);
     else if (held && r->attempt->decodes) r->legs->fate = FATE_PULLED;
     legs_drop_handoff(r);

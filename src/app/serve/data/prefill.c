@@ -37,7 +37,7 @@ static enum outcome no_handoff(struct request *r, const char *why, bool held)
 {
     account_attempt_over(r->legs->prefill);
     meeting_part(r, r->legs->prefill);
-    leg_counts_error(r->legs->prefill);
+    attempt_count_error(r->legs->prefill);
     if (held && r->legs->protocol != KVR_KV_NONE) legs_leak(r, LEAK_BAD_HANDOFF);
     if (legs_fall_back(r, FALLBACK_NO_HANDOFF)) return OUTCOME_DONE;
     return request_refusef(r, 502, "the prefill worker's answer %s", why);
@@ -47,7 +47,7 @@ static enum outcome no_handoff(struct request *r, const char *why, bool held)
 static void pass_on(struct attempt *a)
 {
     struct request *r = a->request;
-    if (a->status >= 400) leg_counts_error(a);
+    if (a->status >= 400) attempt_count_error(a);
     meeting_part(r, a);
     attempt_free(r->attempt);
     r->attempt = a;

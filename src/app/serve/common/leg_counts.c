@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counters and histograms of two legs: data/leg_counts.h. */
-#include "app/serve/data/leg_counts.h"
+/* Counters and histograms of two legs: common/leg_counts.h. */
+#include "app/serve/common/leg_counts.h"
 
-#include "app/serve/data/attempt.h"
 #include "wire/prom_page.h"
 
 #define NAME(name, text) text,
@@ -25,11 +24,9 @@ const char *told_treatment_name(enum told_treatment t)
     return treatments[t];
 }
 
-void leg_counts_error(const struct attempt *a)
+void leg_counts_error(struct leg_counts *c, enum leg leg, int status)
 {
-    if (!a->prefills && !a->decodes) return;
-    int status = a->status > 0 && a->status < LEG_STATUSES ? a->status : 0;
-    COUNT(a->request, legs.errors[a->prefills ? LEG_PREFILL : LEG_DECODE][status]);
+    atomic_fetch_add(&c->errors[leg][status > 0 && status < LEG_STATUSES ? status : 0], 1);
 }
 
 static void put_by(struct kvr_prom_page *b, const char *name, const char *help, const char *label, const char *const *values, size_t n,
@@ -56,17 +53,8 @@ static void put_seconds(struct kvr_prom_page *b, const char *name, const char *h
     kvr_prom_put_histogram(b, KVR_PROM_NONE, h);
 }
 
-static void put_staged(struct serve *s, struct kvr_prom_page *b)
+void leg_counts_metrics(const struct leg_counts *c, struct kvr_prom_page *b)
 {
-    kvr_prom_family(b, "kvroute_disagg_", "staged_requests", "gauge",
-                    "Prompts that a prefill worker has computed and no decode worker has answered");
-    for (const struct worker *w = s->workers; w; w = w->next)
-        if (w->role == ROLE_PREFILL) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), atomic_load(&w->staged));
-}
-
-void leg_counts_metrics(struct serve *s, struct kvr_prom_page *b)
-{
-    const struct leg_counts *c = &s->metrics.legs;
     put_by(b, "requests_total", "Requests of models that have prefill or decode workers, by how they were treated", "treatment", treatments,
            TOLD_TREATMENTS_N, c->treatments);
     put_by(b, "fallbacks_total", "Requests that one worker got although a prefill worker was to compute the prompt", "why", fallbacks,
@@ -80,5 +68,4 @@ void leg_counts_metrics(struct serve *s, struct kvr_prom_page *b)
     put_seconds(b, "prefill_leg_seconds", "From sending a prompt to a prefill worker to the end of its answer", &c->prefill);
     put_seconds(b, "handoff_seconds", "From that to sending the request to the decode worker", &c->handoff);
     put_seconds(b, "kv_wait_seconds", "From that to the first byte of the decode worker's answer", &c->kv_wait);
-    put_staged(s, b);
 }

@@ -8,9 +8,7 @@
 
 #include "base/histogram.h"
 
-struct attempt;
 struct kvr_prom_page;
-struct serve;
 
 /* How a request was treated, as it is told: legs.h. */
 #define TOLD_TREATMENTS(X)                                                                                                                 \
@@ -54,8 +52,8 @@ struct leg_counts {
 
 void leg_counts_init(struct leg_counts *c);
 const char *told_treatment_name(enum told_treatment t);
-/* An attempt that is a leg has failed, or was answered with an error. Of others nothing is counted. */
-void leg_counts_error(const struct attempt *a);
-void leg_counts_metrics(struct serve *s, struct kvr_prom_page *b);
+/* It has failed, or was answered with an error; without an answer status is 0. */
+void leg_counts_error(struct leg_counts *c, enum leg leg, int status);
+void leg_counts_metrics(const struct leg_counts *c, struct kvr_prom_page *b);
 
 #endif
