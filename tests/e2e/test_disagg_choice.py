@@ -25,7 +25,7 @@ def prompt(first, n):
 
 
 @pytest.fixture
-def fleet(legs, start):
+def fleet(start, legs):  # in this order: workers let go of what they hold before the router ends
     """Workers by id, prefill workers from 1 on and decode workers from 11 on, each with keys of its own; and a router over them."""
     def make(prefill=((),), decode=((),), options=(), block_size=16, script=decodes, prefill_script=prefills):
         ws, specs = {}, []
@@ -101,6 +101,7 @@ def after(s, first, cached, n):
     a = ask(s, prompt(first, n))
     if how(a) == "local":
         assert a.headers["x-kvroute-worker"] == warm.headers["x-kvroute-worker"], "another decode worker than the warm one"
+        assert a.headers["x-kvroute-reason"] == "local", "not by the rule's own look"
     return how(a)
 
 
