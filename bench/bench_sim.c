@@ -9,29 +9,50 @@
 
 enum { LIST_MAX = 128 };
 
+struct form {
+    const char *name;
+    void (*head)(const struct sim_policy *const *policies, size_t n);
+    void (*scene)(const struct sim_scene *scene, const struct sim_comparison *c);
+    bool treatments; /* of scenes and policies that are named nowhere, these are meant */
+};
+
 struct options {
-    const char *scenes, *policies, *trace, *form;
+    const char *scenes, *policies, *trace;
+    const struct form *form;
     uint64_t seeds, first, routers, threads;
-    double tell_ms;
+    double tell_ms, stall_weight;
 };
 
 static const char usage[] =
     "usage: bench_sim [--scenes NAME,...] [--policies NAME,...] [--seeds N] [--first SEED] [--trace FILE]\n"
-    "                 [--routers N] [--tell-ms MS] [--threads N] [--form rows|columns]\n\n"
+    "                 [--routers N] [--tell-ms MS] [--threads N] [--form rows|columns|treatments]\n"
+    "                 [--stall-weight W]\n\n"
     "Prints a table of Markdown. Times are milliseconds, +- is a 95 %% interval over seeds. The last columns compare\n"
     "within each seed with the policy of the least mean time to the first token. --form columns: a row for each scene,\n"
     "mean and p99 of the time to the first token and the median of the whole. Scenes that replay a trace are left out\n"
-    "without --trace.\n\n";
+    "without --trace. --form treatments: one leg or two, by default with the scenes and policies that are listed last;\n"
+    "good answers a second (those within the scene's limits), time to the first token, time between tokens (p50 / p99),\n"
+    "whole requests; then the policies after the first two against the better of these, within each seed.\n"
+    "--stall-weight is that of least_delay.\n\n";
+
+static void list_scenes(const struct sim_scene *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++) printf("  %-16s %s\n", list[i].name, list[i].meaning);
+    printf("\n");
+}
 
 static int help(void)
 {
     printf(usage);
-    for (size_t i = 0; i < sim_scenes_n; i++) printf("  %-16s %s\n", sim_scenes[i].name, sim_scenes[i].meaning);
-    printf("\n");
+    list_scenes(sim_scenes, sim_scenes_n);
     for (size_t i = 0; i < sim_policies_n; i++)
         printf("  %-16s %s\n", sim_policy_name(sim_policy_at(i)), sim_policy_meaning(sim_policy_at(i)));
     for (size_t i = 0; i < sim_ablations_n; i++)
         printf("  %-24s %s\n", sim_policy_name(sim_ablation_at(i)), sim_policy_meaning(sim_ablation_at(i)));
+    printf("\n");
+    list_scenes(sim_leg_scenes, sim_leg_scenes_n);
+    for (size_t i = 0; i < sim_treatments_n; i++)
+        printf("  %-16s %s\n", sim_policy_name(sim_treatment_at(i)), sim_policy_meaning(sim_treatment_at(i)));
     return 0;
 }
 
@@ -39,61 +60,6 @@ static int bad(const char *option, const char *value, const char *allowed)
 {
     fprintf(stderr, "bench_sim: %s: bad value '%s'; allowed: %s\n", option, value, allowed);
     return 2;
-}
-
-static int read_options(int argc, char **argv, struct options *o)
-{
-    for (int i = 1; i < argc; i++) {
-        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
-        if (!strcmp(name, "--help") || !strcmp(name, "-h")) return 1;
-        if (!value) return bad(name, "", "an option and its value, see --help");
-        i++;
-        if (!strcmp(name, "--scenes")) o->scenes = value;
-        else if (!strcmp(name, "--policies")) o->policies = value;
-        else if (!strcmp(name, "--trace")) o->trace = value;
-        else if (!strcmp(name, "--form")) {
-            if (strcmp(value, "rows") != 0 && strcmp(value, "columns") != 0) return bad(name, value, "rows, columns");
-            o->form = value;
-        } else if (!strcmp(name, "--tell-ms")) o->tell_ms = strtod(value, NULL);
-        else if (!strcmp(name, "--seeds")) {
-            if (!kvr_parse_u64(value, strlen(value), 1000, &o->seeds) || !o->seeds) return bad(name, value, "1 to 1000");
-        } else if (!strcmp(name, "--first")) {
-            if (!kvr_parse_u64(value, strlen(value), UINT64_MAX, &o->first)) return bad(name, value, "a number");
-        } else if (!strcmp(name, "--routers")) {
-            if (!kvr_parse_u64(value, strlen(value), SIM_ROUTERS_MAX, &o->routers) || !o->routers) return bad(name, value, "1 to 16");
-        } else if (!strcmp(name, "--threads")) {
-            if (!kvr_parse_u64(value, strlen(value), 64, &o->threads) || !o->threads) return bad(name, value, "1 to 64");
-        } else {
-            return bad(name, value, "see --help");
-        }
-    }
-    return 0;
-}
-
-static size_t read_policies(const char *names, const struct sim_policy *list[LIST_MAX])
-{
-    size_t n = 0;
-    if (!names)
-        for (; n < sim_policies_n; n++) list[n] = sim_policy_at(n);
-    for (size_t len; names && *names && n < LIST_MAX; names += len + (names[len] == ',')) {
-        len = strcspn(names, ",");
-        list[n] = sim_policy_find(names, len);
-        if (!list[n++]) return 0;
-    }
-    return n;
-}
-
-static size_t read_scenes(const char *names, bool has_trace, const struct sim_scene *list[LIST_MAX])
-{
-    size_t n = 0;
-    for (size_t i = 0; !names && i < sim_scenes_n; i++)
-        if (has_trace || !sim_scene_needs_trace(&sim_scenes[i])) list[n++] = &sim_scenes[i];
-    for (size_t len; names && *names && n < LIST_MAX; names += len + (names[len] == ',')) {
-        len = strcspn(names, ",");
-        list[n] = sim_scene_find(names, len);
-        if (!list[n++]) return 0;
-    }
-    return n;
 }
 
 static void print_rows(const struct sim_scene *scene, const struct sim_comparison *c)
@@ -134,14 +100,17 @@ static void print_columns(const struct sim_scene *scene, const struct sim_compar
     fflush(stdout);
 }
 
-static void print_head(const struct options *o, const struct sim_policy *const *policies, size_t n)
+static void head_rows(const struct sim_policy *const *policies, size_t n)
 {
-    if (strcmp(o->form, "rows") == 0) {
-        printf("| scene | policy | hit %% | TTFT mean | p50 | p99 | e2e mean | p50 | p99 | balance |"
-               " TTFT mean / best | p99 / best | e2e p50 / best |\n"
-               "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n");
-        return;
-    }
+    (void)policies;
+    (void)n;
+    printf("| scene | policy | hit %% | TTFT mean | p50 | p99 | e2e mean | p50 | p99 | balance |"
+           " TTFT mean / best | p99 / best | e2e p50 / best |\n"
+           "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+}
+
+static void head_columns(const struct sim_policy *const *policies, size_t n)
+{
     printf("| scene |");
     for (size_t p = 0; p < n; p++) printf(" %s |", sim_policy_name(policies[p]));
     printf("\n|---|");
@@ -149,26 +118,140 @@ static void print_head(const struct options *o, const struct sim_policy *const *
     printf("\n");
 }
 
+/* The first two are what the others are compared with: their rules choose between these. */
+enum { CHOICES = 2 };
+
+static void head_treatments(const struct sim_policy *const *policies, size_t n)
+{
+    printf("| scene |");
+    for (size_t p = 0; p < n; p++) printf(" %s |", sim_policy_name(policies[p]));
+    for (size_t p = CHOICES; p < n; p++) printf(" %s / better |", sim_policy_name(policies[p]));
+    printf("\n|---|");
+    for (size_t p = 0; p < n + n - KVR_MIN(n, (size_t)CHOICES); p++) printf("---|");
+    printf("\n");
+}
+
+static void print_treatment(const struct sim_result *r, size_t n, bool most)
+{
+    double whole = sim_figure(r, n, SIM_LOCAL).value;
+    printf(most ? " **%.1f**" : " %.1f", sim_figure(r, n, SIM_GOODPUT).value);
+    printf(" · %.0f / %.0f", sim_figure(r, n, SIM_TTFT_P50).value, sim_figure(r, n, SIM_TTFT_P99).value);
+    printf(" · %.0f / %.0f", sim_figure(r, n, SIM_ITL_P50).value, sim_figure(r, n, SIM_ITL_P99).value);
+    if (whole > 0 && whole < 100) printf(" · %.0f %%", whole);
+    printf(" |");
+}
+
+static void print_treatments(const struct sim_scene *scene, const struct sim_comparison *c)
+{
+    struct sim_comparison choices = *c;
+    size_t most = sim_most(c, SIM_GOODPUT), n = c->seeds;
+    choices.policies_n = KVR_MIN(c->policies_n, (size_t)CHOICES);
+    const struct sim_result *better = sim_results_of(c, sim_most(&choices, SIM_GOODPUT));
+    printf("| `%s` |", scene->name);
+    for (size_t p = 0; p < c->policies_n; p++) print_treatment(sim_results_of(c, p), n, p == most);
+    for (size_t p = CHOICES; p < c->policies_n; p++) {
+        struct sim_ratio to = sim_ratio(sim_results_of(c, p), better, n, SIM_GOODPUT);
+        printf(" %.2f (%.2f-%.2f) |", to.value, to.low, to.high);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+static const struct form forms[] = {
+    {"rows", head_rows, print_rows, false},
+    {"columns", head_columns, print_columns, false},
+    {"treatments", head_treatments, print_treatments, true},
+};
+
+static const struct form *find_form(const char *name)
+{
+    for (size_t i = 0; i < KVR_ARRAY_LEN(forms); i++)
+        if (strcmp(forms[i].name, name) == 0) return &forms[i];
+    return NULL;
+}
+
+static int read_options(int argc, char **argv, struct options *o)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!strcmp(name, "--help") || !strcmp(name, "-h")) return 1;
+        if (!value) return bad(name, "", "an option and its value, see --help");
+        i++;
+        if (!strcmp(name, "--scenes")) o->scenes = value;
+        else if (!strcmp(name, "--policies")) o->policies = value;
+        else if (!strcmp(name, "--trace")) o->trace = value;
+        else if (!strcmp(name, "--form")) {
+            o->form = find_form(value);
+            if (!o->form) return bad(name, value, "rows, columns, treatments");
+        } else if (!strcmp(name, "--tell-ms")) o->tell_ms = strtod(value, NULL);
+        else if (!strcmp(name, "--stall-weight")) o->stall_weight = strtod(value, NULL);
+        else if (!strcmp(name, "--seeds")) {
+            if (!kvr_parse_u64(value, strlen(value), 1000, &o->seeds) || !o->seeds) return bad(name, value, "1 to 1000");
+        } else if (!strcmp(name, "--first")) {
+            if (!kvr_parse_u64(value, strlen(value), UINT64_MAX, &o->first)) return bad(name, value, "a number");
+        } else if (!strcmp(name, "--routers")) {
+            if (!kvr_parse_u64(value, strlen(value), SIM_ROUTERS_MAX, &o->routers) || !o->routers) return bad(name, value, "1 to 16");
+        } else if (!strcmp(name, "--threads")) {
+            if (!kvr_parse_u64(value, strlen(value), 64, &o->threads) || !o->threads) return bad(name, value, "1 to 64");
+        } else {
+            return bad(name, value, "see --help");
+        }
+    }
+    return 0;
+}
+
+static size_t read_policies(const char *names, bool treatments, const struct sim_policy *list[LIST_MAX])
+{
+    size_t n = 0, all = treatments ? sim_treatments_n : sim_policies_n;
+    if (!names)
+        for (; n < all; n++) list[n] = treatments ? sim_treatment_at(n) : sim_policy_at(n);
+    for (size_t len; names && *names && n < LIST_MAX; names += len + (names[len] == ',')) {
+        len = strcspn(names, ",");
+        list[n] = sim_policy_find(names, len);
+        if (!list[n++]) return 0;
+    }
+    return n;
+}
+
+static size_t read_scenes(const char *names, const struct options *o, const struct sim_scene *list[LIST_MAX])
+{
+    const struct sim_scene *from = o->form->treatments ? sim_leg_scenes : sim_scenes;
+    size_t n = 0, all = o->form->treatments ? sim_leg_scenes_n : sim_scenes_n;
+    for (size_t i = 0; !names && i < all; i++)
+        if (o->trace || !sim_scene_needs_trace(&from[i])) list[n++] = &from[i];
+    for (size_t len; names && *names && n < LIST_MAX; names += len + (names[len] == ',')) {
+        len = strcspn(names, ",");
+        list[n] = sim_scene_find(names, len);
+        if (!list[n++]) return 0;
+    }
+    return n;
+}
+
 int main(int argc, char **argv)
 {
-    struct options o = {
-        .form = "rows", .seeds = 4, .first = 1, .tell_ms = -1, .threads = (uint64_t)KVR_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L)};
+    struct options o = {.form = &forms[0],
+                        .seeds = 4,
+                        .first = 1,
+                        .tell_ms = -1,
+                        .stall_weight = -1,
+                        .threads = (uint64_t)KVR_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L)};
     const struct sim_policy *policies[LIST_MAX];
     const struct sim_scene *scenes[LIST_MAX];
     char err[400];
     int rc = read_options(argc, argv, &o);
     if (rc == 1) return help();
     if (rc) return rc;
-    size_t policies_n = read_policies(o.policies, policies), scenes_n = read_scenes(o.scenes, o.trace, scenes);
+    size_t policies_n = read_policies(o.policies, o.form->treatments, policies), scenes_n = read_scenes(o.scenes, &o, scenes);
     if (!policies_n) return bad("--policies", o.policies, "names of --help");
     if (!scenes_n) return bad("--scenes", o.scenes, "names of --help");
-    print_head(&o, policies, policies_n);
+    o.form->head(policies, policies_n);
     for (size_t i = 0; i < scenes_n; i++) {
         struct sim_config base;
         struct sim_comparison c;
         rc = sim_scene_config(scenes[i], o.trace, &base, err, sizeof err);
         if (o.routers) base.routers = (uint32_t)o.routers;
         if (o.tell_ms >= 0) base.tell_ms = o.tell_ms;
+        base.stall_weight = o.stall_weight;
         struct sim_plan plan = {.base = &base,
                                 .policies = policies,
                                 .policies_n = policies_n,
@@ -180,8 +263,7 @@ int main(int argc, char **argv)
             fprintf(stderr, "bench_sim: scene %s: %s\n", scenes[i]->name, err);
             return 1;
         }
-        if (strcmp(o.form, "rows") == 0) print_rows(scenes[i], &c);
-        else print_columns(scenes[i], &c);
+        o.form->scene(scenes[i], &c);
         sim_comparison_free(&c);
     }
     return 0;

@@ -10,7 +10,9 @@
  *     prefill_load   local when P has more than prefill_load * max_num_batched_tokens prompt tokens before their first token, or when
  *                    its queue has refused the look; a load that is not known is calm
  *     isl_or_load    either of these
- *     least_delay    local when the delay that the whole request is expected to cause is below that of two legs, see disagg.c
+ *     least_delay    local when the delay that the whole request is expected to cause is below that of two legs: a token computed at D,
+ *                    where others generate, counts up to 1 + stall_weight times (select/disagg.c). More suits answers that must flow
+ *                    evenly, less those whose first token is what counts
  *
  * The first three are those of NVIDIA Dynamo, with its defaults; all comparisons are strict. The gate: with `decode_load` none of the
  * policies says local unless D's blocks in use, with the request's own, are known and at most decode_load * total_blocks. Before all
@@ -45,6 +47,7 @@ struct kvr_disagg_rule {
     uint64_t isl_tokens;           /* default 2048 */
     double isl_ratio;              /* finite, >= 0; default 0.7 */
     double prefill_load;           /* of max_num_batched_tokens; negative: no load is too high; default -1 */
+    double stall_weight;           /* least_delay: how many times a token costs others where all generate; finite, >= 0; default 4.5 */
     double decode_load;            /* of total_blocks; negative: no gate; default -1 */
     uint64_t min_uncached;         /* tokens; default 0: off */
 };

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One worker or two legs; the header has the rules of others. least_delay, in prompt tokens that an engine computes meanwhile:
+ * One worker or two legs; the header has the rules of others. least_delay counts in prompt tokens that an engine computes meanwhile:
  *
- *     local  = ahead(D) + eff(D) * (1 + STALL * requests that generate at D)
- *     remote = ahead(P) + eff(P) + LEG + TRANSFER * prompt tokens
+ *     local  = ahead(D) + (eff(D) + pass) * (1 + stall_weight * n / (n + FEW))     pass   PASS when no prompt is in work at D, else 0
+ *     remote = ahead(P) + eff(P) + LEG + TRANSFER * prompt tokens                 n      requests that generate at D
  *
- * Computing at D holds up all that generate there for as long as it takes; at P it holds up nobody. What waits ahead holds up those that
- * generate whoever comes next. LEG is what a second request costs before the first token, TRANSFER the prompt's way to D. The constants
- * were found with the simulator (docs/simulation.md).
+ * What is computed at D holds up those that generate there, and so does the fixed time of a pass with prompts, which is shared with
+ * prompts that are in work. At P it holds up nobody. So a prompt waits at P for as long as it takes to compute some times as much there,
+ * and not longer: P's queue is what says that there are too few prefill workers. That D generates at all matters, how much hardly does:
+ * with n itself in the place of n / (n + FEW) busy decode workers leave everything to prefill workers that are as busy. LEG is what a
+ * second request costs before the first token, TRANSFER the prompt's way to D: only this request waits for these.
+ *
+ * The constants were found with the simulator (docs/disaggregation.md, "When it pays", which has the scenes where they are wrong).
  */
 #include "base/base.h"
 
@@ -15,13 +19,13 @@
 #include <string.h>
 #include <kvroute/disagg.h>
 
-static const double STALL = 0.05, LEG = 500, TRANSFER = 0.1;
+static const double FEW = 2, PASS = 500, LEG = 700, TRANSFER = 0.1;
 
 static const char *const names[KVR_DISAGG_POLICIES] = {"off", "isl_bounding", "prefill_load", "isl_or_load", "least_delay"};
 
 void kvr_disagg_rule_init(struct kvr_disagg_rule *r)
 {
-    *r = (struct kvr_disagg_rule){.isl_tokens = 2048, .isl_ratio = 0.7, .prefill_load = -1, .decode_load = -1};
+    *r = (struct kvr_disagg_rule){.isl_tokens = 2048, .isl_ratio = 0.7, .prefill_load = -1, .stall_weight = 4.5, .decode_load = -1};
 }
 
 int kvr_disagg_rule_check(const struct kvr_disagg_rule *r, const char **field)
@@ -31,6 +35,7 @@ int kvr_disagg_rule_check(const struct kvr_disagg_rule *r, const char **field)
              : !(isfinite(r->isl_ratio) && r->isl_ratio >= 0)                        ? "isl_ratio"
              : !isfinite(r->prefill_load) || (needs_load && !(r->prefill_load >= 0)) ? "prefill_load"
              : !isfinite(r->decode_load)                                             ? "decode_load"
+             : !(isfinite(r->stall_weight) && r->stall_weight >= 0)                  ? "stall_weight"
                                                                                      : NULL;
     return *field ? -KVR_EINVAL : 0;
 }
@@ -63,9 +68,10 @@ static bool prefill_is_busy(const struct kvr_disagg_rule *r, const struct kvr_di
     return (double)f->prefill_ahead > r->prefill_load * (double)f->max_num_batched_tokens;
 }
 
-static bool delays_less(const struct kvr_disagg_facts *f)
+static bool delays_less(const struct kvr_disagg_rule *r, const struct kvr_disagg_facts *f)
 {
-    double local = (double)f->local_ahead + (double)f->local_uncached * (1 + STALL * f->local_decoding);
+    double n = f->local_decoding, weight = 1 + r->stall_weight * n / (n + FEW), pass = f->local_ahead ? 0 : PASS;
+    double local = (double)f->local_ahead + ((double)f->local_uncached + pass) * weight;
     double remote = (double)f->prefill_uncached + LEG + TRANSFER * (double)f->isl;
     if (f->prefill_known) remote += (double)f->prefill_ahead;
     return local < remote;
@@ -80,7 +86,7 @@ static const char *reason_to_stay(const struct kvr_disagg_rule *r, const struct 
     if (by_load && prefill_is_busy(r, f)) return "the prefill worker is busy";
     if (r->policy != KVR_DISAGG_LEAST_DELAY) return NULL;
     if (f->prefill_refused) return "the prefill worker is busy";
-    return delays_less(f) ? "one worker delays less" : NULL;
+    return delays_less(r, f) ? "one worker delays less" : NULL;
 }
 
 static const char *reason_to_go(const struct kvr_disagg_rule *r)

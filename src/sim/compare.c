@@ -140,3 +140,11 @@ size_t sim_best(const struct sim_comparison *c, enum sim_metric m)
         if (sim_figure(sim_results_of(c, p), c->seeds, m).value < sim_figure(sim_results_of(c, best), c->seeds, m).value) best = p;
     return best;
 }
+
+size_t sim_most(const struct sim_comparison *c, enum sim_metric m)
+{
+    size_t most = 0;
+    for (size_t p = 1; p < c->policies_n; p++)
+        if (sim_figure(sim_results_of(c, p), c->seeds, m).value > sim_figure(sim_results_of(c, most), c->seeds, m).value) most = p;
+    return most;
+}

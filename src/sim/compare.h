@@ -51,6 +51,8 @@ struct sim_figure sim_figure(const struct sim_result *r, size_t n, enum sim_metr
 struct sim_ratio sim_ratio(const struct sim_result *a, const struct sim_result *b, size_t n, enum sim_metric m);
 /* The policy with the smallest mean. */
 size_t sim_best(const struct sim_comparison *c, enum sim_metric m);
+/* The one with the largest. */
+size_t sim_most(const struct sim_comparison *c, enum sim_metric m);
 
 /* The half width of a 95 % interval of a mean, over values. */
 double sim_half_width(const double *values, size_t n);

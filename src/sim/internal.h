@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sim.c       moments, engines, requests       policies.c  the table of policies
+ * sim.c       engines, requests                policies.c  the table of policies
+ * moments.c   the heap                         legs.c      requests of two legs
  * routers.c   who chooses, what is told        sticky.c    other routers' trees
  * scenes.c    the table of scenes              compare.c   policies over scenes and seeds, with intervals
  * without.c   the default without one of its parts
@@ -8,6 +9,7 @@
 #ifndef KVR_SIM_INTERNAL_H
 #define KVR_SIM_INTERNAL_H
 
+#include <kvroute/disagg.h>
 #include <kvroute/router.h>
 
 #include "sim/sim.h"
@@ -21,6 +23,8 @@ struct sim_policy {
     double predicted_s;                /* own decisions count as cached for so long; 0: do not */
     const struct sticky_rules *sticky; /* NULL: the library chooses */
     enum sim_part without;
+    bool roles;                  /* prefill and decode workers; false: all are alike */
+    enum kvr_disagg_policy legs; /* with roles: which requests go over two */
 };
 
 /* One request at one router. */
@@ -34,6 +38,9 @@ struct sim_ask {
     const uint32_t *tokens;
     const uint64_t *locals, *seqs;
     size_t blocks_n, tokens_n;
+    bool look;                           /* nothing is booked, and it is the same router's turn again */
+    const struct kvr_worker *pin;        /* NULL: any */
+    const struct kvr_override *override; /* NULL: none */
 };
 
 /* ---- routers.c: N routers over one index, which all events reach at once ---- */
@@ -45,6 +52,7 @@ struct sim_routers_config {
     const struct kvr_clock *clock;
     uint32_t routers, workers, block_size;
     uint64_t seed, tell_ns;
+    bool prefills; /* of workers that compute prompts for others: these keep no blocks in use */
 };
 
 int sim_routers_create(const struct sim_routers_config *config, struct sim_routers **out);
@@ -57,6 +65,7 @@ void sim_routers_event(struct sim_routers *r, const struct kvr_event *ev);
 uint64_t sim_routers_tell(struct sim_routers *r);
 /* The next router in turn chooses and books. Returns: 0, or an error of the router. */
 int sim_routers_choose(struct sim_routers *r, const struct sim_ask *ask, struct sim_choice *out);
+/* ttft_ms negative: it tells nothing of what prompts take there. */
 void sim_routers_first_token(struct sim_routers *r, const struct sim_choice *c, uint64_t number, double ttft_ms);
 /* tokens 0: it failed. */
 void sim_routers_ended(struct sim_routers *r, const struct sim_choice *c, uint64_t number, double tokens, double generating_ms);

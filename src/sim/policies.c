@@ -8,7 +8,8 @@
 
 #include "sim/internal.h"
 
-#define MEGA (1ULL << 20)
+#define MEGA  (1ULL << 20)
+#define ALIKE false, KVR_DISAGG_OFF /* workers without roles */
 
 static const struct sticky_rules sglang = {0.3, 64, 1.5, STICKY_SPREAD, STICKY_LEAST_LOADED, true, 64 * MEGA, 60};
 static const struct sticky_rules smg = {0.3, 64, 1.5, STICKY_MEAN, STICKY_LEAST_USED, false, 64 * MEGA, 60};
@@ -16,22 +17,22 @@ static const struct sticky_rules vllm = {0.3, 64, 1.5, STICKY_SPREAD, STICKY_LEA
 static const struct sticky_rules tree = {0.5, 32, 1.1, STICKY_SPREAD, STICKY_SMALLEST, true, 64 * MEGA, 60};
 
 static const struct sim_policy policies[] = {
-    {"round-robin", "in turns", KVR_MODE_ROUND_ROBIN, KVR_COST_LINEAR, 0, NULL, SIM_WHOLE},
-    {"least-loaded", "fewest requests", KVR_MODE_LEAST_LOADED, KVR_COST_LINEAR, 0, NULL, SIM_WHOLE},
-    {"auto", "the delay that a choice adds to everybody: the default", KVR_MODE_KV, KVR_COST_DELAY, 0, NULL, SIM_WHOLE},
-    {"linear", "blocks to compute and blocks in use (NVIDIA Dynamo's cost)", KVR_MODE_KV, KVR_COST_LINEAR, 0, NULL, SIM_WHOLE},
-    {"linear+ttl", "linear, and own decisions count as cached for 5 s", KVR_MODE_KV, KVR_COST_LINEAR, 5, NULL, SIM_WHOLE},
+    {"round-robin", "in turns", KVR_MODE_ROUND_ROBIN, KVR_COST_LINEAR, 0, NULL, SIM_WHOLE, ALIKE},
+    {"least-loaded", "fewest requests", KVR_MODE_LEAST_LOADED, KVR_COST_LINEAR, 0, NULL, SIM_WHOLE, ALIKE},
+    {"auto", "the delay that a choice adds to everybody: the default", KVR_MODE_KV, KVR_COST_DELAY, 0, NULL, SIM_WHOLE, ALIKE},
+    {"linear", "blocks to compute and blocks in use (NVIDIA Dynamo's cost)", KVR_MODE_KV, KVR_COST_LINEAR, 0, NULL, SIM_WHOLE, ALIKE},
+    {"linear+ttl", "linear, and own decisions count as cached for 5 s", KVR_MODE_KV, KVR_COST_LINEAR, 5, NULL, SIM_WHOLE, ALIKE},
     {"sglang-router", "a tree of what was sent where; rules of sglang-router 0.3.2", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &sglang,
-     SIM_WHOLE},
-    {"smg", "the same; rules of smg 1.13.0", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &smg, SIM_WHOLE},
-    {"vllm-router", "the same; rules of vllm-router 0.1.17", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &vllm, SIM_WHOLE},
-    {"tree", "the same, as first published: 0.5, 32, 1.1, smallest tree", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &tree, SIM_WHOLE},
+     SIM_WHOLE, ALIKE},
+    {"smg", "the same; rules of smg 1.13.0", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &smg, SIM_WHOLE, ALIKE},
+    {"vllm-router", "the same; rules of vllm-router 0.1.17", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &vllm, SIM_WHOLE, ALIKE},
+    {"tree", "the same, as first published: 0.5, 32, 1.1, smallest tree", KVR_MODE_DIRECT, KVR_COST_LINEAR, 0, &tree, SIM_WHOLE, ALIKE},
 };
 
 /* The default without one of its parts: found by name, not among all. */
 #define WITHOUT(name, what, part)                                                                                                          \
     {                                                                                                                                      \
-        "auto-without-" name, "auto without " what, KVR_MODE_KV, KVR_COST_DELAY, 0, NULL, part                                             \
+        "auto-without-" name, "auto without " what, KVR_MODE_KV, KVR_COST_DELAY, 0, NULL, part, ALIKE                                      \
     }
 static const struct sim_policy ablations[] = {
     WITHOUT("computing", "the price of computing for others", SIM_COMPUTING),
@@ -51,6 +52,25 @@ const struct sim_policy *sim_ablation_at(size_t i)
     return &ablations[i];
 }
 
+/* Whole requests on workers that are alike, two legs, and rules that choose, with their defaults; all of them route by the default cost. */
+#define TREATMENT(name, meaning, ...)                                                                                                      \
+    {                                                                                                                                      \
+        name, meaning, KVR_MODE_KV, KVR_COST_DELAY, 0, NULL, SIM_WHOLE, __VA_ARGS__                                                        \
+    }
+static const struct sim_policy treatments[] = {
+    TREATMENT("one-leg", "all workers alike", ALIKE),
+    TREATMENT("two-legs", "prefill and decode workers, always two legs", true, KVR_DISAGG_OFF),
+    TREATMENT("isl_bounding", "the same, few uncached tokens whole (NVIDIA Dynamo's rule and defaults)", true, KVR_DISAGG_ISL_BOUNDING),
+    TREATMENT("least_delay", "the same, whole where that delays less", true, KVR_DISAGG_LEAST_DELAY),
+};
+
+const size_t sim_treatments_n = KVR_ARRAY_LEN(treatments);
+
+const struct sim_policy *sim_treatment_at(size_t i)
+{
+    return &treatments[i];
+}
+
 const size_t sim_policies_n = KVR_ARRAY_LEN(policies);
 
 const struct sim_policy *sim_policy_at(size_t i)
@@ -58,13 +78,18 @@ const struct sim_policy *sim_policy_at(size_t i)
     return &policies[i];
 }
 
+static const struct sim_policy *find_in(const struct sim_policy *list, size_t n, const char *name, size_t len)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strlen(list[i].name) == len && !memcmp(list[i].name, name, len)) return &list[i];
+    return NULL;
+}
+
 const struct sim_policy *sim_policy_find(const char *name, size_t len)
 {
-    for (size_t i = 0; i < sim_policies_n; i++)
-        if (strlen(policies[i].name) == len && !memcmp(policies[i].name, name, len)) return &policies[i];
-    for (size_t i = 0; i < sim_ablations_n; i++)
-        if (strlen(ablations[i].name) == len && !memcmp(ablations[i].name, name, len)) return &ablations[i];
-    return NULL;
+    const struct sim_policy *p = find_in(policies, sim_policies_n, name, len);
+    if (!p) p = find_in(ablations, sim_ablations_n, name, len);
+    return p ? p : find_in(treatments, sim_treatments_n, name, len);
 }
 
 const char *sim_policy_name(const struct sim_policy *p)

@@ -104,6 +104,7 @@ static int create_one(struct sim_routers *r, uint32_t number)
     c.seed = kvr_mix64(r->cfg.seed + number + 1);
     c.mode = p->mode;
     c.cost.kind = p->cost;
+    c.track_active_blocks = !r->cfg.prefills;
     c.hook = on_change;
     c.hook_ctx = o;
     if (p->without != SIM_WHOLE) {
@@ -198,15 +199,18 @@ int sim_routers_choose(struct sim_routers *r, const struct sim_ask *ask, struct 
     char id[24];
     struct kvr_router_request rq = {.id = id,
                                     .id_len = write_id(id, ask->number),
-                                    .book = true,
+                                    .book = !ask->look,
                                     .locals = ask->locals,
                                     .locals_n = ask->blocks_n,
                                     .seqs = ask->seqs,
                                     .seqs_n = ask->blocks_n,
-                                    .isl = ask->tokens_n};
+                                    .isl = ask->tokens_n,
+                                    .pinned = ask->pin != NULL,
+                                    .override = ask->override};
+    if (ask->pin) rq.pin = *ask->pin;
     poll_now_and_then(r);
     out->router = r->turn;
-    r->turn = (r->turn + 1) % r->cfg.routers;
+    if (!ask->look) r->turn = (r->turn + 1) % r->cfg.routers;
     if (o->predicted) kvr_index_expire(o->predicted);
     if (o->sticky) {
         long at = sticky_choose(o->sticky, ask->tokens, ask->tokens_n, r->present, kvr_now_ns(r->cfg.clock));
@@ -225,7 +229,7 @@ void sim_routers_first_token(struct sim_routers *r, const struct sim_choice *c, 
     char id[24];
     size_t len = write_id(id, number);
     kvr_router_mark_prefill_completed(r->list[c->router].router, id, len);
-    kvr_router_observe_ttft(r->list[c->router].router, &c->decision, ttft_ms);
+    if (ttft_ms >= 0) kvr_router_observe_ttft(r->list[c->router].router, &c->decision, ttft_ms);
 }
 
 void sim_routers_ended(struct sim_routers *r, const struct sim_choice *c, uint64_t number, double tokens, double generating_ms)

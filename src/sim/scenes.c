@@ -8,10 +8,13 @@
 
 #include "sim/sim.h"
 
-#define CONV  "conversations,rate="
-#define TRACE "trace,seconds=16,output-max=24,speedup="
-#define MADE  "mooncake,seconds=40,output-max=24,speedup="
-#define OLD   ",seconds=0,requests=2400"
+#define CONV       "conversations,rate="
+#define TRACE      "trace,seconds=16,output-max=24,speedup="
+#define MADE       "mooncake,seconds=40,output-max=24,speedup="
+#define LONG(rate) "uniform,rate=" rate ",own-tokens=8000,own-spread=0.5,output=150,output-spread=0.5,seconds=20"
+#define OLD        ",seconds=0,requests=2400"
+
+enum { LEG_BLOCKS = 28672 };
 
 const struct sim_scene sim_scenes[] = {
     {.name = "conv15", .meaning = "conversations, scarce caches, little load", .traffic = CONV "15", .workers = 4, .blocks = 2560},
@@ -106,11 +109,152 @@ const struct sim_scene sim_scenes[] = {
 
 const size_t sim_scenes_n = KVR_ARRAY_LEN(sim_scenes);
 
+/* Eight workers with the memory that a mid-size model leaves on a large GPU. Rates are such that limits are missed somewhere. */
+const struct sim_scene sim_leg_scenes[] = {
+    {.name = "long-prompts",
+     .meaning = "long prompts, answers that must flow",
+     .traffic = LONG("24"),
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 4,
+     .ttft_ms = 2000,
+     .itl_ms = 30},
+    {.name = "long-chunks",
+     .meaning = "the same in passes of 2,048 tokens",
+     .traffic = LONG("22"),
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 4,
+     .ttft_ms = 2000,
+     .itl_ms = 30,
+     .tokens_per_pass = 2048},
+    {.name = "very-long",
+     .meaning = "prompts of 30,000 tokens",
+     .traffic = "uniform,rate=5,own-tokens=30000,own-spread=0.3,output=200,seconds=30",
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 4,
+     .ttft_ms = 4000,
+     .itl_ms = 25},
+    {.name = "flowing",
+     .meaning = "longer answers to prompts of 2,000 tokens, that must flow",
+     .traffic = "uniform,rate=55,own-tokens=2000,own-spread=0.5,output=300,output-spread=0.5,seconds=20",
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 3,
+     .ttft_ms = 1000,
+     .itl_ms = 20},
+    {.name = "long-even",
+     .meaning = "long prompts, a load that both can bear",
+     .traffic = LONG("18"),
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 4,
+     .ttft_ms = 2000,
+     .itl_ms = 30},
+    {.name = "agents-even",
+     .meaning = "agents, a load that both can bear",
+     .traffic = "agents,rate=80,seconds=12,think=5,output=300",
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 3,
+     .ttft_ms = 2000,
+     .itl_ms = 20},
+    {.name = "few-prefill",
+     .meaning = "long prompts, two prefill workers",
+     .traffic = LONG("20"),
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 2,
+     .ttft_ms = 2000,
+     .itl_ms = 30},
+    {.name = "long-slack",
+     .meaning = "long prompts, much load, answers may falter",
+     .traffic = LONG("32"),
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 4,
+     .ttft_ms = 3000,
+     .itl_ms = 100},
+    {.name = "answers",
+     .meaning = "short prompts, long answers",
+     .traffic = "uniform,rate=120,own-tokens=1000,own-spread=0.5,output=400,seconds=8",
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 2,
+     .ttft_ms = 1000,
+     .itl_ms = 30},
+    {.name = "chat",
+     .meaning = "chats whose prompts are cached",
+     .traffic = "conversations,rate=600,seconds=8",
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 2,
+     .ttft_ms = 500,
+     .itl_ms = 50},
+    {.name = "chat-many",
+     .meaning = "the same, half of the workers for prompts",
+     .traffic = "conversations,rate=600,seconds=8",
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 4,
+     .ttft_ms = 500,
+     .itl_ms = 50},
+    {.name = "agents2",
+     .meaning = "agents, two prefill workers",
+     .traffic = "agents,rate=150,seconds=12",
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 2,
+     .ttft_ms = 1000,
+     .itl_ms = 25},
+    {.name = "mixed2",
+     .meaning = "several kinds beside each other",
+     .traffic = "mixed,rate=200,seconds=12",
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 3,
+     .ttft_ms = 1000,
+     .itl_ms = 40},
+    {.name = "agents3",
+     .meaning = "agents, three prefill workers, so few that answer",
+     .traffic = "agents,rate=150,seconds=12",
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 3,
+     .ttft_ms = 1000,
+     .itl_ms = 25},
+    {.name = "long-quick",
+     .meaning = "as long-slack, but the first token must be quick",
+     .traffic = LONG("32"),
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 4,
+     .ttft_ms = 1000,
+     .itl_ms = 100},
+    {.name = "chat-tight",
+     .meaning = "chats whose answers must flow",
+     .traffic = "conversations,rate=400,seconds=8",
+     .workers = 8,
+     .blocks = LEG_BLOCKS,
+     .prefill_workers = 2,
+     .ttft_ms = 500,
+     .itl_ms = 20},
+};
+
+const size_t sim_leg_scenes_n = KVR_ARRAY_LEN(sim_leg_scenes);
+
+static const struct sim_scene *find_in(const struct sim_scene *list, size_t n, const char *name, size_t len)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strlen(list[i].name) == len && !memcmp(list[i].name, name, len)) return &list[i];
+    return NULL;
+}
+
 const struct sim_scene *sim_scene_find(const char *name, size_t len)
 {
-    for (size_t i = 0; i < sim_scenes_n; i++)
-        if (strlen(sim_scenes[i].name) == len && !memcmp(sim_scenes[i].name, name, len)) return &sim_scenes[i];
-    return NULL;
+    const struct sim_scene *s = find_in(sim_scenes, sim_scenes_n, name, len);
+    return s ? s : find_in(sim_leg_scenes, sim_leg_scenes_n, name, len);
 }
 
 bool sim_scene_needs_trace(const struct sim_scene *scene)
@@ -135,6 +279,10 @@ int sim_scene_config(const struct sim_scene *scene, const char *trace, struct si
     c.tell_ms = scene->tell_ms;
     c.leaves_s = scene->leaves_s;
     c.returns_s = scene->returns_s;
+    if (scene->prefill_workers) c.prefill_workers = scene->prefill_workers;
+    if (scene->transfer_bytes_s > 0) c.transfer_bytes_s = scene->transfer_bytes_s;
+    c.ttft_ms = scene->ttft_ms;
+    c.itl_ms = scene->itl_ms;
     *out = c;
     return 0;
 }

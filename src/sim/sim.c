@@ -1,87 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loop of the simulation: a heap of moments, each an arrival, the end of an engine's pass, something told, or a worker's leaving. */
+/*
+ * The loop of the simulation: a heap of moments, each an arrival, the end of an engine's pass, the end of a transfer, something told, or a
+ * worker's leaving.
+ */
 #include <math.h>
 #include <string.h>
 
-#include "sim/engine.h"
-#include "sim/internal.h"
-
-struct job {
-    struct traffic_request rq;
-    struct sim_choice choice;
-    uint32_t *answer;
-    uint64_t *hashes; /* locals, then sequence hashes */
-    size_t answer_n, blocks_n;
-    uint64_t number, sent_ns, first_ns;
-    bool first_seen;
-    struct job *prev, *next; /* of the same worker */
-};
-
-/* A copy of an event, applied when its pass ends. */
-struct kept_event {
-    struct kvr_event ev;
-    struct kvr_block *blocks;
-    uint64_t *hashes;
-};
-
-struct sim_worker {
-    struct sim *sim;
-    struct mock_engine *engine; /* NULL: away */
-    uint64_t life;              /* how often it has left */
-    uint32_t number;
-    bool in_pass;
-    struct job *jobs;
-    struct kept_event *kept;
-    size_t kept_n, kept_cap;
-    struct job **done;
-    size_t done_n, done_cap;
-    struct mock_engine_stats past; /* of lives that are over */
-};
-
-enum what { ARRIVAL, PASS_ENDS, TELL, LEAVES, RETURNS };
-
-struct moment {
-    uint64_t at_ns, order, life;
-    enum what what;
-    struct job *job;
-    struct sim_worker *worker;
-};
-
-struct series {
-    double *v;
-    size_t n, cap;
-};
-
-struct sim {
-    struct sim_config cfg;
-    struct kvr_clock clock;
-    uint64_t now_ns, order, numbers, tell_ns, last_ns, failed;
-    struct moment *heap;
-    size_t heap_n, heap_cap;
-    struct sim_worker *workers;
-    struct traffic *traffic;
-    struct sim_routers *routers;
-    struct series ttft, e2e;
-    int status;
-};
-
-static bool grow(struct sim *s, void **ptr, size_t *cap, size_t need, size_t elem)
-{
-    if (need <= *cap) return true;
-    size_t fresh = KVR_MAX(2 * *cap, (size_t)64);
-    void *p = realloc(*ptr, fresh * elem);
-    if (!p) {
-        s->status = -KVR_ENOMEM;
-        return false;
-    }
-    *ptr = p;
-    *cap = fresh;
-    return true;
-}
+#include "sim/state.h"
 
 static void note(struct sim *s, struct series *to, double v)
 {
-    if (grow(s, (void **)&to->v, &to->cap, to->n + 1, sizeof *to->v)) to->v[to->n++] = v;
+    if (sim_grow(s, (void **)&to->v, &to->cap, to->n + 1, sizeof *to->v)) to->v[to->n++] = v;
+}
+
+static void note_gap(struct sim *s, double ms)
+{
+    s->gaps[KVR_MIN((size_t)(ms / SIM_GAP_MS), (size_t)SIM_GAPS - 1)]++;
+    s->gaps_n++;
 }
 
 static double ms_since(const struct sim *s, uint64_t then_ns)
@@ -89,43 +24,12 @@ static double ms_since(const struct sim *s, uint64_t then_ns)
     return (double)(s->now_ns - then_ns) / 1e6;
 }
 
-/* ---- moments ----------------------------------------------------------------------------------------- */
-
-static bool sooner(const struct moment *a, const struct moment *b)
-{
-    return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
-}
-
-static bool heap_push(struct sim *s, struct moment m)
-{
-    if (!grow(s, (void **)&s->heap, &s->heap_cap, s->heap_n + 1, sizeof *s->heap)) return false;
-    m.order = s->order++;
-    size_t at = s->heap_n++;
-    for (; at > 0 && sooner(&m, &s->heap[(at - 1) / 2]); at = (at - 1) / 2) s->heap[at] = s->heap[(at - 1) / 2];
-    s->heap[at] = m;
-    return true;
-}
-
-static struct moment heap_pop(struct sim *s)
-{
-    struct moment top = s->heap[0], last = s->heap[--s->heap_n];
-    size_t at = 0;
-    for (;;) {
-        size_t kid = 2 * at + 1;
-        if (kid >= s->heap_n) break;
-        if (kid + 1 < s->heap_n && sooner(&s->heap[kid + 1], &s->heap[kid])) kid++;
-        if (!sooner(&s->heap[kid], &last)) break;
-        s->heap[at] = s->heap[kid];
-        at = kid;
-    }
-    if (s->heap_n) s->heap[at] = last;
-    return top;
-}
-
 /* ---- jobs -------------------------------------------------------------------------------------------- */
 
+/* A prompt that is still held is given back: before the engine goes. */
 static void job_free(struct job *j)
 {
+    if (j->hold) mock_engine_release(j->holder->engine, j->hold);
     traffic_request_free(&j->rq);
     free(j->answer);
     free(j->hashes);
@@ -141,7 +45,7 @@ static void add_arrival(struct sim *s, struct traffic_request *rq)
         return;
     }
     j->rq = *rq;
-    if (!heap_push(s, (struct moment){.at_ns = rq->arrival_ns, .what = ARRIVAL, .job = j})) job_free(j);
+    if (!sim_push(s, (struct moment){.at_ns = rq->arrival_ns, .what = ARRIVAL, .job = j})) job_free(j);
 }
 
 static void link_job(struct sim_worker *w, struct job *j)
@@ -178,7 +82,7 @@ static void on_event(void *ctx, const struct kvr_event *ev, const uint32_t *toke
     uint32_t block = w->sim->cfg.block_size;
     (void)tokens_n;
     (void)user;
-    if (!grow(w->sim, (void **)&w->kept, &w->kept_cap, w->kept_n + 1, sizeof *w->kept)) return;
+    if (!sim_grow(w->sim, (void **)&w->kept, &w->kept_cap, w->kept_n + 1, sizeof *w->kept)) return;
     struct kept_event *k = &w->kept[w->kept_n];
     *k = (struct kept_event){.ev = *ev};
     k->ev.worker.worker_id = w->number + 1;
@@ -203,11 +107,31 @@ static void on_event(void *ctx, const struct kvr_event *ev, const uint32_t *toke
 static void drop_events(struct sim_worker *w, bool apply)
 {
     for (size_t i = 0; i < w->kept_n; i++) {
-        if (apply && w->sim->status == 0) sim_routers_event(w->sim->routers, &w->kept[i].ev);
+        if (apply && w->sim->status == 0) sim_routers_event(w->routers, &w->kept[i].ev);
         free(w->kept[i].blocks);
         free(w->kept[i].hashes);
     }
     w->kept_n = 0;
+}
+
+static void keep_prompt(struct sim_worker *w, struct job *j, struct mock_request *r)
+{
+    j->holder = w;
+    j->hold = mock_engine_hold(w->engine, r);
+    if (!j->hold) w->sim->status = -KVR_ENOMEM;
+}
+
+static void take_token(struct sim *s, struct job *j, uint32_t token, uint64_t index)
+{
+    if (j->first_seen) {
+        note_gap(s, ms_since(s, j->token_ns));
+    } else {
+        j->first_seen = true;
+        j->first_ns = s->now_ns;
+        note(s, &s->ttft, ms_since(s, j->rq.arrival_ns));
+    }
+    j->token_ns = s->now_ns;
+    if (j->answer && index < j->rq.output) j->answer[j->answer_n++] = token;
 }
 
 static void on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last)
@@ -215,28 +139,44 @@ static void on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t
     struct sim_worker *w = ctx;
     struct sim *s = w->sim;
     struct job *j = mock_request_user(r);
-    if (!j->first_seen) {
-        j->first_seen = true;
-        j->first_ns = s->now_ns;
-        sim_routers_first_token(s->routers, &j->choice, j->number, ms_since(s, j->sent_ns));
-        note(s, &s->ttft, ms_since(s, j->rq.arrival_ns));
-    }
-    if (j->answer && index < j->rq.output) j->answer[j->answer_n++] = token;
-    if (last && grow(s, (void **)&w->done, &w->done_cap, w->done_n + 1, sizeof(struct job *))) w->done[w->done_n++] = j;
+    if (index == 0) sim_routers_first_token(w->routers, &j->choice, j->number, j->leg == SIM_DECODE_LEG ? -1 : ms_since(s, j->sent_ns));
+    if (j->leg == SIM_PREFILL_LEG) keep_prompt(w, j, r);
+    else take_token(s, j, token, index);
+    if (last && sim_grow(s, (void **)&w->done, &w->done_cap, w->done_n + 1, sizeof(struct job *))) w->done[w->done_n++] = j;
 }
 
+static void on_load(void *ctx, struct mock_request *r, size_t cached)
+{
+    struct sim_worker *w = ctx;
+    struct job *j = mock_request_user(r);
+    j->request = r;
+    sim_push(w->sim, (struct moment){
+                         .at_ns = sim_transfer_ends(w->sim, j->holder, w, j->rq.tokens_n - cached), .what = LOADED, .job = j, .worker = w});
+}
+
+/* Unless it is in one. */
 static void start_pass(struct sim *s, struct sim_worker *w)
 {
+    if (w->in_pass) return;
     uint64_t ns = mock_engine_begin_pass(w->engine);
     w->in_pass = ns > 0;
-    if (ns) heap_push(s, (struct moment){.at_ns = s->now_ns + ns, .what = PASS_ENDS, .worker = w, .life = w->life});
+    if (ns) sim_push(s, (struct moment){.at_ns = s->now_ns + ns, .what = PASS_ENDS, .worker = w, .life = w->life});
+}
+
+static bool is_good(const struct sim *s, const struct job *j)
+{
+    double first = (double)(j->first_ns - j->rq.arrival_ns) / 1e6, gaps = ms_since(s, j->first_ns);
+    if (s->cfg.ttft_ms > 0 && first > s->cfg.ttft_ms) return false;
+    return !(s->cfg.itl_ms > 0) || gaps <= s->cfg.itl_ms * (double)(j->rq.output - 1);
 }
 
 static void finish_job(struct sim *s, struct sim_worker *w, struct job *j)
 {
     struct traffic_request next;
     double generated = (double)j->answer_n;
-    sim_routers_ended(s->routers, &j->choice, j->number, generated, ms_since(s, j->first_ns));
+    s->good += is_good(s, j);
+    s->whole += j->leg == SIM_WHOLE_REQUEST;
+    sim_routers_ended(w->routers, &j->choice, j->number, generated, ms_since(s, j->first_ns));
     note(s, &s->e2e, ms_since(s, j->rq.arrival_ns));
     unlink_job(w, j);
     s->last_ns = s->now_ns;
@@ -244,15 +184,6 @@ static void finish_job(struct sim *s, struct sim_worker *w, struct job *j)
     if (rc == 1) add_arrival(s, &next);
     if (rc < 0) s->status = rc;
     job_free(j);
-}
-
-static void end_pass(struct sim *s, struct sim_worker *w)
-{
-    mock_engine_end_pass(w->engine);
-    drop_events(w, true);
-    for (size_t i = 0; i < w->done_n; i++) finish_job(s, w, w->done[i]);
-    w->done_n = 0;
-    start_pass(s, w);
 }
 
 static double factor_of(const double unlike[SIM_UNLIKE], uint32_t i)
@@ -275,42 +206,83 @@ static int start_worker(struct sim *s, uint32_t i)
                                     .first_and_last = true, /* the index keeps a set */
                                     .on_event = on_event,
                                     .on_token = on_token,
+                                    .on_load = on_load,
                                     .ctx = w};
     w->sim = s;
     w->number = i;
+    w->routers = s->cfg.policy->roles && i < s->cfg.prefill_workers ? s->prefill : s->routers;
     w->engine = mock_engine_create(&mc);
-    return w->engine ? sim_routers_add_worker(s->routers, i) : -KVR_ENOMEM;
+    return w->engine ? sim_routers_add_worker(w->routers, i) : -KVR_ENOMEM;
 }
 
 /* ---- arrivals ---------------------------------------------------------------------------------------- */
 
+/* As an engine that answers 400. A prompt that is held for it makes room for others. */
+static void refuse(struct sim *s, struct sim_worker *w, struct job *j)
+{
+    struct sim_worker *holder = j->hold ? j->holder : NULL;
+    sim_routers_ended(w->routers, &j->choice, j->number, 0, 0);
+    job_free(j);
+    s->failed++;
+    if (holder) start_pass(s, holder);
+}
+
+/* Sends the leg that the job is at. */
 static void send(struct sim *s, struct job *j)
 {
-    struct sim_ask ask = {.number = j->number = ++s->numbers,
-                          .tokens = j->rq.tokens,
-                          .locals = j->hashes,
-                          .seqs = j->hashes + j->blocks_n,
-                          .blocks_n = j->blocks_n,
-                          .tokens_n = j->rq.tokens_n};
-    int rc = sim_routers_choose(s->routers, &ask, &j->choice);
+    struct sim_worker *w;
+    uint64_t output = j->leg == SIM_PREFILL_LEG ? 1 : j->rq.output;
+    j->number = ++s->numbers;
+    int rc = sim_legs_choose(s, j);
     if (rc) {
         s->status = rc;
         job_free(j);
         return;
     }
-    struct sim_worker *w = &s->workers[j->choice.worker];
-    struct mock_engine_request work = {.tokens = j->rq.tokens, .n = j->rq.tokens_n, .max_tokens = j->rq.output, .user = j};
-    j->sent_ns = s->now_ns;
-    link_job(w, j);
-    if (!mock_engine_fits(w->engine, j->rq.tokens_n, j->rq.output)) { /* as an engine that answers 400 */
-        sim_routers_ended(s->routers, &j->choice, j->number, 0, 0);
-        unlink_job(w, j);
-        job_free(j);
-        s->failed++;
+    w = &s->workers[j->choice.worker];
+    if (!mock_engine_fits(w->engine, j->rq.tokens_n, output)) {
+        refuse(s, w, j);
         return;
     }
+    struct mock_engine_request work = {
+        .tokens = j->rq.tokens, .n = j->rq.tokens_n, .max_tokens = output, .remote = j->leg == SIM_DECODE_LEG, .user = j};
+    j->sent_ns = s->now_ns;
+    link_job(w, j);
     if (!mock_engine_submit(w->engine, &work)) s->status = -KVR_ENOMEM;
-    if (!w->in_pass) start_pass(s, w);
+    start_pass(s, w);
+}
+
+/* The prompt is computed, and stays where it is until the decode worker has it. */
+static void end_prefill(struct sim *s, struct sim_worker *w, struct job *j)
+{
+    sim_routers_ended(w->routers, &j->choice, j->number, 1, 0);
+    unlink_job(w, j);
+    j->leg = SIM_DECODE_LEG;
+    send(s, j);
+}
+
+static void end_transfer(struct sim *s, struct sim_worker *w, struct job *j)
+{
+    struct mock_hold *hold = j->hold;
+    j->hold = NULL;
+    mock_engine_release(j->holder->engine, hold);
+    mock_engine_loaded(w->engine, j->request, j->rq.tokens_n, false);
+    start_pass(s, j->holder);
+    start_pass(s, w);
+}
+
+static void end_pass(struct sim *s, struct sim_worker *w)
+{
+    mock_engine_end_pass(w->engine);
+    drop_events(w, true);
+    for (size_t i = 0; i < w->done_n && s->status == 0; i++) {
+        struct job *j = w->done[i];
+        if (j->leg == SIM_PREFILL_LEG) end_prefill(s, w, j);
+        else finish_job(s, w, j);
+    }
+    w->done_n = 0;
+    w->in_pass = false;
+    start_pass(s, w);
 }
 
 static void arrive(struct sim *s, struct job *j)
@@ -321,6 +293,7 @@ static void arrive(struct sim *s, struct job *j)
         job_free(j);
         return;
     }
+    j->leg = sim_legs_first(s, j);
     send(s, j);
 }
 
@@ -354,8 +327,8 @@ static void leave(struct sim *s, struct sim_worker *w)
     w->in_pass = false;
     w->jobs = NULL;
     drop_events(w, false);
-    for (struct job *j = list; j; j = j->next) sim_routers_ended(s->routers, &j->choice, j->number, 0, 0);
-    sim_routers_remove_worker(s->routers, w->number);
+    for (struct job *j = list; j; j = j->next) sim_routers_ended(w->routers, &j->choice, j->number, 0, 0);
+    sim_routers_remove_worker(w->routers, w->number);
     for (struct job *j = list, *next; j; j = next) {
         next = j->next;
         if (j->first_seen) {
@@ -384,6 +357,16 @@ static void report_series(struct series *from, double *mean, double *p50, double
     *p99 = from->v[from->n * 99 / 100];
 }
 
+/* The upper end of the bin, in ms, so never less than it was. */
+static double gap_at(const struct sim *s, double share)
+{
+    uint64_t before = 0;
+    size_t at = 0;
+    if (s->gaps_n == 0) return 0;
+    while (at < SIM_GAPS - 1 && (double)(before += s->gaps[at]) <= share * (double)s->gaps_n) at++;
+    return (double)(at + 1) * SIM_GAP_MS;
+}
+
 static void report(struct sim *s, struct sim_result *out)
 {
     double computed = 0, cached = 0, requests = 0, most = 0, most_requests = 0, fewest = HUGE_VAL, *v = out->v;
@@ -408,14 +391,27 @@ static void report(struct sim *s, struct sim_result *out)
     v[SIM_FAILED] = (double)s->failed;
     v[SIM_FEWEST] = fewest;
     v[SIM_SECONDS] = (double)s->last_ns / 1e9;
+    v[SIM_ITL_P50] = gap_at(s, 0.5);
+    v[SIM_ITL_P99] = gap_at(s, 0.99);
+    v[SIM_GOODPUT] = s->opened_ns ? (double)s->good * 1e9 / (double)s->opened_ns : 0;
+    v[SIM_LOCAL] = s->e2e.n ? 100 * (double)s->whole / (double)s->e2e.n : 0;
 }
 
 /* ---- life -------------------------------------------------------------------------------------------- */
 
 void sim_config_init(struct sim_config *c)
 {
-    *c = (struct sim_config){
-        .workers = 4, .block_size = 16, .blocks = 8192, .tokens_per_pass = 8192, .sequences = 256, .speed = 1, .routers = 1};
+    *c = (struct sim_config){.workers = 4,
+                             .block_size = 16,
+                             .blocks = 8192,
+                             .tokens_per_pass = 8192,
+                             .sequences = 256,
+                             .speed = 1,
+                             .routers = 1,
+                             .prefill_workers = 1,
+                             .transfer_ms = 2,
+                             .transfer_bytes_s = 25e9,
+                             .stall_weight = -1};
     traffic_config_init(&c->traffic, TRAFFIC_CONVERSATIONS);
     c->policy = sim_policy_at(0);
 }
@@ -434,8 +430,20 @@ static const char *bad_field(const struct sim_config *c)
     if (!(c->speed > 0 && c->speed <= 1e6)) return "speed: must be above 0, at most 1000000";
     if (c->routers < 1 || c->routers > SIM_ROUTERS_MAX) return "routers: allowed: 1 to 16";
     if (!(c->tell_ms >= 0 && c->tell_ms <= 1e6)) return "tell-ms: allowed: 0 to 1000000";
+    if (!(c->transfer_ms >= 0 && c->transfer_ms <= 1e6)) return "transfer-ms: allowed: 0 to 1000000";
+    if (!(c->transfer_bytes_s >= 1e3 && c->transfer_bytes_s <= 1e18)) return "transfer-bytes: allowed: 1000 to 1e18";
+    if (c->policy->roles && !(c->prefill_workers > 0 && c->prefill_workers < c->workers))
+        return "prefill-workers: allowed: 1 to one less than workers";
+    if (c->policy->roles && c->leaves_s > 0) return "a worker can only leave when all are alike";
     if (c->leaves_s > 0 && c->workers < 2) return "a worker can only leave when there is another";
     return NULL;
+}
+
+static void set_rule(struct sim *s)
+{
+    kvr_disagg_rule_init(&s->rule);
+    s->rule.policy = s->cfg.policy->legs;
+    if (s->cfg.stall_weight >= 0) s->rule.stall_weight = s->cfg.stall_weight;
 }
 
 static int prepare(struct sim *s, char *err, size_t cap)
@@ -452,17 +460,28 @@ static int prepare(struct sim *s, char *err, size_t cap)
     int failed = traffic_create(&s->cfg.traffic, &s->traffic, err, cap);
     if (failed) return failed;
     snprintf(err, cap, "out of memory");
+    set_rule(s);
     s->workers = calloc(s->cfg.workers, sizeof *s->workers);
-    if (!s->workers || sim_routers_create(&rc, &s->routers)) return -KVR_ENOMEM;
+    s->gaps = calloc(SIM_GAPS, sizeof *s->gaps);
+    if (!s->gaps || !s->workers || sim_routers_create(&rc, &s->routers)) return -KVR_ENOMEM;
+    rc.prefills = true;
+    if (s->cfg.policy->roles && sim_routers_create(&rc, &s->prefill)) return -KVR_ENOMEM;
     for (uint32_t i = 0; i < s->cfg.workers; i++)
         if (start_worker(s, i)) return -KVR_ENOMEM;
     if (s->cfg.leaves_s > 0) {
-        heap_push(s, (struct moment){.at_ns = (uint64_t)(s->cfg.leaves_s * 1e9), .what = LEAVES, .worker = s->workers});
+        sim_push(s, (struct moment){.at_ns = (uint64_t)(s->cfg.leaves_s * 1e9), .what = LEAVES, .worker = s->workers});
         if (s->cfg.returns_s > s->cfg.leaves_s)
-            heap_push(s, (struct moment){.at_ns = (uint64_t)(s->cfg.returns_s * 1e9), .what = RETURNS, .worker = s->workers});
+            sim_push(s, (struct moment){.at_ns = (uint64_t)(s->cfg.returns_s * 1e9), .what = RETURNS, .worker = s->workers});
     }
     pull_arrival(s);
     return s->status;
+}
+
+static void tend_routers(struct sim *s, struct sim_routers *r)
+{
+    uint64_t tell = sim_routers_tell(r);
+    if (tell < s->tell_ns && sim_push(s, (struct moment){.at_ns = tell, .what = TELL})) s->tell_ns = tell;
+    if (s->status == 0) s->status = sim_routers_status(r);
 }
 
 static void step(struct sim *s, struct moment m)
@@ -472,27 +491,27 @@ static void step(struct sim *s, struct moment m)
     switch (m.what) {
     case ARRIVAL: {
         bool opens = m.job->rq.turn == 0;
+        if (opens) s->opened_ns = s->now_ns;
         arrive(s, m.job);
         if (opens) pull_arrival(s);
         break;
     }
     case PASS_ENDS: end_pass(s, m.worker); break;
+    case LOADED: end_transfer(s, m.worker, m.job); break;
     case LEAVES: leave(s, m.worker); break;
     case RETURNS:
         if (start_worker(s, m.worker->number)) s->status = -KVR_ENOMEM;
         break;
     case TELL: s->tell_ns = UINT64_MAX; break;
     }
-    uint64_t tell = sim_routers_tell(s->routers);
-    if (tell < s->tell_ns && heap_push(s, (struct moment){.at_ns = tell, .what = TELL})) s->tell_ns = tell;
-    if (s->status == 0) s->status = sim_routers_status(s->routers);
+    tend_routers(s, s->routers);
+    if (s->prefill) tend_routers(s, s->prefill);
 }
 
 static void clean_up(struct sim *s)
 {
     for (uint32_t i = 0; s->workers && i < s->cfg.workers; i++) {
         struct sim_worker *w = &s->workers[i];
-        mock_engine_destroy(w->engine);
         for (struct job *j = w->jobs, *next; j; j = next) {
             next = j->next;
             job_free(j);
@@ -501,14 +520,17 @@ static void clean_up(struct sim *s)
         free(w->kept);
         free(w->done);
     }
+    for (uint32_t i = 0; s->workers && i < s->cfg.workers; i++) mock_engine_destroy(s->workers[i].engine);
     for (size_t i = 0; i < s->heap_n; i++)
         if (s->heap[i].what == ARRIVAL) job_free(s->heap[i].job);
     sim_routers_destroy(s->routers);
+    sim_routers_destroy(s->prefill);
     traffic_destroy(s->traffic);
     free(s->workers);
     free(s->heap);
     free(s->ttft.v);
     free(s->e2e.v);
+    free(s->gaps);
 }
 
 int sim_run(const struct sim_config *config, struct sim_result *out, char *err, size_t cap)
@@ -516,7 +538,7 @@ int sim_run(const struct sim_config *config, struct sim_result *out, char *err, 
     struct sim s = {.cfg = *config, .tell_ns = UINT64_MAX};
     s.clock = (struct kvr_clock){virtual_now, &s};
     int rc = prepare(&s, err, cap);
-    while (rc == 0 && s.heap_n && s.status == 0) step(&s, heap_pop(&s));
+    while (rc == 0 && s.heap_n && s.status == 0) step(&s, sim_pop(&s));
     if (rc == 0) rc = s.status;
     if (rc == 0) report(&s, out);
     else if (s.status) snprintf(err, cap, "%s", kvr_strerror(rc));

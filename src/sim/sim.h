@@ -9,6 +9,9 @@
  * A worker may leave in the middle, with its cache and what it was doing: requests without a first token are sent elsewhere at once, those
  * with one have failed, and so has the rest of their conversation. It may come back, empty.
  *
+ * Workers may have roles: a prompt's blocks are then held by the prefill worker that has computed it until they are transferred to the
+ * decode worker, which has taken as many of its own before.
+ *
  * Threads: sim_run may be called from several threads at once.
  */
 #ifndef KVR_SIM_H
@@ -30,11 +33,15 @@ struct sim_config {
     double caches[SIM_UNLIKE]; /* the same for blocks */
     uint32_t routers;          /* 1 to SIM_ROUTERS_MAX */
     double tell_ms;
-    double leaves_s, returns_s; /* worker 1 leaves, and comes back; 0: does not */
+    double leaves_s, returns_s;           /* worker 1 leaves, and comes back; 0: does not */
+    uint32_t prefill_workers;             /* with a policy of two legs: the first so many compute prompts for the others */
+    double transfer_ms, transfer_bytes_s; /* what a transfer takes before its bytes, and how fast these are */
+    double stall_weight;                  /* of least_delay; negative: its default */
+    double ttft_ms, itl_ms;               /* limits of a good answer: to the first token, and of the mean between tokens; 0: none */
 };
 
 enum sim_metric {
-    SIM_HIT,       /* of all prompt tokens that were served, those that were cached, in % */
+    SIM_HIT,       /* of all prompt tokens that were served, those that were cached, in %; of each leg that was */
     SIM_TTFT_MEAN, /* ms, from arrival */
     SIM_TTFT_P50,
     SIM_TTFT_P99,
@@ -47,6 +54,10 @@ enum sim_metric {
     SIM_FAILED,    /* lost with a worker, or refused for their length */
     SIM_FEWEST,    /* requests of the worker that had the fewest */
     SIM_SECONDS,   /* virtual, until the last token */
+    SIM_ITL_P50,   /* ms between tokens, over all of them */
+    SIM_ITL_P99,
+    SIM_GOODPUT, /* answers within the limits, for each second until the last conversation began: the same seconds for all policies */
+    SIM_LOCAL,   /* whole requests, in % */
     SIM_METRICS
 };
 
@@ -54,7 +65,8 @@ struct sim_result {
     double v[SIM_METRICS];
 };
 
-/* 4 workers of 8,192 blocks of 16 tokens, passes of up to 8,192 tokens, 256 sequences at once, one router. */
+/* 4 workers of 8,192 blocks of 16 tokens, passes of up to 8,192 tokens, 256 sequences at once, one router; for policies of two legs one
+ * prefill worker, transfers of 2 ms and 25 GB/s. */
 void sim_config_init(struct sim_config *c);
 /* Returns: 0, or -KVR_EINVAL, an error of traffic_create, -KVR_ENOMEM, with a text. */
 int sim_run(const struct sim_config *config, struct sim_result *out, char *err, size_t cap);
@@ -66,6 +78,10 @@ extern const size_t sim_policies_n;
 /* The default without one of its parts each: found by name too, no part of the list. */
 extern const size_t sim_ablations_n;
 const struct sim_policy *sim_ablation_at(size_t i);
+
+/* Roles of workers, and which requests go over two legs: found by name too, no part of the list. */
+extern const size_t sim_treatments_n;
+const struct sim_policy *sim_treatment_at(size_t i);
 
 /* Returns: NULL for an unknown name. */
 const struct sim_policy *sim_policy_find(const char *name, size_t len);
@@ -85,10 +101,15 @@ struct sim_scene {
     double speeds[SIM_UNLIKE], caches[SIM_UNLIKE];
     uint32_t routers; /* 0: 1 */
     double tell_ms, leaves_s, returns_s;
+    uint32_t prefill_workers; /* this and those below: scenes of treatments */
+    double ttft_ms, itl_ms, transfer_bytes_s;
 };
 
 extern const struct sim_scene sim_scenes[];
 extern const size_t sim_scenes_n;
+/* For treatments: found by name too, no part of the list. */
+extern const struct sim_scene sim_leg_scenes[];
+extern const size_t sim_leg_scenes_n;
 
 /* Returns: NULL for an unknown name. */
 const struct sim_scene *sim_scene_find(const char *name, size_t len);

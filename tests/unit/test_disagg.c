@@ -135,12 +135,34 @@ static void least_delay_weighs_the_queues_and_those_who_generate(void **s)
     assert_true(local(r, f)); /* the decode worker has nearly all of it */
     f.local_uncached = 8000;
     assert_false(local(r, f)); /* it would hold up 20 */
+    f.local_decoding = 0;
+    assert_true(local(r, f)); /* it would hold up nobody */
+    f.local_decoding = 20;
     f.prefill_ahead = 100000;
     assert_true(local(r, f)); /* the prefill worker is far behind */
     f.local_ahead = 100000;
     assert_false(local(r, f)); /* so is the decode worker */
+    f.local_ahead = 0;
     f.prefill_known = false;
     assert_false(local(r, f)); /* what is not known counts as nothing */
+}
+
+static void the_weight_says_for_how_long_a_prompt_waits_for_a_prefill_worker(void **s)
+{
+    (void)s;
+    struct kvr_disagg_rule r = rule_of(KVR_DISAGG_LEAST_DELAY);
+    struct kvr_disagg_facts f = facts_of(10000, 10000);
+    f.local_decoding = 1000000; /* so that a token counts 1 + weight times */
+    r.stall_weight = 2;
+    f.prefill_ahead = 19700; /* 3 * (10000 + 500), against 19700 + 10000 + 700 + 1000 */
+    assert_false(local(r, f));
+    f.prefill_ahead = 19900;
+    assert_true(local(r, f));
+    f.local_ahead = 1; /* its pass is there already */
+    f.prefill_ahead = 18400;
+    assert_true(local(r, f));
+    r.stall_weight = 3;
+    assert_false(local(r, f));
 }
 
 static void values_out_of_range_are_named(void **s)
@@ -159,6 +181,10 @@ static void values_out_of_range_are_named(void **s)
     r.policy = KVR_DISAGG_POLICIES;
     assert_int_equal(kvr_disagg_rule_check(&r, &field), -KVR_EINVAL);
     assert_string_equal(field, "policy");
+    r = rule_of(KVR_DISAGG_OFF);
+    r.stall_weight = -1;
+    assert_int_equal(kvr_disagg_rule_check(&r, &field), -KVR_EINVAL);
+    assert_string_equal(field, "stall_weight");
     r = rule_of(KVR_DISAGG_OFF);
     r.decode_load = INFINITY;
     assert_int_equal(kvr_disagg_rule_check(&r, &field), -KVR_EINVAL);
@@ -189,6 +215,7 @@ int main(void)
         cmocka_unit_test(the_gate_keeps_a_busy_decode_worker_from_whole_requests),
         cmocka_unit_test(what_is_not_worth_a_transfer_is_local_whatever_the_policy_says),
         cmocka_unit_test(least_delay_weighs_the_queues_and_those_who_generate),
+        cmocka_unit_test(the_weight_says_for_how_long_a_prompt_waits_for_a_prefill_worker),
         cmocka_unit_test(values_out_of_range_are_named),
         cmocka_unit_test(policies_have_names),
     };

@@ -33,25 +33,31 @@ static struct sim_result run(const struct sim_config *c)
     return r;
 }
 
+static void check_scene_repeats(const struct sim_scene *from, const struct sim_policy *with)
+{
+    assert_ptr_equal(sim_scene_find(from->name, strlen(from->name)), from);
+    if (sim_scene_needs_trace(from)) return;
+    struct sim_config c = scene(from->name);
+    c.traffic.requests = 60;
+    c.traffic.seed = 5;
+    c.policy = with;
+    struct sim_result a = run(&c), b = run(&c);
+    assert_memory_equal(&a, &b, sizeof a);
+    assert_true(a.v[SIM_COMPLETED] >= 60 || a.v[SIM_FAILED] > 0);
+    assert_true(a.v[SIM_FAILED] == 0 || c.leaves_s > 0);
+    assert_true(a.v[SIM_TTFT_P50] > 16 && a.v[SIM_TTFT_P99] >= a.v[SIM_TTFT_P50] && a.v[SIM_E2E_MEAN] > a.v[SIM_TTFT_MEAN]);
+    assert_true(a.v[SIM_HIT] >= 0 && a.v[SIM_HIT] < 100 && a.v[SIM_BALANCE] >= 1 && a.v[SIM_SECONDS] > 0);
+    assert_true(a.v[SIM_ITL_P50] > 0 && a.v[SIM_ITL_P99] >= a.v[SIM_ITL_P50] && a.v[SIM_GOODPUT] > 0);
+}
+
 static void every_scene_and_every_policy_runs_and_repeats(void **st)
 {
     (void)st;
-    for (size_t i = 0; i < sim_scenes_n; i++) {
-        assert_ptr_equal(sim_scene_find(sim_scenes[i].name, strlen(sim_scenes[i].name)), &sim_scenes[i]);
-        if (sim_scene_needs_trace(&sim_scenes[i])) continue;
-        struct sim_config c = scene(sim_scenes[i].name);
-        c.traffic.requests = 60;
-        c.traffic.seed = 5;
-        c.policy = sim_policy_at(i % sim_policies_n);
-        struct sim_result a = run(&c), b = run(&c);
-        assert_memory_equal(&a, &b, sizeof a);
-        assert_true(a.v[SIM_COMPLETED] >= 60 || a.v[SIM_FAILED] > 0);
-        assert_true(a.v[SIM_FAILED] == 0 || c.leaves_s > 0);
-        assert_true(a.v[SIM_TTFT_P50] > 16 && a.v[SIM_TTFT_P99] >= a.v[SIM_TTFT_P50] && a.v[SIM_E2E_MEAN] > a.v[SIM_TTFT_MEAN]);
-        assert_true(a.v[SIM_HIT] >= 0 && a.v[SIM_HIT] < 100 && a.v[SIM_BALANCE] >= 1 && a.v[SIM_SECONDS] > 0);
-    }
+    for (size_t i = 0; i < sim_scenes_n; i++) check_scene_repeats(&sim_scenes[i], sim_policy_at(i % sim_policies_n));
+    for (size_t i = 0; i < sim_leg_scenes_n; i++) check_scene_repeats(&sim_leg_scenes[i], sim_treatment_at(i % sim_treatments_n));
     for (size_t i = 0; i < sim_ablations_n; i++) assert_ptr_equal(policy(sim_policy_name(sim_ablation_at(i))), sim_ablation_at(i));
     for (size_t i = 0; i < sim_policies_n; i++) assert_ptr_equal(policy(sim_policy_name(sim_policy_at(i))), sim_policy_at(i));
+    for (size_t i = 0; i < sim_treatments_n; i++) assert_ptr_equal(policy(sim_policy_name(sim_treatment_at(i))), sim_treatment_at(i));
 }
 
 /* Policy a's figure against policy b's, seed by seed, lies between the two limits. */
@@ -145,6 +151,55 @@ static void parts_of_the_default_are_missed(void **st)
         {"uniform30", "auto-without-turns", "auto", SIM_TTFT_P99, 1.02, 3},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(claims);) i += check_scene(claims + i, KVR_ARRAY_LEN(claims) - i);
+}
+
+/* Two legs win where prompts are long and answers must flow, and lose where prefill workers are few or prompts cached; the rule is near the
+ * better of the two everywhere. */
+static void two_legs_win_and_lose_and_the_rule_follows(void **st)
+{
+    (void)st;
+    static const struct claim claims[] = {
+        {"flowing", "two-legs", "one-leg", SIM_GOODPUT, 1.5, 9},         {"flowing", "two-legs", "one-leg", SIM_ITL_P99, 0, 0.5},
+        {"flowing", "least_delay", "two-legs", SIM_GOODPUT, 0.95, 2},    {"few-prefill", "two-legs", "one-leg", SIM_GOODPUT, 0, 0.5},
+        {"few-prefill", "least_delay", "one-leg", SIM_GOODPUT, 0.95, 2}, {"chat-many", "two-legs", "one-leg", SIM_GOODPUT, 0, 0.8},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(claims);) i += check_scene(claims + i, KVR_ARRAY_LEN(claims) - i);
+}
+
+/* One after the other, so that nobody waits: what is slower is the transfer. */
+static void a_transfer_takes_what_its_bytes_take(void **st)
+{
+    (void)st;
+    struct sim_config c = scene("long-even");
+    c.policy = policy("two-legs");
+    c.traffic.rate = 0.2;
+    c.traffic.requests = 8;
+    c.traffic.seconds = 0;
+    c.traffic.param[TRAFFIC_OWN_SPREAD] = 0;
+    c.transfer_bytes_s = 131072e6;
+    struct sim_result fast = run(&c), slow;
+    c.transfer_bytes_s = 131072e3; /* 1000 tokens/s */
+    c.transfer_ms += 10;
+    slow = run(&c);
+    assert_true(fabs(slow.v[SIM_TTFT_MEAN] - fast.v[SIM_TTFT_MEAN] - (8000 - 8 + 10)) < 1e-3);
+    assert_true(fast.v[SIM_LOCAL] == 0 && fast.v[SIM_COMPLETED] == 8 && slow.v[SIM_COMPLETED] == 8);
+}
+
+/* Prompts fill the caches of both, and what is held and what is awaited must never wait for each other. */
+static void two_legs_end_in_caches_that_are_too_small(void **st)
+{
+    (void)st;
+    for (size_t i = 0; i < sim_treatments_n; i++) {
+        struct sim_config c = scene("long-prompts");
+        c.policy = sim_treatment_at(i);
+        c.blocks = 1200;
+        c.traffic.requests = 100;
+        struct sim_result r = run(&c);
+        assert_true(r.v[SIM_COMPLETED] == 100 && r.v[SIM_FAILED] == 0);
+        c.blocks = 600; /* 9,584 tokens: the longer ones fit nowhere */
+        r = run(&c);
+        assert_true(r.v[SIM_FAILED] > 5 && r.v[SIM_COMPLETED] + r.v[SIM_FAILED] == 100);
+    }
 }
 
 static void nobody_is_forgotten(void **st)
@@ -256,14 +311,25 @@ static void bad_configurations_are_refused_by_name(void **st)
         {"block-size: allowed", offsetof(struct sim_config, block_size), 0},
         {"blocks: allowed", offsetof(struct sim_config, blocks), 1},
         {"routers: allowed", offsetof(struct sim_config, routers), 17},
+        {"prefill-workers: allowed", offsetof(struct sim_config, prefill_workers), 0},
+        {"prefill-workers: allowed", offsetof(struct sim_config, prefill_workers), 4},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         struct sim_config c = scene("conv60");
+        c.policy = policy("two-legs");
         memcpy((char *)&c + rows[i].offset, &rows[i].value, sizeof rows[i].value);
         assert_int_equal(sim_run(&c, &r, err, sizeof err), -KVR_EINVAL);
         assert_non_null(strstr(err, rows[i].says));
     }
-    struct sim_config c = scene("conv60");
+    struct sim_config c = scene("comes-and-goes");
+    c.policy = policy("two-legs");
+    assert_int_equal(sim_run(&c, &r, err, sizeof err), -KVR_EINVAL);
+    assert_non_null(strstr(err, "a worker can only leave when all are alike"));
+    c = scene("conv60");
+    c.transfer_bytes_s = 0;
+    assert_int_equal(sim_run(&c, &r, err, sizeof err), -KVR_EINVAL);
+    assert_non_null(strstr(err, "transfer-bytes: allowed"));
+    c = scene("conv60");
     c.traffic.rate = -1;
     assert_int_equal(sim_run(&c, &r, err, sizeof err), -KVR_EINVAL);
     assert_non_null(strstr(err, "rate: bad value -1"));
@@ -299,6 +365,9 @@ int main(void)
         cmocka_unit_test(every_scene_and_every_policy_runs_and_repeats),
         cmocka_unit_test(policies_keep_their_ranks),
         cmocka_unit_test(parts_of_the_default_are_missed),
+        cmocka_unit_test(two_legs_win_and_lose_and_the_rule_follows),
+        cmocka_unit_test(a_transfer_takes_what_its_bytes_take),
+        cmocka_unit_test(two_legs_end_in_caches_that_are_too_small),
         cmocka_unit_test(nobody_is_forgotten),
         cmocka_unit_test(what_is_computed_where_is_what_the_engines_say),
         cmocka_unit_test(larger_caches_hit_more),
