@@ -20,20 +20,20 @@ struct options {
     const char *scenes, *policies, *trace;
     const struct form *form;
     uint64_t seeds, first, routers, threads;
-    double tell_ms, stall_weight;
+    double tell_ms, stall_weight, transfer_bytes;
 };
 
 static const char usage[] =
     "usage: bench_sim [--scenes NAME,...] [--policies NAME,...] [--seeds N] [--first SEED] [--trace FILE]\n"
     "                 [--routers N] [--tell-ms MS] [--threads N] [--form rows|columns|treatments]\n"
-    "                 [--stall-weight W]\n\n"
+    "                 [--stall-weight W] [--transfer-bytes PER_SECOND]\n\n"
     "Prints a table of Markdown. Times are milliseconds, +- is a 95 %% interval over seeds. The last columns compare\n"
     "within each seed with the policy of the least mean time to the first token. --form columns: a row for each scene,\n"
     "mean and p99 of the time to the first token and the median of the whole. Scenes that replay a trace are left out\n"
     "without --trace. --form treatments: one leg or two, by default with the scenes and policies that are listed last;\n"
     "good answers a second (those within the scene's limits), time to the first token, time between tokens (p50 / p99),\n"
     "whole requests; then the policies after the first two against the better of these, within each seed.\n"
-    "--stall-weight is that of least_delay.\n\n";
+    "--stall-weight is that of least_delay, --transfer-bytes the speed of each worker's link.\n\n";
 
 static void list_scenes(const struct sim_scene *list, size_t n)
 {
@@ -185,6 +185,7 @@ static int read_options(int argc, char **argv, struct options *o)
             if (!o->form) return bad(name, value, "rows, columns, treatments");
         } else if (!strcmp(name, "--tell-ms")) o->tell_ms = strtod(value, NULL);
         else if (!strcmp(name, "--stall-weight")) o->stall_weight = strtod(value, NULL);
+        else if (!strcmp(name, "--transfer-bytes")) o->transfer_bytes = strtod(value, NULL);
         else if (!strcmp(name, "--seeds")) {
             if (!kvr_parse_u64(value, strlen(value), 1000, &o->seeds) || !o->seeds) return bad(name, value, "1 to 1000");
         } else if (!strcmp(name, "--first")) {
@@ -252,6 +253,7 @@ int main(int argc, char **argv)
         if (o.routers) base.routers = (uint32_t)o.routers;
         if (o.tell_ms >= 0) base.tell_ms = o.tell_ms;
         base.stall_weight = o.stall_weight;
+        if (o.transfer_bytes > 0) base.transfer_bytes_s = o.transfer_bytes;
         struct sim_plan plan = {.base = &base,
                                 .policies = policies,
                                 .policies_n = policies_n,

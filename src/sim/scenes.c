@@ -208,7 +208,7 @@ const struct sim_scene sim_leg_scenes[] = {
      .prefill_workers = 2,
      .ttft_ms = 1000,
      .itl_ms = 25},
-    {.name = "mixed2",
+    {.name = "mixed3",
      .meaning = "several kinds beside each other",
      .traffic = "mixed,rate=200,seconds=12",
      .workers = 8,
