@@ -195,6 +195,34 @@ struct serve_cli {
         DBL("router-active-request-expiry-secs", request_expiry, "300", 1, 31536000, "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",              \
             "reservations made over HTTP of which nothing is heard for this long are dropped")
 
+/* Of fleets with prefill and decode workers. */
+#define LEG_ROWS                                                                                                                           \
+    ENU("kv-protocol", kv_protocol, "vllm-nixl", "vllm-nixl|vllm-nixl-push|vllm-mooncake|vllm-p2p|sglang|trtllm|none", NULL,               \
+        "how prefill and decode workers (role=) hand a computed prompt over; none: they share a store that finds it by the prompt"),       \
+        BOO("enforce-disagg", enforce_disagg, "false", "DYN_ENFORCE_DISAGG",                                                               \
+            "decode workers get no request that was not prefilled elsewhere, also when no prefill worker is up"),                          \
+        ENU("kv-transfer-domain", kv_transfer_domain, "preferred", "off|preferred|required", NULL,                                         \
+            "whether a computed prompt stays in the kv-domain of its prefill worker"),                                                     \
+        DBL("kv-transfer-weight", kv_transfer_weight, "0.85", 0, 1, NULL,                                                                  \
+            "preferred: the cost of decode workers of that domain is multiplied by exp(-tanh(weight))"),                                   \
+        BOO("router-conditional-disagg", conditional_disagg, "false", "DYN_ROUTER_CONDITIONAL_DISAGG",                                     \
+            "a rule says which requests go whole to one worker, although a prefill worker and a decode worker are up"),                    \
+        ENU("router-conditional-disagg-policy", conditional_policy, "isl_bounding", "isl_bounding|prefill_load|isl_or_load|least_delay",   \
+            "DYN_ROUTER_CONDITIONAL_DISAGG_POLICY",                                                                                        \
+            "the rule: little is to be computed, the prefill worker is busy, either, or it is faster"),                                    \
+        NUM("router-conditional-disagg-eff-isl-threshold", conditional_isl, "2048", 0, 1e18,                                               \
+            "DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_THRESHOLD", "little: fewer uncached prompt tokens than this"),                          \
+        DBL("router-conditional-disagg-eff-isl-ratio-threshold", conditional_ratio, "0.7", 0, ANY,                                         \
+            "DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_RATIO_THRESHOLD", "and a smaller share of the prompt"),                                 \
+        DBL("router-conditional-disagg-prefill-busy-threshold", conditional_prefill_busy, "-1", -1, ANY,                                   \
+            "DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD",                                                                        \
+            "busy: more prefill tokens than this times max-num-batched-tokens; -1 = router-queue-threshold"),                              \
+        DBL("router-conditional-disagg-decode-busy-threshold", conditional_decode_busy, "-1", -1, ANY,                                     \
+            "DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD",                                                                         \
+            "no request goes whole to a worker with more than this share of total-kv-blocks in use; -1 = off"),                            \
+        NUM("disagg-min-uncached-tokens", min_uncached, "0", 0, 1e18, NULL,                                                                \
+            "a request of which a worker lacks fewer prompt tokens goes there whole, whatever the rule; 0 = off")
+
 static const struct option_row serve_rows[] = {
     {"worker", OPT_LIST, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
      "a worker; keys: id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
@@ -239,34 +267,11 @@ static const struct option_row serve_rows[] = {
         "idle life of x-session-id bindings; 0 = off"),
     DBL("queue-keepalive", queue_keepalive, "5", 0, 86400, NULL,
         "seconds between the comments a waiting streaming request gets; its status is 200 from the first on; 0 = off"),
-    ENU("kv-protocol", kv_protocol, "vllm-nixl", "vllm-nixl|vllm-nixl-push|vllm-mooncake|vllm-p2p|sglang|trtllm|none", NULL,
-        "how prefill and decode workers (role=) hand a computed prompt over; none: they share a store that finds it by the prompt"),
-    BOO("enforce-disagg", enforce_disagg, "false", "DYN_ENFORCE_DISAGG",
-        "decode workers get no request that was not prefilled elsewhere, also when no prefill worker is up"),
+    LEG_ROWS,
     ENU("prefill-router-mode", prefill_mode, "router-mode", "router-mode|kv|round-robin|random|least-loaded", NULL,
         "how a prefill worker is chosen"),
     ENU("decode-router-mode", decode_mode, "router-mode", "router-mode|kv|round-robin|random|least-loaded", NULL,
         "how a decode worker is chosen for a prompt that another worker has computed"),
-    ENU("kv-transfer-domain", kv_transfer_domain, "preferred", "off|preferred|required", NULL,
-        "whether a computed prompt stays in the kv-domain of its prefill worker"),
-    DBL("kv-transfer-weight", kv_transfer_weight, "0.85", 0, 1, NULL,
-        "preferred: the cost of decode workers of that domain is multiplied by exp(-tanh(weight))"),
-    BOO("router-conditional-disagg", conditional_disagg, "false", "DYN_ROUTER_CONDITIONAL_DISAGG",
-        "a rule says which requests go whole to one worker, although a prefill worker and a decode worker are up"),
-    ENU("router-conditional-disagg-policy", conditional_policy, "isl_bounding", "isl_bounding|prefill_load|isl_or_load|least_delay",
-        "DYN_ROUTER_CONDITIONAL_DISAGG_POLICY", "the rule: little is to be computed, the prefill worker is busy, either, or it is faster"),
-    NUM("router-conditional-disagg-eff-isl-threshold", conditional_isl, "2048", 0, 1e18, "DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_THRESHOLD",
-        "little: fewer uncached prompt tokens than this"),
-    DBL("router-conditional-disagg-eff-isl-ratio-threshold", conditional_ratio, "0.7", 0, ANY,
-        "DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_RATIO_THRESHOLD", "and a smaller share of the prompt"),
-    DBL("router-conditional-disagg-prefill-busy-threshold", conditional_prefill_busy, "-1", -1, ANY,
-        "DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD",
-        "busy: more prefill tokens than this times max-num-batched-tokens; -1 = router-queue-threshold"),
-    DBL("router-conditional-disagg-decode-busy-threshold", conditional_decode_busy, "-1", -1, ANY,
-        "DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD",
-        "no request goes whole to a worker with more than this share of total-kv-blocks in use; -1 = off"),
-    NUM("disagg-min-uncached-tokens", min_uncached, "0", 0, 1e18, NULL,
-        "a request of which a worker lacks fewer prompt tokens goes there whole, whatever the rule; 0 = off"),
     DBL("prefill-timeout", prefill_timeout, "0", 0, 864000, NULL,
         "seconds for the whole answer of a prefill worker; 0 = first-token-timeout"),
     DBL("handoff-timeout", handoff_timeout, "10", 0.001, 86400, NULL,
@@ -304,6 +309,7 @@ static const struct option_row select_rows[] = {
     NUM("port", admin_port, "8092", 1, 65535, NULL, "port to listen on"),
     NUM("threads", threads, "4", 1, 64, NULL, "accepted for older command lines; one thread serves and one follows events"),
     ROUTER_ROWS,
+    LEG_ROWS,
     HTTP_ROWS,
     TOKENIZER_ROWS(offsetof(struct serve_cli, tokenizer_dirs), AT(tokenizer_lib), AT(tokenizer_profile), AT(tokenizer_cache),
                    "questions then take `text` or `messages` in place of `token_ids`"),

@@ -154,12 +154,44 @@ def test_pins_and_protocols_and_groups_narrow_a_pair(start):
     s.ask("/select", {**BODY, "routing_group": "g", "phase": "decode"}, 404)
 
 
-def test_the_decode_worker_is_of_the_prefill_workers_domain(start):
-    s = start(Select)
-    for i, role, domain in ((1, "prefill", "a"), (11, "decode", "b"), (12, "decode", "a")):
-        s.worker(i, role=role, taints=[f"kv-domain={domain}"])
-    for _ in range(3):
-        assert s.ask("/select_pair", BODY)["decode"]["worker_id"] == 12
+@pytest.mark.parametrize("mode, found", [("preferred", {(1, 12), (2, 11)}), ("required", {(1, 12)})])
+def test_a_pair_keeps_to_a_transfer_domain(start, mode, found):
+    s = start(Select, "--kv-transfer-domain", mode)
+    for i, role, domain in ((1, "prefill", "a"), (2, "prefill", "c"), (11, "decode", "b"), (12, "decode", "a")):
+        s.worker(i, role=role, kv_domain=domain)
+    s.ask("/select_and_reserve", {**BODY, "phase": "decode", "allowed_worker_ids": [12], "selection_id": "busy"})  # twice the price, not more
+
+    def pair(n):
+        r = reserve(s, f"r{n}")
+        s.ask(f"/reservations/r{n}", method="DELETE")
+        return r["prefill"]["worker_id"], r["decode"]["worker_id"]
+    assert {pair(n) for n in range(6)} == found
+    if mode == "required":
+        s.worker(12, role="decode", kv_domain="d")
+        r = s.ask("/select_pair", BODY)
+        assert (r["treatment"], r["prefill"]) == ("local", None)
+
+
+def test_the_rule_of_one_leg_or_two_is_that_of_requests(start, engine):
+    e = engine()
+    s = start(Select, "--router-conditional-disagg", "--router-conditional-disagg-eff-isl-threshold", 6)
+    s.worker(1, role="prefill")
+    s.worker(2, role="prefill", kv_protocol="trtllm")
+    s.worker(11, role="decode", kv_events_endpoints={"0": f"tcp://127.0.0.1:{e.events}"}, replay_endpoint=f"tcp://127.0.0.1:{e.replay_port}")
+    s.worker(12, role="decode")
+    e.until("subscribed", lambda: s.views()[(11, 0)]["trusted"])
+    assert s.ask("/select_pair", BODY)["treatment"] == "remote"
+    e.stored([11, 12, 13], PROMPT[:12])  # 5 of 17 are left to compute
+    e.until("seen", lambda: s.overlap(PROMPT)[(11, 0)] == 3)
+    r = s.ask("/select_pair", BODY)
+    assert (r["treatment"], r["prefill"], r["decode"]["worker_id"], r["eff_isl"]) == ("local", None, 11, 5)
+    r = s.ask("/select_pair", {"token_ids": PROMPT + [1, 2]})  # 7
+    assert (r["treatment"], r["eff_isl"]) == ("remote", 7)
+    r = reserve(s, "a")
+    assert r["treatment"] == "local" and s.loads()[(11, 0)] == (5, 4, 1) and s.loads()[(1, 0)] == (0, 0, 0)
+    s.ask("/reservations/a", method="DELETE")
+    assert s.ask("/select_pair", {**BODY, "pinned_worker": {"worker_id": 1}})["treatment"] == "remote"
+    assert s.idle()
 
 
 def test_engines_that_meet_are_told_where_and_no_room_comes_twice(start):

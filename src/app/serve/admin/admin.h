@@ -48,12 +48,12 @@ void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, s
 /* Which worker is asked for: any that answers; one that computes the prompt, goes on from it, or takes all of the request. */
 enum question_phase { ASKS_ANY, ASKS_PREFILL, ASKS_DECODE, ASKS_WHOLE };
 
-/* The decode leg of a question of two. */
-struct decode_leg {
+/* Who else a question of two is about. */
+struct other_leg {
     struct partition *partition;
     uint64_t *allowed;
     size_t allowed_n;
-    bool pinned; /* the question's pin is of this leg */
+    bool pinned; /* the question's pin is of this leg, the decode worker's */
 };
 
 /* A prompt and who may serve it, as bodies have it. Owned memory behind pointers; question_free. */
@@ -61,7 +61,10 @@ struct question {
     enum question_phase phase;
     bool two;      /* it asks for a worker that computes the prompt and another one that goes on from it */
     bool has_pair; /* it gets them: `partition` and `allowed` are of the first, `decode` of the second */
-    struct decode_leg decode;
+    struct other_leg decode;
+    struct other_leg whole; /* with a pair: who would take all of it; partition NULL: nobody is up */
+    bool has_eff;
+    uint64_t eff_isl; /* what the rule of one leg or two went by */
     bool has_protocol;
     enum kvr_kv_protocol protocol; /* of the pair; or that a worker has to have */
     char model[MODEL_MAX], lora[MODEL_MAX], salt[256], group[MODEL_MAX], policy_class[KVR_CLASS_NAME_MAX];
@@ -183,6 +186,8 @@ void bookings_prefill_complete(const struct bookings *k, const char *id);
 void bookings_renew(const struct bookings *k, const char *id);
 void bookings_free(const struct bookings *k, const char *id);
 
+/* By the rule of one leg or two (data/conditional.h): the question may be one for one worker from now on. */
+void pairing_judge(struct serve *s, struct question *q);
 /* A worker that goes on from what `first` will have computed; id: booked under it, NULL: not booked. Returns: as kvr_pair_find_decode. */
 int pairing_find_decode(struct serve *s, const struct question *q, const struct place *first, const char *id, struct place *out);
 /* Is there one now? No prompt is given to a worker when nobody could go on from it. Returns: 0, or why there is none. */

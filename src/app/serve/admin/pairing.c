@@ -11,9 +11,8 @@
 #include <kvroute/pair.h>
 
 #include "app/serve/admin/admin.h"
-
-#define DOMAIN_TAINT  "kv-domain="
-#define DOMAIN_WEIGHT 0.85 /* another domain is chosen when this one costs more than twice as much: e^-tanh(0.85) = 0.5 */
+#include "app/serve/data/conditional.h"
+#include "app/serve/data/domains.h"
 
 /* ---- a worker ---------------------------------------------------------------------------------------- */
 
@@ -78,12 +77,19 @@ static void put_place(struct serve *s, struct kvr_buf *b, const char *key, const
 
 /* ---- the second worker ------------------------------------------------------------------------------- */
 
+static struct kvr_pair pair_of_question(const struct serve *s, const struct question *q)
+{
+    return (struct kvr_pair){.prefill = q->partition->router,
+                             .decode = q->decode.partition->router,
+                             .domain_prefix = s->o->kv_transfer_domain == DOMAIN_OFF ? NULL : KV_DOMAIN_TAINT,
+                             .domain_required = s->o->kv_transfer_domain == DOMAIN_REQUIRED,
+                             .domain_weight = s->o->kv_transfer_weight,
+                             .keeps_overlap = s->o->conditional_disagg};
+}
+
 int pairing_find_decode(struct serve *s, const struct question *q, const struct place *first, const char *id, struct place *out)
 {
-    struct kvr_pair pair = {.prefill = q->partition->router,
-                            .decode = q->decode.partition->router,
-                            .domain_prefix = DOMAIN_TAINT,
-                            .domain_weight = DOMAIN_WEIGHT};
+    struct kvr_pair pair = pair_of_question(s, q);
     struct kvr_pair_ctx ctx = {admin_ctx(s, q->partition), admin_ctx(s, q->decode.partition)};
     struct kvr_router_request rq = question_decode_request(q);
     if (!ctx.prefill || !ctx.decode) return -KVR_ENOMEM;
@@ -98,9 +104,53 @@ int pairing_find_decode(struct serve *s, const struct question *q, const struct 
 
 int pairing_look(struct serve *s, const struct question *q)
 {
-    struct place first = {.partition = q->partition}, second;
-    return pairing_find_decode(s, q, &first, NULL, &second);
+    struct kvr_router_ctx *ctx = admin_ctx(s, q->decode.partition);
+    struct kvr_router_request rq = question_decode_request(q);
+    struct kvr_router_result anybody;
+    return ctx ? kvr_router_find_best_match(q->decode.partition->router, ctx, &rq, &anybody) : -KVR_ENOMEM;
 }
+
+/* ---- one worker after all ---------------------------------------------------------------------------- */
+
+/* Returns: as kvr_router_find_best_match; who: of all that the question has, but for its partition and its list. */
+static int look(struct serve *s, const struct question *q, struct partition *partition, const uint64_t *allowed, size_t allowed_n,
+                struct kvr_router_result *out)
+{
+    struct kvr_router_ctx *ctx = admin_ctx(s, partition);
+    struct kvr_router_request rq = question_request(q);
+    rq.allowed = allowed;
+    rq.allowed_n = allowed_n;
+    return ctx ? kvr_router_find_best_match(partition->router, ctx, &rq, out) : -KVR_ENOMEM;
+}
+
+/* That very worker: it is the one by which was decided. */
+static void go_whole(struct question *q, struct kvr_worker to)
+{
+    free(q->allowed);
+    q->partition = q->whole.partition;
+    q->allowed = q->whole.allowed;
+    q->allowed_n = q->whole.allowed_n;
+    q->whole = (struct other_leg){0};
+    q->has_pair = false;
+    q->has_pin = true;
+    q->pin = to;
+    q->pin_any_rank = false;
+}
+
+void pairing_judge(struct serve *s, struct question *q)
+{
+    struct kvr_disagg_rule rule = conditional_rule(s);
+    struct conditional_ways ways = {.isl = q->isl};
+    const char *why;
+    bool comparable = q->whole.partition && (!q->locals || q->whole.partition->block_size == q->partition->block_size);
+    if (!comparable || !conditional_is_on(&rule)) return;
+    if (look(s, q, q->whole.partition, q->whole.allowed, q->whole.allowed_n, &ways.whole)) return;
+    ways.prefill_rc = look(s, q, q->partition, q->allowed, q->allowed_n, &ways.prefill);
+    q->has_eff = true;
+    if (conditional_is_local(s, &rule, &ways, &q->eff_isl, &why)) go_whole(q, ways.whole.worker);
+}
+
+/* ---- both in an answer ------------------------------------------------------------------------------- */
 
 static const char *treatment(struct serve *s, const struct question *q, const struct place *first)
 {
@@ -152,7 +202,7 @@ void pairing_write(struct serve *s, struct kvr_buf *b, const struct question *q,
     put_place(s, b, "prefill", second ? first : NULL);
     put_place(s, b, "decode", second ? second : first);
     put_bootstrap(s, b, q, first);
-    kvr_json_put_u64(b, "eff_isl", q->isl - KVR_MIN(q->isl, first->result.cached_tokens));
+    kvr_json_put_u64(b, "eff_isl", q->has_eff ? q->eff_isl : q->isl - KVR_MIN(q->isl, first->result.cached_tokens));
 }
 
 /* ---- bookings ---------------------------------------------------------------------------------------- */

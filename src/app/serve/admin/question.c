@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "app/serve/admin/admin.h"
+#include "app/serve/data/domains.h"
 
 /* In place of a member's name. */
 static const char no_memory[] = "";
@@ -16,6 +17,7 @@ void question_free(struct question *q)
     free(q->seqs);
     free(q->allowed);
     free(q->decode.allowed);
+    free(q->whole.allowed);
     kvr_mm_infos_free(&q->mm);
 }
 
@@ -281,24 +283,58 @@ static const struct worker *pinned_locked(struct serve *s, const struct question
     return q->has_pin ? worker_find_locked(s, q->pin.worker_id) : NULL;
 }
 
+/* Of prefill workers those that have somebody to hand over to. */
+static void keep_with_partner_locked(struct serve *s, struct part *prefill, const struct part *decode)
+{
+    size_t kept = 0;
+    uint64_t now = now_ms();
+    prefill->up = false;
+    for (size_t i = 0; i < prefill->n; i++) {
+        const struct worker *p = worker_find_locked(s, prefill->ids[i]);
+        bool meets = false;
+        for (size_t k = 0; k < decode->n && !meets; k++) {
+            const struct worker *d = worker_find_locked(s, decode->ids[k]);
+            meets = worker_is_schedulable(d, now) && domains_meet(s, p, d);
+        }
+        if (!meets) continue;
+        prefill->ids[kept++] = p->id;
+        prefill->up |= worker_is_schedulable(p, now);
+    }
+    prefill->n = kept;
+}
+
+static struct other_leg take_leg(const struct question *q, struct part *p)
+{
+    struct other_leg leg = {.partition = p->partition, .allowed = p->ids, .allowed_n = keep_allowed(q, p->ids, p->n)};
+    p->ids = NULL;
+    return leg;
+}
+
+static void take_pair_locked(struct serve *s, struct question *q, struct part *prefill, struct part *decode, struct part *whole,
+                             enum kvr_kv_protocol protocol)
+{
+    const struct worker *pinned = pinned_locked(s, q);
+    if (whole->up && !pinned) q->whole = take_leg(q, whole);
+    q->decode = take_leg(q, decode);
+    q->decode.pinned = pinned && pinned->role == ROLE_DECODE;
+    q->protocol = protocol;
+    q->has_pair = true;
+    take_part(q, prefill);
+}
+
 /* Both legs of one protocol, when workers of both are up. Returns: -KVR_ENOTFOUND: they are not. */
 static int find_pair_of_locked(struct serve *s, struct question *q, enum kvr_kv_protocol protocol)
 {
-    struct part prefill, decode = {0};
-    bool memory =
-        find_part_locked(s, q, PART_PREFILL, false, protocol, &prefill) && find_part_locked(s, q, PART_DECODE, false, protocol, &decode);
+    struct part prefill, decode = {0}, whole = {0};
+    bool memory = find_part_locked(s, q, PART_PREFILL, false, protocol, &prefill) &&
+                  find_part_locked(s, q, PART_DECODE, false, protocol, &decode) &&
+                  find_part_locked(s, q, PART_WHOLE, true, protocol, &whole);
+    if (memory && s->o->kv_transfer_domain == DOMAIN_REQUIRED) keep_with_partner_locked(s, &prefill, &decode);
     int rc = !memory ? -KVR_ENOMEM : prefill.up && decode.up ? 0 : -KVR_ENOTFOUND;
-    if (rc == 0) {
-        const struct worker *pinned = pinned_locked(s, q);
-        q->decode =
-            (struct decode_leg){decode.partition, decode.ids, keep_allowed(q, decode.ids, decode.n), pinned && pinned->role == ROLE_DECODE};
-        decode.ids = NULL;
-        take_part(q, &prefill);
-        q->protocol = protocol;
-        q->has_pair = true;
-    }
+    if (rc == 0) take_pair_locked(s, q, &prefill, &decode, &whole, protocol);
     free(prefill.ids);
     free(decode.ids);
+    free(whole.ids);
     return rc;
 }
 
@@ -401,7 +437,7 @@ static bool read_question(struct serve *s, struct kvr_http_conn *c, struct kvr_j
         admin_bad_field(c, bad);
         return false;
     }
-    if (q->phase == ASKS_DECODE) kvr_override_decode_leg(&q->override, false);
+    if (q->phase == ASKS_DECODE) kvr_override_decode_leg(&q->override, s->o->conditional_disagg);
     int rc = find_partition(s, q);
     if (rc) {
         question_free(q);

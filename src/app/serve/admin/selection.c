@@ -530,10 +530,12 @@ static void begin_selection(struct serve *s, struct kvr_http_conn *c, struct kvr
         admin_bad_field(c, "isl_tokens");
     } else if (wish == WISH_ONE && w->q.two) {
         admin_error(c, 400, "field 'legs': a pair is chosen by /select_pair, or booked by /select_and_reserve");
-    } else if (wish == WISH_RESERVED) {
-        reserve_now_or_later(s, c, w);
-        return;
     } else {
+        if (w->q.has_pair) pairing_judge(s, &w->q);
+        if (wish == WISH_RESERVED) {
+            reserve_now_or_later(s, c, w);
+            return;
+        }
         select_only(s, c, w, given);
     }
     question_free(&w->q);

@@ -2,11 +2,9 @@
 /* One worker or two legs: data/conditional.h. */
 #include "app/serve/data/conditional.h"
 
-#include <kvroute/disagg.h>
-
 #include "app/serve/data/question.h"
 
-static struct kvr_disagg_rule rule_of(const struct serve *s)
+struct kvr_disagg_rule conditional_rule(const struct serve *s)
 {
     const struct serve_options *o = s->o;
     struct kvr_disagg_rule rule;
@@ -50,46 +48,50 @@ static void read_limits(struct serve *s, uint64_t id, uint64_t *batched_tokens, 
 }
 
 /* Of a prefill worker that cannot be looked at nothing is known; one that is overloaded refuses. */
-static void look_at_prefill(struct request *r, const struct roster_row *row, struct kvr_disagg_facts *f)
+static void take_prefill(struct serve *s, const struct conditional_ways *w, struct kvr_disagg_facts *f)
 {
-    struct kvr_router_result at;
     uint64_t blocks;
-    int rc = look(r, row, TREAT_REMOTE, &at);
-    f->prefill_refused = rc == -KVR_EOVERLOADED;
+    f->prefill_refused = w->prefill_rc == -KVR_EOVERLOADED;
     f->prefill_uncached = f->isl;
-    if (rc) return;
+    if (w->prefill_rc) return;
     f->prefill_known = true;
-    f->prefill_ahead = at.ahead_tokens;
-    f->prefill_uncached = lacks(f->isl, &at);
-    read_limits(serve_of(r), at.worker.worker_id, &f->max_num_batched_tokens, &blocks);
+    f->prefill_ahead = w->prefill.ahead_tokens;
+    f->prefill_uncached = lacks(f->isl, &w->prefill);
+    read_limits(s, w->prefill.worker.worker_id, &f->max_num_batched_tokens, &blocks);
 }
 
-static struct kvr_disagg_facts facts_of(struct request *r, const struct kvr_router_result *at)
+bool conditional_is_local(struct serve *s, const struct kvr_disagg_rule *rule, const struct conditional_ways *w, uint64_t *eff_isl,
+                          const char **why)
 {
     uint64_t batched;
-    struct kvr_disagg_facts f = {.isl = r->isl,
-                                 .local_uncached = lacks(r->isl, at),
-                                 .local_ahead = at->ahead_tokens,
-                                 .local_decoding = at->ahead_decoding,
-                                 .decode_blocks_known = serve_of(r)->o->track_active_blocks,
-                                 .decode_blocks = at->active_blocks};
-    read_limits(serve_of(r), at->worker.worker_id, &batched, &f.total_blocks);
-    return f;
+    struct kvr_disagg_facts f = {.isl = w->isl,
+                                 .local_uncached = lacks(w->isl, &w->whole),
+                                 .local_ahead = w->whole.ahead_tokens,
+                                 .local_decoding = w->whole.ahead_decoding,
+                                 .decode_blocks_known = s->o->track_active_blocks,
+                                 .decode_blocks = w->whole.active_blocks};
+    read_limits(s, w->whole.worker.worker_id, &batched, &f.total_blocks);
+    take_prefill(s, w, &f);
+    *eff_isl = f.local_uncached;
+    return kvr_disagg_is_local(rule, &f, why);
+}
+
+bool conditional_is_on(const struct kvr_disagg_rule *rule)
+{
+    return rule->policy != KVR_DISAGG_OFF || rule->min_uncached > 0;
 }
 
 enum outcome conditional_judge(struct request *r, const struct roster_row *row)
 {
-    struct kvr_disagg_rule rule = rule_of(serve_of(r));
+    struct kvr_disagg_rule rule = conditional_rule(serve_of(r));
+    struct conditional_ways ways = {.isl = r->isl};
     struct legs *l = r->legs;
-    struct kvr_router_result at;
-    if (!legs_are_two(r) || legs_wants_two(r) || (rule.policy == KVR_DISAGG_OFF && !rule.min_uncached)) return OUTCOME_DONE;
-    int rc = look(r, row, TREAT_WHOLE, &at);
+    if (!legs_are_two(r) || legs_wants_two(r) || !conditional_is_on(&rule)) return OUTCOME_DONE;
+    int rc = look(r, row, TREAT_WHOLE, &ways.whole);
     l->treatment = TREAT_REMOTE;
     if (rc) return OUTCOME_DONE;
-    struct kvr_disagg_facts f = facts_of(r, &at);
-    look_at_prefill(r, row, &f);
+    ways.prefill_rc = look(r, row, TREAT_REMOTE, &ways.prefill);
     l->has_eff = true;
-    l->eff_isl = f.local_uncached;
-    if (!kvr_disagg_is_local(&rule, &f, &l->why)) return OUTCOME_DONE;
-    return legs_go_whole(r, at.worker) ? OUTCOME_DONE : request_refuse(r, 503, "out of memory");
+    if (!conditional_is_local(serve_of(r), &rule, &ways, &l->eff_isl, &l->why)) return OUTCOME_DONE;
+    return legs_go_whole(r, ways.whole.worker) ? OUTCOME_DONE : request_refuse(r, 503, "out of memory");
 }

@@ -11,8 +11,21 @@
 #ifndef KVR_SERVE_CONDITIONAL_H
 #define KVR_SERVE_CONDITIONAL_H
 
+#include <kvroute/disagg.h>
+
 #include "app/serve/data/legs.h"
 
+struct kvr_disagg_rule conditional_rule(const struct serve *s);
+bool conditional_is_on(const struct kvr_disagg_rule *rule);
+/* Whom a request would go to as a whole, and to whom for its prompt. */
+struct conditional_ways {
+    uint64_t isl;
+    struct kvr_router_result whole, prefill;
+    int prefill_rc; /* an error of the router: `prefill` is nobody */
+};
+/* *eff_isl: tokens of the prompt that `whole` lacks; *why: static. */
+bool conditional_is_local(struct serve *s, const struct kvr_disagg_rule *rule, const struct conditional_ways *w, uint64_t *eff_isl,
+                          const char **why);
 /* Of a request that has just been treated: what is remote may go whole to one worker. Returns: DONE, REFUSED without memory. */
 enum outcome conditional_judge(struct request *r, const struct roster_row *row);
 
