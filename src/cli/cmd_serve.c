@@ -201,6 +201,10 @@ struct serve_cli {
         "how prefill and decode workers (role=) hand a computed prompt over; none: they share a store that finds it by the prompt"),       \
         BOO("enforce-disagg", enforce_disagg, "false", "DYN_ENFORCE_DISAGG",                                                               \
             "decode workers get no request that was not prefilled elsewhere, also when no prefill worker is up"),                          \
+        ENU("prefill-router-mode", prefill_mode, "router-mode", "router-mode|kv|round-robin|random|least-loaded", NULL,                    \
+            "how a prefill worker is chosen"),                                                                                             \
+        ENU("decode-router-mode", decode_mode, "router-mode", "router-mode|kv|round-robin|random|least-loaded", NULL,                      \
+            "how a decode worker is chosen for a prompt that another worker has computed"),                                                \
         ENU("kv-transfer-domain", kv_transfer_domain, "preferred", "off|preferred|required", NULL,                                         \
             "whether a computed prompt stays in the kv-domain of its prefill worker"),                                                     \
         DBL("kv-transfer-weight", kv_transfer_weight, "0.85", 0, 1, NULL,                                                                  \
@@ -268,10 +272,6 @@ static const struct option_row serve_rows[] = {
     DBL("queue-keepalive", queue_keepalive, "5", 0, 86400, NULL,
         "seconds between the comments a waiting streaming request gets; its status is 200 from the first on; 0 = off"),
     LEG_ROWS,
-    ENU("prefill-router-mode", prefill_mode, "router-mode", "router-mode|kv|round-robin|random|least-loaded", NULL,
-        "how a prefill worker is chosen"),
-    ENU("decode-router-mode", decode_mode, "router-mode", "router-mode|kv|round-robin|random|least-loaded", NULL,
-        "how a decode worker is chosen for a prompt that another worker has computed"),
     DBL("prefill-timeout", prefill_timeout, "0", 0, 864000, NULL,
         "seconds for the whole answer of a prefill worker; 0 = first-token-timeout"),
     DBL("handoff-timeout", handoff_timeout, "10", 0.001, 86400, NULL,

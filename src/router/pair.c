@@ -87,7 +87,8 @@ static struct kvr_router_request prompt_of(const struct kvr_router_request *rq)
                                        .mm = rq->mm,
                                        .mm_n = rq->mm_n,
                                        .guarded = rq->guarded,
-                                       .override = rq->override};
+                                       .override = rq->override,
+                                       .mode = rq->mode};
 }
 
 static struct kvr_router_request decode_of(const struct kvr_router_request *prefill, const struct kvr_router_request *decode)

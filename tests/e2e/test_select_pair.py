@@ -194,6 +194,18 @@ def test_the_rule_of_one_leg_or_two_is_that_of_requests(start, engine):
     assert s.idle()
 
 
+def test_each_leg_may_have_a_mode_of_its_own(start):
+    s = two_and_two(start, "--decode-router-mode", "round-robin")
+    s.ask("/select_and_reserve", {**BODY, "phase": "decode", "allowed_worker_ids": [11], "selection_id": "busy"})
+    for more in ({}, {"phase": "decode"}):
+        got = [s.ask("/select" if more else "/select_pair", {**BODY, **more}) for _ in range(4)]
+        chosen = [r["worker_id"] if more else r["decode"]["worker_id"] for r in got]
+        assert sorted(chosen) == [11, 11, 12, 12] and chosen[0] != chosen[1]
+    s.worker(21)
+    assert {s.ask("/select", {**BODY, "allowed_worker_ids": [11, 21]})["worker_id"] for _ in range(4)} == {21}  # of no leg: by load
+    s.ask("/reservations/busy", method="DELETE")
+
+
 def test_engines_that_meet_are_told_where_and_no_room_comes_twice(start):
     s = start(Select)
     s.worker(1, role="prefill", kv_protocol="sglang", bootstrap="10.0.0.9:9000", data_parallel_size=4, data_parallel_start_rank=4)

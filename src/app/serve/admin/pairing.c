@@ -118,6 +118,7 @@ static int look(struct serve *s, const struct question *q, struct partition *par
 {
     struct kvr_router_ctx *ctx = admin_ctx(s, partition);
     struct kvr_router_request rq = question_request(q);
+    if (partition == q->whole.partition) rq.mode = NULL; /* of no leg */
     rq.allowed = allowed;
     rq.allowed_n = allowed_n;
     return ctx ? kvr_router_find_best_match(partition->router, ctx, &rq, out) : -KVR_ENOMEM;

@@ -5,6 +5,7 @@
 
 #include "app/serve/admin/admin.h"
 #include "app/serve/data/domains.h"
+#include "app/serve/data/question.h"
 
 /* In place of a member's name. */
 static const char no_memory[] = "";
@@ -474,9 +475,18 @@ bool question_read_pair(struct serve *s, struct kvr_http_conn *c, struct kvr_jso
     return read_question(s, c, o, true, q);
 }
 
+static int mode_option(const struct question *q)
+{
+    const struct serve_options *o = q->partition->serve->o;
+    if (q->has_pair || q->phase == ASKS_PREFILL) return o->prefill_mode;
+    return q->phase == ASKS_DECODE ? o->decode_mode : 0;
+}
+
 struct kvr_router_request question_request(const struct question *q)
 {
-    struct kvr_router_request rq = {.tokens = q->tokens,
+    const struct serve *s = q->partition->serve;
+    struct kvr_router_request rq = {.mode = leg_mode(s, mode_option(q)),
+                                    .tokens = q->tokens,
                                     .tokens_n = q->tokens_n,
                                     .locals = q->locals,
                                     .locals_n = q->locals_n,
@@ -516,6 +526,7 @@ struct kvr_router_request question_request(const struct question *q)
 struct kvr_router_request question_decode_request(const struct question *q)
 {
     struct kvr_router_request rq = question_request(q);
+    rq.mode = leg_mode(q->partition->serve, q->partition->serve->o->decode_mode);
     rq.allowed = q->decode.allowed;
     rq.allowed_n = q->decode.allowed_n;
     rq.pinned = q->decode.pinned;

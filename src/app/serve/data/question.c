@@ -32,13 +32,16 @@ static void prefer(const struct request *r, struct kvr_router_request *rq)
 static const struct kvr_override decode_leg = {.set = DECODE_LEG | KVR_OVERRIDE_OVERLAP_CREDIT, .decode_role = true};
 static const struct kvr_override decode_leg_with_credit = {.set = DECODE_LEG, .decode_role = true};
 
-/* NULL: the router's own. */
-static const enum kvr_router_mode *mode_of(const struct request *r)
+const enum kvr_router_mode *leg_mode(const struct serve *s, int option)
 {
     static const enum kvr_router_mode modes[] = {KVR_MODE_KV, KVR_MODE_ROUND_ROBIN, KVR_MODE_RANDOM, KVR_MODE_LEAST_LOADED};
+    return option && atomic_load(&s->mode) != KVR_MODE_DIRECT ? &modes[option - 1] : NULL;
+}
+
+static const enum kvr_router_mode *mode_of(const struct request *r)
+{
     const struct serve_options *o = serve_of(r)->o;
-    int mode = legs_asks_prefill(r) ? o->prefill_mode : legs_are_two(r) ? o->decode_mode : 0;
-    return mode && atomic_load(&serve_of(r)->mode) != KVR_MODE_DIRECT ? &modes[mode - 1] : NULL;
+    return leg_mode(serve_of(r), legs_asks_prefill(r) ? o->prefill_mode : legs_are_two(r) ? o->decode_mode : 0);
 }
 
 static void fill_in(struct request *r, const struct roster_row *row, struct kvr_router_request *rq)
