@@ -39,6 +39,9 @@ static const struct option_row rows[] = {
     BOO("offline", offline, "false",
         "nobody is asked: simulated engines in virtual time, under every policy; the options below are for it"),
     NUM("workers", workers, "4", 1, 65535, "offline: engines"),
+    NUM("prefill-workers", prefill_workers, "0", 0, 65534,
+        "offline: of the workers, those that compute prompts for the others; the policies are then one leg, two legs and the rules that "
+        "choose between them"),
     NUM("num-gpu-blocks", num_gpu_blocks, "16384", 2, 1e8, "offline: blocks in the cache of an engine"),
     NUM("block-size", block_size, "16", 1, 4096, "offline: tokens per KV block"),
     NUM("max-num-seqs", max_num_seqs, "256", 1, 1e6, "offline: requests that run at once"),

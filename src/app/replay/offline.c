@@ -37,23 +37,34 @@ static const struct column {
     const char *title, *key;
     enum sim_metric m;
     int width, digits;
+    bool legs; /* printed where workers have roles */
 } columns[] = {
-    {"hit %", "hit_pct", SIM_HIT, 8, 1},
-    {"TTFT mean", "ttft_mean_ms", SIM_TTFT_MEAN, 11, 1},
-    {"p50", "ttft_p50_ms", SIM_TTFT_P50, 9, 1},
-    {"p99", "ttft_p99_ms", SIM_TTFT_P99, 9, 1},
-    {"e2e mean", "e2e_mean_ms", SIM_E2E_MEAN, 10, 1},
-    {"p50", "e2e_p50_ms", SIM_E2E_P50, 9, 1},
-    {"p99", "e2e_p99_ms", SIM_E2E_P99, 9, 1},
-    {"balance", "balance", SIM_BALANCE, 9, 2},
+    {"hit %", "hit_pct", SIM_HIT, 8, 1, false},
+    {"TTFT mean", "ttft_mean_ms", SIM_TTFT_MEAN, 11, 1, false},
+    {"p50", "ttft_p50_ms", SIM_TTFT_P50, 9, 1, false},
+    {"p99", "ttft_p99_ms", SIM_TTFT_P99, 9, 1, false},
+    {"e2e mean", "e2e_mean_ms", SIM_E2E_MEAN, 10, 1, false},
+    {"p50", "e2e_p50_ms", SIM_E2E_P50, 9, 1, false},
+    {"p99", "e2e_p99_ms", SIM_E2E_P99, 9, 1, false},
+    {"ITL p50", "itl_p50_ms", SIM_ITL_P50, 9, 1, true},
+    {"p99", "itl_p99_ms", SIM_ITL_P99, 9, 1, true},
+    {"whole %", "whole_pct", SIM_LOCAL, 9, 1, true},
+    {"balance", "balance", SIM_BALANCE, 9, 2, false},
 };
 
 /* ---- what is asked for ------------------------------------------------------------------------------- */
 
+/* Some workers compute prompts for the others. */
+static bool has_roles(const struct offline *f)
+{
+    return f->o->prefill_workers > 0;
+}
+
 static int choose_policies(struct offline *f)
 {
     const char *names = f->o->compare;
-    for (size_t i = 0; !names && i < sim_policies_n; i++) f->policies[f->policies_n++] = sim_policy_at(i);
+    for (size_t i = 0; !names && !has_roles(f) && i < sim_policies_n; i++) f->policies[f->policies_n++] = sim_policy_at(i);
+    for (size_t i = 0; !names && has_roles(f) && i < sim_treatments_n; i++) f->policies[f->policies_n++] = sim_treatment_at(i);
     for (size_t len; names && *names && f->policies_n < POLICIES_MAX; names += len + (names[len] == ',')) {
         len = strcspn(names, ",");
         const struct sim_policy *p = sim_policy_find(names, len);
@@ -61,6 +72,8 @@ static int choose_policies(struct offline *f)
             char all[400] = "";
             for (size_t i = 0, n = 0; i < sim_policies_n && n < sizeof all; i++)
                 n += (size_t)snprintf(all + n, sizeof all - n, "%s%s", i ? ", " : "", sim_policy_name(sim_policy_at(i)));
+            for (size_t i = 0, n = strlen(all); i < sim_treatments_n && n < sizeof all; i++)
+                n += (size_t)snprintf(all + n, sizeof all - n, ", %s", sim_policy_name(sim_treatment_at(i)));
             kvr_log_error("kvroute replay: --compare: '%.*s' is not a policy of --offline; allowed: %s", (int)KVR_MIN(len, (size_t)60),
                           names, all);
             return 2;
@@ -79,6 +92,11 @@ static int configure(struct offline *f)
         kvr_log_error("kvroute replay: --offline: needs --trace FILE or --workload NAME");
         return 2;
     }
+    if (o->prefill_workers >= o->workers) {
+        kvr_log_error("kvroute replay: --prefill-workers: bad value %llu; allowed: fewer than the %llu of --workers",
+                      (unsigned long long)o->prefill_workers, (unsigned long long)o->workers);
+        return 2;
+    }
     sim_config_init(c);
     if (workload_config(o, &f->texts.hook, &c->traffic, err, sizeof err)) {
         kvr_log_error("kvroute replay: %s", err);
@@ -89,6 +107,7 @@ static int configure(struct offline *f)
     if (o->duration > 0) c->traffic.seconds = o->duration;
     if (o->max_output && traffic_has(c->traffic.kind, TRAFFIC_OUTPUT_MAX)) c->traffic.param[TRAFFIC_OUTPUT_MAX] = (double)o->max_output;
     c->workers = (uint32_t)o->workers;
+    if (o->prefill_workers) c->prefill_workers = (uint32_t)o->prefill_workers;
     c->block_size = (uint32_t)o->block_size;
     c->blocks = (uint32_t)o->num_gpu_blocks;
     c->sequences = (uint32_t)o->max_num_seqs;
@@ -129,6 +148,7 @@ static int survey(const struct offline *f)
     bool talk = traffic_has(f->base.traffic.kind, TRAFFIC_TURNS);
     printf("%s: %llu %s in %.0f s, %.0f prompt tokens on average\n", traffic_name(f->base.traffic.kind), (unsigned long long)n,
            talk ? "conversations" : "requests", last_s, n ? tokens / (double)n : 0);
+    if (has_roles(f)) printf("%u of the workers compute prompts for the others where a policy has two legs\n", f->base.prefill_workers);
     printf("%u workers of %u blocks of %u tokens, engine speed %g; milliseconds, means over %llu seed(s)\n\n", f->base.workers,
            f->base.blocks, f->base.block_size, f->base.speed, (unsigned long long)f->o->seeds);
     return rc < 0 ? 1 : 0;
@@ -188,17 +208,23 @@ static int try_changes(struct offline *f)
 
 /* ---- tables ------------------------------------------------------------------------------------------ */
 
-static void print_head(const char *first)
+static bool is_shown(const struct offline *f, const struct column *c)
 {
-    printf("%-30s", first);
-    for (size_t i = 0; i < KVR_ARRAY_LEN(columns); i++) printf("%*s", columns[i].width, columns[i].title);
+    return has_roles(f) || !c->legs;
 }
 
-static void print_figures(const char *name, const struct sim_result *r, size_t n)
+static void print_head(const struct offline *f, const char *first)
+{
+    printf("%-30s", first);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(columns); i++)
+        if (is_shown(f, &columns[i])) printf("%*s", columns[i].width, columns[i].title);
+}
+
+static void print_figures(const struct offline *f, const char *name, const struct sim_result *r)
 {
     printf("%-30s", name);
     for (size_t i = 0; i < KVR_ARRAY_LEN(columns); i++)
-        printf("%*.*f", columns[i].width, columns[i].digits, sim_figure(r, n, columns[i].m).value);
+        if (is_shown(f, &columns[i])) printf("%*.*f", columns[i].width, columns[i].digits, sim_figure(r, f->c.seeds, columns[i].m).value);
 }
 
 static void print_ratio(const struct sim_result *a, const struct sim_result *b, size_t n)
@@ -213,10 +239,10 @@ static void print_policies(const struct offline *f)
 {
     size_t n = f->c.seeds;
     const struct sim_result *best = sim_results_of(&f->c, f->best);
-    print_head("policy");
+    print_head(f, "policy");
     printf("   TTFT mean / best\n");
     for (size_t p = 0; p < f->policies_n; p++) {
-        print_figures(sim_policy_name(f->policies[p]), sim_results_of(&f->c, p), n);
+        print_figures(f, sim_policy_name(f->policies[p]), sim_results_of(&f->c, p));
         print_ratio(sim_results_of(&f->c, p), best, n);
     }
 }
@@ -247,10 +273,10 @@ static void print_changes(const struct offline *f)
     char head[64];
     snprintf(head, sizeof head, "under %s", sim_policy_name(f->policies[f->ours]));
     printf("\n");
-    print_head(head);
+    print_head(f, head);
     printf("   TTFT mean / as it is\n");
     for (size_t i = 0; i < CHANGES; i++) {
-        print_figures(f->changes[i].name, of_change(f, i), f->c.seeds);
+        print_figures(f, f->changes[i].name, of_change(f, i));
         print_ratio(of_change(f, i), of_change(f, 0), f->c.seeds);
     }
 }

@@ -17,7 +17,7 @@ struct replay_options {
     int prompts;
     bool stream, progress;
     bool offline; /* virtual time, and then: */
-    uint64_t workers, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, seeds, routers;
+    uint64_t workers, prefill_workers, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, seeds, routers;
     double engine_speed, tell_ms;
     char *tokenizer_dir, *tokenizer_lib, *tokenizer_profile; /* of a trace's texts */
     struct kvr_log_options log;
