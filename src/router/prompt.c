@@ -78,13 +78,21 @@ int kvr__match(struct kvr_router_ctx *c, struct prompt *p)
     return rc;
 }
 
+/* Blocks that a request shares with nobody. What is transferred to a decode worker fills the last block, too, and takes room whether its
+ * tokens are known or not. */
+static uint64_t own_blocks(const struct kvr_router_config *cfg, const struct prompt *p)
+{
+    uint64_t bs = cfg->block_size;
+    return p->cost.decode_role ? KVR_MIN(p->isl / bs + (p->isl % bs != 0), (uint64_t)UINT32_MAX) : p->locals_n;
+}
+
 static int chain_prompt(struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct prompt *p)
 {
     const struct kvr_router_config *cfg = &c->router->config;
     const struct kvr_override *o = rq->override;
     bool reuse = o && (o->set & KVR_OVERRIDE_ASSUME_KV_REUSE) ? o->assume_kv_reuse : cfg->assume_kv_reuse;
     size_t n = p->locals_n;
-    if (cfg->track_active_blocks && !reuse) p->private_blocks = n;
+    if (cfg->track_active_blocks && !reuse) p->private_blocks = own_blocks(cfg, p);
     bool needed = (cfg->track_active_blocks && reuse) || cfg->record_decisions || cfg->predicted;
     if (!needed) return 0;
     if (rq->seqs) {

@@ -240,6 +240,17 @@ def test_equal_prompts_take_blocks_twice_on_a_decode_worker(pair):
     idle(s)
 
 
+def test_a_decode_worker_is_booked_for_the_last_block_too_which_is_not_full(pair):
+    s, _, ds = pair(decode=lambda n, b: HANG, n=1)
+    t = threading.Thread(target=lambda: ask(s, prompt=PROMPT + PROMPT[:2]))
+    t.start()
+    wait_for("the decode leg", lambda: ds[0].n == 1)
+    assert max(x["active_decode_blocks"] for x in loads(s)) == 5
+    ds[0].go.set()
+    t.join()
+    idle(s)
+
+
 def test_a_pinned_decode_worker_gets_a_prefill_worker_of_its_protocol(legs, start):
     nixl, other, d1, d2 = legs(prefills), legs(lambda n, b: (200, {"choices": []})), legs(decodes), legs(decodes)
     s = start(Serve, [nixl.spec("prefill", "id=1"), d1.spec("decode", "id=2"), other.spec("prefill", "id=3", "kv-protocol=none"), d2.spec("decode", "id=4", "kv-protocol=none")])

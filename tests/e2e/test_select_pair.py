@@ -5,7 +5,7 @@ import threading
 import pytest
 from conftest import Mock, Select, Serve, call, free_ports, wait_for  # noqa: F401
 
-PROMPT = list(range(100, 117))  # 17 tokens, 4 blocks of 4
+PROMPT = list(range(100, 117))  # 17 tokens, 4 blocks of 4 and a part of one
 BODY = {"token_ids": PROMPT}
 
 
@@ -43,14 +43,14 @@ def test_both_legs_are_booked_under_one_id_and_each_ends_when_it_is_over(start):
     r = reserve(s, "a")
     p, d = r["prefill"]["worker_id"], r["decode"]["worker_id"]
     assert r["treatment"] == "remote" and r["selection_id"] == "a" and r["isl_tokens"] == 17 and len(r["sequence_hashes"]) == 4
-    assert s.loads()[(p, 0)] == (17, 0, 1) and s.loads()[(d, 0)] == (0, 4, 1)
+    assert s.loads()[(p, 0)] == (17, 0, 1) and s.loads()[(d, 0)] == (0, 5, 1)
     reserve(s, "a", 409)
     s.ask("/reservations/a/renew")
     s.ask("/reservations/a/prefill_complete")
-    assert s.loads()[(p, 0)] == (0, 0, 0) and s.loads()[(d, 0)] == (0, 4, 1)
+    assert s.loads()[(p, 0)] == (0, 0, 0) and s.loads()[(d, 0)] == (0, 5, 1)
     s.ask("/reservations/a/prefill_complete")  # said twice
     s.ask("/reservations/a/output_block")
-    assert s.loads()[(d, 0)] == (0, 5, 1)
+    assert s.loads()[(d, 0)] == (0, 6, 1)
     reserve(s, "a", 409)  # it goes on
     assert s.loads()[(p, 0)] == (0, 0, 0)
     s.ask("/reservations/a", method="DELETE")
@@ -69,7 +69,7 @@ def test_equal_prompts_share_no_blocks_where_they_decode(start):
     s = two_and_two(start)
     for name in "ab":
         assert reserve(s, name, allowed_worker_ids=[1, 2, 11])["decode"]["worker_id"] == 11
-    assert s.loads()[(11, 0)] == (0, 8, 2) and s.loads()[(12, 0)] == (0, 0, 0)
+    assert s.loads()[(11, 0)] == (0, 10, 2) and s.loads()[(12, 0)] == (0, 0, 0)
     for name in "ab":
         s.ask(f"/reservations/{name}", method="DELETE")
     assert s.idle()
@@ -117,10 +117,10 @@ def test_a_phase_asks_for_one_worker_of_a_pair(start):
     assert s.loads()[(r["worker_id"], 0)] == (17, 0, 1)
     r = s.ask("/select_and_reserve", {**BODY, "phase": "decode", "selection_id": "d"})
     d = r["worker_id"]
-    assert s.loads()[(d, 0)] == (0, 4, 1) and r["effective_prefill_tokens"] == 0 and r["track_prefill_tokens"] is False
+    assert s.loads()[(d, 0)] == (0, 5, 1) and r["effective_prefill_tokens"] == 0 and r["track_prefill_tokens"] is False
     assert s.ask("/select", {**BODY, "phase": "decode", "allowed_worker_ids": [d], "selection_id": "later"})["worker_id"] == d
     s.ask("/reservations", {"selection_id": "later"}, 201)
-    assert s.loads()[(d, 0)] == (0, 8, 2)
+    assert s.loads()[(d, 0)] == (0, 10, 2)
     s.ask("/reservations", {"selection_id": "mine", "worker_id": 1, "token_ids": PROMPT}, 201)  # a prefill worker that the caller has chosen
     for name in ("p", "d", "later", "mine"):
         s.ask(f"/reservations/{name}/prefill_complete")
@@ -235,7 +235,7 @@ def test_pools_may_have_different_block_sizes(start):
     s.worker(21, role="both", block_size=4, status=409)  # it could take the place of a decode worker
     r = reserve(s, "a")
     assert (r["prefill"]["block_size"], r["decode"]["block_size"]) == (4, 8)
-    assert s.loads() == {(1, 0): (17, 0, 1), (11, 0): (0, 2, 1)}
+    assert s.loads() == {(1, 0): (17, 0, 1), (11, 0): (0, 3, 1)}
     s.ask("/reservations/a", method="DELETE")
     hashes = {"block_hashes": [1, 2, 3, 4], "isl_tokens": 17, "legs": 2}
     assert "token_ids" in s.ask("/select_and_reserve", hashes, 400)["error"]
@@ -311,8 +311,8 @@ def test_other_routers_hear_of_both_bookings(start):
         r.worker(1, role="prefill")
         r.worker(11, role="decode")
     reserve(routers[0], "a")
-    wait_for("the other one knows", lambda: routers[1].loads() == {(1, 0): (17, 0, 1), (11, 0): (0, 4, 1)})
+    wait_for("the other one knows", lambda: routers[1].loads() == {(1, 0): (17, 0, 1), (11, 0): (0, 5, 1)})
     routers[0].ask("/reservations/a/prefill_complete")
-    wait_for("one leg is over", lambda: routers[1].loads() == {(1, 0): (0, 0, 0), (11, 0): (0, 4, 1)})
+    wait_for("one leg is over", lambda: routers[1].loads() == {(1, 0): (0, 0, 0), (11, 0): (0, 5, 1)})
     routers[0].ask("/reservations/a", method="DELETE")
     wait_for("both are", routers[1].idle)

@@ -181,6 +181,18 @@ static void equal_prompts_share_no_blocks_where_they_decode(void **s)
     assert_int_equal(kvr_pair_free(&f->pair, "b", 1), 0);
 }
 
+static void a_decode_leg_takes_its_last_block_too_and_needs_no_tokens(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_pair_result r;
+    struct kvr_router_request rq = {.id = "a", .id_len = 1, .book = true, .isl = PROMPT + 1}, decode = second_leg();
+    decode.tokens_n = 0;
+    decode.isl = rq.isl;
+    assert_int_equal(kvr_pair_find_best_match(&f->pair, &f->ctx, &rq, &decode, &r), 0);
+    assert_int_equal(load_of(f->pair.decode, r.decode.worker.worker_id).active_decode_blocks, PROMPT / BLOCK + 1);
+    assert_int_equal(kvr_pair_free(&f->pair, "a", 1), 0);
+}
+
 static void without_a_decode_worker_nothing_is_booked(void **s)
 {
     struct fixture *f = *s;
@@ -356,6 +368,7 @@ int main(void)
         TEST(asking_books_nothing),
         TEST(each_leg_books_what_it_costs),
         TEST(equal_prompts_share_no_blocks_where_they_decode),
+        TEST(a_decode_leg_takes_its_last_block_too_and_needs_no_tokens),
         TEST(without_a_decode_worker_nothing_is_booked),
         TEST(an_id_that_one_leg_has_already_is_refused_for_both),
         TEST(a_domain_is_preferred_up_to_a_price),
