@@ -20,6 +20,8 @@ void metrics_init(struct metrics *m)
     kvr_histogram_init(&m->choice_gain, 1, 2, 16);
     kvr_histogram_init(&m->tokenize, 0.00002, 2, 18);
     kvr_histogram_init(&m->queue_wait, 0.001, 2.1, 18);
-    leg_counts_init(&m->legs);
+    kvr_histogram_init(&m->legs.prefill, 0.001, 2.1, 18);
+    kvr_histogram_init(&m->legs.handoff, 0.0001, 2.1, 18);
+    kvr_histogram_init(&m->legs.kv_wait, 0.001, 2.1, 18);
     kvr_histogram_init(&m->remote_query, 0.02, 1.5, 22);
 }

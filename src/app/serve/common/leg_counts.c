@@ -12,13 +12,6 @@ static const char *const leaks[] = {LEAKS(NAME)};
 static const char *const releases[] = {"dispatched", "failed"};
 static const char *const legs[] = {"prefill", "decode"};
 
-void leg_counts_init(struct leg_counts *c)
-{
-    kvr_histogram_init(&c->prefill, 0.001, 2.1, 18);
-    kvr_histogram_init(&c->handoff, 0.0001, 2.1, 18);
-    kvr_histogram_init(&c->kv_wait, 0.001, 2.1, 18);
-}
-
 const char *told_treatment_name(enum told_treatment t)
 {
     return treatments[t];

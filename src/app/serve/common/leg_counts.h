@@ -50,7 +50,6 @@ struct leg_counts {
     struct kvr_histogram prefill, handoff, kv_wait; /* seconds */
 };
 
-void leg_counts_init(struct leg_counts *c);
 const char *told_treatment_name(enum told_treatment t);
 /* It has failed, or was answered with an error; without an answer status is 0. */
 void leg_counts_error(struct leg_counts *c, enum leg leg, int status);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "app/serve/data/attempt.h"
+#include "app/serve/data/domains.h"
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/side_call.h"
@@ -44,6 +45,8 @@ static bool choose(struct request *r, struct attempt *a)
                                     .allowed_n = from ? from->n : 0,
                                     .excluded = r->tried,
                                     .excluded_n = r->tried_n};
+    struct domain_wish wish;
+    domains_ask(serve_of(r), r->legs->prefill->worker, &wish, &rq);
     bool found = ctx && kvr_router_find_best_match(from->partition->router, ctx, &rq, &a->result) == 0;
     if (found) a->partition = from->partition;
     else a->booking[0] = 0;
