@@ -230,7 +230,7 @@ struct serve_cli {
 static const struct option_row serve_rows[] = {
     {"worker", OPT_LIST, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
      "a worker; keys: id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
-     "kv-protocol, kv-lease, local-prefill, api-key, api-key-env, api-key-file, "
+     "kv-protocol, kv-lease, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, api-key, api-key-env, api-key-file, "
      "max-num-batched-tokens, "
      "total-kv-blocks, "
      "taint; repeatable",

@@ -273,6 +273,7 @@ static void sglang(struct edits *x, const struct kvr_handoff_leg *leg, bool pref
     set_for_rooms(x, leg, "bootstrap_port", put_port);
     set_for_rooms(x, leg, "bootstrap_room", put_room);
     if (leg->has_rank) set_ranks(x, leg, prefill);
+    drop(x, "rid"); /* a client's could be another client's */
     if (!leg->id) return;
     kvr_json_str(begin_value(x, "rid"), leg->id, strlen(leg->id));
     end_value(x, "rid");

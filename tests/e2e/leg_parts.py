@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of one leg, scripted: what a prefill worker and a decode worker of a real fleet say on the wire, and every way in which they fail."""
 import http.server
+import itertools
 import json
 import socket
 import struct
@@ -12,18 +13,24 @@ RESET, HANG = "reset", "hang"
 
 
 class Pieces:
-    """An answer of 200 in chunks of HTTP, so that whoever reads it is told of each alone. Entries besides bytes: HANG, RESET."""
+    """An answer of 200 in chunks of HTTP, so that whoever reads it is told of each alone. Entries besides bytes: HANG (until `go`), RESET."""
 
     def __init__(self, pieces, kind="text/event-stream"):
         self.pieces, self.kind = pieces, kind
 
 
+def begins(first, then):
+    """An event stream that begins (`first`: bytes, or pieces of them), and goes on (`then`; RESET: breaks off) when the leg's `go` is set."""
+    return Pieces(itertools.chain([first] if isinstance(first, bytes) else first, (HANG, then)))
+
+
 class Leg:
     """Answers POSTs with what `script(n, body)` returns for the n-th (from 0): a status, (status, dict or bytes), bytes of an event stream, Pieces,
-    RESET, or HANG (until `go`)."""
+    RESET, or HANG (until `go`). `told` has answers to GETs by path, and functions that make them; `aborts` what POST /abort_request was told."""
 
     def __init__(self, script):
         self.script, self.bodies, self.raw, self.heads, self.go, self.gone = script, [], [], [], threading.Event(), threading.Event()
+        self.told, self.aborts = {}, []
         self.lock, self.away, leg = threading.Lock(), False, self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -36,20 +43,22 @@ class Leg:
                 self.end_headers()
                 self.wfile.write(data)
 
-            def hang(self):
-                """Until `go`; `gone`: the other side has left. Its connection is not kept."""
+            def wait(self):
+                """Until `go`; the connection is not kept. Returns: whether the client is there still."""
                 self.connection.settimeout(0.05)
                 self.close_connection = True
                 while not leg.go.wait(0.01):
                     try:
-                        if self.connection.recv(1) == b"":
-                            leg.gone.set()
-                            break
-                    except OSError as e:
-                        if not isinstance(e, TimeoutError):
-                            leg.gone.set()
-                            break
+                        there = self.connection.recv(1) != b""
+                    except TimeoutError:
+                        continue
+                    except OSError:
+                        there = False
+                    if not there:
+                        leg.gone.set()
+                        return False
                 self.connection.settimeout(None)
+                return True
 
             def reset(self):
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -62,12 +71,13 @@ class Leg:
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 for piece in told.pieces:
-                    if piece == HANG:
-                        self.hang()
-                    elif piece == RESET:
+                    if piece == RESET:
                         self.reset()
                         return
-                    else:
+                    if piece == HANG:
+                        if not self.wait():
+                            return
+                    elif piece:
                         self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
                 self.wfile.write(b"0\r\n\r\n")
 
@@ -78,11 +88,18 @@ class Leg:
                     self.reply(200, b"{}")
                 elif self.path == "/v1/models":
                     self.reply(200, json.dumps({"object": "list", "data": [{"id": m, "object": "model"} for m in leg.models]}).encode())
+                elif (path := self.path.split("?")[0]) in leg.told:
+                    told = leg.told[path]
+                    self.reply(200, json.dumps(told() if callable(told) else told).encode())
                 else:
                     self.reply(404, b"{}")
 
             def do_POST(self):
                 raw = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path == "/abort_request":
+                    leg.aborts.append(json.loads(raw)["rid"])
+                    self.reply(200, b"{}")
+                    return
                 with leg.lock:
                     n = len(leg.bodies)
                     leg.raw.append(raw)
@@ -90,7 +107,7 @@ class Leg:
                     leg.heads.append(dict(self.headers))
                 told = leg.script(n, leg.bodies[n])
                 if told == HANG:
-                    self.hang()
+                    self.wait()
                 elif told == RESET:
                     self.reset()
                 elif isinstance(told, Pieces):

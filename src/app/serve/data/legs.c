@@ -287,27 +287,24 @@ bool legs_fall_back(struct request *r, enum fallback why)
     return legs_strip(r);
 }
 
-static bool was_tried(const struct request *r, uint64_t id)
+/* ---- whom it may not go to --------------------------------------------------------------------------- */
+
+static bool has(const uint64_t *ids, size_t n, uint64_t id)
 {
-    for (unsigned i = 0; i < r->tried_n; i++)
-        if (r->tried[i] == id) return true;
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] == id) return true;
     return false;
 }
-
-/* ---- whom it may not go to --------------------------------------------------------------------------- */
 
 /* No decode worker is left for that prefill worker. */
 static bool is_alone(struct request *r, const struct roster_choice *decode, uint64_t prefill)
 {
     uint64_t missed[MISSED_MAX];
-    size_t n = missed_by(serve_of(r), prefill, missed), left = decode->n;
+    size_t n = missed_by(serve_of(r), prefill, missed);
+    if (r->pinned) return has(missed, n, r->pin.worker_id);
     for (size_t i = 0; n && i < decode->n; i++)
-        for (size_t k = 0; k < n; k++)
-            if (decode->ids[i] == missed[k]) {
-                left--;
-                break;
-            }
-    return n && !left;
+        if (!has(missed, n, decode->ids[i])) return false;
+    return n > 0;
 }
 
 /* Copies to the list. Returns: how many there are. */
@@ -324,13 +321,8 @@ size_t legs_exclude(struct request *r, const struct roster_row *row, const uint6
     if (!l) return r->tried_n;
     bool prefills = legs_prefill_next(r);
     size_t n = prefills ? start_list(l, l->tried, l->tried_n) : start_list(l, r->tried, r->tried_n);
-    if (!legs_at_once(r)) return n;
-    if (!prefills) {
-        uint64_t missed[MISSED_MAX];
-        size_t k = missed_by(serve_of(r), l->prefill->result.worker.worker_id, missed);
-        memcpy(l->excluded + n, missed, k * sizeof *missed);
-        return n + k;
-    }
+    if (!legs_at_once(r) || (!prefills && r->pinned)) return n;
+    if (!prefills) return n + missed_by(serve_of(r), l->prefill->result.worker.worker_id, l->excluded + n);
     const struct roster_choice *from = &row->prefill[l->protocol];
     for (size_t i = 0; i < from->n && n < LEGS_EXCLUDED_MAX; i++)
         if (is_alone(r, &row->decode[l->protocol], from->ids[i])) l->excluded[n++] = from->ids[i];
@@ -344,7 +336,8 @@ bool legs_has_other_decode(const struct request *r)
     for (size_t i = 0; row && !found && i < row->servers_n; i++) {
         const struct worker *w = row->servers[i].worker;
         found = w->role == ROLE_DECODE && w->kv_protocol == r->legs->protocol && w->partition == row->decode[r->legs->protocol].partition &&
-                worker_is_schedulable(w, now_ms()) && !was_tried(r, w->id) && domains_meet(serve_of(r), r->legs->prefill->worker, w);
+                worker_is_schedulable(w, now_ms()) && !has(r->tried, r->tried_n, w->id) &&
+                domains_meet(serve_of(r), r->legs->prefill->worker, w);
     }
     roster_let_go(row);
     return found;

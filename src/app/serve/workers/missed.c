@@ -24,7 +24,7 @@ void missed_note(struct serve *s, uint64_t prefill, uint64_t decode)
     atomic_fetch_add(&s->metrics.disagg_rendezvous_missed_total, 1);
 }
 
-size_t missed_by(struct serve *s, uint64_t prefill, uint64_t out[MISSED_MAX])
+size_t missed_by(struct serve *s, uint64_t prefill, uint64_t *out)
 {
     struct missed_pairs *m = &s->missed;
     uint64_t now = now_ms();

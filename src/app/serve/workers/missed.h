@@ -28,7 +28,7 @@ struct missed_pairs {
 
 void missed_note(struct serve *s, uint64_t prefill, uint64_t decode);
 /* Decode workers that are not to be put together with that prefill worker now. Returns: how many. */
-size_t missed_by(struct serve *s, uint64_t prefill, uint64_t out[MISSED_MAX]);
+size_t missed_by(struct serve *s, uint64_t prefill, uint64_t *out); /* out: MISSED_MAX of them */
 /* Main loop: requests that wait because of it are looked at again when its time is over. */
 void missed_tick(struct serve *s);
 
