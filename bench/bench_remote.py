@@ -5,86 +5,15 @@
               through two that ask for it, over HTTP and NATS, in turns; a prompt of 64, 512 and 4,096 blocks
     memory    RSS of the server and of a consumer while the index grows
 """
-import http.client
 import json
-import os
-import re
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
-import time
 
-KVROUTE = sys.argv[1]
+from parts import KVROUTE, Router, all_ended, free_port, get, metric, quantile, spawn, until
+
 NATS = shutil.which("nats-server") or "/usr/sbin/nats-server"
 ROUNDS, PER_ROUND = 12, 60
-running = []
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def spawn(*args):
-    p = subprocess.Popen([str(a) for a in args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    running.append(p)
-    return p
-
-
-def until(what, check):
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            if check():
-                return
-        except OSError:
-            pass
-        time.sleep(0.02)
-    sys.exit(f"timed out: {what}")
-
-
-def get(port, path):
-    c = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    c.request("GET", path)
-    body = c.getresponse().read().decode()
-    c.close()
-    return body
-
-
-def metric(port, name):
-    return sum(float(l.split()[-1]) for l in get(port, "/metrics").splitlines() if l.startswith("kvroute_" + name) and not l.startswith("#"))
-
-
-class Router:
-    def __init__(self, name, workers, *extra):
-        self.name, self.port, self.admin = name, free_port(), free_port()
-        args = [KVROUTE, "serve", "--host", "127.0.0.1", "--port", self.port, "--admin-port", self.admin]
-        for w in workers:
-            args += ["--worker", w]
-        self.p = spawn(*args, *extra)
-        until(name, lambda: get(self.port, "/ready").startswith("{") or True)
-        self.conn = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        self.times = []
-
-    def complete(self, prompt):
-        t0 = time.perf_counter()
-        self.conn.request("POST", "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 1}), {"Content-Type": "application/json"})
-        r = self.conn.getresponse()
-        r.read()
-        assert r.status == 200, r.status
-        return time.perf_counter() - t0, r.headers["x-kvroute-reason"]
-
-    def rss_mb(self):
-        with open(f"/proc/{self.p.pid}/status") as f:
-            return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1)) / 1024
-
-
-def quantile(xs, q):
-    xs = sorted(xs)
-    return xs[min(len(xs) - 1, int(q * len(xs)))]
 
 
 def main():
@@ -136,10 +65,5 @@ def main():
     shutil.rmtree(store, ignore_errors=True)
 
 
-try:
+with all_ended():
     main()
-finally:
-    for p in reversed(running):
-        p.terminate()
-    for p in running:
-        p.wait()

@@ -22,11 +22,30 @@ static const char *skip_string(const char *p, const char *end)
     return end;
 }
 
+enum { STRETCH = 64 };
+
+/* Neither a bracket nor a quote: numbers, as of a prompt's tokens. A loop without branches, which compilers make wide. */
+static bool is_plain(const char p[STRETCH])
+{
+    unsigned char any = 0;
+    for (int i = 0; i < STRETCH; i++) any |= (unsigned char)((p[i] & 0x40) | (p[i] == '"')); /* all brackets have that bit */
+    return !any;
+}
+
+static const char *skip_plain(const char *p, const char *end)
+{
+    while (end - p >= STRETCH && is_plain(p)) p += STRETCH;
+    return p;
+}
+
 const char *kvr_json_text_end(const char *p, const char *end)
 {
     size_t depth = 0;
+    const char *again = p; /* from where on it is worth a try to skip a stretch */
     if (p < end && *p == '"') return skip_string(p, end);
     while (p < end) {
+        if (depth && p >= again) again = (p = skip_plain(p, end)) + STRETCH;
+        if (p >= end) break;
         if (*p == '"') {
             p = skip_string(p, end);
             continue;

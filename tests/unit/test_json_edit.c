@@ -127,6 +127,29 @@ static void a_quote_that_ends_the_text_is_no_name(void **s)
     assert_false(kvr_json_text_next(&p, text + 2, &m));
 }
 
+static void a_list_of_numbers_ends_at_its_bracket_wherever_that_is(void **s)
+{
+    static const char *const between[] = {"", "\"]\"", "[7]", "{\"a]\":2}"};
+    (void)s;
+    for (size_t n = 0; n < 200; n++)
+        for (size_t m = 0; m < 200; m += 1 + m % 9)
+            for (size_t k = 0; k < KVR_ARRAY_LEN(between); k++) {
+                struct kvr_buf text = {0};
+                kvr_buf_str(&text, "[");
+                for (size_t i = 0; i < n; i++) kvr_buf_str(&text, i % 3 ? "1" : ",");
+                kvr_buf_str(&text, between[k]);
+                for (size_t i = 0; i < m; i++) kvr_buf_str(&text, i % 4 ? "-2" : ", ");
+                kvr_buf_str(&text, "]");
+                char *list = malloc(text.len); /* exactly: nothing behind it is read */
+                memcpy(list, text.data, text.len);
+                assert_ptr_equal(kvr_json_text_end(list, list + text.len), list + text.len);
+                free(list);
+                kvr_buf_str(&text, ",[]]");
+                assert_ptr_equal(kvr_json_text_end(text.data, text.data + text.len), text.data + text.len - 4);
+                kvr_buf_free(&text);
+            }
+}
+
 static void depth_and_many_members_are_no_matter(void **s)
 {
     struct kvr_buf body = {0}, out = {0};
@@ -153,6 +176,7 @@ int main(void)
         cmocka_unit_test(what_is_no_object_is_refused),
         cmocka_unit_test(a_body_cut_anywhere_is_not_read_past_its_end),
         cmocka_unit_test(a_quote_that_ends_the_text_is_no_name),
+        cmocka_unit_test(a_list_of_numbers_ends_at_its_bracket_wherever_that_is),
         cmocka_unit_test(depth_and_many_members_are_no_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

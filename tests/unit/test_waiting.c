@@ -545,6 +545,11 @@ static void when_all_are_overloaded_that_is_the_error(void **s)
         assert_int_equal(go(f, &a, 1, 40), 0);
         assert_int_equal(go(f, &b, 2, 40), 0);
         assert_int_equal(go(f, &w, 3, 4), -KVR_EOVERLOADED);
+        assert_false(kvr_router_any_calm(f->r, f->ctx, &w.rq));
+        prepare(&w, 30, 4);
+        w.rq.overloads = true;
+        assert_int_equal(submit(f, &w), 0);
+        end(f, &w);
         prepare(&w, 4, 4); /* a pin is not re-routed */
         w.rq.pinned = true;
         w.rq.pin = a.res.worker;
@@ -554,6 +559,7 @@ static void when_all_are_overloaded_that_is_the_error(void **s)
         assert_int_equal(submit(f, &w), -KVR_ENOTALLOWED);
         first_token(f, &a);
         prepare(&w, 5, 4);
+        assert_true(kvr_router_any_calm(f->r, f->ctx, &w.rq));
         assert_int_equal(submit(f, &w), 0);
         assert_int_equal(w.res.worker.worker_id, a.res.worker.worker_id);
         stop(f);
