@@ -10,6 +10,7 @@ import time
 
 import pytest
 from conftest import Mock, Serve, call, free_ports, read_sse, wait_for
+from leg_fleets import AT_ONCE
 from leg_parts import HANG, PARAMS, RESET, Pieces, answer, decodes, events, handoff, prefills
 from test_disagg_mocks import clean, fleet_of, prompt_of
 
@@ -80,7 +81,7 @@ def test_usage_that_comes_byte_by_byte_is_put_right(pair, stream):
     assert a.status == 200 and a.body == right
 
 
-@pytest.mark.parametrize("protocol", ["vllm-nixl", "trtllm", "none"])
+@pytest.mark.parametrize("protocol", ["vllm-nixl", "trtllm", "none", *AT_ONCE])
 def test_a_prompt_of_200000_tokens_passes(start, protocol):
     s, ps, ds = fleet_of(start, protocol, *[("--num-gpu-blocks", "13000", "--max-num-batched-tokens", "300000")] * 2, n=1, lease=60)
     alone = start(Mock, "--num-gpu-blocks", 13000, speedup=1000)
@@ -481,7 +482,7 @@ def test_a_client_that_leaves_while_the_decode_worker_waits_has_its_prompt_notif
     assert clean(s, ps + ds)["expired"] == 0
 
 
-@pytest.mark.parametrize("protocol", ["vllm-nixl", "trtllm", "none"])
+@pytest.mark.parametrize("protocol", ["vllm-nixl", "trtllm", "none", *AT_ONCE])
 def test_a_client_that_leaves_while_its_answer_streams_leaves_nothing_booked(start, protocol):
     s, ps, ds = fleet_of(start, protocol, decode=("--speedup-ratio", "1"), n=1, lease=60)
     c, r = read_sse(s.port, {**BODY, "model": "mock", "max_tokens": 100_000, "stream": True})
@@ -504,6 +505,19 @@ def test_what_a_router_leaves_behind_that_was_killed_goes_with_the_leases(start)
     s.kill()
     for p in ps:
         p.p.send_signal(signal.SIGCONT)
+    for m in ps + ds:
+        wait_for("nothing held", lambda: not kv(m)["held"] and kv(m)["waiting_rooms"] == 0 and m.metric("vllm:num_requests_running") == 0, 30)
+    assert sum(kv(m)["bad_pulls"] for m in ps + ds) == 0
+    for x in before:
+        x.leave()
+
+
+@pytest.mark.parametrize("protocol", AT_ONCE)
+def test_what_a_router_leaves_of_legs_at_once_that_was_killed_goes(start, protocol):
+    s, ps, ds = fleet_of(start, protocol, ("--speedup-ratio", "0.01"), ("--bootstrap-timeout", "2"), lease=2)
+    before = [Leaving(s, model="mock", prompt=[i * 64 + t for t in range(64)]) for i in range(10)]
+    wait_for("both legs", lambda: booked(s, "prefill") == booked(s, "decode") == 10)
+    s.kill()
     for m in ps + ds:
         wait_for("nothing held", lambda: not kv(m)["held"] and kv(m)["waiting_rooms"] == 0 and m.metric("vllm:num_requests_running") == 0, 30)
     assert sum(kv(m)["bad_pulls"] for m in ps + ds) == 0
