@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from conftest import BINARY, Mock, Serve, call, free_ports, wait_for
-from leg_parts import HANG, RESET, Begun, answer, decodes, events, handoff
+from leg_parts import HANG, RESET, answer, begins, decodes, events, handoff
 from test_disagg import BODY, PROMPT, ask, idle, leave, total
 
 AT_ONCE = ["sglang", "vllm-nixl-push", "vllm-mooncake"]
@@ -177,7 +177,7 @@ def test_a_prefill_engine_that_was_started_anew_costs_one_try(once):
     for _ in range(4):
         assert ask(s).status == 200
     assert ds[0].bodies[-1]["kv_transfer_params"]["remote_engine_id"] == "new"
-    assert s.metric("disagg_decode_retries_total") <= 2
+    assert s.metric("disagg_leg_retries_total", leg="decode") <= 2
     ds[0].script = lambda n, b: 500
     before = ds[0].n
     a = ask(s)
@@ -244,7 +244,7 @@ def test_what_is_held_back_has_a_limit(once):
         for _ in range(1024):
             yield piece
             sent.append(1)
-    s, ps, ds = once("vllm-nixl-push", decode=lambda n, b: Begun(pieces(), events("a", "b")) if b.get("seed") == 7 else decodes(n, b), n=1)
+    s, ps, ds = once("vllm-nixl-push", decode=lambda n, b: begins(pieces(), events("a", "b")) if b.get("seed") == 7 else decodes(n, b), n=1)
     ps[0].script = lambda n, b: (hold.wait(PATIENCE_S) if b.get("seed") == 7 else None, computes(n, b))[1]
     ds[0].go.set()
     t, got = in_background(s, stream=True, seed=7)
@@ -262,7 +262,7 @@ def test_what_is_held_back_has_a_limit(once):
 @pytest.mark.parametrize("how", [500, RESET])
 def test_a_prompt_that_fails_ends_the_other_leg(once, protocol, how):
     """Nothing of the decode worker's stream has gone to the client, who gets the answer of the second pair of legs."""
-    s, ps, ds = once(protocol, decode=lambda n, b: Begun(events("wrong")[:-20], b""))
+    s, ps, ds = once(protocol, decode=lambda n, b: begins(events("wrong")[:-20], b""))
     fail = threading.Event()
 
     def first_fails(n, b):
@@ -359,7 +359,7 @@ def test_a_decode_worker_that_breaks_off_before_the_prompt_is_computed_was_not_h
     s, ps, ds = once(protocol)
     hold = threading.Event()
     for d in ds:
-        d.script = lambda n, b: Begun(events("wrong")[:-20], RESET) if total(ds) == 1 else decodes(n, b)
+        d.script = lambda n, b: begins(events("wrong")[:-20], RESET) if total(ds) == 1 else decodes(n, b)
     for p in ps:
         p.script = lambda n, b: (hold.wait(PATIENCE_S) if total(ps) == 1 else None, computes(n, b))[1]
     t, got = in_background(s, stream=True)
@@ -421,7 +421,7 @@ def test_a_decode_worker_without_a_first_byte_has_the_shorter_of_two_limits(once
 
 def test_no_prompt_is_begun_that_no_decode_worker_has_room_for(once):
     s, ps, ds = once("vllm-nixl-push", "--active-decode-blocks-threshold", "0.5", "--handoff-timeout", "0.3", "--queue-timeout", "0.3", n=1,
-                     decode=lambda n, b: Begun(events("a")[:-14], b"data: [DONE]\n\n"), dkeys=("total-kv-blocks=6", "local-prefill=false"))
+                     decode=lambda n, b: begins(events("a")[:-14], b"data: [DONE]\n\n"), dkeys=("total-kv-blocks=6", "local-prefill=false"))
     t, got = in_background(s, stream=True)
     wait_for("it is full", lambda: any(x["active_decode_blocks"] for x in s.get("/loads")) and ds[0].n == 1)
     a = ask(s)
@@ -438,7 +438,7 @@ def test_no_prompt_is_begun_that_no_decode_worker_has_room_for(once):
 @at_once
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_client_that_leaves_ends_both_legs(once, protocol, begun):
-    s, ps, ds = once(protocol, prefill=lambda n, b: HANG, decode=lambda n, b: Begun(events("a")[:-20], b"") if begun else HANG, n=1)
+    s, ps, ds = once(protocol, prefill=lambda n, b: HANG, decode=lambda n, b: begins(events("a")[:-20], b"") if begun else HANG, n=1)
     leave(s, lambda: ps[0].n == ds[0].n == 1, stream=True)
     wait_for("both are closed", lambda: ps[0].gone.is_set() and ds[0].gone.is_set())
     idle(s)
@@ -450,7 +450,7 @@ def test_a_client_that_leaves_ends_both_legs(once, protocol, begun):
 
 
 def test_a_client_that_leaves_a_stream_of_sglang_ends_the_decode_leg(once):
-    s, ps, ds = once("sglang", decode=lambda n, b: Begun(events("a")[:-20], b""), n=1)
+    s, ps, ds = once("sglang", decode=lambda n, b: begins(events("a")[:-20], b""), n=1)
     leave(s, lambda: any(x["active_decode_blocks"] for x in s.get("/loads")) and not any(x["active_prefill_tokens"] for x in s.get("/loads")) and ds[0].n == 1,
           stream=True)
     wait_for("it is closed", ds[0].gone.is_set)

@@ -301,7 +301,7 @@ static bool is_alone(struct request *r, const struct roster_choice *decode, uint
 {
     uint64_t missed[MISSED_MAX];
     size_t n = missed_by(serve_of(r), prefill, missed);
-    if (r->pinned) return has(missed, n, r->pin.worker_id);
+    if (r->pin.set) return has(missed, n, r->pin.to.worker_id);
     for (size_t i = 0; n && i < decode->n; i++)
         if (!has(missed, n, decode->ids[i])) return false;
     return n > 0;
@@ -321,7 +321,7 @@ size_t legs_exclude(struct request *r, const struct roster_row *row, const uint6
     if (!l) return r->tried_n;
     bool prefills = legs_prefill_next(r);
     size_t n = prefills ? start_list(l, l->tried, l->tried_n) : start_list(l, r->tried, r->tried_n);
-    if (!legs_at_once(r) || (!prefills && r->pinned)) return n;
+    if (!legs_at_once(r) || (!prefills && r->pin.set)) return n;
     if (!prefills) return n + missed_by(serve_of(r), l->prefill->result.worker.worker_id, l->excluded + n);
     const struct roster_choice *from = &row->prefill[l->protocol];
     for (size_t i = 0; i < from->n && n < LEGS_EXCLUDED_MAX; i++)
