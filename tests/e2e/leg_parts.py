@@ -136,7 +136,7 @@ class Leg:
     def listen(self, port):
         self.away, self.server = False, self.server_of(port)
         self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()  # how often it looks whether it is to end
 
     def spec(self, role, *more):
         return ",".join([f"http://127.0.0.1:{self.port}", f"role={role}", "block-size=16", *more])

@@ -41,6 +41,11 @@ def once(legs, start):
     return make
 
 
+def fresh(i):
+    """A prompt that no other one begins with."""
+    return [100000 + 1000 * i + k for k in range(64)]
+
+
 def asked(of):
     """Bodies and heads of all requests of these workers."""
     return [b for x in of for b in x.bodies], [h for x in of for h in x.heads]
@@ -88,7 +93,7 @@ def test_sglang_legs_meet_in_a_room_of_the_prefill_rank(once):
     s, ps, ds = once("sglang", n=1, pkeys=("dp-size=4",), dkeys=("dp-size=2",))
     ranks, rooms = set(), []
     for i in range(10):
-        a = ask(s, prompt=[PROMPT] * 100)
+        a = ask(s, prompt=[fresh(i)] * 100)
         assert a.status == 200 and a.headers["x-kvroute-disagg"] == "remote", a.body
         p, d = ps[0].bodies[-1], ds[0].bodies[-1]
         assert p["bootstrap_room"] == d["bootstrap_room"] and p["bootstrap_host"] == d["bootstrap_host"] == ["127.0.0.1"] * 100
@@ -156,8 +161,8 @@ def test_mooncake_legs_name_the_engine_of_the_prefill_rank(once):
     queries = []
     names, ps[0].told["/query"] = ps[0].told["/query"], lambda: (queries.append(1), names)[1]
     seen = set()
-    for _ in range(6):
-        a = ask(s)
+    while len(seen) < 6 or (len({r for r, _ in seen}) < 2 and len(seen) < 500):
+        a = ask(s, prompt=fresh(ps[0].n))
         assert a.status == 200, a.body
         rank = int(a.headers["x-kvroute-prefill-dp-rank"])
         p, d = ps[0].bodies[-1], ds[0].bodies[-1]["kv_transfer_params"]
@@ -165,8 +170,8 @@ def test_mooncake_legs_name_the_engine_of_the_prefill_rank(once):
         assert p["kv_transfer_params"]["transfer_id"] == d["transfer_id"] and d["remote_engine_id"] == f"engine-0-{rank}"
         assert d["remote_bootstrap_addr"] == f"http://127.0.0.1:{ps[0].port}"
         seen.add((rank, d["transfer_id"]))
-    assert len(seen) == 6 and len({r for r, _ in seen}) == 2
-    assert len(queries) <= 2  # once by each of the loops
+    assert len({t for _, t in seen}) == ps[0].n and {r for r, _ in seen} == {0, 1}
+    assert len(queries) <= 2  # once, and perhaps again after a minute
 
 
 def test_a_prefill_engine_that_was_started_anew_costs_one_try(once):
@@ -177,7 +182,7 @@ def test_a_prefill_engine_that_was_started_anew_costs_one_try(once):
     for _ in range(4):
         assert ask(s).status == 200
     assert ds[0].bodies[-1]["kv_transfer_params"]["remote_engine_id"] == "new"
-    assert s.metric("disagg_leg_retries_total", leg="decode") <= 2
+    assert s.metric("disagg_leg_retries_total", leg="decode") == 1
     ds[0].script = lambda n, b: 500
     before = ds[0].n
     a = ask(s)
@@ -237,7 +242,7 @@ def test_a_decode_worker_is_held_back_until_the_prompt_is_computed(once, protoco
 
 
 def test_what_is_held_back_has_a_limit(once):
-    """A decode worker that would send 64 MiB sends what fits into buffers; meanwhile both loops of the router serve others."""
+    """A decode worker that would send 64 MiB sends what fits into buffers, while the router serves others."""
     piece, sent, hold = b": " + b"x" * 65530 + b"\n\n", [], threading.Event()
 
     def pieces():
@@ -391,14 +396,15 @@ def test_a_pair_that_missed_each_other_is_not_chosen_again(once, protocol):
     assert s.metric("disagg_rendezvous_missed_total") == 1
     for x in ds:
         x.script = decodes
-    pairs = set()
-    for _ in range(12):
-        a = ask(s)
+    pairs, asks = set(), 0
+    while len(pairs) < 3 and asks < 500:  # all others are chosen before long: each prompt is a new one
+        asks += 1
+        a = ask(s, prompt=fresh(asks))
         assert a.status == 200
         pairs.add((int(a.headers["x-kvroute-prefill-worker"]) - 1, int(a.headers["x-kvroute-worker"]) - 11))
-    assert (p, d) not in pairs and {x for x, _ in pairs} == {0, 1} and {y for _, y in pairs} == {0, 1}
-    for _ in range(4):
-        a = ask(s, {"x-kvroute-worker": str(11 + d)})
+    assert pairs == {(x, y) for x in (0, 1) for y in (0, 1)} - {(p, d)}
+    for i in range(4):
+        a = ask(s, {"x-kvroute-worker": str(11 + d)}, prompt=fresh(1000 + i))
         assert a.status == 200 and (a.headers["x-kvroute-worker"], a.headers["x-kvroute-prefill-worker"]) == (str(11 + d), str(2 - p))
     idle(s)
 

@@ -126,6 +126,25 @@ static void sglang(void **state)
     assert_true(f.ranks[1].replay == 5658);
     f = (struct kvr_engine_facts){0};
     assert_true(kvr_engine_facts_server_info(&f, *state, parsed(state, "{\"page_size\":1,\"kv_events_config\":null}")));
+    assert_int_equal(f.mode, KVR_MODE_UNTOLD);
+    assert_int_equal(f.bootstrap_port, 0);
+    static const struct {
+        const char *text;
+        enum kvr_told_mode mode;
+        uint16_t port;
+    } modes[] = {
+        {"{\"page_size\":1,\"disaggregation_mode\":\"prefill\",\"disaggregation_bootstrap_port\":8998}", KVR_MODE_PREFILL, 8998},
+        {"{\"page_size\":1,\"disaggregation_mode\":\"decode\",\"disaggregation_bootstrap_port\":80}", KVR_MODE_DECODE, 0},
+        {"{\"page_size\":1,\"disaggregation_mode\":\"null\",\"disaggregation_bootstrap_port\":65536}", KVR_MODE_OFF, 0},
+        {"{\"page_size\":1,\"disaggregation_mode\":\"\"}", KVR_MODE_UNTOLD, 0},
+        {"{\"page_size\":1,\"disaggregation_mode\":null}", KVR_MODE_UNTOLD, 0},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(modes); i++) {
+        struct kvr_engine_facts told = {0};
+        assert_true(kvr_engine_facts_server_info(&told, *state, parsed(state, modes[i].text)));
+        assert_int_equal(told.mode, modes[i].mode);
+        assert_int_equal(told.bootstrap_port, modes[i].port);
+    }
     assert_true(f.block_size == 1 && f.events == KVR_TOLD_NO && f.ranks_n == 1);
 }
 

@@ -138,6 +138,38 @@ static void mooncake(void **s)
     assert_non_null(strstr(body_for('D', &leg, CLIENT "}", NULL), "\"http://[fd00::1]:8998\""));
 }
 
+/* What a bootstrap server answers to GET /query. */
+static void names_of_engines(void **s)
+{
+    static const struct {
+        const char *answer;
+        uint32_t rank;
+        const char *name; /* NULL: it is not told */
+    } rows[] = {
+        {"{\"0\":{\"engine_id\":\"a\"},\"1\":{\"engine_id\":\"b_dp1\",\"worker_addr\":{}}}", 1, "b_dp1"},
+        {"{\"0\":{\"engine_id\":\"a\"}}", 1, NULL},
+        {"{\"0\":{\"engine_id\":\"\"}}", 0, NULL},
+        {"{\"0\":{\"engine_id\":\"a-name-that-is-too-long\"}}", 0, NULL},
+        {"{\"0\":{\"engine_id\":\"a\\u0000b\"}}", 0, NULL},
+        {"{\"0\":{\"engine_id\":1}}", 0, NULL},
+        {"{\"9f\":{\"0\":{\"0\":\"10.0.0.1:1\"}}}", 0, "9f"}, /* of an older build */
+        {"{\"9f\":{},\"a0\":{}}", 0, NULL},
+        {"{\"9f\":{}}", 1, NULL},
+        {"{}", 0, NULL},
+        {"[]", 0, NULL},
+    };
+    struct kvr_json_parser *p = kvr_json_parser_new();
+    (void)s;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
+        char name[16] = "";
+        struct kvr_json root;
+        assert_int_equal(kvr_json_parse(p, rows[i].answer, strlen(rows[i].answer), &root, NULL), 0);
+        assert_int_equal(kvr_handoff_engine_of(root, rows[i].rank, name, sizeof name), rows[i].name != NULL);
+        if (rows[i].name) assert_string_equal(name, rows[i].name);
+    }
+    kvr_json_parser_free(p);
+}
+
 static void sglang(void **s)
 {
     static const uint64_t rooms[] = {4611686018427387907, 5, 9223372036854775807};
@@ -524,6 +556,7 @@ int main(void)
         cmocka_unit_test(nixl),
         cmocka_unit_test(nixl_push),
         cmocka_unit_test(mooncake),
+        cmocka_unit_test(names_of_engines),
         cmocka_unit_test(sglang),
         cmocka_unit_test(trtllm),
         cmocka_unit_test(what_a_client_may_not_send_is_removed),
