@@ -23,7 +23,6 @@ import msgpack
 import pytest
 import xxhash
 import zmq
-from leg_parts import Leg, decodes, prefills
 
 # Of all servers of tests: with the 5 that Python has, connections are reset when twenty come at once on a busy machine.
 socketserver.TCPServer.request_queue_size = 256
@@ -415,10 +414,11 @@ def fleet(start):
 @pytest.fixture
 def legs():
     """legs(script) makes a worker of one leg (leg_parts.py)."""
+    import leg_parts  # not by those who load this file alone
     made = []
 
     def make(script):
-        made.append(Leg(script))
+        made.append(leg_parts.Leg(script))
         return made[-1]
     yield make
     for leg in made:
@@ -428,7 +428,9 @@ def legs():
 @pytest.fixture
 def pair(legs, start):
     """Two prefill workers, two decode workers (scripts), and a router over them."""
-    def make(*options, prefill=prefills, decode=decodes, keys=(), n=2):
+    import leg_parts
+
+    def make(*options, prefill=leg_parts.prefills, decode=leg_parts.decodes, keys=(), n=2):
         ps, ds = [legs(prefill) for _ in range(n)], [legs(decode) for _ in range(n)]
         s = start(Serve, [p.spec("prefill", *keys) for p in ps] + [d.spec("decode", *keys) for d in ds], *options)
         wait_for("all workers", lambda: all(w["status"] == "up" for w in s.get("/workers")))
