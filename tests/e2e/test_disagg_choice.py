@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which prefill worker and which decode worker a request gets, whether it gets two at all, and what is seen of that. The workers are scripts
 (leg_parts.py); what they have cached is what the router has sent them (--no-router-kv-events)."""
+import http.client
+import json
 import threading
 
 import pytest
@@ -300,6 +302,12 @@ def test_what_is_counted_of_two_legs(fleet):
     ws[11].script = lambda n, b: 422
     assert ask(s, prompt(3, 64)).status == 422
     assert count("leg_errors_total", leg="decode", status="422") == 1 and count("possible_leaks_total", why="decode-4xx") == 1
+    ws[1].script, before = lambda n, b: HANG, ws[1].n
+    c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
+    c.request("POST", "/v1/completions", json.dumps({"model": "m", "prompt": prompt(4, 64), "max_tokens": 4}))
+    wait_for("it is there", lambda: ws[1].n > before)
+    c.close()
+    wait_for("it is counted", lambda: count("possible_leaks_total", why="abort-race") == 1)
     page = call(s.admin, "GET", "/metrics").body.decode()
     for family in ("worker_up", "worker_requests_total", "worker_registered", "worker_active_requests"):
         assert {line.split('role="')[1].split('"')[0] for line in page.splitlines() if line.startswith(f"kvroute_{family}{{")} == {"prefill", "decode"}, family

@@ -107,7 +107,7 @@ static bool may_be_left(const struct request *r)
 
 static enum leak why_left(const struct request *r)
 {
-    if (r->phase != PHASE_PREFILL) return LEAK_EARLY_ABORT;
+    if (r->phase == PHASE_SENDING) return LEAK_EARLY_ABORT;
     return r->legs->prefill->state == ATTEMPT_CANCELLED ? LEAK_PREFILL_TIMEOUT : LEAK_ABORT_RACE;
 }
 
