@@ -255,7 +255,8 @@ struct kvr_router_result {
 KVR_API int kvr_router_find_best_match(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request,
                                        struct kvr_router_result *out);
 
-/* Whether somebody may serve it who is not overloaded. Nothing is chosen, and no turn is taken. */
+/* Whether choosing would find somebody who is not overloaded, or another error than that nobody is there. Nothing is chosen, and no turn is
+ * taken. */
 KVR_API bool kvr_router_any_calm(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request);
 
 /* The candidates of the last decision made with this context, ordered by (worker_id, dp_rank). Borrowed until the next call

@@ -477,13 +477,14 @@ bool kvr_router_any_calm(struct kvr_router *r, struct kvr_router_ctx *c, const s
     struct kvr_router_result ignored = {0};
     size_t n;
     kvr_lock(&r->lock);
-    bool any = kvr__reserve_ranks(c, kvr_load_slots(r->load)) == 0 && kvr__eligible(r, c, rq, &n, &ignored) == 0;
-    if (any) {
+    int rc = kvr__reserve_ranks(c, kvr_load_slots(r->load));
+    if (rc == 0) rc = kvr__eligible(r, c, rq, &n, &ignored);
+    if (rc == 0) {
         kvr_load_get_all(r->load, kvr_now_ns(&r->clock), c->loads);
-        any = drop_overloaded(r, c, n) > 0;
+        rc = drop_overloaded(r, c, n) > 0 ? 0 : -KVR_EOVERLOADED;
     }
     kvr_unlock(&r->lock);
-    return any;
+    return rc != -KVR_EOVERLOADED && rc != -KVR_ENOENDPOINTS;
 }
 
 /* ---- booking ----------------------------------------------------------------------------------------- */

@@ -174,6 +174,15 @@ def test_no_prompt_is_computed_while_no_decode_worker_is_up(pair):
     idle(s)
 
 
+def test_a_pinned_decode_worker_of_another_model_is_an_error_at_once(legs, start):
+    p, d, other = legs(prefills), legs(decodes), legs(decodes)
+    other.models = ["another"]
+    s = start(Serve, [p.spec("prefill", "id=1"), d.spec("decode", "id=2"), other.spec("decode", "id=3")], "--queue-timeout", "600")
+    wait_for("all up", lambda: all(w["status"] == "up" for w in s.get("/workers")))
+    wait_for("all models", lambda: {m["id"] for m in call(s.port, "GET", "/v1/models").json()["data"]} == {"m", "another"})
+    assert ask(s, {"x-kvroute-worker": "3"}).status == 400 and d.n == other.n == 0
+
+
 # ---- between the legs --------------------------------------------------------------------------------
 
 
@@ -339,7 +348,7 @@ def test_a_context_leg_after_which_nothing_is_left_is_the_answer(pair, stream):
 
 def test_a_router_that_stops_lets_both_legs_end(pair):
     go = threading.Event()
-    s, ps, _ = pair(prefill=lambda n, b: (go.wait(60), (200, handoff()))[1], n=1)
+    s, ps, _ = pair(prefill=lambda n, b: (n > 0 or go.wait(60), (200, handoff()))[1], n=1)
     running = Asking(s)
     wait_for("the prefill leg", lambda: ps[0].n == 1)
     s.p.send_signal(signal.SIGTERM)
@@ -401,6 +410,15 @@ def test_a_client_that_leaves_while_its_prompt_is_computed_leaves_nothing_held(s
     going.leave()
     wait_for("the engine has stopped", lambda: ps[0].metric("vllm:num_requests_running") == 0)
     assert clean(s, ps + ds)["expired"] == 0 and ds[0].metric("vllm:prompt_tokens_total") == 0
+
+
+def test_a_prefill_worker_that_does_not_notice_keeps_the_prompt_until_its_lease_is_over(start):
+    s, ps, ds = fleet_of(start, "vllm-nixl", ("--speedup-ratio", "0.05", "--fault-ignore-abort"), n=1, lease=2)
+    going = Leaving(s, model="mock")
+    wait_for("it is computed", lambda: booked(s, "prefill") == 1 and ps[0].metric("vllm:num_requests_running") == 1)
+    going.leave()
+    wait_for("held all the same", lambda: kv(ps[0])["held"] or kv(ps[0])["released"]["expired"])
+    assert clean(s, ps + ds)["expired"] == 1 and disagg(s, "possible_leaks") == 1
 
 
 class MocksBetween:
