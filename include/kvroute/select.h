@@ -40,7 +40,7 @@
  *     decode role, prefill not tracked, overlap_credit > 0:  cost = max(D - credit, 0) + request_weight * N
  *
  * The credit, without the decay, is that of the delay cost too; its u and m are multiplied by prefill_load_scale. In the decode
- * role the delay cost has no u: the prompt comes computed.
+ * role the prompt comes computed: u and m count 0.1 times with an overlap credit, for what is transferred, and not at all without.
  *
  * Taints. With preferred taints every cost is multiplied by exp(-tanh(sum of the weights the candidate has)): between
  * 0.368 and 2.718, exactly 1 without a match. Costs are clamped at 0 before, or the preference would turn around.

@@ -129,6 +129,8 @@ static const double EVICTED = 2;
 static const double WAIT = 1.7;
 /* What the fixed time of a pass with prompts costs each request that generates there. */
 static const double PASS_SHARE = 0.05;
+/* A token that is transferred, against one that is computed: it takes the link from others. */
+static const double TRANSFERRED = 0.1;
 
 __attribute__((always_inline)) static inline struct kvr_delay delay_of(const struct common *m, const struct kvr_candidate *c)
 {
@@ -136,7 +138,8 @@ __attribute__((always_inline)) static inline struct kvr_delay delay_of(const str
     const struct kvr_ttft_model *line = &c->model->ttft;
     const struct kvr_generation_model *each = &c->model->generation;
     double held = KVR_MAX(cfg->overlap_credit * c->device_blocks + lower_credit(cfg, c), cfg->overlap_credit * c->pending_blocks);
-    double lacks = cfg->decode_role ? 0 : cfg->prefill_load_scale * KVR_MAX(m->isl - held * m->block, 0.0);
+    double share = !cfg->decode_role ? 1 : cfg->overlap_credit > 0 ? TRANSFERRED : 0;
+    double lacks = share * cfg->prefill_load_scale * KVR_MAX(m->isl - held * m->block, 0.0);
     double copies = (1 - c->pressure) * cfg->prefill_load_scale * c->copy_blocks * m->block, wanted = KVR_MAX(lacks - copies, 0.0);
     double generating = c->active_requests - c->active_prefills, others = MEAN_SHARE * m->requests + (1 - MEAN_SHARE) * generating;
     double output = c->model->output_tokens < 0 ? each->tokens : c->model->output_tokens;

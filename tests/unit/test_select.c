@@ -346,8 +346,14 @@ static void lower_tiers_and_factors_count_in_the_delay(void **s)
     double few = cost_of(&c, 16, 1600, k);
     m.output_tokens = -1;
     assert_true(fabs(cost_of(&c, 16, 1600, k) - few - 2 * 0.4 * 90 * 0.01 * 1000) < 1e-9);
-    c.decode_role = true; /* the prompt comes computed */
     k.decode_blocks = 0;
+    double computed = cost_of(&c, 16, 1600, k);
+    c.decode_role = true; /* the prompt comes computed, and what is lacking is transferred */
+    assert_true(cost_of(&c, 16, 1600, k) > 0 && cost_of(&c, 16, 1600, k) < 0.5 * computed);
+    k.device_blocks = 100;
+    assert_true(cost_of(&c, 16, 1600, k) == 0);
+    k.device_blocks = 0;
+    c.overlap_credit = 0; /* by load alone */
     assert_true(cost_of(&c, 16, 1600, k) == 0);
 }
 
