@@ -200,11 +200,11 @@ def test_a_computed_prompt_is_not_released_into_another_domain(fleet):
     s, ws = fleet((("kv-domain=a",),), (("kv-domain=a",), ("kv-domain=b",)),
                   (*PREDICTED, "--kv-transfer-domain", "required", "--health-interval", "3600", "--max-retries", "0"))
     ws[11].vanish()
-    while ask(s, prompt(1, 64)).status == 200:  # by a connection that was kept
+    while (a := ask(s, prompt(1, 64))).status == 200:  # by a connection that was kept
         pass
     wait_for("it is left to its lease", lambda: s.metric("disagg_possible_leaks_total", why="not-released") == 1)
     assert ws[12].n == 0 and s.metric("disagg_releases_total") == 0
-    assert decision(s, ask(s, prompt(1, 64)))["staged"] == "lease"
+    assert decision(s, a)["staged"] == "lease"
 
 
 # ---- an index elsewhere --------------------------------------------------------------------------------
