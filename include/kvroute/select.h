@@ -101,6 +101,8 @@ KVR_API int kvr_override_apply(const struct kvr_override *override, struct kvr_c
 /* Makes it that of a decode leg, which receives the prompt computed: no prefill tokens, no reuse (the transfer brings a copy of its own),
  * and no credit for what is cached there unless keeps_overlap. What else it changes stays. */
 KVR_API void kvr_override_decode_leg(struct kvr_override *override, bool keeps_overlap);
+/* One that changes nothing else; static. */
+KVR_API const struct kvr_override *kvr_decode_leg(bool keeps_overlap);
 
 /* What is the same for all candidates of a request. */
 struct kvr_delay_model {

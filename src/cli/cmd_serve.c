@@ -221,6 +221,8 @@ struct serve_cli {
         DBL("router-conditional-disagg-prefill-busy-threshold", conditional_prefill_busy, "-1", -1, ANY,                                   \
             "DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD",                                                                        \
             "busy: more prefill tokens than this times max-num-batched-tokens; -1 = router-queue-threshold"),                              \
+        DBL("router-conditional-disagg-stall-weight", conditional_stall_weight, "4.5", 0, ANY, NULL,                                       \
+            "least_delay: how many times a prompt token counts that is computed where others generate"),                                   \
         DBL("router-conditional-disagg-decode-busy-threshold", conditional_decode_busy, "-1", -1, ANY,                                     \
             "DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD",                                                                         \
             "no request goes whole to a worker with more than this share of total-kv-blocks in use; -1 = off"),                            \

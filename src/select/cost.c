@@ -49,14 +49,23 @@ int kvr_override_apply(const struct kvr_override *o, struct kvr_cost_config *c, 
     return kvr_cost_config_check(c, field);
 }
 
+#define DECODE_LEG (KVR_OVERRIDE_ASSUME_KV_REUSE | KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE)
+
+const struct kvr_override *kvr_decode_leg(bool keeps_overlap)
+{
+    static const struct kvr_override keeps = {.set = DECODE_LEG, .decode_role = true};
+    static const struct kvr_override ignores = {.set = DECODE_LEG | KVR_OVERRIDE_OVERLAP_CREDIT, .decode_role = true};
+    return keeps_overlap ? &keeps : &ignores;
+}
+
 void kvr_override_decode_leg(struct kvr_override *o, bool keeps_overlap)
 {
-    o->set |= KVR_OVERRIDE_ASSUME_KV_REUSE | KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE;
-    o->assume_kv_reuse = o->track_prefill_tokens = false;
-    o->decode_role = true;
-    if (keeps_overlap) return;
-    o->set |= KVR_OVERRIDE_OVERLAP_CREDIT;
-    o->overlap_credit = 0;
+    const struct kvr_override *leg = kvr_decode_leg(keeps_overlap);
+    o->set |= leg->set;
+    o->assume_kv_reuse = leg->assume_kv_reuse;
+    o->track_prefill_tokens = leg->track_prefill_tokens;
+    o->decode_role = leg->decode_role;
+    if (!keeps_overlap) o->overlap_credit = leg->overlap_credit;
 }
 
 /* What all candidates have in common. */

@@ -11,13 +11,6 @@
 
 enum { BYTES_PER_TOKEN = 131072 }; /* as `kvroute mock` has it */
 
-/* The decode leg of the live router. With a rule, what a worker has of the prompt counts, so that conversations come back to it. */
-static const struct kvr_override decode_leg = {.set = KVR_OVERRIDE_OVERLAP_CREDIT | KVR_OVERRIDE_ASSUME_KV_REUSE |
-                                                      KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE,
-                                               .decode_role = true};
-static const struct kvr_override decode_leg_of_a_rule = {
-    .set = KVR_OVERRIDE_ASSUME_KV_REUSE | KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE, .decode_role = true};
-
 static struct sim_ask ask_of(const struct job *j)
 {
     return (struct sim_ask){.number = j->number,
@@ -58,7 +51,7 @@ int sim_legs_choose(struct sim *s, struct job *j)
 {
     struct sim_ask ask = ask_of(j);
     if (s->cfg.policy->roles && j->leg == SIM_WHOLE_REQUEST) ask.pin = &j->choice.decision.worker;
-    if (j->leg == SIM_DECODE_LEG) ask.override = s->rule.policy == KVR_DISAGG_OFF ? &decode_leg : &decode_leg_of_a_rule;
+    if (j->leg == SIM_DECODE_LEG) ask.override = kvr_decode_leg(s->rule.policy != KVR_DISAGG_OFF); /* as the live router */
     return sim_routers_choose(j->leg == SIM_PREFILL_LEG ? s->prefill : s->routers, &ask, &j->choice);
 }
 

@@ -80,7 +80,7 @@ struct serve_options {
     bool conditional_disagg;
     int conditional_policy; /* enum kvr_disagg_policy - 1 */
     uint64_t conditional_isl, min_uncached;
-    double conditional_ratio, conditional_prefill_busy, conditional_decode_busy;
+    double conditional_ratio, conditional_prefill_busy, conditional_stall_weight, conditional_decode_busy;
     uint64_t tokenizer_probes, tokenizer_check, tokenizer_cache, tokenizer_threads;
     struct kvr_log_options log;
 };

@@ -14,6 +14,7 @@ struct kvr_disagg_rule conditional_rule(const struct serve *s)
     rule.isl_tokens = o->conditional_isl;
     rule.isl_ratio = o->conditional_ratio;
     rule.prefill_load = o->conditional_prefill_busy >= 0 ? o->conditional_prefill_busy : o->queue_threshold;
+    rule.stall_weight = o->conditional_stall_weight;
     rule.decode_load = o->conditional_decode_busy;
     rule.min_uncached = o->min_uncached;
     return rule;

@@ -26,12 +26,6 @@ static void prefer(const struct request *r, struct kvr_router_request *rq)
                     (r->session[0] && sessions_get(s->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
 }
 
-/* A decode leg costs the blocks that it takes, whatever the worker has of them: the transfer brings a copy of its own. With conditional
- * disaggregation what it has still counts, so that a conversation stays where it may be served whole the next time. */
-#define DECODE_LEG (KVR_OVERRIDE_ASSUME_KV_REUSE | KVR_OVERRIDE_TRACK_PREFILL_TOKENS | KVR_OVERRIDE_DECODE_ROLE)
-static const struct kvr_override decode_leg = {.set = DECODE_LEG | KVR_OVERRIDE_OVERLAP_CREDIT, .decode_role = true};
-static const struct kvr_override decode_leg_with_credit = {.set = DECODE_LEG, .decode_role = true};
-
 const enum kvr_router_mode *leg_mode(const struct serve *s, int option)
 {
     static const enum kvr_router_mode modes[] = {KVR_MODE_KV, KVR_MODE_ROUND_ROBIN, KVR_MODE_RANDOM, KVR_MODE_LEAST_LOADED};
@@ -47,7 +41,7 @@ static const enum kvr_router_mode *mode_of(const struct request *r)
 static void fill_in(struct request *r, const struct roster_row *row, struct kvr_router_request *rq)
 {
     const struct roster_choice *from = legs_choice(r, row);
-    bool prefills = legs_prefill_next(r), conditional = serve_of(r)->o->conditional_disagg;
+    bool prefills = legs_prefill_next(r);
     const struct pin *pin = legs_asks_prefill(r) ? &r->prefill_pin : &r->pin;
     *rq = (struct kvr_router_request){.book = true,
                                       .guarded = true,
@@ -68,7 +62,8 @@ static void fill_in(struct request *r, const struct roster_row *row, struct kvr_
                                       .policy_class_len = strlen(r->policy_class),
                                       .mode = mode_of(r)};
     rq->excluded_n = legs_exclude(r, row, &rq->excluded);
-    if (legs_are_two(r) && !prefills) rq->override = conditional ? &decode_leg_with_credit : &decode_leg;
+    /* With a rule, what a decode worker has counts, so that a conversation stays where it may be served whole the next time. */
+    if (legs_are_two(r) && !prefills) rq->override = kvr_decode_leg(serve_of(r)->o->conditional_disagg);
 }
 
 void question_of(struct request *r, const struct roster_row *row, const struct partition *partition, struct kvr_router_request *rq)
