@@ -105,7 +105,13 @@ class Leg:
                     leg.raw.append(raw)
                     leg.bodies.append(json.loads(raw))
                     leg.heads.append(dict(self.headers))
-                told = leg.script(n, leg.bodies[n])
+                try:
+                    self.do(leg.script(n, leg.bodies[n]))
+                except OSError:  # the client has left before the answer was written
+                    leg.gone.set()
+                    raise
+
+            def do(self, told):
                 if told == HANG:
                     self.wait()
                 elif told == RESET:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong between client, router and workers: every clause of the failure behaviour."""
 import http.client
+import http.server
 import json
 import socket
 import threading
@@ -298,3 +299,46 @@ def test_slow_start_is_waited_for(start):
     assert call(s.port, "GET", "/ready").status == 503
     wait_for("ready", lambda: call(s.port, "GET", "/ready").status == 200)
     assert s.complete("x").status == 200
+
+
+def test_an_older_check_does_not_bring_back_a_worker_that_a_newer_one_found_gone(start):
+    """The second look at its health is answered late, after the third one has found nobody."""
+    looks, late = [], threading.Event()
+
+    class Health(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            if self.path != "/health":
+                self.send_error(404)
+                return
+            looks.append(1)
+            n = len(looks)
+            if n == 2:
+                late.wait(30)
+            if n > 2:
+                self.close_connection = True
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *a):
+            pass
+
+    class Server(http.server.ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *a):
+            pass
+
+    server = Server(("127.0.0.1", 0), Health)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    s = start(Serve, [f"http://127.0.0.1:{server.server_port},model=m"], "--health-interval", 0.1, ready=False)
+    wait_for("it is gone", lambda: s.get("/workers")[0]["status"] == "down")
+    late.set()
+    seen = len(looks)
+    wait_for("further looks", lambda: len(looks) > seen + 3)
+    assert s.get("/workers")[0]["status"] == "down" and "is up again" not in s.text()
+    server.shutdown()
+    server.server_close()

@@ -127,6 +127,18 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
     if (k->models && k->body.len + len <= MODELS_BODY_MAX) kvr_buf_add(&k->body, data, len);
 }
 
+/* Older questions about the same worker's health: what they would say is not so any more. The list has the newest first. */
+static void drop_older(struct check *k)
+{
+    for (struct check *older = k->next, *next; older; older = next) {
+        next = older->next;
+        if (older->id != k->id || older->models) continue;
+        if (older->call) kvr_http_call_cancel(older->call);
+        older->call = NULL;
+        check_end(older);
+    }
+}
+
 /* why: NULL: it has answered. */
 static void judge(struct check *k, const char *why)
 {
@@ -141,6 +153,7 @@ static void judge(struct check *k, const char *why)
         snprintf(status, sizeof status, "GET %.40s/health is answered with status %d", k->endpoint.base, k->status);
         why = status;
     }
+    drop_older(k);
     worker_set_health(k->serve, k->id, why ? HEALTH_DOWN : HEALTH_UP, why);
     if (!why) check_start(k->serve, k->id, &k->endpoint, k->key, true);
     check_end(k);
