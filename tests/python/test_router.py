@@ -203,7 +203,7 @@ def test_worker_types():
         assert r.get_potential_loads(range(1000, 1064))[0]["potential_decode_blocks"] == blocks
     decode = router((1, 2), KvRouterConfig(router_track_prefill_tokens=False), worker_type="decode")
     decode.apply_event(2, stored([1, 2, 3], kvroute.compute_block_hash_for_seq(TOKENS, 16)))
-    assert decode.best_worker(TOKENS).cost == pytest.approx(1.16)  # the request, and a tenth of the 16 tokens, of a block each, that are transferred
+    assert decode.best_worker(TOKENS).cost == pytest.approx(1.16)  # one request, and a little for the 16 tokens that are transferred
 
 
 def test_routing_constraints_are_taints():
