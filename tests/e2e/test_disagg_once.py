@@ -386,7 +386,7 @@ def test_a_prefill_worker_that_takes_too_long_ends_both(once, protocol):
 
 @at_once
 def test_a_pair_that_missed_each_other_is_not_chosen_again(once, protocol):
-    s, ps, ds = once(protocol, "--kv-wait-timeout", "0.3", "--breaker-cooldown", "3600", "--breaker-failures", "100")
+    s, ps, ds = once(protocol, "--kv-wait-timeout", "2", "--breaker-cooldown", "3600", "--breaker-failures", "100")  # a busy machine answers within that
     for d in ds:
         d.script = lambda n, b: HANG
     a = ask(s)
