@@ -15,7 +15,7 @@ def fleet_of(start, engines, protocol, *more):
     keys = f",kv-protocol={protocol},kv-lease={LEASE}"
     where = f",kv-addr=127.0.0.1:{keeps.side},engine-id=pushes" if protocol == "vllm-nixl-push" else ""
     return start(Serve, [keeps.spec(f",role=prefill{keys}{where}"), takes.spec(f",role=decode{keys}")], "--disagg-release-timeout", 300,
-                 "--health-interval", 10, *more)  # engines that compute a prompt answer /health late where both share a core
+                 "--health-interval", 600, *more)  # engines that move a prompt may not answer /health for a minute where they share two cores
 
 
 def let_go(keeps, expired):
@@ -53,7 +53,8 @@ def leave_at_any_moment(s, n=20):
     rng = random.Random(4)
     for i in range(n):
         c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=rng.choice((0.01, 0.05, 0.2, 1, 3)))
-        c.request("POST", "/v1/completions", json.dumps({"model": "tiny", "prompt": tokens(i, 500), "max_tokens": 40, "stream": bool(i & 1)}))
+        c.request("POST", "/v1/completions", json.dumps({"model": "tiny", "prompt": tokens(i, 500), "max_tokens": 40, "stream": bool(i & 1)}),
+                  {"Content-Type": "application/json"})
         try:
             c.getresponse().read(rng.randint(1, 400))
         except TimeoutError:
