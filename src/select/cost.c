@@ -68,20 +68,25 @@ void kvr_override_decode_leg(struct kvr_override *o, bool keeps_overlap)
     if (!keeps_overlap) o->overlap_credit = leg->overlap_credit;
 }
 
+/* A token that is transferred, against one that is computed: it takes the link from others. */
+static const double TRANSFERRED = 0.1;
+
 /* What all candidates have in common. */
 struct common {
     struct kvr_cost_config cfg; /* a copy: what is written meanwhile cannot be part of it, and it is not read again for each */
     double isl, block, per_block, per_request; /* per_x: 1 / x */
     uint64_t least_prefill;                    /* linear cost: 0 unless credits decay */
     double requests;                           /* delay cost: mean of a candidate's requests */
+    double lack_scale;                         /* delay cost: of a token that is not cached there */
 };
 
 static struct common common_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_t isl, const struct kvr_candidate *c,
                                size_t n)
 {
-    struct common m = {*cfg, (double)isl, block_size, 1.0 / block_size, 1.0 / (double)((isl - 1) / block_size + 1), 0, 0};
+    struct common m = {*cfg, (double)isl, block_size, 1.0 / block_size, 1.0 / (double)((isl - 1) / block_size + 1), 0, 0, 0};
     if (cfg->kind == KVR_COST_DELAY) {
-        double sum = 0;
+        double sum = 0, share = !cfg->decode_role ? 1 : cfg->overlap_credit > 0 ? TRANSFERRED : 0;
+        m.lack_scale = share * cfg->prefill_load_scale;
         for (size_t i = 0; i < n; i++) sum += c[i].active_requests;
         m.requests = sum / (double)n;
     } else if (cfg->credit_decay > 0 && cfg->track_prefill_tokens) {
@@ -138,8 +143,6 @@ static const double EVICTED = 2;
 static const double WAIT = 1.7;
 /* What the fixed time of a pass with prompts costs each request that generates there. */
 static const double PASS_SHARE = 0.05;
-/* A token that is transferred, against one that is computed: it takes the link from others. */
-static const double TRANSFERRED = 0.1;
 
 __attribute__((always_inline)) static inline struct kvr_delay delay_of(const struct common *m, const struct kvr_candidate *c)
 {
@@ -147,8 +150,7 @@ __attribute__((always_inline)) static inline struct kvr_delay delay_of(const str
     const struct kvr_ttft_model *line = &c->model->ttft;
     const struct kvr_generation_model *each = &c->model->generation;
     double held = KVR_MAX(cfg->overlap_credit * c->device_blocks + lower_credit(cfg, c), cfg->overlap_credit * c->pending_blocks);
-    double share = !cfg->decode_role ? 1 : cfg->overlap_credit > 0 ? TRANSFERRED : 0;
-    double lacks = share * cfg->prefill_load_scale * KVR_MAX(m->isl - held * m->block, 0.0);
+    double lacks = m->lack_scale * KVR_MAX(m->isl - held * m->block, 0.0);
     double copies = (1 - c->pressure) * cfg->prefill_load_scale * c->copy_blocks * m->block, wanted = KVR_MAX(lacks - copies, 0.0);
     double generating = c->active_requests - c->active_prefills, others = MEAN_SHARE * m->requests + (1 - MEAN_SHARE) * generating;
     double output = c->model->output_tokens < 0 ? each->tokens : c->model->output_tokens;
