@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from conftest import Mock, Serve, call, wait_for
-from leg_parts import HANG, answer, decodes, handoff, prefills
+from leg_parts import HANG, answer, begins, decodes, events, handoff, prefills
 
 PREDICTED = ("--no-router-kv-events",)
 
@@ -136,6 +136,16 @@ def test_without_an_index_the_length_of_a_prompt_says_whether_it_is_split(fleet)
     s, ws = fleet(((),), ((),), ("--router-kv-overlap-score-credit", "0", "--disagg-min-uncached-tokens", "64"))
     assert how(ask(s, prompt(1, 63))) == "local"
     assert how(ask(s, prompt(2, 64))) == "remote"
+
+
+def test_least_delay_spares_those_who_generate(fleet):
+    script = lambda n, b: begins(events("a")[:-20], b"") if b.get("stream") else decodes(n, b)
+    s, ws = fleet(((),), ((),), (*PREDICTED, "--router-conditional-disagg", "--router-conditional-disagg-policy", "least_delay"), script=script)
+    assert how(ask(s, prompt(1, 10000))) == "local"  # nobody would wait for it
+    held = Held(s, ws[11], prompt(2, 32), stream=True)
+    wait_for("it generates", lambda: not any(x["active_prefill_tokens"] for x in s.get("/loads")))
+    assert how(ask(s, prompt(3, 10000))) == "remote"
+    held.end()
 
 
 @pytest.mark.parametrize("policy, then", [("prefill_load", "local"), ("isl_or_load", "local"), ("isl_bounding", "remote")])
