@@ -472,7 +472,7 @@ def test_a_prompt_that_nobody_goes_on_from_is_released(pair, release):
     s, ps, ds = pair("--health-interval", "3600", "--max-retries", "0", f"--disagg-release={release}")
     ds[0].vanish()
     while ask(s, stream=True, max_tokens=100).status == 200:
-        pass
+        assert all(w["status"] == "up" for w in s.get("/workers"))
     wait_for("it is counted", lambda: s.metric("disagg_releases_total" if release == "true" else "disagg_possible_leaks_total") == 1)
     idle(s)
     released = [b for b in ds[1].bodies if b["max_tokens"] == 1]

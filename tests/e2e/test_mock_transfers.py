@@ -61,9 +61,8 @@ class Leaving:
 def clean(*sides, bad_pulls=0, expired=0):
     """Nothing is kept or used by anybody, and nobody read what was not theirs."""
     for m in sides:
-        wait_for("nothing kept", lambda: m.kv()["held"] == [] and m.used() == 0)
-        kv = m.kv()
-        assert kv["waiting_rooms"] == 0 and m.metric("mock_kv_held_blocks") == 0
+        wait_for("nothing kept", lambda: (kv := m.kv())["held"] == [] and kv["waiting_rooms"] == 0 and m.used() == 0)
+        assert m.metric("mock_kv_held_blocks") == 0
     assert sum(m.kv()["bad_pulls"] for m in sides) == sum(m.metric("mock_kv_bad_pulls_total") for m in sides) == bad_pulls
     assert sum(m.kv()["released"]["expired"] for m in sides) == expired
 

@@ -236,9 +236,15 @@ static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
     free(t);
 }
 
+/* Of all workers, so also of those that are to be looked at at once. */
 static void on_interval(uv_timer_t *t)
 {
-    check_all(t->data, NULL, 0);
+    struct serve *s = t->data;
+    struct health_checks *h = s->health_checks;
+    kvr_lock(&h->lock);
+    h->n = 0;
+    kvr_unlock(&h->lock);
+    check_all(s, NULL, 0);
 }
 
 static void on_urgent(uv_async_t *a)
