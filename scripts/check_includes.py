@@ -22,7 +22,7 @@ ALLOWED = {
     "traffic": {"base", "wire"},
     "sim": {"traffic", "base", "hash", "index", "load", "select", "queue", "recover", "router"},
     "app": {"sim", "traffic", "token", "base", "hash", "index", "load", "select", "queue", "recover", "router", "wire", "net", "store"},
-    "cli": {"base", "app"},
+    "cli": {"base", "wire", "app"},
 }
 PUBLIC_OF = {"api": "base", "error": "base", "alloc": "base", "clock": "base", "types": "base", "hash": "hash", "event": "base",
              "index": "index", "load": "load", "local_index": "recover", "select": "select", "generation_model": "select", "disagg": "select", "ttft_model": "select",

@@ -11,7 +11,7 @@
 #include "cli/log_options.h"
 #include "cli/options.h"
 #include "cli/plane_rows.h"
-#include "cli/policy_file.h"
+#include "app/serve/config/policy_file.h"
 #include "cli/tokenizer_rows.h"
 
 struct serve_cli {
@@ -441,7 +441,10 @@ static int run(const char *usage, const struct option_row *rows, size_t n, int a
     if (rc == 0) rc = cross_checks(argv[0], &cli->o);
     if (rc == 0 && cli->o.policy_config) {
         char err[512];
-        if (policy_file_read(cli->o.policy_config, &policies, err, sizeof err)) rc = fail(argv[0], err);
+        if (policy_file_read(cli->o.policy_config, &policies, err, sizeof err)) {
+            kvr_log_error("kvroute %s: router-policy-config: %s", argv[0], err);
+            rc = 2;
+        }
         cli->o.profiles = policies.profiles;
         cli->o.profiles_n = policies.n;
     }

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "cli/policy_file.h"
+#include "app/serve/config/policy_file.h"
 
 static bool always(void *ctx, const struct kvr_queue_item *item)
 {

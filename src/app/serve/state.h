@@ -9,6 +9,7 @@
  *       fleet/      other routers: replicas.h, served.h, remote.h, shards.h                                          sync, NATS, main loop
  *       tokenizers/ which model's tokens are made here                                                                main loop, pool
  *       discovery/  workers that are found rather than configured                                                    main loop, finders
+ *       config/     files of YAML that say what is routed how, and who may ask                                        main loop
  *         workers/    worker.h the table, partition.h partitions, views.h what is known of caches, health.h, learn.h ...  ingest, main loop
  *           common/     limits, clock, counters, members of bodies
  *

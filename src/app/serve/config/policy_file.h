@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* --router-policy-config: queue classes from YAML. docs/scheduling.md shows the format. */
-#ifndef KVR_CLI_POLICY_FILE_H
-#define KVR_CLI_POLICY_FILE_H
+#ifndef KVR_SERVE_POLICY_FILE_H
+#define KVR_SERVE_POLICY_FILE_H
 
 #include "app/serve/serve.h"
 

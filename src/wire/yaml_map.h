@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * YAML files that people write, read key by key: mappings, lists and scalars of a document, and errors that name the file, the line, the
+ * key and what is allowed. A reader of a format gives a function for each kind of mapping; keys that it does not know it refuses itself
+ * with kvr_yaml_refuse, so that nothing is passed over.
+ *
+ * Threads: a document belongs to one thread. Recursion: as deep as the caller's functions, never as deep as the text.
+ */
+#ifndef KVR_WIRE_YAML_MAP_H
+#define KVR_WIRE_YAML_MAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <yaml.h>
+
+enum { KVR_YAML_FILE_MAX = 1 << 20 }; /* bytes */
+
+/* A document that is being read. `name` stands for the file in messages. */
+struct kvr_yaml {
+    yaml_document_t *doc;
+    const char *name;
+    char *err;
+    size_t cap;
+};
+
+/* What is done with the document's root. Returns: 0, or -1 with the reason in y->err. */
+typedef int kvr_yaml_root_fn(const struct kvr_yaml *y, yaml_node_t *root, void *arg);
+/* What is done with a key of a mapping and its value. */
+typedef int kvr_yaml_key_fn(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *value, void *arg);
+/* What is done with an item of a list. */
+typedef int kvr_yaml_item_fn(const struct kvr_yaml *y, yaml_node_t *item, void *arg);
+
+/* Parses `text` and hands its root over; NULL: the document is empty. Returns: what fn returns; -1 with the reason in err when the text is
+ * no YAML or there is no memory. */
+int kvr_yaml_parse(const char *name, const void *text, size_t len, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap);
+/* The same of a file of at most KVR_YAML_FILE_MAX bytes. */
+int kvr_yaml_read(const char *path, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap);
+
+/* Writes "FILE:LINE: KEY: ALLOWED". Returns: -1. */
+int kvr_yaml_refuse(const struct kvr_yaml *y, const yaml_node_t *at, const char *key, const char *allowed);
+/* Calls fn for each key of a mapping, in the file's order, until one does not return 0; keys may not repeat. `what` names the mapping. */
+int kvr_yaml_each_key(const struct kvr_yaml *y, const yaml_node_t *map, const char *what, kvr_yaml_key_fn *fn, void *arg);
+/* Calls fn for each item of a list. */
+int kvr_yaml_each_item(const struct kvr_yaml *y, const yaml_node_t *list, const char *what, kvr_yaml_item_fn *fn, void *arg);
+
+/* A scalar's text, or NULL. Borrowed from the document. */
+const char *kvr_yaml_text(const yaml_node_t *n);
+/* Values of keys. Each returns 0, or -1 with the reason; *out is untouched then. */
+int kvr_yaml_get_text(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, char *out, size_t cap); /* 1 to cap - 1 bytes */
+int kvr_yaml_get_number(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, double min, double *out);
+int kvr_yaml_get_bool(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, bool *out); /* true, false, yes, no, on, off */
+
+#endif
