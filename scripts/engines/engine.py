@@ -103,7 +103,7 @@ class Engine:
                     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONHASHSEED": "0", "VLLM_SERVER_DEV_MODE": "1",
                     "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side),
                     "PYTHONDONTWRITEBYTECODE": "",  # an engine is thousands of modules: they are compiled once, not at every start
-                    **({} if os.environ.get("KVROUTE_ENGINE_SPAWN") == "1" else {"PYTHONPATH": os.path.join(ROOT, "scripts/engines/fork")}),
+                    **({} if os.environ.get("KVROUTE_ENGINE_SPAWN") == "1" else {"PYTHONPATH": os.path.join(ROOT, "scripts/engines/start")}),
                     **(env or {})}
         self.p = self.log = None
         self.start()
