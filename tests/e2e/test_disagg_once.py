@@ -360,6 +360,29 @@ ps_of = {}
 
 
 @at_once
+@pytest.mark.parametrize("how", [500, RESET])
+def test_a_prefill_worker_that_dies_before_its_cache_was_taken_costs_both_legs(once, protocol, how):
+    """It has answered well; the decode worker cannot have the cache any more, and says so or goes down with it."""
+    s, ps, ds = once(protocol)
+    dead = threading.Event()
+
+    def pulls_from_the_dead(n, body):
+        if total(ds) > 1:
+            return decodes(n, body)
+        first = one_of(ps, "the prefill leg")
+        computing = {w["worker_id"] for w in s.get("/workers") if w["role"] == "prefill"}
+        wait_for("its answer", lambda: not any(x["active_requests"] for x in s.get("/loads") if x["worker_id"] in computing))
+        first.vanish()
+        dead.set()
+        return how
+    for d in ds:
+        d.script = pulls_from_the_dead
+    a = ask(s)
+    assert dead.is_set() and a.status == 200 and total(ps) == total(ds) == 2, a.body
+    idle(s)
+
+
+@at_once
 def test_a_decode_worker_that_breaks_off_before_the_prompt_is_computed_was_not_heard(once, protocol):
     s, ps, ds = once(protocol)
     hold = threading.Event()
