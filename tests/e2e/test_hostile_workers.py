@@ -168,14 +168,10 @@ def test_what_a_removed_worker_held_is_given_back_behind_its_back(start, engine)
     ix = start(Indexer)
     ix.register(7, e, replay=False)
     tokens = [i % 50000 for i in range(4 * n)]
-
-    def seen():
-        e.seq = 0
-        e.cleared(keep=False)
-        e.stored(list(range(1, n + 1)), tokens, keep=False)
-        return s.overlap(tokens[:400]).get((1, 0)) == 100 and ix.scores(tokens[:400]).get((7, 0)) == 400
-    wait_for("stored", seen, 30)
-    e.seq = 2
+    e.heard_by(2)
+    e.cleared(keep=False)
+    e.stored(list(range(1, n + 1)), tokens, keep=False)
+    wait_for("stored", lambda: s.overlap(tokens[:400]).get((1, 0)) == 100 and ix.scores(tokens[:400]).get((7, 0)) == 400, 30)
     ix.post("/unregister", {"instance_id": 7, "model_name": "m"})
     assert call(s.admin, "DELETE", "/workers/1").status == 200
     wait_for("given back", lambda: s.metric("index_blocks") == 0 and ix.metric("kvroute_index_blocks") == 0, 30)
