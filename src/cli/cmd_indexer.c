@@ -52,6 +52,8 @@ static const struct option_row rows[] = {
     {"tls-cert", OPT_STRING, AT(tls_cert), NULL, 0, 0, "FILE", "serve HTTPS with this certificate chain (PEM); needs --tls-key", NULL,
      NULL},
     {"tls-key", OPT_STRING, AT(tls_key), NULL, 0, 0, "FILE", "its private key (PEM)", NULL, NULL},
+    {"tls-client-ca", OPT_STRING, AT(tls_client_ca), NULL, 0, 0, "FILE",
+     "clients must have a certificate that one of these (PEM) has signed", NULL, NULL},
     {"tls-ca", OPT_STRING, AT(tls_ca), NULL, 0, 0, "FILE",
      "certificates (PEM) that sign those of https peers and recover endpoints; default: the system's", NULL, NULL},
     {"access-log", OPT_STRING, AT(access_log), NULL, 0, 0, "FILE", "one JSON object per request; POST /reopen_logs after a rotation", NULL,
@@ -119,6 +121,10 @@ static int cross_checks(const struct indexer_options *o)
 {
     if (o->workers && o->workers[0] && !o->block_size) {
         kvr_log_error("kvroute indexer: --block-size is required when --workers is specified");
+        return 2;
+    }
+    if (o->tls_client_ca && !o->tls_cert) {
+        kvr_log_error("kvroute indexer: --tls-client-ca needs --tls-cert and --tls-key");
         return 2;
     }
     if (!o->tls_cert != !o->tls_key) {

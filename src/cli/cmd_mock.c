@@ -11,6 +11,8 @@ static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
     STR("host", host, "127.0.0.1", "ADDRESS", "address to listen on"),
     NUM("port", port, "8001", 1, 65535, "HTTP port"),
+    STR("tls-cert", tls_cert, NULL, "FILE", "speak HTTPS with this certificate chain (PEM), as vLLM's --ssl-certfile; needs --tls-key"),
+    STR("tls-key", tls_key, NULL, "FILE", "its private key (PEM)"),
     STR("model", model, "mock", "NAME", "served model"),
     STR("lora", lora, NULL, "NAME", "LoRA adapter that is served too"),
     NUM("block-size", block_size, "16", 1, 65536, "tokens per KV block"),
@@ -99,6 +101,10 @@ int cmd_mock(int argc, char **argv)
 {
     struct mock_options o = {0};
     int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    if (rc == 0 && !o.tls_cert != !o.tls_key) {
+        kvr_log_error("kvroute mock: tls-cert and tls-key: one is missing; allowed: both or none");
+        rc = 2;
+    }
     if (rc == 0 && o.kv_protocol == MOCK_KV_SGLANG) rc = check_sglang(&o);
     if (rc == 0) rc = mock_main(&o);
     else if (rc == 1) rc = 0;

@@ -15,6 +15,7 @@ static const struct option_row rows[] = {
         "mooncake, trace (of --trace); keys: rate (requests/s), seconds, requests, seed, and the workload's own"),
     ENU("prompts", prompts, "ids", "ids|text", "token ids; or text, in which a mock engine's token is a byte"),
     STR("url", url, "http://127.0.0.1:8080", "URL[,URL...]", "endpoint to drive, or several in turns"),
+    STR("tls-ca", tls_ca, NULL, "FILE", "certificates (PEM) that sign those of https endpoints; default: the system's"),
     STR("admin-url", admin_url, "http://127.0.0.1:9090", "URL", "admin port of the router, for --compare"),
     STR("admin-key-file", admin_key_file, NULL, "FILE", "its first key is sent to the admin port"),
     STR("model", model, NULL, "NAME", "model to ask for"),

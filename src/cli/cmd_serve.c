@@ -72,7 +72,9 @@ struct serve_cli {
         STR("admin-key-file", admin_key_file, NULL, "FILE", NULL,                                                                          \
             "one key a line; the admin port (of select: its port) then needs Authorization: Bearer KEY, but for /health and /ready"),      \
         STR("tls-ca", tls_ca, NULL, "FILE", NULL,                                                                                          \
-            "certificates (PEM) that sign those of https recover endpoints and remote indexers; default: the system's"),                   \
+            "certificates (PEM) that sign those of https workers, recover endpoints and remote indexers; default: the system's"),          \
+        STR("outgoing-tls-cert", outgoing_tls_cert, NULL, "FILE", NULL, "the certificate (PEM) that this router shows to them"),           \
+        STR("outgoing-tls-key", outgoing_tls_key, NULL, "FILE", NULL, "its private key (PEM)"),                                            \
         STR("admin-allowed-hosts", admin_allowed_hosts, NULL, "NAME[,NAME...]", NULL,                                                      \
             "further names in Host and Origin of requests to it, beside addresses, loopback and this machine's name; .DOMAIN: all under "  \
             "it; *: every Host"),                                                                                                          \
@@ -167,6 +169,7 @@ struct serve_cli {
         ENU("discovery", discovery, "static", "static|file|dns|nats", NULL, "where workers are found, beside those that are configured"),  \
         STR("discovery-target", discovery_target, NULL, "FILE|NAME:PORT|_SERVICE._PROTO.NAME", NULL,                                       \
             "file: one --worker value a line; dns: whose addresses or SRV records"),                                                       \
+        ENU("discovery-scheme", discovery_scheme, "http", "http|https", NULL, "dns: how the workers are spoken to"),                       \
         STR("discovery-worker", discovery_worker, NULL, "KEY=VALUE,...", NULL,                                                             \
             "dns: further keys of each worker; {host} and {port} stand for its own"),                                                      \
         STR("discovery-dns-server", discovery_dns_server, NULL, "ADDRESS:PORT[,...]", NULL,                                                \
@@ -233,7 +236,7 @@ static const struct option_row serve_rows[] = {
     {"worker", OPT_LIST, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
      "a worker; keys: id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
      "kv-protocol, kv-lease, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, api-key, api-key-env, api-key-file, "
-     "max-num-batched-tokens, "
+     "tls-ca, tls-cert, tls-key, tls-server-name, tls-verify, max-num-batched-tokens, "
      "total-kv-blocks, "
      "taint; repeatable",
      NULL, NULL},
@@ -241,6 +244,14 @@ static const struct option_row serve_rows[] = {
     NUM("port", port, "8080", 1, 65535, NULL, "data port"),
     STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port; 0.0.0.0 for every one: then give it keys"),
     NUM("admin-port", admin_port, "9090", 1, 65535, NULL, "admin port"),
+    STR("tls-cert", tls_cert, NULL, "FILE", NULL, "the data port speaks HTTPS with this certificate chain (PEM); needs --tls-key"),
+    STR("tls-key", tls_key, NULL, "FILE", NULL, "its private key (PEM)"),
+    STR("tls-client-ca", tls_client_ca, NULL, "FILE", NULL,
+        "clients of the data port must have a certificate that one of these (PEM) has signed"),
+    STR("admin-tls-cert", admin_tls_cert, NULL, "FILE", NULL, "the admin port speaks HTTPS with this certificate chain (PEM)"),
+    STR("admin-tls-key", admin_tls_key, NULL, "FILE", NULL, "its private key (PEM)"),
+    STR("admin-tls-client-ca", admin_tls_client_ca, NULL, "FILE", NULL,
+        "who uses the admin port must have a certificate that one of these (PEM) has signed"),
     NUM("threads", threads, "1", 1, 64, NULL, "event loops for the data port"),
     ENU("tokenizer", tokenizer, "auto", "auto|local|engine|bytes", NULL,
         "where tokens come from; auto = with KV events made here where that is known to be right, else an engine's; without them bytes"),
@@ -309,6 +320,9 @@ static const struct option_row serve_rows[] = {
 static const struct option_row select_rows[] = {
     STR("host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address to listen on; 0.0.0.0 for every one: then give it keys"),
     NUM("port", admin_port, "8092", 1, 65535, NULL, "port to listen on"),
+    STR("tls-cert", admin_tls_cert, NULL, "FILE", NULL, "speak HTTPS with this certificate chain (PEM); needs --tls-key"),
+    STR("tls-key", admin_tls_key, NULL, "FILE", NULL, "its private key (PEM)"),
+    STR("tls-client-ca", admin_tls_client_ca, NULL, "FILE", NULL, "clients must have a certificate that one of these (PEM) has signed"),
     NUM("threads", threads, "4", 1, 64, NULL, "accepted for older command lines; one thread serves and one follows events"),
     ROUTER_ROWS,
     LEG_ROWS,
@@ -401,8 +415,27 @@ static int check_conditional(const char *command, const struct serve_options *o)
     return 0;
 }
 
+/* A certificate and its key, or neither; and whom clients must be signed by where there is one. */
+static int check_tls(const char *command, const struct serve_options *o)
+{
+    const char *admin = o->select_only ? "" : "admin-";
+    const struct {
+        const char *prefix, *cert, *key, *ca;
+    } pairs[] = {{"", o->tls_cert, o->tls_key, o->tls_client_ca},
+                 {admin, o->admin_tls_cert, o->admin_tls_key, o->admin_tls_client_ca},
+                 {"outgoing-", o->outgoing_tls_cert, o->outgoing_tls_key, NULL}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        if (!pairs[i].cert == !pairs[i].key && (pairs[i].cert || !pairs[i].ca)) continue;
+        kvr_log_error("kvroute %s: %stls-cert and %stls-key: one is missing; allowed: both or none%s", command, pairs[i].prefix,
+                      pairs[i].prefix, pairs[i].ca ? ", and both with a client-ca" : "");
+        return 2;
+    }
+    return 0;
+}
+
 static int cross_checks(const char *command, const struct serve_options *o)
 {
+    if (check_tls(command, o)) return 2;
     if (check_conditional(command, o)) return 2;
     if (o->track_output_blocks && !o->track_active_blocks)
         return fail(command, "router-track-output-blocks needs router-track-active-blocks");

@@ -188,9 +188,14 @@ class Answer:
         return json.loads(self.body)
 
 
+SPEAKS_TLS = {}  # port -> the ssl.SSLContext by which call() speaks to it
+
+
 def call(port, method, path, body=None, headers=None, timeout=30):
     """A body is JSON unless the headers say something else."""
-    c = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout * SLOW)
+    tls = SPEAKS_TLS.get(port)
+    c = (http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout * SLOW, context=tls) if tls else
+         http.client.HTTPConnection("127.0.0.1", port, timeout=timeout * SLOW))
     try:
         data = body if isinstance(body, (bytes, str, type(None))) else json.dumps(body)
         said = any(k.lower() == "content-type" for k in headers or {})
@@ -202,8 +207,9 @@ def call(port, method, path, body=None, headers=None, timeout=30):
 
 
 class Mock(Process):
-    def __init__(self, *extra, port=None, events=None, replay=None, dp=1, speedup=50, with_replay=True, with_events=True, details=True, **kw):
+    def __init__(self, *extra, port=None, events=None, replay=None, dp=1, speedup=50, with_replay=True, with_events=True, details=True, tls=None, **kw):
         self.port = port or free_ports()
+        SPEAKS_TLS[self.port] = tls
         self.dp = dp
         self.events = events or free_ports(dp)
         self.replay = replay or free_ports(dp)
@@ -219,7 +225,7 @@ class Mock(Process):
         self.up("mock", lambda: call(self.port, "GET", "/health").status in (200, 503))
 
     def spec(self, extra=""):
-        s = f"http://127.0.0.1:{self.port}"
+        s = f"{'https' if SPEAKS_TLS[self.port] else 'http'}://127.0.0.1:{self.port}"
         if self.with_events:
             s += f",events=tcp://127.0.0.1:{self.events}"
             if self.with_replay:
@@ -237,8 +243,9 @@ class Mock(Process):
 
 
 class Serve(Process):
-    def __init__(self, workers, *extra, ready=True, ports=None, wait=True, **kw):
+    def __init__(self, workers, *extra, ready=True, ports=None, wait=True, tls=None, admin_tls=None, **kw):
         self.port, self.admin = ports or (free_ports(), free_ports())
+        SPEAKS_TLS.update({self.port: tls, self.admin: admin_tls})
         args = ["serve", "--host", "127.0.0.1", "--port", self.port, "--admin-port", self.admin, "--health-interval", 0.3]
         for w in workers:
             args += ["--worker", w if isinstance(w, str) else w.spec()]

@@ -805,7 +805,8 @@ def test_tls(start, tmp_path):
     assert len(ask("GET", "/metrics")[1]) > 3000
     with socket.create_connection(("127.0.0.1", port)) as s:  # plain HTTP on the TLS port
         s.sendall(b"GET /workers HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b"HTTP" not in s.recv(1000)
+        answer = s.recv(4000)
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"https://" in answer and b"worker" not in answer
     with socket.create_connection(("127.0.0.1", port)) as s:
         s.sendall(os.urandom(3000))
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -814,7 +815,7 @@ def test_tls(start, tmp_path):
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port)) as s:
         old.wrap_socket(s)
     text = lambda: ask("GET", "/metrics")[1].decode()
-    wait_for("counted", lambda: "kvroute_tls_failures_total 3" in text() or "kvroute_tls_failures_total 2" in text())
+    wait_for("counted", lambda: 'kvroute_http_tls_handshakes_failed_total{port="data"} 3' in text() or 'kvroute_http_tls_handshakes_failed_total{port="data"} 2' in text())
     assert p.p.poll() is None
 
 

@@ -460,7 +460,7 @@ int doctor_main(const struct doctor_options *o)
         kvr_log_error("kvroute doctor: --api-key-file: %s", err);
         rc = 2;
     }
-    if (o->tls_ca && kvr_tls_trust(o->tls_ca, err, sizeof err)) {
+    if (o->tls_ca && kvr_tls_trust(&(struct kvr_tls_peer_config){.ca = o->tls_ca}, err, sizeof err)) {
         kvr_log_error("kvroute doctor: --tls-ca: %s", err);
         rc = 2;
     }

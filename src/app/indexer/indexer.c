@@ -101,13 +101,13 @@ static int read_keys(struct indexer *x)
 static int read_certificate(struct indexer *x)
 {
     char err[512];
-    if (x->o->tls_ca && kvr_tls_trust(x->o->tls_ca, err, sizeof err)) {
+    if (x->o->tls_ca && kvr_tls_trust(&(struct kvr_tls_peer_config){.ca = x->o->tls_ca}, err, sizeof err)) {
         kvr_log_error("kvroute indexer: --tls-ca: %s; allowed: a PEM file of certificates", err);
         return 1;
     }
     if (!x->o->tls_cert) return 0;
-    x->tls = kvr_tls_ctx_new(x->o->tls_cert, x->o->tls_key, err, sizeof err);
-    if (!x->tls) kvr_log_error("kvroute indexer: --tls-cert, --tls-key: %s; allowed: PEM files that belong together", err);
+    x->tls = kvr_tls_ctx_new(&(struct kvr_tls_files){x->o->tls_cert, x->o->tls_key, x->o->tls_client_ca}, err, sizeof err);
+    if (!x->tls) kvr_log_error("kvroute indexer: --tls-cert, --tls-key, --tls-client-ca: %s; allowed: PEM files that belong together", err);
     return x->tls ? 0 : 1;
 }
 
@@ -166,7 +166,6 @@ static struct loop *loop_new(struct indexer *x, int *rc)
                                        .write_timeout_s = x->o->client_write_timeout,
                                        .shared = &x->http,
                                        .tls = x->tls,
-                                       .tls_failures = &x->telemetry.tls_failures,
                                        .handler = {routes_on_request, routes_on_gone, routes_on_drained, answer_error_body, l}};
     *rc = kvr_http_server_start(&l->uv, &c, &l->server);
     return l;
@@ -243,7 +242,7 @@ static void on_reload(uv_signal_t *s, int signum)
     }
     if (x->tls && kvr_tls_ctx_reload(x->tls, err, sizeof err))
         kvr_log_warning("kvroute indexer: SIGHUP: --tls-cert, --tls-key: %s; the old certificate stays", err);
-    if (x->o->tls_ca && kvr_tls_trust(x->o->tls_ca, err, sizeof err))
+    if (x->o->tls_ca && kvr_tls_trust(&(struct kvr_tls_peer_config){.ca = x->o->tls_ca}, err, sizeof err))
         kvr_log_warning("kvroute indexer: SIGHUP: --tls-ca: %s; the old certificates stay", err);
     text_reload(x);
     kvr_log("kvroute indexer: SIGHUP: read again");

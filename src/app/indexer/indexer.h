@@ -18,7 +18,7 @@ struct indexer_options {
     char *workers, *peers; /* comma lists */
     char *model, *group;
     char *tenant; /* accepted from older command lines, not used */
-    char *data_dir, *api_key_file, *peer_key_file, *allowed_hosts, *tls_ca, *tls_cert, *tls_key, *access_log, *trace_header;
+    char *data_dir, *api_key_file, *peer_key_file, *allowed_hosts, *tls_ca, *tls_cert, *tls_key, *tls_client_ca, *access_log, *trace_header;
     double snapshot_interval, restore_timeout;
     struct kvr_plane_options plane;
     char *advertise_host;

@@ -137,7 +137,7 @@ struct telemetry {
     struct kvr_histogram durations[ENDPOINTS]; /* seconds */
     _Atomic uint64_t events[2][3][2];          /* device, lower tiers; stored, removed, cleared; ok, failed */
     _Atomic uint64_t texts[2];                 /* prompts given as text: tokens made, refused */
-    _Atomic uint64_t refused_prompts, tls_failures, peer_recoveries, peer_failures;
+    _Atomic uint64_t refused_prompts, peer_recoveries, peer_failures;
     _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
     struct kvr_lock log_lock;
     FILE *log;

@@ -263,7 +263,6 @@ void telemetry_write(struct indexer *x, struct kvr_buf *out)
     kvr_prom_one_u64(b, "", "kvroute_refused_keys_total", "counter", "Requests without a valid key", kvr_access_refused_keys(x->access));
     kvr_access_metrics(x->access, b);
     kvr_http_shared_metrics(&(struct kvr_http_port){"data", &x->http}, 1, b);
-    kvr_prom_one_u64(b, "", "kvroute_tls_failures_total", "counter", "TLS handshakes that failed", load(&t->tls_failures));
     kvr_prom_one_u64(b, "", "kvroute_peer_recoveries_total", "counter", "Dumps of peers that were taken over", load(&t->peer_recoveries));
     kvr_prom_one_u64(b, "", "kvroute_peer_failures_total", "counter", "Dumps of peers that failed", load(&t->peer_failures));
     kvr_prom_one_u64(b, "", "kvroute_snapshots_total", "counter", "Snapshots written", load(&t->snapshots));

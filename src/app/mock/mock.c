@@ -247,9 +247,20 @@ static int open_tokenizer(struct mock *m)
     return 1;
 }
 
+static int open_tls(const struct mock_options *o, struct kvr_tls_ctx **out)
+{
+    char why[400];
+    if (!o->tls_cert) return 0;
+    *out = kvr_tls_ctx_new(&(struct kvr_tls_files){.cert = o->tls_cert, .key = o->tls_key}, why, sizeof why);
+    if (*out) return 0;
+    kvr_log_error("kvroute mock: --tls-cert, --tls-key: %s; allowed: PEM files that belong together", why);
+    return 1;
+}
+
 int mock_main(const struct mock_options *o)
 {
     struct mock *m = calloc(1, sizeof *m);
+    struct kvr_tls_ctx *tls = NULL;
     int rc = 0;
     if (!m) return 1;
     m->o = o;
@@ -257,7 +268,8 @@ int mock_main(const struct mock_options *o)
     uv_loop_init(&m->loop);
     m->zmq = zmq_ctx_new();
     m->json = kvr_json_parser_new();
-    rc = open_tokenizer(m);
+    rc = open_tls(o, &tls);
+    if (rc == 0) rc = open_tokenizer(m);
     uv_timer_init(&m->loop, &m->slow);
     uv_signal_init(&m->loop, &m->term);
     uv_signal_init(&m->loop, &m->intr);
@@ -274,6 +286,7 @@ int mock_main(const struct mock_options *o)
                                         .body_timeout_s = 60,
                                         .idle_timeout_s = 5,
                                         .write_timeout_s = 300,
+                                        .tls = tls,
                                         .handler = {on_request, mock_gone, NULL, error_body, m}};
     if (rc == 0 && (rc = kvr_http_server_start(&m->loop, &sc, &m->server)))
         kvr_log_error("kvroute mock: --port: cannot listen on %s:%u: %s", o->host, (unsigned)o->port, uv_strerror(rc));
@@ -295,6 +308,7 @@ int mock_main(const struct mock_options *o)
     kvr_json_parser_free(m->json);
     kvr_given_tokens_close(m->given);
     mock_free_responses(m);
+    kvr_tls_ctx_free(tls);
     free(m);
     return rc ? 1 : 0;
 }

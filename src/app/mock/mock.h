@@ -10,6 +10,7 @@
 
 struct mock_options {
     char *config, *host, *model, *kv_events, *kv_replay, *kv_topic, *lora;
+    char *tls_cert, *tls_key;            /* NULL: plain HTTP */
     char *tokenizer_dir, *tokenizer_lib; /* NULL: tokens are bytes; found */
     uint64_t port, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, dp_size, seed;
     uint64_t kv_buffer_steps; /* batches kept for replay */

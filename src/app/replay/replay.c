@@ -294,11 +294,11 @@ static int parse_endpoints(struct run *r)
 {
     for (const char *at = r->o->url, *end; at; at = *end ? end + 1 : NULL) {
         end = strchrnul(at, ',');
-        if (r->endpoints_n < ENDPOINTS_MAX && kvr_endpoint_parse(at, (size_t)(end - at), &r->endpoints[r->endpoints_n]) == 0) {
+        if (r->endpoints_n < ENDPOINTS_MAX && kvr_endpoint_parse_any(at, (size_t)(end - at), &r->endpoints[r->endpoints_n]) == 0) {
             r->endpoints_n++;
             continue;
         }
-        kvr_log_error("kvroute replay: --url: bad value '%.*s'; allowed: http://host[:port], %d at most",
+        kvr_log_error("kvroute replay: --url: bad value '%.*s'; allowed: http://host[:port] or https://..., %d at most",
                       (int)KVR_MIN(end - at, (ptrdiff_t)300), at, ENDPOINTS_MAX);
         return -1;
     }
@@ -385,7 +385,7 @@ static int request(const char *url, const char *method, const char *path, const 
     struct kvr_http_client *client;
     uv_loop_t loop;
     char head[1024 + KVR_KEY_MAX];
-    if (kvr_endpoint_parse(url, strlen(url), &e)) return -1;
+    if (kvr_endpoint_parse_any(url, strlen(url), &e)) return -1;
     uv_loop_init(&loop);
     kvr_http_client_create(&loop, 1, &client);
     int n =
@@ -468,6 +468,10 @@ int replay_main(const struct replay_options *o)
     }
     if (o->admin_key_file && !(keys = kvr_keys_read(o->admin_key_file, err, sizeof err))) {
         kvr_log_error("kvroute replay: --admin-key-file: %s", err);
+        rc = 2;
+    }
+    if (o->tls_ca && kvr_tls_trust(&(struct kvr_tls_peer_config){.ca = o->tls_ca}, err, sizeof err)) {
+        kvr_log_error("kvroute replay: --tls-ca: %s; allowed: a PEM file of certificates", err);
         rc = 2;
     }
     while (rc == 0 && n < 8 && (mode = strsep(&rest, ","))) {

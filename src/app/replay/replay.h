@@ -11,7 +11,7 @@
 enum { REPLAY_IDS, REPLAY_TEXT }; /* prompts */
 
 struct replay_options {
-    char *config, *trace, *workload, *url, *admin_url, *admin_key_file, *model, *json, *compare, *write_trace;
+    char *config, *trace, *workload, *url, *tls_ca, *admin_url, *admin_key_file, *model, *json, *compare, *write_trace;
     uint64_t limit, concurrency, max_output, vocab, sessions, turns, system_tokens, turn_tokens, output_tokens, groups, seed;
     double speedup, timeout, duration;
     int prompts;

@@ -8,6 +8,7 @@
 #include "app/serve/data/side_call.h"
 #include "app/serve/data/reply.h"
 #include "app/serve/discovery/discovery.h"
+#include "app/serve/config/doors.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/evidence.h"
 #include "base/log.h"
@@ -95,6 +96,7 @@ static struct loop *loop_new(struct serve *s, size_t connections_max, bool reuse
                                         .idle_timeout_s = 75,
                                         .write_timeout_s = s->o->client_write_timeout,
                                         .shared = &s->http,
+                                        .tls = s->tls,
                                         .handler = {data_port_on_request, data_port_on_gone, data_port_on_drained, reply_error_body, l}};
     if (*rc == 0) *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
     return l;
@@ -141,6 +143,7 @@ static void on_second(uv_timer_t *t)
     roster_tick(s);
     disagg_states_look(s);
     selection_tick(s);
+    doors_tick(s);
     quality_tick(s);
     if (!atomic_load(&s->draining)) {
         wake_parked(s); /* a breaker's pause may be over */
@@ -210,8 +213,7 @@ static void on_reload(uv_signal_t *sig, int signum)
     (void)signum;
     if (kvr_access_reload(s->access, err, sizeof err))
         kvr_log_warning("kvroute %s: SIGHUP: --admin-key-file: %s; the old keys stay", name, err);
-    if (s->o->tls_ca && kvr_tls_trust(s->o->tls_ca, err, sizeof err))
-        kvr_log_warning("kvroute %s: SIGHUP: --tls-ca: %s; the old certificates stay", name, err);
+    doors_reload(s);
     discovery_reload(s);
     tokenizers_reload(s);
     kvr_given_tokens_reload(s->given_tokens);
@@ -301,12 +303,12 @@ static void announce(const struct serve *s)
 {
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     if (s->o->select_only)
-        printf("kvroute select: on http://%s:%u/, mode %s, %s\n", s->o->admin_host, kvr_http_server_port(s->admin), modes[s->o->mode],
-               s->ingest ? "KV events" : "predicted cache");
+        printf("kvroute select: on %s://%s:%u/, mode %s, %s\n", s->admin_tls ? "https" : "http", s->o->admin_host,
+               kvr_http_server_port(s->admin), modes[s->o->mode], s->ingest ? "KV events" : "predicted cache");
     else
-        printf("kvroute serve: data on %s:%u, admin on http://%s:%u/, mode %s, %s, %zu worker(s)\n", s->o->host,
-               kvr_http_server_port(s->loops[0]->server), s->o->admin_host, kvr_http_server_port(s->admin), modes[s->o->mode],
-               s->ingest ? "KV events" : "predicted cache", s->workers_n);
+        printf("kvroute serve: data on %s%s:%u, admin on %s://%s:%u/, mode %s, %s, %zu worker(s)\n", s->tls ? "https://" : "", s->o->host,
+               kvr_http_server_port(s->loops[0]->server), s->admin_tls ? "https" : "http", s->o->admin_host, kvr_http_server_port(s->admin),
+               modes[s->o->mode], s->ingest ? "KV events" : "predicted cache", s->workers_n);
     fflush(stdout);
 }
 
@@ -340,6 +342,8 @@ static void serve_free(struct serve *s)
     selection_destroy(s);
     kvr_json_parser_free(s->json);
     kvr_access_destroy(s->access);
+    kvr_tls_ctx_free(s->tls);
+    kvr_tls_ctx_free(s->admin_tls);
     kvr_keys_free(s->remote_keys);
     kvr_lock_destroy(&s->quality.lock);
     kvr_lock_destroy(&s->lock);
@@ -398,8 +402,8 @@ static int connect_nats(struct serve *s, char *err, size_t cap)
 static int run(struct serve *s)
 {
     char err[512];
-    if (admin_open(s, err, sizeof err) || kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) ||
-        connect_nats(s, err, sizeof err)) {
+    if (doors_open(s, err, sizeof err) || admin_open(s, err, sizeof err) ||
+        kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) || connect_nats(s, err, sizeof err)) {
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }

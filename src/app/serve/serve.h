@@ -48,14 +48,16 @@ struct serve_options {
     char *data_dir; /* NULL: nothing is kept */
     double snapshot_interval;
     struct kvr_plane_options plane;
-    int discovery; /* static|file|dns|nats */
+    int discovery;        /* static|file|dns|nats */
+    int discovery_scheme; /* http|https */
     char *discovery_target, *discovery_worker, *discovery_dns_server, *advertise_host;
     double discovery_interval;
     double engine_metrics_interval, engine_load_max_age;
     bool serve_indexer;
     uint64_t indexer_shards;
     char *use_remote_indexer; /* http://host:port or nats://[namespace.component]; NULL: an index of our own */
-    char *remote_key_file, *tls_ca;
+    char *remote_key_file, *tls_ca, *outgoing_tls_cert, *outgoing_tls_key;
+    char *tls_cert, *tls_key, *tls_client_ca, *admin_tls_cert, *admin_tls_key, *admin_tls_client_ca;
     double remote_timeout;
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;

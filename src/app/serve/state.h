@@ -149,8 +149,10 @@ struct serve {
     uv_loop_t main_loop;
     struct kvr_http_shared http, admin_http; /* of the data port, of the admin port */
     struct kvr_http_server *admin;
-    struct kvr_access *access; /* who may use it */
-    size_t admin_connections;  /* most at once */
+    struct kvr_access *access;           /* who may use it */
+    struct kvr_tls_ctx *tls, *admin_tls; /* of the data port, of the admin port; NULL: plain */
+    uint64_t doors_due_ms;               /* main loop's; doors.h */
+    size_t admin_connections;            /* most at once */
     struct kvr_remote_index *admin_remotes[REMOTES_MAX];
     size_t admin_remotes_n;                /* 0: the index is here */
     const struct fetched *fetched;         /* while a question is answered that they were asked of; main loop's */

@@ -92,6 +92,8 @@ void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct
         ROW("answers_broken_total", "counter", answers_broken, "Answers broken off for want of memory"),
         ROW("accept_failures_total", "counter", accept_failures, "Connections that could not be taken for want of memory or descriptors"),
         ROW("evicted_connections_total", "counter", evicted, "Idle or slow connections, closed to make room for new ones"),
+        ROW("tls_handshakes_total", "counter", handshakes, "TLS handshakes that succeeded"),
+        ROW("tls_handshakes_failed_total", "counter", handshakes_failed, "Connections that ended before TLS stood"),
         ROW("delayed_connections_total", "counter", delayed, "Connections that waited in the queue of the kernel as there were too many"),
 #undef ROW
     };

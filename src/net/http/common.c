@@ -188,6 +188,13 @@ const char *kvr_http_reason(int status)
     }
 }
 
+/* Connections are shared among calls with the same one. */
+static uint64_t endpoint_key(const struct kvr_endpoint *e)
+{
+    uint64_t key = kvr_hash_bytes(e->host, strlen(e->host), e->port | (uint64_t)e->tls << 32);
+    return e->tls_peer ? kvr_mix64(key ^ (uint64_t)(uintptr_t)e->tls_peer) : key;
+}
+
 static int parse_endpoint(const char *url, size_t len, bool tls, struct kvr_endpoint *out)
 {
     struct kvr_endpoint e = {.port = tls ? 443 : 80, .tls = tls};
@@ -220,7 +227,7 @@ static int parse_endpoint(const char *url, size_t len, bool tls, struct kvr_endp
     e.is_numeric =
         uv_ip4_addr(e.host, e.port, (struct sockaddr_in *)&e.addr) == 0 || uv_ip6_addr(e.host, e.port, (struct sockaddr_in6 *)&e.addr) == 0;
     snprintf(e.authority, sizeof e.authority, v6 ? "[%s]:%u" : "%s:%u", e.host, e.port);
-    e.key = kvr_hash_bytes(e.host, strlen(e.host), e.port | (uint64_t)tls << 32);
+    e.key = endpoint_key(&e);
     *out = e;
     return 0;
 }
@@ -233,6 +240,12 @@ int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out)
 int kvr_endpoint_parse_any(const char *url, size_t len, struct kvr_endpoint *out)
 {
     return parse_endpoint(url, len, len > 4 && (url[4] == 's' || url[4] == 'S'), out);
+}
+
+void kvr_endpoint_trust(struct kvr_endpoint *e, const struct kvr_tls_peer *peer)
+{
+    e->tls_peer = e->tls ? peer : NULL;
+    e->key = endpoint_key(e);
 }
 
 static int hex(char c)

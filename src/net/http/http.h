@@ -104,7 +104,8 @@ void kvr_body_unref(struct kvr_body *b);
  */
 struct kvr_http_shared {
     size_t bodies_max; /* bytes; 0: no limit. A body beyond is refused with 503 and Retry-After; a quarter is for those up to 64 KiB */
-    _Atomic uint64_t bodies_held, bodies_refused, write_timeouts, answers_broken, accept_failures, evicted, delayed;
+    _Atomic uint64_t bodies_held, bodies_refused, write_timeouts, answers_broken, accept_failures, evicted, delayed, handshakes,
+        handshakes_failed;
 };
 
 struct kvr_http_port {
@@ -142,7 +143,6 @@ struct kvr_http_server_config {
     double write_timeout_s;         /* a client that takes nothing of what is queued for so long is cut off; 0: never */
     struct kvr_http_shared *shared; /* NULL: of its own, without a budget */
     struct kvr_tls_ctx *tls;        /* NULL: plain; borrowed */
-    _Atomic uint64_t *tls_failures; /* counts handshakes that failed; shared by servers */
     struct kvr_http_handler handler;
 };
 
@@ -212,7 +212,8 @@ struct kvr_endpoint {
     char base[256];      /* path prefix without trailing slash, often "" */
     uint64_t key;        /* identifies scheme, host and port in the pool */
     bool is_numeric;
-    bool tls; /* https: the certificate is checked (net/http/tls.h, kvr_tls_trust); it is never spoken to in the clear */
+    bool tls;                            /* https: the certificate is checked (net/http/tls.h); it is never spoken to in the clear */
+    const struct kvr_tls_peer *tls_peer; /* how; NULL: as kvr_tls_trust says. Set by kvr_endpoint_trust */
     struct sockaddr_storage addr;
 };
 
@@ -220,6 +221,8 @@ struct kvr_endpoint {
 int kvr_endpoint_parse(const char *url, size_t len, struct kvr_endpoint *out);
 /* The same, or https://. */
 int kvr_endpoint_parse_any(const char *url, size_t len, struct kvr_endpoint *out);
+/* Has an https endpoint be believed, and told who we are, in a way of its own: its connections are not shared with others'. */
+void kvr_endpoint_trust(struct kvr_endpoint *e, const struct kvr_tls_peer *peer);
 
 enum kvr_http_failure {
     KVR_HTTP_CONNECT_FAILED, /* refused, unreachable, name unknown; https: no certificate that is trusted for the host */

@@ -80,7 +80,8 @@ int kvr_scrape_start(const struct kvr_scrape_config *config, struct kvr_scrape *
 {
     struct kvr_endpoint e;
     char head[800];
-    if (kvr_endpoint_parse(config->url, strlen(config->url), &e)) return -KVR_EINVAL;
+    if (kvr_endpoint_parse_any(config->url, strlen(config->url), &e)) return -KVR_EINVAL;
+    kvr_endpoint_trust(&e, config->tls_peer);
     struct kvr_scrape *s = calloc(1, sizeof *s);
     if (!s) return -KVR_ENOMEM;
     bool v6 = strchr(e.host, ':') != NULL;

@@ -19,7 +19,8 @@ typedef void kvr_scrape_fn(void *ctx, const struct kvr_engine_loads *loads, cons
 struct kvr_scrape_config {
     uv_loop_t *loop;
     struct kvr_http_client *client;
-    const char *url; /* http://host[:port]/path; copied */
+    const char *url;                     /* http:// or https://host[:port]/path; copied */
+    const struct kvr_tls_peer *tls_peer; /* https: how it is believed; NULL: as all are */
     double timeout_s;
     kvr_scrape_fn *fn;
     void *ctx;

@@ -48,14 +48,33 @@ static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf)
 /* The connection ends: was it before TLS stood? */
 static void note_handshake(const struct kvr_http_conn *c)
 {
-    if (c->tls && !kvr_tls_is_up(c->tls) && c->server->config.tls_failures) atomic_fetch_add(c->server->config.tls_failures, 1);
+    if (c->tls && !c->shaken) atomic_fetch_add(&c->server->shared->handshakes_failed, 1);
+}
+
+/* A client that speaks plain HTTP here learns what is wrong. Nothing of what it has sent is looked at. */
+static void refuse_plain(struct kvr_http_conn *c)
+{
+    note_handshake(c);
+    kvr_tls_free(c->tls);
+    c->tls = NULL;
+    kvr__answer_refuse(c, 400, "this port speaks TLS: use https://");
 }
 
 static void take_tls(struct kvr_http_conn *c, const char *data, size_t n)
 {
+    enum { A_HANDSHAKE = 0x16 }; /* the type of the first record, RFC 8446, 5.1 */
+    if (!c->tls_begun && *data != A_HANDSHAKE) {
+        refuse_plain(c);
+        return;
+    }
+    c->tls_begun = true;
     long got = kvr_tls_feed(c->tls, data, n) ? 1 : -1;
     while (got > 0 && !c->closing && !c->lingering) {
         got = kvr_tls_read(c->tls, c->server->plain, sizeof c->server->plain);
+        if (!c->shaken && kvr_tls_is_up(c->tls)) {
+            c->shaken = true;
+            atomic_fetch_add(&c->server->shared->handshakes, 1);
+        }
         if (got > 0) kvr__request_take(c, c->server->plain, (size_t)got);
     }
     if (c->closing) return;

@@ -50,6 +50,7 @@ struct kvr_http_conn {
     uint64_t queued_total;           /* ever */
     uint64_t sent_seen, progress_ms; /* by the sweep: bytes that had left, and when that last grew */
     bool in_value, started_message;
+    bool tls_begun, shaken; /* a byte of TLS has come; its handshake is over */
     bool answering, answer_started, chunked, keep_alive, close_when_sent, closing, read_stopped, lingering;
     bool above_high;     /* more than KVR_HTTP_HIGH_WATER was queued, and not yet less than the low mark: nothing is parsed or read */
     bool write_failed;   /* nothing more is sent; the next sweep resets the connection, so that writing never calls back */

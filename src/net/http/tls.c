@@ -10,11 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "base/base.h"
 #include "base/lock.h"
 
 struct kvr_tls_ctx {
-    char *cert_file, *key_file;
+    char *cert_file, *key_file, *ca_file;
     struct kvr_lock lock; /* ssl */
     SSL_CTX *ssl;
 };
@@ -32,34 +34,94 @@ static void why(char *err, size_t cap, const char *what, const char *file)
     ERR_clear_error();
 }
 
-static SSL_CTX *server_ctx(const char *cert_file, const char *key_file, char *err, size_t cap)
+/* What the certificates say is worked out here, once. Left to the first handshake that needs it, several threads would find it half done,
+ * with an order between them that only the library's own atomics make. */
+static void work_out(X509_STORE *store)
+{
+    STACK_OF(X509_OBJECT) *all = X509_STORE_get0_objects(store);
+    for (int i = 0; i < sk_X509_OBJECT_num(all); i++) {
+        X509 *cert = X509_OBJECT_get0_X509(sk_X509_OBJECT_value(all, i));
+        if (cert) X509_check_purpose(cert, -1, 0);
+    }
+}
+
+/* What both sides have in common. */
+static void set_rules(SSL_CTX *c)
+{
+    SSL_CTX_set_min_proto_version(c, TLS1_2_VERSION);
+    SSL_CTX_set_cipher_list(c, "ECDHE+AESGCM:ECDHE+CHACHA20");
+    SSL_CTX_set_mode(c, SSL_MODE_RELEASE_BUFFERS);
+    SSL_CTX_set_options(c, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_PRIORITIZE_CHACHA);
+}
+
+static bool use_pair(SSL_CTX *c, const char *cert_file, const char *key_file, char *err, size_t cap)
+{
+    if (SSL_CTX_use_certificate_chain_file(c, cert_file) != 1) {
+        why(err, cap, "cannot use the certificate", cert_file);
+        return false;
+    }
+    if (SSL_CTX_use_PrivateKey_file(c, key_file, SSL_FILETYPE_PEM) == 1 && SSL_CTX_check_private_key(c) == 1) return true;
+    why(err, cap, "cannot use the key", key_file);
+    return false;
+}
+
+/* A client that has ALPN must speak HTTP/1.1 (RFC 7301, 3.2): bytes for another protocol are not to be taken for a request. */
+static int choose_protocol(SSL *ssl, const unsigned char **out, unsigned char *out_len, const unsigned char *in, unsigned in_len, void *arg)
+{
+    static const unsigned char ours[] = "\x08http/1.1";
+    (void)ssl;
+    (void)arg;
+    unsigned char *chosen;
+    if (SSL_select_next_proto(&chosen, out_len, ours, sizeof ours - 1, in, in_len) != OPENSSL_NPN_NEGOTIATED)
+        return SSL_TLSEXT_ERR_ALERT_FATAL;
+    *out = chosen;
+    return SSL_TLSEXT_ERR_OK;
+}
+
+/* Resumed sessions are those of tickets, whose key is the context's own: none outlives the files that it was begun with. */
+static bool ask_clients(SSL_CTX *c, const char *ca_file, char *err, size_t cap)
+{
+    static const unsigned char name[] = "kvroute";
+    SSL_CTX_set_session_id_context(c, name, sizeof name - 1);
+    SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_num_tickets(c, 1);
+    if (!ca_file) return true;
+    STACK_OF(X509_NAME) *names = SSL_load_client_CA_file(ca_file);
+    if (!names || SSL_CTX_load_verify_locations(c, ca_file, NULL) != 1) {
+        sk_X509_NAME_pop_free(names, X509_NAME_free);
+        why(err, cap, "cannot use the certificates of", ca_file);
+        return false;
+    }
+    SSL_CTX_set_client_CA_list(c, names);
+    SSL_CTX_set_verify(c, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
+    work_out(SSL_CTX_get_cert_store(c));
+    return true;
+}
+
+static SSL_CTX *server_ctx(const char *cert_file, const char *key_file, const char *ca_file, char *err, size_t cap)
 {
     SSL_CTX *c = SSL_CTX_new(TLS_server_method());
     if (!c) {
         snprintf(err, cap, "out of memory");
-    } else if (SSL_CTX_use_certificate_chain_file(c, cert_file) != 1) {
-        why(err, cap, "cannot use the certificate", cert_file);
-    } else if (SSL_CTX_use_PrivateKey_file(c, key_file, SSL_FILETYPE_PEM) != 1 || SSL_CTX_check_private_key(c) != 1) {
-        why(err, cap, "cannot use the key", key_file);
-    } else {
-        SSL_CTX_set_min_proto_version(c, TLS1_2_VERSION);
-        SSL_CTX_set_mode(c, SSL_MODE_RELEASE_BUFFERS);
-        SSL_CTX_set_options(c, SSL_OP_NO_RENEGOTIATION);
-        return c;
+        return NULL;
     }
+    set_rules(c);
+    SSL_CTX_set_alpn_select_cb(c, choose_protocol, NULL);
+    if (use_pair(c, cert_file, key_file, err, cap) && ask_clients(c, ca_file, err, cap)) return c;
     SSL_CTX_free(c);
     return NULL;
 }
 
-struct kvr_tls_ctx *kvr_tls_ctx_new(const char *cert_file, const char *key_file, char *err, size_t cap)
+struct kvr_tls_ctx *kvr_tls_ctx_new(const struct kvr_tls_files *f, char *err, size_t cap)
 {
     struct kvr_tls_ctx *c = calloc(1, sizeof *c);
     snprintf(err, cap, "out of memory");
     if (!c) return NULL;
     kvr_lock_init(&c->lock, KVR_LOCK_TLS);
-    c->cert_file = strdup(cert_file);
-    c->key_file = strdup(key_file);
-    if (c->cert_file && c->key_file) c->ssl = server_ctx(cert_file, key_file, err, cap);
+    c->cert_file = strdup(f->cert);
+    c->key_file = strdup(f->key);
+    c->ca_file = f->client_ca ? strdup(f->client_ca) : NULL;
+    if (c->cert_file && c->key_file && (c->ca_file || !f->client_ca)) c->ssl = server_ctx(c->cert_file, c->key_file, c->ca_file, err, cap);
     if (c->ssl) return c;
     kvr_tls_ctx_free(c);
     return NULL;
@@ -67,7 +129,7 @@ struct kvr_tls_ctx *kvr_tls_ctx_new(const char *cert_file, const char *key_file,
 
 int kvr_tls_ctx_reload(struct kvr_tls_ctx *c, char *err, size_t cap)
 {
-    SSL_CTX *fresh = server_ctx(c->cert_file, c->key_file, err, cap), *old;
+    SSL_CTX *fresh = server_ctx(c->cert_file, c->key_file, c->ca_file, err, cap), *old;
     if (!fresh) return -1;
     kvr_lock(&c->lock);
     old = c->ssl;
@@ -77,12 +139,30 @@ int kvr_tls_ctx_reload(struct kvr_tls_ctx *c, char *err, size_t cap)
     return 0;
 }
 
+static int64_t ends_at(const X509 *cert)
+{
+    struct tm t;
+    return cert && ASN1_TIME_to_tm(X509_get0_notAfter(cert), &t) == 1 ? (int64_t)timegm(&t) : INT64_MAX;
+}
+
+int64_t kvr_tls_ctx_expires(struct kvr_tls_ctx *c)
+{
+    STACK_OF(X509) *chain = NULL;
+    kvr_lock(&c->lock);
+    int64_t first = ends_at(SSL_CTX_get0_certificate(c->ssl));
+    SSL_CTX_get0_chain_certs(c->ssl, &chain);
+    for (int i = 0; i < sk_X509_num(chain); i++) first = KVR_MIN(first, ends_at(sk_X509_value(chain, i)));
+    kvr_unlock(&c->lock);
+    return first;
+}
+
 void kvr_tls_ctx_free(struct kvr_tls_ctx *c)
 {
     if (!c) return;
     SSL_CTX_free(c->ssl);
     free(c->cert_file);
     free(c->key_file);
+    free(c->ca_file);
     kvr_lock_destroy(&c->lock);
     free(c);
 }
@@ -115,67 +195,171 @@ struct kvr_tls *kvr_tls_new(struct kvr_tls_ctx *ctx)
 
 /* ---- the client's side ------------------------------------------------------------------------------- */
 
+/* Made once and never freed, but for what is in ssl. The first is the common one; the others are in a list that only grows. */
+struct kvr_tls_peer {
+    struct kvr_tls_peer *next; /* fixed once it is in the list */
+    char *ca, *cert, *key, *name;
+    bool insecure;
+    SSL_CTX *ssl; /* under peers.lock */
+};
+
 static struct {
     struct kvr_lock lock;
-    SSL_CTX *ssl;
-} trusted = {KVR_LOCK_STATIC(KVR_LOCK_TLS_TRUST), NULL};
+    struct kvr_tls_peer common; /* ssl NULL: not made yet */
+    struct kvr_tls_peer *first;
+    size_t n;
+} peers = {.lock = KVR_LOCK_STATIC(KVR_LOCK_TLS_TRUST)};
 
-/* What the certificates say is worked out here, once. Left to the first handshake that needs it, several threads would find it half done,
- * with an order between them that only the library's own atomics make. */
-static void work_out(X509_STORE *store)
-{
-    STACK_OF(X509_OBJECT) *all = X509_STORE_get0_objects(store);
-    for (int i = 0; i < sk_X509_OBJECT_num(all); i++) {
-        X509 *cert = X509_OBJECT_get0_X509(sk_X509_OBJECT_value(all, i));
-        if (cert) X509_check_purpose(cert, -1, 0);
-    }
-}
-
-static SSL_CTX *client_ctx(const char *ca_file, char *err, size_t cap)
+static SSL_CTX *client_ctx(const struct kvr_tls_peer *p, char *err, size_t cap)
 {
     SSL_CTX *c = SSL_CTX_new(TLS_client_method());
     if (!c) {
         snprintf(err, cap, "out of memory");
         return NULL;
     }
-    if ((ca_file ? SSL_CTX_load_verify_locations(c, ca_file, NULL) : SSL_CTX_set_default_verify_paths(c)) != 1) {
-        why(err, cap, "cannot use the certificates of", ca_file ? ca_file : "the system");
-        SSL_CTX_free(c);
-        return NULL;
+    set_rules(c);
+    SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF);
+    if ((p->ca ? SSL_CTX_load_verify_locations(c, p->ca, NULL) : SSL_CTX_set_default_verify_paths(c)) != 1) {
+        why(err, cap, "cannot use the certificates of", p->ca ? p->ca : "the system");
+    } else if (!p->cert || use_pair(c, p->cert, p->key, err, cap)) {
+        work_out(SSL_CTX_get_cert_store(c));
+        SSL_CTX_set_verify(c, p->insecure ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, NULL);
+        return c;
     }
-    work_out(SSL_CTX_get_cert_store(c));
-    SSL_CTX_set_min_proto_version(c, TLS1_2_VERSION);
-    SSL_CTX_set_mode(c, SSL_MODE_RELEASE_BUFFERS);
-    SSL_CTX_set_options(c, SSL_OP_NO_RENEGOTIATION);
-    SSL_CTX_set_verify(c, SSL_VERIFY_PEER, NULL);
-    return c;
+    SSL_CTX_free(c);
+    return NULL;
 }
 
-int kvr_tls_trust(const char *ca_file, char *err, size_t cap)
+static bool copy_text(const char *from, char **to)
 {
-    SSL_CTX *fresh = client_ctx(ca_file, err, cap), *old;
-    if (!fresh) return -1;
-    kvr_lock(&trusted.lock);
-    old = trusted.ssl;
-    trusted.ssl = fresh;
-    kvr_unlock(&trusted.lock);
-    SSL_CTX_free(old);
+    *to = from ? strdup(from) : NULL;
+    return *to || !from;
+}
+
+static void peer_clear(struct kvr_tls_peer *p)
+{
+    SSL_CTX_free(p->ssl);
+    free(p->ca);
+    free(p->cert);
+    free(p->key);
+    free(p->name);
+}
+
+static bool peer_fill(struct kvr_tls_peer *p, const struct kvr_tls_peer_config *config, char *err, size_t cap)
+{
+    snprintf(err, cap, "out of memory");
+    *p = (struct kvr_tls_peer){.insecure = config->insecure};
+    bool ok = copy_text(config->ca, &p->ca) && copy_text(config->cert, &p->cert) && copy_text(config->key, &p->key) &&
+              copy_text(config->server_name, &p->name);
+    if (ok && !p->cert != !p->key) {
+        snprintf(err, cap, "a certificate and its key are needed, or neither");
+        ok = false;
+    }
+    if (ok && (p->ssl = client_ctx(p, err, cap))) return true;
+    peer_clear(p);
+    return false;
+}
+
+int kvr_tls_trust(const struct kvr_tls_peer_config *config, char *err, size_t cap)
+{
+    struct kvr_tls_peer fresh, old;
+    if (!peer_fill(&fresh, config, err, cap)) return -1;
+    kvr_lock(&peers.lock);
+    old = peers.common;
+    peers.common = fresh;
+    kvr_unlock(&peers.lock);
+    peer_clear(&old);
     return 0;
 }
 
-struct kvr_tls *kvr_tls_connect(const char *host, bool is_numeric)
+static bool same_text(const char *a, const char *b)
 {
-    char unused[160];
-    kvr_lock(&trusted.lock);
-    if (!trusted.ssl) trusted.ssl = client_ctx(NULL, unused, sizeof unused);
-    struct kvr_tls *t = session(trusted.ssl ? SSL_new(trusted.ssl) : NULL);
-    kvr_unlock(&trusted.lock);
-    if (!t) return NULL;
-    SSL_set_connect_state(t->ssl);
-    bool ok = is_numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), host) == 1
-                         : SSL_set1_host(t->ssl, host) == 1 && SSL_set_tlsext_host_name(t->ssl, host) == 1;
-    SSL_set_hostflags(t->ssl, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
-    if (ok) return t;
+    return a && b ? !strcmp(a, b) : a == b;
+}
+
+static struct kvr_tls_peer *find_peer_locked(const struct kvr_tls_peer_config *c)
+{
+    struct kvr_tls_peer *p = peers.first;
+    while (p && !(same_text(p->ca, c->ca) && same_text(p->cert, c->cert) && same_text(p->key, c->key) &&
+                  same_text(p->name, c->server_name) && p->insecure == c->insecure))
+        p = p->next;
+    return p;
+}
+
+const struct kvr_tls_peer *kvr_tls_peer_get(const struct kvr_tls_peer_config *config, char *err, size_t cap)
+{
+    struct kvr_tls_peer *fresh = calloc(1, sizeof *fresh), *there;
+    snprintf(err, cap, "out of memory");
+    if (!fresh) return NULL;
+    if (!peer_fill(fresh, config, err, cap)) {
+        free(fresh);
+        return NULL;
+    }
+    kvr_lock(&peers.lock);
+    there = find_peer_locked(config);
+    bool full = !there && peers.n == KVR_TLS_PEERS_MAX;
+    if (!there && !full) {
+        fresh->next = peers.first;
+        peers.first = there = fresh;
+        peers.n++;
+        fresh = NULL;
+    }
+    kvr_unlock(&peers.lock);
+    if (full) snprintf(err, cap, "there are %d sets of TLS files already", KVR_TLS_PEERS_MAX);
+    if (fresh) peer_clear(fresh);
+    free(fresh);
+    return there;
+}
+
+struct kvr_tls_peer_config kvr_tls_peer_told(const struct kvr_tls_peer *p)
+{
+    return (struct kvr_tls_peer_config){p->ca, p->cert, p->key, p->name, p->insecure};
+}
+
+int kvr_tls_peers_reload(char *err, size_t cap)
+{
+    char text[320];
+    int rc = 0;
+    kvr_lock(&peers.lock);
+    struct kvr_tls_peer *p = peers.first;
+    kvr_unlock(&peers.lock);
+    for (; p; p = p->next) { /* the list only grows, at its head */
+        SSL_CTX *fresh = client_ctx(p, text, sizeof text), *old;
+        if (!fresh) {
+            if (rc == 0) snprintf(err, cap, "%s", text);
+            rc = -1;
+            continue;
+        }
+        kvr_lock(&peers.lock);
+        old = p->ssl;
+        p->ssl = fresh;
+        kvr_unlock(&peers.lock);
+        SSL_CTX_free(old);
+    }
+    return rc;
+}
+
+static bool expect_name(SSL *ssl, const char *name, bool is_numeric)
+{
+    SSL_set_hostflags(ssl, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
+    return is_numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), name) == 1
+                      : SSL_set1_host(ssl, name) == 1 && SSL_set_tlsext_host_name(ssl, name) == 1;
+}
+
+struct kvr_tls *kvr_tls_connect(const struct kvr_tls_peer *peer, const char *host, bool is_numeric)
+{
+    static const unsigned char protocols[] = "\x08http/1.1";
+    char unused[320];
+    kvr_lock(&peers.lock);
+    if (!peer) peer = &peers.common;
+    if (!peer->ssl && peer == &peers.common) peers.common.ssl = client_ctx(peer, unused, sizeof unused);
+    struct kvr_tls *t = session(peer->ssl ? SSL_new(peer->ssl) : NULL);
+    bool ok = t && (peer->name ? expect_name(t->ssl, peer->name, false) : expect_name(t->ssl, host, is_numeric));
+    kvr_unlock(&peers.lock);
+    if (ok && SSL_set_alpn_protos(t->ssl, protocols, sizeof protocols - 1) == 0) {
+        SSL_set_connect_state(t->ssl);
+        return t;
+    }
     kvr_tls_free(t);
     return NULL;
 }
@@ -193,6 +377,13 @@ int kvr_tls_handshake(struct kvr_tls *t, char *err, size_t cap)
     snprintf(err, cap, "TLS: %s", text);
     ERR_clear_error();
     return -1;
+}
+
+bool kvr_tls_peer_name(const struct kvr_tls *t, char *out, size_t cap)
+{
+    const X509 *cert = SSL_get0_peer_certificate(t->ssl);
+    *out = 0;
+    return cert && X509_NAME_get_text_by_NID(X509_get_subject_name(cert), NID_commonName, out, (int)cap) > 0;
 }
 
 bool kvr_tls_was_closed(const struct kvr_tls *t)

@@ -6,21 +6,53 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct kvr_tls_ctx;
 struct kvr_tls;
 
-/* PEM files: the certificate chain and its key. NULL with the reason in err. */
-struct kvr_tls_ctx *kvr_tls_ctx_new(const char *cert_file, const char *key_file, char *err, size_t cap);
-void kvr_tls_ctx_free(struct kvr_tls_ctx *ctx);
-/* Reads the files again, for sessions that begin afterwards; when that fails those of before stay. Any thread. 0, or -1 with the reason. */
-int kvr_tls_ctx_reload(struct kvr_tls_ctx *ctx, char *err, size_t cap);
+/* What a port that speaks TLS has: PEM files. Of ALPN it speaks http/1.1, and refuses who offers only others. */
+struct kvr_tls_files {
+    const char *cert, *key;
+    const char *client_ca; /* clients must have a certificate of one of these; NULL: they need none */
+};
 
-/* Whom this process believes when it connects to others: certificates in a PEM file, or the system's (NULL). Before other threads, or again
- * later, for sessions that begin then; when it fails, what was trusted before stays. Returns: 0, or -1 with the reason in err. */
-int kvr_tls_trust(const char *ca_file, char *err, size_t cap);
-/* The client's side, to a host whose name or address the certificate must have. NULL: no memory, or nobody is trusted. */
-struct kvr_tls *kvr_tls_connect(const char *host, bool is_numeric);
+/* The texts are copied. NULL with the reason in err, which names the file. */
+struct kvr_tls_ctx *kvr_tls_ctx_new(const struct kvr_tls_files *files, char *err, size_t cap);
+void kvr_tls_ctx_free(struct kvr_tls_ctx *ctx);
+/* Reads the files again, for sessions that begin afterwards, none of which is a resumed one of before; when that fails those of before
+ * stay. Any thread. 0, or -1 with the reason. */
+int kvr_tls_ctx_reload(struct kvr_tls_ctx *ctx, char *err, size_t cap);
+/* Seconds since 1970 at which the certificate, or one that comes with it, ends first. Any thread. */
+int64_t kvr_tls_ctx_expires(struct kvr_tls_ctx *ctx);
+
+/*
+ * Whom this process believes when it connects to others, and who it says it is. One for all (kvr_tls_trust), and further ones for peers
+ * that need their own. They are made once for each set of values and stay until the process ends, so that whoever has one may keep it.
+ */
+struct kvr_tls_peer_config {
+    const char *ca;          /* certificates in a PEM file; NULL: the system's */
+    const char *cert, *key;  /* ours; both or neither */
+    const char *server_name; /* the name that the certificate must have, and that is sent; NULL: the host's */
+    bool insecure;           /* any certificate will do */
+};
+
+enum { KVR_TLS_PEERS_MAX = 1024, KVR_TLS_NAME_MAX = 256 };
+
+struct kvr_tls_peer;
+
+/* For peers that name none. Before other threads, or again later, for sessions that begin then; when it fails, what was trusted before
+ * stays. Returns: 0, or -1 with the reason in err. */
+int kvr_tls_trust(const struct kvr_tls_peer_config *config, char *err, size_t cap);
+/* Texts are copied. Returns: the one of these values, new or not; NULL with the reason in err. Any thread. */
+const struct kvr_tls_peer *kvr_tls_peer_get(const struct kvr_tls_peer_config *config, char *err, size_t cap);
+/* What it was made of; borrowed for good. Any thread. */
+struct kvr_tls_peer_config kvr_tls_peer_told(const struct kvr_tls_peer *peer);
+/* Reads the files of all but the common one again; those that cannot be read stay as they were. Returns: 0, or -1 with the first reason. */
+int kvr_tls_peers_reload(char *err, size_t cap);
+/* The client's side, to a host whose name or address the certificate must have. `peer` NULL: the common one. NULL: no memory, or nobody
+ * is trusted. */
+struct kvr_tls *kvr_tls_connect(const struct kvr_tls_peer *peer, const char *host, bool is_numeric);
 /* Goes on with a handshake. 1: it is over, 0: more must be fed, -1: it failed, err says why. What it has to say is pending. */
 int kvr_tls_handshake(struct kvr_tls *t, char *err, size_t cap);
 bool kvr_tls_was_closed(const struct kvr_tls *t); /* the other side has said goodbye: what came before is whole */
@@ -31,6 +63,8 @@ bool kvr_tls_is_up(const struct kvr_tls *t); /* the handshake is over */
 
 /* Bytes from the wire. false: no memory. */
 bool kvr_tls_feed(struct kvr_tls *t, const char *data, size_t len);
+/* What the other side calls itself: the common name of its certificate. false: it has shown none. */
+bool kvr_tls_peer_name(const struct kvr_tls *t, char *out, size_t cap);
 /* Plain bytes out of what was fed. Returns: their number, 0 when more must be fed, -1 when the session is over or broken. */
 long kvr_tls_read(struct kvr_tls *t, char *out, size_t cap);
 /* Plain bytes to be sent. false: broken. */

@@ -624,10 +624,6 @@ int admin_open(struct serve *s, char *err, size_t cap)
 {
     struct kvr_access_config c = {s->o->admin_host, s->o->admin_allowed_hosts, s->o->admin_key_file, s->o->advertise_host};
     char why[400];
-    if (s->o->tls_ca && kvr_tls_trust(s->o->tls_ca, why, sizeof why)) {
-        snprintf(err, cap, "--tls-ca: %s; allowed: a PEM file of certificates", why);
-        return -1;
-    }
     if (kvr_access_create(&c, &s->access, why, sizeof why) == 0) {
         if (kvr_access_warning(s->access, why, sizeof why))
             kvr_log_warning("kvroute %s: %s (--admin-key-file)", s->o->select_only ? "select" : "serve", why);
@@ -649,6 +645,7 @@ int admin_start(struct serve *s)
                                         .idle_timeout_s = 60,
                                         .write_timeout_s = s->o->client_write_timeout,
                                         .shared = &s->admin_http,
+                                        .tls = s->admin_tls,
                                         .handler = {on_request, on_gone, NULL, admin_error_body, s}};
     int rc = selection_start(s, begin);
     return rc ? rc : kvr_http_server_start(&s->main_loop, &sc, &s->admin);

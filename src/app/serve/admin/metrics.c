@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prometheus text. Counters and histograms are atomics that any thread may touch; gauges are read at the scrape. */
 #include "app/serve/admin/admin.h"
+#include "app/serve/config/doors.h"
 #include "app/serve/data/disagg_state.h"
 #include "app/serve/data/request.h"
 #include "app/serve/discovery/discovery.h"
@@ -343,6 +344,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     kvr_recorder_metrics(s->recorder, b);
     kvr_view_store_metrics(s->store, b);
     kvr_http_shared_metrics((struct kvr_http_port[]){{"admin", &s->admin_http}, {"data", &s->http}}, s->o->select_only ? 1 : 2, b);
+    doors_metrics(s, b);
     replicas_metrics(s, b);
     served_metrics(s, b);
     discovery_metrics(s, b);

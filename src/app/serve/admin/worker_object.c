@@ -4,6 +4,7 @@
 
 #include "app/serve/admin/admin.h"
 #include "app/serve/workers/evidence.h"
+#include "app/serve/workers/worker_tls.h"
 
 static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, enum rank_socket which)
 {
@@ -127,6 +128,7 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     kvr_json_put_str(b, "engine", engine_kind_name(w->engine));
     put_endpoints(b, "kv_events_endpoints", w, RANK_EVENTS);
     put_endpoints(b, "replay_endpoints", w, RANK_REPLAY);
+    worker_tls_write(w, b);
     if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
     if (w->metrics[0]) kvr_json_put_str(b, "metrics_endpoint", w->metrics);
     if (w->metrics_error) kvr_json_put_str(b, "metrics_error", w->metrics_error);
@@ -212,6 +214,7 @@ void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, s
         return;
     }
     reset_runtime(&spec.w);
+    worker_tls_of(&spec.w, &spec.tls);
     const char *bad = worker_read_object(o, &spec);
     if (bad) admin_bad_field(c, bad);
     else save_worker(s, c, &spec.w, 200);

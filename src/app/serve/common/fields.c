@@ -7,8 +7,9 @@
 
 #include "app/serve/state.h"
 
-#define U64 "a whole number from 0 to 18446744073709551615"
-#define U32 "a whole number from 0 to 4294967295"
+#define TLS_FILE "a PEM file that can be read (the log says more), at most 239 characters; only with an https:// endpoint"
+#define U64      "a whole number from 0 to 18446744073709551615"
+#define U32      "a whole number from 0 to 4294967295"
 
 _Static_assert(DP_MAX == 64 && MODEL_MAX == 128 && TAINT_LIST_MAX == 16 && TAINTS_MAX == 16 && SHARED_RANGES_MAX == 64 && RANKS_MAX == 8192,
                "the texts below say so");
@@ -87,6 +88,11 @@ static const struct {
     {"shared_cache_ranges", "an array of at most 64 pairs [start, end] of blocks, from 0 to 4294967295, start not above end"},
     {"strict_priority", U32},
     {"taints", "an array of at most 16 texts of 1 to 63 bytes"},
+    {"tls_ca", TLS_FILE},
+    {"tls_cert", TLS_FILE},
+    {"tls_key", TLS_FILE},
+    {"tls_server_name", "a text of 1 to 239 characters"},
+    {"tls_verify", "true or false"},
     {"token_ids", "an array of token ids, whole numbers from 0 to 4294967295"},
     {"tokens", "an array of at least one token id, whole numbers from 0 to 4294967295"},
     {"total_kv_blocks", U64},

@@ -107,7 +107,7 @@ static void tell(struct serve *s, const struct address *a)
     struct kvr_buf b = {0};
     char key[DISCOVERY_KEY_MAX];
     snprintf(key, sizeof key, "%s:%u", a->host, a->port);
-    kvr_buf_printf(&b, "http://%s", key);
+    kvr_buf_printf(&b, "%s://%s", s->o->discovery_scheme ? "https" : "http", key);
     if (s->o->discovery_worker) {
         kvr_buf_str(&b, ",");
         put_template(&b, s->o->discovery_worker, a);

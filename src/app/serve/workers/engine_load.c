@@ -151,6 +151,7 @@ static bool read_metrics(struct serve *s, const struct worker *w)
     struct kvr_scrape_config c = {.loop = &s->main_loop,
                                   .client = s->engine_loads.client,
                                   .url = k->url,
+                                  .tls_peer = w->tls,
                                   .timeout_s = KVR_MAX(s->o->engine_metrics_interval, 1.0),
                                   .fn = on_read,
                                   .ctx = k};

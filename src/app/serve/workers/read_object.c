@@ -2,6 +2,8 @@
 /* The worker object of the selection service's API, as bodies of the admin port and discoveries have it. */
 #include "app/serve/common/members.h"
 #include "app/serve/state.h"
+#include "app/serve/workers/worker_tls.h"
+#include "base/log.h"
 
 #include <string.h>
 
@@ -98,6 +100,16 @@ static void note_given(struct kvr_json o, struct worker *w)
     g->replay |= has(o, "replay_endpoint") || has(o, "replay_endpoints");
 }
 
+/* The files that were named, or the address, may be what is wrong. */
+static const char *read_tls(struct kvr_json o, struct worker_spec *spec)
+{
+    char why[320];
+    const char *bad = worker_tls_read(o, &spec->tls);
+    if (bad || worker_tls_apply(&spec->tls, &spec->w, why, sizeof why) == 0) return bad;
+    kvr_log_warning("kvroute: worker %llu: %s", (unsigned long long)spec->w.id, why);
+    return "tls_ca";
+}
+
 const char *worker_read_object(struct kvr_json o, struct worker_spec *spec)
 {
     struct worker *w = &spec->w;
@@ -128,7 +140,9 @@ const char *worker_read_object(struct kvr_json o, struct worker_spec *spec)
     if (!get_endpoints(kvr_json_get(o, "replay_endpoint"), spec, RANK_REPLAY)) return "replay_endpoint";
     if (!get_endpoints(kvr_json_get(o, "replay_endpoints"), spec, RANK_REPLAY)) return "replay_endpoints";
     if (!get_url(kvr_json_get(o, "recover_endpoint"), kvr_endpoint_parse_any, w->recover, sizeof w->recover)) return "recover_endpoint";
-    if (!get_url(kvr_json_get(o, "metrics_endpoint"), kvr_endpoint_parse, w->metrics, sizeof w->metrics)) return "metrics_endpoint";
+    bad = read_tls(o, spec);
+    if (bad) return bad;
+    if (!get_url(kvr_json_get(o, "metrics_endpoint"), kvr_endpoint_parse_any, w->metrics, sizeof w->metrics)) return "metrics_endpoint";
     worker_note_events(w);
     return NULL;
 }

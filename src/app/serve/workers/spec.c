@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker as --worker has it: its URL and key=value after it. */
 #include "app/serve/state.h"
+#include "app/serve/workers/worker_tls.h"
 #include "base/log.h"
 
 #include <string.h>
 
 static const char worker_keys[] = "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
                                   "kv-protocol, kv-lease, kv-domain, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, "
-                                  "api-key, api-key-env, api-key-file, max-num-batched-tokens, total-kv-blocks, taint";
+                                  "api-key, api-key-env, api-key-file, tls-ca, tls-cert, tls-key, tls-server-name, tls-verify, "
+                                  "max-num-batched-tokens, total-kv-blocks, taint";
 
 static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
 {
@@ -35,7 +37,7 @@ bool worker_set_url(struct worker *w, const char *url, size_t len)
     v1 = len > 3 && !memcmp(url + len - 3, "/v1", 3);
     if (v1) len -= 3;
     while (len && url[len - 1] == '/') len--;
-    if (len >= sizeof w->url || kvr_endpoint_parse(url, len, &w->endpoint)) return false;
+    if (len >= sizeof w->url || kvr_endpoint_parse_any(url, len, &w->endpoint)) return false;
     snprintf(w->url, sizeof w->url, "%.*s", (int)len, url);
     if (v1) kvr_log_warning("kvroute: a worker's address ends in /v1; it is taken without: %.400s", w->url);
     return true;
@@ -72,8 +74,8 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
         snprintf(w->recover, sizeof w->recover, "%s", value);
     } else if (!strcmp(key, "metrics")) {
         struct kvr_endpoint e;
-        if (strlen(value) >= sizeof w->metrics || kvr_endpoint_parse(value, strlen(value), &e))
-            return fail(err, cap, text, key, value, "http://host[:port][/path], e.g. http://10.0.0.1:8000/metrics");
+        if (strlen(value) >= sizeof w->metrics || kvr_endpoint_parse_any(value, strlen(value), &e))
+            return fail(err, cap, text, key, value, "http://host[:port][/path] or https://..., e.g. http://10.0.0.1:8000/metrics");
         snprintf(w->metrics, sizeof w->metrics, "%s", value);
     } else if (!strcmp(key, "model") || !strcmp(key, "group")) {
         if (!*value || strlen(value) >= MODEL_MAX) return fail(err, cap, text, key, value, "1 to 127 characters");
@@ -94,6 +96,9 @@ static int parse_key(struct worker_spec *o, const char *text, char *key, char *e
         if (!worker_key_read(key, value, w->api_key))
             return fail(err, cap, text, key, key[7] ? value : "***",
                         "1 to 255 characters that can be seen; api-key-env: a variable, api-key-file: a file that holds them");
+    } else if (worker_tls_is_key(key)) {
+        const char *allowed;
+        if (!worker_tls_set(&o->tls, key, value, &allowed)) return fail(err, cap, text, key, value, allowed);
     } else if (!strcmp(key, "engine")) {
         if (!engine_kind_parse(value, &w->engine)) return fail(err, cap, text, key, value, "vllm, sglang");
     } else if (!strcmp(key, "max-num-batched-tokens")) {
@@ -139,7 +144,7 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
     worker_key_hide(text, shown, sizeof shown);
     part = strsep(&rest, ",");
     if (!worker_set_url(w, part, strlen(part))) {
-        snprintf(err, cap, "--worker: bad value '%.120s'; allowed: http://host[:port][,key=value...]", shown);
+        snprintf(err, cap, "--worker: bad value '%.120s'; allowed: http://host[:port][,key=value...] or https://...", shown);
         return -1;
     }
     while ((part = strsep(&rest, ",")))
@@ -149,6 +154,11 @@ int worker_parse(const struct serve *s, const char *text, struct worker_spec *ou
         char value[300];
         kv_key_value(w, wrong, value, sizeof value);
         return fail(err, cap, shown, wrong->key, value, wrong->allowed);
+    }
+    char why[320];
+    if (worker_tls_apply(&out->tls, w, why, sizeof why)) {
+        snprintf(err, cap, "--worker: '%.80s': %s", shown, why);
+        return -1;
     }
     w->has_events = w->given.events = events[0] != 0;
     w->given.replay = replay[0] != 0;

@@ -87,6 +87,12 @@ struct worker_rank {
     _Atomic unsigned char view; /* enum kvr_view_knowledge; of a rank whose events are followed. Any thread that holds the worker */
 };
 
+/* worker_tls.h: as an entry has it. */
+struct worker_tls {
+    bool given, insecure;
+    char ca[240], cert[240], key[240], name[240];
+};
+
 struct worker {
     struct worker *next;
     uint64_t id;
@@ -103,6 +109,7 @@ struct worker {
     bool misplaced;                /* its engine is of another role, or has yet to say where it is met: it is not chosen */
     char kv_domain[KV_DOMAIN_MAX]; /* where transfers are fast: rack, zone, host; "": not said */
     struct kvr_endpoint endpoint;
+    const struct kvr_tls_peer *tls; /* https: how it is believed; NULL: as all are */
     uint32_t block_size, dp_start, dp_size;
     uint32_t rank_base; /* the engine counts its ranks from here */
     struct given given;
@@ -145,6 +152,7 @@ struct worker {
 struct worker_spec {
     bool has_id;
     uint64_t id;
+    struct worker_tls tls;
     struct worker w;
     struct worker_rank ranks[DP_MAX];
 };

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* app/serve/config/doors.h says what this is. */
+#include "app/serve/config/doors.h"
+
+#include <time.h>
+
+#include "app/serve/state.h"
+#include "base/log.h"
+#include "wire/prom_page.h"
+
+enum { WARN_DAYS = 14, DAY_S = 86400, LOOK_EVERY_MS = 3600 * 1000 };
+
+struct door {
+    const char *port, *prefix; /* what its options begin with */
+    struct kvr_tls_ctx **tls;
+    struct kvr_tls_files files;
+};
+
+static size_t doors_of(struct serve *s, struct door out[2])
+{
+    const struct serve_options *o = s->o;
+    size_t n = 0;
+    if (o->tls_cert) out[n++] = (struct door){"data", "--", &s->tls, {o->tls_cert, o->tls_key, o->tls_client_ca}};
+    if (o->admin_tls_cert)
+        out[n++] = (struct door){
+            "admin", o->select_only ? "--" : "--admin-", &s->admin_tls, {o->admin_tls_cert, o->admin_tls_key, o->admin_tls_client_ca}};
+    return n;
+}
+
+static bool wants_trust(const struct serve_options *o)
+{
+    return o->tls_ca || o->outgoing_tls_cert;
+}
+
+static int read_trust(struct serve *s, char *err, size_t cap)
+{
+    const struct serve_options *o = s->o;
+    return kvr_tls_trust(&(struct kvr_tls_peer_config){.ca = o->tls_ca, .cert = o->outgoing_tls_cert, .key = o->outgoing_tls_key}, err,
+                         cap);
+}
+
+static void warn_of_end(const struct serve *s, const struct door *d)
+{
+    int64_t left = kvr_tls_ctx_expires(*d->tls) - (int64_t)time(NULL);
+    const char *name = s->o->select_only ? "select" : "serve";
+    if (left <= 0) kvr_log_warning("kvroute %s: the certificate of the %s port (%s) has ended", name, d->port, d->files.cert);
+    else if (left < (int64_t)WARN_DAYS * DAY_S)
+        kvr_log_warning("kvroute %s: the certificate of the %s port (%s) ends in %lld day(s)", name, d->port, d->files.cert,
+                        (long long)(left / DAY_S));
+}
+
+int doors_open(struct serve *s, char *err, size_t cap)
+{
+    struct door doors[2];
+    char why[400];
+    size_t n = doors_of(s, doors);
+    if (wants_trust(s->o) && read_trust(s, why, sizeof why)) {
+        snprintf(err, cap, "--tls-ca, --outgoing-tls-cert, --outgoing-tls-key: %s; allowed: PEM files", why);
+        return -1;
+    }
+    for (size_t i = 0; i < n; i++) {
+        *doors[i].tls = kvr_tls_ctx_new(&doors[i].files, why, sizeof why);
+        if (*doors[i].tls) {
+            warn_of_end(s, &doors[i]);
+            continue;
+        }
+        snprintf(err, cap, "%stls-cert, %stls-key, %stls-client-ca: %s; allowed: PEM files that belong together", doors[i].prefix,
+                 doors[i].prefix, doors[i].prefix, why);
+        return -1;
+    }
+    return 0;
+}
+
+void doors_reload(struct serve *s)
+{
+    struct door doors[2];
+    char why[400];
+    const char *name = s->o->select_only ? "select" : "serve";
+    size_t n = doors_of(s, doors);
+    if (wants_trust(s->o) && read_trust(s, why, sizeof why))
+        kvr_log_warning("kvroute %s: SIGHUP: --tls-ca, --outgoing-tls-cert: %s; the old certificates stay", name, why);
+    if (kvr_tls_peers_reload(why, sizeof why))
+        kvr_log_warning("kvroute %s: SIGHUP: TLS files of a worker: %s; the old ones stay", name, why);
+    for (size_t i = 0; i < n; i++) {
+        if (kvr_tls_ctx_reload(*doors[i].tls, why, sizeof why))
+            kvr_log_warning("kvroute %s: SIGHUP: %stls-cert: %s; the old certificate stays", name, doors[i].prefix, why);
+        else warn_of_end(s, &doors[i]);
+    }
+}
+
+void doors_tick(struct serve *s)
+{
+    struct door doors[2];
+    if (now_ms() < s->doors_due_ms) return;
+    bool first = s->doors_due_ms == 0;
+    s->doors_due_ms = now_ms() + LOOK_EVERY_MS;
+    if (first) return; /* it was looked at when it was read */
+    for (size_t i = 0, n = doors_of(s, doors); i < n; i++) warn_of_end(s, &doors[i]);
+}
+
+void doors_metrics(struct serve *s, struct kvr_prom_page *out)
+{
+    struct door doors[2];
+    size_t n = doors_of(s, doors);
+    kvr_prom_family(out, "kvroute_", "tls_certificate_expiry_timestamp_seconds", "gauge", "When the certificate of a port ends");
+    for (size_t i = 0; i < n; i++)
+        kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("port", doors[i].port)),
+                         (uint64_t)KVR_MAX(kvr_tls_ctx_expires(*doors[i].tls), (int64_t)0));
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * TLS of the ports, and of what this process connects to: certificates are read at the start and again with SIGHUP, each set as a whole.
+ * The main loop's; sessions begin on any thread (net/http/tls.h).
+ */
+#ifndef KVR_SERVE_DOORS_H
+#define KVR_SERVE_DOORS_H
+
+#include <stddef.h>
+
+struct kvr_prom_page;
+struct serve;
+
+/* Returns: 0, or -1 with the reason in err, which names the option. */
+int doors_open(struct serve *s, char *err, size_t cap);
+void doors_reload(struct serve *s);
+/* Once an hour: warns of certificates that end soon. */
+void doors_tick(struct serve *s);
+/* kvroute_tls_certificate_expiry_timestamp_seconds by port. */
+void doors_metrics(struct serve *s, struct kvr_prom_page *out);
+
+#endif
