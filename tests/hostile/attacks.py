@@ -11,7 +11,9 @@ import time
 
 
 class Target:
-    """Where the attacks go: ports, a path that takes a body, and one that takes none."""
+    """Where the attacks go: ports, a path that takes a body, and one that takes none. `tls`: the context of a client, where the ports speak TLS."""
+
+    tls = None
 
     def __init__(self, ports, posts, gets, rng, model="evil", key=None):
         self.ports, self.posts, self.gets, self.rng, self.model, self.key = ports, posts, gets, rng, model, key
@@ -26,7 +28,11 @@ class Target:
         if receive_buffer:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         s.connect(("127.0.0.1", port or self.port()))
-        return s
+        return self.tls.wrap_socket(s) if self.tls and self.rng.random() < 0.9 else s  # the others speak plain HTTP to it
+
+    def bare(self):
+        """A connection on which nobody has shaken hands."""
+        return socket.create_connection(("127.0.0.1", self.port()), 2)
 
     def linger_until(self, seconds):
         """A pause in which nothing is read or sent; it ends early when the run does."""
@@ -226,8 +232,33 @@ def ordinary_evil(t):
         s.close()
 
 
+def half_handshakes(t):
+    """Records of TLS that begin and do not go on, are too long, or are of no handshake."""
+    socks = []
+    for _ in range(12):
+        s = t.bare()
+        send_all(s, t.rng.choice([b"\x16\x03\x01\x02\x00\x01\x00", b"\x16\x03\x03\xff\xff" + b"\x00" * 70000, b"\x17\x03\x03\x00\x10" + b"x" * 16,
+                                  b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc" + t.rng.randbytes(16380), b"\x15\x03\x03\x00\x02\x02\x28"]))
+        socks.append(s)
+    t.linger_until(t.rng.uniform(0.5, 4))
+    for s in socks:
+        s.close()
+
+
+def cut_records(t):
+    """A session that ends in the middle of a record, or in one that nobody can read; without a goodbye."""
+    for _ in range(10):
+        s = t.connect()
+        body = completion(t.model, stream=True)
+        send_all(s, head("POST", t.rng.choice(t.posts), len(body)) + body)
+        raw = socket.socket(fileno=s.detach())
+        send_all(raw, b"\x17\x03\x03\x40\x10" + t.rng.randbytes(t.rng.choice([3, 0x4010])))
+        raw.close()
+
+
 CLIENTS = [slow_reader, pipeliner, huge_body, over_the_limit, unfinished_bodies, aborted_upload, aborted_answer, dribbler, json_bomb, malformed,
            idle_connections, churn, ordinary_evil]
+TLS_CLIENTS = [half_handshakes, cut_records]
 
 
 # ---- a worker -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 
     KVROUTE=build/release/kvroute /usr/bin/python3 tests/hostile/hostile.py --program serve --limit memory --seconds 600
 
+--tls: both ports of serve, and its well-behaved workers, speak TLS, and so do most attacks; some break sessions.
 --limit memory: 512 MiB of address space; files: 64 descriptors; none (sanitizers need their address space). Every few seconds a line: what the
 well-behaved client got, the resident memory, how many attacks were made. The end is an error when a good request failed, when memory grew
 without bound, when the program died or did not stop, or when a sanitizer spoke. Everything is on loopback and ends with the run."""
@@ -10,9 +11,12 @@ import argparse
 import http.client
 import json
 import os
+import pathlib
 import random
+import ssl
 import statistics
 import sys
+import tempfile
 import threading
 import time
 
@@ -20,6 +24,7 @@ sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(os.path
 import attacks  # noqa: E402
 import zmq  # noqa: E402
 from conftest import Indexer, Mock, Select, Serve, call, free_ports, wait_for  # noqa: E402
+from tls_parts import Authority, context  # noqa: E402
 
 MIB = 1 << 20
 LIMITS = {"none": [], "memory": [("as", 512 * MIB)], "files": [("nofile", 64)]}
@@ -75,21 +80,32 @@ class Stage:
 class ServeStage(Stage):
     posts, gets = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"], ["/v1/models", "/health", "/ready"]
 
-    def __init__(self, limits, rng):
+    def __init__(self, limits, rng, tls=False):
         super().__init__(limits, rng)
-        mocks = [self.start(Mock, "--model", "good") for _ in range(2)]
+        self.tls, own, admin, trust = None, [], [], []
+        if tls:
+            self.folder = tempfile.TemporaryDirectory()
+            ca = Authority(pathlib.Path(self.folder.name), "hostile")
+            cert, key = ca.sign("router")
+            self.tls = context(ca.file)
+            own, trust = ["--tls-cert", cert, "--tls-key", key], ["--tls-ca", ca.file]
+            admin = ["--admin-tls-cert", cert, "--admin-tls-key", key]
+        mocks = [self.start(Mock, "--model", "good", *own, tls=self.tls) for _ in range(2)]
         events = free_ports()
         self.evil = [attacks.EvilWorker(rng) for _ in range(2)]
         self.events = attacks.EvilEvents(self.ctx, rng, events, self.stop)
         workers = [m.spec(",model=good") for m in mocks]
         workers += [f"http://127.0.0.1:{w.port},model=evil" + (f",events=tcp://127.0.0.1:{events}" if i == 0 else "") for i, w in enumerate(self.evil)]
         self.p = self.start(Serve, workers, "--first-token-timeout", 5, "--stall-timeout", 5, "--client-write-timeout", 5, "--breaker-failures", 1000000,
-                            *SMALL["serve"], limits=limits)
+                            *SMALL["serve"], *own, *admin, *trust, limits=limits, tls=self.tls, admin_tls=self.tls)
         self.targets = [attacks.Target([self.p.port], self.posts, self.gets, rng),
                         attacks.Target([self.p.admin], ["/select", "/overlap_scores", "/query", "/workers/7"], ["/metrics", "/workers", "/dump", "/loads"], rng)]
+        for t in self.targets if tls else []:
+            t.tls = ssl._create_unverified_context()
 
     def good(self, n):
-        c = http.client.HTTPConnection("127.0.0.1", self.p.port, timeout=PATIENCE_S)
+        at = ("127.0.0.1", self.p.port)
+        c = http.client.HTTPSConnection(*at, timeout=PATIENCE_S, context=self.tls) if self.tls else http.client.HTTPConnection(*at, timeout=PATIENCE_S)
         try:
             stream = n % 2 == 0
             body = {"model": "good", "prompt": f"conversation {n % 7}: " + "what was said before " * (1 + n % 40), "max_tokens": 5, "stream": stream}
@@ -188,7 +204,8 @@ class Attackers:
 
     def _run(self, targets, rng):
         while not self.stop.is_set():
-            attack, target = rng.choice(attacks.CLIENTS), rng.choice(targets)
+            target = rng.choice(targets)
+            attack = rng.choice(attacks.CLIENTS + (attacks.TLS_CLIENTS if target.tls else []))
             try:
                 attack(target)
             except OSError:
@@ -205,14 +222,17 @@ def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--program", choices=sorted(STAGES), default="serve")
     a.add_argument("--limit", choices=sorted(LIMITS), default="none")
+    a.add_argument("--tls", action="store_true", help="over TLS (serve only)")
     a.add_argument("--seconds", type=float, default=20)
     a.add_argument("--threads", type=int, default=12, help="attackers at once")
     a.add_argument("--rss-max-mib", type=float, default=500, help="more resident memory than this is a failure")
     a.add_argument("--seed", type=int, default=int(time.time()))
     o = a.parse_args()
+    if o.tls and o.program != "serve":
+        a.error("--tls: allowed with --program serve")
     print(f"seed {o.seed}", flush=True)
     rng = random.Random(o.seed)
-    stage = STAGES[o.program](LIMITS[o.limit], rng)
+    stage = STAGES[o.program](LIMITS[o.limit], rng, *([True] if o.tls else []))
     good = Good(stage.good)
     good.thread.start()
     wait_for("the first good answer", lambda: good.n > 0, PATIENCE_S)
