@@ -37,6 +37,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/common/counters.h"
 #include "app/serve/common/limits.h"
+#include "app/serve/config/keyring.h"
 #include "app/serve/data/choices.h"
 #include "app/serve/data/decisions.h"
 #include "app/serve/data/loop.h"
@@ -150,6 +151,7 @@ struct serve {
     struct kvr_http_shared http, admin_http; /* of the data port, of the admin port */
     struct kvr_http_server *admin;
     struct kvr_access *access;           /* who may use it */
+    struct keyrings keyrings;            /* who may use the data port */
     struct kvr_tls_ctx *tls, *admin_tls; /* of the data port, of the admin port; NULL: plain */
     uint64_t doors_due_ms;               /* main loop's; doors.h */
     size_t admin_connections;            /* most at once */

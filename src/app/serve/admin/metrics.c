@@ -344,6 +344,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     kvr_recorder_metrics(s->recorder, b);
     kvr_view_store_metrics(s->store, b);
     kvr_http_shared_metrics((struct kvr_http_port[]){{"admin", &s->admin_http}, {"data", &s->http}}, s->o->select_only ? 1 : 2, b);
+    keyrings_metrics(s, b);
     doors_metrics(s, b);
     replicas_metrics(s, b);
     served_metrics(s, b);
