@@ -201,7 +201,9 @@ struct kvr_router_request {
     struct kvr_worker pin;
 
     /* Waiting (kvr_router_submit). */
-    bool do_not_queue; /* -KVR_EBUSY instead */
+    bool do_not_queue;    /* -KVR_EBUSY instead */
+    uint64_t tenant;      /* whose it is (kvroute/queue.h); 0: nobody's */
+    double tenant_weight; /* its share; 0: 1 */
     double priority_jump;
     uint32_t strict_priority;
     const char *policy_class;

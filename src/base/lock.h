@@ -55,6 +55,7 @@
     X(PRODUCE, "an answer that is produced")                                                                                               \
     X(KEYRING, "API keys in force")                                                                                                        \
     X(KEY_USE, "what an API key uses")                                                                                                     \
+    X(ADDRESSES, "connections by address")                                                                                                 \
     X(ACCESS, "keys of a port")                                                                                                            \
     X(TLS_TRUST, "trusted certificates")                                                                                                   \
     X(TLS, "a TLS connection")                                                                                                             \

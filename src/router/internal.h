@@ -163,6 +163,7 @@ long kvr__taint(const struct kvr_router *r, const char *name);
 void kvr__look_at_turnover(struct kvr_router *r);
 
 /* waiting.c; under the lock */
+bool kvr__class_waits(const struct kvr_class_config *c);
 void kvr__dispatch(struct kvr_router *r);
 
 #endif

@@ -11,9 +11,14 @@
 
 #include "router/internal.h"
 
-static bool class_waits(const struct kvr_class_config *c)
+static bool waits_for_prefill(const struct kvr_class_config *c)
 {
     return c->busy_tokens >= 0 || c->busy_frac >= 0;
+}
+
+bool kvr__class_waits(const struct kvr_class_config *c)
+{
+    return waits_for_prefill(c) || c->busy_requests > 0;
 }
 
 static bool rank_is_busy(const struct kvr_router *r, const struct kvr_class_config *cls, uint32_t slot, uint64_t now)
@@ -22,6 +27,8 @@ static bool rank_is_busy(const struct kvr_router *r, const struct kvr_class_conf
     struct kvr_rank_load l = {0};
     kvr_load_get(r->load, slot, now, &l);
     double prefill = (double)l.active_prefill_tokens;
+    if (cls->busy_requests > 0 && (double)l.active_requests >= cls->busy_requests) return true;
+    if (!r->config.cost.track_prefill_tokens) return false;
     return (cls->busy_tokens >= 0 && prefill > cls->busy_tokens) || (cls->busy_frac >= 0 && prefill > cls->busy_frac * batch);
 }
 
@@ -48,7 +55,7 @@ static bool all_busy(struct kvr_router *r, struct kvr_router_ctx *c, const struc
     struct kvr_router_request hard = *rq;
     size_t n;
     hard.preferred = false; /* a preference does not make a request wait for one rank */
-    if (!class_waits(cls) || !r->config.cost.track_prefill_tokens) return false;
+    if (!kvr__class_waits(cls) || (cls->busy_requests <= 0 && !r->config.cost.track_prefill_tokens)) return false;
     if (kvr__reserve_ranks(c, kvr_load_slots(r->load)) || kvr__eligible(r, c, &hard, &n, &ignored)) return false;
     return pool_is_busy(r, c, cls, n, now);
 }
@@ -78,7 +85,9 @@ static int park(struct kvr_router *r, const struct kvr_router_request *rq, const
                                       .priority_jump = rq->priority_jump,
                                       .isl = p->isl,
                                       .cached = cached,
-                                      .arrived_ns = p->start_ns};
+                                      .arrived_ns = p->start_ns,
+                                      .tenant = rq->tenant,
+                                      .tenant_weight = rq->tenant_weight};
     int rc = kvr_queue_push(r->queue, class_at, r->workers_used, &t->item, rejection);
     if (rc) return rc;
     t->parked = true;
@@ -110,7 +119,7 @@ static int admit_or_park(struct kvr_router *r, struct kvr_router_ctx *c, const s
     const struct kvr_class_config *cls = kvr_queue_class_config(r->queue, at);
     struct kvr_class_stats st;
     kvr_queue_stats(r->queue, at, &st);
-    bool wait = class_waits(cls) && (st.requests > 0 || all_busy(r, c, rq, cls, now));
+    bool wait = kvr__class_waits(cls) && (st.requests > 0 || all_busy(r, c, rq, cls, now));
     if (!wait) return kvr__schedule(r, c, rq, p, res);
     return rq->do_not_queue ? -KVR_EBUSY : park(r, rq, p, at, cached, t, rejection);
 }

@@ -2,6 +2,7 @@
 """How much a key, and a model, may use: rates, tokens, requests at once, sizes; over all data loops together."""
 import concurrent.futures
 import json
+import socket
 
 import pytest
 
@@ -118,7 +119,6 @@ def test_so_many_requests_at_once_and_no_more(limited, slow, whose):
 
 
 def test_clients_that_leave_free_their_place(limited, slow):
-    import socket
     s = limited("max_concurrent: 1", "--no-router-kv-events", workers=[f"http://127.0.0.1:{slow.port},model=small"])
     body = json.dumps({"model": "small", "prompt": [1, 2, 3], "stream": True})
     for _ in range(5):
@@ -153,3 +153,48 @@ def test_defaults_are_of_keys_that_do_not_say(start, tmp_path):
     for key, n in (("first-secret-key", 1), ("second-secret-key", 3)):
         got = [s.complete([1], model="small", headers={"x-api-key": key}).status for _ in range(5)]
         assert got == [200] * n + [429] * (5 - n)
+
+
+# ---- connections of an address
+
+def connect(s, source="127.0.0.1"):
+    c = socket.create_connection(("127.0.0.1", s.port), source_address=(source, 0))
+    c.settimeout(10)
+    return c
+
+
+def answers(c):
+    try:
+        c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        return c.recv(100).startswith(b"HTTP/1.1 200")
+    except OSError:
+        return False
+
+
+def test_an_address_has_so_many_connections_over_all_loops(start):
+    s = start(Serve, [], "--max-connections-per-address", 20, "--threads", 3, ready=False)
+    open_ = []
+
+    def full():
+        c = connect(s)
+        ok = answers(c)
+        open_.append(c) if ok else c.close()
+        return not ok
+    wait_for("no more", full)
+    assert len(open_) == 20
+    other = connect(s, "127.0.0.2")
+    assert answers(other)
+    assert s.metric("http_address_connections_refused_total", port="data") >= 1
+    open_.pop().close()
+    wait_for("room again", lambda: not full())
+    assert len(open_) == 20
+    for c in [*open_, other]:
+        c.close()
+
+
+def test_without_a_limit_an_address_has_any_number(start):
+    s = start(Serve, [], ready=False)
+    open_ = [connect(s) for _ in range(60)]
+    assert all(answers(c) for c in open_)
+    for c in open_:
+        c.close()

@@ -345,6 +345,7 @@ static void serve_free(struct serve *s)
     kvr_json_parser_free(s->json);
     kvr_access_destroy(s->access);
     keyrings_close(s);
+    kvr_addresses_destroy(&s->addresses);
     kvr_tls_ctx_free(s->tls);
     kvr_tls_ctx_free(s->admin_tls);
     kvr_keys_free(s->remote_keys);
@@ -375,6 +376,8 @@ static struct serve *serve_new(const struct serve_options *o)
     kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
     kvr_lock_init(&s->roster_lock, KVR_LOCK_ROSTER);
     kvr_lock_init(&s->keyrings.lock, KVR_LOCK_KEYRING);
+    kvr_addresses_init(&s->addresses, o->address_connections);
+    if (o->address_connections) s->http.addresses = &s->addresses;
     metrics_init(&s->metrics);
     atomic_store(&s->mode, o->mode);
     s->started_ms = now_ms();

@@ -65,6 +65,7 @@
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/worker_key.h"
 #include "net/http/access.h"
+#include "net/http/addresses.h"
 #include "net/http/http.h"
 #include "net/http/jobs.h"
 #include "net/http/json_body.h"
@@ -149,6 +150,7 @@ struct serve {
     size_t loops_n;
     uv_loop_t main_loop;
     struct kvr_http_shared http, admin_http; /* of the data port, of the admin port */
+    struct kvr_addresses addresses;          /* of the data port */
     struct kvr_http_server *admin;
     struct kvr_access *access;           /* who may use it */
     struct keyrings keyrings;            /* who may use the data port */
