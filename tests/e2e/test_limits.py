@@ -74,6 +74,11 @@ def test_tokens_are_taken_and_put_right_when_usage_is_known(limited):
     used = usage["prompt_tokens"] + usage["completion_tokens"]
     wait_for("put right", lambda: round(use_of(s)["tokens_left"]) == 1000 - used)
     assert (use_of(s)["tokens_in"], use_of(s)["tokens_out"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    a = call(s.port, "POST", "/v1/completions", {"model": "small", "prompt": [7] * 50}, AUTH)  # it does not say how much it wants
+    assert a.headers["x-ratelimit-remaining-tokens"] == str(1000 - used - 50)
+    used += a.json()["usage"]["prompt_tokens"] + a.json()["usage"]["completion_tokens"]
+    assert used > 650
+    wait_for("put right", lambda: round(use_of(s)["tokens_left"]) == 1000 - used)
     refused(ask(s, 100, max_tokens=900 - used + 1), 429, "rate_limit_exceeded", "tokens_per_second is 0.001")
     assert round(use_of(s)["tokens_left"]) == 1000 - used  # a refused one takes nothing
 
