@@ -201,8 +201,10 @@ struct kvr_router_request {
     struct kvr_worker pin;
 
     /* Waiting (kvr_router_submit). */
-    bool do_not_queue;    /* -KVR_EBUSY instead */
-    uint64_t tenant;      /* whose it is (kvroute/queue.h); 0: nobody's */
+    bool do_not_queue; /* -KVR_EBUSY instead */
+    /* Whose it is (kvroute/queue.h); 0: nobody's. A tenant's request that has waited is sent to no rank that is busy for its class, where
+     * others are not: it would wait there for those that another tenant has sent. */
+    uint64_t tenant;
     double tenant_weight; /* its share; 0: 1 */
     double priority_jump;
     uint32_t strict_priority;

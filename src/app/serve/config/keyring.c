@@ -48,8 +48,8 @@ static struct kvr_bucket *bucket_of(struct key_use *u, enum key_bucket which)
 
 bool key_use_enter(struct key_use *u, const struct key_limits *l)
 {
-    uint64_t others = atomic_fetch_add(&u->under_way, 1);
-    if (!l->max_concurrent || others < l->max_concurrent) return true;
+    uint64_t ahead = atomic_fetch_add(&u->under_way, 1);
+    if (!l->max_concurrent || ahead < l->max_concurrent) return true;
     atomic_fetch_sub(&u->under_way, 1);
     return false;
 }
