@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of the data port (--api-key-file): who may use it, which models, and where a key goes and does not go."""
+import collections
+import concurrent.futures
 import hashlib
 import json
 import signal
 import subprocess
+import threading
 
 import pytest
 
 from conftest import BINARY, Mock, Serve, call, free_ports, wait_for
-from leg_parts import Leg
+from leg_parts import Leg, answer, handoff
 
 ALICE, BOB = "alices-secret-key", "bobs-secret-key"
 BASIC = f"""
@@ -139,6 +142,22 @@ def test_a_clients_key_does_not_reach_a_worker(start, keys, engine, workers_key)
         assert h.get("authorization") == ("Bearer the-workers-key" if workers_key else None)
 
 
+def test_a_clients_key_reaches_neither_of_two_legs(start, keys):
+    p, d = Leg(lambda n, body: (200, handoff())), Leg(lambda n, body: (200, answer()))
+    p.models = d.models = ["small"]
+    try:
+        s = start(Serve, [p.spec("prefill", "id=1", "api-key=key-of-prefill"), d.spec("decode", "id=2")], "--no-router-kv-events", "--tokenizer", "bytes", "--api-key-file", keys)
+        wait_for("both up", lambda: all(w["status"] == "up" for w in s.get("/workers")))
+        a = s.complete("a prompt " * 20, model="small", headers=CREDENTIALS)
+        assert a.status == 200 and a.headers["x-kvroute-disagg"] == "remote", (a.body, a.headers)
+        for leg, own in ((p, "Bearer key-of-prefill"), (d, None)):
+            head = heads_of(leg)[-1]
+            assert ALICE not in json.dumps(head) and head.get("authorization") == own, head
+    finally:
+        p.close()
+        d.close()
+
+
 def test_a_clients_key_is_sent_on_where_the_operator_says_so(start, keys, engine):
     e = engine()
     s = start(Serve, [f"http://127.0.0.1:{e.port},model=small,api-key=the-workers-key"], "--no-router-kv-events", "--api-key-file", keys, "--forward-client-key")
@@ -216,3 +235,23 @@ def test_a_wrong_file_is_an_error_at_the_start(tmp_path, text, said):
     p = subprocess.run([BINARY, "serve", "--port", str(free_ports()), "--admin-port", str(free_ports()), "--api-key-file", str(path)], capture_output=True, text=True, timeout=60)
     assert p.returncode == 1 and f"--api-key-file: {path}{said}" in p.stderr, p.stderr
     assert "long-enough" not in p.stderr
+
+
+def test_requests_go_on_while_the_file_is_read_again_and_again(served, keys):
+    over = threading.Event()
+
+    def ask(key):
+        got = collections.Counter()
+        while not over.is_set():
+            got[served.complete([1, 2, 3], model="small", headers=bearer(key)).status] += 1
+        return got
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        sent = [pool.submit(ask, key) for key in (ALICE, BOB, ALICE, BOB)]
+        try:
+            for i in range(60):
+                keys.write_text(BASIC + f"  - {{name: extra{i}, key: an-extra-key-{i}, requests_per_second: {i + 1}}}\n")
+                assert served.post("/api_keys/reload", None).status == 200
+        finally:
+            over.set()
+        assert all(set(f.result()) == {200} for f in sent)
+    wait_for("at rest", lambda: all(k["use"]["concurrent"] == 0 for k in served.get("/api_keys")["keys"]))
