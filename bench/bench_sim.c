@@ -9,30 +9,35 @@
 
 enum { LIST_MAX = 128 };
 
+enum list { ALL, TREATMENTS, CROWDS };
+
 struct form {
     const char *name;
     void (*head)(const struct sim_policy *const *policies, size_t n);
     void (*scene)(const struct sim_scene *scene, const struct sim_comparison *c);
-    bool treatments; /* of scenes and policies that are named nowhere, these are meant */
+    enum list list; /* of scenes and policies, where none are named */
 };
 
 struct options {
     const char *scenes, *policies, *trace;
     const struct form *form;
     uint64_t seeds, first, routers, threads;
-    double tell_ms, stall_weight, transfer_bytes;
+    double tell_ms, stall_weight, transfer_bytes, queue_frac;
 };
 
 static const char usage[] =
     "usage: bench_sim [--scenes NAME,...] [--policies NAME,...] [--seeds N] [--first SEED] [--trace FILE]\n"
-    "                 [--routers N] [--tell-ms MS] [--threads N] [--form rows|columns|treatments]\n"
-    "                 [--stall-weight W] [--transfer-bytes PER_SECOND]\n\n"
+    "                 [--routers N] [--tell-ms MS] [--threads N] [--form rows|columns|treatments|tenants]\n"
+    "                 [--stall-weight W] [--transfer-bytes PER_SECOND] [--queue-frac SHARE]\n\n"
     "Prints a table of Markdown. Times are milliseconds, +- is a 95 %% interval over seeds. The last columns compare\n"
     "within each seed with the policy of the least mean time to the first token. --form columns: a row for each scene,\n"
     "mean and p99 of the time to the first token and the median of the whole. Scenes that replay a trace are left out\n"
     "without --trace. --form treatments: one leg or two, by default with the scenes and policies that are listed last;\n"
     "good answers a second (those within the scene's limits), time to the first token, time between tokens (p50 / p99),\n"
     "whole requests; then the policies after the first two against the better of these, within each seed.\n"
+    "--form tenants: what a flood of one tenant does to the time to the first token of another: mean, p50, p99 (against\n"
+    "alone, within each seed), and the flood's requests a second; by default with the scenes and policies of tenants.\n"
+    "--queue-frac: a rank is busy with more prompt tokens than this share of a pass.\n"
     "--stall-weight is that of least_delay, --transfer-bytes the speed of each worker's link.\n\n";
 
 static void list_scenes(const struct sim_scene *list, size_t n)
@@ -53,6 +58,9 @@ static int help(void)
     list_scenes(sim_leg_scenes, sim_leg_scenes_n);
     for (size_t i = 0; i < sim_treatments_n; i++)
         printf("  %-16s %s\n", sim_policy_name(sim_treatment_at(i)), sim_policy_meaning(sim_treatment_at(i)));
+    printf("\n");
+    list_scenes(sim_crowd_scenes, sim_crowd_scenes_n);
+    for (size_t i = 0; i < sim_crowds_n; i++) printf("  %-16s %s\n", sim_policy_name(sim_crowd_at(i)), sim_policy_meaning(sim_crowd_at(i)));
     return 0;
 }
 
@@ -157,10 +165,32 @@ static void print_treatments(const struct sim_scene *scene, const struct sim_com
     fflush(stdout);
 }
 
+static void head_tenants(const struct sim_policy *const *policies, size_t n)
+{
+    (void)policies;
+    (void)n;
+    printf("| scene | policy | TTFT mean | p50 | p99 | p99 / alone | flood, requests/s |\n|---|---|---:|---:|---:|---:|---:|\n");
+}
+
+/* The first policy is what the others are compared with. */
+static void print_tenants(const struct sim_scene *scene, const struct sim_comparison *c)
+{
+    size_t n = c->seeds;
+    for (size_t p = 0; p < c->policies_n; p++) {
+        const struct sim_result *r = sim_results_of(c, p);
+        struct sim_ratio to = sim_ratio(r, sim_results_of(c, 0), n, SIM_TTFT_P99);
+        printf("| %s | %s | %.1f | %.1f | %.1f | %.2f (%.2f-%.2f) | %.1f |\n", p ? "" : scene->name, sim_policy_name(c->policies[p]),
+               sim_figure(r, n, SIM_TTFT_MEAN).value, sim_figure(r, n, SIM_TTFT_P50).value, sim_figure(r, n, SIM_TTFT_P99).value, to.value,
+               to.low, to.high, sim_figure(r, n, SIM_OTHERS).value);
+    }
+    fflush(stdout);
+}
+
 static const struct form forms[] = {
-    {"rows", head_rows, print_rows, false},
-    {"columns", head_columns, print_columns, false},
-    {"treatments", head_treatments, print_treatments, true},
+    {"rows", head_rows, print_rows, ALL},
+    {"columns", head_columns, print_columns, ALL},
+    {"treatments", head_treatments, print_treatments, TREATMENTS},
+    {"tenants", head_tenants, print_tenants, CROWDS},
 };
 
 static const struct form *find_form(const char *name)
@@ -182,9 +212,10 @@ static int read_options(int argc, char **argv, struct options *o)
         else if (!strcmp(name, "--trace")) o->trace = value;
         else if (!strcmp(name, "--form")) {
             o->form = find_form(value);
-            if (!o->form) return bad(name, value, "rows, columns, treatments");
+            if (!o->form) return bad(name, value, "rows, columns, treatments, tenants");
         } else if (!strcmp(name, "--tell-ms")) o->tell_ms = strtod(value, NULL);
         else if (!strcmp(name, "--stall-weight")) o->stall_weight = strtod(value, NULL);
+        else if (!strcmp(name, "--queue-frac")) o->queue_frac = strtod(value, NULL);
         else if (!strcmp(name, "--transfer-bytes")) o->transfer_bytes = strtod(value, NULL);
         else if (!strcmp(name, "--seeds")) {
             if (!kvr_parse_u64(value, strlen(value), 1000, &o->seeds) || !o->seeds) return bad(name, value, "1 to 1000");
@@ -201,11 +232,15 @@ static int read_options(int argc, char **argv, struct options *o)
     return 0;
 }
 
-static size_t read_policies(const char *names, bool treatments, const struct sim_policy *list[LIST_MAX])
+static size_t read_policies(const char *names, enum list of, const struct sim_policy *list[LIST_MAX])
 {
-    size_t n = 0, all = treatments ? sim_treatments_n : sim_policies_n;
+    const struct {
+        size_t n;
+        const struct sim_policy *(*at)(size_t i);
+    } lists[] = {{sim_policies_n, sim_policy_at}, {sim_treatments_n, sim_treatment_at}, {sim_crowds_n, sim_crowd_at}};
+    size_t n = 0;
     if (!names)
-        for (; n < all; n++) list[n] = treatments ? sim_treatment_at(n) : sim_policy_at(n);
+        for (; n < lists[of].n; n++) list[n] = lists[of].at(n);
     for (size_t len; names && *names && n < LIST_MAX; names += len + (names[len] == ',')) {
         len = strcspn(names, ",");
         list[n] = sim_policy_find(names, len);
@@ -216,8 +251,12 @@ static size_t read_policies(const char *names, bool treatments, const struct sim
 
 static size_t read_scenes(const char *names, const struct options *o, const struct sim_scene *list[LIST_MAX])
 {
-    const struct sim_scene *from = o->form->treatments ? sim_leg_scenes : sim_scenes;
-    size_t n = 0, all = o->form->treatments ? sim_leg_scenes_n : sim_scenes_n;
+    const struct {
+        size_t n;
+        const struct sim_scene *list;
+    } lists[] = {{sim_scenes_n, sim_scenes}, {sim_leg_scenes_n, sim_leg_scenes}, {sim_crowd_scenes_n, sim_crowd_scenes}};
+    const struct sim_scene *from = lists[o->form->list].list;
+    size_t n = 0, all = lists[o->form->list].n;
     for (size_t i = 0; !names && i < all; i++)
         if (o->trace || !sim_scene_needs_trace(&from[i])) list[n++] = &from[i];
     for (size_t len; names && *names && n < LIST_MAX; names += len + (names[len] == ',')) {
@@ -235,6 +274,7 @@ int main(int argc, char **argv)
                         .first = 1,
                         .tell_ms = -1,
                         .stall_weight = -1,
+                        .queue_frac = -1,
                         .threads = (uint64_t)KVR_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L)};
     const struct sim_policy *policies[LIST_MAX];
     const struct sim_scene *scenes[LIST_MAX];
@@ -242,7 +282,7 @@ int main(int argc, char **argv)
     int rc = read_options(argc, argv, &o);
     if (rc == 1) return help();
     if (rc) return rc;
-    size_t policies_n = read_policies(o.policies, o.form->treatments, policies), scenes_n = read_scenes(o.scenes, &o, scenes);
+    size_t policies_n = read_policies(o.policies, o.form->list, policies), scenes_n = read_scenes(o.scenes, &o, scenes);
     if (!policies_n) return bad("--policies", o.policies, "names of --help");
     if (!scenes_n) return bad("--scenes", o.scenes, "names of --help");
     o.form->head(policies, policies_n);
@@ -253,6 +293,7 @@ int main(int argc, char **argv)
         if (o.routers) base.routers = (uint32_t)o.routers;
         if (o.tell_ms >= 0) base.tell_ms = o.tell_ms;
         base.stall_weight = o.stall_weight;
+        if (o.queue_frac >= 0) base.queue_frac = o.queue_frac;
         if (o.transfer_bytes > 0) base.transfer_bytes_s = o.transfer_bytes;
         struct sim_plan plan = {.base = &base,
                                 .policies = policies,

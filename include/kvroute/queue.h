@@ -7,8 +7,15 @@
  *
  *     request -> class (by name and by how much of it is not cached)
  *                  |
- *                  +-- shared lane        ordered by (strict priority, score, arrival)
- *                  +-- lane of pin 7/0    pinned requests wait for their rank only and block nobody else
+ *                  +-- shared lane        a flow for each tenant, ordered by (strict priority, score, arrival)
+ *                  +-- lane of pin 7/0    the same: pinned requests wait for their rank only and block nobody else
+ *
+ * Tenants. Inside a class those whose requests wait share by their weights, in uncached tokens: each has a clock, which goes on by
+ * tokens / weight with each request of its that is handed out, and the one that is least far goes next (start-time fair queueing). Who
+ * begins to wait begins where the class is, so having been silent saves nothing up; who has had much comes back where it was, so that one
+ * large request at a time is no way around it. The class is set to the beginning when nobody waits in it any more. Priorities, scores and
+ * ageing order the requests of one tenant, never those of two: a tenant cannot raise itself above another. Requests that name no tenant
+ * are one. Of a lane the next 4 tenants are looked at, so that one whose request cannot go yet does not hold the others up.
  *
  * Score, computed once at arrival; j = priority jump (at least 0), t = seconds since the queue was made:
  *
@@ -22,7 +29,8 @@
  *
  * This is data only: who is busy, when to look again and what happens to a request is the caller's (kvroute/router.h).
  *
- * Threads: none; the caller serialises. Memory: one pointer per waiting request, plus the items, which are the caller's.
+ * Threads: none; the caller serialises. Memory: one pointer per waiting request, some 150 bytes per waiting tenant, plus the items, which
+ * are the caller's.
  */
 #ifndef KVROUTE_QUEUE_H
 #define KVROUTE_QUEUE_H
@@ -34,6 +42,8 @@
 extern "C" {
 #endif
 
+/* Tenants of a class beyond this many at once count as the one without a name. */
+enum { KVR_TENANTS_MAX = 4096 };
 enum { KVR_CLASSES_MAX = 64, KVR_BUCKETS_MAX = 16, KVR_CLASS_NAME_MAX = 64 };
 
 enum kvr_queue_policy { KVR_QUEUE_FCFS, KVR_QUEUE_LCFS, KVR_QUEUE_WSPT };
@@ -48,7 +58,8 @@ struct kvr_class_config {
     double busy_worker_ratio;   /* (0, 1]: the pool is busy when that share of the eligible ranks is; default 1 */
     double requests_per_worker; /* limits on what waits; negative: none */
     double raw_isl_per_worker, cached_tokens_per_worker;
-    uint64_t ageing_ns; /* 0: off */
+    uint64_t ageing_ns;   /* 0: off */
+    double busy_requests; /* a rank with at least so many requests is busy, whatever they do; 0 or less: not set */
 };
 
 struct kvr_policy {
@@ -78,11 +89,13 @@ struct kvr_queue_item {
     double priority_jump;
     uint64_t isl, cached; /* tokens */
     uint64_t arrived_ns;
+    uint64_t tenant;      /* 0: none */
+    double tenant_weight; /* its share; 0: 1. The last one that was pushed counts */
     /* ---- */
     double score;
     uint64_t sequence;
     uint32_t class_at;
-    struct kvr_lane *lane;
+    struct kvr_flow *flow;
     size_t heap_at;
     struct kvr_queue_item *older, *newer;
 };
@@ -126,6 +139,8 @@ struct kvr_class_stats {
     uint64_t requests, isl_tokens, cached_tokens; /* waiting now */
     uint64_t rejected[4];                         /* by enum kvr_queue_limit */
     uint64_t queued_total;
+    uint64_t tenants;              /* that wait now */
+    uint64_t tenants_merged_total; /* requests of tenants beyond KVR_TENANTS_MAX */
 };
 KVR_API size_t kvr_queue_classes(const struct kvr_queue *queue);
 KVR_API void kvr_queue_stats(const struct kvr_queue *queue, size_t class_at, struct kvr_class_stats *out);

@@ -53,6 +53,9 @@
     X(RECOVERY, "recoveries that are asked for")                                                                                           \
     X(RECORDER, "recorded events")                                                                                                         \
     X(PRODUCE, "an answer that is produced")                                                                                               \
+    X(KEYRING, "API keys in force")                                                                                                        \
+    X(KEY_USE, "what an API key uses")                                                                                                     \
+    X(ADDRESSES, "connections by address")                                                                                                 \
     X(ACCESS, "keys of a port")                                                                                                            \
     X(TLS_TRUST, "trusted certificates")                                                                                                   \
     X(TLS, "a TLS connection")                                                                                                             \

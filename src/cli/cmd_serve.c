@@ -126,6 +126,8 @@ struct serve_cli {
             "prune down to this share of the tree size"),                                                                                  \
         DBL("router-queue-threshold", queue_threshold, "-1", -1, ANY, "DYN_ROUTER_QUEUE_THRESHOLD",                                        \
             "requests wait while every rank has more prefill tokens than this times max-num-batched-tokens; -1 = off"),                    \
+        NUM("router-queue-requests", queue_requests, "0", 0, 1e9, NULL,                                                                    \
+            "requests wait while every rank has so many under way, or is busy by router-queue-threshold; 0 = off"),                        \
         ENU("router-queue-policy", queue_policy, "fcfs", "fcfs|lcfs|wspt", "DYN_ROUTER_QUEUE_POLICY", "order of waiting requests"),        \
         DBL("router-queue-ageing-secs", queue_ageing, "0", 0, 31536000, NULL,                                                              \
             "what has waited this long goes first, whatever the order (bounds the starvation of wspt); 0 = off"),                          \
@@ -312,8 +314,14 @@ static const struct option_row serve_rows[] = {
     SIZ("max-prompt-text", max_prompt_text, "8MiB", NULL,
         "longest prompt text that is turned into byte tokens (--tokenizer bytes); a longer one is refused with 413"),
     HTTP_ROWS,
+    STR("api-key-file", api_key_file, NULL, "FILE", NULL,
+        "YAML file of API keys and their limits (docs/keys.md); the data port then needs one, but for /health and /ready"),
+    BOO("forward-client-key", forward_client_key, "false", NULL,
+        "with --api-key-file: send the client's key on to workers; without, they get their own (api-key=) or none"),
     NUM("max-connections", max_connections, "16384", 1, 1e6, NULL,
         "client connections per loop; fewer when the process may not open two descriptors for each"),
+    NUM("max-connections-per-address", address_connections, "0", 0, 1e6, NULL,
+        "client connections of one address (IPv6: of one /64) over all loops; more are closed at once; 0 = off"),
     LOG_ROWS(AT(log)),
 };
 
@@ -447,6 +455,8 @@ static int cross_checks(const char *command, const struct serve_options *o)
         return fail(command, "router-predicted-ttl-secs needs router-kv-overlap-score-credit above 0");
     if (o->predicted_ttl_secs < 0 && o->predicted_ttl_secs != -1)
         return fail(command, "router-predicted-ttl-secs: allowed: -1, or a number >= 0");
+    if (o->policy_config && o->queue_requests)
+        return fail(command, "router-policy-config and router-queue-requests exclude each other: thresholds are in the file");
     if (o->policy_config && o->queue_threshold >= 0)
         return fail(command, "router-policy-config and router-queue-threshold exclude each other: thresholds are in the file");
     if (o->shared_cache_type)

@@ -47,9 +47,10 @@ static int check_class(const struct kvr_class_config *c, char *err, size_t cap)
     if ((unsigned)c->policy > KVR_QUEUE_WSPT) REFUSE("class %s: queue_policy must be fcfs, lcfs or wspt", c->name);
     if (!(c->quantum > 0 && isfinite(c->quantum))) REFUSE("class %s: quantum must be above 0", c->name);
     if (!(c->busy_worker_ratio > 0 && c->busy_worker_ratio <= 1)) REFUSE("class %s: busy_worker_ratio must be in (0, 1]", c->name);
-    if (c->busy_worker_ratio < 1 && c->busy_tokens < 0 && c->busy_frac < 0)
-        REFUSE("class %s: busy_worker_ratio needs prefill_busy_threshold or prefill_busy_threshold_frac", c->name);
-    const double finite[] = {c->busy_tokens, c->busy_frac, c->requests_per_worker, c->raw_isl_per_worker, c->cached_tokens_per_worker};
+    if (c->busy_worker_ratio < 1 && c->busy_tokens < 0 && c->busy_frac < 0 && c->busy_requests <= 0)
+        REFUSE("class %s: busy_worker_ratio needs prefill_busy_threshold, prefill_busy_threshold_frac or request_busy_threshold", c->name);
+    const double finite[] = {c->busy_tokens,  c->busy_frac, c->requests_per_worker, c->raw_isl_per_worker, c->cached_tokens_per_worker,
+                             c->busy_requests};
     for (size_t i = 0; i < KVR_ARRAY_LEN(finite); i++)
         if (!isfinite(finite[i])) REFUSE("class %s: thresholds and limits must be finite numbers", c->name);
     return 0;

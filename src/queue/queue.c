@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lanes are binary heaps of item pointers (an item knows its place, so it can leave from the middle) and, for ageing, a
- * list by arrival. A lane is made when its first item comes and goes with its last, except the shared ones.
+ * class --> tenants, by id, each with its clock            class --> lanes: the shared one, one for each pin
+ *              |                                                       |
+ *              '------------- flows: a tenant's requests in a lane ----'
  *
- * Costs: push, pop and remove are O(log n) in the lane; pop asks `ready` once for the head of every lane that is not empty.
+ * A flow is a binary heap of item pointers (an item knows its place, so it can leave from the middle) and, for ageing, a list by arrival. A
+ * lane is a heap of its flows by their tenants' clocks. Pinned lanes, tenants and their flows come with their first item; flows go with
+ * their last, lanes too, except the shared ones, which keep the flow of requests without a tenant. A tenant that waits for nothing stays as
+ * long as its clock is ahead of its class.
+ *
+ * Costs: push, pop and remove are O(log n) in the flow and O(log tenants) in each lane where the tenant waits, mostly one; pop asks `ready`
+ * for the heads of the first LOOKS flows of every lane that is not empty, at most.
  */
 #include "base/base.h"
 
@@ -11,18 +18,41 @@
 #include <string.h>
 #include <kvroute/queue.h>
 
+enum { LOOKS = 4, TENANT_BUCKETS = 256, SWEEP_FROM = 64 };
+
+struct kvr_tenant {
+    struct kvr_tenant *next; /* of its bucket */
+    uint64_t id;
+    double weight, clock;
+    uint64_t turn; /* who of two with equal clocks has waited longer: the smaller */
+    size_t n;
+    struct kvr_flow *flows;
+};
+
+struct kvr_flow {
+    struct kvr_flow *next, *prev; /* of the tenant */
+    struct kvr_lane *lane;
+    struct kvr_tenant *tenant;
+    struct kvr_queue_item **heap;
+    size_t n, cap, lane_at;
+    struct kvr_queue_item *oldest, *newest;
+};
+
 struct kvr_lane {
     struct kvr_lane *next; /* of the class */
     struct kvr_worker pin;
     bool shared;
-    struct kvr_queue_item **heap;
+    struct kvr_flow nameless; /* of requests without a tenant */
+    struct kvr_flow **flows;  /* a heap of those that are not empty */
     size_t n, cap;
-    struct kvr_queue_item *oldest, *newest;
 };
 
 struct class_state {
     struct kvr_class_config cfg;
     struct kvr_lane shared, *pinned;
+    struct kvr_tenant nameless, **tenants; /* the latter: buckets of the others; NULL: there were none yet */
+    size_t tenants_n, sweep_at;
+    double clock; /* how far the class is */
     struct kvr_class_stats stats;
     double deficit;
     struct kvr_queue_item *head; /* of this pop: the best dispatchable one */
@@ -60,29 +90,68 @@ int kvr_queue_create(const struct kvr_alloc *alloc, const struct kvr_policy *pol
     for (size_t i = 0; i < q->classes_n; i++) {
         classes[i].cfg = policy->classes[i];
         classes[i].shared.shared = true;
+        classes[i].nameless.weight = 1;
+        classes[i].sweep_at = SWEEP_FROM;
     }
     q->mem = mem;
     *out = q;
     return 0;
 }
 
+static void flow_clear(struct kvr_queue *q, struct kvr_flow *f)
+{
+    kvr_mem_put(&q->mem, f->heap, f->cap * sizeof(struct kvr_queue_item *));
+    if (f != &f->lane->nameless) kvr_mem_put(&q->mem, f, sizeof *f);
+}
+
+/* nameless.lane is not set in a lane that was never used. */
 static void lane_clear(struct kvr_queue *q, struct kvr_lane *l)
 {
-    kvr_mem_put(&q->mem, l->heap, l->cap * sizeof(struct kvr_queue_item *));
+    l->nameless.lane = l;
+    for (size_t i = 0; i < l->n; i++)
+        if (l->flows[i] != &l->nameless) flow_clear(q, l->flows[i]);
+    flow_clear(q, &l->nameless);
+    kvr_mem_put(&q->mem, l->flows, l->cap * sizeof(struct kvr_flow *));
+}
+
+/* Those whose clocks are behind that of the class, and that wait for nothing; all: whatever their clocks. */
+static void sweep_tenants(struct kvr_queue *q, struct class_state *c, bool all)
+{
+    for (size_t i = 0; c->tenants && c->tenants_n && i < TENANT_BUCKETS; i++)
+        for (struct kvr_tenant **p = &c->tenants[i]; *p;) {
+            struct kvr_tenant *t = *p;
+            if (t->n || (!all && t->clock > c->clock)) {
+                p = &t->next;
+                continue;
+            }
+            *p = t->next;
+            c->tenants_n--;
+            kvr_mem_put(&q->mem, t, sizeof *t);
+        }
+    c->sweep_at = KVR_MAX(2 * c->tenants_n, (size_t)SWEEP_FROM);
+}
+
+static void class_clear(struct kvr_queue *q, struct class_state *c)
+{
+    lane_clear(q, &c->shared);
+    while (c->pinned) {
+        struct kvr_lane *l = c->pinned;
+        c->pinned = l->next;
+        lane_clear(q, l);
+        kvr_mem_put(&q->mem, l, sizeof *l);
+    }
+    for (size_t i = 0; c->tenants && i < TENANT_BUCKETS; i++)
+        for (struct kvr_tenant *t = c->tenants[i], *next; t; t = next) {
+            next = t->next;
+            kvr_mem_put(&q->mem, t, sizeof *t);
+        }
+    kvr_mem_put(&q->mem, c->tenants, c->tenants ? TENANT_BUCKETS * sizeof(struct kvr_tenant *) : 0);
 }
 
 void kvr_queue_destroy(struct kvr_queue *q)
 {
     if (!q) return;
-    for (size_t i = 0; i < q->classes_n; i++) {
-        lane_clear(q, &q->classes[i].shared);
-        while (q->classes[i].pinned) {
-            struct kvr_lane *l = q->classes[i].pinned;
-            q->classes[i].pinned = l->next;
-            lane_clear(q, l);
-            kvr_mem_put(&q->mem, l, sizeof *l);
-        }
-    }
+    for (size_t i = 0; i < q->classes_n; i++) class_clear(q, &q->classes[i]);
     kvr_mem_put(&q->mem, q->classes, q->classes_n * sizeof *q->classes);
     struct kvr_mem mem = q->mem;
     kvr_mem_put(&mem, q, sizeof *q);
@@ -151,7 +220,7 @@ static enum kvr_queue_limit limit_hit(const struct class_state *c, size_t worker
     return KVR_LIMIT_NONE;
 }
 
-/* ---- heaps ------------------------------------------------------------------------------------------- */
+/* ---- a flow's heap of items -------------------------------------------------------------------------- */
 
 static bool before(const struct kvr_queue_item *a, const struct kvr_queue_item *b)
 {
@@ -160,32 +229,77 @@ static bool before(const struct kvr_queue_item *a, const struct kvr_queue_item *
     return a->sequence < b->sequence;
 }
 
-static void put_at(struct kvr_lane *l, size_t at, struct kvr_queue_item *it)
+static void put_at(struct kvr_flow *f, size_t at, struct kvr_queue_item *it)
 {
-    l->heap[at] = it;
+    f->heap[at] = it;
     it->heap_at = at;
 }
 
-static void sift_up(struct kvr_lane *l, size_t at)
+static void sift_up(struct kvr_flow *f, size_t at)
 {
-    struct kvr_queue_item *it = l->heap[at];
-    for (; at > 0 && before(it, l->heap[(at - 1) / 2]); at = (at - 1) / 2) put_at(l, at, l->heap[(at - 1) / 2]);
-    put_at(l, at, it);
+    struct kvr_queue_item *it = f->heap[at];
+    for (; at > 0 && before(it, f->heap[(at - 1) / 2]); at = (at - 1) / 2) put_at(f, at, f->heap[(at - 1) / 2]);
+    put_at(f, at, it);
 }
 
-static void sift_down(struct kvr_lane *l, size_t at)
+static void sift_down(struct kvr_flow *f, size_t at)
 {
-    struct kvr_queue_item *it = l->heap[at];
+    struct kvr_queue_item *it = f->heap[at];
+    for (;;) {
+        size_t kid = 2 * at + 1;
+        if (kid >= f->n) break;
+        if (kid + 1 < f->n && before(f->heap[kid + 1], f->heap[kid])) kid++;
+        if (!before(f->heap[kid], it)) break;
+        put_at(f, at, f->heap[kid]);
+        at = kid;
+    }
+    put_at(f, at, it);
+}
+
+/* ---- a lane's heap of flows -------------------------------------------------------------------------- */
+
+static bool tenant_first(const struct kvr_tenant *a, const struct kvr_tenant *b)
+{
+    return a->clock != b->clock ? a->clock < b->clock : a->turn < b->turn;
+}
+
+static bool flow_first(const struct kvr_lane *l, size_t a, size_t b)
+{
+    return tenant_first(l->flows[a]->tenant, l->flows[b]->tenant);
+}
+
+static void swap_flows(struct kvr_lane *l, size_t a, size_t b)
+{
+    struct kvr_flow *f = l->flows[a];
+    l->flows[a] = l->flows[b];
+    l->flows[b] = f;
+    l->flows[a]->lane_at = a;
+    l->flows[b]->lane_at = b;
+}
+
+/* Its tenant's clock has changed, or it is new at its place. */
+static void settle_flow(struct kvr_lane *l, size_t at)
+{
+    for (; at > 0 && flow_first(l, at, (at - 1) / 2); at = (at - 1) / 2) swap_flows(l, at, (at - 1) / 2);
     for (;;) {
         size_t kid = 2 * at + 1;
         if (kid >= l->n) break;
-        if (kid + 1 < l->n && before(l->heap[kid + 1], l->heap[kid])) kid++;
-        if (!before(l->heap[kid], it)) break;
-        put_at(l, at, l->heap[kid]);
+        if (kid + 1 < l->n && flow_first(l, kid + 1, kid)) kid++;
+        if (!flow_first(l, kid, at)) break;
+        swap_flows(l, kid, at);
         at = kid;
     }
-    put_at(l, at, it);
 }
+
+static void lane_take_out(struct kvr_lane *l, struct kvr_flow *f)
+{
+    size_t at = f->lane_at, last = --l->n;
+    if (at == last) return;
+    swap_flows(l, at, last);
+    settle_flow(l, at);
+}
+
+/* ---- lanes, tenants and flows come and go ------------------------------------------------------------ */
 
 static struct kvr_lane *lane_for(struct kvr_queue *q, struct class_state *c, const struct kvr_queue_item *it)
 {
@@ -210,6 +324,70 @@ static void lane_drop_if_empty(struct kvr_queue *q, struct class_state *c, struc
     kvr_mem_put(&q->mem, l, sizeof *l);
 }
 
+/* Returns: NULL: no memory. */
+static struct kvr_tenant *tenant_of(struct kvr_queue *q, struct class_state *c, uint64_t id)
+{
+    if (!id) return &c->nameless;
+    if (!c->tenants && !(c->tenants = kvr_mem_zget(&q->mem, TENANT_BUCKETS * sizeof(struct kvr_tenant *)))) return NULL;
+    struct kvr_tenant **bucket = &c->tenants[kvr_mix64_keyed(id, kvr_secret()) % TENANT_BUCKETS];
+    for (struct kvr_tenant *t = *bucket; t; t = t->next)
+        if (t->id == id) return t;
+    if (c->tenants_n >= c->sweep_at || c->tenants_n == KVR_TENANTS_MAX) sweep_tenants(q, c, false);
+    if (c->tenants_n == KVR_TENANTS_MAX) {
+        c->stats.tenants_merged_total++;
+        return &c->nameless;
+    }
+    struct kvr_tenant *t = kvr_mem_zget(&q->mem, sizeof *t);
+    if (!t) return NULL;
+    t->id = id;
+    t->next = *bucket;
+    *bucket = t;
+    c->tenants_n++;
+    return t;
+}
+
+/* Returns: NULL: no memory. */
+static struct kvr_flow *flow_of(struct kvr_queue *q, struct kvr_lane *l, struct kvr_tenant *t, const struct class_state *c)
+{
+    struct kvr_flow *f = &l->nameless;
+    if (t != &c->nameless) {
+        for (f = t->flows; f; f = f->next)
+            if (f->lane == l) return f;
+        if (!(f = kvr_mem_zget(&q->mem, sizeof *f))) return NULL;
+    }
+    f->lane = l;
+    f->tenant = t;
+    return f;
+}
+
+/* An empty flow has its first item: it is in the lane, and its tenant's. */
+static void flow_begin(struct kvr_queue *q, struct class_state *c, struct kvr_flow *f)
+{
+    struct kvr_tenant *t = f->tenant;
+    struct kvr_lane *l = f->lane;
+    if (!t->n) {
+        t->clock = KVR_MAX(t->clock, c->clock);
+        t->turn = q->sequence++;
+        c->stats.tenants++;
+    }
+    f->prev = NULL;
+    f->next = t->flows;
+    if (t->flows) t->flows->prev = f;
+    t->flows = f;
+    f->lane_at = l->n;
+    l->flows[l->n++] = f;
+    settle_flow(l, f->lane_at);
+}
+
+static void flow_end(struct kvr_queue *q, struct kvr_flow *f)
+{
+    struct kvr_tenant *t = f->tenant;
+    lane_take_out(f->lane, f);
+    *(f->prev ? &f->prev->next : &t->flows) = f->next;
+    if (f->next) f->next->prev = f->prev;
+    if (f != &f->lane->nameless) flow_clear(q, f);
+}
+
 /* ---- in and out -------------------------------------------------------------------------------------- */
 
 static uint64_t uncached_of(const struct kvr_queue_item *it)
@@ -222,6 +400,20 @@ static double score_of(const struct kvr_queue *q, enum kvr_queue_policy policy, 
     double j = KVR_MAX(it->priority_jump, 0.0), t = (double)(it->arrived_ns - q->started_ns) / 1e9;
     if (policy == KVR_QUEUE_WSPT) return (1 + j) / (double)uncached_of(it);
     return policy == KVR_QUEUE_LCFS ? j + t : j - t;
+}
+
+/* The flow for an item, with room for it in it and, if it is empty, for it in the lane. Returns: NULL: no memory. */
+static struct kvr_flow *room_for(struct kvr_queue *q, struct class_state *c, struct kvr_lane *l, uint64_t tenant)
+{
+    struct kvr_tenant *t = tenant_of(q, c, tenant);
+    struct kvr_flow *f = t ? flow_of(q, l, t, c) : NULL;
+    if (!f) return NULL;
+    if (kvr_mem_grow(&q->mem, (void **)&f->heap, &f->cap, f->n + 1, sizeof(struct kvr_queue_item *)) ||
+        (!f->n && kvr_mem_grow(&q->mem, (void **)&l->flows, &l->cap, l->n + 1, sizeof(struct kvr_flow *)))) {
+        if (!f->n && f != &l->nameless) flow_clear(q, f);
+        return NULL;
+    }
+    return f;
 }
 
 int kvr_queue_push(struct kvr_queue *q, size_t class_at, size_t workers, struct kvr_queue_item *it, struct kvr_rejection *rejection)
@@ -237,20 +429,24 @@ int kvr_queue_push(struct kvr_queue *q, size_t class_at, size_t workers, struct 
     }
     struct kvr_lane *l = lane_for(q, c, it);
     if (!l) return -KVR_ENOMEM;
-    if (kvr_mem_grow(&q->mem, (void **)&l->heap, &l->cap, l->n + 1, sizeof(struct kvr_queue_item *))) {
+    struct kvr_flow *f = room_for(q, c, l, it->tenant);
+    if (!f) {
         lane_drop_if_empty(q, c, l);
         return -KVR_ENOMEM;
     }
     it->class_at = (uint32_t)class_at;
-    it->lane = l;
+    it->flow = f;
     it->sequence = q->sequence++;
     it->score = score_of(q, c->cfg.policy, it);
+    if (it->tenant && f != &l->nameless) f->tenant->weight = it->tenant_weight > 0 ? it->tenant_weight : 1;
+    if (!f->n) flow_begin(q, c, f);
+    f->tenant->n++;
     it->newer = NULL;
-    it->older = l->newest;
-    *(l->newest ? &l->newest->newer : &l->oldest) = it;
-    l->newest = it;
-    put_at(l, l->n++, it);
-    sift_up(l, it->heap_at);
+    it->older = f->newest;
+    *(f->newest ? &f->newest->newer : &f->oldest) = it;
+    f->newest = it;
+    put_at(f, f->n++, it);
+    sift_up(f, it->heap_at);
     c->stats.requests++;
     c->stats.queued_total++;
     c->stats.isl_tokens += it->isl;
@@ -259,26 +455,38 @@ int kvr_queue_push(struct kvr_queue *q, size_t class_at, size_t workers, struct 
     return 0;
 }
 
+/* Nobody waits: nobody is owed anything. */
+static void class_rests(struct kvr_queue *q, struct class_state *c)
+{
+    c->deficit = 0;
+    c->clock = c->nameless.clock = 0;
+    sweep_tenants(q, c, true);
+}
+
 void kvr_queue_remove(struct kvr_queue *q, struct kvr_queue_item *it)
 {
     struct class_state *c = &q->classes[it->class_at];
-    struct kvr_lane *l = it->lane;
+    struct kvr_flow *f = it->flow;
+    struct kvr_tenant *t = f->tenant;
+    struct kvr_lane *l = f->lane;
     size_t at = it->heap_at;
-    struct kvr_queue_item *moved = l->heap[--l->n];
+    struct kvr_queue_item *moved = f->heap[--f->n];
     if (moved != it) {
-        put_at(l, at, moved);
-        sift_up(l, at);
-        sift_down(l, moved->heap_at);
+        put_at(f, at, moved);
+        sift_up(f, at);
+        sift_down(f, moved->heap_at);
     }
-    *(it->older ? &it->older->newer : &l->oldest) = it->newer;
-    *(it->newer ? &it->newer->older : &l->newest) = it->older;
+    *(it->older ? &it->older->newer : &f->oldest) = it->newer;
+    *(it->newer ? &it->newer->older : &f->newest) = it->older;
     c->stats.requests--;
     c->stats.isl_tokens -= it->isl;
     c->stats.cached_tokens -= it->cached;
+    c->stats.tenants -= --t->n == 0;
     q->len--;
-    it->lane = NULL;
+    it->flow = NULL;
+    if (!f->n) flow_end(q, f);
     lane_drop_if_empty(q, c, l);
-    if (c->stats.requests == 0) c->deficit = 0;
+    if (c->stats.requests == 0) class_rests(q, c);
 }
 
 /* ---- whose turn it is -------------------------------------------------------------------------------- */
@@ -288,10 +496,9 @@ static bool has_aged(const struct class_state *c, const struct kvr_queue_item *i
     return c->cfg.ageing_ns && now > it->arrived_ns && now - it->arrived_ns >= c->cfg.ageing_ns;
 }
 
-static struct kvr_queue_item *lane_head(const struct class_state *c, const struct kvr_lane *l, uint64_t now)
+static struct kvr_queue_item *flow_head(const struct class_state *c, const struct kvr_flow *f, uint64_t now)
 {
-    if (l->n == 0) return NULL;
-    return has_aged(c, l->oldest, now) ? l->oldest : l->heap[0];
+    return has_aged(c, f->oldest, now) ? f->oldest : f->heap[0];
 }
 
 /* Aged ones go first, oldest first. */
@@ -302,16 +509,56 @@ static bool goes_first(const struct class_state *c, const struct kvr_queue_item 
     return aged ? a->sequence < b->sequence : before(a, b);
 }
 
-static struct kvr_queue_item *class_head(const struct class_state *c, uint64_t now,
-                                         bool (*ready)(void *ctx, const struct kvr_queue_item *item), void *ctx)
+/* Who is asked whether an item may go, at what time. */
+struct asked {
+    uint64_t now;
+    bool (*ready)(void *ctx, const struct kvr_queue_item *item);
+    void *ctx;
+};
+
+/* The head of the first flow that may go, of the first LOOKS; NULL: none. `edge` has the places of the heap whose parents were looked at.
+ */
+static struct kvr_queue_item *lane_head(const struct class_state *c, const struct kvr_lane *l, const struct asked *a)
 {
-    struct kvr_queue_item *best = lane_head(c, &c->shared, now);
-    if (best && !ready(ctx, best)) best = NULL;
+    size_t edge[LOOKS + 1] = {0}, n = l->n > 0;
+    for (int looks = 0; n && looks < LOOKS; looks++) {
+        size_t best = 0;
+        for (size_t i = 1; i < n; i++)
+            if (flow_first(l, edge[i], edge[best])) best = i;
+        size_t at = edge[best];
+        struct kvr_queue_item *it = flow_head(c, l->flows[at], a->now);
+        if (a->ready(a->ctx, it)) return it;
+        edge[best] = edge[--n];
+        for (size_t kid = 2 * at + 1; kid <= 2 * at + 2 && kid < l->n; kid++) edge[n++] = kid;
+    }
+    return NULL;
+}
+
+/* Of two lanes: by the clocks of their tenants; of one tenant as within a lane. */
+static bool head_first(const struct class_state *c, const struct kvr_queue_item *a, const struct kvr_queue_item *b, uint64_t now)
+{
+    const struct kvr_tenant *of_a = a->flow->tenant, *of_b = b->flow->tenant;
+    return of_a == of_b ? goes_first(c, a, b, now) : tenant_first(of_a, of_b);
+}
+
+static struct kvr_queue_item *class_head(const struct class_state *c, const struct asked *a)
+{
+    struct kvr_queue_item *best = lane_head(c, &c->shared, a);
     for (const struct kvr_lane *l = c->pinned; l; l = l->next) {
-        struct kvr_queue_item *it = lane_head(c, l, now);
-        if (it && ready(ctx, it) && (!best || goes_first(c, it, best, now))) best = it;
+        struct kvr_queue_item *it = lane_head(c, l, a);
+        if (it && (!best || head_first(c, it, best, a->now))) best = it;
     }
     return best;
+}
+
+/* The tenant is given a request. One that could not go for a while, and is behind, is not given what it has missed. */
+static void charge(struct kvr_queue *q, struct class_state *c, const struct kvr_queue_item *it)
+{
+    struct kvr_tenant *t = it->flow->tenant;
+    c->clock = KVR_MAX(t->clock, c->clock);
+    t->clock = c->clock + (double)uncached_of(it) / t->weight;
+    t->turn = q->sequence++;
+    for (struct kvr_flow *f = t->flows; f; f = f->next) settle_flow(f->lane, f->lane_at);
 }
 
 static struct kvr_queue_item *serve_class(struct kvr_queue *q, size_t at)
@@ -322,6 +569,7 @@ static struct kvr_queue_item *serve_class(struct kvr_queue *q, size_t at)
     q->last = at;
     q->any_served = true;
     q->cursor = (at + 1) % q->classes_n;
+    charge(q, c, it);
     kvr_queue_remove(q, it); /* resets the deficit of a class that is empty now */
     return it;
 }
@@ -350,10 +598,11 @@ static double rounds_needed(const struct kvr_queue *q)
 struct kvr_queue_item *kvr_queue_pop(struct kvr_queue *q, uint64_t now, bool (*ready)(void *ctx, const struct kvr_queue_item *item),
                                      void *ctx)
 {
+    const struct asked asked = {now, ready, ctx};
     bool any = false;
     if (q->len == 0) return NULL;
     for (size_t i = 0; i < q->classes_n; i++) {
-        q->classes[i].head = class_head(&q->classes[i], now, ready, ctx);
+        q->classes[i].head = class_head(&q->classes[i], &asked);
         any |= q->classes[i].head != NULL;
     }
     if (!any) return NULL;
@@ -384,7 +633,7 @@ struct kvr_queue_item *kvr_queue_take_any(struct kvr_queue *q)
         struct class_state *c = &q->classes[i];
         struct kvr_lane *l = c->shared.n ? &c->shared : c->pinned;
         if (!l) continue;
-        struct kvr_queue_item *it = l->oldest;
+        struct kvr_queue_item *it = l->flows[0]->oldest;
         kvr_queue_remove(q, it);
         return it;
     }

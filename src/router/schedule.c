@@ -456,6 +456,8 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     }
     if (calm == 0) return -KVR_EOVERLOADED;
     n = calm;
+    size_t idle = p->calm_for ? kvr__drop_busy(r, c, p->calm_for, n, now) : 0;
+    if (idle) n = idle;
     collect(r, c, rq, p, n, res);
     if (p->cost.kind == KVR_COST_DELAY) want_copies(r, c, p, n, now);
     kvr_cost_of(&p->cost, r->config.block_size, isl, c->candidates, n, c->costs);

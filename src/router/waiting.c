@@ -4,6 +4,10 @@
  * overtakes) or every rank that may serve it is busy. Whenever load goes down the queue hands out what may go now: each is
  * looked up afresh, chosen and booked in one go, so the next one sees its load.
  *
+ * The pool of ranks is busy or not; among the ranks of one that is not, the costs choose, and they may choose one that is busy, for what
+ * is cached there or to keep others free. Where tenants share, that would undo their turns: what is cheap for all may be the queue of an
+ * engine that another tenant has filled. So a tenant's request that has waited goes to ranks that are not busy.
+ *
  * Dispatch runs under the lock with a context of the router's own; hashing a parked prompt again costs what hashing it the
  * first time did, and keeps nothing but the request's own memory while it waits.
  */
@@ -11,9 +15,14 @@
 
 #include "router/internal.h"
 
-static bool class_waits(const struct kvr_class_config *c)
+static bool waits_for_prefill(const struct kvr_class_config *c)
 {
     return c->busy_tokens >= 0 || c->busy_frac >= 0;
+}
+
+bool kvr__class_waits(const struct kvr_class_config *c)
+{
+    return waits_for_prefill(c) || c->busy_requests > 0;
 }
 
 static bool rank_is_busy(const struct kvr_router *r, const struct kvr_class_config *cls, uint32_t slot, uint64_t now)
@@ -22,7 +31,19 @@ static bool rank_is_busy(const struct kvr_router *r, const struct kvr_class_conf
     struct kvr_rank_load l = {0};
     kvr_load_get(r->load, slot, now, &l);
     double prefill = (double)l.active_prefill_tokens;
+    if (cls->busy_requests > 0 && (double)l.active_requests >= cls->busy_requests) return true;
+    if (!r->config.cost.track_prefill_tokens) return false;
     return (cls->busy_tokens >= 0 && prefill > cls->busy_tokens) || (cls->busy_frac >= 0 && prefill > cls->busy_frac * batch);
+}
+
+size_t kvr__drop_busy(const struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_class_config *cls, size_t n, uint64_t now)
+{
+    size_t calm = 0;
+    for (size_t i = 0; i < n; i++) calm += !rank_is_busy(r, cls, c->slots[i], now);
+    if (calm == 0) return 0;
+    for (size_t i = 0, at = 0; i < n; i++)
+        if (!rank_is_busy(r, cls, c->slots[i], now)) c->slots[at++] = c->slots[i];
+    return calm;
 }
 
 /* Whether the ranks in c->slots are, as a pool, busy for that class. */
@@ -48,7 +69,7 @@ static bool all_busy(struct kvr_router *r, struct kvr_router_ctx *c, const struc
     struct kvr_router_request hard = *rq;
     size_t n;
     hard.preferred = false; /* a preference does not make a request wait for one rank */
-    if (!class_waits(cls) || !r->config.cost.track_prefill_tokens) return false;
+    if (!kvr__class_waits(cls) || (cls->busy_requests <= 0 && !r->config.cost.track_prefill_tokens)) return false;
     if (kvr__reserve_ranks(c, kvr_load_slots(r->load)) || kvr__eligible(r, c, &hard, &n, &ignored)) return false;
     return pool_is_busy(r, c, cls, n, now);
 }
@@ -78,7 +99,9 @@ static int park(struct kvr_router *r, const struct kvr_router_request *rq, const
                                       .priority_jump = rq->priority_jump,
                                       .isl = p->isl,
                                       .cached = cached,
-                                      .arrived_ns = p->start_ns};
+                                      .arrived_ns = p->start_ns,
+                                      .tenant = rq->tenant,
+                                      .tenant_weight = rq->tenant_weight};
     int rc = kvr_queue_push(r->queue, class_at, r->workers_used, &t->item, rejection);
     if (rc) return rc;
     t->parked = true;
@@ -110,7 +133,7 @@ static int admit_or_park(struct kvr_router *r, struct kvr_router_ctx *c, const s
     const struct kvr_class_config *cls = kvr_queue_class_config(r->queue, at);
     struct kvr_class_stats st;
     kvr_queue_stats(r->queue, at, &st);
-    bool wait = class_waits(cls) && (st.requests > 0 || all_busy(r, c, rq, cls, now));
+    bool wait = kvr__class_waits(cls) && (st.requests > 0 || all_busy(r, c, rq, cls, now));
     if (!wait) return kvr__schedule(r, c, rq, p, res);
     return rq->do_not_queue ? -KVR_EBUSY : park(r, rq, p, at, cached, t, rejection);
 }
@@ -171,6 +194,7 @@ static void hand_out(struct kvr_router *r, struct kvr_ticket *t, uint64_t now)
     struct kvr_router_result res = {0};
     struct prompt p;
     int rc = kvr__prepare(r, r->dispatch_ctx, t->request, &p);
+    if (t->request->tenant) p.calm_for = kvr_queue_class_config(r->queue, t->item.class_at);
     if (rc == 0) rc = kvr__schedule(r, r->dispatch_ctx, t->request, &p, &res);
     if (rc == 0) kvr__record(r, &p, res.worker);
     res.waited_ns = now - t->item.arrived_ns;

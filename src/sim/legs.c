@@ -52,6 +52,7 @@ int sim_legs_choose(struct sim *s, struct job *j)
     struct sim_ask ask = ask_of(j);
     if (s->cfg.policy->roles && j->leg == SIM_WHOLE_REQUEST) ask.pin = &j->choice.decision.worker;
     if (j->leg == SIM_DECODE_LEG) ask.override = kvr_decode_leg(s->rule.policy != KVR_DISAGG_OFF); /* as the live router */
+    if (s->cfg.policy->crowd != SIM_NO_CROWD) return sim_wait_for_turn(s, j, &ask);
     return sim_routers_choose(j->leg == SIM_PREFILL_LEG ? s->prefill : s->routers, &ask, &j->choice);
 }
 

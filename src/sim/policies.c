@@ -9,7 +9,7 @@
 #include "sim/internal.h"
 
 #define MEGA  (1ULL << 20)
-#define ALIKE false, KVR_DISAGG_OFF /* workers without roles */
+#define ALIKE false, KVR_DISAGG_OFF, SIM_NO_CROWD, 0 /* workers without roles, one tenant */
 
 static const struct sticky_rules sglang = {0.3, 64, 1.5, STICKY_SPREAD, STICKY_LEAST_LOADED, true, 64 * MEGA, 60};
 static const struct sticky_rules smg = {0.3, 64, 1.5, STICKY_MEAN, STICKY_LEAST_USED, false, 64 * MEGA, 60};
@@ -59,9 +59,10 @@ const struct sim_policy *sim_ablation_at(size_t i)
     }
 static const struct sim_policy treatments[] = {
     TREATMENT("one-leg", "all workers alike", ALIKE),
-    TREATMENT("two-legs", "prefill and decode workers, always two legs", true, KVR_DISAGG_OFF),
-    TREATMENT("isl_bounding", "the same, few uncached tokens whole (NVIDIA Dynamo's rule and defaults)", true, KVR_DISAGG_ISL_BOUNDING),
-    TREATMENT("least_delay", "the same, whole where that delays less", true, KVR_DISAGG_LEAST_DELAY),
+    TREATMENT("two-legs", "prefill and decode workers, always two legs", true, KVR_DISAGG_OFF, SIM_NO_CROWD, 0),
+    TREATMENT("isl_bounding", "the same, few uncached tokens whole (NVIDIA Dynamo's rule and defaults)", true, KVR_DISAGG_ISL_BOUNDING,
+              SIM_NO_CROWD, 0),
+    TREATMENT("least_delay", "the same, whole where that delays less", true, KVR_DISAGG_LEAST_DELAY, SIM_NO_CROWD, 0),
 };
 
 const size_t sim_treatments_n = KVR_ARRAY_LEN(treatments);
@@ -69,6 +70,22 @@ const size_t sim_treatments_n = KVR_ARRAY_LEN(treatments);
 const struct sim_policy *sim_treatment_at(size_t i)
 {
     return &treatments[i];
+}
+
+/* Two tenants: the first steady, the other one too many. */
+static const struct sim_policy crowds[] = {
+    TREATMENT("alone", "the first tenant without the other", false, KVR_DISAGG_OFF, SIM_ALONE, 1),
+    TREATMENT("no-queue", "all requests go to the engines at once", false, KVR_DISAGG_OFF, SIM_NO_QUEUE, 1),
+    TREATMENT("one-queue", "a queue at the router, first come, first served", false, KVR_DISAGG_OFF, SIM_ONE_QUEUE, 1),
+    TREATMENT("tenants", "a queue that tenants of equal weight share", false, KVR_DISAGG_OFF, SIM_TENANTS, 1),
+    TREATMENT("tenants-4", "the same, the first tenant with four times the weight", false, KVR_DISAGG_OFF, SIM_TENANTS, 4),
+};
+
+const size_t sim_crowds_n = KVR_ARRAY_LEN(crowds);
+
+const struct sim_policy *sim_crowd_at(size_t i)
+{
+    return &crowds[i];
 }
 
 const size_t sim_policies_n = KVR_ARRAY_LEN(policies);
@@ -89,7 +106,8 @@ const struct sim_policy *sim_policy_find(const char *name, size_t len)
 {
     const struct sim_policy *p = find_in(policies, sim_policies_n, name, len);
     if (!p) p = find_in(ablations, sim_ablations_n, name, len);
-    return p ? p : find_in(treatments, sim_treatments_n, name, len);
+    if (!p) p = find_in(treatments, sim_treatments_n, name, len);
+    return p ? p : find_in(crowds, sim_crowds_n, name, len);
 }
 
 const char *sim_policy_name(const struct sim_policy *p)

@@ -91,6 +91,7 @@ static int create_one(struct sim_routers *r, uint32_t number)
     struct one *o = &r->list[number];
     const struct sim_policy *p = r->cfg.policy;
     struct kvr_router_config c;
+    struct kvr_policy queue;
     *o = (struct one){.all = r, .number = number};
     kvr_router_config_init(&c);
     if (p->predicted_s > 0) {
@@ -105,6 +106,11 @@ static int create_one(struct sim_routers *r, uint32_t number)
     c.mode = p->mode;
     c.cost.kind = p->cost;
     c.track_active_blocks = !r->cfg.prefills;
+    if (r->cfg.queue_tokens >= 0) {
+        kvr_policy_init(&queue);
+        queue.classes[0].busy_tokens = r->cfg.queue_tokens;
+        c.policy = &queue;
+    }
     c.hook = on_change;
     c.hook_ctx = o;
     if (p->without != SIM_WHOLE) {
@@ -193,6 +199,24 @@ static void poll_now_and_then(struct sim_routers *r)
     for (uint32_t i = 0; i < r->cfg.routers; i++) kvr_router_poll(r->list[i].router);
 }
 
+static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
+{
+    struct sim_wait *w = t->user;
+    (void)ctx;
+    w->rc = rc;
+    if (rc == 0) w->result = *result;
+    w->granted(w->ctx, w);
+}
+
+/* What the queue keeps is in `w`. */
+static int wait_in(const struct one *o, const struct kvr_router_request *rq, struct sim_wait *w, struct kvr_router_result *out)
+{
+    memcpy(w->id, rq->id, sizeof w->id);
+    w->rq = *rq;
+    w->rq.id = w->id;
+    return kvr_router_submit(o->router, o->ctx, &w->rq, &w->ticket, on_turn, w, out, NULL);
+}
+
 int sim_routers_choose(struct sim_routers *r, const struct sim_ask *ask, struct sim_choice *out)
 {
     struct one *o = &r->list[r->turn];
@@ -206,6 +230,8 @@ int sim_routers_choose(struct sim_routers *r, const struct sim_ask *ask, struct 
                                     .seqs_n = ask->blocks_n,
                                     .isl = ask->tokens_n,
                                     .pinned = ask->pin != NULL,
+                                    .tenant = ask->tenant,
+                                    .tenant_weight = ask->weight,
                                     .override = ask->override};
     if (ask->pin) rq.pin = *ask->pin;
     poll_now_and_then(r);
@@ -219,7 +245,7 @@ int sim_routers_choose(struct sim_routers *r, const struct sim_ask *ask, struct 
         rq.pin = (struct kvr_worker){(uint64_t)at + 1, 0};
     }
     if (o->without) without_prompt(o->without, ask->tokens_n);
-    int rc = kvr_router_find_best_match(o->router, o->ctx, &rq, &out->decision);
+    int rc = ask->wait ? wait_in(o, &rq, ask->wait, &out->decision) : kvr_router_find_best_match(o->router, o->ctx, &rq, &out->decision);
     if (rc == 0) out->worker = (uint32_t)out->decision.worker.worker_id - 1;
     return rc;
 }

@@ -244,6 +244,54 @@ const struct sim_scene sim_leg_scenes[] = {
 
 const size_t sim_leg_scenes_n = KVR_ARRAY_LEN(sim_leg_scenes);
 
+#define STEADY(rate, tokens) "uniform,seconds=60,own-spread=0.3,output=50,output-spread=0.5,rate=" rate ",own-tokens=" tokens
+
+/* Two tenants. The first one asks for less than its half; the other one alone is more than the fleet can take. */
+const struct sim_scene sim_crowd_scenes[] = {
+    {.name = "crowd",
+     .meaning = "prompts of 2,000 tokens, a flood of the same",
+     .traffic = STEADY("20", "2000"),
+     .flood = STEADY("250", "2000"),
+     .workers = 8,
+     .blocks = 16384,
+     .tokens_per_pass = 2048,
+     .queue_frac = 0.5},
+    {.name = "crowd-short",
+     .meaning = "the same, a flood of short prompts",
+     .traffic = STEADY("20", "2000"),
+     .flood = STEADY("900", "300"),
+     .workers = 8,
+     .blocks = 16384,
+     .tokens_per_pass = 2048,
+     .queue_frac = 0.5},
+    {.name = "crowd-long",
+     .meaning = "the same, a flood of long prompts",
+     .traffic = STEADY("20", "2000"),
+     .flood = STEADY("60", "16000"),
+     .workers = 8,
+     .blocks = 16384,
+     .tokens_per_pass = 2048,
+     .queue_frac = 0.5},
+    {.name = "crowd-small",
+     .meaning = "prompts of 2,000 tokens, a flood of the same, two workers",
+     .traffic = STEADY("5", "2000"),
+     .flood = STEADY("60", "2000"),
+     .workers = 2,
+     .blocks = 16384,
+     .tokens_per_pass = 2048,
+     .queue_frac = 0.5},
+    {.name = "crowd-long-own",
+     .meaning = "own prompts of 16,000 tokens, a flood of short ones",
+     .traffic = STEADY("3", "16000"),
+     .flood = STEADY("900", "300"),
+     .workers = 8,
+     .blocks = 16384,
+     .tokens_per_pass = 2048,
+     .queue_frac = 0.5},
+};
+
+const size_t sim_crowd_scenes_n = KVR_ARRAY_LEN(sim_crowd_scenes);
+
 static const struct sim_scene *find_in(const struct sim_scene *list, size_t n, const char *name, size_t len)
 {
     for (size_t i = 0; i < n; i++)
@@ -254,7 +302,8 @@ static const struct sim_scene *find_in(const struct sim_scene *list, size_t n, c
 const struct sim_scene *sim_scene_find(const char *name, size_t len)
 {
     const struct sim_scene *s = find_in(sim_scenes, sim_scenes_n, name, len);
-    return s ? s : find_in(sim_leg_scenes, sim_leg_scenes_n, name, len);
+    if (!s) s = find_in(sim_leg_scenes, sim_leg_scenes_n, name, len);
+    return s ? s : find_in(sim_crowd_scenes, sim_crowd_scenes_n, name, len);
 }
 
 bool sim_scene_needs_trace(const struct sim_scene *scene)
@@ -268,7 +317,9 @@ int sim_scene_config(const struct sim_scene *scene, const char *trace, struct si
     sim_config_init(&c);
     c.traffic.file = trace;
     int rc = traffic_parse(scene->traffic, &c.traffic, err, cap);
+    if (rc == 0 && scene->flood) rc = traffic_parse(scene->flood, &c.flood, err, cap);
     if (rc) return rc;
+    c.queue_frac = scene->queue_frac;
     c.workers = scene->workers;
     c.blocks = scene->blocks;
     if (scene->tokens_per_pass) c.tokens_per_pass = scene->tokens_per_pass;

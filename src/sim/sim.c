@@ -36,7 +36,7 @@ static void job_free(struct job *j)
     free(j);
 }
 
-static void add_arrival(struct sim *s, struct traffic_request *rq)
+static void add_arrival(struct sim *s, struct traffic_request *rq, bool other)
 {
     struct job *j = calloc(1, sizeof *j);
     if (!j) {
@@ -45,6 +45,7 @@ static void add_arrival(struct sim *s, struct traffic_request *rq)
         return;
     }
     j->rq = *rq;
+    j->other = other;
     if (!sim_push(s, (struct moment){.at_ns = rq->arrival_ns, .what = ARRIVAL, .job = j})) job_free(j);
 }
 
@@ -128,7 +129,7 @@ static void take_token(struct sim *s, struct job *j, uint32_t token, uint64_t in
     } else {
         j->first_seen = true;
         j->first_ns = s->now_ns;
-        note(s, &s->ttft, ms_since(s, j->rq.arrival_ns));
+        if (!j->other) note(s, &s->ttft, ms_since(s, j->rq.arrival_ns));
     }
     j->token_ns = s->now_ns;
     if (j->answer && index < j->rq.output) j->answer[j->answer_n++] = token;
@@ -174,14 +175,15 @@ static void finish_job(struct sim *s, struct sim_worker *w, struct job *j)
 {
     struct traffic_request next;
     double generated = (double)j->answer_n;
-    s->good += is_good(s, j);
+    s->good += !j->other && is_good(s, j);
+    s->others += j->other && (double)s->now_ns <= s->cfg.traffic.seconds * 1e9;
     s->whole += j->leg == SIM_WHOLE_REQUEST;
     sim_routers_ended(w->routers, &j->choice, j->number, generated, ms_since(s, j->first_ns));
-    note(s, &s->e2e, ms_since(s, j->rq.arrival_ns));
+    if (!j->other) note(s, &s->e2e, ms_since(s, j->rq.arrival_ns));
     unlink_job(w, j);
     s->last_ns = s->now_ns;
-    int rc = traffic_follow(s->traffic, &j->rq, j->answer, j->answer_n, s->now_ns, &next);
-    if (rc == 1) add_arrival(s, &next);
+    int rc = traffic_follow(j->other ? s->flood : s->traffic, &j->rq, j->answer, j->answer_n, s->now_ns, &next);
+    if (rc == 1) add_arrival(s, &next, j->other);
     if (rc < 0) s->status = rc;
     job_free(j);
 }
@@ -227,18 +229,11 @@ static void refuse(struct sim *s, struct sim_worker *w, struct job *j)
     if (holder) start_pass(s, holder);
 }
 
-/* Sends the leg that the job is at. */
-static void send(struct sim *s, struct job *j)
+/* A worker is chosen for the leg that the job is at. */
+static void hand_over(struct sim *s, struct job *j)
 {
     struct sim_worker *w;
     uint64_t output = j->leg == SIM_PREFILL_LEG ? 1 : j->rq.output;
-    j->number = ++s->numbers;
-    int rc = sim_legs_choose(s, j);
-    if (rc) {
-        s->status = rc;
-        job_free(j);
-        return;
-    }
     w = &s->workers[j->choice.worker];
     if (!mock_engine_fits(w->engine, j->rq.tokens_n, output)) {
         refuse(s, w, j);
@@ -250,6 +245,26 @@ static void send(struct sim *s, struct job *j)
     link_job(w, j);
     if (!mock_engine_submit(w->engine, &work)) s->status = -KVR_ENOMEM;
     start_pass(s, w);
+}
+
+/* Sends the leg that the job is at, or lets it wait for its turn. */
+static void send(struct sim *s, struct job *j)
+{
+    j->number = ++s->numbers;
+    int rc = sim_legs_choose(s, j);
+    if (rc == KVR_PARKED) return;
+    if (rc) {
+        s->status = rc;
+        job_free(j);
+        return;
+    }
+    hand_over(s, j);
+}
+
+static void send_granted(struct sim *s)
+{
+    struct job *j;
+    while (s->status == 0 && (j = sim_next_granted(s))) hand_over(s, j);
 }
 
 /* The prompt is computed, and stays where it is until the decode worker has it. */
@@ -297,11 +312,12 @@ static void arrive(struct sim *s, struct job *j)
     send(s, j);
 }
 
-static void pull_arrival(struct sim *s)
+/* The next one of either tenant. */
+static void pull_arrival(struct sim *s, bool other)
 {
     struct traffic_request rq;
-    int rc = traffic_next(s->traffic, &rq);
-    if (rc == 1) add_arrival(s, &rq);
+    int rc = traffic_next(other ? s->flood : s->traffic, &rq);
+    if (rc == 1) add_arrival(s, &rq, other);
     if (rc < 0) s->status = rc;
 }
 
@@ -394,6 +410,7 @@ static void report(struct sim *s, struct sim_result *out)
     v[SIM_ITL_P50] = gap_at(s, 0.5);
     v[SIM_ITL_P99] = gap_at(s, 0.99);
     v[SIM_GOODPUT] = s->opened_ns ? (double)s->good * 1e9 / (double)s->opened_ns : 0;
+    v[SIM_OTHERS] = s->cfg.traffic.seconds > 0 ? (double)s->others / s->cfg.traffic.seconds : 0;
     v[SIM_LOCAL] = s->e2e.n ? 100 * (double)s->whole / (double)s->e2e.n : 0;
 }
 
@@ -435,6 +452,8 @@ static const char *bad_field(const struct sim_config *c)
     if (c->policy->roles && !(c->prefill_workers > 0 && c->prefill_workers < c->workers))
         return "prefill-workers: allowed: 1 to one less than workers";
     if (c->policy->roles && c->leaves_s > 0) return "a worker can only leave when all are alike";
+    if (c->policy->crowd != SIM_NO_CROWD && (c->routers > 1 || c->leaves_s > 0)) return "tenants: one router, and no worker may leave";
+    if (c->policy->crowd > SIM_ALONE && !(c->flood.rate > 0)) return "flood: this policy is one of two tenants";
     if (c->leaves_s > 0 && c->workers < 2) return "a worker can only leave when there is another";
     return NULL;
 }
@@ -454,10 +473,14 @@ static int prepare(struct sim *s, char *err, size_t cap)
                                     .workers = s->cfg.workers,
                                     .block_size = s->cfg.block_size,
                                     .seed = s->cfg.traffic.seed,
-                                    .tell_ns = (uint64_t)(s->cfg.tell_ms * 1e6)};
+                                    .tell_ns = (uint64_t)(s->cfg.tell_ms * 1e6),
+                                    .queue_tokens = sim_queues(&s->cfg) ? s->cfg.queue_frac * s->cfg.tokens_per_pass : -1};
     const char *bad = bad_field(&s->cfg);
+    s->cfg.flood.seed = kvr_mix64(s->cfg.traffic.seed + 1);
     if (bad) return snprintf(err, cap, "%s", bad), -KVR_EINVAL;
     int failed = traffic_create(&s->cfg.traffic, &s->traffic, err, cap);
+    if (failed) return failed;
+    if (s->cfg.policy->crowd > SIM_ALONE) failed = traffic_create(&s->cfg.flood, &s->flood, err, cap);
     if (failed) return failed;
     snprintf(err, cap, "out of memory");
     set_rule(s);
@@ -473,7 +496,8 @@ static int prepare(struct sim *s, char *err, size_t cap)
         if (s->cfg.returns_s > s->cfg.leaves_s)
             sim_push(s, (struct moment){.at_ns = (uint64_t)(s->cfg.returns_s * 1e9), .what = RETURNS, .worker = s->workers});
     }
-    pull_arrival(s);
+    pull_arrival(s, false);
+    if (s->flood) pull_arrival(s, true);
     return s->status;
 }
 
@@ -491,9 +515,10 @@ static void step(struct sim *s, struct moment m)
     switch (m.what) {
     case ARRIVAL: {
         bool opens = m.job->rq.turn == 0;
-        if (opens) s->opened_ns = s->now_ns;
+        bool other = m.job->other;
+        if (opens && !other) s->opened_ns = s->now_ns;
         arrive(s, m.job);
-        if (opens) pull_arrival(s);
+        if (opens) pull_arrival(s, other);
         break;
     }
     case PASS_ENDS: end_pass(s, m.worker); break;
@@ -504,6 +529,7 @@ static void step(struct sim *s, struct moment m)
         break;
     case TELL: s->tell_ns = UINT64_MAX; break;
     }
+    send_granted(s);
     tend_routers(s, s->routers);
     if (s->prefill) tend_routers(s, s->prefill);
 }
@@ -525,7 +551,9 @@ static void clean_up(struct sim *s)
         if (s->heap[i].what == ARRIVAL) job_free(s->heap[i].job);
     sim_routers_destroy(s->routers);
     sim_routers_destroy(s->prefill);
+    for (struct job *j; (j = sim_next_granted(s));) job_free(j); /* those that waited to the end */
     traffic_destroy(s->traffic);
+    traffic_destroy(s->flood);
     free(s->workers);
     free(s->heap);
     free(s->ttft.v);

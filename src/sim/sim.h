@@ -12,6 +12,9 @@
  * Workers may have roles: a prompt's blocks are then held by the prefill worker that has computed it until they are transferred to the
  * decode worker, which has taken as many of its own before.
  *
+ * A fleet may have two tenants: the traffic is the first one's, `flood` the other's. Requests then wait at the router while every rank is
+ * busy with prompts, and the times that are told are the first tenant's.
+ *
  * Threads: sim_run may be called from several threads at once.
  */
 #ifndef KVR_SIM_H
@@ -37,6 +40,8 @@ struct sim_config {
     uint32_t prefill_workers;             /* with a policy of two legs: the first so many compute prompts for the others */
     double transfer_ms, transfer_bytes_s; /* what a transfer takes before its bytes, and how fast these are */
     double stall_weight;                  /* of least_delay; negative: its default */
+    struct traffic_config flood;          /* of the other tenant, with a policy of tenants; rate 0: there is none */
+    double queue_frac;                    /* with such a policy: a rank is busy with more prompt tokens than this times tokens_per_pass */
     double ttft_ms, itl_ms;               /* limits of a good answer: to the first token, and of the mean between tokens; 0: none */
 };
 
@@ -58,6 +63,7 @@ enum sim_metric {
     SIM_ITL_P99,
     SIM_GOODPUT, /* answers within the limits, for each second until the last conversation began: the same seconds for all policies */
     SIM_LOCAL,   /* whole requests, in % */
+    SIM_OTHERS,  /* requests of the other tenant that ended each second while the first one asked */
     SIM_METRICS
 };
 
@@ -83,6 +89,10 @@ const struct sim_policy *sim_ablation_at(size_t i);
 extern const size_t sim_treatments_n;
 const struct sim_policy *sim_treatment_at(size_t i);
 
+/* How two tenants wait: found by name too, no part of the list. */
+extern const size_t sim_crowds_n;
+const struct sim_policy *sim_crowd_at(size_t i);
+
 /* Returns: NULL for an unknown name. */
 const struct sim_policy *sim_policy_find(const char *name, size_t len);
 const struct sim_policy *sim_policy_at(size_t i);
@@ -103,6 +113,8 @@ struct sim_scene {
     double tell_ms, leaves_s, returns_s;
     uint32_t prefill_workers; /* this and those below: scenes of treatments */
     double ttft_ms, itl_ms, transfer_bytes_s;
+    const char *flood; /* as `traffic`; NULL: one tenant */
+    double queue_frac;
 };
 
 extern const struct sim_scene sim_scenes[];
@@ -110,6 +122,10 @@ extern const size_t sim_scenes_n;
 /* For treatments: found by name too, no part of the list. */
 extern const struct sim_scene sim_leg_scenes[];
 extern const size_t sim_leg_scenes_n;
+
+/* For tenants: likewise. */
+extern const struct sim_scene sim_crowd_scenes[];
+extern const size_t sim_crowd_scenes_n;
 
 /* Returns: NULL for an unknown name. */
 const struct sim_scene *sim_scene_find(const char *name, size_t len);

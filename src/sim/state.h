@@ -17,7 +17,8 @@ struct job {
     uint64_t *hashes; /* locals, then sequence hashes */
     size_t answer_n, blocks_n;
     uint64_t number, sent_ns, first_ns, token_ns;
-    bool first_seen;
+    bool first_seen, other; /* other: of the other tenant */
+    struct sim_wait wait;
     struct mock_hold *hold; /* its prompt, at the holder, until it is at the decode worker */
     struct sim_worker *holder;
     struct mock_request *request; /* that receives it */
@@ -74,9 +75,10 @@ struct sim {
     struct moment *heap;
     size_t heap_n, heap_cap;
     struct sim_worker *workers;
-    struct traffic *traffic;
+    struct traffic *traffic, *flood;       /* flood: of the other tenant; NULL: there is none */
+    struct sim_wait *granted;              /* their turn has come in this step */
     struct sim_routers *routers, *prefill; /* prefill: of the prompts' workers; NULL: all are alike */
-    uint64_t good, whole, *gaps, gaps_n;
+    uint64_t good, whole, others, *gaps, gaps_n;
     struct series ttft, e2e;
     int status;
 };
@@ -87,6 +89,15 @@ struct sim {
 bool sim_grow(struct sim *s, void **ptr, size_t *cap, size_t need, size_t elem);
 bool sim_push(struct sim *s, struct moment m);
 struct moment sim_pop(struct sim *s);
+
+/* ---- waiting.c ---- */
+
+/* May its requests wait at the router? */
+bool sim_queues(const struct sim_config *c);
+/* As sim_legs_choose, where requests may wait: then KVR_PARKED. */
+int sim_wait_for_turn(struct sim *s, struct job *j, struct sim_ask *ask);
+/* The next job whose turn has come in this step, with its choice; NULL: none. */
+struct job *sim_next_granted(struct sim *s);
 
 /* ---- legs.c ---- */
 

@@ -277,19 +277,29 @@ const char *kvr_openai_error_type(int status)
     }
 }
 
-void kvr_openai_error(struct kvr_buf *out, int status, const char *type, const char *message)
+/* code NULL: the status. */
+static void write_error(struct kvr_buf *out, int status, const char *type, const char *message, const char *code)
 {
     kvr_json_open(out, '{');
     kvr_json_key(out, "error");
     kvr_json_open(out, '{');
-    kvr_json_key(out, "message");
-    kvr_json_str(out, message, strlen(message));
-    kvr_json_key(out, "type");
-    kvr_json_str(out, type, strlen(type));
+    kvr_json_put_str(out, "message", message);
+    kvr_json_put_str(out, "type", type);
     kvr_json_key(out, "param");
     kvr_json_null(out);
     kvr_json_key(out, "code");
-    kvr_json_i64(out, status);
+    if (code) kvr_json_str(out, code, strlen(code));
+    else kvr_json_i64(out, status);
     kvr_json_close(out, '}');
     kvr_json_close(out, '}');
+}
+
+void kvr_openai_error(struct kvr_buf *out, int status, const char *type, const char *message)
+{
+    write_error(out, status, type, message, NULL);
+}
+
+void kvr_openai_error_coded(struct kvr_buf *out, const char *type, const char *message, const char *code)
+{
+    write_error(out, 0, type, message, code);
 }

@@ -50,6 +50,8 @@ void kvr_openai_usage(struct kvr_json root, struct kvr_usage *out);
 
 /* {"error":{"message":..., "type":..., "param":null, "code":status}} */
 void kvr_openai_error(struct kvr_buf *out, int status, const char *type, const char *message);
+/* The same with a code for programs. */
+void kvr_openai_error_coded(struct kvr_buf *out, const char *type, const char *message, const char *code);
 const char *kvr_openai_error_type(int status);
 
 #endif

@@ -2,6 +2,7 @@
 /* Classes, order, limits and fairness of the queue; a random run against a naive list. */
 #include "test.h"
 
+#include <math.h>
 #include <kvroute/queue.h>
 
 #define SECOND 1000000000ull
@@ -380,6 +381,279 @@ static void random_operations_equal_a_list(void **s)
     assert_int_equal(fa.live, 0);
 }
 
+/* ---- tenants ----------------------------------------------------------------------------------------- */
+
+static void push_of(struct kvr_queue *q, struct item *it, int id, uint64_t tenant, double weight, uint64_t isl)
+{
+    struct kvr_rejection r;
+    *it = (struct item){
+        .q = {.isl = isl, .tenant = tenant, .tenant_weight = weight, .arrived_ns = (uint64_t)id}, .in = true, .ready = true, .id = id};
+    assert_int_equal(kvr_queue_push(q, 0, 1, &it->q, &r), 0);
+}
+
+static void a_tenant_does_not_wait_behind_the_burst_of_another(void **s)
+{
+    (void)s;
+    static struct item flood[1000], late[2];
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_queue *q = make(&p);
+    for (int i = 0; i < 1000; i++) push_of(q, &flood[i], i, 7, 1, 500);
+    for (int i = 0; i < 10; i++) assert_int_equal(pop(q, 1), i);
+    push_of(q, &late[0], 2000, 8, 1, 500);
+    push_of(q, &late[1], 2001, 0, 0, 500); /* nobody's: a tenant too */
+    assert_int_equal(pop(q, 1), 2000);
+    assert_int_equal(pop(q, 1), 2001);
+    assert_int_equal(pop(q, 1), 10);
+    struct kvr_class_stats st;
+    kvr_queue_stats(q, 0, &st);
+    assert_int_equal(st.tenants, 1);
+    kvr_queue_destroy(q);
+}
+
+static void tenants_share_tokens_by_their_weights(void **s)
+{
+    (void)s;
+    static struct item it[3][3000];
+    static const double weight[3] = {1, 3, 0.5};
+    static const uint64_t isl[3] = {100, 1000, 10};
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_queue *q = make(&p);
+    double served[3] = {0};
+    for (int t = 0; t < 3; t++)
+        for (int i = 0; i < 3000; i++) push_of(q, &it[t][i], t, (uint64_t)t + 1, weight[t], isl[t]);
+    for (double all = 0; all < 100000;) {
+        int t = pop(q, 1);
+        assert_true(t >= 0);
+        if (t < 0) break;
+        served[t] += (double)isl[t];
+        all += (double)isl[t];
+    }
+    for (int t = 0; t < 3; t++) assert_true(fabs(served[t] / 100000 - weight[t] / 4.5) < 0.02);
+    kvr_queue_destroy(q);
+}
+
+static void one_large_request_at_a_time_is_no_way_around(void **s)
+{
+    (void)s;
+    static struct item small[4000], large;
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_queue *q = make(&p);
+    double served[2] = {0};
+    for (int i = 0; i < 4000; i++) push_of(q, &small[i], 0, 1, 1, 10);
+    push_of(q, &large, 1, 2, 1, 1000); /* its tenant has nothing else, and comes back as soon as it is gone */
+    for (int i = 0; i < 2000; i++) {
+        int t = pop(q, 1);
+        assert_true(t == 0 || t == 1);
+        served[t == 1] += t ? 1000 : 10;
+        if (t) push_of(q, &large, 1, 2, 1, 1000);
+    }
+    assert_true(served[1] < 1.2 * served[0] && served[1] > 0.8 * served[0]);
+    kvr_queue_destroy(q);
+}
+
+static void being_silent_saves_nothing_up(void **s)
+{
+    (void)s;
+    static struct item a[1000], b[1000];
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_queue *q = make(&p);
+    for (int i = 0; i < 1000; i++) push_of(q, &a[i], 0, 1, 1, 100);
+    for (int i = 0; i < 500; i++) assert_int_equal(pop(q, 1), 0);
+    for (int i = 0; i < 1000; i++) push_of(q, &b[i], 1, 2, 1, 100);
+    int of_b = 0;
+    for (int i = 0; i < 100; i++) of_b += pop(q, 1);
+    assert_true(of_b >= 49 && of_b <= 51);
+    kvr_queue_destroy(q);
+}
+
+static void a_tenant_that_cannot_go_holds_up_nobody_and_is_not_given_what_it_missed(void **s)
+{
+    (void)s;
+    static struct item a[100], b[1000];
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_queue *q = make(&p);
+    for (int i = 0; i < 100; i++) {
+        push_of(q, &a[i], 0, 1, 1, 100);
+        a[i].ready = false;
+    }
+    for (int i = 0; i < 1000; i++) push_of(q, &b[i], 1, 2, 1, 100);
+    for (int i = 0; i < 500; i++) assert_int_equal(pop(q, 1), 1);
+    for (int i = 0; i < 100; i++) a[i].ready = true;
+    int of_b = 0;
+    for (int i = 0; i < 100; i++) of_b += pop(q, 1);
+    assert_true(of_b >= 48 && of_b <= 52);
+    kvr_queue_destroy(q);
+}
+
+static void priorities_raise_nobody_above_another_tenant(void **s)
+{
+    (void)s;
+    struct item a, b[20];
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_rejection r;
+    struct kvr_queue *q = make(&p);
+    for (int i = 0; i < 20; i++) {
+        b[i] = (struct item){.q = {.tenant = 2, .isl = 10, .strict_priority = 9, .priority_jump = 1e6}, .ready = true, .id = 1};
+        assert_int_equal(kvr_queue_push(q, 0, 1, &b[i].q, &r), 0);
+    }
+    assert_int_equal(pop(q, 1), 1);
+    push_of(q, &a, 0, 1, 1, 10);
+    assert_int_equal(pop(q, 1), 0);
+    kvr_queue_destroy(q);
+}
+
+static void tenants_are_bounded_and_forgotten(void **s)
+{
+    (void)s;
+    enum { N = KVR_TENANTS_MAX + 100 };
+    static struct item it[N];
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_queue *q = make(&p);
+    struct kvr_class_stats st;
+    for (int i = 0; i < N; i++) push_of(q, &it[i], i, (uint64_t)i + 1, 1, 10);
+    kvr_queue_stats(q, 0, &st);
+    assert_int_equal(st.tenants, KVR_TENANTS_MAX + 1); /* the last is that of all beyond */
+    assert_int_equal(st.tenants_merged_total, 100);
+    size_t most = kvr_queue_bytes(q);
+    for (int i = 0; i < N; i++) assert_true(pop(q, 1) >= 0);
+    assert_int_equal(kvr_queue_len(q), 0);
+    size_t rest = kvr_queue_bytes(q);
+    for (int round = 0; round < 20; round++) { /* others each time, while one waits all along */
+        push_of(q, &it[0], 0, 1, 1e-3, 1000000);
+        push_of(q, &it[1], 1, 1, 1e-3, 1000000);
+        assert_int_equal(pop(q, 1), 0);
+        for (int i = 2; i < 1000; i++) {
+            push_of(q, &it[i], i, (uint64_t)round * 1000 + (uint64_t)i, 1, 10);
+            assert_true(pop(q, 1) > 1);
+        }
+        assert_true(kvr_queue_bytes(q) < most);
+        assert_int_equal(pop(q, 1), 1);
+    }
+    assert_true(kvr_queue_bytes(q) <= rest + 4096);
+    kvr_queue_destroy(q);
+}
+
+/* What a list that is searched would do: clocks by tenant, and of each lane the first 4 tenants. */
+struct naive {
+    double clock, of[8];
+    uint64_t turn[8], turns;
+};
+
+static bool naive_item_first(const struct item *a, const struct item *b)
+{
+    if (a->q.strict_priority != b->q.strict_priority) return a->q.strict_priority > b->q.strict_priority;
+    if (a->q.score != b->q.score) return a->q.score > b->q.score;
+    return a->q.sequence < b->q.sequence;
+}
+
+static bool naive_tenant_first(const struct naive *m, uint64_t a, uint64_t b)
+{
+    return m->of[a] != m->of[b] ? m->of[a] < m->of[b] : m->turn[a] < m->turn[b];
+}
+
+static struct item *naive_lane_head(const struct naive *m, struct item *it, int n, int lane)
+{
+    struct item *heads[8] = {0};
+    for (int i = 0; i < n; i++) {
+        if (!it[i].in || (it[i].q.pinned ? (int)it[i].q.pin.worker_id : 3) != lane) continue;
+        struct item **h = &heads[it[i].q.tenant];
+        if (!*h || naive_item_first(&it[i], *h)) *h = &it[i];
+    }
+    for (int looks = 0; looks < 4; looks++) {
+        int best = -1;
+        for (int t = 0; t < 8; t++)
+            if (heads[t] && (best < 0 || naive_tenant_first(m, (uint64_t)t, (uint64_t)best))) best = t;
+        if (best < 0) return NULL;
+        if (heads[best]->ready) return heads[best];
+        heads[best] = NULL;
+    }
+    return NULL;
+}
+
+static struct item *naive_pop(struct naive *m, struct item *it, int n)
+{
+    struct item *best = NULL;
+    for (int lane = 0; lane < 4; lane++) {
+        struct item *h = naive_lane_head(m, it, n, lane);
+        if (!h) continue;
+        bool first =
+            !best || (h->q.tenant == best->q.tenant ? naive_item_first(h, best) : naive_tenant_first(m, h->q.tenant, best->q.tenant));
+        if (first) best = h;
+    }
+    return best;
+}
+
+static bool naive_waits(const struct item *it, int n, uint64_t tenant, bool any)
+{
+    for (int i = 0; i < n; i++)
+        if (it[i].in && (any || it[i].q.tenant == tenant)) return true;
+    return false;
+}
+
+static void random_operations_of_tenants_equal_a_list(void **s)
+{
+    (void)s;
+    enum { N = 60 };
+    static const double weights[8] = {1, 1, 2, 0.25, 1, 3, 1, 1};
+    static struct item it[N];
+    struct naive m = {0};
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct failing_alloc fa = {.fail_at = -1};
+    struct kvr_alloc alloc = {failing_resize, &fa};
+    struct kvr_queue *q;
+    struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
+    struct kvr_rejection r;
+    memset(it, 0, sizeof it);
+    assert_int_equal(kvr_queue_create(&alloc, &p, 0, &q), 0);
+    for (uint64_t op = 0, ops = env_u64("KVR_OPS", 400000); op < ops; op++) {
+        struct item *x = &it[kvr_rng_below(&rng, N)];
+        uint32_t what = kvr_rng_below(&rng, op / 5000 % 2 ? 3 : 5), fails = kvr_rng_below(&rng, 20);
+        if (what < 2 && !x->in) {
+            uint64_t t = kvr_rng_below(&rng, 8);
+            *x = (struct item){.q = {.pinned = kvr_rng_below(&rng, 3) == 0,
+                                     .pin = {kvr_rng_below(&rng, 3), 0},
+                                     .strict_priority = kvr_rng_below(&rng, 2),
+                                     .isl = 1 + kvr_rng_below(&rng, 100),
+                                     .tenant = t,
+                                     .tenant_weight = t == 1 ? 0 : weights[t],
+                                     .arrived_ns = op},
+                               .ready = kvr_rng_below(&rng, 4) != 0};
+            if (fails < 3) fa.fail_at = fa.calls + fails;
+            long calls = fa.calls;
+            int rc = kvr_queue_push(q, 0, 1, &x->q, &r);
+            fa.fail_at = -1;
+            assert_true(rc == 0 || (rc == -KVR_ENOMEM && fa.calls > calls));
+            if (rc == 0 && !naive_waits(it, N, t, false)) {
+                m.of[t] = m.of[t] > m.clock ? m.of[t] : m.clock;
+                m.turn[t] = m.turns;
+            }
+            m.turns += rc == 0;
+            x->in = rc == 0;
+        } else if (what == 0 && x->in) {
+            kvr_queue_remove(q, &x->q);
+            x->in = false;
+        } else if (what >= 2) {
+            struct item *best = naive_pop(&m, it, N), *got = (struct item *)kvr_queue_pop(q, op, if_ready, NULL);
+            assert_ptr_equal(got, best);
+            if (got) {
+                uint64_t t = got->q.tenant;
+                m.clock = m.of[t] > m.clock ? m.of[t] : m.clock;
+                m.of[t] = m.clock + (double)got->q.isl / weights[t];
+                m.turn[t] = m.turns++;
+                got->in = false;
+            }
+        }
+        if (!naive_waits(it, N, 0, true)) {
+            m.clock = 0;
+            memset(m.of, 0, sizeof m.of);
+        }
+        if (op % 64 == 0) x->ready = true;
+        assert_int_equal(kvr_queue_bytes(q), fa.live);
+    }
+    kvr_queue_destroy(q);
+    assert_int_equal(fa.live, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -396,6 +670,14 @@ int main(void)
         cmocka_unit_test(deficit_round_robin_is_fair_by_tokens),
         cmocka_unit_test(tiny_quanta_still_serve),
         cmocka_unit_test(random_operations_equal_a_list),
+        cmocka_unit_test(a_tenant_does_not_wait_behind_the_burst_of_another),
+        cmocka_unit_test(tenants_share_tokens_by_their_weights),
+        cmocka_unit_test(one_large_request_at_a_time_is_no_way_around),
+        cmocka_unit_test(being_silent_saves_nothing_up),
+        cmocka_unit_test(a_tenant_that_cannot_go_holds_up_nobody_and_is_not_given_what_it_missed),
+        cmocka_unit_test(priorities_raise_nobody_above_another_tenant),
+        cmocka_unit_test(tenants_are_bounded_and_forgotten),
+        cmocka_unit_test(random_operations_of_tenants_equal_a_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -887,6 +887,49 @@ static void workers_in_no_order_are_ordered_and_cheap_to_add(void **state)
     }
 }
 
+static int setup_queue(void **s)
+{
+    static struct kvr_policy policy;
+    struct kvr_router_config c;
+    kvr_router_config_init(&c);
+    kvr_policy_init(&policy);
+    policy.classes[0].busy_tokens = 10;
+    c.cost.kind = KVR_COST_LINEAR;
+    c.policy = &policy;
+    return setup_with(s, c, true);
+}
+
+static void note_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
+{
+    (void)ctx;
+    *(uint64_t *)t->user = rc ? 0 : result->worker.worker_id;
+}
+
+/* Worker 1 has the prompt, so it costs least there, but is busy: without tenants it is sent there all the same. */
+static void a_tenant_that_has_waited_is_sent_to_no_rank_that_is_busy(void **s)
+{
+    struct fixture *f = *s;
+    static const char *const ids[] = {"one", "two", "three"};
+    hold(f, (struct kvr_worker){1, 0}, 16);
+    for (uint64_t tenant = 0; tenant < 2; tenant++) {
+        uint64_t went = 99;
+        struct kvr_router_result res;
+        struct kvr_ticket t;
+        for (uint64_t w = 1; w <= 3; w++) {
+            struct kvr_router_request rq = {
+                .id = ids[w - 1], .id_len = strlen(ids[w - 1]), .book = true, .isl = 12, .pinned = true, .pin = {w, 0}};
+            assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+        }
+        struct kvr_router_request rq = request("late");
+        rq.tenant = tenant;
+        assert_int_equal(kvr_router_submit(f->r, f->ctx, &rq, &t, note_turn, &went, &res, NULL), KVR_PARKED);
+        kvr_router_mark_prefill_completed(f->r, "two", 3);
+        assert_int_equal(went, tenant ? 2 : 1);
+        for (size_t i = 0; i < 3; i++) kvr_router_free(f->r, ids[i], strlen(ids[i]));
+        kvr_router_free(f->r, "late", 4);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -929,6 +972,7 @@ int main(void)
         cmocka_unit_test(block_size_one_with_repeated_tokens),
         T(remote_bookings_count_and_can_be_forgotten),
         cmocka_unit_test_setup_teardown(what_others_book_is_a_turn, setup_delay, teardown),
+        cmocka_unit_test_setup_teardown(a_tenant_that_has_waited_is_sent_to_no_rank_that_is_busy, setup_queue, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

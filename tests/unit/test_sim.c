@@ -360,6 +360,25 @@ static void intervals_are_students(void **st)
     assert_int_equal(sim_best(&c, SIM_TTFT_MEAN), 1);
 }
 
+static void a_flood_of_one_tenant_is_not_what_another_waits_for(void **st)
+{
+    (void)st;
+    struct sim_config c = scene("crowd");
+    c.traffic.seconds = c.flood.seconds = 15;
+    c.policy = policy("alone");
+    struct sim_result alone = run(&c), one, two;
+    c.policy = policy("one-queue");
+    one = run(&c);
+    c.policy = policy("tenants");
+    two = run(&c);
+    assert_true(alone.v[SIM_OTHERS] == 0 && two.v[SIM_OTHERS] > 0);
+    assert_true(one.v[SIM_TTFT_P99] > 20 * alone.v[SIM_TTFT_P99]);
+    assert_true(two.v[SIM_TTFT_P99] < 3 * alone.v[SIM_TTFT_P99]);
+    assert_true(two.v[SIM_OTHERS] > 0.7 * one.v[SIM_OTHERS]); /* the other one is served still */
+    c.policy = policy("tenants");
+    assert_true(run(&c).v[SIM_TTFT_P99] == two.v[SIM_TTFT_P99]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -377,6 +396,7 @@ int main(void)
         cmocka_unit_test(prompts_that_fit_no_cache_are_refused),
         cmocka_unit_test(bad_configurations_are_refused_by_name),
         cmocka_unit_test(intervals_are_students),
+        cmocka_unit_test(a_flood_of_one_tenant_is_not_what_another_waits_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -214,6 +214,8 @@ static void on_reload(uv_signal_t *sig, int signum)
     if (kvr_access_reload(s->access, err, sizeof err))
         kvr_log_warning("kvroute %s: SIGHUP: --admin-key-file: %s; the old keys stay", name, err);
     doors_reload(s);
+    if (s->keyrings.path && keyrings_reload(s, err, sizeof err))
+        kvr_log_warning("kvroute %s: SIGHUP: --api-key-file: %s; the old keys stay", name, err);
     discovery_reload(s);
     tokenizers_reload(s);
     kvr_given_tokens_reload(s->given_tokens);
@@ -342,6 +344,8 @@ static void serve_free(struct serve *s)
     selection_destroy(s);
     kvr_json_parser_free(s->json);
     kvr_access_destroy(s->access);
+    keyrings_close(s);
+    kvr_addresses_destroy(&s->addresses);
     kvr_tls_ctx_free(s->tls);
     kvr_tls_ctx_free(s->admin_tls);
     kvr_keys_free(s->remote_keys);
@@ -371,6 +375,9 @@ static struct serve *serve_new(const struct serve_options *o)
     s->admin_http.bodies_max = o->select_only ? o->max_bodies_bytes : o->max_bodies_bytes / 4;
     kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
     kvr_lock_init(&s->roster_lock, KVR_LOCK_ROSTER);
+    kvr_lock_init(&s->keyrings.lock, KVR_LOCK_KEYRING);
+    kvr_addresses_init(&s->addresses, o->address_connections);
+    if (o->address_connections) s->http.addresses = &s->addresses;
     metrics_init(&s->metrics);
     atomic_store(&s->mode, o->mode);
     s->started_ms = now_ms();
@@ -402,7 +409,7 @@ static int connect_nats(struct serve *s, char *err, size_t cap)
 static int run(struct serve *s)
 {
     char err[512];
-    if (doors_open(s, err, sizeof err) || admin_open(s, err, sizeof err) ||
+    if (doors_open(s, err, sizeof err) || admin_open(s, err, sizeof err) || keyrings_open(s, err, sizeof err) ||
         kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) || connect_nats(s, err, sizeof err)) {
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;

@@ -29,6 +29,10 @@ struct serve_options {
     size_t profiles_n;
     char *config, *host, *admin_host, *model;
     char *admin_key_file, *admin_allowed_hosts;
+    char *api_key_file; /* NULL: the data port is everybody's */
+    bool forward_client_key;
+    uint64_t address_connections; /* 0: no limit */
+    uint64_t queue_requests;      /* of a rank, that make it busy; 0: any number may run */
     uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, max_prompt_tokens, max_messages,
         max_prompt_text, max_bodies_bytes, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;

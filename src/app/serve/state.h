@@ -37,6 +37,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/common/counters.h"
 #include "app/serve/common/limits.h"
+#include "app/serve/config/keyring.h"
 #include "app/serve/data/choices.h"
 #include "app/serve/data/decisions.h"
 #include "app/serve/data/loop.h"
@@ -64,6 +65,7 @@
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/worker_key.h"
 #include "net/http/access.h"
+#include "net/http/addresses.h"
 #include "net/http/http.h"
 #include "net/http/jobs.h"
 #include "net/http/json_body.h"
@@ -148,8 +150,10 @@ struct serve {
     size_t loops_n;
     uv_loop_t main_loop;
     struct kvr_http_shared http, admin_http; /* of the data port, of the admin port */
+    struct kvr_addresses addresses;          /* of the data port */
     struct kvr_http_server *admin;
     struct kvr_access *access;           /* who may use it */
+    struct keyrings keyrings;            /* who may use the data port */
     struct kvr_tls_ctx *tls, *admin_tls; /* of the data port, of the admin port; NULL: plain */
     uint64_t doors_due_ms;               /* main loop's; doors.h */
     size_t admin_connections;            /* most at once */

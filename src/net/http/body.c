@@ -94,6 +94,8 @@ void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct
         ROW("evicted_connections_total", "counter", evicted, "Idle or slow connections, closed to make room for new ones"),
         ROW("tls_handshakes_total", "counter", handshakes, "TLS handshakes that succeeded"),
         ROW("tls_handshakes_failed_total", "counter", handshakes_failed, "Connections that ended before TLS stood"),
+        ROW("address_connections_refused_total", "counter", addresses_refused,
+            "Connections closed at once: their address has as many as --max-connections-per-address"),
         ROW("delayed_connections_total", "counter", delayed, "Connections that waited in the queue of the kernel as there were too many"),
 #undef ROW
     };

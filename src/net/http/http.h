@@ -96,6 +96,8 @@ struct kvr_body *kvr_body_derive(const struct kvr_body *from, struct kvr_buf *by
 struct kvr_body *kvr_body_ref(struct kvr_body *b);
 void kvr_body_unref(struct kvr_body *b);
 
+struct kvr_addresses; /* net/http/addresses.h */
+
 /*
  * What the servers of a program, or of one kind of port of it, share: a budget for the request bodies that are held at once
  * (from the first byte to the last reference; bytes of memory, not what Content-Length promises) and counters. Zeroed, with
@@ -104,8 +106,9 @@ void kvr_body_unref(struct kvr_body *b);
  */
 struct kvr_http_shared {
     size_t bodies_max; /* bytes; 0: no limit. A body beyond is refused with 503 and Retry-After; a quarter is for those up to 64 KiB */
-    _Atomic uint64_t bodies_held, bodies_refused, write_timeouts, answers_broken, accept_failures, evicted, delayed, handshakes,
-        handshakes_failed;
+    struct kvr_addresses *addresses; /* NULL: connections are not counted by address */
+    _Atomic uint64_t addresses_refused, bodies_held, bodies_refused, write_timeouts, answers_broken, accept_failures, evicted, delayed,
+        handshakes, handshakes_failed;
 };
 
 struct kvr_http_port {

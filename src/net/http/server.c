@@ -11,6 +11,7 @@
  * Room for new connections: at the limit the oldest one that is idle, or has been sending its request or not reading its answer for
  * some time, is closed. When there is none, the new one waits in the kernel's queue until another ends.
  */
+#include "net/http/addresses.h"
 #include "net/http/server_internal.h"
 
 #include <errno.h>
@@ -123,6 +124,7 @@ static void on_conn_closed(uv_handle_t *h)
     *(c->next ? &c->next->prev : &s->oldest) = c->prev;
     *(c->prev ? &c->prev->next : &s->conns) = c->next;
     s->stats.open--;
+    if (c->counted) kvr_addresses_leave(s->shared->addresses, c->address);
     if (!s->listening && !s->draining && !s->closed) take_connections(s);
     kvr__request_free(c);
     kvr_headers_free(&c->headers);
@@ -289,6 +291,19 @@ static struct kvr_http_conn *conn_new(struct kvr_http_server *s)
     return c;
 }
 
+/* Counts the one that was accepted. Returns: false: its address has as many as it may, and it is closed without a word. */
+static bool may_have_one_more(struct kvr_http_server *s, uint64_t *address)
+{
+    struct sockaddr_storage from = {0};
+    socklen_t len = sizeof from;
+    if (getpeername(s->accepted, (struct sockaddr *)&from, &len) == 0) *address = kvr_address_of((struct sockaddr *)&from);
+    if (kvr_addresses_enter(s->shared->addresses, *address)) return true;
+    atomic_fetch_add(&s->shared->addresses_refused, 1);
+    close(s->accepted);
+    s->accepted = -1;
+    return false;
+}
+
 /* One connection of the kernel's queue. false: there is none, or no room, memory or descriptor for it: *blocked. */
 static bool take_connection(struct kvr_http_server *s, bool *blocked)
 {
@@ -299,13 +314,19 @@ static bool take_connection(struct kvr_http_server *s, bool *blocked)
         if (*blocked) atomic_fetch_add(&s->shared->accept_failures, 1);
         return !*blocked || evict(s);
     }
+    uint64_t address = 0;
+    bool counts = s->shared->addresses != NULL;
+    if (counts && !may_have_one_more(s, &address)) return true;
     bool room = s->live < s->config.connections_max || evict(s);
     struct kvr_http_conn *c = room ? conn_new(s) : NULL;
     *blocked = !c;
     if (!c) {
+        if (counts) kvr_addresses_leave(s->shared->addresses, address); /* it is counted when it is looked at again */
         atomic_fetch_add(room ? &s->shared->accept_failures : &s->shared->delayed, 1);
         return false;
     }
+    c->counted = counts;
+    c->address = address;
     int rc = uv_tcp_open(&c->tcp, s->accepted);
     if (rc) close(s->accepted);
     s->accepted = -1;

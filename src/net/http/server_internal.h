@@ -55,7 +55,9 @@ struct kvr_http_conn {
     bool above_high;     /* more than KVR_HTTP_HIGH_WATER was queued, and not yet less than the low mark: nothing is parsed or read */
     bool write_failed;   /* nothing more is sent; the next sweep resets the connection, so that writing never calls back */
     bool reset_at_close; /* the end of the connection would look like the end of the answer */
-    int64_t left;        /* body bytes still to be sent when the length is known; -1 unknown */
+    bool counted;        /* by address */
+    uint64_t address;
+    int64_t left; /* body bytes still to be sent when the length is known; -1 unknown */
     int fail_status;
     const char *fail_text;
 };

@@ -356,6 +356,34 @@ static void post_packed(struct serve *s, struct kvr_http_conn *c, struct kvr_tex
     else if (serves_index(s, c)) served_post_packed(s, c);
 }
 
+/* ---- keys of the data port --------------------------------------------------------------------------- */
+
+static bool has_keys(const struct serve *s, struct kvr_http_conn *c)
+{
+    if (!s->keyrings.path) admin_error(c, 404, "the data port asks for no keys (--api-key-file)");
+    return s->keyrings.path != NULL;
+}
+
+static void get_api_keys(struct serve *s, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    if (!has_keys(s, c)) return;
+    keyrings_write(s, &b);
+    admin_reply(c, 200, &b);
+}
+
+static void reload_api_keys(struct serve *s, struct kvr_http_conn *c)
+{
+    char err[512];
+    if (!has_keys(s, c)) return;
+    if (keyrings_reload(s, err, sizeof err) == 0) {
+        get_api_keys(s, c);
+        return;
+    }
+    kvr_log_warning("kvroute serve: --api-key-file: %s; the old keys stay", err);
+    admin_error(c, 400, err);
+}
+
 /* ---- routes ------------------------------------------------------------------------------------------ */
 
 static const struct {
@@ -373,6 +401,7 @@ static const struct {
     {"/workers", get_workers, admin_post_worker},
     {"/loads", get_loads, NULL},
     {"/dump", get_dump, NULL},
+    {"/api_keys", get_api_keys, NULL},
     {"/busy_threshold", get_busy, set_busy},
     {"/potential_loads", NULL, admin_potential_loads},
     {"/overlap_scores", NULL, admin_overlap_scores},
@@ -586,6 +615,10 @@ static void begin(struct serve *s, struct kvr_http_conn *c)
     }
     if (under(rq->path, "/reservations/", &rest)) {
         one_reservation(s, c, rest);
+        return;
+    }
+    if (is_post && kvr_text_is(rq->path, "/api_keys/reload")) { /* which has no body */
+        reload_api_keys(s, c);
         return;
     }
     if (is_post && kvr_text_is(rq->path, "/debug/validate")) {

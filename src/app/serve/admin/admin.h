@@ -67,7 +67,8 @@ struct question {
     uint64_t eff_isl; /* what the rule of one leg or two went by */
     bool has_protocol;
     enum kvr_kv_protocol protocol; /* of the pair; or that a worker has to have */
-    char model[MODEL_MAX], lora[MODEL_MAX], salt[256], group[MODEL_MAX], policy_class[KVR_CLASS_NAME_MAX];
+    char model[MODEL_MAX], lora[MODEL_MAX], salt[256], group[MODEL_MAX], policy_class[KVR_CLASS_NAME_MAX], tenant[256];
+    double tenant_weight;
     uint32_t *tokens;
     uint64_t *locals, *seqs, *allowed;
     size_t tokens_n, locals_n, seqs_n, allowed_n;

@@ -254,6 +254,8 @@ static void put_queues(struct serve *s, struct kvr_prom_page *b)
     put_queue_gauge(s, b, "router_queue_pending_isl_tokens", "Their prompt tokens", offsetof(struct kvr_class_stats, isl_tokens));
     put_queue_gauge(s, b, "router_queue_pending_cached_tokens", "Of these, cached somewhere",
                     offsetof(struct kvr_class_stats, cached_tokens));
+    put_queue_gauge(s, b, "router_queue_pending_tenants", "API keys that have requests in the queue",
+                    offsetof(struct kvr_class_stats, tenants));
     put_family(b, "router_queue_backpressure_total", "counter", "Requests refused by a limit of their class");
     for (const struct partition *p = s->partitions; p; p = p->next)
         for (size_t c = 0; c < kvr_router_classes(p->router); c++)
@@ -344,6 +346,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     kvr_recorder_metrics(s->recorder, b);
     kvr_view_store_metrics(s->store, b);
     kvr_http_shared_metrics((struct kvr_http_port[]){{"admin", &s->admin_http}, {"data", &s->http}}, s->o->select_only ? 1 : 2, b);
+    keyrings_metrics(s, b);
     doors_metrics(s, b);
     replicas_metrics(s, b);
     served_metrics(s, b);

@@ -2,6 +2,7 @@
 /* A prompt and who may serve it, from the bodies of the admin port. Every refusal names the member. */
 #include <math.h>
 #include <string.h>
+#include <kvroute/hash.h>
 
 #include "app/serve/admin/admin.h"
 #include "app/serve/data/domains.h"
@@ -404,6 +405,8 @@ static const char *read_fields(struct kvr_json o, const struct kvr_ids *text_ids
         !member_text(o, "cache_salt", q->salt, sizeof q->salt, &bad) || !member_text(o, "cache_namespace", q->salt, sizeof q->salt, &bad) ||
         !member_text(o, "routing_group", q->group, MODEL_MAX, &bad) ||
         !member_text(o, "policy_class", q->policy_class, sizeof q->policy_class, &bad) ||
+        !member_text(o, "tenant", q->tenant, sizeof q->tenant, &bad) ||
+        !member_double(o, "tenant_weight", 0.001, 1000, &q->tenant_weight, &bad) ||
         !member_u64(o, "isl_tokens", UINT32_MAX, &q->isl, &bad) || !member_u64(o, "new_isl_tokens", UINT32_MAX, &q->isl, &bad) ||
         !member_double(o, "priority_jump", -1e9, 1e9, &q->priority, &bad) || !member_u64(o, "strict_priority", UINT32_MAX, &strict, &bad))
         return bad;
@@ -482,6 +485,11 @@ static int mode_option(const struct question *q)
     return q->phase == ASKS_DECODE ? o->decode_mode : 0;
 }
 
+static uint64_t tenant_of(const struct question *q)
+{
+    return q->tenant[0] ? kvr_hash_bytes(q->tenant, strlen(q->tenant), kvr_secret()) | 1 : 0;
+}
+
 struct kvr_router_request question_request(const struct question *q)
 {
     const struct serve *s = q->partition->serve;
@@ -512,6 +520,8 @@ struct kvr_router_request question_request(const struct question *q)
                                     .pin = q->pin,
                                     .priority_jump = q->priority,
                                     .strict_priority = q->strict_priority,
+                                    .tenant = tenant_of(q),
+                                    .tenant_weight = q->tenant_weight,
                                     .policy_class = q->policy_class,
                                     .policy_class_len = strlen(q->policy_class),
                                     .override = &q->override};

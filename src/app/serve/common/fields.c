@@ -96,6 +96,8 @@ static const struct {
     {"token_ids", "an array of token ids, whole numbers from 0 to 4294967295"},
     {"tokens", "an array of at least one token id, whole numbers from 0 to 4294967295"},
     {"total_kv_blocks", U64},
+    {"tenant", "a text of at most 255 bytes"},
+    {"tenant_weight", "a number from 0.001 to 1000"},
     {"tp_size", "a whole number from 1 to 65535"},
     {"track_prefill_tokens", "true or false"},
     {"worker_id", U64},

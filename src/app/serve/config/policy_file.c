@@ -26,6 +26,7 @@ static int class_key(const struct kvr_yaml *y, const char *key, const yaml_node_
         {"quantum", &c->quantum},
         {"prefill_busy_threshold", &c->busy_tokens},
         {"prefill_busy_threshold_frac", &c->busy_frac},
+        {"request_busy_threshold", &c->busy_requests},
         {"busy_worker_ratio", &c->busy_worker_ratio},
         {"request_queue_limit_per_worker", &c->requests_per_worker},
         {"raw_isl_token_queue_limit_per_worker", &c->raw_isl_per_worker},
@@ -55,7 +56,8 @@ static int class_key(const struct kvr_yaml *y, const char *key, const yaml_node_
     return kvr_yaml_refuse(
         y, key_node, key,
         "unknown key of a class; allowed: name, policy_family, cache_bucket, queue_policy, quantum, prefill_busy_threshold, "
-        "prefill_busy_threshold_frac, busy_worker_ratio, request_queue_limit_per_worker, raw_isl_token_queue_limit_per_worker, "
+        "prefill_busy_threshold_frac, request_busy_threshold, busy_worker_ratio, request_queue_limit_per_worker, "
+        "raw_isl_token_queue_limit_per_worker, "
         "cached_token_queue_limit_per_worker, queue_ageing_secs");
 }
 

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "app/serve/data/admission.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/side_call.h"
@@ -17,8 +18,7 @@ static void on_over(struct side_call *c, bool ok)
 
 static void put_head(const struct request *r, const struct worker *w, size_t body_len, struct kvr_buf *h)
 {
-    const struct kvr_headers *headers = r->conn ? kvr_http_conn_request(r->conn)->headers : NULL;
-    struct kvr_text key = headers ? kvr_headers_get(headers, "authorization") : (struct kvr_text){NULL, 0};
+    struct kvr_text key = admission_authorization(r);
     kvr_buf_printf(h, "POST %s/abort_request HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
                    w->endpoint.base, w->endpoint.authority, body_len);
     if (key.ptr) kvr_buf_printf(h, "Authorization: %.*s\r\n", (int)key.len, key.ptr);

@@ -7,6 +7,7 @@
 #include "app/serve/data/answer.h"
 
 #include "app/serve/data/account.h"
+#include "app/serve/data/admission.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/phases.h"
@@ -51,6 +52,7 @@ static void put_decision_headers(const struct request *r, struct kvr_buf *h)
     if (r->routed && serve_of(r)->ingest) kvr_buf_printf(h, "x-kvroute-view: %s\r\n", kvr_view_knowledge_name(p->view));
     kvr_buf_printf(h, "x-kvroute-reason: %s\r\n", p->reason);
     put_leg_headers(r, h);
+    admission_put_headers(r, h);
     if (r->explain && r->routed) decision_table_header(&p->table, h);
 }
 

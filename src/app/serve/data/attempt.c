@@ -5,6 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "app/serve/data/admission.h"
 #include "app/serve/data/legs.h"
 
 enum { ENDING_MS = 1000 /* for a worker to end a stream whose last event has passed */ };
@@ -229,13 +230,13 @@ static bool is_ours(struct kvr_text name)
     return false;
 }
 
-static void put_client_headers(const struct kvr_headers *headers, struct kvr_buf *h)
+static void put_client_headers(const struct request *r, const struct kvr_headers *headers, struct kvr_buf *h)
 {
     struct kvr_hop_by_hop hop;
     (void)kvr_hop_by_hop_read(headers, &hop);
     for (size_t i = 0; i < headers->n; i++) {
         struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
-        if (is_ours(name) || kvr_header_is_hop_by_hop(&hop, name)) continue;
+        if (is_ours(name) || kvr_header_is_hop_by_hop(&hop, name) || admission_keeps(r, name)) continue;
         kvr_buf_printf(h, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
     }
 }
@@ -256,9 +257,9 @@ static void put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h
     struct kvr_text method = rq->is_head ? (struct kvr_text){"HEAD", 4} : rq->method;
     kvr_buf_printf(h, "%.*s %s%.*s HTTP/1.1\r\nHost: %s\r\n", (int)method.len, method.ptr, w->endpoint.base, (int)rq->target.len,
                    rq->target.ptr, w->endpoint.authority);
-    put_client_headers(rq->headers, h);
+    put_client_headers(a->request, rq->headers, h);
     put_request_id(a, h);
-    if (!kvr_headers_get(rq->headers, "authorization").ptr) worker_key_put(w->api_key, h);
+    if (!admission_authorization(a->request).ptr) worker_key_put(w->api_key, h);
     if (a->names_rank) kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", a->named_rank); /* the one whose load is booked */
     if (body_len || kvr_text_is(rq->method, "POST") || kvr_text_is(rq->method, "PUT"))
         kvr_buf_printf(h, "Content-Length: %zu\r\n", body_len);

@@ -155,6 +155,16 @@ static void take_salt(struct request *r, const struct kvr_openai_request *rq)
     r->salt_len = r->salt ? rq->salt_len : 0;
 }
 
+/* Tokens that the engine may generate for it: each form has its own member, and there may be several answers. */
+static uint64_t asked_output(const struct kvr_openai_request *rq)
+{
+    uint64_t tokens = rq->max_tokens, n = 1;
+    if (!tokens) (void)kvr_json_as_u64(kvr_json_get(rq->root, "max_output_tokens"), &tokens);
+    if (!tokens) (void)kvr_json_as_u64(kvr_json_get(kvr_json_get(rq->root, "sampling_params"), "max_new_tokens"), &tokens);
+    (void)kvr_json_as_u64(kvr_json_get(rq->root, "n"), &n);
+    return KVR_MIN(tokens, (uint64_t)1 << 32) * KVR_MAX(KVR_MIN(n, (uint64_t)1024), (uint64_t)1);
+}
+
 static void take_members(struct request *r, const struct kvr_openai_request *rq)
 {
     r->is_object = true;
@@ -167,6 +177,7 @@ static void take_members(struct request *r, const struct kvr_openai_request *rq)
     if (rq->priority > 0 && r->priority == 0) r->priority = rq->priority;
     if (rq->strict_priority && !r->strict_priority) r->strict_priority = rq->strict_priority;
     take_salt(r, rq);
+    r->admission.output_asked = asked_output(rq);
 }
 
 /* What decides about two legs. */

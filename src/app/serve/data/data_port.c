@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "app/serve/data/admission.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/flow.h"
 #include "app/serve/data/pins.h"
@@ -95,6 +96,10 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
     r->is_head_request = head->is_head;
     r->deletes = kvr_text_is(head->method, "DELETE");
     r->total_deadline_ms = request_after(serve_of(r)->o->total_timeout);
+    if (admission_begin(r, head, head->body_len) != OUTCOME_DONE) {
+        flow_end_refused(r);
+        return;
+    }
     const char *why = read_hints(r, head->headers);
     if (why) {
         flow_refuse(r, 400, why);
@@ -128,22 +133,34 @@ static void model_answer(struct loop *l, struct kvr_http_conn *c, struct kvr_tex
 {
     char name[MODEL_MAX] = "", text[MODEL_MAX + 32];
     struct kvr_buf b = {0};
-    if (models_id_of_path(id, name) && models_write_one(l->serve, &b, name)) {
+    struct admission_look look;
+    if (!admission_look(l->serve, c, &look)) return;
+    if (models_id_of_path(id, name) && admission_shows(&look, name) && models_write_one(l->serve, &b, name)) {
         kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
     } else {
         snprintf(text, sizeof text, "the model '%s' does not exist", name);
         reply_error(c, 404, text, NULL);
     }
     kvr_buf_free(&b);
+    admission_look_end(&look);
+}
+
+static void models_answer(struct loop *l, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    struct admission_look look;
+    if (!admission_look(l->serve, c, &look)) return;
+    models_write(l->serve, &b, admission_shows, &look);
+    kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
+    kvr_buf_free(&b);
+    admission_look_end(&look);
 }
 
 static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
 {
-    struct kvr_buf b = {0};
     const char *why = "";
     if (what == 0) {
-        models_write(l->serve, &b);
-        kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
+        models_answer(l, c);
     } else if (what == 1) {
         kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
     } else if (serve_ready(l->serve, &why)) {
@@ -151,7 +168,6 @@ static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
     } else {
         reply_error(c, 503, why, NULL);
     }
-    kvr_buf_free(&b);
 }
 
 /* What is routed by its prompt, and where it is posted. */

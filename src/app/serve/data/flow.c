@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "app/serve/data/account.h"
+#include "app/serve/data/admission.h"
 #include "app/serve/data/answer.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/here.h"
@@ -97,6 +98,7 @@ static void close_request(struct request *r)
 {
     leave(r);
     account_close(r);
+    admission_close(r);
     attempt_free(r->attempt);
     legs_free(r);
     request_free(r);
@@ -121,7 +123,7 @@ static void end_refused(struct request *r)
     r->status = why.status;
     if (!r->working) account_request(r);
     if (why.status >= 500) COUNT(r, errors_total);
-    if (c && !in_stream) reply_error(c, why.status, why.text, r->id);
+    if (c && !in_stream) reply_refusal(c, &why, r);
     end(r);
     if (in_stream) reply_error_event(c, why.status, why.text);
     free(why.made);
@@ -303,7 +305,7 @@ static enum outcome follow(struct request *r, enum outcome o)
     if (o == OUTCOME_REFUSED || o == OUTCOME_BROKEN || (o == OUTCOME_GONE && !answer_is_complete(r))) meeting_abort(r);
     switch (o) {
     case OUTCOME_WAITS: break;
-    case OUTCOME_DONE: return move(r, next_phase(r));
+    case OUTCOME_DONE: return (o = admission_next(r)) == OUTCOME_DONE ? move(r, next_phase(r)) : o;
     case OUTCOME_NOBODY: return wait_or_refuse(r);
     case OUTCOME_FAILED: return ask_another(r);
     case OUTCOME_BYTES: return relay(r);
@@ -332,8 +334,14 @@ void flow_begin(struct request *r)
 
 void flow_refuse(struct request *r, int status, const char *why)
 {
+    (void)request_refuse(r, status, why);
+    flow_end_refused(r);
+}
+
+void flow_end_refused(struct request *r)
+{
     r->step = step;
-    step(r, request_refuse(r, status, why));
+    step(r, OUTCOME_REFUSED);
 }
 
 void flow_take_ready(struct loop *l)

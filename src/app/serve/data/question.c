@@ -61,6 +61,10 @@ static void fill_in(struct request *r, const struct roster_row *row, struct kvr_
                                       .policy_class = r->policy_class,
                                       .policy_class_len = strlen(r->policy_class),
                                       .mode = mode_of(r)};
+    if (r->admission.key) { /* the address of what it uses is its own as long as a request of it is there, and survives reloads */
+        rq->tenant = (uint64_t)(uintptr_t)r->admission.key->use;
+        rq->tenant_weight = r->admission.key->weight;
+    }
     rq->excluded_n = legs_exclude(r, row, &rq->excluded);
     /* With a rule, what a decode worker has counts, so that a conversation stays where it may be served whole the next time. */
     if (legs_are_two(r) && !prefills) rq->override = kvr_decode_leg(serve_of(r)->o->conditional_disagg);

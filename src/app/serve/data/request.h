@@ -118,8 +118,20 @@ enum wish { WISH_NONE, WISH_REMOTE, WISH_LOCAL };
 /* Why a request gets no answer of a worker. */
 struct refusal {
     int status;
+    const char *code; /* static, for programs; NULL: the status */
+    uint64_t retry_s; /* when it may be tried again; 0: not said */
     const char *text; /* static, or `made` */
     char *made;       /* owned; NULL: none */
+};
+
+/* What its API key lets it do: data/admission.h. */
+struct admission {
+    struct keyring *ring;              /* held; NULL: nobody is asked for a key */
+    const struct api_key *key;         /* the ring's; NULL: none, or it was refused */
+    const struct limited_model *model; /* the ring's; NULL: its model has no limits */
+    bool in_key, in_model;             /* it counts as under way */
+    uint64_t output_asked;             /* tokens; 0: the body does not say */
+    double taken;                      /* tokens, of the buckets */
 };
 
 /* ---- what each phase may hold; it is zero when the phase begins, and is given back when the phase ends -------- */
@@ -201,6 +213,7 @@ struct request {
     uint64_t phase_deadline_ms, total_deadline_ms; /* 0: none */
     uint64_t wait_deadline_ms;                     /* of CHOOSING and PARKED together; 0: it has not waited */
     struct refusal refusal;
+    struct admission admission;
 
     /* What its head says: data_port.c */
     char id[ID_MAX], session[256], policy_class[KVR_CLASS_NAME_MAX];
@@ -272,6 +285,12 @@ struct request {
 static inline struct serve *serve_of(const struct request *r)
 {
     return r->loop->serve;
+}
+
+/* The name of the API key that it came with; "": it needs none. */
+static inline const char *request_client(const struct request *r)
+{
+    return r->admission.key ? r->admission.key->name : "";
 }
 
 #define COUNT(r, name) atomic_fetch_add_explicit(&serve_of(r)->metrics.name, 1, memory_order_relaxed)

@@ -13,6 +13,7 @@
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/forward.h"
 #include "app/serve/data/here.h"
+#include "app/serve/data/admission.h"
 #include "app/serve/data/phases.h"
 
 #include "app/serve/tokenizers/tokenizers.h"
@@ -260,7 +261,7 @@ static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, 
 
 void tokenize_put_head(const struct request *r, const struct worker *w, size_t len, struct kvr_buf *h)
 {
-    struct kvr_text auth = kvr_headers_get(kvr_http_conn_request(r->conn)->headers, "authorization");
+    struct kvr_text auth = admission_authorization(r);
     kvr_buf_printf(h, "POST %s/tokenize HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
                    w->endpoint.base, w->endpoint.authority, len);
     if (auth.ptr) kvr_buf_printf(h, "Authorization: %.*s\r\n", (int)auth.len, auth.ptr);

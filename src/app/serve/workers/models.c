@@ -86,7 +86,7 @@ static struct model_entry *collect(struct serve *s, size_t *count)
     return seen;
 }
 
-void models_write(struct serve *s, struct kvr_buf *out)
+void models_write(struct serve *s, struct kvr_buf *out, bool (*shows)(const void *ctx, const char *id), const void *ctx)
 {
     size_t n;
     struct model_entry *list = collect(s, &n);
@@ -95,7 +95,8 @@ void models_write(struct serve *s, struct kvr_buf *out)
     kvr_json_put_str(out, "object", "list");
     kvr_json_key(out, "data");
     kvr_json_open(out, '[');
-    for (size_t k = 0; k < n; k++) write_entry(&list[k], out);
+    for (size_t k = 0; k < n; k++)
+        if (shows(ctx, list[k].id)) write_entry(&list[k], out);
     kvr_json_close(out, ']');
     kvr_json_close(out, '}');
     free(list);

@@ -10,7 +10,8 @@
 struct serve;
 
 bool models_id_of_path(struct kvr_text path, char id[MODEL_MAX]); /* percent-decoded; false: no model's */
-void models_write(struct serve *s, struct kvr_buf *out);
+/* Those of which `shows` says yes. */
+void models_write(struct serve *s, struct kvr_buf *out, bool (*shows)(const void *ctx, const char *id), const void *ctx);
 bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id); /* false: nobody lists it */
 
 #endif

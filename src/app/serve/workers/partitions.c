@@ -54,6 +54,7 @@ static void policy_of(const struct serve_options *o, const char *model, struct k
     kvr_policy_init(out);
     out->classes[0].policy = (enum kvr_queue_policy)o->queue_policy;
     out->classes[0].busy_frac = o->queue_threshold;
+    out->classes[0].busy_requests = (double)o->queue_requests;
     out->classes[0].ageing_ns = (uint64_t)(o->queue_ageing * 1e9);
 }
 

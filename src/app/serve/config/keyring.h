@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The API keys in force. A keyring does not change once it is made: a request holds the one that it found, and reads it without a lock;
+ * reading the file again puts another one in its place for the requests that come then.
+ *
+ *     request --> keyring --> key --> use        what the key has used: buckets, requests under way, counters
+ *                    |                 ^
+ *     (replaced)  keyring --> key -----'         the same one, by the key's name: it outlives a reload, and a new secret
+ *
+ * A key is found by the SHA-256 of what the client sent: one digest for a request, one place of a table (keyed, so that nobody can
+ * prepare secrets that meet there), and a comparison in constant time. The table tells nothing by its timing but places of digests, from
+ * which no secret can be made.
+ *
+ * Use is counted for the process, whatever the number of data loops; other routers have their own.
+ *
+ * Threads: any; changes are the main loop's. Locks: KEYRING to take hold of the one in force, KEY_USE for buckets: leaves, held for a
+ * few instructions; never both.
+ */
+#ifndef KVR_SERVE_KEYRING_H
+#define KVR_SERVE_KEYRING_H
+
+#include "app/serve/config/api_keys.h"
+#include "base/bucket.h"
+#include "base/lock.h"
+#include "net/http/http.h"
+
+struct kvr_prom_page;
+struct serve;
+
+enum key_refusal {
+    KEY_REFUSED_MISSING,
+    KEY_REFUSED_UNKNOWN,
+    KEY_REFUSED_EXPIRED,
+    KEY_REFUSED_MODEL,
+    KEY_REFUSED_BODY,
+    KEY_REFUSED_PROMPT,
+    KEY_REFUSED_CONCURRENT,
+    KEY_REFUSED_REQUESTS,
+    KEY_REFUSED_TOKENS,
+    KEY_REFUSALS
+};
+
+enum { KEY_STATUSES = 6 }; /* by the first digit; 0: others */
+
+/* What a key, or a model, uses and has used. */
+struct key_use {
+    _Atomic size_t holders;
+    char name[MODEL_MAX];
+    struct kvr_lock lock; /* the buckets */
+    struct kvr_bucket requests, tokens;
+    _Atomic uint64_t under_way;
+    _Atomic uint64_t answered[KEY_STATUSES], refused[KEY_REFUSALS], tokens_in, tokens_out;
+};
+
+struct keyring {
+    _Atomic size_t holders;
+    struct api_keys file;
+    uint64_t secret;
+    uint32_t *table; /* of file.keys, from 1; 0: free */
+    size_t mask;
+};
+
+struct keyrings {
+    struct kvr_lock lock; /* now */
+    struct keyring *now;  /* NULL: no file is configured, and nothing is checked */
+    const char *path;
+    _Atomic uint64_t nobody[KEY_REFUSALS]; /* refusals that are no key's */
+    _Atomic uint64_t reloads, reloads_failed;
+};
+
+/* Reads the file that is configured, if there is one. Returns: 0, or -1 with the reason in err, which names the option. */
+int keyrings_open(struct serve *s, char *err, size_t cap);
+/* Reads it again; when that fails the keys of before stay. Returns: 0, or -1 with the reason in err. */
+int keyrings_reload(struct serve *s, char *err, size_t cap);
+void keyrings_close(struct serve *s);
+/* Names, limits and use of each; no secret. */
+void keyrings_write(struct serve *s, struct kvr_buf *out);
+/* kvroute_key_... */
+void keyrings_metrics(struct serve *s, struct kvr_prom_page *out);
+
+/* With a reference; NULL: nothing is checked. */
+struct keyring *keyring_hold(struct keyrings *k);
+void keyring_let_go(struct keyring *ring); /* NULL is fine */
+/* Borrowed from the ring. NULL: it has no such key, or there is no memory. */
+const struct api_key *keyring_find(const struct keyring *ring, struct kvr_text secret);
+/* The limits of a model; NULL: it has none. */
+const struct limited_model *keyring_model(const struct keyring *ring, const char *model);
+
+enum key_bucket { KEY_BUCKET_REQUESTS, KEY_BUCKET_TOKENS };
+
+/* One more request under way. Returns: false: there are as many as may be, and it does not count. */
+bool key_use_enter(struct key_use *u, const struct key_limits *l);
+void key_use_leave(struct key_use *u);
+/* As kvr_bucket_take and kvr_bucket_correct. */
+double key_use_take(struct key_use *u, const struct key_limits *l, enum key_bucket which, double amount);
+void key_use_correct(struct key_use *u, const struct key_limits *l, enum key_bucket which, double more);
+
+struct key_left {
+    bool limited;
+    double limit, left, full_in_s;
+};
+struct key_left key_use_left(struct key_use *u, const struct key_limits *l, enum key_bucket which);
+
+static inline void key_use_refused(struct key_use *u, enum key_refusal why)
+{
+    atomic_fetch_add_explicit(&u->refused[why], 1, memory_order_relaxed);
+}
+
+#endif

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* app/serve/data/admission.h says what this is. */
+#include "app/serve/data/admission.h"
+
+#include <math.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#include "app/serve/data/attempt.h"
+#include "app/serve/data/reply.h"
+
+/* ---- who asks ---------------------------------------------------------------------------------------- */
+
+/* Headers that carry a key: OpenAI's clients, Anthropic's, Azure's. */
+static const char *const key_headers[] = {"authorization", "x-api-key", "api-key"};
+
+/* The first of them that has one. */
+static struct kvr_text presented(const struct kvr_headers *h)
+{
+    static const char scheme[] = "bearer ";
+    size_t skip = sizeof scheme - 1;
+    struct kvr_text v = kvr_headers_get(h, key_headers[0]);
+    if (v.ptr && v.len > skip && !strncasecmp(v.ptr, scheme, skip)) return (struct kvr_text){v.ptr + skip, v.len - skip};
+    v = kvr_headers_get(h, key_headers[1]);
+    return v.ptr && v.len ? v : kvr_headers_get(h, key_headers[2]);
+}
+
+/* Returns: the key of a request, which has not expired; or NULL with the refusal. */
+static const struct api_key *find_key(struct serve *s, const struct keyring *ring, const struct kvr_headers *h, struct refusal *no)
+{
+    struct kvr_text secret = presented(h);
+    bool has = secret.ptr && secret.len;
+    const struct api_key *k = has ? keyring_find(ring, secret) : ring->file.has_anonymous ? &ring->file.anonymous : NULL;
+    if (!k) {
+        *no = (struct refusal){.status = 401,
+                               .code = "invalid_api_key",
+                               .text = has ? "the API key is not known here"
+                                           : "an API key is required: Authorization: Bearer KEY, x-api-key or api-key"};
+        atomic_fetch_add_explicit(&s->keyrings.nobody[has ? KEY_REFUSED_UNKNOWN : KEY_REFUSED_MISSING], 1, memory_order_relaxed);
+    } else if ((int64_t)time(NULL) >= k->expires) {
+        *no = (struct refusal){.status = 403, .code = "expired_api_key", .text = "the API key has expired"};
+        key_use_refused(k->use, KEY_REFUSED_EXPIRED);
+        k = NULL;
+    }
+    return k;
+}
+
+bool admission_look(struct serve *s, struct kvr_http_conn *c, struct admission_look *out)
+{
+    struct refusal no;
+    *out = (struct admission_look){.ring = keyring_hold(&s->keyrings)};
+    if (!out->ring || (out->key = find_key(s, out->ring, kvr_http_conn_request(c)->headers, &no))) return true;
+    admission_look_end(out);
+    reply_refusal(c, &no, NULL);
+    return false;
+}
+
+void admission_look_end(struct admission_look *look)
+{
+    keyring_let_go(look->ring);
+    look->ring = NULL;
+}
+
+bool admission_shows(const void *look, const char *model)
+{
+    const struct admission_look *l = look;
+    return !l->key || api_key_allows(l->key, model);
+}
+
+/* ---- what it may do ---------------------------------------------------------------------------------- */
+
+static const char *client_of(const struct request *r)
+{
+    return request_client(r);
+}
+
+static enum outcome refuse(struct request *r, enum key_refusal why, const char *code)
+{
+    key_use_refused(r->admission.key->use, why);
+    r->refusal.code = code;
+    return OUTCOME_REFUSED;
+}
+
+static enum outcome refuse_size(struct request *r, enum key_refusal why, const char *what, uint64_t has, uint64_t limit, const char *name)
+{
+    (void)request_refusef(r, 413, "%s of %llu exceeds the limit of key '%s': %s is %llu", what, (unsigned long long)has, client_of(r), name,
+                          (unsigned long long)limit);
+    return refuse(r, why, "request_too_large");
+}
+
+/* `whose`: "key" or "model". */
+static enum outcome refuse_rate(struct request *r, enum key_refusal why, const char *whose, const char *limit, double value, double wait_s)
+{
+    const char *name = *whose == 'k' ? client_of(r) : r->model;
+    (void)request_refusef(r, 429, "rate limit of %s '%s' reached: %s is %g; try again in %.3g s", whose, name, limit, value, wait_s);
+    r->refusal.retry_s = (uint64_t)KVR_MAX(ceil(wait_s), 1.0);
+    return refuse(r, why, "rate_limit_exceeded");
+}
+
+static enum outcome enter(struct request *r, struct key_use *u, const struct key_limits *l, const char *whose, bool *entered)
+{
+    *entered = key_use_enter(u, l);
+    if (*entered) return OUTCOME_DONE;
+    return refuse_rate(r, KEY_REFUSED_CONCURRENT, whose, "max_concurrent", (double)l->max_concurrent, 1);
+}
+
+static enum outcome take_request(struct request *r, struct key_use *u, const struct key_limits *l, const char *whose)
+{
+    double wait = key_use_take(u, l, KEY_BUCKET_REQUESTS, 1);
+    if (wait <= 0) return OUTCOME_DONE;
+    return refuse_rate(r, KEY_REFUSED_REQUESTS, whose, "requests_per_second", l->requests_per_second, wait);
+}
+
+enum outcome admission_begin(struct request *r, const struct kvr_http_request *head, size_t body_len)
+{
+    struct admission *a = &r->admission;
+    struct refusal no;
+    if (!(a->ring = keyring_hold(&serve_of(r)->keyrings))) return OUTCOME_DONE;
+    if (!(a->key = find_key(serve_of(r), a->ring, head->headers, &no))) {
+        r->refusal = no;
+        return OUTCOME_REFUSED;
+    }
+    const struct key_limits *l = &a->key->limits;
+    if (l->max_body_size && body_len > l->max_body_size)
+        return refuse_size(r, KEY_REFUSED_BODY, "the request body", body_len, l->max_body_size, "max_body_size");
+    enum outcome o = enter(r, a->key->use, l, "key", &a->in_key);
+    return o == OUTCOME_DONE ? take_request(r, a->key->use, l, "key") : o;
+}
+
+static void clamp_priority(struct request *r)
+{
+    double most = r->admission.key->priority_max;
+    if (most < 0) return;
+    r->priority = KVR_MIN(r->priority, most);
+    if ((double)r->strict_priority > most) r->strict_priority = (uint32_t)most;
+}
+
+static enum outcome judge_model(struct request *r)
+{
+    struct admission *a = &r->admission;
+    clamp_priority(r);
+    if (!api_key_allows(a->key, r->model)) {
+        if (r->model[0]) (void)request_refusef(r, 403, "key '%s' may not use the model '%s'", client_of(r), r->model);
+        else (void)request_refusef(r, 403, "key '%s' may use some models only, and the request names none", client_of(r));
+        return refuse(r, KEY_REFUSED_MODEL, "model_not_allowed");
+    }
+    if (!(a->model = keyring_model(a->ring, r->model))) return OUTCOME_DONE;
+    enum outcome o = enter(r, a->model->use, &a->model->limits, "model", &a->in_model);
+    if (o == OUTCOME_DONE) o = take_request(r, a->model->use, &a->model->limits, "model");
+    if (o != OUTCOME_DONE) key_use_correct(a->key->use, &a->key->limits, KEY_BUCKET_REQUESTS, -1); /* its key has not used it */
+    return o;
+}
+
+static enum outcome judge_tokens(struct request *r)
+{
+    struct admission *a = &r->admission;
+    const struct key_limits *l = &a->key->limits;
+    if (l->max_prompt_tokens && r->isl > l->max_prompt_tokens)
+        return refuse_size(r, KEY_REFUSED_PROMPT, "the prompt", r->isl, l->max_prompt_tokens, "max_prompt_tokens");
+    double amount = (double)r->isl + (double)a->output_asked;
+    double wait = key_use_take(a->key->use, l, KEY_BUCKET_TOKENS, amount);
+    if (wait > 0) return refuse_rate(r, KEY_REFUSED_TOKENS, "key", "tokens_per_second", l->tokens_per_second, wait);
+    wait = a->model ? key_use_take(a->model->use, &a->model->limits, KEY_BUCKET_TOKENS, amount) : 0;
+    if (wait > 0) {
+        key_use_correct(a->key->use, l, KEY_BUCKET_TOKENS, -amount);
+        return refuse_rate(r, KEY_REFUSED_TOKENS, "model", "tokens_per_second", a->model->limits.tokens_per_second, wait);
+    }
+    a->taken = amount;
+    return OUTCOME_DONE;
+}
+
+enum outcome admission_next(struct request *r)
+{
+    if (!r->admission.key) return OUTCOME_DONE;
+    if (r->phase == PHASE_READING) return judge_model(r);
+    return r->phase == PHASE_TOKENS ? judge_tokens(r) : OUTCOME_DONE;
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------- */
+
+/* What the engine says it has computed; where it says nothing, what is known here: an event of a stream is a token. */
+static void count_used(const struct request *r, uint64_t *in, uint64_t *out)
+{
+    const struct attempt *a = r->attempt;
+    *in = *out = 0;
+    if (!a || (r->status >= 400 && r->status != STATUS_CLIENT_GONE)) return;
+    *in = a->usage.present ? a->usage.prompt_tokens : r->isl;
+    *out = a->usage.present ? a->usage.completion_tokens : a->sse.events;
+}
+
+static void settle(struct request *r)
+{
+    struct admission *a = &r->admission;
+    struct key_use *u = a->key->use;
+    uint64_t in, out;
+    count_used(r, &in, &out);
+    atomic_fetch_add_explicit(&u->tokens_in, in, memory_order_relaxed);
+    atomic_fetch_add_explicit(&u->tokens_out, out, memory_order_relaxed);
+    unsigned status = (unsigned)r->status / 100;
+    atomic_fetch_add_explicit(&u->answered[status < KEY_STATUSES ? status : 0], 1, memory_order_relaxed);
+    double more = (double)in + (double)out - a->taken;
+    if (a->taken > 0) key_use_correct(u, &a->key->limits, KEY_BUCKET_TOKENS, more);
+    if (a->taken > 0 && a->model) key_use_correct(a->model->use, &a->model->limits, KEY_BUCKET_TOKENS, more);
+}
+
+void admission_close(struct request *r)
+{
+    struct admission *a = &r->admission;
+    if (a->key) settle(r);
+    if (a->in_key) key_use_leave(a->key->use);
+    if (a->in_model) key_use_leave(a->model->use);
+    keyring_let_go(a->ring);
+    *a = (struct admission){0};
+}
+
+/* ---- headers ----------------------------------------------------------------------------------------- */
+
+/* "1m30s", "2s", "15ms" */
+static void put_duration(struct kvr_buf *h, double s)
+{
+    uint64_t ms = (uint64_t)KVR_MIN(ceil(s * 1000), 1e15), minutes = ms / 60000;
+    if (minutes >= 60) kvr_buf_printf(h, "%lluh", (unsigned long long)minutes / 60);
+    if (minutes) kvr_buf_printf(h, "%llum", (unsigned long long)minutes % 60);
+    if (ms < 1000) kvr_buf_printf(h, "%llums\r\n", (unsigned long long)ms);
+    else kvr_buf_printf(h, "%gs\r\n", (double)(ms % 60000) / 1000);
+}
+
+/* Of the key and its model the one that has less left. */
+static struct key_left tighter(const struct admission *a, enum key_bucket which)
+{
+    struct key_left key = key_use_left(a->key->use, &a->key->limits, which), model = {0};
+    if (a->model) model = key_use_left(a->model->use, &a->model->limits, which);
+    return !key.limited || (model.limited && model.left < key.left) ? model : key;
+}
+
+void admission_put_headers(const struct request *r, struct kvr_buf *h)
+{
+    static const char *const names[] = {"requests", "tokens"};
+    if (!r->admission.key) return;
+    for (int i = 0; i < 2; i++) {
+        struct key_left left = tighter(&r->admission, (enum key_bucket)i);
+        if (!left.limited) continue;
+        kvr_buf_printf(h, "x-ratelimit-limit-%s: %.0f\r\nx-ratelimit-remaining-%s: %.0f\r\nx-ratelimit-reset-%s: ", names[i],
+                       floor(left.limit), names[i], floor(left.left), names[i]);
+        put_duration(h, left.full_in_s);
+    }
+}
+
+bool admission_keeps(const struct request *r, struct kvr_text name)
+{
+    if (!r->admission.ring || serve_of(r)->o->forward_client_key) return false;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(key_headers); i++)
+        if (kvr_text_is_nocase(name, key_headers[i])) return true;
+    return false;
+}
+
+struct kvr_text admission_authorization(const struct request *r)
+{
+    static const struct kvr_text none = {NULL, 0};
+    if (!r->conn || (r->admission.ring && !serve_of(r)->o->forward_client_key)) return none;
+    return kvr_headers_get(kvr_http_conn_request(r->conn)->headers, key_headers[0]);
+}

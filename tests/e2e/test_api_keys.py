@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of the data port (--api-key-file): who may use it, which models, and where a key goes and does not go."""
+import collections
+import concurrent.futures
+import hashlib
+import json
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from conftest import BINARY, Mock, Serve, call, free_ports, wait_for
+from leg_parts import Leg, answer, handoff
+
+ALICE, BOB = "alices-secret-key", "bobs-secret-key"
+BASIC = f"""
+keys:
+  - name: alice
+    key: {ALICE}
+  - name: bob
+    key_sha256: {hashlib.sha256(BOB.encode()).hexdigest()}
+    models: [small, "tune-*"]
+  - name: late
+    key: an-old-secret-key
+    expires: 2020-01-31
+"""
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def keys(tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text(BASIC)
+    return path
+
+
+@pytest.fixture
+def served(start, keys):
+    """A router with keys before two mocks of different models."""
+    mocks = [start(Mock, "--model", m) for m in ("small", "large")]
+    s = start(Serve, mocks, "--api-key-file", keys)
+    wait_for("both models", lambda: {m["id"] for m in call(s.port, "GET", "/v1/models", None, bearer(ALICE)).json()["data"]} == {"small", "large"})
+    return s
+
+
+def refused(answer, status, code):
+    assert (answer.status, answer.json()["error"]["code"]) == (status, code), (answer.status, answer.body)
+    assert {"message", "type", "param", "code"} == set(answer.json()["error"])
+    return answer
+
+
+def test_a_request_without_a_key_is_refused_and_health_is_not(served):
+    no = refused(served.complete([1, 2, 3], model="small"), 401, "invalid_api_key")
+    assert no.headers["www-authenticate"] == "Bearer" and no.headers["x-request-id"]
+    refused(call(served.port, "GET", "/v1/models"), 401, "invalid_api_key")
+    refused(call(served.port, "GET", "/v1/models/small"), 401, "invalid_api_key")
+    refused(call(served.port, "POST", "/tokenize", {"prompt": "x"}), 401, "invalid_api_key")
+    assert call(served.port, "GET", "/health").status == 200 and call(served.port, "GET", "/ready").status == 200
+    assert served.metric("key_refused_total", key="", reason="missing") == 4
+
+
+@pytest.mark.parametrize("wrong", ["nobodys-secret-key", ALICE[:-1], ALICE + "x", "", "x" * 3000, ALICE.upper()])
+def test_a_key_that_is_not_known_is_refused(served, wrong):
+    refused(served.complete([1], model="small", headers=bearer(wrong)), 401, "invalid_api_key")
+
+
+def test_each_header_that_clients_send_their_key_in_is_read(served):
+    for h in (bearer(ALICE), {"authorization": f"bearer {ALICE}"}, {"x-api-key": ALICE}, {"api-key": ALICE}, {"X-Api-Key": ALICE, "Authorization": "Basic eDp5"}):
+        assert served.complete([1, 2, 3], model="small", headers=h).status == 200, h
+    refused(served.complete([1], model="small", headers={"Authorization": f"Basic {ALICE}"}), 401, "invalid_api_key")
+    refused(served.complete([1], model="small", headers={"Authorization": "Bearer nobodys-secret-key", "x-api-key": ALICE}), 401, "invalid_api_key")
+
+
+def test_a_key_may_use_the_models_of_its_list_only(served):
+    assert served.complete([1, 2, 3], model="small", headers=bearer(BOB)).status == 200
+    no = refused(served.complete([1, 2, 3], model="large", headers=bearer(BOB)), 403, "model_not_allowed")
+    assert "'bob'" in no.json()["error"]["message"] and "'large'" in no.json()["error"]["message"]
+    refused(served.complete([1, 2, 3], headers=bearer(BOB)), 403, "model_not_allowed")  # names none, so it could be any
+    refused(call(served.port, "POST", "/v1/audio/x", b"--a model=large", {"Content-Type": "multipart/form-data", **bearer(BOB)}), 403, "model_not_allowed")
+    assert served.complete([1, 2, 3], model="tune-7", headers=bearer(BOB)).status == 404  # it may, but nobody serves it
+    assert served.complete([1, 2, 3], model="tun", headers=bearer(BOB)).status == 403
+    shown = call(served.port, "GET", "/v1/models", None, bearer(BOB)).json()["data"]
+    assert [m["id"] for m in shown] == ["small"]
+    assert call(served.port, "GET", "/v1/models/small", None, bearer(BOB)).status == 200
+    assert call(served.port, "GET", "/v1/models/large", None, bearer(BOB)).status == 404
+    assert call(served.port, "GET", "/v1/models/large", None, bearer(ALICE)).status == 200
+    assert served.metric("key_refused_total", key="bob", reason="model") == 4
+
+
+def test_a_key_that_has_expired_is_refused(served):
+    refused(served.complete([1], model="small", headers=bearer("an-old-secret-key")), 403, "expired_api_key")
+    assert served.metric("key_refused_total", key="late", reason="expired") == 1
+
+
+def test_requests_without_a_key_pass_where_the_file_has_anonymous(start, keys):
+    keys.write_text(BASIC + "anonymous:\n  models: [small]\n  max_body_size: 200\n")
+    s = start(Serve, [start(Mock, "--model", "small"), start(Mock, "--model", "large")], "--api-key-file", keys)
+    wait_for("served", lambda: s.complete([1, 2], model="small").status == 200)
+    refused(s.complete([1, 2], model="large"), 403, "model_not_allowed")
+    refused(s.complete([1] * 200, model="small"), 413, "request_too_large")
+    refused(s.complete([1, 2], model="small", headers=bearer("nobodys-secret-key")), 401, "invalid_api_key")  # a wrong key is not no key
+    assert s.metric("key_requests_total", key="anonymous", status="2xx") >= 1
+
+
+# ---- where a key goes
+
+@pytest.fixture
+def engine():
+    made = []
+
+    def make(**kw):
+        e = Leg(lambda n, body: (200, {"id": "x", "choices": [{"index": 0, "text": "a"}], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}))
+        made.append(e)
+        return e
+    yield make
+    for e in made:
+        e.go.set()
+        e.close()
+
+
+CREDENTIALS = {"Authorization": f"Bearer {ALICE}", "x-api-key": ALICE, "api-key": ALICE}
+
+
+def heads_of(e):
+    return [{k.lower(): v for k, v in h.items()} for h in e.heads]
+
+
+@pytest.mark.parametrize("workers_key", ["", ",api-key=the-workers-key"])
+def test_a_clients_key_does_not_reach_a_worker(start, keys, engine, workers_key):
+    e = engine()
+    s = start(Serve, [f"http://127.0.0.1:{e.port},model=small" + workers_key], "--no-router-kv-events", "--tokenizer", "engine", "--api-key-file", keys)
+    for path, body in (("/v1/completions", {"prompt": "a text"}), ("/v1/embeddings", {"input": "x"}), ("/tokenize", {"prompt": "x"})):
+        call(s.port, "POST", path, {"model": "small", **body}, CREDENTIALS)
+    wait_for("all have come", lambda: len(e.heads) >= 3)
+    for h in heads_of(e):
+        assert ALICE not in json.dumps(h), h
+        assert "x-api-key" not in h and "api-key" not in h
+        assert h.get("authorization") == ("Bearer the-workers-key" if workers_key else None)
+
+
+def test_a_clients_key_reaches_neither_of_two_legs(start, keys):
+    p, d = Leg(lambda n, body: (200, handoff())), Leg(lambda n, body: (200, answer()))
+    p.models = d.models = ["small"]
+    try:
+        s = start(Serve, [p.spec("prefill", "id=1", "api-key=key-of-prefill"), d.spec("decode", "id=2")], "--no-router-kv-events", "--tokenizer", "bytes", "--api-key-file", keys)
+        wait_for("both up", lambda: all(w["status"] == "up" for w in s.get("/workers")))
+        a = s.complete("a prompt " * 20, model="small", headers=CREDENTIALS)
+        assert a.status == 200 and a.headers["x-kvroute-disagg"] == "remote", (a.body, a.headers)
+        for leg, own in ((p, "Bearer key-of-prefill"), (d, None)):
+            head = heads_of(leg)[-1]
+            assert ALICE not in json.dumps(head) and head.get("authorization") == own, head
+    finally:
+        p.close()
+        d.close()
+
+
+def test_a_clients_key_is_sent_on_where_the_operator_says_so(start, keys, engine):
+    e = engine()
+    s = start(Serve, [f"http://127.0.0.1:{e.port},model=small,api-key=the-workers-key"], "--no-router-kv-events", "--api-key-file", keys, "--forward-client-key")
+    assert s.complete([1, 2, 3], model="small", headers=CREDENTIALS).status == 200
+    head = heads_of(e)[-1]
+    assert (head["authorization"], head["x-api-key"], head["api-key"]) == (f"Bearer {ALICE}", ALICE, ALICE)
+
+
+def test_without_a_file_of_keys_headers_pass_as_they_are(start, engine):
+    e = engine()
+    s = start(Serve, [f"http://127.0.0.1:{e.port},model=small"], "--no-router-kv-events")
+    assert s.complete([1, 2, 3], model="small", headers=CREDENTIALS).status == 200
+    head = heads_of(e)[-1]
+    assert (head["authorization"], head["x-api-key"]) == (f"Bearer {ALICE}", ALICE)
+    assert s.post("/api_keys/reload", None).status == 404 and call(s.admin, "GET", "/api_keys").status == 404
+
+
+# ---- the file again
+
+def names_of(s):
+    return [k["name"] for k in s.get("/api_keys")["keys"]]
+
+
+@pytest.mark.parametrize("how", ["signal", "post"])
+def test_keys_are_read_again(served, keys, how):
+    keys.write_text(BASIC.replace(ALICE, "alices-second-key") + "  - {name: carol, key: carols-secret-key}\n")
+    if how == "post":
+        assert served.post("/api_keys/reload", None).status == 200
+    else:
+        served.p.send_signal(signal.SIGHUP)
+    wait_for("the new keys", lambda: "carol" in names_of(served))
+    assert served.complete([1], model="small", headers=bearer("carols-secret-key")).status == 200
+    assert served.complete([1], model="small", headers=bearer("alices-second-key")).status == 200
+    refused(served.complete([1], model="small", headers=bearer(ALICE)), 401, "invalid_api_key")
+
+
+def test_a_file_that_cannot_be_taken_changes_nothing(served, keys):
+    keys.write_text(BASIC + "  - {name: alice, key: another-secret-key}\n")
+    no = served.post("/api_keys/reload", None)
+    assert no.status == 400 and f"{keys}:11: name:" in no.json()["error"] and "another-secret-key" not in served.text(), no.body
+    assert served.complete([1], model="small", headers=bearer(ALICE)).status == 200
+    assert served.metric("api_key_reload_failures_total") == 1
+
+
+def test_what_a_key_has_used_survives_reading_the_file_again(served, keys):
+    assert served.complete([1, 2, 3], model="small", headers=bearer(ALICE)).status == 200
+    before = wait_for("counted", lambda: next(k for k in served.get("/api_keys")["keys"] if k["name"] == "alice" and k["use"]["tokens_in"]))
+    keys.write_text(BASIC.replace(ALICE, "alices-second-key"))
+    assert served.post("/api_keys/reload", None).status == 200
+    after = next(k for k in served.get("/api_keys")["keys"] if k["name"] == "alice")
+    assert after["use"] == before["use"]
+
+
+def test_no_secret_is_shown_anywhere(served):
+    served.complete([1, 2, 3], model="small", headers=bearer(ALICE))
+    refused(served.complete([1], model="large", headers=bearer(BOB)), 403, "model_not_allowed")
+    digest = hashlib.sha256(ALICE.encode()).hexdigest()
+    for path in ("/api_keys", "/metrics", "/status", "/decisions", "/workers"):
+        text = call(served.admin, "GET", path).body.decode()
+        assert not any(x in text for x in (ALICE, BOB, digest, hashlib.sha256(BOB.encode()).hexdigest())), path
+    assert not any(x in served.text() for x in (ALICE, BOB, digest))
+
+
+@pytest.mark.parametrize("text,said", [
+    ("keys:\n  - {name: a, key: short}\n", ":2: key: 8 to 255"),
+    ("keys:\n  - {name: a, key: long-enough}\n  - {name: b, key: long-enough}\n", ":3: key: the key of line 2"),
+    ("keys:\n  - {name: a, key: long-enough, rps: 3}\n", ":2: rps: unknown key of a key; allowed: name, key"),
+    ("keys:\n  - {name: a, key: long-enough, requests_per_second: 0}\n", ":2: requests_per_second: a number above 0"),
+    ("keys:\n  - {name: a, key: long-enough, expires: tomorrow}\n", ":2: expires: a date"),
+    ("keyz: []\n", ":1: keyz: unknown key; allowed: keys, models, default, anonymous"),
+])
+def test_a_wrong_file_is_an_error_at_the_start(tmp_path, text, said):
+    path = tmp_path / "keys.yaml"
+    path.write_text(text)
+    p = subprocess.run([BINARY, "serve", "--port", str(free_ports()), "--admin-port", str(free_ports()), "--api-key-file", str(path)], capture_output=True, text=True, timeout=60)
+    assert p.returncode == 1 and f"--api-key-file: {path}{said}" in p.stderr, p.stderr
+    assert "long-enough" not in p.stderr
+
+
+def test_requests_go_on_while_the_file_is_read_again_and_again(served, keys):
+    over = threading.Event()
+
+    def ask(key):
+        got = collections.Counter()
+        while not over.is_set():
+            got[served.complete([1, 2, 3], model="small", headers=bearer(key)).status] += 1
+        return got
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        sent = [pool.submit(ask, key) for key in (ALICE, BOB, ALICE, BOB)]
+        try:
+            for i in range(60):
+                keys.write_text(BASIC + f"  - {{name: extra{i}, key: an-extra-key-{i}, requests_per_second: {i + 1}}}\n")
+                assert served.post("/api_keys/reload", None).status == 200
+        finally:
+            over.set()
+        assert all(set(f.result()) == {200} for f in sent)
+    wait_for("at rest", lambda: all(k["use"]["concurrent"] == 0 for k in served.get("/api_keys")["keys"]))

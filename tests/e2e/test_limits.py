@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a key, and a model, may use: rates, tokens, requests at once, sizes; over all data loops together."""
+import concurrent.futures
+import json
+import socket
+
+import pytest
+
+from conftest import Mock, Serve, call, wait_for
+from leg_parts import HANG, Leg, Pieces
+
+KEY = "alices-secret-key"
+AUTH = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture
+def limited(start, tmp_path):
+    """limited(limits, *flags, models=..., workers=...) is a router whose only key has these limits."""
+    def make(limits, *flags, more="", workers=None):
+        path = tmp_path / "keys.yaml"
+        path.write_text(f"keys:\n  - {{name: alice, key: {KEY}{', ' if limits else ''}{limits}}}\n" + more)
+        return start(Serve, workers or [start(Mock, "--model", "small")], "--api-key-file", path, *flags)
+    return make
+
+
+def ask(s, n=3, **more):
+    return s.complete(list(range(n)), model="small", headers=AUTH, **more)
+
+
+def refused(answer, status, code, said):
+    error = answer.json()["error"]
+    assert (answer.status, error["code"]) == (status, code) and said in error["message"], (answer.status, answer.body)
+    return answer
+
+
+def use_of(s, name="alice"):
+    return next(k for k in s.get("/api_keys")["keys"] if k["name"] == name)["use"]
+
+
+def at_rest(s):
+    wait_for("nothing under way", lambda: use_of(s)["concurrent"] == 0)
+
+
+def test_a_rate_of_requests_is_kept_and_told(limited):
+    s = limited("requests_per_second: 0.001, burst_requests: 3")
+    for left in (2, 1, 0):
+        a = ask(s)
+        assert a.status == 200 and a.headers["x-ratelimit-limit-requests"] == "3" and a.headers["x-ratelimit-remaining-requests"] == str(left)
+    no = refused(ask(s), 429, "rate_limit_exceeded", "requests_per_second is 0.001")
+    assert 900 < int(no.headers["retry-after"]) <= 1000 and no.headers["x-ratelimit-remaining-requests"] == "0"
+    assert no.headers["x-ratelimit-reset-requests"].endswith("s") and "x-ratelimit-limit-tokens" not in no.headers
+    assert s.metric("key_refused_total", key="alice", reason="requests") == 1
+    assert s.metric("key_requests_total", key="alice", status="2xx") == 3 and s.metric("key_requests_total", key="alice", status="4xx") == 1
+
+
+def test_what_was_used_up_comes_back(limited):
+    s = limited("requests_per_second: 5, burst_requests: 1")
+    assert ask(s).status == 200
+    wait_for("one more", lambda: ask(s).status == 200)
+
+
+def test_limits_hold_for_all_data_loops_together(limited):
+    s = limited("requests_per_second: 0.001, burst_requests: 5", "--threads", 4)
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # each has a connection of its own
+        got = [a.status for a in pool.map(lambda _: ask(s), range(40))]
+    assert (got.count(200), got.count(429)) == (5, 35)
+
+
+def test_tokens_are_taken_and_put_right_when_usage_is_known(limited):
+    s = limited("tokens_per_second: 0.001, burst_tokens: 1000")
+    a = ask(s, 100, max_tokens=500)
+    assert a.status == 200 and a.headers["x-ratelimit-limit-tokens"] == "1000" and a.headers["x-ratelimit-remaining-tokens"] == "400"
+    usage = a.json()["usage"]
+    used = usage["prompt_tokens"] + usage["completion_tokens"]
+    wait_for("put right", lambda: round(use_of(s)["tokens_left"]) == 1000 - used)
+    assert (use_of(s)["tokens_in"], use_of(s)["tokens_out"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    a = call(s.port, "POST", "/v1/completions", {"model": "small", "prompt": [7] * 50}, AUTH)  # it does not say how much it wants
+    assert a.headers["x-ratelimit-remaining-tokens"] == str(1000 - used - 50)
+    used += a.json()["usage"]["prompt_tokens"] + a.json()["usage"]["completion_tokens"]
+    assert used > 650
+    wait_for("put right", lambda: round(use_of(s)["tokens_left"]) == 1000 - used)
+    refused(ask(s, 100, max_tokens=900 - used + 1), 429, "rate_limit_exceeded", "tokens_per_second is 0.001")
+    assert round(use_of(s)["tokens_left"]) == 1000 - used  # a refused one takes nothing
+
+
+def test_a_request_larger_than_the_burst_passes_when_the_bucket_is_full(limited):
+    s = limited("tokens_per_second: 0.001, burst_tokens: 50")
+    assert ask(s, 100).status == 200
+    refused(ask(s, 1), 429, "rate_limit_exceeded", "tokens_per_second")  # it has left a debt
+
+
+def test_a_request_that_fails_gives_its_tokens_back(limited):
+    s = limited("tokens_per_second: 0.001, burst_tokens: 1000")
+    assert s.complete(list(range(100)), model="nobody", headers=AUTH).status == 404
+    wait_for("all back", lambda: round(use_of(s)["tokens_left"]) == 1000)
+
+
+@pytest.fixture
+def slow():
+    """A worker whose streams go on until `go` is set."""
+    leg = Leg(lambda n, body: Pieces([b'data: {"choices":[{"index":0,"text":"a"}]}\n\n', HANG, b"data: [DONE]\n\n"]))
+    yield leg
+    leg.go.set()
+    leg.close()
+
+
+def stream(s, **more):
+    return s.complete([1, 2, 3], model="small", headers=AUTH, stream=True, **more)
+
+
+@pytest.mark.parametrize("whose", ["key", "model"])
+def test_so_many_requests_at_once_and_no_more(limited, slow, whose):
+    limits, more = ("max_concurrent: 2", "") if whose == "key" else ("", "models:\n  small: {max_concurrent: 2}\n")
+    s = limited(limits, "--no-router-kv-events", more=more, workers=[f"http://127.0.0.1:{slow.port},model=small"])
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(stream, s) for _ in range(2)]
+        wait_for("both under way", lambda: use_of(s)["concurrent"] == 2)
+        no = refused(stream(s), 429, "rate_limit_exceeded", "max_concurrent is 2")
+        assert no.headers["retry-after"] == "1" and ("'alice'" if whose == "key" else "'small'") in no.json()["error"]["message"]
+        slow.go.set()
+        assert [f.result().status for f in both] == [200, 200]
+    at_rest(s)
+    assert stream(s).status == 200
+
+
+def test_clients_that_leave_free_their_place(limited, slow):
+    s = limited("max_concurrent: 1", "--no-router-kv-events", workers=[f"http://127.0.0.1:{slow.port},model=small"])
+    body = json.dumps({"model": "small", "prompt": [1, 2, 3], "stream": True})
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", s.port)) as c:
+            c.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+                      f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            assert c.recv(100).startswith(b"HTTP/1.1 200")
+            assert use_of(s)["concurrent"] == 1
+        at_rest(s)
+
+
+def test_a_models_limit_leaves_the_keys_own_alone(limited):
+    s = limited("requests_per_second: 0.001, burst_requests: 100", more="models:\n  small: {requests_per_second: 0.001, burst_requests: 2}\n")
+    assert [ask(s).status for _ in range(5)] == [200, 200, 429, 429, 429]
+    assert round(use_of(s)["requests_left"]) == 98
+    refused(ask(s), 429, "rate_limit_exceeded", "model 'small'")
+
+
+def test_bodies_and_prompts_have_limits_of_the_key(limited):
+    s = limited("max_body_size: 1KiB, max_prompt_tokens: 50")
+    assert ask(s, 50).status == 200
+    refused(ask(s, 51), 413, "request_too_large", "max_prompt_tokens is 50")
+    refused(s.complete("x" * 2000, model="small", headers=AUTH), 413, "request_too_large", "max_body_size is 1024")
+    assert s.metric("key_refused_total", reason="prompt_tokens") == 1 and s.metric("key_refused_total", reason="body_size") == 1
+
+
+def test_defaults_are_of_keys_that_do_not_say(start, tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text("default: {requests_per_second: 0.001, burst_requests: 1}\nkeys:\n"
+                    "  - {name: a, key: first-secret-key}\n  - {name: b, key: second-secret-key, requests_per_second: 0.001, burst_requests: 3}\n")
+    s = start(Serve, [start(Mock, "--model", "small")], "--api-key-file", path)
+    for key, n in (("first-secret-key", 1), ("second-secret-key", 3)):
+        got = [s.complete([1], model="small", headers={"x-api-key": key}).status for _ in range(5)]
+        assert got == [200] * n + [429] * (5 - n)
+
+
+# ---- connections of an address
+
+def connect(s, source="127.0.0.1"):
+    c = socket.create_connection(("127.0.0.1", s.port), source_address=(source, 0))
+    c.settimeout(10)
+    return c
+
+
+def answers(c):
+    try:
+        c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        return c.recv(100).startswith(b"HTTP/1.1 200")
+    except OSError:
+        return False
+
+
+def test_an_address_has_so_many_connections_over_all_loops(start):
+    s = start(Serve, [], "--max-connections-per-address", 20, "--threads", 3, ready=False)
+    open_ = []
+
+    def full():
+        c = connect(s)
+        ok = answers(c)
+        open_.append(c) if ok else c.close()
+        return not ok
+    wait_for("no more", full)
+    assert len(open_) == 20
+    other = connect(s, "127.0.0.2")
+    assert answers(other)
+    assert s.metric("http_address_connections_refused_total", port="data") >= 1
+    open_.pop().close()
+    wait_for("room again", lambda: not full())
+    assert len(open_) == 20
+    for c in [*open_, other]:
+        c.close()
+
+
+def test_without_a_limit_an_address_has_any_number(start):
+    s = start(Serve, [], ready=False)
+    open_ = [connect(s) for _ in range(60)]
+    assert all(answers(c) for c in open_)
+    for c in open_:
+        c.close()
