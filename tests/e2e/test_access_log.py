@@ -22,6 +22,9 @@ choose_us connect_ms ttft_ms worker_ttft_ms itl_mean_ms itl_max_ms total_ms byte
 COMBINED = re.compile(rb'(\S+) - (\S+) \[(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d \+0000)\] "((?:[^"\\]|\\.)*)" (\d{3}) (\d+) "-" "-"((?: [a-z_]+=(?:[^ "]+|"(?:[^"\\]|\\.)*"))*)')
 
 
+DOC = open(os.path.join(os.path.dirname(__file__), "../../docs/observe.md"), encoding="utf-8").read()
+
+
 def unique(pairs):
     assert len({k for k, _ in pairs}) == len(pairs), pairs
     return dict(pairs)
@@ -271,3 +274,14 @@ def test_a_log_that_cannot_be_written_is_said_at_the_start(start, tmp_path):
     s = start(Serve, [], "--access-log", tmp_path / "pipe", wait=False, expect=1, ports=(free_ports(), free_ports()))
     s.p.wait(20)
     assert "--access-log" in s.text()
+
+
+def test_the_documentation_tells_each_member_and_its_lines_are_lines():
+    table = DOC.split("| member | meaning |")[1].split("\n\n")[0]
+    assert {m for row in table.splitlines()[2:] for m in re.findall("`([a-z_]+)`", row.split("|")[1])} == MEMBERS
+    (line,) = re.findall("(?m)^\\{.*", DOC)
+    told = json.loads(line, object_pairs_hook=unique)
+    assert set(told) == MEMBERS - {"key", "prefill_worker_id", "prefill_dp_rank"}
+    (combined,) = re.findall('(?m)^10.0.0.7 - .*', DOC)
+    m = COMBINED.fullmatch(combined.encode())
+    assert m and set(pairs_of(m[7])) <= {k.encode().decode() for k in MEMBERS}
