@@ -5,8 +5,6 @@
 #include <string.h>
 
 #include "app/serve/data/attempt.h"
-#include "net/otlp/otlp.h"
-#include "store/line_log.h"
 
 static uint64_t now_ns(void)
 {
@@ -127,32 +125,6 @@ struct request_note *note_begin(struct loop *l, struct kvr_http_conn *c)
     return n;
 }
 
-static void note_free(struct request_note *n)
-{
-    kvr_spans_free(n->spans);
-    free(n);
-}
-
-void note_local(struct loop *l, struct request_note *n, int status)
-{
-    if (!n) return;
-    if (status) n->ending = ENDING_MALFORMED;
-    else n->ending = n->told.status < 400 ? ENDING_OK : ENDING_REFUSED;
-    if (!status) status = n->told.status;
-    if (access_wanted(l, n, status)) access_write(l, n, NULL, status);
-    note_free(n); /* no spans: the router itself has answered */
-}
-
-/* Its answer is still to come, so nothing of that is told. */
-void note_refused(struct kvr_http_conn *c, int status, void *loop)
-{
-    struct loop *l = loop;
-    if (!l->serve->access_log) return;
-    struct request_note *n = note_begin(l, c);
-    kvr_http_conn_tell(c, NULL);
-    note_local(l, n, status);
-}
-
 void note_phase(struct request *r)
 {
     struct request_note *n = r->note;
@@ -180,23 +152,4 @@ void note_ending(struct request *r, const char *ending)
     if (!n || n->ending) return;
     bool by_time = n->timeout && strcmp(ending, ENDING_OK) != 0 && strcmp(ending, ENDING_CLIENT_GONE) != 0;
     n->ending = by_time ? n->timeout : ending;
-}
-
-void note_tell(struct request *r)
-{
-    struct request_note *n = r->note;
-    if (!n) return;
-    note_phase(r);
-    if (access_wanted(r->loop, n, r->status)) access_write(r->loop, n, r, r->status);
-    if (n->spans) spans_root(r);
-}
-
-void note_end(struct request *r)
-{
-    struct request_note *n = r->note;
-    if (!n) return;
-    r->note = NULL;
-    if (n->spans) kvr_otlp_give(serve_of(r)->otlp, n->spans);
-    n->spans = NULL;
-    note_free(n);
 }

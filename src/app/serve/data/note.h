@@ -75,10 +75,11 @@ uint64_t note_span_id(const struct request *r);
 bool access_wanted(const struct loop *l, const struct request_note *n, int status);
 void access_write(struct loop *l, const struct request_note *n, const struct request *r, int status);
 
-/* spans.c; each does nothing where there are no spans */
+/* spans.c: a moment of the monotonic clock as one since 1970 */
+uint64_t spans_unix_ns(const struct request_note *n, uint64_t monotonic_ns);
+/* Each does nothing where there are no spans */
 void spans_begin(struct request_note *n);
 void spans_phase(struct request *r, uint64_t from_ns, uint64_t to_ns);
 void spans_attempt(const struct attempt *a); /* it goes now */
-void spans_root(struct request *r);
 
 #endif
