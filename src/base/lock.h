@@ -59,6 +59,7 @@
     X(ACCESS, "keys of a port")                                                                                                            \
     X(TLS_TRUST, "trusted certificates")                                                                                                   \
     X(TLS, "a TLS connection")                                                                                                             \
+    X(SPANS, "spans that wait to be sent")                                                                                                 \
     X(SIM_CREW, "runs of a simulation")                                                                                                    \
     X(LOG, "a log")
 

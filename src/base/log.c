@@ -91,7 +91,7 @@ static void date_of(int64_t days, int *year, int *month, int *day)
     *year = (int)(yoe + era * 400 + (*month <= 2));
 }
 
-static int put_time(char *out, size_t cap)
+int kvr_log_time(char *out, size_t cap)
 {
     struct timespec now;
     int year, month, day;
@@ -124,7 +124,7 @@ static size_t put_line(char line[LINE], enum kvr_log_level level, const char *te
     char message[LINE];
     size_t n = (size_t)(atomic_load_explicit(&format_now, memory_order_relaxed) == KVR_LOG_JSON ? snprintf(line, LINE, "{\"time\":\"") : 0);
     bool json = n > 0;
-    n += (size_t)put_time(line + n, LINE - n);
+    n += (size_t)kvr_log_time(line + n, LINE - n);
     if (!json) {
         n += (size_t)snprintf(line + n, LINE - n, " %s ", level_names[level]);
         n += kvr_printable(text, len, line + n, LINE - n);

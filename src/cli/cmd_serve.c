@@ -234,7 +234,20 @@ struct serve_cli {
         NUM("disagg-min-uncached-tokens", min_uncached, "0", 0, 1e18, NULL,                                                                \
             "a request of which a worker lacks fewer prompt tokens goes there whole, whatever the rule; 0 = off")
 
+/* What is told of single requests. */
+#define OBSERVE_ROWS                                                                                                                       \
+    STR("access-log", access_log, NULL, "FILE", NULL, "one line for each request of the data port; - = standard output"),                  \
+        ENU("access-log-format", access_log_format, "json", "json|combined", NULL,                                                         \
+            "JSON Lines, or Apache's combined format with key=value behind it"),                                                           \
+        DBL("access-log-sample", access_log_sample, "1", 0, 1, NULL, "share of the lines that are written; errors always are"),            \
+        STR("otlp-endpoint", otlp_endpoint, NULL, "URL", "OTEL_EXPORTER_OTLP_ENDPOINT",                                                    \
+            "collector of traces (OTLP over HTTP, JSON), without /v1/traces: http://HOST:4318; none: no traces"),                          \
+        STR("otlp-service-name", otlp_service_name, "kvroute", "NAME", "OTEL_SERVICE_NAME", "service.name of the traces"),                 \
+        DBL("trace-sample", trace_sample, "0.01", 0, 1, NULL,                                                                              \
+            "share of the traces kept that begin here; a client's traceparent decides for its own")
+
 static const struct option_row serve_rows[] = {
+    OBSERVE_ROWS,
     {"worker", OPT_LIST, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
      "a worker; keys: id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
      "kv-protocol, kv-lease, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, api-key, api-key-env, api-key-file, "

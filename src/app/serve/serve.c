@@ -3,6 +3,7 @@
 #include "app/serve/admin/admin.h"
 #include "app/serve/data/data_port.h"
 #include "app/serve/data/flow.h"
+#include "app/serve/data/note.h"
 #include "app/serve/data/here.h"
 #include "app/serve/data/bootstrap.h"
 #include "app/serve/data/side_call.h"
@@ -12,6 +13,8 @@
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/evidence.h"
 #include "base/log.h"
+#include "net/otlp/otlp.h"
+#include "store/line_log.h"
 #include "token/given.h"
 
 #include <signal.h>
@@ -19,7 +22,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { TOKEN_CACHE_BYTES = 16 << 20 };
+enum { TOKEN_CACHE_BYTES = 16 << 20, ACCESS_LANE_BYTES = 1 << 20 };
 
 /* ---- data loops -------------------------------------------------------------------------------------- */
 
@@ -77,6 +80,8 @@ static struct loop *loop_new(struct serve *s, size_t connections_max, bool reuse
     struct loop *l = calloc(1, sizeof *l);
     if (!l) return NULL;
     l->serve = s;
+    l->place = s->loops_n;
+    l->ids.state = kvr_mix64_keyed(l->place, kvr_secret()) ^ s->salt;
     kvr_lock_init(&l->mail_lock, KVR_LOCK_MAIL);
     uv_loop_init(&l->uv);
     uv_async_init(&l->uv, &l->wake, on_wake);
@@ -97,7 +102,8 @@ static struct loop *loop_new(struct serve *s, size_t connections_max, bool reuse
                                         .write_timeout_s = s->o->client_write_timeout,
                                         .shared = &s->http,
                                         .tls = s->tls,
-                                        .handler = {data_port_on_request, data_port_on_gone, data_port_on_drained, reply_error_body, l}};
+                                        .handler = {data_port_on_request, data_port_on_gone, data_port_on_drained, reply_error_body, l},
+                                        .on_refused = note_refused};
     if (*rc == 0) *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
     return l;
 }
@@ -219,6 +225,7 @@ static void on_reload(uv_signal_t *sig, int signum)
     discovery_reload(s);
     tokenizers_reload(s);
     kvr_given_tokens_reload(s->given_tokens);
+    kvr_line_log_reopen(s->access_log);
     kvr_log("kvroute %s: SIGHUP: read again", name);
 }
 
@@ -406,11 +413,31 @@ static int connect_nats(struct serve *s, char *err, size_t cap)
     return kvr_plane_connect(o, s->o->select_only ? "kvroute select" : "kvroute serve", &s->nats, err, cap);
 }
 
+/* Where single requests are told of. */
+static int observe_start(struct serve *s, char *err, size_t cap)
+{
+    const struct serve_options *o = s->o;
+    char why[480], instance[32];
+    struct kvr_line_log_config log = {o->access_log, "kvroute: access log", o->threads, ACCESS_LANE_BYTES};
+    if (o->access_log && kvr_line_log_create(&log, &s->access_log, why, sizeof why)) {
+        snprintf(err, cap, "--access-log: %s", why);
+        return -1;
+    }
+    snprintf(instance, sizeof instance, "%016llx", (unsigned long long)s->salt);
+    struct kvr_otlp_config traces = {o->otlp_endpoint, o->otlp_service_name, instance};
+    if (o->otlp_endpoint && kvr_otlp_create(&traces, &s->otlp, why, sizeof why)) {
+        snprintf(err, cap, "--otlp-endpoint: %s", why);
+        return -1;
+    }
+    return 0;
+}
+
 static int run(struct serve *s)
 {
     char err[512];
-    if (doors_open(s, err, sizeof err) || admin_open(s, err, sizeof err) || keyrings_open(s, err, sizeof err) ||
-        kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) || connect_nats(s, err, sizeof err)) {
+    if (observe_start(s, err, sizeof err) || doors_open(s, err, sizeof err) || admin_open(s, err, sizeof err) ||
+        keyrings_open(s, err, sizeof err) || kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) ||
+        connect_nats(s, err, sizeof err)) {
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
@@ -474,6 +501,10 @@ int serve_main(const struct serve_options *o)
     uv_loop_init(&s->main_loop);
     int rc = run(s);
     stop_loops(s, rc == 0);
+    kvr_line_log_destroy(s->access_log);
+    kvr_otlp_destroy(s->otlp);
+    s->access_log = NULL;
+    s->otlp = NULL;
     remote_close_admin(s);
     survey_stop(s);
     tokenizers_stop(s);

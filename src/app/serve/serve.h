@@ -89,6 +89,11 @@ struct serve_options {
     double conditional_ratio, conditional_prefill_busy, conditional_stall_weight, conditional_decode_busy;
     uint64_t tokenizer_probes, tokenizer_check, tokenizer_cache, tokenizer_threads;
     struct kvr_log_options log;
+    char *access_log;      /* NULL: none; "-": standard output */
+    int access_log_format; /* json|combined */
+    double access_log_sample;
+    char *otlp_endpoint, *otlp_service_name; /* endpoint NULL: no traces */
+    double trace_sample;
 };
 
 /* Runs until SIGTERM or SIGINT, then drains. Returns: the exit code. */

@@ -91,6 +91,8 @@ struct fetched;
 struct kvr_durable_feed;
 struct kvr_given_tokens;
 struct kvr_ids;
+struct kvr_line_log;
+struct kvr_otlp;
 struct kvr_plane_feed;
 struct kvr_view_store;
 struct kvr_sync;
@@ -136,6 +138,8 @@ struct serve {
     char remote_scope[KVR_SCOPE_MAX]; /* over NATS; none of both: not used */
     struct kvr_recorder *recorder;    /* NULL: nothing is recorded */
     struct kvr_sync *sync;            /* NULL: alone */
+    struct kvr_line_log *access_log;  /* NULL: none; a lane for each data loop */
+    struct kvr_otlp *otlp;            /* NULL: no traces */
     struct session_table *sessions, *responses;
     struct evidence *evidence;
     struct token_cache *tokens;

@@ -135,6 +135,7 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     const char *end = c->keep_alive ? (c->request.minor >= 1 ? "\r\n" : "Connection: keep-alive\r\n\r\n") : "Connection: close\r\n\r\n";
     size_t body_len = body && c->left > 0 ? (size_t)c->left : 0;
     c->left -= (int64_t)body_len;
+    if (c->told) *c->told = (struct kvr_http_told){status, body_len};
     uv_buf_t bufs[] = {kvr__buf_of(line, (size_t)a), kvr__buf_of(headers, headers_len), kvr__buf_of(framing, (size_t)b),
                        kvr__buf_of(end, strlen(end)), kvr__buf_of(body, body_len)};
     kvr__answer_send(c, bufs, body_len ? 5 : 4);
@@ -149,6 +150,7 @@ size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
 {
     char size[24];
     if (len == 0 || c->closing) return c->queued;
+    if (c->told) c->told->bytes += c->chunked || c->left < 0 ? len : KVR_MIN(len, (size_t)c->left);
     if (c->chunked) {
         int n = snprintf(size, sizeof size, "%zx\r\n", len);
         uv_buf_t bufs[] = {kvr__buf_of(size, (size_t)n), kvr__buf_of(data, len), kvr__buf_of("\r\n", 2)};
@@ -168,6 +170,7 @@ static void answer_over(struct kvr_http_conn *c)
 {
     c->answering = c->answer_started = false;
     c->user = NULL;
+    c->told = NULL;
     if (c->closing || c->write_failed) return; /* the latter: it is about to be reset */
     if (!c->keep_alive || c->server->draining) {
         c->close_when_sent = true;
@@ -179,6 +182,11 @@ static void answer_over(struct kvr_http_conn *c)
     kvr__conn_deadline(c, c->server->config.idle_timeout_s);
     llhttp_resume(&c->parser);
     kvr__request_parse_ahead(c);
+}
+
+void kvr_http_conn_tell(struct kvr_http_conn *c, struct kvr_http_told *told)
+{
+    c->told = told;
 }
 
 bool kvr_http_all_sent(const struct kvr_http_conn *c)
@@ -203,6 +211,7 @@ void kvr_http_abort(struct kvr_http_conn *c)
     if (c->answering && c->answer_started && !c->chunked && c->left < 0) c->reset_at_close = true;
     c->answering = c->answer_started = false;
     c->user = NULL;
+    c->told = NULL;
     if (c->closing) return;
     c->keep_alive = false;
     c->close_when_sent = true;
@@ -242,6 +251,10 @@ void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message
     c->keep_alive = false;
     c->request.minor = 1;
     c->request.is_head = false;
+    if (c->server->config.on_refused) {
+        kvr__request_name(c);
+        c->server->config.on_refused(c, status, c->server->config.handler.ctx);
+    }
     if (c->server->config.handler.error_body) c->server->config.handler.error_body(&body, status, message);
     if (status == 413) c->server->stats.too_large++;
     else if (status == 408) c->server->stats.timeouts++;

@@ -65,6 +65,7 @@ struct kvr_http_call {
     struct kvr_body *head;
     struct peer *peer;
     bool paused, retried, let_go;
+    uint64_t connecting_ns, connect_ns; /* when it began to connect, and how long that took; 0: it did not */
 };
 
 static struct peer *peer_new(struct kvr_http_client *c, uint64_t key);
@@ -546,6 +547,7 @@ static int send_request(struct peer *p)
 static void begin_request(struct peer *p)
 {
     uv_timer_stop(&p->timer);
+    p->call->connect_ns = uv_hrtime() - p->call->connecting_ns;
     int rc = send_request(p);
     if (rc) call_failed(p, KVR_HTTP_RESET, uv_strerror(rc));
 }
@@ -601,7 +603,8 @@ static void on_connect_timeout(uv_timer_t *t)
 static void on_start_soon(uv_timer_t *t)
 {
     struct peer *p = t->data;
-    const struct kvr_http_call *call = p->call;
+    struct kvr_http_call *call = p->call;
+    call->connecting_ns = uv_hrtime();
     double timeout = call->config.connect_timeout_s;
     if (timeout > 0) uv_timer_start(&p->timer, on_connect_timeout, (uint64_t)(timeout * 1000) + 1, 0);
     if (call->endpoint.is_numeric) {
@@ -853,4 +856,9 @@ void kvr_http_client_close(struct kvr_http_client *c)
         peer_close(p);
     }
     uv_close((uv_handle_t *)&c->sweep, on_client_closed);
+}
+
+uint64_t kvr_http_call_connect_ns(const struct kvr_http_call *call)
+{
+    return call->connect_ns;
 }

@@ -147,6 +147,9 @@ struct kvr_http_server_config {
     struct kvr_http_shared *shared; /* NULL: of its own, without a budget */
     struct kvr_tls_ctx *tls;        /* NULL: plain; borrowed */
     struct kvr_http_handler handler;
+    /* One that never reaches on_request is about to be answered with `status`; of its request the target and the method are set as far as
+     * they came. With the handler's context. NULL: nobody wants to know. */
+    void (*on_refused)(struct kvr_http_conn *conn, int status, void *ctx);
 };
 
 struct kvr_http_server_stats {
@@ -184,6 +187,18 @@ void kvr_http_conn_drop_body(struct kvr_http_conn *c);
 struct kvr_body *kvr_http_conn_take_body(struct kvr_http_conn *c);
 void kvr_http_conn_set_user(struct kvr_http_conn *c, void *user);
 void *kvr_http_conn_user(struct kvr_http_conn *c);
+
+enum { KVR_HTTP_PEER_MAX = 48 };
+/* The client's address, without its port; an IPv6 address without brackets. "" when it is not known any more. */
+void kvr_http_conn_peer(const struct kvr_http_conn *c, char out[KVR_HTTP_PEER_MAX]);
+
+/* What has been answered. */
+struct kvr_http_told {
+    int status;     /* 0: nothing yet */
+    uint64_t bytes; /* of the body, as far as it was given to the connection */
+};
+/* Kept up to date until the answer has ended or is broken off, or until this is called with NULL. Borrowed. */
+void kvr_http_conn_tell(struct kvr_http_conn *c, struct kvr_http_told *told);
 
 /* Begins an answer. `headers`: formatted lines ("Name: value\r\n"...). length < 0: unknown (chunked, or until
  * close for HTTP/1.0). */
@@ -274,5 +289,7 @@ void kvr_http_call_cancel(struct kvr_http_call *call);
 void kvr_http_call_let_go(struct kvr_http_call *call, uint64_t timeout_ms);
 void kvr_http_call_pause(struct kvr_http_call *call);
 void kvr_http_call_resume(struct kvr_http_call *call);
+/* How long the name, the connection and TLS took; 0: a connection that was there already, or none yet. */
+uint64_t kvr_http_call_connect_ns(const struct kvr_http_call *call);
 
 #endif

@@ -245,6 +245,17 @@ void kvr__request_settings(llhttp_settings_t *s)
 
 /* ---- bytes ------------------------------------------------------------------------------------------- */
 
+void kvr__request_name(struct kvr_http_conn *c)
+{
+    if (!c->target.len || c->target.failed) return;
+    const char *method = llhttp_method_name((llhttp_method_t)c->parser.method);
+    c->request.method = (struct kvr_text){method, strlen(method)};
+    if (c->request.path.ptr) return;
+    const char *q = memchr(c->target.data, '?', c->target.len);
+    c->request.target = (struct kvr_text){c->target.data, c->target.len};
+    c->request.path = (struct kvr_text){c->target.data, q ? (size_t)(q - c->target.data) : c->target.len};
+}
+
 static void dispatch(struct kvr_http_conn *c)
 {
     const char *method = llhttp_method_name((llhttp_method_t)c->parser.method);

@@ -503,3 +503,12 @@ void *kvr_http_conn_user(struct kvr_http_conn *c)
 {
     return c->user;
 }
+
+void kvr_http_conn_peer(const struct kvr_http_conn *c, char out[KVR_HTTP_PEER_MAX])
+{
+    struct sockaddr_storage a;
+    int len = sizeof a;
+    out[0] = 0;
+    if (uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&a, &len)) return;
+    if (uv_ip_name((const struct sockaddr *)&a, out, KVR_HTTP_PEER_MAX)) out[0] = 0;
+}

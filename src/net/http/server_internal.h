@@ -38,6 +38,7 @@ struct kvr_http_conn {
     struct kvr_http_server *server;
     struct kvr_http_conn *next, *prev; /* newest first */
     void *user;
+    struct kvr_http_told *told; /* of the answer; NULL: nobody wants to know */
     struct kvr_http_request request;
     struct kvr_headers headers;
     struct kvr_buf target;
@@ -81,6 +82,8 @@ void kvr__conn_fail_soon(struct kvr_http_conn *c);
 void kvr__request_settings(llhttp_settings_t *s);
 void kvr__request_begin(struct kvr_http_conn *c);
 void kvr__request_free(struct kvr_http_conn *c);
+/* Of one that is refused before it was whole: its method and target, as far as they have come. */
+void kvr__request_name(struct kvr_http_conn *c);
 /* Plain bytes of the client. */
 void kvr__request_take(struct kvr_http_conn *c, const char *data, size_t n);
 void kvr__request_parse_ahead(struct kvr_http_conn *c);

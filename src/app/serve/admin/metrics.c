@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "net/otlp/otlp.h"
+#include "store/line_log.h"
 #include "store/view_store.h"
 #include "wire/prom_page.h"
 
@@ -288,6 +290,22 @@ static void put_staged(struct serve *s, struct kvr_prom_page *b)
         if (w->role == ROLE_PREFILL) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), atomic_load(&w->staged));
 }
 
+static void put_access_log(const struct serve *s, struct kvr_prom_page *b)
+{
+    struct kvr_line_log_stats st;
+    if (!s->access_log) return;
+    kvr_line_log_stats(s->access_log, &st);
+    const struct {
+        const char *name, *help;
+        uint64_t v;
+    } rows[] = {
+        {"access_log_lines_total", "Lines of the access log", st.lines},
+        {"access_log_dropped_lines_total", "Lines for which there was no room, as the file is too slow or cannot be written", st.dropped},
+        {"access_log_write_errors_total", "Writes to it that have failed, and are tried again", st.write_errors},
+        {"access_log_reopened_total", "Times that it was opened anew", st.reopened}};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) kvr_prom_one_u64(b, "kvroute_", rows[i].name, "counter", rows[i].help, rows[i].v);
+}
+
 void metrics_write(struct serve *s, struct kvr_buf *out)
 {
     struct kvr_prom_page page = {.out = out}, *b = &page;
@@ -344,6 +362,8 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     put_index(s, b);
     evidence_metrics(s, b);
     kvr_recorder_metrics(s->recorder, b);
+    put_access_log(s, b);
+    kvr_otlp_metrics(s->otlp, b);
     kvr_view_store_metrics(s->store, b);
     kvr_http_shared_metrics((struct kvr_http_port[]){{"admin", &s->admin_http}, {"data", &s->http}}, s->o->select_only ? 1 : 2, b);
     keyrings_metrics(s, b);

@@ -72,7 +72,7 @@ static uint64_t reusable(const struct attempt *a, uint64_t cached)
 }
 
 /* Tokens that are predicted to be cached. */
-static uint64_t predicted_cached(const struct attempt *a)
+uint64_t account_predicted_cached(const struct attempt *a)
 {
     return reusable(a, a->result.cached_tokens);
 }
@@ -215,6 +215,7 @@ void account_events(struct attempt *a, uint64_t events)
     if (events && a->prefill_marked && a->itl_last_ns) {
         uint64_t now = kvr_now_ns(kvr_clock_monotonic());
         kvr_histogram_add(&serve_of(a->request)->metrics.itl, (double)(now - a->itl_last_ns) / 1e9 / (double)events);
+        a->itl_max_ns = KVR_MAX(a->itl_max_ns, now - a->itl_last_ns);
         a->itl_last_ns = now;
         a->generated += events;
     }
@@ -297,7 +298,7 @@ static void complete_usage(struct attempt *a)
     const struct request *r = a->request;
     if (!has_answered(a) || !a->usage.present || !r->members.usage_tells) return;
     bool hit = is_predicted(r) && a->view == KVR_VIEW_WHOLE && a->usage.prompt_tokens == r->tokens_n &&
-               predicted_cached(a) >= a->partition->block_size;
+               account_predicted_cached(a) >= a->partition->block_size;
     struct answer_telling told = {.form = 2 * (unsigned)r->form + (a->is_sse ? 1 : 0), .told = a->usage.has_cached, .sure_hit = hit};
     if (telling_note(serve_of(r), a->worker, &told)) a->usage.has_cached = true;
 }
@@ -338,7 +339,7 @@ static void count_usage(struct attempt *a)
     }
     struct delivery d = {.id = r->id,
                          .worker = a->result.worker,
-                         .predicted = predicted_cached(a),
+                         .predicted = account_predicted_cached(a),
                          .pending = reusable(a, a->result.pending_blocks * (uint64_t)a->partition->block_size),
                          .actual = a->usage.cached_tokens,
                          .prompt = KVR_MAX(a->usage.prompt_tokens, (uint64_t)1),
@@ -364,7 +365,7 @@ static void fill_in_answering(struct decision *d, const struct request *r)
     d->ttft_ms = ttft >= 0 ? ttft : 0;
 }
 
-static bool tells_cached(const struct attempt *a)
+bool account_tells_cached(const struct attempt *a)
 {
     const struct request *r = a->request;
     return a->usage.present && a->usage.has_cached && (r->members.usage_tells || !r->tokens_n);
@@ -380,8 +381,8 @@ static void fill_in_prefill(struct decision_legs *d, const struct request *r)
     d->protocol = kvr_kv_protocol_name(l->protocol);
     d->has_prefill = true;
     d->worker = p->result.worker;
-    d->cached_tokens = predicted_cached(p);
-    d->has_actual = tells_cached(p);
+    d->cached_tokens = account_predicted_cached(p);
+    d->has_actual = account_tells_cached(p);
     d->actual_cached = p->usage.cached_tokens;
     d->overlap_blocks = p->result.overlap_blocks;
     d->status = (uint32_t)p->status;
@@ -421,9 +422,9 @@ static void record_decision(const struct attempt *a)
     struct decision d = {.at_ms = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000,
                          .worker = a->result.worker,
                          .isl = r->isl,
-                         .cached_tokens = predicted_cached(a),
+                         .cached_tokens = account_predicted_cached(a),
                          .actual_cached = a->usage.cached_tokens,
-                         .has_actual = tells_cached(a),
+                         .has_actual = account_tells_cached(a),
                          .overlap_blocks = a->result.overlap_blocks,
                          .pending_blocks = a->result.pending_blocks,
                          .status = (uint32_t)r->status,

@@ -20,6 +20,10 @@ void account_prefilled(struct attempt *a);    /* a prefill leg: its answer is wh
 void account_attempt_over(struct attempt *a); /* without an answer that the client gets */
 void account_unbook(struct attempt *a);       /* the booking is given back, if there is one */
 
+/* Tokens of the prompt that are predicted to be cached; whether the answer tells how many were. */
+uint64_t account_predicted_cached(const struct attempt *a);
+bool account_tells_cached(const struct attempt *a);
+
 /* The answer is whole; once, whoever calls it again. */
 void account_answered(struct request *r);
 /* The end of all: what is known of it is told. */

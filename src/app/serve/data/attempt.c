@@ -7,6 +7,7 @@
 
 #include "app/serve/data/admission.h"
 #include "app/serve/data/legs.h"
+#include "app/serve/data/note.h"
 
 enum { ENDING_MS = 1000 /* for a worker to end a stream whose last event has passed */ };
 
@@ -19,6 +20,7 @@ struct attempt *attempt_new(struct request *r, struct partition *partition)
     a->reason = "load";
     a->length = -1;
     a->other_ms = -1;
+    a->span_id = note_span_id(r);
     return a;
 }
 
@@ -26,6 +28,7 @@ void attempt_free(struct attempt *a)
 {
     if (!a) return;
     KVR_ASSERT(!a->call && !a->booking[0]);
+    spans_attempt(a);
     kvr_sse_free(&a->sse);
     kvr_sse_free(&a->opening);
     kvr_buf_free(&a->head);
@@ -81,7 +84,7 @@ static void keep_head(struct attempt *a, const struct kvr_headers *headers)
 static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
 {
     struct attempt *a = ctx;
-    (void)call;
+    a->connect_ns = kvr_http_call_connect_ns(call);
     a->status = status;
     a->length = length;
     keep_head(a, headers);
@@ -95,6 +98,13 @@ static void note_tried(struct attempt *a)
     unsigned *n = a->prefills ? &r->legs->tried_n : &r->tried_n;
     r->tries++;
     if (*n < TRIES_MAX) ids[(*n)++] = a->result.worker.worker_id;
+}
+
+/* Its call is gone. */
+static void call_over(struct attempt *a)
+{
+    a->call = NULL;
+    a->over_ns = kvr_now_ns(kvr_clock_monotonic());
 }
 
 /* The worker is one of those that were tried. The refusal stands unless another one takes the request. */
@@ -171,7 +181,7 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     struct attempt *a = ctx;
     struct serve *s = serve_of(a->request);
     (void)call;
-    a->call = NULL;
+    call_over(a);
     if (is_retryable(a)) {
         worker_report(s, a->worker, a->status == 503);
         a->tell(a, attempt_fail(a, a->status, "every worker that was tried answered with an error"));
@@ -198,7 +208,7 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     struct attempt *a = ctx;
     struct serve *s = serve_of(a->request);
     (void)call;
-    a->call = NULL;
+    call_over(a);
     worker_report(s, a->worker, false);
     if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(s, a->result.worker.worker_id);
     a->unsent = why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_CONNECT_TIMEOUT;
@@ -236,7 +246,7 @@ static void put_client_headers(const struct request *r, const struct kvr_headers
     (void)kvr_hop_by_hop_read(headers, &hop);
     for (size_t i = 0; i < headers->n; i++) {
         struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
-        if (is_ours(name) || kvr_header_is_hop_by_hop(&hop, name) || admission_keeps(r, name)) continue;
+        if (is_ours(name) || kvr_header_is_hop_by_hop(&hop, name) || admission_keeps(r, name) || note_is_trace_header(r, name)) continue;
         kvr_buf_printf(h, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
     }
 }
@@ -258,6 +268,7 @@ static void put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h
     kvr_buf_printf(h, "%.*s %s%.*s HTTP/1.1\r\nHost: %s\r\n", (int)method.len, method.ptr, w->endpoint.base, (int)rq->target.len,
                    rq->target.ptr, w->endpoint.authority);
     put_client_headers(a->request, rq->headers, h);
+    note_put_trace(a, h);
     put_request_id(a, h);
     if (!admission_authorization(a->request).ptr) worker_key_put(w->api_key, h);
     if (a->names_rank) kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", a->named_rank); /* the one whose load is booked */
@@ -352,7 +363,7 @@ void attempt_cancel(struct attempt *a)
 {
     if (!a->call) return;
     kvr_http_call_cancel(a->call);
-    a->call = NULL;
+    call_over(a);
     a->state = ATTEMPT_CANCELLED;
 }
 
@@ -360,7 +371,7 @@ void attempt_let_go(struct attempt *a)
 {
     worker_report(serve_of(a->request), a->worker, true);
     kvr_http_call_let_go(a->call, ENDING_MS);
-    a->call = NULL;
+    call_over(a);
     a->state = ATTEMPT_WHOLE;
 }
 

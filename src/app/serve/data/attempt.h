@@ -92,6 +92,10 @@ struct attempt {
     struct kvr_usage usage;
     uint64_t first_ns, itl_last_ns, generated; /* of the first token, of the last; how many events came between */
     double ttft_ms, other_ms;                  /* other: decision.other_ms */
+    uint64_t itl_max_ns;                       /* the longest time between two of them */
+
+    /* For its span and the access log: note.h */
+    uint64_t span_id, over_ns, connect_ns; /* 0: none; not yet; on a connection that was there */
 };
 
 struct attempt *attempt_new(struct request *r, struct partition *partition); /* NULL: out of memory */

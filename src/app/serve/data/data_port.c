@@ -10,6 +10,7 @@
 #include "app/serve/data/admission.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/flow.h"
+#include "app/serve/data/note.h"
 #include "app/serve/data/pins.h"
 #include "app/serve/data/reply.h"
 
@@ -78,8 +79,8 @@ static const char *read_hints(struct request *r, const struct kvr_headers *h)
     return read_class(r, h);
 }
 
-/* form: of what is routed by its prompt; NULL: it is not. */
-static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt_form *form)
+/* form: of what is routed by its prompt; NULL: it is not. Takes the note. */
+static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt_form *form, struct request_note **note)
 {
     const struct kvr_http_request *head = kvr_http_conn_request(c);
     struct request *r = request_new(l, c);
@@ -87,6 +88,8 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
         reply_error(c, 503, "out of memory", NULL);
         return;
     }
+    note_take(r, *note);
+    *note = NULL;
     COUNT(r, requests_total);
     kvr_http_conn_set_user(c, r);
     take_request_id(r, head);
@@ -197,9 +200,8 @@ static bool is_passed_on(struct kvr_text path)
     return false;
 }
 
-void data_port_on_request(struct kvr_http_conn *c, void *ctx)
+static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note **note)
 {
-    struct loop *l = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool get = kvr_text_is(rq->method, "GET");
     const enum kvr_prompt_form *form = routed_form(rq->path);
@@ -217,11 +219,20 @@ void data_port_on_request(struct kvr_http_conn *c, void *ctx)
         kvr_http_close_after(c);
         reply_error(c, 503, "the router is shutting down", NULL);
     } else if (form || kvr_text_is(rq->path, "/v1/embeddings")) {
-        if (kvr_text_is(rq->method, "POST")) begin(l, c, form);
+        if (kvr_text_is(rq->method, "POST")) begin(l, c, form, note);
         else reply_error(c, 405, "method not allowed; use POST", NULL);
     } else if (is_passed_on(rq->path)) {
-        begin(l, c, NULL);
+        begin(l, c, NULL, note);
     } else {
         reply_error(c, 404, "unknown path; the API is under /v1/", NULL);
     }
+}
+
+/* The note is still here when the router has answered by itself. */
+void data_port_on_request(struct kvr_http_conn *c, void *ctx)
+{
+    struct loop *l = ctx;
+    struct request_note *note = note_begin(l, c);
+    answer(l, c, &note);
+    note_local(l, note, 0);
 }

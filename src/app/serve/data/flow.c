@@ -18,6 +18,7 @@
 #include "app/serve/data/bootstrap.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/meeting.h"
+#include "app/serve/data/note.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/release.h"
 #include "app/serve/data/reply.h"
@@ -88,6 +89,7 @@ static enum outcome enter(struct request *r, enum request_phase phase)
 
 static enum outcome move(struct request *r, enum request_phase phase)
 {
+    note_phase(r);
     leave(r);
     return enter(r, phase);
 }
@@ -98,9 +100,11 @@ static void close_request(struct request *r)
 {
     leave(r);
     account_close(r);
+    note_tell(r);
     admission_close(r);
     attempt_free(r->attempt);
     legs_free(r);
+    note_end(r);
     request_free(r);
 }
 
@@ -123,6 +127,8 @@ static void end_refused(struct request *r)
     r->status = why.status;
     if (!r->working) account_request(r);
     if (why.status >= 500) COUNT(r, errors_total);
+    note_ending(r, r->tries ? ENDING_FAILED : ENDING_REFUSED);
+    if (c && !in_stream && r->note) kvr_http_conn_tell(c, &r->note->told);
     if (c && !in_stream) reply_refusal(c, &why, r);
     end(r);
     if (in_stream) reply_error_event(c, why.status, why.text);
@@ -134,6 +140,7 @@ static void end_whole(struct request *r)
 {
     account_answered(r); /* of an answer whose bytes do not say that they are the last */
     bool whole = !r->conn || answer_flush(r);
+    note_ending(r, ENDING_OK);
     struct kvr_http_conn *c = request_detach(r);
     end(r);
     if (c && whole) kvr_http_end(c);
@@ -148,6 +155,7 @@ static void end_broken(struct request *r)
         return;
     }
     COUNT(r, errors_total);
+    note_ending(r, ENDING_BROKEN);
     const char *text = r->refusal.text; /* static */
     struct kvr_http_conn *c = request_detach(r);
     bool in_stream = answer_takes_events(r);
@@ -168,6 +176,7 @@ static void end_gone(struct request *r)
         return;
     }
     COUNT(r, client_gone_total);
+    note_ending(r, ENDING_CLIENT_GONE);
     r->conn = NULL;
     r->status = STATUS_CLIENT_GONE;
     end(r);
@@ -285,8 +294,10 @@ static enum outcome look_at_time(struct request *r)
         request_arm(r);
         return OUTCOME_WAITS;
     }
-    if (phases[r->phase].on_time) return phases[r->phase].on_time(r, total);
-    return request_refuse(r, 504, TOOK_TOO_LONG);
+    enum request_phase phase = r->phase;
+    enum outcome o = phases[phase].on_time ? phases[phase].on_time(r, total) : request_refuse(r, 504, TOOK_TOO_LONG);
+    if (o == OUTCOME_REFUSED || o == OUTCOME_BROKEN) note_timeout(r, total);
+    return o;
 }
 
 /* A prefill worker was chosen, or one that takes the request as a whole. */

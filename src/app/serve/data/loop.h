@@ -30,6 +30,8 @@ enum side_kind { SIDE_RELEASE, SIDE_ABORT, SIDE_QUERY, SIDE_KINDS }; /* data/sid
 
 struct loop {
     struct serve *serve;
+    size_t place;       /* among the loops */
+    struct kvr_rng ids; /* of traces and spans */
     uv_loop_t uv;
     uv_async_t wake;
     pthread_t thread;

@@ -52,6 +52,7 @@ struct kvr_http_conn *request_detach(struct request *r)
     struct kvr_http_conn *c = r->conn;
     r->conn = NULL;
     if (c) kvr_http_conn_set_user(c, NULL);
+    if (c) kvr_http_conn_tell(c, NULL);
     return c;
 }
 

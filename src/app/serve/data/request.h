@@ -61,6 +61,7 @@
 struct attempt;
 struct legs;
 struct request;
+struct request_note;
 
 /* Where the tokens of a prompt come from. ENGINE: also what an engine has said before. */
 enum tokens_from { TOKENS_NONE, TOKENS_BODY, TOKENS_BYTES, TOKENS_CACHE, TOKENS_HERE, TOKENS_ENGINE, TOKENS_FROM_N };
@@ -266,8 +267,9 @@ struct request {
     unsigned tries;          /* attempts that have failed */
     unsigned tried_n;        /* of these, on workers that were to answer: */
     uint64_t tried[TRIES_MAX];
-    bool gated;        /* it waits for a decode worker that is not overloaded, before its prompt is computed */
-    struct legs *legs; /* NULL: its model has no workers with roles, or it is not known yet who takes it */
+    bool gated;                /* it waits for a decode worker that is not overloaded, before its prompt is computed */
+    struct request_note *note; /* for the access log and traces: note.h; NULL: neither is on */
+    struct legs *legs;         /* NULL: its model has no workers with roles, or it is not known yet who takes it */
 
     /* What its client got */
     int status; /* 0: nothing yet */
@@ -291,6 +293,12 @@ static inline struct serve *serve_of(const struct request *r)
 static inline const char *request_client(const struct request *r)
 {
     return r->admission.key ? r->admission.key->name : "";
+}
+
+/* For the access log. */
+static inline const char *request_served_model(const struct request *r)
+{
+    return r->model;
 }
 
 #define COUNT(r, name) atomic_fetch_add_explicit(&serve_of(r)->metrics.name, 1, memory_order_relaxed)

@@ -20,21 +20,29 @@ static void open_breaker_locked(struct serve *s, struct worker *w, uint64_t unti
 
 void workers_sync_due(struct serve *s)
 {
-    uint64_t due = atomic_load(&s->breaker_due_ms), now = now_ms();
+    enum { TOLD_MAX = 16 };
+    uint64_t due = atomic_load(&s->breaker_due_ms), now = now_ms(), closed[TOLD_MAX];
+    size_t closed_n = 0;
     if (!due || now < due) return;
     due = 0;
     kvr_lock(&s->lock);
     for (struct worker *w = s->workers; w; w = w->next) {
         uint64_t until = atomic_load(&w->open_until_ms);
         if (until > now && (!due || until < due)) due = until;
-        if (w->schedulable != worker_is_schedulable(w, now)) worker_sync_locked(s, w);
+        if (w->schedulable == worker_is_schedulable(w, now)) continue;
+        if (!w->schedulable && closed_n < TOLD_MAX) closed[closed_n++] = w->id;
+        worker_sync_locked(s, w);
     }
     atomic_store(&s->breaker_due_ms, due);
     kvr_unlock(&s->lock);
+    for (size_t i = 0; i < closed_n; i++)
+        kvr_log("kvroute: worker %llu gets requests again: worker_id=%llu breaker=closed", (unsigned long long)closed[i],
+                (unsigned long long)closed[i]);
 }
 
 void worker_report(struct serve *s, struct worker *w, bool ok)
 {
+    bool opened = false;
     kvr_lock(&s->lock);
     if (ok) {
         w->failures = 0;
@@ -45,28 +53,39 @@ void worker_report(struct serve *s, struct worker *w, bool ok)
             open_breaker_locked(s, w, now_ms() + (uint64_t)(s->o->breaker_cooldown * 1000));
             atomic_fetch_add(&s->metrics.breaker_opened_total, 1);
             worker_sync_locked(s, w);
+            opened = true;
         }
     }
     kvr_unlock(&s->lock);
+    if (opened)
+        kvr_log_warning("kvroute: worker %llu gets no requests for a while, too many in a row have failed: worker_id=%llu breaker=open "
+                        "failures=%llu cooldown_s=%g",
+                        (unsigned long long)w->id, (unsigned long long)w->id, (unsigned long long)s->o->breaker_failures,
+                        s->o->breaker_cooldown);
 }
 
-static void tell_health(const struct worker *w, enum health h, const char *why)
+/* Of a worker whose health has changed; without the lock of the table. */
+static void tell_health(uint64_t id, const char *url, enum health was, enum health is, const char *why)
 {
-    if (h == HEALTH_DOWN) kvr_log_warning("kvroute: worker %llu (%.200s) is down: %.200s", (unsigned long long)w->id, w->url, why);
-    else if (w->health == HEALTH_DOWN) kvr_log("kvroute: worker %llu (%.200s) is up again", (unsigned long long)w->id, w->url);
+    unsigned long long n = id;
+    if (is == HEALTH_DOWN) kvr_log_warning("kvroute: worker %llu (%.200s) is down: %.200s; worker_id=%llu status=down", n, url, why, n);
+    else if (was == HEALTH_DOWN) kvr_log("kvroute: worker %llu (%.200s) is up again: worker_id=%llu status=up", n, url, n);
 }
 
 void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *why)
 {
     bool came_up = false;
+    enum health was = h;
+    char url[sizeof((struct worker *)0)->url];
     kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
     if (w) {
+        was = w->health;
+        memcpy(url, w->url, sizeof url);
         came_up = h == HEALTH_UP && w->health != HEALTH_UP;
         if (came_up && learns(s, w)) w->learnt.due_ms = 1; /* it may have been started anew */
         if (came_up) w->open_until_ms = 0;
         if (came_up) atomic_fetch_add(&w->ups, 1);
-        if (h != w->health) tell_health(w, h, why);
         if (h == HEALTH_DOWN) telling_forget_locked(w, true); /* whatever comes back need not tell */
         w->health = h;
         bool before = w->schedulable;
@@ -74,6 +93,7 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *
         came_up |= w->schedulable && !before;
     }
     kvr_unlock(&s->lock);
+    if (was != h) tell_health(id, url, was, h, why);
     if (came_up) s->hooks.may_route(s);
 }
 

@@ -172,6 +172,19 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_unlock(&s->lock);
 }
 
+/* Less is known than before: requests go by load, or by what is known still. */
+static void tell_view(struct kvr_worker w, enum kvr_view_knowledge was, enum kvr_view_knowledge is, const char *reason)
+{
+    unsigned long long id = w.worker_id;
+    const char *name = kvr_view_knowledge_name(is), *before = kvr_view_knowledge_name(was), *colon = reason[0] ? ": " : "";
+    if (is < was)
+        kvr_log_warning("kvroute: view of worker %llu rank %u is %s%s%s; worker_id=%llu dp_rank=%u view=%s was=%s", id, w.dp_rank, name,
+                        colon, reason, id, w.dp_rank, name, before);
+    else
+        kvr_log("kvroute: view of worker %llu rank %u is %s%s%s; worker_id=%llu dp_rank=%u view=%s was=%s", id, w.dp_rank, name, colon,
+                reason, id, w.dp_rank, name, before);
+}
+
 static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
     struct serve *s = ctx;
@@ -179,13 +192,13 @@ static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_kn
     if (knowledge == KVR_VIEW_PARTIAL) suppose(s, p, w);
     if (knowledge == KVR_VIEW_WHOLE) stop_supposing(s, w);
     kvr_router_set_trusted(p->router, w, knowledge != KVR_VIEW_UNKNOWN);
+    enum kvr_view_knowledge was = KVR_VIEW_UNKNOWN;
     kvr_lock(&s->lock); /* nobody waits for the ingest thread under it */
     struct worker *worker = worker_find_locked(s, w.worker_id);
     if (worker && w.dp_rank - worker->dp_start < worker->dp_size)
-        atomic_store(&worker->ranks[w.dp_rank - worker->dp_start].view, knowledge);
+        was = atomic_exchange(&worker->ranks[w.dp_rank - worker->dp_start].view, knowledge);
     kvr_unlock(&s->lock);
-    kvr_log("kvroute: view of worker %llu rank %u is %s%s%s", (unsigned long long)w.worker_id, w.dp_rank,
-            kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
+    tell_view(w, was, knowledge, reason);
 }
 
 void views_served(struct serve *s, struct kvr_served *v)
