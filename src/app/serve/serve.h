@@ -29,6 +29,7 @@ struct serve_options {
     size_t profiles_n;
     char *config, *host, *admin_host, *model;
     char *admin_key_file, *admin_allowed_hosts;
+    int metrics_compat; /* none|vllm|sglang */
     uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, max_prompt_tokens, max_messages,
         max_prompt_text, max_bodies_bytes, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
