@@ -59,7 +59,7 @@ for i in 1 2 3 4; do
   $kvroute mock --enable-prompt-tokens-details --port "$http" --kv-events "tcp://127.0.0.1:$events" --kv-replay "tcp://127.0.0.1:$replay" \
     --num-gpu-blocks 2560 --speedup-ratio 4 "${folder[@]}" >"$logs/mock$i.log" 2>&1 &
   pids="$pids $!"
-  workers+=(--worker "http://127.0.0.1:$http,events=tcp://127.0.0.1:$events,replay=tcp://127.0.0.1:$replay")
+  workers+=(--worker "http://127.0.0.1:$http,events=tcp://127.0.0.1:$events,replay=tcp://127.0.0.1:$replay,metrics=http://127.0.0.1:$http/metrics")
 done
 port=$(free_port 18080); admin=$(free_port 19090)
 $kvroute serve --host 127.0.0.1 --port "$port" --admin-port "$admin" --health-interval 1 "${folder[@]}" "${workers[@]}" >"$logs/serve.log" 2>&1 &
