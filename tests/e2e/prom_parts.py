@@ -35,12 +35,12 @@ DURATION = re.compile(r"\[(\d+)(s|m|h|d)\]|(?<=offset )(\d+)(s|m|h|d)|(?<=for: )
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def scaled(text, factor, least_window=3):
+def scaled(text, factor, least_window=4, longest_for=60):
     """Rules whose windows and `for:` are so many times shorter. A window still has the samples that a rate needs."""
     def shorter(m):
         n, unit = next((m[i], m[i + 1]) for i in (1, 3, 5) if m[i])
         seconds = int(n) * SECONDS[unit] / factor
-        return f"[{max(seconds, least_window):.0f}s]" if m[1] else f"{max(seconds, 1):.0f}s"
+        return f"[{max(seconds, least_window):.0f}s]" if m[1] else f"{min(max(seconds, 1), longest_for):.0f}s"
     return DURATION.sub(shorter, text)
 
 
@@ -51,13 +51,16 @@ def expressions(text):
 
 
 class Prometheus:
-    """Scrapes each second. job kvroute: `targets`, ports on loopback."""
+    """Scrapes each second. job kvroute: `targets`, ports on loopback; job kvroute-tls: those that speak TLS."""
 
-    def __init__(self, targets, rules=None):
+    def __init__(self, targets, rules=None, tls_targets=()):
         self.port, self.dir = free_ports(), tempfile.mkdtemp(prefix="kvroute-prometheus-")
         self.log = open(os.path.join(self.dir, "log"), "w+")
         lines = ["global: {scrape_interval: 1s, evaluation_interval: 1s, scrape_timeout: 1s}", "scrape_configs:", "  - job_name: kvroute",
                  "    static_configs:", f"      - targets: {json.dumps([f'127.0.0.1:{t}' for t in targets])}"]
+        if tls_targets:
+            lines += ["  - job_name: kvroute-tls", "    scheme: https", "    tls_config: {insecure_skip_verify: true}", "    static_configs:",
+                      f"      - targets: {json.dumps([f'127.0.0.1:{t}' for t in tls_targets])}"]
         if rules:
             with open(os.path.join(self.dir, "rules.yml"), "w") as f:
                 f.write(rules)
