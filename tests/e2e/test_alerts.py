@@ -16,7 +16,7 @@ from tls_parts import Authority
 FASTER, LONGEST_FOR = 20, 3
 # Causes that cannot be made here within seconds; unit tests alone have them.
 UNIT_TESTED = {"KvrouteFirstTokenBurnFast", "KvrouteFirstTokenBurnSlow", "KvrouteDescriptors", "KvrouteDrops", "KvrouteRequestsWithoutWorker",
-               "KvrouteRefusals"}
+               "KvrouteRefusals", "KvrouteConfigReloadFailed"}
 
 
 class Odd:

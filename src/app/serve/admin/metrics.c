@@ -96,11 +96,42 @@ static struct kvr_view_status *all_views(struct serve *s, struct kvr_prom_page *
 
 #define RANK_OF(st) KVR_PROM_RANK((st).worker.worker_id, (st).worker.dp_rank)
 
+/* What each of KVR_INGEST_COUNTERS counts of a rank's stream. */
+static const char *view_counter_help(const char *name)
+{
+    static const char *const helps[][2] = {
+        {"batches", "Batches of KV events applied"},
+        {"events", "KV events in these"},
+        {"blocks", "Blocks that these events name"},
+        {"bytes", "Bytes of these"},
+        {"stale_batches", "Batches that had been applied before"},
+        {"gaps", "Gaps in a stream's sequence: batches were lost"},
+        {"restarts", "Sequences that went backwards: the engine was started anew"},
+        {"replays", "Times that an engine was asked to replay events"},
+        {"replay_failures", "Of these, without a whole answer"},
+        {"bad_frames", "Messages without the frames of an event batch"},
+        {"decode_errors", "Batches that could not be read"},
+        {"parent_not_found", "Stored blocks whose parent is not known"},
+        {"block_not_found", "Removed blocks that were not known"},
+        {"apply_errors", "Events that the index refused"},
+        {"disconnects", "Connections to an engine's events that were lost"},
+        {"overflows", "Batches dropped because too many waited for a repair"},
+        {"floods", "Connections given up because they bring bytes and no messages"},
+        {"questions", "Questions to recover endpoints"},
+        {"recovered_events", "Events that these have brought back"},
+        {"recovered_dumps", "Times that they have brought everything"},
+        {"recovery_failures", "Of the questions, without an answer of use"},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(helps); i++)
+        if (strcmp(helps[i][0], name) == 0) return helps[i][1];
+    return name;
+}
+
 static void put_view_counter(struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n, const char *name, size_t at)
 {
-    char family[96], help[96];
+    char family[96];
+    const char *help = view_counter_help(name);
     snprintf(family, sizeof family, "kv_%s_total", name);
-    snprintf(help, sizeof help, "KV event streams: %s", name);
     put_family(b, family, "counter", help);
     for (size_t i = 0; i < n; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), *(const uint64_t *)(const void *)((const char *)&st[i] + at));
