@@ -119,7 +119,8 @@ void figures_close(struct request *r)
     uint64_t input = input_tokens(r, computed), output = output_tokens(a);
     atomic_fetch_add_explicit(&m->input, input, memory_order_relaxed);
     atomic_fetch_add_explicit(&m->output, output, memory_order_relaxed);
-    labels_tokens(serve_of(r), computed->worker, r->model, &(struct label_tokens){.input = input});
-    labels_tokens(serve_of(r), a->worker, r->model, &(struct label_tokens){.output = output});
+    bool same = a->worker == computed->worker;
+    labels_tokens(serve_of(r), computed->worker, r->model, &(struct label_tokens){.input = input, .output = same ? output : 0});
+    if (!same) labels_tokens(serve_of(r), a->worker, r->model, &(struct label_tokens){.output = output});
     observe_generation(m, a);
 }
