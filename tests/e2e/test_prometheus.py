@@ -73,6 +73,11 @@ def scene():
             x.stop()
 
 
+def helps(s):
+    """{family: what its HELP says}"""
+    return dict(re.findall(r"^# HELP (\S+) (.*)$", call(s.admin, "GET", "/metrics").body.decode(), re.M))
+
+
 def page(s):
     return families(call(s.admin, "GET", "/metrics").body)
 
@@ -156,12 +161,12 @@ def test_every_alert_says_what_to_do_and_has_a_unit_test():
 def test_the_document_has_every_metric_and_no_other(scene):
     s, _, _ = scene
     told = dict(re.findall(r"^\| `([a-z0-9_]+)` \| (.*) \|$", read(os.path.join(ROOT, "docs/metrics.md")), re.M))
-    have = page(s)
+    have, said = page(s), helps(s)
     assert sorted(set(have) - set(told)) == [] and sorted(set(told) - set(have)) == []
     for name, (kind, samples) in have.items():
         labels = sorted({k for _, pairs in samples for k, _ in pairs} - {"le"})
         said_kind, said_labels, meaning = told[name].split(" | ", 2)
-        assert said_kind == kind and meaning, name
+        assert said_kind == kind and meaning.replace("\\|", "|").replace("&lt;", "<") == said[name], f"{name}: scripts/metrics_page.py writes the page"
         assert set(labels) <= set(re.findall(r"`(\w+)`", said_labels)), (name, labels, said_labels)
 
 
