@@ -254,3 +254,16 @@ def test_of_seventy_models_sixty_four_have_series_and_the_rest_is_counted_as_oth
         assert s.metric("request_ends_total", model="other") == s.metric("model_names_left_out_total") == 6
     finally:
         n.close()
+
+
+def test_requests_whose_workers_fail_are_not_those_that_were_refused(start):
+    from test_alerts import Odd
+    o = Odd()
+    try:
+        s = start(Serve, [f"{o.url},model=odd"], "--no-router-kv-events", "--tokenizer", "bytes", "--max-retries", "0")
+        assert s.complete([1, 2, 3], model="odd").status == 502
+        assert s.complete([1, 2, 3], model="odd", headers={"x-kvroute-worker": "9"}).status in (400, 404)
+        ends = {dict(k)["reason"]: v for k, v in series(s, "request_ends_total").items() if v}
+        assert ends == {"failed": 1, "refused": 1}
+    finally:
+        o.stop()

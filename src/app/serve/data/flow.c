@@ -121,7 +121,7 @@ static void end_refused(struct request *r)
     bool in_stream = c && r->early_head;
     r->refusal.made = NULL;
     r->status = why.status;
-    figures_end(r, END_REFUSED);
+    figures_end(r, r->tries ? END_FAILED : END_REFUSED);
     if (!r->working) account_request(r);
     if (why.status >= 500) COUNT(r, errors_total);
     if (c && !in_stream) reply_error(c, why.status, why.text, r->id);

@@ -186,6 +186,6 @@ void model_counts_metrics(struct serve *s, struct kvr_prom_page *b)
     kvr_prom_family(
         b, "kvroute_", "request_ends_total", "counter",
         "Requests by how they ended: whole answers by their finish_reason (untold: none was seen), errors that a worker answered, "
-        "answers broken off, requests refused here, clients that left");
+        "answers broken off, requests whose workers failed before a byte, requests refused here, clients that left");
     model_counts_each(s, put_ends, b);
 }

@@ -24,7 +24,7 @@ struct model_table;
 struct serve;
 
 /* How a request has ended. Whole answers by why the engine stopped (enum kvr_finish, first), then: */
-#define REQUEST_ENDS(X) X(ERROR, "error_answered") X(BROKEN, "broken") X(REFUSED, "refused") X(GONE, "client_gone")
+#define REQUEST_ENDS(X) X(ERROR, "error_answered") X(BROKEN, "broken") X(FAILED, "failed") X(REFUSED, "refused") X(GONE, "client_gone")
 
 enum request_end {
     END_WHOLE = KVR_FINISH_OTHER, /* the last of the reasons of whole answers */
