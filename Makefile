@@ -6,7 +6,7 @@ all: build
 
 help:
 	@echo "make build    the program and the library, in build/release"
-	@echo "make demo     4 mock engines and the router; round-robin against kv (KEEP=1 leaves them running)"
+	@echo "make demo     4 mock engines and the router; round-robin against kv (KEEP=1 leaves them running, PROMETHEUS=1 beside one)"
 	@echo "make test     every test, under the address and thread sanitizers"
 	@echo "make check    a minute's look: the release build, its unit tests, the first end-to-end tests"
 	@echo "make tokenizer  the library that makes token ids here, in build/tokenizer (optional: needs cargo 1.85 and crates)"

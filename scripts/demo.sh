@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Four mock engines, one router, one workload under round-robin and under KV routing. KEEP=1 leaves it running.
+# Four mock engines, one router, one workload under round-robin and under KV routing. KEEP=1 leaves it running, PROMETHEUS=1 beside a
+# Prometheus.
 set -eu
 cd "$(dirname "$0")/.."
 kvroute=build/release/kvroute
@@ -59,7 +60,7 @@ for i in 1 2 3 4; do
   $kvroute mock --enable-prompt-tokens-details --port "$http" --kv-events "tcp://127.0.0.1:$events" --kv-replay "tcp://127.0.0.1:$replay" \
     --num-gpu-blocks 2560 --speedup-ratio 4 "${folder[@]}" >"$logs/mock$i.log" 2>&1 &
   pids="$pids $!"
-  workers+=(--worker "http://127.0.0.1:$http,events=tcp://127.0.0.1:$events,replay=tcp://127.0.0.1:$replay")
+  workers+=(--worker "http://127.0.0.1:$http,events=tcp://127.0.0.1:$events,replay=tcp://127.0.0.1:$replay,metrics=http://127.0.0.1:$http/metrics")
 done
 port=$(free_port 18080); admin=$(free_port 19090)
 $kvroute serve --host 127.0.0.1 --port "$port" --admin-port "$admin" --health-interval 1 "${folder[@]}" "${workers[@]}" >"$logs/serve.log" 2>&1 &
@@ -80,6 +81,16 @@ if [ ${#folder[@]} -gt 0 ]; then
   echo "tokens: $(ways)"
 else
   echo "make tokenizer builds the library with which the router makes the token ids of texts itself; then this demo shows it"
+fi
+if [ "${KEEP:-0}" = 1 ] && [ "${PROMETHEUS:-0}" = 1 ]; then
+  tools=$(scripts/prometheus.sh) || exit 1
+  web=$(free_port 19190)
+  sed "s/10\.0\.0\.10:9090, 10\.0\.0\.11:9090/127.0.0.1:$admin/; s/: 15s/: 1s/" deploy/prometheus/prometheus.yml >"$logs/prometheus.yml"
+  cp deploy/prometheus/kvroute.rules.yml "$logs/"
+  "$tools/prometheus" --config.file="$logs/prometheus.yml" --storage.tsdb.path="$logs/prometheus" --web.listen-address="127.0.0.1:$web" \
+    --log.level=error >"$logs/prometheus.log" 2>&1 &
+  pids="$pids $!"
+  echo "Prometheus, with the alerts of deploy/prometheus: http://127.0.0.1:$web/alerts ; the dashboard is deploy/grafana/kvroute.json"
 fi
 if [ "${KEEP:-0}" = 1 ]; then
   echo "left running: endpoint http://127.0.0.1:$port/v1, page http://127.0.0.1:$admin/ ; Ctrl-C stops it"

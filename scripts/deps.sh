@@ -7,10 +7,11 @@ test="libcmocka-dev python3 python3-pytest python3-zmq python3-msgpack python3-x
 python="python3 python3-dev python3-setuptools python3-wheel"
 lint="clang-14 libclang-rt-14-dev clang-tidy clang-format"
 want="$build"
+prometheus=""
 for what in "$@"; do
   case "$what" in
     build) ;;
-    test) want="$want $test" ;;
+    test) want="$want $test"; prometheus=yes ;;
     lint) want="$want $lint" ;;
     python) want="$want $python" ;;
     *) echo "usage: deps.sh [build] [test] [python] [lint]" >&2; exit 2 ;;
@@ -24,7 +25,12 @@ missing=""
 for p in $want; do
   dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $p"
 done
-[ -n "$missing" ] || exit 0
+# For tests alone, and never as a service (scripts/prometheus.sh says why); without it those that need it are left out, and say so.
+fetch_prometheus() {
+  [ -z "$prometheus" ] || scripts/prometheus.sh >/dev/null || echo "the tests of alerts and the dashboard will be left out: no prometheus" >&2
+}
+cd "$(dirname "$0")/.."
+[ -n "$missing" ] || { fetch_prometheus; exit 0; }
 if ! command -v apt-get >/dev/null; then
   echo "these packages are missing and apt-get is not here:$missing" >&2
   exit 1
@@ -47,3 +53,4 @@ case " $missing " in
       $sudo systemctl disable --now nats-server >/dev/null 2>&1 || echo "could not disable it: systemctl disable --now nats-server" >&2
     fi ;;
 esac
+fetch_prometheus

@@ -37,6 +37,8 @@ THREADED = {**dict.fromkeys((
     "test_router": "many_threads_leave_nothing_booked"}
 ADDRESS_ONLY = {
     "test_sim": "runs of a simulation share nothing but their queue, and test_replay_offline.py has that under the thread sanitizer",
+    "test_alerts.py": "Prometheus and its rules over processes that other files have under the thread sanitizer",
+    "test_prometheus.py": "Prometheus and its rules over processes that other files have under the thread sanitizer",
     "test_cli.py": "words: command lines and what they are answered",
     "test_docs.py": "words: what the documents say",
     "test_fields.py": "words: bodies with a wrong field, one after the other",

@@ -20,6 +20,7 @@
     X(SERVE, "the worker table")                                                                                                           \
     X(ROSTER, "the roster of workers")                                                                                                     \
     X(LABELS, "labelled counters")                                                                                                         \
+    X(MODEL_COUNTS, "counts by model")                                                                                                     \
     X(EVIDENCE, "evidence for views")                                                                                                      \
     X(SESSIONS, "a table of sessions")                                                                                                     \
     X(DECISIONS, "the last decisions")                                                                                                     \

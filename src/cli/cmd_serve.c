@@ -317,6 +317,8 @@ static const struct option_row serve_rows[] = {
     DBL("total-timeout", total_timeout, "0", 0, 864000, NULL, "seconds for a whole request; 0 = off"),
     DBL("tokenize-timeout", tokenize_timeout, "5", 0, 86400, NULL, "seconds for the engine's tokenizer"),
     DBL("drain-timeout", drain_timeout, "180", 0, 864000, NULL, "seconds for running requests after SIGTERM"),
+    ENU("metrics-compat", metrics_compat, "none", "none|vllm|sglang", NULL,
+        "/metrics has the fleet's figures also under the names that this engine's dashboards ask for (docs/metrics.md)"),
     BOO("ask-engines", ask_engines, "true", NULL,
         "ask each worker for its block size, KV events endpoints and ranks; what its entry does not give is taken from there"),
     DBL("health-interval", health_interval, "5", 0.05, 86400, NULL, "seconds between health checks"),

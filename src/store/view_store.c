@@ -761,11 +761,13 @@ void kvr_view_store_unfollow(struct kvr_view_store *st, uint64_t worker_id)
 
 void kvr_view_store_metrics(struct kvr_view_store *st, struct kvr_prom_page *b)
 {
-    if (!st) return;
-    kvr_lock(&st->lock);
-    struct stats all = st->stats;
-    kvr_unlock(&st->lock);
-#define PUT(name, help) kvr_prom_one_u64(b, "kvroute_data_dir_", #name "_total", "counter", help, all.name);
+    struct stats all = {0};
+    if (st) {
+        kvr_lock(&st->lock);
+        all = st->stats;
+        kvr_unlock(&st->lock);
+    }
+#define PUT(name, help) kvr_prom_one_if(b, st != NULL, "kvroute_data_dir_", #name "_total", "counter", help, all.name);
     KVR_VIEW_STORE_COUNTERS(PUT)
 #undef PUT
 }

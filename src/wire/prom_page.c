@@ -110,3 +110,10 @@ void kvr_prom_one_double(struct kvr_prom_page *p, const char *prefix, const char
     kvr_prom_family(p, prefix, name, type, help);
     kvr_prom_put_double(p, KVR_PROM_NONE, v);
 }
+
+void kvr_prom_one_if(struct kvr_prom_page *p, bool any, const char *prefix, const char *name, const char *type, const char *help,
+                     uint64_t v)
+{
+    kvr_prom_family(p, prefix, name, type, help);
+    if (any) kvr_prom_put_u64(p, KVR_PROM_NONE, v);
+}

@@ -8,6 +8,7 @@
 #ifndef KVR_WIRE_PROM_PAGE_H
 #define KVR_WIRE_PROM_PAGE_H
 
+#include <stdbool.h>
 #include <kvroute/types.h>
 
 #include "base/buf.h"
@@ -61,5 +62,8 @@ void kvr_prom_put_histogram(struct kvr_prom_page *p, struct kvr_prom_pairs label
 /* A family of one sample without labels. */
 void kvr_prom_one_u64(struct kvr_prom_page *p, const char *prefix, const char *name, const char *type, const char *help, uint64_t v);
 void kvr_prom_one_double(struct kvr_prom_page *p, const char *prefix, const char *name, const char *type, const char *help, double v);
+/* The same of a family that is always there, and has its sample only where it means something (`any`). */
+void kvr_prom_one_if(struct kvr_prom_page *p, bool any, const char *prefix, const char *name, const char *type, const char *help,
+                     uint64_t v);
 
 #endif

@@ -40,6 +40,8 @@ static void on_data(struct kvr_sse *s, struct kvr_json_parser *p, const char *da
         return;
     }
     s->events++;
+    enum kvr_finish finish = kvr_finish_in(data, len);
+    if (finish != KVR_FINISH_UNTOLD) s->finish = finish;
     bool tells = memmem(data, len, "\"usage\"", 7) || memmem(data, len, "\"error\"", 7);
     if (tells && memchr(data, '{', len) && kvr_json_parse(p, data, len, &root, NULL) == 0) on_telling(s, root);
 }

@@ -13,6 +13,7 @@
 #define KVR_WIRE_SSE_H
 
 #include "base/buf.h"
+#include "wire/finish.h"
 #include "wire/json.h"
 #include "wire/openai.h"
 
@@ -26,6 +27,7 @@ struct kvr_sse {
     bool has_error;      /* an event said so, or was too long to be read */
     uint64_t events;     /* data events except [DONE] */
     struct kvr_usage usage;
+    enum kvr_finish finish;             /* the last that was told */
     char response[KVR_RESPONSE_ID_MAX]; /* of /v1/responses: the response's id, "" before it was told */
 };
 

@@ -144,3 +144,126 @@ def test_requests_sent_again_on_a_fresh_connection_are_visible(start):
         assert s.metric("requests_total", status="2xx") == 3
     finally:
         engine.close()
+
+
+def test_times_and_counts_are_told_by_model(start):
+    s = start(Serve, [start(Mock, "--model", "m")])
+    wait_for("models", lambda: call(s.port, "GET", "/v1/models").json()["data"][0]["id"] == "m")
+    for more in ({"model": "m"}, {}):  # one that names no model has its worker's
+        assert s.complete(TOKENS, max_tokens=5, stream=True, stream_options={"include_usage": True}, **more).status == 200
+    assert s.complete(TOKENS, max_tokens=5, model="m").status == 200
+    assert s.complete(TOKENS, model="made up").status == 404
+
+    def of(name, **more):
+        return series(s, name).get(tuple(sorted({"model": "m", **more}.items())), 0)
+    wait_for("the end", lambda: of("request_ends_total", reason="length") == 3 and of("requests_running") == 0)
+    counts = {n: of(f"{n}_count") for n in ("request_first_token_seconds", "time_to_first_token_seconds", "request_duration_seconds",
+                                            "queue_wait_seconds", "time_per_output_token_seconds")}
+    assert counts == {"request_first_token_seconds": 2, "time_to_first_token_seconds": 2, "request_duration_seconds": 3, "queue_wait_seconds": 3,
+                      "time_per_output_token_seconds": 2}
+    assert of("request_duration_seconds_sum") >= of("request_first_token_seconds_sum") >= of("time_to_first_token_seconds_sum") > 0
+    assert (of("input_tokens_total", worker_id="1"), of("output_tokens_total", worker_id="1")) == (300, 15)
+    assert of("prompt_tokens_total", worker_id="1") == 300 and of("computed_blocks_total", worker_id="1") <= 6 * 3
+    assert series(s, "request_ends_total")[(("model", "other"), ("reason", "refused"))] == 1
+    assert of("requests_waiting") == 0 and "made up" not in call(s.admin, "GET", "/metrics").body.decode()
+
+
+def test_requests_that_run_and_those_that_wait_are_told_apart(start):
+    s = start(Serve, [start(Mock, "--model", "m", "--fault-hang", "--max-num-batched-tokens", "128").spec(",max-num-batched-tokens=128")],
+              "--router-queue-threshold", "0.1")
+    wait_for("models", lambda: call(s.port, "GET", "/v1/models").json()["data"][0]["id"] == "m")
+    body = b'{"model":"m","prompt":[%s]}' % b",".join(b"%d" % t for t in TOKENS)
+    socks = []
+    for n in range(2):  # the first never answers, so the second stays in the queue
+        socks.append(socket.create_connection(("127.0.0.1", s.port)))
+        socks[n].sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        wait_for("its place", lambda: (s.metric("requests_running", model="m"), s.metric("requests_waiting", model="m")) == (1, n))
+    for c in reversed(socks):
+        c.close()
+    wait_for("nobody", lambda: s.metric("requests_running") == s.metric("requests_waiting") == 0)
+    assert s.metric("request_ends_total", model="m", reason="client_gone") == 2
+
+
+def test_names_of_engines_are_added_when_asked_for(start):
+    m = start(Mock, "--model", "m")
+    for kind, names in (("vllm", ["time_to_first_token_seconds_count", "e2e_request_latency_seconds_count", "prompt_tokens_total", "num_requests_running",
+                                  "request_success_total"]), ("sglang", ["time_to_first_token_seconds_count", "num_running_reqs", "cached_tokens_total"])):
+        s = start(Serve, [m], "--metrics-compat", kind)
+        wait_for("models", lambda: call(s.port, "GET", "/v1/models").json()["data"][0]["id"] == "m")
+        assert s.complete(TOKENS, model="m", max_tokens=3, stream=True, stream_options={"include_usage": True}).status == 200
+
+        def value(name):
+            text = call(s.admin, "GET", "/metrics").body.decode()
+            return sum(float(v) for v in re.findall(rf'^{kind}:{name}\{{model_name="m".*\}} (\S+)$', text, re.M))
+        wait_for("its end", lambda: s.metric("request_ends_total", model="m", reason="length") == 1)
+        assert all(f"# TYPE {kind}:{re.sub('_count$', '', n)} " in call(s.admin, "GET", "/metrics").body.decode() for n in names)
+        assert value("time_to_first_token_seconds_count") == 1 and value("prompt_tokens_total") == 100 and value("generation_tokens_total") == 3
+    plain = start(Serve, [m])
+    text = call(plain.admin, "GET", "/metrics").body.decode()
+    assert "vllm:" not in text and "sglang:" not in text
+
+
+class Namer:
+    """A worker that lists 70 models and answers each of them."""
+
+    def __init__(self):
+        import http.server
+        import json
+        import socketserver
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self, body):
+                data = json.dumps(body).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def do_GET(self):
+                self.answer({"object": "list", "data": [{"id": f"model-{i}"} for i in range(70)]} if self.path == "/v1/models" else {})
+
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.answer({"choices": [{"text": "", "finish_reason": "stop"}]})
+
+            def log_message(self, *a):
+                pass
+        self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_of_seventy_models_sixty_four_have_series_and_the_rest_is_counted_as_other(start):
+    n = Namer()
+    try:
+        s = start(Serve, [n.url], "--no-router-kv-events")
+        wait_for("models", lambda: len(call(s.port, "GET", "/v1/models").json()["data"]) == 70)
+        for i in range(70):
+            assert s.complete([1, 2, 3], model=f"model-{i}").status == 200
+        wait_for("the ends", lambda: s.metric("request_ends_total", reason="stop") == 70)
+        assert len({dict(k)["model"] for k in series(s, "requests_running")}) == 65
+        # of six, the one that the worker is called by may have had its place before
+        assert s.metric("request_ends_total", model="other") == s.metric("model_names_left_out_total") == 6
+    finally:
+        n.close()
+
+
+def test_requests_whose_workers_fail_are_not_those_that_were_refused(start):
+    from test_alerts import Odd
+    o = Odd()
+    try:
+        s = start(Serve, [f"{o.url},model=odd"], "--no-router-kv-events", "--tokenizer", "bytes", "--max-retries", "0")
+        assert s.complete([1, 2, 3], model="odd").status == 502
+        assert s.complete([1, 2, 3], model="odd", headers={"x-kvroute-worker": "9"}).status in (400, 404)
+        ends = {dict(k)["reason"]: v for k, v in series(s, "request_ends_total").items() if v}
+        assert ends == {"failed": 1, "refused": 1}
+    finally:
+        o.stop()

@@ -2,6 +2,7 @@
 /* Counters per route under the names of Dynamo's indexer and ours, and the access log: one JSON object per request. */
 #include "app/indexer/state.h"
 #include "base/log.h"
+#include "net/http/process_metrics.h"
 #include "wire/prom_page.h"
 
 #include <errno.h>
@@ -258,6 +259,7 @@ void telemetry_write(struct indexer *x, struct kvr_buf *out)
     write_events(t, b);
     write_texts(t, b);
     write_index(x, b);
+    kvr_process_metrics("indexer", b);
     kvr_prom_one_u64(b, "", "kvroute_indexer_prompts_refused_total", "counter",
                      "Questions refused because they had more entries than --max-prompt-tokens", load(&t->refused_prompts));
     kvr_prom_one_u64(b, "", "kvroute_refused_keys_total", "counter", "Requests without a valid key", kvr_access_refused_keys(x->access));

@@ -14,6 +14,7 @@
 
 #include "net/http/produce.h"
 #include "recover/event_json.h"
+#include "net/http/process_metrics.h"
 #include "wire/prom_page.h"
 
 #define JSON_HEADER "Content-Type: application/json\r\n"
@@ -299,6 +300,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
 #undef PUT
     kvr_prom_one_u64(&page, "kvroute_publish_", "refused_answers_total", "counter",
                      "Recovery questions refused because too many were being answered", p->refused_answers);
+    kvr_process_metrics("publish", &page);
     engine_metrics_write(p, &page);
     kvr_http_shared_metrics(&(struct kvr_http_port){"data", &p->http}, 1, &page);
     kvr_access_metrics(p->access, &page);

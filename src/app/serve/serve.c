@@ -337,6 +337,7 @@ static void serve_free(struct serve *s)
     free(s->loops);
     workers_destroy(s);
     labels_destroy(s->labels);
+    model_counts_destroy(s->model_counts);
     disagg_states_destroy(s->disagg_states);
     kvr_curve_free(s->curve);
     evidence_destroy(s->evidence);
@@ -396,10 +397,11 @@ static struct serve *serve_new(const struct serve_options *o)
     if (o->session_ttl > 0) s->sessions = sessions_create(o->session_ttl);
     s->responses = responses_create();
     s->labels = labels_create();
+    s->model_counts = model_counts_create();
     s->disagg_states = disagg_states_create();
     s->evidence = evidence_create();
     s->health_checks = health_create();
-    if (s->tokens && s->health_checks && s->labels && s->disagg_states && s->decisions) return s;
+    if (s->tokens && s->health_checks && s->labels && s->model_counts && s->disagg_states && s->decisions) return s;
     serve_free(s);
     return NULL;
 }

@@ -55,6 +55,7 @@
 #include "app/serve/workers/labels.h"
 #include "app/serve/workers/learn.h"
 #include "app/serve/workers/missed.h"
+#include "app/serve/workers/model_counts.h"
 #include "app/serve/workers/models.h"
 #include "app/serve/workers/partition.h"
 #include "app/serve/workers/rank.h"
@@ -148,6 +149,7 @@ struct serve {
     struct quality quality;
     struct choices_watch choices; /* main loop's */
     struct labels *labels;
+    struct model_table *model_counts;
     struct disagg_states *disagg_states;
     struct metrics metrics;
     struct loop **loops;

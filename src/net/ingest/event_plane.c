@@ -200,11 +200,11 @@ int kvr_outlet_zmq(void *zmq, struct kvr_curve_door *door, const char *endpoint,
 void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr_ingest *in, struct kvr_nats *link,
                             struct kvr_prom_page *out)
 {
-    struct kvr_ingest_plane_stats p;
-    struct kvr_nats_stats n;
-    if (!any || !in) return;
-    kvr_ingest_plane_stats(in, &p);
-    kvr_nats_stats(link, &n);
+    struct kvr_ingest_plane_stats p = {0};
+    struct kvr_nats_stats n = {0};
+    any = any && in;
+    if (any) kvr_ingest_plane_stats(in, &p);
+    if (any) kvr_nats_stats(link, &n);
     const struct {
         const char *name, *type, *help;
         uint64_t v;
@@ -217,14 +217,14 @@ void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr
         {"malformed_total", "counter", "Messages that could not be read", p.malformed},
         {"other_version_total", "counter", "Messages of a version that is not known here", p.other_version},
         {"unknown_workers_total", "counter", "Events and heartbeats of ranks that are not followed", p.unknown_workers},
-        {"dropped_total", "counter", "Messages that found a queue full", p.dropped + kvr_plane_feed_dropped(f)},
+        {"dropped_total", "counter", "Messages that found a queue full", p.dropped + (any ? kvr_plane_feed_dropped(f) : 0)},
         {"position", "gauge", "Place in the durable stream", p.position},
         {"connects_total", "counter", "Connections made to a NATS server", n.connects},
         {"disconnects_total", "counter", "Connections lost", n.disconnects},
         {"errors_total", "counter", "Errors that the NATS client reported", n.errors},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_u64(out, "kvroute_event_plane_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+        kvr_prom_one_if(out, any, "kvroute_event_plane_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
 }
 
 /* ---- catching up ------------------------------------------------------------------------------------------------ */

@@ -67,6 +67,7 @@ struct kvr_view_status {
     char reason[96];                             /* why it is not whole; "" when it is */
     const char *events_trouble, *replay_trouble; /* why a connection could not be used; static, NULL: none, or nobody answers */
     uint64_t since_ns;                           /* monotonic, of the last change of knowledge or reason */
+    uint64_t heard_ns;                           /* monotonic, of the last batch or event that was applied; 0: none yet */
     uint64_t next_sequence;
     /* What the engine's replay buffer held when it was last asked for everything: 0 batches: not known. From batch 0 on: it may have room
      * for more. */

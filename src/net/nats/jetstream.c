@@ -729,9 +729,8 @@ void kvr_durable_feed_close(struct kvr_durable_feed *f)
 
 void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_prom_page *out)
 {
-    if (!f) return;
 #define ROW(name, type, field, help)                                                                                                       \
-    kvr_prom_one_u64(out, "kvroute_durable_", name, type, help, atomic_load_explicit(&f->n.field, memory_order_relaxed))
+    kvr_prom_one_if(out, f != NULL, "kvroute_durable_", name, type, help, f ? atomic_load_explicit(&f->n.field, memory_order_relaxed) : 0)
     ROW("position", "gauge", position, "Sequence of the stream that has been taken");
     ROW("stream_messages", "gauge", stream_messages, "Messages in the stream, as the keeper saw it");
     ROW("keeper", "gauge", keeper, "1 when this replica writes the snapshots");

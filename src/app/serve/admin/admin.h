@@ -126,6 +126,9 @@ void admin_dump_write(struct serve *s, struct kvr_buf *b);
 /* Reads the keys of the admin port. Returns: 0, or -1 with the reason in err. */
 int admin_open(struct serve *s, char *err, size_t cap);
 int admin_start(struct serve *s);
+struct kvr_prom_page;
+/* compat.c: of --metrics-compat */
+void compat_metrics(struct serve *s, struct kvr_prom_page *out);
 void metrics_write(struct serve *s, struct kvr_buf *out);
 
 typedef void admin_post_fn(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);

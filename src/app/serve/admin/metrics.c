@@ -14,6 +14,7 @@
 
 #include "net/otlp/otlp.h"
 #include "store/line_log.h"
+#include "net/http/process_metrics.h"
 #include "store/view_store.h"
 #include "wire/prom_page.h"
 
@@ -97,14 +98,58 @@ static struct kvr_view_status *all_views(struct serve *s, struct kvr_prom_page *
 
 #define RANK_OF(st) KVR_PROM_RANK((st).worker.worker_id, (st).worker.dp_rank)
 
+/* What each of KVR_INGEST_COUNTERS counts of a rank's stream. */
+static const char *view_counter_help(const char *name)
+{
+    static const char *const helps[][2] = {
+        {"batches", "Batches of KV events applied"},
+        {"events", "KV events in these"},
+        {"blocks", "Blocks that these events name"},
+        {"bytes", "Bytes of these"},
+        {"stale_batches", "Batches that had been applied before"},
+        {"gaps", "Gaps in a stream's sequence: batches were lost"},
+        {"restarts", "Sequences that went backwards: the engine was started anew"},
+        {"replays", "Times that an engine was asked to replay events"},
+        {"replay_failures", "Of these, without a whole answer"},
+        {"bad_frames", "Messages without the frames of an event batch"},
+        {"decode_errors", "Batches that could not be read"},
+        {"parent_not_found", "Stored blocks whose parent is not known"},
+        {"block_not_found", "Removed blocks that were not known"},
+        {"apply_errors", "Events that the index refused"},
+        {"disconnects", "Connections to an engine's events that were lost"},
+        {"overflows", "Batches dropped because too many waited for a repair"},
+        {"floods", "Connections given up because they bring bytes and no messages"},
+        {"questions", "Questions to recover endpoints"},
+        {"recovered_events", "Events that these have brought back"},
+        {"recovered_dumps", "Times that they have brought everything"},
+        {"recovery_failures", "Of the questions, without an answer of use"},
+    };
+    for (size_t i = 0; i < KVR_ARRAY_LEN(helps); i++)
+        if (strcmp(helps[i][0], name) == 0) return helps[i][1];
+    return name;
+}
+
 static void put_view_counter(struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n, const char *name, size_t at)
 {
-    char family[96], help[96];
+    char family[96];
+    const char *help = view_counter_help(name);
     snprintf(family, sizeof family, "kv_%s_total", name);
-    snprintf(help, sizeof help, "KV event streams: %s", name);
     put_family(b, family, "counter", help);
     for (size_t i = 0; i < n; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), *(const uint64_t *)(const void *)((const char *)&st[i] + at));
+}
+
+static void put_view_ages(struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n)
+{
+    uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    put_family(b, "view_state_seconds", "gauge", "Since a view's state, or why it is no better, changed last");
+    for (size_t i = 0; i < n; i++)
+        if (st[i].since_ns) kvr_prom_put_double(b, KVR_PROM_PAIRS(RANK_OF(st[i])), (double)(now - KVR_MIN(now, st[i].since_ns)) / 1e9);
+    put_family(b, "kv_last_event_age_seconds", "gauge", "Since KV events of a rank were applied last; no sample before the first");
+    for (size_t i = 0; i < n; i++)
+        if (st[i].heard_ns) kvr_prom_put_double(b, KVR_PROM_PAIRS(RANK_OF(st[i])), (double)(now - KVR_MIN(now, st[i].heard_ns)) / 1e9);
+    put_family(b, "kv_stream_connected", "gauge", "1 while the connection to a rank's KV events stands");
+    for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].connected);
 }
 
 static void put_views(struct serve *s, struct kvr_prom_page *b)
@@ -114,6 +159,7 @@ static void put_views(struct serve *s, struct kvr_prom_page *b)
     put_family(b, "view_trusted", "gauge", "1 when the view of a rank's cache is of use: whole or partial");
     for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].trusted);
     kvr_view_metrics(b, st, n);
+    put_view_ages(b, st, n);
     put_gauge(b, "view_supposed_blocks", "Blocks in partial views for which only answers of their engines speak",
               (double)atomic_load(&s->view_supposed));
     put_family(b, "view_recovering", "gauge", "1 while what a view has lost is being fetched");
@@ -160,6 +206,7 @@ static void put_index(struct serve *s, struct kvr_prom_page *b)
         {"index_pruned_total", "counter", "Predicted pairs dropped by size", offsetof(struct kvr_index_stats, pruned)},
     };
     struct kvr_index_stats st;
+    put_gauge(b, "index_bytes_max", "Cap on the memory of each index; 0: none", (double)s->o->index_max_bytes);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         put_family(b, rows[i].name, rows[i].type, rows[i].help);
         for (const struct partition *p = s->partitions; p; p = p->next) {
@@ -173,6 +220,35 @@ static void put_index(struct serve *s, struct kvr_prom_page *b)
 #define ROLE_OF(w)   KVR_PROM_TEXT("role", role_name((w)->role))
 #define WORKER_OF(w) KVR_PROM_NUMBER("worker_id", (w)->id), ROLE_OF(w)
 
+/* Why a worker may be chosen or not; what clients got of it is in requests_total. */
+static void put_standing(struct serve *s, struct kvr_prom_page *b)
+{
+    static const char *const healths[] = {"unknown", "up", "down"};
+    uint64_t now = now_ms();
+    put_family(b, "worker_health", "gauge", "1 for what the last health check said of a worker: unknown (none yet), up, down");
+    for (const struct worker *w = s->workers; w; w = w->next)
+        for (int k = HEALTH_UNKNOWN; k <= HEALTH_DOWN; k++)
+            kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w), KVR_PROM_TEXT("state", healths[k])), (int)atomic_load(&w->health) == k);
+    put_family(b, "worker_breaker_open", "gauge", "1 while a worker is left out for --breaker-cooldown, after failures in a row");
+    for (const struct worker *w = s->workers; w; w = w->next)
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), atomic_load(&w->open_until_ms) > now);
+    put_family(b, "worker_errors_total", "counter", "Requests that a worker has failed: refused, reset, cut off, 502 to 504");
+    for (const struct worker *w = s->workers; w; w = w->next) {
+        kvr_lock(&s->lock);
+        uint64_t errors = w->errors;
+        kvr_unlock(&s->lock);
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), errors);
+    }
+    put_family(b, "worker_info", "gauge", "1, with the model of a worker; for joins by worker_id");
+    for (const struct worker *w = s->workers; w; w = w->next) {
+        char model[MODEL_MAX];
+        kvr_lock(&s->lock);
+        snprintf(model, sizeof model, "%s", worker_model(s, w));
+        kvr_unlock(&s->lock);
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w), KVR_PROM_TEXT("model", model)), 1);
+    }
+}
+
 static void put_workers(struct serve *s, struct kvr_prom_page *b)
 {
     put_family(b, "worker_registered", "gauge", "1 for each rank of a registered worker");
@@ -181,6 +257,7 @@ static void put_workers(struct serve *s, struct kvr_prom_page *b)
     put_family(b, "worker_up", "gauge", "1 when a worker may be chosen");
     for (const struct worker *w = s->workers; w; w = w->next)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), worker_is_schedulable(w, now_ms()));
+    put_standing(s, b);
     put_family(b, "worker_requests_total", "counter", "Requests sent to a worker");
     for (const struct worker *w = s->workers; w; w = w->next) {
         kvr_lock(&s->lock);
@@ -278,8 +355,6 @@ static void put_tokens(struct serve *s, struct kvr_prom_page *b)
                "Requests by where the tokens of their prompt came from; cache: what was made or asked for before");
     for (size_t i = 0; i < TOKENS_FROM_N; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("from", from[i])), atomic_load(&s->metrics.tokens_from[i]));
-    put_histogram(b, "tokenize_seconds", "From the question for a prompt's tokens to their being there, of those made here",
-                  &s->metrics.tokenize);
     tokenizers_metrics(s, b);
 }
 
@@ -292,9 +367,8 @@ static void put_staged(struct serve *s, struct kvr_prom_page *b)
 
 static void put_access_log(const struct serve *s, struct kvr_prom_page *b)
 {
-    struct kvr_line_log_stats st;
-    if (!s->access_log) return;
-    kvr_line_log_stats(s->access_log, &st);
+    struct kvr_line_log_stats st = {0};
+    if (s->access_log) kvr_line_log_stats(s->access_log, &st);
     const struct {
         const char *name, *help;
         uint64_t v;
@@ -303,7 +377,7 @@ static void put_access_log(const struct serve *s, struct kvr_prom_page *b)
         {"access_log_dropped_lines_total", "Lines for which there was no room, as the file is too slow or cannot be written", st.dropped},
         {"access_log_write_errors_total", "Writes to it that have failed, and are tried again", st.write_errors},
         {"access_log_reopened_total", "Times that it was opened anew", st.reopened}};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) kvr_prom_one_u64(b, "kvroute_", rows[i].name, "counter", rows[i].help, rows[i].v);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) kvr_prom_one_if(b, s->access_log != NULL, "kvroute_", rows[i].name, "counter", rows[i].help, rows[i].v);
 }
 
 void metrics_write(struct serve *s, struct kvr_buf *out)
@@ -318,8 +392,12 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
 #define PUT(name, help) kvr_prom_one_u64(b, "kvroute_", #name, "counter", help, atomic_load_explicit(&m->name, memory_order_relaxed));
     SERVE_COUNTERS(PUT)
 #undef PUT
+    kvr_process_metrics(s->o->select_only ? "select" : "serve", b);
+    put_gauge(b, "draining", "1 while the process ends: it takes no new requests", atomic_load(&s->draining));
     labels_metrics(s, b);
     if (!s->o->select_only) {
+        model_counts_metrics(s, b);
+        compat_metrics(s, b);
         leg_counts_metrics(&m->legs, b);
         put_staged(s, b);
         disagg_states_metrics(s, b);
@@ -327,8 +405,6 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     put_gauge(b, "requests_active", "Requests booked on a worker", (double)active);
     put_gauge(b, "requests_without_worker", "Requests waiting for a worker to exist", (double)parked);
     put_queues(s, b);
-    put_histogram(b, "time_to_first_token_seconds", "From sending to the first stream event", &m->ttft);
-    put_histogram(b, "inter_token_latency_seconds", "Between stream events", &m->itl);
     put_histogram(b, "input_sequence_tokens", "Prompt tokens", &m->isl);
     put_histogram(b, "kv_hit_rate", "Predicted share of the prompt that is cached", &m->hit_rate);
     put_histogram(b, "best_overlap_ratio", "Best overlap any eligible rank had, as a share of the prompt", &m->best_overlap);
@@ -351,8 +427,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     put_histogram(b, "router_overhead_indexer_find_matches_ms", "Matching in the index", &m->find_matches);
     put_histogram(b, "router_overhead_seq_hashing_ms", "Hashing of sequences", &m->seq_hashing);
     put_histogram(b, "router_overhead_scheduling_ms", "Projection, choice and booking", &m->scheduling);
-    if (s->o->use_remote_indexer)
-        put_histogram(b, "router_overhead_remote_index_ms", "From asking the remote index to its answer", &m->remote_query);
+    put_histogram(b, "router_overhead_remote_index_ms", "From asking the remote index to its answer", &m->remote_query);
     put_histogram(b, "router_overhead_total_ms", "The whole decision", &m->total);
     put_models(s, b);
     put_workers(s, b);

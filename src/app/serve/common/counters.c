@@ -4,8 +4,6 @@
 
 void metrics_init(struct metrics *m)
 {
-    kvr_histogram_init(&m->ttft, 0.001, 2.1, 18);
-    kvr_histogram_init(&m->itl, 0.001, 1.9, 13);
     kvr_histogram_init(&m->block_hashing, 0.001, 2, 15);
     kvr_histogram_init(&m->find_matches, 0.001, 2, 15);
     kvr_histogram_init(&m->seq_hashing, 0.001, 2, 15);
@@ -18,7 +16,6 @@ void metrics_init(struct metrics *m)
     kvr_histogram_init(&m->shortfall, 1, 2, 16);
     kvr_histogram_init(&m->choice_regret, 1, 2, 16);
     kvr_histogram_init(&m->choice_gain, 1, 2, 16);
-    kvr_histogram_init(&m->tokenize, 0.00002, 2, 18);
     kvr_histogram_init(&m->queue_wait, 0.001, 2.1, 18);
     kvr_histogram_init(&m->legs.prefill, 0.001, 2.1, 18);
     kvr_histogram_init(&m->legs.handoff, 0.0001, 2.1, 18);

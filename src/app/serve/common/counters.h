@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the process counts: a new counter is one row of SERVE_COUNTERS. What carries labels is beside it: labels.h by model, worker and
- * status class, engine_load.h by rank, leg_counts.h of prefill and decode workers.
+ * status class, model_counts.h by model, engine_load.h by rank, leg_counts.h of prefill and decode workers.
  *
  * Threads: any; all of it is atomic, and no two figures are read at one moment.
  */
@@ -16,7 +16,7 @@
 #include "base/histogram.h"
 
 /* Totals; labels.c tells them by model, worker and status class. */
-#define SERVE_LABELLED(X) X(requests_total) X(predicted_cached_tokens_total) X(actual_cached_tokens_total)
+#define SERVE_LABELLED(X) X(requests_total) X(predicted_cached_tokens_total) X(actual_cached_tokens_total) X(prompt_tokens_total)
 
 #define SERVE_COUNTERS(X)                                                                                                                  \
     X(engine_metrics_reads_total, "Times that an engine's metrics were read")                                                              \
@@ -48,14 +48,14 @@
     X(choices_total, "Requests with known tokens that were answered: those that moves, blocks computed again and regret are of")           \
     X(usage_answers_total, "Answers whose usage told how much was cached")                                                                 \
     X(usage_untold_total, "Answers whose usage did not, from workers that have not told yet: they count nowhere else")                     \
-    X(prompt_tokens_total, "Prompt tokens, of answers whose usage told how much was cached")                                               \
     X(prompt_tokens_refused_total, "Prompts refused because they had more tokens than --max-prompt-tokens")                                \
     X(prompt_messages_refused_total, "Requests refused because they had more messages than --max-messages")                                \
     X(prompt_texts_refused_total, "Prompts refused because their text was longer than --max-prompt-text")                                  \
     X(overload_rejections_total, "Requests refused because every eligible worker was overloaded")                                          \
     X(breaker_opened_total, "Times a worker's breaker opened")                                                                             \
     X(events_applied_total, "KV events applied")                                                                                           \
-    X(events_failed_total, "KV events refused by the index")
+    X(events_failed_total, "KV events refused by the index")                                                                               \
+    X(model_names_left_out_total, "Requests counted under the model `other` because 64 models have series of their own")
 
 enum { TOKENS_FROM_MAX = 8 }; /* enum tokens_from */
 
@@ -67,9 +67,9 @@ struct metrics {
 #define SERVE_LABELLED_FIELD(name) _Atomic uint64_t name;
     SERVE_LABELLED(SERVE_LABELLED_FIELD)
 #undef SERVE_LABELLED_FIELD
-    struct kvr_histogram ttft, itl, block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
+    struct kvr_histogram block_hashing, find_matches, seq_hashing, scheduling, total, hit_rate, isl;
     struct kvr_histogram best_overlap, regret, shortfall, queue_wait, remote_query;
-    struct kvr_histogram choice_regret, choice_gain, tokenize;
+    struct kvr_histogram choice_regret, choice_gain;
     _Atomic uint64_t choices_compared, choices_seen_us, choices_alone_us; /* choices_totals.compared, .seen_ms, .alone_ms */
     _Atomic uint64_t moves[CHOICES_REASONS_N], computed_again[CHOICES_REASONS_N];
     _Atomic uint64_t remote_partial;

@@ -7,6 +7,7 @@
  * The second is closed by account_close(), when no job of the request is at work, which might write what is read here.
  */
 #include "app/serve/data/account.h"
+#include "app/serve/data/figures.h"
 #include "app/serve/data/here.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/tokenizers/tokenizers.h"
@@ -201,7 +202,7 @@ void account_first_token(struct attempt *a)
     bool known =
         r->routed && r->tokens_n && !r->multimodal && r->status < 400 && !a->decodes && !a->prefilled; /* else its length was a guess */
     a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
-    if (a->is_sse && r->status < 400) kvr_histogram_add(&s->metrics.ttft, (double)(now - legs_computed(r)->sent_ns) / 1e9);
+    figures_first_token(a, now);
     if (a->is_sse && known) a->other_ms = quality_first_token(s, a->partition, &a->result, &a->table, a->ttft_ms);
     if (known) quality_answered(s, &a->result);
     if (a->decodes) observe_decode(a, now);
@@ -214,7 +215,7 @@ void account_events(struct attempt *a, uint64_t events)
 {
     if (events && a->prefill_marked && a->itl_last_ns) {
         uint64_t now = kvr_now_ns(kvr_clock_monotonic());
-        kvr_histogram_add(&serve_of(a->request)->metrics.itl, (double)(now - a->itl_last_ns) / 1e9 / (double)events);
+        kvr_histogram_add(&a->request->figures.of->itl, (double)(now - a->itl_last_ns) / 1e9 / (double)events);
         a->itl_max_ns = KVR_MAX(a->itl_max_ns, now - a->itl_last_ns);
         a->itl_last_ns = now;
         a->generated += events;
@@ -236,6 +237,7 @@ static void read_answer(struct attempt *a)
 {
     struct kvr_json root;
     if (a->is_sse || !a->answer.len || a->answer.failed) return;
+    a->sse.finish = kvr_finish_in(a->answer.data, a->answer.len);
     if (kvr_json_parse(a->request->loop->json, a->answer.data, a->answer.len, &root, NULL)) return;
     kvr_openai_usage(root, &a->usage);
     responses_id_of(kvr_json_get(root, "id"), a->sse.response);
@@ -318,11 +320,16 @@ static void count_cached(const struct attempt *a, uint64_t predicted)
 {
     struct serve *s = serve_of(a->request);
     struct metrics *m = &s->metrics;
-    uint64_t actual = a->usage.cached_tokens, bs = a->partition->block_size;
+    struct model_counts *of = a->request->figures.of;
+    uint64_t actual = a->usage.cached_tokens, prompt = a->usage.prompt_tokens, bs = a->partition->block_size;
+    uint64_t computed = prompt / bs - KVR_MIN(actual, prompt) / bs;
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
-    labels_cached(s, a->worker, a->request->model, predicted, actual);
-    atomic_fetch_add(&m->prompt_tokens_total, a->usage.prompt_tokens);
+    labels_tokens(s, a->worker, a->request->model,
+                  &(struct label_tokens){.predicted = predicted, .actual = actual, .prompt = prompt, .computed = computed});
+    atomic_fetch_add(&m->prompt_tokens_total, prompt);
+    if (of) atomic_fetch_add_explicit(&of->queried, prompt, memory_order_relaxed);
+    if (of) atomic_fetch_add_explicit(&of->cached, actual, memory_order_relaxed);
     atomic_fetch_add(&m->usage_answers_total, 1);
     if (predicted / bs == actual / bs) atomic_fetch_add(&m->predicted_equals_actual_total, 1);
 }
@@ -471,6 +478,7 @@ void account_close(struct request *r)
     if (r->attempt) account_unbook(r->attempt);
     if (a) account_unbook(a);
     account_request(r);
+    figures_close(r);
     if (!a) return;
     enum told_treatment told;
     if (legs_told(r, &told)) COUNT(r, legs.treatments[told]);

@@ -14,6 +14,7 @@
 #include "app/serve/data/admission.h"
 #include "app/serve/data/answer.h"
 #include "app/serve/data/attempt.h"
+#include "app/serve/data/figures.h"
 #include "app/serve/data/here.h"
 #include "app/serve/data/bootstrap.h"
 #include "app/serve/data/legs.h"
@@ -84,6 +85,7 @@ static enum outcome enter(struct request *r, enum request_phase phase)
     memset(&r->now, 0, sizeof r->now);
     r->phase = phase;
     r->phase_deadline_ms = 0;
+    figures_enter(r);
     return phases[phase].begin(r);
 }
 
@@ -125,6 +127,7 @@ static void end_refused(struct request *r)
     bool in_stream = c && r->early_head;
     r->refusal.made = NULL;
     r->status = why.status;
+    figures_end(r, r->tries ? END_FAILED : END_REFUSED);
     if (!r->working) account_request(r);
     if (why.status >= 500) COUNT(r, errors_total);
     note_ending(r, r->tries ? ENDING_FAILED : ENDING_REFUSED);
@@ -139,6 +142,7 @@ static void end_refused(struct request *r)
 static void end_whole(struct request *r)
 {
     account_answered(r); /* of an answer whose bytes do not say that they are the last */
+    figures_end_whole(r);
     bool whole = !r->conn || answer_flush(r);
     note_ending(r, ENDING_OK);
     struct kvr_http_conn *c = request_detach(r);
@@ -156,6 +160,7 @@ static void end_broken(struct request *r)
     }
     COUNT(r, errors_total);
     note_ending(r, ENDING_BROKEN);
+    figures_end(r, END_BROKEN);
     const char *text = r->refusal.text; /* static */
     struct kvr_http_conn *c = request_detach(r);
     bool in_stream = answer_takes_events(r);
@@ -177,6 +182,7 @@ static void end_gone(struct request *r)
     }
     COUNT(r, client_gone_total);
     note_ending(r, ENDING_CLIENT_GONE);
+    figures_end(r, END_GONE);
     r->conn = NULL;
     r->status = STATUS_CLIENT_GONE;
     end(r);

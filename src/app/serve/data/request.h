@@ -80,6 +80,16 @@ enum request_phase {
     PHASES_N
 };
 
+/* Of a request under its model: figures.c. */
+enum request_stand { STAND_NOWHERE, STAND_WAITING, STAND_RUNNING };
+
+struct figures {
+    struct model_counts *of; /* NULL: its model is not known yet */
+    enum request_stand stand;
+    bool chosen, ended;             /* a worker was, once; it was counted how it ended */
+    uint64_t arrived_ns, queued_ns; /* the latter: when its tokens were known */
+};
+
 enum outcome {
     OUTCOME_WAITS,   /* a callback goes on with the phase */
     OUTCOME_DONE,    /* the next phase may begin */
@@ -273,6 +283,7 @@ struct request {
 
     /* What its client got */
     int status; /* 0: nothing yet */
+    struct figures figures;
     bool early_head, counted, answered;
 
     union {

@@ -190,6 +190,12 @@ static enum outcome found(struct request *r, enum tokens_from from)
     return arrange(r);
 }
 
+static void observe(const struct request *r, enum tokens_made_by by)
+{
+    uint64_t took = kvr_now_ns(kvr_clock_monotonic()) - r->now.tokenizing.asked_ns;
+    if (r->figures.of) kvr_histogram_add(&r->figures.of->tokenize[by], (double)took / 1e9);
+}
+
 static enum outcome tokens_are_read(struct request *r)
 {
     const struct tokenizing *t = &r->now.tokenizing;
@@ -199,6 +205,7 @@ static enum outcome tokens_are_read(struct request *r)
         return failed(r);
     }
     here_compare(r, t->asked, t->question);
+    observe(r, MADE_BY_ENGINE);
     return found(r, TOKENS_ENGINE);
 }
 
@@ -310,7 +317,7 @@ static enum outcome made_here(struct request *r)
         return ask_engine(r);
     }
     here_check(r, t, r->now.tokenizing.question);
-    kvr_histogram_add(&serve_of(r)->metrics.tokenize, (double)(kvr_now_ns(kvr_clock_monotonic()) - r->now.tokenizing.asked_ns) / 1e9);
+    observe(r, MADE_BY_ROUTER);
     return found(r, TOKENS_HERE);
 }
 

@@ -56,12 +56,16 @@ void discovery_free(struct serve *s)
 void discovery_metrics(const struct serve *s, struct kvr_prom_page *b)
 {
     struct discovery *d = s->discovery;
-    if (s->o->discovery == DISCOVERY_STATIC) return;
-    kvr_lock(&d->lock);
-    uint64_t dropped = d->dropped;
-    kvr_unlock(&d->lock);
-    kvr_prom_one_u64(b, "kvroute_", "discovery_workers", "gauge", "Workers that were found", d->found_n);
-    kvr_prom_one_u64(b, "kvroute_", "discovery_refused_total", "counter", "Descriptions of workers that were not taken", d->refused);
-    kvr_prom_one_u64(b, "kvroute_", "discovery_dropped_total", "counter", "Findings that found the mail box full", dropped);
-    if (d->dns) discovery_dns_metrics(d->dns, b);
+    bool any = s->o->discovery != DISCOVERY_STATIC;
+    uint64_t dropped = 0;
+    if (any) {
+        kvr_lock(&d->lock);
+        dropped = d->dropped;
+        kvr_unlock(&d->lock);
+    }
+    kvr_prom_one_if(b, any, "kvroute_", "discovery_workers", "gauge", "Workers that were found", any ? d->found_n : 0);
+    kvr_prom_one_if(b, any, "kvroute_", "discovery_refused_total", "counter", "Descriptions of workers that were not taken",
+                    any ? d->refused : 0);
+    kvr_prom_one_if(b, any, "kvroute_", "discovery_dropped_total", "counter", "Findings that found the mail box full", dropped);
+    discovery_dns_metrics(any ? d->dns : NULL, b);
 }

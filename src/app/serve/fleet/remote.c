@@ -140,12 +140,12 @@ void remote_model(const struct serve *s, uint32_t block_size, char *out, size_t 
 void remote_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     struct kvr_remote_stats *st = &s->remote_stats;
-    if (!s->o->use_remote_indexer) return;
+    bool any = s->o->use_remote_indexer != NULL;
     const struct {
         const char *name, *type, *help;
         uint64_t v;
     } rows[] = {
-        {"up", "gauge", "1 when every loop may ask the remote index", all_good(s)},
+        {"up", "gauge", "1 when every loop may ask the remote index", any && all_good(s)},
         {"queries_total", "counter", "Overlap queries sent to the remote index", atomic_load(&st->queries)},
         {"query_failures_total", "counter", "Of these, without an answer; the requests counted as having no overlap",
          atomic_load(&st->query_failures)},
@@ -161,5 +161,5 @@ void remote_metrics(struct serve *s, struct kvr_prom_page *b)
          atomic_load(&st->rejected_validations)},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_u64(b, "kvroute_remote_indexer_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+        kvr_prom_one_if(b, any, "kvroute_remote_indexer_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
 }

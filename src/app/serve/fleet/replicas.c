@@ -252,9 +252,8 @@ void replicas_workers_changed(struct serve *s)
 
 void replicas_metrics(struct serve *s, struct kvr_prom_page *b)
 {
-    struct kvr_sync_stats st;
-    if (!s->sync) return;
-    kvr_sync_stats(s->sync, &st);
+    struct kvr_sync_stats st = {0};
+    if (s->sync) kvr_sync_stats(s->sync, &st);
     const struct {
         const char *name, *type, *help;
         uint64_t v;
@@ -264,7 +263,7 @@ void replicas_metrics(struct serve *s, struct kvr_prom_page *b)
         {"events_sent_total", "counter", "Changes of the book told", st.events_sent},
         {"events_received_total", "counter", "Changes heard", st.events_received},
         {"events_ignored_total", "counter", "Of these, about workers or partitions that are not known here, or repeated",
-         atomic_load(&s->replicas->ignored)},
+         s->replicas ? atomic_load(&s->replicas->ignored) : 0},
         {"gaps_total", "counter", "Losses noticed, each mended by a snapshot", st.gaps},
         {"snapshots_sent_total", "counter", "Snapshots told", st.snapshots_sent},
         {"snapshots_received_total", "counter", "Snapshots heard", st.snapshots_received},
@@ -281,5 +280,5 @@ void replicas_metrics(struct serve *s, struct kvr_prom_page *b)
         {"lost_peers_total", "counter", "Times a peer fell silent, was replaced or taken away", st.lost_peers},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_u64(b, "kvroute_replica_sync_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+        kvr_prom_one_if(b, s->sync != NULL, "kvroute_replica_sync_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
 }

@@ -322,16 +322,15 @@ void served_stop(struct serve *s)
 void served_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     struct served *v = s->served;
-    if (!v) return;
     const struct {
         const char *name, *type, *help;
         uint64_t v;
     } rows[] = {
-        {"ready", "gauge", "1 when the served index answers", not_ready(v) == NULL},
-        {"queries_total", "counter", "Overlap queries answered", atomic_load(&v->queries)},
-        {"records_total", "counter", "Routing decisions recorded for others", atomic_load(&v->records)},
-        {"errors_total", "counter", "Questions refused", atomic_load(&v->errors)},
+        {"ready", "gauge", "1 when the served index answers", v && not_ready(v) == NULL},
+        {"queries_total", "counter", "Overlap queries answered", v ? atomic_load(&v->queries) : 0},
+        {"records_total", "counter", "Routing decisions recorded for others", v ? atomic_load(&v->records) : 0},
+        {"errors_total", "counter", "Questions refused", v ? atomic_load(&v->errors) : 0},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_u64(b, "kvroute_served_index_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+        kvr_prom_one_if(b, v != NULL, "kvroute_served_index_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
 }

@@ -328,15 +328,14 @@ void shards_stop(struct serve *s)
 void shards_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     const struct shards *sh = s->shards;
-    if (!sh) return;
     const struct {
         const char *name, *help;
         uint64_t v;
     } rows[] = {
-        {"registered_total", "Ranks registered with an indexer", atomic_load(&sh->registered)},
-        {"unregistered_total", "Ranks taken away from an indexer", atomic_load(&sh->unregistered)},
-        {"refused_total", "Of both, refused or not answered", atomic_load(&sh->refused)},
+        {"registered_total", "Ranks registered with an indexer", sh ? atomic_load(&sh->registered) : 0},
+        {"unregistered_total", "Ranks taken away from an indexer", sh ? atomic_load(&sh->unregistered) : 0},
+        {"refused_total", "Of both, refused or not answered", sh ? atomic_load(&sh->refused) : 0},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_u64(b, "kvroute_indexer_shards_", rows[i].name, "counter", rows[i].help, rows[i].v);
+        kvr_prom_one_if(b, sh != NULL, "kvroute_indexer_shards_", rows[i].name, "counter", rows[i].help, rows[i].v);
 }

@@ -355,8 +355,8 @@ void tokenizers_metrics(struct serve *s, struct kvr_prom_page *out)
     struct tokenizers *t = s->tokenizers;
     size_t n = t ? atomic_load(&t->n) : 0;
     struct kvr_tokenizer_figures *f = n ? calloc(n, sizeof *f) : NULL;
-    struct kvr_token_pool_figures pool;
-    if (!f) return;
+    struct kvr_token_pool_figures pool = {0};
+    if (!f) n = 0;
     for (size_t i = 0; i < n; i++) kvr_tokenizer_figures(t->entries[i].tokenizer, &f[i]);
     kvr_prom_family(out, "kvroute_", "tokenizer_state", "gauge", "1 for the state that a model's tokenizer is in");
     for (size_t i = 0; i < n; i++)
@@ -386,7 +386,7 @@ void tokenizers_metrics(struct serve *s, struct kvr_prom_page *out)
     }
     kvr_prom_family(out, "kvroute_", "tokenizer_segment_bytes", "gauge", "Memory of the segments that are kept");
     for (size_t i = 0; i < n; i++) kvr_prom_put_u64(out, KVR_PROM_PAIRS(MODEL_OF(&t->entries[i])), f[i].cache.bytes);
-    kvr_token_pool_figures(t->pool, &pool);
+    if (n) kvr_token_pool_figures(t->pool, &pool);
     kvr_prom_family(out, "kvroute_", "tokenizer_jobs_total", "counter", "Prompts for the tokenizer's threads");
     kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("result", "begun")), pool.jobs);
     kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("result", "joined")), pool.joined);

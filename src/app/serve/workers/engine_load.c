@@ -278,9 +278,9 @@ void engine_load_metrics(struct serve *s, struct kvr_prom_page *b)
                 kvr_prom_put_double(b, KVR_PROM_PAIRS(KVR_PROM_RANK(w->id, w->dp_start + i)), v);
             }
     }
-    if (s->engine_loads.reports)
-        kvr_prom_one_u64(b, "kvroute_", "engine_load_dropped_total", "counter", "Loads of the event plane that found the queue full",
-                         kvr_nats_sub_dropped(s->engine_loads.reports));
+    bool any = s->engine_loads.reports != NULL;
+    kvr_prom_one_if(b, any, "kvroute_", "engine_load_dropped_total", "counter", "Loads of the event plane that found the queue full",
+                    any ? kvr_nats_sub_dropped(s->engine_loads.reports) : 0);
 }
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */

@@ -25,7 +25,8 @@ static const char *const class_names[CLASSES] = {"1xx", "2xx", "3xx", "4xx", "5x
 struct series {
     struct series *next;
     char model[MODEL_MAX];
-    uint64_t requests[CLASSES], predicted, actual;
+    uint64_t requests[CLASSES];
+    struct label_tokens tokens;
 };
 
 struct list {
@@ -164,6 +165,16 @@ static bool is_registered(struct labels *l, uint64_t id)
     return is;
 }
 
+static void add_tokens(struct label_tokens *to, const struct label_tokens *more)
+{
+    to->predicted += more->predicted;
+    to->actual += more->actual;
+    to->prompt += more->prompt;
+    to->computed += more->computed;
+    to->input += more->input;
+    to->output += more->output;
+}
+
 /* Adds to the series of a request; w NULL: no worker had it. A worker that was replaced meanwhile has its successor's. */
 static void count(struct serve *s, const struct worker *w, const char *model, const struct series *more)
 {
@@ -173,8 +184,7 @@ static void count(struct serve *s, const struct worker *w, const char *model, co
     kvr_lock(&s->labels->lock);
     struct series *k = find_locked(s, id, label);
     for (int c = 0; c < CLASSES && k; c++) k->requests[c] += more->requests[c];
-    if (k) k->predicted += more->predicted;
-    if (k) k->actual += more->actual;
+    if (k) add_tokens(&k->tokens, &more->tokens);
     kvr_unlock(&s->labels->lock);
 }
 
@@ -185,9 +195,9 @@ void labels_request(struct serve *s, const struct worker *w, const char *model, 
     count(s, w, model, &one);
 }
 
-void labels_cached(struct serve *s, const struct worker *w, const char *model, uint64_t predicted, uint64_t actual)
+void labels_tokens(struct serve *s, const struct worker *w, const char *model, const struct label_tokens *more)
 {
-    count(s, w, model, &(struct series){.predicted = predicted, .actual = actual});
+    count(s, w, model, &(struct series){.tokens = *more});
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------------ */
@@ -230,8 +240,15 @@ void labels_metrics(struct serve *s, struct kvr_prom_page *b)
     } rows[] = {
         {"requests_total", "Client requests, by the answer they got", 0},
         {"predicted_cached_tokens_total", "Prompt tokens predicted to be cached, of answers with usage",
-         offsetof(struct series, predicted)},
-        {"actual_cached_tokens_total", "Prompt tokens the engine reported as cached", offsetof(struct series, actual)},
+         offsetof(struct series, tokens.predicted)},
+        {"actual_cached_tokens_total", "Prompt tokens the engine reported as cached", offsetof(struct series, tokens.actual)},
+        {"prompt_tokens_total", "Prompt tokens, of answers whose usage told how much was cached", offsetof(struct series, tokens.prompt)},
+        {"computed_blocks_total", "Whole blocks of these prompts that were not cached, so computed",
+         offsetof(struct series, tokens.computed)},
+        {"input_tokens_total", "Prompt tokens of answered requests: as usage counts them, else as they were hashed",
+         offsetof(struct series, tokens.input)},
+        {"output_tokens_total", "Tokens of answers: as usage counts them, else one for each stream event",
+         offsetof(struct series, tokens.output)},
     };
     const struct roster_row *all = roster_hold(s, "");
     kvr_lock(&s->labels->lock);

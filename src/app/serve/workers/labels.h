@@ -20,7 +20,13 @@ bool labels_register(struct labels *l, uint64_t worker_id);
 void labels_forget(struct labels *l, uint64_t worker_id);
 /* w NULL: no worker had it. model "": the request names none. */
 void labels_request(struct serve *s, const struct worker *w, const char *model, int status);
-void labels_cached(struct serve *s, const struct worker *w, const char *model, uint64_t predicted, uint64_t actual);
+/* Tokens that are added to the series of a model and a worker. */
+struct label_tokens {
+    uint64_t predicted, actual, prompt; /* of answers that told of cached tokens: cached by prediction, cached, all of the prompt */
+    uint64_t computed;                  /* of these: whole blocks that were computed */
+    uint64_t input, output;             /* of every answer */
+};
+void labels_tokens(struct serve *s, const struct worker *w, const char *model, const struct label_tokens *more);
 void labels_metrics(struct serve *s, struct kvr_prom_page *out);
 
 #endif

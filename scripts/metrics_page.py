@@ -1,0 +1,91 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of docs/metrics.md from what a running `kvroute serve` (the release build) says of its metrics. --check: only says what
+is missing. Labels that a family has only in other fleets stay as they stand in the page."""
+import os
+import re
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../tests/e2e"))
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+PAGE = os.path.join(ROOT, "docs/metrics.md")
+os.environ.setdefault("KVROUTE", os.path.join(ROOT, "build/release/kvroute"))
+BEGIN, END = "<!-- scripts/metrics_page.py writes from here -->\n", "<!-- to here -->\n"
+SECTIONS = [
+    ("Requests by model", r"(request_(first|duration|ends)|requests_(running|waiting)|time_to_first|inter_token|time_per_out|queue_wait_|tokenize_seconds|model_names)"),
+    ("Requests and tokens by model and worker", r"(requests_total|(predicted_cached|actual_cached|prompt|input|output)_tokens_total|computed_blocks)"),
+    ("Workers", r"(worker_|roster_)"),
+    ("What engines say of themselves", r"engine_"),
+    ("Views and KV events", r"(view_|kv_(?!wait|hit)|events_)"),
+    ("The index", r"index_"),
+    ("Predictions and choices", r"(kv_hit|best_overlap|overlap_|choice|prefix_moves|blocks_computed|evictions_|prediction|predicted_|prompt_length|usage_|ttft_model|generation_model|input_seq)"),
+    ("Tokens of prompts", r"(tokens_total|tokenize|token_ids|multimodal|prompt_(tokens|messages|texts)_refused)"),
+    ("Queue, retries, refusals", r"(router_queue|queue_|retries|errors_total|client_gone|overload|breaker|requests_(active|without)|reopened|uncounted|sessions|responses|bindings)"),
+    ("The router's own time", r"router_overhead"),
+    ("Prefill and decode workers", r"(disagg|prefill_leg|handoff|kv_wait)"),
+    ("Ports, access, TLS", r"(http_|access_|tls_|key_)"),
+    ("Other routers, event plane, discovery", r"(replica|served|remote|indexer|event_plane|durable|discovery)"),
+    ("Files, logs, traces, configuration", r"(record|data_dir|trace|config|log_)"),
+    ("The process", r"(process_|build_info|draining)"),
+    ("Others", r""),
+]
+
+
+def scrape():
+    """The text of /metrics of a small fleet that has answered some requests."""
+    from conftest import Mock, Serve, call, wait_for
+    made = []
+    try:
+        made.append(m := Mock())
+        made.append(s := Serve([m.spec(f",metrics=http://127.0.0.1:{m.port}/metrics")]))
+        for i in range(6):
+            s.complete("a prompt of some blocks, " * 9, model="mock", stream=bool(i % 2))
+        wait_for("an engine's load", lambda: s.metric("engine_metrics_reads_total") > 0)
+        return call(s.admin, "GET", "/metrics").body.decode()
+    finally:
+        for x in reversed(made):
+            x.stop()
+
+
+def families(text):
+    """{name: (type, labels, help)}"""
+    out = {}
+    for kind, name, rest in re.findall(r"^# (HELP|TYPE) (\S+) (.*)$", text, re.M):
+        out.setdefault(name, ["", set(), ""])[2 if kind == "HELP" else 0] = rest
+    for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.M):
+        family = name if name in out else re.sub(r"_(bucket|sum|count)$", "", name)
+        out[family][1] |= set(re.findall(r'(\w+)="', labels)) - {"le"}
+    return out
+
+
+def tables(have, page):
+    for name, labels in re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) \| ", page, re.M):
+        if name in have:
+            have[name][1] |= set(re.findall(r"`(\w+)`", labels))
+    left, out = dict(have), []
+    for title, pattern in SECTIONS:
+        names = sorted(n for n in left if re.match(pattern, n.removeprefix("kvroute_")))
+        if not names:
+            continue
+        out.append(f"\n## {title}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n")
+        for n in names:
+            kind, labels, meaning = left.pop(n)
+            meaning = meaning.replace("|", "\\|").replace("<", "&lt;")
+            out.append(f"| `{n}` | {kind} | {', '.join(f'`{l}`' for l in sorted(labels)) or '-'} | {meaning} |\n")
+    return "".join(out) + "\n"
+
+
+def main():
+    with open(PAGE) as f:
+        page = f.read()
+    head, rest = page.split(BEGIN)
+    old, tail = rest.split(END)
+    new = tables(families(scrape()), old)
+    if "--check" in sys.argv[1:]:
+        sys.exit("docs/metrics.md is not what serve says: scripts/metrics_page.py writes it" if new != old else 0)
+    with open(PAGE, "w") as f:
+        f.write(head + BEGIN + new + END + tail)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is counted of a request under its model (workers/model_counts.h). Its loop only. */
+#ifndef KVR_SERVE_FIGURES_H
+#define KVR_SERVE_FIGURES_H
+
+#include "app/serve/data/attempt.h"
+
+/* It enters the phase r->phase. */
+void figures_enter(struct request *r);
+/* The first event of its answer has come, `now_ns`; of two legs the answering one's. */
+void figures_first_token(const struct attempt *a, uint64_t now_ns);
+/* Its end: counted once, by the first that says how. */
+void figures_end(struct request *r, enum request_end how);
+/* The same of a whole answer, by its status and the reason that it gave. */
+void figures_end_whole(struct request *r);
+/* What its answer tells is known; nothing follows. */
+void figures_close(struct request *r);
+
+#endif

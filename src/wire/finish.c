@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "wire/finish.h"
+
+#include <string.h>
+#include <kvroute/types.h>
+
+#include "base/base.h"
+
+static const char *const names[] = {
+#define FINISH_NAME(name, text) text,
+    KVR_FINISHES(FINISH_NAME)
+#undef FINISH_NAME
+};
+
+static enum kvr_finish named(const char *s, size_t len)
+{
+    for (size_t i = KVR_FINISH_STOP; i < KVR_FINISH_OTHER; i++)
+        if (strlen(names[i]) == len && memcmp(names[i], s, len) == 0) return (enum kvr_finish)i;
+    return KVR_FINISH_OTHER;
+}
+
+/* `s` is behind the member's name. UNTOLD: its value is no string, or is cut off. */
+static enum kvr_finish value(const char *s, const char *end)
+{
+    while (s < end && (*s == ' ' || *s == ':' || *s == '\t' || *s == '\n' || *s == '\r')) s++;
+    if (s == end || *s != '"') return KVR_FINISH_UNTOLD;
+    s++;
+    const char *quote = memchr(s, '"', (size_t)(end - s));
+    return quote ? named(s, (size_t)(quote - s)) : KVR_FINISH_UNTOLD;
+}
+
+enum kvr_finish kvr_finish_in(const char *data, size_t len)
+{
+    static const char member[] = "\"finish_reason\"";
+    const char *end = data + len, *at;
+    enum kvr_finish last = KVR_FINISH_UNTOLD;
+    while ((at = memmem(data, (size_t)(end - data), member, sizeof member - 1))) {
+        data = at + sizeof member - 1;
+        enum kvr_finish found = value(data, end);
+        if (found != KVR_FINISH_UNTOLD) last = found;
+    }
+    return last;
+}

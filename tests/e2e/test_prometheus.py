@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators look at, with a real Prometheus over a running fleet: every panel of the dashboard shows something, every rule can be
+evaluated and finds its metrics, none of the alerts speaks of a healthy fleet, and the documents have every metric and alert."""
+import json
+import math
+import os
+import re
+import threading
+
+import pytest
+
+from conftest import Mock, Serve, call, wait_for
+from prom_parts import DEPLOY, ROOT, RULES, Prometheus, expressions, promtool, scaled
+from test_metrics import families
+
+DASHBOARD = os.path.join(DEPLOY, "grafana/kvroute.json")
+# Families whose names were given before this page was one of Prometheus' kind: times in ms.
+OLD_NAMES = re.compile(r"kvroute_(router_overhead_\w+|choice_(gain|regret)|(ttft|generation)_model_\w+)_ms")
+# Exported by parts of the router that may be missing from this tree.
+ELSEWHERE = {"kvroute_access_log_dropped_lines_total", "kvroute_trace_spans_dropped_total", "kvroute_config_last_reload_successful"}
+
+
+def read(path):
+    with open(path) as f:
+        return f.read()
+
+
+def panels():
+    return [p for p in json.loads(read(DASHBOARD))["panels"] if p["type"] != "row"]
+
+
+def filled(text):
+    """A panel's query as Grafana sends it with everything chosen."""
+    text = text.replace("$__rate_interval", "4s")
+    return re.sub(r"\$(job|instance|model|worker)\b", ".*", text)
+
+
+class Traffic:
+    """Texts and tokens, streams and plain answers, the same prompts again, until it is stopped."""
+
+    def __init__(self, s):
+        self.s, self.over = s, threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        i = 0
+        while not self.over.is_set():
+            prompt = f"conversation {i % 5}: " + "what was said before, " * 12 if i % 2 else list(range(100 * (i % 7), 100 * (i % 7) + 90))
+            more = {"stream": True, "stream_options": {"include_usage": True}} if i % 3 else {}
+            self.s.complete(prompt, max_tokens=6, model="mock", **more)
+            i += 1
+            self.over.wait(0.03)  # neither fleet nor machine is to be busy
+
+    def stop(self):
+        self.over.set()
+        self.thread.join()
+
+
+@pytest.fixture(scope="module")
+def scene():
+    """Two mocks, a router, requests, and a Prometheus with the rules, twenty times as fast."""
+    made = []
+    try:
+        made.append(a := Mock())
+        made.append(b := Mock())
+        made.append(s := Serve([m.spec(f",metrics=http://127.0.0.1:{m.port}/metrics") for m in (a, b)], "--engine-metrics-interval", "0.5"))
+        made.append(t := Traffic(s))
+        made.append(p := Prometheus([s.admin], scaled(read(RULES), 20)))
+        yield s, p, t
+    finally:
+        for x in reversed(made):
+            x.stop()
+
+
+def helps(s):
+    """{family: what its HELP says}"""
+    return dict(re.findall(r"^# HELP (\S+) (.*)$", call(s.admin, "GET", "/metrics").body.decode(), re.M))
+
+
+def page(s):
+    return families(call(s.admin, "GET", "/metrics").body)
+
+
+def exported(s):
+    """Names of samples."""
+    out = {"up"}
+    for name, (kind, _) in page(s).items():
+        out |= {f"{name}_bucket", f"{name}_sum", f"{name}_count"} if kind == "histogram" else {name}
+    return out
+
+
+def test_rules_and_the_example_are_what_promtool_takes():
+    folder = os.path.dirname(RULES)
+    assert promtool("check", "config", "prometheus.yml", cwd=folder)[0] == 0, promtool("check", "config", "prometheus.yml", cwd=folder)
+    rc, said = promtool("test", "rules", "kvroute.test.yml", cwd=folder)
+    assert rc == 0 and "SUCCESS" in said, said
+
+
+def test_the_page_is_what_promtool_takes(scene):
+    s, _, _ = scene
+    _, said = promtool("check", "metrics", stdin=call(s.admin, "GET", "/metrics").body.decode())
+    wrong = [l for l in said.splitlines() if l and not (OLD_NAMES.fullmatch(l.split()[0]) and "abbreviated units" in l)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_panel_shows_something(scene):
+    _, p, _ = scene
+    left = {filled(t["expr"]): panel["title"] for panel in panels() for t in panel["targets"]}
+    assert len(left) > 80 and not any("$" in e for e in left)
+
+    def all_show():
+        for e in list(left):
+            if any(not math.isnan(v) for _, v in p.query(e)):
+                del left[e]
+        assert not left, left
+        return True
+    wait_for("every panel", all_show, 20)
+
+
+def test_every_rule_can_be_evaluated_and_what_is_recorded_has_data(scene):
+    _, p, _ = scene
+    wait_for("evaluations", lambda: all(r["health"] == "ok" for r in p.rules()))
+    names = {r["name"] for r in p.rules() if r["type"] == "recording"}
+    assert len(names) > 8
+    for name in names:
+        wait_for(name, lambda n=name: any(not math.isnan(v) for _, v in p.query(n)), 20)
+    assert all(r["health"] == "ok" for r in p.rules()), [r for r in p.rules() if r["health"] != "ok"]
+
+
+def test_no_alert_speaks_of_a_healthy_fleet(scene):
+    _, p, _ = scene
+    wait_for("a while", lambda: p.query("count_over_time(up[10m]) > 8"), 30)  # longer than each `for:` of those for blind workers
+    assert not p.firing(), p.firing()
+
+
+def test_every_metric_of_the_dashboard_and_the_rules_is_exported(scene):
+    s, p, _ = scene
+    have = exported(s)
+    asked = {n: panel["title"] for panel in panels() for t in panel["targets"] for n in expressions(filled(t["expr"]))}
+    for r in p.rules():
+        asked.update({n: r["name"] for n in expressions(r["query"])})
+    variables = json.loads(read(DASHBOARD))["templating"]["list"]
+    asked.update({n: v["name"] for v in variables if v["type"] == "query" for n in expressions(v["query"]["query"])})
+    assert len(asked) > 80
+    assert not {n: where for n, where in asked.items() if n not in have | ELSEWHERE}
+
+
+def test_every_alert_says_what_to_do_and_has_a_unit_test():
+    rules, tests, docs = read(RULES), read(os.path.join(DEPLOY, "prometheus/kvroute.test.yml")), read(os.path.join(ROOT, "docs/alerts.md"))
+    alerts = re.findall(r"- alert: (\w+)", rules)
+    assert len(alerts) > 20 and len(set(alerts)) == len(alerts)
+    for name in alerts:
+        body = re.search(rf"- alert: {name}\n(.*?)(?=\n      (?:- alert|#)|\Z)", rules, re.S)[1]
+        assert all(k in body for k in ("severity:", "summary:", "description:")) and f"docs/alerts.md#{name.lower()}" in body, name
+        assert re.search(rf'alertname="{name}"', tests), f"no unit test of {name}"
+        assert re.search(rf"^### {name}$", docs, re.M), f"docs/alerts.md has no section {name}"
+    assert set(re.findall(r"^### (\w+)$", docs, re.M)) == set(alerts)
+
+
+def test_the_document_has_every_metric_and_no_other(scene):
+    s, _, _ = scene
+    told = dict(re.findall(r"^\| `([a-z0-9_]+)` \| (.*) \|$", read(os.path.join(ROOT, "docs/metrics.md")), re.M))
+    have, said = page(s), helps(s)
+    assert sorted(set(have) - set(told)) == [] and sorted(set(told) - set(have)) == []
+    for name, (kind, samples) in have.items():
+        labels = sorted({k for _, pairs in samples for k, _ in pairs} - {"le"})
+        said_kind, said_labels, meaning = told[name].split(" | ", 2)
+        assert said_kind == kind and meaning.replace("\\|", "|").replace("&lt;", "<") == said[name], f"{name}: scripts/metrics_page.py writes the page"
+        assert set(labels) <= set(re.findall(r"`(\w+)`", said_labels)), (name, labels, said_labels)
+
+
+def test_dashboard_has_no_two_panels_in_one_place_and_no_source_of_its_own():
+    taken = set()
+    for p in panels():
+        g = p["gridPos"]
+        cells = {(x, y) for x in range(g["x"], g["x"] + g["w"]) for y in range(g["y"], g["y"] + g["h"])}
+        assert not cells & taken and g["x"] + g["w"] <= 24, p["title"]
+        taken |= cells
+        assert all(t["datasource"]["uid"] == "${datasource}" for t in p["targets"]) and p["description"]
+    ids = [p["id"] for p in json.loads(read(DASHBOARD))["panels"]]
+    assert len(set(ids)) == len(ids)
