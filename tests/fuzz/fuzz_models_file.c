@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file of models is refused with a text that names the file and a line, or every name in it is found and leads to a model that stands
- * for itself. */
+/* A file of models is refused with a text that names the file and a line, or every name in it is found and leads to a model that
+ * stands for itself. */
 #include <string.h>
 
 #include "base/base.h"
@@ -8,11 +8,9 @@
 
 static void use(const struct models_file *f, const struct model_rule *rule)
 {
-    const char *drawn = model_rule_draw(rule, "session", 7);
-    const struct model_rule *to = models_file_find(f, drawn);
+    const char *end = models_file_resolve(f, rule->model, "session", 7);
     KVR_ASSERT(models_file_find(f, rule->model) == rule);
-    KVR_ASSERT(drawn == model_rule_draw(rule, "session", 7));
-    KVR_ASSERT(!to || to == rule || to->targets_n == 0);
+    KVR_ASSERT(!strcmp(end, models_file_resolve(f, end, "session", 7)));
     KVR_ASSERT(rule->targets_n <= MODEL_TARGETS_MAX && rule->fallbacks_n <= MODEL_FALLBACKS_MAX);
 }
 

@@ -21,7 +21,7 @@ static const char *draw(const struct models_file *f, int session)
 {
     char s[16];
     int n = snprintf(s, sizeof s, "s%d", session);
-    return model_rule_draw(models_file_find(f, "m"), s, (size_t)n);
+    return models_file_resolve(f, "m", s, (size_t)n);
 }
 
 static void shares_are_the_weights(void **state)
@@ -82,6 +82,7 @@ static void mistakes_are_named_with_line_and_key(void **state)
         {"", "m.yaml:1: the file is empty; models is expected"},
         {"model: {}", "m.yaml:1: model: unknown key; allowed: models"},
         {"models:\n  a: {alias: b}", "m.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback"},
+        {"models:\n  a: {alias_of: \"b\\r\\nx: y\"}", "m.yaml:2: alias_of: a name of printable ASCII without spaces is expected"},
         {"models:\n  a: {alias_of: ''}", "m.yaml:2: alias_of: a text of 1 to 127 characters is expected"},
         {"models:\n  a: {alias_of: b, targets: [{model: c, weight: 1}]}", "m.yaml:2: targets: alias_of and targets exclude each other"},
         {"models:\n  a:\n    targets: [{model: c}]", "m.yaml:3: targets: each target needs model and weight"},
@@ -92,10 +93,9 @@ static void mistakes_are_named_with_line_and_key(void **state)
         {"models:\n  a:\n    targets: [{model: c, weight: 1}, {model: c, weight: 1}]", "m.yaml:3: c: the target occurs twice"},
         {"models:\n  a: {fallback: [b, b]}", "m.yaml:2: b: the fallback occurs twice"},
         {"models:\n  a: {alias_of: b}\n  a: {alias_of: c}", "m.yaml:3: a: the key occurs twice"},
-        {"models: {a: {alias_of: b}, b: {alias_of: a}}",
-         "m.yaml:1: a: 'b' has alias_of or targets of its own; a model that workers serve is expected"},
-        {"models: {a: {fallback: [b]}, b: {alias_of: c}}",
-         "m.yaml:1: a: 'b' has alias_of or targets of its own; a model that workers serve is expected"},
+        {"models: {a: {alias_of: b}, b: {alias_of: a}}", "m.yaml:1: a: its targets lead in a circle, or over more than 8 steps"},
+        {"models: {m: {targets: [{model: m, weight: 1}, {model: n, weight: 1}]}, n: {alias_of: m}}",
+         "m.yaml:1: m: its targets lead in a circle, or over more than 8 steps"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -111,12 +111,28 @@ static void names_are_found_whatever_their_order(void **state)
     struct models_file f = read_or_fail("models: {z: {alias_of: m}, a: {fallback: [z2, z1]}, k: {}}");
     (void)state;
     assert_int_equal(f.n, 3);
-    assert_string_equal(model_rule_draw(models_file_find(&f, "z"), "", 0), "m");
-    assert_string_equal(model_rule_draw(models_file_find(&f, "a"), "", 0), "a");
+    assert_string_equal(models_file_resolve(&f, "z", "", 0), "m");
+    assert_string_equal(models_file_resolve(&f, "a", "", 0), "a");
     assert_string_equal(models_file_find(&f, "a")->fallbacks[1], "z1");
     assert_non_null(models_file_find(&f, "k"));
     assert_null(models_file_find(&f, "m"));
     models_file_free(&f);
+}
+
+static void chains_of_eight_steps_are_followed_and_no_longer_ones(void **state)
+{
+    char text[512] = "models: {a8: {alias_of: end}", err[512];
+    struct models_file f;
+    (void)state;
+    for (int i = 7; i > 0; i--) snprintf(text + strlen(text), sizeof text - strlen(text), ", a%d: {alias_of: a%d}", i, i + 1);
+    size_t len = strlen(text);
+    snprintf(text + len, sizeof text - len, "}");
+    f = read_or_fail(text);
+    assert_string_equal(models_file_resolve(&f, "a1", "", 0), "end");
+    models_file_free(&f);
+    snprintf(text + len, sizeof text - len, ", a0: {alias_of: a1}}");
+    assert_int_equal(models_file_parse("m.yaml", text, strlen(text), &f, err, sizeof err), -1);
+    assert_string_equal(err, "m.yaml:1: a0: its targets lead in a circle, or over more than 8 steps");
 }
 
 int main(void)
@@ -127,6 +143,7 @@ int main(void)
         cmocka_unit_test(a_higher_weight_takes_sessions_and_moves_no_other),
         cmocka_unit_test(a_draw_is_the_same_in_every_process),
         cmocka_unit_test(mistakes_are_named_with_line_and_key),
+        cmocka_unit_test(chains_of_eight_steps_are_followed_and_no_longer_ones),
         cmocka_unit_test(names_are_found_whatever_their_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

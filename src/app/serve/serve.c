@@ -9,6 +9,7 @@
 #include "app/serve/data/reply.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/config/doors.h"
+#include "app/serve/config/models_config.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/evidence.h"
 #include "base/log.h"
@@ -214,6 +215,7 @@ static void on_reload(uv_signal_t *sig, int signum)
     if (kvr_access_reload(s->access, err, sizeof err))
         kvr_log_warning("kvroute %s: SIGHUP: --admin-key-file: %s; the old keys stay", name, err);
     doors_reload(s);
+    models_config_reload(s);
     discovery_reload(s);
     tokenizers_reload(s);
     kvr_given_tokens_reload(s->given_tokens);
@@ -348,6 +350,8 @@ static void serve_free(struct serve *s)
     kvr_lock_destroy(&s->quality.lock);
     kvr_lock_destroy(&s->lock);
     kvr_lock_destroy(&s->roster_lock);
+    models_config_destroy(s);
+    kvr_lock_destroy(&s->models_lock);
     free(s);
 }
 
@@ -371,6 +375,7 @@ static struct serve *serve_new(const struct serve_options *o)
     s->admin_http.bodies_max = o->select_only ? o->max_bodies_bytes : o->max_bodies_bytes / 4;
     kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
     kvr_lock_init(&s->roster_lock, KVR_LOCK_ROSTER);
+    kvr_lock_init(&s->models_lock, KVR_LOCK_MODELS);
     metrics_init(&s->metrics);
     atomic_store(&s->mode, o->mode);
     s->started_ms = now_ms();
@@ -402,7 +407,7 @@ static int connect_nats(struct serve *s, char *err, size_t cap)
 static int run(struct serve *s)
 {
     char err[512];
-    if (doors_open(s, err, sizeof err) || admin_open(s, err, sizeof err) ||
+    if (doors_open(s, err, sizeof err) || models_config_open(s, err, sizeof err) || admin_open(s, err, sizeof err) ||
         kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) || connect_nats(s, err, sizeof err)) {
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;

@@ -16,7 +16,11 @@ static const double WEIGHT_MAX = 1e6;
 
 static int read_model(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, char *out)
 {
-    return kvr_yaml_get_text(y, n, key, out, MODEL_MAX);
+    if (kvr_yaml_get_text(y, n, key, out, MODEL_MAX)) return -1;
+    for (const char *c = out; *c; c++)
+        if ((unsigned char)*c < 0x21 || (unsigned char)*c > 0x7e) /* it goes into a header */
+            return kvr_yaml_refuse(y, n, key, "a name of printable ASCII without spaces is expected");
+    return 0;
 }
 
 static int target_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)
@@ -105,31 +109,28 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct model_rule *)a)->model, ((const struct model_rule *)b)->model);
 }
 
-static bool stands_for_itself(const struct models_file *f, const struct model_rule *from, const char *model)
+/* Steps that a rule may take, from what is known of its targets. */
+static unsigned steps_of(const struct models_file *f, const struct model_rule *rule, const unsigned char *steps)
 {
-    const struct model_rule *to = models_file_find(f, model);
-    return !to || to == from || !to->targets_n;
-}
-
-/* The line is that of `models`' value: names may be used before they are written. */
-static int check_step(const struct kvr_yaml *y, const yaml_node_t *at, const struct models_file *f, const struct model_rule *from,
-                      const char *to)
-{
-    char text[3 * MODEL_MAX];
-    if (stands_for_itself(f, from, to)) return 0;
-    snprintf(text, sizeof text, "'%s' has alias_of or targets of its own; a model that workers serve is expected", to);
-    return kvr_yaml_refuse(y, at, from->model, text);
-}
-
-static int check_steps(const struct kvr_yaml *y, const yaml_node_t *at, const struct models_file *f)
-{
-    for (size_t i = 0; i < f->n; i++) {
-        const struct model_rule *r = &f->rules[i];
-        for (size_t k = 0; k < r->targets_n; k++)
-            if (check_step(y, at, f, r, r->targets[k].model)) return -1;
-        for (size_t k = 0; k < r->fallbacks_n; k++)
-            if (check_step(y, at, f, r, r->fallbacks[k])) return -1;
+    unsigned most = 0;
+    for (size_t i = 0; i < rule->targets_n; i++) {
+        const struct model_rule *to = models_file_find(f, rule->targets[i].model);
+        if (to != rule) most = KVR_MAX(most, 1U + (to ? steps[to - f->rules] : 0U));
     }
+    return most;
+}
+
+/* Each round knows chains that are longer by one; in a circle they never end. The line is the document's: a name may be used before it is
+ * written. */
+static int check_chains(const struct kvr_yaml *y, const yaml_node_t *at, const struct models_file *f)
+{
+    unsigned char steps[MODEL_RULES_MAX] = {0};
+    for (int round = 0; round <= MODEL_STEPS_MAX; round++)
+        for (size_t i = 0; i < f->n; i++) {
+            steps[i] = (unsigned char)steps_of(f, &f->rules[i], steps);
+            if (steps[i] > MODEL_STEPS_MAX)
+                return kvr_yaml_refuse(y, at, f->rules[i].model, "its targets lead in a circle, or over more than 8 steps");
+        }
     return 0;
 }
 
@@ -142,7 +143,7 @@ static int read_document(const struct kvr_yaml *y, yaml_node_t *root, void *arg)
     }
     if (kvr_yaml_each_key(y, root, "models", root_key, out)) return -1;
     if (out->n) qsort(out->rules, out->n, sizeof *out->rules, by_name);
-    return check_steps(y, root, out);
+    return check_chains(y, root, out);
 }
 
 int models_file_parse(const char *name, const void *text, size_t len, struct models_file *out, char *err, size_t cap)
@@ -192,7 +193,7 @@ static double between_0_and_1(uint64_t h)
     return ((double)(kvr_mix64(h) >> 11) + 0.5) / 9007199254740992.0; /* 2^53 */
 }
 
-const char *model_rule_draw(const struct model_rule *rule, const void *session, size_t len)
+static const char *draw(const struct model_rule *rule, const void *session, size_t len)
 {
     const char *best = rule->model;
     double most = -1;
@@ -205,4 +206,15 @@ const char *model_rule_draw(const struct model_rule *rule, const void *session, 
         best = t->model;
     }
     return best;
+}
+
+const char *models_file_resolve(const struct models_file *f, const char *model, const void *session, size_t len)
+{
+    for (int step = 0; step < MODEL_STEPS_MAX; step++) {
+        const struct model_rule *rule = models_file_find(f, model);
+        const char *to = rule && rule->targets_n ? draw(rule, session, len) : model;
+        if (!strcmp(to, model)) return to;
+        model = to;
+    }
+    return model;
 }

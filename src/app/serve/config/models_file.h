@@ -6,7 +6,8 @@
  *       chat:  {alias_of: m}
  *       m:     {targets: [{model: m, weight: 95}, {model: m-new, weight: 5}], fallback: [m-small]}
  *
- * One step only: what a name leads to is a model that workers serve, so there is no chain and no circle.
+ * A target may have a rule of its own, which is followed; a model that is its own target is meant as it is. There are no circles and no
+ * more than MODEL_STEPS_MAX steps: a file that has them is refused.
  *
  * The draw among targets is weighted rendezvous hashing: of session and target a number u in (0, 1) is made, and the target with the
  * greatest weight / -ln(u) wins. It depends on nothing else, so every router draws alike, in whatever order the targets are written. When
@@ -21,7 +22,7 @@
 
 #include "app/serve/common/limits.h"
 
-enum { MODEL_RULES_MAX = 1024, MODEL_TARGETS_MAX = 16, MODEL_FALLBACKS_MAX = 8 };
+enum { MODEL_RULES_MAX = 1024, MODEL_TARGETS_MAX = 16, MODEL_FALLBACKS_MAX = 8, MODEL_STEPS_MAX = 8 };
 
 struct model_target {
     char model[MODEL_MAX];
@@ -49,7 +50,7 @@ void models_file_free(struct models_file *f);
 
 /* Returns: NULL: the file says nothing of that name. */
 const struct model_rule *models_file_find(const struct models_file *f, const char *model);
-/* The model that a session of a rule is sent to: a name of the rule. */
-const char *model_rule_draw(const struct model_rule *rule, const void *session, size_t len);
+/* The model that a session is sent to: `model`, or a name of the file. */
+const char *models_file_resolve(const struct models_file *f, const char *model, const void *session, size_t len);
 
 #endif

@@ -8,6 +8,7 @@
  * made (r->ask), of a chat with images a second one without them (r->plain): tokenize.c goes on with both.
  */
 #include "app/serve/data/eligible.h"
+#include "app/serve/data/named_model.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/pins.h"
 
@@ -187,6 +188,11 @@ static void read_body(struct request *r, struct kvr_json_parser *json)
     }
     if (rc) {
         refuse_body(r, rc == -KVR_ENOMEM ? 503 : 400, why);
+        return;
+    }
+    enum named_model named = named_model_resolve(r, &rq);
+    if (named == NAMED_OUT_OF_MEMORY || (named == NAMED_ANOTHER && kvr_openai_parse(json, r->body->data, r->body_len, &rq, &why) != 0)) {
+        out_of_memory(r);
         return;
     }
     take_members(r, &rq);

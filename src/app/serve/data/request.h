@@ -214,8 +214,10 @@ struct request {
     uint32_t strict_priority;
 
     /* What its body says: READING */
-    char model[MODEL_MAX];
-    struct kvr_body *body; /* until no other worker can be asked; who is sending it holds it too */
+    char model[MODEL_MAX];       /* that serves it */
+    char asked_model[MODEL_MAX]; /* what the client wrote, where --models-file has a rule for it; "": `model` */
+    bool fell_back;              /* no worker of the model that was meant could be chosen */
+    struct kvr_body *body;       /* until no other worker can be asked; who is sending it holds it too */
     size_t body_len;
     struct kvr_rank_member body_rank;
     struct kvr_prompt_members members; /* of what is routed by its tokens; zeroes otherwise */
@@ -272,6 +274,17 @@ struct request {
 static inline struct serve *serve_of(const struct request *r)
 {
     return r->loop->serve;
+}
+
+/* What the client wrote, and what serves it: the same but for names of --models-file. */
+static inline const char *request_asked_model(const struct request *r)
+{
+    return r->asked_model[0] ? r->asked_model : r->model;
+}
+
+static inline const char *request_model(const struct request *r)
+{
+    return r->model;
 }
 
 #define COUNT(r, name) atomic_fetch_add_explicit(&serve_of(r)->metrics.name, 1, memory_order_relaxed)

@@ -10,7 +10,13 @@
 struct serve;
 
 bool models_id_of_path(struct kvr_text path, char id[MODEL_MAX]); /* percent-decoded; false: no model's */
-void models_write(struct serve *s, struct kvr_buf *out);
-bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id); /* false: nobody lists it */
+/* A name that clients may use for a model; it is listed when that one is, as its `root`. */
+struct model_alias {
+    const char *name, *of;
+};
+
+void models_write(struct serve *s, struct kvr_buf *out, const struct model_alias *aliases, size_t n);
+/* false: nobody lists it */
+bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t n);
 
 #endif
