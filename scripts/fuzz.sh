@@ -68,6 +68,9 @@ for f in build/fuzz/fuzzers/fuzz_*; do
   if [ "$name" = fuzz_policy ]; then
     printf 'default_policy_family: std\nuncached_isl_buckets: [{min_tokens: 0, bucket: s}, {min_tokens: 9, bucket: l}]\npolicy_classes:\n- {name: a, policy_family: std, cache_bucket: s, queue_policy: wspt, quantum: 2, prefill_busy_threshold: 5, busy_worker_ratio: 0.9}\n- {name: b, policy_family: std, cache_bucket: l, request_queue_limit_per_worker: 1, queue_ageing_secs: 3}\nmodels:\n  m: {default_policy_family: c, policy_classes: [{name: c}]}\n' >"$work/$name/a"
   fi
+  if [ "$name" = fuzz_models_file ]; then
+    printf 'models:\n  chat: {alias_of: m}\n  m:\n    targets: [{model: m, weight: 95}, {model: n, weight: 5}]\n    fallback: [o, p]\n  n: {alias_of: q}\n' >"$work/$name/a"
+  fi
   if [ "$name" = fuzz_sync ]; then
     for h in 9d0000a16da16704a17801 9d0000a16da16704a1780100c41001000000000000000200000000000000000a05c002 930101a178 950201a17808cb3fe0000000000000 930301a178 93040105 950500a1730702; do
       printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/$h"

@@ -18,6 +18,7 @@
     X(INDEXER, "an indexer's catalogue")                                                                                                   \
     X(INDEXER_KEEPER, "an indexer's keeper")                                                                                               \
     X(SERVE, "the worker table")                                                                                                           \
+    X(MODELS, "the file of models")                                                                                                        \
     X(ROSTER, "the roster of workers")                                                                                                     \
     X(LABELS, "labelled counters")                                                                                                         \
     X(MODEL_COUNTS, "counts by model")                                                                                                     \

@@ -255,6 +255,7 @@ static const struct option_row serve_rows[] = {
      "total-kv-blocks, "
      "taint; repeatable",
      NULL, NULL},
+    STR("models-file", models_file, NULL, "FILE", NULL, "YAML file of aliases, targets with weights and fallbacks of models"),
     STR("host", host, "0.0.0.0", "ADDRESS", NULL, "address of the data port"),
     NUM("port", port, "8080", 1, 65535, NULL, "data port"),
     STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port; 0.0.0.0 for every one: then give it keys"),

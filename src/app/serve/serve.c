@@ -10,6 +10,7 @@
 #include "app/serve/data/reply.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/config/doors.h"
+#include "app/serve/config/models_config.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/evidence.h"
 #include "base/log.h"
@@ -222,6 +223,7 @@ static void on_reload(uv_signal_t *sig, int signum)
     doors_reload(s);
     if (s->keyrings.path && keyrings_reload(s, err, sizeof err))
         kvr_log_warning("kvroute %s: SIGHUP: --api-key-file: %s; the old keys stay", name, err);
+    models_config_reload(s);
     discovery_reload(s);
     tokenizers_reload(s);
     kvr_given_tokens_reload(s->given_tokens);
@@ -360,6 +362,8 @@ static void serve_free(struct serve *s)
     kvr_lock_destroy(&s->quality.lock);
     kvr_lock_destroy(&s->lock);
     kvr_lock_destroy(&s->roster_lock);
+    models_config_destroy(s);
+    kvr_lock_destroy(&s->models_lock);
     free(s);
 }
 
@@ -386,6 +390,7 @@ static struct serve *serve_new(const struct serve_options *o)
     kvr_lock_init(&s->keyrings.lock, KVR_LOCK_KEYRING);
     kvr_addresses_init(&s->addresses, o->address_connections);
     if (o->address_connections) s->http.addresses = &s->addresses;
+    kvr_lock_init(&s->models_lock, KVR_LOCK_MODELS);
     metrics_init(&s->metrics);
     atomic_store(&s->mode, o->mode);
     s->started_ms = now_ms();
@@ -437,9 +442,9 @@ static int observe_start(struct serve *s, char *err, size_t cap)
 static int run(struct serve *s)
 {
     char err[512];
-    if (observe_start(s, err, sizeof err) || doors_open(s, err, sizeof err) || admin_open(s, err, sizeof err) ||
-        keyrings_open(s, err, sizeof err) || kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) ||
-        connect_nats(s, err, sizeof err)) {
+    if (observe_start(s, err, sizeof err) || doors_open(s, err, sizeof err) || models_config_open(s, err, sizeof err) ||
+        admin_open(s, err, sizeof err) || keyrings_open(s, err, sizeof err) ||
+        kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) || connect_nats(s, err, sizeof err)) {
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }

@@ -96,6 +96,7 @@ struct kvr_line_log;
 struct kvr_otlp;
 struct kvr_plane_feed;
 struct kvr_view_store;
+struct models_config;
 struct kvr_sync;
 struct replicas;
 struct disagg_states;
@@ -174,6 +175,8 @@ struct serve {
     struct replicas *replicas;             /* the sync thread's; of it the counters are any thread's */
     struct engine_loads engine_loads;
     struct missed_pairs missed;
+    struct kvr_lock models_lock;
+    struct models_config *models; /* NULL: no --models-file */
     struct health_checks *health_checks;
     struct kvr_http_client *health_client;
     struct selection *selection; /* main loop's */

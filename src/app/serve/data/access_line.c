@@ -151,8 +151,8 @@ static void put_times(struct line *l, const struct request_note *n, const struct
 static void put_request(struct line *l, const struct request_note *n, const struct request *r)
 {
     const struct attempt *a = r->attempt, *p = legs_computed(r);
-    put_str(l, "model", r->model);
-    if (p && p->worker) put_str(l, "served_model", request_served_model(r));
+    put_str(l, "model", request_asked_model(r));
+    if (p && p->worker) put_str(l, "served_model", request_model(r));
     put_bool(l, "stream", r->stream);
     if (p) put_tokens(l, r, p, a);
     if (p) put_worker(l, r, p, a);

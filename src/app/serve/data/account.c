@@ -444,6 +444,8 @@ static void record_decision(const struct attempt *a)
                          .table = a->table};
     snprintf(d.id, sizeof d.id, "%s", r->id);
     snprintf(d.model, sizeof d.model, "%.47s", r->model);
+    snprintf(d.asked_model, sizeof d.asked_model, "%.47s", request_asked_model(r));
+    d.fallback = r->fell_back;
     snprintf(d.reason, sizeof d.reason, "%.31s", a->reason);
     fill_in_answering(&d, r);
     decisions_add(serve_of(r)->decisions, &d, fill_in_legs(&legs, r) ? &legs : NULL);

@@ -140,8 +140,12 @@ static enum outcome judge_model(struct request *r)
 {
     struct admission *a = &r->admission;
     clamp_priority(r);
-    if (!api_key_allows(a->key, r->model)) {
-        if (r->model[0]) (void)request_refusef(r, 403, "key '%s' may not use the model '%s'", client_of(r), r->model);
+    if (a->key->models_n && r->names_adapter) {
+        (void)request_refusef(r, 403, "key '%s' may use some models only, and `lora_path` may name another one", client_of(r));
+        return refuse(r, KEY_REFUSED_MODEL, "model_not_allowed");
+    }
+    if (!api_key_allows(a->key, request_asked_model(r))) {
+        if (r->model[0]) (void)request_refusef(r, 403, "key '%s' may not use the model '%s'", client_of(r), request_asked_model(r));
         else (void)request_refusef(r, 403, "key '%s' may use some models only, and the request names none", client_of(r));
         return refuse(r, KEY_REFUSED_MODEL, "model_not_allowed");
     }

@@ -51,6 +51,7 @@ static void put_decision_headers(const struct request *r, struct kvr_buf *h)
     if (r->routed) kvr_buf_printf(h, "x-kvroute-overlap-blocks: %u\r\n", p->result.overlap_blocks);
     if (r->routed && serve_of(r)->ingest) kvr_buf_printf(h, "x-kvroute-view: %s\r\n", kvr_view_knowledge_name(p->view));
     kvr_buf_printf(h, "x-kvroute-reason: %s\r\n", p->reason);
+    if (r->asked_model[0]) kvr_buf_printf(h, "x-kvroute-model: %s\r\n", request_model(r)); /* the file has no control characters */
     put_leg_headers(r, h);
     admission_put_headers(r, h);
     if (r->explain && r->routed) decision_table_header(&p->table, h);

@@ -8,6 +8,7 @@
  * made (r->ask), of a chat with images a second one without them (r->plain): tokenize.c goes on with both.
  */
 #include "app/serve/data/eligible.h"
+#include "app/serve/data/named_model.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/pins.h"
 
@@ -173,6 +174,7 @@ static void take_members(struct request *r, const struct kvr_openai_request *rq)
     if (rq->model) memcpy(r->model, rq->model, rq->model_len);
     if (r->routed && r->form == KVR_FORM_RESPONSES) responses_id_of(kvr_json_get(rq->root, "previous_response_id"), r->response);
     r->stream = rq->stream;
+    r->names_adapter = kvr_json_type_of(kvr_json_get(rq->root, "lora_path")) > KVR_JSON_NULL;
     r->expected_osl = rq->expected_osl;
     if (rq->priority > 0 && r->priority == 0) r->priority = rq->priority;
     if (rq->strict_priority && !r->strict_priority) r->strict_priority = rq->strict_priority;
@@ -198,6 +200,11 @@ static void read_body(struct request *r, struct kvr_json_parser *json)
     }
     if (rc) {
         refuse_body(r, rc == -KVR_ENOMEM ? 503 : 400, why);
+        return;
+    }
+    enum named_model named = named_model_resolve(r, &rq);
+    if (named == NAMED_OUT_OF_MEMORY || (named == NAMED_ANOTHER && kvr_openai_parse(json, r->body->data, r->body_len, &rq, &why) != 0)) {
+        out_of_memory(r);
         return;
     }
     take_members(r, &rq);

@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "app/serve/data/admission.h"
+#include "app/serve/config/models_config.h"
+#include "app/serve/config/models_file.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/flow.h"
 #include "app/serve/data/note.h"
@@ -131,20 +133,40 @@ void data_port_on_drained(struct kvr_http_conn *c, void *ctx)
 
 /* ---- paths ------------------------------------------------------------------------------------------- */
 
+/* Names of --models-file for other models, with the heaviest of their targets. NULL: none, or no memory for them. */
+static struct model_alias *aliases_of(const struct models_file *f, size_t *count)
+{
+    struct model_alias *list = f && f->n ? calloc(f->n, sizeof *list) : NULL;
+    *count = 0;
+    for (size_t i = 0; list && i < f->n; i++) {
+        const struct model_rule *rule = &f->rules[i];
+        const struct model_target *most = rule->targets;
+        for (size_t k = 1; k < rule->targets_n; k++)
+            if (rule->targets[k].weight > most->weight) most = &rule->targets[k];
+        if (rule->targets_n) list[(*count)++] = (struct model_alias){rule->model, most->model};
+    }
+    return list;
+}
+
 /* GET /v1/models/{id}; the id may have slashes of its own. */
 static void model_answer(struct loop *l, struct kvr_http_conn *c, struct kvr_text id)
 {
     char name[MODEL_MAX] = "", text[MODEL_MAX + 32];
     struct kvr_buf b = {0};
     struct admission_look look;
+    size_t n;
     if (!admission_look(l->serve, c, &look)) return;
-    if (models_id_of_path(id, name) && admission_shows(&look, name) && models_write_one(l->serve, &b, name)) {
+    const struct models_file *f = models_config_hold(l->serve);
+    struct model_alias *aliases = aliases_of(f, &n);
+    if (models_id_of_path(id, name) && admission_shows(&look, name) && models_write_one(l->serve, &b, name, aliases, n)) {
         kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
     } else {
         snprintf(text, sizeof text, "the model '%s' does not exist", name);
         reply_error(c, 404, text, NULL);
     }
     kvr_buf_free(&b);
+    free(aliases);
+    models_config_let_go(f);
     admission_look_end(&look);
 }
 
@@ -152,10 +174,15 @@ static void models_answer(struct loop *l, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     struct admission_look look;
+    size_t n;
     if (!admission_look(l->serve, c, &look)) return;
-    models_write(l->serve, &b, admission_shows, &look);
+    const struct models_file *f = models_config_hold(l->serve);
+    struct model_alias *aliases = aliases_of(f, &n);
+    models_write(l->serve, &b, (struct models_seen){admission_shows, &look}, aliases, n);
     kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
     kvr_buf_free(&b);
+    free(aliases);
+    models_config_let_go(f);
     admission_look_end(&look);
 }
 

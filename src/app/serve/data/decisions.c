@@ -137,6 +137,9 @@ static void put_decision(struct kvr_buf *b, const struct decision *d, const stru
     kvr_json_put_u64(b, "at_ms", d->at_ms);
     kvr_json_put_str(b, "request_id", d->id);
     kvr_json_put_str(b, "model", d->model);
+    kvr_json_put_str(b, "asked_model", d->asked_model);
+    kvr_json_key(b, "fallback");
+    kvr_json_bool(b, d->fallback);
     kvr_json_put_str(b, "reason", d->reason);
     kvr_json_put_u64(b, "worker_id", d->worker.worker_id);
     kvr_json_put_u64(b, "dp_rank", d->worker.dp_rank);

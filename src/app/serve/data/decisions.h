@@ -36,7 +36,8 @@ struct decision_table {
 
 struct decision {
     uint64_t at_ms; /* wall clock */
-    char id[ID_MAX], model[48], reason[32];
+    char id[ID_MAX], model[48], asked_model[48], reason[32];
+    bool fallback; /* `model` is a fallback */
     struct kvr_worker worker;
     uint64_t isl, cached_tokens, actual_cached;
     uint32_t overlap_blocks, pending_blocks, status;

@@ -51,7 +51,7 @@ static void put_root(struct request *r)
     kvr_spans_int(s, 0, "http.response.status_code", (uint64_t)r->status);
     if (s->spans[0].failed) kvr_spans_text(s, 0, "error.type", n->ending, strlen(n->ending ? n->ending : ""));
     if (op) kvr_spans_text(s, 0, "gen_ai.operation.name", op, strlen(op));
-    kvr_spans_text(s, 0, "gen_ai.request.model", r->model, strlen(r->model));
+    kvr_spans_text(s, 0, "gen_ai.request.model", request_asked_model(r), strlen(request_asked_model(r)));
     kvr_spans_text(s, 0, "kvroute.request_id", r->id, strlen(r->id));
     kvr_spans_text(s, 0, "kvroute.ending", n->ending, strlen(n->ending ? n->ending : ""));
     kvr_spans_int(s, 0, "kvroute.attempts", r->tries + (a && a->state != ATTEMPT_FAILED));

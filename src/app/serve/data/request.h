@@ -238,8 +238,10 @@ struct request {
     uint32_t strict_priority;
 
     /* What its body says: READING */
-    char model[MODEL_MAX];
-    struct kvr_body *body; /* until no other worker can be asked; who is sending it holds it too */
+    char model[MODEL_MAX];       /* that serves it */
+    char asked_model[MODEL_MAX]; /* what the client wrote, where --models-file has a rule for it; "": `model` */
+    bool fell_back;              /* no worker of the model that was meant could be chosen */
+    struct kvr_body *body;       /* until no other worker can be asked; who is sending it holds it too */
     size_t body_len;
     struct kvr_rank_member body_rank;
     struct kvr_prompt_members members; /* of what is routed by its tokens; zeroes otherwise */
@@ -247,7 +249,8 @@ struct request {
     uint64_t expected_osl;             /* 0: not given */
     char *salt;
     size_t salt_len;
-    bool is_object; /* the body is a JSON object */
+    bool is_object;     /* the body is a JSON object */
+    bool names_adapter; /* by a member of SGLang's, beside `model` */
     bool stream;
     bool multimodal;        /* a chat with parts that are not text: see find_objects */
     struct kvr_body *ask;   /* what an engine is asked for the tokens; NULL: nothing, or nothing more */
@@ -306,8 +309,13 @@ static inline const char *request_client(const struct request *r)
     return r->admission.key ? r->admission.key->name : "";
 }
 
-/* For the access log. */
-static inline const char *request_served_model(const struct request *r)
+/* What the client wrote, and what serves it: the same but for names of --models-file. */
+static inline const char *request_asked_model(const struct request *r)
+{
+    return r->asked_model[0] ? r->asked_model : r->model;
+}
+
+static inline const char *request_model(const struct request *r)
 {
     return r->model;
 }

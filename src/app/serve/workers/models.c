@@ -86,31 +86,51 @@ static struct model_entry *collect(struct serve *s, size_t *count)
     return seen;
 }
 
-void models_write(struct serve *s, struct kvr_buf *out, bool (*shows)(const void *ctx, const char *id), const void *ctx)
+static const struct model_entry *find_entry(const struct model_entry *list, size_t n, const char *id)
+{
+    for (size_t k = 0; k < n; k++)
+        if (strcmp(list[k].id, id) == 0) return &list[k];
+    return NULL;
+}
+
+/* Its `parent` is that of what it stands for: a name with one of its own would be taken for an adapter.
+ * false: workers list that name themselves, or nobody lists what it stands for. */
+static bool alias_entry(const struct model_alias *a, const struct model_entry *list, size_t n, struct model_entry *out)
+{
+    const struct model_entry *of = find_entry(list, n, a->of);
+    if (!of || find_entry(list, n, a->name)) return false;
+    *out = *of;
+    snprintf(out->id, sizeof out->id, "%s", a->name);
+    snprintf(out->root, sizeof out->root, "%s", a->of);
+    return true;
+}
+
+void models_write(struct serve *s, struct kvr_buf *out, struct models_seen seen, const struct model_alias *aliases, size_t aliases_n)
 {
     size_t n;
-    struct model_entry *list = collect(s, &n);
+    struct model_entry *list = collect(s, &n), entry;
     if (!list) out->failed = true;
     kvr_json_open(out, '{');
     kvr_json_put_str(out, "object", "list");
     kvr_json_key(out, "data");
     kvr_json_open(out, '[');
     for (size_t k = 0; k < n; k++)
-        if (shows(ctx, list[k].id)) write_entry(&list[k], out);
+        if (seen.shows(seen.ctx, list[k].id)) write_entry(&list[k], out);
+    for (size_t i = 0; i < aliases_n; i++)
+        if (seen.shows(seen.ctx, aliases[i].name) && alias_entry(&aliases[i], list, n, &entry)) write_entry(&entry, out);
     kvr_json_close(out, ']');
     kvr_json_close(out, '}');
     free(list);
 }
 
-bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id)
+bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t aliases_n)
 {
     size_t n;
-    bool found = false;
-    struct model_entry *list = collect(s, &n);
-    for (size_t k = 0; k < n && list && !found; k++) {
-        found = strcmp(list[k].id, id) == 0;
-        if (found) write_entry(&list[k], out);
-    }
+    struct model_entry *list = collect(s, &n), entry;
+    const struct model_entry *found = list ? find_entry(list, n, id) : NULL;
+    for (size_t i = 0; i < aliases_n && list && !found; i++)
+        if (strcmp(aliases[i].name, id) == 0 && alias_entry(&aliases[i], list, n, &entry)) found = &entry;
+    if (found) write_entry(found, out);
     free(list);
-    return found;
+    return found != NULL;
 }

@@ -10,8 +10,19 @@
 struct serve;
 
 bool models_id_of_path(struct kvr_text path, char id[MODEL_MAX]); /* percent-decoded; false: no model's */
-/* Those of which `shows` says yes. */
-void models_write(struct serve *s, struct kvr_buf *out, bool (*shows)(const void *ctx, const char *id), const void *ctx);
-bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id); /* false: nobody lists it */
+/* A name that clients may use for a model; it is listed when that one is, as its `root`. */
+struct model_alias {
+    const char *name, *of;
+};
+
+/* Names of which `shows` says yes. */
+struct models_seen {
+    bool (*shows)(const void *ctx, const char *id);
+    const void *ctx;
+};
+
+void models_write(struct serve *s, struct kvr_buf *out, struct models_seen seen, const struct model_alias *aliases, size_t n);
+/* false: nobody lists it */
+bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t n);
 
 #endif

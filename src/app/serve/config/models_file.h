@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * --models-file: names that clients may use for models, and what takes a model's place; docs/models.md has the format.
+ *
+ *     models:
+ *       chat:  {alias_of: m}
+ *       m:     {targets: [{model: m, weight: 95}, {model: m-new, weight: 5}], fallback: [m-small]}
+ *
+ * A target may have a rule of its own, which is followed; a model that is its own target is meant as it is. There are no circles and no
+ * more than MODEL_STEPS_MAX steps: a file that has them is refused.
+ *
+ * The draw among targets is weighted rendezvous hashing: of session and target a number u in (0, 1) is made, and the target with the
+ * greatest weight / -ln(u) wins. It depends on nothing else, so every router draws alike, in whatever order the targets are written. When
+ * one weight changes, sessions move only to that target, or only away from it, and no more than the shares differ.
+ *
+ * Threads: what is read does not change. Complexity: a look-up is a binary search; a draw is linear in the targets.
+ */
+#ifndef KVR_SERVE_MODELS_FILE_H
+#define KVR_SERVE_MODELS_FILE_H
+
+#include <stddef.h>
+
+#include "app/serve/common/limits.h"
+
+enum { MODEL_RULES_MAX = 1024, MODEL_TARGETS_MAX = 16, MODEL_FALLBACKS_MAX = 8, MODEL_STEPS_MAX = 8 };
+
+struct model_target {
+    char model[MODEL_MAX];
+    double weight; /* 0: nobody is sent there */
+};
+
+struct model_rule {
+    char model[MODEL_MAX];
+    struct model_target targets[MODEL_TARGETS_MAX]; /* none: the model itself */
+    size_t targets_n;
+    char fallbacks[MODEL_FALLBACKS_MAX][MODEL_MAX]; /* the best first */
+    size_t fallbacks_n;
+};
+
+struct models_file {
+    struct model_rule *rules; /* by name, rising */
+    size_t n;
+};
+
+/* Returns: 0; -1 with file, line, key and what is allowed in err. */
+int models_file_read(const char *path, struct models_file *out, char *err, size_t cap);
+/* The same from memory; `name` stands for the file in messages. */
+int models_file_parse(const char *name, const void *text, size_t len, struct models_file *out, char *err, size_t cap);
+void models_file_free(struct models_file *f);
+
+/* Returns: NULL: the file says nothing of that name. */
+const struct model_rule *models_file_find(const struct models_file *f, const char *model);
+/* The model that a session is sent to: `model`, or a name of the file. */
+const char *models_file_resolve(const struct models_file *f, const char *model, const void *session, size_t len);
+
+#endif
