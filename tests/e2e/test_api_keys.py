@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_taken_changes_nothing(served, keys):
     no = served.post("/api_keys/reload", None)
     assert no.status == 400 and f"{keys}:11: name:" in no.json()["error"] and "another-secret-key" not in served.text(), no.body
     assert served.complete([1], model="small", headers=bearer(ALICE)).status == 200
-    assert served.metric("api_key_reload_failures_total") == 1
+    assert served.metric("config_reloads_total", file="api-keys", result="refused") == 1
 
 
 def test_what_a_key_has_used_survives_reading_the_file_again(served, keys):

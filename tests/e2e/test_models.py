@@ -105,11 +105,11 @@ def test_a_file_is_read_again_under_load_and_a_bad_one_changes_nothing(start, fi
         for n, model in enumerate(["m2", "m", "m2"], 1):
             file(f"models: {{chat: {{alias_of: {model}}}}}")
             router.p.send_signal(signal.SIGHUP)
-            wait_for("the file", lambda: router.metric("models_file_reloads_total") == n)
+            wait_for("the file", lambda: router.metric("config_reloads_total", file="models", result="taken") == n + 1)
             assert served(ask(router, "chat")) == model
         file("models:\n  chat: {alias: m}")
         router.p.send_signal(signal.SIGHUP)
-        wait_for("the refusal", lambda: router.metric("models_file_reloads_refused_total") == 1)
+        wait_for("the refusal", lambda: router.metric("config_last_reload_successful", file="models") == 0)
         assert served(ask(router, "chat")) == "m2"
     finally:
         stop.set()

@@ -37,6 +37,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/common/counters.h"
 #include "app/serve/common/limits.h"
+#include "app/serve/config/reloads.h"
 #include "app/serve/config/keyring.h"
 #include "app/serve/data/choices.h"
 #include "app/serve/data/decisions.h"
@@ -162,8 +163,9 @@ struct serve {
     struct kvr_access *access;           /* who may use it */
     struct keyrings keyrings;            /* who may use the data port */
     struct kvr_tls_ctx *tls, *admin_tls; /* of the data port, of the admin port; NULL: plain */
-    uint64_t doors_due_ms;               /* main loop's; doors.h */
-    size_t admin_connections;            /* most at once */
+    struct reloads reloads;
+    uint64_t doors_due_ms;    /* main loop's; doors.h */
+    size_t admin_connections; /* most at once */
     struct kvr_remote_index *admin_remotes[REMOTES_MAX];
     size_t admin_remotes_n;                /* 0: the index is here */
     const struct fetched *fetched;         /* while a question is answered that they were asked of; main loop's */

@@ -377,7 +377,8 @@ static void put_access_log(const struct serve *s, struct kvr_prom_page *b)
         {"access_log_dropped_lines_total", "Lines for which there was no room, as the file is too slow or cannot be written", st.dropped},
         {"access_log_write_errors_total", "Writes to it that have failed, and are tried again", st.write_errors},
         {"access_log_reopened_total", "Times that it was opened anew", st.reopened}};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) kvr_prom_one_if(b, s->access_log != NULL, "kvroute_", rows[i].name, "counter", rows[i].help, rows[i].v);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
+        kvr_prom_one_if(b, s->access_log != NULL, "kvroute_", rows[i].name, "counter", rows[i].help, rows[i].v);
 }
 
 void metrics_write(struct serve *s, struct kvr_buf *out)
@@ -443,6 +444,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     kvr_http_shared_metrics((struct kvr_http_port[]){{"admin", &s->admin_http}, {"data", &s->http}}, s->o->select_only ? 1 : 2, b);
     keyrings_metrics(s, b);
     doors_metrics(s, b);
+    reloads_metrics(&s->reloads, b);
     replicas_metrics(s, b);
     served_metrics(s, b);
     discovery_metrics(s, b);

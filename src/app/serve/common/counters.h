@@ -53,8 +53,6 @@
     X(prompt_texts_refused_total, "Prompts refused because their text was longer than --max-prompt-text")                                  \
     X(overload_rejections_total, "Requests refused because every eligible worker was overloaded")                                          \
     X(model_fallbacks_total, "Requests that went to a fallback of their model (--models-file)")                                            \
-    X(models_file_reloads_total, "Times that --models-file was read again and taken")                                                      \
-    X(models_file_reloads_refused_total, "Times that it could not be taken: what was read before stays")                                   \
     X(breaker_opened_total, "Times a worker's breaker opened")                                                                             \
     X(events_applied_total, "KV events applied")                                                                                           \
     X(events_failed_total, "KV events refused by the index")                                                                               \

@@ -77,15 +77,24 @@ void doors_reload(struct serve *s)
     char why[400];
     const char *name = s->o->select_only ? "select" : "serve";
     size_t n = doors_of(s, doors);
-    if (wants_trust(s->o) && read_trust(s, why, sizeof why))
+    bool good = true;
+    if (wants_trust(s->o) && read_trust(s, why, sizeof why)) {
+        good = false;
         kvr_log_warning("kvroute %s: SIGHUP: --tls-ca, --outgoing-tls-cert: %s; the old certificates stay", name, why);
-    if (kvr_tls_peers_reload(why, sizeof why))
-        kvr_log_warning("kvroute %s: SIGHUP: TLS files of a worker: %s; the old ones stay", name, why);
-    for (size_t i = 0; i < n; i++) {
-        if (kvr_tls_ctx_reload(*doors[i].tls, why, sizeof why))
-            kvr_log_warning("kvroute %s: SIGHUP: %stls-cert: %s; the old certificate stays", name, doors[i].prefix, why);
-        else warn_of_end(s, &doors[i]);
     }
+    if (kvr_tls_peers_reload(why, sizeof why)) {
+        good = false;
+        kvr_log_warning("kvroute %s: SIGHUP: TLS files of a worker: %s; the old ones stay", name, why);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (kvr_tls_ctx_reload(*doors[i].tls, why, sizeof why) == 0) {
+            warn_of_end(s, &doors[i]);
+            continue;
+        }
+        good = false;
+        kvr_log_warning("kvroute %s: SIGHUP: %stls-cert: %s; the old certificate stays", name, doors[i].prefix, why);
+    }
+    if (n || wants_trust(s->o)) reloads_note(&s->reloads, RELOAD_CERTIFICATES, good);
 }
 
 void doors_tick(struct serve *s)

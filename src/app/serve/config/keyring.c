@@ -210,20 +210,20 @@ int keyrings_reload(struct serve *s, char *err, size_t cap)
     atomic_init(&fresh->holders, 1);
     if (api_keys_read(k->path, &fresh->file, err, cap)) {
         free(fresh);
-        atomic_fetch_add(&k->reloads_failed, 1);
+        reloads_note(&s->reloads, RELOAD_API_KEYS, false);
         return -1;
     }
     if (!take_over(fresh, old) || !make_table(fresh)) {
         ring_free(fresh);
         snprintf(err, cap, "out of memory");
-        atomic_fetch_add(&k->reloads_failed, 1);
+        reloads_note(&s->reloads, RELOAD_API_KEYS, false);
         return -1;
     }
     kvr_lock(&k->lock);
     k->now = fresh;
     kvr_unlock(&k->lock);
     keyring_let_go(old);
-    atomic_fetch_add(&k->reloads, 1);
+    reloads_note(&s->reloads, RELOAD_API_KEYS, true);
     return 0;
 }
 
@@ -420,9 +420,5 @@ void keyrings_metrics(struct serve *s, struct kvr_prom_page *out)
     put_counts(out, &v, offsetof(struct key_use, tokens_out), NULL, NULL);
     kvr_prom_family(out, "kvroute_", "key_requests_under_way", "gauge", "Requests under way by API key");
     put_counts(out, &v, offsetof(struct key_use, under_way), NULL, NULL);
-    kvr_prom_one_u64(out, "kvroute_", "api_key_reloads_total", "counter", "Times that --api-key-file was read and taken",
-                     load(&s->keyrings.reloads));
-    kvr_prom_one_u64(out, "kvroute_", "api_key_reload_failures_total", "counter", "Times that it could not be, and the keys stayed",
-                     load(&s->keyrings.reloads_failed));
     keyring_let_go(ring);
 }

@@ -65,7 +65,6 @@ struct keyrings {
     struct keyring *now;  /* NULL: no file is configured, and nothing is checked */
     const char *path;
     _Atomic uint64_t nobody[KEY_REFUSALS]; /* refusals that are no key's */
-    _Atomic uint64_t reloads, reloads_failed;
 };
 
 /* Reads the file that is configured, if there is one. Returns: 0, or -1 with the reason in err, which names the option. */

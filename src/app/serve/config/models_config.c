@@ -40,6 +40,7 @@ int models_config_open(struct serve *s, char *err, size_t cap)
     char why[400];
     if (!s->o->models_file) return 0;
     struct models_config *c = read_file(s->o->models_file, why, sizeof why);
+    reloads_note(&s->reloads, RELOAD_MODELS, c != NULL);
     if (c) exchange(s, c);
     else snprintf(err, cap, "models-file: %s", why);
     return c ? 0 : -1;
@@ -49,11 +50,7 @@ void models_config_reload(struct serve *s)
 {
     char err[512];
     if (!s->o->models_file) return;
-    if (models_config_open(s, err, sizeof err) == 0) {
-        atomic_fetch_add(&s->metrics.models_file_reloads_total, 1);
-        return;
-    }
-    atomic_fetch_add(&s->metrics.models_file_reloads_refused_total, 1);
+    if (models_config_open(s, err, sizeof err) == 0) return;
     kvr_log_warning("kvroute serve: SIGHUP: %s; what was read before stays", err);
 }
 
