@@ -10,12 +10,14 @@
  *                  +-- shared lane        a flow for each tenant, ordered by (strict priority, score, arrival)
  *                  +-- lane of pin 7/0    the same: pinned requests wait for their rank only and block nobody else
  *
- * Tenants. Inside a class those whose requests wait share by their weights, in uncached tokens: each has a clock, which goes on by
- * tokens / weight with each request of its that is handed out, and the one that is least far goes next (start-time fair queueing). Who
- * begins to wait begins where the class is, so having been silent saves nothing up; who has had much comes back where it was, so that one
- * large request at a time is no way around it. The class is set to the beginning when nobody waits in it any more. Priorities, scores and
- * ageing order the requests of one tenant, never those of two: a tenant cannot raise itself above another. Requests that name no tenant
- * are one. Of a lane the next 4 tenants are looked at, so that one whose request cannot go yet does not hold the others up.
+ * Tenants. Inside a class those whose requests wait share by their weights: each has a clock, which goes on by (uncached tokens + 8 x the
+ * tokens of output that are expected) / weight with each request of its that is handed out, and the one that is least far goes next
+ * (start-time fair queueing). Who begins to wait begins where the class is, so having been silent saves nothing up; who has had much comes
+ * back where it was, so that one large request at a time is no way around it. The class is set to the beginning when nobody waits in it any
+ * more. Priorities, scores and ageing order the requests of one tenant, never those of two: a tenant cannot raise itself above another.
+ * Requests that name no tenant are one. Of a lane the next 4 tenants are looked at, so that one whose request cannot go yet does not hold
+ * the others up. A token of output counts twice, as in Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024: else short
+ * prompts with long answers would be nearly free.
  *
  * Score, computed once at arrival; j = priority jump (at least 0), t = seconds since the queue was made:
  *
@@ -91,6 +93,7 @@ struct kvr_queue_item {
     uint64_t arrived_ns;
     uint64_t tenant;      /* 0: none */
     double tenant_weight; /* its share; 0: 1. The last one that was pushed counts */
+    uint64_t output;      /* tokens that are expected to be generated; an engine is busy with them, too */
     /* ---- */
     double score;
     uint64_t sequence;

@@ -205,7 +205,8 @@ struct kvr_router_request {
     /* Whose it is (kvroute/queue.h); 0: nobody's. A tenant's request that has waited is sent to no rank that is busy for its class, where
      * others are not: it would wait there for those that another tenant has sent. */
     uint64_t tenant;
-    double tenant_weight; /* its share; 0: 1 */
+    double tenant_weight;   /* its share; 0: 1 */
+    uint64_t tenant_output; /* tokens that are expected to be generated: they count against its share */
     double priority_jump;
     uint32_t strict_priority;
     const char *policy_class;

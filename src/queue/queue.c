@@ -551,12 +551,14 @@ static struct kvr_queue_item *class_head(const struct class_state *c, const stru
     return best;
 }
 
+#define OUTPUT_WEIGHT 8.0 /* kvroute/queue.h says why */
+
 /* The tenant is given a request. One that could not go for a while, and is behind, is not given what it has missed. */
 static void charge(struct kvr_queue *q, struct class_state *c, const struct kvr_queue_item *it)
 {
     struct kvr_tenant *t = it->flow->tenant;
     c->clock = KVR_MAX(t->clock, c->clock);
-    t->clock = c->clock + (double)uncached_of(it) / t->weight;
+    t->clock = c->clock + ((double)uncached_of(it) + OUTPUT_WEIGHT * (double)it->output) / t->weight;
     t->turn = q->sequence++;
     for (struct kvr_flow *f = t->flows; f; f = f->next) settle_flow(f->lane, f->lane_at);
 }

@@ -101,7 +101,8 @@ static int park(struct kvr_router *r, const struct kvr_router_request *rq, const
                                       .cached = cached,
                                       .arrived_ns = p->start_ns,
                                       .tenant = rq->tenant,
-                                      .tenant_weight = rq->tenant_weight};
+                                      .tenant_weight = rq->tenant_weight,
+                                      .output = rq->tenant_output};
     int rc = kvr_queue_push(r->queue, class_at, r->workers_used, &t->item, rejection);
     if (rc) return rc;
     t->parked = true;

@@ -466,6 +466,29 @@ static void being_silent_saves_nothing_up(void **s)
     kvr_queue_destroy(q);
 }
 
+/* Two tokens with a long answer keep an engine longer than 200 with none. */
+static void short_prompts_with_long_answers_are_not_free(void **s)
+{
+    (void)s;
+    enum { N = 120 };
+    static struct item cheap[N], own[3];
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS);
+    struct kvr_queue *q = make(&p);
+    struct kvr_rejection r;
+    for (int i = 0; i < N; i++) {
+        cheap[i] =
+            (struct item){.q = {.isl = 2, .output = 100, .tenant = 1, .arrived_ns = (uint64_t)i}, .in = true, .ready = true, .id = i};
+        assert_int_equal(kvr_queue_push(q, 0, 1, &cheap[i].q, &r), 0);
+    }
+    for (int i = 0; i < 3; i++) push_of(q, &own[i], 1000 + i, 2, 1, 200);
+    int last = 0;
+    for (int place = 0; place < 8; place++)
+        if (pop(q, 1) >= 1000) last++;
+    assert_int_equal(last, 3);
+    while (pop(q, 1) >= 0) continue;
+    kvr_queue_destroy(q);
+}
+
 static void a_tenant_that_cannot_go_holds_up_nobody_and_is_not_given_what_it_missed(void **s)
 {
     (void)s;
@@ -674,6 +697,7 @@ int main(void)
         cmocka_unit_test(tenants_share_tokens_by_their_weights),
         cmocka_unit_test(one_large_request_at_a_time_is_no_way_around),
         cmocka_unit_test(being_silent_saves_nothing_up),
+        cmocka_unit_test(short_prompts_with_long_answers_are_not_free),
         cmocka_unit_test(a_tenant_that_cannot_go_holds_up_nobody_and_is_not_given_what_it_missed),
         cmocka_unit_test(priorities_raise_nobody_above_another_tenant),
         cmocka_unit_test(tenants_are_bounded_and_forgotten),

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+enum { OUTPUT_USUAL = 256 /* tokens, of a request that does not say how many it wants */ };
+
 /* Sessions of prefill workers are apart from those of workers that answer. */
 static size_t session_key(const struct request *r, bool prefills, char *out, size_t cap)
 {
@@ -64,6 +66,7 @@ static void fill_in(struct request *r, const struct roster_row *row, struct kvr_
     if (r->admission.key) { /* the address of what it uses is its own as long as a request of it is there, and survives reloads */
         rq->tenant = (uint64_t)(uintptr_t)r->admission.key->use;
         rq->tenant_weight = r->admission.key->weight;
+        rq->tenant_output = r->admission.output_asked ? r->admission.output_asked : OUTPUT_USUAL;
     }
     rq->excluded_n = legs_exclude(r, row, &rq->excluded);
     /* With a rule, what a decode worker has counts, so that a conversation stays where it may be served whole the next time. */
