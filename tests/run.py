@@ -30,7 +30,7 @@ MORE_THAN_CORES = 0.25  # of a core that is planned twice: tests do not use thei
 # run without it, and the address run of each of them checks that; end-to-end files that it could tell nothing about are these.
 THREADED = {**dict.fromkeys((
     "test_durable", "test_early_turn", "test_given_tokens", "test_index_random", "test_index_readers", "test_ingest_plane", "test_ingest_turns", "test_lock",
-    "test_log", "test_metrics_scrape", "test_nats_link", "test_produce", "test_program_memory", "test_recovery", "test_sync", "test_token_pool",
+    "test_line_log", "test_log", "test_metrics_scrape", "test_nats_link", "test_produce", "test_program_memory", "test_recovery", "test_sync", "test_token_pool",
     "test_tokenizer_reload", "test_waiting", "test_zmq_guard"), "*"),
     # of these the tests that start threads:
     "test_local_index": "readers_beside_the_writer", "test_pair": "threads_leave_nothing_booked",

@@ -16,8 +16,9 @@
  * back where it was, so that one large request at a time is no way around it. The class is set to the beginning when nobody waits in it any
  * more. Priorities, scores and ageing order the requests of one tenant, never those of two: a tenant cannot raise itself above another.
  * Requests that name no tenant are one. Of a lane the next 4 tenants are looked at, so that one whose request cannot go yet does not hold
- * the others up. A token of output counts twice, as in Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024: else short
- * prompts with long answers would be nearly free.
+ * the others up.A token of output counts more than one of a prompt, because engines compute prompts many tokens at a time: else
+ * short prompts with long answers would be nearly free. (Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, count it
+ * twice; with 2 a flood of such requests still starves who sends long prompts, in the simulated engine's times.)
  *
  * Score, computed once at arrival; j = priority jump (at least 0), t = seconds since the queue was made:
  *

@@ -391,6 +391,7 @@ def test_a_decode_worker_that_breaks_off_before_the_prompt_is_computed_was_not_h
     for p in ps:
         p.script = lambda n, b: (hold.wait(PATIENCE_S) if total(ps) == 1 else None, computes(n, b))[1]
     t, got = in_background(s, stream=True)
+    one_of(ps, "the prefill leg")  # else the one that is held up would be that of the second pair
     one_of(ds, "the decode leg").go.set()
     t.join()
     hold.set()

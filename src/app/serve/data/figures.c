@@ -69,13 +69,21 @@ void figures_first_token(const struct attempt *a, uint64_t now_ns)
     kvr_histogram_add(&m->first_token, (double)(now_ns - r->figures.arrived_ns) / 1e9);
 }
 
+static void count_end(struct request *r)
+{
+    struct figures *f = &r->figures;
+    look_up(r, true); /* it may have been refused before its body was read */
+    f->end_counted = true;
+    atomic_fetch_add_explicit(&f->of->ends[f->how], 1, memory_order_relaxed);
+}
+
 void figures_end(struct request *r, enum request_end how)
 {
     struct figures *f = &r->figures;
     if (f->ended) return;
     f->ended = true;
-    look_up(r, true); /* it may have been refused before its body was read */
-    atomic_fetch_add_explicit(&f->of->ends[how], 1, memory_order_relaxed);
+    f->how = (unsigned char)how;
+    if (!r->working) count_end(r); /* else the job may be writing the model's name: figures_close() */
 }
 
 void figures_end_whole(struct request *r)
@@ -113,6 +121,7 @@ static void observe_generation(struct model_counts *m, const struct attempt *a)
 void figures_close(struct request *r)
 {
     const struct attempt *a = r->attempt, *computed = legs_computed(r);
+    if (r->figures.ended && !r->figures.end_counted) count_end(r);
     struct model_counts *m = r->figures.of;
     stand(r, STAND_NOWHERE);
     if (!m || !a || !computed || !r->routed || !a->first_ns || r->status >= 400) return;

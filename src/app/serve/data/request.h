@@ -86,7 +86,9 @@ enum request_stand { STAND_NOWHERE, STAND_WAITING, STAND_RUNNING };
 struct figures {
     struct model_counts *of; /* NULL: its model is not known yet */
     enum request_stand stand;
-    bool chosen, ended;             /* a worker was, once; it was counted how it ended */
+    bool chosen;                    /* a worker was, once */
+    bool ended, end_counted;        /* how it ended is known; and counted */
+    unsigned char how;              /* enum request_end */
     uint64_t arrived_ns, queued_ns; /* the latter: when its tokens were known */
 };
 
