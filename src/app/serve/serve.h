@@ -33,7 +33,7 @@ struct serve_options {
     bool forward_client_key;
     uint64_t address_connections; /* 0: no limit */
     uint64_t queue_requests;      /* of a rank, that make it busy; 0: any number may run */
-    int metrics_compat; /* none|vllm|sglang */
+    int metrics_compat;           /* none|vllm|sglang */
     uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, max_prompt_tokens, max_messages,
         max_prompt_text, max_bodies_bytes, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
