@@ -46,9 +46,12 @@ void kvr_buf_printf(struct kvr_buf *b, const char *fmt, ...)
     va_list ap, again;
     va_start(ap, fmt);
     va_copy(again, ap);
-    int n = vsnprintf(NULL, 0, fmt, ap);
+    size_t room = b->failed ? 0 : b->cap - b->len;
+    int n = vsnprintf(room ? b->data + b->len : NULL, room, fmt, ap);
     va_end(ap);
-    if (n >= 0 && kvr_buf_reserve(b, (size_t)n + 1) == 0) {
+    if (n >= 0 && (size_t)n < room) {
+        b->len += (size_t)n;
+    } else if (n >= 0 && kvr_buf_reserve(b, (size_t)n + 1) == 0) {
         vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
         b->len += (size_t)n;
     }
@@ -102,6 +105,12 @@ static char *digits(char *text, uint64_t v)
     do *--p = (char)('0' + v % 10);
     while (v /= 10);
     return p;
+}
+
+void kvr_buf_u64(struct kvr_buf *b, uint64_t v)
+{
+    char text[DIGITS], *p = digits(text, v);
+    kvr_buf_add(b, p, (size_t)(text + DIGITS - p));
 }
 
 void kvr_json_u64(struct kvr_buf *b, uint64_t v)
@@ -169,26 +178,34 @@ static size_t utf8_len(const unsigned char *s, size_t n)
     return 0;
 }
 
-void kvr_json_str(struct kvr_buf *b, const char *str, size_t len)
+size_t kvr_json_plain(const char *s, size_t len)
 {
-    const unsigned char *s = (const unsigned char *)str;
+    size_t n = 0;
+    while (n < len && s[n] >= ' ' && s[n] <= '~' && s[n] != '"' && s[n] != '\\') n++;
+    return n;
+}
+
+/* The character at s, which is not plain. Returns: its bytes. */
+static size_t put_special(struct kvr_buf *b, const unsigned char *s, size_t len)
+{
+    size_t k = utf8_len(s, len);
+    if (k == 0) kvr_buf_str(b, "\xef\xbf\xbd");
+    else if (*s == '"' || *s == '\\') kvr_buf_printf(b, "\\%c", *s);
+    else if (*s == '\n') kvr_buf_str(b, "\\n");
+    else if (*s < 0x20) kvr_buf_printf(b, "\\u%04x", *s);
+    else kvr_buf_add(b, s, k);
+    return k ? k : 1;
+}
+
+void kvr_json_str(struct kvr_buf *b, const char *s, size_t len)
+{
     json_sep(b);
     kvr_buf_add(b, "\"", 1);
     for (size_t i = 0; i < len;) {
-        size_t k = utf8_len(s + i, len - i);
-        if (k == 0) {
-            kvr_buf_str(b, "\xef\xbf\xbd");
-            i++;
-        } else if (k > 1) {
-            kvr_buf_add(b, s + i, k);
-            i += k;
-        } else {
-            unsigned char c = s[i++];
-            if (c == '"' || c == '\\') kvr_buf_printf(b, "\\%c", c);
-            else if (c == '\n') kvr_buf_str(b, "\\n");
-            else if (c < 0x20) kvr_buf_printf(b, "\\u%04x", c);
-            else kvr_buf_add(b, &c, 1);
-        }
+        size_t k = kvr_json_plain(s + i, len - i);
+        kvr_buf_add(b, s + i, k);
+        i += k;
+        if (i < len) i += put_special(b, (const unsigned char *)s + i, len - i);
     }
     kvr_buf_add(b, "\"", 1);
 }

@@ -16,6 +16,7 @@ struct kvr_buf {
 int kvr_buf_reserve(struct kvr_buf *b, size_t more);
 void kvr_buf_add(struct kvr_buf *b, const void *data, size_t len);
 void kvr_buf_str(struct kvr_buf *b, const char *s);
+void kvr_buf_u64(struct kvr_buf *b, uint64_t v); /* in decimal */
 void kvr_buf_printf(struct kvr_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void kvr_buf_free(struct kvr_buf *b);
 
@@ -33,6 +34,8 @@ void kvr_json_null(struct kvr_buf *b);
 void kvr_json_put_u64(struct kvr_buf *b, const char *key, uint64_t v);
 void kvr_json_put_double(struct kvr_buf *b, const char *key, double v); /* null when it is not finite */
 void kvr_json_put_str(struct kvr_buf *b, const char *key, const char *v);
+/* How many bytes at the beginning of s stand for themselves within a JSON string: ASCII but control characters, quotes and backslashes. */
+size_t kvr_json_plain(const char *s, size_t len);
 /* Invalid UTF-8 is replaced by U+FFFD, so the output is always valid JSON. */
 void kvr_json_str(struct kvr_buf *b, const char *s, size_t len);
 

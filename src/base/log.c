@@ -91,15 +91,31 @@ static void date_of(int64_t days, int *year, int *month, int *day)
     *year = (int)(yoe + era * 400 + (*month <= 2));
 }
 
-int kvr_log_time(char *out, size_t cap)
+/* v in `width` digits, and `end`. There may be one for each request, so this is no printf. */
+static char *put_digits(char *p, int width, int v, char end)
+{
+    for (int i = width - 1; i >= 0; i--, v /= 10) p[i] = (char)('0' + v % 10);
+    p[width] = end;
+    return p + width + 1;
+}
+
+int kvr_log_time(char out[KVR_LOG_TIME_MAX])
 {
     struct timespec now;
     int year, month, day;
+    char *p = out;
     clock_gettime(CLOCK_REALTIME, &now);
     int64_t s = KVR_MAX(now.tv_sec, 0);
     date_of(s / 86400, &year, &month, &day);
-    return snprintf(out, cap, "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", year, month, day, (int)(s / 3600 % 24), (int)(s / 60 % 60),
-                    (int)(s % 60), (int)(now.tv_nsec / 1000000));
+    p = put_digits(p, 4, year, '-');
+    p = put_digits(p, 2, month, '-');
+    p = put_digits(p, 2, day, 'T');
+    p = put_digits(p, 2, (int)(s / 3600 % 24), ':');
+    p = put_digits(p, 2, (int)(s / 60 % 60), ':');
+    p = put_digits(p, 2, (int)(s % 60), '.');
+    p = put_digits(p, 3, (int)(now.tv_nsec / 1000000), 'Z');
+    *p = 0;
+    return (int)(p - out);
 }
 
 /* Text that kvr_printable has made, as the inside of a JSON string. */
@@ -124,7 +140,7 @@ static size_t put_line(char line[LINE], enum kvr_log_level level, const char *te
     char message[LINE];
     size_t n = (size_t)(atomic_load_explicit(&format_now, memory_order_relaxed) == KVR_LOG_JSON ? snprintf(line, LINE, "{\"time\":\"") : 0);
     bool json = n > 0;
-    n += (size_t)kvr_log_time(line + n, LINE - n);
+    n += (size_t)kvr_log_time(line + n); /* there is room: it is the first */
     if (!json) {
         n += (size_t)snprintf(line + n, LINE - n, " %s ", level_names[level]);
         n += kvr_printable(text, len, line + n, LINE - n);

@@ -63,8 +63,9 @@ void kvr_log_finish(void);
 
 void kvr__log(struct kvr_log_site *site, enum kvr_log_level level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+enum { KVR_LOG_TIME_MAX = 32 };
 /* The time now as every line has it, UTC with milliseconds. Returns: its length. */
-int kvr_log_time(char *out, size_t cap);
+int kvr_log_time(char out[KVR_LOG_TIME_MAX]);
 
 /* Text as it can be printed: control characters, marks that turn the direction, and what is no UTF-8, as \xNN. Cut to fit, ends with 0.
  * Returns: its length. */

@@ -77,6 +77,10 @@ class Stage:
         return errors
 
 
+class TooSlow(ConnectionError):
+    """Cut off before an answer began."""
+
+
 class ServeStage(Stage):
     posts, gets = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"], ["/v1/models", "/health", "/ready"]
 
@@ -104,13 +108,26 @@ class ServeStage(Stage):
             t.tls = ssl._create_unverified_context()
 
     def good(self, n):
+        """Who needs more than a second for a handshake may have to make room for others, and comes again."""
+        t0 = time.monotonic()
+        try:
+            return self.ask(n)
+        except TooSlow:
+            if time.monotonic() - t0 < 1:
+                raise
+            return self.ask(n)
+
+    def ask(self, n):
         at = ("127.0.0.1", self.p.port)
         c = http.client.HTTPSConnection(*at, timeout=PATIENCE_S, context=self.tls) if self.tls else http.client.HTTPConnection(*at, timeout=PATIENCE_S)
         try:
             stream = n % 2 == 0
             body = {"model": "good", "prompt": f"conversation {n % 7}: " + "what was said before " * (1 + n % 40), "max_tokens": 5, "stream": stream}
-            c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            r = c.getresponse()
+            try:
+                c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+                r = c.getresponse()
+            except ConnectionError as e:
+                raise TooSlow(str(e)) if self.tls else e
             text = r.read()
             if r.status != 200:
                 return f"{r.status} {text[:200]}"

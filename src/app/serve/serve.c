@@ -117,6 +117,7 @@ static void loop_free(struct loop *l)
     uv_loop_close(&l->uv);
     ctx_list_free(&l->ctxs);
     kvr_json_parser_free(l->json);
+    kvr_buf_free(&l->line);
     kvr_lock_destroy(&l->mail_lock);
     free(l);
 }

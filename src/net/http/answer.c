@@ -10,6 +10,8 @@
 
 #include <string.h>
 
+enum { BUFS_MAX = 5 };
+
 struct write_req {
     uv_write_t req;
     struct kvr_http_conn *conn;
@@ -104,21 +106,32 @@ void kvr__answer_flush_tls(struct kvr_http_conn *c)
     kvr_tls_sent(c->tls);
 }
 
-void kvr__answer_send(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
+static void send_plain(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
 {
     if (!c->tls) {
         send_raw(c, bufs, n);
         return;
     }
-    for (unsigned i = 0; i < n && !c->closing && !c->write_failed; i++)
-        if (!kvr_tls_write(c->tls, bufs[i].base, bufs[i].len)) write_failed(c);
+    if (!c->closing && !c->write_failed && !kvr_tls_write(c->tls, bufs, n)) write_failed(c);
     kvr__answer_flush_tls(c);
+}
+
+void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n)
+{
+    uv_buf_t all[1 + BUFS_MAX] = {kvr__buf_of(c->held.data, c->held.len)};
+    unsigned held = c->held.len > 0;
+    KVR_ASSERT(n <= BUFS_MAX);
+    for (unsigned i = 0; i < n; i++) all[held + i] = bufs[i];
+    if (c->held.failed) write_failed(c);
+    else if (held + n) send_plain(c, all, held + n);
+    kvr_buf_free(&c->held);
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
 
 /* The head, and in the same go a body of `length` bytes when there is one. */
-static void start_with(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length, const char *body)
+static void start_with(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length, const char *body,
+                       bool hold)
 {
     char line[128], framing[96];
     KVR_ASSERT(c->answering && !c->answer_started);
@@ -138,12 +151,25 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     if (c->told) *c->told = (struct kvr_http_told){status, body_len};
     uv_buf_t bufs[] = {kvr__buf_of(line, (size_t)a), kvr__buf_of(headers, headers_len), kvr__buf_of(framing, (size_t)b),
                        kvr__buf_of(end, strlen(end)), kvr__buf_of(body, body_len)};
-    kvr__answer_send(c, bufs, body_len ? 5 : 4);
+    unsigned n = body_len ? 5 : 4;
+    for (unsigned i = 0; hold && i < n; i++) kvr_buf_add(&c->held, bufs[i].base, bufs[i].len);
+    if (!hold) kvr__answer_send(c, bufs, n);
 }
 
 void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length)
 {
-    start_with(c, status, headers, headers_len, length, NULL);
+    start_with(c, status, headers, headers_len, length, NULL, false);
+}
+
+void kvr_http_start_held(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length)
+{
+    start_with(c, status, headers, headers_len, length, NULL, true);
+}
+
+/* A head that still waits. */
+static void send_held(struct kvr_http_conn *c)
+{
+    if (c->held.len || c->held.failed) kvr__answer_send(c, NULL, 0);
 }
 
 size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
@@ -200,14 +226,16 @@ void kvr_http_end(struct kvr_http_conn *c)
     if (c->chunked) {
         uv_buf_t b = kvr__buf_of("0\r\n\r\n", 5);
         kvr__answer_send(c, &b, 1);
-    } else if (c->left > 0) {
-        c->keep_alive = false; /* shorter than announced: the client must notice */
+    } else {
+        send_held(c);
+        if (c->left > 0) c->keep_alive = false; /* shorter than announced: the client must notice */
     }
     answer_over(c);
 }
 
 void kvr_http_abort(struct kvr_http_conn *c)
 {
+    send_held(c);
     if (c->answering && c->answer_started && !c->chunked && c->left < 0) c->reset_at_close = true;
     c->answering = c->answer_started = false;
     c->user = NULL;
@@ -225,7 +253,7 @@ void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_typ
     if (content_type) kvr_buf_printf(&h, "Content-Type: %s\r\n", content_type);
     if (extra_headers) kvr_buf_str(&h, extra_headers);
     if (h.failed) write_failed(c);
-    start_with(c, status, h.data ? h.data : "", h.len, (int64_t)len, body);
+    start_with(c, status, h.data ? h.data : "", h.len, (int64_t)len, body, false);
     kvr_buf_free(&h);
     kvr_http_end(c);
 }

@@ -420,17 +420,21 @@ static int flush_tls(struct peer *p)
     char *data;
     size_t n = kvr_tls_pending(p->tls, &data);
     if (!n) return 0;
-    struct flush *f = calloc(1, sizeof *f);
-    if (f) f->data = kvr_body_copy(data, n);
+    uv_buf_t b = uv_buf_init(data, (unsigned)n);
+    int rc = uv_try_write((uv_stream_t *)&p->tcp, &b, 1);
+    size_t sent = rc > 0 ? (size_t)rc : 0; /* an error comes again with the rest, and shows on the read side */
+    struct flush *f = sent < n ? calloc(1, sizeof *f) : NULL;
+    if (f) f->data = kvr_body_copy(data + sent, n - sent);
     kvr_tls_sent(p->tls);
+    if (sent == n) return 0;
     if (!f || !f->data) {
         free(f);
         return UV_ENOMEM;
     }
     f->peer = p;
-    uv_buf_t b = uv_buf_init(f->data->data, (unsigned)n);
+    b = uv_buf_init(f->data->data, (unsigned)(n - sent));
     p->flushes++;
-    int rc = uv_write(&f->req, (uv_stream_t *)&p->tcp, &b, 1, on_flushed);
+    rc = uv_write(&f->req, (uv_stream_t *)&p->tcp, &b, 1, on_flushed);
     if (rc == 0) return 0;
     p->flushes--;
     kvr_body_unref(f->data);
@@ -502,12 +506,33 @@ static void on_written(uv_write_t *w, int status)
 }
 
 /* The session makes a copy, so that nothing is held. */
-static int send_cipher(struct peer *p, bool has_body)
+static int send_cipher(struct peer *p, const uv_buf_t *bufs, unsigned n)
 {
-    bool ok = kvr_tls_write(p->tls, p->sent_head->data, p->sent_head->len) &&
-              (!has_body || kvr_tls_write(p->tls, p->sent_body->data, p->sent_body->len));
+    bool ok = kvr_tls_write(p->tls, bufs, n);
     stop_holding(p);
     return ok ? flush_tls(p) : UV_EPROTO;
+}
+
+/* Mostly the kernel takes all of it at once. An error is left to the reading side, where an early answer may be. */
+static int send_plain(struct peer *p, uv_buf_t *bufs, unsigned n)
+{
+    int rc = uv_try_write((uv_stream_t *)&p->tcp, bufs, n);
+    size_t sent = rc > 0 ? (size_t)rc : 0, left = 0;
+    for (unsigned i = 0; i < n; i++) {
+        size_t skip = KVR_MIN(sent, bufs[i].len);
+        bufs[i] = uv_buf_init(bufs[i].base + skip, (unsigned)(bufs[i].len - skip));
+        sent -= skip;
+        left += bufs[i].len;
+    }
+    if (left == 0 || (rc < 0 && rc != UV_EAGAIN)) {
+        stop_holding(p);
+        return 0;
+    }
+    p->write.data = p;
+    p->writing = true;
+    rc = uv_write(&p->write, (uv_stream_t *)&p->tcp, bufs, n, on_written);
+    if (rc) stop_holding(p);
+    return rc;
 }
 
 static int read_answer(struct peer *p)
@@ -530,17 +555,11 @@ static int send_request(struct peer *p)
     p->sent_head = kvr_body_ref(call->head);
     p->sent_body = kvr_body_ref(call->config.body);
     bool has_body = p->sent_body && p->sent_body->len;
-    if (p->tls) {
-        int sent = send_cipher(p, has_body);
-        return sent ? sent : read_answer(p);
-    }
     uv_buf_t bufs[] = {uv_buf_init(p->sent_head->data, (unsigned)p->sent_head->len),
                        has_body ? uv_buf_init(p->sent_body->data, (unsigned)p->sent_body->len) : (uv_buf_t){0}};
-    p->write.data = p;
-    p->writing = true;
-    int rc = uv_write(&p->write, (uv_stream_t *)&p->tcp, bufs, has_body ? 2 : 1, on_written);
-    if (rc) stop_holding(p);
-    return rc || call->paused ? rc : read_answer(p);
+    unsigned n = has_body ? 2 : 1;
+    int rc = p->tls ? send_cipher(p, bufs, n) : send_plain(p, bufs, n);
+    return rc ? rc : read_answer(p);
 }
 
 /* The connection is there. */

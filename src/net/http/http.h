@@ -189,8 +189,8 @@ void kvr_http_conn_set_user(struct kvr_http_conn *c, void *user);
 void *kvr_http_conn_user(struct kvr_http_conn *c);
 
 enum { KVR_HTTP_PEER_MAX = 48 };
-/* The client's address, without its port; an IPv6 address without brackets. "" when it is not known any more. */
-void kvr_http_conn_peer(const struct kvr_http_conn *c, char out[KVR_HTTP_PEER_MAX]);
+/* The client's address, without its port; an IPv6 address without brackets. "" when it is not known any more. Borrowed. */
+const char *kvr_http_conn_peer(struct kvr_http_conn *c);
 
 /* What has been answered. */
 struct kvr_http_told {
@@ -203,6 +203,9 @@ void kvr_http_conn_tell(struct kvr_http_conn *c, struct kvr_http_told *told);
 /* Begins an answer. `headers`: formatted lines ("Name: value\r\n"...). length < 0: unknown (chunked, or until
  * close for HTTP/1.0). */
 void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length);
+/* The same, but the head leaves with the first piece of the body, or with the end: for who has a piece at hand, to whom it saves a
+ * system call and a packet. */
+void kvr_http_start_held(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length);
 /* Sends a piece of the body at once. Returns: bytes waiting in the write queue. */
 size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len);
 /* Has the kernel taken all that was written so far? */

@@ -25,7 +25,7 @@ enum {
     LINGER_S = 2,
     REFUSED_S = 5,     /* for a refused client to read why */
     IDLE_MS = 250,     /* a connection on which nothing comes may give way */
-    SLOW_MS = 1000,    /* a request that takes longer to arrive may give way */
+    SLOW_MS = 1000,    /* a request, or a handshake, that takes longer may give way */
     LOOKED_AT = 4096,  /* connections, when one must give way */
     ACCEPTED_MAX = 64, /* in one turn of the loop */
     BACKLOG = 1024,
@@ -74,6 +74,7 @@ static void take_tls(struct kvr_http_conn *c, const char *data, size_t n)
         got = kvr_tls_read(c->tls, c->server->plain, sizeof c->server->plain);
         if (!c->shaken && kvr_tls_is_up(c->tls)) {
             c->shaken = true;
+            c->message_ms = kvr__clock_ms();
             atomic_fetch_add(&c->server->shared->handshakes, 1);
         }
         if (got > 0) kvr__request_take(c, c->server->plain, (size_t)got);
@@ -129,6 +130,7 @@ static void on_conn_closed(uv_handle_t *h)
     kvr__request_free(c);
     kvr_headers_free(&c->headers);
     kvr_buf_free(&c->target);
+    kvr_buf_free(&c->held);
     kvr_tls_free(c->tls);
     free(c);
     server_maybe_free(s);
@@ -229,9 +231,15 @@ static bool has_unread(const struct kvr_http_conn *c)
     return uv_fileno((const uv_handle_t *)&c->tcp, &fd) == 0 && ioctl(fd, FIONREAD, &n) == 0 && n > 0;
 }
 
+/* A client of TLS answers what the server has said before its request can come, so it is on its way for a while. */
+static bool shakes_hands(const struct kvr_http_conn *c)
+{
+    return c->tls_begun && !c->shaken;
+}
+
 static bool is_idle(const struct kvr_http_conn *c, uint64_t now)
 {
-    return !c->started_message && c->queued == 0 && now - c->message_ms > IDLE_MS && !has_unread(c);
+    return !c->started_message && !shakes_hands(c) && c->queued == 0 && now - c->message_ms > IDLE_MS && !has_unread(c);
 }
 
 /* Idle ones first, then those that have been slow for some time: to send a request, or to read what is queued for them. */
@@ -504,11 +512,11 @@ void *kvr_http_conn_user(struct kvr_http_conn *c)
     return c->user;
 }
 
-void kvr_http_conn_peer(const struct kvr_http_conn *c, char out[KVR_HTTP_PEER_MAX])
+const char *kvr_http_conn_peer(struct kvr_http_conn *c)
 {
     struct sockaddr_storage a;
     int len = sizeof a;
-    out[0] = 0;
-    if (uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&a, &len)) return;
-    if (uv_ip_name((const struct sockaddr *)&a, out, KVR_HTTP_PEER_MAX)) out[0] = 0;
+    if (c->peer[0] || uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&a, &len)) return c->peer;
+    if (uv_ip_name((const struct sockaddr *)&a, c->peer, sizeof c->peer)) c->peer[0] = 0;
+    return c->peer;
 }

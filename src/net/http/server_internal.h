@@ -44,6 +44,7 @@ struct kvr_http_conn {
     struct kvr_buf target;
     struct kvr_buf arriving;         /* the body, as far as it has come; its capacity counts against the budget */
     struct kvr_body *body;           /* and when it is whole */
+    struct kvr_buf held;             /* an answer's head that waits for its first piece */
     struct kvr_buf ahead;            /* bytes that wait for their turn to be parsed */
     uint64_t deadline_ms;            /* 0: none */
     uint64_t message_ms;             /* when the request that is arriving began, or the waiting for it */
@@ -58,7 +59,8 @@ struct kvr_http_conn {
     bool reset_at_close; /* the end of the connection would look like the end of the answer */
     bool counted;        /* by address */
     uint64_t address;
-    int64_t left; /* body bytes still to be sent when the length is known; -1 unknown */
+    char peer[KVR_HTTP_PEER_MAX]; /* "": not asked for yet, or not known */
+    int64_t left;                 /* body bytes still to be sent when the length is known; -1 unknown */
     int fail_status;
     const char *fail_text;
 };
@@ -89,7 +91,7 @@ void kvr__request_take(struct kvr_http_conn *c, const char *data, size_t n);
 void kvr__request_parse_ahead(struct kvr_http_conn *c);
 
 /* http/answer.c */
-void kvr__answer_send(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n);
+void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n); /* up to 5 */
 void kvr__answer_flush_tls(struct kvr_http_conn *c);
 /* An error before the request was whole: answers and closes. */
 void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message);

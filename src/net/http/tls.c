@@ -416,11 +416,31 @@ long kvr_tls_read(struct kvr_tls *t, char *out, size_t cap)
     return SSL_get_error(t->ssl, 0) == SSL_ERROR_WANT_READ ? 0 : -1;
 }
 
-bool kvr_tls_write(struct kvr_tls *t, const char *data, size_t len)
+static bool write_piece(struct kvr_tls *t, const char *data, size_t len)
 {
     size_t n = 0;
-    ERR_clear_error();
     return len == 0 || (SSL_write_ex(t->ssl, data, len, &n) && n == len);
+}
+
+bool kvr_tls_write(struct kvr_tls *t, const uv_buf_t *bufs, unsigned n)
+{
+    char record[SSL3_RT_MAX_PLAIN_LENGTH];
+    size_t used = 0;
+    bool ok = true;
+    ERR_clear_error();
+    for (unsigned i = 0; i < n && ok; i++) {
+        if (used + bufs[i].len > sizeof record) {
+            ok = write_piece(t, record, used);
+            used = 0;
+        }
+        if (bufs[i].len > sizeof record) {
+            ok = ok && write_piece(t, bufs[i].base, bufs[i].len);
+        } else if (bufs[i].len) {
+            memcpy(record + used, bufs[i].base, bufs[i].len);
+            used += bufs[i].len;
+        }
+    }
+    return ok && write_piece(t, record, used);
 }
 
 void kvr_tls_shutdown(struct kvr_tls *t)

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <uv.h>
 
 struct kvr_tls_ctx;
 struct kvr_tls;
@@ -67,8 +68,8 @@ bool kvr_tls_feed(struct kvr_tls *t, const char *data, size_t len);
 bool kvr_tls_peer_name(const struct kvr_tls *t, char *out, size_t cap);
 /* Plain bytes out of what was fed. Returns: their number, 0 when more must be fed, -1 when the session is over or broken. */
 long kvr_tls_read(struct kvr_tls *t, char *out, size_t cap);
-/* Plain bytes to be sent. false: broken. */
-bool kvr_tls_write(struct kvr_tls *t, const char *data, size_t len);
+/* Plain bytes to be sent, in as few records as they fit in. false: broken. */
+bool kvr_tls_write(struct kvr_tls *t, const uv_buf_t *bufs, unsigned n);
 void kvr_tls_shutdown(struct kvr_tls *t); /* says goodbye */
 /* What has to go out on the wire; borrowed until the next call. Returns: its length. */
 size_t kvr_tls_pending(struct kvr_tls *t, char **data);

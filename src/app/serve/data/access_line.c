@@ -49,8 +49,13 @@ static bool needs_quotes(const char *text, size_t len)
 
 static void put_key(struct line *l, const char *key)
 {
-    if (l->json) kvr_json_key(&l->out, key);
-    else kvr_buf_printf(&l->out, " %s=", key);
+    if (l->json) {
+        kvr_json_key(&l->out, key);
+        return;
+    }
+    kvr_buf_str(&l->out, " ");
+    kvr_buf_str(&l->out, key);
+    kvr_buf_str(&l->out, "=");
 }
 
 static void put_text(struct line *l, const char *key, const char *text, size_t len)
@@ -58,7 +63,9 @@ static void put_text(struct line *l, const char *key, const char *text, size_t l
     char plain[4 * NOTED_PATH_MAX + 1];
     if (!text || !len) return;
     put_key(l, key);
-    if (l->json) {
+    if (l->json && kvr_json_plain(text, len) == len) {
+        kvr_json_str(&l->out, text, len);
+    } else if (l->json) {
         kvr_json_str(&l->out, plain, kvr_printable(text, len, plain, sizeof plain));
     } else if (!needs_quotes(text, len)) {
         kvr_buf_add(&l->out, text, len);
@@ -78,7 +85,7 @@ static void put_u64(struct line *l, const char *key, uint64_t v)
 {
     put_key(l, key);
     if (l->json) kvr_json_u64(&l->out, v);
-    else kvr_buf_printf(&l->out, "%llu", (unsigned long long)v);
+    else kvr_buf_u64(&l->out, v);
 }
 
 static void put_bool(struct line *l, const char *key, bool v)
@@ -91,10 +98,10 @@ static void put_bool(struct line *l, const char *key, bool v)
 /* With three digits behind the point. */
 static void put_scaled(struct line *l, const char *key, uint64_t thousandths)
 {
-    char text[40];
-    snprintf(text, sizeof text, "%llu.%03u", (unsigned long long)(thousandths / 1000), (unsigned)(thousandths % 1000));
+    unsigned part = (unsigned)(thousandths % 1000);
     put_key(l, key);
-    kvr_buf_str(&l->out, text);
+    kvr_buf_u64(&l->out, thousandths / 1000);
+    kvr_buf_add(&l->out, (const char[]){'.', (char)('0' + part / 100), (char)('0' + part / 10 % 10), (char)('0' + part % 10)}, 4);
     l->out.comma = true;
 }
 
@@ -165,7 +172,7 @@ static void put_session(struct line *l, const char *session)
 {
     char text[17];
     if (!*session) return;
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)kvr_hash_bytes(session, strlen(session), kvr_secret()));
+    kvr_span_hex(kvr_hash_bytes(session, strlen(session), kvr_secret()), text);
     put_str(l, "session", text);
 }
 
@@ -181,9 +188,8 @@ static void put_trace(struct line *l, const struct request_note *n)
 
 static void begin_json(struct line *l, const struct request_note *n, const struct request *r, int status)
 {
-    char time[40], protocol[16];
-    snprintf(protocol, sizeof protocol, "HTTP/1.%u", n->minor);
-    kvr_log_time(time, sizeof time);
+    char time[KVR_LOG_TIME_MAX];
+    kvr_log_time(time);
     kvr_json_open(&l->out, '{');
     put_str(l, "time", time);
     if (r) put_str(l, "id", r->id);
@@ -191,7 +197,7 @@ static void begin_json(struct line *l, const struct request_note *n, const struc
     put_str(l, "key", r ? request_client(r) : "");
     put_str(l, "method", n->method);
     put_text(l, "path", n->path, n->path_len);
-    put_str(l, "protocol", protocol);
+    put_str(l, "protocol", n->minor ? "HTTP/1.1" : "HTTP/1.0");
     put_u64(l, "status", (uint64_t)status);
     put_str(l, "ending", n->ending);
 }
@@ -201,8 +207,8 @@ static void begin_combined(struct line *l, const struct request_note *n, const s
 {
     static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
     const char *key = r ? request_client(r) : "";
-    char t[40];
-    kvr_log_time(t, sizeof t); /* 2026-11-25T21:10:21.123Z */
+    char t[KVR_LOG_TIME_MAX];
+    kvr_log_time(t); /* 2026-11-25T21:10:21.123Z */
     unsigned month = (unsigned)((t[5] - '0') * 10 + (t[6] - '0') - 1);
     kvr_buf_printf(&l->out, "%s - ", *n->client ? n->client : "-");
     if (*key && !needs_quotes(key, strlen(key))) kvr_buf_str(&l->out, key);
@@ -233,8 +239,9 @@ bool access_wanted(const struct loop *l, const struct request_note *n, int statu
 void access_write(struct loop *l, const struct request_note *n, const struct request *r, int status)
 {
     const struct serve *s = l->serve;
-    struct line line = {.json = s->o->access_log_format == ACCESS_JSON};
-    (void)kvr_buf_reserve(&line.out, 1536);
+    struct line line = {l->line, s->o->access_log_format == ACCESS_JSON};
+    line.out.len = 0;
+    line.out.comma = line.out.failed = false;
     if (line.json) begin_json(&line, n, r, status);
     else begin_combined(&line, n, r, status);
     if (r) put_request(&line, n, r);
@@ -247,5 +254,5 @@ void access_write(struct loop *l, const struct request_note *n, const struct req
     kvr_buf_str(&line.out, "\n");
     if (line.out.failed) kvr_line_log_missed(s->access_log, l->place);
     else (void)kvr_line_log_put(s->access_log, l->place, line.out.data, line.out.len);
-    kvr_buf_free(&line.out);
+    l->line = line.out;
 }

@@ -63,7 +63,8 @@ static void send_head(struct request *r)
     struct attempt *a = r->attempt;
     r->status = a->status;
     account_request(r);
-    if (!r->early_head) kvr_http_start(r->conn, a->status, a->head.data, a->head.len, a->merges ? -1 : a->length);
+    void (*start)(struct kvr_http_conn *, int, const char *, size_t, int64_t) = a->merges ? kvr_http_start : kvr_http_start_held;
+    if (!r->early_head) start(r->conn, a->status, a->head.data, a->head.len, a->merges ? -1 : a->length);
     kvr_buf_free(&a->head);
     kvr_body_unref(r->body);
     r->body = NULL;

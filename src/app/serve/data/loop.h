@@ -40,6 +40,7 @@ struct loop {
     struct kvr_remote_index *remotes[REMOTES_MAX]; /* none: the index is here */
     size_t remotes_n;
     struct kvr_json_parser *json;
+    struct kvr_buf line;  /* of the access log: room that is used again */
     struct kvr_jobs jobs; /* large bodies and prompts */
     struct ctx_list ctxs;
     struct request *parked; /* wait for a worker to exist; ordered by urgency */

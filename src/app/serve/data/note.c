@@ -119,7 +119,7 @@ struct request_note *note_begin(struct loop *l, struct kvr_http_conn *c)
     n->bytes_in = rq->body_len;
     n->path_len = len;
     if (len) memcpy(n->path, rq->path.ptr, len);
-    kvr_http_conn_peer(c, n->client);
+    memcpy(n->client, kvr_http_conn_peer(c), sizeof n->client);
     read_trace(n, rq->headers);
     kvr_http_conn_tell(c, &n->told);
     return n;
