@@ -39,6 +39,27 @@ struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name)
     return (struct kvr_text){0};
 }
 
+void kvr_header_put(struct kvr_buf *head, struct kvr_text name, struct kvr_text value)
+{
+    kvr_buf_add(head, name.ptr, name.len);
+    kvr_buf_add(head, ": ", 2);
+    kvr_buf_add(head, value.ptr, value.len);
+    kvr_buf_add(head, "\r\n", 2);
+}
+
+void kvr_header_put_str(struct kvr_buf *head, const char *name, const char *value)
+{
+    kvr_header_put(head, (struct kvr_text){name, strlen(name)}, (struct kvr_text){value, strlen(value)});
+}
+
+void kvr_header_put_u64(struct kvr_buf *head, const char *name, uint64_t value)
+{
+    kvr_buf_str(head, name);
+    kvr_buf_add(head, ": ", 2);
+    kvr_buf_u64(head, value);
+    kvr_buf_add(head, "\r\n", 2);
+}
+
 void kvr_headers_free(struct kvr_headers *h)
 {
     kvr_buf_free(&h->text);

@@ -62,6 +62,11 @@ bool kvr_text_is_nocase(struct kvr_text t, const char *s);
  * value that the caller knows, and not the same as none. out is "" then. */
 int kvr_query_parameter(struct kvr_text query, const char *key, char *out, size_t cap);
 
+/* A line of a head, with its end. Neither may have a control character. */
+void kvr_header_put(struct kvr_buf *head, struct kvr_text name, struct kvr_text value);
+void kvr_header_put_str(struct kvr_buf *head, const char *name, const char *value);
+void kvr_header_put_u64(struct kvr_buf *head, const char *name, uint64_t value);
+
 /* The names that Connection lists. Borrows from the headers. */
 struct kvr_hop_by_hop {
     struct kvr_text names[KVR_HTTP_CONNECTION_NAMES_MAX];

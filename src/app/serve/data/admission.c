@@ -220,13 +220,25 @@ void admission_close(struct request *r)
 
 /* ---- headers ----------------------------------------------------------------------------------------- */
 
-/* "1m30s", "2s", "15ms" */
+static uint64_t whole(double v)
+{
+    return (uint64_t)KVR_MIN(KVR_MAX(v, 0), 1e18);
+}
+
+static void put_unit(struct kvr_buf *h, uint64_t v, const char *unit)
+{
+    kvr_buf_u64(h, v);
+    kvr_buf_str(h, unit);
+}
+
+/* "1m30s", "2s", "1.5s", "15ms" */
 static void put_duration(struct kvr_buf *h, double s)
 {
-    uint64_t ms = (uint64_t)KVR_MIN(ceil(s * 1000), 1e15), minutes = ms / 60000;
-    if (minutes >= 60) kvr_buf_printf(h, "%lluh", (unsigned long long)minutes / 60);
-    if (minutes) kvr_buf_printf(h, "%llum", (unsigned long long)minutes % 60);
-    if (ms < 1000) kvr_buf_printf(h, "%llums\r\n", (unsigned long long)ms);
+    uint64_t ms = whole(ceil(s * 1000)), minutes = ms / 60000;
+    if (minutes >= 60) put_unit(h, minutes / 60, "h");
+    if (minutes) put_unit(h, minutes % 60, "m");
+    if (ms < 1000) put_unit(h, ms, "ms\r\n");
+    else if (ms % 1000 == 0) put_unit(h, ms % 60000 / 1000, "s\r\n");
     else kvr_buf_printf(h, "%gs\r\n", (double)(ms % 60000) / 1000);
 }
 
@@ -240,13 +252,17 @@ static struct key_left tighter(const struct admission *a, enum key_bucket which)
 
 void admission_put_headers(const struct request *r, struct kvr_buf *h)
 {
-    static const char *const names[] = {"requests", "tokens"};
+    static const struct {
+        const char *limit, *remaining, *reset;
+    } names[] = {{"x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests: "},
+                 {"x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens: "}};
     if (!r->admission.key) return;
     for (int i = 0; i < 2; i++) {
         struct key_left left = tighter(&r->admission, (enum key_bucket)i);
         if (!left.limited) continue;
-        kvr_buf_printf(h, "x-ratelimit-limit-%s: %.0f\r\nx-ratelimit-remaining-%s: %.0f\r\nx-ratelimit-reset-%s: ", names[i],
-                       floor(left.limit), names[i], floor(left.left), names[i]);
+        kvr_header_put_u64(h, names[i].limit, whole(left.limit));
+        kvr_header_put_u64(h, names[i].remaining, whole(left.left));
+        kvr_buf_str(h, names[i].reset);
         put_duration(h, left.full_in_s);
     }
 }

@@ -34,24 +34,26 @@ void answer_end_line(const struct request *r, struct kvr_http_conn *c)
 static void put_leg_headers(const struct request *r, struct kvr_buf *h)
 {
     enum told_treatment told;
-    if (legs_told(r, &told)) kvr_buf_printf(h, "x-kvroute-disagg: %s\r\n", told_treatment_name(told));
+    if (legs_told(r, &told)) kvr_header_put_str(h, "x-kvroute-disagg", told_treatment_name(told));
     if (!legs_are_two(r) || !r->legs->prefill) return;
     const struct attempt *p = r->legs->prefill;
-    kvr_buf_printf(h, "x-kvroute-prefill-worker: %llu\r\nx-kvroute-prefill-dp-rank: %u\r\nx-kvroute-prefill-ms: %.1f\r\n",
-                   (unsigned long long)p->result.worker.worker_id, p->result.worker.dp_rank, p->ttft_ms);
-    if (r->attempt->decodes) kvr_buf_printf(h, "x-kvroute-decode-overlap-blocks: %u\r\n", r->attempt->result.overlap_blocks);
+    kvr_header_put_u64(h, "x-kvroute-prefill-worker", p->result.worker.worker_id);
+    kvr_header_put_u64(h, "x-kvroute-prefill-dp-rank", p->result.worker.dp_rank);
+    kvr_buf_printf(h, "x-kvroute-prefill-ms: %.1f\r\n", p->ttft_ms);
+    if (r->attempt->decodes) kvr_header_put_u64(h, "x-kvroute-decode-overlap-blocks", r->attempt->result.overlap_blocks);
 }
 
 static void put_decision_headers(const struct request *r, struct kvr_buf *h)
 {
     const struct attempt *a = r->attempt;
-    kvr_buf_printf(h, "x-request-id: %s\r\nx-kvroute-worker: %llu\r\nx-kvroute-dp-rank: %u\r\n", r->id,
-                   (unsigned long long)a->result.worker.worker_id, a->result.worker.dp_rank);
+    kvr_header_put_str(h, "x-request-id", r->id);
+    kvr_header_put_u64(h, "x-kvroute-worker", a->result.worker.worker_id);
+    kvr_header_put_u64(h, "x-kvroute-dp-rank", a->result.worker.dp_rank);
     const struct attempt *p = legs_computed(r); /* its overlap is what counted */
-    if (r->routed) kvr_buf_printf(h, "x-kvroute-overlap-blocks: %u\r\n", p->result.overlap_blocks);
-    if (r->routed && serve_of(r)->ingest) kvr_buf_printf(h, "x-kvroute-view: %s\r\n", kvr_view_knowledge_name(p->view));
-    kvr_buf_printf(h, "x-kvroute-reason: %s\r\n", p->reason);
-    if (r->asked_model[0]) kvr_buf_printf(h, "x-kvroute-model: %s\r\n", request_model(r)); /* the file has no control characters */
+    if (r->routed) kvr_header_put_u64(h, "x-kvroute-overlap-blocks", p->result.overlap_blocks);
+    if (r->routed && serve_of(r)->ingest) kvr_header_put_str(h, "x-kvroute-view", kvr_view_knowledge_name(p->view));
+    kvr_header_put_str(h, "x-kvroute-reason", p->reason);
+    if (r->asked_model[0]) kvr_header_put_str(h, "x-kvroute-model", request_model(r)); /* the file has no control characters */
     put_leg_headers(r, h);
     admission_put_headers(r, h);
     if (r->explain && r->routed) decision_table_header(&p->table, h);

@@ -77,7 +77,7 @@ static void keep_head(struct attempt *a, const struct kvr_headers *headers)
         if (!is_passed_on(&hop, name)) continue;
         if (kvr_text_is_nocase(name, "content-type"))
             a->is_sse = value.len >= sizeof events - 1 && strncasecmp(value.ptr, events, sizeof events - 1) == 0;
-        kvr_buf_printf(&a->head, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
+        kvr_header_put(&a->head, name, value);
     }
 }
 
@@ -247,7 +247,7 @@ static void put_client_headers(const struct request *r, const struct kvr_headers
     for (size_t i = 0; i < headers->n; i++) {
         struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
         if (is_ours(name) || kvr_header_is_hop_by_hop(&hop, name) || admission_keeps(r, name) || note_is_trace_header(r, name)) continue;
-        kvr_buf_printf(h, "%.*s: %.*s\r\n", (int)name.len, name.ptr, (int)value.len, value.ptr);
+        kvr_header_put(h, name, value);
     }
 }
 
@@ -257,7 +257,7 @@ static void put_request_id(const struct attempt *a, struct kvr_buf *h)
     const struct kvr_buf *drawn = a->prefills || a->decodes ? &a->request->legs->transfer.header : NULL;
     if (drawn && drawn->len) kvr_buf_printf(h, "x-request-id: %.*s\r\n", (int)drawn->len, drawn->data);
     else if (a->number && (a->prefills || a->decodes)) kvr_buf_printf(h, "x-request-id: %s.%u\r\n", a->request->id, a->number);
-    else kvr_buf_printf(h, "x-request-id: %s\r\n", a->request->id);
+    else kvr_header_put_str(h, "x-request-id", a->request->id);
 }
 
 static void put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h)
@@ -265,15 +265,18 @@ static void put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h
     const struct kvr_http_request *rq = kvr_http_conn_request(a->request->conn);
     const struct worker *w = a->worker;
     struct kvr_text method = rq->is_head ? (struct kvr_text){"HEAD", 4} : rq->method;
-    kvr_buf_printf(h, "%.*s %s%.*s HTTP/1.1\r\nHost: %s\r\n", (int)method.len, method.ptr, w->endpoint.base, (int)rq->target.len,
-                   rq->target.ptr, w->endpoint.authority);
+    kvr_buf_add(h, method.ptr, method.len);
+    kvr_buf_add(h, " ", 1);
+    kvr_buf_str(h, w->endpoint.base);
+    kvr_buf_add(h, rq->target.ptr, rq->target.len);
+    kvr_buf_str(h, " HTTP/1.1\r\n");
+    kvr_header_put_str(h, "Host", w->endpoint.authority);
     put_client_headers(a->request, rq->headers, h);
     note_put_trace(a, h);
     put_request_id(a, h);
     if (!admission_authorization(a->request).ptr) worker_key_put(w->api_key, h);
-    if (a->names_rank) kvr_buf_printf(h, "X-data-parallel-rank: %u\r\n", a->named_rank); /* the one whose load is booked */
-    if (body_len || kvr_text_is(rq->method, "POST") || kvr_text_is(rq->method, "PUT"))
-        kvr_buf_printf(h, "Content-Length: %zu\r\n", body_len);
+    if (a->names_rank) kvr_header_put_u64(h, "X-data-parallel-rank", a->named_rank); /* the one whose load is booked */
+    if (body_len || kvr_text_is(rq->method, "POST") || kvr_text_is(rq->method, "PUT")) kvr_header_put_u64(h, "Content-Length", body_len);
     kvr_buf_str(h, "\r\n");
 }
 

@@ -96,7 +96,7 @@ void note_put_trace(const struct attempt *a, struct kvr_buf *head)
     if (a->span_id) c.parent = a->span_id;
     else if (!c.parent) c.parent = n->root;
     kvr_traceparent_write(&c, text);
-    kvr_buf_printf(head, "traceparent: %s\r\n", text);
+    kvr_header_put_str(head, "traceparent", text);
 }
 
 uint64_t note_span_id(const struct request *r)
