@@ -288,8 +288,8 @@ struct kvr_ticket {
 
 enum { KVR_PARKED = 1 };
 
-/* As find_best_match with `book`, but a request that finds every eligible rank busy, or others of its class waiting, is
- * parked: `done` is called once, from any thread, when its turn has come; until then `request` and what it points to must
+/* As find_best_match with `book`, but a request that finds every eligible rank busy, or others of its class waiting whose turn is before
+ * its own, is parked: `done` is called once, from any thread, when its turn has come; until then `request` and what it points to must
  * stay. Overlap and load are looked up afresh at that moment.
  * Returns: 0 admitted at once (*out is filled, `done` is not called); KVR_PARKED; -KVR_EBUSY with do_not_queue;
  * -KVR_EQUEUEFULL with *rejection filled; or an error of find_best_match. */

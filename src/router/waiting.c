@@ -15,6 +15,16 @@
 
 #include "router/internal.h"
 
+struct looking {
+    struct kvr_router *r;
+    uint64_t now;
+};
+
+static struct kvr_ticket *ticket_of(const struct kvr_queue_item *item)
+{
+    return (struct kvr_ticket *)((uintptr_t)item - offsetof(struct kvr_ticket, item));
+}
+
 static bool waits_for_prefill(const struct kvr_class_config *c)
 {
     return c->busy_tokens >= 0 || c->busy_frac >= 0;
@@ -121,7 +131,31 @@ static int fails_at_once(struct kvr_router *r, struct kvr_router_ctx *c, const s
     return kvr__eligible(r, c, rq, &n, &ignored);
 }
 
-static int admit_or_park(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p,
+static bool may_go(void *ctx, const struct kvr_queue_item *item);
+static void hand_out(struct kvr_router *r, struct kvr_ticket *t, uint64_t now);
+
+static void leave_queue(struct kvr_router *r, struct kvr_ticket *t)
+{
+    t->parked = false;
+    atomic_fetch_sub_explicit(&r->pending, 1, memory_order_relaxed);
+}
+
+/* A rank is free for one that was parked just now because others wait: they may wait for other ranks. Whose turn it is goes. Returns:
+ * whether it is the one. */
+static bool turn_has_come(struct kvr_router *r, struct kvr_ticket *t, uint64_t now)
+{
+    struct looking l = {r, now};
+    struct kvr_queue_item *item;
+    bool came = false;
+    while (!came && (item = kvr_queue_pop(r->queue, now, may_go, &l))) {
+        came = item == &t->item;
+        if (!came) hand_out(r, ticket_of(item), now);
+    }
+    if (came) leave_queue(r, t);
+    return came;
+}
+
+static int admit_or_park(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct prompt *p,
                          struct kvr_ticket *t, struct kvr_router_result *res, struct kvr_rejection *rejection)
 {
     uint64_t now = p->start_ns;
@@ -134,9 +168,13 @@ static int admit_or_park(struct kvr_router *r, struct kvr_router_ctx *c, const s
     const struct kvr_class_config *cls = kvr_queue_class_config(r->queue, at);
     struct kvr_class_stats st;
     kvr_queue_stats(r->queue, at, &st);
-    bool wait = kvr__class_waits(cls) && (st.requests > 0 || all_busy(r, c, rq, cls, now));
-    if (!wait) return kvr__schedule(r, c, rq, p, res);
-    return rq->do_not_queue ? -KVR_EBUSY : park(r, rq, p, at, cached, t, rejection);
+    bool busy = kvr__class_waits(cls) && all_busy(r, c, rq, cls, now), others = kvr__class_waits(cls) && st.requests > 0;
+    if (!busy && !others) return kvr__schedule(r, c, rq, p, res);
+    if (rq->do_not_queue) return -KVR_EBUSY;
+    rc = park(r, rq, p, at, cached, t, rejection);
+    if (rc != KVR_PARKED || busy || !turn_has_come(r, t, now)) return rc;
+    if (rq->tenant) p->calm_for = cls;
+    return kvr__schedule(r, c, rq, p, res);
 }
 
 int kvr_router_submit(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct kvr_ticket *t,
@@ -167,16 +205,6 @@ int kvr_router_submit(struct kvr_router *r, struct kvr_router_ctx *c, const stru
 
 /* ---- handing out ------------------------------------------------------------------------------------- */
 
-struct looking {
-    struct kvr_router *r;
-    uint64_t now;
-};
-
-static struct kvr_ticket *ticket_of(const struct kvr_queue_item *item)
-{
-    return (struct kvr_ticket *)((uintptr_t)item - offsetof(struct kvr_ticket, item));
-}
-
 static bool may_go(void *ctx, const struct kvr_queue_item *item)
 {
     const struct looking *l = ctx;
@@ -185,8 +213,7 @@ static bool may_go(void *ctx, const struct kvr_queue_item *item)
 
 static void finish(struct kvr_router *r, struct kvr_ticket *t, int rc, const struct kvr_router_result *res)
 {
-    t->parked = false;
-    atomic_fetch_sub_explicit(&r->pending, 1, memory_order_relaxed);
+    leave_queue(r, t);
     t->done(t, rc, res, r->dispatch_ctx);
 }
 
@@ -218,8 +245,7 @@ bool kvr_router_cancel(struct kvr_router *r, struct kvr_ticket *t)
     bool parked = t->parked;
     if (parked) {
         kvr_queue_remove(r->queue, &t->item);
-        t->parked = false;
-        atomic_fetch_sub_explicit(&r->pending, 1, memory_order_relaxed);
+        leave_queue(r, t);
         kvr__dispatch(r); /* it may have been the head that blocked the others */
     }
     kvr_unlock(&r->lock);

@@ -91,6 +91,55 @@ def test_a_key_may_use_the_models_of_its_list_only(served):
     assert served.metric("key_refused_total", key="bob", reason="model") == 4
 
 
+def test_a_keys_requests_go_to_the_workers_with_its_taints_only(start, tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n- {{name: alice, key: {ALICE}}}\n- {{name: bob, key: {BOB}, required_taints: [bulk, cheap]}}\n- {{name: eve, key: eves-secret-key, required_taints: [none]}}\n")
+    mocks = [start(Mock) for _ in range(4)]
+    taints = ["", ",taint=bulk,taint=cheap", ",taint=bulk", ",taint=cheap"]
+    s = start(Serve, [m.spec(t) for m, t in zip(mocks, taints)], "--api-key-file", path, "--queue-timeout", 1)
+    asked = {key: collections.Counter(s.complete([n] * 64, headers=bearer(key)).headers["x-kvroute-worker"] for n in range(24)) for key in (ALICE, BOB)}
+    assert len(asked[ALICE]) == 4 and len(asked[BOB]) == 1, asked
+    (only,) = asked[BOB]
+    others = set(asked[ALICE]) - {only}
+    assert [w["taints"] for w in s.get("/workers") if str(w["worker_id"]) == only] == [["bulk", "cheap"]]
+    pinned = s.complete([1] * 64, headers={**bearer(BOB), "x-kvroute-worker": min(others)})
+    assert pinned.status >= 400, pinned.body
+    assert s.complete([1] * 64, headers=bearer("eves-secret-key")).status == 503
+
+
+CLASSES = """default_policy_family: usual
+uncached_isl_buckets: [{min_tokens: 0, bucket: all}]
+policy_classes:
+- {name: usual-all, policy_family: usual, cache_bucket: all, request_busy_threshold: 1}
+- {name: slow, request_busy_threshold: 1, request_queue_limit_per_worker: 0}
+"""
+
+
+def test_a_keys_class_is_not_for_its_client_to_choose(start, tmp_path):
+    policy, path = tmp_path / "classes.yaml", tmp_path / "keys.yaml"
+    policy.write_text(CLASSES)
+    path.write_text(f"keys:\n- {{name: alice, key: {ALICE}}}\n- {{name: bob, key: {BOB}, policy_class: slow}}\n")
+    slow = start(Mock, speedup=0.02)
+    s = start(Serve, [slow], "--api-key-file", path, "--router-policy-config", policy, "--queue-timeout", 60)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(s.complete, list(range(2000)), headers=bearer(ALICE))
+        wait_for("the rank is busy", lambda: not s.idle())
+        answers = [s.complete([5] * 640, headers={**bearer(BOB), **chosen}) for chosen in ({}, {"x-kvroute-policy-class": "usual"})]
+        assert not first.done() and [a.status for a in answers] == [529, 529], [a.body for a in answers]
+        slow.kill()
+        first.result()
+
+
+@pytest.mark.parametrize("name", ["slwo", "usual-all"])
+def test_a_class_that_no_policy_has_is_an_error(start, tmp_path, name):
+    policy, path = tmp_path / "classes.yaml", tmp_path / "keys.yaml"
+    policy.write_text(CLASSES)
+    path.write_text(f"keys:\n- {{name: alice, key: {ALICE}}}\n- {{name: bob, key: {BOB}, policy_class: {name}}}\n")
+    port = free_ports(2)
+    p = subprocess.run([BINARY, "serve", "--port", str(port), "--admin-port", str(port + 1), "--api-key-file", path, "--router-policy-config", policy], capture_output=True, text=True, timeout=60)
+    assert p.returncode != 0 and f"{path}:3: policy_class '{name}': a class without a family, or a family" in p.stderr, p.stderr
+
+
 def test_a_key_that_has_expired_is_refused(served):
     refused(served.complete([1], model="small", headers=bearer("an-old-secret-key")), 403, "expired_api_key")
     assert served.metric("key_refused_total", key="late", reason="expired") == 1

@@ -15,7 +15,7 @@ static void a_file_is_read_with_what_each_key_inherits(void **state)
                                "models:\n  big: {tokens_per_second: 100, burst_tokens: 7}\n"
                                "anonymous: {max_prompt_tokens: 5}\n"
                                "keys:\n"
-                               "  - {name: a, key: first-secret, weight: 2.5, priority_max: 3, models: [m, 'x*']}\n"
+                               "  - {name: a, key: first-secret, weight: 2.5, priority_max: 3, models: [m, 'x*'], required_taints: [bulk, 'zone=a'], policy_class: slow}\n"
                                "  - name: b\n"
                                "    key_sha256: BA7816BF8F01CFEA414140DE5DAE2223B00361A396177A9CB410FF61F20015AD\n"
                                "    requests_per_second: 50\n    max_body_size: 3KiB\n    expires: 2026-01-02T03:04:05.5+01:00\n";
@@ -26,6 +26,9 @@ static void a_file_is_read_with_what_each_key_inherits(void **state)
     if (parse(text, &k, err)) fail_msg("%s", err);
     assert_int_equal(k.n, 2);
     const struct api_key *a = &k.keys[0], *b = &k.keys[1];
+    assert_int_equal(a->required_taints->n, 2);
+    assert_string_equal(a->required_taints->names[1], "zone=a");
+    assert_string_equal(a->policy_class, "slow");
     assert_true(a->weight == 2.5 && a->priority_max == 3 && a->models_n == 2 && a->expires == INT64_MAX);
     assert_true(a->limits.requests_per_second == 2 && a->limits.burst_requests == 2 && a->limits.max_concurrent == 9);
     assert_true(b->limits.requests_per_second == 50 && b->limits.burst_requests == 50 && b->limits.max_concurrent == 9);
@@ -63,6 +66,8 @@ static void what_may_not_be_is_named_with_its_line_and_what_is_allowed(void **st
         {ONE "max_concurrent: 0}\n", "k.yaml:2: max_concurrent: a number of at least 1"},
         {ONE "max_concurrent: 1.5}\n", "k.yaml:2: max_concurrent: a whole number"},
         {ONE "max_body_size: 3MB}\n", "k.yaml:2: max_body_size: a size in bytes"},
+        {ONE "required_taints: []}\n", "k.yaml:2: required_taints: at least one taint"},
+        {ONE "required_taints: [a, b, c, d, e, f, g, h, i]}\n", "k.yaml:2: required_taints: at most 8 taints"},
         {ONE "models: []}\n", "k.yaml:2: models: at least one model"},
         {ONE "models: ['a*b']}\n", "k.yaml:2: models: a * is allowed at the end only"},
         {ONE "weight: 0}\n", "k.yaml:2: weight: a number of at least 0.001"},

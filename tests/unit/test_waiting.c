@@ -359,6 +359,40 @@ static void a_blocked_pin_does_not_block_another(void **s)
     stop(f);
 }
 
+/* Of another tenant: within one nobody overtakes. */
+static void a_request_does_not_wait_behind_those_that_wait_for_other_ranks(void **s)
+{
+    (void)s;
+    struct fixture *f = plain(0, 2);
+    struct waiter a, b, w, v;
+    const uint64_t one[] = {1}, two[] = {2};
+    prepare(&a, 0, 16);
+    a.rq.pinned = true;
+    a.rq.pin = (struct kvr_worker){1, 0};
+    assert_int_equal(submit(f, &a), 0);
+    prepare(&b, 1, 16);
+    b.rq.tenant = 7;
+    b.rq.allowed = one;
+    b.rq.allowed_n = 1;
+    assert_int_equal(submit(f, &b), KVR_PARKED);
+    prepare(&w, 2, 16);
+    w.rq.tenant = 8;
+    assert_int_equal(submit(f, &w), 0);
+    assert_int_equal(w.res.worker.worker_id, 2);
+    assert_int_equal(w.calls + b.calls, 0);
+    prepare(&v, 3, 16); /* now that rank is busy, too */
+    v.rq.tenant = 8;
+    v.rq.allowed = two;
+    v.rq.allowed_n = 1;
+    assert_int_equal(submit(f, &v), KVR_PARKED);
+    end(f, &w);
+    assert_int_equal(v.calls, 1);
+    assert_int_equal(b.calls, 0);
+    end(f, &a);
+    assert_int_equal(b.calls, 1);
+    stop(f);
+}
+
 static void untracked_prefill_never_makes_a_worker_busy(void **s)
 {
     (void)s;
@@ -745,6 +779,7 @@ int main(void)
         cmocka_unit_test(what_can_never_be_served_fails_at_once),
         cmocka_unit_test(an_allow_list_holds_while_waiting),
         cmocka_unit_test(a_blocked_pin_does_not_block_another),
+        cmocka_unit_test(a_request_does_not_wait_behind_those_that_wait_for_other_ranks),
         cmocka_unit_test(untracked_prefill_never_makes_a_worker_busy),
         cmocka_unit_test(overlap_is_looked_up_afresh_at_dispatch),
         cmocka_unit_test(shutdown_answers_everybody),

@@ -241,6 +241,25 @@ static int read_models(const struct kvr_yaml *y, const yaml_node_t *v, const cha
     return 0;
 }
 
+static int taint_item(const struct kvr_yaml *y, yaml_node_t *v, void *arg)
+{
+    struct key_taints *t = arg;
+    if (t->n == KEY_TAINTS_MAX) return kvr_yaml_refuse(y, v, "required_taints", "at most 8 taints");
+    if (kvr_yaml_get_text(y, v, "required_taints", t->text[t->n], sizeof t->text[t->n])) return -1;
+    t->names[t->n] = t->text[t->n];
+    t->n++;
+    return 0;
+}
+
+static int read_taints(const struct kvr_yaml *y, const yaml_node_t *v, const char *key, struct api_key *k)
+{
+    k->required_taints = calloc(1, sizeof *k->required_taints);
+    if (!k->required_taints) return kvr_yaml_refuse(y, v, key, "out of memory");
+    if (kvr_yaml_each_item(y, v, key, taint_item, k->required_taints)) return -1;
+    return k->required_taints->n ? 0
+                                 : kvr_yaml_refuse(y, v, key, "at least one taint is expected; without the key all workers are allowed");
+}
+
 static int read_expiry(const struct kvr_yaml *y, const yaml_node_t *v, const char *key, struct api_key *k)
 {
     const char *s = kvr_yaml_text(v);
@@ -259,15 +278,19 @@ static int key_key(const struct kvr_yaml *y, const char *key, const yaml_node_t 
     if (!a->is_anonymous && !strcmp(key, "key_sha256")) return read_digest(y, v, key, a);
     if (!a->is_anonymous && !strcmp(key, "expires")) return read_expiry(y, v, key, k);
     if (!strcmp(key, "models")) return read_models(y, v, key, k);
+    if (!strcmp(key, "required_taints")) return read_taints(y, v, key, k);
+    if (!strcmp(key, "policy_class")) return kvr_yaml_get_text(y, v, key, k->policy_class, sizeof k->policy_class);
     if (!strcmp(key, "priority_max")) return kvr_yaml_get_number(y, v, key, 0, &k->priority_max);
     if (!strcmp(key, "weight")) {
         rc = kvr_yaml_get_number(y, v, key, 0.001, &k->weight);
         return rc == 0 && k->weight > 1000 ? kvr_yaml_refuse(y, v, key, "a number of 0.001 to 1000 is expected") : rc;
     }
-    return kvr_yaml_refuse(y, key_node, key,
-                           a->is_anonymous ? "unknown key of `anonymous`; allowed: models, weight, priority_max, " KNOWN_LIMITS
-                                           : "unknown key of a key; allowed: name, key, key_sha256, models, weight, priority_max, "
-                                             "expires, " KNOWN_LIMITS);
+    return kvr_yaml_refuse(
+        y, key_node, key,
+        a->is_anonymous
+            ? "unknown key of `anonymous`; allowed: models, required_taints, policy_class, weight, priority_max, " KNOWN_LIMITS
+            : "unknown key of a key; allowed: name, key, key_sha256, models, required_taints, policy_class, weight, priority_max, "
+              "expires, " KNOWN_LIMITS);
 }
 
 static int read_key(const struct kvr_yaml *y, yaml_node_t *n, struct reading_key *a)
@@ -395,10 +418,16 @@ int api_keys_read(const char *path, struct api_keys *out, char *err, size_t cap)
     return rc;
 }
 
+static void key_clear(struct api_key *k)
+{
+    free(k->models);
+    free(k->required_taints);
+}
+
 void api_keys_free(struct api_keys *k)
 {
-    for (size_t i = 0; i < k->n; i++) free(k->keys[i].models);
-    free(k->anonymous.models);
+    for (size_t i = 0; i < k->n; i++) key_clear(&k->keys[i]);
+    key_clear(&k->anonymous);
     free(k->keys);
     free(k->models);
     *k = (struct api_keys){0};

@@ -10,12 +10,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <kvroute/queue.h>
+
 #include "app/serve/common/limits.h"
 #include "net/http/digest.h"
 
 enum { KEYS_MAX = 16384, KEY_MODELS_MAX = 256, LIMITED_MODELS_MAX = 256, KEY_NAME_MAX = 64, KEY_SECRET_MIN = 8, KEY_SECRET_MAX = 255 };
 
 struct key_use;
+
+/* Of the workers that its requests may go to. */
+struct key_taints {
+    const char *names[KEY_TAINTS_MAX]; /* each in text */
+    size_t n;
+    char text[KEY_TAINTS_MAX][64];
+};
 
 /* 0: no limit. Where there is a rate there is a burst. */
 struct key_limits {
@@ -29,11 +38,13 @@ struct api_key {
     struct key_limits limits;
     char (*models)[MODEL_MAX]; /* it may use these, of which one that ends with * stands for all that begin so; NULL: all */
     size_t models_n;
-    double weight;       /* its share in the queue */
-    double priority_max; /* negative: not limited */
-    int64_t expires;     /* seconds since 1970; INT64_MAX: never */
-    size_t line;         /* of the file */
-    struct key_use *use; /* the keyring's */
+    struct key_taints *required_taints;    /* NULL: any worker */
+    char policy_class[KVR_CLASS_NAME_MAX]; /* its queue class or family; "": what the request says */
+    double weight;                         /* its share in the queue */
+    double priority_max;                   /* negative: not limited */
+    int64_t expires;                       /* seconds since 1970; INT64_MAX: never */
+    size_t line;                           /* of the file */
+    struct key_use *use;                   /* the keyring's */
 };
 
 struct limited_model {

@@ -201,6 +201,32 @@ static bool take_over(struct keyring *ring, const struct keyring *old)
     return (ring->file.anonymous.use = use_of(&nobody, nobody ? 1 : 0, "anonymous")) != NULL;
 }
 
+static bool names_class(const struct kvr_policy *p, const char *name)
+{
+    for (size_t i = 0; i < p->classes_n; i++)
+        if (!strcmp(p->classes[i].family[0] ? p->classes[i].family : p->classes[i].name, name)) return true;
+    return false;
+}
+
+/* A class that no policy has would be the default one without a word. */
+static bool has_class(const struct serve_options *o, const struct api_key *k)
+{
+    bool found = !k->policy_class[0];
+    for (size_t i = 0; i < o->profiles_n && !found; i++) found = names_class(&o->profiles[i].policy, k->policy_class);
+    return found;
+}
+
+static int check_classes(const struct serve *s, const struct api_keys *f, char *err, size_t cap)
+{
+    const struct api_key *wrong = f->has_anonymous && !has_class(s->o, &f->anonymous) ? &f->anonymous : NULL;
+    for (size_t i = 0; i < f->n && !wrong; i++)
+        if (!has_class(s->o, &f->keys[i])) wrong = &f->keys[i];
+    if (!wrong) return 0;
+    snprintf(err, cap, "%.300s:%zu: policy_class '%s': a class without a family, or a family, of --router-policy-config is expected",
+             s->keyrings.path, wrong->line, wrong->policy_class);
+    return -1;
+}
+
 int keyrings_reload(struct serve *s, char *err, size_t cap)
 {
     struct keyrings *k = &s->keyrings;
@@ -210,6 +236,11 @@ int keyrings_reload(struct serve *s, char *err, size_t cap)
     atomic_init(&fresh->holders, 1);
     if (api_keys_read(k->path, &fresh->file, err, cap)) {
         free(fresh);
+        reloads_note(&s->reloads, RELOAD_API_KEYS, false);
+        return -1;
+    }
+    if (check_classes(s, &fresh->file, err, cap)) {
+        ring_free(fresh);
         reloads_note(&s->reloads, RELOAD_API_KEYS, false);
         return -1;
     }
@@ -312,6 +343,14 @@ static void put_key(struct kvr_buf *b, const struct api_key *k)
         for (size_t i = 0; i < k->models_n; i++) kvr_json_str(b, k->models[i], strlen(k->models[i]));
         kvr_json_close(b, ']');
     }
+    if (k->required_taints) {
+        kvr_json_key(b, "required_taints");
+        kvr_json_open(b, '[');
+        for (size_t i = 0; i < k->required_taints->n; i++)
+            kvr_json_str(b, k->required_taints->names[i], strlen(k->required_taints->names[i]));
+        kvr_json_close(b, ']');
+    }
+    if (k->policy_class[0]) kvr_json_put_str(b, "policy_class", k->policy_class);
     kvr_json_put_double(b, "weight", k->weight);
     if (k->priority_max >= 0) kvr_json_put_double(b, "priority_max", k->priority_max);
     put_expiry(b, k->expires);

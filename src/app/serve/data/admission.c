@@ -128,9 +128,11 @@ enum outcome admission_begin(struct request *r, const struct kvr_http_request *h
     return o == OUTCOME_DONE ? take_request(r, a->key->use, l, "key") : o;
 }
 
-static void clamp_priority(struct request *r)
+static void take_class(struct request *r)
 {
+    const char *of_key = r->admission.key->policy_class;
     double most = r->admission.key->priority_max;
+    if (of_key[0]) memcpy(r->policy_class, of_key, sizeof r->policy_class);
     if (most < 0) return;
     r->priority = KVR_MIN(r->priority, most);
     if ((double)r->strict_priority > most) r->strict_priority = (uint32_t)most;
@@ -139,7 +141,7 @@ static void clamp_priority(struct request *r)
 static enum outcome judge_model(struct request *r)
 {
     struct admission *a = &r->admission;
-    clamp_priority(r);
+    take_class(r);
     if (a->key->models_n && r->names_adapter) {
         (void)request_refusef(r, 403, "key '%s' may use some models only, and `lora_path` may name another one", client_of(r));
         return refuse(r, KEY_REFUSED_MODEL, "model_not_allowed");
@@ -216,6 +218,14 @@ void admission_close(struct request *r)
     if (a->in_model) key_use_leave(a->model->use);
     keyring_let_go(a->ring);
     *a = (struct admission){0};
+}
+
+void admission_keep_to_workers(const struct request *r, struct kvr_router_request *rq)
+{
+    const struct key_taints *t = r->admission.key ? r->admission.key->required_taints : NULL;
+    if (!t) return;
+    rq->required_taints = t->names;
+    rq->required_n = t->n;
 }
 
 /* ---- headers ----------------------------------------------------------------------------------------- */

@@ -36,6 +36,9 @@ bool admission_look(struct serve *s, struct kvr_http_conn *c, struct admission_l
 void admission_look_end(struct admission_look *look);
 bool admission_shows(const void *look, const char *model);
 
+/* The workers that its key may use, of the question to the router, which borrows them while the request has its key. */
+void admission_keep_to_workers(const struct request *r, struct kvr_router_request *rq);
+
 /* Does a header with a key of the client stay here? */
 bool admission_keeps(const struct request *r, struct kvr_text name);
 /* The client's Authorization for a worker; NULL: it has none that goes there. */

@@ -57,9 +57,9 @@ void domains_ask(const struct serve *s, const struct worker *prefill, struct dom
     if (s->o->kv_transfer_domain == DOMAIN_OFF || !prefill->kv_domain[0]) return;
     snprintf(wish->taint, sizeof wish->taint, KV_DOMAIN_TAINT "%s", prefill->kv_domain);
     if (limits(s)) {
-        wish->required = wish->taint;
-        rq->required_taints = &wish->required;
-        rq->required_n = 1;
+        for (size_t i = 0; i < rq->required_n; i++) wish->required[i] = rq->required_taints[i];
+        wish->required[rq->required_n++] = wish->taint;
+        rq->required_taints = wish->required;
     } else {
         wish->preferred = (struct kvr_preferred_taint){wish->taint, s->o->kv_transfer_weight};
         rq->preferred_taints = &wish->preferred;

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "app/serve/data/admission.h"
+
 enum { OUTPUT_USUAL = 256 /* tokens, of a request that does not say how many it wants */ };
 
 /* Sessions of prefill workers are apart from those of workers that answer. */
@@ -63,6 +65,7 @@ static void fill_in(struct request *r, const struct roster_row *row, struct kvr_
                                       .policy_class = r->policy_class,
                                       .policy_class_len = strlen(r->policy_class),
                                       .mode = mode_of(r)};
+    admission_keep_to_workers(r, rq);
     if (r->admission.key) { /* the address of what it uses is its own as long as a request of it is there, and survives reloads */
         rq->tenant = (uint64_t)(uintptr_t)r->admission.key->use;
         rq->tenant_weight = r->admission.key->weight;

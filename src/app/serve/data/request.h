@@ -192,7 +192,7 @@ struct lookup {
 /* Where the second leg should be, or has to be: domains.h. */
 struct domain_wish {
     char taint[sizeof KV_DOMAIN_TAINT + KV_DOMAIN_MAX];
-    const char *required;
+    const char *required[1 + KEY_TAINTS_MAX]; /* with those of the request's key */
     struct kvr_preferred_taint preferred;
 };
 
