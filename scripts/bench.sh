@@ -10,6 +10,7 @@ build/release/bench/bench_ingest
 build/release/bench/bench_tee
 build/release/bench/bench_proxy build/release/kvroute
 /usr/bin/python3 bench/bench_disagg.py build/release/kvroute
+/usr/bin/python3 bench/bench_protected.py build/release/kvroute
 if [ -x /usr/sbin/nats-server ] || command -v nats-server >/dev/null; then /usr/bin/python3 bench/bench_remote.py build/release/kvroute; fi
 mkdir -p build/workloads
 [ -f build/workloads/w1 ] || build/release/bench/bench_index make w1 build/workloads/w1

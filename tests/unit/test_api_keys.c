@@ -15,7 +15,8 @@ static void a_file_is_read_with_what_each_key_inherits(void **state)
                                "models:\n  big: {tokens_per_second: 100, burst_tokens: 7}\n"
                                "anonymous: {max_prompt_tokens: 5}\n"
                                "keys:\n"
-                               "  - {name: a, key: first-secret, weight: 2.5, priority_max: 3, models: [m, 'x*'], required_taints: [bulk, 'zone=a'], policy_class: slow}\n"
+                               "  - {name: a, key: first-secret, weight: 2.5, priority_max: 3, models: [m, 'x*'],\n"
+                               "     required_taints: [bulk, 'zone=a'], policy_class: slow}\n"
                                "  - name: b\n"
                                "    key_sha256: BA7816BF8F01CFEA414140DE5DAE2223B00361A396177A9CB410FF61F20015AD\n"
                                "    requests_per_second: 50\n    max_body_size: 3KiB\n    expires: 2026-01-02T03:04:05.5+01:00\n";
