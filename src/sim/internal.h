@@ -17,7 +17,7 @@
 #include "sim/without.h"
 
 /* What becomes of the other tenant's requests. */
-enum sim_crowd { SIM_NO_CROWD, SIM_ALONE, SIM_NO_QUEUE, SIM_ONE_QUEUE, SIM_TENANTS };
+enum sim_crowd { SIM_NO_CROWD, SIM_ALONE, SIM_NO_QUEUE, SIM_ONE_QUEUE, SIM_TENANTS, SIM_APART };
 
 struct sim_policy {
     const char *name, *meaning;
@@ -56,6 +56,7 @@ struct sim_ask {
     const uint64_t *locals, *seqs;
     size_t blocks_n, tokens_n;
     uint64_t tenant;
+    bool apart; /* to the workers with the taint only */
     double weight;
     struct sim_wait *wait;               /* it may wait here; NULL: it goes at once */
     bool look;                           /* nothing is booked, and it is the same router's turn again */

@@ -79,6 +79,7 @@ static const struct sim_policy crowds[] = {
     TREATMENT("one-queue", "a queue at the router, first come, first served", false, KVR_DISAGG_OFF, SIM_ONE_QUEUE, 1),
     TREATMENT("tenants", "a queue that tenants of equal weight share", false, KVR_DISAGG_OFF, SIM_TENANTS, 1),
     TREATMENT("tenants-4", "the same, the first tenant with four times the weight", false, KVR_DISAGG_OFF, SIM_TENANTS, 4),
+    TREATMENT("apart", "the same with equal weights, the other tenant on half of the workers only", false, KVR_DISAGG_OFF, SIM_APART, 1),
 };
 
 const size_t sim_crowds_n = KVR_ARRAY_LEN(crowds);

@@ -165,11 +165,17 @@ int sim_routers_status(const struct sim_routers *r)
 
 /* ---- workers ----------------------------------------------------------------------------------------- */
 
+static const char *const bulk = "bulk";
+
 int sim_routers_add_worker(struct sim_routers *r, uint32_t worker)
 {
     r->present[worker] = true;
-    for (uint32_t i = 0; i < r->cfg.routers; i++)
-        if (kvr_router_set_worker(r->list[i].router, worker + 1, 0, 1)) return -KVR_ENOMEM;
+    bool tainted = r->cfg.policy->crowd == SIM_APART && worker < r->cfg.workers / 2;
+    for (uint32_t i = 0; i < r->cfg.routers; i++) {
+        struct kvr_router *one = r->list[i].router;
+        if (kvr_router_set_worker(one, worker + 1, 0, 1) || (tainted && kvr_router_set_taints(one, worker + 1, &bulk, 1)))
+            return -KVR_ENOMEM;
+    }
     return 0;
 }
 
@@ -232,6 +238,8 @@ int sim_routers_choose(struct sim_routers *r, const struct sim_ask *ask, struct 
                                     .pinned = ask->pin != NULL,
                                     .tenant = ask->tenant,
                                     .tenant_weight = ask->weight,
+                                    .required_taints = &bulk,
+                                    .required_n = ask->apart,
                                     .override = ask->override};
     if (ask->pin) rq.pin = *ask->pin;
     poll_now_and_then(r);

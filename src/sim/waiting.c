@@ -9,7 +9,7 @@
 
 bool sim_queues(const struct sim_config *c)
 {
-    return c->policy->crowd == SIM_ALONE || c->policy->crowd == SIM_ONE_QUEUE || c->policy->crowd == SIM_TENANTS;
+    return c->policy->crowd != SIM_NO_CROWD && c->policy->crowd != SIM_NO_QUEUE;
 }
 
 static void note_granted(void *ctx, struct sim_wait *w)
@@ -23,12 +23,13 @@ static void note_granted(void *ctx, struct sim_wait *w)
 
 int sim_wait_for_turn(struct sim *s, struct job *j, struct sim_ask *ask)
 {
-    bool shares = s->cfg.policy->crowd == SIM_TENANTS;
+    bool shares = s->cfg.policy->crowd >= SIM_TENANTS;
     if (!sim_queues(&s->cfg)) return sim_routers_choose(s->routers, ask, &j->choice);
     j->wait.granted = note_granted;
     j->wait.ctx = s;
     ask->wait = &j->wait;
     ask->tenant = shares ? 1 + j->other : 0;
+    ask->apart = j->other && s->cfg.policy->crowd == SIM_APART;
     ask->weight = j->other ? 1 : s->cfg.policy->weight;
     return sim_routers_choose(s->routers, ask, &j->choice);
 }
