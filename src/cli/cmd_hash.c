@@ -34,9 +34,9 @@ static const char usage[] = "usage: kvroute hash --block-size N --tokens 1,2,3 [
 int cmd_hash(int argc, char **argv)
 {
     struct hash_options o = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
     if (rc == 0) rc = hash_main(&o);
     else if (rc == 1) rc = 0;
-    options_free(rows, sizeof rows / sizeof *rows, &o);
+    options_free(rows, sizeof rows / sizeof *rows, &o, NULL);
     return rc;
 }

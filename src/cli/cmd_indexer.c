@@ -25,13 +25,13 @@ static const struct option_row rows[] = {
     {"port", OPT_U64, AT(port), "8090", 1, 65535, NULL, "HTTP port", NULL, NULL},
     {"threads", OPT_U64, AT(threads), "4", 1, 64, NULL, "event loops that answer HTTP", NULL, NULL},
     {"block-size", OPT_U64, AT(block_size), "0", 0, 65536, NULL, "tokens per KV block of the workers given by --workers", NULL, NULL},
-    {"workers", OPT_STRING, AT(workers), NULL, 0, 0, "LIST", "comma list of instance_id[:dp_rank]=zmq_endpoint to follow from the start",
+    {"workers", OPT_PAIRS, AT(workers), NULL, 0, 0, "LIST", "comma list of instance_id[:dp_rank]=zmq_endpoint to follow from the start",
      NULL, NULL},
     {"model-name", OPT_STRING, AT(model), "default", 0, 0, "NAME", "model of those workers", NULL, NULL},
     {"routing-group", OPT_STRING, AT(group), "default", 0, 0, "NAME", "routing group of those workers", NULL, NULL},
     {"tenant-id", OPT_STRING, AT(tenant), NULL, 0, 0, "NAME", "accepted for older command lines and ignored; see --routing-group", NULL,
      NULL},
-    {"peers", OPT_STRING, AT(peers), NULL, 0, 0, "LIST", "comma list of other indexers' URLs, asked when engines cannot tell", NULL, NULL},
+    {"peers", OPT_WORDS, AT(peers), NULL, 0, 0, "LIST", "comma list of other indexers' URLs, asked when engines cannot tell", NULL, NULL},
     {"min-initial-workers", OPT_U64, AT(min_workers), "0", 0, 1e6, NULL, "/ready waits for that many registered workers", NULL, NULL},
     {"restore-timeout", OPT_DOUBLE, AT(restore_timeout), "10", 0.05, 86400, NULL,
      "seconds a replay may be silent before a view is declared untrusted", NULL, NULL},
@@ -45,7 +45,7 @@ static const struct option_row rows[] = {
      "one key a line; every route but /health and /ready then needs Authorization: Bearer KEY", NULL, NULL},
     {"peer-key-file", OPT_STRING, AT(peer_key_file), NULL, 0, 0, "FILE",
      "its first key is sent to the indexers of --peers, never to those registered over HTTP; default: the --api-key-file", NULL, NULL},
-    {"allowed-hosts", OPT_STRING, AT(allowed_hosts), NULL, 0, 0, "NAME[,NAME...]",
+    {"allowed-hosts", OPT_WORDS, AT(allowed_hosts), NULL, 0, 0, "NAME[,NAME...]",
      "further names in Host and Origin of requests, beside addresses, loopback and this machine's name; .DOMAIN: all under it; *: every "
      "Host",
      NULL, NULL},
@@ -137,7 +137,7 @@ static int cross_checks(const struct indexer_options *o)
 int cmd_indexer(int argc, char **argv)
 {
     struct indexer_cli cli = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &cli);
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &cli, NULL);
     bool helped = rc == 1;
     if (rc == 0) rc = cross_checks(&cli.o);
     if (rc == 0) {
@@ -146,6 +146,6 @@ int cmd_indexer(int argc, char **argv)
         cli.o.tokenizer_dirs_n = cli.tokenizer_dirs.n;
         rc = indexer_main(&cli.o);
     }
-    options_free(rows, sizeof rows / sizeof *rows, &cli);
+    options_free(rows, sizeof rows / sizeof *rows, &cli, NULL);
     return helped ? 0 : rc;
 }

@@ -100,7 +100,7 @@ static int check_sglang(struct mock_options *o)
 int cmd_mock(int argc, char **argv)
 {
     struct mock_options o = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
     if (rc == 0 && !o.tls_cert != !o.tls_key) {
         kvr_log_error("kvroute mock: tls-cert and tls-key: one is missing; allowed: both or none");
         rc = 2;
@@ -108,6 +108,6 @@ int cmd_mock(int argc, char **argv)
     if (rc == 0 && o.kv_protocol == MOCK_KV_SGLANG) rc = check_sglang(&o);
     if (rc == 0) rc = mock_main(&o);
     else if (rc == 1) rc = 0;
-    options_free(rows, sizeof rows / sizeof *rows, &o);
+    options_free(rows, sizeof rows / sizeof *rows, &o, NULL);
     return rc;
 }

@@ -51,9 +51,9 @@ static const char usage[] = "usage: kvroute publish [options]\n\n"
 int cmd_publish(int argc, char **argv)
 {
     struct publish_options o = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
     if (rc == 0) rc = publish_main(&o);
     else if (rc == 1) rc = 0;
-    options_free(rows, sizeof rows / sizeof *rows, &o);
+    options_free(rows, sizeof rows / sizeof *rows, &o, NULL);
     return rc;
 }

@@ -73,9 +73,9 @@ static const char usage[] =
 int cmd_replay(int argc, char **argv)
 {
     struct replay_options o = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o);
+    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
     if (rc == 0) rc = replay_main(&o);
     else if (rc == 1) rc = 0;
-    options_free(rows, sizeof rows / sizeof *rows, &o);
+    options_free(rows, sizeof rows / sizeof *rows, &o, NULL);
     return rc;
 }

@@ -16,7 +16,8 @@
 
 struct serve_cli {
     struct serve_options o;
-    struct option_list workers, tokenizer_dirs;
+    struct option_entries workers;
+    struct option_list tokenizer_dirs;
 };
 
 #define AT(field) offsetof(struct serve_cli, o.field)
@@ -31,6 +32,15 @@ struct serve_cli {
 #define STR(name, field, initial, what, env, help)                                                                                         \
     {                                                                                                                                      \
         name, OPT_STRING, AT(field), initial, 0, 0, what, help, NULL, env                                                                  \
+    }
+/* Texts between commas / KEY=VALUE between commas. */
+#define WOR(name, field, initial, what, env, help)                                                                                         \
+    {                                                                                                                                      \
+        name, OPT_WORDS, AT(field), initial, 0, 0, what, help, NULL, env                                                                   \
+    }
+#define PAI(name, field, initial, what, env, help)                                                                                         \
+    {                                                                                                                                      \
+        name, OPT_PAIRS, AT(field), initial, 0, 0, what, help, NULL, env                                                                   \
     }
 #define SIZ(name, field, initial, env, help)                                                                                               \
     {                                                                                                                                      \
@@ -75,7 +85,7 @@ struct serve_cli {
             "certificates (PEM) that sign those of https workers, recover endpoints and remote indexers; default: the system's"),          \
         STR("outgoing-tls-cert", outgoing_tls_cert, NULL, "FILE", NULL, "the certificate (PEM) that this router shows to them"),           \
         STR("outgoing-tls-key", outgoing_tls_key, NULL, "FILE", NULL, "its private key (PEM)"),                                            \
-        STR("admin-allowed-hosts", admin_allowed_hosts, NULL, "NAME[,NAME...]", NULL,                                                      \
+        WOR("admin-allowed-hosts", admin_allowed_hosts, NULL, "NAME[,NAME...]", NULL,                                                      \
             "further names in Host and Origin of requests to it, beside addresses, loopback and this machine's name; .DOMAIN: all under "  \
             "it; *: every Host"),                                                                                                          \
         ENU("router-mode", mode, "kv", "kv|round-robin|random|least-loaded|direct", "DYN_ROUTER_MODE", "how a worker is chosen"),          \
@@ -165,16 +175,16 @@ struct serve_cli {
             "address of that port; 0.0.0.0 for every one, which only a trusted network should reach, or with --zmq-curve-key"),            \
         ENU("replica-sync-transport", replica_sync_transport, "zmq", "zmq|nats", NULL,                                                     \
             "with router-replica-sync: nats needs neither port nor peers, routers of one scope hear each other"),                          \
-        STR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \
+        WOR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \
         NUM("indexer-shards", indexer_shards, "1", 1, 64, NULL,                                                                            \
             "parts of an index that are written without waiting for each other; a rank is assigned to the emptiest at first sight"),       \
         ENU("discovery", discovery, "static", "static|file|dns|nats", NULL, "where workers are found, beside those that are configured"),  \
         STR("discovery-target", discovery_target, NULL, "FILE|NAME:PORT|_SERVICE._PROTO.NAME", NULL,                                       \
             "file: one --worker value a line; dns: whose addresses or SRV records"),                                                       \
         ENU("discovery-scheme", discovery_scheme, "http", "http|https", NULL, "dns: how the workers are spoken to"),                       \
-        STR("discovery-worker", discovery_worker, NULL, "KEY=VALUE,...", NULL,                                                             \
+        PAI("discovery-worker", discovery_worker, NULL, "KEY=VALUE,...", NULL,                                                             \
             "dns: further keys of each worker; {host} and {port} stand for its own"),                                                      \
-        STR("discovery-dns-server", discovery_dns_server, NULL, "ADDRESS:PORT[,...]", NULL,                                                \
+        WOR("discovery-dns-server", discovery_dns_server, NULL, "ADDRESS:PORT[,...]", NULL,                                                \
             "dns: ask these servers, not the system's; the next one when one does not answer"),                                            \
         DBL("discovery-interval", discovery_interval, "5", 0.1, 86400, NULL, "dns: seconds between two looks"),                            \
         DBL("engine-metrics-interval", engine_metrics_interval, "2", 0.05, 3600, NULL, "seconds between two looks at a worker's metrics"), \
@@ -248,9 +258,10 @@ struct serve_cli {
 
 static const struct option_row serve_rows[] = {
     OBSERVE_ROWS,
-    {"worker", OPT_LIST, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
+    {"worker", OPT_ENTRIES, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
      "a worker; keys: id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
-     "kv-protocol, kv-lease, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, api-key, api-key-env, api-key-file, "
+     "kv-protocol, kv-lease, kv-domain, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, api-key, api-key-env, "
+     "api-key-file, "
      "tls-ca, tls-cert, tls-key, tls-server-name, tls-verify, max-num-batched-tokens, "
      "total-kv-blocks, "
      "taint; repeatable",
@@ -291,7 +302,7 @@ static const struct option_row serve_rows[] = {
     ROUTER_ROWS,
     BOO("serve-indexer", serve_indexer, "false", "DYN_ROUTER_SERVE_INDEXER",
         "answer other routers from this one's index: on the admin port, and over NATS with an event plane of it"),
-    STR("use-remote-indexer", use_remote_indexer, NULL, "URL[,URL...]", NULL,
+    WOR("use-remote-indexer", use_remote_indexer, NULL, "URL[,URL...]", NULL,
         "keep no index and ask a router that serves its own: http://HOST:ADMIN-PORT or nats://[NAMESPACE.COMPONENT]; or up to 16 indexers, "
         "http://HOST:PORT,..., among which the workers are divided"),
     STR("remote-indexer-key-file", remote_key_file, NULL, "FILE", NULL, "its first key is sent to them"),
@@ -492,7 +503,7 @@ static int cross_checks(const char *command, const struct serve_options *o)
 static int run(const char *usage, const struct option_row *rows, size_t n, int argc, char **argv, struct serve_cli *cli)
 {
     struct policy_file policies = {0};
-    int rc = options_parse(usage, rows, n, argc, argv, cli);
+    int rc = options_parse(usage, rows, n, argc, argv, cli, NULL);
     if (rc == 1) return 0;
     if (rc == 0) rc = apply_overlap_weight(argv[0], &cli->o);
     if (rc == 0) apply_load_aware(&cli->o);
@@ -522,7 +533,7 @@ int cmd_serve(int argc, char **argv)
 {
     struct serve_cli cli = {0};
     int rc = run(serve_usage, serve_rows, sizeof serve_rows / sizeof *serve_rows, argc, argv, &cli);
-    options_free(serve_rows, sizeof serve_rows / sizeof *serve_rows, &cli);
+    options_free(serve_rows, sizeof serve_rows / sizeof *serve_rows, &cli, NULL);
     return rc;
 }
 
@@ -530,6 +541,6 @@ int cmd_select(int argc, char **argv)
 {
     struct serve_cli cli = {.o = {.select_only = true, .health_interval = 5}};
     int rc = run(select_usage, select_rows, sizeof select_rows / sizeof *select_rows, argc, argv, &cli);
-    options_free(select_rows, sizeof select_rows / sizeof *select_rows, &cli);
+    options_free(select_rows, sizeof select_rows / sizeof *select_rows, &cli, NULL);
     return rc;
 }

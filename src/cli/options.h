@@ -2,13 +2,16 @@
 /*
  * One row per option gives its flag (--name), environment name (KVROUTE_NAME), YAML key (name), help and checks.
  * Flag beats environment beats file beats default. Unknown keys and bad values end with a message that names the
- * key, the value and what is allowed. `--help=markdown` prints the table for the documentation.
+ * key, the value and what is allowed, and of a file its line; of a file all of them are told. `--help=markdown` prints the table for the
+ * documentation.
  */
 #ifndef KVR_CLI_OPTIONS_H
 #define KVR_CLI_OPTIONS_H
 
 #include <stdbool.h>
 #include <stddef.h>
+
+#include "wire/entry.h"
 
 enum option_type {
     OPT_STRING, /* char * */
@@ -17,11 +20,19 @@ enum option_type {
     OPT_SIZE,   /* uint64_t bytes: plain, KiB, MiB, GiB */
     OPT_BOOL,   /* bool; --name, --no-name, or a value in files and environment */
     OPT_ENUM,   /* int: place in `values`, separated by | */
-    OPT_LIST    /* struct option_list; repeatable */
+    OPT_LIST,   /* struct option_list; repeatable. YAML: a list, or a mapping for NAME=VALUE */
+    OPT_WORDS,  /* char *; commas in it. YAML: also a list */
+    OPT_PAIRS,  /* char *; KEY=VALUE,... YAML: also a list of such texts, or a mapping */
+    OPT_ENTRIES /* struct option_entries: URL[,KEY=VALUE...]; repeatable. YAML: a list of such texts, or of mappings with the key url */
 };
 
 struct option_list {
     char **items;
+    size_t n;
+};
+
+struct option_entries {
+    struct kvr_entry *items;
     size_t n;
 };
 
@@ -37,10 +48,29 @@ struct option_row {
     const char *env;      /* an environment name of other software that is read too; KVROUTE_NAME beats it. NULL: none */
 };
 
-/* Fills `options`. argv[0] is the subcommand's name. Returns: 0 go on, 1 help was printed, 2 an error was printed. */
-int options_parse(const char *usage, const struct option_row *rows, size_t n, int argc, char **argv, void *options);
+/* Where the values that count come from: options_free() frees it. */
+struct options_from {
+    const char *file; /* borrowed; NULL: none was read */
+    size_t *lines;    /* by row; 0: not from the file */
+};
+
+/* Who hears of what is wrong, in place of the log. */
+struct options_ear {
+    void (*fn)(void *arg, const char *text);
+    void *arg;
+};
+
+/* Fills `options`, and `from` unless it is NULL. argv[0] is the subcommand's name. Returns: 0 go on, 1 help was printed, 2 an error was
+ * printed. */
+int options_parse(const char *usage, const struct option_row *rows, size_t n, int argc, char **argv, void *options,
+                  struct options_from *from);
+/* The same of a file and nothing else. */
+int options_parse_file(const char *command, const struct option_row *rows, size_t n, const char *path, const struct options_ear *ear,
+                       void *options, struct options_from *from);
+/* The line of the file that sets an option; 0: none does, or it does not count. */
+size_t options_line(const struct options_from *from, const struct option_row *rows, size_t n, const char *name);
 /* The place of `s` among `values`, separated by |. *out is untouched when it is none of them. */
 bool options_enum(const char *s, const char *values, int *out);
-void options_free(const struct option_row *rows, size_t n, void *options);
+void options_free(const struct option_row *rows, size_t n, void *options, struct options_from *from);
 
 #endif

@@ -29,7 +29,7 @@
          "DYN_NAMESPACE"},                                                                                                                 \
         {"component", OPT_STRING, PLANE_AT(at, component), "backend", 0, 0, "NAME", "the workers' component in that scope", NULL, NULL},   \
         {"nats-url",                                                                                                                       \
-         OPT_STRING,                                                                                                                       \
+         OPT_WORDS,                                                                                                                        \
          PLANE_AT(at, nats_url),                                                                                                           \
          "nats://127.0.0.1:4222",                                                                                                          \
          0,                                                                                                                                \

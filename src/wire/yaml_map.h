@@ -15,13 +15,23 @@
 #include <yaml.h>
 
 enum { KVR_YAML_FILE_MAX = 1 << 20 }; /* bytes */
+enum { KVR_YAML_FINDINGS_MAX = 64 };
+
+/* Where somebody wants to hear of everything that is wrong with a document, not only of the first thing: each refusal goes to fn, and the
+ * mapping or list in which it happened is read on, until `n` is KVR_YAML_FINDINGS_MAX. */
+struct kvr_yaml_findings {
+    void (*fn)(void *arg, const char *text);
+    void *arg;
+    unsigned n;
+};
 
 /* A document that is being read. `name` stands for the file in messages. */
 struct kvr_yaml {
     yaml_document_t *doc;
     const char *name;
-    char *err;
+    char *err; /* the last refusal */
     size_t cap;
+    struct kvr_yaml_findings *all; /* NULL: the first refusal ends the reading */
 };
 
 /* What is done with the document's root. Returns: 0, or -1 with the reason in y->err. */
@@ -31,20 +41,30 @@ typedef int kvr_yaml_key_fn(const struct kvr_yaml *y, const char *key, const yam
 /* What is done with an item of a list. */
 typedef int kvr_yaml_item_fn(const struct kvr_yaml *y, yaml_node_t *item, void *arg);
 
-/* Parses `text` and hands its root over; NULL: the document is empty. Returns: what fn returns; -1 with the reason in err when the text is
- * no YAML or there is no memory. */
+/* Parses `text` and hands its root over; NULL: the document is empty. There may be one document, nested 32 deep, with
+ * 256 anchors. Returns: what fn returns; -1 with the
+ * reason in err when the text is no YAML or there is no memory. */
 int kvr_yaml_parse(const char *name, const void *text, size_t len, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap);
 /* The same of a file of at most KVR_YAML_FILE_MAX bytes. */
 int kvr_yaml_read(const char *path, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap);
+/* The same two, for somebody who wants to hear of everything that is wrong; all NULL: nobody does. */
+int kvr_yaml_parse_all(const char *name, const void *text, size_t len, kvr_yaml_root_fn *fn, void *arg, struct kvr_yaml_findings *all,
+                       char *err, size_t cap);
+int kvr_yaml_read_all(const char *path, kvr_yaml_root_fn *fn, void *arg, struct kvr_yaml_findings *all, char *err, size_t cap);
+/* A file's bytes, or a pipe's: whoever writes into it may take up to 10 s between two bytes. The caller frees *text. Returns: 0, or -1
+ * with the reason in err: "cannot read 'FILE': ...". */
+int kvr_yaml_load(const char *path, char **text, size_t *len, char *err, size_t cap);
 
 /* Writes "FILE:LINE: KEY: ALLOWED". Returns: -1. */
 int kvr_yaml_refuse(const struct kvr_yaml *y, const yaml_node_t *at, const char *key, const char *allowed);
+/* The same, of a line from 1. */
+int kvr_yaml_refuse_line(const struct kvr_yaml *y, size_t line, const char *key, const char *allowed);
 /* Calls fn for each key of a mapping, in the file's order, until one does not return 0; keys may not repeat. `what` names the mapping. */
 int kvr_yaml_each_key(const struct kvr_yaml *y, const yaml_node_t *map, const char *what, kvr_yaml_key_fn *fn, void *arg);
 /* Calls fn for each item of a list. */
 int kvr_yaml_each_item(const struct kvr_yaml *y, const yaml_node_t *list, const char *what, kvr_yaml_item_fn *fn, void *arg);
 
-/* A scalar's text, or NULL. Borrowed from the document. */
+/* A scalar's text; NULL for others and for one with a zero byte in it. Borrowed from the document. */
 const char *kvr_yaml_text(const yaml_node_t *n);
 /* Values of keys. Each returns 0, or -1 with the reason; *out is untouched then. */
 int kvr_yaml_get_text(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, char *out, size_t cap); /* 1 to cap - 1 bytes */

@@ -107,7 +107,7 @@ def test_port_taken():
     ("- a\n", ["mapping"]),
     ("port: [1, 2]\n", ["port", "single value"]),
     ("port: 1\n  bad: [\n", ["yaml"]),
-    ("worker:\n  - url: x\n", ["list item"]),
+    ("worker:\n  - [x]\n", ["kvroute.yaml:2:", "list item"]),
 ])
 def test_config_file_errors(tmp_path, text, words):
     f = tmp_path / "kvroute.yaml"

@@ -50,7 +50,7 @@ static void what_may_not_be_is_named_with_its_line_and_what_is_allowed(void **st
     static const struct {
         const char *text, *said;
     } refused[] = {
-        {"", "k.yaml: the file is empty"},
+        {"", "k.yaml:1: keys: the file is empty"},
         {"[]", "k.yaml:1: api keys: a mapping is expected"},
         {"keys: []\n", "k.yaml:1: keys: at least one key"},
         {"keys:\n  - {name: a}\n", "k.yaml:2: key: each key needs key or key_sha256"},

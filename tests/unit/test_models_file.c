@@ -79,7 +79,7 @@ static void mistakes_are_named_with_line_and_key(void **state)
     static const struct {
         const char *text, *err;
     } cases[] = {
-        {"", "m.yaml:1: the file is empty; models is expected"},
+        {"", "m.yaml:1: models: the file is empty; the key is expected"},
         {"model: {}", "m.yaml:1: model: unknown key; allowed: models"},
         {"models:\n  a: {alias: b}", "m.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback"},
         {"models:\n  a: {alias_of: \"b\\r\\nx: y\"}", "m.yaml:2: alias_of: a name of printable ASCII without spaces is expected"},

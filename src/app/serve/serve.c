@@ -232,29 +232,34 @@ static void on_reload(uv_signal_t *sig, int signum)
     kvr_log("kvroute %s: SIGHUP: read again", name);
 }
 
+/* Returns: 0, or -1 with the reason in err. */
+static int add_configured_worker(struct serve *s, const struct kvr_entry *e, uint64_t place, char *err, size_t cap)
+{
+    struct worker_spec spec;
+    char name[WORKER_NAME_MAX], why[512];
+    if (worker_read(s, e, &spec, err, cap)) return -1;
+    spec.w.id = spec.has_id ? spec.id : place;
+    kvr_lock(&s->lock);
+    bool duplicate = worker_find_locked(s, spec.w.id) != NULL;
+    kvr_unlock(&s->lock);
+    worker_name(e, 0, name, sizeof name);
+    if (duplicate) {
+        snprintf(err, cap, "%s: bad value '%llu' for 'id'; allowed: an id that no other worker has", name, (unsigned long long)spec.w.id);
+        return -1;
+    }
+    if (worker_add(s, &spec.w, why, sizeof why) == 0) return 0;
+    snprintf(err, cap, "%s: %s", name, why);
+    return -1;
+}
+
 static int add_configured_workers(struct serve *s)
 {
-    char err[512];
-    for (size_t i = 0; i < s->o->workers_n; i++) {
-        struct worker_spec spec;
-        if (worker_parse(s, s->o->workers[i], &spec, err, sizeof err)) {
+    char err[2048];
+    for (size_t i = 0; i < s->o->workers_n; i++)
+        if (add_configured_worker(s, &s->o->workers[i], i + 1, err, sizeof err)) {
             kvr_log_error("kvroute serve: %s", err);
             return 1;
         }
-        spec.w.id = spec.has_id ? spec.id : i + 1;
-        kvr_lock(&s->lock);
-        bool duplicate = worker_find_locked(s, spec.w.id) != NULL;
-        kvr_unlock(&s->lock);
-        if (duplicate) {
-            kvr_log_error("kvroute serve: --worker: '%.120s': bad value '%llu' for 'id'; allowed: an id that no other worker has",
-                          s->o->workers[i], (unsigned long long)spec.w.id);
-            return 1;
-        }
-        if (worker_add(s, &spec.w, err, sizeof err)) {
-            kvr_log_error("kvroute serve: --worker: '%.120s': %s", s->o->workers[i], err);
-            return 1;
-        }
-    }
     return 0;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "net/ingest/event_plane.h"
+#include "wire/entry.h"
 
 enum serve_tokenizer { TOKENIZER_AUTO, TOKENIZER_LOCAL, TOKENIZER_ENGINE, TOKENIZER_BYTES };
 
@@ -71,7 +72,7 @@ struct serve_options {
     double overlap_credit, credit_decay, prefill_load_scale, request_weight, host_weight, disk_weight, temperature, ttl_secs,
         prune_target_ratio, queue_threshold;
     bool kv_events, assume_kv_reuse, track_active_blocks, track_output_blocks, track_prefill_tokens, clear_worker_wide;
-    char *const *workers; /* --worker texts */
+    const struct kvr_entry *workers; /* --worker */
     size_t workers_n;
     char *const *tokenizer_dirs; /* --tokenizer-dir texts */
     size_t tokenizer_dirs_n;

@@ -372,17 +372,15 @@ static int check_unique(const struct kvr_yaml *y, const struct api_keys *k, int 
 {
     const struct api_key **list = malloc((k->n + 1) * sizeof *list);
     int rc = 0;
-    if (!list) {
-        snprintf(y->err, y->cap, "%s: out of memory", y->name);
-        return -1;
-    }
+    if (!list) return kvr_yaml_refuse_line(y, 1, what, "out of memory");
     for (size_t i = 0; i < k->n; i++) list[i] = &k->keys[i];
     qsort(list, k->n, sizeof *list, order);
-    for (size_t i = 1; i < k->n && rc == 0; i++) {
+    for (size_t i = 1; i < k->n && (rc == 0 || y->all); i++) {
         if (order(&list[i - 1], &list[i]) != 0) continue;
         size_t first = KVR_MIN(list[i - 1]->line, list[i]->line), second = KVR_MAX(list[i - 1]->line, list[i]->line);
-        snprintf(y->err, y->cap, "%s:%zu: %s: the key of line %zu has the same one", y->name, second, what, first);
-        rc = -1;
+        char text[64];
+        snprintf(text, sizeof text, "the key of line %zu has the same one", first);
+        rc = kvr_yaml_refuse_line(y, second, what, text);
     }
     free(list);
     return rc;
@@ -391,10 +389,7 @@ static int check_unique(const struct kvr_yaml *y, const struct api_keys *k, int 
 static int read_document(const struct kvr_yaml *y, yaml_node_t *root, void *arg)
 {
     struct api_keys *out = arg;
-    if (!root) {
-        snprintf(y->err, y->cap, "%s: the file is empty; keys is expected", y->name);
-        return -1;
-    }
+    if (!root) return kvr_yaml_refuse_line(y, 1, "keys", "the file is empty; the key is expected");
     if (kvr_yaml_each_key(y, root, "api keys", root_key, out)) return -1;
     if (!out->n && !out->has_anonymous) return kvr_yaml_refuse(y, root, "keys", "at least one key, or `anonymous`, is expected");
     for (size_t i = 0; i < out->n; i++) inherit(&out->keys[i].limits, &out->otherwise);

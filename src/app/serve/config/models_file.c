@@ -137,10 +137,7 @@ static int check_chains(const struct kvr_yaml *y, const yaml_node_t *at, const s
 static int read_document(const struct kvr_yaml *y, yaml_node_t *root, void *arg)
 {
     struct models_file *out = arg;
-    if (!root) {
-        snprintf(y->err, y->cap, "%s:1: the file is empty; models is expected", y->name);
-        return -1;
-    }
+    if (!root) return kvr_yaml_refuse_line(y, 1, "models", "the file is empty; the key is expected");
     if (kvr_yaml_each_key(y, root, "models", root_key, out)) return -1;
     if (out->n) qsort(out->rules, out->n, sizeof *out->rules, by_name);
     return check_chains(y, root, out);

@@ -153,10 +153,7 @@ static int model_key(const struct kvr_yaml *y, const char *key, const yaml_node_
 static int read_document(const struct kvr_yaml *y, yaml_node_t *root, void *arg)
 {
     struct policy_file *out = arg;
-    if (!root) {
-        snprintf(y->err, y->cap, "%s: the file is empty; policy_classes is expected", y->name);
-        return -1;
-    }
+    if (!root) return kvr_yaml_refuse_line(y, 1, "policy_classes", "the file is empty; the key is expected");
     if (profile_add(y, root, out, "") < 0) return -1;
     struct profile_arg a = {out, 0, true};
     if (kvr_yaml_each_key(y, root, "policy", profile_key, &a)) return -1;

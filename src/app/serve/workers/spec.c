@@ -3,17 +3,51 @@
 #include "app/serve/state.h"
 #include "app/serve/workers/worker_tls.h"
 #include "base/log.h"
+#include "wire/entry.h"
 
 #include <string.h>
+
+enum { ENTRY_MAX = 2047 };
 
 static const char worker_keys[] = "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
                                   "kv-protocol, kv-lease, kv-domain, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, "
                                   "api-key, api-key-env, api-key-file, tls-ca, tls-cert, tls-key, tls-server-name, tls-verify, "
                                   "max-num-batched-tokens, total-kv-blocks, taint";
 
-static int fail(char *err, size_t cap, const char *text, const char *key, const char *value, const char *allowed)
+/* An entry that is read, and where one says what is wrong with it. */
+struct reading {
+    const struct kvr_entry *e;
+    struct worker_spec *out;
+    char events[256], replay[256];
+    char *err;
+    size_t cap;
+};
+
+/* The entry as a flag has it, without secrets. */
+static void show(const struct kvr_entry *e, char *out, size_t cap)
 {
-    snprintf(err, cap, "%s: '%.80s': bad value '%.80s' for '%s'; allowed: %s", "--worker", text, value, key, allowed);
+    size_t n = (size_t)snprintf(out, cap, "%s", e->head);
+    for (size_t i = 0; i < e->n && n < cap; i++) {
+        const struct kvr_entry_part *p = &e->parts[i];
+        const char *value = p->value && !strcmp(p->key, "api-key") ? "***" : p->value;
+        n += (size_t)snprintf(out + n, cap - n, ",%s%s%s", p->key, value ? "=" : "", value ? value : "");
+    }
+}
+
+void worker_name(const struct kvr_entry *e, size_t line, char *out, size_t cap)
+{
+    char shown[128];
+    show(e, shown, sizeof shown);
+    if (e->file) snprintf(out, cap, "%s:%zu: worker: '%.80s'", e->file, line ? line : e->line, shown);
+    else snprintf(out, cap, "--worker: '%.80s'", shown);
+}
+
+/* line 0: it is not of one key alone. */
+static int fail(const struct reading *r, size_t line, const char *key, const char *value, const char *allowed)
+{
+    char name[WORKER_NAME_MAX];
+    worker_name(r->e, line, name, sizeof name);
+    snprintf(r->err, r->cap, "%s: bad value '%.80s' for '%s'; allowed: %s", name, value, key, allowed);
     return -1;
 }
 
@@ -51,66 +85,68 @@ static const char *endpoint_allowed(const char *value)
                  : "tcp://host:port or ipc://path";
 }
 
-static int parse_key(struct worker_spec *o, const char *text, char *key, char *events, char *replay, char *err, size_t cap)
+static int parse_key(struct reading *r, const struct kvr_entry_part *part)
 {
+    struct worker_spec *o = r->out;
     struct worker *w = &o->w;
-    char *value = strchr(key, '=');
+    const char *key = part->key, *value = part->value;
     uint64_t n;
-    if (!value) return fail(err, cap, text, "option", key, "key=value");
-    *value++ = 0;
+    if (!value) return fail(r, part->line, "option", key, "key=value");
     const struct kv_key *kv = kv_key_find(key);
     if (kv) {
-        if (!kv->set(w, value)) return fail(err, cap, text, key, value, kv->allowed);
+        if (!kv->set(w, value)) return fail(r, part->line, key, value, kv->allowed);
     } else if (!strcmp(key, "id")) {
-        if (!whole_number(value, UINT64_MAX, &o->id)) return fail(err, cap, text, key, value, "a whole number");
+        if (!whole_number(value, UINT64_MAX, &o->id)) return fail(r, part->line, key, value, "a whole number");
         o->has_id = true;
     } else if (!strcmp(key, "events") || !strcmp(key, "replay")) {
-        if (!kvr_ingest_endpoint_ok(value)) return fail(err, cap, text, key, value, endpoint_allowed(value));
-        snprintf(*key == 'e' ? events : replay, 256, "%s", value);
+        if (!kvr_ingest_endpoint_ok(value)) return fail(r, part->line, key, value, endpoint_allowed(value));
+        snprintf(*key == 'e' ? r->events : r->replay, sizeof r->events, "%s", value);
     } else if (!strcmp(key, "recover")) {
         struct kvr_endpoint e;
         if (strlen(value) >= sizeof w->recover || kvr_endpoint_parse_any(value, strlen(value), &e))
-            return fail(err, cap, text, key, value, "http://host:port/path, e.g. http://10.0.0.1:5559/kv_recover");
+            return fail(r, part->line, key, value, "http://host:port/path, e.g. http://10.0.0.1:5559/kv_recover");
         snprintf(w->recover, sizeof w->recover, "%s", value);
     } else if (!strcmp(key, "metrics")) {
         struct kvr_endpoint e;
         if (strlen(value) >= sizeof w->metrics || kvr_endpoint_parse_any(value, strlen(value), &e))
-            return fail(err, cap, text, key, value, "http://host[:port][/path] or https://..., e.g. http://10.0.0.1:8000/metrics");
+            return fail(r, part->line, key, value, "http://host[:port][/path] or https://..., e.g. http://10.0.0.1:8000/metrics");
         snprintf(w->metrics, sizeof w->metrics, "%s", value);
     } else if (!strcmp(key, "model") || !strcmp(key, "group")) {
-        if (!*value || strlen(value) >= MODEL_MAX) return fail(err, cap, text, key, value, "1 to 127 characters");
+        if (!*value || strlen(value) >= MODEL_MAX) return fail(r, part->line, key, value, "1 to 127 characters");
         snprintf(*key == 'm' ? w->model : w->group, MODEL_MAX, "%s", value);
     } else if (!strcmp(key, "block-size")) {
-        if (!whole_number(value, 65536, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 65536");
+        if (!whole_number(value, 65536, &n) || n == 0) return fail(r, part->line, key, value, "1 to 65536");
         w->block_size = (uint32_t)n;
         w->given.block_size = true;
     } else if (!strcmp(key, "dp-start")) {
-        if (!whole_number(value, 1u << 20, &n)) return fail(err, cap, text, key, value, "0 to 1048576");
+        if (!whole_number(value, 1u << 20, &n)) return fail(r, part->line, key, value, "0 to 1048576");
         w->dp_start = (uint32_t)n;
         w->given.ranks = true;
     } else if (!strcmp(key, "dp-size")) {
-        if (!whole_number(value, DP_MAX, &n) || n == 0) return fail(err, cap, text, key, value, "1 to 64");
+        if (!whole_number(value, DP_MAX, &n) || n == 0) return fail(r, part->line, key, value, "1 to 64");
         w->dp_size = (uint32_t)n;
         w->given.ranks = true;
     } else if (!strncmp(key, "api-key", 7) && (!key[7] || !strcmp(key + 7, "-env") || !strcmp(key + 7, "-file"))) {
         if (!worker_key_read(key, value, w->api_key))
-            return fail(err, cap, text, key, key[7] ? value : "***",
+            return fail(r, part->line, key, key[7] ? value : "***",
                         "1 to 255 characters that can be seen; api-key-env: a variable, api-key-file: a file that holds them");
     } else if (worker_tls_is_key(key)) {
         const char *allowed;
-        if (!worker_tls_set(&o->tls, key, value, &allowed)) return fail(err, cap, text, key, value, allowed);
+        if (!worker_tls_set(&o->tls, key, value, &allowed)) return fail(r, part->line, key, value, allowed);
     } else if (!strcmp(key, "engine")) {
-        if (!engine_kind_parse(value, &w->engine)) return fail(err, cap, text, key, value, "vllm, sglang");
+        if (!engine_kind_parse(value, &w->engine)) return fail(r, part->line, key, value, "vllm, sglang");
     } else if (!strcmp(key, "max-num-batched-tokens")) {
-        if (!whole_number(value, UINT64_MAX, &w->max_num_batched_tokens)) return fail(err, cap, text, key, value, "a whole number");
+        if (!whole_number(value, UINT64_MAX, &w->max_num_batched_tokens)) return fail(r, part->line, key, value, "a whole number");
     } else if (!strcmp(key, "total-kv-blocks")) {
-        if (!whole_number(value, UINT64_MAX, &w->total_kv_blocks)) return fail(err, cap, text, key, value, "a whole number");
+        if (!whole_number(value, UINT64_MAX, &w->total_kv_blocks)) return fail(r, part->line, key, value, "a whole number");
     } else if (!strcmp(key, "taint")) {
         if (!*value || strlen(value) >= sizeof w->taints[0] || w->taints_n == TAINTS_MAX)
-            return fail(err, cap, text, key, value, "1 to 63 characters, at most 16 of them");
+            return fail(r, part->line, key, value, "1 to 63 characters, at most 16 of them");
         snprintf(w->taints[w->taints_n++], sizeof w->taints[0], "%s", value);
     } else {
-        snprintf(err, cap, "--worker: '%.80s': unknown key '%.40s'; allowed: %s", text, key, worker_keys);
+        char name[WORKER_NAME_MAX];
+        worker_name(r->e, part->line, name, sizeof name);
+        snprintf(r->err, r->cap, "%s: unknown key '%.40s'; allowed: %s", name, key, worker_keys);
         return -1;
     }
     return 0;
@@ -131,42 +167,68 @@ void worker_spec_init(const struct serve *s, struct worker_spec *spec)
     snprintf(w->group, sizeof w->group, "default");
 }
 
-int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap)
+/* What keys say together. */
+static int check_keys(const struct serve *s, const struct reading *r)
 {
-    char copy[2048], shown[2048 + 8], *rest = copy, *part, events[256] = "", replay[256] = "";
-    struct worker *w = &out->w;
-    worker_spec_init(s, out);
-    if (strlen(text) >= sizeof copy) {
-        snprintf(err, cap, "--worker: the value is longer than 2047 characters");
-        return -1;
-    }
-    memcpy(copy, text, strlen(text) + 1);
-    worker_key_hide(text, shown, sizeof shown);
-    part = strsep(&rest, ",");
-    if (!worker_set_url(w, part, strlen(part))) {
-        snprintf(err, cap, "--worker: bad value '%.120s'; allowed: http://host[:port][,key=value...] or https://...", shown);
-        return -1;
-    }
-    while ((part = strsep(&rest, ",")))
-        if (parse_key(out, shown, part, events, replay, err, cap)) return -1;
+    struct worker *w = &r->out->w;
     const struct kv_key *wrong = kv_keys_wrong(w);
     if (wrong) {
         char value[300];
         kv_key_value(w, wrong, value, sizeof value);
-        return fail(err, cap, shown, wrong->key, value, wrong->allowed);
+        return fail(r, 0, wrong->key, value, wrong->allowed);
     }
     char why[320];
-    if (worker_tls_apply(&out->tls, w, why, sizeof why)) {
-        snprintf(err, cap, "--worker: '%.80s': %s", shown, why);
+    if (worker_tls_apply(&r->out->tls, w, why, sizeof why)) {
+        char name[WORKER_NAME_MAX];
+        worker_name(r->e, 0, name, sizeof name);
+        snprintf(r->err, r->cap, "%s: %s", name, why);
         return -1;
     }
-    w->has_events = w->given.events = events[0] != 0;
-    w->given.replay = replay[0] != 0;
+    w->has_events = w->given.events = r->events[0] != 0;
+    w->given.replay = r->replay[0] != 0;
     w->given.total_kv_blocks = w->total_kv_blocks != 0;
-    if (replay[0] && !events[0]) return fail(err, cap, shown, "replay", replay, "only together with events");
-    if (w->recover[0] && !events[0] && s->o->plane.plane == KVR_PLANE_ZMQ)
-        return fail(err, cap, shown, "recover", w->recover, "only together with events");
-    if (!spread_endpoint(events, w, RANK_EVENTS) || !spread_endpoint(replay, w, RANK_REPLAY))
-        return fail(err, cap, shown, "events", events, "tcp endpoints whose ports leave room for every rank");
+    if (r->replay[0] && !r->events[0]) return fail(r, 0, "replay", r->replay, "only together with events");
+    if (w->recover[0] && !r->events[0] && s->o->plane.plane == KVR_PLANE_ZMQ)
+        return fail(r, 0, "recover", w->recover, "only together with events");
+    if (!spread_endpoint(r->events, w, RANK_EVENTS) || !spread_endpoint(r->replay, w, RANK_REPLAY))
+        return fail(r, 0, "events", r->events, "tcp endpoints whose ports leave room for every rank");
     return 0;
+}
+
+static bool too_long(const struct kvr_entry *e)
+{
+    size_t n = strlen(e->head);
+    for (size_t i = 0; i < e->n; i++) n += strlen(e->parts[i].key) + (e->parts[i].value ? strlen(e->parts[i].value) : 0) + 2;
+    return n > ENTRY_MAX;
+}
+
+int worker_read(const struct serve *s, const struct kvr_entry *e, struct worker_spec *out, char *err, size_t cap)
+{
+    struct reading r = {.e = e, .out = out, .err = err, .cap = cap};
+    char name[WORKER_NAME_MAX];
+    worker_spec_init(s, out);
+    worker_name(e, 0, name, sizeof name);
+    if (too_long(e)) {
+        snprintf(err, cap, "%s: the value is longer than %d characters", name, ENTRY_MAX);
+        return -1;
+    }
+    if (!worker_set_url(&out->w, e->head, strlen(e->head))) {
+        snprintf(err, cap, "%s: bad value '%.120s'; allowed: http://host[:port][,key=value...] or https://...", name, e->head);
+        return -1;
+    }
+    for (size_t i = 0; i < e->n; i++)
+        if (parse_key(&r, &e->parts[i])) return -1;
+    return check_keys(s, &r);
+}
+
+int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap)
+{
+    struct kvr_entry e;
+    if (kvr_entry_parse(text, NULL, 0, &e)) {
+        snprintf(err, cap, "--worker: out of memory");
+        return -1;
+    }
+    int rc = worker_read(s, &e, out, err, cap);
+    kvr_entry_free(&e);
+    return rc;
 }

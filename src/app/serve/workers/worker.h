@@ -156,10 +156,16 @@ struct worker_spec {
     struct worker w;
     struct worker_rank ranks[DP_MAX];
 };
+struct kvr_entry;
 /* Of a worker of which nothing is given. */
 void worker_spec_init(const struct serve *s, struct worker_spec *spec);
 /* Parses --worker. Returns: 0, or -1 with the reason in err. */
 int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap);
+/* The same of an entry; one of a file is refused with file and line. */
+int worker_read(const struct serve *s, const struct kvr_entry *e, struct worker_spec *out, char *err, size_t cap);
+/* "--worker: 'URL,...'", or "FILE:LINE: worker: 'URL'", without secrets: what a refusal of it begins with. line 0: its first. */
+enum { WORKER_NAME_MAX = 512 };
+void worker_name(const struct kvr_entry *e, size_t line, char *out, size_t cap);
 /* Adds or replaces; the table's copy has memory for the ranks it has. Returns: 0, -1 with the reason in err. */
 int worker_add(struct serve *s, const struct worker *w, char *err, size_t cap);
 bool worker_remove(struct serve *s, uint64_t id);

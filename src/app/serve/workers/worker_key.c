@@ -42,14 +42,6 @@ bool worker_key_read(const char *option, const char *value, char key[API_KEY_MAX
     return true;
 }
 
-void worker_key_hide(const char *spec, char *out, size_t cap)
-{
-    static const char name[] = "api-key=";
-    const char *at = strstr(spec, name), *end = at ? at + strcspn(at, ",") : NULL;
-    if (at) snprintf(out, cap, "%.*s***%s", (int)(at - spec) + (int)sizeof name - 1, spec, end);
-    else snprintf(out, cap, "%s", spec);
-}
-
 void worker_key_put(const char *key, struct kvr_buf *head)
 {
     if (*key) kvr_buf_printf(head, "Authorization: Bearer %s\r\n", key);

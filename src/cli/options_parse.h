@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of cli/options.h share: options.c has the values, options_file.c YAML, options_help.c --help. Nobody else's. */
+#ifndef KVR_CLI_OPTIONS_PARSE_H
+#define KVR_CLI_OPTIONS_PARSE_H
+
+#include "cli/options.h"
+
+enum { SOURCE_DEFAULT, SOURCE_FILE, SOURCE_ENVIRONMENT, SOURCE_FLAG };
+
+struct options_parse {
+    const struct option_row *rows;
+    size_t n;
+    char *options;
+    unsigned char *set;    /* who set a row last: SOURCE_... */
+    unsigned char *warned; /* deprecated rows that have been spoken of */
+    size_t *lines;         /* where the file sets a row; 0: nowhere */
+    const char *command;
+    const char *file; /* NULL: none was read */
+    size_t line;      /* of what is assigned now, while the file is read */
+    const struct options_ear *ear;
+};
+
+/* The row of a name, or of what it is an alias of. NULL: there is none. */
+const struct option_row *options_row(const struct options_parse *p, const char *name);
+/* The same, for a name that a user wrote: it warns of deprecated ones. */
+const struct option_row *options_row_given(struct options_parse *p, const char *name);
+/* The row that "no-NAME" is the opposite of. NULL: none. */
+const struct option_row *options_row_negated(struct options_parse *p, const char *name);
+
+/* One that is no key of a file and no variable. */
+bool options_only_flag(const struct option_row *r);
+
+/* Does somebody of a higher rank say it, so that the value of `source` does not count? Else it is the first of its source, or one more. */
+bool options_take(struct options_parse *p, const struct option_row *r, int source);
+/* Sets a row that options_take() has given. false: the value is not allowed. */
+bool options_set(struct options_parse *p, const struct option_row *r, const char *value);
+/* "bad value 'x'; allowed: ..." */
+void options_say_bad(const struct option_row *r, const char *value, char *out, size_t cap);
+/* Adds an entry, which the list owns from then on. Returns: 0, or -1: out of memory. */
+int options_add_entry(struct option_entries *l, const struct kvr_entry *e);
+
+/* Something is wrong. Returns: 2. */
+int options_tell(const struct options_parse *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Returns: 0, or 2 and what is wrong was told. */
+int options_read_yaml(struct options_parse *p, const char *path);
+
+void options_env_name(const char *name, char *out, size_t cap);
+void options_print_help(const char *usage, const struct options_parse *p);
+void options_print_markdown(const struct options_parse *p);
+
+#endif
