@@ -1,24 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `serve` and `select`: one table of router options, and what each adds to it. */
 #include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <kvroute/disagg.h>
 
 #include "app/serve/serve.h"
 #include "cli/commands.h"
 #include "cli/log_options.h"
 #include "cli/options.h"
 #include "cli/plane_rows.h"
+#include "cli/serve_cli.h"
 #include "app/serve/config/policy_file.h"
 #include "cli/tokenizer_rows.h"
-
-struct serve_cli {
-    struct serve_options o;
-    struct option_entries workers;
-    struct option_list tokenizer_dirs;
-};
 
 #define AT(field) offsetof(struct serve_cli, o.field)
 #define NUM(name, field, initial, lo, hi, env, help)                                                                                       \
@@ -76,6 +67,8 @@ struct serve_cli {
 /* Each row: name, place, default, range or values, environment name of NVIDIA Dynamo's router that is accepted too, help. */
 #define ROUTER_ROWS                                                                                                                        \
     STR("config", config, NULL, "FILE", NULL, "YAML file of these options"),                                                               \
+        BOO("check", check, NULL, NULL,                                                                                                    \
+            "say what is wrong with the options and the files that they name, and start nothing; kvroute check has more of it"),           \
         STR("model", model, NULL, "NAME", NULL, "model name of workers that have none of their own"),                                      \
         NUM("block-size", block_size, NULL, 1, 65536, NULL,                                                                                \
             "tokens per KV block, as the engines have it; without: what each engine says of itself, 16 when it does not"),                 \
@@ -377,170 +370,49 @@ static const char select_usage[] =
     "Chooses workers over HTTP for those who keep their own gateway: register workers, select, reserve, report, release.\n"
     "SIGTERM exits with 0.\n";
 
-static int fail(const char *command, const char *text)
+const struct option_row *serve_cli_rows(size_t *n)
 {
-    kvr_log_error("kvroute %s: %s", command, text);
-    return 2;
+    *n = sizeof serve_rows / sizeof *serve_rows;
+    return serve_rows;
 }
 
-/* The weight of older configurations: it is the scale of the prefill term now. */
-static int apply_overlap_weight(const char *command, struct serve_options *o)
+static int start(const char *command, struct serve_options *o)
 {
-    char *end;
-    if (!o->overlap_weight_text) return 0;
-    double v = strtod(o->overlap_weight_text, &end);
-    if (end == o->overlap_weight_text || *end || !(v >= 0 && v < 1e300)) {
-        kvr_log_error("kvroute %s: router-kv-overlap-score-weight: bad value '%s'; allowed: a number >= 0", command,
-                      o->overlap_weight_text);
+    struct policy_file policies = {0};
+    char err[512];
+    if (o->policy_config && policy_file_read(o->policy_config, &policies, err, sizeof err)) {
+        kvr_log_error("kvroute %s: router-policy-config: %s", command, err);
         return 2;
     }
-    kvr_log_warning("kvroute %s: warning: router-kv-overlap-score-weight is deprecated; use router-prefill-load-scale", command);
-    o->prefill_load_scale = v;
-    if (v == 0) o->overlap_credit = 0;
-    return 0;
-}
-
-static void apply_load_aware(struct serve_options *o)
-{
-    if (!o->load_aware) return;
-    o->mode = 0;
-    o->overlap_credit = 0;
-    o->kv_events = false;
-    o->track_active_blocks = o->track_prefill_tokens = true;
-    o->assume_kv_reuse = false;
-    o->shared_multiplier = 0;
-    o->predicted_ttl_secs = -1;
-}
-
-/* KV events that nobody here would follow. */
-static int check_events(const char *command, const struct serve_options *o)
-{
-    bool durable = o->plane.plane == KVR_PLANE_JETSTREAM;
-    if (o->load_aware && durable)
-        return fail(command, "load-aware and router-durable-kv-events (event-plane jetstream) exclude each other: it follows no KV events");
-    if (!o->kv_events && durable)
-        return fail(
-            command,
-            "no-router-kv-events and router-durable-kv-events (event-plane jetstream) exclude each other: no event would be followed");
-    if (o->overlap_credit <= 0 && durable)
-        return fail(
-            command,
-            "router-durable-kv-events (event-plane jetstream) needs router-kv-overlap-score-credit above 0: else there is no index");
-    if (!o->kv_events && o->record_events)
-        return fail(command, "no-router-kv-events and record-events exclude each other: no event would be recorded");
-    if (o->data_dir && (!o->kv_events || o->overlap_credit <= 0 || o->use_remote_indexer))
-        return fail(command,
-                    "data-dir needs router-kv-events, router-kv-overlap-score-credit above 0 and an index of its own: else there are no "
-                    "views to keep");
-    if (o->data_dir && durable)
-        return fail(command,
-                    "data-dir and router-durable-kv-events (event-plane jetstream) exclude each other: that stream keeps the views");
-    if (o->discovery_target && o->discovery != DISCOVERY_FILE && o->discovery != DISCOVERY_DNS)
-        return fail(command, "discovery-target needs discovery file or dns");
-    return 0;
-}
-
-/* A rule by load needs to know which load is too high. */
-static int check_conditional(const char *command, const struct serve_options *o)
-{
-    bool by_load = o->conditional_policy + 1 == KVR_DISAGG_PREFILL_LOAD || o->conditional_policy + 1 == KVR_DISAGG_ISL_OR_LOAD;
-    if (o->conditional_disagg && by_load && o->conditional_prefill_busy < 0 && o->queue_threshold < 0)
-        return fail(command, "router-conditional-disagg-policy prefill_load and isl_or_load need "
-                             "router-conditional-disagg-prefill-busy-threshold or router-queue-threshold, a number >= 0");
-    return 0;
-}
-
-/* A certificate and its key, or neither; and whom clients must be signed by where there is one. */
-static int check_tls(const char *command, const struct serve_options *o)
-{
-    const char *admin = o->select_only ? "" : "admin-";
-    const struct {
-        const char *prefix, *cert, *key, *ca;
-    } pairs[] = {{"", o->tls_cert, o->tls_key, o->tls_client_ca},
-                 {admin, o->admin_tls_cert, o->admin_tls_key, o->admin_tls_client_ca},
-                 {"outgoing-", o->outgoing_tls_cert, o->outgoing_tls_key, NULL}};
-    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
-        if (!pairs[i].cert == !pairs[i].key && (pairs[i].cert || !pairs[i].ca)) continue;
-        kvr_log_error("kvroute %s: %stls-cert and %stls-key: one is missing; allowed: both or none%s", command, pairs[i].prefix,
-                      pairs[i].prefix, pairs[i].ca ? ", and both with a client-ca" : "");
-        return 2;
-    }
-    return 0;
-}
-
-static int cross_checks(const char *command, const struct serve_options *o)
-{
-    if (check_tls(command, o)) return 2;
-    if (check_conditional(command, o)) return 2;
-    if (o->track_output_blocks && !o->track_active_blocks)
-        return fail(command, "router-track-output-blocks needs router-track-active-blocks");
-    if (o->prefill_load_model && !o->track_prefill_tokens)
-        return fail(command, "router-prefill-load-model fitted needs router-track-prefill-tokens");
-    if (check_events(command, o)) return 2;
-    if (o->predicted_ttl_secs >= 0 && !o->kv_events) return fail(command, "router-predicted-ttl-secs needs router-kv-events");
-    if (o->predicted_ttl_secs >= 0 && o->overlap_credit <= 0)
-        return fail(command, "router-predicted-ttl-secs needs router-kv-overlap-score-credit above 0");
-    if (o->predicted_ttl_secs < 0 && o->predicted_ttl_secs != -1)
-        return fail(command, "router-predicted-ttl-secs: allowed: -1, or a number >= 0");
-    if (o->policy_config && o->queue_requests)
-        return fail(command, "router-policy-config and router-queue-requests exclude each other: thresholds are in the file");
-    if (o->policy_config && o->queue_threshold >= 0)
-        return fail(command, "router-policy-config and router-queue-threshold exclude each other: thresholds are in the file");
-    if (o->shared_cache_type)
-        return fail(command, "shared-cache-type hicache is not supported; allowed: none (requests may carry shared_cache_ranges)");
-    if (o->serve_indexer && o->use_remote_indexer) return fail(command, "serve-indexer and use-remote-indexer exclude each other");
-    if (o->serve_indexer && o->overlap_credit <= 0) return fail(command, "serve-indexer needs router-kv-overlap-score-credit above 0");
-    if (o->use_remote_indexer && o->overlap_credit <= 0)
-        return fail(command, "use-remote-indexer needs router-kv-overlap-score-credit above 0: else nobody is asked");
-    if (o->use_remote_indexer && o->predicted_ttl_secs >= 0)
-        return fail(command, "use-remote-indexer and router-predicted-ttl-secs exclude each other: there is no index here");
-    if (o->replica_sync && !o->replica_sync_port && o->replica_sync_transport == 0)
-        return fail(command, "router-replica-sync needs replica-sync-port, or replica-sync-transport nats");
-    if (o->replica_sync_peers && !o->replica_sync_port) return fail(command, "replica-sync-peers needs replica-sync-port");
-    return 0;
+    o->profiles = policies.profiles;
+    o->profiles_n = policies.n;
+    int rc = serve_main(o);
+    policy_file_free(&policies);
+    return rc;
 }
 
 static int run(const char *usage, const struct option_row *rows, size_t n, int argc, char **argv, struct serve_cli *cli)
 {
-    struct policy_file policies = {0};
-    int rc = options_parse(usage, rows, n, argc, argv, cli, NULL);
-    if (rc == 1) return 0;
-    if (rc == 0) rc = apply_overlap_weight(argv[0], &cli->o);
-    if (rc == 0) apply_load_aware(&cli->o);
-    if (rc == 0 && cli->o.durable_events) cli->o.plane.plane = KVR_PLANE_JETSTREAM;
-    if (rc == 0) rc = cross_checks(argv[0], &cli->o);
-    if (rc == 0 && cli->o.policy_config) {
-        char err[512];
-        if (policy_file_read(cli->o.policy_config, &policies, err, sizeof err)) {
-            kvr_log_error("kvroute %s: router-policy-config: %s", argv[0], err);
-            rc = 2;
-        }
-        cli->o.profiles = policies.profiles;
-        cli->o.profiles_n = policies.n;
-    }
+    struct options_from from = {0};
+    int rc = options_parse(usage, rows, n, argc, argv, cli, &from);
     if (rc == 0) {
-        cli->o.workers = cli->workers.items;
-        cli->o.workers_n = cli->workers.n;
-        cli->o.tokenizer_dirs = cli->tokenizer_dirs.items;
-        cli->o.tokenizer_dirs_n = cli->tokenizer_dirs.n;
-        rc = serve_main(&cli->o);
-    }
-    policy_file_free(&policies);
+        struct serve_checker c = {.command = argv[0], .rows = rows, .n = n, .from = &from};
+        serve_cli_rules(cli, &c);
+        if (cli->o.check) serve_cli_check(cli, &c);
+        rc = cli->o.check ? serve_checker_end(&c) : c.wrong ? 2 : start(argv[0], &cli->o);
+    } else if (rc == 1) rc = 0;
+    options_free(rows, n, cli, &from);
     return rc;
 }
 
 int cmd_serve(int argc, char **argv)
 {
     struct serve_cli cli = {0};
-    int rc = run(serve_usage, serve_rows, sizeof serve_rows / sizeof *serve_rows, argc, argv, &cli);
-    options_free(serve_rows, sizeof serve_rows / sizeof *serve_rows, &cli, NULL);
-    return rc;
+    return run(serve_usage, serve_rows, sizeof serve_rows / sizeof *serve_rows, argc, argv, &cli);
 }
 
 int cmd_select(int argc, char **argv)
 {
     struct serve_cli cli = {.o = {.select_only = true, .health_interval = 5}};
-    int rc = run(select_usage, select_rows, sizeof select_rows / sizeof *select_rows, argc, argv, &cli);
-    options_free(select_rows, sizeof select_rows / sizeof *select_rows, &cli, NULL);
-    return rc;
+    return run(select_usage, select_rows, sizeof select_rows / sizeof *select_rows, argc, argv, &cli);
 }

@@ -9,6 +9,7 @@ int cmd_mock(int argc, char **argv);
 int cmd_replay(int argc, char **argv);
 int cmd_indexer(int argc, char **argv);
 int cmd_publish(int argc, char **argv);
+int cmd_check(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_replay_events(int argc, char **argv);
 int cmd_curve_key(int argc, char **argv);

@@ -16,6 +16,7 @@ static const struct {
     {"indexer", "who holds which KV blocks: events in, overlap queries over HTTP", cmd_indexer},
     {"select", "selection service: choose and book workers over HTTP", cmd_select},
     {"publish", "beside one engine: local index, recovery, events published again", cmd_publish},
+    {"check", "check the files that serve reads, without starting anything", cmd_check},
     {"doctor", "find out why cache-aware routing misses, in a live deployment", cmd_doctor},
     {"mock", "mock engine: prefix cache, batching, KV events, OpenAI API", cmd_mock},
     {"replay", "replay a trace or a synthetic workload against an endpoint", cmd_replay},

@@ -27,7 +27,12 @@ const struct option_row *options_row(const struct options_parse *p, const char *
 
 bool options_only_flag(const struct option_row *r)
 {
-    return !strcmp(r->name, "config") || !strcmp(r->name, "check");
+    return !strcmp(r->name, "config") || options_no_variable(r);
+}
+
+bool options_no_variable(const struct option_row *r)
+{
+    return !strcmp(r->name, "check");
 }
 
 const struct option_row *options_row_negated(struct options_parse *p, const char *name)
@@ -215,10 +220,11 @@ bool options_set(struct options_parse *p, const struct option_row *r, const char
     case OPT_STRING:
     case OPT_WORDS:
     case OPT_PAIRS: {
-        char **s = place;
+        char **s = place, *copy = *value ? strdup(value) : NULL;
+        if (!copy) return false;
         free(*s);
-        *s = strdup(value);
-        return *s && **s;
+        *s = copy;
+        return true;
     }
     case OPT_U64: return parse_u64(value, r->min, r->max, place);
     case OPT_DOUBLE: return parse_double(value, r->min, r->max, place);

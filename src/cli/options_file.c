@@ -167,10 +167,10 @@ static void on_finding(void *arg, const char *text)
 
 int options_read_yaml(struct options_parse *p, const char *path)
 {
-    struct kvr_yaml_findings all = {on_finding, p, 0};
+    struct kvr_yaml_findings all = {.fn = on_finding, .arg = p};
     char err[1024], *text;
     size_t len;
-    if (kvr_yaml_load(path, &text, &len, err, sizeof err)) return options_tell(p, "--config: %s", err);
+    if (kvr_yaml_load(path, &text, &len, err, sizeof err)) return options_tell(p, "%s%s", p->ear ? "" : "--config: ", err);
     p->file = path;
     int rc = kvr_yaml_parse_all(path, text, len, read_root, p, &all, err, sizeof err);
     free(text);

@@ -21,7 +21,7 @@ void options_print_help(const char *usage, const struct options_parse *p)
             printf("  --%-40s same as --%s\n", r->name, r->alias_of);
             continue;
         }
-        if (r->type == OPT_BOOL) snprintf(left, sizeof left, "[no-]%s", r->name);
+        if (r->type == OPT_BOOL) snprintf(left, sizeof left, "%s%s", options_only_flag(r) ? "" : "[no-]", r->name);
         else
             snprintf(left, sizeof left, "%s %s", r->name,
                      r->values               ? r->values
@@ -65,7 +65,8 @@ void options_print_markdown(const struct options_parse *p)
     for (size_t i = 0; i < p->n; i++) {
         const struct option_row *r = &p->rows[i];
         options_env_name(r->name, env, sizeof env);
-        printf("| `%s` | `%s`", r->name, env);
+        printf("| `%s` | ", r->name);
+        if (!options_no_variable(r)) printf("`%s`", env);
         if (r->alias_of) {
             printf(" | | | same as `%s`%s |\n", r->alias_of, r->values ? "; deprecated" : "");
             continue;

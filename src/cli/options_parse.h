@@ -27,8 +27,10 @@ const struct option_row *options_row_given(struct options_parse *p, const char *
 /* The row that "no-NAME" is the opposite of. NULL: none. */
 const struct option_row *options_row_negated(struct options_parse *p, const char *name);
 
-/* One that is no key of a file and no variable. */
+/* One that is no key of a file, and is not read with the other variables. */
 bool options_only_flag(const struct option_row *r);
+/* One that is not read from the environment at all. */
+bool options_no_variable(const struct option_row *r);
 
 /* Does somebody of a higher rank say it, so that the value of `source` does not count? Else it is the first of its source, or one more. */
 bool options_take(struct options_parse *p, const struct option_row *r, int source);

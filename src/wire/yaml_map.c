@@ -158,7 +158,10 @@ int kvr_yaml_read_all(const char *path, kvr_yaml_root_fn *fn, void *arg, struct 
 {
     char *text;
     size_t len;
-    if (kvr_yaml_load(path, &text, &len, err, cap)) return found(&(struct kvr_yaml){NULL, path, err, cap, all});
+    if (kvr_yaml_load(path, &text, &len, err, cap)) {
+        if (all) all->unreadable = true;
+        return found(&(struct kvr_yaml){NULL, path, err, cap, all});
+    }
     int rc = kvr_yaml_parse_all(path, text, len, fn, arg, all, err, cap);
     free(text);
     return rc;

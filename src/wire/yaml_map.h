@@ -23,6 +23,7 @@ struct kvr_yaml_findings {
     void (*fn)(void *arg, const char *text);
     void *arg;
     unsigned n;
+    bool unreadable; /* what was told is that there is no file to read */
 };
 
 /* A document that is being read. `name` stands for the file in messages. */

@@ -33,7 +33,7 @@ static void collect(void *arg, const char *text)
 static struct kvr_buf all_of(const char *text, size_t len, double *sum, unsigned *n)
 {
     struct kvr_buf told = {0};
-    struct kvr_yaml_findings all = {collect, &told, 0};
+    struct kvr_yaml_findings all = {.fn = collect, .arg = &told};
     char err[256];
     *sum = 0;
     kvr_yaml_parse_all("f", text, len, numbers, sum, &all, err, sizeof err);

@@ -9,6 +9,7 @@
 #include "app/serve/data/side_call.h"
 #include "app/serve/data/reply.h"
 #include "app/serve/discovery/discovery.h"
+#include "app/serve/life.h"
 #include "app/serve/config/doors.h"
 #include "app/serve/config/models_config.h"
 #include "app/serve/tokenizers/tokenizers.h"
@@ -232,8 +233,7 @@ static void on_reload(uv_signal_t *sig, int signum)
     kvr_log("kvroute %s: SIGHUP: read again", name);
 }
 
-/* Returns: 0, or -1 with the reason in err. */
-static int add_configured_worker(struct serve *s, const struct kvr_entry *e, uint64_t place, char *err, size_t cap)
+int serve_add_worker(struct serve *s, const struct kvr_entry *e, uint64_t place, char *err, size_t cap)
 {
     struct worker_spec spec;
     char name[WORKER_NAME_MAX], why[512];
@@ -256,7 +256,7 @@ static int add_configured_workers(struct serve *s)
 {
     char err[2048];
     for (size_t i = 0; i < s->o->workers_n; i++)
-        if (add_configured_worker(s, &s->o->workers[i], i + 1, err, sizeof err)) {
+        if (serve_add_worker(s, &s->o->workers[i], i + 1, err, sizeof err)) {
             kvr_log_error("kvroute serve: %s", err);
             return 1;
         }
@@ -316,16 +316,21 @@ static void stop_loops(struct serve *s, bool started)
     for (size_t i = 0; i < s->loops_n; i++) loop_end(s->loops[i]);
 }
 
-static void announce(const struct serve *s)
+const char *serve_mode_name(const struct serve_options *o)
 {
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
+    return modes[o->mode];
+}
+
+static void announce(const struct serve *s)
+{
     if (s->o->select_only)
         printf("kvroute select: on %s://%s:%u/, mode %s, %s\n", s->admin_tls ? "https" : "http", s->o->admin_host,
-               kvr_http_server_port(s->admin), modes[s->o->mode], s->ingest ? "KV events" : "predicted cache");
+               kvr_http_server_port(s->admin), serve_mode_name(s->o), s->ingest ? "KV events" : "predicted cache");
     else
         printf("kvroute serve: data on %s%s:%u, admin on %s://%s:%u/, mode %s, %s, %zu worker(s)\n", s->tls ? "https://" : "", s->o->host,
                kvr_http_server_port(s->loops[0]->server), s->admin_tls ? "https" : "http", s->o->admin_host, kvr_http_server_port(s->admin),
-               modes[s->o->mode], s->ingest ? "KV events" : "predicted cache", s->workers_n);
+               serve_mode_name(s->o), s->ingest ? "KV events" : "predicted cache", s->workers_n);
     fflush(stdout);
 }
 
@@ -338,7 +343,7 @@ static void raise_file_limit(void)
     }
 }
 
-static void serve_free(struct serve *s)
+void serve_free(struct serve *s)
 {
     ctx_list_free(&s->admin_ctxs);
     for (size_t i = 0; i < s->loops_n; i++) loop_free(s->loops[i]);
@@ -383,7 +388,7 @@ static void connect_rooms(struct serve *s)
                                     .session_heard = bindings_heard};
 }
 
-static struct serve *serve_new(const struct serve_options *o)
+struct serve *serve_new(const struct serve_options *o)
 {
     struct serve *s = calloc(1, sizeof *s);
     if (!s) return NULL;

@@ -25,6 +25,7 @@ enum { DISAGG_USAGE_MERGE, DISAGG_USAGE_DECODE };
 enum { DISCOVERY_STATIC, DISCOVERY_FILE, DISCOVERY_DNS, DISCOVERY_NATS };
 
 struct serve_options {
+    bool check;       /* --check: the command line's */
     bool select_only; /* `kvroute select`: no data port; the admin port is the service */
     const struct policy_profile *profiles;
     size_t profiles_n;
@@ -97,6 +98,21 @@ struct serve_options {
     char *otlp_endpoint, *otlp_service_name; /* endpoint NULL: no traces */
     double trace_sample;
 };
+
+/* Who hears of what a check finds. */
+struct serve_check_ear {
+    /* `key`: the option's name, and `text` is what is wrong with its value; NULL: `text` says where it is. */
+    void (*wrong)(void *arg, const char *key, const char *text);
+    void (*fact)(void *arg, const char *text); /* what a file says, in a line */
+    void *arg;
+};
+enum serve_file { SERVE_FILE_MODELS, SERVE_FILE_KEYS, SERVE_FILE_POLICY };
+
+/* Checks what serve_main would read, by the same code, and starts nothing: no port is opened, nobody is connected to, nothing is
+ * written. */
+void serve_check(const struct serve_options *options, const struct serve_check_ear *ear);
+/* One of the files that options name. `key` is what a file that cannot be read is told with. */
+void serve_check_file(enum serve_file kind, const char *path, const char *key, const struct serve_check_ear *ear);
 
 /* Runs until SIGTERM or SIGINT, then drains. Returns: the exit code. */
 int serve_main(const struct serve_options *options);

@@ -29,7 +29,7 @@ struct kvr_tls {
 static void why(char *err, size_t cap, const char *what, const char *file)
 {
     char text[160];
-    ERR_error_string_n(ERR_peek_last_error(), text, sizeof text);
+    ERR_error_string_n(ERR_peek_error(), text, sizeof text); /* the first one says why, those behind it who had asked */
     snprintf(err, cap, "%s '%s': %s", what, file, text);
     ERR_clear_error();
 }
@@ -373,7 +373,8 @@ int kvr_tls_handshake(struct kvr_tls *t, char *err, size_t cap)
     long verdict = SSL_get_verify_result(t->ssl);
     char text[160] = "the peer closed the connection";
     if (verdict != X509_V_OK) snprintf(text, sizeof text, "%s", X509_verify_cert_error_string(verdict));
-    else if (ERR_peek_last_error()) ERR_error_string_n(ERR_peek_last_error(), text, sizeof text);
+    else if (ERR_peek_last_error())
+        ERR_error_string_n(ERR_peek_error(), text, sizeof text); /* the first one says why, those behind it who had asked */
     snprintf(err, cap, "TLS: %s", text);
     ERR_clear_error();
     return -1;

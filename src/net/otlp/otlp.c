@@ -408,13 +408,24 @@ static void open_loop(struct kvr_otlp *o)
     o->wake.data = o->due.data = o->limit.data = o->ending.data = o;
 }
 
+static int parse_endpoint(const char *text, struct kvr_endpoint *e, char *err, size_t cap)
+{
+    if (kvr_endpoint_parse_any(text, strlen(text), e) == 0) return 0;
+    snprintf(err, cap, "bad value '%.200s'; allowed: http://HOST:PORT or https://HOST:PORT, and a path", text);
+    return -KVR_EINVAL;
+}
+
+int kvr_otlp_check(const struct kvr_otlp_config *c, char *err, size_t cap)
+{
+    struct kvr_endpoint e;
+    return parse_endpoint(c->endpoint, &e, err, cap);
+}
+
 int kvr_otlp_create(const struct kvr_otlp_config *c, struct kvr_otlp **out, char *err, size_t cap)
 {
     struct kvr_endpoint e;
-    if (kvr_endpoint_parse_any(c->endpoint, strlen(c->endpoint), &e)) {
-        snprintf(err, cap, "bad value '%.200s'; allowed: http://HOST:PORT or https://HOST:PORT, and a path", c->endpoint);
-        return -KVR_EINVAL;
-    }
+    int rc = parse_endpoint(c->endpoint, &e, err, cap);
+    if (rc) return rc;
     struct kvr_otlp *o = calloc(1, sizeof *o);
     if (!o) goto no_memory;
     o->endpoint = e;

@@ -27,6 +27,7 @@ struct kvr_otlp_config {
 };
 
 /* Returns: 0, or a negative code with the reason in err. */
+int kvr_otlp_check(const struct kvr_otlp_config *c, char *err, size_t cap); /* starts nothing */
 int kvr_otlp_create(const struct kvr_otlp_config *config, struct kvr_otlp **out, char *err, size_t cap);
 /* Sends what waits, for up to two seconds. NULL is fine. */
 void kvr_otlp_destroy(struct kvr_otlp *o);

@@ -407,8 +407,13 @@ int api_keys_parse(const char *name, const void *text, size_t len, struct api_ke
 
 int api_keys_read(const char *path, struct api_keys *out, char *err, size_t cap)
 {
+    return api_keys_read_all(path, out, NULL, err, cap);
+}
+
+int api_keys_read_all(const char *path, struct api_keys *out, struct kvr_yaml_findings *all, char *err, size_t cap)
+{
     memset(out, 0, sizeof *out);
-    int rc = kvr_yaml_read(path, read_document, out, err, cap);
+    int rc = kvr_yaml_read_all(path, read_document, out, all, err, cap);
     if (rc) api_keys_free(out);
     return rc;
 }

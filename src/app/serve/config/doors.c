@@ -20,8 +20,8 @@ static size_t doors_of(struct serve *s, struct door out[2])
 {
     const struct serve_options *o = s->o;
     size_t n = 0;
-    if (o->tls_cert) out[n++] = (struct door){"data", "--", &s->tls, {o->tls_cert, o->tls_key, o->tls_client_ca}};
-    if (o->admin_tls_cert)
+    if (o->tls_cert && o->tls_key) out[n++] = (struct door){"data", "--", &s->tls, {o->tls_cert, o->tls_key, o->tls_client_ca}};
+    if (o->admin_tls_cert && o->admin_tls_key)
         out[n++] = (struct door){
             "admin", o->select_only ? "--" : "--admin-", &s->admin_tls, {o->admin_tls_cert, o->admin_tls_key, o->admin_tls_client_ca}};
     return n;
@@ -29,14 +29,15 @@ static size_t doors_of(struct serve *s, struct door out[2])
 
 static bool wants_trust(const struct serve_options *o)
 {
-    return o->tls_ca || o->outgoing_tls_cert;
+    return o->tls_ca || (o->outgoing_tls_cert && o->outgoing_tls_key);
 }
 
 static int read_trust(struct serve *s, char *err, size_t cap)
 {
     const struct serve_options *o = s->o;
-    return kvr_tls_trust(&(struct kvr_tls_peer_config){.ca = o->tls_ca, .cert = o->outgoing_tls_cert, .key = o->outgoing_tls_key}, err,
-                         cap);
+    bool pair = o->outgoing_tls_cert && o->outgoing_tls_key; /* else a check has said so */
+    struct kvr_tls_peer_config c = {.ca = o->tls_ca, .cert = pair ? o->outgoing_tls_cert : NULL, .key = pair ? o->outgoing_tls_key : NULL};
+    return kvr_tls_trust(&c, err, cap);
 }
 
 static void warn_of_end(const struct serve *s, const struct door *d)
@@ -49,26 +50,47 @@ static void warn_of_end(const struct serve *s, const struct door *d)
                         (long long)(left / DAY_S));
 }
 
+static int open_trust(struct serve *s, char *err, size_t cap)
+{
+    char why[400];
+    if (!wants_trust(s->o) || read_trust(s, why, sizeof why) == 0) return 0;
+    snprintf(err, cap, "--tls-ca, --outgoing-tls-cert, --outgoing-tls-key: %s; allowed: PEM files", why);
+    return -1;
+}
+
+static int open_door(struct serve *s, const struct door *d, char *err, size_t cap)
+{
+    char why[400];
+    *d->tls = kvr_tls_ctx_new(&d->files, why, sizeof why);
+    if (*d->tls) {
+        warn_of_end(s, d);
+        return 0;
+    }
+    snprintf(err, cap, "%stls-cert, %stls-key, %stls-client-ca: %s; allowed: PEM files that belong together", d->prefix, d->prefix,
+             d->prefix, why);
+    return -1;
+}
+
 int doors_open(struct serve *s, char *err, size_t cap)
 {
     struct door doors[2];
-    char why[400];
     size_t n = doors_of(s, doors);
-    if (wants_trust(s->o) && read_trust(s, why, sizeof why)) {
-        snprintf(err, cap, "--tls-ca, --outgoing-tls-cert, --outgoing-tls-key: %s; allowed: PEM files", why);
-        return -1;
-    }
-    for (size_t i = 0; i < n; i++) {
-        *doors[i].tls = kvr_tls_ctx_new(&doors[i].files, why, sizeof why);
-        if (*doors[i].tls) {
-            warn_of_end(s, &doors[i]);
-            continue;
-        }
-        snprintf(err, cap, "%stls-cert, %stls-key, %stls-client-ca: %s; allowed: PEM files that belong together", doors[i].prefix,
-                 doors[i].prefix, doors[i].prefix, why);
-        return -1;
-    }
+    if (open_trust(s, err, cap)) return -1;
+    for (size_t i = 0; i < n; i++)
+        if (open_door(s, &doors[i], err, cap)) return -1;
     return 0;
+}
+
+void doors_check(struct serve *s, void (*wrong)(void *arg, const char *key, const char *text), void *arg)
+{
+    struct door doors[2];
+    char err[1024], key[32];
+    size_t n = doors_of(s, doors);
+    if (open_trust(s, err, sizeof err)) wrong(arg, s->o->tls_ca ? "tls-ca" : "outgoing-tls-cert", err);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(key, sizeof key, "%stls-cert", doors[i].prefix + 2);
+        if (open_door(s, &doors[i], err, sizeof err)) wrong(arg, key, err);
+    }
 }
 
 void doors_reload(struct serve *s)

@@ -13,6 +13,8 @@ struct serve;
 
 /* Returns: 0, or -1 with the reason in err, which names the option. */
 int doors_open(struct serve *s, char *err, size_t cap);
+/* The same of all of them: of each that cannot be opened `wrong` hears, with an option of it. */
+void doors_check(struct serve *s, void (*wrong)(void *arg, const char *key, const char *text), void *arg);
 void doors_reload(struct serve *s);
 /* Once an hour: warns of certificates that end soon. */
 void doors_tick(struct serve *s);

@@ -24,6 +24,8 @@
 
 enum { MODEL_RULES_MAX = 1024, MODEL_TARGETS_MAX = 16, MODEL_FALLBACKS_MAX = 8, MODEL_STEPS_MAX = 8 };
 
+struct kvr_yaml_findings;
+
 struct model_target {
     char model[MODEL_MAX];
     double weight; /* 0: nobody is sent there */
@@ -44,6 +46,8 @@ struct models_file {
 
 /* Returns: 0; -1 with file, line, key and what is allowed in err. */
 int models_file_read(const char *path, struct models_file *out, char *err, size_t cap);
+/* The same for who wants to hear of everything that is wrong. */
+int models_file_read_all(const char *path, struct models_file *out, struct kvr_yaml_findings *all, char *err, size_t cap);
 /* The same from memory; `name` stands for the file in messages. */
 int models_file_parse(const char *name, const void *text, size_t len, struct models_file *out, char *err, size_t cap);
 void models_file_free(struct models_file *f);

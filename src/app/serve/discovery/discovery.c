@@ -4,6 +4,15 @@
 #include "app/serve/discovery/found.h"
 #include "wire/prom_page.h"
 
+int discovery_check(struct serve *s, char *err, size_t cap)
+{
+    switch (s->o->discovery) {
+    case DISCOVERY_FILE: return discovery_file_check(s, err, cap);
+    case DISCOVERY_DNS: return discovery_dns_check(s, err, cap);
+    default: return 0;
+    }
+}
+
 int discovery_start(struct serve *s, char *err, size_t cap)
 {
     struct discovery *d = s->discovery = found_create();

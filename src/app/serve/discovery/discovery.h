@@ -22,6 +22,8 @@
 struct kvr_prom_page;
 struct serve;
 
+/* What start would read, without starting. Returns: 0, or -1 with the reason in err. */
+int discovery_check(struct serve *s, char *err, size_t cap);
 int discovery_start(struct serve *s, char *err, size_t cap);
 void discovery_tick(struct serve *s);
 void discovery_reload(struct serve *s); /* the file, now */

@@ -421,6 +421,25 @@ static bool are_servers(const char *list)
     }
 }
 
+/* The keys of --discovery-worker, on a worker that might be found. */
+static int check_template(const struct discovery_dns *d, char *err, size_t cap)
+{
+    static const struct address somebody = {.host = "192.0.2.1", .port = 1};
+    const struct serve *s = d->serve;
+    struct kvr_buf b = {0};
+    char why[1024] = "out of memory";
+    if (!s->o->discovery_worker) return 0;
+    struct worker_spec *spec = malloc(sizeof *spec);
+    kvr_buf_printf(&b, "%s://%s:%u,", s->o->discovery_scheme ? "https" : "http", somebody.host, somebody.port);
+    put_template(&b, s->o->discovery_worker, &somebody);
+    kvr_buf_add(&b, "", 1);
+    int rc = spec && !b.failed ? worker_parse(s, b.data, spec, why, sizeof why) : -1;
+    kvr_buf_free(&b);
+    free(spec);
+    if (rc) snprintf(err, cap, "--discovery-worker: %s", why);
+    return rc;
+}
+
 static int check_options(struct discovery_dns *d, char *err, size_t cap)
 {
     const struct serve_options *o = d->serve->o;
@@ -434,7 +453,20 @@ static int check_options(struct discovery_dns *d, char *err, size_t cap)
                  o->discovery_dns_server);
         return -1;
     }
-    return 0;
+    return check_template(d, err, cap);
+}
+
+int discovery_dns_check(struct serve *s, char *err, size_t cap)
+{
+    struct discovery_dns *d = calloc(1, sizeof *d);
+    if (!d) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    d->serve = s;
+    int rc = check_options(d, err, cap);
+    free(d);
+    return rc;
 }
 
 struct discovery_dns *discovery_dns_start(struct serve *s, char *err, size_t cap)

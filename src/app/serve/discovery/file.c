@@ -63,13 +63,27 @@ static int load(struct serve *s, struct discovery_file *f, char *err, size_t cap
     return 0;
 }
 
+static int needs_target(char *err, size_t cap)
+{
+    snprintf(err, cap, "--discovery file needs --discovery-target FILE");
+    return -1;
+}
+
+int discovery_file_check(struct serve *s, char *err, size_t cap)
+{
+    char why[700];
+    struct discovery_file *f = calloc(1, sizeof *f);
+    int rc = f && s->o->discovery_target ? each_line(s, f, NULL, why, sizeof why) : -1;
+    if (!s->o->discovery_target) needs_target(err, cap);
+    else if (rc) snprintf(err, cap, "--discovery-target: %.400s", f ? why : "out of memory");
+    free(f);
+    return rc;
+}
+
 struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t cap)
 {
     char why[700];
-    if (!s->o->discovery_target) {
-        snprintf(err, cap, "--discovery file needs --discovery-target FILE");
-        return NULL;
-    }
+    if (!s->o->discovery_target && needs_target(err, cap)) return NULL;
     struct discovery_file *f = calloc(1, sizeof *f);
     if (!f) {
         snprintf(err, cap, "out of memory");

@@ -46,6 +46,10 @@ void found_tell(struct serve *s, const char *key, const char *spec, size_t len);
 void found_round_begins(struct serve *s);
 void found_round_ends(struct serve *s);
 
+/* What start would read, without starting. Returns: 0, or -1 with the reason in err. */
+int discovery_file_check(struct serve *s, char *err, size_t cap);
+int discovery_dns_check(struct serve *s, char *err, size_t cap);
+
 struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t cap);
 void discovery_file_tick(struct serve *s, struct discovery_file *f);
 void discovery_file_reload(struct serve *s, struct discovery_file *f); /* at once */

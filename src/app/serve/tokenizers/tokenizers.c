@@ -297,13 +297,24 @@ void tokenizers_doubted(struct serve *s, const char *model)
 
 /* ---- life ------------------------------------------------------------------------------------------------------------- */
 
+static bool are_wanted(const struct serve *s)
+{
+    return s->o->tokenizer == TOKENIZER_LOCAL || (s->o->tokenizer == TOKENIZER_AUTO && s->o->kv_events);
+}
+
+int tokenizers_check(const struct serve *s, char *err, size_t cap)
+{
+    if (!are_wanted(s)) return 0;
+    if (kvr_given_dirs_check(s->o->tokenizer_dirs, s->o->tokenizer_dirs_n, MODEL_MAX - 1, err, cap)) return -1;
+    return kvr_profile_option_check(s->o->tokenizer_profile, err, cap) ? -1 : 0;
+}
+
 int tokenizers_open(struct serve *s, char *err, size_t cap)
 {
-    bool must = s->o->tokenizer == TOKENIZER_LOCAL, may = s->o->tokenizer == TOKENIZER_AUTO && s->o->kv_events;
+    bool must = s->o->tokenizer == TOKENIZER_LOCAL;
     char why[600];
-    if (!must && !may) return 0;
-    if (kvr_given_dirs_check(s->o->tokenizer_dirs, s->o->tokenizer_dirs_n, MODEL_MAX - 1, err, cap)) return -1;
-    if (kvr_profile_option_check(s->o->tokenizer_profile, err, cap)) return -1;
+    if (!are_wanted(s)) return 0;
+    if (tokenizers_check(s, err, cap)) return -1;
     if (!(s->tokenizers = calloc(1, sizeof *s->tokenizers))) {
         snprintf(err, cap, "out of memory");
         return -1;

@@ -27,6 +27,8 @@ enum { TOKENIZERS_MAX = 64 };
 
 /* Before any loop runs. s->tokenizers stays NULL when no tokens are made here. Returns: 0, -1 with the reason in err. */
 int tokenizers_open(struct serve *s, char *err, size_t cap);
+/* What open would look at before it opens the library. Returns: 0, or -1 with the reason in err. */
+int tokenizers_check(const struct serve *s, char *err, size_t cap);
 /* Any thread. model "": the only one there is, but for adapters. NULL: the model has none (yet). It lives as long as `serve`. */
 struct kvr_tokenizer *tokenizers_find(const struct serve *s, const char *model);
 struct kvr_token_pool *tokenizers_pool(const struct serve *s);

@@ -12,16 +12,20 @@ static bool is_same_engine(const struct worker *a, const struct worker *b)
     return a->endpoint.key == b->endpoint.key && !strcmp(a->endpoint.base, b->endpoint.base);
 }
 
-/* It comes or goes: which workers are ranks of one engine, each registered for itself? */
+/* It comes or goes: which workers are ranks of one engine, each registered for itself? All of one address are, or none: two that begin at
+ * different ranks make each of them share with one of the two. */
 static void sort_engines_locked(struct serve *s, const struct worker *changed)
 {
+    const struct worker *first = NULL;
+    bool shared = false;
     if (!changed->url[0]) return;
-    for (struct worker *w = s->workers; w; w = w->next) {
+    for (const struct worker *w = s->workers; w && !shared; w = w->next) {
         if (!is_same_engine(w, changed)) continue;
-        w->shares_engine = false;
-        for (const struct worker *o = s->workers; o && !w->shares_engine; o = o->next)
-            w->shares_engine = o != w && is_same_engine(o, w) && o->dp_start != w->dp_start;
+        if (!first) first = w;
+        shared = w->dp_start != first->dp_start;
     }
+    for (struct worker *w = s->workers; w; w = w->next)
+        if (is_same_engine(w, changed)) w->shares_engine = shared;
 }
 
 /* Returns: its place in the table. */

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What `serve`, `select` and `check` share of options: what goes together, and how findings are told.
+ *
+ * A finding about an option that a file sets begins with FILE:LINE. A start says it in the log; a check prints it plainly on stderr.
+ */
+#ifndef KVR_CLI_SERVE_CLI_H
+#define KVR_CLI_SERVE_CLI_H
+
+#include "app/serve/serve.h"
+#include "cli/options.h"
+
+struct serve_cli {
+    struct serve_options o;
+    struct option_entries workers;
+    struct option_list tokenizer_dirs;
+};
+
+/* Who counts and tells what is wrong. */
+struct serve_checker {
+    const char *command;
+    const struct option_row *rows;
+    size_t n;
+    const struct options_from *from; /* NULL: no file of options */
+    bool plain;                      /* on stderr as it is, not in the log */
+    unsigned wrong;                  /* findings so far */
+    unsigned unread;                 /* files that could not be checked */
+};
+
+/* The options of serve. */
+const struct option_row *serve_cli_rows(size_t *n);
+
+/* What follows from options, and whether they go together. */
+void serve_cli_rules(struct serve_cli *cli, struct serve_checker *c);
+/* Everything that a start would read (app/serve/serve.h); facts on stdout. */
+void serve_cli_check(struct serve_cli *cli, struct serve_checker *c);
+/* One of the other files. */
+void serve_cli_check_file(enum serve_file kind, const char *path, struct serve_checker *c);
+/* The last line of a check. Returns: the exit code: 0, 1 when anything is wrong, 2 when there was something unread. */
+int serve_checker_end(const struct serve_checker *c);
+
+/* `keys`: names of options, separated by |, of which the first that the file sets gives the line; NULL: the text says where it is. */
+void serve_checker_tell(struct serve_checker *c, const char *keys, const char *text);
+
+#endif
