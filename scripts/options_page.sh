@@ -10,6 +10,7 @@ k=build/release/kvroute
   echo "Written by \`make options-page\` from the program's tables; the tests compare. Flag beats environment beats YAML file"
   echo "(\`--config FILE\`) beats default. A boolean is \`--name\`, \`--no-name\` or \`--name=VALUE\`. Of two environment names the"
   echo "first beats the second, which is that of NVIDIA Dynamo's router. \`none\` and \`null\` stand for -1 where -1 means off."
+  echo "[config.md](config.md) shows files, and how to check them."
   echo
   echo "## kvroute serve"
   echo

@@ -401,6 +401,16 @@ int options_parse_file(const char *command, const struct option_row *rows, size_
     return rc;
 }
 
+int options_parse_text(const char *command, const struct option_row *rows, size_t n, const char *name, const char *text, size_t len,
+                       const struct options_ear *ear, void *options, struct options_from *from)
+{
+    struct options_parse p = {.rows = rows, .n = n, .options = options, .command = command, .ear = ear};
+    int rc = parse_init(&p);
+    if (rc == 0) rc = options_read_text(&p, name, text, len);
+    parse_end(&p, from);
+    return rc;
+}
+
 size_t options_line(const struct options_from *from, const struct option_row *rows, size_t n, const char *name)
 {
     for (size_t i = 0; from->lines && i < n; i++)

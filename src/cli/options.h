@@ -67,6 +67,9 @@ int options_parse(const char *usage, const struct option_row *rows, size_t n, in
 /* The same of a file and nothing else. */
 int options_parse_file(const char *command, const struct option_row *rows, size_t n, const char *path, const struct options_ear *ear,
                        void *options, struct options_from *from);
+/* The same from memory; `name` stands for the file, and outlives `from`. */
+int options_parse_text(const char *command, const struct option_row *rows, size_t n, const char *name, const char *text, size_t len,
+                       const struct options_ear *ear, void *options, struct options_from *from);
 /* The line of the file that sets an option; 0: none does, or it does not count. */
 size_t options_line(const struct options_from *from, const struct option_row *rows, size_t n, const char *name);
 /* The place of `s` among `values`, separated by |. *out is untouched when it is none of them. */

@@ -165,16 +165,23 @@ static void on_finding(void *arg, const char *text)
     (void)options_tell(arg, "%s", text);
 }
 
-int options_read_yaml(struct options_parse *p, const char *path)
+int options_read_text(struct options_parse *p, const char *name, const char *text, size_t len)
 {
     struct kvr_yaml_findings all = {.fn = on_finding, .arg = p};
+    char err[1024];
+    p->file = name;
+    int rc = kvr_yaml_parse_all(name, text, len, read_root, p, &all, err, sizeof err);
+    if (all.n >= KVR_YAML_FINDINGS_MAX) (void)options_tell(p, "%s: there may be more that is wrong", name);
+    p->line = 0;
+    return rc ? 2 : 0;
+}
+
+int options_read_yaml(struct options_parse *p, const char *path)
+{
     char err[1024], *text;
     size_t len;
     if (kvr_yaml_load(path, &text, &len, err, sizeof err)) return options_tell(p, "%s%s", p->ear ? "" : "--config: ", err);
-    p->file = path;
-    int rc = kvr_yaml_parse_all(path, text, len, read_root, p, &all, err, sizeof err);
+    int rc = options_read_text(p, path, text, len);
     free(text);
-    if (all.n >= KVR_YAML_FINDINGS_MAX) (void)options_tell(p, "%s: there may be more that is wrong", path);
-    p->line = 0;
-    return rc ? 2 : 0;
+    return rc;
 }

@@ -46,6 +46,8 @@ int options_tell(const struct options_parse *p, const char *fmt, ...) __attribut
 
 /* Returns: 0, or 2 and what is wrong was told. */
 int options_read_yaml(struct options_parse *p, const char *path);
+/* The same from memory; `name` stands for the file, and outlives p. */
+int options_read_text(struct options_parse *p, const char *name, const char *text, size_t len);
 
 void options_env_name(const char *name, char *out, size_t cap);
 void options_print_help(const char *usage, const struct options_parse *p);
