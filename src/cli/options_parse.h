@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of cli/options.h share: options.c has the values, options_file.c YAML, options_help.c --help. Nobody else's. */
+/*
+ * What the files of cli/options.h share, and nobody else:
+ *
+ *     options.c     flags, environment, who beats whom
+ *       |    options_file.c   YAML
+ *       |    options_help.c   --help
+ *     options_values.c        rows, and values from texts
+ */
 #ifndef KVR_CLI_OPTIONS_PARSE_H
 #define KVR_CLI_OPTIONS_PARSE_H
 
@@ -38,6 +45,8 @@ bool options_take(struct options_parse *p, const struct option_row *r, int sourc
 bool options_set(struct options_parse *p, const struct option_row *r, const char *value);
 /* "bad value 'x'; allowed: ..." */
 void options_say_bad(const struct option_row *r, const char *value, char *out, size_t cap);
+/* Frees what a list has; nothing of others. */
+void options_clear(const struct option_row *r, void *place);
 /* Adds an entry, which the list owns from then on. Returns: 0, or -1: out of memory. */
 int options_add_entry(struct option_entries *l, const struct kvr_entry *e);
 
