@@ -130,17 +130,29 @@ static int set_value(const struct kvr_yaml *y, struct assignment *a, yaml_node_t
     return kvr_yaml_refuse(y, v, a->key, must_be(type));
 }
 
+/* Who wrote _ for - is told. */
+static void say_unknown(struct options_parse *p, const char *key, char *out, size_t cap)
+{
+    char dashes[96];
+    snprintf(dashes, sizeof dashes, "%s", key);
+    for (char *c = dashes; *c; c++) *c = *c == '_' ? '-' : *c;
+    const struct option_row *r = options_row(p, dashes);
+    if (!r) r = options_row_negated(p, dashes);
+    if (r && !options_only_flag(r)) snprintf(out, cap, "unknown key '%.80s'; allowed: %.80s", key, dashes);
+    else snprintf(out, cap, "unknown key '%.80s'; `kvroute %s --help` lists the keys", key, p->command);
+}
+
 static int file_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)
 {
     struct options_parse *p = arg;
     struct assignment a = {.p = p, .row = options_row_given(p, key), .key = key};
-    char why[160];
+    char why[256];
     if (!a.row) {
         a.row = options_row_negated(p, key);
         a.negated = a.row != NULL;
     }
     if (!a.row || options_only_flag(a.row)) {
-        snprintf(why, sizeof why, "unknown key '%.80s'; `kvroute %s --help` lists the keys", key, p->command);
+        say_unknown(p, key, why, sizeof why);
         return kvr_yaml_refuse(y, key_node, key, why);
     }
     size_t *line = &p->lines[a.row - p->rows], earlier = *line;

@@ -15,7 +15,7 @@
 
 /* ---- documents --------------------------------------------------------------------------------------- */
 
-enum { DEPTH_MAX = 32, ANCHORS_MAX = 256, DIRECTIVES_MAX = 16 };
+enum { DEPTH_MAX = 32, ANCHORS_MAX = 256, DIRECTIVES_MAX = 16, MERGED_MAX = 16 };
 
 /* What y->err says is one finding. Returns: -1. */
 static int found(const struct kvr_yaml *y)
@@ -201,8 +201,61 @@ static bool occurred(const struct kvr_yaml *y, const yaml_node_t *map, const yam
     return false;
 }
 
+/* A mapping that is read, and what is done with its keys. */
+struct walk {
+    const struct kvr_yaml *y;
+    const yaml_node_t *map;
+    const char *what;
+    kvr_yaml_key_fn *fn;
+    void *arg;
+};
+
+/* The places of YAML's merge key: `<<`, not in quotes. */
+static bool is_merge(const yaml_node_t *key)
+{
+    return key->data.scalar.style == YAML_PLAIN_SCALAR_STYLE && !strcmp((const char *)key->data.scalar.value, "<<");
+}
+
+/* Keys of a mapping that another one takes over; what that says itself, or one of the first `before` of the list, is left out. */
+static int merge_one(const struct walk *w, const yaml_node_t *from, const yaml_node_t *list, size_t before)
+{
+    int worst = 0;
+    if (from->type != YAML_MAPPING_NODE) return kvr_yaml_refuse(w->y, from, "<<", "a mapping, or a list of mappings, is expected");
+    for (yaml_node_pair_t *i = from->data.mapping.pairs.start; i < from->data.mapping.pairs.top; i++) {
+        yaml_node_t *k = yaml_document_get_node(w->y->doc, i->key), *v = yaml_document_get_node(w->y->doc, i->value);
+        const char *key = k ? kvr_yaml_text(k) : NULL;
+        bool known = key && occurred(w->y, w->map, w->map->data.mapping.pairs.top, key);
+        int rc = 0;
+        for (size_t n = 0; key && n < before && !known; n++) {
+            const yaml_node_t *other = yaml_document_get_node(w->y->doc, list->data.sequence.items.start[n]);
+            known = other->type == YAML_MAPPING_NODE && occurred(w->y, other, other->data.mapping.pairs.top, key);
+        }
+        if (!key || !v) rc = kvr_yaml_refuse(w->y, k ? k : from, w->what, "keys must be texts");
+        else if (is_merge(k)) rc = kvr_yaml_refuse(w->y, k, key, "a mapping that is taken over cannot take over another one");
+        else if (!known) rc = w->fn(w->y, key, k, v, w->arg);
+        if (rc && !goes_on(w->y)) return rc;
+        if (rc) worst = rc;
+    }
+    return worst;
+}
+
+static int merge(const struct walk *w, const yaml_node_t *v)
+{
+    int worst = 0;
+    if (v->type != YAML_SEQUENCE_NODE) return merge_one(w, v, NULL, 0);
+    size_t n = (size_t)(v->data.sequence.items.top - v->data.sequence.items.start);
+    if (n > MERGED_MAX) return kvr_yaml_refuse(w->y, v, "<<", "at most 16 mappings");
+    for (size_t i = 0; i < n; i++) {
+        int rc = merge_one(w, yaml_document_get_node(w->y->doc, v->data.sequence.items.start[i]), v, i);
+        if (rc && !goes_on(w->y)) return rc;
+        if (rc) worst = rc;
+    }
+    return worst;
+}
+
 int kvr_yaml_each_key(const struct kvr_yaml *y, const yaml_node_t *map, const char *what, kvr_yaml_key_fn *fn, void *arg)
 {
+    const struct walk w = {y, map, what, fn, arg};
     int worst = 0;
     if (map->type != YAML_MAPPING_NODE) return kvr_yaml_refuse(y, map, what, "a mapping is expected");
     for (yaml_node_pair_t *i = map->data.mapping.pairs.start; i < map->data.mapping.pairs.top; i++) {
@@ -211,7 +264,7 @@ int kvr_yaml_each_key(const struct kvr_yaml *y, const yaml_node_t *map, const ch
         int rc;
         if (!key || !v) rc = kvr_yaml_refuse(y, k ? k : map, what, "keys must be texts");
         else if (occurred(y, map, i, key)) rc = kvr_yaml_refuse(y, k, key, "the key occurs twice");
-        else rc = fn(y, key, k, v, arg);
+        else rc = is_merge(k) ? merge(&w, v) : fn(y, key, k, v, arg);
         if (rc && !goes_on(y)) return rc;
         if (rc) worst = rc;
     }

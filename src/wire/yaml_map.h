@@ -60,7 +60,8 @@ int kvr_yaml_load(const char *path, char **text, size_t *len, char *err, size_t 
 int kvr_yaml_refuse(const struct kvr_yaml *y, const yaml_node_t *at, const char *key, const char *allowed);
 /* The same, of a line from 1. */
 int kvr_yaml_refuse_line(const struct kvr_yaml *y, size_t line, const char *key, const char *allowed);
-/* Calls fn for each key of a mapping, in the file's order, until one does not return 0; keys may not repeat. `what` names the mapping. */
+/* Calls fn for each key of a mapping, in the file's order, until one does not return 0; keys may not repeat. `what` names the mapping.
+ * `<<: *anchor`, or a list of these, takes over what the mapping does not say itself. */
 int kvr_yaml_each_key(const struct kvr_yaml *y, const yaml_node_t *map, const char *what, kvr_yaml_key_fn *fn, void *arg);
 /* Calls fn for each item of a list. */
 int kvr_yaml_each_item(const struct kvr_yaml *y, const yaml_node_t *list, const char *what, kvr_yaml_item_fn *fn, void *arg);

@@ -297,6 +297,16 @@ def test_a_configuration_may_come_through_a_pipe():
     assert r.returncode == 1 and findings(r)[0].startswith("/dev/stdin:2: frob: ")
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_discovery_file_that_has_no_lines_is_no_file_without_workers(write, tmp_path, make):
+    make(tmp_path / "found")
+    c = write("c.yaml", f"discovery: file\ndiscovery-target: {tmp_path}/found\n")
+    r = run("check", c)
+    assert r.returncode == 1 and "c.yaml:2: discovery-target: " in r.stderr, r.stderr
+    r = run("serve", "--config", c, "--port", free_ports(), "--admin-port", free_ports())
+    assert r.returncode == 1 and "--discovery-target: " in r.stderr, r.stderr
+
+
 # ---- serve --check ------------------------------------------------------------------------------------------
 
 
@@ -358,6 +368,32 @@ def test_a_worker_mapping_may_stand_alone(start, write):
     assert [w["worker_id"] for w in call(s.admin, "GET", "/workers").json()] == [3]
 
 
+def test_workers_may_take_over_what_another_one_says(start, write):
+    m = start(Mock)
+    c = write("c.yaml", f"""
+worker:
+  - &first
+    url: http://127.0.0.1:{m.port}
+    id: 1
+    group: a
+    max-num-batched-tokens: 4096
+  - <<: *first
+    id: 2
+    group: b
+""")
+    s = start_with(start, c)
+    got = [(w["worker_id"], w["routing_group"], w["max_num_batched_tokens"]) for w in call(s.admin, "GET", "/workers").json()]
+    assert sorted(got) == [(1, "a", 4096), (2, "b", 4096)]
+
+
+def test_the_file_of_the_page_is_a_sound_one(write):
+    page = open(os.path.join(os.path.dirname(__file__), "../../docs/config.md"), encoding="utf-8").read()
+    text = re.search(r"```yaml\n(.*?)```", page, re.S)[1]
+    text = text.replace("/etc/kvroute/models.yaml", str(write("models.yaml", MODELS))).replace("/etc/kvroute/keys.yaml", str(write("keys.yaml", KEYS)))
+    r = run("check", write("kvroute.yaml", text))
+    assert [re.sub(r"^\S+ ", "", f) for f in findings(r)] == ["tokenizer-dir: '/models/m' has no tokenizer.json; allowed: a model's folder with one"], r.stderr
+
+
 @pytest.mark.parametrize("text,allowed", [
     ("router-kv-events: false\n", True),
     ("kv-events: no\n", True),
@@ -389,6 +425,8 @@ def test_two_names_of_one_option_exclude_each_other(write):
 
 @pytest.mark.parametrize("text,words", [
     ("no-port: 1\n", ":1: no-port: unknown key"),
+    ("admin_port: 1\n", ":1: admin_port: unknown key 'admin_port'; allowed: admin-port"),
+    ("no_kv_events: true\n", ":1: no_kv_events: unknown key 'no_kv_events'; allowed: no-kv-events"),
     ("no-kv-events: maybe\n", ":1: no-kv-events: bad value 'maybe'; allowed: true or false"),
     ("kv-events: [true]\n", ":1: kv-events: must be a single value"),
     ("discovery-worker: {model: [[a]]}\n", ":1: model: a text or a number is expected"),

@@ -138,6 +138,34 @@ static void a_zero_byte_does_not_end_a_text(void **state)
     refused(raw, sizeof raw - 1, "f:1: control characters are not allowed|");
 }
 
+static void a_mapping_takes_over_what_it_does_not_say_itself(void **state)
+{
+    static const struct {
+        const char *text, *told;
+        double sum;
+    } cases[] = {
+        {"n1: 1\n<<: {n1: 10, n2: 100}\n", "", 101},
+        {"<<: {n1: 10, n2: 100}\nn1: 1\n", "", 101},
+        {"<<: [{n1: 1}, {n1: 10, n2: 100}, {n2: 1000, n3: 10000}]\n", "", 10101},
+        {"<<: {<<: {n1: 1}}\n", "f:1: <<: a mapping that is taken over cannot take over another one|", 0},
+        {"<<: 1\nn1: 1\n", "f:1: <<: a mapping, or a list of mappings, is expected|", 1},
+        {"<<: [{n1: 1}, 2]\n", "f:1: <<: a mapping, or a list of mappings, is expected|", 1},
+        {"<<: {n1: 1}\n<<: {n2: 1}\n", "f:2: <<: the key occurs twice|", 1},
+        {"<<: {x: 1}\nn1: 1\n", "f:1: x: unknown|", 1},
+        {"'<<': {n1: 1}\n", "f:1: <<: unknown|", 0},
+        {"n1: &a 2\n<<: &b {<<: *b}\n", "f:2: <<: a mapping that is taken over cannot take over another one|", 2},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double sum;
+        unsigned n;
+        struct kvr_buf told = all_of(cases[i].text, strlen(cases[i].text), &sum, &n);
+        assert_string_equal(told.data, cases[i].told);
+        assert_true(sum == cases[i].sum);
+        kvr_buf_free(&told);
+    }
+}
+
 /* ---- files ------------------------------------------------------------------------------------------- */
 
 static void a_pipe_without_a_writer_is_an_empty_file(void **state)
@@ -289,6 +317,7 @@ int main(void)
         cmocka_unit_test(what_takes_quadratic_time_is_refused_before),
         cmocka_unit_test(one_document_is_read_and_a_second_is_no_secret),
         cmocka_unit_test(a_zero_byte_does_not_end_a_text),
+        cmocka_unit_test(a_mapping_takes_over_what_it_does_not_say_itself),
         cmocka_unit_test(a_pipe_without_a_writer_is_an_empty_file),
         cmocka_unit_test(what_is_written_into_a_pipe_is_read_to_its_end),
         cmocka_unit_test(a_text_is_split_at_commas_that_have_no_backslash),

@@ -2,8 +2,10 @@
 /* A file with one --worker value a line; empty lines and those that begin with # are left out. Looked at every second; a file that
  * cannot be read, or has a line that is wrong, changes nothing. */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "app/serve/discovery/found.h"
 #include "base/log.h"
@@ -22,13 +24,28 @@ static bool same(const struct stat *a, const struct stat *b)
            a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
+/* A directory has no lines and would be a file without workers, and a pipe without a writer would hold the loop up. Returns: NULL, with
+ * errno. */
+static FILE *open_regular(const char *path)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return NULL;
+    bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    FILE *f = regular ? fdopen(fd, "r") : NULL;
+    if (f) return f;
+    if (!regular) errno = S_ISDIR(st.st_mode) ? EISDIR : EINVAL;
+    close(fd);
+    return NULL;
+}
+
 /* fn for each line that says something. Returns: 0, or -1 with the reason in err. */
 static int each_line(struct serve *s, struct discovery_file *file,
                      void (*fn)(struct serve *s, const struct worker_spec *w, const char *line), char *err, size_t cap)
 {
     char line[LINE_MAX_LEN], why[400];
     unsigned at = 0;
-    FILE *f = fopen(s->o->discovery_target, "re");
+    FILE *f = open_regular(s->o->discovery_target);
     if (!f) {
         snprintf(err, cap, "'%.200s': %s", s->o->discovery_target, strerror(errno));
         return -1;
@@ -43,6 +60,10 @@ static int each_line(struct serve *s, struct discovery_file *file,
         rc = worker_parse(s, line, &file->scratch, why, sizeof why);
         if (rc) snprintf(err, cap, "'%.200s', line %u: %s", s->o->discovery_target, at, why);
         else if (fn) fn(s, &file->scratch, line);
+    }
+    if (rc == 0 && ferror(f)) {
+        snprintf(err, cap, "'%.200s': %s", s->o->discovery_target, strerror(errno));
+        rc = -1;
     }
     fclose(f);
     return rc;
