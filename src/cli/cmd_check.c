@@ -203,6 +203,9 @@ int cmd_check(int argc, char **argv)
         kvr_log_error("kvroute check: no FILE is given; see kvroute check --help");
         return 2;
     }
-    for (int i = optind; i < argc; i++) c.unread += check_one(&c, argv[i], kind) != 0;
+    for (int i = optind; i < argc; i++) {
+        c.unread += check_one(&c, argv[i], kind) != 0;
+        file_lines_print(&c.findings);
+    }
     return serve_checker_end(&c);
 }

@@ -29,13 +29,6 @@ static const char *behind_name(const char *text, const char *key)
     return colon && strncmp(at, key, n) == 0 && strchr(",:", at[n]) ? colon + 2 : text;
 }
 
-static void print_plain(const char *text)
-{
-    char shown[4096];
-    (void)kvr_printable(text, strlen(text), shown, sizeof shown);
-    fprintf(stderr, "%s\n", shown);
-}
-
 void serve_checker_tell(struct serve_checker *c, const char *keys, const char *text)
 {
     char whole[4096];
@@ -43,7 +36,7 @@ void serve_checker_tell(struct serve_checker *c, const char *keys, const char *t
     if (line) snprintf(whole, sizeof whole, "%s:%zu: %s", c->from->file, line, text);
     else snprintf(whole, sizeof whole, "%s", text);
     c->wrong++;
-    if (c->plain) print_plain(whole);
+    if (c->plain) file_lines_add(&c->findings, whole);
     else kvr_log_error("kvroute %s: %s", c->command, whole);
 }
 
@@ -77,8 +70,9 @@ void serve_cli_check_file(enum serve_file kind, const char *path, struct serve_c
     serve_check_file(kind, path, NULL, &(struct serve_check_ear){on_wrong, on_fact, c});
 }
 
-int serve_checker_end(const struct serve_checker *c)
+int serve_checker_end(struct serve_checker *c)
 {
+    file_lines_print(&c->findings);
     if (c->wrong) printf("%u finding%s\n", c->wrong, c->wrong == 1 ? "" : "s");
     else if (!c->unread) printf("nothing is wrong\n");
     return c->unread ? 2 : fflush(stdout) || c->wrong ? 1 : 0;

@@ -8,6 +8,7 @@
 #define KVR_CLI_SERVE_CLI_H
 
 #include "app/serve/serve.h"
+#include "cli/file_lines.h"
 #include "cli/options.h"
 
 struct serve_cli {
@@ -22,7 +23,8 @@ struct serve_checker {
     const struct option_row *rows;
     size_t n;
     const struct options_from *from; /* NULL: no file of options */
-    bool plain;                      /* on stderr as it is, not in the log */
+    bool plain;                      /* on stderr as they are, by file and line, not in the log */
+    struct file_lines findings;      /* that were not printed yet */
     unsigned wrong;                  /* findings so far */
     unsigned unread;                 /* files that could not be checked */
 };
@@ -37,7 +39,7 @@ void serve_cli_check(struct serve_cli *cli, struct serve_checker *c);
 /* One of the other files. */
 void serve_cli_check_file(enum serve_file kind, const char *path, struct serve_checker *c);
 /* The last line of a check. Returns: the exit code: 0, 1 when anything is wrong, 2 when there was something unread. */
-int serve_checker_end(const struct serve_checker *c);
+int serve_checker_end(struct serve_checker *c);
 
 /* `keys`: names of options, separated by |, of which the first that the file sets gives the line; NULL: the text says where it is. */
 void serve_checker_tell(struct serve_checker *c, const char *keys, const char *text);

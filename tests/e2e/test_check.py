@@ -139,6 +139,9 @@ use-remote-indexer: ftp://x
                   "c.yaml:23: router-track-output-blocks needs router-track-active-blocks", "c.yaml:24: admin-key-file: ",
                   "c.yaml:25: otlp-endpoint: bad value 'nowhere'", "c.yaml:26: use-remote-indexer: bad value 'ftp://x'"):
         assert sum(line.startswith(begin) for line in told) == 1, f"{begin}\n" + "\n".join(told)
+    lines = [tuple(line.split(":")[:2]) for line in told]
+    assert [f for f, _ in lines] == sorted((f for f, _ in lines), key=["c.yaml", "m.yaml", "p.yaml"].index)
+    assert all([int(n) for f, n in lines if f == file] == sorted(int(n) for f, n in lines if f == file) for file in ("c.yaml", "m.yaml"))
 
 
 MISTAKES = [
