@@ -310,6 +310,12 @@ def test_a_discovery_file_that_has_no_lines_is_no_file_without_workers(write, tm
     assert r.returncode == 1 and "--discovery-target: " in r.stderr, r.stderr
 
 
+def test_a_line_of_a_discovery_file_is_named(write):
+    found = write("found", "# workers\nhttp://10.0.0.1:1,model=m\nhttp://10.0.0.2:1,color=red\n")
+    r = run("check", write("c.yaml", f"discovery: file\ndiscovery-target: {found}\n"))
+    assert r.returncode == 1 and re.match(r".*/c\.yaml:2: discovery-target: .*/found:3: worker: 'http://10.0.0.2:1,color=red': unknown key 'color'", findings(r)[0])
+
+
 # ---- serve --check ------------------------------------------------------------------------------------------
 
 

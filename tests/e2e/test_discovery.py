@@ -36,7 +36,7 @@ def test_a_file_is_watched(start, tmp_path):
     wait_for("the second", lambda: ids(r) == {1, 2})
     assert r.overlap(TOKENS)[(1, 0)] == 8  # the first was left alone
     write(f"{a.spec(',id=1')}\nhttp://127.0.0.1:1,color=red\n")
-    wait_for("the mistake is told", lambda: "line 2" in r.text() and "color" in r.text())
+    wait_for("the mistake is told", lambda: ":2: worker: " in r.text() and "color" in r.text())
     assert ids(r) == {1, 2}
     os.unlink(f)
     wait_for("its absence is told", lambda: "No such file" in r.text())

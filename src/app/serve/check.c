@@ -113,7 +113,7 @@ void serve_check_file(enum serve_file kind, const char *path, const char *key, c
 static void check_parts(struct serve *s, const struct serve_check_ear *ear)
 {
     const struct serve_options *o = s->o;
-    char err[WHY_MAX], why[512];
+    char err[WHY_MAX];
     const struct kvr_otlp_config traces = {.endpoint = o->otlp_endpoint};
     if (o->otlp_endpoint && kvr_otlp_check(&traces, err, sizeof err)) ear->wrong(ear->arg, "otlp-endpoint", err);
     doors_check(s, ear->wrong, ear->arg);
@@ -125,7 +125,7 @@ static void check_parts(struct serve *s, const struct serve_check_ear *ear)
     if (o->select_only ? kvr_given_dirs_check(o->tokenizer_dirs, o->tokenizer_dirs_n, MODEL_MAX - 1, err, sizeof err)
                        : tokenizers_check(s, err, sizeof err))
         ear->wrong(ear->arg, "tokenizer-dir", err);
-    if (discovery_check(s, why, sizeof why)) ear->wrong(ear->arg, "discovery-target", why);
+    if (discovery_check(s, err, sizeof err)) ear->wrong(ear->arg, "discovery-target", err);
 }
 
 static void check_workers(struct serve *s, const struct serve_check_ear *ear)

@@ -452,7 +452,7 @@ static int observe_start(struct serve *s, char *err, size_t cap)
 
 static int run(struct serve *s)
 {
-    char err[512];
+    char err[2048];
     if (observe_start(s, err, sizeof err) || doors_open(s, err, sizeof err) || models_config_open(s, err, sizeof err) ||
         admin_open(s, err, sizeof err) || keyrings_open(s, err, sizeof err) ||
         kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) || connect_nats(s, err, sizeof err)) {

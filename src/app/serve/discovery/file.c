@@ -9,6 +9,7 @@
 
 #include "app/serve/discovery/found.h"
 #include "base/log.h"
+#include "wire/entry.h"
 
 enum { LOOK_MS = 1000, LINE_MAX_LEN = 2048 };
 
@@ -39,12 +40,24 @@ static FILE *open_regular(const char *path)
     return NULL;
 }
 
+static int read_line(struct serve *s, const char *line, size_t at, struct worker_spec *out, char *err, size_t cap)
+{
+    struct kvr_entry e;
+    if (kvr_entry_parse(line, s->o->discovery_target, at, &e)) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    int rc = worker_read(s, &e, out, err, cap);
+    kvr_entry_free(&e);
+    return rc;
+}
+
 /* fn for each line that says something. Returns: 0, or -1 with the reason in err. */
 static int each_line(struct serve *s, struct discovery_file *file,
                      void (*fn)(struct serve *s, const struct worker_spec *w, const char *line), char *err, size_t cap)
 {
-    char line[LINE_MAX_LEN], why[400];
-    unsigned at = 0;
+    char line[LINE_MAX_LEN];
+    size_t at = 0;
     FILE *f = open_regular(s->o->discovery_target);
     if (!f) {
         snprintf(err, cap, "'%.200s': %s", s->o->discovery_target, strerror(errno));
@@ -57,9 +70,8 @@ static int each_line(struct serve *s, struct discovery_file *file,
         line[n] = 0;
         while (n && line[n - 1] == ' ') line[--n] = 0;
         if (!n || line[0] == '#') continue;
-        rc = worker_parse(s, line, &file->scratch, why, sizeof why);
-        if (rc) snprintf(err, cap, "'%.200s', line %u: %s", s->o->discovery_target, at, why);
-        else if (fn) fn(s, &file->scratch, line);
+        rc = read_line(s, line, at, &file->scratch, err, cap);
+        if (rc == 0 && fn) fn(s, &file->scratch, line);
     }
     if (rc == 0 && ferror(f)) {
         snprintf(err, cap, "'%.200s': %s", s->o->discovery_target, strerror(errno));
@@ -92,18 +104,18 @@ static int needs_target(char *err, size_t cap)
 
 int discovery_file_check(struct serve *s, char *err, size_t cap)
 {
-    char why[700];
+    char why[1200];
     struct discovery_file *f = calloc(1, sizeof *f);
     int rc = f && s->o->discovery_target ? each_line(s, f, NULL, why, sizeof why) : -1;
     if (!s->o->discovery_target) needs_target(err, cap);
-    else if (rc) snprintf(err, cap, "--discovery-target: %.400s", f ? why : "out of memory");
+    else if (rc) snprintf(err, cap, "--discovery-target: %.1100s", f ? why : "out of memory");
     free(f);
     return rc;
 }
 
 struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t cap)
 {
-    char why[700];
+    char why[1200];
     if (!s->o->discovery_target && needs_target(err, cap)) return NULL;
     struct discovery_file *f = calloc(1, sizeof *f);
     if (!f) {
@@ -113,7 +125,7 @@ struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t c
     f->looked_ms = now_ms();
     (void)stat(s->o->discovery_target, &f->last);
     if (load(s, f, why, sizeof why) == 0) return f;
-    snprintf(err, cap, "--discovery-target: %.400s", why);
+    snprintf(err, cap, "--discovery-target: %.1100s", why);
     free(f);
     return NULL;
 }
@@ -131,7 +143,7 @@ void discovery_file_tick(struct serve *s, struct discovery_file *f)
 
 void discovery_file_reload(struct serve *s, struct discovery_file *f)
 {
-    char why[700];
+    char why[1200];
     if (load(s, f, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
 }
 
