@@ -72,6 +72,11 @@ static void say_allowed(const struct option_row *r, char *out, size_t cap)
 void options_say_bad(const struct option_row *r, const char *value, char *out, size_t cap)
 {
     char allowed[256];
+    bool is_text = r->type == OPT_STRING || r->type >= OPT_LIST;
+    if (is_text && *value) { /* any text that is not empty is allowed */
+        snprintf(out, cap, "out of memory");
+        return;
+    }
     say_allowed(r, allowed, sizeof allowed);
     snprintf(out, cap, "bad value '%.200s'; allowed: %s", value, allowed);
 }
