@@ -62,8 +62,8 @@ def test_json_lines_hold_whatever_a_worker_is_called(start, tmp_path):
     f.write_text("")
     s = start(Serve, [], "--discovery", "file", "--discovery-target", f, "--log-format", "json", ready=False)
     f.write_bytes(b'http://127.0.0.1:1,"\\\x1b[2J\xff\xed\xa0\x80=gr\xc3\xbc\xc3\x9f\n')
-    wait_for("it is refused", lambda: "line 1" in s.text())
-    seen = [o for o in map(fields_of, raw_lines(s)) if "line 1" in o["message"]]
+    wait_for("it is refused", lambda: ":1: worker: " in s.text())
+    seen = [o for o in map(fields_of, raw_lines(s)) if ":1: worker: " in o["message"]]
     assert seen and seen[0]["level"] == "warning" and "\\x1b[2J\\xff\\xed\\xa0\\x80" in seen[0]["message"] and '"' in seen[0]["message"]
 
 
@@ -75,9 +75,9 @@ def test_levels_leave_out_what_is_less_important(start, tmp_path, level, some):
     assert {l.split()[1] for l in raw_lines(s)} == some, s.text()
 
 
-@pytest.mark.parametrize("command", ["serve", "select", "indexer", "publish", "mock", "replay", "hash", "doctor", "replay-events", "curve-key"])
+@pytest.mark.parametrize("command", ["serve", "select", "indexer", "publish", "mock", "replay", "hash", "doctor", "check", "replay-events", "curve-key"])
 def test_every_program_says_in_the_asked_form_that_an_option_is_bad(command):
-    bad = {"doctor": ["--timeout", "x"], "replay-events": ["--max-time", "x"], "curve-key": ["--zap"]}.get(command, ["--zap", "1"])
+    bad = {"doctor": ["--timeout", "x"], "check": ["--kind", "x"], "replay-events": ["--max-time", "x"], "curve-key": ["--zap"]}.get(command, ["--zap", "1"])
     r = subprocess.run([BINARY, command, *bad], capture_output=True, text=True, env={**os.environ, "KVROUTE_LOG_FORMAT": "json"})
     assert r.returncode == 2, r
     o = fields_of(r.stderr.splitlines()[0])
