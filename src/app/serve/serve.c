@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Start, threads, signals, drain. The map of threads is in state.h. */
 #include "app/serve/admin/admin.h"
+#include "app/serve/admin/reload.h"
 #include "app/serve/data/data_port.h"
 #include "app/serve/data/flow.h"
 #include "app/serve/data/note.h"
@@ -212,24 +213,10 @@ static void on_signal(uv_signal_t *sig, int signum)
     uv_timer_start(&s->handles.expire, on_second, 50, 50);
 }
 
-/* SIGHUP: what is in files is read again. What cannot be read stays as it was. */
 static void on_reload(uv_signal_t *sig, int signum)
 {
-    struct serve *s = sig->data;
-    const char *name = s->o->select_only ? "select" : "serve";
-    char err[512];
     (void)signum;
-    if (kvr_access_reload(s->access, err, sizeof err))
-        kvr_log_warning("kvroute %s: SIGHUP: --admin-key-file: %s; the old keys stay", name, err);
-    doors_reload(s);
-    if (s->keyrings.path && keyrings_reload(s, err, sizeof err))
-        kvr_log_warning("kvroute %s: SIGHUP: --api-key-file: %s; the old keys stay", name, err);
-    models_config_reload(s);
-    discovery_reload(s);
-    tokenizers_reload(s);
-    kvr_given_tokens_reload(s->given_tokens);
-    kvr_line_log_reopen(s->access_log);
-    kvr_log("kvroute %s: SIGHUP: read again", name);
+    (void)reload_all(sig->data, "SIGHUP", NULL);
 }
 
 static int add_configured_workers(struct serve *s)
@@ -468,6 +455,7 @@ static int run(struct serve *s)
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
+    reload_begin(s);
     s->admin_connections = admin_connections(s);
     if (!s->o->select_only && start_loops(s)) return 1;
     if (remote_open_admin(s)) return 1;

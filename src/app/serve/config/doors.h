@@ -13,7 +13,8 @@ struct serve;
 
 /* Returns: 0, or -1 with the reason in err, which names the option. */
 int doors_open(struct serve *s, char *err, size_t cap);
-void doors_reload(struct serve *s);
+/* Reads all again; those that cannot be read stay as they were. Returns: 0, or -1 with all reasons in err. */
+int doors_reload(struct serve *s, char *err, size_t cap);
 /* Once an hour: warns of certificates that end soon. */
 void doors_tick(struct serve *s);
 /* kvroute_tls_certificate_expiry_timestamp_seconds by port. */

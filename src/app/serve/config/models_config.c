@@ -6,7 +6,6 @@
 
 #include "app/serve/config/models_file.h"
 #include "app/serve/state.h"
-#include "base/log.h"
 
 struct models_config {
     struct models_file file; /* first: holders have its address */
@@ -35,23 +34,20 @@ static void exchange(struct serve *s, struct models_config *c)
     if (before) models_config_let_go(&before->file);
 }
 
-int models_config_open(struct serve *s, char *err, size_t cap)
+int models_config_reload(struct serve *s, char *err, size_t cap)
 {
-    char why[400];
-    if (!s->o->models_file) return 0;
-    struct models_config *c = read_file(s->o->models_file, why, sizeof why);
+    struct models_config *c = read_file(s->o->models_file, err, cap);
     reloads_note(&s->reloads, RELOAD_MODELS, c != NULL);
     if (c) exchange(s, c);
-    else snprintf(err, cap, "models-file: %s", why);
     return c ? 0 : -1;
 }
 
-void models_config_reload(struct serve *s)
+int models_config_open(struct serve *s, char *err, size_t cap)
 {
-    char err[512];
-    if (!s->o->models_file) return;
-    if (models_config_open(s, err, sizeof err) == 0) return;
-    kvr_log_warning("kvroute serve: SIGHUP: %s; what was read before stays", err);
+    char why[400];
+    if (!s->o->models_file || models_config_reload(s, why, sizeof why) == 0) return 0;
+    snprintf(err, cap, "models-file: %s", why);
+    return -1;
 }
 
 const struct models_file *models_config_hold(struct serve *s)

@@ -15,8 +15,8 @@ struct serve;
 
 /* Reads --models-file, if there is one. Returns: 0, or -1 with the reason in err. */
 int models_config_open(struct serve *s, char *err, size_t cap);
-/* Reads it again; counted, and told in the log when it is refused. */
-void models_config_reload(struct serve *s);
+/* Reads it again, and counts that. Returns: 0, or -1 with the reason in err; then nothing is changed. */
+int models_config_reload(struct serve *s, char *err, size_t cap);
 /* Give it back. NULL: there is none. */
 const struct models_file *models_config_hold(struct serve *s);
 void models_config_let_go(const struct models_file *f); /* NULL is fine */
