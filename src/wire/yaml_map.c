@@ -86,14 +86,16 @@ int kvr_yaml_each_item(const struct kvr_yaml *y, const yaml_node_t *list, const 
 
 const char *kvr_yaml_text(const yaml_node_t *n)
 {
-    return n->type == YAML_SCALAR_NODE ? (const char *)n->data.scalar.value : NULL;
+    if (n->type != YAML_SCALAR_NODE) return NULL;
+    const char *s = (const char *)n->data.scalar.value;
+    return strlen(s) == n->data.scalar.length ? s : NULL; /* JSON and YAML can write a zero */
 }
 
 int kvr_yaml_get_text(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, char *out, size_t cap)
 {
     const char *s = kvr_yaml_text(n);
     char allowed[64];
-    if (!s || !*s || strlen(s) != n->data.scalar.length || strlen(s) >= cap) {
+    if (!s || !*s || strlen(s) >= cap) {
         snprintf(allowed, sizeof allowed, "a text of 1 to %zu characters is expected", cap - 1);
         return kvr_yaml_refuse(y, n, key, allowed);
     }

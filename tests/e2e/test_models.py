@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--models-file: aliases, shares of a new model, fallbacks, and the file read again while requests go on."""
+"""--models-file: aliases, shares of a new model, fallbacks; the file read again, and other names put over the admin port, while requests go on."""
+import json
 import pathlib
 import signal
 import threading
 
 import pytest
-from conftest import Mock, Serve, call, wait_for
+from conftest import Mock, Select, Serve, call, wait_for
 
 CANARY = """
 models:
@@ -142,3 +143,135 @@ def test_the_example_of_the_documents_is_taken(start, file):
     wait_for("both models", lambda: {"m-new", "m-small"} <= {m["id"] for m in call(router.port, "GET", "/v1/models").json()["data"]})
     got = {served(ask(router, "chat", f"s{i}")) for i in range(100)}
     assert got == {"m-new", "m-small"}  # nobody serves `m`
+
+
+# ---- over the admin port ----------------------------------------------------------------------------------
+
+
+def put(router, body, **headers):
+    return call(router.admin, "PUT", "/models_config", body, {"Content-Type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}})
+
+
+def in_force(router):
+    a = call(router.admin, "GET", "/models_config")
+    assert a.status == 200
+    return a
+
+
+def test_what_is_put_over_the_admin_port_counts_at_once_and_is_what_is_told(start, file):
+    path = file(CANARY)
+    router = serve(start, path, mock(start, "m"), mock(start, "m-new"))
+    wait_for("both models", lambda: {"m", "m-new"} <= {m["id"] for m in call(router.port, "GET", "/v1/models").json()["data"]})
+    first = in_force(router)
+    rules = {"chat": {"alias_of": "m"}, "m": {"targets": [{"model": "m", "weight": 95}, {"model": "m-new", "weight": 5}]}}
+    told = first.json()
+    assert told["config"] == {"models": rules} and told["source"] == "file" and told["path"] == str(path) and told["since"].endswith("Z")
+    assert "until" not in told and router.metric("models_config_from_api") == 0
+    rules = {"chat": {"alias_of": "m-new"}, 'a"b\\': {"targets": [{"model": "m", "weight": 0.1}, {"model": "m-new", "weight": 1e-9}], "fallback": ["m-new"]}}
+    a = put(router, json.dumps({"models": rules}))
+    assert a.status == 200, a.body
+    assert served(ask(router, "chat")) == "m-new" and served(ask(router, 'a"b\\')) == "m"
+    assert a.json() == in_force(router).json() and a.json()["config"] == {"models": rules}
+    assert a.json()["source"] == "api" and a.json()["until"] == "the file is read again, or the router ends"
+    assert a.headers["etag"] == in_force(router).headers["etag"] != first.headers["etag"]
+    assert router.metric("models_config_from_api") == 1 and router.metric("config_reloads_total", file="models-put", result="taken") == 1
+    again = put(router, json.dumps(a.json()["config"]))
+    assert again.json()["config"] == {"models": rules} and again.headers["etag"] == a.headers["etag"], "what is told can be put"
+
+
+def test_what_was_put_is_lost_when_the_file_is_read_again(start, file):
+    router = serve(start, file("models: {chat: {alias_of: m}}"), mock(start, "m"), mock(start, "m2"))
+    wait_for("both models", lambda: {"m", "m2"} <= {m["id"] for m in call(router.port, "GET", "/v1/models").json()["data"]})
+    tag = in_force(router).headers["etag"]
+    assert put(router, {"models": {"chat": {"alias_of": "m2"}}}).status == 200 and served(ask(router, "chat")) == "m2"
+    a = router.post("/reload", None)
+    assert [f["result"] for f in a.json()["files"]] == ["taken"], "the file is as before, what is in force is not"
+    assert served(ask(router, "chat")) == "m" and in_force(router).json()["source"] == "file" and in_force(router).headers["etag"] == tag
+    assert [f["result"] for f in router.post("/reload", None).json()["files"]] == ["unchanged"]
+    file("models: {chat: {alias: m}}")
+    put(router, {"models": {"chat": {"alias_of": "m2"}}})
+    assert router.post("/reload", None).status == 422 and served(ask(router, "chat")) == "m2", "a file that is refused changes nothing"
+
+
+def test_names_can_be_put_where_there_is_no_file(start):
+    router = start(Serve, [mock(start, "m").spec()])
+    wait_for("m", lambda: ask(router, "m").status == 200)
+    told = in_force(router)
+    assert told.json() == {"config": {"models": {}}, "source": "none"}
+    assert ask(router, "chat").status == 404
+    a = put(router, {"models": {"chat": {"alias_of": "m"}}}, If_Match=told.headers["etag"])
+    assert a.status == 200 and a.json()["until"] == "the router ends" and served(ask(router, "chat")) == "m"
+    router.p.send_signal(signal.SIGHUP)
+    wait_for("read again", lambda: "SIGHUP: read again" in router.text())
+    assert served(ask(router, "chat")) == "m", "there is no file to read"
+    assert put(router, {"models": {}}).status == 200 and ask(router, "chat").status == 404
+
+
+def test_of_two_who_change_what_both_have_seen_the_second_is_told(start, file):
+    router = serve(start, file("models: {}"), mock(start, "m"))
+    tag = in_force(router).headers["etag"]
+    assert put(router, {"models": {"a": {"alias_of": "m"}}}, If_Match=f'"other", {tag}').status == 200
+    late = put(router, {"models": {"b": {"alias_of": "m"}}}, If_Match=tag)
+    assert late.status == 412 and in_force(router).headers["etag"] in late.json()["error"]
+    assert put(router, {"models": {"b": {"alias_of": "m"}}}, If_Match="W/" + in_force(router).headers["etag"]).status == 412
+    assert list(in_force(router).json()["config"]["models"]) == ["a"]
+    assert put(router, {"models": {"c": {"alias_of": "m"}}}, If_Match="*").status == 200
+    assert list(in_force(router).json()["config"]["models"]) == ["c"]
+
+
+@pytest.mark.parametrize("body,status,error", [
+    ('{"models":\n{"chat":\n{"alias": "m"}}}', 422, "body:3: alias: unknown key of a model; allowed: alias_of, targets, fallback"),
+    ('{"models": {"a": {"alias_of": "b"}, "b": {"alias_of": "a"}}}', 422, "body:1: a: its targets lead in a circle, or over more than 8 steps"),
+    ('{"models": {"a": {"alias_of": null}}}', 422, "body:1: alias_of: the name of a model is expected; one that is null has quotes"),
+    ('{"models": {"a\\u0000b": {"alias_of": "m"}}}', 422, "body:1: models: keys must be texts"),
+    ('{"models": {"a": {"alias_of": "m\\u0000"}}}', 422, "body:1: alias_of: a text of 1 to 127 characters is expected"),
+    ('{"model": {}}', 422, "body:1: model: unknown key; allowed: models"),
+    ('{"models": {}, "models": {}}', 400, "given more than once"),
+    ("models: {}", 400, "not valid JSON"), ("", 400, "JSON"), ("[]", 400, "object"),
+    ("large", 413, "1 MiB"),
+])
+def test_what_cannot_be_put_changes_nothing_and_is_named(start, file, body, status, error):
+    router = serve(start, file("models: {chat: {alias_of: m}}"), mock(start, "m"))
+    before = in_force(router).json()
+    a = put(router, body if body != "large" else '{"models": {}}' + " " * (1 << 20))
+    assert a.status == status and error in a.json()["error"], a.body
+    assert in_force(router).json() == before
+    assert router.metric("config_reloads_total", file="models-put", result="refused") == (status == 422)
+    assert router.metric("config_last_reload_successful", file="models") == 1, "the file is as good as before"
+    assert b'kvroute_config_last_reload_successful{file="models-put"}' not in call(router.admin, "GET", "/metrics").body
+
+
+def test_names_are_put_by_whoever_has_the_admin_key_alone(start, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    router = start(Serve, [], "--admin-key-file", key, ready=False)
+    assert put(router, {"models": {}}).status == 401 and call(router.admin, "GET", "/models_config").status == 401
+    assert put(router, {"models": {}}, Authorization="Bearer secret", Origin="http://elsewhere").status == 403
+    assert put(router, {"models": {}}, Authorization="Bearer secret").status == 200
+    assert call(router.admin, "POST", "/models_config", {"models": {}}, {"Authorization": "Bearer secret"}).status == 405
+    assert call(start(Select).port, "GET", "/models_config").status == 404
+
+
+def test_names_are_put_under_load_and_every_request_is_served(start, file):
+    router = serve(start, file("models: {chat: {alias_of: m}}"), mock(start, "m"), mock(start, "m2"))
+    wait_for("both models", lambda: {"m", "m2"} <= {m["id"] for m in call(router.port, "GET", "/v1/models").json()["data"]})
+    seen, stop = [], threading.Event()
+
+    def load():
+        while not stop.is_set():
+            a = ask(router, "chat")
+            seen.append((a.status, a.headers.get("x-kvroute-model")))
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for t in threads:
+        t.start()
+    try:
+        for n in range(40):
+            model = "m2" if n % 2 else "m"
+            assert put(router, {"models": {"chat": {"alias_of": model}}}).status == 200
+            assert served(ask(router, "chat")) == model
+    finally:
+        stop.set()
+        for t in threads:
+            t.join()
+    assert {s for s, _ in seen} == {200} and {m for _, m in seen} == {"m", "m2"}

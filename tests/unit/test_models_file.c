@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "app/serve/config/models_file.h"
+#include "base/buf.h"
 
 enum { SESSIONS = 20000 };
 
@@ -83,6 +84,8 @@ static void mistakes_are_named_with_line_and_key(void **state)
         {"model: {}", "m.yaml:1: model: unknown key; allowed: models"},
         {"models:\n  a: {alias: b}", "m.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback"},
         {"models:\n  a: {alias_of: \"b\\r\\nx: y\"}", "m.yaml:2: alias_of: a name of printable ASCII without spaces is expected"},
+        {"models:\n  a: {alias_of: null}", "m.yaml:2: alias_of: the name of a model is expected; one that is null has quotes"},
+        {"models:\n  \"a\\0b\": {alias_of: c}", "m.yaml:2: models: keys must be texts"},
         {"models:\n  a: {alias_of: ''}", "m.yaml:2: alias_of: a text of 1 to 127 characters is expected"},
         {"models:\n  a: {alias_of: b, targets: [{model: c, weight: 1}]}", "m.yaml:2: targets: alias_of and targets exclude each other"},
         {"models:\n  a:\n    targets: [{model: c}]", "m.yaml:3: targets: each target needs model and weight"},
@@ -135,6 +138,31 @@ static void chains_of_eight_steps_are_followed_and_no_longer_ones(void **state)
     assert_string_equal(err, "m.yaml:1: a0: its targets lead in a circle, or over more than 8 steps");
 }
 
+static void what_is_written_is_read_as_the_same(void **state)
+{
+    static const char text[] =
+        "models:\n  chat: {alias_of: m}\n  \"q\\\"\\\\\": {fallback: [a, b]}\n"
+        "  m: {targets: [{model: m, weight: 0.1}, {model: n, weight: 0.30000000000000004}], fallback: [s]}\n  z: {}\n";
+    struct models_file a = read_or_fail(text), b;
+    struct kvr_buf once = {0}, twice = {0};
+    (void)state;
+    models_file_write(&a, &once);
+    kvr_buf_add(&once, "", 1);
+    assert_string_equal(once.data,
+                        "{\"models\":{\"chat\":{\"alias_of\":\"m\"},\"m\":{\"targets\":[{\"model\":\"m\",\"weight\":0.10000000000000001},"
+                        "{\"model\":\"n\",\"weight\":0.30000000000000004}],\"fallback\":[\"s\"]},"
+                        "\"q\\\"\\\\\":{\"fallback\":[\"a\",\"b\"]},\"z\":{}}}");
+    b = read_or_fail(once.data);
+    models_file_write(&b, &twice);
+    kvr_buf_add(&twice, "", 1);
+    assert_string_equal(once.data, twice.data);
+    assert_true(a.rules[1].targets[1].weight == b.rules[1].targets[1].weight);
+    models_file_free(&a);
+    models_file_free(&b);
+    kvr_buf_free(&once);
+    kvr_buf_free(&twice);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -144,6 +172,7 @@ int main(void)
         cmocka_unit_test(a_draw_is_the_same_in_every_process),
         cmocka_unit_test(mistakes_are_named_with_line_and_key),
         cmocka_unit_test(chains_of_eight_steps_are_followed_and_no_longer_ones),
+        cmocka_unit_test(what_is_written_is_read_as_the_same),
         cmocka_unit_test(names_are_found_whatever_their_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -178,7 +178,7 @@ struct serve {
     struct engine_loads engine_loads;
     struct missed_pairs missed;
     struct kvr_lock models_lock;
-    struct models_config *models; /* NULL: no --models-file */
+    struct models_config *models; /* NULL: no --models-file, and none was put */
     struct health_checks *health_checks;
     struct kvr_http_client *health_client;
     struct selection *selection; /* main loop's */

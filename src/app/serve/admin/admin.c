@@ -399,7 +399,8 @@ static const struct {
     {"/loads", get_loads, NULL},
     {"/dump", get_dump, NULL},
     {"/api_keys", get_api_keys, NULL},
-    {"/reload", NULL, NULL}, /* POST has no body: begin() has it */
+    {"/models_config", models_get, NULL}, /* and PUT */
+    {"/reload", NULL, NULL},              /* POST has no body: begin() has it */
     {"/busy_threshold", get_busy, set_busy},
     {"/potential_loads", NULL, admin_potential_loads},
     {"/overlap_scores", NULL, admin_overlap_scores},
@@ -632,6 +633,10 @@ static void begin(struct serve *s, struct kvr_http_conn *c)
         return;
     }
     if (is_post && needs_worker(c, rq->path) && selection_hold(s, c)) return;
+    if (kvr_text_is(rq->method, "PUT") && kvr_text_is(rq->path, "/models_config")) {
+        models_put(s, c);
+        return;
+    }
     for (size_t i = 0; i < KVR_ARRAY_LEN(routes); i++) {
         if (!kvr_text_is(rq->path, routes[i].path)) continue;
         if (get && routes[i].get) routes[i].get(s, c);

@@ -69,7 +69,7 @@ static const struct reloadable {
     {RELOAD_ADMIN_KEYS, admin_keys_paths, read_admin_keys, "--admin-key-file", "the old keys stay"},
     {RELOAD_CERTIFICATES, certificates_paths, doors_reload, "certificates", "the old certificate stays"},
     {RELOAD_API_KEYS, api_keys_paths, keyrings_reload, "--api-key-file", "the old keys stay"},
-    {RELOAD_MODELS, models_paths, models_config_reload, "--models-file", "what was read before stays"},
+    {RELOAD_MODELS, models_paths, models_config_reload, "--models-file", "what was in force stays"},
     {RELOAD_WORKERS, workers_paths, discovery_reload, "--discovery-target", "nothing is changed"},
 };
 

@@ -323,12 +323,8 @@ static void put_use(struct kvr_buf *b, struct key_use *u, const struct key_limit
 
 static void put_expiry(struct kvr_buf *b, int64_t expires)
 {
-    char text[32] = "";
-    time_t t = (time_t)expires;
-    struct tm tm;
-    if (expires == INT64_MAX || !gmtime_r(&t, &tm)) return;
-    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm);
-    kvr_json_put_str(b, "expires", text);
+    if (expires == INT64_MAX) return;
+    kvr_json_put_moment(b, "expires", expires);
     kvr_json_key(b, "expired");
     kvr_json_bool(b, (int64_t)time(NULL) >= expires);
 }

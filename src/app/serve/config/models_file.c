@@ -17,6 +17,8 @@ static const double WEIGHT_MAX = 1e6;
 static int read_model(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, char *out)
 {
     if (kvr_yaml_get_text(y, n, key, out, MODEL_MAX)) return -1;
+    if (n->data.scalar.style == YAML_PLAIN_SCALAR_STYLE && (!strcmp(out, "null") || !strcmp(out, "~")))
+        return kvr_yaml_refuse(y, n, key, "the name of a model is expected; one that is null has quotes");
     for (const char *c = out; *c; c++)
         if ((unsigned char)*c < 0x21 || (unsigned char)*c > 0x7e) /* it goes into a header */
             return kvr_yaml_refuse(y, n, key, "a name of printable ASCII without spaces is expected");
@@ -59,6 +61,7 @@ static int read_alias(const struct kvr_yaml *y, const char *key, const yaml_node
     if (rule->targets_n) return kvr_yaml_refuse(y, v, key, "alias_of and targets exclude each other");
     rule->targets[0].weight = 1;
     rule->targets_n = 1;
+    rule->is_alias = true;
     return read_model(y, v, key, rule->targets[0].model);
 }
 

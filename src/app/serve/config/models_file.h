@@ -18,11 +18,14 @@
 #ifndef KVR_SERVE_MODELS_FILE_H
 #define KVR_SERVE_MODELS_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "app/serve/common/limits.h"
 
 enum { MODEL_RULES_MAX = 1024, MODEL_TARGETS_MAX = 16, MODEL_FALLBACKS_MAX = 8, MODEL_STEPS_MAX = 8 };
+
+struct kvr_buf;
 
 struct model_target {
     char model[MODEL_MAX];
@@ -33,6 +36,7 @@ struct model_rule {
     char model[MODEL_MAX];
     struct model_target targets[MODEL_TARGETS_MAX]; /* none: the model itself */
     size_t targets_n;
+    bool is_alias;                                  /* the only target is what alias_of says */
     char fallbacks[MODEL_FALLBACKS_MAX][MODEL_MAX]; /* the best first */
     size_t fallbacks_n;
 };
@@ -47,6 +51,8 @@ int models_file_read(const char *path, struct models_file *out, char *err, size_
 /* The same from memory; `name` stands for the file in messages. */
 int models_file_parse(const char *name, const void *text, size_t len, struct models_file *out, char *err, size_t cap);
 void models_file_free(struct models_file *f);
+/* As JSON; read again it is the same. */
+void models_file_write(const struct models_file *f, struct kvr_buf *b);
 
 /* Returns: NULL: the file says nothing of that name. */
 const struct model_rule *models_file_find(const struct models_file *f, const char *model);

@@ -9,7 +9,7 @@
 
 enum { PIECE = 16 << 10 };
 
-static const char *const names[RELOAD_FILES_N] = {"api-keys", "models", "certificates", "admin-keys", "workers"};
+static const char *const names[RELOAD_FILES_N] = {"api-keys", "models", "certificates", "admin-keys", "workers", "models-put"};
 
 const char *reload_name(enum reload_file file)
 {
@@ -79,6 +79,6 @@ void reloads_metrics(const struct reloads *r, struct kvr_prom_page *out)
     kvr_prom_family(out, "kvroute_", "config_last_reload_successful", "gauge",
                     "0: what a file says now was refused, and what it said before holds");
     for (int i = 0; i < RELOAD_FILES_N; i++)
-        if (atomic_load(&r->of[i].seen))
+        if (atomic_load(&r->of[i].seen) && i != RELOAD_MODELS_PUT)
             kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("file", names[i])), !atomic_load(&r->of[i].failed));
 }
