@@ -71,6 +71,8 @@ struct serve_cli {
             "tokens per KV block, as the engines have it; without: what each engine says of itself, 16 when it does not"),                 \
         STR("admin-key-file", admin_key_file, NULL, "FILE", NULL,                                                                          \
             "one key a line; the admin port (of select: its port) then needs Authorization: Bearer KEY, but for /health and /ready"),      \
+        DBL("watch-files", watch_files, "0", 0, 86400, NULL,                                                                               \
+            "seconds between looks at the files that SIGHUP reads; those that have changed are read again (docs/reload.md); 0 = off"),     \
         STR("tls-ca", tls_ca, NULL, "FILE", NULL,                                                                                          \
             "certificates (PEM) that sign those of https workers, recover endpoints and remote indexers; default: the system's"),          \
         STR("outgoing-tls-cert", outgoing_tls_cert, NULL, "FILE", NULL, "the certificate (PEM) that this router shows to them"),           \

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are read again while the router runs: POST /reload, --watch-files, and what is said of each file."""
 import concurrent.futures
+import os
 import signal
+import socket
 
 import pytest
-from conftest import Mock, Select, Serve, call, wait_for
+from conftest import Mock, Select, Serve, call, stays, wait_for
+from tls_parts import Authority, context, put
 
 MODELS = "models: {chat: {alias_of: %s}}\n"
 KEYS = "keys: [{name: one, key: %s}]\n"
@@ -128,3 +131,125 @@ def test_a_reload_tells_of_the_worker_file(start, tmp_path):
     a = s.post("/reload", None)
     assert a.status == 200 and results(a) == {"workers": "taken"}
     wait_for("the worker", lambda: len(s.get("/workers")) == 1)
+
+
+# ---- --watch-files ----------------------------------------------------------------------------------------
+
+LOOKS = ("--watch-files", 0.1)
+
+
+def swap(f, text):
+    """The whole of it at once."""
+    spare = f.with_suffix(".spare")
+    spare.write_text(text)
+    os.replace(spare, f)
+
+
+def count(s, file, result="taken"):
+    return s.metric("config_reloads_total", file=file, result=result)
+
+
+@pytest.fixture
+def watched(start, tmp_path):
+    """A router whose models file is looked at, and what writes it."""
+    f = tmp_path / "models.yaml"
+    f.write_text(MODELS % "m")
+    mocks = [start(Mock, "--model", name, with_events=False) for name in ("m", "m2")]
+    s = start(Serve, [m.spec() for m in mocks], "--models-file", f, *LOOKS)
+    wait_for("both models", lambda: {"m", "m2"} <= {m["id"] for m in call(s.port, "GET", "/v1/models").json()["data"]})
+    return s, f
+
+
+def serves(s, model):
+    wait_for(f"chat to be {model}", lambda: served(s, "") == model)
+
+
+def test_a_file_that_changes_is_read_again_without_a_signal_and_one_that_does_not_is_left(start, watched):
+    s, f = watched
+    stays("the file was read once", lambda: count(s, "models") == 1, 0.5)
+    swap(f, MODELS % "m2")
+    serves(s, "m2")
+    assert count(s, "models") == 2
+    stays("the file was read twice", lambda: count(s, "models") == 2, 0.5)
+    assert s.text().count("--watch-files: --models-file: read again") == 1
+
+
+def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time_is_seen(start, watched):
+    s, f = watched
+    swap(f, MODELS % "m2")
+    serves(s, "m2")
+    before = f.stat()
+    spare = f.with_suffix(".new")
+    spare.write_text(MODELS % "m" + " ")  # as long as what it replaces
+    os.utime(spare, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (spare.stat().st_size, spare.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    os.replace(spare, f)
+    serves(s, "m")
+    f.write_text(MODELS % "m2")
+    os.utime(f, ns=(before.st_atime_ns, before.st_mtime_ns))  # in its place
+    serves(s, "m2")
+
+
+def test_a_config_map_whose_link_is_swapped_is_seen(start, tmp_path):
+    """As a kubelet does it: FILE -> ..data/FILE, ..data -> a folder with a date."""
+    volume = tmp_path / "volume"
+
+    def publish(name, model):
+        (volume / name).mkdir(parents=True)
+        (volume / name / "models.yaml").write_text(MODELS % model)
+        (volume / "..tmp").symlink_to(name)
+        os.replace(volume / "..tmp", volume / "..data")
+    publish("..2026_01", "m")
+    (volume / "models.yaml").symlink_to("..data/models.yaml")
+    mocks = [start(Mock, "--model", name, with_events=False) for name in ("m", "m2")]
+    s = start(Serve, [m.spec() for m in mocks], "--models-file", volume / "models.yaml", *LOOKS)
+    serves(s, "m")
+    publish("..2026_02", "m2")
+    serves(s, "m2")
+    publish("..2026_03", "m")
+    serves(s, "m")
+
+
+def test_a_file_that_is_refused_is_tried_again_when_it_changes_and_not_before(start, watched):
+    s, f = watched
+    f.write_text("models:\n  chat: {alias_of")  # half of it
+    wait_for("the refusal", lambda: count(s, "models", "refused") == 1)
+    stays("it was tried once", lambda: count(s, "models", "refused") == 1, 0.5)
+    assert served(s, "") == "m" and s.metric("config_last_reload_successful", file="models") == 0
+    swap(f, MODELS % "m2")
+    serves(s, "m2")
+    assert s.metric("config_last_reload_successful", file="models") == 1
+    f.unlink()
+    wait_for("the refusal", lambda: count(s, "models", "refused") == 2)
+    assert served(s, "") == "m2" and "--watch-files: --models-file: cannot read" in s.text()
+    swap(f, MODELS % "m")
+    serves(s, "m")
+
+
+def test_every_file_that_a_signal_reads_is_looked_at(start, tmp_path):
+    keys, admin = tmp_path / "keys.yaml", tmp_path / "admin"
+    keys.write_text(KEYS % SECRETS[0])
+    admin.write_text(SECRETS[3] + "\n")
+    ca = Authority(tmp_path, "ours")
+    pairs = [ca.sign("one"), ca.sign("two")]
+    at = [tmp_path / "cert.pem", tmp_path / "key.pem"]
+    put(pairs[0], at)
+    c = context(ca.file)
+    s = start(Serve, [], "--api-key-file", keys, "--admin-key-file", admin, "--tls-cert", at[0], "--tls-key", at[1], *LOOKS, ready=False, tls=c)
+
+    def shown():
+        with socket.create_connection(("127.0.0.1", s.port), 10) as plain, c.wrap_socket(plain, server_hostname="127.0.0.1") as t:
+            return dict(x[0] for x in t.getpeercert()["subject"])["commonName"]
+    assert shown() == "one"
+    swap(keys, KEYS % SECRETS[1])
+    wait_for("the new key", lambda: call(s.port, "GET", "/v1/models", headers={"Authorization": f"Bearer {SECRETS[1]}"}).status == 200)
+    swap(admin, SECRETS[4] + "\n")
+    wait_for("the new admin key", lambda: call(s.admin, "GET", "/status", headers={"Authorization": f"Bearer {SECRETS[4]}"}).status == 200)
+    put(pairs[1], at)
+    wait_for("the new certificate", lambda: shown() == "two")
+
+
+def test_without_the_option_no_file_is_read_by_itself(start, files):
+    s = start(Serve, [], "--models-file", files.models, ready=False)
+    swap(files.models, MODELS % "m2")
+    stays("the file was read once", lambda: count(s, "models") == 1, 1.5)

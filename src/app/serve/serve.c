@@ -195,6 +195,7 @@ static void on_poll(uv_timer_t *t)
     shards_tick(s);
     missed_tick(s);
     tokenizers_tick(s);
+    reload_tick(s);
 }
 
 static void on_signal(uv_signal_t *sig, int signum)

@@ -4,6 +4,7 @@
 
 #include "app/serve/admin/admin.h"
 #include "app/serve/config/doors.h"
+#include "app/serve/config/file_look.h"
 #include "app/serve/config/models_config.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/tokenizers/tokenizers.h"
@@ -77,12 +78,28 @@ static const struct reloadable {
 
 enum result { TAKEN, UNCHANGED, REFUSED };
 
-/* Looked at before it is read: a change in between is told of with the next reload. */
+static void add_look(void *look, const char *path)
+{
+    *(uint64_t *)look = file_look(*(uint64_t *)look, path);
+}
+
+static uint64_t look_at(const struct serve *s, const struct reloadable *row)
+{
+    struct paths p = {0};
+    uint64_t look = 0;
+    row->paths(s->o, &p);
+    for (size_t i = 0; i < p.n; i++) add_look(&look, p.list[i]);
+    if (row->file == RELOAD_CERTIFICATES) kvr_tls_peers_files(add_look, &look);
+    return look;
+}
+
+/* Looked at before it is read: a change in between is one that is seen later. */
 static enum result read_row(struct serve *s, const struct reloadable *row, const char *by, char *err, size_t cap)
 {
     struct paths p = {0};
     struct reload_mark now;
     row->paths(s->o, &p);
+    s->reloads.of[row->file].read_look = look_at(s, row);
     reload_mark_of(p.list, p.n, &now);
     if (row->read(s, err, cap)) {
         kvr_log_warning("kvroute %s: %s: %s: %s; %s", s->o->select_only ? "select" : "serve", by, row->option, err, row->stays);
@@ -104,12 +121,33 @@ void reload_begin(struct serve *s)
         struct paths p = {0};
         struct reload_mark now;
         rows[i].paths(s->o, &p);
+        s->reloads.of[rows[i].file].read_look = look_at(s, &rows[i]);
         if (!p.n) continue;
         reload_mark_of(p.list, p.n, &now);
         (void)reloads_mark(&s->reloads, rows[i].file, &now);
         if (rows[i].file == RELOAD_ADMIN_KEYS)
             reloads_note(&s->reloads, RELOAD_ADMIN_KEYS, true); /* the others have counted it themselves */
     }
+}
+
+/* What is new must look the same twice before it is read. A worker may have come with files of its own meanwhile, which then are read
+ * once more than need be. */
+static void watch(struct serve *s, const struct reloadable *row)
+{
+    char err[512];
+    uint64_t look = look_at(s, row), seen = s->reloads.of[row->file].last_look;
+    s->reloads.of[row->file].last_look = look;
+    if (!look || look == s->reloads.of[row->file].read_look || look != seen) return;
+    if (read_row(s, row, "--watch-files", err, sizeof err) != REFUSED)
+        kvr_log("kvroute %s: --watch-files: %s: read again", s->o->select_only ? "select" : "serve", row->option);
+}
+
+void reload_tick(struct serve *s)
+{
+    if (s->o->watch_files <= 0 || now_ms() < s->reloads.due_ms) return;
+    s->reloads.due_ms = now_ms() + (uint64_t)(s->o->watch_files * 1000);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
+        if (rows[i].file != RELOAD_WORKERS) watch(s, &rows[i]); /* which is looked at in any case */
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------- */

@@ -32,8 +32,10 @@ struct reloads {
         _Atomic bool seen;   /* the file is configured */
         _Atomic bool failed; /* the last time */
         _Atomic uint64_t taken, refused;
-        struct reload_mark mark; /* of what is in force */
+        struct reload_mark mark;       /* of what is in force */
+        uint64_t read_look, last_look; /* how its files looked when they were read; when they were looked at the last time (file_look.h) */
     } of[RELOAD_FILES_N];
+    uint64_t due_ms; /* the next look, with --watch-files */
 };
 
 struct kvr_prom_page;
