@@ -164,7 +164,7 @@ long kvr__taint(const struct kvr_router *r, const char *name);
 void kvr__look_at_turnover(struct kvr_router *r);
 
 /* waiting.c; under the lock */
-bool kvr__class_waits(const struct kvr_class_config *c);
+bool kvr__policy_waits(const struct kvr_policy *p);
 /* Leaves those of the first n of c->slots that are not busy for the class. Returns: how many; 0: all are, and nothing has changed. */
 size_t kvr__drop_busy(const struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_class_config *cls, size_t n, uint64_t now);
 void kvr__dispatch(struct kvr_router *r);

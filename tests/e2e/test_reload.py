@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are read again while the router runs: POST /reload, --watch-files, and what is said of each file."""
 import concurrent.futures
+import http.client
+import json
 import os
 import signal
 import socket
@@ -253,3 +255,55 @@ def test_without_the_option_no_file_is_read_by_itself(start, files):
     s = start(Serve, [], "--models-file", files.models, ready=False)
     swap(files.models, MODELS % "m2")
     stays("the file was read once", lambda: count(s, "models") == 1, 1.5)
+
+
+# ---- queue classes ----------------------------------------------------------------------------------------
+
+def policy(threshold, name="std", more=""):
+    return f"default_policy_family: {name}\npolicy_classes:\n- {{name: {name}, prefill_busy_threshold: {threshold}}}\n{more}"
+
+
+def test_classes_change_while_requests_wait_and_those_whose_turn_has_come_go(start, tmp_path):
+    f = tmp_path / "policy.yaml"
+    f.write_text(policy(0))
+    m = start(Mock, speedup=0.5)
+    s = start(Serve, [m.spec(",max-num-batched-tokens=100")], "--router-policy-config", f)
+    held = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
+    held.request("POST", "/v1/completions", json.dumps({"prompt": [1] * 30000, "max_tokens": 1, "stream": True}))
+    wait_for("busy", lambda: sum(l["active_requests"] for l in s.get("/loads")) == 1)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(s.complete, [n] * 20, 1) for n in range(2, 5)]
+        wait_for("queued", lambda: s.metric("router_queue_pending_requests", policy_class="std") == 3)
+        f.write_text(policy(0, "other"))  # they wait in it
+        a = s.post("/reload", None)
+        assert a.status == 200 and results(a)["policy"] == "taken"
+        assert s.metric("router_queue_pending_requests", policy_class="other") == 3 and s.metric("router_queue_pending_requests") == 3
+        f.write_text("policy_classes: [{name: other, busy: 1}]")
+        a = s.post("/reload", None)
+        assert a.status == 422 and "busy: unknown key of a class" in told(a)["policy"]["error"]
+        assert s.metric("router_queue_pending_requests", policy_class="other") == 3
+        f.write_text(policy(10**9, "other"))
+        s.p.send_signal(signal.SIGHUP)
+        wait_for("all sent", lambda: s.metric("router_queue_pending_requests") == 0)
+        assert all(a.result().status == 200 for a in asked)
+    held.close()
+    assert s.metric("config_reloads_total", file="policy", result="taken") == 3
+    wait_for("idle", s.idle)
+
+
+def test_which_models_have_classes_of_their_own_cannot_change_while_the_router_runs(start, tmp_path):
+    f = tmp_path / "policy.yaml"
+    one = "models:\n  m: {default_policy_family: only, policy_classes: [{name: only, prefill_busy_threshold: %d}]}\n"
+    f.write_text(policy(5, more=one % 1))
+    m = start(Mock, "--model", "m", with_events=False)
+    s = start(Serve, [m.spec(",model=m")], "--router-policy-config", f)
+    f.write_text(policy(5))
+    why = "which models have classes of their own cannot change while the router runs, because their workers are kept apart: restart it"
+    a = s.post("/reload", None)
+    assert a.status == 422 and told(a)["policy"]["error"] == f"{f}: models: 'm' is gone; {why}"
+    f.write_text(policy(5, more=one % 1 + "  n: {default_policy_family: only, policy_classes: [{name: only}]}\n"))
+    assert told(s.post("/reload", None))["policy"]["error"] == f"{f}: models: 'n' is new; {why}"
+    f.write_text(policy(5, more=one % 2))
+    a = s.post("/reload", None)
+    assert a.status == 200 and results(a)["policy"] == "taken"
+    assert s.complete("x", model="m").status == 200

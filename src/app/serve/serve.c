@@ -12,6 +12,7 @@
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/config/doors.h"
 #include "app/serve/config/models_config.h"
+#include "app/serve/config/policies.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/evidence.h"
 #include "base/log.h"
@@ -352,6 +353,7 @@ static void serve_free(struct serve *s)
     kvr_lock_destroy(&s->lock);
     kvr_lock_destroy(&s->roster_lock);
     models_config_destroy(s);
+    policies_destroy(s);
     kvr_lock_destroy(&s->models_lock);
     free(s);
 }
@@ -380,6 +382,7 @@ static struct serve *serve_new(const struct serve_options *o)
     kvr_addresses_init(&s->addresses, o->address_connections);
     if (o->address_connections) s->http.addresses = &s->addresses;
     kvr_lock_init(&s->models_lock, KVR_LOCK_MODELS);
+    policies_open(s);
     metrics_init(&s->metrics);
     atomic_store(&s->mode, o->mode);
     s->started_ms = now_ms();

@@ -164,8 +164,11 @@ struct serve {
     struct keyrings keyrings;            /* who may use the data port */
     struct kvr_tls_ctx *tls, *admin_tls; /* of the data port, of the admin port; NULL: plain */
     struct reloads reloads;
-    uint64_t doors_due_ms;    /* main loop's; doors.h */
-    size_t admin_connections; /* most at once */
+    const struct policy_profile *profiles; /* of queues; main loop's */
+    size_t profiles_n;
+    struct policy_profile *profiles_read; /* the same, malloc'd; NULL: those of the start */
+    uint64_t doors_due_ms;                /* main loop's; doors.h */
+    size_t admin_connections;             /* most at once */
     struct kvr_remote_index *admin_remotes[REMOTES_MAX];
     size_t admin_remotes_n;                /* 0: the index is here */
     const struct fetched *fetched;         /* while a question is answered that they were asked of; main loop's */

@@ -6,6 +6,7 @@
 #include "app/serve/config/doors.h"
 #include "app/serve/config/file_look.h"
 #include "app/serve/config/models_config.h"
+#include "app/serve/config/policies.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "base/log.h"
@@ -41,6 +42,11 @@ static void models_paths(const struct serve_options *o, struct paths *p)
     add(p, o->models_file);
 }
 
+static void policy_paths(const struct serve_options *o, struct paths *p)
+{
+    add(p, o->policy_config);
+}
+
 static void workers_paths(const struct serve_options *o, struct paths *p)
 {
     if (o->discovery == DISCOVERY_FILE) add(p, o->discovery_target);
@@ -71,6 +77,7 @@ static const struct reloadable {
     {RELOAD_CERTIFICATES, certificates_paths, doors_reload, "certificates", "the old certificate stays"},
     {RELOAD_API_KEYS, api_keys_paths, keyrings_reload, "--api-key-file", "the old keys stay"},
     {RELOAD_MODELS, models_paths, models_config_reload, "--models-file", "what was in force stays"},
+    {RELOAD_POLICY, policy_paths, policies_reload, "--router-policy-config", "the old classes stay"},
     {RELOAD_WORKERS, workers_paths, discovery_reload, "--discovery-target", "nothing is changed"},
 };
 

@@ -9,7 +9,7 @@
 
 enum { PIECE = 16 << 10 };
 
-static const char *const names[RELOAD_FILES_N] = {"api-keys", "models", "certificates", "admin-keys", "workers", "models-put"};
+static const char *const names[RELOAD_FILES_N] = {"api-keys", "models", "certificates", "admin-keys", "workers", "policy", "models-put"};
 
 const char *reload_name(enum reload_file file)
 {

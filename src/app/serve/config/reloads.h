@@ -16,7 +16,8 @@ enum reload_file {
     RELOAD_MODELS,
     RELOAD_CERTIFICATES,
     RELOAD_ADMIN_KEYS,
-    RELOAD_WORKERS,    /* of --discovery file */
+    RELOAD_WORKERS, /* of --discovery file */
+    RELOAD_POLICY,
     RELOAD_MODELS_PUT, /* over the admin port: no file, but counted alike */
     RELOAD_FILES_N
 };
