@@ -6,7 +6,7 @@ import signal
 import threading
 
 import pytest
-from conftest import Mock, Select, Serve, call, wait_for
+from conftest import Mock, Select, Serve, call, free_ports, wait_for
 
 CANARY = """
 models:
@@ -117,7 +117,7 @@ def test_a_file_is_read_again_under_load_and_a_bad_one_changes_nothing(start, fi
         for t in threads:
             t.join()
     assert {s for s, _ in seen} == {200} and {m for _, m in seen} == {"m", "m2"}
-    assert "models.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback" in router.text()
+    assert "models.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback, options" in router.text()
 
 
 def test_a_bad_file_is_refused_at_the_start(start, file):
@@ -220,7 +220,7 @@ def test_of_two_who_change_what_both_have_seen_the_second_is_told(start, file):
 
 
 @pytest.mark.parametrize("body,status,error", [
-    ('{"models":\n{"chat":\n{"alias": "m"}}}', 422, "body:3: alias: unknown key of a model; allowed: alias_of, targets, fallback"),
+    ('{"models":\n{"chat":\n{"alias": "m"}}}', 422, "body:3: alias: unknown key of a model; allowed: alias_of, targets, fallback, options"),
     ('{"models": {"a": {"alias_of": "b"}, "b": {"alias_of": "a"}}}', 422, "body:1: a: its targets lead in a circle, or over more than 8 steps"),
     ('{"models": {"a": {"alias_of": null}}}', 422, "body:1: alias_of: the name of a model is expected; one that is null has quotes"),
     ('{"models": {"a\\u0000b": {"alias_of": "m"}}}', 422, "body:1: models: keys must be texts"),
@@ -275,3 +275,85 @@ def test_names_are_put_under_load_and_every_request_is_served(start, file):
         for t in threads:
             t.join()
     assert {s for s, _ in seen} == {200} and {m for _, m in seen} == {"m", "m2"}
+
+
+# ---- options of a model -----------------------------------------------------------------------------------
+
+
+def workers_of(router, model, n, prompt=0):
+    """The workers that n requests with one prompt go to, one after the other."""
+    went = []
+    for _ in range(n):
+        a = call(router.port, "POST", "/v1/completions", {"model": model, "prompt": list(range(prompt, prompt + 64)), "max_tokens": 1})
+        assert a.status == 200, a.body
+        went.append(a.headers["x-kvroute-worker"])
+    return went
+
+
+def two_of_each(start):
+    return [start(Mock, "--model", model) for model in ("m", "m", "n", "n")]
+
+
+def test_a_model_has_a_mode_and_a_temperature_of_its_own(start, file):
+    mocks = two_of_each(start)
+    router = serve(start, file("""
+models:
+  m: {options: {router-mode: round-robin}}
+  warm: {alias_of: n, options: {router-temperature: 1e9}}
+"""), *mocks)
+    wait_for("all workers", lambda: sum(w["status"] == "up" for w in router.get("/workers")) == 4)
+    first = workers_of(router, "n", 1)
+    wait_for("its blocks", lambda: router.view(int(first[0]))["blocks"] >= 4)
+    assert set(workers_of(router, "n", 10)) == set(first), "where the prompt is"
+    went = workers_of(router, "m", 10)
+    assert went[:2] * 5 == went and set(went) == {"1", "2"}, "in turn"
+    assert {d["reason"] for d in router.get("/decisions") if d["model"] == "m"} == {"round-robin"}
+    assert set(workers_of(router, "warm", 60)) == {"3", "4"}, "by chance"
+    assert put(router, {"models": {"m": {}}}).status == 200
+    first = workers_of(router, "m", 1, prompt=1000)
+    wait_for("its blocks", lambda: router.view(int(first[0]))["blocks"] >= 8)
+    assert set(workers_of(router, "m", 10, prompt=1000)) == set(first), "as all others, at once"
+
+
+def test_a_model_has_times_of_its_own(start, file):
+    slow = [start(Mock, "--model", model, with_events=False, speedup=0.05) for model in ("m", "n")]
+    gone = f"http://127.0.0.1:{free_ports()},model=gone"
+    path = file("""
+models:
+  m: {options: {first-token-timeout: 0.2, max-retries: 0}}
+  short: {alias_of: n, options: {total-timeout: 0.3}}
+  gone: {options: {queue-timeout: 0.2}}
+  gone-now: {alias_of: gone, options: {queue-timeout: 0}}
+""")
+    router = start(Serve, [slow[0].spec(), slow[1].spec(), gone], "--models-file", path, "--queue-timeout", 600, ready=False)
+    wait_for("both models", lambda: {"m", "n"} <= {m["id"] for m in call(router.port, "GET", "/v1/models").json()["data"]})
+    long = {"prompt": list(range(20000)), "max_tokens": 1}
+    a = ask(router, "m", **long)
+    assert a.status == 504 and "did not answer in time" in a.body.decode(), a.body
+    a = ask(router, "short", **long)
+    assert a.status == 504 and "--total-timeout" in a.body.decode(), a.body
+    for model in ("gone", "gone-now"):
+        a = ask(router, model)
+        assert a.status == 503 and "in time" in a.body.decode(), a.body
+
+
+@pytest.mark.parametrize("option,most,beyond", [
+    ("router-kv-overlap-score-credit", 1e9, -1), ("router-prefill-load-scale", 1e9, -1), ("router-temperature", 1e9, -1),
+    ("shared-cache-multiplier", 1, 1.1), ("queue-timeout", 864000, 864001), ("first-token-timeout", 864000, 864001),
+    ("stall-timeout", 864000, 864001), ("total-timeout", 864000, 864001), ("max-retries", 7, 8), ("router-mode", "least-loaded", "best"),
+])
+def test_an_option_of_a_model_has_the_limits_of_the_command_line(start, option, most, beyond):
+    router = start(Serve, ["http://127.0.0.1:9"], f"--{option}", most, ready=False)
+    assert put(router, {"models": {"m": {"options": {option: most}}}}).status == 200
+    assert in_force(router).json()["config"] == {"models": {"m": {"options": {option: most}}}}
+    a = put(router, {"models": {"m": {"options": {option: beyond}}}})
+    assert a.status == 422 and f"body:1: {option}: " in a.json()["error"], a.body
+    refused = start(Serve, [], f"--{option}", beyond, wait=False, expect=2)
+    assert refused.p.wait(20) == 2 and option in refused.text()
+
+
+def test_a_model_has_no_credit_where_there_is_no_index(start, file):
+    path = file("models:\n  m:\n    options:\n      router-kv-overlap-score-credit: 1\n")
+    router = start(Serve, [], "--models-file", path, "--router-kv-overlap-score-credit", 0, wait=False, expect=1)
+    assert router.p.wait(20) == 1
+    assert "models.yaml:4: router-kv-overlap-score-credit: 0 is expected, because it is 0 for all models: there is no index" in router.text()

@@ -19,6 +19,7 @@ struct policy_profile {
     struct kvr_policy policy;
 };
 
+enum { TIMEOUT_MAX_S = 864000, RETRIES_MAX = 7 };
 enum { DOMAIN_OFF, DOMAIN_PREFERRED, DOMAIN_REQUIRED }; /* --kv-transfer-domain */
 enum { DISAGG_USAGE_MERGE, DISAGG_USAGE_DECODE };
 enum { DISCOVERY_STATIC, DISCOVERY_FILE, DISCOVERY_DNS, DISCOVERY_NATS };

@@ -32,6 +32,19 @@ static bool make_tag(const struct models_file *f, char out[MODELS_TAG])
     return good;
 }
 
+/* What an option of a model needs of the router's. */
+static int check_options(const struct serve_options *o, const char *name, const struct models_file *f, char *err, size_t cap)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        const struct model_options *m = &f->rules[i].options;
+        if (o->overlap_credit > 0 || model_option(m, MODEL_OVERLAP_CREDIT, 0) <= 0) continue;
+        snprintf(err, cap, "%s:%zu: router-kv-overlap-score-credit: 0 is expected, because it is 0 for all models: there is no index", name,
+                 m->line);
+        return -1;
+    }
+    return 0;
+}
+
 /* text NULL: reads the file. NULL with the reason in err. */
 static struct models_config *config_new(struct serve *s, const void *text, size_t len, char *err, size_t cap)
 {
@@ -41,7 +54,9 @@ static struct models_config *config_new(struct serve *s, const void *text, size_
     atomic_init(&c->holders, 1);
     c->put = text != NULL;
     c->since = (int64_t)time(NULL);
-    int rc = text ? models_file_parse("body", text, len, &c->file, err, cap) : models_file_read(s->o->models_file, &c->file, err, cap);
+    const char *name = text ? "body" : s->o->models_file;
+    int rc = text ? models_file_parse(name, text, len, &c->file, err, cap) : models_file_read(name, &c->file, err, cap);
+    if (rc == 0) rc = check_options(s->o, name, &c->file, err, cap);
     if (rc == 0 && make_tag(&c->file, c->tag)) return c;
     models_file_free(&c->file);
     free(c);

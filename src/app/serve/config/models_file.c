@@ -83,7 +83,8 @@ static int rule_key(const struct kvr_yaml *y, const char *key, const yaml_node_t
     if (!strcmp(key, "alias_of")) return read_alias(y, key, v, rule);
     if (!strcmp(key, "targets")) return read_targets(y, key, v, rule);
     if (!strcmp(key, "fallback")) return kvr_yaml_each_item(y, v, key, fallback_item, rule);
-    return kvr_yaml_refuse(y, key_node, key, "unknown key of a model; allowed: alias_of, targets, fallback");
+    if (!strcmp(key, "options")) return model_options_read(y, key, v, &rule->options);
+    return kvr_yaml_refuse(y, key_node, key, "unknown key of a model; allowed: alias_of, targets, fallback, options");
 }
 
 /* ---- the document ------------------------------------------------------------------------------------ */

@@ -22,6 +22,7 @@
 #include <stddef.h>
 
 #include "app/serve/common/limits.h"
+#include "app/serve/config/model_options.h"
 
 enum { MODEL_RULES_MAX = 1024, MODEL_TARGETS_MAX = 16, MODEL_FALLBACKS_MAX = 8, MODEL_STEPS_MAX = 8 };
 
@@ -39,6 +40,7 @@ struct model_rule {
     bool is_alias;                                  /* the only target is what alias_of says */
     char fallbacks[MODEL_FALLBACKS_MAX][MODEL_MAX]; /* the best first */
     size_t fallbacks_n;
+    struct model_options options;
 };
 
 struct models_file {

@@ -54,6 +54,7 @@ void models_file_write(const struct models_file *f, struct kvr_buf *b)
         kvr_json_open(b, '{');
         put_targets(b, &f->rules[i]);
         put_fallbacks(b, &f->rules[i]);
+        model_options_write(&f->rules[i].options, b);
         kvr_json_close(b, '}');
     }
     kvr_json_close(b, '}');

@@ -66,6 +66,14 @@ static bool name_in_body(struct request *r)
     return true;
 }
 
+/* Those of the name that was asked for go before those of the model that serves; of names between these two they do not count. */
+static void take_options(struct request *r, const struct models_file *f)
+{
+    const struct model_rule *serves = models_file_find(f, r->model), *asked = models_file_find(f, r->asked_model);
+    if (serves) r->options = serves->options;
+    if (asked) model_options_add(&r->options, &asked->options);
+}
+
 enum named_model named_model_resolve(struct request *r, const struct kvr_openai_request *rq)
 {
     const struct models_file *f = rq->model_len ? models_config_hold(serve_of(r)) : NULL;
@@ -78,6 +86,7 @@ enum named_model named_model_resolve(struct request *r, const struct kvr_openai_
         if (fallback) COUNT(r, model_fallbacks_total);
         r->fell_back = fallback;
         snprintf(r->model, sizeof r->model, "%s", fallback ? fallback : target); /* neither is r->model */
+        take_options(r, f);
         if (strcmp(r->model, r->asked_model) != 0) is = name_in_body(r) ? NAMED_ANOTHER : NAMED_OUT_OF_MEMORY;
     } else {
         r->asked_model[0] = 0;
