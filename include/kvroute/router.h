@@ -269,6 +269,11 @@ KVR_API int kvr_router_find_best_match(struct kvr_router *router, struct kvr_rou
  * taken. */
 KVR_API bool kvr_router_any_calm(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request);
 
+/* Whether a request would be refused now for overload, told without its prompt, of which only `isl` counts: as if nothing of it were
+ * cached. Nothing is chosen. Returns: 0; -KVR_EOVERLOADED; -KVR_EQUEUEFULL: it would have to wait, and its class has no room for it; or
+ * another error of kvr_router_submit that is no overload. */
+KVR_API int kvr_router_overload(struct kvr_router *router, const struct kvr_router_request *request);
+
 /* The candidates of the last decision made with this context, ordered by (worker_id, dp_rank). Borrowed until the next call
  * with it. Returns: how many. */
 KVR_API size_t kvr_router_candidates(const struct kvr_router_ctx *ctx, const struct kvr_candidate **candidates,

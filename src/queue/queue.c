@@ -463,6 +463,12 @@ int kvr_queue_push(struct kvr_queue *q, size_t class_at, size_t workers, struct 
     return rc;
 }
 
+bool kvr_queue_is_full(const struct kvr_queue *q, size_t class_at, size_t workers)
+{
+    uint64_t current, limit;
+    return limit_hit(&q->classes[class_at], workers, &current, &limit) != KVR_LIMIT_NONE;
+}
+
 /* Nobody waits: nobody is owed anything. */
 static void class_rests(struct kvr_queue *q, struct class_state *c)
 {

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """--models-file: aliases, shares of a new model, fallbacks; the file read again, and other names put over the admin port, while requests go on."""
+import http.client
 import json
 import pathlib
 import signal
@@ -117,7 +118,7 @@ def test_a_file_is_read_again_under_load_and_a_bad_one_changes_nothing(start, fi
         for t in threads:
             t.join()
     assert {s for s, _ in seen} == {200} and {m for _, m in seen} == {"m", "m2"}
-    assert "models.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback, options" in router.text()
+    assert "models.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback, fallback_on, options" in router.text()
 
 
 def test_a_bad_file_is_refused_at_the_start(start, file):
@@ -220,7 +221,7 @@ def test_of_two_who_change_what_both_have_seen_the_second_is_told(start, file):
 
 
 @pytest.mark.parametrize("body,status,error", [
-    ('{"models":\n{"chat":\n{"alias": "m"}}}', 422, "body:3: alias: unknown key of a model; allowed: alias_of, targets, fallback, options"),
+    ('{"models":\n{"chat":\n{"alias": "m"}}}', 422, "body:3: alias: unknown key of a model; allowed: alias_of, targets, fallback, fallback_on, options"),
     ('{"models": {"a": {"alias_of": "b"}, "b": {"alias_of": "a"}}}', 422, "body:1: a: its targets lead in a circle, or over more than 8 steps"),
     ('{"models": {"a": {"alias_of": null}}}', 422, "body:1: alias_of: the name of a model is expected; one that is null has quotes"),
     ('{"models": {"a\\u0000b": {"alias_of": "m"}}}', 422, "body:1: models: keys must be texts"),
@@ -357,3 +358,85 @@ def test_a_model_has_no_credit_where_there_is_no_index(start, file):
     router = start(Serve, [], "--models-file", path, "--router-kv-overlap-score-credit", 0, wait=False, expect=1)
     assert router.p.wait(20) == 1
     assert "models.yaml:4: router-kv-overlap-score-credit: 0 is expected, because it is 0 for all models: there is no index" in router.text()
+
+
+# ---- fallbacks for overload -------------------------------------------------------------------------------
+
+OVERLOADED = """
+models:
+  m: {fallback: [other, small], fallback_on: [unavailable, overloaded]}
+  waits: {alias_of: m, fallback: [small], fallback_on: [unavailable]}
+  busy-only: {alias_of: m, fallback: [small], fallback_on: [overloaded]}
+"""
+
+
+def hold(router, model, tokens=60000):
+    """A stream whose long prompt keeps the model's worker busy."""
+    c = http.client.HTTPConnection("127.0.0.1", router.port, timeout=60)
+    before = sum(l["active_requests"] for l in router.get("/loads"))
+    c.request("POST", "/v1/completions", json.dumps({"model": model, "prompt": [1] * tokens, "max_tokens": 1, "stream": True}))
+    wait_for("busy", lambda: sum(l["active_requests"] for l in router.get("/loads")) == before + 1)
+    return c
+
+
+def slow_models(start, *names):
+    mocks = [start(Mock, "--model", name, with_events=False, speedup=0.05) for name in names]
+    return [m.spec(f",model={n},max-num-batched-tokens=100") for m, n in zip(mocks, names)], mocks
+
+
+def test_a_fallback_is_taken_while_all_workers_of_the_model_are_overloaded(start, file):
+    specs, mocks = slow_models(start, "m", "other", "small")
+    router = start(Serve, specs, "--models-file", file(OVERLOADED), "--active-prefill-tokens-threshold", 1000)
+    wait_for("all models", lambda: {"m", "other", "small"} <= {m["id"] for m in call(router.port, "GET", "/v1/models").json()["data"]})
+    assert served(ask(router, "m")) == "m" and router.metric("model_fallbacks_total") == 0
+    on_m, on_other = hold(router, "m"), hold(router, "other")
+    assert served(ask(router, "m")) == "small", "`other` is overloaded, too"
+    assert served(ask(router, "busy-only")) == "small"
+    a = ask(router, "waits")
+    assert a.status == 503 and "overloaded" in a.body.decode(), "who does not say so is refused as before"
+    pinned = call(router.port, "POST", "/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 1}, {"x-kvroute-worker": "1"})
+    assert pinned.status == 503, "who names a worker gets that one"
+    assert router.metric("model_fallbacks_total", model="m", fallback="small", reason="overloaded") == 2
+    on_small = hold(router, "small")
+    assert ask(router, "m").status == 503, "there is nobody better"
+    on_other.close()
+    wait_for("`other` is calm", lambda: served(ask(router, "m")) == "other")
+    on_m.close()
+    wait_for("`m` is calm", lambda: served(ask(router, "m")) == "m")
+    on_other = hold(router, "other")
+    mocks[0].kill()
+    wait_for("m is gone", lambda: any(w["worker_id"] == 1 and w["status"] == "down" for w in router.get("/workers")), 30)
+    assert ask(router, "m").status == 503, "it goes to the first that only is overloaded, and is refused as one of its requests"
+    assert router.metric("model_fallbacks_total", model="m", fallback="other", reason="unavailable") == 1
+    for c in (on_small, on_other):
+        c.close()
+
+
+def test_a_fallback_is_taken_while_the_queue_of_the_model_is_full(start, file, tmp_path):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("default_policy_family: std\npolicy_classes:\n- {name: std, prefill_busy_threshold: 1000000}\n"
+                      "models:\n  m: {default_policy_family: std, policy_classes: [{name: std, prefill_busy_threshold: 0, request_queue_limit_per_worker: 1}]}\n")
+    specs, _ = slow_models(start, "m", "small")
+    rules = "models: {m: {fallback: [small], fallback_on: [overloaded]}}"
+    router = start(Serve, specs, "--models-file", file(rules), "--router-policy-config", policy)
+    wait_for("both models", lambda: {"m", "small"} <= {m["id"] for m in call(router.port, "GET", "/v1/models").json()["data"]})
+    held = hold(router, "m")
+    waiting = threading.Thread(target=ask, args=(router, "m"))
+    waiting.start()
+    wait_for("queued", lambda: router.metric("router_queue_pending_requests") == 1)
+    assert served(ask(router, "m")) == "small"
+    assert router.metric("model_fallbacks_total", model="m", fallback="small", reason="overloaded") == 1
+    held.close()
+    waiting.join()
+    wait_for("`m` again", lambda: served(ask(router, "m")) == "m")
+
+
+def test_names_of_clients_make_no_series_of_fallbacks(start, file):
+    router = start(Serve, [mock(start, "small").spec()], "--models-file", file("models: {m: {fallback: [small]}}"))
+    wait_for("the model", lambda: any(m["id"] == "small" for m in call(router.port, "GET", "/v1/models").json()["data"]))
+    for i in range(20):
+        ask(router, f"made-up-{i}")
+        assert served(ask(router, "m", f"s{i}")) == "small"
+    page = call(router.admin, "GET", "/metrics").body.decode()
+    assert [l for l in page.splitlines() if l.startswith("kvroute_model_fallbacks_total")] == [
+        'kvroute_model_fallbacks_total{model="m",fallback="small",reason="unavailable"} 20']

@@ -76,7 +76,7 @@ def test_a_reload_with_a_file_that_is_refused_is_422_and_takes_the_others(start,
     a = post(s)
     assert a.status == 422, a.body
     assert results(a) == {"models": "refused", "api-keys": "taken", "admin-keys": "taken", "access-log": "begun"}
-    assert told(a)["models"]["error"] == f"{files.models}:2: alias: unknown key of a model; allowed: alias_of, targets, fallback, options"
+    assert told(a)["models"]["error"] == f"{files.models}:2: alias: unknown key of a model; allowed: alias_of, targets, fallback, fallback_on, options"
     assert served(s, SECRETS[1]) == "m", "what was read before stays"
     assert post(s).status == 401 and post(s, SECRETS[4]).status == 422, "the new admin key counts, and the file is still wrong"
     page = call(s.admin, "GET", "/metrics", headers={"Authorization": f"Bearer {SECRETS[4]}"}).body.decode()

@@ -82,7 +82,7 @@ static void mistakes_are_named_with_line_and_key(void **state)
     } cases[] = {
         {"", "m.yaml:1: the file is empty; models is expected"},
         {"model: {}", "m.yaml:1: model: unknown key; allowed: models"},
-        {"models:\n  a: {alias: b}", "m.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback, options"},
+        {"models:\n  a: {alias: b}", "m.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback, fallback_on, options"},
         {"models:\n  a: {alias_of: \"b\\r\\nx: y\"}", "m.yaml:2: alias_of: a name of printable ASCII without spaces is expected"},
         {"models:\n  a: {alias_of: null}", "m.yaml:2: alias_of: the name of a model is expected; one that is null has quotes"},
         {"models:\n  \"a\\0b\": {alias_of: c}", "m.yaml:2: models: keys must be texts"},
@@ -94,6 +94,9 @@ static void mistakes_are_named_with_line_and_key(void **state)
         {"models:\n  a:\n    targets: [{model: c, weight: -1}]", "m.yaml:3: weight: a number of at least 0 is expected"},
         {"models:\n  a:\n    targets: [{model: c, weight: 1e7}]", "m.yaml:3: weight: a number from 0 to 1000000 is expected"},
         {"models:\n  a:\n    targets: [{model: c, weight: 1}, {model: c, weight: 1}]", "m.yaml:3: c: the target occurs twice"},
+        {"models:\n  a: {fallback: [b], fallback_on: [slow]}", "m.yaml:2: fallback_on: allowed: unavailable, overloaded"},
+        {"models:\n  a: {fallback: [b], fallback_on: []}", "m.yaml:2: fallback_on: one of unavailable, overloaded is expected, or both"},
+        {"models:\n  a: {fallback_on: [overloaded]}", "m.yaml:2: a: fallback_on needs fallback"},
         {"models:\n  a: {fallback: [b, b]}", "m.yaml:2: b: the fallback occurs twice"},
         {"models:\n  a:\n    options: {router-tempature: 1}",
          "m.yaml:3: router-tempature: no option that a model can have; allowed: router-mode, router-kv-overlap-score-credit, "
@@ -147,19 +150,22 @@ static void chains_of_eight_steps_are_followed_and_no_longer_ones(void **state)
 
 static void what_is_written_is_read_as_the_same(void **state)
 {
-    static const char text[] = "models:\n  chat: {alias_of: m}\n  \"q\\\"\\\\\": {fallback: [a, b]}\n"
-                               "  m: {targets: [{model: m, weight: 0.1}, {model: n, weight: 0.30000000000000004}], fallback: [s]}\n  z: "
+    static const char text[] = "models:\n  chat: {alias_of: m}\n  \"q\\\"\\\\\": {fallback: [a, b], fallback_on: [overloaded]}\n"
+                               "  m: {targets: [{model: m, weight: 0.1}, {model: n, weight: 0.30000000000000004}], fallback: [s], "
+                               "fallback_on: [overloaded, unavailable]}\n  z: "
                                "{options: {router-mode: random, router-temperature: 0.1, max-retries: 0}}\n";
     struct models_file a = read_or_fail(text), b;
     struct kvr_buf once = {0}, twice = {0};
     (void)state;
     models_file_write(&a, &once);
     kvr_buf_add(&once, "", 1);
-    assert_string_equal(once.data,
-                        "{\"models\":{\"chat\":{\"alias_of\":\"m\"},\"m\":{\"targets\":[{\"model\":\"m\",\"weight\":0.10000000000000001},"
-                        "{\"model\":\"n\",\"weight\":0.30000000000000004}],\"fallback\":[\"s\"]},"
-                        "\"q\\\"\\\\\":{\"fallback\":[\"a\",\"b\"]},\"z\":{\"options\":{\"router-mode\":\"random\",\"router-temperature\":"
-                        "0.10000000000000001,\"max-retries\":0}}}}");
+    assert_string_equal(
+        once.data,
+        "{\"models\":{\"chat\":{\"alias_of\":\"m\"},\"m\":{\"targets\":[{\"model\":\"m\",\"weight\":0.10000000000000001},"
+        "{\"model\":\"n\",\"weight\":0.30000000000000004}],\"fallback\":[\"s\"],\"fallback_on\":[\"unavailable\",\"overloaded\"]},"
+        "\"q\\\"\\\\\":{\"fallback\":[\"a\",\"b\"],\"fallback_on\":[\"overloaded\"]},\"z\":{\"options\":{\"router-mode\":\"random\","
+        "\"router-temperature\":"
+        "0.10000000000000001,\"max-retries\":0}}}}");
     b = read_or_fail(once.data);
     models_file_write(&b, &twice);
     kvr_buf_add(&twice, "", 1);

@@ -849,6 +849,58 @@ static void classes_change_while_many_threads_wait(void **s)
     stop(f);
 }
 
+/* ---- told of overload ---- */
+
+static void overload_is_told_without_a_prompt(void **s)
+{
+    (void)s;
+    struct kvr_router_config c;
+    kvr_router_config_init(&c);
+    c.busy.prefill_tokens = 20;
+    struct fixture *f = start(c, -1, 2);
+    uint64_t first = 1, none = 9;
+    struct kvr_router_request rq = {.isl = 10}, only = {.isl = 10, .allowed = &first, .allowed_n = 1};
+    struct waiter a, b;
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0);
+    prepare(&a, 1, 30);
+    a.rq.pinned = true;
+    a.rq.pin = (struct kvr_worker){1, 0};
+    assert_int_equal(submit(f, &a), 0);
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0); /* the other one is calm */
+    assert_int_equal(kvr_router_overload(f->r, &only), -KVR_EOVERLOADED);
+    only.allowed = &none;
+    assert_int_equal(kvr_router_overload(f->r, &only), -KVR_ENOENDPOINTS);
+    assert_int_equal(go(f, &b, 2, 30), 0);
+    assert_int_equal(kvr_router_overload(f->r, &rq), -KVR_EOVERLOADED);
+    end(f, &a);
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0);
+    end(f, &b);
+    stop(f);
+}
+
+static void a_queue_without_room_is_told_of_where_one_would_have_to_wait(void **s)
+{
+    (void)s;
+    struct fixture *f = plain(0, 1);
+    struct kvr_router_request rq = {.isl = 10};
+    struct waiter a, b;
+    f->policy.classes[0].requests_per_worker = 0; /* nobody may wait */
+    assert_int_equal(kvr_router_set_policy(f->r, &f->policy), 0);
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0); /* nobody has to */
+    assert_int_equal(go(f, &a, 1, 16), 0);
+    assert_int_equal(kvr_router_overload(f->r, &rq), -KVR_EQUEUEFULL);
+    assert_int_equal(go(f, &b, 2, 16), -KVR_EQUEUEFULL);
+    f->policy.classes[0].requests_per_worker = 1;
+    assert_int_equal(kvr_router_set_policy(f->r, &f->policy), 0);
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0);
+    assert_int_equal(go(f, &b, 2, 16), KVR_PARKED);
+    assert_int_equal(kvr_router_overload(f->r, &rq), -KVR_EQUEUEFULL);
+    kvr_router_cancel(f->r, &b.t);
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0);
+    end(f, &a);
+    stop(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -880,6 +932,8 @@ int main(void)
         cmocka_unit_test(a_threshold_that_is_raised_releases_what_waits_in_order),
         cmocka_unit_test(a_request_that_waits_is_in_the_class_that_it_names_when_that_comes),
         cmocka_unit_test(classes_change_while_many_threads_wait),
+        cmocka_unit_test(overload_is_told_without_a_prompt),
+        cmocka_unit_test(a_queue_without_room_is_told_of_where_one_would_have_to_wait),
         cmocka_unit_test(many_threads_wait_and_leave_nothing_booked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

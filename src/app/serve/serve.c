@@ -330,6 +330,7 @@ static void serve_free(struct serve *s)
     workers_destroy(s);
     labels_destroy(s->labels);
     model_counts_destroy(s->model_counts);
+    fallback_counts_destroy(&s->fallback_counts);
     disagg_states_destroy(s->disagg_states);
     kvr_curve_free(s->curve);
     evidence_destroy(s->evidence);
@@ -383,6 +384,7 @@ static struct serve *serve_new(const struct serve_options *o)
     if (o->address_connections) s->http.addresses = &s->addresses;
     kvr_lock_init(&s->models_lock, KVR_LOCK_MODELS);
     policies_open(s);
+    fallback_counts_init(&s->fallback_counts);
     metrics_init(&s->metrics);
     atomic_store(&s->mode, o->mode);
     s->started_ms = now_ms();

@@ -41,6 +41,7 @@
 #include "app/serve/config/keyring.h"
 #include "app/serve/data/choices.h"
 #include "app/serve/data/decisions.h"
+#include "app/serve/data/fallback_counts.h"
 #include "app/serve/data/loop.h"
 #include "app/serve/data/quality.h"
 #include "app/serve/data/ready.h"
@@ -152,6 +153,7 @@ struct serve {
     struct choices_watch choices; /* main loop's */
     struct labels *labels;
     struct model_table *model_counts;
+    struct fallback_counts fallback_counts;
     struct disagg_states *disagg_states;
     struct metrics metrics;
     struct loop **loops;

@@ -447,6 +447,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     doors_metrics(s, b);
     reloads_metrics(&s->reloads, b);
     models_config_metrics(s, b);
+    fallback_counts_metrics(&s->fallback_counts, b);
     replicas_metrics(s, b);
     served_metrics(s, b);
     discovery_metrics(s, b);

@@ -40,6 +40,7 @@ struct model_rule {
     bool is_alias;                                  /* the only target is what alias_of says */
     char fallbacks[MODEL_FALLBACKS_MAX][MODEL_MAX]; /* the best first */
     size_t fallbacks_n;
+    bool not_on_unavailable, on_overloaded; /* when they are taken; zeroes: as without fallback_on */
     struct model_options options;
 };
 

@@ -42,6 +42,12 @@ static void put_fallbacks(struct kvr_buf *b, const struct model_rule *rule)
     kvr_json_open(b, '[');
     for (size_t i = 0; i < rule->fallbacks_n; i++) kvr_json_str(b, rule->fallbacks[i], strlen(rule->fallbacks[i]));
     kvr_json_close(b, ']');
+    if (!rule->on_overloaded) return; /* the default */
+    kvr_json_key(b, "fallback_on");
+    kvr_json_open(b, '[');
+    if (!rule->not_on_unavailable) kvr_json_str(b, "unavailable", 11);
+    kvr_json_str(b, "overloaded", 10);
+    kvr_json_close(b, ']');
 }
 
 void models_file_write(const struct models_file *f, struct kvr_buf *b)
