@@ -51,8 +51,8 @@ def test_an_alias_goes_to_its_model_and_the_engine_gets_its_name(start, file):
     assert served(a) == "m" and a.json()["model"] == "m" and a.headers["x-kvroute-worker"] == "1"
     plain = ask(router, "other")
     assert served(plain) is None and plain.headers["x-kvroute-worker"] == "2"
+    wait_for("both decisions", lambda: len(router.get("/decisions")) == 2)  # a request is told of when it has ended
     last = router.get("/decisions")
-    last = last.get("decisions", last) if isinstance(last, dict) else last
     assert {(d["asked_model"], d["model"], d["fallback"]) for d in last} == {("chat", "m", False), ("other", "other", False)}
 
 
@@ -308,6 +308,7 @@ models:
     assert set(workers_of(router, "n", 10)) == set(first), "where the prompt is"
     went = workers_of(router, "m", 10)
     assert went[:2] * 5 == went and set(went) == {"1", "2"}, "in turn"
+    wait_for("all decisions", lambda: len(router.get("/decisions")) == 21)
     assert {d["reason"] for d in router.get("/decisions") if d["model"] == "m"} == {"round-robin"}
     assert set(workers_of(router, "warm", 60)) == {"3", "4"}, "by chance"
     assert put(router, {"models": {"m": {}}}).status == 200
