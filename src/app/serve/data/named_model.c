@@ -12,6 +12,7 @@
 
 #include "app/serve/config/models_config.h"
 #include "app/serve/config/models_file.h"
+#include "app/serve/data/admission.h"
 #include "app/serve/data/request.h"
 #include "app/serve/state.h"
 #include "wire/json_edit.h"
@@ -38,6 +39,7 @@ static bool is_overloaded(const struct request *r, const struct kvr_openai_reque
                                      .allowed_n = from->n,
                                      .policy_class = r->policy_class,
                                      .policy_class_len = strlen(r->policy_class)};
+    admission_keep_to_workers(r, &ask);
     int rc = kvr_router_overload(from->partition->router, &ask);
     return rc == -KVR_EOVERLOADED || rc == -KVR_EQUEUEFULL;
 }
