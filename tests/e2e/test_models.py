@@ -441,3 +441,20 @@ def test_names_of_clients_make_no_series_of_fallbacks(start, file):
     page = call(router.admin, "GET", "/metrics").body.decode()
     assert [l for l in page.splitlines() if l.startswith("kvroute_model_fallbacks_total")] == [
         'kvroute_model_fallbacks_total{model="m",fallback="small",reason="unavailable"} 20']
+
+
+@pytest.mark.parametrize("options", ["{router-temperature: 1e9}", "{router-mode: round-robin}"])
+def test_options_of_a_model_hold_for_both_of_its_legs(start, file, options):
+    """What makes a leg of two of a request stays: the decode worker gets the prompt computed."""
+    mocks = [start(Mock, "--model", "m", "--role", role, "--kv-protocol", "vllm-nixl", with_events=False) for role in ("prefill", "decode") * 2]
+    specs = [m.spec(f",role={role},kv-protocol=vllm-nixl,block-size=16,model=m") for m, role in zip(mocks, ("prefill", "decode") * 2)]
+    router = start(Serve, specs, "--models-file", file(f"models: {{m: {{options: {options}}}}}"), "--tokenizer", "bytes")
+    wait_for("all workers", lambda: sum(w["status"] == "up" for w in router.get("/workers")) == 4)
+    pairs = []
+    for _ in range(40):
+        a = ask(router, "m", prompt="a prompt of some blocks, " * 9, max_tokens=4)
+        assert a.status == 200, a.body
+        pairs.append((a.headers["x-kvroute-prefill-worker"], a.headers["x-kvroute-worker"]))
+    assert {p for p, _ in pairs} == {"1", "3"} and {d for _, d in pairs} == {"2", "4"}
+    assert router.metric("requests_total", worker_id=2) + router.metric("requests_total", worker_id=4) == 40
+    wait_for("nothing is booked", router.idle)
