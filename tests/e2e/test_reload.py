@@ -307,3 +307,23 @@ def test_which_models_have_classes_of_their_own_cannot_change_while_the_router_r
     a = s.post("/reload", None)
     assert a.status == 200 and results(a)["policy"] == "taken"
     assert s.complete("x", model="m").status == 200
+
+
+def test_classes_and_the_keys_that_name_them_can_be_renamed_with_one_reload(start, tmp_path):
+    f, keys = tmp_path / "policy.yaml", tmp_path / "keys.yaml"
+    named = "keys: [{name: one, key: %s, policy_class: %s}]\n"
+    f.write_text(policy(5, "old"))
+    keys.write_text(named % (SECRETS[0], "old"))
+    s = start(Serve, [], "--router-policy-config", f, "--api-key-file", keys, ready=False)
+    f.write_text(policy(5, "new"))
+    keys.write_text(named % (SECRETS[1], "new"))
+    a = s.post("/reload", None)
+    assert a.status == 200 and results(a) == {"policy": "taken", "api-keys": "taken"}, a.body
+    assert "default class" not in s.text()
+    f.write_text(policy(5, "newer"))
+    a = s.post("/reload", None)
+    assert a.status == 422 and results(a) == {"policy": "taken", "api-keys": "refused"}
+    why = f"{keys}:1: policy_class 'new': a class without a family, or a family, of --router-policy-config is expected"
+    assert told(a)["api-keys"]["error"] == why
+    assert f"{why}; such requests wait in the default class now" in s.text()
+    assert call(s.port, "GET", "/v1/models", headers={"Authorization": f"Bearer {SECRETS[1]}"}).status == 200, "the old keys stay"

@@ -75,9 +75,9 @@ static const struct reloadable {
 } rows[] = {
     {RELOAD_ADMIN_KEYS, admin_keys_paths, read_admin_keys, "--admin-key-file", "the old keys stay"},
     {RELOAD_CERTIFICATES, certificates_paths, doors_reload, "certificates", "the old certificate stays"},
+    {RELOAD_POLICY, policy_paths, policies_reload, "--router-policy-config", "the old classes stay"}, /* before those who name classes */
     {RELOAD_API_KEYS, api_keys_paths, keyrings_reload, "--api-key-file", "the old keys stay"},
     {RELOAD_MODELS, models_paths, models_config_reload, "--models-file", "what was in force stays"},
-    {RELOAD_POLICY, policy_paths, policies_reload, "--router-policy-config", "the old classes stay"},
     {RELOAD_WORKERS, workers_paths, discovery_reload, "--discovery-target", "nothing is changed"},
 };
 
@@ -138,23 +138,26 @@ void reload_begin(struct serve *s)
 }
 
 /* What is new must look the same twice before it is read. A worker may have come with files of its own meanwhile, which then are read
- * once more than need be. */
-static void watch(struct serve *s, const struct reloadable *row)
+ * once more than need be. Returns: whether it was. */
+static bool watch(struct serve *s, const struct reloadable *row)
 {
     char err[512];
     uint64_t look = look_at(s, row), seen = s->reloads.of[row->file].last_look;
     s->reloads.of[row->file].last_look = look;
-    if (!look || look == s->reloads.of[row->file].read_look || look != seen) return;
+    if (!look || look == s->reloads.of[row->file].read_look || look != seen) return false;
     if (read_row(s, row, "--watch-files", err, sizeof err) != REFUSED)
         kvr_log("kvroute %s: --watch-files: %s: read again", s->o->select_only ? "select" : "serve", row->option);
+    return true;
 }
 
 void reload_tick(struct serve *s)
 {
     if (s->o->watch_files <= 0 || now_ms() < s->reloads.due_ms) return;
     s->reloads.due_ms = now_ms() + (uint64_t)(s->o->watch_files * 1000);
+    bool any = false;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        if (rows[i].file != RELOAD_WORKERS) watch(s, &rows[i]); /* which is looked at in any case */
+        if (rows[i].file != RELOAD_WORKERS) any = watch(s, &rows[i]) || any; /* which is looked at in any case */
+    if (any) policies_warn_of_keys(s);
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------- */
@@ -202,6 +205,7 @@ bool reload_all(struct serve *s, const char *by, struct kvr_buf *out)
         kvr_json_open(out, '[');
     }
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) good = reload_row(s, &rows[i], by, out) && good;
+    policies_warn_of_keys(s);
     begin_others(s, out);
     if (out) {
         kvr_json_close(out, ']');

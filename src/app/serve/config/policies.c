@@ -7,6 +7,7 @@
 
 #include "app/serve/config/policy_file.h"
 #include "app/serve/state.h"
+#include "base/log.h"
 
 static bool has(const struct policy_profile *list, size_t n, const char *model)
 {
@@ -67,6 +68,13 @@ int policies_reload(struct serve *s, char *err, size_t cap)
     if (rc == 0) replace(s, &fresh);
     reloads_note(&s->reloads, RELOAD_POLICY, rc == 0);
     return rc;
+}
+
+void policies_warn_of_keys(const struct serve *s)
+{
+    char why[400];
+    if (s->o->policy_config && !keyrings_have_classes(s, why, sizeof why))
+        kvr_log_warning("kvroute serve: %s; such requests wait in the default class now", why);
 }
 
 void policies_destroy(struct serve *s)

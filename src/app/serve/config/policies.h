@@ -16,6 +16,9 @@ struct serve;
 void policies_open(struct serve *s);
 /* Reads the file again and gives every queue its classes anew. Returns: 0, or -1 with the reason in err; then nothing is changed. */
 int policies_reload(struct serve *s, char *err, size_t cap);
+/* Keys that name a class which is gone: no reason to refuse the classes, as the file of keys may be read next; but when all files have
+ * been. */
+void policies_warn_of_keys(const struct serve *s);
 void policies_destroy(struct serve *s);
 
 #endif
