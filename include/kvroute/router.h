@@ -132,7 +132,8 @@ KVR_API void kvr_router_busy(struct kvr_router *router, struct kvr_busy_threshol
 
 /* Other classes, while requests wait: each goes on waiting in the class that it would get now, and may find that its turn has come. Counts
  * go on as kvr_queue_set_policy has it. Names that kvr_router_class_stats gave are gone, so who reads figures of classes is who changes
- * them, or waits for it. Returns: 0; -KVR_EINVAL, -KVR_ENOMEM: nothing has changed. */
+ * them, or waits for it. Choices wait for as long as it takes to sort those that wait. Returns: 0; -KVR_EINVAL, -KVR_ENOMEM: nothing has
+ * changed. */
 KVR_API int kvr_router_set_policy(struct kvr_router *router, const struct kvr_policy *policy);
 
 /* Registers a worker or changes its rank range. Errors as kvr_load_set_worker. The index is left alone. */

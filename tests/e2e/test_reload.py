@@ -327,3 +327,21 @@ def test_classes_and_the_keys_that_name_them_can_be_renamed_with_one_reload(star
     assert told(a)["api-keys"]["error"] == why
     assert f"{why}; such requests wait in the default class now" in s.text()
     assert call(s.port, "GET", "/v1/models", headers={"Authorization": f"Bearer {SECRETS[1]}"}).status == 200, "the old keys stay"
+
+
+def test_on_select_models_may_get_classes_of_their_own_and_lose_them(start, tmp_path):
+    f = tmp_path / "policy.yaml"
+    f.write_text(policy(5))
+    s = start(Select, "--router-policy-config", f)
+    for n, model in ((1, "m"), (2, "n")):
+        a = call(s.port, "POST", "/workers", {"worker_id": n, "model_name": model, "endpoint": "http://127.0.0.1:9", "block_size": 16})
+        assert a.status in (200, 201), a.body
+    waiting = lambda: {(l.split('model="')[1].split('"')[0], l.split('policy_class="')[1].split('"')[0])
+                       for l in call(s.port, "GET", "/metrics").body.decode().splitlines() if l.startswith("kvroute_router_queue_pending_requests{")}
+    assert waiting() == {("m", "std"), ("n", "std")}
+    f.write_text(policy(5, more="models:\n  m: {default_policy_family: own, policy_classes: [{name: own}]}\n"))
+    assert results(call(s.port, "POST", "/reload")) == {"policy": "taken"}
+    assert waiting() == {("m", "own"), ("n", "std")}
+    f.write_text(policy(5))
+    assert results(call(s.port, "POST", "/reload")) == {"policy": "taken"}
+    assert waiting() == {("m", "std"), ("n", "std")}
