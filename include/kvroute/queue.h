@@ -111,6 +111,13 @@ KVR_API int kvr_queue_create(const struct kvr_alloc *alloc, const struct kvr_pol
 /* Items still in it are left alone. NULL is fine. */
 KVR_API void kvr_queue_destroy(struct kvr_queue *queue);
 
+/* Which of the classes of `next` an item of before gets. */
+typedef size_t kvr_queue_class_fn(void *ctx, const struct kvr_queue *next, const struct kvr_queue_item *item);
+/* Other classes, while items wait: each goes on waiting in the class that `class_of` says, in the order of its arrival, whatever that class
+ * has for limits. What was counted of a class goes on under its name; what tenants have had, and what classes have saved up, is forgotten.
+ * Names of classes that were asked for are gone. Returns: 0; -KVR_EINVAL, -KVR_ENOMEM: nothing has changed. */
+KVR_API int kvr_queue_set_policy(struct kvr_queue *queue, const struct kvr_policy *policy, kvr_queue_class_fn *class_of, void *ctx);
+
 /* Class of a request: an explicit class by its name, a family by its name, else the default family; within a family by
  * the bucket of the uncached tokens. */
 KVR_API size_t kvr_queue_class(const struct kvr_queue *queue, const char *name, size_t name_len, uint64_t uncached_tokens);
@@ -130,6 +137,8 @@ KVR_API const char *kvr_queue_limit_name(enum kvr_queue_limit kind);
 /* Adds an item. Returns: 0; -KVR_EQUEUEFULL with *rejection filled; -KVR_ENOMEM. */
 KVR_API int kvr_queue_push(struct kvr_queue *queue, size_t class_at, size_t workers, struct kvr_queue_item *item,
                            struct kvr_rejection *rejection);
+/* Would an item of that class be refused for a limit? */
+KVR_API bool kvr_queue_is_full(const struct kvr_queue *queue, size_t class_at, size_t workers);
 /* Takes an item out before its turn. */
 KVR_API void kvr_queue_remove(struct kvr_queue *queue, struct kvr_queue_item *item);
 

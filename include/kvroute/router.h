@@ -130,6 +130,12 @@ KVR_API enum kvr_router_mode kvr_router_mode(const struct kvr_router *router);
 KVR_API void kvr_router_set_busy(struct kvr_router *router, const struct kvr_busy_thresholds *busy);
 KVR_API void kvr_router_busy(struct kvr_router *router, struct kvr_busy_thresholds *out);
 
+/* Other classes, while requests wait: each goes on waiting in the class that it would get now, and may find that its turn has come. Counts
+ * go on as kvr_queue_set_policy has it. Names that kvr_router_class_stats gave are gone, so who reads figures of classes is who changes
+ * them, or waits for it. Choices wait for as long as it takes to sort those that wait. Returns: 0; -KVR_EINVAL, -KVR_ENOMEM: nothing has
+ * changed. */
+KVR_API int kvr_router_set_policy(struct kvr_router *router, const struct kvr_policy *policy);
+
 /* Registers a worker or changes its rank range. Errors as kvr_load_set_worker. The index is left alone. */
 KVR_API int kvr_router_set_worker(struct kvr_router *router, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size);
 /* Forgets a worker, its load and its blocks in the index, whose memory is given back by kvr_router_poll. */
@@ -264,6 +270,11 @@ KVR_API int kvr_router_find_best_match(struct kvr_router *router, struct kvr_rou
  * taken. */
 KVR_API bool kvr_router_any_calm(struct kvr_router *router, struct kvr_router_ctx *ctx, const struct kvr_router_request *request);
 
+/* Whether a request would be refused now for overload, told without its prompt, of which only `isl` counts: as if nothing of it were
+ * cached. Nothing is chosen. Returns: 0; -KVR_EOVERLOADED; -KVR_EQUEUEFULL: it would have to wait, and its class has no room for it; or
+ * another error of kvr_router_submit that is no overload. */
+KVR_API int kvr_router_overload(struct kvr_router *router, const struct kvr_router_request *request);
+
 /* The candidates of the last decision made with this context, ordered by (worker_id, dp_rank). Borrowed until the next call
  * with it. Returns: how many. */
 KVR_API size_t kvr_router_candidates(const struct kvr_router_ctx *ctx, const struct kvr_candidate **candidates,
@@ -306,7 +317,7 @@ KVR_API void kvr_router_poll(struct kvr_router *router);
 KVR_API void kvr_router_shut_queue(struct kvr_router *router);
 KVR_API size_t kvr_router_pending(const struct kvr_router *router);
 KVR_API size_t kvr_router_classes(const struct kvr_router *router);
-/* Name (static as long as the router lives) and figures of one class. */
+/* Name (static until kvr_router_set_policy) and figures of one class. */
 KVR_API const char *kvr_router_class_stats(struct kvr_router *router, size_t class_at, struct kvr_class_stats *out);
 
 /* Books without choosing: `worker` and cached_tokens are the caller's. Returns: as kvr_load_add, -KVR_ENOID. */

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
+#include <time.h>
 
 int kvr_buf_reserve(struct kvr_buf *b, size_t more)
 {
@@ -226,4 +227,13 @@ void kvr_json_put_str(struct kvr_buf *b, const char *key, const char *v)
 {
     kvr_json_key(b, key);
     kvr_json_str(b, v, strlen(v));
+}
+
+void kvr_json_put_moment(struct kvr_buf *b, const char *key, int64_t seconds)
+{
+    char text[32] = "";
+    time_t t = (time_t)seconds;
+    struct tm tm;
+    if (gmtime_r(&t, &tm)) strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm);
+    kvr_json_put_str(b, key, text);
 }

@@ -36,6 +36,7 @@ void kvr_json_put_double(struct kvr_buf *b, const char *key, double v); /* null 
 void kvr_json_put_str(struct kvr_buf *b, const char *key, const char *v);
 /* How many bytes at the beginning of s stand for themselves within a JSON string: ASCII but control characters, quotes and backslashes. */
 size_t kvr_json_plain(const char *s, size_t len);
+void kvr_json_put_moment(struct kvr_buf *b, const char *key, int64_t seconds); /* since 1970, as RFC 3339 has it */
 /* Invalid UTF-8 is replaced by U+FFFD, so the output is always valid JSON. */
 void kvr_json_str(struct kvr_buf *b, const char *s, size_t len);
 

@@ -55,6 +55,7 @@
     X(RECOVERY, "recoveries that are asked for")                                                                                           \
     X(RECORDER, "recorded events")                                                                                                         \
     X(PRODUCE, "an answer that is produced")                                                                                               \
+    X(FALLBACKS, "counts of fallbacks")                                                                                                    \
     X(KEYRING, "API keys in force")                                                                                                        \
     X(KEY_USE, "what an API key uses")                                                                                                     \
     X(ADDRESSES, "connections by address")                                                                                                 \

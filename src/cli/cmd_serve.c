@@ -74,6 +74,8 @@
             "tokens per KV block, as the engines have it; without: what each engine says of itself, 16 when it does not"),                 \
         STR("admin-key-file", admin_key_file, NULL, "FILE", NULL,                                                                          \
             "one key a line; the admin port (of select: its port) then needs Authorization: Bearer KEY, but for /health and /ready"),      \
+        DBL("watch-files", watch_files, "0", 0, 86400, NULL,                                                                               \
+            "seconds between looks at the files that SIGHUP reads; those that have changed are read again (docs/reload.md); 0 = off"),     \
         STR("tls-ca", tls_ca, NULL, "FILE", NULL,                                                                                          \
             "certificates (PEM) that sign those of https workers, recover endpoints and remote indexers; default: the system's"),          \
         STR("outgoing-tls-cert", outgoing_tls_cert, NULL, "FILE", NULL, "the certificate (PEM) that this router shows to them"),           \
@@ -189,7 +191,7 @@
             "cap on an index's memory, kept by giving up what is least recently used; 0 = none"),                                          \
         NUM("max-prompt-tokens", max_prompt_tokens, "2097152", 1, 1e9, NULL,                                                               \
             "most tokens (or block hashes) of a prompt that are given as numbers; more are refused with 413"),                             \
-        DBL("queue-timeout", queue_timeout, "30", 0, 864000, NULL, "seconds to wait for a worker"),                                        \
+        DBL("queue-timeout", queue_timeout, "30", 0, TIMEOUT_MAX_S, NULL, "seconds to wait for a worker"),                                 \
         STR("record-events", record_events, NULL, "FILE", NULL, "write every KV event to this file (JSON Lines)"),                         \
         NUM("record-max-lines", record_max_lines, "0", 0, 1e18, NULL, "events of one file, then FILE.1, FILE.2, ...; 0 = all in one"),     \
         NUM("record-max-count", record_max_count, "0", 0, 1e18, NULL, "the recording ends after that many events; 0 = no limit"),          \
@@ -259,7 +261,8 @@ static const struct option_row serve_rows[] = {
      "total-kv-blocks, "
      "taint; repeatable",
      NULL, NULL},
-    STR("models-file", models_file, NULL, "FILE", NULL, "YAML file of aliases, targets with weights and fallbacks of models"),
+    STR("models-file", models_file, NULL, "FILE", NULL,
+        "YAML file of aliases, targets with weights, fallbacks and options of models (docs/models.md)"),
     STR("host", host, "0.0.0.0", "ADDRESS", NULL, "address of the data port"),
     NUM("port", port, "8080", 1, 65535, NULL, "data port"),
     STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port; 0.0.0.0 for every one: then give it keys"),
@@ -317,9 +320,9 @@ static const struct option_row serve_rows[] = {
         "a computed prompt whose client has gone is given to a decode worker all the same, so that the prefill worker frees it"),
     DBL("disagg-release-timeout", disagg_release_timeout, "30", 0.1, 86400, NULL, "seconds for that"),
     DBL("connect-timeout", connect_timeout, "2", 0, 86400, NULL, "seconds to connect to a worker"),
-    DBL("first-token-timeout", first_token_timeout, "600", 0, 864000, NULL, "seconds to the first byte of an answer; 0 = off"),
-    DBL("stall-timeout", stall_timeout, "120", 0, 864000, NULL, "seconds between bytes of an answer; 0 = off"),
-    DBL("total-timeout", total_timeout, "0", 0, 864000, NULL, "seconds for a whole request; 0 = off"),
+    DBL("first-token-timeout", first_token_timeout, "600", 0, TIMEOUT_MAX_S, NULL, "seconds to the first byte of an answer; 0 = off"),
+    DBL("stall-timeout", stall_timeout, "120", 0, TIMEOUT_MAX_S, NULL, "seconds between bytes of an answer; 0 = off"),
+    DBL("total-timeout", total_timeout, "0", 0, TIMEOUT_MAX_S, NULL, "seconds for a whole request; 0 = off"),
     DBL("tokenize-timeout", tokenize_timeout, "5", 0, 86400, NULL, "seconds for the engine's tokenizer"),
     DBL("drain-timeout", drain_timeout, "180", 0, 864000, NULL, "seconds for running requests after SIGTERM"),
     ENU("metrics-compat", metrics_compat, "none", "none|vllm|sglang", NULL,
@@ -329,7 +332,7 @@ static const struct option_row serve_rows[] = {
     DBL("health-interval", health_interval, "5", 0.05, 86400, NULL, "seconds between health checks"),
     NUM("breaker-failures", breaker_failures, "10", 1, 1e9, NULL, "consecutive failures that open a worker's breaker"),
     DBL("breaker-cooldown", breaker_cooldown, "60", 0, 86400, NULL, "seconds a breaker stays open"),
-    NUM("max-retries", max_retries, "2", 0, 7, NULL, "retries on other workers before the first byte"),
+    NUM("max-retries", max_retries, "2", 0, RETRIES_MAX, NULL, "retries on other workers before the first byte"),
     NUM("max-messages", max_messages, "16384", 1, 1e9, NULL, "most messages of a chat request; more are refused with 413"),
     SIZ("max-prompt-text", max_prompt_text, "8MiB", NULL,
         "longest prompt text that is turned into byte tokens (--tokenizer bytes); a longer one is refused with 413"),

@@ -416,17 +416,10 @@ static struct kvr_flow *room_for(struct kvr_queue *q, struct class_state *c, str
     return f;
 }
 
-int kvr_queue_push(struct kvr_queue *q, size_t class_at, size_t workers, struct kvr_queue_item *it, struct kvr_rejection *rejection)
+/* Returns: 0 or -KVR_ENOMEM. */
+static int put_in(struct kvr_queue *q, size_t class_at, struct kvr_queue_item *it)
 {
     struct class_state *c = &q->classes[class_at];
-    uint64_t current = 0, limit = 0;
-    enum kvr_queue_limit hit = limit_hit(c, workers, &current, &limit);
-    if (hit != KVR_LIMIT_NONE) {
-        c->stats.rejected[hit]++;
-        *rejection = (struct kvr_rejection){.kind = hit, .current = current, .limit = limit};
-        memcpy(rejection->policy_class, c->cfg.name, sizeof rejection->policy_class);
-        return -KVR_EQUEUEFULL;
-    }
     struct kvr_lane *l = lane_for(q, c, it);
     if (!l) return -KVR_ENOMEM;
     struct kvr_flow *f = room_for(q, c, l, it->tenant);
@@ -448,11 +441,32 @@ int kvr_queue_push(struct kvr_queue *q, size_t class_at, size_t workers, struct 
     put_at(f, f->n++, it);
     sift_up(f, it->heap_at);
     c->stats.requests++;
-    c->stats.queued_total++;
     c->stats.isl_tokens += it->isl;
     c->stats.cached_tokens += it->cached;
     q->len++;
     return 0;
+}
+
+int kvr_queue_push(struct kvr_queue *q, size_t class_at, size_t workers, struct kvr_queue_item *it, struct kvr_rejection *rejection)
+{
+    struct class_state *c = &q->classes[class_at];
+    uint64_t current = 0, limit = 0;
+    enum kvr_queue_limit hit = limit_hit(c, workers, &current, &limit);
+    if (hit != KVR_LIMIT_NONE) {
+        c->stats.rejected[hit]++;
+        *rejection = (struct kvr_rejection){.kind = hit, .current = current, .limit = limit};
+        memcpy(rejection->policy_class, c->cfg.name, sizeof rejection->policy_class);
+        return -KVR_EQUEUEFULL;
+    }
+    int rc = put_in(q, class_at, it);
+    c->stats.queued_total += rc == 0;
+    return rc;
+}
+
+bool kvr_queue_is_full(const struct kvr_queue *q, size_t class_at, size_t workers)
+{
+    uint64_t current, limit;
+    return limit_hit(&q->classes[class_at], workers, &current, &limit) != KVR_LIMIT_NONE;
 }
 
 /* Nobody waits: nobody is owed anything. */
@@ -640,6 +654,82 @@ struct kvr_queue_item *kvr_queue_take_any(struct kvr_queue *q)
         return it;
     }
     return NULL;
+}
+
+/* ---- other classes ----------------------------------------------------------------------------------- */
+
+/* An item as the queue of before has it: while the next one is filled, its fields are that one's. */
+struct kept {
+    struct kvr_queue_item *item, was;
+};
+
+static void keep_lane(const struct kvr_lane *l, struct kept *kept, size_t *n)
+{
+    for (size_t i = 0; i < l->n; i++)
+        for (size_t k = 0; k < l->flows[i]->n; k++) {
+            struct kvr_queue_item *it = l->flows[i]->heap[k];
+            kept[(*n)++] = (struct kept){it, *it};
+        }
+}
+
+static int by_arrival(const void *a, const void *b)
+{
+    uint64_t x = ((const struct kept *)a)->was.sequence, y = ((const struct kept *)b)->was.sequence;
+    return x < y ? -1 : x > y;
+}
+
+static void keep_all(const struct kvr_queue *q, struct kept *kept)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < q->classes_n; i++) {
+        keep_lane(&q->classes[i].shared, kept, &n);
+        for (const struct kvr_lane *l = q->classes[i].pinned; l; l = l->next) keep_lane(l, kept, &n);
+    }
+    KVR_ASSERT(n == q->len);
+    if (n) qsort(kept, n, sizeof *kept, by_arrival);
+}
+
+/* What was counted, not what waits. */
+static void count_on(struct kvr_queue *next, const struct kvr_queue *q)
+{
+    for (size_t i = 0; i < next->classes_n; i++)
+        for (size_t k = 0; k < q->classes_n; k++) {
+            struct kvr_class_stats *to = &next->classes[i].stats;
+            const struct kvr_class_stats *from = &q->classes[k].stats;
+            if (strcmp(next->classes[i].cfg.name, q->classes[k].cfg.name) != 0) continue;
+            memcpy(to->rejected, from->rejected, sizeof to->rejected);
+            to->queued_total = from->queued_total;
+            to->tenants_merged_total += from->tenants_merged_total;
+        }
+}
+
+/* The queue of before keeps all its own memory until the next one has everything, so that it can stay. */
+int kvr_queue_set_policy(struct kvr_queue *q, const struct kvr_policy *policy, kvr_queue_class_fn *class_of, void *ctx)
+{
+    struct kvr_queue *next, before;
+    size_t len = q->len, n = 0;
+    int rc = kvr_queue_create(&q->mem.a, policy, q->started_ns, &next);
+    if (rc) return rc;
+    struct kept *kept = kvr_mem_zget(&q->mem, (len + 1) * sizeof *kept);
+    if (!kept) {
+        kvr_queue_destroy(next);
+        return -KVR_ENOMEM;
+    }
+    keep_all(q, kept);
+    for (; rc == 0 && n < len; n++) rc = put_in(next, class_of(ctx, next, kept[n].item), kept[n].item);
+    if (rc) {
+        for (size_t i = 0; i < n; i++) *kept[i].item = kept[i].was;
+    } else {
+        count_on(next, q);
+    }
+    kvr_mem_put(&q->mem, kept, (len + 1) * sizeof *kept);
+    if (rc == 0) {
+        before = *q;
+        *q = *next;
+        *next = before;
+    }
+    kvr_queue_destroy(next);
+    return rc;
 }
 
 /* ---- figures ----------------------------------------------------------------------------------------- */

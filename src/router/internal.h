@@ -160,11 +160,14 @@ uint64_t kvr__uncached(const struct kvr_cost_config *cost, uint64_t isl, uint64_
 uint64_t kvr__expected(const struct kvr_router *r, const struct kvr_candidate *k, const struct kvr_cost *cost);
 long kvr__taint(const struct kvr_router *r, const char *name);
 
+/* Under the lock. Returns: 0: somebody who is not overloaded is eligible; -KVR_EOVERLOADED, or another error of find_best_match. */
+int kvr__look_for_calm(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, uint64_t now);
+
 /* turnover.c */
 void kvr__look_at_turnover(struct kvr_router *r);
 
 /* waiting.c; under the lock */
-bool kvr__class_waits(const struct kvr_class_config *c);
+bool kvr__policy_waits(const struct kvr_policy *p);
 /* Leaves those of the first n of c->slots that are not busy for the class. Returns: how many; 0: all are, and nothing has changed. */
 size_t kvr__drop_busy(const struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_class_config *cls, size_t n, uint64_t now);
 void kvr__dispatch(struct kvr_router *r);

@@ -52,7 +52,7 @@ static int create_parts(struct kvr_router *r)
         kvr_policy_init(&plain);
         policy = &plain;
     }
-    for (size_t i = 0; i < policy->classes_n; i++) r->may_park |= kvr__class_waits(&policy->classes[i]);
+    r->may_park = kvr__policy_waits(policy);
     if (kvr_load_create(r->config.alloc, &r->load) || kvr_queue_create(r->config.alloc, policy, kvr_now_ns(&r->clock), &r->queue) ||
         kvr_router_ctx_create(r, &r->dispatch_ctx))
         return -KVR_ENOMEM;

@@ -474,17 +474,21 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     return kvr__book(r, rq, p, res->worker, res->prefill_tokens, now);
 }
 
-bool kvr_router_any_calm(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq)
+int kvr__look_for_calm(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, uint64_t now)
 {
     struct kvr_router_result ignored = {0};
     size_t n;
+    if (kvr__reserve_ranks(c, kvr_load_slots(r->load))) return -KVR_ENOMEM;
+    int rc = kvr__eligible(r, c, rq, &n, &ignored);
+    if (rc) return rc;
+    kvr_load_get_all(r->load, now, c->loads);
+    return drop_overloaded(r, c, n) > 0 ? 0 : -KVR_EOVERLOADED;
+}
+
+bool kvr_router_any_calm(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq)
+{
     kvr_lock(&r->lock);
-    int rc = kvr__reserve_ranks(c, kvr_load_slots(r->load));
-    if (rc == 0) rc = kvr__eligible(r, c, rq, &n, &ignored);
-    if (rc == 0) {
-        kvr_load_get_all(r->load, kvr_now_ns(&r->clock), c->loads);
-        rc = drop_overloaded(r, c, n) > 0 ? 0 : -KVR_EOVERLOADED;
-    }
+    int rc = kvr__look_for_calm(r, c, rq, kvr_now_ns(&r->clock));
     kvr_unlock(&r->lock);
     return rc != -KVR_EOVERLOADED && rc != -KVR_ENOENDPOINTS;
 }

@@ -30,9 +30,16 @@ static bool waits_for_prefill(const struct kvr_class_config *c)
     return c->busy_tokens >= 0 || c->busy_frac >= 0;
 }
 
-bool kvr__class_waits(const struct kvr_class_config *c)
+static bool class_waits(const struct kvr_class_config *c)
 {
     return waits_for_prefill(c) || c->busy_requests > 0;
+}
+
+bool kvr__policy_waits(const struct kvr_policy *p)
+{
+    for (size_t i = 0; i < p->classes_n; i++)
+        if (class_waits(&p->classes[i])) return true;
+    return false;
 }
 
 static bool rank_is_busy(const struct kvr_router *r, const struct kvr_class_config *cls, uint32_t slot, uint64_t now)
@@ -79,7 +86,7 @@ static bool all_busy(struct kvr_router *r, struct kvr_router_ctx *c, const struc
     struct kvr_router_request hard = *rq;
     size_t n;
     hard.preferred = false; /* a preference does not make a request wait for one rank */
-    if (!kvr__class_waits(cls) || (cls->busy_requests <= 0 && !r->config.cost.track_prefill_tokens)) return false;
+    if (!class_waits(cls) || (cls->busy_requests <= 0 && !r->config.cost.track_prefill_tokens)) return false;
     if (kvr__reserve_ranks(c, kvr_load_slots(r->load)) || kvr__eligible(r, c, &hard, &n, &ignored)) return false;
     return pool_is_busy(r, c, cls, n, now);
 }
@@ -131,6 +138,27 @@ static int fails_at_once(struct kvr_router *r, struct kvr_router_ctx *c, const s
     return kvr__eligible(r, c, rq, &n, &ignored);
 }
 
+/* With the router's own context: nobody else has it while the lock is held. */
+static int overload(struct kvr_router *r, const struct kvr_router_request *rq, uint64_t now)
+{
+    struct kvr_class_stats st;
+    int rc = kvr__look_for_calm(r, r->dispatch_ctx, rq, now);
+    if (rc || !r->may_park) return rc;
+    size_t at = kvr_queue_class(r->queue, rq->policy_class, rq->policy_class_len, rq->isl);
+    const struct kvr_class_config *cls = kvr_queue_class_config(r->queue, at);
+    if (!class_waits(cls) || !kvr_queue_is_full(r->queue, at, r->workers_used)) return 0;
+    kvr_queue_stats(r->queue, at, &st);
+    return st.requests > 0 || all_busy(r, r->dispatch_ctx, rq, cls, now) ? -KVR_EQUEUEFULL : 0;
+}
+
+int kvr_router_overload(struct kvr_router *r, const struct kvr_router_request *rq)
+{
+    kvr_lock(&r->lock);
+    int rc = overload(r, rq, kvr_now_ns(&r->clock));
+    kvr_unlock(&r->lock);
+    return rc;
+}
+
 static bool may_go(void *ctx, const struct kvr_queue_item *item);
 static void hand_out(struct kvr_router *r, struct kvr_ticket *t, uint64_t now);
 
@@ -168,7 +196,7 @@ static int admit_or_park(struct kvr_router *r, struct kvr_router_ctx *c, const s
     const struct kvr_class_config *cls = kvr_queue_class_config(r->queue, at);
     struct kvr_class_stats st;
     kvr_queue_stats(r->queue, at, &st);
-    bool busy = kvr__class_waits(cls) && all_busy(r, c, rq, cls, now), others = kvr__class_waits(cls) && st.requests > 0;
+    bool busy = class_waits(cls) && all_busy(r, c, rq, cls, now), others = class_waits(cls) && st.requests > 0;
     if (!busy && !others) return kvr__schedule(r, c, rq, p, res);
     if (rq->do_not_queue) return -KVR_EBUSY;
     rc = park(r, rq, p, at, cached, t, rejection);
@@ -262,6 +290,25 @@ void kvr_router_poll(struct kvr_router *r)
     kvr_lock(&r->lock);
     kvr__dispatch(r);
     kvr_unlock(&r->lock);
+}
+
+static size_t class_again(void *ctx, const struct kvr_queue *next, const struct kvr_queue_item *item)
+{
+    const struct kvr_router_request *rq = ticket_of(item)->request;
+    (void)ctx;
+    return kvr_queue_class(next, rq->policy_class, rq->policy_class_len, item->isl > item->cached ? item->isl - item->cached : 0);
+}
+
+int kvr_router_set_policy(struct kvr_router *r, const struct kvr_policy *policy)
+{
+    kvr_lock(&r->lock);
+    int rc = kvr_queue_set_policy(r->queue, policy, class_again, NULL);
+    if (rc == 0) {
+        r->may_park = kvr__policy_waits(policy);
+        kvr__dispatch(r);
+    }
+    kvr_unlock(&r->lock);
+    return rc;
 }
 
 void kvr_router_shut_queue(struct kvr_router *r)

@@ -287,8 +287,9 @@ int kvr_yaml_each_item(const struct kvr_yaml *y, const yaml_node_t *list, const 
 
 const char *kvr_yaml_text(const yaml_node_t *n)
 {
-    if (n->type != YAML_SCALAR_NODE || strlen((const char *)n->data.scalar.value) != n->data.scalar.length) return NULL;
-    return (const char *)n->data.scalar.value;
+    if (n->type != YAML_SCALAR_NODE) return NULL;
+    const char *s = (const char *)n->data.scalar.value;
+    return strlen(s) == n->data.scalar.length ? s : NULL; /* JSON and YAML can write a zero */
 }
 
 int kvr_yaml_get_text(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, char *out, size_t cap)

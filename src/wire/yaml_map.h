@@ -66,7 +66,7 @@ int kvr_yaml_each_key(const struct kvr_yaml *y, const yaml_node_t *map, const ch
 /* Calls fn for each item of a list. */
 int kvr_yaml_each_item(const struct kvr_yaml *y, const yaml_node_t *list, const char *what, kvr_yaml_item_fn *fn, void *arg);
 
-/* A scalar's text; NULL for others and for one with a zero byte in it. Borrowed from the document. */
+/* A scalar's text, or NULL: it is none, or has a zero in it. Borrowed from the document. */
 const char *kvr_yaml_text(const yaml_node_t *n);
 /* Values of keys. Each returns 0, or -1 with the reason; *out is untouched then. */
 int kvr_yaml_get_text(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, char *out, size_t cap); /* 1 to cap - 1 bytes */

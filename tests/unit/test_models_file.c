@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "app/serve/config/models_file.h"
+#include "base/buf.h"
 
 enum { SESSIONS = 20000 };
 
@@ -81,8 +82,10 @@ static void mistakes_are_named_with_line_and_key(void **state)
     } cases[] = {
         {"", "m.yaml:1: models: the file is empty; the key is expected"},
         {"model: {}", "m.yaml:1: model: unknown key; allowed: models"},
-        {"models:\n  a: {alias: b}", "m.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback"},
+        {"models:\n  a: {alias: b}", "m.yaml:2: alias: unknown key of a model; allowed: alias_of, targets, fallback, fallback_on, options"},
         {"models:\n  a: {alias_of: \"b\\r\\nx: y\"}", "m.yaml:2: alias_of: a name of printable ASCII without spaces is expected"},
+        {"models:\n  a: {alias_of: null}", "m.yaml:2: alias_of: the name of a model is expected; one that is null has quotes"},
+        {"models:\n  \"a\\0b\": {alias_of: c}", "m.yaml:2: models: keys must be texts"},
         {"models:\n  a: {alias_of: ''}", "m.yaml:2: alias_of: a text of 1 to 127 characters is expected"},
         {"models:\n  a: {alias_of: b, targets: [{model: c, weight: 1}]}", "m.yaml:2: targets: alias_of and targets exclude each other"},
         {"models:\n  a:\n    targets: [{model: c}]", "m.yaml:3: targets: each target needs model and weight"},
@@ -91,7 +94,17 @@ static void mistakes_are_named_with_line_and_key(void **state)
         {"models:\n  a:\n    targets: [{model: c, weight: -1}]", "m.yaml:3: weight: a number of at least 0 is expected"},
         {"models:\n  a:\n    targets: [{model: c, weight: 1e7}]", "m.yaml:3: weight: a number from 0 to 1000000 is expected"},
         {"models:\n  a:\n    targets: [{model: c, weight: 1}, {model: c, weight: 1}]", "m.yaml:3: c: the target occurs twice"},
+        {"models:\n  a: {fallback: [b], fallback_on: [slow]}", "m.yaml:2: fallback_on: allowed: unavailable, overloaded"},
+        {"models:\n  a: {fallback: [b], fallback_on: []}", "m.yaml:2: fallback_on: one of unavailable, overloaded is expected, or both"},
+        {"models:\n  a: {fallback_on: [overloaded]}", "m.yaml:2: a: fallback_on needs fallback"},
         {"models:\n  a: {fallback: [b, b]}", "m.yaml:2: b: the fallback occurs twice"},
+        {"models:\n  a:\n    options: {router-tempature: 1}",
+         "m.yaml:3: router-tempature: no option that a model can have; allowed: router-mode, router-kv-overlap-score-credit, "
+         "router-prefill-load-scale, shared-cache-multiplier, router-temperature, queue-timeout, first-token-timeout, stall-timeout, "
+         "total-timeout, max-retries"},
+        {"models:\n  a: {options: {router-mode: direct}}", "m.yaml:2: router-mode: kv, round-robin, random or least-loaded is expected"},
+        {"models:\n  a: {options: {max-retries: 1.5}}", "m.yaml:2: max-retries: a whole number from 0 to 7 is expected"},
+        {"models:\n  a: {options: [1]}", "m.yaml:2: options: a mapping is expected"},
         {"models:\n  a: {alias_of: b}\n  a: {alias_of: c}", "m.yaml:3: a: the key occurs twice"},
         {"models: {a: {alias_of: b}, b: {alias_of: a}}", "m.yaml:1: a: its targets lead in a circle, or over more than 8 steps"},
         {"models: {m: {targets: [{model: m, weight: 1}, {model: n, weight: 1}]}, n: {alias_of: m}}",
@@ -135,6 +148,35 @@ static void chains_of_eight_steps_are_followed_and_no_longer_ones(void **state)
     assert_string_equal(err, "m.yaml:1: a0: its targets lead in a circle, or over more than 8 steps");
 }
 
+static void what_is_written_is_read_as_the_same(void **state)
+{
+    static const char text[] = "models:\n  chat: {alias_of: m}\n  \"q\\\"\\\\\": {fallback: [a, b], fallback_on: [overloaded]}\n"
+                               "  m: {targets: [{model: m, weight: 0.1}, {model: n, weight: 0.30000000000000004}], fallback: [s], "
+                               "fallback_on: [overloaded, unavailable]}\n  z: "
+                               "{options: {router-mode: random, router-temperature: 0.1, max-retries: 0}}\n";
+    struct models_file a = read_or_fail(text), b;
+    struct kvr_buf once = {0}, twice = {0};
+    (void)state;
+    models_file_write(&a, &once);
+    kvr_buf_add(&once, "", 1);
+    assert_string_equal(
+        once.data,
+        "{\"models\":{\"chat\":{\"alias_of\":\"m\"},\"m\":{\"targets\":[{\"model\":\"m\",\"weight\":0.10000000000000001},"
+        "{\"model\":\"n\",\"weight\":0.30000000000000004}],\"fallback\":[\"s\"],\"fallback_on\":[\"unavailable\",\"overloaded\"]},"
+        "\"q\\\"\\\\\":{\"fallback\":[\"a\",\"b\"],\"fallback_on\":[\"overloaded\"]},\"z\":{\"options\":{\"router-mode\":\"random\","
+        "\"router-temperature\":"
+        "0.10000000000000001,\"max-retries\":0}}}}");
+    b = read_or_fail(once.data);
+    models_file_write(&b, &twice);
+    kvr_buf_add(&twice, "", 1);
+    assert_string_equal(once.data, twice.data);
+    assert_true(a.rules[1].targets[1].weight == b.rules[1].targets[1].weight);
+    models_file_free(&a);
+    models_file_free(&b);
+    kvr_buf_free(&once);
+    kvr_buf_free(&twice);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -144,6 +186,7 @@ int main(void)
         cmocka_unit_test(a_draw_is_the_same_in_every_process),
         cmocka_unit_test(mistakes_are_named_with_line_and_key),
         cmocka_unit_test(chains_of_eight_steps_are_followed_and_no_longer_ones),
+        cmocka_unit_test(what_is_written_is_read_as_the_same),
         cmocka_unit_test(names_are_found_whatever_their_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -677,6 +677,104 @@ static void random_operations_of_tenants_equal_a_list(void **s)
     assert_int_equal(fa.live, 0);
 }
 
+/* ---- other classes while items wait ---- */
+
+static struct kvr_policy two_classes(const char *first, const char *second)
+{
+    struct kvr_policy p = {.classes_n = 2};
+    for (int i = 0; i < 2; i++) kvr_class_config_init(&p.classes[i]);
+    snprintf(p.classes[0].name, sizeof p.classes[0].name, "%s", first);
+    snprintf(p.classes[1].name, sizeof p.classes[1].name, "%s", second);
+    snprintf(p.default_family, sizeof p.default_family, "%s", first);
+    return p;
+}
+
+/* Odd ones into the second class. */
+static size_t by_id(void *ctx, const struct kvr_queue *next, const struct kvr_queue_item *it)
+{
+    (void)ctx;
+    return kvr_queue_classes(next) > 1 && ((const struct item *)(const void *)it)->id % 2;
+}
+
+static void what_waits_goes_on_waiting_in_its_new_class_in_the_order_it_came(void **s)
+{
+    (void)s;
+    struct kvr_policy p = plain(KVR_QUEUE_LCFS), next = two_classes("default", "odd");
+    struct kvr_queue *q = make(&p);
+    struct item items[6], pinned;
+    struct kvr_rejection r;
+    struct kvr_class_stats st;
+    for (int i = 0; i < 6; i++) push(q, &items[i], i, (uint64_t)i, 0, 100, 40);
+    pinned = (struct item){.q = {.pinned = true, .pin = {7, 1}, .isl = 10, .arrived_ns = 6 * SECOND}, .ready = true, .id = 6};
+    assert_int_equal(kvr_queue_push(q, 0, 1, &pinned.q, &r), 0);
+    assert_int_equal(pop(q, 7), 6);
+    assert_int_equal(kvr_queue_push(q, 0, 1, &pinned.q, &r), 0);
+    next.classes[0].requests_per_worker = 1; /* which more wait than */
+    assert_int_equal(kvr_queue_set_policy(q, &next, by_id, NULL), 0);
+    assert_int_equal(kvr_queue_len(q), 7);
+    kvr_queue_stats(q, 0, &st);
+    assert_int_equal(st.requests, 4);
+    assert_int_equal(st.isl_tokens, 310);
+    assert_int_equal(st.cached_tokens, 120);
+    assert_int_equal(st.queued_total, 8); /* goes on, and what has moved is not counted again */
+    kvr_queue_stats(q, 1, &st);
+    assert_int_equal(st.requests, 3);
+    assert_int_equal(st.queued_total, 0);
+    assert_int_equal(kvr_queue_push(q, 0, 1, &(struct item){0}.q, &r), -KVR_EQUEUEFULL); /* the new limit is for who comes */
+    kvr_queue_remove(q, &items[3].q);
+    int last[2] = {-1, -1};
+    for (int i = 0; i < 6; i++) { /* each class from the oldest: it is fcfs now */
+        int id = pop(q, 8);
+        assert_true(id > last[id % 2]);
+        last[id % 2] = id;
+    }
+    assert_int_equal(pop(q, 8), -1);
+    kvr_queue_destroy(q);
+}
+
+static void classes_that_are_refused_or_for_which_there_is_no_memory_change_nothing(void **s)
+{
+    (void)s;
+    struct failing_alloc fa = {.fail_at = -1};
+    struct kvr_alloc alloc = {failing_resize, &fa};
+    struct kvr_policy p = plain(KVR_QUEUE_FCFS), next = two_classes("a", "b"), bad = two_classes("a", "a");
+    struct kvr_queue *q;
+    struct item items[40];
+    struct kvr_rejection r;
+    int rc = -KVR_ENOMEM;
+    assert_int_equal(kvr_queue_create(&alloc, &p, 0, &q), 0);
+    for (int i = 0; i < 40; i++) {
+        items[i] = (struct item){
+            .q = {.isl = 10, .tenant = (uint64_t)i % 7, .pinned = i % 5 == 0, .pin = {(uint64_t)i % 3, 0}}, .ready = true, .id = i};
+        assert_int_equal(kvr_queue_push(q, 0, 1, &items[i].q, &r), 0);
+    }
+    assert_int_equal(kvr_queue_set_policy(q, &bad, by_id, NULL), -KVR_EINVAL);
+    size_t live = fa.live;
+    long fails = 0;
+    for (; rc; fails++) {
+        fa.calls = 0;
+        fa.fail_at = fails;
+        rc = kvr_queue_set_policy(q, &next, by_id, NULL);
+        if (rc == 0) break;
+        assert_int_equal(rc, -KVR_ENOMEM);
+        assert_int_equal(fa.live, live);
+        assert_int_equal(kvr_queue_classes(q), 1);
+        assert_int_equal(kvr_queue_len(q), 40);
+        fa.fail_at = -1;
+        kvr_queue_remove(q, &items[(size_t)fails % 40].q); /* everything is where the items say */
+        assert_int_equal(kvr_queue_push(q, 0, 1, &items[(size_t)fails % 40].q, &r), 0);
+        live = fa.live;
+    }
+    assert_true(fails > 20);
+    fa.fail_at = -1;
+    assert_int_equal(kvr_queue_classes(q), 2);
+    size_t n = 0;
+    while (kvr_queue_pop(q, SECOND, always, NULL)) n++;
+    assert_int_equal(n, 40);
+    kvr_queue_destroy(q);
+    assert_int_equal(fa.live, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -701,6 +799,8 @@ int main(void)
         cmocka_unit_test(a_tenant_that_cannot_go_holds_up_nobody_and_is_not_given_what_it_missed),
         cmocka_unit_test(priorities_raise_nobody_above_another_tenant),
         cmocka_unit_test(tenants_are_bounded_and_forgotten),
+        cmocka_unit_test(what_waits_goes_on_waiting_in_its_new_class_in_the_order_it_came),
+        cmocka_unit_test(classes_that_are_refused_or_for_which_there_is_no_memory_change_nothing),
         cmocka_unit_test(random_operations_of_tenants_equal_a_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

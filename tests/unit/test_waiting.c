@@ -765,6 +765,142 @@ static void many_threads_wait_and_leave_nothing_booked(void **s)
     stop(f);
 }
 
+/* ---- other classes while requests wait ---- */
+
+static void a_threshold_that_is_raised_releases_what_waits_in_order(void **s)
+{
+    (void)s;
+    struct fixture *f = plain(0, 1);
+    struct waiter w[4];
+    assert_int_equal(go(f, &w[0], 0, 16), 0);
+    for (int i = 1; i < 4; i++) assert_int_equal(go(f, &w[i], i, 16), KVR_PARKED);
+    f->policy.classes[0].busy_frac = 0.17; /* one more fits below 17 tokens */
+    assert_int_equal(kvr_router_set_policy(f->r, &f->policy), 0);
+    assert_int_equal(w[1].calls + w[2].calls + w[3].calls, 1);
+    assert_int_equal(w[1].calls, 1);
+    kvr_policy_init(&f->policy); /* nothing waits any more */
+    assert_int_equal(kvr_router_set_policy(f->r, &f->policy), 0);
+    assert_int_equal(w[2].calls, 1);
+    assert_int_equal(w[3].calls, 1);
+    assert_true(w[2].order < w[3].order);
+    assert_int_equal(kvr_router_pending(f->r), 0);
+    f->policy.classes[0].busy_frac = 0; /* and again */
+    assert_int_equal(kvr_router_set_policy(f->r, &f->policy), 0);
+    struct waiter last;
+    assert_int_equal(go(f, &last, 9, 16), KVR_PARKED);
+    kvr_router_cancel(f->r, &last.t);
+    stop(f);
+}
+
+static void a_request_that_waits_is_in_the_class_that_it_names_when_that_comes(void **s)
+{
+    (void)s;
+    struct fixture *f = plain(0, 1);
+    struct kvr_policy p = {.default_family = "calm", .classes_n = 2};
+    struct kvr_class_stats st;
+    for (int i = 0; i < 2; i++) kvr_class_config_init(&p.classes[i]);
+    snprintf(p.classes[0].name, 64, "calm");
+    snprintf(p.classes[1].name, 64, "eager");
+    p.classes[0].busy_tokens = p.classes[1].busy_tokens = 0;
+    struct waiter w[3];
+    assert_int_equal(go(f, &w[0], 0, 16), 0);
+    assert_int_equal(go(f, &w[1], 1, 16), KVR_PARKED);
+    prepare(&w[2], 2, 16);
+    w[2].rq.policy_class = "eager";
+    w[2].rq.policy_class_len = 5;
+    assert_int_equal(submit(f, &w[2]), KVR_PARKED);
+    assert_int_equal(kvr_router_set_policy(f->r, &p), 0);
+    for (size_t k = 0; k < 2; k++) {
+        assert_string_equal(kvr_router_class_stats(f->r, k, &st), k ? "eager" : "calm");
+        assert_int_equal(st.requests, 1);
+    }
+    p.classes[1].busy_tokens = 1000;
+    assert_int_equal(kvr_router_set_policy(f->r, &p), 0);
+    assert_int_equal(w[2].calls, 1);
+    assert_int_equal(w[1].calls, 0);
+    kvr_router_cancel(f->r, &w[1].t);
+    stop(f);
+}
+
+static void classes_change_while_many_threads_wait(void **s)
+{
+    (void)s;
+    struct fixture *f = plain(0.2, 2);
+    struct racer r[THREADS];
+    pthread_t t[THREADS];
+    memset(r, 0, sizeof r);
+    for (int i = 0; i < THREADS; i++) {
+        r[i].f = f;
+        r[i].base = i * 10000;
+        assert_int_equal(pthread_create(&t[i], NULL, race, &r[i]), 0);
+    }
+    for (int i = 0; i < 300; i++) {
+        struct kvr_policy p;
+        kvr_policy_init(&p);
+        snprintf(p.classes[0].name, 64, "c%d", i);
+        snprintf(p.default_family, 64, "c%d", i);
+        p.classes[0].busy_frac = i % 3 ? 0.2 : -1;
+        p.classes[0].policy = (enum kvr_queue_policy)(i % 3);
+        assert_int_equal(kvr_router_set_policy(f->r, &p), 0);
+    }
+    for (int i = 0; i < THREADS; i++) pthread_join(t[i], NULL);
+    assert_int_equal(total(f), 0);
+    assert_int_equal(kvr_router_pending(f->r), 0);
+    stop(f);
+}
+
+/* ---- told of overload ---- */
+
+static void overload_is_told_without_a_prompt(void **s)
+{
+    (void)s;
+    struct kvr_router_config c;
+    kvr_router_config_init(&c);
+    c.busy.prefill_tokens = 20;
+    struct fixture *f = start(c, -1, 2);
+    uint64_t first = 1, none = 9;
+    struct kvr_router_request rq = {.isl = 10}, only = {.isl = 10, .allowed = &first, .allowed_n = 1};
+    struct waiter a, b;
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0);
+    prepare(&a, 1, 30);
+    a.rq.pinned = true;
+    a.rq.pin = (struct kvr_worker){1, 0};
+    assert_int_equal(submit(f, &a), 0);
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0); /* the other one is calm */
+    assert_int_equal(kvr_router_overload(f->r, &only), -KVR_EOVERLOADED);
+    only.allowed = &none;
+    assert_int_equal(kvr_router_overload(f->r, &only), -KVR_ENOENDPOINTS);
+    assert_int_equal(go(f, &b, 2, 30), 0);
+    assert_int_equal(kvr_router_overload(f->r, &rq), -KVR_EOVERLOADED);
+    end(f, &a);
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0);
+    end(f, &b);
+    stop(f);
+}
+
+static void a_queue_without_room_is_told_of_where_one_would_have_to_wait(void **s)
+{
+    (void)s;
+    struct fixture *f = plain(0, 1);
+    struct kvr_router_request rq = {.isl = 10};
+    struct waiter a, b;
+    f->policy.classes[0].requests_per_worker = 0; /* nobody may wait */
+    assert_int_equal(kvr_router_set_policy(f->r, &f->policy), 0);
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0); /* nobody has to */
+    assert_int_equal(go(f, &a, 1, 16), 0);
+    assert_int_equal(kvr_router_overload(f->r, &rq), -KVR_EQUEUEFULL);
+    assert_int_equal(go(f, &b, 2, 16), -KVR_EQUEUEFULL);
+    f->policy.classes[0].requests_per_worker = 1;
+    assert_int_equal(kvr_router_set_policy(f->r, &f->policy), 0);
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0);
+    assert_int_equal(go(f, &b, 2, 16), KVR_PARKED);
+    assert_int_equal(kvr_router_overload(f->r, &rq), -KVR_EQUEUEFULL);
+    kvr_router_cancel(f->r, &b.t);
+    assert_int_equal(kvr_router_overload(f->r, &rq), 0);
+    end(f, &a);
+    stop(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -793,6 +929,11 @@ int main(void)
         cmocka_unit_test(a_worker_is_overloaded_when_all_its_ranks_are),
         cmocka_unit_test(required_taints_filter),
         cmocka_unit_test(preferred_taints_lean),
+        cmocka_unit_test(a_threshold_that_is_raised_releases_what_waits_in_order),
+        cmocka_unit_test(a_request_that_waits_is_in_the_class_that_it_names_when_that_comes),
+        cmocka_unit_test(classes_change_while_many_threads_wait),
+        cmocka_unit_test(overload_is_told_without_a_prompt),
+        cmocka_unit_test(a_queue_without_room_is_told_of_where_one_would_have_to_wait),
         cmocka_unit_test(many_threads_wait_and_leave_nothing_booked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

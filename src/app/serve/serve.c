@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Start, threads, signals, drain. The map of threads is in state.h. */
 #include "app/serve/admin/admin.h"
+#include "app/serve/admin/reload.h"
 #include "app/serve/data/data_port.h"
 #include "app/serve/data/flow.h"
 #include "app/serve/data/note.h"
@@ -12,6 +13,7 @@
 #include "app/serve/life.h"
 #include "app/serve/config/doors.h"
 #include "app/serve/config/models_config.h"
+#include "app/serve/config/policies.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/evidence.h"
 #include "base/log.h"
@@ -195,6 +197,7 @@ static void on_poll(uv_timer_t *t)
     shards_tick(s);
     missed_tick(s);
     tokenizers_tick(s);
+    reload_tick(s);
 }
 
 static void on_signal(uv_signal_t *sig, int signum)
@@ -213,24 +216,10 @@ static void on_signal(uv_signal_t *sig, int signum)
     uv_timer_start(&s->handles.expire, on_second, 50, 50);
 }
 
-/* SIGHUP: what is in files is read again. What cannot be read stays as it was. */
 static void on_reload(uv_signal_t *sig, int signum)
 {
-    struct serve *s = sig->data;
-    const char *name = s->o->select_only ? "select" : "serve";
-    char err[512];
     (void)signum;
-    if (kvr_access_reload(s->access, err, sizeof err))
-        kvr_log_warning("kvroute %s: SIGHUP: --admin-key-file: %s; the old keys stay", name, err);
-    doors_reload(s);
-    if (s->keyrings.path && keyrings_reload(s, err, sizeof err))
-        kvr_log_warning("kvroute %s: SIGHUP: --api-key-file: %s; the old keys stay", name, err);
-    models_config_reload(s);
-    discovery_reload(s);
-    tokenizers_reload(s);
-    kvr_given_tokens_reload(s->given_tokens);
-    kvr_line_log_reopen(s->access_log);
-    kvr_log("kvroute %s: SIGHUP: read again", name);
+    (void)reload_all(sig->data, "SIGHUP", NULL);
 }
 
 int serve_add_worker(struct serve *s, const struct kvr_entry *e, uint64_t place, char *err, size_t cap)
@@ -351,6 +340,7 @@ void serve_free(struct serve *s)
     workers_destroy(s);
     labels_destroy(s->labels);
     model_counts_destroy(s->model_counts);
+    fallback_counts_destroy(&s->fallback_counts);
     disagg_states_destroy(s->disagg_states);
     kvr_curve_free(s->curve);
     evidence_destroy(s->evidence);
@@ -374,6 +364,7 @@ void serve_free(struct serve *s)
     kvr_lock_destroy(&s->lock);
     kvr_lock_destroy(&s->roster_lock);
     models_config_destroy(s);
+    policies_destroy(s);
     kvr_lock_destroy(&s->models_lock);
     free(s);
 }
@@ -402,6 +393,8 @@ struct serve *serve_new(const struct serve_options *o)
     kvr_addresses_init(&s->addresses, o->address_connections);
     if (o->address_connections) s->http.addresses = &s->addresses;
     kvr_lock_init(&s->models_lock, KVR_LOCK_MODELS);
+    policies_open(s);
+    fallback_counts_init(&s->fallback_counts);
     metrics_init(&s->metrics);
     atomic_store(&s->mode, o->mode);
     s->started_ms = now_ms();
@@ -478,6 +471,7 @@ static int run(struct serve *s)
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
+    reload_begin(s);
     s->admin_connections = admin_connections(s);
     if (!s->o->select_only && start_loops(s)) return 1;
     if (remote_open_admin(s)) return 1;

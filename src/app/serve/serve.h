@@ -20,6 +20,7 @@ struct policy_profile {
     struct kvr_policy policy;
 };
 
+enum { TIMEOUT_MAX_S = 864000, RETRIES_MAX = 7 };
 enum { DOMAIN_OFF, DOMAIN_PREFERRED, DOMAIN_REQUIRED }; /* --kv-transfer-domain */
 enum { DISAGG_USAGE_MERGE, DISAGG_USAGE_DECODE };
 enum { DISCOVERY_STATIC, DISCOVERY_FILE, DISCOVERY_DNS, DISCOVERY_NATS };
@@ -44,6 +45,7 @@ struct serve_options {
     double shared_multiplier, predicted_ttl_secs, queue_ageing, queue_keepalive;
     double busy_decode_blocks, busy_prefill_tokens, busy_prefill_frac, request_expiry;
     bool load_aware, ask_engines;
+    double watch_files; /* seconds between looks at files that may have changed; 0: none */
     char *models_file, *policy_config, *overlap_weight_text, *replica_sync_peers, *replica_sync_bind;
     uint64_t replica_sync_port, min_initial_workers, selection_entries, selection_bytes;
     double selection_ttl;

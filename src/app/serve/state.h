@@ -41,6 +41,7 @@
 #include "app/serve/config/keyring.h"
 #include "app/serve/data/choices.h"
 #include "app/serve/data/decisions.h"
+#include "app/serve/data/fallback_counts.h"
 #include "app/serve/data/loop.h"
 #include "app/serve/data/quality.h"
 #include "app/serve/data/ready.h"
@@ -152,6 +153,7 @@ struct serve {
     struct choices_watch choices; /* main loop's */
     struct labels *labels;
     struct model_table *model_counts;
+    struct fallback_counts fallback_counts;
     struct disagg_states *disagg_states;
     struct metrics metrics;
     struct loop **loops;
@@ -164,8 +166,11 @@ struct serve {
     struct keyrings keyrings;            /* who may use the data port */
     struct kvr_tls_ctx *tls, *admin_tls; /* of the data port, of the admin port; NULL: plain */
     struct reloads reloads;
-    uint64_t doors_due_ms;    /* main loop's; doors.h */
-    size_t admin_connections; /* most at once */
+    const struct policy_profile *profiles; /* of queues; main loop's */
+    size_t profiles_n;
+    struct policy_profile *profiles_read; /* the same, malloc'd; NULL: those of the start */
+    uint64_t doors_due_ms;                /* main loop's; doors.h */
+    size_t admin_connections;             /* most at once */
     struct kvr_remote_index *admin_remotes[REMOTES_MAX];
     size_t admin_remotes_n;                /* 0: the index is here */
     const struct fetched *fetched;         /* while a question is answered that they were asked of; main loop's */
@@ -178,7 +183,7 @@ struct serve {
     struct engine_loads engine_loads;
     struct missed_pairs missed;
     struct kvr_lock models_lock;
-    struct models_config *models; /* NULL: no --models-file */
+    struct models_config *models; /* NULL: no --models-file, and none was put */
     struct health_checks *health_checks;
     struct kvr_http_client *health_client;
     struct selection *selection; /* main loop's */

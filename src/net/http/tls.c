@@ -339,6 +339,18 @@ int kvr_tls_peers_reload(char *err, size_t cap)
     return rc;
 }
 
+void kvr_tls_peers_files(void (*fn)(void *ctx, const char *path), void *ctx)
+{
+    kvr_lock(&peers.lock);
+    const struct kvr_tls_peer *p = peers.first;
+    kvr_unlock(&peers.lock);
+    for (; p; p = p->next) { /* the list only grows, at its head; the names of files do not change */
+        const char *const files[] = {p->ca, p->cert, p->key};
+        for (size_t i = 0; i < KVR_ARRAY_LEN(files); i++)
+            if (files[i]) fn(ctx, files[i]);
+    }
+}
+
 static bool expect_name(SSL *ssl, const char *name, bool is_numeric)
 {
     SSL_set_hostflags(ssl, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);

@@ -51,6 +51,8 @@ const struct kvr_tls_peer *kvr_tls_peer_get(const struct kvr_tls_peer_config *co
 struct kvr_tls_peer_config kvr_tls_peer_told(const struct kvr_tls_peer *peer);
 /* Reads the files of all but the common one again; those that cannot be read stay as they were. Returns: 0, or -1 with the first reason. */
 int kvr_tls_peers_reload(char *err, size_t cap);
+/* The files of all but the common one, each once for each peer that has it. */
+void kvr_tls_peers_files(void (*fn)(void *ctx, const char *path), void *ctx);
 /* The client's side, to a host whose name or address the certificate must have. `peer` NULL: the common one. NULL: no memory, or nobody
  * is trusted. */
 struct kvr_tls *kvr_tls_connect(const struct kvr_tls_peer *peer, const char *host, bool is_numeric);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Admin port: routes, status, the page. Errors are {"error": text}. */
 #include "app/serve/admin/admin.h"
+#include "app/serve/admin/reload.h"
 #include "app/serve/tokenizers/tokenizers.h"
 
 #include <string.h>
@@ -376,12 +377,8 @@ static void reload_api_keys(struct serve *s, struct kvr_http_conn *c)
 {
     char err[512];
     if (!has_keys(s, c)) return;
-    if (keyrings_reload(s, err, sizeof err) == 0) {
-        get_api_keys(s, c);
-        return;
-    }
-    kvr_log_warning("kvroute serve: --api-key-file: %s; the old keys stay", err);
-    admin_error(c, 400, err);
+    if (reload_file(s, RELOAD_API_KEYS, "POST /api_keys/reload", err, sizeof err)) admin_error(c, 400, err);
+    else get_api_keys(s, c);
 }
 
 /* ---- routes ------------------------------------------------------------------------------------------ */
@@ -402,6 +399,8 @@ static const struct {
     {"/loads", get_loads, NULL},
     {"/dump", get_dump, NULL},
     {"/api_keys", get_api_keys, NULL},
+    {"/models_config", models_get, NULL}, /* and PUT */
+    {"/reload", NULL, NULL},              /* POST has no body: begin() has it */
     {"/busy_threshold", get_busy, set_busy},
     {"/potential_loads", NULL, admin_potential_loads},
     {"/overlap_scores", NULL, admin_overlap_scores},
@@ -621,6 +620,10 @@ static void begin(struct serve *s, struct kvr_http_conn *c)
         reload_api_keys(s, c);
         return;
     }
+    if (is_post && kvr_text_is(rq->path, "/reload")) {
+        reload_post(s, c);
+        return;
+    }
     if (is_post && kvr_text_is(rq->path, "/debug/validate")) {
         validate(s, c);
         return;
@@ -630,6 +633,10 @@ static void begin(struct serve *s, struct kvr_http_conn *c)
         return;
     }
     if (is_post && needs_worker(c, rq->path) && selection_hold(s, c)) return;
+    if (kvr_text_is(rq->method, "PUT") && kvr_text_is(rq->path, "/models_config")) {
+        models_put(s, c);
+        return;
+    }
     for (size_t i = 0; i < KVR_ARRAY_LEN(routes); i++) {
         if (!kvr_text_is(rq->path, routes[i].path)) continue;
         if (get && routes[i].get) routes[i].get(s, c);

@@ -11,6 +11,8 @@
  *   ask_remote.c     asks the index first when it is elsewhere
  *   selection.c      /select, /select_pair, /select_and_reserve, /reservations, the request protocol
  *   pairing.c        two workers for one request: the second choice, both in an answer, both bookings of an id
+ *   models_route.c   /models_config
+ *   reload.c         /reload, SIGHUP, --watch-files
  *   tracker.c        the slot tracker's /register, /add, /free ...
  *   metrics.c        /metrics; page.c  the page
  */
@@ -198,6 +200,10 @@ int pairing_find_decode(struct serve *s, const struct question *q, const struct 
 int pairing_look(struct serve *s, const struct question *q);
 /* treatment ... eff_isl of a question of two, members of an object. second: NULL where one worker does all of it. */
 void pairing_write(struct serve *s, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second);
+
+/* ---- models_route.c: /models_config ---- */
+void models_get(struct serve *s, struct kvr_http_conn *c);
+void models_put(struct serve *s, struct kvr_http_conn *c);
 
 /* ---- tracker.c ---- */
 void tracker_register(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);

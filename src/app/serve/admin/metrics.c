@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prometheus text. Counters and histograms are atomics that any thread may touch; gauges are read at the scrape. */
 #include "app/serve/admin/admin.h"
+#include "app/serve/config/models_config.h"
 #include "app/serve/config/doors.h"
 #include "app/serve/data/disagg_state.h"
 #include "app/serve/data/request.h"
@@ -445,6 +446,8 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     keyrings_metrics(s, b);
     doors_metrics(s, b);
     reloads_metrics(&s->reloads, b);
+    models_config_metrics(s, b);
+    fallback_counts_metrics(&s->fallback_counts, b);
     replicas_metrics(s, b);
     served_metrics(s, b);
     discovery_metrics(s, b);

@@ -140,7 +140,7 @@ static void go_whole(struct question *q, struct kvr_worker to)
 
 void pairing_judge(struct serve *s, struct question *q)
 {
-    struct kvr_disagg_rule rule = conditional_rule(s);
+    struct kvr_disagg_rule rule = conditional_rule(s, (enum kvr_router_mode)atomic_load(&s->mode));
     struct conditional_ways ways = {.isl = q->isl};
     const char *why;
     bool comparable = q->whole.partition && (!q->locals || q->whole.partition->block_size == q->partition->block_size);

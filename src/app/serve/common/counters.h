@@ -52,7 +52,6 @@
     X(prompt_messages_refused_total, "Requests refused because they had more messages than --max-messages")                                \
     X(prompt_texts_refused_total, "Prompts refused because their text was longer than --max-prompt-text")                                  \
     X(overload_rejections_total, "Requests refused because every eligible worker was overloaded")                                          \
-    X(model_fallbacks_total, "Requests that went to a fallback of their model (--models-file)")                                            \
     X(breaker_opened_total, "Times a worker's breaker opened")                                                                             \
     X(events_applied_total, "KV events applied")                                                                                           \
     X(events_failed_total, "KV events refused by the index")                                                                               \

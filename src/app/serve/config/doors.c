@@ -2,6 +2,7 @@
 /* app/serve/config/doors.h says what this is. */
 #include "app/serve/config/doors.h"
 
+#include <string.h>
 #include <time.h>
 
 #include "app/serve/state.h"
@@ -93,30 +94,31 @@ void doors_check(struct serve *s, void (*wrong)(void *arg, const char *key, cons
     }
 }
 
-void doors_reload(struct serve *s)
+/* Adds a reason to those in err. */
+static void add_reason(char *err, size_t cap, const char *option, const char *why)
+{
+    size_t n = strlen(err);
+    snprintf(err + n, cap - n, "%s%s: %s", n ? "; " : "", option, why);
+}
+
+int doors_reload(struct serve *s, char *err, size_t cap)
 {
     struct door doors[2];
-    char why[400];
-    const char *name = s->o->select_only ? "select" : "serve";
+    char why[400], option[40];
     size_t n = doors_of(s, doors);
-    bool good = true;
-    if (wants_trust(s->o) && read_trust(s, why, sizeof why)) {
-        good = false;
-        kvr_log_warning("kvroute %s: SIGHUP: --tls-ca, --outgoing-tls-cert: %s; the old certificates stay", name, why);
-    }
-    if (kvr_tls_peers_reload(why, sizeof why)) {
-        good = false;
-        kvr_log_warning("kvroute %s: SIGHUP: TLS files of a worker: %s; the old ones stay", name, why);
-    }
+    err[0] = 0;
+    if (wants_trust(s->o) && read_trust(s, why, sizeof why)) add_reason(err, cap, "--tls-ca, --outgoing-tls-cert", why);
+    if (kvr_tls_peers_reload(why, sizeof why)) add_reason(err, cap, "TLS files of a worker", why);
     for (size_t i = 0; i < n; i++) {
         if (kvr_tls_ctx_reload(*doors[i].tls, why, sizeof why) == 0) {
             warn_of_end(s, &doors[i]);
             continue;
         }
-        good = false;
-        kvr_log_warning("kvroute %s: SIGHUP: %stls-cert: %s; the old certificate stays", name, doors[i].prefix, why);
+        snprintf(option, sizeof option, "%stls-cert", doors[i].prefix);
+        add_reason(err, cap, option, why);
     }
-    if (n || wants_trust(s->o)) reloads_note(&s->reloads, RELOAD_CERTIFICATES, good);
+    if (n || wants_trust(s->o)) reloads_note(&s->reloads, RELOAD_CERTIFICATES, !err[0]);
+    return err[0] ? -1 : 0;
 }
 
 void doors_tick(struct serve *s)

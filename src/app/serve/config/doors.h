@@ -15,7 +15,8 @@ struct serve;
 int doors_open(struct serve *s, char *err, size_t cap);
 /* The same of all of them: of each that cannot be opened `wrong` hears, with an option of it. */
 void doors_check(struct serve *s, void (*wrong)(void *arg, const char *key, const char *text), void *arg);
-void doors_reload(struct serve *s);
+/* Reads all again; those that cannot be read stay as they were. Returns: 0, or -1 with all reasons in err. */
+int doors_reload(struct serve *s, char *err, size_t cap);
 /* Once an hour: warns of certificates that end soon. */
 void doors_tick(struct serve *s);
 /* kvroute_tls_certificate_expiry_timestamp_seconds by port. */

@@ -209,22 +209,27 @@ static bool names_class(const struct kvr_policy *p, const char *name)
 }
 
 /* A class that no policy has would be the default one without a word. */
-static bool has_class(const struct serve_options *o, const struct api_key *k)
+static bool has_class(const struct serve *s, const struct api_key *k)
 {
     bool found = !k->policy_class[0];
-    for (size_t i = 0; i < o->profiles_n && !found; i++) found = names_class(&o->profiles[i].policy, k->policy_class);
+    for (size_t i = 0; i < s->profiles_n && !found; i++) found = names_class(&s->profiles[i].policy, k->policy_class);
     return found;
 }
 
 static int check_classes(const struct serve *s, const struct api_keys *f, char *err, size_t cap)
 {
-    const struct api_key *wrong = f->has_anonymous && !has_class(s->o, &f->anonymous) ? &f->anonymous : NULL;
+    const struct api_key *wrong = f->has_anonymous && !has_class(s, &f->anonymous) ? &f->anonymous : NULL;
     for (size_t i = 0; i < f->n && !wrong; i++)
-        if (!has_class(s->o, &f->keys[i])) wrong = &f->keys[i];
+        if (!has_class(s, &f->keys[i])) wrong = &f->keys[i];
     if (!wrong) return 0;
     snprintf(err, cap, "%.300s:%zu: policy_class '%s': a class without a family, or a family, of --router-policy-config is expected",
              s->keyrings.path, wrong->line, wrong->policy_class);
     return -1;
+}
+
+bool keyrings_have_classes(const struct serve *s, char *err, size_t cap)
+{
+    return !s->keyrings.now || check_classes(s, &s->keyrings.now->file, err, cap) == 0;
 }
 
 int keyrings_reload(struct serve *s, char *err, size_t cap)
@@ -323,12 +328,8 @@ static void put_use(struct kvr_buf *b, struct key_use *u, const struct key_limit
 
 static void put_expiry(struct kvr_buf *b, int64_t expires)
 {
-    char text[32] = "";
-    time_t t = (time_t)expires;
-    struct tm tm;
-    if (expires == INT64_MAX || !gmtime_r(&t, &tm)) return;
-    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm);
-    kvr_json_put_str(b, "expires", text);
+    if (expires == INT64_MAX) return;
+    kvr_json_put_moment(b, "expires", expires);
     kvr_json_key(b, "expired");
     kvr_json_bool(b, (int64_t)time(NULL) >= expires);
 }

@@ -71,6 +71,8 @@ struct keyrings {
 int keyrings_open(struct serve *s, char *err, size_t cap);
 /* Reads it again; when that fails the keys of before stay. Returns: 0, or -1 with the reason in err. */
 int keyrings_reload(struct serve *s, char *err, size_t cap);
+/* Whether the policy that is in force has the classes that keys name; if not, the first that it has not in err. The main loop's. */
+bool keyrings_have_classes(const struct serve *s, char *err, size_t cap);
 void keyrings_close(struct serve *s);
 /* Names, limits and use of each; no secret. */
 void keyrings_write(struct serve *s, struct kvr_buf *out);

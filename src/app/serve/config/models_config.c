@@ -1,27 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What --models-file says, as requests see it: models_config.h. */
+/* Names of models, as requests see them: models_config.h. */
 #include "app/serve/config/models_config.h"
 
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
 #include "app/serve/config/models_file.h"
 #include "app/serve/state.h"
-#include "base/log.h"
+#include "wire/prom_page.h"
 
 struct models_config {
     struct models_file file; /* first: holders have its address */
+    bool put;                /* over the admin port */
+    int64_t since;           /* seconds since 1970 */
+    char tag[MODELS_TAG];
     _Atomic unsigned holders;
 };
 
-static struct models_config *read_file(const char *path, char *err, size_t cap)
+/* ---- reading ----------------------------------------------------------------------------------------- */
+
+/* Says the same wherever it was read. Returns: false without memory. */
+static bool make_tag(const struct models_file *f, char out[MODELS_TAG])
+{
+    struct kvr_buf b = {0};
+    unsigned char digest[KVR_DIGEST];
+    models_file_write(f, &b);
+    bool good = !b.failed && kvr_digest(b.data, b.len, digest);
+    if (good) snprintf(out, MODELS_TAG, "\"%016llx\"", (unsigned long long)kvr_load_be64(digest));
+    kvr_buf_free(&b);
+    return good;
+}
+
+/* What an option of a model needs of the router's. */
+static int check_options(const struct serve_options *o, const char *name, const struct models_file *f, char *err, size_t cap)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        const struct model_options *m = &f->rules[i].options;
+        if (o->overlap_credit > 0 || model_option(m, MODEL_OVERLAP_CREDIT, 0) <= 0) continue;
+        snprintf(err, cap, "%s:%zu: router-kv-overlap-score-credit: 0 is expected, because it is 0 for all models: there is no index", name,
+                 m->line);
+        return -1;
+    }
+    return 0;
+}
+
+/* text NULL: reads the file. NULL with the reason in err. */
+static struct models_config *config_new(struct serve *s, const void *text, size_t len, char *err, size_t cap)
 {
     struct models_config *c = calloc(1, sizeof *c);
-    if (!c) {
-        snprintf(err, cap, "out of memory");
-        return NULL;
-    }
+    snprintf(err, cap, "out of memory");
+    if (!c) return NULL;
     atomic_init(&c->holders, 1);
-    if (models_file_read(path, &c->file, err, cap) == 0) return c;
+    c->put = text != NULL;
+    c->since = (int64_t)time(NULL);
+    const char *name = text ? "body" : s->o->models_file;
+    int rc = text ? models_file_parse(name, text, len, &c->file, err, cap) : models_file_read(name, &c->file, err, cap);
+    if (rc == 0) rc = check_options(s->o, name, &c->file, err, cap);
+    if (rc == 0 && make_tag(&c->file, c->tag)) return c;
+    models_file_free(&c->file);
     free(c);
     return NULL;
 }
@@ -35,23 +72,66 @@ static void exchange(struct serve *s, struct models_config *c)
     if (before) models_config_let_go(&before->file);
 }
 
-int models_config_open(struct serve *s, char *err, size_t cap)
+int models_config_reload(struct serve *s, char *err, size_t cap)
 {
-    char why[400];
-    if (!s->o->models_file) return 0;
-    struct models_config *c = read_file(s->o->models_file, why, sizeof why);
+    struct models_config *c = config_new(s, NULL, 0, err, cap);
     reloads_note(&s->reloads, RELOAD_MODELS, c != NULL);
     if (c) exchange(s, c);
-    else snprintf(err, cap, "models-file: %s", why);
     return c ? 0 : -1;
 }
 
-void models_config_reload(struct serve *s)
+int models_config_put(struct serve *s, const void *text, size_t len, char *err, size_t cap)
 {
-    char err[512];
-    if (!s->o->models_file) return;
-    if (models_config_open(s, err, sizeof err) == 0) return;
-    kvr_log_warning("kvroute serve: SIGHUP: %s; what was read before stays", err);
+    struct models_config *c = config_new(s, text, len, err, cap);
+    reloads_note(&s->reloads, RELOAD_MODELS_PUT, c != NULL);
+    if (!c) return -1;
+    exchange(s, c);
+    reloads_unmark(&s->reloads, RELOAD_MODELS); /* what the file says is a change again, whatever it is */
+    return 0;
+}
+
+int models_config_open(struct serve *s, char *err, size_t cap)
+{
+    char why[400];
+    if (!s->o->models_file || models_config_reload(s, why, sizeof why) == 0) return 0;
+    snprintf(err, cap, "models-file: %s", why);
+    return -1;
+}
+
+/* ---- what is in force -------------------------------------------------------------------------------- */
+
+/* Only the main loop changes which it is, and that is who asks here. */
+static const struct models_config *in_force(const struct serve *s)
+{
+    static const struct models_config none;
+    return s->models ? s->models : &none;
+}
+
+void models_config_tag(struct serve *s, char out[MODELS_TAG])
+{
+    const struct models_config *c = in_force(s);
+    if (c->tag[0]) memcpy(out, c->tag, MODELS_TAG);
+    else snprintf(out, MODELS_TAG, "\"none\"");
+}
+
+void models_config_write(struct serve *s, struct kvr_buf *b)
+{
+    const struct models_config *c = in_force(s);
+    const char *path = s->o->models_file;
+    kvr_json_open(b, '{');
+    kvr_json_key(b, "config");
+    models_file_write(&c->file, b);
+    kvr_json_put_str(b, "source", c->put ? "api" : path ? "file" : "none");
+    if (path) kvr_json_put_str(b, "path", path);
+    if (c->since) kvr_json_put_moment(b, "since", c->since);
+    if (c->put) kvr_json_put_str(b, "until", path ? "the file is read again, or the router ends" : "the router ends");
+    kvr_json_close(b, '}');
+}
+
+void models_config_metrics(struct serve *s, struct kvr_prom_page *out)
+{
+    kvr_prom_one_if(out, !s->o->select_only, "kvroute_", "models_config_from_api", "gauge",
+                    "1: names of models are what was put over the admin port, not what --models-file says", in_force(s)->put);
 }
 
 const struct models_file *models_config_hold(struct serve *s)

@@ -17,6 +17,8 @@ static const double WEIGHT_MAX = 1e6;
 static int read_model(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, char *out)
 {
     if (kvr_yaml_get_text(y, n, key, out, MODEL_MAX)) return -1;
+    if (n->data.scalar.style == YAML_PLAIN_SCALAR_STYLE && (!strcmp(out, "null") || !strcmp(out, "~")))
+        return kvr_yaml_refuse(y, n, key, "the name of a model is expected; one that is null has quotes");
     for (const char *c = out; *c; c++)
         if ((unsigned char)*c < 0x21 || (unsigned char)*c > 0x7e) /* it goes into a header */
             return kvr_yaml_refuse(y, n, key, "a name of printable ASCII without spaces is expected");
@@ -59,6 +61,7 @@ static int read_alias(const struct kvr_yaml *y, const char *key, const yaml_node
     if (rule->targets_n) return kvr_yaml_refuse(y, v, key, "alias_of and targets exclude each other");
     rule->targets[0].weight = 1;
     rule->targets_n = 1;
+    rule->is_alias = true;
     return read_model(y, v, key, rule->targets[0].model);
 }
 
@@ -74,13 +77,40 @@ static int fallback_item(const struct kvr_yaml *y, yaml_node_t *n, void *arg)
     return 0;
 }
 
+/* What a fallback is taken for. */
+struct causes {
+    bool unavailable, overloaded;
+};
+
+static int cause_item(const struct kvr_yaml *y, yaml_node_t *n, void *arg)
+{
+    struct causes *c = arg;
+    const char *s = kvr_yaml_text(n);
+    bool *cause = s && !strcmp(s, "unavailable") ? &c->unavailable : s && !strcmp(s, "overloaded") ? &c->overloaded : NULL;
+    if (!cause) return kvr_yaml_refuse(y, n, "fallback_on", "allowed: unavailable, overloaded");
+    *cause = true;
+    return 0;
+}
+
+static int read_causes(const struct kvr_yaml *y, const char *key, yaml_node_t *v, struct model_rule *rule)
+{
+    struct causes c = {0};
+    if (kvr_yaml_each_item(y, v, key, cause_item, &c)) return -1;
+    if (!c.unavailable && !c.overloaded) return kvr_yaml_refuse(y, v, key, "one of unavailable, overloaded is expected, or both");
+    rule->not_on_unavailable = !c.unavailable;
+    rule->on_overloaded = c.overloaded;
+    return 0;
+}
+
 static int rule_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)
 {
     struct model_rule *rule = arg;
     if (!strcmp(key, "alias_of")) return read_alias(y, key, v, rule);
     if (!strcmp(key, "targets")) return read_targets(y, key, v, rule);
     if (!strcmp(key, "fallback")) return kvr_yaml_each_item(y, v, key, fallback_item, rule);
-    return kvr_yaml_refuse(y, key_node, key, "unknown key of a model; allowed: alias_of, targets, fallback");
+    if (!strcmp(key, "fallback_on")) return read_causes(y, key, v, rule);
+    if (!strcmp(key, "options")) return model_options_read(y, key, v, &rule->options);
+    return kvr_yaml_refuse(y, key_node, key, "unknown key of a model; allowed: alias_of, targets, fallback, fallback_on, options");
 }
 
 /* ---- the document ------------------------------------------------------------------------------------ */
@@ -95,7 +125,10 @@ static int model_key(const struct kvr_yaml *y, const char *key, const yaml_node_
     struct model_rule *rule = memset(&grown[out->n], 0, sizeof *grown);
     if (read_model(y, key_node, "models", rule->model)) return -1;
     out->n++;
-    return kvr_yaml_each_key(y, v, key, rule_key, rule);
+    if (kvr_yaml_each_key(y, v, key, rule_key, rule)) return -1;
+    if (!rule->fallbacks_n && (rule->not_on_unavailable || rule->on_overloaded))
+        return kvr_yaml_refuse(y, v, key, "fallback_on needs fallback");
+    return 0;
 }
 
 static int root_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)

@@ -18,13 +18,16 @@
 #ifndef KVR_SERVE_MODELS_FILE_H
 #define KVR_SERVE_MODELS_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "app/serve/common/limits.h"
+#include "app/serve/config/model_options.h"
 
 enum { MODEL_RULES_MAX = 1024, MODEL_TARGETS_MAX = 16, MODEL_FALLBACKS_MAX = 8, MODEL_STEPS_MAX = 8 };
 
 struct kvr_yaml_findings;
+struct kvr_buf;
 
 struct model_target {
     char model[MODEL_MAX];
@@ -35,8 +38,11 @@ struct model_rule {
     char model[MODEL_MAX];
     struct model_target targets[MODEL_TARGETS_MAX]; /* none: the model itself */
     size_t targets_n;
+    bool is_alias;                                  /* the only target is what alias_of says */
     char fallbacks[MODEL_FALLBACKS_MAX][MODEL_MAX]; /* the best first */
     size_t fallbacks_n;
+    bool not_on_unavailable, on_overloaded; /* when they are taken; zeroes: as without fallback_on */
+    struct model_options options;
 };
 
 struct models_file {
@@ -51,6 +57,8 @@ int models_file_read_all(const char *path, struct models_file *out, struct kvr_y
 /* The same from memory; `name` stands for the file in messages. */
 int models_file_parse(const char *name, const void *text, size_t len, struct models_file *out, char *err, size_t cap);
 void models_file_free(struct models_file *f);
+/* As JSON; read again it is the same. */
+void models_file_write(const struct models_file *f, struct kvr_buf *b);
 
 /* Returns: NULL: the file says nothing of that name. */
 const struct model_rule *models_file_find(const struct models_file *f, const char *model);

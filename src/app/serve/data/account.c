@@ -194,6 +194,11 @@ static void observe_decode(const struct attempt *a, uint64_t now)
     kvr_histogram_add(&c->kv_wait, (double)(now - a->sent_ns) / 1e9);
 }
 
+static double temperature_of(const struct request *r)
+{
+    return model_option(&r->options, MODEL_TEMPERATURE, serve_of(r)->o->temperature);
+}
+
 void account_first_token(struct attempt *a)
 {
     const struct request *r = a->request;
@@ -204,7 +209,7 @@ void account_first_token(struct attempt *a)
     a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
     figures_first_token(a, now);
     if (a->is_sse && known) a->other_ms = quality_first_token(s, a->partition, &a->result, &a->table, a->ttft_ms);
-    if (known) quality_answered(s, &a->result);
+    if (known) quality_answered(s, &a->result, temperature_of(r));
     if (a->decodes) observe_decode(a, now);
     a->itl_last_ns = a->first_ns = now;
     a->generated = 0;
@@ -284,7 +289,7 @@ void account_prefilled(struct attempt *a)
     a->ttft_ms = (double)(kvr_now_ns(kvr_clock_monotonic()) - a->sent_ns) / 1e6;
     if (r->tokens_n && !r->multimodal) {
         a->other_ms = quality_first_token(serve_of(r), a->partition, &a->result, &a->table, a->ttft_ms);
-        quality_answered(serve_of(r), &a->result);
+        quality_answered(serve_of(r), &a->result, temperature_of(r));
     }
     kvr_histogram_add(&serve_of(r)->metrics.legs.prefill, a->ttft_ms / 1000);
     mark_prefill(a);

@@ -86,6 +86,11 @@ static void begin_merging(struct request *r)
     a->merge.told = (struct kvr_usage_told){u->present && u->has_cached, u->cached_tokens};
 }
 
+static double stall_timeout(const struct request *r)
+{
+    return model_option(&r->options, MODEL_STALL_TIMEOUT, serve_of(r)->o->stall_timeout);
+}
+
 enum outcome answer_begin(struct request *r)
 {
     struct attempt *a = r->attempt;
@@ -97,7 +102,7 @@ enum outcome answer_begin(struct request *r)
     if (a->head.failed) return request_refuse(r, 503, "out of memory");
     send_head(r);
     if (a->is_sse || a->length < 0) account_first_token(a);
-    request_wait_until(r, request_after(serve_of(r)->o->stall_timeout));
+    request_wait_until(r, request_after(stall_timeout(r)));
     return OUTCOME_WAITS;
 }
 
@@ -201,7 +206,7 @@ enum outcome answer_relay(struct request *r)
 enum outcome answer_on_time(struct request *r, bool total)
 {
     struct attempt *a = r->attempt;
-    uint64_t limit = (uint64_t)(serve_of(r)->o->stall_timeout * 1000), now = now_ms();
+    uint64_t limit = (uint64_t)(stall_timeout(r) * 1000), now = now_ms();
     if (a->paused) a->last_byte_ms = now; /* it is the client that is slow */
     if (!total && now - a->last_byte_ms < limit) {
         request_wait_until(r, a->last_byte_ms + limit);

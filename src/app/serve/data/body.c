@@ -251,6 +251,14 @@ static const char *pin_rank_alone(struct request *r)
     return why;
 }
 
+/* From its arrival on. */
+static void limit_total(struct request *r)
+{
+    double seconds = r->options.values[MODEL_TOTAL_TIMEOUT];
+    r->total_deadline_ms = seconds > 0 ? r->arrived_ms + (uint64_t)(seconds * 1000) + 1 : 0;
+    request_arm(r);
+}
+
 static enum outcome body_is_read(struct request *r)
 {
     const struct reading *reading = &r->now.reading;
@@ -259,6 +267,7 @@ static enum outcome body_is_read(struct request *r)
     if (reading->refusal && (r->routed || reading->refusal == 503)) /* other bodies are the engine's business */
         return request_refusef(r, reading->refusal, "%s", reading->refused);
     if ((why = join_ranks(r)) || (why = pins_join(r, &reading->pins)) || (why = pin_rank_alone(r))) return request_refuse(r, 400, why);
+    if (model_option_is_set(&r->options, MODEL_TOTAL_TIMEOUT)) limit_total(r);
     if (!r->isl) r->isl = KVR_MAX(r->body_len / 4, (size_t)1); /* until tokens are known */
     return OUTCOME_DONE;
 }

@@ -4,12 +4,12 @@
 
 #include "app/serve/data/question.h"
 
-struct kvr_disagg_rule conditional_rule(const struct serve *s)
+struct kvr_disagg_rule conditional_rule(const struct serve *s, enum kvr_router_mode mode)
 {
     const struct serve_options *o = s->o;
     struct kvr_disagg_rule rule;
     kvr_disagg_rule_init(&rule);
-    bool on = o->conditional_disagg && atomic_load(&s->mode) == KVR_MODE_KV; /* it goes by what is cached */
+    bool on = o->conditional_disagg && mode == KVR_MODE_KV; /* it goes by what is cached */
     if (on) rule.policy = (enum kvr_disagg_policy)(o->conditional_policy + 1);
     rule.isl_tokens = o->conditional_isl;
     rule.isl_ratio = o->conditional_ratio;
@@ -27,8 +27,10 @@ static int look(struct request *r, const struct roster_row *row, enum treatment 
     const struct roster_choice *from = legs_choice(r, row);
     struct kvr_router_ctx *ctx = from->partition ? ctx_get(&r->loop->ctxs, from->partition) : NULL;
     struct kvr_router_request rq;
+    struct kvr_override override;
     if (!ctx) return -KVR_ENOENDPOINTS;
     question_of(r, row, from->partition, &rq);
+    rq.override = question_override(r, &override);
     rq.book = false;
     return kvr_router_find_best_match(from->partition->router, ctx, &rq, out);
 }
@@ -84,7 +86,7 @@ bool conditional_is_on(const struct kvr_disagg_rule *rule)
 
 enum outcome conditional_judge(struct request *r, const struct roster_row *row)
 {
-    struct kvr_disagg_rule rule = conditional_rule(serve_of(r));
+    struct kvr_disagg_rule rule = conditional_rule(serve_of(r), request_mode(r));
     struct conditional_ways ways = {.isl = r->isl};
     struct legs *l = r->legs;
     if (!legs_are_two(r) || legs_wants_two(r) || !conditional_is_on(&rule)) return OUTCOME_DONE;

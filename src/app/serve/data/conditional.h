@@ -15,7 +15,8 @@
 
 #include "app/serve/data/legs.h"
 
-struct kvr_disagg_rule conditional_rule(const struct serve *s);
+/* For requests whose workers are chosen in that mode. */
+struct kvr_disagg_rule conditional_rule(const struct serve *s, enum kvr_router_mode mode);
 bool conditional_is_on(const struct kvr_disagg_rule *rule);
 /* Whom a request would go to as a whole, and to whom for its prompt. */
 struct conditional_ways {

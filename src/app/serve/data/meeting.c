@@ -79,7 +79,7 @@ static enum outcome send_both(struct request *r)
     o = prefill_begin(r, l->hear);
     if (o == OUTCOME_WAITS) o = send_decode(r);
     if (o != OUTCOME_WAITS) return o;
-    l->decode_deadline_ms = request_after(serve_of(r)->o->first_token_timeout);
+    l->decode_deadline_ms = request_after(model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, serve_of(r)->o->first_token_timeout));
     prefill_wait(r);
     return OUTCOME_WAITS;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who serves a model that has a rule: one of its targets, drawn by the session, or a fallback when no worker of that one can be chosen now.
- * The session is x-session-id, else `user` or `prompt_cache_key` of the body; a request without any is drawn by its id.
+ * Who serves a model that has a rule: one of its targets, drawn by the session, or a fallback when no worker of that one can be chosen now,
+ * or, where the rule says so, when all are overloaded. The session is x-session-id, else `user` or `prompt_cache_key` of the body; a
+ * request without any is drawn by its id.
  *
  * A request is looked at once, when it arrives: one that waits for a worker, or whose worker fails, stays with its model.
  */
@@ -11,6 +12,7 @@
 
 #include "app/serve/config/models_config.h"
 #include "app/serve/config/models_file.h"
+#include "app/serve/data/admission.h"
 #include "app/serve/data/request.h"
 #include "app/serve/state.h"
 #include "wire/json_edit.h"
@@ -27,26 +29,53 @@ static struct kvr_text session_of(const struct request *r, const struct kvr_open
     return t.len ? t : (struct kvr_text){r->id, strlen(r->id)};
 }
 
-static bool has_worker(struct request *r, const char *model)
+enum standing { NOBODY_UP, ALL_OVERLOADED, SERVES };
+
+/* Would the router refuse it for overload? Of workers with roles those that answer count. */
+static bool is_overloaded(const struct request *r, const struct kvr_openai_request *rq, const struct roster_choice *from)
 {
-    const struct roster_row *row = roster_hold(serve_of(r), model);
-    bool up = row && roster_any_up(row, &row->main);
-    roster_let_go(row);
-    return up;
+    struct kvr_router_request ask = {.isl = rq->tokens_n ? rq->tokens_n : KVR_MAX(r->body_len / 4, (size_t)1),
+                                     .allowed = from->all ? NULL : from->ids,
+                                     .allowed_n = from->n,
+                                     .policy_class = r->policy_class,
+                                     .policy_class_len = strlen(r->policy_class)};
+    admission_keep_to_workers(r, &ask);
+    int rc = kvr_router_overload(from->partition->router, &ask);
+    return rc == -KVR_EOVERLOADED || rc == -KVR_EQUEUEFULL;
 }
 
-/* Of the fallbacks of what was asked for, else those of its target, the first that leads to a model with a worker. NULL: none does, or none
- * is needed. */
-static const char *fallback_of(struct request *r, const struct models_file *f, const char *target, struct kvr_text session)
+/* `loads`: overload matters. A request that names its worker goes there, whatever there is. */
+static enum standing standing_of(struct request *r, const struct kvr_openai_request *rq, const char *model, bool loads)
+{
+    const struct roster_row *row = roster_hold(serve_of(r), model);
+    enum standing is = row && roster_any_up(row, &row->main) ? SERVES : NOBODY_UP;
+    if (is == SERVES && loads && !r->pin.set && is_overloaded(r, rq, &row->main)) is = ALL_OVERLOADED;
+    roster_let_go(row);
+    return is;
+}
+
+/* Of the fallbacks of what was asked for, else those of its target, the first that leads to a model that serves; where none does and nobody
+ * is there for the target, the first that only is overloaded. NULL: none does, or none is needed. */
+static const char *fallback_of(struct request *r, const struct kvr_openai_request *rq, const struct models_file *f, const char *target,
+                               struct kvr_text session)
 {
     const struct model_rule *from = models_file_find(f, r->asked_model);
+    const char *overloaded = NULL;
     if (!from || !from->fallbacks_n) from = models_file_find(f, target);
-    if (!from || !from->fallbacks_n || has_worker(r, target)) return NULL;
-    for (size_t i = 0; i < from->fallbacks_n; i++) {
+    if (!from || !from->fallbacks_n) return NULL;
+    enum standing is = standing_of(r, rq, target, from->on_overloaded);
+    if (is == SERVES || (is == NOBODY_UP && from->not_on_unavailable)) return NULL;
+    enum fallback_reason why = is == NOBODY_UP ? FALLBACK_UNAVAILABLE : FALLBACK_OVERLOADED;
+    const char *best = NULL;
+    for (size_t i = 0; i < from->fallbacks_n && !best; i++) {
         const char *to = models_file_resolve(f, from->fallbacks[i], session.ptr, session.len);
-        if (strcmp(to, target) != 0 && has_worker(r, to)) return to;
+        enum standing other = strcmp(to, target) != 0 ? standing_of(r, rq, to, from->on_overloaded) : NOBODY_UP;
+        if (other == SERVES) best = to;
+        if (other == ALL_OVERLOADED && is == NOBODY_UP && !overloaded) overloaded = to;
     }
-    return NULL;
+    if (!best) best = overloaded;
+    if (best) fallback_counts_add(&serve_of(r)->fallback_counts, target, best, why);
+    return best;
 }
 
 static bool name_in_body(struct request *r)
@@ -66,6 +95,14 @@ static bool name_in_body(struct request *r)
     return true;
 }
 
+/* Those of the name that was asked for go before those of the model that serves; of names between these two they do not count. */
+static void take_options(struct request *r, const struct models_file *f)
+{
+    const struct model_rule *serves = models_file_find(f, r->model), *asked = models_file_find(f, r->asked_model);
+    if (serves) r->options = serves->options;
+    if (asked) model_options_add(&r->options, &asked->options);
+}
+
 enum named_model named_model_resolve(struct request *r, const struct kvr_openai_request *rq)
 {
     const struct models_file *f = rq->model_len ? models_config_hold(serve_of(r)) : NULL;
@@ -74,10 +111,10 @@ enum named_model named_model_resolve(struct request *r, const struct kvr_openai_
     if (f && models_file_find(f, r->asked_model)) {
         struct kvr_text session = session_of(r, rq);
         const char *target = models_file_resolve(f, r->asked_model, session.ptr, session.len);
-        const char *fallback = fallback_of(r, f, target, session);
-        if (fallback) COUNT(r, model_fallbacks_total);
+        const char *fallback = fallback_of(r, rq, f, target, session);
         r->fell_back = fallback;
         snprintf(r->model, sizeof r->model, "%s", fallback ? fallback : target); /* neither is r->model */
+        take_options(r, f);
         if (strcmp(r->model, r->asked_model) != 0) is = name_in_body(r) ? NAMED_ANOTHER : NAMED_OUT_OF_MEMORY;
     } else {
         r->asked_model[0] = 0;

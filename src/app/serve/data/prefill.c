@@ -16,7 +16,8 @@ enum { HANDOFF_MAX = 16 << 20 /* bytes of a prefill worker's answer */ };
 static uint64_t deadline(const struct request *r)
 {
     const struct serve_options *o = serve_of(r)->o;
-    return request_after(o->prefill_timeout > 0 ? o->prefill_timeout : o->first_token_timeout);
+    return request_after(o->prefill_timeout > 0 ? o->prefill_timeout
+                                                : model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, o->first_token_timeout));
 }
 
 /* The next moment that the timer is needed: a comment for the client, or the end of a leg's time. */

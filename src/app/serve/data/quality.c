@@ -75,10 +75,10 @@ static void count(_Atomic uint64_t *counter, uint64_t n)
     atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
 
-void quality_answered(struct serve *s, const struct kvr_router_result *r)
+void quality_answered(struct serve *s, const struct kvr_router_result *r, double temperature)
 {
     struct metrics *m = &s->metrics;
-    struct choices_verdict v = choices_judge(r, s->o->temperature > 0);
+    struct choices_verdict v = choices_judge(r, temperature > 0);
     count(&m->choices_total, 1);
     if (v.moved) count(&m->moves[v.reason], 1);
     if (v.again) count(&m->computed_again[v.reason], v.again);

@@ -36,7 +36,7 @@ struct delivery {
 };
 void quality_delivered(struct serve *s, const struct delivery *d);
 /* The first token of a request, or its answer, has come: what its prompt's place was worth. */
-void quality_answered(struct serve *s, const struct kvr_router_result *r);
+void quality_answered(struct serve *s, const struct kvr_router_result *r, double temperature);
 /* A time to first token: teaches the model, and is compared with what it says of the other candidates. Returns: ms to the first token of
  * the best of these; negative: it is not compared. */
 double quality_first_token(struct serve *s, struct partition *partition, const struct kvr_router_result *r, const struct decision_table *t,

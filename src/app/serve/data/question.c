@@ -39,13 +39,14 @@ const enum kvr_router_mode *leg_mode(const struct serve *s, int option)
 static const enum kvr_router_mode *mode_of(const struct request *r)
 {
     const struct serve_options *o = serve_of(r)->o;
-    return leg_mode(serve_of(r), legs_asks_prefill(r) ? o->prefill_mode : legs_are_two(r) ? o->decode_mode : 0);
+    int leg = legs_asks_prefill(r) ? o->prefill_mode : legs_are_two(r) ? o->decode_mode : 0;
+    if (!leg && model_option_is_set(&r->options, MODEL_ROUTER_MODE)) leg = (int)r->options.values[MODEL_ROUTER_MODE] + 1;
+    return leg_mode(serve_of(r), leg);
 }
 
 static void fill_in(struct request *r, const struct roster_row *row, struct kvr_router_request *rq)
 {
     const struct roster_choice *from = legs_choice(r, row);
-    bool prefills = legs_prefill_next(r);
     const struct pin *pin = legs_asks_prefill(r) ? &r->prefill_pin : &r->pin;
     *rq = (struct kvr_router_request){.book = true,
                                       .guarded = true,
@@ -72,8 +73,14 @@ static void fill_in(struct request *r, const struct roster_row *row, struct kvr_
         rq->tenant_output = r->admission.output_asked ? r->admission.output_asked : OUTPUT_USUAL;
     }
     rq->excluded_n = legs_exclude(r, row, &rq->excluded);
+}
+
+const struct kvr_override *question_override(const struct request *r, struct kvr_override *out)
+{
+    *out = model_options_override(&r->options);
     /* With a rule, what a decode worker has counts, so that a conversation stays where it may be served whole the next time. */
-    if (legs_are_two(r) && !prefills) rq->override = kvr_decode_leg(serve_of(r)->o->conditional_disagg);
+    if (legs_are_two(r) && !legs_prefill_next(r)) kvr_override_decode_leg(out, serve_of(r)->o->conditional_disagg);
+    return out->set ? out : NULL;
 }
 
 void question_of(struct request *r, const struct roster_row *row, const struct partition *partition, struct kvr_router_request *rq)

@@ -12,6 +12,9 @@
 /* It has no id to book yet, and borrows from the request, its legs and the row until the next question about it. */
 void question_of(struct request *r, const struct roster_row *row, const struct partition *partition, struct kvr_router_request *rq);
 
+/* What its model and its treatment change of the costs, in *out; NULL: nothing. */
+const struct kvr_override *question_override(const struct request *r, struct kvr_override *out);
+
 /* How a leg's worker is chosen: of a value of --prefill-router-mode or --decode-router-mode. NULL: as any worker. */
 const enum kvr_router_mode *leg_mode(const struct serve *s, int option);
 

@@ -139,10 +139,15 @@ enum outcome request_work(struct request *r, struct request_job *job, void (*run
 
 /* ---- what it is -------------------------------------------------------------------------------------- */
 
+enum kvr_router_mode request_mode(const struct request *r)
+{
+    int mode = atomic_load(&serve_of(r)->mode); /* direct is an operator's word about all requests */
+    return (enum kvr_router_mode)(mode == KVR_MODE_DIRECT ? mode : (int)model_option(&r->options, MODEL_ROUTER_MODE, mode));
+}
+
 bool request_wants_tokens(const struct request *r)
 {
-    const struct serve *s = serve_of(r);
-    return r->routed && atomic_load(&s->mode) == KVR_MODE_KV && s->o->overlap_credit > 0;
+    return r->routed && request_mode(r) == KVR_MODE_KV && serve_of(r)->o->overlap_credit > 0;
 }
 
 void request_prompt_is_hint(struct request *r)

@@ -54,6 +54,7 @@
 #ifndef KVR_SERVE_REQUEST_H
 #define KVR_SERVE_REQUEST_H
 
+#include "app/serve/config/model_options.h"
 #include "app/serve/state.h"
 #include "token/pool.h"
 #include "wire/handoff.h"
@@ -199,6 +200,7 @@ struct domain_wish {
 struct choosing {
     struct attempt *attempt; /* for the worker that will be chosen */
     struct kvr_router_request rq;
+    struct kvr_override override;     /* rq refers to it */
     uint64_t *allowed;                /* rq refers to it: prefill workers whose domain has a decode worker; NULL: all may be chosen */
     struct domain_wish domain;        /* the same: where the prompt is */
     const struct roster_row *workers; /* that may serve it; NULL: it was not looked at yet */
@@ -240,10 +242,11 @@ struct request {
     uint32_t strict_priority;
 
     /* What its body says: READING */
-    char model[MODEL_MAX];       /* that serves it */
-    char asked_model[MODEL_MAX]; /* what the client wrote, where --models-file has a rule for it; "": `model` */
-    bool fell_back;              /* no worker of the model that was meant could be chosen */
-    struct kvr_body *body;       /* until no other worker can be asked; who is sending it holds it too */
+    char model[MODEL_MAX];        /* that serves it */
+    char asked_model[MODEL_MAX];  /* what the client wrote, where --models-file has a rule for it; "": `model` */
+    bool fell_back;               /* no worker of the model that was meant could be chosen */
+    struct model_options options; /* of its model */
+    struct kvr_body *body;        /* until no other worker can be asked; who is sending it holds it too */
     size_t body_len;
     struct kvr_rank_member body_rank;
     struct kvr_prompt_members members; /* of what is routed by its tokens; zeroes otherwise */
@@ -355,6 +358,8 @@ enum outcome request_work(struct request *r, struct request_job *job, void (*run
 
 /* Is it routed by its tokens? Any thread. */
 bool request_wants_tokens(const struct request *r);
+/* How its worker is chosen: as its model says, else as all are. */
+enum kvr_router_mode request_mode(const struct request *r);
 /* What an engine computes of its prompt is not known: nothing is predicted by its tokens. */
 void request_prompt_is_hint(struct request *r);
 /* What its hashes depend on besides the tokens. */

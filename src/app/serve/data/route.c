@@ -28,7 +28,7 @@ static enum outcome wait_on(struct request *r)
 {
     const struct serve_options *o = serve_of(r)->o;
     uint64_t until;
-    if (!r->wait_deadline_ms) r->wait_deadline_ms = request_after(o->queue_timeout);
+    if (!r->wait_deadline_ms) r->wait_deadline_ms = request_after(model_option(&r->options, MODEL_QUEUE_TIMEOUT, o->queue_timeout));
     if (!r->wait_deadline_ms) r->wait_deadline_ms = now_ms() + 1;
     until = r->wait_deadline_ms;
     if (r->stream && o->queue_keepalive > 0) until = KVR_MIN(until, request_after(o->queue_keepalive));
@@ -323,6 +323,7 @@ static enum outcome choose_from(struct request *r, struct partition *partition)
     question_of(r, c->workers, partition, &c->rq);
     if (!keep_to_domains(r, c)) return request_refuse(r, 503, kvr_strerror(-KVR_ENOMEM));
     name_booking(c->attempt, &c->rq);
+    c->rq.override = question_override(r, &c->override);
     c->attempt->mode = c->rq.mode ? *c->rq.mode : (enum kvr_router_mode)atomic_load(&serve_of(r)->mode);
     int rc = ask_router(r, ctx);
     if (rc == KVR_PARKED) return wait_on(r);

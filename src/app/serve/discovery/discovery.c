@@ -34,9 +34,9 @@ void discovery_tick(struct serve *s)
     found_take_mail(s);
 }
 
-void discovery_reload(struct serve *s)
+int discovery_reload(struct serve *s, char *err, size_t cap)
 {
-    if (s->discovery->file) discovery_file_reload(s, s->discovery->file);
+    return s->discovery->file ? discovery_file_reload(s, s->discovery->file, err, cap) : 0;
 }
 
 bool discovery_settled(const struct serve *s)

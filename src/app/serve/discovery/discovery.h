@@ -26,7 +26,8 @@ struct serve;
 int discovery_check(struct serve *s, char *err, size_t cap);
 int discovery_start(struct serve *s, char *err, size_t cap);
 void discovery_tick(struct serve *s);
-void discovery_reload(struct serve *s); /* the file, now */
+/* The file, now. Returns: 0, or -1 with the reason in err; then nothing is changed. */
+int discovery_reload(struct serve *s, char *err, size_t cap);
 bool discovery_settled(const struct serve *s);
 /* No finder runs any more. The main loop is run once more before discovery_free. */
 void discovery_stop(struct serve *s);

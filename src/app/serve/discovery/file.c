@@ -124,7 +124,7 @@ struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t c
     }
     f->looked_ms = now_ms();
     (void)stat(s->o->discovery_target, &f->last);
-    if (load(s, f, why, sizeof why) == 0) return f;
+    if (discovery_file_reload(s, f, why, sizeof why) == 0) return f;
     snprintf(err, cap, "--discovery-target: %.1100s", why);
     free(f);
     return NULL;
@@ -133,18 +133,20 @@ struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t c
 void discovery_file_tick(struct serve *s, struct discovery_file *f)
 {
     struct stat now;
+    char why[1200];
     if (now_ms() - f->looked_ms < LOOK_MS) return;
     f->looked_ms = now_ms();
     if (stat(s->o->discovery_target, &now)) memset(&now, 0, sizeof now);
     if (same(&now, &f->last)) return;
     f->last = now;
-    discovery_file_reload(s, f);
+    if (discovery_file_reload(s, f, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
 }
 
-void discovery_file_reload(struct serve *s, struct discovery_file *f)
+int discovery_file_reload(struct serve *s, struct discovery_file *f, char *err, size_t cap)
 {
-    char why[1200];
-    if (load(s, f, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
+    int rc = load(s, f, err, cap);
+    reloads_note(&s->reloads, RELOAD_WORKERS, rc == 0);
+    return rc;
 }
 
 void discovery_file_stop(struct discovery_file *f)

@@ -52,7 +52,7 @@ int discovery_dns_check(struct serve *s, char *err, size_t cap);
 
 struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t cap);
 void discovery_file_tick(struct serve *s, struct discovery_file *f);
-void discovery_file_reload(struct serve *s, struct discovery_file *f); /* at once */
+int discovery_file_reload(struct serve *s, struct discovery_file *f, char *err, size_t cap); /* at once */
 void discovery_file_stop(struct discovery_file *f);
 
 struct discovery_dns *discovery_dns_start(struct serve *s, char *err, size_t cap);

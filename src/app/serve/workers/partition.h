@@ -14,6 +14,7 @@
 #include "base/buf.h"
 #include "wire/handoff_protocol.h"
 
+struct policy_profile;
 struct serve;
 struct worker;
 
@@ -63,6 +64,8 @@ struct partition *partition_of_part_locked(struct serve *s, const struct part_sc
 size_t partition_scope_locked(struct serve *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
                               bool *all);
 void partitions_destroy(struct serve *s);
+/* Queues get their classes from these instead of s->profiles. Returns: 0, or -1 without memory: all is as before, or nearly. */
+int partitions_set_policies(struct serve *s, const struct policy_profile *profiles, size_t n);
 void partitions_tick(struct serve *s); /* main loop: expiry, decay */
 /* The thread's context for a partition, made at first use; NULL when memory is short. */
 struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct partition *partition);

@@ -37,13 +37,14 @@ static int make_indexes(struct serve *s, struct partition *partition)
 }
 
 /* The classes of a model: its own profile, else the root one, else one class from the plain flags. */
-static void policy_of(const struct serve_options *o, const char *model, struct kvr_policy *out)
+static void policy_of(const struct serve_options *o, const struct policy_profile *profiles, size_t n, const char *model,
+                      struct kvr_policy *out)
 {
     const struct policy_profile *root = NULL;
-    for (size_t i = 0; i < o->profiles_n; i++) {
-        if (o->profiles[i].model[0] == 0) root = &o->profiles[i];
-        else if (!strcmp(o->profiles[i].model, model)) {
-            *out = o->profiles[i].policy;
+    for (size_t i = 0; i < n; i++) {
+        if (profiles[i].model[0] == 0) root = &profiles[i];
+        else if (!strcmp(profiles[i].model, model)) {
+            *out = profiles[i].policy;
             return;
         }
     }
@@ -161,10 +162,10 @@ size_t partition_scope_locked(struct serve *s, const struct partition *partition
     return n;
 }
 
-static bool has_profile(const struct serve_options *o, const char *model)
+static bool has_profile(const struct serve *s, const char *model)
 {
-    for (size_t i = 0; i < o->profiles_n; i++)
-        if (o->profiles[i].model[0] && !strcmp(o->profiles[i].model, model)) return true;
+    for (size_t i = 0; i < s->profiles_n; i++)
+        if (s->profiles[i].model[0] && !strcmp(s->profiles[i].model, model)) return true;
     return false;
 }
 
@@ -181,7 +182,7 @@ struct partition *partition_get_locked(struct serve *s, const struct worker *w, 
 {
     bool prefills = w->role == ROLE_PREFILL;
     char group[sizeof((struct partition *)0)->group];
-    const char *model = s->o->select_only || has_profile(s->o, w->model) ? w->model : "";
+    const char *model = s->o->select_only || has_profile(s, w->model) ? w->model : "";
     uint32_t block_size = w->block_size;
     struct kvr_router_config rc;
     struct partition **p = &s->partitions;
@@ -202,7 +203,7 @@ struct partition *partition_get_locked(struct serve *s, const struct worker *w, 
         partition->number = n;
         partition->prefills = prefills;
         partition->serve = s;
-        policy_of(s->o, model, policy);
+        policy_of(s->o, s->profiles, s->profiles_n, model, policy);
         ok = make_indexes(s, partition) == 0;
     }
     if (ok) {
@@ -216,6 +217,26 @@ struct partition *partition_get_locked(struct serve *s, const struct worker *w, 
     }
     *p = partition;
     return partition;
+}
+
+/* One for which there is no memory stays as it was, and so do those after it. */
+static const struct partition *set_policies(struct serve *s, const struct policy_profile *profiles, size_t n, struct kvr_policy *scratch)
+{
+    for (const struct partition *p = s->partitions; p; p = p->next) {
+        policy_of(s->o, profiles, n, p->model, scratch);
+        if (kvr_router_set_policy(p->router, scratch)) return p;
+    }
+    return NULL;
+}
+
+int partitions_set_policies(struct serve *s, const struct policy_profile *profiles, size_t n)
+{
+    struct kvr_policy *scratch = malloc(sizeof *scratch);
+    if (!scratch) return -1;
+    const struct partition *failed = set_policies(s, profiles, n, scratch);
+    if (failed) (void)set_policies(s, s->profiles, s->profiles_n, scratch); /* as they were, as far as there is memory */
+    free(scratch);
+    return failed ? -1 : 0;
 }
 
 void partitions_tick(struct serve *s)

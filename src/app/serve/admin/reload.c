@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* app/serve/admin/reload.h says what this is. */
+#include "app/serve/admin/reload.h"
+
+#include "app/serve/admin/admin.h"
+#include "app/serve/config/doors.h"
+#include "app/serve/config/file_look.h"
+#include "app/serve/config/models_config.h"
+#include "app/serve/config/policies.h"
+#include "app/serve/discovery/discovery.h"
+#include "app/serve/tokenizers/tokenizers.h"
+#include "base/log.h"
+#include "store/line_log.h"
+#include "token/given.h"
+
+enum { PATHS_MAX = 9 };
+
+struct paths {
+    const char *list[PATHS_MAX];
+    size_t n;
+};
+
+static void add(struct paths *p, const char *path)
+{
+    if (path) p->list[p->n++] = path;
+}
+
+/* ---- what there is ----------------------------------------------------------------------------------- */
+
+static void admin_keys_paths(const struct serve_options *o, struct paths *p)
+{
+    add(p, o->admin_key_file);
+}
+
+static void api_keys_paths(const struct serve_options *o, struct paths *p)
+{
+    add(p, o->api_key_file);
+}
+
+static void models_paths(const struct serve_options *o, struct paths *p)
+{
+    add(p, o->models_file);
+}
+
+static void policy_paths(const struct serve_options *o, struct paths *p)
+{
+    add(p, o->policy_config);
+}
+
+static void workers_paths(const struct serve_options *o, struct paths *p)
+{
+    if (o->discovery == DISCOVERY_FILE) add(p, o->discovery_target);
+}
+
+static void certificates_paths(const struct serve_options *o, struct paths *p)
+{
+    const char *const all[] = {o->tls_cert,       o->tls_key,           o->tls_client_ca,
+                               o->admin_tls_cert, o->admin_tls_key,     o->admin_tls_client_ca,
+                               o->tls_ca,         o->outgoing_tls_cert, o->outgoing_tls_key};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(all); i++) add(p, all[i]);
+}
+
+static int read_admin_keys(struct serve *s, char *err, size_t cap)
+{
+    int rc = kvr_access_reload(s->access, err, cap);
+    reloads_note(&s->reloads, RELOAD_ADMIN_KEYS, rc == 0);
+    return rc;
+}
+
+static const struct reloadable {
+    enum reload_file file;
+    void (*paths)(const struct serve_options *o, struct paths *p);
+    int (*read)(struct serve *s, char *err, size_t cap); /* counts it, too */
+    const char *option, *stays;                          /* for the log */
+} rows[] = {
+    {RELOAD_ADMIN_KEYS, admin_keys_paths, read_admin_keys, "--admin-key-file", "the old keys stay"},
+    {RELOAD_CERTIFICATES, certificates_paths, doors_reload, "certificates", "the old certificate stays"},
+    {RELOAD_POLICY, policy_paths, policies_reload, "--router-policy-config", "the old classes stay"}, /* before those who name classes */
+    {RELOAD_API_KEYS, api_keys_paths, keyrings_reload, "--api-key-file", "the old keys stay"},
+    {RELOAD_MODELS, models_paths, models_config_reload, "--models-file", "what was in force stays"},
+    {RELOAD_WORKERS, workers_paths, discovery_reload, "--discovery-target", "nothing is changed"},
+};
+
+/* ---- one file ---------------------------------------------------------------------------------------- */
+
+enum result { TAKEN, UNCHANGED, REFUSED };
+
+static void add_look(void *look, const char *path)
+{
+    *(uint64_t *)look = file_look(*(uint64_t *)look, path);
+}
+
+static uint64_t look_at(const struct serve *s, const struct reloadable *row)
+{
+    struct paths p = {0};
+    uint64_t look = 0;
+    row->paths(s->o, &p);
+    for (size_t i = 0; i < p.n; i++) add_look(&look, p.list[i]);
+    if (row->file == RELOAD_CERTIFICATES) kvr_tls_peers_files(add_look, &look);
+    return look;
+}
+
+/* Looked at before it is read: a change in between is one that is seen later. */
+static enum result read_row(struct serve *s, const struct reloadable *row, const char *by, char *err, size_t cap)
+{
+    struct paths p = {0};
+    struct reload_mark now;
+    row->paths(s->o, &p);
+    s->reloads.of[row->file].read_look = look_at(s, row);
+    reload_mark_of(p.list, p.n, &now);
+    if (row->read(s, err, cap)) {
+        kvr_log_warning("kvroute %s: %s: %s: %s; %s", s->o->select_only ? "select" : "serve", by, row->option, err, row->stays);
+        return REFUSED;
+    }
+    return reloads_mark(&s->reloads, row->file, &now) ? TAKEN : UNCHANGED;
+}
+
+int reload_file(struct serve *s, enum reload_file file, const char *by, char *err, size_t cap)
+{
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
+        if (rows[i].file == file) return read_row(s, &rows[i], by, err, cap) == REFUSED ? -1 : 0;
+    return 0;
+}
+
+void reload_begin(struct serve *s)
+{
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
+        struct paths p = {0};
+        struct reload_mark now;
+        rows[i].paths(s->o, &p);
+        s->reloads.of[rows[i].file].read_look = look_at(s, &rows[i]);
+        if (!p.n) continue;
+        reload_mark_of(p.list, p.n, &now);
+        (void)reloads_mark(&s->reloads, rows[i].file, &now);
+        if (rows[i].file == RELOAD_ADMIN_KEYS)
+            reloads_note(&s->reloads, RELOAD_ADMIN_KEYS, true); /* the others have counted it themselves */
+    }
+}
+
+/* What is new must look the same twice before it is read. A worker may have come with files of its own meanwhile, which then are read
+ * once more than need be. Returns: whether it was. */
+static bool watch(struct serve *s, const struct reloadable *row)
+{
+    char err[512];
+    uint64_t look = look_at(s, row), seen = s->reloads.of[row->file].last_look;
+    s->reloads.of[row->file].last_look = look;
+    if (!look || look == s->reloads.of[row->file].read_look || look != seen) return false;
+    if (read_row(s, row, "--watch-files", err, sizeof err) != REFUSED)
+        kvr_log("kvroute %s: --watch-files: %s: read again", s->o->select_only ? "select" : "serve", row->option);
+    return true;
+}
+
+void reload_tick(struct serve *s)
+{
+    if (s->o->watch_files <= 0 || now_ms() < s->reloads.due_ms) return;
+    s->reloads.due_ms = now_ms() + (uint64_t)(s->o->watch_files * 1000);
+    bool any = false;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
+        if (rows[i].file != RELOAD_WORKERS) any = watch(s, &rows[i]) || any; /* which is looked at in any case */
+    if (any) policies_warn_of_keys(s);
+}
+
+/* ---- all of them ------------------------------------------------------------------------------------- */
+
+static void put_file(struct kvr_buf *b, const char *file, const char *path, const char *result, const char *error)
+{
+    if (!b) return;
+    kvr_json_open(b, '{');
+    kvr_json_put_str(b, "file", file);
+    kvr_json_put_str(b, "path", path);
+    kvr_json_put_str(b, "result", result);
+    if (error) kvr_json_put_str(b, "error", error);
+    kvr_json_close(b, '}');
+}
+
+static bool reload_row(struct serve *s, const struct reloadable *row, const char *by, struct kvr_buf *out)
+{
+    static const char *const results[] = {"taken", "unchanged", "refused"};
+    char err[512];
+    struct paths p = {0};
+    row->paths(s->o, &p);
+    if (!p.n && row->file != RELOAD_CERTIFICATES) return true; /* workers may have some of their own */
+    enum result result = read_row(s, row, by, err, sizeof err);
+    if (!p.n && result == REFUSED) add(&p, "(of a worker)");
+    for (size_t i = 0; i < p.n; i++) put_file(out, reload_name(row->file), p.list[i], results[result], result == REFUSED ? err : NULL);
+    return result != REFUSED;
+}
+
+/* What others read or open, on threads of their own: the log tells how it ended. */
+static void begin_others(struct serve *s, struct kvr_buf *out)
+{
+    tokenizers_reload(s);
+    kvr_given_tokens_reload(s->given_tokens);
+    for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++) put_file(out, "tokenizers", s->o->tokenizer_dirs[i], "begun", NULL);
+    kvr_line_log_reopen(s->access_log);
+    if (s->access_log) put_file(out, "access-log", s->o->access_log, "begun", NULL);
+}
+
+bool reload_all(struct serve *s, const char *by, struct kvr_buf *out)
+{
+    bool good = true;
+    if (out) {
+        kvr_json_open(out, '{');
+        kvr_json_key(out, "files");
+        kvr_json_open(out, '[');
+    }
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) good = reload_row(s, &rows[i], by, out) && good;
+    policies_warn_of_keys(s);
+    begin_others(s, out);
+    if (out) {
+        kvr_json_close(out, ']');
+        kvr_json_close(out, '}');
+    }
+    kvr_log("kvroute %s: %s: read again", s->o->select_only ? "select" : "serve", by);
+    return good;
+}
+
+void reload_post(struct serve *s, struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    bool good = reload_all(s, "POST /reload", &b);
+    admin_reply(c, good ? 200 : 422, &b);
+}

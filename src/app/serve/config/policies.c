@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* app/serve/config/policies.h says what this is. */
+#include "app/serve/config/policies.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "app/serve/config/policy_file.h"
+#include "app/serve/state.h"
+#include "base/log.h"
+
+static bool has(const struct policy_profile *list, size_t n, const char *model)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(list[i].model, model)) return true;
+    return false;
+}
+
+/* The first model of a that b has not; NULL: none. The root's classes are no model's. */
+static const char *missing(const struct policy_profile *a, size_t a_n, const struct policy_profile *b, size_t b_n)
+{
+    for (size_t i = 0; i < a_n; i++)
+        if (a[i].model[0] && !has(b, b_n, a[i].model)) return a[i].model;
+    return NULL;
+}
+
+/* Of `select` every model has a partition of its own in any case. */
+static int check_models(const struct serve *s, const struct policy_file *fresh, char *err, size_t cap)
+{
+    const char *added = missing(fresh->profiles, fresh->n, s->profiles, s->profiles_n),
+               *gone = missing(s->profiles, s->profiles_n, fresh->profiles, fresh->n);
+    if (s->o->select_only || (!added && !gone)) return 0;
+    snprintf(err, cap,
+             "%s: models: '%s' %s; which models have classes of their own cannot change while the router runs, because their workers are "
+             "kept apart: restart it",
+             s->o->policy_config, added ? added : gone, added ? "is new" : "is gone");
+    return -1;
+}
+
+void policies_open(struct serve *s)
+{
+    s->profiles = s->o->profiles;
+    s->profiles_n = s->o->profiles_n;
+    if (s->o->policy_config) reloads_note(&s->reloads, RELOAD_POLICY, true);
+}
+
+/* Those of the start are the command line's. */
+static void replace(struct serve *s, struct policy_file *by)
+{
+    free(s->profiles_read);
+    s->profiles = s->profiles_read = by->profiles;
+    s->profiles_n = by->n;
+}
+
+int policies_reload(struct serve *s, char *err, size_t cap)
+{
+    struct policy_file fresh;
+    int rc = policy_file_read(s->o->policy_config, &fresh, err, cap);
+    if (rc == 0 && check_models(s, &fresh, err, cap)) {
+        policy_file_free(&fresh);
+        rc = -1;
+    }
+    if (rc == 0 && partitions_set_policies(s, fresh.profiles, fresh.n)) {
+        snprintf(err, cap, "out of memory");
+        policy_file_free(&fresh);
+        rc = -1;
+    }
+    if (rc == 0) replace(s, &fresh);
+    reloads_note(&s->reloads, RELOAD_POLICY, rc == 0);
+    return rc;
+}
+
+void policies_warn_of_keys(const struct serve *s)
+{
+    char why[400];
+    if (s->o->policy_config && !keyrings_have_classes(s, why, sizeof why))
+        kvr_log_warning("kvroute serve: %s; such requests wait in the default class now", why);
+}
+
+void policies_destroy(struct serve *s)
+{
+    free(s->profiles_read);
+}
