@@ -128,7 +128,7 @@ def test_a_reload_tells_of_the_worker_file(start, tmp_path):
     s = start(Serve, [], "--discovery", "file", "--discovery-target", f, ready=False)
     f.write_text("nonsense=\n")
     a = s.post("/reload", None)
-    assert a.status == 422 and told(a)["workers"]["result"] == "refused" and "line 1" in told(a)["workers"]["error"]
+    assert a.status == 422 and told(a)["workers"]["result"] == "refused" and ":1: worker: " in told(a)["workers"]["error"]
     f.write_text(m.spec() + "\n")
     a = s.post("/reload", None)
     assert a.status == 200 and results(a) == {"workers": "taken"}
