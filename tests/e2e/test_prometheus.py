@@ -26,7 +26,7 @@ MODELS = "models: {chat: {targets: [{model: gone, weight: 1}], fallback: [mock]}
 # Who asks in turn, by the key: one that may, one that may not any more, nobody, and one that is not known.
 ASKERS = ["alices-secret-key"] * 6 + ["bobs-secret-key", None, "nobodys-secret-key"]
 # What only another fleet, or trouble, has samples of: these queries must end in `or vector(0)`, so that the panel says so.
-NOT_HERE = {"kvroute_event_plane_up", "kvroute_event_plane_dropped_total", "kvroute_remote_indexer_up", "kvroute_discovery_dropped_total",
+NOT_HERE = {"kvroute_event_plane_up", "kvroute_event_plane_dropped_total", "kvroute_remote_indexer_up",
             "kvroute_kv_events_filtered_total", "kvroute_choice_regret_ms_bucket"}
 
 
@@ -85,6 +85,7 @@ def scene(tmp_path_factory):
     tls, (cert, key) = context(ca.file), ca.sign("router", days=60)
     (folder / "keys.yaml").write_text(KEYS)
     (folder / "models.yaml").write_text(MODELS)
+    (folder / "found").write_text("")
     collector, sync = Collector(), free_ports(2)
     try:
         made.append(a := Mock())
@@ -96,7 +97,8 @@ def scene(tmp_path_factory):
         sides = [Mock("--role", role, "--kv-protocol", "vllm-nixl", with_events=role == "prefill") for role in ("prefill", "decode")]
         made += sides
         made.append(legs := Serve([m.spec(f",role={role},block-size=16,kv-protocol=vllm-nixl") for m, role in zip(sides, ("prefill", "decode"))],
-                                  "--tokenizer", "bytes", *peer(1, sync), "--record-events", folder / "events.jsonl"))
+                                  "--tokenizer", "bytes", *peer(1, sync), "--record-events", folder / "events.jsonl",
+                                  "--discovery", "file", "--discovery-target", folder / "found"))
         made.append(t := Traffic(s, legs))
         made.append(p := Prometheus([legs.admin], scaled(read(RULES), 20), tls_targets=[s.admin]))
         yield s, p, t
