@@ -95,12 +95,14 @@ for f in build/fuzz/fuzzers/fuzz_*; do
     printf '\203\252model_name\241m\254block_hashes\304\0101234abcd\253device_only\303' >"$work/$name/e"
     printf '\204\252model_name\241m\246worker\202\251worker_id\001\247dp_rank\002\254local_hashes\304\0101234abcd\257sequence_hashes\304\0101234abcd' >"$work/$name/f"
   fi
-  if [ "$name" = fuzz_http_server ]; then # a length, chunks with trailers, pipelined, absolute, expectation, HEAD, junk between
+  if [ "$name" = fuzz_http_server ]; then # a length, chunks with trailers, pipelined, absolute, expectation, HEAD, junk between, strangers
     printf '1POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabcGET /c?q=1 HTTP/1.1\r\nHost: x\r\n\r\n' >"$work/$name/a"
     printf '2POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3;e\r\nabc\r\n0\r\nX: y\r\n\r\nHEAD / HTTP/1.0\r\n\r\n' >"$work/$name/b"
     printf '3GET http://x/a?b HTTP/1.1\r\nHost: x\r\nConnection: close, a\r\nA: b\r\n\r\n' >"$work/$name/c"
     printf '4PUT /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx\r\n\r\nOPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n' >"$work/$name/d"
     printf '5POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3 x\r\nabcXX0\r\n\r\n' >"$work/$name/e"
+    printf '6POST /s HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\nExpect: 100-continue\r\n\r\nGET /a HTTP/1.1\r\nHost: x\r\n\r\n' >"$work/$name/f"
+    printf '7GET /s HTTP/1.1\r\nHost: x\r\n\r\nPOST /s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n' >"$work/$name/g"
   fi
   if [ "$name" = fuzz_http_client ]; then # a length, chunks with trailers, until the end, interim answers, HEAD, too much
     printf '\006HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX: y\r\n\r\nabc' >"$work/$name/a"

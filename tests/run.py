@@ -38,6 +38,8 @@ THREADED = {**dict.fromkeys((
 ADDRESS_ONLY = {
     "test_sim": "runs of a simulation share nothing but their queue, and test_replay_offline.py has that under the thread sanitizer",
     "test_alerts.py": "Prometheus and its rules over processes that other files have under the thread sanitizer",
+    "test_traces_outsiders.py": "what others read; test_traces.py has the sending under the thread sanitizer",
+    "test_blind_in_time.py": "Prometheus and its rules over processes that other files have under the thread sanitizer",
     "test_prometheus.py": "Prometheus and its rules over processes that other files have under the thread sanitizer",
     "test_cli.py": "words: command lines and what they are answered",
     "test_docs.py": "words: what the documents say",

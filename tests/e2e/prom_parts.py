@@ -51,12 +51,12 @@ def expressions(text):
 
 
 class Prometheus:
-    """Scrapes each second. job kvroute: `targets`, ports on loopback; job kvroute-tls: those that speak TLS."""
+    """Scrapes each second, or each `every` seconds. job kvroute: `targets`, ports on loopback; job kvroute-tls: those that speak TLS."""
 
-    def __init__(self, targets, rules=None, tls_targets=()):
+    def __init__(self, targets, rules=None, tls_targets=(), every=1):
         self.port, self.dir = free_ports(), tempfile.mkdtemp(prefix="kvroute-prometheus-")
         self.log = open(os.path.join(self.dir, "log"), "w+")
-        lines = ["global: {scrape_interval: 1s, evaluation_interval: 1s, scrape_timeout: 1s}", "scrape_configs:", "  - job_name: kvroute",
+        lines = [f"global: {{scrape_interval: {every}s, evaluation_interval: {every}s, scrape_timeout: {every}s}}", "scrape_configs:", "  - job_name: kvroute",
                  "    static_configs:", f"      - targets: {json.dumps([f'127.0.0.1:{t}' for t in targets])}"]
         if tls_targets:
             lines += ["  - job_name: kvroute-tls", "    scheme: https", "    tls_config: {insecure_skip_verify: true}", "    static_configs:",

@@ -11,9 +11,9 @@ from conftest import BINARY
 SCRIPT = os.path.join(os.path.dirname(__file__), "../hostile/hostile.py")
 
 
-@pytest.mark.parametrize("program, tls", [("serve", []), ("serve", ["--tls"]), ("indexer", []), ("select", [])])
-def test_a_well_behaved_client_beside_hostile_ones(program, tls):
-    args = ["--program", program, *tls, "--limit", "files", "--seconds", "6", "--threads", "8", "--rss-max-mib", "1500"]
+@pytest.mark.parametrize("program, how", [("serve", []), ("serve", ["--tls"]), ("serve", ["--keys"]), ("serve", ["--tls", "--keys"]), ("indexer", []), ("select", [])])
+def test_a_well_behaved_client_beside_hostile_ones(program, how):
+    args = ["--program", program, *how, "--limit", "files", "--seconds", "6", "--threads", "8", "--rss-max-mib", "1500"]
     p = subprocess.run([sys.executable, SCRIPT, *args], env={**os.environ, "KVROUTE": BINARY}, capture_output=True, text=True, timeout=600)
     print(p.stdout[-8000:], p.stderr[-4000:])
     assert p.returncode == 0 and p.stdout.rstrip().endswith("held")

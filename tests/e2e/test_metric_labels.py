@@ -257,7 +257,7 @@ def test_of_seventy_models_sixty_four_have_series_and_the_rest_is_counted_as_oth
 
 
 def test_requests_whose_workers_fail_are_not_those_that_were_refused(start):
-    from test_alerts import Odd
+    from alert_parts import Odd
     o = Odd()
     try:
         s = start(Serve, [f"{o.url},model=odd"], "--no-router-kv-events", "--tokenizer", "bytes", "--max-retries", "0")

@@ -68,7 +68,7 @@ class Collector:
     """script(n): what it answers to the n-th export: a status, (status, headers, body), or an Event that it waits for first."""
 
     def __init__(self, script=lambda n: 200):
-        self.spans, self.resources, self.exports, self.go, self.times, self.errors = [], [], 0, threading.Event(), [], []
+        self.spans, self.resources, self.exports, self.go, self.times, self.errors, self.raw = [], [], 0, threading.Event(), [], [], []
         me, lock = self, threading.Lock()
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -93,6 +93,7 @@ class Collector:
                 status, headers, text = answer if isinstance(answer, tuple) else (answer, {}, b"{}")
                 if status == 200:
                     me.resources.append(told)
+                    me.raw.append(body)
                     me.spans += spans
                 self.send_response(status)
                 for k, v in headers.items():

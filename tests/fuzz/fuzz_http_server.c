@@ -28,12 +28,20 @@ static struct kvr_http_server *server;
 static struct kvr_http_shared shared = {.bodies_max = 64 * 1024};
 static struct seen *now;
 
+/* Of whose body nothing is wanted. */
+static bool is_strangers(const struct kvr_http_request *rq)
+{
+    return rq->path.len > 1 && rq->path.ptr[1] == 's';
+}
+
 static void on_request(struct kvr_http_conn *c, void *ctx)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     (void)ctx;
     now->n++;
     KVR_ASSERT(rq->path.len && (rq->path.ptr[0] == '/' || kvr_text_is(rq->path, "*")));
+    KVR_ASSERT(!is_strangers(rq) || rq->body_len == 0);
+    KVR_ASSERT(is_strangers(rq) || !rq->body_unread);
     KVR_ASSERT(rq->body_len <= BODY_LIMIT && rq->headers->n <= KVR_HTTP_HEADERS_MAX);
     KVR_ASSERT(!memchr(rq->target.ptr, ' ', rq->target.len) && !memchr(rq->target.ptr, '#', rq->target.len));
     kvr_buf_printf(&now->requests, "%.*s %d %.*s 1.%d %zu\n", (int)rq->method.len, rq->method.ptr, rq->is_head, (int)rq->target.len,
@@ -54,6 +62,12 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
         kvr_http_reply(c, 200, "text/plain", NULL, "some", 4);
     }
     now->answered++;
+}
+
+static size_t body_room(struct kvr_http_conn *c, void *ctx)
+{
+    (void)ctx;
+    return is_strangers(kvr_http_conn_request(c)) ? 0 : SIZE_MAX;
 }
 
 static void on_gone(struct kvr_http_conn *c, void *ctx)
@@ -78,7 +92,8 @@ static void start(void)
                                        .body_timeout_s = 60,
                                        .idle_timeout_s = 60,
                                        .shared = &shared,
-                                       .handler = {on_request, on_gone, NULL, error_body, NULL}};
+                                       .handler = {on_request, on_gone, NULL, error_body, NULL},
+                                       .body_room = body_room};
     uv_loop_init(&loop);
     KVR_ASSERT(kvr_http_server_start(&loop, &c, &server) == 0);
 }

@@ -11,13 +11,25 @@ import time
 
 
 class Target:
-    """Where the attacks go: ports, a path that takes a body, and one that takes none. `tls`: the context of a client, where the ports speak TLS."""
+    """Where the attacks go: ports, a path that takes a body, and one that takes none. `tls`: the context of a client, where the ports speak TLS.
+    `key`: what an attacker has where keys are needed; most have none, or another one. `findings`: what must not be."""
 
     tls = None
 
     def __init__(self, ports, posts, gets, rng, model="evil", key=None):
         self.ports, self.posts, self.gets, self.rng, self.model, self.key = ports, posts, gets, rng, model, key
-        self.stop = threading.Event()
+        self.stop, self.findings = threading.Event(), []
+
+    def head(self, method, path, length=None, extra=""):
+        return head(method, path, length, extra + self.credentials())
+
+    def credentials(self):
+        """Of an attacker: his key, none, or what is none."""
+        how = self.rng.randrange(8) if self.key else 7
+        if how < 3:
+            return f"Authorization: Bearer {self.key}\r\n"
+        return ["x-api-key: not-a-key-of-anybody\r\n", f"Authorization: Bearer {self.key}x\r\n", f"Authorization: Basic {self.key}\r\n",
+                f"api-key: {'k' * 8000}\r\n", ""][how - 3]
 
     def port(self):
         return self.rng.choice(self.ports)
@@ -72,7 +84,7 @@ def slow_reader(t):
     for _ in range(6):
         s = t.connect(receive_buffer=4096)
         body = completion(t.model, stream=True, max_tokens=20000, ignore_eos=True)
-        send_all(s, head("POST", t.rng.choice(t.posts), len(body)) + body)
+        send_all(s, t.head("POST", t.rng.choice(t.posts), len(body)) + body)
         socks.append(s)
     t.linger_until(t.rng.uniform(1, 8))
     for s in socks:
@@ -82,7 +94,7 @@ def slow_reader(t):
 def pipeliner(t):
     """Thousands of requests one after the other, no answer read."""
     s = t.connect(receive_buffer=4096, timeout=1.0)
-    batch = head("GET", t.rng.choice(t.gets)) * 200
+    batch = t.head("GET", t.rng.choice(t.gets)) * 200
     for _ in range(100):
         if t.stop.is_set() or not send_all(s, batch):
             break
@@ -104,7 +116,7 @@ def huge_body(t):
     else:
         body = b'{"model_name":"%s","block_hashes":[%s1],"sequence_hashes":[1],"isl_tokens":1}' % (t.model.encode(), b"-5," * (n // 3))
     s = t.connect(timeout=10)
-    if send_all(s, head("POST", t.rng.choice(t.posts), len(body)) + body):
+    if send_all(s, t.head("POST", t.rng.choice(t.posts), len(body)) + body):
         read_some(s)
     s.close()
 
@@ -112,11 +124,11 @@ def huge_body(t):
 def over_the_limit(t):
     """A body that says that it is enormous, and one that grows without end."""
     s = t.connect()
-    send_all(s, head("POST", t.rng.choice(t.posts), 1 << 40) + b"{" * 65536)
+    send_all(s, t.head("POST", t.rng.choice(t.posts), 1 << 40) + b"{" * 65536)
     read_some(s)
     s.close()
     s = t.connect(timeout=5)
-    send_all(s, head("POST", t.rng.choice(t.posts), extra="Transfer-Encoding: chunked\r\n"))
+    send_all(s, t.head("POST", t.rng.choice(t.posts), extra="Transfer-Encoding: chunked\r\n"))
     chunk = b"10000\r\n" + b"[" * 65536 + b"\r\n"
     for _ in range(400):
         if t.stop.is_set() or not send_all(s, chunk):
@@ -129,7 +141,7 @@ def unfinished_bodies(t):
     socks = []
     for _ in range(4):
         s = t.connect(timeout=5)
-        send_all(s, head("POST", t.rng.choice(t.posts), 6 << 20) + b'{"prompt":"' + b"y" * (5 << 20))
+        send_all(s, t.head("POST", t.rng.choice(t.posts), 6 << 20) + b'{"prompt":"' + b"y" * (5 << 20))
         socks.append(s)
     t.linger_until(t.rng.uniform(0.5, 4))
     for s in socks:
@@ -140,7 +152,7 @@ def aborted_upload(t):
     """Uploads that end in a reset."""
     for _ in range(10):
         s = t.connect(timeout=5)
-        send_all(s, head("POST", t.rng.choice(t.posts), 2 << 20) + b'{"prompt":"' + b"z" * t.rng.randrange(1 << 20))
+        send_all(s, t.head("POST", t.rng.choice(t.posts), 2 << 20) + b'{"prompt":"' + b"z" * t.rng.randrange(1 << 20))
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         s.close()
 
@@ -150,7 +162,7 @@ def aborted_answer(t):
     for _ in range(10):
         s = t.connect()
         body = completion(t.model, stream=True, max_tokens=500)
-        send_all(s, head("POST", t.rng.choice(t.posts), len(body)) + body)
+        send_all(s, t.head("POST", t.rng.choice(t.posts), len(body)) + body)
         read_some(s, t.rng.choice([1, 200, 4000]))
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         s.close()
@@ -160,7 +172,7 @@ def dribbler(t):
     """A request a byte at a time."""
     s = t.connect()
     body = completion(t.model)
-    for b in head("POST", t.rng.choice(t.posts), len(body)) + body:
+    for b in t.head("POST", t.rng.choice(t.posts), len(body)) + body:
         if t.stop.wait(0.02) or not send_all(s, bytes([b])):
             break
     s.close()
@@ -178,7 +190,7 @@ def json_bomb(t):
     ]
     for bomb in t.rng.sample(bombs, 4):
         s = t.connect(timeout=5)
-        send_all(s, head("POST", t.rng.choice(t.posts), len(bomb)) + bomb)
+        send_all(s, t.head("POST", t.rng.choice(t.posts), len(bomb)) + bomb)
         read_some(s)
         s.close()
 
@@ -227,7 +239,7 @@ def ordinary_evil(t):
     for _ in range(10):
         body = completion(t.model, stream=t.rng.random() < 0.5)
         s = t.connect(timeout=3)
-        send_all(s, head("POST", t.rng.choice(t.posts), len(body)) + body)
+        send_all(s, t.head("POST", t.rng.choice(t.posts), len(body)) + body)
         read_some(s)
         s.close()
 
@@ -250,15 +262,66 @@ def cut_records(t):
     for _ in range(10):
         s = t.connect()
         body = completion(t.model, stream=True)
-        send_all(s, head("POST", t.rng.choice(t.posts), len(body)) + body)
+        send_all(s, t.head("POST", t.rng.choice(t.posts), len(body)) + body)
         raw = socket.socket(fileno=s.detach())
         send_all(raw, b"\x17\x03\x03\x40\x10" + t.rng.randbytes(t.rng.choice([3, 0x4010])))
         raw.close()
 
 
+def status_of(answer):
+    return int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") and answer[9:12].isdigit() else 0
+
+
+def strangers_request(t, credentials, path, more=b""):
+    """One request of who may not do anything; that it was done is a finding."""
+    s = t.connect(timeout=5)
+    body = completion(t.model)
+    if send_all(s, head("POST", path, len(body), credentials) + body + more):
+        status = status_of(read_some(s))
+        if 100 < status < 300:
+            t.findings.append(f"{path} was answered with {status} to {credentials[:200]!r}")
+    s.close()
+
+
+def key_guesser(t):
+    """Keys that might be, and what might be taken for one: prefixes, other cases, empty ones, lists, bytes that are no text."""
+    guesses = [t.key[:-1], t.key.upper(), t.key + "\t;", "", "*", "null", "%00", "x" * 4096, t.key + "," + t.key, t.key[::-1], f"{t.rng.getrandbits(256):064x}"]
+    for guess in t.rng.sample(guesses, 6):
+        strangers_request(t, f"Authorization: Bearer {guess}\r\n", t.rng.choice(t.posts))
+
+
+def key_elsewhere(t):
+    """The key where it is none: in the target, in a trailer, in the body, in the next request, under a name that is nearly that of a header."""
+    for how in t.rng.sample(range(5), 3):
+        path = t.rng.choice(t.posts) + (f"?api_key={t.key}&authorization=Bearer%20{t.key}" if how == 0 else "")
+        if how == 1:
+            s, body = t.connect(timeout=5), completion(t.model)
+            send_all(s, head("POST", path, extra="Content-Type: application/json\r\nTransfer-Encoding: chunked\r\nTrailer: Authorization\r\n") +
+                     b"%x\r\n" % len(body) + body + f"\r\n0\r\nAuthorization: Bearer {t.key}\r\n\r\n".encode())
+            if 100 < status_of(read_some(s)) < 300:
+                t.findings.append(f"{path}: a key in a trailer was taken")
+            s.close()
+            continue
+        extra = {2: f"X-Authorization: Bearer {t.key}\r\nProxy-Authorization: Bearer {t.key}\r\n", 3: f"Cookie: api-key={t.key}\r\n"}.get(how, "")
+        strangers_request(t, extra, path, more=t.head("GET", t.rng.choice(t.gets)) if how == 4 else b"")
+
+
+def strangers_uploads(t):
+    """Bodies of those who have no key, as much as is taken, and they stay."""
+    socks = []
+    for _ in range(8):
+        s = t.connect(timeout=2)
+        send_all(s, head("POST", t.rng.choice(t.posts), 7 << 20) + b'{"prompt":"' + b"u" * t.rng.choice([0, 1 << 10, 1 << 20]))
+        socks.append(s)
+    t.linger_until(t.rng.uniform(0.5, 3))
+    for s in socks:
+        s.close()
+
+
 CLIENTS = [slow_reader, pipeliner, huge_body, over_the_limit, unfinished_bodies, aborted_upload, aborted_answer, dribbler, json_bomb, malformed,
            idle_connections, churn, ordinary_evil]
 TLS_CLIENTS = [half_handshakes, cut_records]
+KEY_CLIENTS = [key_guesser, key_elsewhere, strangers_uploads]
 
 
 # ---- a worker -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
     KVROUTE=build/release/kvroute /usr/bin/python3 tests/hostile/hostile.py --program serve --limit memory --seconds 600
 
 --tls: both ports of serve, and its well-behaved workers, speak TLS, and so do most attacks; some break sessions.
+--keys: both ports of serve need keys; attackers have none, a false one, or one with limits, and that one of them gets through is an error, too.
 --limit memory: 512 MiB of address space; files: 64 descriptors; none (sanitizers need their address space). Every few seconds a line: what the
 well-behaved client got, the resident memory, how many attacks were made. The end is an error when a good request failed, when memory grew
 without bound, when the program died or did not stop, or when a sanitizer spoke. Everything is on loopback and ends with the run."""
@@ -31,6 +32,12 @@ LIMITS = {"none": [], "memory": [("as", 512 * MIB)], "files": [("nofile", 64)]}
 # What fits into 512 MiB of address space, together.
 SMALL = {"serve": ["--max-body-size", "8MiB", "--max-bodies-bytes", "48MiB"], "indexer": ["--max-body-size", "8MiB", "--max-bodies-bytes", "48MiB"],
          "select": ["--max-body-size", "8MiB", "--max-bodies-bytes", "48MiB"]}
+GOOD_KEY, EVIL_KEY, ADMIN_KEY = "a-key-that-behaves-well", "a-key-of-an-attacker", "a-key-of-an-operator"
+KEYS = f"""keys:
+- {{name: good, key: {GOOD_KEY}}}
+- {{name: evil, key: {EVIL_KEY}, max_concurrent: 24, max_body_size: 4MiB, requests_per_second: 500, models: [evil], priority_max: 0}}
+- {{name: late, key: a-key-of-yesterday, expires: 2020-01-31}}
+"""
 PATIENCE_S = 60  # of the client that behaves well
 
 
@@ -84,12 +91,19 @@ class TooSlow(ConnectionError):
 class ServeStage(Stage):
     posts, gets = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"], ["/v1/models", "/health", "/ready"]
 
-    def __init__(self, limits, rng, tls=False):
+    def __init__(self, limits, rng, tls=False, keys=False):
         super().__init__(limits, rng)
         self.tls, own, admin, trust = None, [], [], []
+        self.folder = tempfile.TemporaryDirectory()
+        folder = pathlib.Path(self.folder.name)
+        self.headers, guarded = {"Content-Type": "application/json"}, []
+        if keys:
+            (folder / "keys.yaml").write_text(KEYS)
+            (folder / "admin").write_text(ADMIN_KEY + "\n")
+            guarded = ["--api-key-file", folder / "keys.yaml", "--admin-key-file", folder / "admin"]
+            self.headers["Authorization"] = f"Bearer {GOOD_KEY}"
         if tls:
-            self.folder = tempfile.TemporaryDirectory()
-            ca = Authority(pathlib.Path(self.folder.name), "hostile")
+            ca = Authority(folder, "hostile")
             cert, key = ca.sign("router")
             self.tls = context(ca.file)
             own, trust = ["--tls-cert", cert, "--tls-key", key], ["--tls-ca", ca.file]
@@ -101,9 +115,10 @@ class ServeStage(Stage):
         workers = [m.spec(",model=good") for m in mocks]
         workers += [f"http://127.0.0.1:{w.port},model=evil" + (f",events=tcp://127.0.0.1:{events}" if i == 0 else "") for i, w in enumerate(self.evil)]
         self.p = self.start(Serve, workers, "--first-token-timeout", 5, "--stall-timeout", 5, "--client-write-timeout", 5, "--breaker-failures", 1000000,
-                            *SMALL["serve"], *own, *admin, *trust, limits=limits, tls=self.tls, admin_tls=self.tls)
-        self.targets = [attacks.Target([self.p.port], self.posts, self.gets, rng),
-                        attacks.Target([self.p.admin], ["/select", "/overlap_scores", "/query", "/workers/7"], ["/metrics", "/workers", "/dump", "/loads"], rng)]
+                            *SMALL["serve"], *own, *admin, *trust, *guarded, limits=limits, tls=self.tls, admin_tls=self.tls)
+        self.targets = [attacks.Target([self.p.port], self.posts, self.gets, rng, key=EVIL_KEY if keys else None),
+                        attacks.Target([self.p.admin], ["/select", "/overlap_scores", "/query", "/workers/7"], ["/metrics", "/workers", "/dump", "/loads"], rng,
+                                       key=ADMIN_KEY if keys else None)]
         for t in self.targets if tls else []:
             t.tls = ssl._create_unverified_context()
 
@@ -124,7 +139,7 @@ class ServeStage(Stage):
             stream = n % 2 == 0
             body = {"model": "good", "prompt": f"conversation {n % 7}: " + "what was said before " * (1 + n % 40), "max_tokens": 5, "stream": stream}
             try:
-                c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+                c.request("POST", "/v1/completions", json.dumps(body), self.headers)
                 r = c.getresponse()
             except ConnectionError as e:
                 raise TooSlow(str(e)) if self.tls else e
@@ -222,7 +237,7 @@ class Attackers:
     def _run(self, targets, rng):
         while not self.stop.is_set():
             target = rng.choice(targets)
-            attack = rng.choice(attacks.CLIENTS + (attacks.TLS_CLIENTS if target.tls else []))
+            attack = rng.choice(attacks.CLIENTS + (attacks.TLS_CLIENTS if target.tls else []) + (attacks.KEY_CLIENTS if target.key else []))
             try:
                 attack(target)
             except OSError:
@@ -240,16 +255,17 @@ def main():
     a.add_argument("--program", choices=sorted(STAGES), default="serve")
     a.add_argument("--limit", choices=sorted(LIMITS), default="none")
     a.add_argument("--tls", action="store_true", help="over TLS (serve only)")
+    a.add_argument("--keys", action="store_true", help="ports that need keys (serve only)")
     a.add_argument("--seconds", type=float, default=20)
     a.add_argument("--threads", type=int, default=12, help="attackers at once")
     a.add_argument("--rss-max-mib", type=float, default=500, help="more resident memory than this is a failure")
     a.add_argument("--seed", type=int, default=int(time.time()))
     o = a.parse_args()
-    if o.tls and o.program != "serve":
-        a.error("--tls: allowed with --program serve")
+    if (o.tls or o.keys) and o.program != "serve":
+        a.error("--tls, --keys: allowed with --program serve")
     print(f"seed {o.seed}", flush=True)
     rng = random.Random(o.seed)
-    stage = STAGES[o.program](LIMITS[o.limit], rng, *([True] if o.tls else []))
+    stage = STAGES[o.program](LIMITS[o.limit], rng, **({"tls": o.tls, "keys": o.keys} if o.program == "serve" else {}))
     good = Good(stage.good)
     good.thread.start()
     wait_for("the first good answer", lambda: good.n > 0, PATIENCE_S)
@@ -273,7 +289,7 @@ def main():
     good.stop.set()
     good.thread.join(PATIENCE_S + 5)
     after = stage.p.rss_kb() / 1024 if stage.p.p.poll() is None else 0
-    errors += good.bad[:5] + stage.end()
+    errors += good.bad[:5] + [f for t in stage.targets for f in t.findings][:5] + stage.end()
     latency = sorted(good.seconds)
     print(f"{o.program}, limit {o.limit}, {o.seconds:.0f} s: {good.n} good requests, {len(good.bad)} failed, p50 {statistics.median(latency) * 1000:.0f} ms, "
           f"p99 {latency[int(len(latency) * 0.99)] * 1000:.0f} ms, slowest {latency[-1] * 1000:.0f} ms; "

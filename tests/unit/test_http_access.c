@@ -38,6 +38,16 @@ static int ask(struct kvr_access *a, const char *method, unsigned flags, const c
 }
 #define ASK(a, method, flags, body, ...) ask(a, method, flags, body, (const char *const[]){__VA_ARGS__, NULL})
 
+static size_t room(struct kvr_access *a, const char *authorization)
+{
+    struct kvr_headers h = {0};
+    if (authorization) add(&h, "Authorization", authorization);
+    struct kvr_http_request rq = {.method = {"POST", 4}, .minor = 1, .headers = &h};
+    size_t n = kvr_access_body_room(a, &rq);
+    kvr_headers_free(&h);
+    return n;
+}
+
 static struct kvr_access *make(const char *bind, const char *hosts, const char *key_file)
 {
     struct kvr_access_config c = {bind, hosts, key_file, NULL};
@@ -181,8 +191,11 @@ static void test_keys_and_their_reload(void **state)
         int status;
     } rows[] = {{"Bearer first-key", 200}, {"bearer second", 200}, {"Bearer first-keyx", 401}, {"Bearer first-ke", 401}, {"Bearer ", 401},
                 {"Bearer", 401},           {"first-key", 401},     {"Basic first-key", 401},   {"Bearer # two", 401},    {"", 401}};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         if (ASK(a, "GET", 0, "", "Host", "[::1]", "Authorization", rows[i].value) != rows[i].status) fail_msg("%s", rows[i].value);
+        assert_int_equal(room(a, rows[i].value), rows[i].status == 200 ? SIZE_MAX : 0); /* and no body is read of who has none */
+    }
+    assert_int_equal(room(a, NULL), 0);
     assert_int_equal(ASK(a, "GET", 0, "", "Host", "[::1]"), 401);
     assert_int_equal(ASK(a, "GET", KVR_ACCESS_KEYLESS, "", "Host", "[::1]"), 200);
     assert_int_equal(ASK(a, "POST", KVR_ACCESS_KEYLESS, "", "Host", "[::1]"), 401);

@@ -166,7 +166,8 @@ static struct loop *loop_new(struct indexer *x, int *rc)
                                        .write_timeout_s = x->o->client_write_timeout,
                                        .shared = &x->http,
                                        .tls = x->tls,
-                                       .handler = {routes_on_request, routes_on_gone, routes_on_drained, answer_error_body, l}};
+                                       .handler = {routes_on_request, routes_on_gone, routes_on_drained, answer_error_body, l},
+                                       .body_room = routes_body_room};
     *rc = kvr_http_server_start(&l->uv, &c, &l->server);
     return l;
 }

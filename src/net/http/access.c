@@ -277,6 +277,11 @@ bool kvr_access_check(struct kvr_access *a, const struct kvr_http_request *rq, u
     return true;
 }
 
+size_t kvr_access_body_room(struct kvr_access *a, const struct kvr_http_request *rq)
+{
+    return has_key(a, rq->headers) ? SIZE_MAX : 0;
+}
+
 uint64_t kvr_access_refused_keys(struct kvr_access *a)
 {
     return atomic_load_explicit(&a->refused[BAD_KEY], memory_order_relaxed);

@@ -54,6 +54,9 @@ struct kvr_access_refusal {
 
 /* Returns: whether the request may go on; if not, `out` is the answer and it is counted. */
 bool kvr_access_check(struct kvr_access *a, const struct kvr_http_request *rq, unsigned flags, struct kvr_access_refusal *out);
+/* How much of its body is wanted of who sends this head, for kvr_http_server_config.body_room: nothing of who has no valid key. Counts
+ * nothing: kvr_access_check refuses it when it is handed over. */
+size_t kvr_access_body_room(struct kvr_access *a, const struct kvr_http_request *rq);
 /* Is it that media type, whatever its parameters? */
 bool kvr_media_type_is(struct kvr_text value, const char *type);
 /* kvroute_access_refused_total by reason. */

@@ -155,6 +155,10 @@ struct kvr_http_server_config {
     /* One that never reaches on_request is about to be answered with `status`; of its request the target and the method are set as far as
      * they came. With the handler's context. NULL: nobody wants to know. */
     void (*on_refused)(struct kvr_http_conn *conn, int status, void *ctx);
+    /* The head of a request is there and a body follows, of which nothing is read yet. Returns: how many bytes of it are wanted. One with
+     * more is handed over at once, without its body (body_unread): a stranger is told no before he has made us hold anything. With the
+     * handler's context. NULL: body_max for everybody. */
+    size_t (*body_room)(struct kvr_http_conn *conn, void *ctx);
 };
 
 struct kvr_http_server_stats {
@@ -182,6 +186,8 @@ struct kvr_http_request {
     const struct kvr_headers *headers; /* never a trailer: those are dropped */
     const char *body;
     size_t body_len;
+    bool body_unread;   /* it is larger than body_room allows; it must be answered at once, and the connection ends with the answer */
+    uint64_t body_size; /* of a body that is not read: what it says, else what had come */
 };
 
 /* Valid until the answer has ended. */

@@ -180,6 +180,36 @@ static int judge_head(struct kvr_http_conn *c, const llhttp_t *p)
     return 0;
 }
 
+/* What the handler may ask for while the body is away. */
+static void complete_request(struct kvr_http_conn *c)
+{
+    const char *method = llhttp_method_name((llhttp_method_t)c->parser.method);
+    c->request.is_head = c->parser.method == HTTP_HEAD;
+    if (c->request.is_head) method = "GET";
+    c->request.method = (struct kvr_text){method, strlen(method)};
+    c->request.headers = &c->headers;
+}
+
+/* It goes to the handler without its body, of which there are `size` bytes at least. Returns: what ends the parsing. */
+static int leave_body(struct kvr_http_conn *c, uint64_t size)
+{
+    free_arriving(c);
+    c->request.body_unread = true;
+    c->request.body_size = size;
+    c->keep_alive = false;
+    return HPE_USER;
+}
+
+static int ask_for_room(struct kvr_http_conn *c, const llhttp_t *p)
+{
+    c->room = c->server->config.body_max;
+    if (!c->server->config.body_room) return 0;
+    complete_request(c);
+    c->room = KVR_MIN(c->room, c->server->config.body_room(c, c->server->config.handler.ctx));
+    uint64_t promised = p->flags & F_CONTENT_LENGTH ? p->content_length : 0;
+    return promised > c->room || !c->room ? leave_body(c, promised) : 0;
+}
+
 /* HTTP/1.0 has no such thing. */
 static int meet_expectation(struct kvr_http_conn *c, bool has_body)
 {
@@ -200,7 +230,9 @@ static int on_head_complete(llhttp_t *p)
     c->keep_alive = llhttp_should_keep_alive(p);
     kvr__conn_deadline(c, c->server->config.body_timeout_s);
     if (p->flags & F_CHUNKED) kvr__framing_chunks(&c->framing);
-    return meet_expectation(c, p->flags & F_CHUNKED || p->content_length > 0);
+    bool has_body = p->flags & F_CHUNKED || p->content_length > 0;
+    if (has_body && ask_for_room(c, p)) return HPE_USER;
+    return meet_expectation(c, has_body);
 }
 
 static int on_body(llhttp_t *p, const char *at, size_t len)
@@ -208,6 +240,7 @@ static int on_body(llhttp_t *p, const char *at, size_t len)
     struct kvr_http_conn *c = conn_of(p);
     size_t max = c->server->config.body_max;
     if (len > max || c->arriving.len > max - len) return fail(c, 413, c->server->too_large);
+    if (c->arriving.len + len > c->room) return leave_body(c, c->arriving.len + len);
     /* content_length is what is still to come of it */
     int rc = reserve(c, len, p->flags & F_CONTENT_LENGTH ? c->arriving.len + len + p->content_length : 0);
     if (rc == -1) return fail(c, 503, "too many request bodies are held at once; try again later");
@@ -258,11 +291,7 @@ void kvr__request_name(struct kvr_http_conn *c)
 
 static void dispatch(struct kvr_http_conn *c)
 {
-    const char *method = llhttp_method_name((llhttp_method_t)c->parser.method);
-    c->request.is_head = c->parser.method == HTTP_HEAD;
-    if (c->request.is_head) method = "GET";
-    c->request.method = (struct kvr_text){method, strlen(method)};
-    c->request.headers = &c->headers;
+    complete_request(c);
     c->request.body = c->body ? c->body->data : NULL;
     c->request.body_len = c->body ? c->body->len : 0;
     c->answering = true;
@@ -305,6 +334,9 @@ static size_t parse(struct kvr_http_conn *c, const char *data, size_t len)
         if (e == HPE_PAUSED) {
             used = (size_t)(llhttp_get_error_pos(&c->parser) - data);
             dispatch(c);
+        } else if (c->request.body_unread) {
+            dispatch(c);
+            return len;
         } else if (e != HPE_OK) {
             kvr__answer_refuse(c, c->fail_status ? c->fail_status : 400, c->fail_status ? c->fail_text : "malformed HTTP request");
             return len;

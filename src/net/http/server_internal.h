@@ -47,6 +47,7 @@ struct kvr_http_conn {
     struct kvr_buf held;             /* an answer's head that waits for its first piece */
     struct kvr_buf ahead;            /* bytes that wait for their turn to be parsed */
     uint64_t deadline_ms;            /* 0: none */
+    size_t room;                     /* bytes of body that the handler wants */
     uint64_t message_ms;             /* when the request that is arriving began, or the waiting for it */
     size_t queued;                   /* bytes in write requests */
     uint64_t queued_total;           /* ever */

@@ -654,6 +654,12 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     selection_release(s); /* it may have brought a worker */
 }
 
+static size_t body_room(struct kvr_http_conn *c, void *ctx)
+{
+    const struct serve *s = ctx;
+    return kvr_access_body_room(s->access, kvr_http_conn_request(c));
+}
+
 static void on_gone(struct kvr_http_conn *c, void *ctx)
 {
     struct serve *s = ctx;
@@ -686,7 +692,8 @@ int admin_start(struct serve *s)
                                         .write_timeout_s = s->o->client_write_timeout,
                                         .shared = &s->admin_http,
                                         .tls = s->admin_tls,
-                                        .handler = {on_request, on_gone, NULL, admin_error_body, s}};
+                                        .handler = {on_request, on_gone, NULL, admin_error_body, s},
+                                        .body_room = body_room};
     int rc = selection_start(s, begin);
     return rc ? rc : kvr_http_server_start(&s->main_loop, &sc, &s->admin);
 }

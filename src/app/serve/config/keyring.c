@@ -389,7 +389,7 @@ void keyrings_write(struct serve *s, struct kvr_buf *b)
 
 /* ---- metrics ----------------------------------------------------------------------------------------- */
 
-/* Those with a name of their own, anonymous among them, and the sum of the others. */
+/* Those with a name of their own, anonymous among them, and the sum of the others. Without a ring: none. */
 struct shown {
     size_t n, others_n;
     const struct key_use *list[LABELLED_MAX];
@@ -399,6 +399,7 @@ struct shown {
 static void choose_shown(const struct keyring *ring, struct shown *v)
 {
     *v = (struct shown){.ring = ring};
+    if (!ring) return;
     if (ring->file.has_anonymous) v->list[v->n++] = ring->file.anonymous.use;
     for (size_t i = 0; i < ring->file.n; i++) {
         if (v->n < LABELLED_MAX) v->list[v->n++] = ring->file.keys[i].use;
@@ -448,7 +449,6 @@ void keyrings_metrics(struct serve *s, struct kvr_prom_page *out)
     static const char *const classes[KEY_STATUSES] = {"other", "1xx", "2xx", "3xx", "4xx", "5xx"};
     struct keyring *ring = keyring_hold(&s->keyrings);
     struct shown v;
-    if (!ring) return;
     choose_shown(ring, &v);
     kvr_prom_family(out, "kvroute_", "key_requests_total", "counter", "Requests by API key and class of status");
     for (size_t i = 0; i < KEY_STATUSES; i++)

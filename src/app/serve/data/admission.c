@@ -26,19 +26,40 @@ static struct kvr_text presented(const struct kvr_headers *h)
     return v.ptr && v.len ? v : kvr_headers_get(h, key_headers[2]);
 }
 
+static bool has_expired(const struct api_key *k)
+{
+    return (int64_t)time(NULL) >= k->expires;
+}
+
+static const struct api_key *key_of(const struct keyring *ring, struct kvr_text secret)
+{
+    if (secret.ptr && secret.len) return keyring_find(ring, secret);
+    return ring->file.has_anonymous ? &ring->file.anonymous : NULL;
+}
+
+size_t admission_body_room(struct serve *s, const struct kvr_headers *h)
+{
+    struct keyring *ring = keyring_hold(&s->keyrings);
+    if (!ring) return SIZE_MAX;
+    const struct api_key *k = key_of(ring, presented(h));
+    size_t room = !k || has_expired(k) ? 0 : k->limits.max_body_size ? k->limits.max_body_size : SIZE_MAX;
+    keyring_let_go(ring);
+    return room;
+}
+
 /* Returns: the key of a request, which has not expired; or NULL with the refusal. */
 static const struct api_key *find_key(struct serve *s, const struct keyring *ring, const struct kvr_headers *h, struct refusal *no)
 {
     struct kvr_text secret = presented(h);
     bool has = secret.ptr && secret.len;
-    const struct api_key *k = has ? keyring_find(ring, secret) : ring->file.has_anonymous ? &ring->file.anonymous : NULL;
+    const struct api_key *k = key_of(ring, secret);
     if (!k) {
         *no = (struct refusal){.status = 401,
                                .code = "invalid_api_key",
                                .text = has ? "the API key is not known here"
                                            : "an API key is required: Authorization: Bearer KEY, x-api-key or api-key"};
         atomic_fetch_add_explicit(&s->keyrings.nobody[has ? KEY_REFUSED_UNKNOWN : KEY_REFUSED_MISSING], 1, memory_order_relaxed);
-    } else if ((int64_t)time(NULL) >= k->expires) {
+    } else if (has_expired(k)) {
         *no = (struct refusal){.status = 403, .code = "expired_api_key", .text = "the API key has expired"};
         key_use_refused(k->use, KEY_REFUSED_EXPIRED);
         k = NULL;
@@ -112,7 +133,7 @@ static enum outcome take_request(struct request *r, struct key_use *u, const str
     return refuse_rate(r, KEY_REFUSED_REQUESTS, whose, "requests_per_second", l->requests_per_second, wait);
 }
 
-enum outcome admission_begin(struct request *r, const struct kvr_http_request *head, size_t body_len)
+enum outcome admission_begin(struct request *r, const struct kvr_http_request *head)
 {
     struct admission *a = &r->admission;
     struct refusal no;
@@ -122,6 +143,7 @@ enum outcome admission_begin(struct request *r, const struct kvr_http_request *h
         return OUTCOME_REFUSED;
     }
     const struct key_limits *l = &a->key->limits;
+    uint64_t body_len = head->body_unread ? head->body_size : head->body_len;
     if (l->max_body_size && body_len > l->max_body_size)
         return refuse_size(r, KEY_REFUSED_BODY, "the request body", body_len, l->max_body_size, "max_body_size");
     enum outcome o = enter(r, a->key->use, l, "key", &a->in_key);

@@ -2,7 +2,7 @@
 /*
  * What a request's API key lets it do (--api-key-file), asked where each answer is first known:
  *
- *     its head arrives    the key itself, the size of the body, requests under way, requests per second
+ *     its head arrives    the key itself and the size of the body (before the body is read), requests under way, requests per second
  *     READING is done     the model, and its own limits
  *     TOKENS is done      the length of the prompt, tokens per second: prompt and requested output are taken
  *     the end             what was really used is put in the place of that, and the request counts as under way no more
@@ -18,8 +18,11 @@
 
 #include "app/serve/data/request.h"
 
+/* How much of its body is wanted of who sends this head: nothing of a stranger's. Counts nothing: whoever sends more is refused by what
+ * follows, also when its keys have changed meanwhile. */
+size_t admission_body_room(struct serve *s, const struct kvr_headers *h);
 /* Returns: DONE, or REFUSED. */
-enum outcome admission_begin(struct request *r, const struct kvr_http_request *head, size_t body_len);
+enum outcome admission_begin(struct request *r, const struct kvr_http_request *head);
 /* The request's phase is done. Returns: DONE, or REFUSED. */
 enum outcome admission_next(struct request *r);
 void admission_close(struct request *r);

@@ -101,8 +101,12 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
     r->is_head_request = head->is_head;
     r->deletes = kvr_text_is(head->method, "DELETE");
     r->total_deadline_ms = request_after(serve_of(r)->o->total_timeout);
-    if (admission_begin(r, head, head->body_len) != OUTCOME_DONE) {
+    if (admission_begin(r, head) != OUTCOME_DONE) {
         flow_end_refused(r);
+        return;
+    }
+    if (head->body_unread) { /* it would be wanted now */
+        flow_refuse(r, 503, "the API keys were changed while the request came; send it again");
         return;
     }
     const char *why = read_hints(r, head->headers);
@@ -225,6 +229,17 @@ static bool is_passed_on(struct kvr_text path)
     for (size_t i = 0; i < KVR_ARRAY_LEN(paths); i++)
         if (kvr_text_is(path, paths[i])) return true;
     return false;
+}
+
+/* What the router answers itself has no use for a body. */
+size_t data_port_body_room(struct kvr_http_conn *c, void *ctx)
+{
+    enum { THROWN_AWAY = 64 * 1024 };
+    const struct loop *l = ctx;
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    bool used = routed_form(rq->path) || is_passed_on(rq->path);
+    size_t room = admission_body_room(l->serve, rq->headers);
+    return used ? room : KVR_MIN(room, (size_t)THROWN_AWAY);
 }
 
 static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note **note)

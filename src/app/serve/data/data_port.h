@@ -7,6 +7,7 @@
 
 void data_port_on_request(struct kvr_http_conn *c, void *ctx);
 void data_port_on_gone(struct kvr_http_conn *c, void *ctx);
+size_t data_port_body_room(struct kvr_http_conn *c, void *ctx);
 void data_port_on_drained(struct kvr_http_conn *c, void *ctx);
 
 #endif
