@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Outsiders who judge the spans of `kvroute serve`, for tests/e2e/test_traces_outsiders.py alone: an OpenTelemetry Collector, built with Go from
 # its own modules, and the classes of OpenTelemetry's protobuf files for Python. Both go to build/outsiders, which is printed; a few minutes of
-# a core, and 200 MB from the Go proxy and PyPI that are not kept. --check: only says whether they are here.
+# a core, and 200 MB of downloads that are not kept. --check: only says whether they are here.
 set -eu
 cd "$(dirname "$0")/.."
 here=$PWD/build/outsiders collector=v0.165.0 proto=1.45.2
