@@ -18,6 +18,7 @@ import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TOKENIZER = os.path.join(ROOT, "build/tokenizer/libkvr_tokenizer.so")  # made by scripts/tokenizer.sh, where there is a cargo
+OUTSIDERS = os.path.join(ROOT, "build/outsiders/otelcol")  # made by scripts/otel.sh, where there is a Go
 SUPPRESSIONS = os.path.join(ROOT, "scripts/tsan.supp")
 ENV = {
     "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1:handle_abort=1", "UBSAN_OPTIONS": "print_stacktrace=1", "KVROUTE_SLOW": "3"},
@@ -308,9 +309,10 @@ def all_jobs():
 
 
 def tests_in(folder):
-    """The names of a folder's tests, without those of the tokenizer where that is not built."""
+    """The names of a folder's tests, without those of what is optional and not here."""
     names = sorted(f.removesuffix(".c") for f in os.listdir(os.path.join(ROOT, folder)) if f.startswith("test_"))
-    return [n for n in names if n not in NEEDS_TOKENIZER or os.path.exists(TOKENIZER)]
+    needs = {**dict.fromkeys(NEEDS_TOKENIZER, TOKENIZER), "test_traces_outsiders.py": OUTSIDERS}
+    return [n for n in names if n not in needs or os.path.exists(needs[n])]
 
 
 def tokenizer_tests():
