@@ -326,7 +326,8 @@ def tokenizer_tests():
 
 
 def every_test():
-    gone = ({*THREADED, *ADDRESS_ONLY}) - set(tests_in("tests/unit")) - set(tests_in("tests/e2e"))
+    there = {f.removesuffix(".c") for folder in ("tests/unit", "tests/e2e") for f in os.listdir(os.path.join(ROOT, folder))}
+    gone = {*THREADED, *ADDRESS_ONLY} - there
     if gone:
         sys.exit(f"THREADED and ADDRESS_ONLY in tests/run.py name tests that are not there: {', '.join(sorted(gone))}")
     build("asan")

@@ -231,6 +231,7 @@ static int merge_one(const struct walk *w, const yaml_node_t *from, const yaml_n
             known = other->type == YAML_MAPPING_NODE && occurred(w->y, other, other->data.mapping.pairs.top, key);
         }
         if (!key || !v) rc = kvr_yaml_refuse(w->y, k ? k : from, w->what, "keys must be texts");
+        else if (occurred(w->y, from, i, key)) rc = kvr_yaml_refuse(w->y, k, key, "the key occurs twice");
         else if (is_merge(k)) rc = kvr_yaml_refuse(w->y, k, key, "a mapping that is taken over cannot take over another one");
         else if (!known) rc = w->fn(w->y, key, k, v, w->arg);
         if (rc && !goes_on(w->y)) return rc;

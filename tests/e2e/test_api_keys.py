@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import hashlib
+import http.client
 import json
 import signal
 import subprocess
@@ -138,6 +139,24 @@ def test_a_class_that_no_policy_has_is_an_error(start, tmp_path, name):
     port = free_ports(2)
     p = subprocess.run([BINARY, "serve", "--port", str(port), "--admin-port", str(port + 1), "--api-key-file", path, "--router-policy-config", policy], capture_output=True, text=True, timeout=60)
     assert p.returncode != 0 and f"{path}:3: policy_class '{name}': a class without a family, or a family" in p.stderr, p.stderr
+
+
+@pytest.mark.parametrize("path", ["/v1/%63ompletions", "/v1%2Fcompletions", "/v1/../flush_cache", "/v1/%2e%2e/flush_cache", "/v1//completions", "/v1/./completions", "/v1/completions/..", "/v1/completions/", "/v1/a%", "/v1/a%4"])
+def test_a_path_that_engines_may_read_otherwise_is_unknown(served, path):
+    """Limits go by the path."""
+    a = call(served.port, "POST", path, {"model": "small", "prompt": [1, 2]}, bearer(ALICE))
+    assert a.status == 404 and a.json()["error"]["message"].startswith("unknown path"), a.body
+    assert b"unknown path" not in call(served.port, "POST", "/v1/a%20b", {"model": "small"}, bearer(ALICE)).body
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score", "/rerank"])
+@pytest.mark.parametrize("body", [b'{"model": "small", "model": "small", "input": "x"}', b'{"model": "small", "input": "x", "n": NaN}', b'\xef\xbb\xbf{"model": "small"}'])
+def test_a_body_of_which_an_engine_may_read_another_model_is_refused(served, path, body):
+    c = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    c.request("POST", path, body, {**bearer(ALICE), "Content-Type": "application/json"})
+    r = c.getresponse()
+    assert r.status == 400, r.read()
+    c.close()
 
 
 def test_a_key_that_has_expired_is_refused(served):

@@ -95,6 +95,17 @@ def test_a_request_that_fails_gives_its_tokens_back(limited):
     wait_for("all back", lambda: round(use_of(s)["tokens_left"]) == 1000)
 
 
+def test_who_leaves_before_the_answer_has_used_what_was_asked_for(limited, start):
+    s = limited("tokens_per_second: 0.001, burst_tokens: 1000", "--no-router-kv-events", workers=[start(Mock, "--model", "small", speedup=0.01)])
+    body = json.dumps({"model": "small", "prompt": [1, 2, 3], "max_tokens": 900})
+    with socket.create_connection(("127.0.0.1", s.port)) as c:
+        c.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+                  f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        wait_for("the worker has it", lambda: not s.idle())
+    at_rest(s)
+    assert round(use_of(s)["tokens_left"]) == 97 and use_of(s)["tokens_out"] == 900
+
+
 @pytest.fixture
 def slow():
     """A worker whose streams go on until `go` is set."""

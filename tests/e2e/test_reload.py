@@ -329,6 +329,35 @@ def test_classes_and_the_keys_that_name_them_can_be_renamed_with_one_reload(star
     assert call(s.port, "GET", "/v1/models", headers={"Authorization": f"Bearer {SECRETS[1]}"}).status == 200, "the old keys stay"
 
 
+def test_keys_that_name_a_class_before_it_comes_are_taken_when_it_has_come(start, tmp_path):
+    """Mounts of Kubernetes change one after the other."""
+    f, keys = tmp_path / "policy.yaml", tmp_path / "keys.yaml"
+    named = "keys: [{name: one, key: %s, policy_class: %s}]\n"
+    swap(f, policy(5, "old"))
+    swap(keys, named % (SECRETS[0], "old"))
+    s = start(Serve, [], "--router-policy-config", f, "--api-key-file", keys, *LOOKS, ready=False)
+    swap(keys, named % (SECRETS[1], "new"))
+    wait_for("the keys are refused", lambda: count(s, "api-keys", "refused") == 1)
+    swap(f, policy(5, "new"))
+    wait_for("the keys are taken", lambda: call(s.port, "GET", "/v1/models", headers={"Authorization": f"Bearer {SECRETS[1]}"}).status == 200)
+
+
+def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(start, tmp_path):
+    pipe = tmp_path / "models.yaml"
+    os.mkfifo(pipe)
+
+    def say(name):
+        with open(pipe, "w") as f:
+            f.write(MODELS % name)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(say, "m")
+        s = start(Serve, [start(Mock, "--model", "m", with_events=False).spec()], "--models-file", pipe)
+        first.result()
+        wait_for("the model", lambda: served(s, "") == "m")
+        assert s.post("/reload", None).status == 422, "nobody writes to it"
+        assert served(s, "") == "m" and s.get("/workers")[0]["status"] == "up"
+
+
 def test_on_select_models_may_get_classes_of_their_own_and_lose_them(start, tmp_path):
     f = tmp_path / "policy.yaml"
     f.write_text(policy(5))

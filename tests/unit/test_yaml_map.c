@@ -151,6 +151,7 @@ static void a_mapping_takes_over_what_it_does_not_say_itself(void **state)
         {"<<: 1\nn1: 1\n", "f:1: <<: a mapping, or a list of mappings, is expected|", 1},
         {"<<: [{n1: 1}, 2]\n", "f:1: <<: a mapping, or a list of mappings, is expected|", 1},
         {"<<: {n1: 1}\n<<: {n2: 1}\n", "f:2: <<: the key occurs twice|", 1},
+        {"<<: {n1: 1, n1: 2}\n", "f:1: n1: the key occurs twice|", 1},
         {"<<: {x: 1}\nn1: 1\n", "f:1: x: unknown|", 1},
         {"'<<': {n1: 1}\n", "f:1: <<: unknown|", 0},
         {"n1: &a 2\n<<: &b {<<: *b}\n", "f:2: <<: a mapping that is taken over cannot take over another one|", 2},

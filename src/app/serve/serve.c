@@ -447,6 +447,7 @@ static int observe_start(struct serve *s, char *err, size_t cap)
 static int run(struct serve *s)
 {
     char err[2048];
+    reload_begin(s); /* before they are read: what changes in between is seen later */
     if (observe_start(s, err, sizeof err) || doors_open(s, err, sizeof err) || models_config_open(s, err, sizeof err) ||
         admin_open(s, err, sizeof err) || keyrings_open(s, err, sizeof err) ||
         kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) || connect_nats(s, err, sizeof err)) {
@@ -472,7 +473,6 @@ static int run(struct serve *s)
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;
     }
-    reload_begin(s);
     s->admin_connections = admin_connections(s);
     if (!s->o->select_only && start_loops(s)) return 1;
     if (remote_open_admin(s)) return 1;

@@ -524,7 +524,7 @@ static int send_plain(struct peer *p, uv_buf_t *bufs, unsigned n)
         sent -= skip;
         left += bufs[i].len;
     }
-    if (left == 0 || (rc < 0 && rc != UV_EAGAIN)) {
+    if (left == 0 || rc == UV_EPIPE || rc == UV_ECONNRESET) {
         stop_holding(p);
         return 0;
     }

@@ -167,6 +167,8 @@ void kvr_tls_ctx_free(struct kvr_tls_ctx *c)
     free(c);
 }
 
+enum { ROOM_MAX = 64 * 1024 }; /* of what was sent, that is kept for what will be */
+
 static struct kvr_tls *session(SSL *ssl)
 {
     struct kvr_tls *t = calloc(1, sizeof *t);
@@ -470,5 +472,13 @@ size_t kvr_tls_pending(struct kvr_tls *t, char **data)
 
 void kvr_tls_sent(struct kvr_tls *t)
 {
-    (void)BIO_reset(t->out);
+    BUF_MEM *room = NULL;
+    (void)BIO_get_mem_ptr(t->out, &room);
+    BIO *fresh = room && room->max > ROOM_MAX ? BIO_new(BIO_s_mem()) : NULL;
+    if (!fresh) {
+        (void)BIO_reset(t->out);
+        return;
+    }
+    SSL_set0_wbio(t->ssl, fresh); /* a reset keeps all the room that was ever needed, and writes zeros to it */
+    t->out = fresh;
 }

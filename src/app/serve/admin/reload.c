@@ -112,6 +112,8 @@ static enum result read_row(struct serve *s, const struct reloadable *row, const
         kvr_log_warning("kvroute %s: %s: %s: %s; %s", s->o->select_only ? "select" : "serve", by, row->option, err, row->stays);
         return REFUSED;
     }
+    if (row->file == RELOAD_POLICY && atomic_load(&s->reloads.of[RELOAD_API_KEYS].failed))
+        s->reloads.of[RELOAD_API_KEYS].read_look = 0; /* keys may have named a class that came just now */
     return reloads_mark(&s->reloads, row->file, &now) ? TAKEN : UNCHANGED;
 }
 

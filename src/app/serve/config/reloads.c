@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "wire/prom_page.h"
 
@@ -22,7 +23,8 @@ const char *reload_name(enum reload_file file)
 static bool add_file(const char *path, unsigned char d[2 * KVR_DIGEST])
 {
     unsigned char piece[PIECE];
-    FILE *f = fopen(path, "rbe");
+    struct stat st;
+    FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? fopen(path, "rbe") : NULL; /* what a pipe says cannot be read twice */
     size_t n = 1;
     bool good = f != NULL;
     while (good && n) {

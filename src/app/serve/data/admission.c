@@ -215,6 +215,9 @@ static void count_used(const struct request *r, uint64_t *in, uint64_t *out)
     if (!a || (r->status >= 400 && r->status != STATUS_CLIENT_GONE)) return;
     *in = a->usage.present ? a->usage.prompt_tokens : r->isl;
     *out = a->usage.present ? a->usage.completion_tokens : a->sse.events;
+    /* Neither told nor seen: the client has left before the answer, or it is too long to be kept. Then it has what it asked for. */
+    bool unseen = !a->usage.present && !a->is_sse && a->sent_ns;
+    if (unseen && r->admission.taken > (double)*in) *out = (uint64_t)(r->admission.taken - (double)*in);
 }
 
 static void settle(struct request *r)

@@ -259,12 +259,20 @@ static void limit_total(struct request *r)
     request_arm(r);
 }
 
+/* Limits of a key may be those of a model. A form has no JSON; of what else cannot be read here, an engine might read another model. */
+static bool hides_its_model(const struct request *r)
+{
+    static const char form[] = "multipart/";
+    struct kvr_text type = kvr_headers_get(kvr_http_conn_request(r->conn)->headers, "content-type");
+    return r->admission.key && r->body_len && !(type.len >= sizeof form - 1 && strncasecmp(type.ptr, form, sizeof form - 1) == 0);
+}
+
 static enum outcome body_is_read(struct request *r)
 {
     const struct reading *reading = &r->now.reading;
     const char *why = NULL;
     if (reading->refused_by) atomic_fetch_add_explicit(reading->refused_by, 1, memory_order_relaxed);
-    if (reading->refusal && (r->routed || reading->refusal == 503)) /* other bodies are the engine's business */
+    if (reading->refusal && (r->routed || reading->refusal == 503 || hides_its_model(r))) /* other bodies are the engine's business */
         return request_refusef(r, reading->refusal, "%s", reading->refused);
     if ((why = join_ranks(r)) || (why = pins_join(r, &reading->pins)) || (why = pin_rank_alone(r))) return request_refuse(r, 400, why);
     if (model_option_is_set(&r->options, MODEL_TOTAL_TIMEOUT)) limit_total(r);

@@ -101,7 +101,9 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
     r->is_head_request = head->is_head;
     r->deletes = kvr_text_is(head->method, "DELETE");
     r->total_deadline_ms = request_after(serve_of(r)->o->total_timeout);
-    if (admission_begin(r, head) != OUTCOME_DONE) {
+    bool may = admission_begin(r, head) == OUTCOME_DONE;
+    if (!r->admission.ring || r->admission.key) note_known(r);
+    if (!may) {
         flow_end_refused(r);
         return;
     }
@@ -220,12 +222,39 @@ static const enum kvr_prompt_form *routed_form(struct kvr_text path)
     return NULL;
 }
 
+static int hex_value(char c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* Does everybody read this path alike? Not where it hides a character that needs no hiding, or a slash (RFC 3986, 6.2.2.2: engines decode
+ * before they choose), nor with segments that are empty, "." or "..", which a proxy before an engine may take out. */
+static bool is_plain(struct kvr_text path)
+{
+    for (size_t i = 0; i < path.len; i++) {
+        if (path.ptr[i] == '/') {
+            size_t n = 0;
+            while (i + 1 + n < path.len && path.ptr[i + 1 + n] == '.') n++;
+            bool ends = i + 1 + n == path.len || path.ptr[i + 1 + n] == '/';
+            if (ends && n <= 2) return false;
+        }
+        if (path.ptr[i] != '%') continue;
+        int high = i + 2 < path.len ? hex_value(path.ptr[i + 1]) : -1, low = i + 2 < path.len ? hex_value(path.ptr[i + 2]) : -1;
+        if (high < 0 || low < 0) return false;
+        char c = (char)(high * 16 + low);
+        if (hex_value(c) >= 0 || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c && strchr("-._~/\\", c))) return false;
+    }
+    return true;
+}
+
 /* Paths that are passed on by load, beside all under /v1/. No other path of an engine can be reached from here: some of them stop it,
  * empty its cache or tell its configuration. */
 static bool is_passed_on(struct kvr_text path)
 {
     static const char *const paths[] = {"/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/encode"};
-    if (path.len > 4 && strncmp(path.ptr, "/v1/", 4) == 0) return true;
+    if (path.len > 4 && strncmp(path.ptr, "/v1/", 4) == 0) return is_plain(path);
     for (size_t i = 0; i < KVR_ARRAY_LEN(paths); i++)
         if (kvr_text_is(path, paths[i])) return true;
     return false;

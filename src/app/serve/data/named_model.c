@@ -34,11 +34,12 @@ enum standing { NOBODY_UP, ALL_OVERLOADED, SERVES };
 /* Would the router refuse it for overload? Of workers with roles those that answer count. */
 static bool is_overloaded(const struct request *r, const struct kvr_openai_request *rq, const struct roster_choice *from)
 {
+    const char *of_key = r->admission.key ? r->admission.key->policy_class : "", *name = of_key[0] ? of_key : r->policy_class;
     struct kvr_router_request ask = {.isl = rq->tokens_n ? rq->tokens_n : KVR_MAX(r->body_len / 4, (size_t)1),
                                      .allowed = from->all ? NULL : from->ids,
                                      .allowed_n = from->n,
-                                     .policy_class = r->policy_class,
-                                     .policy_class_len = strlen(r->policy_class)};
+                                     .policy_class = name,
+                                     .policy_class_len = strlen(name)};
     admission_keep_to_workers(r, &ask);
     int rc = kvr_router_overload(from->partition->router, &ask);
     return rc == -KVR_EOVERLOADED || rc == -KVR_EQUEUEFULL;

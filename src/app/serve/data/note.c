@@ -76,7 +76,12 @@ void note_take(struct request *r, struct request_note *n)
     if (!n || !l->serve->otlp) return; /* without traces the client's trace id is for the log only */
     if (!n->has_trace) begin_root(l, n);
     n->root = draw(l);
-    if (n->trace.flags & KVR_TRACE_SAMPLED) spans_begin(n);
+}
+
+void note_known(struct request *r)
+{
+    struct request_note *n = r->note;
+    if (n && r->loop->serve->otlp && n->trace.flags & KVR_TRACE_SAMPLED) spans_begin(n);
 }
 
 bool note_is_trace_header(const struct request *r, struct kvr_text name)

@@ -53,6 +53,8 @@ struct request_note {
 struct request_note *note_begin(struct loop *l, struct kvr_http_conn *c);
 /* It is of a request that may go to a worker, and whose trace begins or goes on here. NULL is fine. */
 void note_take(struct request *r, struct request_note *n);
+/* It may ask, or is refused by what its key allows: from here on it has spans. A stranger's trace takes nobody's room. */
+void note_known(struct request *r);
 /* The router has answered it itself, or refused it before it was a request (`status` not 0). Frees it. NULL is fine. */
 void note_local(struct loop *l, struct request_note *n, int status);
 /* The handler of what the server refuses. */
