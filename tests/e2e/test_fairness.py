@@ -143,5 +143,6 @@ def test_a_rank_is_busy_while_it_has_so_many_requests(start, worker, send, tmp_p
     s = router(start, worker, tmp_path)
     sent = send(s, "a", 3)
     waiting(s, 2)
+    wait_for("it is at the worker", lambda: worker.seen)
     assert worker.seen == ["a"] and s.get("/loads")[0]["active_requests"] == 1
     finish(worker, sent)
