@@ -103,7 +103,7 @@ def test_who_leaves_before_the_answer_has_used_what_was_asked_for(limited, start
                   f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
         wait_for("the worker has it", lambda: not s.idle())
     at_rest(s)
-    assert round(use_of(s)["tokens_left"]) == 97 and use_of(s)["tokens_out"] == 900
+    assert round(use_of(s)["tokens_left"]) == 97 and use_of(s)["tokens_out"] == 0, "what was generated is not known"
 
 
 @pytest.fixture

@@ -215,9 +215,16 @@ static void count_used(const struct request *r, uint64_t *in, uint64_t *out)
     if (!a || (r->status >= 400 && r->status != STATUS_CLIENT_GONE)) return;
     *in = a->usage.present ? a->usage.prompt_tokens : r->isl;
     *out = a->usage.present ? a->usage.completion_tokens : a->sse.events;
-    /* Neither told nor seen: the client has left before the answer, or it is too long to be kept. Then it has what it asked for. */
-    bool unseen = !a->usage.present && !a->is_sse && a->sent_ns;
-    if (unseen && r->admission.taken > (double)*in) *out = (uint64_t)(r->admission.taken - (double)*in);
+}
+
+/* What it costs. Neither told nor seen, as the client has left before the answer, or that is too long to be kept: what it has asked for. */
+static double charge_of(const struct request *r, uint64_t in, uint64_t out)
+{
+    const struct attempt *a = r->attempt;
+    bool failed = r->status >= 400 && r->status != STATUS_CLIENT_GONE;
+    bool unseen = a && !failed && !a->usage.present && !a->is_sse && a->sent_ns;
+    double known = (double)in + (double)out;
+    return unseen ? KVR_MAX(known, r->admission.taken) : known;
 }
 
 static void settle(struct request *r)
@@ -230,7 +237,7 @@ static void settle(struct request *r)
     atomic_fetch_add_explicit(&u->tokens_out, out, memory_order_relaxed);
     unsigned status = (unsigned)r->status / 100;
     atomic_fetch_add_explicit(&u->answered[status < KEY_STATUSES ? status : 0], 1, memory_order_relaxed);
-    double more = (double)in + (double)out - a->taken;
+    double more = charge_of(r, in, out) - a->taken;
     if (a->taken > 0) key_use_correct(u, &a->key->limits, KEY_BUCKET_TOKENS, more);
     if (a->taken > 0 && a->model) key_use_correct(a->model->use, &a->model->limits, KEY_BUCKET_TOKENS, more);
 }
