@@ -4,6 +4,9 @@
  *
  * `block_hash` is whatever the engine calls the block; it is opaque and only compared within one (worker,
  * rank). `tokens_hash` is the local hash of kvroute/hash.h. All arrays are borrowed for the call.
+ *
+ * LOWER TIERS. What an engine keeps behind the device it often tells of in other words: by names alone, or in chunks of several blocks
+ * that are read back as a whole. The members of struct kvr_lower say so; a zeroed one means: as on the device, a block a name.
  */
 #ifndef KVROUTE_EVENT_H
 #define KVROUTE_EVENT_H
@@ -24,6 +27,20 @@ struct kvr_block {
     uint64_t tokens_hash;
 };
 
+/* Of a stored event of a lower tier. */
+struct kvr_lower {
+    bool names_only; /* no tokens were told: tokens_hash is not used; each name is one that the rank has, or had a moment ago, in some tier
+                      */
+    bool learns;     /* the tier is read in chunks, which end where such events end: their length is learned from that */
+    uint32_t span;   /* blocks that a name stands for, 0 or 1: one. Else blocks_n is a multiple of it, and of every `span` of them the
+                        last one's name is theirs */
+    uint32_t copies; /* 0: what is there already stays as it is. Else so many copies, each with a removal of its own */
+    uint32_t chunk;  /* blocks that the tier is read by at once, when that is known otherwise; 0: not said */
+    bool placed;     /* one block, known by its place: the two below; its parent need not be known. Dumps are such events */
+    uint32_t position;
+    uint64_t prefix_hash; /* sequence hash (kvroute/hash.h) of the prefix that ends with the block */
+};
+
 struct kvr_event {
     uint64_t event_id;
     struct kvr_worker worker;
@@ -36,6 +53,7 @@ struct kvr_event {
     uint64_t parent_hash;
     const struct kvr_block *blocks;
     size_t blocks_n;
+    struct kvr_lower lower;
     /* removed */
     const uint64_t *removed;
     size_t removed_n;

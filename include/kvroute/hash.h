@@ -62,6 +62,9 @@ KVR_API long kvr_hash_locals(const uint32_t *tokens, size_t n_tokens, uint32_t b
 /* Sequence hashes of n local hashes; `seqs` may be the same array as `locals`. */
 KVR_API void kvr_hash_sequence(const uint64_t *locals, size_t n, uint64_t *seqs);
 
+/* The same, going on behind a prefix with the sequence hash `before`. Threads: any. */
+KVR_API void kvr_hash_sequence_on(uint64_t before, const uint64_t *locals, size_t n, uint64_t *seqs);
+
 #ifdef __cplusplus
 }
 #endif

@@ -24,12 +24,13 @@
  *             block 0.
  *   predicted Blocks recorded from routing decisions (kvr_index_record) expire after a time to live and are the first to
  *             go under pressure. Events make them permanent.
- *   tiers     host_pinned, disk and external blocks go on from where the device ends (kvr_index_match_tiers).
+ *   tiers     host_pinned, disk and external blocks go on from where the device ends (kvr_index_match_tiers). They are known by the
+ *             sequence hashes of their prefixes; what has no place is counted and left out.
  *   names     Block hashes are opaque and compared within one pair only; pairs may call a block differently. Names with
  *             equal hashes in the tables are told apart by the names themselves.
  *
  * GUARANTEES
- *   Exact      No answer rests on a hash of less than the 64 bits of the local hashes and names.
+ *   Exact      No answer rests on a hash of less than the 64 bits of the local hashes and names (lower tiers: of sequence hashes).
  *   Readers    kvr_index_match and _match_batch take no lock, allocate nothing, never wait for a writer, and write only
  *              memory of their own (with eviction on, also a use stamp per visited run). Use one reader object per
  *              thread.
@@ -105,6 +106,8 @@ struct kvr_index_config {
     size_t rank_capacity;          /* device blocks a pair may hold before its oldest go; 0: no limit */
     bool evictable;                /* keep use stamps, so that kvr_index_set_capacity works (implied by the caps) */
     uint64_t frequency_window_ns;  /* kvr_index_use counts uses within this time; 0: off */
+    size_t tier_blocks_max;        /* blocks of one lower tier of a pair, or of a pool; beyond, the oldest go; 0: 2,097,152 */
+    uint64_t tier_ttl_ns;          /* life of a block in a lower tier that tells of no removals; 0: one hour */
     bool portable;                 /* use no vector instructions; answers are the same */
 };
 
@@ -117,9 +120,9 @@ KVR_API void kvr_index_destroy(struct kvr_index *index);
 
 /* Applies one event, of any tier. A cleared event of the device tier clears all tiers.
  * Returns: 0, or
- *   -KVR_EPARENT    stored under a parent this pair does not hold; nothing applied
+ *   -KVR_EPARENT    stored under a parent this pair does not hold (in a lower tier: whose place is not known); nothing applied
  *   -KVR_ESEQUENCE  the parent is among the blocks, or a name recurs under itself
- *   -KVR_ENOTFOUND  removed: at least one name was unknown; the others were applied
+ *   -KVR_ENOTFOUND  removed, or stored by names in a lower tier: at least one name was unknown; the others were applied
  *   -KVR_ENOMEM     see "Memory" above
  *   -KVR_ECAPACITY  no room for another pair or run
  *   -KVR_EINVAL     parent and start position together
@@ -183,16 +186,35 @@ KVR_API void kvr_index_reader_destroy(struct kvr_index_reader *reader);
  * Threads: lock-free; one thread per reader. Cost: see the top. */
 KVR_API long kvr_index_match(struct kvr_index_reader *reader, const uint64_t *locals, size_t n, struct kvr_overlap *out, size_t cap);
 
-/* How far a pair reaches tier by tier: device, then on into host_pinned, disk, external. Cumulative. */
+/* How far a pair reaches: depth[device] blocks on the device; from there on what lower tiers have is read, wherever each next chunk is;
+ * depth[t] - depth[t - 1] blocks of it come from tier t. */
 struct kvr_reach {
     struct kvr_worker worker;
     uint32_t depth[KVR_TIER_COUNT];
 };
 
-/* Matches through all tiers: every pair that reaches at least one block in any.
- * Returns: entries written, or -KVR_ELIMIT when cap is too small. Threads: any; takes the lanes' locks for a moment
- * per pair, so it is for the places that need tiers, not for every request. */
-KVR_API long kvr_index_match_tiers(struct kvr_index *index, const uint64_t *locals, size_t n, struct kvr_reach *out, size_t cap);
+/* Goes on through the lower tiers from what kvr_index_match (and kvr_index_limit) has found: found[found_n], then every other pair that
+ * reaches at least one block. prefixes[n]: the prompt's sequence hashes. Of pairs with window groups only the device counts.
+ * Returns: entries written, or -KVR_ELIMIT when cap is too small (kvr_index_ranks is enough). Threads: one per reader; takes each lane's
+ * lock once, for a look or two at every pair that has lower tiers: ask for it when there are some. */
+KVR_API long kvr_index_match_tiers(struct kvr_index_reader *reader, const struct kvr_overlap *found, size_t found_n,
+                                   const uint64_t *prefixes, size_t n, struct kvr_reach *out, size_t cap);
+
+/* From now on what the pair's events say of the external tier goes to the pool of this number, which all its pairs can read; 0: to the
+ * pair alone. Blocks of a pool outlive those who stored them. Returns: 0, -KVR_ECAPACITY (64 pools, or pairs), -KVR_ENOMEM.
+ * Threads: any. */
+KVR_API int kvr_index_set_pool(struct kvr_index *index, struct kvr_worker worker, uint64_t pool);
+
+/* What is known of one tier of a pair. */
+struct kvr_tier_status {
+    size_t blocks;     /* in the index */
+    uint32_t chunk;    /* blocks that are read at once, as far as is known */
+    bool removes;      /* removals have been told */
+    uint64_t unplaced; /* blocks that were told of and have no place: their names, or their parents, were not known */
+    uint64_t given_up; /* blocks that went for tier_blocks_max or tier_ttl_ns */
+};
+/* Zeroes for an unknown pair. Threads: any. */
+KVR_API void kvr_index_tier_status(struct kvr_index *index, struct kvr_worker worker, struct kvr_tier_status out[KVR_TIER_COUNT]);
 
 /* Notes that the prompt locals[n] is used now. frequencies: NULL, or n numbers: how often each block of this prefix was
  * used within the window before, this use not counted.

@@ -33,6 +33,7 @@
     X(INDEX_RANKS, "the ranks of an index")                                                                                                \
     X(INDEX_WINDOWS, "the windows of an index")                                                                                            \
     X(INDEX_LANE, "a lane of an index")                                                                                                    \
+    X(INDEX_POOLS, "the pools of an index")                                                                                                \
     X(INDEX_USAGE, "the usage of an index")                                                                                                \
     X(INDEX_READERS, "the readers of an index")                                                                                            \
     X(WATCHES, "watches of answers")                                                                                                       \

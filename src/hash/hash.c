@@ -94,13 +94,18 @@ long kvr_hash_locals(const uint32_t *tokens, size_t n_tokens, uint32_t block_siz
     return (long)blocks;
 }
 
-void kvr_hash_sequence(const uint64_t *locals, size_t n, uint64_t *seqs)
+void kvr_hash_sequence_on(uint64_t before, const uint64_t *locals, size_t n, uint64_t *seqs)
 {
-    if (n == 0) return;
-    uint64_t pair[2];
-    seqs[0] = pair[0] = locals[0];
-    for (size_t i = 1; i < n; i++) {
+    uint64_t pair[2] = {before};
+    for (size_t i = 0; i < n; i++) {
         pair[1] = locals[i];
         seqs[i] = pair[0] = XXH3_64bits_withSeed(pair, sizeof pair, KVR_HASH_SEED);
     }
+}
+
+void kvr_hash_sequence(const uint64_t *locals, size_t n, uint64_t *seqs)
+{
+    if (n == 0) return;
+    seqs[0] = locals[0];
+    kvr_hash_sequence_on(seqs[0], locals + 1, n - 1, seqs + 1);
 }

@@ -74,6 +74,7 @@ static void lower(struct lane *ln, struct rank *rk, struct run *r, uint32_t cut)
 {
     struct grip g = kvr__grip(r, rk->slot);
     if (ln->note_drops) note_drops(ln, r, g, cut);
+    if (ln->note_leavers) kvr__tiers_leave(ln, rk, r, cut, g.cut);
     if (kvr__grip_alias(r, g)) {
         ln->aliased_blocks -= g.cut - cut;
         kvr__alias_cut(ln, r, g, cut);
@@ -183,6 +184,7 @@ int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t 
 {
     int rc = 0;
     ln->dropped_n = 0;
+    ln->note_leavers = rk && rk->remembers;
     for (size_t i = 0, took; i < n; i += took) {
         struct place p;
         took = 1;
@@ -198,6 +200,7 @@ int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t 
         else kvr__shrink(ln, rk, p.run, low);
         ln->note_drops = false;
     }
+    ln->note_leavers = false;
     if (ln->dropped_cap > DROPPED_MAX) {
         kvr_mem_put(&ln->mem, ln->dropped, ln->dropped_cap * sizeof *ln->dropped);
         ln->dropped = NULL;

@@ -28,6 +28,7 @@ struct record { /* one event of the copy; blocks are copy.blocks[first..first + 
     uint32_t position;
     bool has_parent;
     enum kvr_tier tier;
+    struct kvr_lower lower;
 };
 struct copy {
     struct kvr_mem mem;
@@ -129,16 +130,16 @@ static int copy_run(const struct lane *ln, const struct rank *rk, struct copy *c
 }
 
 /* Lower tiers: one event a block, which may come before its parent. At most `most` blocks; *id is the next one then. */
-static int copy_edges(const struct lane *ln, struct copy *c, enum kvr_tier tier, uint32_t *id, size_t most)
+static int copy_edges(const struct lane *ln, const struct rank *rk, struct copy *c, enum kvr_tier tier, uint32_t *id, size_t most)
 {
     for (; *id && most; most--) {
         if (kvr_mem_grow(&c->mem, (void **)&c->records, &c->records_cap, c->records_n + 1, sizeof *c->records)) return -KVR_ENOMEM;
         if (kvr_mem_grow(&c->mem, (void **)&c->blocks, &c->blocks_cap, c->blocks_n + 1, sizeof *c->blocks)) return -KVR_ENOMEM;
-        struct record *e = &c->records[c->records_n++];
-        bool root;
-        *e = (struct record){.first = c->blocks_n, .n = 1, .tier = tier};
-        *id = kvr__tier_edge(ln, *id, &root, &e->parent_hash, &c->blocks[c->blocks_n++]);
-        e->has_parent = !root;
+        struct kvr_event ev;
+        size_t first = c->blocks_n++;
+        *id = kvr__tier_dump(ln, &rk->tier[tier], *id, &ev, &c->blocks[first]);
+        c->records[c->records_n++] = (struct record){
+            .first = first, .n = 1, .tier = tier, .has_parent = ev.has_parent, .parent_hash = ev.parent_hash, .lower = ev.lower};
     }
     return 0;
 }
@@ -150,8 +151,8 @@ static int copy_rank(const struct rank *rk, struct copy *c)
     int rc = order_runs(ln, rk, c);
     for (size_t i = 0; i < c->order_n && rc == 0; i++) rc = copy_run(ln, rk, c, kvr__run(ln, c->order[i]));
     for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT && rc == 0; t++) {
-        uint32_t id = rk->tier_head[t - 1];
-        rc = copy_edges(ln, c, t, &id, SIZE_MAX);
+        uint32_t id = rk->tier[t].list.head;
+        rc = copy_edges(ln, rk, c, t, &id, SIZE_MAX);
     }
     return rc;
 }
@@ -172,7 +173,8 @@ static int emit_copy(const struct copy *c, struct kvr_worker w, uint64_t *next_i
                                .has_start_position = e->position > 0,
                                .start_position = e->position,
                                .blocks = c->blocks + e->first,
-                               .blocks_n = e->n};
+                               .blocks_n = e->n,
+                               .lower = e->lower};
         rc = emit(ctx, &ev);
     }
     return rc;
@@ -318,7 +320,7 @@ int kvr_index_walk_begin(struct kvr_index *ix, struct kvr_worker worker, struct 
         kvr_lock(&w->lane->lock);
         w->rk = rk;
         w->run = rk->held_n ? rk->held[rk->root].run : 0;
-        memcpy(w->edge, rk->tier_head, sizeof w->edge);
+        for (int t = 1; t < KVR_TIER_COUNT; t++) w->edge[t - 1] = rk->tier[t].list.head;
         w->link = w->lane->walks;
         w->lane->walks = w;
         kvr_unlock(&w->lane->lock);
@@ -340,7 +342,7 @@ static int copy_piece(struct kvr_index_walk *w, size_t blocks)
         w->run = kid != NO_PLACE ? w->rk->held[kid].run : run_past(ln, w->rk, pos);
     }
     for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT && w->rk && !w->run && rc == 0; t++)
-        if (c->blocks_n < blocks) rc = copy_edges(ln, c, t, &w->edge[t - 1], blocks - c->blocks_n);
+        if (c->blocks_n < blocks) rc = copy_edges(ln, w->rk, c, t, &w->edge[t - 1], blocks - c->blocks_n);
     return rc;
 }
 

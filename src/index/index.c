@@ -5,6 +5,8 @@
 #define DEFAULT_TTL_NS      UINT64_C(120000000000)
 #define DEFAULT_PRUNE_RATIO 0.8
 #define DEFAULT_RANKS_MAX   16384
+#define DEFAULT_TIER_BLOCKS ((size_t)1 << 21)
+#define DEFAULT_TIER_TTL_NS UINT64_C(3600000000000)
 #define TRIM_BYTES          ((size_t)8 << 20)
 
 enum { SLICE = 4096, SLICE_OF_AN_EVENT = 256, SLICE_OF_EXPIRY = 65536 }; /* blocks of what leaves, given back while a lane is locked once */
@@ -21,7 +23,8 @@ static void lane_destroy(struct lane *ln)
     }
     kvr__leaving_destroy(ln);
     kvr__predict_destroy(ln);
-    kvr__tiers_destroy(ln);
+    kvr__tier_set_free(&ln->tiers);
+    kvr__prefix_destroy(ln);
     kvr__names_destroy(ln);
     kvr__kids_destroy(ln);
     kvr__slab_destroy(ln);
@@ -42,6 +45,7 @@ static int lane_init(struct kvr_index *ix, struct lane *ln)
     ln->ix = ix;
     ln->simd = c->portable ? &kvr__simd_portable : kvr__simd_best();
     kvr_mem_init(&ln->mem, &ix->mem.a, 0);
+    ln->tiers.mem = &ln->mem;
     ln->stamps = c->bytes_max || c->rank_capacity || c->evictable;
     ln->seed = kvr_mix64(kvr_secret() + (uint64_t)(ln - ix->lanes));
     ln->rng = ln->seed;
@@ -105,6 +109,8 @@ int kvr_index_create(const struct kvr_index_config *config, struct kvr_index **o
     if (!c.ttl_ns) c.ttl_ns = DEFAULT_TTL_NS;
     if (c.prune_target_ratio == 0) c.prune_target_ratio = DEFAULT_PRUNE_RATIO;
     if (!c.ranks_max) c.ranks_max = DEFAULT_RANKS_MAX;
+    if (!c.tier_blocks_max) c.tier_blocks_max = DEFAULT_TIER_BLOCKS;
+    if (!c.tier_ttl_ns) c.tier_ttl_ns = DEFAULT_TIER_TTL_NS;
     if (!c.lanes) c.lanes = 1;
     struct kvr_mem mem;
     kvr_mem_init(&mem, c.alloc, c.bytes_max);
@@ -121,6 +127,9 @@ int kvr_index_create(const struct kvr_index_config *config, struct kvr_index **o
     kvr_lock_init(&ix->readers_lock, KVR_LOCK_INDEX_READERS);
     kvr_rwlock_init(&ix->ranks_lock, KVR_LOCK_INDEX_RANKS); /* threads that apply events hold it most of the time, shared */
     kvr_lock_init(&ix->windows_lock, KVR_LOCK_INDEX_WINDOWS);
+    kvr_lock_init(&ix->pools_lock, KVR_LOCK_INDEX_POOLS);
+    kvr_mem_init(&ix->pools_mem, &ix->mem.a, c.bytes_max);
+    ix->pooled.mem = &ix->pools_mem;
     int rc = 0;
     for (uint32_t i = 0; i < c.lanes && rc == 0; i++) rc = lane_init(ix, &ix->lanes[i]);
     if (rc == 0 && c.frequency_window_ns) rc = kvr__usage_create(ix);
@@ -141,6 +150,8 @@ void kvr_index_destroy(struct kvr_index *ix)
     kvr__ranks_destroy(ix);
     for (uint32_t i = 0; i < ix->lanes_n; i++)
         if (ix->lanes[i].ix) lane_destroy(&ix->lanes[i]);
+    kvr__pools_destroy(ix);
+    kvr_lock_destroy(&ix->pools_lock);
     kvr_lock_destroy(&ix->readers_lock);
     kvr__windows_destroy(ix);
     kvr_rwlock_destroy(&ix->ranks_lock);
@@ -233,7 +244,7 @@ static int remove_blocks(struct lane *ln, struct rank *rk, const struct kvr_even
 static void clear_rank(struct lane *ln, struct rank *rk)
 {
     kvr__rank_clear(ln, rk);
-    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) kvr__tiers_clear(ln, rk, t);
+    for (enum kvr_tier t = KVR_TIER_DEVICE; t < KVR_TIER_COUNT; t++) kvr__tiers_clear(ln, rk, t);
 }
 
 /* More than was stored goes, or a worker that restarts again and again would leave more behind than is ever given back. */
@@ -385,6 +396,14 @@ static void tidy(struct kvr_index *ix, struct lane *ln)
     if (trim) kvr_mem_trim(&ix->mem);
 }
 
+/* The lane is locked. */
+static void expire_tiers(struct lane *ln)
+{
+    if (!ln->tiers.n) return;
+    for (uint32_t i = 1; i < atomic_load_explicit(&ln->slots_top, RLX); i++)
+        if (ln->rank_of[i]) (void)kvr__tiers_expire(ln, ln->rank_of[i]);
+}
+
 size_t kvr_index_expire(struct kvr_index *ix)
 {
     size_t gone = 0;
@@ -394,10 +413,12 @@ size_t kvr_index_expire(struct kvr_index *ix)
         kvr_lock(&ln->lock);
         size_t n = kvr__predict_expire(ln, now);
         ln->counters.expired += n;
+        expire_tiers(ln);
         gone += n;
         kvr_unlock(&ln->lock);
         tidy(ix, ln);
     }
+    (void)kvr__pools_expire(ix);
     (void)kvr_index_tend(ix, SLICE_OF_EXPIRY);
     return gone;
 }
@@ -406,7 +427,7 @@ size_t kvr_index_expire(struct kvr_index *ix)
 
 static bool holds_nothing(const struct rank *rk)
 {
-    return rk->held_n == 0 && !rk->tier_head[0] && !rk->tier_head[1] && !rk->tier_head[2];
+    return rk->held_n == 0 && kvr__tiers_none(rk);
 }
 
 /* False: the pair is not known (any more). */
@@ -555,7 +576,7 @@ bool kvr_index_holds(struct kvr_index *ix, struct kvr_worker w, enum kvr_tier ti
 {
     bool found = false;
     kvr_read_lock(&ix->ranks_lock);
-    const struct rank *rk = kvr__rank_find(ix, w);
+    struct rank *rk = kvr__rank_find(ix, w);
     if (rk) {
         kvr_lock(&rk->lane->lock);
         found = tier == KVR_TIER_DEVICE ? device_holds(rk->lane, rk, name) : kvr__tiers_have(rk->lane, rk, tier, name);
@@ -565,23 +586,109 @@ bool kvr_index_holds(struct kvr_index *ix, struct kvr_worker w, enum kvr_tier ti
     return found;
 }
 
-long kvr_index_match_tiers(struct kvr_index *ix, const uint64_t *locals, size_t n, struct kvr_reach *out, size_t cap)
+/* ---- lower tiers ---------------------------------------------------------------------------------------- */
+
+int kvr_index_set_pool(struct kvr_index *ix, struct kvr_worker w, uint64_t pool)
 {
-    long found = 0;
+    struct rank *rk;
     kvr_read_lock(&ix->ranks_lock);
-    for (size_t i = 0; i < ix->ranks_cap; i++) {
-        struct kvr_reach reach;
-        struct rank *rk = ix->ranks[i];
-        if (!rk) continue;
+    int rc = kvr__rank_get(ix, w, &rk);
+    if (rc == 0) {
         kvr_lock(&rk->lane->lock);
-        kvr__tiers_reach(rk->lane, rk, locals, n, &reach);
+        rc = kvr__tiers_join(rk->lane, rk, pool);
         kvr_unlock(&rk->lane->lock);
-        if (!reach.depth[KVR_TIER_COUNT - 1]) continue;
-        if ((size_t)found < cap) out[found] = reach;
-        found++;
     }
     kvr_rw_unlock(&ix->ranks_lock);
-    return (size_t)found > cap ? -KVR_ELIMIT : found;
+    return rc;
+}
+
+static void side_status(const struct tier_side *side, struct kvr_tier_status *out)
+{
+    *out = (struct kvr_tier_status){.blocks = side->list.n,
+                                    .chunk = KVR_MAX(side->chunk, 1u),
+                                    .unplaced = side->unplaced,
+                                    .given_up = side->given_up,
+                                    .removes = side->removes};
+}
+
+void kvr_index_tier_status(struct kvr_index *ix, struct kvr_worker w, struct kvr_tier_status out[KVR_TIER_COUNT])
+{
+    memset(out, 0, KVR_TIER_COUNT * sizeof *out);
+    kvr_read_lock(&ix->ranks_lock);
+    const struct rank *rk = kvr__rank_find(ix, w);
+    if (rk) {
+        kvr_lock(&rk->lane->lock);
+        for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) side_status(&rk->tier[t], &out[t]);
+        out[KVR_TIER_DEVICE] = (struct kvr_tier_status){.blocks = rk->blocks, .chunk = 1, .removes = true};
+        kvr_lock(&ix->pools_lock);
+        if (rk->pool) side_status(&rk->pool->side, &out[KVR_TIER_EXTERNAL]);
+        kvr_unlock(&ix->pools_lock);
+        kvr_unlock(&rk->lane->lock);
+    }
+    kvr_rw_unlock(&ix->ranks_lock);
+}
+
+struct going_on {
+    struct kvr_index_reader *rd;
+    const uint64_t *prefixes;
+    size_t n;
+    struct kvr_reach *out;
+    size_t cap, found;
+};
+
+/* The lane is locked. */
+static void go_on(struct going_on *g, struct lane *ln, struct rank *rk, struct kvr_reach *reach)
+{
+    bool windows = atomic_load_explicit(&ln->ix->windowed_n, ACQ) && kvr__windows_has(ln->ix, rk->worker);
+    g->rd->written[rk->slot] = g->rd->mark;
+    if (!windows) kvr__tiers_reach(ln, rk, g->prefixes, g->n, reach);
+}
+
+static bool has_lower(const struct rank *rk)
+{
+    return rk && (rk->remembers || rk->pool);
+}
+
+/* What was found of ranks of this lane, in its first `known` places, and then who has nothing on the device. */
+static void go_on_lane(struct going_on *g, struct lane *ln, size_t known)
+{
+    struct kvr_index *ix = ln->ix;
+    (void)kvr__next_mark(g->rd);
+    kvr_lock(&ln->lock);
+    for (size_t i = 0; i < known; i++) {
+        struct rank *rk = kvr__rank_find(ix, g->out[i].worker);
+        if (has_lower(rk) && rk->lane == ln) go_on(g, ln, rk, &g->out[i]);
+    }
+    uint32_t top = atomic_load_explicit(&ln->slots_top, RLX);
+    for (uint32_t s = 1; s < top; s++) {
+        struct rank *rk = ln->rank_of[s];
+        if (!has_lower(rk) || rk->slot != s || g->rd->written[s] == g->rd->mark) continue;
+        struct kvr_reach reach = {.worker = rk->worker};
+        go_on(g, ln, rk, &reach);
+        if (!reach.depth[KVR_TIER_COUNT - 1]) continue;
+        if (g->found < g->cap) g->out[g->found] = reach;
+        g->found++;
+    }
+    kvr_unlock(&ln->lock);
+}
+
+long kvr_index_match_tiers(struct kvr_index_reader *rd, const struct kvr_overlap *found, size_t found_n, const uint64_t *prefixes, size_t n,
+                           struct kvr_reach *out, size_t cap)
+{
+    struct kvr_index *ix = rd->index;
+    struct going_on g = {rd, prefixes, n, out, cap, found_n};
+    if (found_n > cap) return -KVR_ELIMIT;
+    for (size_t i = 0; i < found_n; i++) {
+        out[i].worker = found[i].worker;
+        for (int t = 0; t < KVR_TIER_COUNT; t++) out[i].depth[t] = found[i].depth;
+    }
+    bool windows = atomic_load_explicit(&ix->windowed_n, ACQ) > 0;
+    kvr_read_lock(&ix->ranks_lock);
+    if (windows) kvr_lock(&ix->windows_lock);
+    for (uint32_t i = 0; i < ix->lanes_n; i++) go_on_lane(&g, &ix->lanes[i], found_n);
+    if (windows) kvr_unlock(&ix->windows_lock);
+    kvr_rw_unlock(&ix->ranks_lock);
+    return g.found > cap ? -KVR_ELIMIT : (long)g.found;
 }
 
 uint32_t kvr_index_lane(struct kvr_index *ix, struct kvr_worker w)
@@ -615,6 +722,15 @@ static void add_counters(struct kvr_index_stats *to, const struct kvr_index_stat
     to->tier_events += c->tier_events;
 }
 
+/* Without names that are only remembered. The lane is locked. */
+static size_t tier_blocks(const struct lane *ln)
+{
+    size_t n = ln->tiers.n;
+    for (uint32_t i = 1; n && i < atomic_load_explicit(&ln->slots_top, RLX); i++)
+        if (ln->rank_of[i]) n -= ln->rank_of[i]->tier[0].list.n;
+    return n;
+}
+
 void kvr_index_stats(struct kvr_index *ix, struct kvr_index_stats *out)
 {
     *out = (struct kvr_index_stats){.uses_dropped = kvr__usage_dropped(ix)};
@@ -624,6 +740,10 @@ void kvr_index_stats(struct kvr_index *ix, struct kvr_index_stats *out)
     out->ranks = ix->ranks_n;
     kvr_unlock(&ix->readers_lock);
     kvr_rw_unlock(&ix->ranks_lock);
+    kvr_lock(&ix->pools_lock);
+    out->bytes += ix->pools_mem.bytes;
+    out->lower_tier_blocks += ix->pooled.n;
+    kvr_unlock(&ix->pools_lock);
     for (uint32_t i = 0; i < ix->lanes_n; i++) {
         struct lane *ln = &ix->lanes[i];
         kvr_lock(&ln->lock);
@@ -634,7 +754,7 @@ void kvr_index_stats(struct kvr_index *ix, struct kvr_index_stats *out)
         out->blocks += ln->blocks_n;
         out->predicted += ln->predict.blocks;
         out->aliases += ln->aliases_n - ln->aliased_blocks;
-        out->lower_tier_blocks += ln->tiers.n;
+        out->lower_tier_blocks += tier_blocks(ln);
         kvr_unlock(&ln->lock);
     }
 }

@@ -18,7 +18,9 @@
  *   match.c    queries
  *   windows.c  cache groups with a window: what of a match they allow
  *   usage.c    use frequencies
- *   tiers.c    host, disk and external tiers
+ *   prefix.c   sequence hashes of blocks on the device
+ *   tier_set.c sets of blocks in lower tiers
+ *   tiers.c    host, disk and external tiers, pools
  *   dump.c     dump and restore
  *   check.c    every invariant below
  *   index.c    lanes and the public calls
@@ -256,6 +258,25 @@ struct holding {
 #define NO_PLACE  UINT32_MAX
 #define FIRST_KID (UINT32_C(1) << 31)
 
+struct tier_list {
+    uint32_t head, tail;
+    size_t n;
+};
+/* What one owner has in a tier, and what is known of the tier. */
+struct tier_side {
+    struct tier_list list;
+    uint32_t chunk, ends; /* blocks that are read at once, and how many ends of stores say so, up to some */
+    bool sparse;          /* of a chunk only the last block is told */
+    bool removes;         /* the tier tells of removals */
+    uint64_t unplaced, given_up;
+};
+struct pool {
+    struct pool *next;
+    uint64_t id;
+    uint32_t owner;
+    struct tier_side side;
+};
+
 struct rank {
     struct kvr_worker worker;
     struct lane *lane;
@@ -264,11 +285,13 @@ struct rank {
     size_t held_n, held_cap;
     size_t blocks; /* device blocks held */
     struct kvr_turnover turnover;
-    size_t capacity;             /* 0: no limit */
-    uint32_t last_run, last_off; /* end of the last store: not evicted first */
-    uint32_t root;               /* place of the first run that starts a sequence, or NO_PLACE; they are siblings */
-    uint32_t serial;             /* of its lower tiers; as the slot, another one after it was emptied at once */
-    uint32_t tier_head[KVR_TIER_COUNT - 1];
+    size_t capacity;                       /* 0: no limit */
+    uint32_t last_run, last_off;           /* end of the last store: not evicted first */
+    uint32_t root;                         /* place of the first run that starts a sequence, or NO_PLACE; they are siblings */
+    uint32_t serial;                       /* of its lower tiers; as the slot, another one after it was emptied at once */
+    struct tier_side tier[KVR_TIER_COUNT]; /* [0]: names that have left */
+    struct pool *pool;                     /* of the external tier */
+    bool remembers;                        /* lower tiers have been told of */
     struct rank *next_free;
     uint32_t drain_run, drain_at; /* of one that leaves: the run to go on with, or 0; places of `held` from here on are done */
 };
@@ -299,13 +322,36 @@ struct predict {
     size_t blocks; /* predicted (block, holder) pairs */
 };
 
-struct edge;
-struct tiers {
-    struct edge *edges; /* [0] unused */
-    size_t edges_cap, n;
+struct tier_entry { /* one cache line */
+    uint64_t name;
+    uint64_t prefix;        /* sequence hash of the prefix that ends with it */
+    uint64_t parent, local; /* as it was told: name of the block before, hash of its own tokens */
+    uint32_t owner;         /* 0: free */
+    uint32_t next, prev;    /* the owner's list, 0 ends; next: the free list */
+    uint32_t position;
+    uint32_t copies, span, stamp; /* stamp: seconds */
+    bool root;                    /* no block is before it */
+};
+_Static_assert(sizeof(struct tier_entry) == 64, "one cache line");
+enum tier_key { TIER_BY_NAME, TIER_BY_PREFIX };
+struct tier_set {
+    struct kvr_mem *mem;
+    struct tier_entry *entries; /* [0] unused */
+    size_t entries_cap, n;
     uint32_t top, free;
-    uint32_t *table[2]; /* by (parent, local), by name */
+    uint32_t *table[2]; /* enum tier_key */
     size_t table_cap;
+};
+
+/* The way from the start of sequences down to a run (prefix.c). */
+struct way_step {
+    uint32_t run, base; /* base: position of its first block */
+};
+struct way {
+    struct way_step *steps;
+    uint32_t *fresh;
+    uint64_t *hashes;
+    size_t steps_n, steps_cap, fresh_cap, hashes_n, hashes_cap;
 };
 
 /* ---- lanes ------------------------------------------------------------------------------------------- */
@@ -351,7 +397,9 @@ struct lane {
     bool stamps;    /* eviction is on */
     uint64_t rng;
     struct predict predict;
-    struct tiers tiers;
+    struct tier_set tiers;
+    struct way way;
+    bool note_leavers;    /* names that go are remembered, by ranks that remember */
     uint32_t serials;     /* given to ranks */
     struct rank *leaving; /* what ranks held that were emptied at once (ranks.c) */
     uint64_t *dropped;    /* names the current event has dropped, for its remaining names */
@@ -396,6 +444,10 @@ struct kvr_index {
     struct kvr_lock windows_lock;
     struct windowed *windowed; /* pairs with window groups, under windows_lock */
     _Atomic size_t windowed_n;
+    struct kvr_lock pools_lock;
+    struct kvr_mem pools_mem; /* under pools_lock, as the two below */
+    struct tier_set pooled;
+    struct pool *pools;
     struct lane lanes[];
 };
 
@@ -568,15 +620,37 @@ bool kvr__evict_for_bytes(struct lane *ln); /* false: nothing left to give */
 void kvr__evict_tick(struct lane *ln);
 void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
 
+/* ---- prefix.c */
+/* The sequence hash of the prefix that ends with a block of the tree, and the block's position. Returns: 0, -KVR_ENOTFOUND behind a start
+ * position, -KVR_ELIMIT, -KVR_ENOMEM. */
+int kvr__prefix_of(struct lane *ln, uint32_t run, uint32_t off, uint64_t *hash, uint32_t *position);
+void kvr__prefix_forget(struct lane *ln, uint32_t run); /* its id will be another run's */
+void kvr__prefix_destroy(struct lane *ln);
+
+/* ---- tier_set.c */
+uint32_t kvr__tier_find(const struct tier_set *t, uint32_t owner, enum tier_key by, uint64_t key); /* 0: none */
+int kvr__tier_put(struct tier_set *t, struct tier_list *l, const struct tier_entry *e);
+void kvr__tier_take(struct tier_set *t, struct tier_list *l, uint32_t id);
+void kvr__tier_first(struct tier_set *t, struct tier_list *l, uint32_t id);
+void kvr__tier_set_free(struct tier_set *t);
+
 /* ---- tiers.c */
+/* Returns: 0, -KVR_EPARENT or -KVR_ENOTFOUND for what has no place (the rest is applied), -KVR_EINVAL, -KVR_ENOMEM. */
 int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
 void kvr__tiers_clear(struct lane *ln, struct rank *rk, enum kvr_tier tier);
 size_t kvr__tiers_drain(struct lane *ln, struct rank *rk, size_t blocks); /* at most so many of all tiers; returns how many */
-void kvr__tiers_destroy(struct lane *ln);
-bool kvr__tiers_have(const struct lane *ln, const struct rank *rk, enum kvr_tier tier, uint64_t name);
-void kvr__tiers_reach(const struct lane *ln, const struct rank *rk, const uint64_t *q, size_t n, struct kvr_reach *out);
-/* One block of a rank's list for a tier, which begins at tier_head. Returns: the next one, 0 at the end. */
-uint32_t kvr__tier_edge(const struct lane *ln, uint32_t id, bool *root, uint64_t *parent, struct kvr_block *b);
+bool kvr__tiers_none(const struct rank *rk);
+bool kvr__tiers_have(struct lane *ln, struct rank *rk, enum kvr_tier tier, uint64_t name);
+/* Blocks [from, end) of a run are about to leave the device. */
+void kvr__tiers_leave(struct lane *ln, struct rank *rk, struct run *r, uint32_t from, uint32_t end);
+size_t kvr__tiers_expire(struct lane *ln, struct rank *rk); /* returns how many blocks went */
+size_t kvr__pools_expire(struct kvr_index *ix);
+int kvr__tiers_join(struct lane *ln, struct rank *rk, uint64_t pool);
+void kvr__pools_destroy(struct kvr_index *ix);
+/* reach->depth[KVR_TIER_DEVICE] is given, the others are written. prefixes: the query's sequence hashes. */
+void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t n, struct kvr_reach *reach);
+/* One block of a rank's list for a tier, as a stored event. Returns: the next one, 0 at the end. */
+uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uint32_t id, struct kvr_event *ev, struct kvr_block *b);
 
 /* ---- usage.c */
 int kvr__usage_create(struct kvr_index *ix);
@@ -594,9 +668,11 @@ uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct ru
 /* ---- windows.c */
 void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_too);
 void kvr__windows_destroy(struct kvr_index *ix);
+bool kvr__windows_has(const struct kvr_index *ix, struct kvr_worker w);                                /* windows_lock is held */
 size_t kvr__windows_cut(struct kvr_index *ix, const uint64_t *q, struct kvr_overlap *found, size_t n); /* returns how many are left */
 
 /* ---- match.c */
+uint32_t kvr__next_mark(struct kvr_index_reader *rd); /* for `written` */
 void kvr__match_touch(const struct lane *ln, struct run_ref *ref);
 
 /* ---- batch.c */

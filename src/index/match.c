@@ -133,7 +133,7 @@ static void give_all(struct walk *w, struct sink *k, struct visit *log, uint32_t
 }
 
 /* A new mark; the table of marks is wiped when they run out. */
-static uint32_t next_mark(struct kvr_index_reader *rd)
+uint32_t kvr__next_mark(struct kvr_index_reader *rd)
 {
     if (++rd->mark == 0) {
         memset(rd->written, 0, rd->slots * sizeof *rd->written);
@@ -145,7 +145,7 @@ static uint32_t next_mark(struct kvr_index_reader *rd)
 /* Overlaps found so far, which may exceed what there is room for. */
 static long give_walk(struct kvr_index_reader *rd, struct walk *w, const struct kvr_query *q, long total, struct visit *log, uint32_t room)
 {
-    struct sink k = {.out = q->out, .cap = q->cap, .n = (size_t)total, .written = rd->written, .mark = next_mark(rd)};
+    struct sink k = {.out = q->out, .cap = q->cap, .n = (size_t)total, .written = rd->written, .mark = kvr__next_mark(rd)};
     give_all(w, &k, log, room);
     return (long)k.n;
 }

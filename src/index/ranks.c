@@ -157,7 +157,7 @@ bool kvr__rank_set_aside(struct lane *ln, struct rank *rk)
     rk->root = NO_PLACE;
     rk->last_run = rk->last_off = 0;
     rk->serial = ++ln->serials;
-    memset(rk->tier_head, 0, sizeof rk->tier_head);
+    memset(rk->tier, 0, sizeof rk->tier);
     slot_give(ln, fresh, rk);
     return true;
 }
@@ -198,7 +198,7 @@ size_t kvr__drain(struct lane *ln, size_t blocks)
         struct rank *rk = ln->leaving;
         n += drain_device(ln, rk, blocks - n);
         if (n < blocks) n += kvr__tiers_drain(ln, rk, blocks - n);
-        if (rk->held_n || rk->tier_head[0] || rk->tier_head[1] || rk->tier_head[2]) continue;
+        if (rk->held_n || !kvr__tiers_none(rk)) continue;
         ln->leaving = rk->next_free;
         ln->rank_of[rk->slot] = NULL;
         kvr__retire_slot(ln, rk);

@@ -83,6 +83,7 @@ static void forget_all_ids(struct lane *ln)
 void kvr__id_put(struct lane *ln, uint32_t id)
 {
     struct run_ref *ref = kvr__ref(ln, id);
+    if (ln->way.steps_n) kvr__prefix_forget(ln, id);
     atomic_store_explicit(&ref->run, NULL, RLX);
     ref->next_free = ln->ids_free;
     ln->ids_free = id;

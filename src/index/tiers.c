@@ -1,268 +1,459 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lower tiers: host_pinned, disk, external. What a rank keeps there are edges: behind the block called `parent` (or at
- * the start of a sequence) comes the block with local hash `local`, called `name`. The parent need not be in the
- * tier, nor anywhere; that is how a prefix goes on from the device into the host's memory. The first edge for a
- * (parent, local) stays, and a store ends where a block contradicts what is there. Removing unknown names is no
- * error.
+ * Lower tiers: host_pinned, disk, external. What a rank keeps in one is a set of blocks, each known by the sequence hash of the prefix that
+ * ends with it, whatever its engine calls it and whether the blocks before it are anywhere or not. So a prompt goes on from the device's
+ * depth by one look a block, and blocks of chains with other names (an external cache with hashes of its own) are found by what they are.
  *
- * Far less happens here than on the device, so this is plain: two hash tables of edge numbers that double, and every
- * look, a query's too, is under the lane's lock.
+ *     device    A B C              depth 3
+ *     host            D E . G      D and E go on from there: 5
+ *     disk                F        then F: 6, and G in the host again: 7
+ *
+ * A block's place, from the event: its tokens, behind the place of its parent; or, told by name alone, the place that the rank has for this
+ * name on the device or in another tier. A copy is often told of when the device has given the block up already, so names that leave are
+ * remembered, as a tier of its own that no query sees (side 0): REMEMBERED_MAX of them, for REMEMBERED_S seconds. What has no place is
+ * counted (`unplaced`) and not kept: less is said than is there.
+ *
+ * Chunks. An engine may read a tier back only in chunks of several blocks, which begin at multiples of their length. How long they are is
+ * learned: the greatest number that divides every place where a store of such a tier has ended, believed when ENDS have been seen. A chunk
+ * is there when its last block is (a tier that is told of by names alone, or by one name for several blocks), or when all of it is; and
+ * what adds less than a chunk to the device's depth adds nothing (vLLM 0.32, OffloadingConnectorScheduler._lookup_complete_chunks).
+ *
+ * Copies. An engine may hold a block twice, or announce one that two chunks share twice; each has a removal of its own and is counted.
+ *
+ * Bounds. Each set keeps what was stored last (tier_blocks_max); a tier of which no removal was ever told, for tier_ttl_ns.
+ *
+ * Pools. Ranks of one pool share the set of their external tier: what one stored, all can read.
+ *
+ * Threads: a rank's sets are guarded by its lane's lock, pools by `pools_lock`, which is taken after it.
  */
+#include <kvroute/hash.h>
+
 #include "index/internal.h"
 
-struct edge {
-    uint64_t parent, local, name;
-    uint32_t owner; /* rank.serial << 2 | tier */
-    uint32_t flags;
-    uint32_t next, prev; /* the owner's list, 0 ends; next: the free list */
+enum { REMEMBERED_MAX = 16384, REMEMBERED_S = 60, ENDS = 4, COPIES_MAX = 1 << 20, POOLS_MAX = 64 };
+
+struct spot { /* where a block is */
+    uint64_t prefix, parent, local;
+    uint32_t position;
+    bool root;
 };
-enum { EDGE_ROOT = 1, EDGE_USED = 2 };
 
-static uint64_t edge_hash(uint32_t owner, bool root, uint64_t parent, uint64_t local)
+static uint32_t seconds(const struct lane *ln)
 {
-    uint64_t secret = kvr_secret(), own = kvr_mix64_keyed(root ? 0 : parent, secret);
-    return kvr_mix64_keyed(own + kvr_mix64_keyed(local + root, ~secret) + owner, secret);
+    return (uint32_t)(kvr_now_ns(&ln->ix->clock) / 1000000000u);
 }
 
-static uint64_t name_hash(uint32_t owner, uint64_t name)
+static uint32_t owner_of(const struct rank *rk, uint32_t side)
 {
-    uint64_t secret = kvr_secret();
-    return kvr_mix64_keyed(kvr_mix64_keyed(name, secret) + owner, secret);
+    return rk->serial << 2 | side;
 }
 
-static uint64_t hash_of(const struct edge *e, bool by_name)
+/* ---- a set: a rank's tier, or a pool ------------------------------------------------------------------------------ */
+
+struct side {
+    struct tier_set *set;
+    struct tier_side *side;
+    uint32_t owner;
+    struct kvr_lock *lock; /* of a pool */
+};
+
+/* A pool is locked until close_side. */
+static struct side open_side(struct lane *ln, struct rank *rk, uint32_t tier)
 {
-    return by_name ? name_hash(e->owner, e->name) : edge_hash(e->owner, e->flags & EDGE_ROOT, e->parent, e->local);
+    struct pool *p = tier == KVR_TIER_EXTERNAL ? rk->pool : NULL;
+    if (!p) return (struct side){&ln->tiers, &rk->tier[tier], owner_of(rk, tier), NULL};
+    kvr_lock(&ln->ix->pools_lock);
+    return (struct side){&ln->ix->pooled, &p->side, p->owner, &ln->ix->pools_lock};
 }
 
-/* ---- tables ------------------------------------------------------------------------------------------------ */
-
-static void table_put(const struct tiers *t, uint32_t *table, size_t cap, uint32_t id, bool by_name)
+static void close_side(struct side *s)
 {
-    size_t i = hash_of(&t->edges[id], by_name) & (cap - 1);
-    while (table[i]) i = (i + 1) & (cap - 1);
-    table[i] = id;
+    if (s->lock) kvr_unlock(s->lock);
 }
 
-static void table_del(struct tiers *t, uint32_t id, bool by_name)
+static void take(struct lane *ln, struct tier_set *set, struct tier_side *side, uint32_t id)
 {
-    uint32_t *table = t->table[by_name];
-    size_t mask = t->table_cap - 1, i = hash_of(&t->edges[id], by_name) & mask;
-    while (table[i] != id) i = (i + 1) & mask;
-    for (size_t j = (i + 1) & mask; table[j]; j = (j + 1) & mask) {
-        size_t home = hash_of(&t->edges[table[j]], by_name) & mask;
-        if (((j - home) & mask) < ((j - i) & mask)) continue;
-        table[i] = table[j];
-        i = j;
+    if (ln && ln->walks && set == &ln->tiers) kvr__walks_edge_goes(ln, id, set->entries[id].next);
+    kvr__tier_take(set, &side->list, id);
+}
+
+static void forget_remembered(struct lane *ln, struct rank *rk)
+{
+    while (rk->tier[0].list.tail) take(ln, &ln->tiers, &rk->tier[0], rk->tier[0].list.tail);
+}
+
+/* ---- names that leave --------------------------------------------------------------------------------------------- */
+
+static void remember(struct lane *ln, struct rank *rk, const struct tier_entry *entry)
+{
+    struct tier_set *t = &ln->tiers;
+    struct tier_side *side = &rk->tier[0];
+    uint32_t now = seconds(ln), owner = owner_of(rk, 0), known = kvr__tier_find(t, owner, TIER_BY_NAME, entry->name);
+    struct tier_entry e = *entry;
+    e.owner = owner;
+    e.stamp = now;
+    if (known) take(ln, t, side, known);
+    while (side->list.tail && (side->list.n >= REMEMBERED_MAX || now - t->entries[side->list.tail].stamp > REMEMBERED_S))
+        take(ln, t, side, side->list.tail);
+    (void)kvr__tier_put(t, &side->list, &e); /* without memory it is forgotten */
+}
+
+void kvr__tiers_leave(struct lane *ln, struct rank *rk, struct run *r, uint32_t from, uint32_t end)
+{
+    for (uint32_t off = end; off-- > from;) {
+        struct tier_entry e = {.copies = 1, .span = 1, .name = kvr__block_name(ln, rk, r, off), .local = r->a[off]};
+        if (kvr__prefix_of(ln, r->id, off, &e.prefix, &e.position)) return;
+        e.root = e.position == 0;
+        if (off) e.parent = kvr__block_name(ln, rk, r, off - 1);
+        else if (r->parent >= IDS_RESERVED) e.parent = kvr__block_name(ln, rk, kvr__run(ln, r->parent), r->poff - 1u);
+        remember(ln, rk, &e);
     }
-    table[i] = 0;
 }
 
-static uint32_t find_edge(const struct tiers *t, uint32_t owner, bool root, uint64_t parent, uint64_t local)
+/* ---- places ------------------------------------------------------------------------------------------------------- */
+
+static int spot_on_device(struct lane *ln, const struct rank *rk, uint64_t name, struct spot *out)
 {
-    if (!t->n) return 0;
-    for (size_t mask = t->table_cap - 1, i = edge_hash(owner, root, parent, local) & mask; t->table[0][i]; i = (i + 1) & mask) {
-        const struct edge *e = &t->edges[t->table[0][i]];
-        bool same_parent = root == ((e->flags & EDGE_ROOT) != 0) && (root || e->parent == parent);
-        if (e->owner == owner && e->local == local && same_parent) return t->table[0][i];
-    }
+    struct place p;
+    if (!kvr__resolve(ln, rk, name, &p)) return -KVR_ENOTFOUND;
+    struct run *r = kvr__run(ln, p.run);
+    int rc = kvr__prefix_of(ln, p.run, p.off, &out->prefix, &out->position);
+    if (rc) return rc;
+    out->local = r->a[p.off];
+    out->root = out->position == 0;
+    if (p.off) out->parent = kvr__block_name(ln, rk, r, p.off - 1);
+    else if (!out->root) out->parent = kvr__block_name(ln, rk, kvr__run(ln, r->parent), r->poff - 1u);
     return 0;
 }
 
-static uint32_t find_name(const struct tiers *t, uint32_t owner, uint64_t name)
+static bool spot_of_entry(const struct tier_set *t, uint32_t id, struct spot *out)
 {
-    if (!t->n) return 0;
-    for (size_t mask = t->table_cap - 1, i = name_hash(owner, name) & mask; t->table[1][i]; i = (i + 1) & mask) {
-        const struct edge *e = &t->edges[t->table[1][i]];
-        if (e->owner == owner && e->name == name) return t->table[1][i];
+    const struct tier_entry *e = &t->entries[id];
+    if (id) *out = (struct spot){e->prefix, e->parent, e->local, e->position, e->root};
+    return id != 0;
+}
+
+/* Where the rank has a block of this name, in any tier, on the device, or a moment ago. `s` is looked at first. */
+static int spot_of(struct lane *ln, const struct rank *rk, const struct side *s, uint64_t name, struct spot *out)
+{
+    *out = (struct spot){0};
+    if (spot_of_entry(s->set, kvr__tier_find(s->set, s->owner, TIER_BY_NAME, name), out)) return 0;
+    int rc = spot_on_device(ln, rk, name, out);
+    for (uint32_t side = KVR_TIER_COUNT; rc && side-- > 0;)
+        if (spot_of_entry(&ln->tiers, kvr__tier_find(&ln->tiers, owner_of(rk, side), TIER_BY_NAME, name), out)) rc = 0;
+    return rc;
+}
+
+/* ---- storing ------------------------------------------------------------------------------------------------------ */
+
+static void learn_end(struct tier_side *side, uint32_t end)
+{
+    uint32_t a = side->chunk, b = end;
+    while (b) {
+        uint32_t rest = a % b;
+        a = b;
+        b = rest;
     }
-    return 0;
+    side->chunk = a;
+    if (side->ends < ENDS) side->ends++;
 }
 
-static int grow_tables(struct lane *ln)
+/* Nothing is in the list any more that was there too long or is too much. */
+static void keep_bounds(struct lane *ln, struct side *s)
 {
-    struct tiers *t = &ln->tiers;
-    if ((t->n + 1) * 3 <= t->table_cap * 2) return 0;
-    size_t cap = t->table_cap ? t->table_cap * 2 : 64, bytes = cap * sizeof(uint32_t);
-    uint32_t *bigger[2] = {kvr_mem_zget(&ln->mem, bytes), kvr_mem_zget(&ln->mem, bytes)};
-    if (!bigger[0] || !bigger[1]) {
-        for (int k = 0; k < 2; k++) kvr_mem_put(&ln->mem, bigger[k], bigger[k] ? bytes : 0);
-        return -KVR_ENOMEM;
+    const struct kvr_index_config *c = &ln->ix->config;
+    for (; s->side->list.n > c->tier_blocks_max; s->side->given_up++) take(ln, s->set, s->side, s->side->list.tail);
+}
+
+static int put(struct lane *ln, struct rank *rk, struct side *s, const struct tier_entry *e)
+{
+    int rc = kvr__tier_put(s->set, &s->side->list, e);
+    if (!rc || !rk->tier[0].list.n) return rc;
+    forget_remembered(ln, rk);
+    return kvr__tier_put(s->set, &s->side->list, e);
+}
+
+/* One block that has a place. */
+static int store_entry(struct lane *ln, struct rank *rk, struct side *s, struct tier_entry *e, const struct kvr_lower *lower)
+{
+    struct tier_set *t = s->set;
+    uint32_t known = kvr__tier_find(t, s->owner, TIER_BY_NAME, e->name);
+    e->owner = s->owner;
+    e->stamp = seconds(ln);
+    e->span = KVR_MAX(lower->span, 1u);
+    e->copies = KVR_MAX(lower->copies, 1u);
+    s->side->sparse |= lower->names_only || lower->span > 1;
+    if (lower->learns) learn_end(s->side, e->position + 1);
+    if (known && t->entries[known].prefix == e->prefix) {
+        struct tier_entry *old = &t->entries[known];
+        if (lower->copies && old->copies < COPIES_MAX) old->copies += lower->copies;
+        old->stamp = e->stamp;
+        if (!ln->walks) kvr__tier_first(t, &s->side->list, known); /* a walk would miss it */
+        return 0;
     }
-    for (uint32_t id = 1; id <= t->top; id++)
-        for (int k = 0; k < 2 && (t->edges[id].flags & EDGE_USED); k++) table_put(t, bigger[k], cap, id, k);
-    for (int k = 0; k < 2; k++) {
-        kvr_mem_put(&ln->mem, t->table[k], t->table_cap * sizeof(uint32_t));
-        t->table[k] = bigger[k];
+    if (known) { /* the name is another block's now */
+        if (ln->walks) kvr__walks_disturbed(ln, rk);
+        take(ln, t, s->side, known);
     }
-    t->table_cap = cap;
-    return 0;
+    int rc = put(ln, rk, s, e);
+    keep_bounds(ln, s);
+    return rc;
 }
 
-/* ---- edges ------------------------------------------------------------------------------------------------- */
-
-static uint32_t owner_of(const struct rank *rk, enum kvr_tier tier)
+static struct tier_entry entry_of(const struct spot *at, uint64_t name)
 {
-    return rk->serial << 2 | (uint32_t)tier;
+    return (struct tier_entry){
+        .name = name, .prefix = at->prefix, .parent = at->parent, .local = at->local, .position = at->position, .root = at->root};
 }
 
-static int edge_add(struct lane *ln, struct rank *rk, enum kvr_tier tier, bool root, uint64_t parent, struct kvr_block b)
+static int store_names(struct lane *ln, struct rank *rk, struct side *s, const struct kvr_event *ev)
 {
-    struct tiers *t = &ln->tiers;
-    uint32_t id = t->free;
-    if (grow_tables(ln)) return -KVR_ENOMEM;
-    if (id) t->free = t->edges[id].next;
-    else if (kvr_mem_grow(&ln->mem, (void **)&t->edges, &t->edges_cap, (size_t)t->top + 2, sizeof *t->edges)) return -KVR_ENOMEM;
-    else id = ++t->top;
-    uint32_t *head = &rk->tier_head[tier - 1];
-    t->edges[id] = (struct edge){.parent = parent, .local = b.tokens_hash, .name = b.block_hash, .owner = owner_of(rk, tier)};
-    t->edges[id].flags = EDGE_USED | (root ? EDGE_ROOT : 0);
-    t->edges[id].next = *head;
-    if (*head) t->edges[*head].prev = id;
-    *head = id;
-    for (int k = 0; k < 2; k++) table_put(t, t->table[k], t->table_cap, id, k);
-    t->n++;
-    return 0;
+    int rc = 0;
+    for (size_t i = 0; i < ev->blocks_n; i++) {
+        struct spot at;
+        if (spot_of(ln, rk, s, ev->blocks[i].block_hash, &at)) {
+            s->side->unplaced++;
+            rc = -KVR_ENOTFOUND;
+            continue;
+        }
+        struct tier_entry e = entry_of(&at, ev->blocks[i].block_hash);
+        if (store_entry(ln, rk, s, &e, &ev->lower)) return -KVR_ENOMEM;
+    }
+    return rc;
 }
 
-static void edge_del(struct lane *ln, struct rank *rk, enum kvr_tier tier, uint32_t id)
+static int store_placed(struct lane *ln, struct rank *rk, struct side *s, const struct kvr_event *ev)
 {
-    struct tiers *t = &ln->tiers;
-    struct edge *e = &t->edges[id];
-    if (ln->walks) kvr__walks_edge_goes(ln, id, e->next);
-    for (int k = 0; k < 2; k++) table_del(t, id, k);
-    if (e->prev) t->edges[e->prev].next = e->next;
-    else rk->tier_head[tier - 1] = e->next;
-    if (e->next) t->edges[e->next].prev = e->prev;
-    *e = (struct edge){.next = t->free};
-    t->free = id;
-    if (--t->n == 0) kvr__tiers_destroy(ln);
+    if (ev->blocks_n != 1 || ev->lower.position == UINT32_MAX) return -KVR_EINVAL;
+    struct spot at = {ev->lower.prefix_hash, ev->parent_hash, ev->blocks[0].tokens_hash, ev->lower.position, !ev->has_parent};
+    struct tier_entry e = entry_of(&at, ev->blocks[0].block_hash);
+    return store_entry(ln, rk, s, &e, &ev->lower);
 }
 
-void kvr__tiers_destroy(struct lane *ln)
+/* Blocks with tokens, behind their parent. */
+static int store_chain(struct lane *ln, struct rank *rk, struct side *s, const struct kvr_event *ev)
 {
-    struct tiers *t = &ln->tiers;
-    for (int k = 0; k < 2; k++) kvr_mem_put(&ln->mem, t->table[k], t->table_cap * sizeof(uint32_t));
-    kvr_mem_put(&ln->mem, t->edges, t->edges_cap * sizeof *t->edges);
-    *t = (struct tiers){0};
-}
-
-/* ---- events ------------------------------------------------------------------------------------------------ */
-
-static int tier_store(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
-{
-    struct tiers *t = &ln->tiers;
-    uint32_t owner = owner_of(rk, ev->tier);
+    struct spot at = {0};
+    struct kvr_lower lower = ev->lower;
+    uint32_t span = KVR_MAX(lower.span, 1u);
+    if (ev->has_parent && spot_of(ln, rk, s, ev->parent_hash, &at)) {
+        s->side->unplaced += ev->blocks_n / span;
+        return -KVR_EPARENT;
+    }
     bool root = !ev->has_parent;
     uint64_t parent = ev->parent_hash;
-    if (root && ev->has_start_position && ev->start_position > 0) return -KVR_EUNSUPPORTED; /* nothing to hang it on */
     for (size_t i = 0; i < ev->blocks_n; i++) {
-        uint32_t at = find_edge(t, owner, root, parent, ev->blocks[i].tokens_hash);
-        uint32_t named = find_name(t, owner, ev->blocks[i].block_hash);
-        if (at != named) { /* another block has the place, or the name another place */
-            if (ln->walks) kvr__walks_disturbed(ln, rk);
-            return 0;
-        }
-        if (!at && edge_add(ln, rk, ev->tier, root, parent, ev->blocks[i])) return -KVR_ENOMEM;
-        parent = ev->blocks[i].block_hash;
+        at.position = root ? 0 : at.position + 1;
+        if (at.position == UINT32_MAX - 1) return -KVR_ELIMIT;
+        if (root) at.prefix = ev->blocks[i].tokens_hash;
+        else kvr_hash_sequence_on(at.prefix, &ev->blocks[i].tokens_hash, 1, &at.prefix);
+        at.root = root && span == 1;
         root = false;
+        if ((i + 1) % span) continue;
+        at.parent = parent;
+        at.local = ev->blocks[i].tokens_hash;
+        struct tier_entry e = entry_of(&at, ev->blocks[i].block_hash);
+        lower.learns = ev->lower.learns && i + 1 == ev->blocks_n;
+        if (store_entry(ln, rk, s, &e, &lower)) return -KVR_ENOMEM;
+        parent = e.name;
     }
     return 0;
+}
+
+static int store(struct lane *ln, struct rank *rk, struct side *s, const struct kvr_event *ev)
+{
+    if (!ev->has_parent && ev->has_start_position && ev->start_position > 0) return -KVR_EUNSUPPORTED; /* nothing to hang it on */
+    if (ev->lower.span > 1 && ev->blocks_n % ev->lower.span) return -KVR_EINVAL;
+    if (ev->lower.chunk) {
+        s->side->chunk = ev->lower.chunk;
+        s->side->ends = ENDS;
+    }
+    if (ev->lower.placed) return store_placed(ln, rk, s, ev);
+    return ev->lower.names_only ? store_names(ln, rk, s, ev) : store_chain(ln, rk, s, ev);
+}
+
+/* ---- removing ----------------------------------------------------------------------------------------------------- */
+
+static void remove_name(struct lane *ln, struct rank *rk, struct side *s, uint64_t name)
+{
+    uint32_t id = kvr__tier_find(s->set, s->owner, TIER_BY_NAME, name);
+    s->side->removes = true;
+    if (!id) return;
+    struct tier_entry e = s->set->entries[id];
+    if (e.copies > 1) {
+        s->set->entries[id].copies--;
+        return;
+    }
+    take(ln, s->set, s->side, id);
+    remember(ln, rk, &e);
+}
+
+static void clear_side(struct lane *ln, struct side *s)
+{
+    while (s->side->list.head) take(ln, s->set, s->side, s->side->list.head);
+    *s->side = (struct tier_side){.removes = s->side->removes, .unplaced = s->side->unplaced, .given_up = s->side->given_up};
 }
 
 void kvr__tiers_clear(struct lane *ln, struct rank *rk, enum kvr_tier tier)
 {
-    while (rk->tier_head[tier - 1]) edge_del(ln, rk, tier, rk->tier_head[tier - 1]);
+    struct side s = {&ln->tiers, &rk->tier[tier], owner_of(rk, tier), NULL}; /* a pool outlives who fills it */
+    clear_side(ln, &s);
 }
 
 size_t kvr__tiers_drain(struct lane *ln, struct rank *rk, size_t blocks)
 {
     size_t n = 0;
-    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
-        for (; n < blocks && rk->tier_head[t - 1]; n++) edge_del(ln, rk, t, rk->tier_head[t - 1]);
+    for (uint32_t t = 0; t < KVR_TIER_COUNT; t++)
+        for (; n < blocks && rk->tier[t].list.head; n++) take(ln, &ln->tiers, &rk->tier[t], rk->tier[t].list.head);
     return n;
 }
 
-bool kvr__tiers_have(const struct lane *ln, const struct rank *rk, enum kvr_tier tier, uint64_t name)
+bool kvr__tiers_none(const struct rank *rk)
 {
-    return find_name(&ln->tiers, owner_of(rk, tier), name) != 0;
+    for (uint32_t t = 0; t < KVR_TIER_COUNT; t++)
+        if (rk->tier[t].list.n) return false;
+    return true;
+}
+
+bool kvr__tiers_have(struct lane *ln, struct rank *rk, enum kvr_tier tier, uint64_t name)
+{
+    struct side s = open_side(ln, rk, tier);
+    bool found = kvr__tier_find(s.set, s.owner, TIER_BY_NAME, name) != 0;
+    close_side(&s);
+    return found;
 }
 
 int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
 {
-    if (ev->kind == KVR_EVENT_STORED) return tier_store(ln, rk, ev);
-    if (ev->kind == KVR_EVENT_CLEARED) kvr__tiers_clear(ln, rk, ev->tier);
-    for (size_t i = 0; ev->kind == KVR_EVENT_REMOVED && i < ev->removed_n; i++) {
-        uint32_t id = find_name(&ln->tiers, owner_of(rk, ev->tier), ev->removed[i]);
-        if (id) edge_del(ln, rk, ev->tier, id);
-    }
+    int rc = 0;
+    struct side s = open_side(ln, rk, ev->tier);
+    rk->remembers = true;
+    if (ev->kind == KVR_EVENT_STORED) rc = store(ln, rk, &s, ev);
+    if (ev->kind == KVR_EVENT_CLEARED && !s.lock) clear_side(ln, &s);
+    for (size_t i = 0; ev->kind == KVR_EVENT_REMOVED && i < ev->removed_n; i++) remove_name(ln, rk, &s, ev->removed[i]);
+    close_side(&s);
+    return rc;
+}
+
+/* ---- time --------------------------------------------------------------------------------------------------------- */
+
+static size_t expire_side(struct lane *ln, struct tier_set *t, struct tier_side *side, uint32_t now, uint64_t ttl_s)
+{
+    size_t n = 0;
+    for (; side->list.tail && now - t->entries[side->list.tail].stamp > ttl_s; n++) take(ln, t, side, side->list.tail);
+    side->given_up += n;
+    return n;
+}
+
+size_t kvr__tiers_expire(struct lane *ln, struct rank *rk)
+{
+    size_t n = 0;
+    uint32_t now = seconds(ln);
+    uint64_t ttl_s = ln->ix->config.tier_ttl_ns / 1000000000u;
+    (void)expire_side(ln, &ln->tiers, &rk->tier[0], now, REMEMBERED_S);
+    for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
+        if (!rk->tier[t].removes) n += expire_side(ln, &ln->tiers, &rk->tier[t], now, ttl_s);
+    return n;
+}
+
+size_t kvr__pools_expire(struct kvr_index *ix)
+{
+    size_t n = 0;
+    uint64_t now = kvr_now_ns(&ix->clock) / 1000000000u, ttl_s = ix->config.tier_ttl_ns / 1000000000u;
+    kvr_lock(&ix->pools_lock);
+    for (struct pool *p = ix->pools; p; p = p->next)
+        if (!p->side.removes) n += expire_side(NULL, &ix->pooled, &p->side, (uint32_t)now, ttl_s);
+    kvr_unlock(&ix->pools_lock);
+    return n;
+}
+
+/* ---- pools -------------------------------------------------------------------------------------------------------- */
+
+/* pools_lock is held. */
+static struct pool *pool_get(struct kvr_index *ix, uint64_t id)
+{
+    uint32_t n = 0;
+    for (struct pool *p = ix->pools; p; p = p->next, n++)
+        if (p->id == id) return p;
+    struct pool *p = n < POOLS_MAX ? kvr_mem_zget(&ix->pools_mem, sizeof *p) : NULL;
+    if (!p) return NULL;
+    *p = (struct pool){.next = ix->pools, .id = id, .owner = (n + 1) << 2 | KVR_TIER_EXTERNAL};
+    return ix->pools = p;
+}
+
+int kvr__tiers_join(struct lane *ln, struct rank *rk, uint64_t pool)
+{
+    struct kvr_index *ix = ln->ix;
+    struct pool *p = NULL;
+    kvr_lock(&ix->pools_lock);
+    if (pool) p = pool_get(ix, pool);
+    kvr_unlock(&ix->pools_lock);
+    if (pool && !p) return -KVR_ECAPACITY;
+    if (p != rk->pool) kvr__tiers_clear(ln, rk, KVR_TIER_EXTERNAL);
+    rk->pool = p;
     return 0;
 }
 
-/* ---- queries ----------------------------------------------------------------------------------------------- */
-
-/* Goes on from (pos, *name) in one tier; returns the new position and the name of its last block. */
-static uint32_t go_on(const struct lane *ln, const struct rank *rk, enum kvr_tier tier, const uint64_t *q, size_t n, uint32_t pos,
-                      uint64_t *name)
+void kvr__pools_destroy(struct kvr_index *ix)
 {
-    uint32_t id;
-    while (rk->tier_head[tier - 1] && pos < n && (id = find_edge(&ln->tiers, owner_of(rk, tier), pos == 0, *name, q[pos]))) {
-        *name = ln->tiers.edges[id].name;
-        pos++;
-    }
-    return pos;
-}
-
-/* What the rank calls the last of the first `depth` blocks of the query, which it holds on the device. */
-static uint64_t last_name(const struct lane *ln, const struct rank *rk, const uint64_t *q, uint32_t depth)
-{
-    struct run *r = NULL;
-    uint32_t run = ROOT_RUN, off = 0, pos = 0;
-    while (pos < depth) {
-        run = kvr__kid_find(ln, kvr__kid_hash(ln, run, off, q[pos]), run, off, q[pos], &r);
-        off = (uint32_t)ln->simd->common(r->a, q + pos, KVR_MIN(kvr__len(r), depth - pos));
-        pos += off;
-    }
-    return kvr__block_name(ln, rk, r, off - 1);
-}
-
-/* The rank's device depth, by its holder words along the query. */
-static uint32_t device_depth(const struct lane *ln, const struct rank *rk, const uint64_t *q, size_t n)
-{
-    uint32_t run = ROOT_RUN, off = 0, pos = 0;
-    while (pos < n) {
-        struct run *r;
-        uint32_t id = kvr__kid_find(ln, kvr__kid_hash(ln, run, off, q[pos]), run, off, q[pos], &r);
-        if (!id) return pos;
-        uint32_t m = (uint32_t)ln->simd->common(r->a, q + pos, KVR_MIN((size_t)kvr__len(r), n - pos)), cut = kvr__grip(r, rk->slot).cut;
-        if (cut < m) return pos + cut;
-        pos += m;
-        run = id;
-        off = m;
-    }
-    return pos;
-}
-
-void kvr__tiers_reach(const struct lane *ln, const struct rank *rk, const uint64_t *q, size_t n, struct kvr_reach *out)
-{
-    uint32_t pos = device_depth(ln, rk, q, n);
-    uint64_t name = pos ? last_name(ln, rk, q, pos) : 0;
-    *out = (struct kvr_reach){.worker = rk->worker};
-    out->depth[KVR_TIER_DEVICE] = pos;
-    for (enum kvr_tier tier = KVR_TIER_HOST_PINNED; tier < KVR_TIER_COUNT; tier++) {
-        pos = go_on(ln, rk, tier, q, n, pos, &name);
-        out->depth[tier] = pos;
+    kvr__tier_set_free(&ix->pooled);
+    while (ix->pools) {
+        struct pool *p = ix->pools;
+        ix->pools = p->next;
+        kvr_mem_put(&ix->pools_mem, p, sizeof *p);
     }
 }
 
-/* ---- dump -------------------------------------------------------------------------------------------------- */
+/* ---- queries ------------------------------------------------------------------------------------------------------ */
 
-uint32_t kvr__tier_edge(const struct lane *ln, uint32_t id, bool *root, uint64_t *parent, struct kvr_block *b)
+static bool has(const struct side *s, uint64_t prefix)
 {
-    const struct edge *e = &ln->tiers.edges[id];
-    *root = e->flags & EDGE_ROOT;
-    *parent = e->parent;
+    return kvr__tier_find(s->set, s->owner, TIER_BY_PREFIX, prefix) != 0;
+}
+
+/* Blocks behind `at` that are read from one tier as its next chunk: 0 when it is not there. */
+static uint32_t next_chunk(const struct side *s, const uint64_t *prefixes, size_t n, uint32_t at)
+{
+    const struct tier_side *side = s->side;
+    uint32_t k = KVR_MAX(side->chunk, 1u);
+    uint64_t end = ((uint64_t)at / k + 1) * k;
+    if (!side->list.n || (k > 1 && side->ends < ENDS) || end > n || !has(s, prefixes[end - 1])) return 0;
+    for (uint64_t i = at; !side->sparse && i + 1 < end; i++)
+        if (!has(s, prefixes[i])) return 0;
+    return (uint32_t)(end - at);
+}
+
+void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t n, struct kvr_reach *reach)
+{
+    uint32_t device = reach->depth[KVR_TIER_DEVICE], at = device, read[KVR_TIER_COUNT] = {device}, least = 0;
+    struct side s[KVR_TIER_COUNT];
+    for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) s[t] = open_side(ln, rk, t);
+    for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT;) {
+        uint32_t more = next_chunk(&s[t], prefixes, n, at);
+        if (more && !least) least = KVR_MAX(s[t].side->chunk, 1u);
+        read[t] += more;
+        at += more;
+        t = more ? (uint32_t)KVR_TIER_HOST_PINNED : t + 1;
+    }
+    for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) close_side(&s[t]);
+    for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
+        reach->depth[t] = reach->depth[t - 1] + (at - device >= least ? read[t] : 0);
+}
+
+/* ---- dump --------------------------------------------------------------------------------------------------------- */
+
+uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uint32_t id, struct kvr_event *ev, struct kvr_block *b)
+{
+    const struct tier_entry *e = &ln->tiers.entries[id];
+    ev->has_parent = !e->root;
+    ev->parent_hash = e->root ? 0 : e->parent;
+    ev->lower = (struct kvr_lower){.placed = true,
+                                   .names_only = side->sparse,
+                                   .chunk = side->chunk,
+                                   .span = e->span,
+                                   .copies = e->copies,
+                                   .position = e->position,
+                                   .prefix_hash = e->prefix};
     *b = (struct kvr_block){e->name, e->local};
     return e->next;
 }

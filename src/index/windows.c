@@ -39,6 +39,11 @@ static struct windowed *find(const struct kvr_index *ix, struct kvr_worker w)
     return x;
 }
 
+bool kvr__windows_has(const struct kvr_index *ix, struct kvr_worker w)
+{
+    return find(ix, w) != NULL;
+}
+
 static void forget_names(struct windowed *x)
 {
     for (size_t i = 0; i < x->n; i++) kvr_map64_clear(&x->groups[i].names);

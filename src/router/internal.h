@@ -118,6 +118,7 @@ struct kvr_router_ctx {
 /* What is known about a prompt before the lock is taken. */
 struct prompt {
     const uint64_t *locals, *seqs;
+    const uint64_t *prefixes; /* sequence hashes, where lower tiers were asked for */
     size_t locals_n, seqs_n;
     uint64_t isl, private_blocks;
     const struct kvr_overlap *overlaps, *predicted;

@@ -46,31 +46,44 @@ static int match_device(struct kvr_router_ctx *c, struct kvr_index *index, struc
     }
 }
 
+/* Sequence hashes of the whole prompt. */
+static int chain(struct kvr_router_ctx *c, const struct prompt *p)
+{
+    if (kvr_mem_grow(&c->mem, (void **)&c->seqs, &c->seqs_cap, p->locals_n, sizeof *c->seqs)) return -KVR_ENOMEM;
+    kvr_hash_sequence(p->locals, p->locals_n, c->seqs);
+    return 0;
+}
+
+/* Goes on from the overlaps through the lower tiers. -KVR_ELIMIT: ranks were added in between. */
 static int match_tiers(struct kvr_router_ctx *c, struct prompt *p)
 {
-    struct kvr_index *index = c->router->config.index;
-    for (;;) {
-        size_t ranks = kvr_index_ranks(index);
-        if (kvr_mem_grow(&c->mem, (void **)&c->reaches, &c->reaches_cap, ranks + 16, sizeof *c->reaches)) return -KVR_ENOMEM;
-        long n = kvr_index_match_tiers(index, p->locals, p->locals_n, c->reaches, c->reaches_cap);
-        if (n == -KVR_ELIMIT) continue;
-        p->reaches = c->reaches;
-        p->reaches_n = (size_t)n;
-        return 0;
+    size_t cap = kvr_index_ranks(c->router->config.index) + 16;
+    if (kvr_mem_grow(&c->mem, (void **)&c->reaches, &c->reaches_cap, cap, sizeof *c->reaches)) return -KVR_ENOMEM;
+    if (!p->prefixes && !(p->seqs && p->seqs_n == p->locals_n)) {
+        if (chain(c, p)) return -KVR_ENOMEM;
+        p->prefixes = c->seqs;
     }
+    const uint64_t *prefixes = p->prefixes ? p->prefixes : p->seqs;
+    long n = kvr_index_match_tiers(c->reader, p->overlaps, p->overlaps_n, prefixes, p->locals_n, c->reaches, c->reaches_cap);
+    if (n < 0) return (int)n;
+    p->reaches = c->reaches;
+    p->reaches_n = (size_t)n;
+    p->overlaps_n = 0;
+    return 0;
 }
 
 int kvr__match(struct kvr_router_ctx *c, struct prompt *p)
 {
     struct kvr_router *r = c->router;
+    bool tiers = c->reader && atomic_load_explicit(&r->lower_tiers, memory_order_relaxed);
     int rc = 0;
     if (!p->locals || p->locals_n == 0) return 0;
-    if (c->reader && atomic_load_explicit(&r->lower_tiers, memory_order_relaxed)) {
-        rc = match_tiers(c, p);
-    } else if (c->reader) {
+    do {
+        if (!c->reader) break;
         rc = match_device(c, r->config.index, c->reader, p, &c->overlaps, &c->overlaps_cap, &p->overlaps_n);
         p->overlaps = c->overlaps;
-    }
+        if (rc == 0 && tiers) rc = match_tiers(c, p);
+    } while (rc == -KVR_ELIMIT);
     if (rc == 0 && c->predicted_reader) {
         rc = match_device(c, r->config.predicted, c->predicted_reader, p, &c->predicted, &c->predicted_cap, &p->predicted_n);
         p->predicted = c->predicted;
@@ -98,8 +111,7 @@ static int chain_prompt(struct kvr_router_ctx *c, const struct kvr_router_reques
     if (rq->seqs) {
         p->seqs = rq->seqs;
     } else {
-        if (kvr_mem_grow(&c->mem, (void **)&c->seqs, &c->seqs_cap, n, sizeof *c->seqs)) return -KVR_ENOMEM;
-        kvr_hash_sequence(p->locals, n, c->seqs);
+        if (!p->prefixes && chain(c, p)) return -KVR_ENOMEM;
         p->seqs = c->seqs;
     }
     p->seqs_n = n;

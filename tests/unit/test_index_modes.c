@@ -415,129 +415,6 @@ static void a_batch_equals_its_events(void **state)
     free(names);
 }
 
-/* ---- lower tiers ------------------------------------------------------------------------------------------------ */
-
-enum { T_RANKS = 3, T_NAMES = 24, T_LOCALS = 3, T_EDGES = 64, T_DEEP = 6 };
-
-struct t_edge {
-    uint64_t parent, local, name; /* parent 0: the start */
-};
-struct t_model {
-    struct t_edge e[T_EDGES];
-    int n;
-};
-
-static struct t_edge *t_find(struct t_model *m, uint64_t parent, uint64_t local)
-{
-    for (int i = 0; i < m->n; i++)
-        if (m->e[i].parent == parent && m->e[i].local == local) return &m->e[i];
-    return NULL;
-}
-
-static struct t_edge *t_named(struct t_model *m, uint64_t name)
-{
-    for (int i = 0; i < m->n; i++)
-        if (m->e[i].name == name) return &m->e[i];
-    return NULL;
-}
-
-static void t_store(struct t_model *m, uint64_t parent, const struct kvr_block *b, size_t n)
-{
-    for (size_t i = 0; i < n; parent = b[i++].block_hash) {
-        struct t_edge *at = t_find(m, parent, b[i].tokens_hash), *named = t_named(m, b[i].block_hash);
-        if (at != named) return;
-        if (!at) m->e[m->n++] = (struct t_edge){parent, b[i].tokens_hash, b[i].block_hash};
-    }
-}
-
-static int replay(void *ctx, const struct kvr_event *ev)
-{
-    return kvr_index_apply(ctx, ev);
-}
-
-/* Device by a chain of names 1000 + depth; tiers by random edges. */
-static void lower_tiers_equal_the_model(void **state)
-{
-    (void)state;
-    struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
-    struct kvr_index *ix;
-    struct t_model *m = calloc(T_RANKS * 3, sizeof *m);
-    uint32_t device[T_RANKS] = {0}; /* device depth along q[i] = 1 + i % T_LOCALS, named 1..depth */
-    struct kvr_index_config c = {.lanes = 2};
-    assert_int_equal(kvr_index_create(&c, &ix), 0);
-    for (uint64_t op = 0; op < env_u64("KVR_OPS", 300000) / 10; op++) {
-        uint32_t r = kvr_rng_below(&rng, T_RANKS), tier = 1 + kvr_rng_below(&rng, 3), what = kvr_rng_below(&rng, 100);
-        struct t_model *tm = &m[r * 3 + tier - 1];
-        struct kvr_event ev = {.worker = {r, 0}, .tier = (enum kvr_tier)tier};
-        struct kvr_block b[3];
-        uint64_t gone = 1 + kvr_rng_below(&rng, T_NAMES);
-        ev.removed = &gone;
-        ev.removed_n = 1;
-        if (what < 40) {
-            ev.parent_hash = kvr_rng_below(&rng, T_NAMES);
-            ev.has_parent = ev.parent_hash != 0;
-            ev.blocks = b;
-            ev.blocks_n = 1 + kvr_rng_below(&rng, 3);
-            for (int i = 0; i < 3; i++) b[i] = (struct kvr_block){1 + kvr_rng_below(&rng, T_NAMES), 1 + kvr_rng_below(&rng, T_LOCALS)};
-            assert_int_equal(kvr_index_apply(ix, &ev), 0);
-            t_store(tm, ev.parent_hash, b, ev.blocks_n);
-        } else if (what < 70) {
-            ev.kind = KVR_EVENT_REMOVED;
-            assert_int_equal(kvr_index_apply(ix, &ev), 0);
-            struct t_edge *e = t_named(tm, gone);
-            if (e) *e = tm->e[--tm->n];
-        } else if (what < 72) {
-            ev.kind = KVR_EVENT_CLEARED;
-            if (what == 71) ev.tier = KVR_TIER_DEVICE;
-            assert_int_equal(kvr_index_apply(ix, &ev), 0);
-            for (int t = 0; t < 3; t++)
-                if (what == 71 || t == (int)tier - 1) m[r * 3 + t].n = 0;
-            if (what == 71) device[r] = 0;
-        } else if (what < 80) { /* the device grows by a block, or starts */
-            ev.tier = KVR_TIER_DEVICE;
-            if (device[r] == 4) continue;
-            b[0] = (struct kvr_block){device[r] + 1, 1 + device[r] % T_LOCALS};
-            ev.has_parent = device[r] > 0;
-            ev.parent_hash = device[r];
-            ev.blocks = b;
-            ev.blocks_n = 1;
-            assert_int_equal(kvr_index_apply(ix, &ev), 0);
-            device[r]++;
-        } else {
-            uint64_t q[T_DEEP];
-            struct kvr_reach out[T_RANKS], seen[T_RANKS] = {{{0}, {0}}};
-            for (int i = 0; i < T_DEEP; i++) q[i] = kvr_rng_below(&rng, 8) ? 1 + (uint64_t)i % T_LOCALS : 1 + kvr_rng_below(&rng, T_LOCALS);
-            long n = kvr_index_match_tiers(ix, q, T_DEEP, out, T_RANKS);
-            for (long i = 0; i < n; i++) seen[out[i].worker.worker_id] = out[i];
-            for (uint32_t v = 0; v < T_RANKS; v++) {
-                uint32_t pos = 0;
-                while (pos < device[v] && q[pos] == 1 + pos % T_LOCALS) pos++;
-                uint64_t name = pos;
-                assert_int_equal(seen[v].depth[0], pos);
-                for (int t = 0; t < 3; t++) {
-                    struct t_edge *e;
-                    while (pos < T_DEEP && (e = t_find(&m[v * 3 + (uint32_t)t], name, q[pos]))) name = e->name, pos++;
-                    assert_int_equal(seen[v].depth[t + 1], pos);
-                }
-            }
-        }
-    }
-    struct kvr_index *copy; /* dumps carry the tiers */
-    struct kvr_index_stats a, z;
-    assert_int_equal(kvr_index_create(NULL, &copy), 0);
-    assert_int_equal(kvr_index_dump(ix, NULL, replay, copy), 0);
-    kvr_index_stats(ix, &a);
-    kvr_index_stats(copy, &z);
-    assert_int_equal(a.lower_tier_blocks, z.lower_tier_blocks);
-    assert_int_equal(a.blocks, z.blocks);
-    for (uint64_t v = 0; v < T_RANKS; v++) kvr_index_remove_worker(ix, v);
-    kvr_index_stats(ix, &a);
-    assert_int_equal(a.lower_tier_blocks + a.blocks, 0);
-    kvr_index_destroy(copy);
-    kvr_index_destroy(ix);
-    free(m);
-}
-
 /* ---- frequencies --------------------------------------------------------------------------------------------------- */
 
 static void frequencies_count_uses_within_the_window(void **state)
@@ -583,7 +460,6 @@ int main(void)
         cmocka_unit_test(lanes_are_sticky_and_balanced),
         cmocka_unit_test(limits_are_errors),
         cmocka_unit_test(a_batch_equals_its_events),
-        cmocka_unit_test(lower_tiers_equal_the_model),
         cmocka_unit_test(frequencies_count_uses_within_the_window),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

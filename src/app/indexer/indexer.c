@@ -179,6 +179,7 @@ static void loop_free(struct loop *l)
     free(l->desks);
     free(l->tokens);
     free(l->locals);
+    free(l->prefixes);
     kvr_service_question_free(&l->question);
     free(l->overlaps);
     free(l->reaches);

@@ -69,6 +69,11 @@ void query_give_back(struct loop *l)
         l->locals = NULL;
         l->locals_cap = 0;
     }
+    if (l->prefixes_cap > KEEP / sizeof *l->prefixes) {
+        free(l->prefixes);
+        l->prefixes = NULL;
+        l->prefixes_cap = 0;
+    }
     kvr_service_question_trim(&l->question);
     if (l->body.cap > KEEP) kvr_buf_free(&l->body);
 }
@@ -90,11 +95,12 @@ static long reach_all(struct loop *l, struct partition *p, const uint64_t *local
         size_t cap = kvr_index_ranks(p->index) + MAP_ROOM;
         if (!room(&l->overlaps, &l->overlaps_cap, cap, sizeof *l->overlaps) || !room(&l->reaches, &l->reaches_cap, cap, sizeof *l->reaches))
             return -KVR_ENOMEM;
-        long k;
-        if (atomic_load_explicit(&p->tiers, memory_order_relaxed)) {
-            k = kvr_index_match_tiers(p->index, locals, n, l->reaches, cap);
+        long k = kvr_index_match(rd, locals, n, l->overlaps, cap);
+        if (k >= 0 && atomic_load_explicit(&p->tiers, memory_order_relaxed)) {
+            if (!room(&l->prefixes, &l->prefixes_cap, n, sizeof *l->prefixes)) return -KVR_ENOMEM;
+            kvr_hash_sequence(locals, n, l->prefixes);
+            k = kvr_index_match_tiers(rd, l->overlaps, (size_t)k, l->prefixes, n, l->reaches, cap);
         } else {
-            k = kvr_index_match(rd, locals, n, l->overlaps, cap);
             for (long i = 0; i < k; i++) {
                 uint32_t d = l->overlaps[i].depth;
                 l->reaches[i] = (struct kvr_reach){l->overlaps[i].worker, {d, d, d, d}};

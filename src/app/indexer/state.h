@@ -209,10 +209,10 @@ struct loop {
     struct desk *desks;
     size_t desks_n, desks_cap;
     uint32_t *tokens;
-    uint64_t *locals;
+    uint64_t *locals, *prefixes;
     struct kvr_overlap *overlaps;
     struct kvr_reach *reaches;
-    size_t tokens_cap, locals_cap, overlaps_cap, reaches_cap;
+    size_t tokens_cap, locals_cap, prefixes_cap, overlaps_cap, reaches_cap;
     struct kvr_service_question question;
     struct kvr_buf body;
     _Atomic size_t dumps; /* being sent */

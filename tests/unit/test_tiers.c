@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lower tiers of the index: against a naive model, in chunks, told in any order, shared, bounded. */
+#include <kvroute/hash.h>
+#include <kvroute/index.h>
+
+#include "test.h"
+
+static int replay(void *ctx, const struct kvr_event *ev)
+{
+    return kvr_index_apply(ctx, ev);
+}
+
+/* What a rank reaches of a prompt, by the two calls a router makes. */
+static struct kvr_reach reach_of(struct kvr_index *ix, struct kvr_index_reader *rd, uint64_t worker, const uint64_t *q, size_t n)
+{
+    struct kvr_overlap found[64];
+    struct kvr_reach out[64];
+    uint64_t prefixes[256];
+    kvr_hash_sequence(q, n, prefixes);
+    long k = kvr_index_match(rd, q, n, found, 64);
+    assert_true(k >= 0);
+    k = kvr_index_match_tiers(rd, found, (size_t)k, prefixes, n, out, 64);
+    assert_true(k >= 0 && (size_t)k <= kvr_index_ranks(ix));
+    for (long i = 0; i < k; i++)
+        if (out[i].worker.worker_id == worker) return out[i];
+    return (struct kvr_reach){.worker = {worker, 0}};
+}
+
+/* ---- against a model --------------------------------------------------------------------------------------------- */
+
+/* All prompts of up to DEEP blocks of three kinds: a node is a path in base 4, 0 the start; each rank has a name of its own for it. */
+enum { RANKS = 3, DEEP = 6, NODES = 4096, TIERS = 3 };
+
+struct model {
+    bool device[NODES], known[NODES];
+    uint32_t tier[TIERS][NODES];
+    bool remembers;
+};
+
+static uint64_t name_of(uint32_t rank, uint32_t node)
+{
+    return (uint64_t)node * 1000 + rank;
+}
+
+static uint32_t random_node(struct kvr_rng *rng)
+{
+    uint32_t node = 0, deep = 1 + kvr_rng_below(rng, DEEP);
+    for (uint32_t i = 0; i < deep; i++) node = node * 4 + 1 + kvr_rng_below(rng, 3);
+    return node;
+}
+
+static bool has_place(const struct model *m, uint32_t node)
+{
+    bool any = m->device[node] || m->known[node];
+    for (int t = 0; t < TIERS; t++) any |= m->tier[t][node] > 0;
+    return any;
+}
+
+/* Blocks to..node, the ones behind `from`. */
+static size_t chain_to(uint32_t rank, uint32_t from, uint32_t node, struct kvr_block *b)
+{
+    uint32_t path[DEEP];
+    size_t n = 0;
+    for (uint32_t at = node; at != from; at /= 4) path[n++] = at;
+    for (size_t i = 0; i < n; i++) b[i] = (struct kvr_block){name_of(rank, path[n - 1 - i]), path[n - 1 - i] % 4};
+    return n;
+}
+
+static void store_on_device(struct kvr_index *ix, struct model *m, uint32_t rank, uint32_t node)
+{
+    struct kvr_block b[DEEP];
+    uint32_t from = node;
+    while (from && !m->device[from]) from /= 4;
+    struct kvr_event ev = {.worker = {rank, 0}, .has_parent = from != 0, .parent_hash = from ? name_of(rank, from) : 0, .blocks = b};
+    ev.blocks_n = chain_to(rank, from, node, b);
+    assert_int_equal(kvr_index_apply(ix, &ev), 0);
+    for (uint32_t at = node; at != from; at /= 4) m->device[at] = true;
+}
+
+/* With everything behind it. */
+static void remove_from_device(struct kvr_index *ix, struct model *m, uint32_t rank, uint32_t node)
+{
+    uint64_t name = name_of(rank, node);
+    struct kvr_event ev = {.worker = {rank, 0}, .kind = KVR_EVENT_REMOVED, .removed = &name, .removed_n = 1};
+    assert_int_equal(kvr_index_apply(ix, &ev), m->device[node] ? 0 : -KVR_ENOTFOUND);
+    for (uint32_t x = 1; m->device[node] && x < NODES; x++) {
+        uint32_t at = x;
+        while (at && at != node) at /= 4;
+        if (at != node || !m->device[x] || x == node) continue;
+        m->device[x] = false;
+        m->known[x] |= m->remembers;
+    }
+    m->known[node] |= m->device[node] && m->remembers;
+    m->device[node] = false;
+}
+
+static void store_by_name(struct kvr_index *ix, struct model *m, uint32_t rank, uint32_t tier, uint32_t node, uint32_t copies)
+{
+    struct kvr_block b = {name_of(rank, node), 77};
+    struct kvr_event ev = {.worker = {rank, 0}, .tier = (enum kvr_tier)(tier + 1), .blocks = &b, .blocks_n = 1};
+    ev.lower = (struct kvr_lower){.names_only = true, .copies = copies};
+    bool known = has_place(m, node);
+    assert_int_equal(kvr_index_apply(ix, &ev), known ? 0 : -KVR_ENOTFOUND);
+    m->remembers = true;
+    if (known) m->tier[tier][node] = m->tier[tier][node] ? m->tier[tier][node] + copies : KVR_MAX(copies, 1u);
+}
+
+static void store_with_tokens(struct kvr_index *ix, struct model *m, uint32_t rank, uint32_t tier, uint32_t from, uint32_t node)
+{
+    struct kvr_block b[DEEP];
+    struct kvr_event ev = {.worker = {rank, 0}, .tier = (enum kvr_tier)(tier + 1), .has_parent = from != 0, .blocks = b};
+    ev.parent_hash = from ? name_of(rank, from) : 0;
+    ev.blocks_n = chain_to(rank, from, node, b);
+    bool known = from == 0 || has_place(m, from);
+    assert_int_equal(kvr_index_apply(ix, &ev), known ? 0 : -KVR_EPARENT);
+    m->remembers = true;
+    for (uint32_t at = node; known && at != from; at /= 4) m->tier[tier][at] = KVR_MAX(m->tier[tier][at], 1u);
+}
+
+static void remove_from_tier(struct kvr_index *ix, struct model *m, uint32_t rank, uint32_t tier, uint32_t node)
+{
+    uint64_t name = name_of(rank, node);
+    struct kvr_event ev = {
+        .worker = {rank, 0}, .tier = (enum kvr_tier)(tier + 1), .kind = KVR_EVENT_REMOVED, .removed = &name, .removed_n = 1};
+    assert_int_equal(kvr_index_apply(ix, &ev), 0);
+    m->remembers = true;
+    if (m->tier[tier][node] && --m->tier[tier][node] == 0) m->known[node] = true;
+}
+
+static void compare(struct kvr_index *ix, struct kvr_index_reader *rd, const struct model *m, uint32_t rank, uint32_t node)
+{
+    uint64_t q[DEEP];
+    uint32_t path[DEEP], n = 0, at = 0, read[KVR_TIER_COUNT] = {0};
+    for (uint32_t x = node; x; x /= 4) n++;
+    for (uint32_t x = node, i = n; i-- > 0; x /= 4) q[i] = x % 4, path[i] = x;
+    while (at < n && m[rank].device[path[at]]) at++;
+    read[0] = at;
+    for (uint32_t t = 0; at < n && t < TIERS; t++)
+        if (m[rank].tier[t][path[at]]) read[t + 1]++, at++, t = UINT32_MAX;
+    struct kvr_reach r = reach_of(ix, rd, rank, q, n);
+    for (uint32_t t = 0, sum = 0; t < KVR_TIER_COUNT; t++) assert_int_equal(r.depth[t], sum += read[t]);
+}
+
+static void tiers_equal_a_model(void **state)
+{
+    (void)state;
+    struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
+    struct kvr_index *ix, *copy;
+    struct kvr_index_reader *rd, *copy_rd;
+    const char *why = "";
+    uint64_t now = 0;
+    struct model *m = calloc(RANKS, sizeof *m);
+    struct kvr_index_config c = {.lanes = 2, .clock = &(struct kvr_clock){manual_now, &now}};
+    assert_int_equal(kvr_index_create(&c, &ix), 0);
+    assert_int_equal(kvr_index_reader_create(ix, &rd), 0);
+    for (uint64_t op = 0; op < env_u64("KVR_OPS", 300000); op++) {
+        uint32_t rank = kvr_rng_below(&rng, RANKS), tier = kvr_rng_below(&rng, TIERS), what = kvr_rng_below(&rng, 1000);
+        uint32_t node = random_node(&rng), from = node;
+        for (uint32_t up = 1 + kvr_rng_below(&rng, 3); from && up; up--) from /= 4;
+        if (what < 200) store_on_device(ix, &m[rank], rank, node);
+        else if (what < 400) remove_from_device(ix, &m[rank], rank, node);
+        else if (what < 500) store_by_name(ix, &m[rank], rank, tier, node, kvr_rng_below(&rng, 2));
+        else if (what < 600) store_with_tokens(ix, &m[rank], rank, tier, from, node);
+        else if (what < 750) remove_from_tier(ix, &m[rank], rank, tier, node);
+        else if (what == 750) {
+            struct kvr_event ev = {.worker = {rank, 0}, .kind = KVR_EVENT_CLEARED};
+            assert_int_equal(kvr_index_apply(ix, &ev), 0);
+            bool remembers = m[rank].remembers;
+            m[rank] = (struct model){.remembers = remembers};
+        } else compare(ix, rd, m, rank, node);
+    }
+    assert_int_equal(kvr_index_create(NULL, &copy), 0); /* dumps carry the tiers, with places and copies */
+    assert_int_equal(kvr_index_reader_create(copy, &copy_rd), 0);
+    assert_int_equal(kvr_index_dump(ix, NULL, replay, copy), 0);
+    for (int i = 0; i < 2000; i++) {
+        uint32_t rank = kvr_rng_below(&rng, RANKS), tier = kvr_rng_below(&rng, TIERS);
+        remove_from_tier(copy, &m[rank], rank, tier, random_node(&rng));
+        compare(copy, copy_rd, m, kvr_rng_below(&rng, RANKS), random_node(&rng));
+    }
+    assert_true(kvr_index_validate(ix, &why));
+    for (uint64_t v = 0; v < RANKS; v++) kvr_index_remove_worker(ix, v);
+    struct kvr_index_stats st;
+    kvr_index_stats(ix, &st);
+    assert_int_equal(st.lower_tier_blocks + st.blocks, 0);
+    kvr_index_destroy(copy);
+    kvr_index_destroy(ix);
+    free(m);
+}
+
+/* ---- small scenes ------------------------------------------------------------------------------------------------ */
+
+struct scene {
+    struct kvr_index *ix;
+    struct kvr_index_reader *rd;
+    uint64_t now;
+    struct kvr_clock clock;
+};
+
+static void begin(struct scene *s, struct kvr_index_config c)
+{
+    s->now = 0;
+    s->clock = (struct kvr_clock){manual_now, &s->now};
+    c.clock = &s->clock;
+    assert_int_equal(kvr_index_create(&c, &s->ix), 0);
+    assert_int_equal(kvr_index_reader_create(s->ix, &s->rd), 0);
+}
+
+/* Blocks first..last of the prompt 1, 2, 3 ... by worker w; block i has the name 100 + i. */
+static int tell(struct scene *s, uint64_t w, enum kvr_tier tier, enum kvr_event_kind kind, uint64_t first, uint64_t last,
+                struct kvr_lower lower)
+{
+    struct kvr_block b[64];
+    uint64_t names[64];
+    size_t n = (size_t)(last - first + 1);
+    for (size_t i = 0; i < n; i++) b[i] = (struct kvr_block){100 + first + i, first + i};
+    for (size_t i = 0; i < n; i++) names[i] = 100 + first + i;
+    struct kvr_event ev = {.worker = {w, 0}, .tier = tier, .kind = kind, .blocks = b, .blocks_n = n, .removed = names, .removed_n = n};
+    ev.has_parent = first > 1;
+    ev.parent_hash = 99 + first;
+    ev.lower = lower;
+    if (lower.names_only) ev.has_parent = false;
+    return kvr_index_apply(s->ix, &ev);
+}
+
+#define STORED  KVR_EVENT_STORED
+#define REMOVED KVR_EVENT_REMOVED
+#define GPU     KVR_TIER_DEVICE
+#define CPU     KVR_TIER_HOST_PINNED
+static const struct kvr_lower PLAIN, NAMES = {.names_only = true, .learns = true, .copies = 1}, CHUNK = {.learns = true, .copies = 1};
+
+static void reaches(struct scene *s, uint64_t w, size_t n, uint32_t device, uint32_t all)
+{
+    uint64_t q[64];
+    for (size_t i = 0; i < n; i++) q[i] = i + 1;
+    struct kvr_reach r = reach_of(s->ix, s->rd, w, q, n);
+    assert_int_equal(r.depth[GPU], device);
+    assert_int_equal(r.depth[KVR_TIER_EXTERNAL], all);
+}
+
+static void a_copy_is_told_after_its_device_block_has_gone(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin(&s, (struct kvr_index_config){0});
+    assert_int_equal(tell(&s, 1, GPU, STORED, 1, 8, PLAIN), 0);
+    assert_int_equal(tell(&s, 1, CPU, STORED, 1, 1, NAMES), 0); /* from here on names that leave are remembered */
+    assert_int_equal(tell(&s, 1, GPU, REMOVED, 3, 8, PLAIN), 0);
+    assert_int_equal(tell(&s, 1, CPU, STORED, 2, 5, NAMES), 0);
+    reaches(&s, 1, 8, 2, 5);
+    assert_int_equal(tell(&s, 1, GPU, REMOVED, 1, 2, PLAIN), 0);
+    reaches(&s, 1, 8, 0, 5);
+    s.now += UINT64_C(61000000000); /* the memory of names is short */
+    (void)kvr_index_expire(s.ix);
+    assert_int_equal(tell(&s, 1, CPU, STORED, 6, 6, NAMES), -KVR_ENOTFOUND);
+    reaches(&s, 1, 8, 0, 5);
+    struct kvr_tier_status st[KVR_TIER_COUNT];
+    kvr_index_tier_status(s.ix, (struct kvr_worker){1, 0}, st);
+    assert_true(st[CPU].blocks == 5 && st[CPU].unplaced == 1 && st[CPU].chunk == 1);
+    kvr_index_destroy(s.ix);
+}
+
+static void a_prefix_that_ends_inside_a_chunk_is_not_read(void **state)
+{
+    (void)state;
+    struct scene s;
+    for (int names = 0; names < 2; names++) {
+        begin(&s, (struct kvr_index_config){0});
+        assert_int_equal(tell(&s, 1, GPU, STORED, 1, 32, PLAIN), 0);
+        for (uint64_t end = 4; end <= 24; end += 4) /* chunks of 4 */
+            assert_int_equal(tell(&s, 1, CPU, STORED, names ? end : end - 3, end, names ? NAMES : CHUNK), 0);
+        assert_int_equal(tell(&s, 1, GPU, REMOVED, 7, 32, PLAIN), 0);
+        reaches(&s, 1, 32, 6, 24); /* from the middle of the second chunk on */
+        reaches(&s, 1, 11, 6, 6);  /* two blocks more are less than a chunk */
+        reaches(&s, 1, 15, 6, 12);
+        assert_int_equal(tell(&s, 1, CPU, REMOVED, names ? 16 : 13, 16, PLAIN), 0);
+        reaches(&s, 1, 32, 6, 12);
+        kvr_index_destroy(s.ix);
+    }
+}
+
+/* How long chunks are is not believed before it was seen some times: one end alone would make a chunk of whatever came first. */
+static void a_chunk_is_believed_when_it_was_seen_some_times(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin(&s, (struct kvr_index_config){0});
+    assert_int_equal(tell(&s, 1, GPU, STORED, 1, 32, PLAIN), 0);
+    assert_int_equal(tell(&s, 1, CPU, STORED, 8, 8, NAMES), 0);
+    assert_int_equal(tell(&s, 1, GPU, REMOVED, 1, 32, PLAIN), 0);
+    reaches(&s, 1, 32, 0, 0);
+    for (uint64_t end = 4; end <= 16; end += 4) assert_int_equal(tell(&s, 1, CPU, STORED, end, end, NAMES), 0);
+    reaches(&s, 1, 32, 0, 16);
+    kvr_index_destroy(s.ix);
+}
+
+/* Blocks that two chunks share are announced with each, and removed with each. */
+static void shared_blocks_of_chunks_are_counted(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin(&s, (struct kvr_index_config){0});
+    for (uint64_t end = 4; end <= 16; end += 4) assert_int_equal(tell(&s, 1, CPU, STORED, end - 3, end, CHUNK), 0);
+    assert_int_equal(tell(&s, 1, CPU, STORED, 1, 4, CHUNK), 0);
+    assert_int_equal(tell(&s, 1, CPU, REMOVED, 1, 4, PLAIN), 0);
+    reaches(&s, 1, 16, 0, 16);
+    assert_int_equal(tell(&s, 1, CPU, REMOVED, 1, 4, PLAIN), 0);
+    reaches(&s, 1, 16, 0, 0);
+    kvr_index_destroy(s.ix);
+}
+
+/* One name for several blocks, by hashes of its own: found by what it is. */
+static void foreign_names_are_matched_by_tokens(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct kvr_block b[32];
+    begin(&s, (struct kvr_index_config){0});
+    assert_int_equal(tell(&s, 1, GPU, STORED, 1, 5, PLAIN), 0);
+    for (uint64_t chunk = 0; chunk < 4; chunk++) {
+        for (uint64_t i = 0; i < 8; i++) b[i] = (struct kvr_block){i == 7 ? 9000 + chunk : 0, chunk * 8 + i + 1};
+        struct kvr_event ev = {
+            .worker = {1, 0}, .tier = CPU, .blocks = b, .blocks_n = 8, .has_parent = chunk > 0, .parent_hash = 8999 + chunk};
+        ev.lower = (struct kvr_lower){.span = 8, .learns = true};
+        assert_int_equal(kvr_index_apply(s.ix, &ev), 0);
+    }
+    reaches(&s, 1, 40, 5, 32);
+    reaches(&s, 1, 30, 5, 24);
+    struct kvr_tier_status st[KVR_TIER_COUNT];
+    kvr_index_tier_status(s.ix, (struct kvr_worker){1, 0}, st);
+    assert_true(st[CPU].chunk == 8 && st[CPU].blocks == 4 && !st[CPU].removes);
+    kvr_index_destroy(s.ix);
+}
+
+static void what_no_removal_is_told_of_goes_with_time_and_number(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin(&s, (struct kvr_index_config){.tier_blocks_max = 10, .tier_ttl_ns = UINT64_C(60000000000)});
+    assert_int_equal(tell(&s, 1, KVR_TIER_DISK, STORED, 1, 16, PLAIN), 0);
+    struct kvr_tier_status st[KVR_TIER_COUNT];
+    kvr_index_tier_status(s.ix, (struct kvr_worker){1, 0}, st);
+    assert_true(st[KVR_TIER_DISK].blocks == 10 && st[KVR_TIER_DISK].given_up == 6);
+    assert_int_equal(tell(&s, 1, CPU, STORED, 1, 4, PLAIN), 0);
+    assert_int_equal(tell(&s, 1, CPU, REMOVED, 4, 4, PLAIN), 0);
+    s.now += UINT64_C(62000000000);
+    (void)kvr_index_expire(s.ix);
+    kvr_index_tier_status(s.ix, (struct kvr_worker){1, 0}, st);
+    assert_true(st[KVR_TIER_DISK].blocks == 0 && st[CPU].blocks == 3); /* who tells of removals is believed for ever */
+    kvr_index_destroy(s.ix);
+}
+
+static void what_one_stores_in_a_pool_all_can_read(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin(&s, (struct kvr_index_config){.lanes = 2});
+    for (uint64_t w = 1; w <= 3; w++) assert_int_equal(kvr_index_set_pool(s.ix, (struct kvr_worker){w, 0}, w < 3 ? 7 : 0), 0);
+    assert_int_equal(tell(&s, 2, GPU, STORED, 1, 2, PLAIN), 0);
+    assert_int_equal(tell(&s, 3, GPU, STORED, 1, 2, PLAIN), 0);
+    assert_int_equal(tell(&s, 1, KVR_TIER_EXTERNAL, STORED, 1, 6, PLAIN), 0);
+    reaches(&s, 1, 8, 0, 6);
+    reaches(&s, 2, 8, 2, 6);
+    reaches(&s, 3, 8, 2, 2);
+    kvr_index_remove_worker(s.ix, 1); /* the pool outlives who filled it */
+    reaches(&s, 2, 8, 2, 6);
+    assert_int_equal(kvr_index_set_pool(s.ix, (struct kvr_worker){2, 0}, 0), 0);
+    reaches(&s, 2, 8, 2, 2);
+    kvr_index_destroy(s.ix);
+}
+
+/* Rounds of a cache that turns over leave nothing behind. */
+static void memory_is_given_back(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct kvr_index_stats before, after;
+    begin(&s, (struct kvr_index_config){0});
+    kvr_index_stats(s.ix, &before);
+    for (int round = 0; round < 50; round++) {
+        assert_int_equal(tell(&s, 1, GPU, STORED, 1, 60, PLAIN), 0);
+        assert_int_equal(tell(&s, 1, CPU, STORED, 1, 60, NAMES), 0);
+        assert_int_equal(tell(&s, 1, GPU, REMOVED, 1, 60, PLAIN), 0);
+        assert_int_equal(tell(&s, 1, CPU, REMOVED, 1, 60, PLAIN), 0);
+    }
+    kvr_index_remove_worker(s.ix, 1);
+    (void)kvr_index_expire(s.ix);
+    kvr_index_stats(s.ix, &after);
+    assert_true(after.bytes <= before.bytes + 65536);
+    kvr_index_destroy(s.ix);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tiers_equal_a_model),
+        cmocka_unit_test(a_copy_is_told_after_its_device_block_has_gone),
+        cmocka_unit_test(a_prefix_that_ends_inside_a_chunk_is_not_read),
+        cmocka_unit_test(a_chunk_is_believed_when_it_was_seen_some_times),
+        cmocka_unit_test(shared_blocks_of_chunks_are_counted),
+        cmocka_unit_test(foreign_names_are_matched_by_tokens),
+        cmocka_unit_test(what_no_removal_is_told_of_goes_with_time_and_number),
+        cmocka_unit_test(what_one_stores_in_a_pool_all_can_read),
+        cmocka_unit_test(memory_is_given_back),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
