@@ -29,14 +29,15 @@ struct kvr_block {
 
 /* Of a stored event of a lower tier. */
 struct kvr_lower {
-    bool names_only; /* no tokens were told: tokens_hash is not used; each name is one that the rank has, or had a moment ago, in some tier
-                      */
-    bool learns;     /* the tier is read in chunks, which end where such events end: their length is learned from that */
-    uint32_t span;   /* blocks that a name stands for, 0 or 1: one. Else blocks_n is a multiple of it, and of every `span` of them the
-                        last one's name is theirs */
-    uint32_t copies; /* 0: what is there already stays as it is. Else so many copies, each with a removal of its own */
-    uint32_t chunk;  /* blocks that the tier is read by at once, when that is known otherwise; 0: not said */
-    bool placed;     /* one block, known by its place: the two below; its parent need not be known. Dumps are such events */
+    bool names_only;  /* no tokens were told: tokens_hash is not used; each name is one that the rank has, or had a moment ago, in some tier
+                       */
+    bool names_first; /* tokens may be told without salts and images: a name that the rank knows is where it is known, whatever they say */
+    bool learns;      /* the tier is read in chunks, which end where such events end: their length is learned from that */
+    uint32_t span;    /* blocks that a name stands for, 0 or 1: one. Else blocks_n is a multiple of it, and of every `span` of them the
+                         last one's name is theirs */
+    uint32_t copies;  /* 0: what is there already stays as it is. Else so many copies, each with a removal of its own */
+    uint32_t chunk;   /* blocks that the tier is read by at once, when that is known otherwise; 0: not said */
+    bool placed;      /* one block, known by its place: the two below; its parent need not be known. Dumps are such events */
     uint32_t position;
     uint64_t prefix_hash; /* sequence hash (kvroute/hash.h) of the prefix that ends with the block */
 };

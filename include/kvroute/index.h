@@ -296,7 +296,7 @@ KVR_API int kvr_index_dump(struct kvr_index *index, const struct kvr_worker *onl
 /* A walk: the dump of one pair in pieces, in little memory and without stopping the pair's writer for longer than a piece
  * takes. The pieces are of different moments. Together they are what the pair held at the beginning, less what it has given
  * up since, plus some of what it has got since; who applies them and then every event since the beginning, in order, has
- * what the pair holds (stores whose parent went meanwhile are refused on the way).
+ * what the pair holds (stores whose parent went meanwhile are refused on the way); of lower tiers, no more and hardly less.
  * Owns: the caller gives *out to kvr_index_walk_end, before the index is destroyed. An unknown pair is an empty one.
  * Returns: 0, -KVR_ENOMEM. Threads: any; a walk is used by one thread at a time. */
 struct kvr_index_walk;

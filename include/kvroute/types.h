@@ -28,7 +28,7 @@ enum kvr_tier { KVR_TIER_DEVICE, KVR_TIER_HOST_PINNED, KVR_TIER_DISK, KVR_TIER_E
 /* Name of a tier, or NULL for a value outside the enum. Threads: any. */
 KVR_API const char *kvr_tier_name(enum kvr_tier tier);
 
-/* Tier of an engine's `medium` string (exact case; empty means device).
+/* Tier of an engine's `medium` string (in any case; empty means device).
  * Returns: 0 and *out, or -KVR_EINVAL for an unknown medium. Threads: any. */
 KVR_API int kvr_tier_of_medium(const char *medium, size_t len, enum kvr_tier *out);
 

@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <time.h>
@@ -126,13 +127,15 @@ int kvr_tier_of_medium(const char *medium, size_t len, enum kvr_tier *out)
         {"DISK", KVR_TIER_DISK},
         {"NVME", KVR_TIER_DISK},
         {"STORAGE", KVR_TIER_DISK},
+        {"FS", KVR_TIER_DISK},
         {"EXTERNAL", KVR_TIER_EXTERNAL},
         {"NETWORK", KVR_TIER_EXTERNAL},
         {"REMOTE", KVR_TIER_EXTERNAL},
         {"SHARED", KVR_TIER_EXTERNAL},
+        {"SHARED_STORAGE", KVR_TIER_EXTERNAL},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        if (strlen(rows[i].name) == len && memcmp(rows[i].name, medium, len) == 0) {
+        if (strlen(rows[i].name) == len && (len == 0 || strncasecmp(rows[i].name, medium, len) == 0)) {
             *out = rows[i].tier;
             return 0;
         }

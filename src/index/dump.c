@@ -19,6 +19,9 @@
  * So for each block the last event that concerns it has the same effect in the copy. This needs events that mean the same when
  * the copy has more or less than the pair had: a store that the pair refused may be accepted by the copy, a name that moved may
  * be found at its later place, a block's first name may be another one. Such events mark the walk (kvr__walks_disturbed).
+ *
+ * Of lower tiers the copy may have less, never more: a block that was stored behind one that has gone meanwhile has no place there, and
+ * of several copies one is told, as the events since may tell of the others.
  */
 #include "index/internal.h"
 
@@ -130,7 +133,8 @@ static int copy_run(const struct lane *ln, const struct rank *rk, struct copy *c
 }
 
 /* Lower tiers: one event a block, which may come before its parent. At most `most` blocks; *id is the next one then. */
-static int copy_edges(const struct lane *ln, const struct rank *rk, struct copy *c, enum kvr_tier tier, uint32_t *id, size_t most)
+static int copy_edges(const struct lane *ln, const struct rank *rk, struct copy *c, enum kvr_tier tier, uint32_t *id, size_t most,
+                      bool in_pieces)
 {
     for (; *id && most; most--) {
         if (kvr_mem_grow(&c->mem, (void **)&c->records, &c->records_cap, c->records_n + 1, sizeof *c->records)) return -KVR_ENOMEM;
@@ -138,6 +142,7 @@ static int copy_edges(const struct lane *ln, const struct rank *rk, struct copy 
         struct kvr_event ev;
         size_t first = c->blocks_n++;
         *id = kvr__tier_dump(ln, &rk->tier[tier], *id, &ev, &c->blocks[first]);
+        if (in_pieces) ev.lower.copies = 1;
         c->records[c->records_n++] = (struct record){
             .first = first, .n = 1, .tier = tier, .has_parent = ev.has_parent, .parent_hash = ev.parent_hash, .lower = ev.lower};
     }
@@ -152,7 +157,7 @@ static int copy_rank(const struct rank *rk, struct copy *c)
     for (size_t i = 0; i < c->order_n && rc == 0; i++) rc = copy_run(ln, rk, c, kvr__run(ln, c->order[i]));
     for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT && rc == 0; t++) {
         uint32_t id = rk->tier[t].list.head;
-        rc = copy_edges(ln, rk, c, t, &id, SIZE_MAX);
+        rc = copy_edges(ln, rk, c, t, &id, SIZE_MAX, false);
     }
     return rc;
 }
@@ -342,7 +347,7 @@ static int copy_piece(struct kvr_index_walk *w, size_t blocks)
         w->run = kid != NO_PLACE ? w->rk->held[kid].run : run_past(ln, w->rk, pos);
     }
     for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT && w->rk && !w->run && rc == 0; t++)
-        if (c->blocks_n < blocks) rc = copy_edges(ln, w->rk, c, t, &w->edge[t - 1], blocks - c->blocks_n);
+        if (c->blocks_n < blocks) rc = copy_edges(ln, w->rk, c, t, &w->edge[t - 1], blocks - c->blocks_n, true);
     return rc;
 }
 

@@ -250,8 +250,13 @@ static int store_chain(struct lane *ln, struct rank *rk, struct side *s, const s
         at.root = root && span == 1;
         root = false;
         if ((i + 1) % span) continue;
-        at.parent = parent;
-        at.local = ev->blocks[i].tokens_hash;
+        struct spot known;
+        if (lower.names_first && !spot_of(ln, rk, s, ev->blocks[i].block_hash, &known)) {
+            at = known;
+        } else {
+            at.parent = parent;
+            at.local = ev->blocks[i].tokens_hash;
+        }
         struct tier_entry e = entry_of(&at, ev->blocks[i].block_hash);
         lower.learns = ev->lower.learns && i + 1 == ev->blocks_n;
         if (store_entry(ln, rk, s, &e, &lower)) return -KVR_ENOMEM;

@@ -1,6 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "recover/event_json.h"
 
+#include "base/lower.h"
+
+static void put_lower(struct kvr_buf *b, const struct kvr_lower *lower)
+{
+    uint64_t words[KVR_LOWER_WORDS];
+    kvr_lower_pack(lower, words);
+    if (!kvr_lower_is_told(words)) return;
+    kvr_json_key(b, "lower");
+    kvr_json_open(b, '[');
+    for (int i = 0; i < KVR_LOWER_WORDS; i++) kvr_json_u64(b, words[i]);
+    kvr_json_close(b, ']');
+}
+
 static void put_stored(struct kvr_buf *b, const struct kvr_event *ev)
 {
     kvr_json_key(b, "stored");
@@ -22,6 +35,7 @@ static void put_stored(struct kvr_buf *b, const struct kvr_event *ev)
         kvr_json_close(b, '}');
     }
     kvr_json_close(b, ']');
+    put_lower(b, &ev->lower);
     kvr_json_close(b, '}');
 }
 

@@ -86,8 +86,8 @@ static uint8_t attention_kind(struct kvr_bytes kind)
 /* Does the event speak of the main attention cache? Learns which group is which on the way. */
 static bool passes_group_filter(struct kvr_engine_stream *s, const struct kvr_engine_event *ev)
 {
-    if (ev->spec_kind.ptr) {
-        uint8_t kind = attention_kind(ev->spec_kind);
+    uint8_t kind = ev->spec_kind.ptr ? attention_kind(ev->spec_kind) : 3;
+    if (kind != 3 || (ev->spec_kind.ptr && ev->kind == KVR_ENGINE_STORED)) { /* an unknown word in a removal may be an owner's */
         if (ev->kind == KVR_ENGINE_STORED && ev->has_group && ev->group_idx < KVR_ENGINE_GROUPS)
             s->group_main[ev->group_idx] = kind == 1 ? 1 : 2;
         if (kind == 2) s->counters.non_main_attention_kind++;
@@ -188,6 +188,11 @@ static bool may_be_report(const struct kvr_engine_event *ev)
     return ev->is_map && !ev->has_parent;
 }
 
+static bool has_colour(const struct kvr_engine_event *ev)
+{
+    return ev->lora.len || ev->salt.len || ev->mm_n;
+}
+
 /* Leaves of a store what is not a copy. Returns: is something left? */
 static int skip_copies(struct kvr_engine_stream *s, const struct kvr_engine_event *ev, struct kvr_event *out)
 {
@@ -203,6 +208,53 @@ static int skip_copies(struct kvr_engine_stream *s, const struct kvr_engine_even
     return out->blocks_n > 0;
 }
 
+/* Names for as many blocks as each stands for; only the last of `span` blocks has its own. */
+static int fill_blocks(struct kvr_engine_stream *s, const uint64_t *names, const uint64_t *locals, size_t n, uint32_t span)
+{
+    if (kvr_mem_grow(&s->mem, (void **)&s->blocks, &s->blocks_cap, n, sizeof *s->blocks)) return -KVR_ENOMEM;
+    for (size_t i = 0; i < n; i++) s->blocks[i] = (struct kvr_block){(i + 1) % span ? 0 : names[i / span], locals ? locals[i] : 0};
+    return 0;
+}
+
+/* A store of a lower tier: by names alone, or with tokens and the size of what a name stands for. Nothing of it concerns the device: it
+ * teaches no salts, and where tokens may not tell all (vLLM's offloading tells of no salts and images) names decide. */
+static int convert_lower(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
+                         struct kvr_event *out)
+{
+    const uint64_t *names = b->hashes ? b->hashes + ev->hashes_at : NULL;
+    uint64_t salt_term, span = s->block_size ? ev->block_size / s->block_size : 0;
+    size_t n = 0;
+    int rc;
+    bool colour = has_colour(ev), by_name = ev->tokens_n == 0 || ((s->coloured || ev->lora_id) && !colour);
+    s->skipped = 0;
+    out->kind = KVR_EVENT_STORED;
+    out->lower = (struct kvr_lower){.learns = true, .copies = !s->again, .chunk = s->tier_chunk, .names_first = !colour};
+    if (by_name || !find_salt(s, ev, &salt_term)) {
+        out->lower.names_only = true;
+        out->blocks_n = ev->hashes_n;
+        if (fill_blocks(s, names, NULL, ev->hashes_n, 1)) return -KVR_ENOMEM;
+        out->blocks = s->blocks;
+        return ev->hashes_n > 0;
+    }
+    if (span == 0 || span > UINT16_MAX || ev->block_size % s->block_size) {
+        s->counters.lower_tier_size++;
+        return 0;
+    }
+    rc = hash_tokens(s, b, ev, kvr_hash_seed(ev->lora.ptr, ev->lora.len, NULL, 0) + salt_term, &n);
+    if (rc == -KVR_ELIMIT) n = 0;
+    else if (rc) return rc;
+    if (n / span < ev->hashes_n) s->counters.truncated_tokens++;
+    n = KVR_MIN(n / span, ev->hashes_n) * span;
+    if (n == 0) return 0;
+    if (fill_blocks(s, names, s->locals, n, (uint32_t)span)) return -KVR_ENOMEM;
+    out->lower.span = (uint32_t)span;
+    out->has_parent = ev->has_parent;
+    out->parent_hash = ev->parent;
+    out->blocks = s->blocks;
+    out->blocks_n = n;
+    return 1;
+}
+
 /* Returns: 1 when *out is to be emitted, 0 when not, or an error. */
 static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
                           struct kvr_event *out)
@@ -210,7 +262,9 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
     const uint64_t *hashes = b->hashes ? b->hashes + ev->hashes_at : NULL; /* a batch may have none */
     uint64_t salt_term;
     size_t n = 0;
+    if (out->tier != KVR_TIER_DEVICE) return convert_lower(s, b, ev, out);
     s->engine_block_size = (uint32_t)KVR_MIN(ev->block_size, (uint64_t)UINT32_MAX);
+    s->coloured |= has_colour(ev);
     if (ev->block_size != s->block_size) {
         s->counters.block_size_mismatch++;
         return 0;
@@ -239,8 +293,7 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
         s->counters.ambiguous_cache_namespace++;
         return 0;
     }
-    if (kvr_mem_grow(&s->mem, (void **)&s->blocks, &s->blocks_cap, n, sizeof *s->blocks)) return -KVR_ENOMEM;
-    for (size_t i = 0; i < n; i++) s->blocks[i] = (struct kvr_block){hashes[i], s->locals[i]};
+    if (fill_blocks(s, hashes, s->locals, n, 1)) return -KVR_ENOMEM;
     out->kind = KVR_EVENT_STORED;
     out->has_parent = ev->has_parent;
     out->parent_hash = ev->parent;
@@ -255,7 +308,7 @@ static int convert_removed(struct kvr_engine_stream *s, const struct kvr_engine_
 {
     const uint64_t *names = b->hashes ? b->hashes + ev->hashes_at : NULL;
     size_t n = ev->hashes_n;
-    if (s->copies.more[out->tier].n) {
+    if (out->tier == KVR_TIER_DEVICE && s->copies.more[out->tier].n) { /* the index counts those of other tiers */
         if (kvr_mem_grow(&s->mem, (void **)&s->last, &s->last_cap, n, sizeof *s->last)) return -KVR_ENOMEM;
         n = kvr__copies_removed(&s->copies, out->tier, names, n, s->last);
         s->counters.copy_removed += ev->hashes_n - n;
@@ -307,6 +360,13 @@ enum kvr_engine_groups kvr_engine_stream_groups(const struct kvr_engine_stream *
     return what;
 }
 
+/* vLLM's worker of Mooncake's store, which all engines of a fleet may read: the only one to write this medium in small letters and to
+ * name a cache group. */
+static bool is_mooncake(const struct kvr_engine_event *ev)
+{
+    return bytes_are(ev->medium, "cpu") && ev->has_group;
+}
+
 static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev, struct kvr_event *out)
 {
     if (ev->kind == KVR_ENGINE_IGNORED || ev->kind == KVR_ENGINE_UNKNOWN) {
@@ -324,14 +384,16 @@ static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b
         tell_window(s, b, ev);
         return 0;
     }
-    if (ev->locality.ptr && !bytes_are(ev->locality, "LOCAL")) {
-        s->counters.remote_locality++;
-        return 0;
-    }
     if (kvr_tier_of_medium(ev->medium.ptr ? ev->medium.ptr : "", ev->medium.len, &out->tier)) {
         s->counters.unknown_medium++;
         return 0;
     }
+    bool remote = ev->locality.ptr && !bytes_are(ev->locality, "LOCAL");
+    if (remote && out->tier == KVR_TIER_DEVICE) {
+        s->counters.remote_locality++;
+        return 0;
+    }
+    if (remote || is_mooncake(ev)) out->tier = KVR_TIER_EXTERNAL;
     return ev->kind == KVR_ENGINE_STORED ? convert_stored(s, b, ev, out) : convert_removed(s, b, ev, out);
 }
 

@@ -369,6 +369,14 @@ static bool tail_is_fixed(const char *p, uint32_t n)
     return true;
 }
 
+static bool is_locality(const char *p)
+{
+    uint32_t len;
+    const char *s = mp_decode_str(&p, &len);
+    struct kvr_bytes word = {s, len};
+    return equals(word, "LOCAL", 5) || equals(word, "REMOTE", 6);
+}
+
 static int read_tail(struct kvr_engine_batch *b, const char **p, uint32_t n, struct kvr_engine_event *ev)
 {
     bool have_group = false;
@@ -382,7 +390,9 @@ static int read_tail(struct kvr_engine_batch *b, const char **p, uint32_t n, str
         int rc = 0;
         if (i < 5 && is(*p, MP_ARRAY)) {
             rc = read_mm_infos(b, p, ev);
-        } else if (i < 5 && is(*p, MP_STR) && !ev->spec_kind.ptr) {
+        } else if (i < 5 && is(*p, MP_STR) && is_locality(*p)) {
+            rc = read_str(p, &ev->locality);
+        } else if (i < 5 && is(*p, MP_STR) && !ev->spec_kind.ptr && !ev->locality.ptr) {
             rc = read_str(p, &ev->spec_kind);
         } else if (i < 5 && is(*p, MP_UINT) && !have_group) {
             have_group = true;

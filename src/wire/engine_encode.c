@@ -85,8 +85,9 @@ static char *put_stored(char *p, const struct kvr_event *ev, const struct kvr_en
 {
     p = mp_encode_array(p, extra ? 9 : 8);
     p = put_text(p, "BlockStored");
-    p = mp_encode_array(p, (uint32_t)ev->blocks_n);
-    for (size_t i = 0; i < ev->blocks_n; i++) p = mp_encode_uint(p, ev->blocks[i].block_hash);
+    size_t span = KVR_MAX(ev->lower.span, 1u); /* of that many blocks the last one's name is theirs */
+    p = mp_encode_array(p, (uint32_t)(ev->blocks_n / span));
+    for (size_t i = span; i <= ev->blocks_n; i += span) p = mp_encode_uint(p, ev->blocks[i - 1].block_hash);
     p = ev->has_parent ? mp_encode_uint(p, ev->parent_hash) : mp_encode_nil(p);
     p = put_tokens(p, w);
     p = mp_encode_uint(p, w->block_size);

@@ -78,7 +78,7 @@ uint64_t kvr_engine_mm_hash(const char *id, size_t len);
 #define KVR_ENGINE_COUNTERS(X) \
     X(ignored_event) X(unknown_tag) X(ambiguous_cache_namespace) X(non_main_attention_kind) X(unknown_kind) \
     X(non_main_attention_group) X(unlearned_group_idx) X(remote_locality) X(unknown_medium) X(self_reference) \
-    X(block_size_mismatch) X(truncated_tokens) X(other_rank) X(lower_tier) X(unnamed_adapter) X(salt_or_object) \
+    X(block_size_mismatch) X(lower_tier_size) X(truncated_tokens) X(other_rank) X(lower_tier) X(unnamed_adapter) X(salt_or_object) \
     X(copy_stored) X(copy_removed) X(copy_reported) X(copy_taken_back)
 /* clang-format on */
 
@@ -96,6 +96,8 @@ struct kvr_engine_stream {
     uint32_t block_size;
     uint32_t engine_block_size;             /* of the last store, as the engine said it; 0: none yet */
     bool tiers;                             /* emit lower-tier events; else they are counted and dropped */
+    uint32_t tier_chunk;                    /* blocks that the engine reads from lower tiers at once, when it is told; 0: learned */
+    bool coloured;                          /* some blocks are of salts, images or adapters: tokens alone do not tell what a block is */
     uint32_t group_need[KVR_ENGINE_GROUPS]; /* of a window group: blocks before the end of a prefix; UINT32_MAX: all */
     /* Takes what events say of the other groups (struct kvr_window_event, kvroute/index.h); NULL: they are counted and left out. */
     void (*window)(void *ctx, const struct kvr_window_event *event);

@@ -5,9 +5,10 @@
 #include <msgpuck.h>
 #include <string.h>
 
+#include "base/lower.h"
 #include "wire/msgpack.h"
 
-enum { SMALL = 256 /* more than the fixed parts of any message here */ };
+enum { SMALL = 320 /* more than the fixed parts of any message here */ };
 
 /* ---- small readers ------------------------------------------------------------------------------------------ */
 
@@ -146,7 +147,10 @@ bool kvr_envelope_is(const struct kvr_envelope *e, const char *topic)
 
 static char *put_stored(char *p, const struct kvr_event *ev)
 {
-    p = mp_encode_map(put_text(mp_encode_map(p, 1), "stored"), 3);
+    uint64_t lower[KVR_LOWER_WORDS];
+    kvr_lower_pack(&ev->lower, lower);
+    bool told = kvr_lower_is_told(lower);
+    p = mp_encode_map(put_text(mp_encode_map(p, 1), "stored"), told ? 4 : 3);
     p = put_text(p, "parent_hash");
     p = ev->has_parent ? mp_encode_uint(p, ev->parent_hash) : mp_encode_nil(p);
     p = put_text(p, "start_position");
@@ -158,6 +162,8 @@ static char *put_stored(char *p, const struct kvr_event *ev)
         p = put_member(p, "tokens_hash", ev->blocks[i].tokens_hash);
         p = mp_encode_nil(put_text(p, "mm_extra_info"));
     }
+    if (told) p = mp_encode_array(put_text(p, "lower"), KVR_LOWER_WORDS);
+    for (int i = 0; told && i < KVR_LOWER_WORDS; i++) p = mp_encode_uint(p, lower[i]);
     return p;
 }
 
@@ -229,11 +235,21 @@ static int read_blocks(struct event_reader *r, const char **p)
     return 0;
 }
 
+static int read_lower(struct event_reader *r, const char **p)
+{
+    uint64_t words[KVR_LOWER_WORDS];
+    if (!is(*p, MP_ARRAY) || mp_decode_array(p) != KVR_LOWER_WORDS) return -KVR_EFORMAT;
+    for (int i = 0; i < KVR_LOWER_WORDS; i++)
+        if (!take_u64(p, UINT64_MAX, &words[i])) return -KVR_EFORMAT;
+    return kvr_lower_unpack(words, &r->out->lower) ? 0 : -KVR_EFORMAT;
+}
+
 static int stored_member(void *ctx, const char *key, uint32_t len, const char **p)
 {
     struct event_reader *r = ctx;
     uint64_t v;
     if (same(key, len, "blocks")) return read_blocks(r, p);
+    if (same(key, len, "lower")) return read_lower(r, p);
     bool parent = same(key, len, "parent_hash"), start = same(key, len, "start_position");
     if ((!parent && !start) || is(*p, MP_NIL)) {
         mp_next(p);

@@ -6,14 +6,17 @@
 #include <msgpuck.h>
 #include <string.h>
 
+#include "base/lower.h"
 #include "wire/sync_event.h"
 
-enum { SMALL = 96, BLOCK_BYTES = 16 };
+enum { SMALL = 96, BLOCK_BYTES = 16, LOWER_BYTES = 1 + 9 * KVR_LOWER_WORDS };
 
 void kvr_snapshot_event_write(struct kvr_buf *out, const struct kvr_event *ev)
 {
-    if (kvr_buf_reserve(out, SMALL + BLOCK_BYTES * ev->blocks_n)) return;
-    char *start = out->data + out->len, *p = mp_encode_array(start, 7);
+    uint64_t lower[KVR_LOWER_WORDS];
+    kvr_lower_pack(&ev->lower, lower);
+    if (kvr_buf_reserve(out, SMALL + LOWER_BYTES + BLOCK_BYTES * ev->blocks_n)) return;
+    char *start = out->data + out->len, *p = mp_encode_array(start, kvr_lower_is_told(lower) ? 8 : 7);
     p = mp_encode_uint(p, 0);
     p = mp_encode_uint(p, ev->worker.worker_id);
     p = mp_encode_uint(p, ev->worker.dp_rank);
@@ -24,6 +27,10 @@ void kvr_snapshot_event_write(struct kvr_buf *out, const struct kvr_event *ev)
     for (size_t i = 0; i < ev->blocks_n; i++, p += BLOCK_BYTES) {
         uint64_t pair[2] = {htole64(ev->blocks[i].block_hash), htole64(ev->blocks[i].tokens_hash)};
         memcpy(p, pair, BLOCK_BYTES);
+    }
+    if (kvr_lower_is_told(lower)) {
+        p = mp_encode_array(p, KVR_LOWER_WORDS);
+        for (int i = 0; i < KVR_LOWER_WORDS; i++) p = mp_encode_uint(p, lower[i]);
     }
     out->len += (size_t)(p - start);
 }
@@ -58,7 +65,16 @@ static bool take_maybe(const char **p, uint64_t max, bool *has, uint64_t *out)
     return true;
 }
 
-static int read_event(struct kvr_snapshot_reader *r, const char **p, struct kvr_worker w)
+static bool take_lower(const char **p, struct kvr_lower *out)
+{
+    uint64_t words[KVR_LOWER_WORDS];
+    if (mp_typeof(**p) != MP_ARRAY || mp_decode_array(p) != KVR_LOWER_WORDS) return false;
+    for (int i = 0; i < KVR_LOWER_WORDS; i++)
+        if (!take_uint(p, UINT64_MAX, &words[i])) return false;
+    return kvr_lower_unpack(words, out);
+}
+
+static int read_event(struct kvr_snapshot_reader *r, const char **p, struct kvr_worker w, bool lower)
 {
     struct kvr_event ev = {.kind = KVR_EVENT_STORED, .worker = w};
     uint64_t tier, position = 0;
@@ -80,6 +96,7 @@ static int read_event(struct kvr_snapshot_reader *r, const char **p, struct kvr_
         memcpy(pair, bytes + BLOCK_BYTES * i, BLOCK_BYTES);
         r->blocks[i] = (struct kvr_block){le64toh(pair[0]), le64toh(pair[1])};
     }
+    if (lower && !take_lower(p, &ev.lower)) return -KVR_EFORMAT;
     ev.tier = (enum kvr_tier)tier;
     ev.start_position = (uint32_t)position;
     ev.blocks = r->blocks;
@@ -111,9 +128,10 @@ int kvr_snapshot_read(struct kvr_snapshot_reader *r, const char *data, size_t le
     while (p < end) {
         uint64_t kind, id, rank;
         uint32_t n = mp_decode_array(&p);
-        if (n != 7 || !take_uint(&p, 1, &kind) || !take_uint(&p, UINT64_MAX, &id) || !take_uint(&p, UINT32_MAX, &rank)) return -KVR_EFORMAT;
+        if (n < 7 || n > 8 || !take_uint(&p, 1, &kind) || !take_uint(&p, UINT64_MAX, &id) || !take_uint(&p, UINT32_MAX, &rank))
+            return -KVR_EFORMAT;
         struct kvr_worker w = {id, (uint32_t)rank};
-        int rc = kind ? read_cursor(r, &p, w) : read_event(r, &p, w);
+        int rc = kind && n == 8 ? -KVR_EFORMAT : kind ? read_cursor(r, &p, w) : read_event(r, &p, w, n == 8);
         if (rc) return rc;
     }
     return 0;

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "base/lower.h"
+
 enum { EVENT_BLOCKS_MAX = 1 << 20 };
 
 struct block_list {
@@ -66,6 +68,13 @@ static int read_removed(struct kvr_json o, struct kvr_event *ev, struct kvr_bloc
     return 0;
 }
 
+static bool read_lower(struct kvr_json v, struct kvr_lower *out)
+{
+    uint64_t words[KVR_LOWER_WORDS];
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    return kvr_json_u64_array(v, words, KVR_LOWER_WORDS) == KVR_LOWER_WORDS && kvr_lower_unpack(words, out);
+}
+
 static int read_stored(struct kvr_json o, struct kvr_event *ev, struct kvr_block **blocks, size_t *cap)
 {
     struct kvr_json list = kvr_json_get(o, "blocks"), parent = kvr_json_get(o, "parent_hash"), start = kvr_json_get(o, "start_position");
@@ -81,6 +90,7 @@ static int read_stored(struct kvr_json o, struct kvr_event *ev, struct kvr_block
         ev->has_start_position = true;
         ev->start_position = (uint32_t)position;
     }
+    if (!read_lower(kvr_json_get(o, "lower"), &ev->lower)) return -KVR_EFORMAT;
     if (!room_for(blocks, cap, n)) return -KVR_ENOMEM;
     struct block_list l = {*blocks, 0};
     if (n && kvr_json_each(list, read_block, &l)) return -KVR_EFORMAT;

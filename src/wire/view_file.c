@@ -7,6 +7,8 @@
 
 #include <kvroute/hash.h>
 
+#include "base/lower.h"
+
 enum { VERSION = 2, FILE_HEAD = 16, RECORD_HEAD = 16, RECORD_TAIL = 8, EVENT_HEAD = 32, SOURCE_HEAD = 52, BATCH = 256 };
 enum record { PARTITION = 1, SOURCE, EVENTS, END, MEMORY, ENGINE_BATCH, BREAK };
 static const char magics[][9] = {[KVR_SAVED_SNAPSHOT] = "KVRSNAP", [KVR_SAVED_JOURNAL] = "KVRJRNL"};
@@ -76,8 +78,10 @@ int kvr_saved_keep_event(void *ctx, const struct kvr_event *ev)
 {
     struct kvr_saved_writer *w = ctx;
     struct kvr_buf *b = &w->piece;
-    uint8_t small[4] = {(uint8_t)ev->tier, (uint8_t)(ev->has_parent | ev->has_start_position << 1), 0, 0};
-    uint64_t up = ev->has_parent ? ev->parent_hash : ev->start_position, n = ev->blocks_n;
+    uint64_t up = ev->has_parent ? ev->parent_hash : ev->start_position, n = ev->blocks_n, lower[KVR_LOWER_WORDS];
+    kvr_lower_pack(&ev->lower, lower);
+    bool told = kvr_lower_is_told(lower);
+    uint8_t small[4] = {(uint8_t)ev->tier, (uint8_t)(ev->has_parent | ev->has_start_position << 1 | told << 2), 0, 0};
     kvr_buf_add(b, &ev->worker.worker_id, 8);
     kvr_buf_add(b, &ev->worker.dp_rank, 4);
     kvr_buf_add(b, small, 4);
@@ -85,6 +89,7 @@ int kvr_saved_keep_event(void *ctx, const struct kvr_event *ev)
     kvr_buf_add(b, &n, 8);
     for (size_t i = 0; i < ev->blocks_n; i++) kvr_buf_add(b, &ev->blocks[i].block_hash, 8);
     for (size_t i = 0; i < ev->blocks_n; i++) kvr_buf_add(b, &ev->blocks[i].tokens_hash, 8);
+    if (told) kvr_buf_add(b, lower, sizeof lower);
     w->blocks += ev->blocks_n;
     return b->failed ? -KVR_ENOMEM : 0;
 }
@@ -151,16 +156,30 @@ static int next_record(struct kvr_saved_file *f, const unsigned char **data, uin
     return (int)type;
 }
 
+/* What an event of `used` bytes is followed by. Returns: how many bytes, or UINT64_MAX when it cannot be. */
+static uint64_t lower_of(const unsigned char *event, uint64_t used, struct kvr_lower *out)
+{
+    uint64_t words[KVR_LOWER_WORDS];
+    if (!(event[13] & 4)) return 0;
+    memcpy(words, event + used, sizeof words);
+    return kvr_lower_unpack(words, out) ? sizeof words : UINT64_MAX;
+}
+
 /* Is an events record well formed? Adds its blocks to *blocks. */
 static bool events_ok(const unsigned char *p, uint64_t len, uint64_t *blocks)
 {
     while (len) {
+        struct kvr_lower lower;
         uint64_t n;
-        if (len < EVENT_HEAD || p[12] >= KVR_TIER_COUNT || p[13] > 2) return false;
+        if (len < EVENT_HEAD || p[12] >= KVR_TIER_COUNT || p[13] > 7 || (p[13] & 3) == 3) return false;
         memcpy(&n, p + 24, 8);
         if (n == 0 || n > (len - EVENT_HEAD) / 16) return false;
-        p += EVENT_HEAD + n * 16;
-        len -= EVENT_HEAD + n * 16;
+        uint64_t used = EVENT_HEAD + n * 16;
+        if (p[13] & 4 && len - used < sizeof(uint64_t[KVR_LOWER_WORDS])) return false;
+        uint64_t more = lower_of(p, used, &lower);
+        if (more == UINT64_MAX) return false;
+        p += used + more;
+        len -= used + more;
         *blocks += n;
     }
     return true;
@@ -284,7 +303,7 @@ static bool room_for(struct gather *g, uint64_t n)
 
 static bool read_events(struct gather *g, const unsigned char *p, uint64_t len)
 {
-    for (uint64_t n; len; p += EVENT_HEAD + n * 16, len -= EVENT_HEAD + n * 16) {
+    for (uint64_t n, used; len; p += used, len -= used) {
         struct kvr_event ev = {.kind = KVR_EVENT_STORED};
         uint64_t up;
         memcpy(&ev.worker.worker_id, p, 8);
@@ -297,6 +316,8 @@ static bool read_events(struct gather *g, const unsigned char *p, uint64_t len)
         ev.parent_hash = ev.has_parent ? up : 0;
         ev.start_position = ev.has_start_position ? (uint32_t)up : 0;
         ev.blocks_n = n;
+        used = EVENT_HEAD + n * 16;
+        used += lower_of(p, used, &ev.lower);
         if (g->n == BATCH && !hand_over(g)) return false;
         if (!room_for(g, n)) return false;
         for (uint64_t i = 0; i < n; i++) {

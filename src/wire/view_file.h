@@ -8,7 +8,8 @@
  *       2 source     of the last partition: u64 worker id, u32 rank, u32 flags (1 the place is known, 2 the view is whole), u64 next
  *                    sequence, u64 hash of the last payload, f64 its stamp, u64 generation, u32 length, events endpoint
  *       3 events     of the last source, stored events: u64 worker id, u32 rank, u8 tier, u8 1 has parent | 2 has start
- *                    position, u16 0, u64 parent or start position, u64 n, n names, n local hashes; parents first
+ *                    position | 4 is told by base/lower.h, u16 0, u64 parent or start position, u64 n, n names, n local hashes,
+ *                    with 4 six u64; parents first
  *       4 end        u64 number of blocks in the file
  *       5 memory     of the last source: what its streams remember (wire/engine_memory.h)
  *       6 batch      u64 sequence, the payload as the engine sent it; the checksum is of the payload, and the mixed sequence is in its seed

@@ -121,6 +121,24 @@ static int publish(struct feed *f, struct kvr_event *ev, const struct kvr_engine
     return rc;
 }
 
+/* As it was told: by names, or with tokens. It marks no blocks with salts, which are the device's. */
+static int publish_lower(struct feed *f, struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+{
+    const struct kvr_engine_batch *b = origin->batch;
+    const struct kvr_engine_event *e = origin->event;
+    struct kvr_engine_words w = {.lora = e->lora, .salt = e->salt};
+    if (!ev->lower.names_only) {
+        w.block_size = f->block_size * KVR_MAX(ev->lower.span, 1u);
+        w.tokens = b->tokens + e->tokens_at;
+        w.tokens_n = KVR_MIN(e->tokens_n, ev->blocks_n * f->block_size + e->eagle);
+        w.eagle = e->eagle;
+        w.mm = b->mm + e->mm_at;
+        w.mm_n = KVR_MIN(e->mm_n, ev->blocks_n);
+        w.mm_hashes = b->mm_hashes;
+    }
+    return publish(f, ev, &w);
+}
+
 static int publish_stored(struct feed *f, struct kvr_event *ev, const struct kvr_ingest_origin *origin)
 {
     const struct kvr_engine_batch *b = origin->batch;
@@ -170,7 +188,7 @@ int feed_event(struct feed *f, const struct kvr_event *event, const struct kvr_i
     }
     if (ev.kind == KVR_EVENT_CLEARED) return publish_clear(f);
     if (ev.kind == KVR_EVENT_REMOVED) return publish_removed(f, &ev);
-    return publish_stored(f, &ev, origin);
+    return ev.tier == KVR_TIER_DEVICE ? publish_stored(f, &ev, origin) : publish_lower(f, &ev, origin);
 }
 
 void feed_reset(struct feed *f)

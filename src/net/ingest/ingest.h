@@ -51,7 +51,7 @@ struct kvr_ingest;
 #define KVR_INGEST_COUNTERS(X) \
     X(batches) X(events) X(blocks) X(bytes) X(stale_batches) X(gaps) X(restarts) X(replays) X(replay_failures) \
     X(bad_frames) X(decode_errors) X(parent_not_found) X(block_not_found) X(apply_errors) X(disconnects) \
-    X(overflows) X(floods) X(questions) X(recovered_events) X(recovered_dumps) X(recovery_failures)
+    X(overflows) X(floods) X(questions) X(lower_unplaced) X(recovered_events) X(recovered_dumps) X(recovery_failures)
 /* clang-format on */
 
 struct kvr_view_status {

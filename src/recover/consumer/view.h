@@ -86,7 +86,7 @@ enum kvr_view_past {
 #define KVR_VIEW_COUNTERS(X) \
     X(batches) X(events) X(blocks) X(bytes) X(stale_batches) X(gaps) X(restarts) X(replays) X(replay_failures) \
     X(decode_errors) X(parent_not_found) X(block_not_found) X(apply_errors) X(disconnects) \
-    X(overflows) X(questions) X(recovered_events) X(recovered_dumps) X(recovery_failures)
+    X(overflows) X(questions) X(lower_unplaced) X(recovered_events) X(recovered_dumps) X(recovery_failures)
 /* clang-format on */
 
 struct kvr_view_counters {

@@ -244,7 +244,7 @@ bool kvr__view_remembers(const struct kvr_view *v, const struct kvr_view_batch *
 static void watch_hole(struct kvr_view *v, const struct kvr_event *ev, int rc)
 {
     bool healed = false;
-    if (!kvr__view_lacks_some(v) || ev->tier != KVR_TIER_DEVICE || v->ranks_n > 1) return;
+    if (!kvr__view_lacks_some(v) || v->ranks_n > 1) return;
     if (rc == -KVR_EPARENT || rc == -KVR_ENOTFOUND) kvr_hole_sign(&v->hole);
     if (rc) return;
     if (ev->kind == KVR_EVENT_STORED && ev->blocks_n) kvr_hole_stored(&v->hole, ev->blocks[0].block_hash);
@@ -257,6 +257,10 @@ void kvr__view_event(struct kvr_view *v, const struct kvr_event *ev, int rc, boo
 {
     v->counts.events++;
     v->counts.blocks += ev->blocks_n + ev->removed_n;
+    if (ev->tier != KVR_TIER_DEVICE) { /* whatever became of it, the device is as it was */
+        v->counts.lower_unplaced += rc != 0;
+        return;
+    }
     if (ev->kind == KVR_EVENT_CLEARED && rc == 0) v->cleared = true;
     if (!quiet) watch_hole(v, ev, rc);
     if (rc == -KVR_EPARENT) {

@@ -161,7 +161,8 @@ int kvr_local_index_apply(struct kvr_local_index *li, const struct kvr_event *ev
     kvr_lock(&li->lock);
     kvr__ring_add(&li->ring, &ev);
     count(li, ev.event_id, rc);
-    if (rc == -KVR_ENOMEM || rc == -KVR_ECAPACITY) li->overfull = true;
+    bool lower_store = ev.tier != KVR_TIER_DEVICE && ev.kind == KVR_EVENT_STORED; /* missed, it is a hit less */
+    if (!lower_store && (rc == -KVR_ENOMEM || rc == -KVR_ECAPACITY)) li->overfull = true;
     if (ev.kind == KVR_EVENT_CLEARED && ev.tier == KVR_TIER_DEVICE && rc == 0) li->overfull = false;
     if (!li->held) show(li);
     kvr_unlock(&li->lock);

@@ -121,6 +121,7 @@ static const char *view_counter_help(const char *name)
         {"overflows", "Batches dropped because too many waited for a repair"},
         {"floods", "Connections given up because they bring bytes and no messages"},
         {"questions", "Questions to recover endpoints"},
+        {"lower_unplaced", "Stores of lower tiers whose blocks have no known place"},
         {"recovered_events", "Events that these have brought back"},
         {"recovered_dumps", "Times that they have brought everything"},
         {"recovery_failures", "Of the questions, without an answer of use"},

@@ -30,6 +30,36 @@ static void put_reach(struct kvr_buf *b, const struct kvr_view_status *st)
     kvr_json_double(b, st->buffer_seconds);
 }
 
+static const char *tier_state(const struct kvr_tier_status *t, enum kvr_view_knowledge view)
+{
+    bool told = t->blocks || t->removes || t->unplaced || t->given_up;
+    if (!told || view == KVR_VIEW_UNKNOWN) return "unknown";
+    return view == KVR_VIEW_WHOLE && !t->unplaced && !t->given_up ? "whole" : "partial";
+}
+
+/* What events have told of lower tiers. */
+static void put_tiers(struct kvr_buf *b, struct kvr_index *index, const struct kvr_view_status *st)
+{
+    struct kvr_tier_status tiers[KVR_TIER_COUNT];
+    kvr_index_tier_status(index, st->worker, tiers);
+    kvr_json_key(b, "tiers");
+    kvr_json_open(b, '{');
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
+        const struct kvr_tier_status *x = &tiers[t];
+        const char *state = tier_state(x, st->knowledge);
+        if (strcmp(state, "unknown") == 0 && !x->blocks) continue;
+        kvr_json_key(b, kvr_tier_name((enum kvr_tier)t));
+        kvr_json_open(b, '{');
+        kvr_json_put_str(b, "view", state);
+        kvr_json_put_u64(b, "blocks", x->blocks);
+        kvr_json_put_u64(b, "chunk_blocks", x->chunk);
+        kvr_json_put_u64(b, "unplaced", x->unplaced);
+        kvr_json_put_u64(b, "given_up", x->given_up);
+        kvr_json_close(b, '}');
+    }
+    kvr_json_close(b, '}');
+}
+
 static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
     kvr_json_key(b, "views");
@@ -56,6 +86,7 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_put_u64(b, "recovered_events", st[i].recovered_events);
         kvr_json_put_u64(b, "recovered_dumps", st[i].recovered_dumps);
         kvr_json_put_u64(b, "blocks", w->partition->index ? kvr_index_rank_blocks(w->partition->index, st[i].worker) : 0);
+        if (w->partition->index) put_tiers(b, w->partition->index, &st[i]);
         evidence_write(s, b, st[i].worker);
         kvr_json_close(b, '}');
     }
