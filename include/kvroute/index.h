@@ -201,8 +201,9 @@ KVR_API long kvr_index_match_tiers(struct kvr_index_reader *reader, const struct
                                    const uint64_t *prefixes, size_t n, struct kvr_reach *out, size_t cap);
 
 /* From now on what the pair's events say of the external tier goes to the pool of this number, which all its pairs can read; 0: to the
- * pair alone. Blocks of a pool outlive those who stored them. Returns: 0, -KVR_ECAPACITY (64 pools, or pairs), -KVR_ENOMEM.
- * Threads: any. */
+ * pair alone. Blocks of a pool outlive those who stored them, and a pair's place in it outlives the pair's content, until its worker is
+ * removed or dropped. Returns: 0,
+ * -KVR_ECAPACITY (64 pools, or pairs), -KVR_ENOMEM. Threads: any. */
 KVR_API int kvr_index_set_pool(struct kvr_index *index, struct kvr_worker worker, uint64_t pool);
 
 /* What is known of one tier of a pair. */

@@ -255,7 +255,8 @@ static const struct option_row serve_rows[] = {
     OBSERVE_ROWS,
     {"worker", OPT_ENTRIES, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
      "a worker; keys: id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
-     "kv-protocol, kv-lease, kv-domain, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, api-key, api-key-env, "
+     "kv-protocol, kv-lease, kv-domain, kv-pool, kv-offload-chunk, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, "
+     "api-key, api-key-env, "
      "api-key-file, "
      "tls-ca, tls-cert, tls-key, tls-server-name, tls-verify, max-num-batched-tokens, "
      "total-kv-blocks, "

@@ -504,12 +504,14 @@ void kvr_index_drop_worker(struct kvr_index *ix, uint64_t worker_id)
 {
     struct kvr_worker w;
     while (find_rank_of(ix, worker_id, &w)) kvr_index_drop_rank(ix, w);
+    kvr__pools_leave(ix, worker_id);
 }
 
 void kvr_index_remove_worker(struct kvr_index *ix, uint64_t worker_id)
 {
     struct kvr_worker w;
     while (find_rank_of(ix, worker_id, &w)) kvr_index_remove_rank(ix, w);
+    kvr__pools_leave(ix, worker_id);
 }
 
 int kvr_index_set_capacity(struct kvr_index *ix, struct kvr_worker w, size_t blocks)

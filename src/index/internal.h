@@ -277,6 +277,12 @@ struct pool {
     struct tier_side side;
 };
 
+struct pool_member { /* outlives the pair's content */
+    struct pool_member *next;
+    struct kvr_worker worker;
+    struct pool *pool;
+};
+
 struct rank {
     struct kvr_worker worker;
     struct lane *lane;
@@ -448,6 +454,7 @@ struct kvr_index {
     struct kvr_mem pools_mem; /* under pools_lock, as the two below */
     struct tier_set pooled;
     struct pool *pools;
+    struct pool_member *members;
     struct lane lanes[];
 };
 
@@ -646,6 +653,8 @@ void kvr__tiers_leave(struct lane *ln, struct rank *rk, struct run *r, uint32_t 
 size_t kvr__tiers_expire(struct lane *ln, struct rank *rk); /* returns how many blocks went */
 size_t kvr__pools_expire(struct kvr_index *ix);
 int kvr__tiers_join(struct lane *ln, struct rank *rk, uint64_t pool);
+void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id);
+struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w); /* NULL: none */
 void kvr__pools_destroy(struct kvr_index *ix);
 /* reach->depth[KVR_TIER_DEVICE] is given, the others are written. prefixes: the query's sequence hashes. */
 void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t n, struct kvr_reach *reach);

@@ -293,6 +293,7 @@ static int rank_new(struct kvr_index *ix, struct kvr_worker w)
         rk->root = NO_PLACE;
         rk->serial = ++ln->serials;
         rk->capacity = ix->config.rank_capacity;
+        rk->pool = kvr__pool_of(ix, w);
         slot_give(ln, s, rk);
         ln->ranks_n++;
         ix->ranks[dir_place(ix, w)] = rk;

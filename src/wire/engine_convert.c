@@ -62,7 +62,7 @@ void kvr_engine_stream_reset(struct kvr_engine_stream *s)
 void kvr_engine_stream_restart(struct kvr_engine_stream *s)
 {
     kvr_engine_stream_reset(s);
-    s->copies.reports = false;
+    s->copies.reports = s->coloured = false;
 }
 
 static bool bytes_are(struct kvr_bytes b, const char *text)

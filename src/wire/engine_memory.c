@@ -10,7 +10,8 @@ enum section {
     SALTS,
     COPIES /* and further, by tier */,
     TALLIES = COPIES + KVR_TIER_COUNT,
-    REPORTS = TALLIES + KVR_TIER_COUNT
+    REPORTS = TALLIES + KVR_TIER_COUNT,
+    COLOURED
 };
 
 static void put_head(struct kvr_buf *b, uint32_t what, uint64_t n)
@@ -28,6 +29,13 @@ static void put_map(struct kvr_buf *b, uint32_t kind, const struct kvr_map64 *m)
         if (m->slots[i].used) kvr_buf_add(b, &m->slots[i].key, 16); /* and the value */
 }
 
+static void put_flag(struct kvr_buf *b, uint32_t kind, bool is)
+{
+    if (!is) return;
+    put_head(b, kind, 1);
+    kvr_buf_add(b, "\1", 1);
+}
+
 void kvr_engine_memory_write(const struct kvr_engine_stream *s, struct kvr_buf *b)
 {
     size_t at = b->len + 8;
@@ -37,10 +45,8 @@ void kvr_engine_memory_write(const struct kvr_engine_stream *s, struct kvr_buf *
     kvr_buf_add(b, s->group_main, KVR_ENGINE_GROUPS);
     put_map(b, SALTS, &s->salts);
     for (uint32_t t = 0; t < KVR_TIER_COUNT; t++) put_map(b, (s->copies.unproven ? TALLIES : COPIES) + t, &s->copies.more[t]);
-    if (s->copies.reports) {
-        put_head(b, REPORTS, 1);
-        kvr_buf_add(b, "\1", 1);
-    }
+    put_flag(b, REPORTS, s->copies.reports);
+    put_flag(b, COLOURED, s->coloured);
     if (b->failed) return;
     len = b->len - at - sizeof len;
     memcpy(b->data + at, &len, sizeof len);
@@ -89,15 +95,15 @@ static int read_sections(struct kvr_engine_stream *s, const char *p, size_t len)
         if (len < HEAD) return -KVR_EFORMAT;
         memcpy(head, p, sizeof head);
         memcpy(&n, p + 8, 8);
-        size_t each = head[0] == GROUPS || head[0] == REPORTS ? 1 : 16;
+        size_t each = head[0] == GROUPS || head[0] >= REPORTS ? 1 : 16;
         if (head[1] || n > (len - HEAD) / each) return -KVR_EFORMAT;
         int rc = -KVR_EFORMAT;
         if (head[0] == GROUPS && n == KVR_ENGINE_GROUPS) rc = read_groups(s, p + HEAD);
         if (head[0] == SALTS && n <= KVR_ENGINE_SALT_TAGS_MAX) rc = read_map(&s->salts, p + HEAD, n);
         if (head[0] >= COPIES && head[0] < REPORTS && n <= KVR_COPIES_MAX)
             rc = read_copies(&s->copies, (head[0] - COPIES) % KVR_TIER_COUNT, p + HEAD, n);
-        if (head[0] == REPORTS && n == 1) {
-            s->copies.reports = p[HEAD] != 0;
+        if ((head[0] == REPORTS || head[0] == COLOURED) && n == 1) {
+            *(head[0] == REPORTS ? &s->copies.reports : &s->coloured) = p[HEAD] != 0;
             rc = 0;
         }
         if (rc) return rc;

@@ -9,6 +9,7 @@
  *     3 to 6 copies, by tier   u64 block hash, u64 copies beyond the first, all of them certain
  *     7 to 10 copies, by tier  u64 block hash, struct kvr_tally: u32 certain, signed, u32 unproven (recover/consumer/copies.h)
  *     11 reports a byte: 1 when the engine reports
+ *     12 coloured a byte: 1 when some blocks are of salts, images or adapters
  *
  * Threads: the stream's.
  */

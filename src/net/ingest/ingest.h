@@ -128,6 +128,7 @@ struct kvr_ingest_source {
     void *user;
     bool any_rank;         /* a batch's own rank counts, whatever rank the source was added for; else such batches are dropped */
     bool tiers;            /* lower-tier events are wanted */
+    uint32_t tier_chunk;   /* blocks that the engine reads from lower tiers at once, when it is told; 0: learned */
     bool any_endpoint;     /* one that cannot be connected to makes a view that has failed, and says so, in place of -KVR_EINVAL */
     bool lossy;            /* the index gives blocks up by itself: a parent that is not there says nothing */
     const uint32_t *ranks; /* borrowed for the call: further ranks whose content it has brought before (any_rank) */

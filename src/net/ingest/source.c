@@ -63,6 +63,7 @@ struct rank_stream *kvr__source_carry(struct source *s, uint32_t rank)
     if (s->view.ranks_n >= RANKS_MAX || !(r = calloc(1, sizeof *r))) return NULL;
     kvr_engine_stream_init(&r->stream, (struct kvr_worker){s->st.worker.worker_id, rank}, s->own.stream.block_size);
     r->stream.tiers = s->own.stream.tiers;
+    r->stream.tier_chunk = s->own.stream.tier_chunk;
     r->stream.window = s->own.stream.window;
     r->stream.window_ctx = s->own.stream.window_ctx;
     r->stream.holds = s->own.stream.holds;
@@ -410,6 +411,7 @@ static void init_stream(struct kvr_ingest *in, struct kvr_engine_stream *stream,
 {
     kvr_engine_stream_init(stream, src->worker, src->block_size);
     stream->tiers = src->tiers;
+    stream->tier_chunk = src->tier_chunk;
     if (in->handler.on_window) {
         stream->window = on_window;
         stream->window_ctx = in;

@@ -50,6 +50,8 @@ static const struct {
     {"kv_engine_id", "a text of at most 127 characters that can be seen; needed by prefill workers of vllm-nixl-push"},
     {"kv_events_endpoints", POINTS},
     {"kv_lease", "a whole number of seconds from 1 to 86400"},
+    {"kv_offload_chunk", "a whole number of tokens from 1 to 1048576, a multiple of the block size"},
+    {"kv_pool", "a text of at most 52 bytes"},
     {"kv_protocol", "one of " KVR_KV_PROTOCOL_NAMES},
     {"legs", "1, or 2 where two workers are asked for"},
     {"local_prefill", "true or false"},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keys about hand-offs: workers/kv_keys.h. */
+/* Keys about hand-offs and lower tiers: workers/kv_keys.h. */
 #include "app/serve/workers/kv_keys.h"
 
 #include <stdio.h>
@@ -119,6 +119,21 @@ static bool set_domain(struct worker *w, const char *value)
     return n < sizeof w->kv_domain;
 }
 
+static bool set_pool(struct worker *w, const char *value)
+{
+    size_t n = strlen(value);
+    if (n < sizeof w->kv_pool) memcpy(w->kv_pool, value, n + 1);
+    return n < sizeof w->kv_pool;
+}
+
+static bool set_offload_chunk(struct worker *w, const char *value)
+{
+    uint64_t n;
+    if (!whole_number(value, KV_OFFLOAD_CHUNK_MAX, &n)) return false;
+    w->kv_offload_chunk = (uint32_t)n;
+    return true;
+}
+
 static bool set_engine_id(struct worker *w, const char *value)
 {
     size_t n = strlen(value);
@@ -134,7 +149,7 @@ static bool set_engine_id(struct worker *w, const char *value)
 #define NUMBER TYPE(KVR_JSON_INT)
 #define BOOL   TYPE(KVR_JSON_BOOL)
 
-enum { ROLE, PROTOCOL, LEASE, LOCAL_PREFILL, BOOTSTRAP, ADDR, ENGINE_ID, TP, PP, DECODE_CACHE, DOMAIN };
+enum { ROLE, PROTOCOL, LEASE, LOCAL_PREFILL, BOOTSTRAP, ADDR, ENGINE_ID, TP, PP, DECODE_CACHE, DOMAIN, POOL, OFFLOAD_CHUNK };
 
 static const struct kv_key keys[] = {
     [ROLE] = {"role", "role", ROLES_ALLOWED, TEXT, set_role},
@@ -151,6 +166,9 @@ static const struct kv_key keys[] = {
     [PP] = {"pp", "pp_size", "1 to 65535", NUMBER, set_pp},
     [DECODE_CACHE] = {"decode-cache", "decode_cache", "true, false", BOOL, set_decode_cache},
     [DOMAIN] = {"kv-domain", "kv_domain", "up to 52 characters", TEXT, set_domain},
+    [POOL] = {"kv-pool", "kv_pool", "up to 52 characters", TEXT, set_pool},
+    [OFFLOAD_CHUNK] = {"kv-offload-chunk", "kv_offload_chunk", "1 to 1048576 (tokens), a multiple of the block size", NUMBER,
+                       set_offload_chunk},
 };
 
 const struct kv_key *kv_key_find(const char *key)
@@ -191,6 +209,7 @@ const struct kv_key *kv_keys_wrong(const struct worker *w)
     bool p2p = w->kv_protocol == KVR_KV_VLLM_P2P && w->role != ROLE_BOTH;
     if (w->role == ROLE_DECODE && w->given.bootstrap) return &keys[BOOTSTRAP];
     if ((push || p2p) && (!w->kv_addr.port || w->kv_addr.port + w->dp_size - 1 > UINT16_MAX)) return &keys[ADDR];
+    if (w->kv_offload_chunk && w->given.block_size && w->kv_offload_chunk % w->block_size) return &keys[OFFLOAD_CHUNK];
     return push && !w->engine_id[0] ? &keys[ENGINE_ID] : NULL;
 }
 
@@ -207,6 +226,7 @@ void kv_key_value(const struct worker *w, const struct kv_key *key, char *out, s
     const struct kv_address *a = key == &keys[BOOTSTRAP] ? &w->bootstrap : key == &keys[ADDR] ? &w->kv_addr : NULL;
     struct kvr_buf b = {0};
     if (a && a->port) kv_address_put(a, &b);
+    if (key == &keys[OFFLOAD_CHUNK]) kvr_buf_printf(&b, "%u", w->kv_offload_chunk);
     snprintf(out, cap, "%.*s", b.failed ? 0 : (int)b.len, b.data ? b.data : "");
     kvr_buf_free(&b);
 }
@@ -255,6 +275,8 @@ static void write_prefill(const struct worker *w, struct kvr_buf *b)
 
 void kv_keys_write(const struct worker *w, struct kvr_buf *b)
 {
+    if (w->kv_pool[0]) kvr_json_put_str(b, "kv_pool", w->kv_pool);
+    if (w->kv_offload_chunk) kvr_json_put_u64(b, "kv_offload_chunk", w->kv_offload_chunk);
     if (w->role == ROLE_BOTH) return;
     kvr_json_put_str(b, "kv_protocol", kvr_kv_protocol_name(w->kv_protocol));
     if (w->role == ROLE_PREFILL) write_prefill(w, b);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the entry of a worker says of prompts that are handed over (docs/disaggregation.md): one table of keys, for --worker and for
- * objects. Pure functions on the caller's worker.
+ * What the entry of a worker says of prompts that are handed over (docs/disaggregation.md), and of its lower tiers
+ * (docs/offloading.md): one table of keys, for --worker and for objects. Pure functions on the caller's worker.
  */
 #ifndef KVR_SERVE_KV_KEYS_H
 #define KVR_SERVE_KV_KEYS_H
@@ -12,7 +12,14 @@
 #include "base/buf.h"
 #include "wire/json.h"
 
-enum { KV_LEASE_DEFAULT_S = 30, KV_LEASE_MAX_S = 86400, KV_BOOTSTRAP_PORT = 8998, KV_SIZE_MAX = 65535, KV_ENGINE_ID_MAX = 128 };
+enum {
+    KV_LEASE_DEFAULT_S = 30,
+    KV_LEASE_MAX_S = 86400,
+    KV_BOOTSTRAP_PORT = 8998,
+    KV_SIZE_MAX = 65535,
+    KV_ENGINE_ID_MAX = 128,
+    KV_OFFLOAD_CHUNK_MAX = 1 << 20
+};
 
 struct worker;
 

@@ -7,6 +7,7 @@
 #include "app/serve/state.h"
 
 #include <string.h>
+#include <kvroute/hash.h>
 
 #include "base/log.h"
 #include "store/view_store.h"
@@ -312,6 +313,17 @@ static void follow(struct serve *s, const struct worker *w, struct partition *pa
     if (tiers) kvr_router_use_lower_tiers(partition->router);
 }
 
+/* A pool is known by the hash of its name. */
+static void join_pool(const struct worker *w, struct partition *partition, struct kvr_worker rank)
+{
+    uint64_t pool = w->kv_pool[0] ? kvr_hash_bytes(w->kv_pool, strlen(w->kv_pool), kvr_secret()) | 1 : 0;
+    if (!pool) return;
+    if (kvr_index_set_pool(partition->index, rank, pool))
+        kvr_log_warning("kvroute: worker %llu: there is no room for the pool '%s': its external tier is its own", (unsigned long long)w->id,
+                        w->kv_pool);
+    kvr_router_use_lower_tiers(partition->router);
+}
+
 void views_follow(struct serve *s, const struct worker *w, struct partition *partition)
 {
     for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
@@ -322,7 +334,9 @@ void views_follow(struct serve *s, const struct worker *w, struct partition *par
                                         .replay = *replay ? replay : NULL,
                                         .recover = w->recover[0] ? w->recover : NULL,
                                         .tiers = true,
+                                        .tier_chunk = w->kv_offload_chunk / w->block_size,
                                         .user = partition};
+        if (partition->index) join_pool(w, partition, src.worker);
         if (views_has_source(s, w, r)) follow(s, w, partition, &src);
     }
 }

@@ -108,6 +108,8 @@ struct worker {
     enum kvr_told decode_cache;    /* decode: what it has received may be reused there; kv_keys.h */
     bool misplaced;                /* its engine is of another role, or has yet to say where it is met: it is not chosen */
     char kv_domain[KV_DOMAIN_MAX]; /* where transfers are fast: rack, zone, host; "": not said */
+    char kv_pool[KV_DOMAIN_MAX];   /* whose external tier it shares; "": nobody's */
+    uint32_t kv_offload_chunk;     /* tokens that it reads from lower tiers at once; 0: learned */
     struct kvr_endpoint endpoint;
     const struct kvr_tls_peer *tls; /* https: how it is believed; NULL: as all are */
     uint32_t block_size, dp_start, dp_size;
