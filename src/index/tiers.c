@@ -14,7 +14,8 @@
  * counted (`unplaced`) and not kept: less is said than is there.
  *
  * Chunks. An engine may read a tier back only in chunks of several blocks, which begin at multiples of their length. How long they are is
- * learned: the greatest number that divides every place where a store of such a tier has ended, believed when ENDS have been seen. A chunk
+ * learned: the greatest number that divides every place where a store of such a tier has ended, and the blocks that it told with tokens,
+ * believed when ENDS have been seen; or what a store says that a name stands for. A chunk
  * is there when its last block is (a tier that is told of by names alone, or by one name for several blocks), or when all of it is; and
  * what adds less than a chunk to the device's depth adds nothing (vLLM 0.32, OffloadingConnectorScheduler._lookup_complete_chunks).
  *
@@ -146,7 +147,8 @@ static int spot_of(struct lane *ln, const struct rank *rk, const struct side *s,
 
 /* ---- storing ------------------------------------------------------------------------------------------------------ */
 
-static void learn_end(struct tier_side *side, uint32_t end)
+/* worth: as many ends. */
+static void learn_end(struct tier_side *side, uint32_t end, uint32_t worth)
 {
     uint32_t a = side->chunk, b = end;
     while (b) {
@@ -155,7 +157,7 @@ static void learn_end(struct tier_side *side, uint32_t end)
         b = rest;
     }
     side->chunk = a;
-    if (side->ends < ENDS) side->ends++;
+    side->ends = KVR_MIN(side->ends + worth, (uint32_t)ENDS);
 }
 
 /* Nothing is in the list any more that was there too long or is too much. */
@@ -183,7 +185,7 @@ static int store_entry(struct lane *ln, struct rank *rk, struct side *s, struct 
     e->span = KVR_MAX(lower->span, 1u);
     e->copies = KVR_MAX(lower->copies, 1u);
     s->side->sparse |= lower->names_only || lower->span > 1;
-    if (lower->learns) learn_end(s->side, e->position + 1);
+    if (lower->learns) learn_end(s->side, lower->span > 1 ? lower->span : e->position + 1, lower->span > 1 ? ENDS : 1);
     if (known && t->entries[known].prefix == e->prefix) {
         struct tier_entry *old = &t->entries[known];
         if (lower->copies && old->copies < COPIES_MAX) old->copies += lower->copies;
@@ -259,6 +261,7 @@ static int store_chain(struct lane *ln, struct rank *rk, struct side *s, const s
         }
         struct tier_entry e = entry_of(&at, ev->blocks[i].block_hash);
         lower.learns = ev->lower.learns && i + 1 == ev->blocks_n;
+        if (lower.learns && span == 1 && ev->blocks_n <= UINT32_MAX) learn_end(s->side, (uint32_t)ev->blocks_n, 0);
         if (store_entry(ln, rk, s, &e, &lower)) return -KVR_ENOMEM;
         parent = e.name;
     }

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What engines tell of tiers beyond the device, as they tell it: by names alone, in chunks, in other letters, of other owners. In every
+program that follows events each tier's depth is right, and the device's view stays whole."""
+import pytest
+
+from conftest import Indexer, Publish, Select, Serve
+
+TOKENS = list(range(1, 41))
+NAMES = [11 + i for i in range(10)]
+BS = 4
+
+
+def stored(form, names, tokens=(), parent=None, block_size=0, medium="CPU", **more):
+    """As vLLM 0.32 writes it: a map with every field that is not a default; or the same as an array."""
+    if form == "map":
+        return {"type": "BlockStored", "block_hashes": names, "parent_block_hash": parent, "token_ids": list(tokens), "block_size": block_size,
+                "lora_id": None, "medium": medium, "lora_name": None, **more}
+    tail = [more.get(k) for k in ("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality", "ownership")]
+    return ["BlockStored", names, parent, list(tokens), block_size, None, medium, None] + tail
+
+
+def removed(form, names, medium="CPU", **more):
+    if form == "map":
+        return {"type": "BlockRemoved", "block_hashes": names, "medium": medium, **more}
+    return ["BlockRemoved", names, medium] + [more.get(k) for k in ("group_idx", "locality", "ownership")]
+
+
+class Fleet:
+    """Every program that follows one engine's events: four directly, one router behind `publish`."""
+
+    def __init__(self, start, engine):
+        self.e = engine()
+        ends = {"kv_events_endpoints": {"0": f"tcp://127.0.0.1:{self.e.events}"}, "replay_endpoint": f"tcp://127.0.0.1:{self.e.replay_port}"}
+        self.publish = start(Publish, self.e, block_size=BS)
+        url = f"http://127.0.0.1:1,events=tcp://127.0.0.1:{self.e.events},replay=tcp://127.0.0.1:{self.e.replay_port},model=m"
+        behind = f"http://127.0.0.1:1,events=tcp://127.0.0.1:{self.publish.out},recover={self.publish.url},model=m"
+        self.serve = start(Serve, [url], "--block-size", BS, ready=False)
+        self.behind = start(Serve, [behind], "--block-size", BS, ready=False)
+        self.select = start(Select)
+        self.select.worker(1, **ends)
+        self.indexer = start(Indexer)
+        self.indexer.register(1, self.e)
+        self.e.until("all follow", lambda: all(v == "whole" for v in self.views()))
+
+    def routers(self):
+        return (self.serve, self.behind, self.select)
+
+    def views(self):
+        return [s.views()[(1, 0)]["view"] for s in self.routers()] + ["whole" if self.indexer.whole() else "?"]
+
+    def tell(self, *events):
+        self.e.send(self.e.batch(*events))
+
+    def depths(self):
+        """Blocks on the device, with the host's, with all: of each program. They must agree."""
+        rows = []
+        for s in self.routers():
+            (r,) = s.post("/overlap_scores", {"token_ids": TOKENS + [1], "model_name": "m" if s is not self.select else "default"}).json()["workers"]
+            rows.append((r["device_blocks"], r["host_pinned_blocks"], r["disk_blocks"]))
+        x = self.indexer.post("/query", {"model_name": "m", "token_ids": TOKENS + [1]})["instances"].get("1", {"gpu": 0, "cpu": 0, "disk": 0})
+        rows.append(tuple(x[k] // BS for k in ("gpu", "cpu", "disk")))
+        return rows
+
+    def reach(self, *want):
+        self.e.until(f"depths {want}", lambda: all(d == want for d in self.depths()))
+        assert all(v == "whole" for v in self.views())
+
+
+@pytest.fixture
+def told(start, engine):
+    f = Fleet(start, engine)
+    f.tell(stored("map", NAMES[:3], TOKENS[:12], None, BS, "GPU", group_idx=0))
+    f.reach(3, 3, 3)
+    return f
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_a_name_without_tokens_or_size_is_a_copy_of_what_it_names(told, form):
+    told.tell(stored(form, [11], group_idx=0), stored(form, [12], group_idx=0))
+    told.tell(removed(form, NAMES[:3], "GPU", group_idx=0))
+    told.reach(0, 2, 2)
+    told.tell(removed(form, [12], group_idx=0))
+    told.reach(0, 1, 1)
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_a_chunk_larger_than_a_block_is_read_as_a_whole(told, form):
+    told.tell(stored(form, [21], TOKENS[:8], None, 8))
+    told.tell(removed(form, NAMES[:3], "GPU", group_idx=0))
+    told.reach(0, 2, 2)
+    told.tell(stored(form, [22], TOKENS[8:16], 21, 8))
+    told.reach(0, 4, 4)
+    told.tell(stored(form, NAMES[:3], TOKENS[:12], None, BS, "GPU", group_idx=0))
+    told.reach(3, 3, 3)  # one block more is less than a chunk
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_a_name_with_the_true_size_and_no_tokens_is_a_copy_too(told, form):
+    told.tell(*[stored(form, [n], (), None, BS, group_idx=0, kv_cache_spec_kind="full_attention", locality="LOCAL") for n in NAMES[:3]])
+    told.tell(removed(form, NAMES[:3], "GPU", group_idx=0))
+    told.reach(0, 3, 3)
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_stores_write_media_in_other_letters(told, form):
+    told.tell(stored(form, [14], TOKENS[12:16], 13, BS, "cpu"))
+    told.reach(3, 4, 4)
+    told.tell(stored(form, [15], TOKENS[16:20], 14, BS, "SHARED_STORAGE"))
+    told.reach(3, 4, 5)
+    told.tell(stored(form, [16], TOKENS[20:24], 15, BS, "cpu", group_idx=0))  # Mooncake's store: what others share, too
+    told.reach(3, 4, 6)
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_secondary_tiers_have_places_and_owners(told, form):
+    far = {"group_idx": 0, "locality": "REMOTE", "ownership": "far"}
+    told.tell(stored(form, [11], group_idx=0), stored(form, [11], group_idx=0, ownership="near"),
+              stored(form, [11], medium="STORAGE", **far), stored(form, [12], medium="STORAGE", **far))
+    told.tell(removed(form, NAMES[:3], "GPU", group_idx=0))
+    told.reach(0, 1, 2)  # one from the host, one from what others share
+    told.tell(removed(form, [11], "CPU", group_idx=0, ownership="near"))
+    told.reach(0, 1, 2)  # the engine's own copy is there still
+    told.tell(removed(form, [11], "CPU", group_idx=0))
+    told.reach(0, 0, 2)
+    told.tell(removed(form, [12], "STORAGE", **far))
+    told.reach(0, 0, 1)
+
+
+def test_a_copy_that_is_told_after_the_block_has_gone(told):
+    told.tell(stored("map", [11], group_idx=0))
+    told.tell(removed("map", [12, 13], "GPU", group_idx=0), stored("map", [12], group_idx=0), stored("map", [13], group_idx=0))
+    told.reach(1, 3, 3)
+
+
+def test_names_that_nobody_knows_are_counted_and_hurt_nothing(told):
+    told.tell(stored("map", [901], group_idx=0), stored("map", [902], TOKENS[:4], 900, BS), removed("map", [903]))
+    told.tell(stored("map", [11], group_idx=0))
+    told.e.until("both counted", lambda: told.serve.metric("kv_lower_unplaced_total") == 2)
+    told.reach(3, 3, 3)
+    tiers = told.serve.views()[(1, 0)]["tiers"]
+    assert tiers == {"host_pinned": {"view": "partial", "blocks": 1, "chunk_blocks": 1, "unplaced": 2, "given_up": 0}}
+
+
+def test_an_engine_that_starts_anew_has_empty_tiers(told):
+    told.tell(*[stored("map", [n], group_idx=0) for n in NAMES[:3]])
+    told.reach(3, 3, 3)
+    told.e.seq, told.e.sent = 0, []
+    told.tell(stored("map", NAMES[:1], TOKENS[:4], None, BS, "GPU", group_idx=0))
+    told.reach(1, 1, 1)
+    assert told.serve.views()[(1, 0)]["tiers"] == {}
+
+
+def test_a_gap_is_repaired_with_all_tiers(told):
+    told.e.send(told.e.batch(stored("map", [11], group_idx=0), removed("map", [12, 13], "GPU", group_idx=0)), drop=True)
+    told.tell(stored("map", [13], group_idx=0), stored("map", [12], group_idx=0))
+    told.reach(1, 3, 3)
+    told.e.send(told.e.batch(removed("map", [12], group_idx=0)), drop=True)
+    told.tell(removed("map", [901], group_idx=0))
+    told.reach(1, 1, 1)
