@@ -32,6 +32,7 @@ struct kvr_lower {
     bool names_only;  /* no tokens were told: tokens_hash is not used; each name is one that the rank has, or had a moment ago, in some tier
                        */
     bool names_first; /* tokens may be told without salts and images: a name that the rank knows is where it is known, whatever they say */
+    bool apart;       /* names_only: each name ends a chunk of its own; else the last one does, as that of blocks with tokens */
     bool learns;      /* the tier is read in chunks, which end where such events end: their length is learned from that */
     uint32_t span;    /* blocks that a name stands for, 0 or 1: one. Else blocks_n is a multiple of it, and of every `span` of them the
                          last one's name is theirs */

@@ -9,6 +9,8 @@ if ! scripts/engines/setup.sh --check; then
   echo "no engine is set up in $ENGINES_DIR: run 'make engines' first (about 8 GB)" >&2
   exit 2
 fi
+# What answers the classes that judge our tiers (tests/engines/tiers).
+cmake --preset release -DKVR_TESTS=ON >/dev/null && cmake --build --preset release --target test_tier_vectors >/dev/null || exit 2
 case " $*" in *" tests/"*) where=() ;; *) where=(tests/engines) ;; esac # files that are named are the only ones
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

@@ -160,6 +160,19 @@ static void learn_end(struct tier_side *side, uint32_t end, uint32_t worth)
     side->ends = KVR_MIN(side->ends + worth, (uint32_t)ENDS);
 }
 
+/* From the block at place i of an event, which is at this position of its prompt. */
+static void learn(struct tier_side *side, const struct kvr_event *ev, size_t i, uint32_t position)
+{
+    const struct kvr_lower *l = &ev->lower;
+    if (!l->learns) return;
+    if (l->span > 1) {
+        learn_end(side, l->span, ENDS);
+    } else if (l->apart || i + 1 == ev->blocks_n) {
+        learn_end(side, position + 1, 1);
+        if (!l->apart) learn_end(side, (uint32_t)KVR_MIN(ev->blocks_n, (size_t)UINT32_MAX), 0);
+    }
+}
+
 /* Nothing is in the list any more that was there too long or is too much. */
 static void keep_bounds(struct lane *ln, struct side *s)
 {
@@ -185,7 +198,6 @@ static int store_entry(struct lane *ln, struct rank *rk, struct side *s, struct 
     e->span = KVR_MAX(lower->span, 1u);
     e->copies = KVR_MAX(lower->copies, 1u);
     s->side->sparse |= lower->names_only || lower->span > 1;
-    if (lower->learns) learn_end(s->side, lower->span > 1 ? lower->span : e->position + 1, lower->span > 1 ? ENDS : 1);
     if (known && t->entries[known].prefix == e->prefix) {
         struct tier_entry *old = &t->entries[known];
         if (lower->copies && old->copies < COPIES_MAX) old->copies += lower->copies;
@@ -219,6 +231,7 @@ static int store_names(struct lane *ln, struct rank *rk, struct side *s, const s
             continue;
         }
         struct tier_entry e = entry_of(&at, ev->blocks[i].block_hash);
+        learn(s->side, ev, i, e.position);
         if (store_entry(ln, rk, s, &e, &ev->lower)) return -KVR_ENOMEM;
     }
     return rc;
@@ -236,8 +249,7 @@ static int store_placed(struct lane *ln, struct rank *rk, struct side *s, const 
 static int store_chain(struct lane *ln, struct rank *rk, struct side *s, const struct kvr_event *ev)
 {
     struct spot at = {0};
-    struct kvr_lower lower = ev->lower;
-    uint32_t span = KVR_MAX(lower.span, 1u);
+    uint32_t span = KVR_MAX(ev->lower.span, 1u);
     if (ev->has_parent && spot_of(ln, rk, s, ev->parent_hash, &at)) {
         s->side->unplaced += ev->blocks_n / span;
         return -KVR_EPARENT;
@@ -253,16 +265,15 @@ static int store_chain(struct lane *ln, struct rank *rk, struct side *s, const s
         root = false;
         if ((i + 1) % span) continue;
         struct spot known;
-        if (lower.names_first && !spot_of(ln, rk, s, ev->blocks[i].block_hash, &known)) {
+        if (ev->lower.names_first && !spot_of(ln, rk, s, ev->blocks[i].block_hash, &known)) {
             at = known;
         } else {
             at.parent = parent;
             at.local = ev->blocks[i].tokens_hash;
         }
         struct tier_entry e = entry_of(&at, ev->blocks[i].block_hash);
-        lower.learns = ev->lower.learns && i + 1 == ev->blocks_n;
-        if (lower.learns && span == 1 && ev->blocks_n <= UINT32_MAX) learn_end(s->side, (uint32_t)ev->blocks_n, 0);
-        if (store_entry(ln, rk, s, &e, &lower)) return -KVR_ENOMEM;
+        learn(s->side, ev, i, e.position);
+        if (store_entry(ln, rk, s, &e, &ev->lower)) return -KVR_ENOMEM;
         parent = e.name;
     }
     return 0;

@@ -188,9 +188,11 @@ static bool may_be_report(const struct kvr_engine_event *ev)
     return ev->is_map && !ev->has_parent;
 }
 
-static bool has_colour(const struct kvr_engine_event *ev)
+static bool has_colour(const struct kvr_engine_batch *b, const struct kvr_engine_event *ev)
 {
-    return ev->lora.len || ev->salt.len || ev->mm_n;
+    bool objects = false;
+    for (size_t i = 0; i < ev->mm_n && !objects; i++) objects = b->mm[ev->mm_at + i].n > 0;
+    return ev->lora.len || ev->salt.len || objects;
 }
 
 /* Leaves of a store what is not a copy. Returns: is something left? */
@@ -225,12 +227,13 @@ static int convert_lower(struct kvr_engine_stream *s, const struct kvr_engine_ba
     uint64_t salt_term, span = s->block_size ? ev->block_size / s->block_size : 0;
     size_t n = 0;
     int rc;
-    bool colour = has_colour(ev), by_name = ev->tokens_n == 0 || ((s->coloured || ev->lora_id) && !colour);
+    bool colour = has_colour(b, ev), by_name = ev->tokens_n == 0 || ((s->coloured || ev->lora_id) && !colour);
     s->skipped = 0;
     out->kind = KVR_EVENT_STORED;
     out->lower = (struct kvr_lower){.learns = true, .copies = !s->again, .chunk = s->tier_chunk, .names_first = !colour};
     if (by_name || !find_salt(s, ev, &salt_term)) {
         out->lower.names_only = true;
+        out->lower.apart = ev->tokens_n == 0;
         out->blocks_n = ev->hashes_n;
         if (fill_blocks(s, names, NULL, ev->hashes_n, 1)) return -KVR_ENOMEM;
         out->blocks = s->blocks;
@@ -264,7 +267,7 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
     size_t n = 0;
     if (out->tier != KVR_TIER_DEVICE) return convert_lower(s, b, ev, out);
     s->engine_block_size = (uint32_t)KVR_MIN(ev->block_size, (uint64_t)UINT32_MAX);
-    s->coloured |= has_colour(ev);
+    s->coloured = s->coloured || has_colour(b, ev);
     if (ev->block_size != s->block_size) {
         s->counters.block_size_mismatch++;
         return 0;

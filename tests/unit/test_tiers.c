@@ -226,7 +226,8 @@ static int tell(struct scene *s, uint64_t w, enum kvr_tier tier, enum kvr_event_
 #define REMOVED KVR_EVENT_REMOVED
 #define GPU     KVR_TIER_DEVICE
 #define CPU     KVR_TIER_HOST_PINNED
-static const struct kvr_lower PLAIN, NAMES = {.names_only = true, .learns = true, .copies = 1}, CHUNK = {.learns = true, .copies = 1};
+static const struct kvr_lower PLAIN, NAMES = {.names_only = true, .apart = true, .learns = true, .copies = 1},
+                                     CHUNK = {.learns = true, .copies = 1};
 
 static void reaches(struct scene *s, uint64_t w, size_t n, uint32_t device, uint32_t all)
 {
