@@ -44,8 +44,8 @@ class Ours:
 class Prompts:
     """A tree of prompts: of each, some go on with another one's beginning, as conversations and templates do."""
 
-    def __init__(self, rng, block, most=40):
-        self.rng, self.block, self.most, self.kept = rng, block, most, []
+    def __init__(self, rng, block, most, tokens):
+        self.rng, self.block, self.most, self.tokens, self.kept = rng, block, most, tokens, []
 
     def next(self):
         rng = self.rng
@@ -57,9 +57,9 @@ class Prompts:
         if rng.random() < 0.25 and len(base) > self.block:
             p = base
         elif room <= 8:
-            p = base[:self.most * self.block // 2] + [rng.randrange(1 << 16) for _ in range(8)]
+            p = base[:self.most * self.block // 2] + [rng.randrange(self.tokens) for _ in range(8)]
         else:
-            p = base + [rng.randrange(1 << 16) for _ in range(rng.randrange(1, min(room, 12 * self.block)))]
+            p = base + [rng.randrange(self.tokens) for _ in range(rng.randrange(1, min(room, 12 * self.block)))]
         if len(p) % self.block == 0:
             p = p + [7]  # engines compute at least one token: a prompt that ends with a block is another question
         self.kept.append(p)
@@ -91,10 +91,10 @@ class Figures:
                 f"tiers {self.lower_seen} of {self.lower}")
 
 
-def judge(stack, block, requests, seed=1, record=None, before=None, most=40):
+def judge(stack, block, requests, seed=1, record=None, before=None, most=40, tokens=1 << 16):
     """stack: .ask(tokens), .add(tokens, answer), .step() -> batches, .idle(), .requests_now()."""
     rng = random.Random(seed)
-    prompts, figures, ours = Prompts(rng, block, most), Figures(), Ours(block, record)
+    prompts, figures, ours = Prompts(rng, block, most, tokens), Figures(), Ours(block, record)
     made = 0
     while made < requests or not stack.idle():
         for _ in range(rng.randrange(3) if made < requests else 0):
