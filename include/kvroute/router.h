@@ -241,10 +241,11 @@ struct kvr_router_result {
     uint32_t most_blocks;     /* the most that a candidate holds so */
     uint32_t longest_blocks;  /* the most that any rank holds so, candidate or not */
     double copy_blocks;       /* of those that the chosen rank lacks: how many have fewer holders than their use asks for (delay cost) */
-    uint32_t view_blocks;     /* device blocks of the prompt that the chosen rank's view has, trusted or not */
-    uint32_t ahead_decoding;  /* requests there that had their first token */
-    uint64_t active_blocks;   /* KV blocks in use there, with this request's */
-    uint64_t waited_ns;       /* in the queue */
+    uint32_t tier_blocks[KVR_TIER_COUNT]; /* of these: on the device, and then to be read from each lower tier; as far as trusted */
+    uint32_t view_blocks;                 /* device blocks of the prompt that the chosen rank's view has, trusted or not */
+    uint32_t ahead_decoding;              /* requests there that had their first token */
+    uint64_t active_blocks;               /* KV blocks in use there, with this request's */
+    uint64_t waited_ns;                   /* in the queue */
     size_t candidates;
     bool pinned, preferred, trusted;
     bool scored; /* chosen by cost (kv mode, not pinned or preferred) */
@@ -360,6 +361,8 @@ struct kvr_ttft_question {
 KVR_API bool kvr_router_observe_ttft_beside(struct kvr_router *router, const struct kvr_router_result *result, double ms,
                                             struct kvr_ttft_question *others, size_t n);
 /* The fleet's line, and a worker's factor unless worker_id or factor is NULL. Returns: 0 or -KVR_ENOTFOUND. */
+/* What reading from lower tiers was seen to take. Threads: any. */
+KVR_API void kvr_router_load_prices(struct kvr_router *router, struct kvr_load_prices *out);
 KVR_API int kvr_router_ttft_model(struct kvr_router *router, const uint64_t *worker_id, struct kvr_ttft_model *out,
                                   struct kvr_ttft_factor *factor);
 /* What was observed of its end: `tokens` (> 0) came after the first one, within `ms`. Call it before kvr_router_free. */

@@ -27,19 +27,20 @@
  *
  * Linear cost, in KV blocks (after NVIDIA Dynamo's default selector):
  *
- *     R = ceil(I / B)            C  cached tokens = round(E * B), E = device + host_weight * host + disk_weight * disk
+ *     R = ceil(I / B)            C  cached tokens = round(E * B), E = device + host_weight * host + disk_weight * (disk + external)
  *     P as above                 D  active blocks there plus the new blocks of this request        N  active requests there
  *
  *     raw    = tracking ? (P + max(I - C, 0) + C) / B : 0
  *     excess = max(P - min P over all candidates, 0) / B / R
  *     credit = overlap_credit / (1 + credit_decay * excess) * device
- *              + host_weight * host + disk_weight * disk + shared_multiplier * shared
+ *              + host_weight * host + disk_weight * (disk + external) + shared_multiplier * shared
  *     prefill = prefill_load_scale * max(raw - credit, 0)
  *     cost   = prefill + D + request_weight * N
  *
  *     decode role, prefill not tracked, overlap_credit > 0:  cost = max(D - credit, 0) + request_weight * N
  *
- * The credit, without the decay, is that of the delay cost too; its u and m are multiplied by prefill_load_scale. In the decode
+ * The credit, without the decay, is that of the delay cost too, with 1 - what reading a token from the tier was seen to take (struct
+ * kvr_load_prices) in place of the weights; its u and m are multiplied by prefill_load_scale. In the decode
  * role the prompt comes computed: u and m count 0.1 times with an overlap credit, for what is transferred, and not at all without.
  *
  * Taints. With preferred taints every cost is multiplied by exp(-tanh(sum of the weights the candidate has)): between
@@ -108,18 +109,20 @@ KVR_API const struct kvr_override *kvr_decode_leg(bool keeps_overlap);
 struct kvr_delay_model {
     struct kvr_ttft_model ttft;
     struct kvr_generation_model generation;
+    struct kvr_load_prices load;
     double output_tokens; /* o, where the request says it; negative: the generation model's mean */
 };
 
 struct kvr_candidate {
     struct kvr_worker worker;
-    double device_blocks;  /* overlap, in blocks */
-    double host_blocks;    /* extension past the device overlap */
-    double disk_blocks;    /* extension past the host overlap, disk and external */
-    double shared_blocks;  /* hits of a shared pool past the device overlap */
-    double pending_blocks; /* leading blocks that requests booked there use or compute: cached when this one has its turn */
-    double copy_blocks;    /* of those it lacks: how many have fewer holders than their use asks for */
-    double taint_weight;   /* sum of the weights of preferred taints it has */
+    double device_blocks;   /* overlap, in blocks */
+    double host_blocks;     /* extension past the device overlap */
+    double disk_blocks;     /* extension past the host overlap */
+    double external_blocks; /* extension past the disk overlap */
+    double shared_blocks;   /* hits of a shared pool past the device overlap */
+    double pending_blocks;  /* leading blocks that requests booked there use or compute: cached when this one has its turn */
+    double copy_blocks;     /* of those it lacks: how many have fewer holders than their use asks for */
+    double taint_weight;    /* sum of the weights of preferred taints it has */
     uint64_t active_prefill_tokens;
     uint64_t decode_blocks; /* A, D */
     uint32_t active_requests, active_prefills;

@@ -31,6 +31,7 @@
 
 #include <stdint.h>
 #include <kvroute/api.h>
+#include <kvroute/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,6 +67,24 @@ KVR_API void kvr_ttft_factor_init(struct kvr_ttft_factor *factor);
 KVR_API void kvr_ttft_factor_observe(struct kvr_ttft_factor *factor, double predicted_ms, double ms);
 /* What is known is old: a quarter of it counts. */
 KVR_API void kvr_ttft_factor_age(struct kvr_ttft_factor *factor);
+
+/* What reading a token from a lower tier takes, as a share of computing it. Each share begins where the documented weight of its tier puts
+ * it (1 - weight), and follows what calm requests that read from the tier took beyond the rest of their line: a mean over about the last
+ * 200 of them, each as heavy as the square of what it read, held to its beginning as by four that read 1,000 tokens. One observation says 0
+ * to
+ * 2. A share of 1 or more makes the tier worth nothing: the choice is then one that does not know of it. */
+struct kvr_load_prices {
+    double share[KVR_TIER_COUNT]; /* device: 0 */
+    double begins[KVR_TIER_COUNT], xx[KVR_TIER_COUNT], xy[KVR_TIER_COUNT];
+    uint64_t observations[KVR_TIER_COUNT];
+};
+
+/* Weights of 0 to 1 (struct kvr_cost_config); the external tier has the disk's. */
+KVR_API void kvr_load_prices_init(struct kvr_load_prices *prices, double host_weight, double disk_weight);
+
+/* Takes one observation: tokens that were read from each tier, and the milliseconds that the request took beyond its line without them.
+ * token_ms: of computing one. Values that are not finite are ignored. */
+KVR_API void kvr_load_prices_observe(struct kvr_load_prices *prices, const double tokens[KVR_TIER_COUNT], double ms, double token_ms);
 
 #ifdef __cplusplus
 }

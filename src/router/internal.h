@@ -79,6 +79,7 @@ struct kvr_router {
     size_t taints_n, taints_cap;
     struct kvr_ttft_model fleet; /* of all workers; each has its factor */
     struct kvr_generation_model generation;
+    struct kvr_load_prices load_prices;
     uint64_t rng, turn, mark, decisions;
     size_t looked_at; /* place in `order` from where turnovers are looked at next */
     struct kvr_queue *queue;
@@ -102,7 +103,7 @@ struct kvr_router_ctx {
     /* by slot */
     struct kvr_rank_load *loads; /* as of this decision */
     uint32_t *depths, *device;
-    uint32_t *host, *disk; /* only while lower tiers have been seen */
+    uint32_t *host, *disk, *external; /* only while lower tiers have been seen */
     /* by candidate */
     uint32_t *slots;
     struct kvr_candidate *candidates;

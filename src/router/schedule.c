@@ -7,7 +7,7 @@
 
 int kvr__reserve_ranks(struct kvr_router_ctx *c, size_t n)
 {
-    enum { ARRAYS = 5 };
+    enum { ARRAYS = 6 };
     if (n <= c->ranks_cap) return 0;
     size_t cap = n + 16;
     struct kvr_candidate *cand = kvr_mem_get(&c->mem, cap * sizeof *cand);
@@ -33,6 +33,7 @@ int kvr__reserve_ranks(struct kvr_router_ctx *c, size_t n)
     c->device = words + 2 * cap;
     c->host = words + 3 * cap;
     c->disk = words + 4 * cap;
+    c->external = words + 5 * cap;
     c->ranks_cap = cap;
     return 0;
 }
@@ -213,33 +214,34 @@ static size_t drop_overloaded(struct kvr_router *r, struct kvr_router_ctx *c, si
 
 /* ---- candidates -------------------------------------------------------------------------------------- */
 
-static void note_overlap(const struct kvr_router *r, struct kvr_router_ctx *c, struct kvr_worker w, uint32_t device, uint32_t host,
-                         uint32_t disk)
+/* depth: cumulative, by tier. */
+static void note_reach(const struct kvr_router *r, struct kvr_router_ctx *c, struct kvr_worker w, const uint32_t *depth)
 {
     long slot = kvr_load_slot_of(r->load, w);
     if (slot < 0 || r->infos[slot].untrusted) return;
-    c->device[slot] = KVR_MAX(c->device[slot], device);
-    c->host[slot] = host;
-    c->disk[slot] = disk;
-    c->longest = KVR_MAX(c->longest, device + host + disk);
+    c->device[slot] = KVR_MAX(c->device[slot], depth[KVR_TIER_DEVICE]);
+    c->host[slot] = depth[KVR_TIER_HOST_PINNED] - depth[KVR_TIER_DEVICE];
+    c->disk[slot] = depth[KVR_TIER_DISK] - depth[KVR_TIER_HOST_PINNED];
+    c->external[slot] = depth[KVR_TIER_EXTERNAL] - depth[KVR_TIER_DISK];
+    c->longest = KVR_MAX(c->longest, depth[KVR_TIER_EXTERNAL]);
 }
 
 /* Spreads overlaps and active blocks over slots; ranks that are not trusted count as holding nothing. */
 void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, uint64_t now)
 {
     size_t slots = kvr_load_slots(r->load);
-    c->model = (struct kvr_delay_model){r->fleet, r->generation, p->expected_output};
+    c->model = (struct kvr_delay_model){r->fleet, r->generation, r->load_prices, p->expected_output};
     c->longest = 0;
     kvr_load_get_all(r->load, now, c->loads);
     memset(c->device, 0, slots * sizeof *c->device);
     memset(c->host, 0, slots * sizeof *c->host);
     memset(c->disk, 0, slots * sizeof *c->disk);
-    for (size_t i = 0; i < p->overlaps_n; i++) note_overlap(r, c, p->overlaps[i].worker, p->overlaps[i].depth, 0, 0);
-    for (size_t i = 0; i < p->reaches_n; i++) {
-        const uint32_t *d = p->reaches[i].depth;
-        note_overlap(r, c, p->reaches[i].worker, d[KVR_TIER_DEVICE], d[KVR_TIER_HOST_PINNED] - d[KVR_TIER_DEVICE],
-                     d[KVR_TIER_EXTERNAL] - d[KVR_TIER_HOST_PINNED]);
+    memset(c->external, 0, slots * sizeof *c->external);
+    for (size_t i = 0; i < p->overlaps_n; i++) {
+        uint32_t d = p->overlaps[i].depth;
+        note_reach(r, c, p->overlaps[i].worker, (const uint32_t[KVR_TIER_COUNT]){d, d, d, d});
     }
+    for (size_t i = 0; i < p->reaches_n; i++) note_reach(r, c, p->reaches[i].worker, p->reaches[i].depth);
     for (size_t i = 0; i < p->predicted_n; i++) {
         long slot = kvr_load_slot_of(r->load, p->predicted[i].worker);
         if (slot < 0) continue;
@@ -276,6 +278,7 @@ static inline void fill_candidate(const struct kvr_router *r, const struct kvr_r
     out->device_blocks = c->device[slot];
     out->host_blocks = c->host[slot];
     out->disk_blocks = c->disk[slot];
+    out->external_blocks = c->external[slot];
     out->shared_blocks = out->taint_weight = out->copy_blocks = 0;
     out->pending_blocks = i->stores_nothing ? 0 : c->depths[slot];
     out->active_prefill_tokens = r->config.cost.track_prefill_tokens ? l->active_prefill_tokens : 0;
@@ -356,7 +359,7 @@ static uint32_t view_of(const struct kvr_router *r, const struct kvr_router_ctx 
 
 static uint32_t held_by(const struct kvr_candidate *k)
 {
-    return (uint32_t)(k->device_blocks + k->host_blocks + k->disk_blocks);
+    return (uint32_t)(k->device_blocks + k->host_blocks + k->disk_blocks + k->external_blocks);
 }
 
 static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t at, size_t n,
@@ -378,6 +381,10 @@ static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx 
     res->trusted = !r->infos[c->slots[at]].untrusted;
     res->candidates = n;
     res->held_blocks = held_by(&c->candidates[at]);
+    res->tier_blocks[KVR_TIER_DEVICE] = (uint32_t)c->candidates[at].device_blocks;
+    res->tier_blocks[KVR_TIER_HOST_PINNED] = (uint32_t)c->candidates[at].host_blocks;
+    res->tier_blocks[KVR_TIER_DISK] = (uint32_t)c->candidates[at].disk_blocks;
+    res->tier_blocks[KVR_TIER_EXTERNAL] = (uint32_t)c->candidates[at].external_blocks;
     res->longest_blocks = c->longest;
     res->copy_blocks = c->candidates[at].copy_blocks;
     double best = 0;

@@ -102,9 +102,19 @@ static inline double number(uint64_t n)
     return (double)(int64_t)n;
 }
 
+/* What the lower tiers' blocks are worth of computed ones: by the weights, or by what reading them was seen to take. */
+static inline double lower_worth(const struct kvr_cost_config *cfg, const struct kvr_candidate *c)
+{
+    if (cfg->kind == KVR_COST_LINEAR) return cfg->host_weight * c->host_blocks + cfg->disk_weight * (c->disk_blocks + c->external_blocks);
+    if (c->host_blocks + c->disk_blocks + c->external_blocks == 0) return 0;
+    const double *share = c->model->load.share;
+    return KVR_MAX(1 - share[KVR_TIER_HOST_PINNED], 0.0) * c->host_blocks + KVR_MAX(1 - share[KVR_TIER_DISK], 0.0) * c->disk_blocks +
+           KVR_MAX(1 - share[KVR_TIER_EXTERNAL], 0.0) * c->external_blocks;
+}
+
 static inline double lower_credit(const struct kvr_cost_config *cfg, const struct kvr_candidate *c)
 {
-    return cfg->host_weight * c->host_blocks + cfg->disk_weight * c->disk_blocks + cfg->shared_multiplier * c->shared_blocks;
+    return lower_worth(cfg, c) + cfg->shared_multiplier * c->shared_blocks;
 }
 
 /* ---- linear ------------------------------------------------------------------------------------------ */
@@ -215,7 +225,7 @@ void kvr_cost_of(const struct kvr_cost_config *cfg, uint32_t block_size, uint64_
     cfg = &m.cfg;
     for (size_t i = 0; i < n; i++) {
         const struct kvr_candidate *c = &candidates[i];
-        double effective = c->device_blocks + cfg->host_weight * c->host_blocks + cfg->disk_weight * c->disk_blocks;
+        double effective = c->device_blocks + lower_worth(cfg, c);
         int64_t cached = (int64_t)(effective * m.block + 0.5); /* at least 0; floor() would be a call for each */
         costs[i].effective_blocks = effective;
         costs[i].cached_tokens = (uint64_t)cached;

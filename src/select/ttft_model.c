@@ -161,3 +161,30 @@ void kvr_ttft_factor_age(struct kvr_ttft_factor *f)
     f->weight /= 4;
     weigh_factor(f);
 }
+
+/* ---- reading from lower tiers -------------------------------------------------------------------------- */
+
+void kvr_load_prices_init(struct kvr_load_prices *p, double host_weight, double disk_weight)
+{
+    *p = (struct kvr_load_prices){0};
+    p->begins[KVR_TIER_HOST_PINNED] = 1 - host_weight;
+    p->begins[KVR_TIER_DISK] = p->begins[KVR_TIER_EXTERNAL] = 1 - disk_weight;
+    for (int t = 0; t < KVR_TIER_COUNT; t++) p->share[t] = p->begins[t];
+}
+
+void kvr_load_prices_observe(struct kvr_load_prices *p, const double tokens[KVR_TIER_COUNT], double ms, double token_ms)
+{
+    static const double HOLD = 4, MOST = 2;
+    double all = 0;
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) all += token_ms * p->share[t] * tokens[t];
+    if (!(token_ms > 0 && fabs(ms) < 1e9 && all < 1e12)) return;
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
+        if (!(tokens[t] > 0)) continue;
+        double others = all - token_ms * p->share[t] * tokens[t], x = tokens[t] / TOKENS_UNIT;
+        double share = KVR_MAX(0.0, KVR_MIN((ms - others) / (token_ms * tokens[t]), MOST));
+        p->xx[t] = KEEP * p->xx[t] + x * x;
+        p->xy[t] = KEEP * p->xy[t] + x * x * share;
+        p->observations[t]++;
+    }
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) p->share[t] = (p->xy[t] + HOLD * p->begins[t]) / (p->xx[t] + HOLD);
+}

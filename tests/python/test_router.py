@@ -233,7 +233,7 @@ def test_a_python_function_chooses():
     r.apply_event(6, stored([1, 2], kvroute.compute_block_hash_for_seq(TOKENS, 16)))
     assert r.best_worker(TOKENS, request_id="a") == (6, 0, 2)
     assert [c["worker_id"] for c in seen[0]] == [5, 6, 7] and [c["device_blocks"] for c in seen[0]] == [0, 2, 0]
-    assert set(seen[0][0]) == {"worker_id", "dp_rank", "device_blocks", "host_blocks", "disk_blocks", "shared_blocks", "effective_blocks",
+    assert set(seen[0][0]) == {"worker_id", "dp_rank", "device_blocks", "host_blocks", "disk_blocks", "external_blocks", "shared_blocks", "effective_blocks",
                                "cached_tokens", "cost", "active_prefill_tokens", "decode_blocks", "active_requests"}
     assert {l["worker_id"]: l["active_requests"] for l in r.get_potential_loads(TOKENS)} == {5: 0, 6: 1, 7: 0}
 

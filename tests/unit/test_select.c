@@ -283,7 +283,9 @@ static void candidates_of_the_example(struct kvr_candidate k[4], const struct kv
 static void the_delay_cost_adds_up(void **s)
 {
     (void)s;
-    struct kvr_delay_model m = {{.base_ms = 16.5, .token_ms = 0.0152, .ahead_ms = 0.0152}, {.block_ms = 0.02, .tokens = 24}, -1};
+    struct kvr_delay_model m = {.ttft = {.base_ms = 16.5, .token_ms = 0.0152, .ahead_ms = 0.0152},
+                                .generation = {.block_ms = 0.02, .tokens = 24},
+                                .output_tokens = -1};
     struct kvr_cost_config c;
     struct kvr_candidate k[4];
     struct kvr_cost out[4];
@@ -328,7 +330,8 @@ static void what_is_pending_is_as_good_as_held(void **s)
 static void lower_tiers_and_factors_count_in_the_delay(void **s)
 {
     (void)s;
-    struct kvr_delay_model m = {{.token_ms = 0.1}, {.block_ms = 0.01, .tokens = 100}, -1};
+    struct kvr_delay_model m = {.ttft = {.token_ms = 0.1}, .generation = {.block_ms = 0.01, .tokens = 100}, .output_tokens = -1};
+    kvr_load_prices_init(&m.load, 0.75, 0.25);
     struct kvr_cost_config c;
     kvr_cost_config_init(&c);
     struct kvr_candidate k = {.model = &m, .factor = 1};
@@ -527,9 +530,38 @@ static void generation_is_learnt_by_the_blocks_in_use(void **s)
     assert_memory_equal(&g, &before, sizeof g);
 }
 
+/* Half of the prompt is in the host, and reading it takes a tenth of computing it: that is learned, and then it is worth more than a queue
+ * of the same length elsewhere. Where reading takes longer than computing the tier is worth nothing. */
+static void what_reading_takes_is_learned(void **state)
+{
+    (void)state;
+    struct kvr_load_prices p;
+    double tokens[KVR_TIER_COUNT] = {0, 2000, 0, 0}, token_ms = 0.1;
+    kvr_load_prices_init(&p, 0.75, 0.25);
+    assert_true(p.share[KVR_TIER_HOST_PINNED] == 0.25 && p.share[KVR_TIER_DISK] == 0.75 && p.share[KVR_TIER_DEVICE] == 0);
+    for (int i = 0; i < 100; i++) kvr_load_prices_observe(&p, tokens, 0.1 * token_ms * 2000 * (i % 2 ? 0.5 : 1.5), token_ms);
+    assert_true(fabs(p.share[KVR_TIER_HOST_PINNED] - 0.1) < 0.01 && p.share[KVR_TIER_EXTERNAL] == 0.75);
+    kvr_load_prices_observe(&p, tokens, NAN, token_ms);
+    kvr_load_prices_observe(&p, tokens, 1e6, token_ms); /* a stall is one observation of 2 */
+    assert_true(p.share[KVR_TIER_HOST_PINNED] < 0.14);
+    struct kvr_delay_model m = {.ttft = {.token_ms = token_ms}, .output_tokens = -1, .load = p};
+    struct kvr_candidate k[2] = {{.worker = {1, 0}, .host_blocks = 100, .model = &m, .factor = 1},
+                                 {.worker = {2, 0}, .model = &m, .factor = 1}};
+    struct kvr_cost_config cfg;
+    struct kvr_cost cost[2];
+    kvr_cost_config_init(&cfg);
+    kvr_cost_of(&cfg, 16, 3200, k, 2, cost);
+    assert_true(cost[0].cost < 0.6 * cost[1].cost && cost[0].cached_tokens > 1300);
+    for (int i = 0; i < 400; i++) kvr_load_prices_observe(&p, tokens, 1.6 * token_ms * 2000, token_ms);
+    m.load = p;
+    kvr_cost_of(&cfg, 16, 3200, k, 2, cost);
+    assert_true(p.share[KVR_TIER_HOST_PINNED] > 1.4 && cost[0].cost == cost[1].cost && cost[0].cached_tokens == 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_reading_takes_is_learned),
         cmocka_unit_test(cached_tokens_above_the_prompt),
         cmocka_unit_test(request_weight),
         cmocka_unit_test(documented_example_picks_the_second),

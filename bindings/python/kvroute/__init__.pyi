@@ -48,6 +48,7 @@ class _Candidate(TypedDict):
     device_blocks: float
     host_blocks: float
     disk_blocks: float
+    external_blocks: float
     shared_blocks: float
     effective_blocks: float
     cached_tokens: int

@@ -41,11 +41,11 @@ void py_router_tick(const struct py_router *x)
 static PyObject *candidate(const struct kvr_candidate *c, const struct kvr_cost *cost)
 {
     typedef unsigned long long u;
-    return Py_BuildValue("{s:K,s:I,s:d,s:d,s:d,s:d,s:d,s:K,s:d,s:K,s:K,s:I}", "worker_id", (u)c->worker.worker_id, "dp_rank",
+    return Py_BuildValue("{s:K,s:I,s:d,s:d,s:d,s:d,s:d,s:d,s:K,s:d,s:K,s:K,s:I}", "worker_id", (u)c->worker.worker_id, "dp_rank",
                          c->worker.dp_rank, "device_blocks", c->device_blocks, "host_blocks", c->host_blocks, "disk_blocks", c->disk_blocks,
-                         "shared_blocks", c->shared_blocks, "effective_blocks", cost->effective_blocks, "cached_tokens",
-                         (u)cost->cached_tokens, "cost", cost->cost, "active_prefill_tokens", (u)c->active_prefill_tokens, "decode_blocks",
-                         (u)c->decode_blocks, "active_requests", c->active_requests);
+                         "external_blocks", c->external_blocks, "shared_blocks", c->shared_blocks, "effective_blocks",
+                         cost->effective_blocks, "cached_tokens", (u)cost->cached_tokens, "cost", cost->cost, "active_prefill_tokens",
+                         (u)c->active_prefill_tokens, "decode_blocks", (u)c->decode_blocks, "active_requests", c->active_requests);
 }
 
 /* What the function said as a place, n for nobody; an exception is left set. */

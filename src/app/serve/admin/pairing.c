@@ -26,7 +26,7 @@ struct reach reach_of(const struct kvr_router_ctx *ctx, struct kvr_worker worker
         if (kvr_worker_cmp(c[i].worker, worker)) continue;
         r.gpu = (uint64_t)c[i].device_blocks * block_size;
         r.cpu = r.gpu + (uint64_t)c[i].host_blocks * block_size;
-        r.disk = r.cpu + (uint64_t)c[i].disk_blocks * block_size;
+        r.disk = r.cpu + (uint64_t)(c[i].disk_blocks + c[i].external_blocks) * block_size;
     }
     return r;
 }

@@ -61,6 +61,7 @@ static void put_row(struct kvr_buf *b, const struct decision_row *r, bool has_de
     kvr_json_put_double(b, "device_blocks", (double)r->device);
     kvr_json_put_double(b, "host_blocks", (double)r->host);
     kvr_json_put_double(b, "disk_blocks", (double)r->disk);
+    kvr_json_put_double(b, "external_blocks", (double)r->external);
     kvr_json_put_double(b, "pending_blocks", (double)r->pending);
     if (has_delay) put_rounded(b, "copy_blocks", r->copy);
     if (has_delay) put_rounded(b, "pressure", r->pressure);
@@ -251,6 +252,7 @@ void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *
                                            .device = (float)k->device_blocks,
                                            .host = (float)k->host_blocks,
                                            .disk = (float)k->disk_blocks,
+                                           .external = (float)k->external_blocks,
                                            .pending = (float)k->pending_blocks,
                                            .copy = (float)k->copy_blocks,
                                            .pressure = (float)k->pressure,

@@ -19,7 +19,7 @@ struct delay_terms {
 
 struct decision_row {
     struct kvr_worker worker;
-    float device, host, disk, pending, copy, pressure;
+    float device, host, disk, external, pending, copy, pressure;
     uint32_t requests, generating;
     struct delay_terms delay;
     uint64_t prefill_tokens, decode_blocks, own_tokens; /* own: prompt tokens that it would compute */
