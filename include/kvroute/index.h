@@ -206,6 +206,10 @@ KVR_API long kvr_index_match_tiers(struct kvr_index_reader *reader, const struct
  * -KVR_ECAPACITY (64 pools, or pairs), -KVR_ENOMEM. Threads: any. */
 KVR_API int kvr_index_set_pool(struct kvr_index *index, struct kvr_worker worker, uint64_t pool);
 
+/* An engine had less than its lower tiers were said to have: of a prompt with these sequence hashes, blocks [from, n) were not read from
+ * them. What tiers that tell of no removals (and pools) have of these is given up. Returns: how many blocks. Threads: any. */
+KVR_API size_t kvr_index_fell_short(struct kvr_index *index, struct kvr_worker worker, const uint64_t *prefixes, size_t from, size_t n);
+
 /* What is known of one tier of a pair. */
 struct kvr_tier_status {
     size_t blocks;     /* in the index */

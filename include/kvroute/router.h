@@ -238,6 +238,7 @@ struct kvr_router_result {
     uint64_t required_blocks; /* ceil(isl / block size) */
     uint64_t ahead_tokens;    /* prefill tokens on the chosen rank before this request */
     uint32_t held_blocks;     /* leading blocks that the chosen rank holds on any tier, as far as its view is trusted */
+    uint64_t held_tokens;     /* the same in tokens: what the rank need not compute */
     uint32_t most_blocks;     /* the most that a candidate holds so */
     uint32_t longest_blocks;  /* the most that any rank holds so, candidate or not */
     double copy_blocks;       /* of those that the chosen rank lacks: how many have fewer holders than their use asks for (delay cost) */

@@ -604,6 +604,20 @@ int kvr_index_set_pool(struct kvr_index *ix, struct kvr_worker w, uint64_t pool)
     return rc;
 }
 
+size_t kvr_index_fell_short(struct kvr_index *ix, struct kvr_worker w, const uint64_t *prefixes, size_t from, size_t n)
+{
+    size_t gone = 0;
+    kvr_read_lock(&ix->ranks_lock);
+    struct rank *rk = kvr__rank_find(ix, w);
+    if (rk) {
+        kvr_lock(&rk->lane->lock);
+        gone = kvr__tiers_fell_short(rk->lane, rk, prefixes, from, n);
+        kvr_unlock(&rk->lane->lock);
+    }
+    kvr_rw_unlock(&ix->ranks_lock);
+    return gone;
+}
+
 static void side_status(const struct tier_side *side, struct kvr_tier_status *out)
 {
     *out = (struct kvr_tier_status){.blocks = side->list.n,

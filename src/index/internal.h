@@ -658,6 +658,7 @@ struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w); /* NULL: n
 void kvr__pools_destroy(struct kvr_index *ix);
 /* reach->depth[KVR_TIER_DEVICE] is given, the others are written. prefixes: the query's sequence hashes. */
 void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t n, struct kvr_reach *reach);
+size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t from, size_t n);
 /* One block of a rank's list for a tier, as a stored event. Returns: the next one, 0 at the end. */
 uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uint32_t id, struct kvr_event *ev, struct kvr_block *b);
 

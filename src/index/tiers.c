@@ -512,6 +512,23 @@ void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes
         reach->depth[t] = reach->depth[t - 1] + (at - device >= least ? read[t] : 0);
 }
 
+size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t from, size_t n)
+{
+    size_t gone = 0;
+    for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
+        struct side s = open_side(ln, rk, t);
+        for (size_t i = from; !s.side->removes && i < n; i++) {
+            uint32_t id = kvr__tier_find(s.set, s.owner, TIER_BY_PREFIX, prefixes[i]);
+            if (!id) continue;
+            take(ln, s.set, s.side, id);
+            s.side->given_up++;
+            gone++;
+        }
+        close_side(&s);
+    }
+    return gone;
+}
+
 /* ---- dump --------------------------------------------------------------------------------------------------------- */
 
 uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uint32_t id, struct kvr_event *ev, struct kvr_block *b)

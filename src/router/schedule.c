@@ -381,6 +381,7 @@ static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx 
     res->trusted = !r->infos[c->slots[at]].untrusted;
     res->candidates = n;
     res->held_blocks = held_by(&c->candidates[at]);
+    res->held_tokens = (uint64_t)res->held_blocks * r->config.block_size;
     res->tier_blocks[KVR_TIER_DEVICE] = (uint32_t)c->candidates[at].device_blocks;
     res->tier_blocks[KVR_TIER_HOST_PINNED] = (uint32_t)c->candidates[at].host_blocks;
     res->tier_blocks[KVR_TIER_DISK] = (uint32_t)c->candidates[at].disk_blocks;

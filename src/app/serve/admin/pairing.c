@@ -203,7 +203,7 @@ void pairing_write(struct serve *s, struct kvr_buf *b, const struct question *q,
     put_place(s, b, "prefill", second ? first : NULL);
     put_place(s, b, "decode", second ? second : first);
     put_bootstrap(s, b, q, first);
-    kvr_json_put_u64(b, "eff_isl", q->has_eff ? q->eff_isl : q->isl - KVR_MIN(q->isl, first->result.cached_tokens));
+    kvr_json_put_u64(b, "eff_isl", q->has_eff ? q->eff_isl : q->isl - KVR_MIN(q->isl, first->result.held_tokens));
 }
 
 /* ---- bookings ---------------------------------------------------------------------------------------- */

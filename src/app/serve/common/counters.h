@@ -45,6 +45,9 @@
     X(multimodal_unplaced_total, "Those of them whose first such part has no known place in the tokens: routed by load")                   \
     X(tokenize_cache_hits_total, "Prompts found in the token cache")                                                                       \
     X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")                                        \
+    X(tiers_predicted_tokens_total, "Prompt tokens predicted to be read from lower tiers, of answers with usage")                          \
+    X(tiers_short_tokens_total, "Of these, tokens that the engine did not have")                                                           \
+    X(untold_cached_tokens_total, "Prompt tokens that engines had cached beyond what every tier of a whole view was said to have")         \
     X(choices_total, "Requests with known tokens that were answered: those that moves, blocks computed again and regret are of")           \
     X(usage_answers_total, "Answers whose usage told how much was cached")                                                                 \
     X(usage_untold_total, "Answers whose usage did not, from workers that have not told yet: they count nowhere else")                     \

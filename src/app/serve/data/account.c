@@ -72,10 +72,10 @@ static uint64_t reusable(const struct attempt *a, uint64_t cached)
     return KVR_MIN(cached, prompt ? (prompt - 1) / bs * bs : 0);
 }
 
-/* Tokens that are predicted to be cached. */
+/* Tokens that are predicted to be cached: on the device, or in lower tiers to be read from there. Engines count both as cached. */
 uint64_t account_predicted_cached(const struct attempt *a)
 {
-    return reusable(a, a->result.cached_tokens);
+    return reusable(a, a->result.held_tokens);
 }
 
 /* Of the answer of the worker that computes the prompt. */
@@ -113,6 +113,7 @@ static void begin_evidence(struct attempt *a)
                                      .salt = r->salt,
                                      .salt_len = r->salt_len,
                                      .view_blocks = a->result.view_blocks,
+                                     .all_blocks = a->result.held_blocks,
                                      .trusted = a->result.trusted,
                                      .understood = r->members.as_evidence && !r->members.skips_cache && !r->multimodal,
                                      .asked = r->tokens_from == TOKENS_ENGINE || (r->tokens_from == TOKENS_CACHE && !made_here(r)),
@@ -339,6 +340,18 @@ static void count_cached(const struct attempt *a, uint64_t predicted)
     if (predicted / bs == actual / bs) atomic_fetch_add(&m->predicted_equals_actual_total, 1);
 }
 
+/* What lower tiers were said to add, and what becomes of it. */
+static void count_tiers(const struct attempt *a, uint64_t predicted)
+{
+    struct metrics *m = &serve_of(a->request)->metrics;
+    uint64_t bs = a->partition->block_size, device = reusable(a, a->result.tier_blocks[KVR_TIER_DEVICE] * bs),
+             actual = a->usage.cached_tokens;
+    uint64_t lower = predicted - KVR_MIN(device, predicted), beyond = KVR_MAX(predicted, a->result.pending_blocks * bs) + bs;
+    if (lower) atomic_fetch_add(&m->tiers_predicted_tokens_total, lower);
+    if (lower && actual + bs <= predicted) atomic_fetch_add(&m->tiers_short_tokens_total, KVR_MIN(predicted - actual, lower));
+    if (a->view == KVR_VIEW_WHOLE && actual > beyond) atomic_fetch_add(&m->untold_cached_tokens_total, actual - predicted);
+}
+
 /* Without tokens nothing was predicted; where not all of them are known, not all that the engine can have cached. */
 static void count_usage(struct attempt *a)
 {
@@ -357,6 +370,7 @@ static void count_usage(struct attempt *a)
                          .prompt = KVR_MAX(a->usage.prompt_tokens, (uint64_t)1),
                          .block_size = a->partition->block_size};
     count_cached(a, d.predicted);
+    count_tiers(a, d.predicted);
     quality_delivered(serve_of(r), &d);
 }
 

@@ -35,9 +35,10 @@ static int look(struct request *r, const struct roster_row *row, enum treatment 
     return kvr_router_find_best_match(from->partition->router, ctx, &rq, out);
 }
 
+/* Tokens, whatever a weight makes of where they are: what a lower tier has is read, not computed. */
 static uint64_t lacks(uint64_t isl, const struct kvr_router_result *at)
 {
-    return isl - KVR_MIN(isl, at->cached_tokens);
+    return isl - KVR_MIN(isl, at->held_tokens);
 }
 
 /* Limits of a worker; 0: not known. */

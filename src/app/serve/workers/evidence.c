@@ -85,7 +85,7 @@ struct evidence_check { /* did the prompt turn up in the rank's view? */
     uint64_t due_ms, batches;            /* of the rank's stream at the first look */
     uint64_t view_tokens, prompt_tokens; /* what the view had of it; all of it */
     uint64_t cached;                     /* by the answer */
-    size_t blocks;
+    size_t blocks, all_blocks;           /* all_blocks: with lower tiers */
     unsigned kind;
     bool told;                /* the answer's cached tokens are known */
     bool trusted;             /* the view was, when it was sent */
@@ -289,6 +289,7 @@ struct evidence_check *evidence_begin(struct serve *s, const struct evidence_pro
                                  .kind = kind_of(a),
                                  .prompt_tokens = a->tokens_n,
                                  .view_tokens = (uint64_t)a->view_blocks * bs,
+                                 .all_blocks = a->all_blocks,
                                  .trusted = a->trusted};
     if (a->made_for) snprintf(c->made_for, sizeof c->made_for, "%s", a->made_for);
     uint64_t seed = kvr_hash_seed(a->lora, a->lora_len, a->salt, a->salt_len);
@@ -555,12 +556,25 @@ static bool looks_again(const struct evidence_check *c, int which, enum verdict 
     return which == 1 && verdict == IS_MISSING && view->batches == c->batches;
 }
 
+/* The engine had what the view has of its device, and less than lower tiers were said to add: that is theirs, and nothing against the view.
+ * What no removal would ever be told of is given up. */
+static void doubt_tiers(const struct evidence_check *c)
+{
+    uint64_t prefixes[BLOCKS_MAX], bs = c->partition->block_size;
+    size_t had = c->cached / bs, said = KVR_MIN(c->all_blocks, c->blocks), most = (c->prompt_tokens - 1) / bs;
+    said = KVR_MIN(said, most);
+    if (!c->told || !c->blocks || had >= said || c->all_blocks * bs <= c->view_tokens) return;
+    kvr_hash_sequence(c->locals, c->blocks, prefixes);
+    (void)kvr_index_fell_short(c->partition->index, c->watch.worker, prefixes, KVR_MAX(had, c->view_tokens / bs), said);
+}
+
 /* Returns: whether the check is over. */
 static bool look(struct serve *s, const struct statuses *st, struct evidence_check *c, int which)
 {
     char text[160] = ""; /* fits struct kvr_view_status */
     bool over = true, changed = false;
     enum reason why = NO_VIEW;
+    if (which == 0) doubt_tiers(c);
     const struct kvr_view_status *view = status_of(st, c->watch.worker);
     enum verdict verdict = view && view->sound && view->connected ? verdict_of(s, view, c, &why) : PROVES_NOTHING;
     kvr_lock(&s->lock);

@@ -14,7 +14,8 @@ struct evidence_prompt { /* a prompt that is about to be sent to a rank; borrowe
     size_t tokens_n;
     const char *lora, *salt;
     size_t lora_len, salt_len;
-    uint32_t view_blocks; /* what the view held of it when the rank was chosen */
+    uint32_t view_blocks; /* what the view held of it on the device when the rank was chosen */
+    uint32_t all_blocks;  /* with what lower tiers had, as far as the rank was trusted */
     bool trusted;         /* and whether it was trusted */
     bool understood;      /* every member of its request (struct kvr_prompt_members, as_evidence) */
     bool asked;           /* its tokens come from an engine's tokenizer */
