@@ -219,7 +219,8 @@ static int fill_blocks(struct kvr_engine_stream *s, const uint64_t *names, const
 }
 
 /* A store of a lower tier: by names alone, or with tokens and the size of what a name stands for. Nothing of it concerns the device: it
- * teaches no salts, and where tokens may not tell all (vLLM's offloading tells of no salts and images) names decide. */
+ * teaches no salts, and where tokens may not tell all (vLLM's offloading tells of no salts and images) names decide. Engines that read in
+ * chunks of several blocks write maps. */
 static int convert_lower(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
                          struct kvr_event *out)
 {
@@ -230,7 +231,8 @@ static int convert_lower(struct kvr_engine_stream *s, const struct kvr_engine_ba
     bool colour = has_colour(b, ev), by_name = ev->tokens_n == 0 || ((s->coloured || ev->lora_id) && !colour);
     s->skipped = 0;
     out->kind = KVR_EVENT_STORED;
-    out->lower = (struct kvr_lower){.learns = true, .copies = !s->again, .chunk = s->tier_chunk, .names_first = !colour};
+    out->lower = (struct kvr_lower){
+        .learns = ev->is_map || ev->tokens_n == 0 || span > 1, .copies = !s->again, .chunk = s->tier_chunk, .names_first = !colour};
     if (by_name || !find_salt(s, ev, &salt_term)) {
         out->lower.names_only = true;
         out->lower.apart = ev->tokens_n == 0;

@@ -92,7 +92,7 @@ def test_published_again_in_engine_framing(start, hand, zctx):
     hand.send(hand.batch(["BlockStored", [2], 1, TOKENS[4:8], 4, None, "GPU", "adapter"]))  # inherits the salt
     hand.send(hand.batch(["BlockStored", [3], None, [[t, t + 1] for t in TOKENS[:4]], 4, None, "GPU", None]))
     hand.send(hand.batch(["BlockStored", [4], None, TOKENS[8:12], 4, None, "GPU", None, [[["ab" * 32, 0]]]]))
-    hand.send(hand.batch(["BlockStored", [5], None, TOKENS[12:16], 4, None, "CPU", None]))
+    hand.send(hand.batch(["BlockStored", [4], None, TOKENS[8:12], 4, None, "CPU", None]))  # without its image: the name tells
     hand.send(hand.batch({"type": "BlockStored", "block_hashes": [6], "token_ids": TOKENS[16:20], "block_size": 4, "parent_block_hash": None},
                          {"type": "BlockRemoved", "block_hashes": [6, 99]}))
     messages = []
