@@ -6,6 +6,7 @@
 #include <kvroute/hash.h>
 
 #include "base/map64.h"
+#include "sim/host_tier.h"
 
 enum { NIL = UINT32_MAX, EVENT_BLOCKS_MAX = 512 };
 
@@ -59,6 +60,8 @@ struct mock_engine {
     struct kvr_map64 cache; /* chain hash -> oldest block */
     struct queue running, waiting, loading;
     struct mock_engine_stats stats;
+    struct host_tier *host; /* NULL: none */
+    size_t loading_tokens;  /* read in this pass */
     bool in_pass;
 };
 
@@ -247,6 +250,7 @@ static void tell_stored(struct mock_engine *e, struct mock_request *r, size_t st
 static void publish_blocks(struct mock_engine *e, struct mock_request *r)
 {
     size_t full = KVR_MIN(r->computed / e->config.block_size, r->chain_n), start = r->published, n = 0;
+    if (e->host && full > start && !r->spoilt) host_tier_offer(e->host, r->chain, start, full, r->tokens);
     struct kvr_block out[EVENT_BLOCKS_MAX];
     for (; e->config.prefix_caching && r->published < full; r->published++) {
         uint64_t h = r->chain[r->published];
@@ -314,6 +318,22 @@ static void report(struct mock_engine *e, struct mock_request *r, size_t hits)
     free(out);
 }
 
+/* What the host has behind the device's blocks; at least one token must be computed. */
+static size_t host_prefix(const struct mock_engine *e, const struct mock_request *r, size_t hits)
+{
+    size_t limit = KVR_MIN((r->tokens_n - 1) / e->config.block_size, r->chain_n);
+    return e->host && e->config.prefix_caching && !r->skip_cache && !r->remote ? host_tier_reach(e->host, r->chain, limit, hits) : hits;
+}
+
+static void read_host(struct mock_engine *e, struct mock_request *r, size_t hits, size_t reach)
+{
+    if (!e->host) return;
+    host_tier_touch(e->host, r->chain, 0, KVR_MAX(hits, reach));
+    e->stats.host_queries += r->tokens_n - hits * e->config.block_size;
+    e->stats.loaded_tokens += (reach - hits) * e->config.block_size;
+    e->loading_tokens += (reach - hits) * e->config.block_size;
+}
+
 /* Takes cached blocks for a waiting request, unless too few blocks are free for the rest. */
 static bool admit(struct mock_engine *e, struct mock_request *r, size_t budget)
 {
@@ -321,7 +341,7 @@ static bool admit(struct mock_engine *e, struct mock_request *r, size_t budget)
     if (extend_chain(e, r)) return false;
     size_t hits = cached_prefix(e, r), idle_hits = 0, bs = e->config.block_size;
     if (r->reports) report(e, r, hits);
-    size_t first = KVR_MIN(r->tokens_n, hits * bs + budget), need = (first + bs - 1) / bs - hits;
+    size_t reach = host_prefix(e, r, hits), first = KVR_MIN(r->tokens_n, reach * bs + budget), need = (first + bs - 1) / bs - hits;
     size_t whole = (r->tokens_n + bs - 1) / bs - hits; /* all of it must have room, though a part of it is computed now */
     for (size_t i = 0; i < hits; i++) idle_hits += e->blocks[cached_block(e, r->chain[i])].refs == 0;
     if (whole + idle_hits > e->free_n) return false;
@@ -331,12 +351,13 @@ static bool admit(struct mock_engine *e, struct mock_request *r, size_t budget)
         use_cached(e, b);
         r->blocks[r->blocks_n++] = b;
     }
-    r->computed = hits * bs;
+    r->computed = reach * bs;
     r->published = hits;
+    read_host(e, r, hits, reach);
     if (!r->admitted) { /* what a preempted request finds again is its own work, not a hit */
         r->admitted = true;
         r->cached = r->computed;
-        e->stats.cached_tokens += r->cached;
+        e->stats.cached_tokens += hits * bs;
         e->stats.prompt_tokens += r->prompt;
     }
     return true;
@@ -365,6 +386,30 @@ static double prefill_ms(double tokens)
 static uint32_t usable(const struct mock_engine *e)
 {
     return e->config.num_blocks - 1;
+}
+
+/* By the linear part alone: reading does not grow with the square. */
+static double load_ms(struct mock_engine *e)
+{
+    double ms = e->config.load_ratio * 1.518344e-02 * (double)e->loading_tokens;
+    e->loading_tokens = 0;
+    return ms;
+}
+
+static void tell_host(void *ctx, const struct host_chunk *c)
+{
+    struct mock_engine *e = ctx;
+    struct kvr_block blocks[256];
+    size_t n = KVR_MIN(e->config.host_chunk, (uint32_t)KVR_ARRAY_LEN(blocks));
+    struct kvr_event ev = {.tier = KVR_TIER_HOST_PINNED, .kind = c->stored ? KVR_EVENT_STORED : KVR_EVENT_REMOVED};
+    if (!e->config.on_host_event) return;
+    for (size_t i = 0; i < n; i++) blocks[i] = (struct kvr_block){.block_hash = c->names[i]};
+    ev.has_parent = c->parent != 0;
+    ev.parent_hash = c->parent;
+    if (c->stored) ev.blocks = blocks, ev.blocks_n = n;
+    else ev.removed = c->names, ev.removed_n = n;
+    ev.lower = (struct kvr_lower){.copies = 1, .chunk = e->config.host_chunk};
+    e->config.on_host_event(e->config.ctx, &ev, c->tokens, c->stored ? n * e->config.block_size : 0);
 }
 
 static double decode_ms(const struct mock_engine *e, size_t batch)
@@ -425,9 +470,10 @@ uint64_t mock_engine_begin_pass(struct mock_engine *e)
         if (decoding) decodes++;
         else prefill += (size_t)n;
     }
+    if (e->host) host_tier_copy(e->host, tell_host, e);
     if (e->running.n == 0) return 0;
     e->in_pass = true;
-    double ms = (prefill_ms((double)prefill) + decode_ms(e, decodes)) / e->config.speedup;
+    double ms = (prefill_ms((double)prefill) + decode_ms(e, decodes) + load_ms(e)) / e->config.speedup;
     return (uint64_t)(ms * 1e6) + 1;
 }
 
@@ -478,7 +524,10 @@ struct mock_engine *mock_engine_create(const struct mock_engine_config *config)
     kvr_mem_init(&e->mem, NULL, 0);
     e->free_head = e->free_tail = NIL;
     e->blocks = calloc(config->num_blocks, sizeof *e->blocks);
-    if (!e->blocks) {
+    if (config->host_blocks) e->host = host_tier_create(config->host_blocks, config->host_chunk, config->block_size);
+    if (!e->blocks || (config->host_blocks && !e->host)) {
+        free(e->blocks);
+        host_tier_destroy(e->host);
         free(e);
         return NULL;
     }
@@ -493,6 +542,7 @@ void mock_engine_destroy(struct mock_engine *e)
     while (e->waiting.head) mock_engine_abort(e, e->waiting.head);
     while (e->loading.head) mock_engine_abort(e, e->loading.head);
     kvr_map64_clear(&e->cache);
+    host_tier_destroy(e->host);
     free(e->blocks);
     free(e);
 }
@@ -599,6 +649,7 @@ bool mock_engine_reset_cache(struct mock_engine *e)
     if (e->running.n || e->free_n < usable(e)) return false;
     for (uint32_t i = 0; i < e->config.num_blocks; i++) e->blocks[i].hash = 0;
     kvr_map64_clear(&e->cache);
+    if (e->host) host_tier_clear(e->host);
     e->stats.cached_copies = 0;
     struct kvr_event ev = {.kind = KVR_EVENT_CLEARED};
     e->config.on_event(e->config.ctx, &ev, NULL, 0, NULL);
@@ -613,4 +664,5 @@ void mock_engine_stats(const struct mock_engine *e, struct mock_engine_stats *ou
     out->total_blocks = usable(e);
     out->used_blocks = usable(e) - e->free_n;
     out->cached_blocks = e->cache.n;
+    out->host_blocks = e->host ? host_tier_blocks(e->host) : 0;
 }

@@ -15,6 +15,10 @@
  * pass no more than one that is generated. A request that ends may leave its blocks to a hold: they stay in use, and are found in the
  * cache, until the hold is released.
  *
+ * The host's memory (sim/host_tier.h), when it has any. A prompt goes on from what the device has with what the host has; that is read in
+ * the pass that admits it, which takes load_ratio times as long for it as computing would, and is on the device then. An answer's cached
+ * tokens are both.
+ *
  * A pass. Running requests take one token each, or a chunk of their prompt; then waiting ones are admitted while
  * sequence slots, blocks and the token budget last. Its time is prefill(new tokens) + decode(cache in use), from
  * a polynomial fit of a mid-size model on one large GPU, divided by speedup.
@@ -35,9 +39,13 @@ struct mock_engine_config {
     double speedup;
     uint64_t seed;
     bool prefix_caching;
-    bool first_and_last; /* events tell the first copy that is stored and the last that is removed, for those who keep a set */
+    uint32_t host_blocks, host_chunk; /* host_blocks 0: none */
+    double load_ratio;                /* time of reading a token, as a share of that of computing it */
+    bool first_and_last;              /* events tell the first copy that is stored and the last that is removed, for those who keep a set */
     /* Called in order, within passes and resets. A stored event carries its tokens and its request's `user`. */
     void (*on_event)(void *ctx, const struct kvr_event *event, const uint32_t *tokens, size_t tokens_n, void *user);
+    /* In the place of these for the host's: an event of a whole chunk, with `span` 0 and all its names; NULL: they are not told. */
+    void (*on_host_event)(void *ctx, const struct kvr_event *event, const uint32_t *tokens, size_t tokens_n);
     /* A token was generated (index from 0); `last` ends the request, whose memory goes after the call. */
     void (*on_token)(void *ctx, struct mock_request *request, uint32_t token, uint64_t index, bool last);
     /* A remote request has its blocks, of which the leading ones have `cached` tokens already. Called within mock_engine_begin_pass: the
@@ -50,6 +58,7 @@ struct mock_engine_stats {
     uint64_t running, waiting, used_blocks, total_blocks, preemptions;
     uint64_t cached_blocks, cached_copies; /* different ones; all of them */
     uint64_t prompt_tokens, cached_tokens, generated_tokens, requests;
+    uint64_t host_blocks, host_queries, loaded_tokens; /* queries: prompt tokens that the device had not */
 };
 
 struct mock_engine *mock_engine_create(const struct mock_engine_config *config);

@@ -32,14 +32,14 @@ enum sim_leg sim_legs_first(struct sim *s, struct job *j)
         return SIM_PREFILL_LEG;
     const struct kvr_router_result *d = &local.decision, *p = &prefill.decision;
     struct kvr_disagg_facts facts = {.isl = j->rq.tokens_n,
-                                     .local_uncached = j->rq.tokens_n - KVR_MIN(d->cached_tokens, j->rq.tokens_n),
+                                     .local_uncached = j->rq.tokens_n - KVR_MIN(d->held_tokens, j->rq.tokens_n),
                                      .local_ahead = d->ahead_tokens,
                                      .local_decoding = d->ahead_decoding,
                                      .decode_blocks_known = true,
                                      .decode_blocks = d->active_blocks,
                                      .total_blocks = s->cfg.blocks,
                                      .prefill_known = true,
-                                     .prefill_uncached = j->rq.tokens_n - KVR_MIN(p->cached_tokens, j->rq.tokens_n),
+                                     .prefill_uncached = j->rq.tokens_n - KVR_MIN(p->held_tokens, j->rq.tokens_n),
                                      .prefill_ahead = p->ahead_tokens,
                                      .max_num_batched_tokens = s->cfg.tokens_per_pass};
     if (!kvr_disagg_is_local(rule, &facts, NULL)) return SIM_PREFILL_LEG;

@@ -11,13 +11,13 @@ static char *put_text(char *p, const char *s)
     return s ? mp_encode_str(p, s, (uint32_t)strlen(s)) : mp_encode_nil(p);
 }
 
-static char *put_removed(char *p, const struct kvr_event *ev)
+static char *put_removed(char *p, const struct kvr_event *ev, const char *medium)
 {
     p = mp_encode_map(p, 4);
     p = put_text(put_text(p, "type"), "BlockRemoved");
     p = mp_encode_array(put_text(p, "block_hashes"), (uint32_t)ev->removed_n);
     for (size_t i = 0; i < ev->removed_n; i++) p = mp_encode_uint(p, ev->removed[i]);
-    p = put_text(put_text(p, "medium"), "GPU");
+    p = put_text(put_text(p, "medium"), medium);
     return mp_encode_uint(put_text(p, "group_idx"), 0);
 }
 
@@ -61,7 +61,72 @@ void mock_encode(struct kvr_buf *b, const struct kvr_event *ev, const struct moc
     if (kvr_buf_reserve(b, 256 + 14 * (ev->blocks_n + ev->removed_n) + 5 * w->tokens_n + words)) return;
     char *p = b->data + b->len;
     if (ev->kind == KVR_EVENT_CLEARED) p = put_text(put_text(mp_encode_map(p, 1), "type"), "AllBlocksCleared");
-    else if (ev->kind == KVR_EVENT_REMOVED) p = put_removed(p, ev);
+    else if (ev->kind == KVR_EVENT_REMOVED) p = put_removed(p, ev, "GPU");
     else p = put_stored(p, ev, w);
     b->len = (size_t)(p - b->data);
+}
+
+/* ---- the host's memory ----------------------------------------------------------------------------------- */
+
+static char *put_host_stored(char *p, const struct kvr_event *ev, const struct mock_event_words *w, const char *medium, bool kind)
+{
+    p = mp_encode_map(p, kind ? 10 : 9);
+    p = put_text(put_text(p, "type"), "BlockStored");
+    p = mp_encode_array(put_text(p, "block_hashes"), (uint32_t)ev->blocks_n);
+    for (size_t i = 0; i < ev->blocks_n; i++) p = mp_encode_uint(p, ev->blocks[i].block_hash);
+    p = put_text(p, "parent_block_hash");
+    p = ev->has_parent ? mp_encode_uint(p, ev->parent_hash) : mp_encode_nil(p);
+    p = mp_encode_array(put_text(p, "token_ids"), (uint32_t)w->tokens_n);
+    for (size_t i = 0; i < w->tokens_n; i++) p = mp_encode_uint(p, w->tokens[i]);
+    p = mp_encode_uint(put_text(p, "block_size"), w->block_size);
+    p = mp_encode_nil(put_text(p, "lora_id"));
+    p = put_text(put_text(p, "medium"), medium);
+    p = mp_encode_nil(put_text(p, "lora_name"));
+    p = mp_encode_uint(put_text(p, "group_idx"), 0);
+    return kind ? put_text(put_text(p, "kv_cache_spec_kind"), "full_attention") : p;
+}
+
+/* Of the names of a chunk, the last alone. */
+static struct kvr_event last_of(const struct kvr_event *ev)
+{
+    struct kvr_event one = *ev;
+    if (ev->kind == KVR_EVENT_STORED) one.blocks += ev->blocks_n - 1, one.blocks_n = 1, one.has_parent = false;
+    else one.removed += ev->removed_n - 1, one.removed_n = 1;
+    return one;
+}
+
+static char *put_host(char *p, const struct kvr_event *ev, const struct mock_event_words *w, const char *medium, bool kind)
+{
+    return ev->kind == KVR_EVENT_STORED ? put_host_stored(p, ev, w, medium, kind) : put_removed(p, ev, medium);
+}
+
+static char *put_each_block(char *p, const struct kvr_event *ev, const struct mock_event_words *w)
+{
+    for (size_t i = 0; i < ev->blocks_n; i++) {
+        struct kvr_event one = *ev;
+        struct mock_event_words words = *w;
+        one.blocks = ev->blocks + i;
+        one.blocks_n = 1;
+        one.has_parent = i || ev->has_parent;
+        one.parent_hash = i ? ev->blocks[i - 1].block_hash : ev->parent_hash;
+        words.tokens = w->tokens + i * w->block_size;
+        words.tokens_n = w->block_size;
+        p = put_host_stored(p, &one, &words, "CPU_PINNED", false);
+    }
+    return p;
+}
+
+uint32_t mock_encode_host(struct kvr_buf *b, const struct kvr_event *ev, const struct mock_event_words *w, enum mock_offload_form form)
+{
+    static const struct mock_event_words nothing;
+    struct kvr_event last = last_of(ev);
+    if (form == MOCK_OFFLOAD_NONE || kvr_buf_reserve(b, 256 * (ev->blocks_n + 1) + 14 * (ev->blocks_n + ev->removed_n) + 5 * w->tokens_n))
+        return 0;
+    bool each = form == MOCK_OFFLOAD_SGLANG && ev->kind == KVR_EVENT_STORED;
+    char *p = b->data + b->len;
+    if (form == MOCK_OFFLOAD_PLACEHOLDER) p = put_host(p, &last, &nothing, "CPU", false);
+    else if (form == MOCK_OFFLOAD_DESCRIBING) p = put_host(p, ev, w, "CPU", true);
+    else p = each ? put_each_block(p, ev, w) : put_host(p, ev, w, "CPU_PINNED", false);
+    b->len = (size_t)(p - b->data);
+    return each ? (uint32_t)ev->blocks_n : 1;
 }

@@ -65,6 +65,12 @@ void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const ui
     m->events_n++;
 }
 
+void mock_events_add_host(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n)
+{
+    struct mock_event_words w = {tokens, tokens_n, m->config.block_size, NULL, NULL};
+    m->events_n += mock_encode_host(&m->events, ev, &w, (enum mock_offload_form)m->config.offload);
+}
+
 static double wall_clock(void)
 {
     struct timespec ts;

@@ -20,6 +20,7 @@ struct mock_events_config {
     bool topic_in_replay; /* its answers have that frame too */
     bool arrays;          /* events are arrays, as those of older engines */
     bool omit_salt;       /* fault: events do not tell the cache salt */
+    int offload;          /* enum mock_offload_form (encode.h) */
 };
 
 /* Returns: NULL when an endpoint cannot be bound; errno tells. */
@@ -28,6 +29,8 @@ void mock_events_destroy(struct mock_events *m);
 /* Adds an event to the batch that is being made. lora and salt may be NULL. */
 void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n, const char *lora,
                      const char *salt);
+/* The same of a chunk in the host's memory; it comes behind what the batch tells of the device. */
+void mock_events_add_host(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n);
 /* Publishes the batch, if it holds anything. */
 void mock_events_flush(struct mock_events *m);
 

@@ -234,6 +234,12 @@ void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens
     if (r->events) mock_events_add(r->events, ev, tokens, n, a && a->is_lora ? r->mock->o->lora : NULL, a && a->salt[0] ? a->salt : NULL);
 }
 
+void mock_on_host_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n)
+{
+    const struct mock_rank *r = ctx;
+    if (r->events) mock_events_add_host(r->events, ev, tokens, n);
+}
+
 /* ---- requests ---------------------------------------------------------------------------------------- */
 
 static struct mock_rank *choose_rank(struct mock *m, struct kvr_http_conn *c, const struct mock_ask *ask)

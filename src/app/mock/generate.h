@@ -44,6 +44,7 @@ void mock_get_response(struct mock *m, struct kvr_http_conn *c, struct kvr_text 
 void mock_gone(struct kvr_http_conn *c, void *ctx);
 /* The engine's callbacks; ctx: the rank. */
 void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last);
+void mock_on_host_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n);
 void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n, void *user);
 
 void mock_submit(struct mock_exchange *x);

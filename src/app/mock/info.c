@@ -225,11 +225,16 @@ void mock_metrics(struct mock *m, struct kvr_http_conn *c)
         {"vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache",
          offsetof(struct mock_engine_stats, prompt_tokens)},
         {"vllm:prefix_cache_hits_total", "counter", "Prompt tokens found there", offsetof(struct mock_engine_stats, cached_tokens)},
+        {"vllm:external_prefix_cache_queries_total", "counter", "Prompt tokens looked up in the host's memory",
+         offsetof(struct mock_engine_stats, host_queries)},
+        {"vllm:external_prefix_cache_hits_total", "counter", "Prompt tokens read from there",
+         offsetof(struct mock_engine_stats, loaded_tokens)},
         {"vllm:prompt_tokens_total", "counter", "Prompt tokens", offsetof(struct mock_engine_stats, prompt_tokens)},
         {"vllm:generation_tokens_total", "counter", "Generated tokens", offsetof(struct mock_engine_stats, generated_tokens)},
         {"vllm:request_success_total", "counter", "Requests that ended well", offsetof(struct mock_engine_stats, requests)},
         {"vllm:num_preemptions_total", "counter", "Requests that gave their blocks up to others",
          offsetof(struct mock_engine_stats, preemptions)},
+        {"kvroute_mock_host_blocks", "gauge", "Blocks that are kept in the host's memory", offsetof(struct mock_engine_stats, host_blocks)},
         {"kvroute_mock_cached_blocks", "gauge", "Blocks that are cached", offsetof(struct mock_engine_stats, cached_blocks)},
     };
     struct kvr_buf b = {0};

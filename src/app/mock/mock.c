@@ -194,7 +194,11 @@ static int start_rank(struct mock *m, uint32_t id)
                                     .speedup = o->speedup_ratio,
                                     .seed = o->seed,
                                     .prefix_caching = o->prefix_caching,
+                                    .host_blocks = (uint32_t)o->host_kv_blocks,
+                                    .host_chunk = (uint32_t)o->kv_offload_chunk,
+                                    .load_ratio = o->kv_load_ratio,
                                     .on_event = mock_on_event,
+                                    .on_host_event = mock_on_host_event,
                                     .on_token = mock_on_token,
                                     .on_load = mock_on_load,
                                     .ctx = r};
@@ -220,7 +224,8 @@ static int start_rank(struct mock *m, uint32_t id)
                                     .topic_in_replay = o->replay_topic,
                                     .topic = o->kv_topic ? o->kv_topic : "",
                                     .arrays = o->kv_event_arrays,
-                                    .omit_salt = o->fault_omit_salt};
+                                    .omit_salt = o->fault_omit_salt,
+                                    .offload = o->kv_offload_events};
     if (!(r->events = mock_events_create(&vc))) {
         kvr_log_error("kvroute mock: --kv-events, --kv-replay: cannot bind '%s' or its replay: %s", r->events_at,
                       zmq_strerror(zmq_errno()));

@@ -10,8 +10,11 @@
 
 struct mock_options {
     char *config, *host, *model, *kv_events, *kv_replay, *kv_topic, *lora;
-    char *tls_cert, *tls_key;            /* NULL: plain HTTP */
-    char *tokenizer_dir, *tokenizer_lib; /* NULL: tokens are bytes; found */
+    char *tls_cert, *tls_key;                  /* NULL: plain HTTP */
+    char *tokenizer_dir, *tokenizer_lib;       /* NULL: tokens are bytes; found */
+    uint64_t host_kv_blocks, kv_offload_chunk; /* host_kv_blocks 0: no host tier */
+    int kv_offload_events;                     /* enum mock_offload_form */
+    double kv_load_ratio;
     uint64_t port, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, dp_size, seed;
     uint64_t kv_buffer_steps; /* batches kept for replay */
     uint64_t max_model_len;   /* 0: what the cache holds */

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mock keeps a host tier as engines do, and a router predicts what it reuses, from the device and from the host: block for block."""
+import random
+
+import msgpack
+import pytest
+import zmq
+
+from conftest import Mock, Serve, wait_for
+
+BS = 16
+SMALL = ("--num-gpu-blocks", 65, "--host-kv-blocks", 256, "--max-num-seqs", 4)
+
+
+def conversations(rng, n, turns):
+    """Prompts of token ids: each conversation goes on with its own, in turns, so that it has left the device when it comes again."""
+    talks = [[rng.randrange(300, 9000) for _ in range(100 + rng.randrange(120))] for _ in range(n)]
+    for _ in range(turns):
+        for t in talks:
+            yield list(t)
+            t += [rng.randrange(300, 9000) for _ in range(1 + rng.randrange(40))]
+
+
+def tiers_of(answer):
+    return dict((k, int(v)) for k, v in (p.split("=") for p in answer.headers.get("x-kvroute-overlap-tiers", "device=0").split(",")))
+
+
+@pytest.mark.parametrize("form,chunk", [("placeholder", 1), ("placeholder", 4), ("self-describing", 1), ("self-describing", 4), ("sglang", 1)])
+def test_what_is_read_from_the_host_is_predicted(start, form, chunk):
+    m = start(Mock, *SMALL, "--kv-offload-chunk", chunk, "--kv-offload-events", form)
+    s = start(Serve, [m], "--block-size", BS)
+    rng, loaded = random.Random(7), 0
+    for i, prompt in enumerate(conversations(rng, 9, 4)):
+        a = s.complete(prompt, max_tokens=1, model="mock")
+        assert a.status == 200
+        actual = a.json()["usage"]["prompt_tokens_details"]
+        actual = (actual or {}).get("cached_tokens") or 0
+        t = tiers_of(a)
+        said = sum(t.values()) if "host_pinned" in t else int(a.headers["x-kvroute-overlap-blocks"])
+        if i >= 9:  # what a chunk is has been learned
+            assert min(said, (len(prompt) - 1) // BS) == actual // BS, (i, t, actual)
+        loaded += t.get("host_pinned", 0)
+        wait_for("events", lambda: s.view()["tiers"].get("host_pinned", {}).get("blocks", 0) > 0 or i < 2)
+    tiers = s.view()["tiers"]["host_pinned"]
+    assert loaded > 50 and tiers["view"] == "whole" and tiers["chunk_blocks"] == chunk
+    assert s.metric("tiers_predicted_tokens_total") >= loaded * BS - chunk * BS and s.metric("tiers_short_tokens_total") == 0
+    assert m.metric("vllm:external_prefix_cache_hits_total") > 0
+
+
+def test_an_offload_tier_that_tells_nothing_is_seen(start):
+    """The engine had what no tier was said to have: that is counted, and not held against the view of its device."""
+    m = start(Mock, *SMALL, "--kv-offload-events", "none")
+    s = start(Serve, [m], "--block-size", BS)
+    for prompt in conversations(random.Random(7), 9, 4):
+        assert s.complete(prompt, max_tokens=1, model="mock").status == 200
+    assert s.metric("untold_cached_tokens_total") > 50 * BS and s.view()["view"] == "whole" and s.view()["tiers"] == {}
+
+
+FORMS = {  # keys of a store and of a removal, as the classes of vLLM 0.32 and SGLang write them
+    "placeholder": ("CPU", {"token_ids": [], "block_size": 0, "parent_block_hash": None}),
+    "self-describing": ("CPU", {"block_size": BS, "kv_cache_spec_kind": "full_attention"}),
+    "sglang": ("CPU_PINNED", {"block_size": BS}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_events_have_the_shape_of_the_engines(start, zctx, form):
+    m = start(Mock, *SMALL, "--kv-offload-chunk", 2, "--kv-offload-events", form)
+    sub = zctx.socket(zmq.SUB)
+    sub.linger = 0
+    sub.subscribe(b"")
+    sub.connect(f"tcp://127.0.0.1:{m.events}")
+    s = start(Serve, [m], "--block-size", BS)
+    told = []
+
+    def hear():
+        while sub.poll(20):
+            told.append(msgpack.unpackb(sub.recv_multipart()[2], strict_map_key=False)[1])
+        return [e for b in told for e in b if e.get("medium", "GPU") != "GPU"]
+    wait_for("its subscription", lambda: s.complete([5] * 40, max_tokens=1, model="mock").status == 200 and (hear() or told))
+    for prompt in conversations(random.Random(3), 20, 1):
+        s.complete(prompt, max_tokens=1, model="mock")
+    wait_for("removals", lambda: any(e["type"] == "BlockRemoved" for e in hear()) or
+             not s.complete([random.Random(len(told)).randrange(300, 9000) for _ in range(300)], max_tokens=1, model="mock"))
+    medium, has = FORMS[form]
+    for batch in told:
+        places = [e.get("medium", "GPU") != "GPU" for e in batch if e["type"] != "AllBlocksCleared"]
+        assert places == sorted(places)  # the device first
+    for e in hear():
+        assert e["medium"] == medium and e["group_idx"] == 0
+        names = len(e["block_hashes"])
+        if e["type"] == "BlockStored":
+            assert all(e[k] == v for k, v in has.items()), e
+            assert names == (2 if form == "self-describing" else 1) and len(e["token_ids"]) == (0 if form == "placeholder" else names * BS)
+        else:
+            assert names == (1 if form == "placeholder" else 2)
+    sub.close()
