@@ -43,6 +43,7 @@ static const struct sim_policy ablations[] = {
     WITHOUT("eviction", "the price of what is evicted", SIM_EVICTION),
     WITHOUT("factors", "unlike workers' factors", SIM_FACTORS),
     WITHOUT("turns", "turns among near equals", SIM_TURNS),
+    WITHOUT("tiers", "what engines keep beyond the device", SIM_TIERS),
 };
 
 const size_t sim_ablations_n = KVR_ARRAY_LEN(ablations);

@@ -191,6 +191,7 @@ void sim_routers_remove_worker(struct sim_routers *r, uint32_t worker)
 
 void sim_routers_event(struct sim_routers *r, const struct kvr_event *ev)
 {
+    for (uint32_t i = 0; ev->tier != KVR_TIER_DEVICE && i < r->cfg.routers; i++) kvr_router_use_lower_tiers(r->list[i].router);
     if (kvr_index_apply(r->index, ev) == -KVR_ENOMEM) r->status = -KVR_ENOMEM;
 }
 

@@ -9,6 +9,7 @@
 #include "sim/sim.h"
 
 #define CONV       "conversations,rate="
+#define PAUSES     "conversations,rate=12,think=8,seconds=60"
 #define TRACE      "trace,seconds=16,output-max=24,speedup="
 #define MADE       "mooncake,seconds=40,output-max=24,speedup="
 #define LONG(rate) "uniform,rate=" rate ",own-tokens=8000,own-spread=0.5,output=150,output-spread=0.5,seconds=20"
@@ -84,6 +85,41 @@ const struct sim_scene sim_scenes[] = {
      .blocks = 8192,
      .speeds = {1.5, 1.5, 0.75, 0.75}},
     {.name = "caches", .meaning = "conversations, caches 1 to 4", .traffic = CONV "60", .workers = 4, .blocks = 2560, .caches = {0.4, 1.6}},
+    {.name = "host",
+     .meaning = "conversations with pauses, four times the caches in the hosts, reading at a tenth of computing",
+     .traffic = PAUSES ",own-tokens=800",
+     .workers = 4,
+     .blocks = 2560,
+     .host_blocks = 10240,
+     .load_ratio = 0.1},
+    {.name = "host-own",
+     .meaning = "the same, no prompt like another's",
+     .traffic = PAUSES ",system-tokens=0,own-tokens=1200",
+     .workers = 4,
+     .blocks = 2560,
+     .host_blocks = 10240,
+     .load_ratio = 0.1},
+    {.name = "host-half",
+     .meaning = "the first, reading at half of computing",
+     .traffic = PAUSES ",own-tokens=800",
+     .workers = 4,
+     .blocks = 2560,
+     .host_blocks = 10240,
+     .load_ratio = 0.5},
+    {.name = "host-slow",
+     .meaning = "the first, reading takes longer than computing",
+     .traffic = PAUSES ",own-tokens=800",
+     .workers = 4,
+     .blocks = 2560,
+     .host_blocks = 10240,
+     .load_ratio = 1.5},
+    {.name = "host-conv60",
+     .meaning = "conversations without pauses, scarce caches, four times as much in the hosts",
+     .traffic = CONV "60",
+     .workers = 4,
+     .blocks = 1600,
+     .host_blocks = 6400,
+     .load_ratio = 0.1},
     {.name = "comes-and-goes",
      .meaning = "conversations, a worker leaves and comes back empty",
      .traffic = CONV "60",
@@ -332,6 +368,8 @@ int sim_scene_config(const struct sim_scene *scene, const char *trace, struct si
     c.returns_s = scene->returns_s;
     if (scene->prefill_workers) c.prefill_workers = scene->prefill_workers;
     if (scene->transfer_bytes_s > 0) c.transfer_bytes_s = scene->transfer_bytes_s;
+    c.host_blocks = scene->host_blocks;
+    c.load_ratio = scene->load_ratio;
     c.ttft_ms = scene->ttft_ms;
     c.itl_ms = scene->itl_ms;
     *out = c;

@@ -105,6 +105,13 @@ static void on_event(void *ctx, const struct kvr_event *ev, const uint32_t *toke
     k->ev.removed = ev->removed_n ? k->hashes : NULL;
 }
 
+/* To a router that is to know of it. */
+static void on_host_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n)
+{
+    const struct sim_worker *w = ctx;
+    if (w->sim->cfg.policy->without != SIM_TIERS) on_event(ctx, ev, tokens, tokens_n, NULL);
+}
+
 static void drop_events(struct sim_worker *w, bool apply)
 {
     for (size_t i = 0; i < w->kept_n; i++) {
@@ -206,7 +213,11 @@ static int start_worker(struct sim *s, uint32_t i)
                                     .seed = s->cfg.traffic.seed, /* the same everywhere: an answer does not depend on who gives it */
                                     .prefix_caching = true,
                                     .first_and_last = true, /* the index keeps a set */
+                                    .host_blocks = s->cfg.host_blocks,
+                                    .host_chunk = 1,
+                                    .load_ratio = s->cfg.load_ratio,
                                     .on_event = on_event,
+                                    .on_host_event = on_host_event,
                                     .on_token = on_token,
                                     .on_load = on_load,
                                     .ctx = w};
@@ -330,6 +341,7 @@ static void add_stats(struct mock_engine_stats *sum, const struct mock_engine *e
     mock_engine_stats(e, &st);
     sum->prompt_tokens += st.prompt_tokens;
     sum->cached_tokens += st.cached_tokens;
+    sum->loaded_tokens += st.loaded_tokens;
     sum->requests += st.requests;
 }
 
@@ -390,9 +402,9 @@ static void report(struct sim *s, struct sim_result *out)
     for (uint32_t i = 0; i < s->cfg.workers; i++) {
         struct mock_engine_stats *st = &s->workers[i].past;
         add_stats(st, s->workers[i].engine);
-        double here = (double)(st->prompt_tokens - st->cached_tokens), n = (double)st->requests;
+        double here = (double)(st->prompt_tokens - st->cached_tokens - st->loaded_tokens), n = (double)st->requests;
         computed += here;
-        cached += (double)st->cached_tokens;
+        cached += (double)(st->cached_tokens + st->loaded_tokens);
         requests += n;
         most = KVR_MAX(most, here);
         most_requests = KVR_MAX(most_requests, n);

@@ -36,6 +36,8 @@ struct sim_config {
     double caches[SIM_UNLIKE]; /* the same for blocks */
     uint32_t routers;          /* 1 to SIM_ROUTERS_MAX */
     double tell_ms;
+    uint32_t host_blocks;                 /* that each engine keeps in the host's memory; 0: none */
+    double load_ratio;                    /* sim/engine.h */
     double leaves_s, returns_s;           /* worker 1 leaves, and comes back; 0: does not */
     uint32_t prefill_workers;             /* with a policy of two legs: the first so many compute prompts for the others */
     double transfer_ms, transfer_bytes_s; /* what a transfer takes before its bytes, and how fast these are */
@@ -115,6 +117,8 @@ struct sim_scene {
     double ttft_ms, itl_ms, transfer_bytes_s;
     const char *flood; /* as `traffic`; NULL: one tenant */
     double queue_frac;
+    uint32_t host_blocks;
+    double load_ratio;
 };
 
 extern const struct sim_scene sim_scenes[];
