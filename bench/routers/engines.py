@@ -12,7 +12,8 @@ from processes import Failed, ask, free_ports, samples, wait_for
 ENGINES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/engines")
 MODEL = "mock"
 WARM_PROMPTS = 40
-COUNTERS = {"requests": "vllm:request_success_total", "tokens": "vllm:prompt_tokens_total", "cached": "vllm:prefix_cache_hits_total"}
+COUNTERS = {"requests": "vllm:request_success_total", "tokens": "vllm:prompt_tokens_total", "cached": "vllm:prefix_cache_hits_total",
+            "read": "vllm:external_prefix_cache_hits_total"}
 
 
 class Engine:
@@ -44,7 +45,7 @@ class Mocks:
         engines = [Engine(*ports[3 * i:3 * i + 3]) for i in range(self.count)]
         for i, e in enumerate(engines):
             lab.start(f"engine{i}", [self.kvroute, "mock", "--host", "127.0.0.1", "--port", e.http, "--model", MODEL, "--enable-prompt-tokens-details",
-                                     "--num-gpu-blocks", row.blocks, "--speedup-ratio", row.speedup, "--kv-events", f"tcp://127.0.0.1:{e.events}",
+                                     "--num-gpu-blocks", row.blocks, "--host-kv-blocks", row.host, "--speedup-ratio", row.speedup, "--kv-events", f"tcp://127.0.0.1:{e.events}",
                                      "--kv-replay", f"tcp://127.0.0.1:{e.replay}", *router.engine_args])
         for e in engines:
             wait_for("an engine answers", lambda: ask(e.url + "/health")[0] == 200, lab.alive)

@@ -55,7 +55,7 @@ def measure(lab, kvroute, fleet, row, router, seed, trace):
     done = said["successes"]
     per_request = lambda s: 1000 * s / done if done else None
     return {"seed": seed, "requests": done, "failures": said["errors"], "first_error": said["first_error"], "wall_s": said["wall_s"],
-            "hit_pct": 100 * sum(delta["cached"]) / max(1, sum(delta["tokens"])), "hit_pct_of_answers": said["cached_token_ratio_pct"],
+            "hit_pct": 100 * (sum(delta["cached"]) + sum(delta["read"])) / max(1, sum(delta["tokens"])), "hit_pct_of_answers": said["cached_token_ratio_pct"],
             "ttft_mean_ms": said["ttft_mean_ms"], "ttft_p50_ms": said["ttft_p50_ms"], "ttft_p90_ms": said["ttft_p90_ms"],
             "ttft_p99_ms": said["ttft_p99_ms"], "e2e_p50_ms": said["e2e_p50_ms"], "e2e_p99_ms": said["e2e_p99_ms"],
             "balance_requests": max_of_mean(delta["requests"]), "balance_tokens": max_of_mean(delta["tokens"]), "engines": delta,

@@ -76,8 +76,9 @@ class Direct(Router):
 
 
 class Kvroute(Router):
-    def __init__(self, name, binary, args=(), events=True, copies=1, meaning=""):
+    def __init__(self, name, binary, args=(), events=True, copies=1, meaning="", engine_args=()):
         super().__init__(name, meaning or ("kvroute " + " ".join(args)).strip())
+        self.engine_args = engine_args
         self.binary, self.args, self.events, self.copies = binary, list(args), events, copies
         self.ports = 3 * copies  # data, admin, replica sync
 
@@ -189,6 +190,7 @@ def known(kvroute, wheels):
     routers = [
         k("kvroute", meaning="kvroute, as it is by default"),
         k("kvroute-linear", "--cost", "linear"),
+        k("kvroute-no-tiers", engine_args=("--kv-offload-events", "none"), meaning="kvroute, over engines that tell nothing of their hosts' memory"),
         k("kvroute-2", copies=2, meaning="two kvroutes that tell each other their bookings, in turns"),
         k("kvroute-4", copies=4, meaning="four of them"),
         Wheel("sglang-router", [at("sglang-router", "sglang-router"), "launch"], "cache_aware", engine_args=("--sglang-info",)),

@@ -3,12 +3,14 @@
 
 
 class Row:
-    def __init__(self, name, workload, blocks, speedup=1, trace=False, meaning=""):
+    def __init__(self, name, workload, blocks, speedup=1, trace=False, meaning="", host=0):
         self.name, self.workload, self.blocks, self.speedup, self.trace, self.meaning = name, workload, blocks, speedup, trace, meaning
+        self.host = host  # blocks in the host's memory behind these, of mocks; reading one takes a tenth of computing it
 
 
 CONVERSATIONS = "24 system prompts of 2,048 tokens, five turns of about 256, answers of 24; one cache does not hold all system prompts"
 HOT = "four of five requests share 6,144 tokens, the others one of 64 prefixes of 2,048"
+HOST = "conversations with pauses of 8 s, of which most have left the device when they go on; hosts with four times the caches"
 TRACE = "rows of a Mooncake trace, answers of at most 24 tokens"
 
 
@@ -26,6 +28,9 @@ def rows(seconds=16):
         timed("siblings-48", "siblings", 48, 8192, "16 requests at one moment that share 4,096 new tokens"),
         timed("uniform-30", "uniform", 30, 8192, "512 to 4,096 tokens, nothing shared"),
         timed("tail-50", "tail", 50, 8192, "lognormal lengths up to 24,000 tokens, nothing shared"),
+        Row("host-12", f"conversations,rate=12,think=8,own-tokens=800,seconds={3 * seconds:g}", 2560, meaning=HOST, host=10240),
+        Row("host-own-12", f"conversations,rate=12,think=8,system-tokens=0,own-tokens=1200,seconds={3 * seconds:g}", 2560,
+            meaning=HOST + "; no prompt begins as another conversation's", host=10240),
         traced("trace-x4", 4, 250),
         traced("trace-x8", 8, 440),
     ]
