@@ -230,7 +230,7 @@ static void note_reach(const struct kvr_router *r, struct kvr_router_ctx *c, str
 void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, uint64_t now)
 {
     size_t slots = kvr_load_slots(r->load);
-    c->model = (struct kvr_delay_model){r->fleet, r->generation, r->load_prices, p->expected_output};
+    c->model = (struct kvr_delay_model){r->fleet, r->generation, p->expected_output};
     c->longest = 0;
     kvr_load_get_all(r->load, now, c->loads);
     memset(c->device, 0, slots * sizeof *c->device);
