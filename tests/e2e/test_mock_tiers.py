@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mock keeps a host tier as engines do, and a router predicts what it reuses, from the device and from the host: block for block."""
+import json
 import random
 
 import msgpack
@@ -95,3 +96,24 @@ def test_events_have_the_shape_of_the_engines(start, zctx, form):
         else:
             assert names == (1 if form == "placeholder" else 2)
     sub.close()
+
+
+def test_what_is_said_of_a_tier_is_said_everywhere(start, tmp_path):
+    """The header, the decision, its candidates, the access log, metrics and the learned price tell of the host apart from the device."""
+    log = tmp_path / "access.log"
+    m = start(Mock, *SMALL)
+    s = start(Serve, [m], "--block-size", BS, "--access-log", log)
+    answers = [s.complete(p, max_tokens=1, model="mock", headers={"x-kvroute-explain": "1"}) for p in conversations(random.Random(7), 9, 3)]
+    a = [x for x in answers if "x-kvroute-overlap-tiers" in x.headers][-1]
+    tiers = tiers_of(a)
+    assert tiers["host_pinned"] > 0 and f"host={tiers['host_pinned']} " in a.headers["x-kvroute-explain"]
+    d = wait_for("the decision", lambda: next((x for x in s.get("/decisions") if x["request_id"] == a.headers["x-request-id"]), None))
+    assert d["overlap_tiers"] == {"device": 0, "host_pinned": 0, "disk": 0, "external": 0} | tiers
+    assert d["predicted_cached_tokens"] == sum(tiers.values()) * BS
+    line = wait_for("its line", lambda: next((x for x in map(json.loads, log.read_text().splitlines()) if x.get("id") == d["request_id"]), None))
+    assert line["overlap_tiers"] == a.headers["x-kvroute-overlap-tiers"]
+    assert all("overlap_tiers" not in x for x in s.get("/decisions") if x["request_id"] == answers[0].headers["x-request-id"])
+    assert s.metric("tiers_predicted_tokens_total", tier="host_pinned") > 0 == s.metric("tiers_predicted_tokens_total", tier="disk")
+    share = s.get("/workers")[0]["ttft_model"]["read_share"]
+    assert 0 <= share["host_pinned"] <= 2 and share["disk"] == share["external"] == 0.75
+    assert s.metric("ttft_model_read_share", tier="external") == 0.75
