@@ -117,3 +117,25 @@ def test_what_is_said_of_a_tier_is_said_everywhere(start, tmp_path):
     share = s.get("/workers")[0]["ttft_model"]["read_share"]
     assert 0 <= share["host_pinned"] <= 2 and share["disk"] == share["external"] == 0.75
     assert s.metric("ttft_model_read_share", tier="external") == 0.75
+
+
+def test_tokens_that_a_decode_worker_can_read_are_not_uncached_ones(start):
+    """A prompt that is in the decode worker's host stays there: by its weight a quarter of it would count as lacking, and it would go away."""
+    p, d = start(Mock, "--role", "prefill"), start(Mock, *SMALL, "--role", "decode")
+    s = start(Serve, [p.spec(",role=prefill"), d.spec(",role=decode")], "--block-size", BS, "--router-conditional-disagg",
+              "--router-conditional-disagg-eff-isl-threshold", 64, "--cost", "linear")
+    wait_for("both", lambda: all(w["status"] == "up" for w in s.get("/workers")))
+    rng, local = random.Random(5), {"x-kvroute-disagg": "local"}
+    prompt = [rng.randrange(300, 9000) for _ in range(600)]
+    others = [[rng.randrange(300, 9000) for _ in range(600)] for _ in range(2)]
+
+    def tiers():
+        rows = s.post("/overlap_scores", {"token_ids": prompt}).json()["workers"]
+        return [(w["device_blocks"], w["host_pinned_blocks"]) for w in rows if w["worker_id"] == 2]
+    for tokens in (prompt, *others, *others):
+        assert s.complete(tokens, max_tokens=2, model="mock", headers=local).status == 200
+    wait_for("it is in the host alone", lambda: tiers() == [(0, 37)], 10)
+    a = s.complete(prompt, max_tokens=2, model="mock")
+    assert a.status == 200 and a.headers["x-kvroute-disagg"] == "local" and a.headers["x-kvroute-worker"] == "2", a.headers
+    one = wait_for("the decision", lambda: next((x for x in s.get("/decisions") if x["request_id"] == a.headers["x-request-id"]), None))
+    assert one["eff_isl"] == 600 - 37 * BS
