@@ -2,12 +2,13 @@
 """The mock keeps a host tier as engines do, and a router predicts what it reuses, from the device and from the host: block for block."""
 import json
 import random
+import subprocess
 
 import msgpack
 import pytest
 import zmq
 
-from conftest import Mock, Serve, wait_for
+from conftest import BINARY, SLOW, Mock, Serve, wait_for
 
 BS = 16
 SMALL = ("--num-gpu-blocks", 65, "--host-kv-blocks", 256, "--max-num-seqs", 4)
@@ -139,3 +140,37 @@ def test_tokens_that_a_decode_worker_can_read_are_not_uncached_ones(start):
     assert a.status == 200 and a.headers["x-kvroute-disagg"] == "local" and a.headers["x-kvroute-worker"] == "2", a.headers
     one = wait_for("the decision", lambda: next((x for x in s.get("/decisions") if x["request_id"] == a.headers["x-request-id"]), None))
     assert one["eff_isl"] == 600 - 37 * BS
+
+
+ROOM = ("--num-gpu-blocks", 161, "--host-kv-blocks", 1024, "--max-num-seqs", 4)  # for a prompt of doctor
+
+
+def doctor(*args):
+    p = subprocess.run([BINARY, "doctor", "--json", *map(str, args)], capture_output=True, text=True, timeout=60 * SLOW)
+    report = json.loads(p.stdout)["findings"]
+    return {f["verdict"]: f for f in report if f["check"] == "lower tiers"}, [f for f in report if f["verdict"] == "problem"]
+
+
+@pytest.mark.parametrize("form", ["placeholder", "self-describing", "sglang"])
+def test_doctor_says_which_tiers_events_tell_of(start, form):
+    """Stores of the host have the block size 0, or none: that is not the engine's."""
+    m = start(Mock, *ROOM, "--kv-offload-events", form)
+    s = start(Serve, [m], "--block-size", BS)
+    for prompt in conversations(random.Random(7), 30, 2):
+        s.complete(prompt, max_tokens=1, model="mock")
+    for target in (f"http://127.0.0.1:{s.admin}", m.spec(f",block-size={BS}")):
+        tiers, problems = doctor(target)
+        assert not problems and "host_pinned" in tiers["ok"]["detail"], (tiers, problems)
+
+
+def test_doctor_names_an_offload_tier_that_tells_nothing(start):
+    """One engine alone says that it offloads; the answers that the router saw prove that what it offloads is missed."""
+    m = start(Mock, *ROOM, "--kv-offload-events", "none")
+    tiers, problems = doctor(m.spec(f",block-size={BS}"))
+    assert not problems and "offloads" in tiers["unknown"]["detail"] and "self_describing_kv_events" in tiers["unknown"]["advice"]
+    s = start(Serve, [m], "--block-size", BS)
+    for prompt in conversations(random.Random(7), 30, 4):
+        s.complete(prompt, max_tokens=1, model="mock")
+    wait_for("evidence", lambda: s.view()["evidence"]["untold"] >= 8)
+    tiers, problems = doctor("--no-probe", f"http://127.0.0.1:{s.admin}")
+    assert "answers had more cached" in tiers["problem"]["detail"] and "enable_kv_cache_events" in tiers["problem"]["advice"], problems

@@ -364,7 +364,9 @@ static void count_tiers(const struct attempt *a, uint64_t predicted)
         from = to;
     }
     if (lower && actual + bs <= predicted) atomic_fetch_add(&m->tiers_short_tokens_total, KVR_MIN(predicted - actual, lower));
-    if (a->view == KVR_VIEW_WHOLE && actual > beyond) atomic_fetch_add(&m->untold_cached_tokens_total, actual - predicted);
+    if (a->view != KVR_VIEW_WHOLE || actual <= beyond) return;
+    atomic_fetch_add(&m->untold_cached_tokens_total, actual - predicted);
+    evidence_untold(serve_of(a->request), a->result.worker);
 }
 
 /* Without tokens nothing was predicted; where not all of them are known, not all that the engine can have cached. */
