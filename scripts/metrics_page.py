@@ -18,7 +18,7 @@ SECTIONS = [
     ("What engines say of themselves", r"engine_"),
     ("Views and KV events", r"(view_|kv_(?!wait|hit)|events_)"),
     ("The index", r"index_"),
-    ("Predictions and choices", r"(kv_hit|best_overlap|overlap_|choice|prefix_moves|blocks_computed|evictions_|prediction|predicted_|prompt_length|usage_|ttft_model|generation_model|input_seq)"),
+    ("Predictions and choices", r"(kv_hit|best_overlap|overlap_|choice|prefix_moves|blocks_computed|evictions_|prediction|predicted_|prompt_length|usage_|ttft_model|generation_model|input_seq|tiers_|untold_)"),
     ("Tokens of prompts", r"(tokens_total|tokenize|token_ids|multimodal|prompt_(tokens|messages|texts)_refused)"),
     ("Queue, retries, refusals", r"(router_queue|queue_|retries|errors_total|client_gone|overload|breaker|requests_(active|without)|reopened|uncounted|sessions|responses|bindings|model_fallbacks|models_config)"),
     ("The router's own time", r"router_overhead"),

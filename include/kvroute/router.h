@@ -362,8 +362,6 @@ struct kvr_ttft_question {
 KVR_API bool kvr_router_observe_ttft_beside(struct kvr_router *router, const struct kvr_router_result *result, double ms,
                                             struct kvr_ttft_question *others, size_t n);
 /* The fleet's line, and a worker's factor unless worker_id or factor is NULL. Returns: 0 or -KVR_ENOTFOUND. */
-/* What reading from lower tiers was seen to take. Threads: any. */
-KVR_API void kvr_router_load_prices(struct kvr_router *router, struct kvr_load_prices *out);
 KVR_API int kvr_router_ttft_model(struct kvr_router *router, const uint64_t *worker_id, struct kvr_ttft_model *out,
                                   struct kvr_ttft_factor *factor);
 /* What was observed of its end: `tokens` (> 0) came after the first one, within `ms`. Call it before kvr_router_free. */

@@ -39,9 +39,9 @@
  *
  *     decode role, prefill not tracked, overlap_credit > 0:  cost = max(D - credit, 0) + request_weight * N
  *
- * The credit, without the decay, is that of the delay cost too, with 1 - what reading a token from the tier was seen to take (struct
- * kvr_load_prices) in place of the weights; its u and m are multiplied by prefill_load_scale. In the decode
- * role the prompt comes computed: u and m count 0.1 times with an overlap credit, for what is transferred, and not at all without.
+ * The credit, without the decay, is that of the delay cost too, with 1 - the tier's share (kvroute/ttft_model.h) in place of the weights;
+ * its u and m are multiplied by prefill_load_scale. In the decode role the prompt comes computed: u and m count 0.1 times with an overlap
+ * credit, for what is transferred, and not at all without.
  *
  * Taints. With preferred taints every cost is multiplied by exp(-tanh(sum of the weights the candidate has)): between
  * 0.368 and 2.718, exactly 1 without a match. Costs are clamped at 0 before, or the preference would turn around.
@@ -109,7 +109,6 @@ KVR_API const struct kvr_override *kvr_decode_leg(bool keeps_overlap);
 struct kvr_delay_model {
     struct kvr_ttft_model ttft;
     struct kvr_generation_model generation;
-    struct kvr_load_prices load;
     double output_tokens; /* o, where the request says it; negative: the generation model's mean */
 };
 

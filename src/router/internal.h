@@ -79,7 +79,6 @@ struct kvr_router {
     size_t taints_n, taints_cap;
     struct kvr_ttft_model fleet; /* of all workers; each has its factor */
     struct kvr_generation_model generation;
-    struct kvr_load_prices load_prices;
     uint64_t rng, turn, mark, decisions;
     size_t looked_at; /* place in `order` from where turnovers are looked at next */
     struct kvr_queue *queue;

@@ -73,7 +73,7 @@ int kvr_router_create(const struct kvr_router_config *config, struct kvr_router 
     r->config = *config;
     r->rng = config->seed;
     kvr_ttft_init(&r->fleet);
-    kvr_load_prices_init(&r->load_prices, r->config.cost.host_weight, r->config.cost.disk_weight);
+    kvr_ttft_weigh_tiers(&r->fleet, r->config.cost.host_weight, r->config.cost.disk_weight);
     kvr_generation_init(&r->generation);
     kvr_lock_init(&r->lock, KVR_LOCK_ROUTER);
     if (create_parts(r)) {
@@ -417,33 +417,28 @@ uint64_t kvr_router_prefill_of(const struct kvr_router_ctx *c, size_t at)
 
 /* ---- models ------------------------------------------------------------------------------------------ */
 
-/* Of a request with nothing ahead of it: what its tokens from lower tiers took is what it took beyond the line of the others. */
-static void observe_loads(struct kvr_router *r, const struct kvr_router_result *res, double factor, double ms)
+/* What of its prefill tokens stands for tokens that were read, and how many these were. Returns: false when that is not known: part of it
+ * was pending, or prefill tokens are not tracked. */
+static bool reads_of(const struct kvr_router *r, const struct kvr_router_result *res, uint64_t *priced, double read[KVR_TIER_COUNT])
 {
-    double tokens[KVR_TIER_COUNT] = {0}, priced = 0, bs = r->config.block_size;
-    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
-        tokens[t] = res->tier_blocks[t] * bs;
-        priced += KVR_MIN(r->load_prices.share[t], 1.0) * tokens[t]; /* as it stands in prefill_tokens */
-    }
-    bool calm = res->ahead_tokens == 0 && r->fleet.observations >= KVR_TTFT_WARM;
-    if (priced <= 0 || !calm || res->pending_blocks > res->tier_blocks[KVR_TIER_DEVICE]) return;
-    double own = KVR_MAX((double)res->prefill_tokens - priced, 0.0);
-    kvr_load_prices_observe(&r->load_prices, tokens, ms / factor - kvr_ttft_predict(&r->fleet, own, 0, res->ahead_decoding),
-                            r->fleet.token_ms);
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) read[t] = (double)res->tier_blocks[t] * r->config.block_size;
+    *priced = res->held_tokens > res->cached_tokens ? res->held_tokens - res->cached_tokens : 0;
+    return res->held_blocks == res->tier_blocks[KVR_TIER_DEVICE] ||
+           (res->pending_blocks <= res->tier_blocks[KVR_TIER_DEVICE] && res->prefill_tokens >= *priced);
 }
 
 static void observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
 {
-    double own = (double)res->prefill_tokens, ahead = (double)res->ahead_tokens, requests = res->ahead_decoding;
+    double own = (double)res->prefill_tokens, ahead = (double)res->ahead_tokens, requests = res->ahead_decoding, read[KVR_TIER_COUNT] = {0};
+    uint64_t priced;
     const struct worker_info *w = worker_find(r, res->worker.worker_id);
     if (w) {
         struct worker_model *m = &r->models[w - r->workers];
         if (kvr__model_is_old(r, (uint32_t)(w - r->workers))) kvr_ttft_factor_age(&m->factor);
-        observe_loads(r, res, m->factor.value, ms);
         kvr_ttft_factor_observe(&m->factor, kvr_ttft_predict(&r->fleet, own, ahead, requests), ms);
         m->seen = r->decisions;
     }
-    kvr_ttft_observe(&r->fleet, own, ahead, requests, ms);
+    if (reads_of(r, res, &priced, read)) kvr_ttft_observe_reads(&r->fleet, own - (double)priced, read, ahead, requests, ms);
 }
 
 void kvr_router_observe_ttft(struct kvr_router *r, const struct kvr_router_result *res, double ms)
@@ -475,13 +470,6 @@ int kvr_router_ttft_model(struct kvr_router *r, const uint64_t *worker_id, struc
     if (w && factor) *factor = r->models[w - r->workers].factor;
     kvr_unlock(&r->lock);
     return ok ? 0 : -KVR_ENOTFOUND;
-}
-
-void kvr_router_load_prices(struct kvr_router *r, struct kvr_load_prices *out)
-{
-    kvr_lock(&r->lock);
-    *out = r->load_prices;
-    kvr_unlock(&r->lock);
 }
 
 static void observe_generation(struct kvr_router *r, struct kvr_worker worker, uint64_t blocks_before, double tokens, double ms)

@@ -226,11 +226,24 @@ static void note_reach(const struct kvr_router *r, struct kvr_router_ctx *c, str
     c->longest = KVR_MAX(c->longest, depth[KVR_TIER_EXTERNAL]);
 }
 
+/* The device will have so many blocks: what of them is in lower tiers is not to be read. */
+static void raise_device(struct kvr_router_ctx *c, size_t slot, uint32_t depth)
+{
+    uint32_t more = depth - KVR_MIN(depth, c->device[slot]), *lower[] = {&c->host[slot], &c->disk[slot], &c->external[slot]};
+    c->device[slot] += more;
+    c->longest = KVR_MAX(c->longest, depth);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(lower); i++) {
+        uint32_t less = KVR_MIN(more, *lower[i]);
+        *lower[i] -= less;
+        more -= less;
+    }
+}
+
 /* Spreads overlaps and active blocks over slots; ranks that are not trusted count as holding nothing. */
 void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, uint64_t now)
 {
     size_t slots = kvr_load_slots(r->load);
-    c->model = (struct kvr_delay_model){r->fleet, r->generation, r->load_prices, p->expected_output};
+    c->model = (struct kvr_delay_model){r->fleet, r->generation, p->expected_output};
     c->longest = 0;
     kvr_load_get_all(r->load, now, c->loads);
     memset(c->device, 0, slots * sizeof *c->device);
@@ -244,9 +257,7 @@ void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct pr
     for (size_t i = 0; i < p->reaches_n; i++) note_reach(r, c, p->reaches[i].worker, p->reaches[i].depth);
     for (size_t i = 0; i < p->predicted_n; i++) {
         long slot = kvr_load_slot_of(r->load, p->predicted[i].worker);
-        if (slot < 0) continue;
-        c->device[slot] = KVR_MAX(c->device[slot], p->predicted[i].depth);
-        c->longest = KVR_MAX(c->longest, p->predicted[i].depth);
+        if (slot >= 0) raise_device(c, (size_t)slot, p->predicted[i].depth);
     }
     kvr_load_project(r->load, p->seqs, kvr__booked_seqs(p, &r->config), c->depths);
 }

@@ -107,7 +107,7 @@ static inline double lower_worth(const struct kvr_cost_config *cfg, const struct
 {
     if (cfg->kind == KVR_COST_LINEAR) return cfg->host_weight * c->host_blocks + cfg->disk_weight * (c->disk_blocks + c->external_blocks);
     if (c->host_blocks + c->disk_blocks + c->external_blocks == 0) return 0;
-    const double *share = c->model->load.share;
+    const double *share = c->model->ttft.share;
     return KVR_MAX(1 - share[KVR_TIER_HOST_PINNED], 0.0) * c->host_blocks + KVR_MAX(1 - share[KVR_TIER_DISK], 0.0) * c->disk_blocks +
            KVR_MAX(1 - share[KVR_TIER_EXTERNAL], 0.0) * c->external_blocks;
 }

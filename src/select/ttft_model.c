@@ -8,11 +8,15 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
+#include <kvroute/select.h>
 
 /* Tokens are counted in thousands, so that the regressors are of one size and the sums stay well-conditioned. */
-enum { FEATURES = 3 };
+enum { FEATURES = KVR_TTFT_FEATURES, OWN = 1, READ = 2 }; /* READ + a lower tier: what is read from it */
 static const double KEEP = 0.995, TOKENS_UNIT = 1000, RIDGE = 0.1;
 static const double PRIOR[FEATURES] = {1, 50, 0};
+/* A share is held to where it begins as by so many that read 1,000 tokens, and is no more than MOST_SHARE. */
+static const double SHARE_HOLD = 4, MOST_SHARE = 2;
 /* No parameter is less. That of a token is so little that no engine computes as fast, but not 0: where times are all noise a token would be
  * free, and what is cached would not be looked at. */
 static const double LEAST[FEATURES] = {0, 0.2, 0};
@@ -35,9 +39,19 @@ static void set_ahead(struct kvr_ttft_model *m)
     m->ahead_ms = KVR_MIN(ahead, own) / TOKENS_UNIT;
 }
 
+void kvr_ttft_weigh_tiers(struct kvr_ttft_model *m, double host_weight, double disk_weight)
+{
+    m->begins[KVR_TIER_HOST_PINNED] = 1 - host_weight;
+    m->begins[KVR_TIER_DISK] = m->begins[KVR_TIER_EXTERNAL] = 1 - disk_weight;
+    memcpy(m->share, m->begins, sizeof m->share);
+}
+
 void kvr_ttft_init(struct kvr_ttft_model *m)
 {
+    struct kvr_cost_config c;
+    kvr_cost_config_init(&c);
     *m = (struct kvr_ttft_model){0};
+    kvr_ttft_weigh_tiers(m, c.host_weight, c.disk_weight);
     set_line(m, PRIOR);
     set_ahead(m);
 }
@@ -45,6 +59,20 @@ void kvr_ttft_init(struct kvr_ttft_model *m)
 double kvr_ttft_predict(const struct kvr_ttft_model *m, double own, double ahead, double requests)
 {
     return kvr__ttft_line(m, own, ahead, requests);
+}
+
+/* Has it been read from lately? */
+static bool is_read(const struct kvr_ttft_model *m, int tier)
+{
+    return m->s[READ + tier][READ + tier] > 0;
+}
+
+/* What a parameter is held to, and how firmly. That of reading: to its share of what computing was last taken for; were it one price that
+ * is held to the other, what is seen of reading would move that of computing. */
+static double prior_of(const struct kvr_ttft_model *m, int i, double *hold)
+{
+    *hold = i > READ ? SHARE_HOLD : RIDGE;
+    return i > READ ? m->begins[i - READ] * m->token_ms * TOKENS_UNIT : PRIOR[i];
 }
 
 /* What the sums say when the `active` parameters are fitted and the others are their least. The matrix is positive definite by the ridge.
@@ -56,8 +84,9 @@ static void solve(const struct kvr_ttft_model *m, const bool active[FEATURES], d
     for (int i = 0; i < FEATURES; i++)
         if (active[i]) at[n++] = i;
     for (int i = 0; i < n; i++) {
-        for (int k = 0; k < n; k++) a[i][k] = m->s[at[i]][at[k]] + (i == k ? RIDGE : 0);
-        a[i][n] = m->t[at[i]] + RIDGE * PRIOR[at[i]];
+        double hold, prior = prior_of(m, at[i], &hold);
+        for (int k = 0; k < n; k++) a[i][k] = m->s[at[i]][at[k]] + (i == k ? hold : 0);
+        a[i][n] = m->t[at[i]] + hold * prior;
         for (int k = 0; k < FEATURES; k++)
             if (!active[k]) a[i][n] -= m->s[at[i]][k] * LEAST[k];
     }
@@ -79,6 +108,7 @@ static void fit(struct kvr_ttft_model *m)
 {
     bool active[FEATURES] = {true, true, true};
     double theta[FEATURES];
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) active[READ + t] = is_read(m, t);
     for (;;) {
         int worst = -1;
         solve(m, active, theta);
@@ -88,12 +118,16 @@ static void fit(struct kvr_ttft_model *m)
         active[worst] = false;
     }
     set_line(m, theta);
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
+        m->share[t] = is_read(m, t) ? KVR_MIN(theta[READ + t] / theta[OWN], MOST_SHARE) : m->begins[t];
 }
 
-static void observe_calm(struct kvr_ttft_model *m, double own, double requests, double ms)
+/* priced: what is computed, and at its share what is read. */
+static void observe_calm(struct kvr_ttft_model *m, double own, const double read[KVR_TIER_COUNT], double priced, double requests, double ms)
 {
     double x[FEATURES] = {1, own / TOKENS_UNIT, requests};
-    double error = fabs(ms - kvr_ttft_predict(m, own, 0, requests)), wide = 3 * m->error_ms;
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) x[READ + t] = read[t] / TOKENS_UNIT;
+    double error = fabs(ms - kvr_ttft_predict(m, priced, 0, requests)), wide = 3 * m->error_ms;
     bool warm = m->observations >= KVR_TTFT_WARM;
     double weight = warm && error > wide ? KVR_MAX(wide, 1e-3) / error : 1;
     for (int i = 0; i < FEATURES; i++) {
@@ -116,12 +150,23 @@ static void observe_behind(struct kvr_ttft_model *m, double own, double ahead, d
     m->calm += CALM_UP;
 }
 
+void kvr_ttft_observe_reads(struct kvr_ttft_model *m, double own, const double read[KVR_TIER_COUNT], double ahead, double requests,
+                            double ms)
+{
+    double priced = own;
+    if (!(own >= 0 && own < 1e9 && ahead >= 0 && ahead < 1e9 && requests >= 0 && requests < 1e6 && ms >= 0 && ms < 1e9)) return;
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
+        if (!(read[t] >= 0 && read[t] < 1e9)) return;
+        priced += m->share[t] * read[t];
+    }
+    if (ahead <= m->calm * priced) observe_calm(m, own + ahead / 2, read, priced + ahead / 2, requests, ms);
+    else observe_behind(m, priced, ahead, requests, ms);
+    set_ahead(m);
+}
+
 void kvr_ttft_observe(struct kvr_ttft_model *m, double own, double ahead, double requests, double ms)
 {
-    if (!(own >= 0 && own < 1e9 && ahead >= 0 && ahead < 1e9 && requests >= 0 && requests < 1e6 && ms >= 0 && ms < 1e9)) return;
-    if (ahead <= m->calm * own) observe_calm(m, own + ahead / 2, requests, ms);
-    else observe_behind(m, own, ahead, requests, ms);
-    set_ahead(m);
+    kvr_ttft_observe_reads(m, own, (const double[KVR_TIER_COUNT]){0}, ahead, requests, ms);
 }
 
 /* ---- a worker's factor ------------------------------------------------------------------------------- */
@@ -160,31 +205,4 @@ void kvr_ttft_factor_age(struct kvr_ttft_factor *f)
     f->expected /= 4;
     f->weight /= 4;
     weigh_factor(f);
-}
-
-/* ---- reading from lower tiers -------------------------------------------------------------------------- */
-
-void kvr_load_prices_init(struct kvr_load_prices *p, double host_weight, double disk_weight)
-{
-    *p = (struct kvr_load_prices){0};
-    p->begins[KVR_TIER_HOST_PINNED] = 1 - host_weight;
-    p->begins[KVR_TIER_DISK] = p->begins[KVR_TIER_EXTERNAL] = 1 - disk_weight;
-    for (int t = 0; t < KVR_TIER_COUNT; t++) p->share[t] = p->begins[t];
-}
-
-void kvr_load_prices_observe(struct kvr_load_prices *p, const double tokens[KVR_TIER_COUNT], double ms, double token_ms)
-{
-    static const double HOLD = 4, MOST = 2;
-    double all = 0;
-    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) all += token_ms * p->share[t] * tokens[t];
-    if (!(token_ms > 0 && fabs(ms) < 1e9 && all < 1e12)) return;
-    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
-        if (!(tokens[t] > 0)) continue;
-        double others = all - token_ms * p->share[t] * tokens[t], x = tokens[t] / TOKENS_UNIT;
-        double share = KVR_MAX(0.0, KVR_MIN((ms - others) / (token_ms * tokens[t]), MOST));
-        p->xx[t] = KEEP * p->xx[t] + x * x;
-        p->xy[t] = KEEP * p->xy[t] + x * x * share;
-        p->observations[t]++;
-    }
-    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) p->share[t] = (p->xy[t] + HOLD * p->begins[t]) / (p->xx[t] + HOLD);
 }

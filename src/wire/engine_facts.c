@@ -87,6 +87,13 @@ static bool is_cache_config(struct kvr_prom_text name)
     return kvr_prom_is(name, "vllm:cache_config_info") || kvr_prom_is(name, "vllm_cache_config_info");
 }
 
+/* Series that vLLM has only with such a connector. */
+static bool is_offload(struct kvr_prom_text name)
+{
+    struct kvr_prom_text rest = {name.ptr + 5, name.len - KVR_MIN(name.len, (size_t)5)}; /* behind vllm: */
+    return begins(rest, "kv_offload_") || begins(rest, "simple_kv_offload_");
+}
+
 void kvr_engine_facts_sample(void *ctx, const struct kvr_prom_sample *s)
 {
     static const char from[] = "/metrics";
@@ -96,6 +103,7 @@ void kvr_engine_facts_sample(void *ctx, const struct kvr_prom_sample *s)
     if (!vllm && !sglang) return;
     f->engine = vllm ? KVR_FACT_VLLM : KVR_FACT_SGLANG;
     if (kvr_prom_u64(kvr_prom_label(s, vllm ? "engine" : "dp_rank"), &n)) (void)rank_entry(f, n, from);
+    f->offloads |= is_offload(s->name);
     if (!is_cache_config(s->name)) return;
     if (kvr_prom_u64(kvr_prom_label(s, "block_size"), &n)) take_block_size(f, n, from);
     if (f->block_size && kvr_prom_u64(kvr_prom_label(s, "kv_cache_size_tokens"), &n)) take_total(f, n / f->block_size, false, from);

@@ -3,7 +3,7 @@
  * What an engine says of its own configuration, put together from several of its answers:
  *
  *     GET /metrics             vllm:cache_config_info {block_size, num_gpu_blocks, enable_prefix_caching, engine}; the rank is a label of
- *                              every series (vllm: engine, sglang: dp_rank)
+ *                              every series (vllm: engine, sglang: dp_rank). vllm:kv_offload_* and vllm:simple_kv_offload_*: it offloads
  *     GET /kv_event_sources    vLLM since 0.32: {rank: {endpoint, replay_endpoint, buffer_steps, enable_kv_cache_events, publisher}}
  *     GET /server_info?config_format=json   vLLM with VLLM_SERVER_DEV_MODE=1: {vllm_config: {cache_config, parallel_config,
  * kv_events_config}} GET /server_info, /get_server_info    SGLang: {page_size, dp_size, kv_events_config (JSON in a text),
@@ -51,6 +51,7 @@ struct kvr_engine_facts {
     struct kvr_engine_rank ranks[KVR_FACT_RANKS_MAX];    /* by rank */
     size_t ranks_n;                                      /* 0: not told */
     kvr_fact_source ranks_from, events_from;
+    bool offloads; /* it keeps blocks in tiers behind the device (vLLM's offloading connectors) */
     bool too_many; /* ranks were left out */
     bool unusable; /* an events endpoint is none that can be reached by a port (ipc, inproc, a port below 1024) */
     enum kvr_told_mode mode;

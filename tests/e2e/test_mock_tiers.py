@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mock keeps a host tier as engines do, and a router predicts what it reuses, from the device and from the host: block for block."""
+import json
 import random
+import subprocess
 
 import msgpack
 import pytest
 import zmq
 
-from conftest import Mock, Serve, wait_for
+from conftest import BINARY, SLOW, Mock, Serve, wait_for
 
 BS = 16
 SMALL = ("--num-gpu-blocks", 65, "--host-kv-blocks", 256, "--max-num-seqs", 4)
@@ -95,3 +97,80 @@ def test_events_have_the_shape_of_the_engines(start, zctx, form):
         else:
             assert names == (1 if form == "placeholder" else 2)
     sub.close()
+
+
+def test_what_is_said_of_a_tier_is_said_everywhere(start, tmp_path):
+    """The header, the decision, its candidates, the access log, metrics and the learned price tell of the host apart from the device."""
+    log = tmp_path / "access.log"
+    m = start(Mock, *SMALL)
+    s = start(Serve, [m], "--block-size", BS, "--access-log", log)
+    answers = [s.complete(p, max_tokens=1, model="mock", headers={"x-kvroute-explain": "1"}) for p in conversations(random.Random(7), 9, 3)]
+    a = [x for x in answers if "x-kvroute-overlap-tiers" in x.headers][-1]
+    tiers = tiers_of(a)
+    assert tiers["host_pinned"] > 0 and f"host={tiers['host_pinned']} " in a.headers["x-kvroute-explain"]
+    d = wait_for("the decision", lambda: next((x for x in s.get("/decisions") if x["request_id"] == a.headers["x-request-id"]), None))
+    assert d["overlap_tiers"] == {"device": 0, "host_pinned": 0, "disk": 0, "external": 0} | tiers
+    assert d["predicted_cached_tokens"] == sum(tiers.values()) * BS
+    line = wait_for("its line", lambda: next((x for x in map(json.loads, log.read_text().splitlines()) if x.get("id") == d["request_id"]), None))
+    assert line["overlap_tiers"] == a.headers["x-kvroute-overlap-tiers"]
+    assert all("overlap_tiers" not in x for x in s.get("/decisions") if x["request_id"] == answers[0].headers["x-request-id"])
+    assert s.metric("tiers_predicted_tokens_total", tier="host_pinned") > 0 == s.metric("tiers_predicted_tokens_total", tier="disk")
+    share = s.get("/workers")[0]["ttft_model"]["read_share"]
+    assert 0 <= share["host_pinned"] <= 2 and share["disk"] == share["external"] == 0.75
+    assert s.metric("ttft_model_read_share", tier="external") == 0.75
+
+
+def test_tokens_that_a_decode_worker_can_read_are_not_uncached_ones(start):
+    """A prompt that is in the decode worker's host stays there: by its weight a quarter of it would count as lacking, and it would go away."""
+    p, d = start(Mock, "--role", "prefill"), start(Mock, *SMALL, "--role", "decode")
+    s = start(Serve, [p.spec(",role=prefill"), d.spec(",role=decode")], "--block-size", BS, "--router-conditional-disagg",
+              "--router-conditional-disagg-eff-isl-threshold", 64, "--cost", "linear")
+    wait_for("both", lambda: all(w["status"] == "up" for w in s.get("/workers")))
+    rng, local = random.Random(5), {"x-kvroute-disagg": "local"}
+    prompt = [rng.randrange(300, 9000) for _ in range(600)]
+    others = [[rng.randrange(300, 9000) for _ in range(600)] for _ in range(2)]
+
+    def tiers():
+        rows = s.post("/overlap_scores", {"token_ids": prompt}).json()["workers"]
+        return [(w["device_blocks"], w["host_pinned_blocks"]) for w in rows if w["worker_id"] == 2]
+    for tokens in (prompt, *others, *others):
+        assert s.complete(tokens, max_tokens=2, model="mock", headers=local).status == 200
+    wait_for("it is in the host alone", lambda: tiers() == [(0, 37)], 10)
+    a = s.complete(prompt, max_tokens=2, model="mock")
+    assert a.status == 200 and a.headers["x-kvroute-disagg"] == "local" and a.headers["x-kvroute-worker"] == "2", a.headers
+    one = wait_for("the decision", lambda: next((x for x in s.get("/decisions") if x["request_id"] == a.headers["x-request-id"]), None))
+    assert one["eff_isl"] == 600 - 37 * BS
+
+
+ROOM = ("--num-gpu-blocks", 161, "--host-kv-blocks", 1024, "--max-num-seqs", 4)  # for a prompt of doctor
+
+
+def doctor(*args):
+    p = subprocess.run([BINARY, "doctor", "--json", *map(str, args)], capture_output=True, text=True, timeout=60 * SLOW)
+    report = json.loads(p.stdout)["findings"]
+    return {f["verdict"]: f for f in report if f["check"] == "lower tiers"}, [f for f in report if f["verdict"] == "problem"]
+
+
+@pytest.mark.parametrize("form", ["placeholder", "self-describing", "sglang"])
+def test_doctor_says_which_tiers_events_tell_of(start, form):
+    """Stores of the host have the block size 0, or none: that is not the engine's."""
+    m = start(Mock, *ROOM, "--kv-offload-events", form)
+    s = start(Serve, [m], "--block-size", BS)
+    for prompt in conversations(random.Random(7), 30, 2):
+        s.complete(prompt, max_tokens=1, model="mock")
+    for target in (f"http://127.0.0.1:{s.admin}", m.spec(f",block-size={BS}")):
+        tiers, problems = doctor(target)
+        assert not problems and "host_pinned" in tiers["ok"]["detail"], (tiers, problems)
+
+
+def test_doctor_names_an_offload_tier_that_tells_nothing(start):
+    """One engine alone says that it offloads; the answers that the router saw prove that what it offloads is missed."""
+    m = start(Mock, *ROOM, "--kv-offload-events", "none")
+    tiers, problems = doctor(m.spec(f",block-size={BS}"))
+    assert not problems and "offloads" in tiers["unknown"]["detail"] and "self_describing_kv_events" in tiers["unknown"]["advice"]
+    s = start(Serve, [m], "--block-size", BS)
+    for prompt in conversations(random.Random(7), 30, 4):
+        s.complete(prompt, max_tokens=1, model="mock")
+    wait_for("evidence", lambda: s.view()["evidence"]["untold"] >= 8)
+    tiers, problems = doctor("--no-probe", f"http://127.0.0.1:{s.admin}")
+    assert "answers had more cached" in tiers["problem"]["detail"] and "enable_kv_cache_events" in tiers["problem"]["advice"], problems

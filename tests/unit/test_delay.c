@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <kvroute/kvroute.h>
 
+#include "base/base.h"
+
 enum { WORKERS = 4, BLOCK = 16, PREFIX = 2048, OWN = 64, PROMPT = PREFIX + OWN };
 
 struct fixture {
@@ -494,6 +496,29 @@ static void who_tells_of_times_is_not_counted_twice(void **s)
     assert_int_equal(m.observations, 0);
 }
 
+/* Most of what varies is what is read: reading is 50 times faster than computing, and neither is taken for the other. */
+static void a_fleet_that_mostly_reads_learns_what_reading_and_computing_take(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_rng rng = {11};
+    struct kvr_router_result res = ask(f, 1, 1);
+    struct kvr_ttft_model m;
+    end(f, 1);
+    for (int i = 0; i < 600; i++) {
+        assert_int_equal(kvr_router_ttft_model(f->r, NULL, &m, NULL), 0);
+        uint32_t computed = 16 * (1 + kvr_rng_below(&rng, 20)), blocks = kvr_rng_below(&rng, 500), read = blocks * BLOCK;
+        uint64_t held = read, worth = (uint64_t)((1 - m.share[KVR_TIER_HOST_PINNED]) * read);
+        res.tier_blocks[KVR_TIER_HOST_PINNED] = blocks;
+        res.held_tokens = held;
+        res.cached_tokens = worth;
+        res.prefill_tokens = computed + held - worth;
+        kvr_router_observe_ttft(f->r, &res, 20 + 0.1 * computed + 0.002 * read + kvr_rng_below(&rng, 4));
+    }
+    assert_int_equal(kvr_router_ttft_model(f->r, NULL, &m, NULL), 0);
+    if (!(fabs(m.token_ms - 0.1) < 0.02 && m.share[KVR_TIER_HOST_PINNED] < 0.04))
+        fail_msg("computing a token %g ms, reading one %g of that", m.token_ms, m.share[KVR_TIER_HOST_PINNED]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -513,6 +538,7 @@ int main(void)
         T_REPORTS(a_report_counts_what_was_ahead),
         T_REPORTS(reports_that_say_nothing_of_times_teach_nothing),
         T(who_tells_of_times_is_not_counted_twice),
+        T(a_fleet_that_mostly_reads_learns_what_reading_and_computing_take),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

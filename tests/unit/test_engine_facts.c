@@ -52,6 +52,25 @@ static void vllm_with_one_rank(void **state)
     assert_string_equal(f.events_from, "/kv_event_sources");
 }
 
+/* Its offloading connectors have series of their own; that of a store that others share may be anything's. */
+static void vllm_that_offloads(void **state)
+{
+    (void)state;
+    static const char *const told[] = {"vllm:kv_offload_cpu_cache_usage_perc{engine=\"0\"} 0.5\n",
+                                       "vllm:simple_kv_offload_info{engine=\"0\",backend=\"cpu\"} 1\n"};
+    static const char *const not_told[] = {ONE_METRICS, "vllm:external_prefix_cache_queries_total{engine=\"0\"} 0\n", "vllm:kv 1\n"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(told); i++) {
+        struct kvr_engine_facts f = {0};
+        feed(&f, told[i]);
+        assert_true(f.offloads);
+    }
+    for (size_t i = 0; i < KVR_ARRAY_LEN(not_told); i++) {
+        struct kvr_engine_facts f = {0};
+        feed(&f, not_told[i]);
+        assert_false(f.offloads);
+    }
+}
+
 /* --data-parallel-size 2: the ports are each rank's own, and the order is any. */
 static void vllm_with_two_ranks(void **state)
 {
@@ -204,6 +223,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        J(vllm_with_one_rank), J(vllm_that_offloads),  J(vllm_with_a_rank_of_its_own), J(vllm_without_events), J(sglang),
         J(vllm_with_one_rank), J(vllm_with_two_ranks), J(vllm_with_a_rank_of_its_own), J(vllm_without_events), J(sglang),
         J(hostile_answers),
     };

@@ -115,6 +115,59 @@ static void a_result_says_who_else_holds_the_prompt(void **s)
     assert_true(res.held_blocks == 1 && res.most_blocks == 1 && res.longest_blocks == 3);
 }
 
+static void hold_on(struct kvr_index *ix, enum kvr_tier tier, size_t from, size_t to)
+{
+    uint64_t l[4];
+    struct kvr_block b[4];
+    (void)kvr_hash_locals(prompt, 16, 4, false, 1337, NULL, 0, l);
+    for (size_t i = from; i < to; i++) b[i] = (struct kvr_block){1000 + i, l[i]};
+    struct kvr_event ev = {.worker = {2, 0}, .tier = tier, .kind = KVR_EVENT_STORED, .blocks = b + from, .blocks_n = to - from};
+    ev.has_parent = from > 0;
+    ev.parent_hash = 1000 + from - 1;
+    assert_int_equal(kvr_index_apply(ix, &ev), 0);
+}
+
+static void a_result_says_each_tier_apart(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_result res;
+    struct kvr_router_request rq = request(NULL);
+    kvr_router_use_lower_tiers(f->r);
+    hold_on(f->ix, KVR_TIER_DEVICE, 0, 1);
+    hold_on(f->ix, KVR_TIER_HOST_PINNED, 1, 2);
+    hold_on(f->ix, KVR_TIER_EXTERNAL, 2, 3);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    const uint32_t *n = res.tier_blocks;
+    assert_true(n[KVR_TIER_DEVICE] == 1 && n[KVR_TIER_HOST_PINNED] == 1 && n[KVR_TIER_DISK] == 0 && n[KVR_TIER_EXTERNAL] == 1);
+    assert_true(res.held_blocks == 3 && res.held_tokens == 12 && res.effective_blocks == 2); /* 1 + 0.75 + 0.25 */
+}
+
+/* What was sent there a moment ago will be on the device: it is not also to be read from the tier that has it. */
+static void what_is_predicted_on_the_device_is_not_read_too(void **s)
+{
+    struct kvr_router_config c;
+    struct kvr_index *predicted;
+    struct kvr_router_result res;
+    struct kvr_router_request rq = request(NULL);
+    (void)s;
+    kvr_router_config_init(&c);
+    c.cost.kind = KVR_COST_LINEAR;
+    assert_int_equal(kvr_index_create(NULL, &predicted), 0);
+    c.predicted = predicted;
+    struct fixture *f;
+    setup_with((void **)&f, c, true);
+    kvr_router_use_lower_tiers(f->r);
+    hold_on(f->ix, KVR_TIER_DEVICE, 0, 1);
+    hold_on(f->ix, KVR_TIER_HOST_PINNED, 1, 2);
+    hold_on(f->ix, KVR_TIER_EXTERNAL, 2, 4);
+    hold_on(predicted, KVR_TIER_DEVICE, 0, 3);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    const uint32_t *n = res.tier_blocks;
+    assert_true(n[KVR_TIER_DEVICE] == 3 && n[KVR_TIER_HOST_PINNED] == 0 && n[KVR_TIER_EXTERNAL] == 1 && res.held_blocks == 4);
+    teardown((void **)&f);
+    kvr_index_destroy(predicted);
+}
+
 static void what_others_would_have_taken_is_told_by_what_is_known_now(void **s)
 {
     struct fixture *f = *s;
@@ -936,6 +989,8 @@ int main(void)
         T(best_overlap_wins),
         T(workers_in_no_order_are_ordered_and_cheap_to_add),
         T(a_result_says_who_else_holds_the_prompt),
+        T(a_result_says_each_tier_apart),
+        cmocka_unit_test(what_is_predicted_on_the_device_is_not_read_too),
         T(what_others_would_have_taken_is_told_by_what_is_known_now),
         T(load_beats_a_small_overlap),
         T(life_of_a_booking),

@@ -331,7 +331,7 @@ static void lower_tiers_and_factors_count_in_the_delay(void **s)
 {
     (void)s;
     struct kvr_delay_model m = {.ttft = {.token_ms = 0.1}, .generation = {.block_ms = 0.01, .tokens = 100}, .output_tokens = -1};
-    kvr_load_prices_init(&m.load, 0.75, 0.25);
+    kvr_ttft_weigh_tiers(&m.ttft, 0.75, 0.25);
     struct kvr_cost_config c;
     kvr_cost_config_init(&c);
     struct kvr_candidate k = {.model = &m, .factor = 1};
@@ -530,32 +530,48 @@ static void generation_is_learnt_by_the_blocks_in_use(void **s)
     assert_memory_equal(&g, &before, sizeof g);
 }
 
-/* Half of the prompt is in the host, and reading it takes a tenth of computing it: that is learned, and then it is worth more than a queue
- * of the same length elsewhere. Where reading takes longer than computing the tier is worth nothing. */
+/* 1,000 + 500 prompt tokens to compute and `blocks` to read from the host, which takes `share` of computing. */
+static void observe_reads(struct kvr_ttft_model *m, struct kvr_rng *rng, int n, double share)
+{
+    for (int i = 0; i < n; i++) {
+        double own = 1000 + kvr_rng_below(rng, 500), read[KVR_TIER_COUNT] = {0, kvr_rng_below(rng, 4000), 0, 0};
+        kvr_ttft_observe_reads(m, own, read, 0, 0, 20 + 0.1 * (own + share * read[KVR_TIER_HOST_PINNED]) + 4 * noise(rng));
+    }
+}
+
+/* Reading takes a tenth of computing: that is learned, and then what the host has is worth more than by its weight. Where reading takes
+ * longer than computing the tier is worth nothing. */
 static void what_reading_takes_is_learned(void **state)
 {
     (void)state;
-    struct kvr_load_prices p;
-    double tokens[KVR_TIER_COUNT] = {0, 2000, 0, 0}, token_ms = 0.1;
-    kvr_load_prices_init(&p, 0.75, 0.25);
-    assert_true(p.share[KVR_TIER_HOST_PINNED] == 0.25 && p.share[KVR_TIER_DISK] == 0.75 && p.share[KVR_TIER_DEVICE] == 0);
-    for (int i = 0; i < 100; i++) kvr_load_prices_observe(&p, tokens, 0.1 * token_ms * 2000 * (i % 2 ? 0.5 : 1.5), token_ms);
-    assert_true(fabs(p.share[KVR_TIER_HOST_PINNED] - 0.1) < 0.01 && p.share[KVR_TIER_EXTERNAL] == 0.75);
-    kvr_load_prices_observe(&p, tokens, NAN, token_ms);
-    kvr_load_prices_observe(&p, tokens, 1e6, token_ms); /* a stall is one observation of 2 */
-    assert_true(p.share[KVR_TIER_HOST_PINNED] < 0.14);
-    struct kvr_delay_model m = {.ttft = {.token_ms = token_ms}, .output_tokens = -1, .load = p};
+    struct kvr_delay_model m = {.output_tokens = -1};
+    struct kvr_rng rng = {9};
     struct kvr_candidate k[2] = {{.worker = {1, 0}, .host_blocks = 100, .model = &m, .factor = 1},
                                  {.worker = {2, 0}, .model = &m, .factor = 1}};
     struct kvr_cost_config cfg;
     struct kvr_cost cost[2];
     kvr_cost_config_init(&cfg);
+    kvr_ttft_init(&m.ttft);
+    const double *share = m.ttft.share;
+    assert_true(share[KVR_TIER_HOST_PINNED] == 0.25 && share[KVR_TIER_DISK] == 0.75 && share[KVR_TIER_DEVICE] == 0);
+    observe_reads(&m.ttft, &rng, 200, 0.1);
+    assert_true(fabs(share[KVR_TIER_HOST_PINNED] - 0.1) < 0.02 && share[KVR_TIER_DISK] == 0.75 && share[KVR_TIER_EXTERNAL] == 0.75);
+    assert_true(fabs(m.ttft.token_ms - 0.1) < 0.01);
+    struct kvr_ttft_model before = m.ttft;
+    kvr_ttft_observe_reads(&m.ttft, 1000, (const double[KVR_TIER_COUNT]){0, NAN, 0, 0}, 0, 0, 100);
+    kvr_ttft_observe_reads(&m.ttft, 1000, (const double[KVR_TIER_COUNT]){0, 0, -1, 0}, 0, 0, 100);
+    assert_memory_equal(&m.ttft, &before, sizeof before);
+    kvr_ttft_observe_reads(&m.ttft, 1000, (const double[KVR_TIER_COUNT]){0, 1000, 0, 0}, 0, 0, 1e6); /* a stall */
+    assert_true(fabs(share[KVR_TIER_HOST_PINNED] - 0.1) < 0.03);
     kvr_cost_of(&cfg, 16, 3200, k, 2, cost);
-    assert_true(cost[0].cost < 0.6 * cost[1].cost && cost[0].cached_tokens > 1300);
-    for (int i = 0; i < 400; i++) kvr_load_prices_observe(&p, tokens, 1.6 * token_ms * 2000, token_ms);
-    m.load = p;
+    assert_true(cost[0].cost < 0.7 * cost[1].cost && cost[0].cached_tokens > 1300);
+    observe_reads(&m.ttft, &rng, 1500, 1.6);
     kvr_cost_of(&cfg, 16, 3200, k, 2, cost);
-    assert_true(p.share[KVR_TIER_HOST_PINNED] > 1.4 && cost[0].cost == cost[1].cost && cost[0].cached_tokens == 0);
+    assert_true(share[KVR_TIER_HOST_PINNED] > 1.4 && cost[0].cost == cost[1].cost && cost[0].cached_tokens == 0);
+    observe_reads(&m.ttft, &rng, 400, 50); /* whatever was seen it is a share, */
+    assert_true(share[KVR_TIER_HOST_PINNED] <= 2);
+    for (int i = 0; i < 400; i++) kvr_ttft_observe_reads(&m.ttft, 100, (const double[KVR_TIER_COUNT]){0, 9000, 0, 0}, 0, 0, 0);
+    assert_true(share[KVR_TIER_HOST_PINNED] >= 0 && m.ttft.token_ms > 0); /* and never less than nothing */
 }
 
 int main(void)

@@ -49,7 +49,7 @@ struct world {
     struct kvr_index_reader *reader;
     struct kvr_supposed *supposed;
     uint64_t reused, predicted, now_ms;
-    bool told, slow;
+    bool told, slow, offloads; /* offloads: it reads blocks back from a tier behind the device, which it counts as cached */
 };
 
 static const struct kvr_worker W = {1, 0};
@@ -127,7 +127,18 @@ static int find_copy(struct world *w, uint64_t name)
     return -1;
 }
 
-/* Takes what is cached and computes the rest. Returns: how many blocks were cached, or -1: no room. */
+static void tell_stored(struct world *w, struct event *stored, uint64_t *parent, uint64_t name)
+{
+    if (!stored->n) return;
+    struct event *e = new_event(w, false);
+    *e = *stored;
+    e->parent = *parent;
+    e->sent_ms = w->now_ms;
+    stored->n = 0;
+    *parent = name;
+}
+
+/* Takes what is cached, reads some more back and computes the rest. Returns: how many blocks were cached, or -1: no room. */
 static int schedule(struct world *w, struct running *r, bool reads, size_t decode)
 {
     uint64_t name = 0, parent;
@@ -139,10 +150,11 @@ static int schedule(struct world *w, struct running *r, bool reads, size_t decod
         if (w->blocks[b].ref++ == 0) queue_take(w, b);
         r->held[r->held_n++] = b;
     }
-    int cached = (int)i;
+    size_t left = r->n - i, cached = i + (w->offloads && reads && left && w->made ? kvr_rng_below(&w->rng, (uint32_t)left) : 0);
     struct event stored = {.n = 0};
     parent = name;
     for (; i < r->n + decode + 1; i++) {
+        if (i == cached) tell_stored(w, &stored, &parent, name);
         int b = pop(w);
         if (b < 0) break;
         r->held[r->held_n++] = b;
@@ -155,17 +167,12 @@ static int schedule(struct world *w, struct running *r, bool reads, size_t decod
         stored.names[stored.n] = name;
         stored.locals[stored.n++] = local;
     }
-    if (stored.n) {
-        struct event *e = new_event(w, false);
-        *e = stored;
-        e->parent = parent;
-        e->sent_ms = w->now_ms;
-    }
+    tell_stored(w, &stored, &parent, name);
     if (i < r->n + decode) {
         release(w, r);
         return -1;
     }
-    return cached;
+    return (int)cached;
 }
 
 /* ---- the view ------------------------------------------------------------------------------------------------ */
@@ -341,6 +348,7 @@ static void nothing_is_in_the_view_that_the_engine_does_not_hold(void **state)
         open_world(&w, seed + i);
         w.told = i % 5 != 0;
         w.slow = i % 3 == 1;
+        w.offloads = i % 4 == 3;
         run_steps(&w, 400, true, false);
         forget(&w);
         run_steps(&w, 600, true, true);

@@ -83,6 +83,34 @@ static void report_reach(struct doctor *d, const char *subject, unsigned rank, s
           first ? "rank %u keeps %llu batches, %.0f s of them" : "rank %u has all %llu batches, %.0f s of them", rank, batches, seconds);
 }
 
+/* Answers of a whole view that had more than it, and too many to be by chance. */
+static void report_untold(struct doctor *d, const char *subject, unsigned rank, struct kvr_json v)
+{
+    enum { LEAST = 8, SHARE = 20 };
+    struct kvr_json e = kvr_json_get(v, "evidence");
+    unsigned long long untold = number_of(e, "untold", 0), fine = number_of(e, "fine", 0);
+    if (untold >= LEAST && untold * SHARE >= fine)
+        found(d, PROBLEM, subject, "lower tiers", TIERS_ADVICE,
+              "rank %u: %llu answers had more cached than its events told of: a tier behind the device (offloading) tells nothing", rank,
+              untold);
+}
+
+/* What events have told of the tiers behind the device. */
+static void report_tiers(struct doctor *d, const char *subject, unsigned rank, struct kvr_json v)
+{
+    struct kvr_json tiers = kvr_json_get(v, "tiers");
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
+        const char *name = kvr_tier_name((enum kvr_tier)t);
+        struct kvr_json x = kvr_json_get(tiers, name);
+        if (kvr_json_type_of(x) == KVR_JSON_NONE) continue;
+        unsigned long long unplaced = number_of(x, "unplaced", 0);
+        found(d, unplaced ? UNKNOWN : OK, subject, "lower tiers", unplaced ? TIERS_ADVICE : "",
+              "rank %u: %s has %llu blocks, read by %llu, %llu without a known place", rank, name,
+              (unsigned long long)number_of(x, "blocks", 0), (unsigned long long)number_of(x, "chunk_blocks", 0), unplaced);
+    }
+    report_untold(d, subject, rank, v);
+}
+
 static void report_views(struct doctor *d, const char *subject, struct kvr_json views)
 {
     for (size_t i = 0; i < kvr_json_count(views); i++) {
@@ -98,6 +126,7 @@ static void report_views(struct doctor *d, const char *subject, struct kvr_json 
             found(d, PROBLEM, subject, "view", "its requests are routed by load; the checks below say why", "rank %u is %s: %s", rank,
                   trust, reason);
         report_reach(d, subject, rank, v);
+        report_tiers(d, subject, rank, v);
     }
 }
 
@@ -112,7 +141,7 @@ static void report_notes(struct doctor *d, const char *subject, struct kvr_json 
 }
 
 /* Without prompts of our own the router's word is all there is. */
-static void report_untold(struct doctor *d, const char *subject, struct kvr_json w)
+static void report_cached_tokens(struct doctor *d, const char *subject, struct kvr_json w)
 {
     char told[24], flag[120], advice[160];
     text_of(w, "cached_tokens", told, sizeof told);
@@ -148,7 +177,7 @@ static size_t read_workers(struct doctor *d, const char *base, struct kvr_json l
         text_of(kvr_json_get(w, "learnt"), "state", learnt, sizeof learnt);
         t->asked_by_router = !strcmp(learnt, "answered");
         report_notes(d, t->subject, kvr_json_get(kvr_json_get(w, "learnt"), "notes"));
-        report_untold(d, t->subject, w);
+        report_cached_tokens(d, t->subject, w);
         report_views(d, t->subject, kvr_json_get(w, "views"));
         if (t->url[0] && !true_of(w, "schedulable"))
             found(d, PROBLEM, t->subject, "health", "see the router's log", "the router does not send it requests");

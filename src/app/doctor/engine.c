@@ -281,6 +281,24 @@ static bool check_block_size(struct exam *e, uint32_t rank)
     return true;
 }
 
+/* Do events tell of the tiers behind the device? An engine may not have written there yet, so that is no problem by itself. */
+static void check_tiers(struct exam *e, uint32_t rank)
+{
+    struct kvr_tier_status tiers[KVR_TIER_COUNT];
+    bool told = false;
+    kvr_index_tier_status(e->index, (struct kvr_worker){e->t->worker_id, rank}, tiers);
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
+        if (!tiers[t].blocks && !tiers[t].unplaced && !tiers[t].removes) continue;
+        told = true;
+        SAY(e, tiers[t].blocks ? OK : UNKNOWN, "lower tiers", tiers[t].blocks ? "" : TIERS_ADVICE,
+            "rank %u: events tell of %s: %zu blocks, read by %u, %llu without a known place", rank, kvr_tier_name((enum kvr_tier)t),
+            tiers[t].blocks, tiers[t].chunk, (unsigned long long)tiers[t].unplaced);
+    }
+    if (e->facts.offloads && !told)
+        SAY(e, UNKNOWN, "lower tiers", TIERS_ADVICE, "rank %u: the engine offloads KV blocks (/metrics), and its events tell of none",
+            rank);
+}
+
 struct probe {
     bool connected;    /* to the stream */
     bool tokens;       /* the engine's /tokenize gave them */
@@ -441,6 +459,7 @@ static void examine_ranks(struct exam *e)
             (void)check_block_size(e, rank);
         }
         check_sequence(e, rank, fresh);
+        check_tiers(e, rank);
     }
     kvr_buf_free(&text);
 }

@@ -28,6 +28,11 @@ struct finding {
     char subject[96], check[40], detail[256], advice[384];
 };
 
+/* What an engine's lower tiers need so that its events tell of them. */
+#define TIERS_ADVICE                                                                                                                       \
+    "vLLM: \"enable_kv_cache_events\":true in --kv-events-config, \"self_describing_kv_events\":true in kv_connector_extra_config of "     \
+    "--kv-transfer-config; a secondary tier also needs its own \"enable_kv_events\":true"
+
 struct doctor {
     const struct doctor_options *o;
     const char *key; /* for the targets; NULL: none */

@@ -214,6 +214,18 @@ static void put_usage(struct kvr_prom_page *b, const struct mock *m)
     }
 }
 
+/* vLLM has it only with an offloading connector. */
+static void put_offload(struct kvr_prom_page *b, const struct mock *m)
+{
+    if (!m->o->host_kv_blocks) return;
+    kvr_prom_family(b, "vllm:", "kv_offload_cpu_cache_usage_perc", "gauge", "Share of the host's blocks in use");
+    for (uint64_t r = 0; r < m->o->dp_size; r++) {
+        struct mock_engine_stats st;
+        mock_engine_stats(m->ranks[r].engine, &st);
+        kvr_prom_put_double(b, KVR_PROM_PAIRS(ENGINE_OF(m, r)), (double)st.host_blocks / (double)m->o->host_kv_blocks);
+    }
+}
+
 void mock_metrics(struct mock *m, struct kvr_http_conn *c)
 {
     static const struct {
@@ -248,6 +260,7 @@ void mock_metrics(struct mock *m, struct kvr_http_conn *c)
         }
     }
     put_usage(&page, m);
+    put_offload(&page, m);
     mock_kv_metrics(m, &page);
     if (m->o->tell_cache_config) put_cache_config(&page, m);
     kvr_http_reply(c, 200, "text/plain; version=0.0.4", NULL, b.data ? b.data : "", b.len);

@@ -316,6 +316,23 @@ static void put_models(struct serve *s, struct kvr_prom_page *b)
     }
 }
 
+static void put_tiers(struct serve *s, struct kvr_prom_page *b)
+{
+    put_family(b, "ttft_model_read_share", "gauge", "Learnt: of a prompt token that is read from a lower tier, in times of computing one");
+    for (const struct partition *p = s->partitions; p; p = p->next) {
+        struct kvr_ttft_model m;
+        (void)kvr_router_ttft_model(p->router, NULL, &m, NULL);
+        for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
+            kvr_prom_put_double(b, KVR_PROM_PAIRS(SCOPE_OF(p), KVR_PROM_TEXT("tier", kvr_tier_name((enum kvr_tier)t)), SIZE_OF(p)),
+                                m.share[t]);
+    }
+    put_family(b, "tiers_predicted_tokens_total", "counter",
+               "Prompt tokens predicted to be read from lower tiers, of answers with usage; part of predicted_cached_tokens_total");
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("tier", kvr_tier_name((enum kvr_tier)t))),
+                         atomic_load(&s->metrics.tiers_predicted[t]));
+}
+
 static void put_queue_gauge(struct serve *s, struct kvr_prom_page *b, const char *name, const char *help, size_t at)
 {
     put_family(b, name, "gauge", help);
@@ -433,6 +450,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     put_histogram(b, "router_overhead_remote_index_ms", "From asking the remote index to its answer", &m->remote_query);
     put_histogram(b, "router_overhead_total_ms", "The whole decision", &m->total);
     put_models(s, b);
+    put_tiers(s, b);
     put_workers(s, b);
     put_loads(s, b);
     engine_load_metrics(s, b);

@@ -120,6 +120,10 @@ static void put_model(struct kvr_buf *b, const struct worker *w)
     kvr_json_put_double(b, "ahead_token_ms", m.ahead_ms);
     kvr_json_put_double(b, "request_ms", m.request_ms);
     kvr_json_put_double(b, "error_ms", m.error_ms);
+    kvr_json_key(b, "read_share");
+    kvr_json_open(b, '{');
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) kvr_json_put_double(b, kvr_tier_name((enum kvr_tier)t), m.share[t]);
+    kvr_json_close(b, '}');
     kvr_json_put_u64(b, "observations", f.observations);
     kvr_json_close(b, '}');
 }

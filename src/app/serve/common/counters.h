@@ -11,6 +11,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include <kvroute/types.h>
+
 #include "app/serve/common/leg_counts.h"
 #include "app/serve/data/choices.h"
 #include "base/histogram.h"
@@ -45,8 +47,7 @@
     X(multimodal_unplaced_total, "Those of them whose first such part has no known place in the tokens: routed by load")                   \
     X(tokenize_cache_hits_total, "Prompts found in the token cache")                                                                       \
     X(predicted_equals_actual_total, "Answers whose predicted and actual cached blocks were equal")                                        \
-    X(tiers_predicted_tokens_total, "Prompt tokens predicted to be read from lower tiers, of answers with usage")                          \
-    X(tiers_short_tokens_total, "Of these, tokens that the engine did not have")                                                           \
+    X(tiers_short_tokens_total, "Prompt tokens that were predicted to be read from lower tiers, and that the engine did not have")         \
     X(untold_cached_tokens_total, "Prompt tokens that engines had cached beyond what every tier of a whole view was said to have")         \
     X(choices_total, "Requests with known tokens that were answered: those that moves, blocks computed again and regret are of")           \
     X(usage_answers_total, "Answers whose usage told how much was cached")                                                                 \
@@ -64,6 +65,7 @@ enum { TOKENS_FROM_MAX = 8 }; /* enum tokens_from */
 
 struct metrics {
     _Atomic uint64_t tokens_from[TOKENS_FROM_MAX];
+    _Atomic uint64_t tiers_predicted[KVR_TIER_COUNT]; /* not the device */
 #define SERVE_COUNTER_FIELD(name, help) _Atomic uint64_t name;
     SERVE_COUNTERS(SERVE_COUNTER_FIELD)
 #undef SERVE_COUNTER_FIELD

@@ -131,6 +131,7 @@ static void put_tokens(struct line *l, const struct request *r, const struct att
 static void put_worker(struct line *l, const struct request *r, const struct attempt *p, const struct attempt *a)
 {
     const struct attempt *answers = a ? a : p;
+    char tiers[ACCOUNT_TIERS_MAX];
     put_u64(l, "worker_id", answers->result.worker.worker_id);
     put_u64(l, "dp_rank", answers->result.worker.dp_rank);
     if (r->legs && r->legs->prefill && p == r->legs->prefill) {
@@ -138,6 +139,7 @@ static void put_worker(struct line *l, const struct request *r, const struct att
         put_u64(l, "prefill_dp_rank", p->result.worker.dp_rank);
     }
     if (r->routed) put_u64(l, "overlap_blocks", p->result.overlap_blocks);
+    if (r->routed) put_text(l, "overlap_tiers", tiers, account_tiers(p, tiers));
     put_str(l, "reason", p->reason);
 }
 

@@ -78,6 +78,17 @@ uint64_t account_predicted_cached(const struct attempt *a)
     return reusable(a, a->result.held_tokens);
 }
 
+size_t account_tiers(const struct attempt *a, char out[ACCOUNT_TIERS_MAX])
+{
+    const uint32_t *n = a->result.tier_blocks;
+    out[0] = 0;
+    if (a->result.held_blocks == n[KVR_TIER_DEVICE]) return 0;
+    int len = snprintf(out, ACCOUNT_TIERS_MAX, "device=%u", n[KVR_TIER_DEVICE]);
+    for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
+        if (n[t]) len += snprintf(out + len, ACCOUNT_TIERS_MAX - (size_t)len, ",%s=%u", kvr_tier_name((enum kvr_tier)t), n[t]);
+    return (size_t)len;
+}
+
 /* Of the answer of the worker that computes the prompt. */
 static int computed_status(const struct request *r)
 {
@@ -344,12 +355,18 @@ static void count_cached(const struct attempt *a, uint64_t predicted)
 static void count_tiers(const struct attempt *a, uint64_t predicted)
 {
     struct metrics *m = &serve_of(a->request)->metrics;
-    uint64_t bs = a->partition->block_size, device = reusable(a, a->result.tier_blocks[KVR_TIER_DEVICE] * bs),
-             actual = a->usage.cached_tokens;
+    const uint32_t *blocks = a->result.tier_blocks;
+    uint64_t bs = a->partition->block_size, actual = a->usage.cached_tokens, device = reusable(a, blocks[KVR_TIER_DEVICE] * bs);
     uint64_t lower = predicted - KVR_MIN(device, predicted), beyond = KVR_MAX(predicted, a->result.pending_blocks * bs) + bs;
-    if (lower) atomic_fetch_add(&m->tiers_predicted_tokens_total, lower);
+    for (uint64_t t = KVR_TIER_HOST_PINNED, end = blocks[KVR_TIER_DEVICE], from = device; lower && t < KVR_TIER_COUNT; t++) {
+        uint64_t to = reusable(a, (end += blocks[t]) * bs);
+        if (to > from) atomic_fetch_add(&m->tiers_predicted[t], to - from);
+        from = to;
+    }
     if (lower && actual + bs <= predicted) atomic_fetch_add(&m->tiers_short_tokens_total, KVR_MIN(predicted - actual, lower));
-    if (a->view == KVR_VIEW_WHOLE && actual > beyond) atomic_fetch_add(&m->untold_cached_tokens_total, actual - predicted);
+    if (a->view != KVR_VIEW_WHOLE || actual <= beyond) return;
+    atomic_fetch_add(&m->untold_cached_tokens_total, actual - predicted);
+    evidence_untold(serve_of(a->request), a->result.worker);
 }
 
 /* Without tokens nothing was predicted; where not all of them are known, not all that the engine can have cached. */
@@ -453,6 +470,7 @@ static void record_decision(const struct attempt *a)
                          .has_actual = account_tells_cached(a),
                          .overlap_blocks = a->result.overlap_blocks,
                          .pending_blocks = a->result.pending_blocks,
+                         .held_blocks = a->result.held_blocks,
                          .status = (uint32_t)r->status,
                          .best_blocks = a->result.best_blocks,
                          .effective_blocks = a->result.effective_blocks,
@@ -461,6 +479,7 @@ static void record_decision(const struct attempt *a)
                          .ttft_ms = a->ttft_ms,
                          .other_ms = a->other_ms,
                          .table = a->table};
+    memcpy(d.tier_blocks, a->result.tier_blocks, sizeof d.tier_blocks);
     snprintf(d.id, sizeof d.id, "%s", r->id);
     snprintf(d.model, sizeof d.model, "%.47s", r->model);
     snprintf(d.asked_model, sizeof d.asked_model, "%.47s", request_asked_model(r));

@@ -23,6 +23,9 @@ void account_unbook(struct attempt *a);       /* the booking is given back, if t
 /* Tokens of the prompt that are predicted to be cached; whether the answer tells how many were. */
 uint64_t account_predicted_cached(const struct attempt *a);
 bool account_tells_cached(const struct attempt *a);
+/* Where more than the device has something of it: device=10,host_pinned=4 in blocks, else "". Returns: the text's length. */
+enum { ACCOUNT_TIERS_MAX = 96 };
+size_t account_tiers(const struct attempt *a, char out[ACCOUNT_TIERS_MAX]);
 
 /* The answer is whole; once, whoever calls it again. */
 void account_answered(struct request *r);

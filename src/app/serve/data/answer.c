@@ -43,26 +43,16 @@ static void put_leg_headers(const struct request *r, struct kvr_buf *h)
     if (r->attempt->decodes) kvr_header_put_u64(h, "x-kvroute-decode-overlap-blocks", r->attempt->result.overlap_blocks);
 }
 
-/* Where more than the device has something: how many blocks are where. */
-static void put_tiers(const struct kvr_router_result *res, struct kvr_buf *h)
-{
-    const uint32_t *n = res->tier_blocks;
-    if (res->held_blocks == n[KVR_TIER_DEVICE]) return;
-    kvr_buf_printf(h, "x-kvroute-overlap-tiers: ");
-    for (int t = 0; t < KVR_TIER_COUNT; t++)
-        if (n[t] || t == 0) kvr_buf_printf(h, "%s%s=%u", t ? "," : "", kvr_tier_name((enum kvr_tier)t), n[t]);
-    kvr_buf_printf(h, "\r\n");
-}
-
 static void put_decision_headers(const struct request *r, struct kvr_buf *h)
 {
     const struct attempt *a = r->attempt;
+    char tiers[ACCOUNT_TIERS_MAX];
     kvr_header_put_str(h, "x-request-id", r->id);
     kvr_header_put_u64(h, "x-kvroute-worker", a->result.worker.worker_id);
     kvr_header_put_u64(h, "x-kvroute-dp-rank", a->result.worker.dp_rank);
     const struct attempt *p = legs_computed(r); /* its overlap is what counted */
     if (r->routed) kvr_header_put_u64(h, "x-kvroute-overlap-blocks", p->result.overlap_blocks);
-    if (r->routed) put_tiers(&p->result, h);
+    if (r->routed && account_tiers(p, tiers)) kvr_header_put_str(h, "x-kvroute-overlap-tiers", tiers);
     if (r->routed && serve_of(r)->ingest) kvr_header_put_str(h, "x-kvroute-view", kvr_view_knowledge_name(p->view));
     kvr_header_put_str(h, "x-kvroute-reason", p->reason);
     if (r->asked_model[0]) kvr_header_put_str(h, "x-kvroute-model", request_model(r)); /* the file has no control characters */

@@ -131,6 +131,16 @@ static void put_legs(struct kvr_buf *b, const struct decision_legs *l, bool tabl
     put_text(b, "staged", l->staged);
 }
 
+/* Where more than the device has something of the prompt. */
+static void put_tiers(struct kvr_buf *b, const struct decision *d)
+{
+    if (d->held_blocks == d->tier_blocks[KVR_TIER_DEVICE]) return;
+    kvr_json_key(b, "overlap_tiers");
+    kvr_json_open(b, '{');
+    for (int t = 0; t < KVR_TIER_COUNT; t++) kvr_json_put_u64(b, kvr_tier_name((enum kvr_tier)t), d->tier_blocks[t]);
+    kvr_json_close(b, '}');
+}
+
 /* legs: NULL: none. */
 static void put_decision(struct kvr_buf *b, const struct decision *d, const struct decision_legs *legs, bool table)
 {
@@ -147,6 +157,7 @@ static void put_decision(struct kvr_buf *b, const struct decision *d, const stru
     kvr_json_put_u64(b, "status", d->status);
     kvr_json_put_u64(b, "isl_tokens", d->isl);
     kvr_json_put_u64(b, "overlap_blocks", d->overlap_blocks);
+    put_tiers(b, d);
     kvr_json_put_double(b, "best_overlap_blocks", d->best_blocks);
     kvr_json_put_double(b, "regret_blocks", d->best_blocks - d->effective_blocks);
     kvr_json_put_u64(b, "pending_blocks", d->pending_blocks);
@@ -275,6 +286,8 @@ void decision_table_header(const struct decision_table *t, struct kvr_buf *h)
         kvr_buf_printf(h, "; %llu/%u cost=%.6g overlap=%.6g pending=%.6g prefill=%llu decode=%llu active=%u",
                        (unsigned long long)r->worker.worker_id, r->worker.dp_rank, r->cost, (double)r->device, (double)r->pending,
                        (unsigned long long)r->prefill_tokens, (unsigned long long)r->decode_blocks, r->requests);
+        if (r->host + r->disk + r->external > 0)
+            kvr_buf_printf(h, " host=%.6g disk=%.6g external=%.6g", (double)r->host, (double)r->disk, (double)r->external);
         if (t->has_delay)
             kvr_buf_printf(h, " copy=%.4g first_ms=%.4g computing_ms=%.4g generation_ms=%.4g pass_ms=%.4g", (double)r->copy,
                            (double)r->delay.first, (double)r->delay.computing, (double)r->delay.generation, (double)r->delay.pass);

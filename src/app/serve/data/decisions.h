@@ -41,6 +41,7 @@ struct decision {
     struct kvr_worker worker;
     uint64_t isl, cached_tokens, actual_cached;
     uint32_t overlap_blocks, pending_blocks, status;
+    uint32_t held_blocks, tier_blocks[KVR_TIER_COUNT]; /* as in struct kvr_router_result */
     bool has_actual;
     double best_blocks, effective_blocks, cost, waited_ms, ttft_ms;
     double other_ms; /* what the best other candidate would have taken to the first token; negative: not compared */

@@ -3,6 +3,7 @@
  * accounts, which what is noted on the way does not. */
 #include <string.h>
 
+#include "app/serve/data/account.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/note.h"
@@ -41,6 +42,7 @@ static void put_root(struct request *r)
     struct kvr_span_set *s = n->spans;
     const struct attempt *a = r->attempt, *p = legs_computed(r);
     const char *op = operation(r), *method = n->method;
+    char tiers[ACCOUNT_TIERS_MAX];
     s->spans[0].name = name_of(r);
     s->spans[0].end_ns = spans_unix_ns(n, kvr_now_ns(kvr_clock_monotonic()));
     s->spans[0].failed = r->status >= 500 || (n->ending && !strcmp(n->ending, ENDING_BROKEN));
@@ -58,6 +60,8 @@ static void put_root(struct request *r)
     if (a) kvr_spans_int(s, 0, "kvroute.worker_id", a->result.worker.worker_id);
     if (!p) return;
     kvr_spans_int(s, 0, "kvroute.overlap_blocks", p->result.overlap_blocks);
+    size_t tiers_n = account_tiers(p, tiers);
+    if (tiers_n) kvr_spans_text(s, 0, "kvroute.overlap_tiers", tiers, tiers_n);
     kvr_spans_text(s, 0, "kvroute.reason", p->reason, strlen(p->reason));
     put_usage(s, r, p);
 }

@@ -102,7 +102,7 @@ struct window {
 struct rank_evidence {
     struct kvr_worker worker;
     struct window kinds[KINDS];
-    uint64_t outcomes[OUTCOMES], none;
+    uint64_t outcomes[OUTCOMES], none, untold;
     uint64_t lengths, lengths_unsaid, lengths_said_ms; /* answers that count other prompt tokens; since the last line */
     bool alarm;
 };
@@ -338,6 +338,15 @@ void evidence_answered(struct serve *s, struct evidence_check *c, const struct e
     kvr_unlock(&s->evidence->lock);
     if (line.say) tell_length(c, a, line.before);
     if (why != REASONS_N) drop(s->evidence, c);
+}
+
+void evidence_untold(struct serve *s, struct kvr_worker worker)
+{
+    if (!s->evidence) return;
+    kvr_lock(&s->evidence->lock);
+    struct rank_evidence *r = rank_of(s->evidence, worker);
+    if (r) r->untold++;
+    kvr_unlock(&s->evidence->lock);
 }
 
 void evidence_event(struct serve *s, const struct kvr_event *ev)
@@ -648,6 +657,7 @@ void evidence_write(struct serve *s, struct kvr_buf *b, struct kvr_worker worker
     for (int i = 0; i < OUTCOMES; i++) kvr_json_put_u64(b, outcome_names[i], r->outcomes[i]);
     kvr_json_put_u64(b, "none", r->none);
     kvr_json_put_u64(b, "length", r->lengths);
+    kvr_json_put_u64(b, "untold", r->untold);
     kvr_json_close(b, '}');
     if (s->evidence) kvr_unlock(&s->evidence->lock);
 }

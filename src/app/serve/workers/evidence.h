@@ -39,6 +39,8 @@ void evidence_answered(struct serve *s, struct evidence_check *c, const struct e
 void evidence_event(struct serve *s, const struct kvr_event *ev);
 void evidence_reset(struct serve *s, struct kvr_worker worker);
 void evidence_tick(struct serve *s); /* main loop */
+/* An answer of a rank whose view is whole had more cached than all tiers were said to have. Any thread. */
+void evidence_untold(struct serve *s, struct kvr_worker worker);
 void evidence_forget(struct serve *s, uint64_t worker_id);
 /* A member `evidence`: how much there was of a rank. */
 void evidence_write(struct serve *s, struct kvr_buf *b, struct kvr_worker worker);
