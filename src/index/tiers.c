@@ -129,9 +129,10 @@ static int spot_on_device(struct lane *ln, const struct rank *rk, uint64_t name,
 
 static bool spot_of_entry(const struct tier_set *t, uint32_t id, struct spot *out)
 {
+    if (!id) return false; /* before the first entry there is no memory to point into */
     const struct tier_entry *e = &t->entries[id];
-    if (id) *out = (struct spot){e->prefix, e->parent, e->local, e->position, e->root};
-    return id != 0;
+    *out = (struct spot){e->prefix, e->parent, e->local, e->position, e->root};
+    return true;
 }
 
 /* Where the rank has a block of this name, in any tier, on the device, or a moment ago. `s` is looked at first. */

@@ -21,6 +21,10 @@
  * hold, are hints, and REPORT_HINTS in a row show one. It takes a chunk that ends where the cache does, or two requests in one batch of
  * which one computes what is cached and the other goes on exactly behind it, for this to show one that is none, and then the view only
  * becomes a lower bound. A report that nothing follows is counted, until another one shows what it was.
+ *
+ * Beside a tier behind the device all that is ordinary: two requests that read the same blocks tell them twice, and each goes on behind them
+ * in its pass. So a store that ends where such a tier has a block shows nothing, neither way; who asks for reports of such an engine is
+ * asked to say so (kvr_engine_stream_take_back).
  */
 #include "wire/engine_events.h"
 
@@ -433,6 +437,14 @@ long kvr_engine_stream_take_back(struct kvr_engine_stream *s, uint64_t event_id,
     return emitted;
 }
 
+/* Can what ends with this block have been read from a tier behind the device? What is read ends where the tier has a name. */
+static bool was_load(const struct kvr_engine_stream *s, uint64_t last)
+{
+    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
+        if (s->holds(s->holds_ctx, t, last)) return true;
+    return false;
+}
+
 /* Does the event show that the store before it was a report? */
 static bool shows_report(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev)
 {
@@ -446,6 +458,7 @@ static bool shows_report(struct kvr_engine_stream *s, const struct kvr_engine_ba
     bool fresh = follows && !s->holds(s->holds_ctx, KVR_TIER_DEVICE, next);
     bool hint = fresh || (follows && kvr__copies_doubtful(&s->copies, KVR_TIER_DEVICE, next));
     s->told = NULL;
+    if (was_load(s, b->hashes[told->hashes_at + told->hashes_n - 1])) return false;
     s->hints = hint ? s->hints + 1 : 0;
     return (fresh && ev->hashes_n > 1) || s->hints >= REPORT_HINTS;
 }

@@ -132,9 +132,11 @@ static int publish_lower(struct feed *f, struct kvr_event *ev, const struct kvr_
         w.tokens = b->tokens + e->tokens_at;
         w.tokens_n = KVR_MIN(e->tokens_n, ev->blocks_n * f->block_size + e->eagle);
         w.eagle = e->eagle;
-        w.mm = b->mm + e->mm_at;
-        w.mm_n = KVR_MIN(e->mm_n, ev->blocks_n);
-        w.mm_hashes = b->mm_hashes;
+        if (e->mm_n) {
+            w.mm = b->mm + e->mm_at;
+            w.mm_n = KVR_MIN(e->mm_n, ev->blocks_n);
+            w.mm_hashes = b->mm_hashes;
+        }
     }
     return publish(f, ev, &w);
 }
