@@ -17,7 +17,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\
 PROMPT = "the same words again and again " * 20
 # Every member that a line may have, as docs/observe.md tells them.
 MEMBERS = set("""time id client key method path protocol status ending model served_model stream prompt_tokens predicted_cached_tokens
-cached_tokens completion_tokens worker_id dp_rank prefill_worker_id prefill_dp_rank overlap_blocks reason attempts tokenize_ms queue_ms
+cached_tokens completion_tokens worker_id dp_rank prefill_worker_id prefill_dp_rank overlap_blocks overlap_tiers reason attempts tokenize_ms queue_ms
 choose_us connect_ms ttft_ms worker_ttft_ms itl_mean_ms itl_max_ms total_ms bytes_in bytes_out session trace_id""".split())
 COMBINED = re.compile(rb'(\S+) - (\S+) \[(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d \+0000)\] "((?:[^"\\]|\\.)*)" (\d{3}) (\d+) "-" "-"((?: [a-z_]+=(?:[^ "]+|"(?:[^"\\]|\\.)*"))*)')
 
@@ -281,7 +281,7 @@ def test_the_documentation_tells_each_member_and_its_lines_are_lines():
     assert {m for row in table.splitlines()[2:] for m in re.findall("`([a-z_]+)`", row.split("|")[1])} == MEMBERS
     (line,) = re.findall("(?m)^\\{.*", DOC)
     told = json.loads(line, object_pairs_hook=unique)
-    assert set(told) == MEMBERS - {"key", "prefill_worker_id", "prefill_dp_rank"}
+    assert set(told) == MEMBERS - {"key", "prefill_worker_id", "prefill_dp_rank", "overlap_tiers"}
     (combined,) = re.findall('(?m)^10.0.0.7 - .*', DOC)
     m = COMBINED.fullmatch(combined.encode())
     assert m and set(pairs_of(m[7])) <= {k.encode().decode() for k in MEMBERS}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the index says of each tier is what vLLM's classes serve: random requests through its scheduler, block pool and offloading, with
-evictions in both tiers. TIER_REQUESTS (2000) of each; `python test_tiers_vllm.py record` writes short streams to tests/vectors/tiers."""
+evictions in both tiers. TIER_REQUESTS (2000) of each, by TIER_SEED (3); `python test_tiers_vllm.py record` writes short streams to
+tests/vectors/tiers."""
 import os
 import sys
 
@@ -12,6 +13,7 @@ import vllm_tiers  # noqa: E402
 
 MODEL = os.environ.get("ENGINES_DIR", f"{judge.ROOT}/build/engines") + "/model"
 REQUESTS = int(os.environ.get("TIER_REQUESTS", "2000"))
+SEED = int(os.environ.get("TIER_SEED", "3"))
 CASES = {
     "placeholder-1": {},
     "placeholder-4": {"chunk": 4},
@@ -19,7 +21,9 @@ CASES = {
     "describing-1": {"self_describing_kv_events": True},
     "describing-4": {"chunk": 4, "self_describing_kv_events": True},
     "describing-16": {"chunk": 16, "device_blocks": 100, "host_blocks": 320, "self_describing_kv_events": True},
+    "arc-1": {"eviction_policy": "arc"},
     "arc-4": {"chunk": 4, "eviction_policy": "arc"},
+    "arc-16": {"chunk": 16, "device_blocks": 100, "host_blocks": 320, "eviction_policy": "arc"},
     "simple": {"connector": "SimpleCPUOffloadConnector"},
     "simple-lazy": {"connector": "SimpleCPUOffloadConnector", "lazy_offload": True},
 }
@@ -27,8 +31,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_tier_is_what_the_classes_serve(name):
-    stack = vllm_tiers.Stack(MODEL, seed=3, **CASES[name])
-    figures = judge.judge(stack, vllm_tiers.BLOCK, REQUESTS, seed=5)
+    stack = vllm_tiers.Stack(MODEL, seed=SEED, **CASES[name])
+    figures = judge.judge(stack, vllm_tiers.BLOCK, REQUESTS, seed=SEED + 2)
     print(f"{name}: {figures}; {stack.loaded} loads")
     assert not stack.mistakes, stack.mistakes[:3]  # the classes were asked rightly
     assert figures.more == 0, figures.worst[:3]

@@ -12,6 +12,7 @@ import os
 import random
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("PYTHONHASHSEED", "0")  # vLLM's names of blocks are random without it, and so is no failure that a seed shows
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import msgspec  # noqa: E402
