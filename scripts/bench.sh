@@ -18,4 +18,5 @@ build/release/bench/bench_index run build/workloads/w1
 build/release/bench/bench_index lanes build/workloads/w1
 build/release/bench/bench_schedule
 build/release/bench/bench_capacity
+build/release/bench/bench_tiers
 build/release/bench/bench_sim --seeds 2

@@ -115,7 +115,13 @@ def test_what_is_said_of_a_tier_is_said_everywhere(start, tmp_path):
     assert line["overlap_tiers"] == a.headers["x-kvroute-overlap-tiers"]
     assert all("overlap_tiers" not in x for x in s.get("/decisions") if x["request_id"] == answers[0].headers["x-request-id"])
     assert s.metric("tiers_predicted_tokens_total", tier="host_pinned") > 0 == s.metric("tiers_predicted_tokens_total", tier="disk")
-    share = s.get("/workers")[0]["ttft_model"]["read_share"]
+    worker = s.get("/workers")[0]
+    told = worker["views"][0]["tiers"]
+    assert set(told) == {"host_pinned"} and told["host_pinned"]["view"] == "whole"
+    assert s.metric("view_tier_blocks", tier="host_pinned") == told["host_pinned"]["blocks"] > 0
+    assert {k: s.metric("view_tier_knowledge", tier="host_pinned", state=k) for k in ("whole", "partial", "unknown")} == {
+        "whole": 1, "partial": 0, "unknown": 0}
+    share = worker["ttft_model"]["read_share"]
     assert 0 <= share["host_pinned"] <= 2 and share["disk"] == share["external"] == 0.75
     assert s.metric("ttft_model_read_share", tier="external") == 0.75
 

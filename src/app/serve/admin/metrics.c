@@ -8,6 +8,7 @@
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/evidence.h"
+#include "app/serve/workers/tiers.h"
 #include "app/serve/state.h"
 
 #include <stdlib.h>
@@ -154,6 +155,52 @@ static void put_view_ages(struct kvr_prom_page *b, const struct kvr_view_status 
     for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].connected);
 }
 
+struct tier_sample { /* of a rank's tier of which something is known */
+    struct kvr_worker worker;
+    enum kvr_tier tier;
+    enum kvr_view_knowledge known;
+    uint64_t blocks;
+};
+
+static struct tier_sample *told_tiers(struct serve *s, struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n, size_t *out_n)
+{
+    struct tier_sample *out = malloc((n * (KVR_TIER_COUNT - 1) + 1) * sizeof *out);
+    *out_n = 0;
+    if (!out) b->out->failed = true;
+    for (size_t i = 0; out && i < n; i++) {
+        struct kvr_tier_status tiers[KVR_TIER_COUNT];
+        kvr_lock(&s->lock);
+        const struct worker *w = worker_find_locked(s, st[i].worker.worker_id);
+        struct kvr_index *index = w ? w->partition->index : NULL; /* a partition stays */
+        kvr_unlock(&s->lock);
+        if (!index) continue;
+        kvr_index_tier_status(index, st[i].worker, tiers);
+        for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
+            enum kvr_view_knowledge known = tier_knowledge(&tiers[t], st[i].knowledge);
+            if (known == KVR_VIEW_UNKNOWN && !tiers[t].blocks) continue;
+            out[(*out_n)++] = (struct tier_sample){st[i].worker, (enum kvr_tier)t, known, tiers[t].blocks};
+        }
+    }
+    return out;
+}
+
+static void put_view_tiers(struct serve *s, struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n)
+{
+    size_t told;
+    struct tier_sample *x = told_tiers(s, b, st, n, &told);
+#define TIER_OF(x) RANK_OF(x), KVR_PROM_TEXT("tier", kvr_tier_name((x).tier))
+    put_family(b, "view_tier_blocks", "gauge", "Blocks that a rank keeps in a lower tier, of tiers that events tell of");
+    for (size_t i = 0; i < told; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(TIER_OF(x[i])), x[i].blocks);
+    put_family(b, "view_tier_knowledge", "gauge", "1 for the state that the view of such a tier is in: whole, partial, unknown");
+    for (size_t i = 0; i < told; i++)
+        for (int k = KVR_VIEW_UNKNOWN; k <= KVR_VIEW_WHOLE; k++)
+            kvr_prom_put_u64(
+                b, KVR_PROM_PAIRS(TIER_OF(x[i]), KVR_PROM_TEXT("state", kvr_view_knowledge_name((enum kvr_view_knowledge)k))),
+                (int)x[i].known == k);
+#undef TIER_OF
+    free(x);
+}
+
 static void put_views(struct serve *s, struct kvr_prom_page *b)
 {
     size_t n;
@@ -162,6 +209,7 @@ static void put_views(struct serve *s, struct kvr_prom_page *b)
     for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].trusted);
     kvr_view_metrics(b, st, n);
     put_view_ages(b, st, n);
+    put_view_tiers(s, b, st, n);
     put_gauge(b, "view_supposed_blocks", "Blocks in partial views for which only answers of their engines speak",
               (double)atomic_load(&s->view_supposed));
     put_family(b, "view_recovering", "gauge", "1 while what a view has lost is being fetched");

@@ -4,6 +4,7 @@
 
 #include "app/serve/admin/admin.h"
 #include "app/serve/workers/evidence.h"
+#include "app/serve/workers/tiers.h"
 #include "app/serve/workers/worker_tls.h"
 
 static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, enum rank_socket which)
@@ -30,13 +31,6 @@ static void put_reach(struct kvr_buf *b, const struct kvr_view_status *st)
     kvr_json_double(b, st->buffer_seconds);
 }
 
-static const char *tier_state(const struct kvr_tier_status *t, enum kvr_view_knowledge view)
-{
-    bool told = t->blocks || t->removes || t->unplaced || t->given_up;
-    if (!told || view == KVR_VIEW_UNKNOWN) return "unknown";
-    return view == KVR_VIEW_WHOLE && !t->unplaced && !t->given_up ? "whole" : "partial";
-}
-
 /* What events have told of lower tiers. */
 static void put_tiers(struct kvr_buf *b, struct kvr_index *index, const struct kvr_view_status *st)
 {
@@ -46,11 +40,11 @@ static void put_tiers(struct kvr_buf *b, struct kvr_index *index, const struct k
     kvr_json_open(b, '{');
     for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
         const struct kvr_tier_status *x = &tiers[t];
-        const char *state = tier_state(x, st->knowledge);
-        if (strcmp(state, "unknown") == 0 && !x->blocks) continue;
+        enum kvr_view_knowledge known = tier_knowledge(x, st->knowledge);
+        if (known == KVR_VIEW_UNKNOWN && !x->blocks) continue;
         kvr_json_key(b, kvr_tier_name((enum kvr_tier)t));
         kvr_json_open(b, '{');
-        kvr_json_put_str(b, "view", state);
+        kvr_json_put_str(b, "view", kvr_view_knowledge_name(known));
         kvr_json_put_u64(b, "blocks", x->blocks);
         kvr_json_put_u64(b, "chunk_blocks", x->chunk);
         kvr_json_put_u64(b, "unplaced", x->unplaced);
