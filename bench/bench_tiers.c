@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What lower tiers cost the index: memory of a block that is in the host too, a placeholder (a store by name), a removal, and a look-up that
- * goes on through the host, beside the same look-up without. WORKERS workers hold PROMPTS prompts of BLOCKS blocks each, of which the first
- * quarter is common; of some the second half has left the device.
+ * What lower tiers cost the index: memory of a block that is in the host too, a placeholder (a store by name), a removal, and a look-up
+ * that goes on through the host, beside the same look-up without. WORKERS workers hold PROMPTS prompts of BLOCKS blocks each, of which the
+ * first quarter is common; of some the second half has left the device.
  */
 #include <stdio.h>
 #include <kvroute/kvroute.h>
@@ -120,12 +120,14 @@ int main(void)
     double whole = look(rd, true, &depth[2]);
     double gone = all(ix, remove_half) / (n / 2);
     double short_of = look(rd, false, &depth[3]), through = look(rd, true, &depth[4]);
-    printf("lower tiers, %d workers, %.0f blocks: device store %.1f ns a block (chains of %d), placeholder %.1f ns, removal from the device %.1f ns",
+    printf("lower tiers, %d workers, %.0f blocks: device store %.1f ns a block (chains of %d), placeholder %.1f ns, removal from the "
+           "device %.1f ns",
            WORKERS, n, device, BLOCKS, place, gone);
     double removal = all(ix, remove_host) / n;
     printf(", from the host %.1f ns; memory a block: device %.1f, in the host too %.1f bytes\n", removal, (double)(without - empty) / n,
            (double)(with - without) / n);
-    printf("look-up of %d blocks, ns (mean depth): device only %.0f (%.1f); asked for tiers: none there %.0f (%.1f), all on the device too %.0f "
+    printf("look-up of %d blocks, ns (mean depth): device only %.0f (%.1f); asked for tiers: none there %.0f (%.1f), all on the device too "
+           "%.0f "
            "(%.1f); half only in the host: device %.0f (%.1f), with the host %.0f (%.1f)\n",
            BLOCKS, bare, depth[0], idle, depth[1], whole, depth[2], short_of, depth[3], through, depth[4]);
     kvr_index_reader_destroy(rd);

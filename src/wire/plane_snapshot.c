@@ -9,14 +9,14 @@
 #include "base/lower.h"
 #include "wire/sync_event.h"
 
-enum { SMALL = 96, BLOCK_BYTES = 16, LOWER_BYTES = 1 + 9 * KVR_LOWER_WORDS };
+enum { SMALL = 96, BLOCK_BYTES = 16, MEMBERS = 7, LOWER_BYTES = 9 * KVR_LOWER_WORDS };
 
 void kvr_snapshot_event_write(struct kvr_buf *out, const struct kvr_event *ev)
 {
     uint64_t lower[KVR_LOWER_WORDS];
     kvr_lower_pack(&ev->lower, lower);
     if (kvr_buf_reserve(out, SMALL + LOWER_BYTES + BLOCK_BYTES * ev->blocks_n)) return;
-    char *start = out->data + out->len, *p = mp_encode_array(start, kvr_lower_is_told(lower) ? 8 : 7);
+    char *start = out->data + out->len, *p = mp_encode_array(start, kvr_lower_is_told(lower) ? MEMBERS + KVR_LOWER_WORDS : MEMBERS);
     p = mp_encode_uint(p, 0);
     p = mp_encode_uint(p, ev->worker.worker_id);
     p = mp_encode_uint(p, ev->worker.dp_rank);
@@ -28,17 +28,15 @@ void kvr_snapshot_event_write(struct kvr_buf *out, const struct kvr_event *ev)
         uint64_t pair[2] = {htole64(ev->blocks[i].block_hash), htole64(ev->blocks[i].tokens_hash)};
         memcpy(p, pair, BLOCK_BYTES);
     }
-    if (kvr_lower_is_told(lower)) {
-        p = mp_encode_array(p, KVR_LOWER_WORDS);
+    if (kvr_lower_is_told(lower))
         for (int i = 0; i < KVR_LOWER_WORDS; i++) p = mp_encode_uint(p, lower[i]);
-    }
     out->len += (size_t)(p - start);
 }
 
 void kvr_snapshot_cursor_write(struct kvr_buf *out, const struct kvr_snapshot_cursor *c)
 {
     if (kvr_buf_reserve(out, SMALL)) return;
-    char *start = out->data + out->len, *p = mp_encode_array(start, 7);
+    char *start = out->data + out->len, *p = mp_encode_array(start, MEMBERS);
     p = mp_encode_uint(p, 1);
     p = mp_encode_uint(p, c->worker.worker_id);
     p = mp_encode_uint(p, c->worker.dp_rank);
@@ -68,7 +66,6 @@ static bool take_maybe(const char **p, uint64_t max, bool *has, uint64_t *out)
 static bool take_lower(const char **p, struct kvr_lower *out)
 {
     uint64_t words[KVR_LOWER_WORDS];
-    if (mp_typeof(**p) != MP_ARRAY || mp_decode_array(p) != KVR_LOWER_WORDS) return false;
     for (int i = 0; i < KVR_LOWER_WORDS; i++)
         if (!take_uint(p, UINT64_MAX, &words[i])) return false;
     return kvr_lower_unpack(words, out);
@@ -128,10 +125,11 @@ int kvr_snapshot_read(struct kvr_snapshot_reader *r, const char *data, size_t le
     while (p < end) {
         uint64_t kind, id, rank;
         uint32_t n = mp_decode_array(&p);
-        if (n < 7 || n > 8 || !take_uint(&p, 1, &kind) || !take_uint(&p, UINT64_MAX, &id) || !take_uint(&p, UINT32_MAX, &rank))
+        bool lower = n == MEMBERS + KVR_LOWER_WORDS;
+        if ((n != MEMBERS && !lower) || !take_uint(&p, 1, &kind) || !take_uint(&p, UINT64_MAX, &id) || !take_uint(&p, UINT32_MAX, &rank))
             return -KVR_EFORMAT;
         struct kvr_worker w = {id, (uint32_t)rank};
-        int rc = kind && n == 8 ? -KVR_EFORMAT : kind ? read_cursor(r, &p, w) : read_event(r, &p, w, n == 8);
+        int rc = kind && lower ? -KVR_EFORMAT : kind ? read_cursor(r, &p, w) : read_event(r, &p, w, lower);
         if (rc) return rc;
     }
     return 0;

@@ -2,9 +2,10 @@
 /*
  * The content of indexes in pieces, for a store that others start from. A piece is a run of msgpack arrays, each whole:
  *
- *     [0, worker, rank, tier, parent | nil, start position | nil, blocks(, lower)]     a store; lower: base/lower.h; blocks: 16 bytes each,
- * block hash and tokens hash, little-endian, in one bin [1, worker, rank, next event id, publisher, stamp, it sends heartbeats]      where
- * that rank's events go on
+ *     [0, worker, rank, tier, parent | nil, start position | nil, blocks]            a store; blocks: 16 bytes each, block hash and tokens
+ *                                                                                    hash, little-endian, in one bin; behind it, of a
+ *                                                                                    lower tier, the numbers of base/lower.h
+ *     [1, worker, rank, next event id, publisher, stamp, it sends heartbeats]        where that rank's events go on
  *
  * A rank without the second kind is not whole. Readers borrow the bytes.
  */

@@ -194,9 +194,8 @@ static void put_view_tiers(struct serve *s, struct kvr_prom_page *b, const struc
     put_family(b, "view_tier_knowledge", "gauge", "1 for the state that the view of such a tier is in: whole, partial, unknown");
     for (size_t i = 0; i < told; i++)
         for (int k = KVR_VIEW_UNKNOWN; k <= KVR_VIEW_WHOLE; k++)
-            kvr_prom_put_u64(
-                b, KVR_PROM_PAIRS(TIER_OF(x[i]), KVR_PROM_TEXT("state", kvr_view_knowledge_name((enum kvr_view_knowledge)k))),
-                (int)x[i].known == k);
+            kvr_prom_put_u64(b, KVR_PROM_PAIRS(TIER_OF(x[i]), KVR_PROM_TEXT("state", kvr_view_knowledge_name((enum kvr_view_knowledge)k))),
+                             (int)x[i].known == k);
 #undef TIER_OF
     free(x);
 }
