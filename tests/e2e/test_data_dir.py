@@ -117,6 +117,30 @@ def test_sigterm_keeps_the_views(start, engines, tmp_path):
     assert e.differences(s, prompts_of(random.Random(4), 60)) == []
 
 
+@pytest.mark.parametrize("end", ["kill", "stop"])  # from the journal; from a snapshot
+def test_what_the_host_has_is_kept_too(start, engines, tmp_path, end):
+    """Copies of blocks that have left the device, in chunks, with the size of a chunk that was learned: as before."""
+    e = engines("--num-gpu-blocks", 100, "--host-kv-blocks", 1000, "--kv-offload-chunk", 2, "--kv-buffer-steps", 20)
+    ports = (free_ports(), free_ports())
+    s = router(start, e.mocks, tmp_path, ports=ports)
+    prompts = [f"session {k}: " + TEXT * 8 for k in range(12)]
+    tokens = [call(e.mocks[0].port, "POST", "/tokenize", {"prompt": p}).json()["tokens"] for p in prompts]
+    for _ in range(4):
+        for p in prompts:
+            assert s.complete(p, max_tokens=1).status == 200
+
+    def tiers(s):
+        rows = [s.post("/overlap_scores", {"token_ids": t, "model_name": "mock"}).json()["workers"][0] for t in tokens]
+        return [(r["device_blocks"], r["host_pinned_blocks"]) for r in rows], s.view()["tiers"]
+    wait_for("the last events", lambda: all(host >= len(t) // BS // 2 * 2 for t, (_, host) in zip(tokens, tiers(s)[0])))
+    wait_for("something on disk", lambda: s.metric("data_dir_snapshots_total") >= 1)
+    told = tiers(s)
+    assert sum(host - device for device, host in told[0]) > 50 and told[1]["host_pinned"]["chunk_blocks"] == 2
+    getattr(s, end)()
+    s = router(start, e.mocks, tmp_path, ports=ports)
+    assert whole(s) and tiers(s) == told
+
+
 def test_what_the_buffer_no_longer_has_makes_the_content_worthless(start, engines, tmp_path):
     """More batches passed while the router was away than the engine keeps: among them may have been removals."""
     e = engines("--num-gpu-blocks", 200, "--kv-buffer-steps", 10)

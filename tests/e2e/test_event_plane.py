@@ -355,6 +355,39 @@ def test_what_a_durable_stream_brought_during_a_pause(start, nats):
     assert ix.scores(later) == {(1, 0): 64}
 
 
+@pytest.mark.parametrize("kind", ["nats", "jetstream"])
+def test_what_the_host_has_is_told_over_the_plane(start, nats, kind):
+    """A router on the plane, one that comes later (from a snapshot, or from the sidecar) and one that follows the engine itself: all know the
+    same of the device and of the host."""
+    m = start(Mock, "--num-gpu-blocks", 33, "--host-kv-blocks", 256)
+    p = start(Publish, m, "--worker-id", 1, *plane(nats.url, kind))
+    more = [*plane(nats.url, kind), *(["--router-snapshot-threshold", 1] if kind == "jetstream" else [])]
+    near, workers = start(Serve, [m]), [f"http://127.0.0.1:{m.port},id=1,recover={p.url}"]
+    far = start(Serve, workers, *more)
+    wait_for("trust", lambda: near.view().get("trusted") and far.view().get("trusted"))
+    prompts = [[n * 1000 + k for k in range(130)] for n in range(9)]
+
+    def tiers(s, t):
+        (r,) = s.post("/overlap_scores", {"token_ids": t, "model_name": "mock"}).json()["workers"]
+        return r["device_blocks"], r["host_pinned_blocks"]
+    for t in prompts:
+        assert near.complete(t, max_tokens=1).status == 200
+        wait_for("the event", lambda: tiers(near, t) == (8, 8) and near.view()["tiers"])
+
+    def told(s):
+        return [tiers(s, t) for t in prompts]
+    wait_for("the host's part", lambda: sum(host == 8 for _, host in told(near)) == 9 and any(device < 8 for device, _ in told(near)))
+    wait_for("the plane", lambda: told(far) == told(near))
+    if kind == "jetstream":
+        wait_for("a snapshot", lambda: far.metric("durable_written_snapshots_total") >= 1, 20)
+    late = start(Serve, workers, *more)
+    wait_for("trust", lambda: late.view().get("trusted"), 20)
+    wait_for("what was told before", lambda: told(late) == told(near))
+    if kind == "jetstream":
+        assert late.metric("durable_loaded_snapshots_total") == 1
+    assert near.view()["tiers"]["host_pinned"]["view"] == far.view()["tiers"]["host_pinned"]["view"] == "whole"
+
+
 def test_starts_before_there_is_a_server(start):
     """Everything starts without NATS, says so, and works when it comes."""
     port = free_ports()
