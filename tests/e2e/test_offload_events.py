@@ -132,6 +132,16 @@ def test_a_copy_that_is_told_after_the_block_has_gone(told):
     told.reach(1, 3, 3)
 
 
+def test_a_copy_that_is_told_before_its_block_counts_when_it_is_told_again(told):
+    told.tell(stored("map", [14], group_idx=0))
+    told.tell(stored("map", [14], TOKENS[12:16], 13, BS, "GPU", group_idx=0))
+    told.reach(4, 4, 4)
+    told.tell(removed("map", [14], "GPU", group_idx=0))
+    told.reach(3, 3, 3)
+    told.tell(stored("map", [14], group_idx=0))
+    told.reach(3, 4, 4)
+
+
 def test_names_that_nobody_knows_are_counted_and_hurt_nothing(told):
     told.tell(stored("map", [901], group_idx=0), stored("map", [902], TOKENS[:4], 900, BS), removed("map", [903]))
     told.tell(stored("map", [11], group_idx=0))
@@ -157,3 +167,23 @@ def test_a_gap_is_repaired_with_all_tiers(told):
     told.e.send(told.e.batch(removed("map", [12], group_idx=0)), drop=True)
     told.tell(removed("map", [901], group_idx=0))
     told.reach(1, 1, 1)
+
+
+def test_a_replica_has_the_tiers_from_its_peer(told, start):
+    """By a dump: copies whose blocks have left the device, a block that was told twice, one with a name of the disk's own; and it goes on from there."""
+    told.tell(stored("map", NAMES[3:7], TOKENS[12:28], NAMES[2], BS, "GPU", group_idx=0))
+    told.tell(*[stored("map", [n], group_idx=0) for n in NAMES[:7] + NAMES[:1]], stored("map", [60], TOKENS[12:16], NAMES[2], BS, "DISK"))
+    told.tell(removed("map", NAMES[2:7], "GPU", group_idx=0), removed("map", [NAMES[3]], group_idx=0))
+    told.reach(2, 6, 7)  # one of seven from the disk
+    late = start(Indexer, "--peers", f"http://127.0.0.1:{told.indexer.port}")
+
+    def depths(ix):
+        x = ix.post("/query", {"model_name": "m", "token_ids": TOKENS + [1]})["instances"].get("1", {"gpu": 0, "cpu": 0, "disk": 0})
+        return tuple(x[k] // BS for k in ("gpu", "cpu", "disk"))
+    told.e.until("the same", lambda: depths(late) == (2, 6, 7))
+    late.register(1, told.e, replay=False)
+    told.e.until("it follows", lambda: all(l["status"] == "active" for l in late.listeners().values()))
+    told.tell(removed("map", NAMES[:1], group_idx=0), removed("map", NAMES[:2], "GPU", group_idx=0))
+    told.e.until("one copy is left", lambda: depths(late) == depths(told.indexer) == (0, 6, 7))
+    told.tell(removed("map", NAMES[:1], group_idx=0))
+    told.e.until("none is", lambda: depths(late) == depths(told.indexer) == (0, 0, 0))
