@@ -133,7 +133,7 @@ def test_a_copy_that_is_told_after_the_block_has_gone(told):
 
 
 def test_a_copy_that_is_told_before_its_block_counts_when_it_is_told_again(told):
-    told.tell(stored("map", [14], group_idx=0))
+    told.tell(stored("map", [11], group_idx=0), stored("map", [14], group_idx=0))
     told.tell(stored("map", [14], TOKENS[12:16], 13, BS, "GPU", group_idx=0))
     told.reach(4, 4, 4)
     told.tell(removed("map", [14], "GPU", group_idx=0))
