@@ -5,7 +5,18 @@
 
 #include <kvroute/router.h>
 
-enum sim_part { SIM_WHOLE, SIM_COMPUTING, SIM_GENERATION, SIM_PASS, SIM_PENDING, SIM_COPIES, SIM_EVICTION, SIM_FACTORS, SIM_TURNS, SIM_TIERS };
+enum sim_part {
+    SIM_WHOLE,
+    SIM_COMPUTING,
+    SIM_GENERATION,
+    SIM_PASS,
+    SIM_PENDING,
+    SIM_COPIES,
+    SIM_EVICTION,
+    SIM_FACTORS,
+    SIM_TURNS,
+    SIM_TIERS
+};
 
 struct without;
 

@@ -383,8 +383,7 @@ static size_t assert_equal_content(struct kvr_index *a, struct kvr_index *b, boo
     assert_int_equal(x.n, y.n);
     assert_memory_equal(x.rows, y.rows, x.n * sizeof *x.rows);
     qsort(x.lower, x.lower_n, sizeof *x.lower, by_value);
-    for (size_t i = 0; i < y.lower_n && sound; i++)
-        assert_non_null(bsearch(&y.lower[i], x.lower, x.lower_n, sizeof *x.lower, by_value));
+    for (size_t i = 0; i < y.lower_n && sound; i++) assert_non_null(bsearch(&y.lower[i], x.lower, x.lower_n, sizeof *x.lower, by_value));
     return x.lower_n - KVR_MIN(x.lower_n, y.lower_n);
 }
 
