@@ -23,8 +23,8 @@
  * becomes a lower bound. A report that nothing follows is counted, until another one shows what it was.
  *
  * Beside a tier behind the device all that is ordinary: two requests that read the same blocks tell them twice, and each goes on behind
- * them in its pass. So a store that ends where such a tier has a block shows nothing, neither way; who asks for reports of such an engine
- * is asked to say so (kvr_engine_stream_take_back).
+ * them in its pass. So a store that ends where such a tier has a block shows nothing, neither way, and reports of such an engine are known
+ * by the requests that ask for them and by answers (kvr_engine_stream_take_back).
  */
 #include "wire/engine_events.h"
 
