@@ -32,9 +32,10 @@ struct mock_request {
     size_t blocks_n, blocks_cap;
     uint64_t *chain; /* hash of each full block */
     size_t chain_n, chain_cap;
-    size_t published; /* full blocks that are in the cache */
-    bool admitted;    /* was running before */
-    bool ready;       /* yields a token at the end of this pass */
+    size_t published;          /* full blocks that are in the cache */
+    size_t looked_at, offered; /* blocks of the prompt: those from here on the host has been asked for, those before were offered to it */
+    bool admitted;             /* was running before */
+    bool ready;                /* yields a token at the end of this pass */
     bool skip_cache, reports;
     bool remote; /* its KV is still to come from another engine */
     bool loaded; /* it has come */
@@ -246,11 +247,20 @@ static void tell_stored(struct mock_engine *e, struct mock_request *r, size_t st
     if (n) e->config.on_event(e->config.ctx, &ev, r->tokens + start * bs, n * bs, r->user);
 }
 
+/* The prompt's blocks, also those that were cached, unless it has read some; not what is generated (vLLM's offload_prompt_only). */
+static void offer_host(struct mock_engine *e, struct mock_request *r, size_t full)
+{
+    size_t to = KVR_MIN(full, r->prompt / e->config.block_size);
+    if (!e->host || to <= r->offered || r->spoilt) return;
+    host_tier_offer(e->host, r->chain, r->offered, to, r->tokens);
+    r->offered = to;
+}
+
 /* Puts the blocks that have become full into the cache and says so. */
 static void publish_blocks(struct mock_engine *e, struct mock_request *r)
 {
     size_t full = KVR_MIN(r->computed / e->config.block_size, r->chain_n), start = r->published, n = 0;
-    if (e->host && full > start && !r->spoilt) host_tier_offer(e->host, r->chain, start, full, r->tokens);
+    offer_host(e, r, full);
     struct kvr_block out[EVENT_BLOCKS_MAX];
     for (; e->config.prefix_caching && r->published < full; r->published++) {
         uint64_t h = r->chain[r->published];
@@ -328,7 +338,7 @@ static size_t host_prefix(const struct mock_engine *e, const struct mock_request
 static void read_host(struct mock_engine *e, struct mock_request *r, size_t hits, size_t reach)
 {
     if (!e->host) return;
-    host_tier_touch(e->host, r->chain, 0, KVR_MAX(hits, reach));
+    if (reach > hits) r->looked_at = hits, r->offered = reach;
     e->stats.host_queries += r->tokens_n - hits * e->config.block_size;
     e->stats.loaded_tokens += (reach - hits) * e->config.block_size;
     e->loading_tokens += (reach - hits) * e->config.block_size;
@@ -479,6 +489,7 @@ uint64_t mock_engine_begin_pass(struct mock_engine *e)
 
 static void request_free(struct mock_engine *e, struct mock_request *r)
 {
+    if (e->host) host_tier_touch(e->host, r->chain, r->looked_at, r->offered);
     drop_blocks(e, r);
     kvr_mem_put(&e->mem, r->tokens, r->tokens_cap * sizeof *r->tokens);
     kvr_mem_put(&e->mem, r->blocks, r->blocks_cap * sizeof *r->blocks);

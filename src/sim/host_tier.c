@@ -78,15 +78,20 @@ size_t host_tier_reach(const struct host_tier *h, const uint64_t *names, size_t 
     return c * h->chunk >= device + h->chunk ? c * h->chunk : device;
 }
 
+/* Returns: whether it is there. */
+static bool use_chunk(struct host_tier *h, uint64_t last_name)
+{
+    const uint64_t *at = kvr_map64_get(&h->at, last_name);
+    if (!at) return false;
+    unlink_chunk(h, (uint32_t)*at);
+    link_last(h, (uint32_t)*at);
+    return true;
+}
+
 /* The last of a prompt first, so that it is the first to go. */
 void host_tier_touch(struct host_tier *h, const uint64_t *names, size_t from, size_t to)
 {
-    for (size_t c = to / h->chunk; c > from / h->chunk; c--) {
-        const uint64_t *at = kvr_map64_get(&h->at, names[c * h->chunk - 1]);
-        if (!at) continue;
-        unlink_chunk(h, (uint32_t)*at);
-        link_last(h, (uint32_t)*at);
-    }
+    for (size_t c = to / h->chunk; c > from / h->chunk; c--) (void)use_chunk(h, names[c * h->chunk - 1]);
 }
 
 void host_tier_offer(struct host_tier *h, const uint64_t *names, size_t from, size_t to, const uint32_t *tokens)
@@ -94,7 +99,7 @@ void host_tier_offer(struct host_tier *h, const uint64_t *names, size_t from, si
     struct offers *o = &h->now;
     size_t k = h->chunk, each = k * h->block_size;
     for (size_t c = from / k; (c + 1) * k <= to; c++) {
-        if (kvr_map64_get(&h->at, names[(c + 1) * k - 1])) continue;
+        if (use_chunk(h, names[(c + 1) * k - 1])) continue;
         if (kvr_mem_grow(&h->mem, (void **)&o->names, &o->names_cap, (o->n + 1) * (k + 1), sizeof *o->names) ||
             kvr_mem_grow(&h->mem, (void **)&o->tokens, &o->tokens_cap, (o->n + 1) * each, sizeof *o->tokens))
             return; /* not copied */
@@ -130,6 +135,7 @@ void host_tier_copy(struct host_tier *h, host_tier_tell *tell, void *ctx)
         link_last(h, c);
         tell(ctx, &(struct host_chunk){true, names, names[-1], o.tokens + i * k * h->block_size});
     }
+    for (size_t i = o.n; i-- > 0;) (void)use_chunk(h, o.names[i * (k + 1) + k]); /* their request may have ended before */
     o.n = 0;
     h->before = h->now;
     h->now = o;

@@ -27,9 +27,10 @@ struct host_tier *host_tier_create(uint32_t blocks, uint32_t chunk, uint32_t blo
 void host_tier_destroy(struct host_tier *h);
 /* How many of the names[n], of which the first `device` are on the device, can be had when the host is read from where these end. */
 size_t host_tier_reach(const struct host_tier *h, const uint64_t *names, size_t n, size_t device);
-/* They have been used: [from, to) of them. */
+/* A request that has used [from, to) of these is at its end. */
 void host_tier_touch(struct host_tier *h, const uint64_t *names, size_t from, size_t to);
-/* Blocks [from, to) of names[] are full on the device; tokens: of the whole prompt. Chunks among them will be copied. */
+/* Blocks [from, to) of names[] are full on the device; tokens: of the whole prompt. Chunks among them will be copied; those that are there
+ * stay until then. */
 void host_tier_offer(struct host_tier *h, const uint64_t *names, size_t from, size_t to, const uint32_t *tokens);
 /* Copies what was offered before the last call of this, and tells. */
 void host_tier_copy(struct host_tier *h, host_tier_tell *tell, void *ctx);

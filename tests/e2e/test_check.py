@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from conftest import BINARY, Mock, Serve, call, free_ports
+from conftest import BINARY, SLOW, Mock, Serve, call, free_ports
 from tls_parts import Authority
 
 KINDS = "config|models|keys|policy"
@@ -17,7 +17,7 @@ MODELS = "models:\n  chat: {alias_of: m}\n  m: {targets: [{model: m, weight: 9},
 POLICY = "policy_classes: [{name: fast}, {name: slow}]\ndefault_policy_family: fast\n"
 
 
-def run(*args, env=None, timeout=60, **more):
+def run(*args, env=None, timeout=30 * SLOW, **more):
     return subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=timeout, env={**os.environ, **(env or {})}, **more)
 
 

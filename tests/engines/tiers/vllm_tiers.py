@@ -193,4 +193,4 @@ class Stack:
                 yield job, kind, {t.req_id}
 
     def idle(self):
-        return not self.scheduler.requests and not self.transfers
+        return not self.scheduler.requests and not self.transfers and not self.scheduler.has_finished_requests()
