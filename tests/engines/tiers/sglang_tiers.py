@@ -494,6 +494,7 @@ class Stack:
             c.unlock(hold)
             return False
         r.last_node, r.prefix_len, r.host_hit_length = m.last_device_node, m.device_prefix_len, m.host_hit_length
+        n = 0
         if m.host_hit_length:
             host_hold = c.inc_host_lock_ref(m.best_match_node).to_dec_params()
             n, r.last_node = c.init_load_back(CLASSES.base.InitLoadBackParams(m.best_match_node, m.host_hit_length, req=r))
@@ -501,7 +502,9 @@ class Stack:
             r.prefix_len += n
             self.loaded += n > 0
             self.declined += n == 0
-        if (m.device_prefix_len // page, r.prefix_len // page) != before:
+        if m.host_hit_length and not n and self.allocator.available_size() < m.host_hit_length:
+            self.refused += 1  # write_back: the device gives nothing up while the host is full
+        elif (m.device_prefix_len // page, r.prefix_len // page) != before:
             self.mistakes.append((len(r.prompt), before, m.device_prefix_len, m.host_hit_length, r.prefix_len))
         r.lock = c.lock(r.last_node)
         c.unlock(hold)

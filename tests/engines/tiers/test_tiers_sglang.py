@@ -48,6 +48,19 @@ def test_each_tier_is_what_the_classes_serve(name):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_both_cores_tell_the_same(policy):
+    told = {}
+    for core in ("rust", "python"):
+        stack, told[core] = sglang_tiers.Stack(page=4, policy=policy, core=core, device_pages=80, storage_pages=500, seed=5), []
+        rng = judge.random.Random(7)
+        prompts = judge.Prompts(rng, 4, 40, 1 << 16)
+        for _ in range(300):
+            stack.add(prompts.next(), rng.randrange(1, 6))
+            told[core] += stack.step() + stack.step()
+    assert len(told["rust"]) > 100 and told["rust"] == told["python"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_an_engine_that_has_just_begun_is_known_too(policy):
     """Before several prompts have gone to the host: nothing has to be learnt of it."""
     for seed in range(20):
