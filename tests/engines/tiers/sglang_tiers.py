@@ -502,7 +502,7 @@ class Stack:
             r.prefix_len += n
             self.loaded += n > 0
             self.declined += n == 0
-        if m.host_hit_length and not n and self.allocator.available_size() < m.host_hit_length:
+        if before[1] > before[0] and not n and self.allocator.available_size() < m.host_hit_length:
             self.refused += 1  # write_back: the device gives nothing up while the host is full
         elif (m.device_prefix_len // page, r.prefix_len // page) != before:
             self.mistakes.append((len(r.prompt), before, m.device_prefix_len, m.host_hit_length, r.prefix_len))
