@@ -249,7 +249,8 @@ static int convert_lower(struct kvr_engine_stream *s, const struct kvr_engine_ba
                                     .copies = !s->again,
                                     .chunk = s->tier_chunk ? s->tier_chunk : pages,
                                     .names_first = !colour};
-    if (is_sglang_host(ev) && s->block_size) out->lower.least = (SGLANG_LEAST_TOKENS - 1) / s->block_size + 1;
+    if (is_sglang_host(ev) && s->block_size && s->block_size < SGLANG_LEAST_TOKENS)
+        out->lower.least = (SGLANG_LEAST_TOKENS - 1) / s->block_size + 1;
     if (by_name || !find_salt(s, ev, &salt_term)) {
         out->lower.names_only = true;
         out->lower.apart = ev->tokens_n == 0;
