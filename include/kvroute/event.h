@@ -38,6 +38,7 @@ struct kvr_lower {
                          last one's name is theirs */
     uint32_t copies;  /* 0: what is there already stays as it is. Else so many copies, each with a removal of its own */
     uint32_t chunk;   /* blocks that the tier is read by at once, when that is known otherwise; 0: not said */
+    uint32_t least;   /* fewer blocks than these are not read at all; 0: not said */
     bool placed;      /* one block, known by its place: the two below; its parent need not be known. Dumps are such events */
     uint32_t position;
     uint64_t prefix_hash; /* sequence hash (kvroute/hash.h) of the prefix that ends with the block */

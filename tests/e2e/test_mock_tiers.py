@@ -95,7 +95,7 @@ def test_events_have_the_shape_of_the_engines(start, zctx, form):
             assert all(e[k] == v for k, v in has.items()), e
             assert names == (2 if form == "self-describing" else 1) and len(e["token_ids"]) == (0 if form == "placeholder" else names * BS)
         else:
-            assert names == (1 if form == "placeholder" else 2)
+            assert names == (2 if form == "self-describing" else 1)
     sub.close()
 
 

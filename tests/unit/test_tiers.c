@@ -3,6 +3,7 @@
 #include <kvroute/hash.h>
 #include <kvroute/index.h>
 
+#include "base/lower.h"
 #include "test.h"
 
 static int replay(void *ctx, const struct kvr_event *ev)
@@ -294,6 +295,32 @@ static void a_chunk_is_believed_when_it_was_seen_some_times(void **state)
     kvr_index_destroy(s.ix);
 }
 
+/* Engines do not read what is quickly computed: where that is known, and in what is handed on, few blocks are nothing. */
+static void few_blocks_behind_the_device_are_nothing(void **state)
+{
+    (void)state;
+    struct scene s, copy;
+    struct kvr_lower told = {.least = 3, .chunk = 1, .copies = 1}, read = {0};
+    uint64_t words[KVR_LOWER_WORDS];
+    kvr_lower_pack(&told, words);
+    assert_true(kvr_lower_unpack(words, &read) && read.least == 3 && read.chunk == 1);
+    begin(&s, (struct kvr_index_config){0});
+    assert_int_equal(tell(&s, 1, GPU, STORED, 1, 16, PLAIN), 0);
+    assert_int_equal(tell(&s, 1, CPU, STORED, 1, 8, read), 0);
+    assert_int_equal(tell(&s, 1, GPU, REMOVED, 5, 16, PLAIN), 0);
+    reaches(&s, 1, 16, 4, 8);
+    reaches(&s, 1, 7, 4, 7);
+    reaches(&s, 1, 6, 4, 4);
+    begin(&copy, (struct kvr_index_config){0});
+    assert_int_equal(kvr_index_dump(s.ix, NULL, replay, copy.ix), 0);
+    reaches(&copy, 1, 7, 4, 7);
+    reaches(&copy, 1, 6, 4, 4);
+    kvr_index_destroy(copy.ix);
+    assert_int_equal(tell(&s, 1, CPU, REMOVED, 7, 7, PLAIN), 0);
+    reaches(&s, 1, 16, 4, 4);
+    kvr_index_destroy(s.ix);
+}
+
 /* Blocks that two chunks share are announced with each, and removed with each. */
 static void shared_blocks_of_chunks_are_counted(void **state)
 {
@@ -402,6 +429,7 @@ int main(void)
         cmocka_unit_test(a_copy_is_told_after_its_device_block_has_gone),
         cmocka_unit_test(a_prefix_that_ends_inside_a_chunk_is_not_read),
         cmocka_unit_test(a_chunk_is_believed_when_it_was_seen_some_times),
+        cmocka_unit_test(few_blocks_behind_the_device_are_nothing),
         cmocka_unit_test(shared_blocks_of_chunks_are_counted),
         cmocka_unit_test(foreign_names_are_matched_by_tokens),
         cmocka_unit_test(what_no_removal_is_told_of_goes_with_time_and_number),

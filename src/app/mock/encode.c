@@ -100,33 +100,16 @@ static char *put_host(char *p, const struct kvr_event *ev, const struct mock_eve
     return ev->kind == KVR_EVENT_STORED ? put_host_stored(p, ev, w, medium, kind) : put_removed(p, ev, medium);
 }
 
-static char *put_each_block(char *p, const struct kvr_event *ev, const struct mock_event_words *w)
-{
-    for (size_t i = 0; i < ev->blocks_n; i++) {
-        struct kvr_event one = *ev;
-        struct mock_event_words words = *w;
-        one.blocks = ev->blocks + i;
-        one.blocks_n = 1;
-        one.has_parent = i || ev->has_parent;
-        one.parent_hash = i ? ev->blocks[i - 1].block_hash : ev->parent_hash;
-        words.tokens = w->tokens + i * w->block_size;
-        words.tokens_n = w->block_size;
-        p = put_host_stored(p, &one, &words, "CPU_PINNED", false);
-    }
-    return p;
-}
-
 uint32_t mock_encode_host(struct kvr_buf *b, const struct kvr_event *ev, const struct mock_event_words *w, enum mock_offload_form form)
 {
     static const struct mock_event_words nothing;
     struct kvr_event last = last_of(ev);
     if (form == MOCK_OFFLOAD_NONE || kvr_buf_reserve(b, 256 * (ev->blocks_n + 1) + 14 * (ev->blocks_n + ev->removed_n) + 5 * w->tokens_n))
         return 0;
-    bool each = form == MOCK_OFFLOAD_SGLANG && ev->kind == KVR_EVENT_STORED;
     char *p = b->data + b->len;
     if (form == MOCK_OFFLOAD_PLACEHOLDER) p = put_host(p, &last, &nothing, "CPU", false);
     else if (form == MOCK_OFFLOAD_DESCRIBING) p = put_host(p, ev, w, "CPU", true);
-    else p = each ? put_each_block(p, ev, w) : put_host(p, ev, w, "CPU_PINNED", false);
+    else p = put_host(p, ev, w, "CPU_PINNED", false);
     b->len = (size_t)(p - b->data);
-    return each ? (uint32_t)ev->blocks_n : 1;
+    return 1;
 }

@@ -13,6 +13,7 @@
 #include <uv.h>
 #include <zmq.h>
 
+#include "app/mock/encode.h"
 #include "app/mock/generate.h"
 #include "app/mock/state.h"
 #include "base/log.h"
@@ -195,7 +196,7 @@ static int start_rank(struct mock *m, uint32_t id)
                                     .seed = o->seed,
                                     .prefix_caching = o->prefix_caching,
                                     .host_blocks = (uint32_t)o->host_kv_blocks,
-                                    .host_chunk = (uint32_t)o->kv_offload_chunk,
+                                    .host_chunk = o->kv_offload_events == MOCK_OFFLOAD_SGLANG ? 1 : (uint32_t)o->kv_offload_chunk,
                                     .load_ratio = o->kv_load_ratio,
                                     .on_event = mock_on_event,
                                     .on_host_event = mock_on_host_event,
