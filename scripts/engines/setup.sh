@@ -36,6 +36,7 @@ has_publishers() {
   local p
   for p in vllm-0.9.2 vllm-0.11.0 vllm-0.16.0 vllm-0.32.0 sglang-0.5.23; do [ -f "$dir/publishers/$p/ready" ] || return 1; done
 }
+has_sources() { [ -f "$dir/publishers/lmcache-0.5.6/ready" ]; } # what needs them skips without
 
 if [ "${1:-}" = --check ]; then has_venv && has_vllm && has_nixl && has_tools && has_models && has_publishers; exit; fi
 [ $# = 0 ] || fail "usage: setup.sh [--check]"
@@ -107,4 +108,5 @@ if ! has_tools; then did=1; step "installing what the tests use" install_tools; 
 if [ ! -f "$dir/model/model.safetensors" ] || [ ! -f "$dir/model-lora/adapter_config.json" ]; then did=1; step "making the tiny model and its adapter" make_models; fi
 if [ ! -f "$dir/model-hybrid/model.safetensors" ]; then did=1; step "making the tiny model with sliding windows" make_hybrid; fi
 if ! has_publishers; then did=1; step "fetching the event publishers of five releases (one file each)" make_publishers; fi
+if ! has_sources; then did=1; step "fetching LMCache's Python files (17 MB)" make_publishers; fi
 if [ "$did" = 1 ]; then say "ready in $dir after $((SECONDS - started)) s"; else say "$dir is complete, nothing to do"; fi
