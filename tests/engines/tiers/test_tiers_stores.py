@@ -93,7 +93,6 @@ def mooncake_of(store):
 LMCACHE = {
     "chunk-64": {"chunk": 64, "room": 5000},
     "chunk-256": {"chunk": 256, "room": 2000, "device_blocks": 160},
-    "answers": {"chunk": 64, "room": 5000, "save_decode_cache": True},
     "passes-of-100": {"chunk": 64, "room": 5000, "batch_tokens": 100},
     "tails": {"chunk": 64, "room": 5000, "save_unfull_chunk": True},
     "evicting": {"chunk": 64, "room": 100},
