@@ -2,7 +2,8 @@
 """Event publishers of real engines without the engines: kv_events.py out of their wheels, with stubs for the few modules that it imports.
 
     publishers.py setup            fetches what is missing into $ENGINES_DIR/publishers (only that one file of each wheel, by ranges;
-                                   wheels that lie in $WHEELS are read there), and of SGLang its caches too, apart (tests/engines/tiers)
+                                    wheels that lie in $WHEELS are read there); of SGLang its caches too, apart, and of LMCache all that
+                                    is Python (tests/engines/tiers)
     publishers.py run RELEASE PUB REPLAY [RANK [BUFFER_STEPS]]
                                    publishes what it reads from standard input: a line is a list of events, and is one batch;
                                    {"store": {...}}, {"remove": {...}}, {"clear": {}} with the members of the release's own classes.
@@ -36,7 +37,8 @@ RELEASES = {  # name: (package, version, file)
 PARTS = {
     "sglang-0.5.23-caches": ("sglang", "0.5.23", ("sglang/srt/mem_cache/", "sglang/srt/environ.py", "sglang/srt/managers/cache_controller.py",
                                                    "sglang/srt/session/streaming_session.py", "sglang/srt/utils/poll_timer.py",
-                                                   "sglang/srt/utils/rank_consensus_checker.py", SGLANG)),
+                                                   "sglang/srt/utils/rank_consensus_checker.py", SGLANG), (".py", ".so")),
+    "lmcache-0.5.6": ("lmcache", "0.5.6", ("",), (".py",)),
 }
 CONFIG = """from dataclasses import dataclass
 @dataclass
@@ -136,11 +138,11 @@ def set_up(name):
 
 def set_up_parts(name):
     """As set_up, of several files."""
-    package, version, members = PARTS[name]
+    package, version, members, ends = PARTS[name]
     where = os.path.join(DIR, "publishers", name)
     if not os.path.exists(os.path.join(where, "ready")):
-        with wheel(package, version) as f, zipfile.ZipFile(f) as z:
-            z.extractall(where, [m for m in z.namelist() if m.startswith(members) and m.endswith((".py", ".so"))])
+        with wheel(package, version) as f, zipfile.ZipFile(io.BytesIO(f.read()) if "" in members else f) as z:
+            z.extractall(where, [m for m in z.namelist() if m.startswith(members) and m.endswith(ends)])
         write(os.path.join(where, "ready"), "")
     return where
 

@@ -34,7 +34,7 @@ has_nixl() { [ -d "$dir/venv/lib/python3.12/site-packages/nixl-$nixl_version.dis
 has_models() { [ -f "$dir/model/model.safetensors" ] && [ -f "$dir/model-lora/adapter_config.json" ] && [ -f "$dir/model-hybrid/model.safetensors" ]; }
 has_publishers() {
   local p
-  for p in vllm-0.9.2 vllm-0.11.0 vllm-0.16.0 vllm-0.32.0 sglang-0.5.23 sglang-0.5.23-caches; do [ -f "$dir/publishers/$p/ready" ] || return 1; done
+  for p in vllm-0.9.2 vllm-0.11.0 vllm-0.16.0 vllm-0.32.0 sglang-0.5.23 sglang-0.5.23-caches lmcache-0.5.6; do [ -f "$dir/publishers/$p/ready" ] || return 1; done
 }
 
 if [ "${1:-}" = --check ]; then has_venv && has_vllm && has_nixl && has_tools && has_models && has_publishers; exit; fi
@@ -106,5 +106,5 @@ if ! has_nixl; then did=1; step "installing NIXL $nixl_version, by which engines
 if ! has_tools; then did=1; step "installing what the tests use" install_tools; fi
 if [ ! -f "$dir/model/model.safetensors" ] || [ ! -f "$dir/model-lora/adapter_config.json" ]; then did=1; step "making the tiny model and its adapter" make_models; fi
 if [ ! -f "$dir/model-hybrid/model.safetensors" ]; then did=1; step "making the tiny model with sliding windows" make_hybrid; fi
-if ! has_publishers; then did=1; step "fetching the event publishers of five releases (one file each) and the caches of SGLang" make_publishers; fi
+if ! has_publishers; then did=1; step "fetching event publishers of five releases (a file each), SGLang's caches and LMCache's Python files (25 MB)" make_publishers; fi
 if [ "$did" = 1 ]; then say "ready in $dir after $((SECONDS - started)) s"; else say "$dir is complete, nothing to do"; fi

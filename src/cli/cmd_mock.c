@@ -22,7 +22,9 @@ static const struct option_row rows[] = {
     NUM("kv-offload-chunk", kv_offload_chunk, "1", 1, 256, "blocks that are kept there, and read back, at once (as SGLang: always 1)"),
     DBL("kv-load-ratio", kv_load_ratio, "0.1", 0, 100, "time of reading a token from there, as a share of that of computing it"),
     ENU("kv-offload-events", kv_offload_events, "placeholder", MOCK_OFFLOAD_FORMS,
-        "how it tells of them: vLLM's OffloadingConnector without and with self_describing_kv_events, SGLang's HiCache, or not at all"),
+        "how it tells of them: vLLM's OffloadingConnector without and with self_describing_kv_events, SGLang's HiCache, not at all, "
+        "LMCache's server, "
+        "vLLM's MooncakeStoreConnector"),
     NUM("max-model-len", max_model_len, "0", 0, 1e8, "tokens of a prompt and its answer together (0: what the cache holds)"),
     NUM("max-num-seqs", max_num_seqs, "256", 1, 1e6, "requests that run at once"),
     NUM("max-num-batched-tokens", max_num_batched_tokens, "8192", 1, 1e8, "tokens per pass"),

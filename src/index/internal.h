@@ -267,6 +267,7 @@ struct tier_side {
     struct tier_list list;
     uint32_t chunk, ends; /* blocks that are read at once, and how many ends of stores say so, up to some */
     uint32_t least;       /* fewer are not read, when that is told */
+    uint32_t span;        /* the most blocks that one name with tokens stood for; 0: none yet */
     bool sparse;          /* of a chunk only the last block is told */
     bool removes;         /* the tier tells of removals */
     uint64_t unplaced, given_up;

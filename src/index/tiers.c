@@ -244,7 +244,20 @@ static int store_placed(struct lane *ln, struct rank *rk, struct side *s, const 
     if (ev->blocks_n != 1 || ev->lower.position == UINT32_MAX) return -KVR_EINVAL;
     struct spot at = {ev->lower.prefix_hash, ev->parent_hash, ev->blocks[0].tokens_hash, ev->lower.position, !ev->has_parent};
     struct tier_entry e = entry_of(&at, ev->blocks[0].block_hash);
+    s->side->span = KVR_MAX(s->side->span, ev->lower.span);
     return store_entry(ln, rk, s, &e, &ev->lower);
+}
+
+/* LMCache can keep the end of a prompt that fills no chunk, as a shorter one that only this very prompt has: not kept here, neither those
+ * that came before the first full one. */
+static bool is_tail(struct lane *ln, struct side *s, uint32_t span)
+{
+    if (span > s->side->span) {
+        while (s->side->span && s->side->list.head) take(ln, s->set, s->side, s->side->list.head);
+        s->side->chunk = s->side->ends = 0;
+        s->side->span = span;
+    }
+    return span < s->side->span;
 }
 
 /* Blocks with tokens, behind their parent. */
@@ -252,6 +265,7 @@ static int store_chain(struct lane *ln, struct rank *rk, struct side *s, const s
 {
     struct spot at = {0};
     uint32_t span = KVR_MAX(ev->lower.span, 1u);
+    if (is_tail(ln, s, span)) return 0;
     if (ev->has_parent && spot_of(ln, rk, s, ev->parent_hash, &at)) {
         s->side->unplaced += ev->blocks_n / span;
         return -KVR_EPARENT;

@@ -271,6 +271,7 @@ static int convert_lower(struct kvr_engine_stream *s, const struct kvr_engine_ba
     if (n == 0) return 0;
     if (fill_blocks(s, names, s->locals, n, (uint32_t)span)) return -KVR_ENOMEM;
     out->lower.span = (uint32_t)span;
+    if (span > 1) out->lower.copies = 0; /* LMCache tells a chunk once for each request of a pass that stores it, and keeps it once */
     out->has_parent = ev->has_parent;
     out->parent_hash = ev->parent;
     out->blocks = s->blocks;

@@ -25,10 +25,11 @@ static char *put_bytes(char *p, struct kvr_bytes s)
     return s.ptr ? mp_encode_str(p, s.ptr, (uint32_t)s.len) : mp_encode_nil(p);
 }
 
-static const char *medium_of(enum kvr_tier tier)
+/* Names that Dynamo knows, too. CPU_PINNED is SGLang's, which does not read few blocks. */
+static const char *medium_of(const struct kvr_event *ev)
 {
-    static const char *const names[] = {"GPU", "CPU_PINNED", "DISK", "EXTERNAL"};
-    return names[tier];
+    static const char *const names[] = {"GPU", "CPU_TIER1", "DISK", "EXTERNAL"};
+    return ev->tier == KVR_TIER_HOST_PINNED && ev->lower.least ? "CPU_PINNED" : names[ev->tier];
 }
 
 static char *put_tokens(char *p, const struct kvr_engine_words *w)
@@ -92,7 +93,7 @@ static char *put_stored(char *p, const struct kvr_event *ev, const struct kvr_en
     p = put_tokens(p, w);
     p = mp_encode_uint(p, w->block_size);
     p = mp_encode_nil(p);
-    p = put_text(p, medium_of(ev->tier));
+    p = put_text(p, medium_of(ev));
     p = put_bytes(p, w->lora);
     return extra ? put_extra_keys(p, w) : p;
 }
@@ -110,7 +111,7 @@ void kvr_engine_encode(struct kvr_buf *b, const struct kvr_event *ev, const stru
         p = put_text(p, "BlockRemoved");
         p = mp_encode_array(p, (uint32_t)ev->removed_n);
         for (size_t i = 0; i < ev->removed_n; i++) p = mp_encode_uint(p, ev->removed[i]);
-        p = put_text(p, medium_of(ev->tier));
+        p = put_text(p, medium_of(ev));
     } else {
         p = put_stored(p, ev, w, mm > 0 || w->salt.len > 0);
     }

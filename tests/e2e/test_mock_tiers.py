@@ -27,7 +27,8 @@ def tiers_of(answer):
     return dict((k, int(v)) for k, v in (p.split("=") for p in answer.headers.get("x-kvroute-overlap-tiers", "device=0").split(",")))
 
 
-@pytest.mark.parametrize("form,chunk", [("placeholder", 1), ("placeholder", 4), ("self-describing", 1), ("self-describing", 4), ("sglang", 1)])
+@pytest.mark.parametrize("form,chunk", [("placeholder", 1), ("placeholder", 4), ("self-describing", 1), ("self-describing", 4), ("sglang", 1),
+                                        ("lmcache", 1), ("lmcache", 4)])
 def test_what_is_read_from_the_host_is_predicted(start, form, chunk):
     m = start(Mock, *SMALL, "--kv-offload-chunk", chunk, "--kv-offload-events", form)
     s = start(Serve, [m], "--block-size", BS)
@@ -49,6 +50,20 @@ def test_what_is_read_from_the_host_is_predicted(start, form, chunk):
     assert m.metric("vllm:external_prefix_cache_hits_total") > 0
 
 
+def test_what_a_store_has_is_predicted_though_no_removal_is_told(start):
+    """As vLLM's MooncakeStoreConnector tells it: in the tier that others share, without removals; here the store has room for all."""
+    m = start(Mock, *SMALL, "--host-kv-blocks", 4096, "--kv-offload-events", "mooncake")
+    s = start(Serve, [m], "--block-size", BS)
+    for prompt in conversations(random.Random(7), 9, 4):
+        a = s.complete(prompt, max_tokens=1, model="mock")
+        actual = (a.json()["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        t = tiers_of(a)
+        assert set(t) <= {"device", "external"}
+        assert min(sum(t.values()), (len(prompt) - 1) // BS) <= actual // BS
+    assert s.metric("tiers_predicted_tokens_total", tier="external") > 50 * BS and s.metric("tiers_short_tokens_total") == 0
+    assert s.view()["tiers"]["external"]["unplaced"] == 0
+
+
 def test_an_offload_tier_that_tells_nothing_is_seen(start):
     """The engine had what no tier was said to have: that is counted, and not held against the view of its device."""
     m = start(Mock, *SMALL, "--kv-offload-events", "none")
@@ -62,6 +77,7 @@ FORMS = {  # keys of a store and of a removal, as the classes of vLLM 0.32 and S
     "placeholder": ("CPU", {"token_ids": [], "block_size": 0, "parent_block_hash": None}),
     "self-describing": ("CPU", {"block_size": BS, "kv_cache_spec_kind": "full_attention"}),
     "sglang": ("CPU_PINNED", {"block_size": BS}),
+    "lmcache": ("CPU", {"block_size": 2 * BS}),
 }
 
 
@@ -89,13 +105,13 @@ def test_events_have_the_shape_of_the_engines(start, zctx, form):
         places = [e.get("medium", "GPU") != "GPU" for e in batch if e["type"] != "AllBlocksCleared"]
         assert places == sorted(places)  # the device first
     for e in hear():
-        assert e["medium"] == medium and e["group_idx"] == 0
+        assert e["medium"] == medium and e.get("group_idx") == (None if form == "lmcache" else 0)
         names = len(e["block_hashes"])
         if e["type"] == "BlockStored":
             assert all(e[k] == v for k, v in has.items()), e
-            assert names == (2 if form == "self-describing" else 1) and len(e["token_ids"]) == (0 if form == "placeholder" else names * BS)
+            assert names == (2 if form == "self-describing" else 1) and len(e["token_ids"]) == {"placeholder": 0, "lmcache": 2}.get(form, names) * BS
         else:
-            assert names == (2 if form == "self-describing" else 1)
+            assert names == (2 if form == "self-describing" or form == "mooncake" else 1)
     sub.close()
 
 

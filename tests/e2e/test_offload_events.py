@@ -94,6 +94,13 @@ def test_a_chunk_larger_than_a_block_is_read_as_a_whole(told, form):
     told.reach(3, 3, 3)  # one block more is less than a chunk
 
 
+def test_a_chunk_that_two_requests_stored_goes_at_once(told):
+    told.tell(stored("map", [21], TOKENS[:8], None, 8), stored("map", [21], TOKENS[:9], None, 8), removed("map", NAMES[:3], "GPU", group_idx=0))
+    told.reach(0, 2, 2)
+    told.tell(removed("map", [21]))
+    told.reach(0, 0, 0)
+
+
 @pytest.mark.parametrize("form", ["map", "array"])
 def test_a_name_with_the_true_size_and_no_tokens_is_a_copy_too(told, form):
     told.tell(*[stored(form, [n], (), None, BS, group_idx=0, kv_cache_spec_kind="full_attention", locality="LOCAL") for n in NAMES[:3]])

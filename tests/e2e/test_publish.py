@@ -102,7 +102,7 @@ def test_published_again_in_engine_framing(start, hand, zctx):
     assert [int.from_bytes(m[1], "big") for m in messages] == list(range(first, first + 7))  # the sequence is the id
     assert events[1][8] == [["dynamo-cache-salt:tenant"]] and events[1][7] == "adapter"
     assert events[2][3] == [[t, t + 1] for t in TOKENS[:4]]
-    assert events[4][6] == "CPU_PINNED" and events[6] == ["BlockRemoved", [6, 99], "GPU"]
+    assert events[4][6] == "CPU_TIER1" and events[6] == ["BlockRemoved", [6, 99], "GPU"]
 
     def contents(i):
         blocks = [(e["storage_tier"], b["block_hash"], b["tokens_hash"]) for e in i.call("GET", "/dump").json()["m:default"]["events"]

@@ -359,6 +359,33 @@ static void foreign_names_are_matched_by_tokens(void **state)
     kvr_index_destroy(s.ix);
 }
 
+/* The end of a prompt, kept as a chunk of fewer blocks: another prompt that goes on is not served from it, and chunks stay as long as they
+ * are. */
+static void the_end_of_a_prompt_is_no_chunk_for_others(void **state)
+{
+    static const uint64_t ends[][3] = {{1, 2, 0},    {1, 8, 0},    {9, 16, 8},
+                                       {17, 18, 16}, {17, 17, 16}, {17, 24, 16}}; /* first, last, parent */
+    struct scene s;
+    struct kvr_block b[8];
+    (void)state;
+    begin(&s, (struct kvr_index_config){0});
+    assert_int_equal(tell(&s, 1, GPU, STORED, 1, 16, PLAIN), 0);
+    for (size_t e = 0; e < KVR_ARRAY_LEN(ends); e++) {
+        size_t n = (size_t)(ends[e][1] - ends[e][0] + 1);
+        for (size_t i = 0; i < n; i++) b[i] = (struct kvr_block){i + 1 == n ? 9000 + ends[e][1] : 0, ends[e][0] + i};
+        struct kvr_event ev = {.worker = {1, 0}, .tier = CPU, .blocks = b, .blocks_n = n, .has_parent = ends[e][2] > 0};
+        ev.parent_hash = 9000 + ends[e][2];
+        ev.lower = (struct kvr_lower){.span = (uint32_t)n, .learns = true};
+        assert_int_equal(kvr_index_apply(s.ix, &ev), 0);
+        if (e == 4) reaches(&s, 1, 20, 16, 16);
+    }
+    reaches(&s, 1, 40, 16, 24);
+    assert_int_equal(tell(&s, 1, GPU, REMOVED, 1, 16, PLAIN), 0);
+    reaches(&s, 1, 7, 0, 0);
+    reaches(&s, 1, 40, 0, 24);
+    kvr_index_destroy(s.ix);
+}
+
 static void what_no_removal_is_told_of_goes_with_time_and_number(void **state)
 {
     (void)state;
@@ -432,6 +459,7 @@ int main(void)
         cmocka_unit_test(few_blocks_behind_the_device_are_nothing),
         cmocka_unit_test(shared_blocks_of_chunks_are_counted),
         cmocka_unit_test(foreign_names_are_matched_by_tokens),
+        cmocka_unit_test(the_end_of_a_prompt_is_no_chunk_for_others),
         cmocka_unit_test(what_no_removal_is_told_of_goes_with_time_and_number),
         cmocka_unit_test(what_one_stores_in_a_pool_all_can_read),
         cmocka_unit_test(memory_is_given_back),

@@ -70,9 +70,9 @@ class Prompts:
 class Figures:
     def __init__(self):
         self.asked = self.equal = self.more = self.less = self.device_off = self.lower = self.lower_seen = 0
-        self.worst = []
+        self.worst, self.why = [], {}
 
-    def note(self, tokens, ours, theirs):
+    def note(self, tokens, ours, theirs, why=None):
         device, total = theirs
         self.asked += 1
         self.device_off += ours[0] != device
@@ -80,19 +80,23 @@ class Figures:
         self.lower_seen += ours[3] - ours[0]
         if ours[3] > total or ours[0] > device:
             self.more += 1
-            self.worst.append((len(tokens), ours, theirs))
+            reason = why and why(tokens)
+            self.why[reason] = self.why.get(reason, 0) + 1
+            if not reason:
+                self.worst.append((len(tokens), ours, theirs))
         elif (ours[0], ours[3]) == theirs:
             self.equal += 1
         else:
             self.less += 1
 
     def __str__(self):
-        return (f"{self.asked} prompts: equal {self.equal}, less {self.less}, more {self.more}; the device off {self.device_off}; blocks of lower "
-                f"tiers {self.lower_seen} of {self.lower}")
+        why = f" ({', '.join(f'{k} {n}' for k, n in self.why.items())})" if self.why else ""
+        return (f"{self.asked} prompts: equal {self.equal}, less {self.less}, more {self.more}{why}; the device off {self.device_off}; "
+                f"blocks of lower tiers {self.lower_seen} of {self.lower}")
 
 
 def judge(stack, block, requests, seed=1, record=None, before=None, most=40, tokens=1 << 16):
-    """stack: .ask(tokens), .add(tokens, answer), .step() -> batches, .idle(), .requests_now()."""
+    """stack: .ask(tokens), .add(tokens, answer), .step() -> batches, .idle(); .why(tokens), where it has it: what explains more than it serves."""
     rng = random.Random(seed)
     prompts, figures, ours = Prompts(rng, block, most, tokens), Figures(), Ours(block, record)
     made = 0
@@ -102,7 +106,7 @@ def judge(stack, block, requests, seed=1, record=None, before=None, most=40, tok
             theirs = stack.ask(p)
             said = ours.ask(p[:-1])  # the last token is computed, whatever there is
             ours.expect(*theirs, less=said[0] != theirs[0] or said[3] != theirs[1])
-            figures.note(p, said, theirs)
+            figures.note(p, said, theirs, getattr(stack, "why", None))
             stack.add(p, rng.randrange(1, 6))
             made += 1
         for payload in stack.step():

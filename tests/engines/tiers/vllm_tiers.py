@@ -35,6 +35,12 @@ BLOCK = 16
 ENCODER = msgspec.msgpack.Encoder()
 
 
+def removal(names, medium, **more):
+    """A batch that tells that a tier has let go of blocks, as vLLM writes it; None for none."""
+    event = {"type": "BlockRemoved", "block_hashes": names, "medium": medium, **more}
+    return ENCODER.encode([0.0, [event], 0]) if names else None
+
+
 class Kept:
     """Events that a scheduler publishes, kept."""
 
@@ -51,34 +57,37 @@ class Kept:
 
 class Stack:
     def __init__(self, model, connector="OffloadingConnector", device_blocks=64, host_blocks=160, chunk=1, seed=1, delay=3, requests=4,
-                 **extra):
+                 block=BLOCK, batch_tokens=2048, **extra):
         self.rng = random.Random(seed)
-        self.delay, self.chunk, self.connector_name = delay, chunk, connector
+        self.delay, self.chunk, self.connector_name, self.block = delay, chunk, connector, block
         # A page whose size is what the connector's arithmetic makes whole chunks of.
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=128, dtype=torch.float16)
+        spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=128, dtype=torch.float16)
         page = spec.page_size_bytes
-        options = {"cpu_bytes_to_use": host_blocks // chunk * max(page * chunk, 4096), **extra}
+        options = dict(extra)
+        if connector in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
+            options.setdefault("cpu_bytes_to_use", host_blocks // chunk * max(page * chunk, 4096))
         if connector == "OffloadingConnector":
             options["blocks_per_chunk"] = chunk
             options.setdefault("spec_name", "CPUOffloadingSpec")
         config = VllmConfig(
             model_config=ModelConfig(model=model, skip_tokenizer_init=True, dtype="float16", max_model_len=2048),
-            cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
-            scheduler_config=SchedulerConfig(max_num_seqs=requests, max_num_batched_tokens=2048, max_model_len=2048,
+            cache_config=CacheConfig(block_size=block, enable_prefix_caching=True),
+            scheduler_config=SchedulerConfig(max_num_seqs=requests, max_num_batched_tokens=batch_tokens, max_model_len=2048,
                                              enable_chunked_prefill=True, is_encoder_decoder=False, async_scheduling=False),
             parallel_config=ParallelConfig(),
             device_config=DeviceConfig("cpu"),
             kv_transfer_config=KVTransferConfig(kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=options),
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"))
-        config.cache_config.block_size = BLOCK
+        config.cache_config.block_size = block
         config.cache_config.num_gpu_blocks = device_blocks
         kv = KVCacheConfig(num_blocks=device_blocks,
                            kv_cache_tensors=[KVCacheTensor(page * device_blocks, ["layer"], page * device_blocks, page)],
                            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-        self.scheduler = Scheduler(config, kv, StructuredOutputManager(config), BLOCK)
+        self.config, self.kv = config, kv
+        self.scheduler = Scheduler(config, kv, StructuredOutputManager(config), block)
         self.events = self.scheduler.kv_event_publisher = Kept()
         init_none_hash(sha256)
-        self.hasher = get_request_block_hasher(BLOCK, sha256)
+        self.hasher = get_request_block_hasher(block, sha256)
         self.transfers, self.made, self.mistakes, self.loaded, self.seen = {}, 0, [], 0, set()
         self.passes = 0
         self._watch()
@@ -92,7 +101,7 @@ class Stack:
             said = real(request, computed)
             first = request.request_id not in self.seen
             self.seen.add(request.request_id)
-            if first and said[0] is not None and (computed != device * BLOCK or computed + said[0] != total * BLOCK):
+            if first and said[0] is not None and (computed != device * self.block or (computed + said[0]) // self.block != total):
                 self.mistakes.append((request.num_tokens, device, total, computed, said))
             return said
 
@@ -149,8 +158,7 @@ class Stack:
         s = self.scheduler
         before = len(self.events.batches)
         out = s.schedule()
-        meta = out.kv_connector_metadata
-        recv, worker_meta = self._transfer(meta)
+        said = self._worker(out)
         ids = list(out.num_scheduled_tokens)
         sampled = []
         for i in ids:
@@ -158,9 +166,14 @@ class Stack:
             done = r.num_computed_tokens >= r.num_tokens
             sampled.append([self.rng.randrange(1 << 20)] if done else [])
         result = ModelRunnerOutput(req_ids=ids, req_id_to_index={i: k for k, i in enumerate(ids)}, sampled_token_ids=sampled,
-                                   kv_connector_output=KVConnectorOutput(finished_recving=recv or None, kv_connector_worker_meta=worker_meta))
+                                   kv_connector_output=said)
         s.update_from_output(out, result)
         return self.events.batches[before:]
+
+    def _worker(self, out):
+        """What the worker's side of the connector says of a pass."""
+        recv, worker_meta = self._transfer(out.kv_connector_metadata)
+        return KVConnectorOutput(finished_recving=recv or None, kv_connector_worker_meta=worker_meta)
 
     def _transfer(self, meta):
         """Transfers end some passes after they began; what must be flushed, now. Returns: who has been loaded for, what the worker says."""
