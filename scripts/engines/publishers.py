@@ -95,6 +95,10 @@ class Remote(io.RawIOBase):
         self.at += len(data)
         return len(data)
 
+    def readall(self):
+        rest = bytearray(self.size - self.at)
+        return bytes(rest[:self.readinto(rest)]) if rest else b""
+
 
 def wheel(package, version):
     """The wheel as a file object: one that lies here, or the package index's."""
