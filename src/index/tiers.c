@@ -265,7 +265,10 @@ static int store_chain(struct lane *ln, struct rank *rk, struct side *s, const s
 {
     struct spot at = {0};
     uint32_t span = KVR_MAX(ev->lower.span, 1u);
-    if (is_tail(ln, s, span)) return 0;
+    if (is_tail(ln, s, span)) {
+        s->side->unplaced += ev->blocks_n / span;
+        return 0;
+    }
     if (ev->has_parent && spot_of(ln, rk, s, ev->parent_hash, &at)) {
         s->side->unplaced += ev->blocks_n / span;
         return -KVR_EPARENT;
