@@ -40,6 +40,9 @@ static const struct option_row rows[] = {
     DBL("engine-metrics-max-age", engine_metrics_max_age, "10", 0.1, 86400, "a load older than this is stale: it is not told any more"),
     DBL("client-write-timeout", client_write_timeout, "30", 0, 864000,
         "seconds a client may take nothing of what is queued for it before it is cut off; 0 = off"),
+    DBL("lame-duck-time", lame_duck_time, "5", 0, 86400,
+        "seconds after SIGTERM in which /ready says 503 and all goes on as before, so that who asks turns elsewhere"),
+    DBL("drain-timeout", drain_timeout, "180", 0, 864000, "seconds for what is open after that; the HTTP port is free meanwhile"),
     DBL("restore-timeout", restore_timeout, "10", 0.1, 3600, "seconds a replay may be silent"),
     LOG_ROWS(AT(log)),
 };

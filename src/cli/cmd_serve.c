@@ -67,6 +67,11 @@
 /* Each row: name, place, default, range or values, environment name of NVIDIA Dynamo's router that is accepted too, help. */
 #define ROUTER_ROWS                                                                                                                        \
     STR("config", config, NULL, "FILE", NULL, "YAML file of these options"),                                                               \
+        DBL("lame-duck-time", lame_duck_time, "5", 0, 86400, NULL,                                                                         \
+            "seconds after SIGTERM in which /ready says 503 and requests are served as before, so that balancers turn elsewhere"),         \
+        DBL("drain-timeout", drain_timeout, "180", 0, 864000, NULL, "seconds for what is open after that; the ports are free meanwhile"),  \
+        STR("handover", handover, NULL, "PATH", NULL,                                                                                      \
+            "a socket file at which the next process with the same option takes the ports over, once it is ready (docs/restart.md)"),      \
         BOO("check", check, NULL, NULL,                                                                                                    \
             "say what is wrong with the options and the files that they name, and start nothing; kvroute check has more of it"),           \
         STR("model", model, NULL, "NAME", NULL, "model name of workers that have none of their own"),                                      \
@@ -325,7 +330,6 @@ static const struct option_row serve_rows[] = {
     DBL("stall-timeout", stall_timeout, "120", 0, TIMEOUT_MAX_S, NULL, "seconds between bytes of an answer; 0 = off"),
     DBL("total-timeout", total_timeout, "0", 0, TIMEOUT_MAX_S, NULL, "seconds for a whole request; 0 = off"),
     DBL("tokenize-timeout", tokenize_timeout, "5", 0, 86400, NULL, "seconds for the engine's tokenizer"),
-    DBL("drain-timeout", drain_timeout, "180", 0, 864000, NULL, "seconds for running requests after SIGTERM"),
     ENU("metrics-compat", metrics_compat, "none", "none|vllm|sglang", NULL,
         "/metrics has the fleet's figures also under the names that this engine's dashboards ask for (docs/metrics.md)"),
     BOO("ask-engines", ask_engines, "true", NULL,

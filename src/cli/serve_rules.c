@@ -75,6 +75,8 @@ static void check_events(struct serve_checker *c, const struct serve_options *o)
          "keep"},
         {o->data_dir && durable, "data-dir",
          "data-dir and router-durable-kv-events (event-plane jetstream) exclude each other: that stream keeps the views"},
+        {o->data_dir && o->handover, "data-dir|handover",
+         "data-dir and handover exclude each other: two processes would write to the directory"},
         {o->discovery_target && o->discovery != DISCOVERY_FILE && o->discovery != DISCOVERY_DNS, "discovery-target",
          "discovery-target needs discovery file or dns"},
     };
@@ -141,6 +143,8 @@ static void check_fleet(struct serve_checker *c, const struct serve_options *o)
          "use-remote-indexer and router-predicted-ttl-secs exclude each other: there is no index here"},
         {o->replica_sync && !o->replica_sync_port && o->replica_sync_transport == 0, "router-replica-sync",
          "router-replica-sync needs replica-sync-port, or replica-sync-transport nats"},
+        {o->replica_sync_port && o->handover, "replica-sync-port|handover",
+         "replica-sync-port and handover exclude each other: two processes would need the port; allowed: replicas over NATS"},
         {o->replica_sync_peers && !o->replica_sync_port, "replica-sync-peers", "replica-sync-peers needs replica-sync-port"},
     };
     CHECK(c, rules);

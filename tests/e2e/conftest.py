@@ -30,6 +30,7 @@ BINARY = os.environ.get("KVROUTE", os.path.join(os.path.dirname(__file__), "../.
 SLOW = float(os.environ.get("KVROUTE_SLOW", "1"))  # sanitizers are slower
 # Freed memory is kept back by the address sanitizer; little of it, so that memory can be judged.
 os.environ.setdefault("ASAN_OPTIONS", "quarantine_size_mb=8")
+os.environ.setdefault("KVROUTE_LAME_DUCK_TIME", "0")  # no balancer watches what tests stop
 
 
 FIRST_PORT, BLOCK, BLOCKS = 10000, 1000, 22  # below those that the kernel gives to whoever connects

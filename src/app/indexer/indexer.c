@@ -116,6 +116,12 @@ static int read_certificate(struct indexer *x)
 static void on_wake(uv_async_t *a)
 {
     struct loop *l = a->data;
+    int phase = atomic_load(&l->indexer->phase);
+    struct kvr_http_server_stats st;
+    if (phase >= KVR_LAME) kvr_http_server_lame(l->server);
+    if (phase >= KVR_DRAINING) kvr_http_server_drain(l->server);
+    kvr_http_server_stats(l->server, &st);
+    atomic_store(&l->owed_conns, st.owed);
     if (atomic_load(&l->stop)) uv_stop(&l->uv);
 }
 
@@ -155,8 +161,8 @@ static struct loop *loop_new(struct indexer *x, int *rc)
     uv_timer_start(&l->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
     l->json = kvr_json_parser_new();
     struct kvr_http_server_config c = {.host = x->o->bind,
-                                       .port = (uint16_t)x->o->port,
-                                       .reuse_port = x->o->threads > 1,
+                                       .port = x->loops_n ? kvr_http_server_port(x->loops[0]->server) : (uint16_t)x->o->port,
+                                       .joins_port = x->loops_n > 0,
                                        .body_max = x->o->max_body_size,
                                        .body_option = "--max-body-size",
                                        .connections_max = connections_max(x->o),
@@ -220,10 +226,37 @@ static void stop_loops(struct indexer *x)
 
 /* ---- the whole ------------------------------------------------------------------------------------------------------------------ */
 
-static void on_signal(uv_signal_t *s, int signum)
+static void wake_loops(struct indexer *x)
 {
-    (void)signum;
-    uv_stop(s->loop);
+    for (size_t i = 0; i < x->loops_n; i++) uv_async_send(&x->loops[i]->wake);
+}
+
+static void on_phase(void *ctx, enum kvr_ending_phase phase)
+{
+    struct indexer *x = ctx;
+    for (size_t i = 0; i < x->loops_n; i++) atomic_store(&x->loops[i]->owed_conns, 1); /* until each has looked */
+    atomic_store(&x->phase, phase);
+    wake_loops(x);
+}
+
+static bool is_done(void *ctx)
+{
+    struct indexer *x = ctx;
+    size_t owed = 0;
+    for (size_t i = 0; i < x->loops_n; i++) owed += atomic_load(&x->loops[i]->owed_conns);
+    wake_loops(x);
+    return owed == 0;
+}
+
+static void watch_for_end(struct indexer *x)
+{
+    struct kvr_ending_config c = {.program = "kvroute indexer",
+                                  .lame_duck_s = x->o->lame_duck_time,
+                                  .drain_s = x->o->drain_timeout,
+                                  .enter = on_phase,
+                                  .is_done = is_done,
+                                  .ctx = x};
+    kvr_ending_init(&x->ending, &x->main_loop, &c);
 }
 
 /* SIGHUP: what is in files is read again. What cannot be read stays as it was. */
@@ -293,15 +326,12 @@ static void announce(const struct indexer *x)
 static int run(struct indexer *x)
 {
     if (telemetry_init(x) || read_keys(x) || read_certificate(x) || text_start(x) || catalogue_start(x)) return 1;
-    uv_signal_init(&x->main_loop, &x->handles.term);
-    uv_signal_init(&x->main_loop, &x->handles.intr);
+    watch_for_end(x);
     uv_timer_init(&x->main_loop, &x->handles.second);
     uv_timer_init(&x->main_loop, &x->handles.tend);
     uv_signal_init(&x->main_loop, &x->handles.hup);
     x->handles.second.data = x->handles.tend.data = x->handles.hup.data = x;
     uv_signal_start(&x->handles.hup, on_reload, SIGHUP);
-    uv_signal_start(&x->handles.term, on_signal, SIGTERM);
-    uv_signal_start(&x->handles.intr, on_signal, SIGINT);
     uv_timer_start(&x->handles.second, on_second, 1000, 1000);
     uv_timer_start(&x->handles.tend, on_tend, 100, 100);
     if (keeper_start(x) || start_loops(x)) return 1;
@@ -340,6 +370,7 @@ int indexer_main(const struct indexer_options *o)
     int rc = run(x);
     atomic_store(&x->stopping, true);
     stop_loops(x);
+    kvr_ending_tell(&x->ending, (struct kvr_http_shared *[]){&x->http}, 1);
     keeper_stop(x);
     recovery_stop(x);
     uv_run(&x->main_loop, UV_RUN_NOWAIT);

@@ -26,7 +26,7 @@ struct indexer_options {
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;
     uint64_t max_bytes, max_body_size, max_bodies_bytes, max_prompt_tokens, max_connections;
-    double client_write_timeout;
+    double client_write_timeout, lame_duck_time, drain_timeout;
     bool local_time, tenant_as_group, tree_sizes, test_endpoints, accept_events;
     char **tokenizer_dirs; /* [MODEL=]DIR */
     size_t tokenizer_dirs_n;

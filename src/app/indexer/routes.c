@@ -118,17 +118,20 @@ static void post_peer(struct request *rq, struct kvr_json o, bool add)
 static void get_ready(struct request *rq)
 {
     struct indexer *x = rq->loop->indexer;
-    char why[sizeof x->why];
-    if (atomic_load(&x->ready)) {
+    char why[sizeof x->why] = "shutting down";
+    bool ends = atomic_load(&x->phase) != KVR_SERVING;
+    if (!ends && atomic_load(&x->ready)) {
         answer_ok(rq, 200);
         return;
     }
-    kvr_lock(&x->lock);
-    memcpy(why, x->why, sizeof why);
-    kvr_unlock(&x->lock);
+    if (!ends) {
+        kvr_lock(&x->lock);
+        memcpy(why, x->why, sizeof why);
+        kvr_unlock(&x->lock);
+    }
     struct kvr_buf b = {0};
     kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "status", "recovering");
+    kvr_json_put_str(&b, "status", ends ? "ending" : "recovering");
     kvr_json_put_str(&b, "error", why);
     kvr_json_close(&b, '}');
     answer_buf(rq, 503, JSON_TYPE, &b);
@@ -356,7 +359,7 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
 static void without_body(struct request *rq)
 {
     switch (rq->at) {
-    case AT_HEALTH: answer_empty(rq, 200); break;
+    case AT_HEALTH: answer_empty(rq, atomic_load(&rq->loop->indexer->phase) == KVR_SERVING ? 200 : 503); break;
     case AT_READY: get_ready(rq); break;
     case AT_METRICS: get_metrics(rq); break;
     case AT_WORKERS: get_workers(rq); break;

@@ -41,7 +41,7 @@
 #include "base/histogram.h"
 #include "base/lock.h"
 #include "store/event_recorder.h"
-#include "net/http/http.h"
+#include "net/http/ending.h"
 #include "net/http/access.h"
 #include "net/ingest/ingest.h"
 #include "net/http/json_body.h"
@@ -178,9 +178,11 @@ struct indexer {
     size_t loops_n;
     uv_loop_t main_loop;
     struct {
-        uv_signal_t term, intr, hup;
+        uv_signal_t hup;
         uv_timer_t second, tend;
     } handles; /* of the main loop */
+    struct kvr_ending ending; /* main loop's */
+    _Atomic int phase;        /* enum kvr_ending_phase, for all threads */
     struct keeper *keeper;
     void (*registrations_changed)(struct indexer *x); /* any thread; NULL: nobody is told */
     struct recovery *recovery;
@@ -215,7 +217,8 @@ struct loop {
     size_t tokens_cap, locals_cap, prefixes_cap, overlaps_cap, reaches_cap;
     struct kvr_service_question question;
     struct kvr_buf body;
-    _Atomic size_t dumps; /* being sent */
+    _Atomic size_t dumps;      /* being sent */
+    _Atomic size_t owed_conns; /* connections on which something is still to be said; kept up to date while draining */
     _Atomic bool stop;
 };
 

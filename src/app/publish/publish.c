@@ -63,10 +63,31 @@ enum { BODY_MAX = 1 << 16, BODIES_MAX = 64 << 20 };
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-static void on_signal(uv_signal_t *s, int number)
+static void on_phase(void *ctx, enum kvr_ending_phase phase)
 {
-    (void)number;
-    uv_stop(s->loop);
+    struct publish *p = ctx;
+    if (!p->server) return;
+    if (phase == KVR_LAME) kvr_http_server_lame(p->server);
+    else kvr_http_server_drain(p->server);
+}
+
+static bool is_done(void *ctx)
+{
+    const struct publish *p = ctx;
+    struct kvr_http_server_stats st = {0};
+    if (p->server) kvr_http_server_stats(p->server, &st);
+    return st.owed == 0;
+}
+
+static void watch_for_end(struct publish *p)
+{
+    struct kvr_ending_config c = {.program = "kvroute publish",
+                                  .lame_duck_s = p->o->lame_duck_time,
+                                  .drain_s = p->o->drain_timeout,
+                                  .enter = on_phase,
+                                  .is_done = is_done,
+                                  .ctx = p};
+    kvr_ending_init(&p->ending, &p->loop, &c);
 }
 
 static int serve(struct publish *p, char *err, size_t cap)
@@ -238,6 +259,7 @@ static void stop(struct publish *p)
         if (p->feeds[i].index) kvr_local_index_shutdown(p->feeds[i].index);
     if (p->server) kvr_http_server_close(p->server);
     engine_metrics_stop(p);
+    kvr_ending_tell(&p->ending, (struct kvr_http_shared *[]){&p->http}, 1);
     while (p->answers) uv_run(&p->loop, UV_RUN_ONCE); /* their threads end as their clients are gone */
     uv_walk(&p->loop, close_handle, NULL);
     uv_run(&p->loop, UV_RUN_DEFAULT);
@@ -260,10 +282,7 @@ int publish_main(const struct publish_options *o)
     p->http.bodies_max = BODIES_MAX;
     signal(SIGPIPE, SIG_IGN);
     uv_loop_init(&p->loop);
-    uv_signal_init(&p->loop, &p->term);
-    uv_signal_init(&p->loop, &p->intr);
-    uv_signal_start(&p->term, on_signal, SIGTERM);
-    uv_signal_start(&p->intr, on_signal, SIGINT);
+    watch_for_end(p);
     int rc = start(p, err, sizeof err);
     if (rc) {
         kvr_log_error("kvroute publish: %s", err);

@@ -12,7 +12,7 @@
 struct publish_options {
     char *config, *host, *model, *events, *replay, *publish;
     uint64_t port, worker_id, block_size, dp_start, dp_size, buffer_events, buffer_bytes, index_max_bytes;
-    double restore_timeout, client_write_timeout;
+    double restore_timeout, client_write_timeout, lame_duck_time, drain_timeout;
     char *engine_metrics; /* URL; NULL: the engine is not asked */
     double engine_metrics_interval, engine_metrics_max_age;
     char *announce, *advertise_host, *allowed_hosts;

@@ -235,6 +235,7 @@ static void ready(struct publish *p, struct kvr_http_conn *c)
     struct kvr_view_status st[RANKS_MAX];
     size_t n = statuses(p, st);
     char why[160] = "";
+    if (p->ending.phase != KVR_SERVING) snprintf(why, sizeof why, "shutting down");
     for (size_t i = 0; i < p->feeds_n && !why[0]; i++) {
         const struct kvr_view_status *s = status_of(st, n, &p->feeds[i]);
         if (s && s->knowledge == KVR_VIEW_WHOLE) continue;
@@ -322,6 +323,7 @@ void publish_on_request(struct kvr_http_conn *c, void *ctx)
     else if (kvr_text_is(r->path, "/dump")) answer_by_thread(p, c, NULL, &(struct kvr_local_query){0});
     else if (kvr_text_is(r->path, "/status")) status(p, c);
     else if (kvr_text_is(r->path, "/load")) load(p, c);
+    else if (kvr_text_is(r->path, "/health") && p->ending.phase != KVR_SERVING) error(p, c, 503, "shutting down");
     else if (kvr_text_is(r->path, "/health")) kvr_http_reply(c, 200, "text/plain", NULL, "ok\n", 3);
     else if (kvr_text_is(r->path, "/ready")) ready(p, c);
     else if (kvr_text_is(r->path, "/metrics")) metrics(p, c);

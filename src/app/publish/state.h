@@ -13,7 +13,7 @@
 #define KVR_PUBLISH_STATE_H
 
 #include "app/publish/feed.h"
-#include "net/http/http.h"
+#include "net/http/ending.h"
 #include "net/http/access.h"
 #include "net/nats/registry.h"
 
@@ -34,7 +34,7 @@ struct publish {
     struct kvr_nats *nats; /* NULL with event plane zmq */
     char scope[KVR_SCOPE_MAX];
     struct kvr_registry *registry; /* NULL: not announced */
-    uv_signal_t term, intr;
+    struct kvr_ending ending;
     uv_timer_t heartbeat, tend;
     struct engine_metrics *engine_metrics; /* NULL: without --engine-metrics */
     struct feed feeds[RANKS_MAX];

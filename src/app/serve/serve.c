@@ -10,6 +10,7 @@
 #include "app/serve/data/side_call.h"
 #include "app/serve/data/reply.h"
 #include "app/serve/discovery/discovery.h"
+#include "app/serve/handover.h"
 #include "app/serve/life.h"
 #include "app/serve/config/doors.h"
 #include "app/serve/config/models_config.h"
@@ -30,26 +31,37 @@ enum { TOKEN_CACHE_BYTES = 16 << 20, ACCESS_LANE_BYTES = 1 << 20 };
 
 /* ---- data loops -------------------------------------------------------------------------------------- */
 
+static void follow_phase(struct loop *l)
+{
+    struct serve *s = l->serve;
+    int phase = atomic_load(&s->phase);
+    if (atomic_load(&s->handover.go) && !l->took_over) {
+        l->took_over = true;
+        kvr_http_server_go(l->server);
+        atomic_fetch_add(&s->handover.gone, 1);
+    }
+    if (phase >= KVR_LAME) kvr_http_server_lame(l->server);
+    if (atomic_load(&s->handover.given)) kvr_http_server_deaf(l->server, true);
+    if (phase < KVR_DRAINING || l->draining) return;
+    l->draining = true;
+    kvr_http_server_drain(l->server);
+}
+
 static void on_wake(uv_async_t *a)
 {
     struct loop *l = a->data;
-    if (atomic_load(&l->stop)) {
+    follow_phase(l);
+    flow_take_ready(l);
+    if (atomic_load(&l->stop)) { /* who still waits is told */
+        flow_refuse_parked(l);
         uv_stop(&l->uv);
         return;
     }
-    if (atomic_load(&l->serve->draining) && !l->draining) {
-        l->draining = true;
-        flow_refuse_parked(l);
-        kvr_http_server_drain(l->server);
-    }
-    flow_take_ready(l);
-    if (!l->draining) {
-        flow_try_parked(l);
-        return;
-    }
+    flow_try_parked(l);
+    if (!l->draining) return;
     struct kvr_http_server_stats st;
     kvr_http_server_stats(l->server, &st);
-    atomic_store(&l->open_conns, st.open);
+    atomic_store(&l->owed_conns, st.owed);
 }
 
 static void close_handle(uv_handle_t *h, void *arg)
@@ -79,7 +91,13 @@ static void loop_end(struct loop *l)
     while (uv_run(&l->uv, UV_RUN_DEFAULT)) continue; /* a late wake-up stops it */
 }
 
-static struct loop *loop_new(struct serve *s, size_t connections_max, bool reuse_port, int *rc)
+/* The first loop takes the port, which --port may leave open; the others join it. */
+static uint16_t port_of(const struct serve *s)
+{
+    return s->loops_n ? kvr_http_server_port(s->loops[0]->server) : (uint16_t)s->o->port;
+}
+
+static struct loop *loop_new(struct serve *s, size_t connections_max, int *rc)
 {
     struct loop *l = calloc(1, sizeof *l);
     if (!l) return NULL;
@@ -95,8 +113,10 @@ static struct loop *loop_new(struct serve *s, size_t connections_max, bool reuse
         kvr_http_client_count_reopened(l->client, &s->metrics.reopened_connections_total);
     *rc = remote_open(s, l) ? UV_ENOMEM : 0;
     struct kvr_http_server_config sc = {.host = s->o->host,
-                                        .port = (uint16_t)s->o->port,
-                                        .reuse_port = reuse_port,
+                                        .port = port_of(s),
+                                        .joins_port = s->loops_n > 0,
+                                        .listener = handover_listener(s, 1 + s->loops_n),
+                                        .waits = handover_waits(s),
                                         .body_max = s->o->max_body_size,
                                         .body_option = "--max-body-size",
                                         .connections_max = connections_max,
@@ -132,8 +152,10 @@ static void loop_free(struct loop *l)
 static bool all_idle(const struct serve *s)
 {
     for (size_t i = 0; i < s->loops_n; i++)
-        if (atomic_load(&s->loops[i]->in_flight) || atomic_load(&s->loops[i]->open_conns)) return false;
-    return true;
+        if (atomic_load(&s->loops[i]->in_flight) || atomic_load(&s->loops[i]->owed_conns)) return false;
+    struct kvr_http_server_stats st;
+    kvr_http_server_stats(s->admin, &st);
+    return st.owed == 0;
 }
 
 /* Requests that wait for a worker are looked at again. */
@@ -157,12 +179,7 @@ static void on_second(uv_timer_t *t)
     selection_tick(s);
     doors_tick(s);
     quality_tick(s);
-    if (!atomic_load(&s->draining)) {
-        wake_parked(s); /* a breaker's pause may be over */
-        return;
-    }
-    if (all_idle(s) || now_ms() >= s->drain_deadline_ms) uv_stop(&s->main_loop);
-    wake_loops(s);
+    wake_parked(s); /* a breaker's pause may be over */
 }
 
 /* A durable stream begins when the workers are known whose events it brings. */
@@ -199,22 +216,36 @@ static void on_poll(uv_timer_t *t)
     missed_tick(s);
     tokenizers_tick(s);
     reload_tick(s);
+    handover_tick(s);
 }
 
-static void on_signal(uv_signal_t *sig, int signum)
+static void on_phase(void *ctx, enum kvr_ending_phase phase)
 {
-    struct serve *s = sig->data;
-    (void)signum;
-    if (atomic_exchange(&s->draining, true)) { /* the second time means now */
-        uv_stop(&s->main_loop);
-        return;
-    }
-    for (const struct partition *p = s->partitions; p; p = p->next) kvr_router_shut_queue(p->router);
-    s->drain_deadline_ms = now_ms() + (uint64_t)(s->o->drain_timeout * 1000);
-    for (size_t i = 0; i < s->loops_n; i++) atomic_store(&s->loops[i]->open_conns, 1); /* until each has looked */
+    struct serve *s = ctx;
+    atomic_store(&s->phase, phase);
+    if (phase == KVR_LAME) kvr_http_server_lame(s->admin);
+    else kvr_http_server_drain(s->admin);
+    for (size_t i = 0; i < s->loops_n; i++) atomic_store(&s->loops[i]->owed_conns, 1); /* until each has looked */
     wake_loops(s);
-    kvr_log("kvroute serve: draining; a second signal stops at once");
-    uv_timer_start(&s->handles.expire, on_second, 50, 50);
+}
+
+static bool is_done(void *ctx)
+{
+    struct serve *s = ctx;
+    bool done = all_idle(s);
+    wake_loops(s);
+    return done;
+}
+
+static void watch_for_end(struct serve *s)
+{
+    struct kvr_ending_config c = {.program = s->o->select_only ? "kvroute select" : "kvroute serve",
+                                  .lame_duck_s = s->o->lame_duck_time,
+                                  .drain_s = s->o->drain_timeout,
+                                  .enter = on_phase,
+                                  .is_done = is_done,
+                                  .ctx = s};
+    kvr_ending_init(&s->ending, &s->main_loop, &c);
 }
 
 static void on_reload(uv_signal_t *sig, int signum)
@@ -289,7 +320,7 @@ static int start_loops(struct serve *s)
     if (!s->loops) return 1;
     size_t most = data_connections(s);
     for (uint64_t i = 0; i < s->o->threads; i++) {
-        struct loop *l = loop_new(s, most, s->o->threads > 1, &rc);
+        struct loop *l = loop_new(s, most, &rc);
         if (!l) return 1;
         kvr_http_client_open_max(l->client, most);
         s->loops[s->loops_n++] = l;
@@ -300,6 +331,7 @@ static int start_loops(struct serve *s)
 
 static void stop_loops(struct serve *s, bool started)
 {
+    for (const struct partition *p = s->partitions; started && p; p = p->next) kvr_router_shut_queue(p->router);
     for (size_t i = 0; i < s->loops_n; i++) atomic_store(&s->loops[i]->stop, true);
     if (started) wake_loops(s);
     for (size_t i = 0; started && i < s->loops_n; i++) pthread_join(s->loops[i]->thread, NULL);
@@ -448,7 +480,7 @@ static int run(struct serve *s)
 {
     char err[2048];
     reload_begin(s); /* before they are read: what changes in between is seen later */
-    if (observe_start(s, err, sizeof err) || doors_open(s, err, sizeof err) || models_config_open(s, err, sizeof err) ||
+    if (handover_begin(s, err, sizeof err) || observe_start(s, err, sizeof err) || doors_open(s, err, sizeof err) || models_config_open(s, err, sizeof err) ||
         admin_open(s, err, sizeof err) || keyrings_open(s, err, sizeof err) ||
         kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) || connect_nats(s, err, sizeof err)) {
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
@@ -478,8 +510,7 @@ static int run(struct serve *s)
     if (remote_open_admin(s)) return 1;
     rc = admin_start(s);
     if (rc) return listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc);
-    uv_signal_init(&s->main_loop, &s->handles.term);
-    uv_signal_init(&s->main_loop, &s->handles.intr);
+    watch_for_end(s);
     uv_signal_init(&s->main_loop, &s->handles.hup);
     s->handles.hup.data = s;
     uv_signal_start(&s->handles.hup, on_reload, SIGHUP);
@@ -487,17 +518,17 @@ static int run(struct serve *s)
     uv_timer_init(&s->main_loop, &s->handles.poll);
     s->handles.poll.data = s;
     uv_timer_start(&s->handles.poll, on_poll, 100, 100);
-    s->handles.term.data = s->handles.intr.data = s->handles.expire.data = s;
-    uv_signal_start(&s->handles.term, on_signal, SIGTERM);
-    uv_signal_start(&s->handles.intr, on_signal, SIGINT);
+    s->handles.expire.data = s;
     uv_timer_start(&s->handles.expire, on_second, 1000, 1000);
+    if (handover_start(s)) return 1;
     for (size_t i = 0; i < s->loops_n; i++)
         if (pthread_create(&s->loops[i]->thread, NULL, loop_main, s->loops[i])) return 1;
+    s->loops_run = true;
     announce(s);
     uv_run(&s->main_loop, UV_RUN_DEFAULT);
     uv_timer_stop(&s->handles.expire); /* what they look after ends now */
     uv_timer_stop(&s->handles.poll);
-    return 0;
+    return s->handover.failed;
 }
 
 int serve_main(const struct serve_options *o)
@@ -513,7 +544,8 @@ int serve_main(const struct serve_options *o)
     kvr_jobs_reserve_threads((o->select_only ? 0 : o->threads) + 1);
     uv_loop_init(&s->main_loop);
     int rc = run(s);
-    stop_loops(s, rc == 0);
+    stop_loops(s, s->loops_run);
+    handover_stop(s);
     kvr_line_log_destroy(s->access_log);
     kvr_otlp_destroy(s->otlp);
     s->access_log = NULL;
@@ -531,6 +563,7 @@ int serve_main(const struct serve_options *o)
     views_stop(s);
     replicas_stop(s);
     kvr_nats_close(s->nats);
+    if (s->loops_run) kvr_ending_tell(&s->ending, (struct kvr_http_shared *[]){&s->http, &s->admin_http}, 2);
     uv_run(&s->main_loop, UV_RUN_NOWAIT);
     uv_walk(&s->main_loop, close_handle, NULL);
     uv_run(&s->main_loop, UV_RUN_DEFAULT);

@@ -51,7 +51,9 @@
 #include "app/serve/fleet/replicas.h"
 #include "app/serve/fleet/served.h"
 #include "app/serve/fleet/shards.h"
+#include "app/serve/handover.h"
 #include "app/serve/serve.h"
+#include "net/http/ending.h"
 #include "app/serve/workers/engine_load.h"
 #include "app/serve/workers/health.h"
 #include "app/serve/workers/labels.h"
@@ -158,6 +160,7 @@ struct serve {
     struct metrics metrics;
     struct loop **loops;
     size_t loops_n;
+    bool loops_run; /* each on its thread */
     uv_loop_t main_loop;
     struct kvr_http_shared http, admin_http; /* of the data port, of the admin port */
     struct kvr_addresses addresses;          /* of the data port */
@@ -194,17 +197,24 @@ struct serve {
     struct kvr_json_parser *json; /* main loop's */
     struct kvr_jobs jobs;         /* main loop's: large bodies */
     struct ctx_list admin_ctxs;   /* main loop's */
-    _Atomic bool draining;
+    struct kvr_ending ending;    /* main loop's */
+    _Atomic int phase;           /* enum kvr_ending_phase, for all threads */
+    struct handover handover;
     _Atomic int mode;
     _Atomic uint64_t next_id;
     struct {
-        uv_signal_t term, intr, hup;
+        uv_signal_t hup;
         uv_timer_t expire, poll;
     } handles; /* of the main loop */
-    uint64_t drain_deadline_ms;
     unsigned polls;
     uint64_t started_ms;
     uint64_t salt; /* makes request ids differ between processes */
 };
+
+/* Any thread. */
+static inline bool serve_is_ending(const struct serve *s)
+{
+    return atomic_load_explicit(&s->phase, memory_order_relaxed) != KVR_SERVING;
+}
 
 #endif

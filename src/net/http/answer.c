@@ -140,7 +140,7 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     c->chunked = !no_body && length < 0 && c->request.minor >= 1;
     if (!no_body && length < 0 && !c->chunked) c->keep_alive = false;
     c->left = no_body ? 0 : length;
-    if (c->server->draining) c->keep_alive = false;
+    if (c->server->lame) c->keep_alive = false;
     int a = snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\n", status, kvr_http_reason(status)), b = 0;
     if (c->chunked) b = snprintf(framing, sizeof framing, "Transfer-Encoding: chunked\r\n");
     else if (length >= 0 && status != 204 && status != 304)
@@ -197,8 +197,10 @@ static void answer_over(struct kvr_http_conn *c)
     c->answering = c->answer_started = false;
     c->user = NULL;
     c->told = NULL;
+    c->answered = true;
+    if (c->server->lame) atomic_fetch_add(&c->server->shared->last_answers, 1);
     if (c->closing || c->write_failed) return; /* the latter: it is about to be reset */
-    if (!c->keep_alive || c->server->draining) {
+    if (!c->keep_alive || c->server->lame) {
         c->close_when_sent = true;
         kvr__request_free(c);
         if (c->queued == 0) kvr__conn_linger(c);

@@ -114,6 +114,7 @@ struct kvr_http_shared {
     struct kvr_addresses *addresses; /* NULL: connections are not counted by address */
     _Atomic uint64_t addresses_refused, bodies_held, bodies_refused, write_timeouts, answers_broken, accept_failures, evicted, delayed,
         handshakes, handshakes_failed;
+    _Atomic uint64_t last_answers, cut_off; /* since kvr_http_server_lame: answers that ended; those that kvr_http_server_close broke off */
 };
 
 struct kvr_http_port {
@@ -143,8 +144,10 @@ struct kvr_http_handler {
 
 struct kvr_http_server_config {
     const char *host;
-    uint16_t port; /* 0: any; kvr_http_server_port tells */
-    bool reuse_port;
+    uint16_t port;   /* 0: any; kvr_http_server_port tells */
+    bool joins_port; /* another server of this process has it already; nobody else's port is ever joined */
+    int listener;    /* of another process that hands its port over: this socket listens, owned from a start on that succeeds; 0: none */
+    bool waits;      /* takes no connection before kvr_http_server_go */
     size_t body_max, connections_max;
     const char *body_option; /* which says body_max, for who is refused: "--max-body-size"; NULL: none. Static */
     double head_timeout_s, body_timeout_s, idle_timeout_s;
@@ -164,6 +167,7 @@ struct kvr_http_server_config {
 struct kvr_http_server_stats {
     uint64_t connections, bad_requests, too_large, timeouts, requests;
     size_t open;
+    size_t owed; /* of the open ones: something is still to be said on them */
 };
 
 /* Returns: 0 or a libuv error (port taken, ...). */
@@ -173,7 +177,15 @@ void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_serv
 /* How many descriptors this process may still open, less a few and `reserve` that it will need for other things; SIZE_MAX: no limit.
  * Whoever starts a server keeps connections_max below it: each connection may need another one to a worker. */
 size_t kvr_http_descriptors_room(size_t reserve);
-/* Stops accepting and closes idle connections; those being answered live on. */
+/* The socket that listens, for kvr_http_server_config.listener of another process. The server keeps it. */
+int kvr_http_server_listener(const struct kvr_http_server *s);
+void kvr_http_server_go(struct kvr_http_server *s);
+/* From now on each answer is the last of its connection, and says so. Connections are taken as before. */
+void kvr_http_server_lame(struct kvr_http_server *s);
+/* Takes no new connections: the port is free, or its new owner's (`handed_over`). What the kernel has accepted is still served, unless
+ * that is for the new owner to do. */
+void kvr_http_server_deaf(struct kvr_http_server *s, bool handed_over);
+/* kvr_http_server_lame and _deaf, and idle connections are closed; one on which nothing has come yet gets a moment. */
 void kvr_http_server_drain(struct kvr_http_server *s);
 /* Closes everything; on_gone is called for answers owed. Memory goes when the loop has run its close callbacks. */
 void kvr_http_server_close(struct kvr_http_server *s);

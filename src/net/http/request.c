@@ -36,7 +36,7 @@ void kvr__request_begin(struct kvr_http_conn *c)
     kvr_buf_free(&c->target);
     c->request = (struct kvr_http_request){0};
     kvr__framing_begin(&c->framing, KVR__REQUESTS);
-    c->in_value = c->started_message = false;
+    c->in_value = c->started_message = c->took_all = false;
     c->message_ms = kvr__clock_ms();
     c->fail_status = 0;
 }
@@ -296,6 +296,7 @@ static void dispatch(struct kvr_http_conn *c)
     c->request.body_len = c->body ? c->body->len : 0;
     c->answering = true;
     c->answer_started = false;
+    c->took_all = !c->request.body_unread;
     c->deadline_ms = 0;
     c->server->stats.requests++;
     c->server->config.handler.on_request(c, c->server->config.handler.ctx);

@@ -25,10 +25,13 @@ enum {
     LINGER_S = 2,
     REFUSED_S = 5,     /* for a refused client to read why */
     IDLE_MS = 250,     /* a connection on which nothing comes may give way */
+    FRESH_MS = 1000,   /* from a connection to its first byte, while draining */
     SLOW_MS = 1000,    /* a request, or a handshake, that takes longer may give way */
     LOOKED_AT = 4096,  /* connections, when one must give way */
     ACCEPTED_MAX = 64, /* in one turn of the loop */
     BACKLOG = 1024,
+    SWEEP_MS = 1000,
+    DRAIN_MS = 20,     /* between sweeps while draining */
     DESCRIPTORS_KEPT = 8 /* for files, health checks, ... */
 };
 
@@ -113,6 +116,12 @@ void kvr__conn_update_reading(struct kvr_http_conn *c)
 
 static void take_connections(struct kvr_http_server *s);
 
+/* It did not listen for want of room. */
+static bool wants_connections(const struct kvr_http_server *s)
+{
+    return !s->listening && !s->waits && !s->deaf && !s->closed;
+}
+
 static void server_maybe_free(struct kvr_http_server *s)
 {
     if (s->closed && s->handles == 0 && !s->conns) free(s);
@@ -126,7 +135,7 @@ static void on_conn_closed(uv_handle_t *h)
     *(c->prev ? &c->prev->next : &s->conns) = c->next;
     s->stats.open--;
     if (c->counted) kvr_addresses_leave(s->shared->addresses, c->address);
-    if (!s->listening && !s->draining && !s->closed) take_connections(s);
+    if (wants_connections(s)) take_connections(s);
     kvr__request_free(c);
     kvr_headers_free(&c->headers);
     kvr_buf_free(&c->target);
@@ -142,6 +151,7 @@ void kvr__conn_close(struct kvr_http_conn *c)
     if (c->closing) return;
     c->closing = true;
     c->server->live--;
+    if (c->answering && c->server->closed) atomic_fetch_add(&c->server->shared->cut_off, 1);
     if (!c->reset_at_close || uv_tcp_close_reset(&c->tcp, on_conn_closed)) uv_close((uv_handle_t *)&c->tcp, on_conn_closed);
     if (c->answering && c->user && h->on_gone) h->on_gone(c, h->ctx);
     c->answering = false;
@@ -169,6 +179,15 @@ void kvr__conn_linger(struct kvr_http_conn *c)
     else kvr__conn_update_reading(c);
 }
 
+/* Are there bytes that the kernel has and this loop has not read? A loop that is late, not the client, makes such a connection look idle.
+ */
+static bool has_unread(const struct kvr_http_conn *c)
+{
+    uv_os_fd_t fd;
+    int n = 0;
+    return uv_fileno((const uv_handle_t *)&c->tcp, &fd) == 0 && ioctl(fd, FIONREAD, &n) == 0 && n > 0;
+}
+
 /* ---- deadlines --------------------------------------------------------------------------------------- */
 
 /* Has the client taken nothing of what is queued for too long? */
@@ -184,6 +203,15 @@ static bool is_stuck(struct kvr_http_conn *c, uint64_t now)
     return limit > 0 && now > c->progress_ms && (double)(now - c->progress_ms) >= limit * 1000; /* the loop's clock may be behind */
 }
 
+/* While draining. A client that has just come would take a close for a fault of ours: its request is on the way. */
+static void close_if_idle(struct kvr_http_conn *c)
+{
+    if (c->answering || c->started_message || c->closing || c->lingering || has_unread(c)) return;
+    if (!c->answered && kvr__clock_ms() - c->message_ms < FRESH_MS) return;
+    if (c->queued) c->close_when_sent = true;
+    else kvr__conn_close(c);
+}
+
 static void look_at(struct kvr_http_conn *c, uint64_t now)
 {
     if (c->closing) return;
@@ -193,7 +221,7 @@ static void look_at(struct kvr_http_conn *c, uint64_t now)
         atomic_fetch_add(&c->server->shared->write_timeouts, 1);
         conn_reset(c);
     } else if (c->answering || !c->deadline_ms || now < c->deadline_ms) {
-        return;
+        if (c->server->draining) close_if_idle(c);
     } else if (c->started_message && !c->close_when_sent) {
         kvr__answer_refuse(c, 408, "the request did not arrive in time");
         kvr__conn_deadline(c, REFUSED_S);
@@ -210,26 +238,17 @@ static void on_sweep(uv_timer_t *t)
         next = c->next;
         look_at(c, now);
     }
-    if (!s->listening && !s->draining && !s->closed) take_connections(s);
+    if (wants_connections(s)) take_connections(s);
 }
 
 void kvr__conn_fail_soon(struct kvr_http_conn *c)
 {
     struct kvr_http_server *s = c->server;
     c->write_failed = true;
-    if (!s->closed) uv_timer_start(&s->sweep, on_sweep, 0, 1000);
+    if (!s->closed) uv_timer_start(&s->sweep, on_sweep, 0, s->draining ? DRAIN_MS : SWEEP_MS);
 }
 
 /* ---- new connections --------------------------------------------------------------------------------- */
-
-/* Are there bytes that the kernel has and this loop has not read? A loop that is late, not the client, makes such a connection look idle.
- */
-static bool has_unread(const struct kvr_http_conn *c)
-{
-    uv_os_fd_t fd;
-    int n = 0;
-    return uv_fileno((const uv_handle_t *)&c->tcp, &fd) == 0 && ioctl(fd, FIONREAD, &n) == 0 && n > 0;
-}
 
 /* A client of TLS answers what the server has said before its request can come, so it is on its way for a while. */
 static bool shakes_hands(const struct kvr_http_conn *c)
@@ -349,7 +368,7 @@ static void on_readable(uv_poll_t *h, int status, int events);
  * spin without a spare descriptor. */
 static void set_listening(struct kvr_http_server *s, bool on)
 {
-    if (on == s->listening || s->draining || s->closed) return;
+    if (on == s->listening || s->deaf || s->closed) return;
     s->listening = on;
     if (on) uv_poll_start(&s->listener, UV_READABLE, on_readable);
     else uv_poll_stop(&s->listener);
@@ -402,8 +421,12 @@ static void on_server_handle_closed(uv_handle_t *h)
     server_maybe_free(s);
 }
 
-/* Returns: 0 or a libuv error. */
-static int listen_on(struct kvr_http_server *s)
+/*
+ * Binds so that nobody shares the port unawares. The first server of a process binds without SO_REUSEPORT, which fails if anybody has the
+ * port, even with it; and sets it before it listens, so that the process's other loops may join. Linux looks at both sockets' flags at
+ * each bind (socket(7)), and puts a socket that has it into the group at listen.
+ */
+static int bind_port(const struct kvr_http_server *s)
 {
     struct sockaddr_storage a = {0};
     const struct kvr_http_server_config *c = &s->config;
@@ -411,15 +434,31 @@ static int listen_on(struct kvr_http_server *s)
     if (uv_ip4_addr(c->host, c->port, (struct sockaddr_in *)&a) && uv_ip6_addr(c->host, c->port, (struct sockaddr_in6 *)&a))
         return UV_EINVAL;
     socklen_t len = a.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    s->fd = socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (s->fd < 0 || setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
-        (c->reuse_port && setsockopt(s->fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on)) || bind(s->fd, (struct sockaddr *)&a, len) ||
-        listen(s->fd, BACKLOG))
-        return uv_translate_sys_error(errno);
-    int rc = uv_poll_init_socket(s->loop, &s->listener, s->fd);
-    if (rc) return rc;
+    int fd = socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return uv_translate_sys_error(errno);
+    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
+        (c->joins_port && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on)) || bind(fd, (struct sockaddr *)&a, len) ||
+        setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) || listen(fd, BACKLOG)) {
+        int rc = uv_translate_sys_error(errno);
+        close(fd);
+        return rc;
+    }
+    return fd;
+}
+
+/* Returns: 0 or a libuv error. */
+static int listen_on(struct kvr_http_server *s)
+{
+    int fd = s->config.listener ? s->config.listener : bind_port(s);
+    if (fd < 0) return fd;
+    int rc = uv_poll_init_socket(s->loop, &s->listener, fd);
+    if (rc) {
+        if (!s->config.listener) close(fd);
+        return rc;
+    }
+    s->fd = fd;
     s->handles++;
-    set_listening(s, true);
+    set_listening(s, !s->waits);
     return 0;
 }
 
@@ -448,18 +487,18 @@ int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *
              config->body_option ? ", which is " : "", config->body_option ? config->body_option : "");
     kvr__request_settings(&s->settings);
     s->loop = loop;
+    s->waits = config->waits;
     s->fd = s->accepted = -1;
     uv_timer_init(loop, &s->sweep);
     s->listener.data = s->sweep.data = s;
     s->handles = 1;
     int rc = listen_on(s);
     if (rc) {
-        if (s->fd >= 0) close(s->fd);
-        s->draining = true; /* it never listened */
+        s->deaf = true; /* it never listened */
         kvr_http_server_close(s);
         return rc;
     }
-    uv_timer_start(&s->sweep, on_sweep, 1000, 1000);
+    uv_timer_start(&s->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
     uv_unref((uv_handle_t *)&s->sweep);
     *out = s;
     return 0;
@@ -472,29 +511,59 @@ uint16_t kvr_http_server_port(const struct kvr_http_server *s)
     return getsockname(s->fd, (struct sockaddr *)&a, &len) ? 0 : ntohs(a.sin_port);
 }
 
+int kvr_http_server_listener(const struct kvr_http_server *s)
+{
+    return s->fd;
+}
+
+/* A connection that lingers over a whole request has heard all; one whose request is still coming would lose the answer to a reset. */
+static bool is_owed(const struct kvr_http_conn *c)
+{
+    return !c->lingering || c->queued || !c->took_all;
+}
+
 void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_server_stats *out)
 {
     *out = s->stats;
+    for (const struct kvr_http_conn *c = s->conns; c; c = c->next) out->owed += is_owed(c);
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------- */
+
+void kvr_http_server_go(struct kvr_http_server *s)
+{
+    s->waits = false;
+    set_listening(s, true);
+}
+
+void kvr_http_server_lame(struct kvr_http_server *s)
+{
+    s->lame = true;
+}
+
+void kvr_http_server_deaf(struct kvr_http_server *s, bool handed_over)
+{
+    bool blocked = false;
+    if (s->deaf) return;
+    for (int i = 0; !handed_over && i < BACKLOG && take_connection(s, &blocked); i++) continue; /* what is not taken now is reset */
+    s->deaf = true;
+    stop_listening(s);
 }
 
 void kvr_http_server_drain(struct kvr_http_server *s)
 {
     if (s->draining) return;
+    kvr_http_server_lame(s);
+    kvr_http_server_deaf(s, false);
     s->draining = true;
-    stop_listening(s);
-    for (struct kvr_http_conn *c = s->conns, *next; c; c = next) {
-        next = c->next;
-        if (c->answering || c->started_message) continue;
-        if (c->queued) c->close_when_sent = true;
-        else kvr__conn_close(c);
-    }
+    uv_timer_start(&s->sweep, on_sweep, 0, DRAIN_MS);
 }
 
 void kvr_http_server_close(struct kvr_http_server *s)
 {
     if (!s || s->closed) return;
     s->closed = true;
-    if (!s->draining) stop_listening(s);
+    if (!s->deaf) stop_listening(s);
     uv_close((uv_handle_t *)&s->sweep, on_server_handle_closed);
     for (struct kvr_http_conn *c = s->conns, *next; c; c = next) {
         next = c->next;

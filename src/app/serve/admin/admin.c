@@ -95,8 +95,8 @@ static void get_page(struct serve *s, struct kvr_http_conn *c)
 
 static void get_health(struct serve *s, struct kvr_http_conn *c)
 {
-    (void)s;
-    admin_ok(c, 200);
+    if (serve_is_ending(s)) admin_error(c, 503, "shutting down");
+    else admin_ok(c, 200);
 }
 
 static void get_ready(struct serve *s, struct kvr_http_conn *c)
@@ -683,6 +683,8 @@ int admin_start(struct serve *s)
 {
     struct kvr_http_server_config sc = {.host = s->o->admin_host,
                                         .port = (uint16_t)s->o->admin_port,
+                                        .listener = handover_listener(s, 0),
+                                        .waits = handover_waits(s),
                                         .body_max = s->o->max_body_size,
                                         .body_option = "--max-body-size",
                                         .connections_max = s->admin_connections,

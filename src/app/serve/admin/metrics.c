@@ -460,7 +460,7 @@ void metrics_write(struct serve *s, struct kvr_buf *out)
     SERVE_COUNTERS(PUT)
 #undef PUT
     kvr_process_metrics(s->o->select_only ? "select" : "serve", b);
-    put_gauge(b, "draining", "1 while the process ends: it takes no new requests", atomic_load(&s->draining));
+    put_gauge(b, "draining", "1 while the process ends: it is not ready any more", serve_is_ending(s));
     labels_metrics(s, b);
     if (!s->o->select_only) {
         model_counts_metrics(s, b);

@@ -197,6 +197,8 @@ static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
     const char *why = "";
     if (what == 0) {
         models_answer(l, c);
+    } else if (what == 1 && serve_is_ending(l->serve)) {
+        reply_error(c, 503, "shutting down", NULL);
     } else if (what == 1) {
         kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
     } else if (serve_ready(l->serve, &why)) {
@@ -286,9 +288,6 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
     static const char models[] = "/v1/models/";
     if (get && rq->path.len > sizeof models - 1 && memcmp(rq->path.ptr, models, sizeof models - 1) == 0) {
         model_answer(l, c, (struct kvr_text){rq->path.ptr + sizeof models - 1, rq->path.len - (sizeof models - 1)});
-    } else if (atomic_load(&l->serve->draining)) {
-        kvr_http_close_after(c);
-        reply_error(c, 503, "the router is shutting down", NULL);
     } else if (form || kvr_text_is(rq->path, "/v1/embeddings")) {
         if (kvr_text_is(rq->method, "POST")) begin(l, c, form, note);
         else reply_error(c, 405, "method not allowed; use POST", NULL);

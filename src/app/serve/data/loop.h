@@ -55,10 +55,9 @@ struct loop {
     struct request *ready;                      /* their turn in the queue has come; under mail_lock */
     _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
     _Atomic size_t gated_n;                     /* of those that are parked: wait until decode workers are not overloaded */
-    _Atomic size_t open_conns;                  /* kept up to date while draining */
+    _Atomic size_t owed_conns;                  /* connections on which something is still to be said; kept up to date while draining */
     _Atomic bool stop;
-    uint64_t drain_deadline_ms;
-    bool draining;
+    bool draining, took_over;
 };
 
 #endif

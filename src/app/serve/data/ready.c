@@ -6,6 +6,8 @@ bool serve_ready(struct serve *s, const char **why)
 {
     bool up = false;
     uint64_t now = now_ms();
+    *why = "shutting down";
+    if (serve_is_ending(s)) return false;
     const struct roster_row *all = roster_hold(s, "");
     size_t n = all ? all->servers_n : 0;
     for (size_t i = 0; i < n; i++) {
@@ -22,6 +24,5 @@ bool serve_ready(struct serve *s, const char **why)
     if (!views_settled(s)) return false;
     *why = "the remote index has not been validated";
     if (!remote_settled(s)) return false;
-    *why = "shutting down";
-    return !atomic_load(&s->draining);
+    return true;
 }

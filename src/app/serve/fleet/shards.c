@@ -291,7 +291,7 @@ void shards_tick(struct serve *s)
 {
     struct shards *sh = s->shards;
     uint64_t now = now_ms();
-    if (!sh || atomic_load(&s->draining) || !ready_to_begin(s)) return;
+    if (!sh || serve_is_ending(s) || !ready_to_begin(s)) return;
     for (struct call *c = sh->calls, *next; c; c = next) {
         next = c->next;
         if (now < c->deadline_ms) continue;

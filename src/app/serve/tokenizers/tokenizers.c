@@ -281,7 +281,7 @@ static void probe_next(struct serve *s, struct tokenizer_entry *e)
 void tokenizers_tick(struct serve *s)
 {
     struct tokenizers *t = s->tokenizers;
-    if (!t || atomic_load(&s->draining)) return;
+    if (!t || serve_is_ending(s)) return;
     find_models(s);
     for (size_t i = 0; i < atomic_load(&t->n); i++) {
         if (t->entries[i].read_it) read_again(s, &t->entries[i]);
