@@ -3,6 +3,7 @@
 # Four mock engines, one router, one workload under round-robin and under KV routing. KEEP=1 leaves it running, PROMETHEUS=1 beside a
 # Prometheus.
 set -eu
+export KVROUTE_LAME_DUCK_TIME=0 # no balancer watches
 cd "$(dirname "$0")/.."
 kvroute=build/release/kvroute
 logs=$(mktemp -d)

@@ -19,6 +19,7 @@ class Failed(Exception):
     """Something that was started is not there, or does not answer."""
 
 
+os.environ.setdefault("KVROUTE_LAME_DUCK_TIME", "0")  # no balancer watches
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

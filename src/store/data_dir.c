@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,10 +15,10 @@
 
 enum { SET_ASIDE_MAX = 1000 };
 
-int kvr_data_dir_prepare(const char *dir, char *err, size_t cap)
+int kvr_data_dir_open(const char *dir, char *err, size_t cap)
 {
-    char probe[KVR_PATH_MAX];
-    if (snprintf(probe, sizeof probe, "%s/.writable-%ld", dir, (long)getpid()) >= (int)sizeof probe - 300) {
+    char lock[KVR_PATH_MAX];
+    if (snprintf(lock, sizeof lock, "%s/lock", dir) >= (int)sizeof lock - 300) {
         snprintf(err, cap, "the path is longer than %d characters", KVR_PATH_MAX - 320);
         return -1;
     }
@@ -25,14 +26,12 @@ int kvr_data_dir_prepare(const char *dir, char *err, size_t cap)
         snprintf(err, cap, "cannot make '%s': %s", dir, strerror(errno));
         return -1;
     }
-    int fd = open(probe, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) {
-        snprintf(err, cap, "cannot write to '%s': %s", dir, strerror(errno));
-        return -1;
-    }
-    close(fd);
-    (void)unlink(probe);
-    return 0;
+    int fd = open(lock, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+    if (fd >= 0 && errno == EWOULDBLOCK) snprintf(err, cap, "another process writes to '%s'", dir);
+    else snprintf(err, cap, "cannot write to '%s': %s", dir, strerror(errno));
+    if (fd >= 0) close(fd);
+    return -1;
 }
 
 /* ---- writing --------------------------------------------------------------------------------------------------------- */

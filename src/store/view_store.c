@@ -89,7 +89,9 @@ struct kvr_view_store {
     pthread_cond_t to_scribe, to_keeper, done;
     struct kept *list;
     uint64_t round;
-    bool stop;           /* the keeper is to end */
+    bool stop;   /* the keeper is to end */
+    bool closed; /* nothing is written any more: the directory may be another process's */
+    int lock_fd;
     bool written;        /* it has: so may the scribe */
     bool something;      /* pending for the scribe */
     _Atomic size_t open; /* journals */
@@ -152,7 +154,9 @@ static void on_batch(void *kept, uint64_t seq, const char *data, size_t len)
     struct kvr_view_store *st = k->store;
     kvr_lock(&st->lock);
     k->changed = true;
-    if (!k->journalling) {
+    if (st->closed) {
+        k->journalling = false;
+    } else if (!k->journalling) {
         if (!k->generation) give_up_journal_locked(k);
     } else if (k->pending_bytes + k->pending.len + len > PENDING_MAX) {
         st->stats.journal_overflows++;
@@ -724,7 +728,10 @@ int kvr_view_store_follow(struct kvr_view_store *st, const struct kvr_view_ident
                           struct kvr_ingest_source *src, bool *tiers)
 {
     static const struct kvr_ingest_keeper keeper = {on_batch, on_break};
-    struct kept *k = kept_new(st, id, index, src);
+    kvr_lock(&st->lock);
+    bool closed = st->closed;
+    kvr_unlock(&st->lock);
+    struct kept *k = closed ? NULL : kept_new(st, id, index, src);
     if (!k) return kvr_ingest_add(st->ingest, src);
     struct restore r = {.k = k, .src = src};
     make_directory(k);
@@ -831,6 +838,7 @@ static void store_free(struct kvr_view_store *st)
     pthread_cond_destroy(&st->to_scribe);
     pthread_cond_destroy(&st->to_keeper);
     pthread_cond_destroy(&st->done);
+    if (st->lock_fd >= 0) close(st->lock_fd);
     free(st);
 }
 
@@ -856,8 +864,11 @@ static struct kvr_view_store *store_new(struct kvr_ingest *in, const char *dir, 
 int kvr_view_store_open(struct kvr_ingest *in, const char *dir, double interval_s, const char *who, struct kvr_view_store **out, char *err,
                         size_t cap)
 {
-    if (kvr_data_dir_prepare(dir, err, cap)) return -1;
+    int lock_fd = kvr_data_dir_open(dir, err, cap);
+    if (lock_fd < 0) return -1;
     struct kvr_view_store *st = store_new(in, dir, interval_s, who);
+    if (st) st->lock_fd = lock_fd;
+    else close(lock_fd);
     if (st) sweep_directories(st);
     bool keeps = st && pthread_create(&st->keeper, NULL, keeper_main, st) == 0;
     bool scribes = keeps && pthread_create(&st->scribe, NULL, scribe_main, st) == 0;
@@ -879,13 +890,23 @@ int kvr_view_store_open(struct kvr_ingest *in, const char *dir, double interval_
 
 void kvr_view_store_stop(struct kvr_view_store *st)
 {
-    if (!st) return;
+    if (!st || st->closed) return;
     kvr_lock(&st->lock);
     st->stop = true;
     pthread_cond_signal(&st->to_keeper);
     kvr_unlock(&st->lock);
     pthread_join(st->keeper, NULL);
     pthread_join(st->scribe, NULL);
+    kvr_lock(&st->lock);
+    st->closed = true;
+    for (struct kept *k = st->list; k; k = k->next) {
+        close_journal(k);
+        k->journalling = false;
+        kvr_buf_free(&k->pending);
+    }
+    kvr_unlock(&st->lock);
+    close(st->lock_fd);
+    st->lock_fd = -1;
 }
 
 void kvr_view_store_destroy(struct kvr_view_store *st)

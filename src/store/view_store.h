@@ -77,7 +77,8 @@ void kvr_view_store_unfollow(struct kvr_view_store *store, uint64_t worker_id);
 /* kvroute_data_dir_..., nothing without a store. */
 struct kvr_buf;
 void kvr_view_store_metrics(struct kvr_view_store *store, struct kvr_prom_page *out);
-/* Writes everything once more, and then no more. While the ingest still runs. NULL is fine. */
+/* Writes everything once more, and then no more: the directory is free for another process. While the ingest still runs, which may go on;
+ * what is told after it is not kept. One thread. NULL and a second time are fine. */
 void kvr_view_store_stop(struct kvr_view_store *store);
 /* When the ingest is no more. NULL is fine. */
 void kvr_view_store_destroy(struct kvr_view_store *store);

@@ -120,6 +120,34 @@ def test_the_next_process_has_both_ports_while_answers_finish(start):
     assert s.p.wait(20 * SLOW) == 0
 
 
+def test_the_next_process_has_the_data_directory_while_answers_finish(start, tmp_path):
+    m = start(Mock, speedup=1)
+    s = start(Serve, [m], "--data-dir", tmp_path)
+    s.complete([1] * 64)
+    wait_for("seen", lambda: s.overlap([1] * 64)[(1, 0)] == 4)
+    c, r = read_sse(s.port, {"prompt": "x", "max_tokens": 600, "stream": True})
+    r.read1(10)
+    s.p.terminate()
+    wait_for("draining", lambda: "draining" in s.text())
+    after = start(Serve, [m], "--data-dir", tmp_path, ports=(s.port, s.admin))
+    assert s.p.poll() is None and "blocks and 0 batches from" in after.text()
+    assert after.overlap([1] * 64)[(1, 0)] == 4
+    c.close()
+    assert s.p.wait(20 * SLOW) == 0
+    after.stop()
+    assert "serve: --data-dir" not in s.text() + after.text()  # nothing was set aside, nothing failed
+
+
+@pytest.mark.parametrize("what", [Serve, Indexer])
+def test_two_processes_never_write_to_one_data_directory(start, tmp_path, what):
+    first = start(Serve, [start(Mock)], "--data-dir", tmp_path) if what is Serve else start(Indexer, "--data-dir", tmp_path)
+    p = Process(what.__name__.lower(), "--port", free_ports(), "--data-dir", tmp_path, *(("--admin-port", free_ports()) if what is Serve else ()))
+    assert p.p.wait(20 * SLOW) == 1
+    assert f"--data-dir: another process writes to '{tmp_path}'" in p.text()
+    first.stop()
+    start(Serve, [], "--data-dir", tmp_path, ready=False) if what is Serve else start(Indexer, "--data-dir", tmp_path)
+
+
 def test_idle_clients_do_not_hold_up_a_drain(start):
     s = start(Serve, [start(Mock)])
     idle = []

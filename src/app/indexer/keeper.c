@@ -15,12 +15,15 @@
 #include "base/log.h"
 #include "store/data_dir.h"
 
+#include <unistd.h>
+
 struct keeper {
     struct indexer *x;
     pthread_t thread;
     struct kvr_lock lock;
     pthread_cond_t cond;
     bool wake, stop;
+    int dir;                  /* this process has it */
     uint64_t written_version; /* of the registrations */
     char index_path[4096], workers_path[4096];
     char last_error[512];
@@ -232,8 +235,9 @@ int keeper_start(struct indexer *x)
     snprintf(k->index_path, sizeof k->index_path, "%s/index.kvr", x->o->data_dir);
     snprintf(k->workers_path, sizeof k->workers_path, "%s/workers.json", x->o->data_dir);
     char err[4400];
-    if (kvr_data_dir_prepare(x->o->data_dir, err, sizeof err)) {
-        kvr_log_error("kvroute indexer: --data-dir: %s; allowed: a directory that can be written", err);
+    k->dir = kvr_data_dir_open(x->o->data_dir, err, sizeof err);
+    if (k->dir < 0) {
+        kvr_log_error("kvroute indexer: --data-dir: %s; allowed: a directory that can be written, for this process alone", err);
         free(k);
         return -1;
     }
@@ -258,6 +262,7 @@ void keeper_stop(struct indexer *x)
     pthread_join(k->thread, NULL);
     kvr_lock_destroy(&k->lock);
     pthread_cond_destroy(&k->cond);
+    close(k->dir);
     free(k);
     x->registrations_changed = NULL;
     x->keeper = NULL;

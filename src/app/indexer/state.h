@@ -180,7 +180,7 @@ struct indexer {
     struct {
         uv_signal_t hup;
         uv_timer_t second, tend;
-    } handles; /* of the main loop */
+    } handles;                /* of the main loop */
     struct kvr_ending ending; /* main loop's */
     _Atomic int phase;        /* enum kvr_ending_phase, for all threads */
     struct keeper *keeper;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ports of one process after the other: app/serve/handover.h. The order of the sockets: the admin port's, then one of each data loop. */
+/* The ports of one process after the other: app/serve/handover.h. The order of the sockets: the admin port's, then one of each data loop.
+ */
 #include "app/serve/handover.h"
 
 #include "app/serve/data/ready.h"

@@ -224,9 +224,11 @@ static void on_phase(void *ctx, enum kvr_ending_phase phase)
     struct serve *s = ctx;
     atomic_store(&s->phase, phase);
     if (phase == KVR_LAME) kvr_http_server_lame(s->admin);
-    else kvr_http_server_drain(s->admin);
     for (size_t i = 0; i < s->loops_n; i++) atomic_store(&s->loops[i]->owed_conns, 1); /* until each has looked */
     wake_loops(s);
+    if (phase != KVR_DRAINING) return;
+    kvr_http_server_drain(s->admin);
+    views_let_go_of_disk(s);
 }
 
 static bool is_done(void *ctx)
@@ -480,8 +482,8 @@ static int run(struct serve *s)
 {
     char err[2048];
     reload_begin(s); /* before they are read: what changes in between is seen later */
-    if (handover_begin(s, err, sizeof err) || observe_start(s, err, sizeof err) || doors_open(s, err, sizeof err) || models_config_open(s, err, sizeof err) ||
-        admin_open(s, err, sizeof err) || keyrings_open(s, err, sizeof err) ||
+    if (handover_begin(s, err, sizeof err) || observe_start(s, err, sizeof err) || doors_open(s, err, sizeof err) ||
+        models_config_open(s, err, sizeof err) || admin_open(s, err, sizeof err) || keyrings_open(s, err, sizeof err) ||
         kvr_curve_load(&s->o->plane.curve, &s->curve, err, sizeof err) || connect_nats(s, err, sizeof err)) {
         kvr_log_error("kvroute %s: %s", s->o->select_only ? "select" : "serve", err);
         return 1;

@@ -197,8 +197,8 @@ struct serve {
     struct kvr_json_parser *json; /* main loop's */
     struct kvr_jobs jobs;         /* main loop's: large bodies */
     struct ctx_list admin_ctxs;   /* main loop's */
-    struct kvr_ending ending;    /* main loop's */
-    _Atomic int phase;           /* enum kvr_ending_phase, for all threads */
+    struct kvr_ending ending;     /* main loop's */
+    _Atomic int phase;            /* enum kvr_ending_phase, for all threads */
     struct handover handover;
     _Atomic int mode;
     _Atomic uint64_t next_id;

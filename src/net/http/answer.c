@@ -197,10 +197,9 @@ static void answer_over(struct kvr_http_conn *c)
     c->answering = c->answer_started = false;
     c->user = NULL;
     c->told = NULL;
-    c->answered = true;
     if (c->server->lame) atomic_fetch_add(&c->server->shared->last_answers, 1);
     if (c->closing || c->write_failed) return; /* the latter: it is about to be reset */
-    if (!c->keep_alive || c->server->lame) {
+    if (!c->keep_alive) {                      /* else the client was promised another one, even if the server ends */
         c->close_when_sent = true;
         kvr__request_free(c);
         if (c->queued == 0) kvr__conn_linger(c);

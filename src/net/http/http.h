@@ -185,7 +185,7 @@ void kvr_http_server_lame(struct kvr_http_server *s);
 /* Takes no new connections: the port is free, or its new owner's (`handed_over`). What the kernel has accepted is still served, unless
  * that is for the new owner to do. */
 void kvr_http_server_deaf(struct kvr_http_server *s, bool handed_over);
-/* kvr_http_server_lame and _deaf, and idle connections are closed; one on which nothing has come yet gets a moment. */
+/* kvr_http_server_lame and _deaf, and connections are closed that have been idle for a second. */
 void kvr_http_server_drain(struct kvr_http_server *s);
 /* Closes everything; on_gone is called for answers owed. Memory goes when the loop has run its close callbacks. */
 void kvr_http_server_close(struct kvr_http_server *s);

@@ -25,13 +25,13 @@ enum {
     LINGER_S = 2,
     REFUSED_S = 5,     /* for a refused client to read why */
     IDLE_MS = 250,     /* a connection on which nothing comes may give way */
-    FRESH_MS = 1000,   /* from a connection to its first byte, while draining */
+    QUIET_MS = 1000,   /* a connection on which nothing has come for so long is closed while draining */
     SLOW_MS = 1000,    /* a request, or a handshake, that takes longer may give way */
     LOOKED_AT = 4096,  /* connections, when one must give way */
     ACCEPTED_MAX = 64, /* in one turn of the loop */
     BACKLOG = 1024,
     SWEEP_MS = 1000,
-    DRAIN_MS = 20,     /* between sweeps while draining */
+    DRAIN_MS = 20,       /* between sweeps while draining */
     DESCRIPTORS_KEPT = 8 /* for files, health checks, ... */
 };
 
@@ -203,11 +203,12 @@ static bool is_stuck(struct kvr_http_conn *c, uint64_t now)
     return limit > 0 && now > c->progress_ms && (double)(now - c->progress_ms) >= limit * 1000; /* the loop's clock may be behind */
 }
 
-/* While draining. A client that has just come would take a close for a fault of ours: its request is on the way. */
+/* While draining. A client that has just come, or had an answer that promised another one, may have a request on the way, and would take a
+ * close for a fault of ours. */
 static void close_if_idle(struct kvr_http_conn *c)
 {
     if (c->answering || c->started_message || c->closing || c->lingering || has_unread(c)) return;
-    if (!c->answered && kvr__clock_ms() - c->message_ms < FRESH_MS) return;
+    if (kvr__clock_ms() - c->message_ms < QUIET_MS) return;
     if (c->queued) c->close_when_sent = true;
     else kvr__conn_close(c);
 }
@@ -424,7 +425,8 @@ static void on_server_handle_closed(uv_handle_t *h)
 /*
  * Binds so that nobody shares the port unawares. The first server of a process binds without SO_REUSEPORT, which fails if anybody has the
  * port, even with it; and sets it before it listens, so that the process's other loops may join. Linux looks at both sockets' flags at
- * each bind (socket(7)), and puts a socket that has it into the group at listen.
+ * each bind (socket(7)), and puts a socket that has it into the group at listen. So one that waits beside sockets of another process
+ * does not listen: the kernel would give it connections that nobody may ever take.
  */
 static int bind_port(const struct kvr_http_server *s)
 {
@@ -438,7 +440,7 @@ static int bind_port(const struct kvr_http_server *s)
     if (fd < 0) return uv_translate_sys_error(errno);
     if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
         (c->joins_port && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on)) || bind(fd, (struct sockaddr *)&a, len) ||
-        setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) || listen(fd, BACKLOG)) {
+        setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) || (!c->waits && listen(fd, BACKLOG))) {
         int rc = uv_translate_sys_error(errno);
         close(fd);
         return rc;
@@ -532,7 +534,9 @@ void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_serv
 
 void kvr_http_server_go(struct kvr_http_server *s)
 {
+    if (!s->waits) return;
     s->waits = false;
+    (void)listen(s->fd, BACKLOG); /* the port is this process's: nothing is left to fail but memory, and then others of it listen */
     set_listening(s, true);
 }
 

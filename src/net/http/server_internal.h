@@ -23,7 +23,7 @@ struct kvr_http_server {
     size_t live; /* connections that are not being closed */
     llhttp_settings_t settings;
     int handles; /* open handles of the server itself */
-    bool waits;          /* for kvr_http_server_go */
+    bool waits;  /* for kvr_http_server_go */
     bool listening, deaf, lame, draining, closed;
     char too_large[96];          /* for a body beyond its limit */
     char plain[64 * 1024];       /* what TLS has made of read_buffer */
@@ -54,8 +54,7 @@ struct kvr_http_conn {
     uint64_t queued_total;           /* ever */
     uint64_t sent_seen, progress_ms; /* by the sweep: bytes that had left, and when that last grew */
     bool in_value, started_message;
-    bool answered; /* a request was answered on it */
-    bool took_all; /* of the last one */
+    bool took_all;          /* of the last one */
     bool tls_begun, shaken; /* a byte of TLS has come; its handshake is over */
     bool answering, answer_started, chunked, keep_alive, close_when_sent, closing, read_stopped, lingering;
     bool above_high;     /* more than KVR_HTTP_HIGH_WATER was queued, and not yet less than the low mark: nothing is parsed or read */

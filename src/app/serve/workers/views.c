@@ -242,7 +242,7 @@ int views_start(struct serve *s)
     const char *who = s->o->select_only ? "kvroute select" : "kvroute serve";
     char why[KVR_PATH_ERROR_MAX];
     if (s->o->data_dir && kvr_view_store_open(s->ingest, s->o->data_dir, s->o->snapshot_interval, who, &s->store, why, sizeof why)) {
-        kvr_log_error("%s: --data-dir: %s; allowed: a directory that can be written", who, why);
+        kvr_log_error("%s: --data-dir: %s; allowed: a directory that can be written, for this process alone", who, why);
         return -KVR_EINVAL;
     }
     return s->o->plane.plane != KVR_PLANE_NATS ? 0 : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
@@ -274,6 +274,11 @@ int views_start_durable(struct serve *s)
                                    .hold = hold,
                                    .release = release};
     return o->plane == KVR_PLANE_JETSTREAM && s->ingest ? kvr_durable_feed_open(&c, &s->durable) : 0;
+}
+
+void views_let_go_of_disk(struct serve *s)
+{
+    kvr_view_store_stop(s->store);
 }
 
 void views_stop(struct serve *s)

@@ -21,6 +21,8 @@ enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank);
 /* Do KV events of this rank (by place) come from somewhere? */
 bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place);
 const char *views_why_none(const struct worker *w); /* of a worker without one; static */
+/* --data-dir is written once more, and is then free for another process. Main thread. */
+void views_let_go_of_disk(struct serve *s);
 void views_stop(struct serve *s);
 void views_wiring_tick(struct serve *s); /* main loop: says what is wrong with endpoints of events, when that changes */
 bool views_settled(struct serve *s);
