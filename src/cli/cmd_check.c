@@ -138,6 +138,7 @@ static void check_config(struct serve_checker *c, const char *path)
     c->from = &from;
     cli.o.config = strdup(path); /* freed with the options */
     serve_cli_rules(&cli, c);
+    serve_cli_effects(&cli, c);
     serve_cli_check(&cli, c);
     options_free(c->rows, c->n, &cli, &from);
     c->from = NULL;

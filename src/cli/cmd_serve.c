@@ -100,17 +100,17 @@
         DBL("router-kv-overlap-score-credit", overlap_credit, "1", 0, ANY, "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",                           \
             "credit per cached prefix block; 0 = no index"),                                                                               \
         DBL("router-kv-overlap-score-credit-decay", credit_decay, "0", 0, ANY, "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",                 \
-            "shrinks the credit of workers with more prefill than the least loaded"),                                                      \
+            "cost linear: shrinks the credit of workers with more prefill than the least loaded"),                                         \
         STR("router-kv-overlap-score-weight", overlap_weight_text, NULL, "WEIGHT", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",                   \
             "deprecated: sets router-prefill-load-scale; 0 also sets router-kv-overlap-score-credit to 0"),                                \
         OLD("kv-overlap-score-weight", OPT_STRING, overlap_weight_text, "router-kv-overlap-score-weight"),                                 \
         DBL("router-prefill-load-scale", prefill_load_scale, "1", 0, ANY, "DYN_ROUTER_PREFILL_LOAD_SCALE", "weight of the prefill term"),  \
         DBL("router-decode-active-request-weight", request_weight, "0", 0, ANY, "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",                 \
-            "blocks added per active request"),                                                                                            \
+            "cost linear: blocks added per active request"),                                                                               \
         DBL("router-host-cache-hit-weight", host_weight, "0.75", 0, 1, "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",                                 \
-            "credit per host-pinned block beyond the device prefix"),                                                                      \
+            "cost linear: credit per host-pinned block beyond the device prefix"),                                                         \
         DBL("router-disk-cache-hit-weight", disk_weight, "0.25", 0, 1, "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",                                 \
-            "credit per disk or external block beyond the host prefix"),                                                                   \
+            "cost linear: credit per disk or external block beyond the host prefix"),                                                      \
         DBL("shared-cache-multiplier", shared_multiplier, "0", 0, 1, "DYN_SHARED_CACHE_MULTIPLIER",                                        \
             "credit per block that a shared pool holds beyond the device prefix, when the request says which (shared_cache_ranges)"),      \
         DBL("router-temperature", temperature, "0", 0, ANY, "DYN_ROUTER_TEMPERATURE", "0 = cheapest; else softmax over normalised costs"), \
@@ -406,6 +406,7 @@ static int run(const char *usage, const struct option_row *rows, size_t n, int a
     if (rc == 0) {
         struct serve_checker c = {.command = argv[0], .rows = rows, .n = n, .from = &from};
         serve_cli_rules(cli, &c);
+        serve_cli_effects(cli, &c);
         if (cli->o.check) serve_cli_check(cli, &c);
         rc = cli->o.check ? serve_checker_end(&c) : c.wrong ? 2 : start(argv[0], &cli->o);
     } else if (rc == 1) rc = 0;

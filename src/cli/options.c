@@ -140,7 +140,9 @@ static void parse_end(struct options_parse *p, struct options_from *from)
 {
     for (size_t i = 0; p->set && p->lines && i < p->n; i++)
         if (p->set[i] != SOURCE_FILE) p->lines[i] = 0;
-    if (from) *from = (struct options_from){p->file, p->lines};
+    bool *given = from && p->set ? calloc(p->n, sizeof *given) : NULL;
+    for (size_t i = 0; given && i < p->n; i++) given[i] = p->set[i] != SOURCE_DEFAULT;
+    if (from) *from = (struct options_from){p->file, p->lines, given};
     else free(p->lines);
     free(p->set);
     free(p->warned);
@@ -192,6 +194,13 @@ size_t options_line(const struct options_from *from, const struct option_row *ro
     return 0;
 }
 
+bool options_given(const struct options_from *from, const struct option_row *rows, size_t n, const char *name)
+{
+    for (size_t i = 0; from->given && i < n; i++)
+        if (!strcmp(rows[i].name, name)) return from->given[i];
+    return false;
+}
+
 void options_free(const struct option_row *rows, size_t n, void *options, struct options_from *from)
 {
     for (size_t i = 0; i < n; i++) {
@@ -200,5 +209,7 @@ void options_free(const struct option_row *rows, size_t n, void *options, struct
         if (rows[i].type == OPT_STRING || rows[i].type == OPT_WORDS || rows[i].type == OPT_PAIRS) free(*(char **)place);
         options_clear(&rows[i], place);
     }
-    if (from) free(from->lines);
+    if (!from) return;
+    free(from->lines);
+    free(from->given);
 }

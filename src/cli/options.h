@@ -52,6 +52,7 @@ struct option_row {
 struct options_from {
     const char *file; /* borrowed; NULL: none was read */
     size_t *lines;    /* by row; 0: not from the file */
+    bool *given;      /* by row: somebody said it */
 };
 
 /* Who hears of what is wrong, in place of the log. */
@@ -72,6 +73,8 @@ int options_parse_text(const char *command, const struct option_row *rows, size_
                        const struct options_ear *ear, void *options, struct options_from *from);
 /* The line of the file that sets an option; 0: none does, or it does not count. */
 size_t options_line(const struct options_from *from, const struct option_row *rows, size_t n, const char *name);
+/* Did anybody say it, by this name or another of its? */
+bool options_given(const struct options_from *from, const struct option_row *rows, size_t n, const char *name);
 /* The place of `s` among `values`, separated by |. *out is untouched when it is none of them. */
 bool options_enum(const char *s, const char *values, int *out);
 void options_free(const struct option_row *rows, size_t n, void *options, struct options_from *from);

@@ -34,6 +34,8 @@ const struct option_row *serve_cli_rows(size_t *n);
 
 /* What follows from options, and whether they go together. */
 void serve_cli_rules(struct serve_cli *cli, struct serve_checker *c);
+/* What was said and changes nothing, and what to say instead: a warning for each, which is no finding. After serve_cli_rules. */
+void serve_cli_effects(const struct serve_cli *cli, const struct serve_checker *c);
 /* Everything that a start would read (app/serve/serve.h); facts on stdout. */
 void serve_cli_check(struct serve_cli *cli, struct serve_checker *c);
 /* One of the other files. */

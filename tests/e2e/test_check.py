@@ -334,6 +334,46 @@ def test_serve_check_looks_at_flags_and_variables_too_and_starts_nothing(write):
         assert r.returncode == 0, r.stderr  # the file alone
 
 
+TUNED = ("--router-decode-active-request-weight", 100, "--router-host-cache-hit-weight", 0.5, "--router-disk-cache-hit-weight", 0.5,
+         "--router-kv-overlap-score-credit-decay", 1)
+
+
+def warned(r):
+    """What has no effect: {option: why}."""
+    return dict(re.findall(r"warning: (\S+) has no effect (.*)", r.stdout + r.stderr))
+
+
+def test_a_tuned_command_line_of_another_router_is_told_what_changes_nothing(write):
+    r = run("serve", "--check", "--worker", "http://10.0.0.1:1", *TUNED, "--router-prefill-load-scale", 2, "--no-router-track-prefill-tokens")
+    assert r.returncode == 0
+    w = warned(r)
+    assert set(w) == {o[2:] for o in TUNED[::2]} and all("use cost linear" in why for why in w.values()), r.stderr
+    assert warned(run("serve", "--check", "--cost", "linear", *TUNED)) == {}
+    assert warned(run("serve", "--check", env={"DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT": "100"})).keys() == {"router-decode-active-request-weight"}
+    f = write("c.yaml", "worker: ['http://10.0.0.1:1']\nrouter-ttl-secs: 5\ntrace-sample: 1\n")
+    r = run("check", f)
+    assert r.returncode == 0 and "nothing is wrong" in r.stdout
+    assert f"{f}:2: warning: router-ttl-secs has no effect with KV events" in r.stdout and f"{f}:3: warning: trace-sample" in r.stdout
+
+
+@pytest.mark.parametrize("args,names", [
+    ((), ()),
+    (("--router-mode", "round-robin", "--cost", "auto"), ("cost",)),
+    (("--load-aware", "--router-kv-overlap-score-credit", 1), ("router-kv-overlap-score-credit",)),
+    (("--router-queue-policy", "wspt"), ("router-queue-policy",)),
+    (("--router-queue-policy", "wspt", "--router-queue-requests", 5), ()),
+    (("--no-router-kv-events", "--router-ttl-secs", 5, "--tokenizer-probes", 3), ("tokenizer-probes",)),
+    (("--nats-url", "nats://10.0.0.1:1", "--namespace", "x"), ("nats-url", "namespace")),
+    (("--nats-url", "nats://10.0.0.1:1", "--event-plane", "nats"), ()),
+    (("--record-max-lines", 5, "--snapshot-interval", 5, "--remote-indexer-timeout", 1), ("record-max-lines", "snapshot-interval", "remote-indexer-timeout")),
+    (("--access-log-sample", 0.5, "--access-log", "-"), ()),
+    (("--router-conditional-disagg-eff-isl-threshold", 5), ("router-conditional-disagg-eff-isl-threshold",)),
+])
+def test_an_option_that_another_one_switches_off_is_named(args, names):
+    r = run("serve", "--check", "--worker", "http://10.0.0.1:1", *args)
+    assert r.returncode == 0 and set(warned(r)) == set(names), r.stderr
+
+
 def test_check_is_no_key_of_a_file(write):
     r = run("serve", "--config", write("c.yaml", "check: true\n"))
     assert r.returncode == 2 and "unknown key 'check'" in r.stderr

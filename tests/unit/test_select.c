@@ -43,6 +43,38 @@ static void request_weight(void **s)
     assert_true(cost_of(&c, 16, 16, k) == 228.0);
 }
 
+/* What `kvroute serve` says of options (cli/serve_effects.c): these have no effect on the delay, and these have one. */
+static void weights_without_effect_on_the_delay(void **s)
+{
+    (void)s;
+    static const struct kvr_delay_model model = {.ttft = {.token_ms = 0.1, .base_ms = 3, .share = {0, 0.2, 0.5, 0.3}},
+                                                     .generation = {.block_ms = 0.01, .tokens = 100},
+                                                     .output_tokens = -1};
+    struct kvr_candidate k[2];
+    for (unsigned i = 0; i < 2; i++)
+        k[i] = (struct kvr_candidate){.device_blocks = 2 + i,
+                                      .host_blocks = 3,
+                                      .disk_blocks = 1,
+                                      .external_blocks = 1,
+                                      .decode_blocks = 40,
+                                      .active_requests = 3 + i,
+                                      .active_prefills = 1,
+                                      .active_prefill_tokens = 500 * i + 100,
+                                      .factor = 1,
+                                      .model = &model};
+    struct kvr_cost_config base;
+    kvr_cost_config_init(&base);
+    struct kvr_cost before[2], after[2];
+    kvr_cost_of(&base, 16, 400, k, 2, before);
+    for (int what = 0; what < 6; what++) {
+        struct kvr_cost_config c = base;
+        double *values[] = {&c.request_weight, &c.credit_decay, &c.host_weight, &c.disk_weight, &c.prefill_load_scale, &c.overlap_credit};
+        *values[what] = 0.5;
+        kvr_cost_of(&c, 16, 400, k, 2, after);
+        for (int i = 0; i < 2; i++) assert_true((before[i].cost == after[i].cost) == (what < 4));
+    }
+}
+
 static void documented_example_picks_the_second(void **s)
 {
     (void)s;
@@ -580,6 +612,7 @@ int main(void)
         cmocka_unit_test(what_reading_takes_is_learned),
         cmocka_unit_test(cached_tokens_above_the_prompt),
         cmocka_unit_test(request_weight),
+        cmocka_unit_test(weights_without_effect_on_the_delay),
         cmocka_unit_test(documented_example_picks_the_second),
         cmocka_unit_test(credit_reduces_prefill),
         cmocka_unit_test(scale_applies_after_credits_and_before_decode),
