@@ -8,7 +8,7 @@ import signal
 import socket
 
 import pytest
-from conftest import Mock, Select, Serve, call, stays, wait_for
+from conftest import Mock, Select, Serve, call, free_ports, stays, wait_for
 from tls_parts import Authority, context, put
 
 MODELS = "models: {chat: {alias_of: %s}}\n"
@@ -64,6 +64,21 @@ def test_a_reload_over_the_admin_port_says_of_each_file_whether_it_was_taken(sta
     assert served(s, SECRETS[1]) == "m2" and served(s, SECRETS[0]) == 401
     assert results(post(s))["models"] == "unchanged"
     assert not any(secret in a.body.decode() or secret in s.text() for secret in SECRETS)
+
+
+def test_a_configuration_that_has_changed_is_told_to_be_read_at_the_start_only(start, tmp_path):
+    m = start(Mock, with_events=False)
+    config = tmp_path / "kvroute.yaml"
+    config.write_text(f"worker: ['{m.spec()}']\n")
+    s = start(Serve, [], "--config", config)
+    f = told(post(s))["config"]
+    assert f["result"] == "not-read" and f["path"] == str(config) and "error" not in f
+    config.write_text(f"worker: ['{m.spec()}', 'http://127.0.0.1:{free_ports()}']\n")
+    a = post(s)
+    assert a.status == 200 and "read at the start only" in told(a)["config"]["error"]
+    s.p.send_signal(signal.SIGHUP)
+    wait_for("told", lambda: "SIGHUP: --config: it has changed" in s.text())
+    assert len(s.get("/workers")) == 1
 
 
 def test_a_reload_with_a_file_that_is_refused_is_422_and_takes_the_others(start, files):

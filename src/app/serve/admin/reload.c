@@ -126,6 +126,7 @@ int reload_file(struct serve *s, enum reload_file file, const char *by, char *er
 
 void reload_begin(struct serve *s)
 {
+    if (s->o->config) s->reloads.config_look = file_look(0, s->o->config);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         struct paths p = {0};
         struct reload_mark now;
@@ -198,6 +199,17 @@ static void begin_others(struct serve *s, struct kvr_buf *out)
     if (s->access_log) put_file(out, "access-log", s->o->access_log, "begun", NULL);
 }
 
+/* Options count from the start on, so --config is not read again. Who has changed it is told. */
+static void tell_of_config(const struct serve *s, const char *by, struct kvr_buf *out)
+{
+    static const char why[] = "it has changed, and is read at the start only: restart the router (docs/restart.md); workers that come and go "
+                              "belong into the file of --discovery file, or into POST /workers";
+    if (!s->o->config) return;
+    bool changed = file_look(0, s->o->config) != s->reloads.config_look;
+    put_file(out, "config", s->o->config, "not-read", changed ? why : NULL);
+    if (changed) kvr_log_warning("kvroute %s: %s: --config: %s", s->o->select_only ? "select" : "serve", by, why);
+}
+
 bool reload_all(struct serve *s, const char *by, struct kvr_buf *out)
 {
     bool good = true;
@@ -209,6 +221,7 @@ bool reload_all(struct serve *s, const char *by, struct kvr_buf *out)
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) good = reload_row(s, &rows[i], by, out) && good;
     policies_warn_of_keys(s);
     begin_others(s, out);
+    tell_of_config(s, by, out);
     if (out) {
         kvr_json_close(out, ']');
         kvr_json_close(out, '}');
