@@ -202,8 +202,9 @@ static void begin_others(struct serve *s, struct kvr_buf *out)
 /* Options count from the start on, so --config is not read again. Who has changed it is told. */
 static void tell_of_config(const struct serve *s, const char *by, struct kvr_buf *out)
 {
-    static const char why[] = "it has changed, and is read at the start only: restart the router (docs/restart.md); workers that come and go "
-                              "belong into the file of --discovery file, or into POST /workers";
+    static const char why[] =
+        "it has changed, and is read at the start only: restart the router (docs/restart.md); workers that come and go "
+        "belong into the file of --discovery file, or into POST /workers";
     if (!s->o->config) return;
     bool changed = file_look(0, s->o->config) != s->reloads.config_look;
     put_file(out, "config", s->o->config, "not-read", changed ? why : NULL);
