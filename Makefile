@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all build demo demo-engines tokenizer test check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
+.PHONY: all nightly build demo demo-engines tokenizer test check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
 
 all: build
 
@@ -9,6 +9,7 @@ help:
 	@echo "make demo     4 mock engines and the router; round-robin against kv (KEEP=1 leaves them running, PROMETHEUS=1 beside one)"
 	@echo "make test     every test, under the address and thread sanitizers"
 	@echo "make check    a minute's look: the release build, its unit tests, the first end-to-end tests"
+	@echo "make nightly  what takes hours: a million seeds of each mode of the view simulation, long random tests, fuzzing (FUZZ_SECONDS=120)"
 	@echo "make tokenizer  the library that makes token ids here, in build/tokenizer (optional: needs cargo 1.85 and crates)"
 	@echo "make engines  a real vLLM on the CPU with tiny models, in build/engines (or ENGINES_DIR): about 8 GB"
 	@echo "make test-engines  tests against it (10 minutes at most)"
@@ -40,6 +41,10 @@ test:
 check:
 	@scripts/deps.sh build test python
 	@/usr/bin/python3 tests/run.py --quick
+
+nightly:
+	@scripts/deps.sh build test lint
+	@scripts/nightly.sh $(or $(FUZZ_SECONDS),120)
 
 # Apart from make build, which needs no Rust; make test tests it where it is built.
 tokenizer:

@@ -22,13 +22,14 @@ struct options {
     const char *scenes, *policies, *trace;
     const struct form *form;
     uint64_t seeds, first, routers, threads;
-    double tell_ms, stall_weight, transfer_bytes, queue_frac;
+    double tell_ms, stall_weight, transfer_bytes, queue_frac, prefill_load_scale;
 };
 
 static const char usage[] =
     "usage: bench_sim [--scenes NAME,...] [--policies NAME,...] [--seeds N] [--first SEED] [--trace FILE]\n"
     "                 [--routers N] [--tell-ms MS] [--threads N] [--form rows|columns|treatments|tenants]\n"
-    "                 [--stall-weight W] [--transfer-bytes PER_SECOND] [--queue-frac SHARE]\n\n"
+    "                 [--stall-weight W] [--transfer-bytes PER_SECOND] [--queue-frac SHARE]\n"
+    "                 [--prefill-load-scale X]\n\n"
     "Prints a table of Markdown. Times are milliseconds, +- is a 95 %% interval over seeds. The last columns compare\n"
     "within each seed with the policy of the least mean time to the first token. --form columns: a row for each scene,\n"
     "mean and p99 of the time to the first token and the median of the whole. Scenes that replay a trace are left out\n"
@@ -38,6 +39,7 @@ static const char usage[] =
     "--form tenants: what a flood of one tenant does to the time to the first token of another: mean, p50, p99 (against\n"
     "alone, within each seed), and the flood's requests a second; by default with the scenes and policies of tenants.\n"
     "--queue-frac: a rank is busy with more prompt tokens than this share of a pass.\n"
+    "--prefill-load-scale: of auto and linear, in place of 1.\n"
     "--stall-weight is that of least_delay, --transfer-bytes the speed of each worker's link.\n\n";
 
 static void list_scenes(const struct sim_scene *list, size_t n)
@@ -216,6 +218,7 @@ static int read_options(int argc, char **argv, struct options *o)
         } else if (!strcmp(name, "--tell-ms")) o->tell_ms = strtod(value, NULL);
         else if (!strcmp(name, "--stall-weight")) o->stall_weight = strtod(value, NULL);
         else if (!strcmp(name, "--queue-frac")) o->queue_frac = strtod(value, NULL);
+        else if (!strcmp(name, "--prefill-load-scale")) o->prefill_load_scale = strtod(value, NULL);
         else if (!strcmp(name, "--transfer-bytes")) o->transfer_bytes = strtod(value, NULL);
         else if (!strcmp(name, "--seeds")) {
             if (!kvr_parse_u64(value, strlen(value), 1000, &o->seeds) || !o->seeds) return bad(name, value, "1 to 1000");
@@ -294,6 +297,7 @@ int main(int argc, char **argv)
         if (o.tell_ms >= 0) base.tell_ms = o.tell_ms;
         base.stall_weight = o.stall_weight;
         if (o.queue_frac >= 0) base.queue_frac = o.queue_frac;
+        base.prefill_load_scale = o.prefill_load_scale;
         if (o.transfer_bytes > 0) base.transfer_bytes_s = o.transfer_bytes;
         struct sim_plan plan = {.base = &base,
                                 .policies = policies,

@@ -73,8 +73,9 @@ struct sim_routers_config {
     const struct kvr_clock *clock;
     uint32_t routers, workers, block_size;
     uint64_t seed, tell_ns;
-    double queue_tokens; /* a rank with more prompt tokens is busy; negative: nothing waits */
-    bool prefills;       /* of workers that compute prompts for others: these keep no blocks in use */
+    double prefill_load_scale; /* 0: the default */
+    double queue_tokens;       /* a rank with more prompt tokens is busy; negative: nothing waits */
+    bool prefills;             /* of workers that compute prompts for others: these keep no blocks in use */
 };
 
 int sim_routers_create(const struct sim_routers_config *config, struct sim_routers **out);

@@ -105,6 +105,7 @@ static int create_one(struct sim_routers *r, uint32_t number)
     c.seed = kvr_mix64(r->cfg.seed + number + 1);
     c.mode = p->mode;
     c.cost.kind = p->cost;
+    if (r->cfg.prefill_load_scale > 0) c.cost.prefill_load_scale = r->cfg.prefill_load_scale;
     c.track_active_blocks = !r->cfg.prefills;
     if (r->cfg.queue_tokens >= 0) {
         kvr_policy_init(&queue);

@@ -486,6 +486,7 @@ static int prepare(struct sim *s, char *err, size_t cap)
                                     .block_size = s->cfg.block_size,
                                     .seed = s->cfg.traffic.seed,
                                     .tell_ns = (uint64_t)(s->cfg.tell_ms * 1e6),
+                                    .prefill_load_scale = s->cfg.prefill_load_scale,
                                     .queue_tokens = sim_queues(&s->cfg) ? s->cfg.queue_frac * s->cfg.tokens_per_pass : -1};
     const char *bad = bad_field(&s->cfg);
     s->cfg.flood.seed = kvr_mix64(s->cfg.traffic.seed + 1);

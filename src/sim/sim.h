@@ -43,6 +43,7 @@ struct sim_config {
     double transfer_ms, transfer_bytes_s; /* what a transfer takes before its bytes, and how fast these are */
     double stall_weight;                  /* of least_delay; negative: its default */
     struct traffic_config flood;          /* of the other tenant, with a policy of tenants; rate 0: there is none */
+    double prefill_load_scale;            /* of the cost; 0: the default */
     double queue_frac;                    /* with such a policy: a rank is busy with more prompt tokens than this times tokens_per_pass */
     double ttft_ms, itl_ms;               /* limits of a good answer: to the first token, and of the mean between tokens; 0: none */
 };

@@ -756,6 +756,30 @@ static void events_and_heartbeats(void **state)
     close_view(&f);
 }
 
+/* An answer does not name the publisher. The first events of the next one are lost, and a later one has an id that the view is beyond. */
+static void a_publisher_that_restarted_after_an_answer_is_not_taken_for_the_one_before(void **state)
+{
+    struct fake f;
+    (void)state;
+    open_view(&f, SHARED | RECOVER);
+    f.up = true;
+    kvr__view_stream_up(at(&f));
+    answer(&f, KVR_RECOVER_TREE_DUMP, 20, 2, 5);
+    step(&f);
+    pass(&f, 300); /* the tail is looked at */
+    answer(&f, KVR_RECOVER_TOO_NEW, 20, 0, 5);
+    assert_int_equal(f.v.knowledge, KVR_VIEW_WHOLE);
+    event(&f, 4, 3, "S4");
+    for (int i = 0; i < 3; i++) {
+        kvr__view_heartbeat(at(&f), 4, 9000, 3);
+        pass(&f, 1000);
+    }
+    assert_int_equal(f.v.knowledge, KVR_VIEW_UNKNOWN);
+    assert_true(kvr__view_is_asking(&f.v));
+    assert_int_equal(f.held, 0);
+    close_view(&f);
+}
+
 static void a_durable_stream_is_believed_when_a_heartbeat_confirms_its_last_event(void **state)
 {
     struct fake f;
@@ -1026,6 +1050,7 @@ int main(void)
         cmocka_unit_test(a_batch_for_which_there_was_no_memory),
         cmocka_unit_test(another_rank_and_another_block_size),
         cmocka_unit_test(events_and_heartbeats),
+        cmocka_unit_test(a_publisher_that_restarted_after_an_answer_is_not_taken_for_the_one_before),
         cmocka_unit_test(a_durable_stream_is_believed_when_a_heartbeat_confirms_its_last_event),
         cmocka_unit_test(an_answer_to_a_view_that_has_gone_since_makes_nothing_whole),
         cmocka_unit_test(a_dump_of_before_a_restart_makes_nothing_whole),

@@ -132,9 +132,10 @@ static enum kvr_cursor_verdict publisher_verdict(struct kvr_view *v, const struc
         return b->ts < v->publisher_since ? KVR_CURSOR_STALE : KVR_CURSOR_RESTART;
     bool first = !v->publisher && b->seq == KVR_VIEW_FIRST_EVENT && begins_anew(v, b);
     if (first && v->cursor.next > KVR_VIEW_FIRST_EVENT + 1) return KVR_CURSOR_RESTART; /* the content is from before the restart */
+    enum kvr_cursor_verdict verdict = kvr__cursor_replay(&v->cursor, b->seq);
+    if (!v->publisher && verdict == KVR_CURSOR_STALE) return verdict; /* of the answer's publisher, or of its next: heartbeats tell */
     if (!v->publisher) v->publisher_since = b->ts;
     v->publisher = b->publisher;
-    enum kvr_cursor_verdict verdict = kvr__cursor_replay(&v->cursor, b->seq);
     return verdict == KVR_CURSOR_GAP && begins_anew(v, b) ? KVR_CURSOR_APPLY : verdict;
 }
 
