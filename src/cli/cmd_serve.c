@@ -344,6 +344,9 @@ static const struct option_row serve_rows[] = {
     HTTP_ROWS,
     STR("api-key-file", api_key_file, NULL, "FILE", NULL,
         "YAML file of API keys and their limits (docs/keys.md); the data port then needs one, but for /health and /ready"),
+    WOR("pass-routes", pass_routes, NULL, "PATH[,PATH...]", NULL,
+        "further paths of engines that clients may reach, beside inference (docs/http.md); one that ends with * stands for all below: "
+        "/v1/*"),
     BOO("forward-client-key", forward_client_key, "false", NULL,
         "with --api-key-file: send the client's key on to workers; without, they get their own (api-key=) or none"),
     NUM("max-connections", max_connections, "16384", 1, 1e6, NULL,

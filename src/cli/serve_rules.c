@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <kvroute/disagg.h>
 
+#include "app/serve/data/client_routes.h"
 #include "base/base.h"
 #include "base/log.h"
 #include "cli/serve_cli.h"
@@ -143,6 +144,8 @@ static void check_fleet(struct serve_checker *c, const struct serve_options *o)
          "use-remote-indexer and router-predicted-ttl-secs exclude each other: there is no index here"},
         {o->replica_sync && !o->replica_sync_port && o->replica_sync_transport == 0, "router-replica-sync",
          "router-replica-sync needs replica-sync-port, or replica-sync-transport nats"},
+        {!client_routes_check(o->pass_routes), "pass-routes",
+         "pass-routes: allowed: paths that begin with /, without escapes; * at the end only"},
         {o->replica_sync_port && o->handover, "replica-sync-port|handover",
          "replica-sync-port and handover exclude each other: two processes would need the port; allowed: replicas over NATS"},
         {o->replica_sync_peers && !o->replica_sync_port, "replica-sync-peers", "replica-sync-peers needs replica-sync-port"},

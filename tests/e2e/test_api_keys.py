@@ -81,7 +81,7 @@ def test_a_key_may_use_the_models_of_its_list_only(served):
     no = refused(served.complete([1, 2, 3], model="large", headers=bearer(BOB)), 403, "model_not_allowed")
     assert "'bob'" in no.json()["error"]["message"] and "'large'" in no.json()["error"]["message"]
     refused(served.complete([1, 2, 3], headers=bearer(BOB)), 403, "model_not_allowed")  # names none, so it could be any
-    refused(call(served.port, "POST", "/v1/audio/x", b"--a model=large", {"Content-Type": "multipart/form-data", **bearer(BOB)}), 403, "model_not_allowed")
+    refused(call(served.port, "POST", "/v1/audio/speech", b"--a model=large", {"Content-Type": "multipart/form-data", **bearer(BOB)}), 403, "model_not_allowed")
     assert served.complete([1, 2, 3], model="tune-7", headers=bearer(BOB)).status == 404  # it may, but nobody serves it
     assert served.complete([1, 2, 3], model="tun", headers=bearer(BOB)).status == 403
     shown = call(served.port, "GET", "/v1/models", None, bearer(BOB)).json()["data"]
@@ -146,7 +146,7 @@ def test_a_path_that_engines_may_read_otherwise_is_unknown(served, path):
     """Limits go by the path."""
     a = call(served.port, "POST", path, {"model": "small", "prompt": [1, 2]}, bearer(ALICE))
     assert a.status == 404 and a.json()["error"]["message"].startswith("unknown path"), a.body
-    assert b"unknown path" not in call(served.port, "POST", "/v1/a%20b", {"model": "small"}, bearer(ALICE)).body
+    assert b"unknown path" not in call(served.port, "POST", "/v1/responses/a%20b/cancel", {"model": "small"}, bearer(ALICE)).body
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score", "/rerank"])

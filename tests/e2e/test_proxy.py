@@ -225,7 +225,7 @@ def test_other_v1_paths_are_passed_through(start, upstream):
     assert (r.status, r.body, r.headers["x-engine"]) == (418, b"abc", "yes")
     head, body = u.requests[-1]
     assert head.startswith(b"POST /v1/rerank?x=1 HTTP/1.1") and body == b"not json at all"
-    assert call(s.port, "GET", "/v1/whatever").status == 418
+    assert call(s.port, "GET", "/v1/videos/x").status == 418
     assert call(s.port, "POST", "/v1/embeddings", {"input": "x"}).body == b"abc"
 
 

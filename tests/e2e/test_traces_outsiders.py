@@ -72,7 +72,7 @@ def ask_all(s):
     assert s.complete("a prompt of some blocks, " * 9, model="m").status == 200
     assert s.complete("x", model='nobody "quoted" \u00fc').status == 404
     assert call(s.port, "POST", "/v1/completions", b"{").status == 400
-    call(s.port, "POST", "/v1/%ff\"x", {"model": "m"})
+    call(s.port, "POST", "/v1/responses/%ff\"x", {"model": "m"})
     s.complete("fails", model="bad")
 
 

@@ -689,10 +689,11 @@ static uint64_t truth(const struct world *w)
     return next - first <= r->n ? r->batches[next - first - 1].held : 0;
 }
 
-/* The recover endpoint may tell of the next run before the connection to this one is seen to be broken. And a dump may be ahead of its
- * place until its end. */
+/* Who is asked, at a replay socket or a recover endpoint, may tell of the next run before the connection to this one is seen to be broken
+ * (50 ms later at most). And a dump may be ahead of its place until its end. */
 static bool is_between(const struct world *w)
 {
+    if (w->mode->replay && !w->forwarded && w->line != w->run) return true;
     return w->mode->recover && (w->line != w->run || run_of_content(w) != w->run || w->view.cursor.next <= w->view.orphans_until);
 }
 

@@ -56,6 +56,7 @@ struct serve_options {
     char *record_events;
     char *data_dir; /* NULL: nothing is kept */
     char *handover; /* a path; NULL: none */
+    char *pass_routes;
     double snapshot_interval;
     struct kvr_plane_options plane;
     int discovery;        /* static|file|dns|nats */

@@ -3,6 +3,7 @@
  * What comes in by the data port: paths that the router answers itself, those of requests that go to a worker, and what the head of such
  * a request says of it. The rest of its way is flow.c's.
  */
+#include "app/serve/data/client_routes.h"
 #include "app/serve/data/data_port.h"
 
 #include <string.h>
@@ -208,67 +209,13 @@ static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
     }
 }
 
-/* What is routed by its prompt, and where it is posted. */
-static const enum kvr_prompt_form *routed_form(struct kvr_text path)
-{
-    static const struct {
-        const char *path;
-        enum kvr_prompt_form form;
-    } forms[] = {{"/v1/completions", KVR_FORM_COMPLETION},
-                 {"/v1/chat/completions", KVR_FORM_CHAT},
-                 {"/v1/responses", KVR_FORM_RESPONSES},
-                 {"/v1/messages", KVR_FORM_MESSAGES},
-                 {"/generate", KVR_FORM_GENERATE}};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(forms); i++)
-        if (kvr_text_is(path, forms[i].path)) return &forms[i].form;
-    return NULL;
-}
-
-static int hex_value(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-/* Does everybody read this path alike? Not where it hides a character that needs no hiding, or a slash (RFC 3986, 6.2.2.2: engines decode
- * before they choose), nor with segments that are empty, "." or "..", which a proxy before an engine may take out. */
-static bool is_plain(struct kvr_text path)
-{
-    for (size_t i = 0; i < path.len; i++) {
-        if (path.ptr[i] == '/') {
-            size_t n = 0;
-            while (i + 1 + n < path.len && path.ptr[i + 1 + n] == '.') n++;
-            bool ends = i + 1 + n == path.len || path.ptr[i + 1 + n] == '/';
-            if (ends && n <= 2) return false;
-        }
-        if (path.ptr[i] != '%') continue;
-        int high = i + 2 < path.len ? hex_value(path.ptr[i + 1]) : -1, low = i + 2 < path.len ? hex_value(path.ptr[i + 2]) : -1;
-        if (high < 0 || low < 0) return false;
-        char c = (char)(high * 16 + low);
-        if (hex_value(c) >= 0 || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c && strchr("-._~/\\", c))) return false;
-    }
-    return true;
-}
-
-/* Paths that are passed on by load, beside all under /v1/. No other path of an engine can be reached from here: some of them stop it,
- * empty its cache or tell its configuration. */
-static bool is_passed_on(struct kvr_text path)
-{
-    static const char *const paths[] = {"/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/encode"};
-    if (path.len > 4 && strncmp(path.ptr, "/v1/", 4) == 0) return is_plain(path);
-    for (size_t i = 0; i < KVR_ARRAY_LEN(paths); i++)
-        if (kvr_text_is(path, paths[i])) return true;
-    return false;
-}
-
 /* What the router answers itself has no use for a body. */
 size_t data_port_body_room(struct kvr_http_conn *c, void *ctx)
 {
     enum { THROWN_AWAY = 64 * 1024 };
     const struct loop *l = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    bool used = routed_form(rq->path) || is_passed_on(rq->path);
+    bool used = client_route_form(rq->path) || client_route_is_passed(rq->path, l->serve->o->pass_routes);
     size_t room = admission_body_room(l->serve, rq->headers);
     return used ? room : KVR_MIN(room, (size_t)THROWN_AWAY);
 }
@@ -277,7 +224,7 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool get = kvr_text_is(rq->method, "GET");
-    const enum kvr_prompt_form *form = routed_form(rq->path);
+    const enum kvr_prompt_form *form = client_route_form(rq->path);
     static const char *const local[] = {"/v1/models", "/health", "/ready"};
     for (int i = 0; i < 3; i++)
         if (kvr_text_is(rq->path, local[i])) {
@@ -291,10 +238,10 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
     } else if (form || kvr_text_is(rq->path, "/v1/embeddings")) {
         if (kvr_text_is(rq->method, "POST")) begin(l, c, form, note);
         else reply_error(c, 405, "method not allowed; use POST", NULL);
-    } else if (is_passed_on(rq->path)) {
+    } else if (client_route_is_passed(rq->path, l->serve->o->pass_routes)) {
         begin(l, c, NULL, note);
     } else {
-        reply_error(c, 404, "unknown path; the API is under /v1/", NULL);
+        reply_error(c, 404, "unknown path; inference routes are passed to engines, others by --pass-routes", NULL);
     }
 }
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients may reach of engines: inference. Nothing that loads, stops or empties them."""
+
+import pytest
+
+from conftest import SLOW, Serve, call
+from test_failures import OK
+from test_proxy import upstream  # noqa: F401
+
+MANAGEMENT = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/v1/loads", "/flush_cache", "/sleep", "/collective_rpc",
+              "/update_weights_from_disk", "/reset_prefix_cache", "/pause", "/shutdown", "/server_info", "/metrics", "/v1/realtime", "/v1/files"]
+TRICKS = ["/v1//load_lora_adapter", "/v1/./load_lora_adapter", "/v1/embeddings/../load_lora_adapter", "/v1/%6coad_lora_adapter", "/v1/load_lora_adapter/",
+          "/v1/load_lora_adapter?x=/v1/embeddings", "/v1/LOAD_LORA_ADAPTER", "/v1%2fload_lora_adapter", "/v1/responses/../load_lora_adapter",
+          "/v1/responses/%2e%2e/load_lora_adapter", "/v1/videos/a/../../load_lora_adapter", "/v1/load_lora_adapter%00", "/v1/responses/a/b/cancel",
+          "/v1/embeddings/", "/v1/embeddings/x", "/v1/responses//cancel", "//v1/load_lora_adapter", "/v1/embeddings;/../load_lora_adapter"]
+INFERENCE = ["/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify", "/v1/audio/transcriptions", "/v1/audio/speech", "/v1/images/generations",
+             "/v1/responses/resp_1", "/v1/responses/resp_1/cancel", "/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/videos/a/content",
+             "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/pooling", "/classify", "/encode", "/score"]
+
+
+@pytest.mark.parametrize("path", MANAGEMENT + TRICKS)
+def test_a_client_cannot_reach_the_management_of_an_engine(start, upstream, path):
+    u = upstream(OK)
+    s = start(Serve, [u.spec()], ready=False)
+    for method in ("POST", "GET", "DELETE"):
+        r = call(s.port, method, path, {"lora_name": "a", "lora_path": "/etc"} if method == "POST" else None, timeout=5 * SLOW)
+        assert r.status in (400, 404), (method, path, r.body)
+    assert not any(b"lora" in head or path.encode() in head for head, _ in u.requests)
+
+
+def test_inference_is_passed_on(start, upstream):
+    u = upstream(OK)
+    s = start(Serve, [u.spec()], ready=False)
+    for path in INFERENCE:
+        assert call(s.port, "POST", path, {}).status == 200, path
+        assert u.requests[-1][0].startswith(f"POST {path} ".encode())
+
+
+def test_an_operator_may_open_further_routes(start, upstream):
+    u = upstream(OK)
+    s = start(Serve, [u.spec()], "--pass-routes", "/v1/load_lora_adapter,/custom/*", ready=False)
+    for path, status in (("/v1/load_lora_adapter", 200), ("/custom/a/b", 200), ("/custom/", 404), ("/customs", 404), ("/v1/unload_lora_adapter", 404),
+                         ("/custom/../sleep", 404), ("/custom/%2e%2e/sleep", 404)):
+        assert call(s.port, "POST", path, {}).status == status, path
+
+
+@pytest.mark.parametrize("routes", ["v1/x", "", "/a,,/b", "/v1/*/x", "/a/../b", "/%61"])
+def test_a_route_that_cannot_be_read_is_refused(start, routes):
+    p = start(Serve, [], "--pass-routes", routes, wait=False, expect=None)
+    assert p.p.wait(20 * SLOW) == 2 and "pass-routes: " in p.text()
