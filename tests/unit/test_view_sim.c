@@ -690,10 +690,10 @@ static uint64_t truth(const struct world *w)
 }
 
 /* Who is asked, at a replay socket or a recover endpoint, may tell of the next run before the connection to this one is seen to be broken
- * (50 ms later at most). And a dump may be ahead of its place until its end. */
+ * (50 ms later at most), or, behind a forwarder, before its first batch comes. And a dump may be ahead of its place until its end. */
 static bool is_between(const struct world *w)
 {
-    if (w->mode->replay && !w->forwarded && w->line != w->run) return true;
+    if (w->mode->replay && w->line != w->run) return true;
     return w->mode->recover && (w->line != w->run || run_of_content(w) != w->run || w->view.cursor.next <= w->view.orphans_until);
 }
 
