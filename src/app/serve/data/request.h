@@ -57,6 +57,7 @@
 #include "app/serve/config/model_options.h"
 #include "app/serve/state.h"
 #include "token/pool.h"
+#include "wire/form.h"
 #include "wire/handoff.h"
 
 struct attempt;
@@ -152,6 +153,8 @@ struct admission {
 
 struct reading {
     struct request_job job;
+    bool is_form;           /* the body is one, with this boundary */
+    char boundary[KVR_FORM_BOUNDARY_MAX + 1];
     const char *rank_error; /* NULL: what the body says of the rank is sound */
     struct body_pins pins;
     int refusal;         /* 0, or the status `refused` goes out with */
