@@ -24,7 +24,8 @@ static unsigned take(struct input *in)
 /* A value has no delimiter: the writer of a form sees to that. */
 static struct kvr_form_field take_value(struct input *in)
 {
-    size_t n = KVR_MIN((size_t)take(in), (size_t)(in->end - in->at));
+    size_t n = take(in);
+    n = KVR_MIN(n, (size_t)(in->end - in->at));
     struct kvr_form_field v = {(const char *)in->at, n, 1};
     in->at += n;
     const char *bad = memmem(v.ptr, v.len, "-b'", 3);
