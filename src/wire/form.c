@@ -271,7 +271,8 @@ const char *kvr_form_pick(const char *body, size_t len, const char *boundary, co
     const char *why = find_first(&s);
     for (size_t parts = 0; !why && !s.closed; parts++) {
         if (parts == KVR_FORM_PARTS_MAX) return "the form has more than 2048 parts";
-        if (!(why = next_part(&s, &head_text, &value)) && !(why = read_head(head_text, &head))) why = take_part(&head, value, names, n, out);
+        if (!(why = next_part(&s, &head_text, &value)) && !(why = read_head(head_text, &head)))
+            why = take_part(&head, value, names, n, out);
     }
     return why;
 }

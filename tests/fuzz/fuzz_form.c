@@ -35,8 +35,9 @@ static struct kvr_form_field take_value(struct input *in)
 
 static void write_part(struct kvr_buf *b, struct input *in, unsigned name, struct kvr_form_field v)
 {
-    static const char *const heads[] = {"Content-Disposition: form-data; name=\"%s\"\r\n", "content-disposition:Form-Data;name=%s\r\n",
-                                        "Content-Type: a/b; x=\"\\\"\"\r\nContent-Disposition: form-data; filename=\"; name=user\"; NAME = \"%s\";\r\n"};
+    static const char *const heads[] = {
+        "Content-Disposition: form-data; name=\"%s\"\r\n", "content-disposition:Form-Data;name=%s\r\n",
+        "Content-Type: a/b; x=\"\\\"\"\r\nContent-Disposition: form-data; filename=\"; name=user\"; NAME = \"%s\";\r\n"};
     static const char *const spaces[] = {"", " ", "\t "};
     unsigned how = take(in);
     kvr_buf_printf(b, "--%s%s\r\n", boundary, spaces[how / 4 % 3]);

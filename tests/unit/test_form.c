@@ -45,7 +45,8 @@ static void a_field_is_found_wherever_it_stands(void **state)
     (void)state;
     finds("--XX\r\n" MODEL_HEAD "whisper\r\n--XX\r\n" FILE_HEAD "RIFF\r\n--XX--\r\n", "whisper");
     finds("--XX\r\n" FILE_HEAD "RIFF\r\n--XX\r\n" MODEL_HEAD "whisper\r\n--XX--", "whisper");
-    finds("a preamble\r\n--XX \t\r\n" MODEL_HEAD "whisper\r\n--XX-- \r\nan epilogue\r\n--XX\r\n" MODEL_HEAD "other\r\n--XX--\r\n", "whisper");
+    finds("a preamble\r\n--XX \t\r\n" MODEL_HEAD "whisper\r\n--XX-- \r\nan epilogue\r\n--XX\r\n" MODEL_HEAD "other\r\n--XX--\r\n",
+          "whisper");
     finds("\r\n--XX\r\n" MODEL_HEAD "whisper\r\n--XX--\r\n", "whisper");
     finds("--XX\r\n" MODEL_HEAD "\r\n--XX--\r\n", "");
     finds("--XX\r\n" MODEL_HEAD "a --XX in a line\r\n-\r\n--X\r\n--XX--\r\n", "a --XX in a line\r\n-\r\n--X");
@@ -55,16 +56,17 @@ static void a_field_is_found_wherever_it_stands(void **state)
 
 static void a_name_is_read_as_headers_are_written(void **state)
 {
-    static const char *const heads[] = {"content-disposition:form-data;name=model",
-                                        "Content-Disposition: form-data; name = \"model\" ;",
-                                        "CONTENT-DISPOSITION: FORM-DATA; NAME=\"model\"; filename*=UTF-8''a",
-                                        "Content-Disposition: form-data; filename=\"a; name=b\\\"\"; name=model",
-                                        "Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: "
-                                        "form-data; name=\"model\"",
-                                        "Content-Disposition: form-data; name=\"mo\\del\""};
-    static const char *const others[] = {"Content-Disposition: form-data; name=\"Model\"", "Content-Disposition: form-data; name=\"model \"",
-                                         "Content-Disposition: form-data; name=\"model[]\"",
-                                         "Content-Disposition: form-data; name=\"\"; filename=\"model\""};
+    static const char *const heads[] = {
+        "content-disposition:form-data;name=model",
+        "Content-Disposition: form-data; name = \"model\" ;",
+        "CONTENT-DISPOSITION: FORM-DATA; NAME=\"model\"; filename*=UTF-8''a",
+        "Content-Disposition: form-data; filename=\"a; name=b\\\"\"; name=model",
+        "Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: "
+        "form-data; name=\"model\"",
+        "Content-Disposition: form-data; name=\"mo\\del\""};
+    static const char *const others[] = {
+        "Content-Disposition: form-data; name=\"Model\"", "Content-Disposition: form-data; name=\"model \"",
+        "Content-Disposition: form-data; name=\"model[]\"", "Content-Disposition: form-data; name=\"\"; filename=\"model\""};
     char body[512];
     (void)state;
     for (size_t i = 0; i < KVR_ARRAY_LEN(heads); i++) {

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { BUFS_MAX = 5 };
+enum { BUFS_MAX = 6 };
 
 struct write_req {
     uv_write_t req;
@@ -134,6 +134,7 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
                        bool hold)
 {
     char line[128], framing[96];
+    struct kvr_buf always = {0};
     KVR_ASSERT(c->answering && !c->answer_started);
     c->answer_started = true;
     bool no_body = c->request.is_head || status == 204 || status == 304;
@@ -149,11 +150,14 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     size_t body_len = body && c->left > 0 ? (size_t)c->left : 0;
     c->left -= (int64_t)body_len;
     if (c->told) *c->told = (struct kvr_http_told){status, body_len};
-    uv_buf_t bufs[] = {kvr__buf_of(line, (size_t)a), kvr__buf_of(headers, headers_len), kvr__buf_of(framing, (size_t)b),
-                       kvr__buf_of(end, strlen(end)), kvr__buf_of(body, body_len)};
-    unsigned n = body_len ? 5 : 4;
+    if (c->server->config.put_headers) c->server->config.put_headers(c, &always, c->server->config.handler.ctx);
+    if (always.failed) write_failed(c);
+    uv_buf_t bufs[] = {kvr__buf_of(line, (size_t)a),    kvr__buf_of(headers, headers_len), kvr__buf_of(always.data, always.len),
+                       kvr__buf_of(framing, (size_t)b), kvr__buf_of(end, strlen(end)),     kvr__buf_of(body, body_len)};
+    unsigned n = body_len ? 6 : 5;
     for (unsigned i = 0; hold && i < n; i++) kvr_buf_add(&c->held, bufs[i].base, bufs[i].len);
     if (!hold) kvr__answer_send(c, bufs, n);
+    kvr_buf_free(&always);
 }
 
 void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length)

@@ -225,6 +225,7 @@ static int on_head_complete(llhttp_t *p)
 {
     struct kvr_http_conn *c = conn_of(p);
     c->request.minor = p->http_minor;
+    c->request.headers = &c->headers;
     if (judge_head(c, p)) return HPE_USER;
     p->upgrade = 0; /* an offered upgrade (h2c, say) is not taken; the request is served as it is */
     c->keep_alive = llhttp_should_keep_alive(p);

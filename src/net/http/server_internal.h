@@ -92,7 +92,7 @@ void kvr__request_take(struct kvr_http_conn *c, const char *data, size_t n);
 void kvr__request_parse_ahead(struct kvr_http_conn *c);
 
 /* http/answer.c */
-void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n); /* up to 5 */
+void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n); /* up to 6 */
 void kvr__answer_flush_tls(struct kvr_http_conn *c);
 /* An error before the request was whole: answers and closes. */
 void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message);

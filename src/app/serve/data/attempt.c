@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "app/serve/data/admission.h"
+#include "app/serve/data/cors.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/note.h"
 
@@ -91,7 +92,7 @@ static void keep_head(struct attempt *a, const struct kvr_headers *headers)
     (void)kvr_hop_by_hop_read(headers, &hop);
     for (size_t i = 0; i < headers->n; i++) {
         struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
-        if (!is_passed_on(&hop, name)) continue;
+        if (!is_passed_on(&hop, name) || cors_is_ours(serve_of(a->request)->o, name)) continue;
         if (is_retryable(a) && kvr_text_is_nocase(name, "retry-after")) {
             note_retry_after(a->request, value);
             continue;

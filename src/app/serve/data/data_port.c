@@ -11,6 +11,7 @@
 #include "app/serve/config/models_config.h"
 #include "app/serve/config/models_file.h"
 #include "app/serve/data/attempt.h"
+#include "app/serve/data/cors.h"
 #include "app/serve/data/flow.h"
 #include "app/serve/data/note.h"
 #include "app/serve/data/pins.h"
@@ -276,6 +277,7 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool get = kvr_text_is(rq->method, "GET");
     const enum kvr_prompt_form *form = routed_form(rq->path);
+    if (cors_preflight(l->serve->o, c)) return;
     static const char *const local[] = {"/v1/models", "/health", "/ready"};
     for (int i = 0; i < 3; i++)
         if (kvr_text_is(rq->path, local[i])) {
@@ -297,6 +299,12 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
     } else {
         reply_error(c, 404, "unknown path; the API is under /v1/", NULL);
     }
+}
+
+void data_port_put_headers(struct kvr_http_conn *c, struct kvr_buf *head, void *ctx)
+{
+    const struct loop *l = ctx;
+    cors_put_headers(l->serve->o, c, head);
 }
 
 /* The note is still here when the router has answered by itself. */

@@ -137,7 +137,8 @@ struct refusal {
     uint64_t retry_s; /* when it may be tried again; 0: not said */
     const char *text; /* static, or `made` */
     char *made;       /* owned; NULL: none */
-    struct kvr_buf head, body; /* what the worker has said itself, which the client gets in the place of `text`; body empty: nothing. Owned */
+    struct kvr_buf head,
+        body; /* what the worker has said itself, which the client gets in the place of `text`; body empty: nothing. Owned */
 };
 
 /* What its API key lets it do: data/admission.h. */
@@ -154,7 +155,7 @@ struct admission {
 
 struct reading {
     struct request_job job;
-    bool is_form;           /* the body is one, with this boundary */
+    bool is_form; /* the body is one, with this boundary */
     char boundary[KVR_FORM_BOUNDARY_MAX + 1];
     const char *rank_error; /* NULL: what the body says of the rank is sound */
     struct body_pins pins;
