@@ -127,6 +127,23 @@ void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n)
     kvr_buf_free(&c->held);
 }
 
+void kvr__answer_continue(struct kvr_http_conn *c)
+{
+    uv_buf_t b = kvr__buf_of("HTTP/1.1 100 Continue\r\n\r\n", 25);
+    kvr__answer_send(c, &b, 1);
+}
+
+/* An interim answer, which clients of HTTP/1.1 pass over (RFC 9110, 15.2); or the first digit of the next chunk's size, or of the last
+ * chunk's, both of which may begin with zeroes (RFC 9112, 7.1). */
+bool kvr__answer_probe(struct kvr_http_conn *c)
+{
+    uv_buf_t zero = kvr__buf_of("0", 1);
+    if (c->request.minor == 0 || (c->answer_started && !c->chunked)) return false;
+    if (c->answer_started) kvr__answer_send(c, &zero, 1);
+    else kvr__answer_continue(c);
+    return true;
+}
+
 /* ---- answers ----------------------------------------------------------------------------------------- */
 
 /* The head, and in the same go a body of `length` bytes when there is one. */
@@ -141,7 +158,7 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     c->chunked = !no_body && length < 0 && c->request.minor >= 1;
     if (!no_body && length < 0 && !c->chunked) c->keep_alive = false;
     c->left = no_body ? 0 : length;
-    if (c->server->draining) c->keep_alive = false;
+    if (c->server->draining || (c->half_closed && !c->ahead.len && !c->parsing_ahead)) c->keep_alive = false;
     int a = snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\n", status, kvr_http_reason(status)), b = 0;
     if (c->chunked) b = snprintf(framing, sizeof framing, "Transfer-Encoding: chunked\r\n");
     else if (length >= 0 && status != 204 && status != 304)
