@@ -96,7 +96,8 @@ static bool has_gone(const struct kvr_http_conn *c)
     struct tcp_info info;
     socklen_t len = sizeof info;
     uv_os_fd_t fd;
-    return uv_fileno((const uv_handle_t *)&c->tcp, &fd) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) || info.tcpi_state == TCP_CLOSE;
+    return uv_fileno((const uv_handle_t *)&c->tcp, &fd) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) ||
+           info.tcpi_state == TCP_CLOSE;
 }
 
 static void look_soon(struct kvr_http_server *s, uint64_t ms);
