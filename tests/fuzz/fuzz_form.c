@@ -33,16 +33,24 @@ static struct kvr_form_field take_value(struct input *in)
     return v;
 }
 
-static void write_part(struct kvr_buf *b, struct input *in, unsigned name, struct kvr_form_field v)
+/* The ways in which clients write the same name. */
+static void write_head(struct kvr_buf *b, unsigned how, const char *name)
 {
-    static const char *const heads[] = {
-        "Content-Disposition: form-data; name=\"%s\"\r\n", "content-disposition:Form-Data;name=%s\r\n",
-        "Content-Type: a/b; x=\"\\\"\"\r\nContent-Disposition: form-data; filename=\"; name=user\"; NAME = \"%s\";\r\n"};
+    static const char other[] = "Content-Type: a/b; x=\"\\\"\"\r\nContent-Disposition: form-data; filename=\"; name=user\"; ";
+    switch (how) {
+    case 0: kvr_buf_printf(b, "Content-Disposition: form-data; name=\"%s\"\r\n", name); break;
+    case 1: kvr_buf_printf(b, "content-disposition:Form-Data;name=%s\r\n", name); break;
+    case 2: kvr_buf_printf(b, "%sNAME = \"%s\";\r\n", other, name); break;
+    default: kvr_buf_printf(b, "Content-Disposition: form-data; name=\"%.2s\\%s\"\r\n", name, name + 2); break;
+    }
+}
+
+static void write_part(struct kvr_buf *b, struct input *in, const char *name, struct kvr_form_field v)
+{
     static const char *const spaces[] = {"", " ", "\t "};
     unsigned how = take(in);
     kvr_buf_printf(b, "--%s%s\r\n", boundary, spaces[how / 4 % 3]);
-    if (how % 4 == 3) kvr_buf_printf(b, "Content-Disposition: form-data; name=\"%.2s\\%s\"\r\n", names[name], names[name] + 2);
-    else kvr_buf_printf(b, heads[how % 4], names[name]);
+    write_head(b, how % 4, name);
     kvr_buf_str(b, "\r\n");
     kvr_buf_add(b, v.ptr, v.len);
     kvr_buf_str(b, "\r\n");
@@ -60,7 +68,7 @@ static void read_what_was_written(struct input in)
         unsigned name = take(&in) % NAMES;
         struct kvr_form_field v = take_value(&in);
         if (was[name].times++ == 0) was[name].ptr = v.ptr, was[name].len = v.len;
-        write_part(&b, &in, name, v);
+        write_part(&b, &in, names[name], v);
     }
     kvr_buf_printf(&b, "--%s--%s", boundary, epilogue.len ? "\r\n" : "");
     kvr_buf_add(&b, epilogue.ptr, epilogue.len);

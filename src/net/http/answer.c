@@ -169,8 +169,9 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     if (c->told) *c->told = (struct kvr_http_told){status, body_len};
     if (c->server->config.put_headers) c->server->config.put_headers(c, &always, c->server->config.handler.ctx);
     if (always.failed) write_failed(c);
-    uv_buf_t bufs[] = {kvr__buf_of(line, (size_t)a),    kvr__buf_of(headers, headers_len), kvr__buf_of(always.data, always.len),
-                       kvr__buf_of(framing, (size_t)b), kvr__buf_of(end, strlen(end)),     kvr__buf_of(body, body_len)};
+    uv_buf_t bufs[] = {
+        kvr__buf_of(line, (size_t)a),    kvr__buf_of(headers, headers_len), kvr__buf_of(always.data ? always.data : "", always.len),
+        kvr__buf_of(framing, (size_t)b), kvr__buf_of(end, strlen(end)),     kvr__buf_of(body, body_len)};
     unsigned n = body_len ? 6 : 5;
     for (unsigned i = 0; hold && i < n; i++) kvr_buf_add(&c->held, bufs[i].base, bufs[i].len);
     if (!hold) kvr__answer_send(c, bufs, n);
