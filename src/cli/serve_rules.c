@@ -4,7 +4,11 @@
 #include <stdlib.h>
 #include <kvroute/disagg.h>
 
+<<<<<<< HEAD
 #include "app/serve/data/client_routes.h"
+=======
+#include "app/serve/data/cors.h"
+>>>>>>> h2
 #include "base/base.h"
 #include "base/log.h"
 #include "cli/serve_cli.h"
@@ -104,6 +108,25 @@ static void check_tls(struct serve_checker *c, const struct serve_options *o)
     }
 }
 
+/* Who may use the data port from a browser. */
+static void check_cors(struct serve_checker *c, const struct serve_options *o)
+{
+    const char *list = o->cors_allow_origin ? o->cors_allow_origin : "*";
+    struct kvr_text bad = *list ? cors_bad_origin(list) : (struct kvr_text){list, 0};
+    char text[320];
+    snprintf(
+        text, sizeof text,
+        "cors-allow-origin: bad value '%.*s'; allowed: *, null, or origins as browsers send them: scheme://host[:port], without a path, "
+        "and without the scheme's own port",
+        (int)KVR_MIN(bad.len, (size_t)100), bad.ptr ? bad.ptr : "");
+    const struct rule rules[] = {
+        {bad.ptr, "cors-allow-origin", text},
+        {o->cors_allow_credentials && cors_has_any(list), "cors-allow-credentials",
+         "cors-allow-credentials needs cors-allow-origin with names, not *: else any page could use what the browser has of its user"},
+    };
+    CHECK(c, rules);
+}
+
 /* What is tracked and predicted, and what waits. */
 static void check_scheduling(struct serve_checker *c, const struct serve_options *o)
 {
@@ -171,6 +194,7 @@ void serve_cli_rules(struct serve_cli *cli, struct serve_checker *c)
     apply_load_aware(o);
     if (o->durable_events) o->plane.plane = KVR_PLANE_JETSTREAM;
     check_tls(c, o);
+    check_cors(c, o);
     check_events(c, o);
     check_scheduling(c, o);
     check_fleet(c, o);

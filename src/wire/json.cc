@@ -232,6 +232,8 @@ static int out_of_memory(kvr_json_parser *p, const char **why)
 
 int kvr_json_parse(kvr_json_parser *p, const char *buf, size_t len, kvr_json *root, const char **why)
 {
+    static const char mark[] = "\xef\xbb\xbf";
+    if (len >= 3 && memcmp(buf, mark, 3) == 0) buf += 3, len -= 3;
     try {
         if (p->dom && p->dom->capacity() > keep_capacity && len < keep_capacity) discard(p);
         if (!p->dom) p->dom = new simdjson::dom::parser();

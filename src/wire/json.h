@@ -2,7 +2,8 @@
 /* Reading JSON: simdjson's DOM behind a C face. Values borrow the parser and are valid until its next parse.
  * 64-bit integers stay exact. A number that is JSON but fits no 64-bit integer and no double is kept as one that is out
  * of range: every reader here refuses it, so it is never taken for absent, for 0 or for a neighbour, and a body with one in
- * a field that nobody reads goes on to the engine. Everything that is not JSON is refused.
+ * a field that nobody reads goes on to the engine. A byte order mark before the text is passed over, as the engines' readers do
+ * (RFC 8259, 8.1, leaves that open). Everything else that is not JSON is refused, NaN and Infinity too.
  * Threads: one thread per parser. */
 #ifndef KVR_WIRE_JSON_H
 #define KVR_WIRE_JSON_H

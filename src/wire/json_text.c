@@ -6,6 +6,8 @@
 
 const char *kvr_json_text_space(const char *p, const char *end)
 {
+    static const char mark[] = "\xef\xbb\xbf";
+    if (end - p >= 3 && memcmp(p, mark, 3) == 0) p += 3;
     while (p < end && (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n')) p++;
     return p;
 }

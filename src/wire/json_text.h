@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Past white space. */
+/* Past white space, and the byte order mark that the text may begin with: inside of it there is none between values. */
 const char *kvr_json_text_space(const char *p, const char *end);
 /* Past the value that begins at p. */
 const char *kvr_json_text_end(const char *p, const char *end);

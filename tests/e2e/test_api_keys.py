@@ -81,7 +81,8 @@ def test_a_key_may_use_the_models_of_its_list_only(served):
     no = refused(served.complete([1, 2, 3], model="large", headers=bearer(BOB)), 403, "model_not_allowed")
     assert "'bob'" in no.json()["error"]["message"] and "'large'" in no.json()["error"]["message"]
     refused(served.complete([1, 2, 3], headers=bearer(BOB)), 403, "model_not_allowed")  # names none, so it could be any
-    refused(call(served.port, "POST", "/v1/audio/speech", b"--a model=large", {"Content-Type": "multipart/form-data", **bearer(BOB)}), 403, "model_not_allowed")
+    form = b"--a\r\nContent-Disposition: form-data; name=model\r\n\r\nlarge\r\n--a--"
+    refused(call(served.port, "POST", "/v1/audio/speech", form, {"Content-Type": "multipart/form-data; boundary=a", **bearer(BOB)}), 403, "model_not_allowed")
     assert served.complete([1, 2, 3], model="tune-7", headers=bearer(BOB)).status == 404  # it may, but nobody serves it
     assert served.complete([1, 2, 3], model="tun", headers=bearer(BOB)).status == 403
     shown = call(served.port, "GET", "/v1/models", None, bearer(BOB)).json()["data"]

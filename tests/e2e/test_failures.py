@@ -84,6 +84,72 @@ def test_three_attempts_on_different_workers_then_5xx(start, upstream):
     wait_for("idle", s.idle)
 
 
+def says(status, body, *headers, kind="application/json"):
+    lines = "".join(h + "\r\n" for h in (f"Content-Type: {kind}", *headers))
+    return f"HTTP/1.1 {status} X\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+BUSY = b'{"error": {"message": "no room for a prompt of 900 tokens", "code": 503}}'
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_when_every_engine_refuses_the_client_gets_what_the_last_one_says_and_the_longest_time(start, upstream, status):
+    ups = [upstream(says(status, b"busy %d" % i, f"Retry-After: {t}", "X-Reason: full", "X-Kvroute-Worker: 9", kind=f"text/plain; n={i}"))
+           for i, t in enumerate((3, 7, 5))]
+    s = start(Serve, [u.spec() for u in ups], "--breaker-failures", "100")
+    asked = [len(completions(u)) for u in ups]
+    r = s.complete("x", headers={"x-request-id": "one"})
+    assert [len(completions(u)) for u in ups] == [n + 1 for n in asked]
+    assert r.status == status and r.body in (b"busy 0", b"busy 1", b"busy 2"), r.body
+    assert r.headers["content-type"] == f"text/plain; n={r.body[-1:].decode()}"
+    assert r.headers["retry-after"] == "7" and r.headers["x-reason"] == "full" and r.headers["x-request-id"] == "one"
+    assert "x-kvroute-worker" not in r.headers
+    wait_for("idle", s.idle)
+
+
+def test_a_worker_alone_that_refuses_is_heard(start, upstream):
+    u = upstream(says(503, BUSY, "Retry-After: 7"))
+    s = start(Serve, [u.spec()])
+    for _ in range(3):
+        r = s.complete("x")
+        assert (r.status, r.body, r.headers["retry-after"]) == (503, BUSY, "7")
+    assert s.complete("x", headers={"x-kvroute-worker": "1"}).body == BUSY
+
+
+@pytest.mark.parametrize("said, told", [("", "1"), ("soon", "1"), ("-3", "1"), ("0", "1"), ("99999999", "86400"), ("9" * 40, "1"),
+                                        ("Thu, 01 Jan 1970 00:00:00 GMT", "1"), ("Fri, 31 Dec 9999 23:59:59 GMT", "86400")])
+def test_the_time_that_engines_tell_is_bounded(start, upstream, said, told):
+    u = upstream(says(503, BUSY, f"Retry-After: {said}"))
+    r = start(Serve, [u.spec()]).complete("x")
+    assert r.status == 503 and r.headers["retry-after"] == told and r.body == BUSY
+
+
+def test_what_engines_say_of_a_refusal_is_bounded(start, upstream):
+    u = upstream(says(503, b"x" * (64 * 1024 + 1), "Retry-After: 7"))
+    r = start(Serve, [u.spec()]).complete("x")
+    assert r.status == 503 and r.headers["retry-after"] == "7" and "every worker that was tried" in r.json()["error"]["message"]
+
+
+def test_the_last_that_fails_without_a_word_leaves_the_time(start, upstream):
+    ups = []
+
+    def answer(n):
+        return says(503, BUSY, "Retry-After: 7") if sum(len(completions(u)) for u in ups) == 1 else None  # the second breaks off
+    ups += [upstream(answer), upstream(answer)]
+    s = start(Serve, [u.spec() for u in ups], "--health-interval", "60")
+    r = s.complete("x")
+    assert r.status == 502 and "failed on 2 worker(s)" in r.json()["error"]["message"] and r.headers["retry-after"] == "7"
+
+
+@pytest.mark.parametrize("status", [429, 529])
+def test_an_engine_that_limits_its_clients_is_heard_at_once(start, upstream, status):
+    ups = [upstream(says(status, BUSY, "Retry-After: 7")) for _ in range(2)]
+    s = start(Serve, [u.spec() for u in ups])
+    r = s.complete("x")
+    assert (r.status, r.body, r.headers["retry-after"]) == (status, BUSY, "7")
+    assert sum(len(completions(u)) for u in ups) == 1
+
+
 def test_saturation_does_not_trip_the_breaker(start, upstream):
     u = upstream(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
     v = upstream(b"HTTP/1.1 429 Slow down\r\nContent-Length: 0\r\n\r\n")

@@ -7,6 +7,7 @@ import threading
 import pytest
 from conftest import Mock, Serve, call, wait_for
 from test_first_hour import worker  # noqa: F401  pylint: disable=unused-import
+from test_proxy import upstream  # noqa: F401  pylint: disable=unused-import
 
 KEY = "sk-of-this-engine"
 LONG = " ".join(f"word{i}" for i in range(200))
@@ -220,3 +221,53 @@ def test_audio_reaches_an_engine_as_it_came_and_its_limit_is_named(start, worker
     assert e.status == 413 and e.json()["error"]["code"] == 413
     assert e.json()["error"]["message"] == "the request body is larger than 716800 bytes, which is --max-body-size"
     assert len(w.got(path)) == 3
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+def test_a_byte_order_mark_before_the_json_is_passed_over_and_passed_on(start, upstream, tmp_path):
+    (tmp_path / "models").write_text("models: {chat: {alias_of: m}}\n")
+    u = upstream(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+    s = start(Serve, [u.spec() + ",model=m,dp-size=2,engine=sglang"], "--no-router-kv-events", "--models-file", tmp_path / "models")
+    kinds = [("/v1/completions", b' {"model":"m","prompt":"hello"}'), ("/v1/chat/completions", b'{"model":"m","messages":[{"role":"user","content":"x"}]}'),
+             ("/v1/embeddings", b'{"model":"m","input":"x"}')]
+    for path, body in kinds:
+        assert call(s.port, "POST", path, BOM + body).status == 200
+        sent = u.requests[-1][1]
+        assert sent.startswith(BOM + body[:-1]) and json.loads(sent)["model"] == "m", sent  # with the rank, as without the mark
+        assert call(s.port, "POST", path, BOM + body.replace(b'"m"', b'"chat"')).status == 200
+        assert u.requests[-1][1].startswith(BOM + body[:-1])
+        assert call(s.port, "POST", path, BOM + body.replace(b'"m"', b'"nobodys"')).status == 404
+    for wrong in (BOM, BOM + BOM + b'{"model":"m","prompt":"x"}', b" " + BOM + b'{"prompt":"x"}', b'{"model":"m",' + BOM + b'"prompt":"x"}', BOM[:2] + b'{"prompt":"x"}'):
+        assert call(s.port, "POST", "/v1/completions", wrong).status == 400, wrong
+
+
+def test_a_prompt_behind_a_byte_order_mark_is_the_same_prompt(start):
+    m = start(Mock)
+    s = start(Serve, [m])
+    body = json.dumps({"prompt": LONG, "max_tokens": 2}).encode()
+    first = call(s.port, "POST", "/v1/completions", BOM + body)
+    assert first.status == 200, first.body
+    wait_for("events", lambda: s.metric("index_blocks") > 0)
+    again, chat = call(s.port, "POST", "/v1/completions", body), json.dumps({"messages": [{"role": "user", "content": LONG}], "max_tokens": 2}).encode()
+    assert again.headers["x-kvroute-reason"] == "kv" and again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert call(s.port, "POST", "/v1/chat/completions", BOM + chat).headers["x-kvroute-reason"] == "load"
+    wait_for("the chat's", lambda: call(s.port, "POST", "/v1/chat/completions", chat).headers["x-kvroute-reason"] == "kv")
+    assert s.metric("tokenize_failures_total") == 0
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
+def test_what_python_takes_for_a_number_and_json_does_not_have_is_refused(start, number):
+    s = start(Serve, [start(Mock, with_events=False)])
+    a = call(s.port, "POST", "/v1/completions", b'{"prompt":"x","temperature":' + number + b"}")
+    assert a.status == 400 and "not valid JSON" in a.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/realtime?model=m", "/v1/completions", "/v1/anything"])
+def test_a_websocket_is_told_that_there_are_none(start, path):
+    m = start(Mock, with_events=False)
+    s = start(Serve, [m])
+    a = call(s.port, "GET", path, headers={"Connection": "keep-alive, Upgrade", "Upgrade": "WebSocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="})
+    assert a.status == 501 and "WebSocket" in a.json()["error"]["message"] and s.metric("requests_total") == 0
+    assert call(s.port, "GET", "/v1/models", headers={"Connection": "Upgrade", "Upgrade": "h2c"}).status == 200, "another upgrade is not taken"

@@ -34,6 +34,7 @@ static void members_go_change_and_come(void **s)
     static const char *const rows[][2] = {
         {"{}", "{\"set\":[7]}"},
         {" { } ", " { \"set\":[7]} "},
+        {"\xef\xbb\xbf {}", "\xef\xbb\xbf {\"set\":[7]}"},
         {"{\"gone\":1}", "{\"set\":[7]}"},
         {"{ \"gone\" : {\"set\":1} }", "{ \"set\":[7] }"},
         {"{\"set\":1}", "{\"set\":[7]}"},

@@ -102,7 +102,8 @@ static void a_router_answers_and_lives_on(void **state)
     WAIT_FOR(is_up(mock_port), 30);
     program_start(&serve, cmd_serve,
                   (const char *const[]){"serve", "--host", "127.0.0.1", "--port", port, "--admin-port", admin, "--worker", worker,
-                                        "--no-router-kv-events", "--health-interval", "3600", "--tokenizer", tokenizer, NULL});
+                                        "--no-router-kv-events", "--health-interval", "3600", "--tokenizer", tokenizer,
+                                        "--cors-allow-origin", "*", NULL});
     WAIT_FOR(is_up(port), 30);
     WAIT_FOR(ask(port, "GET", "/ready", "", text, sizeof text) == 200, 30);
     WAIT_FOR(worker_is_up(), 30);

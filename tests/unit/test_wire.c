@@ -46,6 +46,15 @@ static void json_keeps_64_bits(void **s)
     assert_int_equal(kvr_json_u64_array(kvr_json_get(root, "d"), list, 1), -KVR_ELIMIT);
 }
 
+static void json_may_begin_with_one_byte_order_mark(void **s)
+{
+    struct kvr_json root;
+    const char *ok[] = {"\xef\xbb\xbf{}", "\xef\xbb\xbf {\"x\":1e400}", "\xef\xbb\xbf\"\xef\xbb\xbf\""};
+    const char *bad[] = {"\xef\xbb\xbf", "\xef\xbb{}", "\xef\xbb\xbf\xef\xbb\xbf{}", " \xef\xbb\xbf{}", "{\xef\xbb\xbf}", "{}\xef\xbb\xbf"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(ok); i++) assert_int_equal(kvr_json_parse(*s, ok[i], strlen(ok[i]), &root, NULL), 0);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) assert_int_equal(kvr_json_parse(*s, bad[i], strlen(bad[i]), &root, NULL), -KVR_EFORMAT);
+}
+
 static void json_tolerates_numbers_it_cannot_hold(void **s)
 {
     struct kvr_json root;
@@ -663,6 +672,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         J(json_keeps_64_bits),
+        J(json_may_begin_with_one_byte_order_mark),
         J(json_tolerates_numbers_it_cannot_hold),
         J(json_numbers_beyond_range_are_no_zeros),
         J(json_that_is_none_stays_refused_beside_numbers_beyond_range),

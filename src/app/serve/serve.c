@@ -128,7 +128,8 @@ static struct loop *loop_new(struct serve *s, size_t connections_max, int *rc)
                                         .tls = s->tls,
                                         .handler = {data_port_on_request, data_port_on_gone, data_port_on_drained, reply_error_body, l},
                                         .on_refused = note_refused,
-                                        .body_room = data_port_body_room};
+                                        .body_room = data_port_body_room,
+                                        .put_headers = s->o->cors_allow_origin ? data_port_put_headers : NULL};
     if (*rc == 0) *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
     return l;
 }

@@ -34,6 +34,9 @@ struct serve_options {
     char *admin_key_file, *admin_allowed_hosts;
     char *api_key_file; /* NULL: the data port is everybody's */
     bool forward_client_key;
+    char *cors_allow_origin; /* NULL: no page of another origin may use the data port */
+    bool cors_allow_credentials;
+    uint64_t cors_max_age;
     uint64_t address_connections; /* 0: no limit */
     uint64_t queue_requests;      /* of a rank, that make it busy; 0: any number may run */
     int metrics_compat;           /* none|vllm|sglang */

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { BUFS_MAX = 5 };
+enum { BUFS_MAX = 6 };
 
 struct write_req {
     uv_write_t req;
@@ -127,6 +127,23 @@ void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n)
     kvr_buf_free(&c->held);
 }
 
+void kvr__answer_continue(struct kvr_http_conn *c)
+{
+    uv_buf_t b = kvr__buf_of("HTTP/1.1 100 Continue\r\n\r\n", 25);
+    kvr__answer_send(c, &b, 1);
+}
+
+/* An interim answer, which clients of HTTP/1.1 pass over (RFC 9110, 15.2); or the first digit of the next chunk's size, or of the last
+ * chunk's, both of which may begin with zeroes (RFC 9112, 7.1). */
+bool kvr__answer_probe(struct kvr_http_conn *c)
+{
+    uv_buf_t zero = kvr__buf_of("0", 1);
+    if (c->request.minor == 0 || (c->answer_started && !c->chunked)) return false;
+    if (c->answer_started) kvr__answer_send(c, &zero, 1);
+    else kvr__answer_continue(c);
+    return true;
+}
+
 /* ---- answers ----------------------------------------------------------------------------------------- */
 
 /* The head, and in the same go a body of `length` bytes when there is one. */
@@ -134,13 +151,18 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
                        bool hold)
 {
     char line[128], framing[96];
+    struct kvr_buf always = {0};
     KVR_ASSERT(c->answering && !c->answer_started);
     c->answer_started = true;
     bool no_body = c->request.is_head || status == 204 || status == 304;
     c->chunked = !no_body && length < 0 && c->request.minor >= 1;
     if (!no_body && length < 0 && !c->chunked) c->keep_alive = false;
     c->left = no_body ? 0 : length;
+<<<<<<< HEAD
     if (c->server->lame) c->keep_alive = false;
+=======
+    if (c->server->draining || (c->half_closed && !c->ahead.len && !c->parsing_ahead)) c->keep_alive = false;
+>>>>>>> h2
     int a = snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\n", status, kvr_http_reason(status)), b = 0;
     if (c->chunked) b = snprintf(framing, sizeof framing, "Transfer-Encoding: chunked\r\n");
     else if (length >= 0 && status != 204 && status != 304)
@@ -149,11 +171,15 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     size_t body_len = body && c->left > 0 ? (size_t)c->left : 0;
     c->left -= (int64_t)body_len;
     if (c->told) *c->told = (struct kvr_http_told){status, body_len};
-    uv_buf_t bufs[] = {kvr__buf_of(line, (size_t)a), kvr__buf_of(headers, headers_len), kvr__buf_of(framing, (size_t)b),
-                       kvr__buf_of(end, strlen(end)), kvr__buf_of(body, body_len)};
-    unsigned n = body_len ? 5 : 4;
+    if (c->server->config.put_headers) c->server->config.put_headers(c, &always, c->server->config.handler.ctx);
+    if (always.failed) write_failed(c);
+    uv_buf_t bufs[] = {
+        kvr__buf_of(line, (size_t)a),    kvr__buf_of(headers, headers_len), kvr__buf_of(always.data ? always.data : "", always.len),
+        kvr__buf_of(framing, (size_t)b), kvr__buf_of(end, strlen(end)),     kvr__buf_of(body, body_len)};
+    unsigned n = body_len ? 6 : 5;
     for (unsigned i = 0; hold && i < n; i++) kvr_buf_add(&c->held, bufs[i].base, bufs[i].len);
     if (!hold) kvr__answer_send(c, bufs, n);
+    kvr_buf_free(&always);
 }
 
 void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length)

@@ -162,6 +162,9 @@ struct kvr_http_server_config {
      * more is handed over at once, without its body (body_unread): a stranger is told no before he has made us hold anything. With the
      * handler's context. NULL: body_max for everybody. */
     size_t (*body_room)(struct kvr_http_conn *conn, void *ctx);
+    /* Lines that an answer has whatever it says, errors before on_request too: appends to `head`. The request's headers are there when its
+     * head has come to an end, else NULL. With the handler's context. NULL: none. */
+    void (*put_headers)(struct kvr_http_conn *conn, struct kvr_buf *head, void *ctx);
 };
 
 struct kvr_http_server_stats {

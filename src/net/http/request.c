@@ -216,8 +216,7 @@ static int meet_expectation(struct kvr_http_conn *c, bool has_body)
     struct kvr_text expect = kvr_headers_get(&c->headers, "expect");
     if (!expect.ptr || c->request.minor == 0) return 0;
     if (!kvr_text_is_nocase(expect, "100-continue")) return fail(c, 417, "the only expectation that is met is 100-continue");
-    uv_buf_t b = kvr__buf_of("HTTP/1.1 100 Continue\r\n\r\n", 25);
-    if (has_body) kvr__answer_send(c, &b, 1);
+    if (has_body) kvr__answer_continue(c);
     return 0;
 }
 
@@ -225,6 +224,7 @@ static int on_head_complete(llhttp_t *p)
 {
     struct kvr_http_conn *c = conn_of(p);
     c->request.minor = p->http_minor;
+    c->request.headers = &c->headers;
     if (judge_head(c, p)) return HPE_USER;
     p->upgrade = 0; /* an offered upgrade (h2c, say) is not taken; the request is served as it is */
     c->keep_alive = llhttp_should_keep_alive(p);
@@ -348,12 +348,14 @@ static size_t parse(struct kvr_http_conn *c, const char *data, size_t len)
     return used;
 }
 
-void kvr__request_parse_ahead(struct kvr_http_conn *c)
+static void parse_ahead(struct kvr_http_conn *c)
 {
-    if (c->ahead.len == 0 || !may_parse(c)) return;
     struct kvr_buf ahead = c->ahead;
+    bool within = c->parsing_ahead;
     c->ahead = (struct kvr_buf){0};
+    c->parsing_ahead = true;
     size_t used = parse(c, ahead.data, ahead.len);
+    c->parsing_ahead = within;
     if (!c->closing && !c->close_when_sent && used < ahead.len) {
         /* this function may have run again below us; what it left comes after what we leave */
         struct kvr_buf rest = {0};
@@ -365,6 +367,20 @@ void kvr__request_parse_ahead(struct kvr_http_conn *c)
     kvr_buf_free(&ahead);
     if (c->ahead.failed) kvr__conn_fail_soon(c);
     kvr__conn_update_reading(c);
+}
+
+/* What is left, when nothing more comes, is no request. */
+static void end_half_closed(struct kvr_http_conn *c)
+{
+    c->close_when_sent = true;
+    kvr__request_free(c);
+    if (c->queued == 0) kvr__conn_linger(c);
+}
+
+void kvr__request_parse_ahead(struct kvr_http_conn *c)
+{
+    if (c->ahead.len && may_parse(c)) parse_ahead(c);
+    if (c->half_closed && !c->parsing_ahead && may_parse(c)) end_half_closed(c);
 }
 
 void kvr__request_take(struct kvr_http_conn *c, const char *data, size_t n)

@@ -10,11 +10,15 @@
  *
  * Room for new connections: at the limit the oldest one that is idle, or has been sending its request or not reading its answer for
  * some time, is closed. When there is none, the new one waits in the kernel's queue until another ends.
+ *
+ * A client that has closed its sending half sends the same FIN as one that has gone. So it is sent something that changes nothing, and
+ * whoever has gone answers that with a reset (http/answer.c).
  */
 #include "net/http/addresses.h"
 #include "net/http/server_internal.h"
 
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -28,6 +32,7 @@ enum {
     QUIET_MS = 1000,   /* a connection on which nothing has come for so long is closed while draining */
     SLOW_MS = 1000,    /* a request, or a handshake, that takes longer may give way */
     LOOKED_AT = 4096,  /* connections, when one must give way */
+    RESET_MS = 100,    /* for the reset of a client that has gone to come, before it is looked for again */
     ACCEPTED_MAX = 64, /* in one turn of the loop */
     BACKLOG = 1024,
     SWEEP_MS = 1000,
@@ -89,10 +94,37 @@ static void take_tls(struct kvr_http_conn *c, const char *data, size_t n)
     kvr__conn_close(c);
 }
 
+static bool has_gone(const struct kvr_http_conn *c)
+{
+    struct tcp_info info;
+    socklen_t len = sizeof info;
+    uv_os_fd_t fd;
+    return uv_fileno((const uv_handle_t *)&c->tcp, &fd) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) ||
+           info.tcpi_state == TCP_CLOSE;
+}
+
+static void look_soon(struct kvr_http_server *s, uint64_t ms);
+
+/* Nothing more will come. What was sent whole is answered yet, unless the client has gone, or cannot be asked whether it has. */
+static void take_end(struct kvr_http_conn *c)
+{
+    c->half_closed = true;
+    if (!c->answering) {
+        kvr__request_parse_ahead(c);
+        return;
+    }
+    if (!kvr__answer_probe(c) || has_gone(c)) kvr__conn_close(c);
+    else look_soon(c->server, RESET_MS);
+}
+
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 {
     struct kvr_http_conn *c = stream->data;
     if (n == 0) return;
+    if (n == UV_EOF && !c->tls && !c->lingering) {
+        take_end(c);
+        return;
+    }
     if (n < 0) {
         note_handshake(c);
         kvr__conn_close(c);
@@ -105,7 +137,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 
 void kvr__conn_update_reading(struct kvr_http_conn *c)
 {
-    if (c->closing) return;
+    if (c->closing || c->half_closed) return;
     bool room = c->lingering || (!c->above_high && c->ahead.len <= KVR_HTTP_PIPELINE_MAX);
     if (room && c->read_stopped) uv_read_start((uv_stream_t *)&c->tcp, on_alloc, on_read);
     else if (!room && !c->read_stopped) uv_read_stop((uv_stream_t *)&c->tcp);
@@ -169,6 +201,10 @@ static void conn_reset(struct kvr_http_conn *c)
 void kvr__conn_linger(struct kvr_http_conn *c)
 {
     if (c->closing || c->lingering) return;
+    if (c->half_closed) { /* and nothing can come */
+        kvr__conn_close(c);
+        return;
+    }
     c->lingering = true;
     kvr__conn_deadline(c, LINGER_S);
     if (c->tls) {
@@ -218,6 +254,8 @@ static void look_at(struct kvr_http_conn *c, uint64_t now)
     if (c->closing) return;
     if (c->write_failed) {
         conn_reset(c);
+    } else if (c->half_closed && has_gone(c)) {
+        kvr__conn_close(c);
     } else if (is_stuck(c, now)) {
         atomic_fetch_add(&c->server->shared->write_timeouts, 1);
         conn_reset(c);
@@ -242,11 +280,16 @@ static void on_sweep(uv_timer_t *t)
     if (wants_connections(s)) take_connections(s);
 }
 
+/* An earlier look that is due stays due. */
+static void look_soon(struct kvr_http_server *s, uint64_t ms)
+{
+    if (!s->closed && uv_timer_get_due_in(&s->sweep) > ms) uv_timer_start(&s->sweep, on_sweep, ms, s->draining ? DRAIN_MS : SWEEP_MS);
+}
+
 void kvr__conn_fail_soon(struct kvr_http_conn *c)
 {
-    struct kvr_http_server *s = c->server;
     c->write_failed = true;
-    if (!s->closed) uv_timer_start(&s->sweep, on_sweep, 0, s->draining ? DRAIN_MS : SWEEP_MS);
+    look_soon(c->server, 0);
 }
 
 /* ---- new connections --------------------------------------------------------------------------------- */

@@ -56,6 +56,8 @@ struct kvr_http_conn {
     bool in_value, started_message;
     bool took_all;          /* of the last one */
     bool tls_begun, shaken; /* a byte of TLS has come; its handshake is over */
+    bool half_closed;       /* the client has ended its side */
+    bool parsing_ahead;
     bool answering, answer_started, chunked, keep_alive, close_when_sent, closing, read_stopped, lingering;
     bool above_high;     /* more than KVR_HTTP_HIGH_WATER was queued, and not yet less than the low mark: nothing is parsed or read */
     bool write_failed;   /* nothing more is sent; the next sweep resets the connection, so that writing never calls back */
@@ -94,8 +96,12 @@ void kvr__request_take(struct kvr_http_conn *c, const char *data, size_t n);
 void kvr__request_parse_ahead(struct kvr_http_conn *c);
 
 /* http/answer.c */
-void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n); /* up to 5 */
+void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n); /* up to 6 */
 void kvr__answer_flush_tls(struct kvr_http_conn *c);
+void kvr__answer_continue(struct kvr_http_conn *c); /* 100 Continue */
+/* Sends a client something that means nothing, to see whether it is there: the kernel of one that has gone resets the connection.
+ * Returns: false: there is nothing to send it, at this place of its answer. */
+bool kvr__answer_probe(struct kvr_http_conn *c);
 /* An error before the request was whole: answers and closes. */
 void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message);
 static inline uv_buf_t kvr__buf_of(const char *data, size_t len)

@@ -4,12 +4,18 @@
 
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 
 #include "app/serve/data/admission.h"
+#include "app/serve/data/cors.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/note.h"
 
-enum { ENDING_MS = 1000 /* for a worker to end a stream whose last event has passed */ };
+enum {
+    ENDING_MS = 1000,         /* for a worker to end a stream whose last event has passed */
+    REFUSAL_MAX = 64 << 10,   /* bytes of an error that are kept until it is known whether another worker takes the request */
+    RETRY_AFTER_MAX_S = 86400 /* whatever a worker says */
+};
 
 struct attempt *attempt_new(struct request *r, struct partition *partition)
 {
@@ -67,6 +73,18 @@ static bool is_passed_on(const struct kvr_hop_by_hop *hop, struct kvr_text name)
            !kvr_text_is_nocase(name, "x-request-id") && !is_of_router(name);
 }
 
+/* In seconds, or as a date (RFC 9110, 10.2.3); something else tells nothing. */
+static void note_retry_after(struct request *r, struct kvr_text value)
+{
+    char text[40] = "";
+    struct tm date = {0};
+    uint64_t s = 0;
+    memcpy(text, value.ptr, KVR_MIN(value.len, sizeof text - 1));
+    const char *end = kvr_parse_u64(value.ptr, value.len, UINT64_MAX, &s) ? NULL : strptime(text, "%a, %d %b %Y %H:%M:%S GMT", &date);
+    if (end && !*end) s = (uint64_t)KVR_MAX((int64_t)timegm(&date) - (int64_t)time(NULL), (int64_t)0);
+    r->retry_after_s = KVR_MAX(r->retry_after_s, KVR_MIN(s, (uint64_t)RETRY_AFTER_MAX_S));
+}
+
 static void keep_head(struct attempt *a, const struct kvr_headers *headers)
 {
     static const char events[] = "text/event-stream";
@@ -74,7 +92,11 @@ static void keep_head(struct attempt *a, const struct kvr_headers *headers)
     (void)kvr_hop_by_hop_read(headers, &hop);
     for (size_t i = 0; i < headers->n; i++) {
         struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
-        if (!is_passed_on(&hop, name)) continue;
+        if (!is_passed_on(&hop, name) || cors_is_ours(serve_of(a->request)->o, name)) continue;
+        if (is_retryable(a) && kvr_text_is_nocase(name, "retry-after")) {
+            note_retry_after(a->request, value);
+            continue;
+        }
         if (kvr_text_is_nocase(name, "content-type"))
             a->is_sse = value.len >= sizeof events - 1 && strncasecmp(value.ptr, events, sizeof events - 1) == 0;
         kvr_header_put(&a->head, name, value);
@@ -164,12 +186,29 @@ static void judge_opening(struct attempt *a)
     }
 }
 
+/* What it says of why it refuses: all of it, or nothing. */
+static void keep_words(struct attempt *a, const char *data, size_t len)
+{
+    if (len > REFUSAL_MAX || a->answer.len > REFUSAL_MAX - len) a->answer.failed = true;
+    kvr_buf_add(&a->answer, data, len);
+}
+
+static void hand_words_over(struct attempt *a)
+{
+    struct refusal *why = &a->request->refusal;
+    bool whole = !a->answer.failed && !a->head.failed;
+    if (whole) why->head = a->head, why->body = a->answer;
+    else kvr_buf_free(&a->head), kvr_buf_free(&a->answer);
+    a->head = a->answer = (struct kvr_buf){0};
+}
+
 static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
 {
     struct attempt *a = ctx;
     (void)call;
-    if (is_retryable(a)) return; /* judged when it is whole */
-    if (!may_open_badly(a)) {
+    if (is_retryable(a)) {
+        keep_words(a, data, len); /* judged when it is whole */
+    } else if (!may_open_badly(a)) {
         tell_bytes(a, ATTEMPT_ANSWERING, data, len);
     } else if (!hold_opening(a, data, len)) {
         judge_opening(a);
@@ -184,7 +223,9 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     call_over(a);
     if (is_retryable(a)) {
         worker_report(s, a->worker, a->status == 503);
-        a->tell(a, attempt_fail(a, a->status, "every worker that was tried answered with an error"));
+        enum outcome o = attempt_fail(a, a->status, "every worker that was tried answered with an error");
+        hand_words_over(a);
+        a->tell(a, o);
         return;
     }
     worker_report(s, a->worker, true);

@@ -6,7 +6,8 @@
  *
  * The exchange tells of its steps by outcomes (`tell`): BYTES for each piece of the answer, which is attempt->bytes during the step,
  * and at the end WHOLE, FAILED (before a byte was told of) or BROKEN (after one). An answer of 502, 503 or 504 is FAILED, when it is
- * whole: no byte of it is told of. `state` says how far it is. attempt_cancel() ends it without a word.
+ * whole: no byte of it is told of, and it becomes the request's refusal, for when no other worker takes the request. `state` says how far
+ * it is. attempt_cancel() ends it without a word.
  *
  * A decode leg whose stream begins with an error has FAILED as one of status 500 has: a transfer that has gone wrong shows like this. What
  * comes before the first event of a stream is held back for that.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * READING: what routing needs of a request's body. A large body is read on a thread; then read_body() fills in members of the request that
- * the loop does not look at meanwhile, and what is wrong with it is kept apart (struct reading), since the loop may refuse the request for
- * another reason.
+ * READING: what routing needs of a request's body, which is JSON, or on a path that is routed by load a form (wire/form.h), of which that
+ * is the model. A large body is read on a thread; then read_json() or read_form() fills in members of the request that the loop does not
+ * look at meanwhile, and what is wrong with it is kept apart (struct reading), since the loop may refuse the request for another reason.
  *
  * The tokens of the prompt are here when the body gives them, or when bytes are taken for tokens. Otherwise the question for an engine is
  * made (r->ask), of a chat with images a second one without them (r->plain): tokenize.c goes on with both.
@@ -171,7 +171,6 @@ static void take_members(struct request *r, const struct kvr_openai_request *rq)
     r->is_object = true;
     r->now.reading.rank_error = kvr_rank_member_read(rq->root, &r->body_rank);
     if (r->routed) pins_read_body(rq->root, &r->now.reading.pins);
-    if (rq->model) memcpy(r->model, rq->model, rq->model_len);
     if (r->routed && r->form == KVR_FORM_RESPONSES) responses_id_of(kvr_json_get(rq->root, "previous_response_id"), r->response);
     r->stream = rq->stream;
     r->names_adapter = kvr_json_type_of(kvr_json_get(rq->root, "lora_path")) > KVR_JSON_NULL;
@@ -188,22 +187,55 @@ static void read_split(struct request *r)
     kvr_handoff_members_read((struct kvr_json_span){r->body->data, r->body->data + r->body->len}, &r->split);
 }
 
-/* What routing needs of the body, or what is wrong with it. May run on a thread: see the top. */
-static void read_body(struct request *r, struct kvr_json_parser *json)
+/* Who serves the model that it names. Returns: false: it is refused. */
+static bool take_model(struct request *r, const struct named_ask *ask, enum named_model *is)
+{
+    if (ask->model.len >= MODEL_MAX) refuse_body(r, 400, "`model` is longer than 127 bytes");
+    else if (ask->model.len && memchr(ask->model.ptr, 0, ask->model.len)) refuse_body(r, 400, "`model` has a NUL");
+    else if ((*is = named_model_resolve(r, ask)) == NAMED_OUT_OF_MEMORY) out_of_memory(r);
+    return !r->now.reading.refusal;
+}
+
+static void read_form(struct request *r)
+{
+    enum { MODEL, USER, CACHE_KEY, FIELDS };
+    static const char *const names[FIELDS] = {"model", "user", "prompt_cache_key"};
+    struct kvr_form_field v[FIELDS];
+    enum named_model named;
+    const char *why = kvr_form_pick(r->body->data, r->body_len, r->now.reading.boundary, names, FIELDS, v);
+    if (!why && v[MODEL].times > 1) why = "`model` is given more than once";
+    if (why) {
+        refuse_body(r, 400, why);
+        return;
+    }
+    const struct kvr_form_field *session = v[USER].len ? &v[USER] : &v[CACHE_KEY];
+    struct kvr_text model = {v[MODEL].ptr, v[MODEL].len};
+    (void)take_model(r, &(struct named_ask){.model = model, .session = {session->ptr, session->len}, .place = model}, &named);
+}
+
+static struct named_ask ask_of(const struct kvr_openai_request *rq)
+{
+    static const char *const members[] = {"user", "prompt_cache_key"};
+    struct named_ask ask = {.model = {rq->model, rq->model_len}, .tokens_n = rq->tokens_n};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(members) && !ask.session.len; i++)
+        (void)kvr_json_as_str(kvr_json_get(rq->root, members[i]), &ask.session.ptr, &ask.session.len);
+    return ask;
+}
+
+/* What routing needs of a JSON body, or what is wrong with it. May run on a thread: see the top. */
+static void read_json(struct request *r, struct kvr_json_parser *json)
 {
     struct kvr_openai_request rq;
+    enum named_model named;
     const char *why = "out of memory";
     int rc = json ? kvr_openai_parse(json, r->body ? r->body->data : NULL, r->body_len, &rq, &why) : -KVR_ENOMEM;
-    if (rc == 0 && rq.model_len >= MODEL_MAX) {
-        why = "`model` is longer than 127 bytes";
-        rc = -KVR_EINVAL;
-    }
     if (rc) {
         refuse_body(r, rc == -KVR_ENOMEM ? 503 : 400, why);
         return;
     }
-    enum named_model named = named_model_resolve(r, &rq);
-    if (named == NAMED_OUT_OF_MEMORY || (named == NAMED_ANOTHER && kvr_openai_parse(json, r->body->data, r->body_len, &rq, &why) != 0)) {
+    struct named_ask ask = ask_of(&rq);
+    if (!take_model(r, &ask, &named)) return;
+    if (named == NAMED_ANOTHER && kvr_openai_parse(json, r->body->data, r->body_len, &rq, &why) != 0) {
         out_of_memory(r);
         return;
     }
@@ -259,12 +291,11 @@ static void limit_total(struct request *r)
     request_arm(r);
 }
 
-/* Limits of a key may be those of a model. A form has no JSON; of what else cannot be read here, an engine might read another model. */
-static bool hides_its_model(const struct request *r)
+/* Limits of a key may be those of a model, and of what cannot be read here an engine might read another one. Of a form every engine reads
+ * its model. */
+static bool must_be_read(const struct request *r)
 {
-    static const char form[] = "multipart/";
-    struct kvr_text type = kvr_headers_get(kvr_http_conn_request(r->conn)->headers, "content-type");
-    return r->admission.key && r->body_len && !(type.len >= sizeof form - 1 && strncasecmp(type.ptr, form, sizeof form - 1) == 0);
+    return r->routed || r->now.reading.is_form || (r->admission.key && r->body_len);
 }
 
 static enum outcome body_is_read(struct request *r)
@@ -272,7 +303,7 @@ static enum outcome body_is_read(struct request *r)
     const struct reading *reading = &r->now.reading;
     const char *why = NULL;
     if (reading->refused_by) atomic_fetch_add_explicit(reading->refused_by, 1, memory_order_relaxed);
-    if (reading->refusal && (r->routed || reading->refusal == 503 || hides_its_model(r))) /* other bodies are the engine's business */
+    if (reading->refusal && (reading->refusal == 503 || must_be_read(r))) /* other bodies are the engine's business */
         return request_refusef(r, reading->refusal, "%s", reading->refused);
     if ((why = join_ranks(r)) || (why = pins_join(r, &reading->pins)) || (why = pin_rank_alone(r))) return request_refuse(r, 400, why);
     if (model_option_is_set(&r->options, MODEL_TOTAL_TIMEOUT)) limit_total(r);
@@ -282,14 +313,36 @@ static enum outcome body_is_read(struct request *r)
 
 static void run_reading(struct request *r)
 {
-    struct kvr_json_parser *json = kvr_json_parser_new(); /* its memory goes with it */
-    read_body(r, json);
+    struct kvr_json_parser *json = r->now.reading.is_form ? NULL : kvr_json_parser_new(); /* its memory goes with it */
+    if (r->now.reading.is_form) read_form(r);
+    else read_json(r, json);
     kvr_json_parser_free(json);
+}
+
+/* Returns: what is wrong with a form's boundary, or NULL. */
+static const char *look_for_form(struct request *r)
+{
+    struct reading *reading = &r->now.reading;
+    const struct kvr_headers *h = kvr_http_conn_request(r->conn)->headers;
+    const char *why = NULL;
+    size_t types = 0;
+    for (size_t i = 0; i < h->n; i++) {
+        struct kvr_text type = kvr_headers_value(h, i);
+        if (!kvr_text_is_nocase(kvr_headers_name(h, i), "content-type")) continue;
+        types++;
+        if (!kvr_form_is(type.ptr, type.len)) continue;
+        reading->is_form = true;
+        why = kvr_form_boundary(type.ptr, type.len, reading->boundary);
+    }
+    return reading->is_form && types > 1 ? "a form must have one Content-Type" : why;
 }
 
 enum outcome body_begin(struct request *r)
 {
+    const char *why = !r->routed && r->body_len ? look_for_form(r) : NULL;
+    if (why) return request_refuse(r, 400, why);
     if (r->body_len > KVR_JOB_BYTES) return request_work(r, &r->now.reading.job, run_reading, body_is_read);
-    if (r->routed || r->body_len) read_body(r, r->loop->json);
+    if (r->now.reading.is_form) read_form(r);
+    else if (r->routed || r->body_len) read_json(r, r->loop->json);
     return body_is_read(r);
 }

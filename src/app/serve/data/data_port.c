@@ -12,6 +12,7 @@
 #include "app/serve/config/models_config.h"
 #include "app/serve/config/models_file.h"
 #include "app/serve/data/attempt.h"
+#include "app/serve/data/cors.h"
 #include "app/serve/data/flow.h"
 #include "app/serve/data/note.h"
 #include "app/serve/data/pins.h"
@@ -220,11 +221,26 @@ size_t data_port_body_room(struct kvr_http_conn *c, void *ctx)
     return used ? room : KVR_MIN(room, (size_t)THROWN_AWAY);
 }
 
+/* An upgrade may be left out (RFC 9110, 7.8), but the client of this one has no use for what it would get. */
+static bool wants_websocket(const struct kvr_http_request *rq)
+{
+    return kvr_text_is(rq->method, "GET") && kvr_text_is_nocase(kvr_headers_get(rq->headers, "upgrade"), "websocket");
+}
+
 static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note **note)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool get = kvr_text_is(rq->method, "GET");
+<<<<<<< HEAD
     const enum kvr_prompt_form *form = client_route_form(rq->path);
+=======
+    const enum kvr_prompt_form *form = routed_form(rq->path);
+    if (cors_preflight(l->serve->o, c)) return;
+    if (wants_websocket(rq)) {
+        reply_error(c, 501, "WebSocket connections (/v1/realtime) are not supported; connect to the engine itself", NULL);
+        return;
+    }
+>>>>>>> h2
     static const char *const local[] = {"/v1/models", "/health", "/ready"};
     for (int i = 0; i < 3; i++)
         if (kvr_text_is(rq->path, local[i])) {
@@ -243,6 +259,12 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
     } else {
         reply_error(c, 404, "unknown path; inference routes are passed to engines, others by --pass-routes", NULL);
     }
+}
+
+void data_port_put_headers(struct kvr_http_conn *c, struct kvr_buf *head, void *ctx)
+{
+    const struct loop *l = ctx;
+    cors_put_headers(l->serve->o, c, head);
 }
 
 /* The note is still here when the router has answered by itself. */

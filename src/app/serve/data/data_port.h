@@ -9,5 +9,6 @@ void data_port_on_request(struct kvr_http_conn *c, void *ctx);
 void data_port_on_gone(struct kvr_http_conn *c, void *ctx);
 size_t data_port_body_room(struct kvr_http_conn *c, void *ctx);
 void data_port_on_drained(struct kvr_http_conn *c, void *ctx);
+void data_port_put_headers(struct kvr_http_conn *c, struct kvr_buf *head, void *ctx);
 
 #endif

@@ -125,7 +125,7 @@ static void end_refused(struct request *r)
     struct refusal why = r->refusal;
     struct kvr_http_conn *c = request_detach(r);
     bool in_stream = c && r->early_head;
-    r->refusal.made = NULL;
+    r->refusal = (struct refusal){0};
     r->status = why.status;
     figures_end(r, r->tries ? END_FAILED : END_REFUSED);
     if (!r->working) account_request(r);
@@ -135,7 +135,7 @@ static void end_refused(struct request *r)
     if (c && !in_stream) reply_refusal(c, &why, r);
     end(r);
     if (in_stream) reply_error_event(c, why.status, why.text);
-    free(why.made);
+    refusal_free(&why);
 }
 
 /* The client may have gone with the last event. */

@@ -17,60 +17,54 @@
 #include "app/serve/state.h"
 #include "wire/json_edit.h"
 
-static struct kvr_text session_of(const struct request *r, const struct kvr_openai_request *rq)
+static struct kvr_text session_of(const struct request *r, const struct named_ask *ask)
 {
-    static const char *const members[] = {"user", "prompt_cache_key"};
-    struct kvr_text t = {r->session, strlen(r->session)};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(members) && !t.len; i++) {
-        const char *s = NULL;
-        size_t len = 0;
-        if (kvr_json_as_str(kvr_json_get(rq->root, members[i]), &s, &len)) t = (struct kvr_text){s, len};
-    }
-    return t.len ? t : (struct kvr_text){r->id, strlen(r->id)};
+    struct kvr_text head = {r->session, strlen(r->session)}, id = {r->id, strlen(r->id)};
+    return head.len ? head : ask->session.len ? ask->session : id;
 }
 
 enum standing { NOBODY_UP, ALL_OVERLOADED, SERVES };
 
 /* Would the router refuse it for overload? Of workers with roles those that answer count. */
-static bool is_overloaded(const struct request *r, const struct kvr_openai_request *rq, const struct roster_choice *from)
+static bool is_overloaded(const struct request *r, const struct named_ask *ask, const struct roster_choice *from)
 {
     const char *of_key = r->admission.key ? r->admission.key->policy_class : "", *name = of_key[0] ? of_key : r->policy_class;
-    struct kvr_router_request ask = {.isl = rq->tokens_n ? rq->tokens_n : KVR_MAX(r->body_len / 4, (size_t)1),
-                                     .allowed = from->all ? NULL : from->ids,
-                                     .allowed_n = from->n,
-                                     .policy_class = name,
-                                     .policy_class_len = strlen(name)};
-    admission_keep_to_workers(r, &ask);
-    int rc = kvr_router_overload(from->partition->router, &ask);
+    struct kvr_router_request rq = {.isl = ask->tokens_n ? ask->tokens_n : KVR_MAX(r->body_len / 4, (size_t)1),
+                                    .allowed = from->all ? NULL : from->ids,
+                                    .allowed_n = from->n,
+                                    .policy_class = name,
+                                    .policy_class_len = strlen(name)};
+    admission_keep_to_workers(r, &rq);
+    int rc = kvr_router_overload(from->partition->router, &rq);
     return rc == -KVR_EOVERLOADED || rc == -KVR_EQUEUEFULL;
 }
 
 /* `loads`: overload matters. A request that names its worker goes there, whatever there is. */
-static enum standing standing_of(struct request *r, const struct kvr_openai_request *rq, const char *model, bool loads)
+static enum standing standing_of(struct request *r, const struct named_ask *ask, const char *model, bool loads)
 {
     const struct roster_row *row = roster_hold(serve_of(r), model);
     enum standing is = row && roster_any_up(row, &row->main) ? SERVES : NOBODY_UP;
-    if (is == SERVES && loads && !r->pin.set && is_overloaded(r, rq, &row->main)) is = ALL_OVERLOADED;
+    if (is == SERVES && loads && !r->pin.set && is_overloaded(r, ask, &row->main)) is = ALL_OVERLOADED;
     roster_let_go(row);
     return is;
 }
 
 /* Of the fallbacks of what was asked for, else those of its target, the first that leads to a model that serves; where none does and nobody
  * is there for the target, the first that only is overloaded. NULL: none does, or none is needed. */
-static const char *fallback_of(struct request *r, const struct kvr_openai_request *rq, const struct models_file *f, const char *target,
+static const char *fallback_of(struct request *r, const struct named_ask *ask, const struct models_file *f, const char *target,
                                struct kvr_text session)
 {
     const struct model_rule *from = models_file_find(f, r->asked_model);
     const char *overloaded = NULL;
     if (!from || !from->fallbacks_n) from = models_file_find(f, target);
     if (!from || !from->fallbacks_n) return NULL;
-    enum standing is = standing_of(r, rq, target, from->on_overloaded);
+    enum standing is = standing_of(r, ask, target, from->on_overloaded);
     if (is == SERVES || (is == NOBODY_UP && from->not_on_unavailable)) return NULL;
     enum fallback_reason why = is == NOBODY_UP ? FALLBACK_UNAVAILABLE : FALLBACK_OVERLOADED;
     const char *best = NULL;
     for (size_t i = 0; i < from->fallbacks_n && !best; i++) {
         const char *to = models_file_resolve(f, from->fallbacks[i], session.ptr, session.len);
-        enum standing other = strcmp(to, target) != 0 ? standing_of(r, rq, to, from->on_overloaded) : NOBODY_UP;
+        enum standing other = strcmp(to, target) != 0 ? standing_of(r, ask, to, from->on_overloaded) : NOBODY_UP;
         if (other == SERVES) best = to;
         if (other == ALL_OVERLOADED && is == NOBODY_UP && !overloaded) overloaded = to;
     }
@@ -79,15 +73,32 @@ static const char *fallback_of(struct request *r, const struct kvr_openai_reques
     return best;
 }
 
-static bool name_in_body(struct request *r)
+static bool write_json_name(const struct request *r, struct kvr_buf *out)
 {
-    struct kvr_buf value = {0}, bytes = {0};
+    struct kvr_buf value = {0};
     kvr_json_str(&value, r->model, strlen(r->model));
     struct kvr_json_edit edit = {.name = "model", .value = value.data, .value_len = value.len};
     struct kvr_json_span body = {r->body->data, r->body->data + r->body->len};
-    struct kvr_body *changed = NULL;
-    if (!value.failed && kvr_json_edit(body, &edit, 1, &bytes)) changed = kvr_body_derive(r->body, &bytes);
+    bool written = !value.failed && kvr_json_edit(body, &edit, 1, out);
     kvr_buf_free(&value);
+    return written;
+}
+
+/* The file's names have no line ends, so none of them makes a delimiter. */
+static bool write_form_name(const struct request *r, struct kvr_text place, struct kvr_buf *out)
+{
+    const char *behind = place.ptr + place.len, *end = r->body->data + r->body->len;
+    kvr_buf_add(out, r->body->data, (size_t)(place.ptr - r->body->data));
+    kvr_buf_str(out, r->model);
+    kvr_buf_add(out, behind, (size_t)(end - behind));
+    return true;
+}
+
+static bool name_in_body(struct request *r, struct kvr_text place)
+{
+    struct kvr_buf bytes = {0};
+    struct kvr_body *changed = NULL;
+    if (place.ptr ? write_form_name(r, place, &bytes) : write_json_name(r, &bytes)) changed = kvr_body_derive(r->body, &bytes);
     kvr_buf_free(&bytes);
     if (!changed) return false;
     kvr_body_unref(r->body);
@@ -104,19 +115,20 @@ static void take_options(struct request *r, const struct models_file *f)
     if (asked) model_options_add(&r->options, &asked->options);
 }
 
-enum named_model named_model_resolve(struct request *r, const struct kvr_openai_request *rq)
+enum named_model named_model_resolve(struct request *r, const struct named_ask *ask)
 {
-    const struct models_file *f = rq->model_len ? models_config_hold(serve_of(r)) : NULL;
+    const struct models_file *f = ask->model.len ? models_config_hold(serve_of(r)) : NULL;
     enum named_model is = NAMED_AS_IT_IS;
-    if (f) memcpy(r->asked_model, rq->model, rq->model_len);
+    if (ask->model.len) memcpy(r->model, ask->model.ptr, ask->model.len);
+    if (f) memcpy(r->asked_model, r->model, sizeof r->asked_model);
     if (f && models_file_find(f, r->asked_model)) {
-        struct kvr_text session = session_of(r, rq);
+        struct kvr_text session = session_of(r, ask);
         const char *target = models_file_resolve(f, r->asked_model, session.ptr, session.len);
-        const char *fallback = fallback_of(r, rq, f, target, session);
+        const char *fallback = fallback_of(r, ask, f, target, session);
         r->fell_back = fallback;
         snprintf(r->model, sizeof r->model, "%s", fallback ? fallback : target); /* neither is r->model */
         take_options(r, f);
-        if (strcmp(r->model, r->asked_model) != 0) is = name_in_body(r) ? NAMED_ANOTHER : NAMED_OUT_OF_MEMORY;
+        if (strcmp(r->model, r->asked_model) != 0) is = name_in_body(r, ask->place) ? NAMED_ANOTHER : NAMED_OUT_OF_MEMORY;
     } else {
         r->asked_model[0] = 0;
     }

@@ -3,14 +3,22 @@
 #ifndef KVR_SERVE_NAMED_MODEL_H
 #define KVR_SERVE_NAMED_MODEL_H
 
-#include "wire/openai.h"
+#include "net/http/http.h"
 
 struct request;
 
 enum named_model { NAMED_AS_IT_IS, NAMED_ANOTHER, NAMED_OUT_OF_MEMORY };
 
-/* READING, when the members of the body are known: who serves the model. Another one gets a body of its own (`model` in it is changed,
- * every other byte stays): what was parsed of the one before is gone. Once per request; any thread that reads its body. */
-enum named_model named_model_resolve(struct request *r, const struct kvr_openai_request *rq);
+/* What a body says that decides. Borrows from it, or from what it was parsed into. */
+struct named_ask {
+    struct kvr_text model;   /* empty: none is named */
+    struct kvr_text session; /* `user` or `prompt_cache_key`; empty: neither */
+    struct kvr_text place;   /* of a form: where the name stands in the body; ptr NULL: the body is JSON */
+    size_t tokens_n;         /* 0: not known yet */
+};
+
+/* READING, when the members of the body are known: who serves the model, in r->model. Another one gets a body of its own (`model` in it is
+ * changed, every other byte stays): what was parsed of the one before is gone. Once per request; any thread that reads its body. */
+enum named_model named_model_resolve(struct request *r, const struct named_ask *ask);
 
 #endif

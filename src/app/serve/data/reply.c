@@ -9,15 +9,39 @@ void reply_error_body(struct kvr_buf *out, int status, const char *message)
     kvr_openai_error(out, status, kvr_openai_error_type(status), message);
 }
 
-void reply_error(struct kvr_http_conn *c, int status, const char *message, const char *id)
+static void put_retry(struct kvr_buf *h, uint64_t seconds)
+{
+    if (seconds) kvr_buf_printf(h, "Retry-After: %llu\r\n", (unsigned long long)seconds);
+}
+
+/* Empties both. */
+static void reply(struct kvr_http_conn *c, int status, const char *type, struct kvr_buf *h, struct kvr_buf *body)
+{
+    kvr_buf_add(h, "", 1);
+    kvr_http_reply_buf(c, status, type, h->failed ? "" : h->data, body);
+    kvr_buf_free(h);
+}
+
+static void error_with(struct kvr_http_conn *c, int status, const char *message, const char *id, uint64_t retry_s)
 {
     struct kvr_buf b = {0}, h = {0};
     reply_error_body(&b, status, message);
     if (id && *id) kvr_buf_printf(&h, "x-request-id: %s\r\n", id);
-    if (status == 503) kvr_buf_str(&h, "Retry-After: 1\r\n");
-    kvr_buf_add(&h, "", 1);
-    kvr_http_reply_buf(c, status, "application/json", h.failed ? "" : h.data, &b);
-    kvr_buf_free(&h);
+    put_retry(&h, retry_s || status != 503 ? retry_s : 1);
+    reply(c, status, "application/json", &h, &b);
+}
+
+void reply_error(struct kvr_http_conn *c, int status, const char *message, const char *id)
+{
+    error_with(c, status, message, id, 0);
+}
+
+/* As what is passed on of a worker's answer. */
+static void reply_workers_words(struct kvr_http_conn *c, struct refusal *why, const struct request *r)
+{
+    kvr_header_put_str(&why->head, "x-request-id", r->id);
+    put_retry(&why->head, r->retry_after_s || why->status != 503 ? r->retry_after_s : 1);
+    reply(c, why->status, NULL, &why->head, &why->body);
 }
 
 static const char *type_of(const struct refusal *why)
@@ -30,21 +54,23 @@ static const char *type_of(const struct refusal *why)
     }
 }
 
-void reply_refusal(struct kvr_http_conn *c, const struct refusal *why, const struct request *r)
+void reply_refusal(struct kvr_http_conn *c, struct refusal *why, const struct request *r)
 {
     struct kvr_buf b = {0}, h = {0};
+    if (r && why->body.len) {
+        reply_workers_words(c, why, r);
+        return;
+    }
     if (!why->code) {
-        reply_error(c, why->status, why->text, r ? r->id : NULL);
+        error_with(c, why->status, why->text, r ? r->id : NULL, r ? r->retry_after_s : 0);
         return;
     }
     kvr_openai_error_coded(&b, type_of(why), why->text, why->code);
     if (r && r->id[0]) kvr_buf_printf(&h, "x-request-id: %s\r\n", r->id);
     if (why->status == 401) kvr_buf_str(&h, "WWW-Authenticate: Bearer\r\n");
-    if (why->retry_s) kvr_buf_printf(&h, "Retry-After: %llu\r\n", (unsigned long long)why->retry_s);
+    put_retry(&h, why->retry_s);
     if (r) admission_put_headers(r, &h);
-    kvr_buf_add(&h, "", 1);
-    kvr_http_reply_buf(c, why->status, "application/json", h.failed ? "" : h.data, &b);
-    kvr_buf_free(&h);
+    reply(c, why->status, "application/json", &h, &b);
 }
 
 void reply_error_event(struct kvr_http_conn *c, int status, const char *message)

@@ -9,7 +9,7 @@ void reply_error_body(struct kvr_buf *out, int status, const char *message);
 /* A whole answer. id: of the request; NULL or "": none. */
 void reply_error(struct kvr_http_conn *c, int status, const char *message, const char *id);
 /* The same of a refusal; r: whose; NULL: nobody's. */
-void reply_refusal(struct kvr_http_conn *c, const struct refusal *why, const struct request *r);
+void reply_refusal(struct kvr_http_conn *c, struct refusal *why, const struct request *r);
 /* Ends a stream with an event that says why. */
 void reply_error_event(struct kvr_http_conn *c, int status, const char *message);
 /* A comment in the stream, whose head is sent first. */

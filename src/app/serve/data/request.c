@@ -43,7 +43,7 @@ void request_free(struct request *r)
     kvr_body_unref(r->plain);
     request_forget_tokens(r);
     free(r->salt);
-    free(r->refusal.made);
+    refusal_free(&r->refusal);
     atomic_fetch_sub(&r->loop->in_flight, 1);
     uv_close((uv_handle_t *)&r->timer, on_closed);
 }
@@ -59,9 +59,16 @@ struct kvr_http_conn *request_detach(struct request *r)
 
 /* ---- refusals ---------------------------------------------------------------------------------------- */
 
+void refusal_free(struct refusal *why)
+{
+    free(why->made);
+    kvr_buf_free(&why->head);
+    kvr_buf_free(&why->body);
+}
+
 enum outcome request_refuse(struct request *r, int status, const char *text)
 {
-    free(r->refusal.made);
+    refusal_free(&r->refusal);
     r->refusal = (struct refusal){.status = status, .text = text};
     return OUTCOME_REFUSED;
 }

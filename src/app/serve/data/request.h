@@ -57,6 +57,7 @@
 #include "app/serve/config/model_options.h"
 #include "app/serve/state.h"
 #include "token/pool.h"
+#include "wire/form.h"
 #include "wire/handoff.h"
 
 struct attempt;
@@ -136,6 +137,8 @@ struct refusal {
     uint64_t retry_s; /* when it may be tried again; 0: not said */
     const char *text; /* static, or `made` */
     char *made;       /* owned; NULL: none */
+    struct kvr_buf head,
+        body; /* what the worker has said itself, which the client gets in the place of `text`; body empty: nothing. Owned */
 };
 
 /* What its API key lets it do: data/admission.h. */
@@ -152,6 +155,8 @@ struct admission {
 
 struct reading {
     struct request_job job;
+    bool is_form; /* the body is one, with this boundary */
+    char boundary[KVR_FORM_BOUNDARY_MAX + 1];
     const char *rank_error; /* NULL: what the body says of the rank is sound */
     struct body_pins pins;
     int refusal;         /* 0, or the status `refused` goes out with */
@@ -283,6 +288,7 @@ struct request {
     bool is_lora;
     struct attempt *attempt; /* the last that was booked; NULL: none yet */
     unsigned tries;          /* attempts that have failed */
+    uint64_t retry_after_s;  /* the longest time that their workers have told; 0: none */
     unsigned tried_n;        /* of these, on workers that were to answer: */
     uint64_t tried[TRIES_MAX];
     bool gated;                /* it waits for a decode worker that is not overloaded, before its prompt is computed */
@@ -343,6 +349,7 @@ void request_free(struct request *r);
 struct kvr_http_conn *request_detach(struct request *r);
 void request_forget_tokens(struct request *r); /* and what was made of them */
 
+void refusal_free(struct refusal *why); /* what it owns */
 /* Return: OUTCOME_REFUSED. The text is static; that of the second is made. */
 enum outcome request_refuse(struct request *r, int status, const char *text);
 enum outcome request_refusef(struct request *r, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
