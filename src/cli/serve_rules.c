@@ -4,11 +4,8 @@
 #include <stdlib.h>
 #include <kvroute/disagg.h>
 
-<<<<<<< HEAD
 #include "app/serve/data/client_routes.h"
-=======
 #include "app/serve/data/cors.h"
->>>>>>> h2
 #include "base/base.h"
 #include "base/log.h"
 #include "cli/serve_cli.h"

@@ -264,7 +264,7 @@ def test_what_python_takes_for_a_number_and_json_does_not_have_is_refused(start,
     assert a.status == 400 and "not valid JSON" in a.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/realtime?model=m", "/v1/completions", "/v1/anything"])
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/realtime?model=m", "/v1/completions", "/v1/videos"])
 def test_a_websocket_is_told_that_there_are_none(start, path):
     m = start(Mock, with_events=False)
     s = start(Serve, [m])

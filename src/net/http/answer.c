@@ -158,11 +158,7 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     c->chunked = !no_body && length < 0 && c->request.minor >= 1;
     if (!no_body && length < 0 && !c->chunked) c->keep_alive = false;
     c->left = no_body ? 0 : length;
-<<<<<<< HEAD
-    if (c->server->lame) c->keep_alive = false;
-=======
-    if (c->server->draining || (c->half_closed && !c->ahead.len && !c->parsing_ahead)) c->keep_alive = false;
->>>>>>> h2
+    if (c->server->lame || (c->half_closed && !c->ahead.len && !c->parsing_ahead)) c->keep_alive = false;
     int a = snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\n", status, kvr_http_reason(status)), b = 0;
     if (c->chunked) b = snprintf(framing, sizeof framing, "Transfer-Encoding: chunked\r\n");
     else if (length >= 0 && status != 204 && status != 304)

@@ -231,16 +231,12 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool get = kvr_text_is(rq->method, "GET");
-<<<<<<< HEAD
     const enum kvr_prompt_form *form = client_route_form(rq->path);
-=======
-    const enum kvr_prompt_form *form = routed_form(rq->path);
     if (cors_preflight(l->serve->o, c)) return;
     if (wants_websocket(rq)) {
         reply_error(c, 501, "WebSocket connections (/v1/realtime) are not supported; connect to the engine itself", NULL);
         return;
     }
->>>>>>> h2
     static const char *const local[] = {"/v1/models", "/health", "/ready"};
     for (int i = 0; i < 3; i++)
         if (kvr_text_is(rq->path, local[i])) {
