@@ -6,12 +6,13 @@ import hashlib
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import threading
 
 import pytest
 
-from conftest import BINARY, Mock, Serve, call, free_ports, wait_for
+from conftest import BINARY, SLOW, Mock, Serve, call, free_ports, wait_for
 from leg_parts import Leg, answer, handoff
 
 ALICE, BOB = "alices-secret-key", "bobs-secret-key"
@@ -140,6 +141,34 @@ def test_a_class_that_no_policy_has_is_an_error(start, tmp_path, name):
     port = free_ports(2)
     p = subprocess.run([BINARY, "serve", "--port", str(port), "--admin-port", str(port + 1), "--api-key-file", path, "--router-policy-config", policy], capture_output=True, text=True, timeout=60)
     assert p.returncode != 0 and f"{path}:3: policy_class '{name}': a class without a family, or a family" in p.stderr, p.stderr
+
+
+def head_with(*lines):
+    return "".join(f"{line}\r\n" for line in ("POST /v1/completions HTTP/1.1", "Host: x", "Connection: close", "Content-Length: 49", *lines)).encode()
+
+
+@pytest.mark.parametrize("lines,status", [
+    ((f"Authorization: Bearer {ALICE}", f"Authorization: Bearer {BOB}"), 400), ((f"Authorization: Bearer {ALICE}",) * 2, 400),
+    ((f"Authorization: Bearer {ALICE}", f"x-api-key: {BOB}"), 400), ((f"x-api-key: {ALICE}", f"api-key: {BOB}"), 400),
+    ((f"x-api-key: {ALICE}", f"x-api-key: {BOB}"), 400), ((f"Authorization: Bearer {ALICE}", f"x-api-key: {ALICE}"), 200),
+    (("Authorization: Basic abc", f"x-api-key: {ALICE}"), 200), ((f"Authorization: Bearer {ALICE}", "x-api-key: "), 200),
+    (("Authorization: Bearer nobody", f"x-api-key: {ALICE}"), 400)])
+def test_of_two_keys_none_is_chosen(served, lines, status):
+    body = b'{"model": "small", "prompt": "x", "max_tokens":1}'
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20 * SLOW) as c:
+        c.sendall(head_with(*lines) + b"\r\n" + body)
+        answer = b"".join(iter(lambda: c.recv(65536), b""))
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+
+
+@pytest.mark.parametrize("name", ["x-session-id", "x-request-id", "x-kvroute-worker", "x-request-priority", "x-dynamo-meta-policy-class"])
+def test_a_header_that_says_two_things_is_refused(served, name):
+    body = b'{"model": "small", "prompt": "x", "max_tokens":1}'
+    for values, status in ((("1", "2"), 400), (("1", "1"), 200)):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=20 * SLOW) as c:
+            c.sendall(head_with(f"Authorization: Bearer {ALICE}", *(f"{name}: {v}" for v in values)) + b"\r\n" + body)
+            answer = b"".join(iter(lambda: c.recv(65536), b""))
+        assert (b"two values" in answer) == (status == 400), answer
 
 
 @pytest.mark.parametrize("path", ["/v1/%63ompletions", "/v1%2Fcompletions", "/v1/../flush_cache", "/v1/%2e%2e/flush_cache", "/v1//completions", "/v1/./completions", "/v1/completions/..", "/v1/completions/", "/v1/a%", "/v1/a%4"])

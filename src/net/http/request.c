@@ -169,6 +169,7 @@ static int judge_head(struct kvr_http_conn *c, const llhttp_t *p)
     size_t hosts = kvr__headers_count(&c->headers, "host");
     if (hosts > 1 || (hosts == 0 && p->http_minor >= 1) || (hosts && !is_host(kvr_headers_get(&c->headers, "host"))))
         return fail(c, 400, "exactly one Host header is required");
+    if (kvr__headers_count(&c->headers, "authorization") > 1) return fail(c, 400, "more than one Authorization header");
     int bad = kvr__headers_framing(&c->headers, &chunked);
     if (bad == 501) return fail(c, 501, "this transfer encoding is not supported; use chunked");
     if (bad || chunked != !!(p->flags & F_CHUNKED) || (chunked && p->http_minor == 0))

@@ -15,15 +15,34 @@
 /* Headers that carry a key: OpenAI's clients, Anthropic's, Azure's. */
 static const char *const key_headers[] = {"authorization", "x-api-key", "api-key"};
 
-/* The first of them that has one. */
-static struct kvr_text presented(const struct kvr_headers *h)
+/* The key of a header that carries one; "" when it carries none. */
+static struct kvr_text key_in(struct kvr_text name, struct kvr_text v)
 {
     static const char scheme[] = "bearer ";
     size_t skip = sizeof scheme - 1;
-    struct kvr_text v = kvr_headers_get(h, key_headers[0]);
-    if (v.ptr && v.len > skip && !strncasecmp(v.ptr, scheme, skip)) return (struct kvr_text){v.ptr + skip, v.len - skip};
-    v = kvr_headers_get(h, key_headers[1]);
-    return v.ptr && v.len ? v : kvr_headers_get(h, key_headers[2]);
+    if (!kvr_text_is_nocase(name, key_headers[0])) return v;
+    bool bearer = v.len > skip && strncasecmp(v.ptr, scheme, skip) == 0;
+    return bearer ? (struct kvr_text){v.ptr + skip, v.len - skip} : (struct kvr_text){"", 0};
+}
+
+static bool carries_key(struct kvr_text name)
+{
+    for (size_t i = 0; i < KVR_ARRAY_LEN(key_headers); i++)
+        if (kvr_text_is_nocase(name, key_headers[i])) return true;
+    return false;
+}
+
+/* The key; "" for none. *several: there are two that differ, and nobody can say which one is meant. */
+static struct kvr_text presented(const struct kvr_headers *h, bool *several)
+{
+    struct kvr_text key = {"", 0};
+    *several = false;
+    for (size_t i = 0; i < h->n; i++) {
+        struct kvr_text name = kvr_headers_name(h, i), v = carries_key(name) ? key_in(name, kvr_headers_value(h, i)) : key;
+        if (v.len && key.len && (v.len != key.len || memcmp(v.ptr, key.ptr, v.len) != 0)) *several = true;
+        if (v.len) key = v;
+    }
+    return key;
 }
 
 static bool has_expired(const struct api_key *k)
@@ -41,8 +60,9 @@ size_t admission_body_room(struct serve *s, const struct kvr_headers *h)
 {
     struct keyring *ring = keyring_hold(&s->keyrings);
     if (!ring) return SIZE_MAX;
-    const struct api_key *k = key_of(ring, presented(h));
-    size_t room = !k || has_expired(k) ? 0 : k->limits.max_body_size ? k->limits.max_body_size : SIZE_MAX;
+    bool several;
+    const struct api_key *k = key_of(ring, presented(h, &several));
+    size_t room = !k || several || has_expired(k) ? 0 : k->limits.max_body_size ? k->limits.max_body_size : SIZE_MAX;
     keyring_let_go(ring);
     return room;
 }
@@ -50,10 +70,14 @@ size_t admission_body_room(struct serve *s, const struct kvr_headers *h)
 /* Returns: the key of a request, which has not expired; or NULL with the refusal. */
 static const struct api_key *find_key(struct serve *s, const struct keyring *ring, const struct kvr_headers *h, struct refusal *no)
 {
-    struct kvr_text secret = presented(h);
-    bool has = secret.ptr && secret.len;
-    const struct api_key *k = key_of(ring, secret);
-    if (!k) {
+    bool several;
+    struct kvr_text secret = presented(h, &several);
+    bool has = secret.len != 0;
+    const struct api_key *k = several ? NULL : key_of(ring, secret);
+    if (several) {
+        *no = (struct refusal){.status = 400, .code = "invalid_api_key", .text = "Authorization, x-api-key and api-key carry unlike keys"};
+        atomic_fetch_add_explicit(&s->keyrings.nobody[KEY_REFUSED_UNKNOWN], 1, memory_order_relaxed);
+    } else if (!k) {
         *no = (struct refusal){.status = 401,
                                .code = "invalid_api_key",
                                .text = has ? "the API key is not known here"
@@ -311,10 +335,7 @@ void admission_put_headers(const struct request *r, struct kvr_buf *h)
 
 bool admission_keeps(const struct request *r, struct kvr_text name)
 {
-    if (!r->admission.ring || serve_of(r)->o->forward_client_key) return false;
-    for (size_t i = 0; i < KVR_ARRAY_LEN(key_headers); i++)
-        if (kvr_text_is_nocase(name, key_headers[i])) return true;
-    return false;
+    return r->admission.ring && !serve_of(r)->o->forward_client_key && carries_key(name);
 }
 
 struct kvr_text admission_authorization(const struct request *r)

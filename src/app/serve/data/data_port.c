@@ -7,6 +7,7 @@
 #include "app/serve/data/data_port.h"
 
 #include <string.h>
+#include <strings.h>
 
 #include "app/serve/data/admission.h"
 #include "app/serve/config/models_config.h"
@@ -73,10 +74,37 @@ static const char *read_class(struct request *r, const struct kvr_headers *h)
     return NULL;
 }
 
+/* Those that say something to the router, or name the request. */
+static bool is_hint(struct kvr_text name)
+{
+    static const char *const beginnings[] = {"x-kvroute-", "x-dynamo-", "x-prefill-",          "x-request-",
+                                             "x-session-", "x-worker-", "x-data-parallel-rank"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(beginnings); i++) {
+        size_t n = strlen(beginnings[i]);
+        if (name.len >= n && strncasecmp(name.ptr, beginnings[i], n) == 0) return true;
+    }
+    return false;
+}
+
+/* One of them is there twice, with two values: what reads the other one, here or behind, would do something else. */
+static bool contradicts_itself(const struct kvr_headers *h)
+{
+    for (size_t i = 0; i < h->n; i++) {
+        struct kvr_text name = kvr_headers_name(h, i), value = kvr_headers_value(h, i);
+        for (size_t k = 0; is_hint(name) && k < i; k++) {
+            struct kvr_text other = kvr_headers_value(h, k);
+            bool same_name = name.len == kvr_headers_name(h, k).len && !strncasecmp(name.ptr, kvr_headers_name(h, k).ptr, name.len);
+            if (same_name && (value.len != other.len || memcmp(value.ptr, other.ptr, value.len) != 0)) return true;
+        }
+    }
+    return false;
+}
+
 static const char *read_hints(struct request *r, const struct kvr_headers *h)
 {
     struct kvr_text session = kvr_headers_get(h, "x-session-id");
     const char *why;
+    if (contradicts_itself(h)) return "a header that the router reads is there twice, with two values";
     if ((why = pins_read_head(r, h)) || (why = read_priority(r, h))) return why;
     if (session.ptr && session.len < sizeof r->session) memcpy(r->session, session.ptr, session.len);
     r->explain = kvr_text_is(kvr_headers_get(h, "x-kvroute-explain"), "1");
