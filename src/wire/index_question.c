@@ -158,7 +158,7 @@ int kvr_service_question_json(struct kvr_service_question *q, struct kvr_json o)
     forget(q);
     if (kvr_json_type_of(o) != KVR_JSON_OBJECT) return -KVR_EFORMAT;
     struct kvr_json model = kvr_json_get(o, "model_name"), only = kvr_json_get(o, "device_only"), worker = kvr_json_get(o, "worker");
-    if (!kvr_json_as_str(model, &q->model, &q->model_len) && is_there(model)) is_wrong(q, "model_name");
+    if (!kvr_json_as_name(model, &q->model, &q->model_len) && is_there(model)) is_wrong(q, "model_name");
     if (!kvr_json_as_bool(only, &q->device_only) && is_there(only)) is_wrong(q, "device_only");
     q->has_worker = kvr_service_worker_read(worker, &q->worker);
     if (!q->has_worker && is_there(worker)) is_wrong(q, "worker");
@@ -232,6 +232,7 @@ static int member_packed(struct kvr_service_question *q, const char *key, uint32
     } else if (same(key, key_len, "model_name") && type == MP_STR) {
         q->model = mp_decode_str(p, &len);
         q->model_len = len;
+        if (memchr(q->model, 0, len)) is_wrong(q, "model_name");
     } else if (same(key, key_len, "device_only") && type == MP_BOOL) {
         q->device_only = mp_decode_bool(p);
     } else {

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -58,6 +59,11 @@ int kvr_json_check_members(const struct kvr_json_parser *p, char *name, size_t c
 struct kvr_json kvr_json_at(struct kvr_json array, size_t i); /* linear */
 size_t kvr_json_count(struct kvr_json array_or_object);
 bool kvr_json_as_str(struct kvr_json v, const char **s, size_t *len);
+/* The same of a text that may become a C string: one without a NUL, behind which two readers would see two names. */
+static inline bool kvr_json_as_name(struct kvr_json v, const char **s, size_t *len)
+{
+    return kvr_json_as_str(v, s, len) && !memchr(*s, 0, *len);
+}
 bool kvr_json_as_u64(struct kvr_json v, uint64_t *out);
 bool kvr_json_as_i64_bits(struct kvr_json v, uint64_t *out); /* signed or unsigned, by bits */
 bool kvr_json_as_double(struct kvr_json v, double *out);

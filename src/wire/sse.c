@@ -27,7 +27,7 @@ static void on_telling(struct kvr_sse *s, struct kvr_json root)
     if (usage.present) s->usage = usage;
     const char *id;
     size_t len;
-    if (!kvr_json_as_str(kvr_json_get(kvr_json_get(root, "response"), "id"), &id, &len) || len >= sizeof s->response) return;
+    if (!kvr_json_as_name(kvr_json_get(kvr_json_get(root, "response"), "id"), &id, &len) || len >= sizeof s->response) return;
     memcpy(s->response, id, len);
     s->response[len] = 0;
 }

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from conftest import SLOW, Indexer, Mock, Serve, call, free_ports, wait_for
+from conftest import SLOW, Indexer, Mock, ScriptedServer, Serve, call, free_ports, wait_for
 
 T = list(range(100, 140))  # ten blocks of four
 
@@ -175,3 +175,17 @@ def test_what_a_removed_worker_held_is_given_back_behind_its_back(start, engine)
     ix.post("/unregister", {"instance_id": 7, "model_name": "m"})
     assert call(s.admin, "DELETE", "/workers/1").status == 200
     wait_for("given back", lambda: s.metric("index_blocks") == 0 and ix.metric("kvroute_index_blocks") == 0, 30)
+
+
+def test_a_models_name_with_a_zero_in_it_is_nobodys(start):
+    """Behind it two readers would see two names."""
+    worker = ScriptedServer(lambda query: {"data": [{"id": "m\0other"}, {"id": "n", "parent": "a\0b"}]})
+    try:
+        s = start(Serve, [worker.url], ready=False)
+        wait_for("the models", lambda: call(s.port, "GET", "/v1/models").json()["data"])
+        assert [m["id"] for m in call(s.port, "GET", "/v1/models").json()["data"]] == ["n"]
+        assert call(s.port, "POST", "/v1/completions", {"model": "m", "prompt": "x"}).status == 404
+        for body in ({"model": "n\0x", "prompt": "x"}, {"model": "n", "prompt": "x", "cache_salt": "a\0b"}):
+            assert call(s.port, "POST", "/v1/completions", body).status in (400, 501), body
+    finally:
+        worker.close()

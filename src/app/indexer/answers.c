@@ -76,7 +76,7 @@ int body_text(struct request *rq, struct kvr_json o, const char *key, bool requi
         answer_error(rq, 422, "missing field `%s`", key);
         return -1;
     }
-    if (!kvr_json_as_str(v, &s, &len) || len >= cap || memchr(s, 0, len)) {
+    if (!kvr_json_as_name(v, &s, &len) || len >= cap) {
         answer_error(rq, 422, "field `%s` must be a string of at most %zu bytes", key, cap - 1);
         return -1;
     }

@@ -68,7 +68,7 @@ static void text_of(struct kvr_json o, const char *key, char *out, size_t cap)
 {
     const char *s = "";
     size_t n = 0;
-    if (!kvr_json_as_str(kvr_json_get(o, key), &s, &n) || n >= cap || memchr(s, 0, n)) n = 0;
+    if (!kvr_json_as_name(kvr_json_get(o, key), &s, &n) || n >= cap) n = 0;
     memcpy(out, s, n);
     out[n] = 0;
 }

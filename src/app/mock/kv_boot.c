@@ -93,7 +93,7 @@ static bool take_text(struct kvr_json v, char *out, size_t cap)
 {
     const char *s;
     size_t len;
-    if (!kvr_json_as_str(v, &s, &len) || len == 0 || len >= cap || memchr(s, 0, len)) return false;
+    if (!kvr_json_as_name(v, &s, &len) || len == 0 || len >= cap) return false;
     memcpy(out, s, len);
     out[len] = 0;
     return true;

@@ -328,7 +328,7 @@ static bool text_of(struct kvr_json said, const char *name, char *out, size_t ca
 {
     const char *s;
     size_t len;
-    if (!kvr_json_as_str(kvr_json_get(said, name), &s, &len) || len >= cap || memchr(s, 0, len)) return false;
+    if (!kvr_json_as_name(kvr_json_get(said, name), &s, &len) || len >= cap) return false;
     memcpy(out, s, len);
     out[len] = 0;
     return true;

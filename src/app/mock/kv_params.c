@@ -31,7 +31,7 @@ static bool read_text(struct kvr_json object, const char *name, char *out, size_
 {
     const char *s;
     size_t len;
-    if (!kvr_json_as_str(kvr_json_get(object, name), &s, &len) || len == 0 || len >= cap || memchr(s, 0, len)) return false;
+    if (!kvr_json_as_name(kvr_json_get(object, name), &s, &len) || len == 0 || len >= cap) return false;
     memcpy(out, s, len);
     out[len] = 0;
     return true;

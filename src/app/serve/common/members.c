@@ -40,7 +40,7 @@ bool member_text(struct kvr_json o, const char *key, char *out, size_t cap, cons
     size_t len;
     struct kvr_json v = kvr_json_get(o, key);
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
-    if (kvr_json_as_str(v, &s, &len) && len < cap && !memchr(s, 0, len)) {
+    if (kvr_json_as_name(v, &s, &len) && len < cap) {
         memcpy(out, s, len);
         out[len] = 0;
         return true;

@@ -52,7 +52,7 @@ void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX])
 {
     const char *s;
     size_t len;
-    if (!kvr_json_as_str(v, &s, &len) || len == 0 || len >= RESPONSE_ID_MAX || memchr(s, 0, len)) return;
+    if (!kvr_json_as_name(v, &s, &len) || len == 0 || len >= RESPONSE_ID_MAX) return;
     memcpy(id, s, len);
     id[len] = 0;
 }

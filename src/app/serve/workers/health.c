@@ -69,7 +69,7 @@ static void copy_text(struct kvr_json object, const char *key, char *out, size_t
 {
     const char *s;
     size_t len;
-    if (kvr_json_as_str(kvr_json_get(object, key), &s, &len) && len < cap) memcpy(out, s, len);
+    if (kvr_json_as_name(kvr_json_get(object, key), &s, &len) && len < cap) memcpy(out, s, len);
 }
 
 static int add_model(void *ctx, const char *key, size_t key_len, struct kvr_json v)
@@ -82,7 +82,7 @@ static int add_model(void *ctx, const char *key, size_t key_len, struct kvr_json
     size_t len;
     (void)key;
     (void)key_len;
-    if (out->n == MODELS_MAX || !kvr_json_as_str(kvr_json_get(v, "id"), &id, &len) || len >= MODEL_MAX) return 0;
+    if (out->n == MODELS_MAX || !kvr_json_as_name(kvr_json_get(v, "id"), &id, &len) || len >= MODEL_MAX) return 0;
     struct model_entry *m = &out->list[out->n++];
     memset(m, 0, sizeof *m);
     memcpy(m->id, id, len);

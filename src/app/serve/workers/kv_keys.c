@@ -189,7 +189,7 @@ static bool take_member(const struct kv_key *k, struct kvr_json v, struct worker
     if (!(k->types & TYPE(kvr_json_type_of(v)))) return false;
     if (kvr_json_as_bool(v, &on)) return k->set(w, on ? "true" : "false");
     if (kvr_json_as_u64(v, &n)) snprintf(value, sizeof value, "%llu", (unsigned long long)n);
-    else if (kvr_json_as_str(v, &s, &len) && len < sizeof value && !memchr(s, 0, len)) snprintf(value, sizeof value, "%.*s", (int)len, s);
+    else if (kvr_json_as_name(v, &s, &len) && len < sizeof value) snprintf(value, sizeof value, "%.*s", (int)len, s);
     else return false;
     return k->set(w, value);
 }

@@ -41,7 +41,7 @@ static bool get_endpoints(struct kvr_json v, struct worker_spec *spec, enum rank
         struct endpoints e = {w, which};
         return kvr_json_each(v, add_endpoint, &e) == 0;
     }
-    if (!kvr_json_as_str(v, &s, &len) || len >= sizeof base || memchr(s, 0, len)) return false;
+    if (!kvr_json_as_name(v, &s, &len) || len >= sizeof base) return false;
     memcpy(base, s, len);
     base[len] = 0;
     if (!kvr_ingest_endpoint_ok(base)) return false;
@@ -57,7 +57,7 @@ static int add_taint(void *ctx, const char *key, size_t key_len, struct kvr_json
     size_t len;
     (void)key;
     (void)key_len;
-    if (!kvr_json_as_str(v, &s, &len) || len == 0 || len >= sizeof w->taints[0] || w->taints_n == TAINTS_MAX || memchr(s, 0, len)) return 1;
+    if (!kvr_json_as_name(v, &s, &len) || len == 0 || len >= sizeof w->taints[0] || w->taints_n == TAINTS_MAX) return 1;
     memcpy(w->taints[w->taints_n], s, len);
     w->taints[w->taints_n++][len] = 0;
     return 0;
@@ -72,7 +72,7 @@ static bool get_url(struct kvr_json v, int (*parse)(const char *url, size_t len,
     if (kvr_json_type_of(v) == KVR_JSON_NONE) return true;
     out[0] = 0;
     if (kvr_json_type_of(v) == KVR_JSON_NULL || (kvr_json_as_str(v, &url, &n) && n == 0)) return true;
-    if (!kvr_json_as_str(v, &url, &n) || n >= cap || memchr(url, 0, n) || parse(url, n, &e)) return false;
+    if (!kvr_json_as_name(v, &url, &n) || n >= cap || parse(url, n, &e)) return false;
     snprintf(out, cap, "%.*s", (int)n, url);
     return true;
 }
