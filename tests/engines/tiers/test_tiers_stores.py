@@ -108,7 +108,7 @@ def test_lmcache_is_at_most_what_was_stored(lmcache, name):
     print(f"{name}: {figures}; {stack.loaded} loads")
     assert not stack.mistakes, stack.mistakes[:3]
     assert not figures.worst, figures.worst[:3]
-    assert figures.lower_seen > 0 and stack.loaded > 0, str(figures)
+    assert figures.lower_seen >= (0.3 if name == "other-hash" else 0.95) * figures.lower and stack.loaded > 0, str(figures)
     assert name.startswith("evicting") or figures.more == 0, str(figures)
 
 
@@ -117,7 +117,7 @@ def test_lmcache_with_its_removals_told_is_never_more(lmcache, name):
     stack = lmcache(**LMCACHE[name])
     figures = judge.judge(stack, stack.block, REQUESTS, seed=5, most=100 if "256" in name else 40, before=tell_removals)
     print(f"{name}: {figures}")
-    assert figures.more == 0 and figures.lower_seen > 0, str(figures)
+    assert figures.more == 0 and figures.lower_seen >= 0.95 * figures.lower, str(figures)
 
 
 def record(only):
