@@ -516,7 +516,7 @@ static uint32_t next_chunk(const struct side *s, const uint64_t *prefixes, size_
     return (uint32_t)(end - at);
 }
 
-/* Fewer blocks than these are not read. LMCache, whose names stand for several blocks, reads the rest of a chunk that the device has begun. */
+/* Fewer blocks than these are not read. LMCache, whose names stand for several blocks, reads the rest of a chunk, too. */
 static uint32_t least_of(const struct tier_side *side)
 {
     return KVR_MAX(KVR_MAX(side->span > 1 ? 1 : side->chunk, side->least), 1u);
