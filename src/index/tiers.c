@@ -17,8 +17,9 @@
  * learned: the greatest number that divides every place where a store of such a tier has ended, and the blocks that it told with tokens,
  * believed when ENDS have been seen; or what a store says that a name stands for. A chunk
  * is there when its last block is (a tier that is told of by names alone, or by one name for several blocks), or when all of it is; and
- * what adds less than a chunk to the device's depth adds nothing (vLLM 0.32, OffloadingConnectorScheduler._lookup_complete_chunks). Nor
- * does what is fewer blocks than the engine takes the trouble to read, when that is known of it (`least`).
+ * what adds less than a chunk to the device's depth adds nothing (vLLM 0.32, OffloadingConnectorScheduler._lookup_complete_chunks), but
+ * where a name stands for several blocks (LMCache 0.5.6, get_num_new_matched_tokens). Nor does what is fewer blocks than the engine takes
+ * the trouble to read, when that is known of it (`least`).
  *
  * Copies. An engine may hold a block twice, or announce one that two chunks share twice; each has a removal of its own and is counted.
  *
@@ -515,6 +516,12 @@ static uint32_t next_chunk(const struct side *s, const uint64_t *prefixes, size_
     return (uint32_t)(end - at);
 }
 
+/* Fewer blocks than these are not read. LMCache, whose names stand for several blocks, reads the rest of a chunk, too. */
+static uint32_t least_of(const struct tier_side *side)
+{
+    return KVR_MAX(KVR_MAX(side->span > 1 ? 1 : side->chunk, side->least), 1u);
+}
+
 void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t n, struct kvr_reach *reach)
 {
     uint32_t device = reach->depth[KVR_TIER_DEVICE], at = device, read[KVR_TIER_COUNT] = {device}, least = 0;
@@ -522,7 +529,7 @@ void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes
     for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) s[t] = open_side(ln, rk, t);
     for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT;) {
         uint32_t more = next_chunk(&s[t], prefixes, n, at);
-        if (more && !least) least = KVR_MAX(KVR_MAX(s[t].side->chunk, s[t].side->least), 1u);
+        if (more && !least) least = least_of(s[t].side);
         read[t] += more;
         at += more;
         t = more ? (uint32_t)KVR_TIER_HOST_PINNED : t + 1;

@@ -535,7 +535,8 @@ struct mock_engine *mock_engine_create(const struct mock_engine_config *config)
     kvr_mem_init(&e->mem, NULL, 0);
     e->free_head = e->free_tail = NIL;
     e->blocks = calloc(config->num_blocks, sizeof *e->blocks);
-    if (config->host_blocks) e->host = host_tier_create(config->host_blocks, config->host_chunk, config->block_size);
+    uint32_t least = config->host_rests ? 1 : config->host_chunk;
+    if (config->host_blocks) e->host = host_tier_create(config->host_blocks, config->host_chunk, least, config->block_size);
     if (!e->blocks || (config->host_blocks && !e->host)) {
         free(e->blocks);
         host_tier_destroy(e->host);

@@ -40,6 +40,7 @@ struct mock_engine_config {
     uint64_t seed;
     bool prefix_caching;
     uint32_t host_blocks, host_chunk; /* host_blocks 0: none */
+    bool host_rests;                  /* the host is read for less than a chunk, too */
     double load_ratio;                /* time of reading a token, as a share of that of computing it */
     bool first_and_last;              /* events tell the first copy that is stored and the last that is removed, for those who keep a set */
     /* Called in order, within passes and resets. A stored event carries its tokens and its request's `user`. */

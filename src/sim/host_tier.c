@@ -17,7 +17,7 @@ struct offers {
     size_t n, names_cap, tokens_cap;
 };
 struct host_tier {
-    uint32_t chunk, block_size, most, used;
+    uint32_t chunk, least, block_size, most, used;
     struct kvr_mem mem;
     struct chunk *chunks; /* [0]: the list; then `most` */
     uint64_t *names;      /* `chunk` of each */
@@ -25,11 +25,12 @@ struct host_tier {
     struct offers now, before;
 };
 
-struct host_tier *host_tier_create(uint32_t blocks, uint32_t chunk, uint32_t block_size)
+struct host_tier *host_tier_create(uint32_t blocks, uint32_t chunk, uint32_t least, uint32_t block_size)
 {
     struct host_tier *h = calloc(1, sizeof *h);
     if (!h) return NULL;
     h->chunk = chunk;
+    h->least = least;
     h->block_size = block_size;
     h->most = KVR_MAX(blocks / chunk, 1u);
     kvr_mem_init(&h->mem, NULL, 0);
@@ -75,7 +76,7 @@ size_t host_tier_reach(const struct host_tier *h, const uint64_t *names, size_t 
 {
     size_t c = device / h->chunk;
     while ((c + 1) * h->chunk <= n && kvr_map64_get(&h->at, names[(c + 1) * h->chunk - 1])) c++;
-    return c * h->chunk >= device + h->chunk ? c * h->chunk : device;
+    return c * h->chunk >= device + h->least ? c * h->chunk : device;
 }
 
 /* Returns: whether it is there. */

@@ -22,8 +22,8 @@ struct host_chunk {
 };
 typedef void host_tier_tell(void *ctx, const struct host_chunk *chunk);
 
-/* Returns: NULL when memory is short. */
-struct host_tier *host_tier_create(uint32_t blocks, uint32_t chunk, uint32_t block_size);
+/* least: fewer blocks are not read. Returns: NULL when memory is short. */
+struct host_tier *host_tier_create(uint32_t blocks, uint32_t chunk, uint32_t least, uint32_t block_size);
 void host_tier_destroy(struct host_tier *h);
 /* How many of the names[n], of which the first `device` are on the device, can be had when the host is read from where these end. */
 size_t host_tier_reach(const struct host_tier *h, const uint64_t *names, size_t n, size_t device);

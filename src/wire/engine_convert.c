@@ -30,6 +30,8 @@
 
 #include <string.h>
 
+#include "wire/lmcache_names.h"
+
 /* Marks a block hash that was seen under two salts; no seed term is this value in practice, and if one were, its
  * blocks would only be missed. */
 #define AMBIGUOUS UINT64_MAX
@@ -231,6 +233,19 @@ static bool is_sglang_host(const struct kvr_engine_event *ev)
     return bytes_are(ev->medium, "CPU_PINNED");
 }
 
+/* LMCache inside the engine's process tells 0 where it does not say what is before a chunk; its name does. */
+static uint64_t chunk_before(const struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
+                             enum kvr_tier tier)
+{
+    uint64_t names[KVR_LMCACHE_PARENTS];
+    size_t n = 0;
+    if (ev->parent == 0 && ev->hashes_n == 1 && s->holds)
+        n = kvr_lmcache_parents(b->hashes[ev->hashes_at], b->tokens + ev->tokens_at, KVR_MIN(ev->tokens_n, ev->block_size), names);
+    while (n--)
+        if (s->holds(s->holds_ctx, tier, names[n])) return names[n];
+    return ev->parent;
+}
+
 /* A store of a lower tier: by names alone, or with tokens and the size of what a name stands for. Nothing of it concerns the device: it
  * teaches no salts, and where tokens may not tell all (vLLM's offloading tells of no salts and images) names decide. Engines that read in
  * chunks of several blocks write maps. */
@@ -273,7 +288,7 @@ static int convert_lower(struct kvr_engine_stream *s, const struct kvr_engine_ba
     out->lower.span = (uint32_t)span;
     if (span > 1) out->lower.copies = 0; /* LMCache tells a chunk once for each request of a pass that stores it, and keeps it once */
     out->has_parent = ev->has_parent;
-    out->parent_hash = ev->parent;
+    out->parent_hash = ev->has_parent ? chunk_before(s, b, ev, out->tier) : ev->parent;
     out->blocks = s->blocks;
     out->blocks_n = n;
     return 1;

@@ -15,12 +15,18 @@ SMALL = ("--num-gpu-blocks", 65, "--host-kv-blocks", 256, "--max-num-seqs", 4)
 
 
 def conversations(rng, n, turns):
-    """Prompts of token ids: each conversation goes on with its own, in turns, so that it has left the device when it comes again."""
+    """Prompts of token ids: each conversation goes on with its own, in turns, so that it, or some of it, has left the device when it comes
+    again."""
     talks = [[rng.randrange(300, 9000) for _ in range(100 + rng.randrange(120))] for _ in range(n)]
     for _ in range(turns):
-        for t in talks:
+        for t in rng.sample(talks, n):
             yield list(t)
             t += [rng.randrange(300, 9000) for _ in range(1 + rng.randrange(40))]
+
+
+def hears_all(s, m):
+    """A router has heard all that a mock has told."""
+    wait_for("events", lambda: s.view().get("next_sequence", 0) == m.metric("kvroute_mock_event_batches_total"))
 
 
 def tiers_of(answer):
@@ -33,7 +39,7 @@ def test_what_is_read_from_the_host_is_predicted(start, form, chunk):
     m = start(Mock, *SMALL, "--kv-offload-chunk", chunk, "--kv-offload-events", form)
     s = start(Serve, [m], "--block-size", BS)
     rng, loaded = random.Random(7), 0
-    for i, prompt in enumerate(conversations(rng, 9, 4)):
+    for i, prompt in enumerate(conversations(rng, 9, 8)):
         a = s.complete(prompt, max_tokens=1, model="mock")
         assert a.status == 200
         actual = a.json()["usage"]["prompt_tokens_details"]
@@ -43,7 +49,7 @@ def test_what_is_read_from_the_host_is_predicted(start, form, chunk):
         if i >= 9:  # what a chunk is has been learned
             assert min(said, (len(prompt) - 1) // BS) == actual // BS, (i, t, actual)
         loaded += t.get("host_pinned", 0)
-        wait_for("events", lambda: s.view()["tiers"].get("host_pinned", {}).get("blocks", 0) > 0 or i < 2)
+        hears_all(s, m)
     tiers = s.view()["tiers"]["host_pinned"]
     assert loaded > 50 and tiers["view"] == "whole" and tiers["chunk_blocks"] == chunk
     assert s.metric("tiers_predicted_tokens_total") >= loaded * BS - chunk * BS and s.metric("tiers_short_tokens_total") == 0
@@ -60,6 +66,7 @@ def test_what_a_store_has_is_predicted_though_no_removal_is_told(start):
         t = tiers_of(a)
         assert set(t) <= {"device", "external"}
         assert min(sum(t.values()), (len(prompt) - 1) // BS) <= actual // BS
+        hears_all(s, m)
     assert s.metric("tiers_predicted_tokens_total", tier="external") > 50 * BS and s.metric("tiers_short_tokens_total") == 0
     assert s.view()["tiers"]["external"]["unplaced"] == 0
 

@@ -91,7 +91,21 @@ def test_a_chunk_larger_than_a_block_is_read_as_a_whole(told, form):
     told.tell(stored(form, [22], TOKENS[8:16], 21, 8))
     told.reach(0, 4, 4)
     told.tell(stored(form, NAMES[:3], TOKENS[:12], None, BS, "GPU", group_idx=0))
-    told.reach(3, 3, 3)  # one block more is less than a chunk
+    told.reach(3, 4, 4)  # the rest of a chunk that the device has begun
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_a_chunk_whose_event_does_not_say_what_is_before_it(told, form):
+    """As LMCache inside the engine tells it: parent 0, a token of the next chunk, and a name that is made of the one before."""
+    first = hash((7, tuple(TOKENS[:8]), ()))
+    second = hash((first, tuple(TOKENS[8:16]), ()))
+    third = hash((second, tuple(TOKENS[16:24]), ()))
+    told.tell(stored(form, [first], TOKENS[:9], None, 8), removed(form, NAMES[:3], "GPU", group_idx=0))
+    told.tell(stored(form, [hash((second + 1, tuple(TOKENS[8:16]), ()))], TOKENS[8:17], 0, 8))
+    told.tell(stored(form, [second], TOKENS[8:17], 0, 8))
+    told.reach(0, 4, 4)
+    told.tell(stored(form, [third], TOKENS[16:25], 0, 8))
+    told.reach(0, 6, 6)
 
 
 def test_a_chunk_that_two_requests_stored_goes_at_once(told):
@@ -135,6 +149,13 @@ def test_secondary_tiers_have_places_and_owners(told, form):
 
 def test_a_copy_that_is_told_after_the_block_has_gone(told):
     told.tell(stored("map", [11], group_idx=0))
+    told.tell(removed("map", [12, 13], "GPU", group_idx=0), stored("map", [12], group_idx=0), stored("map", [13], group_idx=0))
+    told.reach(1, 3, 3)
+
+
+@pytest.mark.parametrize("first", [stored("map", [901], group_idx=0), stored("map", [902], TOKENS[:4], 900, BS), removed("map", [903], group_idx=0)])
+def test_from_a_tiers_first_event_on_names_that_leave_are_remembered(told, first):
+    told.tell(first)
     told.tell(removed("map", [12, 13], "GPU", group_idx=0), stored("map", [12], group_idx=0), stored("map", [13], group_idx=0))
     told.reach(1, 3, 3)
 

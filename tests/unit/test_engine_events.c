@@ -356,6 +356,38 @@ static void media_and_tiers(void **state)
     assert_int_equal(f->s.counters.unknown_medium, 1);
 }
 
+static bool is_known(void *ctx, enum kvr_tier tier, uint64_t name)
+{
+    return tier == KVR_TIER_HOST_PINNED && name == *(const uint64_t *)ctx;
+}
+
+/* LMCache tells 0 before a chunk that begins what a pass stores; hash((before, (0, 1, ... 7), ())) of Python is such a chunk's name. It
+ * tells a token more than the chunk has. */
+static void a_chunk_is_behind_the_one_that_its_name_is_made_of(void **state)
+{
+    static const int64_t named[][2] = {{5, 7623458208962408731},
+                                       {-7, -5319657036399779550},
+                                       {4611686018427387913, -1654052542347960377},
+                                       {-9223372036854763463, -9210962759076441845}}; /* before, name */
+    struct fixture *f = *state;
+    uint32_t tokens[] = {0, 1, 2, 3, 4, 5, 6, 7, 99};
+    struct kvr_engine_event ev = {.hashes_n = 1, .tokens_n = 9, .block_size = 8, .has_parent = true, .is_map = true, .medium = {"cpu", 3}};
+    static uint64_t name, known;
+    struct kvr_engine_batch b = {.events = &ev, .events_n = 1, .hashes = &name, .hashes_n = 1, .tokens = tokens, .tokens_n = 9};
+    f->s.tiers = true;
+    f->s.holds = is_known;
+    f->s.holds_ctx = &known;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(named) * 3; i++) {
+        bool changed = i % 3 == 1;
+        known = (uint64_t)named[i / 3][0] + (i % 3 == 2); /* the last: who is before it is not known */
+        name = (uint64_t)named[i / 3][1];
+        tokens[3] = changed ? 4 : 3;
+        f->got.n = 0;
+        assert_int_equal(kvr_engine_convert(&f->s, &b, 1, collect, &f->got), 1);
+        assert_true(f->got.ev[0].has_parent && f->got.ev[0].parent_hash == (i % 3 ? 0 : known));
+    }
+}
+
 static void lora_name_enters_the_hash(void **state)
 {
     struct fixture *f = *state;
@@ -695,6 +727,7 @@ int main(void)
         T(fixed_tail_kinds),
         T(legacy_tail_by_type),
         T(media_and_tiers),
+        T(a_chunk_is_behind_the_one_that_its_name_is_made_of),
         T(lora_name_enters_the_hash),
         T(salt_propagates_to_children),
         T(ambiguous_salts_are_dropped),

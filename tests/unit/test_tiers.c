@@ -336,23 +336,28 @@ static void shared_blocks_of_chunks_are_counted(void **state)
     kvr_index_destroy(s.ix);
 }
 
+/* Worker 1's host has blocks first..last of the prompt 1, 2, 3 ... as one chunk, whose name is its own: 9000 + last. */
+static void tell_chunk(struct scene *s, uint64_t first, uint64_t last)
+{
+    struct kvr_block b[8];
+    size_t n = (size_t)(last - first + 1);
+    for (size_t i = 0; i < n; i++) b[i] = (struct kvr_block){i + 1 == n ? 9000 + last : 0, first + i};
+    struct kvr_event ev = {.worker = {1, 0}, .tier = CPU, .blocks = b, .blocks_n = n, .has_parent = first > 1, .parent_hash = 8999 + first};
+    ev.lower = (struct kvr_lower){.span = (uint32_t)n, .learns = true};
+    assert_int_equal(kvr_index_apply(s->ix, &ev), 0);
+}
+
 /* One name for several blocks, by hashes of its own: found by what it is. */
 static void foreign_names_are_matched_by_tokens(void **state)
 {
     (void)state;
     struct scene s;
-    struct kvr_block b[32];
     begin(&s, (struct kvr_index_config){0});
     assert_int_equal(tell(&s, 1, GPU, STORED, 1, 5, PLAIN), 0);
-    for (uint64_t chunk = 0; chunk < 4; chunk++) {
-        for (uint64_t i = 0; i < 8; i++) b[i] = (struct kvr_block){i == 7 ? 9000 + chunk : 0, chunk * 8 + i + 1};
-        struct kvr_event ev = {
-            .worker = {1, 0}, .tier = CPU, .blocks = b, .blocks_n = 8, .has_parent = chunk > 0, .parent_hash = 8999 + chunk};
-        ev.lower = (struct kvr_lower){.span = 8, .learns = true};
-        assert_int_equal(kvr_index_apply(s.ix, &ev), 0);
-    }
+    for (uint64_t end = 8; end <= 32; end += 8) tell_chunk(&s, end - 7, end);
     reaches(&s, 1, 40, 5, 32);
     reaches(&s, 1, 30, 5, 24);
+    reaches(&s, 1, 8, 5, 8); /* who has names of its own reads the rest of a chunk, too */
     struct kvr_tier_status st[KVR_TIER_COUNT];
     kvr_index_tier_status(s.ix, (struct kvr_worker){1, 0}, st);
     assert_true(st[CPU].chunk == 8 && st[CPU].blocks == 4 && !st[CPU].removes);
@@ -363,20 +368,13 @@ static void foreign_names_are_matched_by_tokens(void **state)
  * are. */
 static void the_end_of_a_prompt_is_no_chunk_for_others(void **state)
 {
-    static const uint64_t ends[][3] = {{1, 2, 0},    {1, 8, 0},    {9, 16, 8},
-                                       {17, 18, 16}, {17, 17, 16}, {17, 24, 16}}; /* first, last, parent */
+    static const uint64_t chunks[][2] = {{1, 2}, {1, 8}, {9, 16}, {17, 18}, {17, 17}, {17, 24}}; /* first, last */
     struct scene s;
-    struct kvr_block b[8];
     (void)state;
     begin(&s, (struct kvr_index_config){0});
     assert_int_equal(tell(&s, 1, GPU, STORED, 1, 16, PLAIN), 0);
-    for (size_t e = 0; e < KVR_ARRAY_LEN(ends); e++) {
-        size_t n = (size_t)(ends[e][1] - ends[e][0] + 1);
-        for (size_t i = 0; i < n; i++) b[i] = (struct kvr_block){i + 1 == n ? 9000 + ends[e][1] : 0, ends[e][0] + i};
-        struct kvr_event ev = {.worker = {1, 0}, .tier = CPU, .blocks = b, .blocks_n = n, .has_parent = ends[e][2] > 0};
-        ev.parent_hash = 9000 + ends[e][2];
-        ev.lower = (struct kvr_lower){.span = (uint32_t)n, .learns = true};
-        assert_int_equal(kvr_index_apply(s.ix, &ev), 0);
+    for (size_t e = 0; e < KVR_ARRAY_LEN(chunks); e++) {
+        tell_chunk(&s, chunks[e][0], chunks[e][1]);
         if (e == 4) reaches(&s, 1, 20, 16, 16);
     }
     reaches(&s, 1, 40, 16, 24);
@@ -384,6 +382,26 @@ static void the_end_of_a_prompt_is_no_chunk_for_others(void **state)
     reaches(&s, 1, 7, 0, 0);
     reaches(&s, 1, 40, 0, 24);
     kvr_index_destroy(s.ix);
+}
+
+/* However it was cleared: its engine may have started anew, with shorter chunks. */
+static void a_cleared_tier_learns_its_chunks_anew(void **state)
+{
+    struct scene s;
+    (void)state;
+    for (int how = 0; how < 3; how++) {
+        begin(&s, (struct kvr_index_config){0});
+        for (uint64_t end = 8; end <= 16; end += 8) tell_chunk(&s, end - 7, end);
+        reaches(&s, 1, 16, 0, 16);
+        struct kvr_event ev = {.worker = {1, 0}, .tier = how == 0 ? GPU : CPU, .kind = KVR_EVENT_CLEARED};
+        if (how < 2) assert_int_equal(kvr_index_apply(s.ix, &ev), 0);
+        else kvr_index_remove_rank(s.ix, (struct kvr_worker){1, 0});
+        reaches(&s, 1, 16, 0, 0);
+        for (uint64_t end = 4; end <= 16; end += 4) tell_chunk(&s, end - 3, end);
+        reaches(&s, 1, 16, 0, 16);
+        reaches(&s, 1, 15, 0, 12);
+        kvr_index_destroy(s.ix);
+    }
 }
 
 static void what_no_removal_is_told_of_goes_with_time_and_number(void **state)
@@ -460,6 +478,7 @@ int main(void)
         cmocka_unit_test(shared_blocks_of_chunks_are_counted),
         cmocka_unit_test(foreign_names_are_matched_by_tokens),
         cmocka_unit_test(the_end_of_a_prompt_is_no_chunk_for_others),
+        cmocka_unit_test(a_cleared_tier_learns_its_chunks_anew),
         cmocka_unit_test(what_no_removal_is_told_of_goes_with_time_and_number),
         cmocka_unit_test(what_one_stores_in_a_pool_all_can_read),
         cmocka_unit_test(memory_is_given_back),

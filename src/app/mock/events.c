@@ -121,6 +121,11 @@ void mock_events_flush(struct mock_events *m)
     m->events_n = 0;
 }
 
+uint64_t mock_events_published(const struct mock_events *m)
+{
+    return m->next_seq;
+}
+
 /* ---- replay ------------------------------------------------------------------------------------------ */
 
 /* body NULL: the end. false: the asker does not read, or is gone. */

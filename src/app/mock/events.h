@@ -33,5 +33,6 @@ void mock_events_add(struct mock_events *m, const struct kvr_event *ev, const ui
 void mock_events_add_host(struct mock_events *m, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n);
 /* Publishes the batch, if it holds anything. */
 void mock_events_flush(struct mock_events *m);
+uint64_t mock_events_published(const struct mock_events *m); /* batches, those that were dropped on purpose among them */
 
 #endif

@@ -226,6 +226,14 @@ static void put_offload(struct kvr_prom_page *b, const struct mock *m)
     }
 }
 
+/* So that who listens can know that all was heard. */
+static void put_batches(struct kvr_prom_page *b, const struct mock *m)
+{
+    kvr_prom_family(b, "", "kvroute_mock_event_batches_total", "counter", "Batches of KV events that were published");
+    for (uint64_t r = 0; r < m->o->dp_size; r++)
+        if (m->ranks[r].events) kvr_prom_put_u64(b, KVR_PROM_PAIRS(ENGINE_OF(m, r)), mock_events_published(m->ranks[r].events));
+}
+
 void mock_metrics(struct mock *m, struct kvr_http_conn *c)
 {
     static const struct {
@@ -261,6 +269,7 @@ void mock_metrics(struct mock *m, struct kvr_http_conn *c)
     }
     put_usage(&page, m);
     put_offload(&page, m);
+    put_batches(&page, m);
     mock_kv_metrics(m, &page);
     if (m->o->tell_cache_config) put_cache_config(&page, m);
     kvr_http_reply(c, 200, "text/plain; version=0.0.4", NULL, b.data ? b.data : "", b.len);

@@ -197,6 +197,7 @@ static int start_rank(struct mock *m, uint32_t id)
                                     .prefix_caching = o->prefix_caching,
                                     .host_blocks = (uint32_t)o->host_kv_blocks,
                                     .host_chunk = o->kv_offload_events == MOCK_OFFLOAD_SGLANG ? 1 : (uint32_t)o->kv_offload_chunk,
+                                    .host_rests = o->kv_offload_events == MOCK_OFFLOAD_LMCACHE,
                                     .load_ratio = o->kv_load_ratio,
                                     .on_event = mock_on_event,
                                     .on_host_event = mock_on_host_event,

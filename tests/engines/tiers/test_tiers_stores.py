@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the index says beside a store that tells little: vLLM's MooncakeStoreConnector, and LMCache under vLLM. Both tell what is stored and
 never what goes, so more than they serve is said of what has gone, and of nothing else: with removals told in their place, never.
-TIER_REQUESTS (2000) of each; `python test_tiers_stores.py record` writes short streams to tests/vectors/tiers."""
+TIER_REQUESTS (2000) of each; `python test_tiers_stores.py record [NAME ...]` writes short streams to tests/vectors/tiers."""
 import os
 import random
 import sys
@@ -95,6 +95,7 @@ LMCACHE = {
     "chunk-256": {"chunk": 256, "room": 2000, "device_blocks": 160},
     "passes-of-100": {"chunk": 64, "room": 5000, "batch_tokens": 100},
     "tails": {"chunk": 64, "room": 5000, "save_unfull_chunk": True},
+    "other-hash": {"chunk": 64, "room": 5000, "pre_caching_hash_algorithm": "sha256_cbor"},  # its names do not say what is before them
     "evicting": {"chunk": 64, "room": 100},
     "evicting-256": {"chunk": 256, "room": 40, "device_blocks": 160},
 }
@@ -107,7 +108,7 @@ def test_lmcache_is_at_most_what_was_stored(lmcache, name):
     print(f"{name}: {figures}; {stack.loaded} loads")
     assert not stack.mistakes, stack.mistakes[:3]
     assert not figures.worst, figures.worst[:3]
-    assert figures.lower_seen > 0 and stack.loaded > 0, str(figures)
+    assert figures.lower_seen >= (0.3 if name == "other-hash" else 0.95) * figures.lower and stack.loaded > 0, str(figures)
     assert name.startswith("evicting") or figures.more == 0, str(figures)
 
 
@@ -116,21 +117,24 @@ def test_lmcache_with_its_removals_told_is_never_more(lmcache, name):
     stack = lmcache(**LMCACHE[name])
     figures = judge.judge(stack, stack.block, REQUESTS, seed=5, most=100 if "256" in name else 40, before=tell_removals)
     print(f"{name}: {figures}")
-    assert figures.more == 0 and figures.lower_seen > 0, str(figures)
+    assert figures.more == 0 and figures.lower_seen >= 0.95 * figures.lower, str(figures)
 
 
-def record():
+def record(only):
     import lmcache_tiers
     import mooncake_tiers
     small = {"device_blocks": 20, "requests": 2}
     stacks = {
         "vllm-0.32.0-mooncake-store": lambda: mooncake_tiers.Stack(MODEL, seed=9, **small),
         "lmcache-0.5.6-chunk-64": lambda: lmcache_tiers.Stack(MODEL, seed=9, chunk=64, room=1000, **small),
+        "lmcache-0.5.6-passes": lambda: lmcache_tiers.Stack(MODEL, seed=9, chunk=64, room=1000, batch_tokens=100, **small),
         "lmcache-0.5.6-tails": lambda: lmcache_tiers.Stack(MODEL, seed=9, chunk=64, room=1000, save_unfull_chunk=True, **small),
     }
     for name, make in stacks.items():
+        if only and name not in only:
+            continue
         lines = ["# SPDX-License-Identifier: Apache-2.0", f"# Classes of vLLM 0.32.0 and its store: {name}"]
-        figures = judge.judge(make(), 16, 16, seed=11, record=lines, most=10, tokens=90)
+        figures = judge.judge(make(), 16, 40 if "passes" in name else 16, seed=11, record=lines, most=10, tokens=90)
         assert figures.more == 0 and figures.lower_seen >= 8, str(figures)
         with open(f"{judge.ROOT}/tests/vectors/tiers/{name}.txt", "w", encoding="utf-8") as f:
             f.write("\n".join(lines) + "\n")
@@ -138,5 +142,5 @@ def record():
     lmcache_tiers.Stack.close()
 
 
-if __name__ == "__main__" and sys.argv[1:] == ["record"]:
-    record()
+if __name__ == "__main__" and sys.argv[1:2] == ["record"]:
+    record(sys.argv[2:])
