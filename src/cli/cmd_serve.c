@@ -265,7 +265,7 @@ static const struct option_row serve_rows[] = {
      "api-key-file, "
      "tls-ca, tls-cert, tls-key, tls-server-name, tls-verify, max-num-batched-tokens, "
      "total-kv-blocks, "
-     "taint; repeatable",
+     "taint, state; repeatable",
      NULL, NULL},
     STR("models-file", models_file, NULL, "FILE", NULL,
         "YAML file of aliases, targets with weights, fallbacks and options of models (docs/models.md)"),

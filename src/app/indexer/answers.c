@@ -35,7 +35,17 @@ void answer_buf(struct request *rq, int status, const char *type, struct kvr_buf
 
 void answer_ok(struct request *rq, int status)
 {
-    answer_with(rq, status, JSON_TYPE, NULL, "{\"status\":\"ok\"}", 15);
+    struct kvr_buf b = {0};
+    kvr_json_open(&b, '{');
+    kvr_json_put_str(&b, "status", "ok");
+    if (rq->ignored.n) {
+        kvr_json_key(&b, "ignored");
+        kvr_json_open(&b, '[');
+        for (size_t i = 0; i < rq->ignored.n; i++) kvr_json_str(&b, rq->ignored.names[i], strlen(rq->ignored.names[i]));
+        kvr_json_close(&b, ']');
+    }
+    kvr_json_close(&b, '}');
+    answer_buf(rq, status, JSON_TYPE, &b);
 }
 
 void answer_error_body(struct kvr_buf *b, int status, const char *message)

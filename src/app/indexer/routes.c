@@ -254,6 +254,17 @@ static void post_query(struct request *rq, struct kvr_json o)
     }
 }
 
+/* NVIDIA Dynamo's service takes members that it does not know; so does this one, and says which. */
+static void note_ignored(struct request *rq, struct kvr_json o)
+{
+    static const char *const worker[] = {"instance_id",      "endpoint",        "model_name",    "block_size", "dp_rank", "replay_endpoint",
+                                         "recover_endpoint", "additional_salt", "routing_group", "tenant_id",  NULL};
+    static const char *const peer[] = {"url", NULL};
+    bool of_peer = rq->at == AT_REGISTER_PEER || rq->at == AT_DEREGISTER_PEER;
+    if (!of_peer && rq->at != AT_REGISTER && rq->at != AT_UNREGISTER) return;
+    kvr_unknown_members(o, (const char *const *const[]){of_peer ? peer : worker}, 1, &rq->ignored);
+}
+
 static void with_json(struct request *rq, const struct kvr_json_read *r)
 {
     struct kvr_json o = r->root;
@@ -274,6 +285,7 @@ static void with_json(struct request *rq, const struct kvr_json_read *r)
         else answer_error(rq, 400, "an object has more than %d fields", KVR_JSON_MEMBERS_MAX);
         return;
     }
+    note_ignored(rq, o);
     switch (rq->at) {
     case AT_QUERY: post_query(rq, o); break;
     case AT_QUERY_BY_HASH: query_by_hash(rq, o); break;

@@ -42,6 +42,7 @@
 #include "base/lock.h"
 #include "store/event_recorder.h"
 #include "net/http/ending.h"
+#include "wire/known_members.h"
 #include "net/http/access.h"
 #include "net/ingest/ingest.h"
 #include "net/http/json_body.h"
@@ -229,6 +230,7 @@ struct request {
     enum endpoint at;
     uint64_t started_ns;
     char model[64], method[8], trace[128], path[128];
+    struct kvr_unknown_members ignored; /* of the body of a route that changes something: told in its answer */
 };
 
 uint64_t indexer_now_ms(void);

@@ -279,6 +279,8 @@ int serve_add_worker(struct serve *s, const struct kvr_entry *e, uint64_t place,
 static int add_configured_workers(struct serve *s)
 {
     char err[2048];
+    if (!s->o->workers_n && s->o->discovery == DISCOVERY_STATIC)
+        kvr_log_warning("kvroute serve: warning: there is no worker and none is looked for; use --worker, --discovery or POST /workers");
     for (size_t i = 0; i < s->o->workers_n; i++)
         if (serve_add_worker(s, &s->o->workers[i], i + 1, err, sizeof err)) {
             kvr_log_error("kvroute serve: %s", err);

@@ -193,12 +193,13 @@ struct serve {
     struct discovery *discovery; /* main loop's, but for its mail box */
     struct survey *surveys;      /* under way; main loop's */
     size_t surveys_n;
-    struct asking *askings;       /* questions that wait for the index elsewhere; main loop's */
-    struct kvr_json_parser *json; /* main loop's */
-    struct kvr_jobs jobs;         /* main loop's: large bodies */
-    struct ctx_list admin_ctxs;   /* main loop's */
-    struct kvr_ending ending;     /* main loop's */
-    _Atomic int phase;            /* enum kvr_ending_phase, for all threads */
+    struct asking *askings;             /* questions that wait for the index elsewhere; main loop's */
+    struct kvr_json_parser *json;       /* main loop's */
+    struct kvr_jobs jobs;               /* main loop's: large bodies */
+    struct ctx_list admin_ctxs;         /* main loop's */
+    struct kvr_unknown_members ignored; /* main loop's: of the body that is being answered */
+    struct kvr_ending ending;           /* main loop's */
+    _Atomic int phase;                  /* enum kvr_ending_phase, for all threads */
     struct handover handover;
     _Atomic int mode;
     _Atomic uint64_t next_id;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Admin port: routes, status, the page. Errors are {"error": text}. */
 #include "app/serve/admin/admin.h"
+#include "app/serve/common/fields.h"
 #include "app/serve/admin/reload.h"
 #include "app/serve/tokenizers/tokenizers.h"
 
@@ -425,6 +426,45 @@ static const struct {
     {"/kv_indexer_info", get_index_info, post_index_info},
 };
 
+/* Routes of our own take no member that they do not read. Those that stand in for other services' take what these would, and the answer
+ * names what was ignored. A worker's members are looked at where they are read. */
+static bool members_are_known(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, admin_post_fn *fn)
+{
+    static const char *const mode[] = {"router_mode", NULL}, *const peer[] = {"endpoint", NULL},
+                             *const busy[] = {"model", "active_decode_blocks_threshold", "active_prefill_tokens_threshold",
+                                              "active_prefill_tokens_threshold_frac", NULL};
+    const struct {
+        admin_post_fn *fn;
+        const char *const *known;
+    } own[] = {{set_mode, mode}, {set_busy, busy}, {post_register_peer, peer}, {post_deregister_peer, peer}};
+    const char *const *known = fields_all();
+    bool strict = false;
+    char text[512];
+    if (fn == admin_post_worker || kvr_prompt_is_text(o)) return true;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(own); i++)
+        if (own[i].fn == fn) known = own[i].known, strict = true;
+    kvr_unknown_members(o, &known, 1, &s->ignored);
+    if (!strict || !s->ignored.n) return true;
+    kvr_unknown_member_say(s->ignored.names[0], &known, 1, text, sizeof text);
+    s->ignored.n = 0;
+    admin_error(c, 400, text);
+    return false;
+}
+
+/* Of the answer that is being written. */
+static void put_ignored(struct kvr_http_conn *c, struct kvr_buf *head, void *ctx)
+{
+    const struct serve *s = ctx;
+    (void)c;
+    if (!s->ignored.n) return;
+    kvr_buf_str(head, "x-kvroute-ignored: ");
+    for (size_t i = 0; i < s->ignored.n; i++) {
+        kvr_buf_str(head, i ? ", " : "");
+        for (const char *p = s->ignored.names[i]; *p; p++) kvr_buf_add(head, *p > 0x20 && *p < 0x7f && *p != ',' ? p : "?", 1);
+    }
+    kvr_buf_str(head, "\r\n");
+}
+
 /* No prompt of more than --max-prompt-tokens, as whatever it is given. Returns: false after having answered. */
 static bool prompt_is_small_enough(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
@@ -462,8 +502,9 @@ static bool needs_index(admin_post_fn *fn, struct kvr_json o)
 /* holds: as of admin_ask_first. */
 static void post_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
 {
-    if (!prompt_is_small_enough(s, c, o)) return;
-    if (!needs_index(fn, o) || !admin_ask_first(s, c, o, holds, fn)) fn(s, c, o);
+    if (!members_are_known(s, c, o, fn)) return;
+    if (prompt_is_small_enough(s, c, o) && (!needs_index(fn, o) || !admin_ask_first(s, c, o, holds, fn))) fn(s, c, o);
+    s->ignored.n = 0;
 }
 
 /* Is its prompt text? A question by hashes has none. */
@@ -695,6 +736,7 @@ int admin_start(struct serve *s)
                                         .shared = &s->admin_http,
                                         .tls = s->admin_tls,
                                         .handler = {on_request, on_gone, NULL, admin_error_body, s},
+                                        .put_headers = put_ignored,
                                         .body_room = body_room};
     int rc = selection_start(s, begin);
     return rc ? rc : kvr_http_server_start(&s->main_loop, &sc, &s->admin);

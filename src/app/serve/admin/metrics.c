@@ -306,6 +306,8 @@ static void put_workers(struct serve *s, struct kvr_prom_page *b)
     put_family(b, "worker_up", "gauge", "1 when a worker may be chosen");
     for (const struct worker *w = s->workers; w; w = w->next)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), worker_is_schedulable(w, now_ms()));
+    put_family(b, "worker_draining", "gauge", "1 while a worker gets no new requests because somebody said so");
+    for (const struct worker *w = s->workers; w; w = w->next) kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), w->draining);
     put_standing(s, b);
     put_family(b, "worker_requests_total", "counter", "Requests sent to a worker");
     for (const struct worker *w = s->workers; w; w = w->next) {

@@ -142,9 +142,43 @@ static void put_role(struct kvr_buf *b, const struct worker *w)
     kv_keys_write(w, b);
 }
 
-static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, const struct kvr_view_status *st, size_t n)
+static double seconds_since(uint64_t then_ms)
+{
+    uint64_t now = now_ms();
+    return then_ms && now > then_ms ? (double)(now - then_ms) / 1000 : 0;
+}
+
+/* Why it gets no requests, in the order in which an operator would look. */
+static const char *why_not(const struct worker *w)
+{
+    if (w->draining) return "it is drained (state)";
+    if (w->unreachable) return "it has no endpoint";
+    if (w->health == HEALTH_DOWN) return "its last check failed";
+    if (w->open_until_ms > now_ms()) return "too many requests in a row have failed (breaker)";
+    if (w->misplaced) return "its engine is of another role, or has yet to say where it is met";
+    return NULL;
+}
+
+/* Whether it gets requests, since when, why not; and how it was found the last time. */
+static void put_standing(struct kvr_buf *b, const struct worker *w)
 {
     static const char *const states[] = {"unknown", "up", "down"};
+    const char *why = why_not(w);
+    kvr_json_put_str(b, "status", states[w->health]);
+    kvr_json_put_str(b, "state", w->draining ? "draining" : "active");
+    kvr_json_put_double(b, "since_s", seconds_since(w->since_ms));
+    kvr_json_key(b, "schedulable");
+    kvr_json_bool(b, worker_is_schedulable(w, now_ms()));
+    if (why) kvr_json_put_str(b, "why_not_schedulable", why);
+    kvr_json_put_u64(b, "active_requests", w->active);
+    if (w->checked_ms) kvr_json_put_double(b, "checked_s_ago", seconds_since(w->checked_ms));
+    if (!w->error_ms) return;
+    kvr_json_put_str(b, "last_error", w->last_error);
+    kvr_json_put_double(b, "last_error_s_ago", seconds_since(w->error_ms));
+}
+
+static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, const struct kvr_view_status *st, size_t n)
+{
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "worker_id", w->id);
     kvr_json_put_str(b, "model_name", worker_model(s, w));
@@ -163,9 +197,7 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     if (w->metrics_error) kvr_json_put_str(b, "metrics_error", w->metrics_error);
     kvr_json_put_u64(b, "max_num_batched_tokens", w->max_num_batched_tokens);
     kvr_json_put_u64(b, "total_kv_blocks", w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
-    kvr_json_put_str(b, "status", states[w->health]);
-    kvr_json_key(b, "schedulable");
-    kvr_json_bool(b, worker_is_schedulable(w, now_ms()));
+    put_standing(b, w);
     kvr_json_key(b, "breaker_open");
     kvr_json_bool(b, w->open_until_ms > now_ms());
     kvr_json_key(b, "taints");
@@ -217,9 +249,39 @@ static void save_worker(struct serve *s, struct kvr_http_conn *c, struct worker 
     else admin_ok(c, status);
 }
 
+/* A member that nobody reads would be an order that nobody follows. Returns: whether there is none; else it has answered. */
+static bool all_is_known(struct kvr_http_conn *c, struct kvr_json o)
+{
+    struct kvr_unknown_members u;
+    char text[1024];
+    worker_unknown_members(o, &u);
+    if (!u.n) return true;
+    worker_unknown_say(&u, text, sizeof text);
+    admin_error(c, 400, text);
+    return false;
+}
+
+static bool is_the_only_one(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const struct worker *w)
+{
+    char text[200];
+    bool force = false;
+    const char *bad = NULL;
+    if (!member_bool(o, "force", &force, &bad)) {
+        admin_bad_field(c, bad);
+        return false;
+    }
+    uint64_t twin = force || s->o->select_only ? 0 : worker_twin(s, w);
+    if (!twin) return true;
+    snprintf(text, sizeof text, "worker %llu has this endpoint already; remove it first, or send \"force\": true",
+             (unsigned long long)twin);
+    admin_error(c, 409, text);
+    return false;
+}
+
 void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct worker_spec spec;
+    if (!all_is_known(c, o)) return;
     worker_spec_init(s, &spec);
     if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &spec.w.id)) {
         admin_bad_field(c, "worker_id");
@@ -228,12 +290,29 @@ void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json
     const char *bad = worker_read_object(o, &spec);
     if (!bad && !spec.w.url[0] && !s->o->select_only) bad = "endpoint";
     if (bad) admin_bad_field(c, bad);
-    else save_worker(s, c, &spec.w, 201);
+    else if (is_the_only_one(s, c, o, &spec.w)) save_worker(s, c, &spec.w, 201);
+}
+
+/* The state alone: nothing else of the worker is touched, its views least of all. Returns: whether it was that, and is answered. */
+static bool patch_state(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
+{
+    char state[16] = "";
+    const char *bad = NULL;
+    if (kvr_json_count(o) != 1 || kvr_json_type_of(kvr_json_get(o, "state")) == KVR_JSON_NONE) return false;
+    bool drains = member_text(o, "state", state, sizeof state, &bad) && strcmp(state, "draining") == 0;
+    if (bad || (!drains && strcmp(state, "active") != 0)) {
+        admin_bad_field(c, "state");
+        return true;
+    }
+    if (worker_set_draining(s, id, drains)) admin_ok(c, 200);
+    else admin_error(c, 404, "worker not found");
+    return true;
 }
 
 void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
 {
     struct worker_spec spec;
+    if (!all_is_known(c, o)) return;
     kvr_lock(&s->lock);
     const struct worker *old = worker_find_locked(s, id);
     if (old) worker_copy_locked(&spec, old);
@@ -242,6 +321,7 @@ void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, s
         admin_error(c, 404, "worker not found");
         return;
     }
+    if (patch_state(s, c, id, o)) return;
     reset_runtime(&spec.w);
     worker_tls_of(&spec.w, &spec.tls);
     const char *bad = worker_read_object(o, &spec);

@@ -88,6 +88,8 @@ static const struct {
     {"sequence_hashes", HASHES ", as many as block_hashes where these are given"},
     {"shared_cache_multiplier", "a number from 0 to 1"},
     {"shared_cache_ranges", "an array of at most 64 pairs [start, end] of blocks, from 0 to 4294967295, start not above end"},
+    {"state", "one of active, draining"},
+    {"force", "true or false"},
     {"strict_priority", U32},
     {"taints", "an array of at most 16 texts of 1 to 63 bytes"},
     {"tls_ca", TLS_FILE},
@@ -105,6 +107,13 @@ static const struct {
     {"worker_id", U64},
     {"x-request-id", "a header of at most 200 bytes"},
 };
+
+const char *const *fields_all(void)
+{
+    static const char *all[KVR_ARRAY_LEN(rows) + 1];
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) all[i] = rows[i].key; /* the same each time */
+    return all;
+}
 
 void field_refusal(const char *field, char *out, size_t cap)
 {

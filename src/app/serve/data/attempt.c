@@ -44,6 +44,7 @@ void attempt_free(struct attempt *a)
     kvr_usage_merge_free(&a->merge);
     kvr_body_unref(a->body);
     free(a->served);
+    if (a->worker) atomic_fetch_sub(&a->worker->active, 1);
     worker_let_go(a->worker);
     free(a);
 }
@@ -362,6 +363,7 @@ bool attempt_take_worker(struct attempt *a)
     if (w) {
         worker_hold(w);
         w->requests++;
+        atomic_fetch_add(&w->active, 1);
         a->names_rank = rank_is_named_locked(w);
         a->view = views_knowledge(w, a->result.worker.dp_rank);
         a->named_rank = a->result.worker.dp_rank - w->rank_base;

@@ -28,7 +28,7 @@ struct mail {
 struct found {
     struct found *next;
     char key[DISCOVERY_KEY_MAX];
-    uint64_t id, hash; /* of the worker; of its description */
+    uint64_t id, hash, rest; /* of the worker; of its description, and of that but for the state */
     uint64_t round;
 };
 
@@ -109,6 +109,13 @@ static bool read_spec(struct serve *s, const char *spec, size_t len, struct work
         return false;
     }
     const char *bad = kvr_json_as_u64(kvr_json_get(o, "worker_id"), &out->id) ? worker_read_object(o, out) : "worker_id";
+    struct kvr_unknown_members u;
+    worker_unknown_members(o, &u);
+    if (u.n) { /* a newer announcer may know more: the worker is taken, and the rest is told */
+        char text[512];
+        worker_unknown_say(&u, text, sizeof text);
+        kvr_log_warning("kvroute: discovery: worker %llu: %s", (unsigned long long)out->id, text);
+    }
     if (!bad && !out->w.url[0] && !s->o->select_only) bad = "endpoint";
     if (bad) field_refusal(bad, err, cap);
     return !bad;
@@ -166,16 +173,44 @@ static struct found *take(struct serve *s, struct found *f, const char *key, con
     return f;
 }
 
+/* A description without its state, which is the value after `state=`, or the member "state", where it stands first. What is written in
+ * another way counts as another description: then the worker is replaced. Returns: a hash; *draining. */
+static uint64_t hash_of_rest(const char *spec, size_t len, bool *draining)
+{
+    static const char *const forms[] = {",state=draining",           ",state=active",
+                                        ",\"state\":\"draining\"",   ",\"state\":\"active\"",
+                                        ", \"state\": \"draining\"", ", \"state\": \"active\""};
+    char rest[DISCOVERY_SPEC_MAX];
+    *draining = false;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(forms); i++) {
+        size_t n = strlen(forms[i]);
+        const char *at = len <= sizeof rest ? memmem(spec, len, forms[i], n) : NULL;
+        if (!at) continue;
+        size_t head = (size_t)(at - spec);
+        *draining = i % 2 == 0;
+        memcpy(rest, spec, head);
+        memcpy(rest + head, at + n, len - head - n);
+        return kvr_hash_bytes(rest, len - n, 0);
+    }
+    return kvr_hash_bytes(spec, len, 0);
+}
+
 void found_tell(struct serve *s, const char *key, const char *spec, size_t len)
 {
     struct discovery *d = s->discovery;
     struct found **at = place_of(d, key), *f = *at;
     uint64_t hash = kvr_hash_bytes(spec, len, 0);
-    bool fresh = !f;
+    bool fresh = !f, draining;
+    uint64_t rest = hash_of_rest(spec, len, &draining);
     if (f) f->round = d->round;
     if (f && f->hash == hash) return;
+    if (f && f->rest == rest && worker_set_draining(s, f->id, draining)) { /* its views and what was learnt of it stay */
+        f->hash = hash;
+        return;
+    }
     if (!(f = take(s, f, key, spec, len))) return;
     f->hash = hash;
+    f->rest = rest;
     f->round = d->round;
     if (!fresh) return;
     snprintf(f->key, sizeof f->key, "%s", key);

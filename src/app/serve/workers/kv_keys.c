@@ -149,7 +149,14 @@ static bool set_engine_id(struct worker *w, const char *value)
 #define NUMBER TYPE(KVR_JSON_INT)
 #define BOOL   TYPE(KVR_JSON_BOOL)
 
-enum { ROLE, PROTOCOL, LEASE, LOCAL_PREFILL, BOOTSTRAP, ADDR, ENGINE_ID, TP, PP, DECODE_CACHE, DOMAIN, POOL, OFFLOAD_CHUNK };
+/* A worker that drains gets nothing new; what it has goes on. */
+static bool set_state(struct worker *w, const char *value)
+{
+    w->drains = strcmp(value, "draining") == 0;
+    return w->drains || strcmp(value, "active") == 0;
+}
+
+enum { ROLE, PROTOCOL, LEASE, LOCAL_PREFILL, BOOTSTRAP, ADDR, ENGINE_ID, TP, PP, DECODE_CACHE, DOMAIN, POOL, OFFLOAD_CHUNK, STATE };
 
 static const struct kv_key keys[] = {
     [ROLE] = {"role", "role", ROLES_ALLOWED, TEXT, set_role},
@@ -167,6 +174,7 @@ static const struct kv_key keys[] = {
     [DECODE_CACHE] = {"decode-cache", "decode_cache", "true, false", BOOL, set_decode_cache},
     [DOMAIN] = {"kv-domain", "kv_domain", "up to 52 characters", TEXT, set_domain},
     [POOL] = {"kv-pool", "kv_pool", "up to 52 characters", TEXT, set_pool},
+    [STATE] = {"state", "state", "active, draining", TEXT, set_state},
     [OFFLOAD_CHUNK] = {"kv-offload-chunk", "kv_offload_chunk", "1 to 1048576 (tokens), a multiple of the block size", NUMBER,
                        set_offload_chunk},
 };
@@ -192,6 +200,13 @@ static bool take_member(const struct kv_key *k, struct kvr_json v, struct worker
     else if (kvr_json_as_name(v, &s, &len) && len < sizeof value) snprintf(value, sizeof value, "%.*s", (int)len, s);
     else return false;
     return k->set(w, value);
+}
+
+const char *const *kv_keys_fields(void)
+{
+    static const char *fields[KVR_ARRAY_LEN(keys) + 1];
+    for (size_t i = 0; i < KVR_ARRAY_LEN(keys); i++) fields[i] = keys[i].field; /* the same each time */
+    return fields;
 }
 
 const struct kv_key *kv_keys_read(struct kvr_json o, struct worker *w)

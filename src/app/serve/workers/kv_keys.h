@@ -38,6 +38,8 @@ struct kv_key {
 
 /* Returns: NULL when there is no such key. */
 const struct kv_key *kv_key_find(const char *key);
+/* The names of all members, NULL behind them. Main loop. */
+const char *const *kv_keys_fields(void);
 /* Members of an object over what is in the worker. Returns: NULL, or the key that is wrong. */
 const struct kv_key *kv_keys_read(struct kvr_json o, struct worker *w);
 /* Do they go together? Returns: NULL, or the key that is wrong or missing. */

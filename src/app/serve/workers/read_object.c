@@ -110,6 +110,41 @@ static const char *read_tls(struct kvr_json o, struct worker_spec *spec)
     return "tls_ca";
 }
 
+static const char *const own_fields[] = {"worker_id",
+                                         "endpoint",
+                                         "model_name",
+                                         "routing_group",
+                                         "engine",
+                                         "api_key",
+                                         "block_size",
+                                         "data_parallel_start_rank",
+                                         "data_parallel_size",
+                                         "max_num_batched_tokens",
+                                         "total_kv_blocks",
+                                         "taints",
+                                         "kv_events_endpoints",
+                                         "replay_endpoint",
+                                         "replay_endpoints",
+                                         "recover_endpoint",
+                                         "metrics_endpoint",
+                                         "tls_ca",
+                                         "tls_cert",
+                                         "tls_key",
+                                         "tls_server_name",
+                                         "tls_verify",
+                                         "force",
+                                         NULL};
+
+void worker_unknown_members(struct kvr_json o, struct kvr_unknown_members *out)
+{
+    kvr_unknown_members(o, (const char *const *const[]){own_fields, kv_keys_fields()}, 2, out);
+}
+
+void worker_unknown_say(const struct kvr_unknown_members *u, char *out, size_t cap)
+{
+    kvr_unknown_member_say(u->names[0], (const char *const *const[]){own_fields, kv_keys_fields()}, 2, out, cap);
+}
+
 const char *worker_read_object(struct kvr_json o, struct worker_spec *spec)
 {
     struct worker *w = &spec->w;

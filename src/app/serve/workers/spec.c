@@ -13,7 +13,7 @@ static const char worker_keys[] =
     "id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
     "kv-protocol, kv-lease, kv-domain, kv-pool, kv-offload-chunk, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, "
     "api-key, api-key-env, api-key-file, tls-ca, tls-cert, tls-key, tls-server-name, tls-verify, "
-    "max-num-batched-tokens, total-kv-blocks, taint";
+    "max-num-batched-tokens, total-kv-blocks, taint, state";
 
 /* An entry that is read, and where one says what is wrong with it. */
 struct reading {

@@ -82,6 +82,12 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *
     if (w) {
         was = w->health;
         memcpy(url, w->url, sizeof url);
+        w->checked_ms = now_ms();
+        if (h != w->health) w->since_ms = w->checked_ms;
+        if (h == HEALTH_DOWN) {
+            w->error_ms = w->checked_ms;
+            snprintf(w->last_error, sizeof w->last_error, "%s", why);
+        }
         came_up = h == HEALTH_UP && w->health != HEALTH_UP;
         if (came_up && learns(s, w)) w->learnt.due_ms = 1; /* it may have been started anew */
         if (came_up) w->open_until_ms = 0;
@@ -95,6 +101,28 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *
     kvr_unlock(&s->lock);
     if (was != h) tell_health(id, url, was, h, why);
     if (came_up) s->hooks.may_route(s);
+}
+
+bool worker_set_draining(struct serve *s, uint64_t id, bool draining)
+{
+    bool changed = false, fit = false;
+    kvr_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, id);
+    if (w && w->draining != draining) {
+        changed = true;
+        w->drains = draining;
+        atomic_store(&w->draining, draining);
+        w->since_ms = now_ms();
+        worker_sync_locked(s, w);
+        fit = w->schedulable;
+    }
+    kvr_unlock(&s->lock);
+    if (changed)
+        kvr_log("kvroute: worker %llu %s; worker_id=%llu state=%s", (unsigned long long)id,
+                draining ? "is drained: it gets no new requests" : "gets requests again", (unsigned long long)id,
+                draining ? "draining" : "active");
+    if (fit) s->hooks.may_route(s);
+    return w != NULL;
 }
 
 void worker_models_refused(struct serve *s, uint64_t id, int status)

@@ -43,7 +43,7 @@ void worker_let_go(struct worker *w)
 
 bool worker_is_schedulable(const struct worker *w, uint64_t now)
 {
-    return !w->removed && !w->unreachable && !w->misplaced && w->health != HEALTH_DOWN && w->open_until_ms <= now;
+    return !w->removed && !w->unreachable && !w->misplaced && !w->draining && w->health != HEALTH_DOWN && w->open_until_ms <= now;
 }
 
 bool worker_takes_whole(const struct worker *w)

@@ -23,6 +23,7 @@
 #include "wire/engine_load.h"
 #include "wire/handoff_protocol.h"
 #include "wire/json.h"
+#include "wire/known_members.h"
 
 struct serve;
 struct partition;
@@ -106,6 +107,7 @@ struct worker {
     char engine_id[KV_ENGINE_ID_MAX]; /* "": not given */
     uint32_t tp, pp;
     enum kvr_told decode_cache;    /* decode: what it has received may be reused there; kv_keys.h */
+    bool drains;                   /* its entry says so; what holds now is `draining` */
     bool misplaced;                /* its engine is of another role, or has yet to say where it is met: it is not chosen */
     char kv_domain[KV_DOMAIN_MAX]; /* where transfers are fast: rack, zone, host; "": not said */
     char kv_pool[KV_DOMAIN_MAX];   /* whose external tier it shares; "": nobody's */
@@ -132,7 +134,9 @@ struct worker {
     bool schedulable;           /* what the router was told */
     struct model_entry *models; /* discovered; NULL = not known yet */
     size_t models_n;
-    int models_status; /* of the last answer to GET /v1/models; 0: none yet */
+    int models_status;                       /* of the last answer to GET /v1/models; 0: none yet */
+    uint64_t since_ms, checked_ms, error_ms; /* it stands as it stands; the last check; and the last that failed, with: */
+    char last_error[160];
     uint64_t requests, errors;
     struct telling telling;        /* cached tokens */
     char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
@@ -144,6 +148,8 @@ struct worker {
     _Atomic bool removed;
     _Atomic(enum health) health;
     _Atomic uint64_t open_until_ms; /* the breaker */
+    _Atomic bool draining;          /* it gets nothing new */
+    _Atomic uint32_t active;        /* requests that are under way there */
     _Atomic uint64_t ups;           /* how often it has come up: its engine may be another one each time */
     _Atomic uint64_t staged;        /* prompts that it has computed and no decode worker has answered */
     _Atomic bool reports;           /* it was sent a request that has it report what it reuses, and the ingest knows */
@@ -171,9 +177,17 @@ void worker_name(const struct kvr_entry *e, size_t line, char *out, size_t cap);
 /* Adds or replaces; the table's copy has memory for the ranks it has. Returns: 0, -1 with the reason in err. */
 int worker_add(struct serve *s, const struct worker *w, char *err, size_t cap);
 bool worker_remove(struct serve *s, uint64_t id);
+/* Another worker at its address, with ranks that it has too: its cache would be two workers', and its load half of what it is. 0: none. */
+uint64_t worker_twin(struct serve *s, const struct worker *w);
+/* From now on it gets nothing new, or gets requests again; its views and what was learnt of it stay. false: there is no such worker. */
+bool worker_set_draining(struct serve *s, uint64_t id, bool draining);
 const char *worker_model(const struct serve *s, const struct worker *w);
 /* Fields of a worker object over those of a spec. Returns: NULL, or the field that is wrong. */
 const char *worker_read_object(struct kvr_json o, struct worker_spec *spec);
+/* What members an object has that nobody reads. */
+void worker_unknown_members(struct kvr_json o, struct kvr_unknown_members *out);
+/* What is wrong with the first of them, in words. */
+void worker_unknown_say(const struct kvr_unknown_members *u, char *out, size_t cap);
 struct worker *worker_find_locked(struct serve *s, uint64_t id);
 /* What its entry says and what was learnt of it, not what is atomic. */
 void worker_copy_locked(struct worker_spec *to, const struct worker *from);

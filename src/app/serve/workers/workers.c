@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "app/serve/workers/evidence.h"
 #include "app/serve/state.h"
+#include "base/log.h"
 
 #include <string.h>
 #include <time.h>
@@ -70,6 +71,11 @@ static void inherit_locked(struct worker *w, struct worker *old)
     w->requests = old->requests;
     w->errors = old->errors;
     w->ups = old->ups;
+    w->draining = old->draining;
+    w->since_ms = old->since_ms;
+    w->checked_ms = old->checked_ms;
+    w->error_ms = old->error_ms;
+    memcpy(w->last_error, old->last_error, sizeof w->last_error);
     for (uint32_t r = 0; w->dp_start == old->dp_start && r < KVR_MIN(w->dp_size, old->dp_size); r++) w->ranks[r].load = old->ranks[r].load;
     old->models = NULL;
     old->models_n = 0;
@@ -134,6 +140,7 @@ static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
         kvr_router_set_trusted(w->partition->router, (struct kvr_worker){w->id, w->dp_start + r}, false);
     atomic_store(&w->refs, 1);
     w->unreachable = !w->url[0] && !s->o->select_only;
+    if (!w->learns) w->since_ms = now_ms();
     while (!old && *place) place = &(*place)->next;
     w->next = *place;
     *place = w;
@@ -162,6 +169,7 @@ static struct worker *copy_of(const struct worker *spec)
     struct worker *w = calloc(1, sizeof *w + spec->dp_size * sizeof *w->ranks);
     if (!w) return NULL;
     memcpy(w, spec, offsetof(struct worker, refs));
+    w->draining = w->drains;
     w->ranks = (struct worker_rank *)(w + 1);
     for (uint32_t r = 0; r < w->dp_size; r++) {
         memcpy(w->ranks[r].endpoints, spec->ranks[r].endpoints, sizeof spec->ranks[r].endpoints);
@@ -169,6 +177,26 @@ static struct worker *copy_of(const struct worker *spec)
         atomic_store(&w->ranks[r].view, KVR_VIEW_UNKNOWN);
     }
     return w;
+}
+
+uint64_t worker_twin(struct serve *s, const struct worker *w)
+{
+    uint64_t id = 0;
+    kvr_lock(&s->lock);
+    for (const struct worker *o = s->workers; o && !id; o = o->next) {
+        bool same_ranks = o->dp_start < w->dp_start + w->dp_size && w->dp_start < o->dp_start + o->dp_size;
+        if (w->url[0] && o->id != w->id && same_ranks && strcmp(o->url, w->url) == 0) id = o->id;
+    }
+    kvr_unlock(&s->lock);
+    return id;
+}
+
+static void warn_of_twin(struct serve *s, const struct worker *w)
+{
+    uint64_t twin = s->o->select_only ? 0 : worker_twin(s, w);
+    if (twin)
+        kvr_log_warning("kvroute: workers %llu and %llu have one address, %.200s: its cache is counted twice, and its load by halves",
+                        (unsigned long long)twin, (unsigned long long)w->id, w->url);
 }
 
 int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap)
@@ -197,6 +225,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
         return -1;
     }
     views_follow(s, w, partition);
+    if (!spec->learns) warn_of_twin(s, spec);
     s->hooks.workers_changed(s);
     health_check_now(s, spec->id);
     s->hooks.may_route(s);
