@@ -63,7 +63,7 @@ def test_bad_worker_objects(fleet, body):
 
 def test_block_size_must_agree_within_a_model(fleet):
     s, mocks = fleet
-    r = s.post("/workers", worker(mocks[0], 9, block_size=32))
+    r = s.post("/workers", worker(mocks[0], 9, block_size=32, force=True))
     assert r.status == 409 and "block_size" in r.json()["error"]
 
 

@@ -99,8 +99,13 @@ def select(start):
     return s
 
 
+def settled(s):
+    """The workers, but for what the passing of time changes."""
+    return [{k: v for k, v in w.items() if k != "since_s"} for w in s.get("/workers")]
+
+
 def test_a_number_that_is_none_is_refused_and_named_by_every_admin_route(select):
-    before = select.get("/workers"), select.loads(), select.get("/busy_threshold")
+    before = settled(select), select.loads(), select.get("/busy_threshold")
     wrong = []
     for path, body, field in rows():
         r = raw(select.port, path, body)
@@ -108,7 +113,7 @@ def test_a_number_that_is_none_is_refused_and_named_by_every_admin_route(select)
         if r.status != 400 or f"'{field}'" not in text or "allowed" not in text:
             wrong.append((path, body, r.status, text))
     assert not wrong, "\n".join(map(str, wrong))
-    assert (select.get("/workers"), select.loads(), select.get("/busy_threshold")) == before
+    assert (settled(select), select.loads(), select.get("/busy_threshold")) == before
 
 
 def test_every_member_of_a_body_has_words_for_what_is_allowed():
@@ -146,6 +151,8 @@ def test_a_number_that_nobody_reads_does_not_turn_its_neighbours_into_0(select):
     top = 2 ** 64 - 1
     s = select
     r = raw(s.port, "/workers", '{"worker_id":%d,"endpoint":"http://h:1","block_size":4,"note":1e400,"total_kv_blocks":1234567890123456789}' % top)
+    assert r.status == 400 and "unknown member 'note'" in r.json()["error"]
+    r = raw(s.port, "/workers", '{"worker_id":%d,"endpoint":"http://h:1","block_size":4,"taints":[],"total_kv_blocks":1234567890123456789}' % top)
     assert r.status == 201
     w = {w["worker_id"]: w for w in s.get("/workers")}
     assert set(w) == {0, 1, top} and w[top]["total_kv_blocks"] == 1234567890123456789

@@ -124,7 +124,7 @@ def test_a_base_url_of_an_openai_client_works(start, tail):
     says(s, "ends in /v1")
     assert s.complete("hello").status == 200
     assert s.get("/workers")[0]["endpoint"] == f"http://127.0.0.1:{m.port}"
-    assert call(s.admin, "POST", "/workers", {"worker_id": 2, "endpoint": f"http://127.0.0.1:{m.port}{tail}"}).status == 201
+    assert call(s.admin, "POST", "/workers", {"worker_id": 2, "endpoint": f"http://127.0.0.1:{m.port}{tail}", "force": True}).status == 201
     assert s.get("/workers")[1]["endpoint"] == f"http://127.0.0.1:{m.port}"
 
 
