@@ -24,10 +24,11 @@ EXACT = {
     "three-all": (["full", "window", "mamba"], {"blocks": 300}),
     "three-align": (["full", "window", "mamba"], {"blocks": 300, "mode": "align"}),
 }
-BOUND = {  # sub-block hits, or a chunk whose size no event tells
+BOUND = {  # sub-block hits, a chunk whose size no event tells, and requests that ask for reports of what they reuse
     "mamba-fine": (["full", "mamba"], {"mode": "align", "block": 64, "unit": 16, "blocks": 100}),
     "mamba-wide-fine": (["full", "mamba"], {"mode": "align", "mamba_block": 64}),
     "chunked": (["full", "chunked"], {}),
+    "mamba-reports": (["full", "mamba"], {"mode": "align", "reports": 0.1}),
 }
 
 

@@ -22,8 +22,8 @@ ATTENTION = {"num_kv_heads": 1, "head_size": 128, "dtype": torch.float16}
 
 class Groups(Stack):
     def __init__(self, model, kinds, blocks=200, mode="all", seed=1, requests=4, batch_tokens=2048, block=BLOCK, mamba_block=None, window=40,
-                 chunk=64, unit=None, retention=None):
-        self.rng, self.block = random.Random(seed), block
+                 chunk=64, unit=None, retention=None, reports=0):
+        self.rng, self.block, self.reports = random.Random(seed), block, reports
         makes = {"full": lambda: FullAttentionSpec(block_size=block, **ATTENTION),
                  "window": lambda: SlidingWindowSpec(block_size=block, sliding_window=window, **ATTENTION),
                  "chunked": lambda: ChunkedLocalAttentionSpec(block_size=block, attention_chunk_size=chunk, **ATTENTION),
@@ -56,6 +56,12 @@ class Groups(Stack):
         found = self.scheduler.kv_cache_manager.get_computed_blocks(r)[1] // self.block
         self.reused += found
         return found, found
+
+    def add(self, tokens, answer):
+        r = super().add(tokens, answer)
+        if self.rng.random() < self.reports:
+            r.kv_cache_report_mode = "full"
+        return r
 
     def _worker(self, out):
         return None
