@@ -211,7 +211,7 @@ static void measure_service(void)
     for (int i = 0; i < RUNS; i++) { /* the asking side: write, read */
         q.len = 0;
         q.comma = false;
-        kvr_service_query_write(&q, true, "model", locals, want.prompt, false);
+        kvr_service_query_write(&q, true, "model", locals, want.prompt, 0, false);
         KVR_ASSERT(kvr_json_parse(p, a.data, a.len, &o, NULL) == 0 &&
                    kvr_service_scores_read(o, 1 << 20, &got, &instance, why, sizeof why) == 64);
         free(got);

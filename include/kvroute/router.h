@@ -172,8 +172,8 @@ struct kvr_router_request {
     bool guarded;   /* the caller frees for certain: the booking never expires */
     bool overloads; /* overloaded workers may be chosen, too */
 
-    /* The prompt: tokens, or hashes that were made before (then isl says how many tokens). With neither, only
-     * isl counts and overlap is 0. */
+    /* The prompt: tokens, or hashes that were made before (then isl says how many tokens; 0: the last block is their end). With neither,
+     * only isl counts and overlap is 0. */
     const uint32_t *tokens;
     size_t tokens_n;
     const uint64_t *locals, *seqs; /* seqs may be NULL */

@@ -40,7 +40,7 @@ static int match_device(struct kvr_router_ctx *c, struct kvr_index *index, struc
         if (kvr_mem_grow(&c->mem, (void **)out, cap, ranks + 1, sizeof **out)) return -KVR_ENOMEM;
         long n = kvr_index_match(reader, p->locals, p->locals_n, *out, *cap);
         if (n == -KVR_ELIMIT) continue; /* ranks were added in between */
-        bool ends_with_a_block = p->isl == p->locals_n * (uint64_t)c->router->config.block_size;
+        bool ends_with_a_block = p->isl <= p->locals_n * (uint64_t)c->router->config.block_size;
         *n_out = ends_with_a_block ? kvr_index_limit(index, p->locals, p->locals_n - 1, *out, (size_t)n) : (size_t)n;
         return 0;
     }

@@ -63,6 +63,7 @@ void kvr_engine_stream_reset(struct kvr_engine_stream *s)
     kvr__copies_forget(&s->copies);
     memset(s->group_main, 0, sizeof s->group_main);
     memset(s->group_need, 0, sizeof s->group_need);
+    s->group_bound = 0;
 }
 
 void kvr_engine_stream_restart(struct kvr_engine_stream *s)
@@ -360,12 +361,22 @@ static int convert_removed(struct kvr_engine_stream *s, const struct kvr_engine_
     return n > 0;
 }
 
-/* How many blocks before the end of a prefix its group needs. What is not understood needs all. */
+/* How many blocks before the end of a prefix its group needs. What is not understood needs all. A state of a recurrent layer is named after
+ * the whole prefix that it sums up, whatever the size of the group's blocks, so one name of the prefix is enough. */
 static uint32_t need_of(const struct kvr_engine_stream *s, const struct kvr_engine_event *ev)
 {
     bool sliding = bytes_are(ev->spec_kind, "sliding_window") || bytes_are(ev->spec_kind, "sliding_window_mla");
+    if (bytes_are(ev->spec_kind, "mamba")) return 1;
     if (!sliding || !ev->window || ev->block_size != s->block_size) return UINT32_MAX;
     return (uint32_t)KVR_MIN((ev->window - 1 + s->block_size - 1) / s->block_size, (uint64_t)UINT32_MAX);
+}
+
+/* Once a group has shown blocks of another size, its engine may reuse what ends between the view's blocks. */
+static void learn_need(struct kvr_engine_stream *s, const struct kvr_engine_event *ev)
+{
+    uint32_t need = need_of(s, ev);
+    s->group_need[ev->group_idx] = need;
+    if (need == UINT32_MAX || ev->block_size != s->block_size) s->group_bound |= 1ull << ev->group_idx;
 }
 
 /* An event of another group than the main one. Only such as take part in hits are told of: groups that have been learned. */
@@ -374,9 +385,9 @@ static void tell_window(struct kvr_engine_stream *s, const struct kvr_engine_bat
     enum kvr_tier tier;
     bool here = !ev->locality.ptr || bytes_are(ev->locality, "LOCAL"), known = ev->has_group && ev->group_idx < KVR_ENGINE_GROUPS;
     if (!s->window || !here || !known || kvr_tier_of_medium(ev->medium.ptr ? ev->medium.ptr : "", ev->medium.len, &tier)) return;
-    if (tier != KVR_TIER_DEVICE || s->group_main[ev->group_idx] != 2 || !ev->hashes_n) return;
+    if (tier != KVR_TIER_DEVICE || s->group_main[ev->group_idx] != 2) return;
     bool stored = ev->kind == KVR_ENGINE_STORED;
-    if (stored && ev->spec_kind.ptr) s->group_need[ev->group_idx] = need_of(s, ev);
+    if (stored && ev->spec_kind.ptr) learn_need(s, ev);
     struct kvr_window_event w = {.worker = s->worker,
                                  .kind = stored ? KVR_EVENT_STORED : KVR_EVENT_REMOVED,
                                  .group = (uint32_t)ev->group_idx,
@@ -384,19 +395,16 @@ static void tell_window(struct kvr_engine_stream *s, const struct kvr_engine_bat
                                  .counts = !s->again,
                                  .may_repeat = may_be_report(ev),
                                  .repeats = s->copies.reports,
-                                 .names = b->hashes + ev->hashes_at,
+                                 .names = ev->hashes_n ? b->hashes + ev->hashes_at : NULL,
                                  .n = ev->hashes_n};
     s->window(s->window_ctx, &w);
 }
 
 enum kvr_engine_groups kvr_engine_stream_groups(const struct kvr_engine_stream *s)
 {
-    enum kvr_engine_groups what = KVR_GROUPS_EXACT;
-    if (!memchr(s->group_main, 2, sizeof s->group_main)) return what;
+    if (!memchr(s->group_main, 2, sizeof s->group_main)) return KVR_GROUPS_EXACT;
     if (!s->window) return KVR_GROUPS_LEFT_OUT;
-    for (size_t i = 0; i < KVR_ENGINE_GROUPS; i++)
-        if (s->group_main[i] == 2 && s->group_need[i] == UINT32_MAX) what = KVR_GROUPS_BOUND;
-    return what;
+    return s->group_bound ? KVR_GROUPS_BOUND : KVR_GROUPS_EXACT;
 }
 
 /* vLLM's worker of Mooncake's store, which all engines of a fleet may read: the only one to write this medium in small letters and to

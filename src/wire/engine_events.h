@@ -99,6 +99,7 @@ struct kvr_engine_stream {
     uint32_t tier_chunk;                    /* blocks that the engine reads from lower tiers at once, when it is told; 0: learned */
     bool coloured;                          /* some blocks are of salts, images or adapters: tokens alone do not tell what a block is */
     uint32_t group_need[KVR_ENGINE_GROUPS]; /* of a window group: blocks before the end of a prefix; UINT32_MAX: all */
+    uint64_t group_bound;                   /* a bit each: groups of which the engine may reuse more than can be said */
     /* Takes what events say of the other groups (struct kvr_window_event, kvroute/index.h); NULL: they are counted and left out. */
     void (*window)(void *ctx, const struct kvr_window_event *event);
     void *window_ctx;

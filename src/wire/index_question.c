@@ -33,26 +33,29 @@ static char *pack_hashes(char *p, const char *key, const uint64_t *hashes, size_
     return p + n * 8;
 }
 
-static void query_json(struct kvr_buf *b, const char *model, const uint64_t *locals, size_t n, bool device_only)
+static void query_json(struct kvr_buf *b, const char *model, const uint64_t *locals, size_t n, uint64_t isl, bool device_only)
 {
     kvr_json_open(b, '{');
     kvr_json_put_str(b, "model_name", model);
     put_hashes(b, "block_hashes", locals, n);
+    kvr_json_put_u64(b, "isl_tokens", isl);
     kvr_json_key(b, "device_only");
     kvr_json_bool(b, device_only);
     kvr_json_close(b, '}');
 }
 
-void kvr_service_query_write(struct kvr_buf *b, bool packed, const char *model, const uint64_t *locals, size_t n, bool device_only)
+void kvr_service_query_write(struct kvr_buf *b, bool packed, const char *model, const uint64_t *locals, size_t n, uint64_t isl,
+                             bool device_only)
 {
     if (!packed) {
-        query_json(b, model, locals, n, device_only);
+        query_json(b, model, locals, n, isl, device_only);
         return;
     }
     if (kvr_buf_reserve(b, SMALL + strlen(model) + n * 8)) return;
-    char *start = b->data + b->len, *p = mp_encode_map(start, 3);
+    char *start = b->data + b->len, *p = mp_encode_map(start, 4);
     p = pack_text(pack_text(p, "model_name"), model);
     p = pack_hashes(p, "block_hashes", locals, n);
+    p = mp_encode_uint(pack_text(p, "isl_tokens"), isl);
     p = mp_encode_bool(pack_text(p, "device_only"), device_only);
     b->len += (size_t)(p - start);
 }
@@ -92,6 +95,7 @@ static void forget(struct kvr_service_question *q)
 {
     q->model = q->wrong_query = q->wrong_record = NULL;
     q->model_len = 0;
+    q->isl = 0;
     q->has_worker = q->device_only = false;
     q->blocks.given = q->locals.given = q->seqs.given = false;
     q->blocks.n = q->locals.n = q->seqs.n = 0;
@@ -123,13 +127,14 @@ const char *kvr_service_allowed(const char *member)
 {
     if (strcmp(member, "model_name") == 0) return "a text";
     if (strcmp(member, "device_only") == 0) return "true or false";
+    if (strcmp(member, "isl_tokens") == 0) return "a number of tokens";
     if (strcmp(member, "worker") == 0) return "{worker_id: 0 to 18446744073709551615, dp_rank: 0 to 4294967295}";
     return "a list of at most 1048576 hashes, 64-bit integers";
 }
 
 static void is_wrong(struct kvr_service_question *q, const char *member)
 {
-    bool of_query = strcmp(member, "block_hashes") == 0 || strcmp(member, "device_only") == 0;
+    bool of_query = strcmp(member, "block_hashes") == 0 || strcmp(member, "isl_tokens") == 0 || strcmp(member, "device_only") == 0;
     bool of_both = strcmp(member, "model_name") == 0;
     if (of_query || of_both) q->wrong_query = member;
     if (!of_query || of_both) q->wrong_record = member;
@@ -158,8 +163,10 @@ int kvr_service_question_json(struct kvr_service_question *q, struct kvr_json o)
     forget(q);
     if (kvr_json_type_of(o) != KVR_JSON_OBJECT) return -KVR_EFORMAT;
     struct kvr_json model = kvr_json_get(o, "model_name"), only = kvr_json_get(o, "device_only"), worker = kvr_json_get(o, "worker");
+    struct kvr_json isl = kvr_json_get(o, "isl_tokens");
     if (!kvr_json_as_name(model, &q->model, &q->model_len) && is_there(model)) is_wrong(q, "model_name");
     if (!kvr_json_as_bool(only, &q->device_only) && is_there(only)) is_wrong(q, "device_only");
+    if (!kvr_json_as_u64(isl, &q->isl) && is_there(isl)) is_wrong(q, "isl_tokens");
     q->has_worker = kvr_service_worker_read(worker, &q->worker);
     if (!q->has_worker && is_there(worker)) is_wrong(q, "worker");
     for (size_t i = 0; i < KVR_ARRAY_LEN(keys) && rc == 0; i++) {
@@ -235,7 +242,10 @@ static int member_packed(struct kvr_service_question *q, const char *key, uint32
         if (memchr(q->model, 0, len)) is_wrong(q, "model_name");
     } else if (same(key, key_len, "device_only") && type == MP_BOOL) {
         q->device_only = mp_decode_bool(p);
+    } else if (same(key, key_len, "isl_tokens") && type == MP_UINT) {
+        q->isl = mp_decode_uint(p);
     } else {
+        if (same(key, key_len, "isl_tokens")) is_wrong(q, "isl_tokens");
         if (same(key, key_len, "model_name")) is_wrong(q, "model_name");
         if (same(key, key_len, "device_only")) is_wrong(q, "device_only");
         mp_next(p);

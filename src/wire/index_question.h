@@ -3,7 +3,7 @@
  * What a served index is asked, as a JSON object with the words of NVIDIA Dynamo's request plane (wire/index_service.h has the
  * answers):
  *
- *     kv_indexer_query                     {"model_name", "block_hashes": [local hashes], "device_only"}
+ *     kv_indexer_query                     {"model_name", "block_hashes": [local hashes], "isl_tokens", "device_only"}
  *     kv_indexer_record_routing_decision   {"model_name", "worker": {"worker_id", "dp_rank"}, "local_hashes", "sequence_hashes"}
  *
  * or packed, which is ours: the same map in msgpack, where a list of hashes is one bin, 8 bytes each, little-endian. It is for
@@ -21,8 +21,9 @@ enum { KVR_SERVICE_BLOCKS_MAX = 1 << 20 };
 
 #define KVR_PACKED_TYPE "application/msgpack"
 
-/* locals[n], seqs[n]: borrowed, n at most KVR_SERVICE_BLOCKS_MAX. Without memory out->failed is set. */
-void kvr_service_query_write(struct kvr_buf *out, bool packed, const char *model, const uint64_t *locals, size_t n, bool device_only);
+/* locals[n], seqs[n]: borrowed, n at most KVR_SERVICE_BLOCKS_MAX. isl: tokens of the whole prompt. Without memory out->failed is set. */
+void kvr_service_query_write(struct kvr_buf *out, bool packed, const char *model, const uint64_t *locals, size_t n, uint64_t isl,
+                             bool device_only);
 void kvr_service_record_write(struct kvr_buf *out, bool packed, const char *model, struct kvr_worker w, const uint64_t *locals,
                               const uint64_t *seqs, size_t n);
 
@@ -40,6 +41,7 @@ const char *kvr_service_allowed(const char *member);
 struct kvr_service_question {
     const char *model; /* NULL: not given; borrowed from what was read */
     size_t model_len;
+    uint64_t isl; /* 0: not told */
     bool has_worker, device_only;
     struct kvr_worker worker;
     struct kvr_service_hashes blocks, locals, seqs;

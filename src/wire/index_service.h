@@ -2,7 +2,7 @@
 /*
  * The answers of a served index, JSON, as NVIDIA Dynamo's request plane has them (the questions: wire/index_question.h):
  *
- *     kv_indexer_query     {"model_name", "block_hashes": [local hashes], "device_only"}
+ *     kv_indexer_query     {"model_name", "block_hashes": [local hashes], "isl_tokens", "device_only"}
  *                          -> {"TieredScores": {"device": {"scores": [[{"worker_id", "dp_rank"}, blocks], ...], "frequencies": []},
  *                                               "lower_tier": [["host_pinned", {"hits": [[{worker}, blocks], ...]}], ...]}}
  *     kv_indexer_record_routing_decision   {"model_name", "worker", "local_hashes", "sequence_hashes"} -> "Recorded"
@@ -10,7 +10,8 @@
  *                          "packed": bool, "models": [{"model_name", "block_size"}, ...]}; ours. registers: it follows the workers that are
  * registered with it, as `kvroute indexer` does. packed: it reads packed questions any of them          -> {"Error": text}
  *
- * hits are blocks beyond the tier before. Ours adds "instance" to a TieredScores, so that a change of the server is seen.
+ * hits are blocks beyond the tier before. Ours adds "instance" to a TieredScores, so that a change of the server is seen, and "isl_tokens"
+ * to a query: a prompt of which it is not told ends with its last block (kvr_index_limit).
  */
 #ifndef KVR_WIRE_INDEX_SERVICE_H
 #define KVR_WIRE_INDEX_SERVICE_H

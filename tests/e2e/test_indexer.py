@@ -153,6 +153,27 @@ def test_both_queries_give_tokens(one):
     assert ix.post("/query?detail=1", {"token_ids": TOKENS, "model_name": "m"})["untrusted"] == []
 
 
+def test_a_prompt_that_ends_with_a_block_is_found_whole_in_a_window(one):
+    """The engine computes the last token of a prompt, so it looks for a state before the last block; there the groups may have far less."""
+    ix, e = one
+    names, tokens = [11, 12, 13, 14], list(range(100, 116))
+    full = {"type": "BlockStored", "block_hashes": names, "parent_block_hash": None, "token_ids": tokens, "block_size": 4, "lora_id": None,
+            "medium": "GPU", "lora_name": None, "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    e.send(e.batch(full, {**full, "block_hashes": [11, 14], "group_idx": 1, "kv_cache_spec_kind": "mamba"}))
+    wait_for("stored", lambda: ix.scores(tokens + [1]) == {(7, 0): 16})
+    assert ix.scores(tokens) == {(7, 0): 4}
+    hashes = local_hashes(tokens, 4)
+    ask = lambda **more: {"model_name": "m", "block_hashes": hashes, **more}
+    by_hash = lambda **more: ix.post("/query_by_hash", ask(**more))["scores"]["7"]["0"]
+    assert by_hash() == by_hash(isl_tokens=16) == 4 and by_hash(isl_tokens=17) == 16
+    served = lambda **more: ix.post("/kv_indexer_query", ask(**more))["TieredScores"]["device"]["scores"][0][1]
+    assert served() == 1 and served(isl_tokens=17) == 4
+    packed = msgpack.packb({**ask(isl_tokens=17), "block_hashes": struct.pack(f"<{len(hashes)}Q", *hashes)})
+    r = call(ix.port, "POST", "/kv_indexer_query", packed, {"Content-Type": "application/msgpack"})
+    assert r.json()["TieredScores"]["device"]["scores"][0][1] == 4
+    assert "isl_tokens" in ix.post("/query_by_hash", ask(isl_tokens="many"), 422)["error"]
+
+
 def test_the_words_of_a_served_index(one):
     """What a router asks that spreads its workers over several indexers."""
     ix, _ = one

@@ -54,9 +54,10 @@ static void ask_again(struct kvr_json_parser *p, const struct kvr_service_questi
         struct kvr_buf query = {0}, record = {0};
         size_t n = KVR_MIN(q->locals.n, q->seqs.n);
         if (q->blocks.given) {
-            kvr_service_query_write(&query, packed, "m", q->blocks.h, q->blocks.n, q->device_only);
+            kvr_service_query_write(&query, packed, "m", q->blocks.h, q->blocks.n, q->isl, q->device_only);
             read_either(p, &got, &query);
-            KVR_ASSERT(same(&q->blocks, &got.blocks, q->blocks.n) && got.device_only == q->device_only && !got.has_worker);
+            KVR_ASSERT(same(&q->blocks, &got.blocks, q->blocks.n) && got.device_only == q->device_only && got.isl == q->isl &&
+                       !got.has_worker);
             KVR_ASSERT(got.model_len == 1 && got.model[0] == 'm' && !got.locals.given && !got.seqs.given);
         }
         if (q->has_worker && q->locals.given && q->seqs.given) {

@@ -50,6 +50,12 @@ static void apply(void *ctx, const struct kvr_event *ev)
     (void)kvr_index_apply(r->index, ev);
 }
 
+static void on_window(void *ctx, const struct kvr_window_event *ev)
+{
+    const struct replay *r = ctx;
+    (void)kvr_index_window(r->index, ev);
+}
+
 static int take_batch(struct replay *r, char *hex)
 {
     size_t n = strlen(hex) / 2;
@@ -99,7 +105,8 @@ static int begin(struct replay *r, const char *text)
     kvr_engine_stream_init(&r->stream, WORKER, (uint32_t)strtoul(text, NULL, 10));
     r->stream.tiers = true;
     r->stream.holds = holds;
-    r->stream.holds_ctx = r;
+    r->stream.window = on_window;
+    r->stream.holds_ctx = r->stream.window_ctx = r;
     return r->stream.block_size ? 0 : wrong(r, "not a block size");
 }
 

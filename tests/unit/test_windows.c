@@ -193,6 +193,11 @@ static void on_window(void *ctx, const struct kvr_window_event *ev)
     s->last = *ev;
 }
 
+static void on_window_of(void *ctx, const struct kvr_window_event *ev)
+{
+    assert_int_equal(kvr_index_window(ctx, ev), 0);
+}
+
 static void on_event(void *ctx, const struct kvr_event *ev)
 {
     struct seen *s = ctx;
@@ -233,13 +238,73 @@ static void events_of_other_groups_are_told(void **state)
                                    .block_size = 32,
                                    .has_group = true,
                                    .group_idx = 3,
-                                   .spec_kind = {"mamba", 5}};
+                                   .spec_kind = {"chunked_local_attention", 23}};
+    assert_int_equal(kvr_engine_stream_groups(&st), KVR_GROUPS_EXACT);
     assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 0);
     assert_true(s.n == 3 && s.last.need == UINT32_MAX);
+    assert_int_equal(kvr_engine_stream_groups(&st), KVR_GROUPS_BOUND);
     ev.group_idx = 0;
     ev.spec_kind = (struct kvr_bytes){"full_attention", 14};
     assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 1);
     assert_true(s.n == 3 && s.emitted == 1);
+    kvr_engine_stream_free(&st);
+}
+
+/* The engine goes on from the last state that it has; with blocks of another size it may have one between ours. */
+static void the_last_checkpoint_of_a_mamba_group_is_not_found(void **state)
+{
+    static uint64_t name = 7;
+    static uint32_t tokens[32];
+    struct seen s = {0};
+    struct kvr_engine_stream st;
+    (void)state;
+    kvr_engine_stream_init(&st, W, 32);
+    st.window = on_window;
+    st.window_ctx = &s;
+    struct kvr_engine_event ev = {.kind = KVR_ENGINE_STORED,
+                                  .is_map = true,
+                                  .hashes_n = 1,
+                                  .tokens_n = 32,
+                                  .block_size = 32,
+                                  .has_group = true,
+                                  .group_idx = 1,
+                                  .spec_kind = {"mamba", 5}};
+    struct kvr_engine_batch b = {.events = &ev, .events_n = 1, .hashes = &name, .hashes_n = 1, .tokens = tokens, .tokens_n = 32};
+    assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 0);
+    assert_int_equal(s.last.need, 1);
+    assert_int_equal(kvr_engine_stream_groups(&st), KVR_GROUPS_EXACT);
+    ev.block_size = 16;
+    assert_int_equal(kvr_engine_convert(&st, &b, 2, on_event, &s), 0);
+    ev.block_size = 32; /* what it has shown once it may do again */
+    assert_int_equal(kvr_engine_convert(&st, &b, 3, on_event, &s), 0);
+    assert_int_equal(s.last.need, 1);
+    assert_int_equal(kvr_engine_stream_groups(&st), KVR_GROUPS_BOUND);
+    kvr_engine_stream_reset(&st);
+    assert_int_equal(kvr_engine_stream_groups(&st), KVR_GROUPS_EXACT);
+    kvr_engine_stream_free(&st);
+}
+
+/* A prompt of which no state has been kept is told of without names: nothing can be reused. */
+static void a_group_that_has_stored_nothing_is_overlooked(void **state)
+{
+    struct run *r = *state;
+    static uint32_t tokens[32];
+    struct seen s = {0};
+    struct kvr_engine_stream st;
+    kvr_engine_stream_init(&st, W, 32);
+    st.window = on_window_of;
+    st.window_ctx = r->index;
+    struct kvr_engine_event ev = {.kind = KVR_ENGINE_STORED,
+                                  .is_map = true,
+                                  .tokens_n = 32,
+                                  .block_size = 32,
+                                  .has_group = true,
+                                  .group_idx = 1,
+                                  .spec_kind = {"mamba", 5}};
+    struct kvr_engine_batch b = {.events = &ev, .events_n = 1, .tokens = tokens, .tokens_n = 32};
+    assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 0);
+    assert_int_equal(depth(r, W), 0);
+    assert_int_equal(depth(r, PLAIN), N);
     kvr_engine_stream_free(&st);
 }
 
@@ -254,6 +319,8 @@ int main(void)
         T(what_is_not_proven_is_taken_back),
         T(copies_clears_and_resets),
         T(events_of_other_groups_are_told),
+        T(the_last_checkpoint_of_a_mamba_group_is_not_found),
+        T(a_group_that_has_stored_nothing_is_overlooked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

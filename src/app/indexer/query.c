@@ -86,8 +86,17 @@ static int by_worker(const void *a, const void *b)
     return kvr_worker_cmp(x->worker, y->worker);
 }
 
+/* What the pairs can reuse on their devices of a prompt of `isl` tokens; 0, when it is not told: its last block is its end. */
+static long match(struct loop *l, const struct partition *p, struct kvr_index_reader *rd, const uint64_t *locals, size_t n, uint64_t isl,
+                  size_t cap)
+{
+    long k = kvr_index_match(rd, locals, n, l->overlaps, cap);
+    if (k <= 0 || isl > (uint64_t)n * p->block_size) return k;
+    return (long)kvr_index_limit(p->index, locals, n - 1, l->overlaps, (size_t)k);
+}
+
 /* All pairs that have something, ordered, in l->reaches. Returns: how many, or an error. */
-static long reach_all(struct loop *l, struct partition *p, const uint64_t *locals, size_t n)
+static long reach_all(struct loop *l, struct partition *p, const uint64_t *locals, size_t n, uint64_t isl)
 {
     struct kvr_index_reader *rd = desk_reader(l, p);
     if (!rd) return -KVR_ENOMEM;
@@ -95,7 +104,7 @@ static long reach_all(struct loop *l, struct partition *p, const uint64_t *local
         size_t cap = kvr_index_ranks(p->index) + MAP_ROOM;
         if (!room(&l->overlaps, &l->overlaps_cap, cap, sizeof *l->overlaps) || !room(&l->reaches, &l->reaches_cap, cap, sizeof *l->reaches))
             return -KVR_ENOMEM;
-        long k = kvr_index_match(rd, locals, n, l->overlaps, cap);
+        long k = match(l, p, rd, locals, n, isl, cap);
         if (k >= 0 && atomic_load_explicit(&p->tiers, memory_order_relaxed)) {
             if (!room(&l->prefixes, &l->prefixes_cap, n, sizeof *l->prefixes)) return -KVR_ENOMEM;
             kvr_hash_sequence(locals, n, l->prefixes);
@@ -243,12 +252,12 @@ static bool wants_detail(const struct request *rq)
     return q.ptr && memmem(q.ptr, q.len, "detail=1", 8) != NULL;
 }
 
-/* Answers for l->locals[0..n). */
-static void answer(struct request *rq, struct partition *p, size_t n)
+/* Answers for l->locals[0..n), of a prompt of `isl` tokens. */
+static void answer(struct request *rq, struct partition *p, size_t n, uint64_t isl)
 {
     struct loop *l = rq->loop;
     struct kvr_buf *b = &l->body;
-    long k = reach_all(l, p, l->locals, n);
+    long k = reach_all(l, p, l->locals, n, isl);
     if (k < 0) {
         answer_error(rq, k == -KVR_ENOMEM ? 503 : 500, "index failure: %s", kvr_strerror((int)k));
         return;
@@ -328,7 +337,7 @@ static void query(struct request *rq, struct kvr_json o, const uint32_t *tokens,
     } else {
         uint64_t seed = kvr_hash_seed(lora, strlen(lora), salt, strlen(salt));
         kvr_hash_locals(tokens ? tokens : l->tokens, n, p->block_size, false, seed, mm.blocks, mm.n, l->locals);
-        answer(rq, p, blocks);
+        answer(rq, p, blocks, n);
     }
     kvr_mm_infos_free(&mm);
     partition_unref(p);
@@ -358,9 +367,14 @@ void query_by_text(struct request *rq, struct kvr_json o, const struct text_toke
 void query_by_hash(struct request *rq, struct kvr_json o)
 {
     struct loop *l = rq->loop;
-    struct kvr_json hashes = kvr_json_get(o, "block_hashes");
+    struct kvr_json hashes = kvr_json_get(o, "block_hashes"), told = kvr_json_get(o, "isl_tokens");
     struct partition *p;
+    uint64_t isl = 0;
     size_t n;
+    if (!kvr_json_as_u64(told, &isl) && kvr_json_type_of(told) > KVR_JSON_NULL) {
+        answer_error(rq, 422, "field `isl_tokens` must be a number of tokens");
+        return;
+    }
     if (kvr_json_type_of(kvr_json_get(o, "cache_salt")) > KVR_JSON_NULL) {
         answer_error(rq, 400, "cache_salt is not accepted here: block_hashes must already include the salt");
         return;
@@ -373,7 +387,7 @@ void query_by_hash(struct request *rq, struct kvr_json o)
     if (!room(&l->locals, &l->locals_cap, n + 1, sizeof *l->locals)) answer_error(rq, 503, "out of memory");
     else if (kvr_json_u64_array(hashes, l->locals, n) < 0)
         answer_error(rq, 422, "field `block_hashes` must be an array of 64-bit integers");
-    else answer(rq, p, n);
+    else answer(rq, p, n, isl);
     partition_unref(p);
 }
 
@@ -422,7 +436,7 @@ static void answer_service(struct request *rq, int read)
         service_error(rq, 404, "this model is not served here");
         return;
     }
-    long k = reach_all(l, p, q->blocks.h, q->blocks.n);
+    long k = reach_all(l, p, q->blocks.h, q->blocks.n, q->isl);
     partition_unref(p);
     if (k < 0) {
         service_error(rq, k == -KVR_ENOMEM ? 503 : 500, kvr_strerror((int)k));

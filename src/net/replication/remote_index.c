@@ -387,7 +387,7 @@ static size_t hashes_max(const struct kvr_remote_index *r)
     return !r->c.nats ? KVR_SERVICE_BLOCKS_MAX : r->packed ? NATS_PACKED_MAX : NATS_HASHES_MAX;
 }
 
-struct kvr_remote_query *kvr_remote_ask(struct kvr_remote_index *r, const char *model, const uint64_t *locals, size_t n,
+struct kvr_remote_query *kvr_remote_ask(struct kvr_remote_index *r, const char *model, const uint64_t *locals, size_t n, uint64_t isl,
                                         kvr_remote_done *done, void *ctx)
 {
     if (r->state != GOOD || n > KVR_SERVICE_BLOCKS_MAX) {
@@ -402,7 +402,7 @@ struct kvr_remote_query *kvr_remote_ask(struct kvr_remote_index *r, const char *
     q->ctx = ctx;
     q->blocks = (uint32_t)n;
     q->packed = r->packed;
-    kvr_service_query_write(&q->body, q->packed, model, locals, n, false);
+    kvr_service_query_write(&q->body, q->packed, model, locals, n, isl, false);
     if (send_question(q, KVR_SERVICE_QUERY, model)) return q;
     COUNT(r, query_failures);
     drop(q);

@@ -57,8 +57,9 @@ int kvr_remote_create(const struct kvr_remote_config *config, struct kvr_remote_
 /* Forgets open questions without a word; memory goes with the loop's close callbacks. NULL is fine. */
 void kvr_remote_close(struct kvr_remote_index *r);
 
-/* locals[n] is copied. Never calls back before it returns. Returns: the question, or NULL: none was sent. */
-struct kvr_remote_query *kvr_remote_ask(struct kvr_remote_index *r, const char *model, const uint64_t *locals, size_t n,
+/* locals[n] is copied; isl: tokens of the whole prompt. Never calls back before it returns. Returns: the question, or NULL: none was
+ * sent. */
+struct kvr_remote_query *kvr_remote_ask(struct kvr_remote_index *r, const char *model, const uint64_t *locals, size_t n, uint64_t isl,
                                         kvr_remote_done *done, void *ctx);
 /* `done` will not be called. */
 void kvr_remote_cancel(struct kvr_remote_query *q);

@@ -125,7 +125,7 @@ static bool ask(struct asking *a, const struct question *q)
     uint64_t *locals = locals_of(q, &n);
     model_of(s, q, model, sizeof model);
     for (size_t i = 0; locals && n && i < s->admin_remotes_n && !a->failed; i++) {
-        a->queries[i] = kvr_remote_ask(s->admin_remotes[i], model, locals, n, on_scores, a);
+        a->queries[i] = kvr_remote_ask(s->admin_remotes[i], model, locals, n, q->isl, on_scores, a);
         if (a->queries[i]) a->unanswered++;
         else a->failed = true;
     }

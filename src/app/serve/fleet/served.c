@@ -93,7 +93,7 @@ static struct partition *next_prefills(struct serve *s, const struct partition *
 static long add_overlap(struct asker *a, struct partition *p, long n)
 {
     struct kvr_router_ctx *ctx = ctx_get(&a->ctxs, p);
-    struct kvr_router_request rq = {.locals = a->q.blocks.h, .locals_n = a->q.blocks.n};
+    struct kvr_router_request rq = {.locals = a->q.blocks.h, .locals_n = a->q.blocks.n, .isl = a->q.isl};
     struct kvr_reach *to = a->reaches + n;
     long found = ctx ? kvr_router_overlap(p->router, ctx, &rq, to, RANKS_MAX - (size_t)n, NULL) : -KVR_ENOMEM;
     return found < 0 ? found : n + (long)kvr_router_keep_trusted(p->router, to, (size_t)found);
