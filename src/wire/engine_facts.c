@@ -178,6 +178,18 @@ bool kvr_engine_facts_sources(struct kvr_engine_facts *f, struct kvr_json root)
     return true;
 }
 
+/* ---- /v1/models --------------------------------------------------------------------------------------------------- */
+
+/* The first one; a name that is too long is none. */
+bool kvr_engine_facts_models(struct kvr_engine_facts *f, struct kvr_json root)
+{
+    const char *id;
+    size_t len;
+    if (!kvr_json_as_str(kvr_json_get(kvr_json_at(kvr_json_get(root, "data"), 0), "id"), &id, &len)) return false;
+    if (len < sizeof f->model && !memchr(id, 0, len)) snprintf(f->model, sizeof f->model, "%.*s", (int)len, id);
+    return true;
+}
+
 /* ---- /server_info ------------------------------------------------------------------------------------------------- */
 
 static bool true_of(struct kvr_json o, const char *key)
