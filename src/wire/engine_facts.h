@@ -18,10 +18,11 @@
 
 #include "base/base.h"
 #include "base/buf.h"
+#include "wire/engine_events.h"
 #include "wire/json.h"
 #include "wire/prom_text.h"
 
-enum { KVR_FACT_RANKS_MAX = 64, KVR_FACT_BLOCK_SIZE_MAX = 65536, KVR_FACT_PORT_MIN = 1024, KVR_FACT_MODEL_MAX = 128 };
+enum { KVR_FACT_RANKS_MAX = 64, KVR_FACT_PORT_MIN = 1024, KVR_FACT_MODEL_MAX = 128 };
 
 enum kvr_engine_name { KVR_FACT_ENGINE_UNKNOWN, KVR_FACT_VLLM, KVR_FACT_SGLANG };
 
@@ -81,6 +82,11 @@ bool kvr_engine_facts_takes_ranks(const struct kvr_engine_facts *f, uint32_t *ba
 void kvr_engine_facts_describe_ranks(const struct kvr_engine_facts *f, char *out, size_t cap);
 /* Appends "vLLM, block size 32 (/metrics), 120 blocks (/metrics)" and its ranks, when there is more to say than "one". */
 void kvr_engine_facts_describe(const struct kvr_engine_facts *f, struct kvr_buf *b);
+/* What of it does not fit a block size, or ranks, that were given: as a line, into out[cap]. Returns: whether it differs. */
+bool kvr_engine_facts_other_size(const struct kvr_engine_facts *f, uint32_t given, char *out, size_t cap);
+bool kvr_engine_facts_other_ranks(const struct kvr_engine_facts *f, uint32_t dp_start, uint32_t dp_size, char *out, size_t cap);
+/* Why nothing can be reused there, and what to do; NULL: nothing says so. Static. */
+const char *kvr_engine_facts_no_cache(const struct kvr_engine_facts *f);
 /* What it is started with so that its KV events can be followed. Static. */
 const char *kvr_engine_facts_events_flag(const struct kvr_engine_facts *f);
 

@@ -64,7 +64,7 @@ struct kvr_view_status {
     bool repairing;  /* something that was lost is being fetched */
     bool sound;      /* nothing speaks against it but what came from outside (kvr_ingest_set_evidence) */
     struct kvr_view_cursor cursor;
-    char reason[96];                             /* why it is not whole; "" when it is */
+    char reason[KVR_VIEW_REASON_MAX];            /* why it is not whole; "" when it is */
     const char *events_trouble, *replay_trouble; /* why a connection could not be used; static, NULL: none, or nobody answers */
     uint64_t since_ns;                           /* monotonic, of the last change of knowledge or reason */
     uint64_t heard_ns;                           /* monotonic, of the last batch or event that was applied; 0: none yet */
@@ -122,7 +122,7 @@ struct kvr_ingest_keeper {
 
 struct kvr_ingest_source {
     struct kvr_worker worker;
-    uint32_t block_size;
+    uint32_t block_size;         /* 0: that of the engine's first store */
     const char *events, *replay; /* endpoints; replay may be NULL. events NULL: by the shared stream */
     const char *recover;         /* URL of the worker's recover endpoint, or NULL */
     void *user;

@@ -108,7 +108,7 @@ struct command {
     kvr_ingest_plane_visit *visit_plane;
     void *arg;
     struct kvr_served served; /* its hashes are the command's */
-    char text[96];
+    char text[KVR_VIEW_REASON_MAX];
     bool has_name;
     uint64_t name;
     bool spare; /* one of kvr_ingest.spares, in use */
