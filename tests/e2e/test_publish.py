@@ -203,6 +203,25 @@ def test_a_wrong_block_size_of_a_sidecar_is_told_in_whole(start):
     assert "replay endpoint" not in out and "block-size 16 was given, but the engine uses 32" in out
 
 
+@pytest.mark.parametrize("who", ["publish", "indexer"])
+def test_an_engine_that_cannot_be_heard_is_a_warning(start, zctx, who):
+    """Nobody at the events endpoint, nobody to ask for what is lost, another block size: also where only warnings are written."""
+    e = Engine(zctx)
+    try:
+        dead = free_ports(2)
+        for port, said in ((dead, "no publisher answers there"), (e.events, "without a replay endpoint, so what is lost on the way stays lost")):
+            if who == "publish":
+                p = start(Publish, e, "--events", f"tcp://127.0.0.1:{port}", "--log-level", "warning", with_replay=False)
+            else:
+                p = start(Indexer, "--log-level", "warning")
+                p.register(7, e, replay=False, endpoint=f"tcp://127.0.0.1:{port}")
+            wait_for(said, lambda: [l for l in p.text().splitlines() if " warning " in l and f"tcp://127.0.0.1:{port}: " in l and said in l])
+        e.stored([1], list(range(8)), block_size=8)
+        wait_for("the size", lambda: [l for l in p.text().splitlines() if " warning " in l and "block size is 8, not the configured" in l])
+    finally:
+        e.close()
+
+
 def test_without_replay_it_must_see_the_first_batch(start, hand):
     hand.stored([1], TOKENS[:4])  # before anybody listens
     p = start(Publish, hand, block_size=4, with_replay=False)

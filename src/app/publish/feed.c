@@ -8,6 +8,7 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "base/log.h"
 #include "wire/plane_event.h"
 
 enum { SALTS_MAX = 1 << 16, SALTED_MAX = 1 << 26 };
@@ -117,6 +118,10 @@ static int publish(struct feed *f, struct kvr_event *ev, const struct kvr_engine
     ev->worker = f->worker;
     bool sent = f->outlet->publish(f->outlet, ev, words) == 0;
     f->told = ev->kind != KVR_EVENT_CLEARED;
+    if (!sent)
+        kvr_log_warning_of(kvr_log_key(f->worker.worker_id, f->worker.dp_rank, "send"),
+                           "kvroute publish: rank %u: an event was not taken by %s, so whoever listens has a gap", f->worker.dp_rank,
+                           f->outlet->where);
     atomic_fetch_add_explicit(sent ? &f->published : &f->send_failures, 1, memory_order_relaxed);
     return rc;
 }

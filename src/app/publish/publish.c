@@ -39,7 +39,16 @@ static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_kn
     (void)ctx;
     kvr_local_index_set_incomplete(f->index, knowledge == KVR_VIEW_WHOLE ? NULL : reason);
     if (knowledge == KVR_VIEW_WHOLE) kvr_log("kvroute publish: the view of rank %u is whole", w.dp_rank);
-    else kvr_log_warning("kvroute publish: the view of rank %u is %s%s%s", w.dp_rank, name, colon, reason);
+    else
+        kvr_log_warning_of(kvr_log_key(0, w.dp_rank, reason), "kvroute publish: the view of rank %u is %s%s%s", w.dp_rank, name, colon,
+                           reason);
+}
+
+static void on_wiring(void *ctx, void *user, struct kvr_worker w, enum kvr_wiring wiring, const char *endpoint, const char *why)
+{
+    (void)ctx;
+    (void)user;
+    kvr_ingest_tell_wiring("kvroute publish: worker", w, wiring, endpoint, why);
 }
 
 static int follow(struct publish *p, struct feed *f, char *err, size_t cap)
@@ -244,7 +253,8 @@ void publish_open(struct publish *p)
 static int start(struct publish *p, char *err, size_t cap)
 {
     const struct publish_options *o = p->o;
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .holds = holds, .on_view = on_view, .ctx = p};
+    struct kvr_ingest_handler h = {
+        .on_event = on_event, .on_reset = on_reset, .holds = holds, .on_view = on_view, .on_wiring = on_wiring, .ctx = p};
     p->zmq = zmq_ctx_new();
     if (kvr_curve_load(&o->plane.curve, &p->curve, err, cap)) return -1;
     int closed = p->zmq ? 0 : -KVR_ENOMEM;

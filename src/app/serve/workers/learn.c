@@ -47,7 +47,9 @@ static void tell_new(const struct worker *w, const struct learnt *before)
     if (l->found[0] && strcmp(l->found, before->found) != 0)
         kvr_log("kvroute: worker %llu (%.200s) says of itself: %s", (unsigned long long)w->id, w->url, l->found);
     for (size_t i = 0; i < l->notes_n; i++)
-        if (!is_noted(before, l->notes[i])) kvr_log("kvroute: worker %llu (%.200s): %s", (unsigned long long)w->id, w->url, l->notes[i]);
+        if (!is_noted(before, l->notes[i]))
+            kvr_log_warning_of(kvr_log_key(w->id, 0, l->notes[i]), "kvroute: worker %llu (%.200s): %s", (unsigned long long)w->id, w->url,
+                               l->notes[i]);
 }
 
 /* ---- block size, blocks ------------------------------------------------------------------------------------------- */
@@ -163,6 +165,15 @@ static void learn_endpoints(struct worker *w, const struct kvr_engine_facts *f)
     worker_note_events(w);
 }
 
+static void note_unknown_events(struct worker *w)
+{
+    note(
+        &w->learnt,
+        "no KV events endpoint is known, so its requests are routed by load: give events=tcp://%.100s:5557,replay=tcp://%.100s:5558 in its "
+        "entry, with the ports of the engine's --kv-events-config",
+        w->endpoint.host, w->endpoint.host);
+}
+
 static void note_events(struct worker *w, const struct kvr_engine_facts *f)
 {
     struct learnt *l = &w->learnt;
@@ -175,12 +186,7 @@ static void note_events(struct worker *w, const struct kvr_engine_facts *f)
     else if (!w->has_events && f->unusable)
         note(l, "its KV events are published where only its own machine can read them: give events=, or start the engine with %s",
              kvr_engine_facts_events_flag(f));
-    else if (!w->has_events && !l->ranks_unknown)
-        note(l,
-             "no KV events endpoint is known, so its requests are routed by load: give events=tcp://%.100s:5557,replay=tcp://%.100s:5558 "
-             "in its "
-             "entry, with the ports of the engine's --kv-events-config",
-             w->endpoint.host, w->endpoint.host);
+    else if (!w->has_events && !l->ranks_unknown) note_unknown_events(w);
     if (w->has_events && !w->ranks[0].endpoints[RANK_REPLAY][0] && !w->recover[0])
         note(l, "no replay endpoint is known, so what is lost on the way stays lost: %s",
              f->events_from ? "add \"replay_endpoint\":\"tcp://*:5558\" to the engine's --kv-events-config"
@@ -260,6 +266,8 @@ static bool work_out_locked(struct serve *s, struct worker *w, const struct kvr_
         note_other_size_locked(s, now);
     } else {
         now->learnt.waits = false;
+        if (!now->learnt.answered && !now->learnt.notes_n && learns_events(s) && !now->has_events && now->health == HEALTH_UP)
+            note_unknown_events(now);
         if (!now->learnt.answered) now->misplaced = false; /* it is met where most are */
         if (!now->learnt.due_ms) now->learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
     }
