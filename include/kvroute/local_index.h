@@ -106,7 +106,10 @@ KVR_API int kvr_local_index_clear(struct kvr_local_index *li, uint64_t event_id)
 KVR_API void kvr_local_index_hold(struct kvr_local_index *li);
 KVR_API void kvr_local_index_release(struct kvr_local_index *li);
 
-/* Says that what was applied is not all the engine holds (`why`, copied, at most 127 bytes), so that dumps fail instead of
+/* Another block size than the configured one from now on: its engine has said so. Threads: any. */
+KVR_API void kvr_local_index_set_block_size(struct kvr_local_index *li, uint32_t block_size);
+
+/* Says that what was applied is not all the engine holds (`why`, copied, at most 159 bytes), so that dumps fail instead of
  * lying; NULL: it is. */
 KVR_API void kvr_local_index_set_incomplete(struct kvr_local_index *li, const char *why);
 

@@ -227,6 +227,51 @@ void kvr_log_finish(void)
     tell_all_left_out(0);
 }
 
+/* ---- paced ---- */
+
+/* Direct-mapped: a key that comes to the place of another takes it. Two threads at one place may write a line too many, or count one too
+ * few. */
+static struct {
+    _Atomic uint64_t key, second, held;
+} paced[KVR_LOG_PACED];
+
+uint64_t kvr_log_key(uint64_t what, uint64_t part, const char *cause)
+{
+    uint64_t h = kvr_mix64(what) ^ kvr_mix64(part + 1);
+    for (; *cause; cause++)
+        if (*cause < '0' || *cause > '9') h = kvr_mix64(h ^ (unsigned char)*cause);
+    return h | 1;
+}
+
+bool kvr__log_due(uint64_t key, uint64_t second, uint64_t *held)
+{
+    size_t at = key / 2 % KVR_LOG_PACED;
+    bool known = atomic_load(&paced[at].key) == key;
+    if (known && second - atomic_load(&paced[at].second) < KVR_LOG_PACE_S) {
+        atomic_fetch_add(&paced[at].held, 1);
+        return false;
+    }
+    atomic_store(&paced[at].key, key);
+    atomic_store(&paced[at].second, second);
+    uint64_t n = atomic_exchange(&paced[at].held, 0);
+    *held = known ? n : 0;
+    return true;
+}
+
+void kvr__log_of(struct kvr_log_site *site, uint64_t key, enum kvr_log_level level, const char *fmt, ...)
+{
+    uint64_t held;
+    char text[LINE];
+    va_list ap;
+    if ((int)level > atomic_load_explicit(&level_max, memory_order_relaxed) || !kvr__log_due(key, second_now(), &held)) return;
+    va_start(ap, fmt);
+    int len = vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (len < 0) return;
+    if (held) kvr__log(site, level, "%s (%llu more like it were held back since)", text, (unsigned long long)held);
+    else kvr__log(site, level, "%s", text);
+}
+
 void kvr__log(struct kvr_log_site *site, enum kvr_log_level level, const char *fmt, ...)
 {
     if ((int)level > atomic_load_explicit(&level_max, memory_order_relaxed)) return;

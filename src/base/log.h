@@ -8,11 +8,14 @@
  * Each place in the source may write KVR_LOG_LINES_MAX lines a second. What is beyond is counted, and the next line of any place, or
  * kvr_log_finish, is preceded by one that says how many were left out.
  *
+ * What may repeat without end, of one thing for one cause, is written once a minute at most: kvr_log_warning_of.
+ *
  * Threads: everything here from any thread; nothing allocates, nothing locks. */
 #ifndef KVR_BASE_LOG_H
 #define KVR_BASE_LOG_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -54,6 +57,19 @@ struct kvr_log_site {
 #define kvr_log(...)       KVR_LOG_AT(KVR_LOG_INFO, __VA_ARGS__)
 #define kvr_log_debug(...) KVR_LOG_AT(KVR_LOG_DEBUG, __VA_ARGS__)
 
+/* The same, KVR_LOG_PACE_S apart for each key; a line after that says how many were held back. Of two keys that meet in the table both
+ * may come more often. */
+#define kvr_log_warning_of(key, ...)                                                                                                       \
+    do {                                                                                                                                   \
+        static struct kvr_log_site log_site_;                                                                                              \
+        kvr__log_of(&log_site_, (key), KVR_LOG_WARNING, __VA_ARGS__);                                                                      \
+    } while (0)
+enum { KVR_LOG_PACE_S = 60, KVR_LOG_PACED = 4096 };
+/* Of what (a worker, a rank) and of which cause: its text, whose figures do not count. */
+uint64_t kvr_log_key(uint64_t what, uint64_t part, const char *cause);
+/* Is it time for a line of `key`, at `second`? *held: lines of it that were held back since the last one. */
+bool kvr__log_due(uint64_t key, uint64_t second, uint64_t *held);
+
 /* The least important level that is written; KVR_LOG_INFO from the start. */
 void kvr_log_set_level(enum kvr_log_level level);
 void kvr_log_set_format(enum kvr_log_format format);
@@ -62,6 +78,8 @@ void kvr_log_set_format(enum kvr_log_format format);
 void kvr_log_finish(void);
 
 void kvr__log(struct kvr_log_site *site, enum kvr_log_level level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void kvr__log_of(struct kvr_log_site *site, uint64_t key, enum kvr_log_level level, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 
 enum { KVR_LOG_TIME_MAX = 32 };
 /* The time now as every line has it, UTC with milliseconds. Returns: its length. */

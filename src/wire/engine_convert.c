@@ -43,6 +43,7 @@ void kvr_engine_stream_init(struct kvr_engine_stream *s, struct kvr_worker worke
     memset(s, 0, sizeof *s);
     s->worker = worker;
     s->block_size = block_size;
+    s->learns_size = block_size == 0;
     kvr_mem_init(&s->mem, NULL, 0);
 }
 
@@ -70,6 +71,7 @@ void kvr_engine_stream_restart(struct kvr_engine_stream *s)
 {
     kvr_engine_stream_reset(s);
     s->copies.reports = s->coloured = false;
+    if (s->learns_size) s->block_size = 0;
 }
 
 static bool bytes_are(struct kvr_bytes b, const char *text)
@@ -305,7 +307,8 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
     if (out->tier != KVR_TIER_DEVICE) return convert_lower(s, b, ev, out);
     s->engine_block_size = (uint32_t)KVR_MIN(ev->block_size, (uint64_t)UINT32_MAX);
     s->coloured = s->coloured || has_colour(b, ev);
-    if (ev->block_size != s->block_size) {
+    if (!s->block_size && ev->block_size <= KVR_ENGINE_BLOCK_SIZE_MAX) s->block_size = (uint32_t)ev->block_size;
+    if (!s->block_size || ev->block_size != s->block_size) {
         s->counters.block_size_mismatch++;
         return 0;
     }

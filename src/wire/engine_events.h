@@ -88,12 +88,17 @@ struct kvr_engine_counters {
 #undef KVR_ENGINE_FIELD
 };
 
-enum { KVR_ENGINE_GROUPS = 64, KVR_ENGINE_SALT_TAGS_MAX = 1 << 22 };
+enum {
+    KVR_ENGINE_BLOCK_SIZE_MAX = 65536 /* tokens; an engine is not believed to have a larger one */,
+    KVR_ENGINE_GROUPS = 64,
+    KVR_ENGINE_SALT_TAGS_MAX = 1 << 22
+};
 
 /* What must be remembered about one (worker, rank) between batches. */
 struct kvr_engine_stream {
     struct kvr_worker worker;
-    uint32_t block_size;
+    uint32_t block_size;                    /* 0: that of the next store is taken */
+    bool learns_size;                       /* it was 0 at the start, and is again when the engine has restarted */
     uint32_t engine_block_size;             /* of the last store, as the engine said it; 0: none yet */
     bool tiers;                             /* emit lower-tier events; else they are counted and dropped */
     uint32_t tier_chunk;                    /* blocks that the engine reads from lower tiers at once, when it is told; 0: learned */

@@ -34,6 +34,34 @@ void kvr_engine_facts_describe_ranks(const struct kvr_engine_facts *f, char *out
     else snprintf(out, cap, "%zu data-parallel ranks, %u to %u", f->ranks_n, first, last);
 }
 
+bool kvr_engine_facts_other_size(const struct kvr_engine_facts *f, uint32_t given, char *out, size_t cap)
+{
+    if (!f->block_size || f->block_size == given) return false;
+    snprintf(out, cap, "block-size %u was given, but the engine uses %u (%s): give block-size=%u, or leave it out", given, f->block_size,
+             f->block_size_from, f->block_size);
+    return true;
+}
+
+bool kvr_engine_facts_other_ranks(const struct kvr_engine_facts *f, uint32_t dp_start, uint32_t dp_size, char *out, size_t cap)
+{
+    char text[80];
+    if (f->ranks_n == 0 || f->too_many || !kvr_engine_facts_contiguous(f)) return false;
+    if (f->ranks_n == dp_size && f->ranks[0].rank == dp_start) return false;
+    kvr_engine_facts_describe_ranks(f, text, sizeof text);
+    snprintf(out, cap, "dp-start=%u,dp-size=%u was given, but the engine has %s (%s): leave them out, or give dp-start=%u,dp-size=%zu",
+             dp_start, dp_size, text, f->ranks_from, f->ranks[0].rank, f->ranks_n);
+    return true;
+}
+
+const char *kvr_engine_facts_no_cache(const struct kvr_engine_facts *f)
+{
+    if (f->prefix_caching != KVR_TOLD_NO) return NULL;
+    return f->engine == KVR_FACT_SGLANG
+               ? "prefix caching is off in the engine, so no cached block can be reused: start the engine without --disable-radix-cache"
+               : "prefix caching is off in the engine, so no cached block can be reused: start the engine without "
+                 "--no-enable-prefix-caching";
+}
+
 /* Its entry, made in order; NULL: there is no room. */
 static struct kvr_engine_rank *rank_entry(struct kvr_engine_facts *f, uint64_t rank, kvr_fact_source from)
 {
@@ -52,7 +80,7 @@ static struct kvr_engine_rank *rank_entry(struct kvr_engine_facts *f, uint64_t r
 
 static void take_block_size(struct kvr_engine_facts *f, uint64_t size, kvr_fact_source from)
 {
-    if (f->block_size || size == 0 || size > KVR_FACT_BLOCK_SIZE_MAX) return;
+    if (f->block_size || size == 0 || size > KVR_ENGINE_BLOCK_SIZE_MAX) return;
     f->block_size = (uint32_t)size;
     f->block_size_from = from;
 }
@@ -175,6 +203,18 @@ bool kvr_engine_facts_sources(struct kvr_engine_facts *f, struct kvr_json root)
     f->engine = KVR_FACT_VLLM;
     kvr_json_each(root, take_source, f);
     tell(&f->events, false); /* it names none */
+    return true;
+}
+
+/* ---- /v1/models --------------------------------------------------------------------------------------------------- */
+
+/* The first one; a name that is too long is none. */
+bool kvr_engine_facts_models(struct kvr_engine_facts *f, struct kvr_json root)
+{
+    const char *id;
+    size_t len;
+    if (!kvr_json_as_str(kvr_json_get(kvr_json_at(kvr_json_get(root, "data"), 0), "id"), &id, &len)) return false;
+    if (len < sizeof f->model && !memchr(id, 0, len)) snprintf(f->model, sizeof f->model, "%.*s", (int)len, id);
     return true;
 }
 

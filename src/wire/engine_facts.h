@@ -18,10 +18,11 @@
 
 #include "base/base.h"
 #include "base/buf.h"
+#include "wire/engine_events.h"
 #include "wire/json.h"
 #include "wire/prom_text.h"
 
-enum { KVR_FACT_RANKS_MAX = 64, KVR_FACT_BLOCK_SIZE_MAX = 65536, KVR_FACT_PORT_MIN = 1024 };
+enum { KVR_FACT_RANKS_MAX = 64, KVR_FACT_PORT_MIN = 1024, KVR_FACT_MODEL_MAX = 128 };
 
 enum kvr_engine_name { KVR_FACT_ENGINE_UNKNOWN, KVR_FACT_VLLM, KVR_FACT_SGLANG };
 
@@ -39,8 +40,9 @@ struct kvr_engine_rank {
     uint64_t buffer_steps;   /* batches that can be replayed; 0: not told */
 };
 
-/* Zeroed before the first answer. */
+/* Zeroed before the first answer, but for the model, where one is known. */
 struct kvr_engine_facts {
+    char model[KVR_FACT_MODEL_MAX]; /* one that it serves; "": not told */
     enum kvr_engine_name engine;
     uint32_t block_size; /* tokens; 0: not told */
     kvr_fact_source block_size_from;
@@ -64,6 +66,7 @@ void kvr_engine_facts_sample(void *ctx, const struct kvr_prom_sample *s);
 /* The answers, by their path, as JSON. Returns: whether it is one. The parser is used for JSON within it, so `root` is gone afterwards. */
 bool kvr_engine_facts_sources(struct kvr_engine_facts *f, struct kvr_json root);
 bool kvr_engine_facts_server_info(struct kvr_engine_facts *f, struct kvr_json_parser *p, struct kvr_json root);
+bool kvr_engine_facts_models(struct kvr_engine_facts *f, struct kvr_json root);
 /* The answer to a request that named a rank beyond all: text[len] is its body. Returns: whether it says which there are. */
 bool kvr_engine_facts_rank_range(struct kvr_engine_facts *f, const char *text, size_t len);
 
@@ -79,6 +82,11 @@ bool kvr_engine_facts_takes_ranks(const struct kvr_engine_facts *f, uint32_t *ba
 void kvr_engine_facts_describe_ranks(const struct kvr_engine_facts *f, char *out, size_t cap);
 /* Appends "vLLM, block size 32 (/metrics), 120 blocks (/metrics)" and its ranks, when there is more to say than "one". */
 void kvr_engine_facts_describe(const struct kvr_engine_facts *f, struct kvr_buf *b);
+/* What of it does not fit a block size, or ranks, that were given: as a line, into out[cap]. Returns: whether it differs. */
+bool kvr_engine_facts_other_size(const struct kvr_engine_facts *f, uint32_t given, char *out, size_t cap);
+bool kvr_engine_facts_other_ranks(const struct kvr_engine_facts *f, uint32_t dp_start, uint32_t dp_size, char *out, size_t cap);
+/* Why nothing can be reused there, and what to do; NULL: nothing says so. Static. */
+const char *kvr_engine_facts_no_cache(const struct kvr_engine_facts *f);
 /* What it is started with so that its KV events can be followed. Static. */
 const char *kvr_engine_facts_events_flag(const struct kvr_engine_facts *f);
 

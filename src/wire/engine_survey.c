@@ -3,8 +3,8 @@
 
 const char *kvr_survey_path(enum kvr_survey_step step)
 {
-    static const char *const paths[] = {"/metrics", "/kv_event_sources", "/server_info?config_format=json", "/get_server_info",
-                                        "/v1/completions"};
+    static const char *const paths[] = {"/metrics",         "/kv_event_sources", "/server_info?config_format=json",
+                                        "/get_server_info", "/v1/models",        "/v1/completions"};
     return paths[step];
 }
 
@@ -14,6 +14,7 @@ static bool is_wanted(const struct kvr_engine_facts *f, enum kvr_survey_step ste
     switch (step) {
     case KVR_SURVEY_SERVER_INFO: return !enough || f->engine == KVR_FACT_SGLANG; /* which says what it computes */
     case KVR_SURVEY_OLD_SERVER_INFO: return !f->block_size && f->engine != KVR_FACT_VLLM;
+    case KVR_SURVEY_MODELS: return !f->model[0];
     case KVR_SURVEY_RANKS: return f->ranks_n > 1 && f->engine == KVR_FACT_VLLM;
     default: return true;
     }
@@ -43,6 +44,7 @@ void kvr_survey_answer(struct kvr_engine_facts *f, enum kvr_survey_step step, in
     struct kvr_json root;
     if (step == KVR_SURVEY_RANKS) (void)kvr_engine_facts_rank_range(f, text, len);
     else if (status != 200 || kvr_json_parse(p, text, len, &root, NULL)) return;
+    else if (step == KVR_SURVEY_MODELS) (void)kvr_engine_facts_models(f, root);
     else if (step == KVR_SURVEY_SOURCES) (void)kvr_engine_facts_sources(f, root);
     else (void)kvr_engine_facts_server_info(f, p, root);
 }

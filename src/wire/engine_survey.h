@@ -3,7 +3,7 @@
  * The questions that an engine is asked about its configuration, one after the other, until enough is known. Who asks brings the bytes;
  * what the answers say is in wire/engine_facts.h.
  *
- *     METRICS -> SOURCES -> (SERVER_INFO -> OLD_SERVER_INFO) -> (RANKS) -> OVER
+ *     METRICS -> SOURCES -> (SERVER_INFO -> OLD_SERVER_INFO) -> (MODELS) -> (RANKS) -> OVER
  *
  * An answer that is no 200, or not readable, says nothing, and the next one is asked.
  * Threads: pure functions on the caller's structs.
@@ -19,7 +19,8 @@ enum kvr_survey_step {
     KVR_SURVEY_SOURCES,
     KVR_SURVEY_SERVER_INFO,
     KVR_SURVEY_OLD_SERVER_INFO,
-    KVR_SURVEY_RANKS, /* a POST with kvr_survey_rank_question, and KVR_SURVEY_RANK_HEADER; all others are GETs */
+    KVR_SURVEY_MODELS, /* when none is known */
+    KVR_SURVEY_RANKS,  /* a POST with kvr_survey_rank_question, and KVR_SURVEY_RANK_HEADER; all others are GETs */
     KVR_SURVEY_OVER,
 };
 

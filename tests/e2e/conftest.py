@@ -537,11 +537,12 @@ class Indexer(Process):
 class Publish(Process):
     """The sidecar of one engine: a Mock or a hand-driven Engine."""
 
-    def __init__(self, engine, *extra, port=None, out=None, with_replay=True, dp=1, block_size=16, **kw):
+    def __init__(self, engine, *extra, port=None, out=None, with_replay=True, dp=1, block_size=16, learns_ranks=False, **kw):
         self.port, self.out, self.dp = port or free_ports(), out or free_ports(dp), dp
         replay = engine.replay if isinstance(engine, Mock) else engine.replay_port
         args = ["publish", "--host", "127.0.0.1", "--port", self.port, "--events", f"tcp://127.0.0.1:{engine.events}",
-                "--publish", f"tcp://127.0.0.1:{self.out}", "--dp-size", dp, "--block-size", block_size, "--restore-timeout", 2]
+                "--publish", f"tcp://127.0.0.1:{self.out}", "--restore-timeout", 2]
+        args += ([] if learns_ranks else ["--dp-size", dp]) + ([] if block_size is None else ["--block-size", block_size])
         if with_replay:
             args += ["--replay", f"tcp://127.0.0.1:{replay}"]
         super().__init__(*args, *extra, **kw)

@@ -8,7 +8,7 @@ import time
 
 import msgpack
 import pytest
-from conftest import BINARY, Mock, Serve, call, free_ports, wait_for
+from conftest import BINARY, Engine, Mock, Serve, call, free_ports, wait_for
 from test_doctor import doctor, problems
 
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "vllm"}]}
@@ -213,6 +213,31 @@ def test_what_was_given_wins_and_a_difference_is_named(start):
     assert call(s.admin, "PATCH", "/workers/1", {"block_size": 32}).status == 200
     wait_for("no note", lambda: learnt(s) and not learnt(s)["learnt"]["notes"])
     assert len(lines(s, "but the engine uses")) == 1
+
+
+@pytest.mark.parametrize("engine,spec", [(["--block-size", 16], ""), (["--no-enable-prefix-caching"], "")])
+def test_what_switches_routing_by_cache_off_is_a_warning(start, engine, spec):
+    m = start(Mock, *engine)
+    s = start(Serve, [m.spec(spec)], "--block-size", 32, "--log-level", "warning")
+    if engine[0] == "--block-size":
+        says(s, " warning ", "worker 1", "block-size 32 was given, but the engine uses 16 (/metrics): give block-size=16, or leave it out")
+        s.complete("x" * 400)
+        says(s, " warning ", "view of worker 1 rank 0 is unknown: the engine's block size is 16, not the configured 32")
+    else:
+        says(s, " warning ", "worker 1", "prefix caching is off in the engine")
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_worker_without_events_or_replay_endpoint_is_a_warning(start, worker, zctx, asked):
+    """Whether its engine says nothing of itself, or is not asked."""
+    e = Engine(zctx)
+    try:
+        s = start(Serve, [worker().url, f"{worker().url},events=tcp://127.0.0.1:{e.events}"], "--log-level", "warning", "--block-size", 4,
+                  *([] if asked else ["--no-ask-engines"]), ready=False)
+        says(s, " warning ", "worker 1 ", "no KV events endpoint is")
+        says(s, " warning ", "worker 2 ", "no replay endpoint is known, so what is lost on the way stays lost")
+    finally:
+        e.close()
 
 
 def test_a_worker_that_comes_back_otherwise_is_learnt_anew(start):

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`kvroute publish` beside an engine: what it publishes, what it answers, and what a router makes of it when things die."""
+import subprocess
+
 import msgpack
 import pytest
 import zmq
 
-from conftest import Engine, Indexer, Mock, Publish, Serve, call, free_ports, local_hashes, wait_for
+from conftest import BINARY, Engine, Indexer, Mock, Publish, Serve, call, free_ports, local_hashes, wait_for
 
 TOKENS = list(range(1, 33))
 
@@ -155,6 +157,71 @@ def test_a_router_behind_sidecars_survives_every_death(start, dp):
     wait_for("restored", views_equal_engines, 20)
     assert works()
 
+def test_a_sidecar_of_which_no_block_size_is_given_knows_no_block(start):
+    """The events say it; what is behind the sidecar is told of it, too. Another life of the engine may have another one."""
+    m = start(Mock, "--block-size", 32)
+    p = start(Publish, m, block_size=None)
+    s = start(Serve, [f"http://127.0.0.1:{m.port}{p.source()}"])
+    s.complete("x" * 200)
+    wait_for("known", lambda: s.complete("x" * 200).headers["x-kvroute-overlap-blocks"] == "6")
+    assert p.status()["trust"] == "trusted" and call(p.port, "GET", "/status").json()["block_size"] == 32
+    assert p.recover()[1]["TreeDump"]["block_size"] == 32
+    m.kill()
+    start(Mock, "--block-size", 64, port=m.port, events=m.events, replay=m.replay)
+    wait_for("the other size", lambda: s.complete("y" * 200) and call(p.port, "GET", "/status").json()["block_size"] == 64)
+    assert not [l for l in p.text().splitlines() if "block size" in l]
+
+
+def test_a_sidecar_asks_its_engine_for_ranks_and_model(start):
+    m = start(Mock, "--model", "tiny", "--block-size", 32, dp=2)
+    p = start(Publish, m, "--engine-url", f"http://127.0.0.1:{m.port}", block_size=None, dp=2, learns_ranks=True)
+    status = wait_for("open", lambda: (lambda x: x if x["ranks"] else None)(call(p.port, "GET", "/status").json()))
+    assert (status["model_name"], status["block_size"], [r["dp_rank"] for r in status["ranks"]], status["notes"]) == ("tiny", 32, [0, 1], [])
+    assert p.status(1)["published_on"].endswith(f":{p.out + 1}")
+
+
+def test_a_sidecar_waits_for_an_engine_that_is_not_there_yet(start, hand):
+    port = free_ports()
+    p = start(Publish, hand, "--engine-url", f"http://127.0.0.1:{port}", block_size=None, learns_ranks=True)
+    says = wait_for("a warning", lambda: [l for l in p.text().splitlines() if "cannot be asked" in l])
+    assert " warning " in says[0] and f":{port}" in says[0]
+    assert "waiting for what the engine says of itself" in call(p.port, "GET", "/ready").json()["Error"]
+    assert p.recover()[0] == 503 and call(p.port, "GET", "/dump").status == 503
+    start(Mock, "--block-size", 32, port=port)
+    hand.until("open", lambda: call(p.port, "GET", "/status").json()["ranks"])
+
+
+def test_a_wrong_block_size_of_a_sidecar_is_told_in_whole(start):
+    """A warning with its reason, from the engine's answer and from its events; doctor names the option, and does not blame the replay."""
+    m = start(Mock, "--block-size", 32)
+    p = start(Publish, m, "--engine-url", f"http://127.0.0.1:{m.port}", "--log-level", "warning", block_size=16)
+    wait_for("asked", lambda: "block-size 16 was given, but the engine uses 32 (/metrics): give block-size=32, or leave it out" in p.text())
+    call(m.port, "POST", "/v1/completions", {"prompt": "x" * 200, "max_tokens": 1})
+    wait_for("told", lambda: "the view of rank 0 is unknown: the engine's block size is 32, not the configured 16" in p.text())
+    out = subprocess.run([BINARY, "doctor", f"http://127.0.0.1:{p.port}"], capture_output=True, text=True).stdout
+    assert "the engine uses 32 tokens a block, 16 are configured; start the sidecar with --block-size 32, or without --block-size" in out
+    assert "replay endpoint" not in out and "block-size 16 was given, but the engine uses 32" in out
+
+
+@pytest.mark.parametrize("who", ["publish", "indexer"])
+def test_an_engine_that_cannot_be_heard_is_a_warning(start, zctx, who):
+    """Nobody at the events endpoint, nobody to ask for what is lost, another block size: also where only warnings are written."""
+    e = Engine(zctx)
+    try:
+        dead = free_ports(2)
+        for port, said in ((dead, "no publisher answers there"), (e.events, "without a replay endpoint, so what is lost on the way stays lost")):
+            if who == "publish":
+                p = start(Publish, e, "--events", f"tcp://127.0.0.1:{port}", "--log-level", "warning", with_replay=False)
+            else:
+                p = start(Indexer, "--log-level", "warning")
+                p.register(7, e, replay=False, endpoint=f"tcp://127.0.0.1:{port}")
+            wait_for(said, lambda: [l for l in p.text().splitlines() if " warning " in l and f"tcp://127.0.0.1:{port}: " in l and said in l])
+        e.stored([1], list(range(8)), block_size=8)
+        wait_for("the size", lambda: [l for l in p.text().splitlines() if " warning " in l and "block size is 8, not the configured" in l])
+    finally:
+        e.close()
+
+
 def test_without_replay_it_must_see_the_first_batch(start, hand):
     hand.stored([1], TOKENS[:4])  # before anybody listens
     p = start(Publish, hand, block_size=4, with_replay=False)
@@ -182,7 +249,7 @@ def test_a_model_with_several_cache_groups_is_refused(start, hand):
 
 
 @pytest.mark.parametrize("args, text", [
-    (["--publish", "tcp://nowhere"], "--publish"), (["--events", "udp://x:1"], "--events"), (["--block-size", "0"], "block-size"),
+    (["--publish", "tcp://nowhere"], "--publish"), (["--events", "udp://x:1"], "--events"), (["--block-size", "65537"], "block-size"), (["--engine-url", "ftp://x"], "--engine-url"),
     (["--dp-size", "2", "--publish", "ipc:///tmp/x"], "--publish"), (["--nonsense"], "nonsense")])
 def test_bad_options_are_named(start, args, text, tmp_path):
     from conftest import Process

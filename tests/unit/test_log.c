@@ -197,9 +197,24 @@ static void test_lines_beyond_the_limit_are_counted(void **state)
     assert_int_equal(written + left_out, TALKERS * SAYINGS);
 }
 
+static void test_of_one_cause_a_line_a_minute_is_written(void **state)
+{
+    uint64_t held = 9, one = kvr_log_key(1, 0, "batches of rank 3"), other = kvr_log_key(2, 0, "batches of rank 3");
+    (void)state;
+    assert_true(one == kvr_log_key(1, 0, "batches of rank 17"));
+    assert_true(one != other && one != kvr_log_key(1, 1, "batches of rank 3") && one != kvr_log_key(1, 0, "paused"));
+    assert_true(kvr__log_due(one, 1000, &held) && held == 0);
+    for (uint64_t t = 1000; t < 1060; t++) assert_false(kvr__log_due(one, t, &held));
+    assert_true(kvr__log_due(other, 1001, &held) && held == 0);
+    assert_true(kvr__log_due(one, 1060, &held) && held == 60);
+    assert_true(kvr__log_due(one, 1120, &held) && held == 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_is_printable), cmocka_unit_test(test_a_log_line_is_one_line),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_is_printable),
+                                       cmocka_unit_test(test_of_one_cause_a_line_a_minute_is_written),
+                                       cmocka_unit_test(test_a_log_line_is_one_line),
                                        cmocka_unit_test(test_a_json_line_is_whole_however_long),
                                        cmocka_unit_test(test_lines_below_the_level_are_not_written),
                                        cmocka_unit_test(test_lines_beyond_the_limit_are_counted)};

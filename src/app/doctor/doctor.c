@@ -301,30 +301,55 @@ static void examine_indexer(struct doctor *d, const char *base, struct kvr_json 
 
 /* ---- sidecars -------------------------------------------------------------------------------------------------------- */
 
+#define REPLAY_HINT "give the engine a replay endpoint, or start the sidecar before it"
+
+/* What was given to a sidecar and is not so. Returns: whether that is why its local index is not whole. */
+static bool report_mismatches(struct doctor *d, const char *base, unsigned rank, struct kvr_json r, uint64_t configured)
+{
+    unsigned long long engine = number_of(r, "engine_block_size", 0), others = number_of(r, "other_rank_batches", 0);
+    char advice[160];
+    bool size = number_of(r, "block_size_mismatches", 0) > 0;
+    snprintf(advice, sizeof advice, "start the sidecar with --block-size %llu, or without --block-size", engine);
+    if (size)
+        found(d, PROBLEM, base, "block size", advice, "rank %u: the engine uses %llu tokens a block, %llu are configured", rank, engine,
+              (unsigned long long)configured);
+    if (others)
+        found(
+            d, PROBLEM, base, "rank mapping",
+            "start the sidecar with the --dp-start of this engine, or with --engine-url, so that it asks; rank r is at port + r - dp-start",
+            "%llu batches of another rank came on rank %u's port", others, rank);
+    return size || others;
+}
+
+static void report_sidecar_rank(struct doctor *d, const char *base, struct kvr_json r, uint64_t configured)
+{
+    char reason[200], trust[16];
+    unsigned rank = (unsigned)number_of(r, "dp_rank", 0);
+    text_of(r, "reason", reason, sizeof reason);
+    text_of(r, "trust", trust, sizeof trust);
+    bool connected = true_of(r, "connected"), mismatch = report_mismatches(d, base, rank, r, configured);
+    if (!connected)
+        found(d, PROBLEM, base, "events endpoint", "is the engine running, with KV events on?", "rank %u: not connected to the engine",
+              rank);
+    if (!strcmp(trust, "trusted"))
+        found(d, OK, base, "local index", "", "rank %u is whole: %llu blocks, ids %llu to %llu in the buffer", rank,
+              (unsigned long long)number_of(r, "blocks", 0), (unsigned long long)number_of(r, "oldest_id", 0),
+              (unsigned long long)number_of(r, "newest_id", 0));
+    else
+        found(d, PROBLEM, base, "local index", mismatch || !connected ? "see above" : REPLAY_HINT, "rank %u is not whole: %s", rank,
+              reason);
+}
+
 static void examine_sidecar(struct doctor *d, const char *base, struct kvr_json o)
 {
     struct kvr_json ranks = kvr_json_get(o, "ranks");
-    for (size_t i = 0; i < kvr_json_count(ranks); i++) {
-        struct kvr_json r = kvr_json_at(ranks, i);
-        char reason[160];
-        unsigned rank = (unsigned)number_of(r, "dp_rank", 0);
-        text_of(r, "reason", reason, sizeof reason);
-        if (!true_of(r, "connected"))
-            found(d, PROBLEM, base, "events endpoint", "is the engine running, with KV events on?", "rank %u: not connected to the engine",
-                  rank);
-        if (number_of(r, "block_size_mismatches", 0))
-            found(d, PROBLEM, base, "block size", "start the sidecar with the engine's --block-size", "rank %u: the engine's differs",
-                  rank);
-        char trust[16];
-        text_of(r, "trust", trust, sizeof trust);
-        if (!strcmp(trust, "trusted"))
-            found(d, OK, base, "local index", "", "rank %u is whole: %llu blocks, ids %llu to %llu in the buffer", rank,
-                  (unsigned long long)number_of(r, "blocks", 0), (unsigned long long)number_of(r, "oldest_id", 0),
-                  (unsigned long long)number_of(r, "newest_id", 0));
-        else
-            found(d, PROBLEM, base, "local index", "give the engine a replay endpoint, or start the sidecar before it",
-                  "rank %u is not whole: %s", rank, reason);
-    }
+    report_notes(d, base, kvr_json_get(o, "notes"));
+    if (kvr_json_count(ranks) == 0)
+        found(d, PROBLEM, base, "configuration",
+              "is its --engine-url the engine's HTTP address, and the engine running? --dp-size, --model "
+              "and --block-size together need no answer",
+              "it waits for what the engine says of itself");
+    for (size_t i = 0; i < kvr_json_count(ranks); i++) report_sidecar_rank(d, base, kvr_json_at(ranks, i), number_of(o, "block_size", 0));
 }
 
 /* ---- a router's data port -------------------------------------------------------------------------------------------- */

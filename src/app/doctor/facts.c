@@ -30,6 +30,7 @@ static void take_metrics(const struct kvr_fetched *got, struct kvr_engine_facts 
 static void ask_all(struct doctor *d, const struct engine_target *t, const char *model, struct kvr_engine_facts *f)
 {
     struct kvr_fetched got = {0};
+    snprintf(f->model, sizeof f->model, "%s", model);
     for (enum kvr_survey_step step = KVR_SURVEY_METRICS; step < KVR_SURVEY_OVER; step = kvr_survey_next(f, step)) {
         bool ranks = step == KVR_SURVEY_RANKS;
         struct kvr_buf body = {0};

@@ -148,10 +148,20 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
 
 static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
+    unsigned long long id = w.worker_id;
     (void)ctx;
     (void)user;
-    kvr_log("kvroute: view of instance %llu rank %u is %s%s%s", (unsigned long long)w.worker_id, w.dp_rank,
-            kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
+    if (knowledge == KVR_VIEW_WHOLE) kvr_log("kvroute: view of instance %llu rank %u is whole", id, w.dp_rank);
+    else
+        kvr_log_warning_of(kvr_log_key(id, w.dp_rank, reason), "kvroute: view of instance %llu rank %u is %s%s%s", id, w.dp_rank,
+                           kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
+}
+
+static void on_wiring(void *ctx, void *user, struct kvr_worker w, enum kvr_wiring wiring, const char *endpoint, const char *why)
+{
+    (void)ctx;
+    (void)user;
+    kvr_ingest_tell_wiring("kvroute indexer: instance", w, wiring, endpoint, why);
 }
 
 static void on_end(void *ctx, void *user)
@@ -226,8 +236,14 @@ int catalogue_start_durable(struct indexer *x)
 
 int catalogue_start(struct indexer *x)
 {
-    struct kvr_ingest_handler h = {
-        .on_event = on_event, .on_reset = on_reset, .holds = holds, .on_window = on_window, .on_view = on_view, .on_end = on_end, .ctx = x};
+    struct kvr_ingest_handler h = {.on_event = on_event,
+                                   .on_reset = on_reset,
+                                   .holds = holds,
+                                   .on_window = on_window,
+                                   .on_view = on_view,
+                                   .on_wiring = on_wiring,
+                                   .on_end = on_end,
+                                   .ctx = x};
     struct kvr_recorder_config rc = {x->o->record_events, x->o->record_max_lines, x->o->record_max_count, x->o->record_max_secs};
     char err[400];
     if (rc.path && kvr_recorder_create(&rc, &x->recorder, err, sizeof err)) {

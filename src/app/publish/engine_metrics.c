@@ -54,13 +54,12 @@ static void tell(struct engine_metrics *m, struct kvr_worker w, const struct kvr
 
 static void keep(struct engine_metrics *m, const struct kvr_engine_loads *loads)
 {
-    const struct publish_options *o = m->publish->o;
     bool any = false;
     for (size_t i = 0; i < m->publish->feeds_n; i++) {
         struct kvr_worker w = m->publish->feeds[i].worker;
         struct kvr_engine_load load;
-        if (!kvr_engine_loads_of(loads, (uint32_t)o->dp_start, (uint32_t)o->dp_size, w.dp_rank, (uint32_t)o->block_size, o->total_kv_blocks,
-                                 &load))
+        if (!kvr_engine_loads_of(loads, m->publish->dp_start, m->publish->dp_size, w.dp_rank, m->publish->feeds[i].block_size,
+                                 m->publish->total_kv_blocks, &load))
             continue;
         any = m->ranks[i].known = true;
         m->ranks[i].load = load;
@@ -93,7 +92,7 @@ static void on_interval(uv_timer_t *t)
                                   .timeout_s = KVR_MAX(o->engine_metrics_interval, 1.0),
                                   .fn = on_scraped,
                                   .ctx = m};
-    if (m->scrape) return; /* one at a time */
+    if (m->scrape || !m->publish->feeds_n) return; /* one at a time, of ranks that are known */
     if (kvr_scrape_start(&c, &m->scrape)) m->failures++;
 }
 
@@ -151,7 +150,7 @@ static bool figure(const struct engine_metrics *m, size_t i, enum row row, doubl
     case RUNNING: *out = (double)l->running; return l->has_running;
     case WAITING: *out = (double)l->waiting; return l->has_waiting;
     case USAGE: *out = l->usage; return l->has_usage;
-    default: *out = (double)(l->total_blocks * m->publish->o->block_size); return l->total_blocks != 0;
+    default: *out = (double)(l->total_blocks * m->publish->feeds[i].block_size); return *out > 0;
     }
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "base/log.h"
 #include "wire/plane_event.h"
 
 enum { SALTS_MAX = 1 << 16, SALTED_MAX = 1 << 26 };
@@ -117,8 +118,20 @@ static int publish(struct feed *f, struct kvr_event *ev, const struct kvr_engine
     ev->worker = f->worker;
     bool sent = f->outlet->publish(f->outlet, ev, words) == 0;
     f->told = ev->kind != KVR_EVENT_CLEARED;
+    if (!sent)
+        kvr_log_warning_of(kvr_log_key(f->worker.worker_id, f->worker.dp_rank, "send"),
+                           "kvroute publish: rank %u: an event was not taken by %s, so whoever listens has a gap", f->worker.dp_rank,
+                           f->outlet->where);
     atomic_fetch_add_explicit(sent ? &f->published : &f->send_failures, 1, memory_order_relaxed);
     return rc;
+}
+
+/* The size by which the stream is cut, which it may have learned from the engine just now. */
+static uint32_t take_size(struct feed *f, const struct kvr_ingest_origin *origin)
+{
+    uint32_t size = origin->stream->block_size;
+    if (atomic_exchange_explicit(&f->block_size, size, memory_order_relaxed) != size) kvr_local_index_set_block_size(f->index, size);
+    return size;
 }
 
 /* As it was told: by names, or with tokens. It marks no blocks with salts, which are the device's. */
@@ -128,9 +141,10 @@ static int publish_lower(struct feed *f, struct kvr_event *ev, const struct kvr_
     const struct kvr_engine_event *e = origin->event;
     struct kvr_engine_words w = {.lora = e->lora, .salt = e->salt};
     if (!ev->lower.names_only) {
-        w.block_size = f->block_size * KVR_MAX(ev->lower.span, 1u);
+        uint32_t size = take_size(f, origin);
+        w.block_size = size * KVR_MAX(ev->lower.span, 1u);
         w.tokens = b->tokens + e->tokens_at;
-        w.tokens_n = KVR_MIN(e->tokens_n, ev->blocks_n * f->block_size + e->eagle);
+        w.tokens_n = KVR_MIN(e->tokens_n, ev->blocks_n * size + e->eagle);
         w.eagle = e->eagle;
         if (e->mm_n) {
             w.mm = b->mm + e->mm_at;
@@ -145,11 +159,12 @@ static int publish_stored(struct feed *f, struct kvr_event *ev, const struct kvr
 {
     const struct kvr_engine_batch *b = origin->batch;
     const struct kvr_engine_event *e = origin->event;
-    size_t skipped = origin->stream->skipped, before = skipped * f->block_size, salt = 0; /* blocks, and their tokens */
-    size_t used = ev->blocks_n * f->block_size + e->eagle;
+    uint32_t size = take_size(f, origin);
+    size_t skipped = origin->stream->skipped, before = skipped * size, salt = 0; /* blocks, and their tokens */
+    size_t used = ev->blocks_n * size + e->eagle;
     struct kvr_engine_words w = {.tokens = b->tokens + e->tokens_at + before,
                                  .tokens_n = KVR_MIN(e->tokens_n - before, used),
-                                 .block_size = f->block_size,
+                                 .block_size = size,
                                  .lora = e->lora,
                                  .salt = salt_of(f, ev, e, &salt),
                                  .eagle = e->eagle};
@@ -200,10 +215,11 @@ void feed_reset(struct feed *f)
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
 
-int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, struct kvr_outlet *outlet, char *err, size_t cap)
+int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, uint32_t block_size, struct kvr_outlet *outlet, char *err,
+              size_t cap)
 {
     struct kvr_local_index_config c = {.worker = {o->worker_id, rank},
-                                       .block_size = (uint32_t)o->block_size,
+                                       .block_size = block_size,
                                        .events_max = o->buffer_events,
                                        .ring_bytes_max = o->buffer_bytes,
                                        .index_bytes_max = o->index_max_bytes};

@@ -32,7 +32,7 @@ struct feed_salt {
 
 struct feed {
     struct kvr_worker worker;
-    uint32_t block_size;
+    _Atomic uint32_t block_size; /* given, else the engine's, from its first store on; 0: not known yet */
     struct kvr_outlet *outlet;
     struct kvr_local_index *index;
     uint64_t next_id;
@@ -44,8 +44,9 @@ struct feed {
     _Atomic uint64_t published, send_failures, forgotten_salts;
 };
 
-/* Publishes the first clear. Takes the outlet. Returns: 0, or -1 with the reason in err. */
-int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, struct kvr_outlet *outlet, char *err, size_t cap);
+/* block_size 0: it is what the stream says. Publishes the first clear. Takes the outlet. Returns: 0, or -1 with the reason in err. */
+int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, uint32_t block_size, struct kvr_outlet *outlet, char *err,
+              size_t cap);
 void feed_close(struct feed *f);
 /* `origin` with the engine's words and its stream. Returns: what the index says. */
 int feed_event(struct feed *f, const struct kvr_event *ev, const struct kvr_ingest_origin *origin);

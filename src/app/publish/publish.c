@@ -35,24 +35,39 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
 static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
     struct feed *f = user;
+    const char *name = kvr_view_knowledge_name(knowledge), *colon = reason[0] ? ": " : "";
     (void)ctx;
     kvr_local_index_set_incomplete(f->index, knowledge == KVR_VIEW_WHOLE ? NULL : reason);
-    kvr_log("kvroute publish: the view of rank %u is %s%s%s", w.dp_rank, kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
+    if (knowledge == KVR_VIEW_WHOLE) kvr_log("kvroute publish: the view of rank %u is whole", w.dp_rank);
+    else
+        kvr_log_warning_of(kvr_log_key(0, w.dp_rank, reason), "kvroute publish: the view of rank %u is %s%s%s", w.dp_rank, name, colon,
+                           reason);
+}
+
+static void on_wiring(void *ctx, void *user, struct kvr_worker w, enum kvr_wiring wiring, const char *endpoint, const char *why)
+{
+    (void)ctx;
+    (void)user;
+    kvr_ingest_tell_wiring("kvroute publish: worker", w, wiring, endpoint, why);
 }
 
 static int follow(struct publish *p, struct feed *f, char *err, size_t cap)
 {
     const struct publish_options *o = p->o;
     char events[256], replay[256];
-    uint32_t place = f->worker.dp_rank - (uint32_t)o->dp_start;
+    uint32_t place = f->worker.dp_rank - p->dp_start;
     if (!kvr_ingest_endpoint_shift(o->events, place, events, sizeof events) ||
         (o->replay && !kvr_ingest_endpoint_shift(o->replay, place, replay, sizeof replay))) {
         snprintf(err, cap, "--events, --replay: no port for rank %u; allowed: tcp endpoints whose ports leave room for every rank",
                  f->worker.dp_rank);
         return -1;
     }
-    struct kvr_ingest_source src = {
-        .worker = f->worker, .block_size = f->block_size, .events = events, .replay = o->replay ? replay : NULL, .user = f, .tiers = true};
+    struct kvr_ingest_source src = {.worker = f->worker,
+                                    .block_size = (uint32_t)o->block_size,
+                                    .events = events,
+                                    .replay = o->replay ? replay : NULL,
+                                    .user = f,
+                                    .tiers = true};
     int rc = kvr_ingest_add(p->ingest, &src);
     if (rc)
         snprintf(err, cap, "--events, --replay: %s: '%s' or its replay; allowed: tcp://host:port, ipc://path", kvr_strerror(rc), events);
@@ -119,7 +134,7 @@ static int open_outlet(struct publish *p, struct kvr_worker w, struct kvr_outlet
     if (o->plane.plane == KVR_PLANE_JETSTREAM)
         return kvr_outlet_jetstream(p->nats, p->scope, (int)o->plane.nats_replicas, w, out, err, cap);
     if (o->plane.plane == KVR_PLANE_NATS) return kvr_outlet_nats(p->nats, p->scope, w, out, err, cap);
-    if (kvr_ingest_endpoint_shift(o->publish, w.dp_rank - (uint32_t)o->dp_start, endpoint, sizeof endpoint))
+    if (kvr_ingest_endpoint_shift(o->publish, w.dp_rank - p->dp_start, endpoint, sizeof endpoint))
         return kvr_outlet_zmq(p->zmq, p->door, endpoint, o->publish_format, w, out, err, cap);
     snprintf(err, cap, "--publish: '%s' leaves no port for rank %u; allowed: tcp://host:port, ipc://path for one rank", o->publish,
              w.dp_rank);
@@ -129,11 +144,11 @@ static int open_outlet(struct publish *p, struct kvr_worker w, struct kvr_outlet
 static int open_feeds(struct publish *p, char *err, size_t cap)
 {
     const struct publish_options *o = p->o;
-    for (uint32_t r = 0; r < o->dp_size; r++) {
+    for (uint32_t r = 0; r < p->dp_size; r++) {
         struct kvr_outlet *outlet;
-        uint32_t rank = (uint32_t)o->dp_start + r;
+        uint32_t rank = p->dp_start + r;
         if (open_outlet(p, (struct kvr_worker){o->worker_id, rank}, &outlet, err, cap)) return -1;
-        if (feed_open(&p->feeds[p->feeds_n++], o, rank, outlet, err, cap)) return -1;
+        if (feed_open(&p->feeds[p->feeds_n++], o, rank, p->block_size, outlet, err, cap)) return -1;
     }
     return 0;
 }
@@ -169,12 +184,12 @@ static void put_worker(const struct publish *p, const char *host, struct kvr_buf
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "worker_id", o->worker_id);
     kvr_json_put_str(b, "endpoint", o->announce);
-    if (strcmp(o->model, "default") != 0) kvr_json_put_str(b, "model_name", o->model);
-    kvr_json_put_u64(b, "block_size", o->block_size);
-    kvr_json_put_u64(b, "data_parallel_start_rank", o->dp_start);
-    kvr_json_put_u64(b, "data_parallel_size", o->dp_size);
-    kvr_json_put_str(b, "engine", o->engine ? "sglang" : "vllm");
-    if (o->total_kv_blocks) kvr_json_put_u64(b, "total_kv_blocks", o->total_kv_blocks);
+    if (strcmp(p->model, "default") != 0) kvr_json_put_str(b, "model_name", p->model);
+    if (p->block_size) kvr_json_put_u64(b, "block_size", p->block_size); /* else routers learn it as we do */
+    kvr_json_put_u64(b, "data_parallel_start_rank", p->dp_start);
+    kvr_json_put_u64(b, "data_parallel_size", p->dp_size);
+    kvr_json_put_str(b, "engine", p->sglang ? "sglang" : "vllm");
+    if (p->total_kv_blocks) kvr_json_put_u64(b, "total_kv_blocks", p->total_kv_blocks);
     if (o->max_num_batched_tokens) kvr_json_put_u64(b, "max_num_batched_tokens", o->max_num_batched_tokens);
     if (o->plane.plane == KVR_PLANE_ZMQ) {
         snprintf(text, sizeof text, "tcp://%.200s%.32s", host, port ? port : "");
@@ -213,10 +228,33 @@ static int announce(struct publish *p, char *err, size_t cap)
     return failed ? -1 : 0;
 }
 
+static int open_all(struct publish *p, char *err, size_t cap)
+{
+    const struct publish_options *o = p->o;
+    if (open_feeds(p, err, cap)) return -1;
+    for (size_t i = 0; i < p->feeds_n; i++)
+        if (follow(p, &p->feeds[i], err, cap)) return -1;
+    if (announce(p, err, cap)) return -1;
+    printf("kvroute publish: worker %llu, %zu rank(s) from %s, published on %s, http://%s:%llu/kv_recover\n",
+           (unsigned long long)o->worker_id, p->feeds_n, o->events, p->feeds[0].outlet->where, o->host, (unsigned long long)o->port);
+    fflush(stdout);
+    return 0;
+}
+
+void publish_open(struct publish *p)
+{
+    char err[512] = "";
+    if (open_all(p, err, sizeof err) == 0) return;
+    kvr_log_error("kvroute publish: %s", err);
+    p->failed = 1;
+    uv_stop(&p->loop);
+}
+
 static int start(struct publish *p, char *err, size_t cap)
 {
     const struct publish_options *o = p->o;
-    struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset, .holds = holds, .on_view = on_view, .ctx = p};
+    struct kvr_ingest_handler h = {
+        .on_event = on_event, .on_reset = on_reset, .holds = holds, .on_view = on_view, .on_wiring = on_wiring, .ctx = p};
     p->zmq = zmq_ctx_new();
     if (kvr_curve_load(&o->plane.curve, &p->curve, err, cap)) return -1;
     int closed = p->zmq ? 0 : -KVR_ENOMEM;
@@ -227,23 +265,20 @@ static int start(struct publish *p, char *err, size_t cap)
                                        : "out of memory");
         return -1;
     }
-    if (connect_plane(p, err, cap) || open_feeds(p, err, cap)) return -1;
+    if (connect_plane(p, err, cap)) return -1;
     if (kvr_ingest_create(&h, o->restore_timeout, &p->ingest)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
     kvr_ingest_set_curve(p->ingest, p->curve);
-    for (size_t i = 0; i < p->feeds_n; i++)
-        if (follow(p, &p->feeds[i], err, cap)) return -1;
     uv_timer_init(&p->loop, &p->heartbeat);
     p->heartbeat.data = p;
     uv_timer_start(&p->heartbeat, on_heartbeat, KVR_HEARTBEAT_MS, KVR_HEARTBEAT_MS);
     uv_timer_init(&p->loop, &p->tend);
     p->tend.data = p;
     uv_timer_start(&p->tend, on_tend, KVR_TEND_MS, KVR_TEND_MS);
-    int rc = engine_metrics_start(p, err, cap);
-    if (rc == 0) rc = serve(p, err, cap);
-    return rc ? rc : announce(p, err, cap);
+    if (engine_metrics_start(p, err, cap) || serve(p, err, cap) || learning_start(p, err, cap)) return -1;
+    return learning_waits(p) ? 0 : open_all(p, err, cap);
 }
 
 static void close_handle(uv_handle_t *h, void *arg)
@@ -259,6 +294,7 @@ static void stop(struct publish *p)
         if (p->feeds[i].index) kvr_local_index_shutdown(p->feeds[i].index);
     if (p->server) kvr_http_server_close(p->server);
     engine_metrics_stop(p);
+    learning_stop(p);
     kvr_ending_tell(&p->ending, (struct kvr_http_shared *[]){&p->http}, 1);
     while (p->answers) uv_run(&p->loop, UV_RUN_ONCE); /* their threads end as their clients are gone */
     uv_walk(&p->loop, close_handle, NULL);
@@ -287,10 +323,8 @@ int publish_main(const struct publish_options *o)
     if (rc) {
         kvr_log_error("kvroute publish: %s", err);
     } else {
-        printf("kvroute publish: worker %llu, %zu rank(s) from %s, published on %s, http://%s:%llu/kv_recover\n",
-               (unsigned long long)o->worker_id, p->feeds_n, o->events, p->feeds[0].outlet->where, o->host, (unsigned long long)o->port);
-        fflush(stdout);
         uv_run(&p->loop, UV_RUN_DEFAULT);
+        rc = p->failed;
     }
     stop(p);
     free(p);

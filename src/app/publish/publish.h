@@ -10,7 +10,7 @@
 #include "net/ingest/event_plane.h"
 
 struct publish_options {
-    char *config, *host, *model, *events, *replay, *publish;
+    char *config, *host, *model, *engine_url, *events, *replay, *publish;
     uint64_t port, worker_id, block_size, dp_start, dp_size, buffer_events, buffer_bytes, index_max_bytes;
     double restore_timeout, client_write_timeout, lame_duck_time, drain_timeout;
     char *engine_metrics; /* URL; NULL: the engine is not asked */

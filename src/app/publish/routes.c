@@ -17,6 +17,9 @@
 #include "net/http/process_metrics.h"
 #include "wire/prom_page.h"
 
+/* Until learn.c has an answer. */
+#define WAITING "waiting for what the engine says of itself"
+
 #define JSON_HEADER "Content-Type: application/json\r\n"
 
 /* ---- small answers ------------------------------------------------------------------------------------------------ */
@@ -70,16 +73,15 @@ static int put_event(void *ctx, const struct kvr_event *ev)
 
 static int write_dump(struct answer *a)
 {
-    const struct publish_options *o = a->p->o;
     char key[300];
     int rc = 0;
-    snprintf(key, sizeof key, "%s:default", o->model);
+    snprintf(key, sizeof key, "%s:default", a->p->model);
     kvr_json_open(&a->b, '{');
     kvr_json_str(&a->b, key, strlen(key));
     kvr_buf_str(&a->b, ":");
     a->b.comma = false;
     kvr_json_open(&a->b, '{');
-    kvr_json_put_u64(&a->b, "block_size", o->block_size);
+    kvr_json_put_u64(&a->b, "block_size", a->p->feeds[0].block_size);
     kvr_json_key(&a->b, "events");
     kvr_json_open(&a->b, '[');
     for (size_t i = 0; i < a->p->feeds_n && rc == 0; i++) rc = kvr_local_index_dump(a->p->feeds[i].index, put_event, a);
@@ -143,7 +145,7 @@ static bool is_set(struct kvr_http_conn *c, const char *key, const char *value)
 static void recover(struct publish *p, struct kvr_http_conn *c)
 {
     struct kvr_local_query q = {.old_shape = is_set(c, "shape", "old")};
-    uint64_t rank = p->o->dp_start, worker = p->o->worker_id;
+    uint64_t rank = p->dp_start, worker = p->o->worker_id;
     char message[160];
     q.supports_tree_dump_failed = is_set(c, "supports_tree_dump_failed", "1") || is_set(c, "supports_tree_dump_failed", "true");
     p->recover_requests++;
@@ -161,7 +163,7 @@ static void recover(struct publish *p, struct kvr_http_conn *c)
         return;
     }
     snprintf(message, sizeof message, "this is worker %llu with dp_rank %llu to %llu", (unsigned long long)p->o->worker_id,
-             (unsigned long long)p->o->dp_start, (unsigned long long)(p->o->dp_start + p->o->dp_size - 1));
+             (unsigned long long)p->dp_start, (unsigned long long)p->dp_start + p->dp_size - 1);
     error(p, c, 404, message);
 }
 
@@ -195,7 +197,9 @@ static void put_rank(struct kvr_buf *b, struct feed *f, const struct kvr_view_st
     kvr_json_put_u64(b, "engine_batches", st ? st->batches : 0);
     kvr_json_put_u64(b, "engine_gaps", st ? st->gaps : 0);
     kvr_json_put_u64(b, "engine_restarts", st ? st->restarts : 0);
+    if (st && st->engine_block_size) kvr_json_put_u64(b, "engine_block_size", st->engine_block_size);
     kvr_json_put_u64(b, "block_size_mismatches", st ? st->filtered.block_size_mismatch : 0);
+    kvr_json_put_u64(b, "other_rank_batches", st ? st->filtered.other_rank : 0);
     kvr_json_put_u64(b, "epoch", n.epoch);
     kvr_json_put_u64(b, "oldest_id", n.oldest_id);
     kvr_json_put_u64(b, "newest_id", n.newest_id);
@@ -210,11 +214,16 @@ static void status(struct publish *p, struct kvr_http_conn *c)
 {
     struct kvr_view_status st[RANKS_MAX];
     size_t n = statuses(p, st);
+    uint32_t size = p->feeds_n ? p->feeds[0].block_size : p->block_size;
     struct kvr_buf b = {0};
     kvr_json_open(&b, '{');
     kvr_json_put_u64(&b, "worker_id", p->o->worker_id);
-    kvr_json_put_str(&b, "model_name", p->o->model);
-    kvr_json_put_u64(&b, "block_size", p->o->block_size);
+    kvr_json_put_str(&b, "model_name", p->model);
+    if (size) kvr_json_put_u64(&b, "block_size", size);
+    kvr_json_key(&b, "notes");
+    kvr_json_open(&b, '[');
+    for (size_t i = 0; i < p->notes_n; i++) kvr_json_str(&b, p->notes[i], strlen(p->notes[i]));
+    kvr_json_close(&b, ']');
     kvr_json_key(&b, "ranks");
     kvr_json_open(&b, '[');
     for (size_t i = 0; i < p->feeds_n; i++) put_rank(&b, &p->feeds[i], status_of(st, n, &p->feeds[i]));
@@ -234,8 +243,9 @@ static void ready(struct publish *p, struct kvr_http_conn *c)
 {
     struct kvr_view_status st[RANKS_MAX];
     size_t n = statuses(p, st);
-    char why[160] = "";
+    char why[KVR_VIEW_REASON_MAX + 32] = "";
     if (p->ending.phase != KVR_SERVING) snprintf(why, sizeof why, "shutting down");
+    else if (!p->feeds_n) snprintf(why, sizeof why, WAITING);
     for (size_t i = 0; i < p->feeds_n && !why[0]; i++) {
         const struct kvr_view_status *s = status_of(st, n, &p->feeds[i]);
         if (s && s->knowledge == KVR_VIEW_WHOLE) continue;
@@ -319,6 +329,7 @@ void publish_on_request(struct kvr_http_conn *c, void *ctx)
     kvr_http_conn_set_user(c, NULL);
     if (!kvr_access_check(p->access, r, probe ? KVR_ACCESS_PROBE : 0, &no)) error(p, c, no.status, no.text);
     else if (!kvr_text_is(r->method, "GET")) error(p, c, 405, "only GET");
+    else if (!p->feeds_n && (kvr_text_is(r->path, "/kv_recover") || kvr_text_is(r->path, "/dump"))) error(p, c, 503, WAITING);
     else if (kvr_text_is(r->path, "/kv_recover")) recover(p, c);
     else if (kvr_text_is(r->path, "/dump")) answer_by_thread(p, c, NULL, &(struct kvr_local_query){0});
     else if (kvr_text_is(r->path, "/status")) status(p, c);

@@ -484,6 +484,7 @@ static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap
     n = 1;
     for (struct source *s = in->sources; s && !in->stop; s = s->next) n += take_turn(in, s, it + n);
     look_for_floods(in);
+    kvr__wiring_look(in);
     if (in->handler.on_tick) in->handler.on_tick(in->handler.ctx, in->now_ms);
     return true;
 }

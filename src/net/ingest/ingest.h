@@ -47,6 +47,9 @@ struct kvr_prom_page;
 
 struct kvr_ingest;
 
+/* What is wrong with the connections of a source. */
+enum kvr_wiring { KVR_WIRING_FINE, KVR_WIRING_EVENTS, KVR_WIRING_REPLAY, KVR_WIRING_SILENT, KVR_WIRING_NO_REPLAY };
+
 /* clang-format off */
 #define KVR_INGEST_COUNTERS(X) \
     X(batches) X(events) X(blocks) X(bytes) X(stale_batches) X(gaps) X(restarts) X(replays) X(replay_failures) \
@@ -64,7 +67,7 @@ struct kvr_view_status {
     bool repairing;  /* something that was lost is being fetched */
     bool sound;      /* nothing speaks against it but what came from outside (kvr_ingest_set_evidence) */
     struct kvr_view_cursor cursor;
-    char reason[96];                             /* why it is not whole; "" when it is */
+    char reason[KVR_VIEW_REASON_MAX];            /* why it is not whole; "" when it is */
     const char *events_trouble, *replay_trouble; /* why a connection could not be used; static, NULL: none, or nobody answers */
     uint64_t since_ns;                           /* monotonic, of the last change of knowledge or reason */
     uint64_t heard_ns;                           /* monotonic, of the last batch or event that was applied; 0: none yet */
@@ -102,6 +105,8 @@ struct kvr_ingest_handler {
     void (*on_window)(void *ctx, void *user, const struct kvr_window_event *event);
     /* What the view is from now on, and why it is no more than that ("" when it is whole). May be NULL. */
     void (*on_view)(void *ctx, void *user, struct kvr_worker worker, enum kvr_view_knowledge knowledge, const char *reason);
+    /* The connections of a source with endpoints of its own: in `wiring` for a second, and why in words (static). May be NULL. */
+    void (*on_wiring)(void *ctx, void *user, struct kvr_worker worker, enum kvr_wiring wiring, const char *endpoint, const char *why);
     void (*on_end)(void *ctx, void *user);                 /* the source is gone; may be NULL */
     void (*on_leave)(void *ctx, struct kvr_worker worker); /* before on_end: the rank is followed no more; may be NULL */
     void (*on_served)(void *ctx, void *user, const struct kvr_served *prompt); /* of kvr_ingest_served; may be NULL */
@@ -111,6 +116,9 @@ struct kvr_ingest_handler {
     void (*on_tick)(void *ctx, uint64_t now_ms); /* monotonic, about every 50 ms or more often; may be NULL */
     void *ctx;
 };
+
+/* For on_wiring: says it in the log, as a warning unless it is fine. who: "kvroute indexer: instance". */
+void kvr_ingest_tell_wiring(const char *who, struct kvr_worker worker, enum kvr_wiring wiring, const char *endpoint, const char *why);
 
 /* Told on the ingest thread, by whoever keeps a view, of what becomes of its content. */
 struct kvr_ingest_keeper {
@@ -122,7 +130,7 @@ struct kvr_ingest_keeper {
 
 struct kvr_ingest_source {
     struct kvr_worker worker;
-    uint32_t block_size;
+    uint32_t block_size;         /* 0: that of the engine's first store */
     const char *events, *replay; /* endpoints; replay may be NULL. events NULL: by the shared stream */
     const char *recover;         /* URL of the worker's recover endpoint, or NULL */
     void *user;

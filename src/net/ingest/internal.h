@@ -61,6 +61,8 @@ struct source {
     size_t breaking;    /* messages that may still be read of a connection that broke; then, or when there are none, it counts as broken */
     uint64_t reopen_ms; /* its sockets are closed until then; 0: no */
     unsigned floods;    /* in a row */
+    enum kvr_wiring wiring, wiring_told;
+    uint64_t wiring_ms; /* since when it is so */
     /* its ranks (source.c) */
     bool any_rank;
     struct rank_stream own;
@@ -72,6 +74,9 @@ struct source {
     char *tail; /* batches that were kept, until they are applied */
     size_t tail_len;
 };
+
+/* wiring.c */
+void kvr__wiring_look(struct kvr_ingest *in);
 
 /* An event of the shared stream as it waits and is kept: this, then the event's msgpack. */
 struct plane_head {
@@ -108,7 +113,7 @@ struct command {
     kvr_ingest_plane_visit *visit_plane;
     void *arg;
     struct kvr_served served; /* its hashes are the command's */
-    char text[96];
+    char text[KVR_VIEW_REASON_MAX];
     bool has_name;
     uint64_t name;
     bool spare; /* one of kvr_ingest.spares, in use */

@@ -20,7 +20,7 @@ struct kvr_recover_answer {
     uint64_t newest_available; /* TooNew */
     bool has_last, has_epoch, has_end, has_block_size;
     uint64_t epoch, end_event_id, block_size; /* kvroute's additions */
-    char message[128];
+    char message[200];
     struct kvr_event_list events; /* TreeDump: stored events only */
 };
 

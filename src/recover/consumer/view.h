@@ -95,7 +95,7 @@ struct kvr_view_counters {
 #undef KVR_VIEW_FIELD
 };
 
-enum { KVR_VIEW_REASON_MAX = 96, KVR_VIEW_RECENT = 64, KVR_VIEW_FIRST_EVENT = 1 /* a publisher's first, which is a clear */ };
+enum { KVR_VIEW_REASON_MAX = 160, KVR_VIEW_RECENT = 64, KVR_VIEW_FIRST_EVENT = 1 /* a publisher's first, which is a clear */ };
 
 /* Where a view stands in its engine's stream: enough to go on from content that was kept elsewhere. */
 struct kvr_view_cursor {

@@ -285,7 +285,9 @@ static void note_other_rank(struct kvr_view *v, uint32_t rank)
 static void note_other_size(struct kvr_view *v, uint32_t engine_block_size)
 {
     char text[sizeof v->known_reason];
-    snprintf(text, sizeof text, "the engine's block size is %u, not the configured %u", engine_block_size, v->block_size);
+    if (v->block_size)
+        snprintf(text, sizeof text, "the engine's block size is %u, not the configured %u", engine_block_size, v->block_size);
+    else snprintf(text, sizeof text, "the engine's block size is %u, and was another one before", engine_block_size);
     v->mismatch = true;
     kvr__view_say(v, KVR_VIEW_UNKNOWN, text);
 }

@@ -31,6 +31,7 @@ struct kvr_local_index {
     struct kvr_local_index_config config;
     struct kvr_alloc alloc; /* the caller's */
     _Atomic size_t index_bytes;
+    _Atomic uint32_t block_size;
     struct kvr_index *index;
     struct kvr_mem own; /* this object and the writer's scratch */
     /* the writer's */
@@ -46,7 +47,7 @@ struct kvr_local_index {
     bool any;              /* an event was applied */
     uint64_t last, newest; /* ids: applied, shown */
     bool any_shown, overfull;
-    char incomplete[128];
+    char incomplete[160];
     struct kvr_local_index_stats n; /* counters only */
 };
 
@@ -81,6 +82,7 @@ int kvr_local_index_create(const struct kvr_local_index_config *config, struct k
     struct kvr_local_index *li = kvr_mem_zget(&mem, sizeof *li);
     if (!li) return -KVR_ENOMEM;
     li->config = *config;
+    li->block_size = config->block_size;
     li->alloc = mem.a;
     li->own = mem;
     if (!li->config.epoch) li->config.epoch = epoch_now();
@@ -171,7 +173,7 @@ int kvr_local_index_apply(struct kvr_local_index *li, const struct kvr_event *ev
 
 int kvr_local_index_store(struct kvr_local_index *li, uint64_t event_id, const struct kvr_local_store *s)
 {
-    uint32_t bs = li->config.block_size;
+    uint32_t bs = atomic_load_explicit(&li->block_size, memory_order_relaxed);
     int rc = bs ? admits(li, event_id) : -KVR_EINVAL;
     if (rc) return rc;
     size_t n = kvr_hash_block_count(s->tokens_n, bs, s->eagle);
@@ -216,6 +218,11 @@ void kvr_local_index_release(struct kvr_local_index *li)
     kvr_lock(&li->lock);
     show(li);
     kvr_unlock(&li->lock);
+}
+
+void kvr_local_index_set_block_size(struct kvr_local_index *li, uint32_t block_size)
+{
+    atomic_store_explicit(&li->block_size, block_size, memory_order_relaxed);
 }
 
 void kvr_local_index_set_incomplete(struct kvr_local_index *li, const char *why)
@@ -346,7 +353,7 @@ static int walk(struct kvr_local_index *li, kvr_index_emit *emit, void *ctx)
 
 int kvr_local_index_dump(struct kvr_local_index *li, int (*emit)(void *ctx, const struct kvr_event *event), void *ctx)
 {
-    char why[128];
+    char why[160];
     (void)dump_state(li, why, sizeof why);
     return why[0] ? -KVR_EUNSUPPORTED : walk(li, emit, ctx);
 }
@@ -354,12 +361,13 @@ int kvr_local_index_dump(struct kvr_local_index *li, int (*emit)(void *ctx, cons
 static int answer_dump(struct answer *a)
 {
     struct kvr_local_index *li = a->li;
-    char why[128];
+    char why[160];
     uint64_t last = dump_state(li, why, sizeof why);
     if (why[0]) return answer_failed(a, last, why);
     open_variant(a, "TreeDump");
     put_epoch(a);
-    if (li->config.block_size && !a->q->old_shape) kvr_json_put_u64(&a->b, "block_size", li->config.block_size);
+    uint32_t block_size = atomic_load_explicit(&li->block_size, memory_order_relaxed);
+    if (block_size && !a->q->old_shape) kvr_json_put_u64(&a->b, "block_size", block_size);
     kvr_json_key(&a->b, "events");
     kvr_json_open(&a->b, '[');
     int rc = walk(li, put_event, a);

@@ -63,9 +63,10 @@ void quality_delivered(struct serve *s, const struct delivery *d)
         kvr_log("kvroute: request %s: %llu cached tokens predicted on worker %llu rank %u, %llu delivered (%llu like it before)", d->id,
                 (unsigned long long)d->predicted, (unsigned long long)d->worker.worker_id, d->worker.dp_rank, (unsigned long long)d->actual,
                 (unsigned long long)skipped);
-    if (turned)
-        kvr_log("kvroute: cache predictions %s engine usage: %.1f %% of the prompt apart", diverged ? "diverge from" : "agree again with",
-                100 * divergence);
+    if (turned && diverged)
+        kvr_log_warning_of(kvr_log_key(0, 0, "diverge"),
+                           "kvroute: cache predictions diverge from engine usage: %.1f %% of the prompt apart", 100 * divergence);
+    else if (turned) kvr_log("kvroute: cache predictions agree again with engine usage: %.1f %% of the prompt apart", 100 * divergence);
 }
 
 /* ---- what choices were worth --------------------------------------------------------------------------- */

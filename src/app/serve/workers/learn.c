@@ -47,7 +47,9 @@ static void tell_new(const struct worker *w, const struct learnt *before)
     if (l->found[0] && strcmp(l->found, before->found) != 0)
         kvr_log("kvroute: worker %llu (%.200s) says of itself: %s", (unsigned long long)w->id, w->url, l->found);
     for (size_t i = 0; i < l->notes_n; i++)
-        if (!is_noted(before, l->notes[i])) kvr_log("kvroute: worker %llu (%.200s): %s", (unsigned long long)w->id, w->url, l->notes[i]);
+        if (!is_noted(before, l->notes[i]))
+            kvr_log_warning_of(kvr_log_key(w->id, 0, l->notes[i]), "kvroute: worker %llu (%.200s): %s", (unsigned long long)w->id, w->url,
+                               l->notes[i]);
 }
 
 /* ---- block size, blocks ------------------------------------------------------------------------------------------- */
@@ -57,9 +59,8 @@ static void learn_sizes(struct worker *w, const struct kvr_engine_facts *f)
     uint64_t blocks = kvr_engine_facts_blocks(f);
     if (blocks && !w->given.total_kv_blocks) w->learnt_kv_blocks = blocks;
     if (!f->block_size) return;
-    if (w->given.block_size && w->block_size != f->block_size)
-        note(&w->learnt, "block-size %u was given, but the engine uses %u (%s): give block-size=%u, or leave it out", w->block_size,
-             f->block_size, f->block_size_from, f->block_size);
+    char text[NOTE_MAX];
+    if (w->given.block_size && kvr_engine_facts_other_size(f, w->block_size, text, sizeof text)) note(&w->learnt, "%s", text);
     if (w->given.block_size) return;
     w->block_size = f->block_size;
     w->block_size_known = true;
@@ -79,22 +80,15 @@ static void note_other_size_locked(const struct serve *s, struct worker *w)
 
 /* ---- ranks -------------------------------------------------------------------------------------------------------- */
 
-static bool ranks_differ(const struct worker *w, const struct kvr_engine_facts *f)
-{
-    return f->ranks_n != w->dp_size || f->ranks[0].rank != w->dp_start;
-}
-
 static void learn_ranks(struct worker *w, const struct kvr_engine_facts *f)
 {
-    char text[80];
+    char text[80], other[NOTE_MAX];
     uint32_t base = 0;
     w->learnt.ranks_unknown = w->learnt.names_rank = false;
     if (f->ranks_n == 0 || !kvr_engine_facts_contiguous(f) || f->too_many) return;
     kvr_engine_facts_describe_ranks(f, text, sizeof text);
     bool certain = f->ranks_n == 1 || kvr_engine_facts_takes_ranks(f, &base);
-    if (w->given.ranks && ranks_differ(w, f))
-        note(&w->learnt, "dp-start=%u,dp-size=%u was given, but the engine has %s (%s): leave them out, or give dp-start=%u,dp-size=%zu",
-             w->dp_start, w->dp_size, text, f->ranks_from, f->ranks[0].rank, f->ranks_n);
+    if (w->given.ranks && kvr_engine_facts_other_ranks(f, w->dp_start, w->dp_size, other, sizeof other)) note(&w->learnt, "%s", other);
     if (!certain && !(w->given.ranks && w->dp_size > 1)) {
         w->learnt.ranks_unknown = true;
         note(&w->learnt,
@@ -171,13 +165,20 @@ static void learn_endpoints(struct worker *w, const struct kvr_engine_facts *f)
     worker_note_events(w);
 }
 
+static void note_unknown_events(struct worker *w)
+{
+    note(
+        &w->learnt,
+        "no KV events endpoint is known, so its requests are routed by load: give events=tcp://%.100s:5557,replay=tcp://%.100s:5558 in its "
+        "entry, with the ports of the engine's --kv-events-config",
+        w->endpoint.host, w->endpoint.host);
+}
+
 static void note_events(struct worker *w, const struct kvr_engine_facts *f)
 {
     struct learnt *l = &w->learnt;
-    bool sglang = f->engine == KVR_FACT_SGLANG;
-    if (f->prefix_caching == KVR_TOLD_NO)
-        note(l, "prefix caching is off in the engine, so no cached block can be reused: start the engine %s",
-             sglang ? "without --disable-radix-cache" : "without --no-enable-prefix-caching");
+    const char *no_cache = kvr_engine_facts_no_cache(f);
+    if (no_cache) note(l, "%s", no_cache);
     if (f->cached_tokens == KVR_TOLD_NO)
         note(l, "the engine does not tell cached tokens, so predictions cannot be checked: start it with --enable-cache-report");
     if (!w->has_events && f->events == KVR_TOLD_NO)
@@ -185,12 +186,7 @@ static void note_events(struct worker *w, const struct kvr_engine_facts *f)
     else if (!w->has_events && f->unusable)
         note(l, "its KV events are published where only its own machine can read them: give events=, or start the engine with %s",
              kvr_engine_facts_events_flag(f));
-    else if (!w->has_events && !l->ranks_unknown)
-        note(l,
-             "no KV events endpoint is known, so its requests are routed by load: give events=tcp://%.100s:5557,replay=tcp://%.100s:5558 "
-             "in its "
-             "entry, with the ports of the engine's --kv-events-config",
-             w->endpoint.host, w->endpoint.host);
+    else if (!w->has_events && !l->ranks_unknown) note_unknown_events(w);
     if (w->has_events && !w->ranks[0].endpoints[RANK_REPLAY][0] && !w->recover[0])
         note(l, "no replay endpoint is known, so what is lost on the way stays lost: %s",
              f->events_from ? "add \"replay_endpoint\":\"tcp://*:5558\" to the engine's --kv-events-config"
@@ -270,6 +266,8 @@ static bool work_out_locked(struct serve *s, struct worker *w, const struct kvr_
         note_other_size_locked(s, now);
     } else {
         now->learnt.waits = false;
+        if (!now->learnt.answered && !now->learnt.notes_n && learns_events(s) && !now->has_events && now->health == HEALTH_UP)
+            note_unknown_events(now);
         if (!now->learnt.answered) now->misplaced = false; /* it is met where most are */
         if (!now->learnt.due_ms) now->learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
     }

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "base/log.h"
+
 bool learns_events(const struct serve *s)
 {
     return s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ;
@@ -26,6 +28,10 @@ void learn_begin(const struct serve *s, struct worker *w)
 {
     w->learnt = (struct learnt){.since_ms = now_ms()};
     w->misplaced = false;
+    if (!learns(s, w) && learns_events(s) && !w->has_events)
+        kvr_log_warning_of(kvr_log_key(w->id, 0, "events"),
+                           "kvroute: worker %llu (%.200s): no KV events endpoint is given, so its requests are routed by load",
+                           (unsigned long long)w->id, w->url);
     if (!learns(s, w)) return;
     w->learnt.due_ms = 1;
     w->misplaced = w->role == ROLE_PREFILL && w->kv_protocol == KVR_KV_SGLANG && !w->given.bootstrap;

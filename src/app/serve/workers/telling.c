@@ -33,7 +33,7 @@ bool telling_note(struct serve *s, struct worker *w, const struct answer_telling
     if (!known && a->sure_hit && t->silent < SILENT_MIN) say = ++t->silent == SILENT_MIN;
     kvr_unlock(&s->lock);
     if (say)
-        kvr_log(
+        kvr_log_warning(
             "kvroute: the answers of worker %llu (%.200s) tell no cached tokens, though %d of them must have had a hit: its predictions "
             "cannot be checked, and its view heals by events alone; start the engine with %s",
             (unsigned long long)w->id, w->url, SILENT_MIN, flag_of(w));

@@ -173,14 +173,15 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_unlock(&s->lock);
 }
 
-/* Less is known than before: requests go by load, or by what is known still. */
+/* Less is known than before, or nothing still: requests go by load, or by what is known. */
 static void tell_view(struct kvr_worker w, enum kvr_view_knowledge was, enum kvr_view_knowledge is, const char *reason)
 {
     unsigned long long id = w.worker_id;
     const char *name = kvr_view_knowledge_name(is), *before = kvr_view_knowledge_name(was), *colon = reason[0] ? ": " : "";
-    if (is < was)
-        kvr_log_warning("kvroute: view of worker %llu rank %u is %s%s%s; worker_id=%llu dp_rank=%u view=%s was=%s", id, w.dp_rank, name,
-                        colon, reason, id, w.dp_rank, name, before);
+    if (is < was || is == KVR_VIEW_UNKNOWN)
+        kvr_log_warning_of(kvr_log_key(id, w.dp_rank, reason),
+                           "kvroute: view of worker %llu rank %u is %s%s%s; worker_id=%llu dp_rank=%u view=%s was=%s", id, w.dp_rank, name,
+                           colon, reason, id, w.dp_rank, name, before);
     else
         kvr_log("kvroute: view of worker %llu rank %u is %s%s%s; worker_id=%llu dp_rank=%u view=%s was=%s", id, w.dp_rank, name, colon,
                 reason, id, w.dp_rank, name, before);
@@ -391,10 +392,17 @@ bool views_settled(struct serve *s)
 
 /* ---- wiring ------------------------------------------------------------------------------------------------------- */
 
-static enum wiring wiring_of(const struct worker *w, const struct kvr_view_status *st, uint64_t now)
+/* Where the engine has been asked, learn.c says what it lacks. */
+static bool lacks_replay(const struct serve *s, const struct worker *w, const struct kvr_view_status *st)
+{
+    return st->connected && !st->can_replay && !w->learnt.answered && (!learns(s, w) || !w->learnt.waits);
+}
+
+static enum wiring wiring_of(const struct serve *s, const struct worker *w, const struct kvr_view_status *st, uint64_t now)
 {
     if (st->events_trouble) return WIRING_EVENTS;
     if (st->replay_trouble) return WIRING_REPLAY;
+    if (now - w->learnt.since_ms >= WIRING_PATIENCE_MS && lacks_replay(s, w, st)) return WIRING_NO_REPLAY;
     if (st->connected || st->paused || w->health != HEALTH_UP || now - w->learnt.since_ms < WIRING_PATIENCE_MS) return WIRING_FINE;
     return WIRING_SILENT;
 }
@@ -403,15 +411,15 @@ static void tell_wiring(const struct worker *w, uint32_t place, const struct kvr
 {
     unsigned long long id = w->id;
     unsigned rank = w->dp_start + place;
-    if (is == WIRING_EVENTS)
-        kvr_log_warning("kvroute: worker %llu rank %u: events=%s: %s", id, rank, w->ranks[place].endpoints[RANK_EVENTS],
-                        st->events_trouble);
-    else if (is == WIRING_REPLAY)
-        kvr_log_warning("kvroute: worker %llu rank %u: replay=%s: %s", id, rank, w->ranks[place].endpoints[RANK_REPLAY],
-                        st->replay_trouble);
-    else if (is == WIRING_SILENT)
-        kvr_log_warning("kvroute: worker %llu rank %u: events=%s: no publisher answers there", id, rank,
-                        w->ranks[place].endpoints[RANK_EVENTS]);
+    bool replay = is == WIRING_REPLAY;
+    const char *why = is == WIRING_EVENTS ? st->events_trouble
+                      : replay            ? st->replay_trouble
+                      : is == WIRING_SILENT
+                          ? "no publisher answers there"
+                          : "no replay endpoint is known, so what is lost on the way stays lost: give replay=tcp://host:port";
+    if (is != WIRING_FINE)
+        kvr_log_warning_of(kvr_log_key(id, rank, why), "kvroute: worker %llu rank %u: %s=%s: %s", id, rank, replay ? "replay" : "events",
+                           w->ranks[place].endpoints[replay ? RANK_REPLAY : RANK_EVENTS], why);
     else kvr_log("kvroute: worker %llu rank %u: its events endpoint answers", id, rank);
 }
 
@@ -426,7 +434,7 @@ void views_wiring_tick(struct serve *s)
         struct worker *w = worker_find_locked(s, st[i].worker.worker_id);
         uint32_t place = w ? st[i].worker.dp_rank - w->dp_start : 0;
         if (!w || place >= w->dp_size || !w->ranks[place].endpoints[RANK_EVENTS][0]) continue;
-        enum wiring is = wiring_of(w, &st[i], now);
+        enum wiring is = wiring_of(s, w, &st[i], now);
         if (is != w->ranks[place].wiring) tell_wiring(w, place, &st[i], is);
         w->ranks[place].wiring = (unsigned char)is;
     }

@@ -56,7 +56,7 @@ struct given {
 enum { NOTES_MAX = 8, NOTE_MAX = 360, LEARN_AGAIN_MS = 1000, BLOCK_SIZE_DEFAULT = 16 };
 
 /* What is wrong with the connection to a rank's events. */
-enum wiring { WIRING_FINE, WIRING_EVENTS, WIRING_REPLAY, WIRING_SILENT };
+enum wiring { WIRING_FINE, WIRING_EVENTS, WIRING_REPLAY, WIRING_SILENT, WIRING_NO_REPLAY };
 enum { WIRING_PATIENCE_MS = 1000, WIRING_EVERY_MS = 300 };
 
 /* What an engine has said, and what is wrong with it. Under serve.lock. */
