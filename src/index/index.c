@@ -365,7 +365,7 @@ int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *
     if (rc == 0) {
         struct lane *ln = rk->lane;
         uint64_t expiry = kvr_now_ns(&ix->clock) + ix->config.ttl_ns;
-        size_t max = ix->config.predicted_max / ix->lanes_n;
+        size_t max = ix->config.predicted_max / KVR_MIN((size_t)ix->lanes_n, ix->ranks_n); /* of the lanes that have a rank */
         kvr_lock(&ln->lock);
         if (ln->stamps) kvr__evict_tick(ln);
         while ((rc = kvr__store_predicted(ln, rk, locals, seqs, locals_n, expiry)) == -KVR_ENOMEM && kvr__evict_for_bytes(ln)) {
