@@ -12,7 +12,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.environ.get("KVROUTE_ROOT", os.path.dirname(os.path.dirname(HERE)))
 LIB = os.environ.get("KVROUTE_LIB", os.path.join(ROOT, "build", "release", "libkvroute.a"))
 INCLUDE = os.environ.get("KVROUTE_INCLUDE", os.path.join(ROOT, "include"))
-SOURCES = ["args", "hashing", "index", "local", "module", "pair", "request", "router", "ticket", "tokenizer"]
+SOURCES = ["args", "control", "hashing", "index", "local", "module", "pair", "request", "router", "ticket", "tokenizer"]
 LOADER = os.path.join(ROOT, "src", "token", "library.c")
 
 with open(os.path.join(HERE, "README.md"), encoding="utf-8") as readme:

@@ -99,7 +99,7 @@ struct kvr_index_config {
     size_t bytes_max;              /* most bytes the index may allocate; 0: no cap */
     uint64_t ttl_ns;               /* life of a predicted block; 0: 120 s */
     size_t predicted_max;          /* predicted (block, holder) pairs that trigger pruning; 0: no limit */
-    double prune_target_ratio;     /* prune down to this share of predicted_max; 0: 0.8. In (0, 1] */
+    double prune_target_ratio;     /* prune down to this share of predicted_max, some with each decision; 0: 0.8. In (0, 1] */
     bool clear_worker_wide;        /* a cleared event clears every rank of its worker (older publishers) */
     uint32_t lanes;                /* writers that do not wait for each other, 1 to 64; 0: 1 */
     size_t ranks_max;              /* (worker, rank) pairs at once; 0: 16,384 */

@@ -9,7 +9,12 @@
 #define DEFAULT_TIER_TTL_NS UINT64_C(3600000000000)
 #define TRIM_BYTES          ((size_t)8 << 20)
 
-enum { SLICE = 4096, SLICE_OF_AN_EVENT = 256, SLICE_OF_EXPIRY = 65536 }; /* blocks of what leaves, given back while a lane is locked once */
+enum {
+    SLICE = 4096,
+    SLICE_OF_AN_EVENT = 256,
+    SLICE_OF_PRUNING = 256,
+    SLICE_OF_EXPIRY = 65536
+}; /* blocks of what leaves, given back while a lane is locked once */
 
 /* ---- life ----------------------------------------------------------------------------------------------- */
 
@@ -360,13 +365,14 @@ int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *
     if (rc == 0) {
         struct lane *ln = rk->lane;
         uint64_t expiry = kvr_now_ns(&ix->clock) + ix->config.ttl_ns;
-        size_t max = ix->config.predicted_max / ix->lanes_n;
+        size_t max = ix->config.predicted_max / KVR_MIN((size_t)ix->lanes_n, ix->ranks_n); /* of the lanes that have a rank */
         kvr_lock(&ln->lock);
         if (ln->stamps) kvr__evict_tick(ln);
         while ((rc = kvr__store_predicted(ln, rk, locals, seqs, locals_n, expiry)) == -KVR_ENOMEM && kvr__evict_for_bytes(ln)) {
         }
-        if (ix->config.predicted_max && ln->predict.blocks > max)
-            ln->counters.pruned += kvr__predict_prune(ln, (size_t)((double)max * ix->config.prune_target_ratio));
+        if (ix->config.predicted_max)
+            ln->counters.pruned +=
+                kvr__predict_keep_within(ln, max, (size_t)((double)max * ix->config.prune_target_ratio), 2 * locals_n + SLICE_OF_PRUNING);
         if (rk->capacity) kvr__evict_for_capacity(ln, rk);
         give_back_after(ln, locals_n);
         count_result(ln, rc);
@@ -410,12 +416,16 @@ size_t kvr_index_expire(struct kvr_index *ix)
     uint64_t now = kvr_now_ns(&ix->clock);
     for (uint32_t i = 0; i < ix->lanes_n; i++) {
         struct lane *ln = &ix->lanes[i];
-        kvr_lock(&ln->lock);
-        size_t n = kvr__predict_expire(ln, now);
-        ln->counters.expired += n;
-        expire_tiers(ln);
-        gone += n;
-        kvr_unlock(&ln->lock);
+        bool more = true;
+        while (more) { /* who records comes between */
+            kvr_lock(&ln->lock);
+            size_t n = kvr__predict_expire(ln, now, SLICE);
+            more = kvr__predict_is_due(ln, now);
+            ln->counters.expired += n;
+            if (!more) expire_tiers(ln);
+            gone += n;
+            kvr_unlock(&ln->lock);
+        }
         tidy(ix, ln);
     }
     (void)kvr__pools_expire(ix);

@@ -328,6 +328,7 @@ struct predict {
     struct pair *pairs;
     size_t pairs_cap, pairs_n;
     size_t blocks; /* predicted (block, holder) pairs */
+    bool pruning;  /* there were too many */
 };
 
 struct tier_entry { /* one cache line */
@@ -619,7 +620,13 @@ void kvr__predict_add(struct lane *ln, struct rank *rk, uint32_t run, uint32_t h
 void kvr__predict_perm(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut);             /* events hold [0, cut) now */
 void kvr__predict_cut(struct lane *ln, uint32_t slot, uint32_t run, uint32_t cut);                /* holding shrank to cut */
 bool kvr__predict_is_permanent(const struct lane *ln, uint32_t slot, uint32_t run, uint32_t off); /* of a block that is held: by events */
-size_t kvr__predict_expire(struct lane *ln, uint64_t now);
+/* Are there blocks whose time has come? */
+bool kvr__predict_is_due(const struct lane *ln, uint64_t now);
+/* Gives up such blocks, at most so many, or of so many decisions. Returns: how many. */
+size_t kvr__predict_expire(struct lane *ln, uint64_t now, size_t most);
+/* From when there are more than `max` until there are no more than `target`, gives up the oldest, `most` at a time: giving up all at once
+ * takes as long as there are many, and everybody who records waits. Returns: how many. */
+size_t kvr__predict_keep_within(struct lane *ln, size_t max, size_t target, size_t most);
 size_t kvr__predict_prune(struct lane *ln, size_t target);
 void kvr__predict_destroy(struct lane *ln);
 bool kvr__predict_check(const struct lane *ln, const char **why);

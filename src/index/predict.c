@@ -212,11 +212,16 @@ bool kvr__predict_is_permanent(const struct lane *ln, uint32_t slot, uint32_t ru
     return !x || off < x->perm;
 }
 
-size_t kvr__predict_expire(struct lane *ln, uint64_t now)
+bool kvr__predict_is_due(const struct lane *ln, uint64_t now)
 {
-    struct predict *p = &ln->predict;
+    const struct predict *p = &ln->predict;
+    return p->head && p->steps[p->head].expiry <= now;
+}
+
+size_t kvr__predict_expire(struct lane *ln, uint64_t now, size_t most)
+{
     size_t n = 0;
-    while (p->head && p->steps[p->head].expiry <= now) n += give_first(ln, SIZE_MAX);
+    for (size_t steps = 0; steps < most && n < most && kvr__predict_is_due(ln, now); steps++) n += give_first(ln, most - n);
     return n;
 }
 
@@ -226,6 +231,13 @@ size_t kvr__predict_prune(struct lane *ln, size_t target)
     size_t n = 0;
     while (p->head && p->blocks > target) n += give_first(ln, p->blocks - target);
     return n;
+}
+
+size_t kvr__predict_keep_within(struct lane *ln, size_t max, size_t target, size_t most)
+{
+    struct predict *p = &ln->predict;
+    p->pruning = p->pruning ? p->blocks > target : p->blocks > max;
+    return p->pruning ? kvr__predict_prune(ln, KVR_MAX(target, p->blocks - KVR_MIN(p->blocks, most))) : 0;
 }
 
 bool kvr__predict_check(const struct lane *ln, const char **why)

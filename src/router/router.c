@@ -179,16 +179,30 @@ void kvr_router_busy(struct kvr_router *r, struct kvr_busy_thresholds *out)
 
 /* ---- workers ----------------------------------------------------------------------------------------- */
 
-static struct worker_info *worker_find(struct kvr_router *r, uint64_t id)
+/* One that may have no ranks, as in the midst of a change: a look at every worker. */
+static struct worker_info *worker_seek(struct kvr_router *r, uint64_t id)
 {
     for (size_t i = 0; i < r->workers_n; i++)
         if (r->workers[i].used && r->workers[i].id == id) return &r->workers[i];
     return NULL;
 }
 
+/* By the order of the ranks: who asks for each worker of a large fleet holds the lock for as long as for one of a small fleet. */
+static struct worker_info *worker_find(struct kvr_router *r, uint64_t id)
+{
+    size_t low = 0, high = r->order_n;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (r->infos[r->order[mid]].worker.worker_id < id) low = mid + 1;
+        else high = mid;
+    }
+    const struct rank_info *rank = low < r->order_n ? &r->infos[r->order[low]] : NULL;
+    return rank && rank->worker.worker_id == id ? &r->workers[rank->owner] : NULL;
+}
+
 static struct worker_info *worker_make(struct kvr_router *r, uint64_t id)
 {
-    struct worker_info *w = worker_find(r, id);
+    struct worker_info *w = worker_seek(r, id);
     if (w) return w;
     size_t at = 0;
     while (at < r->workers_n && r->workers[at].used) at++;
@@ -204,7 +218,7 @@ static struct worker_info *worker_make(struct kvr_router *r, uint64_t id)
 
 static void worker_forget(struct kvr_router *r, uint64_t id)
 {
-    struct worker_info *w = worker_find(r, id);
+    struct worker_info *w = worker_seek(r, id);
     if (!w) return;
     w->used = false;
     r->workers_used--;
@@ -222,7 +236,7 @@ static void sync_info(struct kvr_router *r, size_t slot)
     info->fresh = !info->known || kvr_worker_cmp(info->worker, l.worker) != 0;
     if (info->fresh) *info = (struct rank_info){.worker = l.worker, .known = true, .fresh = true};
     struct worker_info *w = info->owner < r->workers_n ? &r->workers[info->owner] : NULL;
-    if (!w || !w->used || w->id != l.worker.worker_id) w = worker_find(r, l.worker.worker_id);
+    if (!w || !w->used || w->id != l.worker.worker_id) w = worker_seek(r, l.worker.worker_id);
     KVR_ASSERT(w);
     info->owner = (uint32_t)(w - r->workers);
 }
@@ -255,7 +269,7 @@ static int sync_infos(struct kvr_router *r)
 int kvr_router_set_worker(struct kvr_router *r, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size)
 {
     kvr_lock(&r->lock);
-    bool known = worker_find(r, worker_id) != NULL;
+    bool known = worker_seek(r, worker_id) != NULL;
     int rc = worker_make(r, worker_id) ? kvr_load_set_worker(r->load, worker_id, dp_start, dp_size) : -KVR_ENOMEM;
     if (rc == 0) rc = sync_infos(r);
     if (rc && !(known && rc != -KVR_ENOMEM)) { /* a rank without its info must not be chosen */

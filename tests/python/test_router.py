@@ -46,7 +46,9 @@ WRONG = dict(
     router_queue_threshold=(-1, "x", float("nan"), True), router_policy_config=(5, "", {}), router_event_threads=(0, -1, 1.5, "4"),
     router_queue_policy=("zzz", "FCFS", None, 0), use_remote_indexer=("x",), serve_indexer=(1,), shared_cache_multiplier=(-1, 1.5, "x"),
     shared_cache_type=("zzz", None), router_predicted_ttl_secs=(0, -1, "x"), router_max_tree_size=(0, -1, 1.5, "x", 1 << 64),
-    router_prune_target_ratio=(0, 1.1, -1, "x"), cost=("x", None, 1), seed=(-1, 1.5, "x", 1 << 64), overlap_score_weight=(-1, "x"))
+    router_prune_target_ratio=(0, 1.1, -1, "x"), cost=("x", None, 1), seed=(-1, 1.5, "x", 1 << 64), overlap_score_weight=(-1, "x"),
+    mode=("zzz", None, 0), request_weight=(-1, "x"), learn_from_reports=(1, None), active_decode_blocks_threshold=(-1, 1.5, "x"),
+    active_prefill_tokens_threshold=(-1, "x"), active_prefill_tokens_threshold_frac=(-1, True))
 
 
 @pytest.mark.parametrize("name", sorted(WRONG))

@@ -475,6 +475,54 @@ static void t19_approximate(void **s)
     assert_int_equal(matches(f, l, 3), 0);
 }
 
+static int setup_pruned_large(void **s)
+{
+    return setup_with(s, (struct kvr_index_config){.ttl_ns = 1000, .predicted_max = 4000, .prune_target_ratio = 0.5});
+}
+
+/* No decision waits for others to be given up by the thousand. */
+static void t19_size_pruning_is_spread_over_decisions(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_index_stats st;
+    size_t before = 0, most = 0, least = SIZE_MAX;
+    bool full = false;
+    for (uint64_t i = 1; i <= 2000; i++) {
+        uint64_t l[10], q[10];
+        for (uint64_t k = 0; k < 10; k++) l[k] = i * 1000 + k;
+        kvr_hash_sequence(l, 10, q);
+        assert_int_equal(kvr_index_record(f->ix, (struct kvr_worker){1, 0}, l, 10, q, 10), 0);
+        kvr_index_stats(f->ix, &st);
+        assert_in_range(st.predicted, 0, 4000);
+        full |= st.pruned > 0;
+        if (before > st.predicted) most = KVR_MAX(most, before - st.predicted);
+        if (full) least = KVR_MIN(least, st.predicted);
+        before = st.predicted;
+    }
+    assert_in_range(most, 1, 300);
+    assert_int_equal(least, 2000);
+}
+
+static int setup_pruned_lanes(void **s)
+{
+    return setup_with(s, (struct kvr_index_config){.lanes = 4, .ttl_ns = 1000, .predicted_max = 4000, .prune_target_ratio = 0.5});
+}
+
+static void t19_lanes_without_ranks_take_no_share_of_what_is_predicted(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_index_stats st;
+    for (uint64_t i = 1; i <= 300; i++) {
+        uint64_t l[10], q[10];
+        for (uint64_t k = 0; k < 10; k++) l[k] = i * 1000 + k;
+        kvr_hash_sequence(l, 10, q);
+        assert_int_equal(kvr_index_record(f->ix, (struct kvr_worker){1, 0}, l, 10, q, 10), 0);
+    }
+    kvr_index_stats(f->ix, &st);
+    assert_int_equal(st.predicted, 3000);
+    assert_int_equal(st.pruned, 0);
+}
+
 static int setup_pruned(void **s)
 {
     return setup_with(s, (struct kvr_index_config){.ttl_ns = 1000, .predicted_max = 10, .prune_target_ratio = 0.5});
@@ -807,6 +855,8 @@ int main(void)
         T(t18_start_position),
         cmocka_unit_test_setup_teardown(t19_approximate, setup_approx, teardown),
         cmocka_unit_test_setup_teardown(t19_size_pruning_takes_leaves_first, setup_pruned, teardown),
+        cmocka_unit_test_setup_teardown(t19_size_pruning_is_spread_over_decisions, setup_pruned_large, teardown),
+        cmocka_unit_test_setup_teardown(t19_lanes_without_ranks_take_no_share_of_what_is_predicted, setup_pruned_lanes, teardown),
         T(t20_errors),
         T(t20_node_reuse),
         cmocka_unit_test(t21_destroy_null),

@@ -3,6 +3,7 @@
 from ._check import bad, flag, json_of, one_of, real, whole
 
 COSTS = {"auto": 0, "linear": 1}
+MODES = {"kv": 0, "round_robin": 1, "random": 2, "least_loaded": 3, "direct": 4}
 QUEUE_POLICIES = {"fcfs": 0, "lcfs": 1, "wspt": 2}
 
 
@@ -50,7 +51,7 @@ _OPTIONS = {  # name: (default, check)
     "router_track_output_blocks": (False, flag),
     "router_assume_kv_reuse": (True, flag),
     "router_track_prefill_tokens": (True, flag),
-    "router_prefill_load_model": ("none", _one_of("none", "aic")),
+    "router_prefill_load_model": ("none", _one_of("none", "fitted", "aic")),
     "router_snapshot_threshold": (1000000, _or_none(_count(1))),
     "router_reset_states": (False, flag),
     "router_ttl_secs": (120.0, _seconds),
@@ -67,7 +68,14 @@ _OPTIONS = {  # name: (default, check)
     "router_prune_target_ratio": (0.8, lambda name, v: real(name, v, 0, 1, above=True)),
     "cost": ("auto", _one_of(*COSTS)),
     "seed": (0, _count(0)),
+    "mode": ("kv", _one_of(*MODES)),
+    "request_weight": (0.0, _at_least(0)),
+    "learn_from_reports": (False, flag),
+    "active_decode_blocks_threshold": (None, _or_none(_share)),
+    "active_prefill_tokens_threshold": (None, _or_none(_at_least(0))),
+    "active_prefill_tokens_threshold_frac": (None, _or_none(_at_least(0))),
 }
+BUSY = ("active_decode_blocks_threshold", "active_prefill_tokens_threshold", "active_prefill_tokens_threshold_frac")
 
 # What an index or a router in this process cannot do, and who can. It is refused rather than left undone.
 _ELSEWHERE = {
@@ -84,7 +92,10 @@ class KvRouterConfig:
 
     cost: "auto" (the delay that a choice adds to everybody) or "linear" (Dynamo's). overlap_score_weight is the older name of overlap_score_credit.
     router_snapshot_threshold, router_reset_states and router_event_threads concern a runtime: they are checked and kept, and mean nothing
-    here. So does router_track_output_blocks: the caller says itself, with add_output_block, what generation fills."""
+    here. So does router_track_output_blocks: the caller says itself, with add_output_block, what generation fills.
+
+    learn_from_reports: the times of mark_prefill_complete, add_output_block and free teach what a request takes (KvRouter.models).
+    active_*_threshold: a worker above one is overloaded, and gets nothing while others are not; None: off."""
 
     def __init__(self, **options):
         if "overlap_score_weight" in options:
@@ -129,8 +140,8 @@ class KvRouterConfig:
         for name, why in _ELSEWHERE.items():
             if getattr(self, name):
                 raise ValueError(f"{name}: {why}")
-        if self.router_prefill_load_model != "none":
-            raise ValueError("router_prefill_load_model: this router has no such model; allowed: none")
+        if self.router_prefill_load_model == "aic":
+            raise ValueError("router_prefill_load_model: this router has no such model; allowed: none, fitted")
         if self.shared_cache_type != "none":
             raise ValueError("shared_cache_type: this router asks no shared cache; allowed: none")
 
@@ -161,6 +172,47 @@ class KvRouterConfig:
     def __repr__(self):
         changed = {k: getattr(self, k) for k, (default, _) in _OPTIONS.items() if getattr(self, k) != default}
         return f"KvRouterConfig({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
+
+
+_CLASS = {  # key of a class, in the order of the compiled part: (default, check)
+    "name": (None, None), "policy_family": ("", None), "cache_bucket": ("", None), "queue_policy": ("fcfs", None),
+    "quantum": (1.0, _at_least(0, above=True)),
+    "prefill_busy_threshold": (-1.0, _at_least(0)),
+    "prefill_busy_threshold_frac": (-1.0, _at_least(0)),
+    "request_busy_threshold": (0.0, _at_least(0)),
+    "busy_worker_ratio": (1.0, lambda name, v: real(name, v, 0, 1, above=True)),
+    "request_queue_limit_per_worker": (-1.0, _at_least(0)),
+    "raw_isl_token_queue_limit_per_worker": (-1.0, _at_least(0)),
+    "cached_token_queue_limit_per_worker": (-1.0, _at_least(0)),
+    "queue_ageing_secs": (0.0, lambda name, v: real(name, v, 0, 1e9)),
+}
+
+
+def _only(what, given, allowed):
+    if not isinstance(given, dict):
+        raise bad(what, given, f"a dict of {', '.join(allowed)}")
+    for key in given:
+        if key not in allowed:
+            raise ValueError(f"{what}: unknown key '{key}'; allowed: {', '.join(allowed)}")
+    return given
+
+
+def _class_of(given):
+    given = _only("policy_classes", given, _CLASS)
+    row = [check(key, given[key]) if check and given.get(key) is not None else given.get(key, default)
+           for key, (default, check) in _CLASS.items()]
+    row[3] = QUEUE_POLICIES[one_of("queue_policy", row[3], tuple(QUEUE_POLICIES))]
+    return tuple(row)
+
+
+def policy_of(given):
+    """Classes of requests that wait, for the compiled part; keys as in the file of `kvroute serve --router-policy-config`."""
+    if given is None:
+        return None
+    given = _only("policy", given, ("default_policy_family", "uncached_isl_buckets", "policy_classes"))
+    buckets = [_only("uncached_isl_buckets", b, ("bucket", "min_tokens")) for b in given.get("uncached_isl_buckets", ())]
+    return (given.get("default_policy_family", "default"), [(b.get("bucket"), whole("min_tokens", b.get("min_tokens"))) for b in buckets],
+            [_class_of(c) for c in given.get("policy_classes", ())])
 
 
 _OVERRIDES = {  # name: (bit of enum kvr_override_bit, place, check)

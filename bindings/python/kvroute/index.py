@@ -3,7 +3,7 @@ import json
 
 from . import _kvroute
 from ._await import Ready
-from ._check import MASK, TIERS, U32, block_size as check_block_size, json_of, real, whole, worker
+from ._check import MASK, TIERS, U32, block_size as check_block_size, json_of, real, tier_of, whole, worker
 from ._errors import EINVAL, ENOTFOUND, EPARENT, ESEQUENCE, KvrouteError, check
 from .hashing import prompt_of
 
@@ -90,12 +90,14 @@ def _router_event(row):
 class RadixTree:
     """An index that is fed by hand.
 
-    expiration_duration_secs: counts how often prefixes are used within that time (OverlapScores.frequencies).
+    expiration_duration_secs: counts how often prefixes are used within that time (OverlapScores.frequencies). max_bytes: the most that it
+    takes. rank_capacity: device blocks that a rank may hold before its oldest go; set_capacity says it of one rank. 0: no limit.
     Threads: any, at once."""
 
-    def __init__(self, expiration_duration_secs=None):
+    def __init__(self, expiration_duration_secs=None, *, max_bytes=0, rank_capacity=0):
         window = 0.0 if expiration_duration_secs is None else real("expiration_duration_secs", expiration_duration_secs, above=True)
-        self._index = _kvroute.Index(0.0, 0, 0.0, window)
+        self.has_lower_tiers = False
+        self._index = _kvroute.Index(0.0, 0, 0.0, window, whole("max_bytes", max_bytes), whole("rank_capacity", rank_capacity))
 
     def find_matches(self, sequence, early_exit=False):
         """Overlap of each worker with a prompt given by its local hashes. early_exit is accepted; answers are always complete."""
@@ -131,7 +133,27 @@ class RadixTree:
         tier = event.get("storage_tier", "device")
         if tier not in TIERS:
             raise ValueError(f"event: bad value for 'storage_tier': {tier!r}; allowed: {', '.join(TIERS)}")
+        self.has_lower_tiers |= tier != TIERS[0]
         _settle(_apply(self._index, _u64(event, "worker_id"), event.get("event"), TIERS.index(tier)))
+
+    def set_capacity(self, worker_id, blocks, dp_rank=0):
+        """Device blocks that one rank may hold before its oldest go; needs rank_capacity or max_bytes."""
+        self._index.set_capacity(worker(worker_id), whole("dp_rank", dp_rank, 0, U32), whole("blocks", blocks))
+
+    def holds(self, worker_id, block_hash, dp_rank=0, medium=None):
+        """Whether a rank has a block of that name in the tier of a medium ("CPU_PINNED", "DISK", ...; None: the device)."""
+        return self._index.holds(worker(worker_id), whole("dp_rank", dp_rank, 0, U32), tier_of(medium), block_hash)
+
+    def rank_stats(self, worker_id, dp_rank=0):
+        """{"blocks", "stored", "removed", "tiers"} of one rank: device blocks now, and what events have added and taken; of each lower
+        tier "blocks", "unplaced" (told of, but under a parent that is not known) and "given_up"."""
+        blocks, (stored, removed), tiers = self._index.rank_stats(worker(worker_id), whole("dp_rank", dp_rank, 0, U32))
+        lower = {TIERS[i]: dict(zip(("blocks", "unplaced", "given_up"), row)) for i, row in enumerate(tiers) if i}
+        return {"blocks": blocks, "stored": stored, "removed": removed, "tiers": lower}
+
+    def validate(self):
+        """None, or what is wrong with the index: for tests."""
+        return self._index.validate()
 
     def current_size(self):
         """(block, holder) pairs."""
@@ -166,7 +188,7 @@ class ApproxKvIndexer:
     def __init__(self, endpoint=None, kv_block_size=None, router_ttl_secs=120.0, router_max_tree_size=1048576, router_prune_target_ratio=0.8):
         self.endpoint, self._block_size = endpoint, check_block_size(kv_block_size, "kv_block_size")
         self._index = _kvroute.Index(real("router_ttl_secs", router_ttl_secs, 1e-3, 1e9), whole("router_max_tree_size", router_max_tree_size, 1),
-                                     real("router_prune_target_ratio", router_prune_target_ratio, 0, 1, above=True), 0.0)
+                                     real("router_prune_target_ratio", router_prune_target_ratio, 0, 1, above=True), 0.0, 0, 0)
 
     def block_size(self):
         return self._block_size

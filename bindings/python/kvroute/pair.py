@@ -50,9 +50,9 @@ class KvRouterPair:
 
         def request(router, **who):
             return router._request(token_ids, lora_name, cache_namespace, block_mm_infos, request_id, router_config_override,
-                                   constraints=routing_constraints, is_eagle=is_eagle, **who)
-        first = request(self.prefill, allowed=allowed_prefill_ids, worker_id=prefill_worker_id, dp_rank=prefill_dp_rank)
-        second = request(self.decode, allowed=allowed_decode_ids, worker_id=decode_worker_id, dp_rank=decode_dp_rank)
+                                   routing_constraints=routing_constraints, is_eagle=is_eagle, **who)
+        first = request(self.prefill, allowed_worker_ids=allowed_prefill_ids, worker_id=prefill_worker_id, dp_rank=prefill_dp_rank)
+        second = request(self.decode, allowed_worker_ids=allowed_decode_ids, worker_id=decode_worker_id, dp_rank=decode_dp_rank)
         made = _kvroute.pair_best(*self._both(), self._options, first, second)
         if isinstance(made[0], int):
             error = make(made[0])

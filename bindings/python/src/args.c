@@ -272,6 +272,17 @@ int py_text(PyObject *o, const char *name, struct py_text *out)
     return 0;
 }
 
+int py_copy_text(const struct py_text *t, const char *name, char out[KVR_CLASS_NAME_MAX])
+{
+    if (t->n >= KVR_CLASS_NAME_MAX || (t->n && memchr(t->at, 0, t->n))) {
+        PyErr_Format(PyExc_ValueError, "%s: at most %d bytes, none of them 0", name, KVR_CLASS_NAME_MAX - 1);
+        return -1;
+    }
+    memset(out, 0, KVR_CLASS_NAME_MAX);
+    if (t->n) memcpy(out, t->at, t->n);
+    return 0;
+}
+
 void py_text_free(struct py_text *t)
 {
     Py_CLEAR(t->bytes);

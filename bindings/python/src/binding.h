@@ -8,7 +8,8 @@
  *   index.c     type Index
  *   local.c     type LocalIndex
  *   request.c   what a router is asked, as one tuple
- *   router.c    type Router
+ *   router.c    type Router: requests
+ *   control.c   type Router: workers, how it chooses, what it says of itself
  *   pair.c      two routers, one request of two legs
  *   ticket.c    type Ticket: a request that waits for its turn
  *   tokenizer.c type Tokenizer: texts and chats -> token ids
@@ -26,6 +27,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -65,6 +67,8 @@ struct py_text {
 };
 int py_text(PyObject *o, const char *name, struct py_text *out);
 void py_text_free(struct py_text *t);
+/* Into a name of the library's length. */
+int py_copy_text(const struct py_text *t, const char *name, char out[KVR_CLASS_NAME_MAX]);
 
 /* An unsigned integer up to `max`; ValueError names it. */
 int py_u64(PyObject *o, const char *name, uint64_t max, uint64_t *out);
@@ -88,6 +92,7 @@ void py_mm_free(struct py_mm *m);
 PyObject *py_list(const uint64_t *values, size_t n);
 /* Sets the exception that stands for an error of the library. Returns: NULL. */
 PyObject *py_fail(int rc);
+PyObject *py_done(int rc);      /* None, or as py_fail */
 extern PyObject *py_make_error; /* (code) -> exception; kvroute._errors sets it */
 
 /* ---- hashing.c */
@@ -135,7 +140,8 @@ struct py_request {
     struct kvr_override override;
     struct py_prompt prompt;
     struct py_text id, policy_class;
-    uint64_t *allowed;
+    uint64_t *allowed, *excluded;
+    enum kvr_router_mode mode;
     struct py_text *taints; /* required ones, then preferred ones */
     size_t taints_n;
     const char **required;
@@ -150,6 +156,7 @@ struct py_router {
     PyObject_HEAD struct kvr_router *r;
     struct py_index *index, *predicted; /* NULL: none */
     PyObject *select;                   /* NULL: the library chooses */
+    pthread_mutex_t classes;            /* who reads their figures or changes them; taken without the GIL, before the router's lock */
     struct kvr_router_ctx **contexts;   /* not in use now */
     size_t contexts_n, contexts_cap;
     uint64_t decisions;
@@ -174,6 +181,36 @@ extern _Thread_local struct py_raised py_raised;
 extern _Thread_local const struct py_router *py_calling_back; /* whose lock this thread holds */
 /* Sets the exception for a failed choice: what the callback raised, else that of `rc`. Returns: NULL. */
 PyObject *py_router_fail(int rc);
+
+/* A candidate as a dict. */
+PyObject *py_candidate(const struct kvr_candidate *c, const struct kvr_cost *cost);
+
+/* ---- control.c */
+
+/* (default family, [(bucket, min_tokens)], [class]) */
+int py_policy(PyObject *o, struct kvr_policy *p);
+#define PY_ROUTER_CONTROLS(X)                                                                                                              \
+    X(set_policy)                                                                                                                          \
+    X(set_mode)                                                                                                                            \
+    X(mode)                                                                                                                                \
+    X(set_busy)                                                                                                                            \
+    X(busy)                                                                                                                                \
+    X(set_schedulable)                                                                                                                     \
+    X(set_trusted)                                                                                                                         \
+    X(set_kv_used)                                                                                                                         \
+    X(use_lower_tiers)                                                                                                                     \
+    X(poll)                                                                                                                                \
+    X(shut_queue)                                                                                                                          \
+    X(class_stats)                                                                                                                         \
+    X(where)                                                                                                                               \
+    X(loads)                                                                                                                               \
+    X(models)                                                                                                                              \
+    X(overload)                                                                                                                            \
+    X(explain)                                                                                                                             \
+    X(validate)
+#define PY_DECLARE(name) PyObject *py_router_##name(PyObject *self, PyObject *args);
+PY_ROUTER_CONTROLS(PY_DECLARE)
+#undef PY_DECLARE
 
 /* ---- ticket.c */
 

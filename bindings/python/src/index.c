@@ -4,16 +4,18 @@
 
 PyTypeObject *py_index_type;
 
-/* Index(ttl_s, predicted_max, prune_ratio, window_s): 0 for what is not wanted */
+/* Index(ttl_s, predicted_max, prune_ratio, window_s, bytes_max, rank_capacity): 0 for what is not wanted */
 static PyObject *index_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 {
     double ttl, ratio, window;
-    unsigned long long predicted_max;
+    unsigned long long predicted_max, bytes_max, capacity;
     (void)kw;
-    if (!PyArg_ParseTuple(args, "dKdd", &ttl, &predicted_max, &ratio, &window)) return NULL;
+    if (!PyArg_ParseTuple(args, "dKddKK", &ttl, &predicted_max, &ratio, &window, &bytes_max, &capacity)) return NULL;
     struct py_index *x = (struct py_index *)PyType_GenericAlloc(type, 0);
     if (!x) return NULL;
-    struct kvr_index_config c = {.ttl_ns = (uint64_t)(ttl * 1e9),
+    struct kvr_index_config c = {.bytes_max = bytes_max,
+                                 .rank_capacity = capacity,
+                                 .ttl_ns = (uint64_t)(ttl * 1e9),
                                  .predicted_max = predicted_max,
                                  .prune_target_ratio = ratio,
                                  .frequency_window_ns = (uint64_t)(window * 1e9)};
@@ -323,6 +325,65 @@ static PyObject *expire(PyObject *self, PyObject *args)
     Py_END_ALLOW_THREADS return PyLong_FromSize_t(n);
 }
 
+/* set_capacity(worker_id, rank, blocks) */
+static PyObject *set_capacity(PyObject *self, PyObject *args)
+{
+    unsigned long long id, blocks;
+    unsigned rank;
+    int rc;
+    if (!PyArg_ParseTuple(args, "KIK", &id, &rank, &blocks)) return NULL;
+    Py_BEGIN_ALLOW_THREADS rc = kvr_index_set_capacity(((struct py_index *)self)->ix, (struct kvr_worker){id, rank}, blocks);
+    Py_END_ALLOW_THREADS return py_done(rc);
+}
+
+/* holds(worker_id, rank, tier, name) */
+static PyObject *holds(PyObject *self, PyObject *args)
+{
+    unsigned long long id;
+    unsigned rank;
+    int tier;
+    PyObject *o;
+    uint64_t name;
+    bool yes;
+    if (!PyArg_ParseTuple(args, "KIiO", &id, &rank, &tier, &o) || py_name(o, &name)) return NULL;
+    Py_BEGIN_ALLOW_THREADS yes = kvr_index_holds(((struct py_index *)self)->ix, (struct kvr_worker){id, rank}, (enum kvr_tier)tier, name);
+    Py_END_ALLOW_THREADS return PyBool_FromLong(yes);
+}
+
+/* rank_stats(worker_id, rank) -> (blocks, (stored, removed), [(blocks, unplaced, given up) of each tier]) */
+static PyObject *rank_stats(PyObject *self, PyObject *args)
+{
+    typedef unsigned long long u;
+    const struct py_index *x = (const struct py_index *)self;
+    struct kvr_turnover t;
+    struct kvr_tier_status tiers[KVR_TIER_COUNT];
+    unsigned long long id;
+    struct kvr_worker w = {0};
+    size_t n;
+    if (!PyArg_ParseTuple(args, "KI", &id, &w.dp_rank)) return NULL;
+    w.worker_id = id;
+    Py_BEGIN_ALLOW_THREADS n = kvr_index_rank_blocks(x->ix, w);
+    kvr_index_rank_turnover(x->ix, w, &t);
+    kvr_index_tier_status(x->ix, w, tiers);
+    Py_END_ALLOW_THREADS PyObject *rows = PyList_New(0);
+    for (int i = 0; rows && i < KVR_TIER_COUNT; i++) {
+        PyObject *row = Py_BuildValue("(KKK)", (u)tiers[i].blocks, (u)tiers[i].unplaced, (u)tiers[i].given_up);
+        if (!row || PyList_Append(rows, row)) Py_CLEAR(rows);
+        Py_XDECREF(row);
+    }
+    return rows ? Py_BuildValue("(K(KK)N)", (u)n, (u)t.stored, (u)t.removed, rows) : NULL;
+}
+
+/* validate() -> None, or what is wrong */
+static PyObject *validate(PyObject *self, PyObject *args)
+{
+    const char *why = NULL;
+    bool ok;
+    (void)args;
+    Py_BEGIN_ALLOW_THREADS ok = kvr_index_validate(((struct py_index *)self)->ix, &why);
+    Py_END_ALLOW_THREADS return ok ? Py_BuildValue("") : PyUnicode_FromString(why);
+}
+
 /* (block, holder) pairs */
 static PyObject *blocks(PyObject *self, PyObject *args)
 {
@@ -344,6 +405,10 @@ static PyMethodDef methods[] = {{"store", store, METH_VARARGS, NULL},
                                 {"remove_worker", remove_worker, METH_VARARGS, NULL},
                                 {"remove_rank", remove_rank, METH_VARARGS, NULL},
                                 {"expire", expire, METH_NOARGS, NULL},
+                                {"set_capacity", set_capacity, METH_VARARGS, NULL},
+                                {"holds", holds, METH_VARARGS, NULL},
+                                {"rank_stats", rank_stats, METH_VARARGS, NULL},
+                                {"validate", validate, METH_NOARGS, NULL},
                                 {"blocks", blocks, METH_NOARGS, NULL},
                                 {NULL, NULL, 0, NULL}};
 

@@ -66,17 +66,46 @@ static int take_taints(PyObject *o, struct py_request *out)
     return 0;
 }
 
+/* (excluded ids or None, pin is only preferred, do_not_queue, overloads, guarded, expected_output, (tenant, weight, output), mode or
+ * negative, tokens of a prompt that is not given) */
+static int take_more(PyObject *o, struct py_request *out)
+{
+    struct kvr_router_request *rq = &out->rq;
+    PyObject *excluded;
+    int preferred, stays, overloads, guarded, mode;
+    unsigned long long expected, tenant, output, isl;
+    if (!PyArg_ParseTuple(o, "OppppK(KdK)iK", &excluded, &preferred, &stays, &overloads, &guarded, &expected, &tenant, &rq->tenant_weight,
+                          &output, &mode, &isl))
+        return -1;
+    if (excluded != Py_None && py_u64s(excluded, "excluded_worker_ids", &out->excluded, &rq->excluded_n)) return -1;
+    rq->excluded = out->excluded;
+    if (preferred && rq->pinned) {
+        rq->pinned = false;
+        rq->preferred = true;
+    }
+    rq->do_not_queue = stays;
+    rq->overloads = overloads;
+    rq->guarded = guarded;
+    rq->expected_output = expected;
+    rq->tenant = tenant;
+    rq->tenant_output = output;
+    rq->isl = isl;
+    out->mode = (enum kvr_router_mode)mode;
+    if (mode >= 0) rq->mode = &out->mode;
+    return 0;
+}
+
 int py_request(PyObject *tuple, struct py_request *out)
 {
-    PyObject *prompt, *id, *override, *allowed, *pin, *taints, *klass;
+    PyObject *prompt, *id, *override, *allowed, *pin, *taints, *klass, *more;
     int book;
     unsigned strict;
     struct kvr_router_request *rq = &out->rq;
-    if (!PyArg_ParseTuple(tuple, "OOpOOOOdIO", &prompt, &id, &book, &override, &allowed, &pin, &taints, &rq->priority_jump, &strict,
-                          &klass))
+    if (!PyArg_ParseTuple(tuple, "OOpOOOOdIOO", &prompt, &id, &book, &override, &allowed, &pin, &taints, &rq->priority_jump, &strict,
+                          &klass, &more))
         return -1;
     if (py_prompt(prompt, &out->prompt) || py_text(id, "request_id", &out->id) || py_text(klass, "policy_class", &out->policy_class) ||
-        take_override(override, out) || take_pin(pin, rq) || take_taints(taints, out) ||
+        take_override(override, out) || take_pin(pin, rq) || take_taints(taints, out) || take_more(more, out) ||
         (allowed != Py_None && py_u64s(allowed, "allowed_worker_ids", &out->allowed, &rq->allowed_n)))
         return -1;
     rq->id = out->id.at;
@@ -105,6 +134,7 @@ void py_request_free(struct py_request *r)
     free(r->required);
     free(r->preferred);
     free(r->allowed);
+    free(r->excluded);
     py_prompt_free(&r->prompt);
     py_text_free(&r->id);
     py_text_free(&r->policy_class);

@@ -38,7 +38,7 @@ void py_router_tick(const struct py_router *x)
 
 /* ---- the choice of a function */
 
-static PyObject *candidate(const struct kvr_candidate *c, const struct kvr_cost *cost)
+PyObject *py_candidate(const struct kvr_candidate *c, const struct kvr_cost *cost)
 {
     typedef unsigned long long u;
     return Py_BuildValue("{s:K,s:I,s:d,s:d,s:d,s:d,s:d,s:d,s:K,s:d,s:K,s:K,s:I}", "worker_id", (u)c->worker.worker_id, "dp_rank",
@@ -71,7 +71,7 @@ static size_t choose(void *ctx, const struct kvr_candidate *candidates, const st
     py_calling_back = x;
     PyObject *list = PyList_New((Py_ssize_t)n);
     for (size_t i = 0; list && i < n; i++) {
-        PyObject *c = candidate(&candidates[i], &costs[i]);
+        PyObject *c = py_candidate(&candidates[i], &costs[i]);
         if (!c || PyList_SetItem(list, (Py_ssize_t)i, c)) Py_CLEAR(list);
     }
     PyObject *said = list && x->select ? PyObject_CallFunctionObjArgs(x->select, list, NULL) : NULL;
@@ -94,17 +94,20 @@ static void make_policy(struct kvr_policy *p, double threshold, int order)
     p->classes[0].policy = (enum kvr_queue_policy)order;
 }
 
-/* (overlap_credit, credit_decay, prefill_load_scale, host_weight, disk_weight, shared_multiplier, temperature, kind, decode_role,
- *  track_active_blocks, assume_kv_reuse, track_prefill_tokens, seed, queue_threshold (negative: none), queue_policy) */
+/* (overlap_credit, credit_decay, prefill_load_scale, host_weight, disk_weight, shared_multiplier, temperature, request_weight, kind,
+ *  decode_role, track_active_blocks, assume_kv_reuse, track_prefill_tokens, seed, queue_threshold (negative: none), queue_policy, mode,
+ *  learn_from_reports, fit_ttft, (decode_blocks_frac, prefill_tokens, prefill_tokens_frac), policy or None) */
 static int take_config(PyObject *o, struct kvr_router_config *c, struct kvr_policy *policy)
 {
-    int kind, decode, blocks, reuse, prefill, order;
+    int kind, decode, blocks, reuse, prefill, order, mode, learn, fit;
     unsigned long long seed;
     double threshold;
+    PyObject *classes;
     kvr_router_config_init(c);
-    if (!PyArg_ParseTuple(o, "dddddddippppKdi", &c->cost.overlap_credit, &c->cost.credit_decay, &c->cost.prefill_load_scale,
-                          &c->cost.host_weight, &c->cost.disk_weight, &c->cost.shared_multiplier, &c->cost.temperature, &kind, &decode,
-                          &blocks, &reuse, &prefill, &seed, &threshold, &order))
+    if (!PyArg_ParseTuple(o, "ddddddddippppKdiipp(ddd)O", &c->cost.overlap_credit, &c->cost.credit_decay, &c->cost.prefill_load_scale,
+                          &c->cost.host_weight, &c->cost.disk_weight, &c->cost.shared_multiplier, &c->cost.temperature,
+                          &c->cost.request_weight, &kind, &decode, &blocks, &reuse, &prefill, &seed, &threshold, &order, &mode, &learn,
+                          &fit, &c->busy.decode_blocks_frac, &c->busy.prefill_tokens, &c->busy.prefill_tokens_frac, &classes))
         return -1;
     c->cost.kind = (enum kvr_cost_kind)kind;
     c->cost.decode_role = decode;
@@ -112,8 +115,12 @@ static int take_config(PyObject *o, struct kvr_router_config *c, struct kvr_poli
     c->track_active_blocks = blocks;
     c->assume_kv_reuse = reuse;
     c->seed = seed;
-    make_policy(policy, threshold, order);
-    if (threshold >= 0) c->policy = policy;
+    c->mode = (enum kvr_router_mode)mode;
+    c->learn_from_reports = learn;
+    c->fit_ttft = fit;
+    if (classes != Py_None && py_policy(classes, policy)) return -1;
+    if (classes == Py_None) make_policy(policy, threshold, order);
+    if (classes != Py_None || threshold >= 0) c->policy = policy;
     return 0;
 }
 
@@ -141,6 +148,7 @@ static PyObject *router_new(PyTypeObject *type, PyObject *args, PyObject *kw)
     struct kvr_policy *policy = malloc(sizeof *policy); /* of some 20 KB */
     if (!policy) return PyErr_NoMemory();
     struct py_router *x = (struct py_router *)PyType_GenericAlloc(type, 0);
+    if (x) pthread_mutex_init(&x->classes, NULL);
     int rc = !x || take_config(config, &c, policy) || take_index(index, &x->index) || take_index(predicted, &x->predicted) ? 1 : 0;
     if (rc == 0) {
         c.index = x->index ? x->index->ix : NULL;
@@ -184,6 +192,7 @@ static void router_dealloc(PyObject *self)
     while (x->contexts_n) kvr_router_ctx_destroy(x->contexts[--x->contexts_n]);
     free(x->contexts);
     kvr_router_destroy(x->r);
+    pthread_mutex_destroy(&x->classes);
     Py_CLEAR(x->select);
     Py_XDECREF(x->index); /* after the router, which does not own it */
     Py_XDECREF(x->predicted);
@@ -217,7 +226,7 @@ void py_router_give(struct py_router *x, struct kvr_router_ctx *c)
 
 /* ---- workers */
 
-static PyObject *done(int rc)
+PyObject *py_done(int rc)
 {
     if (rc) return py_fail(rc);
     Py_RETURN_NONE;
@@ -231,7 +240,7 @@ static PyObject *set_worker(PyObject *self, PyObject *args)
     int rc;
     if (!PyArg_ParseTuple(args, "KII", &id, &start, &size) || !py_router_may_call(x)) return NULL;
     Py_BEGIN_ALLOW_THREADS rc = kvr_router_set_worker(x->r, id, start, size);
-    Py_END_ALLOW_THREADS return done(rc);
+    Py_END_ALLOW_THREADS return py_done(rc);
 }
 
 /* set_limits(worker_id, max_num_batched_tokens, total_kv_blocks); 0: not known */
@@ -267,7 +276,7 @@ static PyObject *set_taints(PyObject *self, PyObject *args)
         Py_END_ALLOW_THREADS
     }
     py_request_free(&names);
-    return rc == 1 ? NULL : done(rc);
+    return rc == 1 ? NULL : py_done(rc);
 }
 
 static PyObject *remove_worker(PyObject *self, PyObject *args)
@@ -338,7 +347,7 @@ static PyObject *add_request(PyObject *self, PyObject *args)
         Py_END_ALLOW_THREADS py_router_give(x, c);
     }
     py_request_free(&q);
-    return rc == 1 ? NULL : done(rc);
+    return rc == 1 ? NULL : py_done(rc);
 }
 
 enum book_call { PREFILL_DONE, FREE, TOUCH };
@@ -391,7 +400,7 @@ static PyObject *output(PyObject *self, PyObject *args)
         Py_END_ALLOW_THREADS
     }
     py_text_free(&id);
-    return rc == 1 ? NULL : done(rc);
+    return rc == 1 ? NULL : py_done(rc);
 }
 
 /* Frees bookings of which nothing was heard for so many nanoseconds. Returns: how many. */
@@ -490,22 +499,7 @@ static PyObject *stats(PyObject *self, PyObject *args)
                          (u)t->seq_hashing, (u)t->scheduling, (u)t->total);
 }
 
-/* pending_tokens() -> the prompts' tokens of the requests that wait */
-static PyObject *pending_tokens(PyObject *self, PyObject *args)
-{
-    const struct py_router *x = (const struct py_router *)self;
-    struct kvr_class_stats of;
-    unsigned long long tokens = 0;
-    (void)args;
-    if (!py_router_may_call(x)) return NULL;
-    Py_BEGIN_ALLOW_THREADS for (size_t k = 0; k < kvr_router_classes(x->r); k++)
-    {
-        (void)kvr_router_class_stats(x->r, k, &of);
-        tokens += of.isl_tokens;
-    }
-    Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong(tokens);
-}
-
+#define CONTROL(name) {#name, py_router_##name, METH_VARARGS, NULL},
 static PyMethodDef methods[] = {{"set_worker", set_worker, METH_VARARGS, NULL},
                                 {"set_limits", set_limits, METH_VARARGS, NULL},
                                 {"set_taints", set_taints, METH_VARARGS, NULL},
@@ -520,9 +514,8 @@ static PyMethodDef methods[] = {{"set_worker", set_worker, METH_VARARGS, NULL},
                                 {"expire_requests", expire_requests, METH_VARARGS, NULL},
                                 {"potential_loads", potential_loads, METH_VARARGS, NULL},
                                 {"overlaps", overlaps, METH_VARARGS, NULL},
-                                {"pending_tokens", pending_tokens, METH_NOARGS, NULL},
                                 {"stats", stats, METH_NOARGS, NULL},
-                                {NULL, NULL, 0, NULL}};
+                                PY_ROUTER_CONTROLS(CONTROL){NULL, NULL, 0, NULL}};
 
 PyTypeObject *py_router_make_type(void)
 {

@@ -121,6 +121,9 @@ void admin_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bo
 void admin_potential_loads(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
 /* The same as the request protocol has it: with what waits. */
 void admin_potential_loads_protocol(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+/* The loads of all partitions, one after the other; the caller frees them. NULL, with *n 0: there are none, or memory is short and the page
+ * has failed. */
+struct kvr_rank_load *admin_all_loads(struct serve *s, struct kvr_buf *page, size_t *n);
 void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group);
 void admin_dump_write(struct serve *s, struct kvr_buf *b);
 

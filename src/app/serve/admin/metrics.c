@@ -36,25 +36,6 @@ static void put_gauge(struct kvr_prom_page *b, const char *name, const char *hel
     kvr_prom_one_double(b, "kvroute_", name, "gauge", help, v);
 }
 
-/* The loads of all partitions, one after the other. NULL, with *n 0: there are none, or memory is short and the page has failed. */
-static struct kvr_rank_load *all_loads(struct serve *s, struct kvr_prom_page *b, size_t *n)
-{
-    struct kvr_rank_load *all = NULL, *more;
-    *n = 0;
-    for (const struct partition *p = s->partitions; p; p = p->next) {
-        size_t room = kvr_router_loads(p->router, NULL, 0) + 8; /* some may come meanwhile */
-        if (!(more = realloc(all, (*n + room) * sizeof *all))) {
-            free(all);
-            b->out->failed = true;
-            *n = 0;
-            return NULL;
-        }
-        all = more;
-        *n += KVR_MIN(kvr_router_loads(p->router, all + *n, room), room);
-    }
-    return all;
-}
-
 /* Of a worker that has gone meanwhile: that of any other. */
 static const char *role_of(struct serve *s, uint64_t id)
 {
@@ -68,7 +49,7 @@ static const char *role_of(struct serve *s, uint64_t id)
 static void put_loads(struct serve *s, struct kvr_prom_page *b)
 {
     size_t n;
-    struct kvr_rank_load *l = all_loads(s, b, &n);
+    struct kvr_rank_load *l = admin_all_loads(s, b->out, &n);
     const char **roles = malloc((n + 1) * sizeof *roles);
     if (!roles) b->out->failed = true;
     for (size_t i = 0; roles && i < n; i++) roles[i] = role_of(s, l[i].worker.worker_id);

@@ -228,24 +228,47 @@ static int by_scope_and_worker(const void *a, const void *b)
     return d ? d : kvr_worker_cmp(x->l.worker, y->l.worker);
 }
 
+struct kvr_rank_load *admin_all_loads(struct serve *s, struct kvr_buf *page, size_t *n)
+{
+    struct kvr_rank_load *all = NULL, *more;
+    *n = 0;
+    for (const struct partition *p = s->partitions; p; p = p->next) {
+        size_t room = kvr_router_loads(p->router, NULL, 0) + 8; /* some may come meanwhile */
+        if (!(more = realloc(all, (*n + room) * sizeof *all))) {
+            free(all);
+            page->failed = true;
+            *n = 0;
+            return NULL;
+        }
+        all = more;
+        *n += KVR_MIN(kvr_router_loads(p->router, all + *n, room), room);
+    }
+    return all;
+}
+
+/* Returns: false when its worker has gone, or is none of those that are asked for. */
+static bool load_row_locked(struct serve *s, const struct kvr_rank_load *l, const char *model, const char *group, struct load_row *out)
+{
+    const struct worker *w = worker_find_locked(s, l->worker.worker_id);
+    if (!w || (model && strcmp(model, worker_model(s, w))) || (group && strcmp(group, w->group))) return false;
+    snprintf(out->model, MODEL_MAX, "%s", worker_model(s, w));
+    snprintf(out->group, MODEL_MAX, "%s", w->group);
+    uint32_t place = l->worker.dp_rank - w->dp_start;
+    out->engine = place < w->dp_size ? w->ranks[place].load : (struct rank_load){0};
+    out->l = *l;
+    return true;
+}
+
 /* `model`, `group`: only that; NULL: every one. */
 void admin_loads_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group)
 {
-    struct kvr_rank_load *l = calloc(RANKS_MAX, sizeof *l);
-    struct load_row *rows = calloc(RANKS_MAX, sizeof *rows);
-    size_t n = 0;
-    for (const struct partition *p = s->partitions; p && l && rows; p = p->next) {
-        size_t k = KVR_MIN(kvr_router_loads(p->router, l, RANKS_MAX), RANKS_MAX - n);
+    size_t all_n, n = 0;
+    struct kvr_rank_load *l = admin_all_loads(s, b, &all_n);
+    struct load_row *rows = malloc((all_n + 1) * sizeof *rows);
+    if (!rows) b->failed = true;
+    for (size_t i = 0; rows && i < all_n; i++) {
         kvr_lock(&s->lock);
-        for (size_t i = 0; i < k; i++) {
-            const struct worker *w = worker_find_locked(s, l[i].worker.worker_id);
-            if (!w || (model && strcmp(model, worker_model(s, w))) || (group && strcmp(group, w->group))) continue;
-            snprintf(rows[n].model, MODEL_MAX, "%s", worker_model(s, w));
-            snprintf(rows[n].group, MODEL_MAX, "%s", w->group);
-            uint32_t place = l[i].worker.dp_rank - w->dp_start;
-            if (place < w->dp_size) rows[n].engine = w->ranks[place].load;
-            rows[n++].l = l[i];
-        }
+        n += load_row_locked(s, &l[i], model, group, &rows[n]);
         kvr_unlock(&s->lock);
     }
     if (n) qsort(rows, n, sizeof *rows, by_scope_and_worker);

@@ -54,12 +54,28 @@ static void put_tiers(struct kvr_buf *b, struct kvr_index *index, const struct k
     kvr_json_close(b, '}');
 }
 
+static int by_rank(const void *a, const void *b)
+{
+    return kvr_worker_cmp(((const struct kvr_view_status *)a)->worker, ((const struct kvr_view_status *)b)->worker);
+}
+
+/* Place of the first of a worker among views in the order of workers, or where it would be. */
+static size_t first_view(const struct kvr_view_status *st, size_t n, uint64_t worker_id)
+{
+    size_t low = 0, high = n;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (st[mid].worker.worker_id < worker_id) low = mid + 1;
+        else high = mid;
+    }
+    return low;
+}
+
 static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
     kvr_json_key(b, "views");
     kvr_json_open(b, '[');
-    for (size_t i = 0; i < n; i++) {
-        if (st[i].worker.worker_id != w->id) continue;
+    for (size_t i = first_view(st, n, w->id); i < n && st[i].worker.worker_id == w->id; i++) {
         kvr_json_open(b, '{');
         kvr_json_put_u64(b, "dp_rank", st[i].worker.dp_rank);
         kvr_json_put_str(b, "state", st[i].state == KVR_VIEW_LIVE ? "live" : "restoring");
@@ -177,7 +193,8 @@ static void put_standing(struct kvr_buf *b, const struct worker *w)
     kvr_json_put_double(b, "last_error_s_ago", seconds_since(w->error_ms));
 }
 
-static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, const struct kvr_view_status *st, size_t n)
+/* w: a copy, so that nobody waits while it is written. */
+static void put_worker(struct serve *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "worker_id", w->id);
@@ -214,17 +231,33 @@ static void put_worker(struct serve *s, struct kvr_buf *b, struct worker *w, con
     kvr_json_close(b, '}');
 }
 
+/* Returns: whether it is one of those that are asked for. */
+static bool copy_of(struct serve *s, const struct worker *w, const char *model, const char *group, struct worker_spec *out)
+{
+    kvr_lock(&s->lock);
+    bool wanted = (!model || !strcmp(model, worker_model(s, w))) && (!group || !strcmp(group, w->group));
+    if (wanted) worker_copy_locked(out, w);
+    kvr_unlock(&s->lock);
+    out->w.health = w->health;
+    out->w.open_until_ms = w->open_until_ms;
+    out->w.draining = w->draining;
+    out->w.active = w->active;
+    return wanted;
+}
+
 void admin_workers_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group)
 {
-    struct kvr_view_status *st = calloc(RANKS_MAX, sizeof *st);
-    size_t n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, RANKS_MAX), (size_t)RANKS_MAX) : 0;
+    size_t room = s->ingest ? kvr_ingest_status(s->ingest, NULL, 0) + 8 : 1; /* some may come meanwhile */
+    struct kvr_view_status *st = calloc(room, sizeof *st);
+    struct worker_spec *copy = malloc(sizeof *copy);
+    size_t n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, room), room) : 0;
+    if (!st || !copy) b->failed = true;
+    if (n) qsort(st, n, sizeof *st, by_rank);
     kvr_json_open(b, '[');
-    for (struct worker *w = s->workers; w; w = w->next) {
-        kvr_lock(&s->lock);
-        if ((!model || !strcmp(model, worker_model(s, w))) && (!group || !strcmp(group, w->group))) put_worker(s, b, w, st, n);
-        kvr_unlock(&s->lock);
-    }
+    for (const struct worker *w = s->workers; w && !b->failed; w = w->next)
+        if (copy_of(s, w, model, group, copy)) put_worker(s, b, &copy->w, st, n);
     kvr_json_close(b, ']');
+    free(copy);
     free(st);
 }
 

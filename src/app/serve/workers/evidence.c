@@ -207,21 +207,24 @@ static struct rank_evidence *rank_of(struct evidence *e, struct kvr_worker w)
     return &e->ranks[e->ranks_n++];
 }
 
-void evidence_forget(struct serve *s, uint64_t worker_id)
+static void forget_locked(struct evidence *e, struct kvr_worker w)
+{
+    const struct rank_evidence *r = find_rank(e, w);
+    if (!r) return;
+    size_t i = (size_t)(r - e->ranks);
+    kvr_map64_del(&e->places, key_of(w));
+    e->ranks[i] = e->ranks[--e->ranks_n];
+    uint64_t *moved = i < e->ranks_n ? kvr_map64_get(&e->places, key_of(e->ranks[i].worker)) : NULL;
+    if (moved) *moved = i;
+}
+
+void evidence_forget(struct serve *s, const struct worker *w)
 {
     struct evidence *e = s->evidence;
     if (!e) return;
     kvr_lock(&e->lock);
-    for (size_t i = 0; i < e->ranks_n;) {
-        if (e->ranks[i].worker.worker_id != worker_id) {
-            i++;
-            continue;
-        }
-        kvr_map64_del(&e->places, key_of(e->ranks[i].worker));
-        e->ranks[i] = e->ranks[--e->ranks_n];
-        uint64_t *moved = i < e->ranks_n ? kvr_map64_get(&e->places, key_of(e->ranks[i].worker)) : NULL;
-        if (moved) *moved = i;
-    }
+    for (uint32_t r = 0; r < DP_MAX; r++) /* also ranks that one of its id had before */
+        forget_locked(e, (struct kvr_worker){w->id, w->dp_start + r});
     kvr_unlock(&e->lock);
 }
 
@@ -662,6 +665,21 @@ void evidence_write(struct serve *s, struct kvr_buf *b, struct kvr_worker worker
     if (s->evidence) kvr_unlock(&s->evidence->lock);
 }
 
+struct length_row {
+    struct kvr_worker worker;
+    uint64_t lengths;
+};
+
+/* The lock for one rank at a time: requests take it. A rank whose place changes meanwhile, as another one goes, may be left out. */
+static bool length_of(struct evidence *e, size_t at, struct length_row *out)
+{
+    kvr_lock(&e->lock);
+    bool is = at < e->ranks_n;
+    if (is) *out = (struct length_row){e->ranks[at].worker, e->ranks[at].lengths};
+    kvr_unlock(&e->lock);
+    return is;
+}
+
 void evidence_metrics(struct serve *s, struct kvr_prom_page *b)
 {
 #define REASON_TEXT(name, text) text,
@@ -676,7 +694,8 @@ void evidence_metrics(struct serve *s, struct kvr_prom_page *b)
     for (int i = 0; i < REASONS_N; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("outcome", "none"), KVR_PROM_TEXT("reason", reasons[i])), e->none[i]);
     kvr_prom_family(b, "kvroute_", "prompt_length_differs_total", "counter", "Answers that count other prompt tokens than were hashed");
-    for (size_t i = 0; i < e->ranks_n; i++)
-        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(e->ranks[i].worker.worker_id, e->ranks[i].worker.dp_rank)), e->ranks[i].lengths);
     kvr_unlock(&s->evidence->lock);
+    struct length_row row;
+    for (size_t i = 0; length_of(e, i, &row); i++)
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(row.worker.worker_id, row.worker.dp_rank)), row.lengths);
 }

@@ -41,7 +41,7 @@ void evidence_reset(struct serve *s, struct kvr_worker worker);
 void evidence_tick(struct serve *s); /* main loop */
 /* An answer of a rank whose view is whole had more cached than all tiers were said to have. Any thread. */
 void evidence_untold(struct serve *s, struct kvr_worker worker);
-void evidence_forget(struct serve *s, uint64_t worker_id);
+void evidence_forget(struct serve *s, const struct worker *w);
 /* A member `evidence`: how much there was of a rank. */
 void evidence_write(struct serve *s, struct kvr_buf *b, struct kvr_worker worker);
 void evidence_metrics(struct serve *s, struct kvr_prom_page *out);

@@ -232,6 +232,16 @@ static void put_row(struct kvr_prom_page *b, const struct series *list, const st
     else put_requests(b, list, w);
 }
 
+/* One worker's series at a time under the lock, which every request takes: they are SERIES_MAX at most. w NULL: those of no worker. */
+static void put_list(struct labels *l, struct kvr_prom_page *b, const struct worker *w, size_t at)
+{
+    kvr_lock(&l->lock);
+    const struct list *of = w ? list_find(l, w->id) : NULL;
+    if (!w) put_row(b, l->none, NULL, at);
+    else if (of) put_row(b, of->first, w, at);
+    kvr_unlock(&l->lock);
+}
+
 void labels_metrics(struct serve *s, struct kvr_prom_page *b)
 {
     static const struct {
@@ -251,17 +261,11 @@ void labels_metrics(struct serve *s, struct kvr_prom_page *b)
          offsetof(struct series, tokens.output)},
     };
     const struct roster_row *all = roster_hold(s, "");
-    kvr_lock(&s->labels->lock);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         kvr_prom_family(b, "kvroute_", rows[i].name, "counter", rows[i].help);
-        put_row(b, s->labels->none, NULL, rows[i].at);
-        for (size_t k = 0; all && k < all->servers_n; k++) {
-            const struct worker *w = all->servers[k].worker;
-            const struct list *of = list_find(s->labels, w->id);
-            if (of) put_row(b, of->first, w, rows[i].at);
-        }
+        put_list(s->labels, b, NULL, rows[i].at);
+        for (size_t k = 0; all && k < all->servers_n; k++) put_list(s->labels, b, all->servers[k].worker, rows[i].at);
     }
-    kvr_unlock(&s->labels->lock);
     roster_let_go(all);
     if (!all) b->out->failed = true;
 }

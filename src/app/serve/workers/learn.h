@@ -22,6 +22,6 @@ void learn(struct serve *s, uint64_t id, const struct kvr_engine_facts *f);
 void learn_nothing(struct serve *s, uint64_t id);
 void learnt_write(struct kvr_buf *b, const struct worker *w); /* members of the worker object */
 /* The block size to begin with, when nobody has said one. */
-uint32_t worker_block_size_locked(const struct serve *s, const struct worker *w);
+uint32_t worker_block_size(const struct serve *s, const struct worker *w);
 
 #endif

@@ -17,7 +17,7 @@ bool learns(const struct serve *s, const struct worker *w)
     return s->o->ask_engines && !s->o->select_only && w->url[0];
 }
 
-uint32_t worker_block_size_locked(const struct serve *s, const struct worker *w)
+uint32_t worker_block_size(const struct serve *s, const struct worker *w)
 {
     for (const struct worker *o = s->workers; o; o = o->next)
         if (o->id != w->id && o->block_size_known && !strcmp(o->model, w->model) && !strcmp(o->group, w->group)) return o->block_size;

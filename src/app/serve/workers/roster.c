@@ -141,9 +141,21 @@ static bool add_knower(struct roster_row *row, const struct worker *w)
     return true;
 }
 
-static bool add_server(struct roster *r, struct roster_row *row, struct worker *w, bool is_lora)
+static struct roster_server server_of(struct worker *w)
 {
-    if (row->servers_n && row->servers[row->servers_n - 1].worker == w) return true;
+    return (struct roster_server){.worker = w,
+                                  .partition = w->partition,
+                                  .id = w->id,
+                                  .protocol = w->kv_protocol,
+                                  .role = w->role,
+                                  .takes_whole = worker_takes_whole(w),
+                                  .is_sglang = w->engine == ENGINE_SGLANG || w->learnt.facts.engine == KVR_FACT_SGLANG,
+                                  .has_models = w->models_n > 0};
+}
+
+static bool add_server(struct roster *r, struct roster_row *row, const struct roster_server *server, bool is_lora)
+{
+    if (row->servers_n && row->servers[row->servers_n - 1].worker == server->worker) return true;
     if (r->places == ROSTER_PLACES_MAX) {
         r->left_out += !row->left_out;
         row->left_out = true;
@@ -156,26 +168,28 @@ static bool add_server(struct roster *r, struct roster_row *row, struct worker *
         row->servers = grown;
         row->servers_cap = cap;
     }
-    atomic_fetch_add(&w->refs, 1);
-    row->servers[row->servers_n++] = (struct roster_server){w, is_lora};
+    worker_hold(server->worker);
+    row->servers[row->servers_n] = *server;
+    row->servers[row->servers_n++].is_lora = is_lora;
     r->places++;
     return true;
 }
 
 /* Of a name that it has: what it lists it as counts before what it was configured with. */
-static bool add_named(struct roster *r, struct worker *w, const char *model, bool is_lora)
+static bool add_named(struct roster *r, const struct roster_server *server, const char *model, bool is_lora)
 {
     struct roster_row *row = find(r, model);
-    return !row || (add_server(r, row, w, is_lora) && add_knower(row, w));
+    return !row || (add_server(r, row, server, is_lora) && add_knower(row, server->worker));
 }
 
 static bool add_worker_locked(struct roster *r, const struct serve *s, struct worker *w)
 {
     const char *configured = w->model[0] ? w->model : s->o->model;
-    bool open = !configured && !w->models, ok = add_server(r, &r->rows[ANY], w, false);
-    for (size_t i = UNKNOWN; i < r->n && open && ok; i++) ok = add_server(r, &r->rows[i], w, false);
-    for (size_t i = 0; i < w->models_n && ok; i++) ok = add_named(r, w, w->models[i].id, w->models[i].is_lora);
-    if (configured && ok) ok = add_named(r, w, configured, false);
+    struct roster_server server = server_of(w);
+    bool open = !configured && !w->models, ok = add_server(r, &r->rows[ANY], &server, false);
+    for (size_t i = UNKNOWN; i < r->n && open && ok; i++) ok = add_server(r, &r->rows[i], &server, false);
+    for (size_t i = 0; i < w->models_n && ok; i++) ok = add_named(r, &server, w->models[i].id, w->models[i].is_lora);
+    if (configured && ok) ok = add_named(r, &server, configured, false);
     struct roster_row *of_all = s->o->model && ok ? find(r, s->o->model) : NULL;
     return ok && (!of_all || add_knower(of_all, w));
 }
@@ -189,42 +203,41 @@ static int by_id(const void *a, const void *b)
 }
 
 /* Servers that are asked for by partition; partitions are numbered in the order of their list. */
-static void count_partitions(const struct roster_row *row, bool (*is)(const struct worker *w, enum kvr_kv_protocol p),
-                             enum kvr_kv_protocol protocol, size_t n[PARTITIONS_MAX])
+typedef bool part_fn(const struct roster_server *w, enum kvr_kv_protocol p);
+
+static void count_partitions(const struct roster_row *row, part_fn *is, enum kvr_kv_protocol protocol, size_t n[PARTITIONS_MAX])
 {
     memset(n, 0, PARTITIONS_MAX * sizeof *n);
-    for (size_t i = 0; i < row->servers_n; i++) {
-        const struct worker *w = row->servers[i].worker;
-        if (is(w, protocol)) n[w->partition->number]++;
-    }
+    for (size_t i = 0; i < row->servers_n; i++)
+        if (is(&row->servers[i], protocol)) n[row->servers[i].partition->number]++;
 }
 
-static bool is_any(const struct worker *w, enum kvr_kv_protocol p)
+static bool is_any(const struct roster_server *w, enum kvr_kv_protocol p)
 {
     (void)w;
     (void)p;
     return true;
 }
 
-static bool answers(const struct worker *w, enum kvr_kv_protocol p)
+static bool answers(const struct roster_server *w, enum kvr_kv_protocol p)
 {
     (void)p;
     return !w->partition->prefills;
 }
 
-static bool takes_whole(const struct worker *w, enum kvr_kv_protocol p)
+static bool takes_whole(const struct roster_server *w, enum kvr_kv_protocol p)
 {
-    return answers(w, p) && worker_takes_whole(w);
+    return answers(w, p) && w->takes_whole;
 }
 
-static bool decodes(const struct worker *w, enum kvr_kv_protocol p)
+static bool decodes(const struct roster_server *w, enum kvr_kv_protocol p)
 {
-    return w->role == ROLE_DECODE && w->kv_protocol == p;
+    return w->role == ROLE_DECODE && w->protocol == p;
 }
 
-static bool prefills(const struct worker *w, enum kvr_kv_protocol p)
+static bool prefills(const struct roster_server *w, enum kvr_kv_protocol p)
 {
-    return w->partition->prefills && w->kv_protocol == p;
+    return w->partition->prefills && w->protocol == p;
 }
 
 static struct partition *most_used_locked(const struct serve *s, const size_t n[PARTITIONS_MAX])
@@ -236,8 +249,8 @@ static struct partition *most_used_locked(const struct serve *s, const size_t n[
 }
 
 /* all: workers of each partition. */
-static bool choose_locked(const struct serve *s, const struct roster_row *row, bool (*is)(const struct worker *w, enum kvr_kv_protocol p),
-                          enum kvr_kv_protocol protocol, const size_t all[PARTITIONS_MAX], struct roster_choice *out)
+static bool choose_locked(const struct serve *s, const struct roster_row *row, part_fn *is, enum kvr_kv_protocol protocol,
+                          const size_t all[PARTITIONS_MAX], struct roster_choice *out)
 {
     size_t n[PARTITIONS_MAX];
     count_partitions(row, is, protocol, n);
@@ -246,7 +259,7 @@ static bool choose_locked(const struct serve *s, const struct roster_row *row, b
     if (!out->partition) return true;
     if (!(out->ids = malloc(n[out->partition->number] * sizeof *out->ids))) return false;
     for (size_t i = 0; i < row->servers_n; i++) {
-        const struct worker *w = row->servers[i].worker;
+        const struct roster_server *w = &row->servers[i];
         if (w->partition == out->partition && is(w, protocol)) out->ids[out->n++] = w->id;
     }
     out->all = out->n == all[out->partition->number];
@@ -256,7 +269,7 @@ static bool choose_locked(const struct serve *s, const struct roster_row *row, b
 static bool has_roles(const struct roster_row *row)
 {
     for (size_t i = 0; i < row->servers_n; i++)
-        if (row->servers[i].worker->role != ROLE_BOTH) return true;
+        if (row->servers[i].role != ROLE_BOTH) return true;
     return false;
 }
 
@@ -276,10 +289,10 @@ static bool finish_locked(const struct serve *s, struct roster_row *row, const s
     if (ok && has_roles(row)) ok = choose_by_role_locked(s, row, all);
     else row->whole = row->main;
     for (size_t i = 0; i < row->servers_n; i++) {
-        const struct worker *w = row->servers[i].worker;
-        if (w->engine == ENGINE_SGLANG || w->learnt.facts.engine == KVR_FACT_SGLANG) row->has_sglang = true;
-        if (!row->room) row->room = worker_room_locked(w, row->model);
-        if (w->partition == row->main.partition) row->is_lora |= row->servers[i].is_lora;
+        const struct roster_server *w = &row->servers[i];
+        row->has_sglang |= w->is_sglang;
+        if (!row->room && w->has_models) row->room = worker_room_locked(w->worker, row->model);
+        if (w->partition == row->main.partition) row->is_lora |= w->is_lora;
     }
     return ok;
 }

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "app/serve/common/limits.h"
+#include "app/serve/workers/role.h"
 #include "wire/handoff.h"
 
 enum { ROSTER_ROWS_MAX = 4096, ROSTER_PLACES_MAX = 1 << 21 };
@@ -30,6 +31,12 @@ struct worker;
 
 struct roster_server {
     struct worker *worker;
+    /* What choices are made of, beside each other: workers lie far apart, and a row is gone through several times. */
+    struct partition *partition;
+    uint64_t id;
+    enum kvr_kv_protocol protocol;
+    enum worker_role role;
+    bool takes_whole, is_sglang, has_models;
     bool is_lora; /* it lists the model as an adapter */
 };
 

@@ -78,8 +78,8 @@ static bool begin_locked(struct serve *s, const struct worker *w)
     return true;
 }
 
-/* Returns: the id of one that has waited in vain, or of none (false). */
-static bool find_patient_locked(const struct serve *s, uint64_t now, uint64_t *id)
+/* Main loop, which alone writes what is read here. Returns: the id of one that has waited in vain, or of none (false). */
+static bool find_patient(const struct serve *s, uint64_t now, uint64_t *id)
 {
     for (const struct worker *w = s->workers; w; w = w->next) {
         bool late = (double)(now - w->learnt.since_ms) > s->o->restore_timeout * 1000;
@@ -93,14 +93,13 @@ static bool find_patient_locked(const struct serve *s, uint64_t now, uint64_t *i
 void survey_tick(struct serve *s)
 {
     uint64_t now = now_ms(), id;
-    bool found;
-    kvr_lock(&s->lock);
-    for (struct worker *w = s->workers; w && s->surveys_n < SURVEYS_MAX; w = w->next)
-        if (w->learnt.due_ms && w->learnt.due_ms <= now && w->health == HEALTH_UP && w->models_status && begin_locked(s, w))
-            w->learnt.due_ms = 0;
-    found = find_patient_locked(s, now, &id);
-    kvr_unlock(&s->lock);
-    if (found) learn_nothing(s, id);
+    for (struct worker *w = s->workers; w && s->surveys_n < SURVEYS_MAX; w = w->next) {
+        if (!w->learnt.due_ms || w->learnt.due_ms > now || w->health != HEALTH_UP || !w->models_status) continue;
+        kvr_lock(&s->lock);
+        if (begin_locked(s, w)) w->learnt.due_ms = 0;
+        kvr_unlock(&s->lock);
+    }
+    if (find_patient(s, now, &id)) learn_nothing(s, id);
 }
 
 void survey_stop(struct serve *s)

@@ -367,20 +367,30 @@ void views_tick(struct serve *s)
     free(st);
 }
 
+/* How many sources there are, of all workers; false while one is not known yet, or without memory. */
+static bool count_sources(struct serve *s, size_t *n)
+{
+    const struct roster_row *all = roster_hold(s, "");
+    bool waits = !all;
+    *n = 0;
+    for (size_t i = 0; !waits && i < all->servers_n; i++) {
+        const struct worker *w = all->servers[i].worker;
+        kvr_lock(&s->lock);
+        waits = w->learnt.waits;
+        for (uint32_t r = 0; r < w->dp_size; r++) *n += views_has_source(s, w, r);
+        kvr_unlock(&s->lock);
+    }
+    roster_let_go(all);
+    return !waits;
+}
+
 bool views_settled(struct serve *s)
 {
     struct kvr_view_status *st;
-    size_t want = 0, n, cap, settled = 0;
+    size_t want, n, cap, settled = 0;
     if (!s->ingest) return true;
     if (s->o->plane.plane == KVR_PLANE_JETSTREAM && !atomic_load(&s->caught_up)) return false;
-    kvr_lock(&s->lock);
-    bool waits = false;
-    for (const struct worker *w = s->workers; w; w = w->next) {
-        waits |= w->learnt.waits;
-        for (uint32_t r = 0; r < w->dp_size; r++) want += views_has_source(s, w, r);
-    }
-    kvr_unlock(&s->lock);
-    if (waits) return false;
+    if (!count_sources(s, &want)) return false;
     cap = want + 16;
     st = calloc(cap, sizeof *st);
     if (!st) return false;
@@ -423,21 +433,26 @@ static void tell_wiring(const struct worker *w, uint32_t place, const struct kvr
     else kvr_log("kvroute: worker %llu rank %u: its events endpoint answers", id, rank);
 }
 
+static void look_at_wiring_locked(struct serve *s, const struct kvr_view_status *st, uint64_t now)
+{
+    struct worker *w = worker_find_locked(s, st->worker.worker_id);
+    uint32_t place = w ? st->worker.dp_rank - w->dp_start : 0;
+    if (!w || place >= w->dp_size || !w->ranks[place].endpoints[RANK_EVENTS][0]) return;
+    enum wiring is = wiring_of(s, w, st, now);
+    if (is != w->ranks[place].wiring) tell_wiring(w, place, st, is);
+    w->ranks[place].wiring = (unsigned char)is;
+}
+
 void views_wiring_tick(struct serve *s)
 {
     size_t n = s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ ? kvr_ingest_status(s->ingest, NULL, 0) : 0;
     struct kvr_view_status *st = n ? calloc(n, sizeof *st) : NULL;
     uint64_t now = now_ms();
     n = st ? KVR_MIN(kvr_ingest_status(s->ingest, st, n), n) : 0;
-    kvr_lock(&s->lock);
     for (size_t i = 0; i < n; i++) {
-        struct worker *w = worker_find_locked(s, st[i].worker.worker_id);
-        uint32_t place = w ? st[i].worker.dp_rank - w->dp_start : 0;
-        if (!w || place >= w->dp_size || !w->ranks[place].endpoints[RANK_EVENTS][0]) continue;
-        enum wiring is = wiring_of(s, w, &st[i], now);
-        if (is != w->ranks[place].wiring) tell_wiring(w, place, &st[i], is);
-        w->ranks[place].wiring = (unsigned char)is;
+        kvr_lock(&s->lock);
+        look_at_wiring_locked(s, &st[i], now);
+        kvr_unlock(&s->lock);
     }
-    kvr_unlock(&s->lock);
     free(st);
 }

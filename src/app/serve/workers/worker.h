@@ -61,15 +61,15 @@ enum { WIRING_PATIENCE_MS = 1000, WIRING_EVERY_MS = 300 };
 
 /* What an engine has said, and what is wrong with it. Under serve.lock. */
 struct learnt {
+    char notes[NOTES_MAX][NOTE_MAX], found[NOTE_MAX];
+    size_t notes_n;
+    struct kvr_engine_facts facts;
     uint64_t due_ms; /* to be asked from then on; 0: it has been */
     bool waits;      /* its events are followed when it has answered, or will not */
     bool answered;
     bool ranks_unknown; /* it has several, and nobody can tell which one takes a request */
     bool names_rank;    /* it has several, although the entry may tell of one */
     uint64_t since_ms;  /* when the worker was added */
-    struct kvr_engine_facts facts;
-    size_t notes_n;
-    char notes[NOTES_MAX][NOTE_MAX], found[NOTE_MAX];
 };
 
 /* telling.c */
@@ -94,55 +94,59 @@ struct worker_tls {
     char ca[240], cert[240], key[240], name[240];
 };
 
+/* What is looked at of every worker, one after the other - by who makes the roster, writes a page, ticks - stands together at the end: with
+ * ten thousand of them each place in memory that is looked at costs a cache line and a page. */
 struct worker {
-    struct worker *next;
-    uint64_t id;
-    char url[512], model[MODEL_MAX], group[MODEL_MAX];
-    enum worker_role role;
-    enum kvr_kv_protocol kv_protocol; /* between workers of roles prefill and decode */
+    char url[512];
     double kv_lease;                  /* prefill: seconds for which it keeps a computed prompt that nobody asks for */
-    bool local_prefill;               /* decode: it may be given whole requests */
     struct kv_address bootstrap;      /* prefill; given, or learnt; port 0: neither */
     struct kv_address kv_addr;        /* of the side channel of rank 0; port 0: none */
     char engine_id[KV_ENGINE_ID_MAX]; /* "": not given */
     uint32_t tp, pp;
-    enum kvr_told decode_cache;    /* decode: what it has received may be reused there; kv_keys.h */
-    bool drains;                   /* its entry says so; what holds now is `draining` */
-    bool misplaced;                /* its engine is of another role, or has yet to say where it is met: it is not chosen */
-    char kv_domain[KV_DOMAIN_MAX]; /* where transfers are fast: rack, zone, host; "": not said */
-    char kv_pool[KV_DOMAIN_MAX];   /* whose external tier it shares; "": nobody's */
-    uint32_t kv_offload_chunk;     /* tokens that it reads from lower tiers at once; 0: learned */
-    struct kvr_endpoint endpoint;
+    enum kvr_told decode_cache;     /* decode: what it has received may be reused there; kv_keys.h */
+    char kv_domain[KV_DOMAIN_MAX];  /* where transfers are fast: rack, zone, host; "": not said */
+    char kv_pool[KV_DOMAIN_MAX];    /* whose external tier it shares; "": nobody's */
+    uint32_t kv_offload_chunk;      /* tokens that it reads from lower tiers at once; 0: learned */
     const struct kvr_tls_peer *tls; /* https: how it is believed; NULL: as all are */
-    uint32_t block_size, dp_start, dp_size;
-    uint32_t rank_base; /* the engine counts its ranks from here */
+    uint32_t rank_base;             /* the engine counts its ranks from here */
     struct given given;
-    bool block_size_known; /* given, or learnt */
-    bool learns;           /* of one that is added: what has been learnt of the one it replaces; health and counts go on */
     uint64_t max_num_batched_tokens, total_kv_blocks;
-    struct worker_rank *ranks; /* dp_size of them, by rank - dp_start; they stand behind the worker, see worker_spec and worker_add */
-    char recover[240];         /* URL for all ranks; "" = none */
+    char recover[240]; /* URL for all ranks; "" = none */
     char taints[TAINTS_MAX][64];
     size_t taints_n;
-    enum engine_kind engine;   /* where it reads the rank */
-    char api_key[API_KEY_MAX]; /* "": none; worker_key.c */
+    char api_key[API_KEY_MAX];     /* "": none; worker_key.c */
+    struct telling telling;        /* cached tokens */
+    char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
+    uint64_t learnt_kv_blocks;
+    const char *metrics_error; /* static; NULL: none */
+    struct kvr_endpoint endpoint;
+    struct learnt learnt;
+    char group[MODEL_MAX], model[MODEL_MAX];
+    struct worker *next;
+    uint64_t id;
+    uint32_t block_size, dp_start, dp_size;
+    bool block_size_known; /* given, or learnt */
+    bool learns;           /* of one that is added: what has been learnt of the one it replaces; health and counts go on */
+    bool drains;           /* its entry says so; what holds now is `draining` */
+    bool local_prefill;    /* decode: it may be given whole requests */
+    bool misplaced;        /* its engine is of another role, or has yet to say where it is met: it is not chosen */
+    bool has_events;       /* a rank has an endpoint in events */
+    bool shares_engine;    /* another worker is another rank at the same address */
+    bool unreachable;      /* registered for book-keeping only: no endpoint */
+    bool schedulable;      /* what the router was told */
+    enum worker_role role;
+    enum kvr_kv_protocol kv_protocol; /* between workers of roles prefill and decode */
+    enum engine_kind engine;          /* where it reads the rank */
+    unsigned failures;                /* consecutive, for the breaker */
     struct partition *partition;
-    bool has_events;            /* a rank has an endpoint in events */
-    bool shares_engine;         /* another worker is another rank at the same address */
-    bool unreachable;           /* registered for book-keeping only: no endpoint */
-    unsigned failures;          /* consecutive, for the breaker */
-    bool schedulable;           /* what the router was told */
+    struct worker_rank *ranks;  /* dp_size of them, by rank - dp_start; they stand behind the worker, see worker_spec and worker_add */
     struct model_entry *models; /* discovered; NULL = not known yet */
     size_t models_n;
     int models_status;                       /* of the last answer to GET /v1/models; 0: none yet */
     uint64_t since_ms, checked_ms, error_ms; /* it stands as it stands; the last check; and the last that failed, with: */
     char last_error[160];
     uint64_t requests, errors;
-    struct telling telling;        /* cached tokens */
-    char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
-    uint64_t metrics_due_ms, learnt_kv_blocks;
-    const char *metrics_error; /* static; NULL: none */
-    struct learnt learnt;
+    uint64_t metrics_due_ms;
     /* From here on: any thread that holds the worker. Not copied with it. */
     _Atomic unsigned refs; /* table, rosters, requests */
     _Atomic bool removed;
@@ -177,7 +181,8 @@ void worker_name(const struct kvr_entry *e, size_t line, char *out, size_t cap);
 /* Adds or replaces; the table's copy has memory for the ranks it has. Returns: 0, -1 with the reason in err. */
 int worker_add(struct serve *s, const struct worker *w, char *err, size_t cap);
 bool worker_remove(struct serve *s, uint64_t id);
-/* Another worker at its address, with ranks that it has too: its cache would be two workers', and its load half of what it is. 0: none. */
+/* Another worker at its address, with ranks that it has too: its cache would be two workers', and its load half of what it is. 0: none.
+ * Main loop. */
 uint64_t worker_twin(struct serve *s, const struct worker *w);
 /* From now on it gets nothing new, or gets requests again; its views and what was learnt of it stay. false: there is no such worker. */
 bool worker_set_draining(struct serve *s, uint64_t id, bool draining);

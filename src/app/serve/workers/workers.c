@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Adding and removing workers.
+ *
+ * The lock of the table is what requests wait for, so nothing is done under it that takes longer in a larger fleet. What needs a look at
+ * other workers is looked up before, without it: these functions run on the main loop, and nobody else changes what they read - which
+ * workers there are, in which order, and what their entries say. Under the lock a worker is put in its place, or taken out.
+ */
 #include "app/serve/workers/evidence.h"
 #include "app/serve/state.h"
 #include "base/log.h"
@@ -6,43 +13,75 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- table ------------------------------------------------------------------------------------------- */
+/* ---- workers of one engine --------------------------------------------------------------------------- */
 
 static bool is_same_engine(const struct worker *a, const struct worker *b)
 {
     return a->endpoint.key == b->endpoint.key && !strcmp(a->endpoint.base, b->endpoint.base);
 }
 
-/* It comes or goes: which workers are ranks of one engine, each registered for itself? All of one address are, or none: two that begin at
- * different ranks make each of them share with one of the two. */
-static void sort_engines_locked(struct serve *s, const struct worker *changed)
+/* So many workers have its address, and perhaps other paths. */
+static size_t at_address(const struct serve *s, const struct worker *w)
+{
+    const uint64_t *n = kvr_map64_get(&s->workers_at, w->endpoint.key);
+    return n ? (size_t)*n : 0;
+}
+
+/* Returns: false without memory. */
+static bool count_address(struct serve *s, const struct worker *w)
+{
+    return !w->url[0] || kvr_map64_put(&s->workers_at, w->endpoint.key, at_address(s, w) + 1) == 0;
+}
+
+static void discount_address(struct serve *s, const struct worker *w)
+{
+    uint64_t *n = w->url[0] ? kvr_map64_get(&s->workers_at, w->endpoint.key) : NULL;
+    if (n && --*n == 0) kvr_map64_del(&s->workers_at, w->endpoint.key);
+}
+
+/* One has come or gone: which workers are ranks of one engine, each registered for itself? All of one address are, or none: two that begin
+ * at different ranks make each of them share with one of the two. */
+static void sort_engine(struct serve *s, const struct worker *changed)
 {
     const struct worker *first = NULL;
     bool shared = false;
-    if (!changed->url[0]) return;
+    size_t n = changed->url[0] ? at_address(s, changed) : 0;
+    if (n == 0 || (n == 1 && !changed->shares_engine && !atomic_load(&changed->removed))) return; /* it is alone there */
     for (const struct worker *w = s->workers; w && !shared; w = w->next) {
         if (!is_same_engine(w, changed)) continue;
         if (!first) first = w;
         shared = w->dp_start != first->dp_start;
     }
-    for (struct worker *w = s->workers; w; w = w->next)
-        if (is_same_engine(w, changed)) w->shares_engine = shared;
+    for (struct worker *w = s->workers; w; w = w->next) {
+        if (w->shares_engine == shared || !is_same_engine(w, changed)) continue;
+        kvr_lock(&s->lock);
+        w->shares_engine = shared;
+        kvr_unlock(&s->lock);
+    }
 }
 
-/* Returns: its place in the table. */
-static struct worker **detach_locked(struct serve *s, struct worker *w)
+/* ---- table ------------------------------------------------------------------------------------------- */
+
+/* What points to it. */
+static struct worker **place_of(struct serve *s, const struct worker *w)
 {
     struct worker **p = &s->workers;
     while (*p != w) p = &(*p)->next;
+    return p;
+}
+
+/* p: what points to it. */
+static void detach_locked(struct serve *s, struct worker *w, struct worker **p)
+{
     *p = w->next;
+    if (!*p) s->workers_end = p;
     atomic_store(&w->removed, true);
     if (worker_find_locked(s, w->id) == w) kvr_map64_del(&s->workers_by_id, w->id);
+    discount_address(s, w);
     s->workers_n--;
     roster_outdate_locked(s);
-    sort_engines_locked(s, w);
     kvr_router_remove_worker(w->partition->router, w->id);
-    evidence_forget(s, w->id);
-    return p;
+    evidence_forget(s, w);
 }
 
 static bool same_pool(const struct worker *a, const struct worker *b)
@@ -54,6 +93,9 @@ static bool same_pool(const struct worker *a, const struct worker *b)
  * is learnt: then another size is named, not refused (learn.c). */
 static const struct worker *block_size_conflict(const struct serve *s, const struct worker *spec)
 {
+    bool other = false; /* than that of every partition: then no worker has another one */
+    for (const struct partition *p = s->partitions; p && !other; p = p->next) other = p->block_size != spec->block_size;
+    if (!other) return NULL;
     for (const struct worker *w = s->workers; w; w = w->next)
         if (w->id != spec->id && w->block_size_known && w->block_size != spec->block_size && same_pool(w, spec)) return w;
     return NULL;
@@ -86,7 +128,10 @@ static bool register_locked(struct serve *s, struct worker *w)
 {
     bool known = worker_find_locked(s, w->id) != NULL;
     if (!labels_register(s->labels, w->id)) return false;
-    if (kvr_map64_put(&s->workers_by_id, w->id, (uint64_t)(uintptr_t)w) == 0) return true;
+    if (count_address(s, w)) {
+        if (kvr_map64_put(&s->workers_by_id, w->id, (uint64_t)(uintptr_t)w) == 0) return true;
+        discount_address(s, w);
+    }
     if (!known) labels_forget(s->labels, w->id);
     return false;
 }
@@ -103,51 +148,55 @@ static int set_taints(const struct worker *w)
     return kvr_router_set_taints(w->partition->router, w->id, taints, n);
 }
 
-static int add_locked(struct serve *s, struct worker *w, char *err, size_t cap)
+/* In the router of its partition. */
+static int tell_router_locked(struct serve *s, struct worker *w)
 {
-    const struct worker *other = w->block_size_known && !w->learns ? block_size_conflict(s, w) : NULL;
-    if (other) {
-        snprintf(err, cap, "block_size mismatch for model=%s: worker %llu has %u, requested=%u", w->model[0] ? w->model : "default",
-                 (unsigned long long)other->id, other->block_size, w->block_size);
-        return -1;
+    struct kvr_router *router = w->partition->router;
+    int rc = kvr_router_set_worker(router, w->id, w->dp_start, w->dp_size);
+    if (rc == 0) rc = set_taints(w);
+    if (rc) {
+        kvr_router_remove_worker(router, w->id);
+        return rc;
     }
+    kvr_router_set_limits(router, w->id, w->max_num_batched_tokens, w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
+    engine_load_tell_locked(w);
+    bool event_mode = s->o->kv_events && w->partition->index;
+    for (uint32_t r = 0; event_mode && r < w->dp_size; r++)
+        kvr_router_set_trusted(router, (struct kvr_worker){w->id, w->dp_start + r}, false);
+    return 0;
+}
+
+/* old: the one it takes the place of, or NULL; place: what points to that. */
+static int add_locked(struct serve *s, struct worker *w, struct worker *old, struct worker **place, char *err, size_t cap)
+{
     w->partition = partition_get_locked(s, w, err, cap);
     if (!w->partition) return -1;
-    struct worker *old = worker_find_locked(s, w->id), **place = &s->workers;
     if (!register_locked(s, w)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
     if (old) {
         if (w->learns) inherit_locked(w, old);
-        place = detach_locked(s, old);
-        worker_let_go(old);
+        detach_locked(s, old, place);
     }
-    int rc = kvr_router_set_worker(w->partition->router, w->id, w->dp_start, w->dp_size);
-    if (rc == 0) rc = set_taints(w);
+    int rc = tell_router_locked(s, w);
     if (rc) {
-        kvr_router_remove_worker(w->partition->router, w->id);
         kvr_map64_del(&s->workers_by_id, w->id);
+        discount_address(s, w);
         labels_forget(s->labels, w->id);
         snprintf(err, cap, "%s", kvr_strerror(rc));
         return -1;
     }
-    kvr_router_set_limits(w->partition->router, w->id, w->max_num_batched_tokens,
-                          w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
-    engine_load_tell_locked(w);
-    bool event_mode = s->o->kv_events && w->partition->index;
-    for (uint32_t r = 0; event_mode && r < w->dp_size; r++)
-        kvr_router_set_trusted(w->partition->router, (struct kvr_worker){w->id, w->dp_start + r}, false);
     atomic_store(&w->refs, 1);
     w->unreachable = !w->url[0] && !s->o->select_only;
     if (!w->learns) w->since_ms = now_ms();
-    while (!old && *place) place = &(*place)->next;
+    if (!old) place = s->workers_end ? s->workers_end : &s->workers;
     w->next = *place;
     *place = w;
+    if (!w->next) s->workers_end = &w->next;
     s->workers_n++;
     if (w->role != ROLE_BOTH) atomic_store(&s->has_roles, true);
     roster_outdate_locked(s);
-    sort_engines_locked(s, w);
     worker_sync_locked(s, w);
     return 0;
 }
@@ -182,12 +231,10 @@ static struct worker *copy_of(const struct worker *spec)
 uint64_t worker_twin(struct serve *s, const struct worker *w)
 {
     uint64_t id = 0;
-    kvr_lock(&s->lock);
     for (const struct worker *o = s->workers; o && !id; o = o->next) {
         bool same_ranks = o->dp_start < w->dp_start + w->dp_size && w->dp_start < o->dp_start + o->dp_size;
         if (w->url[0] && o->id != w->id && same_ranks && strcmp(o->url, w->url) == 0) id = o->id;
     }
-    kvr_unlock(&s->lock);
     return id;
 }
 
@@ -199,6 +246,23 @@ static void warn_of_twin(struct serve *s, const struct worker *w)
                         (unsigned long long)twin, (unsigned long long)w->id, w->url);
 }
 
+/* What it is before it is in the table. Returns: 0, or -1 with the reason in err. */
+static int make_ready(const struct serve *s, struct worker *w, char *err, size_t cap)
+{
+    if (s->o->enforce_disagg && w->role == ROLE_DECODE) w->local_prefill = false;
+    w->shares_engine = false; /* this and below are of the one it was copied from */
+    w->models = NULL;
+    w->models_n = 0;
+    if (!w->learns) learn_begin(s, w);
+    if (!w->learns) w->block_size_known = w->given.block_size || !learns(s, w);
+    if (!w->block_size_known) w->block_size = worker_block_size(s, w);
+    const struct worker *other = w->block_size_known && !w->learns ? block_size_conflict(s, w) : NULL;
+    if (!other) return 0;
+    snprintf(err, cap, "block_size mismatch for model=%s: worker %llu has %u, requested=%u", w->model[0] ? w->model : "default",
+             (unsigned long long)other->id, other->block_size, w->block_size);
+    return -1;
+}
+
 int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap)
 {
     struct worker *w = copy_of(spec);
@@ -207,23 +271,23 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
         return -1;
     }
     views_unfollow(s, w->id);
+    struct worker *old = worker_find_locked(s, w->id), **place = old ? place_of(s, old) : NULL;
+    int rc = make_ready(s, w, err, cap);
     kvr_lock(&s->lock);
-    if (s->o->enforce_disagg && w->role == ROLE_DECODE) w->local_prefill = false;
-    w->shares_engine = false; /* this and below are of the one it was copied from */
-    w->models = NULL;
-    w->models_n = 0;
-    if (!w->learns) learn_begin(s, w);
-    if (!w->learns) w->block_size_known = w->given.block_size || !learns(s, w);
-    if (!w->block_size_known) w->block_size = worker_block_size_locked(s, w);
-    int rc = add_locked(s, w, err, cap);
+    if (rc == 0) rc = add_locked(s, w, old, place, err, cap);
     struct partition *partition = w->partition;
     if (rc == 0) w->learns = false;
     kvr_unlock(&s->lock);
+    if (old && atomic_load(&old->removed)) {
+        sort_engine(s, old);
+        worker_let_go(old);
+    }
     if (rc) {
         follow_again(s, spec->id);
         free(w);
         return -1;
     }
+    sort_engine(s, w);
     views_follow(s, w, partition);
     if (!spec->learns) warn_of_twin(s, spec);
     s->hooks.workers_changed(s);
@@ -234,17 +298,15 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
 
 bool worker_remove(struct serve *s, uint64_t id)
 {
-    struct partition *partition = NULL;
+    struct worker *w = worker_find_locked(s, id), **place = w ? place_of(s, w) : NULL;
+    if (!w) return false;
+    struct partition *partition = w->partition;
     kvr_lock(&s->lock);
-    struct worker *w = worker_find_locked(s, id);
-    if (w) {
-        partition = w->partition;
-        detach_locked(s, w);
-        labels_forget(s->labels, id);
-        worker_let_go(w);
-    }
+    detach_locked(s, w, place);
+    labels_forget(s->labels, id);
     kvr_unlock(&s->lock);
-    if (!partition) return false;
+    sort_engine(s, w);
+    worker_let_go(w);
     views_unfollow(s, id);
     kvr_router_remove_worker(partition->router, id); /* once more: an event may have been on its way */
     return true;
@@ -255,8 +317,9 @@ void workers_destroy(struct serve *s)
     roster_destroy(s);
     while (s->workers) {
         struct worker *w = s->workers;
-        detach_locked(s, w);
+        detach_locked(s, w, &s->workers);
         worker_let_go(w);
     }
     kvr_map64_clear(&s->workers_by_id);
+    kvr_map64_clear(&s->workers_at);
 }
