@@ -290,6 +290,7 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
     if (out->tier != KVR_TIER_DEVICE) return convert_lower(s, b, ev, out);
     s->engine_block_size = (uint32_t)KVR_MIN(ev->block_size, (uint64_t)UINT32_MAX);
     s->coloured = s->coloured || has_colour(b, ev);
+    s->counters.untold_keys += ev->untold_keys;
     if (ev->block_size != s->block_size) {
         s->counters.block_size_mismatch++;
         return 0;
