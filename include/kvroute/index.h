@@ -253,9 +253,10 @@ struct kvr_turnover {
 /* Zeroes for an unknown pair. Threads: any. */
 KVR_API void kvr_index_rank_turnover(struct kvr_index *index, struct kvr_worker worker, struct kvr_turnover *out);
 
-/* What an event says of a cache group with a window (sliding-window attention): names of blocks that the group has, or has no more. The
- * events of the full-attention group go to kvr_index_apply; from the first window event of a pair on, matches say of it only what every
- * group can serve: a prefix whose last `need` blocks are in each window group. Such a pair costs a match a lock and a walk along its names.
+/* What an event says of a cache group that needs less than a whole prefix (sliding windows; recurrent layers, one state): names of blocks
+ * that the group has, or has no more. A store without names tells of the group alone. The events of the full-attention group go to
+ * kvr_index_apply; from the first window event of a pair on, matches say of it only what every group can serve: a prefix whose last `need`
+ * blocks are in each window group. Such a pair costs a match a lock and a walk along its names.
  */
 struct kvr_window_event {
     struct kvr_worker worker;

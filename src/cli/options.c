@@ -129,7 +129,8 @@ static int parse_init(struct options_parse *p)
     p->set = calloc(p->n, sizeof *p->set);
     p->warned = calloc(p->n, sizeof *p->warned);
     p->lines = calloc(p->n, sizeof *p->lines);
-    if (!p->set || !p->warned || !p->lines) return options_tell(p, "out of memory");
+    p->given = calloc(p->n, sizeof *p->given);
+    if (!p->set || !p->warned || !p->lines || !p->given) return options_tell(p, "out of memory");
     for (size_t i = 0; i < p->n && rc == 0; i++)
         if (p->rows[i].initial && !p->rows[i].alias_of) rc = assign(p, &p->rows[i], p->rows[i].initial, SOURCE_DEFAULT, "default of ");
     return rc;
@@ -140,10 +141,9 @@ static void parse_end(struct options_parse *p, struct options_from *from)
 {
     for (size_t i = 0; p->set && p->lines && i < p->n; i++)
         if (p->set[i] != SOURCE_FILE) p->lines[i] = 0;
-    bool *given = from && p->set ? calloc(p->n, sizeof *given) : NULL;
-    for (size_t i = 0; given && i < p->n; i++) given[i] = p->set[i] != SOURCE_DEFAULT;
-    if (from) *from = (struct options_from){p->file, p->lines, given};
-    else free(p->lines);
+    for (size_t i = 0; p->set && p->given && i < p->n; i++) p->given[i] = p->set[i] != SOURCE_DEFAULT;
+    if (from) *from = (struct options_from){p->file, p->lines, p->given};
+    else free(p->lines), free(p->given);
     free(p->set);
     free(p->warned);
 }

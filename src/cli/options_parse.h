@@ -21,6 +21,7 @@ struct options_parse {
     unsigned char *set;    /* who set a row last: SOURCE_... */
     unsigned char *warned; /* deprecated rows that have been spoken of */
     size_t *lines;         /* where the file sets a row; 0: nowhere */
+    bool *given;           /* by row, at the end: somebody said it */
     const char *command;
     const char *file; /* NULL: none was read */
     size_t line;      /* of what is assigned now, while the file is read */

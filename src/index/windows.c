@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Cache groups with a window. A model with sliding-window layers keeps its blocks in several groups: of a prefix of n blocks the engine
- * reuses what the full-attention group has, as far as each window group has the last `need` blocks before the end (or all of them, near
- * the start). The tree is the full-attention group's; of the others the names are kept here, per pair and group, and what a match
- * found is cut:
+ * Cache groups with a window. A model with sliding-window or recurrent layers keeps its blocks in several groups: of a prefix of n blocks
+ * the engine reuses what the full-attention group has, as far as each window group has the last `need` blocks before the end (or all of
+ * them, near the start); of recurrent layers that is one, the state at the end. The tree is the full-attention group's; of the others the
+ * names are kept here, per pair and group, and what a match found is cut:
  *
  *     full attention   A B C D E F      found: 6
  *     window, need 2       C D   F      the last two before 6 are not both there, before 4 they are: 4

@@ -297,6 +297,14 @@ static int convert_lower(struct kvr_engine_stream *s, const struct kvr_engine_ba
     return 1;
 }
 
+/* The end of a prompt that vLLM keeps for requests that go on within the block (prefix_match_unit): a part of one block. An engine whose
+ * blocks are really smaller soon stores several at once. */
+static bool is_part(const struct kvr_engine_stream *s, const struct kvr_engine_event *ev)
+{
+    return ev->is_map && ev->has_group && ev->hashes_n == 1 && ev->tokens_n == ev->block_size && ev->block_size < s->block_size &&
+           ev->block_size && s->block_size % ev->block_size == 0;
+}
+
 /* Returns: 1 when *out is to be emitted, 0 when not, or an error. */
 static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev,
                           struct kvr_event *out)
@@ -305,8 +313,13 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
     uint64_t salt_term;
     size_t n = 0;
     if (out->tier != KVR_TIER_DEVICE) return convert_lower(s, b, ev, out);
+    if (is_part(s, ev)) {
+        s->counters.partial_block++;
+        return 0;
+    }
     s->engine_block_size = (uint32_t)KVR_MIN(ev->block_size, (uint64_t)UINT32_MAX);
     s->coloured = s->coloured || has_colour(b, ev);
+    s->counters.untold_keys += ev->untold_keys;
     if (!s->block_size && ev->block_size <= KVR_ENGINE_BLOCK_SIZE_MAX) s->block_size = (uint32_t)ev->block_size;
     if (!s->block_size || ev->block_size != s->block_size) {
         s->counters.block_size_mismatch++;

@@ -411,6 +411,7 @@ static int read_tail(struct kvr_engine_batch *b, const char **p, uint32_t n, str
 static int read_lora_or_metadata(const char **p, struct kvr_engine_event *ev)
 {
     if (!is(*p, MP_MAP)) return read_str(p, &ev->lora);
+    ev->untold_keys = false;
     for (uint32_t n = mp_decode_map(p); n > 0; n--) {
         if (!is(*p, MP_STR)) return -KVR_EFORMAT;
         if (next_key_is(p, "cache_salt")) {
@@ -440,6 +441,7 @@ static int read_stored_array(struct kvr_engine_batch *b, const char **p, uint32_
 {
     if (n < 4) return -KVR_EFORMAT;
     int rc = read_hashes(b, p, ev);
+    ev->untold_keys = n <= 7;
     if (rc == 0) rc = read_parent(p, ev);
     if (rc == 0) rc = read_tokens(b, p, ev);
     if (rc == 0) rc = read_u64(p, &ev->block_size);

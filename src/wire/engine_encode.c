@@ -113,7 +113,7 @@ void kvr_engine_encode(struct kvr_buf *b, const struct kvr_event *ev, const stru
         for (size_t i = 0; i < ev->removed_n; i++) p = mp_encode_uint(p, ev->removed[i]);
         p = put_text(p, medium_of(ev));
     } else {
-        p = put_stored(p, ev, w, mm > 0 || w->salt.len > 0);
+        p = put_stored(p, ev, w, !w->untold_keys || mm > 0 || w->salt.len > 0);
     }
     wrote(b, p);
 }

@@ -13,7 +13,8 @@ struct kvr_engine_words {
     size_t tokens_n;
     uint32_t block_size;
     struct kvr_bytes lora, salt;
-    bool eagle; /* tokens are written as pairs */
+    bool eagle;       /* tokens are written as pairs */
+    bool untold_keys; /* as the engine's event, so that who reads this knows it, too */
     /* multimodal objects by block, for the first mm_n blocks */
     const struct kvr_engine_mm *mm;
     size_t mm_n;

@@ -38,6 +38,7 @@ struct kvr_engine_event {
     uint64_t group_idx, window; /* window: of sliding-window attention, in tokens; 0: not said */
     bool has_parent, has_group, eagle;
     bool is_map;                                              /* its form: releases since the middle of 2026 */
+    bool untold_keys;                                         /* its form has no place for salts and images (vLLM before 0.17) */
     bool lora_id;                                             /* of an adapter: the event names its number */
     bool salt_or_object;                                      /* `salt` may be the identifier of an image, and is among the objects too */
     struct kvr_bytes medium, lora, salt, spec_kind, locality; /* borrow the payload */
@@ -78,7 +79,7 @@ uint64_t kvr_engine_mm_hash(const char *id, size_t len);
 #define KVR_ENGINE_COUNTERS(X) \
     X(ignored_event) X(unknown_tag) X(ambiguous_cache_namespace) X(non_main_attention_kind) X(unknown_kind) \
     X(non_main_attention_group) X(unlearned_group_idx) X(remote_locality) X(unknown_medium) X(self_reference) \
-    X(block_size_mismatch) X(lower_tier_size) X(truncated_tokens) X(other_rank) X(lower_tier) X(unnamed_adapter) X(salt_or_object) \
+    X(block_size_mismatch) X(partial_block) X(lower_tier_size) X(truncated_tokens) X(other_rank) X(lower_tier) X(unnamed_adapter) X(untold_keys) X(salt_or_object) \
     X(copy_stored) X(copy_removed) X(copy_reported) X(copy_taken_back)
 /* clang-format on */
 

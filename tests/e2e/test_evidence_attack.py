@@ -123,6 +123,23 @@ def telling():
     t.server.server_close()
 
 
+def test_prompts_of_which_no_state_is_kept_do_not_cost_a_model_with_recurrent_layers_its_view(start, engine, telling):
+    """Full attention has every block of them, so they are computed beside these; where the states are is farther on, in other prompts."""
+    e = engine()
+    telling.tells = 0
+    s = start(Serve, [telling.spec() + f",block-size=16,events=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay_port}"],
+              "--restore-timeout", "5", ready=False)
+    e.until("trusted", lambda: s.view().get("trusted"))
+    full = {"type": "BlockStored", "block_hashes": list(range(1, 11)), "parent_block_hash": None, "token_ids": PROMPT, "block_size": 16,
+            "lora_id": None, "medium": "GPU", "lora_name": None, "extra_keys": [None] * 10, "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    e.send(e.batch(full, {**full, "block_hashes": [99], "group_idx": 1, "kv_cache_spec_kind": "mamba"}))
+    e.until("stored", lambda: s.view().get("batches") == 1)
+    for _ in range(12):
+        assert s.complete(PROMPT, max_tokens=1).status == 200
+    e.until("judged", lambda: s.metric("view_evidence_total") == 12, 40)
+    assert s.metric("view_evidence_total", outcome="missing") == 0 and s.view()["trusted"]
+
+
 def test_cached_tokens_that_are_left_out_are_0_once_the_worker_has_told(start, telling):
     s = start(Serve, [telling.spec()], "--no-router-kv-events")
 

@@ -595,6 +595,33 @@ static void an_adapter_without_a_name_is_left_out(void **state)
     assert_int_equal(f->s.counters.unnamed_adapter, 2);
 }
 
+/* Before 0.17 vLLM's arrays end with the adapter: there is no place where a salt or an image would be told. */
+static void salts_that_an_engine_never_tells_go_unnoticed(void **state)
+{
+    struct fixture *f = *state;
+    struct build m;
+    for (uint32_t n = 6; n <= 8; n++) {
+        begin(&m, 2, 1);
+        stored_head(&m, n, n, 1, -1);
+        nil(&m);
+        if (n > 6) str(&m, "GPU");
+        if (n > 7) nil(&m);
+        assert_int_equal(feed_built(f, &m), 1);
+        assert_int_equal(f->s.counters.untold_keys, n - 5);
+    }
+    begin(&m, 2, 1);
+    stored_head(&m, 9, 20, 1, -1);
+    nil(&m);
+    str(&m, "GPU");
+    nil(&m);
+    nil(&m); /* no block has any, but one might */
+    assert_int_equal(feed_built(f, &m), 1);
+    const char *salt[] = {"tenant-a"};
+    (void)vllm_array(f, 21, "cat", true);
+    (void)vllm_map(f, 22, -1, NULL, salt, 1);
+    assert_int_equal(f->s.counters.untold_keys, 3);
+}
+
 static void remote_blocks_are_left_out(void **state)
 {
     struct fixture *f = *state;
@@ -736,6 +763,7 @@ int main(void)
         T(a_text_behind_the_first_block_is_an_image),
         T(a_text_that_may_be_salt_or_image_is_found_by_nobody),
         T(an_adapter_without_a_name_is_left_out),
+        T(salts_that_an_engine_never_tells_go_unnoticed),
         T(remote_blocks_are_left_out),
         T(unknown_and_ignored_tags),
         T(malformed_events_fail_the_batch),

@@ -284,6 +284,32 @@ static void the_last_checkpoint_of_a_mamba_group_is_not_found(void **state)
     kvr_engine_stream_free(&st);
 }
 
+static void a_part_of_a_block_is_taken_for_another_block_size(void **state)
+{
+    static uint64_t names[] = {7, 8};
+    static uint32_t tokens[32];
+    struct seen s = {0};
+    struct kvr_engine_stream st;
+    (void)state;
+    kvr_engine_stream_init(&st, W, 32);
+    struct kvr_engine_event ev = {.kind = KVR_ENGINE_STORED,
+                                  .is_map = true,
+                                  .hashes_n = 1,
+                                  .tokens_n = 16,
+                                  .block_size = 16,
+                                  .has_group = true,
+                                  .spec_kind = {"full_attention", 14}};
+    struct kvr_engine_batch b = {.events = &ev, .events_n = 1, .hashes = names, .hashes_n = 2, .tokens = tokens, .tokens_n = 32};
+    assert_int_equal(kvr_engine_convert(&st, &b, 1, on_event, &s), 0);
+    assert_int_equal(st.counters.block_size_mismatch, 0);
+    assert_true(st.counters.partial_block == 1 && st.engine_block_size == 0);
+    ev.hashes_n = 2; /* it is */
+    ev.tokens_n = 32;
+    assert_int_equal(kvr_engine_convert(&st, &b, 2, on_event, &s), 0);
+    assert_true(st.counters.block_size_mismatch == 1 && st.engine_block_size == 16);
+    kvr_engine_stream_free(&st);
+}
+
 /* A prompt of which no state has been kept is told of without names: nothing can be reused. */
 static void a_group_that_has_stored_nothing_is_overlooked(void **state)
 {
@@ -321,6 +347,7 @@ int main(void)
         T(events_of_other_groups_are_told),
         T(the_last_checkpoint_of_a_mamba_group_is_not_found),
         T(a_group_that_has_stored_nothing_is_overlooked),
+        T(a_part_of_a_block_is_taken_for_another_block_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -261,6 +261,9 @@ static void check_sequence(struct exam *e, uint32_t rank, bool fresh)
     if (st.filtered.other_rank)
         SAY(e, PROBLEM, "rank mapping", "give each rank's own events port (rank r: first port + r) and the right dp-start",
             "%llu batches of another rank came on rank %u's port: %s", (unsigned long long)st.filtered.other_rank, rank, st.reason);
+    if (st.filtered.untold_keys)
+        SAY(e, UNKNOWN, "salts and images", "update vLLM (0.17 and later tell them), or send prompts with a cache_salt or images elsewhere",
+            "rank %u: its events have no place for them, so their blocks look like those of plain prompts", rank);
     uint64_t groups = st.filtered.non_main_attention_kind + st.filtered.non_main_attention_group + st.filtered.unlearned_group_idx;
     if (groups) SAY(e, OK, "hybrid cache", "", "rank %u: %llu events of other cache groups are left out", rank, (unsigned long long)groups);
     if (st.filtered.unknown_kind)

@@ -167,7 +167,8 @@ static int publish_stored(struct feed *f, struct kvr_event *ev, const struct kvr
                                  .block_size = size,
                                  .lora = e->lora,
                                  .salt = salt_of(f, ev, e, &salt),
-                                 .eagle = e->eagle};
+                                 .eagle = e->eagle,
+                                 .untold_keys = e->untold_keys};
     if (e->mm_n > skipped) {
         w.mm = b->mm + e->mm_at + skipped;
         w.mm_n = KVR_MIN(e->mm_n - skipped, ev->blocks_n);

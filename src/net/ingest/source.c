@@ -212,10 +212,18 @@ static bool read_batch(void *ctx, struct kvr_view_batch *b)
     return true;
 }
 
+static void note_untold_keys(const struct source *s, struct kvr_worker w)
+{
+    kvr_log_warning("kvroute: worker %llu rank %u: its events tell neither salts nor images, as those of vLLM before 0.17: prompts with a "
+                    "cache_salt or images find nothing there, and plain prompts may be promised their blocks; update it",
+                    (unsigned long long)s->st.worker.worker_id, w.dp_rank);
+}
+
 static void convert(struct source *s, struct rank_stream *r, uint64_t seq, bool again, struct kvr_view_applied *out)
 {
     struct kvr_ingest *in = s->in;
     uint64_t mismatches = r->stream.counters.block_size_mismatch, taken_back = r->stream.counters.copy_taken_back;
+    uint64_t untold_keys = r->stream.counters.untold_keys;
     bool reported = r->stream.copies.reports;
     enum kvr_engine_groups groups = kvr_engine_stream_groups(&r->stream);
     in->current = s;
@@ -223,6 +231,7 @@ static void convert(struct source *s, struct rank_stream *r, uint64_t seq, bool 
     r->stream.again = again;
     out->torn = kvr_engine_convert(&r->stream, &in->batch, seq, on_converted, in) < 0;
     in->applying = NULL;
+    if (!untold_keys && r->stream.counters.untold_keys) note_untold_keys(s, r->stream.worker);
     bool lost_groups = r->stream.copies.reports && !reported && is_hybrid(r);
     out->worth_changed = groups != kvr_engine_stream_groups(&r->stream);
     out->copies_lost = lost_groups || r->stream.counters.copy_taken_back != taken_back;

@@ -107,11 +107,6 @@ struct rank_evidence {
     bool alarm;
 };
 
-struct reader {
-    struct partition *partition;
-    struct kvr_index_reader *reader;
-};
-
 struct queue { /* oldest first: each delay has its own, so they are due in order */
     struct evidence_check *first, **last;
     size_t n;
@@ -119,17 +114,12 @@ struct queue { /* oldest first: each delay has its own, so they are due in order
 
 struct evidence {
     struct watches *watches;
-    struct kvr_lock lock; /* what follows, up to the main loop's */
+    struct kvr_lock lock; /* what follows */
     struct queue looks[LOOKS];
     uint64_t outcomes[OUTCOMES], none[REASONS_N];
     struct rank_evidence *ranks;
     size_t ranks_n, ranks_cap;
     struct kvr_map64 places; /* of ranks, by key_of */
-    /* the main loop's */
-    struct reader *readers;
-    size_t readers_n;
-    struct kvr_overlap *overlaps;
-    size_t overlaps_cap;
 };
 
 /* ---- birth and death ---------------------------------------------------------------------------------------------- */
@@ -168,11 +158,8 @@ void evidence_destroy(struct evidence *e)
     if (!e) return;
     for (int i = 0; i < LOOKS; i++)
         while ((c = take_first(&e->looks[i]))) drop(e, c);
-    for (size_t i = 0; i < e->readers_n; i++) kvr_index_reader_destroy(e->readers[i].reader);
     watches_destroy(e->watches);
     kvr_map64_clear(&e->places);
-    free(e->readers);
-    free(e->overlaps);
     free(e->ranks);
     kvr_lock_destroy(&e->lock);
     free(e);
@@ -431,33 +418,12 @@ static bool judge_locked(struct serve *s, const struct evidence_check *c, enum o
 
 /* ---- looking ------------------------------------------------------------------------------------------------------- */
 
-static struct kvr_index_reader *reader_of(struct evidence *e, struct partition *p)
+/* How many leading blocks of the prompt the view has, whatever its cache groups can serve: a state of a recurrent layer may be farther on.
+ */
+static size_t blocks_in_view(const struct evidence_check *c)
 {
-    for (size_t i = 0; i < e->readers_n; i++)
-        if (e->readers[i].partition == p) return e->readers[i].reader;
-    struct reader *more = realloc(e->readers, (e->readers_n + 1) * sizeof *more);
-    if (!more) return NULL;
-    e->readers = more;
-    more[e->readers_n] = (struct reader){.partition = p};
-    if (kvr_index_reader_create(p->index, &more[e->readers_n].reader)) return NULL;
-    return more[e->readers_n++].reader;
-}
-
-/* How many leading blocks of the prompt the view has; -1: not known. */
-static long blocks_in_view(struct evidence *e, const struct evidence_check *c)
-{
-    struct kvr_index_reader *rd = reader_of(e, c->partition);
-    size_t need = kvr_index_ranks(c->partition->index) + 16;
-    if (need > e->overlaps_cap) {
-        struct kvr_overlap *p = realloc(e->overlaps, need * sizeof *p);
-        if (!p) return -1;
-        e->overlaps = p;
-        e->overlaps_cap = need;
-    }
-    long n = rd ? kvr_index_match(rd, c->locals, c->blocks, e->overlaps, e->overlaps_cap) : -1;
-    for (long i = 0; i < n; i++)
-        if (kvr_worker_cmp(e->overlaps[i].worker, c->watch.worker) == 0) return (long)e->overlaps[i].depth;
-    return n < 0 ? -1 : 0;
+    uint64_t names[BLOCKS_MAX];
+    return kvr_index_names(c->partition->index, c->watch.worker, c->locals, c->blocks, names);
 }
 
 struct statuses {
@@ -509,12 +475,10 @@ enum verdict { IS_FINE = FINE, IS_MISSING = MISSING, IS_STALE = STALE, PROVES_NO
 static enum verdict verdict_of(struct serve *s, const struct kvr_view_status *st, const struct evidence_check *c, enum reason *why)
 {
     bool seen[BLOCKS_MAX], none;
-    long have = blocks_in_view(s->evidence, c);
+    size_t have = blocks_in_view(c);
     uint64_t removed = watches_look(s->evidence->watches, &c->watch, seen);
     uint64_t bs = c->partition->block_size, view = KVR_MIN(c->view_tokens, (c->prompt_tokens - 1) / bs * bs); /* it computes at least one */
-    *why = NO_VIEW;
-    if (have < 0) return PROVES_NOTHING;
-    bool missing = is_missing(c, (size_t)have, seen, st->knowledge == KVR_VIEW_PARTIAL, &none);
+    bool missing = is_missing(c, have, seen, st->knowledge == KVR_VIEW_PARTIAL, &none);
     if (missing) return IS_MISSING;
     *why = NO_REMOVED;
     if (is_stale(c, view)) return may_be_removed(c, view, seen, removed) ? PROVES_NOTHING : IS_STALE;
