@@ -25,7 +25,7 @@ help:
 	@echo "make install  into PREFIX (/usr/local), for packages staged below DESTDIR"
 
 build:
-	@scripts/deps.sh build test
+	@scripts/deps.sh build
 	@scripts/moved.sh build/release
 	@cmake --preset release -DKVR_TESTS=OFF > build-release.log 2>&1 || (cat build-release.log; exit 1)
 	@rm -f build-release.log

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# llhttp, either as a library with a header (libllhttp-dev) or as the C sources that node-llhttp installs.
+# llhttp, either as a library with a header (libllhttp-dev) or as the C sources that node-llhttp has, installed or in build/llhttp
+# (scripts/deps.sh).
 # Defines the target Llhttp::Llhttp.
-find_path(LLHTTP_INCLUDE_DIR llhttp.h PATHS /usr/include /usr/share/include PATH_SUFFIXES llhttp)
+find_path(LLHTTP_INCLUDE_DIR llhttp.h PATHS /usr/include /usr/share/include ${PROJECT_SOURCE_DIR}/build/llhttp/include PATH_SUFFIXES llhttp)
 find_library(LLHTTP_LIBRARY llhttp)
-find_path(LLHTTP_SOURCE_DIR llhttp.c PATHS /usr/share/llhttp NO_DEFAULT_PATH)
+find_path(LLHTTP_SOURCE_DIR llhttp.c PATHS /usr/share/llhttp ${PROJECT_SOURCE_DIR}/build/llhttp/llhttp NO_DEFAULT_PATH)
 include(FindPackageHandleStandardArgs)
 if(NOT LLHTTP_INCLUDE_DIR OR NOT (LLHTTP_LIBRARY OR LLHTTP_SOURCE_DIR))
-  message(FATAL_ERROR "llhttp is missing: apt-get install node-llhttp (or libllhttp-dev where it exists)")
+  message(FATAL_ERROR "llhttp is missing: scripts/deps.sh build brings it (libllhttp-dev, or the sources of node-llhttp)")
 endif()
 find_package_handle_standard_args(Llhttp REQUIRED_VARS LLHTTP_INCLUDE_DIR)
 if(NOT TARGET Llhttp::Llhttp)

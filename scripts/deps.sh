@@ -3,7 +3,7 @@
 # Installs the Debian packages that are missing for: build, test, python, lint. Says what it does; asks nothing.
 set -eu
 build="gcc g++ cmake ninja-build pkg-config libuv1-dev libssl-dev libzmq3-dev libmsgpuck-dev libsimdjson-dev libxxhash-dev libyaml-dev libc-ares-dev libnats-dev libc6-dev"
-test="libcmocka-dev python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema python3-hypothesis python3-venv openssl curl nats-server mypy"
+test="libcmocka-dev python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema python3-hypothesis python3-venv openssl curl iproute2 nats-server mypy"
 python="python3 python3-dev python3-setuptools python3-wheel"
 lint="clang-14 libclang-rt-14-dev clang-tidy clang-format"
 want="$build"
@@ -17,10 +17,22 @@ for what in "$@"; do
     *) echo "usage: deps.sh [build] [test] [python] [lint]" >&2; exit 2 ;;
   esac
 done
-# llhttp is packaged as a library in newer releases and as sources beside node-llhttp in Debian 12.
-if ! ls /usr/include/llhttp.h /usr/share/include/llhttp/llhttp.h >/dev/null 2>&1; then
-  if apt-cache show libllhttp-dev >/dev/null 2>&1; then want="$want libllhttp-dev"; else want="$want node-llhttp"; fi
-fi
+cd "$(dirname "$0")/.."
+# llhttp is a library in newer releases. Debian 12 has its C sources, in node-llhttp, which needs nodejs: of it only the files are taken.
+has_llhttp() {
+  for at in /usr/include /usr/share/include/llhttp build/llhttp/include/llhttp; do [ ! -e "$at/llhttp.h" ] || return 0; done
+  return 1
+}
+fetch_llhttp() {
+  mkdir -p build
+  local at
+  at=$(mktemp -d build/llhttp.XXXXXX)
+  rm -rf build/llhttp
+  (cd "$at" && apt-get download -qq node-llhttp >/dev/null 2>&1 && dpkg-deb -x node-llhttp_*.deb . && mkdir ../llhttp &&
+    mv usr/share/llhttp usr/share/include usr/share/doc/node-llhttp/copyright ../llhttp) || true
+  rm -rf "$at"
+  has_llhttp || { echo "cannot fetch llhttp: install libllhttp-dev or node-llhttp" >&2; return 1; }
+}
 missing=""
 for p in $want; do
   dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $p"
@@ -29,22 +41,25 @@ done
 fetch_prometheus() {
   [ -z "$prometheus" ] || scripts/prometheus.sh >/dev/null || echo "the tests of alerts and the dashboard will be left out: no prometheus" >&2
 }
-cd "$(dirname "$0")/.."
-[ -n "$missing" ] || { fetch_prometheus; exit 0; }
+llhttp=""
+has_llhttp || llhttp=" llhttp"
+[ -n "$missing$llhttp" ] || { fetch_prometheus; exit 0; }
 if ! command -v apt-get >/dev/null; then
-  echo "these packages are missing and apt-get is not here:$missing" >&2
+  echo "these packages are missing and apt-get is not here:$missing$llhttp" >&2
   exit 1
 fi
 sudo=""
 if [ "$(id -u)" != 0 ]; then
-  command -v sudo >/dev/null || { echo "run as root, or install:$missing" >&2; exit 1; }
+  command -v sudo >/dev/null || { echo "run as root, or install:$missing$llhttp" >&2; exit 1; }
   sudo="sudo"
 fi
-echo "installing:$missing"
+echo "installing:$missing$llhttp"
 export DEBIAN_FRONTEND=noninteractive
 $sudo apt-get update -qq
-# node-llhttp may not have been known before the lists were there
-$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+# which llhttp there is, only the lists say
+if [ -n "$llhttp" ] && apt-cache show libllhttp-dev >/dev/null 2>&1; then missing="$missing libllhttp-dev"; fi
+[ -z "$missing" ] || $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+has_llhttp || fetch_llhttp
 # Debian starts nats-server as a service on every interface; the tests run their own, so one that came with this installation is stopped.
 case " $missing " in
   *" nats-server "*)

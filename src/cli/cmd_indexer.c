@@ -22,7 +22,7 @@ struct indexer_cli {
 static const struct option_row rows[] = {
     {"config", OPT_STRING, AT(config), NULL, 0, 0, "FILE", "YAML file of these options", NULL, NULL},
     {"bind", OPT_STRING, AT(bind), "127.0.0.1", 0, 0, "ADDRESS", "address to listen on; 0.0.0.0 for every one", NULL, NULL},
-    {"port", OPT_U64, AT(port), "8090", 1, 65535, NULL, "HTTP port", NULL, NULL},
+    {"port", OPT_U64, AT(port), "8090", 0, 65535, NULL, "HTTP port; 0: a free one, which the first line tells", NULL, NULL},
     {"threads", OPT_U64, AT(threads), "4", 1, 64, NULL, "event loops that answer HTTP", NULL, NULL},
     {"block-size", OPT_U64, AT(block_size), "0", 0, 65536, NULL, "tokens per KV block of the workers given by --workers", NULL, NULL},
     {"workers", OPT_PAIRS, AT(workers), NULL, 0, 0, "LIST", "comma list of instance_id[:dp_rank]=zmq_endpoint to follow from the start",

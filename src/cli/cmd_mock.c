@@ -11,7 +11,7 @@
 static const struct option_row rows[] = {
     STR("config", config, NULL, "FILE", "YAML file of these options"),
     STR("host", host, "127.0.0.1", "ADDRESS", "address to listen on"),
-    NUM("port", port, "8001", 1, 65535, "HTTP port"),
+    NUM("port", port, "8001", 0, 65535, "HTTP port; 0: a free one, which the first line tells"),
     STR("tls-cert", tls_cert, NULL, "FILE", "speak HTTPS with this certificate chain (PEM), as vLLM's --ssl-certfile; needs --tls-key"),
     STR("tls-key", tls_key, NULL, "FILE", "its private key (PEM)"),
     STR("model", model, "mock", "NAME", "served model"),

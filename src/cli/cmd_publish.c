@@ -14,7 +14,7 @@ static const struct option_row rows[] = {
     STR("allowed-hosts", allowed_hosts, NULL, "NAME[,NAME...]",
         "further names in Host and Origin of requests, beside addresses, loopback, this machine's name and --advertise-host; .DOMAIN: all "
         "under it; *: every Host"),
-    NUM("port", port, "5559", 1, 65535, "HTTP port: recovery, status, metrics"),
+    NUM("port", port, "5559", 0, 65535, "HTTP port: recovery, status, metrics; 0: a free one, which the first line tells"),
     STR("engine-url", engine_url, NULL, "URL",
         "the engine's HTTP address: what is not given here, of model, ranks and block size, is asked there; default: that of --announce"),
     STR("events", events, "tcp://127.0.0.1:5557", "ENDPOINT", "the engine's KV event stream; rank r is at port + r - dp-start"),

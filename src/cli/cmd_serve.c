@@ -270,9 +270,9 @@ static const struct option_row serve_rows[] = {
     STR("models-file", models_file, NULL, "FILE", NULL,
         "YAML file of aliases, targets with weights, fallbacks and options of models (docs/models.md)"),
     STR("host", host, "0.0.0.0", "ADDRESS", NULL, "address of the data port"),
-    NUM("port", port, "8080", 1, 65535, NULL, "data port"),
+    NUM("port", port, "8080", 0, 65535, NULL, "data port; 0: a free one, which the first line tells"),
     STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port; 0.0.0.0 for every one: then give it keys"),
-    NUM("admin-port", admin_port, "9090", 1, 65535, NULL, "admin port"),
+    NUM("admin-port", admin_port, "9090", 0, 65535, NULL, "admin port; 0: a free one, which the first line tells"),
     STR("tls-cert", tls_cert, NULL, "FILE", NULL, "the data port speaks HTTPS with this certificate chain (PEM); needs --tls-key"),
     STR("tls-key", tls_key, NULL, "FILE", NULL, "its private key (PEM)"),
     STR("tls-client-ca", tls_client_ca, NULL, "FILE", NULL,
@@ -364,7 +364,7 @@ static const struct option_row serve_rows[] = {
 
 static const struct option_row select_rows[] = {
     STR("host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address to listen on; 0.0.0.0 for every one: then give it keys"),
-    NUM("port", admin_port, "8092", 1, 65535, NULL, "port to listen on"),
+    NUM("port", admin_port, "8092", 0, 65535, NULL, "port to listen on; 0: a free one, which the first line tells"),
     STR("tls-cert", admin_tls_cert, NULL, "FILE", NULL, "speak HTTPS with this certificate chain (PEM); needs --tls-key"),
     STR("tls-key", admin_tls_key, NULL, "FILE", NULL, "its private key (PEM)"),
     STR("tls-client-ca", admin_tls_client_ca, NULL, "FILE", NULL, "clients must have a certificate that one of these (PEM) has signed"),

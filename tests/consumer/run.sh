@@ -19,6 +19,7 @@ for stage in stage stage2; do
     exit 1
   fi
 done
+test -f "$tmp/prefix/share/doc/kvroute/LICENSE"
 mv "$tmp/prefix" "$tmp/moved" # the installed files must not depend on where they were put
 cmake -S "$root/tests/consumer" -B "$tmp/use" -G Ninja -DCMAKE_PREFIX_PATH="$tmp/moved" >/dev/null
 cmake --build "$tmp/use" >/dev/null

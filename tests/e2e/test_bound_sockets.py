@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ZMQ ports that others connect to (replica sync, publishers, the mock): who can reach them and what one who does can fill."""
 import contextlib
+import re
 import socket
 import struct
 import subprocess
@@ -9,7 +10,7 @@ import time
 import pytest
 import zmq
 
-from conftest import BINARY, SLOW, Mock, Publish, Select, free_ports, wait_for
+from conftest import BINARY, SLOW, Mock, Process, Publish, Select, call, free_ports, wait_for
 
 
 def listeners(port):
@@ -204,3 +205,17 @@ def test_replays_asked_for_without_end_are_answered_now_and_then(start, zctx):
         ends_seen += 1
     assert ends_seen < 400
     d.close()
+
+
+@pytest.mark.parametrize("args", [["serve", "--port", 0, "--admin-port", 0], ["serve", "--port", 0, "--admin-port", 0, "--threads", 3],
+                                  ["select", "--port", 0], ["indexer", "--port", 0], ["mock", "--port", 0],
+                                  ["publish", "--port", 0, "--dp-size", 1]])
+def test_port_0_is_a_free_one_that_the_first_line_tells(start, args):
+    if args[0] == "publish":
+        args = [*args, "--publish", f"tcp://127.0.0.1:{free_ports()}"]
+    p = start(Process, *args)
+    line = wait_for("the line", lambda: [l for l in p.text().splitlines() if l.startswith(f"kvroute {args[0]}: ")])[0]
+    ports = [int(n) for n in re.findall(r"(?:on |://)[\w.]*:(\d+)", re.sub(r"tcp://\S+", "", line))]
+    assert len(ports) == (2 if args[0] == "serve" else 1) and 0 not in ports, line
+    for port in ports:
+        wait_for(f"{port} of {line}", lambda: call(port, "GET", "/health").status == 200)

@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import subprocess
 
 from conftest import Select, call
 
@@ -37,3 +38,13 @@ def test_documented_routes_exist(start):
     for route in sorted(set(re.findall(r"`(?:GET |POST )?(/[a-z_]+(?:/[a-z_]+)?)(?:\?[^`]*)?`", read("docs/select.md"))) - {"/output_block", "/renew", "/deregister_peer"}):
         codes = {call(s.port, m, route, b"{}" if m == "POST" else None).status for m in ("GET", "POST")}
         assert codes != {404}, route
+
+
+def test_make_build_installs_no_test_packages():
+    """Nor nodejs, which node-llhttp needs: of that package only the C sources are taken."""
+    for target in ("build", "demo", "install"):
+        ran = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True).stdout
+        assert [l for l in ran.splitlines() if "deps.sh" in l] == ["scripts/deps.sh build"], ran
+    text = open(os.path.join(ROOT, "scripts/deps.sh")).read()
+    build = re.search(r'^build="(.*)"', text, re.M).group(1).split()
+    assert not [p for p in build if re.search(r"python|nats-server|mypy|node|cmocka", p)] and not re.search(r'want=.*node-llhttp', text)

@@ -171,17 +171,18 @@ static void on_end(void *ctx, void *user)
 }
 
 /* indexer.{scope}.{number} in the registry of workers and routers. */
-static int announce(struct indexer *x)
+int catalogue_announce(struct indexer *x)
 {
     char host[64] = "", scope[96], key[KVR_REGISTRY_KEY_MAX], url[200];
     struct kvr_buf value = {0};
     struct kvr_registry_config config = {
         .link = x->nats, .bucket = KVR_REGISTRY_BUCKET, .ttl_s = KVR_REGISTRY_TTL_S, .replicas = (int)x->o->plane.nats_replicas};
+    if (!x->nats) return 0;
     (void)gethostname(host, sizeof host - 1);
     kvr_registry_token(x->scope, scope, sizeof scope);
     snprintf(key, sizeof key, "indexer.%.90s.%llu", scope, (unsigned long long)x->instance_number);
     snprintf(url, sizeof url, "http%s://%.100s:%llu", x->tls ? "s" : "", x->o->advertise_host ? x->o->advertise_host : host,
-             (unsigned long long)x->o->port);
+             (unsigned long long)indexer_port(x));
     kvr_json_open(&value, '{');
     kvr_json_put_str(&value, "url", url);
     kvr_json_close(&value, '}');
@@ -201,7 +202,6 @@ static int start_plane(struct indexer *x)
         kvr_log_warning("kvroute indexer: %s", err);
         return -1;
     }
-    if (announce(x)) return -KVR_ENOMEM;
     return o->plane == KVR_PLANE_NATS ? kvr_plane_feed_nats(x->nats, x->scope, x->ingest, &x->feed) : 0;
 }
 

@@ -161,7 +161,7 @@ static struct loop *loop_new(struct indexer *x, int *rc)
     uv_timer_start(&l->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
     l->json = kvr_json_parser_new();
     struct kvr_http_server_config c = {.host = x->o->bind,
-                                       .port = x->loops_n ? kvr_http_server_port(x->loops[0]->server) : (uint16_t)x->o->port,
+                                       .port = indexer_port(x),
                                        .joins_port = x->loops_n > 0,
                                        .body_max = x->o->max_body_size,
                                        .body_option = "--max-body-size",
@@ -190,6 +190,11 @@ static void loop_free(struct loop *l)
     free(l->overlaps);
     free(l->reaches);
     free(l);
+}
+
+uint16_t indexer_port(const struct indexer *x)
+{
+    return x->loops_n ? kvr_http_server_port(x->loops[0]->server) : (uint16_t)x->o->port;
 }
 
 static int start_loops(struct indexer *x)
@@ -317,8 +322,8 @@ static void on_tend(uv_timer_t *t)
 static void announce(const struct indexer *x)
 {
     const struct indexer_options *o = x->o;
-    printf("kvroute indexer: %s://%s:%llu, %llu thread(s), %s, %s\n", x->tls ? "https" : "http", o->bind, (unsigned long long)o->port,
-           (unsigned long long)o->threads, kvr_access_has_keys(x->access) ? "API keys" : "no API key",
+    printf("kvroute indexer: %s://%s:%llu, %llu thread(s), %s, %s\n", x->tls ? "https" : "http", o->bind,
+           (unsigned long long)indexer_port(x), (unsigned long long)o->threads, kvr_access_has_keys(x->access) ? "API keys" : "no API key",
            o->data_dir ? o->data_dir : "nothing kept on disk");
     fflush(stdout);
 }
@@ -334,7 +339,7 @@ static int run(struct indexer *x)
     uv_signal_start(&x->handles.hup, on_reload, SIGHUP);
     uv_timer_start(&x->handles.second, on_second, 1000, 1000);
     uv_timer_start(&x->handles.tend, on_tend, 100, 100);
-    if (keeper_start(x) || start_loops(x)) return 1;
+    if (keeper_start(x) || start_loops(x) || catalogue_announce(x)) return 1;
     while (x->o->data_dir && x->o->workers && !atomic_load(&x->loaded)) uv_sleep(1); /* --workers go on from what is on disk */
     if (add_configured(x) || catalogue_start_durable(x) || recovery_start(x)) return 1;
     announce(x);

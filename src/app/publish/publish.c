@@ -195,7 +195,7 @@ static void put_worker(const struct publish *p, const char *host, struct kvr_buf
         snprintf(text, sizeof text, "tcp://%.200s%.32s", host, port ? port : "");
         kvr_json_put_str(b, "kv_events_endpoints", text);
     }
-    snprintf(text, sizeof text, "http://%.200s:%llu/kv_recover", host, (unsigned long long)o->port);
+    snprintf(text, sizeof text, "http://%.200s:%llu/kv_recover", host, (unsigned long long)kvr_http_server_port(p->server));
     kvr_json_put_str(b, "recover_endpoint", text);
     kvr_json_close(b, '}');
 }
@@ -236,7 +236,8 @@ static int open_all(struct publish *p, char *err, size_t cap)
         if (follow(p, &p->feeds[i], err, cap)) return -1;
     if (announce(p, err, cap)) return -1;
     printf("kvroute publish: worker %llu, %zu rank(s) from %s, published on %s, http://%s:%llu/kv_recover\n",
-           (unsigned long long)o->worker_id, p->feeds_n, o->events, p->feeds[0].outlet->where, o->host, (unsigned long long)o->port);
+           (unsigned long long)o->worker_id, p->feeds_n, o->events, p->feeds[0].outlet->where, o->host,
+           (unsigned long long)kvr_http_server_port(p->server));
     fflush(stdout);
     return 0;
 }

@@ -515,6 +515,10 @@ static int run(struct serve *s)
     if (remote_open_admin(s)) return 1;
     rc = admin_start(s);
     if (rc) return listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc);
+    if (discovery_announce(s, err, sizeof err)) {
+        kvr_log_error("kvroute serve: %s", err);
+        return 1;
+    }
     watch_for_end(s);
     uv_signal_init(&s->main_loop, &s->handles.hup);
     s->handles.hup.data = s;

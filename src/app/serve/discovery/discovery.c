@@ -28,6 +28,14 @@ int discovery_start(struct serve *s, char *err, size_t cap)
     }
 }
 
+int discovery_announce(struct serve *s, char *err, size_t cap)
+{
+    struct discovery *d = s->discovery;
+    if (!d || !d->nats || discovery_nats_announce(d->nats) == 0) return 0;
+    snprintf(err, cap, "--discovery nats: out of memory, or built without NATS");
+    return -1;
+}
+
 void discovery_tick(struct serve *s)
 {
     if (s->discovery->file) discovery_file_tick(s, s->discovery->file);

@@ -25,6 +25,8 @@ struct serve;
 /* What start would read, without starting. Returns: 0, or -1 with the reason in err. */
 int discovery_check(struct serve *s, char *err, size_t cap);
 int discovery_start(struct serve *s, char *err, size_t cap);
+/* Tells others of this router, whose admin port is open now. Returns: 0, or -1 with the reason in err. */
+int discovery_announce(struct serve *s, char *err, size_t cap);
 void discovery_tick(struct serve *s);
 /* The file, now. Returns: 0, or -1 with the reason in err; then nothing is changed. */
 int discovery_reload(struct serve *s, char *err, size_t cap);

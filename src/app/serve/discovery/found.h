@@ -61,6 +61,7 @@ void discovery_dns_free(struct discovery_dns *d);
 void discovery_dns_metrics(const struct discovery_dns *d, struct kvr_prom_page *out);
 
 struct discovery_nats *discovery_nats_start(struct serve *s, char *err, size_t cap);
+int discovery_nats_announce(struct discovery_nats *n); /* Returns: 0 or -KVR_E... */
 void discovery_nats_stop(struct discovery_nats *n);
 
 #endif

@@ -89,7 +89,7 @@ static void put_own_entry(const struct serve *s, char *out, size_t cap)
     char host[64] = "";
     (void)gethostname(host, sizeof host - 1);
     const char *address = o->advertise_host ? o->advertise_host : host;
-    int n = snprintf(out, cap, "{\"admin\":\"http://%.100s:%llu\"", address, (unsigned long long)o->admin_port);
+    int n = snprintf(out, cap, "{\"admin\":\"http://%.100s:%llu\"", address, (unsigned long long)kvr_http_server_port(s->admin));
     if (o->replica_sync_port)
         n += snprintf(out + n, cap - (size_t)n, ",\"replica_sync\":\"tcp://%.100s:%llu\"", address,
                       (unsigned long long)o->replica_sync_port);
@@ -98,11 +98,10 @@ static void put_own_entry(const struct serve *s, char *out, size_t cap)
 
 struct discovery_nats *discovery_nats_start(struct serve *s, char *err, size_t cap)
 {
-    char scope[96], watch[KVR_REGISTRY_KEY_MAX], value[400];
+    char scope[96], watch[KVR_REGISTRY_KEY_MAX];
     struct discovery_nats *n = calloc(1, sizeof *n);
     kvr_registry_token(s->scope, scope, sizeof scope);
     snprintf(watch, sizeof watch, "*.%s.>", scope);
-    put_own_entry(s, value, sizeof value);
     struct kvr_registry_config rc = {.link = s->nats,
                                      .bucket = KVR_REGISTRY_BUCKET,
                                      .ttl_s = KVR_REGISTRY_TTL_S,
@@ -116,11 +115,18 @@ struct discovery_nats *discovery_nats_start(struct serve *s, char *err, size_t c
         n->serve = s;
         snprintf(n->own, sizeof n->own, "router.%.90s.%llu", scope, (unsigned long long)(s->salt >> 11));
         n->json = kvr_json_parser_new();
-        if (n->json && kvr_registry_open(&rc, &n->registry) == 0 && kvr_registry_keep(n->registry, n->own, value, false) == 0) return n;
+        if (n->json && kvr_registry_open(&rc, &n->registry) == 0) return n;
     }
     snprintf(err, cap, "--discovery nats: out of memory, or built without NATS");
     discovery_nats_stop(n);
     return NULL;
+}
+
+int discovery_nats_announce(struct discovery_nats *n)
+{
+    char value[400];
+    put_own_entry(n->serve, value, sizeof value);
+    return kvr_registry_keep(n->registry, n->own, value, false);
 }
 
 void discovery_nats_stop(struct discovery_nats *n)

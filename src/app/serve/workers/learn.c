@@ -199,7 +199,7 @@ static void describe(struct worker *w, const struct kvr_engine_facts *f)
 {
     struct kvr_buf b = {0};
     kvr_engine_facts_describe(f, &b);
-    if (f->events_from && !w->given.events) {
+    if (f->events_from && !w->given.events && w->has_events) {
         const char *replay = w->ranks[0].endpoints[RANK_REPLAY];
         kvr_buf_printf(&b, ", events %s", w->ranks[0].endpoints[RANK_EVENTS]);
         if (*replay) kvr_buf_printf(&b, " and replay %s", replay);
