@@ -5,10 +5,15 @@ usage: bench_fleet.py PATH_OF_KVROUTE [WORKERS [SECONDS]]
 The others are registered by a file, have another model and nobody behind them, and are checked once: what is measured is what the pages hold
 up, not the choice among 10,000. Each row asks for one page over and over from a process of its own while requests go one after the other
 over one connection; a row before and one after without pages say what the machine itself does. It says the router's memory a worker, too.
+
+On a machine with other work the latencies are its scheduler's. So a second router, with lock_times.c, says for how much processor time the
+places that held a mutex for longest held it: while the workers were registered, and while every page was asked for ten times.
 """
 import http.client
 import multiprocessing
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -56,6 +61,45 @@ def row(router, path):
           f"{quantile(times, 0.999):7.2f} | {max(times):7.2f} |", flush=True)
 
 
+def fleet_router(path):
+    begun = time.monotonic()
+    fleet = Router("fleet", [], "--discovery", "file", "--discovery-target", path, "--health-interval", "3600", "--threads", "2",
+                   *os.environ.get("FLEET_ARGS", "").split())
+    for _ in range(60):
+        if get(fleet.admin, "/workers").count('"worker_id"') == WORKERS:
+            break
+        time.sleep(1)
+    print(f"{WORKERS} workers registered in {time.monotonic() - begun:.1f} s")
+    return fleet
+
+
+def print_held(what, path):
+    print(f"\nheld for longest, {what}:\n| times | us in all | us at most | by |\n|---:|---:|---:|---|")
+    with open(path) as f:
+        rows = sorted((line.split() for line in f), key=lambda r: -int(r[5]))
+    for at, n, _, _, held, most in rows[:8]:
+        place = subprocess.run(["addr2line", "-sfipe", KVROUTE, at], capture_output=True, text=True).stdout.split("inlined by) ")
+        print(f"| {n} | {held} | {most} | {place[min(1, len(place) - 1)].strip().split(' (')[0]} |")
+
+
+def locks(where, workers):
+    library = os.path.join(where, "lock_times.so")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", os.path.join(os.path.dirname(os.path.abspath(__file__)), "lock_times.c"), "-o", library, "-ldl"], check=True)
+    for what in ("registering", "pages"):
+        os.environ.update(LD_PRELOAD=library, LOCK_TIMES=os.path.join(where, what))
+        fleet = fleet_router(workers)
+        del os.environ["LD_PRELOAD"]
+        if what == "pages":
+            get(fleet.admin, "/metrics")
+            fleet.p.send_signal(signal.SIGUSR2)
+            for page in PAGES * 10:
+                get(fleet.port if page.startswith("/v1") else fleet.admin, page)
+            time.sleep(1)
+        fleet.p.terminate()
+        fleet.p.wait()
+        print_held(what, os.path.join(where, what))
+
+
 def main():
     mock_port = free_port()
     spawn(KVROUTE, "mock", "--port", mock_port, "--speedup-ratio", "1000")
@@ -67,16 +111,14 @@ def main():
             for i in range(2, WORKERS + 1):
                 f.write(f"http://127.{i >> 16}.{i >> 8 & 255}.{i & 255}:1,id={i},model=other,block-size=16\n")
         alone = Router("alone", [f"http://127.0.0.1:{mock_port},id=1,model=mock"], "--health-interval", "3600")
-        begun = time.monotonic()
-        fleet = Router("fleet", [], "--discovery", "file", "--discovery-target", path, "--health-interval", "3600", "--threads", "2",
-                       *os.environ.get("FLEET_ARGS", "").split())
-        until("the workers", lambda: get(fleet.admin, "/workers").count('"worker_id"') == WORKERS)
-        print(f"{WORKERS} workers registered and listed in {time.monotonic() - begun:.1f} s")
+        fleet = fleet_router(path)
         until("a request", lambda: fleet.complete(list(range(64))) is not None)
         print(f"{(fleet.rss_mb() - alone.rss_mb()) * 1024 / WORKERS:.1f} KiB of RSS a worker ({fleet.rss_mb():.0f} MiB)")
         print("| page           | pages | requests | p50 ms | p99 ms | p99.9 ms | max ms |\n|---|---:|---:|---:|---:|---:|---:|")
         for page in (None, *PAGES, None):
             row(fleet, page)
+        fleet.p.terminate()
+        locks(where, path)
 
 
 if __name__ == "__main__":

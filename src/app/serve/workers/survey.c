@@ -13,7 +13,7 @@
 
 #include "net/http/engine_ask.h"
 
-enum { SURVEYS_MAX = 32 };
+enum { SURVEYS_MAX = 32, PATIENT_MAX = 16 /* in a tick */ };
 
 struct survey {
     struct survey *next;
@@ -78,28 +78,29 @@ static bool begin_locked(struct serve *s, const struct worker *w)
     return true;
 }
 
-/* Main loop, which alone writes what is read here. Returns: the id of one that has waited in vain, or of none (false). */
-static bool find_patient(const struct serve *s, uint64_t now, uint64_t *id)
+/* Main loop, which alone writes what is read here. Those that have waited in vain. Returns: how many. */
+static size_t find_patient(const struct serve *s, uint64_t now, uint64_t ids[PATIENT_MAX])
 {
-    for (const struct worker *w = s->workers; w; w = w->next) {
+    size_t n = 0;
+    for (const struct worker *w = s->workers; w && n < PATIENT_MAX; w = w->next) {
         bool late = (double)(now - w->learnt.since_ms) > s->o->restore_timeout * 1000;
         if (!w->learnt.waits || !(late || w->health == HEALTH_DOWN || w->unreachable)) continue;
-        *id = w->id;
-        return true;
+        ids[n++] = w->id;
     }
-    return false;
+    return n;
 }
 
 void survey_tick(struct serve *s)
 {
-    uint64_t now = now_ms(), id;
+    uint64_t now = now_ms(), ids[PATIENT_MAX];
     for (struct worker *w = s->workers; w && s->surveys_n < SURVEYS_MAX; w = w->next) {
         if (!w->learnt.due_ms || w->learnt.due_ms > now || w->health != HEALTH_UP || !w->models_status) continue;
         kvr_lock(&s->lock);
         if (begin_locked(s, w)) w->learnt.due_ms = 0;
         kvr_unlock(&s->lock);
     }
-    if (find_patient(s, now, &id)) learn_nothing(s, id);
+    size_t n = find_patient(s, now, ids);
+    for (size_t i = 0; i < n; i++) learn_nothing(s, ids[i]);
 }
 
 void survey_stop(struct serve *s)
