@@ -79,7 +79,8 @@ uint64_t kvr_engine_mm_hash(const char *id, size_t len);
 #define KVR_ENGINE_COUNTERS(X) \
     X(ignored_event) X(unknown_tag) X(ambiguous_cache_namespace) X(non_main_attention_kind) X(unknown_kind) \
     X(non_main_attention_group) X(unlearned_group_idx) X(remote_locality) X(unknown_medium) X(self_reference) \
-    X(block_size_mismatch) X(partial_block) X(lower_tier_size) X(truncated_tokens) X(other_rank) X(lower_tier) X(unnamed_adapter) X(untold_keys) X(salt_or_object) \
+    X(block_size_mismatch) X(partial_block) X(lower_tier_size) X(truncated_tokens) X(other_rank) X(lower_tier) X(unnamed_adapter) X(untold_keys) \
+    X(salt_or_object) \
     X(copy_stored) X(copy_removed) X(copy_reported) X(copy_taken_back)
 /* clang-format on */
 

@@ -48,8 +48,8 @@ static void weights_without_effect_on_the_delay(void **s)
 {
     (void)s;
     static const struct kvr_delay_model model = {.ttft = {.token_ms = 0.1, .base_ms = 3, .share = {0, 0.2, 0.5, 0.3}},
-                                                     .generation = {.block_ms = 0.01, .tokens = 100},
-                                                     .output_tokens = -1};
+                                                 .generation = {.block_ms = 0.01, .tokens = 100},
+                                                 .output_tokens = -1};
     struct kvr_candidate k[2];
     for (unsigned i = 0; i < 2; i++)
         k[i] = (struct kvr_candidate){.device_blocks = 2 + i,

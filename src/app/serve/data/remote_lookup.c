@@ -56,7 +56,8 @@ static enum outcome ask_remotes(struct request *r)
     if (!l->remotes_n || !r->locals_n) return OUTCOME_DONE;
     k->asked_ns = kvr_now_ns(kvr_clock_monotonic());
     for (size_t i = 0; i < l->remotes_n; i++) {
-        k->queries[i] = kvr_remote_ask(l->remotes[i], asked_model(r, model, sizeof model), r->locals, r->locals_n, r->tokens_n, on_scores, r);
+        k->queries[i] =
+            kvr_remote_ask(l->remotes[i], asked_model(r, model, sizeof model), r->locals, r->locals_n, r->tokens_n, on_scores, r);
         if (k->queries[i]) k->unanswered++;
         else r->no_index = true;
     }
