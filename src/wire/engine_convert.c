@@ -383,7 +383,7 @@ static uint32_t need_of(const struct kvr_engine_stream *s, const struct kvr_engi
 {
     bool sliding = bytes_are(ev->spec_kind, "sliding_window") || bytes_are(ev->spec_kind, "sliding_window_mla");
     if (bytes_are(ev->spec_kind, "mamba")) return 1;
-    if (!sliding || !ev->window || ev->block_size != s->block_size) return UINT32_MAX;
+    if (!sliding || !ev->window || !s->block_size || ev->block_size != s->block_size) return UINT32_MAX;
     return (uint32_t)KVR_MIN((ev->window - 1 + s->block_size - 1) / s->block_size, (uint64_t)UINT32_MAX);
 }
 
