@@ -123,7 +123,7 @@ struct serve {
     size_t workers_n;
     struct worker **workers_end; /* where the next one is put; NULL: at the beginning. Main loop */
     struct kvr_map64 workers_by_id;
-    struct kvr_map64 workers_at; /* how many have an address, by the key of their endpoint. Main loop */
+    struct kvr_map64 workers_at;      /* how many have an address, by the key of their endpoint. Main loop */
     _Atomic uint64_t workers_version; /* rises under lock, with what the roster is made of */
     _Atomic bool has_roles;           /* a worker of role prefill or decode has been there */
     _Atomic uint64_t breaker_due_ms;  /* a breaker's pause is over then; 0: none is open */
