@@ -28,7 +28,7 @@ def spawn(*args):
 
 
 def until(what, check):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             if check():

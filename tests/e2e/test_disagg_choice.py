@@ -282,7 +282,7 @@ def test_prefill_workers_that_come_and_go_are_told_once(fleet):
     state = lambda: s.metric("disagg_state", model="m")
     wait_for("its model is known", lambda: "disagg_state{" in call(s.admin, "GET", "/metrics").body.decode())
     assert state() == 0
-    p = {"worker_id": 1, "endpoint": f"http://127.0.0.1:{ws[11].port}", "role": "prefill", "block_size": 16}
+    p = {"worker_id": 1, "endpoint": f"http://127.0.0.1:{ws[11].port}", "role": "prefill", "block_size": 16, "force": True}
     for _ in range(2):
         assert call(s.admin, "POST", "/workers", p).status == 201
         wait_for("it is up", lambda: state() == 1)
