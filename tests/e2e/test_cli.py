@@ -33,7 +33,7 @@ def test_missing_or_unknown_command(args):
 
 
 @pytest.mark.parametrize("args,words", [
-    (["--port", "0"], ["port", "'0'", "65535"]),
+    (["--port", "65536"], ["port", "'65536'", "65535"]),
     (["--port", "70000"], ["port", "70000", "65535"]),
     (["--port", "http"], ["port", "http"]),
     (["--block-size", "0"], ["block-size", "'0'", "1"]),
