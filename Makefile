@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all nightly build demo demo-engines tokenizer test check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
+.PHONY: all nightly test-packages build demo demo-engines tokenizer test check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
 
 all: build
 
@@ -50,28 +50,32 @@ nightly:
 tokenizer:
 	@scripts/tokenizer.sh
 
+# What benchmarks and engines' tests run in Python needs.
+test-packages:
+	@scripts/deps.sh build test
+
 # Real engines: apart from make test, which needs none.
 engines:
 	@scripts/engines/setup.sh
 
-test-engines: build
+test-engines: test-packages build
 	@scripts/engines/test.sh
 
 demo-engines: build
 	@scripts/engines/demo.sh
 
-bench: build
+bench: test-packages build
 	@scripts/bench.sh
 
-bench-peers: build
+bench-peers: test-packages build
 	@scripts/bench_peers.sh
 
 # ARGS="--rows conv-60 --rounds 2 ...": see ARGS=--help
-bench-routers: build
+bench-routers: test-packages build
 	@scripts/bench_routers.sh $(ARGS)
 
 # ARGS="first": one part; see bench/tokens/measure.py
-bench-tokens: build
+bench-tokens: test-packages build
 	@scripts/bench_tokens.sh $(ARGS)
 
 lint:

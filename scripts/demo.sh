@@ -15,18 +15,11 @@ stop() {
 }
 trap stop EXIT
 trap 'exit 130' INT TERM
-free_port() { /usr/bin/env python3 - "$1" <<'P' 2>/dev/null || echo "$1"
-import socket, sys
-port = int(sys.argv[1])
-while True:
-    s = socket.socket()
-    try:
-        s.bind(("127.0.0.1", port)); print(port); break
-    except OSError:
-        port += 1
-    finally:
-        s.close()
-P
+# The first port from $1 on at which nobody answers.
+free_port() {
+  local p=$1
+  while (exec 3<>"/dev/tcp/127.0.0.1/$p") 2>/dev/null; do p=$((p + 1)); done
+  echo "$p"
 }
 # Where the library that makes token ids is built (make tokenizer), engines and router have a small model's folder, and texts show it.
 folder=()

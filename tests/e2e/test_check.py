@@ -374,6 +374,28 @@ def test_an_option_that_another_one_switches_off_is_named(args, names):
     assert r.returncode == 0 and set(warned(r)) == set(names), r.stderr
 
 
+def test_a_key_whose_class_the_policy_lacks_is_a_finding(write):
+    write("classes.yaml", "default_policy_family: usual\nuncached_isl_buckets: [{min_tokens: 0, bucket: all}]\npolicy_classes:\n"
+          "- {name: usual-all, policy_family: usual, cache_bucket: all, request_busy_threshold: 1}\n- {name: slow, request_busy_threshold: 1}\n")
+    keys = write("keys.yaml", "keys:\n- {name: a, key: sk-aaaaaaaaaaaaaaaaaaaa, policy_class: slow}\n- {name: b, key: sk-bbbbbbbbbbbbbbbbbbbb, policy_class: slwo}\n")
+    c = write("c.yaml", f"worker: ['http://10.0.0.1:1']\napi-key-file: {keys}\nrouter-policy-config: {keys.parent}/classes.yaml\n")
+    r = run("check", c)
+    assert r.returncode == 1 and r.stdout.endswith("1 finding\n") and f"{keys}:3: policy_class 'slwo'" in r.stdout + r.stderr, r.stdout
+    keys.write_text(keys.read_text().replace("slwo", "usual"))
+    assert run("check", c).returncode == 0
+    c.write_text(c.read_text().replace("router-policy-config", "# "))
+    assert run("check", c).returncode == 1  # there are no classes at all
+
+
+def test_a_models_credit_without_an_index_is_told_to_have_no_effect(write):
+    models = write("models.yaml", "models:\n  m: {options: {router-kv-overlap-score-credit: 1}}\n")
+    c = write("c.yaml", f"worker: ['http://10.0.0.1:1']\nmodels-file: {models}\nrouter-kv-overlap-score-credit: 0\n")
+    r = run("check", c)
+    assert r.returncode == 0 and "of 'm' has no effect while the router's is 0" in r.stdout, r.stdout
+    c.write_text(c.read_text().replace("credit: 0", "credit: 1"))
+    assert "has no effect" not in run("check", c).stdout
+
+
 def test_check_is_no_key_of_a_file(write):
     r = run("serve", "--config", write("c.yaml", "check: true\n"))
     assert r.returncode == 2 and "unknown key 'check'" in r.stderr

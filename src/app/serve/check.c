@@ -107,6 +107,35 @@ void serve_check_file(enum serve_file kind, const char *path, const char *key, c
     if (f.all.n >= KVR_YAML_FINDINGS_MAX) ear->wrong(ear->arg, NULL, "there may be more that is wrong with this file");
 }
 
+/* What is wrong with a file is told elsewhere; here, what one says of another. */
+static void check_classes_of_keys(const struct serve_options *o, const struct serve_check_ear *ear)
+{
+    struct policy_file policy = {0};
+    struct api_keys keys;
+    char err[WHY_MAX], why[WHY_MAX];
+    if (o->policy_config && policy_file_read(o->policy_config, &policy, err, sizeof err)) return;
+    if (api_keys_read(o->api_key_file, &keys, err, sizeof err) == 0) {
+        if (keyring_check_classes(policy.profiles, policy.n, &keys, o->api_key_file, why, sizeof why)) ear->wrong(ear->arg, NULL, why);
+        api_keys_free(&keys);
+    }
+    policy_file_free(&policy);
+}
+
+/* A model cannot have an index that the router has not. */
+static void check_credits_of_models(const struct serve_options *o, const struct serve_check_ear *ear)
+{
+    struct models_file models;
+    char err[WHY_MAX];
+    if (o->overlap_credit > 0 || models_file_read(o->models_file, &models, err, sizeof err)) return;
+    for (size_t i = 0; i < models.n; i++) {
+        const struct model_options *m = &models.rules[i].options;
+        if (model_option_is_set(m, MODEL_OVERLAP_CREDIT) && m->values[MODEL_OVERLAP_CREDIT] > 0)
+            fact(ear, "%s:%zu: warning: router-kv-overlap-score-credit of '%s' has no effect while the router's is 0: there is no index",
+                 o->models_file, m->line, models.rules[i].model);
+    }
+    models_file_free(&models);
+}
+
 /* ---- everything -------------------------------------------------------------------------------------- */
 
 /* What start-up refuses with one text. */
@@ -173,5 +202,7 @@ void serve_check(const struct serve_options *o, const struct serve_check_ear *ea
     if (o->models_file) serve_check_file(SERVE_FILE_MODELS, o->models_file, "models-file", ear);
     if (o->api_key_file) serve_check_file(SERVE_FILE_KEYS, o->api_key_file, "api-key-file", ear);
     if (o->policy_config) serve_check_file(SERVE_FILE_POLICY, o->policy_config, "router-policy-config", ear);
+    if (o->api_key_file) check_classes_of_keys(o, ear);
+    if (o->models_file) check_credits_of_models(o, ear);
     serve_free(s);
 }

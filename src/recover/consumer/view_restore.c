@@ -93,7 +93,7 @@ static void recovery_failed(struct kvr_view *v, const char *why)
 {
     char text[KVR_VIEW_REASON_MAX];
     v->counts.recovery_failures++;
-    snprintf(text, sizeof text, "recovery failed: %.70s", why);
+    snprintf(text, sizeof text, "recovery failed: %.*s", KVR_VIEW_REASON_MAX - 20, why);
     kvr__view_repair_later(v, text);
 }
 

@@ -209,22 +209,28 @@ static bool names_class(const struct kvr_policy *p, const char *name)
 }
 
 /* A class that no policy has would be the default one without a word. */
-static bool has_class(const struct serve *s, const struct api_key *k)
+static bool has_class(const struct policy_profile *profiles, size_t n, const struct api_key *k)
 {
     bool found = !k->policy_class[0];
-    for (size_t i = 0; i < s->profiles_n && !found; i++) found = names_class(&s->profiles[i].policy, k->policy_class);
+    for (size_t i = 0; i < n && !found; i++) found = names_class(&profiles[i].policy, k->policy_class);
     return found;
+}
+
+int keyring_check_classes(const struct policy_profile *profiles, size_t n, const struct api_keys *f, const char *path, char *err,
+                          size_t cap)
+{
+    const struct api_key *wrong = f->has_anonymous && !has_class(profiles, n, &f->anonymous) ? &f->anonymous : NULL;
+    for (size_t i = 0; i < f->n && !wrong; i++)
+        if (!has_class(profiles, n, &f->keys[i])) wrong = &f->keys[i];
+    if (!wrong) return 0;
+    snprintf(err, cap, "%.300s:%zu: policy_class '%s': a class without a family, or a family, of --router-policy-config is expected", path,
+             wrong->line, wrong->policy_class);
+    return -1;
 }
 
 static int check_classes(const struct serve *s, const struct api_keys *f, char *err, size_t cap)
 {
-    const struct api_key *wrong = f->has_anonymous && !has_class(s, &f->anonymous) ? &f->anonymous : NULL;
-    for (size_t i = 0; i < f->n && !wrong; i++)
-        if (!has_class(s, &f->keys[i])) wrong = &f->keys[i];
-    if (!wrong) return 0;
-    snprintf(err, cap, "%.300s:%zu: policy_class '%s': a class without a family, or a family, of --router-policy-config is expected",
-             s->keyrings.path, wrong->line, wrong->policy_class);
-    return -1;
+    return keyring_check_classes(s->profiles, s->profiles_n, f, s->keyrings.path, err, cap);
 }
 
 bool keyrings_have_classes(const struct serve *s, char *err, size_t cap)

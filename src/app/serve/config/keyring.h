@@ -73,6 +73,10 @@ int keyrings_open(struct serve *s, char *err, size_t cap);
 int keyrings_reload(struct serve *s, char *err, size_t cap);
 /* Whether the policy that is in force has the classes that keys name; if not, the first that it has not in err. The main loop's. */
 bool keyrings_have_classes(const struct serve *s, char *err, size_t cap);
+struct policy_profile;
+/* Does each key of a file name a class that a profile has, or none? Returns: 0, or -1 with file, line and what is allowed in err. */
+int keyring_check_classes(const struct policy_profile *profiles, size_t n, const struct api_keys *f, const char *path, char *err,
+                          size_t cap);
 void keyrings_close(struct serve *s);
 /* Names, limits and use of each; no secret. */
 void keyrings_write(struct serve *s, struct kvr_buf *out);
