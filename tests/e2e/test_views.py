@@ -280,7 +280,7 @@ def test_a_group_that_is_not_understood_makes_a_lower_bound(rig):
     e.send(e.batch(["BlockStored", [2], None, T[:4], 4, *tail, 0, "full_attention", None, "LOCAL"]))
     e.until("stored", lambda: depth(s) == 1)
     assert s.view()["view"] == "whole"
-    e.send(e.batch(["BlockStored", [3], None, T[4:8], 4, *tail, 1, "mamba", None, "LOCAL"]))
+    e.send(e.batch(["BlockStored", [3], None, T[4:8], 4, *tail, 1, "chunked_local_attention", None, "LOCAL"]))
     e.until("noticed", lambda: s.view()["view"] == "partial")
     assert "lower bound" in s.view()["reason"] and trusted(s) and depth(s) == 0
 
