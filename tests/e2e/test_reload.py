@@ -266,6 +266,26 @@ def test_every_file_that_a_signal_reads_is_looked_at(start, tmp_path):
     wait_for("the new certificate", lambda: shown() == "two")
 
 
+@pytest.mark.parametrize("change", ["edited", "a file comes", "the folder is swapped"])
+def test_a_tokenizers_folder_that_changes_is_read_again(start, tmp_path, change):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/tokenizer.json").write_text("{}")
+    (tmp_path / "dir").symlink_to("one")
+    s = start(Serve, [start(Mock)], "--tokenizer-dir", f"m={tmp_path}/dir", "--watch-files", 0.1)
+    read = lambda: s.text().count("--watch-files: --tokenizer-dir: read again")
+    stays("unread", lambda: read() == 0, 0.5)
+    if change == "edited":
+        (tmp_path / "one/tokenizer.json").write_text('{"a": 1}')
+    elif change == "a file comes":
+        (tmp_path / "one/chat_template.jinja").write_text("x")
+    else:
+        (tmp_path / "two").mkdir()
+        (tmp_path / "new").symlink_to("two")
+        os.rename(tmp_path / "new", tmp_path / "dir")
+    wait_for("read again", lambda: read() == 1)
+    stays("read once", lambda: read() == 1, 0.5)
+
+
 def test_without_the_option_no_file_is_read_by_itself(start, files):
     s = start(Serve, [], "--models-file", files.models, ready=False)
     swap(files.models, MODELS % "m2")

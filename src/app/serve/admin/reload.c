@@ -2,6 +2,8 @@
 /* app/serve/admin/reload.h says what this is. */
 #include "app/serve/admin/reload.h"
 
+#include <string.h>
+
 #include "app/serve/admin/admin.h"
 #include "app/serve/config/doors.h"
 #include "app/serve/config/file_look.h"
@@ -124,9 +126,26 @@ int reload_file(struct serve *s, enum reload_file file, const char *by, char *er
     return 0;
 }
 
+/* Of the folders of --tokenizer-dir ([MODEL=]DIR): the folder, for what comes and goes, and what is read there. */
+static uint64_t look_at_tokenizers(const struct serve_options *o)
+{
+    static const char *const files[] = {"", "/tokenizer.json", "/tokenizer_config.json", "/chat_template.jinja", "/config.json"};
+    char path[4096];
+    uint64_t look = 0;
+    for (size_t i = 0; i < o->tokenizer_dirs_n; i++) {
+        const char *model = strchr(o->tokenizer_dirs[i], '='), *dir = model ? model + 1 : o->tokenizer_dirs[i];
+        for (size_t k = 0; k < KVR_ARRAY_LEN(files); k++) {
+            int n = snprintf(path, sizeof path, "%s%s", dir, files[k]);
+            if (n > 0 && n < (int)sizeof path) look = file_look(look, path);
+        }
+    }
+    return look;
+}
+
 void reload_begin(struct serve *s)
 {
     if (s->o->config) s->reloads.config_look = file_look(0, s->o->config);
+    s->reloads.tokenizers_look = s->reloads.tokenizers_last = look_at_tokenizers(s->o);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         struct paths p = {0};
         struct reload_mark now;
@@ -153,6 +172,19 @@ static bool watch(struct serve *s, const struct reloadable *row)
     return true;
 }
 
+/* As the others, but for being read on a thread of its own. */
+static void watch_tokenizers(struct serve *s)
+{
+    struct reloads *r = &s->reloads;
+    uint64_t look = s->o->tokenizer_dirs_n ? look_at_tokenizers(s->o) : 0, seen = r->tokenizers_last;
+    r->tokenizers_last = look;
+    if (look == r->tokenizers_look || look != seen) return;
+    r->tokenizers_look = look;
+    tokenizers_reload(s);
+    kvr_given_tokens_reload(s->given_tokens);
+    kvr_log("kvroute %s: --watch-files: --tokenizer-dir: read again", s->o->select_only ? "select" : "serve");
+}
+
 void reload_tick(struct serve *s)
 {
     if (s->o->watch_files <= 0 || now_ms() < s->reloads.due_ms) return;
@@ -161,6 +193,7 @@ void reload_tick(struct serve *s)
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         if (rows[i].file != RELOAD_WORKERS) any = watch(s, &rows[i]) || any; /* which is looked at in any case */
     if (any) policies_warn_of_keys(s);
+    watch_tokenizers(s);
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------- */
