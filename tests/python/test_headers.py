@@ -45,6 +45,7 @@ C_ONLY = {
     "what only the program's converter of engines' events knows: windows, pools, what an engine did not have": """
         kvr_index_window kvr_index_limit kvr_index_names kvr_index_set_pool kvr_index_fell_short""",
     "the cap is an argument of RadixTree": "kvr_index_set_bytes_max",
+    "who publishes from Python knows the block size from the start": "kvr_local_index_set_block_size",
     "the content is told as JSON, which other processes read": "kvr_local_index_apply kvr_local_index_dump kvr_local_index_holds",
 }
 # Fields of what callers fill in.
