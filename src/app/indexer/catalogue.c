@@ -171,7 +171,7 @@ static void on_end(void *ctx, void *user)
 }
 
 /* indexer.{scope}.{number} in the registry of workers and routers. */
-int catalogue_announce(struct indexer *x)
+int catalogue_announce(struct indexer *x, uint16_t port)
 {
     char host[64] = "", scope[96], key[KVR_REGISTRY_KEY_MAX], url[200];
     struct kvr_buf value = {0};
@@ -182,7 +182,7 @@ int catalogue_announce(struct indexer *x)
     kvr_registry_token(x->scope, scope, sizeof scope);
     snprintf(key, sizeof key, "indexer.%.90s.%llu", scope, (unsigned long long)x->instance_number);
     snprintf(url, sizeof url, "http%s://%.100s:%llu", x->tls ? "s" : "", x->o->advertise_host ? x->o->advertise_host : host,
-             (unsigned long long)indexer_port(x));
+             (unsigned long long)port);
     kvr_json_open(&value, '{');
     kvr_json_put_str(&value, "url", url);
     kvr_json_close(&value, '}');

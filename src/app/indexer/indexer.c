@@ -149,6 +149,12 @@ static size_t connections_max(const struct indexer_options *o)
     return KVR_MIN((size_t)o->max_connections, KVR_MAX(kvr_http_descriptors_room(0) / 2 / o->threads, (size_t)2));
 }
 
+/* That is open; before that the one that is wanted. */
+static uint16_t indexer_port(const struct indexer *x)
+{
+    return x->loops_n ? kvr_http_server_port(x->loops[0]->server) : (uint16_t)x->o->port;
+}
+
 static struct loop *loop_new(struct indexer *x, int *rc)
 {
     struct loop *l = calloc(1, sizeof *l);
@@ -190,11 +196,6 @@ static void loop_free(struct loop *l)
     free(l->overlaps);
     free(l->reaches);
     free(l);
-}
-
-uint16_t indexer_port(const struct indexer *x)
-{
-    return x->loops_n ? kvr_http_server_port(x->loops[0]->server) : (uint16_t)x->o->port;
 }
 
 static int start_loops(struct indexer *x)
@@ -339,7 +340,7 @@ static int run(struct indexer *x)
     uv_signal_start(&x->handles.hup, on_reload, SIGHUP);
     uv_timer_start(&x->handles.second, on_second, 1000, 1000);
     uv_timer_start(&x->handles.tend, on_tend, 100, 100);
-    if (keeper_start(x) || start_loops(x) || catalogue_announce(x)) return 1;
+    if (keeper_start(x) || start_loops(x) || catalogue_announce(x, indexer_port(x))) return 1;
     while (x->o->data_dir && x->o->workers && !atomic_load(&x->loaded)) uv_sleep(1); /* --workers go on from what is on disk */
     if (add_configured(x) || catalogue_start_durable(x) || recovery_start(x)) return 1;
     announce(x);

@@ -258,8 +258,8 @@ struct kvr_view_status *catalogue_statuses(struct indexer *x, size_t *n); /* mal
 bool catalogue_add_peer(struct indexer *x, const char *url, size_t len, bool configured);
 bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len);
 int catalogue_start(struct indexer *x);
-int catalogue_announce(struct indexer *x);      /* in the registry, when its port is open */
-int catalogue_start_durable(struct indexer *x); /* when the workers that are configured are registered */
+int catalogue_announce(struct indexer *x, uint16_t port); /* in the registry, when its port is open */
+int catalogue_start_durable(struct indexer *x);           /* when the workers that are configured are registered */
 void catalogue_destroy(struct indexer *x);
 const char *listener_state(const struct kvr_view_status *st);
 
@@ -321,7 +321,6 @@ int recovery_start(struct indexer *x);
 void recovery_stop(struct indexer *x);
 
 /* keeper.c */
-uint16_t indexer_port(const struct indexer *x); /* that is open; before that the one that is wanted */
 int keeper_start(struct indexer *x);
 void keeper_stop(struct indexer *x);
 

@@ -64,16 +64,6 @@ int handover_begin(struct serve *s, char *err, size_t cap)
     return 0;
 }
 
-int handover_listener(const struct serve *s, size_t place)
-{
-    return place < (size_t)s->handover.sockets_n ? s->handover.sockets[place] : 0;
-}
-
-bool handover_waits(const struct serve *s)
-{
-    return s->handover.waits;
-}
-
 /* The process before this one has ended without giving its place. */
 static bool is_alone(const struct handover *h)
 {

@@ -18,12 +18,14 @@ struct handover {
     _Atomic size_t gone;    /* loops that take them */
 };
 
+/* The socket of the admin port (0), or of a data loop (1 + its place), for kvr_http_server_config.listener. 0: a new one. */
+static inline int handover_listener(const struct handover *h, size_t place)
+{
+    return place < (size_t)h->sockets_n ? h->sockets[place] : 0;
+}
+
 /* Asks for the ports, if there is a process that offers them. */
 int handover_begin(struct serve *s, char *err, size_t cap);
-/* The socket of the admin port (0), or of a data loop (1 + its place), for kvr_http_server_config.listener. 0: a new one. */
-int handover_listener(const struct serve *s, size_t place);
-/* Are ports another process's until this one is ready? */
-bool handover_waits(const struct serve *s);
 /* All threads run: offers the ports, or waits for its turn to. */
 int handover_start(struct serve *s);
 void handover_tick(struct serve *s);

@@ -724,8 +724,8 @@ int admin_start(struct serve *s)
 {
     struct kvr_http_server_config sc = {.host = s->o->admin_host,
                                         .port = (uint16_t)s->o->admin_port,
-                                        .listener = handover_listener(s, 0),
-                                        .waits = handover_waits(s),
+                                        .listener = handover_listener(&s->handover, 0),
+                                        .waits = s->handover.waits,
                                         .body_max = s->o->max_body_size,
                                         .body_option = "--max-body-size",
                                         .connections_max = s->admin_connections,
