@@ -19,7 +19,7 @@ C_ONLY = {
         kvr_load_where kvr_load_free kvr_load_expire kvr_load_free_owner kvr_load_each kvr_load_seqs kvr_load_project kvr_load_stretches
         kvr_load_validate""",
     "parts that the router is made of: it keeps the queue": """
-        kvr_queue_create kvr_queue_destroy kvr_queue_set_policy kvr_queue_class kvr_queue_class_config kvr_queue_limit_name kvr_queue_push
+        kvr_queue_create kvr_queue_destroy kvr_queue_set_policy kvr_queue_class kvr_queue_class_config kvr_queue_limit_name kvr_queue_push kvr_queue_try
         kvr_queue_is_full kvr_queue_remove kvr_queue_pop kvr_queue_take_any kvr_queue_classes kvr_queue_stats kvr_queue_len kvr_queue_bytes""",
     "parts that the router is made of: it has the models (KvRouter.models) and the costs (KvRouter.get_candidates)": """
         kvr_ttft_init kvr_ttft_weigh_tiers kvr_ttft_observe kvr_ttft_observe_reads kvr_ttft_predict kvr_ttft_factor_init
