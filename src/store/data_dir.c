@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -13,7 +14,17 @@
 #include "base/base.h"
 #include "base/log.h"
 
-enum { SET_ASIDE_MAX = 1000 };
+enum { SET_ASIDE_MAX = 1000, LOCK_WAIT_MS = 5000, LOCK_LOOK_MS = 50 };
+
+/* The process before this one may be writing its last. */
+static bool lock_soon(int fd)
+{
+    for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB); waited += LOCK_LOOK_MS) {
+        if (errno != EWOULDBLOCK || waited >= LOCK_WAIT_MS) return false;
+        (void)poll(NULL, 0, LOCK_LOOK_MS);
+    }
+    return true;
+}
 
 int kvr_data_dir_open(const char *dir, char *err, size_t cap)
 {
@@ -27,7 +38,7 @@ int kvr_data_dir_open(const char *dir, char *err, size_t cap)
         return -1;
     }
     int fd = open(lock, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+    if (fd >= 0 && lock_soon(fd)) return fd;
     if (fd >= 0 && errno == EWOULDBLOCK) snprintf(err, cap, "another process writes to '%s'", dir);
     else snprintf(err, cap, "cannot write to '%s': %s", dir, strerror(errno));
     if (fd >= 0) close(fd);
