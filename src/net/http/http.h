@@ -133,7 +133,8 @@ struct kvr_http_conn;
 struct kvr_http_handler {
     /* A whole request has arrived. The handler answers now or later, exactly once. */
     void (*on_request)(struct kvr_http_conn *conn, void *ctx);
-    /* The client went away while an answer was owed; the connection must not be used any more, but kvr_http_all_sent may be asked. */
+    /* The client went away while an answer was owed; the connection must not be used any more, but kvr_http_all_sent may be asked. Told of
+     * connections with a user alone: who keeps one to answer later sets it. */
     void (*on_gone)(struct kvr_http_conn *conn, void *ctx);
     /* The write queue fell below KVR_HTTP_LOW_WATER after it had been above the high mark. */
     void (*on_drained)(struct kvr_http_conn *conn, void *ctx);

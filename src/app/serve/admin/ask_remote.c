@@ -52,6 +52,7 @@ static void go_on(struct asking *a)
     struct serve *s = a->serve;
     struct kvr_http_conn *c = a->conn;
     struct kvr_json o;
+    kvr_http_conn_set_user(c, NULL);
     if (a->failed) {
         asking_free(a);
         refuse(s, c);
@@ -149,9 +150,11 @@ bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
     if (s->text_ids) a->text_ids = kvr_ids_ref(s->text_ids);
     if (holds) *holds = NULL;
     s->askings = a;
+    kvr_http_conn_set_user(c, a); /* so that its end is told */
     bool ok = ask(a, &q);
     question_free(&q);
     if (!ok) {
+        kvr_http_conn_set_user(c, NULL);
         asking_free(a);
         refuse(s, c);
     } else if (!a->unanswered) { /* no whole block: nothing can be cached */
