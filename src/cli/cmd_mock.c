@@ -16,6 +16,8 @@ static const struct option_row rows[] = {
     STR("tls-key", tls_key, NULL, "FILE", "its private key (PEM)"),
     STR("model", model, "mock", "NAME", "served model"),
     STR("lora", lora, NULL, "NAME", "LoRA adapter that is served too"),
+    BOO("runtime-lora", runtime_lora, "false",
+        "load and unload adapters by request, as vLLM does with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1; their weights are nobody's"),
     NUM("block-size", block_size, "16", 1, 65536, "tokens per KV block"),
     NUM("num-gpu-blocks", num_gpu_blocks, "16384", 2, 1e8, "blocks in the cache of a rank, one of which is never used"),
     NUM("host-kv-blocks", host_kv_blocks, "0", 0, 1e8, "blocks that a rank keeps in the host's memory behind these (0: none)"),

@@ -231,7 +231,7 @@ void mock_on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens
     struct mock_rank *r = ctx;
     const struct mock_sequence *s = user;
     const struct mock_ask *a = s ? &s->exchange->ask : NULL;
-    if (r->events) mock_events_add(r->events, ev, tokens, n, a && a->is_lora ? r->mock->o->lora : NULL, a && a->salt[0] ? a->salt : NULL);
+    if (r->events) mock_events_add(r->events, ev, tokens, n, a && a->is_lora ? a->model : NULL, a && a->salt[0] ? a->salt : NULL);
 }
 
 void mock_on_host_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t n)
@@ -263,10 +263,10 @@ static struct mock_rank *choose_rank(struct mock *m, struct kvr_http_conn *c, co
     return best;
 }
 
-static uint64_t cache_of(const struct mock *m, const struct mock_ask *a)
+static uint64_t cache_of(const struct mock_ask *a)
 {
     uint64_t salt = a->salt[0] ? kvr_hash_bytes(a->salt, strlen(a->salt), 7) : 0;
-    return a->is_lora ? salt ^ kvr_hash_bytes(m->o->lora, strlen(m->o->lora), 9) : salt;
+    return a->is_lora ? salt ^ kvr_hash_bytes(a->model, strlen(a->model), 9) : salt;
 }
 
 /* Takes the ask. NULL: out of memory; the ask stays the caller's. */
@@ -279,7 +279,7 @@ static struct mock_exchange *exchange_new(struct mock *m, struct mock_rank *rank
     x->rank = rank;
     x->ask = *ask;
     x->id = ++m->next_id;
-    x->salt = cache_of(m, ask);
+    x->salt = cache_of(ask);
     if (ask->kv.leg == MOCK_KV_KEEPS && !mock_kv_meets(m)) mock_kv_name(x);
     x->next = m->exchanges;
     if (x->next) x->next->prev = x;

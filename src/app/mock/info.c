@@ -71,14 +71,14 @@ void mock_detokenize(struct mock *m, struct kvr_http_conn *c)
     mock_reply_json(c, 200, &b);
 }
 
-/* lora: the adapter; else the model itself. */
-static void put_model(struct kvr_buf *b, const struct mock *m, bool lora)
+/* lora: the adapter's name; NULL: the model itself. */
+static void put_model(struct kvr_buf *b, const struct mock *m, const char *lora)
 {
     char root[1024];
     if (m->o->tokenizer_dir) snprintf(root, sizeof root, "%s", m->o->tokenizer_dir);
-    else snprintf(root, sizeof root, "mock/%s", lora ? m->o->lora : m->o->model);
+    else snprintf(root, sizeof root, "mock/%s", lora ? lora : m->o->model);
     kvr_json_open(b, '{');
-    kvr_json_put_str(b, "id", lora ? m->o->lora : m->o->model);
+    kvr_json_put_str(b, "id", lora ? lora : m->o->model);
     kvr_json_put_str(b, "object", "model");
     kvr_json_put_u64(b, "created", (uint64_t)time(NULL));
     kvr_json_put_str(b, "owned_by", m->o->sglang_info ? "sglang" : "vllm");
@@ -102,8 +102,8 @@ void mock_models(struct mock *m, struct kvr_http_conn *c)
     kvr_json_put_str(&b, "object", "list");
     kvr_json_key(&b, "data");
     kvr_json_open(&b, '[');
-    put_model(&b, m, false);
-    if (m->o->lora) put_model(&b, m, true);
+    put_model(&b, m, NULL);
+    for (size_t i = 0; i < m->adapters_n; i++) put_model(&b, m, m->adapters[i]);
     kvr_json_close(&b, ']');
     kvr_json_close(&b, '}');
     mock_reply_json(c, 200, &b);

@@ -58,6 +58,8 @@ enum route {
     RENDER,
     RENDER_CHAT,
     KV,
+    LOAD_ADAPTER,
+    UNLOAD_ADAPTER,
     SGLANG_INFO,
     SGLANG_INFO_OLD,
     SGLANG_MODEL,
@@ -66,6 +68,8 @@ enum route {
     SGLANG_LOADS,
     SGLANG_TOKENIZE,
     SGLANG_ABORT,
+    SGLANG_LOAD_ADAPTER,
+    SGLANG_UNLOAD_ADAPTER,
     ROUTES
 };
 
@@ -97,6 +101,10 @@ static void serve_route(struct mock *m, struct kvr_http_conn *c, enum route rout
     case SGLANG_MODEL:
     case SGLANG_MODEL_OLD: mock_sglang_model_info(m, c); return;
     case SGLANG_ABORT: mock_abort_request(m, c); return;
+    case LOAD_ADAPTER:
+    case SGLANG_LOAD_ADAPTER: mock_load_adapter(m, c); return;
+    case UNLOAD_ADAPTER:
+    case SGLANG_UNLOAD_ADAPTER: mock_unload_adapter(m, c); return;
     case SGLANG_LOAD: mock_sglang_load(m, c); return;
     default: mock_sglang_loads(m, c); return;
     }
@@ -110,6 +118,8 @@ static bool is_off(const struct mock_options *o, enum route route)
     if (route == RESET) return !o->dev_mode;
     if (route == VERSION) return o->sglang_info;
     if (route == RENDER || route == RENDER_CHAT) return !o->scale_out || o->sglang_info;
+    if (route == LOAD_ADAPTER || route == UNLOAD_ADAPTER) return !o->runtime_lora || o->sglang_info;
+    if (route == SGLANG_LOAD_ADAPTER || route == SGLANG_UNLOAD_ADAPTER) return !o->runtime_lora || !o->sglang_info;
     return route >= SGLANG_INFO && !o->sglang_info;
 }
 
@@ -143,7 +153,11 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
                         [SGLANG_LOAD] = {"GET", "/get_load"},
                         [SGLANG_LOADS] = {"GET", "/v1/loads"},
                         [SGLANG_TOKENIZE] = {"POST", "/v1/tokenize"},
-                        [SGLANG_ABORT] = {"POST", "/abort_request"}};
+                        [SGLANG_ABORT] = {"POST", "/abort_request"},
+                        [LOAD_ADAPTER] = {"POST", "/v1/load_lora_adapter"},
+                        [UNLOAD_ADAPTER] = {"POST", "/v1/unload_lora_adapter"},
+                        [SGLANG_LOAD_ADAPTER] = {"POST", "/load_lora_adapter"},
+                        [SGLANG_UNLOAD_ADAPTER] = {"POST", "/unload_lora_adapter"}};
     struct mock *m = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool path_known = false;
@@ -277,6 +291,10 @@ int mock_main(const struct mock_options *o)
     m->json = kvr_json_parser_new();
     rc = open_tls(o, &tls);
     if (rc == 0) rc = open_tokenizer(m);
+    if (rc == 0 && !mock_adapters_start(m)) {
+        kvr_log_error("kvroute mock: --lora: the name is too long; allowed: at most 127 bytes");
+        rc = 2;
+    }
     uv_timer_init(&m->loop, &m->slow);
     uv_signal_init(&m->loop, &m->term);
     uv_signal_init(&m->loop, &m->intr);

@@ -10,6 +10,7 @@
 
 struct mock_options {
     char *config, *host, *model, *kv_events, *kv_replay, *kv_topic, *lora;
+    bool runtime_lora;
     char *tls_cert, *tls_key;                  /* NULL: plain HTTP */
     char *tokenizer_dir, *tokenizer_lib;       /* NULL: tokens are bytes; found */
     uint64_t host_kv_blocks, kv_offload_chunk; /* host_kv_blocks 0: no host tier */

@@ -236,7 +236,7 @@ static int read_model(const struct mock *m, struct kvr_json root, struct mock_as
     const char *model = m->o->model;
     size_t len = strlen(model);
     kvr_json_as_str(kvr_json_get(root, "model"), &model, &len);
-    a->is_lora = model_is(m->o->lora, model, len);
+    a->is_lora = mock_adapter(m, model, len) != NULL;
     snprintf(a->model, sizeof a->model, "%.*s", (int)KVR_MIN(len, sizeof a->model - 1), model);
     if (a->is_lora || model_is(m->o->model, model, len)) return 0;
     mock_fail(e, 404, "NotFoundError", "model", "The model `%s` does not exist. Valid aliases: %s.", a->model, m->o->model);

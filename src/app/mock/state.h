@@ -47,8 +47,12 @@ struct mock_rank {
 
 struct kvr_given_tokens;
 
+enum { MOCK_ADAPTERS_MAX = 16, MOCK_ADAPTER_NAME_MAX = 128 };
+
 struct mock {
     const struct mock_options *o;
+    char adapters[MOCK_ADAPTERS_MAX][MOCK_ADAPTER_NAME_MAX];
+    size_t adapters_n;
     uv_loop_t loop;
     uv_signal_t term, intr;
     struct kvr_http_server *server;
@@ -63,6 +67,14 @@ struct mock {
     struct mock_exchange *slow_first, *exchanges;
     uint64_t faults; /* statuses that --fault-prefill-status and --fault-decode-status have given */
 };
+
+/* ---- adapters.c ------------------------------------------------------------------------------ */
+
+bool mock_adapters_start(struct mock *m); /* false: the name of --lora is too long */
+/* The name of the adapter that is loaded under it, or NULL. Borrowed, until one is unloaded. */
+const char *mock_adapter(const struct mock *m, const char *name, size_t len);
+void mock_load_adapter(struct mock *m, struct kvr_http_conn *c);
+void mock_unload_adapter(struct mock *m, struct kvr_http_conn *c);
 
 /* ---- reply.c --------------------------------------------------------------------------------- */
 

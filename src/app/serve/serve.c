@@ -562,6 +562,7 @@ int serve_main(const struct serve_options *o)
     remote_close_admin(s);
     survey_stop(s);
     tokenizers_stop(s);
+    adapters_stop(s);
     health_stop(s);
     kvr_http_server_close(s->admin);
     selection_stop(s);

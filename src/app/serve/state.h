@@ -195,6 +195,7 @@ struct serve {
     struct discovery *discovery; /* main loop's, but for its mail box */
     struct survey *surveys;      /* under way; main loop's */
     size_t surveys_n;
+    struct adapter_job *adapter_jobs;   /* main loop's */
     struct asking *askings;             /* questions that wait for the index elsewhere; main loop's */
     struct kvr_json_parser *json;       /* main loop's */
     struct kvr_jobs jobs;               /* main loop's: large bodies */

@@ -397,6 +397,8 @@ static const struct {
     {"/decisions", get_decisions, NULL},
     {"/tokenizers", get_tokenizers, NULL},
     {"/workers", get_workers, admin_post_worker},
+    {"/adapters/load", NULL, adapters_load},
+    {"/adapters/unload", NULL, adapters_unload},
     {"/loads", get_loads, NULL},
     {"/dump", get_dump, NULL},
     {"/api_keys", get_api_keys, NULL},
@@ -704,7 +706,7 @@ static size_t body_room(struct kvr_http_conn *c, void *ctx)
 static void on_gone(struct kvr_http_conn *c, void *ctx)
 {
     struct serve *s = ctx;
-    if (!admin_ask_gone(s, c) && !kvr_json_body_on_gone(&s->jobs, c)) selection_gone(s, c);
+    if (!adapters_gone(s, c) && !admin_ask_gone(s, c) && !kvr_json_body_on_gone(&s->jobs, c)) selection_gone(s, c);
 }
 
 int admin_open(struct serve *s, char *err, size_t cap)

@@ -5,6 +5,7 @@
  *   admin.c          routes, status
  *   answers.c        answers, errors, bodies
  *   worker_object.c  /workers
+ *   adapters.c       /adapters
  *   question.c       a prompt and who may serve it, as bodies have it
  *   text.c           tokens of a prompt that is text
  *   questions.c      /overlap_scores, /query, /potential_loads, /loads, /dump
@@ -147,6 +148,12 @@ struct fetched {
 bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn);
 /* The client went away. Returns: whether its question was being asked. */
 bool admin_ask_gone(struct serve *s, const struct kvr_http_conn *c);
+
+/* ---- adapters.c ---- */
+void adapters_load(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+void adapters_unload(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+bool adapters_gone(struct serve *s, const struct kvr_http_conn *c); /* Returns: whether it waited for one of them */
+void adapters_stop(struct serve *s);                                /* before health_stop() */
 
 /* ---- selection.c ---- */
 typedef void selection_begin_fn(struct serve *s, struct kvr_http_conn *c); /* begins with a request anew */

@@ -20,6 +20,8 @@ struct check {
     int status;
     char key[API_KEY_MAX];
     struct kvr_buf body;
+    void (*over)(void *ctx); /* NULL: nobody waits for it */
+    void *ctx;
 };
 
 struct health_checks {
@@ -46,7 +48,7 @@ void health_destroy(struct health_checks *h)
     free(h);
 }
 
-static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models);
+static struct check *check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models);
 
 static void on_check_closed(uv_handle_t *h)
 {
@@ -63,6 +65,7 @@ static void check_end(struct check *k)
     while (*p != k) p = &(*p)->next;
     *p = k->next;
     uv_close((uv_handle_t *)&k->timeout, on_check_closed);
+    if (k->over) k->over(k->ctx);
 }
 
 static void copy_text(struct kvr_json object, const char *key, char *out, size_t cap)
@@ -186,11 +189,12 @@ static void on_timeout(uv_timer_t *t)
 
 static const struct kvr_http_call_handler check_handler = {on_head, on_body, on_done, on_failed};
 
-static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models)
+/* NULL: out of memory. */
+static struct check *check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models)
 {
     struct kvr_buf head = {0};
     struct check *k = calloc(1, sizeof *k);
-    if (!k) return;
+    if (!k) return NULL;
     k->serve = s;
     k->id = id;
     k->endpoint = *e;
@@ -211,8 +215,24 @@ static void check_start(struct serve *s, uint64_t id, const struct kvr_endpoint 
     s->health_checks->checks = k;
     k->call = head.failed ? NULL : kvr_http_call_start(s->health_client, &cc);
     kvr_buf_free(&head);
-    if (!k->call) check_end(k);
-    else uv_timer_start(&k->timeout, on_timeout, (uint64_t)(KVR_MAX(s->o->health_interval, 1.0) * 1000), 0);
+    if (!k->call) {
+        check_end(k);
+        return NULL;
+    }
+    uv_timer_start(&k->timeout, on_timeout, (uint64_t)(KVR_MAX(s->o->health_interval, 1.0) * 1000), 0);
+    return k;
+}
+
+bool health_ask_models(struct serve *s, uint64_t worker_id, void (*over)(void *ctx), void *ctx)
+{
+    kvr_lock(&s->lock);
+    const struct worker *w = worker_find_locked(s, worker_id);
+    kvr_unlock(&s->lock);
+    struct check *k = w ? check_start(s, worker_id, &w->endpoint, w->api_key, true) : NULL;
+    if (!k) return false;
+    k->over = over;
+    k->ctx = ctx;
+    return true;
 }
 
 static void check_all(struct serve *s, const uint64_t *only, size_t only_n)

@@ -3,6 +3,7 @@
 #ifndef KVR_SERVE_HEALTH_H
 #define KVR_SERVE_HEALTH_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct serve;
@@ -12,6 +13,9 @@ struct health_checks *health_create(void); /* NULL: out of memory */
 void health_destroy(struct health_checks *h);
 int health_start(struct serve *s);
 void health_check_now(struct serve *s, uint64_t worker_id); /* any thread */
-void health_stop(struct serve *s);
+/* Asks a worker for its models now. Main loop; calls `over` when they are known, or are not to be had. Returns: false when nobody is asked,
+ * and `over` is not called. */
+bool health_ask_models(struct serve *s, uint64_t worker_id, void (*over)(void *ctx), void *ctx);
+void health_stop(struct serve *s); /* calls `over` of what is under way */
 
 #endif
