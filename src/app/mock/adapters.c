@@ -57,8 +57,7 @@ void mock_load_adapter(struct mock *m, struct kvr_http_conn *c)
 {
     char name[MOCK_ADAPTER_NAME_MAX];
     bool has_path;
-    if (!read_names(m, c, name, &has_path) || !has_path)
-        refuse(m, c, 400, "Both 'lora_name' and 'lora_path' must be provided.", "", "");
+    if (!read_names(m, c, name, &has_path) || !has_path) refuse(m, c, 400, "Both 'lora_name' and 'lora_path' must be provided.", "", "");
     else if (mock_adapter(m, name, strlen(name)))
         refuse(m, c, 400, "The lora adapter '", name,
                "' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True.");

@@ -77,8 +77,8 @@ static void answer(struct adapter_job *j)
 {
     struct kvr_buf b = {0};
     size_t done = count_done(j);
-    kvr_log("kvroute serve: adapter '%s' of model '%s': %s at %zu of %zu workers", j->lora, j->model, j->loads ? "loaded" : "unloaded", done,
-            j->n);
+    kvr_log("kvroute serve: adapter '%s' of model '%s': %s at %zu of %zu workers", j->lora, j->model, j->loads ? "loaded" : "unloaded",
+            done, j->n);
     if (!j->conn) return;
     kvr_json_open(&b, '{');
     kvr_json_put_str(&b, "model_name", j->model);
