@@ -165,12 +165,18 @@ MISTAKES = [
     "api-key-file: /nonexistent\n",
     "router-policy-config: /nonexistent\n",
     "otlp-endpoint: x\n",
+    "api-key-file: {tmp}/keys.yaml\n",
+    "models-file: {tmp}/models.yaml\nrouter-kv-overlap-score-credit: 0\n",
 ]
+LEFT_ALONE = {"keys.yaml": "keys: [{name: a, key: secret-of-a, policy_class: gone}]\n",
+              "models.yaml": "models: {m: {options: {router-kv-overlap-score-credit: 1}}}\n"}
 
 
 @pytest.mark.parametrize("text", MISTAKES, ids=lambda t: t.splitlines()[-1][:30])
-def test_what_a_check_finds_a_start_refuses_for_the_same_reason(write, text):
-    c = write("c.yaml", text)
+def test_what_a_check_finds_a_start_refuses_for_the_same_reason(write, text, tmp_path):
+    for name, said in LEFT_ALONE.items():
+        write(name, said)
+    c = write("c.yaml", text.replace("{tmp}", str(tmp_path)))
     r = run("check", c)
     assert r.returncode == 1 and len(findings(r)) == 1, r.stderr
     s = run("serve", "--config", c, "--port", free_ports(), "--admin-port", free_ports())
@@ -199,6 +205,36 @@ def test_secrets_and_control_characters_are_not_printed(write):
     r = run("check", c)
     assert r.returncode == 1 and len(findings(r)) == 3 and "api-key=***" in r.stderr and "hush" not in r.stderr + r.stdout
     assert "\x1b" not in r.stderr and "\\x1b[31mred\\x0d\\x0aport: 1" in r.stderr
+
+
+# ---- what one file says of another --------------------------------------------------------------------------
+
+CLASSED = "keys:\n- {name: a, key: secret-of-a, policy_class: fast}\n- {name: b, key: secret-of-b, policy_class: gone}\nanonymous: {policy_class: off}\n"
+
+
+def test_a_key_whose_policy_class_no_queue_has_passed_the_check(write):
+    keys, policy = write("k.yaml", CLASSED), write("p.yaml", POLICY)
+    c = write("c.yaml", f"api-key-file: {keys}\nrouter-policy-config: {policy}\n")
+    for args in ((c,), (keys, policy), (policy, keys)):
+        r = run("check", *args)
+        assert r.returncode == 1 and len(findings(r)) == 2, r.stderr
+        assert f"{keys}:3: policy_class 'gone': " in r.stderr and f"{keys}:4: policy_class 'off': " in r.stderr, r.stderr
+    r = run("check", write("c.yaml", f"api-key-file: {keys}\n"))  # no class at all
+    assert r.returncode == 1 and len(findings(r)) == 3, r.stderr
+    assert run("check", keys).returncode == 0  # of which nobody knows what queues there are
+    r = run("check", keys, policy, write("p2.yaml", "policy_classes: [{name: gone}]\n"))
+    assert r.returncode == 0, r.stderr  # nor which of the two is meant
+    good = write("k.yaml", CLASSED.replace("gone", "slow").replace("off", "fast"))
+    assert run("check", good, policy).returncode == 0 and run("check", write("c.yaml", f"api-key-file: {good}\nrouter-policy-config: {policy}\n")).returncode == 0
+
+
+def test_a_models_credit_without_an_index_passed_the_check(write):
+    models = write("m.yaml", "models:\n  m:\n    options: {router-kv-overlap-score-credit: 0.5}\n  n:\n    options: {router-kv-overlap-score-credit: 0}\n")
+    r = run("check", write("c.yaml", f"models-file: {models}\nrouter-kv-overlap-score-credit: 0\n"))
+    assert r.returncode == 1 and len(findings(r)) == 1, r.stderr
+    assert f"{models}:3: router-kv-overlap-score-credit: 0 is expected" in r.stderr
+    assert run("check", write("c.yaml", f"models-file: {models}\n")).returncode == 0
+    assert run("check", models).returncode == 0
 
 
 # ---- which kind ---------------------------------------------------------------------------------------------

@@ -81,6 +81,41 @@ static const struct reloadable {
     {RELOAD_WORKERS, workers_paths, discovery_reload, "--discovery-target", "nothing is changed"},
 };
 
+/* ---- folders of tokenizers ---------------------------------------------------------------------------- */
+
+static uint64_t look_at_folder(const char *given)
+{
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
+    char path[4096];
+    uint64_t look = 0;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(files); i++) {
+        snprintf(path, sizeof path, "%s/%s", kvr_given_dir_path(given), files[i]);
+        look = file_look(look, path);
+    }
+    return look;
+}
+
+static void note_folders(struct serve *s)
+{
+    for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++) s->reloads.folders[i].read_look = look_at_folder(s->o->tokenizer_dirs[i]);
+}
+
+/* As watch() does; each folder by itself, as ids of one that is read again have to earn trust anew. */
+static void watch_folders(struct serve *s)
+{
+    bool used = s->tokenizers || s->given_tokens;
+    for (size_t i = 0; used && i < s->o->tokenizer_dirs_n; i++) {
+        const char *dir = kvr_given_dir_path(s->o->tokenizer_dirs[i]);
+        uint64_t look = look_at_folder(dir), seen = s->reloads.folders[i].last_look;
+        s->reloads.folders[i].last_look = look;
+        if (look == s->reloads.folders[i].read_look || look != seen) continue;
+        s->reloads.folders[i].read_look = look;
+        kvr_log("kvroute %s: --watch-files: --tokenizer-dir: %s: read again", s->o->select_only ? "select" : "serve", dir);
+        tokenizers_reload(s, dir);
+        kvr_given_tokens_reload(s->given_tokens);
+    }
+}
+
 /* ---- one file ---------------------------------------------------------------------------------------- */
 
 enum result { TAKEN, UNCHANGED, REFUSED };
@@ -127,6 +162,7 @@ int reload_file(struct serve *s, enum reload_file file, const char *by, char *er
 void reload_begin(struct serve *s)
 {
     if (s->o->config) s->reloads.config_look = file_look(0, s->o->config);
+    note_folders(s);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         struct paths p = {0};
         struct reload_mark now;
@@ -161,6 +197,7 @@ void reload_tick(struct serve *s)
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         if (rows[i].file != RELOAD_WORKERS) any = watch(s, &rows[i]) || any; /* which is looked at in any case */
     if (any) policies_warn_of_keys(s);
+    watch_folders(s);
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------- */
@@ -192,7 +229,8 @@ static bool reload_row(struct serve *s, const struct reloadable *row, const char
 /* What others read or open, on threads of their own: the log tells how it ended. */
 static void begin_others(struct serve *s, struct kvr_buf *out)
 {
-    tokenizers_reload(s);
+    note_folders(s);
+    tokenizers_reload(s, NULL);
     kvr_given_tokens_reload(s->given_tokens);
     for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++) put_file(out, "tokenizers", s->o->tokenizer_dirs[i], "begun", NULL);
     kvr_line_log_reopen(s->access_log);

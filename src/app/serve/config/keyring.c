@@ -209,22 +209,31 @@ static bool names_class(const struct kvr_policy *p, const char *name)
 }
 
 /* A class that no policy has would be the default one without a word. */
-static bool has_class(const struct serve *s, const struct api_key *k)
+static bool has_class(const struct policy_profile *profiles, size_t n, const struct api_key *k)
 {
     bool found = !k->policy_class[0];
-    for (size_t i = 0; i < s->profiles_n && !found; i++) found = names_class(&s->profiles[i].policy, k->policy_class);
+    for (size_t i = 0; i < n && !found; i++) found = names_class(&profiles[i].policy, k->policy_class);
     return found;
+}
+
+bool keyrings_next_classless(const char *path, const struct api_keys *f, const struct policy_profile *profiles, size_t n, size_t *at,
+                             char *err, size_t cap)
+{
+    for (; *at < f->n + f->has_anonymous; ++*at) {
+        const struct api_key *k = *at < f->n ? &f->keys[*at] : &f->anonymous;
+        if (has_class(profiles, n, k)) continue;
+        snprintf(err, cap, "%.300s:%zu: policy_class '%s': a class without a family, or a family, of --router-policy-config is expected",
+                 path, k->line, k->policy_class);
+        ++*at;
+        return true;
+    }
+    return false;
 }
 
 static int check_classes(const struct serve *s, const struct api_keys *f, char *err, size_t cap)
 {
-    const struct api_key *wrong = f->has_anonymous && !has_class(s, &f->anonymous) ? &f->anonymous : NULL;
-    for (size_t i = 0; i < f->n && !wrong; i++)
-        if (!has_class(s, &f->keys[i])) wrong = &f->keys[i];
-    if (!wrong) return 0;
-    snprintf(err, cap, "%.300s:%zu: policy_class '%s': a class without a family, or a family, of --router-policy-config is expected",
-             s->keyrings.path, wrong->line, wrong->policy_class);
-    return -1;
+    size_t at = 0;
+    return keyrings_next_classless(s->keyrings.path, f, s->profiles, s->profiles_n, &at, err, cap) ? -1 : 0;
 }
 
 bool keyrings_have_classes(const struct serve *s, char *err, size_t cap)
